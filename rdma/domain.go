@@ -1,0 +1,126 @@
+package rdma
+
+import "context"
+
+// DomainConfig configures a protection domain.
+type DomainConfig struct {
+	// OnEvent is called for asynchronous events, one at a time, from a
+	// goroutine of the provider. It must return soon and must not close what the
+	// event names before it has returned. Nil drops events.
+	OnEvent func(Event)
+}
+
+// A Domain is a protection domain: regions and queue pairs of different
+// domains have nothing to do with each other. All methods may be called
+// concurrently.
+type Domain interface {
+	Device() Device
+	// Allocate maps size bytes of zeroed memory that the device can reach and
+	// registers them. Its key is random and opens the memory to queue pairs of
+	// this domain only, with the rights in access.
+	Allocate(size int, access Access) (Region, error)
+	// NewCompletionQueue makes a completion queue of at least depth entries.
+	NewCompletionQueue(depth int) (CompletionQueue, error)
+	// NewSharedReceiveQueue makes a queue of receives for many queue pairs.
+	NewSharedReceiveQueue(SharedReceiveConfig) (SharedReceiveQueue, error)
+	// NewQueuePair makes a queue pair. It takes receives at once and sends once
+	// it is connected.
+	NewQueuePair(QueuePairConfig) (QueuePair, error)
+	// Close destroys all that the domain made, queue pairs first. Memory is
+	// unmapped: no slice of a region may be used afterwards.
+	Close() error
+}
+
+// Access is a set of rights to a region.
+type Access uint8
+
+const (
+	// AccessLocalWrite lets this side's receives, Reads and atomics put data there.
+	AccessLocalWrite Access = 1 << iota
+	AccessRemoteRead
+	AccessRemoteWrite
+	AccessRemoteAtomic
+)
+
+// A Region is registered memory.
+type Region interface {
+	// Bytes is the memory itself, until Close.
+	Bytes() []byte
+	// Key is what a peer needs to reach it.
+	Key() uint32
+	// Address is the remote address of the first byte; a peer adds offsets to it.
+	Address() uint64
+	Access() Access
+	// Close revokes the key and unmaps the memory. When it returns, no access of
+	// a peer or of the device is under way and none will begin; a peer that
+	// tries is refused. Requests of this side that still name the region fail
+	// their queue pairs, so close regions when nothing is outstanding on them.
+	Close() error
+}
+
+// A CompletionQueue collects completions. Poll may be called concurrently
+// with everything; Arm and Wait belong to one goroutine at a time.
+type CompletionQueue interface {
+	// Poll takes up to len(into) completions and returns how many. It never
+	// blocks and does not allocate. [ErrOverrun] says that completions were
+	// lost because the queue was full; the queue pairs using it have failed.
+	Poll(into []Completion) (int, error)
+	// Arm asks for one event at the next completion, or at the next that is
+	// solicited or an error. Completions that are there already raise no event:
+	// arm, poll again, then wait.
+	Arm(solicitedOnly bool) error
+	// Wait blocks until the event that Arm asked for. It returns nil at once if
+	// it has happened since, the context's error, or [ErrClosed].
+	Wait(ctx context.Context) error
+	// Close fails with [ErrInUse] while a queue pair uses the queue.
+	Close() error
+}
+
+// SharedReceiveConfig configures a shared receive queue.
+type SharedReceiveConfig struct {
+	Depth  int // receives it can hold
+	MaxSGE int // entries of each, at most Attributes.MaxRecvSGE
+	// LimitEvent raises EventReceiveLimit once when fewer are left; 0 never does.
+	LimitEvent int
+}
+
+// A SharedReceiveQueue holds receives that any of its queue pairs may take.
+type SharedReceiveQueue interface {
+	// PostRecv is [QueuePair.PostRecv] for all of them.
+	PostRecv(requests []RecvRequest) (int, error)
+	// Close fails with [ErrInUse] while a queue pair uses the queue.
+	Close() error
+}
+
+// EventKind tells what an [Event] is about.
+type EventKind uint8
+
+const (
+	// EventQueuePairError says that a queue pair has failed; Err tells why.
+	EventQueuePairError EventKind = iota
+	// EventDisconnected says that the peer has ended the connection or died.
+	EventDisconnected
+	// EventCompletionOverrun says that a completion queue lost completions.
+	EventCompletionOverrun
+	// EventReceiveLimit says that a shared receive queue runs low.
+	EventReceiveLimit
+	// EventDeviceError says that the device is gone or its port is down.
+	EventDeviceError
+)
+
+var eventNames = [...]string{
+	"queue pair error", "disconnected", "completion queue overrun",
+	"shared receive queue limit", "device error",
+}
+
+func (k EventKind) String() string { return nameOf(eventNames[:], int(k)) }
+
+// An Event is something that no single request caused. The fields that do not
+// apply are nil.
+type Event struct {
+	Kind          EventKind
+	QueuePair     QueuePair
+	Completions   CompletionQueue
+	SharedReceive SharedReceiveQueue
+	Err           error
+}

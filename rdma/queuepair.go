@@ -1,0 +1,172 @@
+package rdma
+
+import (
+	"context"
+	"time"
+)
+
+// QueuePairConfig configures a queue pair. The provider may give more than was
+// asked for, never less.
+type QueuePairConfig struct {
+	SendCompletions CompletionQueue // of the same domain
+	RecvCompletions CompletionQueue // may be the same queue
+	// SharedReceive, if set, is where receives come from; PostRecv then fails.
+	SharedReceive SharedReceiveQueue
+
+	SendDepth int // requests outstanding on the send queue, signalled or not
+	RecvDepth int // receives outstanding
+	MaxSGE    int // entries of a request; 0 means 1
+	MaxInline int // bytes of an inline request
+	MaxReads  int // Reads and atomics outstanding in either direction; 0: the device's default
+
+	// ReceiverNotReadyRetry bounds how long a Send waits for the peer to post a
+	// receive: 0 not at all, negative for ever. After it the Send completes with
+	// StatusReceiverNotReady. Only with CapReceiverNotReady.
+	ReceiverNotReadyRetry time.Duration
+}
+
+// State is where a queue pair stands.
+type State uint8
+
+const (
+	StateInit      State = iota // receives may be posted
+	StateConnected              // everything may be posted
+	StateError                  // what is outstanding is flushed; posts fail with ErrState
+	StateClosed
+)
+
+var stateNames = [...]string{"init", "connected", "error", "closed"}
+
+func (s State) String() string { return nameOf(stateNames[:], int(s)) }
+
+// A QueuePair is one end of a reliable connection. All methods may be called
+// concurrently; requests posted by different goroutines are ordered as their
+// posts are.
+//
+// Requests on the send queue start in order. Their completions come in order,
+// too, and a signalled completion says that all requests before it are done.
+// Only a Read's or an atomic's data may arrive after later Sends and Writes were
+// carried out: such a request waits if it carries [Fence].
+//
+// A request that fails moves the queue pair to StateError. It completes with
+// its status, signalled or not; everything behind it, and all receives,
+// complete as StatusFlushed, with their IDs, in order.
+type QueuePair interface {
+	// Number identifies the queue pair within its device; completions carry it.
+	Number() uint32
+	// PostSend appends requests to the send queue. It returns how many were
+	// taken; the error, if there are fewer than given, is about the next one:
+	// [ErrQueueFull] when the queue holds SendDepth requests not yet known to be
+	// done, [ErrInvalid] for a request that this side can see is wrong,
+	// [ErrUnsupported], [ErrState]. None of them harms the queue pair.
+	//
+	// The requests and their entry lists may be reused on return. The memory
+	// that they name belongs to the device until their completion (or, for
+	// requests that are not signalled, a later one), unless they are Inline. It
+	// does not allocate.
+	PostSend(requests []SendRequest) (int, error)
+	// PostRecv appends receives, as PostSend does requests.
+	PostRecv(requests []RecvRequest) (int, error)
+	// Connect connects to a listener's address and returns the private data
+	// that came with the answer. It fails with a [*RejectedError], [ErrTimeout]
+	// or what the path reported; the queue pair must then be closed.
+	Connect(ctx context.Context, address string, private []byte) (reply []byte, err error)
+	// Disconnect ends the connection at both ends. What is outstanding is
+	// flushed. It does not wait for the peer.
+	Disconnect() error
+	State() State
+	// Done is closed when the queue pair leaves StateConnected, or fails before
+	// it; Err then tells why.
+	Done() <-chan struct{}
+	Err() error
+	// Close destroys the queue pair. When it returns, the device touches none
+	// of its memory, and no further completion of it is added; ones that are not
+	// polled yet may be dropped.
+	Close() error
+}
+
+// Opcode is what a send request does.
+type Opcode uint8
+
+const (
+	// OpSend delivers to the peer's next receive.
+	OpSend Opcode = iota
+	// OpSendImmediate is a Send with 32 bits beside the data.
+	OpSendImmediate
+	// OpWrite puts data into the peer's memory; the peer is not told.
+	OpWrite
+	// OpWriteImmediate is a Write that then consumes a receive, which carries no
+	// data of its own, and delivers 32 bits with it.
+	OpWriteImmediate
+	// OpRead gets data from the peer's memory.
+	OpRead
+	// OpCompareSwap compares the 8 aligned bytes, in the target's byte order, at
+	// Remote with CompareAdd and replaces them by Swap if they are equal. What
+	// was there lands in the request's one entry of 8 bytes.
+	OpCompareSwap
+	// OpFetchAdd adds CompareAdd; otherwise as OpCompareSwap.
+	OpFetchAdd
+	// OpRecv is the operation of a receive's completion.
+	OpRecv
+	// OpRecvWriteImmediate is that of a receive which a Write with immediate took.
+	OpRecvWriteImmediate
+)
+
+var opcodeNames = [...]string{
+	"send", "send-immediate", "write", "write-immediate", "read",
+	"compare-swap", "fetch-add", "recv", "recv-write-immediate",
+}
+
+func (o Opcode) String() string { return nameOf(opcodeNames[:], int(o)) }
+
+// Flags modify a send request.
+type Flags uint8
+
+const (
+	// Signaled asks for a completion. A request without it occupies its place in
+	// the send queue until a later one completes: signal at least one in each
+	// SendDepth.
+	Signaled Flags = 1 << iota
+	// Solicited makes the completion at the peer wake one who armed its queue
+	// for solicited events.
+	Solicited
+	// Inline copies the payload while posting; its memory may be reused at once.
+	Inline
+	// Fence waits until the Reads and atomics before it are done.
+	Fence
+)
+
+// SGE is a scatter-gather entry: Length bytes of a region from Offset on.
+type SGE struct {
+	Region Region
+	Offset int
+	Length int
+}
+
+// Remote is memory of the peer: an address within a region (its
+// [Region.Address] plus an offset) and the region's key. Peers tell each other
+// such pairs in messages.
+type Remote struct {
+	Address uint64
+	Key     uint32
+}
+
+// SendRequest is a work request for the send queue. Its length is the sum of
+// its entries' lengths, and may be zero.
+type SendRequest struct {
+	ID         uint64 // comes back in the completion
+	Op         Opcode
+	Flags      Flags
+	Immediate  uint32
+	Remote     Remote // of Write, Read and the atomics
+	CompareAdd uint64 // what Compare-and-swap compares with, or Fetch-and-add adds
+	Swap       uint64
+	SGEs       []SGE
+}
+
+// RecvRequest is a work request for a receive queue. An incoming message fills
+// its entries in order; one that does not fit fails the connection.
+type RecvRequest struct {
+	ID   uint64
+	SGEs []SGE
+}
