@@ -1,0 +1,266 @@
+package fscmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func mkdirCommand(run runner) *cobra.Command {
+	var parents bool
+	cmd := &cobra.Command{
+		Use:   "mkdir PATH...",
+		Short: "Make directories",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: run(func(_ context.Context, s *session, args []string) error {
+			return s.each(args, func(name string) error {
+				if parents {
+					return s.client.MkdirAll(s.path(name), 0o755)
+				}
+				return s.client.Mkdir(s.path(name), 0o755)
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&parents, "parents", "p", false, "make what is missing above, and accept what is there")
+	return cmd
+}
+
+func removeCommand(run runner) *cobra.Command {
+	var recursive, force bool
+	cmd := &cobra.Command{
+		Use:   "rm PATH...",
+		Short: "Remove files, or directories with -r; there is no trash",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: run(func(_ context.Context, s *session, args []string) error {
+			return s.each(args, func(name string) error {
+				name = s.path(name)
+				if name == "/" {
+					return errors.New("the root directory can't be removed")
+				}
+				info, err := s.client.Stat(name)
+				if errors.Is(err, fs.ErrNotExist) && force {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				if info.IsDir() && !recursive {
+					return fmt.Errorf("%s is a directory: use rm -r to remove it and all that is in it", name)
+				}
+				if info.IsDir() {
+					return s.client.RemoveAll(name)
+				}
+				return s.client.Remove(name)
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories, too, with all that is in them")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "a path that is not there is no error")
+	return cmd
+}
+
+func moveCommand(run runner) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "mv SOURCE... DESTINATION",
+		Short: "Rename, or move into a directory",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(_ context.Context, s *session, args []string) error {
+			to := s.path(args[len(args)-1])
+			into, err := s.isDir(to)
+			if err != nil {
+				return err
+			}
+			sources := args[:len(args)-1]
+			if len(sources) > 1 && !into {
+				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
+			}
+			return s.each(sources, func(name string) error {
+				from, target := s.path(name), to
+				if into {
+					target = join(to, path.Base(from))
+				}
+				if _, err := s.client.Stat(target); err == nil && !force {
+					return fmt.Errorf("%s exists: use mv -f to replace it", target)
+				}
+				return s.client.Rename(from, target)
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace what is there")
+	return cmd
+}
+
+func touchCommand(run runner) *cobra.Command {
+	return &cobra.Command{
+		Use:   "touch PATH...",
+		Short: "Make empty files, or set the times of those that exist to now",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: run(func(_ context.Context, s *session, args []string) error {
+			return s.each(args, func(name string) error {
+				name = s.path(name)
+				err := s.client.CreateEmptyFile(name)
+				if errors.Is(err, fs.ErrExist) {
+					now := time.Now()
+					return s.client.Chtimes(name, now, now)
+				}
+				return err
+			})
+		}),
+	}
+}
+
+func modeCommand(run runner) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "chmod MODE PATH...",
+		Short: "Change permissions: 0644, u+x, go-w, a=r",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(_ context.Context, s *session, args []string) error {
+			change, err := parseMode(args[0])
+			if err != nil {
+				return err
+			}
+			return s.each(args[1:], func(name string) error {
+				return s.walk(s.path(name), recursive, func(name string, info os.FileInfo) error {
+					return s.client.Chmod(name, os.FileMode(change(octal(info.Mode()), info.IsDir())))
+				})
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "R", false, "all that is below, too")
+	return cmd
+}
+
+func ownerCommand(run runner) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "chown OWNER[:GROUP] PATH...",
+		Short: "Change the owner (superuser only) or the group (:GROUP)",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(_ context.Context, s *session, args []string) error {
+			owner, group, _ := strings.Cut(args[0], ":")
+			if owner == "" && group == "" {
+				return fmt.Errorf("%q names neither an owner nor a group: write OWNER, OWNER:GROUP or :GROUP", args[0])
+			}
+			return s.each(args[1:], func(name string) error {
+				return s.walk(s.path(name), recursive, func(name string, _ os.FileInfo) error {
+					return s.client.Chown(name, owner, group)
+				})
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "R", false, "all that is below, too")
+	return cmd
+}
+
+// walk calls f for name and, if recursive, for what is below it, a directory
+// before its children.
+func (s *session) walk(name string, recursive bool, f func(string, os.FileInfo) error) error {
+	if recursive {
+		return s.client.Walk(name, func(name string, info os.FileInfo, err error) error {
+			if err != nil {
+				return err
+			}
+			return f(name, info)
+		})
+	}
+	info, err := s.client.Stat(name)
+	if err != nil {
+		return err
+	}
+	return f(name, info)
+}
+
+// parseMode reads an octal or symbolic mode and returns what it makes of a
+// file's bits.
+func parseMode(text string) (func(bits uint32, dir bool) uint32, error) {
+	bad := fmt.Errorf("%q is no mode: write octal digits (0644, 1777) or changes such as u+x,go-w,a=rX", text)
+	if text == "" {
+		return nil, bad
+	}
+	if text[0] >= '0' && text[0] <= '9' {
+		var bits uint32
+		for _, c := range text {
+			if c < '0' || c > '7' || bits > 0o777 {
+				return nil, bad
+			}
+			bits = bits<<3 | uint32(c-'0')
+		}
+		if bits > 0o1777 {
+			return nil, fmt.Errorf("%q: HDFS knows the sticky bit and nine permission bits, at most 1777", text)
+		}
+		return func(uint32, bool) uint32 { return bits }, nil
+	}
+	var changes []func(uint32, bool) uint32
+	for _, clause := range strings.Split(text, ",") {
+		at := strings.IndexAny(clause, "+-=")
+		if at < 0 {
+			return nil, bad
+		}
+		var who uint32
+		for _, c := range clause[:at] {
+			switch c {
+			case 'u':
+				who |= 0o700
+			case 'g':
+				who |= 0o070
+			case 'o':
+				who |= 0o007
+			case 'a':
+				who |= 0o777
+			default:
+				return nil, bad
+			}
+		}
+		if who == 0 {
+			who = 0o777
+		}
+		var what uint32
+		executeIfAny := false
+		for _, c := range clause[at+1:] {
+			switch c {
+			case 'r':
+				what |= 0o444
+			case 'w':
+				what |= 0o222
+			case 'x':
+				what |= 0o111
+			case 'X':
+				executeIfAny = true
+			case 't':
+				what |= 0o1000
+			default:
+				return nil, bad
+			}
+		}
+		op := clause[at]
+		changes = append(changes, func(bits uint32, dir bool) uint32 {
+			w := what
+			if executeIfAny && (dir || bits&0o111 != 0) {
+				w |= 0o111
+			}
+			w &= who | 0o1000
+			switch op {
+			case '+':
+				return bits | w
+			case '-':
+				return bits &^ w
+			}
+			return bits&^who | w
+		})
+	}
+	return func(bits uint32, dir bool) uint32 {
+		for _, change := range changes {
+			bits = change(bits, dir)
+		}
+		return bits
+	}, nil
+}

@@ -1,0 +1,345 @@
+package fscmd
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/colinmarc/hdfs/v2"
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// copyBuffer is what one read or write moves: enough to keep a pipeline of
+// 64 KiB packets busy.
+const copyBuffer = 1 << 20
+
+var buffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
+
+// copyBytes copies until the end of from, or the end of ctx.
+func copyBytes(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
+	buf := buffers.Get().(*[copyBuffer]byte)
+	defer buffers.Put(buf)
+	var total int64
+	for {
+		if err := ctx.Err(); err != nil {
+			return total, err
+		}
+		n, err := from.Read(buf[:])
+		if n > 0 {
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				return total, werr
+			}
+			total += int64(n)
+		}
+		if errors.Is(err, io.EOF) {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// progress is a bar on a terminal, and nothing elsewhere. A length of -1 is
+// not known beforehand.
+func (s *session) progress(name string, length int64) io.WriteCloser {
+	f, ok := s.errOut.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nopCloser{io.Discard}
+	}
+	return progressbar.NewOptions64(length,
+		progressbar.OptionSetWriter(f),
+		progressbar.OptionSetDescription(name),
+		progressbar.OptionShowBytes(true),
+		progressbar.OptionUseIECUnits(true),
+		progressbar.OptionShowTotalBytes(true),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionSetWidth(30),
+		progressbar.OptionSetPredictTime(true),
+		progressbar.OptionOnCompletion(func() { fmt.Fprintln(f) }),
+	)
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+func putCommand(run runner) *cobra.Command {
+	p := put{}
+	cmd := &cobra.Command{
+		Use:   "put LOCAL... PATH",
+		Short: "Store local files, trees with -r, or standard input (-)",
+		Example: `  verbena fs put access.log /logs/
+  tar c src | verbena fs put - /backup/src.tar
+  verbena fs put -r ./src /backup/`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			sources, to := args[:len(args)-1], s.path(args[len(args)-1])
+			into, err := s.isDir(to)
+			if err != nil {
+				return err
+			}
+			if len(sources) > 1 && !into {
+				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
+			}
+			return s.each(sources, func(name string) error {
+				target := to
+				if into {
+					if name == "-" {
+						return errors.New("standard input has no name: give the path of a file, not of a directory")
+					}
+					target = join(to, filepath.Base(filepath.Clean(name)))
+				}
+				return p.source(ctx, s, name, target)
+			})
+		}),
+	}
+	flags := cmd.Flags()
+	flags.BoolVarP(&p.force, "force", "f", false, "replace files that are there")
+	flags.BoolVarP(&p.recursive, "recursive", "r", false, "directories with all that is in them")
+	flags.IntVar(&p.replication, "replication", 0, "replicas of each block (default: the cluster's)")
+	flags.Int64Var(&p.blockSize, "block-size", 0, "bytes of a block (default: the cluster's)")
+	return cmd
+}
+
+type put struct {
+	force, recursive bool
+	replication      int
+	blockSize        int64
+}
+
+func (p *put) source(ctx context.Context, s *session, local, target string) error {
+	if local == "-" {
+		return p.stream(ctx, s, s.in, "standard input", -1, 0o644, target)
+	}
+	info, err := os.Stat(local)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return p.file(ctx, s, local, target)
+	}
+	if !p.recursive {
+		return fmt.Errorf("%s is a directory: use put -r to store it and all that is in it", local)
+	}
+	return filepath.WalkDir(local, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(local, name)
+		if err != nil {
+			return err
+		}
+		to := join(target, filepath.ToSlash(relative))
+		switch {
+		case d.IsDir():
+			return s.client.MkdirAll(to, 0o755)
+		case d.Type().IsRegular():
+			return p.file(ctx, s, name, to)
+		}
+		fmt.Fprintf(s.errOut, "put: %s is neither a file nor a directory: left out\n", name)
+		return nil
+	})
+}
+
+func (p *put) file(ctx context.Context, s *session, local, target string) error {
+	f, err := os.Open(local)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return p.stream(ctx, s, f, filepath.Base(local), info.Size(), info.Mode().Perm(), target)
+}
+
+// stream writes under a name of its own and renames at the end, so that nobody
+// sees half a file and a failed put leaves the old one.
+func (p *put) stream(ctx context.Context, s *session, from io.Reader, name string, length int64, mode os.FileMode, target string) (err error) {
+	if info, serr := s.client.Stat(target); serr == nil {
+		switch {
+		case info.IsDir():
+			return fmt.Errorf("%s is a directory", target)
+		case !p.force:
+			return fmt.Errorf("%s exists: use put -f to replace it", target)
+		}
+	} else if !errors.Is(serr, fs.ErrNotExist) {
+		return serr
+	}
+	replication, blockSize := p.replication, p.blockSize
+	if replication == 0 || blockSize == 0 {
+		defaults, err := s.client.ServerDefaults()
+		if err != nil {
+			return err
+		}
+		if replication == 0 {
+			replication = defaults.Replication
+		}
+		if blockSize == 0 {
+			blockSize = defaults.BlockSize
+		}
+	}
+	partial := fmt.Sprintf("%s.%s._COPYING_", target, rand.Text()[:8])
+	w, err := s.client.CreateFile(partial, replication, blockSize, mode)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ignoreMissing(s.client.Remove(partial)))
+		}
+	}()
+	bar := s.progress(name, length)
+	_, err = copyBytes(ctx, w, io.TeeReader(from, bar))
+	if cerr := CloseWriter(ctx, w); err == nil {
+		err = cerr
+	}
+	bar.Close()
+	if err != nil {
+		return fmt.Errorf("storing %s: %w", target, err)
+	}
+	return s.client.Rename(partial, target)
+}
+
+// CloseWriter closes a file and waits while its last block has not reached as
+// many DataNodes as it must.
+func CloseWriter(ctx context.Context, w *hdfs.FileWriter) error {
+	wait := 5 * time.Millisecond
+	for {
+		err := w.Close()
+		if !hdfs.IsErrReplicating(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, time.Second)
+	}
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func getCommand(run runner) *cobra.Command {
+	g := get{}
+	cmd := &cobra.Command{
+		Use:   "get PATH... LOCAL",
+		Short: "Fetch files, trees with -r, to local files or standard output (-)",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			sources, to := args[:len(args)-1], args[len(args)-1]
+			if to == "-" {
+				return s.each(sources, func(name string) error {
+					f, err := s.openFile(s.path(name))
+					if err != nil {
+						return err
+					}
+					defer f.Close()
+					_, err = copyBytes(ctx, s.out, f)
+					return err
+				})
+			}
+			info, err := os.Stat(to)
+			into := err == nil && info.IsDir()
+			if len(sources) > 1 && !into {
+				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
+			}
+			return s.each(sources, func(name string) error {
+				name, local := s.path(name), to
+				if into {
+					local = filepath.Join(to, path.Base(name))
+				}
+				return g.source(ctx, s, name, local)
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&g.force, "force", "f", false, "replace files that are there")
+	cmd.Flags().BoolVarP(&g.recursive, "recursive", "r", false, "directories with all that is in them")
+	return cmd
+}
+
+type get struct{ force, recursive bool }
+
+func (g *get) source(ctx context.Context, s *session, name, local string) error {
+	info, err := s.client.Stat(name)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return g.file(ctx, s, name, local, info)
+	}
+	if !g.recursive {
+		return fmt.Errorf("%s is a directory: use get -r to fetch it and all that is in it", name)
+	}
+	return s.client.Walk(name, func(at string, info os.FileInfo, err error) error {
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(name, at)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(local, filepath.FromSlash(relative))
+		if info.IsDir() {
+			return os.MkdirAll(to, 0o755)
+		}
+		return g.file(ctx, s, at, to, info)
+	})
+}
+
+// file fetches into a temporary file beside the target and renames it, for the
+// same reasons as put does.
+func (g *get) file(ctx context.Context, s *session, name, local string, info os.FileInfo) (err error) {
+	if _, err := os.Lstat(local); err == nil && !g.force {
+		return fmt.Errorf("%s exists: use get -f to replace it", local)
+	}
+	f, err := s.openFile(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	tmp, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			tmp.Close()
+			os.Remove(tmp.Name())
+		}
+	}()
+	bar := s.progress(path.Base(name), info.Size())
+	defer bar.Close()
+	n, err := copyBytes(ctx, io.MultiWriter(tmp, bar), f)
+	if err != nil {
+		return fmt.Errorf("fetching %s: %w", name, err)
+	}
+	if n < info.Size() {
+		return fmt.Errorf("fetching %s: %d of %d bytes came: %w", name, n, info.Size(), io.ErrUnexpectedEOF)
+	}
+	if err := tmp.Chmod(os.FileMode(octal(info.Mode())) & 0o777); err != nil {
+		return err
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), local)
+}

@@ -1,0 +1,175 @@
+// Package fscmd is `verbena fs`: the file commands, on a client that somebody
+// else has connected. It is the user's view of the file system; which transport
+// carries the bytes is none of its business.
+package fscmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/colinmarc/hdfs/v2"
+	"github.com/spf13/cobra"
+)
+
+// Connect connects to the file system that the command line names.
+type Connect func(ctx context.Context) (*hdfs.Client, error)
+
+// Command returns the command tree; connect is called once per command.
+func Command(connect Connect) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fs",
+		Short: "Work with files: ls, put, get, cat, mkdir, rm, mv, stat, du, df, chmod, chown, touch, checksum",
+		Long: `Work with the files of a cluster.
+
+Paths are absolute, or relative to /user/NAME; hdfs://HOST:PORT/PATH is not
+needed, --namenode tells where the file system is. "-" stands for standard input
+in put and for standard output in get.`,
+		Example: `  verbena fs put report.csv /reports/     # a file into a directory
+  verbena fs put -r ./photos /photos      # a tree
+  verbena fs cat /reports/report.csv | head
+  verbena fs ls -l /
+  verbena fs get --transport shm /photos/1.jpg -  > 1.jpg`,
+	}
+	run := func(f func(context.Context, *session, []string) error) func(*cobra.Command, []string) error {
+		return func(c *cobra.Command, args []string) error {
+			client, err := connect(c.Context())
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.Name()}
+			return f(c.Context(), s, args)
+		}
+	}
+	cmd.AddCommand(
+		listCommand(run), putCommand(run), getCommand(run), catCommand(run), mkdirCommand(run),
+		removeCommand(run), moveCommand(run), statCommand(run), usageCommand(run), freeCommand(run),
+		modeCommand(run), ownerCommand(run), touchCommand(run), checksumCommand(run),
+	)
+	return cmd
+}
+
+type runner func(func(context.Context, *session, []string) error) func(*cobra.Command, []string) error
+
+// session is one command at work.
+type session struct {
+	client *hdfs.Client
+	in     io.Reader
+	out    io.Writer
+	errOut io.Writer
+	verb   string
+}
+
+// path makes a name absolute, as HDFS does: relative to the user's home.
+func (s *session) path(name string) string {
+	if !strings.HasPrefix(name, "/") {
+		name = "/user/" + s.client.User() + "/" + name
+	}
+	return path.Clean(name)
+}
+
+// join puts a name into a directory.
+func join(dir, name string) string { return path.Join(dir, name) }
+
+func (s *session) json(v any) error {
+	e := json.NewEncoder(s.out)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// each runs f for every argument, tells what failed and goes on.
+func (s *session) each(args []string, f func(name string) error) error {
+	failed := 0
+	for _, name := range args {
+		if err := f(name); err != nil {
+			failed++
+			if len(args) == 1 {
+				return err
+			}
+			fmt.Fprintf(s.errOut, "%s: %v\n", s.verb, err)
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d failed", failed, len(args))
+	}
+	return nil
+}
+
+// isDir tells whether a name is a directory; a missing one is not.
+func (s *session) isDir(name string) (bool, error) {
+	info, err := s.client.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return info.IsDir(), nil
+}
+
+// entry is a file or directory as --json shows it.
+type entry struct {
+	Path        string    `json:"path"`
+	Type        string    `json:"type"`
+	Mode        string    `json:"mode"`
+	Owner       string    `json:"owner"`
+	Group       string    `json:"group"`
+	Length      int64     `json:"length"`
+	Replication uint32    `json:"replication"`
+	BlockSize   uint64    `json:"block_size"`
+	Modified    time.Time `json:"modified"`
+	Accessed    time.Time `json:"accessed"`
+}
+
+// hdfsStatus is what the client keeps of the NameNode's answer.
+type hdfsStatus interface {
+	GetBlockReplication() uint32
+	GetBlocksize() uint64
+}
+
+func newEntry(name string, info os.FileInfo) entry {
+	e := entry{
+		Path: name, Type: "file", Length: info.Size(), Modified: info.ModTime().UTC(),
+		Mode: fmt.Sprintf("%04o", octal(info.Mode())),
+	}
+	if info.IsDir() {
+		e.Type = "directory"
+	}
+	if f, ok := info.(*hdfs.FileInfo); ok {
+		e.Owner, e.Group, e.Accessed = f.Owner(), f.OwnerGroup(), f.AccessTime().UTC()
+	}
+	if status, ok := info.Sys().(hdfsStatus); ok {
+		e.Replication, e.BlockSize = status.GetBlockReplication(), status.GetBlocksize()
+	}
+	return e
+}
+
+// octal is a mode as HDFS writes it: nine bits and the sticky bit.
+func octal(mode os.FileMode) uint32 {
+	bits := uint32(mode.Perm())
+	if mode&os.ModeSticky != 0 || uint32(mode)&0o1000 != 0 {
+		bits |= 0o1000
+	}
+	return bits
+}
+
+// size writes a length for people: 1.5 GiB.
+func size(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, unit := float64(n)/1024, 0
+	for f >= 1024 && unit < len(units)-1 {
+		f, unit = f/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", f, units[unit])
+}
