@@ -25,8 +25,8 @@ const copyBuffer = 1 << 20
 
 var buffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
 
-// copyBytes copies until the end of from, or the end of ctx.
-func copyBytes(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
+// Copy copies until the end of from, or the end of ctx.
+func Copy(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
 	buf := buffers.Get().(*[copyBuffer]byte)
 	defer buffers.Put(buf)
 	var total int64
@@ -202,7 +202,7 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 		}
 	}()
 	bar := s.progress(name, length)
-	_, err = copyBytes(ctx, w, io.TeeReader(from, bar))
+	_, err = Copy(ctx, w, io.TeeReader(from, bar))
 	if cerr := CloseWriter(ctx, w); err == nil {
 		err = cerr
 	}
@@ -253,7 +253,7 @@ func getCommand(run runner) *cobra.Command {
 						return err
 					}
 					defer f.Close()
-					_, err = copyBytes(ctx, s.out, f)
+					_, err = Copy(ctx, s.out, f)
 					return err
 				})
 			}
@@ -328,7 +328,7 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info os.
 	}()
 	bar := s.progress(path.Base(name), info.Size())
 	defer bar.Close()
-	n, err := copyBytes(ctx, io.MultiWriter(tmp, bar), f)
+	n, err := Copy(ctx, io.MultiWriter(tmp, bar), f)
 	if err != nil {
 		return fmt.Errorf("fetching %s: %w", name, err)
 	}

@@ -146,7 +146,7 @@ func catCommand(run runner) *cobra.Command {
 					return err
 				}
 				defer f.Close()
-				_, err = copyBytes(ctx, s.out, f)
+				_, err = Copy(ctx, s.out, f)
 				return err
 			})
 		}),
