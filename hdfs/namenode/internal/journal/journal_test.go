@@ -9,7 +9,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -314,34 +316,38 @@ func TestDamagedSnapshot(t *testing.T) {
 }
 
 func TestGroupCommit(t *testing.T) {
-	fs := &countingFS{FS: vfs.NewMem(), delay: make(chan struct{}, 1)}
-	j := mustOpen(t, fs, "/j", &list{})
-	fs.mu.Lock()
-	fs.syncs = 0
-	fs.mu.Unlock()
-	const n = 64
-	// While the first sync is held up the others queue; then few syncs serve all.
-	fs.hold.Lock()
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { appendEntry(t, j, fmt.Sprint(i)) })
-	}
-	<-fs.delay
-	fs.hold.Unlock()
-	wg.Wait()
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if fs.syncs < 1 || fs.syncs > n/2 {
-		t.Fatalf("%d concurrent appends took %d syncs", n, fs.syncs)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		fs := &countingFS{FS: vfs.NewMem()}
+		j := mustOpen(t, fs, "/j", &list{})
+		defer j.Close()
+		// While the first sync is held up the others queue; then one more serves them all.
+		hold := make(chan struct{})
+		fs.hold.Store(&hold)
+		fs.syncs.Store(0)
+		const n = 64
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() { appendEntry(t, j, fmt.Sprint(i)) })
+		}
+		synctest.Wait()
+		close(hold)
+		wg.Wait()
+		if got := fs.syncs.Load(); got < 1 || got > 3 {
+			t.Errorf("%d concurrent appends took %d syncs", n, got)
+		}
+		fs.syncs.Store(0)
+		appendEntry(t, j, "alone")
+		if got := fs.syncs.Load(); got != 1 {
+			t.Errorf("one append took %d syncs", got)
+		}
+	})
 }
 
+// countingFS counts syncs of files and can hold them up.
 type countingFS struct {
 	vfs.FS
-	mu    sync.Mutex
-	syncs int
-	hold  sync.Mutex
-	delay chan struct{}
+	syncs atomic.Int64
+	hold  atomic.Pointer[chan struct{}]
 }
 
 func (c *countingFS) Create(name string, cat vfs.DiskWriteCategory) (vfs.File, error) {
@@ -355,15 +361,10 @@ type countingFile struct {
 }
 
 func (f countingFile) count() {
-	select {
-	case f.c.delay <- struct{}{}:
-	default:
+	if hold := f.c.hold.Load(); hold != nil {
+		<-*hold
 	}
-	f.c.hold.Lock()
-	f.c.hold.Unlock() //nolint:staticcheck // the test holds it to hold syncs up
-	f.c.mu.Lock()
-	f.c.syncs++
-	f.c.mu.Unlock()
+	f.c.syncs.Add(1)
 }
 
 func (f countingFile) Sync() error { f.count(); return f.File.Sync() }
