@@ -1,0 +1,192 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena"
+)
+
+// DefaultService is the service protocol that carries connections, as the
+// runtime's hello names it. Dialer and Listener may agree on another name.
+const DefaultService = "stream/1"
+
+// Dialer makes connections over endpoints, and keeps the endpoints for the next
+// dial to the same address. Its fields must not be changed after the first
+// dial. It may be used concurrently and must be closed.
+type Dialer struct {
+	// Runtime makes the endpoints.
+	Runtime *verbena.Runtime
+	// Service is the service protocol to ask for; default [DefaultService].
+	Service string
+	// Transport is what [verbena.DialConfig] takes: the name of a provider,
+	// "tcp", or "" and "auto" for the runtime's choice.
+	Transport string
+	// Timeout bounds a dial, in addition to its context; 0 is no bound.
+	Timeout time.Duration
+
+	// Plain dials a peer that has never heard of Verbena, unless Transport
+	// forces a provider. Default: a net.Dialer.
+	Plain func(ctx context.Context, network, address string) (net.Conn, error)
+
+	// MaxParkedPerPeer and MaxParked bound the endpoints that are kept for later
+	// dials. 0 is the default, 8 and 64; below 0 none are kept.
+	MaxParkedPerPeer, MaxParked int
+	// ParkedTimeout is how long one is kept; default one minute.
+	ParkedTimeout time.Duration
+
+	// Chunk is the most bytes that go into one message; default by transport.
+	Chunk int
+	// Linger is how long a closed connection waits for the peer to close, until
+	// its endpoint is closed; default 30 s.
+	Linger time.Duration
+
+	once    sync.Once
+	pool    *pool
+	connect func(ctx context.Context, address string) (endpoint, error)
+}
+
+func (d *Dialer) init() {
+	d.once.Do(func() {
+		perPeer, total, expiry := d.MaxParkedPerPeer, d.MaxParked, d.ParkedTimeout
+		if perPeer == 0 {
+			perPeer = 8
+		}
+		if total == 0 {
+			total = 64
+		}
+		if expiry <= 0 {
+			expiry = time.Minute
+		}
+		d.pool = newPool(perPeer, total, expiry)
+		if d.connect == nil {
+			d.connect = d.dialEndpoint
+		}
+	})
+}
+
+// Dial is DialContext without a context.
+func (d *Dialer) Dial(network, address string) (net.Conn, error) {
+	return d.DialContext(context.Background(), network, address)
+}
+
+// DialContext connects to address, a host and port. The network is "tcp",
+// "tcp4" or "tcp6": that of the port at which the peer is found. The
+// connection is a *[Conn], over a parked endpoint if there is one, or a plain
+// TCP connection if the peer has never heard of Verbena.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	d.init()
+	if d.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d.Timeout)
+		defer cancel()
+	}
+	c, err := d.dial(ctx, network, address)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return nil, err
+		}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = dialTimeout{err}
+		}
+		return nil, &net.OpError{Op: "dial", Net: network, Addr: dialAddr{network, address}, Err: err}
+	}
+	return c, nil
+}
+
+func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	target := address
+	switch network {
+	case "tcp":
+	case "tcp4", "tcp6":
+		// The runtime knows no such restriction; resolve under it.
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		ips, err := net.DefaultResolver.LookupIP(ctx, "ip"+network[3:], host)
+		if err != nil {
+			return nil, err
+		}
+		target = net.JoinHostPort(ips[0].String(), port)
+	default:
+		return nil, net.UnknownNetworkError(network)
+	}
+	for {
+		s := d.pool.take(ctx, target)
+		if s == nil {
+			break
+		}
+		c, err := s.open(ctx)
+		if err == nil {
+			return c, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		// It had died in the meantime.
+	}
+	ep, err := d.connect(ctx, target)
+	if err != nil {
+		var legacy *verbena.LegacyPeerError
+		if errors.As(err, &legacy) && d.plainAllowed() {
+			return d.plain(ctx, network, address)
+		}
+		return nil, err
+	}
+	s := newSession(ep, settings{chunk: d.Chunk, linger: d.Linger}, true, d.pool)
+	if !d.pool.add(target, s) {
+		ep.Close()
+		return nil, errClosed
+	}
+	s.start()
+	return s.open(ctx)
+}
+
+func (d *Dialer) plainAllowed() bool {
+	switch d.Transport {
+	case "", verbena.TransportAuto, verbena.TransportTCP:
+		return true
+	}
+	return false
+}
+
+func (d *Dialer) plain(ctx context.Context, network, address string) (net.Conn, error) {
+	if d.Plain != nil {
+		return d.Plain(ctx, network, address)
+	}
+	return new(net.Dialer).DialContext(ctx, network, address)
+}
+
+// Close closes the parked endpoints. Connections that are open stay so, and
+// their endpoints are closed when they are. It waits a second for peers that
+// have still to close what was closed here.
+func (d *Dialer) Close() error {
+	d.init()
+	d.pool.close(time.Second)
+	return nil
+}
+
+// Parked returns how many endpoints are parked.
+func (d *Dialer) Parked() int {
+	d.init()
+	_, parked := d.pool.counts()
+	return parked
+}
+
+// dialAddr is an address as it was asked for.
+type dialAddr struct{ network, address string }
+
+func (a dialAddr) Network() string { return a.network }
+func (a dialAddr) String() string  { return a.address }
+
+// dialTimeout is a dial that ran into the deadline, which net.OpError asks for.
+type dialTimeout struct{ error }
+
+func (e dialTimeout) Timeout() bool   { return true }
+func (e dialTimeout) Temporary() bool { return true }
+func (e dialTimeout) Unwrap() error   { return e.error }

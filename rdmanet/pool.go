@@ -1,0 +1,254 @@
+package rdmanet
+
+import (
+	"container/list"
+	"context"
+	"sync"
+	"time"
+)
+
+// headStart is how long a dial waits for an endpoint whose peer has still to
+// close the connection before, rather than setting up another endpoint. It is
+// about what a set-up costs.
+const headStart = 2 * time.Millisecond
+
+// pool keeps the sessions of a dialer, by peer: those in use, those that wait
+// for their peer's close, and the parked ones.
+type pool struct {
+	perPeer, total int
+	idleTimeout    time.Duration
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[*session]*pooled
+	peers    map[string]*peer
+	parked   list.List // of *session, the longest parked first
+}
+
+type pooled struct {
+	key      string
+	place    *list.Element // in parked, or nil
+	draining bool
+}
+
+type peer struct {
+	sessions int
+	parked   []*session // the latest last: its memory is the warmest
+	draining int
+	waiters  []chan *session
+}
+
+func newPool(perPeer, total int, idleTimeout time.Duration) *pool {
+	return &pool{
+		perPeer: perPeer, total: total, idleTimeout: idleTimeout,
+		sessions: map[*session]*pooled{}, peers: map[string]*peer{},
+	}
+}
+
+// add takes in a new session; false if the pool is closed.
+func (p *pool) add(key string, s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.sessions[s] = &pooled{key: key}
+	pr := p.peers[key]
+	if pr == nil {
+		pr = &peer{}
+		p.peers[key] = pr
+	}
+	pr.sessions++
+	return true
+}
+
+// take returns a parked session to the peer, or one that is about to be parked,
+// or nil.
+func (p *pool) take(ctx context.Context, key string) *session {
+	p.mu.Lock()
+	pr := p.peers[key]
+	if pr == nil || p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	if n := len(pr.parked); n > 0 {
+		s := pr.parked[n-1]
+		p.unpark(s)
+		p.mu.Unlock()
+		return s
+	}
+	if pr.draining <= len(pr.waiters) {
+		p.mu.Unlock()
+		return nil
+	}
+	ch := make(chan *session, 1)
+	pr.waiters = append(pr.waiters, ch)
+	p.mu.Unlock()
+
+	timer := time.NewTimer(headStart)
+	defer timer.Stop()
+	select {
+	case s := <-ch:
+		return s
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, w := range pr.waiters {
+		if w == ch {
+			pr.waiters = append(pr.waiters[:i], pr.waiters[i+1:]...)
+			break
+		}
+	}
+	p.prune(key)
+	select {
+	case s := <-ch: // it came just now
+		return s
+	default:
+		return nil
+	}
+}
+
+// unpark is called with mu held.
+func (p *pool) unpark(s *session) bool {
+	e := p.sessions[s]
+	if e == nil || e.place == nil {
+		return false
+	}
+	p.parked.Remove(e.place)
+	e.place = nil
+	pr := p.peers[e.key]
+	for i, other := range pr.parked {
+		if other == s {
+			pr.parked = append(pr.parked[:i], pr.parked[i+1:]...)
+			break
+		}
+	}
+	return true
+}
+
+func (p *pool) settle(e *pooled, draining bool) {
+	if e.draining == draining {
+		return
+	}
+	e.draining = draining
+	if draining {
+		p.peers[e.key].draining++
+	} else {
+		p.peers[e.key].draining--
+	}
+}
+
+func (p *pool) opened(*Conn) {} // a session refuses an OPEN that comes to the dialer
+
+func (p *pool) draining(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.sessions[s]; e != nil {
+		p.settle(e, true)
+	}
+}
+
+// idle parks the session, or hands it to a dial that is waiting for it.
+func (p *pool) idle(s *session) bool {
+	s.after(p.idleTimeout, func() {
+		p.mu.Lock()
+		parked := p.unpark(s)
+		p.mu.Unlock()
+		if parked {
+			s.shutdown(errIdle)
+		}
+	})
+	var oldest *session
+	p.mu.Lock()
+	e := p.sessions[s]
+	if p.closed || e == nil {
+		p.mu.Unlock()
+		return false
+	}
+	p.settle(e, false)
+	pr := p.peers[e.key]
+	if len(pr.waiters) > 0 {
+		pr.waiters[0] <- s
+		pr.waiters = pr.waiters[1:]
+		p.mu.Unlock()
+		return true
+	}
+	if p.total <= 0 || len(pr.parked) >= p.perPeer {
+		p.mu.Unlock()
+		return false
+	}
+	if p.parked.Len() >= p.total {
+		oldest = p.parked.Front().Value.(*session)
+		p.unpark(oldest)
+	}
+	e.place = p.parked.PushBack(s)
+	pr.parked = append(pr.parked, s)
+	p.mu.Unlock()
+	if oldest != nil {
+		oldest.shutdown(errIdle)
+	}
+	return true
+}
+
+func (p *pool) ended(s *session, _ error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.sessions[s]
+	if e == nil {
+		return
+	}
+	p.unpark(s)
+	p.settle(e, false)
+	delete(p.sessions, s)
+	p.peers[e.key].sessions--
+	p.prune(e.key)
+}
+
+func (p *pool) prune(key string) {
+	if pr := p.peers[key]; pr != nil && pr.sessions == 0 && len(pr.waiters) == 0 {
+		delete(p.peers, key)
+	}
+}
+
+// close ends all sessions that no connection is open on, and waits for them.
+// Those whose peers have still to close get until the grace is over. Sessions
+// in use end with their connection.
+func (p *pool) close(grace time.Duration) {
+	p.mu.Lock()
+	p.closed = true
+	var free, draining []*session
+	for s, e := range p.sessions {
+		switch {
+		case e.place != nil:
+			free = append(free, s)
+		case e.draining:
+			draining = append(draining, s)
+		}
+	}
+	p.mu.Unlock()
+	for _, s := range free {
+		s.shutdown(errClosed)
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	for _, s := range draining {
+		select {
+		case <-s.done:
+		case <-timer.C:
+			timer.Reset(0)
+			s.shutdown(errClosed)
+		}
+	}
+	for _, s := range append(free, draining...) {
+		<-s.done
+	}
+}
+
+// counts returns how many sessions there are, and how many of them are parked.
+func (p *pool) counts() (sessions, parked int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.sessions), p.parked.Len()
+}

@@ -1,0 +1,627 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// endpoint is what a session needs of the runtime's endpoint. Send may be
+// called from many goroutines and has copied msg when it returns; a Send that
+// fails because its context ended has sent nothing. receive is called by one
+// goroutine at a time; one that fails because its context ended has taken
+// nothing. Close is called once, by the session's goroutine, when all messages
+// have been released.
+type endpoint interface {
+	Send(ctx context.Context, tag uint32, msg []byte) error
+	receive(ctx context.Context) (tag uint32, m message, err error)
+	Close() error
+	Done() <-chan struct{}
+	Err() error
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+	MaxMessage() int
+}
+
+// message is a received message, in the endpoint's memory until Release.
+type message interface {
+	Bytes() []byte
+	Release()
+}
+
+// settings are what Dialer and Config have in common, with defaults filled in.
+type settings struct {
+	chunk  int
+	linger time.Duration
+}
+
+const (
+	defaultChunk  = 64 << 10
+	defaultLinger = 30 * time.Second
+
+	// promptly is how long CloseWrite, CloseRead and Close wait for the
+	// endpoint to take their message before they leave it to a goroutine.
+	promptly = 10 * time.Millisecond
+
+	// watchAfter is how long a connection may be written to with nobody
+	// reading before the session reads in the reader's place, so that a writer
+	// hears of its peer's close. Short of that a Read drives the endpoint
+	// itself, which saves a hand-over between goroutines per message.
+	watchAfter = 5 * time.Millisecond
+
+	// A session that reads in the reader's place keeps this much at most.
+	// Beyond it the endpoint's credits hold back the peer.
+	maxQueuedMessages = 64
+	maxQueuedBytes    = 1 << 20
+
+	// maxDiscard is how much of what a peer still sends to a closed connection
+	// is read and thrown away before the endpoint is closed in its face.
+	maxDiscard = 64 << 20
+)
+
+func (s *settings) fill() {
+	if s.chunk <= 0 {
+		s.chunk = defaultChunk
+	}
+	if s.linger <= 0 {
+		s.linger = defaultLinger
+	}
+}
+
+// owner is the dialer's pool or the listener.
+type owner interface {
+	// opened hands over a connection that the peer has opened.
+	opened(c *Conn)
+	// draining says that the local side is closing; idle or ended follows.
+	draining(s *session)
+	// idle says that both sides have closed; false asks for the endpoint to be
+	// closed.
+	idle(s *session) bool
+	// ended says that the endpoint is closed and nothing runs on it any more.
+	ended(s *session, err error)
+}
+
+var (
+	errYield     = errors.New("a reader takes over")
+	errLinger    = errors.New("the peer did not close its side in time")
+	errRetired   = errors.New("the listener retired the endpoint")
+	errDiscard   = errors.New("the peer keeps sending to a closed connection")
+	errIdle      = errors.New("idle for too long")
+	errAbandoned = errors.New("closed abortively")
+)
+
+// session is an endpoint and the connections it carries, one after the other.
+//
+// Receiving from the endpoint is a matter of holding the token rx. A Read holds
+// it while it drives the endpoint. The session's own goroutine holds it when
+// nobody else would: between connections, after the local Close until the
+// peer's, and on behalf of a writer whose connection nobody reads.
+type session struct {
+	ep     endpoint
+	cfg    settings
+	dialed bool
+	owner  owner
+
+	rx      chan struct{} // token: may receive
+	tx      chan struct{} // token: may send for the connection
+	wake    chan struct{}
+	waiting atomic.Int32 // readers waiting for rx
+	life    *gate        // shut once the session is dead
+	done    chan struct{}
+	wg      sync.WaitGroup // sends in the background, messages lent out
+
+	mu       sync.Mutex
+	stream   uint32 // number of the latest connection
+	conn     *Conn  // nil between connections
+	pump     *gate  // the goroutine's receive, to interrupt it
+	watch    bool   // receive although conn is open and nobody reads
+	retired  bool
+	dead     bool
+	reason   error
+	controls []kind // messages of conn that wait for room
+	sending  bool   // a goroutine is sending controls
+	idle     *time.Timer
+}
+
+// newSession takes over the endpoint; the session's goroutine ends, and
+// owner.ended is called, when the endpoint has been closed.
+func newSession(ep endpoint, cfg settings, dialed bool, o owner) *session {
+	cfg.fill()
+	if m := ep.MaxMessage(); m > 0 && cfg.chunk > m {
+		cfg.chunk = m
+	}
+	s := &session{
+		ep:     ep,
+		cfg:    cfg,
+		dialed: dialed,
+		owner:  o,
+		rx:     make(chan struct{}, 1),
+		tx:     make(chan struct{}, 1),
+		wake:   make(chan struct{}, 1),
+		life:   newGate(),
+		done:   make(chan struct{}),
+	}
+	s.rx <- struct{}{}
+	s.tx <- struct{}{}
+	return s
+}
+
+func (s *session) start() { go s.run() }
+
+func (s *session) kick() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// open starts a connection on an idle session of the dialer's.
+func (s *session) open(ctx context.Context) (*Conn, error) {
+	s.mu.Lock()
+	if s.dead || s.retired || s.conn != nil || s.stream == maxStream {
+		reason := s.reason
+		s.mu.Unlock()
+		return nil, resetError(reason)
+	}
+	s.stream++
+	c := newConn(s, s.stream)
+	s.conn = c
+	// The goroutine is receiving already; it goes on until a Read comes.
+	s.watch = true
+	c.watching.Store(true)
+	s.mu.Unlock()
+
+	if err := s.ep.Send(ctx, tagOf(kindOpen, c.stream), nil); err != nil {
+		s.shutdown(fmt.Errorf("opening a connection: %w", err))
+		c.closed.Store(true)
+		s.kick()
+		return nil, err
+	}
+	return c, nil
+}
+
+// shutdown gives up the session; a connection that is open on it fails. The
+// session's goroutine closes the endpoint as soon as nobody uses it any more.
+func (s *session) shutdown(reason error) {
+	s.died(reason)
+	s.mu.Lock()
+	c := s.conn
+	s.mu.Unlock()
+	if c != nil {
+		c.rdl.fail(resetError(reason))
+	}
+	s.kick()
+}
+
+// shutdownUnlessAccepted gives up a listener's session, and returns true, unless
+// somebody has its connection; then the endpoint ends with that. The listener's
+// mu is held.
+func (s *session) shutdownUnlessAccepted(reason error) bool {
+	s.mu.Lock()
+	c := s.conn
+	if c != nil && c.accepted {
+		s.retired = true
+		s.mu.Unlock()
+		return false
+	}
+	s.mu.Unlock()
+	if c == nil {
+		s.shutdown(reason)
+	} // else the goroutine that would hand it over closes it
+	return true
+}
+
+// died notes that nothing can be sent any more. What has been received can
+// still be read.
+func (s *session) died(reason error) {
+	s.mu.Lock()
+	if s.reason == nil {
+		s.reason = reason
+	}
+	s.dead = true
+	c := s.conn
+	if g := s.pump; g != nil && (c == nil || c.closed.Load()) {
+		g.shut(errYield)
+	}
+	s.mu.Unlock()
+	s.life.shut(resetError(reason))
+	if c != nil {
+		c.wdl.fail(resetError(reason))
+	}
+}
+
+// interrupt asks the session's goroutine for the token.
+func (s *session) interrupt() {
+	s.mu.Lock()
+	if s.pump != nil {
+		s.pump.shut(errYield)
+	}
+	s.mu.Unlock()
+}
+
+type step int
+
+const (
+	stepWait    step = iota // nothing to receive for
+	stepWatch               // on behalf of a writer
+	stepReceive             // idle, or closed by the local side
+	stepFinish              // both sides have closed
+	stepEnd                 // the endpoint is closed and nobody uses it
+)
+
+func (s *session) next() step {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.conn
+	switch {
+	case c == nil && s.dead:
+		return stepEnd
+	case c == nil:
+		return stepReceive
+	case c.closed.Load() && s.dead:
+		return stepEnd
+	case c.finished():
+		return stepFinish
+	case c.closed.Load() && c.peerClosed.Load():
+		return stepWait // until our own CLOSE is out
+	case c.closed.Load():
+		return stepReceive
+	case s.watch && !s.dead && s.waiting.Load() == 0 && !c.queueFull():
+		return stepWatch
+	}
+	return stepWait
+}
+
+// run is the session's goroutine.
+func (s *session) run() {
+	defer close(s.done)
+	epDone := s.ep.Done()
+	for {
+		st := s.next()
+		switch st {
+		case stepWait:
+			s.unwatch()
+			select {
+			case <-s.wake:
+			case <-epDone:
+				epDone = nil
+				s.died(s.ep.Err())
+			}
+			continue
+		case stepWatch:
+			select {
+			case <-s.rx:
+			default: // somebody reads after all
+				s.unwatch()
+				continue
+			}
+		default:
+			<-s.rx
+		}
+		opened := s.receiveLoop()
+		ended := s.next() == stepEnd
+		if ended {
+			s.release()
+		}
+		s.rx <- struct{}{}
+		if opened != nil {
+			s.owner.opened(opened)
+		}
+		if ended {
+			break
+		}
+	}
+	s.mu.Lock()
+	s.stopIdle()
+	if s.conn != nil && s.conn.lingering != nil {
+		s.conn.lingering.Stop()
+	}
+	reason := s.reason
+	s.mu.Unlock()
+	s.wg.Wait()
+	if err := s.ep.Close(); reason == nil {
+		reason = err
+	}
+	s.owner.ended(s, reason)
+}
+
+// unwatch notes that the goroutine does not read on a writer's behalf, so that
+// the next write asks again.
+func (s *session) unwatch() {
+	s.mu.Lock()
+	if s.watch {
+		s.watch = false
+		if c := s.conn; c != nil {
+			c.watching.Store(false)
+		}
+	}
+	s.mu.Unlock()
+}
+
+// receiveLoop holds rx. It returns when there is nothing to receive for, a
+// reader wants the token, or the peer has opened a connection.
+func (s *session) receiveLoop() (opened *Conn) {
+	g := newGate()
+	s.mu.Lock()
+	s.pump = g
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.pump = nil
+		s.mu.Unlock()
+	}()
+	for {
+		switch s.next() {
+		case stepWait, stepEnd:
+			return nil
+		case stepFinish:
+			s.endStream()
+			continue
+		}
+		if g.cause() != nil {
+			// Interrupted for a reader that has gone in the meantime.
+			g = newGate()
+			s.mu.Lock()
+			s.pump = g
+			s.mu.Unlock()
+			continue
+		}
+		tag, m, err := s.ep.receive(g)
+		if err != nil {
+			if g.cause() == nil {
+				s.died(err)
+			}
+			continue
+		}
+		data, opened, err := s.dispatch(tag, m)
+		switch {
+		case err != nil:
+			s.shutdown(err)
+		case opened != nil:
+			return opened
+		case data != nil:
+			s.mu.Lock()
+			c := s.conn
+			s.mu.Unlock()
+			if c.closed.Load() || c.readStopped.Load() {
+				size := len(data.Bytes())
+				data.Release()
+				if c.discarded += size; c.closed.Load() && c.discarded > maxDiscard {
+					s.shutdown(errDiscard)
+				}
+			} else {
+				c.push(data)
+			}
+		}
+	}
+}
+
+// dispatch takes in one message; the caller holds rx. It returns the message if
+// it is data of the connection, which the caller must release, and the
+// connection that it opened.
+func (s *session) dispatch(tag uint32, m message) (message, *Conn, error) {
+	size := len(m.Bytes())
+	k, stream, err := parse(tag, size)
+	if k == kindData && err == nil {
+		// conn stays what it is as long as the caller holds rx.
+		s.mu.Lock()
+		c := s.conn
+		s.mu.Unlock()
+		if c == nil || stream != c.stream || c.peerFin.Load() {
+			m.Release()
+			return nil, nil, fmt.Errorf("%w: %v for connection %d, which is not open", errProtocol, k, stream)
+		}
+		return m, nil, nil
+	}
+	m.Release()
+	if err != nil {
+		return nil, nil, err
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.conn
+	switch k {
+	case kindOpen:
+		if s.dialed || c != nil || stream != s.stream+1 {
+			return nil, nil, fmt.Errorf("%w: %v of connection %d after connection %d", errProtocol, k, stream, s.stream)
+		}
+		s.stream = stream
+		s.stopIdle()
+		s.watch = false
+		s.conn = newConn(s, stream)
+		return nil, s.conn, nil
+	case kindRetire:
+		if !s.dialed {
+			return nil, nil, fmt.Errorf("%w: %v from the dialer", errProtocol, k)
+		}
+		s.retired = true
+		if c == nil {
+			s.dead = true
+			s.reason = errRetired
+		}
+		return nil, nil, nil
+	}
+	if c == nil || stream != c.stream || c.peerClosed.Load() {
+		return nil, nil, fmt.Errorf("%w: %v for connection %d, which is not open", errProtocol, k, stream)
+	}
+	switch k {
+	case kindFin:
+		if c.peerFin.Swap(true) {
+			return nil, nil, fmt.Errorf("%w: second %v for connection %d", errProtocol, k, stream)
+		}
+	case kindStop:
+		c.wdl.fail(errPeerStopped)
+	case kindClose:
+		c.peerFin.Store(true)
+		c.peerClosed.Store(true)
+		c.wdl.fail(errPeerStopped)
+	}
+	return nil, nil, nil
+}
+
+// release gives back what the connection still holds; the caller holds rx.
+func (s *session) release() {
+	s.mu.Lock()
+	c := s.conn
+	s.mu.Unlock()
+	if c != nil {
+		c.releaseAll()
+	}
+}
+
+// endStream ends a connection that both sides have closed; the caller holds
+// rx.
+func (s *session) endStream() {
+	s.release()
+	s.mu.Lock()
+	if t := s.conn.lingering; t != nil {
+		t.Stop()
+	}
+	s.conn = nil
+	s.watch = false
+	if s.retired && s.reason == nil {
+		s.reason = errRetired
+	}
+	usable := !s.dead && !s.retired && s.stream < maxStream
+	s.mu.Unlock()
+	if !usable || !s.owner.idle(s) {
+		s.shutdown(nil)
+	}
+	s.kick()
+}
+
+// after arranges for f to run if the session is still idle after d. It is
+// called while the session is idle.
+func (s *session) after(d time.Duration, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead || s.conn != nil {
+		return
+	}
+	s.stopIdle()
+	s.idle = time.AfterFunc(d, f)
+}
+
+func (s *session) stopIdle() {
+	if s.idle != nil {
+		s.idle.Stop()
+		s.idle = nil
+	}
+}
+
+// retire asks the dialer to close an idle endpoint, and closes it itself if the
+// dialer does not within the linger time. The dialer's next OPEN may be on its
+// way; asking rather than closing does not lose it.
+func (s *session) retire() {
+	s.mu.Lock()
+	if s.dead || s.conn != nil || s.retired {
+		s.mu.Unlock()
+		return
+	}
+	s.retired = true
+	tag := tagOf(kindRetire, s.stream)
+	s.wg.Add(1)
+	s.mu.Unlock()
+	defer s.wg.Done()
+	s.after(s.cfg.linger, func() {
+		s.mu.Lock()
+		idle := s.conn == nil
+		s.mu.Unlock()
+		if idle {
+			s.shutdown(errIdle)
+		}
+	})
+	if err := s.ep.Send(s.life, tag, nil); err != nil {
+		s.shutdown(err)
+	}
+}
+
+// control sends a message of the connection c without data. It waits promptly
+// at most; a goroutine sends what the endpoint does not take in that time, in
+// order.
+func (s *session) control(c *Conn, k kind) {
+	s.mu.Lock()
+	if s.dead || s.conn != c {
+		s.mu.Unlock()
+		return
+	}
+	s.controls = append(s.controls, k)
+	if s.sending {
+		s.mu.Unlock()
+		return
+	}
+	s.sending = true
+	s.wg.Add(1)
+	s.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(context.Background(), promptly)
+	sent := s.sendControls(ctx, c)
+	cancel()
+	if sent {
+		s.wg.Done()
+		return
+	}
+	go func() {
+		defer s.wg.Done()
+		s.sendControls(s.life, c)
+	}()
+}
+
+// sendControls reports false if the context ended first; then the caller goes
+// on with another.
+func (s *session) sendControls(ctx context.Context, c *Conn) bool {
+	select {
+	case <-s.tx:
+	case <-s.life.done:
+		return s.controlsFailed(s.life.cause())
+	case <-ctx.Done():
+		return false
+	}
+	defer func() { s.tx <- struct{}{} }()
+	for {
+		s.mu.Lock()
+		if len(s.controls) == 0 {
+			s.sending = false
+			s.mu.Unlock()
+			return true
+		}
+		k := s.controls[0]
+		s.mu.Unlock()
+		if err := s.ep.Send(ctx, tagOf(k, c.stream), nil); err != nil {
+			if ctx.Err() != nil && ctx != s.life {
+				return false
+			}
+			return s.controlsFailed(err)
+		}
+		s.mu.Lock()
+		s.controls = s.controls[1:]
+		if len(s.controls) == 0 {
+			s.controls = nil
+		}
+		if k == kindClose {
+			// Nothing follows CLOSE, and from here on the session may be given
+			// to another connection.
+			s.sending = false
+			c.closeSent.Store(true)
+			s.mu.Unlock()
+			s.kick()
+			return true
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (s *session) controlsFailed(err error) bool {
+	s.mu.Lock()
+	s.sending = false
+	s.controls = nil
+	s.mu.Unlock()
+	s.died(err) // what was received by now can still be read
+	s.kick()
+	return true
+}
