@@ -1,0 +1,107 @@
+package verbena
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/verbena-data/verbena/internal/hostid"
+)
+
+// A Runtime owns devices, memory and everything that is made with it. All its
+// methods may be called concurrently. It must be closed.
+type Runtime struct {
+	cfg     Config
+	host    [hostid.Size]byte
+	devices []*device // one for each provider, in order of preference
+	peers   peerCache
+	tickets tickets
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // goroutines of the runtime itself
+
+	mu        sync.Mutex
+	closed    bool
+	endpoints map[*Endpoint]struct{}
+	listeners map[*Listener]struct{}
+}
+
+// New makes a runtime. It asks each provider for devices; one that has none is
+// no error but a reason in later selections.
+func New(cfg Config) (*Runtime, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	r := &Runtime{
+		cfg: cfg, host: hostid.ID(),
+		endpoints: map[*Endpoint]struct{}{}, listeners: map[*Listener]struct{}{},
+	}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	for _, p := range cfg.Providers {
+		r.devices = append(r.devices, newDevice(r, p))
+	}
+	return r, nil
+}
+
+// Close closes listeners and endpoints, as their own Close does, and gives all
+// memory back. Messages that are still held become invalid.
+func (r *Runtime) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	var errs []error
+	listeners, endpoints := keys(r.listeners), keys(r.endpoints)
+	r.mu.Unlock()
+	for _, l := range listeners {
+		errs = append(errs, l.Close())
+	}
+	r.cancel()
+	closeErrs := make([]error, len(endpoints))
+	var wg sync.WaitGroup
+	for i, e := range endpoints {
+		wg.Go(func() { closeErrs[i] = e.Close() })
+	}
+	wg.Wait()
+	r.wg.Wait()
+	for _, d := range r.devices {
+		errs = append(errs, d.close())
+	}
+	return errors.Join(append(errs, closeErrs...)...)
+}
+
+// adopt registers an endpoint that is set up, unless the runtime is closed.
+func (r *Runtime) adopt(e *Endpoint) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return ErrClosed
+	}
+	r.endpoints[e] = struct{}{}
+	return nil
+}
+
+func (r *Runtime) forget(e *Endpoint) {
+	r.mu.Lock()
+	delete(r.endpoints, e)
+	r.mu.Unlock()
+}
+
+// discard closes an endpoint that nobody has got, without waiting for the peer.
+func (r *Runtime) discard(e *Endpoint) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = e.closeWithin(ctx) // nothing was sent on it
+}
+
+func keys[K comparable, V any](m map[K]V) []K {
+	list := make([]K, 0, len(m))
+	for k := range m {
+		list = append(list, k)
+	}
+	return list
+}

@@ -1,0 +1,96 @@
+package verbena
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+)
+
+// Names of transports beside those of providers.
+const (
+	// TransportAuto lets the runtime choose.
+	TransportAuto = "auto"
+	// TransportTCP frames messages on the TCP connection itself.
+	TransportTCP = "tcp"
+)
+
+// A Candidate is a transport that was considered.
+type Candidate struct {
+	Transport string `json:"transport"`
+	Chosen    bool   `json:"chosen"`
+	Reason    string `json:"reason"` // why it was taken or left
+}
+
+// A Selection tells which transport was chosen towards a peer, and why.
+type Selection struct {
+	Peer      string `json:"peer"`
+	Transport string `json:"transport"` // empty if there is none
+	SameHost  bool   `json:"same_host"`
+	// Candidates are all that were considered, in order of preference.
+	Candidates []Candidate `json:"candidates"`
+}
+
+// String is a small table for people.
+func (s Selection) String() string {
+	var b bytes.Buffer
+	where := "another host"
+	if s.SameHost {
+		where = "this host"
+	}
+	transport := s.Transport
+	if transport == "" {
+		transport = "none"
+	}
+	fmt.Fprintf(&b, "%s (%s): %s\n", s.Peer, where, transport)
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, c := range s.Candidates {
+		mark := "-"
+		if c.Chosen {
+			mark = "*"
+		}
+		fmt.Fprintf(w, "  %s %s\t%s\n", mark, c.Transport, c.Reason)
+	}
+	_ = w.Flush() // into memory
+	return b.String()
+}
+
+func (s Selection) reasons() string {
+	if len(s.Candidates) == 0 {
+		return "there is none"
+	}
+	var parts []string
+	for _, c := range s.Candidates {
+		parts = append(parts, c.Transport+": "+c.Reason)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (s *Selection) candidate(name string) *Candidate {
+	for i := range s.Candidates {
+		if s.Candidates[i].Transport == name {
+			return &s.Candidates[i]
+		}
+	}
+	return nil
+}
+
+// note sets the reason of a candidate that is there; a peer cannot add any.
+func (s *Selection) note(name, reason string) {
+	if c := s.candidate(name); c != nil {
+		c.Reason = reason
+	}
+}
+
+func (s *Selection) choose(name, reason string) {
+	s.Transport = name
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		switch {
+		case c.Transport == name:
+			c.Chosen, c.Reason = true, reason
+		case c.Reason == "":
+			c.Reason = "not needed: " + name + " is preferred"
+		}
+	}
+}
