@@ -1,0 +1,205 @@
+// Package cq is a completion queue in the memory of one process: a ring with a
+// lock around it and an event that a waiter arms.
+package cq
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// Queue implements [rdma.CompletionQueue].
+type Queue struct {
+	onOverrun func(*Queue) // called once, with the lock held
+	onClose   func(*Queue)
+
+	count  atomic.Int64 // entries in the ring; lets Poll look without the lock
+	failed atomic.Bool  // overrun or closed
+
+	mu      sync.Mutex
+	ring    []entry
+	head    int
+	armed   armed
+	overrun bool
+	told    bool
+	closed  bool
+	users   int
+
+	event chan struct{} // holds one token once what was armed for has happened
+	done  chan struct{}
+}
+
+type entry struct {
+	completion rdma.Completion
+	places     *atomic.Int32
+	release    int32
+}
+
+type armed uint8
+
+const (
+	notArmed armed = iota
+	armedSolicited
+	armedAny
+)
+
+// New makes a queue of depth entries. The functions may be nil.
+func New(depth int, onOverrun, onClose func(*Queue)) *Queue {
+	return &Queue{
+		onOverrun: onOverrun, onClose: onClose,
+		ring:  make([]entry, depth),
+		event: make(chan struct{}, 1),
+		done:  make(chan struct{}),
+	}
+}
+
+// Push adds a completion. Polling it subtracts release from places, which
+// counts the places taken in the work queue that the request came from.
+func (q *Queue) Push(c rdma.Completion, solicited bool, places *atomic.Int32, release int32) {
+	q.mu.Lock()
+	n := int(q.count.Load())
+	if n == len(q.ring) {
+		q.overrun = true
+		q.failed.Store(true)
+		if !q.told {
+			q.told = true
+			if q.onOverrun != nil {
+				q.onOverrun(q)
+			}
+		}
+		// Whoever waits has to learn of it.
+		q.signal()
+		q.mu.Unlock()
+		return
+	}
+	at := q.head + n
+	if at >= len(q.ring) {
+		at -= len(q.ring)
+	}
+	q.ring[at] = entry{c, places, release}
+	q.count.Store(int64(n + 1))
+	if q.armed == armedAny || q.armed == armedSolicited && (solicited || c.Status != rdma.StatusSuccess) {
+		q.signal()
+	}
+	q.mu.Unlock()
+}
+
+func (q *Queue) signal() {
+	if q.armed == notArmed {
+		return
+	}
+	q.armed = notArmed
+	select {
+	case q.event <- struct{}{}:
+	default:
+	}
+}
+
+// Poll implements [rdma.CompletionQueue].
+func (q *Queue) Poll(into []rdma.Completion) (int, error) {
+	if q.count.Load() == 0 && !q.failed.Load() {
+		return 0, nil
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return 0, rdma.ErrClosed
+	}
+	n := min(int(q.count.Load()), len(into))
+	for i := range n {
+		e := &q.ring[q.head]
+		into[i] = e.completion
+		if e.places != nil {
+			e.places.Add(-e.release)
+			e.places = nil
+		}
+		if q.head++; q.head == len(q.ring) {
+			q.head = 0
+		}
+	}
+	q.count.Add(int64(-n))
+	if q.overrun {
+		return n, rdma.ErrOverrun
+	}
+	return n, nil
+}
+
+// Arm implements [rdma.CompletionQueue].
+func (q *Queue) Arm(solicitedOnly bool) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return rdma.ErrClosed
+	}
+	if q.armed == notArmed {
+		// A token of an earlier arming is not what this one asks for.
+		select {
+		case <-q.event:
+		default:
+		}
+	}
+	if !solicitedOnly {
+		q.armed = armedAny
+	} else if q.armed == notArmed {
+		q.armed = armedSolicited
+	}
+	return nil
+}
+
+// Wait implements [rdma.CompletionQueue].
+func (q *Queue) Wait(ctx context.Context) error {
+	select {
+	case <-q.event:
+		return nil
+	default:
+	}
+	select {
+	case <-q.event:
+		return nil
+	case <-q.done:
+		return rdma.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Use takes a reference for a queue pair; it fails on a closed queue.
+func (q *Queue) Use() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	q.users++
+	return true
+}
+
+// Unuse gives it back.
+func (q *Queue) Unuse() {
+	q.mu.Lock()
+	q.users--
+	q.mu.Unlock()
+}
+
+// Close implements [rdma.CompletionQueue].
+func (q *Queue) Close() error {
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return nil
+	}
+	if q.users > 0 {
+		q.mu.Unlock()
+		return rdma.ErrInUse
+	}
+	q.closed = true
+	q.failed.Store(true)
+	close(q.done)
+	q.mu.Unlock()
+	if q.onClose != nil {
+		q.onClose(q)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/mem"
+)
+
+// piece is a part of a region.
+type piece struct {
+	region         *mem.Region
+	offset, length int
+}
+
+// resolve checks a scatter-gather list against the domain, appends its parts
+// that have a length to pieces and returns their sum.
+func resolve(pieces []piece, owner mem.Owner, list []rdma.SGE, need rdma.Access) ([]piece, int64, error) {
+	var total int64
+	for i := range list {
+		s := &list[i]
+		if s.Region == nil && s.Length == 0 {
+			continue
+		}
+		region, ok := s.Region.(*mem.Region)
+		switch {
+		case !ok || region == nil:
+			return pieces, 0, fmt.Errorf("%w: entry %d names no region of this device", rdma.ErrInvalid, i)
+		case region.Owner() != owner:
+			return pieces, 0, fmt.Errorf("%w: entry %d names a region of another domain", rdma.ErrInvalid, i)
+		case region.Closed():
+			return pieces, 0, fmt.Errorf("%w: entry %d names a closed region", rdma.ErrInvalid, i)
+		case s.Offset < 0 || s.Length < 0 || s.Offset > region.Size() || s.Length > region.Size()-s.Offset:
+			return pieces, 0, fmt.Errorf("%w: entry %d is bytes %d to %d of a region of %d",
+				rdma.ErrInvalid, i, s.Offset, s.Offset+s.Length, region.Size())
+		case region.Access()&need != need:
+			return pieces, 0, fmt.Errorf("%w: entry %d names a region without the right of local writes", rdma.ErrInvalid, i)
+		}
+		total += int64(s.Length)
+		if s.Length > 0 {
+			pieces = append(pieces, piece{region, s.Offset, s.Length})
+		}
+	}
+	return pieces, total, nil
+}
+
+// RecvQueue holds receives, of one queue pair or of many. It may be used
+// concurrently.
+type RecvQueue struct {
+	owner   mem.Owner
+	depth   int
+	maxSGE  int
+	onLimit func()
+
+	used atomic.Int32 // places taken, until the completions are polled
+
+	mu         sync.Mutex
+	ring       []receive
+	head, tail uint64
+	limit      int
+	closed     bool
+}
+
+type receive struct {
+	id     uint64
+	pieces []piece // capacity maxSGE
+	length int64
+}
+
+// NewRecvQueue makes a queue of depth receives of up to maxSGE entries. onLimit
+// is called once when fewer than limit are left.
+func NewRecvQueue(owner mem.Owner, depth, maxSGE, limit int, onLimit func()) *RecvQueue {
+	q := &RecvQueue{owner: owner, depth: depth, maxSGE: maxSGE, limit: limit, onLimit: onLimit,
+		ring: make([]receive, depth)}
+	backing := make([]piece, depth*maxSGE)
+	for i := range q.ring {
+		q.ring[i].pieces = backing[i*maxSGE : i*maxSGE : (i+1)*maxSGE]
+	}
+	return q
+}
+
+// Post appends receives and returns how many it took.
+func (q *RecvQueue) Post(requests []rdma.RecvRequest) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range requests {
+		r := &requests[i]
+		if q.closed {
+			return i, rdma.ErrState
+		}
+		if len(r.SGEs) > q.maxSGE {
+			return i, fmt.Errorf("%w: a receive of %d entries, at most %d", rdma.ErrInvalid, len(r.SGEs), q.maxSGE)
+		}
+		if int(q.used.Load()) >= q.depth {
+			return i, rdma.ErrQueueFull
+		}
+		slot := &q.ring[q.tail%uint64(q.depth)]
+		pieces, length, err := resolve(slot.pieces[:0], q.owner, r.SGEs, rdma.AccessLocalWrite)
+		if err != nil {
+			return i, err
+		}
+		slot.id, slot.pieces, slot.length = r.ID, pieces, length
+		q.tail++
+		q.used.Add(1)
+	}
+	return len(requests), nil
+}
+
+// take moves the oldest receive into r, whose pieces are reused.
+func (q *RecvQueue) take(r *receive) bool {
+	q.mu.Lock()
+	if q.head == q.tail {
+		q.mu.Unlock()
+		return false
+	}
+	slot := &q.ring[q.head%uint64(q.depth)]
+	r.id, r.length = slot.id, slot.length
+	r.pieces = append(r.pieces[:0], slot.pieces...)
+	q.head++
+	low := q.limit > 0 && int(q.tail-q.head) < q.limit
+	if low {
+		q.limit = 0
+	}
+	q.mu.Unlock()
+	if low && q.onLimit != nil {
+		q.onLimit()
+	}
+	return true
+}
+
+// Close refuses further posts.
+func (q *RecvQueue) Close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+}
+
+// MaxSGE is the number of entries that a receive may have.
+func (q *RecvQueue) MaxSGE() int { return q.maxSGE }

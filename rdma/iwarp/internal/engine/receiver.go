@@ -1,0 +1,614 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/mem"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
+)
+
+// directLimit is the rest of a segment below which it is not worth a vector of
+// its own: the bytes are read with what follows them and copied.
+const directLimit = 2 << 10
+
+type phase uint8
+
+const (
+	phaseHeader phase = iota
+	phasePayload
+	phaseTrailer
+)
+
+// receiver is the reading half. All of it belongs to the reader, except where
+// the engine's lock is held.
+type receiver struct {
+	crcOn bool
+	phase phase
+
+	header     [wire.LengthSize + wire.MaxSegmentHeaderSize]byte
+	have, need int
+	ulpdu      int
+	segment    wire.Segment
+	crc        uint32
+
+	left    int    // payload still to come
+	target  target // where it goes
+	to      piece  // for targetPiece: what is left of it
+	scratch [wire.MaxTerminateSize]byte
+	filled  int
+	fault   *fault // found in the header, told once the CRC has passed
+
+	trailer      [3 + wire.CRCSize]byte
+	tail, expect int
+
+	message   receive // the receive that is being filled, if open
+	open      bool
+	got       int64
+	part      int // of message.pieces
+	sendMSN   uint32
+	readMSN   uint32
+	status    rdma.Status // what the open receive completes with, if not flushed
+	readySend bool        // the first Send is the ready-to-receive message
+
+	heard bool // an FPDU has arrived
+	over  bool // the peer's last word has been heard
+	kick  bool // the writer may have work
+
+	cached *mem.Region
+	pinned *mem.Region // by Direct
+	direct []byte
+}
+
+type target uint8
+
+const (
+	targetSink    target = iota
+	targetPiece          // a region
+	targetMessage        // the pieces of a receive
+	targetScratch
+)
+
+func (x *receiver) init(maxSGE int) {
+	x.message.pieces = make([]piece, 0, maxSGE)
+	x.need = wire.LengthSize + wire.ControlSize
+	x.sendMSN, x.readMSN = wire.FirstMSN, wire.FirstMSN
+}
+
+func (x *receiver) start(p Params) {
+	x.crcOn = p.CRC
+	x.readySend = !p.Initiator && p.Ready == ReadySend
+}
+
+// operation is what the receiver does about an RDMAP opcode. begin looks at the
+// header and says where the payload goes; end acts once the CRC has passed.
+type operation struct {
+	tagged bool
+	queue  uint32
+	begin  func(e *Engine) *fault
+	end    func(e *Engine) *fault
+}
+
+// operations has what is served; the rest is refused as unexpected. Immediate
+// Data and the atomics of RFC 7306 would be rows here.
+var operations [16]operation
+
+func init() {
+	send := operation{queue: wire.QueueSend, begin: (*Engine).beginSend, end: (*Engine).endSend}
+	operations = [16]operation{
+		wire.OpWrite:        {tagged: true, begin: (*Engine).beginWrite, end: (*Engine).endWrite},
+		wire.OpReadRequest:  {queue: wire.QueueReadRequest, begin: (*Engine).beginReadRequest, end: (*Engine).endReadRequest},
+		wire.OpReadResponse: {tagged: true, begin: (*Engine).beginReadResponse, end: (*Engine).endReadResponse},
+		wire.OpSend:         send, wire.OpSendSolicited: send,
+		wire.OpSendInvalidate:          {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
+		wire.OpSendSolicitedInvalidate: {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
+		wire.OpTerminate:               {queue: wire.QueueTerminate, begin: (*Engine).beginTerminate, end: (*Engine).endTerminate},
+	}
+}
+
+// Direct tells where the next bytes of the stream belong in registered memory,
+// or returns nil. The memory stays pinned until Placed, which must follow; the
+// caller does not wait for the peer in between.
+func (e *Engine) Direct() []byte {
+	x := &e.rx
+	if x.phase != phasePayload || x.left < directLimit {
+		return nil
+	}
+	p := x.destination()
+	if p == nil || !p.region.Pin() {
+		return nil // Feed finds out and refuses
+	}
+	n := min(x.left, p.length)
+	x.pinned = p.region
+	x.direct = p.region.Bytes()[p.offset : p.offset+n]
+	return x.direct
+}
+
+// Placed says that the first n bytes of what Direct returned are there.
+func (e *Engine) Placed(n int) {
+	x := &e.rx
+	x.crc = wire.UpdateCRC(x.crc, x.direct[:n])
+	x.direct = nil
+	x.pinned.Unpin()
+	x.pinned = nil
+	x.advance(n)
+	x.consumed(n)
+}
+
+// destination is the region's part that the next byte belongs to, or nil.
+func (x *receiver) destination() *piece {
+	if x.target == targetPiece || x.target == targetMessage {
+		return &x.to
+	}
+	return nil
+}
+
+// advance moves the destination by n bytes.
+func (x *receiver) advance(n int) {
+	x.to.offset += n
+	x.to.length -= n
+	if x.target == targetMessage && x.to.length == 0 {
+		x.part++
+		if x.part < len(x.message.pieces) {
+			x.to = x.message.pieces[x.part]
+		}
+	}
+}
+
+func (x *receiver) consumed(n int) {
+	if x.left -= n; x.left == 0 {
+		x.phase = phaseTrailer
+	}
+}
+
+// Feed takes the next bytes of the stream. An error is the end of it: the queue
+// pair has failed.
+func (e *Engine) Feed(b []byte) error {
+	x := &e.rx
+	for len(b) > 0 {
+		var n int
+		var f *fault
+		switch x.phase {
+		case phaseHeader:
+			n = copy(x.header[x.have:x.need], b)
+			if x.have += n; x.have == x.need {
+				f = e.headerPart()
+			}
+		case phasePayload:
+			n = min(len(b), x.left)
+			x.crc = wire.UpdateCRC(x.crc, b[:n])
+			x.place(b[:n])
+			x.consumed(n)
+		case phaseTrailer:
+			n = copy(x.trailer[x.tail:x.expect], b)
+			if x.tail += n; x.tail == x.expect {
+				f = e.segmentEnd()
+			}
+		}
+		if f != nil {
+			e.refuse(f)
+			return e.Err()
+		}
+		b = b[n:]
+		if x.over {
+			return e.Err()
+		}
+	}
+	return nil
+}
+
+// End says that the stream has ended, with io.EOF or another error. It returns
+// why the connection is over.
+func (e *Engine) End(err error) error {
+	x := &e.rx
+	if x.phase != phaseHeader || x.have > 0 {
+		err = fmt.Errorf("%w: %w", ErrCutOff, err)
+	}
+	e.Fail(fmt.Errorf("%w: %w", rdma.ErrDisconnected, err))
+	return e.Err()
+}
+
+// place copies payload to where it belongs.
+func (x *receiver) place(b []byte) {
+	for len(b) > 0 {
+		switch x.target {
+		case targetSink:
+			return
+		case targetScratch:
+			x.filled += copy(x.scratch[x.filled:], b)
+			return
+		}
+		p := x.destination()
+		if !p.region.Pin() {
+			x.fault = x.closedUnder()
+			x.target = targetSink
+			return
+		}
+		n := copy(p.region.Bytes()[p.offset:p.offset+p.length], b)
+		p.region.Unpin()
+		b = b[n:]
+		x.advance(n)
+	}
+}
+
+// closedUnder is the fault of a destination that was closed while data came.
+func (x *receiver) closedUnder() *fault {
+	if x.segment.Opcode == wire.OpWrite {
+		return faultf(wire.DDPTaggedInvalidSTag, "the region was closed while a Write arrived")
+	}
+	f := faultf(wire.RDMAPStreamCatastrophic, "the region of a %s was closed while data arrived", x.segment.Opcode)
+	f.status = rdma.StatusLocalProtection
+	return f
+}
+
+// headerPart looks at what has come of a header: its first bytes, which tell the
+// length of the rest, or all of it.
+func (e *Engine) headerPart() *fault {
+	x := &e.rx
+	const first = wire.LengthSize + wire.ControlSize
+	if x.have == first {
+		x.ulpdu = int(binary.BigEndian.Uint16(x.header[:]))
+		size := wire.HeaderSize(x.header[wire.LengthSize])
+		if x.ulpdu < size {
+			return faultf(wire.MPALength, "a unit of %d bytes cannot hold a header of %d", x.ulpdu, size)
+		}
+		x.need = wire.LengthSize + size
+		return nil
+	}
+	x.crc = wire.UpdateCRC(0, x.header[:x.have])
+	var err error
+	x.segment, err = wire.ParseSegment(x.header[wire.LengthSize:x.have])
+	switch {
+	case err == wire.ErrDDPVersion && x.segment.Tagged:
+		return faultf(wire.DDPTaggedVersion, "")
+	case err == wire.ErrDDPVersion:
+		return faultf(wire.DDPUntaggedVersion, "")
+	case err == wire.ErrRDMAPVersion:
+		return faultf(wire.RDMAPBadVersion, "")
+	case err != nil:
+		return faultf(wire.MPALength, "%v", err)
+	}
+	x.left = x.ulpdu - x.segment.HeaderSize()
+	x.expect = wire.Padding(x.ulpdu) + wire.CRCSize
+	x.tail, x.filled = 0, 0
+	x.target, x.fault = targetSink, nil
+	x.phase = phasePayload
+	if x.left == 0 {
+		x.phase = phaseTrailer
+	}
+	x.fault = e.begin()
+	if x.fault != nil {
+		x.target = targetSink
+	}
+	return nil
+}
+
+func (e *Engine) begin() *fault {
+	x := &e.rx
+	op := &operations[x.segment.Opcode]
+	if op.begin == nil || op.tagged != x.segment.Tagged {
+		return faultf(wire.RDMAPUnexpectedOpcode, "%s (%d)", x.segment.Opcode, uint8(x.segment.Opcode))
+	}
+	if !op.tagged && x.segment.Queue != op.queue {
+		if x.segment.Queue > wire.QueueAtomicResponse {
+			return faultf(wire.DDPUntaggedQueue, "queue %d", x.segment.Queue)
+		}
+		return faultf(wire.RDMAPUnexpectedOpcode, "%s on queue %d", x.segment.Opcode, x.segment.Queue)
+	}
+	return op.begin(e)
+}
+
+// segmentEnd checks the CRC and acts.
+func (e *Engine) segmentEnd() *fault {
+	x := &e.rx
+	if x.crcOn {
+		at := x.expect - wire.CRCSize
+		x.crc = wire.UpdateCRC(x.crc, x.trailer[:at])
+		if got := wire.CRC(x.trailer[at:]); got != x.crc && !e.earlyTerminate(got) {
+			return faultf(wire.MPACRC, "a %s of %d bytes has CRC %08x, not %08x", x.segment.Opcode, x.ulpdu, got, x.crc)
+		}
+	}
+	if x.fault != nil {
+		return x.fault
+	}
+	x.phase, x.have, x.need = phaseHeader, 0, wire.LengthSize+wire.ControlSize
+	if !x.heard {
+		x.heard, x.kick = true, true
+		e.mu.Lock()
+		e.hold = false
+		e.mu.Unlock()
+	}
+	return operations[x.segment.Opcode].end(e)
+}
+
+// earlyTerminate accepts a Terminate without a CRC as the first that the peer
+// says: Linux siw sends it so before it is ready.
+func (e *Engine) earlyTerminate(crc uint32) bool {
+	return crc == 0 && !e.rx.heard && e.rx.segment.Opcode == wire.OpTerminate
+}
+
+// refuse fails the queue pair for what the peer sent and leaves a Terminate to
+// the writer.
+func (e *Engine) refuse(f *fault) {
+	x := &e.rx
+	t := &wire.Terminate{Cause: f.cause}
+	if f.cause.Layer < 2 { // found behind a whole header
+		t.HasSegment, t.Segment, t.SegmentLength = true, x.segment, uint16(x.ulpdu)
+		if x.segment.Opcode == wire.OpReadRequest && x.filled == wire.ReadRequestSize && f.cause.Layer == 0 {
+			t.HasRequest = true
+			t.Request, _ = wire.ParseReadRequest(x.scratch[:x.filled])
+		}
+	}
+	if x.open {
+		x.status = f.status
+	}
+	e.mu.Lock()
+	e.fail(f.error(), t)
+	e.mu.Unlock()
+}
+
+// lookup finds a region that the peer names.
+func (e *Engine) lookup(key uint32) *mem.Region {
+	if r := e.rx.cached; r != nil && r.Key() == key && !r.Closed() {
+		return r
+	}
+	r := e.cfg.Regions.Lookup(key)
+	e.rx.cached = r
+	return r
+}
+
+// causes is how a layer tells the ways in which an access can be wrong.
+type causes struct{ stag, owner, bounds, wrap, rights wire.Cause }
+
+var (
+	writeCauses = causes{wire.DDPTaggedInvalidSTag, wire.DDPTaggedNotAssociated, wire.DDPTaggedBounds,
+		wire.DDPTaggedWrap, wire.RDMAPAccessRights}
+	readCauses = causes{wire.RDMAPInvalidSTag, wire.RDMAPNotAssociated, wire.RDMAPBounds,
+		wire.RDMAPWrap, wire.RDMAPAccessRights}
+)
+
+// admit checks an access of the peer and finds the memory.
+func (e *Engine) admit(c *causes, key uint32, address, length uint64, need rdma.Access) (piece, *fault) {
+	region := e.lookup(key)
+	if region == nil {
+		return piece{}, faultf(c.stag, "key %#x names no region", key)
+	}
+	if region.Owner() != e.cfg.Owner {
+		return piece{}, faultf(c.owner, "key %#x belongs to another domain", key)
+	}
+	if address+length < address {
+		return piece{}, faultf(c.wrap, "%d bytes at address %#x", length, address)
+	}
+	size := uint64(region.Size())
+	if address < region.Address() || address-region.Address() > size || length > size-(address-region.Address()) {
+		return piece{}, faultf(c.bounds, "%d bytes at address %#x, the region has %d at %#x",
+			length, address, size, region.Address())
+	}
+	if region.Access()&need != need {
+		return piece{}, faultf(c.rights, "key %#x does not allow it", key)
+	}
+	return piece{region, int(address - region.Address()), int(length)}, nil
+}
+
+func (e *Engine) beginWrite() *fault {
+	x := &e.rx
+	if x.left == 0 {
+		return nil // touches nothing, so no tag is looked at (RFC 5041 section 5.1)
+	}
+	to, f := e.admit(&writeCauses, x.segment.STag, x.segment.Offset, uint64(x.left), rdma.AccessRemoteWrite)
+	if f != nil {
+		return f
+	}
+	x.target, x.to = targetPiece, to
+	return nil
+}
+
+func (e *Engine) endWrite() *fault { return nil }
+
+func (e *Engine) beginSend() *fault {
+	x := &e.rx
+	if x.segment.MSN != x.sendMSN {
+		return faultf(wire.DDPUntaggedMSN, "message %d, expected %d", x.segment.MSN, x.sendMSN)
+	}
+	if x.readySend && !x.heard && x.left == 0 && x.segment.Last {
+		return nil
+	}
+	if !x.open {
+		if x.segment.Offset != 0 {
+			return faultf(wire.DDPUntaggedOffset, "a message begins at %d", x.segment.Offset)
+		}
+		if !e.cfg.Receives.take(&x.message) {
+			return faultf(wire.DDPUntaggedNoBuffer, "a Send found no receive")
+		}
+		x.open, x.got, x.part, x.status = true, 0, 0, rdma.StatusFlushed
+		if len(x.message.pieces) > 0 {
+			x.to = x.message.pieces[0]
+		}
+	}
+	if x.segment.Offset != uint64(x.got) {
+		return faultf(wire.DDPUntaggedOffset, "offset %d, expected %d", x.segment.Offset, x.got)
+	}
+	if x.got+int64(x.left) > x.message.length {
+		f := faultf(wire.DDPUntaggedTooLong, "a Send of at least %d bytes, the receive has %d",
+			x.got+int64(x.left), x.message.length)
+		f.status = rdma.StatusLocalLength
+		return f
+	}
+	// Segments of other messages may have come in between.
+	if x.part < len(x.message.pieces) {
+		x.to = x.message.pieces[x.part]
+		done := x.got
+		for _, p := range x.message.pieces[:x.part] {
+			done -= int64(p.length)
+		}
+		x.to.offset += int(done)
+		x.to.length -= int(done)
+	}
+	x.target = targetMessage
+	x.got += int64(x.left)
+	return nil
+}
+
+func (e *Engine) endSend() *fault {
+	x := &e.rx
+	if !x.segment.Last {
+		return nil
+	}
+	x.sendMSN++
+	if !x.open {
+		return nil // the ready-to-receive message, which no receive sees
+	}
+	x.open = false
+	e.cfg.RecvCompletions.Push(rdma.Completion{
+		ID: x.message.id, QueuePair: e.cfg.Number, Op: rdma.OpRecv, Length: uint32(x.got),
+	}, x.segment.Opcode == wire.OpSendSolicited, &e.cfg.Receives.used, 1)
+	return nil
+}
+
+func (e *Engine) beginInvalidate() *fault {
+	return faultf(wire.RDMAPCannotInvalidate, "%s: regions here are not invalidated by peers", e.rx.segment.Opcode)
+}
+
+// beginUntagged checks a message of one segment for the scratch buffer.
+func (e *Engine) beginUntagged(msn uint32, least, most int) *fault {
+	x := &e.rx
+	switch {
+	case x.segment.MSN != msn:
+		return faultf(wire.DDPUntaggedMSN, "%s %d, expected %d", x.segment.Opcode, x.segment.MSN, msn)
+	case x.segment.Offset != 0:
+		return faultf(wire.DDPUntaggedOffset, "a %s begins at %d", x.segment.Opcode, x.segment.Offset)
+	case x.left > most:
+		return faultf(wire.DDPUntaggedTooLong, "a %s of %d bytes, at most %d", x.segment.Opcode, x.left, most)
+	case x.left < least || !x.segment.Last:
+		return faultf(wire.RDMAPUnspecified, "a %s of %d bytes is cut off", x.segment.Opcode, x.left)
+	}
+	x.target = targetScratch
+	return nil
+}
+
+func (e *Engine) beginReadRequest() *fault {
+	return e.beginUntagged(e.rx.readMSN, wire.ReadRequestSize, wire.ReadRequestSize)
+}
+
+func (e *Engine) endReadRequest() *fault {
+	x := &e.rx
+	x.readMSN++
+	request, err := wire.ParseReadRequest(x.scratch[:x.filled])
+	if err != nil {
+		return faultf(wire.RDMAPUnspecified, "%v", err)
+	}
+	var from piece
+	if request.Length > 0 {
+		var f *fault
+		from, f = e.admit(&readCauses, request.SourceSTag, request.SourceOffset, uint64(request.Length), rdma.AccessRemoteRead)
+		if f != nil {
+			return f
+		}
+	}
+	e.mu.Lock()
+	// A Read of no data as the ready-to-receive message is no part of what was
+	// negotiated, so there is always a place for one.
+	full := e.respEnd-e.respHead >= uint64(max(e.params.IRD, 1))
+	if !full {
+		e.responses[e.respEnd%uint64(len(e.responses))] = response{
+			request: request, segment: x.segment, region: from.region, offset: from.offset}
+		e.respEnd++
+	}
+	e.mu.Unlock()
+	if full {
+		return faultf(wire.DDPUntaggedNoBuffer, "more than the %d Reads that were agreed on", e.params.IRD)
+	}
+	x.kick = true
+	return nil
+}
+
+// oldestRead is the Read that the next response belongs to. Only the reader
+// removes it, so the place stays its own without the lock.
+func (e *Engine) oldestRead() *read {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.readHead == e.readEnd {
+		return nil
+	}
+	return &e.reads[e.readHead%uint64(len(e.reads))]
+}
+
+func (e *Engine) beginReadResponse() *fault {
+	x := &e.rx
+	r := e.oldestRead()
+	if r == nil {
+		return faultf(wire.DDPTaggedInvalidSTag, "a Read Response and no Read is outstanding")
+	}
+	if x.left > 0 || r.length > 0 {
+		if x.segment.STag != r.tag {
+			return faultf(wire.DDPTaggedInvalidSTag, "a Read Response for tag %#x, expected %#x", x.segment.STag, r.tag)
+		}
+		if x.segment.Offset != uint64(r.got) || uint64(x.left) > uint64(r.length-r.got) {
+			return faultf(wire.DDPTaggedBounds, "a Read Response of %d bytes at %d, expected %d of %d",
+				x.left, x.segment.Offset, r.got, r.length)
+		}
+	}
+	if x.left > 0 {
+		x.target = targetPiece
+		x.to = piece{r.to.region, r.to.offset + int(r.got), x.left}
+	}
+	return nil
+}
+
+func (e *Engine) endReadResponse() *fault {
+	x := &e.rx
+	r := e.oldestRead()
+	r.got += uint32(x.ulpdu - wire.TaggedHeaderSize)
+	if !x.segment.Last {
+		return nil
+	}
+	if r.got != r.length {
+		return faultf(wire.DDPTaggedBounds, "a Read Response ends at %d of %d bytes", r.got, r.length)
+	}
+	e.mu.Lock()
+	if !r.internal {
+		e.slot(r.request).done = true
+	}
+	e.readHead++
+	e.retire()
+	e.mu.Unlock()
+	x.kick = true
+	return nil
+}
+
+func (e *Engine) beginTerminate() *fault {
+	return e.beginUntagged(wire.FirstMSN, 0, wire.MaxULPDU)
+}
+
+func (e *Engine) endTerminate() *fault {
+	x := &e.rx
+	t, err := wire.ParseTerminate(x.scratch[:x.filled])
+	ended := &TerminateError{Layer: t.Cause.Layer, Type: t.Cause.Type, Code: t.Cause.Code}
+	if err != nil {
+		ended.Reason = err.Error()
+	} else if t.HasSegment {
+		ended.Reason = "about a " + t.Segment.Opcode.String()
+	}
+	x.over = true
+	e.Fail(ended)
+	return nil
+}
+
+// flush completes the receives that will not be filled any more.
+func (x *receiver) flush(cfg *Config) {
+	push := func(status rdma.Status) {
+		cfg.RecvCompletions.Push(rdma.Completion{ID: x.message.id, QueuePair: cfg.Number, Op: rdma.OpRecv, Status: status},
+			false, &cfg.Receives.used, 1)
+	}
+	if x.open {
+		x.open = false
+		push(x.status)
+	}
+	if cfg.SharedReceives {
+		return
+	}
+	for cfg.Receives.take(&x.message) {
+		push(rdma.StatusFlushed)
+	}
+}
