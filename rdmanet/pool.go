@@ -67,7 +67,7 @@ func (p *pool) add(key string, s *session) bool {
 func (p *pool) take(ctx context.Context, key string) *session {
 	p.mu.Lock()
 	pr := p.peers[key]
-	if pr == nil || p.closed {
+	if pr == nil || p.closed || p.total <= 0 || p.perPeer <= 0 {
 		p.mu.Unlock()
 		return nil
 	}
@@ -163,7 +163,7 @@ func (p *pool) idle(s *session) bool {
 	var oldest *session
 	p.mu.Lock()
 	e := p.sessions[s]
-	if p.closed || e == nil {
+	if p.closed || e == nil || p.total <= 0 || p.perPeer <= 0 {
 		p.mu.Unlock()
 		return false
 	}
@@ -175,7 +175,7 @@ func (p *pool) idle(s *session) bool {
 		p.mu.Unlock()
 		return true
 	}
-	if p.total <= 0 || len(pr.parked) >= p.perPeer {
+	if len(pr.parked) >= p.perPeer {
 		p.mu.Unlock()
 		return false
 	}
