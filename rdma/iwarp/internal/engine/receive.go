@@ -139,3 +139,6 @@ func (q *RecvQueue) Close() {
 
 // MaxSGE is the number of entries that a receive may have.
 func (q *RecvQueue) MaxSGE() int { return q.maxSGE }
+
+// Receives is where the engine's receives come from.
+func (e *Engine) Receives() *RecvQueue { return e.cfg.Receives }

@@ -1,0 +1,32 @@
+// Package iwarp is a verbs provider for any TCP network: iWARP in user space,
+// by RFC 5044 (MPA), RFC 5041 (DDP), RFC 5040 (RDMAP) and RFC 6581 (enhanced
+// set-up). It needs no adapter, no driver and no right.
+//
+// Payload of Writes and Read Responses is read from the socket straight into the
+// registered memory it is meant for, and that of Sends into the posted receive;
+// it is delivered once its CRC32C has passed. Many segments leave in one
+// gathered write. A queue pair runs over a connection of its own
+// ([rdma.QueuePair.Connect] and [rdma.Device.Listen]) or over a stream that two
+// programs have talked on before ([rdma.StreamDevice]).
+//
+// A connection costs two goroutines, which sleep while nothing happens, and its
+// queues: about 100 bytes for each request of SendDepth and 50 for each receive
+// of RecvDepth, 24 more for each scatter-gather entry. The buffers for moving
+// data (128 KiB to receive, about 40 KiB to send) come from a pool while bytes
+// move and are shared by all connections; only a stream that is neither a
+// *net.TCPConn nor a *net.UnixConn keeps one of 32 KiB. Nothing that a peer
+// sends makes memory grow: what is not placed in registered memory is dropped.
+//
+// # What is lacking
+//
+//	| what                             | how it shows                                      |
+//	|----------------------------------|---------------------------------------------------|
+//	| atomics (RFC 7306)               | no CapAtomics; a peer's request is terminated     |
+//	| immediate data (RFC 7306)        | no CapWriteImmediate; a peer's is terminated      |
+//	| Send with immediate              | iWARP has none                                    |
+//	| markers (RFC 5044)               | a Request for them is rejected, a Reply refused   |
+//	| Send with Invalidate             | a peer's is terminated: STag cannot be invalidated|
+//	| receiver not ready               | no CapReceiverNotReady: such a Send is terminated |
+//	| polling a flag that a Write sets | no CapPolledWrites: bytes land before their CRC   |
+//	| authentication, encryption       | none: see [Config.AllowRemote]                    |
+package iwarp

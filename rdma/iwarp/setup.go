@@ -1,0 +1,260 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
+)
+
+func (d *device) own(qp rdma.QueuePair) (*queuePair, error) {
+	q, ok := qp.(*queuePair)
+	if !ok || q.domain.device != d {
+		return nil, fmt.Errorf("%w: the queue pair is not of this device", rdma.ErrInvalid)
+	}
+	return q, nil
+}
+
+func (d *device) local(q *queuePair) engine.Local {
+	return engine.Local{Revision: uint8(d.config.Revision), IRD: q.config.MaxReads, ORD: q.config.MaxReads}
+}
+
+func (d *device) connect(ctx context.Context, q *queuePair, address string, private []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*d.config.SetupTimeout) // dialling, then the Reply
+	defer cancel()
+	if s := q.engine.State(); s != rdma.StateInit {
+		return nil, fmt.Errorf("iwarp: connect to %s: %w: the queue pair is %s", address, rdma.ErrState, s)
+	}
+	dialer := net.Dialer{Timeout: d.config.SetupTimeout}
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		err = setupError("connect to", address, err)
+		q.localEnd.Store(true)
+		q.engine.Fail(err)
+		q.engine.Flush()
+		return nil, err
+	}
+	return d.connectStream(ctx, q, conn, address, private)
+}
+
+// ConnectStream implements [rdma.StreamDevice]. The stream is closed on an error.
+func (d *device) ConnectStream(ctx context.Context, qp rdma.QueuePair, stream net.Conn, private []byte) ([]byte, error) {
+	q, err := d.own(qp)
+	if err != nil {
+		_ = stream.Close()
+		return nil, fmt.Errorf("iwarp: connect: %w", err)
+	}
+	return d.connectStream(ctx, q, stream, stream.RemoteAddr().String(), private)
+}
+
+func (d *device) connectStream(ctx context.Context, q *queuePair, conn net.Conn, peer string, private []byte) ([]byte, error) {
+	if err := q.begin(conn, peer); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("iwarp: connect to %s: %w", peer, err)
+	}
+	reply, params, err := d.initiate(ctx, q, conn, private)
+	if err == nil {
+		d.tune(conn, &params)
+		err = q.run(conn, params)
+	}
+	if err == nil {
+		return reply, nil
+	}
+	if errors.Is(err, engine.ErrRejected) {
+		err = &rdma.RejectedError{Peer: peer, PrivateData: reply}
+	} else {
+		err = setupError("connect to", peer, err)
+	}
+	q.abandon(conn, err)
+	return reply, err
+}
+
+// initiate sends the Request and reads the Reply.
+func (d *device) initiate(ctx context.Context, q *queuePair, conn net.Conn, private []byte) ([]byte, engine.Params, error) {
+	local := d.local(q)
+	request := engine.Request(local, private)
+	frame, err := wire.AppendSetup(nil, &request)
+	if err != nil {
+		return nil, engine.Params{}, fmt.Errorf("%w: %w", rdma.ErrInvalid, err)
+	}
+	var reply wire.Setup
+	var params engine.Params
+	err = d.bounded(ctx, conn, func() error {
+		if _, err := conn.Write(frame); err != nil {
+			return fmt.Errorf("send the MPA Request: %w", err)
+		}
+		reply, err = readSetup(conn, true)
+		if err != nil {
+			return err
+		}
+		params, err = engine.Conclude(&request, &reply, local)
+		var refused *engine.SetupError
+		if errors.As(err, &refused) {
+			_, _ = conn.Write(engine.TerminateFrame(refused.Cause, reply.CRC))
+		}
+		return err
+	})
+	return reply.Private, params, err
+}
+
+// bounded runs a step of the set-up with the deadlines of ctx and the device on
+// conn.
+func (d *device) bounded(ctx context.Context, conn net.Conn, step func() error) error {
+	if err := conn.SetDeadline(time.Now().Add(d.config.SetupTimeout)); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	err := step()
+	if !stop() {
+		// The deadline may be set any time now: the connection is of no use.
+		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			err = ctx.Err()
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return conn.SetDeadline(time.Time{})
+}
+
+// readSetup reads one frame and not a byte more: what follows belongs to the
+// queue pair.
+func readSetup(conn net.Conn, reply bool) (wire.Setup, error) {
+	name := "Request"
+	if reply {
+		name = "Reply"
+	}
+	frame := make([]byte, wire.SetupHeaderSize, wire.SetupHeaderSize+wire.MaxPrivateData)
+	if _, err := io.ReadFull(conn, frame); err != nil {
+		return wire.Setup{}, fmt.Errorf("read the MPA %s: %w", name, err)
+	}
+	n, err := wire.SetupPrivateLength(frame, reply)
+	if err != nil {
+		return wire.Setup{}, fmt.Errorf("read the MPA %s: %w", name, err)
+	}
+	frame = frame[:len(frame)+n]
+	if _, err := io.ReadFull(conn, frame[wire.SetupHeaderSize:]); err != nil {
+		return wire.Setup{}, fmt.Errorf("read the MPA %s: %w", name, err)
+	}
+	setup, err := wire.ParseSetup(frame, reply)
+	if err != nil {
+		return wire.Setup{}, fmt.Errorf("read the MPA %s: %w", name, err)
+	}
+	return setup, nil
+}
+
+// setupError words why a connection did not come about.
+func setupError(what, peer string, err error) error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("%w: %w", rdma.ErrTimeout, err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		err = fmt.Errorf("%w: the peer closed the connection, perhaps it does not speak MPA: %w", rdma.ErrDisconnected, err)
+	}
+	return fmt.Errorf("iwarp: %s %s: %w", what, peer, err)
+}
+
+// connectRequest implements [rdma.ConnectRequest].
+type connectRequest struct {
+	device   *device
+	conn     net.Conn
+	setup    wire.Setup
+	answered atomic.Bool
+}
+
+// RequestFromStream implements [rdma.StreamDevice]. The stream is closed on an
+// error.
+func (d *device) RequestFromStream(ctx context.Context, stream net.Conn) (rdma.ConnectRequest, error) {
+	r := &connectRequest{device: d, conn: stream}
+	err := d.bounded(ctx, stream, func() (err error) {
+		r.setup, err = readSetup(stream, false)
+		return err
+	})
+	if err != nil {
+		_ = stream.Close()
+		return nil, setupError("request from", stream.RemoteAddr().String(), err)
+	}
+	return r, nil
+}
+
+func (r *connectRequest) PrivateData() []byte   { return r.setup.Private }
+func (r *connectRequest) RemoteAddress() string { return r.conn.RemoteAddr().String() }
+
+func (r *connectRequest) claim() error {
+	if r.answered.Swap(true) {
+		return fmt.Errorf("iwarp: request from %s: %w: it has been answered", r.RemoteAddress(), rdma.ErrState)
+	}
+	return nil
+}
+
+func (r *connectRequest) Accept(ctx context.Context, qp rdma.QueuePair, private []byte) error {
+	if err := r.claim(); err != nil {
+		return err
+	}
+	peer := r.RemoteAddress()
+	q, err := r.device.own(qp)
+	if err == nil {
+		err = q.begin(r.conn, peer)
+	}
+	if err != nil {
+		_ = r.refuse(nil)
+		return fmt.Errorf("iwarp: accept %s: %w", peer, err)
+	}
+	reply, params, unfit := engine.Answer(&r.setup, r.device.local(q), private)
+	frame, err := wire.AppendSetup(nil, &reply)
+	if err != nil {
+		_ = r.refuse(nil)
+		err = fmt.Errorf("iwarp: accept %s: %w: %w", peer, rdma.ErrInvalid, err)
+		q.abandon(r.conn, err)
+		return err
+	}
+	r.device.tune(r.conn, &params)
+	err = r.device.bounded(ctx, r.conn, func() error {
+		if _, err := r.conn.Write(frame); err != nil {
+			return fmt.Errorf("send the MPA Reply: %w", err)
+		}
+		return unfit
+	})
+	if err == nil {
+		err = q.run(r.conn, params)
+	}
+	if err != nil {
+		err = setupError("accept", peer, err)
+		q.abandon(r.conn, err)
+		return err
+	}
+	return nil
+}
+
+func (r *connectRequest) Reject(private []byte) error {
+	if err := r.claim(); err != nil {
+		return err
+	}
+	if err := r.refuse(private); err != nil {
+		return fmt.Errorf("iwarp: reject %s: %w", r.RemoteAddress(), err)
+	}
+	return nil
+}
+
+func (r *connectRequest) refuse(private []byte) error {
+	defer func() { _ = r.conn.Close() }()
+	reply := engine.Refuse(&r.setup, private)
+	frame, err := wire.AppendSetup(nil, &reply)
+	if err != nil {
+		return fmt.Errorf("%w: %w", rdma.ErrInvalid, err)
+	}
+	if err := r.conn.SetWriteDeadline(time.Now().Add(r.device.config.LingerTimeout)); err != nil {
+		return err
+	}
+	_, err = r.conn.Write(frame)
+	return err
+}

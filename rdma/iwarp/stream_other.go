@@ -1,0 +1,27 @@
+//go:build !linux
+
+package iwarp
+
+import (
+	"errors"
+	"net"
+	"runtime"
+
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
+)
+
+func available() error {
+	return errors.New("the user-space iWARP provider runs on Linux, this is " + runtime.GOOS)
+}
+
+// outgoing is a batch on its way.
+type outgoing struct{ batch *engine.Batch }
+
+func newOutgoing() *outgoing { return &outgoing{engine.NewBatch()} }
+
+func (o *outgoing) free()    { o.batch.Free() }
+func (o *outgoing) prepare() {}
+
+func newStream(conn net.Conn) stream { return plainStream{conn} }
+
+func (d *device) tune(_ net.Conn, params *engine.Params) { params.MaxULPDU = largeULPDU }
