@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"testing"
+	"time"
 
 	"net"
 
@@ -83,3 +84,7 @@ func TestConnMemoryReused(t *testing.T) {
 		}, nil
 	})
 }
+
+var timeNever time.Time
+
+func timeSoon() time.Time { return time.Now().Add(time.Minute) }
