@@ -1,0 +1,352 @@
+package rpc
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+)
+
+// keepBuffer is the largest buffer that an idle connection holds on to.
+const keepBuffer = 64 << 10
+
+// maxPending is how many bytes of responses may wait for a client that does
+// not read them before its calls wait, too.
+const maxPending = 4 << 20
+
+// conn is a client's connection.
+type conn struct {
+	server *Server
+	nc     net.Conn
+	ctx    context.Context
+	cancel context.CancelFunc
+	calls  sync.WaitGroup
+	slots  chan struct{} // one token for each call under way
+
+	// What the client said of itself; set before its first call.
+	user, realUser string
+	known          bool
+
+	out struct {
+		sync.Mutex
+		ready   sync.Cond // pending has room again, or failed
+		pending []byte
+		spare   []byte
+		writing bool
+		failed  error
+	}
+}
+
+func newConn(s *Server, nc net.Conn) *conn {
+	c := &conn{server: s, nc: nc, slots: make(chan struct{}, s.cfg.MaxInFlight)}
+	c.ctx, c.cancel = context.WithCancel(s.ctx)
+	c.out.ready.L = &c.out
+	return c
+}
+
+func (c *conn) serve() {
+	err := c.read()
+	c.cancel()
+	c.calls.Wait()
+	c.nc.Close()
+	switch {
+	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+	default:
+		c.server.cfg.Logger.Info("rpc: connection ended", "peer", c.nc.RemoteAddr(), "user", c.user, "error", err)
+	}
+}
+
+// read reads until the connection ends or the client breaks the protocol, which
+// it is then told.
+func (c *conn) read() error {
+	if err := c.nc.SetReadDeadline(time.Now().Add(c.server.cfg.HandshakeTimeout)); err != nil {
+		return err
+	}
+	r := bufio.NewReaderSize(c.nc, 8<<10)
+	if err := c.preamble(r); err != nil {
+		return c.tell(&rpcpb.RpcRequestHeaderProto{CallId: proto.Int32(-1)}, err)
+	}
+	var buf []byte
+	for {
+		var err error
+		if buf, err = readFrame(r, buf, c.server.cfg.MaxFrame); err != nil {
+			if errors.Is(err, errFrameLength) {
+				return c.tell(&rpcpb.RpcRequestHeaderProto{CallId: proto.Int32(callIDInvalid)},
+					fatal(codeFatalHeader, classRPCException, err.Error()))
+			}
+			return err
+		}
+		if err := c.frame(buf); err != nil {
+			return err
+		}
+		if c.known {
+			if err := c.nc.SetReadDeadline(time.Now().Add(c.server.cfg.IdleTimeout)); err != nil {
+				return err
+			}
+		}
+		if cap(buf) > keepBuffer {
+			buf = nil
+		}
+	}
+}
+
+// tell answers with an error that ends the connection, and returns it.
+func (c *conn) tell(header *rpcpb.RpcRequestHeaderProto, err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		if serr := c.respond(header, e, nil); serr != nil {
+			return errors.Join(err, serr)
+		}
+		// The answer has been written; a FIN, not a reset for what the client
+		// has sent since, must carry it there.
+		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
+			if half.CloseWrite() == nil && c.nc.SetReadDeadline(time.Now().Add(time.Second)) == nil {
+				_, _ = io.CopyN(io.Discard, c.nc, 1<<20) // whatever ends it, the connection closes now
+			}
+		}
+	}
+	return err
+}
+
+const httpAnswer = "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" +
+	"This port speaks Hadoop RPC, not HTTP.\r\n"
+
+func (c *conn) preamble(r *bufio.Reader) error {
+	var b [preambleSize]byte
+	if _, err := io.ReadFull(r, b[:4]); err != nil {
+		return err
+	}
+	if bytes.Equal(b[:4], []byte("GET ")) {
+		_, err := io.WriteString(c.nc, httpAnswer)
+		return errors.Join(errors.New("an HTTP request came"), err)
+	}
+	if [4]byte(b[:4]) != magic {
+		return fmt.Errorf("the first bytes %q are not Hadoop RPC's", b[:4])
+	}
+	if _, err := io.ReadFull(r, b[4:]); err != nil {
+		return err
+	}
+	if b[4] != version {
+		return fatal(codeFatalVersion, classVersionMismatch,
+			fmt.Sprintf("Server IPC version %d cannot communicate with client version %d", version, b[4]))
+	}
+	switch b[6] {
+	case authNone, authSASL:
+		return nil
+	}
+	return fatal(codeFatalUnauthorized, classAccessControl, fmt.Sprintf("authentication of kind %#x is not known here", b[6]))
+}
+
+// frame takes one frame. The error ends the connection.
+func (c *conn) frame(b []byte) error {
+	header := &rpcpb.RpcRequestHeaderProto{}
+	rest, err := decodeNext(b, header)
+	if err != nil {
+		return c.tell(&rpcpb.RpcRequestHeaderProto{CallId: proto.Int32(callIDInvalid)},
+			fatal(codeFatalHeader, classRPCException, "request header: "+err.Error()))
+	}
+	if header.RpcOp == nil || header.GetRpcOp() != rpcpb.RpcRequestHeaderProto_RPC_FINAL_PACKET {
+		return c.tell(header, fatal(codeFatalHeader, classRPCException, "the operation in the request header is not RPC_FINAL_PACKET"))
+	}
+	if header.RpcKind == nil {
+		return c.tell(header, fatal(codeFatalHeader, classRPCException, "the request header has no kind of RPC"))
+	}
+	if header.GetRpcKind() != rpcpb.RpcKindProto_RPC_PROTOCOL_BUFFER {
+		return c.tell(header, fatal(codeFatalSerializing, classRPCException, "only RPC_PROTOCOL_BUFFER is spoken here, not "+header.GetRpcKind().String()))
+	}
+	if header.GetCallId() < 0 {
+		return c.control(header, rest)
+	}
+	return c.call(header, rest)
+}
+
+// control takes the messages that are not calls.
+func (c *conn) control(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
+	switch header.GetCallId() {
+	case callIDPing:
+		return nil
+	case callIDSASL:
+		sasl := &rpcpb.RpcSaslProto{}
+		if _, err := decodeNext(rest, sasl); err != nil {
+			return c.tell(header, fatal(codeFatalRequest, classRPCException, "SASL message: "+err.Error()))
+		}
+		if sasl.GetState() != rpcpb.RpcSaslProto_NEGOTIATE {
+			return c.tell(header, fatal(codeFatalUnauthorized, classAccessControl, "this server has simple authentication only"))
+		}
+		// SUCCESS without a mechanism: go on as simple.
+		return c.respond(header, nil, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_SUCCESS.Enum()})
+	case callIDContext:
+		if c.known {
+			return c.tell(header, fatal(codeFatalHeader, classRPCException, "a second connection context"))
+		}
+		hello := &rpcpb.IpcConnectionContextProto{}
+		if _, err := decodeNext(rest, hello); err != nil {
+			return c.tell(header, fatal(codeFatalRequest, classRPCException, "connection context: "+err.Error()))
+		}
+		if _, ok := c.server.protocols[hello.GetProtocol()]; !ok && hello.GetProtocol() != "" {
+			return c.tell(header, fatal(codeNoSuchProtocol, classNoSuchProtocol, "Unknown protocol: "+hello.GetProtocol()))
+		}
+		c.user, c.realUser = hello.GetUserInfo().GetEffectiveUser(), hello.GetUserInfo().GetRealUser()
+		c.known = true
+		return nil
+	}
+	return c.tell(header, fatal(codeFatalHeader, classRPCException, fmt.Sprintf("call id %d is not known", header.GetCallId())))
+}
+
+// call starts a call. What is wrong with the call alone is answered; the
+// connection goes on.
+func (c *conn) call(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
+	if !c.known {
+		return c.tell(header, fatal(codeFatalHeader, classRPCException, "Connection context not established"))
+	}
+	request := &rpcpb.RequestHeaderProto{}
+	rest, err := decodeNext(rest, request)
+	if err != nil {
+		return c.tell(header, fatal(codeFatalRequest, classRPCException, "request: "+err.Error()))
+	}
+	class, name := request.GetDeclaringClassProtocolName(), request.GetMethodName()
+	p, ok := c.server.protocols[class]
+	if !ok {
+		return c.respond(header, refuse(codeNoSuchProtocol, classNoSuchProtocol, "Unknown protocol: "+class), nil)
+	}
+	if request.GetClientProtocolVersion() != p.version {
+		return c.respond(header, refuse(codeProtocolVersion, classVersionMismatch, fmt.Sprintf(
+			"Protocol %s version mismatch. (client = %d, server = %d)", class, request.GetClientProtocolVersion(), p.version)), nil)
+	}
+	m, ok := p.methods[name]
+	if !ok {
+		return c.respond(header, refuse(codeNoSuchMethod, classNoSuchMethod, "Unknown method "+name+" called on "+class+" protocol."), nil)
+	}
+	body, _, err := nextMessage(rest)
+	var req proto.Message
+	if err == nil {
+		req, err = m.decode(body)
+	}
+	if err != nil {
+		return c.respond(header, refuse(codeServer, classRPCException, "arguments of "+name+": "+err.Error()), nil)
+	}
+	call := &Call{
+		User: c.user, RealUser: c.realUser, CallID: header.GetCallId(), RetryCount: header.GetRetryCount(),
+		Protocol: class, Method: name, Peer: c.nc.RemoteAddr(),
+	}
+	if len(header.GetClientId()) == len(call.ClientID) {
+		call.ClientID = ClientID(header.GetClientId())
+	}
+	select {
+	case c.slots <- struct{}{}:
+	case <-c.ctx.Done():
+		return net.ErrClosed
+	}
+	c.calls.Go(func() {
+		resp, err := c.invoke(m, call, req)
+		if err != nil {
+			e := onTheWire(err)
+			err = c.respond(header, e, nil)
+			if e.Fatal {
+				c.nc.Close()
+			}
+		} else {
+			err = c.respond(header, nil, resp)
+			var encode *encodeError
+			if errors.As(err, &encode) {
+				err = c.respond(header, refuse(codeSerializing, classIOException, encode.Error()), nil)
+			}
+		}
+		if err != nil {
+			c.nc.Close() // which ends the reading, too
+		}
+		<-c.slots
+	})
+	return nil
+}
+
+// invoke calls the method; a panic becomes an error of this call alone.
+func (c *conn) invoke(m Method, call *Call, req proto.Message) (resp proto.Message, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.server.cfg.Logger.Error("rpc: method panicked", "method", call.Method, "peer", call.Peer, "panic", p, "stack", string(debug.Stack()))
+			err = refuse(codeServer, classIOException, "the server failed at "+call.Method+"; its log tells more")
+		}
+	}()
+	return m.call(WithCall(c.ctx, call), req)
+}
+
+// respond sends a response: an error, or success with a body.
+func (c *conn) respond(request *rpcpb.RpcRequestHeaderProto, failure *Error, body proto.Message) error {
+	header := &rpcpb.RpcResponseHeaderProto{
+		CallId:              proto.Uint32(uint32(request.GetCallId())),
+		Status:              statusSuccess.Enum(),
+		ServerIpcVersionNum: proto.Uint32(version),
+		ClientId:            request.GetClientId(),
+		RetryCount:          proto.Int32(request.GetRetryCount()),
+	}
+	messages := []proto.Message{header, body}
+	if failure != nil {
+		header.Status = statusError.Enum()
+		if failure.Fatal {
+			header.Status = statusFatal.Enum()
+		}
+		header.ExceptionClassName = proto.String(failure.Class)
+		header.ErrorMsg = proto.String(failure.Message)
+		header.ErrorDetail = failure.code.Enum()
+		messages = messages[:1]
+	}
+	return c.send(messages)
+}
+
+// encodeError says that a response could not be put into a frame; nothing of
+// it has been sent.
+type encodeError struct{ err error }
+
+func (e *encodeError) Error() string { return "encoding the response: " + e.err.Error() }
+func (e *encodeError) Unwrap() error { return e.err }
+
+// send appends a frame to what goes out. Whoever finds nobody writing writes,
+// for all who append meanwhile.
+func (c *conn) send(messages []proto.Message) error {
+	out := &c.out
+	out.Lock()
+	defer out.Unlock()
+	for len(out.pending) > maxPending && out.failed == nil {
+		out.ready.Wait()
+	}
+	if out.failed != nil {
+		return out.failed
+	}
+	pending, err := appendFrame(out.pending, messages...)
+	out.pending = pending
+	if err != nil {
+		return &encodeError{err}
+	}
+	if out.writing {
+		return nil
+	}
+	out.writing = true
+	for len(out.pending) > 0 && out.failed == nil {
+		b := out.pending
+		out.pending, out.spare = out.spare[:0], nil
+		out.Unlock()
+		err := c.nc.SetWriteDeadline(time.Now().Add(c.server.cfg.WriteTimeout))
+		if err == nil {
+			_, err = c.nc.Write(b)
+		}
+		out.Lock()
+		out.failed = err
+		if cap(b) <= keepBuffer {
+			out.spare = b
+		}
+		out.ready.Broadcast()
+	}
+	out.writing = false
+	return out.failed
+}

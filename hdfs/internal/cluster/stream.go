@@ -1,0 +1,85 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+)
+
+// NewStreamConn carries messages on a byte stream, each behind its length as 32
+// bits, big-endian. A context that ends in the middle of a message breaks the
+// stream, and so the connection.
+func NewStreamConn(nc net.Conn) Conn {
+	return &streamConn{nc: nc, r: bufio.NewReader(nc)}
+}
+
+type streamConn struct {
+	nc net.Conn
+	r  *bufio.Reader
+
+	sending sync.Mutex
+	buf     []byte
+}
+
+func (c *streamConn) Send(ctx context.Context, msg []byte) error {
+	if len(msg) > MaxMessage {
+		return fmt.Errorf("a message of %d bytes, at most %d", len(msg), MaxMessage)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	stop := context.AfterFunc(ctx, func() { c.nc.Close() })
+	defer stop()
+	c.buf = append(binary.BigEndian.AppendUint32(c.buf[:0], uint32(len(msg))), msg...)
+	_, err := c.nc.Write(c.buf)
+	return c.reason(ctx, err)
+}
+
+func (c *streamConn) Receive(ctx context.Context, buf []byte) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return buf, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.nc.Close() })
+	defer stop()
+	var head [4]byte
+	if _, err := io.ReadFull(c.r, head[:]); err != nil {
+		return buf, c.reason(ctx, err)
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > MaxMessage {
+		return buf, fmt.Errorf("%w: a message of %d bytes, at most %d", errProtocol, n, MaxMessage)
+	}
+	// The length is only a claim: memory follows the bytes.
+	buf = buf[:0]
+	for len(buf) < int(n) {
+		step := min(int(n)-len(buf), max(64<<10, len(buf)))
+		if cap(buf)-len(buf) < step {
+			buf = append(make([]byte, 0, len(buf)+step), buf...)
+		}
+		got, err := io.ReadFull(c.r, buf[len(buf):len(buf)+step])
+		buf = buf[:len(buf)+got]
+		if err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return buf, c.reason(ctx, err)
+		}
+	}
+	return buf, nil
+}
+
+// reason prefers the context's error to that of the connection it closed.
+func (c *streamConn) reason(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+func (c *streamConn) Close() error { return c.nc.Close() }
