@@ -1,0 +1,663 @@
+package shm
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/internal/memfd"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// Addresses are names of Unix sockets: "@name" in the abstract namespace, or a
+// path that begins with a slash.
+func checkAddress(address string) error {
+	if len(address) < 2 || address[0] != '@' && address[0] != '/' {
+		return fmt.Errorf("%w: address %q: want @name or the absolute path of a socket", rdma.ErrInvalid, address)
+	}
+	if limit := len(unix.RawSockaddrUnix{}.Path) - 1; len(address) > limit || strings.ContainsRune(address, 0) {
+		return fmt.Errorf("%w: address %q is longer than the %d bytes of a socket's name", rdma.ErrInvalid, address, limit)
+	}
+	return nil
+}
+
+// start notes that Connect or Accept has begun. Until done is called, Close
+// waits.
+func (qp *queuePair) start() (done func(), err error) {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	if state := qp.State(); state != rdma.StateInit || qp.started {
+		return nil, fmt.Errorf("%w: %s, and a queue pair connects once", rdma.ErrState, state)
+	}
+	qp.started = true
+	qp.ending.Add(1)
+	return qp.ending.Done, nil
+}
+
+// setConn makes c the queue pair's, unless that has ended.
+func (qp *queuePair) setConn(c *conn, name string) error {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	if qp.State() != rdma.StateInit {
+		return qp.err
+	}
+	qp.conn, qp.peerText = c, name
+	return nil
+}
+
+// setConnected begins the connected state.
+func (qp *queuePair) setConnected() error {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	if qp.State() != rdma.StateInit {
+		return qp.err
+	}
+	qp.state.Store(uint32(rdma.StateConnected))
+	qp.ending.Go(qp.serve)
+	return nil
+}
+
+// describe returns what the peer must know, and the descriptors beside it.
+func (qp *queuePair) describe(private []byte) (*hello, []int) {
+	h := &hello{
+		least: versionMin, greatest: versionMax, domain: qp.domain.id, queuePair: qp.number, inbox: qp.inbox.shape,
+		bell: bellPlace{qp.recvCQ.index, qp.bit}, retryBit: qp.number % bellBits, private: private,
+	}
+	descriptors := []int{qp.inboxFile.FD(), qp.domain.tableFile.FD(), qp.domain.bellFile.FD()}
+	if qp.srq != nil {
+		h.shared, h.sharedShape = true, qp.srq.queue.shape
+		descriptors = append(descriptors, qp.srq.file.FD())
+	}
+	return h, descriptors
+}
+
+// adopt maps what the peer described and takes the descriptors out of p.
+func (qp *queuePair) adopt(h *hello, p *packet, c *conn) error {
+	if len(p.descriptors) != h.descriptors() {
+		return fmt.Errorf("%w: %d descriptors, expected %d", errPacket, len(p.descriptors), h.descriptors())
+	}
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	var err error
+	if qp.outMemory, err = memfd.Adopt(p.take(0), h.inbox.size(), true, true); err != nil {
+		return fmt.Errorf("the peer's inbox: %w", err)
+	}
+	if h.shared {
+		if qp.sharedMemory, err = memfd.Adopt(p.take(3), h.sharedShape.size(), true, true); err != nil {
+			return fmt.Errorf("the peer's shared receive queue: %w", err)
+		}
+		qp.outShared = viewShared(qp.sharedMemory, h.sharedShape)
+	}
+	qp.out = viewInbox(qp.outMemory, h.inbox)
+	qp.remote = *h
+	peer, err := qp.domain.device.acquirePeer(peerIdentity{domain: h.domain, process: c.peer.Pid}, p.take(1), p.take(2))
+	if err != nil {
+		return err
+	}
+	peer.join(qp)
+	qp.peer.Store(peer)
+	return nil
+}
+
+// Connect implements rdma.QueuePair.
+func (qp *queuePair) Connect(ctx context.Context, address string, private []byte) ([]byte, error) {
+	if len(private) > maxPrivateData {
+		return nil, fmt.Errorf("shm: connect to %s: %w: %d bytes of private data, at most %d", address, rdma.ErrInvalid, len(private), maxPrivateData)
+	}
+	done, err := qp.start()
+	if err != nil {
+		return nil, fmt.Errorf("shm: connect to %s: %w", address, err)
+	}
+	defer done()
+	reply, err := qp.connect(ctx, address, private)
+	if err == nil {
+		return reply, nil
+	}
+	if failure := qp.Err(); failure != nil {
+		err = failure // closed meanwhile
+	}
+	err = contextError(ctx, err)
+	if rejected := (*rdma.RejectedError)(nil); !errors.As(err, &rejected) {
+		err = fmt.Errorf("shm: connect to %s: %w", address, err)
+	}
+	qp.fail(err, "connecting failed")
+	return nil, err
+}
+
+// contextError tells that the context ended rather than what that did to a socket.
+func contextError(ctx context.Context, err error) error {
+	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	if cause := ctx.Err(); errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", rdma.ErrTimeout, context.DeadlineExceeded)
+}
+
+func (qp *queuePair) connect(ctx context.Context, address string, private []byte) ([]byte, error) {
+	if err := checkAddress(address); err != nil {
+		return nil, err
+	}
+	socket, err := dial(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	config := qp.domain.device.config
+	c, err := newConn(socket, config.AccessTimeout)
+	if err == nil {
+		err = c.checkUser(config)
+	}
+	if err == nil {
+		err = qp.setConn(c, c.name()+" at "+address)
+	}
+	if err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	defer c.bound(ctx)()
+	h, descriptors := qp.describe(private)
+	if err := c.write(h.append(packetHello, nil), descriptors...); err != nil {
+		return nil, err
+	}
+	p, err := c.read()
+	if err != nil {
+		return nil, fmt.Errorf("no answer: %w", hangUp(err))
+	}
+	defer p.release()
+	switch p.kind() {
+	case packetAccept:
+	case packetReject:
+		reason, err := parseTail(p.bytes, maxPrivateData)
+		if err != nil {
+			return nil, err
+		}
+		return nil, &rdma.RejectedError{Peer: qp.peerName(), PrivateData: append([]byte(nil), reason...)}
+	case packetRefuse:
+		text, err := parseTail(p.bytes, maxText)
+		if err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: %s refused: %q", rdma.ErrDisconnected, c.name(), text)
+	default:
+		return nil, fmt.Errorf("%w: a %s instead of an answer", errPacket, p.kind())
+	}
+	answer, err := parseHello(p.bytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := qp.adopt(answer, &p, c); err != nil {
+		return nil, err
+	}
+	if err := c.write([]byte{byte(packetReady)}); err != nil {
+		return nil, err
+	}
+	reply := answer.private
+	return reply, qp.setConnected()
+}
+
+// hangUp turns the end of a socket into what it means.
+func hangUp(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, errPacket) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", rdma.ErrDisconnected, err)
+}
+
+func dial(ctx context.Context, address string) (*net.UnixConn, error) {
+	var dialer net.Dialer
+	for attempt := 64; ; attempt++ {
+		connection, err := dialer.DialContext(ctx, "unixpacket", address)
+		switch {
+		case err == nil:
+			return connection.(*net.UnixConn), nil
+		case errors.Is(err, syscall.EAGAIN) && ctx.Err() == nil:
+			pause(attempt) // the listener's backlog is full
+			continue
+		case errors.Is(err, syscall.ECONNREFUSED) && address[0] == '@':
+			return nil, fmt.Errorf("%w: nobody listens there, or in another network namespace: containers need the path of a socket in a directory that they share", err)
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("%w: nobody listens there, or the directory is not shared with the other container", err)
+		}
+		return nil, err
+	}
+}
+
+// serve reads the connection's socket until it ends.
+func (qp *queuePair) serve() {
+	for {
+		p, err := qp.conn.read()
+		if err == nil {
+			err = qp.handle(&p)
+			p.release()
+		}
+		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			continue // a deadline is left over from connecting, and just being lifted
+		}
+		if qp.State() != rdma.StateConnected {
+			// The teardown waits for the peer to be out of this side's memory; its
+			// hanging up is what tells.
+			if qp.conn.hungUp.Load() || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			continue
+		}
+		var left *farewellError
+		kind := rdma.EventDisconnected
+		switch {
+		case errors.As(err, &left):
+			err = fmt.Errorf("shm: %s ended the connection: %q: %w", qp.peerName(), left.text, rdma.ErrDisconnected)
+		case qp.conn.hungUp.Load():
+			err = fmt.Errorf("shm: %s died: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
+		default:
+			kind = rdma.EventQueuePairError
+			err = fmt.Errorf("shm: connection with %s: %w: %w", qp.peerName(), rdma.ErrDisconnected, err)
+		}
+		qp.failEvent(kind, err, "protocol error")
+	}
+}
+
+// failEvent fails the queue pair and tells so by an event.
+func (qp *queuePair) failEvent(kind rdma.EventKind, err error, farewell string) {
+	if qp.end(err, farewell, rdma.StateError) {
+		qp.domain.events.add(rdma.Event{Kind: kind, QueuePair: qp, Err: err})
+	}
+}
+
+type farewellError struct{ text string }
+
+func (e *farewellError) Error() string { return e.text }
+
+func (qp *queuePair) handle(p *packet) error {
+	switch p.kind() {
+	case packetWant:
+		w, err := parseWant(p.bytes)
+		if err != nil {
+			return err
+		}
+		return qp.give(w)
+	case packetRegion:
+		g, err := parseGrant(p.bytes)
+		if err != nil {
+			return err
+		}
+		return qp.receiveGrant(g, p)
+	case packetRevoke:
+		handle, err := parseRevoke(p.bytes)
+		if err != nil {
+			return err
+		}
+		return qp.peer.Load().drop(handle)
+	case packetGoodbye:
+		text, err := parseTail(p.bytes, maxText)
+		if err != nil {
+			return err
+		}
+		return &farewellError{string(text)}
+	}
+	return fmt.Errorf("%w: a %s during the connection", errPacket, p.kind())
+}
+
+// give answers a peer that wants a region.
+func (qp *queuePair) give(w want) error {
+	r, ok := qp.domain.grantFor(w, qp, qp.conn.foreign())
+	if !ok {
+		return qp.conn.write(grant{want: w}.append(nil))
+	}
+	// The descriptor must not be closed, and its number reused, while it is sent.
+	r.fileMu.Lock()
+	defer r.fileMu.Unlock()
+	if r.closed.Load() {
+		return qp.conn.write(grant{want: w}.append(nil))
+	}
+	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(r.access), address: r.Address(), length: uint64(len(r.bytes)), state: r.state}
+	fd := r.file.FD()
+	if !mayWrite(r.access) {
+		readOnly, err := r.file.OpenReadOnly()
+		if err != nil {
+			return err
+		}
+		defer unix.Close(readOnly)
+		fd = readOnly
+	}
+	return qp.conn.write(g.append(nil), fd)
+}
+
+// receiveGrant takes the answer to want.
+func (qp *queuePair) receiveGrant(g grant, p *packet) error {
+	if wanted := 0; g.found {
+		wanted = 1
+		if len(p.descriptors) != wanted {
+			return fmt.Errorf("%w: a region with %d descriptors", errPacket, len(p.descriptors))
+		}
+		if err := qp.peer.Load().add(g, p.take(0)); err != nil {
+			return err
+		}
+	}
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	qp.askedValid = false
+	qp.refused, qp.refusedValid = g.want, !g.found
+	if qp.queueCount > 0 && qp.progress() {
+		qp.unblock()
+	}
+	return nil
+}
+
+// A listener accepts sockets and reads what they ask for.
+type listener struct {
+	device   *device
+	socket   *net.UnixListener
+	address  string
+	requests chan *request
+	closed   chan struct{}
+	once     sync.Once
+	workers  sync.WaitGroup
+	reading  chan struct{} // bounds the sockets whose request has not come yet
+}
+
+const (
+	maxWaiting = 1024 // connection requests that wait for Accept
+	maxReading = 128
+)
+
+func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, error) {
+	var suffix [8]byte
+	if _, err := rand.Read(suffix[:]); err != nil {
+		return nil, fmt.Errorf("shm: listen: %w", err)
+	}
+	if address == "" {
+		name := "verbena-" + hex.EncodeToString(suffix[:])
+		if address = "@" + name; d.config.SocketDirectory != "" {
+			absolute, err := filepath.Abs(filepath.Join(d.config.SocketDirectory, name))
+			if err != nil {
+				return nil, fmt.Errorf("shm: listen: %w", err)
+			}
+			address = absolute
+		}
+	}
+	if err := checkAddress(address); err != nil {
+		return nil, fmt.Errorf("shm: listen: %w", err)
+	}
+	socket, err := listenAt(ctx, address)
+	if err != nil {
+		return nil, fmt.Errorf("shm: listen at %s: %w", address, err)
+	}
+	l := &listener{
+		device: d, socket: socket, address: address, closed: make(chan struct{}),
+		requests: make(chan *request, maxWaiting), reading: make(chan struct{}, maxReading),
+	}
+	l.workers.Go(l.run)
+	return l, nil
+}
+
+func listenAt(ctx context.Context, address string) (*net.UnixListener, error) {
+	var config net.ListenConfig
+	for attempt := 0; ; attempt++ {
+		socket, err := config.Listen(ctx, "unixpacket", address)
+		if err == nil {
+			return socket.(*net.UnixListener), nil
+		}
+		if attempt > 0 || address[0] == '@' || !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, err
+		}
+		// A process that crashed leaves its socket, at which nobody answers.
+		var dialer net.Dialer
+		old, dialErr := dialer.DialContext(ctx, "unixpacket", address)
+		if dialErr == nil {
+			return nil, errors.Join(err, old.Close())
+		}
+		if info, statErr := os.Lstat(address); !errors.Is(dialErr, syscall.ECONNREFUSED) || statErr != nil || info.Mode()&fs.ModeSocket == 0 {
+			return nil, err
+		}
+		if removeErr := os.Remove(address); removeErr != nil {
+			return nil, errors.Join(err, removeErr)
+		}
+	}
+}
+
+func (l *listener) Address() string { return l.address }
+
+func (l *listener) run() {
+	for attempt := 0; ; {
+		socket, err := l.socket.AcceptUnix()
+		if err != nil {
+			select {
+			case <-l.closed:
+				return
+			default:
+			}
+			// Out of descriptors, most likely: that passes.
+			pause(attempt + 64)
+			attempt++
+			continue
+		}
+		attempt = 0
+		select {
+		case l.reading <- struct{}{}:
+		case <-l.closed:
+			_ = socket.Close()
+			return
+		}
+		l.workers.Go(func() {
+			defer func() { <-l.reading }()
+			l.read(socket)
+		})
+	}
+}
+
+// read reads a connection request from a new socket and queues it.
+func (l *listener) read(socket *net.UnixConn) {
+	c, err := newConn(socket, l.device.config.AccessTimeout)
+	if err != nil {
+		_ = socket.Close()
+		return
+	}
+	if err := c.checkUser(l.device.config); err != nil {
+		l.refuse(c, err.Error())
+		return
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	l.workers.Go(func() {
+		select {
+		case <-l.closed:
+			_ = socket.SetReadDeadline(time.Unix(1, 0))
+		case <-stop:
+		}
+	})
+	_ = socket.SetReadDeadline(time.Now().Add(handshakeTimeout))
+	p, err := c.read()
+	if err != nil {
+		l.refuse(c, "no connection request came: "+err.Error())
+		return
+	}
+	if p.kind() != packetHello {
+		l.refuse(c, fmt.Sprintf("a %s instead of a connection request", p.kind()))
+		p.release()
+		return
+	}
+	h, err := parseHello(p.bytes)
+	if err == nil && len(p.descriptors) != h.descriptors() {
+		err = fmt.Errorf("%w: %d descriptors, expected %d", errPacket, len(p.descriptors), h.descriptors())
+	}
+	if err != nil {
+		l.refuse(c, err.Error())
+		p.release()
+		return
+	}
+	_ = socket.SetReadDeadline(time.Time{})
+	p.bytes = nil
+	r := &request{listener: l, conn: c, hello: h, packet: p}
+	select {
+	case <-l.closed:
+		r.refuse("the listener has been closed")
+		return
+	default:
+	}
+	select {
+	case l.requests <- r:
+		// Close may have emptied the queue before.
+		select {
+		case <-l.closed:
+			l.refuseWaiting()
+		default:
+		}
+	default:
+		r.refuse(fmt.Sprintf("%d connection requests are waiting already", maxWaiting))
+	}
+}
+
+func (l *listener) refuse(c *conn, why string) {
+	_ = c.write(appendText(packetRefuse, why))
+	c.close()
+}
+
+func (l *listener) refuseWaiting() {
+	for {
+		select {
+		case r := <-l.requests:
+			r.refuse("the listener has been closed")
+		default:
+			return
+		}
+	}
+}
+
+func (l *listener) Accept(ctx context.Context) (rdma.ConnectRequest, error) {
+	select {
+	case <-l.closed:
+		return nil, errClosed("accept: listener")
+	default:
+	}
+	select {
+	case r := <-l.requests:
+		return r, nil
+	case <-l.closed:
+		return nil, errClosed("accept: listener")
+	case <-ctx.Done():
+		return nil, fmt.Errorf("shm: accept: %w", ctx.Err())
+	}
+}
+
+func (l *listener) Close() error {
+	var err error
+	l.once.Do(func() {
+		close(l.closed)
+		err = l.socket.Close()
+		l.refuseWaiting()
+	})
+	l.workers.Wait()
+	if err != nil {
+		return fmt.Errorf("shm: close listener: %w", err)
+	}
+	return nil
+}
+
+// A request is a connection request that has been read.
+type request struct {
+	listener *listener
+	conn     *conn
+	hello    *hello
+	packet   packet
+	answered sync.Once
+}
+
+func (r *request) PrivateData() []byte   { return r.hello.private }
+func (r *request) RemoteAddress() string { return r.conn.name() }
+
+func (r *request) refuse(why string) {
+	r.answered.Do(func() {
+		r.packet.release()
+		r.listener.refuse(r.conn, why)
+	})
+}
+
+func (r *request) Reject(private []byte) error {
+	if len(private) > maxPrivateData {
+		return fmt.Errorf("shm: reject: %w: %d bytes of private data, at most %d", rdma.ErrInvalid, len(private), maxPrivateData)
+	}
+	err := errAnswered
+	r.answered.Do(func() {
+		r.packet.release()
+		err = r.conn.write(append([]byte{byte(packetReject)}, private...))
+		r.conn.close()
+	})
+	if err != nil {
+		return fmt.Errorf("shm: reject %s: %w", r.conn.name(), err)
+	}
+	return nil
+}
+
+var errAnswered = fmt.Errorf("%w: the request has been answered", rdma.ErrState)
+
+func (r *request) Accept(ctx context.Context, pair rdma.QueuePair, private []byte) error {
+	qp, ok := pair.(*queuePair)
+	if !ok || qp.domain.device != r.listener.device {
+		return fmt.Errorf("shm: accept %s: %w", r.conn.name(), errOtherDevice)
+	}
+	if len(private) > maxPrivateData {
+		return fmt.Errorf("shm: accept %s: %w: %d bytes of private data, at most %d", r.conn.name(), rdma.ErrInvalid, len(private), maxPrivateData)
+	}
+	err := errAnswered
+	r.answered.Do(func() { err = r.accept(ctx, qp, private) })
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("shm: accept %s: %w", r.conn.name(), err)
+}
+
+func (r *request) accept(ctx context.Context, qp *queuePair, private []byte) error {
+	defer r.packet.release()
+	done, err := qp.start()
+	if err != nil {
+		r.listener.refuse(r.conn, "the queue pair that should accept it was in use")
+		return err
+	}
+	defer done()
+	if err = r.establish(ctx, qp, private); err != nil {
+		if failure := qp.Err(); failure != nil {
+			err = failure
+		}
+		err = contextError(ctx, err)
+		qp.fail(fmt.Errorf("shm: accept %s: %w", r.conn.name(), err), "accepting failed: "+err.Error())
+		r.conn.close()
+	}
+	return err
+}
+
+func (r *request) establish(ctx context.Context, qp *queuePair, private []byte) error {
+	c := r.conn
+	if err := qp.setConn(c, c.name()); err != nil {
+		return err
+	}
+	defer c.bound(ctx)()
+	if err := qp.adopt(r.hello, &r.packet, c); err != nil {
+		_ = c.write(appendText(packetRefuse, err.Error()))
+		return err
+	}
+	h, descriptors := qp.describe(private)
+	if err := c.write(h.append(packetAccept, nil), descriptors...); err != nil {
+		return hangUp(err)
+	}
+	p, err := c.read()
+	if err != nil {
+		return fmt.Errorf("the peer did not confirm: %w", hangUp(err))
+	}
+	defer p.release()
+	if p.kind() != packetReady {
+		return fmt.Errorf("%w: a %s instead of the confirmation", errPacket, p.kind())
+	}
+	return qp.setConnected()
+}

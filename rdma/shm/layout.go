@@ -1,0 +1,429 @@
+package shm
+
+import (
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+	"unsafe"
+)
+
+// The layout of what processes share. All integers are in the host's byte
+// order. Whatever one side writes often has a line, or a pair of lines that are
+// fetched together, of its own.
+const (
+	lineBytes = 128
+
+	slotBytes  = 128
+	slotInline = 112 // payload of a slot behind its two words
+
+	maxQueueDepth = 1 << 15
+	maxEntries    = 16 // scatter-gather entries of a request or receive
+	maxRegion     = 1 << 36
+	maxMessage    = 1 << 30
+)
+
+// An inbox is what a queue pair receives with; its owner makes it and its peer
+// fills it.
+//
+//	0    owner: gate, one word: whether the peer must stay out, and whether it
+//	     must ring the doorbell
+//	128  owner: how many messages have been taken, with a shared receive queue
+//	256  peer: access, odd while the peer is inside memory of this side
+//	264  peer: waiting, set while the peer waits for a receive or a slot
+//	384  receive descriptors, then, on a line of its own, message slots
+const (
+	inboxGate    = 0
+	inboxTaken   = 128
+	inboxAccess  = 256
+	inboxWaiting = 264
+	inboxRings   = 384
+
+	gateClosed uint64 = 1
+	gateCold   uint64 = 2
+)
+
+// inboxShape sizes an inbox. The counts of receives and slots are powers of two.
+type inboxShape struct {
+	receives uint32 // descriptors; 0 with a shared receive queue
+	entries  uint32 // scatter-gather entries of each
+	slots    uint32
+}
+
+func powerOfTwo(n int) uint32 { return 1 << bits.Len(uint(max(n, 1)-1)) }
+
+func isPowerOfTwo(n uint32) bool { return n != 0 && n&(n-1) == 0 }
+
+func (s inboxShape) validate(shared bool) error {
+	ok := isPowerOfTwo(s.slots) && s.slots <= maxQueueDepth
+	if shared {
+		ok = ok && s.receives == 0 && s.entries == 0
+	} else {
+		// With a slot for each receive, who finds a receive has a slot, too.
+		ok = ok && isPowerOfTwo(s.receives) && s.slots >= s.receives && s.entries >= 1 && s.entries <= maxEntries
+	}
+	if !ok {
+		return fmt.Errorf("%w: inbox of %d receives of %d entries and %d slots", errPacket, s.receives, s.entries, s.slots)
+	}
+	return nil
+}
+
+func (s inboxShape) descriptorStride() int { return descriptorStride(s.entries) }
+
+func descriptorStride(entries uint32) int {
+	if entries <= 1 {
+		return 16
+	}
+	return 16 + 16*int(entries)
+}
+
+func (s inboxShape) slotsOffset() int {
+	return (inboxRings + int(s.receives)*s.descriptorStride() + lineBytes - 1) &^ (lineBytes - 1)
+}
+
+func (s inboxShape) size() int { return s.slotsOffset() + int(s.slots)*slotBytes }
+
+// inbox is a view of mapped memory of at least shape.size() bytes.
+type inbox struct {
+	shape  inboxShape
+	base   unsafe.Pointer
+	slots  unsafe.Pointer
+	stride uintptr
+}
+
+func viewInbox(memory []byte, shape inboxShape) inbox {
+	_ = memory[shape.size()-1]
+	base := unsafe.Pointer(&memory[0])
+	return inbox{shape: shape, base: base, slots: unsafe.Add(base, shape.slotsOffset()), stride: uintptr(shape.descriptorStride())}
+}
+
+func word(base unsafe.Pointer, offset uintptr) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Add(base, offset))
+}
+
+func halfWord(base unsafe.Pointer, offset uintptr) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Add(base, offset))
+}
+
+func (b *inbox) gate() *atomic.Uint64    { return word(b.base, inboxGate) }
+func (b *inbox) taken() *atomic.Uint64   { return word(b.base, inboxTaken) }
+func (b *inbox) access() *atomic.Uint64  { return word(b.base, inboxAccess) }
+func (b *inbox) waiting() *atomic.Uint32 { return halfWord(b.base, inboxWaiting) }
+
+func (b *inbox) slot(n uint64) slot {
+	return slot{unsafe.Add(b.slots, (n&uint64(b.shape.slots-1))*slotBytes)}
+}
+
+func (b *inbox) descriptor(n uint64) descriptor {
+	return descriptor{unsafe.Add(b.base, inboxRings+uintptr(n&uint64(b.shape.receives-1))*b.stride)}
+}
+
+// Slots and descriptors are published by their first word, written last, whose
+// upper 24 bits are the sequence number: 1 for the first, so that zeroed memory
+// holds none, and different for each lap of a ring.
+func sequence(n uint64) uint64 { return (n + 1) & (1<<24 - 1) }
+
+// A slot holds one message:
+//
+//	0   header: length, 32 bits; kind and flags, 8 bits; sequence, 24 bits
+//	8   immediate, 32 bits; position of the shared receive, 32 bits
+//	16  payload, unless it was placed into the receive
+type slot struct{ base unsafe.Pointer }
+
+type slotKind uint8
+
+const (
+	slotSend slotKind = 1 + iota
+	slotSendImmediate
+	slotWriteImmediate
+	// The last two tell the receiver why the sender could not use its receive.
+	slotTooLong
+	slotProtection
+
+	slotKindMask  slotKind = 0x0f
+	slotPlaced    slotKind = 0x10
+	slotSolicited slotKind = 0x20
+)
+
+// slotHeader is a header that has been copied out of shared memory.
+type slotHeader uint64
+
+func makeSlotHeader(n uint64, kind slotKind, length int) slotHeader {
+	return slotHeader(sequence(n)<<40 | uint64(kind)<<32 | uint64(uint32(length)))
+}
+
+func (h slotHeader) published(n uint64) bool { return uint64(h)>>40 == sequence(n) }
+func (h slotHeader) kind() slotKind          { return slotKind(h>>32) & slotKindMask }
+func (h slotHeader) placed() bool            { return slotKind(h>>32)&slotPlaced != 0 }
+func (h slotHeader) solicited() bool         { return slotKind(h>>32)&slotSolicited != 0 }
+func (h slotHeader) length() int             { return int(uint32(h)) }
+
+// validate checks what can be checked without knowing the receive.
+func (h slotHeader) validate() error {
+	if k := h.kind(); k < slotSend || k > slotProtection {
+		return fmt.Errorf("message of kind %d", k)
+	}
+	if h.length() > maxMessage {
+		return fmt.Errorf("message of %d bytes", h.length())
+	}
+	if h.kind() <= slotSendImmediate && !h.placed() && h.length() > slotInline {
+		return fmt.Errorf("message of %d bytes in a slot", h.length())
+	}
+	return nil
+}
+
+func (s slot) header() slotHeader                  { return slotHeader(word(s.base, 0).Load()) }
+func (s slot) publish(h slotHeader)                { word(s.base, 0).Store(uint64(h)) }
+func (s slot) setDetail(detail uint64)             { *(*uint64)(unsafe.Add(s.base, 8)) = detail }
+func (s slot) detail() uint64                      { return word(s.base, 8).Load() }
+func (s slot) payload() *[slotInline]byte          { return (*[slotInline]byte)(unsafe.Add(s.base, 16)) }
+func makeDetail(immediate, position uint32) uint64 { return uint64(position)<<32 | uint64(immediate) }
+
+// A descriptor announces a posted receive:
+//
+//	0   head: length of all entries, 32 bits; their number, 8 bits; sequence, 24
+//	8   the place, if there is one entry
+//	16  otherwise, for each entry, its place and its length
+type descriptor struct{ base unsafe.Pointer }
+
+type descriptorHead uint64
+
+func makeDescriptorHead(n uint64, entries, length int) descriptorHead {
+	return descriptorHead(sequence(n)<<40 | uint64(entries)<<32 | uint64(uint32(length)))
+}
+
+func (h descriptorHead) published(n uint64) bool { return uint64(h)>>40 == sequence(n) }
+func (h descriptorHead) entries() int            { return int(uint8(h >> 32)) }
+func (h descriptorHead) length() int             { return int(uint32(h)) }
+
+func (d descriptor) head() descriptorHead     { return descriptorHead(word(d.base, 0).Load()) }
+func (d descriptor) publish(h descriptorHead) { word(d.base, 0).Store(uint64(h)) }
+
+// entry copies entry i of count out of shared memory.
+func (d descriptor) entry(i, count int, total int) (place, int) {
+	if count == 1 {
+		return place(word(d.base, 8).Load()), total
+	}
+	offset := uintptr(16 + 16*i)
+	return place(word(d.base, offset).Load()), int(uint32(word(d.base, offset+8).Load()))
+}
+
+func (d descriptor) setEntry(i, count int, p place, length int) {
+	if count == 1 {
+		*(*uint64)(unsafe.Add(d.base, 8)) = uint64(p)
+		return
+	}
+	*(*uint64)(unsafe.Add(d.base, 16+16*i)) = uint64(p)
+	*(*uint64)(unsafe.Add(d.base, 24+16*i)) = uint64(length)
+}
+
+// A place is an offset in a region of the writer's domain: the region's handle
+// in the upper 28 bits, the offset in the lower 36.
+type place uint64
+
+func makePlace(handle uint32, offset int) place { return place(uint64(handle)<<36 | uint64(offset)) }
+
+func (p place) handle() uint32 { return uint32(p >> 36) }
+func (p place) offset() int    { return int(p & (1<<36 - 1)) }
+
+// A handle names a region within its domain: the index in the domain's table in
+// the lower 16 bits and, above it, 12 bits of the entry's generation, so that a
+// stale one is noticed.
+const (
+	tableEntries = 1 << 16
+	tableBytes   = tableEntries * 8
+)
+
+func makeHandle(index, generation uint32) uint32 { return index | generation<<16&(1<<28-1) }
+
+func handleIndex(handle uint32) uint32 { return handle & (tableEntries - 1) }
+
+// The table holds the state of each region: its generation and whether it may
+// be used. Only its owner can write it.
+func regionState(generation uint32, open bool) uint64 {
+	state := uint64(generation) << 1
+	if open {
+		state |= 1
+	}
+	return state
+}
+
+type table struct{ base unsafe.Pointer }
+
+func viewTable(memory []byte) table {
+	_ = memory[tableBytes-1]
+	return table{unsafe.Pointer(&memory[0])}
+}
+
+func (t table) state(handle uint32) *atomic.Uint64 {
+	return word(t.base, uintptr(handleIndex(handle))*8)
+}
+
+// A sharedShape sizes a shared receive queue in shared memory:
+//
+//	0    head: the position that is probably next
+//	128  waiting, set while any peer waits for a receive
+//	256  for each receive its state, then the descriptors
+//
+// A state is a position's lower 30 bits, 2 bits of what it is, and the number of
+// the queue pair, as its owner counts, that claimed it.
+type sharedShape struct {
+	receives uint32 // a power of two
+	entries  uint32
+}
+
+const (
+	sharedHead    = 0
+	sharedWaiting = 128
+	sharedRings   = 256
+
+	sharedPosted  = 1
+	sharedClaimed = 2
+	sharedDone    = 3
+
+	sharedPositionMask = 1<<30 - 1
+)
+
+func (s sharedShape) validate() error {
+	if !isPowerOfTwo(s.receives) || s.receives > 2*maxQueueDepth || s.entries < 1 || s.entries > maxEntries {
+		return fmt.Errorf("%w: shared receive queue of %d receives of %d entries", errPacket, s.receives, s.entries)
+	}
+	return nil
+}
+
+func (s sharedShape) size() int {
+	return sharedRings + int(s.receives)*(8+descriptorStride(s.entries))
+}
+
+type sharedQueue struct {
+	shape  sharedShape
+	base   unsafe.Pointer
+	stride uintptr
+}
+
+func viewShared(memory []byte, shape sharedShape) sharedQueue {
+	_ = memory[shape.size()-1]
+	return sharedQueue{shape: shape, base: unsafe.Pointer(&memory[0]), stride: uintptr(descriptorStride(shape.entries))}
+}
+
+func sharedState(position uint64, what uint64, queuePair uint32) uint64 {
+	return uint64(queuePair)<<32 | what<<30 | position&sharedPositionMask
+}
+
+func (q *sharedQueue) head() *atomic.Uint64    { return word(q.base, sharedHead) }
+func (q *sharedQueue) waiting() *atomic.Uint32 { return halfWord(q.base, sharedWaiting) }
+func (q *sharedQueue) state(n uint64) *atomic.Uint64 {
+	return word(q.base, sharedRings+uintptr(n&uint64(q.shape.receives-1))*8)
+}
+
+func (q *sharedQueue) descriptor(n uint64) descriptor {
+	offset := sharedRings + uintptr(q.shape.receives)*8 + uintptr(n&uint64(q.shape.receives-1))*q.stride
+	return descriptor{unsafe.Add(q.base, offset)}
+}
+
+// claim takes the next receive for the queue pair that its owner calls number.
+// Of those who compete, dead or alive, none holds up the others: the claim is
+// one compare-and-swap of the receive's state, and whoever finds the head behind
+// moves it on.
+func (q *sharedQueue) claim(number uint32) (position uint64, ok bool) {
+	// A faulty peer may keep moving the head; give up then, as if it were empty.
+	for range 4 * q.shape.receives {
+		n := q.head().Load()
+		state := q.state(n).Load()
+		if state&sharedPositionMask != n&sharedPositionMask {
+			return 0, false
+		}
+		switch state >> 30 & 3 {
+		case sharedPosted:
+			if q.state(n).CompareAndSwap(state, sharedState(n, sharedClaimed, number)) {
+				q.head().CompareAndSwap(n, n+1)
+				return n, true
+			}
+		case sharedClaimed, sharedDone:
+			q.head().CompareAndSwap(n, n+1)
+		default: // memory that no receive has been posted in yet
+			return 0, false
+		}
+	}
+	return 0, false
+}
+
+// A doorbell is how peers reach a domain that does not look:
+//
+//	0     agent: a futex, changed and woken when a retry bit is set
+//	128   which words of the retry bits are set
+//	256   retry bits: queue pairs whose peer has posted what they wait for
+//	4096  a block for each completion queue
+//
+// and in a block
+//
+//	0     armed, and behind it the futex that a waiter sleeps on
+//	128   which words of the bits are set
+//	256   bits: queue pairs that have received something while cold
+const (
+	bellQueues = 8192
+	bellBits   = 4096
+	bellBlock  = 1024
+	bellHeader = 4096
+	bellBytes  = bellHeader + bellQueues*bellBlock
+
+	armedAny       uint32 = 1
+	armedSolicited uint32 = 2
+	armedSleeping  uint32 = 4 // the waiter sleeps on the futex
+	armedAgent     uint32 = 8 // the waiter is woken by the domain's agent
+)
+
+// bellPlace is where a peer reports that it has sent.
+type bellPlace struct{ queue, bit uint32 }
+
+type doorbell struct{ base unsafe.Pointer }
+
+func viewDoorbell(memory []byte) doorbell {
+	_ = memory[bellBytes-1]
+	return doorbell{unsafe.Pointer(&memory[0])}
+}
+
+func (d doorbell) agent() *atomic.Uint32 { return halfWord(d.base, 0) }
+func (d doorbell) retries() bitSet       { return bitSet{unsafe.Add(d.base, 128)} }
+
+func (d doorbell) block(queue uint32) bellView {
+	return bellView{unsafe.Add(d.base, bellHeader+uintptr(queue)*bellBlock)}
+}
+
+type bellView struct{ base unsafe.Pointer }
+
+func (v bellView) armed() *atomic.Uint32 { return halfWord(v.base, 0) }
+func (v bellView) futex() *atomic.Uint32 { return halfWord(v.base, 4) }
+func (v bellView) bits() bitSet          { return bitSet{unsafe.Add(v.base, 128)} }
+
+// A bitSet is bellBits bits behind a summary of one bit for each of their words.
+// Many set bits; one collects them.
+type bitSet struct{ base unsafe.Pointer }
+
+func (s bitSet) summary() *atomic.Uint64      { return word(s.base, 0) }
+func (s bitSet) word(i uint32) *atomic.Uint64 { return word(s.base, 128+uintptr(i&63)*8) }
+
+func (s bitSet) set(bit uint32) {
+	mask := uint64(1) << (bit & 63)
+	w := s.word(bit >> 6)
+	// Whoever set it before will be followed by a look at the queue pair.
+	if w.Load()&mask == 0 {
+		w.Or(mask)
+	}
+	mask = 1 << (bit >> 6 & 63)
+	if s.summary().Load()&mask == 0 {
+		s.summary().Or(mask)
+	}
+}
+
+// collect calls f for each bit and clears them.
+func (s bitSet) collect(f func(bit uint32)) {
+	if s.summary().Load() == 0 {
+		return
+	}
+	for words := s.summary().Swap(0); words != 0; words &= words - 1 {
+		i := uint32(bits.TrailingZeros64(words))
+		for set := s.word(i).Swap(0); set != 0; set &= set - 1 {
+			f(i<<6 | uint32(bits.TrailingZeros64(set)))
+		}
+	}
+}

@@ -1,0 +1,388 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/memfd"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// A queuePair sends by itself into its peer's inbox and memory, and receives
+// what the peer put into its own inbox.
+//
+// Locks are taken in this order: sendMu, recvMu, a completion queue's mu, a
+// shared receive queue's mu, the domain's mu.
+type queuePair struct {
+	domain         *domain
+	number         uint32
+	sendCQ, recvCQ *completionQueue
+	srq            *sharedReceiveQueue
+	sendDepth      int
+	recvDepth      int
+	maxEntries     int
+	receiverRetry  time.Duration
+
+	inboxFile *memfd.File
+	inbox     inbox
+	inboxMu   sync.RWMutex // keeps it mapped for those who hold no other lock
+	unmapped  bool
+
+	state    atomic.Uint32
+	done     chan struct{}
+	stateMu  sync.Mutex
+	err      error
+	conn     *conn // nil until connecting
+	peerText string
+	ending   sync.WaitGroup // the reader and the teardown
+	torn     chan struct{}  // closed when everything has been flushed
+	closing  sync.Once
+	closeErr error
+	started  bool // Connect or Accept has been called
+
+	// What the peer told, fixed while connected.
+	remote hello
+	peer   atomic.Pointer[peerDomain]
+
+	// The receiving side. recvMu guards posting; recvCQ.mu guards taking.
+	recvMu   sync.Mutex
+	receives receiveRing
+	posted   atomic.Uint64
+	taken    atomic.Uint64
+	arrived  uint64
+	drained  bool // nothing more is taken from the inbox
+	hot      bool // in recvCQ.hot
+	cold     bool // the peer rings
+	idle     int
+	bit      uint32
+
+	// The sending side.
+	sendMu       sync.Mutex
+	out          inbox // the peer's
+	outMemory    []byte
+	outShared    sharedQueue
+	sharedMemory []byte
+	sent         uint64 // messages put into out
+	outTaken     uint64
+	claim        uint64
+	claimed      bool
+	accesses     uint64
+	cache        [8]*peerRegion
+	asked        want
+	askedValid   bool
+	refused      want
+	refusedValid bool
+	failure      failure
+	sendPosted   uint64
+	sendDone     atomic.Uint64 // requests known to be done, by polling
+	queue        []waiting
+	queueEntries []rdma.SGE
+	queueFirst   int
+	queueCount   int
+	reason       outcome
+	since        time.Time
+	blocked      bool
+	timer        *time.Timer
+	timers       sync.WaitGroup
+}
+
+func (d *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	qp, err := d.newQueuePair(config)
+	if err != nil {
+		return nil, fmt.Errorf("shm: queue pair: %w", err)
+	}
+	return qp, nil
+}
+
+func (d *domain) newQueuePair(config rdma.QueuePairConfig) (_ *queuePair, err error) {
+	qp := &queuePair{
+		domain: d, sendDepth: max(config.SendDepth, 1), recvDepth: config.RecvDepth, maxEntries: max(config.MaxSGE, 1),
+		receiverRetry: config.ReceiverNotReadyRetry, done: make(chan struct{}), torn: make(chan struct{}),
+	}
+	var ok bool
+	if qp.sendCQ, ok = config.SendCompletions.(*completionQueue); !ok || qp.sendCQ == nil || qp.sendCQ.domain != d {
+		return nil, fmt.Errorf("%w: SendCompletions is not of this domain", rdma.ErrInvalid)
+	}
+	if qp.recvCQ, ok = config.RecvCompletions.(*completionQueue); !ok || qp.recvCQ == nil || qp.recvCQ.domain != d {
+		return nil, fmt.Errorf("%w: RecvCompletions is not of this domain", rdma.ErrInvalid)
+	}
+	if config.SharedReceive != nil {
+		if qp.srq, ok = config.SharedReceive.(*sharedReceiveQueue); !ok || qp.srq == nil || qp.srq.domain != d {
+			return nil, fmt.Errorf("%w: SharedReceive is not of this domain", rdma.ErrInvalid)
+		}
+	}
+	if qp.sendDepth > maxQueueDepth || qp.recvDepth < 0 || qp.recvDepth > maxQueueDepth || qp.maxEntries > maxEntries ||
+		config.MaxInline < 0 || config.MaxInline > slotInline || config.SendDepth < 0 || config.MaxReads < 0 || config.MaxReads > maxQueueDepth {
+		return nil, fmt.Errorf("%w: depths %d and %d (at most %d), %d entries (at most %d), %d bytes inline (at most %d), %d Reads",
+			rdma.ErrInvalid, config.SendDepth, config.RecvDepth, maxQueueDepth, config.MaxSGE, maxEntries, config.MaxInline, slotInline, config.MaxReads)
+	}
+	shape := inboxShape{slots: min(powerOfTwo(d.device.config.SharedReceiveSlots), maxQueueDepth)}
+	if qp.srq == nil {
+		// What was posted before a limit was lowered by a completion that is being
+		// polled must still have its place: the depth itself is the size.
+		shape.receives = powerOfTwo(qp.recvDepth)
+		shape.entries = uint32(qp.maxEntries)
+		shape.slots = shape.receives
+		qp.receives = newReceiveRing(shape.receives, qp.maxEntries)
+	}
+	if qp.inboxFile, err = memfd.Create("verbena-inbox", shape.size(), memfd.Reserved); err != nil {
+		return nil, err
+	}
+	qp.inbox = viewInbox(qp.inboxFile.Bytes(), shape)
+	// Until the receiver looks for the first time, it has to be told.
+	qp.cold = true
+	qp.inbox.gate().Store(gateCold)
+	for qp.number == 0 {
+		qp.number = d.device.number.Add(1)
+	}
+
+	undo := []func(){func() { qp.inboxFile.Close() }}
+	defer func() {
+		if err != nil {
+			for _, f := range undo {
+				f()
+			}
+		}
+	}()
+	if err = qp.sendCQ.attach(qp, false); err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { qp.sendCQ.detach(qp, false) })
+	if err = qp.recvCQ.attach(qp, true); err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { qp.recvCQ.detach(qp, true) })
+	if qp.srq != nil {
+		if err = qp.srq.attach(qp); err != nil {
+			return nil, err
+		}
+		undo = append(undo, func() { qp.srq.detach(qp) })
+	}
+	if err = d.addPair(qp); err != nil {
+		return nil, err
+	}
+	return qp, nil
+}
+
+func (qp *queuePair) Number() uint32        { return qp.number }
+func (qp *queuePair) State() rdma.State     { return rdma.State(qp.state.Load()) }
+func (qp *queuePair) Done() <-chan struct{} { return qp.done }
+
+func (qp *queuePair) Err() error {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	return qp.err
+}
+
+func (qp *queuePair) peerName() string {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	if qp.peerText == "" {
+		return "the peer"
+	}
+	return qp.peerText
+}
+
+func (qp *queuePair) stateError(what string, state rdma.State) error {
+	switch state {
+	case rdma.StateClosed:
+		return fmt.Errorf("shm: %s: %w: %w", what, rdma.ErrState, rdma.ErrClosed)
+	case rdma.StateError:
+		return fmt.Errorf("shm: %s: %w: it has failed: %w", what, rdma.ErrState, qp.Err())
+	}
+	return fmt.Errorf("shm: %s: %w: %s", what, rdma.ErrState, state)
+}
+
+// fail moves the queue pair to the error state. It may be called with any lock
+// but stateMu held; what it entails happens in a goroutine. The peer, if it lives,
+// is told the farewell.
+func (qp *queuePair) fail(err error, farewell string) { qp.end(err, farewell, rdma.StateError) }
+
+func (qp *queuePair) end(err error, farewell string, to rdma.State) bool {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	state := qp.State()
+	if state == rdma.StateClosed {
+		return false
+	}
+	if state == rdma.StateError {
+		if to == rdma.StateClosed {
+			qp.state.Store(uint32(to))
+		}
+		return false
+	}
+	qp.err = err
+	qp.state.Store(uint32(to))
+	// Peers that are not inside an access by now stay out.
+	qp.inbox.gate().Or(gateClosed)
+	close(qp.done)
+	qp.ending.Go(func() { qp.teardown(farewell) })
+	return true
+}
+
+// awaitPeerAccess waits until the peer is in no access that it began before, or
+// is dead. It reports false if the deadline came first.
+func (qp *queuePair) awaitPeerAccess(deadline time.Time) bool {
+	qp.inboxMu.RLock()
+	defer qp.inboxMu.RUnlock()
+	if qp.unmapped {
+		return true
+	}
+	access := qp.inbox.access()
+	value := access.Load()
+	if value&1 == 0 {
+		return true
+	}
+	for attempt := 0; access.Load() == value; attempt++ {
+		if qp.peerGone() {
+			return true
+		}
+		if attempt&63 == 63 && time.Now().After(deadline) {
+			return false
+		}
+		pause(attempt)
+	}
+	return true
+}
+
+// peerGone tells whether nobody is left at the other end.
+func (qp *queuePair) peerGone() bool {
+	qp.stateMu.Lock()
+	c := qp.conn
+	qp.stateMu.Unlock()
+	return c == nil || c.hungUp.Load()
+}
+
+// teardown takes the connection down and flushes. The memory of this side is
+// its own again when it has run.
+func (qp *queuePair) teardown(farewell string) {
+	defer close(qp.torn)
+	qp.stateMu.Lock()
+	c := qp.conn
+	qp.stateMu.Unlock()
+	// Out of the peer's memory first.
+	qp.sendMu.Lock()
+	qp.sendMu.Unlock() //nolint:staticcheck // waits for who is inside
+	if c != nil {
+		c.goodbye(farewell)
+		qp.awaitPeerAccess(time.Now().Add(qp.domain.device.config.AccessTimeout))
+		c.close()
+	}
+	qp.flushSends()
+	qp.flushReceives()
+	for _, cq := range []*completionQueue{qp.sendCQ, qp.recvCQ} {
+		cq.notify(true)
+	}
+}
+
+// flushReceives completes what has arrived, then flushes the other receives.
+func (qp *queuePair) flushReceives() {
+	qp.recvMu.Lock()
+	defer qp.recvMu.Unlock()
+	cq := qp.recvCQ
+	cq.mu.Lock()
+	defer cq.mu.Unlock()
+	var batch [16]rdma.Completion
+	for {
+		n := qp.harvest(batch[:])
+		if n == 0 {
+			break
+		}
+		for _, c := range batch[:n] {
+			cq.push(entry{completion: c, pair: qp})
+		}
+	}
+	qp.drained = true
+	if qp.srq != nil {
+		qp.srq.reclaim(qp.number)
+		return
+	}
+	for ; qp.arrived < qp.posted.Load(); qp.arrived++ {
+		cq.push(entry{completion: rdma.Completion{ID: qp.receives.at(qp.arrived).id, QueuePair: qp.number, Op: rdma.OpRecv, Status: rdma.StatusFlushed}, pair: qp})
+	}
+	qp.taken.Store(qp.arrived)
+}
+
+// Disconnect implements rdma.QueuePair.
+func (qp *queuePair) Disconnect() error {
+	if state := qp.State(); state == rdma.StateInit {
+		return qp.stateError("disconnect", state)
+	}
+	qp.fail(fmt.Errorf("shm: disconnected by this side: %w", rdma.ErrDisconnected), "disconnected")
+	return nil
+}
+
+func (qp *queuePair) beginClose() { qp.end(errClosed("queue pair"), "closed", rdma.StateClosed) }
+
+// Close implements rdma.QueuePair.
+func (qp *queuePair) Close() error {
+	qp.closing.Do(func() {
+		qp.beginClose()
+		qp.closeErr = qp.destroy()
+	})
+	return qp.closeErr
+}
+
+func (qp *queuePair) destroy() error {
+	<-qp.torn
+	qp.ending.Wait()
+	qp.timers.Wait()
+	d := qp.domain
+	d.removePair(qp)
+	qp.recvCQ.detach(qp, true)
+	qp.sendCQ.detach(qp, false)
+	if qp.srq != nil {
+		qp.srq.detach(qp)
+	}
+	var errs []error
+	peer := qp.peer.Swap(nil)
+	qp.sendMu.Lock()
+	clear(qp.cache[:])
+	qp.recvMu.Lock()
+	errs = append(errs, memfd.Unmap(qp.outMemory), memfd.Unmap(qp.sharedMemory))
+	qp.outMemory, qp.sharedMemory = nil, nil
+	qp.inboxMu.Lock()
+	qp.unmapped = true
+	errs = append(errs, qp.inboxFile.Close())
+	qp.inboxMu.Unlock()
+	qp.recvMu.Unlock()
+	qp.sendMu.Unlock()
+	if peer != nil {
+		peer.leave(qp)
+		errs = append(errs, d.device.releasePeer(peer))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("shm: close queue pair: %w", err)
+	}
+	return nil
+}
+
+// forget drops a region of the peer that is about to be unmapped.
+func (qp *queuePair) forget(r *peerRegion) {
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	for i := range qp.cache {
+		if qp.cache[i] == r {
+			qp.cache[i] = nil
+		}
+	}
+}
+
+// revoke tells the peer to unmap a region that it was given.
+func (qp *queuePair) revoke(handle uint32) {
+	qp.stateMu.Lock()
+	c := qp.conn
+	qp.stateMu.Unlock()
+	if c != nil {
+		c.revoke(handle)
+	}
+}
+
+func (qp *queuePair) setPeerText(text string) {
+	qp.stateMu.Lock()
+	qp.peerText = text
+	qp.stateMu.Unlock()
+}

@@ -1,0 +1,262 @@
+package shm
+
+import (
+	"fmt"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// A receive is what was posted. It is kept privately: the descriptor in shared
+// memory is for the peer alone.
+type receive struct {
+	id     uint64
+	length int
+	count  int
+}
+
+// A span is a part of a region.
+type span struct {
+	region *region
+	offset int
+	length int
+}
+
+// A receiveRing holds the receives of a queue pair, or of a shared receive
+// queue, at the same positions as their descriptors.
+type receiveRing struct {
+	receives []receive
+	spans    []span // entries for each
+	entries  int
+}
+
+func newReceiveRing(size uint32, entries int) receiveRing {
+	return receiveRing{receives: make([]receive, size), spans: make([]span, int(size)*entries), entries: entries}
+}
+
+func (r *receiveRing) at(n uint64) *receive { return &r.receives[n&uint64(len(r.receives)-1)] }
+
+func (r *receiveRing) spansAt(n uint64) []span {
+	i := int(n&uint64(len(r.receives)-1)) * r.entries
+	return r.spans[i : i+r.receives[n&uint64(len(r.receives)-1)].count]
+}
+
+// store keeps a checked request at position n.
+func (r *receiveRing) store(n uint64, request *rdma.RecvRequest, length int) {
+	*r.at(n) = receive{id: request.ID, length: length, count: len(request.SGEs)}
+	for i, s := range r.spansAt(n) {
+		_ = s
+		sge := &request.SGEs[i]
+		r.spans[int(n&uint64(len(r.receives)-1))*r.entries+i] = span{sge.Region.(*region), sge.Offset, sge.Length}
+	}
+}
+
+// announce publishes the receive at position n.
+func (r *receiveRing) announce(n uint64, d descriptor) {
+	spans := r.spansAt(n)
+	for i, s := range spans {
+		d.setEntry(i, len(spans), makePlace(s.region.handle, s.offset), s.length)
+	}
+	d.publish(makeDescriptorHead(n, len(spans), r.at(n).length))
+}
+
+// scatter copies a payload that came in a slot into the receive.
+func (r *receiveRing) scatter(n uint64, payload []byte) bool {
+	for _, s := range r.spansAt(n) {
+		if len(payload) == 0 {
+			break
+		}
+		if s.region.closed.Load() {
+			return false
+		}
+		payload = payload[copy(s.region.bytes[s.offset:s.offset+s.length], payload):]
+	}
+	return true
+}
+
+// checkEntries checks the entries of a request and returns their length.
+func (d *domain) checkEntries(entries []rdma.SGE, most int, write bool) (int, error) {
+	if len(entries) > most {
+		return 0, fmt.Errorf("%w: %d entries, at most %d", rdma.ErrInvalid, len(entries), most)
+	}
+	total := 0
+	for i := range entries {
+		e := &entries[i]
+		r, ok := e.Region.(*region)
+		switch {
+		case !ok || r == nil || r.domain != d:
+			return 0, fmt.Errorf("%w: entry %d is in no region of this domain", rdma.ErrInvalid, i)
+		case e.Offset < 0 || e.Length < 0 || e.Offset > len(r.bytes) || e.Length > len(r.bytes)-e.Offset:
+			return 0, fmt.Errorf("%w: entry %d, %d bytes at %d, lies outside its region of %d bytes", rdma.ErrInvalid, i, e.Length, e.Offset, len(r.bytes))
+		case r.closed.Load():
+			return 0, fmt.Errorf("%w: entry %d is in a region that has been closed", rdma.ErrInvalid, i)
+		case write && r.access&rdma.AccessLocalWrite == 0:
+			return 0, fmt.Errorf("%w: entry %d is in a region without local write", rdma.ErrInvalid, i)
+		}
+		total += e.Length
+		if total > maxMessage {
+			return 0, fmt.Errorf("%w: more than %d bytes", rdma.ErrInvalid, maxMessage)
+		}
+	}
+	return total, nil
+}
+
+// PostRecv implements rdma.QueuePair.
+func (qp *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
+	if qp.srq != nil {
+		return 0, fmt.Errorf("shm: post receive: %w: the queue pair has a shared receive queue; post there", rdma.ErrInvalid)
+	}
+	if len(requests) == 0 {
+		return 0, nil
+	}
+	qp.recvMu.Lock()
+	defer qp.recvMu.Unlock()
+	posted := qp.posted.Load()
+	for i := range requests {
+		if state := qp.State(); state > rdma.StateConnected {
+			return i, qp.stateError("post receive", state)
+		}
+		if posted-qp.taken.Load() >= uint64(qp.recvDepth) {
+			return i, fmt.Errorf("shm: post receive: %w: %d are outstanding", rdma.ErrQueueFull, qp.recvDepth)
+		}
+		length, err := qp.domain.checkEntries(requests[i].SGEs, qp.maxEntries, true)
+		if err != nil {
+			return i, fmt.Errorf("shm: post receive: %w", err)
+		}
+		qp.receives.store(posted, &requests[i], length)
+		// Before it is announced, or a message could come for a receive that
+		// this side does not know of.
+		qp.posted.Store(posted + 1)
+		qp.receives.announce(posted, qp.inbox.descriptor(posted))
+		posted++
+	}
+	qp.ringIfWaiting()
+	return len(requests), nil
+}
+
+// ringIfWaiting tells a peer that waits for a receive, or for a slot, to try again.
+func (qp *queuePair) ringIfWaiting() {
+	if qp.inbox.waiting().Load() == 0 {
+		return
+	}
+	if peer := qp.peer.Load(); peer != nil && qp.inbox.waiting().Swap(0) != 0 {
+		peer.bell.retries().set(qp.remote.retryBit)
+		ringAgent(peer.bell)
+	}
+}
+
+// receivesInto tells whether a receive that is outstanding here names the region.
+func (qp *queuePair) receivesInto(r *region) bool {
+	if qp.srq != nil {
+		return qp.srq.receivesInto(r)
+	}
+	qp.recvMu.Lock()
+	defer qp.recvMu.Unlock()
+	qp.recvCQ.mu.Lock()
+	defer qp.recvCQ.mu.Unlock()
+	for n := qp.taken.Load(); n != qp.posted.Load(); n++ {
+		for _, s := range qp.receives.spansAt(n) {
+			if s.region == r {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// pending returns the header of the next message, if there is one. recvCQ.mu is held.
+func (qp *queuePair) pending() (slotHeader, bool) {
+	if qp.drained {
+		return 0, false
+	}
+	header := qp.inbox.slot(qp.arrived).header()
+	return header, header.published(qp.arrived)
+}
+
+func (qp *queuePair) setCold(cold bool) {
+	qp.cold = cold
+	if cold {
+		qp.inbox.gate().Or(gateCold)
+	} else {
+		qp.inbox.gate().And(^gateCold)
+	}
+}
+
+// harvest completes receives whose messages have arrived. recvCQ.mu is held.
+func (qp *queuePair) harvest(into []rdma.Completion) int {
+	if qp.drained {
+		return 0
+	}
+	n := 0
+	for n < len(into) {
+		header := qp.inbox.slot(qp.arrived).header()
+		if !header.published(qp.arrived) {
+			break
+		}
+		c, err := qp.take(header)
+		if err != nil {
+			qp.drained = true
+			qp.fail(fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
+			break
+		}
+		into[n] = c
+		n++
+		qp.arrived++
+		if c.Status != rdma.StatusSuccess {
+			qp.drained = true
+			qp.fail(fmt.Errorf("shm: a message of %s failed its receive: %s: %w", qp.peerName(), c.Status, rdma.ErrDisconnected), "receive failed: "+c.Status.String())
+			break
+		}
+	}
+	if n > 0 {
+		if qp.srq == nil {
+			qp.taken.Store(qp.arrived)
+		} else {
+			qp.inbox.taken().Store(qp.arrived)
+			qp.ringIfWaiting()
+		}
+	}
+	return n
+}
+
+// take turns the message at position arrived into a completion. Everything the
+// peer wrote is copied once and checked.
+func (qp *queuePair) take(header slotHeader) (c rdma.Completion, err error) {
+	if err := header.validate(); err != nil {
+		return c, err
+	}
+	s := qp.inbox.slot(qp.arrived)
+	detail := s.detail()
+	ring, position := &qp.receives, qp.arrived
+	if qp.srq != nil {
+		ring = &qp.srq.receives
+		if position, err = qp.srq.redeem(uint32(detail>>32), qp.number); err != nil {
+			return c, err
+		}
+		defer qp.srq.done(position)
+	} else if qp.arrived == qp.posted.Load() {
+		return c, fmt.Errorf("a message for which no receive was posted")
+	}
+	r := ring.at(position)
+	c = rdma.Completion{ID: r.id, QueuePair: qp.number, Op: rdma.OpRecv, Length: uint32(header.length())}
+	switch header.kind() {
+	case slotTooLong:
+		c.Status = rdma.StatusLocalLength
+		return c, nil
+	case slotProtection:
+		c.Status = rdma.StatusLocalProtection
+		return c, nil
+	case slotWriteImmediate:
+		c.Op = rdma.OpRecvWriteImmediate
+		c.Immediate, c.HasImmediate = uint32(detail), true
+		return c, nil
+	case slotSendImmediate:
+		c.Immediate, c.HasImmediate = uint32(detail), true
+	}
+	if header.length() > r.length {
+		return c, fmt.Errorf("a message of %d bytes for a receive of %d", header.length(), r.length)
+	}
+	if !header.placed() && !ring.scatter(position, s.payload()[:header.length()]) {
+		c.Status = rdma.StatusLocalProtection
+	}
+	return c, nil
+}

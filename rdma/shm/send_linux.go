@@ -1,0 +1,665 @@
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// outcome is what became of an attempt to carry out a request.
+type outcome uint8
+
+const (
+	outcomeDone    outcome = iota
+	outcomeFailed          // with the status in failure
+	outcomeReceive         // waits for the peer to post a receive
+	outcomeSlot            // waits for the peer to take a message out of its ring
+	outcomeRegion          // waits for the peer to hand over a region
+)
+
+// failure says how a request failed.
+type failure struct {
+	status rdma.Status
+	err    error
+}
+
+// A waiting request is a copy of one that could not be carried out yet.
+type waiting struct {
+	request rdma.SendRequest
+	total   int
+	inline  [slotInline]byte
+}
+
+// PostSend implements rdma.QueuePair.
+func (qp *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	if state := qp.State(); state != rdma.StateConnected {
+		return 0, qp.stateError("post send", state)
+	}
+	for i := range requests {
+		r := &requests[i]
+		if qp.sendPosted-qp.sendDone.Load() >= uint64(qp.sendDepth) {
+			return i, fmt.Errorf("shm: post send: %w: %d are outstanding; poll completions, and signal at least one in %d", rdma.ErrQueueFull, qp.sendDepth, qp.sendDepth)
+		}
+		total, err := qp.checkRequest(r)
+		if err != nil {
+			return i, fmt.Errorf("shm: post %s: %w", r.Op, err)
+		}
+		qp.sendPosted++
+		// A request may have failed the queue pair during this very call, or the
+		// peer may have; what was posted with it is flushed.
+		if qp.queueCount > 0 {
+			qp.enqueue(r, total)
+			continue
+		}
+		if qp.State() != rdma.StateConnected {
+			qp.complete(r, 0, rdma.StatusFlushed, qp.sendPosted)
+			continue
+		}
+		switch o := qp.execute(r, total, nil); o {
+		case outcomeDone:
+			if r.Flags&rdma.Signaled != 0 {
+				qp.complete(r, total, rdma.StatusSuccess, qp.sendPosted)
+			}
+		case outcomeFailed:
+			qp.failRequest(r, qp.sendPosted)
+		default:
+			qp.enqueue(r, total)
+			qp.startWaiting(o)
+		}
+	}
+	return len(requests), nil
+}
+
+// checkRequest checks what this side can see.
+func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
+	switch r.Op {
+	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpWrite, rdma.OpWriteImmediate:
+		if total, err = qp.domain.checkEntries(r.SGEs, qp.maxEntries, false); err != nil {
+			return 0, err
+		}
+		if r.Flags&rdma.Inline != 0 && total > slotInline {
+			return 0, fmt.Errorf("%w: %d bytes inline, at most %d", rdma.ErrInvalid, total, slotInline)
+		}
+		return total, nil
+	case rdma.OpRead:
+		if r.Flags&rdma.Inline != 0 {
+			return 0, fmt.Errorf("%w: nothing of a %s can be inline", rdma.ErrInvalid, r.Op)
+		}
+		return qp.domain.checkEntries(r.SGEs, qp.maxEntries, true)
+	case rdma.OpCompareSwap, rdma.OpFetchAdd:
+		if total, err = qp.domain.checkEntries(r.SGEs, qp.maxEntries, true); err != nil {
+			return 0, err
+		}
+		if len(r.SGEs) != 1 || total != 8 || r.Flags&rdma.Inline != 0 {
+			return 0, fmt.Errorf("%w: it takes one entry of 8 bytes for what was there", rdma.ErrInvalid)
+		}
+		return total, nil
+	}
+	return 0, fmt.Errorf("%w: %s is no operation of a send queue", rdma.ErrInvalid, r.Op)
+}
+
+// complete adds a completion of the send queue.
+func (qp *queuePair) complete(r *rdma.SendRequest, length int, status rdma.Status, position uint64) {
+	cq := qp.sendCQ
+	cq.mu.Lock()
+	cq.push(entry{
+		completion: rdma.Completion{ID: r.ID, QueuePair: qp.number, Length: uint32(length), Op: r.Op, Status: status},
+		pair:       qp, position: position,
+	})
+	cq.mu.Unlock()
+	cq.notify(status != rdma.StatusSuccess)
+}
+
+func (qp *queuePair) failRequest(r *rdma.SendRequest, position uint64) {
+	f := qp.failure
+	err := fmt.Errorf("shm: %s to %s: %s: %w", r.Op, qp.peerName(), f.status, f.err)
+	qp.fail(err, fmt.Sprintf("a %s failed: %s", r.Op, f.status))
+	qp.complete(r, 0, f.status, position)
+}
+
+func (qp *queuePair) failed(status rdma.Status, err error) outcome {
+	qp.failure = failure{status, err}
+	return outcomeFailed
+}
+
+// enqueue copies a request that has to wait.
+func (qp *queuePair) enqueue(r *rdma.SendRequest, total int) {
+	if qp.queue == nil {
+		// Most queue pairs never wait, so this is made when it is first needed.
+		qp.queue = make([]waiting, qp.sendDepth)
+		qp.queueEntries = make([]rdma.SGE, qp.sendDepth*qp.maxEntries)
+	}
+	i := (qp.queueFirst + qp.queueCount) % len(qp.queue)
+	qp.queueCount++
+	w := &qp.queue[i]
+	w.request, w.total = *r, total
+	if r.Flags&rdma.Inline != 0 {
+		gather(w.inline[:total], r.SGEs)
+		w.request.SGEs = nil
+		return
+	}
+	kept := qp.queueEntries[i*qp.maxEntries:][:len(r.SGEs)]
+	copy(kept, r.SGEs)
+	w.request.SGEs = kept
+}
+
+// progress carries out what waits, in order, and tells whether nothing does any
+// more. sendMu is held.
+func (qp *queuePair) progress() bool {
+	for qp.queueCount > 0 {
+		if qp.State() != rdma.StateConnected {
+			return false // the teardown flushes the rest
+		}
+		w := &qp.queue[qp.queueFirst]
+		var inline []byte
+		if w.request.Flags&rdma.Inline != 0 {
+			inline = w.inline[:w.total]
+		}
+		position := qp.sendPosted - uint64(qp.queueCount) + 1
+		o := qp.execute(&w.request, w.total, inline)
+		if o > outcomeFailed {
+			if o != qp.reason {
+				qp.startWaiting(o)
+			}
+			return false
+		}
+		if qp.queueFirst++; qp.queueFirst == len(qp.queue) {
+			qp.queueFirst = 0
+		}
+		qp.queueCount--
+		qp.reason = outcomeDone
+		if o == outcomeFailed {
+			qp.failRequest(&w.request, position)
+			return false
+		}
+		if w.request.Flags&rdma.Signaled != 0 {
+			qp.complete(&w.request, w.total, rdma.StatusSuccess, position)
+		}
+	}
+	return true
+}
+
+// Waiting is left to whoever polls for this long, before the peer is asked to
+// ring.
+const pollersFirst = 50 * time.Microsecond
+
+// startWaiting notes for what the first request of the queue waits.
+func (qp *queuePair) startWaiting(o outcome) {
+	qp.reason = o
+	qp.since = time.Now()
+	if !qp.blocked {
+		qp.blocked = true
+		qp.sendCQ.block(qp)
+	}
+	if o == outcomeReceive && qp.receiverRetry == 0 {
+		qp.setTimer(0)
+		return
+	}
+	qp.setTimer(pollersFirst)
+}
+
+// setTimer makes onTimer run after d. sendMu is held.
+func (qp *queuePair) setTimer(d time.Duration) {
+	if qp.timer == nil {
+		qp.timers.Add(1)
+		qp.timer = time.AfterFunc(d, qp.onTimer)
+		return
+	}
+	if !qp.timer.Reset(d) {
+		qp.timers.Add(1)
+	}
+}
+
+func (qp *queuePair) stopTimer() {
+	if qp.timer != nil && qp.timer.Stop() {
+		qp.timers.Done()
+	}
+}
+
+func (qp *queuePair) onTimer() {
+	defer qp.timers.Done()
+	qp.retry()
+}
+
+// retry goes on with what waits, and asks the peer to ring if that is still so.
+func (qp *queuePair) retry() {
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	if qp.queueCount == 0 || qp.State() != rdma.StateConnected {
+		return
+	}
+	if qp.progress() {
+		qp.unblock()
+		return
+	}
+	if qp.queueCount == 0 || qp.State() != rdma.StateConnected {
+		return
+	}
+	elapsed := time.Since(qp.since)
+	switch qp.reason {
+	case outcomeReceive, outcomeSlot:
+		if qp.reason == outcomeReceive && qp.receiverRetry >= 0 && elapsed >= qp.receiverRetry {
+			qp.giveUp(rdma.StatusReceiverNotReady, fmt.Errorf("the peer posted no receive within %v", qp.receiverRetry))
+			return
+		}
+		qp.askToRing()
+		// The peer may have posted in between, without seeing that this side waits.
+		if qp.progress() {
+			qp.unblock()
+			return
+		}
+		if qp.reason == outcomeReceive && qp.receiverRetry >= 0 && qp.queueCount > 0 {
+			qp.setTimer(max(qp.receiverRetry-time.Since(qp.since), time.Microsecond))
+		}
+	case outcomeRegion:
+		limit := qp.domain.device.config.AccessTimeout
+		if elapsed >= limit {
+			qp.giveUp(rdma.StatusRetryExceeded, fmt.Errorf("the peer did not hand over a region within %v: %w", limit, rdma.ErrTimeout))
+			return
+		}
+		qp.setTimer(limit - elapsed)
+	}
+}
+
+func (qp *queuePair) askToRing() {
+	qp.out.waiting().Store(1)
+	if qp.remote.shared {
+		qp.outShared.waiting().Store(1)
+	}
+}
+
+// heal repairs what a faulty peer may have done to the bits of the doorbell.
+func (qp *queuePair) heal() {
+	if qp.sendCQ.blockedCount.Load() != 0 {
+		qp.retry()
+	}
+}
+
+func (qp *queuePair) unblock() {
+	qp.sendCQ.unblock(qp)
+	qp.blocked = false
+}
+
+// giveUp fails the first request of the queue.
+func (qp *queuePair) giveUp(status rdma.Status, err error) {
+	w := &qp.queue[qp.queueFirst]
+	position := qp.sendPosted - uint64(qp.queueCount) + 1
+	qp.queueFirst = (qp.queueFirst + 1) % len(qp.queue)
+	qp.queueCount--
+	qp.failed(status, err)
+	qp.failRequest(&w.request, position)
+}
+
+// flushSends completes what waits as flushed.
+func (qp *queuePair) flushSends() {
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	qp.stopTimer()
+	for ; qp.queueCount > 0; qp.queueCount-- {
+		w := &qp.queue[qp.queueFirst]
+		qp.complete(&w.request, 0, rdma.StatusFlushed, qp.sendPosted-uint64(qp.queueCount)+1)
+		qp.queueFirst = (qp.queueFirst + 1) % len(qp.queue)
+	}
+	if qp.blocked {
+		qp.unblock()
+	}
+}
+
+var errDeregistered = fmt.Errorf("%w: a local region was closed while the request named it", rdma.ErrInvalid)
+
+// execute tries to carry out one request. The payload is in inline, if that is
+// not nil, or in the request's entries. sendMu is held.
+func (qp *queuePair) execute(r *rdma.SendRequest, total int, inline []byte) outcome {
+	for i := range r.SGEs {
+		if r.SGEs[i].Region.(*region).closed.Load() {
+			return qp.failed(rdma.StatusLocalProtection, errDeregistered)
+		}
+	}
+	switch r.Op {
+	case rdma.OpSend, rdma.OpSendImmediate:
+		return qp.executeSend(r, total, inline)
+	case rdma.OpWriteImmediate:
+		return qp.executeWriteImmediate(r, total, inline)
+	case rdma.OpWrite:
+		return qp.executeWrite(r, total, inline)
+	case rdma.OpRead:
+		return qp.executeRead(r, total)
+	default:
+		return qp.executeAtomic(r)
+	}
+}
+
+// enter begins an access to the peer's memory. The peer, when it closes
+// something, first says so and then waits for the access to end; this side first
+// says that it is inside and then looks. It reports false if the peer is closing.
+func (qp *queuePair) enter() bool {
+	qp.accesses++
+	qp.out.access().Store(qp.accesses)
+	return qp.out.gate().Load()&gateClosed == 0
+}
+
+func (qp *queuePair) leave() {
+	qp.accesses++
+	qp.out.access().Store(qp.accesses)
+}
+
+// lookup finds a region that the peer has granted. Nil means that the outcome
+// says why not.
+func (qp *queuePair) lookup(w want) (*peerRegion, outcome) {
+	cache := &qp.cache[w.value%uint32(len(qp.cache))]
+	r := *cache
+	if r == nil || w.byHandle && r.handle != w.value || !w.byHandle && r.key != w.value || !r.open() {
+		r = qp.peer.Load().find(w)
+		if r == nil || !r.open() {
+			if qp.refusedValid && qp.refused == w {
+				qp.refusedValid = false
+				return nil, outcomeFailed
+			}
+			if !qp.askedValid || qp.asked != w {
+				qp.asked, qp.askedValid = w, true
+				qp.conn.want(w)
+			}
+			return nil, outcomeRegion
+		}
+		*cache = r
+	}
+	qp.askedValid = false
+	return r, outcomeDone
+}
+
+// remoteRange finds the memory that a request names, inside an access.
+func (qp *queuePair) remoteRange(remote rdma.Remote, length int, access rdma.Access) ([]byte, outcome) {
+	r, o := qp.lookup(want{value: remote.Key})
+	if r == nil {
+		if o == outcomeFailed {
+			o = qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: key %#x opens nothing here", rdma.ErrRemoteAccess, remote.Key))
+		}
+		return nil, o
+	}
+	if !r.has(access) {
+		return nil, qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: the region of key %#x lacks the right", rdma.ErrRemoteAccess, remote.Key))
+	}
+	memory := r.at(remote.Address, length)
+	if memory == nil {
+		return nil, qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: %d bytes at %#x are not in the region of key %#x", rdma.ErrRemoteAccess, length, remote.Address, remote.Key))
+	}
+	return memory, outcomeDone
+}
+
+func (qp *queuePair) peerClosing() outcome {
+	return qp.failed(rdma.StatusRetryExceeded, fmt.Errorf("%w: the peer is closing its end", rdma.ErrDisconnected))
+}
+
+func (qp *queuePair) executeWrite(r *rdma.SendRequest, total int, inline []byte) outcome {
+	if total == 0 {
+		return outcomeDone
+	}
+	defer qp.leave()
+	if !qp.enter() {
+		return qp.peerClosing()
+	}
+	memory, o := qp.remoteRange(r.Remote, total, rdma.AccessRemoteWrite)
+	if o != outcomeDone {
+		return o
+	}
+	if inline != nil {
+		copyTailLast(memory, inline)
+		return outcomeDone
+	}
+	for i := range r.SGEs {
+		e := &r.SGEs[i]
+		source := e.Region.(*region).bytes[e.Offset : e.Offset+e.Length]
+		if len(source) == len(memory) {
+			copyTailLast(memory, source)
+			break
+		}
+		memory = memory[copy(memory, source):]
+	}
+	return outcomeDone
+}
+
+func (qp *queuePair) executeRead(r *rdma.SendRequest, total int) outcome {
+	if total == 0 {
+		return outcomeDone
+	}
+	defer qp.leave()
+	if !qp.enter() {
+		return qp.peerClosing()
+	}
+	memory, o := qp.remoteRange(r.Remote, total, rdma.AccessRemoteRead)
+	if o != outcomeDone {
+		return o
+	}
+	for i := range r.SGEs {
+		e := &r.SGEs[i]
+		memory = memory[copy(e.Region.(*region).bytes[e.Offset:e.Offset+e.Length], memory):]
+	}
+	return outcomeDone
+}
+
+func (qp *queuePair) executeAtomic(r *rdma.SendRequest) outcome {
+	if r.Remote.Address%8 != 0 {
+		return qp.failed(rdma.StatusRemoteInvalid, fmt.Errorf("%w: address %#x is not a multiple of 8", rdma.ErrInvalid, r.Remote.Address))
+	}
+	defer qp.leave()
+	if !qp.enter() {
+		return qp.peerClosing()
+	}
+	memory, o := qp.remoteRange(r.Remote, 8, rdma.AccessRemoteAtomic)
+	if o != outcomeDone {
+		return o
+	}
+	target := (*uint64)(unsafe.Pointer(&memory[0]))
+	var old uint64
+	if r.Op == rdma.OpFetchAdd {
+		old = atomic.AddUint64(target, r.CompareAdd) - r.CompareAdd
+	} else {
+		for {
+			if atomic.CompareAndSwapUint64(target, r.CompareAdd, r.Swap) {
+				old = r.CompareAdd
+				break
+			}
+			if old = atomic.LoadUint64(target); old != r.CompareAdd {
+				break
+			}
+		}
+	}
+	e := &r.SGEs[0]
+	*(*[8]byte)(e.Region.(*region).bytes[e.Offset:]) = *(*[8]byte)(unsafe.Pointer(&old))
+	return outcomeDone
+}
+
+// receiveAt is a receive of the peer that the next message will use.
+type receiveAt struct {
+	descriptor descriptor
+	head       descriptorHead
+	position   uint64 // of a shared one
+}
+
+// nextReceive finds the receive for the next message, and its slot.
+func (qp *queuePair) nextReceive() (at receiveAt, o outcome) {
+	if !qp.remote.shared {
+		at.descriptor = qp.out.descriptor(qp.sent)
+		at.head = at.descriptor.head()
+		if !at.head.published(qp.sent) {
+			return at, outcomeReceive
+		}
+		return at, qp.checkHead(&at, qp.out.shape.entries)
+	}
+	if qp.sent-qp.outTaken >= uint64(qp.out.shape.slots) {
+		taken := qp.out.taken().Load()
+		if taken > qp.sent || qp.sent-taken >= uint64(qp.out.shape.slots) {
+			return at, outcomeSlot
+		}
+		qp.outTaken = taken
+	}
+	if !qp.claimed {
+		position, ok := qp.outShared.claim(qp.remote.queuePair)
+		if !ok {
+			return at, outcomeReceive
+		}
+		// Kept until a message has used it: a mapping may have to come first.
+		qp.claim, qp.claimed = position, true
+	}
+	at.position = qp.claim
+	at.descriptor = qp.outShared.descriptor(at.position)
+	at.head = at.descriptor.head()
+	if !at.head.published(at.position) {
+		return at, qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's shared receive %d is damaged", at.position))
+	}
+	return at, qp.checkHead(&at, qp.outShared.shape.entries)
+}
+
+func (qp *queuePair) checkHead(at *receiveAt, entries uint32) outcome {
+	if at.head.entries() > int(entries) || at.head.length() > maxMessage {
+		return qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive has %d entries of %d bytes", at.head.entries(), at.head.length()))
+	}
+	return outcomeDone
+}
+
+// send publishes a message and, if the peer does not look, rings.
+func (qp *queuePair) send(at *receiveAt, s slot, r *rdma.SendRequest, kind slotKind, length int) {
+	if r.Flags&rdma.Solicited != 0 || kind >= slotTooLong {
+		kind |= slotSolicited
+	}
+	s.setDetail(makeDetail(r.Immediate, uint32(at.position)))
+	s.publish(makeSlotHeader(qp.sent, kind, length))
+	qp.sent++
+	qp.claimed = false
+	if qp.out.gate().Load()&gateCold != 0 {
+		peer := qp.peer.Load()
+		block := peer.bell.block(qp.remote.bell.queue)
+		block.bits().set(qp.remote.bell.bit)
+		ring(peer.bell, block, kind&slotSolicited != 0)
+	}
+}
+
+func (qp *queuePair) executeSend(r *rdma.SendRequest, total int, inline []byte) outcome {
+	at, o := qp.nextReceive()
+	if o != outcomeDone {
+		return o
+	}
+	s := qp.out.slot(qp.sent)
+	if total > at.head.length() {
+		qp.send(&at, s, r, slotTooLong, 0)
+		return qp.failed(rdma.StatusRemoteInvalid, fmt.Errorf("%d bytes are longer than the peer's receive of %d", total, at.head.length()))
+	}
+	kind := slotSend
+	if r.Op == rdma.OpSendImmediate {
+		kind = slotSendImmediate
+	}
+	switch {
+	case inline != nil:
+		copy(s.payload()[:], inline)
+	case total <= slotInline:
+		gather(s.payload()[:total], r.SGEs)
+	default:
+		if o := qp.place(&at, r, total); o != outcomeDone {
+			if o == outcomeFailed && qp.failure.status == rdma.StatusRemoteOperation {
+				qp.send(&at, s, r, slotProtection, 0)
+			}
+			return o
+		}
+		kind |= slotPlaced
+	}
+	qp.send(&at, s, r, kind, total)
+	return outcomeDone
+}
+
+// place copies a message straight into the peer's receive.
+func (qp *queuePair) place(at *receiveAt, r *rdma.SendRequest, total int) outcome {
+	defer qp.leave()
+	if !qp.enter() {
+		return qp.peerClosing()
+	}
+	var parts [maxEntries][]byte
+	count, left := at.head.entries(), total
+	n := 0
+	for ; n < count && left > 0; n++ {
+		p, length := at.descriptor.entry(n, count, at.head.length())
+		region, o := qp.lookup(want{byHandle: true, value: p.handle()})
+		if region == nil {
+			if o == outcomeFailed {
+				o = qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive names a region that it has closed"))
+			}
+			return o
+		}
+		length = min(length, left)
+		part := region.at(region.address+uint64(p.offset()), length)
+		if part == nil || !region.has(rdma.AccessLocalWrite) {
+			return qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive lies outside of its region"))
+		}
+		parts[n] = part
+		left -= length
+	}
+	if left > 0 {
+		return qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive is shorter than it says"))
+	}
+	if n == 1 && len(r.SGEs) == 1 {
+		e := &r.SGEs[0]
+		copy(parts[0], e.Region.(*region).bytes[e.Offset:e.Offset+e.Length])
+		return outcomeDone
+	}
+	to := 0
+	for i := range r.SGEs {
+		e := &r.SGEs[i]
+		source := e.Region.(*region).bytes[e.Offset : e.Offset+e.Length]
+		for len(source) > 0 {
+			if len(parts[to]) == 0 {
+				to++
+				continue
+			}
+			k := copy(parts[to], source)
+			parts[to], source = parts[to][k:], source[k:]
+		}
+	}
+	return outcomeDone
+}
+
+func (qp *queuePair) executeWriteImmediate(r *rdma.SendRequest, total int, inline []byte) outcome {
+	at, o := qp.nextReceive()
+	if o != outcomeDone {
+		return o
+	}
+	if o := qp.executeWrite(r, total, inline); o != outcomeDone {
+		return o
+	}
+	qp.send(&at, qp.out.slot(qp.sent), r, slotWriteImmediate, total)
+	return outcomeDone
+}
+
+// gather copies all of the entries' bytes to where they fit exactly.
+func gather(to []byte, entries []rdma.SGE) {
+	for i := range entries {
+		e := &entries[i]
+		to = to[copy(to, e.Region.(*region).bytes[e.Offset:e.Offset+e.Length]):]
+	}
+}
+
+// copyTailLast copies source, which is not empty, to memory of the same length
+// so that whoever polls the last bytes finds all others there when they change.
+func copyTailLast(to, source []byte) {
+	n := len(source)
+	end := unsafe.Add(unsafe.Pointer(&to[0]), n)
+	if n >= 8 && uintptr(end)&7 == 0 {
+		copy(to, source[:n-8])
+		tail := *(*[8]byte)(source[n-8:])
+		atomic.StoreUint64((*uint64)(unsafe.Add(end, -8)), *(*uint64)(unsafe.Pointer(&tail)))
+		return
+	}
+	tail := min(n, 8)
+	if tail < n {
+		copy(to, source[:n-tail])
+		// A release store and an acquiring load, in this order, keep the stores
+		// before from those after on every architecture.
+		var fence uint64
+		atomic.StoreUint64(&fence, 1)
+		atomic.LoadUint64(&fence)
+	}
+	copy(to[n-tail:], source[n-tail:])
+}
