@@ -5,22 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// A device is what a provider has to offer in this process.
+// maxRequests bounds the connection requests that are answered at a time on a
+// device's own port.
+const maxRequests = 256
+
+// A device is what a provider has to offer in this process: one domain with its
+// pools and workers, opened when an endpoint first needs it.
 type device struct {
 	r           *Runtime
 	name        string
 	dev         rdma.Device
 	attributes  rdma.Attributes
+	inline      int   // bytes of a message that are posted inline
 	unavailable error // why it cannot be used
+
+	mu       sync.Mutex
+	opened   bool
+	openErr  error
+	domain   rdma.Domain
+	recvPool *slab.Pool // for what peers send, and for what is read
+	sendPool *slab.Pool // for eager messages
+	// offerPool is for long messages. Peers read it: whoever holds a key can
+	// read a whole arena, so nothing else lies there.
+	offerPool *slab.Pool
+	workers   []*worker
+	next      int
+	listener  rdma.Listener
+	listening sync.WaitGroup
+	requests  chan struct{}
 }
 
 func newDevice(r *Runtime, p rdma.Provider) *device {
-	d := &device{r: r, name: p.Name()}
+	d := &device{r: r, name: p.Name(), requests: make(chan struct{}, maxRequests)}
 	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
 	defer cancel()
 	found, err := p.Devices(ctx)
@@ -33,7 +57,7 @@ func newDevice(r *Runtime, p rdma.Provider) *device {
 	}
 	d.dev = found[0]
 	d.attributes = d.dev.Attributes()
-	d.unavailable = errors.New("endpoints over queue pairs are not there yet")
+	d.inline = min(d.attributes.MaxInline, placeSize)
 	return d
 }
 
@@ -47,23 +71,251 @@ func (r *Runtime) device(name string) *device {
 	return nil
 }
 
+// streams tells whether queue pairs run on the connection of the hello.
 func (d *device) streams() bool {
 	_, ok := d.dev.(rdma.StreamDevice)
 	return ok && d.attributes.Has(rdma.CapStreams)
 }
 
-func (d *device) listen() (string, error) { return "", d.unavailable }
+func (d *device) open() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.opened {
+		return d.openErr
+	}
+	d.opened = true
+	d.domain, d.openErr = d.dev.OpenDomain(rdma.DomainConfig{OnEvent: d.event})
+	if d.openErr != nil {
+		d.openErr = fmt.Errorf("open domain on %s: %w", d.attributes.Name, d.openErr)
+		return d.openErr
+	}
+	limit := d.r.cfg.SendMemory
+	d.recvPool = slab.New(d.domain, rdma.AccessLocalWrite, d.r.cfg.ReceiveMemory)
+	d.sendPool = slab.New(d.domain, 0, limit/2)
+	d.offerPool = slab.New(d.domain, rdma.AccessRemoteRead, limit-limit/2)
+	return nil
+}
 
+// event hears what no request tells. A queue pair's end is also told by its
+// Done, which the endpoints watch.
+func (d *device) event(ev rdma.Event) {
+	d.r.cfg.Logger.Debug("device event", "device", d.name, "event", ev.Kind.String(), "error", ev.Err)
+	if ev.Kind != rdma.EventDeviceError {
+		return
+	}
+	d.mu.Lock()
+	workers := d.workers
+	d.mu.Unlock()
+	for _, w := range workers {
+		w.fail(fmt.Errorf("%w: device %s: %w", ErrPeerDied, d.name, ev.Err))
+	}
+}
+
+// claim deals a worker to an endpoint that can have so many requests
+// outstanding.
+func (d *device) claim(entries int) (*worker, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.workers) >= d.r.cfg.Workers {
+		for range d.workers {
+			w := d.workers[d.next%len(d.workers)]
+			d.next++
+			if w.room >= entries && !w.broken.Load() {
+				w.room -= entries
+				return w, nil
+			}
+		}
+	}
+	w, err := newWorker(d, d.domain)
+	if err != nil {
+		return nil, err
+	}
+	if w.room < entries {
+		return nil, errors.Join(fmt.Errorf("an endpoint needs %d completions, the device's queues have %d: lower the window", entries, w.room), w.close())
+	}
+	w.room -= entries
+	d.workers = append(d.workers[:len(d.workers):len(d.workers)], w)
+	return w, nil
+}
+
+func (d *device) unclaim(w *worker, entries int) {
+	d.mu.Lock()
+	w.room += entries
+	d.mu.Unlock()
+}
+
+// prepare makes an endpoint's queue, ready to be connected.
+func (d *device) prepare(ctx context.Context, e *Endpoint) (*queue, error) {
+	if err := d.open(); err != nil {
+		return nil, err
+	}
+	return newQueue(ctx, e, d)
+}
+
+// connectStream connects e over conn, which belongs to it from here on.
 func (d *device) connectStream(ctx context.Context, e *Endpoint, conn net.Conn) error {
-	return d.unavailable
+	q, err := d.prepare(ctx, e)
+	if err != nil {
+		return err
+	}
+	reply, err := d.dev.(rdma.StreamDevice).ConnectStream(ctx, q.qp, conn, q.parameters().append(nil))
+	return q.connected(reply, err)
 }
 
-func (d *device) acceptStream(ctx context.Context, e *Endpoint, conn net.Conn) error {
-	return d.unavailable
-}
-
+// connectAddress connects e to the port of a device, with the token that the
+// answer gave.
 func (d *device) connectAddress(ctx context.Context, e *Endpoint, address string, token []byte) error {
-	return d.unavailable
+	q, err := d.prepare(ctx, e)
+	if err != nil {
+		return err
+	}
+	private := append(make([]byte, 0, hello.TokenSize+parametersSize), token...)
+	reply, err := q.qp.Connect(ctx, address, q.parameters().append(private))
+	return q.connected(reply, err)
 }
 
-func (d *device) close() error { return nil }
+// connected ends a connect: the queue runs, or is freed.
+func (q *queue) connected(reply []byte, err error) error {
+	if rejected := (*rdma.RejectedError)(nil); errors.As(err, &rejected) && len(rejected.PrivateData) > 0 {
+		err = fmt.Errorf("%w: %q", err, rejected.PrivateData)
+	}
+	var peer parameters
+	if err == nil {
+		peer, err = parseParameters(reply)
+	}
+	if err == nil {
+		err = q.start(peer)
+	}
+	if err != nil {
+		q.abandon()
+	}
+	return err
+}
+
+// abandon frees a queue that did not get connected.
+func (q *queue) abandon() {
+	q.free()
+	q.e.carrier = nil
+}
+
+// acceptStream is the other side of connectStream.
+func (d *device) acceptStream(ctx context.Context, e *Endpoint, conn net.Conn) error {
+	request, err := d.dev.(rdma.StreamDevice).RequestFromStream(ctx, conn)
+	if err != nil {
+		return err
+	}
+	return d.accept(ctx, e, request, request.PrivateData())
+}
+
+func (d *device) accept(ctx context.Context, e *Endpoint, request rdma.ConnectRequest, private []byte) error {
+	peer, err := parseParameters(private)
+	if err != nil {
+		return errors.Join(err, request.Reject([]byte("endpoint parameters not understood")))
+	}
+	q, err := d.prepare(ctx, e)
+	if err != nil {
+		return errors.Join(err, request.Reject([]byte("no resources")))
+	}
+	err = request.Accept(ctx, q.qp, q.parameters().append(nil))
+	if err == nil {
+		err = q.start(peer)
+	}
+	if err != nil {
+		q.abandon()
+	}
+	return err
+}
+
+// listen opens the device's own port, once, and returns its address.
+func (d *device) listen() (string, error) {
+	if err := d.open(); err != nil {
+		return "", err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.listener == nil {
+		l, err := d.dev.Listen(d.r.ctx, "")
+		if err != nil {
+			return "", fmt.Errorf("listen on %s: %w", d.attributes.Name, err)
+		}
+		d.listener = l
+		d.listening.Go(func() { d.acceptRequests(l) })
+	}
+	address := d.listener.Address()
+	if len(address) > hello.MaxAddress {
+		return "", fmt.Errorf("address of %s is %d bytes long, a hello has room for %d", d.attributes.Name, len(address), hello.MaxAddress)
+	}
+	return address, nil
+}
+
+func (d *device) acceptRequests(l rdma.Listener) {
+	for {
+		request, err := l.Accept(d.r.ctx)
+		switch {
+		case d.r.ctx.Err() != nil || errors.Is(err, rdma.ErrClosed):
+			if err == nil {
+				_ = request.Reject([]byte("closing")) // too late
+			}
+			return
+		case err != nil:
+			// The next one may do better, but not for ever in no time.
+			d.r.cfg.Logger.Warn("connection request lost", "device", d.name, "error", err)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-d.r.ctx.Done():
+			}
+			continue
+		}
+		select {
+		case d.requests <- struct{}{}:
+			d.listening.Go(func() {
+				d.redeem(request)
+				<-d.requests
+			})
+		default:
+			_ = request.Reject([]byte("busy")) // the peer tries its next candidate
+		}
+	}
+}
+
+// redeem connects a request with the hello whose token it shows.
+func (d *device) redeem(request rdma.ConnectRequest) {
+	private := request.PrivateData()
+	if len(private) < hello.TokenSize {
+		_ = request.Reject([]byte("no token")) // not one of ours
+		return
+	}
+	t := d.r.tickets.take(private[:hello.TokenSize])
+	if t == nil || t.endpoint.selection.Transport != d.name {
+		d.r.cfg.Logger.Warn("connection request with an unknown token", "device", d.name, "peer", request.RemoteAddress())
+		_ = request.Reject([]byte("unknown token"))
+		if t != nil {
+			t.finish(fmt.Errorf("%w: its token was shown to %s", ErrProtocol, d.name))
+		}
+		return
+	}
+	ctx, cancel := context.WithDeadline(d.r.ctx, t.h.deadline)
+	defer cancel()
+	t.finish(d.accept(ctx, t.endpoint, request, private[hello.TokenSize:]))
+}
+
+// close frees all. The endpoints have been closed.
+func (d *device) close() error {
+	d.mu.Lock()
+	l := d.listener
+	d.mu.Unlock()
+	var errs []error
+	if l != nil {
+		errs = append(errs, l.Close())
+	}
+	d.listening.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, w := range d.workers {
+		errs = append(errs, w.close())
+	}
+	if d.domain != nil {
+		errs = append(errs, d.recvPool.Close(), d.sendPool.Close(), d.offerPool.Close(), d.domain.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -56,6 +56,12 @@ type Message struct {
 	data  []byte
 	owner messageOwner
 	slot  int32 // the owner's
+
+	// Of the inbox, and guarded by its mu: bytes that have not arrived yet,
+	// whether they wait for memory, whether the sender gave the message up.
+	due             int
+	wanting         bool
+	dropped, queued bool
 }
 
 type messageOwner interface{ release(*Message) }
@@ -203,14 +209,15 @@ func (e *Endpoint) failure(op string, err error) error {
 	return fmt.Errorf("verbena: %s %s at %s over %s: %w", op, e.service, e.remote, e.selection.Transport, err)
 }
 
-// An inbox holds the messages that have arrived and not been received yet.
+// An inbox holds the messages that have arrived, or are arriving, in order.
 type inbox struct {
-	mu    sync.Mutex
-	ring  []*Message // a power of two long
-	first int
-	count int
-	bytes int
-	ready chan struct{} // one token when something changed
+	mu      sync.Mutex
+	ring    []*Message // a power of two long
+	first   int
+	count   int
+	bytes   int           // of the messages that are there
+	pending int           // messages that are not complete
+	ready   chan struct{} // one token when something changed
 }
 
 func (q *inbox) push(m *Message) {
@@ -218,41 +225,129 @@ func (q *inbox) push(m *Message) {
 	if q.count == len(q.ring) {
 		bigger := make([]*Message, max(2*len(q.ring), 8))
 		for i := range q.count {
-			bigger[i] = q.ring[(q.first+i)&(len(q.ring)-1)]
+			bigger[i] = *q.at(i)
 		}
 		q.ring, q.first = bigger, 0
 	}
-	q.ring[(q.first+q.count)&(len(q.ring)-1)] = m
+	*q.at(q.count) = m
 	q.count++
-	q.bytes += len(m.data)
+	if m.queued = true; m.due > 0 {
+		q.pending++
+	} else {
+		q.bytes += len(m.data)
+	}
 	q.mu.Unlock()
 	q.wake()
 }
 
+func (q *inbox) at(i int) **Message { return &q.ring[(q.first+i)&(len(q.ring)-1)] }
+
+// pop returns the first message if it is complete.
 func (q *inbox) pop() *Message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.count == 0 {
-		return nil
+	for q.count > 0 && (*q.at(0)).due == 0 {
+		m := q.remove()
+		q.bytes -= len(m.data)
+		if !m.dropped {
+			return m
+		}
+		m.Release()
 	}
-	m := q.ring[q.first]
-	q.ring[q.first] = nil
+	return nil
+}
+
+func (q *inbox) remove() *Message {
+	slot := q.at(0)
+	m := *slot
+	*slot = nil
+	m.queued = false
 	q.first = (q.first + 1) & (len(q.ring) - 1)
 	q.count--
-	q.bytes -= len(m.data)
 	return m
 }
 
-func (q *inbox) wake() {
-	select {
-	case q.ready <- struct{}{}:
-	default:
+// waiting tells whether Receive has something to do.
+func (q *inbox) waiting() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.count > 0 && ((*q.at(0)).due == 0 || (*q.at(0)).wanting)
+}
+
+// wanting returns the first message if it waits for memory.
+func (q *inbox) wanting() *Message {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.count > 0 && (*q.at(0)).wanting {
+		return *q.at(0)
+	}
+	return nil
+}
+
+// provided gives a message its memory.
+func (q *inbox) provided(m *Message, data []byte) {
+	q.mu.Lock()
+	m.data, m.wanting = data, false
+	q.mu.Unlock()
+}
+
+// arrived counts bytes that have come into the memory of a message.
+func (q *inbox) arrived(m *Message, n int) {
+	q.mu.Lock()
+	q.settle(m, n)
+	q.mu.Unlock()
+}
+
+// drop marks a message that its sender gave up when missing bytes of it had not
+// been offered.
+func (q *inbox) drop(m *Message, missing int) {
+	q.mu.Lock()
+	m.dropped, m.wanting = true, false
+	q.settle(m, missing)
+	q.mu.Unlock()
+}
+
+func (q *inbox) settle(m *Message, n int) {
+	if m.due -= n; m.due == 0 && m.queued {
+		q.pending--
+		q.bytes += len(m.data)
+		q.wake()
 	}
 }
 
-// clear releases what nobody will receive.
+// incomplete tells whether bytes of any message are still to come.
+func (q *inbox) incomplete() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pending > 0
+}
+
+// each calls f for all messages with no lock held; the caller sees to it that
+// there are no others.
+func (q *inbox) each(f func(*Message)) {
+	q.mu.Lock()
+	var all []*Message
+	for i := range q.count {
+		all = append(all, *q.at(i))
+	}
+	q.mu.Unlock()
+	for _, m := range all {
+		f(m)
+	}
+}
+
+func (q *inbox) wake() { notify(q.ready) }
+
+// clear releases what nobody will receive, complete or not.
 func (q *inbox) clear() {
-	for m := q.pop(); m != nil; m = q.pop() {
+	q.mu.Lock()
+	var all []*Message
+	for q.count > 0 {
+		all = append(all, q.remove())
+	}
+	q.bytes, q.pending = 0, 0
+	q.mu.Unlock()
+	for _, m := range all {
 		m.Release()
 	}
 }

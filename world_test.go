@@ -1,0 +1,97 @@
+package verbena
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A world is a kind of network with two runtimes in it.
+type world struct {
+	name      string
+	transport string // that a dial gets
+	providers func(t testing.TB) (client, server []rdma.Provider)
+}
+
+func fakeWorld(name string, config func(string) fake.Config) world {
+	return world{name: name, transport: name, providers: func(testing.TB) (client, server []rdma.Provider) {
+		network := fake.NewNetwork()
+		a, b := network.NewDevice(config("a")), network.NewDevice(config("b"))
+		return []rdma.Provider{fake.NewProvider(name, a)}, []rdma.Provider{fake.NewProvider(name, b)}
+	}}
+}
+
+var worlds = []world{
+	{name: "tcp", transport: TransportTCP, providers: func(testing.TB) (client, server []rdma.Provider) { return nil, nil }},
+	fakeWorld("fakeband", func(name string) fake.Config {
+		c := fake.InfiniBand(name)
+		c.Capabilities &^= rdma.CapStreams // a port of its own, tokens
+		return c
+	}),
+	fakeWorld("fakewarp", fake.IWARP),
+}
+
+func eachWorld(t *testing.T, f func(t *testing.T, w world)) {
+	for _, w := range worlds {
+		t.Run(w.name, func(t *testing.T) { f(t, w) })
+	}
+}
+
+// A pair is a server and a client runtime with a listener between them.
+type pair struct {
+	client, server *Runtime
+	listener       *Listener
+	ctx            context.Context
+}
+
+func (w world) pair(t testing.TB, config Config, lc ListenConfig) *pair {
+	t.Helper()
+	p := &pair{ctx: testContext(t)}
+	c, s := w.providers(t)
+	p.client, p.server = newRuntime(t, config, c), newRuntime(t, config, s)
+	l, err := p.server.Listen(p.ctx, "127.0.0.1:0", lc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.listener = l
+	return p
+}
+
+func newRuntime(t testing.TB, config Config, providers []rdma.Provider) *Runtime {
+	t.Helper()
+	config.Providers = providers
+	r, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// testContext ends waits that hang; no test depends on when.
+func testContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// connect sets up one endpoint.
+func (p *pair) connect(t testing.TB, transport string) (client, server *Endpoint) {
+	t.Helper()
+	client, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: transport})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err = p.listener.Accept(p.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, server
+}
