@@ -130,7 +130,7 @@ func (q *queuePair) pump() {
 		}
 		done, err := c.stream.write(o, false)
 		if err != nil {
-			q.writeFailed(c, o)
+			q.writeFailed(c, o, err)
 			break
 		}
 		if !done {
@@ -155,7 +155,7 @@ func (q *queuePair) writer(c *connection) {
 			q.waiting = nil
 			q.pinMu.Unlock()
 			if err != nil {
-				q.writeFailed(c, o)
+				q.writeFailed(c, o, err)
 				break
 			}
 			q.engine.Written(o.batch)
@@ -170,8 +170,8 @@ func (q *queuePair) writer(c *connection) {
 
 // writeFailed leaves the end to the reader: what the peer said last, a Terminate
 // perhaps, tells more than the error of a write.
-func (q *queuePair) writeFailed(c *connection, o *outgoing) {
-	q.engine.WriteFailed(o.batch)
+func (q *queuePair) writeFailed(c *connection, o *outgoing, err error) {
+	q.engine.WriteFailed(o.batch, err)
 	if q.engine.State() == rdma.StateConnected {
 		_ = c.SetReadDeadline(time.Now().Add(q.domain.device.config.LingerTimeout))
 	}
@@ -194,11 +194,13 @@ func (q *queuePair) breakPins(r *mem.Region) {
 func (q *queuePair) reader(c *connection) {
 	defer close(q.finished)
 	linger := q.domain.device.config.LingerTimeout
-	err := c.stream.read(q.engine, func() {
+	kick := func() {
 		if q.engine.Kick() {
 			q.pump()
 		}
-	})
+	}
+	err := c.stream.read(q.engine, kick)
+	kick() // a Terminate may have to go out
 	reason := q.engine.End(err)
 	<-q.engine.Stopped()
 	q.engine.Flush()

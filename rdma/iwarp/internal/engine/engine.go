@@ -78,6 +78,7 @@ type Engine struct {
 
 	writing bool // somebody has the writer's role
 	txDead  bool // the stream takes nothing more
+	txErr   error
 	stopped chan struct{}
 	ended   bool // stopped is closed
 

@@ -163,7 +163,7 @@ func (x *receiver) consumed(n int) {
 }
 
 // Feed takes the next bytes of the stream. An error is the end of it: the queue
-// pair has failed.
+// pair has failed. After Feed, with or without an error, follows Kick.
 func (e *Engine) Feed(b []byte) error {
 	x := &e.rx
 	for len(b) > 0 {
@@ -202,6 +202,11 @@ func (e *Engine) Feed(b []byte) error {
 // why the connection is over.
 func (e *Engine) End(err error) error {
 	x := &e.rx
+	e.mu.Lock()
+	if e.txErr != nil {
+		err = e.txErr // came first
+	}
+	e.mu.Unlock()
 	if x.phase != phaseHeader || x.have > 0 {
 		err = fmt.Errorf("%w: %w", ErrCutOff, err)
 	}
@@ -343,6 +348,7 @@ func (e *Engine) refuse(f *fault) {
 	if x.open {
 		x.status = f.status
 	}
+	x.kick = true
 	e.mu.Lock()
 	e.fail(f.error(), t)
 	e.mu.Unlock()

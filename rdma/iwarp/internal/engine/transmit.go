@@ -255,10 +255,10 @@ func (e *Engine) Written(b *Batch) {
 // WriteFailed says that the stream takes nothing more; the caller loses the
 // writer's role. The queue pair fails once its reader has seen the end of what
 // the peer had to say.
-func (e *Engine) WriteFailed(b *Batch) {
+func (e *Engine) WriteFailed(b *Batch, err error) {
 	b.reset()
 	e.mu.Lock()
-	e.txDead, e.writing = true, false
+	e.txDead, e.writing, e.txErr = true, false, err
 	e.terminate = nil
 	e.stop()
 	e.mu.Unlock()
