@@ -151,7 +151,9 @@ func (nn *NameNode) recoverFile(ctx context.Context, id uint64) (closed bool, er
 		case last.Construction.Recovery != 0:
 			return false, nil
 		case found || last.Length > 0:
-			return false, nn.startRecovery(ctx, id, last.ID)
+			_, err := nn.startRecovery(ctx, id, last.ID)
+			nn.wakeMonitor()
+			return false, err
 		default:
 			drop = true
 		}
@@ -160,19 +162,14 @@ func (nn *NameNode) recoverFile(ctx context.Context, id uint64) (closed bool, er
 	return err == nil, err
 }
 
-func (nn *NameNode) startRecovery(ctx context.Context, file, block uint64) error {
-	generation, err := nn.stamp(ctx)
-	if err != nil {
-		return err
+func (nn *NameNode) startRecovery(ctx context.Context, file, block uint64) (generation uint64, err error) {
+	if generation, err = nn.stamp(ctx); err != nil {
+		return 0, err
 	}
 	_, err = nn.propose(ctx, &nspb.Entry{Op: &nspb.Entry_StartRecovery{StartRecovery: &nspb.StartRecovery{
 		File: &file, Block: &block, Generation: &generation,
 	}}})
-	if err != nil {
-		return err
-	}
-	nn.wakeMonitor()
-	return nil
+	return generation, err
 }
 
 // driveRecoveries has a DataNode lead each recovery that is under way, and
@@ -193,14 +190,13 @@ func (nn *NameNode) driveRecoveries(ctx context.Context) {
 			continue
 		}
 		if sent {
-			if err := nn.startRecovery(ctx, files[i], b.ID); err != nil {
+			generation, err := nn.startRecovery(ctx, files[i], b.ID)
+			if err != nil {
 				nn.log.Warn("namenode: start another recovery", "block", b.ID, "err", err)
 				current[b.ID] = r
 				continue
 			}
-			// The next turn, which this has woken, sends it.
-			current[b.ID] = recovery{attempts: r.attempts}
-			continue
+			b.Construction.Recovery = generation
 		}
 		r.generation = b.Construction.Recovery
 		if nn.blocks.lead(b, &r, now) {
