@@ -1,0 +1,37 @@
+// Package store keeps a DataNode's replicas on disk: the bytes of each block
+// and their checksums, through a vfs.FS so that crashes can be rehearsed. It
+// knows neither connections nor the NameNode.
+//
+//	DIR/VERSION                     identity: cluster, block pool, DataNode
+//	DIR/in_use.lock                 held while a process has the store open
+//	DIR/boot                        the machine boot in which the store was last opened
+//	DIR/blocks/XX/blk_ID            the bytes; XX is the low byte of the id
+//	DIR/blocks/XX/blk_ID_GEN.meta   checksums; GEN is the generation stamp
+//
+// # One file decides
+//
+// The meta file alone says what a replica is. Its first 512 bytes (one sector,
+// one page) hold an immutable header and four slots; the checksums of the full
+// chunks follow, each written once. The checksum of a chunk that is not full
+// yet never stands in the array, where it would have to be overwritten: it
+// stands in a slot together with the length that it covers.
+//
+//	durable A, durable B   the lengths of the last two hsyncs, in turn
+//	flushed                the length after the last packet that ended inside a chunk
+//	final                  the length of the finalized replica; valid only when it is
+//
+// Finalizing a replica is therefore one small write, and cannot happen by half;
+// nothing moves between directories. A new generation stamp is a rename within
+// a directory. Cutting a replica writes a new meta file and renames it over.
+//
+// # What survives
+//
+// Data is written before checksums and both before a packet is acknowledged, so
+// after the death of the process the page cache holds every acknowledged byte,
+// and a finalized replica is whole. After the death of the machine a replica is
+// as long as its checksums verify, and at least as long as its last hsync: the
+// durable slots are written in turn, each followed by fsync, so one of them
+// always describes bytes that are on disk. A finalized replica that was never
+// fsynced is verified when the store is opened after another boot, and is
+// taken back to a replica that waits for recovery if it does not hold.
+package store

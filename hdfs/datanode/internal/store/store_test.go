@@ -1,0 +1,537 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+func open(t testing.TB, fs vfs.FS, boot string) *Store {
+	t.Helper()
+	s, err := Open(Config{FS: fs, Dir: "/dn", BootID: boot})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func packet(sum transfer.Checksum, data []byte) []byte {
+	b := make([]byte, int(sum.Chunks(int64(len(data))))*sum.Size())
+	if sum.Size() > 0 {
+		sum.Sum(b, data)
+	}
+	return b
+}
+
+func write(t testing.TB, w *Writer, off int64, data []byte) {
+	t.Helper()
+	tail, err := w.Write(off, data, packet(transfer.CRC32C(), data), transfer.CRC32C())
+	must(t, err)
+	w.Acked(off+int64(len(data)), tail)
+}
+
+func random(rng *rand.Rand, n int) []byte {
+	b := make([]byte, n+8)
+	for i := 0; i < n; i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], rng.Uint64())
+	}
+	return b[:n]
+}
+
+// contents reads all of a replica, verified.
+func contents(t testing.TB, s *Store, id uint64) []byte {
+	t.Helper()
+	r, err := s.Get(id)
+	must(t, err)
+	rd, err := r.Open()
+	must(t, err)
+	defer rd.Close()
+	data := make([]byte, rd.Length)
+	must(t, rd.ReadVerified(data, make([]byte, 4*rd.Sum.Chunks(rd.Length)), 0))
+	return data
+}
+
+func TestWriteFinalizeRead(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, typ := range []hdfspb.ChecksumTypeProto{hdfspb.ChecksumTypeProto_CHECKSUM_NULL, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C} {
+		for _, bpc := range []uint32{1, 100, 512, 4096} {
+			for _, size := range []int{0, 1, 511, 512, 513, 70_000} {
+				t.Run(fmt.Sprintf("%v/%d/%d", typ, bpc, size), func(t *testing.T) {
+					s := open(t, vfs.NewMem(), "a")
+					defer s.Close()
+					sum, err := transfer.NewChecksum(typ, bpc)
+					must(t, err)
+					data := random(rng, size)
+					w, err := s.Create(7, 1001, sum, false, nil)
+					must(t, err)
+					for off := 0; off < size; off += 5000 {
+						p := data[off:min(off+5000, size)]
+						tail, err := w.Write(int64(off), p, packet(sum, p), sum)
+						must(t, err)
+						w.Acked(int64(off+len(p)), tail)
+						if got := contents(t, s, 7); !bytes.Equal(got, data[:off+len(p)]) {
+							t.Fatalf("while being written: wrong bytes at length %d", len(got))
+						}
+					}
+					must(t, w.Finalize(false))
+					must(t, w.Close(false))
+					if got := contents(t, s, 7); !bytes.Equal(got, data) {
+						t.Fatal("wrong bytes")
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	s := open(t, vfs.NewMem(), "a")
+	defer s.Close()
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	must(t, err)
+	data := random(rand.New(rand.NewPCG(1, 1)), 1000)
+	write(t, w, 0, data)
+	if _, err := w.Write(1001, data, packet(transfer.CRC32C(), data), transfer.CRC32C()); !errors.Is(err, ErrLength) {
+		t.Fatalf("gap: %v", err)
+	}
+	if _, err := w.Write(1000, data, make([]byte, 8), transfer.CRC32C()); !errors.Is(err, transfer.ErrChecksum) {
+		t.Fatalf("wrong checksum: %v", err)
+	}
+	other := bytes.Clone(data)
+	other[900]++
+	other = append(other, 1, 2, 3)
+	if _, err := w.Write(0, other, packet(transfer.CRC32C(), other), transfer.CRC32C()); !errors.Is(err, transfer.ErrChecksum) {
+		t.Fatalf("other bytes sent again: %v", err)
+	}
+	if _, err := s.Create(1, 11, transfer.CRC32C(), false, nil); !errors.Is(err, ErrExists) {
+		t.Fatalf("create again: %v", err)
+	}
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	for _, o := range []ReopenOptions{
+		{Mode: Append, Generation: 10, NewGeneration: 11, Min: 999},
+		{Mode: Append, Generation: 9, NewGeneration: 11, Min: 1000},
+		{Mode: Append, Generation: 10, NewGeneration: 9, Min: 1000},
+		{Mode: RecoverWriting, Generation: 10, NewGeneration: 11, Min: 0, Max: 2000},
+		{Mode: RecoverAppend, Generation: 10, NewGeneration: 11, Min: 1001},
+	} {
+		if w, err := s.Reopen(1, o); err == nil {
+			w.Close(false)
+			t.Errorf("%+v: admitted", o)
+		}
+	}
+	if err := s.Delete(1, 9); !errors.Is(err, ErrGeneration) {
+		t.Fatalf("delete of an older generation: %v", err)
+	}
+	must(t, s.Delete(1, 10))
+	if _, err := s.Get(1); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("after deletion: %v", err)
+	}
+	if u := s.used.Load(); u != 0 {
+		t.Fatalf("%d bytes used by nothing", u)
+	}
+}
+
+// A second writer stops the first one.
+func TestTakeOver(t *testing.T) {
+	s := open(t, vfs.NewMem(), "a")
+	defer s.Close()
+	stop := make(chan struct{}, 8)
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, func() { stop <- struct{}{} })
+	must(t, err)
+	data := random(rand.New(rand.NewPCG(1, 1)), 1000)
+	write(t, w, 0, data)
+	closed := make(chan error)
+	go func() {
+		<-stop
+		closed <- w.Close(false)
+	}()
+	w2, err := s.Reopen(1, ReopenOptions{Mode: RecoverWriting, Generation: 10, NewGeneration: 12, Min: 600, Max: 1000})
+	must(t, err)
+	must(t, <-closed)
+	write(t, w2, 512, append(bytes.Clone(data[512:]), data...))
+	must(t, w2.Finalize(true))
+	must(t, w2.Close(false))
+	if got := contents(t, s, 1); !bytes.Equal(got, append(bytes.Clone(data), data...)) {
+		t.Fatal("wrong bytes")
+	}
+}
+
+func TestDamage(t *testing.T) {
+	for _, what := range []string{"data", "sums", "data missing", "data short"} {
+		t.Run(what, func(t *testing.T) {
+			fs := vfs.NewMem()
+			s := open(t, fs, "a")
+			defer s.Close()
+			w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+			must(t, err)
+			write(t, w, 0, random(rand.New(rand.NewPCG(1, 1)), 100_000))
+			must(t, w.Finalize(false))
+			must(t, w.Close(false))
+			name, off := s.dataPath(1), int64(77_777)
+			switch what {
+			case "sums":
+				name, off = s.metaPath(1, 10), headerSize+400
+			case "data missing":
+				must(t, fs.Remove(name))
+			case "data short":
+				f, err := fs.Create(name, vfs.WriteCategoryUnspecified)
+				must(t, err)
+				must(t, f.Close())
+			}
+			if what == "data" || what == "sums" {
+				f, err := fs.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+				must(t, err)
+				_, err = f.WriteAt([]byte{0xaa, 0x55, 0xaa}, off)
+				must(t, err)
+				must(t, f.Close())
+			}
+			r, err := s.Get(1)
+			must(t, err)
+			if err := r.Verify(); !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("damage not noticed: %v", err)
+			}
+		})
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	id := s.Identity()
+	if id.DatanodeUUID == "" || id.ClusterID != "" {
+		t.Fatalf("%+v", id)
+	}
+	if _, err := Open(Config{FS: fs, Dir: "/dn", BootID: "a"}); err == nil {
+		t.Fatal("opened twice")
+	}
+	id.ClusterID, id.BlockPoolID = "CID-1", "BP-1"
+	must(t, s.SetIdentity(id))
+	if err := s.SetIdentity(Identity{DatanodeUUID: "a\nb"}); err == nil {
+		t.Fatal("an identity of two lines")
+	}
+	crashed := fs.CrashClone(vfs.CrashCloneCfg{})
+	s2 := open(t, crashed, "b")
+	if s2.Identity() != id {
+		t.Fatalf("%+v after the crash", s2.Identity())
+	}
+	must(t, s.Close())
+	must(t, s2.Close())
+}
+
+// model is what the test knows of a block.
+type model struct {
+	w        *Writer
+	bytes    []byte // all that was written
+	synced   int    // bytes on stable storage
+	gen      uint64
+	syncGen  uint64 // generation when synced was set
+	final    bool
+	finalSyn bool
+	deleted  bool
+}
+
+// crashRun does random things to blocks of one directory, then lets the machine
+// or the process die, and looks at what is there afterwards.
+func crashRun(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	var blocks []*model
+	id := func(i int) uint64 { return uint64(256 * (i + 1)) }
+	gen := uint64(1000)
+	steps := 5 + rng.IntN(60)
+	check := func(s *Store, process bool) {
+		for i, m := range blocks {
+			r, err := s.Get(id(i))
+			if m.deleted && process && err == nil {
+				t.Fatalf("seed %d: block %d came back", seed, i)
+			}
+			if m.deleted {
+				continue
+			}
+			if err != nil {
+				if m.syncGen != 0 || process {
+					t.Fatalf("seed %d: block %d with %d bytes synced, %d written: %v", seed, i, m.synced, len(m.bytes), err)
+				}
+				continue
+			}
+			info := r.Info()
+			if info.Length < int64(m.synced) || info.Length > int64(len(m.bytes)) || info.Generation < m.syncGen {
+				t.Fatalf("seed %d: block %d is %+v; %d bytes synced at generation %d, %d written", seed, i, info, m.synced, m.syncGen, len(m.bytes))
+			}
+			if process && (info.Length != int64(len(m.bytes)) || info.Generation != m.gen || (info.State == Finalized) != m.final) {
+				t.Fatalf("seed %d: after the death of the process block %d is %+v, not %d bytes, generation %d, final %t", seed, i, info, len(m.bytes), m.gen, m.final)
+			}
+			if m.finalSyn && info.State != Finalized {
+				t.Fatalf("seed %d: block %d was finalized with hsync, now it is %v", seed, i, info.State)
+			}
+			if got := contents(t, s, id(i)); !bytes.Equal(got, m.bytes[:info.Length]) {
+				t.Fatalf("seed %d: wrong bytes in block %d", seed, i)
+			}
+		}
+	}
+	for range steps {
+		if len(blocks) == 0 || len(blocks) < 4 && rng.IntN(6) == 0 {
+			gen++
+			w, err := s.Create(id(len(blocks)), gen, transfer.CRC32C(), false, nil)
+			must(t, err)
+			blocks = append(blocks, &model{w: w, gen: gen})
+			continue
+		}
+		i := rng.IntN(len(blocks))
+		m := blocks[i]
+		if m.deleted {
+			continue
+		}
+		gen++
+		switch op := rng.IntN(20); {
+		case m.w != nil && op < 10:
+			n := 1 + rng.IntN(3000)
+			off := len(m.bytes)
+			if rng.IntN(2) == 0 {
+				off = off / 512 * 512
+			} else if rng.IntN(4) == 0 && off > 0 {
+				off -= rng.IntN(min(off, 700))
+			}
+			fresh := random(rng, n)
+			data := append(bytes.Clone(m.bytes[off:]), fresh...)
+			write(t, m.w, int64(off), data)
+			m.bytes = append(m.bytes, fresh...)
+		case m.w != nil && op < 15:
+			must(t, m.w.Sync())
+			m.synced, m.syncGen = len(m.bytes), m.gen
+		case m.w != nil && op < 17:
+			sync := rng.IntN(2) == 0
+			must(t, m.w.Finalize(sync))
+			must(t, m.w.Close(false))
+			m.w, m.final = nil, true
+			if sync {
+				m.synced, m.syncGen, m.finalSyn = len(m.bytes), m.gen, true
+			}
+		case m.w != nil && op < 18: // the writer's connection breaks, another comes
+			must(t, m.w.Close(false))
+			w, err := s.Reopen(id(i), ReopenOptions{Mode: RecoverWriting, Generation: m.gen, NewGeneration: gen, Max: int64(len(m.bytes))})
+			must(t, err)
+			if m.syncGen != 0 {
+				m.syncGen = gen
+			}
+			m.w, m.gen = w, gen
+		case m.final && op < 6:
+			w, err := s.Reopen(id(i), ReopenOptions{Mode: Append, Generation: m.gen, NewGeneration: gen, Min: int64(len(m.bytes))})
+			must(t, err)
+			if m.syncGen != 0 {
+				m.syncGen = gen
+			}
+			m.w, m.gen, m.final, m.finalSyn = w, gen, false, false
+		case m.final && op < 8:
+			r, err := s.Get(id(i))
+			must(t, err)
+			must(t, r.SyncFinalized())
+			m.synced, m.syncGen, m.finalSyn = len(m.bytes), m.gen, true
+		case op == 18: // a recovery, often one that cuts
+			if m.w != nil {
+				must(t, m.w.Close(false))
+				m.w = nil
+			}
+			r, err := s.Get(id(i))
+			must(t, err)
+			_, err = r.InitRecovery(m.gen, gen)
+			must(t, err)
+			n := len(m.bytes)
+			if rng.IntN(3) > 0 {
+				n = rng.IntN(n + 1)
+			}
+			must(t, r.Settle(gen, int64(n)))
+			must(t, r.Settle(gen, int64(n)))
+			m.bytes, m.synced, m.gen, m.syncGen, m.final, m.finalSyn = bytes.Clone(m.bytes[:n]), n, gen, gen, true, true
+		case op == 19 && rng.IntN(3) == 0:
+			if m.w != nil {
+				must(t, m.w.Close(false))
+				m.w = nil
+			}
+			must(t, s.Delete(id(i), m.gen))
+			m.deleted = true
+		case op == 17 && rng.IntN(4) == 0: // the process dies, and the story goes on
+			must(t, s.Close())
+			s = open(t, fs, "a")
+			check(s, true)
+			for j, m := range blocks {
+				if m.w == nil {
+					continue
+				}
+				gen++
+				w, err := s.Reopen(id(j), ReopenOptions{Mode: RecoverWriting, Generation: m.gen, NewGeneration: gen, Max: int64(len(m.bytes))})
+				must(t, err)
+				if m.syncGen != 0 {
+					m.syncGen = gen
+				}
+				m.w, m.gen = w, gen
+			}
+		}
+	}
+	check(s, true)
+	for range 3 {
+		crashed := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+		s := open(t, crashed, "b")
+		check(s, false)
+		must(t, s.Close())
+		// And again at once: what the first start changed must hold as well.
+		s = open(t, crashed.CrashClone(vfs.CrashCloneCfg{}), "c")
+		check(s, false)
+		must(t, s.Close())
+	}
+}
+
+func TestCrash(t *testing.T) {
+	seeds := uint64(1500)
+	if testing.Short() {
+		seeds = 200
+	}
+	for seed := range seeds {
+		crashRun(t, seed)
+	}
+}
+
+// The checksum of a flushed partial chunk survives however the machine forgets
+// what came after it.
+func TestSyncedPartialChunkSurvivesTornAppend(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		fs := vfs.NewCrashableMem()
+		s := open(t, fs, "a")
+		w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+		must(t, err)
+		data := random(rng, 5000)
+		write(t, w, 0, data[:700])
+		must(t, w.Sync())
+		write(t, w, 512, data[512:900])
+		write(t, w, 512, data[512:5000])
+		must(t, w.Finalize(false))
+		crashed := open(t, fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}), "b")
+		got := contents(t, crashed, 1)
+		if len(got) < 700 || !bytes.Equal(got, data[:len(got)]) {
+			t.Fatalf("seed %d: %d bytes are left", seed, len(got))
+		}
+		must(t, w.Close(false))
+	}
+}
+
+func TestTemporaryReplicasDoNotSurvive(t *testing.T) {
+	fs := vfs.NewMem()
+	s := open(t, fs, "a")
+	w, err := s.Create(1, 10, transfer.CRC32C(), true, nil)
+	must(t, err)
+	write(t, w, 0, make([]byte, 100))
+	if r, _ := s.Get(1); r != nil {
+		if _, err := r.Open(); !errors.Is(err, ErrNotFound) {
+			t.Fatalf("a temporary replica was read: %v", err)
+		}
+	}
+	if len(s.Replicas()) != 0 {
+		t.Fatal("a temporary replica was reported")
+	}
+	must(t, s.Close())
+	s = open(t, fs, "a")
+	if _, err := s.Get(1); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("%v", err)
+	}
+	w, err = s.Create(1, 10, transfer.CRC32C(), true, nil)
+	must(t, err)
+	write(t, w, 0, make([]byte, 100))
+	must(t, w.Publish())
+	must(t, w.Close(false))
+	must(t, s.Close())
+	s = open(t, fs, "a")
+	if r, err := s.Get(1); err != nil || r.Info().State != WaitingRecovery || r.Info().Length != 100 {
+		t.Fatalf("a published replica: %v", err)
+	}
+	must(t, s.Close())
+}
+
+func FuzzDecodeHeader(f *testing.F) {
+	h := metaHeader{id: 5, sum: transfer.CRC32C()}
+	h.slots[slotFinal] = slot{length: 77, tail: 9, valid: true, synced: true}
+	f.Add(appendHeader(nil, &h))
+	f.Add(make([]byte, headerSize))
+	f.Add([]byte(metaMagic))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := decodeHeader(b)
+		if err != nil {
+			return
+		}
+		again, err := decodeHeader(appendHeader(nil, &h))
+		if err != nil || again.id != h.id || again.slots != h.slots || again.temporary != h.temporary {
+			t.Fatalf("%+v became %+v, %v", h, again, err)
+		}
+	})
+}
+
+func FuzzDecodeVersion(f *testing.F) {
+	b, _ := encodeVersion(Identity{DatanodeUUID: "u", ClusterID: "c", BlockPoolID: "b"})
+	f.Add(b)
+	f.Add([]byte("layoutVersion=1\n"))
+	f.Add([]byte("#\n\n=\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		id, err := decodeVersion(b)
+		if err != nil {
+			return
+		}
+		again, err := encodeVersion(id)
+		if err != nil {
+			return
+		}
+		if got, err := decodeVersion(again); err != nil || got != id {
+			t.Fatalf("%+v became %+v, %v", id, got, err)
+		}
+	})
+}
+
+func FuzzParseName(f *testing.F) {
+	f.Add("blk_1")
+	f.Add("blk_1_2.meta")
+	f.Add("blk_01_2.meta")
+	f.Fuzz(func(t *testing.T, name string) {
+		id, gen, meta, ok := parseName(name)
+		if !ok {
+			return
+		}
+		want := dataName(id)
+		if meta {
+			want = metaName(id, gen)
+		}
+		if want != name {
+			t.Fatalf("%q is %q", name, want)
+		}
+	})
+}
+
+// The layout on disk is a promise to later versions.
+func TestMetaGolden(t *testing.T) {
+	h := metaHeader{id: 0x0102030405060708, sum: transfer.CRC32C()}
+	h.slots[slotFlushed] = slot{length: 700, tail: 0xdeadbeef, valid: true}
+	got := fmt.Sprintf("%x", appendHeader(nil, &h)[:slotOffset(slotFinal)])
+	const want = "56424e424c4f434b00010200000002000102030405060708"
+	if got[:len(want)] != want {
+		t.Fatalf("header begins with %s", got[:len(want)])
+	}
+	const slotWant = "00000000000002bcdeadbeef00000001"
+	if s := got[2*slotOffset(slotFlushed):][:len(slotWant)]; s != slotWant {
+		t.Fatalf("flushed slot %s", s)
+	}
+}
