@@ -1,8 +1,15 @@
 package rdmatest
 
+import (
+	"path"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
 // A Feature is something that a device may lack.
 type Feature string
 
+// The features. Those of package rdma's capabilities have their names.
 const (
 	FeatureSendImmediate    Feature = "send-immediate"
 	FeatureWriteImmediate   Feature = "write-immediate"
@@ -15,10 +22,12 @@ const (
 	FeatureReadScatter Feature = "read-scatter"
 	// FeaturePrivateData is private data with Connect, Accept and Reject.
 	FeaturePrivateData Feature = "private-data"
-	// FeatureOverrun is the detection of completion queue overruns.
-	FeatureOverrun Feature = "overrun"
+	// FeatureRandomKeys are keys that cannot be guessed.
+	FeatureRandomKeys Feature = "random-keys"
 	// FeatureRefusalReason makes Err wrap rdma.ErrRemoteAccess on the iWARP class.
 	FeatureRefusalReason Feature = "refusal-reason"
+	// FeatureAllocationFree posts and polls without allocating.
+	FeatureAllocationFree Feature = "allocation-free"
 	// FeaturePeer is a peer that the suite can kill and stop.
 	FeaturePeer Feature = "peer"
 	// FeatureMemory is direct access to the memory of a side, which a
@@ -28,13 +37,50 @@ const (
 
 // A Lack allows a device not to have a feature.
 type Lack struct {
-	Provider string // [rdma.Provider.Name]; "*" matches any
-	Device   string // a pattern of path.Match for [rdma.Attributes.Name]
+	Provider string // a pattern of path.Match for [rdma.Provider.Name]
+	Device   string // one for [rdma.Attributes.Name]
 	Feature  Feature
 	Reason   string
 }
 
-// lacks is the table of what each provider and device may lack.
+const (
+	iwarpImmediate = "immediate data is an extension of RFC 7306"
+	iwarpAtomics   = "atomics are an extension of RFC 7306"
+	iwarpRNR       = "iWARP has no receiver-not-ready: the peers keep count"
+	iwarpRead      = "the sink of an iWARP Read is one STag"
+	iwarpPolled    = "iWARP promises nothing before a Send is delivered"
+)
+
+// lacks is the table of what each provider and device may lack. shm may lack
+// nothing.
 var lacks = []Lack{
-	{"shm", "*", "", ""},
+	{"iwarp", "*", FeatureSendImmediate, iwarpImmediate},
+	{"iwarp", "*", FeatureWriteImmediate, iwarpImmediate},
+	{"iwarp", "*", FeatureAtomics, iwarpAtomics},
+	{"iwarp", "*", FeatureReceiverNotReady, iwarpRNR},
+	{"iwarp", "*", FeatureReadScatter, iwarpRead},
+	{"iwarp", "*", FeaturePolledWrites, iwarpPolled},
+	{"ibverbs", "siw*", FeatureSendImmediate, iwarpImmediate},
+	{"ibverbs", "siw*", FeatureWriteImmediate, iwarpImmediate},
+	{"ibverbs", "siw*", FeatureAtomics, "the driver has none"},
+	{"ibverbs", "siw*", FeatureReceiverNotReady, iwarpRNR},
+	{"ibverbs", "siw*", FeatureReadScatter, iwarpRead},
+	{"ibverbs", "siw*", FeaturePolledWrites, iwarpPolled},
+	{"ibverbs", "siw*", FeatureRefusalReason, "the driver does not tell what the Terminate said"},
+	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
+	{"*", "*", FeatureMemory, "a side in another process has its memory there"},
+}
+
+// allowed tells whether and why a device may lack f.
+func (s *Suite) allowed(a rdma.Attributes, f Feature) (reason string, ok bool) {
+	for _, table := range [][]Lack{lacks, s.MayLack} {
+		for _, l := range table {
+			provider, _ := path.Match(l.Provider, a.Provider)
+			device, _ := path.Match(l.Device, a.Name)
+			if provider && device && l.Feature == f {
+				return l.Reason, true
+			}
+		}
+	}
+	return "", false
 }

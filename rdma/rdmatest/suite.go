@@ -1,10 +1,16 @@
 package rdmatest
 
 import (
+	"context"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"go.uber.org/goleak"
 )
 
 // Suite tells [Run] what to test.
@@ -23,17 +29,25 @@ type Suite struct {
 	// [Process] makes one that is a process. Without it these cases are skipped
 	// as [FeaturePeer], which the table must then allow.
 	Peer func(t *testing.T) *Peer
+	// Dial opens the transport under the provider's connections to a listener's
+	// address and says nothing there, for the cases of silent and garbled peers.
+	// Without it they are left out.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// MayLack adds to the table of what providers and devices may lack.
 	MayLack []Lack
 	// MaxMessage bounds the sizes, in bytes; 0 means 64 MiB, or 1 MiB if
 	// testing.Short. The device's own Attributes.MaxMessage bounds it, too.
-	MaxMessage int64
+	MaxMessage int
 	// Watchdog bounds a case; 0 means 60 s. A case that takes longer fails with
 	// the stacks of all goroutines.
 	Watchdog time.Duration
 	// Bound is how soon a side must notice that its peer died, and how long a
 	// case waits for anything that must come; 0 means 20 s.
 	Bound time.Duration
+	// Seed seeds the random operations; 0 means a fixed one.
+	Seed uint64
+
+	initiator, target rdma.Device
 }
 
 // A Peer is a target that can be killed and stopped.
@@ -45,6 +59,14 @@ type Peer struct {
 	Stop, Continue func()
 }
 
+// A testCase is a script for both sides.
+type testCase struct {
+	name string
+	// needs are the features without which the case has no meaning.
+	needs []Feature
+	run   func(e *env)
+}
+
 // Run runs every case as a subtest of t. A case that needs what the devices
 // lack is skipped, and fails unless the table of what they may lack has it.
 func Run(t *testing.T, s Suite) {
@@ -52,4 +74,128 @@ func Run(t *testing.T, s Suite) {
 	if s.Open == nil {
 		t.Fatal("rdmatest: Suite.Open is not set")
 	}
+	if s.MaxMessage == 0 {
+		s.MaxMessage = 64 << 20
+		if testing.Short() {
+			s.MaxMessage = 1 << 20
+		}
+	}
+	if s.Watchdog == 0 {
+		s.Watchdog = 60 * time.Second
+	}
+	if s.Bound == 0 {
+		s.Bound = 20 * time.Second
+	}
+	if s.Seed == 0 {
+		s.Seed = 20100215
+	}
+	s.initiator, s.target = s.Open(t)
+	if s.OverStream {
+		var err error
+		if s.initiator, err = overTCP(s.initiator); err != nil {
+			t.Fatalf("rdmatest: initiator: %v", err)
+		}
+		if s.target, err = overTCP(s.target); err != nil {
+			t.Fatalf("rdmatest: target: %v", err)
+		}
+	}
+	for _, group := range [][]testCase{
+		deviceCases, connectionCases, operationCases, orderCases, completionCases, receiveCases,
+		accessCases, postCases, failureCases, peerCases, randomCases,
+	} {
+		for _, c := range group {
+			t.Run(c.name, func(t *testing.T) { s.runCase(t, c) })
+		}
+	}
+}
+
+// runCase runs one case in a goroutine of its own and watches it.
+func (s *Suite) runCase(t *testing.T, c testCase) {
+	for _, f := range c.needs {
+		if who := s.lacking(f); who != nil {
+			reason, ok := s.allowed(*who, f)
+			if !ok {
+				t.Fatalf("%s %s lacks %s, and the table does not allow that", who.Provider, who.Name, f)
+			}
+			t.Skipf("%s %s lacks %s: %s", who.Provider, who.Name, f, reason)
+		}
+	}
+	before := goleak.IgnoreCurrent()
+	ctx, cancel := context.WithTimeout(context.Background(), s.Watchdog)
+	defer cancel()
+	e := &env{t: t, suite: s, ctx: ctx}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		defer e.cleanUp()
+		c.run(e)
+	}()
+	watchdog := time.NewTimer(s.Watchdog + s.Watchdog/4)
+	defer watchdog.Stop()
+	select {
+	case <-over:
+	case <-watchdog.C:
+		e.abandon()
+		t.Fatalf("hangs: not over after %v; goroutines:\n%s", s.Watchdog+s.Watchdog/4, stacks())
+	}
+	if err := goleak.Find(before); err != nil && !t.Failed() {
+		t.Errorf("goroutines are left behind: %v", err)
+	}
+}
+
+func stacks() string {
+	buffer := make([]byte, 1<<20)
+	return string(buffer[:runtime.Stack(buffer, true)])
+}
+
+// lacking returns the device that lacks f, or nil.
+func (s *Suite) lacking(f Feature) *rdma.Attributes {
+	for _, d := range []rdma.Device{s.initiator, s.target} {
+		a := d.Attributes()
+		has := true
+		switch f {
+		case FeatureSendImmediate:
+			has = a.Has(rdma.CapSendImmediate)
+		case FeatureWriteImmediate:
+			has = a.Has(rdma.CapWriteImmediate)
+		case FeatureAtomics:
+			has = a.Has(rdma.CapAtomics)
+		case FeatureSharedReceive:
+			has = a.Has(rdma.CapSharedReceive)
+		case FeaturePolledWrites:
+			has = a.Has(rdma.CapPolledWrites)
+		case FeatureReceiverNotReady:
+			has = a.Has(rdma.CapReceiverNotReady)
+		case FeatureInline:
+			has = a.MaxInline > 0
+		case FeatureReadScatter:
+			has = a.MaxReadSGE > 1
+		case FeaturePrivateData:
+			has = a.MaxPrivateData > 0
+		case FeaturePeer:
+			has = s.Peer != nil
+		case FeatureMemory:
+			has = !isRemote(d)
+		default:
+			// What no attribute tells is there unless the table says otherwise.
+			_, lacks := s.allowed(a, f)
+			has = !lacks
+		}
+		if !has {
+			return &a
+		}
+	}
+	return nil
+}
+
+// has is for what a case does only where it can, beside what it needs.
+func (s *Suite) has(f Feature) bool { return s.lacking(f) == nil }
+
+// names joins what can be printed.
+func names[T fmt.Stringer](of []T) string {
+	var all []string
+	for _, each := range of {
+		all = append(all, each.String())
+	}
+	return strings.Join(all, ", ")
 }

@@ -264,6 +264,7 @@ func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	mu := &q.domain.network.mu
 	mu.Lock()
 	defer mu.Unlock()
+	defer q.cond.Broadcast()
 	for i := range requests {
 		if err := q.postSend(&requests[i]); err != nil {
 			if q.domain.device.has(BugFullFails) && err == rdma.ErrQueueFull || q.domain.device.has(BugInvalidFails) && err != rdma.ErrQueueFull {
@@ -275,7 +276,6 @@ func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	if q.domain.device.has(BugAllocates) {
 		sink = new([64]byte)
 	}
-	q.cond.Broadcast()
 	return len(requests), nil
 }
 
@@ -399,8 +399,14 @@ func (q *queuePair) step() bool {
 	case s.Flags&rdma.Fence != 0 && len(q.late) > 0 && !d.has(BugNoFence):
 		return q.catchUp()
 	case (s.Op >= rdma.OpRead || s.Op == rdma.OpWrite && d.has(BugLateWrite)) && !d.config.PromptReads:
-		if len(q.late) >= q.config.MaxReads {
+		// The peer looks at requests in order: only the data is late.
+		refused := s.length > 0 && q.peer.domain.remote(s.Remote, s.length, rights[s.Op]) == nil
+		if len(q.late) >= q.config.MaxReads || refused && len(q.late) > 0 {
 			return q.catchUp()
+		}
+		if refused {
+			q.refused(q.next)
+			return true
 		}
 		q.late = append(q.late, q.next)
 		if d.has(BugEarlyRead) {
@@ -458,6 +464,12 @@ func (q *queuePair) completeSend(sequence uint64, status rdma.Status) {
 	q.sendCQ.add(entry{completion: c, queuePair: q, sequence: sequence, send: true}, false)
 }
 
+// rights are what the operations need at the peer.
+var rights = [...]rdma.Access{
+	rdma.OpWrite: rdma.AccessRemoteWrite, rdma.OpWriteImmediate: rdma.AccessRemoteWrite, rdma.OpRead: rdma.AccessRemoteRead,
+	rdma.OpCompareSwap: rdma.AccessRemoteAtomic, rdma.OpFetchAdd: rdma.AccessRemoteAtomic,
+}
+
 // perform carries out a request at both ends. It reports false if the request
 // has to wait.
 func (q *queuePair) perform(sequence uint64) bool {
@@ -484,12 +496,8 @@ func (q *queuePair) perform(sequence uint64) bool {
 		q.notReady = time.Time{}
 	}
 	var target []byte
-	if s.Op >= rdma.OpWrite && (s.length > 0 || s.Op > rdma.OpWriteImmediate && s.Op != rdma.OpRead) {
-		access := [...]rdma.Access{
-			rdma.OpWrite: rdma.AccessRemoteWrite, rdma.OpWriteImmediate: rdma.AccessRemoteWrite, rdma.OpRead: rdma.AccessRemoteRead,
-			rdma.OpCompareSwap: rdma.AccessRemoteAtomic, rdma.OpFetchAdd: rdma.AccessRemoteAtomic,
-		}[s.Op]
-		if target = peer.domain.remote(s.Remote, s.length, access); target == nil {
+	if s.Op >= rdma.OpWrite && s.length > 0 {
+		if target = peer.domain.remote(s.Remote, s.length, rights[s.Op]); target == nil {
 			q.refused(sequence)
 			return true
 		}

@@ -1,0 +1,3 @@
+package rdmatest_test
+
+const mutantVariable = "VERBENA_RDMATEST_MUTANT"
