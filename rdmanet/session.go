@@ -266,8 +266,8 @@ func (s *session) next() step {
 		return stepEnd
 	case c.finished():
 		return stepFinish
-	case c.closed.Load() && c.peerClosed.Load():
-		return stepWait // until our own CLOSE is out
+	case c.peerClosed.Load():
+		return stepWait // nothing more comes; our own CLOSE is still due
 	case c.closed.Load():
 		return stepReceive
 	case s.watch && !s.dead && s.waiting.Load() == 0 && !c.queueFull():
