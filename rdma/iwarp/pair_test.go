@@ -8,12 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/verbena-data/verbena/rdma"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // within bounds what must come; it is no measure of anything.
 const within = 30 * time.Second

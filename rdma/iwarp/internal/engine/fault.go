@@ -26,7 +26,7 @@ func (e *TerminateError) cause() wire.Cause {
 func (e *TerminateError) Error() string {
 	s := "the peer terminated the stream: "
 	if e.Sent {
-		s = "terminated the stream, the peer broke the protocol or its rights: "
+		s = "this side terminated the stream: "
 	}
 	s += e.cause().String()
 	if e.Reason != "" {
@@ -51,7 +51,8 @@ var ErrCutOff = errors.New("the stream ended in the middle of a segment")
 type fault struct {
 	cause  wire.Cause
 	reason string
-	// status is what becomes of the receive that was being filled.
+	// status is what becomes of the request whose memory was being filled: the
+	// receive of a Send, the Read of a Read Response.
 	status rdma.Status
 }
 

@@ -345,11 +345,15 @@ func (e *Engine) refuse(f *fault) {
 			t.Request, _ = wire.ParseReadRequest(x.scratch[:x.filled])
 		}
 	}
-	if x.open {
-		x.status = f.status
-	}
 	x.kick = true
 	e.mu.Lock()
+	if f.status != rdma.StatusFlushed {
+		if x.segment.Tagged {
+			e.failed, e.failure = e.reads[e.readHead%uint64(len(e.reads))].request, f.status
+		} else if x.open {
+			x.status = f.status
+		}
+	}
 	e.fail(f.error(), t)
 	e.mu.Unlock()
 }
