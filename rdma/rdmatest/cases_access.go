@@ -132,7 +132,9 @@ func refused(e *env, op rdma.Opcode, r refusal, regions []*memory, signalled boo
 	}
 	a.flushed(2)
 	a.postsFail()
-	a.sends.quiet(what + ": all has completed")
+	if more := a.sends.poll(); len(more) > 0 {
+		e.fatalf("%s: all has completed, and %+v comes", what, more[0])
+	}
 	e.check(a.Close(), "Close")
 	b.ended()
 	// Nothing behind the refused request has been carried out, and no receive

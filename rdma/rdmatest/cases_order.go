@@ -63,27 +63,32 @@ func testSendsInOrder(e *env) {
 	}
 }
 
-// testWriteThenSend checks that a Send makes the Writes before it visible.
+// testWriteThenSend checks that a Send makes the Writes before it visible, at
+// the moment that it is received.
 func testWriteThenSend(e *env) {
 	a, b := e.connect(nil)
-	const size = 20000
-	op := rdma.OpSend
+	const parts, size = 4, 120_000
 	source, sink := a.s.memory(size), b.s.memory(size)
 	for i := range e.rounds(200) {
 		value := byte(i%255 + 1)
 		id := uint64(i)
 		source.fill(0, size, value)
 		b.recv(id, nil)
-		// In three Writes, so that their end is not the message's end.
-		for part := range 3 {
-			at, length := part*size/3, (part+1)*size/3-part*size/3
-			a.send(rdma.SendRequest{Op: rdma.OpWrite, Remote: sink.at(at), SGEs: source.sge(at, length)})
-		}
-		a.send(rdma.SendRequest{ID: id, Op: op, Flags: rdma.Signaled})
-		b.recvs.success(id)
-		if !is(sink.read(0, size), value) {
-			e.fatalf("round %d: a %s was received before the Writes in front of it were there", i, op)
-		}
+		e.together(func() {
+			for part := range parts {
+				at, length := part*size/parts, size/parts
+				a.send(rdma.SendRequest{Op: rdma.OpWrite, Remote: sink.at(at), SGEs: source.sge(at, length)})
+			}
+			a.send(rdma.SendRequest{ID: id, Op: rdma.OpSend, Flags: rdma.Signaled})
+		}, func() {
+			b.recvs.spin(id)
+			// What was written last is looked at first.
+			for part := parts - 1; part >= 0; part-- {
+				if !is(sink.read(part*size/parts, size/parts), value) {
+					e.fatalf("round %d: a Send was received before the Writes in front of it were there", i)
+				}
+			}
+		})
 		a.sends.success(id)
 	}
 	if e.suite.has(FeatureWriteImmediate) {

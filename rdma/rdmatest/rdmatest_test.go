@@ -34,6 +34,8 @@ var mayLack = []rdmatest.Lack{
 	{Provider: "fake", Device: "iwarp-*", Feature: rdmatest.FeaturePolledWrites, Reason: "as iWARP"},
 }
 
+var withoutPeer = rdmatest.Lack{Provider: "fake", Device: "*", Feature: rdmatest.FeaturePeer, Reason: "it cannot take its TCP connections with it"}
+
 // suite is the suite for two fakes of one configuration; bugs are the target's
 // and the initiator's.
 func suite(config func(name string) fake.Config, class string, adjust func(*fake.Config)) rdmatest.Suite {
@@ -70,6 +72,9 @@ func TestIWARPOverStream(t *testing.T) {
 	s := suite(fake.IWARP, "iwarp", nil)
 	s.OverStream = true
 	s.Dial = dialTCP
+	s.MaxMessage = 1 << 20
+	s.Peer = nil // the fake's streams would outlive it
+	s.MayLack = append(s.MayLack, withoutPeer)
 	rdmatest.Run(t, s)
 }
 
@@ -115,7 +120,10 @@ func TestRemoteTarget(t *testing.T) {
 				initiator, target = open(t)
 				return initiator, served(t, target)
 			}
-			s.OverStream = class == "iwarp"
+			if s.OverStream = class == "iwarp"; s.OverStream {
+				s.Peer = nil
+				s.MayLack = append(s.MayLack, withoutPeer)
+			}
 			s.MaxMessage = 1 << 20
 			rdmatest.Run(t, s)
 		})

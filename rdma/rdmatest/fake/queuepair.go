@@ -3,6 +3,7 @@ package fake
 import (
 	"encoding/binary"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -383,6 +384,9 @@ func (q *queuePair) work() {
 			continue
 		}
 		mu.Unlock() // to let others in
+		if here.has(BugLateWrite | BugEarlyRead) {
+			runtime.Gosched() // one processor is enough to see these
+		}
 		mu.Lock()
 	}
 }
