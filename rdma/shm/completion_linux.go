@@ -40,8 +40,10 @@ type completionQueue struct {
 	ringers [][]*queuePair // by their bit
 	armed   bool
 	overrun bool
+	failing bool // failUsers is about to run
 	users   int
 	closed  atomic.Bool
+	waits   sync.WaitGroup // calls of Wait
 
 	blockedMu    sync.Mutex
 	blocked      []*queuePair // whose next request waits for the peer
@@ -129,9 +131,11 @@ func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 // push adds a completion. The caller holds mu.
 func (cq *completionQueue) push(e entry) {
 	if cq.count == len(cq.ring) {
-		if !cq.overrun {
-			cq.overrun = true
-			cq.domain.workers.Go(cq.failUsers)
+		first := !cq.overrun
+		cq.overrun = true
+		if !cq.failing {
+			cq.failing = true
+			cq.domain.workers.Go(func() { cq.failUsers(first) })
 		}
 		return
 	}
@@ -144,9 +148,15 @@ func (cq *completionQueue) push(e entry) {
 }
 
 // failUsers fails the queue pairs whose completions have been lost.
-func (cq *completionQueue) failUsers() {
+func (cq *completionQueue) failUsers(first bool) {
 	err := fmt.Errorf("shm: completion queue of %d entries: %w: make it deep enough for everything outstanding on its queue pairs", len(cq.ring), rdma.ErrOverrun)
-	cq.domain.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: cq, Err: err})
+	if first {
+		cq.domain.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: cq, Err: err})
+	}
+	// A queue pair that is made later loses completions of its own, and fails then.
+	cq.mu.Lock()
+	cq.failing = false
+	cq.mu.Unlock()
 	cq.domain.mu.Lock()
 	var pairs []*queuePair
 	for _, qp := range cq.domain.pairs {
@@ -205,7 +215,7 @@ func (cq *completionQueue) Poll(into []rdma.Completion) (int, error) {
 			e.pair.sendDone.Store(e.position)
 		}
 	}
-	if n < len(into) {
+	if n < len(into) && !cq.closed.Load() {
 		cq.bell.bits().collect(cq.heat)
 		n += cq.harvest(into[n:])
 	}
@@ -307,6 +317,14 @@ func (cq *completionQueue) Arm(solicitedOnly bool) error {
 
 // Wait implements rdma.CompletionQueue.
 func (cq *completionQueue) Wait(ctx context.Context) error {
+	cq.mu.Lock()
+	if cq.closed.Load() {
+		cq.mu.Unlock()
+		return errClosed("wait")
+	}
+	cq.waits.Add(1)
+	cq.mu.Unlock()
+	defer cq.waits.Done()
 	if err := cq.waitOver(ctx); err != errWaiting {
 		return err
 	}
@@ -317,11 +335,17 @@ func (cq *completionQueue) Wait(ctx context.Context) error {
 	defer cq.domain.sleepers.Add(-1)
 	word := cq.bell.futex()
 	if ctx.Done() != nil {
+		ended := make(chan struct{})
 		stop := context.AfterFunc(ctx, func() {
+			defer close(ended)
 			word.Add(1)
 			wake(word)
 		})
-		defer stop()
+		defer func() {
+			if !stop() {
+				<-ended
+			}
+		}()
 	}
 	for {
 		value := word.Load()
@@ -397,6 +421,10 @@ func (cq *completionQueue) wakeIfRung() {
 // scribbled over the doorbell, and reports them.
 func (cq *completionQueue) heal() {
 	cq.mu.Lock()
+	if cq.closed.Load() {
+		cq.mu.Unlock()
+		return
+	}
 	lost, solicited := false, false
 	for _, pairs := range cq.ringers {
 		for _, qp := range pairs {
@@ -472,14 +500,15 @@ func (cq *completionQueue) Close() error {
 	if !first {
 		return nil
 	}
-	cq.domain.mu.Lock()
-	delete(cq.domain.queues, cq.index)
-	cq.domain.mu.Unlock()
 	cq.bell.futex().Add(1)
 	wake(cq.bell.futex())
 	select {
 	case cq.wake <- struct{}{}:
 	default:
 	}
+	cq.waits.Wait()
+	cq.domain.mu.Lock()
+	delete(cq.domain.queues, cq.index)
+	cq.domain.mu.Unlock()
 	return nil
 }

@@ -242,8 +242,11 @@ func (qp *queuePair) serve() {
 			err = qp.handle(&p)
 			p.release()
 		}
-		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			continue // a deadline is left over from connecting, and just being lifted
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = qp.conn.socket.SetReadDeadline(time.Time{}) // left over from connecting
+		}
+		if err == nil {
+			continue
 		}
 		if qp.State() != rdma.StateConnected {
 			// The teardown waits for the peer to be out of this side's memory; its
@@ -361,7 +364,9 @@ type listener struct {
 	socket   *net.UnixListener
 	address  string
 	requests chan *request
-	closed   chan struct{}
+	context  context.Context // ends with Close
+	cancel   context.CancelFunc
+	closed   <-chan struct{}
 	once     sync.Once
 	workers  sync.WaitGroup
 	reading  chan struct{} // bounds the sockets whose request has not come yet
@@ -394,8 +399,9 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 	if err != nil {
 		return nil, fmt.Errorf("shm: listen at %s: %w", address, err)
 	}
+	life, cancel := context.WithCancel(context.Background())
 	l := &listener{
-		device: d, socket: socket, address: address, closed: make(chan struct{}),
+		device: d, socket: socket, address: address, context: life, cancel: cancel, closed: life.Done(),
 		requests: make(chan *request, maxWaiting), reading: make(chan struct{}, maxReading),
 	}
 	l.workers.Go(l.run)
@@ -468,17 +474,13 @@ func (l *listener) read(socket *net.UnixConn) {
 		l.refuse(c, err.Error())
 		return
 	}
-	stop := make(chan struct{})
-	defer close(stop)
-	l.workers.Go(func() {
-		select {
-		case <-l.closed:
-			_ = socket.SetReadDeadline(time.Unix(1, 0))
-		case <-stop:
-		}
-	})
-	_ = socket.SetReadDeadline(time.Now().Add(handshakeTimeout))
+	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
+	stop := context.AfterFunc(l.context, cancel)
+	release := c.bound(ctx)
 	p, err := c.read()
+	release() // before Accept can hand the socket on
+	stop()
+	cancel()
 	if err != nil {
 		l.refuse(c, "no connection request came: "+err.Error())
 		return
@@ -497,7 +499,6 @@ func (l *listener) read(socket *net.UnixConn) {
 		p.release()
 		return
 	}
-	_ = socket.SetReadDeadline(time.Time{})
 	p.bytes = nil
 	r := &request{listener: l, conn: c, hello: h, packet: p}
 	select {
@@ -554,7 +555,7 @@ func (l *listener) Accept(ctx context.Context) (rdma.ConnectRequest, error) {
 func (l *listener) Close() error {
 	var err error
 	l.once.Do(func() {
-		close(l.closed)
+		l.cancel()
 		err = l.socket.Close()
 		l.refuseWaiting()
 	})

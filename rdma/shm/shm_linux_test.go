@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -163,8 +161,6 @@ func fill(b []byte, seed byte) {
 		b[i] = seed + byte(i*7)
 	}
 }
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestSendSizes(t *testing.T) {
 	a, b := newSides(t, 1<<20, nil)

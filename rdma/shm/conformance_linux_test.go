@@ -1,0 +1,40 @@
+package shm
+
+import (
+	"context"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest"
+)
+
+func openForSuite() (rdma.Device, error) {
+	devices, err := New(Config{}).Devices(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return devices[0], nil
+}
+
+func TestMain(m *testing.M) {
+	rdmatest.RunChild(map[string]rdmatest.Opener{"shm": openForSuite})
+	goleak.VerifyTestMain(m)
+}
+
+func TestConformance(t *testing.T) {
+	if _, err := openForSuite(); err != nil {
+		t.Skip(err)
+	}
+	rdmatest.Run(t, rdmatest.Suite{
+		Open: func(t *testing.T) (initiator, target rdma.Device) {
+			device, err := openForSuite()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return device, device
+		},
+		Peer: rdmatest.Process("shm"),
+	})
+}
