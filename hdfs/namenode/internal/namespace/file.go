@@ -113,7 +113,8 @@ func (t *txn) create(op *nspb.Create) error {
 		t.remove(n)
 	}
 	mode := uint16(op.GetMode()) & modeBits
-	parent := t.makeParents(r, mode)
+	// As in HDFS, directories that a file needs inherit their parent's mode.
+	parent := t.makeParents(r, func(parent *Inode) uint16 { return parent.mode &^ sticky })
 	n = t.newChild(parent, r.base(), mode)
 	n.file = &file{replication: uint16(op.GetReplication()), blockSize: op.GetBlockSize()}
 	ns.files++

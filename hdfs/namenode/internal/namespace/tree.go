@@ -51,7 +51,7 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 		return nil
 	}
 	mode := uint16(op.GetMode()) & modeBits
-	at = t.makeParents(r, mode)
+	at = t.makeParents(r, func(*Inode) uint16 { return mode })
 	n := t.newChild(at, r.base(), mode)
 	n.dir = &children{}
 	t.res.OK, t.res.Inode = true, n.id
@@ -77,12 +77,12 @@ func (t *txn) checkParents(r resolved, create bool) error {
 	return nil
 }
 
-// makeParents makes the missing directories above r, which the caller must
-// be able to go through, and returns its parent.
-func (t *txn) makeParents(r resolved, mode uint16) *Inode {
+// makeParents makes the missing directories above r and returns its parent.
+// Whatever mode says, their owner can go through them and write.
+func (t *txn) makeParents(r resolved, mode func(parent *Inode) uint16) *Inode {
 	at := r.ancestor()
 	for i := len(r.nodes) - 1; i < len(r.comps)-1; i++ {
-		at = t.newChild(at, r.comps[i], mode|0o300)
+		at = t.newChild(at, r.comps[i], mode(at)|0o300)
 		at.dir = &children{}
 	}
 	return at
