@@ -2,9 +2,19 @@ package verbena
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/slab"
 )
 
 func pattern(n, seed int) []byte {
@@ -53,4 +63,444 @@ func TestMessagesOfAllSizes(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// Every size of window and chunk is small here, so that credits run out, offers
+// queue up and the send queue wraps all the time.
+var cramped = Tuning{Eager: 512, Window: 2, MaxWindow: 4, Chunk: 4 << 10, Chunks: 2}
+
+func crampedConfig() Config {
+	tuning := map[string]Tuning{}
+	for _, w := range worlds {
+		tuning[w.transport] = cramped
+	}
+	return Config{Tuning: tuning, ReceiveMemory: 16 << 20, SendMemory: 16 << 20}
+}
+
+func TestManySendersBothWays(t *testing.T) {
+	const senders, each = 8, 150
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, crampedConfig(), ListenConfig{})
+		a, b := p.connect(t, "")
+		var wg sync.WaitGroup
+		for _, e := range []*Endpoint{a, b} {
+			for s := range senders {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(uint64(s), 1))
+					for i := range each {
+						size := []int{0, 8, 48, 200, 512, 513, 5000, 40_000}[r.IntN(8)]
+						m := pattern(size+8, s)
+						binary.LittleEndian.PutUint32(m, uint32(i))
+						binary.LittleEndian.PutUint32(m[4:], uint32(size))
+						if err := e.Send(p.ctx, uint32(s), m); err != nil {
+							t.Errorf("sender %d: %v", s, err)
+							return
+						}
+					}
+				})
+			}
+			wg.Go(func() {
+				var next [senders]uint32
+				for range senders * each {
+					m, err := e.Receive(p.ctx)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					got := m.Bytes()
+					i, size := binary.LittleEndian.Uint32(got), binary.LittleEndian.Uint32(got[4:])
+					if i != next[m.Tag] || len(got) != int(size)+8 || !bytes.Equal(got[8:], pattern(len(got), int(m.Tag))[8:]) {
+						t.Errorf("sender %d: message %d of %d bytes, want number %d", m.Tag, i, len(got), next[m.Tag])
+					}
+					next[m.Tag]++
+					m.Release()
+				}
+			})
+		}
+		wg.Wait()
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A sender whose context ends while the receiver does not receive gets its
+// error, and nothing of the message arrives.
+func TestCancelledSend(t *testing.T) {
+	for _, size := range []int{100, 300 << 10} {
+		t.Run(strconv.Itoa(size), func(t *testing.T) {
+			eachWorld(t, func(t *testing.T, w world) {
+				p := w.pair(t, crampedConfig(), ListenConfig{})
+				a, b := p.connect(t, "")
+				sent := 0
+				full := false
+				for !full {
+					ctx, cancel := context.WithTimeout(p.ctx, 50*time.Millisecond)
+					err := a.Send(ctx, uint32(sent), pattern(size, sent))
+					cancel()
+					switch {
+					case err == nil:
+						sent++
+					case errors.Is(err, context.DeadlineExceeded):
+						full = true
+					default:
+						t.Fatal(err)
+					}
+				}
+				done := make(chan error, 1)
+				go func() { done <- a.Send(p.ctx, 1<<20, []byte("last")) }()
+				for i := 0; ; i++ {
+					m, err := b.Receive(p.ctx)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if m.Tag == 1<<20 {
+						if i != sent {
+							t.Errorf("%d messages arrived, %d were sent", i, sent)
+						}
+						m.Release()
+						break
+					}
+					if m.Tag != uint32(i) || !bytes.Equal(m.Bytes(), pattern(size, i)) {
+						t.Fatalf("message %d of %d bytes where %d is due", m.Tag, len(m.Bytes()), i)
+					}
+					m.Release()
+				}
+				if err := <-done; err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+func TestCloseEndsWaits(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, crampedConfig(), ListenConfig{})
+		a, b := p.connect(t, "")
+		received, sent := make(chan error, 1), make(chan error, 1)
+		go func() {
+			_, err := a.Receive(p.ctx)
+			received <- err
+		}()
+		go func() {
+			for {
+				if err := a.Send(p.ctx, 1, make([]byte, 3000)); err != nil {
+					sent <- err
+					return
+				}
+			}
+		}()
+		m, err := b.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+		go func() {
+			for {
+				m, err := b.Receive(p.ctx)
+				if err != nil {
+					return
+				}
+				m.Release()
+			}
+		}()
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		for what, c := range map[string]chan error{"Receive": received, "Send": sent} {
+			if err := <-c; !errors.Is(err, ErrClosed) {
+				t.Errorf("%s returned %v, want ErrClosed", what, err)
+			}
+		}
+		<-b.Done()
+		if err := b.Send(p.ctx, 1, nil); !errors.Is(err, ErrPeerClosed) {
+			t.Errorf("Send to a closed peer: %v, want ErrPeerClosed", err)
+		}
+		if !errors.Is(b.Err(), ErrPeerClosed) || !errors.Is(a.Err(), ErrClosed) {
+			t.Errorf("Err is %v and %v", b.Err(), a.Err())
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestBothCloseAtOnce(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		for range 20 {
+			a, b := p.connect(t, "")
+			var wg sync.WaitGroup
+			for _, e := range []*Endpoint{a, b} {
+				wg.Go(func() {
+					_ = e.Send(p.ctx, 1, make([]byte, 100)) // the peer may be gone
+					if err := e.Close(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+	})
+}
+
+// Messages that wait, and those that the application holds, do not stop others
+// from arriving as long as there is memory, and then only those.
+func TestHeldMessages(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		config := crampedConfig()
+		config.ReceiveMemory = 8 << 20
+		p := w.pair(t, config, ListenConfig{})
+		a, b := p.connect(t, "")
+		c, d := p.connect(t, "")
+		go func() {
+			for i := range 6 {
+				if a.Send(p.ctx, uint32(i), pattern(1<<20, i)) != nil {
+					return
+				}
+			}
+		}()
+		go func() { _ = c.Send(p.ctx, 7, pattern(2<<20, 7)) }() // its Receive tells
+		var held []*Message
+		for range 2 {
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, m)
+		}
+		m, err := d.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(m.Bytes(), pattern(2<<20, 7)) {
+			t.Error("wrong bytes")
+		}
+		m.Release()
+		for i, m := range held {
+			if !bytes.Equal(m.Bytes(), pattern(1<<20, i)) {
+				t.Errorf("held message %d changed", i)
+			}
+			m.Release()
+		}
+		for i := 2; i < 6; i++ {
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(m.Bytes(), pattern(1<<20, i)) {
+				t.Errorf("message %d changed", i)
+			}
+			m.Release()
+		}
+	})
+}
+
+func TestTooLong(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{MaxMessage: 1 << 20}, ListenConfig{})
+		a, b := p.connect(t, "")
+		if a.MaxMessage() != 1<<20 {
+			t.Errorf("MaxMessage is %d", a.MaxMessage())
+		}
+		if err := a.Send(p.ctx, 1, make([]byte, 1<<20+1)); !errors.Is(err, ErrTooLong) {
+			t.Errorf("got %v, want ErrTooLong", err)
+		}
+		if err := a.Send(p.ctx, 2, make([]byte, 1<<20)); err != nil {
+			t.Error(err)
+		}
+		m, err := b.Receive(p.ctx)
+		if err != nil || m.Tag != 2 {
+			t.Fatal(m, err)
+		}
+		m.Release()
+	})
+}
+
+// A receiver may be asked for the next message while it is waiting in vain.
+func TestReceiveDeadline(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, "")
+		for i := range 5 {
+			ctx, cancel := context.WithTimeout(p.ctx, time.Millisecond)
+			if _, err := b.Receive(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("got %v, want a passed deadline", err)
+			}
+			cancel()
+			if err := a.Send(p.ctx, uint32(i), []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			m, err := b.Receive(p.ctx)
+			if err != nil || m.Tag != uint32(i) {
+				t.Fatal(m, err)
+			}
+			m.Release()
+		}
+	})
+}
+
+// The memory of a runtime comes back when its endpoints are closed.
+func TestMemoryComesBack(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		for range 3 {
+			a, b := p.connect(t, "")
+			go func() {
+				_ = a.Send(p.ctx, 1, make([]byte, 3<<20)) // the other side gives up
+			}()
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+			m.Release()
+		}
+		for _, r := range []*Runtime{p.client, p.server} {
+			for _, d := range r.devices {
+				for name, pool := range map[string]*slab.Pool{"receive": d.recvPool, "send": d.sendPool, "offer": d.offerPool} {
+					if n := pool.Used(); n != 0 {
+						t.Errorf("%d bytes of the %s pool are still in use", n, name)
+					}
+				}
+				for _, w := range d.workers {
+					if len(w.carriers) != 0 || w.room != min(workerQueue, d.attributes.MaxCompletions) {
+						t.Errorf("worker has %d carriers and room for %d", len(w.carriers), w.room)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestNoAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	eachWorld(t, func(t *testing.T, w world) {
+		if strings.HasPrefix(w.name, "fake") {
+			t.Skip("the fake network allocates")
+		}
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, "")
+		ctx, cancel := context.WithCancel(p.ctx)
+		defer cancel()
+		for _, size := range []int{16, 4 << 10} {
+			payload := make([]byte, size)
+			// Both ends count: the echo runs in another goroutine.
+			echoed := make(chan struct{})
+			go func() {
+				defer close(echoed)
+				for {
+					m, err := b.Receive(ctx)
+					if err != nil {
+						return
+					}
+					last := m.Tag == 2
+					_ = b.Send(ctx, 1, m.Bytes()) // the other end would notice
+					m.Release()
+					if last {
+						return
+					}
+				}
+			}()
+			trip := func(tag uint32) {
+				if err := a.Send(ctx, tag, payload); err != nil {
+					t.Error(err)
+				}
+				m, err := a.Receive(ctx)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				m.Release()
+			}
+			if n := testing.AllocsPerRun(2000, func() { trip(1) }); n >= 1 {
+				t.Errorf("%d bytes: %v allocations a round trip", size, n)
+			}
+			trip(2)
+			<-echoed
+		}
+	})
+}
+
+func BenchmarkPingPong(b *testing.B) {
+	for _, w := range worlds {
+		for _, size := range []int{8, 1 << 10, 64 << 10, 1 << 20} {
+			b.Run(fmt.Sprintf("%s/%d", w.name, size), func(b *testing.B) {
+				p := w.pair(b, Config{}, ListenConfig{})
+				a, e := p.connect(b, "")
+				ctx := context.Background()
+				go func() {
+					for {
+						m, err := e.Receive(ctx)
+						if err != nil {
+							return
+						}
+						_ = e.Send(ctx, 1, m.Bytes()) // the other end would notice
+						m.Release()
+					}
+				}()
+				payload := make([]byte, size)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := a.Send(ctx, 1, payload); err != nil {
+						b.Fatal(err)
+					}
+					m, err := a.Receive(ctx)
+					if err != nil {
+						b.Fatal(err)
+					}
+					m.Release()
+				}
+				b.StopTimer()
+				_ = a.Close() // the bench is over
+				_ = e.Close()
+			})
+		}
+	}
+}
+
+func BenchmarkStream(b *testing.B) {
+	for _, w := range worlds {
+		for _, size := range []int{1 << 10, 64 << 10, 1 << 20} {
+			b.Run(fmt.Sprintf("%s/%d", w.name, size), func(b *testing.B) {
+				p := w.pair(b, Config{}, ListenConfig{})
+				a, e := p.connect(b, "")
+				ctx := context.Background()
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for {
+						m, err := e.Receive(ctx)
+						if err != nil {
+							return
+						}
+						m.Release()
+					}
+				}()
+				payload := make([]byte, size)
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					if err := a.Send(ctx, 1, payload); err != nil {
+						b.Fatal(err)
+					}
+				}
+				_ = a.Close() // all has been received then
+				<-done
+				_ = e.Close()
+			})
+		}
+	}
 }

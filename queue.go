@@ -22,8 +22,8 @@ const (
 	// and what fits beside it.
 	placeSize = 64
 	smallest  = placeSize - packetHeader
-	// unsignaled is how many small messages go out between two that are
-	// signalled.
+	// One of so many small messages is signalled, or of half of the send queue if
+	// that is shorter: otherwise it could be full with nothing to free it.
 	unsignaled = 8
 )
 
@@ -431,7 +431,7 @@ func (q *queue) post(p packet, s slab.Slab, small []byte, signaled bool) error {
 		q.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: packetHeader + int(p.length)}
 		signaled = true // its memory is wanted back
 	}
-	if q.quiet++; signaled || q.quiet >= unsignaled {
+	if q.quiet++; signaled || q.quiet >= min(unsignaled, int(q.depth)/2) {
 		r.Flags |= rdma.Signaled
 	}
 	if _, err := q.qp.PostSend(q.request[:]); err != nil {

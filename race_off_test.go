@@ -1,0 +1,5 @@
+//go:build !race
+
+package verbena
+
+const raceEnabled = false
