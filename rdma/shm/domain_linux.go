@@ -263,7 +263,11 @@ func (d *domain) runAgent() {
 		})
 		d.mu.Lock()
 		waiters := d.waiters
+		shared := slices.Collect(maps.Keys(d.shared))
 		d.mu.Unlock()
+		for _, s := range shared {
+			s.checkLimit()
+		}
 		for _, cq := range waiters {
 			cq.wakeIfRung()
 		}

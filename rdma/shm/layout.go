@@ -254,6 +254,12 @@ func viewTable(memory []byte) table {
 	return table{unsafe.Pointer(&memory[0])}
 }
 
+// open tells whether the region of the handle may be used.
+func (t table) open(handle uint32) bool {
+	state := t.state(handle).Load()
+	return state&1 != 0 && makeHandle(handleIndex(handle), uint32(state>>1)) == handle
+}
+
 func (t table) state(handle uint32) *atomic.Uint64 {
 	return word(t.base, uintptr(handleIndex(handle))*8)
 }
@@ -261,6 +267,9 @@ func (t table) state(handle uint32) *atomic.Uint64 {
 // A sharedShape sizes a shared receive queue in shared memory:
 //
 //	0    head: the position that is probably next
+//	64   owner: tail, the position to be posted at next
+//	72   limit: if fewer receives are left, whoever notices sets it to 0 and wakes
+//	     the owner's agent
 //	128  waiting, set while any peer waits for a receive
 //	256  for each receive its state, then the descriptors
 //
@@ -273,6 +282,8 @@ type sharedShape struct {
 
 const (
 	sharedHead    = 0
+	sharedTail    = 64
+	sharedLimit   = 72
 	sharedWaiting = 128
 	sharedRings   = 256
 
@@ -310,7 +321,16 @@ func sharedState(position uint64, what uint64, queuePair uint32) uint64 {
 }
 
 func (q *sharedQueue) head() *atomic.Uint64    { return word(q.base, sharedHead) }
+func (q *sharedQueue) tail() *atomic.Uint64    { return word(q.base, sharedTail) }
+func (q *sharedQueue) limit() *atomic.Uint64   { return word(q.base, sharedLimit) }
 func (q *sharedQueue) waiting() *atomic.Uint32 { return halfWord(q.base, sharedWaiting) }
+
+// low tells, once, that the claim of position n leaves fewer than the limit.
+func (q *sharedQueue) low(n uint64) bool {
+	limit := q.limit().Load()
+	return limit != 0 && q.tail().Load()-n-1 < limit && q.limit().CompareAndSwap(limit, 0)
+}
+
 func (q *sharedQueue) state(n uint64) *atomic.Uint64 {
 	return word(q.base, sharedRings+uintptr(n&uint64(q.shape.receives-1))*8)
 }

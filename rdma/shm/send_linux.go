@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -505,6 +506,9 @@ func (qp *queuePair) nextReceive() (at receiveAt, o outcome) {
 		}
 		// Kept until a message has used it: a mapping may have to come first.
 		qp.claim, qp.claimed = position, true
+		if qp.outShared.low(position) {
+			ringAgent(qp.peer.Load().bell)
+		}
 	}
 	at.position = qp.claim
 	at.descriptor = qp.outShared.descriptor(at.position)
@@ -554,6 +558,9 @@ func (qp *queuePair) executeSend(r *rdma.SendRequest, total int, inline []byte) 
 		kind = slotSendImmediate
 	}
 	switch {
+	case total <= slotInline && !qp.receiveUsable(&at, total):
+		qp.send(&at, s, r, slotProtection, 0)
+		return qp.failed(rdma.StatusRemoteOperation, errReceiveClosed)
 	case inline != nil:
 		copy(s.payload()[:], inline)
 	case total <= slotInline:
@@ -571,6 +578,22 @@ func (qp *queuePair) executeSend(r *rdma.SendRequest, total int, inline []byte) 
 	return outcomeDone
 }
 
+var errReceiveClosed = errors.New("the peer's receive names a region that it has closed")
+
+// receiveUsable tells whether the peer will be able to copy length bytes out of a
+// slot to where it wanted them.
+func (qp *queuePair) receiveUsable(at *receiveAt, length int) bool {
+	table := qp.peer.Load().table
+	for i, count := 0, at.head.entries(); i < count && length > 0; i++ {
+		p, size := at.descriptor.entry(i, count, at.head.length())
+		if !table.open(p.handle()) {
+			return false
+		}
+		length -= size
+	}
+	return true
+}
+
 // place copies a message straight into the peer's receive.
 func (qp *queuePair) place(at *receiveAt, r *rdma.SendRequest, total int) outcome {
 	defer qp.leave()
@@ -585,7 +608,7 @@ func (qp *queuePair) place(at *receiveAt, r *rdma.SendRequest, total int) outcom
 		region, o := qp.lookup(want{byHandle: true, value: p.handle()})
 		if region == nil {
 			if o == outcomeFailed {
-				o = qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive names a region that it has closed"))
+				o = qp.failed(rdma.StatusRemoteOperation, errReceiveClosed)
 			}
 			return o
 		}

@@ -54,6 +54,7 @@ func (d *domain) NewSharedReceiveQueue(config rdma.SharedReceiveConfig) (rdma.Sh
 		domain: d, depth: config.Depth, maxEntries: entries, limit: config.LimitEvent, file: file,
 		queue: viewShared(file.Bytes(), shape), receives: newReceiveRing(shape.receives, entries), used: make([]bool, shape.receives),
 	}
+	s.queue.limit().Store(uint64(max(s.limit, 0)))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -125,6 +126,7 @@ func (s *sharedReceiveQueue) announce() {
 	s.receives.announce(s.tail, s.queue.descriptor(s.tail))
 	s.queue.state(s.tail).Store(sharedState(s.tail, sharedPosted, 0))
 	s.tail++
+	s.queue.tail().Store(s.tail)
 	// A faulty peer may have moved the head to where nobody finds anything.
 	if head := s.queue.head().Load(); s.tail-head > uint64(len(s.used)) {
 		s.queue.head().Store(s.tail - min(s.tail, uint64(len(s.used))))
@@ -174,14 +176,34 @@ func (s *sharedReceiveQueue) done(position uint64) {
 	s.used[s.slotOf(position)] = false
 	s.queue.state(position).Store(sharedState(position, sharedDone, 0))
 	s.left--
-	if s.left < s.limit && !s.warned {
-		s.warned = true
-		s.domain.events.add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s,
-			Err: fmt.Errorf("shm: %d receives are left in a shared receive queue", s.left)})
+	if s.left < s.limit {
+		s.warn()
 	}
 	if len(s.held) > 0 {
 		s.announceHeld()
 		s.ringWaiting()
+	}
+}
+
+// checkLimit is for the agent, which peers wake when they find few receives left.
+func (s *sharedReceiveQueue) checkLimit() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.limit <= 0 || s.warned || s.queue.limit().Load() != 0 {
+		return
+	}
+	if s.tail-s.queue.head().Load()+uint64(len(s.held)) >= uint64(s.limit) {
+		s.queue.limit().Store(uint64(s.limit)) // nonsense, or receives were posted since
+		return
+	}
+	s.warn()
+}
+
+func (s *sharedReceiveQueue) warn() {
+	if !s.warned {
+		s.warned = true
+		s.domain.events.add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s,
+			Err: fmt.Errorf("shm: fewer than %d receives are left in a shared receive queue", s.limit)})
 	}
 }
 
