@@ -85,6 +85,4 @@ func TestConnMemoryReused(t *testing.T) {
 	})
 }
 
-var timeNever time.Time
-
 func timeSoon() time.Time { return time.Now().Add(time.Minute) }

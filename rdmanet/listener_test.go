@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 )
@@ -89,16 +90,17 @@ func TestDialErrors(t *testing.T) {
 // stillEndpoint takes everything and has always the same message to give.
 type stillEndpoint struct {
 	*memoryEndpoint
-	tag  uint32
+	tag  atomic.Uint32
 	data [1024]byte
 }
 
 func (e *stillEndpoint) Send(context.Context, uint32, []byte) error { return nil }
 func (e *stillEndpoint) receive(ctx context.Context) (uint32, message, error) {
-	if e.tag == 0 || ctx.Err() != nil {
+	tag := e.tag.Load()
+	if tag == 0 || ctx.Err() != nil {
 		return e.memoryEndpoint.receive(ctx)
 	}
-	return e.tag, e, nil
+	return tag, e, nil
 }
 func (e *stillEndpoint) Bytes() []byte { return e.data[:] }
 func (e *stillEndpoint) Release()      {}
@@ -109,13 +111,10 @@ func TestNoAllocations(t *testing.T) {
 	d := &Dialer{connect: func(context.Context, string) (endpoint, error) { return ep, nil }}
 	conn := must[net.Conn](t)(d.Dial("tcp", "peer:1"))
 	c := conn.(*Conn)
-	// The first read takes the endpoint from the session's goroutine.
-	c.SetReadDeadline(timeSoon())
-	c.Read(nil)
-	c.rdl.set(timeNever)
-	<-c.s.rx
-	ep.tag = c.dataTag
-	c.s.rx <- struct{}{}
+	// The first reader takes the endpoint from the session's goroutine.
+	must[*gate](t)(c.lockRead())
+	ep.tag.Store(c.dataTag)
+	c.unlockRead()
 
 	b := make([]byte, 512)
 	big := make([]byte, 1<<20)
@@ -139,10 +138,8 @@ func TestNoAllocations(t *testing.T) {
 			t.Errorf("%s allocates %v times", what, n)
 		}
 	}
+	ep.tag.Store(0)
 	c.Close()
-	<-c.s.rx
-	ep.tag = 0
-	c.s.rx <- struct{}{}
 	raw.kill()
 	peer.Close()
 	d.Close()

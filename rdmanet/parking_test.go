@@ -300,12 +300,6 @@ func TestParkedBounds(t *testing.T) {
 		}
 		if got := r.listener.count(); got != 3 {
 			t.Errorf("the listener has %d sessions, want 3", got)
-			for s := range r.listener.sessions {
-				t.Logf("listener: %+v", s.debug())
-			}
-			for s, e := range r.dialer.pool.sessions {
-				t.Logf("dialer: %+v %+v", s.debug(), e)
-			}
 		}
 	})
 }
