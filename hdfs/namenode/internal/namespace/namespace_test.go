@@ -53,9 +53,13 @@ func (m *machine) apply(user string, e *nspb.Entry) (Result, error) {
 	if user != "" {
 		e.Caller = &nspb.Caller{User: &user, Groups: groups[user], Superuser: proto.Bool(user == "root")}
 	}
-	before := m.snapshot()
+	compare := m.clock%8 == 0 // two snapshots for each operation take their time
+	var before []byte
+	if compare {
+		before = m.snapshot()
+	}
 	checked, changes, checkErr := m.ns.Check(e)
-	if !bytes.Equal(m.snapshot(), before) {
+	if compare && !bytes.Equal(m.snapshot(), before) {
 		m.t.Fatalf("Check changed the state: %v", e)
 	}
 	data, err := proto.Marshal(e)
