@@ -121,9 +121,9 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 }
 
 // readable is called when the socket may have bytes. It stays until there are
-// none, and returns true at the end of the stream only: then no wake-up can be
-// lost in between and a short read needs no second one to learn that there is
-// nothing more.
+// none, and returns true at the end of the stream only, so that no wake-up can
+// get lost in between. A short read does not mean that there is nothing more:
+// the end of the stream may be there already, and nothing would tell of it again.
 func (s *socketStream) readable(fd uintptr) bool {
 	if s.stage == nil {
 		s.stage = stages.Get().(*stage)
@@ -132,12 +132,10 @@ func (s *socketStream) readable(fd uintptr) bool {
 		direct := s.engine.Direct()
 		var vectors [2]unix.Iovec
 		at := 1
-		size := len(s.stage)
 		if len(direct) > 0 {
 			at = 0
 			vectors[0].Base = unsafe.SliceData(direct)
 			vectors[0].SetLen(len(direct))
-			size += len(direct)
 		}
 		vectors[1].Base = &s.stage[0]
 		vectors[1].SetLen(len(s.stage))
@@ -170,11 +168,6 @@ func (s *socketStream) readable(fd uintptr) bool {
 			return true
 		}
 		s.after()
-		if int(got) < size {
-			stages.Put(s.stage)
-			s.stage = nil
-			return false
-		}
 	}
 }
 

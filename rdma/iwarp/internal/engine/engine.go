@@ -315,7 +315,8 @@ func (e *Engine) startable() bool {
 // pick chooses the next message.
 func (e *Engine) pick() bool {
 	m := &e.current
-	if e.terminate != nil {
+	// Reads that were admitted before the error are still answered.
+	if e.terminate != nil && e.respHead == e.respEnd {
 		m.active, m.kind, m.pieces = true, messageTerminate, m.pieces[:0]
 		m.segment = wire.Segment{Opcode: wire.OpTerminate, Queue: wire.QueueTerminate, MSN: wire.FirstMSN}
 		m.body = e.terminate.Append(m.buffer[:0])
@@ -331,7 +332,7 @@ func (e *Engine) pick() bool {
 		return true
 	}
 	respond := e.respHead != e.respEnd
-	if respond && (e.respondFirst || !e.startable()) {
+	if respond && (e.respondFirst || e.terminate != nil || !e.startable()) {
 		e.respondFirst = false
 		r := &e.responses[e.respHead%uint64(len(e.responses))]
 		m.active, m.kind, m.index = true, messageResponse, e.respHead
@@ -446,9 +447,11 @@ func (e *Engine) fail(err error, t *wire.Terminate) {
 	}
 	connected := e.state == rdma.StateConnected
 	e.state, e.err = rdma.StateError, err
-	e.current.active = false
 	if connected && !e.txDead {
 		e.terminate = t
+	}
+	if e.terminate == nil || e.current.kind != messageResponse {
+		e.current.active = false
 	}
 	if !e.cfg.SharedReceives {
 		e.cfg.Receives.Close()

@@ -223,12 +223,14 @@ func (e *Engine) gather(b *Batch, f *frame, n int) bool {
 
 // revoked ends the connection because a region that m names has been closed.
 func (e *Engine) revoked(m *message) {
+	m.active = false
 	if m.kind == messageResponse {
 		r := &e.responses[m.index%uint64(len(e.responses))]
 		f := faultf(wire.RDMAPInvalidSTag, "the region of a Read in progress was closed")
 		e.fail(f.error(), &wire.Terminate{Cause: f.cause, HasSegment: true,
 			SegmentLength: wire.UntaggedHeaderSize + wire.ReadRequestSize,
 			Segment:       r.segment, HasRequest: true, Request: r.request})
+		e.respHead = e.respEnd
 		return
 	}
 	e.failed, e.failure = m.index, rdma.StatusLocalProtection
