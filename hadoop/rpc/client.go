@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -28,7 +29,7 @@ type Client struct {
 	cfg ClientConfig
 	id  ClientID
 
-	writing sync.Mutex
+	writing chan struct{} // holds a token while a request goes out
 
 	mu      sync.Mutex
 	next    int32
@@ -50,7 +51,7 @@ func NewClient(nc net.Conn, cfg ClientConfig) (*Client, error) {
 	if cfg.MaxFrame <= 0 {
 		cfg.MaxFrame = 64 << 20
 	}
-	c := &Client{nc: nc, cfg: cfg, waiting: map[int32]chan reply{}, done: make(chan struct{})}
+	c := &Client{nc: nc, cfg: cfg, writing: make(chan struct{}, 1), waiting: map[int32]chan reply{}, done: make(chan struct{})}
 	_, _ = rand.Read(c.id[:]) // never fails
 	hello := append(magic[:], version, 0, authNone)
 	hello, err := appendFrame(hello, c.header(callIDContext), &rpcpb.IpcConnectionContextProto{
@@ -98,12 +99,7 @@ func (c *Client) Call(ctx context.Context, method string, req, resp proto.Messag
 		ClientProtocolVersion:      proto.Uint64(c.cfg.Version),
 	}, req)
 	if err == nil {
-		c.writing.Lock()
-		_, err = c.nc.Write(b)
-		c.writing.Unlock()
-		if err != nil {
-			c.nc.Close() // half a frame may be out
-		}
+		err = c.write(ctx, b)
 	}
 	if err != nil {
 		c.mu.Lock()
@@ -126,6 +122,40 @@ func (c *Client) Call(ctx context.Context, method string, req, resp proto.Messag
 		c.mu.Unlock()
 		return fmt.Errorf("rpc: %s at %s: %w", method, c.nc.RemoteAddr(), ctx.Err())
 	}
+}
+
+// write sends a request. If ctx ends while it goes out, the connection does,
+// too, for half a frame may be out.
+func (c *Client) write(ctx context.Context, b []byte) error {
+	select {
+	case c.writing <- struct{}{}:
+		defer func() { <-c.writing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.done:
+		return c.reason()
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { c.nc.Close() })
+	_, err := c.nc.Write(b)
+	if stop() || err == nil {
+		if err != nil {
+			c.nc.Close()
+			<-c.done
+			return errors.Join(c.reason(), err)
+		}
+		return nil
+	}
+	return ctx.Err()
+}
+
+// reason tells why the connection has ended.
+func (c *Client) reason() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed
 }
 
 func (c *Client) read() {

@@ -10,8 +10,10 @@ import (
 	"net"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
@@ -31,15 +33,18 @@ type conn struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	calls  sync.WaitGroup
-	slots  chan struct{} // one token for each call under way
+	slots  chan struct{}       // one token for each call under way
+	bytes  *semaphore.Weighted // of the requests of calls under way
+	ending atomic.Bool         // the last answer is out; whatever still comes is dropped
 
 	// What the client said of itself; set before its first call.
 	user, realUser string
 	known          bool
+	negotiating    bool // it asked for SASL and has not been answered yet
 
 	out struct {
 		sync.Mutex
-		ready   sync.Cond // pending has room again, or failed
+		ready   sync.Cond // pending has room again, is out, or failed
 		pending []byte
 		spare   []byte
 		writing bool
@@ -48,7 +53,11 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{server: s, nc: nc, slots: make(chan struct{}, s.cfg.MaxInFlight)}
+	c := &conn{
+		server: s, nc: nc,
+		slots: make(chan struct{}, s.cfg.MaxInFlight),
+		bytes: semaphore.NewWeighted(int64(s.cfg.MaxFrame)),
+	}
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	c.out.ready.L = &c.out
 	return c
@@ -60,11 +69,13 @@ func (c *conn) serve() {
 	c.calls.Wait()
 	c.nc.Close()
 	switch {
-	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe), errors.Is(err, errIdle):
 	default:
 		c.server.cfg.Logger.Info("rpc: connection ended", "peer", c.nc.RemoteAddr(), "user", c.user, "error", err)
 	}
 }
+
+var errIdle = errors.New("no call within the idle timeout")
 
 // read reads until the connection ends or the client breaks the protocol, which
 // it is then told.
@@ -78,6 +89,9 @@ func (c *conn) read() error {
 	}
 	var buf []byte
 	for {
+		if err := c.wait(r); err != nil {
+			return err
+		}
 		var err error
 		if buf, err = readFrame(r, buf, c.server.cfg.MaxFrame); err != nil {
 			if errors.Is(err, errFrameLength) {
@@ -86,16 +100,35 @@ func (c *conn) read() error {
 			}
 			return err
 		}
+		if c.ending.Load() {
+			c.drain()
+			return nil
+		}
 		if err := c.frame(buf); err != nil {
 			return err
 		}
-		if c.known {
+		if cap(buf) > keepBuffer {
+			buf = nil
+		}
+	}
+}
+
+// wait waits for a frame to begin. As long as a call is under way the
+// connection is not idle, however long its client is silent.
+func (c *conn) wait(r *bufio.Reader) error {
+	for {
+		if c.known && !c.ending.Load() {
 			if err := c.nc.SetReadDeadline(time.Now().Add(c.server.cfg.IdleTimeout)); err != nil {
 				return err
 			}
 		}
-		if cap(buf) > keepBuffer {
-			buf = nil
+		_, err := r.Peek(1)
+		var timeout net.Error
+		if err == nil || !c.known || !errors.As(err, &timeout) || !timeout.Timeout() {
+			return err
+		}
+		if c.ending.Load() || len(c.slots) == 0 {
+			return errIdle
 		}
 	}
 }
@@ -107,15 +140,38 @@ func (c *conn) tell(header *rpcpb.RpcRequestHeaderProto, err error) error {
 		if serr := c.respond(header, e, nil); serr != nil {
 			return errors.Join(err, serr)
 		}
-		// The answer has been written; a FIN, not a reset for what the client
-		// has sent since, must carry it there.
-		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-			if half.CloseWrite() == nil && c.nc.SetReadDeadline(time.Now().Add(time.Second)) == nil {
-				_, _ = io.CopyN(io.Discard, c.nc, 1<<20) // whatever ends it, the connection closes now
-			}
-		}
+		c.finish()
+		c.drain()
 	}
 	return err
+}
+
+// finish ends the sending side once all that was sent is out. A FIN, not a
+// reset for what the client has sent since, must carry the last answer there.
+func (c *conn) finish() {
+	out := &c.out
+	out.Lock()
+	for (out.writing || len(out.pending) > 0) && out.failed == nil {
+		out.ready.Wait()
+	}
+	out.Unlock()
+	c.ending.Store(true)
+	half, ok := c.nc.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil || c.nc.SetReadDeadline(time.Now().Add(time.Second)) != nil {
+		c.nc.Close()
+	}
+}
+
+// drain reads what the client sends until it has seen that the connection
+// ends, within bounds of time and bytes.
+func (c *conn) drain() {
+	_, _ = io.CopyN(io.Discard, c.nc, 1<<20) // whatever ends it, the connection closes now
+}
+
+// fail ends a connection whose answers cannot be sent, and so its reading, too.
+func (c *conn) fail() {
+	c.cancel()
+	c.nc.Close()
 }
 
 const httpAnswer = "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" +
@@ -127,7 +183,14 @@ func (c *conn) preamble(r *bufio.Reader) error {
 		return err
 	}
 	if bytes.Equal(b[:4], []byte("GET ")) {
-		_, err := io.WriteString(c.nc, httpAnswer)
+		err := c.nc.SetWriteDeadline(time.Now().Add(c.server.cfg.WriteTimeout))
+		if err == nil {
+			_, err = io.WriteString(c.nc, httpAnswer)
+		}
+		if err == nil {
+			c.finish()
+			c.drain()
+		}
 		return errors.Join(errors.New("an HTTP request came"), err)
 	}
 	if [4]byte(b[:4]) != magic {
@@ -142,6 +205,7 @@ func (c *conn) preamble(r *bufio.Reader) error {
 	}
 	switch b[6] {
 	case authNone, authSASL:
+		c.negotiating = b[6] == authSASL
 		return nil
 	}
 	return fatal(codeFatalUnauthorized, classAccessControl, fmt.Sprintf("authentication of kind %#x is not known here", b[6]))
@@ -176,6 +240,9 @@ func (c *conn) control(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 	case callIDPing:
 		return nil
 	case callIDSASL:
+		if !c.negotiating {
+			return c.tell(header, fatal(codeFatalHeader, classRPCException, "SASL protocol not requested by client"))
+		}
 		sasl := &rpcpb.RpcSaslProto{}
 		if _, err := decodeNext(rest, sasl); err != nil {
 			return c.tell(header, fatal(codeFatalRequest, classRPCException, "SASL message: "+err.Error()))
@@ -184,18 +251,21 @@ func (c *conn) control(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 			return c.tell(header, fatal(codeFatalUnauthorized, classAccessControl, "this server has simple authentication only"))
 		}
 		// SUCCESS without a mechanism: go on as simple.
+		c.negotiating = false
 		return c.respond(header, nil, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_SUCCESS.Enum()})
 	case callIDContext:
 		if c.known {
 			return c.tell(header, fatal(codeFatalHeader, classRPCException, "a second connection context"))
 		}
+		if c.negotiating {
+			return c.tell(header, fatal(codeFatalHeader, classRPCException, "Connection header sent during SASL negotiation"))
+		}
 		hello := &rpcpb.IpcConnectionContextProto{}
 		if _, err := decodeNext(rest, hello); err != nil {
 			return c.tell(header, fatal(codeFatalRequest, classRPCException, "connection context: "+err.Error()))
 		}
-		if _, ok := c.server.protocols[hello.GetProtocol()]; !ok && hello.GetProtocol() != "" {
-			return c.tell(header, fatal(codeNoSuchProtocol, classNoSuchProtocol, "Unknown protocol: "+hello.GetProtocol()))
-		}
+		// The protocol named here only matters to a server that authorizes by
+		// it: each call names its own, and an unknown one is that call's error.
 		c.user, c.realUser = hello.GetUserInfo().GetEffectiveUser(), hello.GetUserInfo().GetRealUser()
 		c.known = true
 		return nil
@@ -228,11 +298,28 @@ func (c *conn) call(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 		return c.respond(header, refuse(codeNoSuchMethod, classNoSuchMethod, "Unknown method "+name+" called on "+class+" protocol."), nil)
 	}
 	body, _, err := nextMessage(rest)
-	var req proto.Message
-	if err == nil {
-		req, err = m.decode(body)
-	}
 	if err != nil {
+		return c.respond(header, refuse(codeServer, classRPCException, "arguments of "+name+": "+err.Error()), nil)
+	}
+	// Where the calls under way are too many or too large, the client waits: it
+	// is not read.
+	size := int64(len(body))
+	select {
+	case c.slots <- struct{}{}:
+	case <-c.ctx.Done():
+		return net.ErrClosed
+	}
+	if c.bytes.Acquire(c.ctx, size) != nil {
+		<-c.slots
+		return net.ErrClosed
+	}
+	release := func() {
+		c.bytes.Release(size)
+		<-c.slots
+	}
+	req, err := m.decode(body)
+	if err != nil {
+		release()
 		return c.respond(header, refuse(codeServer, classRPCException, "arguments of "+name+": "+err.Error()), nil)
 	}
 	call := &Call{
@@ -242,36 +329,41 @@ func (c *conn) call(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 	if len(header.GetClientId()) == len(call.ClientID) {
 		call.ClientID = ClientID(header.GetClientId())
 	}
-	select {
-	case c.slots <- struct{}{}:
-	case <-c.ctx.Done():
-		return net.ErrClosed
-	}
 	c.calls.Go(func() {
+		defer release()
 		resp, err := c.invoke(m, call, req)
-		if err != nil {
-			e := onTheWire(err)
-			err = c.respond(header, e, nil)
-			if e.Fatal {
-				c.nc.Close()
-			}
-		} else {
+		if err == nil {
 			err = c.respond(header, nil, resp)
 			var encode *encodeError
 			if errors.As(err, &encode) {
+				c.server.cfg.Logger.Error("rpc: response", "method", name, "peer", call.Peer, "error", err)
 				err = c.respond(header, refuse(codeSerializing, classIOException, encode.Error()), nil)
+			}
+		} else {
+			e := onTheWire(err)
+			err = c.respond(header, e, nil)
+			if e.Fatal && err == nil {
+				c.finish()
 			}
 		}
 		if err != nil {
-			c.nc.Close() // which ends the reading, too
+			c.fail()
 		}
-		<-c.slots
 	})
 	return nil
 }
 
 // invoke calls the method; a panic becomes an error of this call alone.
-func (c *conn) invoke(m Method, call *Call, req proto.Message) (resp proto.Message, err error) {
+func (c *conn) invoke(m *served, call *Call, req proto.Message) (resp proto.Message, err error) {
+	m.running.Inc()
+	start := time.Now()
+	defer func() {
+		m.running.Dec()
+		m.seconds.Observe(time.Since(start).Seconds())
+		if err != nil {
+			m.failed.Inc()
+		}
+	}()
 	defer func() {
 		if p := recover(); p != nil {
 			c.server.cfg.Logger.Error("rpc: method panicked", "method", call.Method, "peer", call.Peer, "panic", p, "stack", string(debug.Stack()))
@@ -287,8 +379,10 @@ func (c *conn) respond(request *rpcpb.RpcRequestHeaderProto, failure *Error, bod
 		CallId:              proto.Uint32(uint32(request.GetCallId())),
 		Status:              statusSuccess.Enum(),
 		ServerIpcVersionNum: proto.Uint32(version),
-		ClientId:            request.GetClientId(),
 		RetryCount:          proto.Int32(request.GetRetryCount()),
+	}
+	if id := request.GetClientId(); len(id) <= len(ClientID{}) {
+		header.ClientId = id // a longer one is no client's, and not worth an echo
 	}
 	messages := []proto.Message{header, body}
 	if failure != nil {
@@ -348,5 +442,6 @@ func (c *conn) send(messages []proto.Message) error {
 		out.ready.Broadcast()
 	}
 	out.writing = false
+	out.ready.Broadcast()
 	return out.failed
 }

@@ -27,6 +27,10 @@ var magic = [4]byte{'h', 'r', 'p', 'c'}
 // length is only a claim.
 const frameStep = 64 << 10
 
+// maxResponse is what a Java client takes by default
+// (ipc.maximum.response.length); at a longer one it drops the connection.
+const maxResponse = 128 << 20
+
 var errFrameLength = errors.New("frame length out of bounds")
 
 // readFrame reads a frame of at most limit bytes into buf, growing it as bytes
@@ -94,8 +98,8 @@ func appendFrame(b []byte, messages ...proto.Message) ([]byte, error) {
 		}
 	}
 	length := len(b) - start - 4
-	if uint64(length) > 1<<31-1 {
-		return b[:start], fmt.Errorf("a frame of %d bytes is more than clients take", length)
+	if length > maxResponse {
+		return b[:start], fmt.Errorf("a frame of %d bytes is more than the %d that clients take: ask for less at once", length, maxResponse)
 	}
 	binary.BigEndian.PutUint32(b[start:], uint32(length))
 	return b, nil

@@ -24,8 +24,9 @@ type Config struct {
 	IdleTimeout time.Duration
 	// WriteTimeout bounds how long a client may leave responses unread. Default 1 minute.
 	WriteTimeout time.Duration
-	// MaxInFlight bounds a connection's calls at once; further ones wait unread.
-	// Default 256.
+	// MaxInFlight bounds a connection's calls at once; MaxFrame bounds the bytes
+	// of their requests together. Further calls wait unread, and as long as
+	// they do, the end of the connection goes unnoticed. Default 256.
 	MaxInFlight int
 }
 
@@ -56,6 +57,7 @@ func (c Config) withDefaults() Config {
 type Server struct {
 	cfg       Config
 	protocols map[string]protocol
+	metrics   metrics
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -69,7 +71,7 @@ type Server struct {
 
 type protocol struct {
 	version uint64
-	methods Methods
+	methods map[string]*served
 }
 
 // NewServer returns a server without protocols.
@@ -77,6 +79,7 @@ func NewServer(cfg Config) *Server {
 	s := &Server{
 		cfg:       cfg.withDefaults(),
 		protocols: map[string]protocol{},
+		metrics:   newMetrics(),
 		listeners: map[net.Listener]struct{}{},
 		conns:     map[*conn]struct{}{},
 	}
@@ -87,7 +90,11 @@ func NewServer(cfg Config) *Server {
 // Register adds a protocol by its Java class name and version. It must not be
 // called once the server serves.
 func (s *Server) Register(class string, version uint64, methods Methods) {
-	s.protocols[class] = protocol{version, methods}
+	p := protocol{version, make(map[string]*served, len(methods))}
+	for name, m := range methods {
+		p.methods[name] = s.metrics.serve(class, name, m)
+	}
+	s.protocols[class] = p
 }
 
 // Serve serves the connections that l accepts until l fails or the server is
@@ -149,6 +156,7 @@ func (s *Server) open(nc net.Conn) *conn {
 		return nil
 	}
 	s.conns[c] = struct{}{}
+	s.metrics.connections.Inc()
 	s.wg.Add(1)
 	return c
 }
@@ -156,6 +164,7 @@ func (s *Server) open(nc net.Conn) *conn {
 func (s *Server) run(c *conn) {
 	defer s.wg.Done()
 	c.serve()
+	s.metrics.connections.Dec()
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
