@@ -282,7 +282,7 @@ func (h *handshake) negotiate(ctx context.Context) (*Endpoint, error) {
 			e = newEndpoint(l.r, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
 		}
 		if t != nil {
-			t.endpoint = e // before the peer can show the token
+			l.r.tickets.assign(t, e) // before the peer can show the token
 			defer l.r.tickets.drop(t)
 		}
 		if err := h.answer(answer); err != nil {

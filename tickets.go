@@ -37,6 +37,13 @@ func (ts *tickets) issue(h *handshake) *ticket {
 	return t
 }
 
+// assign names the endpoint that is to be carried.
+func (ts *tickets) assign(t *ticket, e *Endpoint) {
+	ts.mu.Lock()
+	t.endpoint = e
+	ts.mu.Unlock()
+}
+
 // take returns the ticket for a token, once.
 func (ts *tickets) take(token []byte) *ticket {
 	if len(token) != hello.TokenSize {

@@ -31,7 +31,9 @@ func Sniff(conn net.Conn, deadline time.Time) (c net.Conn, isHello bool, err err
 		return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
 	}
 	if n > 0 && !matches(seen[:n]) {
-		return conn, false, conn.SetReadDeadline(time.Time{})
+		// A connection that is over already tells its reader.
+		_ = conn.SetReadDeadline(time.Time{})
+		return conn, false, nil
 	}
 	for n = 0; n < len(Magic); {
 		k, err := conn.Read(seen[n:])
@@ -47,9 +49,7 @@ func Sniff(conn net.Conn, deadline time.Time) (c net.Conn, isHello bool, err err
 			return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
 		}
 	}
-	if err := conn.SetReadDeadline(time.Time{}); err != nil {
-		return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
-	}
+	_ = conn.SetReadDeadline(time.Time{})
 	if n == len(Magic) && matches(seen[:]) {
 		return conn, true, nil
 	}
