@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"testing"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -22,6 +23,7 @@ var completionCases = []testCase{
 	{"SendQueueFull", nil, testSendQueueFull},
 	{"ReceiveQueueFull", nil, testReceiveQueueFull},
 	{"PollBatches", nil, testPollBatches},
+	{"ConcurrentPolls", nil, testConcurrentPolls},
 	{"WaitRounds", nil, testWaitRounds},
 	{"WaitStream", nil, testWaitStream},
 	{"WaitContext", nil, testWaitContext},
@@ -189,6 +191,45 @@ func testPollBatches(e *env) {
 			})
 		}
 	}
+}
+
+// testConcurrentPolls polls one queue from several goroutines: each completion
+// is taken by one of them.
+func testConcurrentPolls(e *env) {
+	const pollers = 3
+	a, b := e.connect(nil)
+	source, sink := a.s.memory(8), b.s.memory(8)
+	n := e.rounds(2000)
+	seen := make([]atomic.Int32, n)
+	var taken atomic.Int64
+	work := []func(){func() {
+		for i := range n {
+			request := []rdma.SendRequest{{ID: uint64(i), Op: rdma.OpWrite, Flags: rdma.Signaled, Remote: sink.at(0), SGEs: source.sge(0, 8)}}
+			e.poll("room in the send queue", func() bool {
+				n, err := a.PostSend(request)
+				if err != nil && !errors.Is(err, rdma.ErrQueueFull) {
+					e.fatalf("PostSend: %d, %v", n, err)
+				}
+				return n == 1
+			})
+		}
+	}}
+	for i := range pollers {
+		work = append(work, func() {
+			into := make([]rdma.Completion, i+1)
+			e.poll("all completions", func() bool {
+				got, err := a.sends.Poll(into)
+				e.check(err, "Poll")
+				for _, c := range into[:got] {
+					if c.ID >= uint64(n) || c.Status != rdma.StatusSuccess || seen[c.ID].Add(1) != 1 {
+						e.fatalf("completion %+v: wrong, or polled twice", c)
+					}
+				}
+				return taken.Add(int64(got)) == int64(n)
+			})
+		})
+	}
+	e.together(work...)
 }
 
 // testWaitRounds plays ping-pong, arming, polling and waiting each time, with

@@ -23,6 +23,8 @@ var connectionCases = []testCase{
 	{"Disconnect", nil, testDisconnect},
 	{"CloseIsSeen", nil, testCloseIsSeen},
 	{"ManyConnections", nil, testManyConnections},
+	{"ConnectAllAtOnce", nil, testConnectAllAtOnce},
+	{"TargetFirst", []Feature{FeatureTargetFirst}, testTargetFirst},
 }
 
 func testConnect(e *env) {
@@ -495,4 +497,61 @@ func testManyConnections(e *env) {
 		q.quiet("all have completed")
 	}
 	e.same(r.read(0, 8*n), data, fmt.Sprintf("what %d connections wrote", n))
+}
+
+// testConnectAllAtOnce has many Connects under way at one listener.
+func testConnectAllAtOnce(e *env) {
+	const n = 16
+	l := e.b().listen()
+	ctx, cancel := e.bound()
+	defer cancel()
+	var work []func()
+	var a, b [n]*conn
+	for i := range n {
+		a[i], b[i] = e.a().newConn(nil), e.b().newConn(nil)
+		work = append(work, func() {
+			_, err := a[i].Connect(ctx, l.Address(), nil)
+			e.check(err, "Connect")
+		}, func() {
+			request, err := l.Accept(ctx)
+			e.check(err, "Accept")
+			e.check(request.Accept(ctx, b[i].QueuePair, nil), "ConnectRequest.Accept")
+		})
+	}
+	e.together(work...)
+	// Who is connected to whom is found out by what arrives.
+	m, sink := e.a().memory(8*n), e.b().memory(8*n)
+	for i := range n {
+		m.write(8*i, wordBytes(uint64(i)))
+		b[i].recv(uint64(i), sink.sge(8*i, 8))
+	}
+	for i := range n {
+		a[i].send(rdma.SendRequest{ID: uint64(i), Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: m.sge(8*i, 8)})
+		a[i].sends.success(uint64(i))
+	}
+	seen := [n]bool{}
+	for i := range n {
+		b[i].recvs.success(uint64(i))
+		peer := word(sink.read(8*i, 8))
+		if peer >= n || seen[peer] {
+			e.fatalf("message %d arrives twice", peer)
+		}
+		seen[peer] = true
+	}
+}
+
+// testTargetFirst sends from the target before the initiator has sent anything.
+func testTargetFirst(e *env) {
+	a, b := e.a().newConn(nil), e.b().newConn(nil)
+	m, n := a.s.memory(64), b.s.memory(64)
+	n.fill(0, 64, 6)
+	a.recv(1, m.sge(0, 64))
+	e.join(a, b)
+	b.send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: n.sge(0, 64)})
+	a.recvs.success(1)
+	b.sends.success(1)
+	if !is(m.read(0, 64), 6) {
+		e.errorf("the target's first message carries something else")
+	}
+	a.signal(b)
 }

@@ -187,6 +187,17 @@ func testUnsupportedOperations(e *env) {
 		}
 		e.wants(err, "PostSend of a "+op.String(), rdma.ErrUnsupported)
 	}
+	if limit := a.s.attributes.MaxReadSGE; limit < a.s.attributes.MaxSendSGE {
+		entries := make([]rdma.SGE, limit+1)
+		for i := range entries {
+			entries[i] = rdma.SGE{Region: m.Region, Length: 1}
+		}
+		n, err := a.PostSend([]rdma.SendRequest{{ID: 666, Op: rdma.OpRead, Flags: rdma.Signaled, Remote: sink.at(0), SGEs: entries}})
+		if n != 0 {
+			e.fatalf("PostSend takes a Read with %d entries, at most %d", limit+1, limit)
+		}
+		e.wants(err, "PostSend of a Read with too many entries", rdma.ErrUnsupported, rdma.ErrInvalid)
+	}
 	if !e.suite.has(FeatureInline) {
 		n, err := a.PostSend([]rdma.SendRequest{{Op: rdma.OpSend, Flags: rdma.Inline, SGEs: m.sge(0, 8)}})
 		if n != 0 {

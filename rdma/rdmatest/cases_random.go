@@ -58,6 +58,11 @@ func testRandom(e *env, shared bool) {
 			post = func(id uint64, sges []rdma.SGE) { e.postShared(srq, id, sges) }
 		} else {
 			a, b = e.connect(nil)
+			if i == 1 {
+				// The other way round, once the initiator has begun.
+				a.signal(b)
+				a, b = b, a
+			}
 		}
 		local, remote, inbox := a.s.memory(randomMemory), b.s.memory(randomMemory), b.s.memory(randomSlots*randomSlot)
 		m := &model{local: make([]byte, randomMemory), remote: make([]byte, randomMemory), inbox: make([]byte, inbox.size)}

@@ -26,6 +26,13 @@ const (
 	FeatureRandomKeys Feature = "random-keys"
 	// FeatureRefusalReason makes Err wrap rdma.ErrRemoteAccess on the iWARP class.
 	FeatureRefusalReason Feature = "refusal-reason"
+	// FeatureLengthStatus tells a message that is too long by
+	// rdma.StatusLocalLength at the receiver and, on the InfiniBand class,
+	// rdma.StatusRemoteInvalid at the sender.
+	FeatureLengthStatus Feature = "length-status"
+	// FeatureTargetFirst lets the target of a connection send before the
+	// initiator has.
+	FeatureTargetFirst Feature = "target-first"
 	// FeatureAllocationFree posts and polls without allocating.
 	FeatureAllocationFree Feature = "allocation-free"
 	// FeaturePeer is a peer that the suite can kill and stop.
@@ -67,6 +74,7 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureReadScatter, iwarpRead},
 	{"ibverbs", "siw*", FeaturePolledWrites, iwarpPolled},
 	{"ibverbs", "siw*", FeatureRefusalReason, "the driver does not tell what the Terminate said"},
+	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},
 	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
 	{"*", "*", FeatureMemory, "a side in another process has its memory there"},
 }
