@@ -162,12 +162,13 @@ func (d *Dialer) plain(ctx context.Context, network, address string) (net.Conn, 
 	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
-// Close closes the parked endpoints. Connections that are open stay so, and
-// their endpoints are closed when they are. It waits a second for peers that
-// have still to close what was closed here.
+// Close closes the parked endpoints, and waits up to a second for peers that
+// have still to close what was closed here. Connections that are open stay so,
+// and their endpoints are closed when they are; a further Close waits for those
+// that have been closed since. The runtime should be closed after that.
 func (d *Dialer) Close() error {
 	d.init()
-	d.pool.close(time.Second)
+	d.pool.close()
 	return nil
 }
 

@@ -1,10 +1,13 @@
 package rdmanet
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"syscall"
+
+	"github.com/verbena-data/verbena"
 )
 
 // closedError is net.ErrClosed to callers who know sockets and
@@ -25,10 +28,14 @@ var errPeerStopped = fmt.Errorf("%w: the peer reads no more", syscall.EPIPE)
 var errWriteClosed = fmt.Errorf("%w: closed for writing", syscall.EPIPE)
 
 // resetError is the failure of an endpoint under a connection: ECONNRESET to
-// callers, with the endpoint's own reason.
+// callers, with the endpoint's own reason, unless it was this side that closed
+// the runtime.
 func resetError(reason error) error {
-	if reason == nil {
+	switch {
+	case reason == nil:
 		return syscall.ECONNRESET
+	case reason == errClosed, errors.Is(reason, verbena.ErrClosed):
+		return errClosed
 	}
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, reason)
 }

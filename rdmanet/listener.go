@@ -209,24 +209,30 @@ func (l *Listener) Accept() (net.Conn, error) {
 func (l *Listener) Addr() net.Addr { return l.source.Addr() }
 
 // Close closes the port and the endpoints that carry no connection, and waits
-// for them. Accepted connections stay open; their endpoints are closed when
-// they are.
+// for them: up to a second for peers that have still to close what was closed
+// here. Connections that are open stay so, and their endpoints are closed when
+// they are; a further Close waits for those that have been closed since. The
+// runtime should be closed after that.
 func (l *Listener) Close() error {
 	l.fail(nil)
 	l.stop()
 	err := l.source.Close()
 	l.wg.Wait()
+	var ending, free []*session
 	l.mu.Lock()
-	var free []*session
 	for s := range l.sessions {
-		if s.shutdownUnlessAccepted(errClosed) {
+		switch s.retireNow() {
+		case useNone:
 			free = append(free, s)
+		case usePending, useDraining:
+			ending = append(ending, s)
 		}
 	}
 	l.mu.Unlock()
 	for _, s := range free {
-		<-s.done
+		s.shutdown(errClosed)
 	}
+	await(append(ending, free...), closeGrace)
 	return err
 }
 

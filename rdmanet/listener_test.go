@@ -144,3 +144,25 @@ func TestNoAllocations(t *testing.T) {
 	peer.Close()
 	d.Close()
 }
+
+// What the package itself costs per message, without an endpoint.
+func BenchmarkOverhead(b *testing.B) {
+	raw, peer := memoryPair(b)
+	ep := &stillEndpoint{memoryEndpoint: raw}
+	d := &Dialer{connect: func(context.Context, string) (endpoint, error) { return ep, nil }}
+	c := must[net.Conn](b)(d.Dial("tcp", "peer:1")).(*Conn)
+	must[*gate](b)(c.lockRead())
+	ep.tag.Store(c.dataTag)
+	c.unlockRead()
+	buf := make([]byte, 1024)
+	b.ReportAllocs()
+	for b.Loop() {
+		c.Write(buf)
+		c.Read(buf)
+	}
+	ep.tag.Store(0)
+	c.Close()
+	raw.kill()
+	peer.Close()
+	d.Close()
+}

@@ -213,9 +213,8 @@ func (p *pool) prune(key string) {
 }
 
 // close ends all sessions that no connection is open on, and waits for them.
-// Those whose peers have still to close get until the grace is over. Sessions
-// in use end with their connection.
-func (p *pool) close(grace time.Duration) {
+// Sessions in use end with their connection.
+func (p *pool) close() {
 	p.mu.Lock()
 	p.closed = true
 	var free, draining []*session
@@ -231,19 +230,7 @@ func (p *pool) close(grace time.Duration) {
 	for _, s := range free {
 		s.shutdown(errClosed)
 	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
-	for _, s := range draining {
-		select {
-		case <-s.done:
-		case <-timer.C:
-			timer.Reset(0)
-			s.shutdown(errClosed)
-		}
-	}
-	for _, s := range append(free, draining...) {
-		<-s.done
-	}
+	await(append(draining, free...), closeGrace)
 }
 
 // counts returns how many sessions there are, and how many of them are parked.

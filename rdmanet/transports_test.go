@@ -208,6 +208,34 @@ func TestPeerGone(t *testing.T) {
 	})
 }
 
+// The runtime is closed under connections that are in use.
+func TestRuntimeCloses(t *testing.T) {
+	overTransports(t, func(t *testing.T, transport string) {
+		r := runtimeRig(t, transport, Config{})
+		a, b := r.mustPair(t)
+		errs := make(chan error, 2)
+		go func() {
+			_, err := a.Read(make([]byte, 1))
+			errs <- err
+		}()
+		go func() {
+			_, err := a.Write(make([]byte, 1<<30))
+			errs <- err
+		}()
+		if _, err := io.ReadFull(b, make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.dialer.Runtime.Close(); err != nil {
+			t.Logf("closing the runtime: %v", err)
+		}
+		for range 2 {
+			wantError(t, <-errs, net.ErrClosed)
+		}
+		a.Close()
+		b.Close()
+	})
+}
+
 func TestHTTP(t *testing.T) {
 	overTransports(t, func(t *testing.T, transport string) {
 		r := runtimeRig(t, transport, Config{})
