@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/cmd/verbena/internal/demo"
+	"github.com/verbena-data/verbena/hdfs"
+)
+
+func demoCommand(o *options) *cobra.Command {
+	var quick, asJSON bool
+	cfg := demo.Config{}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Store and read back real files over each transport, and measure",
+		Long: `Bring up a cluster in processes of its own in a temporary directory, store a
+directory tree and a file of 1 GiB with the unmodified HDFS client over TCP, then
+through shared memory and through iWARP, read all of it back, compare SHA-256,
+print a table and clean up.
+
+Write and read are the tree and the large file together; CPU seconds are those of
+the client and the whole cluster while writing and reading; create is one small
+file created, written (1 KiB) and closed, one after the other.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			cfg.Progress = cmd.ErrOrStderr()
+			if asJSON {
+				cfg.Progress = io.Discard
+			}
+			cfg.Share, cfg.LargeFile, cfg.Creates = 1, 1<<30, 500
+			if quick {
+				cfg.Share, cfg.LargeFile, cfg.Creates = 10, 1<<30/10, 100
+			}
+			if cfg.Tree == "" {
+				if cfg.Tree, err = toolchainSource(cmd); err != nil {
+					return err
+				}
+			}
+			if cfg.Executable, err = os.Executable(); err != nil {
+				return err
+			}
+			if cfg.Replicas > cfg.DataNodes {
+				return fmt.Errorf("%d replicas need as many DataNodes: there are to be %d", cfg.Replicas, cfg.DataNodes)
+			}
+			user, err := userName()
+			if err != nil {
+				return err
+			}
+			rt, err := o.runtime()
+			if err != nil {
+				return err
+			}
+			c := &connector{user: user, rt: rt, dialers: map[string]*hdfs.Dialer{}}
+			defer closing(&err, c)
+			cfg.Connect = c.connect
+			result, err := demo.Run(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if asJSON {
+				err = result.JSON(out)
+			} else {
+				fmt.Fprintf(out, "\n%d files, %.0f MB, %d replica(s) on %d DataNodes:\n\n", result.Files, float64(result.Bytes)/1e6, cfg.Replicas, cfg.DataNodes)
+				err = result.Table(out)
+			}
+			for _, row := range result.Rows {
+				if !row.Verified {
+					return fmt.Errorf("over %s other bytes came back than were stored", row.Transport)
+				}
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&quick, "quick", false, "a tenth of the data")
+	flags.BoolVar(&asJSON, "json", false, "the table as one JSON object")
+	flags.StringVar(&cfg.Tree, "tree", "", "directory to store (default: the Go toolchain's source)")
+	flags.IntVar(&cfg.DataNodes, "datanodes", 3, "DataNodes to run")
+	flags.IntVar(&cfg.Replicas, "replication", 3, "replicas of a block")
+	flags.IntVar(&cfg.Workers, "clients", 4, "clients at work at once")
+	flags.StringSliceVar(&cfg.Transports, "transports", []string{"tcp", "shm", "iwarp"}, "what to measure, in this order")
+	return cmd
+}
+
+// toolchainSource is the source tree of the installed Go, a tree of thousands
+// of real files that whoever builds this has.
+func toolchainSource(cmd *cobra.Command) (string, error) {
+	out, err := exec.CommandContext(cmd.Context(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		return "", fmt.Errorf("no Go toolchain found whose source could be stored (%w): name a directory with --tree", err)
+	}
+	return filepath.Join(strings.TrimSpace(string(out)), "src"), nil
+}

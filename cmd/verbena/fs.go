@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	client "github.com/colinmarc/hdfs/v2"
+	"github.com/colinmarc/hdfs/v2/hadoopconf"
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
+	"github.com/verbena-data/verbena/hdfs"
+)
+
+var defaultNameNode = net.JoinHostPort("127.0.0.1", strconv.Itoa(nameNodePort))
+
+func fsCommand(o *options) *cobra.Command {
+	var nameNode, user, transport string
+	var rt *verbena.Runtime
+	var dialer *hdfs.Dialer
+	cmd := fscmd.Command(func(ctx context.Context) (*client.Client, error) {
+		address, err := findNameNode(nameNode)
+		if err != nil {
+			return nil, err
+		}
+		if user == "" {
+			if user, err = userName(); err != nil {
+				return nil, err
+			}
+		}
+		if rt, err = o.runtime(); err != nil {
+			return nil, err
+		}
+		dialer = hdfs.NewDialer(rt, transport)
+		return dialer.Connect(ctx, address, user)
+	})
+	cmd.PersistentPostRunE = func(*cobra.Command, []string) error {
+		if rt == nil {
+			return nil
+		}
+		return errors.Join(dialer.Close(), rt.Close())
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&nameNode, "namenode", "", "`HOST:PORT` of the NameNode (default: HADOOP_CONF_DIR's, or "+defaultNameNode+")")
+	flags.StringVar(&user, "user", "", "act as this user (default: HADOOP_USER_NAME, or who you are)")
+	flags.StringVar(&transport, "transport", "auto", "auto, shm, iwarp or tcp; auto takes the fastest that both ends have")
+	return cmd
+}
+
+// findNameNode takes the command line's word, then the Hadoop configuration's,
+// then the default.
+func findNameNode(flag string) (string, error) {
+	if flag != "" {
+		if _, _, err := net.SplitHostPort(flag); err != nil {
+			return net.JoinHostPort(flag, strconv.Itoa(nameNodePort)), nil
+		}
+		return flag, nil
+	}
+	conf, err := hadoopconf.LoadFromEnvironment()
+	if err != nil {
+		return "", fmt.Errorf("reading the Hadoop configuration that HADOOP_CONF_DIR or HADOOP_HOME points at: %w", err)
+	}
+	if addresses := client.ClientOptionsFromConf(conf).Addresses; len(addresses) > 0 {
+		return addresses[0], nil
+	}
+	return defaultNameNode, nil
+}
+
+// connector makes clients that share one runtime and a dialer for each
+// transport.
+type connector struct {
+	user    string
+	rt      *verbena.Runtime
+	dialers map[string]*hdfs.Dialer
+}
+
+// connect returns a client over transport; over "tcp" it is the client as its
+// authors made it. One goroutine at a time.
+func (c *connector) connect(ctx context.Context, address, transport string) (*client.Client, error) {
+	if transport == verbena.TransportTCP {
+		return client.NewClient(client.ClientOptions{Addresses: []string{address}, User: c.user})
+	}
+	d := c.dialers[transport]
+	if d == nil {
+		d = hdfs.NewDialer(c.rt, transport)
+		c.dialers[transport] = d
+	}
+	return d.Connect(ctx, address, c.user)
+}
+
+func (c *connector) Close() error {
+	var errs []error
+	for _, d := range c.dialers {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(append(errs, c.rt.Close())...)
+}

@@ -1,0 +1,100 @@
+// Command verbena is the one binary: a file system's servers, alone or all in
+// one process, the file commands, a look at what RDMA this host can do, and a
+// demonstration that measures.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"os/user"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/providers"
+)
+
+func main() {
+	// The first signal ends the command in order, a second one at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "verbena:", err)
+		os.Exit(1)
+	}
+}
+
+// options are what every command shares.
+type options struct{ verbose bool }
+
+func command() *cobra.Command {
+	o := &options{}
+	root := &cobra.Command{
+		Use:   "verbena",
+		Short: "A file system for clusters that moves bytes by RDMA wherever both ends can",
+		Long: `Verbena serves files to unmodified HDFS clients over TCP, and to its own dialers
+over shared memory and iWARP, on one port, choosing by itself.
+
+  verbena up        a whole file system in this terminal, in under a second
+  verbena fs ls /   and its files
+  verbena demo      what each transport delivers here, measured
+  verbena info      what RDMA this host can do, and why not more`,
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what goes on inside, too")
+	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o))
+	return root
+}
+
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return info.Main.Version + " " + s.Value
+		}
+	}
+	return info.Main.Version
+}
+
+// logger writes what servers have to say to standard error: warnings, and all
+// with -v.
+func (o *options) logger() *slog.Logger {
+	level := slog.LevelWarn
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+}
+
+func (o *options) runtime() (*verbena.Runtime, error) {
+	return verbena.New(verbena.Config{Providers: providers.Default(), Logger: o.logger()})
+}
+
+// closing adds the error of a Close to the one that a function returns.
+func closing(err *error, c interface{ Close() error }) { *err = errors.Join(*err, c.Close()) }
+
+// userName is who files belong to: HADOOP_USER_NAME, as Hadoop's clients have
+// it, or the user of this process.
+func userName() (string, error) {
+	if name := os.Getenv("HADOOP_USER_NAME"); name != "" {
+		return name, nil
+	}
+	u, err := user.Current()
+	if err != nil {
+		return "", fmt.Errorf("who are you? %w: set HADOOP_USER_NAME or use --user", err)
+	}
+	return u.Username, nil
+}

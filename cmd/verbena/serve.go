@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/hdfs"
+)
+
+// Default ports: HDFS's own, so that clients find them.
+const (
+	nameNodePort = 8020
+	dataNodePort = 9866
+)
+
+func upCommand(o *options) *cobra.Command {
+	var dir, listen string
+	var dataNodes, replication, dataPort int
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run a whole file system in this process",
+		Long: `Run a NameNode and DataNodes in this process, on a data directory that outlives
+it, and write a Hadoop configuration that points any HDFS client at them. Stop it
+with Ctrl-C; it comes back with everything, also after kill -9.`,
+		Example: `  verbena up
+  verbena up --dir /srv/verbena --listen 10.0.0.5 --datanodes 1
+  HADOOP_CONF_DIR=~/.local/share/verbena/conf hdfs dfs -ls /`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			began := time.Now()
+			if dir == "" {
+				if dir, err = defaultDir(); err != nil {
+					return err
+				}
+			}
+			host, port, err := hostPort(listen, nameNodePort)
+			if err != nil {
+				return err
+			}
+			if port == 0 && !cmd.Flags().Changed("datanode-port") {
+				dataPort = 0
+			}
+			rt, err := o.runtime()
+			if err != nil {
+				return err
+			}
+			defer closing(&err, rt)
+			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
+				Runtime: rt, Logger: o.logger(), Dir: dir, Host: host, NameNodePort: port, DataNodePort: dataPort,
+				DataNodes: dataNodes, Replication: replication,
+			})
+			if err != nil {
+				return err
+			}
+			defer closing(&err, cluster)
+			out := cmd.OutOrStdout()
+			fmt.Fprintf(out, "A file system is up after %d ms, its data in %s\n\n", time.Since(began).Milliseconds(), dir)
+			fmt.Fprintf(out, "  NameNode   %s\n", cluster.NameNode.Addr())
+			for _, dn := range cluster.DataNodes {
+				fmt.Fprintf(out, "  DataNode   %s\n", dn.Addr())
+			}
+			fmt.Fprintf(out, "\nTry, in another terminal:\n\n")
+			at := ""
+			if cluster.NameNode.Addr() != defaultNameNode {
+				at = "--namenode " + cluster.NameNode.Addr() + " "
+			}
+			run := "go run ./cmd/verbena"
+			if self, err := os.Executable(); err == nil && !strings.Contains(self, "go-build") {
+				run = "verbena"
+			}
+			fmt.Fprintf(out, "  %s fs put %sREADME.md /\n", run, at)
+			fmt.Fprintf(out, "  %s fs ls %s-l /\n", run, at)
+			fmt.Fprintf(out, "  %s info %s\n", run, cluster.NameNode.Addr())
+			fmt.Fprintf(out, "  HADOOP_CONF_DIR=%s hdfs dfs -ls /      # any HDFS client\n", cluster.ConfDir)
+			fmt.Fprintf(out, "\nCtrl-C stops it.\n")
+			return serve(cmd.Context(), cluster)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&dir, "dir", "", "data directory (default: verbena in the user's data home)")
+	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
+	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
+	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
+	flags.IntVar(&dataPort, "datanode-port", dataNodePort, "port of the first DataNode; the others follow")
+	return cmd
+}
+
+func nameNodeCommand(o *options) *cobra.Command {
+	var dir, listen, addressFile string
+	var replication int
+	var leaseLimit time.Duration
+	cmd := &cobra.Command{
+		Use:   "namenode",
+		Short: "Run a NameNode: the names, and where the blocks are",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if dir == "" {
+				base, err := defaultDir()
+				if err != nil {
+					return err
+				}
+				dir = filepath.Join(base, "namenode")
+			}
+			rt, err := o.runtime()
+			if err != nil {
+				return err
+			}
+			defer closing(&err, rt)
+			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
+				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
+			})
+			if err != nil {
+				return err
+			}
+			defer closing(&err, nn)
+			if err := announce(cmd, "NameNode", nn.Addr(), dir, addressFile); err != nil {
+				return err
+			}
+			return serve(cmd.Context(), nn)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/namenode in the user's data home)")
+	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
+	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
+	flags.DurationVar(&leaseLimit, "lease-limit", 20*time.Minute, "how long a file stays open whose writer has gone silent")
+	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
+	return cmd
+}
+
+func dataNodeCommand(o *options) *cobra.Command {
+	var dir, listen, nameNode, advertise, addressFile string
+	cmd := &cobra.Command{
+		Use:   "datanode",
+		Short: "Run a DataNode: the blocks themselves",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if dir == "" {
+				base, err := defaultDir()
+				if err != nil {
+					return err
+				}
+				dir = filepath.Join(base, "datanode")
+			}
+			rt, err := o.runtime()
+			if err != nil {
+				return err
+			}
+			defer closing(&err, rt)
+			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
+				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Advertise: advertise, NameNode: nameNode,
+			})
+			if err != nil {
+				return err
+			}
+			defer closing(&err, dn)
+			if err := announce(cmd, "DataNode", dn.Addr(), dir, addressFile); err != nil {
+				return err
+			}
+			return serve(cmd.Context(), dn)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
+	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
+	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
+	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
+	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
+	return cmd
+}
+
+// announce says that a server is ready, to people and to scripts.
+func announce(cmd *cobra.Command, what, address, dir, file string) error {
+	fmt.Fprintf(cmd.OutOrStdout(), "%s at %s, its data in %s\n", what, address, dir)
+	if file == "" {
+		return nil
+	}
+	// Whoever waits for the file must never see half of it.
+	tmp := file + ".tmp"
+	if err := os.WriteFile(tmp, []byte(address+"\n"), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, file)
+}
+
+// serve waits for a signal, or for a server to fail.
+func serve(ctx context.Context, server interface {
+	Done() <-chan struct{}
+	Err() error
+}) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-server.Done():
+		if err := server.Err(); err != nil {
+			return err
+		}
+		return errors.New("the server ended by itself")
+	}
+}
+
+func defaultDir() (string, error) {
+	if data := os.Getenv("XDG_DATA_HOME"); data != "" {
+		return filepath.Join(data, "verbena"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("no place for the data: %w: use --dir", err)
+	}
+	return filepath.Join(home, ".local", "share", "verbena"), nil
+}
+
+// hostPort splits HOST or HOST:PORT.
+func hostPort(listen string, port int) (string, int, error) {
+	host, text, err := net.SplitHostPort(listen)
+	if err != nil {
+		if strings.Contains(err.Error(), "missing port") {
+			return strings.Trim(listen, "[]"), port, nil
+		}
+		return "", 0, fmt.Errorf("--listen %s: %w: write HOST or HOST:PORT", listen, err)
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return "", 0, fmt.Errorf("--listen %s: the port must be a number from 0 to 65535", listen)
+	}
+	return host, int(n), nil
+}

@@ -1,0 +1,170 @@
+package hdfs
+
+import (
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/verbena-data/verbena"
+)
+
+// ClusterConfig configures a whole file system in one process.
+type ClusterConfig struct {
+	Runtime *verbena.Runtime
+	Logger  *slog.Logger
+	Dir     string // namenode, datanode-N and conf are below it
+	Host    string // to listen at
+	// NameNodePort and DataNodePort are the NameNode's port and the first
+	// DataNode's, the others following; 0 takes any.
+	NameNodePort, DataNodePort int
+	DataNodes                  int
+	Replication                int // 0: 3, or as many as there are DataNodes
+}
+
+// Cluster is a whole file system in one process.
+type Cluster struct {
+	NameNode  *NameNode
+	DataNodes []*DataNode
+	ConfDir   string // HADOOP_CONF_DIR for its clients
+
+	endOnce sync.Once
+	done    chan struct{}
+	err     error
+	watch   sync.WaitGroup
+	closing chan struct{}
+}
+
+// StartCluster starts a NameNode and DataNodes, waits until all of them have
+// registered and writes the configuration for clients.
+func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error) {
+	if cfg.DataNodes < 1 {
+		return nil, fmt.Errorf("a file system needs at least one DataNode, not %d", cfg.DataNodes)
+	}
+	if cfg.Replication == 0 {
+		cfg.Replication = min(3, cfg.DataNodes)
+	}
+	if cfg.Replication < 1 || cfg.Replication > cfg.DataNodes {
+		return nil, fmt.Errorf("%d replicas of each block do not fit on %d DataNodes", cfg.Replication, cfg.DataNodes)
+	}
+	c := &Cluster{done: make(chan struct{}), closing: make(chan struct{}), ConfDir: filepath.Join(cfg.Dir, "conf")}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	c.NameNode, err = StartNameNode(ctx, NameNodeConfig{
+		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"),
+		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range cfg.DataNodes {
+		port := cfg.DataNodePort
+		if port != 0 {
+			port += i
+		}
+		dn, err := StartDataNode(ctx, DataNodeConfig{
+			Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)),
+			Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(port)), NameNode: c.NameNode.Addr(),
+		})
+		if err != nil {
+			return nil, err
+		}
+		c.DataNodes = append(c.DataNodes, dn)
+	}
+	for _, dn := range c.DataNodes {
+		if err := c.NameNode.state.wait(ctx, dn.state.UUID()); err != nil {
+			return nil, err
+		}
+	}
+	if err := writeConf(c.ConfDir, c.NameNode.Addr(), cfg.Replication); err != nil {
+		return nil, err
+	}
+	c.watchServer(c.NameNode.Done(), c.NameNode.Err)
+	for _, dn := range c.DataNodes {
+		c.watchServer(dn.Done(), dn.Err)
+	}
+	return c, nil
+}
+
+// watchServer ends the cluster when a server fails.
+func (c *Cluster) watchServer(done <-chan struct{}, reason func() error) {
+	c.watch.Go(func() {
+		select {
+		case <-done:
+			c.end(reason())
+		case <-c.closing:
+		}
+	})
+}
+
+func (c *Cluster) end(err error) {
+	c.endOnce.Do(func() {
+		c.err = err
+		close(c.done)
+	})
+}
+
+// Done is closed when the cluster, or a server of it, has ended.
+func (c *Cluster) Done() <-chan struct{} { return c.done }
+
+// Err tells why; it is nil after Close.
+func (c *Cluster) Err() error { return c.err }
+
+// Close stops the DataNodes, then the NameNode.
+func (c *Cluster) Close() error {
+	var errs []error
+	c.end(nil)
+	close(c.closing)
+	for _, dn := range c.DataNodes {
+		errs = append(errs, dn.Close())
+	}
+	if c.NameNode != nil {
+		errs = append(errs, c.NameNode.Close())
+	}
+	c.watch.Wait()
+	return errors.Join(errs...)
+}
+
+type property struct {
+	Name  string `xml:"name"`
+	Value string `xml:"value"`
+}
+
+type configuration struct {
+	XMLName    xml.Name   `xml:"configuration"`
+	Properties []property `xml:"property"`
+}
+
+// writeConf writes what an HDFS client needs to find the file system.
+func writeConf(dir, nameNode string, replication int) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, properties := range map[string][]property{
+		"core-site.xml": {{"fs.defaultFS", "hdfs://" + nameNode}},
+		"hdfs-site.xml": {
+			{"dfs.namenode.rpc-address", nameNode},
+			{"dfs.replication", strconv.Itoa(replication)},
+			{"dfs.client.use.datanode.hostname", "false"},
+			{"dfs.client.read.shortcircuit", "false"},
+		},
+	} {
+		text, err := xml.MarshalIndent(configuration{Properties: properties}, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), append([]byte(xml.Header), append(text, '\n')...), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package hdfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/datanode"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+)
+
+// DataNodeConfig configures a DataNode's server.
+type DataNodeConfig struct {
+	Runtime *verbena.Runtime
+	Logger  *slog.Logger // default: nothing is logged
+	// Dir holds the blocks. It is made if it is missing.
+	Dir string
+	// Listen is the published port, host:port; port 0 takes any.
+	Listen string
+	// Advertise is the host that clients are told; empty means the one of Listen.
+	Advertise string
+	// NameNode is the NameNode's host:port. It need not be up yet.
+	NameNode string
+}
+
+// DataNode is a DataNode that serves its port.
+type DataNode struct {
+	port   *port
+	state  *datanode.DataNode
+	dialer *Dialer
+}
+
+// StartDataNode opens the store, publishes the port and serves.
+func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
+	p, err := listen(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
+	if err != nil {
+		return nil, fmt.Errorf("DataNode: %w", err)
+	}
+	host, port, err := advertised(p.addr(), cfg.Advertise)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.close())
+	}
+	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto)}
+	dn.state, err = datanode.Open(ctx, datanode.Config{
+		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: port,
+		NameNode: func(ctx context.Context) (cluster.Conn, error) { return dialCluster(ctx, cfg.Runtime, cfg.NameNode) },
+		Dial: func(ctx context.Context, address string) (net.Conn, error) {
+			return dn.dialer.net.DialContext(ctx, "tcp", address)
+		},
+		DialCluster: func(ctx context.Context, address string) (cluster.Conn, error) {
+			return dialCluster(ctx, cfg.Runtime, address)
+		},
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), dn.dialer.Close(), p.close())
+	}
+	p.serve(dn.state.Serve, dn.state.ServeCluster)
+	return dn, nil
+}
+
+// advertised is what clients are told: an address that others can dial.
+func advertised(listening, override string) (host string, port uint16, err error) {
+	host, text, err := net.SplitHostPort(listening)
+	if err != nil {
+		return "", 0, err
+	}
+	number, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return "", 0, err
+	}
+	port = uint16(number)
+	if override != "" {
+		return override, port, nil
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		return "", 0, fmt.Errorf("listening at all addresses (%s), which clients can't dial: say with --advertise which one they reach", listening)
+	}
+	return host, port, nil
+}
+
+// Addr is where the port is, host:port.
+func (d *DataNode) Addr() string { return d.port.addr() }
+
+// Done is closed when the server has ended, and Err then tells why; it is nil
+// after Close.
+func (d *DataNode) Done() <-chan struct{} { return d.port.done }
+
+// Err tells why the server has ended.
+func (d *DataNode) Err() error { return d.port.err }
+
+// Close stops serving and closes the store.
+func (d *DataNode) Close() error {
+	err := d.state.Close()
+	return errors.Join(err, d.port.close(), d.dialer.Close())
+}

@@ -1,0 +1,118 @@
+package hdfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/namenode"
+)
+
+// NameNodeConfig configures a NameNode's server.
+type NameNodeConfig struct {
+	Runtime *verbena.Runtime
+	Logger  *slog.Logger // default: nothing is logged
+	// Dir holds the namespace's log and snapshots. It is made if it is missing.
+	Dir string
+	// Listen is the published port, host:port; port 0 takes any.
+	Listen string
+	// Replication is what clients get that do not ask for a number; 0 means 3.
+	Replication int
+	// LeaseLimit is how long a file stays open whose writer has gone silent;
+	// 0 means HDFS's 20 minutes.
+	LeaseLimit time.Duration
+}
+
+// NameNode is a NameNode that serves its port.
+type NameNode struct {
+	port  *port
+	state *reported
+	calls *rpc.Server
+}
+
+// reported is a NameNode that remembers which DataNodes have told all they
+// have, so that a cluster knows when it is ready.
+type reported struct {
+	*namenode.NameNode
+
+	mu      sync.Mutex
+	all     map[string]bool // by DataNode's UUID
+	changed chan struct{}   // closed, and made anew, when all has grown
+}
+
+// BlockReport implements [cluster.NameNode].
+func (r *reported) BlockReport(ctx context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
+	resp, err := r.NameNode.BlockReport(ctx, req)
+	if err == nil && req.GetPart()+1 >= req.GetParts() {
+		r.mu.Lock()
+		if !r.all[req.GetUuid()] {
+			r.all[req.GetUuid()] = true
+			close(r.changed)
+			r.changed = make(chan struct{})
+		}
+		r.mu.Unlock()
+	}
+	return resp, err
+}
+
+// wait waits for the first full report of a DataNode.
+func (r *reported) wait(ctx context.Context, uuid string) error {
+	for {
+		r.mu.Lock()
+		done, changed := r.all[uuid], r.changed
+		r.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("DataNode %s has not reported to the NameNode: %w", uuid, ctx.Err())
+		}
+	}
+}
+
+// StartNameNode opens the namespace, publishes the port and serves.
+func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
+	// The port first: a second server on it must not touch the data.
+	p, err := listen(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
+	if err != nil {
+		return nil, fmt.Errorf("NameNode: %w", err)
+	}
+	state, err := namenode.Open(ctx, namenode.Config{
+		Dir: cfg.Dir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.close())
+	}
+	nn := &NameNode{port: p, state: &reported{NameNode: state, all: map[string]bool{}, changed: make(chan struct{})}, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger})}
+	state.RegisterRPC(nn.calls)
+	p.serve(func(l net.Listener) error { return nn.calls.Serve(l) },
+		func(ctx context.Context, c cluster.Conn) error { return cluster.Serve(ctx, c, nn.state) })
+	return nn, nil
+}
+
+// Addr is where the port is, host:port.
+func (n *NameNode) Addr() string { return n.port.addr() }
+
+// Done is closed when the server has ended, and Err then tells why; it is nil
+// after Close.
+func (n *NameNode) Done() <-chan struct{} { return n.port.done }
+
+// Err tells why the server has ended.
+func (n *NameNode) Err() error { return n.port.err }
+
+// Close stops serving and closes the namespace. What was acknowledged is on
+// disk already.
+func (n *NameNode) Close() error {
+	err := n.calls.Close()
+	return errors.Join(err, n.port.close(), n.state.Close())
+}

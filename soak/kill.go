@@ -1,0 +1,341 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	client "github.com/colinmarc/hdfs/v2"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+)
+
+// leaseLimit is how long the files of a writer that has died stay open.
+const leaseLimit = 3 * time.Second
+
+func killCommand(c *common) *cobra.Command {
+	var k killLoop
+	cmd := &cobra.Command{
+		Use:   "kill",
+		Short: "Kill random processes at random moments while clients write and read",
+		Long: `Writers store files over all transports, flush in the middle of some, and keep
+a record of what was acknowledged; readers read acknowledged files back. All the
+while a process, the NameNode or a DataNode, is killed with SIGKILL at a random
+moment and started again. At the end every acknowledged file must be there with
+every byte, every flushed byte must be there, and no read may ever have returned
+a wrong byte.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, dir string) error { return k.run(ctx, c, dir) })
+		},
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&k.kills, "kills", 100, "processes to kill")
+	flags.IntVar(&k.dataNodes, "datanodes", 3, "DataNodes")
+	flags.IntVar(&k.replication, "replication", 2, "replicas of each block")
+	flags.IntVar(&k.writers, "writers", 4, "writers at once")
+	flags.DurationVar(&k.pause, "pause", 1500*time.Millisecond, "mean time between kills")
+	flags.Uint64Var(&k.seed, "seed", 1, "of the random choices")
+	flags.StringSliceVar(&k.transports, "transports", []string{"tcp", "shm", "iwarp"}, "what writers and readers use")
+	return cmd
+}
+
+type killLoop struct {
+	kills, dataNodes, replication, writers int
+	pause                                  time.Duration
+	seed                                   uint64
+	transports                             []string
+
+	mu       sync.Mutex
+	files    map[string]*record
+	stats    map[string]int // of the report
+	dialers  *dialers
+	nameNode string
+}
+
+// record is what a writer knows of its file.
+type record struct {
+	flushed int64 // acknowledged by Flush
+	closed  bool  // acknowledged by Close: flushed is the length
+}
+
+func (k *killLoop) count(what string) {
+	k.mu.Lock()
+	k.stats[what]++
+	k.mu.Unlock()
+}
+
+func (k *killLoop) run(ctx context.Context, c *common, dir string) error {
+	k.files, k.stats = map[string]*record{}, map[string]int{}
+	var err error
+	if k.dialers, err = newDialers(); err != nil {
+		return err
+	}
+	defer k.dialers.Close()
+	cluster, err := startCluster(ctx, c.binary, dir, k.dataNodes, k.replication, "--lease-limit", leaseLimit.String())
+	if err != nil {
+		return err
+	}
+	defer cluster.stop() //nolint:errcheck // nodes that were killed have nothing to say
+	k.nameNode = cluster.nameNode
+
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	var group errgroup.Group
+	for i := range k.writers {
+		group.Go(func() error { return k.write(work, i) })
+	}
+	group.Go(func() error { return k.read(work) })
+	killed, err := k.kill(ctx, cluster)
+	stop()
+	if err := errors.Join(err, group.Wait()); err != nil {
+		return err
+	}
+	lost, err := k.check(ctx)
+	k.print(c, killed, lost)
+	return err
+}
+
+// kill kills nodes and starts them again; never two DataNodes at once, so that
+// with two replicas one is always left.
+func (k *killLoop) kill(ctx context.Context, cluster *cluster) (map[string]int, error) {
+	random := rand.New(rand.NewPCG(k.seed, 0))
+	killed := map[string]int{}
+	for i := range k.kills {
+		n := cluster.nodes[random.IntN(len(cluster.nodes))]
+		select {
+		case <-ctx.Done():
+			return killed, ctx.Err()
+		case <-n.proc.Exited():
+			return killed, fmt.Errorf("%s ended by itself:\n%s", n.name, n.proc.Log())
+		case <-time.After(time.Duration(random.Int64N(int64(2 * k.pause)))):
+		}
+		n.proc.Kill()
+		killed[n.name]++
+		select {
+		case <-ctx.Done():
+			return killed, ctx.Err()
+		case <-time.After(time.Duration(random.Int64N(int64(500 * time.Millisecond)))):
+		}
+		if err := cluster.start(ctx, n); err != nil {
+			return killed, fmt.Errorf("%s does not come back after a kill: %w", n.name, err)
+		}
+		fmt.Fprintf(progress, "\r%d of %d killed ", i+1, k.kills)
+	}
+	fmt.Fprintln(progress)
+	return killed, nil
+}
+
+// write stores files until ctx ends. Errors are expected; what they may not do
+// is to lose what was acknowledged before.
+func (k *killLoop) write(ctx context.Context, id int) error {
+	random := rand.New(rand.NewPCG(k.seed, uint64(id+1)))
+	for i := 0; ctx.Err() == nil; i++ {
+		transport := k.transports[random.IntN(len(k.transports))]
+		name := fmt.Sprintf("/kill-%d-%06d-%s", id, i, transport)
+		err := k.writeOne(ctx, random, name, transport)
+		if err != nil {
+			k.count("writes that ended with an error, " + transport)
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		} else {
+			k.count("files written, " + transport)
+		}
+	}
+	return nil
+}
+
+func (k *killLoop) writeOne(ctx context.Context, random *rand.Rand, name, transport string) error {
+	c, err := k.dialers.client(ctx, k.nameNode, transport)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	w, err := c.CreateFile(name, k.replication, 4<<20, 0o644)
+	if err != nil {
+		return err
+	}
+	if err := w.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return err
+	}
+	r := &record{}
+	k.mu.Lock()
+	k.files[name] = r
+	k.mu.Unlock()
+	from := newContent(name)
+	var written int64
+	for range 1 + random.IntN(6) {
+		part := make([]byte, random.IntN(3<<20))
+		_, _ = from.Read(part) // never fails
+		if _, err := w.Write(part); err != nil {
+			return errors.Join(err, w.Close())
+		}
+		written += int64(len(part))
+		if random.IntN(2) == 0 {
+			if err := w.Flush(); err != nil {
+				return errors.Join(err, w.Close())
+			}
+			k.mu.Lock()
+			r.flushed = written
+			k.mu.Unlock()
+		}
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err = w.Close()
+		if !client.IsErrReplicating(err) || time.Now().After(deadline) || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err == nil {
+		k.mu.Lock()
+		r.flushed, r.closed = written, true
+		k.mu.Unlock()
+	}
+	return err
+}
+
+// read reads acknowledged files while processes die. It may fail; it may not
+// return a wrong byte, or a short file without an error.
+func (k *killLoop) read(ctx context.Context) error {
+	random := rand.New(rand.NewPCG(k.seed, 1<<32))
+	for ctx.Err() == nil {
+		k.mu.Lock()
+		var closed []string
+		for name, r := range k.files {
+			if r.closed {
+				closed = append(closed, name)
+			}
+		}
+		k.mu.Unlock()
+		if len(closed) == 0 {
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		slices.Sort(closed)
+		name := closed[random.IntN(len(closed))]
+		transport := k.transports[random.IntN(len(k.transports))]
+		err := k.verify(ctx, name, transport)
+		var wrong *wrongByteError
+		var short *shortError
+		switch {
+		case errors.As(err, &wrong), errors.As(err, &short):
+			return err
+		case err != nil:
+			k.count("reads that ended with an error, " + transport)
+		default:
+			k.count("files read and compared, " + transport)
+		}
+	}
+	return nil
+}
+
+type shortError struct {
+	name      string
+	got, want int64
+}
+
+func (e *shortError) Error() string {
+	return fmt.Sprintf("LOST BYTES: %s has %d bytes, %d were acknowledged", e.name, e.got, e.want)
+}
+
+// verify compares a file with its content and its acknowledged length.
+func (k *killLoop) verify(ctx context.Context, name, transport string) error {
+	k.mu.Lock()
+	want := *k.files[name]
+	k.mu.Unlock()
+	c, err := k.dialers.client(ctx, k.nameNode, transport)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	f, err := c.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return err
+	}
+	length := f.Stat().Size()
+	got, err := compare(name, f)
+	if err != nil {
+		return err
+	}
+	if got < want.flushed || (want.closed && got != want.flushed) {
+		return &shortError{name, got, want.flushed}
+	}
+	if got != length {
+		return fmt.Errorf("%s: the NameNode says %d bytes, %d came: %w", name, length, got, io.ErrUnexpectedEOF)
+	}
+	return nil
+}
+
+// check reads everything at the end, with all processes up. Files whose writer
+// failed are closed by the NameNode when their leases have expired.
+func (k *killLoop) check(ctx context.Context) (lost []string, err error) {
+	names := slices.Sorted(maps.Keys(k.files))
+	for i, name := range names {
+		r := k.files[name]
+		err := until(ctx, 60*time.Second, func() error {
+			err := k.verify(ctx, name, "tcp")
+			var wrong *wrongByteError
+			if errors.As(err, &wrong) {
+				return nil // waiting mends nothing; told below
+			}
+			return err
+		})
+		if err == nil {
+			err = k.verify(ctx, name, "tcp")
+		}
+		if errors.Is(err, fs.ErrNotExist) && r.flushed == 0 && !r.closed {
+			err = nil
+		}
+		if err != nil {
+			lost = append(lost, fmt.Sprintf("%s (closed %v, %d bytes acknowledged): %v", name, r.closed, r.flushed, err))
+		}
+		fmt.Fprintf(progress, "\r%d of %d checked ", i+1, len(names))
+	}
+	fmt.Fprintln(progress)
+	if len(lost) > 0 {
+		return lost, fmt.Errorf("%d of %d files are not as acknowledged", len(lost), len(names))
+	}
+	return nil, nil
+}
+
+func (k *killLoop) print(c *common, killed map[string]int, lost []string) {
+	var flushed, closed int
+	var bytes int64
+	for _, r := range k.files {
+		if r.closed {
+			closed++
+		} else if r.flushed > 0 {
+			flushed++
+		}
+		bytes += r.flushed
+	}
+	c.printf("# Kill loop\n\n`go run ./soak kill --kills %d --datanodes %d --replication %d --writers %d --pause %v --seed %d`\n\n",
+		k.kills, k.dataNodes, k.replication, k.writers, k.pause, k.seed)
+	c.printf("| what | count |\n|---|---:|\n")
+	for _, name := range slices.Sorted(maps.Keys(killed)) {
+		c.printf("| kill -9 of %s | %d |\n", name, killed[name])
+	}
+	for _, what := range slices.Sorted(maps.Keys(k.stats)) {
+		c.printf("| %s | %d |\n", what, k.stats[what])
+	}
+	c.printf("| acknowledged files checked at the end | %d |\n| files whose writer failed after a flush, checked | %d |\n", closed, flushed)
+	c.printf("| acknowledged bytes | %d |\n| files not as acknowledged | %d |\n", bytes, len(lost))
+	for _, l := range lost {
+		c.printf("\n- %s", l)
+	}
+}
