@@ -4,8 +4,6 @@ import (
 	"context"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 )
@@ -16,11 +14,6 @@ func openForSuite() (rdma.Device, error) {
 		return nil, err
 	}
 	return devices[0], nil
-}
-
-func TestMain(m *testing.M) {
-	rdmatest.RunChild(map[string]rdmatest.Opener{"shm": openForSuite})
-	goleak.VerifyTestMain(m)
 }
 
 func TestConformance(t *testing.T) {

@@ -1,0 +1,150 @@
+package shm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+var sizes = []int{8, 1 << 10, 64 << 10}
+
+// BenchmarkSendLatency plays ping-pong between two processes that spin. It
+// reports one way, half of the round trip.
+func BenchmarkSendLatency(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprint(size), func(b *testing.B) { pingPong(b, "echo", size) })
+	}
+}
+
+// BenchmarkEventLatency is that with an echo that sleeps on its queue.
+func BenchmarkEventLatency(b *testing.B) {
+	b.Run("1024", func(b *testing.B) { pingPong(b, "wait", 1024) })
+}
+
+func pingPong(b *testing.B, part string, size int) {
+	s, _ := with(b, part)
+	sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
+	var c [4]rdma.Completion
+	round := func(i int) {
+		sends[0].Flags = 0
+		if i%64 == 0 {
+			sends[0].Flags = rdma.Signaled
+		}
+		if _, err := s.qp.PostSend(sends); err != nil {
+			b.Fatal(err)
+		}
+		for idle := 0; ; idle++ {
+			n, err := s.cq.Poll(c[:])
+			if err != nil {
+				b.Fatal(err)
+			}
+			back := false
+			for j := range c[:n] {
+				if c[j].Status != rdma.StatusSuccess {
+					b.Fatal(c[j].Status, s.qp.Err())
+				}
+				if c[j].Op == rdma.OpRecv {
+					back = true
+					if err := s.repost(c[j].ID); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			if back {
+				return
+			}
+			if idle&1023 == 1023 {
+				runtime.Gosched()
+			}
+		}
+	}
+	for i := range 1000 {
+		round(i)
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		round(i)
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns-one-way")
+}
+
+// BenchmarkWriteLatency plays ping-pong by Writes whose last word is polled.
+func BenchmarkWriteLatency(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			s, remote := with(b, "flags")
+			var length [1]rdma.SGE
+			length[0] = rdma.SGE{Region: s.memory, Offset: buffers * bufferBytes, Length: 8}
+			binary.LittleEndian.PutUint64(s.memory.Bytes()[buffers*bufferBytes:], uint64(size))
+			s.send(rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: length[:],
+				Remote: rdma.Remote{Address: remote.Address + buffers*bufferBytes, Key: remote.Key}})
+			s.expect(0, rdma.StatusSuccess)
+			flag := s.flag(size)
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range uint64(b.N) {
+				if err := s.write(remote, size, i+1); err != nil {
+					b.Fatal(err, s.qp.Err())
+				}
+				for idle := 0; flag.Load() != i+1; idle++ {
+					if idle&1023 == 1023 {
+						runtime.Gosched()
+					}
+				}
+			}
+			b.StopTimer()
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns-one-way")
+		})
+	}
+}
+
+// BenchmarkSendRate streams to a process that takes everything, one in 64 signalled.
+func BenchmarkSendRate(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			s, _ := with(b, "sink")
+			sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
+			var c [16]rdma.Completion
+			outstanding := 0
+			drain := func(most int) {
+				for idle := 0; outstanding > most; idle++ {
+					n, err := s.cq.Poll(c[:])
+					if err != nil {
+						b.Fatal(err)
+					}
+					for j := range c[:n] {
+						if c[j].Status != rdma.StatusSuccess {
+							b.Fatal(c[j].Status, s.qp.Err())
+						}
+						outstanding--
+					}
+					if idle&1023 == 1023 {
+						runtime.Gosched()
+					}
+				}
+			}
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N {
+				sends[0].Flags = 0
+				if i%64 == 63 || i == b.N-1 {
+					sends[0].Flags = rdma.Signaled
+					outstanding++
+				}
+				if _, err := s.qp.PostSend(sends); err != nil {
+					b.Fatal(err)
+				}
+				drain(4)
+			}
+			drain(0)
+			b.StopTimer()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "M/s")
+		})
+	}
+}

@@ -1,0 +1,302 @@
+package shm
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest"
+)
+
+// Tests and benchmarks with two processes start this binary again; the child
+// connects to the parent and then plays the part that the environment names.
+const (
+	partVariable    = "VERBENA_SHM_PART"
+	addressVariable = "VERBENA_SHM_ADDRESS"
+	buffers         = 64
+	bufferBytes     = 64 << 10
+)
+
+var parts = map[string]func(*side, rdma.Remote) error{
+	"echo":     func(s *side, _ rdma.Remote) error { return echo(s, false) },
+	"wait":     func(s *side, _ rdma.Remote) error { return echo(s, true) },
+	"sink":     func(s *side, _ rdma.Remote) error { return sink(s) },
+	"flags":    flags,
+	"scribble": scribble,
+	"idle":     func(s *side, _ rdma.Remote) error { <-s.qp.Done(); return nil },
+}
+
+func TestMain(m *testing.M) {
+	rdmatest.RunChild(map[string]rdmatest.Opener{"shm": openForSuite})
+	if part := os.Getenv(partVariable); part != "" {
+		if err := child(parts[part], os.Getenv(addressVariable)); err != nil {
+			fmt.Fprintln(os.Stderr, part+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func openSide(device rdma.Device) (*side, error) {
+	s := &side{events: make(chan rdma.Event, 64)}
+	var err error
+	if s.domain, err = device.OpenDomain(rdma.DomainConfig{OnEvent: func(e rdma.Event) { s.events <- e }}); err != nil {
+		return nil, err
+	}
+	if s.cq, err = s.domain.NewCompletionQueue(4096); err != nil {
+		return nil, err
+	}
+	if s.memory, err = s.domain.Allocate((buffers+1)*bufferBytes, everything); err != nil {
+		return nil, err
+	}
+	s.qp, err = s.domain.NewQueuePair(rdma.QueuePairConfig{
+		SendCompletions: s.cq, RecvCompletions: s.cq, SendDepth: 512, RecvDepth: buffers * 4, MaxSGE: 2, ReceiverNotReadyRetry: -1,
+	})
+	return s, err
+}
+
+// postBuffers posts the receives that the parts use. Those beyond the buffers
+// share them.
+func (s *side) postBuffers() error {
+	for i := range buffers * 4 {
+		if err := s.repost(uint64(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *side) repost(id uint64) error {
+	var sge [1]rdma.SGE
+	sge[0] = rdma.SGE{Region: s.memory, Offset: int(id%buffers) * bufferBytes, Length: bufferBytes}
+	var r [1]rdma.RecvRequest
+	r[0] = rdma.RecvRequest{ID: id, SGEs: sge[:]}
+	_, err := s.qp.PostRecv(r[:])
+	return err
+}
+
+// place is what both ends tell each other of their memory.
+func (s *side) describe() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, s.memory.Address())
+	return binary.LittleEndian.AppendUint32(b, s.memory.Key())
+}
+
+func parseRemote(b []byte) rdma.Remote {
+	return rdma.Remote{Address: binary.LittleEndian.Uint64(b), Key: binary.LittleEndian.Uint32(b[8:])}
+}
+
+func child(part func(*side, rdma.Remote) error, address string) error {
+	device, err := openForSuite()
+	if err != nil {
+		return err
+	}
+	s, err := openSide(device)
+	if err != nil {
+		return err
+	}
+	if err := s.postBuffers(); err != nil {
+		return err
+	}
+	reply, err := s.qp.Connect(context.Background(), address, s.describe())
+	if err != nil {
+		return err
+	}
+	// The parent may use this to kill the child when it is done.
+	go func() {
+		_, _ = bufio.NewReader(os.Stdin).ReadByte()
+		os.Exit(0)
+	}()
+	return part(s, parseRemote(reply))
+}
+
+// with starts a child and connects to it.
+func with(t testing.TB, part string) (s *side, remote rdma.Remote) {
+	t.Helper()
+	device := openDevice(t, Config{})
+	s, err := openSide(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.t = t
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	l, err := device.Listen(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command(executable)
+	command.Env = append(os.Environ(), partVariable+"="+part, addressVariable+"="+l.Address())
+	command.Stderr = os.Stderr
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.domain.Close(); err != nil {
+			t.Error(err)
+		}
+		stdin.Close()
+		_ = command.Wait()
+	})
+	r, err := l.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.postBuffers(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Accept(ctx, s.qp, s.describe()); err != nil {
+		t.Fatal(err)
+	}
+	return s, parseRemote(r.PrivateData())
+}
+
+// echo sends back what it gets.
+func echo(s *side, wait bool) error {
+	var c [16]rdma.Completion
+	sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory}}}}
+	for unsignalled, idle := 0, 0; ; {
+		n, err := s.cq.Poll(c[:])
+		if err != nil {
+			return err
+		}
+		for _, c := range c[:n] {
+			if c.Status != rdma.StatusSuccess {
+				return nil
+			}
+			if c.Op != rdma.OpRecv {
+				continue
+			}
+			sends[0].Flags = 0
+			if unsignalled++; unsignalled%64 == 0 {
+				sends[0].Flags = rdma.Signaled
+			}
+			sends[0].SGEs[0].Offset, sends[0].SGEs[0].Length = int(c.ID%buffers)*bufferBytes, int(c.Length)
+			if _, err := s.qp.PostSend(sends); err != nil {
+				return nil
+			}
+			if err := s.repost(c.ID); err != nil {
+				return nil
+			}
+		}
+		if n > 0 {
+			idle = 0
+			continue
+		}
+		if idle++; wait {
+			if idle == 1 {
+				if err := s.cq.Arm(false); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := s.cq.Wait(context.Background()); err != nil {
+				return err
+			}
+			idle = 0
+		} else if idle&1023 == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// sink takes what it gets.
+func sink(s *side) error {
+	var c [64]rdma.Completion
+	for idle := 0; ; {
+		n, err := s.cq.Poll(c[:])
+		if err != nil {
+			return err
+		}
+		for i := range c[:n] {
+			if c[i].Status != rdma.StatusSuccess {
+				return nil
+			}
+			if err := s.repost(c[i].ID); err != nil {
+				return nil
+			}
+		}
+		if n == 0 {
+			if idle++; idle&1023 == 0 {
+				runtime.Gosched()
+			}
+		}
+	}
+}
+
+// The last word of a message of the flags part, at the end of the memory.
+func (s *side) flag(size int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&s.memory.Bytes()[size-8]))
+}
+
+// flags answers a Write whose last word counts with one of the same length.
+func flags(s *side, remote rdma.Remote) error {
+	first := s.memory.Bytes()
+	for i, size := uint64(1), 0; ; i++ {
+		// The length comes before the first message of it, in a message of 8 bytes.
+		for idle := 0; ; idle++ {
+			if size > 0 && s.flag(size).Load() == i {
+				break
+			}
+			if length := binary.LittleEndian.Uint64(first[buffers*bufferBytes:]); size == 0 && length != 0 {
+				size = int(length)
+			}
+			if idle&1023 == 1023 {
+				runtime.Gosched()
+				if s.qp.State() != rdma.StateConnected {
+					return nil
+				}
+			}
+		}
+		if err := s.write(remote, size, i); err != nil {
+			return nil
+		}
+	}
+}
+
+// write puts size bytes that end in value at the beginning of remote.
+func (s *side) write(remote rdma.Remote, size int, value uint64) error {
+	source := bufferBytes
+	binary.NativeEndian.PutUint64(s.memory.Bytes()[source+size-8:], value)
+	var sge [1]rdma.SGE
+	sge[0] = rdma.SGE{Region: s.memory, Offset: source, Length: size}
+	var r [1]rdma.SendRequest
+	r[0] = rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, Remote: remote, SGEs: sge[:]}
+	if _, err := s.qp.PostSend(r[:]); err != nil {
+		return err
+	}
+	var c [1]rdma.Completion
+	for {
+		n, err := s.cq.Poll(c[:])
+		if err != nil {
+			return err
+		}
+		if n == 1 {
+			if c[0].Status != rdma.StatusSuccess {
+				return io.ErrClosedPipe
+			}
+			return nil
+		}
+	}
+}
