@@ -866,7 +866,8 @@ func (q *queue) goodbye(ctx context.Context) error {
 	if !q.await(ctx, func() bool { return q.goodbyeOut && q.peerGoodbye }) {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if !q.goodbyeOut || len(q.idle) < len(q.open) {
+		// A peer that said goodbye wants nothing more, or has it.
+		if !q.peerGoodbye && (!q.goodbyeOut || len(q.idle) < len(q.open)) {
 			return ErrNotDelivered
 		}
 	}
