@@ -115,6 +115,20 @@ func TestMutants(t *testing.T) {
 	}
 }
 
+// TestUnlistedLack runs without the table of what the fakes may lack.
+func TestUnlistedLack(t *testing.T) {
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(executable, "-test.short", "-test.run=^TestMutant$/^SendImmediate$")
+	cmd.Env = append(os.Environ(), mutantVariable+"=unlisted 0")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "lacks send-immediate, and the table does not allow that") {
+		t.Fatalf("a skip outside the table passes: %v\n%s", err, out)
+	}
+}
+
 // TestMutant is the suite with a broken fake, in a process of its own.
 func TestMutant(t *testing.T) {
 	mutant, ok := os.LookupEnv(mutantVariable)
@@ -127,11 +141,14 @@ func TestMutant(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := fake.InfiniBand
-	if class == "iwarp" {
+	if class != "ib" {
 		config = fake.IWARP
 	}
 	s := suite(config, class, func(c *fake.Config) { c.Bugs = bug })
 	s.Bound = 500 * time.Millisecond
 	s.Watchdog = 2 * time.Second
+	if class == "unlisted" {
+		s.MayLack = nil
+	}
 	rdmatest.Run(t, s)
 }

@@ -69,7 +69,7 @@ func ServeDevice(control io.ReadWriteCloser, device rdma.Device) error {
 	}
 	cancel()
 	control.Close()
-	s.mu.Lock()
+	s.running.Wait() // all calls end with their context
 	var left []io.Closer
 	for _, o := range s.objects {
 		switch o := o.(type) {
@@ -79,11 +79,9 @@ func ServeDevice(control io.ReadWriteCloser, device rdma.Device) error {
 			left = append(left, o)
 		}
 	}
-	s.mu.Unlock()
 	for _, o := range left {
 		o.Close()
 	}
-	s.running.Wait()
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 		return nil
 	}
