@@ -283,3 +283,13 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 	*p = Packet{PacketHeader: h, Raw: raw, Sums: raw[start : start+sums], Data: raw[start+sums:]}
 	return nil
 }
+
+// PacketBuffered tells whether a whole packet is in the buffer, so that
+// ReadPacket will not wait for the stream.
+func (r *Reader) PacketBuffered() bool {
+	if r.w-r.r < packetPrefixLen {
+		return false
+	}
+	b := (*r.buf)[r.r:r.w]
+	return int64(len(b)) >= packetPrefixLen+int64(binary.BigEndian.Uint32(b))-4+int64(binary.BigEndian.Uint16(b[4:]))
+}

@@ -81,8 +81,10 @@ func (r *Replica) stopWriter() error {
 	}
 }
 
-// verifyWhole compares every byte with the checksums.
-func (r *Replica) verifyWhole() error {
+// Verify compares every byte that is visible with the checksums; the error wraps
+// [ErrCorrupt] if they don't match. After each portion pace is called, if it is
+// not nil, with the number of bytes that were read; false ends the verification.
+func (r *Replica) Verify(pace func(n int) bool) error {
 	rd, err := r.Open()
 	if err != nil {
 		return err
@@ -98,6 +100,9 @@ func (r *Replica) verifyWhole() error {
 			return err
 		}
 		off += int64(n)
+		if pace != nil && !pace(n) {
+			return nil
+		}
 	}
 	return nil
 }
@@ -386,9 +391,6 @@ func (r *Replica) sumBefore(data, meta vfs.File, off int64) (uint32, error) {
 	}
 	return r.sum.Update(0, chunk[:off-start]), nil
 }
-
-// Verify reads the whole replica; the error wraps [ErrCorrupt] if it is damaged.
-func (r *Replica) Verify() error { return r.verifyWhole() }
 
 // SyncFinalized puts a replica that was finalized without hsync on stable
 // storage, so that it need not be verified after a crash of the machine.

@@ -364,7 +364,7 @@ func (s *Store) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error) 
 		if final.synced || sameBoot {
 			return r, nil
 		}
-		err := r.verifyWhole()
+		err := r.Verify(nil)
 		if err == nil {
 			return r, nil
 		}

@@ -203,7 +203,7 @@ func TestDamage(t *testing.T) {
 			}
 			r, err := s.Get(1)
 			must(t, err)
-			if err := r.Verify(); !errors.Is(err, ErrCorrupt) {
+			if err := r.Verify(nil); !errors.Is(err, ErrCorrupt) {
 				t.Fatalf("damage not noticed: %v", err)
 			}
 		})

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package datanode
+
+func connectionBroken(error) bool { return false }
