@@ -28,8 +28,8 @@ type caller struct {
 
 type waiter struct {
 	method method
-	resp   proto.Message
-	result chan error
+	resp   proto.Message // the reader decodes into it before it sends the result
+	result chan error    // one result at most, buffered
 }
 
 func newCaller(conn Conn) *caller {
@@ -60,19 +60,38 @@ func (c *caller) call(ctx context.Context, m method, req, resp proto.Message) er
 	if err == nil {
 		select {
 		case err = <-w.result:
+			return named(m, err)
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
-	}
-	if err == nil {
-		return nil
 	}
 	c.mu.Lock()
 	_, pending := c.waiting[id]
 	delete(c.waiting, id)
 	c.mu.Unlock()
-	if !pending && ctx.Err() != nil {
-		<-w.result // the reader is about to be done with resp
+	if !pending {
+		// The answer, or the end of the connection, has overtaken the error:
+		// it tells more, and the reader must be done with resp.
+		return named(m, <-w.result)
+	}
+	return named(m, err)
+}
+
+// call is caller.call with a response of its own, nil after an error.
+func call[Resp any, PResp interface {
+	*Resp
+	proto.Message
+}](ctx context.Context, c *caller, m method, req proto.Message) (*Resp, error) {
+	resp := new(Resp)
+	if err := c.call(ctx, m, req, PResp(resp)); err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+func named(m method, err error) error {
+	if err == nil {
+		return nil
 	}
 	return fmt.Errorf("cluster: %v: %w", m, err)
 }
@@ -88,6 +107,9 @@ func (c *caller) read(ctx context.Context) {
 		if err != nil {
 			c.fail(err)
 			return
+		}
+		if cap(buf) > keepBuffer {
+			buf = nil
 		}
 	}
 }
@@ -121,7 +143,12 @@ func (c *caller) deliver(b []byte) error {
 		w.result <- e
 		return nil
 	}
-	w.result <- proto.Unmarshal(body, w.resp)
+	if err := proto.Unmarshal(body, w.resp); err != nil {
+		err = fmt.Errorf("%w: answer: %w", errProtocol, err)
+		w.result <- err
+		return err
+	}
+	w.result <- nil
 	return nil
 }
 
@@ -164,32 +191,27 @@ var _ NameNode = (*NameNodeClient)(nil)
 
 // Register implements [NameNode].
 func (c *NameNodeClient) Register(ctx context.Context, req *clusterpb.RegisterRequest) (*clusterpb.RegisterResponse, error) {
-	resp := &clusterpb.RegisterResponse{}
-	return resp, c.call(ctx, methodRegister, req, resp)
+	return call[clusterpb.RegisterResponse](ctx, c.caller, methodRegister, req)
 }
 
 // Heartbeat implements [NameNode].
 func (c *NameNodeClient) Heartbeat(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
-	resp := &clusterpb.HeartbeatResponse{}
-	return resp, c.call(ctx, methodHeartbeat, req, resp)
+	return call[clusterpb.HeartbeatResponse](ctx, c.caller, methodHeartbeat, req)
 }
 
 // BlockReport implements [NameNode].
 func (c *NameNodeClient) BlockReport(ctx context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
-	resp := &clusterpb.BlockReportResponse{}
-	return resp, c.call(ctx, methodBlockReport, req, resp)
+	return call[clusterpb.BlockReportResponse](ctx, c.caller, methodBlockReport, req)
 }
 
 // BlocksChanged implements [NameNode].
 func (c *NameNodeClient) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
-	resp := &clusterpb.BlocksChangedResponse{}
-	return resp, c.call(ctx, methodBlocksChanged, req, resp)
+	return call[clusterpb.BlocksChangedResponse](ctx, c.caller, methodBlocksChanged, req)
 }
 
 // CommitRecovery implements [NameNode].
 func (c *NameNodeClient) CommitRecovery(ctx context.Context, req *clusterpb.CommitRecoveryRequest) (*clusterpb.CommitRecoveryResponse, error) {
-	resp := &clusterpb.CommitRecoveryResponse{}
-	return resp, c.call(ctx, methodCommitRecovery, req, resp)
+	return call[clusterpb.CommitRecoveryResponse](ctx, c.caller, methodCommitRecovery, req)
 }
 
 // DataNodeClient calls a DataNode. It may be used concurrently.
@@ -202,12 +224,10 @@ var _ DataNode = (*DataNodeClient)(nil)
 
 // InitRecovery implements [DataNode].
 func (c *DataNodeClient) InitRecovery(ctx context.Context, req *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error) {
-	resp := &clusterpb.InitRecoveryResponse{}
-	return resp, c.call(ctx, methodInitRecovery, req, resp)
+	return call[clusterpb.InitRecoveryResponse](ctx, c.caller, methodInitRecovery, req)
 }
 
 // UpdateRecovery implements [DataNode].
 func (c *DataNodeClient) UpdateRecovery(ctx context.Context, req *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error) {
-	resp := &clusterpb.UpdateRecoveryResponse{}
-	return resp, c.call(ctx, methodUpdateRecovery, req, resp)
+	return call[clusterpb.UpdateRecoveryResponse](ctx, c.caller, methodUpdateRecovery, req)
 }

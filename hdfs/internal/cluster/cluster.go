@@ -20,7 +20,8 @@ type Conn interface {
 	// Send sends a copy of msg. It may be called concurrently.
 	Send(ctx context.Context, msg []byte) error
 	// Receive appends the next message to buf[:0], growing it if needed.
-	// One caller at a time.
+	// One caller at a time. After the last message of a peer that has closed in
+	// order it returns [io.EOF].
 	Receive(ctx context.Context, buf []byte) ([]byte, error)
 	// Close ends every Send and Receive with an error.
 	Close() error

@@ -7,11 +7,16 @@ import (
 	"io"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/proto"
 )
 
-// maxInFlight bounds the calls of one connection at once.
-const maxInFlight = 64
+// The calls of one connection at once are bounded in number and, with their
+// requests, in bytes. What comes beyond waits unread.
+const (
+	maxInFlight      = 64
+	maxInFlightBytes = 4 * MaxMessage
+)
 
 type handler func(ctx context.Context, body []byte) (proto.Message, error)
 
@@ -25,11 +30,14 @@ func handle[Req, Resp any, PReq interface {
 	return func(ctx context.Context, body []byte) (proto.Message, error) {
 		req := PReq(new(Req))
 		if err := proto.Unmarshal(body, req); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("request: %w", err)
 		}
 		resp, err := f(ctx, req)
 		if err != nil {
 			return nil, err
+		}
+		if resp == nil {
+			return nil, errors.New("no answer to give")
 		}
 		return resp, nil
 	}
@@ -55,19 +63,23 @@ func Serve(ctx context.Context, conn Conn, service any) error {
 		conn.Close()
 		return fmt.Errorf("cluster: %T is neither a NameNode nor a DataNode", service)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	var calls sync.WaitGroup
 	defer func() {
-		cancel()
+		cancel(nil)
 		conn.Close()
 		calls.Wait()
 	}()
 	slots := make(chan struct{}, maxInFlight)
+	bytes := semaphore.NewWeighted(maxInFlightBytes)
 	for {
 		// Calls run beside each other, so each keeps its message.
 		msg, err := conn.Receive(ctx, nil)
 		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			return fmt.Errorf("cluster: %w", cause)
 		}
 		if err != nil {
 			return fmt.Errorf("cluster: %w", err)
@@ -79,15 +91,21 @@ func Serve(ctx context.Context, conn Conn, service any) error {
 		if h.kind != kindRequest {
 			return fmt.Errorf("cluster: %w: an answer where requests are due", errProtocol)
 		}
+		size := int64(len(msg))
+		if bytes.Acquire(ctx, size) != nil {
+			return fmt.Errorf("cluster: %w", context.Cause(ctx))
+		}
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
-			return fmt.Errorf("cluster: %w", ctx.Err())
+			return fmt.Errorf("cluster: %w", context.Cause(ctx))
 		}
 		calls.Go(func() {
 			if err := answer(ctx, conn, handlers[h.method], h, body); err != nil {
-				cancel() // the peer waits for an answer that will not come
+				// The peer waits for an answer that will not come.
+				cancel(fmt.Errorf("answer to %v: %w", h.method, err))
 			}
+			bytes.Release(size)
 			<-slots
 		})
 	}

@@ -7,37 +7,49 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 )
 
 // NewStreamConn carries messages on a byte stream, each behind its length as 32
 // bits, big-endian. A context that ends in the middle of a message breaks the
-// stream, and so the connection.
+// stream, and so the connection. It belongs to the Conn from then on.
 func NewStreamConn(nc net.Conn) Conn {
-	return &streamConn{nc: nc, r: bufio.NewReader(nc)}
+	return &streamConn{nc: nc, r: bufio.NewReader(nc), sending: make(chan struct{}, 1)}
 }
+
+// keepBuffer is the largest buffer that stays with an idle connection.
+const keepBuffer = 64 << 10
 
 type streamConn struct {
 	nc net.Conn
 	r  *bufio.Reader
 
-	sending sync.Mutex
-	buf     []byte
+	sending chan struct{} // holds a token while a message goes out
+	buf     []byte        // for whoever sends
 }
 
 func (c *streamConn) Send(ctx context.Context, msg []byte) error {
 	if len(msg) > MaxMessage {
 		return fmt.Errorf("a message of %d bytes, at most %d", len(msg), MaxMessage)
 	}
+	select {
+	case c.sending <- struct{}{}:
+		defer func() { <-c.sending }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	c.sending.Lock()
-	defer c.sending.Unlock()
 	stop := context.AfterFunc(ctx, func() { c.nc.Close() })
 	defer stop()
 	c.buf = append(binary.BigEndian.AppendUint32(c.buf[:0], uint32(len(msg))), msg...)
 	_, err := c.nc.Write(c.buf)
+	if cap(c.buf) > keepBuffer {
+		c.buf = nil
+	}
+	if err != nil {
+		c.nc.Close() // a part of the message may be out
+	}
 	return c.reason(ctx, err)
 }
 
