@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -10,7 +11,12 @@ import (
 	"golang.org/x/net/nettest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if address := os.Getenv(serverProcess); address != "" {
+		serveInProcess(address)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // rig is a dialer and a listener over one transport.
 type rig struct {

@@ -70,9 +70,8 @@ const (
 // chunkOf is the greatest message by transport, in bytes: where streams of
 // 1 MiB writes were fastest. "" is any other transport.
 var chunkOf = map[string]int{
-	"":    256 << 10,
+	"":    512 << 10,
 	"tcp": 128 << 10,
-	"shm": 512 << 10,
 }
 
 func (s *settings) fill(transport string) {

@@ -336,13 +336,13 @@ func TestChurn(t *testing.T) {
 	for client := range 8 {
 		clients.Go(func() {
 			rng := rand.New(rand.NewPCG(1, uint64(client)))
-			for range 200 {
+			for range 60 {
 				c, err := r.dialer.Dial("tcp", "peer:1")
 				if err != nil {
 					continue // an endpoint that died while it was opened
 				}
 				c.SetDeadline(time.Now().Add(time.Minute))
-				want := make([]byte, 1+rng.IntN(200_000))
+				want := make([]byte, 1+rng.IntN(50_000))
 				fill := byte(rng.IntN(256))
 				for i := range want {
 					want[i] = fill
