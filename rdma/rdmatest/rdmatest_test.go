@@ -108,15 +108,18 @@ func served(t *testing.T, d rdma.Device) rdma.Device {
 	return r
 }
 
-// TestRemoteTarget has the target's half behind a control connection, as a run
-// over two hosts has.
-func TestRemoteTarget(t *testing.T) {
+// TestRemote has the target's half behind a control connection, as a run over
+// two hosts has, or both halves.
+func TestRemote(t *testing.T) {
 	for class, config := range map[string]func(string) fake.Config{"ib": fake.InfiniBand, "iwarp": fake.IWARP} {
 		t.Run(class, func(t *testing.T) {
 			s := suite(config, class, nil)
 			open := s.Open
 			s.Open = func(t *testing.T) (initiator, target rdma.Device) {
 				initiator, target = open(t)
+				if class == "ib" {
+					initiator = served(t, initiator)
+				}
 				return initiator, served(t, target)
 			}
 			if s.OverStream = class == "iwarp"; s.OverStream {
