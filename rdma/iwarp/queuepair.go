@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/mem"
 )
@@ -58,7 +59,8 @@ type connection struct {
 // A stream moves bytes between a connection and the engine.
 type stream interface {
 	// read gives what comes to the engine until that returns an error or the
-	// connection does. after is called when bytes have been given.
+	// connection does. after is called when bytes have been given. When read
+	// has returned, nothing more is given.
 	read(e *engine.Engine, after func()) error
 	// write writes a batch, or as much as goes without waiting. It returns
 	// whether all of it is written.
@@ -200,6 +202,7 @@ func (q *queuePair) reader(c *connection) {
 		}
 	}
 	err := c.stream.read(q.engine, kick)
+	q.drive((*cq.Queue).RemoveDriver, c.stream)
 	kick() // a Terminate may have to go out
 	reason := q.engine.End(err)
 	<-q.engine.Stopped()
@@ -310,12 +313,26 @@ func (q *queuePair) run(conn net.Conn, params engine.Params) error {
 	}
 	q.finished = make(chan struct{})
 	q.mu.Unlock()
+	q.drive((*cq.Queue).AddDriver, c.stream)
 	go q.writer(c)
 	go q.reader(c)
 	if kick {
 		q.pump()
 	}
 	return nil
+}
+
+// drive lets the polls of the completion queues drive the stream, if it can be.
+func (q *queuePair) drive(change func(*cq.Queue, cq.Driver), s stream) {
+	d, ok := s.(cq.Driver)
+	if !ok {
+		return
+	}
+	sends, recvs := q.config.SendCompletions.(*cq.Queue), q.config.RecvCompletions.(*cq.Queue)
+	change(sends, d)
+	if recvs != sends {
+		change(recvs, d)
+	}
 }
 
 // abandon fails the queue pair after a set-up that came to nothing.

@@ -69,17 +69,21 @@ func (o *outgoing) advance(n int) {
 }
 
 // socketStream moves bytes by readv and writev on a socket that Go's poller
-// watches.
+// watches. Who polls a completion queue in vain reads, too, so that a spinning
+// program needs no other goroutine to make progress.
 type socketStream struct {
 	conn net.Conn
 	raw  syscall.RawConn
 
-	// Of the reader.
-	engine *engine.Engine
-	after  func()
-	stage  *stage
-	rerr   error
-	onRead func(uintptr) bool
+	// reading is held by who reads: the reader's goroutine or a poll. It guards
+	// the engine's reading half.
+	reading sync.Mutex
+	engine  *engine.Engine // nil before read
+	after   func()
+	over    bool
+	rerr    error
+	onRead  func(uintptr) bool
+	onPoll  func(uintptr)
 
 	// Of the holder of the writer's role.
 	out     *outgoing
@@ -103,17 +107,18 @@ func newStream(conn net.Conn) stream {
 		return plainStream{conn}
 	}
 	s := &socketStream{conn: conn, raw: raw}
-	s.onRead, s.onWrite = s.readable, s.writable
+	s.onRead, s.onPoll, s.onWrite = s.readable, s.polled, s.writable
 	return s
 }
 
 func (s *socketStream) read(e *engine.Engine, after func()) error {
-	s.engine, s.after, s.rerr = e, after, nil
+	s.reading.Lock()
+	s.engine, s.after = e, after
+	s.reading.Unlock()
 	err := s.raw.Read(s.onRead)
-	if s.stage != nil {
-		stages.Put(s.stage)
-		s.stage = nil
-	}
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	s.over = true
 	if s.rerr != nil {
 		return s.rerr
 	}
@@ -125,50 +130,78 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 // get lost in between. A short read does not mean that there is nothing more:
 // the end of the stream may be there already, and nothing would tell of it again.
 func (s *socketStream) readable(fd uintptr) bool {
-	if s.stage == nil {
-		s.stage = stages.Get().(*stage)
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	stage := stages.Get().(*stage)
+	defer stages.Put(stage)
+	for !s.over {
+		if !s.round(fd, stage) {
+			break
+		}
 	}
-	for {
-		direct := s.engine.Direct()
-		var vectors [2]unix.Iovec
-		at := 1
-		if len(direct) > 0 {
-			at = 0
-			vectors[0].Base = unsafe.SliceData(direct)
-			vectors[0].SetLen(len(direct))
-		}
-		vectors[1].Base = &s.stage[0]
-		vectors[1].SetLen(len(s.stage))
-		got, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
-		n := int(got)
-		if errno != 0 {
-			n = 0
-		}
-		if direct != nil {
-			placed := min(n, len(direct))
-			s.engine.Placed(placed)
-			n -= placed
-		}
-		switch {
-		case errno == unix.EINTR:
-			continue
-		case errno == unix.EAGAIN:
-			stages.Put(s.stage)
-			s.stage = nil
-			return false
-		case errno != 0:
-			s.rerr = os.NewSyscallError("readv", errno)
-			return true
-		case got == 0:
-			s.rerr = io.EOF
-			return true
-		}
-		if err := s.engine.Feed(s.stage[:n]); err != nil {
-			s.rerr = err
-			return true
-		}
-		s.after()
+	return s.over
+}
+
+// Drive implements [cq.Driver].
+func (s *socketStream) Drive() {
+	if !s.reading.TryLock() {
+		return
 	}
+	defer s.reading.Unlock()
+	if s.engine != nil && !s.over {
+		_ = s.raw.Control(s.onPoll)
+	}
+}
+
+func (s *socketStream) polled(fd uintptr) {
+	stage := stages.Get().(*stage)
+	s.round(fd, stage)
+	stages.Put(stage)
+	if s.over {
+		// The reader's goroutine has to come and see to the rest.
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// round reads once and tells whether anything came.
+func (s *socketStream) round(fd uintptr, stage *stage) bool {
+	direct := s.engine.Direct()
+	var vectors [2]unix.Iovec
+	at := 1
+	if len(direct) > 0 {
+		at = 0
+		vectors[0].Base = unsafe.SliceData(direct)
+		vectors[0].SetLen(len(direct))
+	}
+	vectors[1].Base = &stage[0]
+	vectors[1].SetLen(s.engine.Ahead(len(stage)))
+	got, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
+	n := int(got)
+	if errno != 0 {
+		n = 0
+	}
+	if direct != nil {
+		placed := min(n, len(direct))
+		s.engine.Placed(placed)
+		n -= placed
+	}
+	switch {
+	case errno == unix.EINTR:
+		return true
+	case errno == unix.EAGAIN:
+		return false
+	case errno != 0:
+		s.over, s.rerr = true, os.NewSyscallError("readv", errno)
+		return false
+	case got == 0:
+		s.over, s.rerr = true, io.EOF
+		return false
+	}
+	if err := s.engine.Feed(stage[:n]); err != nil {
+		s.over, s.rerr = true, err
+	}
+	s.after()
+	return true
 }
 
 func (s *socketStream) write(o *outgoing, wait bool) (bool, error) {

@@ -10,6 +10,14 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
+// A Driver makes progress that may add completions. Drive does what can be done
+// without waiting and may be called concurrently.
+type Driver interface{ Drive() }
+
+// drivenAtOnce is how many drivers a Poll that finds nothing calls: they make
+// system calls. With more of them, successive polls take turns.
+const drivenAtOnce = 2
+
 // Queue implements [rdma.CompletionQueue].
 type Queue struct {
 	onOverrun func(*Queue) // called once, with the lock held
@@ -17,6 +25,9 @@ type Queue struct {
 
 	count  atomic.Int64 // entries in the ring; lets Poll look without the lock
 	failed atomic.Bool  // overrun or closed
+
+	drivers atomic.Pointer[[]Driver] // replaced as a whole, with the lock held
+	turn    atomic.Uint32
 
 	mu      sync.Mutex
 	ring    []entry
@@ -100,7 +111,16 @@ func (q *Queue) signal() {
 // Poll implements [rdma.CompletionQueue].
 func (q *Queue) Poll(into []rdma.Completion) (int, error) {
 	if q.count.Load() == 0 && !q.failed.Load() {
-		return 0, nil
+		drivers := q.drivers.Load()
+		if drivers == nil {
+			return 0, nil
+		}
+		for range min(drivenAtOnce, len(*drivers)) {
+			(*drivers)[int(q.turn.Add(1))%len(*drivers)].Drive()
+		}
+		if q.count.Load() == 0 && !q.failed.Load() {
+			return 0, nil
+		}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -163,6 +183,39 @@ func (q *Queue) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// AddDriver lets Poll call d.
+func (q *Queue) AddDriver(d Driver) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var list []Driver
+	if old := q.drivers.Load(); old != nil {
+		list = append(list, *old...)
+	}
+	list = append(list, d)
+	q.drivers.Store(&list)
+}
+
+// RemoveDriver takes it out again. A call of Drive may still be under way.
+func (q *Queue) RemoveDriver(d Driver) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	old := q.drivers.Load()
+	if old == nil {
+		return
+	}
+	var list []Driver
+	for _, each := range *old {
+		if each != d {
+			list = append(list, each)
+		}
+	}
+	if len(list) == 0 {
+		q.drivers.Store(nil)
+		return
+	}
+	q.drivers.Store(&list)
 }
 
 // Use takes a reference for a queue pair; it fails on a closed queue.

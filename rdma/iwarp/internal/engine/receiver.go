@@ -13,6 +13,14 @@ import (
 // its own: the bytes are read with what follows them and copied.
 const directLimit = 2 << 10
 
+// A segment of at least aheadLarge bytes makes us expect others like it, whose
+// payload is better read to its place than copied; then only aheadBytes are read
+// beyond the known.
+const (
+	aheadLarge = 8 << 10
+	aheadBytes = 8 << 10
+)
+
 type phase uint8
 
 const (
@@ -105,6 +113,15 @@ func init() {
 		wire.OpSendSolicitedInvalidate: {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
 		wire.OpTerminate:               {queue: wire.QueueTerminate, begin: (*Engine).beginTerminate, end: (*Engine).endTerminate},
 	}
+}
+
+// Ahead tells how much should be read beyond what Direct returned, at most most:
+// little where large segments come, because what is read ahead is copied.
+func (e *Engine) Ahead(most int) int {
+	if x := &e.rx; x.ulpdu >= aheadLarge && (x.phase == phaseHeader || x.left >= directLimit) {
+		return min(aheadBytes, most)
+	}
+	return most
 }
 
 // Direct tells where the next bytes of the stream belong in registered memory,
