@@ -288,9 +288,6 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 // changeUnlessLeased is change, remembered, for operations that need a file
 // to be closed: it takes the file from a writer beyond the soft limit.
 func (nn *NameNode) changeUnlessLeased(ctx context.Context, c *call, what, src, holder string, e *nspb.Entry) (namespace.Result, error) {
-	if holder == namespace.RecoveryHolder() {
-		return namespace.Result{}, exception(illegalArgument, "%s %s: the client name %s is the NameNode's own", what, src, holder)
-	}
 	res, err := nn.change(ctx, c, true, e)
 	var refused *namespace.Error
 	if !errors.As(err, &refused) || refused.Class != alreadyBeingCreated {

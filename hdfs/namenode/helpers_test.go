@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
@@ -19,8 +18,6 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/namenode/internal/namespace"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // clock is a time that a test moves.
 type clock struct {

@@ -46,7 +46,7 @@ type Config struct {
 	Logger *slog.Logger
 
 	// A snapshot is taken once this many entries have come since the last
-	// one, looked at every SnapshotInterval or twice that. Defaults: 65,536 and 30 s.
+	// one, looked at every SnapshotInterval or twice that. Defaults: 65,536 and 10 s.
 	SnapshotEntries  uint64
 	SnapshotInterval time.Duration
 	// TrailingEntries stay in the log behind a snapshot. Default 1,024.
@@ -64,7 +64,7 @@ func (c *Config) setDefaults() {
 		c.SnapshotEntries = 1 << 16
 	}
 	if c.SnapshotInterval == 0 {
-		c.SnapshotInterval = 30 * time.Second
+		c.SnapshotInterval = 10 * time.Second
 	}
 	if c.TrailingEntries == 0 {
 		c.TrailingEntries = 1024

@@ -33,7 +33,14 @@ type store struct {
 	mu          sync.Mutex
 	first, last uint64 // 0, 0: no entry
 	buf         []byte // of StoreLogs
+
+	// ahead are entries read along with one that was asked for: at a start raft
+	// asks for all of them, one by one.
+	ahead []raft.Log
 }
+
+// readAhead is how many entries are read at once.
+const readAhead = 512
 
 var (
 	_ raft.LogStore    = (*store)(nil)
@@ -115,20 +122,49 @@ func (s *store) LastIndex() (uint64, error) {
 }
 
 func (s *store) GetLog(index uint64, l *raft.Log) error {
-	var key [9]byte
-	value, closer, err := s.db.Get(logKey(key[:0], index))
-	if errors.Is(err, pebble.ErrNotFound) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.ahead); n == 0 || index < s.ahead[0].Index || index > s.ahead[n-1].Index {
+		if err := s.fill(index); err != nil {
+			return fmt.Errorf("read log entry %d: %w", index, err)
+		}
+	}
+	if len(s.ahead) == 0 || s.ahead[0].Index > index {
 		return raft.ErrLogNotFound
 	}
-	if err != nil {
-		return fmt.Errorf("read log entry %d: %w", index, err)
-	}
-	defer closer.Close()
-	if err := decodeLog(value, l); err != nil {
-		return fmt.Errorf("read log entry %d: %w", index, err)
-	}
-	l.Index = index
+	*l = s.ahead[index-s.ahead[0].Index]
 	return nil
+}
+
+// fill reads index, if it is there, and what follows it.
+func (s *store) fill(index uint64) error {
+	clear(s.ahead)
+	s.ahead = s.ahead[:0]
+	var lower, upper [9]byte
+	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: logKey(lower[:0], index), UpperBound: logKey(upper[:0], index+readAhead)})
+	if err != nil {
+		return err
+	}
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		at, err := indexOf(it.Key())
+		if err != nil {
+			return err
+		}
+		if at != index+uint64(len(s.ahead)) {
+			break
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		l := raft.Log{Index: at}
+		if err := decodeLog(value, &l); err != nil {
+			return err
+		}
+		s.ahead = append(s.ahead, l)
+	}
+	return it.Error()
 }
 
 func (s *store) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
@@ -152,6 +188,7 @@ func (s *store) StoreLogs(logs []*raft.Log) error {
 	if err := b.Commit(pebble.Sync); err != nil {
 		return fmt.Errorf("write log entries %d to %d: %w", logs[0].Index, logs[len(logs)-1].Index, err)
 	}
+	s.ahead = nil
 	if s.first == 0 {
 		s.first = logs[0].Index
 	}
@@ -172,6 +209,7 @@ func (s *store) DeleteRange(from, to uint64) error {
 	if err := s.db.DeleteRange(logKey(a[:0], from), logKey(b[:0], to+1), sync); err != nil {
 		return fmt.Errorf("delete log entries %d to %d: %w", from, to, err)
 	}
+	s.ahead = nil
 	switch {
 	case from <= s.first && to >= s.last:
 		s.first, s.last = 0, 0

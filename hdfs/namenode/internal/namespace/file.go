@@ -68,8 +68,8 @@ func (t *txn) create(op *nspb.Create) error {
 	if err != nil {
 		return err
 	}
-	if op.GetHolder() == "" {
-		return exception(illegalArgument, "create %s: the client has no name", r)
+	if err := checkHolder("create", op.GetPath(), op.GetHolder()); err != nil {
+		return err
 	}
 	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
 		return err
@@ -120,6 +120,19 @@ func (t *txn) create(op *nspb.Create) error {
 	ns.files++
 	ns.lease(n, op.GetHolder())
 	t.res.OK, t.res.Inode = true, n.id
+	return nil
+}
+
+// checkHolder checks the name under which a client will have a lease.
+func checkHolder(what, path, holder string) error {
+	switch {
+	case holder == "":
+		return exception(illegalArgument, "%s %s: the client has no name", what, printable(path))
+	case len(holder) > maxHolderLength:
+		return exception(illegalArgument, "%s %s: the client's name has %d bytes; the limit is %d", what, printable(path), len(holder), maxHolderLength)
+	case holder == recoveryHolder:
+		return exception(illegalArgument, "%s %s: the client name %s is the NameNode's own", what, printable(path), holder)
+	}
 	return nil
 }
 
@@ -333,8 +346,8 @@ func (t *txn) fsync(op *nspb.Fsync) error {
 
 func (t *txn) append(op *nspb.Append) error {
 	ns := t.ns
-	if op.GetHolder() == "" {
-		return exception(illegalArgument, "append %s: the client has no name", printable(op.GetPath()))
+	if err := checkHolder("append", op.GetPath(), op.GetHolder()); err != nil {
+		return err
 	}
 	r, err := ns.resolve(op.GetPath())
 	if err != nil {
@@ -380,8 +393,8 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 	if n.file == nil {
 		return exception(fileNotFound, "Path is not a file: %s", n.Path())
 	}
-	if op.GetHolder() == "" {
-		return exception(illegalArgument, "truncate %s: the client has no name", n.Path())
+	if err := checkHolder("truncate", op.GetPath(), op.GetHolder()); err != nil {
+		return err
 	}
 	if err := ns.need(&t.caller, n, Write); err != nil {
 		return err
@@ -453,6 +466,9 @@ func (t *txn) updatePipeline(op *nspb.UpdatePipeline) error {
 		return err
 	}
 	next := op.GetNew()
+	if len(op.GetTargets()) > MaxReplication {
+		return exception(illegalArgument, "Update block %d: a pipeline of %d DataNodes", b.ID, len(op.GetTargets()))
+	}
 	if next.GetId() != b.ID || next.GetGeneration() <= b.Generation || next.GetGeneration() >= ns.stamps ||
 		next.GetLength() < b.Length || next.GetLength() > b.inode.file.blockSize {
 		return exception(ioException, "Update block %d (generation stamp %d, length %d) to an older state: block %d, generation stamp %d, length %d", b.ID, b.Generation, b.Length, next.GetId(), next.GetGeneration(), next.GetLength())

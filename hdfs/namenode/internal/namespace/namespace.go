@@ -26,6 +26,10 @@ const (
 	MaxFileBlocks      = 1 << 20
 	MaxReplication     = 512
 
+	// Limits of our own on what is kept because a client says so.
+	maxNameLength   = 255  // bytes of a user's or group's name
+	maxHolderLength = 1024 // bytes of a client's name
+
 	rootID       = 16385 // HDFS's first inode id; clients treat ids below as unset
 	firstBlockID = 1 << 30
 	firstStamp   = 1000
@@ -192,6 +196,9 @@ func (ns *Namespace) Apply(e *nspb.Entry) (Result, error) {
 }
 
 func (t *txn) run() error {
+	if len(t.caller.User) > maxNameLength {
+		return exception(illegalArgument, "the user name has %d bytes; the limit is %d", len(t.caller.User), maxNameLength)
+	}
 	switch op := t.entry.GetOp().(type) {
 	case *nspb.Entry_Format:
 		return t.format(op.Format)

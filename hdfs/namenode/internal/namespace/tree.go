@@ -334,6 +334,9 @@ func (t *txn) setOwner(op *nspb.SetOwner) error {
 	if op.Group != nil && op.GetGroup() != "" {
 		group = op.GetGroup()
 	}
+	if len(owner) > maxNameLength || len(group) > maxNameLength {
+		return exception(illegalArgument, "setOwner %s: names of %d and %d bytes; the limit is %d", n.Path(), len(owner), len(group), maxNameLength)
+	}
 	if !t.caller.Superuser {
 		if owner != ns.names[n.owner] {
 			return exception(accessControl, "User %s is not a super user (non-super user cannot change owner).", t.caller.User)
