@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -147,4 +150,84 @@ func BenchmarkSendRate(b *testing.B) {
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "M/s")
 		})
 	}
+}
+
+// BenchmarkOneProcess is what the processor spends on a message: both ends in
+// turn, in one goroutine, so that no other core matters.
+func BenchmarkOneProcess(b *testing.B) {
+	processor := func() time.Duration {
+		var usage unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	}
+	loop := func(b *testing.B, f func(i int)) {
+		for i := range 100 {
+			f(i)
+		}
+		b.ReportAllocs()
+		b.ResetTimer()
+		before := processor()
+		for i := range b.N {
+			f(i + 100)
+		}
+		b.ReportMetric(float64(processor()-before)/float64(b.N), "cpu-ns/op")
+	}
+	for _, size := range []int{8, 1 << 10} {
+		b.Run(fmt.Sprint("send-", size), func(b *testing.B) {
+			x, y := newSides(b, 1<<16, nil)
+			sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: x.sge(0, size)}}
+			recvs := []rdma.RecvRequest{{SGEs: y.sge(0, 1024)}}
+			var c [4]rdma.Completion
+			y.recv(0, y.sge(0, 1024)...)
+			x.send(rdma.SendRequest{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: x.sge(0, size)})
+			x.expect(0, rdma.StatusSuccess)
+			y.expect(0, rdma.StatusSuccess)
+			loop(b, func(i int) {
+				if _, err := y.qp.PostRecv(recvs); err != nil {
+					b.Fatal(err)
+				}
+				sends[0].Flags = 0
+				if i%32 == 0 {
+					sends[0].Flags = rdma.Signaled
+				}
+				if _, err := x.qp.PostSend(sends); err != nil {
+					b.Fatal(err)
+				}
+				if n, err := y.cq.Poll(c[:]); n != 1 || err != nil {
+					b.Fatal(n, err)
+				}
+				if i%32 == 0 {
+					if n, err := x.cq.Poll(c[:]); n != 1 || err != nil {
+						b.Fatal(n, err)
+					}
+				}
+			})
+		})
+	}
+	b.Run("write-8", func(b *testing.B) {
+		x, y := newSides(b, 1<<16, nil)
+		sends := []rdma.SendRequest{{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: x.sge(0, 8), Remote: y.remote(0)}}
+		x.send(sends...)
+		x.expect(0, rdma.StatusSuccess)
+		var c [4]rdma.Completion
+		loop(b, func(int) {
+			if _, err := x.qp.PostSend(sends); err != nil {
+				b.Fatal(err)
+			}
+			if n, err := x.cq.Poll(c[:]); n != 1 || err != nil {
+				b.Fatal(n, err)
+			}
+		})
+	})
+	b.Run("poll-empty", func(b *testing.B) {
+		x, _ := newSides(b, 1<<16, nil)
+		var c [4]rdma.Completion
+		loop(b, func(int) {
+			if n, err := x.cq.Poll(c[:]); n != 0 || err != nil {
+				b.Fatal(n, err)
+			}
+		})
+	})
 }

@@ -64,6 +64,11 @@ func (qp *queuePair) setConnected() error {
 	if qp.State() != rdma.StateInit {
 		return qp.err
 	}
+	// The peer has it now. One descriptor for each connection, its socket, is
+	// enough.
+	if err := qp.inboxFile.CloseDescriptor(); err != nil {
+		return err
+	}
 	qp.state.Store(uint32(rdma.StateConnected))
 	qp.ending.Go(qp.serve)
 	return nil

@@ -20,7 +20,7 @@ import (
 
 // healInterval is how long a wake-up can stay lost after a faulty peer has
 // scribbled over the doorbell that it shares with others.
-const healInterval = time.Second
+const healInterval = 5 * time.Second
 
 // maxSleepers is how many waiters of a domain sleep on a thread of their own.
 // The others share that of the agent.

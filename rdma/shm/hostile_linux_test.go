@@ -32,7 +32,7 @@ func scribble(s *side, remote rdma.Remote) error {
 				word[b] = byte(value >> (8 * b))
 			}
 		}
-		switch random.IntN(200) {
+		switch random.IntN(60) {
 		case 0: // a message that looks as if it were the next
 			qp.sendMu.Lock()
 			slot := qp.out.slot(qp.sent)
