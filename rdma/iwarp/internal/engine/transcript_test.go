@@ -10,7 +10,7 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// TestTranscripts runs the scripts of testdata. The commands:
+// TestTranscripts runs the scripts of testdata/transcripts. The commands:
 //
 //	open [responder] [no-crc] [ird=N] [ord=N] [ready=write|read|send] [ulpdu=N] [shared] [depth=N]
 //	region NAME size=N [access=lrw] [foreign]    l local write, r remote read, w remote write
@@ -26,7 +26,7 @@ import (
 //	disconnect        this side ends the connection
 //	flush             the shell is through
 func TestTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		var m *machine
 		t.Cleanup(func() {
 			if m != nil {
