@@ -2,6 +2,7 @@ package verbena
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -11,7 +12,12 @@ import (
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if name := os.Getenv(peerVariable); name != "" {
+		servePeer(name)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // A world is a kind of network with two runtimes in it.
 type world struct {

@@ -1,0 +1,147 @@
+package verbena
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The test binary is its own peer process when this is set to the name of a
+// world.
+const peerVariable = "VERBENA_TEST_PEER"
+
+// servePeer is the peer process: it takes what it is sent until it is killed.
+func servePeer(name string) {
+	for _, w := range worlds {
+		if w.name != name {
+			continue
+		}
+		_, providers := w.providers(nil)
+		r, err := New(Config{Providers: providers})
+		if err != nil {
+			panic(err)
+		}
+		ctx := context.Background()
+		l, err := r.Listen(ctx, "127.0.0.1:0", ListenConfig{})
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(l.Addr())
+		for {
+			e, err := l.Accept(ctx)
+			if err != nil {
+				panic(err)
+			}
+			go func() {
+				if e.Service() == "deaf/1" {
+					return // receives nothing
+				}
+				for {
+					m, err := e.Receive(ctx)
+					if err != nil {
+						return
+					}
+					m.Release()
+				}
+			}()
+		}
+	}
+	panic("no such world: " + name)
+}
+
+// When a peer is killed in the middle every wait ends, with an error that names
+// it and what was being done.
+func TestPeerIsKilled(t *testing.T) {
+	for _, w := range worlds {
+		if strings.HasPrefix(w.name, "fake") {
+			continue // a network within one process
+		}
+		t.Run(w.name, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), peerVariable+"="+w.name)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Wait()
+			defer cmd.Process.Kill()
+			line, err := bufio.NewReader(out).ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			addr := strings.TrimSpace(line)
+			ctx := testContext(t)
+			providers, _ := w.providers(t)
+			r := newRuntime(t, Config{}, providers)
+			errs := make(chan error, 100)
+			waits := 0
+			wait := func(service, op string, f func(*Endpoint) error) {
+				e, err := r.Dial(ctx, addr, service, DialConfig{Transport: w.transport})
+				if err != nil {
+					t.Fatal(err)
+				}
+				waits++
+				go func() {
+					err := f(e)
+					for _, part := range []string{op, addr, w.transport, service} {
+						if err != nil && !strings.Contains(err.Error(), part) {
+							err = fmt.Errorf("%s: %q is not in %w", op, part, errors.New(err.Error()))
+						}
+					}
+					<-e.Done()
+					if err := e.Close(); err != nil {
+						errs <- fmt.Errorf("close: %w", err)
+						return
+					}
+					errs <- err
+				}()
+			}
+			busy := make(chan struct{}, 10)
+			for _, size := range []int{10, 8 << 10, 3 << 20} {
+				wait("sink/1", "send", func(e *Endpoint) error {
+					for i := 0; ; i++ {
+						if err := e.Send(ctx, 1, make([]byte, size)); err != nil {
+							return err
+						}
+						if i == 20 {
+							busy <- struct{}{}
+						}
+					}
+				})
+				<-busy
+				wait("deaf/1", "send", func(e *Endpoint) error {
+					for {
+						if err := e.Send(ctx, 1, make([]byte, size)); err != nil {
+							return err
+						}
+					}
+				})
+			}
+			wait("sink/1", "receive", func(e *Endpoint) error {
+				_, err := e.Receive(ctx)
+				if err == io.EOF {
+					return errors.New("an end in order")
+				}
+				return err
+			})
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for range waits {
+				if err := <-errs; !errors.Is(err, ErrPeerDied) {
+					t.Errorf("got %v, want ErrPeerDied", err)
+				}
+			}
+		})
+	}
+}
