@@ -77,6 +77,7 @@ func TestWriterHearsOfClose(t *testing.T) {
 	for _, backlog := range []int{0, 1, 5} {
 		synctest.Test(t, func(t *testing.T) {
 			r, _ := memoryRig(t, Config{})
+			r.dialer.Chunk = 4096 // so that the peer does not lose its patience first
 			defer r.close()
 			a, b := r.mustPair(t)
 			for range backlog {
@@ -107,6 +108,7 @@ func TestWriterHearsOfClose(t *testing.T) {
 func TestWriterHearsOfCloseAfterReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := memoryRig(t, Config{})
+		r.dialer.Chunk = 4096 // so that the peer does not lose its patience first
 		defer r.close()
 		a, b := r.mustPair(t)
 		wrote := make(chan error, 1)
