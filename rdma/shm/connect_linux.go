@@ -475,10 +475,6 @@ func (l *listener) read(socket *net.UnixConn) {
 		_ = socket.Close()
 		return
 	}
-	if err := c.checkUser(l.device.config); err != nil {
-		l.refuse(c, err.Error())
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	stop := context.AfterFunc(l.context, cancel)
 	release := c.bound(ctx)
@@ -488,6 +484,13 @@ func (l *listener) read(socket *net.UnixConn) {
 	cancel()
 	if err != nil {
 		l.refuse(c, "no connection request came: "+err.Error())
+		return
+	}
+	// A socket that is closed with something unread takes the refusal along, so
+	// this comes after the reading.
+	if err := c.checkUser(l.device.config); err != nil {
+		p.release()
+		l.refuse(c, err.Error())
 		return
 	}
 	if p.kind() != packetHello {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -27,6 +28,7 @@ import (
 const (
 	partVariable    = "VERBENA_SHM_PART"
 	addressVariable = "VERBENA_SHM_ADDRESS"
+	allowVariable   = "VERBENA_SHM_ALLOW"
 	buffers         = 64
 	bufferBytes     = 64 << 10
 )
@@ -37,7 +39,9 @@ var parts = map[string]func(*side, rdma.Remote) error{
 	"sink":     func(s *side, _ rdma.Remote) error { return sink(s) },
 	"flags":    flags,
 	"scribble": scribble,
-	"idle":     func(s *side, _ rdma.Remote) error { <-s.qp.Done(); return nil },
+	"stuck":    func(s *side, _ rdma.Remote) error { return inside(s, syscall.SIGSTOP) },
+	"killed":   func(s *side, _ rdma.Remote) error { return inside(s, syscall.SIGKILL) },
+	"reader":   read,
 }
 
 func TestMain(m *testing.M) {
@@ -101,11 +105,15 @@ func parseRemote(b []byte) rdma.Remote {
 }
 
 func child(part func(*side, rdma.Remote) error, address string) error {
-	device, err := openForSuite()
+	var config Config
+	if uid, err := strconv.Atoi(os.Getenv(allowVariable)); err == nil {
+		config.AllowUIDs = []uint32{uint32(uid)}
+	}
+	devices, err := New(config).Devices(context.Background())
 	if err != nil {
 		return err
 	}
-	s, err := openSide(device)
+	s, err := openSide(devices[0])
 	if err != nil {
 		return err
 	}
@@ -124,15 +132,38 @@ func child(part func(*side, rdma.Remote) error, address string) error {
 	return part(s, parseRemote(reply))
 }
 
+// inside ends in the middle of an access to the peer's memory, with a claim on
+// its shared receive queue if it has one.
+func inside(s *side, signal syscall.Signal) error {
+	qp := s.qp.(*queuePair)
+	if qp.remote.shared {
+		if _, ok := qp.outShared.claim(qp.remote.queuePair); !ok {
+			return errors.New("no receive to claim")
+		}
+	}
+	qp.enter()
+	if err := syscall.Kill(os.Getpid(), signal); err != nil {
+		return err
+	}
+	select {} // the signal may reach another thread first
+}
+
 // with starts a child and connects to it.
 func with(t testing.TB, part string) (s *side, remote rdma.Remote) {
 	t.Helper()
-	device := openDevice(t, Config{})
-	s, err := openSide(device)
+	s, err := openSide(openDevice(t, Config{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.t = t
+	return s, s.start(part, nil)
+}
+
+// start starts a child and connects to it. The function may change how.
+func (s *side) start(part string, change func(*exec.Cmd)) (remote rdma.Remote) {
+	t := s.t
+	t.Helper()
+	device := s.domain.Device()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	l, err := device.Listen(ctx, "")
@@ -147,6 +178,9 @@ func with(t testing.TB, part string) (s *side, remote rdma.Remote) {
 	command := exec.Command(executable)
 	command.Env = append(os.Environ(), partVariable+"="+part, addressVariable+"="+l.Address())
 	command.Stderr = os.Stderr
+	if change != nil {
+		change(command)
+	}
 	stdin, err := command.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -161,19 +195,37 @@ func with(t testing.TB, part string) (s *side, remote rdma.Remote) {
 			t.Error(err)
 		}
 		stdin.Close()
+		_ = command.Process.Kill()
 		_ = command.Wait()
 	})
 	r, err := l.Accept(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.postBuffers(); err != nil {
-		t.Fatal(err)
+	if s.qp.(*queuePair).srq == nil {
+		if err := s.postBuffers(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := r.Accept(ctx, s.qp, s.describe()); err != nil {
 		t.Fatal(err)
 	}
-	return s, parseRemote(r.PrivateData())
+	return parseRemote(r.PrivateData())
+}
+
+// read reads the beginning of the peer's memory, writes it back behind, and says
+// so in a message.
+func read(s *side, remote rdma.Remote) error {
+	local := []rdma.SGE{{Region: s.memory, Length: 4096}}
+	behind := remote
+	behind.Address += 4096
+	if _, err := s.qp.PostSend([]rdma.SendRequest{
+		{Op: rdma.OpRead, SGEs: local, Remote: remote}, {Op: rdma.OpWrite, SGEs: local, Remote: behind}, {Op: rdma.OpSend, SGEs: local},
+	}); err != nil {
+		return err
+	}
+	<-s.qp.Done()
+	return nil
 }
 
 // echo sends back what it gets.
