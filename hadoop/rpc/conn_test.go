@@ -1,0 +1,410 @@
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+)
+
+// callFrame is a call of a method of a protocol.
+func callFrame(t testing.TB, id int32, class, method string, version uint64, body proto.Message) []byte {
+	return frameOf(t, requestHeader(id), &rpcpb.RequestHeaderProto{
+		MethodName: &method, DeclaringClassProtocolName: &class, ClientProtocolVersion: &version}, body)
+}
+
+func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+
+// What is wrong with one call is answered as Hadoop does, and the connection
+// goes on.
+func TestErrorsOfOneCall(t *testing.T) {
+	address, _ := startServer(t, Config{}, Methods{"incomplete": Handle(func(context.Context, *ping) (*rpcpb.RequestHeaderProto, error) {
+		return &rpcpb.RequestHeaderProto{}, nil // required fields are missing
+	})})
+	otherContext := frameOf(t, requestHeader(callIDContext), &rpcpb.IpcConnectionContextProto{Protocol: proto.String("org.example.Other")})
+	noBody := frameOf(t, requestHeader(4), &rpcpb.RequestHeaderProto{
+		MethodName: proto.String("echo"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)})
+	badBody := callFrame(t, 5, testProtocol, "echo", 1, &ping{EffectiveUser: proto.String("x")})
+	badBody[len(badBody)-2] = 0x7f // the string's length goes beyond the message
+	got := map[uint32]*rpcpb.RpcResponseHeaderProto{}
+	for _, h := range responses(t, exchange(t, address, join(
+		[]byte("hrpc\x09\x00\x00"), otherContext,
+		callFrame(t, 1, "org.example.Other", "echo", 1, &ping{}),
+		callFrame(t, 2, testProtocol, "echo", 7, &ping{}),
+		callFrame(t, 3, testProtocol, "nothing", 1, &ping{}),
+		noBody, badBody,
+		callFrame(t, 6, testProtocol, "incomplete", 1, &ping{}),
+		callFrame(t, 7, testProtocol, "echo", 1, &ping{}),
+	))) {
+		got[h.GetCallId()] = h
+	}
+	for _, want := range []struct {
+		id             uint32
+		class, message string
+		code           rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto
+	}{
+		{1, "org.apache.hadoop.ipc.RpcNoSuchProtocolException", "Unknown protocol: org.example.Other", codeNoSuchProtocol},
+		{2, "org.apache.hadoop.ipc.RPC$VersionMismatch", "Protocol org.example.Echo version mismatch. (client = 7, server = 1)", codeProtocolVersion},
+		{3, "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method nothing called on org.example.Echo protocol.", codeNoSuchMethod},
+		{4, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
+		{5, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
+		{6, "java.io.IOException", "encoding the response: ", codeSerializing},
+	} {
+		h := got[want.id]
+		if h.GetStatus() != statusError || h.GetExceptionClassName() != want.class || !strings.HasPrefix(h.GetErrorMsg(), want.message) || h.GetErrorDetail() != want.code {
+			t.Errorf("call %d: %v", want.id, h)
+		}
+	}
+	if len(got) != 7 || got[7].GetStatus() != statusSuccess {
+		t.Errorf("the call after errors: %v", got[7])
+	}
+}
+
+func TestSASLInTheWrongPlace(t *testing.T) {
+	negotiate := frameOf(t, requestHeader(callIDSASL), &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
+	for name, send := range map[string][]byte{
+		"not asked for":          join([]byte("hrpc\x09\x00\x00"), negotiate),
+		"context before the end": join([]byte("hrpc\x09\x00\xdf"), contextFrame(t)),
+		"twice":                  join([]byte("hrpc\x09\x00\xdf"), negotiate, negotiate),
+	} {
+		address, _ := startServer(t, Config{}, nil)
+		got := responses(t, exchange(t, address, send))
+		if len(got) == 0 || got[len(got)-1].GetStatus() != statusFatal || got[len(got)-1].GetErrorDetail() != codeFatalHeader {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// colinmarc/hdfs counts no retries; the server's answer then says -1.
+func TestGoldenSessionOfAGoClient(t *testing.T) {
+	const (
+		hello = "68727063 09 00 00" +
+			"00000033" +
+			"18 08 02 10 00 18 05 22 10 000102030405060708090a0b0c0d0e0f" +
+			"19 12 05 0a 03 616461 1a 10 6f72672e6578616d706c652e4563686f"
+		call = "00000038" +
+			"18 08 02 10 00 18 02 22 10 000102030405060708090a0b0c0d0e0f" +
+			"1a 0a 04 6563686f 12 10 6f72672e6578616d706c652e4563686f 18 01" +
+			"03 0a 01 78"
+		answer = "0000001f" +
+			"1a 08 01 10 00 18 09 3a 10 000102030405060708090a0b0c0d0e0f 40 01" +
+			"03 0a 01 78"
+	)
+	address, _ := startServer(t, Config{}, nil)
+	// Its frames are right to the byte, or the lengths in them were not.
+	first := unhex(t, hello)[7:]
+	if n := binary.BigEndian.Uint32(first); int(n) != len(first)-4 {
+		t.Fatalf("the golden context has %d bytes and says %d", len(first)-4, n)
+	}
+	got := exchange(t, address, join(unhex(t, hello), unhex(t, call)))
+	if want := unhex(t, answer); !bytes.Equal(got, want) {
+		t.Errorf("answer\n%x, want\n%x", got, want)
+	}
+}
+
+func TestFatalErrorOfAMethod(t *testing.T) {
+	address, s := startServer(t, Config{}, Methods{"die": Handle(func(context.Context, *ping) (*ping, error) {
+		return nil, &Error{Class: "org.example.Gone", Message: "gone", Fatal: true}
+	})})
+	c := dialClient(t, address)
+	err := c.Call(t.Context(), "die", &ping{}, &ping{})
+	var e *Error
+	if !errors.As(err, &e) || e.Class != "org.example.Gone" || !e.Fatal {
+		t.Errorf("%v", err)
+	}
+	if err := c.Call(t.Context(), "echo", &ping{}, &ping{}); !errors.As(err, &e) || e.Class != "org.example.Gone" {
+		t.Errorf("after a fatal error: %v", err)
+	}
+	<-c.done
+	s.Close()
+}
+
+// pipeServer serves the test protocol on one end of a pipe.
+func pipeServer(cfg Config, methods Methods) (here net.Conn, s *Server, done chan struct{}) {
+	s = NewServer(cfg)
+	s.Register(testProtocol, 1, methods)
+	here, there := net.Pipe()
+	done = make(chan struct{})
+	go func() {
+		defer close(done)
+		s.ServeConn(there)
+	}()
+	return here, s, done
+}
+
+func echo(_ context.Context, req *ping) (*ping, error) { return req, nil }
+
+func TestIdleConnectionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const idle = time.Minute
+		here, s, done := pipeServer(Config{IdleTimeout: idle}, Methods{
+			"echo": Handle(echo),
+			"slow": Handle(func(_ context.Context, req *ping) (*ping, error) {
+				time.Sleep(5*idle + idle/2) // in the bubble: no time passes
+				return req, nil
+			}),
+		})
+		c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Call(t.Context(), "slow", &ping{}, &ping{}); err != nil {
+			t.Errorf("a call longer than the idle timeout: %v", err)
+		}
+		time.Sleep(idle / 4)
+		if err := c.Call(t.Context(), "echo", &ping{}, &ping{}); err != nil {
+			t.Errorf("a call within the idle timeout: %v", err)
+		}
+		start := time.Now()
+		<-done
+		if waited := time.Since(start); waited != idle {
+			t.Errorf("the idle connection ended after %v, want %v", waited, idle)
+		}
+		c.Close()
+		s.Close()
+	})
+}
+
+func TestHandshakeTimeout(t *testing.T) {
+	for name, sent := range map[string]string{"silent": "", "half a preamble": "hrp", "no context": "hrpc\x09\x00\x00", "half a frame": "hrpc\x09\x00\x00\x00\x00\x10\x00\x05"} {
+		synctest.Test(t, func(t *testing.T) {
+			here, s, done := pipeServer(Config{HandshakeTimeout: 7 * time.Second}, nil)
+			start := time.Now()
+			if _, err := io.WriteString(here, sent); err != nil {
+				t.Fatal(err)
+			}
+			<-done
+			if waited := time.Since(start); waited != 7*time.Second {
+				t.Errorf("%s: ended after %v", name, waited)
+			}
+			here.Close()
+			s.Close()
+		})
+	}
+}
+
+// Too many calls, or too large ones, wait unread.
+func TestCallsInFlightAreBounded(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg   Config
+		size  int
+		calls int
+		want  int32
+	}{
+		"number": {Config{MaxInFlight: 3}, 0, 8, 3},
+		"bytes":  {Config{MaxFrame: 1 << 20}, 300 << 10, 8, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var running atomic.Int32
+				release := make(chan struct{})
+				here, s, done := pipeServer(test.cfg, Methods{"wait": Handle(func(_ context.Context, req *ping) (*ping, error) {
+					running.Add(1)
+					<-release
+					return &ping{}, nil
+				})})
+				c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+				if err != nil {
+					t.Fatal(err)
+				}
+				text := strings.Repeat("x", test.size)
+				var calls sync.WaitGroup
+				for range test.calls {
+					calls.Go(func() {
+						if err := c.Call(context.Background(), "wait", &ping{EffectiveUser: &text}, &ping{}); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				synctest.Wait()
+				if n := running.Load(); n != test.want {
+					t.Errorf("%d calls run, want %d", n, test.want)
+				}
+				close(release)
+				calls.Wait()
+				c.Close()
+				<-done
+				s.Close()
+			})
+		})
+	}
+}
+
+func TestCloseEndsCallsAndWaits(t *testing.T) {
+	started := make(chan struct{})
+	ended := false
+	here, s, done := pipeServer(Config{}, Methods{"wait": Handle(func(ctx context.Context, req *ping) (*ping, error) {
+		close(started)
+		<-ctx.Done()
+		ended = true
+		return nil, ctx.Err()
+	})})
+	c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error, 1)
+	go func() { result <- c.Call(context.Background(), "wait", &ping{}, &ping{}) }()
+	<-started
+	s.Close()
+	if !ended {
+		t.Error("Close did not wait for the call")
+	}
+	if err := <-result; err == nil {
+		t.Error("a call on a closed server succeeded")
+	}
+	<-done
+	c.Close()
+	late, other := net.Pipe()
+	s.ServeConn(late)
+	if _, err := other.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("a connection to a closed server: %v", err)
+	}
+}
+
+// A server that does not read must not hold a caller beyond its context.
+func TestClientWritesWithinTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		go func() { // takes the preamble and the context, and then nothing
+			_, _ = io.ReadFull(there, make([]byte, 7))
+			_, _ = readFrame(there, nil, 1<<10)
+		}()
+		c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var calls sync.WaitGroup
+		for range 3 {
+			calls.Go(func() {
+				if err := c.Call(ctx, "echo", &ping{}, &ping{}); err == nil {
+					t.Error("a call that nobody read succeeded")
+				}
+			})
+		}
+		calls.Wait()
+		c.Close()
+		there.Close()
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	address, s := startServer(t, Config{}, nil)
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(s); err != nil {
+		t.Fatal(err)
+	}
+	c := dialClient(t, address)
+	for range 3 {
+		if err := c.Call(t.Context(), "echo", &ping{}, &ping{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = c.Call(t.Context(), "fail", &ping{}, &ping{})
+	_ = c.Call(t.Context(), "panic", &ping{}, &ping{})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			key := f.GetName()
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "method" {
+					key += " " + l.GetValue()
+				}
+			}
+			got[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	for key, want := range map[string]float64{
+		"verbena_hadoop_rpc_connections":             1,
+		"verbena_hadoop_rpc_call_seconds echo":       3,
+		"verbena_hadoop_rpc_call_errors_total echo":  0,
+		"verbena_hadoop_rpc_call_errors_total fail":  1,
+		"verbena_hadoop_rpc_call_errors_total panic": 1,
+		"verbena_hadoop_rpc_calls_running echo":      0,
+	} {
+		if value, ok := got[key]; !ok || value != want {
+			t.Errorf("%s is %v (there: %v), want %v", key, value, ok, want)
+		}
+	}
+}
+
+func TestClientIDsThatAreNone(t *testing.T) {
+	address, _ := startServer(t, Config{}, nil)
+	for _, size := range []int{0, 1, 16, 17, 100_000} {
+		header := requestHeader(1)
+		header.ClientId = bytes.Repeat([]byte{7}, size)
+		got := exchange(t, address, join([]byte("hrpc\x09\x00\x00"), contextFrame(t), frameOf(t, header, &rpcpb.RequestHeaderProto{
+			MethodName: proto.String("whoami"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)}, &ping{})))
+		headers := responses(t, got)
+		if len(headers) != 1 || headers[0].GetStatus() != statusSuccess {
+			t.Errorf("%d bytes: %v", size, headers)
+			continue
+		}
+		want := size
+		if size > 16 {
+			want = 0
+		}
+		if n := len(headers[0].GetClientId()); n != want {
+			t.Errorf("a client id of %d bytes came back with %d", size, n)
+		}
+		prefix := "0000"
+		if size == 16 {
+			prefix = "0707"
+		}
+		if !bytes.Contains(got, []byte(prefix+" 0 whoami")) {
+			t.Errorf("a client id of %d bytes is seen as another by the method: %q", size, got)
+		}
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 2, 1, 2, 0, 0, 0, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte{0x00, 0x10, 0x00, 0x00, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		const limit = 1 << 20
+		r := bytes.NewReader(b)
+		var buf, again []byte
+		for {
+			var err error
+			if buf, err = readFrame(r, buf, limit); err != nil {
+				break
+			}
+			again = append(binary.BigEndian.AppendUint32(again, uint32(len(buf))), buf...)
+			for rest := buf; ; {
+				var body []byte
+				if body, rest, err = nextMessage(rest); err != nil {
+					break
+				}
+				if len(body)+len(rest) >= len(buf) {
+					t.Fatalf("a message of %d bytes and %d more in a frame of %d", len(body), len(rest), len(buf))
+				}
+			}
+		}
+		if !bytes.HasPrefix(b, again) {
+			t.Errorf("%x was read as %x", b, again)
+		}
+		if cap(buf) > 2*len(b)+2*frameStep {
+			t.Errorf("%d bytes were taken for %d", cap(buf), len(b))
+		}
+	})
+}
