@@ -2,12 +2,14 @@ package namenode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/namenode/internal/namespace"
@@ -358,16 +360,20 @@ func TestRegister(t *testing.T) {
 		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}, ClusterId: proto.String("CID-other")},
 		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}, BlockPoolId: proto.String("BP-other")},
 	} {
-		if _, err := r.nn.Register(ctx, bad); err == nil {
+		_, err := r.nn.Register(ctx, bad)
+		if err == nil {
 			t.Errorf("registered %v", bad)
+		}
+		if foreign := bad.ClusterId != nil || bad.BlockPoolId != nil; errors.Is(err, cluster.ErrForeign) != foreign {
+			t.Errorf("the error for %v: %v", bad, err)
 		}
 	}
 	resp, err := r.nn.Heartbeat(ctx, &clusterpb.HeartbeatRequest{Uuid: proto.String("x")})
 	if err != nil || len(resp.GetCommands()) != 1 || resp.GetCommands()[0].GetKind() != clusterpb.Command_REGISTER {
 		t.Fatalf("heartbeat of a stranger: %v %v", resp, err)
 	}
-	if _, err := r.nn.BlockReport(ctx, &clusterpb.BlockReportRequest{Uuid: proto.String("x")}); err == nil {
-		t.Fatal("report of a stranger was taken")
+	if _, err := r.nn.BlockReport(ctx, &clusterpb.BlockReportRequest{Uuid: proto.String("x")}); !errors.Is(err, cluster.ErrNotRegistered) {
+		t.Fatalf("report of a stranger: %v", err)
 	}
 	// A DataNode made anew at the same address replaces the old one.
 	d := r.datanode(1)

@@ -47,10 +47,10 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	}
 	clusterID, poolID := nn.ClusterID(), nn.BlockPoolID()
 	if id := req.GetClusterId(); id != "" && id != clusterID {
-		return nil, fmt.Errorf("namenode: register DataNode %s: it belongs to file system %s, this is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), id, clusterID)
+		return nil, fmt.Errorf("namenode: register DataNode %s: %w: it has cluster id %s, here it is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), cluster.ErrForeign, id, clusterID)
 	}
 	if id := req.GetBlockPoolId(); id != "" && id != poolID {
-		return nil, fmt.Errorf("namenode: register DataNode %s: it has block pool %s, this is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), id, poolID)
+		return nil, fmt.Errorf("namenode: register DataNode %s: %w: it has block pool %s, here it is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), cluster.ErrForeign, id, poolID)
 	}
 	dn := namespace.Datanode{UUID: d.GetUuid(), Host: host, Port: d.GetPort(), Hostname: d.GetHostname()}
 	if dn.Hostname == "" {
@@ -165,7 +165,7 @@ func (m *blockMap) reportPart(ns *namespace.Namespace, req *clusterpb.BlockRepor
 	defer m.mu.Unlock()
 	n := m.nodes[req.GetUuid()]
 	if n == nil || !n.registered {
-		return false, fmt.Errorf("namenode: block report of DataNode %s, which has not registered since this NameNode's start: register first", req.GetUuid())
+		return false, fmt.Errorf("namenode: block report of DataNode %s since this NameNode's start: %w: register first", req.GetUuid(), cluster.ErrNotRegistered)
 	}
 	now := m.cfg.now()
 	n.lastSeen = now
@@ -233,7 +233,7 @@ func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksC
 	defer m.mu.Unlock()
 	n := m.nodes[req.GetUuid()]
 	if n == nil {
-		return fmt.Errorf("namenode: replicas changed on DataNode %s, which is unknown here: register first", req.GetUuid())
+		return fmt.Errorf("namenode: changed replicas of DataNode %s: %w: register first", req.GetUuid(), cluster.ErrNotRegistered)
 	}
 	n.lastSeen = m.cfg.now()
 	for _, c := range req.GetChanges() {
@@ -284,6 +284,9 @@ func (nn *NameNode) CommitRecovery(ctx context.Context, req *clusterpb.CommitRec
 		_, err = nn.propose(ctx, e)
 	}
 	if err != nil {
+		if nn.overtaken(id, generation) {
+			err = fmt.Errorf("%w: %w", cluster.ErrStale, err)
+		}
 		return nil, fmt.Errorf("namenode: commit the recovery of block %d: %w", id, err)
 	}
 	nn.log.Info("namenode: block recovered", "block", id, "generation", generation, "length", length, "datanodes", len(op.Targets))
@@ -291,30 +294,38 @@ func (nn *NameNode) CommitRecovery(ctx context.Context, req *clusterpb.CommitRec
 	return &clusterpb.CommitRecoveryResponse{}, nil
 }
 
+// overtaken tells that a block is no longer recovered under that generation.
+func (nn *NameNode) overtaken(id, generation uint64) (yes bool) {
+	nn.read(func(ns *namespace.Namespace) {
+		b, ok := ns.Recovery(id)
+		yes = !ok || b.Construction.Recovery != generation
+	})
+	return yes
+}
+
 // mayDrop guards against giving a block up because those that have it could
 // not be asked.
-func (nn *NameNode) mayDrop(id uint64) (err error) {
-	nn.read(func(ns *namespace.Namespace) {
-		blocks, _ := ns.Recovering()
-		for _, b := range blocks {
-			if b.ID != id {
-				continue
-			}
-			if b.Length > 0 {
-				err = fmt.Errorf("namenode: commit the recovery of block %d: %d bytes of it are known to be flushed, so it can't be dropped", id, b.Length)
-				return
-			}
-			nn.blocks.mu.Lock()
-			defer nn.blocks.mu.Unlock()
-			for _, uuid := range b.Construction.Targets {
-				if n := nn.blocks.nodes[uuid]; n == nil || !n.alive {
-					err = fmt.Errorf("namenode: commit the recovery of block %d: DataNode %s of its pipeline has not been asked", id, uuid)
-					return
-				}
-			}
+func (nn *NameNode) mayDrop(id uint64) error {
+	var (
+		b  namespace.Block
+		ok bool
+	)
+	nn.read(func(ns *namespace.Namespace) { b, ok = ns.Recovery(id) })
+	if !ok {
+		return nil // that the commit will find out
+	}
+	if b.Length > 0 {
+		return fmt.Errorf("namenode: commit the recovery of block %d: %d bytes of it are known to be flushed, so it can't be dropped", id, b.Length)
+	}
+	nn.blocks.mu.Lock()
+	defer nn.blocks.mu.Unlock()
+	for _, uuid := range b.Construction.Targets {
+		// One that is no longer known was replaced at its address by one made anew.
+		if n := nn.blocks.nodes[uuid]; n != nil && !n.alive {
+			return fmt.Errorf("namenode: commit the recovery of block %d: DataNode %s of its pipeline could not be asked", id, uuid)
 		}
-	})
-	return err
+	}
+	return nil
 }
 
 func (m *blockMap) recovered(ns *namespace.Namespace, op *nspb.CommitRecovery) {

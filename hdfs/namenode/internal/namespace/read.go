@@ -241,6 +241,15 @@ func (ns *Namespace) Recovering() (blocks []Block, files []uint64) {
 	return blocks, files
 }
 
+// Recovery returns a block with a recovery under way.
+func (ns *Namespace) Recovery(id uint64) (Block, bool) {
+	b := ns.recovering[id]
+	if b == nil {
+		return Block{}, false
+	}
+	return copyOf(b), true
+}
+
 // RecoveryHolder is the lease holder of files that the NameNode recovers.
 func RecoveryHolder() string { return recoveryHolder }
 
