@@ -19,6 +19,7 @@ var accessCases = []testCase{
 	{"UnalignedAtomics", []Feature{FeatureAtomics}, testUnalignedAtomics},
 	{"DeregisterUnderWrites", nil, testDeregisterUnderWrites},
 	{"LocalRights", nil, testLocalRights},
+	{"SufficientRights", nil, testSufficientRights},
 	{"RefusedBehindReads", nil, testRefusedBehindReads},
 }
 
@@ -375,6 +376,38 @@ func testDeregisterUnderWrites(e *env) {
 		}
 		e.check(b.Close(), "Close")
 		e.check(source.Close(), "Region.Close")
+	}
+}
+
+// testSufficientRights uses regions that have the right that is needed and no
+// other of the peer's.
+func testSufficientRights(e *env) {
+	a, b := e.connect(nil)
+	local := a.s.memory(64)
+	local.fill(0, 64, 2)
+	written := b.s.allocate(64, rdma.AccessLocalWrite|rdma.AccessRemoteWrite)
+	a.send(rdma.SendRequest{ID: 1, Op: rdma.OpWrite, Flags: rdma.Signaled, Remote: written.at(0), SGEs: local.sge(0, 64)})
+	a.sends.success(1)
+	a.signal(b)
+	if !is(written.read(0, 64), 2) {
+		e.errorf("a Write has written something else")
+	}
+	read := b.s.allocate(64, rdma.AccessRemoteRead)
+	read.fill(0, 64, 5)
+	a.send(rdma.SendRequest{ID: 2, Op: rdma.OpRead, Flags: rdma.Signaled, Remote: read.at(0), SGEs: local.sge(0, 64)})
+	a.sends.success(2)
+	if !is(local.read(0, 64), 5) {
+		e.errorf("a Read has read something else")
+	}
+	if e.suite.has(FeatureAtomics) {
+		counter := b.s.allocate(64, rdma.AccessLocalWrite|rdma.AccessRemoteAtomic)
+		if was := a.atomic(rdma.SendRequest{ID: 3, Op: rdma.OpFetchAdd, Remote: counter.at(56), CompareAdd: 4}, local); was != 0 {
+			e.errorf("Fetch-and-add returns %d", was)
+		}
+		a.signal(b)
+		if now := word(counter.read(56, 8)); now != 4 {
+			e.errorf("Fetch-and-add leaves %d", now)
+		}
 	}
 }
 

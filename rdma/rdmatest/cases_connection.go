@@ -1,10 +1,12 @@
 package rdmatest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -23,6 +25,9 @@ var connectionCases = []testCase{
 	{"Disconnect", nil, testDisconnect},
 	{"CloseIsSeen", nil, testCloseIsSeen},
 	{"ManyConnections", nil, testManyConnections},
+	{"SameDomain", nil, testSameDomain},
+	{"Relisten", nil, testRelisten},
+	{"Leaks", []Feature{FeatureMemory}, testLeaks},
 	{"ConnectAllAtOnce", nil, testConnectAllAtOnce},
 	{"TargetFirst", []Feature{FeatureTargetFirst}, testTargetFirst},
 }
@@ -554,4 +559,90 @@ func testTargetFirst(e *env) {
 		e.errorf("the target's first message carries something else")
 	}
 	a.signal(b)
+}
+
+// testSameDomain connects two queue pairs of one domain.
+func testSameDomain(e *env) {
+	for _, s := range e.sides() {
+		a, b := s.newConn(nil), s.newConn(nil)
+		e.join(a, b)
+		a.signal(b)
+		b.signal(a)
+		m, n := s.memory(4096), s.memory(4096)
+		data := patterned(4096, 13)
+		m.write(0, data)
+		a.send(rdma.SendRequest{ID: 1, Op: rdma.OpWrite, Flags: rdma.Signaled, Remote: n.at(0), SGEs: m.sge(0, 4096)})
+		a.sends.success(1)
+		a.signal(b)
+		e.same(n.read(0, 4096), data, s.name+": Write within a domain")
+		m.fill(0, 4096, 0)
+		b.send(rdma.SendRequest{ID: 2, Op: rdma.OpRead, Flags: rdma.Signaled, Remote: n.at(0), SGEs: m.sge(0, 4096)})
+		b.sends.success(2)
+		e.same(m.read(0, 4096), data, s.name+": Read within a domain")
+		b.recv(1, nil)
+		e.check(a.Close(), "Close")
+		b.gone(1)
+	}
+}
+
+// testRelisten listens at an address again.
+func testRelisten(e *env) {
+	for _, s := range e.sides() {
+		first, err := s.device.Listen(e.ctx, s.address())
+		e.check(err, "Listen")
+		address := first.Address()
+		if second, err := s.device.Listen(e.ctx, address); err == nil {
+			e.errorf("%s: two listeners at %s", s.name, address)
+			second.Close()
+		}
+		e.check(first.Close(), "Listener.Close")
+		second, err := s.device.Listen(e.ctx, address)
+		e.check(err, s.name+": Listen at an address that was used before")
+		e.check(second.Close(), "Listener.Close")
+	}
+}
+
+// testLeaks opens and closes everything many times, and counts what the process
+// has open, where the system tells.
+func testLeaks(e *env) {
+	round := func() {
+		a, b := e.newSide("short-lived initiator", e.suite.initiator), e.newSide("short-lived target", e.suite.target)
+		c, d := a.newConn(nil), b.newConn(nil)
+		e.join(c, d)
+		c.signal(d)
+		m, n := a.memory(1<<20), b.memory(1<<20)
+		c.send(rdma.SendRequest{ID: 1, Op: rdma.OpWrite, Flags: rdma.Signaled, Remote: n.at(0), SGEs: m.sge(0, 1<<20)})
+		c.sends.success(1)
+		c.send(rdma.SendRequest{ID: 1, Op: rdma.OpRead, Flags: rdma.Signaled, Remote: n.at(0), SGEs: m.sge(0, 1<<20)})
+		c.sends.success(1)
+		e.check(b.listener.Close(), "Listener.Close")
+		e.check(a.domain.Close(), "Domain.Close")
+		e.check(b.domain.Close(), "Domain.Close")
+	}
+	const rounds, slack = 40, 15
+	for range 3 {
+		round()
+	}
+	files, mappings := openFiles()
+	for range rounds {
+		round()
+	}
+	e.eventually(fmt.Sprintf("fewer than %d more descriptors than %d and mappings than %d after %d rounds", slack, files, mappings, rounds), func() bool {
+		f, m := openFiles()
+		return f < files+slack && m < mappings+slack
+	})
+}
+
+// openFiles counts the descriptors and mappings of the process; it returns
+// zeros on a system that does not tell.
+func openFiles() (files, mappings int) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0, 0
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return 0, 0
+	}
+	return len(entries), bytes.Count(maps, []byte{'\n'})
 }

@@ -14,6 +14,7 @@ var deviceCases = []testCase{
 	{"Memory", nil, testMemory},
 	{"Keys", []Feature{FeatureRandomKeys}, testKeys},
 	{"Unsupported", nil, testUnsupported},
+	{"Defaults", nil, testDefaults},
 	{"InUse", nil, testInUse},
 	{"ClosedDomain", nil, testClosedDomain},
 }
@@ -163,6 +164,29 @@ func testUnsupported(e *env) {
 			_, err := s.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: 4, MaxSGE: 1})
 			e.wants(err, s.name+": NewSharedReceiveQueue", rdma.ErrUnsupported)
 		}
+	}
+}
+
+// testDefaults leaves out what may be left out.
+func testDefaults(e *env) {
+	bare := func(c *rdma.QueuePairConfig) {
+		*c = rdma.QueuePairConfig{SendDepth: 4, RecvDepth: 4}
+	}
+	a, b := e.connectEach(bare, bare)
+	m, n := a.s.memory(64), b.s.memory(64)
+	m.fill(0, 64, 8)
+	b.recv(1, n.sge(0, 64))
+	a.send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: m.sge(0, 64)})
+	a.sends.success(1)
+	b.recvs.success(1)
+	if !is(n.read(0, 64), 8) {
+		e.errorf("a Send with default limits carries something else")
+	}
+	m.fill(0, 64, 0)
+	a.send(rdma.SendRequest{ID: 2, Op: rdma.OpRead, Flags: rdma.Signaled, Remote: n.at(0), SGEs: m.sge(0, 64)})
+	a.sends.success(2)
+	if !is(m.read(0, 64), 8) {
+		e.errorf("a Read with default limits brings something else")
 	}
 }
 

@@ -13,6 +13,8 @@ var peerCases = []testCase{
 	{"KilledUnderWrites", []Feature{FeaturePeer}, func(e *env) { testKilledUnderStream(e, rdma.OpWrite) }},
 	{"KilledUnderReads", []Feature{FeaturePeer}, func(e *env) { testKilledUnderStream(e, rdma.OpRead) }},
 	{"KilledWhileSending", []Feature{FeaturePeer}, testKilledWhileSending},
+	{"KilledWhileWriting", []Feature{FeaturePeer}, testKilledWhileWriting},
+	{"KilledInitiator", []Feature{FeaturePeer}, testKilledInitiator},
 	{"KilledWhileIdle", []Feature{FeaturePeer}, testKilledWhileIdle},
 	{"KilledWhileConnecting", []Feature{FeaturePeer}, testKilledWhileConnecting},
 	{"Stopped", []Feature{FeaturePeer}, testStopped},
@@ -37,6 +39,13 @@ func (e *env) peer() *Peer {
 }
 
 func testKilledUnderStream(e *env, op rdma.Opcode) {
+	for _, after := range []int64{1, 50, 333} {
+		killUnderStream(e, op, after)
+	}
+}
+
+// killUnderStream kills the peer when so many requests have been done.
+func killUnderStream(e *env, op rdma.Opcode, after int64) {
 	p := e.peer()
 	a, b := e.connect(nil)
 	const size = 64 << 10
@@ -47,7 +56,7 @@ func testKilledUnderStream(e *env, op rdma.Opcode) {
 	e.together(func() {
 		a.streamWrites(rdma.SendRequest{Op: op, Remote: remote.at(0), SGEs: local.sge(0, size)}, &landed)
 	}, func() {
-		e.poll("requests under way", func() bool { return landed.Load() > 50 || a.State() != rdma.StateConnected })
+		e.poll("requests under way", func() bool { return landed.Load() >= after || a.State() != rdma.StateConnected })
 		p.Kill()
 	})
 	a.gone(2)
@@ -109,6 +118,46 @@ func (c *conn) flood(request rdma.SendRequest, n int) {
 	if taken != len(batch) {
 		c.s.e.fatalf("PostSend of %d requests: %d, %v", len(batch), taken, err)
 	}
+}
+
+// testKilledWhileWriting kills a peer that writes to this side's memory.
+func testKilledWhileWriting(e *env) {
+	const size = 1 << 20
+	for range 2 {
+		p := e.peer()
+		a, b := e.connect(nil)
+		m, source := a.s.memory(size), b.s.memory(size)
+		source.fill(0, size, 0xFF)
+		a.recv(1, nil)
+		b.flood(rdma.SendRequest{Op: rdma.OpWrite, Remote: m.at(0), SGEs: source.sge(0, size)}, 32)
+		p.Kill()
+		a.gone(1)
+		e.check(m.Close(), "Region.Close after the peer's death")
+		later := a.s.memory(size)
+		e.check(a.Close(), "Close")
+		if !is(later.read(0, size), 0) {
+			e.errorf("a dead peer's Write lands in memory that was allocated later")
+		}
+		e.check(later.Close(), "Region.Close")
+	}
+}
+
+// testKilledInitiator kills the one who has connected to this side.
+func testKilledInitiator(e *env) {
+	p := e.peer()
+	a, b := e.a().newConn(nil), e.b().newConn(nil)
+	e.join(b, a)
+	b.signal(a)
+	a.signal(b)
+	a.recv(1, nil)
+	p.Kill()
+	a.gone(1)
+	e.check(a.Close(), "Close")
+	// The listener goes on.
+	e.peer()
+	a, b = e.a().newConn(nil), e.b().newConn(nil)
+	e.join(b, a)
+	b.signal(a)
 }
 
 // testKilledWhileIdle has nothing going on but a waiting receiver.

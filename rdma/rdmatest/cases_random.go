@@ -46,6 +46,7 @@ const (
 
 func testRandom(e *env, shared bool) {
 	batches := e.rounds(60)
+	var work []func()
 	for i := range 3 {
 		seed := e.suite.Seed + uint64(i)
 		e.logf("seed %d", seed)
@@ -70,45 +71,48 @@ func testRandom(e *env, shared bool) {
 		pattern(m.remote, seed+1)
 		local.write(0, m.local)
 		remote.write(0, m.remote)
-		for batch := range batches {
-			what := fmt.Sprintf("seed %d, batch %d", seed, batch)
-			for slot := range randomSlots {
-				post(uint64(slot), inbox.sge(slot*randomSlot, randomSlot))
-			}
-			messages := randomBatch(e, random, m, a, local, remote)
-			// The rest of the receives is used up by empty messages, the last of
-			// which makes everything visible.
-			for len(messages) < randomSlots {
-				messages = append(messages, message{})
-				flags := rdma.Fence
-				if len(messages) == randomSlots {
-					flags |= rdma.Signaled
+		work = append(work, func() {
+			for batch := range batches {
+				what := fmt.Sprintf("seed %d, batch %d", seed, batch)
+				for slot := range randomSlots {
+					post(uint64(slot), inbox.sge(slot*randomSlot, randomSlot))
 				}
-				a.send(rdma.SendRequest{ID: 1 << 40, Op: rdma.OpSend, Flags: flags})
-			}
-			for slot, want := range messages {
-				c := b.recvs.success(uint64(slot))
-				if int(c.Length) != want.length || c.HasImmediate != want.immediate || want.immediate && c.Immediate != want.value {
-					e.fatalf("%s: message %d completes as %+v, want %+v", what, slot, c, want)
+				messages := randomBatch(e, random, m, a, local, remote)
+				// The rest of the receives is used up by empty messages, the last of
+				// which makes everything visible.
+				for len(messages) < randomSlots {
+					messages = append(messages, message{})
+					flags := rdma.Fence
+					if len(messages) == randomSlots {
+						flags |= rdma.Signaled
+					}
+					a.send(rdma.SendRequest{ID: 1 << 40, Op: rdma.OpSend, Flags: flags})
 				}
-			}
-			for {
-				c := a.sends.next()
-				if c.Status != rdma.StatusSuccess {
-					e.fatalf("%s: request %d: %s", what, c.ID, c.Status)
+				for slot, want := range messages {
+					c := b.recvs.success(uint64(slot))
+					if int(c.Length) != want.length || c.HasImmediate != want.immediate || want.immediate && c.Immediate != want.value {
+						e.fatalf("%s: message %d completes as %+v, want %+v", what, slot, c, want)
+					}
 				}
-				if c.ID == 1<<40 {
-					break
+				for {
+					c := a.sends.next()
+					if c.Status != rdma.StatusSuccess {
+						e.fatalf("%s: request %d: %s", what, c.ID, c.Status)
+					}
+					if c.ID == 1<<40 {
+						break
+					}
 				}
+				e.same(local.read(0, randomMemory), m.local, what+": memory of the initiator")
+				e.same(remote.read(0, randomMemory), m.remote, what+": memory of the target")
+				e.same(inbox.read(0, inbox.size), m.inbox, what+": messages at the target")
+				m.sources, m.targets, m.looked, m.late = nil, nil, nil, nil
 			}
-			e.same(local.read(0, randomMemory), m.local, what+": memory of the initiator")
-			e.same(remote.read(0, randomMemory), m.remote, what+": memory of the target")
-			e.same(inbox.read(0, inbox.size), m.inbox, what+": messages at the target")
-			m.sources, m.targets, m.looked, m.late = nil, nil, nil, nil
-		}
-		e.check(a.Close(), "Close")
-		e.check(b.Close(), "Close")
+			e.check(a.Close(), "Close")
+			e.check(b.Close(), "Close")
+		})
 	}
+	e.together(work...)
 }
 
 // A message is what the target must receive.

@@ -10,4 +10,26 @@
 // Every failure must end in the way that package rdma documents for the class,
 // never in a hang or a panic: each case runs under a watchdog. What a device may
 // lack stands in a table; a case skipped for anything else fails.
+//
+// A provider's test has this, and TestMain for the peers that are killed:
+//
+//	func TestMain(m *testing.M) {
+//		rdmatest.RunChild(map[string]rdmatest.Opener{"shm": open})
+//		goleak.VerifyTestMain(m)
+//	}
+//
+//	func TestConformance(t *testing.T) {
+//		rdmatest.Run(t, rdmatest.Suite{
+//			Open: func(t *testing.T) (initiator, target rdma.Device) { ... },
+//			Peer: rdmatest.Process("shm"),
+//		})
+//	}
+//
+// To run the target on another host or with another provider, a program there
+// opens the device and calls ServeDevice on a connection, and Open returns the
+// RemoteDevice of the connection's other end. The control connection is trusted:
+// who reaches it can do with the device what the device can do.
+//
+// The folder fake has a model of a network within one process, which passes the
+// suite, and can be given the bugs that the suite must find.
 package rdmatest

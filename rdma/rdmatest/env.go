@@ -225,13 +225,21 @@ func (s *side) count(matches func(rdma.Event) bool) int {
 	return n
 }
 
+// address is what the side listens at.
+func (s *side) address() string {
+	if s.device == s.e.suite.initiator && s.e.suite.initiator != s.e.suite.target {
+		return s.e.suite.InitiatorAddress
+	}
+	return s.e.suite.Address
+}
+
 // listen returns the side's listener.
 func (s *side) listen() rdma.Listener {
 	s.e.t.Helper()
 	if s.listener == nil {
 		ctx, cancel := s.e.bound()
 		defer cancel()
-		l, err := s.device.Listen(ctx, s.e.suite.Address)
+		l, err := s.device.Listen(ctx, s.address())
 		s.e.check(err, s.name+": Listen")
 		s.listener = l
 		s.e.cleanup(func() { l.Close() })

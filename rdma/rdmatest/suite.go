@@ -20,8 +20,9 @@ type Suite struct {
 	// sides run in different processes, on different hosts or over different
 	// providers.
 	Open func(t *testing.T) (initiator, target rdma.Device)
-	// Address is what the target listens at. Empty lets the provider choose.
-	Address string
+	// Address is what the target listens at, and InitiatorAddress the initiator,
+	// in the few cases where it does. Empty lets the provider choose.
+	Address, InitiatorAddress string
 	// OverStream connects queue pairs over TCP connections of the loopback
 	// interface, by [rdma.StreamDevice], instead of by Listen and Connect.
 	OverStream bool
