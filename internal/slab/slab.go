@@ -350,11 +350,13 @@ func (p *Pool) register(size int) (*arena, error) {
 
 // shrink gives free regions back until size more bytes fit.
 func (p *Pool) shrink(size int64) error {
-	for k := range p.classes {
-		for _, a := range slices.Clone(p.classes[k].arenas) {
-			if size > arenaSize && len(a.free) == a.count {
-				p.uncut(a)
-				p.spare = append(p.spare, a)
+	if size != arenaSize { // otherwise one can be taken over as it is
+		for k := range p.classes {
+			for _, a := range slices.Clone(p.classes[k].arenas) {
+				if len(a.free) == a.count {
+					p.uncut(a)
+					p.spare = append(p.spare, a)
+				}
 			}
 		}
 	}

@@ -1,0 +1,23 @@
+package hostid
+
+import (
+	"crypto/sha256"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestID(t *testing.T) {
+	if ID() != ID() || ID() == [Size]byte{} {
+		t.Errorf("identity %x, then %x", ID(), ID())
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Skipf("this system has no boot identifier: %v", err)
+	}
+	// As docs/hello.md defines it.
+	want := sha256.Sum256([]byte("verbena host identity\x00" + strings.TrimSpace(string(boot))))
+	if got := ID(); string(got[:]) != string(want[:Size]) {
+		t.Errorf("identity %x, want %x", got, want[:Size])
+	}
+}
