@@ -62,8 +62,8 @@ func (d *Dialer) Connect(ctx context.Context, address, user string) (*client.Cli
 	c, err := client.NewClient(client.ClientOptions{
 		Addresses:        []string{address},
 		User:             user,
-		NamenodeDialFunc: d.dial,
-		DatanodeDialFunc: d.dial,
+		NamenodeDialFunc: d.DialContext,
+		DatanodeDialFunc: d.DialContext,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the NameNode at %s: %w (is it running? `verbena up` starts one)", address, err)
@@ -71,7 +71,9 @@ func (d *Dialer) Connect(ctx context.Context, address, user string) (*client.Cli
 	return c, nil
 }
 
-func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+// DialContext dials a NameNode or a DataNode. It is what a client takes as its
+// dial function whose other options the caller wants to set.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := d.net.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err

@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	client "github.com/colinmarc/hdfs/v2"
@@ -19,8 +22,14 @@ import (
 	"github.com/verbena-data/verbena/providers"
 )
 
-// superuser is who all of a run's files belong to.
-const superuser = "soak"
+// superuser is who started the NameNode, and who all of a run's files belong to.
+var superuser = sync.OnceValues(func() (string, error) {
+	u, err := user.Current()
+	if err != nil {
+		return "", err
+	}
+	return u.Username, nil
+})
 
 // node is a server that can be killed and comes back at the same address.
 type node struct {
@@ -38,7 +47,11 @@ type cluster struct {
 }
 
 func startCluster(ctx context.Context, binary, dir string, dataNodes, replication int, nameNodeArgs ...string) (*cluster, error) {
-	if err := os.Setenv("HADOOP_USER_NAME", superuser); err != nil {
+	name, err := superuser()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Setenv("HADOOP_USER_NAME", name); err != nil { // of the commands that a run calls
 		return nil, err
 	}
 	c := &cluster{binary: binary, dir: dir}
@@ -118,17 +131,35 @@ func newDialers() (*dialers, error) {
 	return d, nil
 }
 
+// dial is a function that a client dials with.
+type dial = func(ctx context.Context, network, address string) (net.Conn, error)
+
 // client returns a client over transport; over "tcp" it is the client as its
 // authors made it.
 func (d *dialers) client(ctx context.Context, nameNode, transport string) (*client.Client, error) {
-	if transport == verbena.TransportTCP {
-		return client.NewClient(client.ClientOptions{Addresses: []string{nameNode}, User: superuser})
+	return d.watched(ctx, nameNode, transport, func(data dial) dial { return data })
+}
+
+// watched is client, with a say in how DataNodes are dialled.
+func (d *dialers) watched(ctx context.Context, nameNode, transport string, wrap func(dial) dial) (*client.Client, error) {
+	name, err := superuser()
+	if err != nil {
+		return nil, err
 	}
-	dialer := d.other[transport]
-	if dialer == nil {
-		return nil, fmt.Errorf("no provider %q in this binary", transport)
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
-	return dialer.Connect(ctx, nameNode, superuser)
+	dial := (&net.Dialer{Timeout: 20 * time.Second}).DialContext
+	if transport != verbena.TransportTCP {
+		dialer := d.other[transport]
+		if dialer == nil {
+			return nil, fmt.Errorf("no provider %q in this binary", transport)
+		}
+		dial = dialer.DialContext
+	}
+	return client.NewClient(client.ClientOptions{
+		Addresses: []string{nameNode}, User: name, NamenodeDialFunc: dial, DatanodeDialFunc: wrap(dial),
+	})
 }
 
 func (d *dialers) Close() error {

@@ -56,19 +56,26 @@ type killLoop struct {
 	mu       sync.Mutex
 	files    map[string]*record
 	stats    map[string]int // of the report
+	last     error          // of a writer or reader
 	dialers  *dialers
 	nameNode string
 }
 
 // record is what a writer knows of its file.
 type record struct {
-	flushed int64 // acknowledged by Flush
+	flushed int64 // acknowledged by every DataNode after a Flush
 	closed  bool  // acknowledged by Close: flushed is the length
 }
 
 func (k *killLoop) count(what string) {
 	k.mu.Lock()
 	k.stats[what]++
+	k.mu.Unlock()
+}
+
+func (k *killLoop) failed(err error) {
+	k.mu.Lock()
+	k.last = err
 	k.mu.Unlock()
 }
 
@@ -100,6 +107,15 @@ func (k *killLoop) run(ctx context.Context, c *common, dir string) error {
 	}
 	lost, err := k.check(ctx)
 	k.print(c, killed, lost)
+	// A run in which nothing was at stake proves nothing.
+	for _, transport := range k.transports {
+		for _, what := range []string{"files written, ", "files read and compared, "} {
+			if k.stats[what+transport] < k.kills/10 {
+				err = errors.Join(err, fmt.Errorf("only %d %s%s while %d processes were killed; the last error: %w",
+					k.stats[what+transport], what, transport, k.kills, k.last))
+			}
+		}
+	}
 	return err
 }
 
@@ -143,6 +159,7 @@ func (k *killLoop) write(ctx context.Context, id int) error {
 		err := k.writeOne(ctx, random, name, transport)
 		if err != nil {
 			k.count("writes that ended with an error, " + transport)
+			k.failed(err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(50 * time.Millisecond):
@@ -155,7 +172,8 @@ func (k *killLoop) write(ctx context.Context, id int) error {
 }
 
 func (k *killLoop) writeOne(ctx context.Context, random *rand.Rand, name, transport string) error {
-	c, err := k.dialers.client(ctx, k.nameNode, transport)
+	var acks ackWatch
+	c, err := k.dialers.watched(ctx, k.nameNode, transport, acks.dial)
 	if err != nil {
 		return err
 	}
@@ -181,7 +199,11 @@ func (k *killLoop) writeOne(ctx context.Context, random *rand.Rand, name, transp
 		}
 		written += int64(len(part))
 		if random.IntN(2) == 0 {
-			if err := w.Flush(); err != nil {
+			err := w.Flush()
+			if err == nil {
+				err = acks.wait(ctx)
+			}
+			if err != nil {
 				return errors.Join(err, w.Close())
 			}
 			k.mu.Lock()
@@ -233,6 +255,8 @@ func (k *killLoop) read(ctx context.Context) error {
 			return err
 		case err != nil:
 			k.count("reads that ended with an error, " + transport)
+			k.failed(err)
+			time.Sleep(20 * time.Millisecond)
 		default:
 			k.count("files read and compared, " + transport)
 		}
