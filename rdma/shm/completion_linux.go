@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/futex"
+	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -128,23 +129,29 @@ func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 	cq.unblock(qp)
 }
 
-// push adds a completion. The caller holds mu.
-func (cq *completionQueue) push(e entry) {
+// push makes room for a completion, which the caller fills in place: a copy of
+// what has just been written in pieces would wait for them. It returns nil if
+// there is none. The caller holds mu.
+func (cq *completionQueue) push() *entry {
 	if cq.count == len(cq.ring) {
-		first := !cq.overrun
-		cq.overrun = true
-		if !cq.failing {
-			cq.failing = true
-			cq.domain.workers.Go(func() { cq.failUsers(first) })
-		}
-		return
+		cq.overflow()
+		return nil
 	}
 	i := cq.first + cq.count
 	if i >= len(cq.ring) {
 		i -= len(cq.ring)
 	}
-	cq.ring[i] = e
 	cq.count++
+	return &cq.ring[i]
+}
+
+func (cq *completionQueue) overflow() {
+	first := !cq.overrun
+	cq.overrun = true
+	if !cq.failing {
+		cq.failing = true
+		cq.domain.workers.Go(func() { cq.failUsers(first) })
+	}
 }
 
 // failUsers fails the queue pairs whose completions have been lost.
@@ -212,7 +219,7 @@ func (cq *completionQueue) Poll(into []rdma.Completion) (int, error) {
 		into[n] = e.completion
 		n++
 		if e.position != 0 {
-			e.pair.sendDone.Store(e.position)
+			release.Store(&e.pair.sendDone, e.position)
 		}
 	}
 	if n < len(into) && !cq.closed.Load() {

@@ -292,7 +292,9 @@ func (qp *queuePair) flushReceives() {
 			break
 		}
 		for _, c := range batch[:n] {
-			cq.push(entry{completion: c, pair: qp})
+			if e := cq.push(); e != nil {
+				*e = entry{completion: c, pair: qp}
+			}
 		}
 	}
 	qp.drained = true
@@ -301,7 +303,9 @@ func (qp *queuePair) flushReceives() {
 		return
 	}
 	for ; qp.arrived < qp.posted.Load(); qp.arrived++ {
-		cq.push(entry{completion: rdma.Completion{ID: qp.receives.at(qp.arrived).id, QueuePair: qp.number, Op: rdma.OpRecv, Status: rdma.StatusFlushed}, pair: qp})
+		if e := cq.push(); e != nil {
+			*e = entry{completion: rdma.Completion{ID: qp.receives.at(qp.arrived).id, QueuePair: qp.number, Op: rdma.OpRecv, Status: rdma.StatusFlushed}, pair: qp}
+		}
 	}
 	qp.taken.Store(qp.arrived)
 }

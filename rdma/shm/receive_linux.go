@@ -1,8 +1,10 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -125,7 +127,7 @@ func (qp *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
 		qp.receives.store(posted, &requests[i], length)
 		// Before it is announced, or a message could come for a receive that
 		// this side does not know of.
-		qp.posted.Store(posted + 1)
+		release.Store(&qp.posted, posted+1)
 		qp.receives.announce(posted, qp.inbox.descriptor(posted))
 		posted++
 	}
@@ -192,13 +194,12 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 		if !header.published(qp.arrived) {
 			break
 		}
-		c, err := qp.take(header)
-		if err != nil {
+		c := &into[n]
+		if err := qp.take(header, c); err != nil {
 			qp.drained = true
 			qp.fail(fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
 			break
 		}
-		into[n] = c
 		n++
 		qp.arrived++
 		if c.Status != rdma.StatusSuccess {
@@ -209,7 +210,7 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 	}
 	if n > 0 {
 		if qp.srq == nil {
-			qp.taken.Store(qp.arrived)
+			release.Store(&qp.taken, qp.arrived)
 		} else {
 			qp.inbox.taken().Store(qp.arrived)
 			qp.ringIfWaiting()
@@ -220,43 +221,50 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 
 // take turns the message at position arrived into a completion. Everything the
 // peer wrote is copied once and checked.
-func (qp *queuePair) take(header slotHeader) (c rdma.Completion, err error) {
+func (qp *queuePair) take(header slotHeader, c *rdma.Completion) error {
 	if err := header.validate(); err != nil {
-		return c, err
+		return err
 	}
 	s := qp.inbox.slot(qp.arrived)
 	detail := s.detail()
-	ring, position := &qp.receives, qp.arrived
 	if qp.srq != nil {
-		ring = &qp.srq.receives
-		if position, err = qp.srq.redeem(uint32(detail>>32), qp.number); err != nil {
-			return c, err
+		position, err := qp.srq.redeem(uint32(detail>>32), qp.number)
+		if err != nil {
+			return err
 		}
 		defer qp.srq.done(position)
-	} else if qp.arrived == qp.posted.Load() {
-		return c, fmt.Errorf("a message for which no receive was posted")
+		return qp.fill(header, s, uint32(detail), &qp.srq.receives, position, c)
 	}
+	if qp.arrived == qp.posted.Load() {
+		return errors.New("a message for which no receive was posted")
+	}
+	return qp.fill(header, s, uint32(detail), &qp.receives, qp.arrived, c)
+}
+
+// fill carries out what take has checked.
+func (qp *queuePair) fill(header slotHeader, s slot, immediate uint32, ring *receiveRing, position uint64, c *rdma.Completion) error {
 	r := ring.at(position)
-	c = rdma.Completion{ID: r.id, QueuePair: qp.number, Op: rdma.OpRecv, Length: uint32(header.length())}
+	c.ID, c.QueuePair, c.Length, c.Immediate = r.id, qp.number, uint32(header.length()), 0
+	c.Op, c.Status, c.HasImmediate = rdma.OpRecv, rdma.StatusSuccess, false
 	switch header.kind() {
 	case slotTooLong:
 		c.Status = rdma.StatusLocalLength
-		return c, nil
+		return nil
 	case slotProtection:
 		c.Status = rdma.StatusLocalProtection
-		return c, nil
+		return nil
 	case slotWriteImmediate:
 		c.Op = rdma.OpRecvWriteImmediate
-		c.Immediate, c.HasImmediate = uint32(detail), true
-		return c, nil
+		c.Immediate, c.HasImmediate = immediate, true
+		return nil
 	case slotSendImmediate:
-		c.Immediate, c.HasImmediate = uint32(detail), true
+		c.Immediate, c.HasImmediate = immediate, true
 	}
 	if header.length() > r.length {
-		return c, fmt.Errorf("a message of %d bytes for a receive of %d", header.length(), r.length)
+		return fmt.Errorf("a message of %d bytes for a receive of %d", header.length(), r.length)
 	}
 	if !header.placed() && !ring.scatter(position, s.payload()[:header.length()]) {
 		c.Status = rdma.StatusLocalProtection
 	}
-	return c, nil
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -108,10 +109,12 @@ func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
 func (qp *queuePair) complete(r *rdma.SendRequest, length int, status rdma.Status, position uint64) {
 	cq := qp.sendCQ
 	cq.mu.Lock()
-	cq.push(entry{
-		completion: rdma.Completion{ID: r.ID, QueuePair: qp.number, Length: uint32(length), Op: r.Op, Status: status},
-		pair:       qp, position: position,
-	})
+	if e := cq.push(); e != nil {
+		e.pair, e.position = qp, position
+		c := &e.completion
+		c.ID, c.QueuePair, c.Length, c.Immediate = r.ID, qp.number, uint32(length), 0
+		c.Op, c.Status, c.HasImmediate = r.Op, status, false
+	}
 	cq.mu.Unlock()
 	cq.notify(status != rdma.StatusSuccess)
 }
@@ -346,7 +349,7 @@ func (qp *queuePair) enter() bool {
 
 func (qp *queuePair) leave() {
 	qp.accesses++
-	qp.out.access().Store(qp.accesses)
+	release.Store(qp.out.access(), qp.accesses)
 }
 
 // lookup finds a region that the peer has granted. Nil means that the outcome
@@ -672,7 +675,7 @@ func copyTailLast(to, source []byte) {
 	if n >= 8 && uintptr(end)&7 == 0 {
 		copy(to, source[:n-8])
 		tail := *(*[8]byte)(source[n-8:])
-		atomic.StoreUint64((*uint64)(unsafe.Add(end, -8)), *(*uint64)(unsafe.Pointer(&tail)))
+		release.Store((*atomic.Uint64)(unsafe.Add(end, -8)), *(*uint64)(unsafe.Pointer(&tail)))
 		return
 	}
 	tail := min(n, 8)
