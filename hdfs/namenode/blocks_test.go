@@ -355,7 +355,7 @@ func TestRegister(t *testing.T) {
 	ctx := context.Background()
 	for _, bad := range []*clusterpb.RegisterRequest{
 		{},
-		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("not an address"), Port: proto.Uint32(1)}},
+		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("no such host"), Port: proto.Uint32(1)}},
 		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(70000)}},
 		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}, ClusterId: proto.String("CID-other")},
 		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}, BlockPoolId: proto.String("BP-other")},

@@ -2,6 +2,7 @@ package namenode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -38,9 +39,9 @@ type partialReport struct {
 // refused.
 func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest) (*clusterpb.RegisterResponse, error) {
 	d := req.GetDatanode()
-	host := d.GetHost()
-	if ip := net.ParseIP(host); ip == nil {
-		return nil, fmt.Errorf("namenode: register DataNode %q: its host %q is not an IP address that clients can use", d.GetUuid(), host)
+	host, err := addressOf(ctx, d.GetHost())
+	if err != nil {
+		return nil, fmt.Errorf("namenode: register DataNode %q: %w", d.GetUuid(), err)
 	}
 	if d.GetUuid() == "" || d.GetPort() == 0 || d.GetPort() > 65535 {
 		return nil, fmt.Errorf("namenode: register DataNode %q at %s: it needs a uuid and a port, got port %d", d.GetUuid(), host, d.GetPort())
@@ -54,15 +55,12 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	}
 	dn := namespace.Datanode{UUID: d.GetUuid(), Host: host, Port: d.GetPort(), Hostname: d.GetHostname()}
 	if dn.Hostname == "" {
-		dn.Hostname = host
+		dn.Hostname = d.GetHost()
 	}
 	e := &nspb.Entry{Op: &nspb.Entry_RegisterDatanode{RegisterDatanode: &nspb.RegisterDatanode{
 		Uuid: &dn.UUID, Host: &dn.Host, Port: &dn.Port, Hostname: &dn.Hostname,
 	}}}
-	var (
-		changes bool
-		err     error
-	)
+	var changes bool
 	nn.read(func(ns *namespace.Namespace) { _, changes, err = ns.Check(e) })
 	if err == nil && changes {
 		_, err = nn.propose(ctx, e)
@@ -76,6 +74,27 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 		ClusterId: &clusterID, BlockPoolId: &poolID,
 		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())),
 	}, nil
+}
+
+// addressOf returns the IP address that clients are told, which a DataNode may
+// give by name.
+func addressOf(ctx context.Context, host string) (string, error) {
+	if net.ParseIP(host) != nil {
+		return host, nil
+	}
+	if host == "" {
+		return "", errors.New("it names no host that clients could reach")
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return "", fmt.Errorf("look up its host, that clients are to be told: %w", err)
+	}
+	for _, a := range addrs {
+		if a.Unmap().Is4() {
+			return a.Unmap().String(), nil
+		}
+	}
+	return addrs[0].String(), nil
 }
 
 func (m *blockMap) register(dn namespace.Datanode) {

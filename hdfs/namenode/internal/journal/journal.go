@@ -282,8 +282,7 @@ type frozen []byte
 
 func (f frozen) Persist(sink raft.SnapshotSink) error {
 	if _, err := sink.Write(f); err != nil {
-		sink.Cancel()
-		return err
+		return errors.Join(err, sink.Cancel())
 	}
 	return sink.Close()
 }

@@ -312,7 +312,9 @@ func (ns *Namespace) intern(name string) uint32 {
 }
 
 // ClusterID is empty before the format.
-func (ns *Namespace) ClusterID() string   { return ns.clusterID }
+func (ns *Namespace) ClusterID() string { return ns.clusterID }
+
+// BlockPoolID is empty before the format.
 func (ns *Namespace) BlockPoolID() string { return ns.blockPoolID }
 
 // Stamps returns the limit below which generation stamps may have been used.

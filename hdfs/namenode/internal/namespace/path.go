@@ -131,9 +131,6 @@ func (n *Inode) Path() string {
 	return string(buf)
 }
 
-// attached tells whether the inode can still be reached from the root.
-func (ns *Namespace) attached(n *Inode) bool { return ns.inodes[n.id] == n }
-
 func checkNewName(parent *Inode, name string) error {
 	if len(name) > MaxComponentLength {
 		return exception(componentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), parent.Path(), MaxComponentLength, len(name))
