@@ -3,9 +3,16 @@ package rdmanet
 import (
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+)
+
+var (
+	_ net.Conn      = (*Conn)(nil)
+	_ io.WriterTo   = (*Conn)(nil)
+	_ io.ReaderFrom = (*Conn)(nil)
 )
 
 // Conn is a connection over an endpoint: a [net.Conn] with half-close, as
@@ -16,7 +23,52 @@ import (
 // Timeout() is true), net.ErrClosed (and io.ErrClosedPipe) after the local
 // Close, syscall.EPIPE for a write that the peer will not read,
 // syscall.ECONNRESET when the endpoint failed or the peer was abortive.
-type Conn struct {
+//
+// One that is forgotten instead of closed is closed by the garbage collector,
+// as sockets are.
+type Conn struct{ *conn }
+
+// wrap gives out a connection. The session refers to the conn inside, so that
+// nothing but its users keeps the Conn alive.
+func wrap(c *conn) *Conn {
+	w := &Conn{c}
+	runtime.AddCleanup(w, func(c *conn) { c.Close() }, c)
+	return w
+}
+
+// Read copies received bytes into b: of one message at most, so that it
+// returns what there is. The bytes are copied once.
+func (c *Conn) Read(b []byte) (int, error) {
+	n, err := c.conn.Read(b)
+	runtime.KeepAlive(c)
+	return n, err
+}
+
+// Write sends b in messages of the connection's chunk size. Concurrent writes
+// do not mix. It waits while the peer does not read.
+func (c *Conn) Write(b []byte) (int, error) {
+	n, err := c.conn.Write(b)
+	runtime.KeepAlive(c)
+	return n, err
+}
+
+// WriteTo writes what arrives to w until the peer's end, straight from the
+// received messages.
+func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	n, err := c.conn.WriteTo(w)
+	runtime.KeepAlive(c)
+	return n, err
+}
+
+// ReadFrom sends what r yields until its end.
+func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
+	n, err := c.conn.ReadFrom(r)
+	runtime.KeepAlive(c)
+	return n, err
+}
+
+// conn is what a Conn is of.
+type conn struct {
 	s       *session
 	stream  uint32
 	dataTag uint32
@@ -52,30 +104,24 @@ type Conn struct {
 	watchMu    sync.Mutex
 }
 
-var (
-	_ net.Conn      = (*Conn)(nil)
-	_ io.WriterTo   = (*Conn)(nil)
-	_ io.ReaderFrom = (*Conn)(nil)
-)
-
-func newConn(s *session, stream uint32) *Conn {
-	c := &Conn{s: s, stream: stream, dataTag: tagOf(kindData, stream)}
+func newConn(s *session, stream uint32) *conn {
+	c := &conn{s: s, stream: stream, dataTag: tagOf(kindData, stream)}
 	c.rdl.init()
 	c.wdl.init()
 	return c
 }
 
-func (c *Conn) finished() bool {
+func (c *conn) finished() bool {
 	return c.closed.Load() && c.closeSent.Load() && c.peerClosed.Load()
 }
 
 // LocalAddr is the endpoint's.
-func (c *Conn) LocalAddr() net.Addr { return c.s.ep.LocalAddr() }
+func (c *conn) LocalAddr() net.Addr { return c.s.ep.LocalAddr() }
 
 // RemoteAddr is the endpoint's.
-func (c *Conn) RemoteAddr() net.Addr { return c.s.ep.RemoteAddr() }
+func (c *conn) RemoteAddr() net.Addr { return c.s.ep.RemoteAddr() }
 
-func (c *Conn) opError(op string, err error) error {
+func (c *conn) opError(op string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
@@ -87,7 +133,7 @@ func (c *Conn) opError(op string, err error) error {
 }
 
 // lockRead takes the token for receiving.
-func (c *Conn) lockRead() (*gate, error) {
+func (c *conn) lockRead() (*gate, error) {
 	g := c.rdl.gate()
 	if err := g.cause(); err != nil {
 		return nil, err
@@ -114,7 +160,7 @@ func (c *Conn) lockRead() (*gate, error) {
 	return g, nil
 }
 
-func (c *Conn) unlockRead() {
+func (c *conn) unlockRead() {
 	c.reads.Add(1)
 	c.s.rx <- struct{}{}
 	if c.writers.Load() > 0 {
@@ -124,7 +170,7 @@ func (c *Conn) unlockRead() {
 
 // fillRead makes rest hold something; it returns io.EOF when nothing will come.
 // The caller holds rx.
-func (c *Conn) fillRead(g *gate) error {
+func (c *conn) fillRead(g *gate) error {
 	for len(c.rest) == 0 {
 		if c.readStopped.Load() {
 			return io.EOF
@@ -159,9 +205,7 @@ func (c *Conn) fillRead(g *gate) error {
 	return nil
 }
 
-// Read copies received bytes into b: of one message at most, so that it
-// returns what there is. The bytes are copied once.
-func (c *Conn) Read(b []byte) (int, error) {
+func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.read(b)
 	if err != nil {
 		return n, c.opError("read", err)
@@ -169,7 +213,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func (c *Conn) read(b []byte) (int, error) {
+func (c *conn) read(b []byte) (int, error) {
 	if c.atEOF.Load() && !c.closed.Load() && c.rdl.gate().cause() == nil {
 		return 0, io.EOF
 	}
@@ -191,9 +235,7 @@ func (c *Conn) read(b []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo writes what arrives to w until the peer's end, straight from the
-// received messages.
-func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+func (c *conn) WriteTo(w io.Writer) (int64, error) {
 	var total int64
 	for {
 		m, rest, err := c.takeMessage()
@@ -211,7 +253,7 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-func (c *Conn) passOn(w io.Writer, m message, rest []byte) (int, error) {
+func (c *conn) passOn(w io.Writer, m message, rest []byte) (int, error) {
 	// The endpoint must not be closed before the message is given back, whatever
 	// becomes of w.
 	defer c.s.wg.Done()
@@ -225,7 +267,7 @@ func (c *Conn) passOn(w io.Writer, m message, rest []byte) (int, error) {
 
 // takeMessage hands the current message and the unread rest of it to the
 // caller, who writes it elsewhere without holding up the session.
-func (c *Conn) takeMessage() (message, []byte, error) {
+func (c *conn) takeMessage() (message, []byte, error) {
 	g, err := c.lockRead()
 	if err != nil {
 		return nil, nil, err
@@ -240,14 +282,14 @@ func (c *Conn) takeMessage() (message, []byte, error) {
 	return m, rest, nil
 }
 
-func (c *Conn) releaseCurrent() {
+func (c *conn) releaseCurrent() {
 	if c.current != nil {
 		c.current.Release()
 		c.current, c.rest = nil, nil
 	}
 }
 
-func (c *Conn) push(m message) {
+func (c *conn) push(m message) {
 	c.queue = append(c.queue, m)
 	c.queued += len(m.Bytes())
 	if len(c.queue)-c.head >= maxQueuedMessages || c.queued >= maxQueuedBytes {
@@ -255,7 +297,7 @@ func (c *Conn) push(m message) {
 	}
 }
 
-func (c *Conn) pop() message {
+func (c *conn) pop() message {
 	if c.head == len(c.queue) {
 		return nil
 	}
@@ -270,9 +312,9 @@ func (c *Conn) pop() message {
 	return m
 }
 
-func (c *Conn) queueFull() bool { return c.full.Load() }
+func (c *conn) queueFull() bool { return c.full.Load() }
 
-func (c *Conn) releaseAll() {
+func (c *conn) releaseAll() {
 	c.releaseCurrent()
 	for m := c.pop(); m != nil; m = c.pop() {
 		m.Release()
@@ -281,7 +323,7 @@ func (c *Conn) releaseAll() {
 }
 
 // lockWrite takes the token for sending.
-func (c *Conn) lockWrite() error {
+func (c *conn) lockWrite() error {
 	g := c.wdl.gate()
 	if err := g.cause(); err != nil {
 		return err
@@ -304,14 +346,12 @@ func (c *Conn) lockWrite() error {
 	return nil
 }
 
-func (c *Conn) unlockWrite() {
+func (c *conn) unlockWrite() {
 	c.writers.Add(-1)
 	c.s.tx <- struct{}{}
 }
 
-// Write sends b in messages of the connection's chunk size. Concurrent writes
-// do not mix. It waits while the peer does not read.
-func (c *Conn) Write(b []byte) (int, error) {
+func (c *conn) Write(b []byte) (int, error) {
 	n, err := c.write(b)
 	if err != nil {
 		return n, c.opError("write", err)
@@ -319,7 +359,7 @@ func (c *Conn) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-func (c *Conn) write(b []byte) (int, error) {
+func (c *conn) write(b []byte) (int, error) {
 	if err := c.lockWrite(); err != nil {
 		return 0, err
 	}
@@ -328,7 +368,7 @@ func (c *Conn) write(b []byte) (int, error) {
 }
 
 // send is called with tx held.
-func (c *Conn) send(b []byte) (int, error) {
+func (c *conn) send(b []byte) (int, error) {
 	n := 0
 	for n < len(b) {
 		g := c.wdl.gate()
@@ -349,8 +389,7 @@ func (c *Conn) send(b []byte) (int, error) {
 
 var chunks sync.Pool // of *[]byte
 
-// ReadFrom sends what r yields until its end.
-func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
+func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 	size := c.s.cfg.chunk
 	buf, _ := chunks.Get().(*[]byte)
 	if buf == nil || len(*buf) < size {
@@ -379,7 +418,7 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 
 // armWatch sees to it that the session reads if nobody else does for
 // watchAfter.
-func (c *Conn) armWatch() {
+func (c *conn) armWatch() {
 	if c.watching.Load() || !c.watching.CompareAndSwap(false, true) {
 		return
 	}
@@ -396,7 +435,7 @@ func (c *Conn) armWatch() {
 	}
 }
 
-func (c *Conn) watch() {
+func (c *conn) watch() {
 	c.watchMu.Lock()
 	defer c.watchMu.Unlock()
 	if c.closed.Load() {
@@ -422,7 +461,7 @@ func (c *Conn) watch() {
 
 // CloseWrite sends the end of the stream: the peer reads what was written and
 // then io.EOF. Reading goes on.
-func (c *Conn) CloseWrite() error {
+func (c *conn) CloseWrite() error {
 	if c.closed.Load() {
 		return c.opError("close", errClosed)
 	}
@@ -436,7 +475,7 @@ func (c *Conn) CloseWrite() error {
 
 // CloseRead ends reading: Read returns io.EOF, what has arrived or still
 // arrives is thrown away, and the peer's writes fail once it has heard.
-func (c *Conn) CloseRead() error {
+func (c *conn) CloseRead() error {
 	if c.closed.Load() {
 		return c.opError("close", errClosed)
 	}
@@ -451,7 +490,7 @@ func (c *Conn) CloseRead() error {
 // SetLinger sets how Close behaves: with 0 it is abortive, the endpoint is
 // closed at once and the peer gets ECONNRESET; with any other value it is the
 // usual one.
-func (c *Conn) SetLinger(seconds int) error {
+func (c *conn) SetLinger(seconds int) error {
 	if c.closed.Load() {
 		return c.opError("set", errClosed)
 	}
@@ -463,7 +502,7 @@ func (c *Conn) SetLinger(seconds int) error {
 // what has arrived or still arrives is thrown away. Calls under way return
 // net.ErrClosed. When the peer has closed too, the endpoint serves the next
 // connection.
-func (c *Conn) Close() error {
+func (c *conn) Close() error {
 	if c.closed.Swap(true) {
 		return c.opError("close", errClosed)
 	}
@@ -518,7 +557,7 @@ func (c *Conn) Close() error {
 
 // SetDeadline sets both deadlines; the zero time removes them. Calls under way
 // are subject to the new deadline.
-func (c *Conn) SetDeadline(t time.Time) error {
+func (c *conn) SetDeadline(t time.Time) error {
 	if err := c.SetReadDeadline(t); err != nil {
 		return err
 	}
@@ -527,7 +566,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 
 // SetReadDeadline sets the time after which Read fails with
 // os.ErrDeadlineExceeded.
-func (c *Conn) SetReadDeadline(t time.Time) error {
+func (c *conn) SetReadDeadline(t time.Time) error {
 	if c.closed.Load() {
 		return c.opError("set", errClosed)
 	}
@@ -537,7 +576,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 
 // SetWriteDeadline sets the time after which Write fails with
 // os.ErrDeadlineExceeded. A write that fails may have sent a part, as it tells.
-func (c *Conn) SetWriteDeadline(t time.Time) error {
+func (c *conn) SetWriteDeadline(t time.Time) error {
 	if c.closed.Load() {
 		return c.opError("set", errClosed)
 	}

@@ -123,7 +123,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 		}
 		c, err := s.open(ctx)
 		if err == nil {
-			return c, nil
+			return wrap(c), nil
 		}
 		if ctx.Err() != nil {
 			return nil, err
@@ -144,7 +144,11 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 		return nil, errClosed
 	}
 	s.start()
-	return s.open(ctx)
+	c, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return wrap(c), nil
 }
 
 func (d *Dialer) plainAllowed() bool {

@@ -190,8 +190,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c != nil && !l.closed {
-		if conn, ok := c.(*Conn); ok {
-			conn.accepted = true
+		if own, ok := c.(*Conn); ok {
+			own.accepted = true
 		}
 		return c, nil
 	}
@@ -236,7 +236,8 @@ func (l *Listener) Close() error {
 	return err
 }
 
-func (l *Listener) opened(c *Conn) {
+func (l *Listener) opened(inner *conn) {
+	c := wrap(inner)
 	select {
 	case l.accepted <- c:
 	case <-l.closing:
@@ -246,8 +247,8 @@ func (l *Listener) opened(c *Conn) {
 
 // discard closes a connection that nobody has seen.
 func discard(c net.Conn) {
-	if conn, ok := c.(*Conn); ok {
-		conn.abortive.Store(true)
+	if own, ok := c.(*Conn); ok {
+		own.abortive.Store(true)
 	}
 	c.Close()
 }

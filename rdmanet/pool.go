@@ -140,7 +140,7 @@ func (p *pool) settle(e *pooled, draining bool) {
 	}
 }
 
-func (p *pool) opened(*Conn) {} // a session refuses an OPEN that comes to the dialer
+func (p *pool) opened(*conn) {} // a session refuses an OPEN that comes to the dialer
 
 func (p *pool) draining(s *session) {
 	p.mu.Lock()

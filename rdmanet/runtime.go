@@ -43,7 +43,7 @@ func (l runtimeListener) acceptEndpoint(ctx context.Context) (endpoint, *verbena
 }
 
 // Selection tells which transport carries the connection, and why.
-func (c *Conn) Selection() verbena.Selection {
+func (c *conn) Selection() verbena.Selection {
 	if ep, ok := c.s.ep.(runtimeEndpoint); ok {
 		return ep.Selection()
 	}

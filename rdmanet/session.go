@@ -89,7 +89,7 @@ func (s *settings) fill(transport string) {
 // owner is the dialer's pool or the listener.
 type owner interface {
 	// opened hands over a connection that the peer has opened.
-	opened(c *Conn)
+	opened(c *conn)
 	// draining says that the local side is closing; idle or ended follows.
 	draining(s *session)
 	// idle says that both sides have closed; false asks for the endpoint to be
@@ -130,7 +130,7 @@ type session struct {
 
 	mu       sync.Mutex
 	stream   uint32 // number of the latest connection
-	conn     *Conn  // nil between connections
+	conn     *conn  // nil between connections
 	pump     *gate  // the goroutine's receive, to interrupt it
 	watch    bool   // receive although conn is open and nobody reads
 	retired  bool
@@ -174,7 +174,7 @@ func (s *session) kick() {
 }
 
 // open starts a connection on an idle session of the dialer's.
-func (s *session) open(ctx context.Context) (*Conn, error) {
+func (s *session) open(ctx context.Context) (*conn, error) {
 	s.mu.Lock()
 	if s.dead || s.retired || s.conn != nil || s.stream == maxStream {
 		reason := s.reason
@@ -389,7 +389,7 @@ func (s *session) unwatch() {
 
 // receiveLoop holds rx. It returns when there is nothing to receive for, a
 // reader wants the token, or the peer has opened a connection.
-func (s *session) receiveLoop() (opened *Conn) {
+func (s *session) receiveLoop() (opened *conn) {
 	g := newGate()
 	s.mu.Lock()
 	s.pump = g
@@ -448,7 +448,7 @@ func (s *session) receiveLoop() (opened *Conn) {
 // dispatch takes in one message; the caller holds rx. It returns the message if
 // it is data of the connection, which the caller must release, and the
 // connection that it opened.
-func (s *session) dispatch(tag uint32, m message) (message, *Conn, error) {
+func (s *session) dispatch(tag uint32, m message) (message, *conn, error) {
 	size := len(m.Bytes())
 	k, stream, err := parse(tag, size)
 	if k == kindData && err == nil {
@@ -589,7 +589,7 @@ func (s *session) retire() {
 // control sends a message of the connection c without data. It waits promptly
 // at most; a goroutine sends what the endpoint does not take in that time, in
 // order.
-func (s *session) control(c *Conn, k kind) {
+func (s *session) control(c *conn, k kind) {
 	s.mu.Lock()
 	if s.dead || s.conn != c {
 		s.mu.Unlock()
@@ -619,7 +619,7 @@ func (s *session) control(c *Conn, k kind) {
 
 // sendControls reports false if the context ended first; then the caller goes
 // on with another.
-func (s *session) sendControls(ctx context.Context, c *Conn) bool {
+func (s *session) sendControls(ctx context.Context, c *conn) bool {
 	select {
 	case <-s.tx:
 	case <-s.life.done:

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -387,4 +388,52 @@ func TestChurn(t *testing.T) {
 	r.dialer.Close()
 	r.listener.Close()
 	servers.Wait()
+}
+
+// A connection that is forgotten is closed, and not while a call is waiting.
+func TestForgottenConnectionIsClosed(t *testing.T) {
+	r, _ := memoryRig(t, Config{})
+	defer r.close()
+	a, b, err := r.pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	inner := a.(*Conn).conn
+	go func(c net.Conn) {
+		_, err := c.Read(make([]byte, 1))
+		read <- err
+	}(a)
+	a = nil
+	for range 5 {
+		runtime.GC()
+		runtime.Gosched()
+	}
+	if inner.closed.Load() {
+		t.Error("the connection was closed under a call")
+	}
+	if _, err := b.Write([]byte("x")); err != nil {
+		t.Error(err)
+	}
+	if err := <-read; err != nil {
+		t.Errorf("the connection was closed in the middle of a call: %v", err)
+	}
+	// Nobody has it any more.
+	end := make(chan error, 1)
+	go func() {
+		_, err := b.Read(make([]byte, 1))
+		end <- err
+	}()
+	for {
+		runtime.GC()
+		select {
+		case err := <-end:
+			if err != io.EOF {
+				t.Error(err)
+			}
+			b.Close()
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
