@@ -36,6 +36,7 @@ type blockMap struct {
 	corrupt map[uint64]bool // with a replica marked corrupt
 	copying map[uint64][]copyTask
 	waiting map[uint64][]chan struct{}
+	grown   chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
 
 	clusterID, poolID string
 }
@@ -106,6 +107,7 @@ func newBlockMap(cfg *Config) *blockMap {
 		corrupt:  make(map[uint64]bool),
 		copying:  make(map[uint64][]copyTask),
 		waiting:  make(map[uint64][]chan struct{}),
+		grown:    make(chan struct{}),
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/namenode/internal/namespace/nspb"
 )
 
 func TestReplicationThreeOnOneDatanode(t *testing.T) {
@@ -307,6 +309,74 @@ func TestSafeMode(t *testing.T) {
 	r.turn(dns[:1])
 	if r.nn.InSafeMode() {
 		t.Fatal("safe mode after its time-out")
+	}
+}
+
+func TestAddBlockWaitsForDatanodesAfterAStart(t *testing.T) {
+	r := newRig(t)
+	r.datanodes(1)
+	r.create("/f", "w", 1)
+	r.nn.Close()
+	r.open(func(c *Config) { c.CompleteWait = time.Minute })
+	got := make(chan error)
+	go func() {
+		_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/f"), ClientName: proto.String("w")})
+		got <- err
+	}()
+	r.datanode(1)
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLogOfANewerVersion finds an operation in the log that nobody here knows:
+// the file system must not open as if it were not there.
+func TestLogOfANewerVersion(t *testing.T) {
+	r := newRig(t)
+	r.mkdirs("root", "/a")
+	if _, err := r.nn.propose(t.Context(), &nspb.Entry{}); err == nil {
+		t.Fatal("an entry without an operation was applied")
+	}
+	if _, err := r.nn.mkdirs(r.as("root"), &hdfspb.MkdirsRequestProto{Src: proto.String("/b"), Masked: &hdfspb.FsPermissionProto{Perm: proto.Uint32(0o755)}, CreateParent: proto.Bool(true)}); err == nil {
+		t.Fatal("the state went on after an entry that it could not follow")
+	}
+	r.nn.Close()
+	nn, err := Open(t.Context(), Config{Dir: "/nn", FS: r.fs, Superuser: "root"})
+	if err == nil {
+		nn.Close()
+		t.Fatal("opened")
+	}
+	if !strings.Contains(err.Error(), "run a version at least as new") {
+		t.Fatalf("the error does not say what to do: %v", err)
+	}
+}
+
+func TestListingWithLocations(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(3)
+	for i := range 600 {
+		r.write(fmt.Sprintf("/d/%03d", i), 3, 100, dns...)
+	}
+	after, n, pages := []byte{}, 0, 0
+	for {
+		list := must[*hdfspb.GetListingResponseProto](t)(r.nn.getListing(r.as("root"), &hdfspb.GetListingRequestProto{Src: proto.String("/d"), StartAfter: after, NeedLocation: proto.Bool(true)})).GetDirList()
+		pages++
+		for _, fs := range list.GetPartialListing() {
+			if want := fmt.Sprintf("%03d", n); string(fs.GetPath()) != want || len(fs.GetLocations().GetBlocks()) != 1 || len(fs.GetLocations().GetBlocks()[0].GetLocs()) != 3 {
+				t.Fatalf("entry %d: %v", n, fs)
+			}
+			n++
+		}
+		if int(list.GetRemainingEntries()) != 600-n {
+			t.Fatalf("%d remain after %d of 600", list.GetRemainingEntries(), n)
+		}
+		if list.GetRemainingEntries() == 0 {
+			break
+		}
+		after = list.GetPartialListing()[len(list.GetPartialListing())-1].GetPath()
+	}
+	if n != 600 || pages != 2 {
+		t.Fatalf("%d entries in %d pages", n, pages)
 	}
 }
 

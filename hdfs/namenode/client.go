@@ -379,7 +379,7 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 		return nil, err
 	}
 	if changes {
-		if op.Targets, err = nn.place(req, int(f.Status.Replication), f.Status.BlockSize, c.host); err != nil {
+		if op.Targets, err = nn.placeSoon(ctx, req, f.Status, c.host); err != nil {
 			return nil, err
 		}
 		if res, err = nn.change(ctx, c, false, e); err != nil {
@@ -413,7 +413,28 @@ func (m *blockMap) pipelinePB(b namespace.Block, offset uint64) *hdfspb.LocatedB
 	return m.locatedPB(b, offset, l)
 }
 
-func (nn *NameNode) place(req *hdfspb.AddBlockRequestProto, replication int, blockSize uint64, host string) ([]string, error) {
+// placeSoon is place, but after a start it gives the DataNodes a moment to come.
+func (nn *NameNode) placeSoon(ctx context.Context, req *hdfspb.AddBlockRequestProto, s namespace.Status, host string) ([]string, error) {
+	limit := time.NewTimer(nn.cfg.CompleteWait)
+	defer limit.Stop()
+	for {
+		targets, grown, err := nn.place(req, int(s.Replication), s.BlockSize, host)
+		if err == nil || !nn.InSafeMode() {
+			return targets, err
+		}
+		select {
+		case <-grown:
+		case <-limit.C:
+			return nil, err
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// place chooses DataNodes for a new block. With an error comes what tells that
+// there is another DataNode.
+func (nn *NameNode) place(req *hdfspb.AddBlockRequestProto, replication int, blockSize uint64, host string) (targets []string, grown chan struct{}, err error) {
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -432,7 +453,7 @@ func (nn *NameNode) place(req *hdfspb.AddBlockRequestProto, replication int, blo
 	}
 	nodes := m.choose(replication, excluded, host, blockSize)
 	if len(nodes) > 0 {
-		return uuids(nodes), nil
+		return uuids(nodes), nil, nil
 	}
 	live, full := 0, 0
 	for _, n := range m.nodes {
@@ -443,7 +464,7 @@ func (nn *NameNode) place(req *hdfspb.AddBlockRequestProto, replication int, blo
 			}
 		}
 	}
-	return nil, exception(ioException, "File %s could only be written to 0 of the 1 minReplication nodes. There are %d datanode(s) running, %d node(s) are excluded in this operation and %d have less room than a block of %d bytes.", req.GetSrc(), live, len(excluded), full, blockSize)
+	return nil, m.grown, exception(ioException, "File %s could only be written to 0 of the 1 minReplication nodes. There are %d datanode(s) running, %d node(s) are excluded in this operation and %d have less room than a block of %d bytes.", req.GetSrc(), live, len(excluded), full, blockSize)
 }
 
 func (nn *NameNode) checkPool(b *hdfspb.ExtendedBlockProto) error {

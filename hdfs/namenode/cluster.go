@@ -85,6 +85,8 @@ func addressOf(ctx context.Context, host string) (string, error) {
 	if host == "" {
 		return "", errors.New("it names no host that clients could reach")
 	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
 		return "", fmt.Errorf("look up its host, that clients are to be told: %w", err)
@@ -150,6 +152,10 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 	}
 	now := m.cfg.now()
 	n.lastSeen = now
+	if n.capacity == 0 {
+		close(m.grown)
+		m.grown = make(chan struct{})
+	}
 	n.capacity, n.used, n.remaining = req.GetCapacity(), req.GetUsed(), req.GetRemaining()
 	n.transfers = req.GetTransfers()
 	m.revive(n)

@@ -2,6 +2,8 @@ package namenode
 
 import (
 	"context"
+	"errors"
+	"net"
 	"testing"
 	"time"
 
@@ -44,7 +46,12 @@ func FuzzRequests(f *testing.F) {
 		decoded(nn.rename2), decoded(nn.renewLease), decoded(nn.reportBadBlocks), decoded(nn.setOwner), decoded(nn.setPermission),
 		decoded(nn.setReplication), decoded(nn.setSafeMode), decoded(nn.setTimes), decoded(nn.truncate),
 		decoded(nn.updateBlockForPipeline), decoded(nn.updatePipeline),
-		decoded(nn.Register), decoded(nn.Heartbeat), decoded(nn.BlockReport), decoded(nn.BlocksChanged), decoded(nn.CommitRecovery),
+		decoded(func(ctx context.Context, req *clusterpb.RegisterRequest) (*clusterpb.RegisterResponse, error) {
+			if net.ParseIP(req.GetDatanode().GetHost()) == nil {
+				return nil, errors.New("no names to look up in a fuzz test")
+			}
+			return nn.Register(ctx, req)
+		}), decoded(nn.Heartbeat), decoded(nn.BlockReport), decoded(nn.BlocksChanged), decoded(nn.CommitRecovery),
 	}
 	add := func(i int, m proto.Message) {
 		data, err := proto.MarshalOptions{AllowPartial: true}.Marshal(m)
