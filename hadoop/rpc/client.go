@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -138,17 +139,24 @@ func (c *Client) write(ctx context.Context, b []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { c.nc.Close() })
+	// A context that ends just as the request is out must not break what is whole.
+	interrupted := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() { interrupted <- c.nc.SetWriteDeadline(time.Unix(1, 0)) })
 	_, err := c.nc.Write(b)
-	if stop() || err == nil {
-		if err != nil {
-			c.nc.Close()
-			<-c.done
-			return errors.Join(c.reason(), err)
+	if !stop() {
+		if derr := <-interrupted; err == nil && derr == nil {
+			err = c.nc.SetWriteDeadline(time.Time{})
 		}
+	}
+	if err == nil {
 		return nil
 	}
-	return ctx.Err()
+	c.nc.Close()
+	<-c.done
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return errors.Join(c.reason(), err)
 }
 
 // reason tells why the connection has ended.

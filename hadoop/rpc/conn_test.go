@@ -132,6 +132,38 @@ func TestFatalErrorOfAMethod(t *testing.T) {
 	s.Close()
 }
 
+// The fatal answer, and those before it, arrive whole even if they find the
+// connection busy.
+func TestFatalErrorAfterOtherAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, s, done := pipeServer(Config{}, Methods{
+			"echo": Handle(echo),
+			"die": Handle(func(context.Context, *ping) (*ping, error) {
+				return nil, &Error{Class: "org.example.Gone", Fatal: true}
+			}),
+		})
+		if _, err := here.Write(join([]byte("hrpc\x09\x00\x00"), contextFrame(t), echoFrame(t, 1))); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // its answer goes out, and nobody reads
+		if _, err := here.Write(callFrame(t, 2, testProtocol, "die", 1, &ping{})); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		b, err := io.ReadAll(here)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := responses(t, b)
+		if len(got) != 2 || got[0].GetStatus() != statusSuccess || got[1].GetStatus() != statusFatal {
+			t.Errorf("%v", got)
+		}
+		<-done
+		here.Close()
+		s.Close()
+	})
+}
+
 // pipeServer serves the test protocol on one end of a pipe.
 func pipeServer(cfg Config, methods Methods) (here net.Conn, s *Server, done chan struct{}) {
 	s = NewServer(cfg)

@@ -183,7 +183,7 @@ func TestStreamBoundsLengths(t *testing.T) {
 	here, there := net.Pipe()
 	defer here.Close()
 	go func() {
-		_, _ = there.Write([]byte{0xff, 0xff, 0xff, 0xff})
+		_, _ = there.Write([]byte{0x01, 0x00, 0x00, 0x01}) // MaxMessage and one
 		there.Close()
 	}()
 	if _, err := NewStreamConn(here).Receive(t.Context(), nil); !errors.Is(err, errProtocol) {

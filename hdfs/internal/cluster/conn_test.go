@@ -163,6 +163,11 @@ func TestEveryMethod(t *testing.T) {
 			if _, err := (&DataNodeClient{c.caller}).UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); !errors.As(err, &e) || e.Code != CodeUnknownMethod {
 				t.Errorf("a NameNode asked for a recovery: %v", err)
 			}
+			c.mu.Lock()
+			if len(c.waiting) != 0 {
+				t.Errorf("%d calls wait after all have ended", len(c.waiting))
+			}
+			c.mu.Unlock()
 			c.Close()
 			if err := <-done; err != nil {
 				t.Errorf("Serve: %v", err)

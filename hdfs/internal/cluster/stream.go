@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 )
 
 // NewStreamConn carries messages on a byte stream, each behind its length as 32
@@ -40,12 +41,18 @@ func (c *streamConn) Send(ctx context.Context, msg []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { c.nc.Close() })
-	defer stop()
+	// A context that ends just as the message is out must not break what is whole.
+	interrupted := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() { interrupted <- c.nc.SetWriteDeadline(time.Unix(1, 0)) })
 	c.buf = append(binary.BigEndian.AppendUint32(c.buf[:0], uint32(len(msg))), msg...)
 	_, err := c.nc.Write(c.buf)
 	if cap(c.buf) > keepBuffer {
 		c.buf = nil
+	}
+	if !stop() {
+		if derr := <-interrupted; err == nil && derr == nil {
+			err = c.nc.SetWriteDeadline(time.Time{})
+		}
 	}
 	if err != nil {
 		c.nc.Close() // a part of the message may be out
