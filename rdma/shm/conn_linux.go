@@ -89,9 +89,17 @@ func (c *conn) bound(ctx context.Context) (release func()) {
 }
 
 func (c *conn) write(packet []byte, descriptors ...int) error {
+	return c.writeWithin(c.limit, packet, descriptors...)
+}
+
+// atOnce is the limit of writes that nobody may wait for. They fail when a peer
+// that is suspended has left its socket full.
+const atOnce = time.Millisecond
+
+func (c *conn) writeWithin(limit time.Duration, packet []byte, descriptors ...int) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if err := c.socket.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
+	if err := c.socket.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
 	var control []byte
@@ -160,19 +168,21 @@ func (c *conn) read() (p packet, err error) {
 	return p, nil
 }
 
-func (c *conn) want(w want) {
-	// A write that fails is noticed by whoever reads, or by the timer of the
-	// request that waits.
-	_ = c.write(w.append(make([]byte, 0, wantLength)))
+// want asks for a region and reports whether it could. If not, the request that
+// waits for it asks again, until its time is over.
+func (c *conn) want(w want) bool {
+	return c.writeWithin(atOnce, w.append(make([]byte, 0, wantLength))) == nil
 }
 
-func (c *conn) revoke(handle uint32) { _ = c.write(appendRevoke(nil, handle)) }
+// revoke tells that a region has gone. A peer that misses it finds out when it
+// maps the next one.
+func (c *conn) revoke(handle uint32) { _ = c.writeWithin(atOnce, appendRevoke(nil, handle)) }
 
 func (c *conn) goodbye(why string) {
 	if why == "" {
 		why = "closed"
 	}
-	_ = c.write(appendText(packetGoodbye, why))
+	_ = c.writeWithin(atOnce, appendText(packetGoodbye, why))
 }
 
 func (c *conn) close() { _ = c.socket.Close() }

@@ -329,6 +329,7 @@ func (qp *queuePair) give(w want) error {
 	if r.closed.Load() {
 		return qp.conn.write(grant{want: w}.append(nil))
 	}
+	qp.granted.Store(r.handle, struct{}{})
 	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(r.access), address: r.Address(), length: uint64(len(r.bytes)), state: r.state}
 	fd := r.file.FD()
 	if !mayWrite(r.access) {

@@ -40,6 +40,7 @@
 //
 // Closing a region or a queue pair waits until no peer is inside an access to it.
 // A peer that is suspended in the middle of a copy is waited for
-// [Config.AccessTimeout]; then its connection is torn down and the memory left
-// to it.
+// [Config.AccessTimeout]. Closing a region then tears the connection down and
+// leaves the memory to the peer. Closing a queue pair then returns an error: what
+// the peer may still write into are regions that go on to exist.
 package shm

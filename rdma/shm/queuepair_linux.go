@@ -41,7 +41,9 @@ type queuePair struct {
 	torn     chan struct{}  // closed when everything has been flushed
 	closing  sync.Once
 	closeErr error
-	started  bool // Connect or Accept has been called
+	started  bool     // Connect or Accept has been called
+	stuck    bool     // the peer was inside an access when the teardown gave up waiting
+	granted  sync.Map // handles of regions that the peer was given over this connection
 
 	// What the peer told, fixed while connected.
 	remote hello
@@ -268,7 +270,7 @@ func (qp *queuePair) teardown(farewell string) {
 	qp.sendMu.Unlock() //nolint:staticcheck // waits for who is inside
 	if c != nil {
 		c.goodbye(farewell)
-		qp.awaitPeerAccess(time.Now().Add(qp.domain.device.config.AccessTimeout))
+		qp.stuck = !qp.awaitPeerAccess(time.Now().Add(qp.domain.device.config.AccessTimeout))
 		c.close()
 	}
 	qp.flushSends()
@@ -321,7 +323,10 @@ func (qp *queuePair) Disconnect() error {
 
 func (qp *queuePair) beginClose() { qp.end(errClosed("queue pair"), "closed", rdma.StateClosed) }
 
-// Close implements rdma.QueuePair.
+// Close implements rdma.QueuePair. If the peer is suspended in the middle of an
+// access, it waits for Config.AccessTimeout, destroys the queue pair all the same
+// and returns an error that wraps rdma.ErrTimeout: closing the regions is then the
+// only way to be safe from the peer.
 func (qp *queuePair) Close() error {
 	qp.closing.Do(func() {
 		qp.beginClose()
@@ -342,6 +347,11 @@ func (qp *queuePair) destroy() error {
 		qp.srq.detach(qp)
 	}
 	var errs []error
+	if qp.stuck {
+		errs = append(errs, fmt.Errorf("%s has been inside an access to memory of this side for %v, and is probably suspended: "+
+			"when it goes on, it may still write there: close the regions that it could write to before their memory is used again: %w",
+			qp.peerName(), d.device.config.AccessTimeout, rdma.ErrTimeout))
+	}
 	peer := qp.peer.Swap(nil)
 	qp.sendMu.Lock()
 	clear(qp.cache[:])
@@ -375,8 +385,11 @@ func (qp *queuePair) forget(r *peerRegion) {
 	}
 }
 
-// revoke tells the peer to unmap a region that it was given.
+// revoke tells the peer to unmap a region, if it was given that.
 func (qp *queuePair) revoke(handle uint32) {
+	if _, ok := qp.granted.LoadAndDelete(handle); !ok {
+		return
+	}
 	qp.stateMu.Lock()
 	c := qp.conn
 	qp.stateMu.Unlock()

@@ -266,6 +266,9 @@ func (qp *queuePair) retry() {
 			qp.giveUp(rdma.StatusRetryExceeded, fmt.Errorf("the peer did not hand over a region within %v: %w", limit, rdma.ErrTimeout))
 			return
 		}
+		if !qp.askedValid {
+			limit = min(limit, elapsed+10*time.Millisecond) // the question did not get out
+		}
 		qp.setTimer(limit - elapsed)
 	}
 }
@@ -365,8 +368,7 @@ func (qp *queuePair) lookup(w want) (*peerRegion, outcome) {
 				return nil, outcomeFailed
 			}
 			if !qp.askedValid || qp.asked != w {
-				qp.asked, qp.askedValid = w, true
-				qp.conn.want(w)
+				qp.asked, qp.askedValid = w, qp.conn.want(w)
 			}
 			return nil, outcomeRegion
 		}
