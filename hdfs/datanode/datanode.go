@@ -158,6 +158,7 @@ type DataNode struct {
 
 	transfers atomic.Int64
 	names     session
+	reported  chan struct{} // closed with the first full report
 	deletions queue
 	copies    queue
 	recovers  queue
@@ -183,6 +184,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		budget:    &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
 		conns:     map[net.Conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
+		reported:  make(chan struct{}),
 	}
 	dn.ctx, dn.cancel = context.WithCancel(context.Background())
 	dn.budget.ctx, dn.budget.wait = dn.ctx, cfg.ReadTimeout
@@ -220,6 +222,10 @@ func (dn *DataNode) goBackground(f func()) bool {
 	}()
 	return true
 }
+
+// Reported is closed when the NameNode has had the first full report of this
+// DataNode: from then on blocks are placed here and found here.
+func (dn *DataNode) Reported() <-chan struct{} { return dn.reported }
 
 // UUID is the DataNode's identity, kept on its disk.
 func (dn *DataNode) UUID() string { return dn.store.Identity().DatanodeUUID }

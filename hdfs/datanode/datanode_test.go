@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -25,7 +26,13 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(killDir); dir != "" {
+		fmt.Fprintln(os.Stderr, killChild(dir))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	pool    = "BP-test"
@@ -643,23 +650,20 @@ func TestMirrorUnreachable(t *testing.T) {
 	// The block can be written without it: nothing was left behind.
 	c.nc.Close()
 	for _, n := range f.nodes[:2] {
-		n := n
-		f.nn.wait("", func() bool { _, err := n.store.Get(1); return err != nil || !goneSoon(n, 1) })
+		waitGone(t, n, 1)
 	}
 	writeBlock(t, f.nodes[:2], 1, 1001, []byte("without it"))
 }
 
-// goneSoon waits until the replica of a writer that failed is gone.
-func goneSoon(n *node, id uint64) bool {
-	for end := time.Now().Add(patient); time.Now().Before(end); {
+// waitGone waits until the replica of a writer that failed is gone.
+func waitGone(t testing.TB, n *node, id uint64) {
+	t.Helper()
+	for end := time.Now().Add(patient); time.Now().Before(end); n.sleep(time.Millisecond) {
 		if _, err := n.store.Get(id); err != nil {
-			return false
-		}
-		if !n.sleep(time.Millisecond) {
-			break
+			return
 		}
 	}
-	return true
+	t.Fatalf("block %d is still there", id)
 }
 
 // A DataNode dies in the middle; the client goes on with the others under a new
@@ -707,7 +711,7 @@ func TestMirrorDies(t *testing.T) {
 func (f *fixture) damage(n *node, id uint64, match string, off int64) {
 	f.t.Helper()
 	fs := n.cfg.FS
-	dir := filepath.Join("/dn/blocks", fmt.Sprintf("%02x", byte(id)))
+	dir := filepath.Join("/dn/blocks", fmt.Sprintf("%02x", byte(id>>8)))
 	names, err := fs.List(dir)
 	must(f.t, err)
 	for _, name := range names {

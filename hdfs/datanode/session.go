@@ -331,6 +331,11 @@ func (dn *DataNode) sendFull(ctx context.Context, client *cluster.NameNodeClient
 			return err
 		}
 	}
+	select {
+	case <-dn.reported:
+	default:
+		close(dn.reported) // full reports are sent by one goroutine at a time
+	}
 	return nil
 }
 

@@ -5,7 +5,7 @@
 //	DIR/VERSION                     identity: cluster, block pool, DataNode
 //	DIR/in_use.lock                 held while a process has the store open
 //	DIR/boot                        the machine boot in which the store was last opened
-//	DIR/blocks/XX/blk_ID            the bytes; XX is the low byte of the id
+//	DIR/blocks/XX/blk_ID            the bytes; XX is the second lowest byte of the id
 //	DIR/blocks/XX/blk_ID_GEN.meta   checksums; GEN is the generation stamp
 //
 // # One file decides

@@ -194,9 +194,6 @@ func (rd *Reader) Sums(sums []byte, chunk int64) error {
 	return nil
 }
 
-// Prefetch tells the operating system that n bytes from off will be read.
-func (rd *Reader) Prefetch(off, n int64) { _ = rd.data.Prefetch(off, n) }
-
 // InitRecovery stops the writer and promises to the recovery with the given
 // generation stamp that no older one will succeed. It returns what is here.
 func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {

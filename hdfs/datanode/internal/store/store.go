@@ -178,8 +178,12 @@ func (s *Store) Close() error { return s.lock.Close() }
 
 func (s *Store) blocks() string { return s.fs.PathJoin(s.dir, "blocks") }
 
+// subdirIndex keeps blocks with neighbouring ids, which are made at about the
+// same time, in one directory: file systems then keep their inodes together.
+func subdirIndex(id uint64) byte { return byte(id >> 8) }
+
 func (s *Store) subdir(id uint64) string {
-	return s.fs.PathJoin(s.blocks(), fmt.Sprintf("%02x", byte(id)))
+	return s.fs.PathJoin(s.blocks(), fmt.Sprintf("%02x", subdirIndex(id)))
 }
 
 func (s *Store) dataPath(id uint64) string { return s.fs.PathJoin(s.subdir(id), dataName(id)) }
@@ -188,20 +192,28 @@ func (s *Store) metaPath(id, gen uint64) string {
 }
 
 // makeSubdir makes the directory of a block, durably: files in it may be synced
-// long after.
+// long after. The first block that needs one makes them all, so that one sync
+// does for all.
 func (s *Store) makeSubdir(id uint64) error {
 	s.dirMu.Lock()
 	defer s.dirMu.Unlock()
-	if s.dirs[byte(id)] {
+	if s.dirs[subdirIndex(id)] {
 		return nil
 	}
-	if err := s.fs.MkdirAll(s.subdir(id), 0o755); err != nil {
-		return err
+	for i := range s.dirs {
+		if s.dirs[i] {
+			continue
+		}
+		if err := s.fs.MkdirAll(s.subdir(uint64(i)), 0o755); err != nil {
+			return err
+		}
 	}
 	if err := syncDir(s.fs, s.blocks()); err != nil {
 		return err
 	}
-	s.dirs[byte(id)] = true
+	for i := range s.dirs {
+		s.dirs[i] = true
+	}
 	return nil
 }
 
@@ -242,7 +254,7 @@ func (s *Store) scanDirectory(dir string, index byte, sameBoot bool) error {
 	blocks := map[uint64]*found{}
 	for _, name := range names {
 		id, gen, meta, ok := parseName(name)
-		if !ok || byte(id) != index {
+		if !ok || subdirIndex(id) != index {
 			if strings.HasSuffix(name, damagedSuffix) {
 				continue
 			}

@@ -253,7 +253,7 @@ func crashRun(t *testing.T, seed uint64) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
 	var blocks []*model
-	id := func(i int) uint64 { return uint64(256 * (i + 1)) }
+	id := func(i int) uint64 { return uint64(i + 1) }
 	gen := uint64(1000)
 	steps := 5 + rng.IntN(60)
 	check := func(s *Store, process bool) {
