@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -205,4 +206,17 @@ func benchmarkPingPong(b *testing.B, take func(testing.TB, rdma.CompletionQueue)
 	}()
 	bounce(from, true, b.N)
 	<-done
+}
+
+// BenchmarkIdle keeps 1,000 connections (both ends of each) and does nothing; an
+// operation is a second of that.
+func BenchmarkIdle(b *testing.B) {
+	const connections = 1000
+	d := testDevice(b, Config{})
+	for range connections {
+		from, to := newSide(b, d, 4096, nil), newSide(b, d, 4096, nil)
+		joinListener(b, from, to)
+	}
+	processor(b)
+	time.Sleep(time.Duration(b.N) * time.Second)
 }

@@ -1,0 +1,221 @@
+package cq
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+func push(q *Queue, id uint64) { q.Push(rdma.Completion{ID: id}, false, nil, 0) }
+
+func TestOrderAndRelease(t *testing.T) {
+	q := New(3, nil, nil)
+	var places atomic.Int32
+	places.Store(9)
+	into := make([]rdma.Completion, 2)
+	next := uint64(0)
+	for id := range uint64(50) {
+		q.Push(rdma.Completion{ID: id}, false, &places, 3)
+		if id%3 != 2 {
+			continue
+		}
+		for _, want := range []int{2, 1, 0} {
+			n, err := q.Poll(into)
+			if n != want || err != nil {
+				t.Fatalf("Poll: %d, %v; want %d", n, err, want)
+			}
+			for _, c := range into[:n] {
+				if c.ID != next {
+					t.Fatalf("completion %d, want %d", c.ID, next)
+				}
+				next++
+			}
+		}
+		if got := places.Load(); got != 0 {
+			t.Fatalf("%d places are still taken", got)
+		}
+		places.Store(9)
+	}
+}
+
+func TestOverrun(t *testing.T) {
+	told := 0
+	q := New(2, func(*Queue) { told++ }, nil)
+	if err := q.Arm(true); err != nil {
+		t.Fatal(err)
+	}
+	for id := range uint64(5) {
+		push(q, id)
+	}
+	if told != 1 {
+		t.Errorf("told %d times", told)
+	}
+	if err := q.Wait(context.Background()); err != nil {
+		t.Errorf("who waits is not woken: %v", err)
+	}
+	into := make([]rdma.Completion, 8)
+	if n, err := q.Poll(into); n != 2 || !errors.Is(err, rdma.ErrOverrun) {
+		t.Errorf("Poll: %d, %v", n, err)
+	}
+	if n, err := q.Poll(into); n != 0 || !errors.Is(err, rdma.ErrOverrun) {
+		t.Errorf("second Poll: %d, %v", n, err)
+	}
+}
+
+func TestArm(t *testing.T) {
+	q := New(16, nil, nil)
+	woken := func() bool {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		return q.Wait(ctx) == nil
+	}
+	push(q, 1)
+	if woken() {
+		t.Error("an event without arming")
+	}
+	_ = q.Arm(false)
+	if woken() {
+		t.Error("an event for a completion that was there")
+	}
+	push(q, 2)
+	push(q, 3)
+	if !woken() || woken() {
+		t.Error("not one event for one arming")
+	}
+	_ = q.Arm(true)
+	push(q, 4)
+	if woken() {
+		t.Error("an unsolicited completion woke one who asked for solicited ones")
+	}
+	q.Push(rdma.Completion{ID: 5}, true, nil, 0)
+	if !woken() {
+		t.Error("a solicited completion did not wake")
+	}
+	_ = q.Arm(true)
+	q.Push(rdma.Completion{Status: rdma.StatusFlushed}, false, nil, 0)
+	if !woken() {
+		t.Error("an error did not wake")
+	}
+	_ = q.Arm(false)
+	push(q, 6)
+	_ = q.Arm(false)
+	if woken() {
+		t.Error("an event of an earlier arming is left")
+	}
+}
+
+func TestClose(t *testing.T) {
+	closed := 0
+	q := New(1, nil, func(*Queue) { closed++ })
+	if !q.Use() {
+		t.Fatal("Use of an open queue fails")
+	}
+	if err := q.Close(); !errors.Is(err, rdma.ErrInUse) {
+		t.Errorf("Close of a used queue: %v", err)
+	}
+	q.Unuse()
+	waited := make(chan error)
+	go func() { waited <- q.Wait(context.Background()) }()
+	for range 2 {
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-waited; !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("Wait over Close: %v", err)
+	}
+	if closed != 1 || q.Use() {
+		t.Error("closed twice, or usable")
+	}
+	if _, err := q.Poll(nil); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("Poll after Close: %v", err)
+	}
+	if err := q.Arm(false); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("Arm after Close: %v", err)
+	}
+}
+
+type driver struct {
+	q     *Queue
+	calls int
+}
+
+func (d *driver) Drive() { d.calls++; push(d.q, 7) }
+
+func TestDrivers(t *testing.T) {
+	q := New(4, nil, nil)
+	ds := []*driver{{q: q}, {q: q}, {q: q}}
+	for _, d := range ds {
+		q.AddDriver(d)
+	}
+	into := make([]rdma.Completion, 8)
+	for range 3 {
+		if n, err := q.Poll(into); n != drivenAtOnce || err != nil {
+			t.Fatalf("Poll: %d, %v", n, err)
+		}
+	}
+	for i, d := range ds {
+		if d.calls != 2 {
+			t.Errorf("driver %d was called %d times", i, d.calls)
+		}
+		q.RemoveDriver(d)
+	}
+	if n, _ := q.Poll(into); n != 0 {
+		t.Error("a removed driver is called")
+	}
+}
+
+// TestNoLostWakeUp has a waiter arm, poll and wait against pushes from two sides.
+func TestNoLostWakeUp(t *testing.T) {
+	const each = 20000
+	q := New(64, nil, nil)
+	var room = make(chan struct{}, 64)
+	var group sync.WaitGroup
+	for range 2 {
+		group.Go(func() {
+			for id := range uint64(each) {
+				room <- struct{}{}
+				push(q, id)
+			}
+		})
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	into := make([]rdma.Completion, 7)
+	for got := 0; got < 2*each; {
+		n, err := q.Poll(into)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			_ = q.Arm(false)
+			if n, _ = q.Poll(into); n == 0 {
+				if err := q.Wait(ctx); err != nil {
+					t.Fatalf("after %d of %d: %v", got, 2*each, err)
+				}
+			}
+		}
+		for range n {
+			<-room
+		}
+		got += n
+	}
+	group.Wait()
+}
+
+func TestPollAllocatesNothing(t *testing.T) {
+	q := New(4, nil, nil)
+	into := make([]rdma.Completion, 4)
+	if n := testing.AllocsPerRun(100, func() {
+		push(q, 1)
+		_, _ = q.Poll(into)
+		_, _ = q.Poll(into)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
