@@ -81,7 +81,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		c.DataNodes = append(c.DataNodes, dn)
 	}
 	for _, dn := range c.DataNodes {
-		if err := c.NameNode.state.wait(ctx, dn.state.UUID()); err != nil {
+		if err := dn.WaitReported(ctx); err != nil {
 			return nil, err
 		}
 	}

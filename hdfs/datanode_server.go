@@ -85,6 +85,19 @@ func advertised(listening, override string) (host string, port uint16, err error
 // Addr is where the port is, host:port.
 func (d *DataNode) Addr() string { return d.port.addr() }
 
+// WaitReported waits until the NameNode knows all that the DataNode has, and
+// clients are sent to it.
+func (d *DataNode) WaitReported(ctx context.Context) error {
+	select {
+	case <-d.state.Reported():
+		return nil
+	case <-d.Done():
+		return errors.Join(errors.New("the DataNode ended before it had reported to the NameNode"), d.Err())
+	case <-ctx.Done():
+		return fmt.Errorf("the DataNode at %s has not reported to the NameNode: %w", d.Addr(), context.Cause(ctx))
+	}
+}
+
 // Done is closed when the server has ended, and Err then tells why; it is nil
 // after Close.
 func (d *DataNode) Done() <-chan struct{} { return d.port.done }

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
-	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/namenode"
 )
 
@@ -34,50 +32,8 @@ type NameNodeConfig struct {
 // NameNode is a NameNode that serves its port.
 type NameNode struct {
 	port  *port
-	state *reported
+	state *namenode.NameNode
 	calls *rpc.Server
-}
-
-// reported is a NameNode that remembers which DataNodes have told all they
-// have, so that a cluster knows when it is ready.
-type reported struct {
-	*namenode.NameNode
-
-	mu      sync.Mutex
-	all     map[string]bool // by DataNode's UUID
-	changed chan struct{}   // closed, and made anew, when all has grown
-}
-
-// BlockReport implements [cluster.NameNode].
-func (r *reported) BlockReport(ctx context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
-	resp, err := r.NameNode.BlockReport(ctx, req)
-	if err == nil && req.GetPart()+1 >= req.GetParts() {
-		r.mu.Lock()
-		if !r.all[req.GetUuid()] {
-			r.all[req.GetUuid()] = true
-			close(r.changed)
-			r.changed = make(chan struct{})
-		}
-		r.mu.Unlock()
-	}
-	return resp, err
-}
-
-// wait waits for the first full report of a DataNode.
-func (r *reported) wait(ctx context.Context, uuid string) error {
-	for {
-		r.mu.Lock()
-		done, changed := r.all[uuid], r.changed
-		r.mu.Unlock()
-		if done {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("DataNode %s has not reported to the NameNode: %w", uuid, ctx.Err())
-		}
-	}
 }
 
 // StartNameNode opens the namespace, publishes the port and serves.
@@ -93,10 +49,10 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.close())
 	}
-	nn := &NameNode{port: p, state: &reported{NameNode: state, all: map[string]bool{}, changed: make(chan struct{})}, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger})}
+	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger})}
 	state.RegisterRPC(nn.calls)
 	p.serve(func(l net.Listener) error { return nn.calls.Serve(l) },
-		func(ctx context.Context, c cluster.Conn) error { return cluster.Serve(ctx, c, nn.state) })
+		func(ctx context.Context, c cluster.Conn) error { return cluster.Serve(ctx, c, state) })
 	return nn, nil
 }
 

@@ -47,7 +47,7 @@ func TestAbandonedFileIsClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer dn.Close()
-		if err := nn.state.wait(ctx, dn.state.UUID()); err != nil {
+		if err := dn.WaitReported(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -122,7 +122,8 @@ func nameNodeCommand(o *options) *cobra.Command {
 				return err
 			}
 			defer closing(&err, nn)
-			if err := announce(cmd, "NameNode", nn.Addr(), dir, addressFile); err != nil {
+			fmt.Fprintf(cmd.OutOrStdout(), "NameNode at %s, its data in %s\n", nn.Addr(), dir)
+			if err := writeAddress(addressFile, nn.Addr()); err != nil {
 				return err
 			}
 			return serve(cmd.Context(), nn)
@@ -163,7 +164,15 @@ func dataNodeCommand(o *options) *cobra.Command {
 				return err
 			}
 			defer closing(&err, dn)
-			if err := announce(cmd, "DataNode", dn.Addr(), dir, addressFile); err != nil {
+			fmt.Fprintf(cmd.OutOrStdout(), "DataNode at %s, its data in %s, waiting for the NameNode at %s\n", dn.Addr(), dir, nameNode)
+			if err := dn.WaitReported(cmd.Context()); err != nil {
+				if cmd.Context().Err() != nil {
+					return nil // stopped by a signal, in order
+				}
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "The NameNode knows it.")
+			if err := writeAddress(addressFile, dn.Addr()); err != nil {
 				return err
 			}
 			return serve(cmd.Context(), dn)
@@ -174,13 +183,12 @@ func dataNodeCommand(o *options) *cobra.Command {
 	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
 	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
-	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
+	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd
 }
 
-// announce says that a server is ready, to people and to scripts.
-func announce(cmd *cobra.Command, what, address, dir, file string) error {
-	fmt.Fprintf(cmd.OutOrStdout(), "%s at %s, its data in %s\n", what, address, dir)
+// writeAddress tells scripts that a server is ready, and where.
+func writeAddress(file, address string) error {
 	if file == "" {
 		return nil
 	}
