@@ -182,8 +182,10 @@ func (s *Store) blocks() string { return s.fs.PathJoin(s.dir, "blocks") }
 // same time, in one directory: file systems then keep their inodes together.
 func subdirIndex(id uint64) byte { return byte(id >> 8) }
 
-func (s *Store) subdir(id uint64) string {
-	return s.fs.PathJoin(s.blocks(), fmt.Sprintf("%02x", subdirIndex(id)))
+func (s *Store) subdir(id uint64) string { return s.subdirPath(subdirIndex(id)) }
+
+func (s *Store) subdirPath(index byte) string {
+	return s.fs.PathJoin(s.blocks(), fmt.Sprintf("%02x", index))
 }
 
 func (s *Store) dataPath(id uint64) string { return s.fs.PathJoin(s.subdir(id), dataName(id)) }
@@ -204,7 +206,7 @@ func (s *Store) makeSubdir(id uint64) error {
 		if s.dirs[i] {
 			continue
 		}
-		if err := s.fs.MkdirAll(s.subdir(uint64(i)), 0o755); err != nil {
+		if err := s.fs.MkdirAll(s.subdirPath(byte(i)), 0o755); err != nil {
 			return err
 		}
 	}
