@@ -1026,6 +1026,13 @@ func (r *receives) release(m *Message) {
 		r.drop(b)
 		return
 	}
+	if pool := q.d.recvPool; q.window > q.t.Window && pool.Used() > pool.Limit()/4*3 {
+		// Memory is short: what the window has grown by goes back.
+		r.drop(b)
+		q.window--
+		q.pump()
+		return
+	}
 	if r.repost(b) == nil {
 		q.owed++
 		q.pump()
