@@ -194,27 +194,27 @@ func (s *Store) metaPath(id, gen uint64) string {
 }
 
 // makeSubdir makes the directory of a block, durably: files in it may be synced
-// long after. The first block that needs one makes them all, so that one sync
-// does for all.
+// long after. It makes those of the next blocks too, so that one sync does for
+// all of them.
 func (s *Store) makeSubdir(id uint64) error {
+	const ahead = 16
 	s.dirMu.Lock()
 	defer s.dirMu.Unlock()
-	if s.dirs[subdirIndex(id)] {
+	first := subdirIndex(id)
+	if s.dirs[first] {
 		return nil
 	}
-	for i := range s.dirs {
-		if s.dirs[i] {
-			continue
-		}
-		if err := s.fs.MkdirAll(s.subdirPath(byte(i)), 0o755); err != nil {
+	for i := range byte(ahead) {
+		// The index wraps around, as the ids' byte does.
+		if err := s.fs.MkdirAll(s.subdirPath(first+i), 0o755); err != nil {
 			return err
 		}
 	}
 	if err := syncDir(s.fs, s.blocks()); err != nil {
 		return err
 	}
-	for i := range s.dirs {
-		s.dirs[i] = true
+	for i := range byte(ahead) {
+		s.dirs[first+i] = true
 	}
 	return nil
 }
