@@ -1,12 +1,15 @@
 package rdmanet
 
 import (
+	"errors"
 	"io"
 	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/verbena-data/verbena"
 )
 
 var (
@@ -171,6 +174,9 @@ func (c *conn) unlockRead() {
 // fillRead makes rest hold something; it returns io.EOF when nothing will come.
 // The caller holds rx.
 func (c *conn) fillRead(g *gate) error {
+	if err := c.s.ep.Err(); err != nil && errors.Is(err, verbena.ErrClosed) {
+		return errClosed // what rest refers to may be gone
+	}
 	for len(c.rest) == 0 {
 		if c.readStopped.Load() {
 			return io.EOF

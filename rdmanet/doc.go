@@ -27,5 +27,10 @@
 // [Config.Linger] at most; the peer's later writes fail with EPIPE. A peer that
 // was killed, and an endpoint that failed, is ECONNRESET.
 //
+// Connections are closed before their runtime. One that is not fails with
+// net.ErrClosed when the runtime is closed; a WriteTo that is passing on a
+// message at that moment must not be under way, since the message's memory goes
+// with the runtime.
+//
 // The package imports the root package alone.
 package rdmanet

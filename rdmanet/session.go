@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/verbena-data/verbena"
 )
 
 // endpoint is what a session needs of the runtime's endpoint. Send may be
@@ -334,7 +336,14 @@ func (s *session) run() {
 			case <-s.wake:
 			case <-epDone:
 				epDone = nil
-				s.died(s.ep.Err())
+				if err := s.ep.Err(); errors.Is(err, verbena.ErrClosed) {
+					s.shutdown(err)
+					<-s.rx // readers leave
+					s.release()
+					s.rx <- struct{}{}
+				} else {
+					s.died(err)
+				}
 			}
 			continue
 		case stepWatch:
@@ -417,7 +426,11 @@ func (s *session) receiveLoop() (opened *conn) {
 		}
 		tag, m, err := s.ep.receive(g)
 		if err != nil {
-			if g.cause() == nil {
+			switch {
+			case errors.Is(err, verbena.ErrClosed):
+				s.shutdown(err)
+				s.release()
+			case g.cause() == nil:
 				s.died(err)
 			}
 			continue
@@ -509,7 +522,9 @@ func (s *session) dispatch(tag uint32, m message) (message, *conn, error) {
 	return nil, nil, nil
 }
 
-// release gives back what the connection still holds; the caller holds rx.
+// release gives back what the connection still holds; the caller holds rx. It
+// is done at once when the runtime is closed under a connection, because that
+// takes the memory of messages away.
 func (s *session) release() {
 	s.mu.Lock()
 	c := s.conn

@@ -404,7 +404,6 @@ func TestForgottenConnectionIsClosed(t *testing.T) {
 		_, err := c.Read(make([]byte, 1))
 		read <- err
 	}(a)
-	a = nil
 	for range 5 {
 		runtime.GC()
 		runtime.Gosched()

@@ -236,6 +236,33 @@ func TestRuntimeCloses(t *testing.T) {
 	})
 }
 
+// What had arrived goes with the runtime, and takes nobody with it.
+func TestRuntimeClosesUnderUnreadData(t *testing.T) {
+	overTransports(t, func(t *testing.T, transport string) {
+		for _, size := range []int{1000, 100_000, 500_000} {
+			r := runtimeRig(t, transport, Config{})
+			a, b := r.mustPair(t)
+			wrote := make(chan struct{})
+			go func() {
+				defer close(wrote)
+				b.Write(make([]byte, size))
+			}()
+			buf := make([]byte, 100)
+			must[int](t)(a.Read(buf))
+			if err := r.dialer.Runtime.Close(); err != nil {
+				t.Errorf("closing the runtime: %v", err)
+			}
+			_, err := a.Read(buf)
+			wantError(t, err, net.ErrClosed)
+			_, err = a.Write(buf)
+			wantError(t, err, net.ErrClosed)
+			a.Close()
+			b.Close()
+			<-wrote
+		}
+	})
+}
+
 func TestHTTP(t *testing.T) {
 	overTransports(t, func(t *testing.T, transport string) {
 		r := runtimeRig(t, transport, Config{})
