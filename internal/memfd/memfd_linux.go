@@ -1,6 +1,7 @@
 package memfd
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -49,6 +50,11 @@ func create(name string, size int, kind Kind, seals int) (*File, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("memfd %s: size %d is not positive", name, size)
 	}
+	if kind == Reserved && size >= checkedSize {
+		if err := checkAvailable(size); err != nil {
+			return nil, fmt.Errorf("memfd %s: %w", name, err)
+		}
+	}
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if kind == Huge {
 		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
@@ -74,6 +80,31 @@ func create(name string, size int, kind Kind, seals int) (*File, error) {
 		return nil, errors.Join(fmt.Errorf("memfd %s: seal: %w", name, err), f.Close())
 	}
 	return f, nil
+}
+
+// Reservations of this size and more are compared with what the host has left:
+// the kernel would begin them, and kill processes when it runs out.
+const checkedSize = 64 << 20
+
+func checkAvailable(size int) error {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return nil //nolint:nilerr // not known, so the kernel will decide
+	}
+	defer f.Close()
+	left, known := 0, false
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var kib int
+		if _, err := fmt.Sscanf(lines.Text(), "MemAvailable: %d kB", &kib); err == nil {
+			left, known = left+kib<<10, true
+		} else if _, err := fmt.Sscanf(lines.Text(), "SwapFree: %d kB", &kib); err == nil {
+			left += kib << 10
+		}
+	}
+	if known && size > left {
+		return fmt.Errorf("%d bytes do not fit into the %d that the host has available: %w", size, left, unix.ENOMEM)
+	}
+	return nil
 }
 
 // Check tells whether fd is a memfd of exactly size bytes whose size is sealed.

@@ -124,6 +124,13 @@ func TestHostileDescriptorsAreRefused(t *testing.T) {
 	}
 }
 
+func TestMoreThanThereIs(t *testing.T) {
+	if f, err := Create("test", 1<<45, Reserved); !errors.Is(err, unix.ENOMEM) {
+		f.Close()
+		t.Fatalf("error %v", err)
+	}
+}
+
 func TestHuge(t *testing.T) {
 	f, err := Create("test", 1<<20, Huge)
 	if err != nil {

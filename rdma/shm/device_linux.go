@@ -101,7 +101,8 @@ func (d *device) acquirePeer(identity peerIdentity, tableFD, bellFD int) (*peerD
 	defer d.mu.Unlock()
 	if p := d.peers[identity]; p != nil {
 		p.users++
-		return p, errors.Join(unix.Close(tableFD), unix.Close(bellFD))
+		_, _ = unix.Close(tableFD), unix.Close(bellFD)
+		return p, nil
 	}
 	p := &peerDomain{device: d, identity: identity, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{})}
 	p.tableMemory, err = memfd.Adopt(tableFD, tableBytes, false, false)

@@ -170,7 +170,7 @@ func (r *region) close() error {
 	deadline := time.Now().Add(d.device.config.AccessTimeout)
 	for _, qp := range pairs {
 		if !qp.awaitPeerAccess(deadline) {
-			qp.fail(fmt.Errorf("shm: close region: %s has been inside an access for %v, and is probably suspended: %w",
+			qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: close region: %s has been inside an access for %v, and is probably suspended: %w",
 				qp.peerName(), d.device.config.AccessTimeout, rdma.ErrTimeout), "")
 		}
 		qp.revoke(r.handle)

@@ -29,14 +29,14 @@ const (
 //	     must ring the doorbell
 //	128  owner: how many messages have been taken, with a shared receive queue
 //	256  peer: access, odd while the peer is inside memory of this side
-//	264  peer: waiting, set while the peer waits for a receive or a slot
-//	384  receive descriptors, then, on a line of its own, message slots
+//	384  peer: waiting, set while the peer waits for a receive or a slot
+//	512  receive descriptors, then, on a line of its own, message slots
 const (
 	inboxGate    = 0
 	inboxTaken   = 128
 	inboxAccess  = 256
-	inboxWaiting = 264
-	inboxRings   = 384
+	inboxWaiting = 384
+	inboxRings   = 512
 
 	gateClosed uint64 = 1
 	gateCold   uint64 = 2

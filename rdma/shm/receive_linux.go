@@ -197,7 +197,7 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 		c := &into[n]
 		if err := qp.take(header, c); err != nil {
 			qp.drained = true
-			qp.fail(fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
+			qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
 			break
 		}
 		n++
