@@ -18,12 +18,20 @@ import (
 )
 
 func pattern(n, seed int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i*31 + i>>8 + seed)
+	start := seed & 0xff
+	return bigPattern[start : start+n : start+n]
+}
+
+var bigPattern = func() []byte {
+	b := make([]byte, 64<<20+256)
+	for i := range 1 << 16 {
+		b[i] = byte(i*31 + i>>8)
+	}
+	for n := 1<<16 - 1; n < len(b); n *= 2 { // of no round period
+		copy(b[n:], b[:n])
 	}
 	return b
-}
+}()
 
 func TestMessagesOfAllSizes(t *testing.T) {
 	sizes := []int{0, 1, 47, 48, 49, 255, 1 << 10, 16<<10 - 1, 16 << 10, 16<<10 + 1, 32<<10 + 1, 256 << 10, 512<<10 + 3, 5 << 20, 64 << 20}
@@ -89,7 +97,7 @@ func TestManySendersBothWays(t *testing.T) {
 					r := rand.New(rand.NewPCG(uint64(s), 1))
 					for i := range each {
 						size := []int{0, 8, 48, 200, 512, 513, 5000, 40_000}[r.IntN(8)]
-						m := pattern(size+8, s)
+						m := bytes.Clone(pattern(size+8, s))
 						binary.LittleEndian.PutUint32(m, uint32(i))
 						binary.LittleEndian.PutUint32(m[4:], uint32(size))
 						if err := e.Send(p.ctx, uint32(s), m); err != nil {
@@ -503,4 +511,126 @@ func BenchmarkStream(b *testing.B) {
 			})
 		}
 	}
+}
+
+// The window of an endpoint grows under load and goes back when memory is short.
+func TestWindowFollowsLoad(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{ReceiveMemory: 64 << 20}, ListenConfig{})
+		a, b := p.connect(t, "")
+		q, ok := b.carrier.(*queue)
+		if !ok {
+			t.Skip("it has the window of TCP")
+		}
+		window := func() int {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			return q.window
+		}
+		// Bursts that are longer than the window.
+		burst := func() {
+			const n = 500
+			done := make(chan error, 1)
+			go func() {
+				for range n {
+					if err := a.Send(p.ctx, 1, make([]byte, 100)); err != nil {
+						done <- err
+						return
+					}
+				}
+				done <- nil
+			}()
+			for range n {
+				m, err := b.Receive(p.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Release()
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		for window() < q.t.MaxWindow {
+			if p.ctx.Err() != nil {
+				t.Fatalf("the window is %d", window())
+			}
+			burst()
+		}
+		all, err := q.d.recvPool.Get(p.ctx, 50<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for window() > q.t.Window {
+			if p.ctx.Err() != nil {
+				t.Fatalf("the window is %d", window())
+			}
+			burst()
+		}
+		q.d.recvPool.Put(all)
+	})
+}
+
+// Endpoints come and go, in order and not, while others work.
+func TestChurn(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, crampedConfig(), ListenConfig{})
+		echo, stop := context.WithCancel(p.ctx)
+		var servers, clients sync.WaitGroup
+		servers.Go(func() {
+			for {
+				e, err := p.listener.Accept(echo)
+				if err != nil {
+					return
+				}
+				servers.Go(func() {
+					defer e.Close()
+					for {
+						m, err := e.Receive(echo)
+						if err != nil {
+							return
+						}
+						_ = e.Send(echo, m.Tag, m.Bytes()) // the client may be gone
+						m.Release()
+					}
+				})
+			}
+		})
+		for c := range 6 {
+			clients.Go(func() {
+				for round := range 12 {
+					e, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: w.transport})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for i := range 10 {
+						want := pattern(i*i*100, c)
+						if err := e.Send(p.ctx, uint32(i), want); err != nil {
+							t.Error(err)
+							break
+						}
+						if round%3 == 2 {
+							continue // leaves with echoes on their way
+						}
+						m, err := e.Receive(p.ctx)
+						if err != nil {
+							t.Error(err)
+							break
+						}
+						if m.Tag != uint32(i) || !bytes.Equal(m.Bytes(), want) {
+							t.Errorf("echo %d is wrong", i)
+						}
+						m.Release()
+					}
+					if err := e.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		clients.Wait()
+		stop()
+		servers.Wait()
+	})
 }

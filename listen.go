@@ -215,7 +215,7 @@ func (h *handshake) run() {
 	}
 	h.spoken()
 	if !isHello {
-		if l.ctx.Err() != nil || !handOver(ctx, l.legacy, conn) {
+		if !stop() || !handOver(ctx, l.legacy, conn) {
 			l.log.Debug("legacy connection dropped: nobody accepts it", "peer", conn.RemoteAddr())
 			_ = conn.Close() // nobody wants it
 		}
@@ -233,7 +233,8 @@ func (h *handshake) run() {
 		l.r.discard(e)
 		return
 	}
-	if l.ctx.Err() != nil || !handOver(ctx, l.endpoints, e) {
+	// From here on nothing but the endpoint itself touches its connection.
+	if !stop() || !handOver(ctx, l.endpoints, e) {
 		l.log.Warn("endpoint dropped: nobody accepts it", "peer", h.conn.RemoteAddr(), "service", e.service)
 		l.r.discard(e)
 	}
@@ -258,6 +259,9 @@ func handOver[T any](ctx context.Context, to chan<- T, value T) bool {
 func (h *handshake) negotiate(ctx context.Context) (*Endpoint, error) {
 	l := h.l
 	seen := len(hello.Magic)
+	if c, ok := h.conn.(*net.TCPConn); ok {
+		_ = c.SetKeepAliveConfig(keepAlive) // a socket without it works as well
+	}
 	for range hello.MaxCandidates + 1 {
 		if err := h.conn.SetDeadline(h.deadline); err != nil {
 			return nil, err
