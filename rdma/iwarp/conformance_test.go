@@ -12,13 +12,18 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	rdmatest.RunChild(map[string]rdmatest.Opener{"iwarp": func() (rdma.Device, error) {
-		devices, err := New(Config{}).Devices(context.Background())
-		if err != nil {
-			return nil, err
+	open := func(config Config) rdmatest.Opener {
+		return func() (rdma.Device, error) {
+			devices, err := New(config).Devices(context.Background())
+			if err != nil {
+				return nil, err
+			}
+			return devices[0], nil
 		}
-		return devices[0], nil
-	}})
+	}
+	rdmatest.RunChild(map[string]rdmatest.Opener{
+		"iwarp": open(Config{}), "iwarp with extensions": open(Config{Extensions: true}),
+	})
 	goleak.VerifyTestMain(m)
 }
 
@@ -40,6 +45,11 @@ func TestConformance(t *testing.T) {
 	t.Run("stream", func(t *testing.T) {
 		s := suite(Config{})
 		s.OverStream = true
+		rdmatest.Run(t, s)
+	})
+	t.Run("extensions", func(t *testing.T) {
+		s := suite(Config{Extensions: true})
+		s.Peer = rdmatest.Process("iwarp with extensions")
 		rdmatest.Run(t, s)
 	})
 	t.Run("segment-sized", func(t *testing.T) {

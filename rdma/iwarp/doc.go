@@ -21,8 +21,8 @@
 //
 //	| what                             | how it shows                                      |
 //	|----------------------------------|---------------------------------------------------|
-//	| atomics (RFC 7306)               | no CapAtomics; a peer's request is terminated     |
-//	| immediate data (RFC 7306)        | no CapWriteImmediate; a peer's is terminated      |
+//	| atomics, immediate data with a   | there with [Config.Extensions] only; without, the |
+//	| Write (RFC 7306)                 | capabilities lack and a peer's are terminated     |
 //	| Send with immediate              | iWARP has none                                    |
 //	| markers (RFC 5044)               | a Request for them is rejected, a Reply refused   |
 //	| Send with Invalidate             | a peer's is terminated: STag cannot be invalidated|

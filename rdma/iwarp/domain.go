@@ -237,7 +237,8 @@ func (m *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, erro
 		Number: q.number, Owner: m, Regions: m.device.regions,
 		SendCompletions: queues[0], RecvCompletions: queues[1],
 		Receives: receives, SharedReceives: q.shared != nil,
-		SendDepth: config.SendDepth, MaxSGE: config.MaxSGE, MaxInline: config.MaxInline,
+		Extensions: m.device.config.Extensions,
+		SendDepth:  config.SendDepth, MaxSGE: config.MaxSGE, MaxInline: config.MaxInline,
 		SinkTag: binary.LittleEndian.Uint32(tag[:]),
 	})
 	m.pairs[q] = struct{}{}

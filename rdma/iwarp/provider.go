@@ -38,6 +38,11 @@ type Config struct {
 	// 5044), where the depths of Reads are not negotiated and the side that
 	// accepted sends nothing before the other has. Listeners take both.
 	Revision int
+	// Extensions has immediate data with Writes and the atomics, by RFC 7306, and
+	// the capabilities say so. MPA does not negotiate them: set it where all peers
+	// have them. A peer without them, such as Linux siw, terminates a connection
+	// that uses them.
+	Extensions bool
 	// SetupTimeout bounds each step of connecting: reaching the peer, its
 	// Request, its Reply. The default is 10 seconds.
 	SetupTimeout time.Duration
@@ -110,11 +115,15 @@ type device struct {
 }
 
 func (d *device) Attributes() rdma.Attributes {
+	capabilities := rdma.CapSharedReceive | rdma.CapStreams
+	if d.config.Extensions {
+		capabilities |= rdma.CapWriteImmediate | rdma.CapAtomics
+	}
 	return rdma.Attributes{
 		Provider:        "iwarp",
 		Name:            "iwarp0",
 		Class:           rdma.ClassIWARP,
-		Capabilities:    rdma.CapSharedReceive | rdma.CapStreams,
+		Capabilities:    capabilities,
 		MaxInline:       maxInline,
 		MaxSendSGE:      maxSGE,
 		MaxReadSGE:      1,

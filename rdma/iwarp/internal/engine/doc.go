@@ -20,7 +20,5 @@
 // # What is not there
 //
 // RFC 5044 markers are refused in both directions. Send with Invalidate is
-// refused, since regions here cannot be invalidated by a peer. The operations of
-// RFC 7306 have their place in the table of operations and are refused as
-// unexpected.
+// refused, since regions here cannot be invalidated by a peer.
 package engine

@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
@@ -27,6 +29,8 @@ type Config struct {
 	SharedReceives bool
 
 	SendDepth, MaxSGE, MaxInline int
+	// Extensions has the operations of RFC 7306, in both directions.
+	Extensions bool
 	// SinkTag is the tag of the first Read's destination; the following ones
 	// count on. It opens nothing: responses are matched to their requests.
 	SinkTag uint32
@@ -74,6 +78,7 @@ type Engine struct {
 	respondFirst bool  // whose turn it is
 	sendMSN      uint32
 	readMSN      uint32
+	atomicMSN    uint32
 	terminate    *wire.Terminate
 
 	writing bool // somebody has the writer's role
@@ -86,19 +91,27 @@ type Engine struct {
 }
 
 type request struct {
-	id     uint64
-	op     rdma.Opcode
-	flags  rdma.Flags
-	done   bool
-	length uint32
-	remote rdma.Remote
-	pieces []piece // capacity MaxSGE
-	inline []byte  // capacity MaxInline
+	id               uint64
+	op               rdma.Opcode
+	flags            rdma.Flags
+	done             bool
+	length           uint32
+	remote           rdma.Remote
+	immediate        uint32
+	compareAdd, swap uint64
+	pieces           []piece // capacity MaxSGE
+	inline           []byte  // capacity MaxInline
 }
 
-// read is a Read of this side that has been started.
+// answered tells whether the peer answers the request.
+func (r *request) answered() bool {
+	return r.op == rdma.OpRead || r.op == rdma.OpCompareSwap || r.op == rdma.OpFetchAdd
+}
+
+// read is a Read of this side that has been started, or an atomic operation.
 type read struct {
 	request  uint64
+	atomic   bool // tag is the identifier of its request
 	internal bool // the ready-to-receive message: belongs to no request
 	tag      uint32
 	to       piece
@@ -106,10 +119,12 @@ type read struct {
 	got      uint32
 }
 
-// response is a Read of the peer.
+// response is a Read of the peer or an atomic operation.
 type response struct {
 	request wire.ReadRequest
-	segment wire.Segment // of the request, for a Terminate
+	atomic  bool
+	change  wire.AtomicRequest // carried out when its turn comes
+	segment wire.Segment       // of the request, for a Terminate
 	region  *mem.Region
 	offset  int
 }
@@ -143,7 +158,7 @@ func New(cfg Config) *Engine {
 	e := &Engine{
 		cfg: cfg, stopped: make(chan struct{}),
 		requests: make([]request, cfg.SendDepth),
-		sendMSN:  wire.FirstMSN, readMSN: wire.FirstMSN,
+		sendMSN:  wire.FirstMSN, readMSN: wire.FirstMSN, atomicMSN: wire.FirstMSN,
 	}
 	pieces := make([]piece, cfg.SendDepth*cfg.MaxSGE)
 	inline := make([]byte, cfg.SendDepth*cfg.MaxInline)
@@ -222,7 +237,21 @@ func (e *Engine) post(r *rdma.SendRequest) error {
 		if e.params.ORD == 0 {
 			return fmt.Errorf("%w: the peer serves no Reads", rdma.ErrUnsupported)
 		}
-	case rdma.OpSendImmediate, rdma.OpWriteImmediate, rdma.OpCompareSwap, rdma.OpFetchAdd:
+	case rdma.OpWriteImmediate:
+		if !e.cfg.Extensions {
+			return fmt.Errorf("%w: %s", rdma.ErrUnsupported, r.Op)
+		}
+	case rdma.OpCompareSwap, rdma.OpFetchAdd:
+		if !e.cfg.Extensions {
+			return fmt.Errorf("%w: %s", rdma.ErrUnsupported, r.Op)
+		}
+		if r.Flags&rdma.Inline != 0 || len(r.SGEs) != 1 || r.SGEs[0].Length != 8 || r.Remote.Address%8 != 0 {
+			return fmt.Errorf("%w: %s needs one entry of 8 bytes, not inline, and an address that is a multiple of 8", rdma.ErrInvalid, r.Op)
+		}
+		if e.params.ORD == 0 {
+			return fmt.Errorf("%w: the peer serves no atomics", rdma.ErrUnsupported)
+		}
+	case rdma.OpSendImmediate:
 		return fmt.Errorf("%w: %s", rdma.ErrUnsupported, r.Op)
 	default:
 		return fmt.Errorf("%w: operation %d is none of the send queue", rdma.ErrInvalid, r.Op)
@@ -235,7 +264,7 @@ func (e *Engine) post(r *rdma.SendRequest) error {
 	}
 	slot := &e.requests[e.tail%uint64(len(e.requests))]
 	var need rdma.Access
-	if r.Op == rdma.OpRead {
+	if r.Op == rdma.OpRead || r.Op == rdma.OpCompareSwap || r.Op == rdma.OpFetchAdd {
 		need = rdma.AccessLocalWrite
 	}
 	pieces, length, err := resolve(slot.pieces[:0], e.cfg.Owner, r.SGEs, need)
@@ -261,6 +290,7 @@ func (e *Engine) post(r *rdma.SendRequest) error {
 	}
 	slot.id, slot.op, slot.flags, slot.done = r.ID, r.Op, r.Flags, false
 	slot.length, slot.remote, slot.pieces = uint32(length), r.Remote, pieces
+	slot.immediate, slot.compareAdd, slot.swap = r.Immediate, r.CompareAdd, r.Swap
 	e.tail++
 	e.used.Add(1)
 	return nil
@@ -309,7 +339,7 @@ func (e *Engine) startable() bool {
 	if r.flags&rdma.Fence != 0 && pending > 0 {
 		return false
 	}
-	return r.op != rdma.OpRead || pending < uint64(e.params.ORD)
+	return !r.answered() || pending < uint64(e.params.ORD)
 }
 
 // pick chooses the next message.
@@ -336,6 +366,10 @@ func (e *Engine) pick() bool {
 		e.respondFirst = false
 		r := &e.responses[e.respHead%uint64(len(e.responses))]
 		m.active, m.kind, m.index = true, messageResponse, e.respHead
+		if r.atomic {
+			e.pickAtomicResponse(r)
+			return true
+		}
 		m.segment = wire.Segment{Tagged: true, Opcode: wire.OpReadResponse,
 			STag: r.request.SinkSTag, Offset: r.request.SinkOffset}
 		m.body, m.piece, m.at, m.left = nil, 0, 0, int(r.request.Length)
@@ -363,7 +397,7 @@ func (e *Engine) pickRequest() {
 			m.segment.Opcode = wire.OpSendSolicited
 		}
 		e.sendMSN++
-	case rdma.OpWrite:
+	case rdma.OpWrite, rdma.OpWriteImmediate:
 		m.segment = wire.Segment{Tagged: true, Opcode: wire.OpWrite, STag: r.remote.Key, Offset: r.remote.Address}
 	case rdma.OpRead:
 		to := piece{}
@@ -371,8 +405,70 @@ func (e *Engine) pickRequest() {
 			to = r.pieces[0]
 		}
 		e.startRead(read{request: e.next, to: to, length: r.length}, r.remote)
+	case rdma.OpCompareSwap, rdma.OpFetchAdd:
+		e.startAtomic(r)
 	}
 	e.next++
+}
+
+// startAtomic makes the current message the Atomic Request of r.
+func (e *Engine) startAtomic(r *request) {
+	rd := read{request: e.next, atomic: true, tag: uint32(e.readEnd), to: r.pieces[0], length: r.length}
+	e.reads[e.readEnd%uint64(len(e.reads))] = rd
+	e.readEnd++
+	change := wire.AtomicRequest{Op: wire.AtomicFetchAdd, ID: rd.tag, STag: r.remote.Key, Offset: r.remote.Address, AddSwap: r.compareAdd}
+	if r.op == rdma.OpCompareSwap {
+		change.Op, change.AddSwap, change.Compare = wire.AtomicCompareSwap, r.swap, r.compareAdd
+		change.AddSwapMask, change.CompareMask = ^uint64(0), ^uint64(0)
+	}
+	m := &e.current
+	m.kind = messageRead
+	m.segment = wire.Segment{Opcode: wire.OpAtomicRequest, Queue: wire.QueueReadRequest, MSN: e.readMSN}
+	e.readMSN++
+	m.body = change.Append(m.buffer[:0])
+	m.left = len(m.body)
+	m.pieces = m.pieces[:0]
+}
+
+// pickAtomicResponse carries the operation out and makes the current message
+// its response.
+func (e *Engine) pickAtomicResponse(r *response) {
+	m := &e.current
+	m.segment = wire.Segment{Opcode: wire.OpAtomicResponse, Queue: wire.QueueAtomicResponse, MSN: e.atomicMSN}
+	m.body, m.left, m.pieces = nil, 0, m.pieces[:0]
+	if !r.region.Pin() {
+		e.revoked(m)
+		return
+	}
+	word := (*uint64)(unsafe.Pointer(&r.region.Bytes()[r.offset]))
+	old := atomic.LoadUint64(word)
+	for !atomic.CompareAndSwapUint64(word, old, r.change.Apply(old)) {
+		old = atomic.LoadUint64(word)
+	}
+	r.region.Unpin()
+	e.atomicMSN++
+	answer := wire.AtomicResponse{ID: r.change.ID, Value: old}
+	m.body = answer.Append(m.buffer[:0])
+	m.left = len(m.body)
+}
+
+// follow turns a Write that is through into the Immediate Data behind it.
+func (e *Engine) follow(m *message) bool {
+	if m.kind != messageSend || m.segment.Opcode != wire.OpWrite {
+		return false
+	}
+	r := e.slot(m.index)
+	if r.op != rdma.OpWriteImmediate {
+		return false
+	}
+	m.segment = wire.Segment{Opcode: wire.OpImmediate, Queue: wire.QueueSend, MSN: e.sendMSN}
+	if r.flags&rdma.Solicited != 0 {
+		m.segment.Opcode = wire.OpImmediateSolicited
+	}
+	e.sendMSN++
+	m.body = binary.BigEndian.AppendUint64(m.buffer[:0], uint64(r.immediate))
+	m.left = len(m.body)
+	return true
 }
 
 // startRead makes the current message the request of rd.
@@ -424,7 +520,7 @@ func (e *Engine) retire() {
 
 func (e *Engine) complete(r *request, status rdma.Status) {
 	c := rdma.Completion{ID: r.id, QueuePair: e.cfg.Number, Op: r.op, Status: status}
-	if r.op == rdma.OpRead && status == rdma.StatusSuccess {
+	if r.answered() && status == rdma.StatusSuccess {
 		c.Length = r.length
 	}
 	release := e.unreleased

@@ -57,6 +57,9 @@ type receiver struct {
 	part      int // of message.pieces
 	sendMSN   uint32
 	readMSN   uint32
+	atomicMSN uint32
+	wrote     int64       // of the Write that is arriving
+	lastWrite int64       // length of the last Write
 	status    rdma.Status // what the open receive completes with, if not flushed
 	readySend bool        // the first Send is the ready-to-receive message
 
@@ -81,7 +84,7 @@ const (
 func (x *receiver) init(maxSGE int) {
 	x.message.pieces = make([]piece, 0, maxSGE)
 	x.need = wire.LengthSize + wire.ControlSize
-	x.sendMSN, x.readMSN = wire.FirstMSN, wire.FirstMSN
+	x.sendMSN, x.readMSN, x.atomicMSN = wire.FirstMSN, wire.FirstMSN, wire.FirstMSN
 }
 
 func (x *receiver) start(p Params) {
@@ -96,13 +99,15 @@ type operation struct {
 	queue  uint32
 	begin  func(e *Engine) *fault
 	end    func(e *Engine) *fault
+	// extension is of RFC 7306, which both ends must have.
+	extension bool
 }
 
-// operations has what is served; the rest is refused as unexpected. Immediate
-// Data and the atomics of RFC 7306 would be rows here.
+// operations has what is served; the rest is refused as unexpected.
 var operations [16]operation
 
 func init() {
+	immediate := operation{queue: wire.QueueSend, extension: true, begin: (*Engine).beginImmediate, end: (*Engine).endImmediate}
 	send := operation{queue: wire.QueueSend, begin: (*Engine).beginSend, end: (*Engine).endSend}
 	operations = [16]operation{
 		wire.OpWrite:        {tagged: true, begin: (*Engine).beginWrite, end: (*Engine).endWrite},
@@ -112,6 +117,9 @@ func init() {
 		wire.OpSendInvalidate:          {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
 		wire.OpSendSolicitedInvalidate: {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
 		wire.OpTerminate:               {queue: wire.QueueTerminate, begin: (*Engine).beginTerminate, end: (*Engine).endTerminate},
+		wire.OpImmediate:               immediate, wire.OpImmediateSolicited: immediate,
+		wire.OpAtomicRequest:  {queue: wire.QueueReadRequest, extension: true, begin: (*Engine).beginAtomicRequest, end: (*Engine).endAtomicRequest},
+		wire.OpAtomicResponse: {queue: wire.QueueAtomicResponse, extension: true, begin: (*Engine).beginAtomicResponse, end: (*Engine).endAtomicResponse},
 	}
 }
 
@@ -309,7 +317,7 @@ func (e *Engine) headerPart() *fault {
 func (e *Engine) begin() *fault {
 	x := &e.rx
 	op := &operations[x.segment.Opcode]
-	if op.begin == nil || op.tagged != x.segment.Tagged {
+	if op.begin == nil || op.tagged != x.segment.Tagged || op.extension && !e.cfg.Extensions {
 		return faultf(wire.RDMAPUnexpectedOpcode, "%s (%d)", x.segment.Opcode, uint8(x.segment.Opcode))
 	}
 	if !op.tagged && x.segment.Queue != op.queue {
@@ -365,7 +373,7 @@ func (e *Engine) refuse(f *fault) {
 	x.kick = true
 	e.mu.Lock()
 	if f.status != rdma.StatusFlushed {
-		if x.segment.Tagged {
+		if x.segment.Opcode == wire.OpReadResponse || x.segment.Opcode == wire.OpAtomicResponse {
 			e.failed, e.failure = e.reads[e.readHead%uint64(len(e.reads))].request, f.status
 		} else if x.open {
 			x.status = f.status
@@ -431,7 +439,91 @@ func (e *Engine) beginWrite() *fault {
 	return nil
 }
 
-func (e *Engine) endWrite() *fault { return nil }
+func (e *Engine) endWrite() *fault {
+	x := &e.rx
+	x.wrote += int64(x.ulpdu - wire.TaggedHeaderSize)
+	if x.segment.Last {
+		x.lastWrite, x.wrote = x.wrote, 0
+	}
+	return nil
+}
+
+func (e *Engine) beginImmediate() *fault {
+	x := &e.rx
+	if x.open {
+		return faultf(wire.DDPUntaggedOffset, "Immediate Data within a Send")
+	}
+	return e.beginUntagged(x.sendMSN, wire.ImmediateSize, wire.ImmediateSize)
+}
+
+func (e *Engine) endImmediate() *fault {
+	x := &e.rx
+	if !e.cfg.Receives.take(&x.message) {
+		return faultf(wire.DDPUntaggedNoBuffer, "Immediate Data found no receive")
+	}
+	x.sendMSN++
+	e.cfg.RecvCompletions.Push(rdma.Completion{
+		ID: x.message.id, QueuePair: e.cfg.Number, Op: rdma.OpRecvWriteImmediate, Length: uint32(x.lastWrite),
+		HasImmediate: true, Immediate: uint32(binary.BigEndian.Uint64(x.scratch[:])),
+	}, x.segment.Opcode == wire.OpImmediateSolicited, &e.cfg.Receives.used, 1)
+	return nil
+}
+
+func (e *Engine) beginAtomicRequest() *fault {
+	return e.beginUntagged(e.rx.readMSN, wire.AtomicRequestSize, wire.AtomicRequestSize)
+}
+
+func (e *Engine) endAtomicRequest() *fault {
+	x := &e.rx
+	x.readMSN++
+	change, err := wire.ParseAtomicRequest(x.scratch[:x.filled])
+	if err != nil {
+		return faultf(wire.RDMAPUnspecified, "%v", err)
+	}
+	if change.Op != wire.AtomicFetchAdd && change.Op != wire.AtomicCompareSwap {
+		return faultf(wire.RDMAPUnexpectedOpcode, "atomic operation %d", change.Op)
+	}
+	at, f := e.admit(&readCauses, change.STag, change.Offset, 8, rdma.AccessRemoteAtomic)
+	if f != nil {
+		return f
+	}
+	if at.offset%8 != 0 {
+		return faultf(wire.RDMAPUnspecified, "an atomic operation at %#x, which is not a multiple of 8", change.Offset)
+	}
+	return e.respond(response{atomic: true, change: change, segment: x.segment, region: at.region, offset: at.offset})
+}
+
+func (e *Engine) beginAtomicResponse() *fault {
+	x := &e.rx
+	if r := e.oldestRead(); r == nil || !r.atomic {
+		return faultf(wire.RDMAPUnexpectedOpcode, "an Atomic Response that is not due")
+	}
+	return e.beginUntagged(x.atomicMSN, wire.AtomicResponseSize, wire.AtomicResponseSize)
+}
+
+func (e *Engine) endAtomicResponse() *fault {
+	x := &e.rx
+	r := e.oldestRead()
+	x.atomicMSN++
+	answer, err := wire.ParseAtomicResponse(x.scratch[:x.filled])
+	if err != nil || answer.ID != r.tag {
+		return faultf(wire.RDMAPUnspecified, "an Atomic Response to request %d, expected %d", answer.ID, r.tag)
+	}
+	if !r.to.region.Pin() {
+		f := faultf(wire.RDMAPStreamCatastrophic, "the region of an atomic operation's result was closed")
+		f.status = rdma.StatusLocalProtection
+		return f
+	}
+	binary.NativeEndian.PutUint64(r.to.region.Bytes()[r.to.offset:], answer.Value)
+	r.to.region.Unpin()
+	e.mu.Lock()
+	e.slot(r.request).done = true
+	e.readHead++
+	e.retire()
+	e.mu.Unlock()
+	x.kick = true
+	return nil
+}
 
 func (e *Engine) beginSend() *fault {
 	x := &e.rx
@@ -533,20 +625,24 @@ func (e *Engine) endReadRequest() *fault {
 			return f
 		}
 	}
+	return e.respond(response{request: request, segment: x.segment, region: from.region, offset: from.offset})
+}
+
+// respond queues a Read or an atomic operation of the peer.
+func (e *Engine) respond(r response) *fault {
 	e.mu.Lock()
 	// A Read of no data as the ready-to-receive message is no part of what was
 	// negotiated, so there is always a place for one.
 	full := e.respEnd-e.respHead >= uint64(max(e.params.IRD, 1))
 	if !full {
-		e.responses[e.respEnd%uint64(len(e.responses))] = response{
-			request: request, segment: x.segment, region: from.region, offset: from.offset}
+		e.responses[e.respEnd%uint64(len(e.responses))] = r
 		e.respEnd++
 	}
 	e.mu.Unlock()
 	if full {
 		return faultf(wire.DDPUntaggedNoBuffer, "more than the %d Reads that were agreed on", e.params.IRD)
 	}
-	x.kick = true
+	e.rx.kick = true
 	return nil
 }
 
@@ -564,7 +660,7 @@ func (e *Engine) oldestRead() *read {
 func (e *Engine) beginReadResponse() *fault {
 	x := &e.rx
 	r := e.oldestRead()
-	if r == nil {
+	if r == nil || r.atomic {
 		return faultf(wire.DDPTaggedInvalidSTag, "a Read Response and no Read is outstanding")
 	}
 	if x.left > 0 || r.length > 0 {

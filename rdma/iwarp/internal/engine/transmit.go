@@ -120,6 +120,11 @@ func (e *Engine) Fill(b *Batch) bool {
 	e.mu.Lock()
 	for b.room(len(e.current.pieces)) {
 		if !e.current.active {
+			// What earlier Reads bring has to be taken before an atomic operation
+			// changes it.
+			if len(b.pins) > 0 && e.respHead != e.respEnd && e.responses[e.respHead%uint64(len(e.responses))].atomic {
+				break
+			}
 			if !e.pick() {
 				break
 			}
@@ -179,7 +184,7 @@ func (e *Engine) emit(b *Batch) {
 	b.payload += n
 	m.left -= n
 	m.segment.Offset += uint64(n)
-	if m.left > 0 {
+	if m.left > 0 || e.follow(m) {
 		return
 	}
 	m.active = false
@@ -227,9 +232,13 @@ func (e *Engine) revoked(m *message) {
 	if m.kind == messageResponse {
 		r := &e.responses[m.index%uint64(len(e.responses))]
 		f := faultf(wire.RDMAPInvalidSTag, "the region of a Read in progress was closed")
-		e.fail(f.error(), &wire.Terminate{Cause: f.cause, HasSegment: true,
-			SegmentLength: wire.UntaggedHeaderSize + wire.ReadRequestSize,
-			Segment:       r.segment, HasRequest: true, Request: r.request})
+		t := &wire.Terminate{Cause: f.cause, HasSegment: true, Segment: r.segment,
+			SegmentLength: wire.UntaggedHeaderSize + wire.AtomicRequestSize}
+		if !r.atomic {
+			t.SegmentLength = wire.UntaggedHeaderSize + wire.ReadRequestSize
+			t.HasRequest, t.Request = true, r.request
+		}
+		e.fail(f.error(), t)
 		e.respHead = e.respEnd
 		return
 	}
@@ -245,7 +254,7 @@ func (e *Engine) Written(b *Batch) {
 	e.mu.Lock()
 	if e.state == rdma.StateConnected {
 		for ; e.written < through; e.written++ {
-			if r := e.slot(e.written); r.op != rdma.OpRead {
+			if r := e.slot(e.written); !r.answered() {
 				r.done = true
 			}
 		}

@@ -47,6 +47,109 @@ func ParseReadRequest(b []byte) (ReadRequest, error) {
 	}, nil
 }
 
+// Sizes of the messages of RFC 7306, in bytes.
+const (
+	ImmediateSize      = 8
+	AtomicRequestSize  = 52
+	AtomicResponseSize = 12
+)
+
+// AtomicOp is the operation of an Atomic Request.
+type AtomicOp uint32
+
+// The operations of RFC 7306 section 5.
+const (
+	AtomicFetchAdd    AtomicOp = 0
+	AtomicCompareSwap AtomicOp = 2
+)
+
+// ErrAtomicSize is an Atomic Request or Response of the wrong length.
+var ErrAtomicSize = errors.New("rdmap: an Atomic Request has 52 bytes, a Response 12")
+
+// AtomicRequest is the payload of an Atomic Request (RFC 7306 section 5.1).
+type AtomicRequest struct {
+	Op     AtomicOp
+	ID     uint32 // comes back in the response
+	STag   uint32
+	Offset uint64
+	// AddSwap is what is added or stored. Of an addition, a bit of AddSwapMask
+	// ends a field, which takes no carry to the next; of a swap, the bits set
+	// are those that are replaced.
+	AddSwap, AddSwapMask uint64
+	// Compare is compared where CompareMask has bits.
+	Compare, CompareMask uint64
+}
+
+// Append appends the encoded request.
+func (r *AtomicRequest) Append(dst []byte) []byte {
+	dst = binary.BigEndian.AppendUint32(dst, uint32(r.Op))
+	dst = binary.BigEndian.AppendUint32(dst, r.ID)
+	dst = binary.BigEndian.AppendUint32(dst, r.STag)
+	for _, v := range [...]uint64{r.Offset, r.AddSwap, r.AddSwapMask, r.Compare, r.CompareMask} {
+		dst = binary.BigEndian.AppendUint64(dst, v)
+	}
+	return dst
+}
+
+// ParseAtomicRequest decodes a request.
+func ParseAtomicRequest(b []byte) (AtomicRequest, error) {
+	if len(b) != AtomicRequestSize {
+		return AtomicRequest{}, ErrAtomicSize
+	}
+	return AtomicRequest{
+		Op:          AtomicOp(binary.BigEndian.Uint32(b) & 0x0F), // the rest is reserved
+		ID:          binary.BigEndian.Uint32(b[4:]),
+		STag:        binary.BigEndian.Uint32(b[8:]),
+		Offset:      binary.BigEndian.Uint64(b[12:]),
+		AddSwap:     binary.BigEndian.Uint64(b[20:]),
+		AddSwapMask: binary.BigEndian.Uint64(b[28:]),
+		Compare:     binary.BigEndian.Uint64(b[36:]),
+		CompareMask: binary.BigEndian.Uint64(b[44:]),
+	}, nil
+}
+
+// Apply computes what the request makes of a value.
+func (r *AtomicRequest) Apply(old uint64) uint64 {
+	if r.Op == AtomicCompareSwap {
+		if old&r.CompareMask != r.Compare&r.CompareMask {
+			return old
+		}
+		return old&^r.AddSwapMask | r.AddSwap&r.AddSwapMask
+	}
+	if r.AddSwapMask == 0 {
+		return old + r.AddSwap
+	}
+	var sum, carry uint64
+	for bit := uint64(1); bit != 0; bit <<= 1 {
+		x, y := old&bit, r.AddSwap&bit
+		sum |= x ^ y ^ carry
+		carry = (x&y | carry&(x|y)) << 1
+		if r.AddSwapMask&bit != 0 {
+			carry = 0
+		}
+	}
+	return sum
+}
+
+// AtomicResponse is the payload of an Atomic Response (RFC 7306 section 5.2).
+type AtomicResponse struct {
+	ID    uint32
+	Value uint64 // what was there before
+}
+
+// Append appends the encoded response.
+func (r *AtomicResponse) Append(dst []byte) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(dst, r.ID), r.Value)
+}
+
+// ParseAtomicResponse decodes a response.
+func ParseAtomicResponse(b []byte) (AtomicResponse, error) {
+	if len(b) != AtomicResponseSize {
+		return AtomicResponse{}, ErrAtomicSize
+	}
+	return AtomicResponse{binary.BigEndian.Uint32(b), binary.BigEndian.Uint64(b[4:])}, nil
+}
+
 // Cause is what a Terminate message reports: the layer that found the error,
 // the type of error within it and the code within that (RFC 5040 section 4.8).
 type Cause struct {

@@ -334,3 +334,69 @@ func FuzzParseReadRequest(f *testing.F) {
 		}
 	})
 }
+
+func TestAtomicVectors(t *testing.T) {
+	want := unhex(t, "00000002 00000007 000000aa 00000000000000bb"+
+		"1111111111111111 2222222222222222 3333333333333333 4444444444444444")
+	r := AtomicRequest{AtomicCompareSwap, 7, 0xaa, 0xbb, 0x1111111111111111, 0x2222222222222222, 0x3333333333333333, 0x4444444444444444}
+	if got := r.Append(nil); !bytes.Equal(got, want) {
+		t.Errorf("encoded %x", got)
+	}
+	if got, err := ParseAtomicRequest(want); err != nil || got != r {
+		t.Errorf("parsed %+v, %v", got, err)
+	}
+	want = unhex(t, "00000007 0102030405060708")
+	response := AtomicResponse{7, 0x0102030405060708}
+	if got := response.Append(nil); !bytes.Equal(got, want) {
+		t.Errorf("encoded %x", got)
+	}
+	if got, err := ParseAtomicResponse(want); err != nil || got != response {
+		t.Errorf("parsed %+v, %v", got, err)
+	}
+	for _, b := range [][]byte{nil, want[1:], make([]byte, 53)} {
+		_, err := ParseAtomicRequest(b)
+		if _, other := ParseAtomicResponse(b); err == nil || other == nil {
+			t.Errorf("%d bytes are taken", len(b))
+		}
+	}
+}
+
+func TestAtomicApply(t *testing.T) {
+	const all = ^uint64(0)
+	for _, v := range []struct {
+		r         AtomicRequest
+		old, want uint64
+	}{
+		{AtomicRequest{Op: AtomicFetchAdd, AddSwap: 5}, 10, 15},
+		{AtomicRequest{Op: AtomicFetchAdd, AddSwap: 1}, all, 0},
+		{AtomicRequest{Op: AtomicFetchAdd, AddSwap: 1, AddSwapMask: 1 << 31}, 0xFFFFFFFF, 0},
+		{AtomicRequest{Op: AtomicFetchAdd, AddSwap: 1<<32 | 1, AddSwapMask: 1 << 31}, 7<<32 | 0xFFFFFFFF, 8 << 32},
+		{AtomicRequest{Op: AtomicFetchAdd, AddSwap: 3, AddSwapMask: 1 << 63}, 4, 7},
+		{AtomicRequest{Op: AtomicCompareSwap, AddSwap: 9, AddSwapMask: all, Compare: 4, CompareMask: all}, 4, 9},
+		{AtomicRequest{Op: AtomicCompareSwap, AddSwap: 9, AddSwapMask: all, Compare: 4, CompareMask: all}, 5, 5},
+		{AtomicRequest{Op: AtomicCompareSwap, AddSwap: 0x99, AddSwapMask: 0x0F, Compare: 0xF4, CompareMask: 0x0F}, 0x24, 0x29},
+	} {
+		if got := v.r.Apply(v.old); got != v.want {
+			t.Errorf("%+v makes %#x of %#x, want %#x", v.r, got, v.old, v.want)
+		}
+	}
+}
+
+func FuzzParseAtomic(f *testing.F) {
+	f.Add(make([]byte, AtomicRequestSize), uint64(1))
+	f.Add(make([]byte, AtomicResponseSize), uint64(1))
+	f.Fuzz(func(t *testing.T, b []byte, old uint64) {
+		if r, err := ParseAtomicRequest(b); err == nil {
+			if back, err := ParseAtomicRequest(r.Append(nil)); err != nil || back != r {
+				t.Fatalf("%+v comes back as %+v, %v", r, back, err)
+			}
+			r.AddSwapMask &= 1 << 63
+			if got := r.Apply(old); r.Op == AtomicFetchAdd && got != old+r.AddSwap {
+				t.Fatalf("%#x plus %#x is %#x", old, r.AddSwap, got)
+			}
+		}
+		if r, err := ParseAtomicResponse(b); err == nil && !bytes.Equal(r.Append(nil), b) {
+			t.Fatalf("%x comes back as %x", b, r.Append(nil))
+		}
+	})
+}
