@@ -29,6 +29,7 @@ func BenchmarkEventLatency(b *testing.B) {
 }
 
 func pingPong(b *testing.B, part string, size int) {
+	b.Setenv(rotationVariable, "4")
 	s, _ := with(b, part)
 	sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
 	var c [4]rdma.Completion
@@ -147,6 +148,7 @@ func BenchmarkWriteLatency(b *testing.B) {
 func BenchmarkSendRate(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			b.Setenv(rotationVariable, "4")
 			s, _ := with(b, "sink")
 			sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
 			var c [16]rdma.Completion

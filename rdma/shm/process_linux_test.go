@@ -29,8 +29,11 @@ const (
 	partVariable    = "VERBENA_SHM_PART"
 	addressVariable = "VERBENA_SHM_ADDRESS"
 	allowVariable   = "VERBENA_SHM_ALLOW"
-	buffers         = 64
-	bufferBytes     = 64 << 10
+	// rotationVariable is how many buffers are received into in turn. Few stay in
+	// the processors' caches.
+	rotationVariable = "VERBENA_SHM_ROTATION"
+	buffers          = 64
+	bufferBytes      = 64 << 10
 )
 
 var parts = map[string]func(*side, rdma.Remote) error{
@@ -57,7 +60,10 @@ func TestMain(m *testing.M) {
 }
 
 func openSide(device rdma.Device) (*side, error) {
-	s := &side{events: make(chan rdma.Event, 64)}
+	s := &side{events: make(chan rdma.Event, 64), rotation: buffers}
+	if n, err := strconv.ParseUint(os.Getenv(rotationVariable), 10, 8); err == nil {
+		s.rotation = min(max(n, 1), buffers)
+	}
 	var err error
 	if s.domain, err = device.OpenDomain(rdma.DomainConfig{OnEvent: s.onEvent}); err != nil {
 		return nil, err
@@ -89,7 +95,7 @@ func (s *side) repost(id uint64) error {
 	if s.receive == nil {
 		s.receive = []rdma.RecvRequest{{SGEs: []rdma.SGE{{Region: s.memory, Length: bufferBytes}}}}
 	}
-	s.receive[0].ID, s.receive[0].SGEs[0].Offset = id, int(id%buffers)*bufferBytes
+	s.receive[0].ID, s.receive[0].SGEs[0].Offset = id, int(id%s.rotation)*bufferBytes
 	_, err := s.qp.PostRecv(s.receive)
 	return err
 }
@@ -248,7 +254,7 @@ func echo(s *side, wait bool) error {
 			if unsignalled++; unsignalled%64 == 0 {
 				sends[0].Flags = rdma.Signaled
 			}
-			sends[0].SGEs[0].Offset, sends[0].SGEs[0].Length = int(c.ID%buffers)*bufferBytes, int(c.Length)
+			sends[0].SGEs[0].Offset, sends[0].SGEs[0].Length = int(c.ID%s.rotation)*bufferBytes, int(c.Length)
 			if _, err := s.qp.PostSend(sends); err != nil {
 				return nil
 			}

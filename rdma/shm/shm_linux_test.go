@@ -19,9 +19,10 @@ type side struct {
 	events chan rdma.Event
 
 	// Kept, so that benchmarks do not allocate.
-	receive []rdma.RecvRequest
-	request []rdma.SendRequest
-	polled  []rdma.Completion
+	rotation uint64 // buffers that are received into in turn
+	receive  []rdma.RecvRequest
+	request  []rdma.SendRequest
+	polled   []rdma.Completion
 }
 
 func openDevice(t testing.TB, config Config) rdma.Device {
