@@ -99,6 +99,13 @@ func (dn *DataNode) serveConn(nc net.Conn) {
 		return
 	}
 	defer dn.untrack(nc)
+	dn.mu.Lock()
+	n := len(dn.conns)
+	dn.mu.Unlock()
+	if n > dn.cfg.MaxConns {
+		dn.log.Warn("connection closed: there are as many as MaxConns allows", "peer", nc.RemoteAddr(), "MaxConns", dn.cfg.MaxConns)
+		return
+	}
 	p := dn.newPeer(nc, dn.cfg.HandshakeTimeout)
 	defer p.r.Release()
 	log := dn.log.With("peer", nc.RemoteAddr())

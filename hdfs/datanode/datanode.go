@@ -74,6 +74,7 @@ type Config struct {
 	Version  string // told to the NameNode
 
 	MaxTransfers int   // operations at one time; default 4096
+	MaxConns     int   // connections at one time, idle ones included; default 16,384
 	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
 	MaxCopies    int   // copies that the NameNode ordered at one time; default 4
 
@@ -113,6 +114,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Hostname = c.Host
 	}
 	setDefault(&c.MaxTransfers, 4096)
+	setDefault(&c.MaxConns, 16<<10)
 	setDefault(&c.PacketMemory, 256<<20)
 	setDefault(&c.MaxCopies, 4)
 	setDefault(&c.HandshakeTimeout, 10*time.Second)

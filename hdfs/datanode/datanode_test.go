@@ -1061,6 +1061,33 @@ func TestTooManyTransfers(t *testing.T) {
 	}
 }
 
+func TestTooManyConnections(t *testing.T) {
+	f := newFixture(t, 1, func(_ int, c *Config) { c.MaxConns = 2 })
+	for id := range uint64(2) {
+		openWrite(t, f.nodes, create, id, 1001, 0, 0, 0)
+	}
+	nc, err := net.Dial("tcp", f.nodes[0].addr)
+	must(t, err)
+	defer nc.Close()
+	must(t, nc.SetDeadline(time.Now().Add(patient)))
+	if n, err := io.Copy(io.Discard, nc); n != 0 || err != nil && !connectionBroken(err) {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+}
+
+// A client that leaves before it has sent anything leaves nothing behind.
+func TestNothingCame(t *testing.T) {
+	f := newFixture(t, 2, nil)
+	c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
+	c.nc.Close()
+	for _, n := range f.nodes {
+		f.nn.wait("deletion", func() bool {
+			return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVING, 1, 1001) && f.nn.told(n.UUID(), clusterpb.ReplicaChange_DELETED, 1, 1001)
+		})
+		waitGone(t, n, 1)
+	}
+}
+
 // A client that falls silent does not hold its replica for ever.
 func TestSilentClient(t *testing.T) {
 	f := newFixture(t, 2, func(_ int, c *Config) { c.ReadTimeout = 200 * time.Millisecond })

@@ -18,7 +18,7 @@ const (
 	maxChanges     = 100_000 // kept for a NameNode that is away; beyond it a full report tells
 	changesPerCall = 5_000
 	minBackOff     = 100 * time.Millisecond
-	maxBackOff     = 10 * time.Second
+	maxBackOff     = 2 * time.Second
 	callTimeout    = 30 * time.Second
 	defaultBeat    = 3 * time.Second
 	corruptAgain   = time.Minute // until the same replica is reported corrupt once more
@@ -79,7 +79,11 @@ func (dn *DataNode) changed(kind clusterpb.ReplicaChange_Kind, i store.Info, wai
 	}
 	s.changes = append(s.changes, c)
 	s.mu.Unlock()
-	s.poke()
+	// That a block has begun can wait for the next heartbeat: by then it has
+	// mostly ended, and both are told in one call.
+	if kind != clusterpb.ReplicaChange_RECEIVING {
+		s.poke()
+	}
 	if c.told == nil {
 		return
 	}
@@ -225,6 +229,7 @@ func (dn *DataNode) heartbeats(ctx context.Context, client *cluster.NameNodeClie
 	t := time.NewTicker(every)
 	defer t.Stop()
 	for {
+		dn.names.poke() // changes that nobody was in a hurry to tell
 		u, err := dn.store.Usage()
 		if err != nil {
 			dn.log.Debug("disk usage unknown", "err", err)

@@ -72,10 +72,16 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	if err != nil {
 		return dn.answered(p, &none, err)
 	}
+	told := false // the NameNode, that the block has begun
 	defer func() {
+		info := rc.w.Info()
 		// A block that nothing came for is not worth a recovery.
-		if err := rc.w.Close(stage.create && rc.w.Info().Length == 0); err != nil {
+		drop := stage.create && info.Length == 0 && info.State != store.Finalized
+		if err := rc.w.Close(drop); err != nil {
 			dn.log.Error("replica left in disorder", "block", block.GetBlockId(), "err", err)
+		}
+		if drop && told {
+			dn.changed(clusterpb.ReplicaChange_DELETED, info, false)
 		}
 	}()
 	defer rc.closeMirror()
@@ -91,6 +97,7 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	}
 	if !stage.transfer {
 		dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
+		told = true
 	}
 	if err := rc.accept(); err != nil {
 		return err

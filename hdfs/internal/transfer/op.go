@@ -17,7 +17,7 @@ const Version = 28
 
 // MaxMessage bounds a varint-delimited message, in bytes. Requests carry a
 // block, a token and the pipeline's DataNodes: a few hundred bytes each.
-const MaxMessage = 256 << 10
+const MaxMessage = 64 << 10
 
 // ErrMalformed is wrapped by every error about bytes that are not the protocol.
 // After it the position in the stream is unknown: close the connection.

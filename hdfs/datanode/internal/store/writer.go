@@ -82,7 +82,7 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 	r.mu.Unlock()
 	if err != nil {
 		close(w.done)
-		w.closeFiles()
+		_ = w.closeFiles()
 		if derr := s.drop(r); derr != nil {
 			s.log.Warn("remains of a replica", "block", id, "err", derr)
 		}
@@ -155,12 +155,12 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		w.interrupt = func() {}
 	}
 	if err := w.openFiles(); err != nil {
-		w.closeFiles()
+		_ = w.closeFiles()
 		return nil, err
 	}
 	if r.gen != o.NewGeneration {
 		if err := r.store.renameMeta(r.id, r.gen, o.NewGeneration); err != nil {
-			w.closeFiles()
+			_ = w.closeFiles()
 			return nil, err
 		}
 		r.gen = o.NewGeneration
