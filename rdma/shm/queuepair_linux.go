@@ -88,6 +88,8 @@ type queuePair struct {
 	since        time.Time
 	blocked      bool
 	timer        *time.Timer
+	timerSet     bool
+	timerAt      time.Time
 	timers       sync.WaitGroup
 }
 

@@ -200,21 +200,27 @@ func (qp *queuePair) startWaiting(o outcome) {
 		qp.blocked = true
 		qp.sendCQ.block(qp)
 	}
-	if o == outcomeReceive && qp.receiverRetry == 0 {
-		qp.setTimer(0)
-		return
+	wait := pollersFirst
+	if o == outcomeReceive && qp.receiverRetry >= 0 {
+		wait = min(wait, qp.receiverRetry)
 	}
-	qp.setTimer(pollersFirst)
+	qp.setTimer(qp.since.Add(wait))
 }
 
-// setTimer makes onTimer run after d. sendMu is held.
-func (qp *queuePair) setTimer(d time.Duration) {
-	if qp.timer == nil {
-		qp.timers.Add(1)
-		qp.timer = time.AfterFunc(d, qp.onTimer)
+// setTimer makes onTimer run at that time, or before: a sender that is ahead of
+// its receiver waits often and for short, and leaves the timer as it is.
+// sendMu is held.
+func (qp *queuePair) setTimer(at time.Time) {
+	if qp.timerSet && !qp.timerAt.After(at) {
 		return
 	}
-	if !qp.timer.Reset(d) {
+	qp.timerSet, qp.timerAt = true, at
+	if qp.timer == nil {
+		qp.timers.Add(1)
+		qp.timer = time.AfterFunc(time.Until(at), qp.onTimer)
+		return
+	}
+	if !qp.timer.Reset(time.Until(at)) {
 		qp.timers.Add(1)
 	}
 }
@@ -227,13 +233,20 @@ func (qp *queuePair) stopTimer() {
 
 func (qp *queuePair) onTimer() {
 	defer qp.timers.Done()
-	qp.retry()
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	qp.timerSet = false
+	qp.retryLocked()
 }
 
 // retry goes on with what waits, and asks the peer to ring if that is still so.
 func (qp *queuePair) retry() {
 	qp.sendMu.Lock()
 	defer qp.sendMu.Unlock()
+	qp.retryLocked()
+}
+
+func (qp *queuePair) retryLocked() {
 	if qp.queueCount == 0 || qp.State() != rdma.StateConnected {
 		return
 	}
@@ -251,6 +264,10 @@ func (qp *queuePair) retry() {
 			qp.giveUp(rdma.StatusReceiverNotReady, fmt.Errorf("the peer posted no receive within %v", qp.receiverRetry))
 			return
 		}
+		if elapsed < pollersFirst {
+			qp.setTimer(qp.since.Add(pollersFirst))
+			return
+		}
 		qp.askToRing()
 		// The peer may have posted in between, without seeing that this side waits.
 		if qp.progress() {
@@ -258,7 +275,7 @@ func (qp *queuePair) retry() {
 			return
 		}
 		if qp.reason == outcomeReceive && qp.receiverRetry >= 0 && qp.queueCount > 0 {
-			qp.setTimer(max(qp.receiverRetry-time.Since(qp.since), time.Microsecond))
+			qp.setTimer(qp.since.Add(qp.receiverRetry))
 		}
 	case outcomeRegion:
 		limit := qp.domain.device.config.AccessTimeout
@@ -269,7 +286,7 @@ func (qp *queuePair) retry() {
 		if !qp.askedValid {
 			limit = min(limit, elapsed+10*time.Millisecond) // the question did not get out
 		}
-		qp.setTimer(limit - elapsed)
+		qp.setTimer(qp.since.Add(limit))
 	}
 }
 
