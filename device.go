@@ -317,5 +317,8 @@ func (d *device) close() error {
 	if d.domain != nil {
 		errs = append(errs, d.recvPool.Close(), d.sendPool.Close(), d.offerPool.Close(), d.domain.Close())
 	}
+	for _, w := range d.workers {
+		<-w.done
+	}
 	return errors.Join(errs...)
 }

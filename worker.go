@@ -73,10 +73,15 @@ func newWorker(d *device, domain rdma.Domain) (*worker, error) {
 	return w, nil
 }
 
+// close ends the worker's goroutine and the queue. If a queue pair that could not
+// be closed still uses the queue, the goroutine ends with the domain.
 func (w *worker) close() error {
 	w.cancel()
-	<-w.done
-	return w.cq.Close()
+	err := w.cq.Close()
+	if err == nil {
+		<-w.done
+	}
+	return err
 }
 
 func (w *worker) run(ctx context.Context) {
@@ -96,7 +101,9 @@ func (w *worker) run(ctx context.Context) {
 		if w.callers.Load() > 0 {
 			continue
 		}
-		if err := w.cq.Arm(false); err != nil {
+		if err := w.cq.Arm(false); err != nil && ctx.Err() != nil {
+			return
+		} else if err != nil {
 			w.fail(fmt.Errorf("arming the completion queue: %w", err))
 			return
 		}
@@ -104,7 +111,9 @@ func (w *worker) run(ctx context.Context) {
 		if n, busy := w.poll(); n > 0 || busy {
 			continue
 		}
-		if err := w.cq.Wait(ctx); err != nil && ctx.Err() == nil {
+		// Closing the queue ends the wait; with a context that can end, each wait
+		// would cost allocations.
+		if err := w.cq.Wait(context.Background()); err != nil && ctx.Err() == nil {
 			w.fail(fmt.Errorf("waiting for completions: %w", err))
 			return
 		}
