@@ -58,12 +58,12 @@ func testSelectiveSignalling(e *env) {
 
 // fillUp posts unsignalled Writes until the queue is full and returns how many
 // it took.
-func (a *conn) fillUp(request rdma.SendRequest) int {
-	e := a.s.e
+func (c *conn) fillUp(request rdma.SendRequest) int {
+	e := c.s.e
 	e.t.Helper()
-	most := 16*a.s.attributes.MaxQueueDepth + 1024
+	most := 16*c.s.attributes.MaxQueueDepth + 1024
 	for n := range most {
-		taken, err := a.PostSend([]rdma.SendRequest{request})
+		taken, err := c.PostSend([]rdma.SendRequest{request})
 		switch {
 		case taken == 1 && err == nil:
 		case taken == 0 && errors.Is(err, rdma.ErrQueueFull):
@@ -72,7 +72,7 @@ func (a *conn) fillUp(request rdma.SendRequest) int {
 			e.fatalf("PostSend %d: %d, %v", n, taken, err)
 		}
 	}
-	e.fatalf("send queue of depth %d takes %d requests without a completion", a.config.SendDepth, most)
+	e.fatalf("send queue of depth %d takes %d requests without a completion", c.config.SendDepth, most)
 	return 0
 }
 

@@ -170,7 +170,7 @@ func testListener(e *env) {
 	go func() {
 		request, err := l.Accept(e.ctx)
 		if err == nil {
-			e.cleanup(func() { request.Reject(nil) }) // nobody waits for it any more
+			e.cleanup(func() { _ = request.Reject(nil) }) // nobody waits for it any more
 		}
 		ended <- err
 	}()
@@ -280,7 +280,7 @@ func testSilentInitiator(e *env) {
 			e.cleanup(func() { raw.Close() })
 			if i%2 == 1 {
 				// The target may close before all of it is written.
-				raw.Write(patterned(4096, uint64(i)))
+				_, _ = raw.Write(patterned(4096, uint64(i)))
 			}
 		}
 		if !e.suite.OverStream {
@@ -295,7 +295,7 @@ func testSilentInitiator(e *env) {
 		for _, garbage := range [][]byte{nil, patterned(4096, 9), make([]byte, 64)} {
 			here, there := e.tcpPair()
 			ctx, cancel := context.WithTimeout(e.ctx, 50*time.Millisecond)
-			here.Write(garbage)
+			_, _ = here.Write(garbage)
 			_, err := streams.RequestFromStream(ctx, there)
 			if err == nil {
 				e.errorf("%s: RequestFromStream takes %d bytes of nonsense", s.name, len(garbage))
@@ -325,7 +325,7 @@ func testSilentInitiator(e *env) {
 		// One whose other end answers nonsense, and one that it ends.
 		for _, garbage := range [][]byte{patterned(4096, 11), nil} {
 			here, there = e.tcpPair()
-			there.Write(garbage)
+			_, _ = there.Write(garbage)
 			there.Close()
 			c = s.newConn(nil)
 			ctx, cancel := e.bound()
@@ -381,8 +381,8 @@ func (e *env) tcpPair() (a, b net.Conn) {
 func (c *conn) gone(receives int) {
 	c.s.e.t.Helper()
 	e := c.s.e
-	err := c.ended()
-	e.wants(err, c.s.name+": Err after the peer left", rdma.ErrDisconnected)
+	c.ended()
+	e.wants(c.Err(), c.s.name+": Err after the peer left", rdma.ErrDisconnected)
 	c.s.event("disconnected", func(event rdma.Event) bool {
 		return event.Kind == rdma.EventDisconnected && event.QueuePair != nil && event.QueuePair.Number() == c.Number()
 	})

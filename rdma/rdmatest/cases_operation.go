@@ -217,14 +217,14 @@ func word(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
 func wordBytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
 // atomic carries out one atomic and returns what was there.
-func (a *conn) atomic(request rdma.SendRequest, result *memory) uint64 {
-	a.s.e.t.Helper()
+func (c *conn) atomic(request rdma.SendRequest, result *memory) uint64 {
+	c.s.e.t.Helper()
 	result.write(0, wordBytes(^uint64(0)))
 	request.Flags |= rdma.Signaled
 	request.SGEs = result.sge(0, 8)
-	a.send(request)
-	if c := a.sends.success(request.ID); c.Op != request.Op {
-		a.s.e.fatalf("%s completes as %s", request.Op, c.Op)
+	c.send(request)
+	if done := c.sends.success(request.ID); done.Op != request.Op {
+		c.s.e.fatalf("%s completes as %s", request.Op, done.Op)
 	}
 	return word(result.read(0, 8))
 }

@@ -393,16 +393,6 @@ func (q *queue) next() rdma.Completion {
 	return c
 }
 
-// take returns the next n completions.
-func (q *queue) take(n int) []rdma.Completion {
-	q.s.e.t.Helper()
-	var all []rdma.Completion
-	for range n {
-		all = append(all, q.next())
-	}
-	return all
-}
-
 // success takes one successful completion with the ID.
 func (q *queue) success(id uint64) rdma.Completion {
 	q.s.e.t.Helper()
@@ -557,7 +547,7 @@ func (c *conn) signal(peer *conn) {
 }
 
 // ended waits until the queue pair has failed, and checks what must then hold.
-func (c *conn) ended() error {
+func (c *conn) ended() {
 	c.s.e.t.Helper()
 	ctx, cancel := c.s.e.bound()
 	defer cancel()
@@ -569,11 +559,9 @@ func (c *conn) ended() error {
 	if state := c.State(); state != rdma.StateError && state != rdma.StateClosed {
 		c.s.e.errorf("%s: Done is closed and the state is %s", c.s.name, state)
 	}
-	err := c.Err()
-	if err == nil {
+	if c.Err() == nil {
 		c.s.e.errorf("%s: queue pair failed and Err is nil", c.s.name)
 	}
-	return err
 }
 
 // pattern is data that differs from place to place and from seed to seed.

@@ -79,10 +79,13 @@ func StartChild(opener string) (*Peer, error) {
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
+	kill := func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()         // which tells only how
+	}
 	device, err := RemoteDevice(control)
 	if err != nil {
-		cmd.Process.Kill()
-		cmd.Wait()
+		kill()
 		return nil, fmt.Errorf("%w (did TestMain call RunChild?)", err)
 	}
 	var once sync.Once
@@ -90,14 +93,13 @@ func StartChild(opener string) (*Peer, error) {
 		Device: device,
 		Kill: func() {
 			once.Do(func() {
-				cmd.Process.Kill()
-				cmd.Wait()
+				kill()
 				control.Close()
 				device.(*remoteDevice).reading.Wait()
 			})
 		},
 		Stop: func() {
-			cmd.Process.Signal(syscall.SIGSTOP)
+			_ = cmd.Process.Signal(syscall.SIGSTOP) // it may have ended
 			// The signal has been sent; wait until it has stopped all threads.
 			var status unix.WaitStatus
 			for {
@@ -107,7 +109,7 @@ func StartChild(opener string) (*Peer, error) {
 				}
 			}
 		},
-		Continue: func() { cmd.Process.Signal(syscall.SIGCONT) },
+		Continue: func() { _ = cmd.Process.Signal(syscall.SIGCONT) },
 	}, nil
 }
 

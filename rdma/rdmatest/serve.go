@@ -93,7 +93,7 @@ func (s *server) write(r *reply) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if s.encoder.Encode(r) == nil {
-		s.flush()
+		_ = s.flush()
 	}
 }
 

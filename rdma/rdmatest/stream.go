@@ -112,7 +112,7 @@ func (l *tcpListener) run() {
 			select {
 			case l.requests <- &tcpRequest{request, stream}:
 			case <-l.ctx.Done():
-				request.Reject(nil)
+				_ = request.Reject(nil)
 				stream.Close()
 			}
 		})

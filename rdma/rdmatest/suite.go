@@ -2,10 +2,8 @@ package rdmatest
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -153,7 +151,7 @@ func stacks() string {
 func (s *Suite) lacking(f Feature) *rdma.Attributes {
 	for _, d := range []rdma.Device{s.initiator, s.target} {
 		a := d.Attributes()
-		has := true
+		var has bool
 		switch f {
 		case FeatureSendImmediate:
 			has = a.Has(rdma.CapSendImmediate)
@@ -191,12 +189,3 @@ func (s *Suite) lacking(f Feature) *rdma.Attributes {
 
 // has is for what a case does only where it can, beside what it needs.
 func (s *Suite) has(f Feature) bool { return s.lacking(f) == nil }
-
-// names joins what can be printed.
-func names[T fmt.Stringer](of []T) string {
-	var all []string
-	for _, each := range of {
-		all = append(all, each.String())
-	}
-	return strings.Join(all, ", ")
-}

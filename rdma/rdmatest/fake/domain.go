@@ -3,6 +3,7 @@ package fake
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -94,10 +95,11 @@ func (d *domain) Close() error {
 	for c := range d.queues {
 		c.close()
 	}
+	var errs []error
 	for r := range d.regions {
-		r.close()
+		errs = append(errs, r.close())
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 type region struct {

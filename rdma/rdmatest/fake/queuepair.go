@@ -148,7 +148,6 @@ type send struct {
 	rdma.SendRequest // whose SGEs are the slot's own
 	length           int
 	inline           []byte // the payload, if the request is inline
-	started          bool
 	done             bool
 }
 
@@ -180,7 +179,7 @@ type queuePair struct {
 	// below end have been posted.
 	sends                       []send
 	oldest, complete, next, end uint64
-	scratch                     []byte
+	scratch, waste              []byte
 	late                        []uint64 // Reads and atomics that have been started and not carried out
 }
 
@@ -259,8 +258,6 @@ func (q *queuePair) at(sequence uint64) *send { return &q.sends[sequence%uint64(
 // release frees the space of all requests up to sequence; it needs mu.
 func (q *queuePair) release(sequence uint64) { q.oldest = max(q.oldest, sequence+1) }
 
-var sink any
-
 func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	mu := &q.domain.network.mu
 	mu.Lock()
@@ -275,7 +272,7 @@ func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 		}
 	}
 	if q.domain.device.has(BugAllocates) {
-		sink = new([64]byte)
+		q.waste = make([]byte, 64+len(q.waste)%2)
 	}
 	return len(requests), nil
 }
