@@ -141,7 +141,8 @@ type ConnectRequest interface {
 	// RemoteAddress names the peer in messages and logs.
 	RemoteAddress() string
 	// Accept connects qp, whose first receives have been posted, and returns
-	// when it can be used. On an error qp must be closed.
+	// when it can be used. On an error qp must be closed. If the peer has given
+	// up meanwhile, either Accept fails or qp does, soon after.
 	Accept(ctx context.Context, qp QueuePair, private []byte) error
 	// Reject refuses. The peer's Connect returns a [*RejectedError].
 	Reject(private []byte) error

@@ -24,10 +24,12 @@ type Domain interface {
 	// NewSharedReceiveQueue makes a queue of receives for many queue pairs.
 	NewSharedReceiveQueue(SharedReceiveConfig) (SharedReceiveQueue, error)
 	// NewQueuePair makes a queue pair. It takes receives at once and sends once
-	// it is connected.
+	// it is connected. A configuration beyond the device's limits, or with queues
+	// of another domain, fails with [ErrInvalid] or [ErrUnsupported].
 	NewQueuePair(QueuePairConfig) (QueuePair, error)
 	// Close destroys all that the domain made, queue pairs first. Memory is
-	// unmapped: no slice of a region may be used afterwards.
+	// unmapped: no slice of a region may be used afterwards. Whoever still posts,
+	// polls or waits gets [ErrClosed] (a post may get [ErrState]).
 	Close() error
 }
 

@@ -60,6 +60,9 @@ type QueuePair interface {
 	// done, [ErrInvalid] for a request that this side can see is wrong,
 	// [ErrUnsupported], [ErrState]. None of them harms the queue pair.
 	//
+	// Memory without [AccessLocalWrite] in a receive, Read or atomic may be found
+	// while posting ([ErrInvalid]) or by the device ([StatusLocalProtection]).
+	//
 	// The requests and their entry lists may be reused on return. The memory
 	// that they name belongs to the device until their completion (or, for
 	// requests that are not signalled, a later one), unless they are Inline. It
