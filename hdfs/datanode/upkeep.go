@@ -56,6 +56,10 @@ func (s *settling) pop() {
 	s.mu.Unlock()
 }
 
+// settlePause is kept between two replicas, so that fsync by fsync others get
+// their turn at the disk.
+const settlePause = 10 * time.Millisecond
+
 // settle fsyncs replicas some time after they were closed, when the operating
 // system has written most of them anyway. A crash of the machine then leaves
 // little to verify.
@@ -72,6 +76,9 @@ func (dn *DataNode) settle() {
 			}
 		}
 		if wait := time.Until(d.at); wait > 0 && !dn.sleep(wait) || dn.ctx.Err() != nil {
+			return
+		}
+		if !dn.sleep(settlePause) {
 			return
 		}
 		s.pop()

@@ -31,7 +31,7 @@ type Replica struct {
 	visible     int64  // bytes that every DataNode behind has acknowledged
 	visibleTail uint32
 	durable     bool   // the directory entries are on stable storage
-	synced      bool   // finalized, and that and all of it on stable storage
+	synced      bool   // finalized, and all of it on stable storage
 	excess      bool   // the meta file has checksums beyond length
 	recovery    uint64 // the highest recovery promised to
 	epoch       uint64 // counts the times bytes may have been taken back
@@ -390,51 +390,41 @@ func (r *Replica) sumBefore(data, meta vfs.File, off int64) (uint32, error) {
 }
 
 // SyncFinalized puts a replica that was finalized without hsync on stable
-// storage, so that it need not be verified after a crash of the machine.
+// storage and notes that, so that it need not be verified after a crash of the
+// machine. It promises nothing to anybody: the note itself is left to the
+// operating system, which makes this cheap for a replica that has been written
+// back already.
 func (r *Replica) SyncFinalized() error {
 	r.op.Lock()
 	defer r.op.Unlock()
-	info := r.Info()
-	if info.State != Finalized || info.Synced {
+	r.mu.Lock()
+	needed := r.state == Finalized && !r.synced && !r.gone
+	final := slot{length: r.length, tail: r.tail, valid: true, synced: true}
+	gen := r.gen
+	r.mu.Unlock()
+	if !needed {
 		return nil
 	}
 	s := r.store
-	r.mu.Lock()
-	gone, length, tail := r.gone, r.length, r.tail
-	r.mu.Unlock()
-	if gone {
-		return nil
-	}
 	// r.op keeps the generation, and so the names, as they are.
 	data, err := s.fs.Open(s.dataPath(r.id))
 	if err != nil {
 		return err
 	}
 	defer data.Close()
-	if err := data.Sync(); err != nil {
-		return err
-	}
-	meta, err := s.fs.OpenReadWrite(s.metaPath(r.id, info.Generation), vfs.WriteCategoryUnspecified)
+	meta, err := s.fs.OpenReadWrite(s.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
 	defer meta.Close()
-	if err := finalSlot(meta, slot{length: length, tail: tail, valid: true, synced: true}); err != nil {
+	if err := errors.Join(data.Sync(), meta.Sync()); err != nil {
 		return err
 	}
-	if err := meta.Sync(); err != nil {
-		return err
-	}
-	if err := syncDir(s.fs, s.subdir(r.id)); err != nil {
+	if _, err := meta.WriteAt(appendSlot(nil, slotFinal, final), slotOffset(slotFinal)); err != nil {
 		return err
 	}
 	r.mu.Lock()
-	r.synced, r.durable = true, true
+	r.synced = true
 	r.mu.Unlock()
 	return nil
-}
-
-func finalSlot(meta vfs.File, sl slot) error {
-	_, err := meta.WriteAt(appendSlot(nil, slotFinal, sl), slotOffset(slotFinal))
-	return err
 }
