@@ -64,7 +64,11 @@ func newSide(t testing.TB, d *device, memory int, adjust func(*rdma.QueuePairCon
 	}})
 	must(err)
 	t.Cleanup(func() { must(s.domain.Close()) })
-	s.memory, err = s.domain.Allocate(memory, everything)
+	access := everything
+	if d.config.Extensions {
+		access |= rdma.AccessRemoteAtomic
+	}
+	s.memory, err = s.domain.Allocate(memory, access)
 	must(err)
 	s.sends, err = s.domain.NewCompletionQueue(1024)
 	must(err)

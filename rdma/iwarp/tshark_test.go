@@ -96,9 +96,9 @@ func (c *capture) pass(from int, in, out net.Conn) {
 
 // captured runs f with two connected sides and returns what tshark makes of
 // what they said.
-func captured(t *testing.T, f func(a, b *side)) string {
+func captured(t *testing.T, config Config, f func(a, b *side)) string {
 	tshark := testneed.Tool(t, "tshark", "apt-get install tshark")
-	d := testDevice(t, Config{})
+	d := testDevice(t, config)
 	a, b := newSide(t, d, 1<<20, nil), newSide(t, d, 1<<20, nil)
 	fill(a.memory.Bytes(), 1)
 	ca, ma := tcpPair(t)
@@ -134,10 +134,11 @@ var (
 // TestTshark lets a dissector that others wrote judge what goes over the wire.
 func TestTshark(t *testing.T) {
 	type exchange struct {
-		name  string
-		run   func(a, b *side)
-		want  map[string]bool // operations
-		cause []string        // of a Terminate
+		name       string
+		run        func(a, b *side)
+		want       map[string]bool // operations
+		cause      []string        // of a Terminate
+		extensions bool
 	}
 	refused := func(f func(a, b *side)) func(a, b *side) {
 		return func(a, b *side) {
@@ -165,23 +166,31 @@ func TestTshark(t *testing.T) {
 			// The other way, too.
 			b.send(rdma.SendRequest{Op: rdma.OpRead, Flags: rdma.Signaled, SGEs: b.sge(0, 70000), Remote: a.at(0)})
 			next(t, b.sends)
-		}, map[string]bool{"Write": true, "Read Request": true, "Read Response": true, "Send": true, "Send with SE": true}, nil},
+		}, map[string]bool{"Write": true, "Read Request": true, "Read Response": true, "Send": true, "Send with SE": true}, nil, false},
+		{"atomics", func(a, b *side) {
+			at := b.at(0)
+			a.send(rdma.SendRequest{Op: rdma.OpFetchAdd, SGEs: a.sge(0, 8), Remote: at, CompareAdd: 5})
+			a.send(rdma.SendRequest{Op: rdma.OpCompareSwap, Flags: rdma.Signaled, SGEs: a.sge(8, 8), Remote: at, CompareAdd: 5, Swap: 6})
+			if c := next(t, a.sends); c.Status != rdma.StatusSuccess {
+				t.Fatal(c.Status)
+			}
+		}, map[string]bool{"Write": true, "Atomic Request": true, "Atomic Response": true, "FetchAdd": true, "CmpSwap": true}, nil, true},
 		{"bad key of a Write", refused(func(a, b *side) {
 			to := b.at(0)
 			to.Key ^= 1
 			a.send(rdma.SendRequest{Op: rdma.OpWrite, SGEs: a.sge(0, 8), Remote: to})
-		}), map[string]bool{"Write": true, "Terminate": true}, []string{"DDP (0x1)", "Tagged Buffer Error (0x1)", "Invalid STag (0x00)"}},
+		}), map[string]bool{"Write": true, "Terminate": true}, []string{"DDP (0x1)", "Tagged Buffer Error (0x1)", "Invalid STag (0x00)"}, false},
 		{"Read out of bounds", refused(func(a, b *side) {
 			a.send(rdma.SendRequest{Op: rdma.OpRead, SGEs: a.sge(0, 8), Remote: b.at(1<<20 - 4)})
 		}), map[string]bool{"Write": true, "Read Request": true, "Terminate": true},
-			[]string{"RDMA (0x0)", "Remote Protection Error (0x1)", "Base or bounds violation (0x01)"}},
+			[]string{"RDMA (0x0)", "Remote Protection Error (0x1)", "Base or bounds violation (0x01)"}, false},
 		{"no receive", refused(func(a, b *side) {
 			a.send(rdma.SendRequest{Op: rdma.OpSend, SGEs: a.sge(0, 8)})
 		}), map[string]bool{"Write": true, "Send": true, "Terminate": true},
-			[]string{"DDP (0x1)", "Untagged Buffer Error (0x2)", "Invalid MSN - no buffer available (0x02)"}},
+			[]string{"DDP (0x1)", "Untagged Buffer Error (0x2)", "Invalid MSN - no buffer available (0x02)"}, false},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			out := captured(t, x.run)
+			out := captured(t, Config{Extensions: x.extensions}, x.run)
 			if testing.Verbose() && os.Getenv("VERBENA_SHOW_DISSECTION") != "" {
 				t.Log(out)
 			}

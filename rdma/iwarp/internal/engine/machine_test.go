@@ -91,6 +91,9 @@ func (m *machine) settle() {
 				s := fmt.Sprintf("%s completion: %d %s", q.name, c.ID, c.Status)
 				if c.Status == rdma.StatusSuccess {
 					s += fmt.Sprintf(", %s, length %d", c.Op, c.Length)
+					if c.HasImmediate {
+						s += fmt.Sprintf(", immediate %#x", c.Immediate)
+					}
 				}
 				m.printf("%s", s)
 			}
@@ -190,6 +193,15 @@ func describeSegment(b []byte) string {
 		if t.HasRequest {
 			fmt.Fprintf(&d, ", which asked for %d bytes", t.Request.Length)
 		}
+	case wire.OpImmediate, wire.OpImmediateSolicited:
+		fmt.Fprintf(&d, ": %#x", binary.BigEndian.Uint64(payload))
+	case wire.OpAtomicRequest:
+		r, _ := wire.ParseAtomicRequest(payload)
+		fmt.Fprintf(&d, ": operation %d request %d tag %#x offset %#x data %d/%x compare %d/%x",
+			r.Op, r.ID, r.STag, r.Offset, r.AddSwap, r.AddSwapMask, r.Compare, r.CompareMask)
+	case wire.OpAtomicResponse:
+		r, _ := wire.ParseAtomicResponse(payload)
+		fmt.Fprintf(&d, ": request %d value %d", r.ID, r.Value)
 	default:
 		fmt.Fprintf(&d, ": %q", payload)
 	}
@@ -283,10 +295,11 @@ var opcodes = map[string]wire.Opcode{
 	"write": wire.OpWrite, "read-request": wire.OpReadRequest, "read-response": wire.OpReadResponse,
 	"send": wire.OpSend, "send-invalidate": wire.OpSendInvalidate, "send-solicited": wire.OpSendSolicited,
 	"send-solicited-invalidate": wire.OpSendSolicitedInvalidate, "terminate": wire.OpTerminate,
-	"immediate": wire.OpImmediate, "atomic-request": wire.OpAtomicRequest,
+	"immediate": wire.OpImmediate, "immediate-solicited": wire.OpImmediateSolicited,
+	"atomic-request": wire.OpAtomicRequest, "atomic-response": wire.OpAtomicResponse,
 }
 
-var queues = map[wire.Opcode]uint32{wire.OpReadRequest: 1, wire.OpTerminate: 2, wire.OpAtomicRequest: 1}
+var queues = map[wire.Opcode]uint32{wire.OpReadRequest: 1, wire.OpTerminate: 2, wire.OpAtomicRequest: 1, wire.OpAtomicResponse: 3}
 
 // fpdu builds what a line of a script says.
 func (m *machine) fpdu(line string) []byte {
@@ -333,6 +346,21 @@ func (m *machine) fpdu(line string) []byte {
 		if a.has("cut") {
 			body = body[:m.number(a, "cut", 0)]
 		}
+	case wire.OpImmediate, wire.OpImmediateSolicited:
+		if a.has("value") {
+			body = binary.BigEndian.AppendUint64(nil, m.number(a, "value", 0))
+		}
+	case wire.OpAtomicRequest:
+		if !a.has("zeros") {
+			r := wire.AtomicRequest{Op: wire.AtomicOp(m.number(a, "op", 0)), ID: uint32(m.number(a, "id", 1)),
+				STag: uint32(m.number(a, "from-tag", 0)), Offset: m.number(a, "from", 0),
+				AddSwap: m.number(a, "add", 0), AddSwapMask: m.number(a, "mask", 0),
+				Compare: m.number(a, "compare", 0), CompareMask: m.number(a, "compare-mask", 0)}
+			body = r.Append(nil)
+		}
+	case wire.OpAtomicResponse:
+		r := wire.AtomicResponse{ID: uint32(m.number(a, "id", 0)), Value: m.number(a, "value", 0)}
+		body = r.Append(nil)
 	case wire.OpTerminate:
 		var c [3]uint64
 		for i, part := range strings.Split(a["cause"], "/") {
@@ -386,7 +414,8 @@ func (m *machine) post(line string) {
 		m.t.Fatalf("no request %q", name)
 	}
 	r := rdma.SendRequest{ID: m.number(a, "id", 0), Op: op, SGEs: m.sges(a["sge"]),
-		Remote: rdma.Remote{Address: m.number(a, "at", 0), Key: uint32(m.number(a, "tag", 0))}}
+		Remote:    rdma.Remote{Address: m.number(a, "at", 0), Key: uint32(m.number(a, "tag", 0))},
+		Immediate: uint32(m.number(a, "immediate", 0)), CompareAdd: m.number(a, "compare-add", 0), Swap: m.number(a, "swap", 0)}
 	for flag, bit := range map[string]rdma.Flags{"signaled": rdma.Signaled, "solicited": rdma.Solicited, "inline": rdma.Inline, "fence": rdma.Fence} {
 		if a.has(flag) {
 			r.Flags |= bit

@@ -596,11 +596,11 @@ func (e *Engine) beginUntagged(msn uint32, least, most int) *fault {
 	case x.segment.MSN != msn:
 		return faultf(wire.DDPUntaggedMSN, "%s %d, expected %d", x.segment.Opcode, x.segment.MSN, msn)
 	case x.segment.Offset != 0:
-		return faultf(wire.DDPUntaggedOffset, "a %s begins at %d", x.segment.Opcode, x.segment.Offset)
+		return faultf(wire.DDPUntaggedOffset, "%s begins at %d", x.segment.Opcode, x.segment.Offset)
 	case x.left > most:
-		return faultf(wire.DDPUntaggedTooLong, "a %s of %d bytes, at most %d", x.segment.Opcode, x.left, most)
+		return faultf(wire.DDPUntaggedTooLong, "%s of %d bytes, at most %d", x.segment.Opcode, x.left, most)
 	case x.left < least || !x.segment.Last:
-		return faultf(wire.RDMAPUnspecified, "a %s of %d bytes is cut off", x.segment.Opcode, x.left)
+		return faultf(wire.RDMAPUnspecified, "%s of %d bytes is cut off", x.segment.Opcode, x.left)
 	}
 	x.target = targetScratch
 	return nil

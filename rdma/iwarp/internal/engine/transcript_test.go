@@ -12,8 +12,8 @@ import (
 
 // TestTranscripts runs the scripts of testdata/transcripts. The commands:
 //
-//	open [responder] [no-crc] [ird=N] [ord=N] [ready=write|read|send] [ulpdu=N] [shared] [depth=N]
-//	region NAME size=N [access=lrw] [foreign]    l local write, r remote read, w remote write
+//	open [responder] [no-crc] [ird=N] [ord=N] [ready=write|read|send] [ulpdu=N] [shared] [depth=N] [extensions]
+//	region NAME size=N [access=lrwa] [foreign]    local write, remote read, write, atomic
 //	fill NAME TEXT
 //	show NAME OFFSET:LENGTH
 //	close-region NAME
@@ -51,10 +51,10 @@ func TestTranscripts(t *testing.T) {
 				p := Params{Initiator: !a.has("responder"), CRC: !a.has("no-crc"),
 					IRD: int(m.number(a, "ird", 2)), ORD: int(m.number(a, "ord", 2)), MaxULPDU: int(m.number(a, "ulpdu", 1000)),
 					Ready: map[string]Ready{"write": ReadyWrite, "read": ReadyRead, "send": ReadySend}[a["ready"]]}
-				m.open(p, a.has("shared"), Config{SendDepth: int(m.number(a, "depth", 4)), MaxSGE: 2, MaxInline: 16})
+				m.open(p, a.has("shared"), Config{SendDepth: int(m.number(a, "depth", 4)), MaxSGE: 2, MaxInline: 16, Extensions: a.has("extensions")})
 			case "region":
 				access := rdma.Access(0)
-				for c, bit := range map[string]rdma.Access{"l": rdma.AccessLocalWrite, "r": rdma.AccessRemoteRead, "w": rdma.AccessRemoteWrite} {
+				for c, bit := range map[string]rdma.Access{"l": rdma.AccessLocalWrite, "r": rdma.AccessRemoteRead, "w": rdma.AccessRemoteWrite, "a": rdma.AccessRemoteAtomic} {
 					if !a.has("access") || strings.Contains(a["access"], c) {
 						access |= bit
 					}
