@@ -107,7 +107,15 @@ func (c *conn) writeWithin(limit time.Duration, packet []byte, descriptors ...in
 		control = unix.UnixRights(descriptors...)
 	}
 	_, _, err := c.socket.WriteMsgUnix(packet, control, nil)
+	c.noteHangUp(err)
 	return err
+}
+
+// noteHangUp notes what an error tells about the other end.
+func (c *conn) noteHangUp(err error) {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		c.hungUp.Store(true)
+	}
 }
 
 // A packet is what read returns. Its bytes are valid until the next read; its
@@ -139,9 +147,7 @@ func (p *packet) release() {
 func (c *conn) read() (p packet, err error) {
 	n, controlBytes, flags, _, err := c.socket.ReadMsgUnix(c.buffer[:], c.control)
 	if err != nil {
-		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-			c.hungUp.Store(true)
-		}
+		c.noteHangUp(err)
 		return p, err
 	}
 	defer func() {
