@@ -366,12 +366,13 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 	op := &nspb.AddBlock{Path: req.Src, File: proto.Uint64(req.GetFileId()), Holder: req.ClientName, Previous: extended(req.GetPrevious()), Generation: &stamp}
 	e := &nspb.Entry{Caller: c.caller, Op: &nspb.Entry_AddBlock{AddBlock: op}}
 	var (
-		f       namespace.FileBlocks
+		file    namespace.Status
+		last    namespace.Block
 		res     namespace.Result
 		changes bool
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		if f, err = ns.Written(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName()); err == nil {
+		if file, last, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName()); err == nil {
 			res, changes, err = ns.Check(e)
 		}
 	})
@@ -379,21 +380,21 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 		return nil, err
 	}
 	if changes {
-		if op.Targets, err = nn.placeSoon(ctx, req, f.Status, c.host); err != nil {
+		if op.Targets, err = nn.placeSoon(ctx, req, file, c.host); err != nil {
 			return nil, err
 		}
 		if res, err = nn.change(ctx, c, false, e); err != nil {
 			return nil, err
 		}
 	}
-	var at uint64
-	for _, b := range f.Blocks {
-		if b.ID != res.Block.ID {
-			at += b.Length
-		}
-	}
-	if n := len(f.Blocks); n > 0 && req.GetPrevious() != nil && f.Blocks[n-1].ID == req.GetPrevious().GetBlockId() {
-		at += req.GetPrevious().GetNumBytes() - f.Blocks[n-1].Length
+	// What comes before the new block: all that there was, and the last block at
+	// the length that the client has just told.
+	at := file.Length
+	switch {
+	case last.ID == res.Block.ID:
+		at -= last.Length
+	case req.GetPrevious() != nil && last.ID == req.GetPrevious().GetBlockId():
+		at += req.GetPrevious().GetNumBytes() - last.Length
 	}
 	nn.blocks.mu.Lock()
 	defer nn.blocks.mu.Unlock()
@@ -521,11 +522,11 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 		return nil, err
 	}
 	var (
-		f   namespace.FileBlocks
-		err error
+		file namespace.Status
+		err  error
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		f, err = ns.Written(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
+		file, _, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
 	})
 	if err != nil {
 		return nil, err
@@ -534,7 +535,7 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	existing := m.nodesNamed(req.GetExistings())
-	chosen := m.choose(min(int(req.GetNumAdditionalNodes()), namespace.MaxReplication), exclusion(existing, m.nodesNamed(req.GetExcludes())), "", f.Status.BlockSize)
+	chosen := m.choose(min(int(req.GetNumAdditionalNodes()), namespace.MaxReplication), exclusion(existing, m.nodesNamed(req.GetExcludes())), "", file.BlockSize)
 	b := namespace.Block{ID: req.GetBlk().GetBlockId(), Generation: req.GetBlk().GetGenerationStamp(), Length: req.GetBlk().GetNumBytes()}
 	return &hdfspb.GetAdditionalDatanodeResponseProto{Block: m.locatedPB(b, 0, located{nodes: append(existing, chosen...)})}, nil
 }

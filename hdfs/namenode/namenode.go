@@ -258,7 +258,8 @@ func (s *state) Snapshot() ([]byte, error) {
 	if s.failed != nil {
 		return nil, s.failed
 	}
-	return s.ns.AppendSnapshot(nil)
+	files, directories, blocks := s.ns.Counts()
+	return s.ns.AppendSnapshot(make([]byte, 0, 4096+64*(files+directories)+32*blocks))
 }
 
 func (s *state) Restore(r io.Reader) error {

@@ -124,6 +124,11 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 	rc := raft.DefaultConfig()
 	rc.LocalID = id
 	rc.Logger = raftLogger(cfg.Logger)
+	// These matter only between voters. The only one is elected at once, below,
+	// and should not wake up often to see that it still leads itself.
+	rc.HeartbeatTimeout = 5 * time.Second
+	rc.ElectionTimeout = 5 * time.Second
+	rc.LeaderLeaseTimeout = 5 * time.Second
 	rc.MaxAppendEntries = 512
 	rc.BatchApplyCh = true
 	rc.SnapshotThreshold = cfg.SnapshotEntries

@@ -60,6 +60,10 @@ func openStore(fs vfs.FS, dir string, logger *slog.Logger) (*store, error) {
 		MemTableSize:       8 << 20,
 		MaxOpenFiles:       64,
 	}
+	// The default scheduler looks ten times a second whether the limit on
+	// concurrent compactions has changed, and nothing else: this log's never does, and an
+	// idle process should sleep.
+	opts.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
 	db, err := pebble.Open(dir, opts)
 	if err != nil {
 		s.cache.Unref()

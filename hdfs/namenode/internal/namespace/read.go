@@ -162,6 +162,19 @@ func (ns *Namespace) Written(c Caller, path string, id uint64, holder string) (F
 	return FileBlocks{Status: ns.status(n), Holder: holder, Blocks: blocksOf(n.file)}, nil
 }
 
+// WrittenEnd is Written with none but the last block: files may have very many.
+func (ns *Namespace) WrittenEnd(c Caller, path string, id uint64, holder string) (s Status, last Block, err error) {
+	t := txn{ns: ns, caller: c}
+	n, err := t.writable(path, id, holder)
+	if err != nil {
+		return Status{}, Block{}, err
+	}
+	if b := n.file.last(); b != nil {
+		last = copyOf(b)
+	}
+	return ns.status(n), last, nil
+}
+
 // Constructing returns a block that holder writes, and its file's id.
 func (ns *Namespace) Constructing(id uint64, holder string) (Block, uint64, error) {
 	b, err := ns.constructing(id, holder)
