@@ -345,9 +345,8 @@ func (qp *queuePair) give(w want) error {
 
 // receiveGrant takes the answer to want.
 func (qp *queuePair) receiveGrant(g grant, p *packet) error {
-	if wanted := 0; g.found {
-		wanted = 1
-		if len(p.descriptors) != wanted {
+	if g.found {
+		if len(p.descriptors) != 1 {
 			return fmt.Errorf("%w: a region with %d descriptors", errPacket, len(p.descriptors))
 		}
 		if err := qp.peer.Load().add(g, p.take(0)); err != nil {

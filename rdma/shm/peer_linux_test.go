@@ -141,7 +141,7 @@ func TestOtherUserIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	command := exec.Command(os.Args[0])
+	command := exec.CommandContext(t.Context(), os.Args[0])
 	command.Env = append(os.Environ(), partVariable+"=reader", addressVariable+"="+l.Address())
 	change(command)
 	var text bytes.Buffer

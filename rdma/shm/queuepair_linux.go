@@ -399,9 +399,3 @@ func (qp *queuePair) revoke(handle uint32) {
 		c.revoke(handle)
 	}
 }
-
-func (qp *queuePair) setPeerText(text string) {
-	qp.stateMu.Lock()
-	qp.peerText = text
-	qp.stateMu.Unlock()
-}
