@@ -37,6 +37,11 @@ func (r *Runtime) Dial(ctx context.Context, addr, service string, cfg DialConfig
 // far as that is known without connecting it.
 func (r *Runtime) Explain(ctx context.Context, addr string) (Selection, error) {
 	d := dialer{r: r, addr: addr, service: "probe", probe: true}
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return d.selection, d.error(err)
+	}
+	defer end()
 	if err := d.propose(); err != nil {
 		return d.selection, err
 	}
@@ -71,9 +76,11 @@ type dialer struct {
 }
 
 func (d *dialer) dial(ctx context.Context) (*Endpoint, error) {
-	if err := d.r.ctx.Err(); err != nil {
-		return nil, d.error(ErrClosed)
+	ctx, end, err := d.r.begin(ctx)
+	if err != nil {
+		return nil, d.error(err)
 	}
+	defer end()
 	if until, ok := d.r.peers.legacy(d.addr); ok {
 		return nil, &LegacyPeerError{Addr: d.addr, Until: until}
 	}
@@ -97,7 +104,7 @@ func (d *dialer) dial(ctx context.Context) (*Endpoint, error) {
 			return e, nil
 		}
 		if ctx.Err() != nil {
-			return nil, d.error(fmt.Errorf("%s: %w", answer.Accept.Name, err))
+			return nil, d.error(fmt.Errorf("%s: %w", answer.Accept.Name, errors.Join(context.Cause(ctx), err)))
 		}
 		d.drop(answer.Accept.Name, err)
 	}

@@ -634,3 +634,67 @@ func TestChurn(t *testing.T) {
 		servers.Wait()
 	})
 }
+
+// A runtime is closed while its endpoints are busy and others are being dialled.
+func TestRuntimeCloses(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		for range 5 {
+			p := w.pair(t, crampedConfig(), ListenConfig{})
+			var wg sync.WaitGroup
+			accepted := make(chan struct{}, 1000)
+			wg.Go(func() {
+				for {
+					e, err := p.listener.Accept(p.ctx)
+					if err != nil {
+						return
+					}
+					wg.Go(func() {
+						for {
+							m, err := e.Receive(p.ctx)
+							if err != nil {
+								return
+							}
+							m.Release()
+							accepted <- struct{}{}
+						}
+					})
+				}
+			})
+			for range 3 {
+				wg.Go(func() {
+					for {
+						e, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: w.transport})
+						if err != nil {
+							if p.client.ctx.Err() == nil {
+								t.Error(err)
+							}
+							return
+						}
+						wg.Go(func() {
+							for i := range 50 {
+								if e.Send(p.ctx, 1, pattern(i*1000, i)) != nil {
+									return
+								}
+							}
+						})
+					}
+				})
+			}
+			for range 20 {
+				<-accepted
+			}
+			go func() {
+				for range accepted { // whoever sends is not held up
+				}
+			}()
+			if err := p.client.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+			if err := p.server.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+			wg.Wait()
+			close(accepted)
+		}
+	})
+}

@@ -829,6 +829,9 @@ func (q *queue) provide(ctx context.Context, a *arrival) error {
 
 func (q *queue) close(ctx context.Context) error {
 	err := q.goodbye(ctx)
+	// A Send may still be copying into registered memory. It has no reason to
+	// wait any more.
+	q.e.sendLock <- struct{}{}
 	q.free()
 	return err
 }

@@ -19,7 +19,7 @@ type Runtime struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // goroutines of the runtime itself
+	dials  sync.WaitGroup
 
 	mu        sync.Mutex
 	closed    bool
@@ -55,23 +55,44 @@ func (r *Runtime) Close() error {
 	}
 	r.closed = true
 	var errs []error
-	listeners, endpoints := keys(r.listeners), keys(r.endpoints)
+	listeners := keys(r.listeners)
 	r.mu.Unlock()
 	for _, l := range listeners {
 		errs = append(errs, l.Close())
 	}
 	r.cancel()
+	r.dials.Wait()
+	r.mu.Lock()
+	endpoints := keys(r.endpoints)
+	r.mu.Unlock()
 	closeErrs := make([]error, len(endpoints))
 	var wg sync.WaitGroup
 	for i, e := range endpoints {
 		wg.Go(func() { closeErrs[i] = e.Close() })
 	}
 	wg.Wait()
-	r.wg.Wait()
 	for _, d := range r.devices {
 		errs = append(errs, d.close())
 	}
 	return errors.Join(append(errs, closeErrs...)...)
+}
+
+// begin announces a dial, which ends with the runtime: devices may not be closed
+// under it. The caller calls end.
+func (r *Runtime) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, nil, ErrClosed
+	}
+	r.dials.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(r.ctx, func() { cancel(ErrClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		r.dials.Done()
+	}, nil
 }
 
 // adopt registers an endpoint that is set up, unless the runtime is closed.
