@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -134,10 +135,17 @@ func (s *socketStream) readable(fd uintptr) bool {
 	defer s.reading.Unlock()
 	stage := stages.Get().(*stage)
 	defer stages.Put(stage)
-	for !s.over {
-		if !s.round(fd, stage) {
+	for vain := 0; !s.over; {
+		if s.round(fd, stage) {
+			vain = 0
+			continue
+		}
+		// In the middle of a segment more is on its way: to look again is cheaper
+		// than to be woken.
+		if vain++; vain > patience || !s.engine.Within() {
 			break
 		}
+		runtime.Gosched()
 	}
 	return s.over
 }
@@ -259,3 +267,6 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 		}
 	})
 }
+
+// patience is how often the reader looks again in the middle of a segment.
+const patience = 8

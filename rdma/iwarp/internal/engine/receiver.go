@@ -132,6 +132,9 @@ func (e *Engine) Ahead(most int) int {
 	return most
 }
 
+// Within tells whether the stream stands in the middle of a segment.
+func (e *Engine) Within() bool { return e.rx.phase != phaseHeader || e.rx.have > 0 }
+
 // Direct tells where the next bytes of the stream belong in registered memory,
 // or returns nil. The memory stays pinned until Placed, which must follow; the
 // caller does not wait for the peer in between.
