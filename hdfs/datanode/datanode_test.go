@@ -1088,6 +1088,25 @@ func TestNothingCame(t *testing.T) {
 	}
 }
 
+// Replicas closed without hsync are fsynced after a while, those of an earlier
+// process too.
+func TestSettle(t *testing.T) {
+	f := newFixture(t, 1, func(_ int, c *Config) { c.SyncAfter = time.Hour })
+	writeBlock(t, f.nodes, 1, 1001, []byte("one"))
+	f.nodes[0].cfg.SyncAfter = time.Millisecond
+	n := f.restart(0)
+	writeBlock(t, f.nodes, 2, 1001, []byte("two"))
+	for id := uint64(1); id <= 2; id++ {
+		r, err := n.store.Get(id)
+		must(t, err)
+		for end := time.Now().Add(patient); !r.Info().Synced; n.sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("block %d was never synced", id)
+			}
+		}
+	}
+}
+
 // A client that falls silent does not hold its replica for ever.
 func TestSilentClient(t *testing.T) {
 	f := newFixture(t, 2, func(_ int, c *Config) { c.ReadTimeout = 200 * time.Millisecond })

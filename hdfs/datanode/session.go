@@ -384,6 +384,9 @@ func (dn *DataNode) delete(b *clusterpb.Block) {
 		dn.log.Warn("deletion ordered by the NameNode failed", "block", b.GetId(), "err", err)
 		return
 	}
+	dn.names.mu.Lock()
+	delete(dn.names.corrupt, b.GetId())
+	dn.names.mu.Unlock()
 	dn.changed(clusterpb.ReplicaChange_DELETED, store.Info{ID: b.GetId(), Generation: b.GetGeneration()}, false)
 }
 

@@ -275,6 +275,13 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 		return fmt.Errorf("%w: packet with %d bytes of checksums and data; %d bytes of data have %d bytes of checksums", ErrMalformed, body, h.DataLen, sums)
 	}
 	total := start + body
+	// A large packet gets its memory as its bytes arrive. The buffer stays for
+	// those that follow it, so this happens once.
+	for have := freeBuffer / 2; have < total && len(*r.buf) < total+ahead; have *= 2 {
+		if err := r.fill(have, 0); err != nil {
+			return noEOF(err, true)
+		}
+	}
 	if err := r.fill(total, ahead); err != nil {
 		return noEOF(err, true)
 	}

@@ -236,6 +236,18 @@ func TestHostileLengths(t *testing.T) {
 		}
 		r.Release()
 	}
+	// A length that is allowed buys memory only for bytes that come.
+	h := PacketHeader{DataLen: 16_000_000}
+	b := &testBudget{left: 64 << 20, least: 64 << 20}
+	r := NewReader(bytes.NewReader(append(AppendPacketPrefix(nil, &h, 125_000), make([]byte, 300_000)...)), b)
+	var p Packet
+	if err := r.ReadPacket(CRC32C(), &p); err != io.ErrUnexpectedEOF {
+		t.Errorf("a packet that breaks off: %v", err)
+	}
+	if b.least < 62<<20 {
+		t.Errorf("300,000 bytes bought %d", 64<<20-b.least)
+	}
+	r.Release()
 	for _, s := range []string{"ffffffffff", "8180808080", "ffffff7f"} {
 		r := NewReader(bytes.NewReader(unhex(t, s)), nil)
 		if err := r.ReadMessage(&hdfspb.OpReadBlockProto{}); !errors.Is(err, ErrMalformed) {
