@@ -329,6 +329,20 @@ func TestAddBlockWaitsForDatanodesAfterAStart(t *testing.T) {
 	}
 }
 
+func TestReadWaitsForReportsAfterAStart(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	r.write("/f", 1, 100, dns...)
+	r.nn.Close()
+	r.open(func(c *Config) { c.CompleteWait = time.Minute })
+	got := make(chan *hdfspb.LocatedBlocksProto)
+	go func() { got <- r.locations("/f") }()
+	dns[0].register()
+	if l := <-got; len(l.GetBlocks()) != 1 || len(l.GetBlocks()[0].GetLocs()) != 1 {
+		t.Fatalf("located: %v", l)
+	}
+}
+
 // TestLogOfANewerVersion finds an operation in the log that nobody here knows:
 // the file system must not open as if it were not there.
 func TestLogOfANewerVersion(t *testing.T) {

@@ -156,9 +156,46 @@ func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockL
 	if err != nil {
 		return nil, err
 	}
-	return &hdfspb.GetBlockLocationsResponseProto{
-		Locations: nn.locatedBlocks(f.Status, f.Blocks, req.GetOffset(), req.GetOffset()+req.GetLength(), c.host),
-	}, nil
+	locate := func() *hdfspb.LocatedBlocksProto {
+		return nn.locatedBlocks(f.Status, f.Blocks, req.GetOffset(), req.GetOffset()+req.GetLength(), c.host)
+	}
+	located := locate()
+	if nn.InSafeMode() && nn.waitForReports(ctx, f.Blocks, located) {
+		located = locate()
+	}
+	return &hdfspb.GetBlockLocationsResponseProto{Locations: located}, nil
+}
+
+// waitForReports gives DataNodes a moment after a start to report the blocks
+// of which none is known yet. It tells whether something was reported.
+func (nn *NameNode) waitForReports(ctx context.Context, blocks []namespace.Block, located *hdfspb.LocatedBlocksProto) (reported bool) {
+	limit := time.NewTimer(nn.cfg.CompleteWait)
+	defer limit.Stop()
+	missing := make(map[uint64]bool)
+	for _, lb := range located.GetBlocks() {
+		if len(lb.GetLocs()) == 0 {
+			missing[lb.GetB().GetBlockId()] = true
+		}
+	}
+	for _, b := range blocks {
+		if !missing[b.ID] || b.Construction != nil {
+			continue
+		}
+		wait, cancel := nn.blocks.finalized(b.ID, b.Generation, b.Length)
+		if wait != nil {
+			select {
+			case <-wait:
+			case <-limit.C:
+				cancel()
+				return reported
+			case <-ctx.Done():
+				cancel()
+				return reported
+			}
+		}
+		reported = true
+	}
+	return reported
 }
 
 // locatedBlocks tells where the blocks of a file are that have bytes in
