@@ -68,6 +68,11 @@ var mutants = map[fake.Bugs]struct {
 	fake.BugLateWrite:           {"both", "WriteThenSend"},
 	fake.BugPollForgets:         {"ib", "PollBatches"},
 	fake.BugWrongLength:         {"ib", "Send"},
+	fake.BugDeathUnseen:         {"both", "KilledWhileIdle"},
+	fake.BugFlushesShared:       {"ib", "SharedReceiveSurvives"},
+	fake.BugLeaksMemory:         {"ib", "Leaks"},
+	fake.BugEarlyWrite:          {"ib", "MemoryReuse"},
+	fake.BugUnaligned:           {"ib", "UnalignedAtomics"},
 	fake.BugTakesAfterError:     {"both", "Disconnect"},
 }
 

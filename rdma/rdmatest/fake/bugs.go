@@ -100,6 +100,16 @@ const (
 	BugWrongLength
 	// BugTakesAfterError takes posts after the queue pair failed.
 	BugTakesAfterError
+	// BugDeathUnseen tells the peers nothing of Kill.
+	BugDeathUnseen
+	// BugFlushesShared flushes shared receives with one of their queue pairs.
+	BugFlushesShared
+	// BugLeaksMemory keeps the memory of closed regions mapped.
+	BugLeaksMemory
+	// BugEarlyWrite completes a Write before it has read its memory.
+	BugEarlyWrite
+	// BugUnaligned carries out atomics at any address.
+	BugUnaligned
 	bugsEnd
 )
 
@@ -151,6 +161,11 @@ var bugNames = [...]string{
 	"PollForgets",
 	"WrongLength",
 	"TakesAfterError",
+	"DeathUnseen",
+	"FlushesShared",
+	"LeaksMemory",
+	"EarlyWrite",
+	"Unaligned",
 }
 
 // String names the bugs of the set.

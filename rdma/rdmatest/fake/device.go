@@ -162,7 +162,7 @@ func (d *Device) Kill() {
 	}
 	for dom := range d.domains {
 		for q := range dom.queuePairs {
-			if peer := q.peer; peer != nil && q.state == rdma.StateConnected {
+			if peer := q.peer; peer != nil && q.state == rdma.StateConnected && !d.has(BugDeathUnseen) {
 				peer.lost(fmt.Errorf("fake: peer %s died: %w", d.config.Name, rdma.ErrDisconnected))
 			}
 			q.cond.Broadcast()

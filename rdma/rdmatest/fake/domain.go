@@ -185,7 +185,7 @@ func (r *region) close() error {
 	}
 	delete(n.regions, r.key)
 	r.memory = nil
-	if r.mapped != nil {
+	if r.mapped != nil && !r.domain.device.has(BugLeaksMemory) {
 		return unix.Munmap(r.mapped)
 	}
 	return nil

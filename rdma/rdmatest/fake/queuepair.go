@@ -312,7 +312,7 @@ func (q *queuePair) postSend(r *rdma.SendRequest) error {
 		return err
 	case needs == rdma.CapAtomics && length != 8:
 		return fmt.Errorf("fake: %s with an entry of %d bytes: %w", r.Op, length, rdma.ErrInvalid)
-	case needs == rdma.CapAtomics && r.Remote.Address%8 != 0:
+	case needs == rdma.CapAtomics && r.Remote.Address%8 != 0 && !d.has(BugUnaligned):
 		return fmt.Errorf("fake: %s of unaligned memory: %w", r.Op, rdma.ErrInvalid)
 	case r.Flags&rdma.Inline != 0 && access != 0:
 		return fmt.Errorf("fake: inline %s: %w", r.Op, rdma.ErrInvalid)
@@ -381,7 +381,7 @@ func (q *queuePair) work() {
 			continue
 		}
 		mu.Unlock() // to let others in
-		if here.has(BugLateWrite | BugEarlyRead) {
+		if here.has(BugLateWrite | BugEarlyRead | BugEarlyWrite) {
 			runtime.Gosched() // one processor is enough to see these
 		}
 		mu.Lock()
@@ -399,7 +399,7 @@ func (q *queuePair) step() bool {
 	switch {
 	case s.Flags&rdma.Fence != 0 && len(q.late) > 0 && !d.has(BugNoFence):
 		return q.catchUp()
-	case (s.Op >= rdma.OpRead || s.Op == rdma.OpWrite && d.has(BugLateWrite)) && !d.config.PromptReads:
+	case (s.Op >= rdma.OpRead || s.Op == rdma.OpWrite && d.has(BugLateWrite|BugEarlyWrite)) && !d.config.PromptReads:
 		// The peer looks at requests in order: only the data is late.
 		refused := s.length > 0 && q.peer.domain.remote(s.Remote, s.length, rights[s.Op]) == nil
 		if len(q.late) >= q.config.MaxReads || refused && len(q.late) > 0 {
@@ -410,7 +410,7 @@ func (q *queuePair) step() bool {
 			return true
 		}
 		q.late = append(q.late, q.next)
-		if d.has(BugEarlyRead) {
+		if s.Op == rdma.OpWrite && d.has(BugEarlyWrite) || s.Op != rdma.OpWrite && d.has(BugEarlyRead) {
 			s.done = true
 		}
 		q.next++
@@ -761,6 +761,9 @@ func (q *queuePair) shut(err error, kind rdma.EventKind) {
 		if !d.has(BugNoReceiveFlush) {
 			q.flushReceive(r.id, rdma.StatusFlushed)
 		}
+	}
+	for q.shared != nil && q.shared.receives.count > 0 && d.has(BugFlushesShared) {
+		q.flushReceive(q.shared.receives.take().id, rdma.StatusFlushed)
 	}
 	q.cond.Broadcast()
 	q.wakePeer()
