@@ -2,9 +2,12 @@ package iwarp
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"testing"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -155,5 +158,66 @@ func TestRefusedAccess(t *testing.T) {
 				t.Fatalf("post after the failure: %v", err)
 			}
 		})
+	}
+}
+
+// TestCloseWhileConnecting closes a queue pair whose peer does not answer.
+func TestCloseWhileConnecting(t *testing.T) {
+	s := rawSide(t, 4096)
+	s.recv(1, 0, 8)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.qp.Connect(bounded(t), l.Addr().String(), nil)
+		failed <- err
+	}()
+	peer, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	if _, err := readSetup(peer, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.qp.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := s.recvs.Poll(make([]rdma.Completion, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil {
+		t.Fatal("Connect of a closed queue pair succeeds")
+	} else {
+		t.Log(err)
+	}
+	if more, _ := s.recvs.Poll(make([]rdma.Completion, 4)); more != 0 {
+		t.Fatalf("%d completions before Close had returned, %d after", n, more)
+	}
+}
+
+// TestConnectContext ends a set-up by its context.
+func TestConnectContext(t *testing.T) {
+	s := rawSide(t, 4096)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		if peer, err := l.Accept(); err == nil {
+			_, _ = readSetup(peer, false)
+			cancel()
+			_, _ = io.Copy(io.Discard, peer)
+			peer.Close()
+		}
+	}()
+	if _, err := s.qp.Connect(ctx, l.Addr().String(), nil); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
 	}
 }

@@ -570,7 +570,7 @@ func (e *Engine) stop() {
 // included, is through.
 func (e *Engine) Stopped() <-chan struct{} { return e.stopped }
 
-// Close ends the use of the engine, after Flush.
+// Close ends the use of the engine: nothing is completed any more.
 func (e *Engine) Close() {
 	e.mu.Lock()
 	e.state = rdma.StateClosed
@@ -578,9 +578,13 @@ func (e *Engine) Close() {
 }
 
 // Flush completes all that is outstanding. The queue pair has failed, its
-// writer has stopped and its reader calls.
+// writer has stopped and its reader calls. After Close it does nothing.
 func (e *Engine) Flush() {
 	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.state == rdma.StateClosed {
+		return
+	}
 	for ; e.head != e.tail; e.head++ {
 		r := e.slot(e.head)
 		status := rdma.StatusFlushed
@@ -592,7 +596,6 @@ func (e *Engine) Flush() {
 	}
 	e.next, e.written = e.tail, e.tail
 	e.readHead, e.respHead = e.readEnd, e.respEnd
-	e.mu.Unlock()
 	e.rx.flush(&e.cfg)
 }
 
