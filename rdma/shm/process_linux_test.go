@@ -45,6 +45,7 @@ var parts = map[string]func(*side, rdma.Remote) error{
 	"stuck":    func(s *side, _ rdma.Remote) error { return inside(s, syscall.SIGSTOP) },
 	"killed":   func(s *side, _ rdma.Remote) error { return inside(s, syscall.SIGKILL) },
 	"reader":   read,
+	"flood":    func(s *side, _ rdma.Remote) error { return flood(s) },
 }
 
 func TestMain(m *testing.M) {
@@ -152,6 +153,40 @@ func inside(s *side, signal syscall.Signal) error {
 		return err
 	}
 	select {} // the signal may reach another thread first
+}
+
+// floodMessage is the message number n of a flood: its length, and its bytes from
+// the eighth on. The first eight are n.
+func floodMessage(n uint64) (length int, seed byte) { return 8 + int(n*2654435761%6000), byte(n * 31) }
+
+// flood sends as fast as it can.
+func flood(s *side) error {
+	var c [16]rdma.Completion
+	m := s.memory.Bytes()
+	for n := uint64(0); ; n++ {
+		length, seed := floodMessage(n)
+		binary.NativeEndian.PutUint64(m, n)
+		fill(m[8:length], seed)
+		request := []rdma.SendRequest{{ID: n, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: s.memory, Length: length}}}}
+		if _, err := s.qp.PostSend(request); err != nil {
+			return nil //nolint:nilerr // the parent has hung up
+		}
+		for done := false; !done; {
+			got, err := s.cq.Poll(c[:])
+			if err != nil {
+				return err
+			}
+			for _, c := range c[:got] {
+				if c.Status != rdma.StatusSuccess {
+					return nil
+				}
+				done = done || c.Op == rdma.OpSend
+			}
+			if got == 0 {
+				runtime.Gosched()
+			}
+		}
+	}
 }
 
 // with starts a child and connects to it.
