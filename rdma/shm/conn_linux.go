@@ -19,8 +19,8 @@ import (
 const (
 	maxDescriptors = 4
 	// handshakeTimeout bounds each step of set-up that does not wait for an
-	// application.
-	handshakeTimeout = 5 * time.Second
+	// application, only for the peer to run.
+	handshakeTimeout = 10 * time.Second
 )
 
 // A conn is the Unix socket of a connection. It carries set-up, descriptors and

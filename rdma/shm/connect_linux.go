@@ -651,6 +651,9 @@ func (r *request) establish(ctx context.Context, qp *queuePair, private []byte) 
 	if err := qp.setConn(c, c.name()); err != nil {
 		return err
 	}
+	// The peer's Connect is waiting for this, so it answers at once.
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
 	defer c.bound(ctx)()
 	if err := qp.adopt(r.hello, &r.packet, c); err != nil {
 		_ = c.write(appendText(packetRefuse, err.Error()))

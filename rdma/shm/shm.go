@@ -8,7 +8,8 @@ type Config struct {
 	// SocketDirectory is where listeners without an address put their sockets.
 	// Empty uses the abstract namespace, which leaves nothing behind but reaches
 	// only processes in the same network namespace; containers need a directory
-	// that they share.
+	// that they share. There a process that is killed leaves its socket, which
+	// the next listener at the same path removes.
 	SocketDirectory string
 	// AllowUIDs are the users, besides the own one, whose processes may connect
 	// and be connected to. The package comment says what they get.
