@@ -10,12 +10,17 @@
 // programs have talked on before ([rdma.StreamDevice]).
 //
 // A connection costs two goroutines, which sleep while nothing happens, and its
-// queues: about 100 bytes for each request of SendDepth and 50 for each receive
+// queues: about 110 bytes for each request of SendDepth and 40 for each receive
 // of RecvDepth, 24 more for each scatter-gather entry. The buffers for moving
 // data (128 KiB to receive, about 40 KiB to send) come from a pool while bytes
 // move and are shared by all connections; only a stream that is neither a
 // *net.TCPConn nor a *net.UnixConn keeps one of 32 KiB. Nothing that a peer
 // sends makes memory grow: what is not placed in registered memory is dropped.
+//
+// Who polls a completion queue in vain reads from the sockets of its queue pairs,
+// so that a spinning program answers without waking another goroutine. Each such
+// Poll looks at two connections, in turn; with many on one queue, arming and
+// waiting is the better way.
 //
 // # What is lacking
 //
