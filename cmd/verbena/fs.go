@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 
 	client "github.com/colinmarc/hdfs/v2"
 	"github.com/colinmarc/hdfs/v2/hadoopconf"
@@ -51,14 +52,19 @@ func fsCommand(o *options) *cobra.Command {
 	return cmd
 }
 
+// withPort adds the NameNode's usual port to an address that has none.
+func withPort(address string) string {
+	if _, _, err := net.SplitHostPort(address); err == nil {
+		return address
+	}
+	return net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(nameNodePort))
+}
+
 // findNameNode takes the command line's word, then the Hadoop configuration's,
 // then the default.
 func findNameNode(flag string) (string, error) {
 	if flag != "" {
-		if _, _, err := net.SplitHostPort(flag); err != nil {
-			return net.JoinHostPort(flag, strconv.Itoa(nameNodePort)), nil
-		}
-		return flag, nil
+		return withPort(flag), nil
 	}
 	conf, err := hadoopconf.LoadFromEnvironment()
 	if err != nil {

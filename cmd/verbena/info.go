@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"runtime"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -73,11 +71,7 @@ func infoCommand(o *options) *cobra.Command {
 					return err
 				}
 				defer closing(&err, rt)
-				address := args[0]
-				if _, _, err := net.SplitHostPort(address); err != nil {
-					address = net.JoinHostPort(address, strconv.Itoa(nameNodePort))
-				}
-				s, err := rt.Explain(cmd.Context(), address)
+				s, err := rt.Explain(cmd.Context(), withPort(args[0]))
 				var legacy *verbena.LegacyPeerError
 				switch {
 				case errors.As(err, &legacy):

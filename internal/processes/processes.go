@@ -62,7 +62,7 @@ func Start(ctx context.Context, name, addressFile, executable string, args ...st
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-p.exited:
-			return nil, fmt.Errorf("%s ended before it was ready: %v\n%s", name, p.err, p.log.String())
+			return nil, fmt.Errorf("%s ended before it was ready (%s)\n%s", name, p.cmd.ProcessState, p.log.String())
 		case <-deadline.C:
 			err = fmt.Errorf("%s was not ready after %v\n%s", name, patience, p.log.String())
 		case <-tick.C:

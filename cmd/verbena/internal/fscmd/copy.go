@@ -323,7 +323,7 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info os.
 	defer func() {
 		if err != nil {
 			tmp.Close()
-			os.Remove(tmp.Name())
+			err = errors.Join(err, os.Remove(tmp.Name()))
 		}
 	}()
 	bar := s.progress(path.Base(name), info.Size())

@@ -32,7 +32,6 @@ func listCommand(run runner) *cobra.Command {
 				args = []string{"."}
 			}
 			out := bufio.NewWriter(s.out)
-			defer out.Flush()
 			show := func(name string, info os.FileInfo) error {
 				switch {
 				case asJSON:
@@ -47,9 +46,10 @@ func listCommand(run runner) *cobra.Command {
 				_, err := fmt.Fprintln(out, name)
 				return err
 			}
-			return s.each(args, func(name string) error {
+			err := s.each(args, func(name string) error {
 				return s.list(ctx, s.path(name), recursive, show, out)
 			})
+			return errors.Join(out.Flush(), err)
 		}),
 	}
 	flags := cmd.Flags()
