@@ -345,8 +345,7 @@ func (nn *NameNode) mayDrop(id uint64) error {
 	nn.blocks.mu.Lock()
 	defer nn.blocks.mu.Unlock()
 	for _, uuid := range b.Construction.Targets {
-		// One that is no longer known was replaced at its address by one made anew.
-		if n := nn.blocks.nodes[uuid]; n != nil && !n.alive {
+		if n := nn.blocks.nodes[uuid]; n == nil || !n.alive {
 			return fmt.Errorf("namenode: commit the recovery of block %d: DataNode %s of its pipeline could not be asked", id, uuid)
 		}
 	}

@@ -343,3 +343,47 @@ func TestRetryCache(t *testing.T) {
 		}
 	}
 }
+
+// TestUnaskedHolderKeepsTheBlock: a DataNode of the pipeline is dead, the other
+// has nothing. What the dead one may have must not be given up.
+func TestUnaskedHolderKeepsTheBlock(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.create("/f", "w", 2)
+	b := r.addBlock("/f", "w", nil).GetB()
+	dns[1].store(b.GetBlockId(), b.GetGenerationStamp(), 40, clusterpb.ReplicaState_BEING_WRITTEN)
+	dns[1].dead = true
+	r.clock.advance(20 * time.Second)
+	r.turn(dns)
+	r.clock.advance(20 * time.Second)
+	r.turn(dns) // now it counts as dead
+	refused := 0
+	dns[0].recover = func(c *clusterpb.Command) {
+		_, err := r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: c.NewGeneration})
+		if err != nil {
+			refused++
+		}
+	}
+	recover := func() bool {
+		return must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")})).GetResult()
+	}
+	recover()
+	r.check()
+	r.turn(dns)
+	if refused != 1 || r.closed("/f") {
+		t.Fatalf("refused %d times, closed %v", refused, r.closed("/f"))
+	}
+	// It comes back, and the next attempt finds what it has.
+	dns[1].dead = false
+	dns[1].store(b.GetBlockId(), b.GetGenerationStamp(), 40, clusterpb.ReplicaState_WAITING_RECOVERY)
+	dns[1].register()
+	dns[0].recover = nil
+	for range 3 {
+		r.clock.advance(16 * time.Second)
+		r.turn(dns)
+		r.turn(dns)
+	}
+	if !r.closed("/f") || r.length("/f") != 40 {
+		t.Fatalf("closed %v with %d bytes, want 40", r.closed("/f"), r.length("/f"))
+	}
+}
