@@ -201,14 +201,6 @@ func newRawPeer(t *testing.T, p *pair, w world, params []byte) (*rawPeer, error)
 	return raw, err
 }
 
-func (r *rawPeer) send(b []byte) {
-	r.t.Helper()
-	copy(r.region.Bytes(), b)
-	if _, err := r.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: r.region, Length: len(b)}}}}); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 var rawParameters = parameters{window: 8, control: 2, chunks: 4, receive: 16 << 10, maxMessage: 1 << 20}
 
 // Whatever a peer sends, the endpoint that it sends it to fails with the reason,

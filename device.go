@@ -294,7 +294,7 @@ func (d *device) redeem(request rdma.ConnectRequest) {
 		}
 		return
 	}
-	ctx, cancel := context.WithDeadline(d.r.ctx, t.h.deadline)
+	ctx, cancel := context.WithDeadline(t.h.l.ctx, t.h.deadline)
 	defer cancel()
 	t.finish(d.accept(ctx, t.endpoint, request, private[hello.TokenSize:]))
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 func pattern(n, seed int) []byte {
@@ -697,4 +698,79 @@ func TestRuntimeCloses(t *testing.T) {
 			close(accepted)
 		}
 	})
+}
+
+// A Send that finds no memory waits for it, as long as its context and the
+// endpoint last.
+func TestSendWaitsForMemory(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{SendMemory: 16 << 20}, ListenConfig{})
+		a, b := p.connect(t, "")
+		q, ok := a.carrier.(*queue)
+		if !ok {
+			t.Skip("it sends from the Go heap")
+		}
+		for _, size := range []int{5000, 400 << 10} {
+			var all []slab.Slab
+			for _, pool := range []*slab.Pool{q.d.sendPool, q.d.offerPool} {
+				for {
+					s, ok, err := pool.TryGet(1 << 20)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !ok {
+						break
+					}
+					all = append(all, s)
+				}
+				for {
+					s, ok, _ := pool.TryGet(5000 + packetHeader)
+					if !ok {
+						break
+					}
+					all = append(all, s)
+				}
+			}
+			ctx, cancel := context.WithTimeout(p.ctx, 10*time.Millisecond)
+			if err := a.Send(ctx, 1, pattern(size, 1)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%d bytes: got %v", size, err)
+			}
+			cancel()
+			sent := make(chan error, 1)
+			go func() { sent <- a.Send(p.ctx, 2, pattern(size, 2)) }()
+			for _, s := range all[:len(all)-1] {
+				q.poolOf(s).Put(s)
+			}
+			m, err := b.Receive(p.ctx)
+			if err != nil || m.Tag != 2 || !bytes.Equal(m.Bytes(), pattern(size, 2)) {
+				t.Fatal(m, err)
+			}
+			m.Release()
+			if err := <-sent; err != nil {
+				t.Error(err)
+			}
+			q.poolOf(all[len(all)-1]).Put(all[len(all)-1])
+		}
+		all, err := q.d.offerPool.Get(p.ctx, 8<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := make(chan error, 1)
+		go func() { sent <- a.Send(p.ctx, 3, pattern(1<<20, 3)) }()
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-sent; !errors.Is(err, ErrPeerClosed) {
+			t.Errorf("got %v, want ErrPeerClosed", err)
+		}
+		q.d.offerPool.Put(all)
+	})
+}
+
+// poolOf tells which of the sending pools a slab is from.
+func (q *queue) poolOf(s slab.Slab) *slab.Pool {
+	if s.Region().Access()&rdma.AccessRemoteRead != 0 {
+		return q.d.offerPool
+	}
+	return q.d.sendPool
 }

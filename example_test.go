@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/providers"
@@ -16,36 +15,36 @@ func Example() {
 	ctx := context.Background()
 	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer rt.Close()
 
 	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{"greeting/1"}})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	served := make(chan error, 1)
 	go func() { served <- greet(ctx, ln) }()
 
 	ep, err := rt.Dial(ctx, ln.Addr().String(), "greeting/1", verbena.DialConfig{})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	if err := ep.Send(ctx, 7, []byte("world")); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	m, err := ep.Receive(ctx)
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	fmt.Printf("%d: %s\n", m.Tag, m.Bytes())
 	m.Release() // gives the memory, and the credit to send more, back
 
 	if err := ep.Close(); err != nil { // hands over what was sent before
-		log.Fatal(err)
+		panic(err)
 	}
 	if err := <-served; err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	// Output: 7: Hello, world!
 }
@@ -77,7 +76,7 @@ func ExampleRuntime_Dial() {
 	ctx := context.Background()
 	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	defer rt.Close()
 

@@ -270,7 +270,6 @@ func (h *handshake) negotiate(ctx context.Context) (*Endpoint, error) {
 			return nil, err
 		}
 		offer, err := hello.ReadHello(h.conn, seen)
-		seen = 0
 		for _, f := range offer.Failed {
 			l.log.Info("peer could not use a transport", "peer", h.conn.RemoteAddr(), "transport", f.Name, "reason", f.Text)
 		}
@@ -326,38 +325,32 @@ func (h *handshake) negotiate(ctx context.Context) (*Endpoint, error) {
 // begins another hello here because it could not connect. In the second case
 // it returns how many bytes of the hello it has read.
 func (h *handshake) await(ctx context.Context, t *ticket) (seen int, err error) {
-	for {
-		var first [1]byte
-		n, err := h.conn.Read(first[:])
-		// Taken once, the attempt comes to an end by itself.
-		if h.l.r.tickets.drop(t) {
-			select {
-			case <-t.connected:
-			case <-ctx.Done():
-				<-t.connected // it has the same deadline
+	var first [1]byte
+	n, err := h.conn.Read(first[:])
+	// Taken once, the attempt comes to an end by itself.
+	if h.l.r.tickets.drop(t) {
+		<-t.connected // it has the handshake's deadline
+		switch {
+		case n == 0 && t.err == nil:
+			return 0, nil
+		case t.err == nil:
+			h.l.r.discard(t.endpoint) // the peer has given it up
+		case n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil:
+			// It was finish that ended the Read; the peer's hello is to come.
+			h.l.log.Info("transport could not be connected", "peer", h.conn.RemoteAddr(), "error", t.err)
+			if err := h.conn.SetDeadline(h.deadline); err != nil {
+				return 0, err
 			}
-			switch {
-			case n == 0 && t.err == nil:
-				return 0, nil
-			case t.err == nil:
-				h.l.r.discard(t.endpoint) // the peer has given it up
-			case n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil:
-				// It was finish that ended the Read; the peer's hello is to come.
-				h.l.log.Info("transport could not be connected", "peer", h.conn.RemoteAddr(), "error", t.err)
-				if err := h.conn.SetDeadline(h.deadline); err != nil {
-					return 0, err
-				}
-				n, err = h.conn.Read(first[:])
-			}
+			n, err = h.conn.Read(first[:])
 		}
-		if n == 0 {
-			return 0, fmt.Errorf("waiting for the peer to connect: %w", err)
-		}
-		if first[0] != hello.Magic[0] {
-			return 0, hello.ErrNotHello
-		}
-		return 1, nil
 	}
+	if n == 0 {
+		return 0, fmt.Errorf("waiting for the peer to connect: %w", err)
+	}
+	if first[0] != hello.Magic[0] {
+		return 0, hello.ErrNotHello
+	}
+	return 1, nil
 }
 
 func (h *handshake) answer(a *hello.Answer) error {

@@ -581,9 +581,9 @@ func (q *queue) sent(c *rdma.Completion) {
 }
 
 func (q *queue) statusError(what string, s rdma.Status) error {
-	cause := error(rdma.ErrDisconnected)
-	if err := q.qp.Err(); err != nil {
-		cause = err
+	cause := q.qp.Err()
+	if cause == nil {
+		cause = rdma.ErrDisconnected
 	}
 	kind := ErrPeerDied
 	if s == rdma.StatusRemoteAccess || s == rdma.StatusLocalLength || s == rdma.StatusRemoteInvalid {

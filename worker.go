@@ -207,7 +207,7 @@ func (w *worker) drive(budget time.Duration, ready func() bool) bool {
 		return ready()
 	}
 	w.callers.Add(1)
-	ok := false
+	var ok bool
 	start := time.Now()
 	for i := 1; ; i++ {
 		n, _ := w.poll()

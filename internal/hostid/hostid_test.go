@@ -8,8 +8,8 @@ import (
 )
 
 func TestID(t *testing.T) {
-	if ID() != ID() || ID() == [Size]byte{} {
-		t.Errorf("identity %x, then %x", ID(), ID())
+	if first, second := ID(), ID(); first != second || first == [Size]byte{} {
+		t.Errorf("identity %x, then %x", first, second)
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

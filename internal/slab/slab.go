@@ -30,10 +30,10 @@ const (
 
 var classCount = bits.Len(maxClass / minClass)
 
-// ErrTooLarge: the pool could not hold the slab even if it were empty.
+// ErrTooLarge says that the pool could not hold the slab even if it were empty.
 var ErrTooLarge = errors.New("slab: larger than the pool")
 
-// ErrClosed: the pool has been closed.
+// ErrClosed says that the pool has been closed.
 var ErrClosed = errors.New("slab: pool closed")
 
 // A Slab is a piece of a region. It belongs to whoever got it until Put.
