@@ -64,6 +64,9 @@ func newFileSystem(t *testing.T) *fileSystem {
 	f.Client, err = hdfs.NewClient(hdfs.ClientOptions{Addresses: []string{l.Addr().String()}, User: "root"})
 	must(t, err)
 	t.Cleanup(func() { f.Client.Close() })
+	// The client fetches these when it first needs them, without a lock.
+	_, err = f.ServerDefaults()
+	must(t, err)
 	for end := time.Now().Add(patient); ; {
 		fs, err := f.StatFs()
 		must(t, err)
