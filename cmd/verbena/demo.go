@@ -34,9 +34,10 @@ file created, written (1 KiB) and closed, one after the other.`,
 			if asJSON {
 				cfg.Progress = io.Discard
 			}
-			cfg.Share, cfg.LargeFile, cfg.Creates = 1, 1<<30, 500
+			cfg.Share, cfg.Creates = 1, 500
 			if quick {
-				cfg.Share, cfg.LargeFile, cfg.Creates = 10, 1<<30/10, 100
+				cfg.Share, cfg.Creates = 10, 100
+				cfg.LargeFile /= 10
 			}
 			if cfg.Tree == "" {
 				if cfg.Tree, err = toolchainSource(cmd); err != nil {
@@ -83,6 +84,7 @@ file created, written (1 KiB) and closed, one after the other.`,
 	flags.BoolVar(&quick, "quick", false, "a tenth of the data")
 	flags.BoolVar(&asJSON, "json", false, "the table as one JSON object")
 	flags.StringVar(&cfg.Tree, "tree", "", "directory to store (default: the Go toolchain's source)")
+	flags.Int64Var(&cfg.LargeFile, "large-file", 1<<30, "bytes of the large file")
 	flags.IntVar(&cfg.DataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&cfg.Replicas, "replication", 3, "replicas of a block")
 	flags.IntVar(&cfg.Workers, "clients", 4, "clients at work at once")

@@ -23,7 +23,7 @@ const (
 )
 
 func upCommand(o *options) *cobra.Command {
-	var dir, listen string
+	var dir, listen, addressFile string
 	var dataNodes, replication, dataPort int
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -82,6 +82,9 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 			fmt.Fprintf(out, "  %s info %s\n", run, cluster.NameNode.Addr())
 			fmt.Fprintf(out, "  HADOOP_CONF_DIR=%s hdfs dfs -ls /      # any HDFS client\n", cluster.ConfDir)
 			fmt.Fprintf(out, "\nCtrl-C stops it.\n")
+			if err := writeAddress(addressFile, cluster.NameNode.Addr()); err != nil {
+				return err
+			}
 			return serve(cmd.Context(), cluster)
 		},
 	}
@@ -90,6 +93,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
+	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
 	flags.IntVar(&dataPort, "datanode-port", dataNodePort, "port of the first DataNode; the others follow")
 	return cmd
 }

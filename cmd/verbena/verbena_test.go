@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/verbena-data/verbena/cmd/verbena/internal/demo"
+	"github.com/verbena-data/verbena/internal/processes"
+)
+
+// asVerbena makes the test binary be the command, for tests that need it as a
+// process of its own.
+const asVerbena = "VERBENA_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asVerbena) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// run runs a command in this process and returns what it prints.
+func run(t *testing.T, stdin string, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := command()
+	cmd.SetArgs(args)
+	cmd.SetIn(strings.NewReader(stdin))
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// startUp runs `verbena up` as a process.
+func startUp(t *testing.T, dir string, listen string) *processes.Process {
+	t.Helper()
+	t.Setenv(asVerbena, "1")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := filepath.Join(t.TempDir(), "address")
+	p, err := processes.Start(t.Context(), "verbena up", address, self,
+		"up", "--dir", dir, "--listen", listen, "--datanodes", "2", "--address-file", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+func TestFileCommands(t *testing.T) {
+	dir := t.TempDir()
+	up := startUp(t, filepath.Join(dir, "data"), "127.0.0.1:0")
+	local := filepath.Join(dir, "local")
+	if err := os.MkdirAll(filepath.Join(local, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	big := bytes.Repeat([]byte("0123456789abcdef"), 200_000)
+	for name, content := range map[string][]byte{"small": []byte("hello\n"), "big": big, "sub/empty": nil} {
+		if err := os.WriteFile(filepath.Join(local, name), content, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := filepath.Join(dir, "out")
+	for _, step := range []struct {
+		stdin string
+		args  string
+		want  string // a part of the output; "!" means that an error must hold the rest
+	}{
+		{"", "mkdir /a", ""},
+		{"", "mkdir /a/b/c", "!no such file"},
+		{"", "mkdir -p /a/b/c", ""},
+		{"", "put LOCAL/small /a/", ""},
+		{"", "put LOCAL/small /a/", "!put -f"},
+		{"", "put -f LOCAL/small /a/", ""},
+		{"", "put LOCAL /tree", "!put -r"},
+		{"", "put -r LOCAL /tree", ""},
+		{"from stdin", "put - /a/stdin", ""},
+		{"", "cat /a/stdin /a/small", "from stdinhello\n"},
+		{"", "cat /a", "!is a directory"},
+		{"", "cat /missing", "!no such file"},
+		{"", "ls -R /tree", "/tree/big\n/tree/small\n/tree/sub/\n/tree/sub/empty\n"},
+		{"", "ls -l /a", "-rw-r-----   2"},
+		{"", "ls --json /a/small", `"length":6`},
+		{"", "stat /tree/big", "3200000"},
+		{"", "stat --json /tree", `"type":"directory"`},
+		{"", "du --bytes /tree", "3200006  "},
+		{"", "df --json", `"missing_blocks":0`},
+		{"", "chmod u=rwx,go=rx /a/small", ""},
+		{"", "stat /a/small", "0755"},
+		{"", "chmod 8 /a/small", "!no mode"},
+		{"", "chown ada:staff /a/small", ""},
+		{"", "ls -l /a/small", "ada        staff"},
+		{"", "touch /a/touched", ""},
+		{"", "touch /a/touched", ""},
+		{"", "checksum /tree/small /a/small", "  /tree/small\n"},
+		{"", "mv /a/touched /a/b", ""},
+		{"", "mv /a/small /a/stdin", "!mv -f"},
+		{"", "mv -f /a/small /a/stdin", ""},
+		{"", "cat /a/stdin", "hello\n"},
+		{"", "ls /a/b", "/a/b/c/\n/a/b/touched\n"},
+		{"", "get /tree/small -", "hello\n"},
+		{"", "get -r /tree OUT", ""},
+		{"", "get /tree/small OUT/small", "!get -f"},
+		{"", "rm /tree", "!rm -r"},
+		{"", "rm -r /tree", ""},
+		{"", "rm /tree", "!no such file"},
+		{"", "rm -f /tree", ""},
+		{"", "rm -r /", "!root directory"},
+	} {
+		args := strings.NewReplacer("LOCAL", local, "OUT", out).Replace(step.args)
+		for _, transport := range []string{"auto"} {
+			got, err := run(t, step.stdin, append([]string{"fs", "--namenode", up.Address, "--transport", transport}, strings.Fields(args)...)...)
+			if want, ok := strings.CutPrefix(step.want, "!"); ok {
+				if err == nil || !strings.Contains(err.Error(), want) && !strings.Contains(strings.ReplaceAll(err.Error(), "does not exist", "no such file"), want) {
+					t.Errorf("fs %s: error %v, want one with %q", step.args, err, want)
+				}
+			} else if err != nil || !strings.Contains(got, want) {
+				t.Errorf("fs %s: %q, %v, want %q", step.args, got, err, want)
+			}
+		}
+	}
+	if got, err := os.ReadFile(filepath.Join(out, "big")); err != nil || !bytes.Equal(got, big) {
+		t.Errorf("what was fetched differs from what was stored: %v", err)
+	}
+	if info, err := os.Stat(filepath.Join(out, "small")); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("%v %v", info, err)
+	}
+	if err := up.Stop(); err != nil {
+		t.Errorf("up does not stop in order: %v", err)
+	}
+}
+
+func TestUpComesBackAfterKill(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	up := startUp(t, data, "127.0.0.1:0")
+	content := strings.Repeat("kept", 100_000)
+	for _, transport := range []string{"tcp", "shm", "iwarp"} {
+		if out, err := run(t, content, "fs", "--namenode", up.Address, "--transport", transport, "put", "-", "/"+transport); err != nil {
+			t.Fatalf("%s: %s %v", transport, out, err)
+		}
+	}
+	up.Kill()
+	up = startUp(t, data, up.Address)
+	for _, transport := range []string{"tcp", "shm", "iwarp"} {
+		got, err := run(t, "", "fs", "--namenode", up.Address, "--transport", transport, "cat", "/"+transport)
+		if err != nil || got != content {
+			t.Errorf("%s: %d bytes, %v", transport, len(got), err)
+		}
+	}
+}
+
+func TestInfo(t *testing.T) {
+	up := startUp(t, filepath.Join(t.TempDir(), "data"), "127.0.0.1:0")
+	out, err := run(t, "", "info", "--json", up.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info hostInfo
+	if err := json.Unmarshal([]byte(out), &info); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if info.Selection == nil || info.Selection.Transport != "shm" || len(info.Providers) != 2 {
+		t.Errorf("%s", out)
+	}
+	out, err = run(t, "", "info", up.Address)
+	if err != nil || !strings.Contains(out, "shm0") || !strings.Contains(out, "* shm") {
+		t.Errorf("%s %v", out, err)
+	}
+	if out, err := run(t, "", "info", "127.0.0.1:1"); err == nil {
+		t.Errorf("nobody is there, and yet: %s", out)
+	}
+}
+
+func TestDemo(t *testing.T) {
+	tree := t.TempDir()
+	for i := range 20 {
+		sum := sha256.Sum256([]byte{byte(i)})
+		if err := os.WriteFile(filepath.Join(tree, fmt.Sprint("file-", i)), bytes.Repeat(sum[:], i*100), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv(asVerbena, "1")
+	out, err := run(t, "", "demo", "--quick", "--json", "--tree", tree, "--large-file", "30000000")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var result struct {
+		Rows []map[string]any `json:"rows"`
+	}
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
+		t.Fatal(err)
+	}
+	if len(result.Rows) != 3 {
+		t.Fatalf("%s", out)
+	}
+	for _, row := range result.Rows {
+		for _, key := range []string{"write_mb_per_s", "read_mb_per_s", "cpu_s", "create_p50_us", "create_p99_us"} {
+			if v, ok := row[key].(float64); !ok || v <= 0 {
+				t.Errorf("%v: %s is %v", row["transport"], key, row[key])
+			}
+		}
+		if row["verified"] != true {
+			t.Errorf("%v is not verified", row["transport"])
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "verbena-demo-*")); len(left) > 0 {
+		t.Logf("directories of demos in %s (another may be running): %v", os.TempDir(), left)
+	}
+	var table bytes.Buffer
+	if err := (&demo.Result{Rows: []demo.Row{{Transport: "shm", WriteMB: 1, Verified: false}}}).Table(&table); err != nil || !strings.Contains(table.String(), "DIFFERS") {
+		t.Errorf("%v %s", err, table.String())
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	for _, test := range []struct{ args, want string }{
+		{"up --listen a:b:c", "write HOST or HOST:PORT"},
+		{"up --datanodes 0", "at least one DataNode"},
+		{"up --datanodes 2 --replication 3", "do not fit"},
+		{"demo --datanodes 1 --replication 2", "need as many DataNodes"},
+		{"fs --namenode 127.0.0.1:1 ls /", "connection refused"},
+		{"fs --namenode 127.0.0.1:1 --transport carrier-pigeon ls /", "carrier-pigeon"},
+		{"nonsense", "unknown command"},
+	} {
+		dir := t.TempDir()
+		args := strings.Fields(test.args)
+		if args[0] == "up" {
+			args = append(args, "--dir", dir)
+		}
+		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q; it printed %s", test.args, err, test.want, out)
+		}
+	}
+}
+
+func TestDefaultDirectory(t *testing.T) {
+	t.Setenv("XDG_DATA_HOME", "/data")
+	if dir, err := defaultDir(); err != nil || dir != "/data/verbena" {
+		t.Errorf("%s %v", dir, err)
+	}
+	t.Setenv("XDG_DATA_HOME", "")
+	t.Setenv("HOME", "/home/ada")
+	if dir, err := defaultDir(); err != nil || dir != "/home/ada/.local/share/verbena" {
+		t.Errorf("%s %v", dir, err)
+	}
+}
