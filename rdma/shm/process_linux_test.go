@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -189,9 +190,24 @@ func flood(s *side) error {
 	}
 }
 
+const emulated = "this binary runs under an emulator and cannot start itself"
+
+// startsItself tells whether this binary can be executed by the host.
+var startsItself = sync.OnceValue(func() bool {
+	executable, err := os.Executable()
+	if err != nil {
+		return false
+	}
+	err = exec.CommandContext(context.Background(), executable, "-test.run=^$").Run()
+	return !errors.Is(err, syscall.ENOEXEC)
+})
+
 // with starts a child and connects to it.
 func with(t testing.TB, part string) (s *side, remote rdma.Remote) {
 	t.Helper()
+	if !startsItself() {
+		t.Skip(emulated)
+	}
 	s, err := openSide(openDevice(t, Config{}))
 	if err != nil {
 		t.Fatal(err)
@@ -226,9 +242,10 @@ func (s *side) start(part string, change func(*exec.Cmd)) (remote rdma.Remote) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := command.Start(); errors.Is(err, syscall.ENOEXEC) {
-		t.Skip("this binary runs under an emulator and cannot start itself")
-	} else if err != nil {
+	if !startsItself() {
+		t.Skip(emulated)
+	}
+	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
