@@ -209,7 +209,7 @@ func (m *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, erro
 		queues[i] = q
 	}
 	q := &queuePair{domain: m, config: config, number: m.device.numbers.Add(1)}
-	receives := (*engine.RecvQueue)(nil)
+	var receives *engine.RecvQueue
 	if config.SharedReceive != nil {
 		s, ok := config.SharedReceive.(*sharedReceives)
 		if !ok || s.domain != m || s.closed {
