@@ -40,6 +40,8 @@ type device struct {
 	next      int
 	listener  rdma.Listener
 	listening sync.WaitGroup
+	held      int  // messages of endpoints that are closed
+	closed    bool // the domain is, or will be with the last of those messages
 	requests  chan struct{}
 }
 
@@ -299,7 +301,30 @@ func (d *device) redeem(request rdma.ConnectRequest) {
 	t.finish(d.accept(ctx, t.endpoint, request, private[hello.TokenSize:]))
 }
 
-// close frees all. The endpoints have been closed.
+// leave takes over the messages that applications hold of a queue that closes.
+func (d *device) leave(held int) {
+	d.mu.Lock()
+	d.held += held
+	d.mu.Unlock()
+}
+
+// cameBack counts a message that was taken over. The last one takes the domain
+// with it if the runtime has been closed.
+func (d *device) cameBack() {
+	d.mu.Lock()
+	d.held--
+	last := d.closed && d.held == 0
+	d.mu.Unlock()
+	if !last {
+		return
+	}
+	if err := d.closeDomain(); err != nil {
+		d.r.cfg.Logger.Error("device not closed", "device", d.name, "error", err)
+	}
+}
+
+// close frees all but what held messages need; they take the rest with them.
+// The endpoints have been closed.
 func (d *device) close() error {
 	d.mu.Lock()
 	l := d.listener
@@ -309,16 +334,30 @@ func (d *device) close() error {
 		errs = append(errs, l.Close())
 	}
 	d.listening.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	// Nobody claims workers any more.
 	for _, w := range d.workers {
 		errs = append(errs, w.close())
 	}
-	if d.domain != nil {
-		errs = append(errs, d.recvPool.Close(), d.sendPool.Close(), d.offerPool.Close(), d.domain.Close())
+	if d.domain == nil {
+		return errors.Join(errs...)
 	}
+	errs = append(errs, d.recvPool.Close(), d.sendPool.Close(), d.offerPool.Close())
+	d.mu.Lock()
+	d.closed = true
+	held := d.held
+	d.mu.Unlock()
+	if held == 0 {
+		return errors.Join(append(errs, d.closeDomain())...)
+	}
+	d.r.cfg.Logger.Warn("runtime closed with messages held; their memory stays until they are released", "device", d.name, "messages", held)
+	return errors.Join(errs...)
+}
+
+// closeDomain unmaps all memory and ends what still runs.
+func (d *device) closeDomain() error {
+	err := d.domain.Close()
 	for _, w := range d.workers {
 		<-w.done
 	}
-	return errors.Join(errs...)
+	return err
 }

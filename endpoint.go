@@ -67,7 +67,7 @@ type Message struct {
 type messageOwner interface{ release(*Message) }
 
 // Bytes is the payload. The memory belongs to the runtime; it may be read and
-// changed until Release.
+// changed until Release, even when the endpoint or the runtime has been closed.
 func (m *Message) Bytes() []byte { return m.data }
 
 // Release gives the memory, and with it the credit to send more, back to the
@@ -167,7 +167,7 @@ func (e *Endpoint) Receive(ctx context.Context) (*Message, error) {
 // waits for that as long as [Config.Linger] allows, and returns an error
 // wrapping [ErrNotDelivered] if it was not long enough. Waiting calls, and later
 // ones, fail with [ErrClosed]. Closing an endpoint that has failed frees it.
-// Messages must be released before.
+// Messages that are held stay as they are until they are released.
 func (e *Endpoint) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), e.runtime.cfg.Linger)
 	defer cancel()
@@ -244,17 +244,20 @@ func (q *inbox) at(i int) **Message { return &q.ring[(q.first+i)&(len(q.ring)-1)
 
 // pop returns the first message if it is complete.
 func (q *inbox) pop() *Message {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for q.count > 0 && (*q.at(0)).due == 0 {
+	for {
+		q.mu.Lock()
+		if q.count == 0 || (*q.at(0)).due > 0 {
+			q.mu.Unlock()
+			return nil
+		}
 		m := q.remove()
 		q.bytes -= len(m.data)
+		q.mu.Unlock()
 		if !m.dropped {
 			return m
 		}
-		m.Release()
+		m.Release() // takes the carrier's lock, under which others take ours
 	}
-	return nil
 }
 
 func (q *inbox) remove() *Message {

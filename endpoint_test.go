@@ -309,6 +309,142 @@ func TestHeldMessages(t *testing.T) {
 	})
 }
 
+// Messages outlive their endpoint and their runtime. The runtime's Close does
+// not wait for them, and the last Release frees what they kept.
+func TestRuntimeClosesUnderHeldMessages(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		sizes := []int{1, 1000, 8000, 100_000, 600_000, 3 << 20}
+		for _, endpointFirst := range []bool{true, false} {
+			p := w.pair(t, Config{}, ListenConfig{})
+			a, b := p.connect(t, w.transport)
+			sent := make(chan error, 1)
+			go func() {
+				for i, size := range sizes {
+					if err := a.Send(p.ctx, uint32(i), pattern(size, i)); err != nil {
+						sent <- err
+						return
+					}
+				}
+				sent <- nil
+			}()
+			var held []*Message
+			for range sizes {
+				m, err := b.Receive(p.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				held = append(held, m)
+			}
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+			// Somebody is reading while everything closes.
+			stop, readers := make(chan struct{}), sync.WaitGroup{}
+			for i, m := range held {
+				readers.Go(func() {
+					for {
+						if !bytes.Equal(m.Bytes(), pattern(sizes[i], i)) {
+							t.Errorf("message %d changed", i)
+							return
+						}
+						select {
+						case <-stop:
+							return
+						default:
+						}
+					}
+				})
+			}
+			if endpointFirst {
+				go func() { _ = a.Close() }() // the peer says goodbye, too
+				if err := b.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := p.client.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := p.server.Close(); err != nil {
+				t.Error(err)
+			}
+			close(stop)
+			readers.Wait()
+			d := p.server.device(w.transport)
+			for i, m := range held {
+				if !bytes.Equal(m.Bytes(), pattern(sizes[i], i)) {
+					t.Errorf("message %d changed", i)
+				}
+				if d != nil {
+					if r, err := d.domain.Allocate(4096, 0); err != nil {
+						t.Errorf("with %d messages held the domain is gone: %v", len(held)-i, err)
+					} else if err := r.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+				m.Release()
+			}
+			if d != nil {
+				if _, err := d.domain.Allocate(4096, 0); !errors.Is(err, rdma.ErrClosed) {
+					t.Errorf("the domain of the runtime is open when all is released: %v", err)
+				}
+				if n := d.recvPool.Registered(); n != 0 {
+					t.Errorf("%d bytes are registered after all", n)
+				}
+			}
+		}
+	})
+}
+
+// Release, the endpoint's Close and the runtime's Close at the same time.
+func TestReleaseRacesClose(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		for range 20 {
+			p := w.pair(t, Config{}, ListenConfig{})
+			a, b := p.connect(t, w.transport)
+			go func() {
+				for i := range 40 {
+					if a.Send(p.ctx, uint32(i), pattern(i*2000, i)) != nil {
+						return
+					}
+				}
+			}()
+			var wg sync.WaitGroup
+			first := make(chan struct{})
+			wg.Go(func() {
+				for i := 0; ; i++ {
+					m, err := b.Receive(p.ctx)
+					if err != nil {
+						return
+					}
+					wg.Go(func() {
+						if !bytes.Equal(m.Bytes(), pattern(i*2000, i)) {
+							t.Errorf("message %d changed", i)
+						}
+						m.Release()
+					})
+					if i == 5 {
+						close(first)
+					}
+				}
+			})
+			<-first
+			wg.Go(func() { _ = b.Close() })
+			if err := p.server.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+			if err := p.client.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+			wg.Wait()
+			if d := p.server.device(w.transport); d != nil {
+				if _, err := d.domain.Allocate(4096, 0); !errors.Is(err, rdma.ErrClosed) {
+					t.Errorf("the domain is open: %v", err)
+				}
+			}
+		}
+	})
+}
+
 func TestTooLong(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{MaxMessage: 1 << 20}, ListenConfig{})

@@ -57,6 +57,9 @@ type queue struct {
 	mu      sync.Mutex
 	live    bool // connected: requests may be posted
 	dead    bool // closed: memory that comes back goes to the pools
+	left    bool // closed and the device told of the messages that are still held
+	stuck   bool // closed without success: the device may still use what it was given
+	longs   int  // long messages that have memory
 	peer    parameters
 	credits int // for eager messages and offers
 	owed    int // credits to give back
@@ -114,9 +117,21 @@ type arrival struct {
 }
 
 func (a *arrival) release(*Message) {
-	if !a.memory.None() {
-		a.q.d.recvPool.Put(a.memory)
-		a.memory = slab.Slab{}
+	q := a.q
+	q.mu.Lock()
+	if a.memory.None() {
+		q.mu.Unlock()
+		return
+	}
+	if !q.stuck || a.due == 0 { // otherwise a Read may be under way
+		q.d.recvPool.Put(a.memory)
+	}
+	a.memory = slab.Slab{}
+	q.longs--
+	left := q.left
+	q.mu.Unlock()
+	if left {
+		q.d.cameBack()
 	}
 }
 
@@ -702,6 +717,7 @@ func (q *queue) offered(tag uint32, o offer) error {
 				a.memory, _, _ = q.d.recvPool.TryGet(a.total)
 			}
 			if a.wanting = a.memory.None(); !a.wanting {
+				q.longs++
 				a.data = a.memory.Bytes()[:a.total:a.total]
 			}
 			q.e.in.push(&a.Message)
@@ -816,6 +832,7 @@ func (q *queue) provide(ctx context.Context, a *arrival) error {
 		return nil
 	}
 	a.memory = s
+	q.longs++
 	q.e.in.provided(&a.Message, s.Bytes()[:a.total:a.total])
 	for _, o := range a.held {
 		q.reads = append(q.reads, read{arrival: a, offer: o})
@@ -910,16 +927,29 @@ func (q *queue) free() {
 	}
 	close(q.unwatch)
 	q.wg.Wait()
+	stuck := false
 	if q.qp != nil {
 		if err := q.qp.Close(); err != nil {
 			q.e.runtime.cfg.Logger.Error("queue pair not closed", "peer", q.e.remote, "device", q.d.name, "error", err)
-			return // the device may still use the memory
+			stuck = true
 		}
 	}
 	q.mu.Lock()
-	q.dead = true
+	q.dead, q.stuck = true, stuck
 	q.mu.Unlock()
 	q.e.in.clear()
+	// What the application holds stays readable: the device keeps the memory.
+	q.mu.Lock()
+	held := q.longs
+	if q.recv != nil {
+		held += q.recv.held()
+	}
+	q.left = true
+	q.d.leave(held)
+	q.mu.Unlock()
+	if stuck {
+		return // the device may still use the rest
+	}
 	if q.recv != nil {
 		q.recv.close()
 	}
@@ -1022,13 +1052,25 @@ func (r *receives) drop(b *buffer) {
 func (r *receives) release(m *Message) {
 	q := r.q
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	b := r.buffers[m.slot]
-	m.data = nil
-	if q.dead {
-		r.drop(b)
+	if !q.dead {
+		defer q.mu.Unlock()
+		r.reuse(m)
 		return
 	}
+	m.data = nil
+	r.drop(r.buffers[m.slot])
+	left := q.left
+	q.mu.Unlock()
+	if left {
+		q.d.cameBack()
+	}
+}
+
+// reuse posts the receive of a message again. q.mu is held.
+func (r *receives) reuse(m *Message) {
+	q := r.q
+	b := r.buffers[m.slot]
+	m.data = nil
 	if pool := q.d.recvPool; q.window > q.t.Window && pool.Used() > pool.Limit()/4*3 {
 		// Memory is short: what the window has grown by goes back.
 		r.drop(b)
@@ -1040,6 +1082,17 @@ func (r *receives) release(m *Message) {
 		q.owed++
 		q.pump()
 	}
+}
+
+// held counts the messages that the application has. The inbox is empty.
+func (r *receives) held() int {
+	n := 0
+	for _, b := range r.buffers {
+		if !b.posted && !b.slab.None() {
+			n++
+		}
+	}
+	return n
 }
 
 // close gives back what the application does not hold. The queue pair is closed.

@@ -46,7 +46,10 @@ func New(cfg Config) (*Runtime, error) {
 }
 
 // Close closes listeners and endpoints, as their own Close does, and gives all
-// memory back. Messages that are still held become invalid.
+// memory back. It does not wait for messages that are still held: they stay as
+// they are, and the Release of the last one of a device gives back what is left
+// of the device, which until then is the memory around those messages and what
+// the provider needs to keep it.
 func (r *Runtime) Close() error {
 	r.mu.Lock()
 	if r.closed {

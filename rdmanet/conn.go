@@ -175,7 +175,7 @@ func (c *conn) unlockRead() {
 // The caller holds rx.
 func (c *conn) fillRead(g *gate) error {
 	if err := c.s.ep.Err(); err != nil && errors.Is(err, verbena.ErrClosed) {
-		return errClosed // what rest refers to may be gone
+		return errClosed // the session gives rest back
 	}
 	for len(c.rest) == 0 {
 		if c.readStopped.Load() {

@@ -28,9 +28,8 @@
 // was killed, and an endpoint that failed, is ECONNRESET.
 //
 // Connections are closed before their runtime. One that is not fails with
-// net.ErrClosed when the runtime is closed; a WriteTo that is passing on a
-// message at that moment must not be under way, since the message's memory goes
-// with the runtime.
+// net.ErrClosed when the runtime is closed; a Read or WriteTo that has a message
+// at that moment finishes with it.
 //
 // The package imports the root package alone.
 package rdmanet

@@ -523,8 +523,8 @@ func (s *session) dispatch(tag uint32, m message) (message, *conn, error) {
 }
 
 // release gives back what the connection still holds; the caller holds rx. It
-// is done at once when the runtime is closed under a connection, because that
-// takes the memory of messages away.
+// is done at once when the runtime is closed under a connection, because the
+// runtime's memory stays until then.
 func (s *session) release() {
 	s.mu.Lock()
 	c := s.conn

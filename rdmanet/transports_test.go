@@ -263,6 +263,108 @@ func TestRuntimeClosesUnderUnreadData(t *testing.T) {
 	})
 }
 
+// heldWriter looks at what WriteTo gave it after the runtime has been closed.
+type heldWriter struct {
+	got    chan int
+	closed chan struct{}
+	bytes.Buffer
+}
+
+func (w *heldWriter) Write(b []byte) (int, error) {
+	w.got <- len(b)
+	<-w.closed
+	return w.Buffer.Write(b)
+}
+
+func numbered(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i ^ i>>8)
+	}
+	return b
+}
+
+// A WriteTo in the middle of a Write has its message until that is through.
+func TestRuntimeClosesUnderWriteTo(t *testing.T) {
+	overTransports(t, func(t *testing.T, transport string) {
+		for _, size := range []int{1000, 400_000} {
+			r := runtimeRig(t, transport, Config{})
+			a, b := r.mustPair(t)
+			sent := numbered(size)
+			must[int](t)(b.Write(sent))
+			w := &heldWriter{got: make(chan int, 1), closed: make(chan struct{})}
+			passed := make(chan error, 1)
+			go func() {
+				_, err := a.WriteTo(w)
+				passed <- err
+			}()
+			n := <-w.got
+			if err := r.dialer.Runtime.Close(); err != nil {
+				t.Errorf("closing the runtime: %v", err)
+			}
+			close(w.closed)
+			wantError(t, <-passed, net.ErrClosed)
+			if got := w.Bytes(); len(got) != n || !bytes.Equal(got, sent[:n]) {
+				t.Errorf("%d bytes were passed on of %d, or others", len(got), n)
+			}
+			a.Close()
+			b.Close()
+		}
+	})
+}
+
+// Reads that copy while the runtime closes end well, whatever they have.
+func TestRuntimeClosesUnderReads(t *testing.T) {
+	overTransports(t, func(t *testing.T, transport string) {
+		for range 10 {
+			r := runtimeRig(t, transport, Config{})
+			a, b := r.mustPair(t)
+			sent := numbered(8 << 20)
+			wrote := make(chan struct{})
+			go func() {
+				defer close(wrote)
+				for {
+					if _, err := b.Write(sent); err != nil {
+						return
+					}
+				}
+			}()
+			running, read := make(chan struct{}), make(chan error, 1)
+			go func() {
+				// Pieces of what a message holds, so that a Read finds one most of
+				// the time.
+				buf := make([]byte, 700)
+				for n := 0; ; {
+					m, err := a.Read(buf)
+					at := n % len(sent)
+					for i, c := range buf[:m] {
+						if want := byte((at+i)%len(sent)) ^ byte((at+i)%len(sent)>>8); c != want {
+							read <- fmt.Errorf("byte %d is %#x, not %#x", n+i, c, want)
+							return
+						}
+					}
+					if n < 1<<20 && n+m >= 1<<20 {
+						close(running)
+					}
+					n += m
+					if err != nil {
+						read <- err
+						return
+					}
+				}
+			}()
+			<-running
+			if err := r.dialer.Runtime.Close(); err != nil {
+				t.Logf("closing the runtime: %v", err) // the writer is cut off
+			}
+			wantError(t, <-read, net.ErrClosed)
+			a.Close()
+			b.Close()
+			<-wrote
+		}
+	})
+}
+
 func TestHTTP(t *testing.T) {
 	overTransports(t, func(t *testing.T, transport string) {
 		r := runtimeRig(t, transport, Config{})

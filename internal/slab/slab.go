@@ -173,10 +173,14 @@ func (p *Pool) Put(s Slab) {
 	defer p.mu.Unlock()
 	a := s.arena
 	p.used -= int64(a.stride)
+	a.free = append(a.free, s.index)
 	if p.closed {
+		if len(a.free) == a.count {
+			// The domain has the last word, and the error if there is one.
+			_ = p.giveBack(a)
+		}
 		return
 	}
-	a.free = append(a.free, s.index)
 	switch {
 	case a.class == classBig:
 		p.spareBig = append(p.spareBig, a)
@@ -212,8 +216,8 @@ func (p *Pool) Registered() int64 {
 // Limit is how many bytes may be registered.
 func (p *Pool) Limit() int64 { return p.limit }
 
-// Close gives all memory back. Nothing may use it any more; slabs that are
-// still out may be Put.
+// Close ends waits and gives back the memory of which nothing is handed out. The
+// rest follows as it is Put, or with the domain.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,11 +227,20 @@ func (p *Pool) Close() error {
 	p.closed = true
 	var errs []error
 	for a := range p.all {
-		errs = append(errs, a.region.Close())
+		if len(a.free) == a.count {
+			errs = append(errs, p.giveBack(a))
+		}
 	}
-	p.all, p.registered, p.spare, p.spareBig = nil, 0, nil, nil
+	p.classes, p.spare, p.spareBig = nil, nil, nil
 	p.wakeFirst()
 	return errors.Join(errs...)
+}
+
+// giveBack closes the region of an arena with no users. p.mu is held.
+func (p *Pool) giveBack(a *arena) error {
+	delete(p.all, a)
+	p.registered -= int64(len(a.memory))
+	return a.region.Close()
 }
 
 // get is TryGet with p.mu held.
