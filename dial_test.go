@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,6 +54,46 @@ func TestDialLegacyServer(t *testing.T) {
 		"speaks first":     func(c net.Conn) { io.WriteString(c, "220 smtp.example.com ESMTP\r\n"); readAll(c) },
 		"answers":          func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"); readAll(c) },
 		"says one byte":    func(c net.Conn) { io.WriteString(c, "?"); readAll(c) },
+		"SSH":              func(c net.Conn) { io.WriteString(c, "SSH-2.0-OpenSSH_9.6\r\n"); readAll(c) },
+		"says no and closes": func(c net.Conn) {
+			c.Read(make([]byte, 4096))
+			io.WriteString(c, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+		},
+		"TLS alert": func(c net.Conn) { c.Write([]byte{0x15, 3, 1, 0, 2, 2, 70}); readAll(c) },
+		"Hadoop RPC error": func(c net.Conn) {
+			// A response of which the length, big-endian, comes first.
+			c.Write([]byte{0, 0, 0, 52, 50, 8, 255, 255, 255, 255, 15, 16, 2, 24, 9})
+			io.WriteString(c, "org.apache.hadoop.ipc.RPC$VersionMismatch")
+		},
+		"PNG, which begins alike": func(c net.Conn) { io.WriteString(c, "\x89PNG\r\n\x1a\n"); readAll(c) },
+		"magic and nothing more":  func(c net.Conn) { c.Write(hello.Magic[:]); readAll(c) },
+		"echoes":                  func(c net.Conn) { io.Copy(c, c) },
+		"echoes byte by byte": func(c net.Conn) {
+			for b := make([]byte, 1); ; {
+				if _, err := c.Read(b); err != nil {
+					return
+				}
+				if _, err := c.Write(b); err != nil {
+					return
+				}
+			}
+		},
+		"echoes a line": func(c net.Conn) {
+			if line, err := bufio.NewReader(c).ReadBytes('\n'); err == nil {
+				c.Write(line)
+			}
+		},
+		"echoes in capitals": func(c net.Conn) {
+			b := make([]byte, hello.MaxSize)
+			n, _ := c.Read(b)
+			for i, x := range b[:n] {
+				if 'a' <= x && x <= 'z' {
+					b[i] = x - 'a' + 'A'
+				}
+			}
+			c.Write(b[:n])
+			readAll(c)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := testContext(t)
@@ -366,5 +407,30 @@ func TestServerOfLaterRelease(t *testing.T) {
 	var no *RefusedError
 	if _, err := r.Dial(testContext(t), addr, "test/1", DialConfig{}); !errors.As(err, &no) || !strings.Contains(err.Error(), "too old") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// An answer that breaks the format is no sign of a legacy server: falling back
+// would hide the fault.
+func TestMalformedAnswer(t *testing.T) {
+	answer, err := (&hello.Answer{Least: 1, Greatest: 1, Accept: &hello.Accept{Name: TransportTCP}}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer[len(answer)-1] = 77 // of an address that is not there
+	addr, accepted := legacyServer(t, func(c net.Conn) {
+		if _, err := hello.ReadHello(c, 0); err == nil {
+			c.Write(answer)
+		}
+		io.Copy(io.Discard, c)
+	})
+	r := newRuntime(t, Config{}, nil)
+	for range 2 { // it is not remembered as one either
+		_, err = r.Dial(testContext(t), addr, "test/1", DialConfig{})
+		var legacy *LegacyPeerError
+		if errors.As(err, &legacy) || !errors.Is(err, hello.ErrMalformed) {
+			t.Errorf("got %v", err)
+		}
+		<-accepted
 	}
 }

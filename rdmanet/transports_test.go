@@ -562,6 +562,7 @@ func TestFallback(t *testing.T) {
 			}
 			io.Copy(io.Discard, c)
 		},
+		"echoes":       func(c net.Conn) { io.Copy(c, c) },
 		"speaks first": func(c net.Conn) { c.Write([]byte("plain")); io.Copy(io.Discard, c) },
 	} {
 		t.Run(name, func(t *testing.T) {

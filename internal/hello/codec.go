@@ -270,7 +270,9 @@ func ReadHello(r io.Reader, seen int) (Hello, error) {
 	return parseHello(m)
 }
 
-// ReadAnswer reads one answer from r, and not a byte more.
+// ReadAnswer reads one answer from r, and not a byte more. Bytes of another
+// protocol, and a hello, which is what an echo server sends back, fail with
+// [ErrNotHello].
 func ReadAnswer(r io.Reader) (Answer, error) {
 	m, err := readMessage(r, 0)
 	if err != nil {
@@ -408,6 +410,10 @@ func parseHello(m message) (Hello, error) {
 
 func parseAnswer(m message) (Answer, error) {
 	a := Answer{Least: m.least, Greatest: m.greatest}
+	if m.kind == kindHello {
+		// No server says hello. One that sends back what it gets does.
+		return a, fmt.Errorf("%w: the hello came back as an echo", ErrNotHello)
+	}
 	if m.kind != kindAnswer {
 		return a, fmt.Errorf("%w: kind %d where an answer is due", ErrMalformed, m.kind)
 	}

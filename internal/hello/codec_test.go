@@ -176,6 +176,8 @@ func TestAnswersOfOthers(t *testing.T) {
 		{"version not chosen", frame(kindAnswer, 1, 2, accept), "versions 1 to 2"},
 		{"version not offered", frame(kindAnswer, 7, 7, accept), "versions 7 to 7"},
 		{"neither yes nor no", frame(kindAnswer, 1, 1), "neither"},
+		{"an echo", frame(kindHello, 1, 1, value(typeService, "echo/1")), "not a Verbena hello: the hello came back"},
+		{"another kind", frame(3, 1, 1, accept), "kind 3 where an answer is due"},
 		{"yes and no", frame(kindAnswer, 1, 1, accept, value(typeRefusal, "\x00\x01")), "excludes"},
 		{"refusal without a code", frame(kindAnswer, 1, 1, value(typeRefusal, "\x00")), "without a code"},
 		{"token cut", frame(kindAnswer, 1, 1, value(typeAccept, "\x03shm\x10abc")), "ends in its token"},
