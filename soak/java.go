@@ -1,0 +1,179 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/internal/processes"
+)
+
+// hadoopVersion is the release of Apache Hadoop whose client is run.
+const hadoopVersion = "3.4.1"
+
+func javaCommand(c *common) *cobra.Command {
+	var classpath string
+	cmd := &cobra.Command{
+		Use:   "java",
+		Short: "Let Apache Hadoop's own Java client work on the file system, and compare",
+		Long: `Apache Hadoop's file system shell (org.apache.hadoop.fs.FsShell) stores, appends,
+cuts, renames, reads and removes files; what it shows and what it stored is
+compared with what Verbena's own client sees. Needs java, and Maven to fetch
+org.apache.hadoop:hadoop-client, or its jars in --classpath.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, dir string) error { return java(ctx, c, dir, classpath) })
+		},
+	}
+	cmd.Flags().StringVar(&classpath, "classpath", "", "jars of hadoop-client and what it needs (default: fetched with Maven)")
+	return cmd
+}
+
+const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>verbena</groupId><artifactId>hadoop-client-jars</artifactId><version>1</version>
+<dependencies><dependency><groupId>org.apache.hadoop</groupId><artifactId>hadoop-client</artifactId>
+<version>` + hadoopVersion + `</version></dependency></dependencies></project>
+`
+
+// fetchJars has Maven put the client's jars into dir.
+func fetchJars(ctx context.Context, dir string) (string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pom.xml"), []byte(pom), 0o644); err != nil {
+		return "", err
+	}
+	fmt.Fprintln(progress, "fetching the jars of hadoop-client", hadoopVersion)
+	mvn := exec.CommandContext(ctx, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory="+filepath.Join(dir, "lib"))
+	mvn.Dir = dir
+	if out, err := mvn.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("mvn: %w: install maven, or give the jars with --classpath\n%s", err, out)
+	}
+	return filepath.Join(dir, "lib", "*"), nil
+}
+
+func java(ctx context.Context, c *common, dir, classpath string) (err error) {
+	if classpath == "" {
+		if classpath, err = fetchJars(ctx, filepath.Join(dir, "jars")); err != nil {
+			return err
+		}
+	}
+	data, address := filepath.Join(dir, "data"), filepath.Join(dir, "up.address")
+	up, err := processes.Start(ctx, "verbena up", address, c.binary, "up", "--dir", data, "--listen", "127.0.0.1:0", "--address-file", address)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, up.Stop()) }()
+	classpath = filepath.Join(data, "conf") + string(filepath.ListSeparator) + classpath
+	d, err := newDialers()
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	own, err := d.client(ctx, up.Address, "shm")
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+
+	const name, length, cut = "/java/data", 3_000_017, 1_234_567
+	local := filepath.Join(dir, "local")
+	content := make([]byte, length)
+	if _, err := io.ReadFull(newContent(name), content); err != nil {
+		return err
+	}
+	if err := os.WriteFile(local, content, 0o644); err != nil {
+		return err
+	}
+	whole := append(append([]byte(nil), content...), content...)
+	has := func(want []byte) func(string) error {
+		return func(string) error {
+			return until(ctx, 30*time.Second, func() error { // a cut inside a block takes a recovery
+				got, err := own.ReadFile(name)
+				if err == nil && !bytes.Equal(got, want) {
+					err = fmt.Errorf("%d bytes that differ from the %d stored", len(got), len(want))
+				}
+				return err
+			})
+		}
+	}
+	shows := func(part string) func(string) error {
+		return func(out string) error {
+			if !strings.Contains(out, part) {
+				return fmt.Errorf("it shows %q, which lacks %q", out, part)
+			}
+			return nil
+		}
+	}
+	c.printf("# Apache Hadoop's Java client, %s\n\n`go run ./soak java`; against `verbena up` and the configuration that it writes, compared with what Verbena's client sees over shm.\n\n| command | outcome |\n|---|---|\n", hadoopVersion)
+	for _, step := range []struct {
+		args  string
+		check func(output string) error
+	}{
+		{"-mkdir -p /java", nil},
+		{"-put " + local + " " + name, has(content)},
+		{"-ls /java", shows("3000017")},
+		{"-cat " + name, func(out string) error {
+			if !strings.HasSuffix(out, string(content)) {
+				return fmt.Errorf("%d bytes that differ", len(out))
+			}
+			return nil
+		}},
+		{"-checksum " + name, func(out string) error {
+			f, err := own.Open(name)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			sum, err := f.Checksum()
+			if err != nil {
+				return err
+			}
+			return shows(hex.EncodeToString(sum))(out)
+		}},
+		{"-appendToFile " + local + " " + name, has(whole)},
+		{"-setrep 2 " + name, shows("Replication 2 set")},
+		{"-chmod 600 " + name, nil},
+		{"-chown ada:staff " + name, nil},
+		{"-stat %a/%u/%g/%r/%b " + name, shows(fmt.Sprintf("600/ada/staff/2/%d", len(whole)))},
+		{"-truncate -w " + fmt.Sprint(cut) + " " + name, has(whole[:cut])},
+		{"-get " + name + " " + filepath.Join(dir, "back"), func(string) error {
+			got, err := os.ReadFile(filepath.Join(dir, "back"))
+			if err == nil && !bytes.Equal(got, whole[:cut]) {
+				err = errors.New("other bytes came back")
+			}
+			return err
+		}},
+		{"-mv " + name + " /java/moved", nil},
+		{"-count /java", shows(fmt.Sprintf("%d /java", cut))},
+		{"-df /", shows("hdfs://")},
+		{"-rm -r -skipTrash /java", shows("Deleted /java")},
+	} {
+		shell := exec.CommandContext(ctx, "java", "-cp", classpath, "org.apache.hadoop.fs.FsShell")
+		shell.Args = append(shell.Args, strings.Fields(step.args)...)
+		var said bytes.Buffer
+		shell.Stderr = &said
+		out, err := shell.Output()
+		if err == nil && step.check != nil {
+			err = step.check(string(out))
+		}
+		shown := strings.NewReplacer(local, "LOCAL", dir, "DIR").Replace(step.args)
+		if err != nil {
+			c.printf("| `%s` | FAILED |\n", shown)
+			return fmt.Errorf("FsShell %s: %w\n%s", step.args, err, said.String())
+		}
+		c.printf("| `%s` | as it should |\n", shown)
+		fmt.Fprintf(progress, "FsShell %s: ok\n", shown)
+	}
+	return nil
+}
