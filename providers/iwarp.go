@@ -8,5 +8,7 @@ import (
 )
 
 func init() {
-	made = append(made, ranked{rank: 20, make: func() rdma.Provider { return iwarp.New(iwarp.Config{}) }})
+	made = append(made, ranked{rank: 20, make: func(cfg Config) rdma.Provider {
+		return iwarp.New(iwarp.Config{AllowRemote: cfg.RemoteIWARP, Logger: cfg.Logger})
+	}})
 }

@@ -4,6 +4,7 @@
 package providers
 
 import (
+	"log/slog"
 	"slices"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -15,16 +16,27 @@ var made []ranked
 
 type ranked struct {
 	rank int
-	make func() rdma.Provider
+	make func(Config) rdma.Provider
 }
 
-// Default returns a new set of providers, the preferred ones first. It is empty
-// on systems that none of them supports; the runtime then has TCP alone.
-func Default() []rdma.Provider {
+// Config says what the set may do beyond this host.
+type Config struct {
+	// RemoteIWARP lets iWARP connect this host with others. Nothing authenticates
+	// the peers, so it is for trusted networks; a warning is logged.
+	RemoteIWARP bool
+	Logger      *slog.Logger // default: slog.Default()
+}
+
+// Default returns a new set of providers, the preferred ones first, with the
+// zero [Config].
+func Default() []rdma.Provider { return New(Config{}) }
+
+// New returns a new set of providers, the preferred ones first.
+func New(cfg Config) []rdma.Provider {
 	sorted := slices.SortedFunc(slices.Values(made), func(a, b ranked) int { return a.rank - b.rank })
 	var list []rdma.Provider
 	for _, m := range sorted {
-		list = append(list, m.make())
+		list = append(list, m.make(cfg))
 	}
 	return list
 }

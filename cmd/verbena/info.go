@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
-	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -54,7 +53,7 @@ func infoCommand(o *options) *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			info := hostInfo{OS: runtime.GOOS, Architecture: runtime.GOARCH, Processors: runtime.NumCPU()}
-			for _, p := range providers.Default() {
+			for _, p := range o.providers() {
 				pi := providerInfo{Name: p.Name()}
 				devices, err := p.Devices(cmd.Context())
 				if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/providers"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 func main() {
@@ -33,7 +34,7 @@ func main() {
 }
 
 // options are what every command shares.
-type options struct{ verbose bool }
+type options struct{ verbose, remoteIWARP bool }
 
 func command() *cobra.Command {
 	o := &options{}
@@ -52,6 +53,7 @@ over shared memory and iWARP, on one port, choosing by itself.
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what goes on inside, too")
+	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network")
 	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o))
 	return root
 }
@@ -80,7 +82,11 @@ func (o *options) logger() *slog.Logger {
 }
 
 func (o *options) runtime() (*verbena.Runtime, error) {
-	return verbena.New(verbena.Config{Providers: providers.Default(), Logger: o.logger()})
+	return verbena.New(verbena.Config{Providers: o.providers(), Logger: o.logger()})
+}
+
+func (o *options) providers() []rdma.Provider {
+	return providers.New(providers.Config{RemoteIWARP: o.remoteIWARP, Logger: o.logger()})
 }
 
 // closing adds the error of a Close to the one that a function returns.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,9 +27,11 @@ const (
 
 // Config configures the provider. The zero value is good for one host.
 type Config struct {
-	// AllowRemote lets Listen bind addresses that other hosts can reach. There
-	// is no authentication: whoever connects is served what the program that
-	// accepts grants him. A warning is logged for each such listener.
+	// AllowRemote lets peers of other hosts in: Listen may bind addresses that
+	// they can reach, and RequestFromStream takes their streams. There is no
+	// authentication: whoever connects is served what the program that accepts
+	// grants him. A warning is logged for each such listener, and for the first
+	// such stream.
 	AllowRemote bool
 	// SegmentSized keeps every FPDU within a TCP segment, as RFC 5044 section 5
 	// recommends to senders and adapters may need; Linux siw and this package
@@ -112,6 +115,8 @@ type device struct {
 	config  Config
 	regions *mem.Table
 	numbers atomic.Uint32
+	// warnRemote warns once of streams of other hosts.
+	warnRemote sync.Once
 }
 
 func (d *device) Attributes() rdma.Attributes {
@@ -134,7 +139,7 @@ func (d *device) Attributes() rdma.Attributes {
 		MaxMessage:      engine.MaxMessage,
 		MaxRegion:       maxRegion,
 		MaxPrivateData:  wire.MaxPrivateData - wire.EnhancedSize,
-		CrossesHosts:    true,
+		CrossesHosts:    d.config.AllowRemote,
 		MemoryAlignment: pageSize,
 	}
 }

@@ -174,6 +174,16 @@ type connectRequest struct {
 // RequestFromStream implements [rdma.StreamDevice]. The stream is closed on an
 // error.
 func (d *device) RequestFromStream(ctx context.Context, stream net.Conn) (rdma.ConnectRequest, error) {
+	if !sameHost(stream) {
+		if !d.config.AllowRemote {
+			_ = stream.Close()
+			return nil, fmt.Errorf("iwarp: request from %s: %w: it is of another host and there is no authentication; "+
+				"set Config.AllowRemote if the network is trusted", stream.RemoteAddr(), rdma.ErrInvalid)
+		}
+		d.warnRemote.Do(func() {
+			d.config.Logger.Warn("iwarp serves peers of other hosts, without authentication", "first", stream.RemoteAddr().String())
+		})
+	}
 	r := &connectRequest{device: d, conn: stream}
 	err := d.bounded(ctx, stream, func() (err error) {
 		r.setup, err = readSetup(stream, false)
@@ -184,6 +194,17 @@ func (d *device) RequestFromStream(ctx context.Context, stream net.Conn) (rdma.C
 		return nil, setupError("request from", stream.RemoteAddr().String(), err)
 	}
 	return r, nil
+}
+
+// sameHost tells whether both ends of a stream are on this host: loopback, one
+// of its addresses connected to itself, or no internet protocol at all.
+func sameHost(stream net.Conn) bool {
+	remote, ok := stream.RemoteAddr().(*net.TCPAddr)
+	if !ok || remote.IP.IsLoopback() {
+		return true
+	}
+	local, ok := stream.LocalAddr().(*net.TCPAddr)
+	return ok && local.IP.Equal(remote.IP)
 }
 
 func (r *connectRequest) PrivateData() []byte   { return r.setup.Private }
