@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -143,6 +144,14 @@ type pendingAck struct {
 	at     time.Time
 }
 
+// endOfAcks in place of an offset says that no packet follows: the queue is not
+// closed, so that it serves another block.
+const endOfAcks = -1
+
+// ackQueues keeps queues, empty, whose making costs more than all else that a
+// block of one packet needs.
+var ackQueues = sync.Pool{New: func() any { return make(chan pendingAck, pendingAcks) }}
+
 // interrupt ends the operation from outside: another writer takes over.
 func (rc *receiver) interrupt() {
 	rc.p.Close()
@@ -277,7 +286,7 @@ func (rc *receiver) receive() error {
 	respond := rc.respondLast
 	var responder chan struct{}
 	if rc.mirror != nil {
-		rc.acks = make(chan pendingAck, pendingAcks)
+		rc.acks = ackQueues.Get().(chan pendingAck)
 		responder = make(chan struct{})
 		go func() {
 			defer close(responder)
@@ -290,12 +299,13 @@ func (rc *receiver) receive() error {
 	}
 	err := rc.packets(respond)
 	if responder != nil {
-		close(rc.acks)
 		if err != nil && !errors.Is(err, errAnswered) {
 			// The client is gone: nobody waits for what the mirror has to say.
 			rc.mirror.Close()
 		}
+		rc.acks <- pendingAck{end: endOfAcks}
 		<-responder
+		ackQueues.Put(rc.acks)
 		if rc.failure != nil {
 			return fmt.Errorf("%w: %w", errAnswered, rc.failure)
 		}
@@ -362,7 +372,11 @@ func (rc *receiver) respondLast(pa pendingAck) error {
 // respond is the responder of a DataNode with others behind it.
 func (rc *receiver) respond() {
 	var down transfer.Ack
-	for pa := range rc.acks {
+	for {
+		pa := <-rc.acks
+		if pa.end == endOfAcks {
+			return
+		}
 		if rc.failure != nil {
 			continue // the receiver must not wait for us
 		}
