@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
@@ -48,8 +47,8 @@ type queue struct {
 	peerMax  int
 
 	progress chan struct{} // one token when a sender's wait may be over
-	spin     time.Duration // of Receive; its caller's
-	sendSpin time.Duration // of Send; the holder of sendLock's
+	spin     spinner       // of Receive; its caller's
+	sendSpin spinner       // of Send; the holder of sendLock's
 	inReady  func() bool
 	unwatch  chan struct{}
 	wg       sync.WaitGroup
@@ -145,7 +144,7 @@ func newQueue(ctx context.Context, e *Endpoint, d *device) (*queue, error) {
 	q := &queue{
 		e: e, d: d, t: t,
 		progress: make(chan struct{}, 1), unwatch: make(chan struct{}),
-		spin: time.Duration(t.Spin), sendSpin: time.Duration(t.Spin),
+		spin: newSpinner(t.Spin), sendSpin: newSpinner(t.Spin),
 		window: t.Window, depth: uint32(t.MaxWindow + t.Chunks),
 	}
 	q.inReady = q.readyToReceive
@@ -355,12 +354,7 @@ func (q *queue) waitCredit(ctx context.Context, forOffer bool) error {
 	}
 	ready := func() bool { return q.mayPost(forOffer) || q.e.Err() != nil || ctx.Err() != nil }
 	for {
-		start := time.Now()
-		if q.w.drive(q.sendSpin, ready) {
-			q.sendSpin = adapt(q.sendSpin, time.Since(start), time.Duration(q.t.Spin), true)
-		} else {
-			q.sendSpin = adapt(q.sendSpin, 0, time.Duration(q.t.Spin), false)
-		}
+		q.w.drive(&q.sendSpin, ready)
 		if err := q.e.Err(); err != nil {
 			return err
 		}
@@ -391,21 +385,6 @@ func (q *queue) mayPost(forOffer bool) bool {
 		return false
 	}
 	return q.tail-q.head < q.depth
-}
-
-// adapt halves what polling was in vain, and allows polling again in full once
-// a wait was short.
-func adapt(spin, waited, limit time.Duration, helped bool) time.Duration {
-	switch {
-	case helped && waited < limit/2:
-		return limit
-	case helped:
-		return spin
-	case spin < limit/16:
-		// Now and then a wait is short again; it costs next to nothing to see.
-		return limit / 16
-	}
-	return spin / 2
 }
 
 // postData posts an eager message or an offer; the credit is there. q.mu is held.
@@ -795,12 +774,9 @@ func (q *queue) receive(ctx context.Context) (*Message, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
-		start := time.Now()
-		if q.w.drive(q.spin, q.inReady) {
-			q.spin = adapt(q.spin, time.Since(start), time.Duration(q.t.Spin), true)
+		if q.w.drive(&q.spin, q.inReady) {
 			continue
 		}
-		q.spin = adapt(q.spin, 0, time.Duration(q.t.Spin), false)
 		q.w.sleep()
 		select {
 		case <-q.e.in.ready:

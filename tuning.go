@@ -14,7 +14,9 @@ type Tuning struct {
 	// many offers of an endpoint may be open.
 	Chunk, Chunks int
 	// Spin is how long a waiting caller polls, in nanoseconds, before it sleeps.
-	// It is the upper limit: a wait that polling did not shorten halves it.
+	// It is the upper limit: a wait that polling did not shorten halves it, and
+	// four or so in a row stop polling but for a try now and then. Nobody polls
+	// while more programs want to run than there are processors.
 	Spin int
 }
 
@@ -25,7 +27,7 @@ type Tuning struct {
 // ours it still fills a slab.
 var tuning = map[string]Tuning{
 	"":           {Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20_000},
-	"shm":        {Eager: 8<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20_000},
+	"shm":        {Eager: 8<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30_000},
 	"iwarp":      {Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20_000},
 	TransportTCP: {Chunk: 256 << 10}, // fragments; the rest is TCP's own
 }

@@ -200,22 +200,30 @@ func (w *worker) remove(q *queue) {
 	w.mu.Unlock()
 }
 
-// drive polls for at most budget, until ready says that the caller's wait is
-// over. It tells whether it is.
-func (w *worker) drive(budget time.Duration, ready func() bool) bool {
-	if budget <= 0 {
+// drive polls for as long as the spinner has it, until ready says that the
+// caller's wait is over. It tells whether it is.
+func (w *worker) drive(s *spinner, ready func() bool) bool {
+	budget := s.next()
+	start := processors.now()
+	if budget <= 0 || processors.dense(start) {
+		w.poll() // what has come already need not wait for the worker
 		return ready()
 	}
 	w.callers.Add(1)
 	var ok bool
-	start := time.Now()
+	last := start
 	for i := 1; ; i++ {
 		n, _ := w.poll()
 		if ok = ready(); ok {
 			break
 		}
 		if n == 0 && i%8 == 0 {
-			if time.Since(start) > budget {
+			now := processors.now()
+			if now-last > preempted {
+				processors.pushed(now)
+				break
+			}
+			if last = now; now-start > budget {
 				break
 			}
 			runtime.Gosched()
@@ -225,7 +233,16 @@ func (w *worker) drive(budget time.Duration, ready func() bool) bool {
 	if w.callers.Add(-1) == 0 && w.sleepers.Load() > 0 {
 		w.watch()
 	}
-	return ok
+	if !ok {
+		s.vain(budget)
+		return false
+	}
+	now := processors.now()
+	if now-last > preempted {
+		processors.pushed(now)
+	}
+	s.helped(now - start)
+	return true
 }
 
 // watch makes the worker's own goroutine watch the queue.

@@ -15,6 +15,9 @@ func TestMain(m *testing.M) {
 	if address := os.Getenv(serverProcess); address != "" {
 		serveInProcess(address)
 	}
+	if os.Getenv(busyProcess) != "" {
+		beBusy()
+	}
 	goleak.VerifyTestMain(m)
 }
 

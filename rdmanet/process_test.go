@@ -23,7 +23,7 @@ func serveInProcess(address string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default(), Tuning: processTuning(os.Getenv(serverEager))})
 	if err != nil {
 		fail(err)
 	}
@@ -42,7 +42,11 @@ func serveInProcess(address string) {
 			fail(err)
 		}
 		go func() {
-			io.Copy(c, c)
+			if os.Getenv(serverSink) != "" {
+				sink(c)
+			} else {
+				io.Copy(c, c)
+			}
 			c.Close()
 		}()
 	}
@@ -50,7 +54,7 @@ func serveInProcess(address string) {
 
 // startServer returns the server's address and a function that kills it as
 // kill -9 does.
-func startServer(t *testing.T, address string) (at string, kill func()) {
+func startServer(t testing.TB, address string) (at string, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), serverProcess+"="+address)
