@@ -43,7 +43,7 @@ func (dn *DataNode) copyBlock(ctx context.Context, id, gen uint64, client string
 	here := rd.Info.Generation
 	first := targets[0].GetId()
 	addr := address(first.GetIpAddr(), first.GetXferPort())
-	m, _, err := dn.openWrite(ctx, addr, &hdfspb.OpWriteBlockProto{
+	m, err := dn.openWrite(ctx, addr, &hdfspb.OpWriteBlockProto{
 		Header: &hdfspb.ClientOperationHeaderProto{
 			BaseHeader: &hdfspb.BaseHeaderProto{Block: &hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &here, NumBytes: &n}},
 			ClientName: &client,

@@ -61,6 +61,12 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	}
 	rc := &receiver{dn: dn, p: p, op: op, sum: sum, transfer: stage.transfer}
 	if stage.create {
+		// The DataNodes behind make their files while this one does. If it
+		// fails here, theirs go with the connection.
+		if err := rc.requestMirror(); err != nil {
+			bad := rc.firstBadLink
+			return dn.answered(p, &bad, err)
+		}
 		rc.w, err = dn.store.Create(block.GetBlockId(), block.GetGenerationStamp(), sum, stage.transfer, rc.interrupt)
 	} else {
 		rc.w, err = dn.store.Reopen(block.GetBlockId(), store.ReopenOptions{
@@ -71,6 +77,7 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 		})
 	}
 	if err != nil {
+		rc.closeMirror()
 		return dn.answered(p, &none, err)
 	}
 	told := false // the NameNode, that the block has begun
@@ -86,7 +93,13 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 		}
 	}()
 	defer rc.closeMirror()
-	if err := rc.connectMirror(); err != nil {
+	if !stage.create {
+		err = rc.requestMirror()
+	}
+	if err == nil {
+		err = rc.mirrorAccepted()
+	}
+	if err != nil {
 		bad := rc.firstBadLink
 		return dn.answered(p, &bad, err)
 	}
@@ -165,9 +178,9 @@ func (rc *receiver) accept() error {
 	return transfer.WriteMessage(rc.p, &hdfspb.BlockOpResponseProto{Status: hdfspb.Status_SUCCESS.Enum(), FirstBadLink: &none})
 }
 
-// connectMirror sets up the rest of the pipeline. On failure firstBadLink is
-// the address of the DataNode that could not be reached.
-func (rc *receiver) connectMirror() error {
+// requestMirror begins to set up the rest of the pipeline, if there is one. On
+// failure firstBadLink is the address of the DataNode that could not be reached.
+func (rc *receiver) requestMirror() error {
 	targets := rc.op.GetTargets()
 	if len(targets) == 0 {
 		return nil
@@ -186,11 +199,8 @@ func (rc *receiver) connectMirror() error {
 	if n := len(next.TargetPinnings); n > 0 {
 		next.Pinning, next.TargetPinnings = &next.TargetPinnings[0], next.TargetPinnings[1:]
 	}
-	m, resp, err := rc.dn.openWrite(rc.dn.ctx, rc.mirrorAddr, next)
+	m, err := rc.dn.requestWrite(rc.dn.ctx, rc.mirrorAddr, next)
 	if err != nil {
-		if resp.GetFirstBadLink() != "" {
-			rc.firstBadLink = resp.GetFirstBadLink()
-		}
 		return fmt.Errorf("pipeline: %w", err)
 	}
 	rc.mirror = m
@@ -198,40 +208,75 @@ func (rc *receiver) connectMirror() error {
 	return nil
 }
 
+// mirrorAccepted waits until the rest of the pipeline is set up; see
+// requestMirror.
+func (rc *receiver) mirrorAccepted() error {
+	if rc.mirror == nil {
+		return nil
+	}
+	resp, err := rc.mirror.accepted()
+	if err != nil {
+		if resp.GetFirstBadLink() != "" {
+			rc.firstBadLink = resp.GetFirstBadLink()
+		}
+		return fmt.Errorf("pipeline: write block %d to DataNode %s: %w", rc.op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), rc.mirrorAddr, err)
+	}
+	return nil
+}
+
 func (rc *receiver) closeMirror() {
 	if rc.mirror != nil {
 		rc.mirror.r.Release()
 		rc.dn.untrack(rc.mirror.Conn)
+		rc.mirror = nil
 	}
 }
 
-// openWrite begins a WRITE_BLOCK at another DataNode. The response is returned
-// if there was one, also with an error. The caller untracks the connection.
-func (dn *DataNode) openWrite(ctx context.Context, addr string, op *hdfspb.OpWriteBlockProto) (*peer, *hdfspb.BlockOpResponseProto, error) {
+// requestWrite asks another DataNode for a WRITE_BLOCK. The caller untracks the
+// connection.
+func (dn *DataNode) requestWrite(ctx context.Context, addr string, op *hdfspb.OpWriteBlockProto) (*peer, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, dn.cfg.DialTimeout)
 	nc, err := dn.cfg.Dial(dialCtx, addr)
 	cancel()
 	if err != nil {
-		return nil, nil, fmt.Errorf("connect to DataNode %s: %w", addr, err)
+		return nil, fmt.Errorf("connect to DataNode %s: %w", addr, err)
 	}
 	if !dn.track(nc) {
-		return nil, nil, ErrClosed
+		return nil, ErrClosed
 	}
 	m := dn.newPeer(nc, dn.cfg.ReadTimeout+perHop*time.Duration(1+len(op.GetTargets())))
-	resp := &hdfspb.BlockOpResponseProto{}
-	err = transfer.WriteRequest(m, transfer.OpWriteBlock, op)
-	if err == nil {
-		err = m.r.ReadMessage(resp)
+	if err := transfer.WriteRequest(m, transfer.OpWriteBlock, op); err != nil {
+		m.r.Release()
+		dn.untrack(nc)
+		return nil, fmt.Errorf("write block %d to DataNode %s: %w", op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), addr, err)
 	}
+	return m, nil
+}
+
+// accepted waits for the answer to a WRITE_BLOCK, which is returned if there was
+// one, also with an error.
+func (p *peer) accepted() (*hdfspb.BlockOpResponseProto, error) {
+	resp := &hdfspb.BlockOpResponseProto{}
+	err := p.r.ReadMessage(resp)
 	if err == nil && resp.GetStatus() != hdfspb.Status_SUCCESS {
 		err = fmt.Errorf("%v: %s", resp.GetStatus(), resp.GetMessage())
 	}
+	return resp, err
+}
+
+// openWrite begins a WRITE_BLOCK at another DataNode. The caller untracks the
+// connection.
+func (dn *DataNode) openWrite(ctx context.Context, addr string, op *hdfspb.OpWriteBlockProto) (*peer, error) {
+	m, err := dn.requestWrite(ctx, addr, op)
 	if err != nil {
-		m.r.Release()
-		dn.untrack(nc)
-		return nil, resp, fmt.Errorf("write block %d to DataNode %s: %w", op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), addr, err)
+		return nil, err
 	}
-	return m, resp, nil
+	if _, err := m.accepted(); err != nil {
+		m.r.Release()
+		dn.untrack(m.Conn)
+		return nil, fmt.Errorf("write block %d to DataNode %s: %w", op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), addr, err)
+	}
+	return m, nil
 }
 
 // take forwards and stores one packet.
