@@ -34,6 +34,11 @@ file created, written (1 KiB) and closed, one after the other.`,
 			if asJSON {
 				cfg.Progress = io.Discard
 			}
+			for _, transport := range cfg.Transports {
+				if err := checkTransport(transport); err != nil {
+					return err
+				}
+			}
 			cfg.Share, cfg.Creates = 1, 500
 			if quick {
 				cfg.Share, cfg.Creates = 10, 100

@@ -24,6 +24,9 @@ func fsCommand(o *options) *cobra.Command {
 	var rt *verbena.Runtime
 	var dialer *hdfs.Dialer
 	cmd := fscmd.Command(func(ctx context.Context) (*client.Client, error) {
+		if err := checkTransport(transport); err != nil {
+			return nil, err
+		}
 		address, err := findNameNode(nameNode)
 		if err != nil {
 			return nil, err
@@ -50,6 +53,15 @@ func fsCommand(o *options) *cobra.Command {
 	flags.StringVar(&user, "user", "", "act as this user (default: HADOOP_USER_NAME, or who you are)")
 	flags.StringVar(&transport, "transport", "auto", "auto, shm, iwarp or tcp; auto takes the fastest that both ends have")
 	return cmd
+}
+
+// checkTransport refuses a name that nothing could ever have.
+func checkTransport(name string) error {
+	switch name {
+	case verbena.TransportAuto, "shm", "iwarp", verbena.TransportTCP:
+		return nil
+	}
+	return fmt.Errorf("there is no transport %q: choose auto, shm, iwarp or tcp", name)
 }
 
 // withPort adds the NameNode's usual port to an address that has none.

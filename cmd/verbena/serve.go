@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,6 +47,9 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 			if err != nil {
 				return err
 			}
+			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+				return fmt.Errorf("--listen %s: clients are sent to the address that the DataNodes listen at: name one of this host's addresses that they can reach", listen)
+			}
 			if port == 0 && !cmd.Flags().Changed("datanode-port") {
 				dataPort = 0
 			}
@@ -59,7 +63,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 				DataNodes: dataNodes, Replication: replication,
 			})
 			if err != nil {
-				return err
+				return explainListen(err, "--listen and --datanode-port")
 			}
 			defer closing(&err, cluster)
 			out := cmd.OutOrStdout()
@@ -123,7 +127,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
 			})
 			if err != nil {
-				return err
+				return explainListen(err, "--listen")
 			}
 			defer closing(&err, nn)
 			fmt.Fprintf(cmd.OutOrStdout(), "NameNode at %s, its data in %s\n", nn.Addr(), dir)
@@ -165,7 +169,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Advertise: advertise, NameNode: nameNode,
 			})
 			if err != nil {
-				return err
+				return explainListen(err, "--listen")
 			}
 			defer closing(&err, dn)
 			fmt.Fprintf(cmd.OutOrStdout(), "DataNode at %s, its data in %s, waiting for the NameNode at %s\n", dn.Addr(), dir, nameNode)
@@ -189,6 +193,15 @@ func dataNodeCommand(o *options) *cobra.Command {
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd
+}
+
+// explainListen adds what to do to the error of a port that is taken, the one
+// that a first start is likely to meet.
+func explainListen(err error, flags string) error {
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	return fmt.Errorf("%w: another server has that port (verbena, or Hadoop?): stop it, or choose other ports with %s", err, flags)
 }
 
 // writeAddress tells scripts that a server is ready, and where.

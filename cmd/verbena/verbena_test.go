@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -116,17 +117,17 @@ func TestFileCommands(t *testing.T) {
 		{"", "rm /tree", "!no such file"},
 		{"", "rm -f /tree", ""},
 		{"", "rm -r /", "!root directory"},
+		{"", "chmod 600 /a/stdin", ""},
+		{"", "cat --user mallory /a/stdin", "!Permission denied: user=mallory"},
 	} {
 		args := strings.NewReplacer("LOCAL", local, "OUT", out).Replace(step.args)
-		for _, transport := range []string{"auto"} {
-			got, err := run(t, step.stdin, append([]string{"fs", "--namenode", up.Address, "--transport", transport}, strings.Fields(args)...)...)
-			if want, ok := strings.CutPrefix(step.want, "!"); ok {
-				if err == nil || !strings.Contains(err.Error(), want) && !strings.Contains(strings.ReplaceAll(err.Error(), "does not exist", "no such file"), want) {
-					t.Errorf("fs %s: error %v, want one with %q", step.args, err, want)
-				}
-			} else if err != nil || !strings.Contains(got, want) {
-				t.Errorf("fs %s: %q, %v, want %q", step.args, got, err, want)
+		got, err := run(t, step.stdin, append([]string{"fs", "--namenode", up.Address}, strings.Fields(args)...)...)
+		if want, ok := strings.CutPrefix(step.want, "!"); ok {
+			if err == nil || !strings.Contains(err.Error(), want) && !strings.Contains(strings.ReplaceAll(err.Error(), "does not exist", "no such file"), want) {
+				t.Errorf("fs %s: error %v, want one with %q", step.args, err, want)
 			}
+		} else if err != nil || !strings.Contains(got, want) {
+			t.Errorf("fs %s: %q, %v, want %q", step.args, got, err, want)
 		}
 	}
 	if got, err := os.ReadFile(filepath.Join(out, "big")); err != nil || !bytes.Equal(got, big) {
@@ -190,6 +191,8 @@ func TestDemo(t *testing.T) {
 		}
 	}
 	t.Setenv(asVerbena, "1")
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
 	out, err := run(t, "", "demo", "--quick", "--json", "--tree", tree, "--large-file", "30000000")
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -213,8 +216,8 @@ func TestDemo(t *testing.T) {
 			t.Errorf("%v is not verified", row["transport"])
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "verbena-demo-*")); len(left) > 0 {
-		t.Logf("directories of demos in %s (another may be running): %v", os.TempDir(), left)
+	if left, err := os.ReadDir(temporary); err != nil || len(left) > 0 {
+		t.Errorf("the demo left %v behind, %v", left, err)
 	}
 	var table bytes.Buffer
 	if err := (&demo.Result{Rows: []demo.Row{{Transport: "shm", WriteMB: 1, Verified: false}}}).Table(&table); err != nil || !strings.Contains(table.String(), "DIFFERS") {
@@ -223,18 +226,30 @@ func TestDemo(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	taken := busy.Addr().String()
 	for _, test := range []struct{ args, want string }{
 		{"up --listen a:b:c", "write HOST or HOST:PORT"},
 		{"up --datanodes 0", "at least one DataNode"},
 		{"up --datanodes 2 --replication 3", "do not fit"},
 		{"demo --datanodes 1 --replication 2", "need as many DataNodes"},
 		{"fs --namenode 127.0.0.1:1 ls /", "connection refused"},
-		{"fs --namenode 127.0.0.1:1 --transport carrier-pigeon ls /", "carrier-pigeon"},
+		{"fs --namenode 127.0.0.1:1 --transport carrier-pigeon ls /", `no transport "carrier-pigeon": choose auto, shm, iwarp or tcp`},
+		{"demo --quick --transports tcp,carrier-pigeon", "carrier-pigeon"},
+		{"up --listen 0.0.0.0", "name one of this host's addresses"},
+		{"up --listen :0", "name one of this host's addresses"},
+		{"up --listen " + taken, "choose other ports with --listen and --datanode-port"},
+		{"namenode --listen " + taken, "choose other ports with --listen"},
+		{"datanode --listen " + taken, "choose other ports with --listen"},
 		{"nonsense", "unknown command"},
 	} {
 		dir := t.TempDir()
 		args := strings.Fields(test.args)
-		if args[0] == "up" {
+		if args[0] == "up" || strings.HasSuffix(args[0], "node") {
 			args = append(args, "--dir", dir)
 		}
 		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), test.want) {

@@ -46,7 +46,7 @@ in put and for standard output in get.`,
 			}
 			defer client.Close()
 			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.Name()}
-			return f(c.Context(), s, args)
+			return explain(f(c.Context(), s, args))
 		}
 	}
 	cmd.AddCommand(
@@ -94,13 +94,27 @@ func (s *session) each(args []string, f func(name string) error) error {
 			if len(args) == 1 {
 				return err
 			}
-			fmt.Fprintf(s.errOut, "%s: %v\n", s.verb, err)
+			fmt.Fprintf(s.errOut, "%s: %v\n", s.verb, explain(err))
 		}
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %d failed", failed, len(args))
 	}
 	return nil
+}
+
+// explain adds what a server said: the client's error has no more of it than
+// the name of a Java class.
+func explain(err error) error {
+	var remote hdfs.Error
+	if !errors.As(err, &remote) {
+		return err
+	}
+	said, _, _ := strings.Cut(remote.Message(), "\n") // the rest is a stack trace
+	if said == "" || strings.Contains(err.Error(), said) {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, said)
 }
 
 // isDir tells whether a name is a directory; a missing one is not.
