@@ -13,7 +13,7 @@ func sharedWords(t *testing.T) (a, b *uint32) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("futex-test", unix.MFD_CLOEXEC)
 	if err != nil {
-		t.Skipf("no memfd here: %v", err)
+		t.Fatal(err)
 	}
 	defer unix.Close(fd)
 	if err := unix.Ftruncate(fd, 4096); err != nil {
