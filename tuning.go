@@ -21,13 +21,12 @@ type Tuning struct {
 }
 
 // tuning is the built-in table. Eager is where copying through a posted buffer
-// starts to cost more than an offer, a Read and a confirmation: soon where a
-// Read is one copy between two mappings, late where it is a round trip. 48 bytes
-// on top (64 of a chunk) let a layer above add its header to a round size; with
+// starts to cost more than an offer, a Read and a confirmation, as far as the
+// memory of receives that each connection has posted allows. 48 bytes on top (64 of a chunk) let a layer above add its header to a round size; with
 // ours it still fills a slab.
 var tuning = map[string]Tuning{
 	"":           {Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20_000},
-	"shm":        {Eager: 8<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30_000},
+	"shm":        {Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30_000},
 	"iwarp":      {Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20_000},
 	TransportTCP: {Chunk: 256 << 10}, // fragments; the rest is TCP's own
 }

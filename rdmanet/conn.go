@@ -381,7 +381,7 @@ func (c *conn) send(b []byte) (int, error) {
 		if err := g.cause(); err != nil {
 			return n, err
 		}
-		chunk := b[n:min(n+c.s.cfg.chunk, len(b))]
+		chunk := b[n : n+c.s.cfg.next(len(b)-n)]
 		if err := c.s.ep.Send(g, c.dataTag, chunk); err != nil {
 			if cause := g.cause(); cause != nil {
 				return n, cause

@@ -115,7 +115,7 @@ func BenchmarkProcessPingPong(b *testing.B) {
 // goes into a message: go test ./rdmanet -run - -bench ProcessStream
 func BenchmarkProcessStream(b *testing.B) {
 	b.Setenv(serverSink, "1")
-	sizes := []int{16 << 10, 64 << 10, 256 << 10, 1 << 20}
+	sizes := []int{16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20}
 	write := func(b *testing.B, eager, chunk int, names []string) {
 		for _, size := range sizes {
 			b.Run(fmt.Sprintf("write=%dK", size>>10), func(b *testing.B) {
@@ -127,6 +127,7 @@ func BenchmarkProcessStream(b *testing.B) {
 	for _, p := range providers.Default() {
 		names = append(names, p.Name())
 	}
+	b.Run("whole", func(b *testing.B) { write(b, 0, 512<<10, names) })
 	b.Run("built-in", func(b *testing.B) { write(b, 0, 0, append([]string{"plain"}, transports()...)) })
 	for _, eager := range []int{8 << 10, 16 << 10, 32 << 10, 64 << 10} {
 		for _, chunk := range []int{eager, 512 << 10} {

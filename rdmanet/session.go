@@ -39,6 +39,7 @@ type message interface {
 // settings are what Dialer and Config have in common, with defaults filled in.
 type settings struct {
 	chunk  int
+	piece  int // what writes of a few times so much are cut into
 	linger time.Duration
 }
 
@@ -76,16 +77,38 @@ var chunkOf = map[string]int{
 	"tcp": 128 << 10,
 }
 
+// pieceOf is what the runtime's built-in table sends eagerly, in bytes. A few
+// messages of that size arrive sooner than one that the peer has to fetch.
+var pieceOf = map[string]int{
+	"shm":   32 << 10,
+	"iwarp": 32 << 10,
+}
+
+// fewPieces is the longest write, in pieces, that is cut into them.
+const fewPieces = 4
+
 func (s *settings) fill(transport string) {
 	if s.chunk <= 0 {
-		s.chunk = chunkOf[transport]
+		s.chunk, s.piece = chunkOf[transport], pieceOf[transport]
 	}
 	if s.chunk <= 0 {
 		s.chunk = chunkOf[""]
 	}
+	if s.piece <= 0 {
+		s.piece = s.chunk
+	}
 	if s.linger <= 0 {
 		s.linger = defaultLinger
 	}
+}
+
+// next is how much of a write of which so many bytes are left goes into a
+// message.
+func (s *settings) next(left int) int {
+	if left <= fewPieces*s.piece {
+		return min(left, s.piece, s.chunk)
+	}
+	return min(left, s.chunk)
 }
 
 // owner is the dialer's pool or the listener.
