@@ -50,6 +50,19 @@ func Copy(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
 	}
 }
 
+// copyFile copies a whole file. The client calls it the end of the file, too,
+// when its connection to the NameNode ends in the middle.
+func copyFile(ctx context.Context, to io.Writer, from *hdfs.FileReader) error {
+	n, err := Copy(ctx, to, from)
+	if err == nil && n < from.Stat().Size() {
+		err = fmt.Errorf("%d of %d bytes came: %w", n, from.Stat().Size(), io.ErrUnexpectedEOF)
+	}
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", from.Name(), err)
+	}
+	return nil
+}
+
 // progress is a bar on a terminal, and nothing elsewhere. A length of -1 is
 // not known beforehand.
 func (s *session) progress(name string, length int64) io.WriteCloser {
@@ -253,8 +266,7 @@ func getCommand(run runner) *cobra.Command {
 						return err
 					}
 					defer f.Close()
-					_, err = Copy(ctx, s.out, f)
-					return err
+					return copyFile(ctx, s.out, f)
 				})
 			}
 			info, err := os.Stat(to)
@@ -328,12 +340,8 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info os.
 	}()
 	bar := s.progress(path.Base(name), info.Size())
 	defer bar.Close()
-	n, err := Copy(ctx, io.MultiWriter(tmp, bar), f)
-	if err != nil {
-		return fmt.Errorf("fetching %s: %w", name, err)
-	}
-	if n < info.Size() {
-		return fmt.Errorf("fetching %s: %d of %d bytes came: %w", name, n, info.Size(), io.ErrUnexpectedEOF)
+	if err := copyFile(ctx, io.MultiWriter(tmp, bar), f); err != nil {
+		return err
 	}
 	if err := tmp.Chmod(os.FileMode(octal(info.Mode())) & 0o777); err != nil {
 		return err

@@ -146,8 +146,7 @@ func catCommand(run runner) *cobra.Command {
 					return err
 				}
 				defer f.Close()
-				_, err = Copy(ctx, s.out, f)
-				return err
+				return copyFile(ctx, s.out, f)
 			})
 		}),
 	}
