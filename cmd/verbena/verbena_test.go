@@ -71,7 +71,17 @@ func TestFileCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A directory has its mode at the end, but is filled before.
+	readOnly := filepath.Join(local, "sub")
+	if err := os.Chmod(readOnly, 0o550); err != nil {
+		t.Fatal(err)
+	}
 	out := filepath.Join(dir, "out")
+	t.Cleanup(func() {
+		// So that they can be removed.
+		_ = os.Chmod(readOnly, 0o700)
+		_ = os.Chmod(filepath.Join(out, "sub"), 0o700)
+	})
 	for _, step := range []struct {
 		stdin string
 		args  string
@@ -94,6 +104,7 @@ func TestFileCommands(t *testing.T) {
 		{"", "ls --json /a/small", `"length":6`},
 		{"", "stat /tree/big", "3200000"},
 		{"", "stat --json /tree", `"type":"directory"`},
+		{"", "stat --json /tree/sub", `"mode":"0550"`},
 		{"", "du --bytes /tree", "3200006  "},
 		{"", "df --json", `"missing_blocks":0`},
 		{"", "chmod u=rwx,go=rx /a/small", ""},
@@ -134,6 +145,9 @@ func TestFileCommands(t *testing.T) {
 		t.Errorf("what was fetched differs from what was stored: %v", err)
 	}
 	if info, err := os.Stat(filepath.Join(out, "small")); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("%v %v", info, err)
+	}
+	if info, err := os.Stat(filepath.Join(out, "sub")); err != nil || info.Mode().Perm() != 0o550 {
 		t.Errorf("%v %v", info, err)
 	}
 	if err := up.Stop(); err != nil {

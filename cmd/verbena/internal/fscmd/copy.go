@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -145,7 +146,8 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 	if !p.recursive {
 		return fmt.Errorf("%s is a directory: use put -r to store it and all that is in it", local)
 	}
-	return filepath.WalkDir(local, func(name string, d fs.DirEntry, err error) error {
+	var later modes
+	err = filepath.WalkDir(local, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -156,13 +158,50 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 		to := join(target, filepath.ToSlash(relative))
 		switch {
 		case d.IsDir():
-			return s.client.MkdirAll(to, 0o755)
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if there, err := s.isDir(to); err != nil || there {
+				return err // what is there keeps its mode
+			}
+			return s.client.MkdirAll(to, later.forNow(to, info.Mode().Perm()))
 		case d.Type().IsRegular():
 			return p.file(ctx, s, name, to)
 		}
 		fmt.Fprintf(s.errOut, "put: %s is neither a file nor a directory: left out\n", name)
 		return nil
 	})
+	return errors.Join(err, later.set(s.client.Chmod))
+}
+
+// modes are those of directories that are to become unwritable for their owner
+// once all that belongs in them is there.
+type modes []struct {
+	name string
+	mode os.FileMode
+}
+
+// forNow is the mode to make a directory with: nobody has more rights than in
+// the end, except for the owner, who fills it.
+func (m *modes) forNow(name string, mode os.FileMode) os.FileMode {
+	const fill = 0o700
+	if mode|fill != mode {
+		*m = append(*m, struct {
+			name string
+			mode os.FileMode
+		}{name, mode})
+	}
+	return mode | fill
+}
+
+// set gives the directories their modes, those below first.
+func (m modes) set(chmod func(string, os.FileMode) error) error {
+	var errs []error
+	for _, d := range slices.Backward(m) {
+		errs = append(errs, chmod(d.name, d.mode))
+	}
+	return errors.Join(errs...)
 }
 
 func (p *put) file(ctx context.Context, s *session, local, target string) error {
@@ -301,7 +340,8 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 	if !g.recursive {
 		return fmt.Errorf("%s is a directory: use get -r to fetch it and all that is in it", name)
 	}
-	return s.client.Walk(name, func(at string, info os.FileInfo, err error) error {
+	var later modes
+	err = s.client.Walk(name, func(at string, info os.FileInfo, err error) error {
 		if err != nil {
 			return err
 		}
@@ -309,12 +349,19 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		if err != nil {
 			return err
 		}
-		to := filepath.Join(local, filepath.FromSlash(relative))
-		if info.IsDir() {
-			return os.MkdirAll(to, 0o755)
+		if !filepath.IsLocal(relative) {
+			return fmt.Errorf("the server lists %q below %s: nothing is written outside of %s", at, name, local)
 		}
-		return g.file(ctx, s, at, to, info)
+		to := filepath.Join(local, relative)
+		if !info.IsDir() {
+			return g.file(ctx, s, at, to, info)
+		}
+		if there, err := os.Stat(to); err == nil && there.IsDir() {
+			return nil // it keeps its mode
+		}
+		return os.MkdirAll(to, later.forNow(to, os.FileMode(octal(info.Mode()))&0o777))
 	})
+	return errors.Join(err, later.set(os.Chmod))
 }
 
 // file fetches into a temporary file beside the target and renames it, for the
