@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/processes"
@@ -49,6 +50,26 @@ func (c *cluster) stop() error {
 	}
 	c.processes = nil
 	return errors.Join(errs...)
+}
+
+// watch returns a context that ends, and tells why, when a process does. The
+// function must be called before stop.
+func (c *cluster) watch(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	for _, p := range c.processes {
+		wg.Go(func() {
+			select {
+			case <-p.Exited():
+				cancel(fmt.Errorf("the %s process ended by itself", p.Name))
+			case <-ctx.Done():
+			}
+		})
+	}
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
 }
 
 // cpu is what the cluster and this process, the client, have used so far.

@@ -99,9 +99,14 @@ func Run(ctx context.Context, cfg Config) (result *Result, err error) {
 	fmt.Fprintf(cfg.Progress, "A NameNode at %s and %d DataNodes are up, each a process of its own, %d replica(s) of each block.\n",
 		cluster.nameNode, cfg.DataNodes, cfg.Replicas)
 
+	ctx, unwatch := cluster.watch(ctx)
+	defer unwatch()
 	for i, transport := range cfg.Transports {
 		row, err := measure(ctx, cfg, cluster, transport, fmt.Sprintf("/demo/%d-%s", i, transport), files)
 		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				err = cause // what the client met is its consequence
+			}
 			return nil, fmt.Errorf("demo over %s: %w", transport, err)
 		}
 		result.Rows = append(result.Rows, row)
