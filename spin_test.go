@@ -44,8 +44,10 @@ func TestSpinnerBacksOff(t *testing.T) {
 		s.vain(0)
 	}
 	s.helped(time.Microsecond)
-	if s.next() != limit || s.next() != limit {
-		t.Error("does not poll although it helps")
+	for range 2 {
+		if s.next() != limit {
+			t.Error("does not poll although it helps")
+		}
 	}
 	s.vain(limit)
 	if got := s.next(); got != limit/2 {

@@ -59,6 +59,10 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			err = errors.Join(err, c.Close())
 		}
 	}()
+	// The servers close their own directories to others; conf is for everybody.
+	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+		return nil, err
+	}
 	c.NameNode, err = StartNameNode(ctx, NameNodeConfig{
 		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"),
 		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"os/user"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,8 @@ func main() {
 	err := command().ExecuteContext(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "verbena:", err)
+		// The runtime's errors begin with its name, which is the command's, too.
+		fmt.Fprintln(os.Stderr, "verbena:", strings.TrimPrefix(err.Error(), "verbena: "))
 		os.Exit(1)
 	}
 }

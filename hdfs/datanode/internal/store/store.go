@@ -94,7 +94,12 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.BootID == "" {
 		cfg.BootID = kernelBootID()
 	}
-	if err := s.fs.MkdirAll(s.blocks(), 0o755); err != nil {
+	// What may be read is for the NameNode to say, not for the file system below.
+	err := s.fs.MkdirAll(s.blocks(), 0o700)
+	if err == nil && s.fs == vfs.Default {
+		err = os.Chmod(s.blocks(), 0o700) // one that was there already
+	}
+	if err != nil {
 		return nil, fmt.Errorf("create the store %s: %w", s.dir, err)
 	}
 	for _, d := range []string{s.dir, s.fs.PathDir(s.dir)} {
