@@ -95,8 +95,8 @@ func TestMutants(t *testing.T) {
 		}
 		for _, class := range classes {
 			t.Run(fmt.Sprintf("%s/%s", bug, class), func(t *testing.T) {
-				if bug == fake.BugAllocates && raceEnabled {
-					t.Skip("allocations are not measured under the race detector")
+				if raceEnabled && (bug == fake.BugAllocates || bug == fake.BugLeaksMemory) {
+					t.Skip("neither allocations nor address space are measured under the race detector")
 				}
 				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
