@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -8,8 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	client "github.com/colinmarc/hdfs/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/demo"
 	"github.com/verbena-data/verbena/hdfs"
 )
@@ -105,4 +109,34 @@ func toolchainSource(cmd *cobra.Command) (string, error) {
 		return "", fmt.Errorf("no Go toolchain found whose source could be stored (%w): name a directory with --tree", err)
 	}
 	return filepath.Join(strings.TrimSpace(string(out)), "src"), nil
+}
+
+// connector makes clients that share one runtime and a dialer for each
+// transport.
+type connector struct {
+	user    string
+	rt      *verbena.Runtime
+	dialers map[string]*hdfs.Dialer
+}
+
+// connect returns a client over transport; over "tcp" it is the client as its
+// authors made it. One goroutine at a time.
+func (c *connector) connect(ctx context.Context, address, transport string) (*client.Client, error) {
+	if transport == verbena.TransportTCP {
+		return client.NewClient(client.ClientOptions{Addresses: []string{address}, User: c.user})
+	}
+	d := c.dialers[transport]
+	if d == nil {
+		d = hdfs.NewDialer(c.rt, transport)
+		c.dialers[transport] = d
+	}
+	return d.Connect(ctx, address, c.user)
+}
+
+func (c *connector) Close() error {
+	var errs []error
+	for _, d := range c.dialers {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(append(errs, c.rt.Close())...)
 }
