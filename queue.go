@@ -691,7 +691,7 @@ func (q *queue) offered(tag uint32, o offer) error {
 		a.Tag, a.owner, a.due = tag, a, int(o.total)
 		q.arrival = a
 		if !q.e.closing.Load() {
-			if q.d.recvPool.Used() < q.d.recvPool.Limit()/2 {
+			if q.d.recvPool.Taken() < q.d.recvPool.Limit()/2 {
 				// A device that cannot register more may be able to later.
 				a.memory, _, _ = q.d.recvPool.TryGet(a.total)
 			}
