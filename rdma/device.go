@@ -38,6 +38,22 @@ type StreamDevice interface {
 	RequestFromStream(ctx context.Context, stream net.Conn) (ConnectRequest, error)
 }
 
+// A RoutedDevice has addresses in a network, and peers that it may or may not
+// reach. Where a host has several devices, a runtime chooses by what these
+// methods tell; a device that does not have them reaches every peer.
+type RoutedDevice interface {
+	Device
+	// Addresses lists where peers reach the device now, an address for each of
+	// its ports that is up: what stands before the port number in the address of
+	// a [Listener], such as "10.9.0.1". It is empty while no port is up.
+	Addresses() []string
+	// Reaches tells whether a connection to address would leave through this
+	// device: one of the Addresses of a peer's device, or the address of its
+	// Listener. It asks the routes of this host, not the peer, and does not wait.
+	// The error says why not.
+	Reaches(address string) error
+}
+
 // Class tells how a device reports that the peer refused an access.
 type Class uint8
 
