@@ -12,6 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	besideChild()
 	open := func(config Config) rdmatest.Opener {
 		return func() (rdma.Device, error) {
 			devices, err := New(config).Devices(context.Background())
