@@ -41,10 +41,12 @@ type Completion struct {
 	ID           uint64
 	QueuePair    uint32 // [QueuePair.Number]
 	Length       uint32 // bytes received, written with immediate, or read
-	Immediate    uint32
+	Immediate    uint32 // the 32 bits, if HasImmediate; the key, if Invalidated
 	Op           Opcode
 	Status       Status
 	HasImmediate bool
+	// Invalidated says that the peer's Send has revoked a key of this side.
+	Invalidated bool
 }
 
 func nameOf(names []string, i int) string {

@@ -93,11 +93,13 @@ const (
 	CapReceiverNotReady
 	// CapStreams says that the device is a [StreamDevice].
 	CapStreams
+	// CapSendInvalidate has [OpSendInvalidate] and [AccessRemoteInvalidate].
+	CapSendInvalidate
 )
 
 var capabilityNames = [...]string{
 	"send-immediate", "write-immediate", "atomics", "shared-receive",
-	"polled-writes", "receiver-not-ready", "streams",
+	"polled-writes", "receiver-not-ready", "streams", "send-invalidate",
 }
 
 // Has tells whether every capability of want is there.

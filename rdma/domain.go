@@ -42,6 +42,9 @@ const (
 	AccessRemoteRead
 	AccessRemoteWrite
 	AccessRemoteAtomic
+	// AccessRemoteInvalidate lets a peer revoke the key by a Send with invalidate.
+	// It needs [CapSendInvalidate].
+	AccessRemoteInvalidate
 )
 
 // A Region is registered memory.
@@ -106,13 +109,19 @@ const (
 	EventCompletionOverrun
 	// EventReceiveLimit says that a shared receive queue runs low.
 	EventReceiveLimit
-	// EventDeviceError says that the device is gone or its port is down.
+	// EventDeviceError says that the device is gone: nothing of the domain works
+	// any more, and all its queue pairs fail.
 	EventDeviceError
+	// EventPortDown says that a port has lost its link. Queue pairs wait for it to
+	// come back and fail by themselves when their retries are used up.
+	EventPortDown
+	// EventPortUp says that a port has its link again.
+	EventPortUp
 )
 
 var eventNames = [...]string{
 	"queue pair error", "disconnected", "completion queue overrun",
-	"shared receive queue limit", "device error",
+	"shared receive queue limit", "device error", "port down", "port up",
 }
 
 func (k EventKind) String() string { return nameOf(eventNames[:], int(k)) }

@@ -109,6 +109,12 @@ const (
 	OpCompareSwap
 	// OpFetchAdd adds CompareAdd; otherwise as OpCompareSwap.
 	OpFetchAdd
+	// OpSendInvalidate is a Send that also revokes the peer's key Remote.Key, whose
+	// region must have [AccessRemoteInvalidate]: once the peer's receive has
+	// completed, the key opens nothing any more. An access by another queue pair
+	// that has begun by then may still end. The region remains the peer's own.
+	// Reads of this side from the region must be done: see [Fence].
+	OpSendInvalidate
 	// OpRecv is the operation of a receive's completion.
 	OpRecv
 	// OpRecvWriteImmediate is that of a receive which a Write with immediate took.
@@ -117,7 +123,7 @@ const (
 
 var opcodeNames = [...]string{
 	"send", "send-immediate", "write", "write-immediate", "read",
-	"compare-swap", "fetch-add", "recv", "recv-write-immediate",
+	"compare-swap", "fetch-add", "send-invalidate", "recv", "recv-write-immediate",
 }
 
 func (o Opcode) String() string { return nameOf(opcodeNames[:], int(o)) }
@@ -161,7 +167,7 @@ type SendRequest struct {
 	Op         Opcode
 	Flags      Flags
 	Immediate  uint32
-	Remote     Remote // of Write, Read and the atomics
+	Remote     Remote // of Write, Read and the atomics; of a Send with invalidate the key
 	CompareAdd uint64 // what Compare-and-swap compares with, or Fetch-and-add adds
 	Swap       uint64
 	SGEs       []SGE

@@ -174,7 +174,7 @@ func testUnsupportedOperations(e *env) {
 	m, sink := a.s.memory(8), b.s.memory(8)
 	for op, f := range map[rdma.Opcode]Feature{
 		rdma.OpSendImmediate: FeatureSendImmediate, rdma.OpWriteImmediate: FeatureWriteImmediate,
-		rdma.OpCompareSwap: FeatureAtomics, rdma.OpFetchAdd: FeatureAtomics,
+		rdma.OpCompareSwap: FeatureAtomics, rdma.OpFetchAdd: FeatureAtomics, rdma.OpSendInvalidate: FeatureSendInvalidate,
 	} {
 		if e.suite.has(f) {
 			continue

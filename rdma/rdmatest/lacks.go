@@ -17,6 +17,7 @@ const (
 	FeatureSharedReceive    Feature = "shared-receive"
 	FeaturePolledWrites     Feature = "polled-writes"
 	FeatureReceiverNotReady Feature = "receiver-not-ready"
+	FeatureSendInvalidate   Feature = "send-invalidate"
 	FeatureInline           Feature = "inline"
 	// FeatureReadScatter is a Read with more than one local entry.
 	FeatureReadScatter Feature = "read-scatter"
@@ -58,8 +59,7 @@ const (
 	iwarpPolled    = "iWARP promises nothing before a Send is delivered"
 )
 
-// lacks is the table of what each provider and device may lack. shm may lack
-// nothing.
+// lacks is the table of what each provider and device may lack.
 var lacks = []Lack{
 	{"iwarp", "*", FeatureSendImmediate, iwarpImmediate},
 	{"iwarp", "*", FeatureWriteImmediate, iwarpImmediate},
@@ -67,6 +67,8 @@ var lacks = []Lack{
 	{"iwarp", "*", FeatureReceiverNotReady, iwarpRNR},
 	{"iwarp", "*", FeatureReadScatter, iwarpRead},
 	{"iwarp", "*", FeaturePolledWrites, iwarpPolled},
+	{"shm", "*", FeatureSendInvalidate, "a peer's mapping cannot be taken from it by a message"},
+	{"ibverbs", "*", FeatureSendInvalidate, "the keys of a program's regions cannot be revoked by a peer, only those of memory windows"},
 	{"ibverbs", "siw*", FeatureSendImmediate, iwarpImmediate},
 	{"ibverbs", "siw*", FeatureWriteImmediate, iwarpImmediate},
 	{"ibverbs", "siw*", FeatureAtomics, "the driver has none"},

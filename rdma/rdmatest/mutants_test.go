@@ -74,6 +74,8 @@ var mutants = map[fake.Bugs]struct {
 	fake.BugEarlyWrite:          {"ib", "MemoryReuse"},
 	fake.BugUnaligned:           {"ib", "UnalignedAtomics"},
 	fake.BugTakesAfterError:     {"both", "Disconnect"},
+	fake.BugNoRevocation:        {"both", "SendInvalidate"},
+	fake.BugAllRevocable:        {"both", "InvalidateRefused"},
 }
 
 // TestMutants breaks the fake in every way that it knows. The suite must notice

@@ -99,7 +99,7 @@ func Run(t *testing.T, s Suite) {
 		}
 	}
 	for _, group := range [][]testCase{
-		deviceCases, connectionCases, operationCases, orderCases, completionCases, receiveCases,
+		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, receiveCases,
 		accessCases, postCases, failureCases, peerCases, randomCases,
 	} {
 		for _, c := range group {
@@ -165,6 +165,8 @@ func (s *Suite) lacking(f Feature) *rdma.Attributes {
 			has = a.Has(rdma.CapPolledWrites)
 		case FeatureReceiverNotReady:
 			has = a.Has(rdma.CapReceiverNotReady)
+		case FeatureSendInvalidate:
+			has = a.Has(rdma.CapSendInvalidate)
 		case FeatureInline:
 			has = a.MaxInline > 0
 		case FeatureReadScatter:

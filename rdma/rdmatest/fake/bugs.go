@@ -110,6 +110,10 @@ const (
 	BugEarlyWrite
 	// BugUnaligned carries out atomics at any address.
 	BugUnaligned
+	// BugNoRevocation reports an invalidated key and still honours it.
+	BugNoRevocation
+	// BugAllRevocable lets peers invalidate keys without the right to it.
+	BugAllRevocable
 	bugsEnd
 )
 
@@ -166,6 +170,8 @@ var bugNames = [...]string{
 	"LeaksMemory",
 	"EarlyWrite",
 	"Unaligned",
+	"NoRevocation",
+	"AllRevocable",
 }
 
 // String names the bugs of the set.

@@ -56,7 +56,7 @@ func InfiniBand(name string) Config {
 		Name:     name,
 		Class:    rdma.ClassInfiniBand,
 		Capabilities: rdma.CapSendImmediate | rdma.CapWriteImmediate | rdma.CapAtomics | rdma.CapSharedReceive |
-			rdma.CapPolledWrites | rdma.CapReceiverNotReady | rdma.CapStreams,
+			rdma.CapPolledWrites | rdma.CapReceiverNotReady | rdma.CapStreams | rdma.CapSendInvalidate,
 		MaxInline:       256,
 		MaxSendSGE:      8,
 		MaxReadSGE:      8,
@@ -76,7 +76,7 @@ func InfiniBand(name string) Config {
 func IWARP(name string) Config {
 	c := InfiniBand(name)
 	c.Class = rdma.ClassIWARP
-	c.Capabilities = rdma.CapSharedReceive | rdma.CapStreams
+	c.Capabilities = rdma.CapSharedReceive | rdma.CapStreams | rdma.CapSendInvalidate
 	c.MaxReadSGE = 1
 	return c
 }

@@ -110,6 +110,7 @@ type region struct {
 	key     uint32
 	address uint64
 	access  rdma.Access
+	revoked bool // a peer has invalidated the key
 }
 
 func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
@@ -118,6 +119,9 @@ func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 	}
 	if access&rdma.AccessRemoteAtomic != 0 && !d.device.config.Has(rdma.CapAtomics) {
 		return nil, fmt.Errorf("fake: allocate for atomics: %w", rdma.ErrUnsupported)
+	}
+	if access&rdma.AccessRemoteInvalidate != 0 && !d.device.config.Has(rdma.CapSendInvalidate) {
+		return nil, fmt.Errorf("fake: allocate for Sends with invalidate: %w", rdma.ErrUnsupported)
 	}
 	n := d.network
 	n.mu.Lock()
@@ -191,6 +195,19 @@ func (r *region) close() error {
 	return nil
 }
 
+// invalidate revokes a key for a peer of a queue pair of domain d; it needs mu.
+func (d *domain) invalidate(key uint32) bool {
+	r := d.network.regions[key]
+	switch {
+	case r == nil || r.domain != d || r.revoked:
+		return false
+	case r.access&rdma.AccessRemoteInvalidate == 0 && !d.device.has(BugAllRevocable):
+		return false
+	}
+	r.revoked = !d.device.has(BugNoRevocation)
+	return true
+}
+
 // remote finds the memory that a peer of a queue pair of domain d names; it
 // needs mu.
 func (d *domain) remote(remote rdma.Remote, length int, access rdma.Access) []byte {
@@ -202,7 +219,7 @@ func (d *domain) remote(remote rdma.Remote, length int, access rdma.Access) []by
 			}
 		}
 	}
-	if r == nil {
+	if r == nil || r.revoked {
 		return nil
 	}
 	if r.domain != d && !d.device.has(BugForeignDomain) {

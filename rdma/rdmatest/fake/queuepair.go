@@ -294,6 +294,8 @@ func (q *queuePair) postSend(r *rdma.SendRequest) error {
 	case rdma.OpSend, rdma.OpWrite:
 	case rdma.OpSendImmediate:
 		needs = rdma.CapSendImmediate
+	case rdma.OpSendInvalidate:
+		needs = rdma.CapSendInvalidate
 	case rdma.OpWriteImmediate:
 		needs = rdma.CapWriteImmediate
 	case rdma.OpRead:
@@ -399,7 +401,7 @@ func (q *queuePair) step() bool {
 	switch {
 	case s.Flags&rdma.Fence != 0 && len(q.late) > 0 && !d.has(BugNoFence):
 		return q.catchUp()
-	case (s.Op >= rdma.OpRead || s.Op == rdma.OpWrite && d.has(BugLateWrite|BugEarlyWrite)) && !d.config.PromptReads:
+	case (answered(s.Op) || s.Op == rdma.OpWrite && d.has(BugLateWrite|BugEarlyWrite)) && !d.config.PromptReads:
 		// The peer looks at requests in order: only the data is late.
 		refused := s.length > 0 && q.peer.domain.remote(s.Remote, s.length, rights[s.Op]) == nil
 		if len(q.late) >= q.config.MaxReads || refused && len(q.late) > 0 {
@@ -459,11 +461,14 @@ func (q *queuePair) finish() {
 func (q *queuePair) completeSend(sequence uint64, status rdma.Status) {
 	s := q.at(sequence)
 	c := rdma.Completion{ID: s.ID, QueuePair: q.number, Op: s.Op, Status: status}
-	if status == rdma.StatusSuccess && s.Op >= rdma.OpRead {
+	if status == rdma.StatusSuccess && answered(s.Op) {
 		c.Length = uint32(s.length)
 	}
 	q.sendCQ.add(entry{completion: c, queuePair: q, sequence: sequence, send: true}, false)
 }
+
+// answered tells whether an operation brings something back.
+func answered(op rdma.Opcode) bool { return op >= rdma.OpRead && op <= rdma.OpFetchAdd }
 
 // rights are what the operations need at the peer.
 var rights = [...]rdma.Access{
@@ -490,21 +495,21 @@ func (q *queuePair) perform(sequence uint64) bool {
 		}
 	}
 	switch s.Op {
-	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpWriteImmediate:
+	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpSendInvalidate, rdma.OpWriteImmediate:
 		if !peer.hasReceive() {
 			return q.waitForReceive(sequence)
 		}
 		q.notReady = time.Time{}
 	}
 	var target []byte
-	if s.Op >= rdma.OpWrite && s.length > 0 {
+	if s.Op >= rdma.OpWrite && s.Op != rdma.OpSendInvalidate && s.length > 0 {
 		if target = peer.domain.remote(s.Remote, s.length, rights[s.Op]); target == nil {
 			q.refused(sequence)
 			return true
 		}
 	}
 	switch s.Op {
-	case rdma.OpSend, rdma.OpSendImmediate:
+	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpSendInvalidate:
 		return q.deliver(sequence)
 	case rdma.OpWrite, rdma.OpWriteImmediate:
 		s.gather(target)
@@ -573,7 +578,9 @@ func (q *queuePair) takeReceive() *receive {
 // completeReceive completes a receive of q that the peer's request s took.
 func (q *queuePair) completeReceive(id uint64, s *send, op rdma.Opcode, length int) {
 	c := rdma.Completion{ID: id, QueuePair: q.number, Op: op, Length: uint32(length)}
-	if s.Op != rdma.OpSend && !q.domain.device.has(BugNoImmediate) {
+	if s.Op == rdma.OpSendInvalidate {
+		c.Immediate, c.Invalidated = s.Remote.Key, true
+	} else if s.Op != rdma.OpSend && !q.domain.device.has(BugNoImmediate) {
 		c.Immediate, c.HasImmediate = s.Immediate, true
 	}
 	q.recvCQ.add(entry{completion: c, queuePair: q}, s.Flags&rdma.Solicited != 0)
@@ -610,6 +617,11 @@ func (q *queuePair) deliver(sequence uint64) bool {
 			return true
 		}
 		q.failAt(sequence, rdma.StatusRemoteInvalid, err)
+		return true
+	}
+	if s.Op == rdma.OpSendInvalidate && !peer.domain.invalidate(s.Remote.Key) {
+		peer.flushReceive(r.id, rdma.StatusFlushed)
+		q.refused(sequence)
 		return true
 	}
 	q.scratch = slices.Grow(q.scratch[:0], s.length)[:s.length]
@@ -680,7 +692,7 @@ func (q *queuePair) refused(sequence uint64) {
 	err := fmt.Errorf("fake: %s of %d bytes at %#x: %w", s.Op, s.length, s.Remote.Address, rdma.ErrRemoteAccess)
 	peer := q.peer
 	if q.domain.device.config.Class == rdma.ClassIWARP {
-		if s.Op == rdma.OpWrite {
+		if s.Op == rdma.OpWrite || s.Op == rdma.OpSendInvalidate {
 			s.done = true
 			q.next = max(q.next, sequence+1)
 			q.finish()
