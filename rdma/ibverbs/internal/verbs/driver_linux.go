@@ -1,0 +1,60 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package verbs
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+)
+
+// neverBlock lists drivers whose post and poll only write to memory and to the
+// adapter's doorbells, under spin locks. The others are entered the way that
+// may block: rxe and siw ring through write(2), and some adapters' drivers fall
+// back to a system call when something is wrong (hns, bnxt_re, cxgb4).
+var neverBlock = map[string]bool{"mlx4": true, "mlx5": true}
+
+// choose finds out the driver and sets how it is called.
+func (c *Context) choose(mode CallMode) error {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err == nil {
+		c.driver = driverAt(maps, c.postSend)
+	}
+	switch {
+	case mode == CallNonBlocking && (c.driver == "rxe" || c.driver == "siw"):
+		return fmt.Errorf("verbs: %s: the driver %s makes system calls when it posts and can't be called in the mode %q", c.name, c.driver, mode)
+	case mode == CallNonBlocking, mode == CallAuto && neverBlock[c.driver]:
+		c.mode = foreign.NonBlocking
+	default:
+		c.mode = foreign.Blocking
+	}
+	return nil
+}
+
+// driverAt is the driver whose library holds the code at address, by the
+// process's memory maps: the file is called librxe-rdmav34.so or libmlx5.so.1.
+func driverAt(maps []byte, address uintptr) string {
+	for scan := bufio.NewScanner(bytes.NewReader(maps)); scan.Scan(); {
+		var from, to uintptr
+		if n, _ := fmt.Sscanf(scan.Text(), "%x-%x ", &from, &to); n != 2 || address < from || address >= to {
+			continue
+		}
+		fields := strings.Fields(scan.Text())
+		if len(fields) < 6 {
+			return ""
+		}
+		base, ok := strings.CutPrefix(filepath.Base(fields[5]), "lib")
+		if !ok {
+			return ""
+		}
+		base, _, _ = strings.Cut(base, ".so")
+		base, _, _ = strings.Cut(base, "-rdmav")
+		return base
+	}
+	return ""
+}

@@ -1,0 +1,207 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package verbs
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+)
+
+// A Library is the loaded pair of libibverbs and librdmacm. There is one in a
+// process, and it stays loaded.
+type Library struct {
+	fn      functions
+	scratch scratchPool
+}
+
+// functions are the addresses of the exported calls.
+type functions struct {
+	getDeviceList, freeDeviceList, openDevice, closeDevice uintptr
+	queryDevice, queryPort, queryGID                       uintptr
+	allocPD, deallocPD, regMR, deregMR                     uintptr
+	createCompChannel, destroyCompChannel                  uintptr
+	createCQ, destroyCQ, getCQEvent, ackCQEvents           uintptr
+	createSRQ, modifySRQ, destroySRQ                       uintptr
+	createQP, modifyQP, queryQP, destroyQP                 uintptr
+	getAsyncEvent, ackAsyncEvent                           uintptr
+
+	createEventChannel, destroyEventChannel        uintptr
+	getCMEvent, ackCMEvent                         uintptr
+	createID, destroyID, migrateID                 uintptr
+	bindAddr, resolveAddr, resolveRoute            uintptr
+	listen, connect, accept, reject                uintptr
+	disconnect, setOption, cmCreateQP, cmDestroyQP uintptr
+}
+
+// symbols lists the exported calls by library.
+func (f *functions) symbols() map[string]map[string]*uintptr {
+	return map[string]map[string]*uintptr{
+		"libibverbs.so.1": {
+			"ibv_get_device_list":      &f.getDeviceList,
+			"ibv_free_device_list":     &f.freeDeviceList,
+			"ibv_open_device":          &f.openDevice,
+			"ibv_close_device":         &f.closeDevice,
+			"ibv_query_device":         &f.queryDevice,
+			"ibv_query_port":           &f.queryPort,
+			"ibv_query_gid":            &f.queryGID,
+			"ibv_alloc_pd":             &f.allocPD,
+			"ibv_dealloc_pd":           &f.deallocPD,
+			"ibv_reg_mr":               &f.regMR,
+			"ibv_dereg_mr":             &f.deregMR,
+			"ibv_create_comp_channel":  &f.createCompChannel,
+			"ibv_destroy_comp_channel": &f.destroyCompChannel,
+			"ibv_create_cq":            &f.createCQ,
+			"ibv_destroy_cq":           &f.destroyCQ,
+			"ibv_get_cq_event":         &f.getCQEvent,
+			"ibv_ack_cq_events":        &f.ackCQEvents,
+			"ibv_create_srq":           &f.createSRQ,
+			"ibv_modify_srq":           &f.modifySRQ,
+			"ibv_destroy_srq":          &f.destroySRQ,
+			"ibv_create_qp":            &f.createQP,
+			"ibv_modify_qp":            &f.modifyQP,
+			"ibv_query_qp":             &f.queryQP,
+			"ibv_destroy_qp":           &f.destroyQP,
+			"ibv_get_async_event":      &f.getAsyncEvent,
+			"ibv_ack_async_event":      &f.ackAsyncEvent,
+		},
+		"librdmacm.so.1": {
+			"rdma_create_event_channel":  &f.createEventChannel,
+			"rdma_destroy_event_channel": &f.destroyEventChannel,
+			"rdma_get_cm_event":          &f.getCMEvent,
+			"rdma_ack_cm_event":          &f.ackCMEvent,
+			"rdma_create_id":             &f.createID,
+			"rdma_destroy_id":            &f.destroyID,
+			"rdma_migrate_id":            &f.migrateID,
+			"rdma_bind_addr":             &f.bindAddr,
+			"rdma_resolve_addr":          &f.resolveAddr,
+			"rdma_resolve_route":         &f.resolveRoute,
+			"rdma_listen":                &f.listen,
+			"rdma_connect":               &f.connect,
+			"rdma_accept":                &f.accept,
+			"rdma_reject":                &f.reject,
+			"rdma_disconnect":            &f.disconnect,
+			"rdma_set_option":            &f.setOption,
+			"rdma_create_qp":             &f.cmCreateQP,
+			"rdma_destroy_qp":            &f.cmDestroyQP,
+		},
+	}
+}
+
+var load = sync.OnceValues(func() (*Library, error) {
+	l := &Library{}
+	// librdmacm is linked against libibverbs; the order names the right culprit.
+	for _, library := range []struct{ file, debian string }{
+		{"libibverbs.so.1", "ibverbs-providers"}, {"librdmacm.so.1", "librdmacm1"},
+	} {
+		handle, err := purego.Dlopen(library.file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		if err != nil {
+			return nil, fmt.Errorf("verbs: %w: the library %s can't be loaded (%w); install rdma-core's user space (Debian: apt-get install %s)",
+				ErrUnavailable, library.file, err, library.debian)
+		}
+		for name, to := range l.fn.symbols()[library.file] {
+			if *to, err = purego.Dlsym(handle, name); err != nil {
+				return nil, fmt.Errorf("verbs: %w: %s has no %s (%w); a newer rdma-core is needed", ErrUnavailable, library.file, name, err)
+			}
+		}
+	}
+	if err := foreign.Init(); err != nil {
+		return nil, fmt.Errorf("verbs: %w: %w", ErrUnavailable, err)
+	}
+	return l, nil
+})
+
+// Load opens the libraries, once in a process. Its error wraps [ErrUnavailable]
+// and says what to install.
+func Load() (*Library, error) { return load() }
+
+// call makes a control call that tells of failure by a result of -1 or a
+// positive errno, as the verbs do, and wraps what it told.
+func (l *Library) call(op string, fn uintptr, args ...uintptr) error {
+	r, errno := l.raw(fn, args...)
+	switch r := int32(r); {
+	case r == 0:
+		return nil
+	case r > 0:
+		errno = syscall.Errno(r)
+	case r != -1:
+		errno = syscall.Errno(-r)
+	}
+	return failure(op, errno)
+}
+
+// callPointer makes a control call that returns an object, or nil and errno.
+func (l *Library) callPointer(op string, fn uintptr, args ...uintptr) (uintptr, error) {
+	r, errno := l.raw(fn, args...)
+	if r == 0 {
+		return 0, failure(op, errno)
+	}
+	return r, nil
+}
+
+func (l *Library) raw(fn uintptr, args ...uintptr) (uintptr, syscall.Errno) {
+	var a [6]uintptr
+	copy(a[:], args)
+	return foreign.Call(fn, a[0], a[1], a[2], a[3], a[4], a[5])
+}
+
+func failure(op string, errno syscall.Errno) error {
+	if errno == 0 {
+		return fmt.Errorf("verbs: %s failed and left no error number", op)
+	}
+	return &os.SyscallError{Syscall: "verbs: " + op, Err: errno}
+}
+
+// A scratchPool has small pieces of memory outside of the Go heap for the
+// structures that control calls read and write.
+type scratchPool struct {
+	mu   sync.Mutex
+	free []*scratch
+}
+
+type scratch struct {
+	memory []byte
+	used   int
+}
+
+const scratchSize = 4096
+
+func (p *scratchPool) get() *scratch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.free); n > 0 {
+		s := p.free[n-1]
+		p.free = p.free[:n-1]
+		return s
+	}
+	m, err := unix.Mmap(-1, 0, scratchSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		panic(fmt.Sprintf("verbs: no page of memory left: %v", err))
+	}
+	return &scratch{memory: m}
+}
+
+func (p *scratchPool) put(s *scratch) {
+	clear(s.memory[:s.used])
+	s.used = 0
+	p.mu.Lock()
+	p.free = append(p.free, s)
+	p.mu.Unlock()
+}
+
+// take is the address of n zeroed bytes, aligned to 8.
+func (s *scratch) take(n int) uintptr {
+	if s.used+n > len(s.memory) {
+		panic("verbs: a control structure larger than its scratch memory")
+	}
+	p := uintptr(unsafe.Pointer(&s.memory[s.used]))
+	s.used += (n + 7) &^ 7
+	return p
+}
