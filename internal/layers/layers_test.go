@@ -40,6 +40,7 @@ var rank = []struct {
 	{"/hdfs", 6, "hdfs"},
 	{"/cmd", 7, "cmd"},
 	{"/soak", 7, "soak"},
+	{"/lab", 7, "lab"},
 }
 
 func layerOf(t *testing.T, path string) (int, string) {
