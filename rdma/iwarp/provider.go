@@ -120,7 +120,7 @@ type device struct {
 }
 
 func (d *device) Attributes() rdma.Attributes {
-	capabilities := rdma.CapSharedReceive | rdma.CapStreams
+	capabilities := rdma.CapSharedReceive | rdma.CapStreams | rdma.CapSendInvalidate
 	if d.config.Extensions {
 		capabilities |= rdma.CapWriteImmediate | rdma.CapAtomics
 	}

@@ -19,6 +19,5 @@
 //
 // # What is not there
 //
-// RFC 5044 markers are refused in both directions. Send with Invalidate is
-// refused, since regions here cannot be invalidated by a peer.
+// RFC 5044 markers are refused in both directions.
 package engine

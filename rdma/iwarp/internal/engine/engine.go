@@ -226,7 +226,7 @@ func (e *Engine) post(r *rdma.SendRequest) error {
 		return rdma.ErrState
 	}
 	switch r.Op {
-	case rdma.OpSend, rdma.OpWrite:
+	case rdma.OpSend, rdma.OpSendInvalidate, rdma.OpWrite:
 	case rdma.OpRead:
 		if r.Flags&rdma.Inline != 0 {
 			return fmt.Errorf("%w: a Read cannot be inline", rdma.ErrInvalid)
@@ -391,9 +391,15 @@ func (e *Engine) pickRequest() {
 	m.body = r.inline
 	m.pieces = append(m.pieces[:0], r.pieces...)
 	switch r.op {
-	case rdma.OpSend:
+	case rdma.OpSend, rdma.OpSendInvalidate:
 		m.segment = wire.Segment{Opcode: wire.OpSend, Queue: wire.QueueSend, MSN: e.sendMSN}
-		if r.flags&rdma.Solicited != 0 {
+		solicited := r.flags&rdma.Solicited != 0
+		switch {
+		case r.op == rdma.OpSendInvalidate && solicited:
+			m.segment.Opcode, m.segment.STag = wire.OpSendSolicitedInvalidate, r.remote.Key
+		case r.op == rdma.OpSendInvalidate:
+			m.segment.Opcode, m.segment.STag = wire.OpSendInvalidate, r.remote.Key
+		case solicited:
 			m.segment.Opcode = wire.OpSendSolicited
 		}
 		e.sendMSN++
@@ -436,7 +442,7 @@ func (e *Engine) pickAtomicResponse(r *response) {
 	m := &e.current
 	m.segment = wire.Segment{Opcode: wire.OpAtomicResponse, Queue: wire.QueueAtomicResponse, MSN: e.atomicMSN}
 	m.body, m.left, m.pieces = nil, 0, m.pieces[:0]
-	if !r.region.Pin() {
+	if !pinForPeer(r.region) {
 		e.revoked(m)
 		return
 	}

@@ -94,6 +94,9 @@ func (m *machine) settle() {
 					if c.HasImmediate {
 						s += fmt.Sprintf(", immediate %#x", c.Immediate)
 					}
+					if c.Invalidated {
+						s += fmt.Sprintf(", invalidated %#x", c.Immediate)
+					}
 				}
 				m.printf("%s", s)
 			}
@@ -173,6 +176,9 @@ func describeSegment(b []byte) string {
 		fmt.Fprintf(&d, " tag %#x offset %#x", s.STag, s.Offset)
 	} else {
 		fmt.Fprintf(&d, " queue %d msn %d offset %d", s.Queue, s.MSN, s.Offset)
+		if s.STag != 0 {
+			fmt.Fprintf(&d, " invalidates %#x", s.STag)
+		}
 	}
 	if s.Last {
 		d.WriteString(" last")
@@ -400,7 +406,7 @@ func (m *machine) fpdu(line string) []byte {
 func (m *machine) post(line string) {
 	name, a := m.parse(line)
 	ops := map[string]rdma.Opcode{"send": rdma.OpSend, "write": rdma.OpWrite, "read": rdma.OpRead,
-		"send-immediate": rdma.OpSendImmediate, "write-immediate": rdma.OpWriteImmediate,
+		"send-invalidate": rdma.OpSendInvalidate, "send-immediate": rdma.OpSendImmediate, "write-immediate": rdma.OpWriteImmediate,
 		"compare-swap": rdma.OpCompareSwap, "fetch-add": rdma.OpFetchAdd, "nonsense": rdma.OpRecv}
 	if name == "recv" {
 		_, err := m.receives.Post([]rdma.RecvRequest{{ID: m.number(a, "id", 0), SGEs: m.sges(a["to"])}})

@@ -51,17 +51,19 @@ type receiver struct {
 	trailer      [3 + wire.CRCSize]byte
 	tail, expect int
 
-	message   receive // the receive that is being filled, if open
-	open      bool
-	got       int64
-	part      int // of message.pieces
-	sendMSN   uint32
-	readMSN   uint32
-	atomicMSN uint32
-	wrote     int64       // of the Write that is arriving
-	lastWrite int64       // length of the last Write
-	status    rdma.Status // what the open receive completes with, if not flushed
-	readySend bool        // the first Send is the ready-to-receive message
+	message    receive // the receive that is being filled, if open
+	open       bool
+	kind       wire.Opcode // of the message that is open
+	invalidate uint32      // the tag that it invalidates
+	got        int64
+	part       int // of message.pieces
+	sendMSN    uint32
+	readMSN    uint32
+	atomicMSN  uint32
+	wrote      int64       // of the Write that is arriving
+	lastWrite  int64       // length of the last Write
+	status     rdma.Status // what the open receive completes with, if not flushed
+	readySend  bool        // the first Send is the ready-to-receive message
 
 	heard bool // an FPDU has arrived
 	over  bool // the peer's last word has been heard
@@ -113,11 +115,9 @@ func init() {
 		wire.OpWrite:        {tagged: true, begin: (*Engine).beginWrite, end: (*Engine).endWrite},
 		wire.OpReadRequest:  {queue: wire.QueueReadRequest, begin: (*Engine).beginReadRequest, end: (*Engine).endReadRequest},
 		wire.OpReadResponse: {tagged: true, begin: (*Engine).beginReadResponse, end: (*Engine).endReadResponse},
-		wire.OpSend:         send, wire.OpSendSolicited: send,
-		wire.OpSendInvalidate:          {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
-		wire.OpSendSolicitedInvalidate: {queue: wire.QueueSend, begin: (*Engine).beginInvalidate},
-		wire.OpTerminate:               {queue: wire.QueueTerminate, begin: (*Engine).beginTerminate, end: (*Engine).endTerminate},
-		wire.OpImmediate:               immediate, wire.OpImmediateSolicited: immediate,
+		wire.OpSend:         send, wire.OpSendSolicited: send, wire.OpSendInvalidate: send, wire.OpSendSolicitedInvalidate: send,
+		wire.OpTerminate: {queue: wire.QueueTerminate, begin: (*Engine).beginTerminate, end: (*Engine).endTerminate},
+		wire.OpImmediate: immediate, wire.OpImmediateSolicited: immediate,
 		wire.OpAtomicRequest:  {queue: wire.QueueReadRequest, extension: true, begin: (*Engine).beginAtomicRequest, end: (*Engine).endAtomicRequest},
 		wire.OpAtomicResponse: {queue: wire.QueueAtomicResponse, extension: true, begin: (*Engine).beginAtomicResponse, end: (*Engine).endAtomicResponse},
 	}
@@ -144,7 +144,7 @@ func (e *Engine) Direct() []byte {
 		return nil
 	}
 	p := x.destination()
-	if p == nil || !p.region.Pin() {
+	if p == nil || !x.pin(p.region) {
 		return nil // Feed finds out and refuses
 	}
 	n := min(x.left, p.length)
@@ -253,7 +253,7 @@ func (x *receiver) place(b []byte) {
 			return
 		}
 		p := x.destination()
-		if !p.region.Pin() {
+		if !x.pin(p.region) {
 			x.fault = x.closedUnder()
 			x.target = targetSink
 			return
@@ -265,10 +265,31 @@ func (x *receiver) place(b []byte) {
 	}
 }
 
+// pin keeps a destination mapped, unless it was closed or, for a Write of the
+// peer, its key revoked.
+func (x *receiver) pin(r *mem.Region) bool {
+	if x.segment.Opcode == wire.OpWrite {
+		return pinForPeer(r)
+	}
+	return r.Pin()
+}
+
+// pinForPeer pins a region for an access that its key opens.
+func pinForPeer(r *mem.Region) bool {
+	if !r.Pin() {
+		return false
+	}
+	if r.Revoked() {
+		r.Unpin()
+		return false
+	}
+	return true
+}
+
 // closedUnder is the fault of a destination that was closed while data came.
 func (x *receiver) closedUnder() *fault {
 	if x.segment.Opcode == wire.OpWrite {
-		return faultf(wire.DDPTaggedInvalidSTag, "the region was closed while a Write arrived")
+		return faultf(wire.DDPTaggedInvalidSTag, "the region was closed, or its key revoked, while a Write arrived")
 	}
 	f := faultf(wire.RDMAPStreamCatastrophic, "the region of a %s was closed while data arrived", x.segment.Opcode)
 	f.status = rdma.StatusLocalProtection
@@ -388,7 +409,7 @@ func (e *Engine) refuse(f *fault) {
 
 // lookup finds a region that the peer names.
 func (e *Engine) lookup(key uint32) *mem.Region {
-	if r := e.rx.cached; r != nil && r.Key() == key && !r.Closed() {
+	if r := e.rx.cached; r != nil && r.Key() == key && r.Reachable() {
 		return r
 	}
 	r := e.cfg.Regions.Lookup(key)
@@ -533,7 +554,7 @@ func (e *Engine) beginSend() *fault {
 	if x.segment.MSN != x.sendMSN {
 		return faultf(wire.DDPUntaggedMSN, "message %d, expected %d", x.segment.MSN, x.sendMSN)
 	}
-	if x.readySend && !x.heard && x.left == 0 && x.segment.Last {
+	if x.readySend && !x.heard && x.left == 0 && x.segment.Last && x.segment.Opcode == wire.OpSend {
 		return nil
 	}
 	if !x.open {
@@ -544,9 +565,13 @@ func (e *Engine) beginSend() *fault {
 			return faultf(wire.DDPUntaggedNoBuffer, "a Send found no receive")
 		}
 		x.open, x.got, x.part, x.status = true, 0, 0, rdma.StatusFlushed
+		x.kind, x.invalidate = x.segment.Opcode, x.segment.STag
 		if len(x.message.pieces) > 0 {
 			x.to = x.message.pieces[0]
 		}
+	}
+	if x.segment.Opcode != x.kind || x.revokes() && x.segment.STag != x.invalidate {
+		return faultf(wire.RDMAPUnexpectedOpcode, "a %s of tag %#x within a %s", x.segment.Opcode, x.segment.STag, x.kind)
 	}
 	if x.segment.Offset != uint64(x.got) {
 		return faultf(wire.DDPUntaggedOffset, "offset %d, expected %d", x.segment.Offset, x.got)
@@ -581,15 +606,37 @@ func (e *Engine) endSend() *fault {
 	if !x.open {
 		return nil // the ready-to-receive message, which no receive sees
 	}
+	c := rdma.Completion{ID: x.message.id, QueuePair: e.cfg.Number, Op: rdma.OpRecv, Length: uint32(x.got)}
+	if x.revokes() {
+		if f := e.revoke(x.invalidate); f != nil {
+			return f
+		}
+		c.Invalidated, c.Immediate = true, x.invalidate
+	}
 	x.open = false
-	e.cfg.RecvCompletions.Push(rdma.Completion{
-		ID: x.message.id, QueuePair: e.cfg.Number, Op: rdma.OpRecv, Length: uint32(x.got),
-	}, x.segment.Opcode == wire.OpSendSolicited, &e.cfg.Receives.used, 1)
+	solicited := x.kind == wire.OpSendSolicited || x.kind == wire.OpSendSolicitedInvalidate
+	e.cfg.RecvCompletions.Push(c, solicited, &e.cfg.Receives.used, 1)
 	return nil
 }
 
-func (e *Engine) beginInvalidate() *fault {
-	return faultf(wire.RDMAPCannotInvalidate, "%s: regions here are not invalidated by peers", e.rx.segment.Opcode)
+// revokes tells whether the open message invalidates a tag.
+func (x *receiver) revokes() bool {
+	return x.kind == wire.OpSendInvalidate || x.kind == wire.OpSendSolicitedInvalidate
+}
+
+// revoke takes back a key for the peer (RFC 5040 section 5.3).
+func (e *Engine) revoke(key uint32) *fault {
+	region := e.lookup(key)
+	switch {
+	case region == nil:
+		return faultf(wire.RDMAPInvalidSTag, "key %#x, to be invalidated, names no region", key)
+	case region.Owner() != e.cfg.Owner:
+		return faultf(wire.RDMAPNotAssociated, "key %#x, to be invalidated, belongs to another domain", key)
+	case region.Access()&rdma.AccessRemoteInvalidate == 0:
+		return faultf(wire.RDMAPProtectInvalidate, "key %#x", key)
+	}
+	region.Revoke()
+	return nil
 }
 
 // beginUntagged checks a message of one segment for the scratch buffer.

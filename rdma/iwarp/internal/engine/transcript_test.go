@@ -13,7 +13,7 @@ import (
 // TestTranscripts runs the scripts of testdata/transcripts. The commands:
 //
 //	open [responder] [no-crc] [ird=N] [ord=N] [ready=write|read|send] [ulpdu=N] [shared] [depth=N] [extensions]
-//	region NAME size=N [access=lrwa] [foreign]    local write, remote read, write, atomic
+//	region NAME size=N [access=lrwai] [foreign]    local write, remote read, write, atomic, invalidate
 //	fill NAME TEXT
 //	show NAME OFFSET:LENGTH
 //	close-region NAME
@@ -54,7 +54,7 @@ func TestTranscripts(t *testing.T) {
 				m.open(p, a.has("shared"), Config{SendDepth: int(m.number(a, "depth", 4)), MaxSGE: 2, MaxInline: 16, Extensions: a.has("extensions")})
 			case "region":
 				access := rdma.Access(0)
-				for c, bit := range map[string]rdma.Access{"l": rdma.AccessLocalWrite, "r": rdma.AccessRemoteRead, "w": rdma.AccessRemoteWrite, "a": rdma.AccessRemoteAtomic} {
+				for c, bit := range map[string]rdma.Access{"l": rdma.AccessLocalWrite, "r": rdma.AccessRemoteRead, "w": rdma.AccessRemoteWrite, "a": rdma.AccessRemoteAtomic, "i": rdma.AccessRemoteInvalidate} {
 					if !a.has("access") || strings.Contains(a["access"], c) {
 						access |= bit
 					}

@@ -206,7 +206,7 @@ func (e *Engine) gather(b *Batch, f *frame, n int) bool {
 	for n > 0 {
 		p := &m.pieces[m.piece]
 		k := min(n, p.length-m.at)
-		if !p.region.Pin() {
+		if m.kind == messageResponse && p.region.Revoked() || !p.region.Pin() {
 			return false
 		}
 		bytes := p.region.Bytes()[p.offset+m.at : p.offset+m.at+k]
@@ -231,7 +231,7 @@ func (e *Engine) revoked(m *message) {
 	m.active = false
 	if m.kind == messageResponse {
 		r := &e.responses[m.index%uint64(len(e.responses))]
-		f := faultf(wire.RDMAPInvalidSTag, "the region of a Read in progress was closed")
+		f := faultf(wire.RDMAPInvalidSTag, "the region of a Read in progress was closed or its key revoked")
 		t := &wire.Terminate{Cause: f.cause, HasSegment: true, Segment: r.segment,
 			SegmentLength: wire.UntaggedHeaderSize + wire.AtomicRequestSize}
 		if !r.atomic {

@@ -49,6 +49,16 @@ func (t *Table) Lookup(key uint32) *Region {
 	return r
 }
 
+// remove drops a region. Its key may have been given to another one since it
+// was revoked.
+func (t *Table) remove(r *Region) {
+	t.mu.Lock()
+	if t.regions[r.key] == r {
+		delete(t.regions, r.key)
+	}
+	t.mu.Unlock()
+}
+
 // Len tells how many regions are registered.
 func (t *Table) Len() int {
 	t.mu.RLock()
@@ -70,6 +80,7 @@ type Region struct {
 	idle     chan struct{}
 	idleOnce sync.Once
 	closing  atomic.Bool
+	revoked  atomic.Bool
 	unmapped chan struct{}
 	err      error // of unmapping; read after unmapped is closed
 }
@@ -129,6 +140,20 @@ func (r *Region) Size() int { return r.size }
 // Closed tells whether Close has begun.
 func (r *Region) Closed() bool { return r.closing.Load() }
 
+// Revoke closes the region to peers: its key names nothing any more, and no
+// access by it is admitted. One that has pinned the region may end. The region
+// itself stays as it is.
+func (r *Region) Revoke() {
+	r.revoked.Store(true)
+	r.table.remove(r)
+}
+
+// Revoked tells whether Revoke was called.
+func (r *Region) Revoked() bool { return r.revoked.Load() }
+
+// Reachable tells whether peers may still name the region.
+func (r *Region) Reachable() bool { return !r.closing.Load() && !r.revoked.Load() }
+
 // Pin keeps the region mapped until Unpin. It fails once Close has begun.
 func (r *Region) Pin() bool {
 	if r.pins.Add(1)&closing != 0 {
@@ -151,9 +176,7 @@ func (r *Region) Close() error {
 		<-r.unmapped
 		return r.err
 	}
-	r.table.mu.Lock()
-	delete(r.table.regions, r.key)
-	r.table.mu.Unlock()
+	r.table.remove(r)
 	if r.pins.Add(closing) != closing {
 		timer := time.NewTicker(patience)
 		for waiting := true; waiting; {
