@@ -175,7 +175,7 @@ func newRawPeer(t *testing.T, p *pair, w world, params []byte) (*rawPeer, error)
 	if err != nil || a.Accept == nil {
 		t.Fatal(a, err)
 	}
-	d := p.client.devices[0].dev
+	d := p.client.transports[0].devices[0].dev
 	domain, err := d.OpenDomain(rdma.DomainConfig{})
 	if err != nil {
 		t.Fatal(err)

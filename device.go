@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
@@ -17,15 +19,14 @@ import (
 // device's own port.
 const maxRequests = 256
 
-// A device is what a provider has to offer in this process: one domain with its
-// pools and workers, opened when an endpoint first needs it.
+// A device is one of a provider's in this process: a domain with its pools and
+// workers, opened when an endpoint first needs it.
 type device struct {
-	r           *Runtime
-	name        string
-	dev         rdma.Device
-	attributes  rdma.Attributes
-	inline      int   // bytes of a message that are posted inline
-	unavailable error // why it cannot be used
+	r          *Runtime
+	name       string // of the transport
+	dev        rdma.Device
+	attributes rdma.Attributes
+	inline     int // bytes of a message that are posted inline
 
 	mu       sync.Mutex
 	opened   bool
@@ -43,34 +44,15 @@ type device struct {
 	held      int  // messages of endpoints that are closed
 	closed    bool // the domain is, or will be with the last of those messages
 	requests  chan struct{}
+
+	count counters
+	gone  atomic.Pointer[error] // set when the device has told that it is
 }
 
-func newDevice(r *Runtime, p rdma.Provider) *device {
-	d := &device{r: r, name: p.Name(), requests: make(chan struct{}, maxRequests)}
-	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
-	defer cancel()
-	found, err := p.Devices(ctx)
-	if err == nil && len(found) == 0 {
-		err = fmt.Errorf("%w: provider %s has no device", rdma.ErrUnavailable, d.name)
-	}
-	if err != nil {
-		d.unavailable = err
-		return d
-	}
-	d.dev = found[0]
-	d.attributes = d.dev.Attributes()
+func newDevice(r *Runtime, transport string, dev rdma.Device) *device {
+	d := &device{r: r, name: transport, dev: dev, attributes: dev.Attributes(), requests: make(chan struct{}, maxRequests)}
 	d.inline = min(d.attributes.MaxInline, placeSize)
 	return d
-}
-
-// device returns the device of a provider, or nil.
-func (r *Runtime) device(name string) *device {
-	for _, d := range r.devices {
-		if d.name == name {
-			return d
-		}
-	}
-	return nil
 }
 
 // streams tells whether queue pairs run on the connection of the hello.
@@ -98,18 +80,33 @@ func (d *device) open() error {
 	return nil
 }
 
+// lost tells why the device cannot be used any more, if so.
+func (d *device) lost() error {
+	if err := d.gone.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 // event hears what no request tells. A queue pair's end is also told by its
 // Done, which the endpoints watch.
 func (d *device) event(ev rdma.Event) {
-	d.r.cfg.Logger.Debug("device event", "device", d.name, "event", ev.Kind.String(), "error", ev.Err)
+	d.count.event(ev.Kind)
+	level := slog.LevelDebug
+	if ev.Kind == rdma.EventDeviceError || ev.Kind == rdma.EventPortDown || ev.Kind == rdma.EventPortUp {
+		level = slog.LevelWarn // the operator's business
+	}
+	d.r.cfg.Logger.Log(d.r.ctx, level, "device event", "device", d.attributes.Name, "event", ev.Kind.String(), "error", ev.Err)
 	if ev.Kind != rdma.EventDeviceError {
 		return
 	}
+	err := fmt.Errorf("device %s is gone: %w", d.attributes.Name, ev.Err)
+	d.gone.CompareAndSwap(nil, &err)
 	d.mu.Lock()
 	workers := d.workers
 	d.mu.Unlock()
 	for _, w := range workers {
-		w.fail(fmt.Errorf("%w: device %s: %w", ErrPeerDied, d.name, ev.Err))
+		w.fail(fmt.Errorf("%w: %w", ErrPeerDied, err))
 	}
 }
 
@@ -151,7 +148,11 @@ func (d *device) prepare(ctx context.Context, e *Endpoint) (*queue, error) {
 	if err := d.open(); err != nil {
 		return nil, err
 	}
-	return newQueue(ctx, e, d)
+	q, err := newQueue(ctx, e, d)
+	if err != nil {
+		d.count.failed.Add(1)
+	}
+	return q, err
 }
 
 // connectStream connects e over conn, which belongs to it from here on.
@@ -188,16 +189,24 @@ func (q *queue) connected(reply []byte, err error) error {
 	if err == nil {
 		err = q.start(peer)
 	}
-	if err != nil {
-		q.abandon()
-	}
+	q.settle(err)
 	return err
+}
+
+// settle counts a queue that got connected, and frees one that did not.
+func (q *queue) settle(err error) {
+	if err == nil {
+		q.d.count.opened.Add(1)
+		return
+	}
+	q.d.count.failed.Add(1)
+	q.abandon()
 }
 
 // abandon frees a queue that did not get connected.
 func (q *queue) abandon() {
 	q.free()
-	q.e.carrier = nil
+	q.e.carrier, q.e.selection.Device = nil, ""
 }
 
 // acceptStream is the other side of connectStream.
@@ -222,9 +231,7 @@ func (d *device) accept(ctx context.Context, e *Endpoint, request rdma.ConnectRe
 	if err == nil {
 		err = q.start(peer)
 	}
-	if err != nil {
-		q.abandon()
-	}
+	q.settle(err)
 	return err
 }
 

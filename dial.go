@@ -119,7 +119,7 @@ func (d *dialer) error(err error) error {
 func (d *dialer) propose() error {
 	d.selection = Selection{Peer: d.addr}
 	auto := d.wanted == "" || d.wanted == TransportAuto
-	add := func(name string, unavailable error) {
+	add := func(name string, unavailable error, addresses []string) {
 		c := Candidate{Transport: name}
 		switch {
 		case !auto && d.wanted != name:
@@ -127,14 +127,14 @@ func (d *dialer) propose() error {
 		case unavailable != nil:
 			c.Reason = "not on this side: " + unavailable.Error()
 		default:
-			d.offers = append(d.offers, hello.Candidate{Name: name})
+			d.offers = append(d.offers, hello.Candidate{Name: name, Parameters: hello.EncodeAddresses(addresses)})
 		}
 		d.selection.Candidates = append(d.selection.Candidates, c)
 	}
-	for _, dev := range d.r.devices {
-		add(dev.name, dev.unavailable)
+	for _, t := range d.r.transports {
+		add(t.name, t.usable(), t.addresses())
 	}
-	add(TransportTCP, nil)
+	add(TransportTCP, nil, nil)
 	if len(d.offers) > 0 {
 		return nil
 	}
@@ -236,15 +236,18 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 	e := newEndpoint(d.r, d.service, d.conn.LocalAddr(), d.conn.RemoteAddr(), selection)
 	conn := d.conn
 	var err error
-	switch dev := d.r.device(accept.Name); {
-	case dev == nil: // TransportTCP
+	switch t := d.r.transport(accept.Name); {
+	case t == nil: // TransportTCP
 		d.conn = nil
 		err = newStream(ctx, e, conn)
-	case dev.streams():
+	case t.streams():
 		d.conn = nil
-		err = dev.connectStream(ctx, e, conn)
+		err = t.devices[0].connectStream(ctx, e, conn)
 	default:
-		err = dev.connectAddress(ctx, e, accept.Address, accept.Token)
+		var dev *device
+		if dev, err = t.reaching(accept.Address); err == nil {
+			err = dev.connectAddress(ctx, e, accept.Address, accept.Token)
+		}
 	}
 	if err != nil {
 		if d.conn == nil {
@@ -263,11 +266,11 @@ func (d *dialer) taken(name string) string {
 	if d.wanted == name {
 		return "asked for"
 	}
-	dev := d.r.device(name)
+	t := d.r.transport(name)
 	switch {
-	case dev == nil:
+	case t == nil:
 		return "always there, and nothing better is"
-	case !dev.attributes.CrossesHosts:
+	case !t.crossesHosts():
 		return "both ends are on one host"
 	}
 	return "the best that both ends have"

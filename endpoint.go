@@ -42,6 +42,8 @@ type carrier interface {
 	// receive waits for the next message of the endpoint's inbox, and makes
 	// progress meanwhile if that is the carrier's way. Calls are serialized.
 	receive(ctx context.Context) (*Message, error)
+	// sentTraffic counts the messages whose send has succeeded.
+	sentTraffic() Traffic
 	// maxMessage is the longest message that the peer accepts.
 	maxMessage() int
 	// close says goodbye and returns when the peer has everything or ctx is
@@ -217,6 +219,7 @@ type inbox struct {
 	count   int
 	bytes   int           // of the messages that are there
 	pending int           // messages that are not complete
+	popped  Traffic       // taken by Receive
 	ready   chan struct{} // one token when something changed
 }
 
@@ -252,6 +255,9 @@ func (q *inbox) pop() *Message {
 		}
 		m := q.remove()
 		q.bytes -= len(m.data)
+		if !m.dropped {
+			q.popped.add(len(m.data))
+		}
 		q.mu.Unlock()
 		if !m.dropped {
 			return m
@@ -268,6 +274,12 @@ func (q *inbox) remove() *Message {
 	q.first = (q.first + 1) & (len(q.ring) - 1)
 	q.count--
 	return m
+}
+
+func (q *inbox) received() Traffic {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.popped
 }
 
 // waiting tells whether Receive has something to do.

@@ -279,14 +279,14 @@ func (h *handshake) negotiate(ctx context.Context) (*Endpoint, error) {
 			}
 			return nil, err
 		}
-		answer, t := h.choose(offer)
+		answer, shown := h.choose(offer)
 		var e *Endpoint
 		if answer.Accept != nil && !offer.Probe {
 			e = newEndpoint(l.r, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
 		}
-		if t != nil {
-			l.r.tickets.assign(t, e) // before the peer can show the token
-			defer l.r.tickets.drop(t)
+		if shown != nil {
+			l.r.tickets.assign(shown, e) // before the peer can show the token
+			defer l.r.tickets.drop(shown)
 		}
 		if err := h.answer(answer); err != nil {
 			return nil, err
@@ -297,15 +297,15 @@ func (h *handshake) negotiate(ctx context.Context) (*Endpoint, error) {
 		if offer.Probe {
 			return nil, nil
 		}
-		switch dev := l.r.device(answer.Accept.Name); {
-		case dev == nil:
+		switch t := l.r.transport(answer.Accept.Name); {
+		case t == nil:
 			err = newStream(ctx, e, h.conn)
-		case dev.streams():
+		case t.streams():
 			if err = h.conn.SetDeadline(time.Time{}); err == nil {
-				err = dev.acceptStream(ctx, e, h.conn)
+				err = t.devices[0].acceptStream(ctx, e, h.conn)
 			}
 		default:
-			seen, err = h.await(ctx, t)
+			seen, err = h.await(ctx, shown)
 			if seen > 0 {
 				continue // with its next candidate
 			}
@@ -394,7 +394,7 @@ func (h *handshake) choose(offer hello.Hello) (*hello.Answer, *ticket) {
 	answer := &hello.Answer{Least: version, Greatest: version}
 	sameHost := string(offer.Host) == string(l.r.host[:])
 	for _, c := range offer.Candidates {
-		accept, t, err := h.consider(c.Name, sameHost, offer.Probe)
+		accept, t, err := h.consider(c, sameHost, offer.Probe)
 		if err == nil {
 			answer.Accept = accept
 			return answer, t
@@ -404,7 +404,7 @@ func (h *handshake) choose(offer hello.Hello) (*hello.Answer, *ticket) {
 	answer = refuse(hello.CodeNoTransport, "none of the candidates can be used")
 	answer.Verdicts = nil
 	for _, c := range offer.Candidates {
-		if _, _, err := h.consider(c.Name, sameHost, true); err != nil {
+		if _, _, err := h.consider(c, sameHost, true); err != nil {
 			answer.Verdicts = append(answer.Verdicts, hello.Verdict{Name: c.Name, Text: err.Error()})
 		}
 	}
@@ -412,32 +412,36 @@ func (h *handshake) choose(offer hello.Hello) (*hello.Answer, *ticket) {
 }
 
 // consider tells whether a candidate can be served.
-func (h *handshake) consider(name string, sameHost, probe bool) (*hello.Accept, *ticket, error) {
-	if name == TransportTCP {
-		return &hello.Accept{Name: name}, nil, nil
+func (h *handshake) consider(c hello.Candidate, sameHost, probe bool) (*hello.Accept, *ticket, error) {
+	if c.Name == TransportTCP {
+		return &hello.Accept{Name: c.Name}, nil, nil
 	}
-	dev := h.l.r.device(name)
+	t := h.l.r.transport(c.Name)
 	switch {
-	case dev == nil:
+	case t == nil:
 		return nil, nil, errors.New("no such provider there")
-	case dev.unavailable != nil:
-		return nil, nil, dev.unavailable
-	case !dev.attributes.CrossesHosts && !sameHost:
+	case t.unavailable != nil:
+		return nil, nil, t.unavailable
+	case !t.crossesHosts() && !sameHost:
 		return nil, nil, errors.New("it is on another host")
-	case dev.streams():
-		return &hello.Accept{Name: name}, nil, nil
+	case t.streams():
+		return &hello.Accept{Name: c.Name}, nil, nil
+	}
+	dev, err := t.reaching(hello.DecodeAddresses(c.Parameters)...)
+	if err != nil {
+		return nil, nil, err
 	}
 	address, err := dev.listen()
 	if err != nil {
 		return nil, nil, err
 	}
-	accept := &hello.Accept{Name: name, Address: address}
+	accept := &hello.Accept{Name: c.Name, Address: address}
 	if probe {
 		return accept, nil, nil
 	}
-	t := h.l.r.tickets.issue(h)
-	accept.Token = t.token[:]
-	return accept, t, nil
+	token := h.l.r.tickets.issue(h)
+	accept.Token = token.token[:]
+	return accept, token, nil
 }
 
 // selection is how this side sees the choice.

@@ -291,7 +291,7 @@ func TestTokens(t *testing.T) {
 		ctx, cancel := context.WithTimeout(p.ctx, time.Minute)
 		defer cancel()
 		e := newEndpoint(p.client, "test/1", conn.LocalAddr(), conn.RemoteAddr(), Selection{})
-		err := p.client.devices[0].connectAddress(ctx, e, a.Accept.Address, token)
+		err := p.client.transports[0].devices[0].connectAddress(ctx, e, a.Accept.Address, token)
 		if err == nil {
 			t.Cleanup(func() { e.Close() })
 		}

@@ -60,11 +60,12 @@ type queue struct {
 	stuck   bool // closed without success: the device may still use what it was given
 	longs   int  // long messages that have memory
 	peer    parameters
-	credits int // for eager messages and offers
-	owed    int // credits to give back
-	control int // credit messages that the peer has not confirmed
-	owedCtl int // the peer's that have been handled
-	window  int // receives posted for the peer's eager messages and offers
+	credits int     // for eager messages and offers
+	owed    int     // credits to give back
+	control int     // credit messages that the peer has not confirmed
+	owedCtl int     // the peer's that have been handled
+	traffic Traffic // sent
+	window  int     // receives posted for the peer's eager messages and offers
 	starved bool
 
 	// The send queue: places head to tail are outstanding, in order.
@@ -192,7 +193,7 @@ func newQueue(ctx context.Context, e *Endpoint, d *device) (*queue, error) {
 			return nil, fmt.Errorf("posting receives: %w", err)
 		}
 	}
-	e.carrier = q
+	e.carrier, e.selection.Device = q, d.attributes.Name
 	return q, nil
 }
 
@@ -287,7 +288,17 @@ func (q *queue) send(ctx context.Context, tag uint32, message []byte) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.postData(packet{kind: packetEager, tag: tag, length: uint32(len(message))}, s, message)
+	err := q.postData(packet{kind: packetEager, tag: tag, length: uint32(len(message))}, s, message)
+	if err == nil {
+		q.traffic.add(len(message))
+	}
+	return err
+}
+
+func (q *queue) sentTraffic() Traffic {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.traffic
 }
 
 // sendLong offers the message in parts, each copied into memory that the peer
@@ -315,6 +326,9 @@ func (q *queue) sendLong(ctx context.Context, tag uint32, message []byte) error 
 		if err == nil {
 			q.idle = q.idle[:len(q.idle)-1]
 			q.open[o.id] = s
+			if n == len(message) {
+				q.traffic.add(int(o.total))
+			}
 		}
 		q.mu.Unlock()
 		if err != nil {
@@ -691,7 +705,7 @@ func (q *queue) offered(tag uint32, o offer) error {
 		a.Tag, a.owner, a.due = tag, a, int(o.total)
 		q.arrival = a
 		if !q.e.closing.Load() {
-			if q.d.recvPool.Taken() < q.d.recvPool.Limit()/2 {
+			if q.d.recvPool.Used() < q.d.recvPool.Limit()/2 {
 				// A device that cannot register more may be able to later.
 				a.memory, _, _ = q.d.recvPool.TryGet(a.total)
 			}

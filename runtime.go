@@ -11,11 +11,12 @@ import (
 // A Runtime owns devices, memory and everything that is made with it. All its
 // methods may be called concurrently. It must be closed.
 type Runtime struct {
-	cfg     Config
-	host    [hostid.Size]byte
-	devices []*device // one for each provider, in order of preference
-	peers   peerCache
-	tickets tickets
+	cfg        Config
+	host       [hostid.Size]byte
+	transports []*transport // one for each provider, in order of preference
+	peers      peerCache
+	tickets    tickets
+	tcp        counters // of the endpoints without a device
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -40,7 +41,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {
-		r.devices = append(r.devices, newDevice(r, p))
+		r.transports = append(r.transports, newTransport(r, p))
 	}
 	return r, nil
 }
@@ -74,7 +75,7 @@ func (r *Runtime) Close() error {
 		wg.Go(func() { closeErrs[i] = e.Close() })
 	}
 	wg.Wait()
-	for _, d := range r.devices {
+	for d := range r.devices() {
 		errs = append(errs, d.close())
 	}
 	return errors.Join(append(errs, closeErrs...)...)
@@ -111,8 +112,14 @@ func (r *Runtime) adopt(e *Endpoint) error {
 
 func (r *Runtime) forget(e *Endpoint) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.endpoints[e]; !known {
+		return
+	}
 	delete(r.endpoints, e)
-	r.mu.Unlock()
+	c := e.counters()
+	c.past.sent.merge(e.carrier.sentTraffic())
+	c.past.received.merge(e.in.received())
 }
 
 // discard closes an endpoint that nobody has got, without waiting for the peer.

@@ -26,7 +26,10 @@ type Candidate struct {
 type Selection struct {
 	Peer      string `json:"peer"`
 	Transport string `json:"transport"` // empty if there is none
-	SameHost  bool   `json:"same_host"`
+	// Device is the local device that carries the transport, by its own name. It
+	// is empty for TCP and in a selection that was not connected.
+	Device   string `json:"device,omitempty"`
+	SameHost bool   `json:"same_host"`
 	// Candidates are all that were considered, in order of preference.
 	Candidates []Candidate `json:"candidates"`
 }

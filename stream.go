@@ -89,6 +89,7 @@ type stream struct {
 	flushing bool
 	writeErr error
 	drained  chan struct{} // one token when backlog got shorter
+	traffic  Traffic       // sent
 	direct   directWriter
 	scratch  [frameHeader + coalesceLimit]byte
 
@@ -99,7 +100,14 @@ type stream struct {
 
 // newStream exchanges openings on conn and starts to read messages. On an
 // error conn is still open.
-func newStream(ctx context.Context, e *Endpoint, conn net.Conn) error {
+func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
+	defer func() {
+		if err == nil {
+			e.runtime.tcp.opened.Add(1)
+		} else {
+			e.runtime.tcp.failed.Add(1)
+		}
+	}()
 	t := e.runtime.tuningFor(TransportTCP)
 	s := &stream{
 		e: e, conn: conn, fragment: t.Chunk,
@@ -156,7 +164,8 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) error {
 func (s *stream) maxMessage() int { return s.peerMax }
 
 func (s *stream) send(ctx context.Context, tag uint32, message []byte) error {
-	f := frame{kind: frameData, flags: fragmentFirst, tag: tag, total: uint32(len(message))}
+	total := len(message)
+	f := frame{kind: frameData, flags: fragmentFirst, tag: tag, total: uint32(total)}
 	for {
 		n := min(len(message), s.fragment)
 		f.length = uint32(n)
@@ -172,10 +181,19 @@ func (s *stream) send(ctx context.Context, tag uint32, message []byte) error {
 			return err
 		}
 		if n == len(message) {
+			s.mu.Lock()
+			s.traffic.add(total)
+			s.mu.Unlock()
 			return nil
 		}
 		message, f.flags = message[n:], 0
 	}
+}
+
+func (s *stream) sentTraffic() Traffic {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.traffic
 }
 
 // waitBacklog waits until less than limit bytes are left to be written, or

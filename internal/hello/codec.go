@@ -97,7 +97,7 @@ func Choose(least, greatest uint8) (uint8, error) {
 // A Candidate is a transport that the dialling side can use.
 type Candidate struct {
 	Name       string // provider name, or "tcp"
-	Parameters []byte // the provider's own; empty in version 1
+	Parameters []byte // addresses, see [EncodeAddresses], or nothing
 }
 
 // A Verdict says why a transport was taken, left or has failed.

@@ -98,7 +98,6 @@ type Pool struct {
 	spareBig   []*arena
 	registered int64
 	used       int64
-	taken      int64     // in arenas of which something is handed out
 	waiting    list.List // of chan struct{}, in order of arrival
 }
 
@@ -175,9 +174,6 @@ func (p *Pool) Put(s Slab) {
 	a := s.arena
 	p.used -= int64(a.stride)
 	a.free = append(a.free, s.index)
-	if len(a.free) == a.count {
-		p.taken -= int64(len(a.memory))
-	}
 	if p.closed {
 		if len(a.free) == a.count {
 			// The domain has the last word, and the error if there is one.
@@ -208,15 +204,6 @@ func (p *Pool) Used() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.used
-}
-
-// Taken is how many bytes are handed out, and what lies beside them in their
-// arenas: all but Taken bytes of the limit can be had in any shape. It may be more
-// than Used by the free part of an arena for each class of size.
-func (p *Pool) Taken() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.taken
 }
 
 // Registered is how many bytes are registered with the domain.
@@ -286,9 +273,6 @@ func (p *Pool) get(size int) (Slab, bool, error) {
 		c.arenas = append(c.arenas, a)
 	}
 	a := c.arenas[len(c.arenas)-1]
-	if len(a.free) == a.count {
-		p.taken += int64(len(a.memory))
-	}
 	index := a.free[len(a.free)-1]
 	a.free = a.free[:len(a.free)-1]
 	if len(a.free) == 0 {
@@ -322,7 +306,6 @@ func (p *Pool) getBig(size int) (Slab, bool, error) {
 	}
 	a.free = a.free[:0]
 	p.used += int64(a.stride)
-	p.taken += int64(len(a.memory))
 	return Slab{arena: a}, true, nil
 }
 

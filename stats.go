@@ -1,0 +1,141 @@
+package verbena
+
+import (
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// Stats are the numbers of a runtime at one moment. What counts, counts from the
+// runtime's beginning and never goes back.
+type Stats struct {
+	// Devices in order of preference. TCP, which has no device, is the last.
+	Devices []DeviceStats
+	// Providers that have no device, with the reason.
+	Unavailable map[string]error
+}
+
+// DeviceStats are the numbers of a device and of the endpoints on it.
+type DeviceStats struct {
+	Transport string // [rdma.Provider.Name], or [TransportTCP]
+	Device    string // its own name; empty for TCP
+
+	Endpoints int    // open now
+	Opened    uint64 // endpoints ever
+	Failed    uint64 // endpoints that did not get connected
+
+	// Messages of the endpoints: those that Send has handed to the transport and
+	// those that Receive has returned, and the bytes in them.
+	Sent, Received Traffic
+	// Events by kind: what the device told of itself and its queue pairs.
+	Events map[rdma.EventKind]uint64
+	// Gone tells why the device cannot be used any more, if so.
+	Gone error
+	// Pools of registered memory: none before the first endpoint.
+	Pools []PoolStats
+}
+
+// Traffic is a number of messages and their bytes.
+type Traffic struct{ Messages, Bytes uint64 }
+
+func (t *Traffic) add(bytes int) {
+	t.Messages++
+	t.Bytes += uint64(bytes)
+}
+
+func (t *Traffic) merge(o Traffic) {
+	t.Messages += o.Messages
+	t.Bytes += o.Bytes
+}
+
+// PoolStats are the bytes of a pool of registered memory.
+type PoolStats struct {
+	Name                    string // "receive", "send" or "offer"
+	Used, Registered, Limit int64
+}
+
+// counters are what a device counts. The traffic is that of endpoints which are
+// gone; those that are there count their own.
+type counters struct {
+	opened, failed atomic.Uint64
+	events         [16]atomic.Uint64
+
+	past struct { // guarded by the runtime's mu
+		sent, received Traffic
+	}
+}
+
+func (c *counters) event(kind rdma.EventKind) {
+	if int(kind) < len(c.events) {
+		c.events[kind].Add(1)
+	}
+}
+
+// counters are those of the device that carries e, or of TCP.
+func (e *Endpoint) counters() *counters {
+	if q, ok := e.carrier.(*queue); ok {
+		return &q.d.count
+	}
+	return &e.runtime.tcp
+}
+
+// Stats returns the runtime's numbers. It takes the lock of each endpoint for a
+// moment.
+func (r *Runtime) Stats() Stats {
+	s := Stats{Unavailable: map[string]error{}}
+	index := map[*counters]int{}
+	for _, t := range r.transports {
+		if t.unavailable != nil {
+			s.Unavailable[t.name] = t.unavailable
+		}
+	}
+	for d := range r.devices() {
+		index[&d.count] = len(s.Devices)
+		s.Devices = append(s.Devices, d.stats())
+	}
+	index[&r.tcp] = len(s.Devices)
+	s.Devices = append(s.Devices, r.tcp.stats(DeviceStats{Transport: TransportTCP}))
+
+	// Under one lock, so that no endpoint is counted twice or left out while it
+	// closes.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c, i := range index {
+		s.Devices[i].Sent, s.Devices[i].Received = c.past.sent, c.past.received
+	}
+	for e := range r.endpoints {
+		d := &s.Devices[index[e.counters()]]
+		d.Endpoints++
+		d.Sent.merge(e.carrier.sentTraffic())
+		d.Received.merge(e.in.received())
+	}
+	return s
+}
+
+func (c *counters) stats(s DeviceStats) DeviceStats {
+	s.Opened, s.Failed = c.opened.Load(), c.failed.Load()
+	for kind := range c.events {
+		if n := c.events[kind].Load(); n > 0 {
+			if s.Events == nil {
+				s.Events = map[rdma.EventKind]uint64{}
+			}
+			s.Events[rdma.EventKind(kind)] = n
+		}
+	}
+	return s
+}
+
+func (d *device) stats() DeviceStats {
+	s := d.count.stats(DeviceStats{Transport: d.name, Device: d.attributes.Name})
+	s.Gone = d.lost()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.opened && d.openErr == nil {
+		s.Pools = []PoolStats{
+			{"receive", d.recvPool.Used(), d.recvPool.Registered(), d.recvPool.Limit()},
+			{"send", d.sendPool.Used(), d.sendPool.Registered(), d.sendPool.Limit()},
+			{"offer", d.offerPool.Used(), d.offerPool.Registered(), d.offerPool.Limit()},
+		}
+	}
+	return s
+}
