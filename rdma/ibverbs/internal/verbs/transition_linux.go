@@ -1,0 +1,113 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package verbs
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/ebitengine/purego"
+)
+
+// Transition is what this side decides about a connection when its queue pair
+// is moved by [QP.Move]; the rest is the connection manager's.
+type Transition struct {
+	MaxReads       uint8 // Reads and atomics outstanding; of QPReadyToSend
+	MaxReadsAsPeer uint8 // Reads and atomics taken from the peer; of QPReadyToReceive
+	Timeout        uint8 // as a code: 4.096 us times 2 to its power; of QPReadyToSend
+	RetryCount     uint8 // at most 7; of QPReadyToSend
+	RNRRetryCount  uint8 // 7 is for ever; of QPReadyToSend
+	MinRNRTimer    uint8 // as a code: 12 is 0.64 ms; of QPReadyToReceive
+}
+
+const (
+	maskQPMaxDestRDAtomic = 1 << 17
+	maskQPMaxRDAtomic     = 1 << 13
+	// The kernel sets these for RoCE; on InfiniBand they are a known mistake.
+	maskQPRoCEOnly = 1<<21 | 1<<22 | 1<<23
+)
+
+// transitions are the calls that a queue pair which is not attached to its ID
+// needs.
+var transitions = sync.OnceValues(func() (t struct{ initQPAttr, establish, getDevices, freeDevices uintptr }, err error) {
+	for name, to := range map[string]*uintptr{
+		"rdma_init_qp_attr": &t.initQPAttr, "rdma_establish": &t.establish,
+		"rdma_get_devices": &t.getDevices, "rdma_free_devices": &t.freeDevices,
+	} {
+		if *to, err = purego.Dlsym(purego.RTLD_DEFAULT, name); err != nil {
+			return t, fmt.Errorf("verbs: %w: librdmacm.so.1 has no %s (%w); a newer rdma-core is needed", ErrUnavailable, name, err)
+		}
+	}
+	return t, nil
+})
+
+// Move takes a queue pair to the next state of the connection that id stands
+// for, with what the connection manager knows of the path and the peer. The
+// queue pair need not be attached to the ID. link is the port's link layer.
+func (q *QP) Move(id CMID, to QPState, link LinkLayer, with Transition) error {
+	t, err := transitions()
+	if err != nil {
+		return err
+	}
+	lib := q.ctx.lib
+	s := lib.scratch.get()
+	defer lib.scratch.put(s)
+	a, maskAt := s.take(sizeQPAttr), s.take(8)
+	*at[uint32](a, offQPAttrState) = uint32(to)
+	if err := lib.call(fmt.Sprintf("rdma_init_qp_attr for %s on %s", to, q.ctx.name), t.initQPAttr, id.p, a, maskAt); err != nil {
+		return err
+	}
+	mask := uintptr(*at[uint32](maskAt, 0))
+	set := func(bit uintptr, offset uintptr, v uint8) {
+		if mask&bit != 0 {
+			*at[uint8](a, offset) = v
+		}
+	}
+	set(maskQPMaxRDAtomic, offQPAttrMaxRDAtomic, with.MaxReads)
+	set(maskQPMaxDestRDAtomic, offQPAttrMaxDestRDAtomic, with.MaxReadsAsPeer)
+	set(maskQPTimeout, offQPAttrTimeout, with.Timeout)
+	set(maskQPRetryCnt, offQPAttrRetryCnt, with.RetryCount)
+	set(maskQPRNRRetry, offQPAttrRNRRetry, with.RNRRetryCount)
+	set(maskQPMinRNR, offQPAttrMinRNRTimer, with.MinRNRTimer)
+	if link == LinkInfiniBand {
+		mask &^= maskQPRoCEOnly
+	}
+	return lib.call(fmt.Sprintf("ibv_modify_qp to %s on %s", to, q.ctx.name), lib.fn.modifyQP, q.p, a, mask)
+}
+
+// Reset takes the queue pair back to the reset state: the device forgets what
+// is outstanding, and no completion of it comes any more. Drivers may refuse.
+func (q *QP) Reset() error {
+	s := q.ctx.lib.scratch.get()
+	defer q.ctx.lib.scratch.put(s)
+	a := s.take(sizeQPAttr)
+	*at[uint32](a, offQPAttrState) = uint32(QPReset)
+	return q.ctx.lib.call("ibv_modify_qp to reset on "+q.ctx.name, q.ctx.lib.fn.modifyQP, q.p, a, maskQPState)
+}
+
+// Establish tells the peer that the queue pair can be used, after a
+// CMConnectResponse; that event comes to IDs without an attached queue pair.
+func (id CMID) Establish() error {
+	t, err := transitions()
+	if err != nil {
+		return err
+	}
+	return id.lib.call("rdma_establish", t.establish, id.p)
+}
+
+// Refresh lets librdmacm look at the list of devices again. It closes its own
+// contexts of devices that have been removed, which hold up the removal.
+func (l *Library) Refresh() error {
+	t, err := transitions()
+	if err != nil {
+		return err
+	}
+	s := l.scratch.get()
+	defer l.scratch.put(s)
+	list, err := l.callPointer("rdma_get_devices", t.getDevices, s.take(8))
+	if err != nil {
+		return err
+	}
+	l.raw(t.freeDevices, list)
+	return nil
+}
