@@ -8,6 +8,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
@@ -72,3 +74,9 @@ func (n *NameNode) Close() error {
 	err := n.calls.Close()
 	return errors.Join(err, n.port.close(), n.state.Close())
 }
+
+// Describe implements [prometheus.Collector].
+func (n *NameNode) Describe(ch chan<- *prometheus.Desc) { n.calls.Describe(ch) }
+
+// Collect implements [prometheus.Collector]: the numbers of the calls served.
+func (n *NameNode) Collect(ch chan<- prometheus.Metric) { n.calls.Collect(ch) }

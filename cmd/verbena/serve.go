@@ -24,7 +24,7 @@ const (
 )
 
 func upCommand(o *options) *cobra.Command {
-	var dir, listen, addressFile string
+	var dir, listen, addressFile, metricsAt string
 	var dataNodes, replication, dataPort int
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -66,12 +66,18 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 				return explainListen(err, "--listen and --datanode-port")
 			}
 			defer closing(&err, cluster)
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode)
+			if err != nil {
+				return err
+			}
+			defer closing(&err, m)
 			out := cmd.OutOrStdout()
 			fmt.Fprintf(out, "A file system is up after %d ms, its data in %s\n\n", time.Since(began).Milliseconds(), dir)
 			fmt.Fprintf(out, "  NameNode   %s\n", cluster.NameNode.Addr())
 			for _, dn := range cluster.DataNodes {
 				fmt.Fprintf(out, "  DataNode   %s\n", dn.Addr())
 			}
+			m.tell(out)
 			fmt.Fprintf(out, "\nTry, in another terminal:\n\n")
 			at := ""
 			if cluster.NameNode.Addr() != defaultNameNode {
@@ -98,12 +104,13 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
 	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
+	metricsFlag(flags, &metricsAt)
 	flags.IntVar(&dataPort, "datanode-port", dataNodePort, "port of the first DataNode; the others follow")
 	return cmd
 }
 
 func nameNodeCommand(o *options) *cobra.Command {
-	var dir, listen, addressFile string
+	var dir, listen, addressFile, metricsAt string
 	var replication int
 	var leaseLimit time.Duration
 	cmd := &cobra.Command{
@@ -130,7 +137,13 @@ func nameNodeCommand(o *options) *cobra.Command {
 				return explainListen(err, "--listen")
 			}
 			defer closing(&err, nn)
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, nn)
+			if err != nil {
+				return err
+			}
+			defer closing(&err, m)
 			fmt.Fprintf(cmd.OutOrStdout(), "NameNode at %s, its data in %s\n", nn.Addr(), dir)
+			m.tell(cmd.OutOrStdout())
 			if err := writeAddress(addressFile, nn.Addr()); err != nil {
 				return err
 			}
@@ -141,13 +154,14 @@ func nameNodeCommand(o *options) *cobra.Command {
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/namenode in the user's data home)")
 	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
+	metricsFlag(flags, &metricsAt)
 	flags.DurationVar(&leaseLimit, "lease-limit", 20*time.Minute, "how long a file stays open whose writer has gone silent")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
 	return cmd
 }
 
 func dataNodeCommand(o *options) *cobra.Command {
-	var dir, listen, nameNode, advertise, addressFile string
+	var dir, listen, nameNode, advertise, addressFile, metricsAt string
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
@@ -172,7 +186,13 @@ func dataNodeCommand(o *options) *cobra.Command {
 				return explainListen(err, "--listen")
 			}
 			defer closing(&err, dn)
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt)
+			if err != nil {
+				return err
+			}
+			defer closing(&err, m)
 			fmt.Fprintf(cmd.OutOrStdout(), "DataNode at %s, its data in %s, waiting for the NameNode at %s\n", dn.Addr(), dir, nameNode)
+			m.tell(cmd.OutOrStdout())
 			if err := dn.WaitReported(cmd.Context()); err != nil {
 				if cmd.Context().Err() != nil {
 					return nil // stopped by a signal, in order
@@ -190,6 +210,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
 	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
 	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
+	metricsFlag(flags, &metricsAt)
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd

@@ -5,9 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -41,7 +44,7 @@ func run(t *testing.T, stdin string, args ...string) (string, error) {
 }
 
 // startUp runs `verbena up` as a process.
-func startUp(t *testing.T, dir string, listen string) *processes.Process {
+func startUp(t *testing.T, dir string, listen string, more ...string) *processes.Process {
 	t.Helper()
 	t.Setenv(asVerbena, "1")
 	self, err := os.Executable()
@@ -49,8 +52,8 @@ func startUp(t *testing.T, dir string, listen string) *processes.Process {
 		t.Fatal(err)
 	}
 	address := filepath.Join(t.TempDir(), "address")
-	p, err := processes.Start(t.Context(), "verbena up", address, self,
-		"up", "--dir", dir, "--listen", listen, "--datanodes", "2", "--address-file", address)
+	args := append([]string{"up", "--dir", dir, "--listen", listen, "--datanodes", "2", "--address-file", address}, more...)
+	p, err := processes.Start(t.Context(), "verbena up", address, self, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,6 +239,44 @@ func TestDemo(t *testing.T) {
 	var table bytes.Buffer
 	if err := (&demo.Result{Rows: []demo.Row{{Transport: "shm", WriteMB: 1, Verified: false}}}).Table(&table); err != nil || !strings.Contains(table.String(), "DIFFERS") {
 		t.Errorf("%v %s", err, table.String())
+	}
+}
+
+// A server with --metrics tells what its endpoints carried.
+func TestMetrics(t *testing.T) {
+	dir := t.TempDir()
+	up := startUp(t, filepath.Join(dir, "data"), "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+	if out, err := run(t, "some bytes", "fs", "put", "--namenode", up.Address, "--transport", "tcp", "-", "/file"); err != nil {
+		t.Fatal(err, out)
+	}
+	_, after, found := strings.Cut(up.Log(), "http://")
+	if !found {
+		t.Fatalf("no address of the metrics: %s", up.Log())
+	}
+	address, _, _ := strings.Cut(after, "\n")
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`verbena_endpoints_opened_total{device="",transport="tcp"} [1-9]`, `verbena_message_bytes_total{device="",direction="received",transport="tcp"} [1-9]`,
+		`verbena_hadoop_rpc_call_seconds_count{`, `go_goroutines [1-9]`,
+	} {
+		if !regexp.MustCompile("(?m)^" + strings.ReplaceAll(want, "{", "\\{")).Match(body) {
+			t.Errorf("no %s in\n%s", want, body)
+		}
+	}
+	if _, err := run(t, "", "up", "--dir", filepath.Join(dir, "other"), "--listen", "127.0.0.1:0", "--metrics", address[:strings.Index(address, "/")]); err == nil || !strings.Contains(err.Error(), "--metrics") {
+		t.Errorf("on a port that is taken: %v", err)
 	}
 }
 

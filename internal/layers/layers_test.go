@@ -34,6 +34,7 @@ var rank = []struct {
 	{"/rdma", 1, "rdma"},
 	{"/internal/slab", 2, "slab"}, // registered memory: it stands on the model
 	{"", 3, "runtime"},
+	{"/metrics", 4, "metrics"},
 	{"/providers", 4, "providers"},
 	{"/rdmanet", 5, "rdmanet"},
 	{"/hadoop/rpc", 5, "hadoop/rpc"},

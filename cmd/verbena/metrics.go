@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/pflag"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/metrics"
+)
+
+// metricsFlag is what the servers share.
+func metricsFlag(flags *pflag.FlagSet, address *string) {
+	flags.StringVar(address, "metrics", "", "serve Prometheus metrics at http://`HOST:PORT`/metrics (default: nowhere)")
+}
+
+// A metricsServer tells Prometheus the numbers of a process. The zero value, of
+// a process without the flag, does nothing.
+type metricsServer struct {
+	address string
+	server  *http.Server
+	ended   chan error
+}
+
+// serveMetrics starts to serve at address, if it is not empty.
+func serveMetrics(ctx context.Context, address string, rt *verbena.Runtime, more ...prometheus.Collector) (*metricsServer, error) {
+	if address == "" {
+		return &metricsServer{}, nil
+	}
+	registry := prometheus.NewRegistry()
+	for _, c := range append(more, metrics.NewCollector(rt), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})) {
+		if err := registry.Register(c); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics %s: %w", address, err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	m := &metricsServer{
+		address: l.Addr().String(), ended: make(chan error, 1),
+		server: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second},
+	}
+	go func() { m.ended <- m.server.Serve(l) }()
+	return m, nil
+}
+
+// tell says where the metrics are.
+func (m *metricsServer) tell(out io.Writer) {
+	if m.server != nil {
+		fmt.Fprintf(out, "Metrics at http://%s/metrics\n", m.address)
+	}
+}
+
+// Close stops serving.
+func (m *metricsServer) Close() error {
+	if m.server == nil {
+		return nil
+	}
+	err := m.server.Close()
+	if ended := <-m.ended; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
+	return err
+}

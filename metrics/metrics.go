@@ -1,0 +1,87 @@
+// Package metrics shows a runtime's numbers to Prometheus. The runtime itself
+// depends on no monitoring system; this package turns its [verbena.Stats] into
+// metrics each time somebody asks, so that nothing is counted twice and nothing
+// is kept here.
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// Collector implements [prometheus.Collector] for one runtime.
+//
+// All metrics have the labels transport ("shm", "iwarp", "ibverbs", "tcp") and
+// device, the device's own name, which is empty for TCP.
+type Collector struct {
+	stats func() verbena.Stats
+}
+
+// NewCollector returns the collector of r. Register it once.
+func NewCollector(r *verbena.Runtime) *Collector { return &Collector{stats: r.Stats} }
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("verbena_"+name, help, append([]string{"transport", "device"}, labels...), nil)
+}
+
+var (
+	usable     = describe("device_usable", "1 while the device can be used, 0 once it is gone or if the provider has none.")
+	endpoints  = describe("endpoints", "Endpoints open now.")
+	opened     = describe("endpoints_opened_total", "Endpoints that got connected.")
+	failed     = describe("endpoints_failed_total", "Endpoints that did not get connected.")
+	messages   = describe("messages_total", "Messages that Send handed to the transport and Receive returned.", "direction")
+	payload    = describe("message_bytes_total", "Bytes of those messages.", "direction")
+	events     = describe("device_events_total", "Asynchronous events by kind.", "kind")
+	used       = describe("pool_used_bytes", "Registered memory that is handed out.", "pool")
+	registered = describe("pool_registered_bytes", "Memory registered with the device.", "pool")
+	limit      = describe("pool_limit_bytes", "Memory that may be registered.", "pool")
+)
+
+// Describe implements [prometheus.Collector].
+func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, used, registered, limit} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (c *Collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.stats()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for transport := range s.Unavailable {
+		gauge(usable, 0, transport, "")
+	}
+	for _, d := range s.Devices {
+		t, name := d.Transport, d.Device
+		up := 1.0
+		if d.Gone != nil {
+			up = 0
+		}
+		gauge(usable, up, t, name)
+		gauge(endpoints, float64(d.Endpoints), t, name)
+		counter(opened, d.Opened, t, name)
+		counter(failed, d.Failed, t, name)
+		counter(messages, d.Sent.Messages, t, name, "sent")
+		counter(messages, d.Received.Messages, t, name, "received")
+		counter(payload, d.Sent.Bytes, t, name, "sent")
+		counter(payload, d.Received.Bytes, t, name, "received")
+		if t != verbena.TransportTCP {
+			// All kinds from the beginning, so that a rate can be taken of the first.
+			for kind := rdma.EventKind(0); kind <= rdma.EventPortUp; kind++ {
+				counter(events, d.Events[kind], t, name, kind.String())
+			}
+		}
+		for _, p := range d.Pools {
+			gauge(used, float64(p.Used), t, name, p.Name)
+			gauge(registered, float64(p.Registered), t, name, p.Name)
+			gauge(limit, float64(p.Limit), t, name, p.Name)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package metrics
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+func TestCollector(t *testing.T) {
+	c := &Collector{stats: func() verbena.Stats {
+		return verbena.Stats{
+			Unavailable: map[string]error{"ibverbs": errors.New("no library")},
+			Devices: []verbena.DeviceStats{
+				{
+					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
+					Sent: verbena.Traffic{Messages: 7, Bytes: 700}, Received: verbena.Traffic{Messages: 3, Bytes: 30},
+					Events: map[rdma.EventKind]uint64{rdma.EventQueuePairError: 4}, Gone: errors.New("pulled out"),
+					Pools: []verbena.PoolStats{{Name: "send", Used: 10, Registered: 20, Limit: 30}},
+				},
+				{Transport: verbena.TransportTCP, Endpoints: 1, Opened: 1},
+			},
+		}
+	}}
+	want := `
+# HELP verbena_device_events_total Asynchronous events by kind.
+# TYPE verbena_device_events_total counter
+verbena_device_events_total{device="shm0",kind="completion queue overrun",transport="shm"} 0
+verbena_device_events_total{device="shm0",kind="device error",transport="shm"} 0
+verbena_device_events_total{device="shm0",kind="disconnected",transport="shm"} 0
+verbena_device_events_total{device="shm0",kind="port down",transport="shm"} 0
+verbena_device_events_total{device="shm0",kind="port up",transport="shm"} 0
+verbena_device_events_total{device="shm0",kind="queue pair error",transport="shm"} 4
+verbena_device_events_total{device="shm0",kind="shared receive queue limit",transport="shm"} 0
+# HELP verbena_device_usable 1 while the device can be used, 0 once it is gone or if the provider has none.
+# TYPE verbena_device_usable gauge
+verbena_device_usable{device="",transport="ibverbs"} 0
+verbena_device_usable{device="",transport="tcp"} 1
+verbena_device_usable{device="shm0",transport="shm"} 0
+# HELP verbena_message_bytes_total Bytes of those messages.
+# TYPE verbena_message_bytes_total counter
+verbena_message_bytes_total{device="",direction="received",transport="tcp"} 0
+verbena_message_bytes_total{device="",direction="sent",transport="tcp"} 0
+verbena_message_bytes_total{device="shm0",direction="received",transport="shm"} 30
+verbena_message_bytes_total{device="shm0",direction="sent",transport="shm"} 700
+# HELP verbena_pool_used_bytes Registered memory that is handed out.
+# TYPE verbena_pool_used_bytes gauge
+verbena_pool_used_bytes{device="shm0",pool="send",transport="shm"} 10
+`
+	err := testutil.CollectAndCompare(c, strings.NewReader(want), "verbena_device_events_total", "verbena_device_usable",
+		"verbena_message_bytes_total", "verbena_pool_used_bytes")
+	if err != nil {
+		t.Error(err)
+	}
+	if problems, err := testutil.CollectAndLint(c); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+}
+
+// A live runtime's metrics can be gathered: none twice, none malformed.
+func TestRuntime(t *testing.T) {
+	network := fake.NewNetwork()
+	r, err := verbena.New(verbena.Config{Providers: []rdma.Provider{
+		fake.NewProvider("fake", network.NewDevice(fake.InfiniBand("a")), network.NewDevice(fake.InfiniBand("b"))),
+		fake.NewProvider("nothing"),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(NewCollector(r))
+	n, err := testutil.GatherAndCount(registry, "verbena_device_usable")
+	if err != nil || n != 4 {
+		t.Errorf("%d series, want 4: fake's two, nothing's, tcp's; %v", n, err)
+	}
+}
