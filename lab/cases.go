@@ -1,14 +1,493 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/verbena-data/verbena/lab/internal/job"
 )
 
+// A boot is a group of cases that share a virtual machine. Separate machines
+// keep one driver's crash from the others' results, and two run at a time.
+type boot struct {
+	name  string
+	pkg   string         // whose tests they are, relative to the module
+	tests *regexp.Regexp // of the package's top-level tests
+	world string         // links that are there before they begin
+	limit time.Duration
+	// verbena brings the binary, which takes a while to build.
+	verbena bool
+}
+
+// casesPackage has the cases that are the lab's own.
+const casesPackage = "./lab/cases"
+
+// boots are all cases. A test of a package that is named here belongs to the
+// first boot whose expression it matches.
+var boots = []boot{
+	{"smoke", casesPackage, regexp.MustCompile(`^TestSmoke`), "", 2 * time.Minute, false},
+	{"iwarp", casesPackage, regexp.MustCompile(`^TestIWARP`), "", 4 * time.Minute, false},
+	{"rest", casesPackage, regexp.MustCompile(`.`), "", 4 * time.Minute, false},
+}
+
+// An allowedSkip is a skip that is no failure.
+type allowedSkip struct {
+	test    *regexp.Regexp // "boot/TestName/subtest"
+	because *regexp.Regexp // what the test must say
+	reason  string
+}
+
+// allowedSkips is all that may be skipped.
+var allowedSkips = []allowedSkip{
+	{
+		regexp.MustCompile(`/[Cc]onformance`), regexp.MustCompile(` lacks [a-z-]+: `),
+		"the conformance suite asks by a device's class and capabilities, and has a table of its own of what may be lacking",
+	},
+}
+
+type casesOptions struct {
+	run           string
+	verbose, list bool
+	json, keep    bool
+	parallel      int
+}
+
 func casesCommand(o *options) *cobra.Command {
-	return &cobra.Command{
-		Use:  "lab",
-		RunE: func(cmd *cobra.Command, args []string) error { return errors.New("soon") },
+	c := &casesOptions{}
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "Test Verbena against the Linux kernel's RDMA drivers in a virtual machine",
+		Long: dedent(`
+	The lab boots Debian's kernel with Soft-RoCE (rxe) and Soft-iWARP (siw) in a virtual
+	machine and runs Verbena's tests in it, beside rping and perftest, programs that
+	others wrote. It needs Debian 12 on amd64, the packages that it names when they are
+	missing, and no right. KVM is used where it works.
+
+	The first run fetches 223 MB of kernel packages and builds an image, in 20 seconds;
+	it is kept in the user's cache directory until a package of it changes. A boot then
+	takes some three seconds.
+
+	Without a command it runs all cases; a case that skips has failed unless the table
+	in lab/cases.go allows it. Latencies measured here tell nothing about hardware.`),
+		Example: `  go run ./lab                              all cases
+  go run ./lab --list                       their names
+  go run ./lab --run 'IWARP/rping' -v       some, as "go test -run" names them
+  go run ./lab --run IWARP --keep           and a shell in the machine when one fails
+  go run ./lab exec -- rping -h             any program
+  go run ./lab shell                        look around`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runCases(cmd.Context(), o, c) },
 	}
+	f := cmd.Flags()
+	f.StringVar(&c.run, "run", "", "run the cases that match, a pattern as go test's: Top/sub/subsub")
+	f.BoolVarP(&c.verbose, "verbose", "v", false, "show all output, not that of failures alone")
+	f.BoolVar(&c.list, "list", false, "list the cases by the machine that they run in")
+	f.BoolVar(&c.json, "json", false, "print the events of go test -json")
+	f.BoolVar(&c.keep, "keep", false, "when a case fails, open a shell in its machine before that goes (one machine at a time)")
+	f.IntVarP(&c.parallel, "parallel", "j", 2, "machines at a time")
+	return cmd
+}
+
+func runCases(ctx context.Context, o *options, c *casesOptions) error {
+	if c.keep {
+		c.parallel = 1
+		if !term.IsTerminal(int(os.Stdin.Fd())) {
+			return errors.New("--keep opens a shell and needs a terminal")
+		}
+	}
+	scratch, err := os.MkdirTemp("", "verbena-lab-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(scratch)
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	built := o.progress().step("building the test binaries")
+	binaries, err := buildTests(ctx, root, scratch)
+	if err != nil {
+		return err
+	}
+	built()
+	plan, err := choose(ctx, binaries, c.run)
+	if err != nil {
+		return err
+	}
+	if c.list {
+		for _, p := range plan {
+			for _, t := range p.names {
+				fmt.Printf("%-12s %s\n", p.name, t)
+			}
+		}
+		return nil
+	}
+	if len(plan) == 0 {
+		return fmt.Errorf("no case matches --run %s; --list shows them", c.run)
+	}
+	m, _, err := o.newMachine(ctx, scratch)
+	if err != nil {
+		return err
+	}
+	verbena := filepath.Join(scratch, "verbena")
+	if slices.ContainsFunc(plan, func(p planned) bool { return p.verbena }) {
+		if err := buildGuest(ctx, root, verbena, "./cmd/verbena", false); err != nil {
+			return err
+		}
+	}
+
+	report := &report{out: bufio.NewWriter(os.Stdout), verbose: c.verbose, json: c.json, prefix: c.parallel > 1 && len(plan) > 1}
+	began := time.Now()
+	turns := make(chan struct{}, max(1, c.parallel))
+	var running sync.WaitGroup
+	for _, p := range plan {
+		running.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			if ctx.Err() != nil {
+				return
+			}
+			copied := *m
+			copied.limit = min(p.limit, o.timeout)
+			copied.job = job.Job{
+				World: p.world, Dir: "/root", ShellOnFailure: c.keep,
+				Env:  []string{requireVariable + "=1", "GOTRACEBACK=all"},
+				Argv: append([]string{guestPath(p.pkg)}, p.arguments(copied.limit)...),
+			}
+			copied.terminal = c.keep
+			copied.files = []file{{guestPath(p.pkg), binaries[p.pkg]}}
+			if p.verbena {
+				copied.files = append(copied.files, file{job.Files + "/verbena", verbena})
+			}
+			report.boot(ctx, p, &copied)
+		})
+	}
+	running.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return report.summary(time.Since(began))
+}
+
+// guestPath is where a package's test binary is in the virtual machine.
+func guestPath(pkg string) string {
+	return job.Files + "/" + strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "-") + ".test"
+}
+
+// buildTests builds the test binary of each package of boots.
+func buildTests(ctx context.Context, root, scratch string) (map[string]string, error) {
+	binaries := map[string]string{}
+	for _, b := range boots {
+		if binaries[b.pkg] != "" {
+			continue
+		}
+		out := filepath.Join(scratch, filepath.Base(guestPath(b.pkg)))
+		if err := buildGuest(ctx, root, out, b.pkg, true); err != nil {
+			return nil, err
+		}
+		binaries[b.pkg] = out
+	}
+	return binaries, nil
+}
+
+// planned is a boot with the tests that it is to run.
+type planned struct {
+	boot
+	names []string
+	below string // the part of --run that names subtests, with its slash
+}
+
+func (p planned) arguments(limit time.Duration) []string {
+	pattern := "^(" + strings.Join(p.names, "|") + ")$" + p.below
+	// The test's own limit comes first and shows the stacks.
+	return []string{"-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0"}
+}
+
+// choose lists the tests and deals those that match to the boots.
+func choose(ctx context.Context, binaries map[string]string, run string) ([]planned, error) {
+	top, below := splitPattern(run)
+	match, err := regexp.Compile(top)
+	if err != nil {
+		return nil, fmt.Errorf("--run: %w", err)
+	}
+	var plan []planned
+	taken := map[string]bool{}
+	for _, b := range boots {
+		out, err := command(ctx, "", binaries[b.pkg], "-test.list=.")
+		if err != nil {
+			return nil, err
+		}
+		p := planned{boot: b, below: below}
+		for _, t := range strings.Fields(out) {
+			if strings.HasPrefix(t, "Test") && match.MatchString(t) && b.tests.MatchString(t) && !taken[b.pkg+t] {
+				taken[b.pkg+t] = true
+				p.names = append(p.names, t)
+			}
+		}
+		if len(p.names) > 0 {
+			plan = append(plan, p)
+		}
+	}
+	return plan, nil
+}
+
+// splitPattern splits a pattern of go test at its first slash outside brackets.
+func splitPattern(run string) (top, below string) {
+	depth := 0
+	for i, r := range run {
+		switch r {
+		case '[', '(':
+			depth++
+		case ']', ')':
+			depth--
+		case '/':
+			if depth == 0 {
+				return run[:i], run[i:]
+			}
+		}
+	}
+	return run, ""
+}
+
+// An event is one of test2json's.
+type event struct {
+	Time    *time.Time `json:",omitempty"`
+	Action  string
+	Package string   `json:",omitempty"`
+	Test    string   `json:",omitempty"`
+	Elapsed *float64 `json:",omitempty"`
+	Output  string   `json:",omitempty"`
+}
+
+// A report collects what the machines say.
+type report struct {
+	mu      sync.Mutex
+	out     *bufio.Writer
+	verbose bool
+	json    bool
+	prefix  bool
+
+	passed, skipped int
+	failures        []string
+}
+
+// boot runs one machine and reports its tests.
+func (r *report) boot(ctx context.Context, p planned, m *machine) {
+	began := time.Now()
+	fromMachine, output := io.Pipe()
+	var complaint ring
+	complaint.size = 16 << 10
+	m.stdout, m.stderr = output, &complaint
+	if r.verbose {
+		m.stderr = io.MultiWriter(&complaint, &prefixed{r: r, name: p.name})
+	}
+	seen := &bootResult{report: r, name: p.name, output: map[string][]string{}}
+	var converting sync.WaitGroup
+	var convertError error
+	converting.Go(func() {
+		convertError = convert(fromMachine, p.name, seen.event)
+		_, _ = io.Copy(io.Discard, fromMachine) // the machine must not block
+	})
+	status, err := m.run(ctx)
+	output.Close()
+	converting.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer r.out.Flush()
+	failed := len(seen.failures) > 0
+	r.failures = append(r.failures, seen.failures...)
+	r.passed += seen.passed
+	r.skipped += seen.skipped
+	fail := func(format string, args ...any) {
+		failed = true
+		text := fmt.Sprintf(format, args...)
+		r.failures = append(r.failures, p.name+": "+text)
+		if !r.json {
+			fmt.Fprintf(r.out, "%s: %s\n", p.name, text)
+		}
+	}
+	for _, t := range p.names {
+		if ctx.Err() == nil && !seen.ended[t] {
+			fail("%s did not end", t)
+		}
+	}
+	switch {
+	case err != nil:
+		fail("%v", err)
+	case status != 0 && !failed:
+		fail("the tests ended with status %d", status)
+	case convertError != nil:
+		fail("test2json: %v", convertError)
+	case seen.passed == 0:
+		fail("no test passed: none matched, or all were skipped")
+	}
+	if r.json {
+		return
+	}
+	if failed && !r.verbose {
+		fmt.Fprint(r.out, strings.Join(seen.output[""], ""))
+		fmt.Fprint(r.out, complaint.String())
+	}
+	word := "ok  "
+	if failed {
+		word = "FAIL"
+	}
+	fmt.Fprintf(r.out, "%s %-14s %d passed, %d skipped as allowed, %.1f s on %s\n", word, p.name, seen.passed, seen.skipped, time.Since(began).Seconds(), m.accelerator)
+}
+
+// convert turns a test binary's output into events.
+func convert(in io.Reader, name string, take func(event, []byte)) error {
+	cmd := exec.Command("go", "tool", "test2json", "-t", "-p", name)
+	cmd.Stdin = in
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(out)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if err := json.Unmarshal(line, &e); err != nil {
+				return errors.Join(fmt.Errorf("%q: %w", line, err), cmd.Process.Kill(), cmd.Wait())
+			}
+			take(e, line)
+		}
+		if errors.Is(err, io.EOF) {
+			// With what it reads broken off by a killed machine it ends with an error
+			// or not; that the tests ended is checked by their names.
+			_ = cmd.Wait()
+			return nil
+		}
+		if err != nil {
+			return errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+		}
+	}
+}
+
+// bootResult is what one machine's tests came to.
+type bootResult struct {
+	report   *report
+	name     string
+	output   map[string][]string // by test, while it runs
+	ended    map[string]bool
+	passed   int
+	skipped  int
+	failures []string
+}
+
+func (b *bootResult) event(e event, line []byte) {
+	r := b.report
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer r.out.Flush()
+	if r.json {
+		_, _ = r.out.Write(line) // Flush tells
+	}
+	show := func(lines ...string) {
+		if r.json {
+			return
+		}
+		for _, l := range lines {
+			if r.prefix {
+				l = b.name + "| " + l
+			}
+			fmt.Fprint(r.out, l)
+		}
+	}
+	switch e.Action {
+	case "output":
+		b.output[e.Test] = append(b.output[e.Test], e.Output)
+		if r.verbose {
+			show(e.Output)
+		}
+		return
+	case "pass", "fail", "skip":
+	default:
+		return
+	}
+	if e.Test == "" {
+		return
+	}
+	if b.ended == nil {
+		b.ended = map[string]bool{}
+	}
+	b.ended[e.Test] = true
+	said := b.output[e.Test]
+	delete(b.output, e.Test)
+	what := b.name + "/" + e.Test
+	switch e.Action {
+	case "pass":
+		b.passed++
+		if !r.verbose && !strings.Contains(e.Test, "/") {
+			show(said[max(0, len(said)-1):]...)
+		}
+		return
+	case "skip":
+		text := strings.Join(said, "")
+		if slices.ContainsFunc(allowedSkips, func(a allowedSkip) bool { return a.test.MatchString(what) && a.because.MatchString(text) }) {
+			b.skipped++
+			return
+		}
+		b.failures = append(b.failures, what+" was skipped, which the table in lab/cases.go does not allow")
+	case "fail":
+		b.failures = append(b.failures, what)
+	}
+	if !r.verbose {
+		show(said...)
+	}
+}
+
+// prefixed shows standard error of a machine as it comes.
+type prefixed struct {
+	r    *report
+	name string
+	rest string
+}
+
+func (p *prefixed) Write(b []byte) (int, error) {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	if p.r.json {
+		return len(b), nil
+	}
+	p.rest += string(b)
+	for {
+		line, rest, ok := strings.Cut(p.rest, "\n")
+		if !ok {
+			return len(b), p.r.out.Flush()
+		}
+		p.rest = rest
+		fmt.Fprintf(p.r.out, "%s! %s\n", p.name, line)
+	}
+}
+
+// summary is the last word.
+func (r *report) summary(took time.Duration) error {
+	if len(r.failures) == 0 {
+		if !r.json {
+			fmt.Printf("lab: %d passed, %d skipped as allowed, %.0f s\n", r.passed, r.skipped, took.Seconds())
+		}
+		return nil
+	}
+	return fmt.Errorf("%d failures, %d passed, %.0f s:\n  %s", len(r.failures), r.passed, took.Seconds(), strings.Join(r.failures, "\n  "))
 }
