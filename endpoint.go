@@ -46,6 +46,9 @@ type carrier interface {
 	sentTraffic() Traffic
 	// maxMessage is the longest message that the peer accepts.
 	maxMessage() int
+	// eager is the longest message that goes into a buffer that the peer has
+	// posted, 0 if the carrier makes no such difference.
+	eager() int
 	// close says goodbye and returns when the peer has everything or ctx is
 	// over; then it frees all and ends all goroutines of the carrier.
 	close(ctx context.Context) error
@@ -100,6 +103,11 @@ func (e *Endpoint) Selection() Selection { return e.selection }
 
 // MaxMessage is the longest message in bytes that the peer accepts.
 func (e *Endpoint) MaxMessage() int { return e.carrier.maxMessage() }
+
+// Eager is the longest message in bytes that goes straight into a buffer of the
+// peer; it reads a longer one out of this side's memory, which takes longer and
+// is easier on the buffers. It is 0 over TCP, where there is no difference.
+func (e *Endpoint) Eager() int { return e.carrier.eager() }
 
 // Done is closed when the endpoint has ended: it failed, or one of the ends
 // closed it. Messages that had arrived can still be received unless it was this

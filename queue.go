@@ -269,10 +269,12 @@ func (q *queue) fail(err error) {
 
 func (q *queue) maxMessage() int { return q.peerMax }
 
+func (q *queue) eager() int { return min(q.eagerMax, q.t.Eager) }
+
 // Sending.
 
 func (q *queue) send(ctx context.Context, tag uint32, message []byte) error {
-	if len(message) > min(q.eagerMax, q.t.Eager) {
+	if len(message) > q.eager() {
 		return q.sendLong(ctx, tag, message)
 	}
 	if err := q.waitCredit(ctx, false); err != nil {

@@ -163,6 +163,8 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 
 func (s *stream) maxMessage() int { return s.peerMax }
 
+func (s *stream) eager() int { return 0 }
+
 func (s *stream) send(ctx context.Context, tag uint32, message []byte) error {
 	total := len(message)
 	f := frame{kind: frameData, flags: fragmentFirst, tag: tag, total: uint32(total)}

@@ -173,6 +173,7 @@ func (e *memoryEndpoint) Err() error {
 }
 func (e *memoryEndpoint) MaxMessage() int      { return 1 << 20 }
 func (e *memoryEndpoint) transport() string    { return "memory" }
+func (e *memoryEndpoint) Eager() int           { return 0 }
 func (e *memoryEndpoint) LocalAddr() net.Addr  { return memoryAddr{} }
 func (e *memoryEndpoint) RemoteAddr() net.Addr { return memoryAddr{} }
 

@@ -27,6 +27,7 @@ type endpoint interface {
 	LocalAddr() net.Addr
 	RemoteAddr() net.Addr
 	MaxMessage() int
+	Eager() int
 	transport() string
 }
 
@@ -77,19 +78,18 @@ var chunkOf = map[string]int{
 	"tcp": 128 << 10,
 }
 
-// pieceOf is what the runtime's built-in table sends eagerly, in bytes. A few
-// messages of that size arrive sooner than one that the peer has to fetch.
-var pieceOf = map[string]int{
-	"shm":   32 << 10,
-	"iwarp": 32 << 10,
-}
-
 // fewPieces is the longest write, in pieces, that is cut into them.
 const fewPieces = 4
 
-func (s *settings) fill(transport string) {
+// pieceUnit is what the size of a piece is a multiple of, in bytes, so that pieces
+// of round sizes stay together.
+const pieceUnit = 4 << 10
+
+// fill sets what was not configured. A few messages that are sent eagerly arrive
+// sooner than one that the peer has to fetch.
+func (s *settings) fill(transport string, eager int) {
 	if s.chunk <= 0 {
-		s.chunk, s.piece = chunkOf[transport], pieceOf[transport]
+		s.chunk, s.piece = chunkOf[transport], eager&^(pieceUnit-1)
 	}
 	if s.chunk <= 0 {
 		s.chunk = chunkOf[""]
@@ -169,7 +169,7 @@ type session struct {
 // newSession takes over the endpoint; the session's goroutine ends, and
 // owner.ended is called, when the endpoint has been closed.
 func newSession(ep endpoint, cfg settings, dialed bool, o owner) *session {
-	cfg.fill(ep.transport())
+	cfg.fill(ep.transport(), ep.Eager())
 	if m := ep.MaxMessage(); m > 0 && cfg.chunk > m {
 		cfg.chunk = m
 	}
