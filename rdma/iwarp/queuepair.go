@@ -25,7 +25,8 @@ var errDisconnected = fmt.Errorf("%w by this side", rdma.ErrDisconnected)
 // flushed, waits for the peer to hang up and closes the stream.
 //
 // The writer's role moves. Whoever the engine hands it to writes what the socket
-// takes at once; the rest, if any, goes to the writer's goroutine.
+// takes at once; the rest, if any, goes to the writer's goroutine or, while the
+// stream keeps quiet, is left to those who poll.
 type queuePair struct {
 	domain *domain
 	config rdma.QueuePairConfig
@@ -46,6 +47,9 @@ type queuePair struct {
 	closed   bool
 	finished chan struct{} // closed when the goroutines are gone; nil before there are any
 
+	parkMu sync.Mutex               // held to change parked, and by who writes what is there
+	parked atomic.Pointer[outgoing] // with the writer's role, for those who poll
+
 	pinMu   sync.Mutex
 	waiting *engine.Batch // what the writer's goroutine may be stuck with
 }
@@ -65,6 +69,16 @@ type stream interface {
 	// write writes a batch, or as much as goes without waiting. It returns
 	// whether all of it is written.
 	write(o *outgoing, wait bool) (bool, error)
+}
+
+// A polledStream is driven by those who poll the completion queues.
+type polledStream interface {
+	cq.Driver
+	// attach comes first.
+	attach(*queuePair)
+	// polledOnly tells whether the stream keeps quiet: nothing else drives it. When
+	// it ends, the queue pair's unpark follows.
+	polledOnly() bool
 }
 
 func (q *queuePair) start(config engine.Config) {
@@ -127,7 +141,7 @@ func (q *queuePair) pump() {
 	for inline := true; q.engine.Fill(o.batch); inline = false {
 		o.prepare()
 		if !inline {
-			q.handOver <- o
+			q.handOn(c, o)
 			return
 		}
 		done, err := c.stream.write(o, false)
@@ -136,12 +150,75 @@ func (q *queuePair) pump() {
 			break
 		}
 		if !done {
-			q.handOver <- o
+			q.handOn(c, o)
 			return
 		}
 		q.engine.Written(o.batch)
 	}
 	o.free()
+}
+
+// handOn gives the writer's role, and a batch that is not through, to those who
+// poll or to the writer's goroutine.
+func (q *queuePair) handOn(c *connection, o *outgoing) {
+	q.parkMu.Lock()
+	if p, ok := c.stream.(polledStream); ok && p.polledOnly() {
+		q.parked.Store(o)
+		q.parkMu.Unlock()
+		return
+	}
+	q.parkMu.Unlock()
+	q.handOver <- o
+}
+
+// unpark gives what was left to those who poll to the writer's goroutine. The
+// stream no longer keeps quiet.
+func (q *queuePair) unpark() {
+	q.parkMu.Lock()
+	o := q.parked.Swap(nil)
+	q.parkMu.Unlock()
+	if o != nil {
+		q.handOver <- o
+	}
+}
+
+// driveWriter writes what was left to those who poll, one batch at most.
+func (q *queuePair) driveWriter() {
+	if q.parked.Load() == nil || !q.parkMu.TryLock() {
+		return
+	}
+	defer q.parkMu.Unlock()
+	o := q.parked.Load()
+	if o == nil {
+		return
+	}
+	c := q.connected.Load()
+	done, err := c.stream.write(o, false)
+	switch {
+	case err != nil:
+		q.writeFailed(c, o, err)
+	case !done:
+		return
+	default:
+		q.engine.Written(o.batch)
+		if q.engine.Fill(o.batch) {
+			o.prepare()
+			return
+		}
+	}
+	q.parked.Store(nil)
+	o.free()
+}
+
+// keepQuiet counts the stream among those of its queues that keep quiet, or no
+// longer, and tells whether it may.
+func (q *queuePair) keepQuiet(change int32) bool {
+	sends, recvs := q.config.SendCompletions.(*cq.Queue), q.config.RecvCompletions.(*cq.Queue)
+	may := sends.Quiet(change)
+	if recvs != sends {
+		may = recvs.Quiet(change) && may
+	}
+	return may
 }
 
 // writer is the goroutine that waits for the socket. It gets the role with a
@@ -181,9 +258,13 @@ func (q *queuePair) writeFailed(c *connection, o *outgoing, err error) {
 
 // breakPins fails the connection if its writer is stuck with the region.
 func (q *queuePair) breakPins(r *mem.Region) {
+	q.parkMu.Lock()
+	parked := q.parked.Load()
+	stuck := parked != nil && parked.batch.Names(r)
+	q.parkMu.Unlock()
 	q.pinMu.Lock()
 	defer q.pinMu.Unlock()
-	if q.waiting == nil || !q.waiting.Names(r) {
+	if !stuck && (q.waiting == nil || !q.waiting.Names(r)) {
 		return
 	}
 	q.engine.Fail(errors.New("a region was closed while its bytes waited for the peer"))
@@ -313,6 +394,9 @@ func (q *queuePair) run(conn net.Conn, params engine.Params) error {
 	}
 	q.finished = make(chan struct{})
 	q.mu.Unlock()
+	if p, ok := c.stream.(polledStream); ok {
+		p.attach(q)
+	}
 	q.drive((*cq.Queue).AddDriver, c.stream)
 	go q.writer(c)
 	go q.reader(c)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -72,9 +73,15 @@ func (o *outgoing) advance(n int) {
 // socketStream moves bytes by readv and writev on a socket that Go's poller
 // watches. Who polls a completion queue in vain reads, too, so that a spinning
 // program needs no other goroutine to make progress.
+//
+// While somebody polls all the time the stream keeps quiet: SO_RCVLOWAT keeps
+// arriving bytes from waking the poller's thread and the reader's goroutine,
+// which would take the processor from those who have read the bytes already.
+// It ends when one of the queues is armed, and by a timer when the polls cease.
 type socketStream struct {
 	conn net.Conn
 	raw  syscall.RawConn
+	pair *queuePair // nil before attach
 
 	// reading is held by who reads: the reader's goroutine or a poll. It guards
 	// the engine's reading half.
@@ -86,12 +93,35 @@ type socketStream struct {
 	onRead  func(uintptr) bool
 	onPoll  func(uintptr)
 
+	quiet    atomic.Bool   // changed by the holder of reading
+	polls    atomic.Uint32 // since the last Rest
+	fast     uint32        // polls at the time of began
+	began    time.Time
+	stage    *stage // while quiet
+	watchdog *time.Timer
+
 	// Of the holder of the writer's role.
 	out     *outgoing
 	wait    bool
 	werr    error
 	onWrite func(uintptr) bool
 }
+
+// smallWrite is the size of a batch, in bytes, that is written in some
+// microseconds.
+const smallWrite = 8 << 10
+
+const (
+	// A stream keeps quiet after quietAfter polls within quietWithin.
+	quietAfter  = 64
+	quietWithin = 500 * time.Microsecond
+	// quietCheck is how often the watchdog looks whether polls still come: fewer
+	// than quietAfter in that time end the quiet.
+	quietCheck = 2 * time.Millisecond
+	// quietBytes is what a quiet stream may leave in the socket before its
+	// reader is woken all the same.
+	quietBytes = 1 << 20
+)
 
 func newStream(conn net.Conn) stream {
 	var raw syscall.RawConn
@@ -112,6 +142,12 @@ func newStream(conn net.Conn) stream {
 	return s
 }
 
+func (s *socketStream) attach(q *queuePair) {
+	s.pair = q
+	s.watchdog = time.AfterFunc(time.Hour, s.watch)
+	s.watchdog.Stop()
+}
+
 func (s *socketStream) read(e *engine.Engine, after func()) error {
 	s.reading.Lock()
 	s.engine, s.after = e, after
@@ -120,6 +156,7 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 	s.reading.Lock()
 	defer s.reading.Unlock()
 	s.over = true
+	s.stir()
 	if s.rerr != nil {
 		return s.rerr
 	}
@@ -152,23 +189,95 @@ func (s *socketStream) readable(fd uintptr) bool {
 
 // Drive implements [cq.Driver].
 func (s *socketStream) Drive() {
-	if !s.reading.TryLock() {
-		return
+	if s.reading.TryLock() {
+		if s.engine != nil && !s.over {
+			_ = s.raw.Control(s.onPoll)
+		}
+		s.reading.Unlock()
 	}
-	defer s.reading.Unlock()
-	if s.engine != nil && !s.over {
-		_ = s.raw.Control(s.onPoll)
-	}
+	s.pair.driveWriter()
 }
 
 func (s *socketStream) polled(fd uintptr) {
-	stage := stages.Get().(*stage)
-	s.round(fd, stage)
-	stages.Put(stage)
+	if s.stage != nil {
+		s.round(fd, s.stage)
+	} else {
+		stage := stages.Get().(*stage)
+		s.round(fd, stage)
+		stages.Put(stage)
+	}
 	if s.over {
 		// The reader's goroutine has to come and see to the rest.
 		_ = s.conn.SetReadDeadline(time.Unix(1, 0))
+		return
 	}
+	if n := s.polls.Add(1); n%quietAfter == 0 && !s.quiet.Load() {
+		now := time.Now()
+		if n > quietAfter && now.Sub(s.began) < quietWithin {
+			s.hush(fd)
+		}
+		s.began = now
+	}
+}
+
+// hush makes the stream keep quiet, if its queues allow it.
+func (s *socketStream) hush(fd uintptr) {
+	s.quiet.Store(true)
+	if !s.pair.keepQuiet(1) || unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, quietBytes) != nil {
+		s.quiet.Store(false)
+		s.pair.keepQuiet(-1)
+		s.pair.unpark()
+		return
+	}
+	s.stage = stages.Get().(*stage)
+	s.fast = s.polls.Load()
+	s.watchdog.Reset(quietCheck)
+}
+
+func (s *socketStream) polledOnly() bool { return s.quiet.Load() }
+
+// stir ends the quiet. The kernel tells at once of what has come meanwhile.
+func (s *socketStream) stir() {
+	s.polls.Store(0)
+	if !s.quiet.Load() {
+		return
+	}
+	s.quiet.Store(false)
+	s.watchdog.Stop()
+	stages.Put(s.stage)
+	s.stage = nil
+	_ = s.raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1)
+	})
+	s.pair.keepQuiet(-1)
+	s.pair.unpark()
+}
+
+// Rest implements [cq.Driver].
+func (s *socketStream) Rest() {
+	if !s.quiet.Load() {
+		s.polls.Store(0)
+		return
+	}
+	s.reading.Lock()
+	s.stir()
+	s.reading.Unlock()
+}
+
+// watch ends the quiet when polls have become rare.
+func (s *socketStream) watch() {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	if !s.quiet.Load() {
+		return
+	}
+	n := s.polls.Load()
+	if n-s.fast < quietAfter {
+		s.stir()
+		return
+	}
+	s.fast = n
+	s.watchdog.Reset(quietCheck)
 }
 
 // round reads once and tells whether anything came.
@@ -183,7 +292,14 @@ func (s *socketStream) round(fd uintptr, stage *stage) bool {
 	}
 	vectors[1].Base = &stage[0]
 	vectors[1].SetLen(s.engine.Ahead(len(stage)))
-	got, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
+	var got uintptr
+	var errno syscall.Errno
+	if s.quiet.Load() {
+		// It returns soon, so the scheduler need not hear of it.
+		got, _, errno = unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
+	} else {
+		got, _, errno = unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
+	}
 	n := int(got)
 	if errno != 0 {
 		n = 0
@@ -225,7 +341,14 @@ func (s *socketStream) write(o *outgoing, wait bool) (bool, error) {
 func (s *socketStream) writable(fd uintptr) bool {
 	o := s.out
 	for o.at < o.n {
-		n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&o.vectors[o.at])), uintptr(o.n-o.at))
+		var n uintptr
+		var errno syscall.Errno
+		if o.batch.Size <= smallWrite {
+			// It returns soon, so the scheduler need not hear of it.
+			n, _, errno = unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&o.vectors[o.at])), uintptr(o.n-o.at))
+		} else {
+			n, _, errno = unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&o.vectors[o.at])), uintptr(o.n-o.at))
+		}
 		switch errno {
 		case 0:
 			o.advance(int(n))

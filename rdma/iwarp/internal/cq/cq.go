@@ -4,6 +4,7 @@ package cq
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -11,12 +12,17 @@ import (
 )
 
 // A Driver makes progress that may add completions. Drive does what can be done
-// without waiting and may be called concurrently.
-type Driver interface{ Drive() }
+// without waiting. A driver that is driven often may keep quiet: it then makes
+// no progress by itself until Rest, and says so by [Queue.Quiet]. Both may be
+// called concurrently.
+type Driver interface {
+	Drive()
+	Rest()
+}
 
-// drivenAtOnce is how many drivers a Poll that finds nothing calls: they make
+// DrivenAtOnce is how many drivers a Poll that finds nothing calls: they make
 // system calls. With more of them, successive polls take turns.
-const drivenAtOnce = 2
+const DrivenAtOnce = 2
 
 // Queue implements [rdma.CompletionQueue].
 type Queue struct {
@@ -28,6 +34,8 @@ type Queue struct {
 
 	drivers atomic.Pointer[[]Driver] // replaced as a whole, with the lock held
 	turn    atomic.Uint32
+	quiet   atomic.Int32 // drivers that keep quiet
+	watched atomic.Bool  // armed != notArmed
 
 	mu      sync.Mutex
 	ring    []entry
@@ -102,6 +110,7 @@ func (q *Queue) signal() {
 		return
 	}
 	q.armed = notArmed
+	q.watched.Store(false)
 	select {
 	case q.event <- struct{}{}:
 	default:
@@ -115,7 +124,7 @@ func (q *Queue) Poll(into []rdma.Completion) (int, error) {
 		if drivers == nil {
 			return 0, nil
 		}
-		for range min(drivenAtOnce, len(*drivers)) {
+		for range min(DrivenAtOnce, len(*drivers)) {
 			(*drivers)[int(q.turn.Add(1))%len(*drivers)].Drive()
 		}
 		if q.count.Load() == 0 && !q.failed.Load() {
@@ -148,6 +157,22 @@ func (q *Queue) Poll(into []rdma.Completion) (int, error) {
 
 // Arm implements [rdma.CompletionQueue].
 func (q *Queue) Arm(solicitedOnly bool) error {
+	if err := q.arm(solicitedOnly); err != nil {
+		return err
+	}
+	// Who has polled goes to sleep, so the drivers have to come by themselves. One
+	// that begins to keep quiet just now sees that the queue is watched.
+	if q.quiet.Load() > 0 {
+		if drivers := q.drivers.Load(); drivers != nil {
+			for _, d := range *drivers {
+				d.Rest()
+			}
+		}
+	}
+	return nil
+}
+
+func (q *Queue) arm(solicitedOnly bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -165,7 +190,17 @@ func (q *Queue) Arm(solicitedOnly bool) error {
 	} else if q.armed == notArmed {
 		q.armed = armedSolicited
 	}
+	q.watched.Store(true)
 	return nil
+}
+
+// Quiet says that one driver more keeps quiet, if change is 1, or less, if it
+// is -1. It returns whether drivers of the queue may keep quiet: nobody sleeps
+// until a completion comes, and each poll reaches all of them.
+func (q *Queue) Quiet(change int32) bool {
+	q.quiet.Add(change)
+	drivers := q.drivers.Load()
+	return !q.watched.Load() && drivers != nil && len(*drivers) <= DrivenAtOnce
 }
 
 // Wait implements [rdma.CompletionQueue].
@@ -188,13 +223,18 @@ func (q *Queue) Wait(ctx context.Context) error {
 // AddDriver lets Poll call d.
 func (q *Queue) AddDriver(d Driver) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	var list []Driver
+	var before []Driver
 	if old := q.drivers.Load(); old != nil {
-		list = append(list, *old...)
+		before = *old
 	}
-	list = append(list, d)
+	list := append(slices.Clone(before), d)
 	q.drivers.Store(&list)
+	q.mu.Unlock()
+	if q.quiet.Load() > 0 && len(list) > DrivenAtOnce {
+		for _, d := range before {
+			d.Rest()
+		}
+	}
 }
 
 // RemoveDriver takes it out again. A call of Drive may still be under way.

@@ -143,9 +143,11 @@ func TestClose(t *testing.T) {
 type driver struct {
 	q     *Queue
 	calls int
+	rests int
 }
 
 func (d *driver) Drive() { d.calls++; push(d.q, 7) }
+func (d *driver) Rest()  { d.rests++ }
 
 func TestDrivers(t *testing.T) {
 	q := New(4, nil, nil)
@@ -155,7 +157,7 @@ func TestDrivers(t *testing.T) {
 	}
 	into := make([]rdma.Completion, 8)
 	for range 3 {
-		if n, err := q.Poll(into); n != drivenAtOnce || err != nil {
+		if n, err := q.Poll(into); n != DrivenAtOnce || err != nil {
 			t.Fatalf("Poll: %d, %v", n, err)
 		}
 	}
@@ -167,6 +169,43 @@ func TestDrivers(t *testing.T) {
 	}
 	if n, _ := q.Poll(into); n != 0 {
 		t.Error("a removed driver is called")
+	}
+}
+
+// TestQuietDrivers tells when drivers may keep quiet, and when they are told not to.
+func TestQuietDrivers(t *testing.T) {
+	q := New(4, nil, nil)
+	if q.Quiet(1) {
+		t.Error("nobody drives, and may keep quiet")
+	}
+	q.Quiet(-1)
+	a, b, c := &driver{q: q}, &driver{q: q}, &driver{q: q}
+	q.AddDriver(a)
+	q.AddDriver(b)
+	if !q.Quiet(1) {
+		t.Error("two drivers may not keep quiet")
+	}
+	_ = q.Arm(false)
+	if a.rests != 1 || b.rests != 1 {
+		t.Errorf("arming told %d and %d times", a.rests, b.rests)
+	}
+	if q.Quiet(0) {
+		t.Error("drivers of an armed queue may keep quiet")
+	}
+	push(q, 1)
+	if !q.Quiet(0) {
+		t.Error("drivers may not keep quiet after the event")
+	}
+	q.AddDriver(c)
+	if a.rests != 2 || b.rests != 2 || c.rests != 0 {
+		t.Errorf("a third driver told %d, %d and %d times", a.rests, b.rests, c.rests)
+	}
+	if q.Quiet(-1) {
+		t.Error("three drivers may keep quiet")
+	}
+	_ = q.Arm(true)
+	if a.rests != 2 {
+		t.Error("nobody kept quiet, and was told not to")
 	}
 }
 
