@@ -357,11 +357,6 @@ func (id CMID) Destroy() error {
 	return id.lib.call("rdma_destroy_id", id.lib.fn.destroyID, id.p)
 }
 
-const (
-	sizeSockaddrIn  = 16
-	sizeSockaddrIn6 = 28
-)
-
 // putAddress writes a struct sockaddr_in or sockaddr_in6.
 func putAddress(s *scratch, a netip.AddrPort) (uintptr, error) {
 	if !a.IsValid() {

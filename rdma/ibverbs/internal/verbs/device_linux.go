@@ -245,7 +245,7 @@ type PortAttributes struct {
 func (c *Context) QueryPort(port uint8) (PortAttributes, error) {
 	s := c.lib.scratch.get()
 	defer c.lib.scratch.put(s)
-	p := s.take(sizePortAttr)
+	p := s.take(2 * sizePortAttr) // the structure grows at its end
 	if err := c.lib.call(fmt.Sprintf("ibv_query_port %s/%d", c.name, port), c.lib.fn.queryPort, c.p, uintptr(port), p); err != nil {
 		return PortAttributes{}, err
 	}

@@ -4,174 +4,186 @@ package verbs
 
 import "unsafe"
 
-// The structures of libibverbs and librdmacm, by offset in bytes. Those that
-// are only ever written and read by this side and hold nothing whose size
-// differs between platforms are Go structures (see SendWR, RecvWR, SGE, WC); the
-// others are reached through these offsets. What differs between amd64 and
-// arm64 is in the files of these names.
+// The structures of libibverbs and librdmacm, by offset and size in bytes, each
+// with the C expression that it stands for; a test evaluates the expressions
+// against the installed headers. All the fields that are used lie before the
+// first one whose size differs between amd64 and arm64 (the pthread types in
+// contexts and queues), so that one table does for both.
+//
+// Structures of the data path, which hold nothing of that kind, are Go structures
+// of the same layout instead: SendWR, RecvWR, SGE and WC, checked by the same test.
 const (
-	offContextDevice         = 0
-	offContextPollCQ         = 96
-	offContextReqNotifyCQ    = 104
-	offContextPostSRQRecv    = 168
-	offContextPostSend       = 208
-	offContextPostRecv       = 216
-	offContextCmdFD          = 264
-	offContextAsyncFD        = 268
-	offContextNumCompVectors = 272
+	offContextDevice         = 0   // offsetof(struct ibv_context, device)
+	offContextPollCQ         = 96  // offsetof(struct ibv_context, ops.poll_cq)
+	offContextReqNotifyCQ    = 104 // offsetof(struct ibv_context, ops.req_notify_cq)
+	offContextPostSRQRecv    = 168 // offsetof(struct ibv_context, ops.post_srq_recv)
+	offContextPostSend       = 208 // offsetof(struct ibv_context, ops.post_send)
+	offContextPostRecv       = 216 // offsetof(struct ibv_context, ops.post_recv)
+	offContextCmdFD          = 264 // offsetof(struct ibv_context, cmd_fd)
+	offContextAsyncFD        = 268 // offsetof(struct ibv_context, async_fd)
+	offContextNumCompVectors = 272 // offsetof(struct ibv_context, num_comp_vectors)
 
-	offDeviceNodeType  = 16
-	offDeviceTransport = 20
-	offDeviceName      = 24
-	offDeviceDevName   = 88
-	sizeDeviceName     = 64
+	offDeviceTransport = 20 // offsetof(struct ibv_device, transport_type)
+	offDeviceName      = 24 // offsetof(struct ibv_device, name)
+	offDeviceDevName   = 88 // offsetof(struct ibv_device, dev_name)
+	sizeDeviceName     = 64 // sizeof(((struct ibv_device *)0)->name)
 
-	offPDContext = 0
+	offPDContext = 0 // offsetof(struct ibv_pd, context)
 
-	offMRAddr   = 16
-	offMRLength = 24
-	offMRLKey   = 36
-	offMRRKey   = 40
+	offMRContext = 0  // offsetof(struct ibv_mr, context)
+	offMRPD      = 8  // offsetof(struct ibv_mr, pd)
+	offMRAddr    = 16 // offsetof(struct ibv_mr, addr)
+	offMRLength  = 24 // offsetof(struct ibv_mr, length)
+	offMRLKey    = 36 // offsetof(struct ibv_mr, lkey)
+	offMRRKey    = 40 // offsetof(struct ibv_mr, rkey)
 
-	offCompChannelFD = 8
+	offCompChannelContext = 0 // offsetof(struct ibv_comp_channel, context)
+	offCompChannelFD      = 8 // offsetof(struct ibv_comp_channel, fd)
 
-	offCQContext   = 0
-	offCQCQContext = 16
-	offCQCQE       = 28
+	offCQContext   = 0  // offsetof(struct ibv_cq, context)
+	offCQChannel   = 8  // offsetof(struct ibv_cq, channel)
+	offCQCQContext = 16 // offsetof(struct ibv_cq, cq_context)
+	offCQCQE       = 28 // offsetof(struct ibv_cq, cqe)
 
-	offSRQContext    = 0
-	offSRQSRQContext = 8
+	offSRQContext    = 0  // offsetof(struct ibv_srq, context)
+	offSRQSRQContext = 8  // offsetof(struct ibv_srq, srq_context)
+	offSRQPD         = 16 // offsetof(struct ibv_srq, pd)
 
-	offQPContext   = 0
-	offQPQPContext = 8
-	offQPNumber    = 52
+	offQPContext   = 0  // offsetof(struct ibv_qp, context)
+	offQPQPContext = 8  // offsetof(struct ibv_qp, qp_context)
+	offQPPD        = 16 // offsetof(struct ibv_qp, pd)
+	offQPSendCQ    = 24 // offsetof(struct ibv_qp, send_cq)
+	offQPRecvCQ    = 32 // offsetof(struct ibv_qp, recv_cq)
+	offQPSRQ       = 40 // offsetof(struct ibv_qp, srq)
+	offQPNumber    = 52 // offsetof(struct ibv_qp, qp_num)
+	offQPState     = 56 // offsetof(struct ibv_qp, state)
+	offQPType      = 60 // offsetof(struct ibv_qp, qp_type)
 
-	sizeDeviceAttr             = 232
-	offDeviceAttrFWVer         = 0
-	offDeviceAttrNodeGUID      = 64
-	offDeviceAttrMaxMRSize     = 80
-	offDeviceAttrVendorID      = 96
-	offDeviceAttrVendorPartID  = 100
-	offDeviceAttrHWVer         = 104
-	offDeviceAttrMaxQP         = 108
-	offDeviceAttrMaxQPWR       = 112
-	offDeviceAttrCapFlags      = 116
-	offDeviceAttrMaxSGE        = 120
-	offDeviceAttrMaxSGERD      = 124
-	offDeviceAttrMaxCQ         = 128
-	offDeviceAttrMaxCQE        = 132
-	offDeviceAttrMaxMR         = 136
-	offDeviceAttrMaxPD         = 140
-	offDeviceAttrMaxQPRDAtom   = 144
-	offDeviceAttrMaxInitRDAtom = 156
-	offDeviceAttrAtomicCap     = 164
-	offDeviceAttrMaxSRQ        = 208
-	offDeviceAttrMaxSRQWR      = 212
-	offDeviceAttrMaxSRQSGE     = 216
-	offDeviceAttrPhysPortCnt   = 223
+	sizeDeviceAttr             = 232 // sizeof(struct ibv_device_attr)
+	offDeviceAttrFWVer         = 0   // offsetof(struct ibv_device_attr, fw_ver)
+	offDeviceAttrNodeGUID      = 64  // offsetof(struct ibv_device_attr, node_guid)
+	offDeviceAttrMaxMRSize     = 80  // offsetof(struct ibv_device_attr, max_mr_size)
+	offDeviceAttrVendorID      = 96  // offsetof(struct ibv_device_attr, vendor_id)
+	offDeviceAttrVendorPartID  = 100 // offsetof(struct ibv_device_attr, vendor_part_id)
+	offDeviceAttrHWVer         = 104 // offsetof(struct ibv_device_attr, hw_ver)
+	offDeviceAttrMaxQP         = 108 // offsetof(struct ibv_device_attr, max_qp)
+	offDeviceAttrMaxQPWR       = 112 // offsetof(struct ibv_device_attr, max_qp_wr)
+	offDeviceAttrCapFlags      = 116 // offsetof(struct ibv_device_attr, device_cap_flags)
+	offDeviceAttrMaxSGE        = 120 // offsetof(struct ibv_device_attr, max_sge)
+	offDeviceAttrMaxSGERD      = 124 // offsetof(struct ibv_device_attr, max_sge_rd)
+	offDeviceAttrMaxCQ         = 128 // offsetof(struct ibv_device_attr, max_cq)
+	offDeviceAttrMaxCQE        = 132 // offsetof(struct ibv_device_attr, max_cqe)
+	offDeviceAttrMaxMR         = 136 // offsetof(struct ibv_device_attr, max_mr)
+	offDeviceAttrMaxPD         = 140 // offsetof(struct ibv_device_attr, max_pd)
+	offDeviceAttrMaxQPRDAtom   = 144 // offsetof(struct ibv_device_attr, max_qp_rd_atom)
+	offDeviceAttrMaxInitRDAtom = 156 // offsetof(struct ibv_device_attr, max_qp_init_rd_atom)
+	offDeviceAttrAtomicCap     = 164 // offsetof(struct ibv_device_attr, atomic_cap)
+	offDeviceAttrMaxSRQ        = 212 // offsetof(struct ibv_device_attr, max_srq)
+	offDeviceAttrMaxSRQWR      = 216 // offsetof(struct ibv_device_attr, max_srq_wr)
+	offDeviceAttrMaxSRQSGE     = 220 // offsetof(struct ibv_device_attr, max_srq_sge)
+	offDeviceAttrPhysPortCnt   = 227 // offsetof(struct ibv_device_attr, phys_port_cnt)
 
-	sizePortAttr           = 56 // room; the header's is smaller
-	offPortAttrState       = 0
-	offPortAttrMaxMTU      = 4
-	offPortAttrActiveMTU   = 8
-	offPortAttrGIDTblLen   = 12
-	offPortAttrMaxMsgSize  = 20
-	offPortAttrLID         = 34
-	offPortAttrActiveWidth = 43
-	offPortAttrActiveSpeed = 44
-	offPortAttrPhysState   = 45
-	offPortAttrLinkLayer   = 46
+	sizePortAttr           = 52 // sizeof(struct ibv_port_attr)
+	offPortAttrState       = 0  // offsetof(struct ibv_port_attr, state)
+	offPortAttrMaxMTU      = 4  // offsetof(struct ibv_port_attr, max_mtu)
+	offPortAttrActiveMTU   = 8  // offsetof(struct ibv_port_attr, active_mtu)
+	offPortAttrGIDTblLen   = 12 // offsetof(struct ibv_port_attr, gid_tbl_len)
+	offPortAttrMaxMsgSize  = 20 // offsetof(struct ibv_port_attr, max_msg_sz)
+	offPortAttrLID         = 34 // offsetof(struct ibv_port_attr, lid)
+	offPortAttrActiveWidth = 43 // offsetof(struct ibv_port_attr, active_width)
+	offPortAttrActiveSpeed = 44 // offsetof(struct ibv_port_attr, active_speed)
+	offPortAttrPhysState   = 45 // offsetof(struct ibv_port_attr, phys_state)
+	offPortAttrLinkLayer   = 46 // offsetof(struct ibv_port_attr, link_layer)
 
-	sizeQPInitAttr         = 64
-	offQPInitAttrQPContext = 0
-	offQPInitAttrSendCQ    = 8
-	offQPInitAttrRecvCQ    = 16
-	offQPInitAttrSRQ       = 24
-	offQPInitAttrCap       = 32
-	offQPInitAttrQPType    = 52
-	offQPInitAttrSQSigAll  = 56
+	sizeQPInitAttr         = 64 // sizeof(struct ibv_qp_init_attr)
+	offQPInitAttrQPContext = 0  // offsetof(struct ibv_qp_init_attr, qp_context)
+	offQPInitAttrSendCQ    = 8  // offsetof(struct ibv_qp_init_attr, send_cq)
+	offQPInitAttrRecvCQ    = 16 // offsetof(struct ibv_qp_init_attr, recv_cq)
+	offQPInitAttrSRQ       = 24 // offsetof(struct ibv_qp_init_attr, srq)
+	offQPInitAttrCap       = 32 // offsetof(struct ibv_qp_init_attr, cap)
+	offQPInitAttrQPType    = 52 // offsetof(struct ibv_qp_init_attr, qp_type)
+	offQPInitAttrSQSigAll  = 56 // offsetof(struct ibv_qp_init_attr, sq_sig_all)
 
-	offQPCapMaxSendWR  = 0
-	offQPCapMaxRecvWR  = 4
-	offQPCapMaxSendSGE = 8
-	offQPCapMaxRecvSGE = 12
-	offQPCapMaxInline  = 16
+	offQPCapMaxSendWR  = 0  // offsetof(struct ibv_qp_cap, max_send_wr)
+	offQPCapMaxRecvWR  = 4  // offsetof(struct ibv_qp_cap, max_recv_wr)
+	offQPCapMaxSendSGE = 8  // offsetof(struct ibv_qp_cap, max_send_sge)
+	offQPCapMaxRecvSGE = 12 // offsetof(struct ibv_qp_cap, max_recv_sge)
+	offQPCapMaxInline  = 16 // offsetof(struct ibv_qp_cap, max_inline_data)
 
-	sizeQPAttr               = 144
-	offQPAttrState           = 0
-	offQPAttrAccessFlags     = 32
-	offQPAttrPKeyIndex       = 120
-	offQPAttrMaxRDAtomic     = 126
-	offQPAttrMaxDestRDAtomic = 127
-	offQPAttrPortNum         = 129
-	offQPAttrTimeout         = 130
-	offQPAttrRetryCnt        = 131
-	offQPAttrRNRRetry        = 132
-	offQPAttrMinRNRTimer     = 128
+	sizeQPAttr               = 144 // sizeof(struct ibv_qp_attr)
+	offQPAttrState           = 0   // offsetof(struct ibv_qp_attr, qp_state)
+	offQPAttrAccessFlags     = 32  // offsetof(struct ibv_qp_attr, qp_access_flags)
+	offQPAttrPKeyIndex       = 120 // offsetof(struct ibv_qp_attr, pkey_index)
+	offQPAttrMaxRDAtomic     = 126 // offsetof(struct ibv_qp_attr, max_rd_atomic)
+	offQPAttrMaxDestRDAtomic = 127 // offsetof(struct ibv_qp_attr, max_dest_rd_atomic)
+	offQPAttrMinRNRTimer     = 128 // offsetof(struct ibv_qp_attr, min_rnr_timer)
+	offQPAttrPortNum         = 129 // offsetof(struct ibv_qp_attr, port_num)
+	offQPAttrTimeout         = 130 // offsetof(struct ibv_qp_attr, timeout)
+	offQPAttrRetryCnt        = 131 // offsetof(struct ibv_qp_attr, retry_cnt)
+	offQPAttrRNRRetry        = 132 // offsetof(struct ibv_qp_attr, rnr_retry)
 
-	sizeSRQInitAttr          = 24
-	offSRQInitAttrSRQContext = 0
-	offSRQInitAttrAttr       = 8
-	sizeSRQAttr              = 12
-	offSRQAttrMaxWR          = 0
-	offSRQAttrMaxSGE         = 4
-	offSRQAttrLimit          = 8
+	sizeSRQInitAttr          = 24 // sizeof(struct ibv_srq_init_attr)
+	offSRQInitAttrSRQContext = 0  // offsetof(struct ibv_srq_init_attr, srq_context)
+	offSRQInitAttrAttr       = 8  // offsetof(struct ibv_srq_init_attr, attr)
 
-	sizeAsyncEvent       = 16
-	offAsyncEventElement = 0
-	offAsyncEventType    = 8
+	sizeSRQAttr      = 12 // sizeof(struct ibv_srq_attr)
+	offSRQAttrMaxWR  = 0  // offsetof(struct ibv_srq_attr, max_wr)
+	offSRQAttrMaxSGE = 4  // offsetof(struct ibv_srq_attr, max_sge)
+	offSRQAttrLimit  = 8  // offsetof(struct ibv_srq_attr, srq_limit)
 
-	offCMIDVerbs   = 0
-	offCMIDChannel = 8
-	offCMIDContext = 16
-	offCMIDQP      = 24
-	offCMIDRoute   = 32
-	offCMIDSrcAddr = 32  // route.addr.src_storage
-	offCMIDDstAddr = 160 // route.addr.dst_storage
-	offCMIDPortNum = 348
-	offCMIDEvent   = 352
-	offCMIDPD      = 400
+	sizeAsyncEvent       = 16 // sizeof(struct ibv_async_event)
+	offAsyncEventElement = 0  // offsetof(struct ibv_async_event, element)
+	offAsyncEventType    = 8  // offsetof(struct ibv_async_event, event_type)
 
-	offCMEventID       = 0
-	offCMEventListenID = 8
-	offCMEventType     = 16
-	offCMEventStatus   = 20
-	offCMEventParam    = 24
+	offCMIDVerbs   = 0   // offsetof(struct rdma_cm_id, verbs)
+	offCMIDChannel = 8   // offsetof(struct rdma_cm_id, channel)
+	offCMIDContext = 16  // offsetof(struct rdma_cm_id, context)
+	offCMIDQP      = 24  // offsetof(struct rdma_cm_id, qp)
+	offCMIDSrcAddr = 32  // offsetof(struct rdma_cm_id, route.addr.src_storage)
+	offCMIDDstAddr = 160 // offsetof(struct rdma_cm_id, route.addr.dst_storage)
+	offCMIDPortNum = 348 // offsetof(struct rdma_cm_id, port_num)
+	offCMIDEvent   = 352 // offsetof(struct rdma_cm_id, event)
 
-	sizeConnParam                  = 24
-	offConnParamPrivateData        = 0
-	offConnParamPrivateDataLen     = 8
-	offConnParamResponderResources = 9
-	offConnParamInitiatorDepth     = 10
-	offConnParamFlowControl        = 11
-	offConnParamRetryCount         = 12
-	offConnParamRNRRetryCount      = 13
-	offConnParamSRQ                = 14
-	offConnParamQPNum              = 16
+	offCMEventID       = 0  // offsetof(struct rdma_cm_event, id)
+	offCMEventListenID = 8  // offsetof(struct rdma_cm_event, listen_id)
+	offCMEventType     = 16 // offsetof(struct rdma_cm_event, event)
+	offCMEventStatus   = 20 // offsetof(struct rdma_cm_event, status)
+	offCMEventParam    = 24 // offsetof(struct rdma_cm_event, param)
 
-	offEventChannelFD = 0
+	sizeConnParam                  = 24 // sizeof(struct rdma_conn_param)
+	offConnParamPrivateData        = 0  // offsetof(struct rdma_conn_param, private_data)
+	offConnParamPrivateDataLen     = 8  // offsetof(struct rdma_conn_param, private_data_len)
+	offConnParamResponderResources = 9  // offsetof(struct rdma_conn_param, responder_resources)
+	offConnParamInitiatorDepth     = 10 // offsetof(struct rdma_conn_param, initiator_depth)
+	offConnParamFlowControl        = 11 // offsetof(struct rdma_conn_param, flow_control)
+	offConnParamRetryCount         = 12 // offsetof(struct rdma_conn_param, retry_count)
+	offConnParamRNRRetryCount      = 13 // offsetof(struct rdma_conn_param, rnr_retry_count)
+	offConnParamSRQ                = 14 // offsetof(struct rdma_conn_param, srq)
+	offConnParamQPNum              = 16 // offsetof(struct rdma_conn_param, qp_num)
+
+	offEventChannelFD = 0 // offsetof(struct rdma_event_channel, fd)
 )
 
 // Constants that the calls take.
 const (
-	qpTypeRC       = 2
-	portSpaceTCP   = 0x0106
-	maskQPState    = 1 << 0
-	maskQPAccess   = 1 << 3
-	maskQPPKey     = 1 << 4
-	maskQPPort     = 1 << 5
-	maskQPTimeout  = 1 << 9
-	maskQPRetryCnt = 1 << 10
-	maskQPRNRRetry = 1 << 11
-	maskQPMinRNR   = 1 << 15
-	maskQPCap      = 1 << 19
-	maskSRQLimit   = 1 << 1
-
-	optionLevelID      = 0
-	optionIDTOS        = 0
-	optionIDReuseAddr  = 1
-	optionIDAFOnly     = 2
-	optionIDAckTimeout = 3
+	qpTypeRC           = 2       // IBV_QPT_RC
+	portSpaceTCP       = 0x0106  // RDMA_PS_TCP
+	maskQPState        = 1 << 0  // IBV_QP_STATE
+	maskQPAccess       = 1 << 3  // IBV_QP_ACCESS_FLAGS
+	maskQPPKey         = 1 << 4  // IBV_QP_PKEY_INDEX
+	maskQPPort         = 1 << 5  // IBV_QP_PORT
+	maskQPTimeout      = 1 << 9  // IBV_QP_TIMEOUT
+	maskQPRetryCnt     = 1 << 10 // IBV_QP_RETRY_CNT
+	maskQPRNRRetry     = 1 << 11 // IBV_QP_RNR_RETRY
+	maskQPMinRNR       = 1 << 15 // IBV_QP_MIN_RNR_TIMER
+	maskQPCap          = 1 << 19 // IBV_QP_CAP
+	maskSRQLimit       = 1 << 1  // IBV_SRQ_LIMIT
+	optionLevelID      = 0       // RDMA_OPTION_ID
+	optionIDTOS        = 0       // RDMA_OPTION_ID_TOS
+	optionIDReuseAddr  = 1       // RDMA_OPTION_ID_REUSEADDR
+	optionIDAFOnly     = 2       // RDMA_OPTION_ID_AFONLY
+	optionIDAckTimeout = 3       // RDMA_OPTION_ID_ACK_TIMEOUT
+	sizeSockaddrIn6    = 28      // sizeof(struct sockaddr_in6)
 )
 
 // at is the field of type T at base+offset in C's memory.
