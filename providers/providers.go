@@ -31,6 +31,15 @@ type Config struct {
 // zero [Config].
 func Default() []rdma.Provider { return New(Config{}) }
 
+// Names are those of the providers in the set, the preferred ones first.
+func Names() []string {
+	var names []string
+	for _, p := range Default() {
+		names = append(names, p.Name())
+	}
+	return names
+}
+
 // New returns a new set of providers, the preferred ones first.
 func New(cfg Config) []rdma.Provider {
 	sorted := slices.SortedFunc(slices.Values(made), func(a, b ranked) int { return a.rank - b.rank })

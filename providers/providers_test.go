@@ -17,6 +17,9 @@ func TestDefault(t *testing.T) {
 			t.Errorf("%s: %v", p.Name(), err)
 		}
 	}
+	if !slices.Equal(names, Names()) {
+		t.Errorf("names %v, providers %v", Names(), names)
+	}
 	if len(names) != len(made) {
 		t.Errorf("%d providers of %d", len(names), len(made))
 	}

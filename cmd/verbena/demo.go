@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	client "github.com/colinmarc/hdfs/v2"
@@ -26,8 +27,8 @@ func demoCommand(o *options) *cobra.Command {
 		Short: "Store and read back real files over each transport, and measure",
 		Long: `Bring up a cluster in processes of its own in a temporary directory, store a
 directory tree and a file of 1 GiB with the unmodified HDFS client over TCP, then
-through shared memory and through iWARP, read all of it back, compare SHA-256,
-print a table and clean up.
+through shared memory, iWARP and an RDMA adapter if there is one, read all of it
+back, compare SHA-256, print a table and clean up.
 
 Write and read are the tree and the large file together; CPU seconds are those of
 the client and the whole cluster while writing and reading; create is one small
@@ -70,6 +71,9 @@ file created, written (1 KiB) and closed, one after the other.`,
 			c := &connector{user: user, rt: rt, dialers: map[string]*hdfs.Dialer{}}
 			defer closing(&err, c)
 			cfg.Connect = c.connect
+			if len(cfg.Transports) == 0 {
+				cfg.Transports = usableTransports(rt)
+			}
 			result, err := demo.Run(cmd.Context(), cfg)
 			if err != nil {
 				return err
@@ -97,7 +101,7 @@ file created, written (1 KiB) and closed, one after the other.`,
 	flags.IntVar(&cfg.DataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&cfg.Replicas, "replication", 3, "replicas of a block")
 	flags.IntVar(&cfg.Workers, "clients", 4, "clients at work at once")
-	flags.StringSliceVar(&cfg.Transports, "transports", []string{"tcp", "shm", "iwarp"}, "what to measure, in this order")
+	flags.StringSliceVar(&cfg.Transports, "transports", nil, "what to measure, in this order (default: tcp, then what this host has)")
 	return cmd
 }
 
@@ -109,6 +113,17 @@ func toolchainSource(cmd *cobra.Command) (string, error) {
 		return "", fmt.Errorf("no Go toolchain found whose source could be stored (%w): name a directory with --tree", err)
 	}
 	return filepath.Join(strings.TrimSpace(string(out)), "src"), nil
+}
+
+// usableTransports are TCP and those of which this host has a device.
+func usableTransports(rt *verbena.Runtime) []string {
+	list := []string{verbena.TransportTCP}
+	for _, d := range rt.Stats().Devices {
+		if d.Gone == nil && !slices.Contains(list, d.Transport) {
+			list = append(list, d.Transport)
+		}
+	}
+	return list
 }
 
 // connector makes clients that share one runtime and a dialer for each

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/providers"
 )
 
 var defaultNameNode = net.JoinHostPort("127.0.0.1", strconv.Itoa(nameNodePort))
@@ -51,17 +53,21 @@ func fsCommand(o *options) *cobra.Command {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&nameNode, "namenode", "", "`HOST:PORT` of the NameNode (default: HADOOP_CONF_DIR's, or "+defaultNameNode+")")
 	flags.StringVar(&user, "user", "", "act as this user (default: HADOOP_USER_NAME, or who you are)")
-	flags.StringVar(&transport, "transport", "auto", "auto, shm, iwarp or tcp; auto takes the fastest that both ends have")
+	flags.StringVar(&transport, "transport", "auto", choiceOfTransports()+"; auto takes the fastest that both ends have")
 	return cmd
 }
 
 // checkTransport refuses a name that nothing could ever have.
 func checkTransport(name string) error {
-	switch name {
-	case verbena.TransportAuto, "shm", "iwarp", verbena.TransportTCP:
+	if name == verbena.TransportAuto || name == verbena.TransportTCP || slices.Contains(providers.Names(), name) {
 		return nil
 	}
-	return fmt.Errorf("there is no transport %q: choose auto, shm, iwarp or tcp", name)
+	return fmt.Errorf("there is no transport %q: choose %s", name, choiceOfTransports())
+}
+
+// choiceOfTransports is what --transport takes, in words.
+func choiceOfTransports() string {
+	return verbena.TransportAuto + ", " + strings.Join(providers.Names(), ", ") + " or " + verbena.TransportTCP
 }
 
 // withPort adds the NameNode's usual port to an address that has none.
