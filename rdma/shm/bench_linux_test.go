@@ -1,10 +1,14 @@
 package shm
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -15,69 +19,176 @@ import (
 
 var sizes = []int{8, 1 << 10, 64 << 10}
 
-// BenchmarkSendLatency plays ping-pong between two processes that spin. It
-// reports one way, half of the round trip.
-func BenchmarkSendLatency(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprint(size), func(b *testing.B) { pingPong(b, "echo", size) })
-	}
-}
-
-// BenchmarkEventLatency is that with an echo that sleeps on its queue.
-func BenchmarkEventLatency(b *testing.B) {
-	b.Run("1024", func(b *testing.B) { pingPong(b, "wait", 1024) })
-}
-
-func pingPong(b *testing.B, part string, size int) {
-	b.Setenv(rotationVariable, "4")
-	s, _ := with(b, part)
-	sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
-	var c [4]rdma.Completion
-	round := func(i int) {
-		sends[0].Flags = 0
-		if i%64 == 0 {
-			sends[0].Flags = rdma.Signaled
+// The two processes run where the scheduler puts them, or each on a processor of
+// its own.
+func placements(b *testing.B, f func(b *testing.B)) {
+	b.Run("unpinned", f)
+	b.Run("pinned", func(b *testing.B) {
+		all := processors(b)
+		if len(all) < 2 {
+			b.Skip("two processors are needed")
 		}
-		if _, err := s.qp.PostSend(sends); err != nil {
+		b.Setenv(pinVariable, strconv.Itoa(all[1]))
+		if err := pin(all[0]); err != nil {
 			b.Fatal(err)
 		}
-		for idle := 0; ; idle++ {
-			n, err := s.cq.Poll(c[:])
-			if err != nil {
-				b.Fatal(err)
+		defer func() {
+			if err := pin(all...); err != nil {
+				b.Error(err)
 			}
-			back := false
-			for j := range c[:n] {
-				if c[j].Status != rdma.StatusSuccess {
-					b.Fatal(c[j].Status, s.qp.Err())
-				}
-				if c[j].Op == rdma.OpRecv {
-					back = true
-					if err := s.repost(c[j].ID); err != nil {
-						b.Fatal(err)
-					}
-				}
-			}
-			if back {
-				return
-			}
-			if idle&1023 == 1023 {
-				runtime.Gosched()
-			}
+		}()
+		f(b)
+	})
+}
+
+// BenchmarkSendLatency plays ping-pong between two processes that spin. It
+// reports one way, half of the round trip. The receives' payload is not looked
+// at, or every line of it is read and the next message written anew.
+func BenchmarkSendLatency(b *testing.B) {
+	placements(b, func(b *testing.B) {
+		for _, size := range sizes {
+			b.Run(fmt.Sprint(size), func(b *testing.B) { pingPong(b, player{size: size}) })
+		}
+		for _, size := range sizes {
+			b.Run(fmt.Sprint("read-", size), func(b *testing.B) { pingPong(b, player{size: size, touch: true}) })
+		}
+	})
+}
+
+// BenchmarkEventLatency is that with two processes that sleep.
+func BenchmarkEventLatency(b *testing.B) {
+	placements(b, func(b *testing.B) { pingPong(b, player{size: 1024, sleep: true}) })
+}
+
+func pingPong(b *testing.B, p player) {
+	b.Setenv(rotationVariable, "4")
+	b.Setenv(playerVariable, p.String())
+	s, _ := with(b, "player")
+	m := newMedian(b.N)
+	round := func() {
+		if err := p.send(s); err != nil {
+			b.Fatal(err)
+		}
+		if err := p.receive(s); err != nil {
+			b.Fatal(err)
 		}
 	}
-	for i := range 1000 {
-		round(i)
+	for range 2000 {
+		round()
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
-	m := newMedian(b.N)
-	for i := range b.N {
-		round(i)
+	m.start = time.Now()
+	for range b.N {
+		round()
 		m.count()
 	}
 	b.StopTimer()
 	m.report(b)
+}
+
+// A player sends messages and waits for the answers.
+type player struct {
+	size  int
+	touch bool // reads and writes every line of the payload
+	sleep bool // waits for events
+
+	sent     int
+	line     byte
+	requests []rdma.SendRequest
+	polled   [4]rdma.Completion
+}
+
+func (p *player) String() string { return fmt.Sprintf("%d %t %t", p.size, p.touch, p.sleep) }
+
+// answer is the part of the process that does not measure.
+func answer(s *side) error {
+	var p player
+	if _, err := fmt.Sscanf(os.Getenv(playerVariable), "%d %t %t", &p.size, &p.touch, &p.sleep); err != nil {
+		return err
+	}
+	for {
+		if err := p.receive(s); err != nil {
+			return nil //nolint:nilerr // the parent has hung up
+		}
+		if err := p.send(s); err != nil {
+			return nil //nolint:nilerr // the parent has hung up
+		}
+	}
+}
+
+func (p *player) send(s *side) error {
+	const offset = buffers * bufferBytes
+	if p.requests == nil {
+		p.requests = []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: offset, Length: p.size}}}}
+	}
+	if p.touch {
+		p.line++
+		source := s.memory.Bytes()[offset:][:p.size]
+		for i := 0; i < len(source); i += 64 {
+			source[i] = p.line
+		}
+	}
+	p.requests[0].Flags = 0
+	if p.sent++; p.sent%64 == 0 {
+		p.requests[0].Flags = rdma.Signaled
+	}
+	_, err := s.qp.PostSend(p.requests)
+	return err
+}
+
+func (p *player) receive(s *side) error {
+	for idle := 1; ; idle++ {
+		n, err := s.cq.Poll(p.polled[:])
+		if err != nil {
+			return err
+		}
+		back := false
+		for i := range p.polled[:n] {
+			c := &p.polled[i]
+			if c.Status != rdma.StatusSuccess {
+				return fmt.Errorf("%s: %w", c.Status, s.qp.Err())
+			}
+			if c.Op != rdma.OpRecv {
+				continue
+			}
+			back = true
+			if p.touch {
+				if err := p.read(s, c); err != nil {
+					return err
+				}
+			}
+			if err := s.repost(c.ID); err != nil {
+				return err
+			}
+		}
+		switch {
+		case back:
+			return nil
+		case n > 0:
+		case p.sleep && idle&1 == 1:
+			if err := s.cq.Arm(false); err != nil {
+				return err
+			}
+		case p.sleep:
+			if err := s.cq.Wait(context.Background()); err != nil {
+				return err
+			}
+		case idle&1023 == 0:
+			runtime.Gosched()
+		}
+	}
+}
+
+func (p *player) read(s *side, c *rdma.Completion) error {
+	message := s.memory.Bytes()[int(c.ID%s.rotation)*bufferBytes:][:c.Length]
+	first := message[0]
+	for i := 0; i < len(message); i += 64 {
+		if message[i] != first {
+			return fmt.Errorf("line %d of %d bytes is %d, and the first is %d", i/64, len(message), message[i], first)
+		}
+	}
+	return nil
 }
 
 // A median tells what a round takes while both processes run, on machines where
@@ -113,7 +224,9 @@ func (m *median) report(b *testing.B) {
 }
 
 // BenchmarkWriteLatency plays ping-pong by Writes whose last word is polled.
-func BenchmarkWriteLatency(b *testing.B) {
+func BenchmarkWriteLatency(b *testing.B) { placements(b, writeLatency) }
+
+func writeLatency(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			s, remote := with(b, "flags")
@@ -145,7 +258,9 @@ func BenchmarkWriteLatency(b *testing.B) {
 }
 
 // BenchmarkSendRate streams to a process that takes everything, one in 64 signalled.
-func BenchmarkSendRate(b *testing.B) {
+func BenchmarkSendRate(b *testing.B) { placements(b, sendRate) }
+
+func sendRate(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			b.Setenv(rotationVariable, "4")
@@ -269,4 +384,43 @@ func BenchmarkOneProcess(b *testing.B) {
 			}
 		})
 	})
+}
+
+// processors lists those that this process may use.
+func processors(b *testing.B) []int {
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		b.Fatal(err)
+	}
+	var list []int
+	for cpu := range len(allowed) * 64 {
+		if allowed.IsSet(cpu) {
+			list = append(list, cpu)
+		}
+	}
+	return list
+}
+
+// pin binds every thread of this process, and those that they start, to
+// processors.
+func pin(to ...int) error {
+	var mask unix.CPUSet
+	for _, cpu := range to {
+		mask.Set(cpu)
+	}
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, thread := range threads {
+		id, err := strconv.Atoi(thread.Name())
+		if err != nil {
+			return err
+		}
+		// A thread may have ended meanwhile.
+		if err := unix.SchedSetaffinity(id, &mask); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
 }

@@ -22,6 +22,15 @@ const (
 	few          = 4
 )
 
+// A queue pair whose sender rings is polled without that again after so many
+// messages in a row which nobody armed the queue for, so that a receiver that
+// sleeps between messages need not call barrier for each, and only if so few
+// queue pairs are polled that looking at all of them is cheaper than rings.
+const (
+	warmAfter = 32
+	warmest   = 16
+)
+
 // A completionQueue stores the completions of the send queues and of whatever
 // is flushed. Those of receives stay in the inboxes until Poll takes them from
 // there, so they never overrun it.
@@ -40,6 +49,7 @@ type completionQueue struct {
 	next    int            // of hot, to be polled first
 	ringers [][]*queuePair // by their bit
 	armed   bool
+	arms    uint64 // calls of Arm
 	overrun bool
 	failing bool // failUsers is about to run
 	users   int
@@ -48,6 +58,7 @@ type completionQueue struct {
 
 	blockedMu    sync.Mutex
 	blocked      []*queuePair // whose next request waits for the peer
+	skip, skips  int          // polls to leave them alone, and the last choice of that
 	blockedCount atomic.Int32
 
 	wake chan struct{} // by the agent
@@ -208,8 +219,12 @@ func (cq *completionQueue) Poll(into []rdma.Completion) (int, error) {
 		cq.retryBlocked()
 	}
 	cq.mu.Lock()
-	defer cq.mu.Unlock()
-	n := 0
+	n, err := cq.poll(into)
+	cq.mu.Unlock()
+	return n, err
+}
+
+func (cq *completionQueue) poll(into []rdma.Completion) (n int, err error) {
 	for n < len(into) && cq.count > 0 {
 		e := &cq.ring[cq.first]
 		if cq.first++; cq.first == len(cq.ring) {
@@ -223,8 +238,12 @@ func (cq *completionQueue) Poll(into []rdma.Completion) (int, error) {
 		}
 	}
 	if n < len(into) && !cq.closed.Load() {
-		cq.bell.bits().collect(cq.heat)
-		n += cq.harvest(into[n:])
+		if cq.bell.bits().summary().Load() != 0 {
+			cq.bell.bits().collect(cq.heat)
+		}
+		if len(cq.hot) > 0 {
+			n += cq.harvest(into[n:])
+		}
 	}
 	if n == 0 {
 		switch {
@@ -252,13 +271,10 @@ func (cq *completionQueue) heat(bit uint32) {
 
 // harvest takes receive completions out of the inboxes of hot queue pairs.
 func (cq *completionQueue) harvest(into []rdma.Completion) int {
-	if len(cq.hot) == 0 {
-		return 0
-	}
 	if cq.armed && cq.bell.armed().Load() == 0 {
 		cq.armed = false
 	}
-	n := 0
+	n, cooled := 0, false
 	patience := patienceFew
 	if len(cq.hot) > few {
 		patience = patienceMany
@@ -278,7 +294,7 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 		switch {
 		case k > 0:
 			qp.idle = 0
-			if qp.cold && !cq.armed {
+			if qp.cold && !cq.armed && len(cq.hot) <= warmest && qp.warms(k, cq.arms) {
 				qp.setCold(false)
 			}
 		case qp.cold:
@@ -292,11 +308,15 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 		default:
 			if qp.idle++; qp.idle > patience {
 				qp.setCold(true)
+				cooled = true
 			}
 		}
 		i++
 	}
 	cq.next = i
+	if cooled {
+		barrier()
+	}
 	return n
 }
 
@@ -313,11 +333,17 @@ func (cq *completionQueue) Arm(solicitedOnly bool) error {
 	}
 	cq.bell.armed().Store(mode)
 	cq.armed = true
+	cq.arms++
 	// Senders look at their gate first, and at the doorbell only if it says so.
+	cooled := false
 	for _, qp := range cq.hot {
 		if !qp.cold {
 			qp.setCold(true)
+			cooled = true
 		}
+	}
+	if cooled {
+		barrier()
 	}
 	return nil
 }
@@ -482,18 +508,33 @@ func (cq *completionQueue) retryBlocked() {
 		return
 	}
 	defer cq.blockedMu.Unlock()
+	// Whoever looks too often takes the line away from the peer that writes it.
+	if cq.skip > 0 {
+		cq.skip--
+		return
+	}
+	moved := false
 	for i := len(cq.blocked) - 1; i >= 0; i-- {
 		qp := cq.blocked[i]
 		if !qp.sendMu.TryLock() {
 			continue
 		}
+		before := qp.queueCount
 		if qp.progress() {
 			cq.dropBlocked(qp)
 			qp.blocked = false
 		}
+		moved = moved || qp.queueCount != before
 		qp.sendMu.Unlock()
 	}
+	cq.skips = min(2*cq.skips+1, mostSkips)
+	if moved {
+		cq.skips = 0
+	}
+	cq.skip = cq.skips
 }
+
+const mostSkips = 31
 
 // Close implements rdma.CompletionQueue.
 func (cq *completionQueue) Close() error {

@@ -158,6 +158,11 @@ func (r *region) close() error {
 
 	r.closed.Store(true)
 	d.table.state(r.index).Store(r.state &^ 1)
+	for _, qp := range pairs {
+		if qp.srq == nil && qp.receivesInto(r) {
+			qp.setGate(gateLook)
+		}
+	}
 	// This side's copies run under these locks and look at closed first.
 	for _, qp := range pairs {
 		qp.sendMu.Lock()
@@ -168,6 +173,7 @@ func (r *region) close() error {
 		cq.mu.Unlock() //nolint:staticcheck // waits for who is inside
 	}
 	deadline := time.Now().Add(d.device.config.AccessTimeout)
+	barrier()
 	for _, qp := range pairs {
 		if !qp.awaitPeerAccess(deadline) {
 			qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: close region: %s has been inside an access for %v, and is probably suspended: %w",

@@ -196,6 +196,9 @@ func FuzzReceives(f *testing.F) {
 		peer := b.qp.(*queuePair)
 		area := peer.inboxFile.Bytes()[inboxRings:peer.inbox.shape.slotsOffset()]
 		copy(area, descriptors)
+		// The peer may say that all of them may be used, or nonsense.
+		peer.inbox.room().Store(uint64(size) >> 8)
+		peer.inbox.limit().Store(uint64(1 + size%67))
 		length := int(size)
 		fill(a.memory.Bytes()[:length], 1)
 		if _, err := a.qp.PostSend([]rdma.SendRequest{{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: a.sge(0, length)}}); err != nil {

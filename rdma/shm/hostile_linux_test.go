@@ -16,7 +16,7 @@ func scribble(s *side, remote rdma.Remote) error {
 	random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	bell := peer.bellMemory[:bellHeader+2*bellBlock]
 	// Its own gate and descriptors, too, which the peer reads.
-	targets := [][]byte{qp.outMemory[inboxTaken:], qp.outMemory[inboxTaken:inboxRings], bell, qp.inboxFile.Bytes()[inboxRings:]}
+	targets := [][]byte{qp.outMemory[inboxLimit:], qp.outMemory[inboxLimit:inboxRings], bell, qp.inboxFile.Bytes()[inboxRings:]}
 	nonsense := func() uint64 { return random.Uint64() >> (random.IntN(8) * 8) }
 	var c [16]rdma.Completion
 	for i := 0; qp.State() == rdma.StateConnected; i++ {

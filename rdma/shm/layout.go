@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/verbena-data/verbena/internal/release"
 )
 
 // The layout of what processes share. All integers are in the host's byte
@@ -27,19 +29,27 @@ const (
 //
 //	0    owner: gate, one word: whether the peer must stay out, and whether it
 //	     must ring the doorbell
-//	128  owner: how many messages have been taken, with a shared receive queue
+//	128  owner: limit, how many messages the peer may have sent in all
+//	136  owner: room, a length that every receive below the limit has
 //	256  peer: access, odd while the peer is inside memory of this side
 //	384  peer: waiting, set while the peer waits for a receive or a slot
 //	512  receive descriptors, then, on a line of its own, message slots
+//
+// The peer reads limit and room only when it has sent what the last limit
+// allowed, so that they cost no transfer of a line for each message.
 const (
 	inboxGate    = 0
-	inboxTaken   = 128
+	inboxLimit   = 128
+	inboxRoom    = 136
 	inboxAccess  = 256
 	inboxWaiting = 384
 	inboxRings   = 512
 
 	gateClosed uint64 = 1
 	gateCold   uint64 = 2
+	// gateLook says that a region has been closed which a receive names: the peer
+	// has to look at the descriptors of receives, however short its messages are.
+	gateLook uint64 = 4
 )
 
 // inboxShape sizes an inbox. The counts of receives and slots are powers of two.
@@ -105,7 +115,8 @@ func halfWord(base unsafe.Pointer, offset uintptr) *atomic.Uint32 {
 }
 
 func (b *inbox) gate() *atomic.Uint64    { return word(b.base, inboxGate) }
-func (b *inbox) taken() *atomic.Uint64   { return word(b.base, inboxTaken) }
+func (b *inbox) limit() *atomic.Uint64   { return word(b.base, inboxLimit) }
+func (b *inbox) room() *atomic.Uint64    { return word(b.base, inboxRoom) }
 func (b *inbox) access() *atomic.Uint64  { return word(b.base, inboxAccess) }
 func (b *inbox) waiting() *atomic.Uint32 { return halfWord(b.base, inboxWaiting) }
 
@@ -172,7 +183,7 @@ func (h slotHeader) validate() error {
 }
 
 func (s slot) header() slotHeader                  { return slotHeader(word(s.base, 0).Load()) }
-func (s slot) publish(h slotHeader)                { word(s.base, 0).Store(uint64(h)) }
+func (s slot) publish(h slotHeader)                { release.Store(word(s.base, 0), uint64(h)) }
 func (s slot) setDetail(detail uint64)             { *(*uint64)(unsafe.Add(s.base, 8)) = detail }
 func (s slot) detail() uint64                      { return word(s.base, 8).Load() }
 func (s slot) payload() *[slotInline]byte          { return (*[slotInline]byte)(unsafe.Add(s.base, 16)) }
@@ -196,7 +207,7 @@ func (h descriptorHead) entries() int            { return int(uint8(h >> 32)) }
 func (h descriptorHead) length() int             { return int(uint32(h)) }
 
 func (d descriptor) head() descriptorHead     { return descriptorHead(word(d.base, 0).Load()) }
-func (d descriptor) publish(h descriptorHead) { word(d.base, 0).Store(uint64(h)) }
+func (d descriptor) publish(h descriptorHead) { release.Store(word(d.base, 0), uint64(h)) }
 
 // entry copies entry i of count out of shared memory.
 func (d descriptor) entry(i, count int, total int) (place, int) {

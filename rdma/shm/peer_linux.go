@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -39,13 +40,14 @@ type peerDomain struct {
 // A peerRegion is a region of a peer, mapped here.
 type peerRegion struct {
 	grant
-	memory []byte // exactly length bytes usable
+	memory []byte         // exactly length bytes usable
+	now    *atomic.Uint64 // the state in the owner's table
 	owner  *peerDomain
 }
 
 // open tells whether the region's owner has not closed it. Only inside an access
 // does the answer last.
-func (r *peerRegion) open() bool { return r.owner.table.state(r.handle).Load() == r.state }
+func (r *peerRegion) open() bool { return r.now.Load() == r.state }
 
 func (r *peerRegion) has(access rdma.Access) bool { return rdma.Access(r.access)&access == access }
 
@@ -82,7 +84,7 @@ func (p *peerDomain) add(g grant, fd int) error {
 	if err != nil {
 		return fmt.Errorf("region %#x of the peer: %w", g.handle, err)
 	}
-	r := &peerRegion{grant: g, memory: memory, owner: p}
+	r := &peerRegion{grant: g, memory: memory, now: p.table.state(g.handle), owner: p}
 	err = p.drop(g.handle)
 	p.mu.Lock()
 	var stale []uint32

@@ -33,13 +33,18 @@ const (
 	// rotationVariable is how many buffers are received into in turn. Few stay in
 	// the processors' caches.
 	rotationVariable = "VERBENA_SHM_ROTATION"
-	buffers          = 64
-	bufferBytes      = 64 << 10
+	// playerVariable says how the player part plays, and pinVariable which processor the
+	// child stays on.
+	playerVariable = "VERBENA_SHM_PLAYER"
+	pinVariable    = "VERBENA_SHM_PIN"
+	buffers        = 64
+	bufferBytes    = 64 << 10
 )
 
 var parts = map[string]func(*side, rdma.Remote) error{
 	"echo":     func(s *side, _ rdma.Remote) error { return echo(s, false) },
 	"wait":     func(s *side, _ rdma.Remote) error { return echo(s, true) },
+	"player":   func(s *side, _ rdma.Remote) error { return answer(s) },
 	"sink":     func(s *side, _ rdma.Remote) error { return sink(s) },
 	"flags":    flags,
 	"scribble": scribble,
@@ -113,6 +118,11 @@ func parseRemote(b []byte) rdma.Remote {
 }
 
 func child(part func(*side, rdma.Remote) error, address string) error {
+	if cpu, err := strconv.Atoi(os.Getenv(pinVariable)); err == nil {
+		if err := pin(cpu); err != nil {
+			return err
+		}
+	}
 	var config Config
 	if uid, err := strconv.Atoi(os.Getenv(allowVariable)); err == nil {
 		config.AllowUIDs = []uint32{uint32(uid)}

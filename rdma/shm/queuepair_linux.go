@@ -48,18 +48,26 @@ type queuePair struct {
 	// What the peer told, fixed while connected.
 	remote hello
 	peer   atomic.Pointer[peerDomain]
+	// lazy says that both processes take part in barriers: who publishes needs no
+	// fence then.
+	lazy atomic.Bool
 
 	// The receiving side. recvMu guards posting; recvCQ.mu guards taking.
 	recvMu   sync.Mutex
 	receives receiveRing
 	posted   atomic.Uint64
 	taken    atomic.Uint64
+	room     int // what the inbox says; guarded by recvMu
 	arrived  uint64
 	drained  bool // nothing more is taken from the inbox
 	hot      bool // in recvCQ.hot
 	cold     bool // the peer rings
 	idle     int
+	warm     int    // messages taken while cold
+	warmArms uint64 // recvCQ.arms when the first of them was
 	bit      uint32
+
+	recvFence fence
 
 	// The sending side.
 	sendMu       sync.Mutex
@@ -67,8 +75,10 @@ type queuePair struct {
 	outMemory    []byte
 	outShared    sharedQueue
 	sharedMemory []byte
+	sendFence    fence
 	sent         uint64 // messages put into out
-	outTaken     uint64
+	outLimit     uint64 // how many may be, as last seen
+	outRoom      int    // what fits into each of those, without looking; -1 if that is not known
 	claim        uint64
 	claimed      bool
 	accesses     uint64
@@ -139,6 +149,9 @@ func (d *domain) newQueuePair(config rdma.QueuePairConfig) (_ *queuePair, err er
 	// Until the receiver looks for the first time, it has to be told.
 	qp.cold = true
 	qp.inbox.gate().Store(gateCold)
+	if qp.srq != nil {
+		qp.inbox.limit().Store(uint64(shape.slots))
+	}
 	for qp.number == 0 {
 		qp.number = d.device.number.Add(1)
 	}
@@ -252,6 +265,15 @@ func (qp *queuePair) awaitPeerAccess(deadline time.Time) bool {
 	return true
 }
 
+// setGate sets a bit of the inbox's gate, if that is still there.
+func (qp *queuePair) setGate(bit uint64) {
+	qp.inboxMu.RLock()
+	defer qp.inboxMu.RUnlock()
+	if !qp.unmapped {
+		qp.inbox.gate().Or(bit)
+	}
+}
+
 // peerGone tells whether nobody is left at the other end.
 func (qp *queuePair) peerGone() bool {
 	qp.stateMu.Lock()
@@ -272,6 +294,7 @@ func (qp *queuePair) teardown(farewell string) {
 	qp.sendMu.Unlock() //nolint:staticcheck // waits for who is inside
 	if c != nil {
 		c.goodbye(farewell)
+		barrier()
 		qp.stuck = !qp.awaitPeerAccess(time.Now().Add(qp.domain.device.config.AccessTimeout))
 		c.close()
 	}

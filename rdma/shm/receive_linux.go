@@ -44,21 +44,30 @@ func (r *receiveRing) spansAt(n uint64) []span {
 
 // store keeps a checked request at position n.
 func (r *receiveRing) store(n uint64, request *rdma.RecvRequest, length int) {
-	*r.at(n) = receive{id: request.ID, length: length, count: len(request.SGEs)}
-	for i, s := range r.spansAt(n) {
-		_ = s
-		sge := &request.SGEs[i]
-		r.spans[int(n&uint64(len(r.receives)-1))*r.entries+i] = span{sge.Region.(*region), sge.Offset, sge.Length}
+	i := int(n & uint64(len(r.receives)-1))
+	receive := &r.receives[i]
+	receive.id, receive.length, receive.count = request.ID, length, len(request.SGEs)
+	spans := r.spans[i*r.entries:][:len(request.SGEs)]
+	for j := range spans {
+		sge, span := &request.SGEs[j], &spans[j]
+		// Mostly the same regions come again, and storing pointers has a price.
+		if region := sge.Region.(*region); span.region != region {
+			span.region = region
+		}
+		span.offset, span.length = sge.Offset, sge.Length
 	}
 }
 
 // announce publishes the receive at position n.
 func (r *receiveRing) announce(n uint64, d descriptor) {
-	spans := r.spansAt(n)
-	for i, s := range spans {
-		d.setEntry(i, len(spans), makePlace(s.region.handle, s.offset), s.length)
+	i := int(n & uint64(len(r.receives)-1))
+	receive := &r.receives[i]
+	spans := r.spans[i*r.entries:][:receive.count]
+	for j := range spans {
+		s := &spans[j]
+		d.setEntry(j, len(spans), makePlace(s.region.handle, s.offset), s.length)
 	}
-	d.publish(makeDescriptorHead(n, len(spans), r.at(n).length))
+	d.publish(makeDescriptorHead(n, len(spans), receive.length))
 }
 
 // scatter copies a payload that came in a slot into the receive.
@@ -111,32 +120,57 @@ func (qp *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
 		return 0, nil
 	}
 	qp.recvMu.Lock()
-	defer qp.recvMu.Unlock()
-	posted := qp.posted.Load()
-	for i := range requests {
-		if state := qp.State(); state > rdma.StateConnected {
-			return i, qp.stateError("post receive", state)
-		}
-		if posted-qp.taken.Load() >= uint64(qp.recvDepth) {
-			return i, fmt.Errorf("shm: post receive: %w: %d are outstanding", rdma.ErrQueueFull, qp.recvDepth)
-		}
-		length, err := qp.domain.checkEntries(requests[i].SGEs, qp.maxEntries, true)
-		if err != nil {
-			return i, fmt.Errorf("shm: post receive: %w", err)
-		}
-		qp.receives.store(posted, &requests[i], length)
-		// Before it is announced, or a message could come for a receive that
-		// this side does not know of.
-		release.Store(&qp.posted, posted+1)
-		qp.receives.announce(posted, qp.inbox.descriptor(posted))
-		posted++
-	}
-	qp.ringIfWaiting()
-	return len(requests), nil
+	n, err := qp.postRecv(requests)
+	qp.recvMu.Unlock()
+	return n, err
 }
 
-// ringIfWaiting tells a peer that waits for a receive, or for a slot, to try again.
+func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
+	posted := qp.posted.Load()
+	for n < len(requests) {
+		if state := qp.State(); state > rdma.StateConnected {
+			err = qp.stateError("post receive", state)
+			break
+		}
+		outstanding := posted - qp.taken.Load()
+		if outstanding >= uint64(qp.recvDepth) {
+			err = fmt.Errorf("shm: post receive: %w: %d are outstanding", rdma.ErrQueueFull, qp.recvDepth)
+			break
+		}
+		request := &requests[n]
+		length, invalid := qp.domain.checkEntries(request.SGEs, qp.maxEntries, true)
+		if invalid != nil {
+			err = fmt.Errorf("shm: post receive: %w", invalid)
+			break
+		}
+		qp.receives.store(posted, request, length)
+		qp.receives.announce(posted, qp.inbox.descriptor(posted))
+		// Room shrinks before the limit admits a shorter receive. It grows when
+		// the peer has used up all that it was admitted to.
+		if length < qp.room || length > qp.room && outstanding == 0 {
+			qp.room = length
+			release.Store(qp.inbox.room(), uint64(length))
+		}
+		posted++
+		n++
+	}
+	if n == 0 {
+		return 0, err
+	}
+	// Before the limit, or a message could come for a receive that this side does
+	// not know of.
+	release.Store(&qp.posted, posted)
+	release.Store(qp.inbox.limit(), posted)
+	qp.ringIfWaiting()
+	return n, err
+}
+
+// ringIfWaiting tells a peer that waits for a receive, or for a slot, to try
+// again, after one has been published.
 func (qp *queuePair) ringIfWaiting() {
+	if !qp.lazy.Load() {
+		qp.recvFence.order()
+	}
 	if qp.inbox.waiting().Load() == 0 {
 		return
 	}
@@ -175,12 +209,22 @@ func (qp *queuePair) pending() (slotHeader, bool) {
 }
 
 func (qp *queuePair) setCold(cold bool) {
-	qp.cold = cold
+	qp.cold, qp.warm = cold, 0
 	if cold {
 		qp.inbox.gate().Or(gateCold)
 	} else {
 		qp.inbox.gate().And(^gateCold)
 	}
+}
+
+// warms counts messages that were taken while cold, and tells whether they are
+// enough to be cold no more.
+func (qp *queuePair) warms(messages int, arms uint64) bool {
+	if qp.warmArms != arms {
+		qp.warm, qp.warmArms = 0, arms
+	}
+	qp.warm += messages
+	return qp.warm >= warmAfter
 }
 
 // harvest completes receives whose messages have arrived. recvCQ.mu is held.
@@ -190,15 +234,18 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 	}
 	n := 0
 	for n < len(into) {
-		header := qp.inbox.slot(qp.arrived).header()
+		s := qp.inbox.slot(qp.arrived)
+		header := s.header()
 		if !header.published(qp.arrived) {
 			break
 		}
 		c := &into[n]
-		if err := qp.take(header, c); err != nil {
-			qp.drained = true
-			qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
-			break
+		if !qp.takeQuick(header, s, c) {
+			if err := qp.take(header, c); err != nil {
+				qp.drained = true
+				qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
+				break
+			}
 		}
 		n++
 		qp.arrived++
@@ -212,11 +259,47 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 		if qp.srq == nil {
 			release.Store(&qp.taken, qp.arrived)
 		} else {
-			qp.inbox.taken().Store(qp.arrived)
+			release.Store(qp.inbox.limit(), qp.arrived+uint64(qp.inbox.shape.slots))
 			qp.ringIfWaiting()
 		}
 	}
 	return n
+}
+
+// takeQuick is take for what most messages are: a Send for a receive of one
+// entry. If it is anything else, or wrong, it reports false and has done nothing.
+func (qp *queuePair) takeQuick(header slotHeader, s slot, c *rdma.Completion) bool {
+	length := header.length()
+	if header.kind() != slotSend || qp.srq != nil || qp.arrived == qp.posted.Load() {
+		return false
+	}
+	i := int(qp.arrived & uint64(len(qp.receives.receives)-1))
+	r := &qp.receives.receives[i]
+	if length > r.length {
+		return false
+	}
+	if !header.placed() {
+		if length > slotInline || r.count != 1 {
+			return false
+		}
+		span := &qp.receives.spans[i*qp.receives.entries]
+		if span.region.closed.Load() {
+			return false
+		}
+		copyShort(span.region.bytes[span.offset:][:length], s.payload()[:length])
+	}
+	c.ID, c.QueuePair, c.Length, c.Immediate = r.id, qp.number, uint32(length), 0
+	c.Op, c.Status, c.HasImmediate = rdma.OpRecv, rdma.StatusSuccess, false
+	return true
+}
+
+// copyShort copies from to to, which has the same length.
+func copyShort(to, from []byte) {
+	if len(to) == 8 {
+		*(*[8]byte)(to) = *(*[8]byte)(from)
+		return
+	}
+	copy(to, from)
 }
 
 // take turns the message at position arrived into a completion. Everything the

@@ -38,7 +38,12 @@ type waiting struct {
 // PostSend implements rdma.QueuePair.
 func (qp *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	qp.sendMu.Lock()
-	defer qp.sendMu.Unlock()
+	n, err := qp.postSend(requests)
+	qp.sendMu.Unlock()
+	return n, err
+}
+
+func (qp *queuePair) postSend(requests []rdma.SendRequest) (int, error) {
 	if state := qp.State(); state != rdma.StateConnected {
 		return 0, qp.stateError("post send", state)
 	}
@@ -46,6 +51,16 @@ func (qp *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 		r := &requests[i]
 		if qp.sendPosted-qp.sendDone.Load() >= uint64(qp.sendDepth) {
 			return i, fmt.Errorf("shm: post send: %w: %d are outstanding; poll completions, and signal at least one in %d", rdma.ErrQueueFull, qp.sendDepth, qp.sendDepth)
+		}
+		if qp.queueCount > 0 && qp.queueCount%progressEvery == 0 {
+			qp.progress()
+		}
+		if qp.queueCount == 0 && qp.quick(r) {
+			qp.sendPosted++
+			if r.Flags&rdma.Signaled != 0 {
+				qp.complete(r, r.SGEs[0].Length, rdma.StatusSuccess, qp.sendPosted)
+			}
+			continue
 		}
 		total, err := qp.checkRequest(r)
 		if err != nil {
@@ -77,6 +92,110 @@ func (qp *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	return len(requests), nil
 }
 
+// progressEvery is at which lengths of the queue a post looks whether the queue
+// can go on; in between that is left to polls.
+const progressEvery = 16
+
+// quick carries out a request of the kinds that most are: a Send or Write of one
+// entry that need not wait and is right in every way. If it is anything else, it
+// reports false and has done nothing. sendMu is held.
+func (qp *queuePair) quick(r *rdma.SendRequest) bool {
+	if len(r.SGEs) != 1 || qp.State() != rdma.StateConnected {
+		return false
+	}
+	e := &r.SGEs[0]
+	from, ok := e.Region.(*region)
+	if !ok || from == nil || from.domain != qp.domain || uint(e.Offset) > uint(len(from.bytes)) ||
+		uint(e.Length) > uint(len(from.bytes)-e.Offset) || e.Length > maxMessage || from.closed.Load() {
+		return false
+	}
+	source := from.bytes[e.Offset:][:e.Length]
+	switch {
+	case r.Op == rdma.OpSend && len(source) <= slotInline:
+		return qp.quickInline(r.Flags, source)
+	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
+	case r.Op == rdma.OpSend:
+		return qp.quickPlaced(r.Flags, source)
+	case r.Op == rdma.OpWrite && len(source) > 0:
+		return qp.quickWrite(&r.Remote, source)
+	}
+	return false
+}
+
+func (qp *queuePair) quickInline(flags rdma.Flags, source []byte) bool {
+	if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
+		return false
+	}
+	if len(source) > qp.outRoom || qp.out.gate().Load()&(gateClosed|gateLook) != 0 {
+		return false
+	}
+	s := qp.out.slot(qp.sent)
+	copyShort(s.payload()[:len(source)], source)
+	kind := slotSend
+	if flags&rdma.Solicited != 0 {
+		kind |= slotSolicited
+	}
+	qp.publish(s, kind, len(source))
+	return true
+}
+
+func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
+	if qp.sent == qp.outLimit && qp.refresh() != outcomeDone || qp.outRoom < 0 {
+		return false
+	}
+	d := qp.out.descriptor(qp.sent)
+	head := d.head()
+	if !head.published(qp.sent) || head.entries() != 1 || len(source) > head.length() {
+		return false
+	}
+	place := place(word(d.base, 8).Load())
+	region := qp.cache[place.handle()%uint32(len(qp.cache))]
+	if region == nil || region.handle != place.handle() || !region.has(rdma.AccessLocalWrite) {
+		return false
+	}
+	to := region.at(region.address+uint64(place.offset()), len(source))
+	if to == nil {
+		return false
+	}
+	if !qp.enter() || !region.open() {
+		qp.leave()
+		return false
+	}
+	move(to, source)
+	qp.leave()
+	kind := slotSend | slotPlaced
+	if flags&rdma.Solicited != 0 {
+		kind |= slotSolicited
+	}
+	s := qp.out.slot(qp.sent)
+	qp.publish(s, kind, len(source))
+	if qp.sent%descriptorsAhead == 0 && qp.outLimit-qp.sent >= 2*descriptorsAhead {
+		prefetch(qp.out.descriptor(qp.sent + descriptorsAhead).base)
+	}
+	return true
+}
+
+// descriptorsAhead is how many descriptors of one entry are in a line.
+const descriptorsAhead = 4
+
+func (qp *queuePair) quickWrite(remote *rdma.Remote, source []byte) bool {
+	region := qp.cache[remote.Key%uint32(len(qp.cache))]
+	if region == nil || region.key != remote.Key || !region.has(rdma.AccessRemoteWrite) {
+		return false
+	}
+	to := region.at(remote.Address, len(source))
+	if to == nil {
+		return false
+	}
+	if !qp.enter() || !region.open() {
+		qp.leave()
+		return false
+	}
+	copyTailLast(to, source)
+	qp.leave()
+	return true
+}
+
 // checkRequest checks what this side can see.
 func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
 	switch r.Op {
@@ -101,6 +220,9 @@ func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
 			return 0, fmt.Errorf("%w: it takes one entry of 8 bytes for what was there", rdma.ErrInvalid)
 		}
 		return total, nil
+	}
+	if r.Op == rdma.OpSendInvalidate {
+		return 0, fmt.Errorf("%w: %s", rdma.ErrUnsupported, r.Op)
 	}
 	return 0, fmt.Errorf("%w: %s is no operation of a send queue", rdma.ErrInvalid, r.Op)
 }
@@ -165,7 +287,10 @@ func (qp *queuePair) progress() bool {
 			inline = w.inline[:w.total]
 		}
 		position := qp.sendPosted - uint64(qp.queueCount) + 1
-		o := qp.execute(&w.request, w.total, inline)
+		o := outcomeDone
+		if !qp.quick(&w.request) {
+			o = qp.execute(&w.request, w.total, inline)
+		}
 		if o > outcomeFailed {
 			if o != qp.reason {
 				qp.startWaiting(o)
@@ -269,6 +394,7 @@ func (qp *queuePair) retryLocked() {
 			return
 		}
 		qp.askToRing()
+		barrier()
 		// The peer may have posted in between, without seeing that this side waits.
 		if qp.progress() {
 			qp.unblock()
@@ -363,7 +489,10 @@ func (qp *queuePair) execute(r *rdma.SendRequest, total int, inline []byte) outc
 // says that it is inside and then looks. It reports false if the peer is closing.
 func (qp *queuePair) enter() bool {
 	qp.accesses++
-	qp.out.access().Store(qp.accesses)
+	release.Store(qp.out.access(), qp.accesses)
+	if !qp.lazy.Load() {
+		qp.sendFence.order()
+	}
 	return qp.out.gate().Load()&gateClosed == 0
 }
 
@@ -506,20 +635,18 @@ type receiveAt struct {
 
 // nextReceive finds the receive for the next message, and its slot.
 func (qp *queuePair) nextReceive() (at receiveAt, o outcome) {
+	if qp.sent == qp.outLimit {
+		if o := qp.refresh(); o != outcomeDone {
+			return at, o
+		}
+	}
 	if !qp.remote.shared {
 		at.descriptor = qp.out.descriptor(qp.sent)
 		at.head = at.descriptor.head()
 		if !at.head.published(qp.sent) {
-			return at, outcomeReceive
+			return at, qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive %d is damaged", qp.sent))
 		}
 		return at, qp.checkHead(&at, qp.out.shape.entries)
-	}
-	if qp.sent-qp.outTaken >= uint64(qp.out.shape.slots) {
-		taken := qp.out.taken().Load()
-		if taken > qp.sent || qp.sent-taken >= uint64(qp.out.shape.slots) {
-			return at, outcomeSlot
-		}
-		qp.outTaken = taken
 	}
 	if !qp.claimed {
 		position, ok := qp.outShared.claim(qp.remote.queuePair)
@@ -541,6 +668,26 @@ func (qp *queuePair) nextReceive() (at receiveAt, o outcome) {
 	return at, qp.checkHead(&at, qp.outShared.shape.entries)
 }
 
+// refresh looks how far the peer lets this side go. The outcome says what to wait
+// for if that is no further than it has gone.
+func (qp *queuePair) refresh() outcome {
+	limit, most := qp.out.limit().Load(), uint64(qp.out.shape.slots)
+	if limit == qp.sent {
+		if qp.remote.shared {
+			return outcomeSlot
+		}
+		return outcomeReceive
+	}
+	if limit-qp.sent > most {
+		return qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer lets this side send message %d after %d, and has room for %d", limit, qp.sent, most))
+	}
+	qp.outLimit, qp.outRoom = limit, -1
+	if !qp.remote.shared {
+		qp.outRoom = int(min(qp.out.room().Load(), maxMessage))
+	}
+	return outcomeDone
+}
+
 func (qp *queuePair) checkHead(at *receiveAt, entries uint32) outcome {
 	if at.head.entries() > int(entries) || at.head.length() > maxMessage {
 		return qp.failed(rdma.StatusRemoteOperation, fmt.Errorf("the peer's receive has %d entries of %d bytes", at.head.entries(), at.head.length()))
@@ -548,21 +695,36 @@ func (qp *queuePair) checkHead(at *receiveAt, entries uint32) outcome {
 	return outcomeDone
 }
 
-// send publishes a message and, if the peer does not look, rings.
+// send publishes a message that is not quick.
 func (qp *queuePair) send(at *receiveAt, s slot, r *rdma.SendRequest, kind slotKind, length int) {
 	if r.Flags&rdma.Solicited != 0 || kind >= slotTooLong {
 		kind |= slotSolicited
 	}
 	s.setDetail(makeDetail(r.Immediate, uint32(at.position)))
+	qp.claimed = false
+	qp.publish(s, kind, length)
+}
+
+// publish hands a message over and, if the peer does not look, rings.
+func (qp *queuePair) publish(s slot, kind slotKind, length int) {
 	s.publish(makeSlotHeader(qp.sent, kind, length))
 	qp.sent++
-	qp.claimed = false
-	if qp.out.gate().Load()&gateCold != 0 {
-		peer := qp.peer.Load()
-		block := peer.bell.block(qp.remote.bell.queue)
-		block.bits().set(qp.remote.bell.bit)
-		ring(peer.bell, block, kind&slotSolicited != 0)
+	if !qp.lazy.Load() {
+		qp.sendFence.order()
 	}
+	if qp.out.gate().Load()&gateCold != 0 {
+		qp.ringReceiver(kind)
+	}
+}
+
+func (qp *queuePair) ringReceiver(kind slotKind) {
+	// Whoever clears the bits looks for messages then, and has to see this one if
+	// the bit is found set here.
+	qp.sendFence.order()
+	peer := qp.peer.Load()
+	block := peer.bell.block(qp.remote.bell.queue)
+	block.bits().set(qp.remote.bell.bit)
+	ring(peer.bell, block, kind&slotSolicited != 0)
 }
 
 func (qp *queuePair) executeSend(r *rdma.SendRequest, total int, inline []byte) outcome {
@@ -647,7 +809,7 @@ func (qp *queuePair) place(at *receiveAt, r *rdma.SendRequest, total int) outcom
 	}
 	if n == 1 && len(r.SGEs) == 1 {
 		e := &r.SGEs[0]
-		copy(parts[0], e.Region.(*region).bytes[e.Offset:e.Offset+e.Length])
+		move(parts[0], e.Region.(*region).bytes[e.Offset:e.Offset+e.Length])
 		return outcomeDone
 	}
 	to := 0
@@ -692,14 +854,14 @@ func copyTailLast(to, source []byte) {
 	n := len(source)
 	end := unsafe.Add(unsafe.Pointer(&to[0]), n)
 	if n >= 8 && uintptr(end)&7 == 0 {
-		copy(to, source[:n-8])
+		move(to[:n-8], source)
 		tail := *(*[8]byte)(source[n-8:])
 		release.Store((*atomic.Uint64)(unsafe.Add(end, -8)), *(*uint64)(unsafe.Pointer(&tail)))
 		return
 	}
 	tail := min(n, 8)
 	if tail < n {
-		copy(to, source[:n-tail])
+		move(to[:n-tail], source)
 		// A release store and an acquiring load, in this order, keep the stores
 		// before from those after on every architecture.
 		var fence uint64

@@ -14,8 +14,8 @@ const (
 	maxPrivateData = 2048
 	maxText        = 1024
 
-	versionMin = 1
-	versionMax = 1
+	versionMin = 2
+	versionMax = 2
 )
 
 type packetType uint8
@@ -53,12 +53,18 @@ type hello struct {
 	domain          [16]byte
 	queuePair       uint32
 	inbox           inboxShape
+	barriers        bool // the process takes part in barriers
 	shared          bool
 	sharedShape     sharedShape
 	bell            bellPlace
 	retryBit        uint32
 	private         []byte
 }
+
+const (
+	helloShared   = 1
+	helloBarriers = 2
+)
 
 const helloFixed = 1 + 8 + 2 + 2 + 16 + 4 + 12 + 1 + 8 + 8 + 4 + 2
 
@@ -73,11 +79,14 @@ func (h *hello) append(t packetType, b []byte) []byte {
 	b = le.AppendUint32(b, h.inbox.receives)
 	b = le.AppendUint32(b, h.inbox.entries)
 	b = le.AppendUint32(b, h.inbox.slots)
+	var flags byte
 	if h.shared {
-		b = append(b, 1)
-	} else {
-		b = append(b, 0)
+		flags |= helloShared
 	}
+	if h.barriers {
+		flags |= helloBarriers
+	}
+	b = append(b, flags)
 	b = le.AppendUint32(b, h.sharedShape.receives)
 	b = le.AppendUint32(b, h.sharedShape.entries)
 	b = le.AppendUint32(b, h.bell.queue)
@@ -104,10 +113,10 @@ func parseHello(p []byte) (*hello, error) {
 	q := p[29:]
 	h.queuePair = le.Uint32(q)
 	h.inbox = inboxShape{receives: le.Uint32(q[4:]), entries: le.Uint32(q[8:]), slots: le.Uint32(q[12:])}
-	if q[16] > 1 {
+	if q[16]&^(helloShared|helloBarriers) != 0 {
 		return nil, fmt.Errorf("%w: flags %#x in hello", errPacket, q[16])
 	}
-	h.shared = q[16] == 1
+	h.shared, h.barriers = q[16]&helloShared != 0, q[16]&helloBarriers != 0
 	h.sharedShape = sharedShape{receives: le.Uint32(q[17:]), entries: le.Uint32(q[21:])}
 	h.bell = bellPlace{queue: le.Uint32(q[25:]), bit: le.Uint32(q[29:])}
 	h.retryBit = le.Uint32(q[33:])

@@ -1,0 +1,48 @@
+package shm
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
+
+//go:noescape
+func moveString(to, from unsafe.Pointer, n uintptr)
+
+// prefetch asks for a line that will be read soon.
+//
+//go:noescape
+func prefetch(p unsafe.Pointer)
+
+const (
+	// stringMove is from where on a string instruction beats memmove, if its
+	// destination is aligned to a line: the processor then need not fetch the
+	// lines that it overwrites.
+	stringMove = 2048
+	// Nothing can preempt an instruction for the collector, so it moves no more
+	// than this at once.
+	mostAtOnce = 1 << 20
+)
+
+var fastStrings = cpu.X86.HasERMS
+
+// move fills to with the beginning of from, which does not overlap it.
+func move(to, from []byte) {
+	if len(to) < stringMove || !fastStrings {
+		copy(to, from)
+		return
+	}
+	moveLarge(to, from)
+}
+
+func moveLarge(to, from []byte) {
+	if head := -int(uintptr(unsafe.Pointer(&to[0]))) & 63; head > 0 {
+		copy(to[:head], from)
+		to, from = to[head:], from[head:]
+	}
+	for len(to) > 0 {
+		n := min(len(to), mostAtOnce)
+		moveString(unsafe.Pointer(&to[0]), unsafe.Pointer(&from[:n][0]), uintptr(n))
+		to, from = to[n:], from[n:]
+	}
+}
