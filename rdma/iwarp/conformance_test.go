@@ -8,6 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 )
 
@@ -22,40 +23,55 @@ func TestMain(m *testing.M) {
 			return devices[0], nil
 		}
 	}
-	rdmatest.RunChild(map[string]rdmatest.Opener{
-		"iwarp": open(Config{}), "iwarp with extensions": open(Config{Extensions: true}),
-	})
+	openers := map[string]rdmatest.Opener{}
+	for name, mode := range modes {
+		openers["iwarp "+name] = open(mode.config)
+	}
+	rdmatest.RunChild(openers)
 	goleak.VerifyTestMain(m)
 }
 
-func suite(config Config) rdmatest.Suite {
-	return rdmatest.Suite{
-		Open: func(t *testing.T) (rdma.Device, rdma.Device) {
-			return testDevice(t, config), testDevice(t, config)
-		},
-		Peer: rdmatest.Process("iwarp"),
-		Dial: func(ctx context.Context, address string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "tcp", address)
-		},
-	}
+// modes are the ways in which two devices can speak to each other, and so those
+// in which the conformance suite runs.
+var modes = map[string]struct {
+	config Config
+	stream bool // over streams, not listeners
+	small  bool // messages of 64 MiB would take too long
+}{
+	"listener":           {},
+	"stream":             {stream: true},
+	"segment-sized":      {config: Config{SegmentSized: true}, small: true},
+	"markers":            {config: Config{Markers: true}, small: true},
+	"no CRC":             {config: Config{NoCRC: true}, small: true},
+	"revision 1":         {config: Config{Revision: wire.Revision1}, small: true},
+	"ready by Read":      {config: Config{ReadyToReceive: []ReadyKind{ReadyRead}}, small: true},
+	"ready by Send":      {config: Config{ReadyToReceive: []ReadyKind{ReadySend}}, small: true},
+	"not peer to peer":   {config: Config{ReadyToReceive: []ReadyKind{}}, small: true},
+	"without extensions": {config: Config{Extensions: ExtensionsOff}, small: true},
+	"extensions assumed": {config: Config{Extensions: ExtensionsAssumed}, small: true},
+	"segments, markers, no CRC, revision 1": {
+		config: Config{SegmentSized: true, Markers: true, NoCRC: true, Revision: wire.Revision1}, stream: true, small: true,
+	},
 }
 
 func TestConformance(t *testing.T) {
-	t.Run("listener", func(t *testing.T) { rdmatest.Run(t, suite(Config{})) })
-	t.Run("stream", func(t *testing.T) {
-		s := suite(Config{})
-		s.OverStream = true
-		rdmatest.Run(t, s)
-	})
-	t.Run("extensions", func(t *testing.T) {
-		s := suite(Config{Extensions: true})
-		s.Peer = rdmatest.Process("iwarp with extensions")
-		rdmatest.Run(t, s)
-	})
-	t.Run("segment-sized", func(t *testing.T) {
-		s := suite(Config{SegmentSized: true})
-		s.MaxMessage = 1 << 20
-		rdmatest.Run(t, s)
-	})
+	for name, mode := range modes {
+		t.Run(name, func(t *testing.T) {
+			s := rdmatest.Suite{
+				Open: func(t *testing.T) (rdma.Device, rdma.Device) {
+					return testDevice(t, mode.config), testDevice(t, mode.config)
+				},
+				Peer: rdmatest.Process("iwarp " + name),
+				Dial: func(ctx context.Context, address string) (net.Conn, error) {
+					var d net.Dialer
+					return d.DialContext(ctx, "tcp", address)
+				},
+				OverStream: mode.stream,
+			}
+			if mode.small {
+				s.MaxMessage = 1 << 20
+			}
+			rdmatest.Run(t, s)
+		})
+	}
 }

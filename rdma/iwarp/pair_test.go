@@ -65,7 +65,7 @@ func newSide(t testing.TB, d *device, memory int, adjust func(*rdma.QueuePairCon
 	must(err)
 	t.Cleanup(func() { must(s.domain.Close()) })
 	access := everything
-	if d.config.Extensions {
+	if d.config.Extensions != ExtensionsOff {
 		access |= rdma.AccessRemoteAtomic
 	}
 	s.memory, err = s.domain.Allocate(memory, access)

@@ -41,11 +41,24 @@ type Config struct {
 	// 5044), where the depths of Reads are not negotiated and the side that
 	// accepted sends nothing before the other has. Listeners take both.
 	Revision int
-	// Extensions has immediate data with Writes and the atomics, by RFC 7306, and
-	// the capabilities say so. MPA does not negotiate them: set it where all peers
-	// have them. A peer without them, such as Linux siw, terminates a connection
-	// that uses them.
-	Extensions bool
+	// Markers asks peers to put markers (RFC 5044 section 4.3) into what they send.
+	// Those that ask for them get them in any case. They cost a copy of every byte,
+	// and serve adapters that look for the beginning of a unit in the middle of a
+	// stream; this package has no use for them, and Linux siw rejects them.
+	Markers bool
+	// NoCRC does not ask for checksums. There are some nevertheless if the peer
+	// asks; without any, what TCP overlooks reaches memory.
+	NoCRC bool
+	// ReadyToReceive lists the kinds of message by which an initiator of revision
+	// 2 tells that it is ready (RFC 6581 section 4), the best first. Connect offers
+	// them, listeners choose among them. Nil is Write, Read and Send, of which
+	// Connect does not offer the last: siw answers it with another. An empty list
+	// is the mode of revision 1: the side that accepted sends nothing before the
+	// application of the other has.
+	ReadyToReceive []ReadyKind
+	// Extensions tells towards whom the operations of RFC 7306 are used: immediate
+	// data with Writes, and the atomics.
+	Extensions Extensions
 	// SetupTimeout bounds each step of connecting: reaching the peer, its
 	// Request, its Reply. The default is 10 seconds.
 	SetupTimeout time.Duration
@@ -68,6 +81,33 @@ type Provider struct{ device *device }
 var (
 	_ rdma.Provider     = (*Provider)(nil)
 	_ rdma.StreamDevice = (*device)(nil)
+)
+
+// Extensions tells what is believed of a peer that does not say whether it has
+// RFC 7306; MPA has no bit for it. Queue pairs of this package tell each other.
+type Extensions = engine.Extensions
+
+const (
+	// ExtensionsNegotiated uses them towards peers of this package and serves
+	// whoever uses them. Towards others such a request is not sent: it completes as
+	// rdma.StatusRemoteInvalid and the queue pair fails; where the peer serves no
+	// Reads, its post fails with rdma.ErrUnsupported.
+	ExtensionsNegotiated = engine.ExtensionsNegotiated
+	// ExtensionsAssumed uses them towards everybody. Peers without them, such as
+	// Linux siw, terminate the connection.
+	ExtensionsAssumed = engine.ExtensionsAssumed
+	// ExtensionsOff neither uses nor serves them.
+	ExtensionsOff = engine.ExtensionsOff
+)
+
+// ReadyKind is a kind of ready-to-receive message, none of which carries data.
+type ReadyKind = engine.Ready
+
+// The kinds of ready-to-receive message.
+const (
+	ReadyWrite = engine.ReadyWrite
+	ReadyRead  = engine.ReadyRead
+	ReadySend  = engine.ReadySend
 )
 
 // TerminateError is in the chain of a queue pair's Err when a Terminate message
@@ -108,6 +148,14 @@ func (p *Provider) Devices(ctx context.Context) ([]rdma.Device, error) {
 	if r := p.device.config.Revision; r != wire.Revision1 && r != wire.Revision2 {
 		return nil, fmt.Errorf("iwarp: %w: Config.Revision is %d, there are 1 and 2", rdma.ErrInvalid, r)
 	}
+	if e := p.device.config.Extensions; e > ExtensionsOff {
+		return nil, fmt.Errorf("iwarp: %w: Config.Extensions is %d", rdma.ErrInvalid, e)
+	}
+	for _, kind := range p.device.config.ReadyToReceive {
+		if kind != ReadyWrite && kind != ReadyRead && kind != ReadySend {
+			return nil, fmt.Errorf("iwarp: %w: Config.ReadyToReceive has a kind %d, there are ReadyWrite, ReadyRead and ReadySend", rdma.ErrInvalid, kind)
+		}
+	}
 	return []rdma.Device{p.device}, nil
 }
 
@@ -121,8 +169,12 @@ type device struct {
 
 func (d *device) Attributes() rdma.Attributes {
 	capabilities := rdma.CapSharedReceive | rdma.CapStreams | rdma.CapSendInvalidate
-	if d.config.Extensions {
+	if d.config.Extensions != ExtensionsOff {
 		capabilities |= rdma.CapWriteImmediate | rdma.CapAtomics
+	}
+	private := wire.MaxPrivateData
+	if d.config.Revision >= wire.Revision2 {
+		private -= wire.EnhancedSize
 	}
 	return rdma.Attributes{
 		Provider:        "iwarp",
@@ -138,7 +190,7 @@ func (d *device) Attributes() rdma.Attributes {
 		MaxReads:        maxReads,
 		MaxMessage:      engine.MaxMessage,
 		MaxRegion:       maxRegion,
-		MaxPrivateData:  wire.MaxPrivateData - wire.EnhancedSize,
+		MaxPrivateData:  private,
 		CrossesHosts:    d.config.AllowRemote,
 		MemoryAlignment: pageSize,
 	}

@@ -23,8 +23,23 @@ func (d *device) own(qp rdma.QueuePair) (*queuePair, error) {
 	return q, nil
 }
 
-func (d *device) local(q *queuePair) engine.Local {
-	return engine.Local{Revision: uint8(d.config.Revision), IRD: q.config.MaxReads, ORD: q.config.MaxReads}
+// What a side offers and takes if the configuration does not say. Linux siw
+// answers the offer of a Send with a Write.
+var (
+	defaultOffered = []engine.Ready{engine.ReadyWrite, engine.ReadyRead}
+	defaultTaken   = []engine.Ready{engine.ReadyWrite, engine.ReadyRead, engine.ReadySend}
+)
+
+// local is what this side brings into the set-up of q; otherwise is what
+// Config.ReadyToReceive is by default.
+func (d *device) local(q *queuePair, otherwise []engine.Ready) engine.Local {
+	c := &d.config
+	l := engine.Local{Revision: uint8(c.Revision), IRD: q.config.MaxReads, ORD: q.config.MaxReads,
+		Markers: c.Markers, NoCRC: c.NoCRC, Ready: c.ReadyToReceive}
+	if l.Ready == nil {
+		l.Ready = otherwise
+	}
+	return l
 }
 
 func (d *device) connect(ctx context.Context, q *queuePair, address string, private []byte) ([]byte, error) {
@@ -69,7 +84,7 @@ func (d *device) connectStream(ctx context.Context, q *queuePair, conn net.Conn,
 		return reply, nil
 	}
 	if errors.Is(err, engine.ErrRejected) {
-		err = &rdma.RejectedError{Peer: peer, PrivateData: reply}
+		err = rejected(err, &rdma.RejectedError{Peer: peer, PrivateData: reply})
 	} else {
 		err = setupError("connect to", peer, err)
 	}
@@ -77,9 +92,17 @@ func (d *device) connectStream(ctx context.Context, q *queuePair, conn net.Conn,
 	return reply, err
 }
 
+// rejected adds to the application's error what the Reply tells of the reason.
+func rejected(err error, rejection *rdma.RejectedError) error {
+	if err == engine.ErrRejected {
+		return rejection
+	}
+	return fmt.Errorf("iwarp: %w: %w", rejection, err)
+}
+
 // initiate sends the Request and reads the Reply.
 func (d *device) initiate(ctx context.Context, q *queuePair, conn net.Conn, private []byte) ([]byte, engine.Params, error) {
-	local := d.local(q)
+	local := d.local(q, defaultOffered)
 	request := engine.Request(local, private)
 	frame, err := wire.AppendSetup(nil, &request)
 	if err != nil {
@@ -98,7 +121,7 @@ func (d *device) initiate(ctx context.Context, q *queuePair, conn net.Conn, priv
 		params, err = engine.Conclude(&request, &reply, local)
 		var refused *engine.SetupError
 		if errors.As(err, &refused) {
-			_, _ = conn.Write(engine.TerminateFrame(refused.Cause, reply.CRC))
+			_, _ = conn.Write(engine.TerminateFrame(refused.Cause, request.CRC || reply.CRC, reply.Markers))
 		}
 		return err
 	})
@@ -230,7 +253,7 @@ func (r *connectRequest) Accept(ctx context.Context, qp rdma.QueuePair, private 
 		_ = r.refuse(nil)
 		return fmt.Errorf("iwarp: accept %s: %w", peer, err)
 	}
-	reply, params, unfit := engine.Answer(&r.setup, r.device.local(q), private)
+	reply, params, unfit := engine.Answer(&r.setup, r.device.local(q, defaultTaken), private)
 	frame, err := wire.AppendSetup(nil, &reply)
 	if err != nil {
 		_ = r.refuse(nil)

@@ -174,7 +174,7 @@ func TestTshark(t *testing.T) {
 			if c := next(t, a.sends); c.Status != rdma.StatusSuccess {
 				t.Fatal(c.Status)
 			}
-		}, map[string]bool{"Write": true, "Atomic Request": true, "Atomic Response": true, "FetchAdd": true, "CmpSwap": true}, nil, true},
+		}, map[string]bool{"Write": true, "Read Request": true, "Read Response": true, "Atomic Request": true, "Atomic Response": true, "FetchAdd": true, "CmpSwap": true}, nil, true},
 		{"bad key of a Write", refused(func(a, b *side) {
 			to := b.at(0)
 			to.Key ^= 1
@@ -190,7 +190,7 @@ func TestTshark(t *testing.T) {
 			[]string{"DDP (0x1)", "Untagged Buffer Error (0x2)", "Invalid MSN - no buffer available (0x02)"}, false},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			out := captured(t, Config{Extensions: x.extensions}, x.run)
+			out := captured(t, Config{}, x.run)
 			if testing.Verbose() && os.Getenv("VERBENA_SHOW_DISSECTION") != "" {
 				t.Log(out)
 			}

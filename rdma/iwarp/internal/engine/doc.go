@@ -16,8 +16,4 @@
 // is delivered, acted upon or completed before it passed. A segment whose header
 // is refused goes nowhere, and the refusal waits for the CRC, too, so that a
 // damaged header is reported as damage.
-//
-// # What is not there
-//
-// RFC 5044 markers are refused in both directions.
 package engine

@@ -29,8 +29,8 @@ type Config struct {
 	SharedReceives bool
 
 	SendDepth, MaxSGE, MaxInline int
-	// Extensions has the operations of RFC 7306, in both directions.
-	Extensions bool
+	// Extensions tells about the operations of RFC 7306.
+	Extensions Extensions
 	// SinkTag is the tag of the first Read's destination; the following ones
 	// count on. It opens nothing: responses are matched to their requests.
 	SinkTag uint32
@@ -73,6 +73,10 @@ type Engine struct {
 	respHead, respEnd uint64
 
 	current      message
+	extended     knowledge // whether the peer has RFC 7306
+	probing      bool      // a Read is under way that will tell
+	announce     bool      // to be sent
+	announced    bool
 	ready        Ready // still to be sent
 	hold         bool  // nothing may be sent before the peer's first FPDU
 	respondFirst bool  // whose turn it is
@@ -81,8 +85,9 @@ type Engine struct {
 	atomicMSN    uint32
 	terminate    *wire.Terminate
 
-	writing bool // somebody has the writer's role
-	txDead  bool // the stream takes nothing more
+	markers *markerWriter // the writer's; nil without markers
+	writing bool          // somebody has the writer's role
+	txDead  bool          // the stream takes nothing more
 	txErr   error
 	stopped chan struct{}
 	ended   bool // stopped is closed
@@ -112,7 +117,8 @@ func (r *request) answered() bool {
 type read struct {
 	request  uint64
 	atomic   bool // tag is the identifier of its request
-	internal bool // the ready-to-receive message: belongs to no request
+	internal bool // the ready-to-receive message or a probe: belongs to no request
+	probe    bool // what comes before its response tells what the peer has
 	tag      uint32
 	to       piece
 	length   uint32
@@ -187,6 +193,11 @@ func (e *Engine) Start(p Params) (kick bool, err error) {
 	if p.Initiator {
 		e.ready = p.Ready
 	}
+	e.startExtensions(p.Initiator)
+	if p.SendMarkers {
+		e.markers = &markerWriter{}
+		e.params.MaxULPDU = min(p.MaxULPDU, markedULPDU)
+	}
 	e.rx.start(p)
 	return e.claim(), nil
 }
@@ -238,12 +249,12 @@ func (e *Engine) post(r *rdma.SendRequest) error {
 			return fmt.Errorf("%w: the peer serves no Reads", rdma.ErrUnsupported)
 		}
 	case rdma.OpWriteImmediate:
-		if !e.cfg.Extensions {
-			return fmt.Errorf("%w: %s", rdma.ErrUnsupported, r.Op)
+		if err := e.unextended(r.Op); err != nil {
+			return err
 		}
 	case rdma.OpCompareSwap, rdma.OpFetchAdd:
-		if !e.cfg.Extensions {
-			return fmt.Errorf("%w: %s", rdma.ErrUnsupported, r.Op)
+		if err := e.unextended(r.Op); err != nil {
+			return err
 		}
 		if r.Flags&rdma.Inline != 0 || len(r.SGEs) != 1 || r.SGEs[0].Length != 8 || r.Remote.Address%8 != 0 {
 			return fmt.Errorf("%w: %s needs one entry of 8 bytes, not inline, and an address that is a multiple of 8", rdma.ErrInvalid, r.Op)
@@ -325,7 +336,7 @@ func (e *Engine) work() bool {
 	if e.state != rdma.StateConnected {
 		return false
 	}
-	return e.current.active || e.ready != ReadyNone ||
+	return e.current.active || e.ready != ReadyNone || e.announce ||
 		!e.hold && (e.respHead != e.respEnd || e.startable())
 }
 
@@ -336,6 +347,9 @@ func (e *Engine) startable() bool {
 	}
 	r := e.slot(e.next)
 	pending := e.readEnd - e.readHead
+	if extension(r.op) && e.extended != known {
+		return e.decidable(pending)
+	}
 	if r.flags&rdma.Fence != 0 && pending > 0 {
 		return false
 	}
@@ -359,6 +373,10 @@ func (e *Engine) pick() bool {
 	}
 	if e.ready != ReadyNone {
 		e.pickReady()
+		return true
+	}
+	if e.announce {
+		e.pickAnnouncement()
 		return true
 	}
 	respond := e.respHead != e.respEnd
@@ -386,6 +404,10 @@ func (e *Engine) pick() bool {
 
 func (e *Engine) pickRequest() {
 	m, r := &e.current, e.slot(e.next)
+	if extension(r.op) && e.extended != known {
+		e.decide(r)
+		return
+	}
 	m.active, m.kind, m.index = true, messageSend, e.next
 	m.piece, m.at, m.left = 0, 0, int(r.length)
 	m.body = r.inline
@@ -499,6 +521,9 @@ func (e *Engine) pickReady() {
 	switch e.ready {
 	case ReadyWrite:
 		m.segment = wire.Segment{Tagged: true, Opcode: wire.OpWrite}
+		if e.announce {
+			e.pickAnnouncement()
+		}
 	case ReadySend:
 		m.segment = wire.Segment{Opcode: wire.OpSend, Queue: wire.QueueSend, MSN: e.sendMSN}
 		e.sendMSN++
@@ -607,16 +632,19 @@ func (e *Engine) Flush() {
 
 // TerminateFrame is a whole FPDU with a Terminate, for a connection that fails
 // before an engine has it.
-func TerminateFrame(cause wire.Cause, crc bool) []byte {
+func TerminateFrame(cause wire.Cause, crc, markers bool) []byte {
 	t := wire.Terminate{Cause: cause}
 	s := wire.Segment{Last: true, Opcode: wire.OpTerminate, Queue: wire.QueueTerminate, MSN: wire.FirstMSN}
 	body := t.Append(s.Append(nil))
 	frame := []byte{byte(len(body) >> 8), byte(len(body))}
 	frame = append(frame, body...)
-	frame = append(frame, make([]byte, wire.Padding(len(body))+wire.CRCSize)...)
-	if crc {
-		at := len(frame) - wire.CRCSize
-		wire.PutCRC(frame[at:], wire.UpdateCRC(0, frame[:at]))
+	frame = append(frame, make([]byte, wire.Padding(len(body)))...)
+	if markers {
+		return new(markerWriter).frame(nil, crc, frame)
 	}
-	return frame
+	var sum [wire.CRCSize]byte
+	if crc {
+		wire.PutCRC(sum[:], wire.UpdateCRC(0, frame))
+	}
+	return append(frame, sum[:]...)
 }

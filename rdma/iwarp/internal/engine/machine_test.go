@@ -38,7 +38,9 @@ type machine struct {
 	writer   bool      // write by itself
 	role     bool      // the writer's role has been handed out and not used
 	failed   bool
-	chunk    int // bytes that come at a time
+	chunk    int           // bytes that come at a time
+	marks    markerWriter  // the peer's, if it sends markers
+	unmarks  *markerReader // the peer's, if it receives some
 	out      strings.Builder
 }
 
@@ -58,6 +60,9 @@ func (m *machine) printf(format string, args ...any) { fmt.Fprintf(&m.out, forma
 // open makes and connects the engine.
 func (m *machine) open(p Params, shared bool, cfg Config) {
 	m.params = p
+	if p.SendMarkers {
+		m.unmarks = &markerReader{crc: p.CRC}
+	}
 	m.sends, m.recvs = cq.New(64, nil, nil), cq.New(64, nil, nil)
 	cfg.Number, cfg.Owner, cfg.Regions = 1, m.owner, m.table
 	cfg.SendCompletions, cfg.RecvCompletions = m.sends, m.recvs
@@ -145,6 +150,10 @@ func (m *machine) write() {
 
 // describe prints FPDUs.
 func (m *machine) describe(b []byte) {
+	if m.unmarks != nil {
+		m.describeMarked(b)
+		return
+	}
 	for len(b) > 0 {
 		n := int(binary.BigEndian.Uint16(b))
 		size := wire.LengthSize + n + wire.Padding(n) + wire.CRCSize
@@ -161,6 +170,22 @@ func (m *machine) describe(b []byte) {
 		}
 		m.printf("-> %s", describeSegment(b[wire.LengthSize:wire.LengthSize+n]))
 		b = b[size:]
+	}
+}
+
+// describeMarked prints FPDUs with markers.
+func (m *machine) describeMarked(b []byte) {
+	for len(b) > 0 {
+		n, frame, f := m.unmarks.next(b)
+		if f != nil {
+			m.t.Fatalf("what is sent with markers: %v", f.error())
+		}
+		b = b[n:]
+		if frame == nil {
+			m.t.Fatalf("%d bytes of an FPDU with markers are left over", n)
+		}
+		ulpdu := binary.BigEndian.Uint16(frame)
+		m.printf("-> %s (with markers)", describeSegment(frame[wire.LengthSize:][:ulpdu]))
 	}
 }
 
@@ -209,6 +234,10 @@ func describeSegment(b []byte) string {
 		r, _ := wire.ParseAtomicResponse(payload)
 		fmt.Fprintf(&d, ": request %d value %d", r.ID, r.Value)
 	default:
+		if len(payload) > 200 {
+			fmt.Fprintf(&d, ": %d bytes, %q...", len(payload), payload[:8])
+			break
+		}
 		fmt.Fprintf(&d, ": %q", payload)
 	}
 	return d.String()
@@ -399,6 +428,18 @@ func (m *machine) fpdu(line string) []byte {
 	}
 	if a.has("bad-crc") {
 		sum[0] ^= 1
+	}
+	if m.params.ReceiveMarkers {
+		begin := m.marks.position
+		marked := m.marks.frame(nil, m.params.CRC, frame)
+		if a.has("bad-crc") {
+			marked[len(marked)-1] ^= 1
+		}
+		if a.has("bad-marker") {
+			at := (wire.MarkerInterval-begin)%wire.MarkerInterval + 2
+			binary.BigEndian.PutUint16(marked[at:], binary.BigEndian.Uint16(marked[at:])+4)
+		}
+		return marked
 	}
 	return append(frame, sum[:]...)
 }

@@ -277,7 +277,11 @@ func FuzzStream(f *testing.F) {
 		}
 		m.regions["a"] = r
 		m.chunk = int(chunk) + 1
-		m.open(Params{Initiator: true, CRC: crc, IRD: 2, ORD: 2, MaxULPDU: 1000}, false, Config{SendDepth: 4, MaxSGE: 2, Extensions: !crc})
+		extensions := ExtensionsOff
+		if !crc {
+			extensions = ExtensionsNegotiated
+		}
+		m.open(Params{Initiator: true, CRC: crc, IRD: 2, ORD: 2, MaxULPDU: 1000}, false, Config{SendDepth: 4, MaxSGE: 2, Extensions: extensions})
 		m.post("recv id=1 to=a+0:16")
 		m.post("recv id=2 to=a+32:16")
 		m.post("read id=3 sge=a+64:16 tag=0x9")

@@ -32,8 +32,9 @@ const (
 // receiver is the reading half. All of it belongs to the reader, except where
 // the engine's lock is held.
 type receiver struct {
-	crcOn bool
-	phase phase
+	crcOn   bool
+	markers *markerReader // nil without markers
+	phase   phase
 
 	header     [wire.LengthSize + wire.MaxSegmentHeaderSize]byte
 	have, need int
@@ -91,6 +92,9 @@ func (x *receiver) init(maxSGE int) {
 
 func (x *receiver) start(p Params) {
 	x.crcOn = p.CRC
+	if p.ReceiveMarkers {
+		x.markers, x.crcOn = &markerReader{crc: p.CRC}, false
+	}
 	x.readySend = !p.Initiator && p.Ready == ReadySend
 }
 
@@ -133,7 +137,10 @@ func (e *Engine) Ahead(most int) int {
 }
 
 // Within tells whether the stream stands in the middle of a segment.
-func (e *Engine) Within() bool { return e.rx.phase != phaseHeader || e.rx.have > 0 }
+func (e *Engine) Within() bool {
+	x := &e.rx
+	return x.phase != phaseHeader || x.have > 0 || x.markers != nil && x.markers.within()
+}
 
 // Direct tells where the next bytes of the stream belong in registered memory,
 // or returns nil. The memory stays pinned until Placed, which must follow; the
@@ -193,6 +200,13 @@ func (x *receiver) consumed(n int) {
 // Feed takes the next bytes of the stream. An error is the end of it: the queue
 // pair has failed. After Feed, with or without an error, follows Kick.
 func (e *Engine) Feed(b []byte) error {
+	if e.rx.markers != nil {
+		return e.feedMarked(b)
+	}
+	return e.feed(b)
+}
+
+func (e *Engine) feed(b []byte) error {
 	x := &e.rx
 	for len(b) > 0 {
 		var n int
@@ -229,13 +243,12 @@ func (e *Engine) Feed(b []byte) error {
 // End says that the stream has ended, with io.EOF or another error. It returns
 // why the connection is over.
 func (e *Engine) End(err error) error {
-	x := &e.rx
 	e.mu.Lock()
 	if e.txErr != nil {
 		err = e.txErr // came first
 	}
 	e.mu.Unlock()
-	if x.phase != phaseHeader || x.have > 0 {
+	if e.Within() {
 		err = fmt.Errorf("%w: %w", ErrCutOff, err)
 	}
 	e.Fail(fmt.Errorf("%w: %w", rdma.ErrDisconnected, err))
@@ -341,7 +354,7 @@ func (e *Engine) headerPart() *fault {
 func (e *Engine) begin() *fault {
 	x := &e.rx
 	op := &operations[x.segment.Opcode]
-	if op.begin == nil || op.tagged != x.segment.Tagged || op.extension && !e.cfg.Extensions {
+	if op.begin == nil || op.tagged != x.segment.Tagged || op.extension && e.cfg.Extensions == ExtensionsOff {
 		return faultf(wire.RDMAPUnexpectedOpcode, "%s (%d)", x.segment.Opcode, uint8(x.segment.Opcode))
 	}
 	if !op.tagged && x.segment.Queue != op.queue {
@@ -398,7 +411,9 @@ func (e *Engine) refuse(f *fault) {
 	e.mu.Lock()
 	if f.status != rdma.StatusFlushed {
 		if x.segment.Opcode == wire.OpReadResponse || x.segment.Opcode == wire.OpAtomicResponse {
-			e.failed, e.failure = e.reads[e.readHead%uint64(len(e.reads))].request, f.status
+			if r := &e.reads[e.readHead%uint64(len(e.reads))]; !r.internal {
+				e.failed, e.failure = r.request, f.status
+			}
 		} else if x.open {
 			x.status = f.status
 		}
@@ -465,6 +480,10 @@ func (e *Engine) beginWrite() *fault {
 
 func (e *Engine) endWrite() *fault {
 	x := &e.rx
+	if f, ok := wire.ParseAnnouncement(&x.segment, x.ulpdu-wire.TaggedHeaderSize); ok {
+		e.heardAnnouncement(f)
+		return nil
+	}
 	x.wrote += int64(x.ulpdu - wire.TaggedHeaderSize)
 	if x.segment.Last {
 		x.lastWrite, x.wrote = x.wrote, 0
@@ -742,6 +761,9 @@ func (e *Engine) endReadResponse() *fault {
 	e.mu.Lock()
 	if !r.internal {
 		e.slot(r.request).done = true
+	}
+	if r.probe {
+		e.probed()
 	}
 	e.readHead++
 	e.retire()

@@ -21,13 +21,22 @@ const (
 type Local struct {
 	Revision uint8 // wire.Revision1 or wire.Revision2
 	IRD, ORD int   // Reads served and asked for at a time
+	// Markers asks the peer to put markers into what it sends.
+	Markers bool
+	// NoCRC leaves it to the peer whether there are checksums.
+	NoCRC bool
+	// Ready lists the ready-to-receive messages that this side offers or takes,
+	// the best first. Without any there is no peer-to-peer mode.
+	Ready []Ready
 }
 
 // Params is what a set-up has agreed on.
 type Params struct {
 	Initiator bool
 	CRC       bool
-	IRD, ORD  int
+	// SendMarkers is what the peer asked for, ReceiveMarkers this side.
+	SendMarkers, ReceiveMarkers bool
+	IRD, ORD                    int
 	// Ready is what the initiator sends before anything else.
 	Ready Ready
 	// MaxULPDU bounds what is sent in one FPDU; the set-up does not fix it.
@@ -48,49 +57,80 @@ var ErrRejected = errors.New("mpa: the peer rejected the connection")
 
 // Request makes the frame that opens a connection.
 func Request(local Local, private []byte) wire.Setup {
-	request := wire.Setup{CRC: true, Revision: local.Revision, Private: private}
+	request := wire.Setup{CRC: !local.NoCRC, Markers: local.Markers, Revision: local.Revision, Private: private}
 	if local.Revision >= wire.Revision2 {
-		request.Enhanced = &wire.Enhanced{
-			PeerToPeer: true, ReadyWrite: true, ReadyRead: true,
-			IRD: depth(local.IRD), ORD: depth(local.ORD),
+		e := &wire.Enhanced{IRD: depth(local.IRD), ORD: depth(local.ORD)}
+		for _, kind := range local.Ready {
+			e.PeerToPeer = true
+			offer(e, kind)
 		}
+		request.Enhanced = e
 	}
 	return request
 }
 
 // Answer makes the Reply to a Request. On an error the reply refuses.
 func Answer(request *wire.Setup, local Local, private []byte) (wire.Setup, Params, error) {
-	reply := wire.Setup{Reply: true, CRC: true, Revision: request.Revision, Private: private}
-	params := Params{CRC: true, IRD: local.IRD, ORD: local.ORD}
+	params := Params{CRC: request.CRC || !local.NoCRC, IRD: local.IRD, ORD: local.ORD,
+		SendMarkers: request.Markers, ReceiveMarkers: local.Markers}
+	reply := wire.Setup{Reply: true, CRC: params.CRC, Markers: local.Markers, Revision: request.Revision, Private: private}
 	refuse := func(reason string) (wire.Setup, Params, error) {
 		r := Refuse(request, nil)
 		return r, params, &SetupError{wire.MPASetup, reason}
 	}
-	switch {
-	case request.Revision != wire.Revision1 && request.Revision != wire.Revision2:
+	if request.Revision != wire.Revision1 && request.Revision != wire.Revision2 {
 		return refuse(fmt.Sprintf("revision %d of the Request is unknown, this side has 1 and 2", request.Revision))
-	case request.Markers:
-		return refuse("the peer asks for markers, which this side does not send")
 	}
-	if r := request.Enhanced; r != nil {
-		params.ORD = agree(local.ORD, r.IRD)
-		e := &wire.Enhanced{IRD: depth(local.IRD), ORD: depth(params.ORD)}
-		if r.PeerToPeer {
-			e.PeerToPeer = true
-			switch {
-			case r.ReadyWrite:
-				e.ReadyWrite, params.Ready = true, ReadyWrite
-			case r.ReadyRead:
-				e.ReadyRead, params.Ready = true, ReadyRead
-			case r.ReadySend:
-				e.ReadySend, params.Ready = true, ReadySend
-			default:
-				return refuse("the peer wants peer-to-peer mode and offers no ready-to-receive message")
+	r := request.Enhanced
+	if r == nil {
+		return reply, params, nil
+	}
+	params.ORD = agree(local.ORD, r.IRD)
+	e := &wire.Enhanced{IRD: depth(local.IRD), ORD: depth(params.ORD)}
+	if r.IRD == wire.NotNegotiated || r.ORD == wire.NotNegotiated {
+		// The peer leaves both to the applications.
+		e.IRD, e.ORD = wire.NotNegotiated, wire.NotNegotiated
+	}
+	if r.PeerToPeer && len(local.Ready) > 0 {
+		e.PeerToPeer = true
+		for _, kind := range local.Ready {
+			if offers(r, kind) {
+				params.Ready = kind
+				break
 			}
 		}
-		reply.Enhanced = e
+		if params.Ready == ReadyNone {
+			return refuse("the peer wants peer-to-peer mode and offers no ready-to-receive message that this side takes")
+		}
+		offer(e, params.Ready)
 	}
+	reply.Enhanced = e
 	return reply, params, nil
+}
+
+// offer adds a kind of ready-to-receive message to a header.
+func offer(e *wire.Enhanced, kind Ready) {
+	switch kind {
+	case ReadyWrite:
+		e.ReadyWrite = true
+	case ReadyRead:
+		e.ReadyRead = true
+	case ReadySend:
+		e.ReadySend = true
+	}
+}
+
+// offers tells whether a header has a kind of ready-to-receive message.
+func offers(e *wire.Enhanced, kind Ready) bool {
+	switch kind {
+	case ReadyWrite:
+		return e.ReadyWrite
+	case ReadyRead:
+		return e.ReadyRead
+	case ReadySend:
+		return e.ReadySend
+	}
+	return false
 }
 
 // Refuse makes a Reply that rejects the Request.
@@ -106,18 +146,24 @@ func Refuse(request *wire.Setup, private []byte) wire.Setup {
 	return reply
 }
 
-// Conclude reads the Reply to a Request of this side.
+// Conclude reads the Reply to a Request of this side. A rejection wraps
+// [ErrRejected] and says, where the Reply shows it, what the peer may have minded.
 func Conclude(request, reply *wire.Setup, local Local) (Params, error) {
-	params := Params{Initiator: true, CRC: request.CRC || reply.CRC, IRD: local.IRD, ORD: local.ORD}
+	params := Params{Initiator: true, CRC: request.CRC || reply.CRC, IRD: local.IRD, ORD: local.ORD,
+		SendMarkers: reply.Markers, ReceiveMarkers: request.Markers}
 	if reply.Reject {
+		switch {
+		case reply.Revision < request.Revision:
+			return params, fmt.Errorf("%w: it has revision %d of MPA and the Request had %d", ErrRejected, reply.Revision, request.Revision)
+		case request.Markers:
+			return params, fmt.Errorf("%w: the Request asked for markers, which it may not have", ErrRejected)
+		}
 		return params, ErrRejected
 	}
 	switch {
 	case reply.Revision != request.Revision:
 		return params, &SetupError{wire.MPASetup, fmt.Sprintf(
 			"the Reply has revision %d, the Request had %d", reply.Revision, request.Revision)}
-	case reply.Markers:
-		return params, &SetupError{wire.MPALength, "the peer asks for markers, which this side does not send"}
 	case request.Enhanced == nil:
 		return params, nil
 	case reply.Enhanced == nil:
@@ -129,20 +175,16 @@ func Conclude(request, reply *wire.Setup, local Local) (Params, error) {
 			"the peer wants %d Reads outstanding, this side offered %d", e.ORD, local.IRD)}
 	}
 	params.ORD = agree(local.ORD, e.IRD)
-	if e.PeerToPeer {
-		switch {
-		case e.ReadyWrite && request.Enhanced.ReadyWrite:
-			params.Ready = ReadyWrite
-		case e.ReadyRead && request.Enhanced.ReadyRead:
-			params.Ready = ReadyRead
-		case e.ReadySend && request.Enhanced.ReadySend:
-			params.Ready = ReadySend
-		default:
-			return params, &SetupError{wire.MPANoReadyToReceiveModes,
-				"the peer chose no ready-to-receive message that was offered"}
+	if !e.PeerToPeer {
+		return params, nil
+	}
+	for _, kind := range local.Ready {
+		if offers(e, kind) {
+			params.Ready = kind
+			return params, nil
 		}
 	}
-	return params, nil
+	return params, &SetupError{wire.MPANoReadyToReceiveModes, "the peer chose no ready-to-receive message that was offered"}
 }
 
 // depth is a number of Reads as the enhanced header carries it.

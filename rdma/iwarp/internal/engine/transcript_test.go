@@ -12,7 +12,8 @@ import (
 
 // TestTranscripts runs the scripts of testdata/transcripts. The commands:
 //
-//	open [responder] [no-crc] [ird=N] [ord=N] [ready=write|read|send] [ulpdu=N] [shared] [depth=N] [extensions]
+//	open [responder] [no-crc] [ird=N] [ord=N] [ready=write|read|send] [ulpdu=N] [shared] [depth=N]
+//	     [extensions|negotiated] [send-markers] [receive-markers]
 //	region NAME size=N [access=lrwai] [foreign]    local write, remote read, write, atomic, invalidate
 //	fill NAME TEXT
 //	show NAME OFFSET:LENGTH
@@ -51,7 +52,15 @@ func TestTranscripts(t *testing.T) {
 				p := Params{Initiator: !a.has("responder"), CRC: !a.has("no-crc"),
 					IRD: int(m.number(a, "ird", 2)), ORD: int(m.number(a, "ord", 2)), MaxULPDU: int(m.number(a, "ulpdu", 1000)),
 					Ready: map[string]Ready{"write": ReadyWrite, "read": ReadyRead, "send": ReadySend}[a["ready"]]}
-				m.open(p, a.has("shared"), Config{SendDepth: int(m.number(a, "depth", 4)), MaxSGE: 2, MaxInline: 16, Extensions: a.has("extensions")})
+				p.SendMarkers, p.ReceiveMarkers = a.has("send-markers"), a.has("receive-markers")
+				x := ExtensionsOff
+				switch {
+				case a.has("extensions"):
+					x = ExtensionsAssumed
+				case a.has("negotiated"):
+					x = ExtensionsNegotiated
+				}
+				m.open(p, a.has("shared"), Config{SendDepth: int(m.number(a, "depth", 4)), MaxSGE: 2, MaxInline: 16, Extensions: x})
 			case "region":
 				access := rdma.Access(0)
 				for c, bit := range map[string]rdma.Access{"l": rdma.AccessLocalWrite, "r": rdma.AccessRemoteRead, "w": rdma.AccessRemoteWrite, "a": rdma.AccessRemoteAtomic, "i": rdma.AccessRemoteInvalidate} {

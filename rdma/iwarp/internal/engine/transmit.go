@@ -30,6 +30,9 @@ type Batch struct {
 	// Size is the sum of the vectors' lengths.
 	Size int
 
+	marked []byte   // everything, where there are markers
+	parts  [][]byte // of a frame, while it is marked
+
 	arena   []byte // never grows: vectors point into it
 	flat    int    // what lies before it in the arena belongs to vectors
 	frames  []frame
@@ -145,10 +148,14 @@ func (e *Engine) Fill(b *Batch) bool {
 	crc := e.params.CRC
 	e.mu.Unlock()
 	b.close()
+	if e.markers != nil {
+		b.mark(e.markers, crc)
+	} else {
+		b.seal(crc)
+	}
 	for _, v := range b.Vectors {
 		b.Size += len(v)
 	}
-	b.seal(crc)
 	return true
 }
 
