@@ -1,0 +1,378 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package ibverbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+)
+
+// pollBatch is how many completions one call of the driver takes.
+const pollBatch = 16
+
+// completionQueue implements [rdma.CompletionQueue]. Beside the device's queue
+// it has a list of its own, for what does not fit into the slice of a Poll and
+// for what queue pairs that have failed leave to be told.
+type completionQueue struct {
+	domain *domain
+	cookie uint64
+	depth  int
+
+	// Users of the device's object; by the domain's lock. Those of hwUsers include
+	// queue pairs that the application has closed and the driver still holds.
+	users, hwUsers int
+	closed         bool
+
+	mu      sync.Mutex
+	hw      *verbs.CQ // nil once it is destroyed
+	arena   *verbs.Arena
+	batch   *verbs.Completions
+	into    []rdma.Completion // the slice of the Poll under way
+	n       int               // completions in it
+	pending []rdma.Completion
+	first   int   // the oldest of pending
+	err     error // what Poll and Arm return once nothing is pending
+	overrun bool
+	unacked int // completion events that the driver wants acknowledged
+	channel *verbs.CompChannel
+
+	armed atomic.Bool // an event has been asked for and not been waited for
+	event atomic.Bool // it has happened without the device
+
+	waiting sync.Mutex // held by Wait
+	file    *os.File
+	raw     syscall.RawConn
+	take    func(fd uintptr) bool
+	taken   bool
+	takeErr error
+}
+
+func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
+	a := &m.device.attributes
+	fail := func(err error) (rdma.CompletionQueue, error) {
+		return nil, fmt.Errorf("ibverbs: completion queue of %d on %s: %w", depth, a.Name, err)
+	}
+	if depth < 1 || depth > a.MaxCompletions {
+		return fail(fmt.Errorf("%w: the depth must be 1 to %d", rdma.ErrInvalid, a.MaxCompletions))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usable(); err != nil {
+		return fail(err)
+	}
+	q := &completionQueue{domain: m, cookie: m.newCookie(), depth: depth, arena: verbs.NewArena()}
+	entries := depth
+	if a.Class == rdma.ClassIWARP {
+		// Every Read completes there, whether the application wants to hear of it
+		// or not: see queuePair.prepare.
+		entries = min(2*depth, a.MaxCompletions)
+	}
+	if err := q.create(entries, int(m.vector.Add(1))%max(m.ctx.Vectors(), 1)); err != nil {
+		q.destroy()
+		return fail(err)
+	}
+	m.queues[q] = struct{}{}
+	m.cookies[q.cookie] = q
+	return q, nil
+}
+
+func (q *completionQueue) create(entries, vector int) (err error) {
+	if q.batch, err = q.arena.NewCompletions(pollBatch); err != nil {
+		return err
+	}
+	if q.channel, err = q.domain.ctx.CreateCompChannel(); err != nil {
+		return err
+	}
+	if q.hw, err = q.domain.ctx.CreateCQ(entries, q.cookie, q.channel, vector); err != nil {
+		return err
+	}
+	if q.file, err = q.channel.File(); err != nil {
+		return err
+	}
+	if q.raw, err = q.file.SyscallConn(); err != nil {
+		return err
+	}
+	q.pending = make([]rdma.Completion, 0, pollBatch)
+	q.take = q.takeEvent
+	return nil
+}
+
+// destroy frees what the driver has. Nothing may use it any more but Wait,
+// which is woken.
+func (q *completionQueue) destroy() {
+	q.mu.Lock()
+	if q.err == nil {
+		q.err = rdma.ErrClosed
+	}
+	q.mu.Unlock()
+	q.notify()
+	q.waiting.Lock()
+	defer q.waiting.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.hw != nil {
+		q.hw.AckEvents(q.unacked)
+		q.unacked = 0
+		q.complain(q.hw.Destroy())
+		q.hw = nil
+	}
+	if q.file != nil {
+		_ = q.file.Close()
+	}
+	if q.channel != nil {
+		q.complain(q.channel.Destroy())
+		q.channel = nil
+	}
+	q.complain(q.arena.Close())
+}
+
+func (q *completionQueue) complain(err error) {
+	if err != nil {
+		q.domain.device.provider.config.Logger.Warn("ibverbs cannot free a completion queue", "device", q.domain.device.attributes.Name, "error", err)
+	}
+}
+
+// Poll implements [rdma.CompletionQueue].
+func (q *completionQueue) Poll(into []rdma.Completion) (int, error) {
+	q.mu.Lock()
+	n, err := q.poll(into)
+	q.mu.Unlock()
+	return n, err
+}
+
+func (q *completionQueue) poll(into []rdma.Completion) (int, error) {
+	n := 0
+	if q.first < len(q.pending) {
+		n = copy(into, q.pending[q.first:])
+		q.first += n
+		if q.first == len(q.pending) {
+			q.pending, q.first = q.pending[:0], 0
+		}
+		if n == len(into) {
+			return n, q.trouble()
+		}
+	}
+	if q.err != nil || len(into) == 0 {
+		return n, q.trouble()
+	}
+	q.into, q.n = into, n
+	q.pollDevice()
+	n = q.n
+	q.into = nil
+	return n, q.trouble()
+}
+
+// trouble is what Poll returns beside completions. A closed queue has none.
+func (q *completionQueue) trouble() error {
+	if q.err != nil && (q.first == len(q.pending) || errors.Is(q.err, rdma.ErrClosed)) {
+		return q.err
+	}
+	if q.overrun {
+		return rdma.ErrOverrun
+	}
+	return nil
+}
+
+// pollDevice takes what the device has, until that is all or the slice of the
+// Poll is full.
+func (q *completionQueue) pollDevice() {
+	for q.hw != nil && (q.into == nil || q.n < len(q.into)) {
+		got, err := q.hw.Poll(q.batch)
+		for i := range got {
+			q.domain.completed(q, q.batch.At(i))
+		}
+		if err != nil {
+			q.broken(err)
+			return
+		}
+		if got < pollBatch {
+			return
+		}
+	}
+}
+
+// broken notes that the device's queue is of no use. The lock is held.
+func (q *completionQueue) broken(err error) {
+	if q.err == nil {
+		q.err = fmt.Errorf("ibverbs: poll on %s: %w", q.domain.device.attributes.Name, err)
+		q.domain.queueFailed(q, q.err)
+	}
+}
+
+// emit gives a completion to the Poll under way, or keeps it for the next. The
+// lock is held.
+func (q *completionQueue) emit(c rdma.Completion) {
+	if q.n < len(q.into) {
+		q.into[q.n] = c
+		q.n++
+		return
+	}
+	if q.first > 0 && len(q.pending) == cap(q.pending) {
+		q.pending = q.pending[:copy(q.pending, q.pending[q.first:])]
+		q.first = 0
+	}
+	q.pending = append(q.pending, c)
+}
+
+// drain takes everything the device has, for the next Poll.
+func (q *completionQueue) drain() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	before := len(q.pending) - q.first
+	if q.err == nil {
+		q.pollDevice()
+	}
+	if len(q.pending)-q.first > before {
+		q.notify()
+	}
+}
+
+// notify is an event that the device does not know of.
+func (q *completionQueue) notify() {
+	q.event.Store(true)
+	q.wake()
+}
+
+func (q *completionQueue) wake() {
+	if q.file != nil {
+		_ = q.file.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// Arm implements [rdma.CompletionQueue].
+func (q *completionQueue) Arm(solicitedOnly bool) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err != nil {
+		return q.err
+	}
+	if q.armed.Load() {
+		// An event of an earlier arming is not what this one asks for.
+		if _, err := q.takeEvents(); err != nil {
+			return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
+		}
+	}
+	q.event.Store(false)
+	if err := q.hw.RequestNotify(solicitedOnly); err != nil {
+		return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
+	}
+	q.armed.Store(true)
+	return nil
+}
+
+// takeEvents takes the channel's events and tells whether there was one. The
+// lock is held.
+func (q *completionQueue) takeEvents() (bool, error) {
+	any := false
+	for q.channel != nil {
+		_, ok, err := q.channel.Event()
+		if err != nil {
+			return any, err
+		}
+		if !ok {
+			break
+		}
+		any = true
+		if q.unacked++; q.unacked == 1<<10 {
+			q.hw.AckEvents(q.unacked)
+			q.unacked = 0
+		}
+	}
+	return any, nil
+}
+
+// takeEvent is what Wait's goroutine does whenever the channel is readable.
+func (q *completionQueue) takeEvent(uintptr) bool {
+	q.mu.Lock()
+	q.taken, q.takeErr = q.takeEvents()
+	q.mu.Unlock()
+	return q.taken || q.takeErr != nil
+}
+
+// Wait implements [rdma.CompletionQueue]. The goroutine sleeps in the netpoller.
+func (q *completionQueue) Wait(ctx context.Context) error {
+	q.waiting.Lock()
+	defer q.waiting.Unlock()
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, q.wake)()
+	}
+	for {
+		q.mu.Lock()
+		file, failed := q.file, q.err
+		q.mu.Unlock()
+		if failed != nil && errors.Is(failed, rdma.ErrClosed) {
+			return rdma.ErrClosed
+		}
+		// Whoever wants to wake this goroutine sets what it looks at and then the
+		// deadline, so the deadline is cleared first.
+		cleared := file.SetReadDeadline(time.Time{})
+		if q.event.Swap(false) {
+			q.armed.Store(false)
+			return nil
+		}
+		if failed != nil {
+			return failed
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := cleared
+		if err == nil {
+			err = q.raw.Read(q.take)
+		}
+		switch {
+		case err == nil && q.taken:
+			q.armed.Store(false)
+			return nil
+		case err == nil:
+			return fmt.Errorf("ibverbs: wait on %s: %w", q.domain.device.attributes.Name, q.takeErr)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, os.ErrClosed):
+			q.mu.Lock()
+			failed := q.err
+			q.mu.Unlock()
+			if failed != nil {
+				return failed
+			}
+			return rdma.ErrClosed
+		default:
+			return fmt.Errorf("ibverbs: wait on %s: %w", q.domain.device.attributes.Name, err)
+		}
+	}
+}
+
+// Close implements [rdma.CompletionQueue].
+func (q *completionQueue) Close() error {
+	m := q.domain
+	m.mu.Lock()
+	if q.users > 0 {
+		m.mu.Unlock()
+		return fmt.Errorf("ibverbs: close a completion queue on %s: %w", m.device.attributes.Name, rdma.ErrInUse)
+	}
+	if q.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	q.closed = true
+	delete(m.queues, q)
+	delete(m.cookies, q.cookie)
+	now := q.hwUsers == 0
+	m.mu.Unlock()
+	q.mu.Lock()
+	q.err = rdma.ErrClosed
+	q.mu.Unlock()
+	q.notify()
+	if now {
+		q.destroy()
+	}
+	return nil
+}

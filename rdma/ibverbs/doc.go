@@ -1,0 +1,47 @@
+// Package ibverbs is a verbs provider for adapters: InfiniBand, RoCE and iWARP
+// devices, and the kernel's software devices rxe and siw. rdma-core's libibverbs
+// and librdmacm are loaded when a program first asks for devices, without cgo, so
+// that the same binary finds out on each host what there is, and says what is
+// missing where there is nothing to use.
+//
+// A domain is an open device of its own. Connections are made by rdma_cm, to IP
+// addresses; the queue pair's source is the device's own address. Posts and polls
+// go straight to the driver, without allocating. What is outstanding is written
+// down on this side, too, because drivers forget completions, complete requests
+// out of order (iWARP) or report less than rdma promises; each failed queue pair
+// ends with every request told of, in order.
+//
+// The package's goroutines: one for the connection manager's events of each
+// device while anything of it is open, two for each domain (asynchronous events,
+// and telling the application of them), and one for each queue pair that is
+// ending or destroyed. Domain.Close and Listener.Close end them.
+//
+// # What differs between devices
+//
+//	| what                         | InfiniBand, RoCE, rxe      | iWARP, siw                     |
+//	|------------------------------|----------------------------|--------------------------------|
+//	| class                        | rdma.ClassInfiniBand       | rdma.ClassIWARP                |
+//	| immediate data, atomics      | as the device says         | none                           |
+//	| entries of a Read            | as the device says         | one                            |
+//	| receiver not ready           | retried: see below         | the connection fails           |
+//	| peer refused an access       | StatusRemoteAccess         | the connection ends; siw does  |
+//	|                              |                            | not tell why                   |
+//	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
+//
+// Keys are the adapter's own and not random. Send with invalidate is not there.
+//
+// The time that a Send waits for a receive is the product of a count at the
+// sender and a timer that the receiver tells it, so
+// [rdma.QueuePairConfig.ReceiverNotReadyRetry] is kept, up to about three
+// seconds, where both ends ask for about the same; a longer bound counts as none.
+//
+// # Removal
+//
+// When a device is removed (rdma link del, or an adapter unplugged) the kernel
+// waits for the programs that use it. A domain hears of it, raises
+// [rdma.EventDeviceError], fails its queue pairs and frees all that it has in the
+// driver; its objects fail from then on with [rdma.ErrUnavailable] and still have
+// to be closed. librdmacm keeps a device that has been used open until the process
+// ends, and hears of no removal once nothing of the device is open here: such an
+// idle process holds a removal up.
+package ibverbs

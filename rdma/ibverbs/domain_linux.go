@@ -1,0 +1,656 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package ibverbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+)
+
+// A work request's identifier, which its completion brings back: two bits of
+// kind, twenty of the index of the queue pair or shared receive queue, ten that
+// change when an index is used again, and a number: of the request in its queue,
+// or of the place in a shared receive queue.
+const (
+	kindSend   = uint64(1) << 62
+	kindRecv   = uint64(2) << 62
+	kindShared = uint64(3) << 62
+	kindMask   = uint64(3) << 62
+
+	indexBits       = 20
+	indexShift      = 42
+	generationShift = 32
+	tagMask         = uint64(1)<<62 - 1<<generationShift
+)
+
+// domain implements [rdma.Domain]: an open device of its own, so that whatever
+// happens to it concerns nobody else.
+type domain struct {
+	device *Device
+	ctx    *verbs.Context
+	pd     *verbs.PD
+	vector atomic.Uint32
+
+	async     *os.File
+	asyncDone chan struct{}
+	events    events
+	// sentinel hears that the device is being removed, if it has an address.
+	sentinel *sentinel
+
+	// background are goroutines that end queue pairs and free what the driver
+	// lets go of late.
+	background sync.WaitGroup
+
+	// pairs by index, for completions. The slice is replaced as a whole.
+	table atomic.Pointer[[]*pairEntry]
+	// Queue pairs that receive from a shared receive queue, by number.
+	byNumber sync.Map
+	// Shared receive queues by index.
+	sharedTable atomic.Pointer[[]*sharedReceives]
+
+	mu         sync.Mutex
+	closed     bool
+	removed    error // why nothing works any more
+	freed      chan struct{}
+	lastCookie uint64
+	regions    map[*region]struct{}
+	queues     map[*completionQueue]struct{}
+	shared     map[*sharedReceives]struct{}
+	pairs      map[*queuePair]struct{}
+	cookies    map[uint64]any // what asynchronous events are about
+	indices    []uint32       // free
+}
+
+type pairEntry struct {
+	pair       atomic.Pointer[queuePair]
+	generation uint32 // by the domain's lock
+}
+
+// OpenDomain implements [rdma.Device].
+func (d *Device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
+	m := &domain{
+		device:  d,
+		regions: make(map[*region]struct{}), queues: make(map[*completionQueue]struct{}),
+		shared: make(map[*sharedReceives]struct{}), pairs: make(map[*queuePair]struct{}),
+		cookies: make(map[uint64]any), freed: make(chan struct{}),
+	}
+	m.table.Store(new([]*pairEntry))
+	m.sharedTable.Store(new([]*sharedReceives))
+	if err := m.open(config); err != nil {
+		return nil, fmt.Errorf("ibverbs: open a domain on %s: %w", d.attributes.Name, err)
+	}
+	return m, nil
+}
+
+func (m *domain) open(config rdma.DomainConfig) (err error) {
+	lib, err := verbs.Load()
+	if err != nil {
+		return unavailable(err)
+	}
+	if err := m.device.manager.acquire(); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			m.device.manager.release()
+		}
+	}()
+	if m.ctx, err = lib.Open(m.device.attributes.Name, verbs.CallAuto); err != nil {
+		return unavailable(err)
+	}
+	defer func() {
+		if err != nil {
+			_ = m.ctx.Close()
+		}
+	}()
+	if m.pd, err = m.ctx.AllocPD(); err != nil {
+		return err
+	}
+	if m.async, err = m.ctx.AsyncEventFile(); err != nil {
+		_ = m.pd.Dealloc()
+		return err
+	}
+	raw, err := m.async.SyscallConn()
+	if err != nil {
+		_ = m.async.Close()
+		_ = m.pd.Dealloc()
+		return err
+	}
+	m.events.start(config.OnEvent)
+	m.asyncDone = make(chan struct{})
+	go m.listen(raw)
+	m.sentinel = newSentinel(m)
+	return nil
+}
+
+func (m *domain) Device() rdma.Device { return m.device }
+
+// usable tells whether things can be made. The lock is held.
+func (m *domain) usable() error {
+	if m.closed {
+		return fmt.Errorf("the domain: %w", rdma.ErrClosed)
+	}
+	return m.removed
+}
+
+func (m *domain) newCookie() uint64 {
+	m.lastCookie++
+	return m.lastCookie
+}
+
+// addPair gives a queue pair its place in the table. The lock is held.
+func (m *domain) addPair(p *queuePair) {
+	table := *m.table.Load()
+	if len(m.indices) == 0 {
+		grown := make([]*pairEntry, len(table), 2*len(table)+16)
+		copy(grown, table)
+		for i := len(table); i < cap(grown) && i < 1<<indexBits; i++ {
+			grown = append(grown, &pairEntry{})
+			m.indices = append(m.indices, uint32(i))
+		}
+		m.table.Store(&grown)
+		table = grown
+	}
+	index := m.indices[0]
+	m.indices = m.indices[1:]
+	e := table[index]
+	e.generation++
+	p.tag = uint64(index)<<indexShift | uint64(e.generation&1023)<<generationShift
+	e.pair.Store(p)
+	m.pairs[p] = struct{}{}
+	m.cookies[p.cookie] = p
+	p.sendCQ.users++
+	p.sendCQ.hwUsers++
+	p.recvCQ.users++
+	p.recvCQ.hwUsers++
+	if p.shared != nil {
+		p.shared.users++
+		p.shared.hwUsers++
+		m.byNumber.Store(p.number, p)
+	}
+}
+
+// dropPair takes a queue pair out of the tables: what it used can be closed, and
+// completions of it are not told of from here on.
+func (m *domain) dropPair(p *queuePair) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	index := uint32(p.tag >> indexShift)
+	(*m.table.Load())[index].pair.Store(nil)
+	m.indices = append(m.indices, index)
+	delete(m.pairs, p)
+	delete(m.cookies, p.cookie)
+	p.sendCQ.users--
+	p.recvCQ.users--
+	if p.shared != nil {
+		p.shared.users--
+		m.byNumber.CompareAndDelete(p.number, p)
+	}
+	// Whoever polls now may have found it before.
+	p.sendCQ.mu.Lock()
+	p.sendCQ.mu.Unlock() //nolint:staticcheck // the passing through is the point
+	p.recvCQ.mu.Lock()
+	p.recvCQ.mu.Unlock() //nolint:staticcheck // as above
+}
+
+// freePair destroys the device's object and, with the last of its users, the
+// queues that the application has closed before.
+func (m *domain) freePair(p *queuePair) {
+	if err := p.hw.Destroy(); err != nil && m.removedError() == nil {
+		m.device.provider.config.Logger.Warn("ibverbs cannot free a queue pair", "device", m.device.attributes.Name, "error", err)
+	}
+	_ = p.arena.Close()
+	m.mu.Lock()
+	var free []func()
+	for _, q := range []*completionQueue{p.sendCQ, p.recvCQ} {
+		if q.hwUsers--; q.hwUsers == 0 && q.closed {
+			free = append(free, q.destroy)
+		}
+	}
+	if s := p.shared; s != nil {
+		if s.hwUsers--; s.hwUsers == 0 && s.closed {
+			free = append(free, s.destroy)
+		}
+	}
+	m.mu.Unlock()
+	for _, f := range free {
+		f()
+	}
+}
+
+func (m *domain) addShared(s *sharedReceives) {
+	table := *m.sharedTable.Load()
+	index := -1
+	for i, each := range table {
+		if each == nil || each.closed && each.hwUsers == 0 {
+			index = i
+			break
+		}
+	}
+	grown := append([]*sharedReceives(nil), table...)
+	if index < 0 {
+		index = len(grown)
+		grown = append(grown, nil)
+	}
+	grown[index] = s
+	s.index = uint32(index)
+	m.sharedTable.Store(&grown)
+	m.shared[s] = struct{}{}
+	m.cookies[s.cookie] = s
+}
+
+// completed takes a completion from the device. q's lock is held.
+func (m *domain) completed(q *completionQueue, wc *verbs.WC) {
+	if wc.ID&kindMask == kindShared {
+		m.completedShared(q, wc)
+		return
+	}
+	table := *m.table.Load()
+	index := wc.ID & tagMask >> indexShift
+	if index >= uint64(len(table)) {
+		return
+	}
+	p := table[index].pair.Load()
+	if p == nil || p.tag != wc.ID&tagMask {
+		return // of a queue pair that has been closed
+	}
+	if wc.ID&kindMask == kindSend {
+		if p.sendCQ == q {
+			p.sent(q, wc)
+		}
+	} else if p.recvCQ == q && p.shared == nil {
+		p.received(q, wc)
+	}
+}
+
+func (m *domain) completedShared(q *completionQueue, wc *verbs.WC) {
+	table := *m.sharedTable.Load()
+	index := wc.ID & tagMask >> indexShift
+	if index >= uint64(len(table)) || table[index] == nil {
+		return
+	}
+	id, ok := table[index].redeem(uint32(wc.ID))
+	if !ok {
+		return
+	}
+	found, _ := m.byNumber.Load(wc.QPNumber)
+	p, _ := found.(*queuePair)
+	if p == nil || p.recvCQ != q || p.shared != table[index] {
+		return
+	}
+	status := translate(wc.Status)
+	p.tellRecv(q, id, wc, status)
+	if status != rdma.StatusSuccess {
+		p.bad(wc, status)
+	}
+}
+
+// queueFailed fails the queue pairs that use q. It does not wait.
+func (m *domain) queueFailed(q *completionQueue, err error) {
+	m.background.Go(func() {
+		for _, p := range m.allPairs() {
+			if p.sendCQ == q || p.recvCQ == q {
+				p.fail(err, rdma.EventQueuePairError, true)
+			}
+		}
+	})
+}
+
+func (m *domain) allPairs() []*queuePair {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	pairs := make([]*queuePair, 0, len(m.pairs))
+	for p := range m.pairs {
+		pairs = append(pairs, p)
+	}
+	return pairs
+}
+
+func (m *domain) removedError() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.removed
+}
+
+// listen takes the device's asynchronous events.
+func (m *domain) listen(raw syscall.RawConn) {
+	defer close(m.asyncDone)
+	for {
+		var event verbs.AsyncEvent
+		var ok bool
+		var failed error
+		err := raw.Read(func(uintptr) bool {
+			event, ok, failed = m.ctx.AsyncEvent()
+			return ok || failed != nil
+		})
+		if err != nil {
+			return // closed
+		}
+		if !ok {
+			if errors.Is(failed, syscall.EIO) || errors.Is(failed, syscall.ENODEV) {
+				m.remove(failed)
+				return
+			}
+			m.device.provider.config.Logger.Warn("ibverbs cannot read an asynchronous event", "device", m.device.attributes.Name, "error", failed)
+			time.Sleep(10 * time.Millisecond) // it may last, and must not take a processor
+			continue
+		}
+		m.mu.Lock()
+		about := m.cookies[event.Cookie]
+		m.mu.Unlock()
+		m.ctx.AckAsyncEvent(event)
+		m.happened(event, about)
+	}
+}
+
+// happened acts on an asynchronous event.
+func (m *domain) happened(event verbs.AsyncEvent, about any) {
+	c := &m.device.provider.counters
+	switch event.Type {
+	case verbs.AsyncQPFatal, verbs.AsyncQPRequestError, verbs.AsyncQPAccessError:
+		if p, ok := about.(*queuePair); ok {
+			p.fail(fmt.Errorf("the device reports: %s", event.Type), rdma.EventQueuePairError, true)
+		}
+	case verbs.AsyncCQError:
+		if q, ok := about.(*completionQueue); ok {
+			m.overrun(q)
+		}
+	case verbs.AsyncSRQLimitReached:
+		if s, ok := about.(*sharedReceives); ok {
+			m.events.add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s})
+		}
+	case verbs.AsyncSRQError:
+		if s, ok := about.(*sharedReceives); ok {
+			for _, p := range m.allPairs() {
+				if p.shared == s {
+					p.fail(errors.New("its shared receive queue has failed"), rdma.EventQueuePairError, true)
+				}
+			}
+		}
+	case verbs.AsyncPortError:
+		c.portsDown.Add(1)
+		m.events.add(rdma.Event{Kind: rdma.EventPortDown, Err: fmt.Errorf("ibverbs: port %d of %s is down; see its link: rdma link show", event.Port, m.device.attributes.Name)})
+	case verbs.AsyncPortActive:
+		m.events.add(rdma.Event{Kind: rdma.EventPortUp})
+	case verbs.AsyncDeviceFatal:
+		m.remove(errors.New("the device reports a fatal error"))
+	}
+}
+
+// overrun notes that the device dropped completions of q.
+func (m *domain) overrun(q *completionQueue) {
+	q.mu.Lock()
+	first := !q.overrun
+	q.overrun = true
+	q.mu.Unlock()
+	if !first {
+		return
+	}
+	m.device.provider.counters.overruns.Add(1)
+	m.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: fmt.Errorf("ibverbs: on %s: %w", m.device.attributes.Name, rdma.ErrOverrun)})
+	for _, p := range m.allPairs() {
+		if p.sendCQ == q || p.recvCQ == q {
+			p.fail(rdma.ErrOverrun, rdma.EventQueuePairError, true)
+		}
+	}
+	q.notify()
+}
+
+// remove lets go of a device that is being removed or is dead: its removal waits
+// for that. It does not wait.
+func (m *domain) remove(why error) {
+	err := fmt.Errorf("ibverbs: device %s is gone: %w: %w", m.device.attributes.Name, rdma.ErrUnavailable, why)
+	m.mu.Lock()
+	if m.removed != nil || m.closed {
+		m.mu.Unlock()
+		return
+	}
+	m.removed = err
+	m.background.Go(func() { m.letGo(err) })
+	m.mu.Unlock()
+	m.device.provider.counters.devicesRemoved.Add(1)
+	m.events.add(rdma.Event{Kind: rdma.EventDeviceError, Err: err})
+}
+
+// letGo frees all that the driver has. The application's objects stay, and fail.
+func (m *domain) letGo(err error) {
+	var pairs sync.WaitGroup
+	for _, p := range m.allPairs() {
+		pairs.Go(func() {
+			p.fail(err, rdma.EventQueuePairError, true)
+			p.abandon()
+		})
+	}
+	pairs.Wait()
+	m.mu.Lock()
+	var queues []*completionQueue
+	for q := range m.queues {
+		queues = append(queues, q)
+	}
+	var shared []*sharedReceives
+	for s := range m.shared {
+		shared = append(shared, s)
+	}
+	var regions []*region
+	for r := range m.regions {
+		regions = append(regions, r)
+	}
+	m.mu.Unlock()
+	for _, s := range shared {
+		s.mu.Lock()
+		s.err = err
+		s.mu.Unlock()
+		s.destroy()
+	}
+	for _, q := range queues {
+		q.mu.Lock()
+		if q.err == nil {
+			q.pollDevice()
+			q.err = err
+		}
+		q.mu.Unlock()
+		q.destroy()
+	}
+	for _, r := range regions {
+		_ = r.deregister()
+	}
+	m.freeContext()
+}
+
+// freeContext closes the device, once.
+func (m *domain) freeContext() {
+	m.mu.Lock()
+	pd := m.pd
+	m.pd = nil
+	m.mu.Unlock()
+	if pd == nil {
+		<-m.freed
+		return
+	}
+	defer close(m.freed)
+	if m.sentinel != nil {
+		m.sentinel.close()
+	}
+	_ = m.async.Close()
+	<-m.asyncDone
+	log := m.device.provider.config.Logger
+	if err := errors.Join(pd.Dealloc(), m.ctx.Close()); err != nil {
+		log.Warn("ibverbs cannot close a device", "device", m.device.attributes.Name, "error", err)
+	}
+	if m.removedError() != nil {
+		m.device.forgetContexts()
+	}
+	m.device.manager.release()
+}
+
+// Close implements [rdma.Domain].
+func (m *domain) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	m.mu.Unlock()
+	var group sync.WaitGroup
+	for _, p := range m.allPairs() {
+		group.Go(func() { _ = p.Close() })
+	}
+	group.Wait()
+
+	m.mu.Lock()
+	var closers []interface{ Close() error }
+	for s := range m.shared {
+		closers = append(closers, s)
+	}
+	for q := range m.queues {
+		closers = append(closers, q)
+	}
+	for r := range m.regions {
+		closers = append(closers, r)
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, c := range closers {
+		errs = append(errs, c.Close())
+	}
+	// Some drivers hold on to an attempt to connect for a while.
+	free := make(chan struct{})
+	go func() {
+		defer close(free)
+		m.background.Wait()
+		m.freeContext()
+		m.events.stop()
+	}()
+	limit := m.device.provider.config.CloseTimeout
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-free:
+	case <-timer.C:
+		errs = append(errs, fmt.Errorf("%w: the driver has not given up a connection attempt within %v; the device is closed when it does", rdma.ErrTimeout, limit))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("ibverbs: close a domain on %s: %w", m.device.attributes.Name, err)
+	}
+	return nil
+}
+
+// A sentinel is an identifier that is bound to the device and does nothing but
+// hear of its removal. The kernel tells the connection manager's users alone.
+type sentinel struct {
+	domain *domain
+	id     verbs.CMID
+	cookie uint64
+	once   sync.Once
+}
+
+func newSentinel(m *domain) *sentinel {
+	s := &sentinel{domain: m}
+	for _, a := range m.device.addresses() {
+		id, cookie, err := m.device.manager.create(s)
+		if err != nil {
+			return nil
+		}
+		if id.Bind(netip.AddrPortFrom(a, 0)) == nil && id.DeviceName() == m.device.attributes.Name {
+			s.id, s.cookie = id, cookie
+			return s
+		}
+		_ = m.device.manager.destroy(id, cookie)
+	}
+	return nil
+}
+
+func (s *sentinel) handle(event verbs.CMEvent) {
+	if event.Type == verbs.CMDeviceRemoval {
+		s.domain.remove(errors.New("it is being removed"))
+	}
+}
+
+func (s *sentinel) close() {
+	s.once.Do(func() { _ = s.domain.device.manager.destroy(s.id, s.cookie) })
+}
+
+// events is a list of asynchronous events and the goroutine that delivers them.
+type events struct {
+	mu      sync.Mutex
+	list    []rdma.Event
+	wake    chan struct{}
+	done    chan struct{}
+	stopped bool
+}
+
+// maxEvents bounds the list when the application does not take them: ports go up
+// and down for ever.
+const maxEvents = 1 << 16
+
+func (e *events) start(deliver func(rdma.Event)) {
+	e.wake, e.done = make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(e.done)
+		for range e.wake {
+			for {
+				e.mu.Lock()
+				list, stopped := e.list, e.stopped
+				e.list = nil
+				e.mu.Unlock()
+				if len(list) == 0 {
+					if stopped {
+						return
+					}
+					break
+				}
+				for _, event := range list {
+					if deliver != nil {
+						deliver(event)
+					}
+				}
+			}
+		}
+	}()
+}
+
+// add never waits.
+func (e *events) add(event rdma.Event) {
+	e.mu.Lock()
+	if !e.stopped && len(e.list) < maxEvents {
+		e.list = append(e.list, event)
+	}
+	e.mu.Unlock()
+	e.signal()
+}
+
+func (e *events) signal() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// stop delivers what is there and ends the goroutine.
+func (e *events) stop() {
+	e.mu.Lock()
+	e.stopped = true
+	e.mu.Unlock()
+	e.signal()
+	<-e.done
+}
+
+// deadline makes an error of a context's end.
+func deadline(ctx context.Context) error {
+	err := ctx.Err()
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", rdma.ErrTimeout, err)
+	}
+	return err
+}

@@ -1,0 +1,836 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package ibverbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+)
+
+const (
+	// chain is how many requests go to the driver in one call.
+	chain = 32
+	// flushPatience is how long a failed queue pair waits for the driver's next
+	// completion before this side flushes the rest: drivers forget some.
+	flushPatience = 100 * time.Millisecond
+	// suspicion is how long a queue pair that flushes without a reason waits for
+	// one to be told.
+	suspicion = 200 * time.Millisecond
+	// closePatience is how long Close waits for a driver that holds on to an
+	// attempt to connect. The domain's Close waits longer.
+	closePatience = 50 * time.Millisecond
+)
+
+// errHere is the end that this side chose.
+var errHere = fmt.Errorf("%w by this side", rdma.ErrDisconnected)
+
+// queuePair implements [rdma.QueuePair].
+//
+// Its end has two steps. fail, from wherever the reason is found, changes the
+// state and closes done. The goroutine end then moves the device's object to the
+// error state, disconnects, waits for what the device flushes and completes
+// itself what the device has forgotten.
+type queuePair struct {
+	domain *domain
+	config rdma.QueuePairConfig
+	number uint32
+	tag    uint64 // marks its completions
+	cookie uint64
+	hw     *verbs.QP
+	arena  *verbs.Arena
+	link   verbs.LinkLayer
+	port   uint8
+
+	sendCQ, recvCQ *completionQueue
+	shared         *sharedReceives
+	readSGE        int
+	errFull        error // of PostSend, made once
+	errRecvFull    error
+
+	state atomic.Uint32 // rdma.State
+
+	sendMu   sync.Mutex
+	sendList *verbs.SendList
+	sends    sendRing // its head by sendCQ's lock
+
+	recvMu   sync.Mutex
+	recvList *verbs.RecvList
+	recvs    recvRing // its head by recvCQ's lock
+
+	suspected atomic.Bool
+	silent    atomic.Bool // nobody is to hear of what is outstanding
+
+	mu        sync.Mutex
+	err       error
+	peer      string
+	conn      *connection
+	joined    bool // conn carries the connection
+	used      bool // a set-up has begun
+	closed    bool
+	done      chan struct{}
+	ended     chan struct{} // closed when end is through; nil before fail
+	settled   chan struct{} // closed when the set-up under way is over; nil before
+	destroyed chan struct{} // closed when the driver has let go
+
+	freeing sync.Once
+}
+
+func (m *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	a := &m.device.attributes
+	fail := func(err error) (rdma.QueuePair, error) {
+		return nil, fmt.Errorf("ibverbs: queue pair on %s: %w", a.Name, err)
+	}
+	if config.MaxSGE == 0 {
+		config.MaxSGE = 1
+	}
+	if config.MaxReads == 0 {
+		config.MaxReads = min(16, a.MaxReads)
+	}
+	config.SendDepth, config.RecvDepth = orOne(config.SendDepth), orOne(config.RecvDepth)
+	for _, limit := range []struct {
+		name              string
+		value, from, upTo int
+	}{
+		{"SendDepth", config.SendDepth, 1, a.MaxQueueDepth}, {"RecvDepth", config.RecvDepth, 1, a.MaxQueueDepth},
+		{"MaxSGE", config.MaxSGE, 1, max(a.MaxSendSGE, a.MaxReadSGE, a.MaxRecvSGE)},
+		{"MaxInline", config.MaxInline, 0, a.MaxInline}, {"MaxReads", config.MaxReads, 1, a.MaxReads},
+	} {
+		if limit.value < limit.from || limit.value > limit.upTo {
+			return fail(fmt.Errorf("%w: %s is %d, must be %d to %d", rdma.ErrInvalid, limit.name, limit.value, limit.from, limit.upTo))
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usable(); err != nil {
+		return fail(err)
+	}
+	p := &queuePair{domain: m, config: config, done: make(chan struct{}), arena: verbs.NewArena(), readSGE: min(config.MaxSGE, a.MaxReadSGE)}
+	for _, each := range []struct {
+		of rdma.CompletionQueue
+		to **completionQueue
+	}{{config.SendCompletions, &p.sendCQ}, {config.RecvCompletions, &p.recvCQ}} {
+		q, ok := each.of.(*completionQueue)
+		if ok {
+			_, ok = m.queues[q]
+		}
+		if !ok {
+			return fail(fmt.Errorf("%w: a completion queue is missing, closed or of another domain", rdma.ErrInvalid))
+		}
+		*each.to = q
+	}
+	if config.SharedReceive != nil {
+		s, ok := config.SharedReceive.(*sharedReceives)
+		if ok {
+			_, ok = m.shared[s]
+		}
+		if !ok {
+			return fail(fmt.Errorf("%w: the shared receive queue is closed or of another domain", rdma.ErrInvalid))
+		}
+		p.shared = s
+	}
+	if err := p.create(); err != nil {
+		if p.hw != nil {
+			_ = p.hw.Destroy()
+		}
+		_ = p.arena.Close()
+		return fail(err)
+	}
+	p.number = p.hw.Number()
+	p.errFull = fmt.Errorf("ibverbs: post to queue pair %d: %w", p.number, rdma.ErrQueueFull)
+	p.errRecvFull = fmt.Errorf("ibverbs: post a receive to queue pair %d: %w", p.number, rdma.ErrQueueFull)
+	m.addPair(p)
+	return p, nil
+}
+
+func orOne(n int) int {
+	if n == 0 {
+		return 1
+	}
+	return n
+}
+
+// create makes the device's object and takes it to where receives can be posted.
+// The domain's lock is held.
+func (p *queuePair) create() (err error) {
+	m, c := p.domain, &p.config
+	a := &m.device.attributes
+	if p.sendList, err = p.arena.NewSendList(min(chain, c.SendDepth), c.MaxSGE); err != nil {
+		return err
+	}
+	p.sends.init(c.SendDepth)
+	hw := verbs.QPConfig{
+		SendCQ: p.sendCQ.hw, RecvCQ: p.recvCQ.hw, Cookie: m.newCookie(),
+		SendDepth: c.SendDepth, SendSGEs: min(c.MaxSGE, max(a.MaxSendSGE, a.MaxReadSGE)), Inline: c.MaxInline,
+	}
+	p.cookie = hw.Cookie
+	if p.shared != nil {
+		hw.SRQ = p.shared.hw
+	} else {
+		hw.RecvDepth, hw.RecvSGEs = c.RecvDepth, min(c.MaxSGE, a.MaxRecvSGE)
+		if p.recvList, err = p.arena.NewRecvList(min(chain, c.RecvDepth), c.MaxSGE); err != nil {
+			return err
+		}
+		p.recvs.init(c.RecvDepth)
+	}
+	if p.hw, err = m.pd.CreateQP(hw); err != nil {
+		var errno syscall.Errno
+		if errors.As(err, &errno) && errno == syscall.EINVAL {
+			err = fmt.Errorf("%w: the device refuses this mixture of depths, entries and inline bytes: %w", rdma.ErrUnsupported, err)
+		}
+		return err
+	}
+	p.port, p.link = m.device.firstPort()
+	return p.hw.ToInit(p.port, verbs.AccessRemoteRead|verbs.AccessRemoteWrite|p.atomicAccess())
+}
+
+func (p *queuePair) atomicAccess() verbs.Access {
+	if p.domain.device.attributes.Has(rdma.CapAtomics) {
+		return verbs.AccessRemoteAtomic
+	}
+	return 0
+}
+
+func (p *queuePair) Number() uint32        { return p.number }
+func (p *queuePair) State() rdma.State     { return rdma.State(p.state.Load()) }
+func (p *queuePair) Done() <-chan struct{} { return p.done }
+
+func (p *queuePair) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// stateError is why posts fail.
+func (p *queuePair) stateError(what string) error {
+	state := p.State()
+	if state == rdma.StateClosed {
+		return fmt.Errorf("ibverbs: %s queue pair %d: %w", what, p.number, rdma.ErrClosed)
+	}
+	if err := p.Err(); err != nil {
+		return fmt.Errorf("ibverbs: %s queue pair %d: %w: it has failed: %w", what, p.number, rdma.ErrState, err)
+	}
+	return fmt.Errorf("ibverbs: %s queue pair %d: %w: it is in the state %s", what, p.number, rdma.ErrState, state)
+}
+
+// PostSend implements [rdma.QueuePair].
+func (p *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
+	p.sendMu.Lock()
+	defer p.sendMu.Unlock()
+	taken := 0
+	for taken < len(requests) {
+		if rdma.State(p.state.Load()) != rdma.StateConnected {
+			return taken, p.stateError("post to")
+		}
+		n, wrong := p.prepareSends(requests[taken:])
+		if n > 0 {
+			// A completion may be polled before the post has returned.
+			tail := p.sends.tail.Load()
+			p.sends.tail.Store(tail + uint32(n))
+			posted, err := p.hw.PostSend(p.sendList, n)
+			taken += posted
+			if err != nil {
+				p.sends.tail.Store(tail + uint32(posted))
+				return taken, p.refused("post to", err, p.errFull)
+			}
+		}
+		if wrong != nil {
+			return taken, wrong
+		}
+	}
+	if taken == 0 && rdma.State(p.state.Load()) != rdma.StateConnected {
+		return 0, p.stateError("post to")
+	}
+	return taken, nil
+}
+
+// prepareSends fills the list with requests, as many as there is room for, and
+// returns how many; the error is about the next one.
+func (p *queuePair) prepareSends(requests []rdma.SendRequest) (int, error) {
+	room := p.sends.room()
+	tail := p.sends.tail.Load()
+	n := min(len(requests), p.sendList.Len())
+	for i := range n {
+		if room == 0 {
+			return i, p.errFull
+		}
+		if err := p.prepare(i, tail+uint32(i), &requests[i]); err != nil {
+			return i, err
+		}
+		room--
+	}
+	return n, nil
+}
+
+// operations says how each operation goes to the device.
+var operations = [...]struct {
+	opcode  verbs.WROpcode
+	needs   rdma.Capabilities
+	fetches bool // it brings data
+	atomic  bool
+	known   bool
+}{
+	rdma.OpSend:           {opcode: verbs.WRSend, known: true},
+	rdma.OpSendImmediate:  {opcode: verbs.WRSendWithImmediate, needs: rdma.CapSendImmediate, known: true},
+	rdma.OpWrite:          {opcode: verbs.WRWrite, known: true},
+	rdma.OpWriteImmediate: {opcode: verbs.WRWriteWithImmediate, needs: rdma.CapWriteImmediate, known: true},
+	rdma.OpRead:           {opcode: verbs.WRRead, fetches: true, known: true},
+	rdma.OpCompareSwap:    {opcode: verbs.WRCompareSwap, needs: rdma.CapAtomics, fetches: true, atomic: true, known: true},
+	rdma.OpFetchAdd:       {opcode: verbs.WRFetchAdd, needs: rdma.CapAtomics, fetches: true, atomic: true, known: true},
+	rdma.OpSendInvalidate: {opcode: verbs.WRSendWithInvalidate, needs: rdma.CapSendInvalidate, known: true},
+}
+
+// prepare fills the i-th place of the list.
+func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
+	a := &p.domain.device.attributes
+	if int(r.Op) >= len(operations) || !operations[r.Op].known {
+		return p.invalid(r.Op, "it is no operation of a send queue")
+	}
+	op := &operations[r.Op]
+	if !a.Has(op.needs) {
+		return fmt.Errorf("ibverbs: post to queue pair %d: %w: %s on %s", p.number, rdma.ErrUnsupported, r.Op, a.Name)
+	}
+	most := p.config.MaxSGE
+	if op.fetches {
+		most = p.readSGE
+	}
+	if len(r.SGEs) > most {
+		return p.invalid(r.Op, "it has too many entries")
+	}
+	wr, entries := p.sendList.At(i), p.sendList.SGEs(i)
+	total, used, wrong := p.entries(entries, r.SGEs, op.fetches)
+	if wrong != "" {
+		return p.invalid(r.Op, wrong)
+	}
+	if int64(total) > a.MaxMessage {
+		return p.invalid(r.Op, "it is longer than the device's messages")
+	}
+	wr.Flags = 0
+	if r.Flags&rdma.Inline != 0 {
+		if op.fetches {
+			return p.invalid(r.Op, "nothing of it can be inline")
+		}
+		if total > p.config.MaxInline {
+			return p.invalid(r.Op, "it is longer than MaxInline")
+		}
+		wr.Flags |= verbs.SendInline
+	}
+	switch {
+	case op.atomic:
+		if len(r.SGEs) != 1 || total != 8 {
+			return p.invalid(r.Op, "it needs one entry of 8 bytes")
+		}
+		if r.Remote.Address%8 != 0 {
+			return p.invalid(r.Op, "its target is not aligned to 8 bytes")
+		}
+		wr.SetAtomic(r.Remote.Address, r.Remote.Key, r.CompareAdd, r.Swap)
+	default:
+		wr.SetRemote(r.Remote.Address, r.Remote.Key)
+		wr.SetImmediate(r.Immediate)
+	}
+	if op.fetches && used == 0 {
+		// Drivers of iWARP want one entry, be it empty.
+		entries[0] = verbs.SGE{}
+		if len(r.SGEs) > 0 {
+			region := r.SGEs[0].Region.(*region)
+			entries[0] = verbs.SGE{Address: region.address + uint64(r.SGEs[0].Offset), LKey: region.lkey}
+		}
+		if a.Class == rdma.ClassIWARP {
+			used = 1
+		}
+	}
+	wr.ID = kindSend | p.tag | uint64(seq)
+	wr.NumSGE = int32(used)
+	wr.Opcode = op.opcode
+	if r.Flags&rdma.Fence != 0 {
+		wr.Flags |= verbs.SendFence
+	}
+	if r.Flags&rdma.Solicited != 0 {
+		wr.Flags |= verbs.SendSolicited
+	}
+	s := &p.sends.slots[seq&p.sends.mask]
+	s.id, s.op, s.length, s.done = r.ID, r.Op, 0, false
+	if op.fetches {
+		s.length = uint32(total)
+	}
+	s.signaled = r.Flags&rdma.Signaled != 0
+	// iWARP devices complete a later Send before an earlier Read. A completion
+	// promises that all before it are done, so each Read there has to be heard of.
+	s.reports = s.signaled || op.fetches && a.Class == rdma.ClassIWARP
+	if s.reports {
+		wr.Flags |= verbs.SendSignaled
+	}
+	return nil
+}
+
+func (p *queuePair) invalid(op rdma.Opcode, why string) error {
+	return fmt.Errorf("ibverbs: post a %s to queue pair %d: %w: %s", op, p.number, rdma.ErrInvalid, why)
+}
+
+// entries translates a list of entries, without those that are empty: some
+// devices take a length of 0 for 2 GiB. It returns the length of all and how
+// many there are.
+func (p *queuePair) entries(to []verbs.SGE, from []rdma.SGE, written bool) (total, used int, wrong string) {
+	return translateEntries(p.domain, to, from, written)
+}
+
+func translateEntries(m *domain, to []verbs.SGE, from []rdma.SGE, written bool) (total, used int, wrong string) {
+	for i := range from {
+		e := &from[i]
+		r, ok := e.Region.(*region)
+		if !ok || r == nil || r.domain != m {
+			return 0, 0, "an entry has no region, or one of another domain"
+		}
+		if e.Length < 0 || e.Offset < 0 || e.Offset > len(r.bytes) || e.Length > len(r.bytes)-e.Offset {
+			return 0, 0, "an entry is outside of its region"
+		}
+		if written && r.access&rdma.AccessLocalWrite == 0 {
+			return 0, 0, "an entry's region has no right of local write"
+		}
+		if total += e.Length; total < 0 || e.Length > 1<<31-1 {
+			return 0, 0, "it is too long"
+		}
+		if e.Length == 0 {
+			continue
+		}
+		to[used] = verbs.SGE{Address: r.address + uint64(e.Offset), Length: uint32(e.Length), LKey: r.lkey}
+		used++
+	}
+	return total, used, ""
+}
+
+// refused makes an error of what the driver said to a post.
+func (p *queuePair) refused(what string, err, full error) error {
+	if s := rdma.State(p.state.Load()); s >= rdma.StateError {
+		return p.stateError(what)
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) && (errno == syscall.ENOMEM || errno == syscall.EAGAIN || errno == syscall.ENOSPC) {
+		return full
+	}
+	if errors.As(err, &errno) && errno == syscall.ENOTCONN {
+		p.suspect()
+		return fmt.Errorf("ibverbs: %s queue pair %d: %w: %w", what, p.number, rdma.ErrState, err)
+	}
+	return fmt.Errorf("ibverbs: %s queue pair %d: %w: %w", what, p.number, rdma.ErrInvalid, err)
+}
+
+// PostRecv implements [rdma.QueuePair].
+func (p *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
+	if p.shared != nil {
+		return 0, fmt.Errorf("ibverbs: post a receive to queue pair %d: %w: its receives come from the shared receive queue", p.number, rdma.ErrInvalid)
+	}
+	p.recvMu.Lock()
+	defer p.recvMu.Unlock()
+	taken := 0
+	for taken < len(requests) {
+		if rdma.State(p.state.Load()) > rdma.StateConnected {
+			return taken, p.stateError("post a receive to")
+		}
+		n, wrong := p.prepareRecvs(requests[taken:])
+		if n > 0 {
+			tail := p.recvs.tail.Load()
+			p.recvs.tail.Store(tail + uint32(n))
+			posted, err := p.hw.PostRecv(p.recvList, n)
+			taken += posted
+			if err != nil {
+				p.recvs.tail.Store(tail + uint32(posted))
+				return taken, p.refused("post a receive to", err, p.errRecvFull)
+			}
+		}
+		if wrong != nil {
+			return taken, wrong
+		}
+	}
+	if taken == 0 && rdma.State(p.state.Load()) > rdma.StateConnected {
+		return 0, p.stateError("post a receive to")
+	}
+	return taken, nil
+}
+
+func (p *queuePair) prepareRecvs(requests []rdma.RecvRequest) (int, error) {
+	room, tail := p.recvs.room(), p.recvs.tail.Load()
+	n := min(len(requests), p.recvList.Len())
+	for i := range n {
+		if room == 0 {
+			return i, p.errRecvFull
+		}
+		r := &requests[i]
+		wr := p.recvList.At(i)
+		if len(r.SGEs) > p.config.MaxSGE {
+			return i, p.invalid(rdma.OpRecv, "it has too many entries")
+		}
+		_, used, wrong := p.entries(p.recvList.SGEs(i), r.SGEs, true)
+		if wrong != "" {
+			return i, p.invalid(rdma.OpRecv, wrong)
+		}
+		seq := tail + uint32(i)
+		wr.ID = kindRecv | p.tag | uint64(seq)
+		wr.NumSGE = int32(used)
+		p.recvs.ids[seq&p.recvs.mask] = r.ID
+		room--
+	}
+	return n, nil
+}
+
+// sent takes a completion of the send queue. The completion queue's lock is held.
+func (p *queuePair) sent(q *completionQueue, wc *verbs.WC) {
+	status := p.outcome(wc)
+	if !p.sends.report(uint32(wc.ID), status) {
+		return
+	}
+	p.tellSends(q, false)
+	if status != rdma.StatusSuccess {
+		p.bad(wc, status)
+	}
+}
+
+// outcome is the status of a completion. On iWARP a driver's own error of a
+// request that was under way when the connection ended is what others flush.
+func (p *queuePair) outcome(wc *verbs.WC) rdma.Status {
+	status := translate(wc.Status)
+	if status == rdma.StatusLocalOperation && p.domain.device.attributes.Class == rdma.ClassIWARP {
+		return rdma.StatusFlushed
+	}
+	return status
+}
+
+// tellSends tells of requests that are done, or, with flush, of all. It returns
+// how many the device has forgotten.
+func (p *queuePair) tellSends(q *completionQueue, flush bool) (forgotten int) {
+	for {
+		s, tell, lost, ok := p.sends.next(flush)
+		if !ok {
+			return forgotten
+		}
+		if lost {
+			forgotten++
+		}
+		if tell && !p.silent.Load() {
+			q.emit(rdma.Completion{ID: s.id, QueuePair: p.number, Length: s.length, Op: s.op, Status: s.status})
+		}
+	}
+}
+
+// received takes a completion of the receive queue. The lock is held.
+func (p *queuePair) received(q *completionQueue, wc *verbs.WC) {
+	seq := uint32(wc.ID)
+	if !p.recvs.has(seq) {
+		return
+	}
+	for p.recvs.head.Load() != seq {
+		// The device takes receives in order: this one is forgotten.
+		id, _ := p.recvs.next()
+		p.domain.device.provider.counters.lostCompletions.Add(1)
+		p.tellRecv(q, id, nil, rdma.StatusFlushed)
+	}
+	id, _ := p.recvs.next()
+	status := translate(wc.Status)
+	p.tellRecv(q, id, wc, status)
+	if status != rdma.StatusSuccess {
+		p.bad(wc, status)
+	}
+}
+
+func (p *queuePair) tellRecv(q *completionQueue, id uint64, wc *verbs.WC, status rdma.Status) {
+	if p.silent.Load() {
+		return
+	}
+	c := rdma.Completion{ID: id, QueuePair: p.number, Op: rdma.OpRecv, Status: status}
+	if status == rdma.StatusSuccess {
+		c.Length = wc.Length
+		if wc.Opcode == verbs.WCRecvWriteWithImmediate {
+			c.Op = rdma.OpRecvWriteImmediate
+		}
+		if wc.Flags&verbs.WCWithImmediate != 0 {
+			c.HasImmediate, c.Immediate = true, wc.Immediate()
+		}
+	}
+	q.emit(c)
+}
+
+// bad hears of a completion that is not a success.
+func (p *queuePair) bad(wc *verbs.WC, status rdma.Status) {
+	if status == rdma.StatusFlushed {
+		p.suspect()
+		return
+	}
+	kind := rdma.EventQueuePairError
+	if status == rdma.StatusRetryExceeded {
+		kind = rdma.EventDisconnected
+	}
+	err := reason(status)
+	if wc.VendorError != 0 {
+		err = fmt.Errorf("%w (the device's code is %#x)", err, wc.VendorError)
+	}
+	p.fail(err, kind, true)
+}
+
+// suspect sees that the device flushes without a reason. The reason is usually
+// on its way: an event of the connection manager or of the device.
+func (p *queuePair) suspect() {
+	if rdma.State(p.state.Load()) >= rdma.StateError || p.suspected.Swap(true) {
+		return
+	}
+	p.domain.background.Go(func() {
+		timer := time.NewTimer(suspicion)
+		defer timer.Stop()
+		select {
+		case <-p.done:
+		case <-timer.C:
+			p.fail(errors.New("the device has flushed it and gives no reason"), rdma.EventQueuePairError, true)
+		}
+	})
+}
+
+// fail ends the queue pair, once. tell raises the event.
+func (p *queuePair) fail(reason error, kind rdma.EventKind, tell bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failLocked(reason, kind, tell)
+}
+
+func (p *queuePair) failLocked(reason error, kind rdma.EventKind, tell bool) bool {
+	if rdma.State(p.state.Load()) >= rdma.StateError {
+		return false
+	}
+	towards := ""
+	if p.peer != "" {
+		towards = " to " + p.peer
+	}
+	p.err = fmt.Errorf("ibverbs: queue pair %d%s on %s: %w", p.number, towards, p.domain.device.attributes.Name, reason)
+	p.state.Store(uint32(rdma.StateError))
+	p.ended = make(chan struct{})
+	close(p.done)
+	if tell {
+		c := &p.domain.device.provider.counters
+		if kind == rdma.EventDisconnected {
+			c.disconnects.Add(1)
+		} else {
+			c.queuePairErrors.Add(1)
+		}
+		p.domain.events.add(rdma.Event{Kind: kind, QueuePair: p, Err: p.err})
+	}
+	p.domain.background.Go(p.end)
+	return true
+}
+
+// end follows fail in a goroutine of its own.
+func (p *queuePair) end() {
+	defer close(p.ended)
+	// Posts that saw the state before are through after this.
+	p.sendMu.Lock()
+	p.sendMu.Unlock() //nolint:staticcheck // the passing through is the point
+	p.recvMu.Lock()
+	p.recvMu.Unlock() //nolint:staticcheck // as above
+	failed := p.hw.ToError()
+	p.mu.Lock()
+	c, joined := p.conn, p.joined
+	p.mu.Unlock()
+	if c != nil && joined {
+		// The peer of some devices hears nothing otherwise, and an answer to its
+		// own disconnect is due.
+		_ = c.id.Disconnect()
+	}
+	if p.silent.Load() {
+		return
+	}
+	p.awaitFlush(failed == nil)
+	if !p.silent.Load() {
+		p.flush()
+	}
+}
+
+func (p *queuePair) outstanding() uint32 { return p.sends.outstanding() + p.recvs.outstanding() }
+
+// awaitFlush takes what the device flushes until that is all or no more comes.
+func (p *queuePair) awaitFlush(comes bool) {
+	left, since, pause := p.outstanding(), time.Now(), 50*time.Microsecond
+	for comes && left > 0 && !p.silent.Load() {
+		p.sendCQ.drain()
+		if p.recvCQ != p.sendCQ {
+			p.recvCQ.drain()
+		}
+		now := p.outstanding()
+		if now == 0 {
+			return
+		}
+		if now != left {
+			left, since, pause = now, time.Now(), 50*time.Microsecond
+			continue
+		}
+		if time.Since(since) > flushPatience {
+			break
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 5*time.Millisecond)
+	}
+}
+
+// flush completes what the device has forgotten.
+func (p *queuePair) flush() {
+	if p.outstanding() > 0 {
+		// After this the device touches no memory of the requests. Drivers that
+		// refuse it have closed the connection's socket by now.
+		_ = p.hw.Reset()
+	}
+	lost := 0
+	p.sendCQ.mu.Lock()
+	p.sendCQ.pollDevice()
+	before := p.sends.outstanding()
+	lost += p.tellSends(p.sendCQ, true)
+	if before > 0 {
+		p.sendCQ.notify()
+	}
+	p.sendCQ.mu.Unlock()
+	p.recvCQ.mu.Lock()
+	p.recvCQ.pollDevice()
+	for p.shared == nil {
+		id, ok := p.recvs.next()
+		if !ok {
+			break
+		}
+		lost++
+		p.tellRecv(p.recvCQ, id, nil, rdma.StatusFlushed)
+		p.recvCQ.notify()
+	}
+	p.recvCQ.mu.Unlock()
+	p.domain.device.provider.counters.lostCompletions.Add(uint64(lost))
+}
+
+// Disconnect implements [rdma.QueuePair].
+func (p *queuePair) Disconnect() error {
+	if p.State() == rdma.StateInit {
+		return fmt.Errorf("ibverbs: disconnect queue pair %d: %w: it is not connected", p.number, rdma.ErrState)
+	}
+	p.fail(errHere, 0, false)
+	return nil
+}
+
+// Close implements [rdma.QueuePair].
+func (p *queuePair) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		destroyed := p.destroyed
+		p.mu.Unlock()
+		if destroyed != nil {
+			p.awaitDestroyed(destroyed)
+		}
+		return nil
+	}
+	p.closed = true
+	p.silent.Store(true)
+	p.destroyed = make(chan struct{})
+	p.failLocked(errHere, 0, false)
+	ended, settled := p.ended, p.settled
+	p.mu.Unlock()
+	<-ended
+	if settled != nil {
+		<-settled
+	}
+	// From here on no completion of it is told of.
+	p.domain.dropPair(p)
+	p.mu.Lock()
+	p.state.Store(uint32(rdma.StateClosed))
+	c := p.conn
+	p.mu.Unlock()
+	p.domain.background.Go(func() {
+		defer close(p.destroyed)
+		p.letGo(c)
+	})
+	p.awaitDestroyed(p.destroyed)
+	return nil
+}
+
+// letGo frees what the driver has, once. A second caller waits for the first.
+func (p *queuePair) letGo(c *connection) {
+	p.freeing.Do(func() {
+		if c != nil {
+			c.close()
+			<-c.gone
+		}
+		p.domain.freePair(p)
+	})
+}
+
+// abandon frees what the driver has of a queue pair that has failed. The
+// application still has to close it.
+func (p *queuePair) abandon() {
+	p.mu.Lock()
+	ended, settled := p.ended, p.settled
+	p.mu.Unlock()
+	<-ended
+	if settled != nil {
+		<-settled
+	}
+	p.mu.Lock()
+	c := p.conn
+	p.mu.Unlock()
+	p.letGo(c)
+}
+
+// awaitDestroyed waits until the driver has let go. Some hold on to an attempt to
+// connect that was given up until the peer answers: the queue pair has failed by
+// then and touches nothing, so that the domain's Close can wait instead.
+func (p *queuePair) awaitDestroyed(destroyed chan struct{}) {
+	p.mu.Lock()
+	patient := p.joined || p.conn == nil
+	p.mu.Unlock()
+	if patient {
+		<-destroyed
+		return
+	}
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case <-destroyed:
+	case <-timer.C:
+	}
+}
+
+// begin claims the queue pair for a set-up. The function that it returns ends
+// that.
+func (p *queuePair) begin(peer string) (settle func(), err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, fmt.Errorf("queue pair %d: %w", p.number, rdma.ErrClosed)
+	}
+	if p.used || p.State() != rdma.StateInit {
+		return nil, fmt.Errorf("queue pair %d: %w: it is or was connected, make another", p.number, rdma.ErrState)
+	}
+	p.used, p.peer = true, peer
+	p.settled = make(chan struct{})
+	return func() { close(p.settled) }, nil
+}
+
+// join makes the queue pair connected by c.
+func (p *queuePair) join(c *connection) error {
+	p.mu.Lock()
+	if p.State() != rdma.StateInit {
+		err := p.err
+		p.mu.Unlock()
+		return err
+	}
+	p.joined = true
+	p.state.Store(uint32(rdma.StateConnected))
+	p.mu.Unlock()
+	c.join(p)
+	return nil
+}
+
+// Connect implements [rdma.QueuePair].
+func (p *queuePair) Connect(ctx context.Context, address string, private []byte) ([]byte, error) {
+	reply, err := p.connect(ctx, address, private)
+	if err != nil {
+		return nil, fmt.Errorf("ibverbs: connect to %s from %s: %w", address, p.domain.device.attributes.Name, err)
+	}
+	return reply, nil
+}

@@ -1,0 +1,162 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package ibverbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+)
+
+var pageSize = os.Getpagesize()
+
+const hugePage = 2 << 20
+
+// region implements [rdma.Region]: mapped memory, registered as a whole.
+type region struct {
+	domain  *domain
+	bytes   []byte
+	mapped  []byte
+	address uint64
+	access  rdma.Access
+	lkey    uint32
+	rkey    uint32
+	closed  atomic.Bool
+
+	mu sync.Mutex
+	mr *verbs.MR // nil once it is deregistered
+}
+
+func (r *region) Bytes() []byte       { return r.bytes }
+func (r *region) Key() uint32         { return r.rkey }
+func (r *region) Address() uint64     { return r.address }
+func (r *region) Access() rdma.Access { return r.access }
+
+// verbsAccess adds what the verbs want beside a right of the peer's.
+func verbsAccess(a rdma.Access) verbs.Access {
+	var v verbs.Access
+	for _, right := range []struct {
+		has  rdma.Access
+		give verbs.Access
+	}{
+		{rdma.AccessLocalWrite, verbs.AccessLocalWrite},
+		{rdma.AccessRemoteRead, verbs.AccessRemoteRead},
+		{rdma.AccessRemoteWrite, verbs.AccessRemoteWrite | verbs.AccessLocalWrite},
+		{rdma.AccessRemoteAtomic, verbs.AccessRemoteAtomic | verbs.AccessLocalWrite},
+	} {
+		if a&right.has != 0 {
+			v |= right.give
+		}
+	}
+	return v
+}
+
+func (m *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
+	a := &m.device.attributes
+	if size <= 0 || int64(size) > a.MaxRegion {
+		return nil, fmt.Errorf("ibverbs: allocate on %s: %w: %d bytes, must be 1 to %d", a.Name, rdma.ErrInvalid, size, a.MaxRegion)
+	}
+	if access&rdma.AccessRemoteAtomic != 0 && !a.Has(rdma.CapAtomics) {
+		return nil, fmt.Errorf("ibverbs: allocate on %s: %w: atomics", a.Name, rdma.ErrUnsupported)
+	}
+	if access&rdma.AccessRemoteInvalidate != 0 {
+		return nil, fmt.Errorf("ibverbs: allocate on %s: %w: Send with invalidate", a.Name, rdma.ErrUnsupported)
+	}
+	r := &region{domain: m, access: access}
+	if err := r.allocate(size); err != nil {
+		return nil, fmt.Errorf("ibverbs: allocate %d bytes on %s: %w", size, a.Name, err)
+	}
+	return r, nil
+}
+
+func (r *region) allocate(size int) (err error) {
+	m := r.domain
+	if r.mapped, err = mapMemory(size, m.device.provider.config.HugePages); err != nil {
+		return err
+	}
+	r.bytes = r.mapped[:size:size]
+	r.address = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.mapped))))
+	defer func() {
+		if err != nil {
+			_ = unix.Munmap(r.mapped)
+		}
+	}()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usable(); err != nil {
+		return err
+	}
+	// Registering the bytes alone, not the rest of their last page, so that the
+	// device holds the bounds.
+	if r.mr, err = m.pd.RegisterMR(r.bytes, verbsAccess(r.access)); err != nil {
+		if errors.Is(err, verbs.ErrUnavailable) {
+			err = unavailable(err)
+		}
+		return err
+	}
+	r.lkey, r.rkey = r.mr.LKey(), r.mr.RKey()
+	m.regions[r] = struct{}{}
+	m.device.provider.counters.registered.Add(uint64(size))
+	return nil
+}
+
+// mapMemory maps zeroed memory that a child process does not share: a page that
+// the child has written to first would no longer be the device's.
+func mapMemory(size int, huge bool) ([]byte, error) {
+	const protection, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	if huge && size >= hugePage && size%hugePage == 0 {
+		if b, err := unix.Mmap(-1, 0, size, protection, flags|unix.MAP_HUGETLB); err == nil {
+			_ = unix.Madvise(b, unix.MADV_DONTFORK)
+			return b, nil
+		}
+		// The pool is empty: ordinary pages do as well.
+	}
+	length := (size + pageSize - 1) &^ (pageSize - 1)
+	b, err := unix.Mmap(-1, 0, length, protection, flags)
+	if err != nil {
+		return nil, fmt.Errorf("mapping memory: %w", err)
+	}
+	_ = unix.Madvise(b, unix.MADV_DONTFORK)
+	return b, nil
+}
+
+// deregister ends all access by the device.
+func (r *region) deregister() error {
+	r.closed.Store(true)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mr == nil {
+		return nil
+	}
+	err := r.mr.Deregister()
+	r.mr = nil
+	r.domain.device.provider.counters.deregistered.Add(uint64(len(r.bytes)))
+	return err
+}
+
+func (r *region) Close() error {
+	m := r.domain
+	m.mu.Lock()
+	_, first := m.regions[r]
+	delete(m.regions, r)
+	m.mu.Unlock()
+	if !first {
+		return nil
+	}
+	if err := r.deregister(); err != nil {
+		// The memory stays mapped: the device may still reach it.
+		return fmt.Errorf("ibverbs: close a region on %s: %w", m.device.attributes.Name, err)
+	}
+	if err := unix.Munmap(r.mapped); err != nil {
+		return fmt.Errorf("ibverbs: close a region on %s: unmapping it: %w", m.device.attributes.Name, err)
+	}
+	return nil
+}
