@@ -56,6 +56,12 @@ type Config struct {
 	// is the mode of revision 1: the side that accepted sends nothing before the
 	// application of the other has.
 	ReadyToReceive []ReadyKind
+	// SpeakFirst lets the side that accepted send at once to an initiator that does
+	// not ask for peer-to-peer mode, as Linux siw does. RFC 5044 section 7.1.2
+	// makes it wait for the initiator's first message, without which an initiator
+	// may not be ready and lose the connection; but programs whose server speaks
+	// first, such as perftest's ib_write_lat, would wait for ever.
+	SpeakFirst bool
 	// Extensions tells towards whom the operations of RFC 7306 are used: immediate
 	// data with Writes, and the atomics.
 	Extensions Extensions

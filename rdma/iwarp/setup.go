@@ -35,7 +35,7 @@ var (
 func (d *device) local(q *queuePair, otherwise []engine.Ready) engine.Local {
 	c := &d.config
 	l := engine.Local{Revision: uint8(c.Revision), IRD: q.config.MaxReads, ORD: q.config.MaxReads,
-		Markers: c.Markers, NoCRC: c.NoCRC, Ready: c.ReadyToReceive}
+		Markers: c.Markers, NoCRC: c.NoCRC, Ready: c.ReadyToReceive, SpeakFirst: c.SpeakFirst}
 	if l.Ready == nil {
 		l.Ready = otherwise
 	}

@@ -189,7 +189,7 @@ func (e *Engine) Start(p Params) (kick bool, err error) {
 	e.params = p
 	e.reads = make([]read, max(p.ORD, 1))
 	e.responses = make([]response, max(p.IRD, 1))
-	e.hold = !p.Initiator
+	e.hold = !p.Initiator && !p.SpeakFirst
 	if p.Initiator {
 		e.ready = p.Ready
 	}

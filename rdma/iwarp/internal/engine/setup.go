@@ -28,6 +28,8 @@ type Local struct {
 	// Ready lists the ready-to-receive messages that this side offers or takes,
 	// the best first. Without any there is no peer-to-peer mode.
 	Ready []Ready
+	// SpeakFirst lets the responder outside of peer-to-peer mode send at once.
+	SpeakFirst bool
 }
 
 // Params is what a set-up has agreed on.
@@ -39,6 +41,8 @@ type Params struct {
 	IRD, ORD                    int
 	// Ready is what the initiator sends before anything else.
 	Ready Ready
+	// SpeakFirst lets a responder send before the initiator has.
+	SpeakFirst bool
 	// MaxULPDU bounds what is sent in one FPDU; the set-up does not fix it.
 	MaxULPDU int
 }
@@ -82,6 +86,7 @@ func Answer(request *wire.Setup, local Local, private []byte) (wire.Setup, Param
 		return refuse(fmt.Sprintf("revision %d of the Request is unknown, this side has 1 and 2", request.Revision))
 	}
 	r := request.Enhanced
+	params.SpeakFirst = local.SpeakFirst && (r == nil || !r.PeerToPeer)
 	if r == nil {
 		return reply, params, nil
 	}

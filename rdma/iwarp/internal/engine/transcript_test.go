@@ -52,6 +52,7 @@ func TestTranscripts(t *testing.T) {
 				p := Params{Initiator: !a.has("responder"), CRC: !a.has("no-crc"),
 					IRD: int(m.number(a, "ird", 2)), ORD: int(m.number(a, "ord", 2)), MaxULPDU: int(m.number(a, "ulpdu", 1000)),
 					Ready: map[string]Ready{"write": ReadyWrite, "read": ReadyRead, "send": ReadySend}[a["ready"]]}
+				p.SpeakFirst = a.has("speak-first")
 				p.SendMarkers, p.ReceiveMarkers = a.has("send-markers"), a.has("receive-markers")
 				x := ExtensionsOff
 				switch {
