@@ -12,6 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	playRole()
 	flag.Parse()
 	if os.Getenv(job.InsideVariable) != "1" && flag.Lookup("test.list").Value.String() == "" {
 		fmt.Println("these run inside the lab's virtual machine: go run ./lab")
