@@ -56,7 +56,7 @@ over shared memory and iWARP, on one port, choosing by itself.
 	}
 	root.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what goes on inside, too")
 	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network")
-	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o))
+	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o))
 	return root
 }
 

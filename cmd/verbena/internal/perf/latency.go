@@ -1,0 +1,209 @@
+package perf
+
+import (
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// latency does rounds on the lane's connections, in turn, and marks each.
+func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
+	s := l.side
+	p := s.plan
+	next := 0
+	for i := int64(0); rounds == 0 || i < rounds; i++ {
+		if rounds == 0 && i&15 == 0 && !more() {
+			return nil
+		}
+		c := l.conns[next]
+		if next++; next == len(l.conns) {
+			next = 0
+		}
+		if p.ReadPayload && p.Test != TestRead {
+			rewrite(c.source(), byte(c.arrived))
+		}
+		var err error
+		switch {
+		case p.Verify:
+			err = c.verifiedRound()
+		case p.Test == TestSend:
+			err = c.sendRound()
+		case p.Test == TestWrite && p.Polled:
+			err = c.flagRound()
+		case p.Test == TestWrite:
+			err = c.writeSendRound()
+		default:
+			err = c.oneSidedRound()
+		}
+		if err != nil {
+			return err
+		}
+		r.mark(1)
+	}
+	return nil
+}
+
+// post posts the connection's request, signalled as the plan has it.
+func (c *conn) post() error {
+	r := &c.send[0]
+	c.phases++
+	if c.phases%int64(c.lane.side.plan.Signal) == 0 {
+		r.Flags |= rdma.Signaled
+	} else {
+		r.Flags &^= rdma.Signaled
+	}
+	if _, err := c.qp.PostSend(c.send[:]); err != nil {
+		return c.failed("post", err)
+	}
+	return nil
+}
+
+// sendRound sends a message and waits for one. Its own completion may come
+// before or after that; it is taken either way.
+func (c *conn) sendRound() error {
+	if err := c.post(); err != nil {
+		return err
+	}
+	return c.awaitMessage()
+}
+
+// awaitMessage waits for a receive of the connection and posts it again.
+func (c *conn) awaitMessage() error {
+	l := c.lane
+	for {
+		got, err := l.await()
+		if err != nil {
+			return c.failed("poll", err)
+		}
+		arrived := false
+		for i := range got {
+			d := &got[i]
+			if d.Status != rdma.StatusSuccess {
+				return l.bad(d)
+			}
+			if d.ID&idKind == idRecv {
+				arrived = true
+				if l.side.plan.ReadPayload {
+					l.sum += touch(c.buffer(int(uint32(d.ID)))[:d.Length])
+				}
+				c.arrived++
+				if err := c.repost(); err != nil {
+					return err
+				}
+			}
+		}
+		if arrived {
+			return nil
+		}
+	}
+}
+
+// flagRound writes a message whose last byte is new, and waits for the peer's.
+func (c *conn) flagRound() error {
+	source := c.source()
+	c.arrived++
+	mark := byte(c.arrived)
+	source[len(source)-1] = mark
+	if err := c.post(); err != nil {
+		return err
+	}
+	if err := c.awaitFlag(mark); err != nil {
+		return err
+	}
+	return c.drain()
+}
+
+// awaitFlag polls the last byte of the connection's target, which a polled Write
+// changes last, with the aligned word that holds it: layout keeps room for that.
+// Now and then it polls the queue, too:
+// some devices make progress by that.
+func (c *conn) awaitFlag(mark byte) error {
+	s := c.lane.side
+	target := c.part(s.layout.target)
+	last := &target[len(target)-1]
+	at := uintptr(unsafe.Pointer(last)) & 7
+	word := (*uint64)(unsafe.Add(unsafe.Pointer(last), -int(at)))
+	for i := 1; ; i++ {
+		w := atomic.LoadUint64(word)
+		if (*[8]byte)(unsafe.Pointer(&w))[at] == mark {
+			break
+		}
+		if i%256 == 0 {
+			if err := c.drain(); err != nil {
+				return err
+			}
+		}
+		if i%s.yield == 0 {
+			if s.stopping.Load() {
+				return errStopped
+			}
+			runtime.Gosched()
+		}
+	}
+	if s.plan.ReadPayload {
+		c.lane.sum += touch(target)
+	}
+	return nil
+}
+
+// drain takes completions of requests, without waiting.
+func (c *conn) drain() error {
+	l := c.lane
+	n, err := l.cq.Poll(l.batch[:])
+	if err != nil {
+		return c.failed("poll", err)
+	}
+	for i := range l.batch[:n] {
+		if l.batch[i].Status != rdma.StatusSuccess {
+			return l.bad(&l.batch[i])
+		}
+	}
+	return nil
+}
+
+// writeSendRound writes, and tells so by an empty Send, as devices need whose
+// Writes may not be polled.
+func (c *conn) writeSendRound() error {
+	if err := c.post(); err != nil {
+		return err
+	}
+	if _, err := c.qp.PostSend(c.reply[:]); err != nil {
+		return c.failed("post", err)
+	}
+	if err := c.awaitMessage(); err != nil {
+		return err
+	}
+	if c.lane.side.plan.ReadPayload {
+		c.lane.sum += touch(c.part(c.lane.side.layout.target))
+	}
+	return nil
+}
+
+// oneSidedRound is a Read or an atomic: it is over with its completion.
+func (c *conn) oneSidedRound() error {
+	l := c.lane
+	c.send[0].Flags |= rdma.Signaled
+	if _, err := c.qp.PostSend(c.send[:]); err != nil {
+		return c.failed("post", err)
+	}
+	for {
+		got, err := l.await()
+		if err != nil {
+			return c.failed("poll", err)
+		}
+		for i := range got {
+			if got[i].Status != rdma.StatusSuccess {
+				return l.bad(&got[i])
+			}
+			if got[i].ID&idKind == idSend {
+				c.arrived++
+				if l.side.plan.ReadPayload {
+					l.sum += touch(c.buffer(0))
+				}
+				return nil
+			}
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package perf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/verbena-data/verbena"
+)
+
+// What a plan may ask for.
+var (
+	levels = []string{LevelVerbs, LevelRuntime}
+	tests  = []string{TestSend, TestWrite, TestRead, TestAtomic}
+	modes  = []string{ModeLatency, ModeBandwidth, ModeRate}
+	waits  = []string{WaitSpin, WaitAdaptive, WaitEvent}
+)
+
+const (
+	LevelVerbs   = "verbs"   // queue pairs of a provider
+	LevelRuntime = "runtime" // endpoints
+
+	TestSend   = "send"
+	TestWrite  = "write"
+	TestRead   = "read"
+	TestAtomic = "atomic"
+
+	ModeLatency   = "lat"
+	ModeBandwidth = "bw"
+	ModeRate      = "rate"
+
+	WaitSpin     = "spin"
+	WaitAdaptive = "adaptive"
+	WaitEvent    = "event"
+)
+
+// Bounds of a plan. They keep a server that anybody may ask from giving away
+// all it has.
+const (
+	maxSize        = 1 << 30
+	maxConnections = 4096
+	maxPosters     = 1024
+	maxWindow      = 1 << 14
+	maxMemory      = 4 << 30 // of one end
+	atomicSize     = 8
+)
+
+// A Plan is what both ends of a measurement agree on. The zero value of a
+// number stands for a default that [Plan.resolve] fills in. Sizes are in bytes.
+type Plan struct {
+	Level     string `json:"level"`
+	Transport string `json:"transport"`
+	Test      string `json:"test"`
+	Mode      string `json:"mode"`
+	Wait      string `json:"wait"`
+	Size      int    `json:"size"`
+
+	Connections int `json:"connections"`
+	Posters     int `json:"posters"`  // goroutines that post
+	Window      int `json:"window"`   // requests of a poster outstanding on a connection
+	Receives    int `json:"receives"` // posted on a connection
+	Buffers     int `json:"buffers"`  // that the receives of a connection rotate over
+	Signal      int `json:"signal"`   // one request in so many asks for a completion
+	Batch       int `json:"batch"`    // requests of one post
+	Inline      int `json:"inline"`   // the longest message that is posted inline
+
+	// Credits says that the receiver grants the sender its receives, because the
+	// device does not make a Send wait for one.
+	Credits bool `json:"credits"`
+	// Polled says that the target of a Write polls its last byte; otherwise a
+	// Send follows each Write.
+	Polled bool `json:"polled"`
+	// ReadPayload makes the receiver read every line of each message, and the
+	// sender write it anew.
+	ReadPayload bool `json:"read_payload"`
+	// Verify makes the receiver check every byte.
+	Verify bool `json:"verify"`
+}
+
+// limits are what a device lets a plan ask for.
+type limits struct {
+	depth      int // of a queue
+	inline     int
+	notReady   bool // a Send waits for a receive
+	polled     bool
+	atomics    bool
+	maxMessage int64
+	maxReads   int
+}
+
+// resolve fills in the defaults for what a device can do.
+func (p *Plan) resolve(l limits) {
+	set(&p.Connections, 1)
+	set(&p.Posters, 1)
+	if p.Test == TestAtomic {
+		p.Size = atomicSize
+	}
+	p.Credits = p.Test == TestSend && p.Mode != ModeLatency && !l.notReady
+	p.Polled = p.Test == TestWrite && p.Mode == ModeLatency && l.polled && !p.Verify
+	if p.Inline < 0 {
+		p.Inline = min(l.inline, 256)
+	}
+	if p.Test == TestRead || p.Test == TestAtomic {
+		p.Inline = 0
+	}
+	if p.Mode == ModeLatency {
+		p.Window = 1
+		set(&p.Signal, 1)
+		set(&p.Receives, 16)
+		p.Batch = 1
+	} else {
+		// As many as keep both ends busy without leaving the caches.
+		set(&p.Window, min(max(1<<20/max(p.Size, 1), 8), 256))
+		set(&p.Signal, max(min(64, p.Window/2), 1))
+		set(&p.Receives, max(2*p.Window, 16))
+		if p.Mode == ModeRate {
+			set(&p.Batch, max(min(16, p.Window/4), 1))
+		}
+		set(&p.Batch, 1)
+	}
+	if l.depth > 0 {
+		// The last message and its answer need a place, too.
+		p.Window = max(min(p.Window, l.depth/max(p.sharers(), 1)-2), 1)
+		p.Receives = max(min(p.Receives, l.depth-2), 1)
+	}
+	p.Signal = max(min(p.Signal, p.Window), 1)
+	p.Batch = max(min(p.Batch, p.Window), 1)
+	switch {
+	case p.Verify:
+		p.Receives = max(min(p.Receives, 256<<20/max(p.Size, 1)/p.Connections), 2)
+		p.Buffers = p.Receives
+	case p.ReadPayload:
+		set(&p.Buffers, max(min(p.Receives, 16<<20/max(p.Size, 1)), 1))
+	default:
+		set(&p.Buffers, max(min(p.Receives, 4, 16<<20/max(p.Size, 1)), 1))
+	}
+	if p.Test == TestWrite || p.Test == TestRead || p.Test == TestAtomic {
+		if p.Verify {
+			p.Window, p.Batch, p.Signal = min(p.Window, p.Buffers), 1, 1
+		}
+	}
+}
+
+// sharers is how many posters share a connection.
+func (p *Plan) sharers() int { return (p.Posters + p.lanes() - 1) / p.lanes() }
+
+// lanes is how many completion queues an end has: one for each poster that has
+// connections of its own.
+func (p *Plan) lanes() int { return max(min(p.Posters, p.Connections), 1) }
+
+// check tells what is wrong with a plan that has been resolved, whoever sent it.
+func (p *Plan) check() error {
+	var errs []error
+	oneOf := func(what, value string, of []string) {
+		if !slices.Contains(of, value) {
+			errs = append(errs, fmt.Errorf("%s %q is not one of %s", what, value, strings.Join(of, ", ")))
+		}
+	}
+	between := func(what string, value, least, most int) {
+		if value < least || value > most {
+			errs = append(errs, fmt.Errorf("%s %d is not between %d and %d", what, value, least, most))
+		}
+	}
+	oneOf("level", p.Level, levels)
+	oneOf("test", p.Test, tests)
+	oneOf("mode", p.Mode, modes)
+	oneOf("wait", p.Wait, waits)
+	if n := len(p.Transport); n == 0 || n > 32 {
+		errs = append(errs, fmt.Errorf("transport %.40q is no name of a transport", p.Transport))
+	}
+	between("size", p.Size, 1, maxSize)
+	between("connections", p.Connections, 1, maxConnections)
+	between("posters", p.Posters, 1, maxPosters)
+	between("window", p.Window, 1, maxWindow)
+	between("receives", p.Receives, 1, 2*maxWindow)
+	between("buffers", p.Buffers, 1, max(p.Receives, 1))
+	between("signal", p.Signal, 1, max(p.Window, 1))
+	between("batch", p.Batch, 1, max(p.Window, 1))
+	between("inline", p.Inline, 0, 1<<16)
+	if len(errs) > 0 {
+		return fmt.Errorf("perf: plan: %w", errors.Join(errs...))
+	}
+	switch {
+	case p.Level == LevelRuntime && p.Test != TestSend:
+		errs = append(errs, fmt.Errorf("endpoints carry messages: at level %s the test is %s", LevelRuntime, TestSend))
+	case p.Level == LevelVerbs && p.Transport == verbena.TransportTCP:
+		errs = append(errs, errors.New("plain TCP has no verbs: use --level runtime, or another --transport"))
+	case p.Mode == ModeLatency && p.Posters > p.Connections:
+		errs = append(errs, fmt.Errorf("in mode %s each poster needs a connection of its own: %d posters, %d connections", ModeLatency, p.Posters, p.Connections))
+	case p.Test == TestAtomic && p.Size != atomicSize:
+		errs = append(errs, fmt.Errorf("atomics are of %d bytes", atomicSize))
+	case p.Verify && p.Posters > p.Connections:
+		errs = append(errs, errors.New("a verifying run needs a connection for each poster"))
+	}
+	if n := p.memory(); n > maxMemory {
+		errs = append(errs, fmt.Errorf("%d connections with %d buffers of %d bytes are %d MiB, at most %d are lent: use fewer connections or --buffers",
+			p.Connections, p.Buffers, p.Size, n>>20, int64(maxMemory)>>20))
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("perf: plan: %w", errors.Join(errs...))
+	}
+	return nil
+}
+
+// memory is what one end registers, in bytes.
+func (p *Plan) memory() int64 { return int64(newLayout(p).connection) * int64(p.Connections) }
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Amount is how long the client measures: so many messages, or for so long.
+type Amount struct {
+	Iterations int           // 0: for Duration
+	Duration   time.Duration // one that is not reached
+	Warmup     int           // messages that do not count
+}

@@ -1,0 +1,393 @@
+package perf
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// preface begins a TCP connection to the server's port that is to become a
+// queue pair; a token follows.
+const preface = "VBPERF1\n"
+
+// privateSize is what travels with a connection request: the session's token
+// and the number of the connection, big-endian.
+const privateSize = tokenSize + 2
+
+const (
+	// setupTimeout bounds each step of setting a session up.
+	setupTimeout = 30 * time.Second
+	// maxSessions are served at a time.
+	maxSessions = 64
+)
+
+// ServerConfig configures a server.
+type ServerConfig struct {
+	Address   string // to listen at, "host:port"
+	Providers []rdma.Provider
+	Logger    *slog.Logger
+}
+
+// A Server is the passive end of measurements, for any number of clients, one
+// after the other or together.
+type Server struct {
+	cfg      ServerConfig
+	runtime  *verbena.Runtime
+	listener *verbena.Listener
+	cancel   context.CancelFunc
+	ctx      context.Context
+	wg       sync.WaitGroup
+	slots    chan struct{}
+
+	mu      sync.Mutex
+	streams map[[tokenSize]byte]*session
+}
+
+// Listen opens the port and serves until Close.
+func Listen(ctx context.Context, cfg ServerConfig) (*Server, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	rt, err := verbena.New(verbena.Config{Providers: cfg.Providers, Logger: cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	ln, err := rt.Listen(ctx, cfg.Address, verbena.ListenConfig{Services: []string{Service}, Backlog: maxConnections})
+	if err != nil {
+		return nil, errors.Join(err, rt.Close())
+	}
+	s := &Server{
+		cfg: cfg, runtime: rt, listener: ln, slots: make(chan struct{}, maxSessions),
+		streams: map[[tokenSize]byte]*session{},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.wg.Go(s.acceptSessions)
+	s.wg.Go(s.acceptStreams)
+	return s, nil
+}
+
+// Addr is the published address.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Close ends all sessions.
+func (s *Server) Close() error {
+	s.cancel()
+	err := s.listener.Close()
+	s.wg.Wait()
+	return errors.Join(err, s.runtime.Close())
+}
+
+func (s *Server) acceptSessions() {
+	for {
+		e, err := s.listener.Accept(s.ctx)
+		if err != nil {
+			return
+		}
+		select {
+		case s.slots <- struct{}{}:
+		default:
+			_ = control{e}.send(s.ctx, kindRefusal, refusal{Reason: fmt.Sprintf("%d measurements are running, try again later", maxSessions)})
+			_ = e.Close() // has been told
+			continue
+		}
+		s.wg.Go(func() {
+			s.session(e)
+			<-s.slots
+		})
+	}
+}
+
+func (s *Server) session(e *verbena.Endpoint) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = e.Close() }) // ends its Receive
+	defer func() {
+		stop()
+		_ = e.Close() // the client has what it needs
+	}()
+	c := control{e}
+	err := s.serve(ctx, c)
+	if err == nil || s.ctx.Err() != nil || errors.Is(err, io.EOF) {
+		return
+	}
+	s.cfg.Logger.Warn("measurement failed", "peer", e.RemoteAddr(), "error", err)
+	ctx, cancelSend := context.WithTimeout(ctx, time.Second)
+	defer cancelSend()
+	_ = c.send(ctx, kindRefusal, refusal{Reason: err.Error()}) // the client may be gone
+}
+
+// serve is one measurement.
+func (s *Server) serve(ctx context.Context, c control) (err error) {
+	setup, cancel := context.WithTimeout(ctx, setupTimeout)
+	defer cancel()
+	body, err := c.receive(setup, kindPlan)
+	if err != nil {
+		return err
+	}
+	plan, err := decodePlan(body)
+	if err != nil {
+		return err
+	}
+	if plan.Level == LevelRuntime {
+		return errors.New("perf: level runtime is not served")
+	}
+	dev, err := findDevice(setup, s.cfg.Providers, plan.Transport)
+	if err != nil {
+		return err
+	}
+	side, err := newSide(plan, dev, false)
+	if err != nil {
+		return err
+	}
+	var loops sync.WaitGroup
+	defer func() {
+		side.stop(errStopped)
+		loops.Wait()
+		err = errors.Join(err, side.close())
+	}()
+	if err := s.connect(setup, c, dev, side); err != nil {
+		return err
+	}
+	peer, err := receiveMemory(setup, c)
+	if err != nil {
+		return err
+	}
+	side.meet(peer)
+	for _, l := range side.lanes {
+		loops.Go(func() { side.stop(l.respond()) })
+	}
+	own := memory{Address: side.region.Address(), Key: side.region.Key()}
+	if err := c.send(setup, kindMemory, own); err != nil {
+		return err
+	}
+
+	// From here on the client may take as long as it likes. When it goes away,
+	// the endpoint ends.
+	if _, err = c.receive(ctx, kindMark); err != nil {
+		return err
+	}
+	before, err := processorTime()
+	if err != nil {
+		return err
+	}
+	if err = c.send(ctx, kindMark, struct{}{}); err != nil {
+		return err
+	}
+	if body, err = c.receive(ctx, kindStop); err != nil {
+		return err
+	}
+	after, err := processorTime()
+	if err != nil {
+		return err
+	}
+	var told stop
+	if err := decode(body, &told); err != nil {
+		return err
+	}
+	side.stop(errStopped)
+	loops.Wait()
+	r := result{CPU: int64(after - before), Resident: resident(), Registered: int64(len(side.bytes))}
+	for _, l := range side.lanes {
+		r.Messages += l.messages.Load()
+		r.Verified += l.verified.Load()
+	}
+	if !errors.Is(side.err, errStopped) {
+		r.Failure = side.err.Error()
+	}
+	return c.send(ctx, kindResult, r)
+}
+
+func receiveMemory(ctx context.Context, c control) (memory, error) {
+	var m memory
+	body, err := c.receive(ctx, kindMemory)
+	if err == nil {
+		err = decode(body, &m)
+	}
+	return m, err
+}
+
+// findDevice returns the first device of a provider.
+func findDevice(ctx context.Context, providers []rdma.Provider, name string) (rdma.Device, error) {
+	var names []string
+	for _, p := range providers {
+		if p.Name() != name {
+			names = append(names, p.Name())
+			continue
+		}
+		devices, err := p.Devices(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("perf: transport %s: %w", name, err)
+		}
+		if len(devices) == 0 {
+			return nil, fmt.Errorf("perf: transport %s: %w: no device", name, rdma.ErrUnavailable)
+		}
+		return devices[0], nil
+	}
+	return nil, fmt.Errorf("perf: there is no transport %q here, but %q", name, names)
+}
+
+// A session waits for the connections of one client.
+type session struct {
+	token   [tokenSize]byte
+	ctx     context.Context
+	streams chan net.Conn
+}
+
+// connect makes the client's connections.
+func (s *Server) connect(ctx context.Context, c control, dev rdma.Device, side *side) error {
+	x := &session{ctx: ctx, streams: make(chan net.Conn, len(side.conns))}
+	if _, err := rand.Read(x.token[:]); err != nil {
+		return fmt.Errorf("perf: token: %w", err)
+	}
+	o := offer{Token: x.token[:]}
+	var next func() (rdma.ConnectRequest, error)
+	if streams, ok := asStreams(dev); ok {
+		s.mu.Lock()
+		s.streams[x.token] = x
+		s.mu.Unlock()
+		defer s.forget(x)
+		next = func() (rdma.ConnectRequest, error) {
+			select {
+			case conn := <-x.streams:
+				return streams.RequestFromStream(ctx, conn)
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+	} else {
+		ln, err := dev.Listen(ctx, "")
+		if err != nil {
+			return fmt.Errorf("perf: listen on %s: %w", dev.Attributes().Name, err)
+		}
+		defer ln.Close()
+		o.Address = ln.Address()
+		next = func() (rdma.ConnectRequest, error) { return ln.Accept(ctx) }
+	}
+	if err := c.send(ctx, kindOffer, o); err != nil {
+		return err
+	}
+	// The client may change its mind.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := make(chan struct{})
+	defer close(stop)
+	s.wg.Go(func() {
+		select {
+		case <-c.endpoint.Done():
+			cancel(fmt.Errorf("perf: the client is gone: %w", c.endpoint.Err()))
+		case <-stop:
+		}
+	})
+	seen := make([]bool, len(side.conns))
+	for left := len(side.conns); left > 0; {
+		request, err := next()
+		if err != nil {
+			return fmt.Errorf("perf: waiting for %d more connections: %w", left, err)
+		}
+		i, err := x.connection(request.PrivateData(), seen)
+		if err != nil {
+			_ = request.Reject(nil) // not one of this session
+			s.cfg.Logger.Warn("connection rejected", "peer", request.RemoteAddress(), "error", err)
+			continue
+		}
+		if err := request.Accept(ctx, side.conns[i].qp, nil); err != nil {
+			return fmt.Errorf("perf: accept connection %d of %s: %w", i+1, request.RemoteAddress(), err)
+		}
+		seen[i] = true
+		left--
+	}
+	return nil
+}
+
+// connection tells which of the session's connections a request is for.
+func (x *session) connection(private []byte, seen []bool) (int, error) {
+	if len(private) < privateSize || string(private[:tokenSize]) != string(x.token[:]) {
+		return 0, errors.New("perf: it does not show the session's token")
+	}
+	i := int(binary.BigEndian.Uint16(private[tokenSize:]))
+	if i >= len(seen) || seen[i] {
+		return 0, fmt.Errorf("perf: connection %d is not expected", i+1)
+	}
+	return i, nil
+}
+
+func asStreams(dev rdma.Device) (rdma.StreamDevice, bool) {
+	d, ok := dev.(rdma.StreamDevice)
+	return d, ok && dev.Attributes().Has(rdma.CapStreams)
+}
+
+func (s *Server) forget(x *session) {
+	s.mu.Lock()
+	delete(s.streams, x.token)
+	s.mu.Unlock()
+	for {
+		select {
+		case conn := <-x.streams:
+			_ = conn.Close() // nobody waits for it any more
+		default:
+			return
+		}
+	}
+}
+
+// acceptStreams takes the connections that begin with the preface.
+func (s *Server) acceptStreams() {
+	legacy := s.listener.Legacy()
+	for {
+		conn, err := legacy.Accept()
+		if err != nil {
+			return
+		}
+		s.wg.Go(func() {
+			if err := s.route(conn); err != nil {
+				s.cfg.Logger.Warn("connection dropped", "peer", conn.RemoteAddr(), "error", err)
+				_ = conn.Close() // it is not for us
+			}
+		})
+	}
+}
+
+// route reads a stream's preface and gives it to its session.
+func (s *Server) route(conn net.Conn) error {
+	// Close of the server does not wait for silent ones.
+	stop := context.AfterFunc(s.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := conn.SetReadDeadline(time.Now().Add(setupTimeout)); err != nil {
+		return err
+	}
+	var head [len(preface) + tokenSize]byte
+	if _, err := io.ReadFull(conn, head[:]); err != nil {
+		return fmt.Errorf("perf: preface: %w", err)
+	}
+	if string(head[:len(preface)]) != preface {
+		return errors.New("perf: it speaks neither Verbena nor perf")
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	if !stop() {
+		return net.ErrClosed
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.streams[[tokenSize]byte(head[len(preface):])]
+	if x == nil {
+		return errors.New("perf: no session has its token")
+	}
+	select {
+	case x.streams <- conn:
+		return nil
+	default:
+		return errors.New("perf: its session has all connections")
+	}
+}
