@@ -437,6 +437,9 @@ func (m *machine) fpdu(line string) []byte {
 		}
 		if a.has("bad-marker") {
 			at := (wire.MarkerInterval-begin)%wire.MarkerInterval + 2
+			if at+2 > len(marked) {
+				m.t.Fatalf("no marker falls into %q", line)
+			}
 			binary.BigEndian.PutUint16(marked[at:], binary.BigEndian.Uint16(marked[at:])+4)
 		}
 		return marked
