@@ -100,7 +100,7 @@ func Run(t *testing.T, s Suite) {
 	}
 	for _, group := range [][]testCase{
 		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, receiveCases,
-		accessCases, postCases, failureCases, peerCases, randomCases,
+		accessCases, postCases, failureCases, peerCases, randomCases, historyCases,
 	} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) { s.runCase(t, c) })

@@ -419,6 +419,9 @@ func (q *queuePair) step() bool {
 		q.finish()
 		return true
 	}
+	if takesReceive(s.Op) && !q.peer.hasReceive() && len(q.late) > 0 {
+		return q.catchUp() // what is before it is not held up
+	}
 	if !q.perform(q.next) {
 		return false
 	}
@@ -467,6 +470,15 @@ func (q *queuePair) completeSend(sequence uint64, status rdma.Status) {
 	q.sendCQ.add(entry{completion: c, queuePair: q, sequence: sequence, send: true}, false)
 }
 
+// takesReceive tells whether an operation consumes a receive of the peer.
+func takesReceive(op rdma.Opcode) bool {
+	switch op {
+	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpSendInvalidate, rdma.OpWriteImmediate:
+		return true
+	}
+	return false
+}
+
 // answered tells whether an operation brings something back.
 func answered(op rdma.Opcode) bool { return op >= rdma.OpRead && op <= rdma.OpFetchAdd }
 
@@ -494,8 +506,7 @@ func (q *queuePair) perform(sequence uint64) bool {
 			return true
 		}
 	}
-	switch s.Op {
-	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpSendInvalidate, rdma.OpWriteImmediate:
+	if takesReceive(s.Op) {
 		if !peer.hasReceive() {
 			return q.waitForReceive(sequence)
 		}
@@ -643,9 +654,6 @@ func (q *queuePair) deliver(sequence uint64) bool {
 // reports false if there is still time.
 func (q *queuePair) waitForReceive(sequence uint64) bool {
 	d := q.domain.device
-	if len(q.late) > 0 {
-		return q.catchUp()
-	}
 	err := fmt.Errorf("fake: the peer has posted no receive for %s", q.at(sequence).Op)
 	if !d.config.Has(rdma.CapReceiverNotReady) {
 		q.peer.fail(err)

@@ -1,0 +1,330 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// finish judges how the link has ended: outcome is nil after the last round.
+func (e *end) finish(outcome error) error {
+	ending, known := ending{}, e.t != nil && e.t.rounds > 0
+	if known {
+		ending = e.t.endingBy
+	}
+	last := known && e.round >= e.t.rounds-1
+	switch {
+	case outcome == nil:
+		// Only a link that ends in order gets here.
+		if ending.kind != endsInOrder {
+			return fmt.Errorf("the link has not ended %s", ending.kind)
+		}
+		if err := e.inOrder(ending); err != nil {
+			return err
+		}
+	case errors.Is(outcome, errUnaligned):
+		if err := e.qp.Disconnect(); err != nil {
+			return fmt.Errorf("disconnect: %w", err)
+		}
+		if err := e.checkEnd(false, false); err != nil {
+			return err
+		}
+	case errors.Is(outcome, errLeft):
+		if err := e.left(ending); err != nil {
+			return err
+		}
+	case errors.Is(outcome, errFailed):
+		died := e.link.Died != nil && e.link.Died()
+		if err := e.ended(!died && last && (ending.kind == endsRefused || ending.kind == endsTooLong)); err != nil {
+			return err
+		}
+		// The peer may have begun the last round before this side knew that the one
+		// before it was over.
+		last = last || known && e.round == e.t.rounds-2 && e.controls == 2
+		planned := !died && last && (ending.kind == endsRefused || ending.kind == endsTooLong || ending.kind == endsAbruptly && ending.by != e.role)
+		// In the very last exchange the peer may be faster: its end, in order, is
+		// seen before the completion of this side's last message.
+		planned = planned || last && ending.kind == endsInOrder && ending.by != e.role && e.controls == 2
+		switch {
+		case died:
+			e.side.Stats.Lost.Add(1)
+			return ErrLost
+		case !planned:
+			return fmt.Errorf("round %d: the queue pair has failed: %w; requests: %s", e.round, e.cause(), e.failure)
+		}
+		if ending.kind == endsInOrder {
+			if err := e.compare(); err != nil {
+				return err
+			}
+		}
+	default:
+		return outcome
+	}
+	e.side.Stats.Ended[ending.kind].Add(1)
+	return nil
+}
+
+func (e *end) cause() error {
+	if err := e.qp.Err(); err != nil {
+		return err
+	}
+	return errors.New("it tells no cause")
+}
+
+// inOrder ends the link after its last round.
+func (e *end) inOrder(ending ending) error {
+	if ending.by == e.role {
+		if err := e.leave(); !errors.Is(err, errLeft) {
+			return err
+		}
+		if err := e.left(ending); err != nil {
+			return err
+		}
+	} else if err := e.ended(false); err != nil {
+		return err
+	}
+	return e.compare()
+}
+
+// left is after this side's Close or Disconnect.
+func (e *end) left(ending ending) error {
+	if ending.close {
+		if n, err := e.qp.PostSend([]rdma.SendRequest{{ID: 667, Op: rdma.OpSend}}); n != 0 || !errors.Is(err, rdma.ErrState) && !errors.Is(err, rdma.ErrClosed) {
+			return fmt.Errorf("PostSend after Close: %d, %w", n, err)
+		}
+		return e.compareLoosely()
+	}
+	return e.checkEnd(false, false)
+}
+
+// ended is after a failure that the peer caused, or a request. planned says that
+// it was a request that the ends have agreed on.
+func (e *end) ended(planned bool) error { return e.checkEnd(planned, true) }
+
+func (e *end) checkEnd(planned, event bool) error {
+	ctx, cancel := context.WithTimeout(e.ctx, e.side.options.Bound)
+	defer cancel()
+	select {
+	case <-e.qp.Done():
+	case <-ctx.Done():
+		return e.late("the end of the connection")
+	}
+	if state := e.qp.State(); state != rdma.StateError && state != rdma.StateClosed {
+		return fmt.Errorf("Done is closed and the queue pair is %s", state)
+	}
+	if e.qp.Err() == nil {
+		return errors.New("the queue pair has failed and Err is nil")
+	}
+	if event && !errors.Is(e.ctx.Err(), context.Canceled) {
+		if err := e.side.event(ctx, e.qp.Number()); err != nil {
+			return err
+		}
+	}
+	if err := e.drain(ctx); err != nil {
+		return err
+	}
+	if n, err := e.qp.PostSend([]rdma.SendRequest{{ID: 667, Op: rdma.OpSend}}); n != 0 || !errors.Is(err, rdma.ErrState) {
+		return fmt.Errorf("PostSend after a failure: %d, %w; want ErrState", n, err)
+	}
+	if e.srq == nil {
+		if n, err := e.qp.PostRecv([]rdma.RecvRequest{{ID: 667}}); n != 0 || !errors.Is(err, rdma.ErrState) {
+			return fmt.Errorf("PostRecv after a failure: %d, %w; want ErrState", n, err)
+		}
+	}
+	if e.out == nil {
+		return nil
+	}
+	if broke := planned && e.out.brokenAt >= 0; !broke && e.t.mayTell && e.failure != rdma.StatusSuccess && e.failure != rdma.StatusRetryExceeded {
+		return fmt.Errorf("round %d: a request completes as %s, and none was refused: %w", e.round, e.failure, e.cause())
+	}
+	if planned && e.out.brokenAt >= 0 {
+		if err := e.checkBroken(); err != nil {
+			return err
+		}
+	}
+	if planned && e.in.brokenAt >= 0 && e.in.posters[0].steps[e.in.brokenAt].refusal != refuseUnaligned {
+		if err := e.checkRefused(); err != nil {
+			return err
+		}
+	}
+	return e.compareLoosely()
+}
+
+// drain takes what must still complete: every signalled request, all behind one
+// that failed, and all receives that are the queue pair's own.
+func (e *end) drain(ctx context.Context) error {
+	is := func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for p := range e.posted {
+			for i := e.done[p]; i < len(e.posted[p]); i++ {
+				if e.posted[p][i].signaled || e.failedAt[p] >= 0 {
+					return false
+				}
+			}
+		}
+		return e.srq != nil || e.recvDone == e.recvPosted
+	}
+	e.mu.Lock()
+	e.unposted, e.draining = 0, true
+	e.mu.Unlock()
+	for i := 0; !is(); i++ {
+		progress, err := e.pump()
+		if err != nil {
+			return err
+		}
+		if !progress {
+			if ctx.Err() != nil {
+				return fmt.Errorf("after the failure (%w), %d of %d receives have completed, and requests are missing: %w", e.cause(), e.recvDone, e.recvPosted, e.late("flushing"))
+			}
+			yield(i)
+		}
+	}
+	// Messages for a shared receive may be there, and nothing comes twice.
+	if e.srq != nil {
+		if err := e.recvs.empty(); err != nil {
+			return err
+		}
+	}
+	_, err := e.pump()
+	return err
+}
+
+// checkBroken checks how this side's bad request has ended.
+func (e *end) checkBroken() error {
+	s := &e.out.posters[0].steps[e.out.brokenAt]
+	what := fmt.Sprintf("round %d: a %s with %s", e.round, s.op, s.refusal)
+	index := -1
+	for i, each := range e.posted[0] {
+		if each.broken {
+			index = i
+		}
+	}
+	if index < 0 {
+		return fmt.Errorf("%s: the queue pair failed before it: %w", what, e.cause())
+	}
+	if e.t.class[e.role] == rdma.ClassIWARP {
+		if s.op >= rdma.OpRead && e.failedAt[0] < 0 {
+			return fmt.Errorf("%s: no request fails", what)
+		}
+		if e.failure != rdma.StatusSuccess && e.failedAt[0] > index {
+			return fmt.Errorf("%s: a later request completes as %s", what, e.failure)
+		}
+		if s.refusal != refuseTooLong && e.t.mayTell && !errors.Is(e.qp.Err(), rdma.ErrRemoteAccess) && s.refusal != refuseUnaligned {
+			return fmt.Errorf("%s: Err does not wrap ErrRemoteAccess: %w", what, e.qp.Err())
+		}
+		return nil
+	}
+	if e.failedAt[0] != index {
+		return fmt.Errorf("%s: request %d of the round fails, not %d", what, e.failedAt[0], index)
+	}
+	want := []rdma.Status{rdma.StatusRemoteAccess}
+	switch {
+	case s.refusal == refuseTooLong && e.t.mayTell:
+		want = []rdma.Status{rdma.StatusRemoteInvalid}
+	case s.refusal == refuseTooLong:
+		want = []rdma.Status{rdma.StatusRemoteInvalid, rdma.StatusRemoteOperation}
+	case s.refusal == refuseUnaligned:
+		want = append(want, rdma.StatusRemoteInvalid)
+	}
+	for _, status := range want {
+		if e.failure == status {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: it completes as %s, want %v", what, e.failure, want)
+}
+
+// checkRefused checks, at the peer of a bad request, that all before it has been
+// carried out and nothing from it on.
+func (e *end) checkRefused() error {
+	s := &e.in.posters[0].steps[e.in.brokenAt]
+	what := fmt.Sprintf("round %d: the peer's %s with %s", e.round, s.op, s.refusal)
+	if e.expected.got != e.expected.total {
+		return fmt.Errorf("%s: %d of %d messages before it have come", what, e.expected.got, e.expected.total)
+	}
+	if s.refusal == refuseTooLong && e.t.mayTell && e.recvFailure != rdma.StatusLocalLength {
+		return fmt.Errorf("%s: the receive completes as %s", what, e.recvFailure)
+	}
+	if s.refusal != refuseTooLong && e.recvFailure != rdma.StatusSuccess {
+		return fmt.Errorf("%s: a receive completes as %s", what, e.recvFailure)
+	}
+	for part := range e.exposed {
+		place := exposedPart(part, e.t.area)
+		got, err := e.exposed[part].read(0, place.length())
+		if err != nil {
+			return err
+		}
+		if err := same(got, e.in.exposed[place.from:place.to], fmt.Sprintf("%s: region %d", what, part)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareLoosely checks, after a connection that ended in the middle, that each
+// byte is what it was or what some request of the round may have put there.
+func (e *end) compareLoosely() error {
+	if e.out == nil || e.round < 0 || e.round >= e.t.rounds {
+		return nil
+	}
+	if err := e.compareParts(true, exposedParts, exposedPart, e.in.exposedBefore, e.in.exposed, func(try func(at int, data []byte)) {
+		for p := range e.in.count {
+			for i := range e.in.posters[p].steps {
+				if s := &e.in.posters[p].steps[i]; s.changesPeer {
+					try(s.putsAt, e.in.data[s.putsFrom:s.putsTo])
+				}
+			}
+		}
+	}); err != nil {
+		return err
+	}
+	return e.compareParts(false, localParts, localPart, e.out.localBefore, e.out.local, func(try func(at int, data []byte)) {
+		for p := range e.out.count {
+			for i := range e.out.posters[p].steps {
+				s := &e.out.posters[p].steps[i]
+				if !s.fetching && s.kind != stepFill {
+					continue
+				}
+				data := e.out.data[s.dataFrom:s.dataTo]
+				for _, piece := range e.out.spans[s.firstSpan:][:s.spanCount] {
+					try(piece.from, data[:piece.length()])
+					data = data[piece.length():]
+				}
+			}
+		}
+	})
+}
+
+func (e *end) compareParts(exposed bool, parts int, where func(part, area int) span, before, after []byte, puts func(try func(at int, data []byte))) error {
+	got := make([]byte, e.t.area)
+	for part := range parts {
+		place := where(part, e.t.area)
+		if e.part(exposed, part).region == nil {
+			copy(got[place.from:place.to], before[place.from:place.to])
+			continue
+		}
+		b, err := e.part(exposed, part).read(0, place.length())
+		if err != nil {
+			return err
+		}
+		copy(got[place.from:], b)
+	}
+	explained := make([]bool, e.t.area)
+	for i := range got {
+		explained[i] = got[i] == before[i] || got[i] == after[i]
+	}
+	puts(func(at int, data []byte) {
+		for i, b := range data {
+			explained[at+i] = explained[at+i] || got[at+i] == b
+		}
+	})
+	for i := range got {
+		if !explained[i] {
+			return fmt.Errorf("round %d: after the end, byte %d of the memory (exposed: %v) is %#x, which nobody put there", e.round, i, exposed, got[i])
+		}
+	}
+	return nil
+}
