@@ -261,6 +261,9 @@ func (l *lane) finish() error {
 				return err
 			}
 		}
+		if plan.Credits {
+			c.allow.Add(-int64(grant(plan))) // the answer was no grant
+		}
 	}
 	for _, p := range l.posters {
 		clear(p.out)
