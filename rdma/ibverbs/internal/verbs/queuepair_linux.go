@@ -206,7 +206,8 @@ type QPAttributes struct {
 	AccessFlags    Access
 }
 
-// Query asks for the queue pair's state.
+// Query asks for the queue pair's state. The kernel's siw leaves the state out:
+// it is always QPReset there.
 func (q *QP) Query() (QPAttributes, error) {
 	s := q.ctx.lib.scratch.get()
 	defer q.ctx.lib.scratch.put(s)
