@@ -29,20 +29,36 @@ type boot struct {
 	pkg   string         // whose tests they are, relative to the module
 	tests *regexp.Regexp // of the package's top-level tests
 	world string         // links that are there before they begin
+	loss  int            // percent of packets that the two hosts' link loses
+	env   []string
 	limit time.Duration
 	// verbena brings the binary, which takes a while to build.
 	verbena bool
 }
 
-// casesPackage has the cases that are the lab's own.
-const casesPackage = "./lab/cases"
+const (
+	// casesPackage has the cases that are the lab's own.
+	casesPackage = "./lab/cases"
+	// The others are tests of packages that want a device.
+	ibverbsPackage = "./rdma/ibverbs"
+	verbsPackage   = "./rdma/ibverbs/internal/verbs"
+)
 
-// boots are all cases. A test of a package that is named here belongs to the
-// first boot whose expression it matches.
+// ibverbsOn tells the provider's conformance tests which devices they have.
+func ibverbsOn(driver string, more ...string) []string {
+	return append(more, "VERBENA_LAB_DEVICE="+driver+"0", "VERBENA_LAB_PEER_DEVICE="+driver+"1")
+}
+
+// boots are all cases, long ones first.
 var boots = []boot{
-	{"smoke", casesPackage, regexp.MustCompile(`^TestSmoke`), "", 2 * time.Minute, false},
-	{"iwarp", casesPackage, regexp.MustCompile(`^TestIWARP`), "", 4 * time.Minute, false},
-	{"rest", casesPackage, regexp.MustCompile(`.`), "", 4 * time.Minute, false},
+	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", env: ibverbsOn("rxe"), limit: 4 * time.Minute},
+	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", env: ibverbsOn("siw"), limit: 4 * time.Minute},
+	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1"), limit: 4 * time.Minute},
+	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1"), limit: 4 * time.Minute},
+	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", limit: 2 * time.Minute},
+	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", limit: 2 * time.Minute},
+	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`), limit: 3 * time.Minute},
+	{name: "smoke", pkg: casesPackage, tests: regexp.MustCompile(`^TestSmoke`), limit: 2 * time.Minute},
 }
 
 // An allowedSkip is a skip that is no failure.
@@ -61,7 +77,7 @@ var allowedSkips = []allowedSkip{
 }
 
 type casesOptions struct {
-	run           string
+	run, machine  string
 	verbose, list bool
 	json, keep    bool
 	parallel      int
@@ -95,6 +111,7 @@ func casesCommand(o *options) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.run, "run", "", "run the cases that match, a pattern as go test's: Top/sub/subsub")
+	f.StringVar(&c.machine, "machine", "", "run the cases of the machines whose names match, a regular expression")
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "show all output, not that of failures alone")
 	f.BoolVar(&c.list, "list", false, "list the cases by the machine that they run in")
 	f.BoolVar(&c.json, "json", false, "print the events of go test -json")
@@ -120,25 +137,29 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 		return err
 	}
 	built := o.progress().step("building the test binaries")
-	binaries, err := buildTests(ctx, root, scratch)
+	machines, err := regexp.Compile(c.machine)
+	if err != nil {
+		return fmt.Errorf("--machine: %w", err)
+	}
+	binaries, err := buildTests(ctx, root, scratch, machines)
 	if err != nil {
 		return err
 	}
 	built()
-	plan, err := choose(ctx, binaries, c.run)
+	plan, err := choose(ctx, binaries, c.run, machines)
 	if err != nil {
 		return err
 	}
 	if c.list {
 		for _, p := range plan {
 			for _, t := range p.names {
-				fmt.Printf("%-12s %s\n", p.name, t)
+				fmt.Printf("%-18s %s\n", p.name, t)
 			}
 		}
 		return nil
 	}
 	if len(plan) == 0 {
-		return fmt.Errorf("no case matches --run %s; --list shows them", c.run)
+		return errors.New("no case matches; --list shows them")
 	}
 	m, _, err := o.newMachine(ctx, scratch)
 	if err != nil {
@@ -165,8 +186,8 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 			copied := *m
 			copied.limit = min(p.limit, o.timeout)
 			copied.job = job.Job{
-				World: p.world, Dir: "/root", ShellOnFailure: c.keep,
-				Env:  []string{requireVariable + "=1", "GOTRACEBACK=all"},
+				World: p.world, Loss: p.loss, Dir: "/root", ShellOnFailure: c.keep,
+				Env:  append([]string{requireVariable + "=1", "GOTRACEBACK=all"}, p.env...),
 				Argv: append([]string{guestPath(p.pkg)}, p.arguments(copied.limit)...),
 			}
 			copied.terminal = c.keep
@@ -190,10 +211,10 @@ func guestPath(pkg string) string {
 }
 
 // buildTests builds the test binary of each package of boots.
-func buildTests(ctx context.Context, root, scratch string) (map[string]string, error) {
+func buildTests(ctx context.Context, root, scratch string, machines *regexp.Regexp) (map[string]string, error) {
 	binaries := map[string]string{}
 	for _, b := range boots {
-		if binaries[b.pkg] != "" {
+		if binaries[b.pkg] != "" || !machines.MatchString(b.name) {
 			continue
 		}
 		out := filepath.Join(scratch, filepath.Base(guestPath(b.pkg)))
@@ -215,27 +236,37 @@ type planned struct {
 func (p planned) arguments(limit time.Duration) []string {
 	pattern := "^(" + strings.Join(p.names, "|") + ")$" + p.below
 	// The test's own limit comes first and shows the stacks.
-	return []string{"-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0"}
+	return []string{"-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0", "-test.short"}
 }
 
 // choose lists the tests and deals those that match to the boots.
-func choose(ctx context.Context, binaries map[string]string, run string) ([]planned, error) {
+func choose(ctx context.Context, binaries map[string]string, run string, machines *regexp.Regexp) ([]planned, error) {
 	top, below := splitPattern(run)
 	match, err := regexp.Compile(top)
 	if err != nil {
 		return nil, fmt.Errorf("--run: %w", err)
 	}
-	var plan []planned
-	taken := map[string]bool{}
-	for _, b := range boots {
-		out, err := command(ctx, "", binaries[b.pkg], "-test.list=.")
+	tests := map[string][]string{}
+	for pkg, binary := range binaries {
+		out, err := command(ctx, "", binary, "-test.list=^Test")
 		if err != nil {
 			return nil, err
 		}
+		tests[pkg] = strings.Fields(out)
+	}
+	for _, t := range tests[casesPackage] {
+		if !slices.ContainsFunc(boots, func(b boot) bool { return b.pkg == casesPackage && b.tests.MatchString(t) }) {
+			return nil, fmt.Errorf("%s of %s belongs to no machine: add it to the table in lab/cases.go", t, casesPackage)
+		}
+	}
+	var plan []planned
+	for _, b := range boots {
+		if !machines.MatchString(b.name) {
+			continue
+		}
 		p := planned{boot: b, below: below}
-		for _, t := range strings.Fields(out) {
-			if strings.HasPrefix(t, "Test") && match.MatchString(t) && b.tests.MatchString(t) && !taken[b.pkg+t] {
-				taken[b.pkg+t] = true
+		for _, t := range tests[b.pkg] {
+			if match.MatchString(t) && b.tests.MatchString(t) {
 				p.names = append(p.names, t)
 			}
 		}
@@ -347,7 +378,7 @@ func (r *report) boot(ctx context.Context, p planned, m *machine) {
 	if failed {
 		word = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %-14s %d passed, %d skipped as allowed, %.1f s on %s\n", word, p.name, seen.passed, seen.skipped, time.Since(began).Seconds(), m.accelerator)
+	fmt.Fprintf(r.out, "%s %-18s %d passed, %d skipped as allowed, %.1f s on %s\n", word, p.name, seen.passed, seen.skipped, time.Since(began).Seconds(), m.accelerator)
 }
 
 // convert turns a test binary's output into events.

@@ -100,7 +100,15 @@ func prepare(ctx context.Context, j job.Job) error {
 			return err
 		}
 	}
-	return world.SetUp(ctx, j.World)
+	if err := world.SetUp(ctx, j.World); err != nil || j.Loss == 0 {
+		return err
+	}
+	for _, i := range []string{world.Interface0, world.Interface1} {
+		if err := world.Loss(ctx, i, j.Loss); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // shell runs a command with the console as its terminal.

@@ -38,6 +38,8 @@ type Job struct {
 	// World names the RDMA drivers to bring up before the command, a comma
 	// between them: "rxe", "siw", "rxe,siw". Empty leaves the network alone.
 	World string
+	// Loss is how many percent of the packets between the two hosts get lost.
+	Loss int
 	Argv  []string
 	Env   []string
 	Dir   string
