@@ -1,6 +1,7 @@
 // Package providers is the default set of providers, each in a file of its own
-// that a build tag leaves out: noshm, noiwarp. Programs that want another set
-// import the providers themselves; nothing else lives here.
+// that a build tag leaves out: noshm, noibverbs (which static binaries need) and
+// noiwarp. Programs that want another set import the providers themselves;
+// nothing else lives here.
 package providers
 
 import (

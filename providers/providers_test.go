@@ -23,8 +23,14 @@ func TestDefault(t *testing.T) {
 	if len(names) != len(made) {
 		t.Errorf("%d providers of %d", len(names), len(made))
 	}
-	if i, j := slices.Index(names, "shm"), slices.Index(names, "iwarp"); i >= 0 && j >= 0 && i > j {
-		t.Errorf("order %v, want shm before iwarp", names)
+	last := -1
+	for _, name := range []string{"shm", "ibverbs", "iwarp"} {
+		if i := slices.Index(names, name); i >= 0 {
+			if i < last {
+				t.Errorf("order %v, want shm before ibverbs before iwarp", names)
+			}
+			last = i
+		}
 	}
 	again := Default()
 	for i, p := range Default() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -88,12 +89,21 @@ func (p *Provider) Devices(ctx context.Context) ([]rdma.Device, error) {
 	return devices, nil
 }
 
+// A missing is what a host lacks, in the words of whoever found that.
+type missing struct{ err error }
+
+func (m *missing) Error() string {
+	return "ibverbs is not available: " + strings.ReplaceAll(m.err.Error(), "verbs: "+verbs.ErrUnavailable.Error()+": ", "")
+}
+
+func (m *missing) Unwrap() []error { return []error{rdma.ErrUnavailable, m.err} }
+
 // unavailable wraps what the binding or this package found missing.
 func unavailable(err error) error {
 	if errors.Is(err, rdma.ErrUnavailable) {
 		return err
 	}
-	return fmt.Errorf("ibverbs: %w: %w", rdma.ErrUnavailable, err)
+	return &missing{err}
 }
 
 // Adapters lists all RDMA devices of the host, those that cannot be used with
