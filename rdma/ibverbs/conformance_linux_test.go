@@ -81,8 +81,7 @@ func TestConformance(t *testing.T) {
 		},
 		Peer: rdmatest.Process("peer"),
 	}
-	if lossy() {
-		s.Bound, s.Watchdog = 60*time.Second, 4*time.Minute
-	}
+	// The lab's processors are emulated, and perhaps busy.
+	s.Bound, s.Watchdog = time.Minute, 5*time.Minute
 	rdmatest.Run(t, s)
 }

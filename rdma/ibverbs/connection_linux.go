@@ -118,6 +118,14 @@ type setupEvent struct {
 // await waits for one of the events in want. Any other ends the attempt. failed,
 // if it is not nil, tells of the end of a call that is under way.
 func (c *connection) await(ctx context.Context, p *queuePair, peer string, failed <-chan error, want ...verbs.CMEventType) (setupEvent, error) {
+	event, err := c.awaitEvent(ctx, p, peer, failed, want)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("waiting for %q: %w", want[0], err)
+	}
+	return event, err
+}
+
+func (c *connection) awaitEvent(ctx context.Context, p *queuePair, peer string, failed <-chan error, want []verbs.CMEventType) (setupEvent, error) {
 	for {
 		c.mu.Lock()
 		if len(c.inbox) > 0 {

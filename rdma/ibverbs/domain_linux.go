@@ -46,6 +46,8 @@ type domain struct {
 	events    events
 	// sentinel hears that the device is being removed, if it has an address.
 	sentinel *sentinel
+	// empty is memory for requests without any, on iWARP.
+	empty *region
 
 	// background are goroutines that end queue pairs and free what the driver
 	// lets go of late.
@@ -88,6 +90,12 @@ func (d *Device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	m.sharedTable.Store(new([]*sharedReceives))
 	if err := m.open(config); err != nil {
 		return nil, fmt.Errorf("ibverbs: open a domain on %s: %w", d.attributes.Name, err)
+	}
+	if d.attributes.Class == rdma.ClassIWARP {
+		m.empty = &region{domain: m}
+		if err := m.empty.allocate(1); err != nil {
+			return nil, errors.Join(fmt.Errorf("ibverbs: open a domain on %s: %w", d.attributes.Name, err), m.Close())
+		}
 	}
 	return m, nil
 }

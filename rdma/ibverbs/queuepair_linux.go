@@ -335,21 +335,15 @@ func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
 		wr.SetRemote(r.Remote.Address, r.Remote.Key)
 		wr.SetImmediate(r.Immediate)
 	}
-	if op.fetches && used == 0 {
-		// Drivers of iWARP want one entry, be it empty.
-		entries[0] = verbs.SGE{}
-		if len(r.SGEs) > 0 {
-			region := r.SGEs[0].Region.(*region)
-			entries[0] = verbs.SGE{Address: region.address + uint64(r.SGEs[0].Offset), LKey: region.lkey}
-		}
-		if a.Class == rdma.ClassIWARP {
-			used = 1
-		}
+	if op.fetches {
+		used = p.domain.atLeastOne(entries, used)
 	}
 	wr.ID = kindSend | p.tag | uint64(seq)
 	wr.NumSGE = int32(used)
 	wr.Opcode = op.opcode
-	if r.Flags&rdma.Fence != 0 {
+	// The answers of Reads come in the order of the Reads on iWARP, so that a Read
+	// needs no fence; siw does not even take one.
+	if r.Flags&rdma.Fence != 0 && (!op.fetches || a.Class != rdma.ClassIWARP) {
 		wr.Flags |= verbs.SendFence
 	}
 	if r.Flags&rdma.Solicited != 0 {
@@ -404,6 +398,16 @@ func translateEntries(m *domain, to []verbs.SGE, from []rdma.SGE, written bool) 
 		used++
 	}
 	return total, used, ""
+}
+
+// atLeastOne adds an empty entry where there is none and drivers want one with
+// a valid key: siw does for Reads and receives.
+func (m *domain) atLeastOne(entries []verbs.SGE, used int) int {
+	if used > 0 || m.empty == nil {
+		return used
+	}
+	entries[0] = verbs.SGE{Address: m.empty.address, LKey: m.empty.lkey}
+	return 1
 }
 
 // refused makes an error of what the driver said to a post.
@@ -467,10 +471,12 @@ func (p *queuePair) prepareRecvs(requests []rdma.RecvRequest) (int, error) {
 		if len(r.SGEs) > p.config.MaxSGE {
 			return i, p.invalid(rdma.OpRecv, "it has too many entries")
 		}
-		_, used, wrong := p.entries(p.recvList.SGEs(i), r.SGEs, true)
+		entries := p.recvList.SGEs(i)
+		_, used, wrong := p.entries(entries, r.SGEs, true)
 		if wrong != "" {
 			return i, p.invalid(rdma.OpRecv, wrong)
 		}
+		used = p.domain.atLeastOne(entries, used)
 		seq := tail + uint32(i)
 		wr.ID = kindRecv | p.tag | uint64(seq)
 		wr.NumSGE = int32(used)

@@ -123,10 +123,12 @@ func (s *sharedReceives) prepare(requests []rdma.RecvRequest) (int, error) {
 		if len(r.SGEs) > s.maxSGE {
 			return i, invalid("it has too many entries")
 		}
-		_, used, wrong := translateEntries(s.domain, s.list.SGEs(i), r.SGEs, true)
+		entries := s.list.SGEs(i)
+		_, used, wrong := translateEntries(s.domain, entries, r.SGEs, true)
 		if wrong != "" {
 			return i, invalid(wrong)
 		}
+		used = s.domain.atLeastOne(entries, used)
 		place := s.free[len(s.free)-1]
 		s.free = s.free[:len(s.free)-1]
 		s.ids[place], s.taken[place] = r.ID, true
