@@ -54,6 +54,7 @@ func perfCommand(o *options) *cobra.Command {
 	flags.IntVar(&p.plan.Batch, "batch", 0, "requests of one post (default: rate up to 16, else 1)")
 	flags.IntVar(&p.plan.Inline, "inline", -1, "longest message that is posted inline (default: what the device can, up to 256)")
 	flags.BoolVar(&p.plan.ReadPayload, "read-payload", false, "the receiver reads every line, the sender writes it anew")
+	flags.BoolVar(&p.plan.Verify, "verify", false, "check every byte where it arrives, with patterns that depend on the place")
 	flags.BoolVar(&p.asJSON, "json", false, "an object for each row")
 	cmd.AddCommand(perfServeCommand(o))
 	return cmd

@@ -181,7 +181,7 @@ func (c *Client) measure(ctx context.Context, k control, s *side, amount Amount)
 	defer close(over)
 
 	run := c.rounds
-	if s.plan.Mode != ModeLatency {
+	if s.streaming() {
 		run = c.stream
 	}
 	m := &Measurement{Plan: *s.plan, OneWay: 1, Registered: int64(len(s.bytes))}
@@ -239,7 +239,7 @@ func (c *Client) measure(ctx context.Context, k control, s *side, amount Amount)
 		m.Histogram.Merge(rec.histogram)
 		m.Iterations += rec.marked
 	}
-	if s.plan.Mode != ModeLatency {
+	if s.streaming() {
 		// Not every message was marked.
 		m.Iterations = 0
 		for _, l := range s.lanes {
@@ -275,10 +275,16 @@ func (c *Client) reason(ctx context.Context, k control, s *side, err error) erro
 	return err
 }
 
+// streaming tells whether posters stream. Verifying runs of one-sided operations
+// go by bursts that are checked before the next.
+func (s *side) streaming() bool {
+	return s.plan.Mode != ModeLatency && (!s.plan.Verify || s.plan.Test == TestSend)
+}
+
 // prepareRun makes what the loops need and returns their recorders.
 func (s *side) prepareRun() []*recorder {
 	var recorders []*recorder
-	if s.plan.Mode == ModeLatency {
+	if !s.streaming() {
 		for range s.lanes {
 			recorders = append(recorders, newRecorder())
 		}

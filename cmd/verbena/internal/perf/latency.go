@@ -40,7 +40,7 @@ func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
 		if err != nil {
 			return err
 		}
-		r.mark(1)
+		r.mark(int64(p.Window))
 	}
 	return nil
 }

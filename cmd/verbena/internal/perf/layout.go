@@ -9,6 +9,7 @@ type layout struct {
 	receive    int // of where receives and Reads go
 	buffers    int
 	target     int // of what the peer writes, reads or adds to
+	targets    int
 	connection int // bytes of a connection
 }
 
@@ -18,7 +19,7 @@ const (
 )
 
 func newLayout(p *Plan) layout {
-	l := layout{stride: align(p.Size+7, line), buffers: p.Buffers, sources: 1}
+	l := layout{stride: align(p.Size+7, line), buffers: p.Buffers, sources: 1, targets: 1}
 	if p.Size >= page {
 		l.stride = align(p.Size+7, page)
 		if p.Size%page == 0 {
@@ -30,11 +31,11 @@ func newLayout(p *Plan) layout {
 	}
 	if p.Verify {
 		// What is on its way must not change.
-		l.sources = p.Window + 1
+		l.sources, l.targets = p.Window+1, p.Window
 	}
 	l.receive = l.source + l.sources*l.stride
 	l.target = l.receive + l.buffers*l.stride
-	l.connection = align(l.target+l.stride, line)
+	l.connection = align(l.target+l.targets*l.stride, line)
 	if p.Size >= page {
 		l.connection = align(l.connection, page)
 	}

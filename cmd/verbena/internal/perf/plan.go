@@ -129,17 +129,14 @@ func (p *Plan) resolve(l limits) {
 	p.Batch = max(min(p.Batch, p.Window), 1)
 	switch {
 	case p.Verify:
-		p.Receives = max(min(p.Receives, 256<<20/max(p.Size, 1)/p.Connections), 2)
-		p.Buffers = p.Receives
+		p.Window = max(min(p.Window, 16, (64<<20)/max(p.Size, 1)), 1)
+		p.Receives = max(min(p.Receives, 2*p.Window), 4)
+		p.Buffers = max(p.Receives, p.Window)
+		p.Batch, p.Signal = min(p.Batch, p.Window), 1
 	case p.ReadPayload:
 		set(&p.Buffers, max(min(p.Receives, 16<<20/max(p.Size, 1)), 1))
 	default:
 		set(&p.Buffers, max(min(p.Receives, 4, 16<<20/max(p.Size, 1)), 1))
-	}
-	if p.Test == TestWrite || p.Test == TestRead || p.Test == TestAtomic {
-		if p.Verify {
-			p.Window, p.Batch, p.Signal = min(p.Window, p.Buffers), 1, 1
-		}
 	}
 }
 
@@ -175,7 +172,7 @@ func (p *Plan) check() error {
 	between("posters", p.Posters, 1, maxPosters)
 	between("window", p.Window, 1, maxWindow)
 	between("receives", p.Receives, 1, 2*maxWindow)
-	between("buffers", p.Buffers, 1, max(p.Receives, 1))
+	between("buffers", p.Buffers, 1, max(p.Receives, p.Window, 1))
 	between("signal", p.Signal, 1, max(p.Window, 1))
 	between("batch", p.Batch, 1, max(p.Window, 1))
 	between("inline", p.Inline, 0, 1<<16)

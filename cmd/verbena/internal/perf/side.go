@@ -64,8 +64,7 @@ type lane struct {
 	messages atomic.Int64 // that arrived, as far as published
 	verified atomic.Int64 // bytes
 	received int64        // the loop's own count
-	checked  int64
-	sum      uint64 // of what was read, so that it is
+	sum      uint64       // of what was read, so that it is
 	batch    [64]rdma.Completion
 }
 
@@ -254,6 +253,11 @@ func (c *conn) remote(offset int) rdma.Remote {
 func (s *side) meet(peer memory) {
 	s.peer = peer
 	for _, c := range s.conns {
+		if s.plan.Verify && s.plan.Test == TestRead && !s.client {
+			for i := range s.layout.targets {
+				fill(c.part(s.layout.target+i*s.layout.stride), c.index, int64(i), answering)
+			}
+		}
 		r := &c.send[0]
 		switch s.plan.Test {
 		case TestWrite:

@@ -113,11 +113,11 @@ func (p *poster) post(c *conn, i, n int) (int, error) {
 		}
 		switch {
 		case s.plan.Verify:
-			s.stamp(c, r, &p.entries[k], first+int64(k))
+			p.entries[k].Offset = c.base + c.stamp(first+int64(k), asking)
 		case s.plan.ReadPayload && s.plan.Test != TestRead && s.plan.Test != TestAtomic:
 			rewrite(c.source(), byte(first+int64(k)))
 		}
-		if s.plan.Test == TestRead && s.layout.buffers > 1 && !s.plan.Verify {
+		if s.plan.Test == TestRead && s.layout.buffers > 1 {
 			p.entries[k].Offset += int(first+int64(k)) % s.layout.buffers * s.layout.stride
 		}
 	}
@@ -184,6 +184,7 @@ func (p *poster) mine() (n int32) {
 // completed books a completion for whoever posted the request.
 func (p *poster) completed(d *rdma.Completion) (own bool, err error) {
 	l := p.lane
+	plan := l.side.plan
 	if d.Status != rdma.StatusSuccess {
 		return false, l.bad(d)
 	}
@@ -198,10 +199,7 @@ func (p *poster) completed(d *rdma.Completion) (own bool, err error) {
 		}
 		p.out[i] -= count
 		p.recorder.mark(int64(count))
-		if l.side.plan.Verify && l.side.plan.Test == TestRead {
-			return true, l.side.checkRead(c)
-		}
-		if l.side.plan.ReadPayload && l.side.plan.Test == TestRead {
+		if plan.ReadPayload && plan.Test == TestRead {
 			for range count {
 				l.sum += touch(c.buffer(int(c.arrived)))
 				c.arrived++
@@ -210,8 +208,8 @@ func (p *poster) completed(d *rdma.Completion) (own bool, err error) {
 		return true, nil
 	case idRecv:
 		c.replies.Add(1)
-		if l.side.plan.Credits {
-			c.allow.Add(int64(grant(l.side.plan)))
+		if plan.Credits {
+			c.allow.Add(int64(grant(plan)))
 		}
 		return false, c.repostShared()
 	}

@@ -15,8 +15,8 @@ const (
 
 // fill writes the pattern of a message: each 8 bytes depend on the connection,
 // the message, the direction and where they stand.
-func (s *side) fill(c *conn, b []byte, message int64, direction uint64) {
-	seed := seed(c.index, message, direction)
+func fill(b []byte, connection int, message int64, direction uint64) {
+	seed := seed(connection, message, direction)
 	i := 0
 	for ; i+8 <= len(b); i += 8 {
 		binary.LittleEndian.PutUint64(b[i:], pattern(seed, i))
@@ -32,8 +32,8 @@ func seed(connection int, message int64, direction uint64) uint64 {
 	return uint64(connection)<<48 ^ uint64(message)<<1 ^ direction
 }
 
-// pattern is a mix whose every bit depends on all of its inputs' (the finalizer
-// of SplitMix64).
+// pattern mixes its inputs so that each bit depends on all of them: the
+// finalizer of SplitMix64.
 func pattern(seed uint64, at int) uint64 {
 	x := seed*0x9e3779b97f4a7c15 + uint64(at)*0xd1342543de82ef95 + 1
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -50,12 +50,12 @@ type CorruptError struct {
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("perf: CORRUPT: connection %d, message %d: byte %d is %#02x, %#02x was sent", e.Connection, e.Message, e.Offset, e.Got, e.Want)
+	return fmt.Sprintf("perf: CORRUPT: connection %d, message %d: byte %d is %#02x where %#02x was sent", e.Connection, e.Message, e.Offset, e.Got, e.Want)
 }
 
 // check compares a message with its pattern, every byte.
-func (s *side) check(c *conn, b []byte, message int64, direction uint64) error {
-	seed := seed(c.index, message, direction)
+func check(b []byte, connection int, message int64, direction uint64) error {
+	seed := seed(connection, message, direction)
 	for i := 0; i < len(b); i += 8 {
 		var want [8]byte
 		binary.LittleEndian.PutUint64(want[:], pattern(seed, i))
@@ -65,26 +65,183 @@ func (s *side) check(c *conn, b []byte, message int64, direction uint64) error {
 		}
 		for k := range n {
 			if b[i+k] != want[k] {
-				return &CorruptError{Connection: c.index + 1, Message: message, Offset: i + k, Got: b[i+k], Want: want[k]}
+				return &CorruptError{Connection: connection + 1, Message: message, Offset: i + k, Got: b[i+k], Want: want[k]}
 			}
 		}
 	}
-	c.lane.checked += int64(len(b))
-	c.lane.verified.Store(c.lane.checked)
 	return nil
 }
 
-// stamp makes a message of a stream: its bytes are new, and lie where nothing
-// that is outstanding does.
-func (s *side) stamp(c *conn, r *rdma.SendRequest, e *rdma.SGE, message int64) {
-	_, _, _, _ = c, r, e, message
+// check checks a message that lies at offset of the connection's block.
+func (c *conn) check(offset int, message int64, direction uint64) error {
+	b := c.part(offset)
+	if err := check(b, c.index, message, direction); err != nil {
+		return err
+	}
+	c.lane.checked(len(b))
+	return nil
 }
 
-// checkArrival checks what a completed receive says has arrived.
-func (s *side) checkArrival(c *conn, d *rdma.Completion) error { return nil }
+// checked counts bytes that were as they should be.
+func (l *lane) checked(n int) { l.verified.Add(int64(n)) }
 
-// checkRead checks what a Read brought.
-func (s *side) checkRead(c *conn) error { return nil }
+// slot is the offset of a place among those for sources or targets.
+func (l *layout) slot(first int, message int64, of int) int {
+	return first + int(message%int64(of))*l.stride
+}
 
-// verifiedRound is a round of which every byte is checked at both ends.
-func (c *conn) verifiedRound() error { return nil }
+// stamp makes the bytes of a message new, in a place that nothing outstanding
+// uses, and returns its offset in the connection's block.
+func (c *conn) stamp(message int64, direction uint64) int {
+	s := c.lane.side
+	offset := s.layout.slot(s.layout.source, message, s.layout.sources)
+	b := c.part(offset)
+	fill(b, c.index, message, direction)
+	if s.corrupt != nil {
+		s.corrupt(message, b)
+	}
+	return offset
+}
+
+// checkArrival checks, at the server, what the completion of a receive says has
+// arrived.
+func (c *conn) checkArrival(d *rdma.Completion) error {
+	s := c.lane.side
+	p := s.plan
+	switch {
+	case p.Test == TestWrite:
+		for range p.Window {
+			if err := c.check(s.layout.slot(s.layout.target, c.arrived, p.Window), c.arrived, asking); err != nil {
+				return err
+			}
+			c.arrived++
+		}
+		return nil
+	case p.Test != TestSend || d.Length == 0 && p.Mode != ModeLatency:
+		return nil // tells that the stream is at its end
+	}
+	if int(d.Length) != p.Size {
+		return fmt.Errorf("perf: CORRUPT: connection %d, message %d: %d bytes arrived, %d were sent", c.index+1, c.arrived, d.Length, p.Size)
+	}
+	buffer := s.layout.receive + int(uint32(d.ID))%s.layout.buffers*s.layout.stride
+	err := c.check(buffer, c.arrived, asking)
+	c.arrived++
+	return err
+}
+
+// verifiedRound is a round, or a burst of the window's length, of which every
+// byte is checked where it arrives.
+func (c *conn) verifiedRound() error {
+	s := c.lane.side
+	p := s.plan
+	r := &c.send[0]
+	r.Flags |= rdma.Signaled
+	for range p.Window {
+		switch p.Test {
+		case TestSend:
+			c.sge[0].Offset = c.base + c.stamp(c.arrived, asking)
+		case TestWrite:
+			c.sge[0].Offset = c.base + c.stamp(c.arrived, asking)
+			r.Remote = c.remote(s.layout.slot(s.layout.target, c.arrived, p.Window))
+		case TestRead:
+			offset := s.layout.slot(s.layout.receive, c.arrived, p.Window)
+			clear(c.part(offset))
+			c.sge[0].Offset = c.base + offset
+			r.Remote = c.remote(s.layout.slot(s.layout.target, c.arrived, p.Window))
+		case TestAtomic:
+			c.sge[0].Offset = c.base + s.layout.slot(s.layout.receive, c.arrived, p.Window)
+		}
+		if _, err := c.qp.PostSend(c.send[:]); err != nil {
+			return c.failed("post", err)
+		}
+		c.arrived++
+	}
+	first := c.arrived - int64(p.Window)
+	switch p.Test {
+	case TestSend, TestWrite:
+		if p.Test == TestWrite {
+			if err := c.answer(); err != nil {
+				return err
+			}
+		}
+		return c.awaitVerified(first)
+	}
+	if err := c.awaitOwn(p.Window); err != nil {
+		return err
+	}
+	for m := first; m < c.arrived; m++ {
+		offset := s.layout.slot(s.layout.receive, m, p.Window)
+		if p.Test == TestRead {
+			if err := c.check(offset, m%int64(p.Window), answering); err != nil {
+				return err
+			}
+			continue
+		}
+		if got := binary.NativeEndian.Uint64(c.part(offset)); got != uint64(m) {
+			return fmt.Errorf("perf: CORRUPT: connection %d: Fetch-and-add %d returned %d", c.index+1, m, got)
+		}
+		c.lane.checked(atomicSize)
+	}
+	return nil
+}
+
+// awaitVerified waits for the peer's message and checks it if there are bytes in
+// it. Before it, the requests of this side are done.
+func (c *conn) awaitVerified(message int64) error {
+	l := c.lane
+	s := l.side
+	p := s.plan
+	for {
+		got, err := l.await()
+		if err != nil {
+			return c.failed("poll", err)
+		}
+		arrived := false
+		for i := range got {
+			d := &got[i]
+			if d.Status != rdma.StatusSuccess {
+				return l.bad(d)
+			}
+			if d.ID&idKind != idRecv {
+				continue
+			}
+			arrived = true
+			switch {
+			case p.Test == TestSend:
+				if int(d.Length) != p.Size {
+					return fmt.Errorf("perf: CORRUPT: connection %d, message %d: %d bytes came back of %d", c.index+1, message, d.Length, p.Size)
+				}
+				err = c.check(s.layout.receive+int(uint32(d.ID))%s.layout.buffers*s.layout.stride, message, answering)
+			case p.Mode == ModeLatency:
+				err = c.check(s.layout.target, message, answering)
+			}
+			if err != nil {
+				return err
+			}
+			if err := c.repost(); err != nil {
+				return err
+			}
+		}
+		if arrived {
+			return nil
+		}
+	}
+}
+
+// awaitOwn waits for the completions of n requests of this side.
+func (c *conn) awaitOwn(n int) error {
+	l := c.lane
+	for n > 0 {
+		got, err := l.await()
+		if err != nil {
+			return c.failed("poll", err)
+		}
+		for i := range got {
+			if got[i].Status != rdma.StatusSuccess {
+				return l.bad(&got[i])
+			}
+			n--
+		}
+	}
+	return nil
+}
