@@ -113,7 +113,9 @@ func (m *domain) overrun(q *cq.Queue) {
 	m.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: rdma.ErrOverrun}, func() {
 		for _, p := range m.queuePairs() {
 			if p.config.SendCompletions == rdma.CompletionQueue(q) || p.config.RecvCompletions == rdma.CompletionQueue(q) {
-				p.engine.Fail(rdma.ErrOverrun)
+				if p.engine.Abort(rdma.ErrOverrun) {
+					p.pump()
+				}
 			}
 		}
 	})

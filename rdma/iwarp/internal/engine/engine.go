@@ -567,6 +567,15 @@ func (e *Engine) Fail(err error) {
 	e.mu.Unlock()
 }
 
+// Abort ends the connection for a failure of this side, of which a Terminate
+// tells the peer. A kick asks the caller to take the writer's role.
+func (e *Engine) Abort(err error) (kick bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.fail(err, &wire.Terminate{Cause: wire.RDMAPCatastrophic})
+	return e.claim()
+}
+
 // fail moves to the error state. A Terminate is left for the writer.
 func (e *Engine) fail(err error, t *wire.Terminate) {
 	if e.state == rdma.StateError || e.state == rdma.StateClosed {

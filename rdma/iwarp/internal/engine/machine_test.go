@@ -42,6 +42,7 @@ type machine struct {
 	marks    markerWriter  // the peer's, if it sends markers
 	unmarks  *markerReader // the peer's, if it receives some
 	out      strings.Builder
+	wrote    []byte // all that was written
 }
 
 func newMachine(t testing.TB) *machine {
@@ -143,6 +144,7 @@ func (m *machine) write() {
 		if len(bytes) != b.Size {
 			m.t.Fatalf("batch of %d bytes says %d", len(bytes), b.Size)
 		}
+		m.wrote = append(m.wrote, bytes...)
 		m.describe(bytes)
 		m.engine.Written(b)
 	}

@@ -304,7 +304,7 @@ func (x *receiver) closedUnder() *fault {
 	if x.segment.Opcode == wire.OpWrite {
 		return faultf(wire.DDPTaggedInvalidSTag, "the region was closed, or its key revoked, while a Write arrived")
 	}
-	f := faultf(wire.RDMAPStreamCatastrophic, "the region of a %s was closed while data arrived", x.segment.Opcode)
+	f := faultf(wire.DDPCatastrophic, "the region of a %s was closed while data arrived", x.segment.Opcode)
 	f.status = rdma.StatusLocalProtection
 	return f
 }
