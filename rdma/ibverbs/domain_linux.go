@@ -296,11 +296,7 @@ func (m *domain) completedShared(q *completionQueue, wc *verbs.WC) {
 	if p == nil || p.recvCQ != q || p.shared != table[index] {
 		return
 	}
-	status := translate(wc.Status)
-	p.tellRecv(q, id, wc, status)
-	if status != rdma.StatusSuccess {
-		p.bad(wc, status)
-	}
+	p.endRecv(q, id, wc)
 }
 
 // queueFailed fails the queue pairs that use q. It does not wait.

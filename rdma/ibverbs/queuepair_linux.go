@@ -538,9 +538,22 @@ func (p *queuePair) received(q *completionQueue, wc *verbs.WC) {
 		p.tellRecv(q, id, nil, rdma.StatusFlushed)
 	}
 	id, _ := p.recvs.next()
+	p.endRecv(q, id, wc)
+}
+
+// endRecv tells of a receive that the device has completed.
+func (p *queuePair) endRecv(q *completionQueue, id uint64, wc *verbs.WC) {
 	status := translate(wc.Status)
-	p.tellRecv(q, id, wc, status)
-	if status != rdma.StatusSuccess {
+	switch status {
+	case rdma.StatusSuccess:
+		p.tellRecv(q, id, wc, status)
+	case rdma.StatusRemoteAccess, rdma.StatusRemoteInvalid, rdma.StatusRemoteOperation:
+		// rxe ends a receive so when a request of the peer that has nothing to do
+		// with it is refused.
+		p.tellRecv(q, id, wc, rdma.StatusFlushed)
+		p.fail(fmt.Errorf("a request of the peer was refused: %s", status), rdma.EventQueuePairError, true)
+	default:
+		p.tellRecv(q, id, wc, status)
 		p.bad(wc, status)
 	}
 }
