@@ -6,14 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/verbena-data/verbena/internal/futex"
+	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -58,6 +63,77 @@ func BenchmarkSendLatency(b *testing.B) {
 // BenchmarkEventLatency is that with two processes that sleep.
 func BenchmarkEventLatency(b *testing.B) {
 	placements(b, func(b *testing.B) { pingPong(b, player{size: 1024, sleep: true}) })
+}
+
+// BenchmarkFutexLatency is what two processes need that hand over to each other
+// by a word and a futex alone.
+func BenchmarkFutexLatency(b *testing.B) {
+	placements(b, func(b *testing.B) {
+		file, err := memfd.Create("verbena-test", 4096, memfd.Reserved)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer file.Close()
+		number, err := unix.Dup(file.FD())
+		if err != nil {
+			b.Fatal(err)
+		}
+		descriptor := os.NewFile(uintptr(number), "memfd")
+		defer descriptor.Close()
+		s, err := openSide(openDevice(b, Config{}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		s.t = b
+		s.start("futex", func(c *exec.Cmd) { c.ExtraFiles = []*os.File{descriptor} })
+		there, back := futexWords(file.Bytes())
+		m := newMedian(b.N)
+		b.ResetTimer()
+		m.start = time.Now()
+		for i := range uint32(b.N) {
+			handOver(there, i+1)
+			awaitHandOver(back, i+1)
+			m.count()
+		}
+		b.StopTimer()
+		m.report(b)
+		handOver(there, ^uint32(0))
+	})
+}
+
+func futexWords(memory []byte) (there, back *atomic.Uint32) {
+	return (*atomic.Uint32)(unsafe.Pointer(&memory[0])), (*atomic.Uint32)(unsafe.Pointer(&memory[128]))
+}
+
+func handOver(word *atomic.Uint32, value uint32) {
+	word.Store(value)
+	wake(word)
+}
+
+// awaitHandOver sleeps until the word has the value, or one that ends it all.
+func awaitHandOver(word *atomic.Uint32, value uint32) bool {
+	for {
+		seen := word.Load()
+		if seen == value || seen == ^uint32(0) {
+			return seen == value
+		}
+		if futex.Wait((*uint32)(unsafe.Pointer(word)), seen, time.Second) != nil {
+			return false
+		}
+	}
+}
+
+// handBack is the other process of BenchmarkFutexLatency.
+func handBack() error {
+	memory, err := memfd.Adopt(3, 4096, true, true)
+	if err != nil {
+		return err
+	}
+	there, back := futexWords(memory)
+	for i := uint32(1); awaitHandOver(there, i); i++ {
+		handOver(back, i)
+	}
+	return nil
 }
 
 func pingPong(b *testing.B, p player) {

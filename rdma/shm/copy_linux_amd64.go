@@ -14,6 +14,11 @@ func moveString(to, from unsafe.Pointer, n uintptr)
 //go:noescape
 func prefetch(p unsafe.Pointer)
 
+// prefetchWrite asks for a line that will be written soon.
+//
+//go:noescape
+func prefetchWrite(p unsafe.Pointer)
+
 const (
 	// stringMove is from where on a string instruction beats memmove, if its
 	// destination is aligned to a line: the processor then need not fetch the

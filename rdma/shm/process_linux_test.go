@@ -45,6 +45,7 @@ var parts = map[string]func(*side, rdma.Remote) error{
 	"echo":     func(s *side, _ rdma.Remote) error { return echo(s, false) },
 	"wait":     func(s *side, _ rdma.Remote) error { return echo(s, true) },
 	"player":   func(s *side, _ rdma.Remote) error { return answer(s) },
+	"futex":    func(*side, rdma.Remote) error { return handBack() },
 	"sink":     func(s *side, _ rdma.Remote) error { return sink(s) },
 	"flags":    flags,
 	"scribble": scribble,
@@ -348,6 +349,12 @@ func echo(s *side, wait bool) error {
 // sink takes what it gets.
 func sink(s *side) error {
 	var c [64]rdma.Completion
+	receives := make([]rdma.RecvRequest, len(c))
+	entries := make([]rdma.SGE, len(c))
+	for i := range receives {
+		entries[i] = rdma.SGE{Region: s.memory, Length: bufferBytes}
+		receives[i].SGEs = entries[i : i+1]
+	}
 	for idle := 0; ; {
 		n, err := s.cq.Poll(c[:])
 		if err != nil {
@@ -357,14 +364,17 @@ func sink(s *side) error {
 			if c[i].Status != rdma.StatusSuccess {
 				return nil
 			}
-			if err := s.repost(c[i].ID); err != nil {
+			receives[i].ID = c[i].ID
+			entries[i].Offset = int(c[i].ID%s.rotation) * bufferBytes
+		}
+		if n > 0 {
+			if _, err := s.qp.PostRecv(receives[:n]); err != nil {
 				return nil //nolint:nilerr // the parent has hung up
 			}
+			continue
 		}
-		if n == 0 {
-			if idle++; idle&1023 == 0 {
-				runtime.Gosched()
-			}
+		if idle++; idle&1023 == 0 {
+			runtime.Gosched()
 		}
 	}
 }

@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
@@ -49,12 +50,8 @@ func (r *receiveRing) store(n uint64, request *rdma.RecvRequest, length int) {
 	receive.id, receive.length, receive.count = request.ID, length, len(request.SGEs)
 	spans := r.spans[i*r.entries:][:len(request.SGEs)]
 	for j := range spans {
-		sge, span := &request.SGEs[j], &spans[j]
-		// Mostly the same regions come again, and storing pointers has a price.
-		if region := sge.Region.(*region); span.region != region {
-			span.region = region
-		}
-		span.offset, span.length = sge.Offset, sge.Length
+		sge := &request.SGEs[j]
+		spans[j] = span{sge.Region.(*region), sge.Offset, sge.Length}
 	}
 }
 
@@ -126,28 +123,31 @@ func (qp *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
 }
 
 func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
-	posted := qp.posted.Load()
+	if state := qp.State(); state > rdma.StateConnected {
+		return 0, qp.stateError("post receive", state)
+	}
+	posted, taken := qp.posted.Load(), qp.taken.Load()
 	for n < len(requests) {
-		if state := qp.State(); state > rdma.StateConnected {
-			err = qp.stateError("post receive", state)
-			break
-		}
-		outstanding := posted - qp.taken.Load()
-		if outstanding >= uint64(qp.recvDepth) {
-			err = fmt.Errorf("shm: post receive: %w: %d are outstanding", rdma.ErrQueueFull, qp.recvDepth)
-			break
+		if posted-taken >= uint64(qp.recvDepth) {
+			if taken = qp.taken.Load(); posted-taken >= uint64(qp.recvDepth) {
+				err = fmt.Errorf("shm: post receive: %w: %d are outstanding", rdma.ErrQueueFull, qp.recvDepth)
+				break
+			}
 		}
 		request := &requests[n]
-		length, invalid := qp.domain.checkEntries(request.SGEs, qp.maxEntries, true)
-		if invalid != nil {
-			err = fmt.Errorf("shm: post receive: %w", invalid)
-			break
+		length, ok := qp.postQuick(posted, request)
+		if !ok {
+			var invalid error
+			if length, invalid = qp.domain.checkEntries(request.SGEs, qp.maxEntries, true); invalid != nil {
+				err = fmt.Errorf("shm: post receive: %w", invalid)
+				break
+			}
+			qp.receives.store(posted, request, length)
+			qp.receives.announce(posted, qp.inbox.descriptor(posted))
 		}
-		qp.receives.store(posted, request, length)
-		qp.receives.announce(posted, qp.inbox.descriptor(posted))
 		// Room shrinks before the limit admits a shorter receive. It grows when
 		// the peer has used up all that it was admitted to.
-		if length < qp.room || length > qp.room && outstanding == 0 {
+		if length < qp.room || length > qp.room && posted == taken {
 			qp.room = length
 			release.Store(qp.inbox.room(), uint64(length))
 		}
@@ -163,6 +163,34 @@ func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
 	release.Store(qp.inbox.limit(), posted)
 	qp.ringIfWaiting()
 	return n, err
+}
+
+// postQuick is what postRecv does, for a receive of one entry that is right in
+// every way. If it is anything else, it reports false and has done nothing.
+func (qp *queuePair) postQuick(position uint64, request *rdma.RecvRequest) (length int, ok bool) {
+	if len(request.SGEs) != 1 {
+		return 0, false
+	}
+	e := &request.SGEs[0]
+	to, ok := e.Region.(*region)
+	if !ok || to == nil || to.domain != qp.domain || to.access&rdma.AccessLocalWrite == 0 || to.closed.Load() ||
+		uint(e.Offset) > uint(len(to.bytes)) || uint(e.Length) > uint(len(to.bytes)-e.Offset) || e.Length > maxMessage {
+		return 0, false
+	}
+	ring := &qp.receives
+	i := int(position & uint64(len(ring.receives)-1))
+	r := &ring.receives[i]
+	r.id, r.length, r.count = request.ID, e.Length, 1
+	span := &ring.spans[i*ring.entries]
+	// Mostly the same regions come again, and storing pointers has a price.
+	if span.region != to {
+		span.region = to
+	}
+	span.offset, span.length = e.Offset, e.Length
+	d := qp.inbox.descriptor(position)
+	*(*uint64)(unsafe.Add(d.base, 8)) = uint64(makePlace(to.handle, e.Offset))
+	d.publish(makeDescriptorHead(position, 1, e.Length))
+	return e.Length, true
 }
 
 // ringIfWaiting tells a peer that waits for a receive, or for a slot, to try
@@ -233,19 +261,22 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 		return 0
 	}
 	n := 0
+	if qp.srq == nil {
+		if n = qp.harvestQuick(into); n > 0 {
+			release.Store(&qp.taken, qp.arrived)
+		}
+	}
+	quick := n
 	for n < len(into) {
-		s := qp.inbox.slot(qp.arrived)
-		header := s.header()
+		header := qp.inbox.slot(qp.arrived).header()
 		if !header.published(qp.arrived) {
 			break
 		}
 		c := &into[n]
-		if !qp.takeQuick(header, s, c) {
-			if err := qp.take(header, c); err != nil {
-				qp.drained = true
-				qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
-				break
-			}
+		if err := qp.take(header, c); err != nil {
+			qp.drained = true
+			qp.failEvent(rdma.EventQueuePairError, fmt.Errorf("shm: %s wrote nonsense into shared memory: %w: %w", qp.peerName(), err, rdma.ErrDisconnected), "nonsense in the ring: "+err.Error())
+			break
 		}
 		n++
 		qp.arrived++
@@ -255,7 +286,7 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 			break
 		}
 	}
-	if n > 0 {
+	if n > quick {
 		if qp.srq == nil {
 			release.Store(&qp.taken, qp.arrived)
 		} else {
@@ -266,31 +297,40 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 	return n
 }
 
-// takeQuick is take for what most messages are: a Send for a receive of one
-// entry. If it is anything else, or wrong, it reports false and has done nothing.
-func (qp *queuePair) takeQuick(header slotHeader, s slot, c *rdma.Completion) bool {
-	length := header.length()
-	if header.kind() != slotSend || qp.srq != nil || qp.arrived == qp.posted.Load() {
-		return false
-	}
-	i := int(qp.arrived & uint64(len(qp.receives.receives)-1))
-	r := &qp.receives.receives[i]
-	if length > r.length {
-		return false
-	}
-	if !header.placed() {
-		if length > slotInline || r.count != 1 {
-			return false
+// harvestQuick is harvest for as long as messages are what most are: Sends for
+// receives of one entry, or of any number that they were placed into, with
+// nothing wrong.
+func (qp *queuePair) harvestQuick(into []rdma.Completion) int {
+	posted, ring := qp.posted.Load(), &qp.receives
+	n := 0
+	for n < len(into) {
+		s := qp.inbox.slot(qp.arrived)
+		header := s.header()
+		if !header.published(qp.arrived) || header.kind() != slotSend || qp.arrived == posted {
+			break
 		}
-		span := &qp.receives.spans[i*qp.receives.entries]
-		if span.region.closed.Load() {
-			return false
+		i := int(qp.arrived & uint64(len(ring.receives)-1))
+		r, length := &ring.receives[i], header.length()
+		if length > r.length {
+			break
 		}
-		copyShort(span.region.bytes[span.offset:][:length], s.payload()[:length])
+		if !header.placed() {
+			if length > slotInline || r.count != 1 {
+				break
+			}
+			span := &ring.spans[i*ring.entries]
+			if span.region.closed.Load() {
+				break
+			}
+			copyShort(span.region.bytes[span.offset:][:length], s.payload()[:length])
+		}
+		c := &into[n]
+		c.ID, c.QueuePair, c.Length, c.Immediate = r.id, qp.number, uint32(length), 0
+		c.Op, c.Status, c.HasImmediate = rdma.OpRecv, rdma.StatusSuccess, false
+		n++
+		qp.arrived++
 	}
-	c.ID, c.QueuePair, c.Length, c.Immediate = r.id, qp.number, uint32(length), 0
-	c.Op, c.Status, c.HasImmediate = rdma.OpRecv, rdma.StatusSuccess, false
-	return true
+	return n
 }
 
 // copyShort copies from to to, which has the same length.

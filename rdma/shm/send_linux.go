@@ -112,7 +112,16 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 	source := from.bytes[e.Offset:][:e.Length]
 	switch {
 	case r.Op == rdma.OpSend && len(source) <= slotInline:
-		return qp.quickInline(r.Flags, source)
+		if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
+			return false
+		}
+		if len(source) > qp.outRoom || qp.out.gate().Load()&(gateClosed|gateLook) != 0 {
+			return false
+		}
+		s := qp.out.slot(qp.sent)
+		copyShort(s.payload()[:len(source)], source)
+		qp.publish(s, slotSend, r.Flags, len(source))
+		return true
 	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
 	case r.Op == rdma.OpSend:
 		return qp.quickPlaced(r.Flags, source)
@@ -120,23 +129,6 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 		return qp.quickWrite(&r.Remote, source)
 	}
 	return false
-}
-
-func (qp *queuePair) quickInline(flags rdma.Flags, source []byte) bool {
-	if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
-		return false
-	}
-	if len(source) > qp.outRoom || qp.out.gate().Load()&(gateClosed|gateLook) != 0 {
-		return false
-	}
-	s := qp.out.slot(qp.sent)
-	copyShort(s.payload()[:len(source)], source)
-	kind := slotSend
-	if flags&rdma.Solicited != 0 {
-		kind |= slotSolicited
-	}
-	qp.publish(s, kind, len(source))
-	return true
 }
 
 func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
@@ -163,17 +155,16 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 	}
 	move(to, source)
 	qp.leave()
-	kind := slotSend | slotPlaced
-	if flags&rdma.Solicited != 0 {
-		kind |= slotSolicited
-	}
-	s := qp.out.slot(qp.sent)
-	qp.publish(s, kind, len(source))
+	qp.publish(qp.out.slot(qp.sent), slotSend|slotPlaced, flags, len(source))
 	if qp.sent%descriptorsAhead == 0 && qp.outLimit-qp.sent >= 2*descriptorsAhead {
 		prefetch(qp.out.descriptor(qp.sent + descriptorsAhead).base)
 	}
 	return true
 }
+
+// slotsAhead is how far before it is written the line of a slot is asked for: the
+// lock of the next post would wait for it.
+const slotsAhead = 12
 
 // descriptorsAhead is how many descriptors of one entry are in a line.
 const descriptorsAhead = 4
@@ -697,18 +688,25 @@ func (qp *queuePair) checkHead(at *receiveAt, entries uint32) outcome {
 
 // send publishes a message that is not quick.
 func (qp *queuePair) send(at *receiveAt, s slot, r *rdma.SendRequest, kind slotKind, length int) {
-	if r.Flags&rdma.Solicited != 0 || kind >= slotTooLong {
-		kind |= slotSolicited
+	flags := r.Flags
+	if kind >= slotTooLong {
+		flags |= rdma.Solicited
 	}
 	s.setDetail(makeDetail(r.Immediate, uint32(at.position)))
 	qp.claimed = false
-	qp.publish(s, kind, length)
+	qp.publish(s, kind, flags, length)
 }
 
 // publish hands a message over and, if the peer does not look, rings.
-func (qp *queuePair) publish(s slot, kind slotKind, length int) {
+func (qp *queuePair) publish(s slot, kind slotKind, flags rdma.Flags, length int) {
+	if flags&rdma.Solicited != 0 {
+		kind |= slotSolicited
+	}
 	s.publish(makeSlotHeader(qp.sent, kind, length))
 	qp.sent++
+	if qp.outLimit-qp.sent > slotsAhead {
+		prefetchWrite(qp.out.slot(qp.sent + slotsAhead).base)
+	}
 	if !qp.lazy.Load() {
 		qp.sendFence.order()
 	}
@@ -854,7 +852,9 @@ func copyTailLast(to, source []byte) {
 	n := len(source)
 	end := unsafe.Add(unsafe.Pointer(&to[0]), n)
 	if n >= 8 && uintptr(end)&7 == 0 {
-		move(to[:n-8], source)
+		if n > 8 {
+			move(to[:n-8], source)
+		}
 		tail := *(*[8]byte)(source[n-8:])
 		release.Store((*atomic.Uint64)(unsafe.Add(end, -8)), *(*uint64)(unsafe.Pointer(&tail)))
 		return
