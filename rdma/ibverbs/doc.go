@@ -26,6 +26,7 @@
 //	| receiver not ready           | retried: see below         | the connection fails           |
 //	| peer refused an access       | StatusRemoteAccess         | the connection ends; siw does  |
 //	|                              |                            | not tell why                   |
+//	| armed for solicited alone    | others wake nobody         | siw: all completions wake      |
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
 //
 // Keys are the adapter's own and not random. Send with invalidate is not there.

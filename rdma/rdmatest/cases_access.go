@@ -128,7 +128,9 @@ func refused(e *env, op rdma.Opcode, r refusal, regions []*memory, signalled boo
 			e.wants(a.Err(), what+": Err", rdma.ErrRemoteAccess)
 		}
 		a.s.event("queue pair error", func(event rdma.Event) bool {
-			return event.Kind == rdma.EventQueuePairError && event.QueuePair != nil && event.QueuePair.Number() == a.Number()
+			// Who is not told of the refusal sees that the peer has left.
+			told := event.Kind == rdma.EventQueuePairError || event.Kind == rdma.EventDisconnected && !e.suite.has(FeatureRefusalReason)
+			return told && event.QueuePair != nil && event.QueuePair.Number() == a.Number()
 		})
 	}
 	a.flushed(2)

@@ -31,6 +31,9 @@ const (
 	// rdma.StatusLocalLength at the receiver and, on the InfiniBand class,
 	// rdma.StatusRemoteInvalid at the sender.
 	FeatureLengthStatus Feature = "length-status"
+	// FeatureSolicitedOnly tells solicited completions from others: who arms for
+	// them alone is not woken by others.
+	FeatureSolicitedOnly Feature = "solicited-only"
 	// FeatureTargetFirst lets the target of a connection send before the
 	// initiator has.
 	FeatureTargetFirst Feature = "target-first"
@@ -76,6 +79,7 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureReadScatter, iwarpRead},
 	{"ibverbs", "siw*", FeaturePolledWrites, iwarpPolled},
 	{"ibverbs", "siw*", FeatureRefusalReason, "the driver does not tell what the Terminate said"},
+	{"ibverbs", "siw*", FeatureSolicitedOnly, "the driver raises no solicited events for receives, so all are asked for"},
 	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},
 	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
 	{"*", "*", FeatureMemory, "a side in another process has its memory there"},
