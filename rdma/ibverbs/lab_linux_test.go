@@ -1,0 +1,321 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package ibverbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// labSpoils says that a test may take links down and devices away: it is the
+// machine's last.
+const labSpoils = "VERBENA_LAB_SPOIL"
+
+func spoils(t *testing.T) {
+	t.Helper()
+	if yes, _ := strconv.ParseBool(os.Getenv(labSpoils)); !yes {
+		t.Skipf("%s does not allow to spoil the machine: the lab runs this test (go run ./lab)", labSpoils)
+	}
+}
+
+const patience = time.Minute
+
+// An end is a side with one queue pair.
+type end struct {
+	t      *testing.T
+	device *Device
+	domain rdma.Domain
+	queue  rdma.CompletionQueue
+	qp     rdma.QueuePair
+	memory rdma.Region
+
+	mu     sync.Mutex
+	events []rdma.Event
+	raised chan struct{}
+}
+
+func newEnd(t *testing.T, device rdma.Device) *end {
+	t.Helper()
+	e := &end{t: t, device: device.(*Device), raised: make(chan struct{})}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	e.domain, err = device.OpenDomain(rdma.DomainConfig{OnEvent: func(event rdma.Event) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.events = append(e.events, event)
+		close(e.raised)
+		e.raised = make(chan struct{})
+	}})
+	must(err)
+	t.Cleanup(func() {
+		if err := e.domain.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	e.queue, err = e.domain.NewCompletionQueue(256)
+	must(err)
+	e.qp, err = e.domain.NewQueuePair(rdma.QueuePairConfig{SendCompletions: e.queue, RecvCompletions: e.queue, SendDepth: 64, RecvDepth: 64})
+	must(err)
+	e.memory, err = e.domain.Allocate(64<<10, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	must(err)
+	return e
+}
+
+// event waits for an event.
+func (e *end) event(kind rdma.EventKind) rdma.Event {
+	e.t.Helper()
+	timeout := time.After(patience)
+	for {
+		e.mu.Lock()
+		at := slices.IndexFunc(e.events, func(event rdma.Event) bool { return event.Kind == kind })
+		if at >= 0 {
+			event := e.events[at]
+			e.mu.Unlock()
+			return event
+		}
+		seen, raised := fmt.Sprint(e.events), e.raised
+		e.mu.Unlock()
+		select {
+		case <-raised:
+		case <-timeout:
+			e.t.Fatalf("%s: no event %q; seen: %s", e.device.attributes.Name, kind, seen)
+		}
+	}
+}
+
+// completions takes n completions.
+func (e *end) completions(n int) []rdma.Completion {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	defer cancel()
+	var all []rdma.Completion
+	into := make([]rdma.Completion, 16)
+	for len(all) < n {
+		got, err := e.queue.Poll(into)
+		all = append(all, into[:got]...)
+		if err != nil {
+			e.t.Fatalf("%s: Poll after %d of %d completions: %v", e.device.attributes.Name, len(all), n, err)
+		}
+		if got > 0 {
+			continue
+		}
+		if err := e.queue.Arm(false); err != nil && !errors.Is(err, rdma.ErrUnavailable) {
+			e.t.Fatal(err)
+		}
+		if got, _ = e.queue.Poll(into); got > 0 {
+			all = append(all, into[:got]...)
+			continue
+		}
+		if err := e.queue.Wait(ctx); err != nil {
+			e.t.Fatalf("%s: %d of %d completions: %v", e.device.attributes.Name, len(all), n, err)
+		}
+	}
+	return all
+}
+
+func joinEnds(t *testing.T, a, b *end) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := b.device.Listen(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := a.qp.Connect(ctx, l.Address(), nil)
+		failed <- err
+	}()
+	request, err := l.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := request.Accept(ctx, b.qp, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// write posts n Writes to the peer.
+func (e *end) write(peer *end, n int) {
+	e.t.Helper()
+	for i := range n {
+		_, err := e.qp.PostSend([]rdma.SendRequest{{
+			ID: uint64(i), Op: rdma.OpWrite, Flags: rdma.Signaled,
+			Remote: rdma.Remote{Address: peer.memory.Address(), Key: peer.memory.Key()},
+			SGEs:   []rdma.SGE{{Region: e.memory, Length: 4096}},
+		}})
+		if err != nil {
+			e.t.Fatal(err)
+		}
+	}
+}
+
+func (e *end) done() {
+	e.t.Helper()
+	select {
+	case <-e.qp.Done():
+	case <-time.After(patience):
+		e.t.Fatalf("%s: the queue pair has not failed", e.device.attributes.Name)
+	}
+}
+
+// TestLabLinkDown takes the target's link down under a connection.
+func TestLabLinkDown(t *testing.T) {
+	initiator, target := lab(t)
+	spoils(t)
+	a, b := newEnd(t, openDevice(t, initiator)), newEnd(t, openDevice(t, target))
+	joinEnds(t, a, b)
+	a.write(b, 8)
+	for _, c := range a.completions(8) {
+		if c.Status != rdma.StatusSuccess {
+			t.Fatalf("before: %s", c.Status)
+		}
+	}
+	name := interfaces(b.device.attributes.Name, 1)[0]
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	down := time.Now()
+	if err := netlink.LinkSetDown(link); err != nil {
+		t.Fatal(err)
+	}
+	if event := b.event(rdma.EventPortDown); event.Err == nil {
+		t.Error("the event of the port has no error")
+	}
+	t.Logf("port down told of after %v", time.Since(down))
+	if b.device.provider.Stats().PortsDown == 0 {
+		t.Error("no port down is counted")
+	}
+	if _, err := New(Config{Device: target}).Devices(t.Context()); !errors.Is(err, rdma.ErrUnavailable) {
+		t.Errorf("devices while the link is down: error %v", err)
+	} else {
+		t.Logf("devices while the link is down: %v", err)
+	}
+	a.write(b, 8)
+	if a.device.attributes.Class == rdma.ClassIWARP {
+		// TCP is patient. Disconnecting does not wait for it.
+		if err := a.qp.Disconnect(); err != nil {
+			t.Error(err)
+		}
+	}
+	a.done()
+	t.Logf("queue pair failed after %v: %v", time.Since(down), a.qp.Err())
+	if err := a.qp.Err(); !errors.Is(err, rdma.ErrDisconnected) {
+		t.Errorf("error %v, want one that wraps ErrDisconnected", err)
+	}
+	failed := 0
+	for _, c := range a.completions(8) {
+		if c.Status != rdma.StatusSuccess {
+			failed++
+		}
+	}
+	if failed == 0 && a.device.attributes.Class == rdma.ClassInfiniBand {
+		t.Error("all Writes succeed without a link")
+	}
+	if err := b.qp.Disconnect(); err != nil {
+		t.Error(err)
+	}
+	// A connection does not come about, and says so in its time.
+	c := newEnd(t, a.device)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := c.qp.Connect(ctx, "10.9.0.2:7", nil); err == nil {
+		t.Error("Connect without a link succeeds")
+	} else {
+		t.Logf("Connect without a link: %v", err)
+	}
+}
+
+// TestLabRemoval removes the initiator's device under a connection.
+func TestLabRemoval(t *testing.T) {
+	initiator, target := lab(t)
+	spoils(t)
+	a, b := newEnd(t, openDevice(t, initiator)), newEnd(t, openDevice(t, target))
+	joinEnds(t, a, b)
+	l, err := a.device.Listen(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan error, 1)
+	go func() {
+		_, err := l.Accept(t.Context())
+		accepted <- err
+	}()
+	if _, err := a.qp.PostRecv([]rdma.RecvRequest{{ID: 1}, {ID: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	removed := make(chan error, 1)
+	began := time.Now()
+	go func() { removed <- netlink.RdmaLinkDel(initiator) }()
+	event := a.event(rdma.EventDeviceError)
+	if !errors.Is(event.Err, rdma.ErrUnavailable) {
+		t.Errorf("the event's error is %v, want one that wraps ErrUnavailable", event.Err)
+	}
+	a.done()
+	for i, c := range a.completions(2) {
+		if c.ID != uint64(i+1) || c.Status != rdma.StatusFlushed {
+			t.Errorf("receive %d: %s", c.ID, c.Status)
+		}
+	}
+	select {
+	case err := <-removed:
+		if err != nil {
+			t.Fatalf("remove %s: %v", initiator, err)
+		}
+		t.Logf("removed after %v", time.Since(began))
+	case <-time.After(patience):
+		t.Fatalf("%s is not removed after %v: something holds it open", initiator, patience)
+	}
+	b.done()
+	if err := <-accepted; !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("Accept on a removed device: %v", err)
+	}
+	if _, err := a.domain.Allocate(4096, 0); !errors.Is(err, rdma.ErrUnavailable) {
+		t.Errorf("Allocate on a removed device: %v", err)
+	}
+	if _, err := a.qp.PostRecv([]rdma.RecvRequest{{}}); !errors.Is(err, rdma.ErrState) {
+		t.Errorf("PostRecv on a removed device: %v", err)
+	}
+	if err := a.queue.Arm(false); !errors.Is(err, rdma.ErrUnavailable) {
+		t.Errorf("Arm on a removed device: %v", err)
+	}
+	if _, err := a.queue.Poll(make([]rdma.Completion, 1)); !errors.Is(err, rdma.ErrUnavailable) {
+		t.Errorf("Poll on a removed device: %v", err)
+	}
+	a.memory.Bytes()[0] = 1 // stays mapped
+	for what, closer := range map[string]interface{ Close() error }{"queue pair": a.qp, "region": a.memory, "listener": l} {
+		if err := closer.Close(); err != nil {
+			t.Errorf("close a %s: %v", what, err)
+		}
+	}
+	if err := a.queue.Close(); err != nil {
+		t.Errorf("close a completion queue: %v", err)
+	}
+	if _, err := New(Config{Device: initiator}).Devices(t.Context()); !errors.Is(err, rdma.ErrUnavailable) {
+		t.Errorf("devices afterwards: error %v", err)
+	}
+	if n := a.device.provider.Stats().DevicesRemoved; n != 1 {
+		t.Errorf("%d removed devices are counted", n)
+	}
+}
