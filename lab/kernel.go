@@ -38,10 +38,12 @@ type kernelPackages struct {
 	debs    []deb
 }
 
+// refresh is what to do when apt does not find what it should.
+const refresh = "the package lists may be missing or old: run apt-get update"
+
 // findKernel asks apt which kernel Debian has now. It needs no right.
 func findKernel(ctx context.Context) (kernelPackages, error) {
 	var k kernelPackages
-	const refresh = "the package lists may be missing or old: run apt-get update"
 	out, err := command(ctx, "", "apt-cache", "depends", "linux-image-amd64")
 	if err != nil {
 		return k, fmt.Errorf("find Debian's kernel: %w (%s)", err, refresh)
@@ -112,7 +114,7 @@ func (k kernelPackages) fetch(ctx context.Context, directory, scratch string, sa
 	_, err := command(ctx, arriving, "apt-get", append([]string{"download", "-q"}, names...)...)
 	done()
 	if err != nil {
-		return fmt.Errorf("fetch the kernel's packages: %w", err)
+		return fmt.Errorf("fetch the kernel's packages: %w (%s)", err, refresh)
 	}
 	for _, d := range missing {
 		if err := os.Rename(filepath.Join(arriving, d.file), filepath.Join(directory, d.file)); err != nil {
