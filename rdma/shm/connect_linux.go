@@ -77,7 +77,7 @@ func (qp *queuePair) setConnected() error {
 // describe returns what the peer must know, and the descriptors beside it.
 func (qp *queuePair) describe(private []byte) (*hello, []int) {
 	h := &hello{
-		least: versionMin, greatest: versionMax, domain: qp.domain.id, queuePair: qp.number, inbox: qp.inbox.shape, barriers: barriers(),
+		least: versionMin, greatest: versionMax, domain: qp.domain.id, queuePair: qp.number, inbox: qp.inbox.shape, barriers: qp.domain.device.barriers(),
 		bell: bellPlace{qp.recvCQ.index, qp.bit}, retryBit: qp.number % bellBits, private: private,
 	}
 	descriptors := []int{qp.inboxFile.FD(), qp.domain.tableFile.FD(), qp.domain.bellFile.FD()}
@@ -107,7 +107,7 @@ func (qp *queuePair) adopt(h *hello, p *packet, c *conn) error {
 	}
 	qp.out = viewInbox(qp.outMemory, h.inbox)
 	qp.remote = *h
-	qp.lazy.Store(h.barriers && barriers())
+	qp.lazy.Store(h.barriers && qp.domain.device.barriers())
 	peer, err := qp.domain.device.acquirePeer(peerIdentity{domain: h.domain, process: c.peer.Pid}, p.take(1), p.take(2))
 	if err != nil {
 		return err

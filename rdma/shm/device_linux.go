@@ -33,10 +33,13 @@ func (p *Provider) Devices(context.Context) ([]rdma.Device, error) {
 type device struct {
 	config *Config
 	number atomic.Uint32 // of the last queue pair
+	fences bool          // never uses barriers; for tests
 
 	mu    sync.Mutex
 	peers map[peerIdentity]*peerDomain
 }
+
+func (d *device) barriers() bool { return !d.fences && barriers() }
 
 var errOtherDevice = fmt.Errorf("%w: the queue pair is not of this device", rdma.ErrInvalid)
 
