@@ -272,11 +272,10 @@ func (m *domain) completed(q *completionQueue, wc *verbs.WC) {
 	if p == nil || p.tag != wc.ID&tagMask {
 		return // of a queue pair that has been closed
 	}
-	if wc.ID&kindMask == kindSend {
-		if p.sendCQ == q {
-			p.sent(q, wc)
-		}
-	} else if p.recvCQ == q && p.shared == nil {
+	switch kind := wc.ID & kindMask; {
+	case kind == kindSend && p.sendCQ == q:
+		p.sent(q, wc)
+	case kind == kindRecv && p.recvCQ == q && p.shared == nil:
 		p.received(q, wc)
 	}
 }

@@ -1,0 +1,287 @@
+//go:build linux && (amd64 || arm64) && !noibverbs
+
+package ibverbs
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/stubs"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+)
+
+// A stubbed is a connected queue pair on a device whose operations are stubs.
+type stubbed struct {
+	*queuePair
+	queue   *completionQueue
+	memory  *region
+	onQP    *stubs.Script
+	onCQ    *stubs.Script
+	waiting []verbs.WC
+}
+
+func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
+	t.Helper()
+	if _, err := verbs.Load(); err != nil {
+		t.Skipf("the stubs are entered as the libraries are: %v", err)
+	}
+	arena := verbs.NewArena()
+	t.Cleanup(func() {
+		if err := arena.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	take := func(n int) uintptr {
+		b, err := arena.Bytes(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	}
+	context := take(1024)
+	verbs.SetOperations(context, take(1024), stubs.PostSend(), stubs.PostRecv(), stubs.PollCQ(), stubs.ReqNotifyCQ())
+	ctx := verbs.ContextAt(context, verbs.CallBlocking)
+	object := func() (uintptr, *stubs.Script) {
+		b, err := arena.Bytes(8192)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := unsafe.Pointer(unsafe.SliceData(b))
+		*(*uintptr)(p) = context
+		script := stubs.ScriptOf(p)
+		script.Limit = 1 << 62
+		return uintptr(p), script
+	}
+	s := &stubbed{}
+	a := rdma.Attributes{
+		Provider: providerName, Name: "stub0", Class: class, MaxInline: 64, MaxSendSGE: 4, MaxReadSGE: 4, MaxRecvSGE: 4, MaxMessage: 1 << 30,
+		Capabilities: rdma.CapSendImmediate | rdma.CapWriteImmediate | rdma.CapAtomics,
+	}
+	m := &domain{device: &Device{provider: New(Config{}), attributes: a}}
+	m.table.Store(new([]*pairEntry))
+	m.sharedTable.Store(new([]*sharedReceives))
+	m.pairs, m.cookies = map[*queuePair]struct{}{}, map[uint64]any{}
+	at, onCQ := object()
+	s.onCQ = onCQ
+	s.queue = &completionQueue{domain: m, hw: ctx.CQAt(at)}
+	var err error
+	if s.queue.batch, err = arena.NewCompletions(pollBatch); err != nil {
+		t.Fatal(err)
+	}
+	s.queue.pending = make([]rdma.Completion, 0, pollBatch)
+	p := &queuePair{domain: m, sendCQ: s.queue, recvCQ: s.queue, done: make(chan struct{}), readSGE: 4}
+	p.config = rdma.QueuePairConfig{SendDepth: depth, RecvDepth: depth, MaxSGE: 4, MaxInline: 64}
+	at, s.onQP = object()
+	p.hw, p.number = ctx.QPAt(at, 17), 17
+	p.errFull, p.errRecvFull = rdma.ErrQueueFull, rdma.ErrQueueFull
+	if p.sendList, err = arena.NewSendList(min(chain, depth), 4); err != nil {
+		t.Fatal(err)
+	}
+	if p.recvList, err = arena.NewRecvList(min(chain, depth), 4); err != nil {
+		t.Fatal(err)
+	}
+	p.sends.init(depth)
+	p.recvs.init(depth)
+	m.addPair(p)
+	p.state.Store(uint32(rdma.StateConnected))
+	s.queuePair = p
+	s.memory = &region{domain: m, bytes: make([]byte, 4096), address: 1 << 20, access: rdma.AccessLocalWrite, lkey: 5}
+	b, err := arena.Bytes(pollBatch * int(unsafe.Sizeof(verbs.WC{})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.waiting = unsafe.Slice((*verbs.WC)(unsafe.Pointer(unsafe.SliceData(b))), pollBatch)
+	s.onCQ.Source = uintptr(unsafe.Pointer(&s.waiting[0]))
+	return s
+}
+
+// completes has the device complete requests of the send queue.
+func (s *stubbed) completes(status verbs.Status, sequences ...uint32) {
+	for i, seq := range sequences {
+		s.waiting[i] = verbs.WC{ID: kindSend | s.tag | uint64(seq), Status: status, QPNumber: s.number}
+	}
+	s.onCQ.Source = uintptr(unsafe.Pointer(&s.waiting[0]))
+	s.onCQ.Available = uint64(len(sequences))
+}
+
+// last is the i-th last work request that the device got.
+func (s *stubbed) last(i int) *verbs.SendWR {
+	at := &s.onQP.Log[(s.onQP.Taken-1-uint64(i))%stubs.LogSize]
+	return *(**verbs.SendWR)(unsafe.Pointer(at))
+}
+
+func (s *stubbed) write(id uint64, flags rdma.Flags) rdma.SendRequest {
+	return rdma.SendRequest{
+		ID: id, Op: rdma.OpWrite, Flags: flags, Remote: rdma.Remote{Address: 1 << 30, Key: 9},
+		SGEs: []rdma.SGE{{Region: s.memory, Offset: 8, Length: 16}, {Region: s.memory, Offset: 100}, {Region: s.memory, Offset: 200, Length: 1}},
+	}
+}
+
+func TestPostReachesTheDevice(t *testing.T) {
+	s := newStubbed(t, 4, rdma.ClassInfiniBand)
+	n, err := s.PostSend([]rdma.SendRequest{s.write(1, 0), s.write(2, rdma.Signaled|rdma.Solicited|rdma.Inline|rdma.Fence)})
+	if n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	if s.onQP.Taken != 2 {
+		t.Fatalf("the device got %d requests", s.onQP.Taken)
+	}
+	wr := s.last(0)
+	if all := verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline | verbs.SendFence; wr.Opcode != verbs.WRWrite || wr.Flags != all || s.last(1).Flags != 0 {
+		t.Errorf("opcode %d, flags %b and %b", wr.Opcode, wr.Flags, s.last(1).Flags)
+	}
+	if wr.NumSGE != 2 {
+		t.Errorf("%d entries, want the two that are not empty", wr.NumSGE)
+	}
+	want := []verbs.SGE{{Address: 1<<20 + 8, Length: 16, LKey: 5}, {Address: 1<<20 + 200, Length: 1, LKey: 5}}
+	for i, e := range s.sendList.SGEs(1)[:2] {
+		if e != want[i] {
+			t.Errorf("entry %d: %+v, want %+v", i, e, want[i])
+		}
+	}
+	s.completes(verbs.StatusSuccess, 1)
+	var into [4]rdma.Completion
+	n, err = s.queue.Poll(into[:])
+	if n != 1 || err != nil || into[0] != (rdma.Completion{ID: 2, QueuePair: 17, Op: rdma.OpWrite}) {
+		t.Errorf("Poll: %d, %v: %+v", n, err, into[0])
+	}
+}
+
+func TestDriverRefuses(t *testing.T) {
+	s := newStubbed(t, 8, rdma.ClassInfiniBand)
+	for result, want := range map[int64]error{
+		int64(syscall.ENOMEM): rdma.ErrQueueFull, -int64(syscall.ENOMEM): rdma.ErrQueueFull,
+		int64(syscall.EINVAL): rdma.ErrInvalid, -int64(syscall.EINVAL): rdma.ErrInvalid,
+	} {
+		s.onQP.Limit, s.onQP.Result = s.onQP.Taken+1, result
+		before := s.sends.outstanding()
+		n, err := s.PostSend([]rdma.SendRequest{s.write(1, 0), s.write(2, 0), s.write(3, 0)})
+		if n != 1 || !errors.Is(err, want) {
+			t.Errorf("the driver returns %d to the second: %d, %v; want 1, %v", result, n, err, want)
+		}
+		if taken := s.sends.outstanding() - before; taken != 1 {
+			t.Errorf("%d places are taken", taken)
+		}
+	}
+}
+
+func TestSmallPollsKeepOrder(t *testing.T) {
+	s := newStubbed(t, 16, rdma.ClassInfiniBand)
+	var requests []rdma.SendRequest
+	var sequences []uint32
+	for i := range uint64(12) {
+		requests = append(requests, s.write(i, rdma.Signaled))
+		sequences = append(sequences, uint32(i))
+	}
+	if n, err := s.PostSend(requests); n != len(requests) {
+		t.Fatal(n, err)
+	}
+	s.completes(verbs.StatusSuccess, sequences...)
+	next := uint64(0)
+	for _, room := range []int{1, 2, 0, 3, 16} {
+		into := make([]rdma.Completion, room)
+		n, err := s.queue.Poll(into)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range into[:n] {
+			if c.ID != next {
+				t.Fatalf("completion of %d, want %d", c.ID, next)
+			}
+			next++
+		}
+	}
+	if next != 12 {
+		t.Errorf("%d completions, want 12", next)
+	}
+}
+
+func TestStrayCompletions(t *testing.T) {
+	s := newStubbed(t, 4, rdma.ClassInfiniBand)
+	if _, err := s.PostSend([]rdma.SendRequest{s.write(1, rdma.Signaled)}); err != nil {
+		t.Fatal(err)
+	}
+	for i, id := range []uint64{
+		0, ^uint64(0), kindSend | 1<<indexShift, kindSend | s.tag ^ 1<<generationShift, kindSend | s.tag | 1, kindSend | s.tag | 1<<31,
+		kindRecv | s.tag, kindShared, kindShared | s.tag, kindSend | 5<<indexShift,
+	} {
+		s.waiting[i] = verbs.WC{ID: id, QPNumber: 17}
+	}
+	s.onCQ.Available = 10
+	var into [16]rdma.Completion
+	if n, err := s.queue.Poll(into[:]); n != 0 || err != nil {
+		t.Errorf("completions of nothing that was posted: %d, %v: %+v", n, err, into[:n])
+	}
+	if s.sends.outstanding() != 1 {
+		t.Errorf("%d outstanding", s.sends.outstanding())
+	}
+}
+
+func TestIWARPReads(t *testing.T) {
+	s := newStubbed(t, 8, rdma.ClassIWARP)
+	s.readSGE = 1
+	read := rdma.SendRequest{ID: 1, Op: rdma.OpRead, Flags: rdma.Fence, SGEs: []rdma.SGE{{Region: s.memory, Length: 8}}}
+	n, err := s.PostSend([]rdma.SendRequest{read, s.write(2, rdma.Signaled)})
+	if n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	if f := s.last(1).Flags; f != verbs.SendSignaled {
+		t.Errorf("flags %b of a Read, want a completion and no fence", f)
+	}
+	var into [4]rdma.Completion
+	s.completes(verbs.StatusSuccess, 1)
+	if n, _ := s.queue.Poll(into[:]); n != 0 {
+		t.Errorf("%d completions before the Read is done", n)
+	}
+	s.completes(verbs.StatusSuccess, 0)
+	if n, _ := s.queue.Poll(into[:]); n != 1 || into[0].ID != 2 {
+		t.Errorf("%d completions with the Read done, %+v", n, into[0])
+	}
+}
+
+func TestNothingAllocates(t *testing.T) {
+	s := newStubbed(t, 64, rdma.ClassInfiniBand)
+	send := []rdma.SendRequest{s.write(1, rdma.Signaled)}
+	recv := []rdma.RecvRequest{{ID: 1, SGEs: []rdma.SGE{{Region: s.memory, Length: 64}}}}
+	into := make([]rdma.Completion, 4)
+	seq := uint32(0)
+	if n := testing.AllocsPerRun(200, func() {
+		if n, err := s.PostSend(send); n != 1 {
+			t.Fatal(err)
+		}
+		s.completes(verbs.StatusSuccess, seq)
+		if n, err := s.queue.Poll(into); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if n, err := s.PostRecv(recv); n != 1 {
+			t.Fatal(err)
+		}
+		s.waiting[0] = verbs.WC{ID: kindRecv | s.tag | uint64(seq), Opcode: verbs.WCRecv, Length: 64}
+		s.onCQ.Source, s.onCQ.Available = uintptr(unsafe.Pointer(&s.waiting[0])), 1
+		if n, err := s.queue.Poll(into); n != 1 || err != nil || into[0].Length != 64 {
+			t.Fatal(n, err, into[0])
+		}
+		seq++
+	}); n != 0 {
+		t.Errorf("a Send and a receive from post to poll allocate %v times", n)
+	}
+}
+
+func BenchmarkPostAndPoll(b *testing.B) {
+	s := newStubbed(b, 64, rdma.ClassInfiniBand)
+	send := []rdma.SendRequest{{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: s.memory, Length: 8}}}}
+	into := make([]rdma.Completion, 16)
+	b.ReportAllocs()
+	for seq := uint32(0); b.Loop(); seq++ {
+		if n, err := s.PostSend(send); n != 1 {
+			b.Fatal(err)
+		}
+		s.completes(verbs.StatusSuccess, seq)
+		if n, err := s.queue.Poll(into); n != 1 {
+			b.Fatal(err)
+		}
+	}
+}
