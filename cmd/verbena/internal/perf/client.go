@@ -23,8 +23,6 @@ type Client struct {
 	Runtime   *verbena.Runtime
 	Providers []rdma.Provider
 	Logger    *slog.Logger
-	// StallTimeout ends a measurement in which nothing has happened for so long.
-	StallTimeout time.Duration
 
 	corrupt func(message int64, payload []byte) // tests
 }
@@ -69,14 +67,16 @@ func (c *Client) Run(ctx context.Context, plan Plan, amount Amount) (m *Measurem
 	if plan.Transport, err = c.Transport(ctx, plan.Level, plan.Transport); err != nil {
 		return nil, err
 	}
-	dev, err := findDevice(ctx, c.Providers, plan.Transport)
-	if err != nil {
-		return nil, err
+	var dev rdma.Device
+	l := limits{notReady: true}
+	if plan.Level == LevelVerbs && plan.Transport != verbena.TransportTCP {
+		if dev, err = findDevice(ctx, c.Providers, plan.Transport); err != nil {
+			return nil, err
+		}
+		a := dev.Attributes()
+		l = limits{depth: a.MaxQueueDepth, inline: a.MaxInline, notReady: a.Has(rdma.CapReceiverNotReady), polled: a.Has(rdma.CapPolledWrites)}
 	}
-	a := dev.Attributes()
-	plan.resolve(limits{
-		depth: a.MaxQueueDepth, inline: a.MaxInline, notReady: a.Has(rdma.CapReceiverNotReady), polled: a.Has(rdma.CapPolledWrites),
-	})
+	plan.resolve(l)
 	if err := plan.check(); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,14 @@ func (c *Client) Run(ctx context.Context, plan Plan, amount Amount) (m *Measurem
 	if err != nil {
 		return nil, err
 	}
-	s, err := newSide(&plan, dev, true)
+	if plan.Level == LevelRuntime {
+		return c.runEndpoints(ctx, setup, k, &plan, o, amount)
+	}
+	return c.runQueuePairs(ctx, setup, k, &plan, dev, o, amount)
+}
+
+func (c *Client) runQueuePairs(ctx, setup context.Context, k control, plan *Plan, dev rdma.Device, o *offer, amount Amount) (m *Measurement, err error) {
+	s, err := newSide(plan, dev, true)
 	if err != nil {
 		return nil, err
 	}
@@ -109,21 +116,94 @@ func (c *Client) Run(ctx context.Context, plan Plan, amount Amount) (m *Measurem
 		err = errors.Join(err, s.close())
 	}()
 	if err := c.connect(setup, dev, s, o); err != nil {
-		// The server may know more about it.
-		if _, told := k.receive(setup, kindMemory); errors.As(told, new(*RefusedError)) {
-			err = errors.Join(err, told)
-		}
-		return nil, err
+		return nil, toldReason(setup, k, kindMemory, err)
 	}
-	if err := k.send(setup, kindMemory, memory{Address: s.region.Address(), Key: s.region.Key()}); err != nil {
-		return nil, err
-	}
-	peer, err := receiveMemory(setup, k)
+	peer, err := c.meet(setup, k, memory{Address: s.region.Address(), Key: s.region.Key()})
 	if err != nil {
 		return nil, err
 	}
 	s.meet(peer)
-	return c.measure(ctx, k, s, amount)
+	x := &execution{
+		plan: plan, recorders: s.prepareRun(), stop: s.stop, registered: int64(len(s.bytes)),
+		verified: func() (n int64) {
+			for _, l := range s.lanes {
+				n += l.verified.Load()
+			}
+			return n
+		},
+	}
+	x.run = func(ctx context.Context, amount Amount) error {
+		// Loops end when the context does.
+		defer context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })()
+		var err error
+		if s.streaming() {
+			err = s.stream(amount)
+		} else {
+			err = s.rounds(x.recorders, amount)
+		}
+		if err != nil && s.err != nil {
+			err = s.err
+		}
+		return err
+	}
+	if s.streaming() {
+		x.count = func() (n int64) { // not every message was marked
+			for _, l := range s.lanes {
+				for _, p := range l.posters {
+					n += p.posted
+				}
+			}
+			return n
+		}
+	}
+	return x.measure(ctx, k, amount)
+}
+
+func (c *Client) runEndpoints(ctx, setup context.Context, k control, plan *Plan, o *offer, amount Amount) (m *Measurement, err error) {
+	rt, err := tunedRuntime(plan, c.Providers, c.Logger)
+	if err != nil {
+		return nil, err
+	}
+	t := &talk{plan: plan, runtime: rt, corrupt: c.corrupt}
+	defer func() { err = errors.Join(err, t.close()) }()
+	if err := t.dial(setup, c.Server, o.Token); err != nil {
+		return nil, toldReason(setup, k, kindMemory, err)
+	}
+	if n := t.endpoints[0].MaxMessage(); plan.Size > n {
+		return nil, fmt.Errorf("perf: messages of %d bytes over %s: the server takes at most %d", plan.Size, plan.Transport, n)
+	}
+	if _, err := c.meet(setup, k, memory{}); err != nil {
+		return nil, err
+	}
+	x := &execution{plan: plan, stop: t.fail, verified: t.verified.Load}
+	for range plan.Posters {
+		x.recorders = append(x.recorders, newRecorder())
+	}
+	sent := make([]int64, plan.Connections)
+	x.run = func(ctx context.Context, amount Amount) error { return t.run(ctx, sent, amount, x.recorders) }
+	return x.measure(ctx, k, amount)
+}
+
+// meet exchanges what the ends let each other reach.
+func (c *Client) meet(ctx context.Context, k control, own memory) (memory, error) {
+	if err := k.send(ctx, kindMemory, own); err != nil {
+		return memory{}, err
+	}
+	return receiveMemory(ctx, k)
+}
+
+// toldReason adds to an error what the server says about it, if it does.
+func toldReason(ctx context.Context, k control, due uint32, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var refused *RefusedError
+	if _, told := k.receive(ctx, due); errors.As(told, &refused) {
+		return errors.Join(refused, err)
+	}
+	return err
 }
 
 // connect connects all queue pairs.
@@ -161,37 +241,45 @@ func (c *Client) connectStream(ctx context.Context, dev rdma.StreamDevice, qp rd
 	return err
 }
 
+// An execution is a measurement whose connections stand.
+type execution struct {
+	plan       *Plan
+	recorders  []*recorder
+	run        func(context.Context, Amount) error
+	stop       func(error)
+	verified   func() int64 // bytes, at this end
+	count      func() int64 // messages of the last run; nil: those that were marked
+	registered int64
+}
+
 // measure warms up, measures and asks the server for what it saw.
-func (c *Client) measure(ctx context.Context, k control, s *side, amount Amount) (*Measurement, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	// Loops end when the context does, or the server gives up.
-	stop := context.AfterFunc(ctx, func() { s.stop(context.Cause(ctx)) })
-	defer stop()
+func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Measurement, error) {
 	over := make(chan struct{})
 	var watcher sync.WaitGroup
 	watcher.Go(func() {
 		select {
 		case <-k.endpoint.Done():
-			s.stop(fmt.Errorf("perf: the server is gone: %w", k.endpoint.Err()))
+			x.stop(fmt.Errorf("perf: the server is gone: %w", k.endpoint.Err()))
 		case <-over:
 		}
 	})
 	defer watcher.Wait()
 	defer close(over)
-
-	run := c.rounds
-	if s.streaming() {
-		run = c.stream
+	run := func(amount Amount) error {
+		err := x.run(ctx, amount)
+		if err == nil {
+			return nil
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			return fmt.Errorf("perf: %s over %s: %w", x.plan.Test, x.plan.Transport, cause)
+		}
+		return toldReason(ctx, k, kindResult, err)
 	}
-	m := &Measurement{Plan: *s.plan, OneWay: 1, Registered: int64(len(s.bytes))}
-	if s.plan.Mode == ModeLatency && (s.plan.Test == TestSend || s.plan.Test == TestWrite) {
-		m.OneWay = 2
-	}
-	recorders := s.prepareRun()
+	// Long messages need fewer to be warm.
+	amount.Warmup = min(amount.Warmup, max(256<<20/x.plan.Size, 4))
 	if amount.Warmup > 0 {
-		if err := run(ctx, s, recorders, Amount{Iterations: amount.Warmup}); err != nil {
-			return nil, c.reason(ctx, k, s, err)
+		if err := run(Amount{Iterations: amount.Warmup}); err != nil {
+			return nil, err
 		}
 	}
 	if err := k.send(ctx, kindMark, struct{}{}); err != nil {
@@ -204,17 +292,17 @@ func (c *Client) measure(ctx context.Context, k control, s *side, amount Amount)
 	if err != nil {
 		return nil, err
 	}
-	if s.plan.Mode == ModeLatency {
+	if again := min(amount.Warmup, 64*len(x.recorders)); again > 0 {
 		// The pause has cooled things down.
-		if err := run(ctx, s, recorders, Amount{Iterations: min(amount.Warmup, 64*len(recorders))}); err != nil {
-			return nil, c.reason(ctx, k, s, err)
+		if err := run(Amount{Iterations: again}); err != nil {
+			return nil, err
 		}
 	}
 	began := time.Now()
-	if err := run(ctx, s, recorders, amount); err != nil {
-		return nil, c.reason(ctx, k, s, err)
+	if err := run(amount); err != nil {
+		return nil, err
 	}
-	m.Took = time.Since(began)
+	m := &Measurement{Plan: *x.plan, OneWay: 1, Took: time.Since(began), Histogram: newRecorder().histogram}
 	after, err := processorTime()
 	if err != nil {
 		return nil, err
@@ -230,49 +318,21 @@ func (c *Client) measure(ctx context.Context, k control, s *side, amount Amount)
 	if err := decode(body, &r); err != nil {
 		return nil, err
 	}
-	if r.Failure != "" {
-		return nil, fmt.Errorf("perf: at the server: %s", r.Failure)
+	if p := x.plan; p.Mode == ModeLatency && (p.Test == TestSend || p.Test == TestWrite) {
+		m.OneWay = 2
 	}
-	m.Histogram = newRecorder().histogram
-	for _, rec := range recorders {
+	for _, rec := range x.recorders {
 		rec.flush()
 		m.Histogram.Merge(rec.histogram)
 		m.Iterations += rec.marked
 	}
-	if s.streaming() {
-		// Not every message was marked.
-		m.Iterations = 0
-		for _, l := range s.lanes {
-			for _, p := range l.posters {
-				m.Iterations += p.posted
-			}
-		}
+	if x.count != nil {
+		m.Iterations = x.count()
 	}
 	m.CPU = after - before + time.Duration(r.CPU)
-	m.Registered += r.Registered
-	m.Resident = resident() + r.Resident
-	m.Verified = r.Verified
-	for _, l := range s.lanes {
-		m.Verified += l.verified.Load()
-	}
+	m.Registered, m.Resident = x.registered+r.Registered, resident()+r.Resident
+	m.Verified = x.verified() + r.Verified
 	return m, nil
-}
-
-// reason is why the loops ended: what the server says of it, if it does.
-func (c *Client) reason(ctx context.Context, k control, s *side, err error) error {
-	if errors.Is(err, errStopped) && s.err != nil {
-		err = s.err
-	}
-	if ctx.Err() != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	var refused *RefusedError
-	if _, told := k.receive(ctx, kindResult); errors.As(told, &refused) {
-		return errors.Join(refused, err)
-	}
-	return err
 }
 
 // streaming tells whether posters stream. Verifying runs of one-sided operations
@@ -299,8 +359,8 @@ func (s *side) prepareRun() []*recorder {
 	return recorders
 }
 
-// rounds is a latency measurement.
-func (c *Client) rounds(_ context.Context, s *side, recorders []*recorder, amount Amount) error {
+// rounds is a run by rounds on all lanes.
+func (s *side) rounds(recorders []*recorder, amount Amount) error {
 	var all sync.WaitGroup
 	errs := make([]error, len(s.lanes))
 	for i, l := range s.lanes {
@@ -321,7 +381,8 @@ func (c *Client) rounds(_ context.Context, s *side, recorders []*recorder, amoun
 	return errors.Join(errs...)
 }
 
-func (c *Client) stream(_ context.Context, s *side, _ []*recorder, amount Amount) error {
+// stream is a run in which posters stream.
+func (s *side) stream(amount Amount) error {
 	until := amount.Duration
 	if amount.Iterations > 0 {
 		until = 0

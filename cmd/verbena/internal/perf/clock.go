@@ -15,6 +15,7 @@ type recorder struct {
 	began, last uint64  // ticks
 	marked      int64   // messages since start
 	kept        int
+	sum         uint64 // of what was read, so that it is
 	deltas      [1024]delta
 }
 
@@ -42,8 +43,9 @@ func (r *recorder) start() {
 	r.last = r.began
 }
 
+// elapsed is the time from start to the last mark.
 func (r *recorder) elapsed() time.Duration {
-	return time.Duration(float64(now()-r.began) * r.tick)
+	return time.Duration(float64(r.last-r.began) * r.tick)
 }
 
 // mark notes that share messages took the time since the last mark.

@@ -20,15 +20,14 @@ const (
 	kindPlan    uint32 = 1 // client: Plan
 	kindOffer   uint32 = 2 // server: offer
 	kindMemory  uint32 = 3 // client, then server: memory
-	kindReady   uint32 = 4 // server: nothing; its loops run
-	kindMark    uint32 = 5 // client: the measurement begins; server: nothing
-	kindStop    uint32 = 6 // client: stop
-	kindResult  uint32 = 7 // server: result
-	kindRefusal uint32 = 8 // server: refusal; ends the session
+	kindMark    uint32 = 4 // client: the measurement begins; server: it has read its clock
+	kindStop    uint32 = 5 // client: the measurement is over
+	kindResult  uint32 = 6 // server: result
+	kindRefusal uint32 = 7 // server: refusal; ends the session
 )
 
 var kindNames = map[uint32]string{
-	kindPlan: "plan", kindOffer: "offer", kindMemory: "memory", kindReady: "ready",
+	kindPlan: "plan", kindOffer: "offer", kindMemory: "memory",
 	kindMark: "mark", kindStop: "stop", kindResult: "result", kindRefusal: "refusal",
 }
 
@@ -53,19 +52,13 @@ type memory struct {
 	Key     uint32 `json:"key"`
 }
 
-// stop ends the loops.
-type stop struct {
-	Messages int64 `json:"messages"` // that the client has sent, warm-up included
-}
-
 // result is what the server saw.
 type result struct {
-	CPU        int64  `json:"cpu_ns"`     // from mark to stop
-	Messages   int64  `json:"messages"`   // that its loops took
-	Verified   int64  `json:"verified"`   // bytes that were checked
-	Resident   int64  `json:"resident"`   // bytes of the process
-	Registered int64  `json:"registered"` // bytes of the session
-	Failure    string `json:"failure,omitempty"`
+	CPU        int64 `json:"cpu_ns"`     // from mark to stop
+	Messages   int64 `json:"messages"`   // that its loops took
+	Verified   int64 `json:"verified"`   // bytes that were checked
+	Resident   int64 `json:"resident"`   // bytes of the process
+	Registered int64 `json:"registered"` // bytes of the session
 }
 
 type refusal struct {

@@ -140,3 +140,31 @@ func formatRate(v float64) string {
 	}
 	return strconv.FormatFloat(v, 'f', 1, 64) + " "
 }
+
+// Details are what --details adds to a row.
+type Details struct {
+	Row
+	Connections int   `json:"connections"`
+	Posters     int   `json:"posters"`
+	Window      int   `json:"window"`
+	Receives    int   `json:"receives"`
+	Buffers     int   `json:"buffers"`
+	Signal      int   `json:"signal"`
+	Batch       int   `json:"batch"`
+	Inline      int   `json:"inline"`
+	ReadPayload bool  `json:"read_payload"`
+	Registered  int64 `json:"registered_bytes"` // by both ends for the measurement; level verbs
+	Resident    int64 `json:"resident_bytes"`   // of both processes
+	Verified    int64 `json:"verified_bytes"`
+}
+
+// WriteDetails writes the row and its details as one line.
+func (r Row) WriteDetails(w io.Writer) error {
+	m := r.measurement
+	p := m.Plan
+	return json.NewEncoder(w).Encode(Details{
+		Row: r, Connections: p.Connections, Posters: p.Posters, Window: p.Window, Receives: p.Receives, Buffers: p.Buffers,
+		Signal: p.Signal, Batch: p.Batch, Inline: p.Inline, ReadPayload: p.ReadPayload,
+		Registered: m.Registered, Resident: m.Resident, Verified: m.Verified,
+	})
+}

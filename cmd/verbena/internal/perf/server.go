@@ -43,6 +43,7 @@ type ServerConfig struct {
 type Server struct {
 	cfg      ServerConfig
 	runtime  *verbena.Runtime
+	port     *port
 	listener *verbena.Listener
 	cancel   context.CancelFunc
 	ctx      context.Context
@@ -62,12 +63,18 @@ func Listen(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln, err := rt.Listen(ctx, cfg.Address, verbena.ListenConfig{Services: []string{Service}, Backlog: maxConnections})
+	var lc net.ListenConfig
+	socket, err := lc.Listen(ctx, "tcp", cfg.Address)
 	if err != nil {
-		return nil, errors.Join(err, rt.Close())
+		return nil, errors.Join(fmt.Errorf("perf: %w", err), rt.Close())
+	}
+	port := newPort(socket, cfg.Logger)
+	ln, err := rt.NewListener(port.rest, verbena.ListenConfig{Services: []string{Service}, Backlog: maxConnections})
+	if err != nil {
+		return nil, errors.Join(err, port.close(), rt.Close())
 	}
 	s := &Server{
-		cfg: cfg, runtime: rt, listener: ln, slots: make(chan struct{}, maxSessions),
+		cfg: cfg, runtime: rt, port: port, listener: ln, slots: make(chan struct{}, maxSessions),
 		streams: map[[tokenSize]byte]*session{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -82,7 +89,8 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 // Close ends all sessions.
 func (s *Server) Close() error {
 	s.cancel()
-	err := s.listener.Close()
+	// The branches first: connections are handed to them by the port.
+	err := errors.Join(s.listener.Close(), s.port.close())
 	s.wg.Wait()
 	return errors.Join(err, s.runtime.Close())
 }
@@ -117,8 +125,8 @@ func (s *Server) session(e *verbena.Endpoint) {
 	}()
 	c := control{e}
 	err := s.serve(ctx, c)
-	if err == nil || s.ctx.Err() != nil || errors.Is(err, io.EOF) {
-		return
+	if err == nil || s.ctx.Err() != nil || e.Err() != nil {
+		return // nobody waits for an answer
 	}
 	s.cfg.Logger.Warn("measurement failed", "peer", e.RemoteAddr(), "error", err)
 	ctx, cancelSend := context.WithTimeout(ctx, time.Second)
@@ -139,8 +147,12 @@ func (s *Server) serve(ctx context.Context, c control) (err error) {
 		return err
 	}
 	if plan.Level == LevelRuntime {
-		return errors.New("perf: level runtime is not served")
+		return s.serveEndpoints(ctx, setup, c, plan)
 	}
+	return s.serveQueuePairs(ctx, setup, c, plan)
+}
+
+func (s *Server) serveQueuePairs(ctx, setup context.Context, c control, plan *Plan) (err error) {
 	dev, err := findDevice(setup, s.cfg.Providers, plan.Transport)
 	if err != nil {
 		return err
@@ -163,48 +175,110 @@ func (s *Server) serve(ctx context.Context, c control) (err error) {
 		return err
 	}
 	side.meet(peer)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	for _, l := range side.lanes {
-		loops.Go(func() { side.stop(l.respond()) })
+		loops.Go(func() {
+			err := l.respond()
+			side.stop(err)
+			if !errors.Is(side.err, errStopped) {
+				cancel(side.err) // the client is told
+			}
+		})
 	}
-	own := memory{Address: side.region.Address(), Key: side.region.Key()}
-	if err := c.send(setup, kindMemory, own); err != nil {
+	if err := c.send(setup, kindMemory, memory{Address: side.region.Address(), Key: side.region.Key()}); err != nil {
 		return err
 	}
-
-	// From here on the client may take as long as it likes. When it goes away,
-	// the endpoint ends.
-	if _, err = c.receive(ctx, kindMark); err != nil {
-		return err
-	}
-	before, err := processorTime()
+	used, err := meter(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err = c.send(ctx, kindMark, struct{}{}); err != nil {
-		return err
-	}
-	if body, err = c.receive(ctx, kindStop); err != nil {
-		return err
-	}
-	after, err := processorTime()
-	if err != nil {
-		return err
-	}
-	var told stop
-	if err := decode(body, &told); err != nil {
-		return err
-	}
+	r := result{CPU: int64(used), Resident: resident(), Registered: int64(len(side.bytes))}
 	side.stop(errStopped)
 	loops.Wait()
-	r := result{CPU: int64(after - before), Resident: resident(), Registered: int64(len(side.bytes))}
 	for _, l := range side.lanes {
 		r.Messages += l.messages.Load()
 		r.Verified += l.verified.Load()
 	}
-	if !errors.Is(side.err, errStopped) {
-		r.Failure = side.err.Error()
-	}
 	return c.send(ctx, kindResult, r)
+}
+
+func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Plan) (err error) {
+	rt, err := tunedRuntime(plan, s.cfg.Providers, s.cfg.Logger)
+	if err != nil {
+		return err
+	}
+	t := &talk{plan: plan, runtime: rt}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var loops sync.WaitGroup
+	defer func() {
+		cancel(nil)
+		loops.Wait()
+		err = errors.Join(err, t.close())
+	}()
+	var token [tokenSize]byte
+	if _, err := rand.Read(token[:]); err != nil {
+		return fmt.Errorf("perf: token: %w", err)
+	}
+	service := dataService(token[:])
+	ln, err := rt.NewListener(s.port.serve(service), verbena.ListenConfig{Services: []string{service}, Backlog: plan.Connections})
+	if err != nil {
+		return err
+	}
+	if err := c.send(setup, kindOffer, offer{Token: token[:]}); err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	if err := t.accept(setup, ln); err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	if err := ln.Close(); err != nil {
+		return err
+	}
+	if _, err := receiveMemory(setup, c); err != nil {
+		return err
+	}
+	serving, done := context.WithCancel(ctx)
+	defer done()
+	for i := range t.endpoints {
+		loops.Go(func() {
+			if err := t.respond(serving, i); err != nil && serving.Err() == nil {
+				cancel(err)
+				t.fail(err)
+			}
+		})
+	}
+	if err := c.send(setup, kindMemory, memory{}); err != nil {
+		return err
+	}
+	used, err := meter(ctx, c)
+	if err != nil {
+		return err
+	}
+	r := result{CPU: int64(used), Resident: resident()}
+	done()
+	loops.Wait()
+	r.Messages, r.Verified = t.messages.Load(), t.verified.Load()
+	return c.send(ctx, kindResult, r)
+}
+
+// meter returns the processor time from the client's mark to its stop. The
+// client may take as long as it likes; when it goes away, the endpoint ends.
+func meter(ctx context.Context, c control) (time.Duration, error) {
+	if _, err := c.receive(ctx, kindMark); err != nil {
+		return 0, err
+	}
+	before, err := processorTime()
+	if err != nil {
+		return 0, err
+	}
+	if err := c.send(ctx, kindMark, struct{}{}); err != nil {
+		return 0, err
+	}
+	if _, err := c.receive(ctx, kindStop); err != nil {
+		return 0, err
+	}
+	after, err := processorTime()
+	return after - before, err
 }
 
 func receiveMemory(ctx context.Context, c control) (memory, error) {
