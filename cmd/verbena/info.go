@@ -25,9 +25,10 @@ type hostInfo struct {
 }
 
 type providerInfo struct {
-	Name        string       `json:"name"`
-	Unavailable string       `json:"unavailable,omitempty"`
-	Devices     []deviceInfo `json:"devices,omitempty"`
+	Name        string        `json:"name"`
+	Unavailable string        `json:"unavailable,omitempty"`
+	Devices     []deviceInfo  `json:"devices,omitempty"`
+	Adapters    []adapterInfo `json:"adapters,omitempty"`
 }
 
 type deviceInfo struct {
@@ -62,6 +63,7 @@ func infoCommand(o *options) *cobra.Command {
 				for _, d := range devices {
 					pi.Devices = append(pi.Devices, newDeviceInfo(d.Attributes()))
 				}
+				pi.Adapters = adapters(cmd.Context(), p)
 				info.Providers = append(info.Providers, pi)
 			}
 			if len(args) == 1 {
@@ -122,6 +124,11 @@ func (info *hostInfo) show(cmd *cobra.Command) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	for _, p := range info.Providers {
+		if err := showAdapters(out, p.Adapters); err != nil {
+			return err
+		}
 	}
 	switch {
 	case info.Legacy != "":

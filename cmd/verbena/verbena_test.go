@@ -16,6 +16,7 @@ import (
 
 	"github.com/verbena-data/verbena/cmd/verbena/internal/demo"
 	"github.com/verbena-data/verbena/internal/processes"
+	"github.com/verbena-data/verbena/providers"
 )
 
 // asVerbena makes the test binary be the command, for tests that need it as a
@@ -187,7 +188,7 @@ func TestInfo(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &info); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
-	if info.Selection == nil || info.Selection.Transport != "shm" || len(info.Providers) != 2 {
+	if info.Selection == nil || info.Selection.Transport != "shm" || len(info.Providers) != len(providers.Names()) {
 		t.Errorf("%s", out)
 	}
 	out, err = run(t, "", "info", up.Address)
