@@ -29,7 +29,7 @@ func (m Mode) String() string {
 
 // errnoLocation is the address of C's __errno_location, read by the shims.
 // Zero leaves errno alone.
-var errnoLocation uintptr
+var errnoLocation uintptr //nolint:unused // the assembly reads it
 
 // Init finds what the calls need of the C library. It must have returned nil
 // before anything is called; it may be called any number of times.

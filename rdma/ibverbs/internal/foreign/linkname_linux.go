@@ -28,8 +28,8 @@ func cgocall(fn, arg unsafe.Pointer) int32
 func asmcgocall(fn, arg unsafe.Pointer) int32
 
 // shim6 and shim3 have C's calling convention: only their addresses are used.
-func shim6()
-func shim3()
+func shim6() //nolint:unused // see above
+func shim3() //nolint:unused // see above
 
 // The addresses of the shims' machine code, set in assembly.
 var shim6Address, shim3Address unsafe.Pointer

@@ -53,7 +53,8 @@ func ScriptOf(queue unsafe.Pointer) *Script {
 	return (*Script)(unsafe.Add(queue, ScriptOffset))
 }
 
-func post()
-func poll()
-func notify()
-func sum6()
+// The operations themselves have C's calling convention.
+func post()   //nolint:unused // the assembly takes its address
+func poll()   //nolint:unused // the assembly takes its address
+func notify() //nolint:unused // the assembly takes its address
+func sum6()   //nolint:unused // the assembly takes its address

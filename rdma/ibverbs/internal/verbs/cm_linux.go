@@ -45,7 +45,7 @@ func (c *EventChannel) File() (*os.File, error) {
 }
 
 // Close destroys the channel. Its IDs must be destroyed or migrated before.
-func (c *EventChannel) Close() { c.lib.raw(c.lib.fn.destroyEventChannel, c.p) }
+func (c *EventChannel) Close() { c.lib.callVoid(c.lib.fn.destroyEventChannel, c.p) }
 
 // A CMEvent is an event of the connection manager (struct rdma_cm_event). It
 // must be acknowledged, or the destruction of its ID blocks.

@@ -52,7 +52,7 @@ func (l *Library) withDevices(f func(device uintptr) bool) error {
 	if list == 0 {
 		return explainDeviceList(errno)
 	}
-	defer l.raw(l.fn.freeDeviceList, list)
+	defer l.callVoid(l.fn.freeDeviceList, list)
 	n := *at[int32](count, 0)
 	for i := range uintptr(max(n, 0)) {
 		device := *at[uintptr](list, i*8)
@@ -333,7 +333,7 @@ func (c *Context) AckAsyncEvent(event AsyncEvent) {
 	p := s.take(sizeAsyncEvent)
 	*at[uintptr](p, offAsyncEventElement) = event.element
 	*at[uint32](p, offAsyncEventType) = uint32(event.Type)
-	c.lib.raw(c.lib.fn.ackAsyncEvent, p)
+	c.lib.callVoid(c.lib.fn.ackAsyncEvent, p)
 }
 
 // duplicate makes fd non-blocking and wraps a duplicate of it.

@@ -179,7 +179,7 @@ func (q *CQ) RequestNotify(solicitedOnly bool) error {
 // AckEvents gives n events back. Destroy waits for all.
 func (q *CQ) AckEvents(n int) {
 	if n > 0 {
-		q.ctx.lib.raw(q.ctx.lib.fn.ackCQEvents, q.p, uintptr(n))
+		q.ctx.lib.callVoid(q.ctx.lib.fn.ackCQEvents, q.p, uintptr(n))
 	}
 }
 

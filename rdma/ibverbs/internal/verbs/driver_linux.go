@@ -25,6 +25,10 @@ func (c *Context) choose(mode CallMode) error {
 	if err == nil {
 		c.driver = driverAt(maps, c.postSend)
 	}
+	return c.setMode(mode)
+}
+
+func (c *Context) setMode(mode CallMode) error {
 	switch {
 	case mode == CallNonBlocking && (c.driver == "rxe" || c.driver == "siw"):
 		return fmt.Errorf("verbs: %s: the driver %s makes system calls when it posts and can't be called in the mode %q", c.name, c.driver, mode)

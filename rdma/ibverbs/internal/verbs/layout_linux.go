@@ -166,24 +166,26 @@ const (
 
 // Constants that the calls take.
 const (
-	qpTypeRC           = 2       // IBV_QPT_RC
-	portSpaceTCP       = 0x0106  // RDMA_PS_TCP
-	maskQPState        = 1 << 0  // IBV_QP_STATE
-	maskQPAccess       = 1 << 3  // IBV_QP_ACCESS_FLAGS
-	maskQPPKey         = 1 << 4  // IBV_QP_PKEY_INDEX
-	maskQPPort         = 1 << 5  // IBV_QP_PORT
-	maskQPTimeout      = 1 << 9  // IBV_QP_TIMEOUT
-	maskQPRetryCnt     = 1 << 10 // IBV_QP_RETRY_CNT
-	maskQPRNRRetry     = 1 << 11 // IBV_QP_RNR_RETRY
-	maskQPMinRNR       = 1 << 15 // IBV_QP_MIN_RNR_TIMER
-	maskQPCap          = 1 << 19 // IBV_QP_CAP
-	maskSRQLimit       = 1 << 1  // IBV_SRQ_LIMIT
-	optionLevelID      = 0       // RDMA_OPTION_ID
-	optionIDTOS        = 0       // RDMA_OPTION_ID_TOS
-	optionIDReuseAddr  = 1       // RDMA_OPTION_ID_REUSEADDR
-	optionIDAFOnly     = 2       // RDMA_OPTION_ID_AFONLY
-	optionIDAckTimeout = 3       // RDMA_OPTION_ID_ACK_TIMEOUT
-	sizeSockaddrIn6    = 28      // sizeof(struct sockaddr_in6)
+	qpTypeRC              = 2       // IBV_QPT_RC
+	portSpaceTCP          = 0x0106  // RDMA_PS_TCP
+	maskQPState           = 1 << 0  // IBV_QP_STATE
+	maskQPAccess          = 1 << 3  // IBV_QP_ACCESS_FLAGS
+	maskQPPKey            = 1 << 4  // IBV_QP_PKEY_INDEX
+	maskQPPort            = 1 << 5  // IBV_QP_PORT
+	maskQPTimeout         = 1 << 9  // IBV_QP_TIMEOUT
+	maskQPRetryCnt        = 1 << 10 // IBV_QP_RETRY_CNT
+	maskQPRNRRetry        = 1 << 11 // IBV_QP_RNR_RETRY
+	maskQPMinRNR          = 1 << 15 // IBV_QP_MIN_RNR_TIMER
+	maskQPMaxRDAtomic     = 1 << 13 // IBV_QP_MAX_QP_RD_ATOMIC
+	maskQPMaxDestRDAtomic = 1 << 17 // IBV_QP_MAX_DEST_RD_ATOMIC
+	maskQPCap             = 1 << 19 // IBV_QP_CAP
+	maskSRQLimit          = 1 << 1  // IBV_SRQ_LIMIT
+	optionLevelID         = 0       // RDMA_OPTION_ID
+	optionIDTOS           = 0       // RDMA_OPTION_ID_TOS
+	optionIDReuseAddr     = 1       // RDMA_OPTION_ID_REUSEADDR
+	optionIDAFOnly        = 2       // RDMA_OPTION_ID_AFONLY
+	optionIDAckTimeout    = 3       // RDMA_OPTION_ID_ACK_TIMEOUT
+	sizeSockaddrIn6       = 28      // sizeof(struct sockaddr_in6)
 )
 
 // at is the field of type T at base+offset in C's memory.

@@ -33,12 +33,14 @@ type functions struct {
 	createQP, modifyQP, queryQP, destroyQP                 uintptr
 	getAsyncEvent, ackAsyncEvent                           uintptr
 
-	createEventChannel, destroyEventChannel        uintptr
-	getCMEvent, ackCMEvent                         uintptr
-	createID, destroyID, migrateID                 uintptr
-	bindAddr, resolveAddr, resolveRoute            uintptr
-	listen, connect, accept, reject                uintptr
-	disconnect, setOption, cmCreateQP, cmDestroyQP uintptr
+	createEventChannel, destroyEventChannel uintptr
+	getCMEvent, ackCMEvent                  uintptr
+	createID, destroyID, migrateID          uintptr
+	bindAddr, resolveAddr, resolveRoute     uintptr
+	listen, connect, accept, reject         uintptr
+	disconnect, setOption                   uintptr
+	initQPAttr, establish                   uintptr
+	getDevices, freeDevices                 uintptr
 }
 
 // symbols lists the exported calls by library.
@@ -89,34 +91,47 @@ func (f *functions) symbols() map[string]map[string]*uintptr {
 			"rdma_reject":                &f.reject,
 			"rdma_disconnect":            &f.disconnect,
 			"rdma_set_option":            &f.setOption,
-			"rdma_create_qp":             &f.cmCreateQP,
-			"rdma_destroy_qp":            &f.cmDestroyQP,
+			"rdma_init_qp_attr":          &f.initQPAttr,
+			"rdma_establish":             &f.establish,
+			"rdma_get_devices":           &f.getDevices,
+			"rdma_free_devices":          &f.freeDevices,
 		},
 	}
 }
 
+// A needed is a library and the package of Debian that brings it.
+type needed struct{ file, debian string }
+
+// librdmacm is linked against libibverbs: this order names the right culprit.
+var libraries = []needed{{"libibverbs.so.1", "ibverbs-providers"}, {"librdmacm.so.1", "librdmacm1"}}
+
 var load = sync.OnceValues(func() (*Library, error) {
 	l := &Library{}
-	// librdmacm is linked against libibverbs; the order names the right culprit.
-	for _, library := range []struct{ file, debian string }{
-		{"libibverbs.so.1", "ibverbs-providers"}, {"librdmacm.so.1", "librdmacm1"},
-	} {
-		handle, err := purego.Dlopen(library.file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
-		if err != nil {
-			return nil, fmt.Errorf("verbs: %w: the library %s can't be loaded (%w); install rdma-core's user space (Debian: apt-get install %s)",
-				ErrUnavailable, library.file, err, library.debian)
-		}
-		for name, to := range l.fn.symbols()[library.file] {
-			if *to, err = purego.Dlsym(handle, name); err != nil {
-				return nil, fmt.Errorf("verbs: %w: %s has no %s (%w); a newer rdma-core is needed", ErrUnavailable, library.file, name, err)
-			}
-		}
+	if err := l.resolve(libraries, l.fn.symbols()); err != nil {
+		return nil, err
 	}
 	if err := foreign.Init(); err != nil {
 		return nil, fmt.Errorf("verbs: %w: %w", ErrUnavailable, err)
 	}
 	return l, nil
 })
+
+// resolve opens the libraries and looks the symbols up, by library.
+func (l *Library) resolve(libraries []needed, symbols map[string]map[string]*uintptr) error {
+	for _, library := range libraries {
+		handle, err := purego.Dlopen(library.file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		if err != nil {
+			return fmt.Errorf("verbs: %w: the library %s can't be loaded (%w); install rdma-core's user space (Debian: apt-get install %s)",
+				ErrUnavailable, library.file, err, library.debian)
+		}
+		for name, to := range symbols[library.file] {
+			if *to, err = purego.Dlsym(handle, name); err != nil {
+				return fmt.Errorf("verbs: %w: %s has no %s (%w); a newer rdma-core is needed", ErrUnavailable, library.file, name, err)
+			}
+		}
+	}
+	return nil
+}
 
 // Load opens the libraries, once in a process. Its error wraps [ErrUnavailable]
 // and says what to install.
@@ -145,6 +160,10 @@ func (l *Library) callPointer(op string, fn uintptr, args ...uintptr) (uintptr, 
 	}
 	return r, nil
 }
+
+// callVoid makes a control call that can't fail, or whose failure would change
+// nothing.
+func (l *Library) callVoid(fn uintptr, args ...uintptr) { _, _ = l.raw(fn, args...) }
 
 func (l *Library) raw(fn uintptr, args ...uintptr) (uintptr, syscall.Errno) {
 	var a [6]uintptr

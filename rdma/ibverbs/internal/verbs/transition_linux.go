@@ -2,12 +2,7 @@
 
 package verbs
 
-import (
-	"fmt"
-	"sync"
-
-	"github.com/ebitengine/purego"
-)
+import "fmt"
 
 // Transition is what this side decides about a connection when its queue pair
 // is moved by [QP.Move]; the rest is the connection manager's.
@@ -20,41 +15,20 @@ type Transition struct {
 	MinRNRTimer    uint8 // as a code: 12 is 0.64 ms; of QPReadyToReceive
 }
 
-const (
-	maskQPMaxDestRDAtomic = 1 << 17
-	maskQPMaxRDAtomic     = 1 << 13
-	// The kernel sets these for RoCE; on InfiniBand they are a known mistake.
-	maskQPRoCEOnly = 1<<21 | 1<<22 | 1<<23
-)
-
-// transitions are the calls that a queue pair which is not attached to its ID
-// needs.
-var transitions = sync.OnceValues(func() (t struct{ initQPAttr, establish, getDevices, freeDevices uintptr }, err error) {
-	for name, to := range map[string]*uintptr{
-		"rdma_init_qp_attr": &t.initQPAttr, "rdma_establish": &t.establish,
-		"rdma_get_devices": &t.getDevices, "rdma_free_devices": &t.freeDevices,
-	} {
-		if *to, err = purego.Dlsym(purego.RTLD_DEFAULT, name); err != nil {
-			return t, fmt.Errorf("verbs: %w: librdmacm.so.1 has no %s (%w); a newer rdma-core is needed", ErrUnavailable, name, err)
-		}
-	}
-	return t, nil
-})
+// maskQPRoCEOnly are bits of the mask that the kernel sets for RoCE and the
+// headers no longer name; on InfiniBand they are a known mistake.
+const maskQPRoCEOnly = 1<<21 | 1<<22 | 1<<23
 
 // Move takes a queue pair to the next state of the connection that id stands
 // for, with what the connection manager knows of the path and the peer. The
 // queue pair need not be attached to the ID. link is the port's link layer.
 func (q *QP) Move(id CMID, to QPState, link LinkLayer, with Transition) error {
-	t, err := transitions()
-	if err != nil {
-		return err
-	}
 	lib := q.ctx.lib
 	s := lib.scratch.get()
 	defer lib.scratch.put(s)
 	a, maskAt := s.take(sizeQPAttr), s.take(8)
 	*at[uint32](a, offQPAttrState) = uint32(to)
-	if err := lib.call(fmt.Sprintf("rdma_init_qp_attr for %s on %s", to, q.ctx.name), t.initQPAttr, id.p, a, maskAt); err != nil {
+	if err := lib.call(fmt.Sprintf("rdma_init_qp_attr for %s on %s", to, q.ctx.name), lib.fn.initQPAttr, id.p, a, maskAt); err != nil {
 		return err
 	}
 	mask := uintptr(*at[uint32](maskAt, 0))
@@ -88,26 +62,18 @@ func (q *QP) Reset() error {
 // Establish tells the peer that the queue pair can be used, after a
 // CMConnectResponse; that event comes to IDs without an attached queue pair.
 func (id CMID) Establish() error {
-	t, err := transitions()
-	if err != nil {
-		return err
-	}
-	return id.lib.call("rdma_establish", t.establish, id.p)
+	return id.lib.call("rdma_establish", id.lib.fn.establish, id.p)
 }
 
 // Refresh lets librdmacm look at the list of devices again. It closes its own
 // contexts of devices that have been removed, which hold up the removal.
 func (l *Library) Refresh() error {
-	t, err := transitions()
-	if err != nil {
-		return err
-	}
 	s := l.scratch.get()
 	defer l.scratch.put(s)
-	list, err := l.callPointer("rdma_get_devices", t.getDevices, s.take(8))
+	list, err := l.callPointer("rdma_get_devices", l.fn.getDevices, s.take(8))
 	if err != nil {
 		return err
 	}
-	l.raw(t.freeDevices, list)
+	l.callVoid(l.fn.freeDevices, list)
 	return nil
 }
