@@ -361,8 +361,15 @@ func (m *domain) happened(event verbs.AsyncEvent, about any) {
 	c := &m.device.provider.counters
 	switch event.Type {
 	case verbs.AsyncQPFatal, verbs.AsyncQPRequestError, verbs.AsyncQPAccessError:
-		if p, ok := about.(*queuePair); ok {
-			p.fail(fmt.Errorf("the device reports: %s", event.Type), rdma.EventQueuePairError, true)
+		p, ok := about.(*queuePair)
+		if !ok {
+			break
+		}
+		why := fmt.Errorf("the device reports: %s", event.Type)
+		if event.Type == verbs.AsyncQPFatal && m.device.attributes.Class == rdma.ClassIWARP {
+			p.suspect(why) // the end of the TCP connection, which the connection manager tells better
+		} else {
+			p.fail(why, rdma.EventQueuePairError, true)
 		}
 	case verbs.AsyncCQError:
 		if q, ok := about.(*completionQueue); ok {

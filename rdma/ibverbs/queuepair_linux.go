@@ -420,7 +420,7 @@ func (p *queuePair) refused(what string, err, full error) error {
 		return full
 	}
 	if errors.As(err, &errno) && errno == syscall.ENOTCONN {
-		p.suspect()
+		p.suspect(errNoReason)
 		return fmt.Errorf("ibverbs: %s queue pair %d: %w: %w", what, p.number, rdma.ErrState, err)
 	}
 	return fmt.Errorf("ibverbs: %s queue pair %d: %w: %w", what, p.number, rdma.ErrInvalid, err)
@@ -578,7 +578,7 @@ func (p *queuePair) tellRecv(q *completionQueue, id uint64, wc *verbs.WC, status
 // bad hears of a completion that is not a success.
 func (p *queuePair) bad(wc *verbs.WC, status rdma.Status) {
 	if status == rdma.StatusFlushed {
-		p.suspect()
+		p.suspect(errNoReason)
 		return
 	}
 	kind := rdma.EventQueuePairError
@@ -592,9 +592,13 @@ func (p *queuePair) bad(wc *verbs.WC, status rdma.Status) {
 	p.fail(err, kind, true)
 }
 
-// suspect sees that the device flushes without a reason. The reason is usually
-// on its way: an event of the connection manager or of the device.
-func (p *queuePair) suspect() {
+// errNoReason is what there is to say when nothing else is heard.
+var errNoReason = errors.New("the device has flushed it and gives no reason")
+
+// suspect sees that the queue pair has come to its end, without the reason. That
+// is usually on its way: an event of the connection manager or of the device. If
+// it does not come, it is why.
+func (p *queuePair) suspect(why error) {
 	if rdma.State(p.state.Load()) >= rdma.StateError || p.suspected.Swap(true) {
 		return
 	}
@@ -604,7 +608,7 @@ func (p *queuePair) suspect() {
 		select {
 		case <-p.done:
 		case <-timer.C:
-			p.fail(errors.New("the device has flushed it and gives no reason"), rdma.EventQueuePairError, true)
+			p.fail(why, rdma.EventQueuePairError, true)
 		}
 	})
 }
