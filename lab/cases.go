@@ -49,6 +49,9 @@ func ibverbsOn(driver string, more ...string) []string {
 	return append(more, "VERBENA_LAB_DEVICE="+driver+"0", "VERBENA_LAB_PEER_DEVICE="+driver+"1")
 }
 
+// programsAndRuntime are the cases that take whatever driver's links are there.
+var programsAndRuntime = regexp.MustCompile(`^(TestSmoke|TestIbverbs.*|TestRuntime|TestDemo)$`)
+
 // boots are all cases, long ones first.
 var boots = []boot{
 	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", env: ibverbsOn("rxe"), limit: 4 * time.Minute},
@@ -58,7 +61,9 @@ var boots = []boot{
 	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", limit: 2 * time.Minute},
 	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", limit: 2 * time.Minute},
 	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`), limit: 3 * time.Minute},
-	{name: "smoke", pkg: casesPackage, tests: regexp.MustCompile(`^TestSmoke`), limit: 2 * time.Minute},
+	{name: "split", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConformance$`), limit: 4 * time.Minute},
+	{name: "rxe", pkg: casesPackage, tests: programsAndRuntime, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, limit: 4 * time.Minute, verbena: true},
+	{name: "siw", pkg: casesPackage, tests: programsAndRuntime, world: "siw", env: []string{job.DriverVariable + "=siw"}, limit: 4 * time.Minute, verbena: true},
 }
 
 // An allowedSkip is a skip that is no failure.

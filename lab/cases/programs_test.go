@@ -102,8 +102,18 @@ func (p *program) says(ctx context.Context, text string) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			p.quit()
 			p.t.Fatalf("%s does not say %q: %v", p.name, text, ctx.Err())
 		}
+	}
+}
+
+// quit ends a program that hangs; one of ours shows its stacks.
+func (p *program) quit() {
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT) // it may have ended
+	select {
+	case <-p.done:
+	case <-time.After(5 * time.Second):
 	}
 }
 
@@ -113,6 +123,7 @@ func (p *program) succeeds(ctx context.Context) {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
+		p.quit()
 		p.t.Fatalf("%s does not end: %v", p.name, ctx.Err())
 	}
 	if p.err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/verbena-data/verbena/lab/internal/foreign"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs"
 	"github.com/verbena-data/verbena/rdma/iwarp"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 )
@@ -133,7 +134,10 @@ func openDevice(ctx context.Context, r role) (rdma.Device, error) {
 }
 
 func newProvider(r role) rdma.Provider {
-	if r.Provider == "iwarp" {
+	switch r.Provider {
+	case "ibverbs":
+		return ibverbs.New(ibverbs.Config{Device: r.Device})
+	case "iwarp":
 		return iwarp.New(iwarp.Config{AllowRemote: true, SegmentSized: r.SegmentSized, SpeakFirst: r.SpeakFirst})
 	}
 	return nil

@@ -33,6 +33,9 @@ const ShareTag = "host"
 // InsideVariable is set to 1 for everything that runs in the virtual machine.
 const InsideVariable = "VERBENA_LAB"
 
+// DriverVariable tells the cases which driver's links are up, if it is one's.
+const DriverVariable = "VERBENA_LAB_DRIVER"
+
 // A Job is one command to run in the virtual machine.
 type Job struct {
 	// World names the RDMA drivers to bring up before the command, a comma
@@ -40,9 +43,9 @@ type Job struct {
 	World string
 	// Loss is how many percent of the packets between the two hosts get lost.
 	Loss int
-	Argv  []string
-	Env   []string
-	Dir   string
+	Argv []string
+	Env  []string
+	Dir  string
 	// Share says that a host directory waits to be mounted.
 	Share bool
 	// Console gives the command the console instead of the ports, for a shell.

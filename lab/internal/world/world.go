@@ -37,9 +37,6 @@ const (
 	NamespaceIface = "n1"
 )
 
-// Drivers are the RDMA drivers of the lab.
-var Drivers = []string{"rxe", "siw"}
-
 // Run runs a program and returns what it printed; a failure carries it.
 func Run(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -200,40 +197,6 @@ func LinkName(driver, iface string) string {
 		return driver + "1"
 	}
 	return driver + iface
-}
-
-// RemoveLink removes a link. It blocks while a program holds the device open.
-func RemoveLink(ctx context.Context, driver, iface string) error {
-	name := LinkName(driver, iface)
-	if _, err := os.Stat("/sys/class/infiniband/" + name); err != nil {
-		return nil
-	}
-	_, err := Run(ctx, "rdma", "link", "del", name)
-	return err
-}
-
-// Only makes driver the one that has links on the two hosts' interfaces: with
-// two on one interface rdma_cm takes rxe.
-func Only(ctx context.Context, driver string) error {
-	if err := TwoHosts(ctx); err != nil {
-		return err
-	}
-	for _, d := range Drivers {
-		for _, i := range []string{Interface0, Interface1} {
-			if d == driver {
-				continue
-			}
-			if err := RemoveLink(ctx, d, i); err != nil {
-				return err
-			}
-		}
-	}
-	for _, i := range []string{Interface0, Interface1} {
-		if err := AddLink(ctx, driver, i); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // SetUp brings up the two hosts with the drivers of a comma-separated list.
