@@ -17,8 +17,10 @@ func TestMain(m *testing.M) {
 	rdmatest.RunChild(map[string]rdmatest.Opener{
 		"fake": func() (rdma.Device, error) { return fake.NewNetwork().NewDevice(fake.InfiniBand("child")), nil },
 	})
-	if _, ok := os.LookupEnv(mutantVariable); ok {
-		os.Exit(m.Run()) // mutants leave goroutines behind
+	for _, variable := range []string{mutantVariable, historyMutantVariable} {
+		if _, ok := os.LookupEnv(variable); ok {
+			os.Exit(m.Run()) // mutants leave goroutines behind
+		}
 	}
 	goleak.VerifyTestMain(m)
 }

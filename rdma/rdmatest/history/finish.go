@@ -117,13 +117,14 @@ func (e *end) checkEnd(planned, event bool) error {
 	if e.qp.Err() == nil {
 		return errors.New("the queue pair has failed and Err is nil")
 	}
-	if event && !errors.Is(e.ctx.Err(), context.Canceled) {
+	if err := e.drain(ctx); err != nil {
+		return err
+	}
+	// A request that fails tells so itself; what none has caused is an event.
+	if event && e.failure == rdma.StatusSuccess && e.recvFailure == rdma.StatusSuccess {
 		if err := e.side.event(ctx, e.qp.Number()); err != nil {
 			return err
 		}
-	}
-	if err := e.drain(ctx); err != nil {
-		return err
 	}
 	if n, err := e.qp.PostSend([]rdma.SendRequest{{ID: 667, Op: rdma.OpSend}}); n != 0 || !errors.Is(err, rdma.ErrState) {
 		return fmt.Errorf("PostSend after a failure: %d, %w; want ErrState", n, err)
