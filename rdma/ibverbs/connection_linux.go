@@ -85,7 +85,7 @@ func (c *connection) join(p *queuePair) {
 func (p *queuePair) happened(event verbs.CMEvent) {
 	switch event.Type {
 	case verbs.CMDisconnected:
-		why := error(fmt.Errorf("%w by the peer", rdma.ErrDisconnected))
+		why := fmt.Errorf("%w by the peer", rdma.ErrDisconnected)
 		if p.suspected.Load() && p.domain.device.attributes.Class == rdma.ClassIWARP {
 			why = fmt.Errorf("%w by the peer, perhaps because it refused an access: the driver does not tell", rdma.ErrDisconnected)
 		}

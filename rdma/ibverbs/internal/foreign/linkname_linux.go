@@ -10,13 +10,19 @@ import (
 // Route names how calls are made: "linkname" or "purego".
 const Route = "linkname"
 
-// frame is what a shim reads and writes; the assembly knows its layout. It
-// lives on the caller's stack, which does not move while the call lasts.
-type frame struct {
-	fn     uintptr
-	a      [6]uintptr
-	result uintptr
-	errno  uintptr
+// frame6 and frame3 are what the shims read and write; the assembly knows their
+// layout. They live on the caller's stack, which does not move while the call
+// lasts.
+type frame6 struct {
+	fn            uintptr
+	a             [6]uintptr
+	result, errno uintptr
+}
+
+type frame3 struct {
+	fn            uintptr
+	a             [3]uintptr
+	result, errno uintptr
 }
 
 //go:linkname cgocall runtime.cgocall
@@ -38,7 +44,7 @@ var shim6Address, shim3Address unsafe.Pointer
 // mode, and returns its result and the value of errno right after it. errno
 // means something only if the function's result says that it failed.
 func Call(fn, a0, a1, a2, a3, a4, a5 uintptr) (result uintptr, errno syscall.Errno) {
-	f := frame{fn: fn, a: [6]uintptr{a0, a1, a2, a3, a4, a5}}
+	f := frame6{fn: fn, a: [6]uintptr{a0, a1, a2, a3, a4, a5}}
 	cgocall(shim6Address, unsafe.Pointer(&f))
 	return f.result, syscall.Errno(f.errno)
 }
@@ -46,8 +52,7 @@ func Call(fn, a0, a1, a2, a3, a4, a5 uintptr) (result uintptr, errno syscall.Err
 // Call3 calls fn, which returns an int, with three arguments. errno is fetched
 // only if the result is -1. It does not allocate.
 func (m Mode) Call3(fn, a0, a1, a2 uintptr) (result int32, errno syscall.Errno) {
-	var f frame
-	f.fn, f.a[0], f.a[1], f.a[2] = fn, a0, a1, a2
+	f := frame3{fn: fn, a: [3]uintptr{a0, a1, a2}}
 	if m == NonBlocking {
 		asmcgocall(shim3Address, unsafe.Pointer(&f))
 	} else {

@@ -6,7 +6,8 @@
 // address as their only argument. BX survives a call by the platform's rules;
 // pushing it leaves the stack aligned to 16 bytes for the callee.
 //
-// frame: fn 0, a0..a5 8..48, result 56, errno 64
+// frame6: fn 0, a0..a5 8..48, result 56, errno 64
+// frame3: fn 0, a0..a2 8..24, result 32, errno 40
 
 // shim6 passes six arguments and always fetches errno.
 TEXT ·shim6(SB), NOSPLIT|NOFRAME, $0-0
@@ -44,7 +45,7 @@ TEXT ·shim3(SB), NOSPLIT|NOFRAME, $0-0
 	MOVQ  24(BX), DX
 	XORL  AX, AX
 	CALL  R11
-	MOVQ  AX, 56(BX)
+	MOVQ  AX, 32(BX)
 	CMPL  AX, $-1
 	JNE   done
 	MOVQ  ·errnoLocation(SB), AX
@@ -52,7 +53,7 @@ TEXT ·shim3(SB), NOSPLIT|NOFRAME, $0-0
 	JEQ   done
 	CALL  AX
 	MOVL  (AX), AX
-	MOVQ  AX, 64(BX)
+	MOVQ  AX, 40(BX)
 
 done:
 	XORL AX, AX

@@ -5,7 +5,8 @@
 // The shims are entered as C functions, on the system stack, with the frame's
 // address as their only argument. R19 survives a call by the platform's rules.
 //
-// frame: fn 0, a0..a5 8..48, result 56, errno 64
+// frame6: fn 0, a0..a5 8..48, result 56, errno 64
+// frame3: fn 0, a0..a2 8..24, result 32, errno 40
 
 // shim6 passes six arguments and always fetches errno.
 TEXT ·shim6(SB), NOSPLIT|NOFRAME, $0-0
@@ -46,14 +47,14 @@ TEXT ·shim3(SB), NOSPLIT|NOFRAME, $0-0
 	MOVD 16(R19), R1
 	MOVD 24(R19), R2
 	CALL (R9)
-	MOVD R0, 56(R19)
+	MOVD R0, 32(R19)
 	CMNW $1, R0
 	BNE  done
 	MOVD ·errnoLocation(SB), R9
 	CBZ  R9, done
 	CALL (R9)
 	MOVWU (R0), R0
-	MOVD R0, 64(R19)
+	MOVD R0, 40(R19)
 
 done:
 	MOVD ZR, R0

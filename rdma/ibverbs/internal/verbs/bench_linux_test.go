@@ -4,12 +4,11 @@ package verbs
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
 // A route is one way to post a request and poll for its completion.
@@ -20,8 +19,9 @@ type route struct {
 
 // routes has all ways; the cgo build tag cgobench adds one.
 var routes = []route{
-	{"blocking", throughBinding},
-	{"non-blocking", throughBinding},
+	{CallBlocking.String(), throughBinding},
+	{CallNonBlockingPoll.String(), throughBinding},
+	{CallNonBlocking.String(), throughBinding},
 }
 
 func throughBinding(f *fake, l *SendList) bool {
@@ -35,9 +35,11 @@ func throughBinding(f *fake, l *SendList) bool {
 
 func (r route) prepare(b *testing.B) (*fake, *SendList) {
 	b.Helper()
-	mode := foreign.Blocking
-	if r.name == "non-blocking" {
-		mode = foreign.NonBlocking
+	mode := CallBlocking
+	for _, m := range []CallMode{CallNonBlocking, CallNonBlockingPoll} {
+		if m.String() == r.name {
+			mode = m
+		}
 	}
 	f := newFake(b, mode)
 	f.onCQ.Available, f.onCQ.Refill = 1, 1
@@ -93,9 +95,10 @@ func BenchmarkPostAndPollInTurns(b *testing.B) {
 		}
 		last := len(routes) - 1
 		for i, r := range routes {
-			b.ReportMetric(cost[i][rounds/2], r.name+"-ns")
+			name := strings.ReplaceAll(r.name, " ", "-")
+			b.ReportMetric(cost[i][rounds/2], name+"-ns")
 			if i != last {
-				b.ReportMetric(cost[i][rounds/2]/cost[last][rounds/2], r.name+"/"+routes[last].name)
+				b.ReportMetric(cost[i][rounds/2]/cost[last][rounds/2], name+"/"+routes[last].name)
 			}
 		}
 	}

@@ -67,18 +67,21 @@ func (l *Library) withDevices(f func(device uintptr) bool) error {
 type CallMode uint8
 
 const (
-	// CallAuto takes CallNonBlocking for drivers known never to block in post
-	// and poll, and CallBlocking for all others.
+	// CallAuto takes what the driver is known to bear, CallBlocking for an
+	// unknown one.
 	CallAuto CallMode = iota
 	// CallBlocking lets the scheduler know: any driver may be used so.
 	CallBlocking
-	// CallNonBlocking costs about a third, and holds up the garbage collector as
-	// long as the driver takes.
+	// CallNonBlocking costs about half, and holds up the garbage collector as
+	// long as the driver takes: for drivers that make no system call and take no
+	// lock but spin locks.
 	CallNonBlocking
+	// CallNonBlockingPoll is CallNonBlocking for polls and CallBlocking for posts.
+	CallNonBlockingPoll
 )
 
 func (m CallMode) String() string {
-	return name("call mode", []string{"auto", "blocking", "non-blocking"}, int(m))
+	return name("call mode", []string{"auto", "blocking", "non-blocking", "non-blocking poll"}, int(m))
 }
 
 // A Context is an open device.
@@ -88,7 +91,8 @@ type Context struct {
 	name      string
 	driver    string
 	transport Transport
-	mode      foreign.Mode
+	// How the driver is entered.
+	posts, polls foreign.Mode
 
 	postSend, postRecv, postSRQRecv, pollCQ, reqNotify uintptr
 }
@@ -150,12 +154,25 @@ func (c *Context) Driver() string { return c.driver }
 // Transport is the device's protocol family.
 func (c *Context) Transport() Transport { return c.transport }
 
-// Mode is how posts and polls enter the driver: CallBlocking or CallNonBlocking.
+// Mode is how posts and polls enter the driver; never CallAuto.
 func (c *Context) Mode() CallMode {
-	if c.mode == foreign.NonBlocking {
+	switch {
+	case c.posts == foreign.NonBlocking:
 		return CallNonBlocking
+	case c.polls == foreign.NonBlocking:
+		return CallNonBlockingPoll
 	}
 	return CallBlocking
+}
+
+func (c *Context) setMode(mode CallMode) {
+	c.posts, c.polls = foreign.Blocking, foreign.Blocking
+	if mode == CallNonBlocking {
+		c.posts = foreign.NonBlocking
+	}
+	if mode == CallNonBlocking || mode == CallNonBlockingPoll {
+		c.polls = foreign.NonBlocking
+	}
 }
 
 // Vectors is the number of completion vectors; CreateCQ takes one below it.

@@ -140,7 +140,7 @@ func (q *CQ) Entries() int { return int(*at[int32](q.p, offCQCQE)) }
 // Poll takes up to into.Len() completions and returns how many. It does not
 // block or allocate. An error means that the queue or its device has failed.
 func (q *CQ) Poll(into *Completions) (int, error) {
-	n, errno := q.ctx.mode.Call3(q.ctx.pollCQ, q.p, uintptr(len(into.wcs)), uintptr(unsafe.Pointer(&into.wcs[0])))
+	n, errno := q.ctx.polls.Call3(q.ctx.pollCQ, q.p, uintptr(len(into.wcs)), uintptr(unsafe.Pointer(&into.wcs[0])))
 	if n < 0 || int(n) > len(into.wcs) {
 		return 0, q.pollError(n, errno)
 	}

@@ -9,15 +9,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
-// neverBlock lists drivers whose post and poll only write to memory and to the
-// adapter's doorbells, under spin locks. The others are entered the way that
-// may block: rxe and siw ring through write(2), and some adapters' drivers fall
-// back to a system call when something is wrong (hns, bnxt_re, cxgb4).
-var neverBlock = map[string]bool{"mlx4": true, "mlx5": true}
+// modes says what drivers bear. Those of mlx4 and mlx5 only write to memory and
+// to the adapter's doorbells, under spin locks. All that are not here are entered
+// the way that may block: rxe and siw ring through write(2), and some adapters'
+// drivers fall back to a system call when something is wrong (hns, bnxt_re,
+// cxgb4).
+var modes = map[string]CallMode{"mlx4": CallNonBlocking, "mlx5": CallNonBlocking}
+
+// postsBlock are drivers whose posts are known to make system calls.
+var postsBlock = map[string]bool{"rxe": true, "siw": true}
 
 // choose finds out the driver and sets how it is called.
 func (c *Context) choose(mode CallMode) error {
@@ -25,18 +27,17 @@ func (c *Context) choose(mode CallMode) error {
 	if err == nil {
 		c.driver = driverAt(maps, c.postSend)
 	}
-	return c.setMode(mode)
+	return c.chooseFor(mode)
 }
 
-func (c *Context) setMode(mode CallMode) error {
-	switch {
-	case mode == CallNonBlocking && (c.driver == "rxe" || c.driver == "siw"):
+func (c *Context) chooseFor(mode CallMode) error {
+	if mode == CallNonBlocking && postsBlock[c.driver] {
 		return fmt.Errorf("verbs: %s: the driver %s makes system calls when it posts and can't be called in the mode %q", c.name, c.driver, mode)
-	case mode == CallNonBlocking, mode == CallAuto && neverBlock[c.driver]:
-		c.mode = foreign.NonBlocking
-	default:
-		c.mode = foreign.Blocking
 	}
+	if mode == CallAuto {
+		mode = modes[c.driver] // CallAuto again, which is as good as CallBlocking, if unknown
+	}
+	c.setMode(mode)
 	return nil
 }
 

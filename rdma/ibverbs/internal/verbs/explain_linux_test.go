@@ -160,12 +160,13 @@ func TestModes(t *testing.T) {
 		{"siw", CallAuto, CallBlocking, false},
 		{"rxe", CallNonBlocking, 0, true},
 		{"siw", CallNonBlocking, 0, true},
+		{"siw", CallNonBlockingPoll, CallNonBlockingPoll, false},
 		{"hns", CallAuto, CallBlocking, false},
 		{"", CallAuto, CallBlocking, false},
 		{"irdma", CallNonBlocking, CallNonBlocking, false},
 	} {
 		ctx := &Context{driver: c.driver}
-		err := ctx.setMode(c.asked)
+		err := ctx.chooseFor(c.asked)
 		if (err != nil) != c.refused || err == nil && ctx.Mode() != c.want {
 			t.Errorf("%q asked for %v: %v, %v", c.driver, c.asked, ctx.Mode(), err)
 		}

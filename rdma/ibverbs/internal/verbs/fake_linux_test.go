@@ -31,7 +31,7 @@ type fake struct {
 	received *Completions
 }
 
-func newFake(t testing.TB, mode foreign.Mode) *fake {
+func newFake(t testing.TB, mode CallMode) *fake {
 	t.Helper()
 	if err := foreign.Init(); err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func newFake(t testing.TB, mode foreign.Mode) *fake {
 	*at[uintptr](context, offContextPollCQ) = stubs.PollCQ()
 	*at[uintptr](context, offContextReqNotifyCQ) = stubs.ReqNotifyCQ()
 	f.ctx = newContext(&Library{}, context)
-	f.ctx.mode = mode
+	f.ctx.setMode(mode)
 	object := func() (uintptr, *stubs.Script) {
 		p := take(8192)
 		*at[uintptr](uintptr(p), 0) = context // where the structures of all queues have it
@@ -86,14 +86,14 @@ func newFake(t testing.TB, mode foreign.Mode) *fake {
 	return f
 }
 
-func bothModes(t *testing.T, test func(t *testing.T, f *fake)) {
-	for _, mode := range []foreign.Mode{foreign.Blocking, foreign.NonBlocking} {
+func everyMode(t *testing.T, test func(t *testing.T, f *fake)) {
+	for _, mode := range []CallMode{CallBlocking, CallNonBlocking, CallNonBlockingPoll} {
 		t.Run(mode.String(), func(t *testing.T) { test(t, newFake(t, mode)) })
 	}
 }
 
 func TestNameComesThroughTheContext(t *testing.T) {
-	f := newFake(t, foreign.Blocking)
+	f := newFake(t, CallBlocking)
 	if f.ctx.Name() != "fake0" || f.ctx.Transport() != TransportInfiniBand || f.ctx.Mode() != CallBlocking {
 		t.Errorf("name %q, transport %v, mode %v", f.ctx.Name(), f.ctx.Transport(), f.ctx.Mode())
 	}
@@ -102,7 +102,7 @@ func TestNameComesThroughTheContext(t *testing.T) {
 // The driver sees the requests in order, the first n and no more, however often
 // and in whatever lengths the list is used.
 func TestPostsAreChained(t *testing.T) {
-	bothModes(t, func(t *testing.T, f *fake) {
+	everyMode(t, func(t *testing.T, f *fake) {
 		l, err := f.arena.NewSendList(8, 3)
 		if err != nil {
 			t.Fatal(err)
@@ -129,7 +129,7 @@ func TestPostsAreChained(t *testing.T) {
 }
 
 func TestReceivesAreChained(t *testing.T) {
-	bothModes(t, func(t *testing.T, f *fake) {
+	everyMode(t, func(t *testing.T, f *fake) {
 		l, err := f.arena.NewRecvList(5, 2)
 		if err != nil {
 			t.Fatal(err)
@@ -161,7 +161,7 @@ func TestReceivesAreChained(t *testing.T) {
 
 // What C reads of a request is what was set.
 func TestRequestFields(t *testing.T) {
-	f := newFake(t, foreign.Blocking)
+	f := newFake(t, CallBlocking)
 	l, err := f.arena.NewSendList(1, 2)
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestRequestFields(t *testing.T) {
 // Drivers refuse in three ways; each gives the number of requests that were
 // taken, and the error number.
 func TestRefusedPosts(t *testing.T) {
-	bothModes(t, func(t *testing.T, f *fake) {
+	everyMode(t, func(t *testing.T, f *fake) {
 		sends, err := f.arena.NewSendList(6, 1)
 		if err != nil {
 			t.Fatal(err)
@@ -245,7 +245,7 @@ func TestRefusedCounts(t *testing.T) {
 }
 
 func TestPostsOutOfRange(t *testing.T) {
-	f := newFake(t, foreign.Blocking)
+	f := newFake(t, CallBlocking)
 	sends, err := f.arena.NewSendList(2, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -279,7 +279,7 @@ func TestPostsOutOfRange(t *testing.T) {
 }
 
 func TestPollTakesBatches(t *testing.T) {
-	bothModes(t, func(t *testing.T, f *fake) {
+	everyMode(t, func(t *testing.T, f *fake) {
 		f.onCQ.Available = 35
 		seen := 0
 		for _, want := range []int{16, 16, 3, 0} {
@@ -299,7 +299,7 @@ func TestPollTakesBatches(t *testing.T) {
 }
 
 func TestPollFails(t *testing.T) {
-	bothModes(t, func(t *testing.T, f *fake) {
+	everyMode(t, func(t *testing.T, f *fake) {
 		for _, result := range []int64{-1, -2, -int64(syscall.EIO), 17, 1 << 20} {
 			f.onCQ.Result = result
 			if n, err := f.cq.Poll(f.received); n != 0 || err == nil {
@@ -310,7 +310,7 @@ func TestPollFails(t *testing.T) {
 }
 
 func TestRequestNotify(t *testing.T) {
-	f := newFake(t, foreign.Blocking)
+	f := newFake(t, CallBlocking)
 	if err := f.cq.RequestNotify(false); err != nil || f.onCQ.Armed != 1 {
 		t.Errorf("any: %v, armed %d", err, f.onCQ.Armed)
 	}
@@ -327,7 +327,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 	if foreign.Route != "linkname" {
 		t.Skipf("the route %s allocates", foreign.Route)
 	}
-	bothModes(t, func(t *testing.T, f *fake) {
+	everyMode(t, func(t *testing.T, f *fake) {
 		sends, err := f.arena.NewSendList(4, 2)
 		if err != nil {
 			t.Fatal(err)
@@ -361,7 +361,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 // Many goroutines inside of foreign calls, while the collector runs, stacks grow
 // and are preempted.
 func TestConcurrentCallsUnderCollection(t *testing.T) {
-	bothModes(t, func(t *testing.T, shared *fake) {
+	everyMode(t, func(t *testing.T, shared *fake) {
 		var wg sync.WaitGroup
 		stop := make(chan struct{})
 		wg.Go(func() {
@@ -376,7 +376,7 @@ func TestConcurrentCallsUnderCollection(t *testing.T) {
 		})
 		var work sync.WaitGroup
 		for range 8 {
-			f := newFake(t, shared.ctx.mode)
+			f := newFake(t, shared.ctx.Mode())
 			l, err := f.arena.NewSendList(3, 1)
 			if err != nil {
 				t.Fatal(err)

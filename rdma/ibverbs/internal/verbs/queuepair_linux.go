@@ -98,7 +98,7 @@ func (q *QP) PostSend(l *SendList, n int) (int, error) {
 	next := last.next
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
-	r, errno := q.ctx.mode.Call3(q.ctx.postSend, q.p, base, uintptr(unsafe.Pointer(l.bad)))
+	r, errno := q.ctx.posts.Call3(q.ctx.postSend, q.p, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
 	if r != 0 {
@@ -120,7 +120,7 @@ func (l *RecvList) post(c *Context, fn, queue uintptr, n int) (int, error) {
 	next := last.next
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
-	r, errno := c.mode.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
+	r, errno := c.posts.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
 	if r != 0 {

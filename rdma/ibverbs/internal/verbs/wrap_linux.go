@@ -2,16 +2,12 @@
 
 package verbs
 
-import "github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
-
 // ContextAt makes a handle of an ibv_context that was made by other means, such
 // as one of stub operations for tests. Only the operations of the data path can
 // be used, not the control verbs.
 func ContextAt(p uintptr, mode CallMode) *Context {
 	c := newContext(&Library{}, p)
-	if mode == CallNonBlocking {
-		c.mode = foreign.NonBlocking
-	}
+	c.setMode(mode)
 	return c
 }
 
