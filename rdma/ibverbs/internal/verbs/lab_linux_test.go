@@ -35,7 +35,7 @@ var (
 	addressB = netip.MustParseAddr("10.9.0.2")
 )
 
-func inLab(t *testing.T) (*Library, []Device) {
+func inLab(t testing.TB) (*Library, []Device) {
 	t.Helper()
 	if os.Getenv("VERBENA_LAB") != "1" {
 		t.Skip("runs in the lab's virtual machine: go run ./lab")
@@ -54,7 +54,7 @@ func inLab(t *testing.T) (*Library, []Device) {
 	return l, devices
 }
 
-func open(t *testing.T, l *Library, name string) *Context {
+func open(t testing.TB, l *Library, name string) *Context {
 	t.Helper()
 	c, err := l.Open(name, CallAuto)
 	if err != nil {
@@ -64,15 +64,15 @@ func open(t *testing.T, l *Library, name string) *Context {
 	return c
 }
 
-func succeed(t *testing.T, what string, err error) {
+func succeed(t testing.TB, what string, err error) {
 	t.Helper()
 	if err != nil {
 		t.Errorf("%s: %v", what, err)
 	}
 }
 
-func must[T any](v T, err error) func(t *testing.T) T {
-	return func(t *testing.T) T {
+func must[T any](v T, err error) func(t testing.TB) T {
+	return func(t testing.TB) T {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func must[T any](v T, err error) func(t *testing.T) T {
 }
 
 // wait waits until next has something, watching file.
-func wait[T any](t *testing.T, file *os.File, next func() (T, bool, error)) T {
+func wait[T any](t testing.TB, file *os.File, next func() (T, bool, error)) T {
 	t.Helper()
 	if err := file.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatalf("%s is not in the poller: %v", file.Name(), err)
@@ -238,7 +238,7 @@ func TestLabLayoutOfLiveObjects(t *testing.T) {
 
 // A host is one end of a connection.
 type host struct {
-	t       *testing.T
+	t       testing.TB
 	ctx     *Context
 	pd      *PD
 	channel *CompChannel
@@ -256,7 +256,7 @@ type host struct {
 	id      CMID
 }
 
-func newHost(t *testing.T, l *Library, device string, shared bool) *host {
+func newHost(t testing.TB, l *Library, device string, shared bool) *host {
 	t.Helper()
 	h := &host{t: t, ctx: open(t, l, device), arena: NewArena()}
 	h.pd = must(h.ctx.AllocPD())(t)
@@ -391,12 +391,12 @@ func (h *host) event() {
 
 // A manager reads the connection manager's events.
 type manager struct {
-	t       *testing.T
+	t       testing.TB
 	channel *EventChannel
 	file    *os.File
 }
 
-func newManager(t *testing.T, l *Library) *manager {
+func newManager(t testing.TB, l *Library) *manager {
 	m := &manager{t: t, channel: must(l.NewEventChannel())(t)}
 	m.file = must(m.channel.File())(t)
 	return m
@@ -460,7 +460,7 @@ func (m *manager) dial(to netip.AddrPort) CMID {
 }
 
 // pair connects two hosts, the second with a shared receive queue if wanted.
-func pair(t *testing.T, shared bool) (a, b *host, ma, mb *manager) {
+func pair(t testing.TB, shared bool) (a, b *host, ma, mb *manager) {
 	t.Helper()
 	l, devices := inLab(t)
 	ma, mb = newManager(t, l), newManager(t, l)
@@ -617,7 +617,7 @@ func TestLabDataPath(t *testing.T) {
 }
 
 // hangUp ends a connection from a's side.
-func hangUp(t *testing.T, a, b *host, ma, mb *manager) {
+func hangUp(t testing.TB, a, b *host, ma, mb *manager) {
 	t.Helper()
 	if err := a.id.Disconnect(); err != nil {
 		t.Fatal(err)
@@ -808,4 +808,54 @@ func TestLabMemlock(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	succeed(t, "free domain", pd.Dealloc())
+}
+
+// A Send to and fro, both ends spinning in this process, by the way the driver
+// is entered. Says nothing about hardware.
+func BenchmarkLabPingPong(b *testing.B) {
+	for _, mode := range []CallMode{CallBlocking, CallNonBlockingPoll} {
+		b.Run(strings.ReplaceAll(mode.String(), " ", "-"), func(b *testing.B) {
+			first, second, ma, mb := pair(b, false)
+			first.ctx.setMode(mode)
+			second.ctx.setMode(mode)
+			first.recv(1024, 0)
+			turn := func(h *host, rounds int, begins bool) {
+				received, sent := 0, 0
+				for round := range rounds {
+					if begins || round > 0 {
+						h.send(0, WRSend, SendSignaled|SendInline, 0, 8)
+						h.post(1)
+						sent++
+					}
+					for received <= round {
+						n, err := h.cq.Poll(h.wcs)
+						if err != nil {
+							panic(err)
+						}
+						for i := range n {
+							if c := h.wcs.At(i); c.Status != StatusSuccess {
+								panic(c.Status)
+							} else if c.Opcode == WCRecv {
+								received++
+								h.recv(1024, 0)
+							}
+						}
+					}
+				}
+				if !begins {
+					h.send(0, WRSend, SendSignaled|SendInline, 0, 8)
+					h.post(1)
+				}
+			}
+			rounds := max(b.N, 1)
+			done := make(chan struct{})
+			b.ResetTimer()
+			go func() { turn(second, rounds, false); close(done) }()
+			turn(first, rounds, true)
+			<-done
+			b.StopTimer()
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(rounds)/2, "one-way-ns")
+			hangUp(b, first, second, ma, mb)
+		})
+	}
 }
