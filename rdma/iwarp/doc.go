@@ -1,6 +1,6 @@
 // Package iwarp is a verbs provider for any TCP network: iWARP in user space,
-// by RFC 5044 (MPA), RFC 5041 (DDP), RFC 5040 (RDMAP) and RFC 6581 (enhanced
-// set-up). It needs no adapter, no driver and no right.
+// by RFC 5044 (MPA), RFC 5041 (DDP), RFC 5040 (RDMAP), RFC 6581 (enhanced set-up)
+// and RFC 7306 (atomics, immediate data). It needs no adapter, no driver and no right.
 //
 // Payload of Writes and Read Responses is read from the socket straight into the
 // registered memory it is meant for, and that of Sends into the posted receive;
@@ -22,16 +22,32 @@
 // Poll looks at two connections, in turn; with many on one queue, arming and
 // waiting is the better way.
 //
+// # What is agreed on
+//
+// Either side of a connection may be another implementation, such as Linux siw or
+// an adapter. The set-up settles what the two have in common:
+//
+//	| what                   | how                                                         |
+//	|------------------------|-------------------------------------------------------------|
+//	| checksums              | on if either side asks: see [Config.NoCRC]                   |
+//	| markers                | each direction has them if its receiver asks:               |
+//	|                        | [Config.Markers]; they cost a copy, and 66 KiB a connection |
+//	| Reads outstanding      | by revision 2, each direction the fewer of what the one     |
+//	|                        | side asks for and the other serves; further Reads wait in   |
+//	|                        | order. Revision 1 takes QueuePairConfig.MaxReads on trust   |
+//	| who speaks first       | by revision 2 the initiator, with one of three messages of  |
+//	|                        | no data: [Config.ReadyToReceive]                             |
+//	| RFC 7306               | queue pairs of this package tell each other:                |
+//	|                        | [Config.Extensions]                                         |
+//	| private data, each way | 512 bytes by revision 1, 508 by revision 2; Linux siw takes |
+//	|                        | 252 and resets a connection with more                       |
+//
 // # What is lacking
 //
-//	| what                             | how it shows                                      |
-//	|----------------------------------|---------------------------------------------------|
-//	| atomics, immediate data with a   | there with [Config.Extensions] only; without, the |
-//	| Write (RFC 7306)                 | capabilities lack and a peer's are terminated     |
-//	| Send with immediate              | iWARP has none                                    |
-//	| markers (RFC 5044)               | a Request for them is rejected, a Reply refused   |
-//	| Send with Invalidate             | a peer's is terminated: STag cannot be invalidated|
-//	| receiver not ready               | no CapReceiverNotReady: such a Send is terminated |
-//	| polling a flag that a Write sets | no CapPolledWrites: bytes land before their CRC   |
-//	| authentication, encryption       | none: see [Config.AllowRemote]                    |
+//	| what                             | how it shows                                       |
+//	|----------------------------------|----------------------------------------------------|
+//	| Send with immediate              | iWARP has none                                     |
+//	| receiver not ready               | no CapReceiverNotReady: such a Send is terminated  |
+//	| polling a flag that a Write sets | no CapPolledWrites: bytes land before their CRC    |
+//	| authentication, encryption       | none: see [Config.AllowRemote]                     |
 package iwarp
