@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -283,27 +284,8 @@ func (s *socketStream) watch() {
 // round reads once and tells whether anything came.
 func (s *socketStream) round(fd uintptr, stage *stage) bool {
 	direct := s.engine.Direct()
-	var vectors [2]unix.Iovec
-	at := 1
-	if len(direct) > 0 {
-		at = 0
-		vectors[0].Base = unsafe.SliceData(direct)
-		vectors[0].SetLen(len(direct))
-	}
-	vectors[1].Base = &stage[0]
-	vectors[1].SetLen(s.engine.Ahead(len(stage)))
-	var got uintptr
-	var errno syscall.Errno
-	if s.quiet.Load() {
-		// It returns soon, so the scheduler need not hear of it.
-		got, _, errno = unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
-	} else {
-		got, _, errno = unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors[at])), uintptr(len(vectors)-at))
-	}
-	n := int(got)
-	if errno != 0 {
-		n = 0
-	}
+	got, errno := s.receive(fd, direct, stage[:s.engine.Ahead(len(stage))])
+	n := got
 	if direct != nil {
 		placed := min(n, len(direct))
 		s.engine.Placed(placed)
@@ -328,6 +310,36 @@ func (s *socketStream) round(fd uintptr, stage *stage) bool {
 	return true
 }
 
+// receive reads into direct, if that is not empty, and then into ahead, without
+// waiting. A quiet stream's poll returns soon, so the scheduler need not hear of
+// the call.
+func (s *socketStream) receive(fd uintptr, direct, ahead []byte) (int, syscall.Errno) {
+	var got uintptr
+	var errno syscall.Errno
+	quiet := s.quiet.Load()
+	if len(direct) > 0 {
+		vectors := [2]unix.Iovec{{Base: unsafe.SliceData(direct)}, {Base: unsafe.SliceData(ahead)}}
+		vectors[0].SetLen(len(direct))
+		vectors[1].SetLen(len(ahead))
+		if quiet {
+			got, _, errno = unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors)), 2)
+		} else {
+			got, _, errno = unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors)), 2)
+		}
+	} else {
+		to, size := uintptr(unsafe.Pointer(unsafe.SliceData(ahead))), uintptr(len(ahead))
+		if quiet {
+			got, _, errno = unix.RawSyscall6(unix.SYS_RECVFROM, fd, to, size, unix.MSG_DONTWAIT, 0, 0)
+		} else {
+			got, _, errno = unix.Syscall6(unix.SYS_RECVFROM, fd, to, size, unix.MSG_DONTWAIT, 0, 0)
+		}
+	}
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(got), 0
+}
+
 func (s *socketStream) write(o *outgoing, wait bool) (bool, error) {
 	s.out, s.wait, s.werr = o, wait, nil
 	err := s.raw.Write(s.onWrite)
@@ -343,11 +355,14 @@ func (s *socketStream) writable(fd uintptr) bool {
 	for o.at < o.n {
 		var n uintptr
 		var errno syscall.Errno
-		if o.batch.Size <= smallWrite {
+		v := &o.vectors[o.at]
+		switch left := o.n - o.at; {
+		case left == 1 && v.Len <= smallWrite:
 			// It returns soon, so the scheduler need not hear of it.
-			n, _, errno = unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&o.vectors[o.at])), uintptr(o.n-o.at))
-		} else {
-			n, _, errno = unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&o.vectors[o.at])), uintptr(o.n-o.at))
+			n, _, errno = unix.RawSyscall6(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(v.Base)), uintptr(v.Len),
+				unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		default:
+			n, _, errno = unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(v)), uintptr(left))
 		}
 		switch errno {
 		case 0:
@@ -381,6 +396,9 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) {
+		if sameHost(conn) {
+			unpace(int(fd))
+		}
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.config.PeerTimeout.Milliseconds()))
 		if !d.config.SegmentSized {
 			return
@@ -393,3 +411,18 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 
 // patience is how often the reader looks again in the middle of a segment.
 const patience = 8
+
+// unpace replaces a congestion control that paces by one that does not. Within a
+// host there is no queue that pacing would keep short, and its timers cost a third
+// of the throughput.
+func unpace(fd int) {
+	name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	if err != nil || !strings.HasPrefix(name, "bbr") {
+		return
+	}
+	for _, other := range []string{"cubic", "reno"} { // a system may keep some for the privileged
+		if unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, other) == nil {
+			return
+		}
+	}
+}
