@@ -146,16 +146,6 @@ func (c *Client) runQueuePairs(ctx, setup context.Context, k control, plan *Plan
 		}
 		return err
 	}
-	if s.streaming() {
-		x.count = func() (n int64) { // not every message was marked
-			for _, l := range s.lanes {
-				for _, p := range l.posters {
-					n += p.posted
-				}
-			}
-			return n
-		}
-	}
 	return x.measure(ctx, k, amount)
 }
 
@@ -248,7 +238,6 @@ type execution struct {
 	run        func(context.Context, Amount) error
 	stop       func(error)
 	verified   func() int64 // bytes, at this end
-	count      func() int64 // messages of the last run; nil: those that were marked
 	registered int64
 }
 
@@ -325,9 +314,6 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 		rec.flush()
 		m.Histogram.Merge(rec.histogram)
 		m.Iterations += rec.marked
-	}
-	if x.count != nil {
-		m.Iterations = x.count()
 	}
 	m.CPU = after - before + time.Duration(r.CPU)
 	m.Registered, m.Resident = x.registered+r.Registered, resident()+r.Resident

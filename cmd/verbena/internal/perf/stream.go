@@ -306,7 +306,7 @@ func (l *lane) run(shares []int64, until time.Duration) error {
 		if err := l.posters[0].stream(shares[0], until); err != nil {
 			return err
 		}
-		return l.finish()
+		return l.end()
 	}
 	var posters sync.WaitGroup
 	errs := make([]error, len(l.posters))
@@ -317,5 +317,18 @@ func (l *lane) run(shares []int64, until time.Duration) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return l.finish()
+	return l.end()
+}
+
+// end finishes, which says that the last messages are done, too.
+func (l *lane) end() error {
+	if err := l.finish(); err != nil {
+		return err
+	}
+	for _, p := range l.posters {
+		if left := p.posted - p.recorder.marked; left > 0 {
+			p.recorder.mark(left)
+		}
+	}
+	return nil
 }
