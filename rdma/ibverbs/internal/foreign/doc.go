@@ -15,6 +15,7 @@
 //
 // The package exists on Linux, amd64 and arm64, and not under the build tag
 // noibverbs, because purego makes a program dynamically linked. The functions
-// called must not call back into Go, and whatever they are given a pointer to
-// must be memory outside of the Go heap and stacks.
+// called must not call back into Go. Arguments are integers: whatever they are
+// the address of must stay alive and in its place, as mapped memory does, and an
+// object on Go's heap until its last use, but not one on a stack.
 package foreign

@@ -174,10 +174,15 @@ func (id CMID) SetAckTimeout(code uint8) error {
 }
 
 // SetReuseAddress lets a bind share its address, as SO_REUSEADDR does.
-func (id CMID) SetReuseAddress(on bool) error { return id.set32("REUSEADDR", optionIDReuseAddr, on) }
-
-// SetV6Only keeps a wildcard bind of IPv6 from taking IPv4 as well.
-func (id CMID) SetV6Only(on bool) error { return id.set32("AFONLY", optionIDAFOnly, on) }
+func (id CMID) SetReuseAddress(on bool) error {
+	s := id.lib.scratch.get()
+	defer id.lib.scratch.put(s)
+	p := s.take(8)
+	if on {
+		*at[int32](p, 0) = 1
+	}
+	return id.lib.call("rdma_set_option REUSEADDR", id.lib.fn.setOption, id.p, optionLevelID, optionIDReuseAddr, p, 4)
+}
 
 func (id CMID) set8(what string, option uintptr, v uint8) error {
 	s := id.lib.scratch.get()
@@ -185,16 +190,6 @@ func (id CMID) set8(what string, option uintptr, v uint8) error {
 	p := s.take(8)
 	*at[uint8](p, 0) = v
 	return id.lib.call("rdma_set_option "+what, id.lib.fn.setOption, id.p, optionLevelID, option, p, 1)
-}
-
-func (id CMID) set32(what string, option uintptr, on bool) error {
-	s := id.lib.scratch.get()
-	defer id.lib.scratch.put(s)
-	p := s.take(8)
-	if on {
-		*at[int32](p, 0) = 1
-	}
-	return id.lib.call("rdma_set_option "+what, id.lib.fn.setOption, id.p, optionLevelID, option, p, 4)
 }
 
 // Bind binds the ID to a local address. A specific address binds it to a device,

@@ -3,7 +3,6 @@
 package verbs
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -229,8 +228,8 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("no address is %v", a)
 	}
 	pool.put(s)
-	if again := pool.get(); again != s || !bytes.Equal(again.memory, make([]byte, scratchSize)) {
-		t.Error("scratch memory is not zero when it comes back")
+	if *s != (scratch{}) {
+		t.Error("scratch memory is not zero when it goes back")
 	}
 }
 

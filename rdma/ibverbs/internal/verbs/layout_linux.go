@@ -183,7 +183,6 @@ const (
 	optionLevelID         = 0       // RDMA_OPTION_ID
 	optionIDTOS           = 0       // RDMA_OPTION_ID_TOS
 	optionIDReuseAddr     = 1       // RDMA_OPTION_ID_REUSEADDR
-	optionIDAFOnly        = 2       // RDMA_OPTION_ID_AFONLY
 	optionIDAckTimeout    = 3       // RDMA_OPTION_ID_ACK_TIMEOUT
 	sizeSockaddrIn6       = 28      // sizeof(struct sockaddr_in6)
 )

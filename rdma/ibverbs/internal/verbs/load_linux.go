@@ -10,8 +10,6 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
-	"golang.org/x/sys/unix"
-
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
@@ -178,41 +176,29 @@ func failure(op string, errno syscall.Errno) error {
 	return &os.SyscallError{Syscall: "verbs: " + op, Err: errno}
 }
 
-// A scratchPool has small pieces of memory outside of the Go heap for the
-// structures that control calls read and write.
-type scratchPool struct {
-	mu   sync.Mutex
-	free []*scratch
-}
-
+// A scratch is a small piece of memory for the structures that a control call
+// reads and writes. It is Go's: the heap does not move, the piece has no Go
+// pointers, and no call keeps an address in it beyond its return. Whoever takes
+// addresses in it keeps the scratch itself until the call is over.
 type scratch struct {
-	memory []byte
+	memory [4096]byte
 	used   int
 }
 
-const scratchSize = 4096
+// A scratchPool has scratches, all zero.
+type scratchPool struct{ pool sync.Pool }
 
 func (p *scratchPool) get() *scratch {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if n := len(p.free); n > 0 {
-		s := p.free[n-1]
-		p.free = p.free[:n-1]
+	if s, ok := p.pool.Get().(*scratch); ok {
 		return s
 	}
-	m, err := unix.Mmap(-1, 0, scratchSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		panic(fmt.Sprintf("verbs: no page of memory left: %v", err))
-	}
-	return &scratch{memory: m}
+	return new(scratch)
 }
 
 func (p *scratchPool) put(s *scratch) {
 	clear(s.memory[:s.used])
 	s.used = 0
-	p.mu.Lock()
-	p.free = append(p.free, s)
-	p.mu.Unlock()
+	p.pool.Put(s)
 }
 
 // take is the address of n zeroed bytes, aligned to 8.

@@ -183,17 +183,6 @@ func (q *QP) ToError() error {
 	return q.ctx.lib.call("ibv_modify_qp to error on "+q.ctx.name, q.ctx.lib.fn.modifyQP, q.p, a, maskQPState)
 }
 
-// SetMinRNRTimer sets how long a peer waits after this side had no receive for
-// its message, as the InfiniBand specification's code (12 is 0.64 ms). The queue
-// pair must be ready to receive or to send.
-func (q *QP) SetMinRNRTimer(code uint8) error {
-	s := q.ctx.lib.scratch.get()
-	defer q.ctx.lib.scratch.put(s)
-	a := s.take(sizeQPAttr)
-	*at[uint8](a, offQPAttrMinRNRTimer) = code
-	return q.ctx.lib.call("ibv_modify_qp receiver-not-ready timer on "+q.ctx.name, q.ctx.lib.fn.modifyQP, q.p, a, maskQPMinRNR)
-}
-
 // QPAttributes is a queue pair's state as the device tells it.
 type QPAttributes struct {
 	State          QPState
