@@ -31,7 +31,6 @@ type boot struct {
 	world string         // links that are there before they begin
 	loss  int            // percent of packets that the two hosts' link loses
 	env   []string
-	limit time.Duration
 	// verbena brings the binary, which takes a while to build.
 	verbena bool
 }
@@ -54,16 +53,21 @@ var programsAndRuntime = regexp.MustCompile(`^(TestSmoke|TestIbverbs.*|TestRunti
 
 // boots are all cases, long ones first.
 var boots = []boot{
-	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", env: ibverbsOn("rxe"), limit: 4 * time.Minute},
-	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", env: ibverbsOn("siw"), limit: 4 * time.Minute},
-	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1"), limit: 4 * time.Minute},
-	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1"), limit: 4 * time.Minute},
-	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", limit: 2 * time.Minute},
-	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", limit: 2 * time.Minute},
-	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`), limit: 3 * time.Minute},
-	{name: "split", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConformance$`), limit: 4 * time.Minute},
-	{name: "rxe", pkg: casesPackage, tests: programsAndRuntime, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, limit: 4 * time.Minute, verbena: true},
-	{name: "siw", pkg: casesPackage, tests: programsAndRuntime, world: "siw", env: []string{job.DriverVariable + "=siw"}, limit: 4 * time.Minute, verbena: true},
+	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", env: ibverbsOn("rxe")},
+	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", env: ibverbsOn("siw")},
+	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1")},
+	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1")},
+	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe"},
+	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw"},
+	// Each of these leaves its machine without a link or a device.
+	{name: "down-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1")},
+	{name: "down-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1")},
+	{name: "removal-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1")},
+	{name: "removal-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1")},
+	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`)},
+	{name: "split", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConformance$`)},
+	{name: "rxe", pkg: casesPackage, tests: programsAndRuntime, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
+	{name: "siw", pkg: casesPackage, tests: programsAndRuntime, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
 }
 
 // An allowedSkip is a skip that is no failure.
@@ -189,7 +193,7 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 				return
 			}
 			copied := *m
-			copied.limit = min(p.limit, o.timeout)
+			copied.limit = o.timeout
 			copied.job = job.Job{
 				World: p.world, Loss: p.loss, Dir: "/root", ShellOnFailure: c.keep,
 				Env:  append([]string{requireVariable + "=1", "GOTRACEBACK=all"}, p.env...),
@@ -259,9 +263,15 @@ func choose(ctx context.Context, binaries map[string]string, run string, machine
 		}
 		tests[pkg] = strings.Fields(out)
 	}
-	for _, t := range tests[casesPackage] {
-		if !slices.ContainsFunc(boots, func(b boot) bool { return b.pkg == casesPackage && b.tests.MatchString(t) }) {
-			return nil, fmt.Errorf("%s of %s belongs to no machine: add it to the table in lab/cases.go", t, casesPackage)
+	for pkg, names := range tests {
+		for _, t := range names {
+			// In other packages these names are those of the lab's tests.
+			if pkg != casesPackage && !strings.HasPrefix(t, "TestLab") {
+				continue
+			}
+			if !slices.ContainsFunc(boots, func(b boot) bool { return b.pkg == pkg && b.tests.MatchString(t) }) {
+				return nil, fmt.Errorf("%s of %s belongs to no machine: add it to the table in lab/cases.go", t, pkg)
+			}
 		}
 	}
 	var plan []planned

@@ -81,7 +81,7 @@ func playRole() {
 	var r role
 	err := json.Unmarshal([]byte(text), &r)
 	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		if r.Kind == "device server" { // lives as long as its control connection
 			ctx = context.Background()

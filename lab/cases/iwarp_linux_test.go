@@ -72,7 +72,7 @@ type perftestPair struct {
 // perftest runs perftest's clients against a server of ours.
 func perftest(t *testing.T, p perftestPair) {
 	t.Helper()
-	const rounds = 50
+	const rounds = 20
 	for _, tool := range []string{"ib_send_lat", "ib_write_lat"} {
 		for _, size := range []int{8, 4096, 65536} {
 			t.Run(tool+"/"+strconv.Itoa(size), func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/lab/internal/job"
@@ -26,6 +27,8 @@ func TestRuntime(t *testing.T) {
 	runtime := func(iface string) *verbena.Runtime {
 		rt, err := verbena.New(verbena.Config{
 			Providers: []rdma.Provider{newProvider(role{Provider: "ibverbs", Device: world.LinkName(driver, iface)})},
+			// An emulated machine on a busy host is slow.
+			HelloTimeout: 30 * time.Second, ConnectTimeout: 30 * time.Second, Linger: 30 * time.Second,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -56,6 +56,9 @@ func start(t *testing.T, namespace, name string, args ...string) *program {
 		close(p.done)
 	}()
 	t.Cleanup(func() {
+		if t.Failed() {
+			p.quit()
+		}
 		p.kill()
 		if t.Failed() {
 			t.Logf("%s said:\n%s", p.name, p.output())
