@@ -162,10 +162,6 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 	return true
 }
 
-// slotsAhead is how far before it is written the line of a slot is asked for: the
-// lock of the next post would wait for it.
-const slotsAhead = 12
-
 // descriptorsAhead is how many descriptors of one entry are in a line.
 const descriptorsAhead = 4
 
@@ -704,9 +700,6 @@ func (qp *queuePair) publish(s slot, kind slotKind, flags rdma.Flags, length int
 	}
 	s.publish(makeSlotHeader(qp.sent, kind, length))
 	qp.sent++
-	if qp.outLimit-qp.sent > slotsAhead {
-		prefetchWrite(qp.out.slot(qp.sent + slotsAhead).base)
-	}
 	if !qp.lazy.Load() {
 		qp.sendFence.order()
 	}
@@ -741,6 +734,9 @@ func (qp *queuePair) executeSend(r *rdma.SendRequest, total int, inline []byte) 
 	}
 	switch {
 	case total <= slotInline && !qp.receiveUsable(&at, total):
+		if qp.out.gate().Load()&gateClosed != 0 {
+			return qp.peerClosing() // its regions go after its queue pair
+		}
 		qp.send(&at, s, r, slotProtection, 0)
 		return qp.failed(rdma.StatusRemoteOperation, errReceiveClosed)
 	case inline != nil:
