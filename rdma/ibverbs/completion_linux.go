@@ -264,7 +264,7 @@ func (q *completionQueue) Arm(solicitedOnly bool) error {
 	q.event.Store(false)
 	// siw raises no event for a solicited receive: whoever waits for those alone is
 	// woken by all.
-	if err := q.hw.RequestNotify(solicitedOnly && q.domain.device.driver != "siw"); err != nil {
+	if err := q.hw.RequestNotify(solicitedOnly && q.domain.device.driver != driverSIW); err != nil {
 		return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
 	}
 	q.armed.Store(true)

@@ -231,6 +231,9 @@ func TestIWARPReads(t *testing.T) {
 	if f := s.last(1).Flags; f != verbs.SendSignaled {
 		t.Errorf("flags %b of a Read, want a completion and no fence", f)
 	}
+	if f := s.last(0).Flags; f != verbs.SendSignaled|verbs.SendFence {
+		t.Errorf("flags %b of what is behind it, want its fence", f)
+	}
 	var into [4]rdma.Completion
 	s.completes(verbs.StatusSuccess, 1)
 	if n, _ := s.queue.Poll(into[:]); n != 0 {

@@ -27,6 +27,9 @@
 //	| peer refused an access       | StatusRemoteAccess         | the connection ends; siw does  |
 //	|                              |                            | not tell why                   |
 //	| armed for solicited alone    | others wake nobody         | siw: all completions wake      |
+//	| Read of memory without the   | refused                    | siw (Linux 6.1) does it        |
+//	| right of remote read         |                            |                                |
+//	| Read of no bytes             | asks the peer              | siw: a Write of no bytes       |
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
 //
 // Keys are the adapter's own and not random. Send with invalidate is not there.

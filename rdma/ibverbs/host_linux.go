@@ -32,6 +32,12 @@ const (
 	maxSGE = 64
 )
 
+// The kernel's software devices. Some of what siw does has to be worked around.
+const (
+	driverRXE = "rxe"
+	driverSIW = "siw"
+)
+
 // Where the kernel tells about devices; tests put a directory of their own here.
 var sysClass = "/sys/class"
 
@@ -211,7 +217,7 @@ func probe(p *Provider, lib *verbs.Library, each verbs.Device) (d *Device, err e
 	}
 	d.attributes = attributes(each, limits, message)
 	d.sharedDepth, d.sharedSGE = limits.MaxSRQWR, min(limits.MaxSRQSGE, maxSGE)
-	software := d.driver == "rxe" || d.driver == "siw"
+	software := d.driver == driverRXE || d.driver == driverSIW
 	d.attributes.KernelBypass = !software
 	if d.attributes.MaxInline, err = probeInline(ctx); err != nil {
 		return nil, err

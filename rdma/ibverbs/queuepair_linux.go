@@ -57,9 +57,10 @@ type queuePair struct {
 
 	state atomic.Uint32 // rdma.State
 
-	sendMu   sync.Mutex
-	sendList *verbs.SendList
-	sends    sendRing // its head by sendCQ's lock
+	sendMu    sync.Mutex
+	sendList  *verbs.SendList
+	sends     sendRing // its head by sendCQ's lock
+	owesFence bool     // see prepare
 
 	recvMu   sync.Mutex
 	recvList *verbs.RecvList
@@ -229,6 +230,7 @@ func (p *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 		if rdma.State(p.state.Load()) != rdma.StateConnected {
 			return taken, p.stateError("post to")
 		}
+		owed := p.owesFence
 		n, wrong := p.prepareSends(requests[taken:])
 		if n > 0 {
 			// A completion may be polled before the post has returned.
@@ -238,6 +240,7 @@ func (p *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 			taken += posted
 			if err != nil {
 				p.sends.tail.Store(tail + uint32(posted))
+				p.owesFence = p.owesFence || owed // what had it may be what was refused
 				return taken, p.refused("post to", err, p.errFull)
 			}
 		}
@@ -341,10 +344,20 @@ func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
 	wr.ID = kindSend | p.tag | uint64(seq)
 	wr.NumSGE = int32(used)
 	wr.Opcode = op.opcode
+	if op.fetches && total == 0 && p.domain.device.driver == driverSIW {
+		// siw answers a Read of nothing with as many bytes as the one before it,
+		// which ends the connection. A Write of nothing does as much.
+		wr.Opcode, wr.NumSGE = verbs.WRWrite, 0
+	}
 	// The answers of Reads come in the order of the Reads on iWARP, so that a Read
-	// needs no fence; siw does not even take one.
-	if r.Flags&rdma.Fence != 0 && (!op.fetches || a.Class != rdma.ClassIWARP) {
+	// needs no fence, and siw does not take one. But what is behind it may rely on
+	// the Reads before it: the next other request has the fence instead.
+	switch {
+	case op.fetches && a.Class == rdma.ClassIWARP:
+		p.owesFence = p.owesFence || r.Flags&rdma.Fence != 0
+	case r.Flags&rdma.Fence != 0 || p.owesFence:
 		wr.Flags |= verbs.SendFence
+		p.owesFence = false
 	}
 	if r.Flags&rdma.Solicited != 0 {
 		wr.Flags |= verbs.SendSolicited

@@ -142,7 +142,11 @@ func refused(e *env, op rdma.Opcode, r refusal, regions []*memory, signalled boo
 	b.ended()
 	// Nothing behind the refused request has been carried out, and no receive
 	// was spent: all of them are flushed.
-	b.flushed(4)
+	spent := 0
+	if op == rdma.OpRead && !e.suite.has(FeatureRefusedReadStops) {
+		spent = 3 // the Sends behind it
+	}
+	b.spentOrFlushed(4, spent)
 	for i, m := range regions {
 		if m.Region != nil && !is(m.read(0, m.size), 0xA5) {
 			e.fatalf("%s: changes memory of region %d of the target", what, i)
@@ -156,6 +160,22 @@ func refused(e *env, op rdma.Opcode, r refusal, regions []*memory, signalled boo
 	e.check(b.Close(), "Close")
 	e.check(good.Close(), "Region.Close")
 	e.check(local.Close(), "Region.Close")
+}
+
+// spentOrFlushed takes the completions of receives with the IDs from 1 on: at
+// most so many have succeeded, and all others are flushed.
+func (c *conn) spentOrFlushed(receives, spent int) {
+	c.s.e.t.Helper()
+	for id := range uint64(receives) {
+		got := c.recvs.next()
+		if got.ID == id+1 && got.Status == rdma.StatusSuccess && id < uint64(spent) {
+			continue
+		}
+		spent = 0
+		if got.ID != id+1 || got.Status != rdma.StatusFlushed || got.QueuePair != c.Number() {
+			c.s.e.fatalf("%s: receive %d of queue pair %d: %s; want %d of %d flushed", c.s.name, got.ID, got.QueuePair, got.Status, id+1, c.Number())
+		}
+	}
 }
 
 // iwarpRefused takes the completions of a refused request of the iWARP class:
@@ -233,6 +253,15 @@ func missingRight(e *env, _ *memory) []refusal {
 		{"no right of remote atomics", rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite, []rdma.Opcode{rdma.OpCompareSwap, rdma.OpFetchAdd}},
 		{"local rights alone", rdma.AccessLocalWrite, nil},
 	} {
+		if !e.suite.has(FeatureReadRight) {
+			if len(each.only) == 0 {
+				each.only = []rdma.Opcode{rdma.OpWrite, rdma.OpWriteImmediate, rdma.OpCompareSwap, rdma.OpFetchAdd}
+			}
+			each.only = slices.DeleteFunc(slices.Clone(each.only), func(op rdma.Opcode) bool { return op == rdma.OpRead })
+			if len(each.only) == 0 {
+				continue
+			}
+		}
 		m := e.b().allocate(regionSize, each.rights&e.b().all())
 		all = append(all, refusal{what: each.what, remote: m.at(0), length: 64, only: each.only})
 	}

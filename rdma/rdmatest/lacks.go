@@ -31,6 +31,10 @@ const (
 	// rdma.StatusLocalLength at the receiver and, on the InfiniBand class,
 	// rdma.StatusRemoteInvalid at the sender.
 	FeatureLengthStatus Feature = "length-status"
+	// FeatureReadRight refuses a Read of memory without rdma.AccessRemoteRead.
+	FeatureReadRight Feature = "read-right"
+	// FeatureRefusedReadStops delivers nothing that stands behind a refused Read.
+	FeatureRefusedReadStops Feature = "refused-read-stops"
 	// FeatureSolicitedOnly tells solicited completions from others: who arms for
 	// them alone is not woken by others.
 	FeatureSolicitedOnly Feature = "solicited-only"
@@ -79,6 +83,8 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureReadScatter, iwarpRead},
 	{"ibverbs", "siw*", FeaturePolledWrites, iwarpPolled},
 	{"ibverbs", "siw*", FeatureRefusalReason, "the driver does not tell what the Terminate said"},
+	{"ibverbs", "siw*", FeatureReadRight, "the driver does not look at the right"},
+	{"ibverbs", "siw*", FeatureRefusedReadStops, "the driver looks at a Read when it answers it, and goes on receiving meanwhile"},
 	{"ibverbs", "siw*", FeatureSolicitedOnly, "the driver raises no solicited events for receives, so all are asked for"},
 	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},
 	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
