@@ -46,9 +46,10 @@ func (d *PD) RegisterMR(memory []byte, access Access) (*MR, error) {
 		return nil, fmt.Errorf("verbs: registering memory of no bytes: %w", syscall.EINVAL)
 	}
 	lib := d.ctx.lib
-	p, errno := lib.raw(lib.fn.regMR, d.p, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), uintptr(access))
-	if p == 0 {
-		return nil, explainRegister(d.ctx.name, len(memory), errno)
+	p, err := lib.callPointer(fmt.Sprintf("ibv_reg_mr of %d bytes on %s", len(memory), d.ctx.name),
+		lib.fn.regMR, d.p, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), uintptr(access))
+	if err != nil {
+		return nil, explainMemory(err)
 	}
 	return &MR{pd: d, p: p, lkey: *at[uint32](p, offMRLKey), rkey: *at[uint32](p, offMRRKey)}, nil
 }
@@ -129,7 +130,7 @@ func (c *Context) CreateCQ(entries int, cookie uint64, channel *CompChannel, vec
 	p, err := c.lib.callPointer(fmt.Sprintf("ibv_create_cq of %d entries on %s", entries, c.name),
 		c.lib.fn.createCQ, c.p, uintptr(entries), uintptr(cookie), ch, uintptr(vector))
 	if err != nil {
-		return nil, err
+		return nil, explainMemory(err)
 	}
 	return &CQ{ctx: c, p: p}, nil
 }
@@ -207,7 +208,7 @@ func (d *PD) CreateSRQ(depth, sges int, cookie uint64) (*SRQ, error) {
 	*at[uint32](a, offSRQInitAttrAttr+offSRQAttrMaxSGE) = uint32(sges)
 	p, err := lib.callPointer(fmt.Sprintf("ibv_create_srq of %d receives with %d entries on %s", depth, sges, d.ctx.name), lib.fn.createSRQ, d.p, a)
 	if err != nil {
-		return nil, err
+		return nil, explainMemory(err)
 	}
 	return &SRQ{ctx: d.ctx, p: p}, nil
 }

@@ -72,11 +72,11 @@ func explainOpen(device, verbsName string, errno syscall.Errno) error {
 	return fmt.Errorf("verbs: opening %s (%s): %w", device, path, failure("ibv_open_device", errno))
 }
 
-// explainRegister tells why memory could not be registered.
-func explainRegister(device string, size int, errno syscall.Errno) error {
-	err := failure(fmt.Sprintf("ibv_reg_mr of %d bytes on %s", size, device), errno)
+// explainMemory adds to the error of a call that locks memory, for a region or
+// for a queue, what may have kept it from it.
+func explainMemory(err error) error {
 	var limit unix.Rlimit
-	if errno == unix.ENOMEM && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
+	if errors.Is(err, unix.ENOMEM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
 		return fmt.Errorf("%w: registered memory counts as locked, and the limit is %d bytes in all; raise it (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, memlock in limits.conf)", err, limit.Cur)
 	}
 	return err

@@ -80,7 +80,7 @@ func TestMissingDevicesAreExplained(t *testing.T) {
 }
 
 func TestRegistrationsAreExplained(t *testing.T) {
-	err := explainRegister("mlx5_9", 4096, unix.ENOMEM)
+	err := explainMemory(failure("ibv_reg_mr", unix.ENOMEM))
 	var limit unix.Rlimit
 	if e := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); e != nil {
 		t.Fatal(e)
@@ -88,7 +88,7 @@ func TestRegistrationsAreExplained(t *testing.T) {
 	if !errors.Is(err, unix.ENOMEM) || strings.Contains(err.Error(), "ulimit -l") != (limit.Cur != unix.RLIM_INFINITY) {
 		t.Errorf("%v, with a limit of %d", err, limit.Cur)
 	}
-	if err := explainRegister("mlx5_9", 4096, unix.EFAULT); !errors.Is(err, unix.EFAULT) || strings.Contains(err.Error(), "ulimit") {
+	if err := explainMemory(failure("ibv_reg_mr", unix.EFAULT)); !errors.Is(err, unix.EFAULT) || strings.Contains(err.Error(), "ulimit") {
 		t.Errorf("%v", err)
 	}
 }

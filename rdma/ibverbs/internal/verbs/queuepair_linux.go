@@ -46,7 +46,7 @@ func (d *PD) CreateQP(config QPConfig) (*QP, error) {
 		config.SendDepth, config.RecvDepth, config.SendSGEs, config.RecvSGEs, config.Inline, d.ctx.name)
 	p, err := lib.callPointer(op, lib.fn.createQP, d.p, a)
 	if err != nil {
-		return nil, err
+		return nil, explainMemory(err)
 	}
 	return newQP(d.ctx, p, config, a), nil
 }
@@ -98,6 +98,7 @@ func (q *QP) PostSend(l *SendList, n int) (int, error) {
 	next := last.next
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
+	*l.bad = 0
 	r, errno := q.ctx.posts.Call3(q.ctx.postSend, q.p, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
@@ -120,6 +121,7 @@ func (l *RecvList) post(c *Context, fn, queue uintptr, n int) (int, error) {
 	next := last.next
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
+	*l.bad = 0
 	r, errno := c.posts.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
