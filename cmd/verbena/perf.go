@@ -29,7 +29,7 @@ type perfOptions struct {
 	connections, posters                           []int
 
 	all, asJSON, details, quiet bool
-	plot                        string
+	plot, device                string
 	cpus, serverCPUs            []int
 }
 
@@ -74,6 +74,7 @@ all combinations.`,
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringSliceVar(&p.transports, "transport", []string{verbena.TransportAuto}, "auto, shm, iwarp, ibverbs; tcp at level runtime")
+	flags.StringVar(&p.device, "device", "", "the device to use where a transport has several, such as mlx5_1 (default: the first)")
 	flags.StringSliceVar(&p.levels, "level", []string{perf.LevelVerbs}, "verbs (queue pairs) or runtime (endpoints)")
 	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read or atomic")
 	flags.StringSliceVar(&p.modes, "mode", []string{perf.ModeLatency}, "lat, bw or rate")
@@ -107,6 +108,7 @@ all combinations.`,
 func perfServeCommand(o *options) *cobra.Command {
 	var (
 		address  string
+		device   string
 		cpus     []int
 		untilEOF bool
 	)
@@ -123,7 +125,7 @@ memory for a measurement: keep it on networks that you trust.`,
 					return err
 				}
 			}
-			s, err := perf.Listen(cmd.Context(), perf.ServerConfig{Address: address, Providers: o.providers(), Logger: o.logger()})
+			s, err := perf.Listen(cmd.Context(), perf.ServerConfig{Address: address, Providers: o.providers(), Device: device, Logger: o.logger()})
 			if err != nil {
 				return err
 			}
@@ -144,6 +146,7 @@ memory for a measurement: keep it on networks that you trust.`,
 		},
 	}
 	cmd.Flags().StringVar(&address, "listen", "127.0.0.1:8029", "`address` to serve at")
+	cmd.Flags().StringVar(&device, "device", "", "the device to use where a transport has several (default: the first)")
 	cmd.Flags().IntSliceVar(&cpus, "cpu", nil, "bind this process to `processors`")
 	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "end when standard input does, as a child process")
 	return cmd
@@ -175,7 +178,7 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 		return err
 	}
 	defer closing(&err, rt)
-	c := &perf.Client{Runtime: rt, Providers: providers, Logger: o.logger()}
+	c := &perf.Client{Runtime: rt, Providers: providers, Device: p.device, Logger: o.logger()}
 	var plans []perf.Plan
 	if len(args) == 1 {
 		c.Server = args[0]

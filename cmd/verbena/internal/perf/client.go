@@ -23,6 +23,8 @@ type Client struct {
 	Runtime   *verbena.Runtime
 	Providers []rdma.Provider
 	Logger    *slog.Logger
+	// Device names the one to use where a provider has several; else the first.
+	Device string
 
 	corrupt func(message int64, payload []byte) // tests
 }
@@ -70,7 +72,7 @@ func (c *Client) Run(ctx context.Context, plan Plan, amount Amount) (m *Measurem
 	var dev rdma.Device
 	l := limits{notReady: true}
 	if plan.Level == LevelVerbs && plan.Transport != verbena.TransportTCP {
-		if dev, err = findDevice(ctx, c.Providers, plan.Transport); err != nil {
+		if dev, err = findDevice(ctx, c.Providers, plan.Transport, c.Device); err != nil {
 			return nil, err
 		}
 		a := dev.Attributes()

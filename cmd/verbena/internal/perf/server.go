@@ -35,7 +35,9 @@ const (
 type ServerConfig struct {
 	Address   string // to listen at, "host:port"
 	Providers []rdma.Provider
-	Logger    *slog.Logger
+	// Device names the one to use where a provider has several; else the first.
+	Device string
+	Logger *slog.Logger
 }
 
 // A Server is the passive end of measurements, for any number of clients, one
@@ -153,7 +155,7 @@ func (s *Server) serve(ctx context.Context, c control) (err error) {
 }
 
 func (s *Server) serveQueuePairs(ctx, setup context.Context, c control, plan *Plan) (err error) {
-	dev, err := findDevice(setup, s.cfg.Providers, plan.Transport)
+	dev, err := findDevice(setup, s.cfg.Providers, plan.Transport, s.cfg.Device)
 	if err != nil {
 		return err
 	}
@@ -290,8 +292,8 @@ func receiveMemory(ctx context.Context, c control) (memory, error) {
 	return m, err
 }
 
-// findDevice returns the first device of a provider.
-func findDevice(ctx context.Context, providers []rdma.Provider, name string) (rdma.Device, error) {
+// findDevice returns a provider's device of a name, or its first.
+func findDevice(ctx context.Context, providers []rdma.Provider, name, device string) (rdma.Device, error) {
 	var names []string
 	for _, p := range providers {
 		if p.Name() != name {
@@ -302,10 +304,14 @@ func findDevice(ctx context.Context, providers []rdma.Provider, name string) (rd
 		if err != nil {
 			return nil, fmt.Errorf("perf: transport %s: %w", name, err)
 		}
-		if len(devices) == 0 {
-			return nil, fmt.Errorf("perf: transport %s: %w: no device", name, rdma.ErrUnavailable)
+		var there []string
+		for _, d := range devices {
+			if device == "" || d.Attributes().Name == device {
+				return d, nil
+			}
+			there = append(there, d.Attributes().Name)
 		}
-		return devices[0], nil
+		return nil, fmt.Errorf("perf: transport %s: %w: no device %q among %q", name, rdma.ErrUnavailable, device, there)
 	}
 	return nil, fmt.Errorf("perf: there is no transport %q here, but %q", name, names)
 }
