@@ -672,7 +672,7 @@ func (e *end) await(what string, is func() bool) error {
 			}
 		}
 		if idle < 256 || !e.sleeps {
-			runtime.Gosched()
+			yield(idle)
 			continue
 		}
 		if err := e.sleep(end); err != nil {
@@ -862,7 +862,8 @@ func (e *end) greet() error {
 		t.slot[r], t.depth[r] = int(g.Slot), int(g.Depth)
 	}
 	e.t.mayTell = g.Shallow == 0 && e.theirs.Shallow == 0
-	e.t.rounds = 1 + rand.New(rand.NewPCG(e.t.seed, 3)).IntN(e.link.Rounds)
+	// Rounds over much memory take long.
+	e.t.rounds = 1 + rand.New(rand.NewPCG(e.t.seed, 3)).IntN(max(1, e.link.Rounds/max(1, e.t.area/(32<<10))))
 	e.t.endingBy = planEnding(e.t)
 	e.out, e.in = newDirection(e.t, e.role), newDirection(e.t, 1-e.role)
 	for part := range e.exposed {
@@ -989,6 +990,7 @@ func (e *end) runRound() error {
 		return fmt.Errorf("round %d: %w", e.round, err)
 	}
 	e.side.Stats.Rounds.Add(1)
+	e.side.Stats.Answered.Add(uint64(e.in.requests()))
 	planChange(e.t, 1-e.role, e.round, e.in, e.out)
 	return e.barrier(planChange(e.t, e.role, e.round, e.out, e.in))
 }

@@ -291,6 +291,19 @@ func (d *direction) signalOften(p int) {
 	}
 }
 
+// requests counts those of a round, with the two messages that end it.
+func (d *direction) requests() int {
+	n := 2
+	for p := range d.count {
+		for i := range d.posters[p].steps {
+			if d.posters[p].steps[i].kind == stepPost {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 func (d *direction) planStep(p int, messages *int) bool {
 	random, t, u, out := d.random, d.t, &d.use[p], &d.posters[p]
 	switch random.IntN(40) {

@@ -58,6 +58,7 @@ type Stats struct {
 	Links         atomic.Uint64                      // connections made
 	Ended         [endingKinds]atomic.Uint64
 	Lost          atomic.Uint64 // links whose peer died
+	Answered      atomic.Uint64 // requests of the peers, in rounds that were compared
 	Registrations atomic.Uint64
 	Refused       [refusals]atomic.Uint64
 	WrongPosts    atomic.Uint64
@@ -459,11 +460,12 @@ func (s *Side) releaseCommons(c *commons) error {
 	return errors.Join(errs...)
 }
 
-// yield lets others run, and sleeps if that was for nothing often.
+// yield lets others run, and sleeps if that was for nothing often: who polls may
+// have fewer processors than pollers.
 func yield(i int) {
 	if i < 1000 {
 		runtime.Gosched()
 		return
 	}
-	time.Sleep(100 * time.Microsecond)
+	time.Sleep(50 * time.Microsecond)
 }
