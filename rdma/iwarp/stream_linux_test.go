@@ -1,0 +1,211 @@
+package iwarp
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// hush makes a side keep quiet as if it had polled all the time.
+func (s *side) hush() *socketStream {
+	s.t.Helper()
+	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	stream.reading.Lock()
+	defer stream.reading.Unlock()
+	if !stream.quiet.Load() {
+		if err := stream.raw.Control(stream.hush); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if !stream.quiet.Load() {
+		s.t.Fatal("the stream does not keep quiet")
+	}
+	return stream
+}
+
+// poll polls until a completion comes.
+func poll(t testing.TB, q rdma.CompletionQueue) rdma.Completion {
+	t.Helper()
+	var c [1]rdma.Completion
+	for begin := time.Now(); time.Since(begin) < within; runtime.Gosched() {
+		if n, err := q.Poll(c[:]); err != nil {
+			t.Fatal(err)
+		} else if n == 1 {
+			return c[0]
+		}
+	}
+	t.Fatal("no completion")
+	return c[0]
+}
+
+// TestQuietByPolling polls until the stream keeps quiet by itself.
+func TestQuietByPolling(t *testing.T) {
+	a, _ := newPair(t, 4096, joinListener)
+	stream := a.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	var c [1]rdma.Completion
+	for begin := time.Now(); !stream.quiet.Load(); {
+		if _, err := a.recvs.Poll(c[:]); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(begin) > within {
+			t.Fatal("the stream does not keep quiet")
+		}
+	}
+	if err := a.recvs.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	if stream.quiet.Load() {
+		t.Fatal("the stream keeps quiet beside an armed queue")
+	}
+}
+
+// TestQuietExchange sends to and fro, each time by polls or by waiting.
+func TestQuietExchange(t *testing.T) {
+	a, b := newPair(t, 4096, joinListener)
+	a.recv(0, 0, 1024)
+	b.recv(0, 0, 1024)
+	take := func(s *side, q rdma.CompletionQueue, i int) rdma.Completion {
+		if i%3 == 0 {
+			return next(t, q)
+		}
+		return poll(t, q)
+	}
+	for i := range 3000 {
+		if i%2 == 0 {
+			a.hush()
+		}
+		if i%5 == 0 {
+			b.hush()
+		}
+		from, to := a, b
+		if i%2 == 1 {
+			from, to = b, a
+		}
+		from.send(rdma.SendRequest{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: from.sge(2048, 1024)})
+		if c := take(to, to.recvs, i); c.Status != rdma.StatusSuccess || c.Length != 1024 {
+			t.Fatalf("%+v", c)
+		}
+		to.recv(0, 0, 1024)
+		if c := take(from, from.sends, i+1); c.Status != rdma.StatusSuccess {
+			t.Fatalf("%+v", c)
+		}
+	}
+}
+
+// TestQuietServes has a peer Read and Write at a side that was polled and is
+// left alone, which nobody arms.
+func TestQuietServes(t *testing.T) {
+	const size = 8 << 20
+	a, b := newPair(t, size, joinListener)
+	fill(b.memory.Bytes(), 1)
+	b.hush()
+	a.send(rdma.SendRequest{Op: rdma.OpRead, Flags: rdma.Signaled, SGEs: a.sge(0, size), Remote: b.at(0)})
+	if c := next(t, a.sends); c.Status != rdma.StatusSuccess || !bytes.Equal(a.memory.Bytes(), b.memory.Bytes()) {
+		t.Fatalf("%+v", c)
+	}
+	fill(a.memory.Bytes(), 2)
+	b.hush()
+	a.send(rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, size), Remote: b.at(0)})
+	b.recv(0, 0, 0)
+	a.send(rdma.SendRequest{Op: rdma.OpSend})
+	next(t, b.recvs)
+	if !bytes.Equal(a.memory.Bytes(), b.memory.Bytes()) {
+		t.Fatal("what was written is not there")
+	}
+}
+
+// TestQuietWrites leaves more in the hands of those who poll than the socket
+// takes, and does not poll.
+func TestQuietWrites(t *testing.T) {
+	const size = 32 << 20
+	for name, take := range map[string]func(testing.TB, rdma.CompletionQueue) rdma.Completion{
+		"polling": poll, "waiting": next, "leaving it alone": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newPair(t, size, joinListener)
+			fill(a.memory.Bytes(), 1)
+			b.recv(0, 0, 0)
+			a.hush()
+			a.send(rdma.SendRequest{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, size), Remote: b.at(0)})
+			a.send(rdma.SendRequest{Op: rdma.OpSend})
+			if take != nil {
+				if c := take(t, a.sends); c.Status != rdma.StatusSuccess {
+					t.Fatalf("%+v", c)
+				}
+			}
+			next(t, b.recvs)
+			if !bytes.Equal(a.memory.Bytes(), b.memory.Bytes()) {
+				t.Fatal("what was written is not there")
+			}
+		})
+	}
+}
+
+// TestQuietEnds ends connections in which somebody polls, or has polled: by
+// either side, with bytes that the peer does not take.
+func TestQuietEnds(t *testing.T) {
+	const size = 32 << 20
+	for name, end := range map[string]func(a, b *side) error{
+		"peer disconnects": func(a, b *side) error { return b.qp.Disconnect() },
+		"disconnect":       func(a, b *side) error { return a.qp.Disconnect() },
+		"close":            func(a, b *side) error { return a.qp.Close() },
+		"close the region": func(a, b *side) error { return a.memory.Close() },
+		"fail": func(a, b *side) error {
+			b.send(rdma.SendRequest{Op: rdma.OpSend}) // finds no receive
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newPair(t, size, joinListener)
+			// The peer's reader is kept from reading, so that bytes pile up.
+			stalled := b.qp.(*queuePair).connected.Load().stream.(*socketStream)
+			stalled.reading.Lock()
+			a.hush()
+			a.send(rdma.SendRequest{ID: 1, Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, size), Remote: b.at(0)})
+			var polls sync.WaitGroup
+			ctx, stop := context.WithCancel(t.Context())
+			polls.Go(func() {
+				var c [4]rdma.Completion
+				for ctx.Err() == nil {
+					_, _ = a.recvs.Poll(c[:])
+					runtime.Gosched()
+				}
+			})
+			if name == "peer disconnects" || name == "fail" {
+				stalled.reading.Unlock()
+			} else {
+				defer stalled.reading.Unlock()
+			}
+			if err := end(a, b); err != nil {
+				t.Fatal(err)
+			}
+			if a.ended() == nil {
+				t.Error("it has ended without an error")
+			}
+			stop()
+			polls.Wait()
+		})
+	}
+}
+
+// TestNoPacing tells that connections within a host are not paced.
+func TestNoPacing(t *testing.T) {
+	a, _ := newPair(t, 4096, joinListener)
+	stream := a.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	var name string
+	if err := stream.raw.Control(func(fd uintptr) {
+		name, _ = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if name == "bbr" {
+		t.Error("congestion control is bbr, which paces")
+	}
+}
