@@ -38,17 +38,19 @@ var modes = map[string]struct {
 	stream bool // over streams, not listeners
 	small  bool // messages of 64 MiB would take too long
 }{
-	"listener":           {},
-	"stream":             {stream: true},
-	"segment-sized":      {config: Config{SegmentSized: true}, small: true},
-	"markers":            {config: Config{Markers: true}, small: true},
-	"no CRC":             {config: Config{NoCRC: true}, small: true},
-	"revision 1":         {config: Config{Revision: wire.Revision1}, small: true},
-	"ready by Read":      {config: Config{ReadyToReceive: []ReadyKind{ReadyRead}}, small: true},
-	"ready by Send":      {config: Config{ReadyToReceive: []ReadyKind{ReadySend}}, small: true},
-	"not peer to peer":   {config: Config{ReadyToReceive: []ReadyKind{}}, small: true},
-	"without extensions": {config: Config{Extensions: ExtensionsOff}, small: true},
-	"extensions assumed": {config: Config{Extensions: ExtensionsAssumed}, small: true},
+	"listener":      {},
+	"stream":        {stream: true},
+	"segment-sized": {config: Config{SegmentSized: true}, small: true},
+	"markers":       {config: Config{Markers: true}, small: true},
+	"no CRC":        {config: Config{NoCRC: true}, small: true},
+	"revision 1":    {config: Config{Revision: wire.Revision1}, small: true},
+	"ready by Read": {config: Config{ReadyToReceive: []ReadyKind{ReadyRead}}, small: true},
+	"ready by Send, without extensions": {
+		config: Config{ReadyToReceive: []ReadyKind{ReadySend}, Extensions: ExtensionsOff}, small: true,
+	},
+	"not peer to peer, extensions assumed": {
+		config: Config{ReadyToReceive: []ReadyKind{}, Extensions: ExtensionsAssumed}, small: true,
+	},
 	"segments, markers, no CRC, revision 1": {
 		config: Config{SegmentSized: true, Markers: true, NoCRC: true, Revision: wire.Revision1}, stream: true, small: true,
 	},
