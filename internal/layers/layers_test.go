@@ -118,7 +118,7 @@ func TestRuntimeImportsTheModelAlone(t *testing.T) {
 // The model and the runtime are for other people's programs: what they pull in
 // beyond the standard library is listed here, on purpose.
 func TestLibraryDependencies(t *testing.T) {
-	allowed := []string{"golang.org/x/sys/", "github.com/ebitengine/purego", module}
+	allowed := []string{"golang.org/x/sys/", "github.com/ebitengine/purego", "github.com/vishvananda/", module}
 	for _, p := range packages(t, "-deps", module+"/rdma/...") {
 		if p.Standard || strings.Contains(p.ImportPath, "/rdmatest") {
 			continue
