@@ -128,6 +128,7 @@ type end struct {
 	expected matcher
 	controls int // of expected control messages that have come in this round
 	lastMark []byte
+	released bool // the peer may have begun the next round
 	draining bool // the link has ended: what comes belongs to no later round
 }
 
@@ -938,6 +939,7 @@ func (e *end) barrier(c change) error {
 	if err != nil {
 		return err
 	}
+	e.released = true
 	if err := e.tell(1, &r); err != nil {
 		return err
 	}
@@ -976,6 +978,7 @@ func (e *end) runRound() error {
 	}
 	e.expected.begin(e.in)
 	e.controls = 0
+	e.released = false
 	e.mu.Unlock()
 	if err := e.postRound(); err != nil {
 		return err

@@ -42,7 +42,7 @@ func (e *end) finish(outcome error) error {
 		}
 		// The peer may have begun the last round before this side knew that the one
 		// before it was over.
-		last = last || known && e.round == e.t.rounds-2 && e.controls == 2
+		last = last || known && e.round == e.t.rounds-2 && e.released
 		planned := !died && last && (ending.kind == endsRefused || ending.kind == endsTooLong || ending.kind == endsAbruptly && ending.by != e.role)
 		// In the very last exchange the peer may be faster: its end, in order, is
 		// seen before the completion of this side's last message.
@@ -244,10 +244,10 @@ func (e *end) checkRefused() error {
 	s := &e.in.posters[0].steps[e.in.brokenAt]
 	what := fmt.Sprintf("round %d: the peer's %s with %s", e.round, s.op, s.refusal)
 	if e.expected.got != e.expected.total {
-		return fmt.Errorf("%s: %d of %d messages before it have come", what, e.expected.got, e.expected.total)
+		return fmt.Errorf("%s: %d of %d messages before it have come: %w", what, e.expected.got, e.expected.total, e.cause())
 	}
 	if s.refusal == refuseTooLong && e.t.mayTell && e.recvFailure != rdma.StatusLocalLength {
-		return fmt.Errorf("%s: the receive completes as %s", what, e.recvFailure)
+		return fmt.Errorf("%s: the receive completes as %s: %w", what, e.recvFailure, e.cause())
 	}
 	if s.refusal != refuseTooLong && e.recvFailure != rdma.StatusSuccess {
 		return fmt.Errorf("%s: a receive completes as %s", what, e.recvFailure)
@@ -268,16 +268,14 @@ func (e *end) checkRefused() error {
 // compareLoosely checks, after a connection that ended in the middle, that each
 // byte is what it was or what some request of the round may have put there.
 func (e *end) compareLoosely() error {
-	if e.out == nil || e.round < 0 || e.round >= e.t.rounds {
+	if e.out == nil || e.round < 0 {
 		return nil
 	}
 	if err := e.compareParts(true, exposedParts, exposedPart, e.in.exposedBefore, e.in.exposed, func(try func(at int, data []byte)) {
-		for p := range e.in.count {
-			for i := range e.in.posters[p].steps {
-				if s := &e.in.posters[p].steps[i]; s.changesPeer {
-					try(s.putsAt, e.in.data[s.putsFrom:s.putsTo])
-				}
-			}
+		e.in.puts(try)
+		if e.released && e.round < e.t.rounds-1 {
+			e.in.plan(e.round + 1)
+			e.in.puts(try)
 		}
 	}); err != nil {
 		return err
@@ -297,6 +295,17 @@ func (e *end) compareLoosely() error {
 			}
 		}
 	})
+}
+
+// puts tells what the requests of a round put into the exposed memory.
+func (d *direction) puts(try func(at int, data []byte)) {
+	for p := range d.count {
+		for i := range d.posters[p].steps {
+			if s := &d.posters[p].steps[i]; s.changesPeer {
+				try(s.putsAt, d.data[s.putsFrom:s.putsTo])
+			}
+		}
+	}
 }
 
 func (e *end) compareParts(exposed bool, parts int, where func(part, area int) span, before, after []byte, puts func(try func(at int, data []byte))) error {
