@@ -436,6 +436,39 @@ func BenchmarkOneProcess(b *testing.B) {
 			})
 		})
 	}
+	b.Run("stream-8", func(b *testing.B) {
+		const lot = 16
+		x, y := newSides(b, 1<<16, nil)
+		sends, recvs := make([]rdma.SendRequest, lot), make([]rdma.RecvRequest, lot)
+		for i := range lot {
+			sends[i] = rdma.SendRequest{Op: rdma.OpSend, SGEs: x.sge(64*i, 8)}
+			recvs[i].SGEs = y.sge(64*i, 8)
+		}
+		sends[lot-1].Flags = rdma.Signaled
+		var c [lot]rdma.Completion
+		post := func(qp rdma.QueuePair) {
+			if n, err := qp.PostRecv(recvs); n != lot || err != nil {
+				b.Fatal(n, err)
+			}
+		}
+		post(y.qp)
+		post(y.qp)
+		loop(b, func(i int) {
+			if i%lot != 0 {
+				return
+			}
+			if n, err := x.qp.PostSend(sends); n != lot || err != nil {
+				b.Fatal(n, err)
+			}
+			if n, err := y.cq.Poll(c[:]); n != lot || err != nil {
+				b.Fatal(n, err)
+			}
+			post(y.qp)
+			if n, err := x.cq.Poll(c[:]); n != 1 || err != nil {
+				b.Fatal(n, err)
+			}
+		})
+	})
 	b.Run("write-8", func(b *testing.B) {
 		x, y := newSides(b, 1<<16, nil)
 		sends := []rdma.SendRequest{{Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: x.sge(0, 8), Remote: y.remote(0)}}

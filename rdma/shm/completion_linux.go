@@ -22,6 +22,17 @@ const (
 	few          = 4
 )
 
+// A receiver that is as fast as its sender would take each line away from it as
+// soon as it is written, and the next one, too, before it is. So once so many
+// harvests in a row had no more than streamGap empty ones before them, each is
+// preceded by a rest, for about the time that a line takes from one processor to
+// the other, in which the sender gets ahead.
+const (
+	stream     = 8
+	streamGap  = 4
+	streamRest = 8
+)
+
 // A queue pair whose sender rings is polled without that again after so many
 // messages in a row which nobody armed the queue for, so that a receiver that
 // sleeps between messages need not call barrier for each, and only if so few
@@ -41,7 +52,7 @@ type completionQueue struct {
 
 	// mu guards what follows and the receiving side of the queue pairs that
 	// complete receives here.
-	mu      sync.Mutex
+	mu      latch
 	ring    []entry
 	first   int
 	count   int
@@ -289,10 +300,18 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 			break
 		}
 		qp := cq.hot[i]
+		if qp.pace >= stream && qp.idle == 0 {
+			relax(streamRest)
+		}
 		k := qp.harvest(into[n:])
 		n += k
 		switch {
 		case k > 0:
+			if qp.idle > streamGap {
+				qp.pace = 0
+			} else if qp.pace < stream {
+				qp.pace++
+			}
 			qp.idle = 0
 			if qp.cold && !cq.armed && len(cq.hot) <= warmest && qp.warms(k, cq.arms) {
 				qp.setCold(false)

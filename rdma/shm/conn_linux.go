@@ -32,12 +32,12 @@ type conn struct {
 
 	hungUp  atomic.Bool // the other end was closed, or its process died
 	writeMu sync.Mutex
-	buffer  [maxPacket]byte
+	buffer  []byte
 	control []byte
 }
 
 func newConn(socket *net.UnixConn, limit time.Duration) (*conn, error) {
-	c := &conn{socket: socket, limit: limit, control: make([]byte, unix.CmsgSpace(4*maxDescriptors))}
+	c := &conn{socket: socket, limit: limit, buffer: make([]byte, maxPacket), control: make([]byte, unix.CmsgSpace(4*maxDescriptors))}
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func (p *packet) release() {
 
 // read reads a packet. At most one goroutine reads at a time.
 func (c *conn) read() (p packet, err error) {
-	n, controlBytes, flags, _, err := c.socket.ReadMsgUnix(c.buffer[:], c.control)
+	n, controlBytes, flags, _, err := c.socket.ReadMsgUnix(c.buffer, c.control)
 	if err != nil {
 		c.noteHangUp(err)
 		return p, err
@@ -168,7 +168,7 @@ func (c *conn) read() (p packet, err error) {
 		}
 	}
 	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || n == 0 {
-		return p, fmt.Errorf("%w: longer than %d bytes, with more than %d descriptors, or empty", errPacket, maxPacket, maxDescriptors)
+		return p, fmt.Errorf("%w: longer than %d bytes, with more than %d descriptors, or empty", errPacket, len(c.buffer), maxDescriptors)
 	}
 	p.bytes = c.buffer[:n]
 	return p, nil

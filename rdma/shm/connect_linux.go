@@ -242,6 +242,8 @@ func dial(ctx context.Context, address string) (*net.UnixConn, error) {
 
 // serve reads the connection's socket until it ends.
 func (qp *queuePair) serve() {
+	// What comes from now on is shorter, and there may be many connections.
+	qp.conn.buffer = make([]byte, maxConnected)
 	for {
 		p, err := qp.conn.read()
 		if err == nil {

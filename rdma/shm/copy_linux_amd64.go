@@ -14,10 +14,8 @@ func moveString(to, from unsafe.Pointer, n uintptr)
 //go:noescape
 func prefetch(p unsafe.Pointer)
 
-// prefetchWrite asks for a line that will be written soon.
-//
-//go:noescape
-func prefetchWrite(p unsafe.Pointer)
+// relax lets the processor rest, so many times some nanoseconds.
+func relax(times int)
 
 const (
 	// stringMove is from where on a string instruction beats memmove, if its

@@ -14,8 +14,11 @@ TEXT ·prefetch(SB), NOSPLIT, $0-8
 	PREFETCHT0 (AX)
 	RET
 
-// func prefetchWrite(p unsafe.Pointer)
-TEXT ·prefetchWrite(SB), NOSPLIT, $0-8
-	MOVQ p+0(FP), AX
-	BYTE $0x0F; BYTE $0x0D; BYTE $0x08 // PREFETCHW (AX), which the assembler lacks
+// func relax(times int)
+TEXT ·relax(SB), NOSPLIT, $0-8
+	MOVQ times+0(FP), CX
+again:
+	PAUSE
+	DECQ CX
+	JGT again
 	RET

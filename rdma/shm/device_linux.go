@@ -70,7 +70,8 @@ func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 		device:  d,
 		regions: make(map[uint32]*region), keys: make(map[uint32]*region),
 		pairs: make(map[uint32]*queuePair), queues: make(map[uint32]*completionQueue), shared: make(map[*sharedReceiveQueue]struct{}),
-		stop: make(chan struct{}),
+		waiters: make(map[*completionQueue]struct{}),
+		stop:    make(chan struct{}),
 	}
 	if _, err := rand.Read(dom.id[:]); err != nil {
 		return nil, fmt.Errorf("shm: open domain: %w", err)

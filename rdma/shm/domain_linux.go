@@ -49,7 +49,7 @@ type domain struct {
 	nextQueue  uint32
 	shared     map[*sharedReceiveQueue]struct{}
 	retryPairs [bellBits][]*queuePair
-	waiters    []*completionQueue // that the agent wakes
+	waiters    map[*completionQueue]struct{} // that the agent wakes
 }
 
 func errClosed(what string) error { return fmt.Errorf("shm: %s: %w", what, rdma.ErrClosed) }
@@ -252,6 +252,7 @@ func without[T comparable](list []T, gone T) []T {
 func (d *domain) runAgent() {
 	word := d.bell.agent()
 	healed := time.Now()
+	var waiters []*completionQueue
 	for {
 		value := word.Load()
 		select {
@@ -268,7 +269,7 @@ func (d *domain) runAgent() {
 			}
 		})
 		d.mu.Lock()
-		waiters := d.waiters
+		waiters = slices.AppendSeq(waiters[:0], maps.Keys(d.waiters))
 		shared := slices.Collect(maps.Keys(d.shared))
 		d.mu.Unlock()
 		for _, s := range shared {
@@ -277,6 +278,7 @@ func (d *domain) runAgent() {
 		for _, cq := range waiters {
 			cq.wakeIfRung()
 		}
+		clear(waiters) // lets go of queues that are closed
 		if now := time.Now(); now.Sub(healed) >= healInterval {
 			healed = now
 			d.heal()
@@ -318,13 +320,13 @@ func (d *domain) heal() {
 func (d *domain) addWaiter(cq *completionQueue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.waiters = append(without(d.waiters, cq), cq)
+	d.waiters[cq] = struct{}{}
 }
 
 func (d *domain) removeWaiter(cq *completionQueue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.waiters = without(d.waiters, cq)
+	delete(d.waiters, cq)
 }
 
 // Close implements rdma.Domain.

@@ -53,16 +53,17 @@ type queuePair struct {
 	lazy atomic.Bool
 
 	// The receiving side. recvMu guards posting; recvCQ.mu guards taking.
-	recvMu   sync.Mutex
+	recvMu   latch
 	receives receiveRing
 	posted   atomic.Uint64
 	taken    atomic.Uint64
 	room     int // what the inbox says; guarded by recvMu
 	arrived  uint64
-	drained  bool // nothing more is taken from the inbox
-	hot      bool // in recvCQ.hot
-	cold     bool // the peer rings
-	idle     int
+	drained  bool   // nothing more is taken from the inbox
+	hot      bool   // in recvCQ.hot
+	cold     bool   // the peer rings
+	idle     int    // harvests that found nothing, since the last that did
+	pace     int    // harvests with few empty ones before them, in a row
 	warm     int    // messages taken while cold
 	warmArms uint64 // recvCQ.arms when the first of them was
 	bit      uint32
@@ -70,7 +71,7 @@ type queuePair struct {
 	recvFence fence
 
 	// The sending side.
-	sendMu       sync.Mutex
+	sendMu       latch
 	out          inbox // the peer's
 	outMemory    []byte
 	outShared    sharedQueue

@@ -700,11 +700,27 @@ func (qp *queuePair) publish(s slot, kind slotKind, flags rdma.Flags, length int
 	}
 	s.publish(makeSlotHeader(qp.sent, kind, length))
 	qp.sent++
+	if qp.sent%slotsAhead == 0 && qp.outLimit-qp.sent >= 2*slotsAhead {
+		qp.fetchSlots()
+	}
 	if !qp.lazy.Load() {
 		qp.sendFence.order()
 	}
 	if qp.out.gate().Load()&gateCold != 0 {
 		qp.ringReceiver(kind)
+	}
+}
+
+// slotsAhead is how many slots a sender that has room takes at once.
+const slotsAhead = 8
+
+// fetchSlots takes the lines of the next slots but slotsAhead away from the
+// receiver, all at the same time: a store to each is enough. One by one, as
+// messages are written, each would keep the processor waiting, which has room for
+// the stores of few posts. What they store is not read.
+func (qp *queuePair) fetchSlots() {
+	for n := qp.sent + slotsAhead; n < qp.sent+2*slotsAhead; n++ {
+		qp.out.slot(n).setDetail(0)
 	}
 }
 

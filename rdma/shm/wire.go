@@ -13,6 +13,7 @@ const (
 	maxPacket      = 4096
 	maxPrivateData = 2048
 	maxText        = 1024
+	maxConnected   = 1 + maxText // the longest packet of a connection that is set up
 
 	versionMin = 2
 	versionMax = 2
