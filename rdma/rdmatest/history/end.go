@@ -46,14 +46,14 @@ type remoteKey struct {
 type greeting struct {
 	Seed                           uint64
 	Rounds, Area                   uint32
-	Class, Shallow                 uint8
+	Class, Shallow, AnyRead        uint8
 	Capabilities                   uint32
 	SendSGE, ReadSGE, Inline, Slot uint32
 	Depth                          uint32
 	Exposed                        [exposedParts]remoteKey
 	Foreign                        remoteKey
 	Stale                          remoteKey
-	_                              [3]uint8
+	_                              [2]uint8
 }
 
 // ready ends a round: the sender's memory may be used again.
@@ -841,6 +841,9 @@ func (e *end) greet() error {
 	if e.side.options.Shallow {
 		g.Shallow = 1
 	}
+	if e.side.options.AnyRead {
+		g.AnyRead = 1
+	}
 	for part, m := range e.exposed {
 		g.Exposed[part] = remoteKey{m.region.Address(), m.region.Key()}
 	}
@@ -863,6 +866,7 @@ func (e *end) greet() error {
 		t.slot[r], t.depth[r] = int(g.Slot), int(g.Depth)
 	}
 	e.t.mayTell = g.Shallow == 0 && e.theirs.Shallow == 0
+	e.t.anyRead = g.AnyRead != 0 || e.theirs.AnyRead != 0
 	// Rounds over much memory take long.
 	e.t.rounds = 1 + rand.New(rand.NewPCG(e.t.seed, 3)).IntN(max(1, e.link.Rounds/max(1, e.t.area/(32<<10))))
 	e.t.endingBy = planEnding(e.t)

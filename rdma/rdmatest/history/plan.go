@@ -75,6 +75,7 @@ type terms struct {
 	depth    [2]int // send queue
 	slot     [2]int // bytes of each receive
 	mayTell  bool   // lengths that do not fit have their statuses
+	anyRead  bool   // memory without the right to be read may be read all the same
 	endingBy ending
 }
 
@@ -569,7 +570,7 @@ func (d *direction) planBroken(p int) {
 		isAtomic := s.op > rdma.OpRead
 		for {
 			s.refusal = refuseKey + refusal(random.IntN(int(refuseUnaligned)))
-			if s.refusal == refuseUnaligned && !isAtomic {
+			if s.refusal == refuseUnaligned && !isAtomic || s.refusal == refuseRight && s.op == rdma.OpRead && t.anyRead {
 				continue
 			}
 			break
