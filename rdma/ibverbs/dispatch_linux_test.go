@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/stubs"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
 )
@@ -25,8 +26,8 @@ type stubbed struct {
 
 func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
 	t.Helper()
-	if _, err := verbs.Load(); err != nil {
-		t.Skipf("the stubs are entered as the libraries are: %v", err)
+	if err := foreign.Init(); err != nil {
+		t.Fatal(err)
 	}
 	arena := verbs.NewArena()
 	t.Cleanup(func() {
