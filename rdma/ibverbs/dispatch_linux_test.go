@@ -247,6 +247,9 @@ func TestIWARPReads(t *testing.T) {
 }
 
 func TestNothingAllocates(t *testing.T) {
+	if foreign.Route != "linkname" {
+		t.Skipf("calls by the route %q allocate", foreign.Route)
+	}
 	s := newStubbed(t, 64, rdma.ClassInfiniBand)
 	send := []rdma.SendRequest{s.write(1, rdma.Signaled)}
 	recv := []rdma.RecvRequest{{ID: 1, SGEs: []rdma.SGE{{Region: s.memory, Length: 64}}}}
