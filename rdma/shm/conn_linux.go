@@ -57,7 +57,12 @@ func newConn(socket *net.UnixConn, limit time.Duration) (*conn, error) {
 }
 
 // name tells the process at the other end.
-func (c *conn) name() string { return fmt.Sprintf("process %d of user %d", c.peer.Pid, c.peer.Uid) }
+func (c *conn) name() string {
+	if c.peer.Pid == 0 {
+		return fmt.Sprintf("a process of user %d in another process namespace", c.peer.Uid)
+	}
+	return fmt.Sprintf("process %d of user %d", c.peer.Pid, c.peer.Uid)
+}
 
 // foreign tells whether the peer is of another user.
 func (c *conn) foreign() bool { return c.peer.Uid != uint32(os.Geteuid()) }
@@ -67,8 +72,8 @@ func (c *conn) checkUser(config *Config) error {
 	if !c.foreign() || slices.Contains(config.AllowUIDs, c.peer.Uid) {
 		return nil
 	}
-	return fmt.Errorf("process %d belongs to user %d and this one, process %d, to user %d: shared memory is for one user's processes; "+
-		"name the user in AllowUIDs on both sides, or use another provider", c.peer.Pid, c.peer.Uid, os.Getpid(), os.Geteuid())
+	return fmt.Errorf("%s is not of the user %d of this one, process %d, or a user namespace makes it look so: shared memory is for one user's processes; "+
+		"name the user in AllowUIDs on both sides, run both in one user namespace, or use another provider", c.name(), os.Geteuid(), os.Getpid())
 }
 
 // bound makes pending calls of the connection fail when ctx ends. The returned

@@ -235,6 +235,8 @@ func dial(ctx context.Context, address string) (*net.UnixConn, error) {
 			return nil, fmt.Errorf("%w: nobody listens there, or in another network namespace: containers need the path of a socket in a directory that they share", err)
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, fmt.Errorf("%w: nobody listens there, or the directory is not shared with the other container", err)
+		case errors.Is(err, fs.ErrPermission):
+			return nil, fmt.Errorf("%w: the socket and its directories must let this process, of user %d, in; a user namespace may map its user to one that they do not", err, os.Geteuid())
 		}
 		return nil, err
 	}

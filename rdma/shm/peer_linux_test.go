@@ -155,7 +155,7 @@ func TestOtherUserIsRefused(t *testing.T) {
 	if err := command.Run(); err == nil {
 		t.Fatal("connected")
 	}
-	if !strings.Contains(text.String(), "belongs to user 65534") {
+	if !strings.Contains(text.String(), "of user 65534") {
 		t.Fatalf("the child says: %s", text.String())
 	}
 	ctx, cancel := context.WithCancel(t.Context())

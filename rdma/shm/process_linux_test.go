@@ -124,6 +124,9 @@ func child(part func(*side, rdma.Remote) error, address string) error {
 			return err
 		}
 	}
+	if err := hideDirectory(address); err != nil {
+		return err
+	}
 	var config Config
 	if uid, err := strconv.Atoi(os.Getenv(allowVariable)); err == nil {
 		config.AllowUIDs = []uint32{uint32(uid)}
