@@ -4,7 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
+
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/crc32c"
 )
 
 // Sizes of the set-up frames (RFC 5044 section 7.1), in bytes.
@@ -175,10 +176,8 @@ const (
 	MarkerSize     = 4
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // UpdateCRC adds data to the CRC32C of an FPDU, which begins with 0.
-func UpdateCRC(crc uint32, data []byte) uint32 { return crc32.Update(crc, castagnoli, data) }
+func UpdateCRC(crc uint32, data []byte) uint32 { return crc32c.Update(crc, data) }
 
 // PutCRC writes a finished CRC as it goes on the wire, little-endian.
 func PutCRC(dst []byte, crc uint32) { binary.LittleEndian.PutUint32(dst, crc) }

@@ -1,0 +1,53 @@
+package crc32c
+
+import (
+	"math/bits"
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+)
+
+const (
+	block = 256 // bytes that one round of fold takes
+	// least is the length, in bytes, from which folding is faster.
+	least = 2 * block
+)
+
+var able = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasSSE42
+
+// factors of fold, for distances of 2048, 512 and 128 bits: a polynomial's upper
+// and lower half are moved by a distance when they are multiplied by the first and
+// the second factor of a pair (V. Gopal et al., Fast CRC Computation for Generic
+// Polynomials Using PCLMULQDQ, Intel 2009).
+var factors = [6]uint64{
+	power(2048 + 32), power(2048 - 32),
+	power(512 + 32), power(512 - 32),
+	power(128 + 32), power(128 - 32),
+}
+
+// power is x to the n modulo the CRC's polynomial, with its bits in the order of
+// the CRC and shifted by the one that a product of reflected factors lacks.
+func power(n int) uint64 {
+	const polynomial = 0x1EDC6F41
+	p := uint32(1)
+	for range n {
+		carry := p >> 31
+		p = p<<1 ^ carry*polynomial
+	}
+	return uint64(bits.Reverse32(p)) << 1
+}
+
+// fold is the inverted CRC of n bytes, a positive multiple of block, after that
+// of what came before.
+//
+//go:noescape
+func fold(crc uint32, data *byte, n int, factors *[6]uint64) uint32
+
+// fast adds most of data and returns the rest.
+func fast(crc uint32, data []byte) (uint32, []byte) {
+	if !able || len(data) < least {
+		return crc, data
+	}
+	n := len(data) &^ (block - 1)
+	return ^fold(^crc, unsafe.SliceData(data), n, &factors), data[n:]
+}
