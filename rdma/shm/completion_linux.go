@@ -23,14 +23,15 @@ const (
 )
 
 // A receiver that is as fast as its sender would take each line away from it as
-// soon as it is written, and the next one, too, before it is. So once so many
-// harvests in a row had no more than streamGap empty ones before them, each is
-// preceded by a rest, for about the time that a line takes from one processor to
-// the other, in which the sender gets ahead.
+// soon as it is written, and the next one, too, before it is. So after so many
+// messages in a row that came just after a look in vain, the next harvests begin
+// with a rest, in which the sender gets ahead.
 const (
-	stream     = 8
-	streamGap  = 4
-	streamRest = 8
+	closeBehind  = 8
+	closeLooks   = 4  // looks in vain that are few
+	restsAtOnce  = 64 // harvests
+	restLength   = 12 // of about 20 ns each
+	restsToWaste = 8  // what a rest costs in which no more than one message came
 )
 
 // A queue pair whose sender rings is polled without that again after so many
@@ -300,18 +301,16 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 			break
 		}
 		qp := cq.hot[i]
-		if qp.pace >= stream && qp.idle == 0 {
-			relax(streamRest)
+		rested := qp.rests > 0 && qp.idle == 0
+		if rested {
+			qp.rests--
+			relax(restLength)
 		}
 		k := qp.harvest(into[n:])
 		n += k
 		switch {
 		case k > 0:
-			if qp.idle > streamGap {
-				qp.pace = 0
-			} else if qp.pace < stream {
-				qp.pace++
-			}
+			qp.keepPace(k, rested)
 			qp.idle = 0
 			if qp.cold && !cq.armed && len(cq.hot) <= warmest && qp.warms(k, cq.arms) {
 				qp.setCold(false)

@@ -63,7 +63,8 @@ type queuePair struct {
 	hot      bool   // in recvCQ.hot
 	cold     bool   // the peer rings
 	idle     int    // harvests that found nothing, since the last that did
-	pace     int    // harvests with few empty ones before them, in a row
+	behind   int    // harvests that came just after an empty one, in a row
+	rests    int    // harvests that are to begin with a rest
 	warm     int    // messages taken while cold
 	warmArms uint64 // recvCQ.arms when the first of them was
 	bit      uint32

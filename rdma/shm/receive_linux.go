@@ -245,6 +245,23 @@ func (qp *queuePair) setCold(cold bool) {
 	}
 }
 
+// keepPace notes that a harvest has taken messages, and decides whether the next
+// ones rest before they look.
+func (qp *queuePair) keepPace(messages int, rested bool) {
+	switch {
+	case rested:
+		if messages == 1 {
+			qp.rests = max(qp.rests-restsToWaste, 0)
+		}
+	case qp.idle > closeLooks:
+		qp.behind, qp.rests = 0, 0
+	case qp.idle > 0:
+		if qp.behind++; qp.behind >= closeBehind {
+			qp.behind, qp.rests = 0, restsAtOnce
+		}
+	}
+}
+
 // warms counts messages that were taken while cold, and tells whether they are
 // enough to be cold no more.
 func (qp *queuePair) warms(messages int, arms uint64) bool {

@@ -38,6 +38,16 @@ type waiting struct {
 // PostSend implements rdma.QueuePair.
 func (qp *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	qp.sendMu.Lock()
+	// One alone is what those post who care for latency.
+	if len(requests) == 1 && qp.queueCount == 0 && qp.sendPosted-qp.sendDone.Load() < uint64(qp.sendDepth) && qp.quick(&requests[0]) {
+		r := &requests[0]
+		qp.sendPosted++
+		if r.Flags&rdma.Signaled != 0 {
+			qp.complete(r, r.SGEs[0].Length, rdma.StatusSuccess, qp.sendPosted)
+		}
+		qp.sendMu.Unlock()
+		return 1, nil
+	}
 	n, err := qp.postSend(requests)
 	qp.sendMu.Unlock()
 	return n, err
@@ -111,6 +121,23 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 	}
 	source := from.bytes[e.Offset:][:e.Length]
 	switch {
+	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
+		return false
+	case r.Op == rdma.OpWrite && len(source) > 0:
+		region := qp.cache[r.Remote.Key%uint32(len(qp.cache))]
+		if region == nil || region.key != r.Remote.Key || !region.has(rdma.AccessRemoteWrite) {
+			return false
+		}
+		to := region.at(r.Remote.Address, len(source))
+		if to == nil {
+			return false
+		}
+		done := qp.enter() && region.open()
+		if done {
+			copyTailLast(to, source)
+		}
+		qp.leave()
+		return done
 	case r.Op == rdma.OpSend && len(source) <= slotInline:
 		if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
 			return false
@@ -122,11 +149,8 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 		copyShort(s.payload()[:len(source)], source)
 		qp.publish(s, slotSend, r.Flags, len(source))
 		return true
-	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
 	case r.Op == rdma.OpSend:
 		return qp.quickPlaced(r.Flags, source)
-	case r.Op == rdma.OpWrite && len(source) > 0:
-		return qp.quickWrite(&r.Remote, source)
 	}
 	return false
 }
@@ -164,24 +188,6 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 
 // descriptorsAhead is how many descriptors of one entry are in a line.
 const descriptorsAhead = 4
-
-func (qp *queuePair) quickWrite(remote *rdma.Remote, source []byte) bool {
-	region := qp.cache[remote.Key%uint32(len(qp.cache))]
-	if region == nil || region.key != remote.Key || !region.has(rdma.AccessRemoteWrite) {
-		return false
-	}
-	to := region.at(remote.Address, len(source))
-	if to == nil {
-		return false
-	}
-	if !qp.enter() || !region.open() {
-		qp.leave()
-		return false
-	}
-	copyTailLast(to, source)
-	qp.leave()
-	return true
-}
 
 // checkRequest checks what this side can see.
 func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
@@ -864,6 +870,7 @@ func copyTailLast(to, source []byte) {
 	n := len(source)
 	end := unsafe.Add(unsafe.Pointer(&to[0]), n)
 	if n >= 8 && uintptr(end)&7 == 0 {
+		// A call for nothing would come before what others wait for.
 		if n > 8 {
 			move(to[:n-8], source)
 		}
