@@ -31,7 +31,7 @@ func open(name string) rdmatest.Opener {
 	return func() (rdma.Device, error) {
 		config := Config{Device: name}
 		if lossy() {
-			config.AckTimeout = 30 * time.Millisecond
+			config.AckTimeout, config.RetryCount = 30*time.Millisecond, 7
 		}
 		devices, err := New(config).Devices(context.Background())
 		if err != nil {

@@ -25,7 +25,8 @@ type Config struct {
 	// longer one is taken. The default is 0.27 seconds. iWARP has TCP's timers.
 	AckTimeout time.Duration
 	// RetryCount is how often the transport sends again before it gives the peer
-	// up, 1 to 6; the default is 6. (Seven means for ever on some devices.)
+	// up, 1 to 7; the default is 6. On rxe it counts within 64 packets, so that long
+	// messages over a network that loses many need 7, which means for ever there.
 	RetryCount int
 	// SetupTimeout bounds the setting up of a connection beside the caller's
 	// context. The default is 20 seconds.
@@ -44,9 +45,10 @@ func (c *Config) setDefaults() {
 	if c.AckTimeout <= 0 {
 		c.AckTimeout = 268 * time.Millisecond
 	}
-	if c.RetryCount < 1 || c.RetryCount > 6 {
+	if c.RetryCount < 1 {
 		c.RetryCount = 6
 	}
+	c.RetryCount = min(c.RetryCount, 7)
 	if c.SetupTimeout <= 0 {
 		c.SetupTimeout = 20 * time.Second
 	}
