@@ -111,3 +111,47 @@ func TestKeysDiffer(t *testing.T) {
 		t.Errorf("%d keys and %d addresses", len(keys), len(addresses))
 	}
 }
+
+// TestRevoke takes a key back while the region stays.
+func TestRevoke(t *testing.T) {
+	table, o := NewTable(), &owner{}
+	r, err := table.Allocate(o, 100, rdma.AccessRemoteInvalidate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Reachable() || r.Revoked() {
+		t.Error("a new region is revoked")
+	}
+	for range 2 {
+		r.Revoke()
+	}
+	if r.Reachable() || !r.Revoked() || r.Closed() || table.Lookup(r.Key()) != nil || table.Len() != 0 {
+		t.Error("the key is not taken back")
+	}
+	if !r.Pin() {
+		t.Error("the region is closed to its own side")
+	}
+	r.Unpin()
+	// The key may be given to another region, which closing this one leaves alone.
+	other, err := table.Allocate(o, 100, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.mu.Lock()
+	delete(table.regions, other.key)
+	other.key = r.key
+	table.regions[r.key] = other
+	table.mu.Unlock()
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if table.Lookup(r.Key()) != other {
+		t.Error("closing a revoked region takes another one's key")
+	}
+	if r.Reachable() {
+		t.Error("a closed region is reachable")
+	}
+	if err := other.Close(); err != nil || table.Len() != 0 {
+		t.Error(err, table.Len())
+	}
+}

@@ -400,3 +400,55 @@ func FuzzParseAtomic(f *testing.F) {
 		}
 	})
 }
+
+func TestAnnouncement(t *testing.T) {
+	s := Announcement(FeatureExtensions)
+	if got, want := s.Append(nil), unhex(t, "c140 52464337 56455242454e4101"); !bytes.Equal(got, want) {
+		t.Errorf("the announcement is %x, want %x", got, want)
+	}
+	parsed, err := ParseSegment(s.Append(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, ok := ParseAnnouncement(&parsed, 0); !ok || f != FeatureExtensions {
+		t.Errorf("it comes back as %b, %t", f, ok)
+	}
+	// What later versions may announce is no error and means nothing here.
+	later := s
+	later.Offset |= 0xFE
+	if f, ok := ParseAnnouncement(&later, 0); !ok || f != FeatureExtensions {
+		t.Errorf("more features: %b, %t", f, ok)
+	}
+	none := s
+	none.Offset &^= 0xFF
+	if f, ok := ParseAnnouncement(&none, 0); !ok || f != 0 {
+		t.Errorf("no features: %b, %t", f, ok)
+	}
+	if _, ok := ParseAnnouncement(&s, 1); ok {
+		t.Error("a Write of a byte is an announcement")
+	}
+	for name, change := range map[string]func(*Segment){
+		"untagged":       func(s *Segment) { s.Tagged = false },
+		"not the last":   func(s *Segment) { s.Last = false },
+		"a response":     func(s *Segment) { s.Opcode = OpReadResponse },
+		"another tag":    func(s *Segment) { s.STag++ },
+		"another offset": func(s *Segment) { s.Offset ^= 0x100 },
+		"ready":          func(s *Segment) { s.STag, s.Offset = 0, 0 },
+	} {
+		c := s
+		change(&c)
+		if _, ok := ParseAnnouncement(&c, 0); ok {
+			t.Errorf("%s: it is an announcement", name)
+		}
+	}
+}
+
+func TestOpcodeNames(t *testing.T) {
+	seen := map[string]bool{}
+	for o := range Opcode(16) {
+		if name := o.String(); name == "" || o <= OpAtomicResponse && (seen[name] || name == "reserved opcode") || o > OpAtomicResponse && name != "reserved opcode" {
+			t.Errorf("opcode %d is %q", o, name)
+		}
+		seen[o.String()] = true
+	}
+}
