@@ -79,6 +79,9 @@ type polledStream interface {
 	// polledOnly tells whether the stream keeps quiet: nothing else drives it. When
 	// it ends, the queue pair's unpark follows.
 	polledOnly() bool
+	// writeLater tells whether a poll had better not write now. The caller has the
+	// writer's role.
+	writeLater() bool
 }
 
 func (q *queuePair) start(config engine.Config) {
@@ -193,6 +196,9 @@ func (q *queuePair) driveWriter() {
 		return
 	}
 	c := q.connected.Load()
+	if c.stream.(polledStream).writeLater() {
+		return
+	}
 	done, err := c.stream.write(o, false)
 	switch {
 	case err != nil:

@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"io"
+	"math/bits"
 	"net"
 	"os"
 	"runtime"
@@ -94,6 +95,7 @@ type socketStream struct {
 	onRead  func(uintptr) bool
 	onPoll  func(uintptr)
 
+	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
 	polls    atomic.Uint32 // since the last Rest
 	fast     uint32        // polls at the time of began
@@ -103,10 +105,15 @@ type socketStream struct {
 
 	// Of the holder of the writer's role.
 	out     *outgoing
+	skip    int // polls that do not try to write
 	wait    bool
 	werr    error
 	onWrite func(uintptr) bool
 }
+
+// writeSkip is how many polls, of about half a microsecond each, leave a full
+// socket alone.
+const writeSkip = 64
 
 // smallWrite is the size of a batch, in bytes, that is written in some
 // microseconds.
@@ -123,6 +130,9 @@ const (
 	// reader is woken all the same.
 	quietBytes = 1 << 20
 )
+
+// dueLeast is how many bytes must be certain to follow to be awaited together.
+const dueLeast = 8 << 10
 
 func newStream(conn net.Conn) stream {
 	var raw syscall.RawConn
@@ -158,6 +168,7 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 	defer s.reading.Unlock()
 	s.over = true
 	s.stir()
+	_ = s.raw.Control(func(fd uintptr) { s.wakeAt(fd, 1) }) // for those who read on
 	if s.rerr != nil {
 		return s.rerr
 	}
@@ -185,7 +196,31 @@ func (s *socketStream) readable(fd uintptr) bool {
 		}
 		runtime.Gosched()
 	}
+	if !s.over && !s.quiet.Load() {
+		s.wakeAt(fd, s.engine.Due())
+	}
 	return s.over
+}
+
+// wakeAt has the kernel wake the reader when n bytes are there, which are certain
+// to come. Few are not worth the call.
+func (s *socketStream) wakeAt(fd uintptr, n int) bool {
+	switch {
+	case n < dueLeast && s.lowat <= 1:
+		return true
+	case n < dueLeast:
+		n = 1
+	case n < quietBytes:
+		n = 1 << (bits.Len(uint(n)) - 1) // so that it changes rarely
+	}
+	if n == s.lowat {
+		return true
+	}
+	if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, n) != nil {
+		return false
+	}
+	s.lowat = n
+	return true
 }
 
 // Drive implements [cq.Driver].
@@ -212,6 +247,9 @@ func (s *socketStream) polled(fd uintptr) {
 		_ = s.conn.SetReadDeadline(time.Unix(1, 0))
 		return
 	}
+	if s.lowat > 1 && !s.quiet.Load() {
+		s.wakeAt(fd, s.engine.Due()) // what was awaited may be what has been read
+	}
 	if n := s.polls.Add(1); n%quietAfter == 0 && !s.quiet.Load() {
 		now := time.Now()
 		if n > quietAfter && now.Sub(s.began) < quietWithin {
@@ -224,7 +262,7 @@ func (s *socketStream) polled(fd uintptr) {
 // hush makes the stream keep quiet, if its queues allow it.
 func (s *socketStream) hush(fd uintptr) {
 	s.quiet.Store(true)
-	if !s.pair.keepQuiet(1) || unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, quietBytes) != nil {
+	if !s.pair.keepQuiet(1) || !s.wakeAt(fd, quietBytes) {
 		s.quiet.Store(false)
 		s.pair.keepQuiet(-1)
 		s.pair.unpark()
@@ -247,9 +285,7 @@ func (s *socketStream) stir() {
 	s.watchdog.Stop()
 	stages.Put(s.stage)
 	s.stage = nil
-	_ = s.raw.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1)
-	})
+	_ = s.raw.Control(func(fd uintptr) { s.wakeAt(fd, 1) })
 	s.pair.keepQuiet(-1)
 	s.pair.unpark()
 }
@@ -350,6 +386,17 @@ func (s *socketStream) write(o *outgoing, wait bool) (bool, error) {
 	return o.at == o.n, err
 }
 
+// writeLater tells whether a poll should not try yet to write more: the socket
+// was full. Each try takes its lock, which those who empty it need, and would
+// write but little.
+func (s *socketStream) writeLater() bool {
+	if s.skip > 0 {
+		s.skip--
+		return true
+	}
+	return false
+}
+
 func (s *socketStream) writable(fd uintptr) bool {
 	o := s.out
 	for o.at < o.n {
@@ -369,6 +416,7 @@ func (s *socketStream) writable(fd uintptr) bool {
 			o.advance(int(n))
 		case unix.EINTR:
 		case unix.EAGAIN:
+			s.skip = writeSkip
 			return !s.wait
 		default:
 			s.werr = os.NewSyscallError("writev", errno)

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"bytes"
 	"context"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
 
 // hush makes a side keep quiet as if it had polled all the time.
@@ -208,4 +210,47 @@ func TestNoPacing(t *testing.T) {
 	if name == "bbr" {
 		t.Error("congestion control is bbr, which paces")
 	}
+}
+
+// TestWakesInTheMiddle has a peer stop at any byte of a segment, and messages
+// follow that are shorter than what the kernel was asked to wait for, read by the
+// reader's goroutine or by polls.
+func TestWakesInTheMiddle(t *testing.T) {
+	const size = 60_000
+	s := rawSide(t, size)
+	p := dialRaw(t, s, enhanced())
+	payload := make([]byte, size)
+	fill(payload, 3)
+	large := fpdu(wire.Segment{Tagged: true, Last: true, Opcode: wire.OpWrite, STag: s.memory.Key(), Offset: s.memory.Address()}, payload)
+	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	random := rand.New(rand.NewPCG(4, 5))
+	awaited := 0
+	var c [1]rdma.Completion
+	for msn := range uint32(300) {
+		s.recv(uint64(msn), 0, 0)
+		cut := 1 + random.IntN(len(large)-1)
+		p.write(large[:cut])
+		for range random.IntN(2000) {
+			runtime.Gosched()
+		}
+		stream.reading.Lock()
+		if stream.lowat > 1 && stream.lowat < quietBytes {
+			awaited++
+		}
+		stream.reading.Unlock()
+		p.write(large[cut:])
+		for range random.IntN(3) {
+			if n, err := s.recvs.Poll(c[:]); n != 0 || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		p.write(fpdu(wire.Segment{Last: true, Opcode: wire.OpSend, MSN: msn + 1}, nil))
+		if c := next(t, s.recvs); c.ID != uint64(msn) || c.Status != rdma.StatusSuccess {
+			t.Fatalf("%+v", c)
+		}
+		if !bytes.Equal(s.memory.Bytes(), payload) {
+			t.Fatal("what was written is not there")
+		}
+	}
+	t.Logf("in %d of 300 segments the kernel was asked to wait for more", awaited)
 }

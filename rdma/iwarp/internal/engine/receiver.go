@@ -142,6 +142,22 @@ func (e *Engine) Within() bool {
 	return x.phase != phaseHeader || x.have > 0 || x.markers != nil && x.markers.within()
 }
 
+// Due tells how many bytes of the stream are certain to follow, because the
+// segment that has begun has them.
+func (e *Engine) Due() int {
+	x := &e.rx
+	switch {
+	case x.markers != nil:
+		return 0 // they are counted elsewhere
+	case x.phase == phasePayload:
+		return x.left + x.expect
+	case x.phase == phaseTrailer:
+		return x.expect - x.tail
+	default:
+		return 0
+	}
+}
+
 // Direct tells where the next bytes of the stream belong in registered memory,
 // or returns nil. The memory stays pinned until Placed, which must follow; the
 // caller does not wait for the peer in between.
