@@ -18,6 +18,11 @@
 // that stops polling a queue pair marks it as cold; then the sender sets a bit in
 // the receiver's doorbell, and wakes it by a futex if it sleeps.
 //
+// Who publishes something and then looks whether the other side waits uses plain
+// stores, where the processor keeps their order; the side that begins to wait makes
+// up for that by membarrier(2). Where one of the two processes may not call it,
+// both use fences.
+//
 // # Trust
 //
 // Processes of the same user are trusted not to be malicious, but may be faulty
