@@ -66,9 +66,23 @@ func (a *attacker) answer() string {
 		a.t.Fatal(err)
 	}
 	b := make([]byte, maxPacket)
-	n, _, _, _, err := a.socket.ReadMsgUnix(b, make([]byte, 128))
+	control := make([]byte, 128)
+	n, m, _, _, err := a.socket.ReadMsgUnix(b, control)
 	if err != nil || n == 0 {
 		return "hung up"
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:m])
+	if err != nil {
+		a.t.Error(err)
+	}
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			a.t.Error(err)
+		}
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
 	}
 	if k := packetType(b[0]); k == packetRefuse || k == packetGoodbye {
 		return k.String() + ": " + string(b[1:n])
@@ -165,7 +179,7 @@ var acceptAttacks = map[string]struct {
 }{
 	"an inbox that is no memory":           {func(a *attacker) { a.sendWith(0, a.openPipe()) }, "inbox"},
 	"an inbox that can shrink":             {func(a *attacker) { h, _ := a.hello(); a.sendWith(0, a.unsealed(h.inbox.size())) }, "seal"},
-	"an inbox that is too small":           {func(a *attacker) { a.sendWith(0, a.memory(4096, false)) }, "bytes"},
+	"an inbox that is too small":           {func(a *attacker) { a.sendWith(0, a.memory(512, false)) }, "bytes"},
 	"a table that is no memory":            {func(a *attacker) { a.sendWith(1, a.openPipe()) }, ""},
 	"a table that can shrink":              {func(a *attacker) { a.sendWith(1, a.unsealed(tableBytes)) }, "seal"},
 	"a table that is too small":            {func(a *attacker) { a.sendWith(1, a.memory(4096, true)) }, "bytes"},
