@@ -133,7 +133,7 @@ func (c *connection) awaitEvent(ctx context.Context, p *queuePair, peer string, 
 			c.inbox = c.inbox[1:]
 			c.mu.Unlock()
 			if slices.Contains(want, event.Type) {
-				private, _ := parsePrivate(event.PrivateData)
+				private, _ := unpackPrivate(p.domain.device.attributes.Class, event.PrivateData)
 				return setupEvent{event, private}, nil
 			}
 			if event.Type == verbs.CMAddrChange || event.Type == verbs.CMTimewaitExit {
@@ -172,7 +172,7 @@ func (c *connection) explain(p *queuePair, peer string, event verbs.CMEvent) err
 	case verbs.CMRouteError:
 		return fmt.Errorf("the fabric has no path to it (%w)", errno())
 	case verbs.CMRejected:
-		private, framed := parsePrivate(event.PrivateData)
+		private, framed := unpackPrivate(p.domain.device.attributes.Class, event.PrivateData)
 		if framed || event.Status == rejectedByConsumer || event.Status == -int32(syscall.ECONNRESET) {
 			p.domain.device.provider.counters.rejected.Add(1)
 			return &rdma.RejectedError{Peer: peer, PrivateData: private}
@@ -269,7 +269,7 @@ func (p *queuePair) connect(ctx context.Context, address string, private []byte)
 	var framed []byte
 	if len(private) > 0 {
 		var err error
-		if framed, err = appendPrivate(nil, private); err != nil {
+		if framed, err = packPrivate(p.domain.device.attributes.Class, private); err != nil {
 			return nil, err
 		}
 	}

@@ -202,7 +202,7 @@ func newRequest(l *listener, event verbs.CMEvent) *connectRequest {
 	c.id = event.ID
 	c.cookie = l.manager.adopt(event.ID, c)
 	r := &connectRequest{device: l.device, conn: c, peer: event.ID.PeerAddress().String(), event: event}
-	r.private, r.framed = parsePrivate(event.PrivateData)
+	r.private, r.framed = unpackPrivate(l.device.attributes.Class, event.PrivateData)
 	return r
 }
 
@@ -230,7 +230,7 @@ func (r *connectRequest) answer(private []byte, always bool) ([]byte, error) {
 		}
 		return private, nil
 	}
-	return appendPrivate(nil, private)
+	return packPrivate(r.device.attributes.Class, private)
 }
 
 // Accept implements [rdma.ConnectRequest].

@@ -51,6 +51,22 @@ func TestForeignPrivateData(t *testing.T) {
 	}
 }
 
+// iWARP keeps lengths: what others send may look like the header.
+func TestPrivateDataOfIWARP(t *testing.T) {
+	for _, data := range [][]byte{{}, {0, 0}, {0x56, 0x42, 0, 1, 7}, bytes.Repeat([]byte{1}, maxPrivate)} {
+		sent, err := packPrivate(rdma.ClassIWARP, data)
+		if err != nil || !bytes.Equal(sent, data) {
+			t.Errorf("%x is sent as %x: %v", data, sent, err)
+		}
+		if got, framed := unpackPrivate(rdma.ClassIWARP, sent); framed || !bytes.Equal(got, data) {
+			t.Errorf("%x comes back as %x, with a header: %v", data, got, framed)
+		}
+	}
+	if _, err := packPrivate(rdma.ClassIWARP, make([]byte, maxPrivate+1)); !errors.Is(err, rdma.ErrInvalid) {
+		t.Errorf("too much: error %v, want ErrInvalid", err)
+	}
+}
+
 func FuzzPrivateData(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, 56))
