@@ -94,6 +94,7 @@ type queuePair struct {
 	sendDone     atomic.Uint64 // requests known to be done, by polling
 	queue        []waiting
 	queueEntries []rdma.SGE
+	queueInline  [][slotInline]byte // payload of inline ones
 	queueFirst   int
 	queueCount   int
 	reason       outcome

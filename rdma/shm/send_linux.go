@@ -32,7 +32,6 @@ type failure struct {
 type waiting struct {
 	request rdma.SendRequest
 	total   int
-	inline  [slotInline]byte
 }
 
 // PostSend implements rdma.QueuePair.
@@ -258,7 +257,10 @@ func (qp *queuePair) enqueue(r *rdma.SendRequest, total int) {
 	w := &qp.queue[i]
 	w.request, w.total = *r, total
 	if r.Flags&rdma.Inline != 0 {
-		gather(w.inline[:total], r.SGEs)
+		if qp.queueInline == nil {
+			qp.queueInline = make([][slotInline]byte, qp.sendDepth)
+		}
+		gather(qp.queueInline[i][:total], r.SGEs)
 		w.request.SGEs = nil
 		return
 	}
@@ -277,7 +279,7 @@ func (qp *queuePair) progress() bool {
 		w := &qp.queue[qp.queueFirst]
 		var inline []byte
 		if w.request.Flags&rdma.Inline != 0 {
-			inline = w.inline[:w.total]
+			inline = qp.queueInline[qp.queueFirst][:w.total]
 		}
 		position := qp.sendPosted - uint64(qp.queueCount) + 1
 		o := outcomeDone
