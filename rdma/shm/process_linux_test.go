@@ -53,6 +53,7 @@ var parts = map[string]func(*side, rdma.Remote) error{
 	"killed":   func(s *side, _ rdma.Remote) error { return inside(s, syscall.SIGKILL) },
 	"reader":   read,
 	"flood":    func(s *side, _ rdma.Remote) error { return flood(s) },
+	"busy":     busy,
 }
 
 func TestMain(m *testing.M) {
