@@ -115,7 +115,7 @@ func TestDemo(t *testing.T) {
 		}
 	}
 	demo := start(t, "", job.Files+"/verbena", "demo", "--quick", "--tree", tree, "--large-file", strconv.Itoa(80<<20),
-		"--datanodes", "2", "--replication", "2", "--clients", "2", "--transports", "tcp,ibverbs")
+		"--datanodes", "1", "--replication", "1", "--clients", "1", "--transports", "tcp,ibverbs")
 	demo.succeeds(ctx)
 	if !strings.Contains(demo.output(), "ibverbs") {
 		t.Errorf("the demonstration has no row of ibverbs:\n%s", demo.output())

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -67,6 +68,8 @@ func TestSplitConformance(t *testing.T) {
 		return device
 	}
 	kernel, user := net.JoinHostPort(world.AddressKernel, "0"), net.JoinHostPort(world.AddressPeer, "0")
+	// An emulated machine on a busy host is slow.
+	const watchdog, patience = 4 * time.Minute, time.Minute
 	lacks := []rdmatest.Lack{
 		{Provider: "ibverbs", Device: "siw*", Feature: rdmatest.FeaturePeer, Reason: "this process drives the suite; the kernel's side is killed in that of ibverbs alone"},
 		{Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureRandomKeys, Reason: "the other side's driver chooses its keys"},
@@ -74,13 +77,13 @@ func TestSplitConformance(t *testing.T) {
 	t.Run("siw accepts", func(t *testing.T) {
 		rdmatest.Run(t, rdmatest.Suite{
 			Open:    func(t *testing.T) (initiator, target rdma.Device) { return serveDevice(t).Device, siw(t) },
-			Address: kernel, InitiatorAddress: user, MayLack: lacks,
+			Address: kernel, InitiatorAddress: user, MayLack: lacks, Watchdog: watchdog, Bound: patience,
 		})
 	})
 	t.Run("siw connects", func(t *testing.T) {
 		rdmatest.Run(t, rdmatest.Suite{
 			Open:    func(t *testing.T) (initiator, target rdma.Device) { return siw(t), serveDevice(t).Device },
-			Address: user, InitiatorAddress: kernel, Peer: serveDevice,
+			Address: user, InitiatorAddress: kernel, Peer: serveDevice, Watchdog: watchdog, Bound: patience,
 			MayLack: append(lacks, rdmatest.Lack{
 				Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureTargetFirst,
 				Reason: "siw asks for no peer-to-peer mode, so that the side that accepted waits for its first message (RFC 5044)",
