@@ -60,6 +60,7 @@ and memory are counted. A run that is too long for one go is done in slices:
 	flags.DurationVar(&f.epoch, "epoch", 30*time.Second, "time between two counts")
 	flags.Uint64Var(&f.seed, "seed", 1, "of the random choices")
 	flags.DurationVar(&f.slice, "for", 0, "end this slice after so long; 0 means never")
+	flags.DurationVar(&f.bound, "bound", time.Minute, "what must come and has not after so long is lost")
 	flags.StringVar(&f.stateFile, "state", "", "file that carries what has been done from slice to slice")
 	return cmd
 }
@@ -70,6 +71,7 @@ type fabric struct {
 	operations           uint64
 	peers, links, rounds int
 	pause, epoch, slice  time.Duration
+	bound                time.Duration
 	seed                 uint64
 	stateFile, self      string
 
@@ -216,7 +218,7 @@ func openFabric(ctx context.Context, transport string) (rdma.Device, error) {
 }
 
 func (f *fabric) options(seed uint64) history.Options {
-	return history.Options{Seed: seed, Bound: 2 * time.Minute}
+	return history.Options{Seed: seed, Bound: f.bound}
 }
 
 func (f *fabric) done() uint64 {
@@ -417,7 +419,7 @@ func (f *fabric) startPeer(ctx context.Context, dir string, index int) (*fabricP
 	}
 	var err error
 	p.process, err = processes.Start(ctx, fmt.Sprintf("peer-%d", index), address, f.self, "fabric-peer",
-		"--transport", f.transport, "--seed", fmt.Sprint(f.seed+uint64(index)), address)
+		"--transport", f.transport, "--seed", fmt.Sprint(f.seed+uint64(index)), "--bound", f.bound.String(), address)
 	f.state.add(func(s *fabricState) { s.Processes++ })
 	return p, err
 }
@@ -588,25 +590,27 @@ type peerReport struct {
 func fabricPeerCommand() *cobra.Command {
 	var transport string
 	var seed uint64
+	var bound time.Duration
 	cmd := &cobra.Command{
 		Use:    "fabric-peer ADDRESS-FILE",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return fabricPeerMain(cmd.Context(), transport, seed, args[0])
+			return fabricPeerMain(cmd.Context(), transport, history.Options{Seed: seed, Bound: bound}, args[0])
 		},
 	}
 	cmd.Flags().StringVar(&transport, "transport", "shm", "the provider")
 	cmd.Flags().Uint64Var(&seed, "seed", 1, "of its own choices")
+	cmd.Flags().DurationVar(&bound, "bound", time.Minute, "as for fabric")
 	return cmd
 }
 
-func fabricPeerMain(ctx context.Context, transport string, seed uint64, addressFile string) (err error) {
+func fabricPeerMain(ctx context.Context, transport string, options history.Options, addressFile string) (err error) {
 	device, err := openFabric(ctx, transport)
 	if err != nil {
 		return err
 	}
-	// One connection-less round of opening and closing brings what stays.
+	// The first listener brings what stays, such as the poller's descriptors.
 	warm, err := device.Listen(ctx, "")
 	if err != nil {
 		return err
@@ -618,7 +622,7 @@ func fabricPeerMain(ctx context.Context, transport string, seed uint64, addressF
 	if report.Before, err = measure(); err != nil {
 		return err
 	}
-	side, err := history.NewSide(device, history.Options{Seed: seed, Bound: 2 * time.Minute})
+	side, err := history.NewSide(device, options)
 	if err != nil {
 		return err
 	}
