@@ -79,7 +79,8 @@ func TestConformance(t *testing.T) {
 		Open: func(t *testing.T) (initiator, target rdma.Device) {
 			return openDevice(t, device), openDevice(t, peer)
 		},
-		Peer: rdmatest.Process("peer"),
+		Peer:  rdmatest.Process("peer"),
+		Lossy: lossy(),
 	}
 	// The lab's processors are emulated, and perhaps busy.
 	s.Bound, s.Watchdog = time.Minute, 5*time.Minute

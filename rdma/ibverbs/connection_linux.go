@@ -36,6 +36,9 @@ type connection struct {
 	closing sync.Once
 	// connecting is the rdma_connect under way, which may wait for the peer.
 	connecting sync.WaitGroup
+	// disconnected is closed when the peer has disconnected or has heard of it.
+	disconnected chan struct{}
+	heard        sync.Once
 
 	mu    sync.Mutex
 	inbox []verbs.CMEvent
@@ -44,11 +47,34 @@ type connection struct {
 }
 
 func newConnection(m *manager) *connection {
-	return &connection{manager: m, gone: make(chan struct{}), wake: make(chan struct{}, 1)}
+	return &connection{manager: m, gone: make(chan struct{}), disconnected: make(chan struct{}), wake: make(chan struct{}, 1)}
+}
+
+func (c *connection) heardDisconnect() bool {
+	select {
+	case <-c.disconnected:
+		return true
+	default:
+		return false
+	}
+}
+
+// linger waits until the peer has heard of the disconnect, or for so long.
+func (c *connection) linger(limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-c.disconnected:
+	case <-timer.C:
+	}
 }
 
 // handle implements [handler].
 func (c *connection) handle(event verbs.CMEvent) {
+	switch event.Type {
+	case verbs.CMDisconnected, verbs.CMTimewaitExit, verbs.CMDeviceRemoval:
+		c.heard.Do(func() { close(c.disconnected) })
+	}
 	c.mu.Lock()
 	p := c.pair
 	if p == nil {

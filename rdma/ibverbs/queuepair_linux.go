@@ -24,6 +24,12 @@ const (
 	// suspicion is how long a queue pair that flushes without a reason waits for
 	// one to be told.
 	suspicion = 200 * time.Millisecond
+	// settleTries is for how many milliseconds a queue pair whose peer has left
+	// still takes in answers.
+	settleTries = 20
+	// lingering is how long an identifier waits for the peer to hear of the
+	// disconnect, which may be lost once. The queue pair is gone by then.
+	lingering = 5 * time.Second
 	// closePatience is how long Close waits for a driver that holds on to an
 	// attempt to connect. The domain's Close waits longer.
 	closePatience = 50 * time.Millisecond
@@ -666,10 +672,13 @@ func (p *queuePair) end() {
 	p.sendMu.Unlock() //nolint:staticcheck // the passing through is the point
 	p.recvMu.Lock()
 	p.recvMu.Unlock() //nolint:staticcheck // as above
-	failed := p.hw.ToError()
 	p.mu.Lock()
 	c, joined := p.conn, p.joined
 	p.mu.Unlock()
+	if joined && c.heardDisconnect() {
+		p.settle()
+	}
+	failed := p.hw.ToError()
 	if c != nil && joined {
 		// The peer of some devices hears nothing otherwise, and an answer to its
 		// own disconnect is due.
@@ -681,6 +690,18 @@ func (p *queuePair) end() {
 	p.awaitFlush(failed == nil)
 	if !p.silent.Load() {
 		p.flush()
+	}
+}
+
+// settle gives answers that the peer sent before it disconnected a moment to be
+// taken in: they tell more than a flush.
+func (p *queuePair) settle() {
+	for range settleTries {
+		if p.sends.outstanding() == 0 || p.silent.Load() {
+			return
+		}
+		p.sendCQ.drain()
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -788,11 +809,25 @@ func (p *queuePair) Close() error {
 // letGo frees what the driver has, once. A second caller waits for the first.
 func (p *queuePair) letGo(c *connection) {
 	p.freeing.Do(func() {
+		m := p.domain
+		p.mu.Lock()
+		joined := p.joined
+		p.mu.Unlock()
+		if joined && m.device.attributes.Class == rdma.ClassInfiniBand && m.removedError() == nil {
+			// The identifier repeats the disconnect if that is lost.
+			m.freePair(p)
+			m.background.Go(func() {
+				c.linger(lingering)
+				c.close()
+				<-c.gone
+			})
+			return
+		}
 		if c != nil {
 			c.close()
 			<-c.gone
 		}
-		p.domain.freePair(p)
+		m.freePair(p)
 	})
 }
 

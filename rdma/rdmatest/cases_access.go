@@ -104,49 +104,39 @@ func refused(e *env, op rdma.Opcode, r refusal, regions []*memory, signalled boo
 		behind++
 	}
 
-	if a.s.attributes.Class == rdma.ClassInfiniBand {
-		a.sends.success(99)
-		c := a.sends.next()
-		want := rdma.StatusRemoteAccess
-		if r.remote.Address%8 != 0 && length == 8 && op > rdma.OpRead && c.Status == rdma.StatusRemoteInvalid {
-			want = c.Status
-		}
-		if c.ID != bad || c.Status != want || c.QueuePair != a.Number() {
-			e.fatalf("%s: completion of %d: %s; want %d: %s", what, c.ID, c.Status, bad, want)
-		}
-		for id := range behind {
-			if c := a.sends.next(); c.ID != bad+1+id || c.Status != rdma.StatusFlushed {
-				e.fatalf("%s: behind it: completion of %d: %s; want %d flushed", what, c.ID, c.Status, bad+1+id)
-			}
-		}
-	} else {
-		a.iwarpRefused(what, op, bad, behind)
-	}
-	a.ended()
-	if a.s.attributes.Class == rdma.ClassIWARP {
-		if e.suite.has(FeatureRefusalReason) {
-			e.wants(a.Err(), what+": Err", rdma.ErrRemoteAccess)
-		}
-		a.s.event("queue pair error", func(event rdma.Event) bool {
-			// Who is not told of the refusal sees that the peer has left.
-			told := event.Kind == rdma.EventQueuePairError || event.Kind == rdma.EventDisconnected && !e.suite.has(FeatureRefusalReason)
-			return told && event.QueuePair != nil && event.QueuePair.Number() == a.Number()
-		})
-	}
-	a.flushed(2)
-	a.postsFail()
-	if more := a.sends.poll(); len(more) > 0 {
-		e.fatalf("%s: all has completed, and %+v comes", what, more[0])
-	}
-	e.check(a.Close(), "Close")
-	b.ended()
-	// Nothing behind the refused request has been carried out, and no receive
-	// was spent: all of them are flushed.
 	spent := 0
 	if op == rdma.OpRead && !e.suite.has(FeatureRefusedReadStops) {
 		spent = 3 // the Sends behind it
 	}
-	b.spentOrFlushed(4, spent)
+	e.together(func() {
+		if a.s.attributes.Class == rdma.ClassInfiniBand {
+			a.infiniBandRefused(what, op, r, bad, behind)
+		} else {
+			a.iwarpRefused(what, op, bad, behind)
+		}
+		a.ended()
+		if a.s.attributes.Class == rdma.ClassIWARP {
+			if e.suite.has(FeatureRefusalReason) {
+				e.wants(a.Err(), what+": Err", rdma.ErrRemoteAccess)
+			}
+			a.s.event("queue pair error", func(event rdma.Event) bool {
+				// Who is not told of the refusal sees that the peer has left.
+				told := event.Kind == rdma.EventQueuePairError || event.Kind == rdma.EventDisconnected && !e.suite.has(FeatureRefusalReason)
+				return told && event.QueuePair != nil && event.QueuePair.Number() == a.Number()
+			})
+		}
+		a.flushed(2)
+		a.postsFail()
+		if more := a.sends.poll(); len(more) > 0 {
+			e.fatalf("%s: all has completed, and %+v comes", what, more[0])
+		}
+		e.check(a.Close(), "Close")
+	}, func() {
+		// Nothing behind the refused request has been carried out, and no receive
+		// was spent: all of them are flushed.
+		b.spentOrFlushed(4, spent)
+		b.ended()
+	})
 	for i, m := range regions {
 		if i == 1 && op == rdma.OpWrite && r.length > m.size && !e.suite.has(FeatureWholeRefusal) {
 			continue // what fits may be there
@@ -177,6 +167,30 @@ func (c *conn) spentOrFlushed(receives, spent int) {
 		spent = 0
 		if got.ID != id+1 || got.Status != rdma.StatusFlushed || got.QueuePair != c.Number() {
 			c.s.e.fatalf("%s: receive %d of queue pair %d: %s; want %d of %d flushed", c.s.name, got.ID, got.QueuePair, got.Status, id+1, c.Number())
+		}
+	}
+}
+
+// infiniBandRefused takes the completions of a refused request of the InfiniBand
+// class: it has the status, and all behind it are flushed.
+func (c *conn) infiniBandRefused(what string, op rdma.Opcode, r refusal, bad, behind uint64) {
+	c.s.e.t.Helper()
+	e := c.s.e
+	c.sends.success(99)
+	done := c.sends.next()
+	want := rdma.StatusRemoteAccess
+	switch {
+	case r.remote.Address%8 != 0 && (op == rdma.OpCompareSwap || op == rdma.OpFetchAdd) && done.Status == rdma.StatusRemoteInvalid:
+		want = done.Status
+	case e.suite.Lossy && (done.Status == rdma.StatusRetryExceeded || done.Status == rdma.StatusFlushed):
+		want = done.Status
+	}
+	if done.ID != bad || done.Status != want || done.QueuePair != c.Number() {
+		e.fatalf("%s: completion of %d: %s; want %d: %s", what, done.ID, done.Status, bad, want)
+	}
+	for id := range behind {
+		if done := c.sends.next(); done.ID != bad+1+id || done.Status != rdma.StatusFlushed {
+			e.fatalf("%s: behind it: completion of %d: %s; want %d flushed", what, done.ID, done.Status, bad+1+id)
 		}
 	}
 }

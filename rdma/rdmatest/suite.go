@@ -34,6 +34,9 @@ type Suite struct {
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// MayLack adds to the table of what providers and devices may lack.
 	MayLack []Lack
+	// Lossy says that the network loses packets, the answer to a refused request
+	// among them: the initiator may then see no more than that the peer is gone.
+	Lossy bool
 	// MaxMessage bounds the sizes, in bytes; 0 means 64 MiB, or 1 MiB if
 	// testing.Short. The device's own Attributes.MaxMessage bounds it, too.
 	MaxMessage int
