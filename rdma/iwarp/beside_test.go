@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -624,6 +625,100 @@ func BenchmarkBeside(b *testing.B) {
 				b.ReportMetric((theirs[besideRounds-1]-theirs[0])/theirs[half], "tcp-spread")
 				b.ReportMetric(float64(cpu[0])*1e7/float64(besideRounds*c.task.count), "cpu-ns/op")
 				b.ReportMetric(float64(cpu[1])*1e7/float64(besideRounds*c.task.count), "tcp-cpu-ns/op")
+				b.ReportMetric(0, "ns/op")
+			}
+		})
+	}
+}
+
+// ucx runs a test of ucx_perftest over TCP between two processes and returns
+// what it tells of the whole: microseconds one way and bytes per second.
+func ucx(b *testing.B, test string, size, count int) (latency, bandwidth float64) {
+	const port = "13477"
+	start := func(args ...string) (*exec.Cmd, *bytes.Buffer) {
+		c, out := exec.Command("ucx_perftest", append([]string{"-p", port}, args...)...), new(bytes.Buffer)
+		c.Env = append(os.Environ(), "UCX_TLS=tcp")
+		c.Stdout, c.Stderr = out, out
+		if err := c.Start(); err != nil {
+			b.Fatal(err)
+		}
+		return c, out
+	}
+	server, _ := start()
+	defer func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	}()
+	for begin := time.Now(); ; {
+		client, out := start("-t", test, "-s", strconv.Itoa(size), "-n", strconv.Itoa(count), "127.0.0.1")
+		err := client.Wait()
+		for line := range strings.Lines(out.String()) {
+			fields := strings.Fields(line)
+			if err != nil || len(fields) < 7 || fields[0] != "Final:" {
+				continue
+			}
+			latency, err = strconv.ParseFloat(fields[4], 64)
+			if err == nil {
+				bandwidth, err = strconv.ParseFloat(fields[6], 64)
+			}
+			if err != nil {
+				b.Fatalf("ucx_perftest says %q: %v", line, err)
+			}
+			return latency, bandwidth * (1 << 20)
+		}
+		if time.Since(begin) > within { // it refuses while the server is not there yet
+			b.Fatalf("ucx_perftest: %v\n%s", err, out)
+		}
+	}
+}
+
+// BenchmarkBesideUCX stands beside ucx_perftest over TCP, if there is one. Both
+// spin.
+func BenchmarkBesideUCX(b *testing.B) {
+	if _, err := exec.LookPath("ucx_perftest"); err != nil {
+		b.Skip("no ucx_perftest; Debian has it in ucx-utils")
+	}
+	for _, c := range []struct {
+		name, test string
+		task       task
+		count      int // of ucx_perftest
+	}{
+		{"ping-pong 1KiB", "ucp_am_lat", task{taskEcho, true, 1 << 10, 20 << 10}, 50_000},
+		{"send 64KiB", "ucp_am_bw", task{taskSink, true, 64 << 10, 8192}, 16_384},
+		{"send 64KiB waiting", "ucp_am_bw", task{taskSink, false, 64 << 10, 8192}, 16_384},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			p, err := besideOnce()
+			if err != nil {
+				b.Fatal(err)
+			}
+			for range b.N {
+				var mine, theirs []float64
+				for range besideRounds {
+					took, err := p.round(c.task, rdma.OpSend, 32)
+					if err != nil {
+						b.Fatal(err)
+					}
+					latency, bandwidth := ucx(b, c.test, c.task.size, c.count)
+					if c.task.kind == taskEcho {
+						mine = append(mine, float64(took)/float64(c.task.count)/2e3)
+						theirs = append(theirs, latency)
+					} else {
+						mine = append(mine, float64(c.task.count*c.task.size)/float64(took))
+						theirs = append(theirs, bandwidth/1e9)
+					}
+				}
+				slices.Sort(mine)
+				slices.Sort(theirs)
+				half, unit := besideRounds/2, "GB/s"
+				if c.task.kind == taskEcho {
+					unit = "us"
+				}
+				b.ReportMetric(mine[half], unit)
+				b.ReportMetric(theirs[half], "ucx-"+unit)
+				b.ReportMetric(mine[half]/theirs[half], "ratio")
+				b.ReportMetric((mine[besideRounds-1]-mine[0])/mine[half], "spread")
+				b.ReportMetric((theirs[besideRounds-1]-theirs[0])/theirs[half], "ucx-spread")
 				b.ReportMetric(0, "ns/op")
 			}
 		})

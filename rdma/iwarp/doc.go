@@ -20,7 +20,10 @@
 // Who polls a completion queue in vain reads from the sockets of its queue pairs,
 // so that a spinning program answers without waking another goroutine. Each such
 // Poll looks at two connections, in turn; with many on one queue, arming and
-// waiting is the better way.
+// waiting is the better way. A connection that is polled all the time, on queues
+// with no more than that, leaves its socket to the polls: nothing that arrives
+// wakes a thread. Arming a queue ends that at once, and polls that cease end it
+// within some milliseconds.
 //
 // # What is agreed on
 //
