@@ -46,7 +46,7 @@ type remoteKey struct {
 type greeting struct {
 	Seed                           uint64
 	Rounds, Area                   uint32
-	Class, Shallow, AnyRead        uint8
+	Class, Shallow, LaxReads       uint8
 	Capabilities                   uint32
 	SendSGE, ReadSGE, Inline, Slot uint32
 	Depth                          uint32
@@ -841,8 +841,8 @@ func (e *end) greet() error {
 	if e.side.options.Shallow {
 		g.Shallow = 1
 	}
-	if e.side.options.AnyRead {
-		g.AnyRead = 1
+	if e.side.options.LaxReads {
+		g.LaxReads = 1
 	}
 	for part, m := range e.exposed {
 		g.Exposed[part] = remoteKey{m.region.Address(), m.region.Key()}
@@ -866,7 +866,7 @@ func (e *end) greet() error {
 		t.slot[r], t.depth[r] = int(g.Slot), int(g.Depth)
 	}
 	e.t.mayTell = g.Shallow == 0 && e.theirs.Shallow == 0
-	e.t.anyRead = g.AnyRead != 0 || e.theirs.AnyRead != 0
+	e.t.laxReads = g.LaxReads != 0 || e.theirs.LaxReads != 0
 	// Rounds over much memory take long.
 	e.t.rounds = 1 + rand.New(rand.NewPCG(e.t.seed, 3)).IntN(max(1, e.link.Rounds/max(1, e.t.area/(32<<10))))
 	e.t.endingBy = planEnding(e.t)

@@ -75,7 +75,7 @@ type terms struct {
 	depth    [2]int // send queue
 	slot     [2]int // bytes of each receive
 	mayTell  bool   // lengths that do not fit have their statuses
-	anyRead  bool   // memory without the right to be read may be read all the same
+	laxReads bool   // refused Reads end nothing at once
 	endingBy ending
 }
 
@@ -564,13 +564,13 @@ func (d *direction) planBroken(p int) {
 		s.op, s.refusal = rdma.OpSend, refuseTooLong
 		s.length = t.slot[1-d.from] + 1 + random.IntN(64)
 	} else {
-		for s.op < rdma.OpWrite {
+		for s.op < rdma.OpWrite || s.op == rdma.OpRead && t.laxReads {
 			s.op = d.randomOp(true)
 		}
 		isAtomic := s.op > rdma.OpRead
 		for {
 			s.refusal = refuseKey + refusal(random.IntN(int(refuseUnaligned)))
-			if s.refusal == refuseUnaligned && !isAtomic || s.refusal == refuseRight && s.op == rdma.OpRead && t.anyRead {
+			if s.refusal == refuseUnaligned && !isAtomic {
 				continue
 			}
 			break

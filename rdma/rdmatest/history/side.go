@@ -25,9 +25,9 @@ type Options struct {
 	// which end of a connection was the cause of its failure, as the kernel's
 	// software devices do.
 	Shallow bool
-	// AnyRead says that the provider lets a peer read memory that it has no right
-	// to read, as siw does: no link ends by that.
-	AnyRead bool
+	// LaxReads says that the provider refuses a peer's Reads late or not at all, as
+	// siw does: what stands behind one is carried out. No link ends by a Read then.
+	LaxReads bool
 	// Area is how many bytes an end exposes, and as many has it for itself: a
 	// power of two from 8 KiB on. 0 means 32 KiB, and 1 MiB for one link in 16.
 	Area int
