@@ -117,7 +117,7 @@ func (e *end) checkEnd(planned, event bool) error {
 	if e.qp.Err() == nil {
 		return errors.New("the queue pair has failed and Err is nil")
 	}
-	if err := e.drain(ctx); err != nil {
+	if err := e.drain(ctx, planned); err != nil {
 		return err
 	}
 	// A request that fails tells so itself; what none has caused is an event.
@@ -155,7 +155,10 @@ func (e *end) checkEnd(planned, event bool) error {
 
 // drain takes what must still complete: every signalled request, all behind one
 // that failed, and all receives that are the queue pair's own.
-func (e *end) drain(ctx context.Context) error {
+func (e *end) drain(ctx context.Context, planned bool) error {
+	// Receives of a shared queue are not flushed, but the one that was too short
+	// fails, which may be after Done.
+	failing := planned && e.t.mayTell && e.in != nil && e.in.brokenAt >= 0 && e.in.posters[0].steps[e.in.brokenAt].refusal == refuseTooLong
 	is := func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -166,7 +169,10 @@ func (e *end) drain(ctx context.Context) error {
 				}
 			}
 		}
-		return e.srq != nil || e.recvDone == e.recvPosted
+		if e.srq != nil {
+			return !failing || e.recvFailed
+		}
+		return e.recvDone == e.recvPosted
 	}
 	e.mu.Lock()
 	e.unposted, e.draining = 0, true
