@@ -52,7 +52,8 @@ type Config struct {
 	// ReadyToReceive lists the kinds of message by which an initiator of revision
 	// 2 tells that it is ready (RFC 6581 section 4), the best first. Connect offers
 	// them, listeners choose among them. Nil is Write, Read and Send, of which
-	// Connect does not offer the last: siw answers it with another. An empty list
+	// Connect does not offer the last: siw answers it with another. What the other
+	// side chooses is used in any case. An empty list
 	// is the mode of revision 1: the side that accepted sends nothing before the
 	// application of the other has.
 	ReadyToReceive []ReadyKind

@@ -423,7 +423,7 @@ func TestBadReplies(t *testing.T) {
 		"revision 1":    {reply: wire.Setup{Reply: true, CRC: true, Revision: 1}, terminate: &wire.MPASetup},
 		"not enhanced":  {reply: wire.Setup{Reply: true, CRC: true, Revision: 2}, terminate: &wire.MPASetup},
 		"too many":      {reply: wire.Setup{Reply: true, CRC: true, Revision: 2, Enhanced: &wire.Enhanced{IRD: 1, ORD: 500}}, terminate: &wire.MPAInsufficientIRD},
-		"no ready kind": {reply: wire.Setup{Reply: true, CRC: true, Revision: 2, Enhanced: &wire.Enhanced{PeerToPeer: true, ReadySend: true}}, terminate: &wire.MPANoReadyToReceiveModes},
+		"no ready kind": {reply: wire.Setup{Reply: true, CRC: true, Revision: 2, Enhanced: &wire.Enhanced{PeerToPeer: true}}, terminate: &wire.MPANoReadyToReceiveModes},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newSide(t, testDevice(t, Config{SetupTimeout: 300 * time.Millisecond}), 4096, nil)

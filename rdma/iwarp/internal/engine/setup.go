@@ -183,13 +183,17 @@ func Conclude(request, reply *wire.Setup, local Local) (Params, error) {
 	if !e.PeerToPeer {
 		return params, nil
 	}
-	for _, kind := range local.Ready {
-		if offers(e, kind) {
-			params.Ready = kind
-			return params, nil
+	// Linux siw answers the offer of a Send with a Write, and does not survive a
+	// Terminate for it: whatever the peer chose will do.
+	for _, kinds := range [][]Ready{local.Ready, {ReadyWrite, ReadyRead, ReadySend}} {
+		for _, kind := range kinds {
+			if offers(e, kind) {
+				params.Ready = kind
+				return params, nil
+			}
 		}
 	}
-	return params, &SetupError{wire.MPANoReadyToReceiveModes, "the peer chose no ready-to-receive message that was offered"}
+	return params, &SetupError{wire.MPANoReadyToReceiveModes, "the peer wants peer-to-peer mode and chose no ready-to-receive message"}
 }
 
 // depth is a number of Reads as the enhanced header carries it.

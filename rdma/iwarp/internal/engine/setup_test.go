@@ -236,6 +236,13 @@ func TestForeignReplies(t *testing.T) {
 			}
 		})
 	}
+	// siw answers the offer of a Send with a Write.
+	sending := local
+	sending.Ready = []Ready{ReadySend}
+	offering := Request(sending, nil)
+	if p, err := Conclude(&offering, &wire.Setup{Reply: true, Revision: 2, Enhanced: &wire.Enhanced{PeerToPeer: true, ReadyWrite: true}}, sending); err != nil || p.Ready != ReadyWrite {
+		t.Errorf("a kind that was not offered: %+v, %v", p, err)
+	}
 	// siw rejects who asks for markers.
 	asking := local
 	asking.Markers = true
