@@ -45,6 +45,9 @@ func TestHistoryMutants(t *testing.T) {
 		case "ib":
 			classes = classes[:1]
 		}
+		if testing.Short() || raceEnabled {
+			classes = classes[:1]
+		}
 		for _, class := range classes {
 			t.Run(fmt.Sprintf("%s/%s", bug, class), func(t *testing.T) {
 				t.Parallel()
