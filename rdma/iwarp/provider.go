@@ -53,9 +53,9 @@ type Config struct {
 	// 2 tells that it is ready (RFC 6581 section 4), the best first. Connect offers
 	// them, listeners choose among them. Nil is Write, Read and Send, of which
 	// Connect does not offer the last: siw answers it with another. What the other
-	// side chooses is used in any case. An empty list
-	// is the mode of revision 1: the side that accepted sends nothing before the
-	// application of the other has.
+	// side chooses is used in any case. An empty list is the mode of revision 1: the
+	// side that accepted sends nothing before the other has sent what it was asked
+	// to, or an announcement (see Extensions).
 	ReadyToReceive []ReadyKind
 	// SpeakFirst lets the side that accepted send at once to an initiator that does
 	// not ask for peer-to-peer mode, as Linux siw does. RFC 5044 section 7.1.2
