@@ -43,6 +43,7 @@ func testHistory(e *env) {
 	if !e.suite.has(FeatureLengthStatus) || !e.suite.has(FeatureRefusalReason) {
 		options.Shallow = true
 	}
+	options.OneWayReads = !e.suite.has(FeatureReadsBothWays)
 	options.LaxReads = !e.suite.has(FeatureReadRight) || !e.suite.has(FeatureRefusedReadStops)
 	sides := make([]*history.Side, 2)
 	for i, device := range []rdma.Device{e.suite.initiator, e.suite.target} {

@@ -35,6 +35,9 @@ const (
 	FeatureReadRight Feature = "read-right"
 	// FeatureRefusedReadStops delivers nothing that stands behind a refused Read.
 	FeatureRefusedReadStops Feature = "refused-read-stops"
+	// FeatureReadsBothWays lets both ends have fenced requests, or more Reads than
+	// fit, waiting at the same time.
+	FeatureReadsBothWays Feature = "reads-both-ways"
 	// FeatureWholeRefusal places nothing of a Write that is refused because it ends
 	// outside of its target.
 	FeatureWholeRefusal Feature = "whole-refusal"
@@ -88,6 +91,7 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureRefusalReason, "the driver does not tell what the Terminate said"},
 	{"ibverbs", "siw*", FeatureReadRight, "the driver does not look at the right"},
 	{"ibverbs", "siw*", FeatureRefusedReadStops, "the driver looks at a Read when it answers it, and goes on receiving meanwhile"},
+	{"ibverbs", "siw*", FeatureReadsBothWays, "the driver answers no Read while its own request waits for one, so both ends can wait for ever"},
 	{"ibverbs", "siw*", FeatureWholeRefusal, "each segment of a Write is placed or refused by itself (RFC 5041)"},
 	{"ibverbs", "siw*", FeatureSolicitedOnly, "the driver raises no solicited events for receives, so all are asked for"},
 	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},

@@ -47,13 +47,14 @@ type greeting struct {
 	Seed                           uint64
 	Rounds, Area                   uint32
 	Class, Shallow, LaxReads       uint8
+	OneWayReads                    uint8
 	Capabilities                   uint32
 	SendSGE, ReadSGE, Inline, Slot uint32
 	Depth                          uint32
 	Exposed                        [exposedParts]remoteKey
 	Foreign                        remoteKey
 	Stale                          remoteKey
-	_                              [2]uint8
+	_                              [1]uint8
 }
 
 // ready ends a round: the sender's memory may be used again.
@@ -112,7 +113,6 @@ type end struct {
 	done     [maxPosters]int // how many of posted are known to be done
 	failedAt [maxPosters]int // the first of posted that did not succeed; -1
 	failure  rdma.Status     // the one status that is neither success nor flushed
-	broke    error           // what contradicts the model
 	polled   []rdma.Completion
 	batches  [maxPosters][]rdma.SendRequest // of each poster, to be reused
 	sges     [maxPosters][]rdma.SGE
@@ -688,8 +688,12 @@ func (e *end) late(what string) error {
 	for p := range e.posted {
 		outstanding += len(e.posted[p]) - e.done[p]
 	}
-	return fmt.Errorf("round %d: %s: not within %v: %d requests not known to be done, %d of %d messages and %d marks have come, queue pair %s, %v",
-		e.round, what, e.side.options.Bound, outstanding, e.expected.got, e.expected.total, e.controls, e.qp.State(), e.qp.Err())
+	cause := "no error"
+	if err := e.qp.Err(); err != nil {
+		cause = err.Error()
+	}
+	return fmt.Errorf("round %d: %s: not within %v: %d requests not known to be done, %d of %d messages and %d marks have come, queue pair %s, %s",
+		e.round, what, e.side.options.Bound, outstanding, e.expected.got, e.expected.total, e.controls, e.qp.State(), cause)
 }
 
 // sleep waits for an event, if one completion queue will have it for sure.
@@ -723,7 +727,7 @@ func (e *end) sleep(until time.Time) error {
 		}
 		return e.late("an event")
 	}
-	return fmt.Errorf("Wait: %w", err)
+	return fmt.Errorf("waiting for a completion: %w", err)
 }
 
 func (e *end) failed() bool {
@@ -841,6 +845,9 @@ func (e *end) greet() error {
 	if e.side.options.Shallow {
 		g.Shallow = 1
 	}
+	if e.side.options.OneWayReads {
+		g.OneWayReads = 1
+	}
 	if e.side.options.LaxReads {
 		g.LaxReads = 1
 	}
@@ -866,6 +873,7 @@ func (e *end) greet() error {
 		t.slot[r], t.depth[r] = int(g.Slot), int(g.Depth)
 	}
 	e.t.mayTell = g.Shallow == 0 && e.theirs.Shallow == 0
+	e.t.oneWayReads = g.OneWayReads != 0 || e.theirs.OneWayReads != 0
 	e.t.laxReads = g.LaxReads != 0 || e.theirs.LaxReads != 0
 	// Rounds over much memory take long.
 	e.t.rounds = 1 + rand.New(rand.NewPCG(e.t.seed, 3)).IntN(max(1, e.link.Rounds/max(1, e.t.area/(32<<10))))

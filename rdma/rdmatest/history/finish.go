@@ -112,7 +112,7 @@ func (e *end) checkEnd(planned, event bool) error {
 		return e.late("the end of the connection")
 	}
 	if state := e.qp.State(); state != rdma.StateError && state != rdma.StateClosed {
-		return fmt.Errorf("Done is closed and the queue pair is %s", state)
+		return fmt.Errorf("the queue pair has told its end by Done and is %s", state)
 	}
 	if e.qp.Err() == nil {
 		return errors.New("the queue pair has failed and Err is nil")

@@ -76,7 +76,9 @@ type terms struct {
 	slot     [2]int // bytes of each receive
 	mayTell  bool   // lengths that do not fit have their statuses
 	laxReads bool   // refused Reads end nothing at once
-	endingBy ending
+	// oneWayReads leaves Reads to the initiator.
+	oneWayReads bool
+	endingBy    ending
 }
 
 // can tells whether requests that need the capabilities may go from role.
@@ -437,6 +439,7 @@ func (d *direction) randomOp(messages bool) rdma.Opcode {
 		case !messages && (op < rdma.OpWrite || op == rdma.OpWriteImmediate),
 			op == rdma.OpSendImmediate && !d.t.can(rdma.CapSendImmediate),
 			op == rdma.OpWriteImmediate && !d.t.can(rdma.CapWriteImmediate),
+			op == rdma.OpRead && d.t.oneWayReads && d.from == Target,
 			op > rdma.OpRead && !d.t.can(rdma.CapAtomics):
 			continue
 		}

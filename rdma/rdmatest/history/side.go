@@ -28,6 +28,9 @@ type Options struct {
 	// LaxReads says that the provider refuses a peer's Reads late or not at all, as
 	// siw does: what stands behind one is carried out. No link ends by a Read then.
 	LaxReads bool
+	// OneWayReads says that Reads of both ends at once may wait for each other for
+	// ever, as siw's do: only the initiator reads.
+	OneWayReads bool
 	// Area is how many bytes an end exposes, and as many has it for itself: a
 	// power of two from 8 KiB on. 0 means 32 KiB, and 1 MiB for one link in 16.
 	Area int
@@ -307,7 +310,7 @@ func (c *completions) poll() (int, error) {
 	}
 	n, err := c.queue.Poll(c.buffer[:1+c.random.IntN(len(c.buffer))])
 	if err != nil {
-		c.err = fmt.Errorf("Poll: %w", err)
+		c.err = fmt.Errorf("polling: %w", err)
 	}
 	for i := range n {
 		b := c.boxes[c.buffer[i].QueuePair]
