@@ -30,6 +30,9 @@
 //	| Read of memory without the   | refused                    | siw (Linux 6.1) does it        |
 //	| right of remote read         |                            |                                |
 //	| Read of no bytes             | asks the peer              | siw: a Write of no bytes       |
+//	| fenced requests, or Reads    | go on                      | siw: both ends wait for ever   |
+//	| beyond MaxReads, at both     |                            |                                |
+//	| ends at once                 |                            |                                |
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
 //
 // Keys are the adapter's own and not random. Send with invalidate is not there.
