@@ -48,8 +48,8 @@ func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
 // post posts the connection's request, signalled as the plan has it.
 func (c *conn) post() error {
 	r := &c.send[0]
-	c.phases++
-	if c.phases%int64(c.lane.side.plan.Signal) == 0 {
+	if c.quiet--; c.quiet <= 0 {
+		c.quiet = c.lane.side.plan.Signal
 		r.Flags |= rdma.Signaled
 	} else {
 		r.Flags &^= rdma.Signaled
@@ -66,7 +66,20 @@ func (c *conn) sendRound() error {
 	if err := c.post(); err != nil {
 		return err
 	}
+	if err := c.repostLate(); err != nil {
+		return err
+	}
 	return c.awaitMessage()
+}
+
+// repostLate posts a receive again that has waited for the answer to be on its
+// way.
+func (c *conn) repostLate() error {
+	if !c.late {
+		return nil
+	}
+	c.late = false
+	return c.repost()
 }
 
 // awaitMessage waits for a receive of the connection and posts it again.
@@ -89,6 +102,9 @@ func (c *conn) awaitMessage() error {
 					l.sum += touch(c.buffer(int(uint32(d.ID)))[:d.Length])
 				}
 				c.arrived++
+				if c.late = !l.side.plan.RepostFirst; c.late {
+					continue
+				}
 				if err := c.repost(); err != nil {
 					return err
 				}
@@ -109,10 +125,11 @@ func (c *conn) flagRound() error {
 	if err := c.post(); err != nil {
 		return err
 	}
-	if err := c.awaitFlag(mark); err != nil {
+	// While the message is on its way there is time.
+	if err := c.drain(); err != nil {
 		return err
 	}
-	return c.drain()
+	return c.awaitFlag(mark)
 }
 
 // awaitFlag polls the last byte of the connection's target, which a polled Write
@@ -130,6 +147,7 @@ func (c *conn) awaitFlag(mark byte) error {
 		if (*[8]byte)(unsafe.Pointer(&w))[at] == mark {
 			break
 		}
+		rest()
 		if i%256 == 0 {
 			if err := c.drain(); err != nil {
 				return err
@@ -169,8 +187,11 @@ func (c *conn) writeSendRound() error {
 	if err := c.post(); err != nil {
 		return err
 	}
-	if _, err := c.qp.PostSend(c.reply[:]); err != nil {
-		return c.failed("post", err)
+	if err := c.answer(); err != nil {
+		return err
+	}
+	if err := c.repostLate(); err != nil {
+		return err
 	}
 	if err := c.awaitMessage(); err != nil {
 		return err

@@ -75,6 +75,9 @@ type Plan struct {
 	// ReadPayload makes the receiver read every line of each message, and the
 	// sender write it anew.
 	ReadPayload bool `json:"read_payload"`
+	// RepostFirst makes an end that answers post its receive again before it
+	// answers, as perftest does, not after it.
+	RepostFirst bool `json:"repost_first"`
 	// Verify makes the receiver check every byte.
 	Verify bool `json:"verify"`
 }
@@ -188,6 +191,8 @@ func (p *Plan) check() error {
 		errs = append(errs, fmt.Errorf("in mode %s each poster needs a connection of its own: %d posters, %d connections", ModeLatency, p.Posters, p.Connections))
 	case p.Test == TestAtomic && p.Size != atomicSize:
 		errs = append(errs, fmt.Errorf("atomics are of %d bytes", atomicSize))
+	case !p.RepostFirst && p.Receives < 2 && p.Mode == ModeLatency:
+		errs = append(errs, errors.New("with one receive an answer may find none: use more --receives, or --repost-first"))
 	case p.Verify && p.Posters > p.Connections:
 		errs = append(errs, errors.New("a verifying run needs a connection for each poster"))
 	}

@@ -49,13 +49,20 @@ func (l *lane) take() error {
 					l.sum += touch(c.part(s.layout.target))
 				}
 			}
+			l.received++
+			if echo && !p.RepostFirst {
+				if err := c.echo(); err != nil {
+					return err
+				}
+			}
 			if err := c.repost(); err != nil {
 				return err
 			}
-			l.received++
 			switch {
 			case echo:
-				err = c.echo()
+				if p.RepostFirst {
+					err = c.echo()
+				}
 			case d.Length == 0:
 				l.received--
 				err = c.answer()

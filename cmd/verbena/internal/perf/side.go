@@ -77,9 +77,11 @@ type conn struct {
 	qp     rdma.QueuePair
 
 	recvs   []rdma.RecvRequest
-	next    int // receive that is posted next
-	unposed int // receives that are to be posted again
-	lot     int // how many are posted at a time
+	next    int  // receive that is posted next
+	unposed int  // receives that are to be posted again
+	lot     int  // how many are posted at a time
+	late    bool // one of unposed is yet to be counted
+	quiet   int  // requests until one is signalled
 	arrived int64
 
 	send  [1]rdma.SendRequest
@@ -90,7 +92,7 @@ type conn struct {
 	granted int          // receiver: consumed since the last grant
 	replies atomic.Int64 // sender: zero-length messages that came
 	posted  atomic.Int64 // sender: messages
-	phases  int64        // sender: finished
+	phases  int64        // sender: times it has finished
 }
 
 // newSide makes an end's queue pairs, with receives posted.

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Without a server, perf starts one in a process of its own.
+func TestPerfAlone(t *testing.T) {
+	t.Setenv(asVerbena, "1")
+	plot := filepath.Join(t.TempDir(), "plot.svg")
+	out, err := run(t, "", "perf", "--level", "verbs,runtime", "--size", "8,64", "--iterations", "50", "--warmup", "5", "--wait", "adaptive", "--json", "--plot", plot)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	transports := map[string]int{}
+	for line := range strings.Lines(out) {
+		if !strings.HasPrefix(line, "{") {
+			continue // on standard error: a transport that is not here
+		}
+		var row struct {
+			Transport  string `json:"transport"`
+			Iterations int    `json:"iterations"`
+		}
+		if err := json.Unmarshal([]byte(line), &row); err != nil {
+			t.Fatal(line, err)
+		}
+		if row.Iterations != 50 {
+			t.Error(line)
+		}
+		transports[row.Transport]++
+	}
+	for _, name := range []string{"shm", "iwarp"} {
+		if transports[name] != 4 {
+			t.Errorf("%d rows of %s in\n%s", transports[name], name, out)
+		}
+	}
+	f, err := os.Open(plot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for d := xml.NewDecoder(f); err == nil; {
+		_, err = d.Token()
+	}
+	if err != io.EOF {
+		t.Error("the plot is not XML:", err)
+	}
+}
+
+func TestPerfTable(t *testing.T) {
+	t.Setenv(asVerbena, "1")
+	out, err := run(t, "", "perf", "--iterations", "20", "--warmup", "2", "--wait", "event")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"p99.99", "shm    verbs    send   lat", "iwarp    verbs   write    bw", "tcp  runtime"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestPerfSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--size", "none"}, "is not between"},
+		{[]string{"127.0.0.1:1"}, "connection refused"},
+		{[]string{"127.0.0.1:1", "--server-cpu", "1"}, "give --cpu to"},
+		{[]string{"--details"}, "--json"},
+		{[]string{"127.0.0.1:1", "--cpu", "5000"}, "no processor 5000"},
+		{[]string{"127.0.0.1:1", "--plot", "/nonexistent/x.svg"}, "no such file"},
+	} {
+		out, err := run(t, "", append([]string{"perf"}, c.args...)...)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("perf %v: %v\n%s", c.args, err, out)
+		}
+	}
+}
