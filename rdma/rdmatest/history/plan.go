@@ -23,8 +23,8 @@ func (r Role) String() string {
 }
 
 const (
-	maxMessages = 24 // of a round and direction, without those that end it
-	maxSteps    = 96
+	maxMessages = 48 // of a round and direction, without those that end it
+	maxSteps    = 192
 	controls    = 4 // receives for what is no random message
 	maxPosters  = 3
 )
