@@ -69,7 +69,7 @@ func (p *process) kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	<-p.done // was killed: its status says no more
+	_ = <-p.done // was killed: its status says no more
 	return nil
 }
 

@@ -84,13 +84,10 @@ type Plan struct {
 
 // limits are what a device lets a plan ask for.
 type limits struct {
-	depth      int // of a queue
-	inline     int
-	notReady   bool // a Send waits for a receive
-	polled     bool
-	atomics    bool
-	maxMessage int64
-	maxReads   int
+	depth    int // of a queue
+	inline   int
+	notReady bool // a Send waits for a receive
+	polled   bool
 }
 
 // resolve fills in the defaults for what a device can do.
