@@ -458,10 +458,12 @@ func (e *end) pump() (bool, error) {
 	}
 	e.pending = e.pending[:copy(e.pending, e.pending[seen:])]
 	if e.unposted > 0 && !e.recvFailed && e.random.IntN(4) == 0 {
-		if err := e.postReceives(1 + e.random.IntN(4)); err != nil && !errors.Is(err, errFailed) {
+		switch err := e.postReceives(1 + e.random.IntN(4)); {
+		case err == nil:
+			progress = true
+		case !errors.Is(err, errFailed): // that is seen by what waits
 			return false, err
 		}
-		progress = true
 	}
 	return progress, nil
 }
