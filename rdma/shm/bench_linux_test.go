@@ -321,6 +321,7 @@ func writeLatency(b *testing.B) {
 					b.Fatal(err, s.qp.Err())
 				}
 				for idle := 0; flag.Load() != i+1; idle++ {
+					relax(1)
 					if idle&1023 == 1023 {
 						runtime.Gosched()
 					}

@@ -23,15 +23,17 @@ const (
 )
 
 // A receiver that is as fast as its sender would take each line away from it as
-// soon as it is written, and the next one, too, before it is. So after so many
+// soon as it is written, and the next one, too, before it is. So after some
 // messages in a row that came just after a look in vain, the next harvests begin
-// with a rest, in which the sender gets ahead.
+// with a rest, in which the sender gets ahead. That is worth it if several messages
+// come meanwhile; if not, it is tried again after twice as many.
 const (
-	closeBehind  = 8
-	closeLooks   = 4  // looks in vain that are few
-	restsAtOnce  = 64 // harvests
-	restLength   = 12 // of about 20 ns each
-	restsToWaste = 8  // what a rest costs in which no more than one message came
+	closeLooks  = 4 // looks in vain that are few
+	closeBehind = 8 // messages in a row
+	closeMost   = 4096
+	restsAtOnce = 64 // harvests
+	restLength  = 12 // of about 20 ns each
+	restWorth   = 3  // messages
 )
 
 // A queue pair whose sender rings is polled without that again after so many

@@ -391,14 +391,17 @@ func (s *side) flag(size int) *atomic.Uint64 {
 // flags answers a Write whose last word counts with one of the same length.
 func flags(s *side, remote rdma.Remote) error {
 	first := s.memory.Bytes()
+	flag := s.flag(8)
 	for i, size := uint64(1), 0; ; i++ {
 		// The length comes before the first message of it, in a message of 8 bytes.
 		for idle := 0; ; idle++ {
-			if size > 0 && s.flag(size).Load() == i {
+			if size > 0 && flag.Load() == i {
 				break
 			}
+			relax(1)
 			if length := binary.LittleEndian.Uint64(first[buffers*bufferBytes:]); size == 0 && length != 0 {
 				size = int(length)
+				flag = s.flag(size)
 			}
 			if idle&1023 == 1023 {
 				runtime.Gosched()

@@ -64,6 +64,7 @@ type queuePair struct {
 	cold     bool   // the peer rings
 	idle     int    // harvests that found nothing, since the last that did
 	behind   int    // harvests that came just after an empty one, in a row
+	need     int    // how many of those bring rests
 	rests    int    // harvests that are to begin with a rest
 	warm     int    // messages taken while cold
 	warmArms uint64 // recvCQ.arms when the first of them was
@@ -149,6 +150,7 @@ func (d *domain) newQueuePair(config rdma.QueuePairConfig) (_ *queuePair, err er
 		return nil, err
 	}
 	qp.inbox = viewInbox(qp.inboxFile.Bytes(), shape)
+	qp.need = closeBehind
 	// Until the receiver looks for the first time, it has to be told.
 	qp.cold = true
 	qp.inbox.gate().Store(gateCold)

@@ -249,14 +249,14 @@ func (qp *queuePair) setCold(cold bool) {
 // ones rest before they look.
 func (qp *queuePair) keepPace(messages int, rested bool) {
 	switch {
+	case rested && messages >= restWorth:
+		qp.need = closeBehind
 	case rested:
-		if messages == 1 {
-			qp.rests = max(qp.rests-restsToWaste, 0)
-		}
+		qp.rests, qp.need = 0, min(2*qp.need, closeMost)
 	case qp.idle > closeLooks:
 		qp.behind, qp.rests = 0, 0
 	case qp.idle > 0:
-		if qp.behind++; qp.behind >= closeBehind {
+		if qp.behind++; qp.behind >= qp.need {
 			qp.behind, qp.rests = 0, restsAtOnce
 		}
 	}
