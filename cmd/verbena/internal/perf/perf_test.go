@@ -663,3 +663,35 @@ func FuzzDecodeOffer(f *testing.F) {
 		_, _ = decode(body, &r), decode(body, &m) // must not panic
 	})
 }
+
+// What the server lends is bounded over all sessions, and comes back.
+func TestServerLendsNoMoreThanItHas(t *testing.T) {
+	s, c := pair(t)
+	if err := s.lend(maxMemory); err != nil {
+		t.Fatal(err)
+	}
+	p := plan(LevelVerbs, local(t)[0], TestSend, ModeLatency, WaitEvent, 8)
+	_, err := c.Run(t.Context(), p, few(1))
+	var refused *RefusedError
+	if !errors.As(err, &refused) || !strings.Contains(refused.Reason, "try again later") {
+		t.Error(err)
+	}
+	s.giveBack(maxMemory)
+	for range 3 {
+		if _, err := c.Run(t.Context(), p, few(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The session ends after the client has its result.
+	for deadline := time.Now().Add(time.Minute); ; runtime.Gosched() {
+		s.mu.Lock()
+		lent := s.lent
+		s.mu.Unlock()
+		if lent == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are still lent", lent)
+		}
+	}
+}

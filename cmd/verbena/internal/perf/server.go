@@ -27,8 +27,13 @@ const privateSize = tokenSize + 2
 const (
 	// setupTimeout bounds each step of setting a session up.
 	setupTimeout = 30 * time.Second
+	// sessionTimeout bounds a session: a client that stands still must not keep a
+	// loop spinning for ever.
+	sessionTimeout = time.Hour
 	// maxSessions are served at a time.
 	maxSessions = 64
+	// maxPrefaces bounds the connections that are reading their preface.
+	maxPrefaces = 1024
 )
 
 // ServerConfig configures a server.
@@ -51,9 +56,11 @@ type Server struct {
 	ctx      context.Context
 	wg       sync.WaitGroup
 	slots    chan struct{}
+	prefaces chan struct{}
 
 	mu      sync.Mutex
 	streams map[[tokenSize]byte]*session
+	lent    int64 // memory of all sessions
 }
 
 // Listen opens the port and serves until Close.
@@ -76,7 +83,7 @@ func Listen(ctx context.Context, cfg ServerConfig) (*Server, error) {
 		return nil, errors.Join(err, port.close(), rt.Close())
 	}
 	s := &Server{
-		cfg: cfg, runtime: rt, port: port, listener: ln, slots: make(chan struct{}, maxSessions),
+		cfg: cfg, runtime: rt, port: port, listener: ln, slots: make(chan struct{}, maxSessions), prefaces: make(chan struct{}, maxPrefaces),
 		streams: map[[tokenSize]byte]*session{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -148,10 +155,34 @@ func (s *Server) serve(ctx context.Context, c control) (err error) {
 	if err != nil {
 		return err
 	}
+	need := plan.memory()
+	if err := s.lend(need); err != nil {
+		return err
+	}
+	defer s.giveBack(need)
+	ctx, end := context.WithTimeoutCause(ctx, sessionTimeout, fmt.Errorf("perf: a measurement may take %s", sessionTimeout))
+	defer end()
 	if plan.Level == LevelRuntime {
 		return s.serveEndpoints(ctx, setup, c, plan)
 	}
 	return s.serveQueuePairs(ctx, setup, c, plan)
+}
+
+// lend sets memory aside for a session.
+func (s *Server) lend(n int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lent+n > maxMemory {
+		return fmt.Errorf("perf: %d MiB are wanted, other measurements leave %d of %d: try again later", n>>20, (maxMemory-s.lent)>>20, int64(maxMemory)>>20)
+	}
+	s.lent += n
+	return nil
+}
+
+func (s *Server) giveBack(n int64) {
+	s.mu.Lock()
+	s.lent -= n
+	s.mu.Unlock()
 }
 
 func (s *Server) serveQueuePairs(ctx, setup context.Context, c control, plan *Plan) (err error) {
@@ -428,11 +459,18 @@ func (s *Server) acceptStreams() {
 		if err != nil {
 			return
 		}
+		select {
+		case s.prefaces <- struct{}{}:
+		default:
+			_ = conn.Close() // a flood
+			continue
+		}
 		s.wg.Go(func() {
 			if err := s.route(conn); err != nil {
 				s.cfg.Logger.Warn("connection dropped", "peer", conn.RemoteAddr(), "error", err)
 				_ = conn.Close() // it is not for us
 			}
+			<-s.prefaces
 		})
 	}
 }
