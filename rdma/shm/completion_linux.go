@@ -303,7 +303,8 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 			break
 		}
 		qp := cq.hot[i]
-		rested := qp.rests > 0 && qp.idle == 0
+		// With several to look at, each is left alone for a while anyway.
+		rested := qp.rests > 0 && qp.idle == 0 && len(cq.hot) == 1
 		if rested {
 			qp.rests--
 			relax(restLength)
