@@ -30,6 +30,15 @@
 // RemoteDevice of the connection's other end. The control connection is trusted:
 // who reaches it can do with the device what the device can do.
 //
+// Beside the scripts, which each look at one thing, the case History runs random
+// operations of all kinds on many connections and compares them with a sequential
+// model (package history). Half of its seeds are new in each run; a failure prints
+// its seed, and
+//
+//	go test -run '.../History$' -rdmatest.seed=SEED -rdmatest.links=1
+//
+// repeats the plan, though not the timing; more links search longer.
+//
 // The folder fake has a model of a network within one process, which passes the
 // suite, and can be given the bugs that the suite must find.
 package rdmatest
