@@ -67,6 +67,7 @@ type receiver struct {
 	readySend  bool        // the first Send is the ready-to-receive message
 
 	heard bool // an FPDU has arrived
+	first bool // it is the one that has just arrived
 	over  bool // the peer's last word has been heard
 	kick  bool // the writer may have work
 
@@ -396,7 +397,7 @@ func (e *Engine) segmentEnd() *fault {
 		return x.fault
 	}
 	x.phase, x.have, x.need = phaseHeader, 0, wire.LengthSize+wire.ControlSize
-	if !x.heard {
+	if x.first = !x.heard; x.first {
 		x.heard, x.kick = true, true
 		e.mu.Lock()
 		e.hold = false
@@ -795,6 +796,11 @@ func (e *Engine) beginTerminate() *fault {
 func (e *Engine) endTerminate() *fault {
 	x := &e.rx
 	t, err := wire.ParseTerminate(x.scratch[:x.filled])
+	// Of the set-up's errors an initiator tells, in its first message. Elsewhere it
+	// is siw that speaks, of an opcode or too many Reads.
+	if (t.Cause == wire.MPAInsufficientIRD || t.Cause == wire.MPANoReadyToReceiveModes) && !t.HasSegment && (e.params.Initiator || !x.first) {
+		t.Cause = t.Cause.Mirrored()
+	}
 	ended := &TerminateError{Layer: t.Cause.Layer, Type: t.Cause.Type, Code: t.Cause.Code}
 	if err != nil {
 		ended.Reason = err.Error()

@@ -237,6 +237,10 @@ func (c Cause) Access() bool {
 	return c.Layer == 0 && c.Type == 1 || c.Layer == 1 && c.Type == 1 && c != DDPTaggedVersion
 }
 
+// Mirrored is what Linux siw means by the cause where nothing else tells that it
+// has written the layer and the type in each other's place.
+func (c Cause) Mirrored() Cause { return Cause{c.Type, c.Layer, c.Code} }
+
 func (c Cause) String() string {
 	text, ok := causeTexts[c]
 	if !ok {
