@@ -33,7 +33,7 @@ func run() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	if err := world.LoadModules(ctx, "virtio_pci", "virtio_console"); err != nil {
 		return 0, err
