@@ -99,8 +99,8 @@ type conn struct {
 func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 	a := dev.Attributes()
 	s = &side{plan: plan, layout: newLayout(plan), client: client, yield: 1024}
-	if !a.KernelBypass {
-		s.yield = 16 // a poll is a system call
+	if a.Has(rdma.CapStreams) {
+		s.yield = 16 // a poll is a system call, and goroutines of the provider have work
 	}
 	if err := supports(plan, a); err != nil {
 		return nil, err
