@@ -12,11 +12,15 @@ import (
 )
 
 // modes says what drivers bear. Those of mlx4 and mlx5 only write to memory and
-// to the adapter's doorbells, under spin locks. All that are not here are entered
-// the way that may block: rxe and siw ring through write(2), and some adapters'
+// to the adapter's doorbells, under spin locks. The kernel's rxe and siw ring
+// through write(2) when they post, and poll a ring that they share with the
+// kernel. All that are not here are entered the way that may block: some adapters'
 // drivers fall back to a system call when something is wrong (hns, bnxt_re,
 // cxgb4).
-var modes = map[string]CallMode{"mlx4": CallNonBlocking, "mlx5": CallNonBlocking}
+var modes = map[string]CallMode{
+	"mlx4": CallNonBlocking, "mlx5": CallNonBlocking,
+	"rxe": CallNonBlockingPoll, "siw": CallNonBlockingPoll,
+}
 
 // postsBlock are drivers whose posts are known to make system calls.
 var postsBlock = map[string]bool{"rxe": true, "siw": true}

@@ -155,8 +155,8 @@ func TestModes(t *testing.T) {
 	}{
 		{"mlx5", CallAuto, CallNonBlocking, false},
 		{"mlx5", CallBlocking, CallBlocking, false},
-		{"rxe", CallAuto, CallBlocking, false},
-		{"siw", CallAuto, CallBlocking, false},
+		{"rxe", CallAuto, CallNonBlockingPoll, false},
+		{"siw", CallAuto, CallNonBlockingPoll, false},
 		{"rxe", CallNonBlocking, 0, true},
 		{"siw", CallNonBlocking, 0, true},
 		{"siw", CallNonBlockingPoll, CallNonBlockingPoll, false},
