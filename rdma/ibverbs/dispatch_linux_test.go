@@ -246,6 +246,41 @@ func TestIWARPReads(t *testing.T) {
 	}
 }
 
+// TestLargeMessagesOfSIW has requests that siw must be asked to report, so that it
+// copies them, and that the application does not want to hear of.
+func TestLargeMessagesOfSIW(t *testing.T) {
+	s := newStubbed(t, 8, rdma.ClassIWARP)
+	s.domain.device.driver = driverSIW
+	s.memory.bytes = make([]byte, pageSize)
+	large := rdma.SendRequest{ID: 1, Op: rdma.OpWrite, SGEs: []rdma.SGE{{Region: s.memory, Length: pageSize}}}
+	small := rdma.SendRequest{ID: 2, Op: rdma.OpWrite, SGEs: []rdma.SGE{{Region: s.memory, Length: pageSize - 1}}}
+	if n, err := s.PostSend([]rdma.SendRequest{large, small}); n != 2 {
+		t.Fatal(n, err)
+	}
+	if s.last(1).Flags != verbs.SendSignaled || s.last(0).Flags != 0 {
+		t.Errorf("flags %b and %b, want the larger one to be reported", s.last(1).Flags, s.last(0).Flags)
+	}
+	s.completes(verbs.StatusSuccess, 0)
+	var into [4]rdma.Completion
+	if n, err := s.queue.Poll(into[:]); n != 0 || err != nil {
+		t.Errorf("Poll: %d, %v: the application hears of what it did not want to", n, err)
+	}
+	if s.sends.outstanding() != 1 {
+		t.Errorf("%d outstanding, want the small one", s.sends.outstanding())
+	}
+	// A Read of nothing goes as a Write of nothing.
+	if n, err := s.PostSend([]rdma.SendRequest{{ID: 3, Op: rdma.OpRead, Flags: rdma.Signaled}}); n != 1 {
+		t.Fatal(n, err)
+	}
+	if wr := s.last(0); wr.Opcode != verbs.WRWrite || wr.NumSGE != 0 {
+		t.Errorf("a Read of nothing is sent as operation %d with %d entries", wr.Opcode, wr.NumSGE)
+	}
+	s.completes(verbs.StatusSuccess, 2)
+	if n, _ := s.queue.Poll(into[:]); n != 1 || into[0].Op != rdma.OpRead || into[0].ID != 3 {
+		t.Errorf("Poll: %d, %+v", n, into[0])
+	}
+}
+
 func TestNothingAllocates(t *testing.T) {
 	if foreign.Route != "linkname" {
 		t.Skipf("calls by the route %q allocate", foreign.Route)

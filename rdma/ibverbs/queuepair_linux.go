@@ -377,6 +377,11 @@ func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
 	// iWARP devices complete a later Send before an earlier Read. A completion
 	// promises that all before it are done, so each Read there has to be heard of.
 	s.reports = s.signaled || op.fetches && a.Class == rdma.ClassIWARP
+	if p.domain.device.driver == driverSIW && total >= pageSize {
+		// siw hands pages to TCP without copying, and would send them as they are by
+		// then, unless the request is signalled.
+		s.reports = true
+	}
 	if s.reports {
 		wr.Flags |= verbs.SendSignaled
 	}
