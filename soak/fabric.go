@@ -240,7 +240,7 @@ func (f *fabric) run(ctx context.Context, c *common, dir string) error {
 		return err
 	}
 	// The first epoch brings what stays, such as the poller's descriptor.
-	if err := f.runEpoch(ctx, dir, 2*time.Second); err != nil {
+	if err := f.runEpoch(ctx, dir, min(f.epoch, 2*time.Second)); err != nil {
 		return err
 	}
 	base, err := measure()

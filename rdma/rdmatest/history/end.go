@@ -694,8 +694,8 @@ func (e *end) late(what string) error {
 	if err := e.qp.Err(); err != nil {
 		cause = err.Error()
 	}
-	return fmt.Errorf("round %d: %s: not within %v: %d requests not known to be done, %d of %d messages and %d marks have come, queue pair %s, %s",
-		e.round, what, e.side.options.Bound, outstanding, e.expected.got, e.expected.total, e.controls, e.qp.State(), cause)
+	return fmt.Errorf("round %d: %s: not within %v: %d requests not known to be done, %d of %d messages and %d marks have come, %d receives outstanding (shared: %v) and %d to be posted, queue pair %s, %s",
+		e.round, what, e.side.options.Bound, outstanding, e.expected.got, e.expected.total, e.controls, e.recvPosted-e.recvDone, e.srq != nil, e.unposted, e.qp.State(), cause)
 }
 
 // sleep waits for an event, if one completion queue will have it for sure.
