@@ -60,7 +60,7 @@ func chooseAccelerator(ctx context.Context, m machine, say *progress) (string, e
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(f.Name())
+	defer remove(f.Name())
 	if _, err := fmt.Fprintln(f, question, result); err != nil {
 		f.Close()
 		return "", err

@@ -146,7 +146,7 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(scratch)
+	defer remove(scratch)
 	root, err := moduleRoot(ctx)
 	if err != nil {
 		return err
@@ -338,6 +338,10 @@ type report struct {
 	failures        []string
 }
 
+// flush shows what was written. Whoever has gone and does not read it any more
+// has no use for an error.
+func (r *report) flush() { _ = r.out.Flush() }
+
 // boot runs one machine and reports its tests.
 func (r *report) boot(ctx context.Context, p planned, m *machine) {
 	began := time.Now()
@@ -360,7 +364,7 @@ func (r *report) boot(ctx context.Context, p planned, m *machine) {
 	converting.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	defer r.out.Flush()
+	defer r.flush()
 	failed := len(seen.failures) > 0
 	r.failures = append(r.failures, seen.failures...)
 	r.passed += seen.passed
@@ -451,7 +455,7 @@ func (b *bootResult) event(e event, line []byte) {
 	r := b.report
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	defer r.out.Flush()
+	defer r.flush()
 	if r.json {
 		_, _ = r.out.Write(line) // Flush tells
 	}

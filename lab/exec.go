@@ -81,7 +81,7 @@ func execCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer os.RemoveAll(scratch)
+			defer remove(scratch)
 			m, _, err := o.newMachine(cmd.Context(), scratch)
 			if err != nil {
 				return err
@@ -124,7 +124,7 @@ func shellCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer os.RemoveAll(scratch)
+			defer remove(scratch)
 			m, _, err := o.newMachine(cmd.Context(), scratch)
 			if err != nil {
 				return err

@@ -131,7 +131,7 @@ func ensureImage(ctx context.Context, say *progress) (image, error) {
 	if err != nil {
 		return image{}, err
 	}
-	defer os.RemoveAll(building)
+	defer remove(building)
 	began := time.Now()
 	say.line("building the virtual machine's image, once (Linux %s, kept in %s)", k.release, cache)
 	if err := build(ctx, building, cache, k, say); err != nil {

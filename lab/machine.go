@@ -69,7 +69,7 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer os.Remove(initrd.Name())
+	defer remove(initrd.Name())
 	defer initrd.Close()
 	if err := m.pack(initrd); err != nil {
 		return 0, err

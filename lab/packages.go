@@ -23,7 +23,7 @@ var hostPackages = []string{
 }
 
 // errMissing is wrapped by the error that names missing packages.
-var errMissing = errors.New("Debian packages are missing")
+var errMissing = errors.New("packages of Debian are missing")
 
 // installedVersions returns the version of each of hostPackages, or an error that
 // wraps errMissing and says what to run.

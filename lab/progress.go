@@ -72,6 +72,13 @@ func (p *progress) growing(what, directory string, total int64) (done func()) {
 	}
 }
 
+// remove tidies up at the end, when nothing depends on it any more.
+func remove(path string) {
+	if err := os.RemoveAll(path); err != nil {
+		fmt.Fprintf(os.Stderr, "lab: %v: remove it by hand\n", err)
+	}
+}
+
 // size adds up the files of a directory.
 func size(directory string) int64 {
 	var sum int64

@@ -83,7 +83,7 @@ func (e *end) take(ctx context.Context, queue rdma.CompletionQueue) (rdma.Comple
 			}
 			if n == 1 {
 				if c[0].Status != rdma.StatusSuccess {
-					return c[0], fmt.Errorf("%w: completion of request %d with %v (%v)", errFailed, c[0].ID, c[0].Status, e.qp.Err())
+					return c[0], errors.Join(fmt.Errorf("%w: completion of request %d with %v", errFailed, c[0].ID, c[0].Status), e.qp.Err())
 				}
 				return c[0], nil
 			}

@@ -167,7 +167,7 @@ func (e *end) writeLatency(ctx context.Context, target rdma.Region, theirs desti
 			}
 			runtime.Gosched()
 			if ctx.Err() != nil {
-				return fmt.Errorf("perftest server: round %d: the client's Write does not come: %w (%v)", i, ctx.Err(), e.qp.Err())
+				return fmt.Errorf("perftest server: round %d: the client's Write does not come: %w", i, errors.Join(ctx.Err(), e.qp.Err()))
 			}
 			if i+1 == test.Iterations && e.qp.State() != rdma.StateConnected {
 				break // the client ends as soon as its last Write is complete
