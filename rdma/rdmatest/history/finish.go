@@ -138,7 +138,7 @@ func (e *end) checkEnd(planned, event bool) error {
 		return nil
 	}
 	if broke := planned && e.out.brokenAt >= 0; !broke && e.t.mayTell && e.failure != rdma.StatusSuccess && e.failure != rdma.StatusRetryExceeded {
-		return fmt.Errorf("round %d: a request completes as %s, and none was refused: %w", e.round, e.failure, e.cause())
+		return fmt.Errorf("round %d: a request completes as %s, and none was refused: %w (the plan: %d rounds that end %s, by the %s; peer killed: %v)", e.round, e.failure, e.cause(), e.t.rounds, e.t.endingBy.kind, e.t.endingBy.by, e.link.Died != nil && e.link.Died())
 	}
 	if planned && e.out.brokenAt >= 0 {
 		if err := e.checkBroken(); err != nil {
