@@ -14,6 +14,8 @@ type growth struct {
 	Latency     []row `json:"latency"`     // of all sizes
 	Bandwidth   []row `json:"bandwidth"`
 	Posters     []row `json:"posters"`
+	// Failed says which measurements came to nothing, and why.
+	Failed []string `json:"failed,omitempty"`
 }
 
 // networks are the transports whose cost is shown.
@@ -25,16 +27,21 @@ func (b *bench) grow(ctx context.Context) (*growth, error) {
 		fmt.Fprintln(os.Stderr, "growth:", strings.Join(args, " "))
 		rows, err := b.perf(ctx, args...)
 		*into = append(*into, rows...)
+		if err != nil && ctx.Err() == nil {
+			fmt.Fprintln(os.Stderr, "  ", err)
+			g.Failed = append(g.Failed, strings.Join(args, " ")+": "+err.Error())
+			return nil // the others may tell something
+		}
 		return err
 	}
 	for _, transport := range networks {
 		for _, n := range []int{1, 10, 100, 1000} {
 			// Few receives each, as many connections have.
-			common := []string{"--transport", transport, "--size", "64", "--connections", strconv.Itoa(n), "--warmup", strconv.Itoa(10 * n)}
+			common := []string{"--transport", transport, "--size", "64", "--connections", strconv.Itoa(n), "--warmup", strconv.Itoa(2 * n)}
 			if err := run(&g.Connections, append(common, "--mode", "rate", "--window", "16", "--receives", "32")...); err != nil {
 				return nil, err
 			}
-			if err := run(&g.Connections, append(common, "--mode", "lat")...); err != nil {
+			if err := run(&g.Connections, append(common, "--mode", "lat", "--wait", "event")...); err != nil {
 				return nil, err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -192,8 +193,14 @@ func growthPage(p func(string, ...any), g *growth, plots []figure) {
 	}
 	p("## How the cost grows\n")
 	p("One measurement each, ours alone.\n")
+	for _, f := range g.Failed {
+		p("- not measured: %s", f)
+	}
+	if len(g.Failed) > 0 {
+		p("")
+	}
 	p("### With connections\n")
-	p("64 B Sends, one posting goroutine, 16 outstanding and 32 receives on each connection. Registered is what the measurement itself registers, at both ends; resident is what both processes grew by since one connection, provider's rings and queues included. Latency is that of one message at a time, on each connection in turn.\n")
+	p("64 B Sends, one posting goroutine, 16 outstanding and 32 receives on each connection. Registered is what the measurement itself registers, at both ends; resident is what both processes grew by since one connection, provider's rings and queues included. Latency is that of one message at a time, on each connection in turn, both ends sleeping in between, as programs with many connections do.\n")
 	p("| transport | connections | messages/s | one way, median | p99 | registered per connection | resident per connection |")
 	p("|---|---:|---:|---:|---:|---:|---:|")
 	first := map[string]row{}
@@ -309,6 +316,7 @@ func (b *bench) plots(g *growth) ([]figure, error) {
 	}
 	figures := figuresOf(g)
 	for _, f := range figures {
+		f.chart.Series = slices.DeleteFunc(f.chart.Series, func(s plot.Series) bool { return len(s.Points) == 0 })
 		file, err := os.Create(filepath.Join(b.out, f.file))
 		if err != nil {
 			return nil, err
