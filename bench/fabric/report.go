@@ -314,9 +314,13 @@ func (b *bench) plots(g *growth) ([]figure, error) {
 	if g == nil {
 		return nil, nil
 	}
-	figures := figuresOf(g)
-	for _, f := range figures {
+	var figures []figure
+	for _, f := range figuresOf(g) {
 		f.chart.Series = slices.DeleteFunc(f.chart.Series, func(s plot.Series) bool { return len(s.Points) == 0 })
+		if len(f.chart.Series) == 0 {
+			continue // nothing of it was measured
+		}
+		figures = append(figures, f)
 		file, err := os.Create(filepath.Join(b.out, f.file))
 		if err != nil {
 			return nil, err
