@@ -92,6 +92,7 @@ func (s *sharedReceiveQueue) PostRecv(requests []rdma.RecvRequest) (int, error) 
 
 func (s *sharedReceiveQueue) postedSome(n int, err error) error {
 	if n > 0 {
+		s.announceHeld()
 		s.ringWaiting()
 	}
 	return err
@@ -106,8 +107,33 @@ func (s *sharedReceiveQueue) vacant() bool {
 	}
 	// The ring has room, so that position was overtaken: by one that was claimed
 	// long ago, or because a peer has moved the head past it.
-	if s.queue.state(s.tail).Load()>>30&3 == sharedPosted {
+	state := s.queue.state(s.tail).Load()
+	switch state >> 30 & 3 {
+	case sharedPosted:
 		s.queue.head().Store(s.tail - uint64(len(s.used)))
+	case sharedClaimed:
+		// A peer may claim until it notices that its queue pair here has gone. It
+		// can't use what it has claimed then.
+		if number := uint32(state >> 32); !s.serves(number) {
+			s.unclaim(number)
+			return true
+		}
+	}
+	return false
+}
+
+// serves tells whether a queue pair may still get messages.
+func (s *sharedReceiveQueue) serves(number uint32) bool {
+	for _, qp := range s.pairs {
+		if qp.number != number {
+			continue
+		}
+		select {
+		case <-qp.torn:
+			return false
+		default:
+			return true
+		}
 	}
 	return false
 }
@@ -211,6 +237,13 @@ func (s *sharedReceiveQueue) warn() {
 func (s *sharedReceiveQueue) reclaim(number uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.unclaim(number)
+	s.announceHeld()
+	s.ringWaiting()
+}
+
+// unclaim holds again what had been claimed. mu is held.
+func (s *sharedReceiveQueue) unclaim(number uint32) {
 	for i := range s.used {
 		n := uint64(i)
 		state := s.queue.state(n).Load()
@@ -222,8 +255,6 @@ func (s *sharedReceiveQueue) reclaim(number uint32) {
 		s.used[i] = false
 		s.queue.state(n).Store(state&sharedPositionMask | sharedDone<<30)
 	}
-	s.announceHeld()
-	s.ringWaiting()
 }
 
 func (s *sharedReceiveQueue) receivesInto(r *region) bool {
@@ -256,6 +287,9 @@ func (s *sharedReceiveQueue) detach(qp *queuePair) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pairs = without(s.pairs, qp)
+	s.unclaim(qp.number) // since the teardown
+	s.announceHeld()
+	s.ringWaiting()
 }
 
 // Close implements rdma.SharedReceiveQueue.
