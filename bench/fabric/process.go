@@ -21,12 +21,13 @@ type process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	output bytes.Buffer
-	done   chan error
+	done   chan struct{} // closed when it has ended
+	err    error         // why, after that
 }
 
 // start runs a program. What it prints is kept for the case that it fails.
 func start(file *os.File, name string, args ...string) (*process, error) {
-	p := &process{cmd: exec.Command(name, args...), done: make(chan error, 1)}
+	p := &process{cmd: exec.Command(name, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	if file != nil {
 		p.cmd.ExtraFiles = []*os.File{file}
@@ -38,7 +39,10 @@ func start(file *os.File, name string, args ...string) (*process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	go func() { p.done <- p.cmd.Wait() }()
+	go func() {
+		defer close(p.done)
+		p.err = p.cmd.Wait()
+	}()
 	return p, nil
 }
 
@@ -54,9 +58,9 @@ func startSelf(file *os.File, args ...string) (*process, error) {
 func (p *process) stop() error {
 	_ = p.stdin.Close() // it may not read
 	select {
-	case err := <-p.done:
-		if err != nil {
-			return fmt.Errorf("%s: %w: %s", p.cmd.Path, err, tail(p.output.String()))
+	case <-p.done:
+		if p.err != nil {
+			return fmt.Errorf("%s: %w: %s", p.cmd.Path, p.err, tail(p.output.String()))
 		}
 		return nil
 	case <-time.After(3 * time.Second):
@@ -69,7 +73,7 @@ func (p *process) kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	_ = <-p.done // was killed: its status says no more
+	<-p.done // was killed: its status says no more
 	return nil
 }
 
