@@ -160,7 +160,9 @@ func AddLink(ctx context.Context, driver, iface string) error {
 	if driver == "rxe" {
 		module = "rdma_rxe"
 	}
-	if err := LoadModules(ctx, module, "rdma_ucm"); err != nil {
+	// What registers last hears of a device's removal first. Where ib_uverbs comes
+	// after rdma_cm it waits for programs that rdma_cm has not told yet.
+	if err := LoadModules(ctx, "ib_uverbs", module, "rdma_ucm"); err != nil {
 		return err
 	}
 	if _, err := Run(ctx, "rdma", "link", "add", name, "type", driver, "netdev", iface); err != nil {
