@@ -137,8 +137,9 @@ func (e *end) checkEnd(planned, event bool) error {
 	if e.out == nil {
 		return nil
 	}
-	if broke := planned && e.out.brokenAt >= 0; !broke && e.t.mayTell && e.failure != rdma.StatusSuccess && e.failure != rdma.StatusRetryExceeded {
-		return fmt.Errorf("round %d: a request completes as %s, and none was refused: %w (the plan: %d rounds that end %s, by the %s; peer killed: %v)", e.round, e.failure, e.cause(), e.t.rounds, e.t.endingBy.kind, e.t.endingBy.by, e.link.Died != nil && e.link.Died())
+	if e.out.brokenAt < 0 && e.t.mayTell && e.failure != rdma.StatusSuccess && e.failure != rdma.StatusRetryExceeded {
+		return fmt.Errorf("round %d of %d: a request completes as %s, and none was to be refused: %w (the link should end %s, by the %s)",
+			e.round, e.t.rounds, e.failure, e.cause(), e.t.endingBy.kind, e.t.endingBy.by)
 	}
 	if planned && e.out.brokenAt >= 0 {
 		if err := e.checkBroken(); err != nil {
