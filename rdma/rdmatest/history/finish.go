@@ -165,7 +165,9 @@ func (e *end) drain(ctx context.Context, planned bool) error {
 		defer e.mu.Unlock()
 		for p := range e.posted {
 			for i := e.done[p]; i < len(e.posted[p]); i++ {
-				if e.posted[p][i].signaled || e.failedAt[p] >= 0 {
+				r := &e.posted[p][i]
+				refused := planned && r.broken && (r.op >= rdma.OpRead || e.t.class[e.role] == rdma.ClassInfiniBand)
+				if r.signaled || refused || e.failedAt[p] >= 0 {
 					return false
 				}
 			}
