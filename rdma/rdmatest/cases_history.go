@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest/history"
