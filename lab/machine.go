@@ -90,7 +90,7 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 		"-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memory),
 		"-kernel", m.image.kernel, "-initrd", initrd.Name(),
-		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable nokaslr random.trust_cpu=on",
+		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on",
 		"-device", "virtio-serial-pci",
 	}
 	if m.accelerator == kvm {

@@ -30,11 +30,13 @@ import (
 	"github.com/verbena-data/verbena/providers"
 )
 
-// transports are all that this build has.
+// transports are all that this host has.
 func transports() []string {
 	names := []string{verbena.TransportTCP}
 	for _, p := range providers.Default() {
-		names = append(names, p.Name())
+		if _, err := p.Devices(context.Background()); err == nil {
+			names = append(names, p.Name())
+		}
 	}
 	return names
 }
