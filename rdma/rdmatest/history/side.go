@@ -50,9 +50,12 @@ type Side struct {
 	links      atomic.Uint64
 
 	mu     sync.Mutex
-	events map[uint32][]rdma.Event // by number of the queue pair
-	raised chan struct{}           // closed and replaced at every event
 	shared *commons
+
+	// A lock of its own: a device may deliver events and answers by one goroutine.
+	eventMu sync.Mutex
+	events  map[uint32][]rdma.Event // by number of the queue pair
+	raised  chan struct{}           // closed and replaced at every event
 }
 
 // Stats count what a side has done.
@@ -147,8 +150,8 @@ func (s *Side) onEvent(event rdma.Event) {
 	if event.QueuePair == nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.eventMu.Lock()
+	defer s.eventMu.Unlock()
 	number := event.QueuePair.Number()
 	s.events[number] = append(s.events[number], event)
 	close(s.raised)
@@ -158,9 +161,9 @@ func (s *Side) onEvent(event rdma.Event) {
 // event waits for an event that says that the queue pair has failed.
 func (s *Side) event(ctx context.Context, number uint32) error {
 	for {
-		s.mu.Lock()
+		s.eventMu.Lock()
 		events, raised := s.events[number], s.raised
-		s.mu.Unlock()
+		s.eventMu.Unlock()
 		for _, e := range events {
 			if e.Kind == rdma.EventQueuePairError || e.Kind == rdma.EventDisconnected {
 				return nil
@@ -175,9 +178,9 @@ func (s *Side) event(ctx context.Context, number uint32) error {
 }
 
 func (s *Side) forget(number uint32) {
-	s.mu.Lock()
+	s.eventMu.Lock()
 	delete(s.events, number)
-	s.mu.Unlock()
+	s.eventMu.Unlock()
 }
 
 // A memory is a region wherever it is: one of a device that is driven from
