@@ -53,8 +53,11 @@ func ibverbsOn(driver string, more ...string) []string {
 	return append(more, "VERBENA_LAB_DEVICE="+driver+"0", "VERBENA_LAB_PEER_DEVICE="+driver+"1")
 }
 
-// programsAndRuntime are the cases that take whatever driver's links are there.
-var programsAndRuntime = regexp.MustCompile(`^(TestSmoke|TestIbverbs.*|TestRuntime|TestDemo)$`)
+// The cases that take whatever driver's links are there.
+var (
+	foreignPrograms = regexp.MustCompile(`^TestIbverbs`)
+	driverOnly      = regexp.MustCompile(`^(TestSmoke|TestRuntime|TestDemo)$`)
+)
 
 // manyConnections are the cases that set up connections by the hundred, which
 // under loss takes many minutes and tells nothing that the others do not.
@@ -83,8 +86,11 @@ var boots = []boot{
 	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`)},
 	{name: "split", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConformance$`),
 		open: "the kernel's siw hangs in iw_destroy_cm_id after some of the connection cases; the direction in which siw connects has not been run"},
-	{name: "rxe", pkg: casesPackage, tests: programsAndRuntime, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
-	{name: "siw", pkg: casesPackage, tests: programsAndRuntime, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
+	{name: "rxe", pkg: casesPackage, tests: driverOnly, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
+	{name: "siw", pkg: casesPackage, tests: driverOnly, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
+	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
+	{name: "programs-siw", pkg: casesPackage, tests: foreignPrograms, world: "siw", env: []string{job.DriverVariable + "=siw"},
+		open: "passes, but not always: now and then a connection's end or a completion does not come and the program beside waits for ever"},
 }
 
 // An allowedSkip is a skip that is no failure.
