@@ -188,7 +188,7 @@ func (r *region) close() error {
 		return nil
 	}
 	delete(n.regions, r.key)
-	r.memory = nil
+	r.memory, r.bytes = nil, nil
 	if r.mapped != nil && !r.domain.device.has(BugLeaksMemory) {
 		return unix.Munmap(r.mapped)
 	}
