@@ -279,7 +279,8 @@ func attackTable(t *testing.T, names []string, attack func(t *testing.T, device 
 		t.Run(name, func(t *testing.T) { attack(t, device, name) })
 		good()
 	}
-	if left := countDescriptors(t) - before; left > 0 {
+	// qemu-user keeps descriptors for itself of control messages that were cut off.
+	if left := countDescriptors(t) - before; left > 0 && startsItself() {
 		t.Errorf("%d descriptors are left open", left)
 	}
 }

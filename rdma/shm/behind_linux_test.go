@@ -354,7 +354,8 @@ func TestHugePages(t *testing.T) {
 		if pages, err := strconv.Atoi(strings.TrimSpace(string(now))); err != nil || pages < 8 {
 			t.Skipf("the kernel has reserved only %s of 16 pages", now)
 		}
-		if !use(t) {
+		// An emulator shows maps of its own making.
+		if !use(t) && startsItself() {
 			t.Error("no huge pages where some are reserved")
 		}
 	})
