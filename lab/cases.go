@@ -113,6 +113,7 @@ var allowedSkips = []allowedSkip{
 type casesOptions struct {
 	run, machine  string
 	verbose, list bool
+	tries         int
 	json, keep    bool
 	open          bool
 	parallel      int
@@ -153,6 +154,7 @@ func casesCommand(o *options) *cobra.Command {
 	f.BoolVar(&c.json, "json", false, "print the events of go test -json")
 	f.BoolVar(&c.open, "open", false, "also the machines that are open: those in which something does not hold yet, or that take long")
 	f.BoolVar(&c.keep, "keep", false, "when a case fails, open a shell in its machine before that goes (one machine at a time)")
+	f.IntVar(&c.tries, "tries", 1, "how often a machine's cases may run until they pass; the summary names those that needed more than one")
 	f.IntVarP(&c.parallel, "parallel", "j", 2, "machines at a time")
 	return cmd
 }
@@ -225,19 +227,23 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 			if ctx.Err() != nil {
 				return
 			}
-			copied := *m
-			copied.limit = o.timeout
-			copied.job = job.Job{
-				World: p.world, Loss: p.loss, Dir: "/root", ShellOnFailure: c.keep,
-				Env:  append([]string{requireVariable + "=1", "GOTRACEBACK=all"}, p.env...),
-				Argv: append([]string{guestPath(p.pkg)}, p.arguments(copied.limit)...),
+			for try := 1; ctx.Err() == nil; try++ {
+				copied := *m
+				copied.limit = o.timeout
+				copied.job = job.Job{
+					World: p.world, Loss: p.loss, Dir: "/root", ShellOnFailure: c.keep,
+					Env:  append([]string{requireVariable + "=1", "GOTRACEBACK=all"}, p.env...),
+					Argv: append([]string{guestPath(p.pkg)}, p.arguments(copied.limit)...),
+				}
+				copied.terminal = c.keep
+				copied.files = []file{{guestPath(p.pkg), binaries[p.pkg]}}
+				if p.verbena {
+					copied.files = append(copied.files, file{job.Files + "/verbena", verbena})
+				}
+				if report.boot(ctx, p, &copied, try >= c.tries) {
+					return
+				}
 			}
-			copied.terminal = c.keep
-			copied.files = []file{{guestPath(p.pkg), binaries[p.pkg]}}
-			if p.verbena {
-				copied.files = append(copied.files, file{job.Files + "/verbena", verbena})
-			}
-			report.boot(ctx, p, &copied)
 		})
 	}
 	running.Wait()
@@ -363,6 +369,7 @@ type report struct {
 
 	passed, skipped int
 	failures        []string
+	again           []string // machines whose failures did not count
 }
 
 // flush shows what was written. Whoever has gone and does not read it any more
@@ -370,7 +377,9 @@ type report struct {
 func (r *report) flush() { _ = r.out.Flush() }
 
 // boot runs one machine and reports its tests.
-func (r *report) boot(ctx context.Context, p planned, m *machine) {
+// boot runs a machine's cases and takes in what came of them. It tells whether
+// that is final: they passed, or it was the last try.
+func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (final bool) {
 	began := time.Now()
 	fromMachine, output := io.Pipe()
 	var complaint ring
@@ -393,6 +402,17 @@ func (r *report) boot(ctx context.Context, p planned, m *machine) {
 	defer r.mu.Unlock()
 	defer r.flush()
 	failed := len(seen.failures) > 0
+	before := len(r.failures)
+	defer func() {
+		if final = last || !failed; !final {
+			r.failures = r.failures[:before]
+			r.again = append(r.again, p.name)
+			r.passed, r.skipped = r.passed-seen.passed, r.skipped-seen.skipped
+			if !r.json {
+				fmt.Fprintf(r.out, "%s: once more, in a fresh machine (--tries)\n", p.name)
+			}
+		}
+	}()
 	r.failures = append(r.failures, seen.failures...)
 	r.passed += seen.passed
 	r.skipped += seen.skipped
@@ -420,7 +440,7 @@ func (r *report) boot(ctx context.Context, p planned, m *machine) {
 		fail("no test passed: none matched, or all were skipped")
 	}
 	if r.json {
-		return
+		return false // the deferred function says
 	}
 	if failed && !r.verbose {
 		fmt.Fprint(r.out, strings.Join(seen.output[""], ""))
@@ -431,6 +451,7 @@ func (r *report) boot(ctx context.Context, p planned, m *machine) {
 		word = "FAIL"
 	}
 	fmt.Fprintf(r.out, "%s %-18s %d passed, %d skipped as allowed, %.1f s on %s\n", word, p.name, seen.passed, seen.skipped, time.Since(began).Seconds(), m.accelerator)
+	return false // the deferred function says
 }
 
 // convert turns a test binary's output into events.
@@ -569,6 +590,9 @@ func (r *report) summary(took time.Duration) error {
 	if len(r.failures) == 0 {
 		if !r.json {
 			fmt.Printf("lab: %d passed, %d skipped as allowed, %.0f s\n", r.passed, r.skipped, took.Seconds())
+			if len(r.again) > 0 {
+				fmt.Printf("lab: machines that needed another try: %s\n", strings.Join(r.again, ", "))
+			}
 		}
 		return nil
 	}
