@@ -137,7 +137,7 @@ func casesCommand(o *options) *cobra.Command {
 	Without a command it runs all cases but those of machines that are open, which
 	--list explains; a case that skips has failed unless the table in lab/cases.go
 	allows it. Latencies measured here tell nothing about hardware.`),
-		Example: `  go run ./lab                              all cases
+		Example: `  go run ./lab                              all cases but the open ones
   go run ./lab --list                       their names
   go run ./lab --run 'IWARP/rping' -v       some, as "go test -run" names them
   go run ./lab --run IWARP --keep           and a shell in the machine when one fails

@@ -89,25 +89,36 @@ type SendList struct {
 	bad  *uintptr // where the driver tells the first request that it refused
 }
 
+// list takes the memory of n work requests of size bytes, with their entries and
+// the place where a driver tells the request that it refused.
+func (a *Arena) list(what string, n, sges, size int) (wrs unsafe.Pointer, entries []SGE, bad *uintptr, err error) {
+	if n < 1 || n > 1<<20 || sges < 0 || sges > 1<<10 {
+		return nil, nil, nil, fmt.Errorf("verbs: a list of %d %s with %d entries each is out of range", n, what, sges)
+	}
+	if wrs, err = a.alloc(n * size); err != nil {
+		return nil, nil, nil, err
+	}
+	room, err := a.alloc(n * sges * int(unsafe.Sizeof(SGE{})))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	refused, err := a.alloc(int(unsafe.Sizeof(uintptr(0))))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return wrs, unsafe.Slice((*SGE)(room), n*sges), (*uintptr)(refused), nil
+}
+
 // NewSendList takes a list of n work requests of up to sges entries each.
 func (a *Arena) NewSendList(n, sges int) (*SendList, error) {
-	if n < 1 || n > 1<<20 || sges < 0 || sges > 1<<10 {
-		return nil, fmt.Errorf("verbs: a list of %d requests with %d entries each is out of range", n, sges)
+	if sges == 0 {
+		sges = 1
 	}
-	sges = max(sges, 1)
-	wrs, err := a.alloc(n * int(unsafe.Sizeof(SendWR{})))
+	wrs, entries, bad, err := a.list("requests", n, sges, int(unsafe.Sizeof(SendWR{})))
 	if err != nil {
 		return nil, err
 	}
-	entries, err := a.alloc(n * sges * int(unsafe.Sizeof(SGE{})))
-	if err != nil {
-		return nil, err
-	}
-	bad, err := a.alloc(int(unsafe.Sizeof(uintptr(0))))
-	if err != nil {
-		return nil, err
-	}
-	l := &SendList{wrs: unsafe.Slice((*SendWR)(wrs), n), sges: unsafe.Slice((*SGE)(entries), n*sges), per: sges, bad: (*uintptr)(bad)}
+	l := &SendList{wrs: unsafe.Slice((*SendWR)(wrs), n), sges: entries, per: sges, bad: bad}
 	for i := range l.wrs {
 		l.wrs[i].sgList = uintptr(unsafe.Pointer(&l.sges[i*sges]))
 		if i+1 < n {
@@ -136,23 +147,14 @@ type RecvList struct {
 
 // NewRecvList takes a list of n receives of up to sges entries each.
 func (a *Arena) NewRecvList(n, sges int) (*RecvList, error) {
-	if n < 1 || n > 1<<20 || sges < 0 || sges > 1<<10 {
-		return nil, fmt.Errorf("verbs: a list of %d receives with %d entries each is out of range", n, sges)
+	if sges == 0 {
+		sges = 1
 	}
-	sges = max(sges, 1)
-	wrs, err := a.alloc(n * int(unsafe.Sizeof(RecvWR{})))
+	wrs, entries, bad, err := a.list("receives", n, sges, int(unsafe.Sizeof(RecvWR{})))
 	if err != nil {
 		return nil, err
 	}
-	entries, err := a.alloc(n * sges * int(unsafe.Sizeof(SGE{})))
-	if err != nil {
-		return nil, err
-	}
-	bad, err := a.alloc(int(unsafe.Sizeof(uintptr(0))))
-	if err != nil {
-		return nil, err
-	}
-	l := &RecvList{wrs: unsafe.Slice((*RecvWR)(wrs), n), sges: unsafe.Slice((*SGE)(entries), n*sges), per: sges, bad: (*uintptr)(bad)}
+	l := &RecvList{wrs: unsafe.Slice((*RecvWR)(wrs), n), sges: entries, per: sges, bad: bad}
 	for i := range l.wrs {
 		l.wrs[i].sgList = uintptr(unsafe.Pointer(&l.sges[i*sges]))
 		if i+1 < n {
