@@ -13,6 +13,10 @@ type Stats struct {
 	Devices []DeviceStats
 	// Providers that have no device, with the reason.
 	Unavailable map[string]error
+	// Counters of providers that have some, by provider and name: see
+	// [rdma.CountingProvider]. They are the provider's, which other runtimes of
+	// the process may share.
+	Counters map[string]map[string]uint64
 }
 
 // DeviceStats are the numbers of a device and of the endpoints on it.
@@ -82,11 +86,14 @@ func (e *Endpoint) counters() *counters {
 // Stats returns the runtime's numbers. It takes the lock of each endpoint for a
 // moment.
 func (r *Runtime) Stats() Stats {
-	s := Stats{Unavailable: map[string]error{}}
+	s := Stats{Unavailable: map[string]error{}, Counters: map[string]map[string]uint64{}}
 	index := map[*counters]int{}
 	for _, t := range r.transports {
 		if t.unavailable != nil {
 			s.Unavailable[t.name] = t.unavailable
+		}
+		if counting, ok := t.provider.(rdma.CountingProvider); ok {
+			s.Counters[t.name] = counting.Counters()
 		}
 	}
 	for d := range r.devices() {

@@ -114,3 +114,18 @@ func TestStatsOfUnavailable(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+type counting struct{ *fake.Provider }
+
+func (counting) Counters() map[string]uint64 { return map[string]uint64{"turns": 7} }
+
+func TestStatsOfProviders(t *testing.T) {
+	r, err := New(Config{Providers: []rdma.Provider{counting{fake.NewProvider("a")}, fake.NewProvider("b")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if s := r.Stats(); len(s.Counters) != 1 || s.Counters["a"]["turns"] != 7 {
+		t.Errorf("%v", s.Counters)
+	}
+}

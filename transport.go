@@ -13,12 +13,13 @@ import (
 // A transport is a provider with the devices that it has in this process.
 type transport struct {
 	name        string
+	provider    rdma.Provider
 	devices     []*device
 	unavailable error // why there are none
 }
 
 func newTransport(r *Runtime, p rdma.Provider) *transport {
-	t := &transport{name: p.Name()}
+	t := &transport{name: p.Name(), provider: p}
 	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
 	defer cancel()
 	found, err := p.Devices(ctx)

@@ -14,7 +14,8 @@ import (
 // Collector implements [prometheus.Collector] for one runtime.
 //
 // All metrics have the labels transport ("shm", "iwarp", "ibverbs", "tcp") and
-// device, the device's own name, which is empty for TCP.
+// device, the device's own name, which is empty for TCP and for what a provider
+// counts over all its devices.
 type Collector struct {
 	stats func() verbena.Stats
 }
@@ -34,6 +35,7 @@ var (
 	messages   = describe("messages_total", "Messages that Send handed to the transport and Receive returned.", "direction")
 	payload    = describe("message_bytes_total", "Bytes of those messages.", "direction")
 	events     = describe("device_events_total", "Asynchronous events by kind.", "kind")
+	counters   = describe("provider_counters_total", "What the provider counts over all its devices, by name.", "counter")
 	used       = describe("pool_used_bytes", "Registered memory that is handed out.", "pool")
 	registered = describe("pool_registered_bytes", "Memory registered with the device.", "pool")
 	limit      = describe("pool_limit_bytes", "Memory that may be registered.", "pool")
@@ -41,7 +43,7 @@ var (
 
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, used, registered, limit} {
+	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, counters, used, registered, limit} {
 		ch <- d
 	}
 }
@@ -57,6 +59,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for transport := range s.Unavailable {
 		gauge(usable, 0, transport, "")
+	}
+	for transport, values := range s.Counters {
+		for name, v := range values {
+			counter(counters, v, transport, "", name)
+		}
 	}
 	for _, d := range s.Devices {
 		t, name := d.Transport, d.Device

@@ -17,6 +17,7 @@ func TestCollector(t *testing.T) {
 	c := &Collector{stats: func() verbena.Stats {
 		return verbena.Stats{
 			Unavailable: map[string]error{"ibverbs": errors.New("no library")},
+			Counters:    map[string]map[string]uint64{"ibverbs": {"lost_completions": 3, "overruns": 0}},
 			Devices: []verbena.DeviceStats{
 				{
 					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
@@ -52,9 +53,13 @@ verbena_message_bytes_total{device="shm0",direction="sent",transport="shm"} 700
 # HELP verbena_pool_used_bytes Registered memory that is handed out.
 # TYPE verbena_pool_used_bytes gauge
 verbena_pool_used_bytes{device="shm0",pool="send",transport="shm"} 10
+# HELP verbena_provider_counters_total What the provider counts over all its devices, by name.
+# TYPE verbena_provider_counters_total counter
+verbena_provider_counters_total{counter="lost_completions",device="",transport="ibverbs"} 3
+verbena_provider_counters_total{counter="overruns",device="",transport="ibverbs"} 0
 `
 	err := testutil.CollectAndCompare(c, strings.NewReader(want), "verbena_device_events_total", "verbena_device_usable",
-		"verbena_message_bytes_total", "verbena_pool_used_bytes")
+		"verbena_message_bytes_total", "verbena_pool_used_bytes", "verbena_provider_counters_total")
 	if err != nil {
 		t.Error(err)
 	}

@@ -15,6 +15,15 @@ type Provider interface {
 	Devices(ctx context.Context) ([]Device, error)
 }
 
+// A CountingProvider counts what no single request tells, over all its devices.
+type CountingProvider interface {
+	Provider
+	// Counters are the values of this moment by name, in lower case with
+	// underscores, as monitoring shows them: "lost_completions". The names are
+	// the same at each call, and no value goes down.
+	Counters() map[string]uint64
+}
+
 // A Device is an adapter, or what stands in for one. All methods may be called
 // concurrently.
 type Device interface {

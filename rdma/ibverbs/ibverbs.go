@@ -171,6 +171,17 @@ func (p *Provider) Stats() Stats {
 	}
 }
 
+// Counters implements [rdma.CountingProvider] with [Provider.Stats].
+func (p *Provider) Counters() map[string]uint64 {
+	s := p.Stats()
+	return map[string]uint64{
+		"connects": s.Connects, "accepts": s.Accepts, "connect_failures": s.ConnectFailures, "rejected": s.Rejected,
+		"disconnects": s.Disconnects, "queue_pair_errors": s.QueuePairErrors, "lost_completions": s.LostCompletions,
+		"overruns": s.Overruns, "ports_down": s.PortsDown, "devices_removed": s.DevicesRemoved,
+		"registered_bytes": s.Registered, "deregistered_bytes": s.Deregistered,
+	}
+}
+
 type counters struct {
 	connects, accepts, connectFailures, rejected, disconnects, queuePairErrors atomic.Uint64
 	lostCompletions, overruns, portsDown, devicesRemoved                       atomic.Uint64

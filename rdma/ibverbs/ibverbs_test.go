@@ -2,6 +2,7 @@ package ibverbs
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +35,21 @@ func TestTranslate(t *testing.T) {
 		if s != verbs.StatusSuccess && translate(s) == rdma.StatusSuccess {
 			t.Errorf("%s is taken for success", s)
 		}
+	}
+}
+
+// Monitoring sees each field of Stats.
+func TestCounters(t *testing.T) {
+	p := New(Config{})
+	var _ rdma.CountingProvider = p
+	p.counters.lostCompletions.Store(3)
+	p.counters.registered.Store(4096)
+	got := p.Counters()
+	if got["lost_completions"] != 3 || got["registered_bytes"] != 4096 || got["overruns"] != 0 {
+		t.Errorf("%v", got)
+	}
+	if n := reflect.TypeFor[Stats]().NumField(); len(got) != n {
+		t.Errorf("%d counters of %d", len(got), n)
 	}
 }
 

@@ -126,7 +126,7 @@ func (c *Client) runQueuePairs(ctx, setup context.Context, k control, plan *Plan
 	}
 	s.meet(peer)
 	x := &execution{
-		plan: plan, recorders: s.prepareRun(), stop: s.stop, registered: int64(len(s.bytes)),
+		plan: plan, recorders: s.prepareRun(), stop: s.stop, registered: func() int64 { return int64(len(s.bytes)) },
 		verified: func() (n int64) {
 			for _, l := range s.lanes {
 				n += l.verified.Load()
@@ -167,7 +167,7 @@ func (c *Client) runEndpoints(ctx, setup context.Context, k control, plan *Plan,
 	if _, err := c.meet(setup, k, memory{}); err != nil {
 		return nil, err
 	}
-	x := &execution{plan: plan, stop: t.fail, verified: t.verified.Load}
+	x := &execution{plan: plan, stop: t.fail, verified: t.verified.Load, registered: t.registered}
 	for range plan.Posters {
 		x.recorders = append(x.recorders, newRecorder())
 	}
@@ -240,7 +240,7 @@ type execution struct {
 	run        func(context.Context, Amount) error
 	stop       func(error)
 	verified   func() int64 // bytes, at this end
-	registered int64
+	registered func() int64 // bytes, at this end
 }
 
 // measure warms up, measures and asks the server for what it saw.
@@ -318,7 +318,7 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 		m.Iterations += rec.marked
 	}
 	m.CPU = after - before + time.Duration(r.CPU)
-	m.Registered, m.Resident = x.registered+r.Registered, resident()+r.Resident
+	m.Registered, m.Resident = x.registered()+r.Registered, resident()+r.Resident
 	m.Verified = x.verified() + r.Verified
 	return m, nil
 }

@@ -53,6 +53,17 @@ type talk struct {
 	closers            sync.WaitGroup
 }
 
+// registered is how many bytes the runtime's pools have registered, which go to
+// all its endpoints.
+func (t *talk) registered() (n int64) {
+	for _, d := range t.runtime.Stats().Devices {
+		for _, p := range d.Pools {
+			n += p.Registered
+		}
+	}
+	return n
+}
+
 func (t *talk) close() error {
 	t.closers.Wait()
 	return t.runtime.Close()

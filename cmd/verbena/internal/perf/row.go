@@ -153,7 +153,7 @@ type Details struct {
 	Batch       int   `json:"batch"`
 	Inline      int   `json:"inline"`
 	ReadPayload bool  `json:"read_payload"`
-	Registered  int64 `json:"registered_bytes"` // by both ends for the measurement; level verbs
+	Registered  int64 `json:"registered_bytes"` // by both ends for the measurement; at level runtime by its pools
 	Resident    int64 `json:"resident_bytes"`   // of both processes
 	Verified    int64 `json:"verified_bytes"`
 }

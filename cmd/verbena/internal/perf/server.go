@@ -287,7 +287,7 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 	if err != nil {
 		return err
 	}
-	r := result{CPU: int64(used), Resident: resident()}
+	r := result{CPU: int64(used), Resident: resident(), Registered: t.registered()}
 	done()
 	loops.Wait()
 	r.Messages, r.Verified = t.messages.Load(), t.verified.Load()
