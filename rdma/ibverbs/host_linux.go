@@ -41,6 +41,9 @@ const (
 // Where the kernel tells about devices; tests put a directory of their own here.
 var sysClass = "/sys/class"
 
+// addressesOf is replaced by tests.
+var addressesOf = interfaceAddresses
+
 // host keeps the devices that have been found, so that asking again gives the
 // same.
 type host struct {
@@ -343,11 +346,8 @@ func (d *Device) addresses() []netip.Addr {
 		if err != nil || !strings.Contains(string(state), "ACTIVE") {
 			continue
 		}
-		if d.attributes.Class == rdma.ClassInfiniBand {
-			list = append(list, gidAddresses(directory)...)
-		}
 		for _, name := range interfaces(d.attributes.Name, p.Number) {
-			list = append(list, interfaceAddresses(name)...)
+			list = append(list, addressesOf(name)...)
 		}
 	}
 	// IPv4 first, each once.
@@ -370,29 +370,9 @@ func boolean(b bool) int {
 	return 0
 }
 
-// gidAddresses are the IP addresses in a RoCE port's table of GIDs: those of its
-// interface and of the VLANs and bonds above it.
-func gidAddresses(port string) []netip.Addr {
-	var list []netip.Addr
-	for index := 0; ; index++ {
-		text, err := os.ReadFile(filepath.Join(port, "gids", strconv.Itoa(index)))
-		if err != nil {
-			if errors.Is(err, os.ErrNotExist) {
-				return list
-			}
-			continue
-		}
-		a, err := netip.ParseAddr(strings.TrimSpace(string(text)))
-		if err != nil {
-			continue
-		}
-		if a = a.Unmap(); a.Is4() && !a.IsUnspecified() && !a.IsLoopback() {
-			list = append(list, a)
-		}
-	}
-}
-
-// interfaces are the network interfaces of a device's port.
+// interfaces are the network interfaces of a device's port, and the VLANs, bonds
+// and others above them, whose addresses the kernel puts into a RoCE port's table
+// of GIDs, too. The table itself has up to 1024 files to read.
 func interfaces(device string, port int) []string {
 	var names []string
 	if name := linkedInterface(device, port); name != "" {
@@ -408,6 +388,14 @@ func interfaces(device string, port int) []string {
 		}
 		if !slices.Contains(names, name) {
 			names = append(names, name)
+		}
+	}
+	for i := 0; i < len(names); i++ { // names grows
+		above, _ := filepath.Glob(filepath.Join(sysClass, "net", names[i], "upper_*"))
+		for _, f := range above {
+			if name := strings.TrimPrefix(filepath.Base(f), "upper_"); !slices.Contains(names, name) {
+				names = append(names, name)
+			}
 		}
 	}
 	return names

@@ -35,17 +35,28 @@ func sysFiles(t *testing.T, files map[string]string) {
 func TestAddressesOfPorts(t *testing.T) {
 	const port = "infiniband/fake7/ports/1/"
 	files := map[string]string{
-		port + "state":  "4: ACTIVE\n",
-		port + "gids/0": "fe80:0000:0000:0000:5054:00ff:fe12:3456\n",
-		port + "gids/1": "0000:0000:0000:0000:0000:ffff:c000:0207\n",
-		port + "gids/2": "0000:0000:0000:0000:0000:ffff:c000:0207\n",
-		port + "gids/3": "0000:0000:0000:0000:0000:0000:0000:0000\n",
-		port + "gids/4": "nonsense\n",
-		port + "gids/5": "0000:0000:0000:0000:0000:ffff:0a09:0001\n",
+		port + "state":                        "4: ACTIVE\n",
+		"net/eth7/device/infiniband/fake7/x":  "",
+		"net/eth7/dev_port":                   "0\n",
+		"net/eth7/upper_bond0/x":              "",
+		"net/bond0/upper_vlan5/x":             "",
+		"net/vlan5/x":                         "",
+		"net/eth8/device/infiniband/fake7/x":  "",
+		"net/eth8/dev_port":                   "1\n", // the device's second port
+		"net/eth9/device/infiniband/other7/x": "",
 	}
+	addressesOf = func(name string) (list []netip.Addr) {
+		for _, a := range map[string][]string{
+			"eth7": {"2001:db8:7::1", "192.0.2.7"}, "bond0": {"192.0.2.7"}, "vlan5": {"10.9.0.1"}, "eth8": {"192.0.2.8"}, "eth9": {"192.0.2.9"},
+		}[name] {
+			list = append(list, netip.MustParseAddr(a))
+		}
+		return list
+	}
+	t.Cleanup(func() { addressesOf = interfaceAddresses })
 	d := &Device{attributes: rdma.Attributes{Name: "fake7"}, ports: []Port{{Number: 1}}, links: []verbs.LinkLayer{verbs.LinkEthernet}}
 	sysFiles(t, files)
-	want := []string{"192.0.2.7", "10.9.0.1"}
+	want := []string{"192.0.2.7", "10.9.0.1", "2001:db8:7::1"}
 	if got := d.Addresses(); !slices.Equal(got, want) {
 		t.Errorf("addresses %v, want %v", got, want)
 	}
@@ -53,7 +64,7 @@ func TestAddressesOfPorts(t *testing.T) {
 		t.Errorf("towards itself from %v, %v", from, err)
 	}
 	if err := d.Reaches("2001:db8::1"); err == nil {
-		t.Error("reaches IPv6 without an address of it")
+		t.Error("reaches an address that no route leads to")
 	}
 	for _, nonsense := range []string{"", "x", "10.9.0.1:x", "10.9.0.256"} {
 		if err := d.Reaches(nonsense); !errors.Is(err, rdma.ErrInvalid) {
