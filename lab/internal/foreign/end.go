@@ -75,21 +75,23 @@ func (e *end) post(slot int) error {
 // take waits for the next completion of a queue.
 func (e *end) take(ctx context.Context, queue rdma.CompletionQueue) (rdma.Completion, error) {
 	var c [1]rdma.Completion
-	for {
-		for range 2 { // what came before Arm raises no event
-			n, err := queue.Poll(c[:])
-			if err != nil {
-				return c[0], err
+	for armed := false; ; {
+		n, err := queue.Poll(c[:])
+		if err != nil {
+			return c[0], err
+		}
+		if n == 1 {
+			if c[0].Status != rdma.StatusSuccess {
+				return c[0], errors.Join(fmt.Errorf("%w: completion of request %d with %v", errFailed, c[0].ID, c[0].Status), e.qp.Err())
 			}
-			if n == 1 {
-				if c[0].Status != rdma.StatusSuccess {
-					return c[0], errors.Join(fmt.Errorf("%w: completion of request %d with %v", errFailed, c[0].ID, c[0].Status), e.qp.Err())
-				}
-				return c[0], nil
-			}
+			return c[0], nil
+		}
+		// What came before Arm raises no event, so the last look is behind it.
+		if armed = !armed; armed {
 			if err := queue.Arm(false); err != nil {
 				return c[0], err
 			}
+			continue
 		}
 		if err := queue.Wait(ctx); err != nil {
 			return c[0], err
