@@ -334,6 +334,32 @@ func (p *queuePair) connect(ctx context.Context, address string, private []byte)
 	return reply, nil
 }
 
+// resolveAttempt bounds one question for the peer's address of the link layer.
+// Linux asks and only then enters the request in the list of those that an answer
+// wakes (rdma_resolve_ip): it overlooks an answer that comes at once, as that of
+// another namespace of the same host does, until the question's time is over.
+const resolveAttempt = time.Second
+
+// resolveAddress finds the peer's address of the link layer and the device.
+func (c *connection) resolveAddress(ctx context.Context, p *queuePair, peer string, from, to netip.AddrPort) error {
+	end, _ := ctx.Deadline()
+	for {
+		if err := c.id.ResolveAddress(from, to, min(time.Until(end), resolveAttempt)); err != nil {
+			return explainErrno(err, peer)
+		}
+		event, err := c.await(ctx, p, peer, nil, verbs.CMAddrResolved, verbs.CMAddrError)
+		if err != nil || event.Type == verbs.CMAddrResolved {
+			return err
+		}
+		if event.Status != -int32(syscall.ETIMEDOUT) {
+			return c.explain(p, peer, event.CMEvent)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("nobody answers for the address: look at ip neigh: %w", deadline(ctx))
+		}
+	}
+}
+
 // initiate goes through the steps of rdma_cm's active side.
 func (p *queuePair) initiate(ctx context.Context, c *connection, to netip.AddrPort, private []byte) ([]byte, error) {
 	d := p.domain.device
@@ -343,10 +369,7 @@ func (p *queuePair) initiate(ctx context.Context, c *connection, to netip.AddrPo
 		return nil, err
 	}
 	end, _ := ctx.Deadline()
-	if err := c.id.ResolveAddress(from, to, time.Until(end)); err != nil {
-		return nil, explainErrno(err, peer)
-	}
-	if _, err := c.await(ctx, p, peer, nil, verbs.CMAddrResolved); err != nil {
+	if err := c.resolveAddress(ctx, p, peer, from, to); err != nil {
 		return nil, err
 	}
 	if err := d.owns(c.id, "the way there"); err != nil {
