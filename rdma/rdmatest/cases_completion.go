@@ -41,9 +41,9 @@ func testSelectiveSignalling(e *env) {
 	}
 	// The space of unsignalled requests comes back with a later completion, for
 	// any distance between the signalled ones.
-	id := uint64(0)
+	id, times := uint64(0), e.rounds(20)
 	for gap := 1; gap <= 16; gap++ {
-		for range 20 {
+		for range times {
 			for range gap - 1 {
 				id++
 				a.send(write(id, 0))

@@ -416,6 +416,9 @@ func (c *conn) postsFail() {
 func testDisconnect(e *env) {
 	for round := range 4 {
 		a, b := e.connect(nil)
+		if round > 1 {
+			a.signal(b) // without it a target may have to wait with its Write (RFC 5044)
+		}
 		if round%2 == 1 {
 			a, b = b, a
 		}

@@ -21,13 +21,15 @@ var orderCases = []testCase{
 
 // rounds is fewer when a side is remote or the tests are short.
 func (e *env) rounds(n int) int {
+	most, least := n, 10
 	if isRemote(e.suite.initiator) || isRemote(e.suite.target) {
-		n = max(n/10, 10)
+		least = 4
+		n = max(n/10, least)
 	}
 	if testingShort() {
-		n = max(n/4, 10)
+		n = max(n/4, least)
 	}
-	return n
+	return min(n, most)
 }
 
 func testSendsInOrder(e *env) {

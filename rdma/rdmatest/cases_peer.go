@@ -67,7 +67,7 @@ func killUnderStream(e *env, op rdma.Opcode, after int64) {
 // testKilledWhileSending kills a peer that sends to this side.
 func testKilledWhileSending(e *env) {
 	p := e.peer()
-	a, b := e.connect(nil)
+	a, b := e.connectBothWays()
 	// The initiator takes what the peer sends, at its own pace.
 	local, remote := a.s.memory(8<<10), b.s.memory(8<<10)
 	var received atomic.Int64
@@ -125,7 +125,7 @@ func testKilledWhileWriting(e *env) {
 	const size = 1 << 20
 	for range 2 {
 		p := e.peer()
-		a, b := e.connect(nil)
+		a, b := e.connectBothWays()
 		m, source := a.s.memory(size), b.s.memory(size)
 		source.fill(0, size, 0xFF)
 		a.recv(1, nil)
@@ -164,7 +164,7 @@ func testKilledInitiator(e *env) {
 func testKilledWhileIdle(e *env) {
 	p := e.peer()
 	a, b := e.connect(nil)
-	c, d := e.connect(nil)
+	c, d := e.connectBothWays()
 	a.signal(b)
 	d.signal(c)
 	a.recv(1, nil)

@@ -496,6 +496,15 @@ func (e *env) connectEach(adjustA, adjustB func(*rdma.QueuePairConfig)) (a, b *c
 	return a, b
 }
 
+// connectBothWays connects and has the initiator send first, which a target may
+// have to wait for before it sends itself (RFC 5044).
+func (e *env) connectBothWays() (a, b *conn) {
+	e.t.Helper()
+	a, b = e.connect(nil)
+	a.signal(b)
+	return a, b
+}
+
 // join connects a to b.
 func (e *env) join(a, b *conn) {
 	e.t.Helper()

@@ -153,43 +153,46 @@ func stacks() string {
 // lacking returns the device that lacks f, or nil.
 func (s *Suite) lacking(f Feature) *rdma.Attributes {
 	for _, d := range []rdma.Device{s.initiator, s.target} {
-		a := d.Attributes()
-		var has bool
-		switch f {
-		case FeatureSendImmediate:
-			has = a.Has(rdma.CapSendImmediate)
-		case FeatureWriteImmediate:
-			has = a.Has(rdma.CapWriteImmediate)
-		case FeatureAtomics:
-			has = a.Has(rdma.CapAtomics)
-		case FeatureSharedReceive:
-			has = a.Has(rdma.CapSharedReceive)
-		case FeaturePolledWrites:
-			has = a.Has(rdma.CapPolledWrites)
-		case FeatureReceiverNotReady:
-			has = a.Has(rdma.CapReceiverNotReady)
-		case FeatureSendInvalidate:
-			has = a.Has(rdma.CapSendInvalidate)
-		case FeatureInline:
-			has = a.MaxInline > 0
-		case FeatureReadScatter:
-			has = a.MaxReadSGE > 1
-		case FeaturePrivateData:
-			has = a.MaxPrivateData > 0
-		case FeaturePeer:
-			has = s.Peer != nil
-		case FeatureMemory:
-			has = !isRemote(d)
-		default:
-			// What no attribute tells is there unless the table says otherwise.
-			_, lacks := s.allowed(a, f)
-			has = !lacks
-		}
-		if !has {
+		if !s.deviceHas(d, f) {
+			a := d.Attributes()
 			return &a
 		}
 	}
 	return nil
+}
+
+// deviceHas tells whether one side's device has f.
+func (s *Suite) deviceHas(d rdma.Device, f Feature) bool {
+	a := d.Attributes()
+	switch f {
+	case FeatureSendImmediate:
+		return a.Has(rdma.CapSendImmediate)
+	case FeatureWriteImmediate:
+		return a.Has(rdma.CapWriteImmediate)
+	case FeatureAtomics:
+		return a.Has(rdma.CapAtomics)
+	case FeatureSharedReceive:
+		return a.Has(rdma.CapSharedReceive)
+	case FeaturePolledWrites:
+		return a.Has(rdma.CapPolledWrites)
+	case FeatureReceiverNotReady:
+		return a.Has(rdma.CapReceiverNotReady)
+	case FeatureSendInvalidate:
+		return a.Has(rdma.CapSendInvalidate)
+	case FeatureInline:
+		return a.MaxInline > 0
+	case FeatureReadScatter:
+		return a.MaxReadSGE > 1
+	case FeaturePrivateData:
+		return a.MaxPrivateData > 0
+	case FeaturePeer:
+		return s.Peer != nil
+	case FeatureMemory:
+		return !isRemote(d)
+	}
+	// What no attribute tells is there unless the table says otherwise.
+	_, lacks := s.allowed(a, f)
+	return !lacks
 }
 
 // has is for what a case does only where it can, beside what it needs.
