@@ -74,7 +74,11 @@ func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 	if a.Class == rdma.ClassIWARP {
 		// Every Read completes there, whether the application wants to hear of it
 		// or not: see queuePair.prepare.
-		entries = min(2*depth, a.MaxCompletions)
+		entries = 2 * depth
+		if m.device.driver == driverSIW {
+			entries = 3 * depth // both parts of a Read in two are flushed
+		}
+		entries = min(entries, a.MaxCompletions)
 	}
 	if err := q.create(entries, int(m.vector.Add(1))%max(m.ctx.Vectors(), 1)); err != nil {
 		q.destroy()

@@ -281,6 +281,108 @@ func TestLargeMessagesOfSIW(t *testing.T) {
 	}
 }
 
+// TestShortSourcesOfSIW has short requests whose source crosses a page, which siw
+// garbles unless they are cut there.
+func TestShortSourcesOfSIW(t *testing.T) {
+	s := newStubbed(t, 8, rdma.ClassIWARP)
+	s.domain.device.driver = driverSIW
+	s.memory.bytes = make([]byte, 2*siwPage)
+	s.readSGE = 1
+	post := func(op rdma.Opcode, flags rdma.Flags, remote uint64, entries ...rdma.SGE) (posted int) {
+		t.Helper()
+		before := s.onQP.Taken
+		r := rdma.SendRequest{ID: 7, Op: op, Flags: rdma.Signaled | flags, Remote: rdma.Remote{Address: remote, Key: 9}, SGEs: entries}
+		if n, err := s.PostSend([]rdma.SendRequest{r}); n != 1 {
+			t.Fatal(n, err)
+		}
+		return int(s.onQP.Taken - before)
+	}
+	completes := func() {
+		t.Helper()
+		s.completes(verbs.StatusSuccess, s.sends.head.Load())
+		var into [4]rdma.Completion
+		if n, _ := s.queue.Poll(into[:]); n != 1 || into[0].ID != 7 || s.sends.outstanding() != 0 {
+			t.Fatalf("%d completions, %d outstanding", n, s.sends.outstanding())
+		}
+	}
+	entry := func(offset, length int) rdma.SGE { return rdma.SGE{Region: s.memory, Offset: offset, Length: length} }
+	const page = 1 << 20 // the memory's, and a page of the peer's
+
+	for _, op := range []rdma.Opcode{rdma.OpSend, rdma.OpWrite} {
+		if n := post(op, 0, page-1, entry(siwPage-3, 10)); n != 1 || s.last(0).NumSGE != 2 {
+			t.Errorf("%s across a page: %d requests, the last with %d entries; want one with two", op, n, s.last(0).NumSGE)
+		}
+		want := []verbs.SGE{{Address: page + siwPage - 3, Length: 3, LKey: 5}, {Address: page + siwPage, Length: 7, LKey: 5}}
+		for i, e := range s.sendList.SGEs(0)[:2] {
+			if e != want[i] {
+				t.Errorf("%s across a page: entry %d is %+v, want %+v", op, i, e, want[i])
+			}
+		}
+		completes()
+		for _, whole := range []rdma.SGE{entry(siwPage-10, 10), entry(siwPage, 10), entry(siwPage-3, siwShort+1)} {
+			if n := post(op, 0, page-1, whole); n != 1 || s.last(0).NumSGE != 1 {
+				t.Errorf("%s of %d bytes at %d: %d requests, the last with %d entries; want one with one", op, whole.Length, whole.Offset, n, s.last(0).NumSGE)
+			}
+			completes()
+		}
+		if post(op, rdma.Inline, page-1, entry(siwPage-3, 10)); s.last(0).NumSGE != 1 {
+			t.Errorf("%s inline: %d entries", op, s.last(0).NumSGE)
+		}
+		completes()
+	}
+
+	// The source of a Read is the peer's.
+	if n := post(rdma.OpRead, 0, page, entry(siwPage-3, 10)); n != 1 {
+		t.Errorf("a Read whose target crosses a page is %d", n)
+	}
+	completes()
+	if n := post(rdma.OpRead, 0, page-4, entry(16, 10)); n != 2 {
+		t.Fatalf("a Read whose source crosses a page is %d, want 2", n)
+	}
+	first, second := s.last(1), s.last(0)
+	if first.ID != second.ID || first.Flags != 0 || second.Flags != verbs.SendSignaled || first.Opcode != verbs.WRRead || second.Opcode != verbs.WRRead {
+		t.Errorf("the parts are %+v and %+v", first, second)
+	}
+	if a, b := s.sendList.SGEs(0)[0], s.sendList.SGEs(1)[0]; a != (verbs.SGE{Address: page + 16, Length: 4, LKey: 5}) || b != (verbs.SGE{Address: page + 20, Length: 6, LKey: 5}) {
+		t.Errorf("the parts' targets are %+v and %+v", a, b)
+	}
+	if a, b := first.RemoteAddress(), second.RemoteAddress(); a != page-4 || b != page {
+		t.Errorf("the parts' sources are %#x and %#x", a, b)
+	}
+	completes()
+
+	// The list has eight places: two Reads in two parts and four others fill it, and
+	// the rest goes with another call.
+	var requests []rdma.SendRequest
+	for i := range uint64(8) {
+		r := rdma.SendRequest{ID: i, Op: rdma.OpWrite, Flags: rdma.Signaled, Remote: rdma.Remote{Address: page - 4, Key: 9}, SGEs: []rdma.SGE{entry(0, 8)}}
+		if i%3 == 1 {
+			r.Op = rdma.OpRead
+		}
+		requests = append(requests, r)
+	}
+	before := s.onQP.Taken
+	if n, err := s.PostSend(requests); n != 8 || s.onQP.Taken-before != 11 {
+		t.Fatalf("%d requests are taken (%v), in %d parts; want 8 in 11", n, err, s.onQP.Taken-before)
+	}
+	head := s.sends.head.Load()
+	var sequences []uint32
+	for i := range uint32(8) {
+		sequences = append(sequences, head+i)
+	}
+	s.completes(verbs.StatusSuccess, sequences...)
+	var into [16]rdma.Completion
+	if n, err := s.queue.Poll(into[:]); n != 8 || err != nil {
+		t.Fatalf("%d completions, %v", n, err)
+	}
+
+	// A Read that the driver takes the first part of alone has not been taken.
+	s.onQP.Limit, s.onQP.Result = s.onQP.Taken+2, int64(syscall.ENOMEM)
+	if n, err := s.PostSend(requests[:3]); n != 1 || !errors.Is(err, rdma.ErrQueueFull) || s.sends.outstanding() != 1 {
+		t.Errorf("PostSend: %d, %v, %d outstanding; want the request before the one that was cut", n, err, s.sends.outstanding())
+	}
+}
+
 func TestNothingAllocates(t *testing.T) {
 	if foreign.Route != "linkname" {
 		t.Skipf("calls by the route %q allocate", foreign.Route)

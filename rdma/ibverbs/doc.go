@@ -30,10 +30,17 @@
 //	| Read of memory without the   | refused                    | siw (Linux 6.1) does it        |
 //	| right of remote read         |                            |                                |
 //	| Read of no bytes             | asks the peer              | siw: a Write of no bytes       |
+//	| Read of up to 32 bytes that  | one                        | siw: two, see below            |
+//	| cross a page at the peer     |                            |                                |
 //	| fenced requests, or Reads    | go on                      | siw: both ends wait for ever   |
 //	| beyond MaxReads, at both     |                            |                                |
 //	| ends at once                 |                            |                                |
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
+//
+// siw (Linux 6.1) sends other bytes than it was asked for when it answers a Read of
+// up to 32 bytes that cross a page of 4 KiB; so it does with a Send or Write of one
+// such entry that had to wait. Requests of this package over siw are cut in two at
+// the page and are right. A Read that some other initiator asks a siw for is not.
 //
 // Keys are the adapter's own and not random. Send with invalidate is not there.
 //

@@ -169,13 +169,17 @@ func orOne(n int) int {
 func (p *queuePair) create() (err error) {
 	m, c := p.domain, &p.config
 	a := &m.device.attributes
-	if p.sendList, err = p.arena.NewSendList(min(chain, c.SendDepth), c.MaxSGE); err != nil {
+	depth, entries := c.SendDepth, c.MaxSGE
+	if m.device.driver == driverSIW {
+		depth, entries = 2*depth, max(2, entries) // for what is cut in two: see cut
+	}
+	if p.sendList, err = p.arena.NewSendList(min(chain, depth), entries); err != nil {
 		return err
 	}
 	p.sends.init(c.SendDepth)
 	hw := verbs.QPConfig{
 		SendCQ: p.sendCQ.hw, RecvCQ: p.recvCQ.hw, Cookie: m.newCookie(),
-		SendDepth: c.SendDepth, SendSGEs: min(c.MaxSGE, max(a.MaxSendSGE, a.MaxReadSGE)), Inline: c.MaxInline,
+		SendDepth: depth, SendSGEs: min(entries, max(a.MaxSendSGE, a.MaxReadSGE)), Inline: c.MaxInline,
 	}
 	p.cookie = hw.Cookie
 	if p.shared != nil {
@@ -237,12 +241,15 @@ func (p *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 			return taken, p.stateError("post to")
 		}
 		owed := p.owesFence
-		n, wrong := p.prepareSends(requests[taken:])
+		n, places, wrong := p.prepareSends(requests[taken:])
 		if n > 0 {
 			// A completion may be polled before the post has returned.
 			tail := p.sends.tail.Load()
 			p.sends.tail.Store(tail + uint32(n))
-			posted, err := p.hw.PostSend(p.sendList, n)
+			posted, err := p.hw.PostSend(p.sendList, places)
+			if places > n {
+				posted = p.whole(posted, places)
+			}
 			taken += posted
 			if err != nil {
 				p.sends.tail.Store(tail + uint32(posted))
@@ -260,22 +267,40 @@ func (p *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	return taken, nil
 }
 
-// prepareSends fills the list with requests, as many as there is room for, and
-// returns how many; the error is about the next one.
-func (p *queuePair) prepareSends(requests []rdma.SendRequest) (int, error) {
+// prepareSends fills the list with requests, as many as there is room for. It
+// returns how many, and how many places of the list they take; the error is about
+// the next one.
+func (p *queuePair) prepareSends(requests []rdma.SendRequest) (n, places int, err error) {
 	room := p.sends.room()
 	tail := p.sends.tail.Load()
-	n := min(len(requests), p.sendList.Len())
-	for i := range n {
+	for n < len(requests) && places < p.sendList.Len() {
 		if room == 0 {
-			return i, p.errFull
+			return n, places, p.errFull
 		}
-		if err := p.prepare(i, tail+uint32(i), &requests[i]); err != nil {
-			return i, err
+		used, err := p.prepare(places, tail+uint32(n), &requests[n])
+		if err != nil {
+			return n, places, err
 		}
+		if used == 0 {
+			break // it needs more places than are left
+		}
+		places += used
+		n++
 		room--
 	}
-	return n, nil
+	return n, places, nil
+}
+
+// whole is how many requests the first posted of the list's places hold to the
+// end. A Read in two parts that only the first was posted of has not been taken:
+// the part completes in silence.
+func (p *queuePair) whole(posted, places int) (n int) {
+	for i := range posted {
+		if i+1 == places || p.sendList.At(i+1).ID != p.sendList.At(i).ID {
+			n++
+		}
+	}
+	return n
 }
 
 // operations says how each operation goes to the device.
@@ -296,48 +321,56 @@ var operations = [...]struct {
 	rdma.OpSendInvalidate: {opcode: verbs.WRSendWithInvalidate, needs: rdma.CapSendInvalidate, known: true},
 }
 
-// prepare fills the i-th place of the list.
-func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
+// prepare fills the i-th place of the list, and where siw wants it the one behind
+// it, and returns how many. It is 0 if there is no other place.
+func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) (places int, err error) {
 	a := &p.domain.device.attributes
 	if int(r.Op) >= len(operations) || !operations[r.Op].known {
-		return p.invalid(r.Op, "it is no operation of a send queue")
+		return 0, p.invalid(r.Op, "it is no operation of a send queue")
 	}
 	op := &operations[r.Op]
 	if !a.Has(op.needs) {
-		return fmt.Errorf("ibverbs: post to queue pair %d: %w: %s on %s", p.number, rdma.ErrUnsupported, r.Op, a.Name)
+		return 0, fmt.Errorf("ibverbs: post to queue pair %d: %w: %s on %s", p.number, rdma.ErrUnsupported, r.Op, a.Name)
 	}
 	most := p.config.MaxSGE
 	if op.fetches {
 		most = p.readSGE
 	}
 	if len(r.SGEs) > most {
-		return p.invalid(r.Op, "it has too many entries")
+		return 0, p.invalid(r.Op, "it has too many entries")
 	}
 	wr, entries := p.sendList.At(i), p.sendList.SGEs(i)
 	total, used, wrong := p.entries(entries, r.SGEs, op.fetches)
 	if wrong != "" {
-		return p.invalid(r.Op, wrong)
+		return 0, p.invalid(r.Op, wrong)
 	}
 	if int64(total) > a.MaxMessage {
-		return p.invalid(r.Op, "it is longer than the device's messages")
+		return 0, p.invalid(r.Op, "it is longer than the device's messages")
+	}
+	siw := p.domain.device.driver == driverSIW
+	cut := 0
+	if siw {
+		if cut = p.cut(entries, used, r, op.fetches); cut > 0 && op.fetches && i+1 == p.sendList.Len() {
+			return 0, nil
+		}
 	}
 	wr.Flags = 0
 	if r.Flags&rdma.Inline != 0 {
 		if op.fetches {
-			return p.invalid(r.Op, "nothing of it can be inline")
+			return 0, p.invalid(r.Op, "nothing of it can be inline")
 		}
 		if total > p.config.MaxInline {
-			return p.invalid(r.Op, "it is longer than MaxInline")
+			return 0, p.invalid(r.Op, "it is longer than MaxInline")
 		}
 		wr.Flags |= verbs.SendInline
 	}
 	switch {
 	case op.atomic:
 		if len(r.SGEs) != 1 || total != 8 {
-			return p.invalid(r.Op, "it needs one entry of 8 bytes")
+			return 0, p.invalid(r.Op, "it needs one entry of 8 bytes")
 		}
 		if r.Remote.Address%8 != 0 {
-			return p.invalid(r.Op, "its target is not aligned to 8 bytes")
+			return 0, p.invalid(r.Op, "its target is not aligned to 8 bytes")
 		}
 		wr.SetAtomic(r.Remote.Address, r.Remote.Key, r.CompareAdd, r.Swap)
 	default:
@@ -346,11 +379,14 @@ func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
 	}
 	if op.fetches {
 		used = p.domain.atLeastOne(entries, used)
+	} else if cut > 0 {
+		cutEntry(entries, uint32(cut))
+		used = 2
 	}
 	wr.ID = kindSend | p.tag | uint64(seq)
 	wr.NumSGE = int32(used)
 	wr.Opcode = op.opcode
-	if op.fetches && total == 0 && p.domain.device.driver == driverSIW {
+	if op.fetches && total == 0 && siw {
 		// siw answers a Read of nothing with as many bytes as the one before it,
 		// which ends the connection. A Write of nothing does as much.
 		wr.Opcode, wr.NumSGE = verbs.WRWrite, 0
@@ -377,15 +413,66 @@ func (p *queuePair) prepare(i int, seq uint32, r *rdma.SendRequest) error {
 	// iWARP devices complete a later Send before an earlier Read. A completion
 	// promises that all before it are done, so each Read there has to be heard of.
 	s.reports = s.signaled || op.fetches && a.Class == rdma.ClassIWARP
-	if p.domain.device.driver == driverSIW && total >= pageSize {
+	if siw && total >= pageSize {
 		// siw hands pages to TCP without copying, and would send them as they are by
 		// then, unless the request is signalled.
 		s.reports = true
 	}
+	if cut > 0 && op.fetches {
+		p.readInParts(i, cut, &r.Remote)
+		i, places = i+1, 1
+		wr = p.sendList.At(i)
+	}
 	if s.reports {
 		wr.Flags |= verbs.SendSignaled
 	}
-	return nil
+	return places + 1, nil
+}
+
+// What siw sends without the application's thread, it copies into the header's
+// packet if it is one entry of up to siwShort bytes, and takes the wrong bytes if
+// that crosses a page (siw_try_1seg: the lengths of the two parts are exchanged).
+// It does so with the answers of all Reads, and with a Send or Write that had to
+// wait for what is before it.
+const (
+	siwShort = 32 // MAX_HDR_INLINE
+	siwPage  = 4096
+)
+
+// cut is where a request has to be cut in two for siw: at a page of the source,
+// after so many bytes. 0 is nowhere. A Send or Write gets two entries, which siw
+// handles otherwise. Of a Read, whose source is the peer's, there must be two.
+func (p *queuePair) cut(entries []verbs.SGE, used int, r *rdma.SendRequest, fetches bool) int {
+	if used != 1 || entries[0].Length > siwShort || r.Flags&rdma.Inline != 0 {
+		return 0
+	}
+	source := entries[0].Address
+	if fetches {
+		source = r.Remote.Address
+	}
+	first := siwPage - int(source%siwPage)
+	if first >= int(entries[0].Length) {
+		return 0
+	}
+	return first
+}
+
+// cutEntry makes two entries of one.
+func cutEntry(entries []verbs.SGE, first uint32) {
+	entries[1] = verbs.SGE{Address: entries[0].Address + uint64(first), Length: entries[0].Length - first, LKey: entries[0].LKey}
+	entries[0].Length = first
+}
+
+// readInParts makes two Reads of the one at the i-th place. They have the same
+// number. The first is heard of only if it fails: siw completes Reads in order.
+func (p *queuePair) readInParts(i, first int, from *rdma.Remote) {
+	wr, entries, next, rest := p.sendList.At(i), p.sendList.SGEs(i), p.sendList.At(i+1), p.sendList.SGEs(i+1)
+	e := entries[0]
+	rest[0] = verbs.SGE{Address: e.Address + uint64(first), Length: e.Length - uint32(first), LKey: e.LKey}
+	entries[0].Length = uint32(first)
+	next.ID, next.NumSGE, next.Opcode, next.Flags = wr.ID, 1, wr.Opcode, wr.Flags
+	next.SetRemote(from.Address+uint64(first), from.Key)
+	next.SetImmediate(0)
 }
 
 func (p *queuePair) invalid(op rdma.Opcode, why string) error {

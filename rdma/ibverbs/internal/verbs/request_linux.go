@@ -43,6 +43,9 @@ func (w *SendWR) SetRemote(address uint64, rkey uint32) {
 	*(*uint32)(unsafe.Pointer(&w.union[0])) = rkey
 }
 
+// RemoteAddress is what SetRemote has set.
+func (w *SendWR) RemoteAddress() uint64 { return w.remoteAddr }
+
 // SetAtomic sets the target and operands of an atomic.
 func (w *SendWR) SetAtomic(address uint64, rkey uint32, compareAdd, swap uint64) {
 	w.remoteAddr = address
