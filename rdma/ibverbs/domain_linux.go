@@ -15,6 +15,7 @@ import (
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+	"github.com/verbena-data/verbena/rdma/internal/events"
 )
 
 // A work request's identifier, which its completion brings back: two bits of
@@ -43,7 +44,7 @@ type domain struct {
 
 	async     *os.File
 	asyncDone chan struct{}
-	events    events
+	events    events.Queue
 	// sentinel hears that the device is being removed, if it has an address.
 	sentinel *sentinel
 	// empty is memory for requests without any, on iWARP.
@@ -134,7 +135,7 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 		_ = m.pd.Dealloc()
 		return err
 	}
-	m.events.start(config.OnEvent)
+	m.events.Start(config.OnEvent)
 	m.asyncDone = make(chan struct{})
 	go m.listen(raw)
 	m.sentinel = newSentinel(m)
@@ -377,7 +378,7 @@ func (m *domain) happened(event verbs.AsyncEvent, about any) {
 		}
 	case verbs.AsyncSRQLimitReached:
 		if s, ok := about.(*sharedReceives); ok {
-			m.events.add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s})
+			m.events.Add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s})
 		}
 	case verbs.AsyncSRQError:
 		if s, ok := about.(*sharedReceives); ok {
@@ -389,9 +390,9 @@ func (m *domain) happened(event verbs.AsyncEvent, about any) {
 		}
 	case verbs.AsyncPortError:
 		c.portsDown.Add(1)
-		m.events.add(rdma.Event{Kind: rdma.EventPortDown, Err: fmt.Errorf("ibverbs: port %d of %s is down; see its link: rdma link show", event.Port, m.device.attributes.Name)})
+		m.events.Add(rdma.Event{Kind: rdma.EventPortDown, Err: fmt.Errorf("ibverbs: port %d of %s is down; see its link: rdma link show", event.Port, m.device.attributes.Name)})
 	case verbs.AsyncPortActive:
-		m.events.add(rdma.Event{Kind: rdma.EventPortUp})
+		m.events.Add(rdma.Event{Kind: rdma.EventPortUp})
 	case verbs.AsyncDeviceFatal:
 		m.remove(errors.New("the device reports a fatal error"))
 	}
@@ -407,7 +408,7 @@ func (m *domain) overrun(q *completionQueue) {
 		return
 	}
 	m.device.provider.counters.overruns.Add(1)
-	m.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: fmt.Errorf("ibverbs: on %s: %w", m.device.attributes.Name, rdma.ErrOverrun)})
+	m.events.Add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: fmt.Errorf("ibverbs: on %s: %w", m.device.attributes.Name, rdma.ErrOverrun)})
 	for _, p := range m.allPairs() {
 		if p.sendCQ == q || p.recvCQ == q {
 			p.fail(rdma.ErrOverrun, rdma.EventQueuePairError, true)
@@ -429,7 +430,7 @@ func (m *domain) remove(why error) {
 	m.background.Go(func() { m.letGo(err) })
 	m.mu.Unlock()
 	m.device.provider.counters.devicesRemoved.Add(1)
-	m.events.add(rdma.Event{Kind: rdma.EventDeviceError, Err: err})
+	m.events.Add(rdma.Event{Kind: rdma.EventDeviceError, Err: err})
 }
 
 // letGo frees all that the driver has. The application's objects stay, and fail.
@@ -540,7 +541,7 @@ func (m *domain) Close() error {
 		defer close(free)
 		m.background.Wait()
 		m.freeContext()
-		m.events.stop()
+		m.events.Stop()
 	}()
 	limit := m.device.provider.config.CloseTimeout
 	timer := time.NewTimer(limit)
@@ -589,71 +590,6 @@ func (s *sentinel) handle(event verbs.CMEvent) {
 
 func (s *sentinel) close() {
 	s.once.Do(func() { _ = s.domain.device.manager.destroy(s.id, s.cookie) })
-}
-
-// events is a list of asynchronous events and the goroutine that delivers them.
-type events struct {
-	mu      sync.Mutex
-	list    []rdma.Event
-	wake    chan struct{}
-	done    chan struct{}
-	stopped bool
-}
-
-// maxEvents bounds the list when the application does not take them: ports go up
-// and down for ever.
-const maxEvents = 1 << 16
-
-func (e *events) start(deliver func(rdma.Event)) {
-	e.wake, e.done = make(chan struct{}, 1), make(chan struct{})
-	go func() {
-		defer close(e.done)
-		for range e.wake {
-			for {
-				e.mu.Lock()
-				list, stopped := e.list, e.stopped
-				e.list = nil
-				e.mu.Unlock()
-				if len(list) == 0 {
-					if stopped {
-						return
-					}
-					break
-				}
-				for _, event := range list {
-					if deliver != nil {
-						deliver(event)
-					}
-				}
-			}
-		}
-	}()
-}
-
-// add never waits.
-func (e *events) add(event rdma.Event) {
-	e.mu.Lock()
-	if !e.stopped && len(e.list) < maxEvents {
-		e.list = append(e.list, event)
-	}
-	e.mu.Unlock()
-	e.signal()
-}
-
-func (e *events) signal() {
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
-}
-
-// stop delivers what is there and ends the goroutine.
-func (e *events) stop() {
-	e.mu.Lock()
-	e.stopped = true
-	e.mu.Unlock()
-	e.signal()
-	<-e.done
 }
 
 // deadline makes an error of a context's end.

@@ -750,7 +750,7 @@ func (p *queuePair) failLocked(reason error, kind rdma.EventKind, tell bool) boo
 		} else {
 			c.queuePairErrors.Add(1)
 		}
-		p.domain.events.add(rdma.Event{Kind: kind, QueuePair: p, Err: p.err})
+		p.domain.events.Add(rdma.Event{Kind: kind, QueuePair: p, Err: p.err})
 	}
 	p.domain.background.Go(p.end)
 	return true

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/events"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/mem"
@@ -26,7 +27,7 @@ type domain struct {
 	shared      map[*sharedReceives]struct{}
 	pairs       map[*queuePair]struct{}
 
-	events events
+	events events.Queue
 }
 
 func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
@@ -40,7 +41,7 @@ func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 		shared:      make(map[*sharedReceives]struct{}),
 		pairs:       make(map[*queuePair]struct{}),
 	}
-	m.events.start(config.OnEvent)
+	m.events.Start(config.OnEvent)
 	return m, nil
 }
 
@@ -110,7 +111,7 @@ func (m *domain) forgetCompletions(q *cq.Queue) {
 
 // overrun is called with the queue locked, so the event's goroutine does the rest.
 func (m *domain) overrun(q *cq.Queue) {
-	m.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: rdma.ErrOverrun}, func() {
+	m.events.AddAfter(func() {
 		for _, p := range m.queuePairs() {
 			if p.config.SendCompletions == rdma.CompletionQueue(q) || p.config.RecvCompletions == rdma.CompletionQueue(q) {
 				if p.engine.Abort(rdma.ErrOverrun) {
@@ -118,7 +119,7 @@ func (m *domain) overrun(q *cq.Queue) {
 				}
 			}
 		}
-	})
+	}, rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: rdma.ErrOverrun})
 }
 
 // sharedReceives implements [rdma.SharedReceiveQueue].
@@ -144,7 +145,7 @@ func (m *domain) NewSharedReceiveQueue(config rdma.SharedReceiveConfig) (rdma.Sh
 	}
 	s := &sharedReceives{domain: m}
 	s.queue = engine.NewRecvQueue(m, config.Depth, config.MaxSGE, config.LimitEvent, func() {
-		m.events.add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s}, nil)
+		m.events.Add(rdma.Event{Kind: rdma.EventReceiveLimit, SharedReceive: s})
 	})
 	m.shared[s] = struct{}{}
 	return s, nil
@@ -274,7 +275,7 @@ func (m *domain) Close() error {
 		group.Go(func() { _ = q.Close() })
 	}
 	group.Wait()
-	m.events.stop()
+	m.events.Stop()
 
 	m.mu.Lock()
 	var closers []interface{ Close() error }
@@ -298,76 +299,4 @@ func (m *domain) Close() error {
 		return fmt.Errorf("iwarp: close domain: %w", first)
 	}
 	return nil
-}
-
-// events is a list of asynchronous events and the goroutine that delivers them.
-// It is bounded by the objects of the domain: each raises one of a kind.
-type events struct {
-	mu      sync.Mutex
-	list    []event
-	wake    chan struct{}
-	done    chan struct{}
-	stopped bool
-}
-
-type event struct {
-	rdma.Event
-	before func()
-}
-
-func (e *events) start(deliver func(rdma.Event)) {
-	e.wake = make(chan struct{}, 1)
-	e.done = make(chan struct{})
-	go func() {
-		defer close(e.done)
-		for range e.wake {
-			for {
-				e.mu.Lock()
-				if len(e.list) == 0 {
-					stopped := e.stopped
-					e.mu.Unlock()
-					if stopped {
-						return
-					}
-					break
-				}
-				next := e.list[0]
-				e.list[0] = event{}
-				e.list = e.list[1:]
-				e.mu.Unlock()
-				if next.before != nil {
-					next.before()
-				}
-				if deliver != nil {
-					deliver(next.Event)
-				}
-			}
-		}
-	}()
-}
-
-// add never waits; before runs first, in the events' goroutine.
-func (e *events) add(v rdma.Event, before func()) {
-	e.mu.Lock()
-	if !e.stopped {
-		e.list = append(e.list, event{v, before})
-	}
-	e.mu.Unlock()
-	e.signal()
-}
-
-func (e *events) signal() {
-	select {
-	case e.wake <- struct{}{}:
-	default:
-	}
-}
-
-// stop delivers what is there and ends the goroutine.
-func (e *events) stop() {
-	e.mu.Lock()
-	e.stopped = true
-	e.mu.Unlock()
-	e.signal()
-	<-e.done
 }

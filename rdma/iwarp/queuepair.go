@@ -315,7 +315,7 @@ func (q *queuePair) raise(reason error) {
 	if errors.Is(reason, rdma.ErrDisconnected) && !errors.As(reason, &terminated) {
 		kind = rdma.EventDisconnected
 	}
-	q.domain.events.add(rdma.Event{Kind: kind, QueuePair: q, Err: q.Err()}, nil)
+	q.domain.events.Add(rdma.Event{Kind: kind, QueuePair: q, Err: q.Err()})
 }
 
 func drain(conn net.Conn, limit time.Duration) {
