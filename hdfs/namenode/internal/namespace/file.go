@@ -163,11 +163,8 @@ func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, e
 	ns := t.ns
 	n, shown := ns.inodes[id], path
 	if id == 0 || id == rootID {
-		r, err := ns.resolve(path)
+		r, err := ns.reach(&t.caller, path)
 		if err != nil {
-			return nil, err
-		}
-		if err := ns.traverse(&t.caller, r); err != nil {
 			return nil, err
 		}
 		n = r.last()
@@ -349,11 +346,8 @@ func (t *txn) append(op *nspb.Append) error {
 	if err := checkHolder("append", op.GetPath(), op.GetHolder()); err != nil {
 		return err
 	}
-	r, err := ns.resolve(op.GetPath())
+	r, err := ns.reach(&t.caller, op.GetPath())
 	if err != nil {
-		return err
-	}
-	if err := ns.traverse(&t.caller, r); err != nil {
 		return err
 	}
 	n := r.last()

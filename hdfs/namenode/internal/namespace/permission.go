@@ -79,6 +79,15 @@ func (ns *Namespace) describe(n *Inode) string {
 	return ns.names[n.owner] + ":" + ns.names[n.group] + ":" + string(buf)
 }
 
+// reach is resolve for a caller that may search every directory on the way.
+func (ns *Namespace) reach(c *caller, path string) (resolved, error) {
+	r, err := ns.resolve(path)
+	if err == nil {
+		err = ns.traverse(c, r)
+	}
+	return r, err
+}
+
 // traverse checks that every inode before the path's last component is a
 // directory that the caller may search.
 func (ns *Namespace) traverse(c *caller, r resolved) error {

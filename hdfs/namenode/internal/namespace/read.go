@@ -38,11 +38,8 @@ func (ns *Namespace) status(n *Inode) Status {
 
 // Stat tells about a path; ok is false if there is nothing there.
 func (ns *Namespace) Stat(c Caller, path string) (s Status, ok bool, err error) {
-	r, err := ns.resolve(path)
+	r, err := ns.reach(&c, path)
 	if err != nil {
-		return Status{}, false, err
-	}
-	if err := ns.traverse(&c, r); err != nil {
 		return Status{}, false, err
 	}
 	n := r.last()
@@ -71,11 +68,8 @@ type Entry struct {
 // most limit, and how many are left after them; of a file itself, with an empty name. ok is false if there is
 // nothing there.
 func (ns *Namespace) List(c Caller, path, start string, limit int, blocks bool) (entries []Entry, rest int, ok bool, err error) {
-	r, err := ns.resolve(path)
+	r, err := ns.reach(&c, path)
 	if err != nil {
-		return nil, 0, false, err
-	}
-	if err := ns.traverse(&c, r); err != nil {
 		return nil, 0, false, err
 	}
 	n := r.last()

@@ -26,11 +26,8 @@ func (t *txn) newChild(parent *Inode, name string, mode uint16) *Inode {
 
 func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 	ns := t.ns
-	r, err := ns.resolve(op.GetPath())
+	r, err := ns.reach(&t.caller, op.GetPath())
 	if err != nil {
-		return err
-	}
-	if err := ns.traverse(&t.caller, r); err != nil {
 		return err
 	}
 	if n := r.last(); n != nil {
@@ -90,11 +87,8 @@ func (t *txn) makeParents(r resolved, mode func(parent *Inode) uint16) *Inode {
 
 func (t *txn) delete(op *nspb.Delete) error {
 	ns := t.ns
-	r, err := ns.resolve(op.GetPath())
+	r, err := ns.reach(&t.caller, op.GetPath())
 	if err != nil {
-		return err
-	}
-	if err := ns.traverse(&t.caller, r); err != nil {
 		return err
 	}
 	n := r.last()
@@ -289,11 +283,8 @@ func (t *txn) move(n, parent *Inode, name string) {
 
 // existing resolves a path that must be there.
 func (t *txn) existing(path string) (*Inode, error) {
-	r, err := t.ns.resolve(path)
+	r, err := t.ns.reach(&t.caller, path)
 	if err != nil {
-		return nil, err
-	}
-	if err := t.ns.traverse(&t.caller, r); err != nil {
 		return nil, err
 	}
 	n := r.last()
