@@ -90,6 +90,12 @@ type SharedReceiveConfig struct {
 }
 
 // A SharedReceiveQueue holds receives that any of its queue pairs may take.
+//
+// None is lost with a queue pair that ends. What it has not taken stays for the
+// others. What it has taken, to put a message there that has not come as a whole,
+// either goes back to the queue or completes as [StatusFlushed] in the queue
+// pair's completion queue, at the latest when its Close returns, and can be polled
+// after that. The message may have been written in part.
 type SharedReceiveQueue interface {
 	// PostRecv is [QueuePair.PostRecv] for all of them.
 	PostRecv(requests []RecvRequest) (int, error)

@@ -49,8 +49,9 @@ func (s State) String() string { return nameOf(stateNames[:], int(s)) }
 // carried out: such a request waits if it carries [Fence].
 //
 // A request that fails moves the queue pair to StateError. It completes with
-// its status, signalled or not; everything behind it, and all receives,
-// complete as StatusFlushed, with their IDs, in order.
+// its status, signalled or not; everything behind it, and all receives of its
+// own, complete as StatusFlushed, with their IDs, in order. About those of a
+// shared queue see [SharedReceiveQueue].
 type QueuePair interface {
 	// Number identifies the queue pair within its device; completions carry it.
 	Number() uint32
@@ -84,7 +85,7 @@ type QueuePair interface {
 	Err() error
 	// Close destroys the queue pair. When it returns, the device touches none
 	// of its memory, and no further completion of it is added; ones that are not
-	// polled yet may be dropped.
+	// polled yet may be dropped, but for those of shared receives.
 	Close() error
 }
 

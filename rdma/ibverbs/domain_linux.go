@@ -294,6 +294,7 @@ func (m *domain) completedShared(q *completionQueue, wc *verbs.WC) {
 	found, _ := m.byNumber.Load(wc.QPNumber)
 	p, _ := found.(*queuePair)
 	if p == nil || p.recvCQ != q || p.shared != table[index] {
+		m.device.provider.counters.lostCompletions.Add(1) // see awaitShared: the driver was too late
 		return
 	}
 	p.endRecv(q, id, wc)
@@ -371,6 +372,10 @@ func (m *domain) happened(event verbs.AsyncEvent, about any) {
 			p.suspect(why) // the end of the TCP connection, which the connection manager tells better
 		} else {
 			p.fail(why, rdma.EventQueuePairError, true)
+		}
+	case verbs.AsyncQPLastWQEReached:
+		if p, ok := about.(*queuePair); ok {
+			p.lastReceiveOnce.Do(func() { close(p.lastReceive) })
 		}
 	case verbs.AsyncCQError:
 		if q, ok := about.(*completionQueue); ok {

@@ -19,7 +19,8 @@ const (
 	// chain is how many requests go to the driver in one call.
 	chain = 32
 	// flushPatience is how long a failed queue pair waits for the driver's next
-	// completion before this side flushes the rest: drivers forget some.
+	// completion before this side flushes the rest: drivers forget some. So long it
+	// waits, too, to be told that it has its last shared receive.
 	flushPatience = 100 * time.Millisecond
 	// suspicion is how long a queue pair that flushes without a reason waits for
 	// one to be told.
@@ -73,7 +74,10 @@ type queuePair struct {
 	recvs    recvRing // its head by recvCQ's lock
 
 	suspected atomic.Bool
-	silent    atomic.Bool // nobody is to hear of what is outstanding
+	silent    atomic.Bool // nobody is to hear of what is outstanding but shared receives
+
+	lastReceive     chan struct{} // closed when the device says that no shared receive is left with it
+	lastReceiveOnce sync.Once
 
 	mu        sync.Mutex
 	err       error
@@ -119,7 +123,7 @@ func (m *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, erro
 	if err := m.usable(); err != nil {
 		return fail(err)
 	}
-	p := &queuePair{domain: m, config: config, done: make(chan struct{}), arena: verbs.NewArena(), readSGE: min(config.MaxSGE, a.MaxReadSGE)}
+	p := &queuePair{domain: m, config: config, done: make(chan struct{}), lastReceive: make(chan struct{}), arena: verbs.NewArena(), readSGE: min(config.MaxSGE, a.MaxReadSGE)}
 	for _, each := range []struct {
 		of rdma.CompletionQueue
 		to **completionQueue
@@ -670,7 +674,7 @@ func (p *queuePair) endRecv(q *completionQueue, id uint64, wc *verbs.WC) {
 }
 
 func (p *queuePair) tellRecv(q *completionQueue, id uint64, wc *verbs.WC, status rdma.Status) {
-	if p.silent.Load() {
+	if p.silent.Load() && p.shared == nil {
 		return
 	}
 	c := rdma.Completion{ID: id, QueuePair: p.number, Op: rdma.OpRecv, Status: status}
@@ -776,13 +780,33 @@ func (p *queuePair) end() {
 		// own disconnect is due.
 		_ = c.id.Disconnect()
 	}
-	if p.silent.Load() {
-		return
+	if !p.silent.Load() {
+		p.awaitFlush(failed == nil)
 	}
-	p.awaitFlush(failed == nil)
+	if p.shared != nil && joined && failed == nil {
+		p.awaitShared()
+	}
 	if !p.silent.Load() {
 		p.flush()
 	}
+}
+
+// awaitShared tells of the shared receives that the device took for the queue
+// pair and has not filled. It flushes them in the error state, and forgets them
+// when the queue pair is reset or destroyed. How many there are only the device
+// knows; that it is through it tells by an event, "last work request reached"
+// (InfiniBand volume 1, section 11.6.3), which siw, and rxe before Linux 6.10,
+// lack: those are given a moment.
+func (p *queuePair) awaitShared() {
+	if p.shared.outstanding() > 0 {
+		timer := time.NewTimer(flushPatience)
+		defer timer.Stop()
+		select {
+		case <-p.lastReceive:
+		case <-timer.C:
+		}
+	}
+	p.recvCQ.drain()
 }
 
 // settle gives answers that the peer sent before it disconnected a moment to be

@@ -13,7 +13,8 @@ import (
 )
 
 // sharedReceives implements [rdma.SharedReceiveQueue]. Receives have places;
-// the place's number goes to the device and comes back.
+// the place's number goes to the device and comes back. What a queue pair took and
+// did not fill comes back flushed: see [queuePair.awaitShared].
 type sharedReceives struct {
 	domain *domain
 	cookie uint64
@@ -154,6 +155,13 @@ func (s *sharedReceives) redeem(place uint32) (id uint64, ok bool) {
 	id = s.ids[place]
 	s.release(place)
 	return id, true
+}
+
+// outstanding is how many receives the device has not completed.
+func (s *sharedReceives) outstanding() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.ids) - len(s.free)
 }
 
 // destroy frees what the driver has.

@@ -12,6 +12,7 @@ var receiveCases = []testCase{
 	{"SharedReceive", []Feature{FeatureSharedReceive}, testSharedReceive},
 	{"SharedReceiveLimit", []Feature{FeatureSharedReceive}, testSharedReceiveLimit},
 	{"SharedReceiveSurvives", []Feature{FeatureSharedReceive}, testSharedReceiveSurvives},
+	{"SharedReceiveKeepsAll", []Feature{FeatureSharedReceive, FeatureSharedReturn}, testSharedReceiveKeepsAll},
 	{"ReceiverLate", []Feature{FeatureReceiverNotReady}, testReceiverLate},
 	{"ReceiverNeverReady", []Feature{FeatureReceiverNotReady}, testReceiverNeverReady},
 	{"NoReceive", nil, testNoReceive},
@@ -135,6 +136,70 @@ func testSharedReceiveSurvives(e *env) {
 		seen[c.ID] = true
 	}
 	b[2].recvs.quiet("no receive is flushed")
+}
+
+// testSharedReceiveKeepsAll ends a queue pair in the middle of messages. Each
+// receive then has been told of, once, or is still there for the other.
+func testSharedReceiveKeepsAll(e *env) {
+	const depth = 8
+	size := min(64<<10, e.suite.MaxMessage)
+	for round := range e.rounds(24) {
+		srq, a, b := e.shared(2, rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1})
+		source, sink := a[0].s.memory(size), b[0].s.memory(size*depth)
+		for i := range depth {
+			e.postShared(srq, uint64(i), sink.sge(i*size, size))
+		}
+		batch := make([]rdma.SendRequest, depth)
+		for i := range batch {
+			batch[i] = rdma.SendRequest{ID: uint64(i), Op: rdma.OpSend, SGEs: source.sge(0, size)}
+		}
+		if n, err := a[0].PostSend(batch); n != depth {
+			e.fatalf("PostSend of %d: %d, %v", depth, n, err)
+		}
+		told := map[uint64]bool{}
+		tell := func(c rdma.Completion, of *conn) {
+			if c.QueuePair != of.Number() || c.ID >= depth || told[c.ID] {
+				e.fatalf("round %d: completion %+v, after those of %v", round, c, told)
+			}
+			told[c.ID] = true
+		}
+		for range round % (depth - 1) {
+			c := b[0].recvs.next()
+			if tell(c, b[0]); c.Status != rdma.StatusSuccess {
+				e.fatalf("round %d: %+v", round, c)
+			}
+		}
+		if round%2 == 0 {
+			e.check(b[0].Disconnect(), "Disconnect")
+			b[0].ended()
+		}
+		e.check(b[0].Close(), "Close")
+		// No completion of it is added from here on.
+		q := b[0].recvs
+		for late := append(q.pending, q.poll()...); len(late) > 0; late = q.poll() {
+			q.pending = nil
+			for _, c := range late {
+				if tell(c, b[0]); c.Status != rdma.StatusSuccess && c.Status != rdma.StatusFlushed {
+					e.fatalf("round %d: %+v", round, c)
+				}
+			}
+		}
+		for len(told) < depth {
+			a[1].send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled})
+			a[1].sends.success(1)
+			c := b[1].recvs.next()
+			if tell(c, b[1]); c.Status != rdma.StatusSuccess {
+				e.fatalf("round %d: %+v", round, c)
+			}
+		}
+		a[0].ended()
+		for _, c := range []*conn{a[0], a[1], b[1]} {
+			e.check(c.Close(), "Close")
+		}
+		e.check(srq.Close(), "SharedReceiveQueue.Close")
+		e.check(source.Close(), "Region.Close")
+		e.check(sink.Close(), "Region.Close")
+	}
 }
 
 // testReceiverLate posts receives after the messages.

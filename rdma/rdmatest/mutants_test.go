@@ -76,6 +76,7 @@ var mutants = map[fake.Bugs]struct {
 	fake.BugTakesAfterError:     {"both", "Disconnect"},
 	fake.BugNoRevocation:        {"both", "SendInvalidate"},
 	fake.BugAllRevocable:        {"both", "InvalidateRefused"},
+	fake.BugLosesShared:         {"both", "SharedReceiveKeepsAll"},
 }
 
 // TestMutants breaks the fake in every way that it knows. The suite must notice

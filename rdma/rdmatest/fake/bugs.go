@@ -114,6 +114,8 @@ const (
 	BugNoRevocation
 	// BugAllRevocable lets peers invalidate keys without the right to it.
 	BugAllRevocable
+	// BugLosesShared forgets a shared receive with each of its queue pairs.
+	BugLosesShared
 	bugsEnd
 )
 
@@ -172,6 +174,7 @@ var bugNames = [...]string{
 	"Unaligned",
 	"NoRevocation",
 	"AllRevocable",
+	"LosesShared",
 }
 
 // String names the bugs of the set.

@@ -785,6 +785,9 @@ func (q *queuePair) shut(err error, kind rdma.EventKind) {
 	for q.shared != nil && q.shared.receives.count > 0 && d.has(BugFlushesShared) {
 		q.flushReceive(q.shared.receives.take().id, rdma.StatusFlushed)
 	}
+	if q.shared != nil && q.shared.receives.count > 0 && d.has(BugLosesShared) {
+		q.shared.receives.take()
+	}
 	q.cond.Broadcast()
 	q.wakePeer()
 	if q.stream != nil {

@@ -548,10 +548,11 @@ func (e *end) received(c rdma.Completion) (bool, error) {
 				return false, fmt.Errorf("round %d: receive %d completes as %s behind one that failed", e.round, number, c.Status)
 			}
 			e.recvFailure = c.Status
-		} else if e.srq != nil {
-			return false, fmt.Errorf("round %d: receive %d of the shared queue is flushed with one of its queue pairs", e.round, number)
 		}
 		e.recvFailed = true
+		if e.srq != nil {
+			return true, e.release(number, e.slot)
+		}
 		return true, nil
 	}
 	if e.recvFailed {
@@ -597,16 +598,22 @@ func (e *end) received(c rdma.Completion) (bool, error) {
 		}
 		e.controls++
 	}
-	if err := slots.write(at, canary[:filled]); err != nil {
-		return false, err
-	}
-	if e.srq != nil {
-		e.srq.mu.Lock()
-		e.srq.free = append(e.srq.free, int(number))
-		e.srq.mu.Unlock()
-	}
 	e.unposted++
-	return true, nil
+	return true, e.release(number, filled)
+}
+
+// release makes the memory of a receive as new: so many bytes of it were written.
+func (e *end) release(number uint64, written int) error {
+	if e.srq == nil {
+		return e.slots.write(int(number%commonPosted)*e.slot, canary[:written])
+	}
+	if err := e.srq.slots.write(int(number)*e.slot, canary[:written]); err != nil {
+		return err
+	}
+	e.srq.mu.Lock()
+	e.srq.free = append(e.srq.free, int(number))
+	e.srq.mu.Unlock()
+	return nil
 }
 
 // controlled looks at a message that is not random: the greeting, the end of the

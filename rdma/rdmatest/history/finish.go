@@ -157,8 +157,8 @@ func (e *end) checkEnd(planned, event bool) error {
 // drain takes what must still complete: every signalled request, all behind one
 // that failed, and all receives that are the queue pair's own.
 func (e *end) drain(ctx context.Context, planned bool) error {
-	// Receives of a shared queue are not flushed, but the one that was too short
-	// fails, which may be after Done.
+	// Of a shared queue none is flushed but what was being filled. The one that was
+	// too short fails, which may be after Done.
 	failing := planned && e.t.mayTell && e.in != nil && e.in.brokenAt >= 0 && e.in.posters[0].steps[e.in.brokenAt].refusal == refuseTooLong
 	is := func() bool {
 		e.mu.Lock()
