@@ -354,22 +354,23 @@ func testRefusedBehindReads(e *env) {
 }
 
 // streamWrites posts Writes until the queue pair fails, and takes what
-// completes. It returns when all has completed; landed counts the successes.
-func (c *conn) streamWrites(request rdma.SendRequest, landed *atomic.Int64) {
+// completes. It returns when all has completed, with the status of the first that
+// failed; landed counts the successes.
+func (c *conn) streamWrites(request rdma.SendRequest, landed *atomic.Int64) (status rdma.Status) {
 	e := c.s.e
 	e.t.Helper()
 	posted, completed := uint64(0), uint64(0)
-	failed := false
 	take := func(done rdma.Completion) {
 		if done.ID != completed {
 			e.fatalf("completion of %d: %s; want %d", done.ID, done.Status, completed)
 		}
-		if failed && done.Status != rdma.StatusFlushed {
+		switch {
+		case status != rdma.StatusSuccess && done.Status != rdma.StatusFlushed:
 			e.fatalf("%d behind a failed request: %s", done.ID, done.Status)
-		}
-		failed = failed || done.Status != rdma.StatusSuccess
-		if !failed {
+		case status == rdma.StatusSuccess && done.Status == rdma.StatusSuccess:
 			landed.Add(1)
+		case status == rdma.StatusSuccess:
+			status = done.Status
 		}
 		completed++
 	}
@@ -392,6 +393,7 @@ func (c *conn) streamWrites(request rdma.SendRequest, landed *atomic.Int64) {
 	for completed < posted {
 		take(c.sends.next())
 	}
+	return status
 }
 
 // testDeregisterUnderWrites closes a region while a stream of Writes goes to

@@ -50,18 +50,41 @@ func killUnderStream(e *env, op rdma.Opcode, after int64) {
 	a, b := e.connect(nil)
 	const size = 64 << 10
 	local, remote := a.s.memory(size), b.s.memory(size)
+	local.fill(0, size, 1)
+	remote.fill(0, size, 2)
 	a.recv(1, nil)
 	a.recv(2, nil)
 	var landed atomic.Int64
+	var status rdma.Status
 	e.together(func() {
-		a.streamWrites(rdma.SendRequest{Op: op, Remote: remote.at(0), SGEs: local.sge(0, size)}, &landed)
+		status = a.streamWrites(rdma.SendRequest{Op: op, Remote: remote.at(0), SGEs: local.sge(0, size)}, &landed)
 	}, func() {
 		e.poll("requests under way", func() bool { return landed.Load() >= after || a.State() != rdma.StateConnected })
 		p.Kill()
 	})
-	a.gone(2)
+	a.died(2, status)
 	a.postsFail()
+	if op == rdma.OpRead && landed.Load() > 0 && !is(local.read(0, size), 2) {
+		e.errorf("%d Reads of a peer that is killed succeed and bring something else", landed.Load())
+	}
 	e.check(a.Close(), "Close")
+}
+
+// died is gone for a peer whose memory this side was reaching into when it was
+// killed. Its device may have refused that before the connection ended: then the
+// request that was refused, with the status, says so, and so does Err.
+func (c *conn) died(receives int, status rdma.Status) {
+	c.s.e.t.Helper()
+	if c.ended(); c.s.e.suite.has(FeatureDeathTold) || status != rdma.StatusRemoteAccess {
+		c.gone(receives)
+		return
+	}
+	c.s.e.wants(c.Err(), c.s.name+": Err after the peer's death", rdma.ErrRemoteAccess, rdma.ErrDisconnected)
+	c.s.event("the end", func(event rdma.Event) bool {
+		return (event.Kind == rdma.EventDisconnected || event.Kind == rdma.EventQueuePairError) &&
+			event.QueuePair != nil && event.QueuePair.Number() == c.Number()
+	})
+	c.flushed(receives)
 }
 
 // testKilledWhileSending kills a peer that sends to this side.

@@ -41,6 +41,10 @@ const (
 	// FeatureWholeRefusal places nothing of a Write that is refused because it ends
 	// outside of its target.
 	FeatureWholeRefusal Feature = "whole-refusal"
+	// FeatureDeathTold tells a peer that was killed by a disconnection, whatever
+	// was under way: Err wraps rdma.ErrDisconnected. Without it a request that
+	// reached into the peer's memory may have been refused just before.
+	FeatureDeathTold Feature = "death-told"
 	// FeatureSolicitedOnly tells solicited completions from others: who arms for
 	// them alone is not woken by others.
 	FeatureSolicitedOnly Feature = "solicited-only"
@@ -99,6 +103,7 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureWholeRefusal, "each segment of a Write is placed or refused by itself (RFC 5041)"},
 	{"ibverbs", "siw*", FeatureSolicitedOnly, "the driver raises no solicited events for receives, so all are asked for"},
 	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},
+	{"ibverbs", "rxe*", FeatureDeathTold, "the kernel frees what a dead process had the last made first, often the regions before the queue pairs, which refuse accesses for that moment"},
 	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
 	{"*", "*", FeatureMemory, "a side in another process has its memory there"},
 }
