@@ -23,14 +23,8 @@ const pollBatch = 16
 // it has a list of its own, for what does not fit into the slice of a Poll and
 // for what queue pairs that have failed leave to be told.
 type completionQueue struct {
-	domain *domain
-	cookie uint64
-	depth  int
-
-	// Users of the device's object; by the domain's lock. Those of hwUsers include
-	// queue pairs that the application has closed and the driver still holds.
-	users, hwUsers int
-	closed         bool
+	usage
+	depth int
 
 	mu      sync.Mutex
 	hw      *verbs.CQ // nil once it is destroyed
@@ -69,7 +63,8 @@ func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 	if err := m.usable(); err != nil {
 		return fail(err)
 	}
-	q := &completionQueue{domain: m, cookie: m.newCookie(), depth: depth, arena: verbs.NewArena()}
+	q := &completionQueue{depth: depth, arena: verbs.NewArena()}
+	q.usage = usage{domain: m, cookie: m.newCookie(), destroy: q.destroyQueue}
 	entries := depth
 	if a.Class == rdma.ClassIWARP {
 		// Every Read completes there, whether the application wants to hear of it
@@ -110,9 +105,9 @@ func (q *completionQueue) create(entries, vector int) (err error) {
 	return nil
 }
 
-// destroy frees what the driver has. Nothing may use it any more but Wait,
+// destroyQueue frees what the driver has. Nothing may use it any more but Wait,
 // which is woken.
-func (q *completionQueue) destroy() {
+func (q *completionQueue) destroyQueue() {
 	q.mu.Lock()
 	if q.err == nil {
 		q.err = rdma.ErrClosed
@@ -358,27 +353,10 @@ func (q *completionQueue) Wait(ctx context.Context) error {
 
 // Close implements [rdma.CompletionQueue].
 func (q *completionQueue) Close() error {
-	m := q.domain
-	m.mu.Lock()
-	if q.users > 0 {
-		m.mu.Unlock()
-		return fmt.Errorf("ibverbs: close a completion queue on %s: %w", m.device.attributes.Name, rdma.ErrInUse)
-	}
-	if q.closed {
-		m.mu.Unlock()
-		return nil
-	}
-	q.closed = true
-	delete(m.queues, q)
-	delete(m.cookies, q.cookie)
-	now := q.hwUsers == 0
-	m.mu.Unlock()
-	q.mu.Lock()
-	q.err = rdma.ErrClosed
-	q.mu.Unlock()
-	q.notify()
-	if now {
-		q.destroy()
-	}
-	return nil
+	return q.close("completion queue", func() { delete(q.domain.queues, q) }, func() {
+		q.mu.Lock()
+		q.err = rdma.ErrClosed
+		q.mu.Unlock()
+		q.notify()
+	})
 }

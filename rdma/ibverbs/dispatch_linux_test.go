@@ -67,7 +67,7 @@ func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
 	m.pairs, m.cookies = map[*queuePair]struct{}{}, map[uint64]any{}
 	at, onCQ := object()
 	s.onCQ = onCQ
-	s.queue = &completionQueue{domain: m, hw: ctx.CQAt(at)}
+	s.queue = &completionQueue{usage: usage{domain: m}, hw: ctx.CQAt(at)}
 	var err error
 	if s.queue.batch, err = arena.NewCompletions(pollBatch); err != nil {
 		t.Fatal(err)

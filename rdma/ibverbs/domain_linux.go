@@ -178,13 +178,11 @@ func (m *domain) addPair(p *queuePair) {
 	e.pair.Store(p)
 	m.pairs[p] = struct{}{}
 	m.cookies[p.cookie] = p
-	p.sendCQ.users++
-	p.sendCQ.hwUsers++
-	p.recvCQ.users++
-	p.recvCQ.hwUsers++
+	for _, u := range p.uses() {
+		u.users++
+		u.hwUsers++
+	}
 	if p.shared != nil {
-		p.shared.users++
-		p.shared.hwUsers++
 		m.byNumber.Store(p.number, p)
 	}
 }
@@ -199,10 +197,10 @@ func (m *domain) dropPair(p *queuePair) {
 	m.indices = append(m.indices, index)
 	delete(m.pairs, p)
 	delete(m.cookies, p.cookie)
-	p.sendCQ.users--
-	p.recvCQ.users--
+	for _, u := range p.uses() {
+		u.users--
+	}
 	if p.shared != nil {
-		p.shared.users--
 		m.byNumber.CompareAndDelete(p.number, p)
 	}
 	// Whoever polls now may have found it before.
@@ -221,20 +219,64 @@ func (m *domain) freePair(p *queuePair) {
 	_ = p.arena.Close()
 	m.mu.Lock()
 	var free []func()
-	for _, q := range []*completionQueue{p.sendCQ, p.recvCQ} {
-		if q.hwUsers--; q.hwUsers == 0 && q.closed {
-			free = append(free, q.destroy)
-		}
-	}
-	if s := p.shared; s != nil {
-		if s.hwUsers--; s.hwUsers == 0 && s.closed {
-			free = append(free, s.destroy)
+	for _, u := range p.uses() {
+		if u.hwUsers--; u.hwUsers == 0 && u.closed {
+			free = append(free, u.destroy)
 		}
 	}
 	m.mu.Unlock()
 	for _, f := range free {
 		f()
 	}
+}
+
+// usage counts the queue pairs that use a completion queue or a shared receive
+// queue. The counts are by the domain's lock.
+type usage struct {
+	domain  *domain
+	cookie  uint64
+	destroy func() // frees what the driver has
+
+	users int
+	// hwUsers are users of the device's object: with them the queue pairs that the
+	// application has closed and the driver still holds.
+	hwUsers int
+	closed  bool
+}
+
+// uses are what the queue pair uses; one of them may be there twice.
+func (p *queuePair) uses() []*usage {
+	list := []*usage{&p.sendCQ.usage, &p.recvCQ.usage}
+	if p.shared != nil {
+		list = append(list, &p.shared.usage)
+	}
+	return list
+}
+
+// close is Close of such a queue. forget is called with the domain's lock held,
+// and end makes all use of the queue fail. The device's object goes with the last
+// of its users.
+func (u *usage) close(what string, forget, end func()) error {
+	m := u.domain
+	m.mu.Lock()
+	if u.users > 0 {
+		m.mu.Unlock()
+		return fmt.Errorf("ibverbs: close a %s on %s: %w", what, m.device.attributes.Name, rdma.ErrInUse)
+	}
+	if u.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	u.closed = true
+	delete(m.cookies, u.cookie)
+	forget()
+	now := u.hwUsers == 0
+	m.mu.Unlock()
+	end()
+	if now {
+		u.destroy()
+	}
+	return nil
 }
 
 func (m *domain) addShared(s *sharedReceives) {

@@ -16,13 +16,9 @@ import (
 // the place's number goes to the device and comes back. What a queue pair took and
 // did not fill comes back flushed: see [queuePair.awaitShared].
 type sharedReceives struct {
-	domain *domain
-	cookie uint64
+	usage
 	maxSGE int
 	index  uint32 // within the domain
-	// By the domain's lock, as in completionQueue.
-	users, hwUsers int
-	closed         bool
 
 	mu    sync.Mutex
 	hw    *verbs.SRQ // nil once it is destroyed
@@ -53,7 +49,8 @@ func (m *domain) NewSharedReceiveQueue(config rdma.SharedReceiveConfig) (rdma.Sh
 	if err := m.usable(); err != nil {
 		return fail(err)
 	}
-	s := &sharedReceives{domain: m, cookie: m.newCookie(), maxSGE: config.MaxSGE, arena: verbs.NewArena()}
+	s := &sharedReceives{maxSGE: config.MaxSGE, arena: verbs.NewArena()}
+	s.usage = usage{domain: m, cookie: m.newCookie(), destroy: s.destroyQueue}
 	if err := s.create(config); err != nil {
 		s.destroy()
 		return fail(err)
@@ -164,8 +161,8 @@ func (s *sharedReceives) outstanding() int {
 	return len(s.ids) - len(s.free)
 }
 
-// destroy frees what the driver has.
-func (s *sharedReceives) destroy() {
+// destroyQueue frees what the driver has.
+func (s *sharedReceives) destroyQueue() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err == nil {
@@ -183,26 +180,9 @@ func (s *sharedReceives) destroy() {
 
 // Close implements [rdma.SharedReceiveQueue].
 func (s *sharedReceives) Close() error {
-	m := s.domain
-	m.mu.Lock()
-	if s.users > 0 {
-		m.mu.Unlock()
-		return fmt.Errorf("ibverbs: close a shared receive queue on %s: %w", m.device.attributes.Name, rdma.ErrInUse)
-	}
-	if s.closed {
-		m.mu.Unlock()
-		return nil
-	}
-	s.closed = true
-	delete(m.shared, s)
-	delete(m.cookies, s.cookie)
-	now := s.hwUsers == 0
-	m.mu.Unlock()
-	s.mu.Lock()
-	s.err = fmt.Errorf("ibverbs: shared receive queue: %w", rdma.ErrClosed)
-	s.mu.Unlock()
-	if now {
-		s.destroy()
-	}
-	return nil
+	return s.close("shared receive queue", func() { delete(s.domain.shared, s) }, func() {
+		s.mu.Lock()
+		s.err = fmt.Errorf("ibverbs: shared receive queue: %w", rdma.ErrClosed)
+		s.mu.Unlock()
+	})
 }
