@@ -100,7 +100,7 @@ type fabricState struct {
 
 // counts are history.Stats that can be kept.
 type counts struct {
-	Ops                                                                [rdma.OpFetchAdd + 1]uint64
+	Ops                                                                [rdma.OpSendInvalidate + 1]uint64
 	Bytes, Messages, Rounds, Links, Lost, Registrations, Wrong, Answer uint64
 	Ended, Refused                                                     []uint64
 }

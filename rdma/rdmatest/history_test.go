@@ -28,6 +28,7 @@ var historyMutants = map[fake.Bugs]string{
 	fake.BugNoImmediate: "ib", fake.BugCutsMessages: "both", fake.BugImpatientSender: "ib", fake.BugGap: "both", fake.BugNoSwap: "ib",
 	fake.BugSum: "ib", fake.BugLeaksGoroutine: "both", fake.BugStuckClose: "both", fake.BugLateWrite: "both", fake.BugPollForgets: "both",
 	fake.BugWrongLength: "both", fake.BugTakesAfterError: "both", fake.BugFlushesShared: "both", fake.BugEarlyWrite: "both", fake.BugUnaligned: "ib",
+	fake.BugNoRevocation: "both",
 }
 
 // TestHistoryMutants breaks the fake in the ways that a history shows. The

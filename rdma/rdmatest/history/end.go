@@ -62,6 +62,7 @@ type ready struct {
 	Mark, Round uint32
 	Exposed     [exposedParts]remoteKey
 	Stale       remoteKey
+	Revocable   remoteKey // what the peer may revoke, where it can
 }
 
 const (
@@ -106,6 +107,10 @@ type end struct {
 	slotSGEs int
 	stale    remoteKey
 	theirs   greeting
+	// revocable has a key that the peer's Sends with invalidate revoke; revoked is
+	// the one before, still open and out of reach.
+	revocable, revoked memory
+	theirRevocable     remoteKey
 
 	mu       sync.Mutex // guards what follows, against other posters
 	round    int
@@ -370,7 +375,7 @@ func (e *end) close() error {
 			note("completion queue", e.recvs.queue.Close())
 		}
 	}
-	for _, m := range append(append(e.exposed[:], e.local[:]...), e.slots, e.control) {
+	for _, m := range append(append(e.exposed[:], e.local[:]...), e.slots, e.control, e.revocable, e.revoked) {
 		if m.region != nil {
 			note("region", m.region.Close())
 		}
@@ -495,9 +500,9 @@ func (e *end) completed(c rdma.Completion) error {
 		return fmt.Errorf("round %d: request %#x (%s) completes, and nobody asked for that", e.round, c.ID, s.op)
 	case c.Status == rdma.StatusSuccess && c.Op != s.op:
 		return fmt.Errorf("round %d: request %#x completes as %s, it is a %s", e.round, c.ID, c.Op, s.op)
-	case c.Status == rdma.StatusSuccess && s.op >= rdma.OpRead && int(c.Length) != s.length:
+	case c.Status == rdma.StatusSuccess && fetches(s.op) && int(c.Length) != s.length:
 		return fmt.Errorf("round %d: %s %#x of %d bytes completes with %d", e.round, s.op, c.ID, s.length, c.Length)
-	case c.Status == rdma.StatusSuccess && s.broken && (s.op >= rdma.OpRead || e.t.class[e.role] == rdma.ClassInfiniBand):
+	case c.Status == rdma.StatusSuccess && s.broken && (fetches(s.op) || e.t.class[e.role] == rdma.ClassInfiniBand):
 		return fmt.Errorf("round %d: request %#x (%s), which the peer must refuse, succeeds", e.round, c.ID, s.op)
 	case c.Status != rdma.StatusSuccess:
 		if e.failedAt[p] < 0 {
@@ -592,6 +597,10 @@ func (e *end) received(c rdma.Completion) (bool, error) {
 		if c.Op != rdma.OpRecv || c.HasImmediate {
 			return false, fmt.Errorf("round %d: receive %d: %s instead of the end of the round", e.round, number, c.Op)
 		}
+		revokes := e.controls == 0 && planRevocation(e.t, 1-e.role, e.round)
+		if c.Invalidated != revokes || revokes && c.Immediate != e.revocable.region.Key() {
+			return false, fmt.Errorf("round %d: receive %d: a key is revoked: %v (%#x), want %v", e.round, number, c.Invalidated, c.Immediate, revokes)
+		}
 		e.lastMark = append(e.lastMark[:0], memory[:filled]...)
 		if err := e.controlled(); err != nil {
 			return false, err
@@ -637,7 +646,7 @@ func (e *end) controlled() error {
 		return fmt.Errorf("mark %#x of round %d, want %#x of round %d", r.Mark, r.Round, want, e.round)
 	}
 	if r.Mark == markReady {
-		e.theirs.Exposed, e.theirs.Stale = r.Exposed, r.Stale
+		e.theirs.Exposed, e.theirs.Stale, e.theirRevocable = r.Exposed, r.Stale, r.Revocable
 	}
 	return nil
 }
@@ -818,8 +827,9 @@ func (e *end) brokenRefusal() refusal {
 	return e.out.posters[0].steps[e.out.brokenAt].refusal
 }
 
-// tell sends a message that is not random.
-func (e *end) tell(index int, m any) error {
+// tell sends a message that is not random, and revokes the peer's key if there
+// is one.
+func (e *end) tell(index int, m any, revoke ...uint32) error {
 	at := index * 1024
 	b, err := binary.Append(nil, binary.LittleEndian, m)
 	if err != nil {
@@ -828,10 +838,14 @@ func (e *end) tell(index int, m any) error {
 	if err := e.control.write(at, b); err != nil {
 		return err
 	}
-	return e.post(0, []rdma.SendRequest{{
+	r := rdma.SendRequest{
 		ID: uint64(e.round+1)<<40 | uint64(1<<30+index), Op: rdma.OpSend, Flags: rdma.Signaled | rdma.Solicited | rdma.Fence,
 		SGEs: []rdma.SGE{{Region: e.control.region, Offset: at, Length: len(b)}},
-	}}, -1)
+	}
+	for _, key := range revoke {
+		r.Op, r.Remote.Key = rdma.OpSendInvalidate, key
+	}
+	return e.post(0, []rdma.SendRequest{r}, -1)
 }
 
 // greet exchanges what the ends must know of each other. The initiator begins,
@@ -942,6 +956,12 @@ func (e *end) barrier(c change) error {
 			return err
 		}
 	}
+	if err := e.renewRevocable(); err != nil {
+		return err
+	}
+	if e.revocable.region != nil {
+		r.Revocable = remoteKey{e.revocable.region.Address(), e.revocable.region.Key()}
+	}
 	r.Stale = e.stale
 	for part, m := range e.exposed {
 		r.Exposed[part] = remoteKey{m.region.Address(), m.region.Key()}
@@ -967,6 +987,33 @@ func (e *end) barrier(c change) error {
 		return err
 	}
 	return e.await("the end of the round", func() bool { return e.controls == 2 && e.allDone() })
+}
+
+// renewRevocable makes a region whose key the peer may revoke, if there is none
+// or it has been revoked. The one before keeps its memory, which nobody may reach
+// by the key any more: it is what stale requests name.
+func (e *end) renewRevocable() error {
+	if !e.t.can(rdma.CapSendInvalidate) || e.round >= 0 && !planRevocation(e.t, 1-e.role, e.round) {
+		return nil
+	}
+	if e.revoked.region != nil {
+		got, err := e.revoked.read(0, e.revoked.size)
+		if err == nil {
+			err = same(got, make([]byte, len(got)), "a region whose key has been revoked")
+		}
+		if err != nil {
+			return err
+		}
+		if err := e.revoked.region.Close(); err != nil {
+			return fmt.Errorf("close revoked region: %w", err)
+		}
+	}
+	if e.revoked = e.revocable; e.revoked.region != nil {
+		e.stale = remoteKey{e.revoked.region.Address(), e.revoked.region.Key()}
+	}
+	var err error
+	e.revocable, err = e.side.allocate(e.t.area/2, e.side.rights(partAll)|rdma.AccessRemoteInvalidate)
+	return err
 }
 
 // replace closes a region and makes a new one, which must be zeroed.
@@ -1006,7 +1053,11 @@ func (e *end) runRound() error {
 	if err := e.postRound(); err != nil {
 		return err
 	}
-	if err := e.tell(0, &ready{Mark: markDone, Round: uint32(e.round)}); err != nil {
+	var revoke []uint32
+	if planRevocation(e.t, e.role, e.round) {
+		revoke = append(revoke, e.theirRevocable.Key)
+	}
+	if err := e.tell(0, &ready{Mark: markDone, Round: uint32(e.round)}, revoke...); err != nil {
 		return err
 	}
 	if err := e.await("the requests of the round", func() bool { return e.controls >= 1 && e.allDone() }); err != nil {

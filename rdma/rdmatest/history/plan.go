@@ -659,6 +659,16 @@ func planChange(t *terms, who Role, round int, out, in *direction) change {
 	return c
 }
 
+// fetches tells whether an operation brings data.
+func fetches(op rdma.Opcode) bool { return op >= rdma.OpRead && op <= rdma.OpFetchAdd }
+
+// planRevocation tells whether an end revokes a key of its peer's by the message
+// that ends its requests of a round.
+func planRevocation(t *terms, who Role, round int) bool {
+	random := rand.New(rand.NewPCG(t.seed, uint64(round)<<8|uint64(who)<<1|1<<42))
+	return t.can(rdma.CapSendInvalidate) && random.IntN(4) == 0
+}
+
 // pattern is data that differs from place to place and from seed to seed.
 func pattern(b []byte, seed uint64) {
 	x := seed*0x9E3779B97F4A7C15 | 1

@@ -60,11 +60,11 @@ type Side struct {
 
 // Stats count what a side has done.
 type Stats struct {
-	Ops           [rdma.OpFetchAdd + 1]atomic.Uint64 // requests posted and taken
-	Bytes         atomic.Uint64                      // of their payload
-	Messages      atomic.Uint64                      // received and compared
-	Rounds        atomic.Uint64                      // of both directions, all memory compared
-	Links         atomic.Uint64                      // connections made
+	Ops           [rdma.OpSendInvalidate + 1]atomic.Uint64 // requests posted and taken
+	Bytes         atomic.Uint64                            // of their payload
+	Messages      atomic.Uint64                            // received and compared
+	Rounds        atomic.Uint64                            // of both directions, all memory compared
+	Links         atomic.Uint64                            // connections made
 	Ended         [endingKinds]atomic.Uint64
 	Lost          atomic.Uint64 // links whose peer died
 	Answered      atomic.Uint64 // requests of the peers, in rounds that were compared
