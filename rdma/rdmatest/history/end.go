@@ -339,7 +339,9 @@ func (e *end) open() (err error) {
 		return fmt.Errorf("new queue pair: %w", err)
 	}
 	e.sends.add(e.qp.Number())
-	e.recvs.add(e.qp.Number())
+	if e.recvs != e.sends {
+		e.recvs.add(e.qp.Number())
+	}
 	e.t.depth[e.role], e.t.sendSGE[e.role], e.t.inline[e.role] = depth, config.MaxSGE, config.MaxInline
 	e.t.readSGE[e.role] = min(config.MaxSGE, a.MaxReadSGE)
 	e.unposted = commonPosted

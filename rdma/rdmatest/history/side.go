@@ -259,8 +259,13 @@ type completions struct {
 	err     error
 }
 
-// A box holds the completions of a queue pair until it looks.
-type box struct{ list []rdma.Completion }
+// A box holds the completions of a queue pair until it looks. Devices use the
+// number of one that has been closed again, perhaps before drop: the box has two
+// users then.
+type box struct {
+	list  []rdma.Completion
+	users int
+}
 
 func (s *Side) newCompletions(depth int, shared bool, random *rand.Rand) (*completions, error) {
 	q, err := s.domain.NewCompletionQueue(min(depth, s.attributes.MaxCompletions))
@@ -274,9 +279,15 @@ func (s *Side) newCompletions(depth int, shared bool, random *rand.Rand) (*compl
 func (c *completions) add(number uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.boxes[number] == nil {
-		c.boxes[number] = &box{}
+	b := c.boxes[number]
+	if b == nil {
+		b = &box{}
+		c.boxes[number] = b
+	} else {
+		c.pollAll() // what has come is the closed one's
+		b.list = nil
 	}
+	b.users++
 }
 
 // drop is called after Close of the queue pair. What had been added before may
@@ -285,7 +296,11 @@ func (c *completions) drop(number uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pollAll()
-	delete(c.boxes, number)
+	if b := c.boxes[number]; b.users > 1 {
+		b.users--
+	} else {
+		delete(c.boxes, number)
+	}
 	return c.err
 }
 
