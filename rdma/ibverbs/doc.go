@@ -13,7 +13,8 @@
 //
 // The package's goroutines: one for the connection manager's events of each
 // device while anything of it is open, two for each domain (asynchronous events,
-// and telling the application of them), and one for each queue pair that is
+// and telling the application of them; on rxe with a RetryCount of 7 a third, which
+// looks for queue pairs that have failed), and one for each queue pair that is
 // ending or destroyed. Domain.Close and Listener.Close end them.
 //
 // # What differs between devices
@@ -36,6 +37,10 @@
 //	| beyond MaxReads, at both     |                            |                                |
 //	| ends at once                 |                            |                                |
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
+//	| peer is killed under Writes  | disconnected, or           | disconnected                   |
+//	| or Reads of its memory       | StatusRemoteAccess before  |                                |
+//	| network loses a fenced Read, | rxe (Linux 6.1): both ends | TCP repeats it                 |
+//	| or one with Reads behind it  | wait for ever              |                                |
 //
 // siw (Linux 6.1) sends other bytes than it was asked for when it answers a Read of
 // up to 32 bytes that cross a page of 4 KiB; so it does with a Send or Write of one
@@ -48,6 +53,8 @@
 // sender and a timer that the receiver tells it, so
 // [rdma.QueuePairConfig.ReceiverNotReadyRetry] is kept, up to about three
 // seconds, where both ends ask for about the same; a longer bound counts as none.
+// rxe takes the waiting for silence, too: there a Send is given up after about
+// AckTimeout times RetryCount without a receive, whatever the bound.
 //
 // # Removal
 //
@@ -56,6 +63,9 @@
 // [rdma.EventDeviceError], fails its queue pairs and frees all that it has in the
 // driver; its objects fail from then on with [rdma.ErrUnavailable] and still have
 // to be closed. librdmacm keeps a device that has been used open until the process
-// ends, and hears of no removal once nothing of the device is open here: such an
-// idle process holds a removal up.
+// ends, and hears of no removal once nothing of the device is open here. Such an
+// idle process holds up the removal of rxe and siw, whose drivers cannot take a
+// device from a process; adapters' drivers can. Only an identifier of the
+// connection manager, with its descriptor and a goroutine, would hear of the
+// removal: an idle process is not to have them for software devices' sake.
 package ibverbs

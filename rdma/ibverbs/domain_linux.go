@@ -51,8 +51,9 @@ type domain struct {
 	empty *region
 
 	// background are goroutines that end queue pairs and free what the driver
-	// lets go of late.
+	// lets go of late, and watch, until closing is closed.
 	background sync.WaitGroup
+	closing    chan struct{}
 
 	// pairs by index, for completions. The slice is replaced as a whole.
 	table atomic.Pointer[[]*pairEntry]
@@ -85,7 +86,7 @@ func (d *Device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 		device:  d,
 		regions: make(map[*region]struct{}), queues: make(map[*completionQueue]struct{}),
 		shared: make(map[*sharedReceives]struct{}), pairs: make(map[*queuePair]struct{}),
-		cookies: make(map[uint64]any), freed: make(chan struct{}),
+		cookies: make(map[uint64]any), freed: make(chan struct{}), closing: make(chan struct{}),
 	}
 	m.table.Store(new([]*pairEntry))
 	m.sharedTable.Store(new([]*sharedReceives))
@@ -139,6 +140,9 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 	m.asyncDone = make(chan struct{})
 	go m.listen(raw)
 	m.sentinel = newSentinel(m)
+	if m.device.driver == driverRXE && m.device.provider.config.RetryCount == retryForEverRXE {
+		m.background.Go(m.watch)
+	}
 	return nil
 }
 
@@ -369,6 +373,26 @@ func (m *domain) removedError() error {
 	return m.removed
 }
 
+// watch fails queue pairs that have failed in the driver and were not told of.
+// rxe raises no event when it refuses a peer's request, and if nothing is posted
+// here no completion tells either. The peer hears it by the refusal; where that
+// is lost, and the peer repeats its request for ever, this side has to end the
+// connection.
+func (m *domain) watch() {
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.closing:
+			return
+		case <-tick.C:
+		}
+		for _, p := range m.allPairs() {
+			p.look()
+		}
+	}
+}
+
 // listen takes the device's asynchronous events.
 func (m *domain) listen(raw syscall.RawConn) {
 	defer close(m.asyncDone)
@@ -559,6 +583,7 @@ func (m *domain) Close() error {
 		return nil
 	}
 	m.closed = true
+	close(m.closing)
 	m.mu.Unlock()
 	var group sync.WaitGroup
 	for _, p := range m.allPairs() {

@@ -26,7 +26,9 @@ type Config struct {
 	AckTimeout time.Duration
 	// RetryCount is how often the transport sends again before it gives the peer
 	// up, 1 to 7; the default is 6. On rxe it counts within 64 packets, so that long
-	// messages over a network that loses many need 7, which means for ever there.
+	// messages over a network that loses many need 7, which means for ever there: a
+	// peer that has vanished without a word is then not given up. rxe counts the
+	// waiting for a peer's receive, too.
 	RetryCount int
 	// SetupTimeout bounds the setting up of a connection beside the caller's
 	// context. The default is 20 seconds.

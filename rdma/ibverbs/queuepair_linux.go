@@ -31,6 +31,10 @@ const (
 	// lingering is how long an identifier waits for the peer to hear of the
 	// disconnect, which may be lost once. The queue pair is gone by then.
 	lingering = 5 * time.Second
+	// retryForEverRXE is the count that rxe takes for no bound, and watchPeriod how
+	// often its queue pairs are looked at then: see domain.watch.
+	retryForEverRXE = 7
+	watchPeriod     = 500 * time.Millisecond
 	// closePatience is how long Close waits for a driver that holds on to an
 	// attempt to connect. The domain's Close waits longer.
 	closePatience = 50 * time.Millisecond
@@ -726,6 +730,25 @@ func (p *queuePair) suspect(why error) {
 			p.fail(why, rdma.EventQueuePairError, true)
 		}
 	})
+}
+
+// look fails a connected queue pair that the device holds for failed.
+func (p *queuePair) look() {
+	p.mu.Lock()
+	if p.State() != rdma.StateConnected {
+		p.mu.Unlock()
+		return
+	}
+	// The device's object is there as long as the state is that.
+	a, err := p.hw.Query()
+	p.mu.Unlock()
+	if err != nil || a.State != verbs.QPError {
+		return
+	}
+	// If a request has failed, its completion is there, and tells more.
+	p.sendCQ.drain()
+	p.recvCQ.drain()
+	p.fail(errors.New("the device has refused a request of the peer"), rdma.EventQueuePairError, true)
 }
 
 // fail ends the queue pair, once. tell raises the event.
