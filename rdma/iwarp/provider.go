@@ -56,6 +56,12 @@ type Config struct {
 	// side chooses is used in any case. An empty list is the mode of revision 1: the
 	// side that accepted sends nothing before the other has sent what it was asked
 	// to, or an announcement (see Extensions).
+	//
+	// An empty list is the better one towards Linux siw, which asks for none itself.
+	// Its siw_accept sends the Reply before it watches the socket for the message:
+	// one that comes in between is overlooked until more data comes, its program
+	// waits for the connection meanwhile, and if that is reset instead, the host's
+	// connection manager ends in cm_close_handler (BUG, Linux 6.1).
 	ReadyToReceive []ReadyKind
 	// SpeakFirst lets the side that accepted send at once to an initiator that does
 	// not ask for peer-to-peer mode, as Linux siw does. RFC 5044 section 7.1.2

@@ -48,6 +48,12 @@ func (d *device) connect(ctx context.Context, q *queuePair, address string, priv
 	if s := q.engine.State(); s != rdma.StateInit {
 		return nil, fmt.Errorf("iwarp: connect to %s: %w: the queue pair is %s", address, rdma.ErrState, s)
 	}
+	// Before dialling: Linux siw takes a connection that is closed before it has been
+	// accepted for its listener's end.
+	o, err := d.opening(q, private)
+	if err != nil {
+		return nil, fmt.Errorf("iwarp: connect to %s: %w", address, err)
+	}
 	dialer := net.Dialer{Timeout: d.config.SetupTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -57,25 +63,29 @@ func (d *device) connect(ctx context.Context, q *queuePair, address string, priv
 		q.engine.Flush()
 		return nil, err
 	}
-	return d.connectStream(ctx, q, conn, address, private)
+	return d.connectStream(ctx, q, conn, address, o)
 }
 
 // ConnectStream implements [rdma.StreamDevice]. The stream is closed on an error.
 func (d *device) ConnectStream(ctx context.Context, qp rdma.QueuePair, stream net.Conn, private []byte) ([]byte, error) {
 	q, err := d.own(qp)
+	var o opening
+	if err == nil {
+		o, err = d.opening(q, private)
+	}
 	if err != nil {
 		_ = stream.Close()
 		return nil, fmt.Errorf("iwarp: connect: %w", err)
 	}
-	return d.connectStream(ctx, q, stream, stream.RemoteAddr().String(), private)
+	return d.connectStream(ctx, q, stream, stream.RemoteAddr().String(), o)
 }
 
-func (d *device) connectStream(ctx context.Context, q *queuePair, conn net.Conn, peer string, private []byte) ([]byte, error) {
+func (d *device) connectStream(ctx context.Context, q *queuePair, conn net.Conn, peer string, o opening) ([]byte, error) {
 	if err := q.begin(conn, peer); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("iwarp: connect to %s: %w", peer, err)
 	}
-	reply, params, err := d.initiate(ctx, q, conn, private)
+	reply, params, err := d.initiate(ctx, conn, o)
 	if err == nil {
 		d.tune(conn, &params)
 		err = q.run(conn, params)
@@ -100,28 +110,38 @@ func rejected(err error, rejection *rdma.RejectedError) error {
 	return fmt.Errorf("iwarp: %w: %w", rejection, err)
 }
 
-// initiate sends the Request and reads the Reply.
-func (d *device) initiate(ctx context.Context, q *queuePair, conn net.Conn, private []byte) ([]byte, engine.Params, error) {
-	local := d.local(q, defaultOffered)
-	request := engine.Request(local, private)
-	frame, err := wire.AppendSetup(nil, &request)
-	if err != nil {
-		return nil, engine.Params{}, fmt.Errorf("%w: %w", rdma.ErrInvalid, err)
+// opening is a Request and what it was made of.
+type opening struct {
+	local   engine.Local
+	request wire.Setup
+	frame   []byte
+}
+
+func (d *device) opening(q *queuePair, private []byte) (o opening, err error) {
+	o.local = d.local(q, defaultOffered)
+	o.request = engine.Request(o.local, private)
+	if o.frame, err = wire.AppendSetup(nil, &o.request); err != nil {
+		err = fmt.Errorf("%w: %w", rdma.ErrInvalid, err)
 	}
+	return o, err
+}
+
+// initiate sends the Request and reads the Reply.
+func (d *device) initiate(ctx context.Context, conn net.Conn, o opening) ([]byte, engine.Params, error) {
 	var reply wire.Setup
 	var params engine.Params
-	err = d.bounded(ctx, conn, func() error {
-		if _, err := conn.Write(frame); err != nil {
+	err := d.bounded(ctx, conn, func() (err error) {
+		if _, err := conn.Write(o.frame); err != nil {
 			return fmt.Errorf("send the MPA Request: %w", err)
 		}
 		reply, err = readSetup(conn, true)
 		if err != nil {
 			return err
 		}
-		params, err = engine.Conclude(&request, &reply, local)
+		params, err = engine.Conclude(&o.request, &reply, o.local)
 		var refused *engine.SetupError
 		if errors.As(err, &refused) {
-			_, _ = conn.Write(engine.TerminateFrame(refused.Cause, request.CRC || reply.CRC, reply.Markers))
+			_, _ = conn.Write(engine.TerminateFrame(refused.Cause, o.request.CRC || reply.CRC, reply.Markers))
 		}
 		return err
 	})

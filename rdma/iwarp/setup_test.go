@@ -72,6 +72,37 @@ func TestPrivateData(t *testing.T) {
 	}
 }
 
+// A Request that cannot be sent opens no connection: Linux siw does not survive
+// one that is closed before it has taken it.
+func TestImpossibleRequestDialsNobody(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := testDevice(t, Config{})
+	a := newSide(t, d, 64, nil)
+	_, err = a.qp.Connect(bounded(t), l.Addr().String(), make([]byte, d.Attributes().MaxPrivateData+1))
+	wants(t, err, rdma.ErrInvalid)
+	if state := a.qp.State(); state != rdma.StateInit {
+		t.Errorf("the queue pair is %s", state)
+	}
+	// Connections are accepted in the order in which they came.
+	ours, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	first, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if first.RemoteAddr().String() != ours.LocalAddr().String() {
+		t.Errorf("%s connected before", first.RemoteAddr())
+	}
+}
+
 // TestSetupByteByByte dribbles the Request, the Reply and the first FPDU.
 func TestSetupByteByByte(t *testing.T) {
 	t.Run("Request", func(t *testing.T) {
