@@ -186,7 +186,7 @@ func kernelIsSane(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, bad := range []string{"BUG:", "Oops", "general protection", "rcu_sched self-detected", "refcount_t:"} {
+		for _, bad := range []string{"BUG:", "kernel BUG at", "Oops", "general protection", "rcu_sched self-detected", "refcount_t:"} {
 			if strings.Contains(string(record[:n]), bad) {
 				t.Errorf("the kernel complains: %s", record[:n])
 			}

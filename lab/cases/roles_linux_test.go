@@ -25,6 +25,7 @@ type role struct {
 	Device       string // of ibverbs
 	SegmentSized bool   // of iwarp
 	SpeakFirst   bool   // of iwarp
+	NoReady      bool   // of iwarp: no peer-to-peer mode
 	Address      string // to listen at or to connect to; of a control connection
 	Rounds, Size int
 	Write        bool
@@ -138,7 +139,11 @@ func newProvider(r role) rdma.Provider {
 	case "ibverbs":
 		return ibverbs.New(ibverbs.Config{Device: r.Device})
 	case "iwarp":
-		return iwarp.New(iwarp.Config{AllowRemote: true, SegmentSized: r.SegmentSized, SpeakFirst: r.SpeakFirst})
+		config := iwarp.Config{AllowRemote: true, SegmentSized: r.SegmentSized, SpeakFirst: r.SpeakFirst}
+		if r.NoReady {
+			config.ReadyToReceive = []iwarp.ReadyKind{}
+		}
+		return iwarp.New(config)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func serveDevice(t *testing.T) *rdmatest.Peer {
 	t.Helper()
 	ctx := bounded(t)
 	socket := filepath.Join(t.TempDir(), "control")
-	server := play(t, world.Namespace, role{Kind: "device server", Provider: "iwarp", Address: socket})
+	server := play(t, world.Namespace, role{Kind: "device server", Provider: "iwarp", NoReady: true, Address: socket})
 	server.says(ctx, listening)
 	control, err := net.Dial("unix", socket)
 	if err != nil {
@@ -56,39 +56,55 @@ func serveDevice(t *testing.T) *rdmatest.Peer {
 }
 
 // The conformance suite with its two sides on the two implementations: user-space
-// iWARP in a namespace of its own, and the kernel's siw by ibverbs.
-func TestSplitConformance(t *testing.T) {
+// iWARP in a namespace of its own, and the kernel's siw by ibverbs. Each
+// direction has a machine of its own, and neither asks for peer-to-peer mode, as
+// siw does not: with it, Linux 6.1 now and then loses the first message that comes
+// in while siw_accept is on its way, and stops at a BUG in cm_close_handler of
+// iwcm when such a connection is reset (see iwarp.Config.ReadyToReceive).
+
+func TestSplitAcceptsConformance(t *testing.T) {
 	siwPeer(t)
-	siw := func(t *testing.T) rdma.Device {
-		t.Helper()
-		device, err := openDevice(bounded(t), role{Provider: "ibverbs", Device: world.LinkName("siw", world.KernelIface)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return device
-	}
-	kernel, user := net.JoinHostPort(world.AddressKernel, "0"), net.JoinHostPort(world.AddressPeer, "0")
-	// An emulated machine on a busy host is slow.
-	const watchdog, patience = 4 * time.Minute, time.Minute
-	lacks := []rdmatest.Lack{
-		{Provider: "ibverbs", Device: "siw*", Feature: rdmatest.FeaturePeer, Reason: "this process drives the suite; the kernel's side is killed in that of ibverbs alone"},
-		{Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureRandomKeys, Reason: "the other side's driver chooses its keys"},
-	}
-	t.Run("siw accepts", func(t *testing.T) {
-		rdmatest.Run(t, rdmatest.Suite{
-			Open:    func(t *testing.T) (initiator, target rdma.Device) { return serveDevice(t).Device, siw(t) },
-			Address: kernel, InitiatorAddress: user, MayLack: lacks, Watchdog: watchdog, Bound: patience,
-		})
+	s := splitSuite(world.AddressKernel, world.AddressPeer)
+	s.Open = func(t *testing.T) (initiator, target rdma.Device) { return serveDevice(t).Device, siwDevice(t) }
+	s.MayLack = append(s.MayLack, rdmatest.Lack{
+		Provider: "iwarp", Device: "*", Feature: rdmatest.FeaturePeer,
+		Reason: "the target is siw in this process, which drives the suite; it is killed in that of ibverbs alone",
 	})
-	t.Run("siw connects", func(t *testing.T) {
-		rdmatest.Run(t, rdmatest.Suite{
-			Open:    func(t *testing.T) (initiator, target rdma.Device) { return siw(t), serveDevice(t).Device },
-			Address: user, InitiatorAddress: kernel, Peer: serveDevice, Watchdog: watchdog, Bound: patience,
-			MayLack: append(lacks, rdmatest.Lack{
-				Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureTargetFirst,
-				Reason: "siw asks for no peer-to-peer mode, so that the side that accepted waits for its first message (RFC 5044)",
-			}),
-		})
-	})
+	rdmatest.Run(t, s)
 	kernelIsSane(t)
+}
+
+func TestSplitConnectsConformance(t *testing.T) {
+	siwPeer(t)
+	s := splitSuite(world.AddressPeer, world.AddressKernel)
+	s.Open = func(t *testing.T) (initiator, target rdma.Device) { return siwDevice(t), serveDevice(t).Device }
+	s.Peer = serveDevice
+	s.MayLack = append(s.MayLack, rdmatest.Lack{
+		Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureTargetFirst,
+		Reason: "siw asks for no peer-to-peer mode, so that the side that accepted waits for its first message (RFC 5044)",
+	})
+	rdmatest.Run(t, s)
+	kernelIsSane(t)
+}
+
+// splitSuite has what both directions have in common.
+func splitSuite(target, initiator string) rdmatest.Suite {
+	return rdmatest.Suite{
+		Address: net.JoinHostPort(target, "0"), InitiatorAddress: net.JoinHostPort(initiator, "0"),
+		// An emulated machine on a busy host is slow.
+		Watchdog: 4 * time.Minute, Bound: time.Minute,
+		MayLack: []rdmatest.Lack{
+			{Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureRandomKeys, Reason: "the other side's driver chooses its keys"},
+		},
+	}
+}
+
+// siwDevice opens the kernel's side.
+func siwDevice(t *testing.T) rdma.Device {
+	t.Helper()
+	device, err := openDevice(bounded(t), role{Provider: "ibverbs", Device: world.LinkName("siw", world.KernelIface)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return device
 }
