@@ -40,6 +40,7 @@ type domain struct {
 	device *Device
 	ctx    *verbs.Context
 	pd     *verbs.PD
+	cover  *verbs.CQ // see coverKey; of siw alone
 	vector atomic.Uint32
 
 	async     *os.File
@@ -123,6 +124,16 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 			_ = m.ctx.Close()
 		}
 	}()
+	if m.device.driver == driverSIW {
+		if err = m.coverKey(); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				_ = m.cover.Destroy()
+			}
+		}()
+	}
 	if m.pd, err = m.ctx.AllocPD(); err != nil {
 		return err
 	}
@@ -144,6 +155,17 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 		m.background.Go(m.watch)
 	}
 	return nil
+}
+
+// coverKey keeps the device's objects from a key that siw's library takes for a
+// failure. The keys are places in what the context maps, which the kernel deals
+// out from 0 on (rdma_user_mmap_entry_insert), and SIW_INVAL_UOBJ_KEY of siw-abi.h
+// is one of them, 576 KiB from the beginning: what begins there cannot be made, and
+// no error number tells why. So the first object lies across it.
+func (m *domain) coverKey() (err error) {
+	const invalid, entry = 0x90000, 32 // SIW_INVAL_UOBJ_KEY, struct siw_cqe
+	m.cover, err = m.ctx.CreateCQ(invalid/entry+1, 0, nil, 0)
+	return err
 }
 
 func (m *domain) Device() rdma.Device { return m.device }
@@ -566,7 +588,11 @@ func (m *domain) freeContext() {
 	_ = m.async.Close()
 	<-m.asyncDone
 	log := m.device.provider.config.Logger
-	if err := errors.Join(pd.Dealloc(), m.ctx.Close()); err != nil {
+	var err error
+	if m.cover != nil {
+		err = m.cover.Destroy()
+	}
+	if err = errors.Join(err, pd.Dealloc(), m.ctx.Close()); err != nil {
 		log.Warn("ibverbs cannot close a device", "device", m.device.attributes.Name, "error", err)
 	}
 	if m.removedError() != nil {
