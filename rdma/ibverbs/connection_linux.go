@@ -331,6 +331,9 @@ func (p *queuePair) connect(ctx context.Context, address string, private []byte)
 		return nil, err
 	}
 	counters.connects.Add(1)
+	if p.domain.device.driver == driverSIW {
+		p.nudgeTarget()
+	}
 	return reply, nil
 }
 

@@ -47,6 +47,12 @@
 // such entry that had to wait. Requests of this package over siw are cut in two at
 // the page and are right. A Read that some other initiator asks a siw for is not.
 //
+// A siw that accepts may overlook what the initiator sends at once, until more
+// comes. As the target this package looks into the kernel's list of TCP sockets and,
+// where data stay, has the initiator send a little more by a Read of nothing, which
+// needs the peer to take a Read. As the initiator it sends two Writes of nothing, 50
+// ms and 1 s after each connect.
+//
 // Keys are the adapter's own and not random. Send with invalidate is not there.
 //
 // The time that a Send waits for a receive is the product of a count at the

@@ -221,7 +221,7 @@ func probe(p *Provider, lib *verbs.Library, each verbs.Device) (d *Device, err e
 	d.attributes = attributes(each, limits, message)
 	d.sharedDepth, d.sharedSGE = limits.MaxSRQWR, min(limits.MaxSRQSGE, maxSGE)
 	if d.driver == driverSIW {
-		d.attributes.MaxQueueDepth /= 2 // see queuePair.cut
+		d.attributes.MaxQueueDepth = (d.attributes.MaxQueueDepth - len(siwNudges)) / 2 // see queuePair.create
 	}
 	software := d.driver == driverRXE || d.driver == driverSIW
 	d.attributes.KernelBypass = !software

@@ -297,7 +297,10 @@ func (r *connectRequest) respond(ctx context.Context, p *queuePair, private []by
 	if err := c.id.Accept(params); err != nil {
 		return explainErrno(err, r.peer)
 	}
-	_, err := c.await(ctx, p, r.peer, nil, verbs.CMEstablished)
+	established, err := c.await(ctx, p, r.peer, nil, verbs.CMEstablished)
+	if err == nil && r.device.driver == driverSIW {
+		p.freeSocket(ctx, c, established.InitiatorDepth > 0)
+	}
 	return err
 }
 

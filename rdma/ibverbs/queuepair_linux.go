@@ -159,6 +159,11 @@ func (m *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, erro
 		return fail(err)
 	}
 	p.number = p.hw.Number()
+	if p.shared != nil {
+		// Devices use numbers again, and a completion of a shared receive tells no more
+		// of whose it is: what a queue pair of before has left goes first.
+		p.recvCQ.drain()
+	}
 	p.errFull = fmt.Errorf("ibverbs: post to queue pair %d: %w", p.number, rdma.ErrQueueFull)
 	p.errRecvFull = fmt.Errorf("ibverbs: post a receive to queue pair %d: %w", p.number, rdma.ErrQueueFull)
 	m.addPair(p)
@@ -179,7 +184,8 @@ func (p *queuePair) create() (err error) {
 	a := &m.device.attributes
 	depth, entries := c.SendDepth, c.MaxSGE
 	if m.device.driver == driverSIW {
-		depth, entries = 2*depth, max(2, entries) // for what is cut in two: see cut
+		// For what is cut in two, see cut, and for two nudges.
+		depth, entries = 2*depth+len(siwNudges), max(2, entries)
 	}
 	if p.sendList, err = p.arena.NewSendList(min(chain, depth), entries); err != nil {
 		return err
