@@ -50,8 +50,8 @@
 // A siw that accepts may overlook what the initiator sends at once, until more
 // comes. As the target this package looks into the kernel's list of TCP sockets and,
 // where data stay, has the initiator send a little more by a Read of nothing, which
-// needs the peer to take a Read. As the initiator it sends two Writes of nothing, 50
-// ms and 1 s after each connect.
+// needs a peer that takes Reads (perftest's clients of Sends and Writes take none).
+// As the initiator it sends two Writes of nothing, 50 ms and 1 s after each connect.
 //
 // Keys are the adapter's own and not random. Send with invalidate is not there.
 //

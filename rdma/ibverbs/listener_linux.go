@@ -299,7 +299,9 @@ func (r *connectRequest) respond(ctx context.Context, p *queuePair, private []by
 	}
 	established, err := c.await(ctx, p, r.peer, nil, verbs.CMEstablished)
 	if err == nil && r.device.driver == driverSIW {
-		p.freeSocket(ctx, c, established.InitiatorDepth > 0)
+		// The kernel calls the Reads that this side may have outstanding (ord) the
+		// responder's resources in this event (cma_iw_handler).
+		p.freeSocket(ctx, c, established.ResponderResources > 0)
 	}
 	return err
 }
