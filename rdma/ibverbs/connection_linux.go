@@ -378,6 +378,12 @@ func (p *queuePair) initiate(ctx context.Context, c *connection, to netip.AddrPo
 	if err := d.owns(c.id, "the way there"); err != nil {
 		return nil, err
 	}
+	if d.attributes.Class == rdma.ClassInfiniBand {
+		// RoCE takes half of it for the path's life time, otherwise a second, and the
+		// kernel waits accordingly before it repeats what is lost of the set-up or the
+		// end. Kernels before 5.1 have no such option.
+		_ = c.id.SetAckTimeout(ackTimeoutCode(d.provider.config.AckTimeout))
+	}
 	if err := c.id.ResolveRoute(time.Until(end)); err != nil {
 		return nil, explainErrno(err, peer)
 	}

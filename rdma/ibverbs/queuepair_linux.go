@@ -28,9 +28,11 @@ const (
 	// settleTries is for how many milliseconds a queue pair whose peer has left
 	// still takes in answers.
 	settleTries = 20
-	// lingering is how long an identifier waits for the peer to hear of the
-	// disconnect, which may be lost once. The queue pair is gone by then.
-	lingering = 5 * time.Second
+	// lingering, and AckTimeout beside it, is how long an identifier waits for the
+	// peer to hear of the disconnect, which may be lost once: the kernel repeats it
+	// after 4.1 seconds and twice the path's life time (drivers/infiniband/core/cm.c,
+	// timeout_ms), which initiate sets. The queue pair is gone by then.
+	lingering = 4700 * time.Millisecond
 	// retryForEverRXE is the count that rxe takes for no bound, and watchPeriod how
 	// often its queue pairs are looked at then: see domain.watch.
 	retryForEverRXE = 7
@@ -962,7 +964,7 @@ func (p *queuePair) letGo(c *connection) {
 			// The identifier repeats the disconnect if that is lost.
 			m.freePair(p)
 			m.background.Go(func() {
-				c.linger(lingering)
+				c.linger(lingering + m.device.provider.config.AckTimeout)
 				c.close()
 				<-c.gone
 			})
