@@ -39,6 +39,8 @@
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
 //	| peer is killed under Writes  | disconnected, or           | disconnected                   |
 //	| or Reads of its memory       | StatusRemoteAccess before  |                                |
+//	| network loses an atomic's    | rxe (Linux 6.1) carries it | none                           |
+//	| answer and the next packet   | out twice                  |                                |
 //	| network loses a fenced Read, | rxe (Linux 6.1): both ends | TCP repeats it                 |
 //	| or one with Reads behind it  | wait for ever              |                                |
 //

@@ -40,9 +40,13 @@ func testHistory(e *env) {
 		alone, together = *linksFlag/2, *linksFlag-*linksFlag/2
 	}
 	e.logf("seeds %d and %d", e.suite.Seed, fresh)
-	options := history.Options{Seed: fresh, Bound: e.suite.Bound, Area: area}
+	options := history.Options{Seed: fresh, Bound: e.suite.Bound, Area: area, Lossy: e.suite.Lossy}
 	if !e.suite.has(FeatureLengthStatus) || !e.suite.has(FeatureRefusalReason) {
 		options.Shallow = true
+	}
+	options.Unfenced = e.suite.unfenced()
+	if e.suite.atomicsTwice() {
+		options.Without = rdma.CapAtomics
 	}
 	options.OneWayReads = !e.suite.has(FeatureReadsBothWays)
 	options.LaxReads = !e.suite.has(FeatureReadRight) || !e.suite.has(FeatureRefusedReadStops)

@@ -132,9 +132,10 @@ func randomBatch(e *env, random *rand.Rand, m *model, a *conn, local, remote *me
 	if e.suite.has(FeatureWriteImmediate) {
 		ops = append(ops, rdma.OpWriteImmediate)
 	}
-	if e.suite.has(FeatureAtomics) {
+	if e.suite.has(FeatureAtomics) && !e.suite.atomicsTwice() {
 		ops = append(ops, rdma.OpCompareSwap, rdma.OpFetchAdd)
 	}
+	unfenced := e.suite.unfenced()
 	n := 1 + random.IntN(a.config.SendDepth-randomSlots-1)
 	for id := range uint64(n) {
 		op := ops[random.IntN(len(ops))]
@@ -193,7 +194,10 @@ func randomBatch(e *env, random *rand.Rand, m *model, a *conn, local, remote *me
 			// A late Read must not see what comes after it.
 			fence = fence || overlaps(m.looked, there)
 		}
-		if fence || random.IntN(10) == 0 {
+		if fence && unfenced {
+			continue
+		}
+		if fence || !unfenced && random.IntN(10) == 0 {
 			r.Flags |= rdma.Fence
 			m.late, m.looked = nil, nil
 		}

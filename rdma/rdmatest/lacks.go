@@ -38,6 +38,11 @@ const (
 	// FeatureReadsBothWays lets both ends have fenced requests, or more Reads than
 	// fit, waiting at the same time.
 	FeatureReadsBothWays Feature = "reads-both-ways"
+	// FeatureAtomicsOnce carries out an atomic once, whatever the network loses.
+	FeatureAtomicsOnce Feature = "atomics-once"
+	// FeatureFenceRepeated sends a fenced request again that the network has lost,
+	// whatever is behind it.
+	FeatureFenceRepeated Feature = "fence-repeated"
 	// FeatureWholeRefusal places nothing of a Write that is refused because it ends
 	// outside of its target.
 	FeatureWholeRefusal Feature = "whole-refusal"
@@ -103,6 +108,8 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureWholeRefusal, "each segment of a Write is placed or refused by itself (RFC 5041)"},
 	{"ibverbs", "siw*", FeatureSolicitedOnly, "the driver raises no solicited events for receives, so all are asked for"},
 	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},
+	{"ibverbs", "rxe*", FeatureAtomicsOnce, "if an atomic's answer and the next packet are lost, the driver takes the complaint about the packet for the answer (Linux 6.1, rxe_comp.c, check_ack), and repeats the atomic as a new one"},
+	{"ibverbs", "rxe*", FeatureFenceRepeated, "when the driver repeats a fenced request it has it wait for all Reads and atomics, its own and those behind it that were sent before: for ever"},
 	{"ibverbs", "rxe*", FeatureDeathTold, "the kernel frees what a dead process had the last made first, often the regions before the queue pairs, which refuse accesses for that moment"},
 	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
 	{"*", "*", FeatureMemory, "a side in another process has its memory there"},

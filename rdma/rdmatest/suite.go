@@ -197,3 +197,11 @@ func (s *Suite) deviceHas(d rdma.Device, f Feature) bool {
 
 // has is for what a case does only where it can, beside what it needs.
 func (s *Suite) has(f Feature) bool { return s.lacking(f) == nil }
+
+// unfenced tells that requests with Reads or atomics behind them must have no
+// fence.
+func (s *Suite) unfenced() bool { return s.Lossy && !s.has(FeatureFenceRepeated) }
+
+// atomicsTwice tells that atomics in the middle of other requests may be carried
+// out twice.
+func (s *Suite) atomicsTwice() bool { return s.Lossy && !s.has(FeatureAtomicsOnce) }

@@ -47,14 +47,13 @@ type greeting struct {
 	Seed                           uint64
 	Rounds, Area                   uint32
 	Class, Shallow, LaxReads       uint8
-	OneWayReads                    uint8
+	OneWayReads, Unfenced          uint8
 	Capabilities                   uint32
 	SendSGE, ReadSGE, Inline, Slot uint32
 	Depth                          uint32
 	Exposed                        [exposedParts]remoteKey
 	Foreign                        remoteKey
 	Stale                          remoteKey
-	_                              [1]uint8
 }
 
 // ready ends a round: the sender's memory may be used again.
@@ -862,7 +861,7 @@ func (e *end) greet() error {
 	}
 	a := e.side.attributes
 	g := greeting{
-		Seed: e.link.Seed, Rounds: uint32(e.link.Rounds), Area: uint32(e.t.area), Class: uint8(a.Class), Capabilities: uint32(a.Capabilities),
+		Seed: e.link.Seed, Rounds: uint32(e.link.Rounds), Area: uint32(e.t.area), Class: uint8(a.Class), Capabilities: uint32(a.Capabilities &^ e.side.options.Without),
 		SendSGE: uint32(e.t.sendSGE[e.role]), ReadSGE: uint32(e.t.readSGE[e.role]), Inline: uint32(e.t.inline[e.role]),
 		Slot: uint32(e.slot), Depth: uint32(e.t.depth[e.role]), Stale: e.stale,
 		Foreign: remoteKey{e.side.forbidden.region.Address(), e.side.forbidden.region.Key()},
@@ -872,6 +871,9 @@ func (e *end) greet() error {
 	}
 	if e.side.options.OneWayReads {
 		g.OneWayReads = 1
+	}
+	if e.side.options.Unfenced {
+		g.Unfenced = 1
 	}
 	if e.side.options.LaxReads {
 		g.LaxReads = 1
@@ -899,6 +901,7 @@ func (e *end) greet() error {
 	}
 	e.t.mayTell = g.Shallow == 0 && e.theirs.Shallow == 0
 	e.t.oneWayReads = g.OneWayReads != 0 || e.theirs.OneWayReads != 0
+	e.t.unfenced = g.Unfenced != 0 || e.theirs.Unfenced != 0
 	e.t.laxReads = g.LaxReads != 0 || e.theirs.LaxReads != 0
 	// Rounds over much memory take long.
 	e.t.rounds = 1 + rand.New(rand.NewPCG(e.t.seed, 3)).IntN(max(1, e.link.Rounds/max(1, e.t.area/(32<<10))))

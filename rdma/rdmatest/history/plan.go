@@ -78,6 +78,7 @@ type terms struct {
 	laxReads bool   // refused Reads end nothing at once
 	// oneWayReads leaves Reads to the initiator.
 	oneWayReads bool
+	unfenced    bool // requests with others behind them have no fence
 	endingBy    ending
 }
 
@@ -388,8 +389,12 @@ func (d *direction) planStep(p int, messages *int) bool {
 		// A late fetch must not see what comes after it.
 		fence = fence || overlaps(u.looked, there)
 	}
+	if fence && t.unfenced {
+		d.spans = d.spans[:first]
+		return false
+	}
 	s := step{op: op, part: part, at: at, length: length, firstSpan: first, spanCount: len(spans)}
-	if fence || random.IntN(10) == 0 {
+	if fence || !t.unfenced && random.IntN(10) == 0 {
 		s.flags |= rdma.Fence
 		u.late, u.looked = u.late[:0], u.looked[:0]
 	}

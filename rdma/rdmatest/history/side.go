@@ -25,12 +25,20 @@ type Options struct {
 	// which end of a connection was the cause of its failure, as the kernel's
 	// software devices do.
 	Shallow bool
+	// Lossy says that the network loses packets, the answer to a refused request and
+	// those to Reads before it among them: who asked may see no more than the end.
+	Lossy bool
 	// LaxReads says that the provider refuses a peer's Reads late or not at all, as
 	// siw does: what stands behind one is carried out. No link ends by a Read then.
 	LaxReads bool
 	// OneWayReads says that Reads of both ends at once may wait for each other for
 	// ever, as siw's do: only the initiator reads.
 	OneWayReads bool
+	// Without are capabilities of the device's that the requests do without.
+	Without rdma.Capabilities
+	// Unfenced leaves fences away but at the end of a round, for providers that do
+	// not repeat a fenced request if the network loses it while Reads are behind it.
+	Unfenced bool
 	// Area is how many bytes an end exposes, and as many has it for itself: a
 	// power of two from 8 KiB on. 0 means 32 KiB, and 1 MiB for one link in 16.
 	Area int
