@@ -79,10 +79,6 @@ func TestSplitConnectsConformance(t *testing.T) {
 	s := splitSuite(world.AddressPeer, world.AddressKernel)
 	s.Open = func(t *testing.T) (initiator, target rdma.Device) { return siwDevice(t), serveDevice(t).Device }
 	s.Peer = serveDevice
-	s.MayLack = append(s.MayLack, rdmatest.Lack{
-		Provider: "iwarp", Device: "*", Feature: rdmatest.FeatureTargetFirst,
-		Reason: "siw asks for no peer-to-peer mode, so that the side that accepted waits for its first message (RFC 5044)",
-	})
 	rdmatest.Run(t, s)
 	kernelIsSane(t)
 }
