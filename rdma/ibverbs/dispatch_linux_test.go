@@ -246,6 +246,30 @@ func TestIWARPReads(t *testing.T) {
 	}
 }
 
+// A post says whether all that is in it is little.
+func TestBriefPosts(t *testing.T) {
+	s := newStubbed(t, 8, rdma.ClassInfiniBand)
+	s.memory.bytes = make([]byte, 2*briefBytes)
+	send := func(length int) rdma.SendRequest {
+		return rdma.SendRequest{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Length: length}}}
+	}
+	for _, c := range []struct {
+		lengths []int
+		brief   bool
+	}{
+		{[]int{0}, true}, {[]int{briefBytes}, true}, {[]int{briefBytes + 1}, false},
+		{[]int{briefBytes / 2, briefBytes / 2}, true}, {[]int{briefBytes, 1}, false}, {[]int{1}, true},
+	} {
+		var requests []rdma.SendRequest
+		for _, length := range c.lengths {
+			requests = append(requests, send(length))
+		}
+		if n, places, err := s.prepareSends(requests); n != len(requests) || places != n || err != nil || s.sendList.Brief != c.brief {
+			t.Errorf("%v: %d, %d, %v, brief %v", c.lengths, n, places, err, s.sendList.Brief)
+		}
+	}
+}
+
 // TestLargeMessagesOfSIW has requests that siw must be asked to report, so that it
 // copies them, and that the application does not want to hear of.
 func TestLargeMessagesOfSIW(t *testing.T) {

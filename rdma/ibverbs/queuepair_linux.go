@@ -18,6 +18,8 @@ import (
 const (
 	// chain is how many requests go to the driver in one call.
 	chain = 32
+	// briefBytes is how much such a call may have for the driver to be through soon.
+	briefBytes = 4096
 	// flushPatience is how long a failed queue pair waits for the driver's next
 	// completion before this side flushes the rest: drivers forget some. So long it
 	// waits, too, to be told that it has its last shared receive.
@@ -289,6 +291,8 @@ func (p *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 func (p *queuePair) prepareSends(requests []rdma.SendRequest) (n, places int, err error) {
 	room := p.sends.room()
 	tail := p.sends.tail.Load()
+	bytes := 0
+	p.sendList.Brief = true
 	for n < len(requests) && places < p.sendList.Len() {
 		if room == 0 {
 			return n, places, p.errFull
@@ -300,6 +304,10 @@ func (p *queuePair) prepareSends(requests []rdma.SendRequest) (n, places int, er
 		if used == 0 {
 			break // it needs more places than are left
 		}
+		for _, e := range requests[n].SGEs {
+			bytes += e.Length
+		}
+		p.sendList.Brief = bytes <= briefBytes
 		places += used
 		n++
 		room--

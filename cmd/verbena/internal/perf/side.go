@@ -99,6 +99,12 @@ type conn struct {
 func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 	a := dev.Attributes()
 	s = &side{plan: plan, layout: newLayout(plan), client: client, yield: 1024}
+	if plan.Posters == 1 {
+		// To yield wakes a thread, which where all processors spin takes one from a
+		// spinner. Nobody waits for this one's goroutine but the collector, and that
+		// preempts it.
+		s.yield = 1 << 16
+	}
 	if a.Has(rdma.CapStreams) {
 		s.yield = 16 // a poll is a system call, and goroutines of the provider have work
 	}

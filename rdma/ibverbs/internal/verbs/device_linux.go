@@ -76,7 +76,8 @@ const (
 	// long as the driver takes: for drivers that make no system call and take no
 	// lock but spin locks.
 	CallNonBlocking
-	// CallNonBlockingPoll is CallNonBlocking for polls and CallBlocking for posts.
+	// CallNonBlockingPoll is CallNonBlocking for polls and posted receives, and
+	// CallBlocking for posts to send queues: for drivers that ring the kernel then.
 	CallNonBlockingPoll
 )
 
@@ -92,7 +93,7 @@ type Context struct {
 	driver    string
 	transport Transport
 	// How the driver is entered.
-	posts, polls foreign.Mode
+	posts, briefPosts, polls foreign.Mode
 
 	postSend, postRecv, postSRQRecv, pollCQ, reqNotify uintptr
 }
@@ -166,9 +167,9 @@ func (c *Context) Mode() CallMode {
 }
 
 func (c *Context) setMode(mode CallMode) {
-	c.posts, c.polls = foreign.Blocking, foreign.Blocking
+	c.posts, c.briefPosts, c.polls = foreign.Blocking, foreign.Blocking, foreign.Blocking
 	if mode == CallNonBlocking {
-		c.posts = foreign.NonBlocking
+		c.posts, c.briefPosts = foreign.NonBlocking, foreign.NonBlocking
 	}
 	if mode == CallNonBlocking || mode == CallNonBlockingPoll {
 		c.polls = foreign.NonBlocking

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
 // modes says what drivers bear. Those of mlx4 and mlx5 only write to memory and
@@ -21,6 +23,13 @@ var modes = map[string]CallMode{
 	"mlx4": CallNonBlocking, "mlx5": CallNonBlocking,
 	"rxe": CallNonBlockingPoll, "siw": CallNonBlockingPoll,
 }
+
+// briefPosts are drivers whose posts make a system call that returns within
+// microseconds when there is little to send: rxe makes its packets and hands them
+// to the interface in it, and waits for nothing. The scheduler had better not hear
+// of those. It takes the processor from a thread that is away for 20 us, which wakes
+// another one: on a host whose processors all spin, that costs milliseconds.
+var briefPosts = map[string]bool{"rxe": true}
 
 // postsBlock are drivers whose posts are known to make system calls.
 var postsBlock = map[string]bool{"rxe": true, "siw": true}
@@ -42,6 +51,9 @@ func (c *Context) chooseFor(mode CallMode) error {
 		mode = modes[c.driver] // CallAuto again, which is as good as CallBlocking, if unknown
 	}
 	c.setMode(mode)
+	if mode == CallNonBlockingPoll && briefPosts[c.driver] {
+		c.briefPosts = foreign.NonBlocking
+	}
 	return nil
 }
 

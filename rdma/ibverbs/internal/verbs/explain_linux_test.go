@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
 func says(t *testing.T, err error, words ...string) {
@@ -168,6 +170,16 @@ func TestModes(t *testing.T) {
 		err := ctx.chooseFor(c.asked)
 		if (err != nil) != c.refused || err == nil && ctx.Mode() != c.want {
 			t.Errorf("%q asked for %v: %v, %v", c.driver, c.asked, ctx.Mode(), err)
+		}
+		if err != nil {
+			continue
+		}
+		brief := foreign.Blocking
+		if c.want == CallNonBlocking || c.want == CallNonBlockingPoll && c.driver == "rxe" {
+			brief = foreign.NonBlocking
+		}
+		if ctx.briefPosts != brief {
+			t.Errorf("%q asked for %v: brief posts are %v, want %v", c.driver, c.asked, ctx.briefPosts, brief)
 		}
 	}
 }

@@ -99,7 +99,11 @@ func (q *QP) PostSend(l *SendList, n int) (int, error) {
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
 	*l.bad = 0
-	r, errno := q.ctx.posts.Call3(q.ctx.postSend, q.p, base, uintptr(unsafe.Pointer(l.bad)))
+	mode := q.ctx.posts
+	if l.Brief {
+		mode = q.ctx.briefPosts
+	}
+	r, errno := mode.Call3(q.ctx.postSend, q.p, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
 	if r != 0 {
@@ -122,7 +126,7 @@ func (l *RecvList) post(c *Context, fn, queue uintptr, n int) (int, error) {
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
 	*l.bad = 0
-	r, errno := c.posts.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
+	r, errno := c.polls.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
 	if r != 0 {

@@ -86,6 +86,10 @@ func (c *WC) Immediate() uint32 { return binary.BigEndian.Uint32(c.immediate[:])
 // reused: set all fields that the operation looks at before each post. It belongs
 // to one goroutine at a time.
 type SendList struct {
+	// Brief says that all that is posted next makes but a few packets. Some drivers
+	// are called in another way then.
+	Brief bool
+
 	wrs  []SendWR
 	sges []SGE
 	per  int
