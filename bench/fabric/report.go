@@ -37,6 +37,7 @@ func page(r *results, plots []figure, skipped []string) string {
 	m := &r.Machine
 	p("# The fabric beside its peers\n")
 	p("Made by `go -C bench run ./fabric`, which does everything again; the raw figures are in [fabric.json](fabric.json).\n")
+	p("Where a target is missed, the reason and what was tried stand in [shm.md](shm.md), [iwarp.md](iwarp.md) and [ibverbs.md](ibverbs.md).\n")
 	if m.Short {
 		p("**A short run, to try the path: its figures mean little.**\n")
 	}
