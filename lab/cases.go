@@ -65,8 +65,8 @@ const manyConnections = "TestConformance/^(Leaks|ManyConnections|ConnectAllAtOnc
 
 // boots are all cases, long ones first.
 var boots = []boot{
-	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", env: ibverbsOn("rxe")},
-	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", env: ibverbsOn("siw")},
+	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "rxe", env: ibverbsOn("rxe")},
+	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "siw", env: ibverbsOn("siw")},
 	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, skip: manyConnections, env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1"),
 		open: "takes five minutes; has passed whole once on the last code. The kernel tells of a dead process once: where that is lost, a peer that repeats its requests for ever, as it must on rxe here, waits in vain"},
 	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, skip: manyConnections, env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1"),

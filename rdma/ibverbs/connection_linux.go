@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
@@ -363,6 +366,29 @@ func (c *connection) resolveAddress(ctx context.Context, p *queuePair, peer stri
 	}
 }
 
+// undisturbed calls f on a thread that takes no signals, neither the scheduler's
+// for preemption nor the profiler's. siw connects its socket inside of rdma_connect:
+// interrupted, it resets a connection that the peer may have taken already, and
+// begins anew from the same port. Linux siw's listener may die of that reset (6.1:
+// the new socket still has the listener's callbacks when its end is told), and then
+// refuses everybody.
+func undisturbed(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var none, before unix.Sigset_t
+	for i := range none.Val {
+		none.Val[i] = ^uint64(0)
+	}
+	for _, fault := range []unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP} {
+		none.Val[0] &^= 1 << (fault - 1) // these are for the thread that does wrong
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &none, &before); err != nil {
+		return f()
+	}
+	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }()
+	return f()
+}
+
 // initiate goes through the steps of rdma_cm's active side.
 func (p *queuePair) initiate(ctx context.Context, c *connection, to netip.AddrPort, private []byte) ([]byte, error) {
 	d := p.domain.device
@@ -393,7 +419,7 @@ func (p *queuePair) initiate(ctx context.Context, c *connection, to netip.AddrPo
 	// The call waits on some drivers.
 	failed := make(chan error, 1)
 	params := p.params(private)
-	c.connecting.Go(func() { failed <- c.id.Connect(params) })
+	c.connecting.Go(func() { failed <- undisturbed(func() error { return c.id.Connect(params) }) })
 	event, err := c.await(ctx, p, peer, failed, verbs.CMConnectResponse, verbs.CMEstablished)
 	if err != nil {
 		return nil, err

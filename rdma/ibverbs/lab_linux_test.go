@@ -141,10 +141,16 @@ func joinEnds(t *testing.T, a, b *end) {
 	failed := make(chan error, 1)
 	go func() {
 		_, err := a.qp.Connect(ctx, l.Address(), nil)
+		if err != nil {
+			cancel() // nobody is to be accepted
+		}
 		failed <- err
 	}()
 	request, err := l.Accept(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(<-failed, err)
+		}
 		t.Fatal(err)
 	}
 	if err := request.Accept(ctx, b.qp, nil); err != nil {
