@@ -219,12 +219,13 @@ func (c *completionQueue) close() {
 	}
 }
 
-// forget drops the entries of q; it needs mu.
+// forget drops the entries of q, but for those of shared receives; it needs mu.
 func (c *completionQueue) forget(q *queuePair) {
 	kept := 0
 	for i := range c.count {
 		e := c.entries[(c.first+i)%len(c.entries)]
-		if e.queuePair != q {
+		received := e.completion.Op == rdma.OpRecv || e.completion.Op == rdma.OpRecvWriteImmediate
+		if e.queuePair != q || received && q.shared != nil {
 			c.entries[(c.first+kept)%len(c.entries)] = e
 			kept++
 		}
