@@ -359,7 +359,7 @@ func (s *side) rounds(recorders []*recorder, amount Amount) error {
 		r := recorders[i]
 		all.Go(func() {
 			r.start()
-			errs[i] = l.latency(share, func() bool { return r.elapsed() < amount.Duration && !s.stopping.Load() }, r)
+			errs[i] = l.latency(share, func() bool { return r.elapsed() < amount.Duration }, r)
 			if errs[i] != nil {
 				s.stop(errs[i])
 			}

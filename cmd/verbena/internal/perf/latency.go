@@ -8,7 +8,9 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// latency does rounds on the lane's connections, in turn, and marks each.
+// latency does rounds on the lane's connections, in turn, and marks each: a
+// number of them, or as long as there is to be more. Told to stop, it ends with an
+// error also where it stands between two rounds.
 func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
 	s := l.side
 	p := s.plan
@@ -16,6 +18,9 @@ func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
 	for i := int64(0); rounds == 0 || i < rounds; i++ {
 		if rounds == 0 && !more() {
 			return nil
+		}
+		if s.stopping.Load() {
+			return errStopped
 		}
 		c := l.conns[next]
 		if next++; next == len(l.conns) {

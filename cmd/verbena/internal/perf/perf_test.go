@@ -275,6 +275,18 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// What stops a loop between two rounds does not make it a measurement.
+func TestStoppedBetweenRounds(t *testing.T) {
+	s := &side{plan: &Plan{}}
+	s.lanes = []*lane{{side: s}}
+	s.stop(errStopped)
+	for _, amount := range []Amount{few(20), {Duration: time.Hour}} {
+		if err := s.rounds([]*recorder{newRecorder()}, amount); !errors.Is(err, errStopped) {
+			t.Errorf("%+v: %v", amount, err)
+		}
+	}
+}
+
 func TestServerThatEndsIsTold(t *testing.T) {
 	for _, transport := range local(t) {
 		for _, wait := range waits {
