@@ -12,7 +12,7 @@ var receiveCases = []testCase{
 	{"SharedReceive", []Feature{FeatureSharedReceive}, testSharedReceive},
 	{"SharedReceiveLimit", []Feature{FeatureSharedReceive}, testSharedReceiveLimit},
 	{"SharedReceiveSurvives", []Feature{FeatureSharedReceive}, testSharedReceiveSurvives},
-	{"SharedReceiveKeepsAll", []Feature{FeatureSharedReceive, FeatureSharedReturn}, testSharedReceiveKeepsAll},
+	{"SharedReceiveKeepsAll", []Feature{FeatureSharedReceive}, testSharedReceiveKeepsAll},
 	{"ReceiverLate", []Feature{FeatureReceiverNotReady}, testReceiverLate},
 	{"ReceiverNeverReady", []Feature{FeatureReceiverNotReady}, testReceiverNeverReady},
 	{"NoReceive", nil, testNoReceive},

@@ -53,9 +53,6 @@ const (
 	// FeatureSolicitedOnly tells solicited completions from others: who arms for
 	// them alone is not woken by others.
 	FeatureSolicitedOnly Feature = "solicited-only"
-	// FeatureSharedReturn gives receives that a queue pair of a shared queue took
-	// back to the others as soon as it has ended, whoever posts meanwhile.
-	FeatureSharedReturn Feature = "shared-return"
 	// FeatureTargetFirst lets the target of a connection send before the
 	// initiator has.
 	FeatureTargetFirst Feature = "target-first"
@@ -93,7 +90,6 @@ var lacks = []Lack{
 	{"iwarp", "*", FeatureReadScatter, iwarpRead},
 	{"iwarp", "*", FeaturePolledWrites, iwarpPolled},
 	{"shm", "*", FeatureSendInvalidate, "a peer's mapping cannot be taken from it by a message"},
-	{"shm", "*", FeatureSharedReturn, "a peer may claim receives until it notices that its queue pair has gone; they come back once posts have gone round the ring"},
 	{"ibverbs", "*", FeatureSendInvalidate, "the keys of a program's regions cannot be revoked by a peer, only those of memory windows"},
 	{"ibverbs", "siw*", FeatureSendImmediate, iwarpImmediate},
 	{"ibverbs", "siw*", FeatureWriteImmediate, iwarpImmediate},

@@ -81,8 +81,8 @@ type completionQueue struct {
 // An entry is a completion and what polling it tells its send queue.
 type entry struct {
 	completion rdma.Completion
-	pair       *queuePair
-	position   uint64 // requests of the send queue that are known to be done; 0 for a receive
+	pair       *queuePair // nil for a shared receive that a queue pair's end completed
+	position   uint64     // requests of the send queue that are known to be done; 0 for a receive
 }
 
 func (d *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
@@ -132,7 +132,8 @@ func (cq *completionQueue) attach(qp *queuePair, receives bool) error {
 	return nil
 }
 
-// detach takes the queue pair out, with its completions.
+// detach takes the queue pair out, with its completions but those that have no
+// owner.
 func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 	cq.mu.Lock()
 	cq.users--

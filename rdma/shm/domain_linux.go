@@ -274,6 +274,7 @@ func (d *domain) runAgent() {
 		d.mu.Unlock()
 		for _, s := range shared {
 			s.checkLimit()
+			s.checkLate()
 		}
 		for _, cq := range waiters {
 			cq.wakeIfRung()

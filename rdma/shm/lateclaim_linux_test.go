@@ -1,14 +1,23 @@
 package shm
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// A peer that claims a shared receive before it notices that its queue pair here
-// has been closed takes it from nobody, however often the ring goes round.
-func TestClaimAfterClose(t *testing.T) {
+// A lateClaim is a shared receive queue with two receives, a queue pair of it
+// whose peer is kept from seeing that it has been closed, and one that goes on.
+type lateClaim struct {
+	s, good *side
+	to      rdma.QueuePair
+	from    *queuePair // the peer's of the closed one; sendMu is held
+	post    func(id uint64)
+}
+
+func newLateClaim(t *testing.T) *lateClaim {
+	t.Helper()
 	device := openDevice(t, Config{})
 	s, late, good := newSide(t, device, 4096), newSide(t, device, 4096), newSide(t, device, 4096)
 	srq, err := s.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: 2})
@@ -28,28 +37,53 @@ func TestClaimAfterClose(t *testing.T) {
 	connect(t, device, good.qp, to)
 	post(0)
 	post(1)
-	from := late.qp.(*queuePair)
-	claim := from.outShared
-	number := from.remote.queuePair
-	from.sendMu.Lock() // the peer does not get to see the end
+	l := &lateClaim{s: s, good: good, to: to, from: late.qp.(*queuePair), post: post}
+	l.from.sendMu.Lock()
 	if err := closing.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := claim.claim(number); !ok {
+	return l
+}
+
+// message sends one over the queue pair that goes on and returns its completion.
+func (l *lateClaim) message(t *testing.T, id uint64) rdma.Completion {
+	t.Helper()
+	l.good.send(rdma.SendRequest{ID: id, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: l.good.sge(0, 8)})
+	l.good.expect(id, rdma.StatusSuccess)
+	c := l.s.await()
+	if c.Status != rdma.StatusSuccess || c.QueuePair != l.to.Number() {
+		t.Fatalf("message %d: %+v", id, c)
+	}
+	return c
+}
+
+// A peer that claims a shared receive and then sees that its queue pair here has
+// been closed says so, and the others have it at once.
+func TestClaimAfterClose(t *testing.T) {
+	l := newLateClaim(t)
+	if _, o := l.from.nextReceive(); o != outcomeFailed || !errors.Is(l.from.failure.err, rdma.ErrDisconnected) {
+		t.Errorf("outcome %d, %v", o, l.from.failure.err)
+	}
+	l.from.sendMu.Unlock()
+	if a, b := l.message(t, 0), l.message(t, 1); a.ID == b.ID {
+		t.Errorf("receive %d was used twice", a.ID)
+	}
+}
+
+// One that was killed just then can't say so, but takes the receive from nobody,
+// however often the ring goes round.
+func TestClaimUntold(t *testing.T) {
+	l := newLateClaim(t)
+	if _, ok := l.from.outShared.claim(l.from.remote.queuePair); !ok {
 		t.Fatal("no receive to claim")
 	}
-	from.sendMu.Unlock()
+	l.from.sendMu.Unlock()
 	// One receive is left, and goes round; the other comes back.
 	seen := map[uint64]bool{}
 	for i := range uint64(64) {
-		good.send(rdma.SendRequest{ID: i, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: good.sge(0, 8)})
-		good.expect(i, rdma.StatusSuccess)
-		c := s.await()
-		if c.Status != rdma.StatusSuccess || c.QueuePair != to.Number() {
-			t.Fatalf("message %d: %+v", i, c)
-		}
+		c := l.message(t, i)
 		seen[c.ID] = true
-		post(c.ID)
+		l.post(c.ID)
 	}
 	if len(seen) != 2 {
 		t.Errorf("of two receives only %v were used", seen)

@@ -282,6 +282,8 @@ func (t table) state(handle uint32) *atomic.Uint64 {
 //	72   limit: if fewer receives are left, whoever notices sets it to 0 and wakes
 //	     the owner's agent
 //	128  waiting, set while any peer waits for a receive
+//	192  late, set by a peer that has claimed a receive and then seen its queue
+//	     pair's gate closed: it wakes the owner's agent, which takes it back
 //	256  for each receive its state, then the descriptors
 //
 // A state is a position's lower 30 bits, 2 bits of what it is, and the number of
@@ -296,6 +298,7 @@ const (
 	sharedTail    = 64
 	sharedLimit   = 72
 	sharedWaiting = 128
+	sharedLate    = 192
 	sharedRings   = 256
 
 	sharedPosted  = 1
@@ -335,6 +338,7 @@ func (q *sharedQueue) head() *atomic.Uint64    { return word(q.base, sharedHead)
 func (q *sharedQueue) tail() *atomic.Uint64    { return word(q.base, sharedTail) }
 func (q *sharedQueue) limit() *atomic.Uint64   { return word(q.base, sharedLimit) }
 func (q *sharedQueue) waiting() *atomic.Uint32 { return halfWord(q.base, sharedWaiting) }
+func (q *sharedQueue) late() *atomic.Uint32    { return halfWord(q.base, sharedLate) }
 
 // low tells, once, that the claim of position n leaves fewer than the limit.
 func (q *sharedQueue) low(n uint64) bool {

@@ -21,6 +21,7 @@ type queuePair struct {
 	number         uint32
 	sendCQ, recvCQ *completionQueue
 	srq            *sharedReceiveQueue
+	reclaimed      bool // srq has taken back what the peer had claimed; guarded by srq.mu
 	sendDepth      int
 	recvDepth      int
 	maxEntries     int
@@ -317,6 +318,11 @@ func (qp *queuePair) flushReceives() {
 	cq := qp.recvCQ
 	cq.mu.Lock()
 	defer cq.mu.Unlock()
+	// Those of shared receives outlive the queue pair.
+	owner := qp
+	if qp.srq != nil {
+		owner = nil
+	}
 	var batch [16]rdma.Completion
 	for {
 		n := qp.harvest(batch[:])
@@ -325,13 +331,13 @@ func (qp *queuePair) flushReceives() {
 		}
 		for _, c := range batch[:n] {
 			if e := cq.push(); e != nil {
-				*e = entry{completion: c, pair: qp}
+				*e = entry{completion: c, pair: owner}
 			}
 		}
 	}
 	qp.drained = true
 	if qp.srq != nil {
-		qp.srq.reclaim(qp.number)
+		qp.srq.reclaim(qp)
 		return
 	}
 	for ; qp.arrived < qp.posted.Load(); qp.arrived++ {

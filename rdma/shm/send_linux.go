@@ -643,7 +643,8 @@ func (qp *queuePair) nextReceive() (at receiveAt, o outcome) {
 		}
 		return at, qp.checkHead(&at, qp.out.shape.entries)
 	}
-	if !qp.claimed {
+	fresh := !qp.claimed
+	if fresh {
 		position, ok := qp.outShared.claim(qp.remote.queuePair)
 		if !ok {
 			return at, outcomeReceive
@@ -653,6 +654,15 @@ func (qp *queuePair) nextReceive() (at receiveAt, o outcome) {
 		if qp.outShared.low(position) {
 			ringAgent(qp.peer.Load().bell)
 		}
+	}
+	// The peer closes the gate and then takes back what has been claimed, so it has
+	// missed this claim at most if the gate is seen closed here.
+	if qp.out.gate().Load()&gateClosed != 0 {
+		if fresh {
+			qp.outShared.late().Store(1)
+			ringAgent(qp.peer.Load().bell)
+		}
+		return at, qp.peerClosing()
 	}
 	at.position = qp.claim
 	at.descriptor = qp.outShared.descriptor(at.position)

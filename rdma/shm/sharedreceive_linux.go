@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/verbena-data/verbena/internal/memfd"
@@ -112,8 +113,7 @@ func (s *sharedReceiveQueue) vacant() bool {
 	case sharedPosted:
 		s.queue.head().Store(s.tail - uint64(len(s.used)))
 	case sharedClaimed:
-		// A peer may claim until it notices that its queue pair here has gone. It
-		// can't use what it has claimed then.
+		// A peer that was killed or is suspended has not told of a late claim.
 		if number := uint32(state >> 32); !s.serves(number) {
 			s.unclaim(number)
 			return true
@@ -122,20 +122,10 @@ func (s *sharedReceiveQueue) vacant() bool {
 	return false
 }
 
-// serves tells whether a queue pair may still get messages.
+// serves tells whether what a queue pair's peer claims can still be used, or will
+// be reclaimed.
 func (s *sharedReceiveQueue) serves(number uint32) bool {
-	for _, qp := range s.pairs {
-		if qp.number != number {
-			continue
-		}
-		select {
-		case <-qp.torn:
-			return false
-		default:
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.pairs, func(qp *queuePair) bool { return qp.number == number && !qp.reclaimed })
 }
 
 func (s *sharedReceiveQueue) hold(request *rdma.RecvRequest, length int) {
@@ -233,11 +223,30 @@ func (s *sharedReceiveQueue) warn() {
 	}
 }
 
-// reclaim gives back what a queue pair's peer had claimed and can use no more.
-func (s *sharedReceiveQueue) reclaim(number uint32) {
+// checkLate is for the agent, which a peer wakes that has claimed a receive for a
+// queue pair that has ended. It can't use it.
+func (s *sharedReceiveQueue) checkLate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unclaim(number)
+	if s.closed || s.queue.late().Load() == 0 || s.queue.late().Swap(0) == 0 {
+		return
+	}
+	for i := range s.used {
+		state := s.queue.state(uint64(i)).Load()
+		if number := uint32(state >> 32); s.used[i] && state>>30&3 == sharedClaimed && !s.serves(number) {
+			s.unclaim(number)
+		}
+	}
+	s.announceHeld()
+	s.ringWaiting()
+}
+
+// reclaim gives back what a queue pair's peer had claimed and can use no more.
+func (s *sharedReceiveQueue) reclaim(qp *queuePair) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	qp.reclaimed = true
+	s.unclaim(qp.number)
 	s.announceHeld()
 	s.ringWaiting()
 }
