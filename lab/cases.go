@@ -277,8 +277,9 @@ type planned struct {
 
 func (p planned) arguments(limit time.Duration) []string {
 	pattern := "^(" + strings.Join(p.names, "|") + ")$" + p.below
-	// The test's own limit comes first and shows the stacks.
-	return []string{"-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0", "-test.short", "-test.skip=" + p.skip}
+	// The test's own limit comes first and shows the stacks. Cases that are parallel
+	// wait more than they compute.
+	return []string{"-test.parallel=4", "-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0", "-test.short", "-test.skip=" + p.skip}
 }
 
 // choose lists the tests and deals those that match to the boots.

@@ -81,6 +81,8 @@ func TestConformance(t *testing.T) {
 		},
 		Peer:  rdmatest.Process("peer"),
 		Lossy: lossy(),
+		// What is lost is waited for.
+		Parallel: lossy(),
 	}
 	// The lab's processors are emulated, and perhaps busy.
 	s.Bound, s.Watchdog = time.Minute, 5*time.Minute

@@ -37,6 +37,9 @@ type Suite struct {
 	// Lossy says that the network loses packets, the answer to a refused request
 	// among them: the initiator may then see no more than that the peer is gone.
 	Lossy bool
+	// Parallel runs cases at the same time, as many as go test's -parallel says: for
+	// networks on which a case mostly waits. What measures the process runs alone.
+	Parallel bool
 	// MaxMessage bounds the sizes, in bytes; 0 means 64 MiB, or 1 MiB if
 	// testing.Short. The device's own Attributes.MaxMessage bounds it, too.
 	MaxMessage int
@@ -101,15 +104,28 @@ func Run(t *testing.T, s Suite) {
 			t.Fatalf("rdmatest: target: %v", err)
 		}
 	}
+	if s.Parallel {
+		before := goleak.IgnoreCurrent()
+		t.Cleanup(func() { checkLeft(t, before) })
+	}
 	for _, group := range [][]testCase{
 		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, receiveCases,
 		accessCases, postCases, failureCases, peerCases, randomCases, historyCases,
 	} {
 		for _, c := range group {
-			t.Run(c.name, func(t *testing.T) { s.runCase(t, c) })
+			t.Run(c.name, func(t *testing.T) {
+				if s.Parallel && !measuresProcess[c.name] {
+					t.Parallel()
+				}
+				s.runCase(t, c)
+			})
 		}
 	}
 }
+
+// measuresProcess are the cases that count what the whole process allocates or
+// has open.
+var measuresProcess = map[string]bool{"AllocationFree": true, "Leaks": true}
 
 // runCase runs one case in a goroutine of its own and watches it.
 func (s *Suite) runCase(t *testing.T, c testCase) {
@@ -122,7 +138,10 @@ func (s *Suite) runCase(t *testing.T, c testCase) {
 			t.Skipf("%s %s lacks %s: %s", who.Provider, who.Name, f, reason)
 		}
 	}
-	before := goleak.IgnoreCurrent()
+	var before goleak.Option
+	if !s.Parallel {
+		before = goleak.IgnoreCurrent()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.Watchdog)
 	defer cancel()
 	e := &env{t: t, suite: s, ctx: ctx}
@@ -140,6 +159,13 @@ func (s *Suite) runCase(t *testing.T, c testCase) {
 		e.abandon()
 		t.Fatalf("hangs: not over after %v; goroutines:\n%s", s.Watchdog+s.Watchdog/4, stacks())
 	}
+	if s.Parallel {
+		return // until all are over, others' goroutines can't be told from what is left
+	}
+	checkLeft(t, before)
+}
+
+func checkLeft(t *testing.T, before goleak.Option) {
 	if err := goleak.Find(before); err != nil && !t.Failed() {
 		t.Errorf("goroutines are left behind: %v", err)
 	}
