@@ -30,11 +30,11 @@ const (
 	// settleTries is for how many milliseconds a queue pair whose peer has left
 	// still takes in answers.
 	settleTries = 20
-	// lingering, and AckTimeout beside it, is how long an identifier waits for the
-	// peer to hear of the disconnect, which may be lost once: the kernel repeats it
-	// after 4.1 seconds and twice the path's life time (drivers/infiniband/core/cm.c,
+	// lingering, and twice AckTimeout beside it, is how long an identifier waits for the
+	// peer to hear of the disconnect, which may be lost twice: the kernel repeats it
+	// every 4.1 seconds and twice the path's life time (drivers/infiniband/core/cm.c,
 	// timeout_ms), which initiate sets. The queue pair is gone by then.
-	lingering = 4700 * time.Millisecond
+	lingering = 9400 * time.Millisecond
 	// retryForEverRXE is the count that rxe takes for no bound, and watchPeriod how
 	// often its queue pairs are looked at then: see domain.watch.
 	retryForEverRXE = 7
@@ -972,7 +972,7 @@ func (p *queuePair) letGo(c *connection) {
 			// The identifier repeats the disconnect if that is lost.
 			m.freePair(p)
 			m.background.Go(func() {
-				c.linger(lingering + m.device.provider.config.AckTimeout)
+				c.linger(lingering + 2*m.device.provider.config.AckTimeout)
 				c.close()
 				<-c.gone
 			})
