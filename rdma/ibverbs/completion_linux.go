@@ -3,14 +3,10 @@
 package ibverbs
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
-	"time"
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
@@ -39,15 +35,13 @@ type completionQueue struct {
 	unacked int // completion events that the driver wants acknowledged
 	channel *verbs.CompChannel
 
-	armed atomic.Bool // an event has been asked for and not been waited for
+	armed bool        // the device may still raise an event that was asked for, at most one
 	event atomic.Bool // it has happened without the device
 
-	waiting sync.Mutex // held by Wait
-	file    *os.File
-	raw     syscall.RawConn
-	take    func(fd uintptr) bool
-	taken   bool
-	takeErr error
+	waiting   sync.Mutex // held by Wait; guards the next two
+	poller    *pollerBed // nil until it is needed
+	destroyed bool
+	bed       atomic.Pointer[bed] // of the goroutine that waits
 }
 
 func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
@@ -94,14 +88,7 @@ func (q *completionQueue) create(entries, vector int) (err error) {
 	if q.hw, err = q.domain.ctx.CreateCQ(entries, q.cookie, q.channel, vector); err != nil {
 		return err
 	}
-	if q.file, err = q.channel.File(); err != nil {
-		return err
-	}
-	if q.raw, err = q.file.SyscallConn(); err != nil {
-		return err
-	}
 	q.pending = make([]rdma.Completion, 0, pollBatch)
-	q.take = q.takeEvent
 	return nil
 }
 
@@ -116,6 +103,7 @@ func (q *completionQueue) destroyQueue() {
 	q.notify()
 	q.waiting.Lock()
 	defer q.waiting.Unlock()
+	q.destroyed = true
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.hw != nil {
@@ -124,8 +112,8 @@ func (q *completionQueue) destroyQueue() {
 		q.complain(q.hw.Destroy())
 		q.hw = nil
 	}
-	if q.file != nil {
-		_ = q.file.Close()
+	if q.poller != nil {
+		_ = q.poller.file.Close()
 	}
 	if q.channel != nil {
 		q.complain(q.channel.Destroy())
@@ -241,12 +229,6 @@ func (q *completionQueue) notify() {
 	q.wake()
 }
 
-func (q *completionQueue) wake() {
-	if q.file != nil {
-		_ = q.file.SetReadDeadline(time.Unix(1, 0))
-	}
-}
-
 // Arm implements [rdma.CompletionQueue].
 func (q *completionQueue) Arm(solicitedOnly bool) error {
 	q.mu.Lock()
@@ -254,101 +236,61 @@ func (q *completionQueue) Arm(solicitedOnly bool) error {
 	if q.err != nil {
 		return q.err
 	}
-	if q.armed.Load() {
+	failed := func(err error) error {
+		return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
+	}
+	again := q.armed
+	if again {
 		// An event of an earlier arming is not what this one asks for.
-		if _, err := q.takeEvents(); err != nil {
-			return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
+		if _, err := q.takeEvent(); err != nil {
+			return failed(err)
 		}
 	}
 	q.event.Store(false)
 	// siw raises no event for a solicited receive: whoever waits for those alone is
 	// woken by all.
 	if err := q.hw.RequestNotify(solicitedOnly && q.domain.device.driver != driverSIW); err != nil {
-		return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
+		return failed(err)
 	}
-	q.armed.Store(true)
+	q.armed = true
+	if again {
+		// It has come just now, or the two armings are one. Left there, it would have
+		// each Wait find the event of the one before.
+		taken, err := q.takeEvent()
+		if err != nil {
+			return failed(err)
+		}
+		if taken {
+			q.event.Store(true)
+		}
+	}
 	return nil
 }
 
-// takeEvents takes the channel's events and tells whether there was one. The
-// lock is held.
-func (q *completionQueue) takeEvents() (bool, error) {
-	any := false
-	for q.channel != nil {
-		_, ok, err := q.channel.Event()
-		if err != nil {
-			return any, err
-		}
-		if !ok {
-			break
-		}
-		any = true
+// takeEvent takes an event out of the channel, if there is one. The lock is held.
+func (q *completionQueue) takeEvent() (bool, error) {
+	if q.channel == nil {
+		return false, nil
+	}
+	_, ok, err := q.channel.Event()
+	if ok {
 		if q.unacked++; q.unacked == 1<<10 {
 			q.hw.AckEvents(q.unacked)
 			q.unacked = 0
 		}
 	}
-	return any, nil
+	return ok, err
 }
 
-// takeEvent is what Wait's goroutine does whenever the channel is readable.
-func (q *completionQueue) takeEvent(uintptr) bool {
+// awaited is takeEvent for Wait's goroutine.
+func (q *completionQueue) awaited() (bool, error) {
 	q.mu.Lock()
-	q.taken, q.takeErr = q.takeEvents()
-	q.mu.Unlock()
-	return q.taken || q.takeErr != nil
-}
-
-// Wait implements [rdma.CompletionQueue]. The goroutine sleeps in the netpoller.
-func (q *completionQueue) Wait(ctx context.Context) error {
-	q.waiting.Lock()
-	defer q.waiting.Unlock()
-	if ctx.Done() != nil {
-		defer context.AfterFunc(ctx, q.wake)()
+	defer q.mu.Unlock()
+	taken, err := q.takeEvent()
+	if taken {
+		q.armed = false
 	}
-	for {
-		q.mu.Lock()
-		file, failed := q.file, q.err
-		q.mu.Unlock()
-		if failed != nil && errors.Is(failed, rdma.ErrClosed) {
-			return rdma.ErrClosed
-		}
-		// Whoever wants to wake this goroutine sets what it looks at and then the
-		// deadline, so the deadline is cleared first.
-		cleared := file.SetReadDeadline(time.Time{})
-		if q.event.Swap(false) {
-			q.armed.Store(false)
-			return nil
-		}
-		if failed != nil {
-			return failed
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		err := cleared
-		if err == nil {
-			err = q.raw.Read(q.take)
-		}
-		switch {
-		case err == nil && q.taken:
-			q.armed.Store(false)
-			return nil
-		case err == nil:
-			return fmt.Errorf("ibverbs: wait on %s: %w", q.domain.device.attributes.Name, q.takeErr)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-		case errors.Is(err, os.ErrClosed):
-			q.mu.Lock()
-			failed := q.err
-			q.mu.Unlock()
-			if failed != nil {
-				return failed
-			}
-			return rdma.ErrClosed
-		default:
-			return fmt.Errorf("ibverbs: wait on %s: %w", q.domain.device.attributes.Name, err)
-		}
-	}
+	return taken, err
 }
 
 // Close implements [rdma.CompletionQueue].

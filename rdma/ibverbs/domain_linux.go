@@ -55,6 +55,7 @@ type domain struct {
 	// lets go of late, and watch, until closing is closed.
 	background sync.WaitGroup
 	closing    chan struct{}
+	sleepers   sleepers
 
 	// pairs by index, for completions. The slice is replaced as a whole.
 	table atomic.Pointer[[]*pairEntry]
@@ -587,6 +588,7 @@ func (m *domain) freeContext() {
 	}
 	_ = m.async.Close()
 	<-m.asyncDone
+	m.sleepers.close()
 	log := m.device.provider.config.Logger
 	var err error
 	if m.cover != nil {

@@ -85,8 +85,11 @@ func (c *Context) CreateCompChannel() (*CompChannel, error) {
 	return ch, nil
 }
 
-// File is a non-blocking duplicate of the channel's descriptor, readable when
-// there is an event. The caller closes it.
+// Descriptor is the channel's own, non-blocking and readable when there is an
+// event, until Destroy.
+func (ch *CompChannel) Descriptor() int { return int(*at[int32](ch.p, offCompChannelFD)) }
+
+// File is a duplicate of Descriptor. The caller closes it.
 func (ch *CompChannel) File() (*os.File, error) {
 	return duplicate(*at[int32](ch.p, offCompChannelFD), ch.ctx.name+" completion events")
 }
