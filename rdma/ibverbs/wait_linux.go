@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -32,9 +33,16 @@ type bed interface {
 	wake()
 }
 
+// tick is how often a goroutine that sleeps with its thread shows itself to the
+// scheduler. One that has not done so for 10 ms is taken for one that hogs its
+// processor, whatever it sleeps in between (runtime, retake): it is interrupted, the
+// processor is given away, and the scheduler's monitor looks every 20 us then.
+const tick = 5 * time.Millisecond
+
 // A sleeper sleeps with its thread.
 type sleeper struct {
 	polled [2]unix.PollFd // the channel, and event
+	seen   time.Time      // by the scheduler
 
 	mu    sync.Mutex
 	event int // an eventfd; -1 once it is closed
@@ -51,6 +59,10 @@ func newSleeper() (*sleeper, error) {
 func (s *sleeper) ready() error { return nil }
 
 func (s *sleeper) sleep(q *completionQueue) (bool, error) {
+	if now := time.Now(); now.Sub(s.seen) > tick {
+		s.seen = now
+		runtime.Gosched()
+	}
 	s.polled = [2]unix.PollFd{{Fd: int32(q.channel.Descriptor()), Events: unix.POLLIN}, {Fd: int32(s.event), Events: unix.POLLIN}}
 	if _, err := unix.Poll(s.polled[:], -1); err != nil {
 		if err == unix.EINTR {

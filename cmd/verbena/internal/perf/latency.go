@@ -59,10 +59,7 @@ func (c *conn) post() error {
 	} else {
 		r.Flags &^= rdma.Signaled
 	}
-	if _, err := c.qp.PostSend(c.send[:]); err != nil {
-		return c.failed("post", err)
-	}
-	return nil
+	return c.postOne(c.send[:], "post")
 }
 
 // sendRound sends a message and waits for one. Its own completion may come

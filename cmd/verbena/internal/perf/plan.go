@@ -140,6 +140,11 @@ func (p *Plan) resolve(l limits) {
 	}
 }
 
+// sleepsForMessages tells that a ping-pong's ends sleep until a message comes.
+func (p *Plan) sleepsForMessages() bool {
+	return p.Mode == ModeLatency && p.Wait != WaitSpin && (p.Test == TestSend || p.Test == TestWrite && !p.Polled)
+}
+
 // sharers is how many posters share a connection.
 func (p *Plan) sharers() int { return (p.Posters + p.lanes() - 1) / p.lanes() }
 

@@ -100,10 +100,7 @@ func (c *conn) echo() error {
 
 // answer sends an empty message.
 func (c *conn) answer() error {
-	if _, err := c.qp.PostSend(c.reply[:]); err != nil {
-		return c.failed("post an answer", err)
-	}
-	return nil
+	return c.postOne(c.reply[:], "post an answer")
 }
 
 // echoFlags answers Writes by Writes, on all connections in turn: the client

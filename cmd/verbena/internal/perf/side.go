@@ -53,8 +53,11 @@ type side struct {
 // A lane is a completion queue and the connections that use it. One goroutine
 // polls it, or, on the sending side of a stream, its posters.
 type lane struct {
-	side  *side
-	cq    rdma.CompletionQueue
+	side *side
+	cq   rdma.CompletionQueue
+	// sends is the queue of what was sent, where that must not wake who sleeps
+	// until a message comes; else nil, and cq is.
+	sends rdma.CompletionQueue
 	conns []*conn
 
 	// posters are those of a stream; nil otherwise.
@@ -66,6 +69,7 @@ type lane struct {
 	received int64        // the loop's own count
 	sum      uint64       // of what was read, so that it is
 	batch    [64]rdma.Completion
+	sent     [8]rdma.Completion // of sends, while batch is worked through
 }
 
 // A conn is a queue pair and its memory.
@@ -143,6 +147,11 @@ func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 		if l.cq, err = s.domain.NewCompletionQueue(max(depth, 16)); err != nil {
 			return nil, fmt.Errorf("perf: completion queue of %d on %s: %w", depth, a.Name, err)
 		}
+		if plan.sleepsForMessages() {
+			if l.sends, err = s.domain.NewCompletionQueue(max(depth, 16)); err != nil {
+				return nil, fmt.Errorf("perf: completion queue of %d on %s: %w", depth, a.Name, err)
+			}
+		}
 		s.lanes = append(s.lanes, l)
 	}
 	for i := range plan.Connections {
@@ -151,7 +160,7 @@ func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 		l.conns = append(l.conns, c)
 		s.conns = append(s.conns, c)
 		c.qp, err = s.domain.NewQueuePair(rdma.QueuePairConfig{
-			SendCompletions: l.cq, RecvCompletions: l.cq, SendDepth: sends, RecvDepth: receives,
+			SendCompletions: l.sendCompletions(), RecvCompletions: l.cq, SendDepth: sends, RecvDepth: receives,
 			MaxSGE: 1, MaxInline: min(plan.Inline, a.MaxInline), ReceiverNotReadyRetry: notReadyRetry(a),
 		})
 		if err != nil {
@@ -324,6 +333,44 @@ func (l *lane) bad(c *rdma.Completion) error {
 	return err
 }
 
+func (l *lane) sendCompletions() rdma.CompletionQueue {
+	if l.sends != nil {
+		return l.sends
+	}
+	return l.cq
+}
+
+// postOne posts a request of a ping-pong.
+func (c *conn) postOne(request []rdma.SendRequest, what string) error {
+	l := c.lane
+	if l.sends == nil {
+		if _, err := c.qp.PostSend(request); err != nil {
+			return c.failed(what, err)
+		}
+		return nil
+	}
+	for {
+		n, err := l.sends.Poll(l.sent[:])
+		if err != nil {
+			return c.failed("poll", err)
+		}
+		for i := range l.sent[:n] {
+			if l.sent[i].Status != rdma.StatusSuccess {
+				return l.bad(&l.sent[i])
+			}
+		}
+		_, err = c.qp.PostSend(request)
+		if err == nil {
+			return nil
+		}
+		// The answer may be here before the peer's acknowledgement.
+		if !errors.Is(err, rdma.ErrQueueFull) || l.side.stopping.Load() {
+			return c.failed(what, err)
+		}
+		runtime.Gosched()
+	}
+}
+
 // await returns completions, at least one, in the lane's batch. It waits as the
 // plan says.
 func (l *lane) await() ([]rdma.Completion, error) {
@@ -380,6 +427,10 @@ func (l *lane) sleep(into []rdma.Completion) (int, error) {
 		}
 		if err := l.cq.Wait(context.Background()); err != nil {
 			return 0, fmt.Errorf("perf: wait for completions: %w", err)
+		}
+		// Mostly it is there, and to arm first would be for nothing.
+		if n, err := l.cq.Poll(into); n > 0 || err != nil {
+			return n, err
 		}
 	}
 }

@@ -151,8 +151,8 @@ func (c *conn) verifiedRound() error {
 		case TestAtomic:
 			c.sge[0].Offset = c.base + s.layout.slot(s.layout.receive, c.arrived, p.Window)
 		}
-		if _, err := c.qp.PostSend(c.send[:]); err != nil {
-			return c.failed("post", err)
+		if err := c.postOne(c.send[:], "post"); err != nil {
+			return err
 		}
 		c.arrived++
 	}
