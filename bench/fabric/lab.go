@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -79,9 +80,76 @@ func labCommand() *cobra.Command {
 type inside struct {
 	verbena, out, server, client string
 	rounds, iterations, inline   int
+
+	from, to address
 }
 
-func (l *inside) run(ctx context.Context) error {
+// An address is one end of the link.
+type address struct {
+	ip, device string
+	index      int    // of the address in the device's table of GIDs
+	link       string // the device's network interface
+}
+
+// findAddress looks "IP/DEVICE" up in the kernel's table of GIDs.
+func findAddress(arg string) (a address, err error) {
+	a.ip, a.device, _ = strings.Cut(arg, "/")
+	ip := net.ParseIP(a.ip)
+	if ip == nil {
+		return a, fmt.Errorf("%q is not IP/DEVICE", arg)
+	}
+	port := filepath.Join("/sys/class/infiniband", a.device, "ports/1")
+	for ; ; a.index++ {
+		n := strconv.Itoa(a.index)
+		gid, err := os.ReadFile(filepath.Join(port, "gids", n))
+		if err != nil {
+			return a, fmt.Errorf("device %s has no GID of %s: %w", a.device, a.ip, err)
+		}
+		if !ip.Equal(net.ParseIP(strings.TrimSpace(string(gid)))) {
+			continue
+		}
+		link, err := os.ReadFile(filepath.Join(port, "gid_attrs/ndevs", n))
+		a.link = strings.TrimSpace(string(link))
+		return a, err
+	}
+}
+
+// packets is how many have come in on the interface.
+func (a address) packets() (int, error) {
+	raw, err := os.ReadFile(filepath.Join("/sys/class/net", a.link, "statistics/rx_packets"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+// crossing measures and sees to it that the messages went over the link: rxe
+// loops back what its own device sends to itself, for half the price, and
+// rdma_resolve_addr takes one device for two addresses of one host unless the
+// caller binds its end first, which perftest does not.
+func (l *inside) crossing(ctx context.Context, measure func(context.Context) (float64, error)) (float64, error) {
+	before, err := l.to.packets()
+	if err != nil {
+		return 0, err
+	}
+	ns, err := measure(ctx)
+	if err != nil {
+		return 0, err
+	}
+	after, err := l.to.packets()
+	if err == nil && after-before < l.iterations {
+		err = fmt.Errorf("%d messages were measured, and only %d packets came in on %s: they went another way", l.iterations, after-before, l.to.link)
+	}
+	return ns, err
+}
+
+func (l *inside) run(ctx context.Context) (err error) {
+	if l.to, err = findAddress(l.server); err != nil {
+		return err
+	}
+	if l.from, err = findAddress(l.client); err != nil {
+		return err
+	}
 	var verdicts []verdict
 	for _, event := range []bool{false, true} {
 		for _, size := range []int{8, 4096} {
@@ -93,8 +161,12 @@ func (l *inside) run(ctx context.Context) error {
 			}
 			for n := range l.rounds {
 				r, err := pairOf(ctx, &comparison{
-					ours:   func(ctx context.Context) (float64, error) { return l.ours(ctx, size, event) },
-					theirs: func(ctx context.Context) (float64, error) { return l.theirs(ctx, size, event) },
+					ours: func(ctx context.Context) (float64, error) {
+						return l.crossing(ctx, func(ctx context.Context) (float64, error) { return l.ours(ctx, size, event) })
+					},
+					theirs: func(ctx context.Context) (float64, error) {
+						return l.crossing(ctx, func(ctx context.Context) (float64, error) { return l.theirs(ctx, size, event) })
+					},
 				}, n%2 == 0)
 				if err != nil {
 					return fmt.Errorf("%s: %w", v.Name, err)
@@ -115,13 +187,11 @@ func (l *inside) run(ctx context.Context) error {
 }
 
 func (l *inside) ours(ctx context.Context, size int, event bool) (v float64, err error) {
-	_, serverDevice, _ := strings.Cut(l.server, "/")
-	_, clientDevice, _ := strings.Cut(l.client, "/")
 	port, err := freePort()
 	if err != nil {
 		return 0, err
 	}
-	server, err := start(nil, l.verbena, "perf", "serve", "--listen", "127.0.0.1:"+port, "--device", serverDevice, "--until-eof")
+	server, err := start(nil, l.verbena, "perf", "serve", "--listen", "127.0.0.1:"+port, "--device", l.to.device, "--until-eof")
 	if err != nil {
 		return 0, err
 	}
@@ -133,7 +203,7 @@ func (l *inside) ours(ctx context.Context, size int, event bool) (v float64, err
 	if event {
 		wait = "event"
 	}
-	out, err := output(ctx, nil, l.verbena, "perf", "127.0.0.1:"+port, "--transport", "ibverbs", "--device", clientDevice, "--json", "--repost-first", "--wait", wait,
+	out, err := output(ctx, nil, l.verbena, "perf", "127.0.0.1:"+port, "--transport", "ibverbs", "--device", l.from.device, "--json", "--repost-first", "--wait", wait,
 		"--size", strconv.Itoa(size), "--inline", strconv.Itoa(l.inline), "--iterations", strconv.Itoa(l.iterations), "--warmup", "100")
 	if err != nil {
 		return 0, fmt.Errorf("%w: %s", err, tail(server.output.String()))
@@ -146,28 +216,29 @@ func (l *inside) ours(ctx context.Context, size int, event bool) (v float64, err
 }
 
 func (l *inside) theirs(ctx context.Context, size int, event bool) (float64, error) {
-	serverAddress, serverDevice, _ := strings.Cut(l.server, "/")
-	clientAddress, clientDevice, _ := strings.Cut(l.client, "/")
 	port, err := freePort()
 	if err != nil {
 		return 0, err
 	}
-	common := []string{"-R", "-p", port, "-s", strconv.Itoa(size), "-n", strconv.Itoa(l.iterations), "-I", strconv.Itoa(l.inline), "-F"}
+	common := []string{"-p", port, "-s", strconv.Itoa(size), "-n", strconv.Itoa(l.iterations), "-I", strconv.Itoa(l.inline), "-F"}
 	if event {
 		common = append(common, "-e")
 	}
-	server, err := start(nil, "ib_send_lat", append(append([]string(nil), common...), "-d", serverDevice)...)
+	on := func(a address, more ...string) []string {
+		return slices.Concat(common, []string{"-d", a.device, "-x", strconv.Itoa(a.index)}, more)
+	}
+	server, err := start(nil, "ib_send_lat", on(l.to)...)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = server.kill() }() // it ends by itself when all is well
 	var out string
 	for attempt := range 20 {
-		out, err = output(ctx, nil, "ib_send_lat", append(append([]string(nil), common...), "-d", clientDevice, "--source_ip", clientAddress, serverAddress)...)
+		out, err = output(ctx, nil, "ib_send_lat", on(l.from, "127.0.0.1")...)
 		if err == nil || ctx.Err() != nil {
 			break
 		}
-		// The server may not listen yet; there is no port of TCP to look at.
+		// The server may not listen yet, and takes one connection alone.
 		time.Sleep(time.Duration(attempt+1) * 50 * time.Millisecond)
 	}
 	if err != nil {
