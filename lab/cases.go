@@ -35,9 +35,6 @@ type boot struct {
 	skip string
 	// verbena brings the binary, which takes a while to build.
 	verbena bool
-	// open says what does not hold in it yet, or why it takes too long to run each
-	// time. It runs when it is named, or with --open.
-	open string
 }
 
 const (
@@ -78,10 +75,8 @@ func without(cases ...string) string {
 var boots = []boot{
 	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "rxe", env: ibverbsOn("rxe")},
 	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "siw", env: ibverbsOn("siw")},
-	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, skip: without(manyConnections, killedPeers), env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1"),
-		open: "takes five minutes; has passed whole once on the last code. The kernel tells of a dead process once: where that is lost, a peer that repeats its requests for ever, as it must on rxe here, waits in vain"},
-	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, skip: without(manyConnections), env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1"),
-		open: "takes three minutes; has passed whole once on the last code, not yet three times in a row"},
+	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, skip: without(manyConnections, killedPeers), env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1")},
+	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, skip: without(manyConnections), env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1")},
 	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe"},
 	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw"},
 	// Each of these leaves its machine without a link or a device.
@@ -90,10 +85,8 @@ var boots = []boot{
 	{name: "removal-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1")},
 	{name: "removal-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1")},
 	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`)},
-	{name: "split-accepts", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitAcceptsConformance$`),
-		open: "takes two to three minutes; has passed twice in a row on the last code; before, RandomShared once found the initiator's queue pair ended, and nobody knows why"},
-	{name: "split-connects", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConnectsConformance$`),
-		open: "takes two to three minutes; has passed twice in a row since connects over siw take no signals; before, one connect took longer than siw waits on a host with four machines"},
+	{name: "split-accepts", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitAcceptsConformance$`)},
+	{name: "split-connects", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConnectsConformance$`)},
 	{name: "rxe", pkg: casesPackage, tests: driverOnly, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
 	{name: "siw", pkg: casesPackage, tests: driverOnly, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
@@ -120,7 +113,6 @@ type casesOptions struct {
 	verbose, list bool
 	tries         int
 	json, keep    bool
-	open          bool
 	parallel      int
 }
 
@@ -139,10 +131,9 @@ func casesCommand(o *options) *cobra.Command {
 	it is kept in the user's cache directory until a package of it changes. A boot then
 	takes some three seconds.
 
-	Without a command it runs all cases but those of machines that are open, which
-	--list explains; a case that skips has failed unless the table in lab/cases.go
-	allows it. Latencies measured here tell nothing about hardware.`),
-		Example: `  go run ./lab                              all cases but the open ones
+	Without a command it runs all cases; a case that skips has failed unless the table
+	in lab/cases.go allows it. Latencies measured here tell nothing about hardware.`),
+		Example: `  go run ./lab                              all cases
   go run ./lab --list                       their names
   go run ./lab --run 'IWARP/rping' -v       some, as "go test -run" names them
   go run ./lab --run IWARP --keep           and a shell in the machine when one fails
@@ -157,7 +148,6 @@ func casesCommand(o *options) *cobra.Command {
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "show all output, not that of failures alone")
 	f.BoolVar(&c.list, "list", false, "list the cases by the machine that they run in")
 	f.BoolVar(&c.json, "json", false, "print the events of go test -json")
-	f.BoolVar(&c.open, "open", false, "also the machines that are open: those in which something does not hold yet, or that take long")
 	f.BoolVar(&c.keep, "keep", false, "when a case fails, open a shell in its machine before that goes (one machine at a time)")
 	f.IntVar(&c.tries, "tries", 1, "how often a machine's cases may run until they pass; the summary names those that needed more than one")
 	f.IntVarP(&c.parallel, "parallel", "j", 2, "machines at a time")
@@ -190,16 +180,11 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 		return err
 	}
 	built()
-	plan, err := choose(ctx, binaries, c.run, machines, c.open || c.machine != "")
+	plan, err := choose(ctx, binaries, c.run, machines)
 	if err != nil {
 		return err
 	}
 	if c.list {
-		for _, b := range boots {
-			if b.open != "" {
-				fmt.Printf("%-22s open: %s\n", b.name, b.open)
-			}
-		}
 		for _, p := range plan {
 			for _, t := range p.names {
 				fmt.Printf("%-22s %s\n", p.name, t)
@@ -294,7 +279,7 @@ func (p planned) arguments(limit time.Duration) []string {
 }
 
 // choose lists the tests and deals those that match to the boots.
-func choose(ctx context.Context, binaries map[string]string, run string, machines *regexp.Regexp, open bool) ([]planned, error) {
+func choose(ctx context.Context, binaries map[string]string, run string, machines *regexp.Regexp) ([]planned, error) {
 	top, below := splitPattern(run)
 	match, err := regexp.Compile(top)
 	if err != nil {
@@ -321,7 +306,7 @@ func choose(ctx context.Context, binaries map[string]string, run string, machine
 	}
 	var plan []planned
 	for _, b := range boots {
-		if !machines.MatchString(b.name) || b.open != "" && !open {
+		if !machines.MatchString(b.name) {
 			continue
 		}
 		p := planned{boot: b, below: below}

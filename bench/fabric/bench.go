@@ -30,11 +30,12 @@ type bench struct {
 
 // results are the raw figures, docs/benchmarks/fabric.json.
 type results struct {
-	Machine  machine    `json:"machine"`
-	Compare  []verdict  `json:"compare,omitempty"`
-	Dispatch []dispatch `json:"dispatch,omitempty"`
-	Lab      []verdict  `json:"lab,omitempty"`
-	Growth   *growth    `json:"growth,omitempty"`
+	// Runs tells of each part when and on what it was measured.
+	Runs     map[string]machine `json:"runs"`
+	Compare  []verdict          `json:"compare,omitempty"`
+	Dispatch []dispatch         `json:"dispatch,omitempty"`
+	Lab      []verdict          `json:"lab,omitempty"`
+	Growth   *growth            `json:"growth,omitempty"`
 }
 
 // machine is what the figures were measured on.
@@ -85,7 +86,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	r.Machine = b.machine(ctx)
+	machine := b.machine(ctx)
 	parts := []struct {
 		name string
 		run  func() error
@@ -115,12 +116,12 @@ func (b *bench) run(ctx context.Context) (err error) {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			machine := r.Machine
 			*r = before // as it was
-			r.Machine = machine
 			b.skipped = append(b.skipped, fmt.Sprintf("%s: %v", part.name, err))
 			fmt.Fprintf(os.Stderr, "%s is left as it was: %v\n", part.name, err)
+			continue
 		}
+		r.Runs[part.name] = machine
 	}
 	if err := b.write(r); err != nil {
 		return err
@@ -134,7 +135,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 // load reads the results that are there, for the parts that are not measured
 // again.
 func (b *bench) load() (*results, error) {
-	r := &results{}
+	r := &results{Runs: map[string]machine{}}
 	raw, err := os.ReadFile(filepath.Join(b.out, "fabric.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return r, nil

@@ -152,7 +152,7 @@ func TestBarePeers(t *testing.T) {
 }
 
 func someResults() *results {
-	r := &results{Machine: machine{Date: "today", Peers: map[string]string{}, Short: true}}
+	r := &results{Runs: map[string]machine{"compare": {Date: "today", Peers: map[string]string{}, Short: true}}}
 	good := verdict{Name: "shm, Send", Beside: "UCX", Unit: nanoseconds, Target: 0.8, Rounds: []round{pairWith(60, 100, 30, true)}}
 	bad := verdict{Name: "iwarp, Write", Beside: "TCP", Unit: bandwidth, Target: 0.9, AtLeast: true, Rounds: []round{pairWith(1e9, 2e9, 30, true)}}
 	good.judge()

@@ -34,21 +34,15 @@ func (b *bench) write(r *results) error {
 func page(r *results, plots []figure, skipped []string) string {
 	var s strings.Builder
 	p := func(format string, args ...any) { fmt.Fprintf(&s, format+"\n", args...) }
-	m := &r.Machine
 	p("# The fabric beside its peers\n")
 	p("Made by `go -C bench run ./fabric`, which does everything again; the raw figures are in [fabric.json](fabric.json).\n")
 	p("Where a target is missed, the reason and what was tried stand in [shm.md](shm.md), [iwarp.md](iwarp.md) and [ibverbs.md](ibverbs.md).\n")
-	if m.Short {
-		p("**A short run, to try the path: its figures mean little.**\n")
-	}
-	p("%s, commit %s%s. %s, %d processors, %s, %s. UCX %s, libfabric %s, perftest %s of Debian. Load average at the start %.1f.%s\n",
-		m.Date, orUnknown(m.Commit), map[bool]string{true: " with changes"}[m.Changed], orUnknown(m.Processor), m.Processors, m.OS, m.Go,
-		orUnknown(m.Peers["UCX"]), orUnknown(m.Peers["libfabric"]), orUnknown(m.Peers["perftest"]), m.Load, more(m.Label))
 	for _, text := range skipped {
 		p("Left as it was before, or out: %s\n", text)
 	}
 	if len(r.Compare) > 0 {
 		p("## Beside peers on this host\n")
+		measured(p, r.Runs["compare"])
 		p("Ours is `verbena perf` at the level of verbs (but for the line that says runtime), two processes, each bound to its processor, as the peers are.")
 		p("Receives are posted and posted again, keys are checked, completions are taken at both ends: in latency tests every Send is signalled, as ib_send_lat does, in streams one in 64.")
 		p("A round is ours and theirs, in turns first; rounds go around all lines, so that what disturbs the machine for a while meets all of them.")
@@ -58,6 +52,7 @@ func page(r *results, plots []figure, skipped []string) string {
 	}
 	if len(r.Dispatch) > 0 {
 		p("## One post and one poll into C\n")
+		measured(p, r.Runs["dispatch"])
 		p("Processor time of a post and a poll over stub operations, by the way C is entered, medians of 41 turns in one run (`BenchmarkPostAndPollInTurns` of rdma/ibverbs/internal/verbs). Target: at most %.1f of cgo.\n", dispatchTarget)
 		p("| route | CPU ns | beside cgo | |")
 		p("|---|---:|---:|---|")
@@ -72,13 +67,24 @@ func page(r *results, plots []figure, skipped []string) string {
 	}
 	if len(r.Lab) > 0 {
 		p("## ibverbs beside perftest, on the kernel's Soft-RoCE\n")
-		p("In the lab's virtual machine, all in one boot, between the rxe devices of the two ends of a veth pair, with the same inline setting, receives posted again before the answer, medians of each round one way. Latencies there say nothing about hardware.\n")
+		measured(p, r.Runs["lab"])
+		p("In the lab's virtual machine, all in one boot, between the rxe devices of the two ends of a veth pair, with the same inline setting, receives posted again before the answer, medians of each round one way; that the messages crossed the pair is checked by its packet counts. Latencies there say nothing about hardware.\n")
 		table(p, r.Lab)
 	}
 	if g := r.Growth; g != nil {
-		growthPage(p, g, plots)
+		growthPage(p, g, r.Runs["growth"], plots)
 	}
 	return s.String()
+}
+
+// measured tells when and on what a part was measured.
+func measured(p func(string, ...any), m machine) {
+	if m.Short {
+		p("**A short run, to try the path: its figures mean little.**\n")
+	}
+	p("%s, commit %s%s. %s, %d processors, %s, %s. UCX %s, libfabric %s, perftest %s of Debian. Load average at the start %.1f.%s\n",
+		m.Date, orUnknown(m.Commit), map[bool]string{true: " with changes"}[m.Changed], orUnknown(m.Processor), m.Processors, m.OS, m.Go,
+		orUnknown(m.Peers["UCX"]), orUnknown(m.Peers["libfabric"]), orUnknown(m.Peers["perftest"]), m.Load, more(m.Label))
 }
 
 func table(p func(string, ...any), verdicts []verdict) {
@@ -184,7 +190,7 @@ func bytesOf(v float64) string {
 }
 
 // growthPage is the part about how the cost grows.
-func growthPage(p func(string, ...any), g *growth, plots []figure) {
+func growthPage(p func(string, ...any), g *growth, run machine, plots []figure) {
 	pictures := func(prefix string) {
 		for _, f := range plots {
 			if strings.HasPrefix(f.file, prefix) {
@@ -193,6 +199,7 @@ func growthPage(p func(string, ...any), g *growth, plots []figure) {
 		}
 	}
 	p("## How the cost grows\n")
+	measured(p, run)
 	p("One measurement each, ours alone.\n")
 	for _, f := range g.Failed {
 		p("- not measured: %s", f)
