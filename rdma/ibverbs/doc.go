@@ -41,8 +41,10 @@
 //	| or Reads of its memory       | StatusRemoteAccess before  |                                |
 //	| network loses an atomic's    | rxe (Linux 6.1) carries it | none                           |
 //	| answer and the next packet   | out twice                  |                                |
-//	| network loses a fenced Read, | rxe (Linux 6.1): both ends | TCP repeats it                 |
-//	| or one with Reads behind it  | wait for ever              |                                |
+//	| a fenced request with Reads  | rxe (Linux 6.1): both ends | TCP repeats it; there is no    |
+//	| behind it is repeated: it is | wait for ever              | receiver-not-ready             |
+//	| lost, or behind a Send that  |                            |                                |
+//	| finds no receive             |                            |                                |
 //
 // siw (Linux 6.1) sends other bytes than it was asked for when it answers a Read of
 // up to 32 bytes that cross a page of 4 KiB; so it does with a Send or Write of one

@@ -40,8 +40,8 @@ const (
 	FeatureReadsBothWays Feature = "reads-both-ways"
 	// FeatureAtomicsOnce carries out an atomic once, whatever the network loses.
 	FeatureAtomicsOnce Feature = "atomics-once"
-	// FeatureFenceRepeated sends a fenced request again that the network has lost,
-	// whatever is behind it.
+	// FeatureFenceRepeated sends a fenced request again that the network has lost, or
+	// that stands behind a Send whose receiver was not ready, whatever is behind it.
 	FeatureFenceRepeated Feature = "fence-repeated"
 	// FeatureWholeRefusal places nothing of a Write that is refused because it ends
 	// outside of its target.
@@ -105,7 +105,7 @@ var lacks = []Lack{
 	{"ibverbs", "siw*", FeatureSolicitedOnly, "the driver raises no solicited events for receives, so all are asked for"},
 	{"ibverbs", "rxe*", FeatureLengthStatus, "the driver reports operation errors of the two queue pairs"},
 	{"ibverbs", "rxe*", FeatureAtomicsOnce, "if an atomic's answer and the next packet are lost, the driver takes the complaint about the packet for the answer (Linux 6.1, rxe_comp.c, check_ack), and repeats the atomic as a new one"},
-	{"ibverbs", "rxe*", FeatureFenceRepeated, "when the driver repeats a fenced request it has it wait for all Reads and atomics, its own and those behind it that were sent before: for ever"},
+	{"ibverbs", "rxe*", FeatureFenceRepeated, "when the driver repeats a fenced request, after a loss or because the receiver was not ready, it has it wait for all Reads and atomics, its own and those behind it that were sent before: for ever"},
 	{"ibverbs", "rxe*", FeatureDeathTold, "the kernel frees what a dead process had the last made first, often the regions before the queue pairs, which refuse accesses for that moment"},
 	{"ibverbs", "*", FeatureRandomKeys, "the driver chooses the keys"},
 	{"*", "*", FeatureMemory, "a side in another process has its memory there"},

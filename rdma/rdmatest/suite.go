@@ -226,7 +226,7 @@ func (s *Suite) has(f Feature) bool { return s.lacking(f) == nil }
 
 // unfenced tells that requests with Reads or atomics behind them must have no
 // fence.
-func (s *Suite) unfenced() bool { return s.Lossy && !s.has(FeatureFenceRepeated) }
+func (s *Suite) unfenced() bool { return !s.has(FeatureFenceRepeated) }
 
 // atomicsTwice tells that atomics in the middle of other requests may be carried
 // out twice.
