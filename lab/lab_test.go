@@ -214,3 +214,11 @@ func TestTables(t *testing.T) {
 		}
 	}
 }
+
+func TestGoTestsFlag(t *testing.T) {
+	got := asGoTest([]string{"-run", "A/b", "-run=C", "--run", "-v", "exec", "--", "x", "-run"})
+	want := []string{"--run", "A/b", "--run=C", "--run", "-v", "exec", "--", "x", "-run"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,7 +32,9 @@ func main() {
 	// this process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop)
-	err := rootCommand().ExecuteContext(ctx)
+	root := rootCommand()
+	root.SetArgs(asGoTest(os.Args[1:]))
+	err := root.ExecuteContext(ctx)
 	stop()
 	var status exitStatus
 	switch {
@@ -45,6 +48,21 @@ func main() {
 		}
 		os.Exit(1)
 	}
+}
+
+// asGoTest takes -run for --run, as go test's users write it. What follows "--" is
+// somebody else's.
+func asGoTest(args []string) []string {
+	args = slices.Clone(args)
+	for i, a := range args {
+		if a == "--" {
+			break
+		}
+		if a == "-run" || strings.HasPrefix(a, "-run=") {
+			args[i] = "-" + a
+		}
+	}
+	return args
 }
 
 // exitMissing tells scripts that Debian packages are missing, as EX_UNAVAILABLE

@@ -35,13 +35,12 @@ type completionQueue struct {
 	unacked int // completion events that the driver wants acknowledged
 	channel *verbs.CompChannel
 
-	armed bool        // the device may still raise an event that was asked for, at most one
-	event atomic.Bool // it has happened without the device
+	event atomic.Bool // what was armed for has happened, without the device
 
-	waiting   sync.Mutex // held by Wait; guards the next two
-	poller    *pollerBed // nil until it is needed
-	destroyed bool
-	bed       atomic.Pointer[bed] // of the goroutine that waits
+	waiting   sync.Mutex                // held by Wait
+	destroyed bool                      // guarded by waiting
+	sleeper   atomic.Pointer[sleeper]   // of the goroutine that waits, if it has one
+	poller    atomic.Pointer[pollerBed] // nil until it is needed
 }
 
 func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
@@ -112,8 +111,8 @@ func (q *completionQueue) destroyQueue() {
 		q.complain(q.hw.Destroy())
 		q.hw = nil
 	}
-	if q.poller != nil {
-		_ = q.poller.file.Close()
+	if p := q.poller.Load(); p != nil {
+		_ = p.file.Close()
 	}
 	if q.channel != nil {
 		q.complain(q.channel.Destroy())
@@ -239,10 +238,12 @@ func (q *completionQueue) Arm(solicitedOnly bool) error {
 	failed := func(err error) error {
 		return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
 	}
-	again := q.armed
-	if again {
-		// An event of an earlier arming is not what this one asks for.
-		if _, err := q.takeEvent(); err != nil {
+	// An event of an earlier arming is not what this one asks for. Wait takes one
+	// alone, and what Arm misses, because it comes just now, has the next Wait look
+	// for nothing, once.
+	for taken := true; taken; {
+		var err error
+		if taken, err = q.takeEvent(); err != nil {
 			return failed(err)
 		}
 	}
@@ -251,18 +252,6 @@ func (q *completionQueue) Arm(solicitedOnly bool) error {
 	// woken by all.
 	if err := q.hw.RequestNotify(solicitedOnly && q.domain.device.driver != driverSIW); err != nil {
 		return failed(err)
-	}
-	q.armed = true
-	if again {
-		// It has come just now, or the two armings are one. Left there, it would have
-		// each Wait find the event of the one before.
-		taken, err := q.takeEvent()
-		if err != nil {
-			return failed(err)
-		}
-		if taken {
-			q.event.Store(true)
-		}
 	}
 	return nil
 }
@@ -286,11 +275,7 @@ func (q *completionQueue) takeEvent() (bool, error) {
 func (q *completionQueue) awaited() (bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	taken, err := q.takeEvent()
-	if taken {
-		q.armed = false
-	}
-	return taken, err
+	return q.takeEvent()
 }
 
 // Close implements [rdma.CompletionQueue].

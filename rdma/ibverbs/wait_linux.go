@@ -190,26 +190,29 @@ func (p *pollerBed) sleep(*completionQueue) (bool, error) {
 
 func (p *pollerBed) wake() { _ = p.file.SetReadDeadline(time.Unix(1, 0)) }
 
-// goToBed chooses where the goroutine that holds waiting sleeps.
+// goToBed chooses where the goroutine that holds waiting sleeps. From then on wake
+// finds it there.
 func (q *completionQueue) goToBed() (bed, error) {
 	if s := q.domain.sleepers.take(); s != nil {
+		q.sleeper.Store(s)
 		return s, nil
 	}
 	// Once the channel is in the network poller, each event wakes that, too.
-	if q.poller == nil {
-		p, err := newPollerBed(q)
-		if err != nil {
+	p := q.poller.Load()
+	if p == nil {
+		var err error
+		if p, err = newPollerBed(q); err != nil {
 			return nil, err
 		}
-		q.poller = p
+		q.poller.Store(p)
 	}
-	return q.poller, nil
+	return p, nil
 }
 
 // getUp ends the use of a bed.
 func (q *completionQueue) getUp(b bed) {
-	q.bed.Store(nil)
 	if s, ok := b.(*sleeper); ok {
+		q.sleeper.Store(nil)
 		q.domain.sleepers.put(s)
 	}
 }
@@ -220,16 +223,19 @@ func (q *completionQueue) Wait(ctx context.Context) error {
 	q.waiting.Lock()
 	defer q.waiting.Unlock()
 	if q.destroyed {
-		return rdma.ErrClosed
+		// Something that was armed for may have happened before.
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if !errors.Is(q.err, rdma.ErrClosed) && q.event.Swap(false) {
+			return nil
+		}
+		return q.err
 	}
 	b, err := q.goToBed()
 	if err != nil {
 		return fmt.Errorf("ibverbs: wait on %s: %w", q.domain.device.attributes.Name, err)
 	}
 	defer q.getUp(b)
-	// Whoever wants to wake this goroutine sets what is looked at below and then
-	// looks for its bed.
-	q.bed.Store(&b)
 	if ctx.Done() != nil {
 		defer context.AfterFunc(ctx, q.wake)()
 	}
@@ -260,9 +266,12 @@ func (q *completionQueue) Wait(ctx context.Context) error {
 	}
 }
 
-// wake has Wait's goroutine look again.
+// wake has Wait's goroutine look again. What it is to see has been set before.
 func (q *completionQueue) wake() {
-	if b := q.bed.Load(); b != nil {
-		(*b).wake()
+	if s := q.sleeper.Load(); s != nil {
+		s.wake()
+	}
+	if p := q.poller.Load(); p != nil {
+		p.wake()
 	}
 }

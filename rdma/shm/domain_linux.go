@@ -273,8 +273,8 @@ func (d *domain) runAgent() {
 		shared := slices.Collect(maps.Keys(d.shared))
 		d.mu.Unlock()
 		for _, s := range shared {
+			s.checkLate(false) // first: what comes back counts
 			s.checkLimit()
-			s.checkLate()
 		}
 		for _, cq := range waiters {
 			cq.wakeIfRung()
@@ -304,14 +304,19 @@ func wake(word *atomic.Uint32) {
 	_, _ = futex.Wake((*uint32)(unsafe.Pointer(word)), 1<<30)
 }
 
-// heal repairs what a faulty peer may have done to the doorbell.
+// heal repairs what a faulty peer may have done to the doorbell, and takes back
+// what one has claimed that was killed before it could tell.
 func (d *domain) heal() {
 	d.mu.Lock()
 	queues := slices.Collect(maps.Values(d.queues))
 	pairs := slices.Collect(maps.Values(d.pairs))
+	shared := slices.Collect(maps.Keys(d.shared))
 	d.mu.Unlock()
 	for _, cq := range queues {
 		cq.heal()
+	}
+	for _, s := range shared {
+		s.checkLate(true)
 	}
 	for _, qp := range pairs {
 		qp.heal()

@@ -70,15 +70,26 @@ func TestClaimAfterClose(t *testing.T) {
 	}
 }
 
-// One that was killed just then can't say so, but takes the receive from nobody,
-// however often the ring goes round.
+// One that was killed just then can't say so; the agent looks now and then.
 func TestClaimUntold(t *testing.T) {
 	l := newLateClaim(t)
 	if _, ok := l.from.outShared.claim(l.from.remote.queuePair); !ok {
 		t.Fatal("no receive to claim")
 	}
 	l.from.sendMu.Unlock()
-	// One receive is left, and goes round; the other comes back.
+	l.s.domain.(*domain).heal()
+	if a, b := l.message(t, 0), l.message(t, 1); a.ID == b.ID {
+		t.Errorf("receive %d was used twice", a.ID)
+	}
+}
+
+// Until then one receive is left, and goes round, and brings the other back.
+func TestClaimGoesRound(t *testing.T) {
+	l := newLateClaim(t)
+	if _, ok := l.from.outShared.claim(l.from.remote.queuePair); !ok {
+		t.Fatal("no receive to claim")
+	}
+	l.from.sendMu.Unlock()
 	seen := map[uint64]bool{}
 	for i := range uint64(64) {
 		c := l.message(t, i)

@@ -115,7 +115,7 @@ func (s *sharedReceiveQueue) vacant() bool {
 	case sharedClaimed:
 		// A peer that was killed or is suspended has not told of a late claim.
 		if number := uint32(state >> 32); !s.serves(number) {
-			s.unclaim(number)
+			s.unclaim()
 			return true
 		}
 	}
@@ -224,19 +224,16 @@ func (s *sharedReceiveQueue) warn() {
 }
 
 // checkLate is for the agent, which a peer wakes that has claimed a receive for a
-// queue pair that has ended. It can't use it.
-func (s *sharedReceiveQueue) checkLate() {
+// queue pair that has ended. It can't use it. One that was killed just then has not
+// told, so the agent looks now and then anyhow.
+func (s *sharedReceiveQueue) checkLate(anyhow bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.queue.late().Load() == 0 || s.queue.late().Swap(0) == 0 {
+	if s.closed || !anyhow && s.queue.late().Load() == 0 {
 		return
 	}
-	for i := range s.used {
-		state := s.queue.state(uint64(i)).Load()
-		if number := uint32(state >> 32); s.used[i] && state>>30&3 == sharedClaimed && !s.serves(number) {
-			s.unclaim(number)
-		}
-	}
+	s.queue.late().Store(0)
+	s.unclaim()
 	s.announceHeld()
 	s.ringWaiting()
 }
@@ -246,17 +243,21 @@ func (s *sharedReceiveQueue) reclaim(qp *queuePair) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	qp.reclaimed = true
-	s.unclaim(qp.number)
+	s.unclaim()
 	s.announceHeld()
 	s.ringWaiting()
 }
 
-// unclaim holds again what had been claimed. mu is held.
-func (s *sharedReceiveQueue) unclaim(number uint32) {
+// unclaim holds again what is claimed for queue pairs that do not serve. mu is held.
+func (s *sharedReceiveQueue) unclaim() {
+	serving := make(map[uint32]bool, len(s.pairs))
+	for _, qp := range s.pairs {
+		serving[qp.number] = !qp.reclaimed
+	}
 	for i := range s.used {
 		n := uint64(i)
 		state := s.queue.state(n).Load()
-		if !s.used[i] || state>>30&3 != sharedClaimed || uint32(state>>32) != number {
+		if !s.used[i] || state>>30&3 != sharedClaimed || serving[uint32(state>>32)] {
 			continue
 		}
 		h := held{receive: *s.receives.at(n), spans: append([]span(nil), s.receives.spansAt(n)...)}
@@ -296,7 +297,7 @@ func (s *sharedReceiveQueue) detach(qp *queuePair) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pairs = without(s.pairs, qp)
-	s.unclaim(qp.number) // since the teardown
+	s.unclaim() // since the teardown
 	s.announceHeld()
 	s.ringWaiting()
 }

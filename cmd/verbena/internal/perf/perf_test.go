@@ -367,6 +367,19 @@ func TestPlanThatTheServerCannotCarryOutIsExplained(t *testing.T) {
 	}
 }
 
+// A client of another make may fill in what this one never would.
+func TestForeignPlan(t *testing.T) {
+	p := plan(LevelVerbs, verbena.TransportAuto, TestSend, ModeLatency, WaitEvent, 8)
+	p.resolve(limits{})
+	if err := p.check(); err != nil {
+		t.Fatal(err)
+	}
+	p.Window = 1000
+	if err := p.check(); err == nil || !strings.Contains(err.Error(), "ping-pong") {
+		t.Errorf("%v", err)
+	}
+}
+
 // The keys of a row are what other programs read.
 func TestRowKeys(t *testing.T) {
 	_, c := pair(t)

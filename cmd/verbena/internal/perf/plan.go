@@ -180,6 +180,9 @@ func (p *Plan) check() error {
 	between("buffers", p.Buffers, 1, max(p.Receives, p.Window, 1))
 	between("signal", p.Signal, 1, max(p.Window, 1))
 	between("batch", p.Batch, 1, max(p.Window, 1))
+	if p.Mode == ModeLatency {
+		between("window of a ping-pong", p.Window, 1, 1)
+	}
 	between("inline", p.Inline, 0, 1<<16)
 	if len(errs) > 0 {
 		return fmt.Errorf("perf: plan: %w", errors.Join(errs...))

@@ -324,6 +324,16 @@ func (l *lane) bad(c *rdma.Completion) error {
 	if l.side.stopping.Load() {
 		return errStopped
 	}
+	if l.sends != nil && c.Status == rdma.StatusFlushed {
+		// Why may be said where nobody has looked yet.
+		n, _ := l.sends.Poll(l.sent[:]) // what it fails with tells less
+		for i := range l.sent[:n] {
+			if s := l.sent[i].Status; s != rdma.StatusSuccess && s != rdma.StatusFlushed {
+				c = &l.sent[i]
+				break
+			}
+		}
+	}
 	err := fmt.Errorf("perf: completion with %s", c.Status)
 	for _, conn := range l.conns {
 		if conn.qp.Number() == c.QueuePair {
