@@ -185,6 +185,14 @@ func (s *socketStream) readable(fd uintptr) bool {
 	stage := stages.Get().(*stage)
 	defer stages.Put(stage)
 	for vain := 0; !s.over; {
+		// The deadline that failed sets is looked at before the next wait. A peer that
+		// sends faster than this side reads lets none come.
+		select {
+		case <-s.pair.done:
+			s.over, s.rerr = true, os.ErrDeadlineExceeded
+			continue
+		default:
+		}
 		if s.round(fd, stage) {
 			vain = 0
 			continue
