@@ -82,6 +82,9 @@ var mutants = map[fake.Bugs]struct {
 // TestMutants breaks the fake in every way that it knows. The suite must notice
 // each, and end.
 func TestMutants(t *testing.T) {
+	if raceEnabled && testing.Short() {
+		t.Skip("what the suite finds is the same under the race detector, and the fakes without faults run there")
+	}
 	executable, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
