@@ -57,6 +57,23 @@ func (l *lateClaim) message(t *testing.T, id uint64) rdma.Completion {
 	return c
 }
 
+// claimUntold has the closed queue pair's peer claim a receive and say nothing.
+func (l *lateClaim) claimUntold(t *testing.T) {
+	t.Helper()
+	defer l.from.sendMu.Unlock()
+	if _, ok := l.from.outShared.claim(l.from.remote.queuePair); !ok {
+		t.Fatal("no receive to claim")
+	}
+}
+
+// twoMessages uses both receives.
+func (l *lateClaim) twoMessages(t *testing.T) {
+	t.Helper()
+	if a, b := l.message(t, 0), l.message(t, 1); a.ID == b.ID {
+		t.Errorf("receive %d was used twice", a.ID)
+	}
+}
+
 // A peer that claims a shared receive and then sees that its queue pair here has
 // been closed says so, and the others have it at once.
 func TestClaimAfterClose(t *testing.T) {
@@ -65,31 +82,21 @@ func TestClaimAfterClose(t *testing.T) {
 		t.Errorf("outcome %d, %v", o, l.from.failure.err)
 	}
 	l.from.sendMu.Unlock()
-	if a, b := l.message(t, 0), l.message(t, 1); a.ID == b.ID {
-		t.Errorf("receive %d was used twice", a.ID)
-	}
+	l.twoMessages(t)
 }
 
 // One that was killed just then can't say so; the agent looks now and then.
 func TestClaimUntold(t *testing.T) {
 	l := newLateClaim(t)
-	if _, ok := l.from.outShared.claim(l.from.remote.queuePair); !ok {
-		t.Fatal("no receive to claim")
-	}
-	l.from.sendMu.Unlock()
+	l.claimUntold(t)
 	l.s.domain.(*domain).heal()
-	if a, b := l.message(t, 0), l.message(t, 1); a.ID == b.ID {
-		t.Errorf("receive %d was used twice", a.ID)
-	}
+	l.twoMessages(t)
 }
 
 // Until then one receive is left, and goes round, and brings the other back.
 func TestClaimGoesRound(t *testing.T) {
 	l := newLateClaim(t)
-	if _, ok := l.from.outShared.claim(l.from.remote.queuePair); !ok {
-		t.Fatal("no receive to claim")
-	}
-	l.from.sendMu.Unlock()
+	l.claimUntold(t)
 	seen := map[uint64]bool{}
 	for i := range uint64(64) {
 		c := l.message(t, i)

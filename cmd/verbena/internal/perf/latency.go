@@ -169,15 +169,17 @@ func (c *conn) awaitFlag(mark byte) error {
 }
 
 // drain takes completions of requests, without waiting.
-func (c *conn) drain() error {
-	l := c.lane
-	n, err := l.cq.Poll(l.batch[:])
+func (c *conn) drain() error { return c.reap(c.lane.cq, c.lane.batch[:]) }
+
+// reap takes what has completed in a queue, for which nobody waits.
+func (c *conn) reap(q rdma.CompletionQueue, into []rdma.Completion) error {
+	n, err := q.Poll(into)
 	if err != nil {
 		return c.failed("poll", err)
 	}
-	for i := range l.batch[:n] {
-		if l.batch[i].Status != rdma.StatusSuccess {
-			return l.bad(&l.batch[i])
+	for i := range into[:n] {
+		if into[i].Status != rdma.StatusSuccess {
+			return c.lane.bad(&into[i])
 		}
 	}
 	return nil

@@ -360,16 +360,10 @@ func (c *conn) postOne(request []rdma.SendRequest, what string) error {
 		return nil
 	}
 	for {
-		n, err := l.sends.Poll(l.sent[:])
-		if err != nil {
-			return c.failed("poll", err)
+		if err := c.reap(l.sends, l.sent[:]); err != nil {
+			return err
 		}
-		for i := range l.sent[:n] {
-			if l.sent[i].Status != rdma.StatusSuccess {
-				return l.bad(&l.sent[i])
-			}
-		}
-		_, err = c.qp.PostSend(request)
+		_, err := c.qp.PostSend(request)
 		if err == nil {
 			return nil
 		}
