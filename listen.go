@@ -31,7 +31,7 @@ type Listener struct {
 
 	mu         sync.Mutex
 	handshakes int
-	silent     list.List // of net.Conn: those that have said nothing yet, oldest first
+	silent     list.List // of *handshake: those that have said nothing yet, oldest first
 }
 
 // Listen publishes a TCP port at addr ("host:port"; an empty host means all
@@ -168,7 +168,8 @@ func (l *Listener) admit(conn net.Conn) *handshake {
 		}
 		l.silent.Remove(oldest)
 		victim := oldest.Value.(*handshake)
-		victim.place = nil
+		victim.place, victim.evicted = nil, true
+		l.handshakes--
 		_ = victim.conn.Close() // ends its handshake
 		l.log.Warn("silent connection dropped: too many handshakes", "peer", victim.conn.RemoteAddr())
 	}
@@ -184,6 +185,7 @@ type handshake struct {
 	conn     net.Conn
 	deadline time.Time
 	place    *list.Element // in l.silent, or nil
+	evicted  bool          // counts as a handshake no more; l.mu
 }
 
 func (h *handshake) spoken() {
@@ -202,18 +204,19 @@ func (h *handshake) run() {
 	defer func() {
 		stop()
 		cancel()
-		h.spoken()
 		l.mu.Lock()
-		l.handshakes--
+		if !h.evicted {
+			l.handshakes--
+		}
 		l.mu.Unlock()
 	}()
 	conn, isHello, err := hello.Sniff(h.conn, h.deadline)
+	h.spoken() // also without a word: what is closed gives way to nobody
 	if err != nil {
 		l.log.Debug("connection dropped", "peer", h.conn.RemoteAddr(), "error", err)
 		_ = h.conn.Close() // it told nothing
 		return
 	}
-	h.spoken()
 	if !isHello {
 		if !stop() || !handOver(ctx, l.legacy, conn) {
 			l.log.Debug("legacy connection dropped: nobody accepts it", "peer", conn.RemoteAddr())
