@@ -83,6 +83,7 @@ type queuePair struct {
 	sent         uint64 // messages put into out
 	outLimit     uint64 // how many may be, as last seen
 	outRoom      int    // what fits into each of those, without looking; -1 if that is not known
+	answers      uint64 // taken, when the last message was sent
 	claim        uint64
 	claimed      bool
 	accesses     uint64

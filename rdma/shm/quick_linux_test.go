@@ -65,6 +65,45 @@ func TestReceiveIntoClosedRegion(t *testing.T) {
 	}
 }
 
+// Messages that alternate are told from a stream, and what is done for them asks
+// for nothing of a receive that is gone meanwhile.
+func TestAlternating(t *testing.T) {
+	const length, rounds = 1000, 40
+	a, b := newSides(t, 1<<16, nil)
+	gone, err := b.domain.Allocate(4096, everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := func(from, to *side, id uint64) {
+		from.send(rdma.SendRequest{ID: id, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: from.sge(0, length)})
+		from.expect(id, rdma.StatusSuccess)
+		to.expect(id, rdma.StatusSuccess)
+	}
+	qp := a.qp.(*queuePair)
+	for i := range uint64(rounds) {
+		a.recv(i, a.sge(4096, length)...)
+		b.recv(i, b.sge(4096, length)...)
+		pass(a, b, i)
+		if qp.alternates() {
+			t.Fatal("no answer has come yet")
+		}
+		pass(b, a, i)
+		if !qp.alternates() {
+			t.Fatalf("round %d is not seen to alternate", i)
+		}
+		qp.answers-- // the next Send is to see it, too
+	}
+	b.recv(rounds, b.sge(4096, length)...)
+	b.recv(rounds+1, rdma.SGE{Region: gone, Length: 4096})
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	pass(a, b, rounds) // looks at the next receive
+	if qp.alternates() {
+		t.Fatal("a stream is taken for an exchange")
+	}
+}
+
 // A Send from a region that is closed fails while it is posted.
 func TestSendFromClosedRegion(t *testing.T) {
 	for _, op := range []rdma.Opcode{rdma.OpSend, rdma.OpWrite} {

@@ -182,8 +182,47 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 	if qp.sent%descriptorsAhead == 0 && qp.outLimit-qp.sent >= 2*descriptorsAhead {
 		prefetch(qp.out.descriptor(qp.sent + descriptorsAhead).base)
 	}
+	if qp.alternates() && len(source) < exchangeBelow {
+		demote(unsafe.Pointer(&to[0]), lines(len(source)))
+		qp.fetchPlace(len(source))
+	}
 	return true
 }
+
+// alternates tells whether just one message has come since the last one was sent:
+// then each side waits for the other, and what the caches do in between counts.
+// In a stream the same care would halve the rate.
+func (qp *queuePair) alternates() bool {
+	taken := qp.taken.Load()
+	one := taken == qp.answers+1
+	qp.answers = taken
+	return one
+}
+
+// exchangeBelow is up to which length messages that alternate are brought nearer
+// to who will use them. Longer ones are moved without fetching what they overwrite.
+const exchangeBelow = 2048
+
+// fetchPlace takes the lines of the next receive away from the receiver, whose
+// processor has them since it read what came there before, while both wait for
+// the answer. It only asks: nothing waits for it, and a receive that is gone
+// meanwhile does no harm.
+func (qp *queuePair) fetchPlace(length int) {
+	if qp.sent == qp.outLimit {
+		return
+	}
+	place := place(word(qp.out.descriptor(qp.sent).base, 8).Load())
+	region := qp.cache[place.handle()%uint32(len(qp.cache))]
+	if region == nil || region.handle != place.handle() {
+		return
+	}
+	if to := region.at(region.address+uint64(place.offset()), length); to != nil {
+		prefetchWrite(unsafe.Pointer(&to[0]), lines(length))
+	}
+}
+
+// lines is how many lines of 64 bytes so many bytes fill, at least one.
+func lines(length int) int { return (length + 63) / 64 }
 
 // descriptorsAhead is how many descriptors of one entry are in a line.
 const descriptorsAhead = 4
