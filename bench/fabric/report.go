@@ -53,7 +53,7 @@ func page(r *results, plots []figure, skipped []string) string {
 	if len(r.Dispatch) > 0 {
 		p("## One post and one poll into C\n")
 		measured(p, r.Runs["dispatch"])
-		p("Processor time of a post and a poll over stub operations, by the way C is entered, medians of 41 turns in one run (`BenchmarkPostAndPollInTurns` of rdma/ibverbs/internal/verbs). Target: at most %.1f of cgo.\n", dispatchTarget)
+		p("Processor time of a post and a poll over stub operations, by the way C is entered, medians of 41 turns in one run (`BenchmarkPostAndPollInTurns` of rdma/ibverbs/internal/verbs). Target: at most %.1f of cgo. Most drivers are entered the non-blocking way; rxe, siw, cxgb4 and any driver that is not known with a non-blocking poll; bnxt_re and hns, whose polls may wait, the blocking way.\n", dispatchTarget)
 		p("| route | CPU ns | beside cgo | |")
 		p("|---|---:|---:|---|")
 		for _, d := range r.Dispatch {

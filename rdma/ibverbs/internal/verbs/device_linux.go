@@ -67,14 +67,14 @@ func (l *Library) withDevices(f func(device uintptr) bool) error {
 type CallMode uint8
 
 const (
-	// CallAuto takes what the driver is known to bear, CallBlocking for an
+	// CallAuto takes what the driver is known to bear, CallNonBlockingPoll for an
 	// unknown one.
 	CallAuto CallMode = iota
 	// CallBlocking lets the scheduler know: any driver may be used so.
 	CallBlocking
 	// CallNonBlocking costs about half, and holds up the garbage collector as
-	// long as the driver takes: for drivers that make no system call and take no
-	// lock but spin locks.
+	// long as the driver takes: for drivers that make no system call, unless
+	// something has failed, and take no lock but spin locks.
 	CallNonBlocking
 	// CallNonBlockingPoll is CallNonBlocking for polls and posted receives, and
 	// CallBlocking for posts to send queues: for drivers that ring the kernel then.

@@ -5,6 +5,7 @@ package verbs
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,16 +14,29 @@ import (
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
-// modes says what drivers bear. Those of mlx4 and mlx5 only write to memory and
-// to the adapter's doorbells, under spin locks. The kernel's rxe and siw ring
-// through write(2) when they post, and poll a ring that they share with the
-// kernel. All that are not here are entered the way that may block: some adapters'
-// drivers fall back to a system call when something is wrong (hns, bnxt_re,
-// cxgb4).
+// modes says what drivers bear, by rdma-core's source of August 2026. Most only
+// write to memory and to the adapter's doorbells, under spin locks, both when they
+// post and when they poll (irdma tells the kernel, too, when it posts to a queue
+// pair that has failed). The kernel's rxe and siw ring through write(2) when they
+// post, and poll a ring that they share with the kernel; cxgb4 asks the kernel to
+// ring when the adapter's doorbells are congested.
+//
+// Two may be held up in a poll, too: bnxt_re waits, and asks the kernel, while the
+// adapter's doorbells are congested, and hns moves a queue pair to its error state
+// when it finds a completion that says so.
 var modes = map[string]CallMode{
-	"mlx4": CallNonBlocking, "mlx5": CallNonBlocking,
-	"rxe": CallNonBlockingPoll, "siw": CallNonBlockingPoll,
+	"mlx4": CallNonBlocking, "mlx5": CallNonBlocking, "irdma": CallNonBlocking,
+	"mthca": CallNonBlocking, "ocrdma": CallNonBlocking, "qedr": CallNonBlocking,
+	"erdma": CallNonBlocking, "mana": CallNonBlocking, "ionic": CallNonBlocking,
+	"vmw_pvrdma": CallNonBlocking,
+	"rxe":        CallNonBlockingPoll, "siw": CallNonBlockingPoll, "cxgb4": CallNonBlockingPoll,
+	"bnxt_re": CallBlocking, "hns": CallBlocking,
 }
+
+// unknownMode is how a driver is called that is not among modes: who posts may
+// wait in the kernel, but a poll waits for nothing, as ibv_poll_cq(3) has it. If it
+// makes a system call after all, the collector waits for that, and no more.
+const unknownMode = CallNonBlockingPoll
 
 // briefPosts are drivers whose posts make a system call that returns within
 // microseconds when there is little to send: rxe makes its packets and hands them
@@ -32,7 +46,7 @@ var modes = map[string]CallMode{
 var briefPosts = map[string]bool{"rxe": true}
 
 // postsBlock are drivers whose posts are known to make system calls.
-var postsBlock = map[string]bool{"rxe": true, "siw": true}
+var postsBlock = map[string]bool{"rxe": true, "siw": true, "cxgb4": true, "bnxt_re": true}
 
 // choose finds out the driver and sets how it is called.
 func (c *Context) choose(mode CallMode) error {
@@ -48,7 +62,7 @@ func (c *Context) chooseFor(mode CallMode) error {
 		return fmt.Errorf("verbs: %s: the driver %s makes system calls when it posts and can't be called in the mode %q", c.name, c.driver, mode)
 	}
 	if mode == CallAuto {
-		mode = modes[c.driver] // CallAuto again, which is as good as CallBlocking, if unknown
+		mode = cmp.Or(modes[c.driver], unknownMode)
 	}
 	c.setMode(mode)
 	if mode == CallNonBlockingPoll && briefPosts[c.driver] {

@@ -163,8 +163,12 @@ func TestModes(t *testing.T) {
 		{"siw", CallNonBlocking, 0, true},
 		{"siw", CallNonBlockingPoll, CallNonBlockingPoll, false},
 		{"hns", CallAuto, CallBlocking, false},
-		{"", CallAuto, CallBlocking, false},
-		{"irdma", CallNonBlocking, CallNonBlocking, false},
+		{"bnxt_re", CallAuto, CallBlocking, false},
+		{"bnxt_re", CallNonBlocking, 0, true},
+		{"", CallAuto, CallNonBlockingPoll, false},
+		{"", CallBlocking, CallBlocking, false},
+		{"irdma", CallAuto, CallNonBlocking, false},
+		{"irdma", CallBlocking, CallBlocking, false},
 	} {
 		ctx := &Context{driver: c.driver}
 		err := ctx.chooseFor(c.asked)
