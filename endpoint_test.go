@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -532,7 +533,7 @@ func TestMemoryComesBack(t *testing.T) {
 }
 
 func TestNoAllocations(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
 	eachWorld(t, func(t *testing.T, w world) {

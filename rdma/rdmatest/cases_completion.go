@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -504,7 +505,7 @@ func overrun(event rdma.Event) bool { return event.Kind == rdma.EventCompletionO
 func sameQueue(a, b rdma.CompletionQueue) bool { return a == b }
 
 func testAllocationFree(e *env) {
-	if raceEnabled {
+	if race.Enabled {
 		e.logf("not measured: the race detector allocates")
 		return
 	}

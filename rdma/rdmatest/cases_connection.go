@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -636,7 +637,7 @@ func testLeaks(e *env) {
 		// The runtime, too, maps memory, but not as much; the race detector's
 		// shadow of it is several times as large.
 		return now.files < before.files+slack && now.mappings < before.mappings+slack &&
-			(raceEnabled || now.bytes < before.bytes+rounds*region)
+			(race.Enabled || now.bytes < before.bytes+rounds*region)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest/history"
 )
@@ -33,7 +34,7 @@ func testHistory(e *env) {
 	alone, together, rounds, area := 12, 12, 8, 0
 	if isRemote(e.suite.initiator) || isRemote(e.suite.target) {
 		alone, together, rounds, area = 2, 3, 2, 8<<10
-	} else if testingShort() || raceEnabled {
+	} else if testingShort() || race.Enabled {
 		alone, together, rounds = 8, 8, 5
 	}
 	if *linksFlag > 0 {

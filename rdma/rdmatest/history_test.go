@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
@@ -47,7 +48,7 @@ func TestHistoryMutants(t *testing.T) {
 		case "ib":
 			classes = classes[:1]
 		}
-		if testing.Short() || raceEnabled {
+		if testing.Short() || race.Enabled {
 			classes = classes[:1]
 		}
 		for _, class := range classes {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
@@ -82,7 +83,7 @@ var mutants = map[fake.Bugs]struct {
 // TestMutants breaks the fake in every way that it knows. The suite must notice
 // each, and end.
 func TestMutants(t *testing.T) {
-	if raceEnabled && testing.Short() {
+	if race.Enabled && testing.Short() {
 		t.Skip("what the suite finds is the same under the race detector, and the fakes without faults run there")
 	}
 	executable, err := os.Executable()
@@ -101,7 +102,7 @@ func TestMutants(t *testing.T) {
 		}
 		for _, class := range classes {
 			t.Run(fmt.Sprintf("%s/%s", bug, class), func(t *testing.T) {
-				if raceEnabled && (bug == fake.BugAllocates || bug == fake.BugLeaksMemory) {
+				if race.Enabled && (bug == fake.BugAllocates || bug == fake.BugLeaksMemory) {
 					t.Skip("neither allocations nor address space are measured under the race detector")
 				}
 				t.Parallel()

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
@@ -69,7 +70,7 @@ func local(t testing.TB) []string {
 // waitsOfTests are all, the cheapest first. With the race detector, both ends
 // spinning in one process take minutes, and what spins does not synchronize.
 func waitsOfTests() []string {
-	if raceEnabled {
+	if race.Enabled {
 		return []string{WaitEvent, WaitAdaptive}
 	}
 	return []string{WaitEvent, WaitAdaptive, WaitSpin}
@@ -314,7 +315,7 @@ func TestServerThatEndsIsTold(t *testing.T) {
 
 // What one message costs does not include an allocation.
 func TestLoopsAllocateNothing(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
 	_, c := pair(t)

@@ -1,5 +1,0 @@
-//go:build !race
-
-package verbena
-
-const raceEnabled = false

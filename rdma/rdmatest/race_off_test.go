@@ -1,5 +1,0 @@
-//go:build !race
-
-package rdmatest_test
-
-const raceEnabled = false

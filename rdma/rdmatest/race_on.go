@@ -1,5 +1,0 @@
-//go:build race
-
-package rdmatest
-
-const raceEnabled = true
