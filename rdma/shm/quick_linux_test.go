@@ -2,6 +2,9 @@ package shm
 
 import (
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -102,6 +105,21 @@ func TestAlternating(t *testing.T) {
 	if qp.alternates() {
 		t.Fatal("a stream is taken for an exchange")
 	}
+}
+
+// What is only asked of the caches may name memory that is gone meanwhile.
+func TestHintsAboutUnmappedMemory(t *testing.T) {
+	memory, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANONYMOUS|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := unsafe.Pointer(&memory[0])
+	if err := unix.Munmap(memory); err != nil {
+		t.Fatal(err)
+	}
+	demote(base, len(memory)/64)
+	prefetchWrite(base, len(memory)/64)
+	prefetch(base)
 }
 
 // A Send from a region that is closed fails while it is posted.
