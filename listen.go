@@ -188,13 +188,16 @@ type handshake struct {
 	evicted  bool          // counts as a handshake no more; l.mu
 }
 
-func (h *handshake) spoken() {
+// spoken ends the silence, also if it ends without a word: what is over gives way
+// to nobody. It reports false if the connection has given way already.
+func (h *handshake) spoken() bool {
 	h.l.mu.Lock()
+	defer h.l.mu.Unlock()
 	if h.place != nil {
 		h.l.silent.Remove(h.place)
 		h.place = nil
 	}
-	h.l.mu.Unlock()
+	return !h.evicted
 }
 
 func (h *handshake) run() {
@@ -211,8 +214,7 @@ func (h *handshake) run() {
 		l.mu.Unlock()
 	}()
 	conn, isHello, err := hello.Sniff(h.conn, h.deadline)
-	h.spoken() // also without a word: what is closed gives way to nobody
-	if err != nil {
+	if in := h.spoken(); err != nil || !in {
 		l.log.Debug("connection dropped", "peer", h.conn.RemoteAddr(), "error", err)
 		_ = h.conn.Close() // it told nothing
 		return

@@ -8,5 +8,7 @@ import (
 )
 
 func init() {
-	made = append(made, ranked{rank: 15, make: func(cfg Config) rdma.Provider { return ibverbs.New(ibverbs.Config{Logger: cfg.Logger}) }})
+	made = append(made, ranked{rank: 15, make: func(cfg Config) rdma.Provider {
+		return ibverbs.New(ibverbs.Config{HugePages: cfg.HugePages, Logger: cfg.Logger})
+	}})
 }

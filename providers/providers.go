@@ -20,12 +20,15 @@ type ranked struct {
 	make func(Config) rdma.Provider
 }
 
-// Config says what the set may do beyond this host.
+// Config says what the set may use, and do beyond this host.
 type Config struct {
 	// RemoteIWARP lets iWARP connect this host with others. Nothing authenticates
 	// the peers, so it is for trusted networks; a warning is logged.
 	RemoteIWARP bool
-	Logger      *slog.Logger // default: slog.Default()
+	// HugePages takes large regions from the pages that the host has reserved
+	// (vm.nr_hugepages), as long as there are any free.
+	HugePages bool
+	Logger    *slog.Logger // default: slog.Default()
 }
 
 // Default returns a new set of providers, the preferred ones first, with the

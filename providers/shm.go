@@ -8,5 +8,5 @@ import (
 )
 
 func init() {
-	made = append(made, ranked{rank: 10, make: func(Config) rdma.Provider { return shm.New(shm.Config{}) }})
+	made = append(made, ranked{rank: 10, make: func(cfg Config) rdma.Provider { return shm.New(shm.Config{HugePages: cfg.HugePages}) }})
 }

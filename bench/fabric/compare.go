@@ -132,7 +132,7 @@ type round struct {
 }
 
 // A verdict is a comparison's outcome. The medians are those of the rounds that
-// count: alike, and at the distance at which most of them were.
+// count: alike, and at the distance at which most of them were, or all.
 type verdict struct {
 	Name       string  `json:"name"`
 	Beside     string  `json:"beside"`
@@ -144,6 +144,7 @@ type verdict struct {
 	Ratio      float64 `json:"ratio"` // of the medians
 	Low        float64 `json:"ratio_low"`
 	High       float64 `json:"ratio_high"` // of the rounds' own ratios
+	AllCount   bool    `json:"all_count,omitempty"` // whatever the distance
 	Counted    int     `json:"rounds_counted"`
 	Distance   float64 `json:"distance_ns"` // median of the rounds that count
 	Note       string  `json:"note,omitempty"`
@@ -266,7 +267,10 @@ func (v *verdict) judge() {
 	if v.Unmeasured != "" || len(v.Rounds) == 0 {
 		return
 	}
-	rounds := counted(v.Rounds)
+	rounds := v.Rounds
+	if !v.AllCount {
+		rounds = counted(rounds)
+	}
 	var ours, theirs, distances []float64
 	v.Low, v.High = math.Inf(1), 0
 	for _, r := range rounds {
@@ -277,7 +281,7 @@ func (v *verdict) judge() {
 	v.Counted = len(rounds)
 	v.Ours, v.Theirs, v.Distance = middle(ours), middle(theirs), middle(distances)
 	v.Ratio = v.Ours / v.Theirs
-	if !rounds[0].Alike {
+	if !v.AllCount && !rounds[0].Alike {
 		v.Note += "the processors moved in every round"
 	}
 }

@@ -57,6 +57,7 @@ file created, written (1 KiB) and closed, one after the other.`,
 			if cfg.Executable, err = os.Executable(); err != nil {
 				return err
 			}
+			cfg.Flags = o.forChildren()
 			if cfg.Replicas > cfg.DataNodes {
 				return fmt.Errorf("%d replicas need as many DataNodes: there are to be %d", cfg.Replicas, cfg.DataNodes)
 			}

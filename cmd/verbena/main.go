@@ -36,7 +36,7 @@ func main() {
 }
 
 // options are what every command shares.
-type options struct{ verbose, remoteIWARP bool }
+type options struct{ verbose, remoteIWARP, hugePages bool }
 
 func command() *cobra.Command {
 	o := &options{}
@@ -56,6 +56,7 @@ over shared memory and iWARP, on one port, choosing by itself.
 	}
 	root.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what goes on inside, too")
 	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network")
+	root.PersistentFlags().BoolVar(&o.hugePages, "huge-pages", false, "take large memory from the huge pages that the host has reserved (vm.nr_hugepages), while there are any")
 	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o))
 	return root
 }
@@ -88,7 +89,15 @@ func (o *options) runtime() (*verbena.Runtime, error) {
 }
 
 func (o *options) providers() []rdma.Provider {
-	return providers.New(providers.Config{RemoteIWARP: o.remoteIWARP, Logger: o.logger()})
+	return providers.New(providers.Config{RemoteIWARP: o.remoteIWARP, HugePages: o.hugePages, Logger: o.logger()})
+}
+
+// forChildren are the flags that processes of this command on this host need, too.
+func (o *options) forChildren() []string {
+	if o.hugePages {
+		return []string{"--huge-pages"}
+	}
+	return nil
 }
 
 // closing adds the error of a Close to the one that a function returns.

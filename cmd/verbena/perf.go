@@ -195,7 +195,7 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 		if err != nil {
 			return err
 		}
-		var more []string
+		more := o.forChildren()
 		if len(p.serverCPUs) > 0 {
 			list := make([]string, len(p.serverCPUs))
 			for i, cpu := range p.serverCPUs {

@@ -60,6 +60,38 @@ func BenchmarkSendLatency(b *testing.B) {
 	})
 }
 
+// BenchmarkSendWindow has several messages on their way, each of which is answered,
+// and sends the next when an answer comes. It reports what a message and its answer
+// take.
+func BenchmarkSendWindow(b *testing.B) {
+	placements(b, func(b *testing.B) {
+		for _, window := range []int{1, 4, 16} {
+			for _, touch := range []bool{false, true} {
+				b.Run(fmt.Sprintf("%d/read=%t", window, touch), func(b *testing.B) {
+					p := player{size: 1024, touch: touch}
+					b.Setenv(rotationVariable, "16")
+					b.Setenv(playerVariable, p.String())
+					s, _ := with(b, "player")
+					for i := range window + 2000 + b.N {
+						if i == window+2000 {
+							b.ResetTimer()
+						}
+						if i < window {
+							if err := p.send(s); err != nil {
+								b.Fatal(err)
+							}
+							continue
+						}
+						if err := p.turn(s); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			}
+		}
+	})
+}
+
 // BenchmarkEventLatency is that with two processes that sleep.
 func BenchmarkEventLatency(b *testing.B) {
 	placements(b, func(b *testing.B) { pingPong(b, player{size: 1024, sleep: true}) })
@@ -173,6 +205,7 @@ type player struct {
 	line     byte
 	requests []rdma.SendRequest
 	polled   [4]rdma.Completion
+	took     int // messages that were polled and not told of yet
 }
 
 func (p *player) String() string { return fmt.Sprintf("%d %t %t", p.size, p.touch, p.sleep) }
@@ -184,13 +217,18 @@ func answer(s *side) error {
 		return err
 	}
 	for {
-		if err := p.receive(s); err != nil {
-			return nil //nolint:nilerr // the parent has hung up
-		}
-		if err := p.send(s); err != nil {
+		if err := p.turn(s); err != nil {
 			return nil //nolint:nilerr // the parent has hung up
 		}
 	}
+}
+
+// turn takes one message and sends one.
+func (p *player) turn(s *side) error {
+	if err := p.receive(s); err != nil {
+		return err
+	}
+	return p.send(s)
 }
 
 func (p *player) send(s *side) error {
@@ -213,13 +251,17 @@ func (p *player) send(s *side) error {
 	return err
 }
 
+// receive waits for one message.
 func (p *player) receive(s *side) error {
 	for idle := 1; ; idle++ {
+		if p.took > 0 {
+			p.took--
+			return nil
+		}
 		n, err := s.cq.Poll(p.polled[:])
 		if err != nil {
 			return err
 		}
-		back := false
 		for i := range p.polled[:n] {
 			c := &p.polled[i]
 			if c.Status != rdma.StatusSuccess {
@@ -228,7 +270,7 @@ func (p *player) receive(s *side) error {
 			if c.Op != rdma.OpRecv {
 				continue
 			}
-			back = true
+			p.took++
 			if p.touch {
 				if err := p.read(s, c); err != nil {
 					return err
@@ -239,8 +281,6 @@ func (p *player) receive(s *side) error {
 			}
 		}
 		switch {
-		case back:
-			return nil
 		case n > 0:
 		case p.sleep && idle&1 == 1:
 			if err := s.cq.Arm(false); err != nil {

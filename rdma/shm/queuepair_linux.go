@@ -83,7 +83,8 @@ type queuePair struct {
 	sent         uint64 // messages put into out
 	outLimit     uint64 // how many may be, as last seen
 	outRoom      int    // what fits into each of those, without looking; -1 if that is not known
-	answers      uint64 // taken, when the last message was sent
+	answers      uint64 // taken, when the last message was placed into a receive
+	unanswered   uint64 // messages so placed that none has come for
 	claim        uint64
 	claimed      bool
 	accesses     uint64

@@ -189,14 +189,18 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 	return true
 }
 
-// alternates tells whether just one message has come since the last one was sent:
-// then each side waits for the other, and what the caches do in between counts.
-// In a stream the same care would halve the rate.
+// alternates notes that a message is sent into a receive of the peer, and tells
+// whether it answers the one message that has come since the last such, and that
+// one answered all before: then each side waits for the other, and what the caches
+// do in between counts. In a stream the same care would halve the rate. With a
+// shared receive queue nothing alternates: taken does not move.
 func (qp *queuePair) alternates() bool {
 	taken := qp.taken.Load()
-	one := taken == qp.answers+1
+	came := taken - qp.answers
 	qp.answers = taken
-	return one
+	qp.unanswered -= min(qp.unanswered, came)
+	qp.unanswered++
+	return came == 1 && qp.unanswered == 1
 }
 
 // exchangeBelow is up to which length messages that alternate are brought nearer

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,7 @@ func start(ctx context.Context, cfg Config, dir string) (*cluster, error) {
 	run := func(name string, args ...string) (string, error) {
 		address := filepath.Join(dir, name+".address")
 		p, err := processes.Start(ctx, name, address, cfg.Executable,
-			append(args, "--dir", filepath.Join(dir, name), "--listen", "127.0.0.1:0", "--address-file", address)...)
+			slices.Concat(args, []string{"--dir", filepath.Join(dir, name), "--listen", "127.0.0.1:0", "--address-file", address}, cfg.Flags)...)
 		if err != nil {
 			return "", errors.Join(err, c.stop())
 		}

@@ -32,6 +32,7 @@ type Config struct {
 	Connect func(ctx context.Context, addr, transport string) (*hdfs.Client, error)
 	// Executable is the verbena binary, to run the cluster's processes with.
 	Executable string
+	Flags      []string  // for each of them
 	Progress   io.Writer // told what goes on; io.Discard to be quiet
 }
 

@@ -63,7 +63,8 @@ func (l *Library) withDevices(f func(device uintptr) bool) error {
 	return nil
 }
 
-// A CallMode chooses how posts and polls of a context enter the driver.
+// A CallMode chooses how posts and polls of a context enter the driver. Each
+// tells the scheduler less than the one before.
 type CallMode uint8
 
 const (
@@ -72,17 +73,18 @@ const (
 	CallAuto CallMode = iota
 	// CallBlocking lets the scheduler know: any driver may be used so.
 	CallBlocking
+	// CallNonBlockingPoll is CallNonBlocking for polls, and for posted receives where
+	// the driver is known to bear it, and CallBlocking for posts to send queues: for
+	// drivers that ring the kernel then.
+	CallNonBlockingPoll
 	// CallNonBlocking costs about half, and holds up the garbage collector as
 	// long as the driver takes: for drivers that make no system call, unless
 	// something has failed, and take no lock but spin locks.
 	CallNonBlocking
-	// CallNonBlockingPoll is CallNonBlocking for polls and posted receives, and
-	// CallBlocking for posts to send queues: for drivers that ring the kernel then.
-	CallNonBlockingPoll
 )
 
 func (m CallMode) String() string {
-	return name("call mode", []string{"auto", "blocking", "non-blocking", "non-blocking poll"}, int(m))
+	return name("call mode", []string{"auto", "blocking", "non-blocking poll", "non-blocking"}, int(m))
 }
 
 // A Context is an open device.
@@ -93,7 +95,7 @@ type Context struct {
 	driver    string
 	transport Transport
 	// How the driver is entered.
-	posts, briefPosts, polls foreign.Mode
+	posts, briefPosts, recvs, polls foreign.Mode
 
 	postSend, postRecv, postSRQRecv, pollCQ, reqNotify uintptr
 }
@@ -167,9 +169,9 @@ func (c *Context) Mode() CallMode {
 }
 
 func (c *Context) setMode(mode CallMode) {
-	c.posts, c.briefPosts, c.polls = foreign.Blocking, foreign.Blocking, foreign.Blocking
+	c.posts, c.briefPosts, c.recvs, c.polls = foreign.Blocking, foreign.Blocking, foreign.Blocking, foreign.Blocking
 	if mode == CallNonBlocking {
-		c.posts, c.briefPosts = foreign.NonBlocking, foreign.NonBlocking
+		c.posts, c.briefPosts, c.recvs = foreign.NonBlocking, foreign.NonBlocking, foreign.NonBlocking
 	}
 	if mode == CallNonBlocking || mode == CallNonBlockingPoll {
 		c.polls = foreign.NonBlocking

@@ -5,7 +5,6 @@ package verbs
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -38,15 +37,16 @@ var modes = map[string]CallMode{
 // makes a system call after all, the collector waits for that, and no more.
 const unknownMode = CallNonBlockingPoll
 
+// ringRecvs are drivers whose posted receives only go into a ring, though their
+// posts to send queues tell the kernel.
+var ringRecvs = map[string]bool{"rxe": true, "siw": true}
+
 // briefPosts are drivers whose posts make a system call that returns within
 // microseconds when there is little to send: rxe makes its packets and hands them
 // to the interface in it, and waits for nothing. The scheduler had better not hear
 // of those. It takes the processor from a thread that is away for 20 us, which wakes
 // another one: on a host whose processors all spin, that costs milliseconds.
 var briefPosts = map[string]bool{"rxe": true}
-
-// postsBlock are drivers whose posts are known to make system calls.
-var postsBlock = map[string]bool{"rxe": true, "siw": true, "cxgb4": true, "bnxt_re": true}
 
 // choose finds out the driver and sets how it is called.
 func (c *Context) choose(mode CallMode) error {
@@ -58,15 +58,23 @@ func (c *Context) choose(mode CallMode) error {
 }
 
 func (c *Context) chooseFor(mode CallMode) error {
-	if mode == CallNonBlocking && postsBlock[c.driver] {
-		return fmt.Errorf("verbs: %s: the driver %s makes system calls when it posts and can't be called in the mode %q", c.name, c.driver, mode)
-	}
-	if mode == CallAuto {
-		mode = cmp.Or(modes[c.driver], unknownMode)
+	most, known := modes[c.driver]
+	switch {
+	case mode == CallAuto && known:
+		mode = most
+	case mode == CallAuto:
+		mode = unknownMode
+	case known && mode > most:
+		return fmt.Errorf("verbs: %s: the driver %s may make system calls and can't be called in the mode %q, only %q", c.name, c.driver, mode, most)
 	}
 	c.setMode(mode)
-	if mode == CallNonBlockingPoll && briefPosts[c.driver] {
-		c.briefPosts = foreign.NonBlocking
+	if mode == CallNonBlockingPoll {
+		if briefPosts[c.driver] {
+			c.briefPosts = foreign.NonBlocking
+		}
+		if ringRecvs[c.driver] {
+			c.recvs = foreign.NonBlocking
+		}
 	}
 	return nil
 }

@@ -165,6 +165,10 @@ func TestModes(t *testing.T) {
 		{"hns", CallAuto, CallBlocking, false},
 		{"bnxt_re", CallAuto, CallBlocking, false},
 		{"bnxt_re", CallNonBlocking, 0, true},
+		{"hns", CallNonBlockingPoll, 0, true},
+		{"cxgb4", CallAuto, CallNonBlockingPoll, false},
+		{"cxgb4", CallNonBlocking, 0, true},
+		{"", CallNonBlocking, CallNonBlocking, false},
 		{"", CallAuto, CallNonBlockingPoll, false},
 		{"", CallBlocking, CallBlocking, false},
 		{"irdma", CallAuto, CallNonBlocking, false},
@@ -184,6 +188,13 @@ func TestModes(t *testing.T) {
 		}
 		if ctx.briefPosts != brief {
 			t.Errorf("%q asked for %v: brief posts are %v, want %v", c.driver, c.asked, ctx.briefPosts, brief)
+		}
+		recvs := foreign.Blocking
+		if c.want == CallNonBlocking || c.want == CallNonBlockingPoll && (c.driver == "rxe" || c.driver == "siw") {
+			recvs = foreign.NonBlocking
+		}
+		if ctx.recvs != recvs {
+			t.Errorf("%q asked for %v: posted receives are %v, want %v", c.driver, c.asked, ctx.recvs, recvs)
 		}
 	}
 }

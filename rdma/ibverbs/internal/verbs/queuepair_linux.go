@@ -126,7 +126,7 @@ func (l *RecvList) post(c *Context, fn, queue uintptr, n int) (int, error) {
 	last.next = 0
 	base := uintptr(unsafe.Pointer(&l.wrs[0]))
 	*l.bad = 0
-	r, errno := c.polls.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
+	r, errno := c.recvs.Call3(fn, queue, base, uintptr(unsafe.Pointer(l.bad)))
 	last.next = next
 	runtime.KeepAlive(l)
 	if r != 0 {
