@@ -35,7 +35,13 @@ type boot struct {
 	skip string
 	// verbena brings the binary, which takes a while to build.
 	verbena bool
+	// limit is when it is killed unless --timeout says something else; 0 means the
+	// default of that.
+	limit time.Duration
 }
+
+// brief is the limit of machines whose cases take seconds.
+const brief = 2 * time.Minute
 
 const (
 	// casesPackage has the cases that are the lab's own.
@@ -81,13 +87,13 @@ var boots = []boot{
 	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "siw", env: ibverbsOn("siw")},
 	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, skip: without(manyConnections, killedPeers), env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1")},
 	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, skip: without(manyConnections), env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1")},
-	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe"},
-	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw"},
+	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", limit: brief},
+	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", limit: brief},
 	// Each of these leaves its machine without a link or a device.
-	{name: "down-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1")},
-	{name: "down-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1")},
-	{name: "removal-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1")},
-	{name: "removal-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1")},
+	{name: "down-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: brief},
+	{name: "down-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1"), limit: brief},
+	{name: "removal-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: brief},
+	{name: "removal-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1"), limit: brief},
 	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`)},
 	{name: "split-accepts", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitAcceptsConformance$`), skip: without(patientPeers)},
 	{name: "split-connects", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConnectsConformance$`), skip: without(patientPeers)},
@@ -117,6 +123,7 @@ type casesOptions struct {
 	verbose, list bool
 	tries         int
 	json, keep    bool
+	patient       bool // no machine has a limit of its own
 	parallel      int
 }
 
@@ -144,7 +151,10 @@ func casesCommand(o *options) *cobra.Command {
   go run ./lab exec -- rping -h             any program
   go run ./lab shell                        look around`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runCases(cmd.Context(), o, c) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.patient = c.keep || cmd.Flags().Changed("timeout")
+			return runCases(cmd.Context(), o, c)
+		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.run, "run", "", "run the cases that match, a pattern as go test's: Top/sub/subsub")
@@ -224,6 +234,9 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 			for try := 1; ctx.Err() == nil; try++ {
 				copied := *m
 				copied.limit = o.timeout
+				if p.limit > 0 && !c.patient {
+					copied.limit = p.limit
+				}
 				copied.job = job.Job{
 					World: p.world, Loss: p.loss, Dir: "/root", ShellOnFailure: c.keep,
 					Env:  append([]string{requireVariable + "=1", "GOTRACEBACK=all"}, p.env...),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,8 +77,10 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.limit)
 	defer cancel()
+	control := initrd.Name() + ".qmp"
+	defer remove(control)
 
-	last := &ring{size: 8 << 10}
+	last := &ring{size: 32 << 10}
 	said := &ring{size: 256}
 	sinks := []struct {
 		id string
@@ -90,8 +93,8 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 		"-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memory),
 		"-kernel", m.image.kernel, "-initrd", initrd.Name(),
-		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on",
-		"-device", "virtio-serial-pci",
+		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on unknown_nmi_panic panic_print=0x40",
+		"-device", "virtio-serial-pci", "-qmp", "unix:" + control + ",server=on,wait=off",
 	}
 	if m.accelerator == kvm {
 		args = append(args, "-accel", "kvm", "-cpu", "host")
@@ -99,6 +102,12 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 		args = append(args, "-accel", "tcg,thread=multi", "-cpu", "max")
 	}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64")
+	cmd.Cancel = func() error {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			interrogate(control)
+		}
+		return cmd.Process.Kill()
+	}
 	var copying sync.WaitGroup
 	var ends, theirs []*os.File
 	defer func() {
@@ -153,7 +162,7 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 			return status, nil
 		}
 	}
-	failure := &machineError{what: "ended without telling the command's status", console: tail(last.String(), 40), err: ended}
+	failure := &machineError{what: "ended without telling the command's status", console: tail(last.String(), 120), err: ended}
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		failure.what, failure.err = fmt.Sprintf("was killed after %v (--timeout)", m.limit), ctx.Err()
@@ -163,6 +172,24 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 		failure.what = "failed: qemu-system-x86_64: " + strings.TrimSpace(complaint.String())
 	}
 	return 0, failure
+}
+
+// interrogate makes a virtual machine that hangs show on its console where its
+// processors are: an interrupt that nothing masks makes the kernel panic, tell, and
+// end. What does not work is left: the machine is killed anyway.
+func interrogate(control string) {
+	c, err := net.Dial("unix", control)
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return
+	}
+	if _, err := io.WriteString(c, `{"execute":"qmp_capabilities"}{"execute":"inject-nmi"}`); err != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, c) // until it has ended
 }
 
 // pack writes the initial RAM file system: the image's and the job's.

@@ -90,7 +90,7 @@ func rootCommand() *cobra.Command {
 	f := root.PersistentFlags()
 	f.IntVar(&o.cpus, "cpus", 2, "processors of a virtual machine")
 	f.IntVar(&o.memory, "memory", 1536, "memory of a virtual machine, in MiB")
-	f.DurationVar(&o.timeout, "timeout", 10*time.Minute, "kill a virtual machine after this time and show the end of its console")
+	f.DurationVar(&o.timeout, "timeout", 6*time.Minute, "kill a virtual machine after this time and show where it hung (those whose cases take seconds: 2m)")
 	f.BoolVar(&o.console, "console", false, "show what kernel and init print, on standard error")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "do not tell what takes long")
 	f.BoolVar(&o.tcg, "tcg", false, "emulate, even where KVM works")
