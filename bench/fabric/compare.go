@@ -143,7 +143,7 @@ type verdict struct {
 	Theirs     float64 `json:"theirs"`
 	Ratio      float64 `json:"ratio"` // of the medians
 	Low        float64 `json:"ratio_low"`
-	High       float64 `json:"ratio_high"` // of the rounds' own ratios
+	High       float64 `json:"ratio_high"`          // of the rounds' own ratios
 	AllCount   bool    `json:"all_count,omitempty"` // whatever the distance
 	Counted    int     `json:"rounds_counted"`
 	Distance   float64 `json:"distance_ns"` // median of the rounds that count
