@@ -164,8 +164,8 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 		return false
 	}
 	place := place(word(d.base, 8).Load())
-	region := qp.cache[place.handle()%uint32(len(qp.cache))]
-	if region == nil || region.handle != place.handle() || !region.has(rdma.AccessLocalWrite) {
+	region := qp.cached(place)
+	if region == nil || !region.has(rdma.AccessLocalWrite) {
 		return false
 	}
 	to := region.at(region.address+uint64(place.offset()), len(source))
@@ -216,8 +216,8 @@ func (qp *queuePair) fetchPlace(length int) {
 		return
 	}
 	place := place(word(qp.out.descriptor(qp.sent).base, 8).Load())
-	region := qp.cache[place.handle()%uint32(len(qp.cache))]
-	if region == nil || region.handle != place.handle() {
+	region := qp.cached(place)
+	if region == nil {
 		return
 	}
 	if to := region.at(region.address+uint64(place.offset()), length); to != nil {
@@ -225,7 +225,15 @@ func (qp *queuePair) fetchPlace(length int) {
 	}
 }
 
-// lines is how many lines of 64 bytes so many bytes fill, at least one.
+// cached is the region that a place of the peer is in, if it was used lately.
+func (qp *queuePair) cached(p place) *peerRegion {
+	if r := qp.cache[p.handle()%uint32(len(qp.cache))]; r != nil && r.handle == p.handle() {
+		return r
+	}
+	return nil
+}
+
+// lines is how many lines of 64 bytes so many bytes fill from the start of one.
 func lines(length int) int { return (length + 63) / 64 }
 
 // descriptorsAhead is how many descriptors of one entry are in a line.
