@@ -1,4 +1,4 @@
-package events
+package domains
 
 import (
 	"testing"
@@ -10,10 +10,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestInOrder(t *testing.T) {
+func TestEventsInOrder(t *testing.T) {
 	const n = 1000
 	var got []rdma.EventKind
-	var q Queue
+	var q Events
 	q.Start(func(e rdma.Event) { got = append(got, e.Kind) })
 	for i := range n {
 		q.Add(rdma.Event{Kind: rdma.EventKind(i % 7)})
@@ -32,10 +32,10 @@ func TestInOrder(t *testing.T) {
 
 // An application that does not take its events bounds them, and what has to be
 // done beside is done.
-func TestBound(t *testing.T) {
+func TestEventsAreBounded(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	delivered, done := 0, 0
-	var q Queue
+	var q Events
 	q.Start(func(rdma.Event) {
 		if delivered++; delivered == 1 {
 			close(entered)
@@ -44,23 +44,23 @@ func TestBound(t *testing.T) {
 	})
 	q.Add(rdma.Event{})
 	<-entered
-	for range most + 10 {
+	for range mostEvents + 10 {
 		q.Add(rdma.Event{})
 	}
 	q.AddAfter(func() { done = delivered }, rdma.Event{})
 	close(release)
 	q.Stop()
-	if want := 1 + most + 1; delivered != want {
+	if want := 1 + mostEvents + 1; delivered != want {
 		t.Errorf("%d events come, want %d", delivered, want)
 	}
-	if want := 1 + most; done != want {
+	if want := 1 + mostEvents; done != want {
 		t.Errorf("what comes before the last event is done after %d events, want %d", done, want)
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestNobodyTakesEvents(t *testing.T) {
 	done := false
-	var q Queue
+	var q Events
 	q.Start(nil)
 	q.AddAfter(func() { done = true }, rdma.Event{})
 	q.Stop()

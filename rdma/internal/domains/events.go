@@ -1,6 +1,4 @@
-// Package events brings a domain's asynchronous events to the application, for
-// the providers that raise them from goroutines that must not wait.
-package events
+package domains
 
 import (
 	"sync"
@@ -8,13 +6,14 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// most bounds a queue whose application does not take its events: ports go up
+// mostEvents bounds a list whose application does not take its events: ports go up
 // and down for ever.
-const most = 1 << 16
+const mostEvents = 1 << 16
 
-// A Queue is a list of events and the goroutine that delivers them, one at a
-// time and in order. Its methods may be called concurrently, after Start.
-type Queue struct {
+// Events brings a domain's asynchronous events to the application. It is a list and
+// the goroutine that delivers what is on it, one at a time and in order, so that who
+// raises an event never waits. Its methods may be called concurrently, after Start.
+type Events struct {
 	mu      sync.Mutex
 	list    []entry
 	wake    chan struct{}
@@ -28,12 +27,12 @@ type entry struct {
 }
 
 // Start begins to deliver; nil drops the events. Stop must follow.
-func (q *Queue) Start(deliver func(rdma.Event)) {
+func (q *Events) Start(deliver func(rdma.Event)) {
 	q.wake, q.done = make(chan struct{}, 1), make(chan struct{})
 	go q.run(deliver)
 }
 
-func (q *Queue) run(deliver func(rdma.Event)) {
+func (q *Events) run(deliver func(rdma.Event)) {
 	defer close(q.done)
 	for range q.wake {
 		for {
@@ -61,22 +60,22 @@ func (q *Queue) run(deliver func(rdma.Event)) {
 
 // Add appends an event and does not wait. When 65,536 wait to be taken, further
 // ones are lost.
-func (q *Queue) Add(event rdma.Event) { q.add(entry{Event: event}) }
+func (q *Events) Add(event rdma.Event) { q.add(entry{Event: event}) }
 
 // AddAfter is Add with something to do before, in the queue's goroutine. That is
 // never lost: raise such events once for an object.
-func (q *Queue) AddAfter(before func(), event rdma.Event) { q.add(entry{event, before}) }
+func (q *Events) AddAfter(before func(), event rdma.Event) { q.add(entry{event, before}) }
 
-func (q *Queue) add(e entry) {
+func (q *Events) add(e entry) {
 	q.mu.Lock()
-	if !q.stopped && (len(q.list) < most || e.before != nil) {
+	if !q.stopped && (len(q.list) < mostEvents || e.before != nil) {
 		q.list = append(q.list, e)
 	}
 	q.mu.Unlock()
 	q.signal()
 }
 
-func (q *Queue) signal() {
+func (q *Events) signal() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
@@ -85,7 +84,7 @@ func (q *Queue) signal() {
 
 // Stop delivers what is there, ends the goroutine and waits for it. What is added
 // later is dropped.
-func (q *Queue) Stop() {
+func (q *Events) Stop() {
 	q.mu.Lock()
 	q.stopped = true
 	q.mu.Unlock()

@@ -1,0 +1,247 @@
+// Package journal makes a service's state machine durable: entries go through
+// one hashicorp/raft group into a log on pebble, and are applied once they are
+// synced to disk. Snapshots of the state bound the log. All files go through a
+// pebble vfs.FS, so that a test can take away what was not synced.
+//
+// The group has one voter today. Nothing above this package knows that; three
+// need a transport and their addresses in [Config], and no other change.
+//
+// Many callers of [Journal.Append] at once share a sync: raft's leader takes
+// all entries that are waiting into one write of the log.
+//
+// It belongs to the service kit: services import it, it knows none of them and
+// imports nothing of the project.
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/raft"
+)
+
+// StateMachine is what the journal keeps. Its methods are called one at a
+// time.
+type StateMachine interface {
+	// Apply runs entries in order and returns, for each, what its Append
+	// returns. It must not keep the entries' memory.
+	Apply(entries [][]byte) []any
+	// Snapshot returns the state in a form that Restore understands. The
+	// journal owns the slice.
+	Snapshot() ([]byte, error)
+	// Restore replaces the state.
+	Restore(io.Reader) error
+}
+
+// ErrNotLeader says that an entry could not be, or may not have been, appended:
+// this journal is closing, or another voter leads.
+var ErrNotLeader = errors.New("journal: not the leader")
+
+// Config says where a journal is.
+type Config struct {
+	Dir    string // made if missing
+	FS     vfs.FS // default vfs.Default
+	Logger *slog.Logger
+
+	// The journal takes a snapshot once SnapshotEntries entries have come since
+	// the last one. It looks after a random time between SnapshotInterval and
+	// twice that. Defaults: 65,536 entries and 10 s.
+	SnapshotEntries  uint64
+	SnapshotInterval time.Duration
+	// TrailingEntries stay in the log behind a snapshot. Default 1,024.
+	TrailingEntries uint64
+}
+
+func (c *Config) setDefaults() {
+	if c.FS == nil {
+		c.FS = vfs.Default
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.SnapshotEntries == 0 {
+		c.SnapshotEntries = 1 << 16
+	}
+	if c.SnapshotInterval == 0 {
+		c.SnapshotInterval = 10 * time.Second
+	}
+	if c.TrailingEntries == 0 {
+		c.TrailingEntries = 1024
+	}
+}
+
+// Journal is an open journal. Its methods may be called concurrently.
+type Journal struct {
+	raft  *raft.Raft
+	store *store
+	lock  io.Closer
+
+	// Raft does not answer what still waits in its queue when it shuts down.
+	// So appends hold gate for reading, and Close takes it first.
+	gate   sync.RWMutex
+	closed bool
+	close  sync.Once
+	err    error
+}
+
+// Open opens the journal or makes a new one, brings sm to the state of the last
+// acknowledged entry, and is ready for Append when it returns. The directory
+// is locked against other processes.
+func Open(ctx context.Context, cfg Config, sm StateMachine) (*Journal, error) {
+	cfg.setDefaults()
+	j, err := open(ctx, cfg, sm)
+	if err != nil {
+		return nil, fmt.Errorf("journal: open %s: %w", cfg.Dir, err)
+	}
+	return j, nil
+}
+
+func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err error) {
+	j := &Journal{}
+	defer func() {
+		if err != nil {
+			j.Close()
+		}
+	}()
+	if err := makeDir(cfg.FS, cfg.Dir); err != nil {
+		return nil, err
+	}
+	if j.lock, err = cfg.FS.Lock(cfg.FS.PathJoin(cfg.Dir, "LOCK")); err != nil {
+		return nil, fmt.Errorf("the directory is in use by another process: stop that one or choose another directory: %w", err)
+	}
+	snapshots, err := openSnapshots(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "snapshots"))
+	if err != nil {
+		return nil, err
+	}
+	if j.store, err = openStore(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "log"), cfg.Logger); err != nil {
+		return nil, err
+	}
+
+	const id = "1"
+	addr, transport := raft.NewInmemTransport(id)
+	transport.Connect(addr, transport)
+	rc := raft.DefaultConfig()
+	rc.LocalID = id
+	rc.Logger = raftLogger(cfg.Logger)
+	// These times matter only between voters. A single voter is elected at once,
+	// below; long times keep it from waking up to see that it still leads itself.
+	rc.HeartbeatTimeout = 5 * time.Second
+	rc.ElectionTimeout = 5 * time.Second
+	rc.LeaderLeaseTimeout = 5 * time.Second
+	rc.MaxAppendEntries = 512
+	rc.BatchApplyCh = true
+	rc.SnapshotThreshold = cfg.SnapshotEntries
+	rc.SnapshotInterval = cfg.SnapshotInterval
+	rc.TrailingLogs = cfg.TrailingEntries
+
+	first, err := neverStarted(j.store, snapshots)
+	if err != nil {
+		return nil, err
+	}
+	if first {
+		// A process that died in its first start may have left a term behind, and
+		// raft refuses to start over where there is one. With one voter and no
+		// entry nobody has relied on that term.
+		if err := j.store.SetUint64(currentTerm, 0); err != nil {
+			return nil, err
+		}
+		voters := raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: id, Address: addr}}}
+		if err := raft.BootstrapCluster(rc, j.store, j.store, snapshots, transport, voters); err != nil {
+			return nil, fmt.Errorf("first start: %w", err)
+		}
+	}
+	if j.raft, err = raft.NewRaft(rc, &machine{sm: sm}, j.store, j.store, snapshots, transport); err != nil {
+		return nil, err
+	}
+	// The only voter need not wait for the silence of another leader.
+	if err := transport.TimeoutNow(id, addr, &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: rc.ProtocolVersion}}, &raft.TimeoutNowResponse{}); err != nil {
+		return nil, fmt.Errorf("start the election: %w", err)
+	}
+	select {
+	case <-j.raft.LeaderCh():
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the election: %w", context.Cause(ctx))
+	}
+	if err := j.raft.Barrier(0).Error(); err != nil {
+		return nil, fmt.Errorf("replay the log: %w", err)
+	}
+	return j, nil
+}
+
+// neverStarted tells that there is neither an entry nor a snapshot, so that
+// nothing was ever acknowledged.
+func neverStarted(s *store, snapshots *snapshotStore) (bool, error) {
+	last, err := s.LastIndex()
+	if err != nil || last > 0 {
+		return false, err
+	}
+	list, err := snapshots.List()
+	return len(list) == 0, err
+}
+
+// Append makes entry durable, applies it, and returns what the state machine
+// said. The entry must not be changed afterwards. If ctx is done already,
+// nothing is appended. A ctx that ends later does not interrupt: an entry on its
+// way to disk can't be called back. After an error that is [ErrNotLeader] the
+// entry may have been appended all the same.
+func (j *Journal) Append(ctx context.Context, entry []byte) (any, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("journal: append: %w", context.Cause(ctx))
+	}
+	j.gate.RLock()
+	defer j.gate.RUnlock()
+	if j.closed {
+		return nil, fmt.Errorf("%w: append: it is closed", ErrNotLeader)
+	}
+	f := j.raft.Apply(entry, 0)
+	if err := f.Error(); err != nil {
+		return nil, fmt.Errorf("%w: append: %w", ErrNotLeader, err)
+	}
+	return f.Response(), nil
+}
+
+// Snapshot takes a snapshot now and cuts the log.
+func (j *Journal) Snapshot() error {
+	j.gate.RLock()
+	defer j.gate.RUnlock()
+	if j.closed {
+		return fmt.Errorf("%w: snapshot: it is closed", ErrNotLeader)
+	}
+	if err := j.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+		return fmt.Errorf("journal: snapshot: %w", err)
+	}
+	return nil
+}
+
+// LastIndex returns the index of the last entry applied.
+func (j *Journal) LastIndex() uint64 { return j.raft.AppliedIndex() }
+
+// Close lets the appends under way finish, refuses others, stops the journal,
+// waits for its goroutines and unlocks the directory.
+func (j *Journal) Close() error {
+	j.close.Do(func() {
+		j.gate.Lock()
+		j.closed = true
+		j.gate.Unlock()
+		var errs []error
+		if j.raft != nil {
+			errs = append(errs, j.raft.Shutdown().Error())
+		}
+		if j.store != nil {
+			errs = append(errs, j.store.Close())
+		}
+		if j.lock != nil {
+			errs = append(errs, j.lock.Close())
+		}
+		if err := errors.Join(errs...); err != nil {
+			j.err = fmt.Errorf("journal: close: %w", err)
+		}
+	})
+	return j.err
+}

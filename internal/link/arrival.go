@@ -1,0 +1,217 @@
+package link
+
+import (
+	"fmt"
+
+	"github.com/verbena-data/verbena/internal/link/wire"
+)
+
+// arrivals is what this side does about the peer's offers. They are read, and
+// confirmed, in the order in which they came; one whose message has no memory yet
+// holds up those behind it, which belong to it or to later messages.
+type arrivals struct {
+	pending fifo[pendingOffer]
+	confirm fifo[uint32] // ids that are done, to be told
+	open    int          // offers of the peer that it has not been told of
+	reading int          // Reads under way
+
+	arriving bool   // the parts of message current are not all here
+	current  uint64 // position in the inbox
+
+	largest int // bytes of the longest message that the peer has delivered
+}
+
+type pendingOffer struct {
+	message uint64
+	offer   wire.Offer
+}
+
+// A fifo is a queue that keeps its memory.
+type fifo[T any] struct {
+	items []T
+	first int
+}
+
+func (f *fifo[T]) len() int { return len(f.items) - f.first }
+
+func (f *fifo[T]) push(v T) {
+	if f.first > 0 && len(f.items) == cap(f.items) {
+		f.items = f.items[:copy(f.items, f.items[f.first:])]
+		f.first = 0
+	}
+	f.items = append(f.items, v)
+}
+
+func (f *fifo[T]) front() *T { return &f.items[f.first] }
+
+func (f *fifo[T]) pop() T {
+	v := f.items[f.first]
+	if f.first++; f.first == len(f.items) {
+		f.items, f.first = f.items[:0], 0
+	}
+	return v
+}
+
+// clear empties the queue and tells how much was in it.
+func (f *fifo[T]) clear() int {
+	n := f.len()
+	f.items, f.first = f.items[:0], 0
+	return n
+}
+
+// offered takes a part of a long message.
+func (m *Machine[M]) offered(tag uint32, o wire.Offer) error {
+	a := &m.arrivals
+	if o.Offset == 0 {
+		m.giveUpArrival()
+		a.current = m.inbox.push(message[M]{tag: tag, total: int(o.Total), long: true})
+		a.arriving = true
+	}
+	if !a.arriving {
+		return fmt.Errorf("%w: offer of bytes %d to %d of %d, which does not continue what came before", wire.ErrProtocol, o.Offset, o.End(), o.Total)
+	}
+	e := m.inbox.at(a.current)
+	if e.tag != tag || e.total != int(o.Total) || e.offered != int(o.Offset) {
+		return fmt.Errorf("%w: offer of bytes %d to %d of %d, which does not continue what came before", wire.ErrProtocol, o.Offset, o.End(), o.Total)
+	}
+	if a.open++; a.open > int(m.peer.Chunks) {
+		return fmt.Errorf("%w: more than %d offers at a time", wire.ErrProtocol, m.peer.Chunks)
+	}
+	e.offered += int(o.Length)
+	a.pending.push(pendingOffer{a.current, o})
+	a.arriving = e.offered < e.total
+	return nil
+}
+
+// giveUpArrival notes that the peer did not finish a long message: something else
+// begins.
+func (m *Machine[M]) giveUpArrival() {
+	if !m.arrivals.arriving {
+		return
+	}
+	m.arrivals.arriving = false
+	e := m.inbox.at(m.arrivals.current)
+	e.givenUp = true
+	if e.complete() {
+		m.inbox.incomplete--
+	}
+	m.read()
+	m.forget()
+}
+
+// forget takes long messages out at the end of the inbox that nobody will receive
+// and that have no memory. A peer could make any number of them.
+func (m *Machine[M]) forget() {
+	for b := &m.inbox; !b.empty(); b.next-- {
+		e := b.at(b.next - 1)
+		if !e.long || e.given || !e.complete() || !e.givenUp && !m.goodbye.closed {
+			return
+		}
+		*e = message[M]{}
+	}
+}
+
+// read posts Reads of what has been offered, as far as there is memory.
+func (m *Machine[M]) read() {
+	a := &m.arrivals
+	for a.pending.len() > 0 {
+		p := a.pending.front()
+		e := m.inbox.at(p.message)
+		id := readOffer{p.offer.ID, p.offer.Length}
+		switch {
+		case e.givenUp || m.goodbye.closed:
+			m.settle(e, id)
+			a.pending.pop()
+			if m.goodbye.closed {
+				m.forget()
+			}
+			continue
+		case e.capacity < p.offer.End() || a.reading >= m.limits.Chunks || !m.queue.room():
+			return
+		}
+		seq := m.queue.tail
+		*m.queue.at(seq) = place{what: placeRead, message: p.message, offer: id}
+		m.queue.tail++
+		m.queue.quiet = 0
+		m.out = append(m.out, Post{
+			Seq: seq, Signaled: true, Read: true, Message: p.message,
+			Offset: int(p.offer.Offset), Length: int(p.offer.Length), Address: p.offer.Address, Key: p.offer.Key,
+		})
+		e.reading++
+		a.reading++
+		a.pending.pop()
+	}
+}
+
+// readDone notes the end of a Read.
+func (m *Machine[M]) readDone(n uint64, id readOffer) {
+	m.arrivals.reading--
+	e := m.inbox.at(n)
+	e.reading--
+	m.settle(e, id)
+	if e.settled == e.total {
+		m.arrivals.largest = max(m.arrivals.largest, e.total)
+	}
+}
+
+// settle confirms an offer whose bytes have been read, or are not wanted.
+func (m *Machine[M]) settle(e *message[M], id readOffer) {
+	m.arrivals.confirm.push(id.id)
+	e.settled += int(id.length)
+	if e.complete() {
+		m.inbox.incomplete--
+	}
+}
+
+// short tells that message n waits for memory, and that its memory can be moved.
+func (m *Machine[M]) short(n uint64) bool {
+	if m.arrivals.pending.len() == 0 || m.goodbye.closed {
+		return false
+	}
+	p := m.arrivals.pending.front()
+	e := m.inbox.at(n)
+	return p.message == n && !e.givenUp && e.reading == 0 && e.capacity < p.offer.End()
+}
+
+// A Want is a long message that waits for memory.
+type Want struct {
+	Message uint64 // for Provide
+	Tag     uint32
+	Have    int // bytes that have arrived: they move along
+	Need    int // bytes without which nothing goes on
+	Size    int // bytes that would be best, at least Need
+	Total   int // bytes of the message
+	First   bool
+}
+
+// Wanted tells which long message waits for memory, if one does. First says that
+// it is also the next that the application receives.
+//
+// An announcement is cheap, so memory follows what has arrived: Limits.Commit bytes
+// at first, then twice what there was. A peer that has delivered a message gets
+// memory for one of up to twice its length at once.
+func (m *Machine[M]) Wanted() (Want, bool) {
+	if m.arrivals.pending.len() == 0 {
+		return Want{}, false
+	}
+	p := m.arrivals.pending.front()
+	if !m.short(p.message) {
+		return Want{}, false
+	}
+	e := m.inbox.at(p.message)
+	w := Want{Message: p.message, Tag: e.tag, Have: e.settled, Total: e.total, First: p.message == m.inbox.first}
+	w.Need = min(e.total, max(m.limits.Commit, 2*e.capacity, p.offer.End()))
+	w.Size = min(e.total, max(w.Need, 2*m.arrivals.largest))
+	return w, true
+}
+
+// Provide gives the message of a [Want] memory of size bytes, into which the
+// caller has copied what had arrived.
+func (m *Machine[M]) Provide(n uint64, handle M, size int) {
+	e := m.inbox.at(n)
+	e.handle, e.capacity, e.given = handle, size, true
+	m.pump()
+}
+
+// Handle is the memory of a message that a Read is for.
+func (m *Machine[M]) Handle(n uint64) M { return m.inbox.at(n).handle }

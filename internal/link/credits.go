@@ -1,0 +1,72 @@
+package link
+
+import (
+	"fmt"
+
+	"github.com/verbena-data/verbena/internal/link/wire"
+)
+
+// credits counts the receives that either end may use of the other's.
+type credits struct {
+	left    int  // this side may send so many eager messages and offers
+	starved bool // it has had to wait since it told the peer last
+
+	window      int // receives that the peer may use, or has used and not been given back
+	peers       int // credits that the peer may have
+	owed        int // of them, those to be given back with the next message
+	control     int // credit messages of this side that the peer has not given back
+	owedControl int // the peer's credit messages to be given back
+}
+
+// returned takes what the header of a message gives back.
+func (c *credits) returned(data, control int) error {
+	c.left += data
+	c.control -= control
+	if c.left > wire.MaxWindow || c.control < 0 {
+		return fmt.Errorf("%w: %d credits and %d control credits too many", wire.ErrProtocol, max(c.left-wire.MaxWindow, 0), max(-c.control, 0))
+	}
+	return nil
+}
+
+// take returns what the header of the next message gives back.
+func (c *credits) take() (data, control uint16) {
+	data, control = uint16(c.owed), uint16(c.owedControl)
+	c.peers += c.owed
+	c.owed, c.owedControl = 0, 0
+	return data, control
+}
+
+// used notes that the peer has used a credit.
+func (c *credits) used() error {
+	if c.peers--; c.peers < 0 {
+		return fmt.Errorf("%w: a message without a credit", wire.ErrProtocol)
+	}
+	return nil
+}
+
+// due tells that a message is worth its while that does nothing but give back.
+func (c *credits) due() bool { return c.owed > 0 && c.owed*2 >= c.window }
+
+// Window is how many receives the peer may use.
+func (m *Machine[M]) Window() int { return m.credits.window }
+
+// Released says that the application has released an eager message, so that the
+// peer may use its receive again.
+func (m *Machine[M]) Released() {
+	m.credits.owed++
+	m.pump()
+}
+
+// Grant lets the peer use n receives more.
+func (m *Machine[M]) Grant(n int) {
+	m.credits.window += n
+	m.credits.owed += n
+	m.pump()
+}
+
+// Withdraw is Released without giving the credit back: the peer may use one
+// receive less from here on.
+func (m *Machine[M]) Withdraw() {
+	m.credits.window--
+	m.pump()
+}

@@ -1,0 +1,487 @@
+package link
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/verbena-data/verbena/internal/link/wire"
+)
+
+var (
+	histories = flag.Int("histories", 3000, "random histories to run")
+	seed      = flag.Uint64("seed", 1, "of the first history")
+)
+
+// TestHistories drives both ends of a connection at random: the network delivers
+// when it likes, Reads finish late, applications hold messages, are out of memory,
+// give long messages up in the middle, and close. A model of one queue of messages
+// in each direction tells what must arrive. A million of them:
+//
+//	go test ./internal/link -run Histories -histories 1000000
+func TestHistories(t *testing.T) {
+	for s := *seed; s < *seed+uint64(*histories); s++ {
+		h := newHistory(s)
+		if err := h.run(); err != nil {
+			t.Fatalf("seed %d: %v\nthe last steps:\n%s", s, err, h.steps())
+		}
+	}
+}
+
+// A simulated connection. Memory is addressed by the position of what lies there.
+type history struct {
+	rng  *rand.Rand
+	ends [2]*end
+	log  []string
+}
+
+type end struct {
+	name   string
+	m      *Machine[*letter]
+	limits Limits
+	peer   *end
+	places []byte
+
+	receives int        // posted
+	queue    []*request // the send queue, in order
+	started  int        // of it, those that the device has begun
+	wire     [][]byte   // messages on their way to the peer
+
+	exposed map[uint64][]byte // memory that the peer may read, by address
+	byID    map[uint32]uint64
+	next    uint64 // address
+
+	long struct { // that is being sent
+		body   []byte
+		offset int
+		tag    uint32
+	}
+	sent     []*letter // what the peer has to receive, in order
+	held     []*letter
+	received int
+	tag      uint32
+	closed   bool
+}
+
+type letter struct {
+	tag  uint32
+	body []byte
+	long bool
+}
+
+type request struct {
+	post Post
+	data []byte
+	done bool
+}
+
+func newHistory(seed uint64) *history {
+	h := &history{rng: rand.New(rand.NewPCG(seed, 7))}
+	for i := range h.ends {
+		l := Limits{
+			Receive: wire.HeaderSize + wire.OfferSize + h.rng.IntN(40), Window: 1 + h.rng.IntN(4), Chunks: 1 + h.rng.IntN(3),
+			MaxMessage: 2000, Commit: 1 + h.rng.IntN(300),
+		}
+		l.MaxWindow = l.Window + h.rng.IntN(4)
+		e := &end{name: string('A' + byte(i)), limits: l, exposed: map[uint64][]byte{}, byID: map[uint32]uint64{}, next: 1}
+		e.places = make([]byte, l.Places()*PlaceSize)
+		e.m = New[*letter](l, e.places)
+		e.m.queue.head -= h.rng.Uint32N(100) // so that sequence numbers wrap
+		e.m.queue.tail = e.m.queue.head
+		e.receives = l.Receives(l.Window)
+		h.ends[i] = e
+	}
+	h.ends[0].peer, h.ends[1].peer = h.ends[1], h.ends[0]
+	return h
+}
+
+func (h *history) say(format string, args ...any) {
+	h.log = append(h.log, fmt.Sprintf(format, args...))
+}
+
+func (h *history) steps() string {
+	var b bytes.Buffer
+	for _, s := range h.log[max(0, len(h.log)-40):] {
+		b.WriteString(s + "\n")
+	}
+	return b.String()
+}
+
+func (h *history) run() error {
+	for _, e := range h.ends {
+		if err := e.m.Start(e.peer.limits.Parameters()); err != nil {
+			return err
+		}
+	}
+	steps := 50 + h.rng.IntN(400)
+	closing := h.rng.IntN(3) == 0
+	for range steps {
+		e := h.ends[h.rng.IntN(2)]
+		if err := h.step(e, closing); err != nil {
+			return fmt.Errorf("%s: %w", e.name, err)
+		}
+	}
+	return h.finish()
+}
+
+func (h *history) step(e *end, closing bool) error {
+	switch h.rng.IntN(12) {
+	case 0, 1:
+		return h.send(e)
+	case 2:
+		return h.sendLong(e)
+	case 3, 4:
+		return h.transmit(e)
+	case 5, 6:
+		return h.deliver(e)
+	case 7:
+		h.finishRead(e)
+	case 8:
+		return h.complete(e)
+	case 9:
+		return h.receive(e)
+	case 10:
+		h.release(e)
+	case 11:
+		if closing && h.rng.IntN(20) == 0 && !e.closed {
+			h.close(e)
+		}
+	}
+	return nil
+}
+
+// flush takes the machine's posts, and checks that they fit.
+func (h *history) flush(e *end) error {
+	for _, p := range e.m.Posts() {
+		r := &request{post: p}
+		if !p.Read {
+			at := int(p.Seq%uint32(e.limits.Places())) * PlaceSize
+			r.data = append(r.data, e.places[at:at+p.Size]...)
+		}
+		e.queue = append(e.queue, r)
+		if len(e.queue) > e.limits.SendDepth() {
+			return fmt.Errorf("%d requests in a send queue of %d", len(e.queue), e.limits.SendDepth())
+		}
+	}
+	return nil
+}
+
+func (e *end) mayStart() bool { return len(e.long.body) == 0 && !e.closed && !e.m.PeerSaidGoodbye() }
+
+func (h *history) send(e *end) error {
+	if e.long.body != nil && h.rng.IntN(4) == 0 {
+		h.say("%s gives up a message after %d of %d bytes", e.name, e.long.offset, len(e.long.body))
+		e.long.body = nil
+	}
+	if !e.mayStart() || !e.m.MaySend() {
+		return nil
+	}
+	e.tag++
+	l := &letter{tag: e.tag, body: h.body(h.rng.IntN(e.m.MaxEager() + 1))}
+	h.say("%s sends %d, %d bytes", e.name, l.tag, len(l.body))
+	e.m.Eager(l.tag, l.body, h.rng.IntN(2) == 0)
+	if err := h.flush(e); err != nil {
+		return err
+	}
+	last := e.queue[len(e.queue)-1]
+	if last.post.Payload > 0 {
+		last.data = append(last.data, l.body...)
+	}
+	e.sent = append(e.sent, l)
+	return nil
+}
+
+func (h *history) body(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(h.rng.Uint32())
+	}
+	return b
+}
+
+// sendLong offers the next part of a long message.
+func (h *history) sendLong(e *end) error {
+	if e.closed || e.m.PeerSaidGoodbye() || !e.m.MayOffer() {
+		return nil
+	}
+	if e.long.body == nil {
+		e.tag++
+		e.long.tag, e.long.offset = e.tag, 0
+		e.long.body = h.body(e.m.MaxEager() + 1 + h.rng.IntN(1000))
+	}
+	n := min(len(e.long.body)-e.long.offset, 1+h.rng.IntN(300))
+	part := e.long.body[e.long.offset:][:n]
+	e.next += uint64(1 + h.rng.IntN(5))
+	e.exposed[e.next] = part
+	h.say("%s offers %d to %d of %d of %d at %d", e.name, e.long.offset, e.long.offset+n, len(e.long.body), e.long.tag, e.next)
+	id := e.m.Offer(e.long.tag, wire.Offer{Address: e.next, Length: uint32(n), Total: uint32(len(e.long.body)), Offset: uint32(e.long.offset)})
+	if _, twice := e.byID[id]; twice {
+		return fmt.Errorf("offer %d is open already", id)
+	}
+	e.byID[id] = e.next
+	if e.long.offset += n; e.long.offset == len(e.long.body) {
+		e.sent = append(e.sent, &letter{tag: e.long.tag, body: e.long.body})
+		e.long.body = nil
+	}
+	return h.flush(e)
+}
+
+// transmit begins the next request of the send queue.
+func (h *history) transmit(e *end) error {
+	if e.started == len(e.queue) {
+		return nil
+	}
+	r := e.queue[e.started]
+	e.started++
+	if !r.post.Read {
+		r.done = true
+		e.wire = append(e.wire, r.data)
+	}
+	return nil
+}
+
+func (h *history) finishRead(e *end) {
+	for _, r := range e.queue[:e.started] {
+		if r.post.Read && !r.done {
+			r.done = true
+			return
+		}
+	}
+}
+
+// complete tells the machine of what is done, as far as a signalled request says so.
+func (h *history) complete(e *end) error {
+	last := -1
+	for i, r := range e.queue[:e.started] {
+		if !r.done {
+			break
+		}
+		if r.post.Signaled {
+			last = i
+			break
+		}
+	}
+	if last < 0 {
+		return nil
+	}
+	for _, r := range e.queue[:last+1] {
+		if !r.post.Read {
+			continue
+		}
+		part, ok := e.peer.exposed[r.post.Address]
+		if !ok || len(part) != r.post.Length {
+			return fmt.Errorf("a Read of %d bytes at %d, where there are %d", r.post.Length, r.post.Address, len(part))
+		}
+		into := e.m.Handle(r.post.Message)
+		copy(into.body[r.post.Offset:][:r.post.Length], part)
+	}
+	seq := e.queue[last].post.Seq
+	first := e.queue[0].post.Seq
+	e.queue, e.started = e.queue[last+1:], e.started-last-1
+	from, to, ok := e.m.Sent(seq)
+	if !ok || from != first || to != seq+1 {
+		return fmt.Errorf("completion of %d says %d to %d, %t; %d was the first", seq, from, to, ok, first)
+	}
+	h.say("%s: requests %d to %d are done", e.name, from, to)
+	return h.flush(e)
+}
+
+// deliver hands the end the next message of its peer.
+func (h *history) deliver(e *end) error {
+	if len(e.peer.wire) == 0 {
+		return nil
+	}
+	if e.receives == 0 {
+		return fmt.Errorf("a message finds no receive")
+	}
+	b := e.peer.wire[0]
+	e.peer.wire = e.peer.wire[1:]
+	e.receives--
+	p, body, err := wire.ParsePacket(b)
+	if err != nil {
+		return err
+	}
+	l := &letter{body: append([]byte(nil), body...)}
+	h.say("%s gets kind %d, tag %d, %d bytes", e.name, p.Kind, p.Tag, len(body))
+	effects, err := e.m.Received(b, l)
+	if err != nil {
+		return err
+	}
+	if !effects.Kept {
+		e.receives++
+	}
+	if effects.Freed {
+		address, ok := e.byID[effects.FreedID]
+		if !ok {
+			return fmt.Errorf("offer %d is freed, which was not open", effects.FreedID)
+		}
+		delete(e.byID, effects.FreedID)
+		delete(e.exposed, address)
+	}
+	if effects.Starved {
+		if n := min(e.limits.MaxWindow-e.m.Window(), h.rng.IntN(3)); n > 0 {
+			h.say("%s grants %d", e.name, n)
+			e.receives += n
+			e.m.Grant(n)
+		}
+	}
+	e.m.Finished()
+	return h.flush(e)
+}
+
+// receive is what the application does: it takes a message, or gives one memory.
+func (h *history) receive(e *end) error {
+	if e.closed {
+		return nil // Receive fails at once
+	}
+	if w, ok := e.m.Wanted(); ok && (w.First || h.rng.IntN(3) == 0) {
+		size := w.Need + h.rng.IntN(w.Size-w.Need+1)
+		l := &letter{body: make([]byte, size), long: true}
+		if w.Have > 0 {
+			copy(l.body, e.m.Handle(w.Message).body[:w.Have])
+		}
+		h.say("%s provides %d bytes for %d, which has %d", e.name, size, w.Tag, w.Have)
+		e.m.Provide(w.Message, l, size)
+		return h.flush(e)
+	}
+	in, ok := e.m.Next(func(*letter) {})
+	if !ok {
+		return nil
+	}
+	h.say("%s receives %d", e.name, in.Tag)
+	if e.received == len(e.peer.sent) {
+		return fmt.Errorf("received %d, which was not sent as a whole", in.Tag)
+	}
+	want := e.peer.sent[e.received]
+	e.received++
+	if in.Tag != want.tag || in.Length != len(want.body) || !bytes.Equal(in.Handle.body[:in.Length], want.body) {
+		return fmt.Errorf("received %d of %d bytes, want %d of %d, or other bytes", in.Tag, in.Length, want.tag, len(want.body))
+	}
+	if !in.Long {
+		e.held = append(e.held, in.Handle)
+	}
+	return nil
+}
+
+func (h *history) release(e *end) {
+	if len(e.held) == 0 {
+		return
+	}
+	e.held = e.held[1:]
+	if e.m.Window() > e.limits.Window && h.rng.IntN(2) == 0 {
+		e.m.Withdraw()
+	} else {
+		e.receives++
+		e.m.Released()
+	}
+	if err := h.flush(e); err != nil {
+		h.say("%v", err)
+	}
+}
+
+func (h *history) close(e *end) {
+	h.say("%s closes", e.name)
+	e.closed = true
+	e.long.body = nil
+	e.m.Close()
+	if err := h.flush(e); err != nil {
+		h.say("%v", err)
+	}
+}
+
+// settle lets everything happen that needs no new message.
+func (h *history) settle() error {
+	for quiet := 0; quiet < 3; {
+		before := len(h.log)
+		for _, e := range h.ends {
+			for e.started < len(e.queue) {
+				if err := h.transmit(e); err != nil {
+					return err
+				}
+			}
+			for range e.queue {
+				h.finishRead(e)
+			}
+			for len(e.peer.wire) > 0 {
+				if err := h.deliver(e); err != nil {
+					return fmt.Errorf("%s: %w", e.name, err)
+				}
+			}
+			for range len(e.queue) + 1 {
+				if err := h.complete(e); err != nil {
+					return fmt.Errorf("%s: %w", e.name, err)
+				}
+			}
+			if err := h.receive(e); err != nil {
+				return fmt.Errorf("%s: %w", e.name, err)
+			}
+			for len(e.held) > 0 {
+				h.release(e)
+			}
+		}
+		if len(h.log) == before {
+			quiet++
+		} else {
+			quiet = 0
+		}
+	}
+	return nil
+}
+
+// finish checks that nothing is stuck: what was begun ends, everything arrives,
+// and both ends say goodbye.
+func (h *history) finish() error {
+	for _, e := range h.ends {
+		for i := 0; e.long.body != nil && !e.closed && !e.m.PeerSaidGoodbye(); i++ {
+			if i > 10000 {
+				return fmt.Errorf("%s cannot go on with its message", e.name)
+			}
+			if err := h.sendLong(e); err != nil {
+				return err
+			}
+			if err := h.settle(); err != nil {
+				return err
+			}
+		}
+		e.long.body = nil
+	}
+	if err := h.settle(); err != nil {
+		return err
+	}
+	for _, e := range h.ends {
+		if !e.closed && !e.m.PeerSaidGoodbye() {
+			if !e.m.MaySend() {
+				return fmt.Errorf("%s has no credit in the end", e.name)
+			}
+			if e.m.OffersOpen() > 0 && !e.peer.closed {
+				return fmt.Errorf("%s has %d offers open in the end", e.name, e.m.OffersOpen())
+			}
+		}
+	}
+	early := h.ends[0].closed || h.ends[1].closed
+	for _, e := range h.ends {
+		if !early && e.received != len(e.peer.sent) {
+			return fmt.Errorf("%s received %d messages of %d", e.name, e.received, len(e.peer.sent))
+		}
+	}
+	for _, e := range h.ends {
+		if !e.closed {
+			h.close(e)
+		}
+		if err := h.settle(); err != nil {
+			return err
+		}
+	}
+	for _, e := range h.ends {
+		if !e.m.GoodbyeOut() || !e.m.PeerSaidGoodbye() {
+			return fmt.Errorf("%s: goodbye out: %t, the peer's here: %t", e.name, e.m.GoodbyeOut(), e.m.PeerSaidGoodbye())
+		}
+		if len(e.byID) > 0 && !early {
+			return fmt.Errorf("%s has %d offers open after the goodbyes", e.name, len(e.byID))
+		}
+		e.m.Discard(func(*letter) {})
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package link
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/verbena-data/verbena/internal/link/wire"
+)
+
+const (
+	// ControlReceives is how many credit messages may be on their way to an end.
+	// Two are enough that no end waits for ever: docs/endpoints.md has the argument.
+	ControlReceives = 2
+	goodbyeReceives = 1
+)
+
+// Limits is what an end is configured for. Sizes are in bytes.
+type Limits struct {
+	Receive    int // of a receive, header included
+	Window     int // credits that the peer has at first
+	MaxWindow  int // credits that the peer may have once it needs more
+	Chunks     int // offers open at most, and Reads under way at most
+	MaxMessage int // longest message accepted
+	Commit     int // memory committed to a long message before more than that of it is there
+}
+
+// SendDepth is how many requests the machine has in the send queue at most: the
+// messages that cost a credit, confirmations, Reads, credit messages, the goodbye,
+// and as many as may wait for a signalled one behind them.
+func (l Limits) SendDepth() int {
+	return l.paid() + 2*l.Chunks + ControlReceives + goodbyeReceives + unsignaled
+}
+
+// Places is how many places the send queue has, a power of two so that sequence
+// numbers may wrap: at least SendDepth.
+func (l Limits) Places() int { return 1 << bits.Len(uint(l.SendDepth()-1)) }
+
+// paid bounds the messages in the send queue that cost a credit, so that they
+// leave room for those that free something.
+func (l Limits) paid() int { return l.MaxWindow + l.Chunks }
+
+// Receives is how many receives must be ready for what the peer may send when it
+// has window credits.
+func (l Limits) Receives(window int) int {
+	return window + l.Chunks + ControlReceives + goodbyeReceives
+}
+
+// Parameters is what the peer is told.
+func (l Limits) Parameters() wire.Parameters {
+	return wire.Parameters{
+		Window: uint16(l.Window), Control: ControlReceives, Chunks: uint16(l.Chunks),
+		Receive: uint32(l.Receive), MaxMessage: uint32(l.MaxMessage),
+	}
+}
+
+// A Machine is one end of a connection. Its methods must not be called
+// concurrently. After an error of one of them, or a post that failed, only
+// [Machine.Discard] may be called.
+type Machine[M any] struct {
+	limits Limits
+	peer   wire.Parameters
+	live   bool // connected: posts may be made
+	out    []Post
+
+	credits  credits
+	queue    sendQueue
+	outgoing outgoing
+	inbox    inbox[M]
+	arrivals arrivals
+	goodbye  goodbye
+}
+
+// New returns an end. places is registered memory of PlaceSize bytes for each of
+// limits.Places requests: the machine writes headers there.
+func New[M any](limits Limits, places []byte) *Machine[M] {
+	m := &Machine[M]{limits: limits}
+	m.credits.window, m.credits.peers = limits.Window, limits.Window
+	m.queue = newSendQueue(places, limits)
+	m.outgoing = newOutgoing(limits.Chunks)
+	return m
+}
+
+// Start tells what the peer has room for. Posts may be made from here on.
+func (m *Machine[M]) Start(peer wire.Parameters) error {
+	if err := peer.CheckQueuePair(); err != nil {
+		return err
+	}
+	m.peer = peer
+	m.live = true
+	m.credits.left += int(peer.Window)
+	m.pump()
+	return nil
+}
+
+// MaxMessage is the longest message in bytes that the peer accepts.
+func (m *Machine[M]) MaxMessage() int { return int(m.peer.MaxMessage) }
+
+// MaxEager is the longest message in bytes that goes into one of the peer's
+// receives.
+func (m *Machine[M]) MaxEager() int {
+	return min(int(m.peer.Receive), m.limits.Receive) - wire.HeaderSize
+}
+
+// Posts are the requests to be posted now, in order. The slice is valid until the
+// next call of the machine, which must come after they have been posted.
+func (m *Machine[M]) Posts() []Post {
+	out := m.out
+	m.out = m.out[:0]
+	return out
+}
+
+// Effects is what a received message asks the caller for.
+type Effects struct {
+	// Kept says that the message is in the inbox with its handle. Otherwise its
+	// receive may be posted again.
+	Kept bool
+	// Freed says that the peer is through with this side's offer of id FreedID.
+	Freed   bool
+	FreedID uint32
+	// Starved says that the peer had to wait: it can do with more credits.
+	Starved bool
+}
+
+// Received takes a message of the peer, which lies in b. If it is one for the
+// application it is kept with handle; the caller keeps b as it is until then.
+func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
+	// The peer can no longer change b, unless it is faulty and the device lets it;
+	// what is judged here is what is used.
+	p, body, err := wire.ParsePacket(b)
+	if err != nil {
+		return Effects{}, err
+	}
+	if m.goodbye.peerSaid && p.Kind != wire.Taken && p.Kind != wire.Credit {
+		return Effects{}, fmt.Errorf("%w: a message of kind %d after its goodbye", wire.ErrProtocol, p.Kind)
+	}
+	if err := m.credits.returned(int(p.Credits), int(p.Control)); err != nil {
+		return Effects{}, err
+	}
+	if p.Kind == wire.Eager || p.Kind == wire.Offered {
+		if err := m.credits.used(); err != nil {
+			return Effects{}, err
+		}
+	}
+	effects := Effects{Starved: p.Flags&wire.Starved != 0}
+	switch p.Kind {
+	case wire.Eager:
+		m.giveUpArrival()
+		if effects.Kept = !m.goodbye.closed; effects.Kept {
+			m.inbox.push(message[M]{handle: handle, tag: p.Tag, total: len(body)})
+		} else {
+			m.credits.owed++
+		}
+	case wire.Offered:
+		o, err := wire.ParseOffer(body, m.limits.MaxMessage)
+		if err == nil {
+			m.credits.owed++
+			err = m.offered(p.Tag, o)
+		}
+		if err != nil {
+			return effects, err
+		}
+	case wire.Taken:
+		id := wire.TakenID(body)
+		if err := m.outgoing.taken(id); err != nil {
+			return effects, err
+		}
+		effects.Freed, effects.FreedID = true, id
+	case wire.Credit:
+		m.credits.owedControl++
+	case wire.Goodbye:
+		m.goodbye.peerSaid = true
+		m.giveUpArrival()
+	}
+	m.pump()
+	return effects, nil
+}
+
+// Sent takes the completion of the request with sequence number seq, and with it
+// of all before it. It returns the range of requests that are done: their memory is
+// the caller's again. ok is false for a completion that belongs to none.
+func (m *Machine[M]) Sent(seq uint32) (from, to uint32, ok bool) {
+	q := &m.queue
+	if seq-q.head >= q.tail-q.head {
+		return 0, 0, false
+	}
+	for from = q.head; q.head != seq+1; q.head++ {
+		p := q.at(q.head)
+		switch p.what {
+		case placeRead:
+			m.readDone(p.message, p.offer)
+		case placeGoodbye:
+			m.goodbye.out = true
+		}
+		*p = place{}
+	}
+	m.pump()
+	return from, q.head, true
+}
+
+// pump makes the posts that are due and cost no credit.
+func (m *Machine[M]) pump() {
+	if !m.live {
+		return
+	}
+	m.read()
+	if m.goodbye.sent {
+		// The peer knows that nothing of its is wanted, or that all has arrived.
+		m.arrivals.open -= m.arrivals.confirm.clear()
+		return
+	}
+	for m.arrivals.confirm.len() > 0 && m.queue.room() {
+		p := m.header(wire.Packet{Kind: wire.Taken, Length: wire.TakenSize}, place{}, false)
+		wire.PutTaken(m.queue.body(p.Seq), m.arrivals.confirm.pop())
+		p.Size += wire.TakenSize
+		m.arrivals.open--
+	}
+	// Half of the window is late enough to be seldom, and soon enough that the peer
+	// need not stop.
+	if m.credits.due() && m.credits.control < int(m.peer.Control) && m.queue.room() {
+		m.credits.control++
+		m.header(wire.Packet{Kind: wire.Credit}, place{}, false)
+	}
+	m.sayGoodbye()
+}
+
+// header makes a post of a message of this side, with its header at its place.
+func (m *Machine[M]) header(p wire.Packet, what place, signaled bool) *Post {
+	p.Credits, p.Control = m.credits.take()
+	seq := m.queue.tail
+	p.Put(m.queue.place(seq))
+	*m.queue.at(seq) = what
+	m.queue.tail++
+	m.out = append(m.out, Post{Seq: seq, Size: wire.HeaderSize, Signaled: m.queue.signal(signaled)})
+	return &m.out[len(m.out)-1]
+}

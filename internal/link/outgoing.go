@@ -1,0 +1,89 @@
+package link
+
+import (
+	"fmt"
+
+	"github.com/verbena-data/verbena/internal/link/wire"
+)
+
+const headerSize = wire.HeaderSize
+
+// Small is the longest payload in bytes that fits beside a header at a place.
+const Small = PlaceSize - headerSize
+
+// outgoing counts this side's open offers: parts of long messages that the peer
+// may still read.
+type outgoing struct {
+	open []bool   // by id
+	idle []uint32 // ids that are free
+}
+
+func newOutgoing(chunks int) outgoing {
+	o := outgoing{open: make([]bool, chunks), idle: make([]uint32, 0, chunks)}
+	for id := range chunks {
+		o.idle = append(o.idle, uint32(id))
+	}
+	return o
+}
+
+// taken takes the peer's word that it has read an offer.
+func (o *outgoing) taken(id uint32) error {
+	if int64(id) >= int64(len(o.open)) || !o.open[id] {
+		return fmt.Errorf("%w: confirmation of offer %d, which is not open", wire.ErrProtocol, id)
+	}
+	o.open[id] = false
+	o.idle = append(o.idle, id)
+	return nil
+}
+
+// MaySend tells whether an eager message may be sent now. If it may not for want
+// of a credit, the next message tells the peer that it was waited for.
+func (m *Machine[M]) MaySend() bool {
+	if !m.live || m.credits.left == 0 {
+		m.credits.starved = true
+		return false
+	}
+	return m.queue.roomPaid()
+}
+
+// MayOffer tells whether a part of a long message may be offered now.
+func (m *Machine[M]) MayOffer() bool { return len(m.outgoing.idle) > 0 && m.MaySend() }
+
+// OffersOpen is how many offers the peer has not confirmed.
+func (m *Machine[M]) OffersOpen() int { return len(m.outgoing.open) - len(m.outgoing.idle) }
+
+// Eager sends a message that fits into a receive of the peer, when MaySend. A
+// payload of at most Small bytes is copied to the request's place. A longer one is
+// the caller's to post behind the header; soon says that its memory is wanted back
+// as soon as the request is done, which makes it a signalled one.
+func (m *Machine[M]) Eager(tag uint32, payload []byte, soon bool) {
+	p := m.pay(wire.Packet{Kind: wire.Eager, Tag: tag, Length: uint32(len(payload))}, soon)
+	if len(payload) <= Small {
+		p.Size += copy(m.queue.body(p.Seq), payload)
+	} else {
+		p.Payload = len(payload)
+	}
+}
+
+// Offer offers a part of a long message, when MayOffer. It returns the id under
+// which the peer will confirm it; until then the peer may read the memory.
+func (m *Machine[M]) Offer(tag uint32, o wire.Offer) (id uint32) {
+	last := len(m.outgoing.idle) - 1
+	o.ID = m.outgoing.idle[last]
+	m.outgoing.idle = m.outgoing.idle[:last]
+	m.outgoing.open[o.ID] = true
+	p := m.pay(wire.Packet{Kind: wire.Offered, Tag: tag, Length: wire.OfferSize}, false)
+	o.Put(m.queue.body(p.Seq))
+	p.Size += wire.OfferSize
+	return o.ID
+}
+
+// pay makes the post of a message that costs a credit.
+func (m *Machine[M]) pay(p wire.Packet, signaled bool) *Post {
+	m.credits.left--
+	if m.credits.starved {
+		p.Flags |= wire.Starved
+		m.credits.starved = false
+	}
+	return m.header(p, place{}, signaled)
+}

@@ -1,0 +1,40 @@
+package liveness
+
+import (
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// look asks the kernel. It reports false when the connection is closed and when
+// the kernel does not count segments (before Linux 4.6, and gVisor).
+func look(raw syscall.RawConn) (counts, bool) {
+	var info *unix.TCPInfo
+	var errno error
+	err := raw.Control(func(fd uintptr) {
+		info, errno = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	})
+	if err != nil || errno != nil || info.Segs_in|info.Segs_out == 0 {
+		return counts{}, false
+	}
+	return counts{
+		inFlight: info.Unacked > 0 || info.Notsent_bytes > 0,
+		heard:    info.Segs_in,
+		asked: asked{
+			segments: info.Segs_out, retransmits: info.Retransmits,
+			probes: info.Probes, backoff: info.Backoff,
+		},
+	}, true
+}
+
+// boundBackoff has the kernel ask a silent peer, or one that does not read, at
+// least so often. Otherwise the time between two probes doubles up to two
+// minutes, and a peer that did not read for long before it was partitioned is
+// noticed that much later. Kernels before 6.15 cannot do it.
+func boundBackoff(raw syscall.RawConn, limit time.Duration) {
+	ms := int(min(max(limit, time.Second), 2*time.Minute).Milliseconds()) // what the kernel takes
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, ms)
+	})
+}

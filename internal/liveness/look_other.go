@@ -1,0 +1,12 @@
+//go:build !linux
+
+package liveness
+
+import (
+	"syscall"
+	"time"
+)
+
+func look(syscall.RawConn) (counts, bool) { return counts{}, false }
+
+func boundBackoff(syscall.RawConn, time.Duration) {}

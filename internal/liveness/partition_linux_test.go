@@ -1,0 +1,164 @@
+package liveness
+
+import (
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/testnet"
+)
+
+// short is the timeout of these tests: 30 s would tell nothing more.
+const short = 1500 * time.Millisecond
+
+// joined returns the two ends of a connection over the cable.
+func joined(t *testing.T, cable *testnet.Cable) (a, b *net.TCPConn) {
+	var l net.Listener
+	var err error
+	cable.B.Do(func() { l, err = net.Listen("tcp", cable.B.Address+":0") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var c net.Conn
+	cable.A.Do(func() { c, err = net.Dial("tcp", l.Addr().String()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	a = c.(*net.TCPConn)
+	t.Cleanup(func() { a.SetLinger(0); a.Close() })
+	if c, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	b = c.(*net.TCPConn)
+	t.Cleanup(func() { b.SetLinger(0); b.Close() })
+	return a, b
+}
+
+// fill writes to a until its peer's window and its own buffer are full.
+func fill(t *testing.T, a *net.TCPConn, w *Watcher) {
+	chunk := make([]byte, 64<<10)
+	for {
+		a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		_, err := a.Write(chunk)
+		w.Sent()
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestPartition(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		full bool // the peer has not read before
+	}{{"in the middle of traffic", false}, {"of a peer that does not read", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			cable := testnet.New(t)
+			a, _ := joined(t, cable)
+			dead := make(chan error, 1)
+			w := Watch(a, short, func(err error) { dead <- err })
+			defer w.Stop()
+			if c.full {
+				fill(t, a, w)
+			}
+			cable.Cut()
+			if !c.full {
+				if _, err := a.Write([]byte("hello?")); err != nil {
+					t.Fatal(err)
+				}
+				w.Sent()
+			}
+			if err := <-dead; !errors.Is(err, ErrSilent) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A peer that does not read for many timeouts, and one that could not be reached
+// for half of one, survive.
+func TestSlowReaderSurvives(t *testing.T) {
+	cable := testnet.New(t)
+	a, b := joined(t, cable)
+	var dead atomic.Pointer[error]
+	w := Watch(a, short, func(err error) { dead.Store(&err) })
+	fill(t, a, w)
+	ended := time.After(5 * short)
+	heal := time.After(short / 2)
+	cable.Cut()
+	for waiting := true; waiting; {
+		select {
+		case <-heal:
+			cable.Heal()
+		case <-ended:
+			waiting = false
+		}
+	}
+	w.mu.Lock()
+	looking := w.verdict.last.inFlight && w.armed.Load()
+	w.mu.Unlock()
+	w.Stop()
+	if err := dead.Load(); err != nil {
+		t.Fatal(*err)
+	}
+	if !looking {
+		t.Error("nothing was in flight: the test shows nothing")
+	}
+	if _, err := b.Read(make([]byte, 10)); err != nil {
+		t.Error(err)
+	}
+}
+
+// With nothing on its way the watcher has no timer.
+func TestIdleHasNoTimer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	b, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	w := Watch(a, 100*time.Millisecond, func(err error) { t.Error(err) })
+	if w == nil {
+		t.Fatal("no watcher")
+	}
+	defer w.Stop()
+	for range 3 {
+		if w.armed.Load() {
+			t.Error("it looks although nothing was sent")
+		}
+		if _, err := a.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		w.Sent()
+		if _, err := b.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		for w.armed.Load() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+func BenchmarkSent(b *testing.B) {
+	var w Watcher
+	w.armed.Store(true)
+	for b.Loop() {
+		w.Sent()
+	}
+}
