@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -15,20 +16,23 @@ type Config struct {
 	// runtime without providers has TCP alone.
 	Providers []rdma.Provider
 	// Logger gets what nobody else is told, such as connections that were
-	// dropped while they were set up. Default: none of it is logged.
+	// dropped while they were set up. Default: [slog.Default], as everywhere in this
+	// module; slog.DiscardHandler silences it.
 	Logger *slog.Logger
 
 	// MaxMessage is the longest message in bytes that endpoints accept. Default 128 MiB.
 	MaxMessage int
-	// ReceiveMemory and SendMemory bound the registered memory of each device, in
-	// bytes. Defaults 1 GiB and 512 MiB. It is taken as the load needs it.
+	// ReceiveMemory and SendMemory bound the registered memory of each group on each
+	// device, in bytes. Defaults 1 GiB and 512 MiB. It is taken as the load needs
+	// it: one half of ReceiveMemory by messages that arrive eagerly, the other by
+	// long ones, of at most a quarter of it each; one half of SendMemory by each of
+	// the two on their way out.
 	ReceiveMemory, SendMemory int64
-	// Workers is the number of completion queues of each device. Default: one
-	// for every two processors, at most 8.
+	// Workers is the number of completion queues of each group on each device.
+	// Default: one for every two processors, at most 8.
 	Workers int
-	// Tuning overrides the built-in table for transports, by name. Fields that
-	// are zero keep the built-in value.
-	Tuning map[string]Tuning
+	// Tuning overrides the built-in table: see [DefaultTuning].
+	Tuning TuningTable
 
 	// HelloTimeout bounds the wait for a server's answer to a hello, after which
 	// it counts as a legacy server. It is cut to a third of what the context of
@@ -44,12 +48,11 @@ type Config struct {
 	Linger time.Duration
 }
 
-// maxMessageLimit keeps lengths in the 32 bits that the wire has.
-const maxMessageLimit = 1 << 30
+const maxMessageLimit = wire.MaxMessage
 
 func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
+		c.Logger = slog.Default()
 	}
 	set(&c.MaxMessage, 128<<20)
 	set(&c.ReceiveMemory, 1<<30)
@@ -74,7 +77,16 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("verbena: provider %d has the reserved name %q", i, name)
 		}
 	}
-	return c, nil
+	return c, c.Tuning.check(c.transports())
+}
+
+// transports are the names that a tuning table may have.
+func (c Config) transports() []string {
+	var names []string
+	for _, p := range c.Providers {
+		names = append(names, p.Name())
+	}
+	return append(names, TransportTCP)
 }
 
 func set[T comparable](field *T, value T) {
@@ -82,34 +94,4 @@ func set[T comparable](field *T, value T) {
 	if *field == zero {
 		*field = value
 	}
-}
-
-// ListenConfig configures a listener. Zero values stand for defaults.
-type ListenConfig struct {
-	// Services that peers may ask for. Default: any.
-	Services []string
-	// HelloTimeout bounds the time from a connection's arrival until it has
-	// been accepted, as an endpoint or a legacy connection. One that stays
-	// silent for so long is closed. Default 10 s.
-	HelloTimeout time.Duration
-	// MaxHandshakes bounds the connections that are being set up. When there are
-	// more, those that have been silent for longest are closed. Default 1024.
-	MaxHandshakes int
-	// Backlog bounds the endpoints, and the legacy connections, that wait for
-	// an Accept each. Default 128.
-	Backlog int
-}
-
-func (c ListenConfig) withDefaults() ListenConfig {
-	set(&c.HelloTimeout, 10*time.Second)
-	set(&c.MaxHandshakes, 1024)
-	set(&c.Backlog, 128)
-	return c
-}
-
-// DialConfig configures one dial.
-type DialConfig struct {
-	// Transport asks for one: the name of a provider, or [TransportTCP]. Empty
-	// or [TransportAuto] lets the runtime choose.
-	Transport string
 }

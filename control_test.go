@@ -1,160 +1,27 @@
 package verbena
 
 import (
-	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"io"
-	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/rdma"
 )
 
-func put(p packet, body ...byte) []byte {
-	b := make([]byte, packetHeader)
-	p.put(b)
+func put(p wire.Packet, body ...byte) []byte {
+	b := make([]byte, wire.HeaderSize)
+	p.Put(b)
 	return append(b, body...)
 }
 
-func offerBody(o offer) []byte {
-	b := make([]byte, offerSize)
-	o.put(b)
+func offerBody(o wire.Offer) []byte {
+	b := make([]byte, wire.OfferSize)
+	o.Put(b)
 	return b
-}
-
-func FuzzPacket(f *testing.F) {
-	f.Add(put(packet{kind: packetEager, tag: 7, length: 3, credits: 2, control: 1, flags: packetStarved}, 1, 2, 3))
-	f.Add(put(packet{kind: packetOffer, length: offerSize}, offerBody(offer{id: 1, key: 2, address: 3, length: 4, total: 9, offset: 5})...))
-	f.Add(put(packet{kind: packetTaken, length: takenSize}, 0, 0, 0, 1))
-	f.Add(put(packet{kind: packetCredit, credits: 4}))
-	f.Add(put(packet{kind: packetGoodbye}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p, body, err := parsePacket(b)
-		if err != nil {
-			if !errors.Is(err, ErrProtocol) {
-				t.Fatal(err)
-			}
-			return
-		}
-		if again := put(p, body...); !bytes.Equal(again, b) {
-			t.Fatalf("%x became %x", b, again)
-		}
-		if p.kind == packetOffer {
-			o, err := parseOffer(body, 1<<20)
-			if err != nil {
-				return
-			}
-			if uint64(o.offset)+uint64(o.length) > uint64(o.total) || o.total > 1<<20 || o.length == 0 {
-				t.Fatalf("accepted %+v", o)
-			}
-			if !bytes.Equal(offerBody(o), body) {
-				t.Fatalf("%x became %x", body, offerBody(o))
-			}
-		}
-	})
-}
-
-func FuzzFrame(f *testing.F) {
-	add := func(fr frame) {
-		var b [frameHeader]byte
-		fr.put(&b)
-		f.Add(b[:])
-	}
-	add(frame{kind: frameOpening, length: parametersSize})
-	add(frame{kind: frameData, flags: fragmentFirst | fragmentLast, tag: 1, length: 5, total: 5})
-	add(frame{kind: frameGoodbye})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) < frameHeader {
-			return
-		}
-		header := (*[frameHeader]byte)(b)
-		fr, err := parseFrame(header)
-		if err != nil {
-			if !errors.Is(err, ErrProtocol) {
-				t.Fatal(err)
-			}
-			return
-		}
-		var again [frameHeader]byte
-		fr.put(&again)
-		if again != *header {
-			t.Fatalf("%x became %x", *header, again)
-		}
-		if fr.length > maxFragment {
-			t.Fatalf("accepted %+v", fr)
-		}
-	})
-}
-
-func FuzzParameters(f *testing.F) {
-	f.Add(parameters{window: 8, control: 2, chunks: 4, receive: 1 << 14, maxMessage: 1 << 20}.append(nil))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p, err := parseParameters(b)
-		if err != nil {
-			if !errors.Is(err, ErrProtocol) {
-				t.Fatal(err)
-			}
-			return
-		}
-		if p2, err := parseParameters(p.append(nil)); err != nil || p2 != p {
-			t.Fatalf("%+v became %+v, %v", p, p2, err)
-		}
-	})
-}
-
-// FuzzStream feeds an endpoint whatever follows the openings. It ends in order,
-// with an error that says what was wrong, or because the peer is gone; memory
-// stays in bounds and what it delivers was sent.
-func FuzzStream(f *testing.F) {
-	fr := func(fr frame, body string) []byte {
-		var b [frameHeader]byte
-		fr.put(&b)
-		return append(b[:], body...)
-	}
-	const both = fragmentFirst | fragmentLast
-	f.Add(append(fr(frame{kind: frameData, flags: both, length: 3, total: 3}, "abc"), fr(frame{kind: frameGoodbye}, "")...))
-	f.Add(append(fr(frame{kind: frameData, flags: fragmentFirst, length: 3, total: 5}, "abc"), fr(frame{kind: frameData, flags: fragmentLast, length: 2, total: 5}, "de")...))
-	f.Add(append(fr(frame{kind: frameData, flags: fragmentFirst, length: 3, total: 5}, "abc"), fr(frame{kind: frameData, flags: both, length: 1, total: 1}, "x")...))
-	f.Add(fr(frame{kind: frameData, flags: fragmentFirst, length: 1, total: 1 << 29}, "x"))
-	r, err := New(Config{MaxMessage: 1 << 30})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		near, far := net.Pipe()
-		go func() {
-			go io.Copy(io.Discard, near)
-			near.Write(parameters{maxMessage: 1}.append(fr(frame{kind: frameOpening, length: parametersSize}, "")))
-			near.Write(b)
-			near.Close()
-		}()
-		e := newEndpoint(r, "test/1", far.LocalAddr(), far.RemoteAddr(), Selection{})
-		if err := newStream(ctx, e, far); err != nil {
-			t.Fatal(err)
-		}
-		total := 0
-		for {
-			m, err := e.Receive(ctx)
-			if err != nil {
-				if err != io.EOF && !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrPeerDied) {
-					t.Fatal(err)
-				}
-				break
-			}
-			if total += len(m.Bytes()); total > len(b) || cap(m.Bytes()) > assemblyLimit {
-				t.Fatalf("%d bytes of %d, %d committed", total, len(b), cap(m.Bytes()))
-			}
-			m.Release()
-		}
-		_ = e.Close() // the peer is gone
-	})
 }
 
 // A rawPeer speaks to a server with nothing but a queue pair.
@@ -201,7 +68,7 @@ func newRawPeer(t *testing.T, p *pair, w world, params []byte) (*rawPeer, error)
 	return raw, err
 }
 
-var rawParameters = parameters{window: 8, control: 2, chunks: 4, receive: 16 << 10, maxMessage: 1 << 20}
+var rawParameters = wire.Parameters{Window: 8, Control: 2, Chunks: 4, Receive: 16 << 10, MaxMessage: 1 << 20}
 
 // Whatever a peer sends, the endpoint that it sends it to fails with the reason,
 // and no other.
@@ -215,8 +82,8 @@ func TestHostilePeer(t *testing.T) {
 	p := w.pair(t, Config{MaxMessage: 1 << 20}, ListenConfig{})
 	good, other := p.connect(t, "")
 	u32 := func(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
-	offered := func(o offer) []byte {
-		return put(packet{kind: packetOffer, length: offerSize}, offerBody(o)...)
+	offered := func(o wire.Offer) []byte {
+		return put(wire.Packet{Kind: wire.Offered, Length: wire.OfferSize}, offerBody(o)...)
 	}
 	for _, c := range []struct {
 		name  string
@@ -225,23 +92,23 @@ func TestHostilePeer(t *testing.T) {
 	}{
 		{"empty", [][]byte{{}}, "shorter than its header"},
 		{"short", [][]byte{{1, 2, 3}}, "shorter than its header"},
-		{"unknown kind", [][]byte{put(packet{kind: 99})}, "unknown kind 99"},
-		{"length too great", [][]byte{put(packet{kind: packetEager, length: 1 << 31})}, "length 2147483648"},
-		{"length too small", [][]byte{put(packet{kind: packetEager}, 1)}, "length 0"},
-		{"unknown flags", [][]byte{put(packet{kind: packetEager, flags: 0x80})}, "flags 0x80"},
-		{"credits without end", [][]byte{put(packet{kind: packetCredit, credits: 65535})}, "too many"},
-		{"control credits of nothing", [][]byte{put(packet{kind: packetCredit, control: 9})}, "too many"},
-		{"confirmation of nothing", [][]byte{put(packet{kind: packetTaken, length: takenSize}, u32(0)...)}, "offer 0, which is not open"},
-		{"confirmation out of bounds", [][]byte{put(packet{kind: packetTaken, length: takenSize}, u32(1<<31)...)}, "which is not open"},
-		{"offer of nothing", [][]byte{offered(offer{total: 10})}, "bytes 0 to 0 of 10"},
-		{"offer beyond its message", [][]byte{offered(offer{offset: 5, length: 6, total: 10})}, "bytes 5 to 11 of 10"},
-		{"offer that wraps", [][]byte{offered(offer{offset: 1<<32 - 1, length: 2, total: 10})}, "of 10"},
-		{"offer of too much", [][]byte{offered(offer{length: 10, total: 1 << 30})}, "at most"},
-		{"offer out of the middle", [][]byte{offered(offer{offset: 5, length: 5, total: 10})}, "does not continue"},
-		{"offer with a wrong key", [][]byte{offered(offer{length: 5, total: 5, key: 12345})}, "remote access"},
-		{"anything after goodbye", [][]byte{put(packet{kind: packetGoodbye}), put(packet{kind: packetEager})}, ""},
+		{"unknown kind", [][]byte{put(wire.Packet{Kind: 99})}, "unknown kind 99"},
+		{"length too great", [][]byte{put(wire.Packet{Kind: wire.Eager, Length: 1 << 31})}, "length 2147483648"},
+		{"length too small", [][]byte{put(wire.Packet{Kind: wire.Eager}, 1)}, "length 0"},
+		{"unknown flags", [][]byte{put(wire.Packet{Kind: wire.Eager, Flags: 0x80})}, "flags 0x80"},
+		{"credits without end", [][]byte{put(wire.Packet{Kind: wire.Credit, Credits: 65535})}, "too many"},
+		{"control credits of nothing", [][]byte{put(wire.Packet{Kind: wire.Credit, Control: 9})}, "too many"},
+		{"confirmation of nothing", [][]byte{put(wire.Packet{Kind: wire.Taken, Length: wire.TakenSize}, u32(0)...)}, "offer 0, which is not open"},
+		{"confirmation out of bounds", [][]byte{put(wire.Packet{Kind: wire.Taken, Length: wire.TakenSize}, u32(1<<31)...)}, "which is not open"},
+		{"offer of nothing", [][]byte{offered(wire.Offer{Total: 10})}, "bytes 0 to 0 of 10"},
+		{"offer beyond its message", [][]byte{offered(wire.Offer{Offset: 5, Length: 6, Total: 10})}, "bytes 5 to 11 of 10"},
+		{"offer that wraps", [][]byte{offered(wire.Offer{Offset: 1<<32 - 1, Length: 2, Total: 10})}, "of 10"},
+		{"offer of too much", [][]byte{offered(wire.Offer{Length: 10, Total: 1 << 30})}, "at most"},
+		{"offer out of the middle", [][]byte{offered(wire.Offer{Offset: 5, Length: 5, Total: 10})}, "does not continue"},
+		{"offer with a wrong key", [][]byte{offered(wire.Offer{Length: 5, Total: 5, Key: 12345})}, "remote access"},
+		{"anything after goodbye", [][]byte{put(wire.Packet{Kind: wire.Goodbye}), put(wire.Packet{Kind: wire.Eager})}, ""},
 	} {
-		raw, err := newRawPeer(t, p, w, rawParameters.append(nil))
+		raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,8 +138,8 @@ func TestHostilePeer(t *testing.T) {
 		}
 	}
 	for name, params := range map[string][]byte{
-		"none": nil, "short": rawParameters.append(nil)[:10], "revision": append([]byte{9}, rawParameters.append(nil)[1:]...),
-		"no window": parameters{control: 2, chunks: 4, receive: 16 << 10, maxMessage: 1}.append(nil),
+		"none": nil, "short": rawParameters.Append(nil)[:10], "revision": append([]byte{9}, rawParameters.Append(nil)[1:]...),
+		"no window": wire.Parameters{Control: 2, Chunks: 4, Receive: 16 << 10, MaxMessage: 1}.Append(nil),
 	} {
 		if raw, err := newRawPeer(t, p, w, params); err == nil {
 			<-raw.qp.Done() // connected, and then judged

@@ -13,6 +13,12 @@
 //	go legacy.Serve(ln.Legacy())  // everybody else, bytes untouched
 //	ep, err := ln.Accept(ctx)     // Verbena peers
 //
+// A port may carry several services, each with an accept queue of its own, its
+// group and its tuning, that come and go while the port stays:
+//
+//	tables, err := ln.Service("tables/1", verbena.ServiceConfig{Group: group})
+//	ep, err := tables.Accept(ctx)
+//
 // A client asks for a service at an address and gets an [Endpoint], which
 // carries whole messages in order, in both directions:
 //

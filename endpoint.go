@@ -5,18 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/budget"
+
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // An Endpoint is one end of a connection that carries messages: whole, in
 // order, in both directions, under flow control. It must be closed.
 type Endpoint struct {
-	runtime       *Runtime
+	env           *environment
+	count         *counters // of its device, or of TCP
+	tuning        Tuning    // of the transport
 	service       string
 	local, remote net.Addr
 	selection     Selection
+	peer          *rdma.Credentials // see Peer
 	carrier       carrier
 
 	// sendLock orders Sends; a channel, because waiting for it ends with the
@@ -26,15 +35,17 @@ type Endpoint struct {
 	closed   chan struct{} // the first Close is through
 	closeErr error
 
-	in inbox
-
 	endOnce sync.Once
+	ended   atomic.Bool
 	done    chan struct{}
-	err     error // set before done is closed
+	err     error // set before ended and done
 }
 
 // A carrier moves an endpoint's messages over one transport.
 type carrier interface {
+	// sendNow is send for a message that nothing holds up and no other is in front
+	// of. If anything is, it reports false and has done nothing.
+	sendNow(tag uint32, message []byte) bool
 	// send carries one message and has let go of it when it returns. Calls are
 	// serialized. A message whose sending failed by ctx never arrives, not even
 	// in part, and the next one can be sent.
@@ -42,50 +53,37 @@ type carrier interface {
 	// receive waits for the next message of the endpoint's inbox, and makes
 	// progress meanwhile if that is the carrier's way. Calls are serialized.
 	receive(ctx context.Context) (*Message, error)
-	// sentTraffic counts the messages whose send has succeeded.
+	// sentTraffic counts the messages whose send has succeeded, receivedTraffic
+	// those that receive has returned.
 	sentTraffic() Traffic
+	receivedTraffic() Traffic
 	// maxMessage is the longest message that the peer accepts.
 	maxMessage() int
 	// eager is the longest message that goes into a buffer that the peer has
 	// posted, 0 if the carrier makes no such difference.
 	eager() int
+	// wake makes all waits look at the endpoint's state.
+	wake()
 	// close says goodbye and returns when the peer has everything or ctx is
 	// over; then it frees all and ends all goroutines of the carrier.
 	close(ctx context.Context) error
 }
 
-// A Message is what a peer sent. It belongs to the receiver until Release.
-type Message struct {
-	// Tag is what the sender gave to Send.
-	Tag   uint32
-	data  []byte
-	owner messageOwner
-	slot  int32 // the owner's
-
-	// Of the inbox, and guarded by its mu: bytes that have not arrived yet,
-	// whether they wait for memory, whether the sender gave the message up.
-	due             int
-	wanting         bool
-	dropped, queued bool
+// An environment is what endpoints need of their runtime.
+type environment struct {
+	log             *slog.Logger
+	linger          time.Duration
+	tcp             counters       // of the endpoints without a device
+	longestOnStream int            // bytes of a message
+	arriving        *budget.Budget // of messages over TCP until they are received
+	forget          func(*Endpoint)
 }
 
-type messageOwner interface{ release(*Message) }
-
-// Bytes is the payload. The memory belongs to the runtime; it may be read and
-// changed until Release, even when the endpoint or the runtime has been closed.
-func (m *Message) Bytes() []byte { return m.data }
-
-// Release gives the memory, and with it the credit to send more, back to the
-// peer. It is called exactly once, by any goroutine; neither the message nor its
-// bytes may be used afterwards. Receivers that hold many messages slow the
-// sender down; one that holds them all stops it.
-func (m *Message) Release() { m.owner.release(m) }
-
-func newEndpoint(r *Runtime, service string, local, remote net.Addr, selection Selection) *Endpoint {
+// newEndpoint returns one that has no carrier yet.
+func newEndpoint(env *environment, tuning Tuning, service string, local, remote net.Addr, selection Selection) *Endpoint {
 	return &Endpoint{
-		runtime: r, service: service, local: local, remote: remote, selection: selection,
+		env: env, count: &env.tcp, tuning: tuning, service: service, local: local, remote: remote, selection: selection,
 		sendLock: make(chan struct{}, 1), closed: make(chan struct{}), done: make(chan struct{}),
-		in: inbox{ready: make(chan struct{}, 1)},
 	}
 }
 
@@ -109,6 +107,9 @@ func (e *Endpoint) MaxMessage() int { return e.carrier.maxMessage() }
 // is easier on the buffers. It is 0 over TCP, where there is no difference.
 func (e *Endpoint) Eager() int { return e.carrier.eager() }
 
+// Tuning holds the sizes and limits that the endpoint was set up with.
+func (e *Endpoint) Tuning() Tuning { return e.tuning }
+
 // Done is closed when the endpoint has ended: it failed, or one of the ends
 // closed it. Messages that had arrived can still be received unless it was this
 // side that closed.
@@ -117,12 +118,21 @@ func (e *Endpoint) Done() <-chan struct{} { return e.done }
 // Err is nil until Done is closed. Then it wraps [ErrClosed] or
 // [ErrPeerClosed], or tells what failed.
 func (e *Endpoint) Err() error {
-	select {
-	case <-e.done:
+	if e.ended.Load() {
 		return e.err
-	default:
-		return nil
 	}
+	return nil
+}
+
+// over tells whether the endpoint has ended.
+func (e *Endpoint) over() bool { return e.ended.Load() }
+
+// lastError is what Receive returns when nothing is left.
+func (e *Endpoint) lastError() error {
+	if errors.Is(e.err, ErrPeerClosed) {
+		return io.EOF
+	}
+	return e.err
 }
 
 // Send sends one message. Any number of goroutines may call it; the order of
@@ -133,6 +143,9 @@ func (e *Endpoint) Err() error {
 // It waits while the peer is out of buffers. If ctx ends that wait, the
 // message is not delivered and the endpoint stays usable.
 func (e *Endpoint) Send(ctx context.Context, tag uint32, message []byte) error {
+	if ctx.Err() == nil && len(message) <= e.carrier.maxMessage() && e.carrier.sendNow(tag, message) {
+		return nil
+	}
 	select {
 	case e.sendLock <- struct{}{}:
 	default:
@@ -179,7 +192,7 @@ func (e *Endpoint) Receive(ctx context.Context) (*Message, error) {
 // ones, fail with [ErrClosed]. Closing an endpoint that has failed frees it.
 // Messages that are held stay as they are until they are released.
 func (e *Endpoint) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), e.runtime.cfg.Linger)
+	ctx, cancel := context.WithTimeout(context.Background(), e.env.linger)
 	defer cancel()
 	return e.closeWithin(ctx)
 }
@@ -191,12 +204,12 @@ func (e *Endpoint) closeWithin(ctx context.Context) error {
 	}
 	failed := e.Err() != nil && !errors.Is(e.err, ErrPeerClosed)
 	e.end(ErrClosed)
-	e.in.wake()
+	e.carrier.wake()
 	err := e.carrier.close(ctx)
 	if err != nil && !failed {
 		e.closeErr = e.failure("close to", err)
 	}
-	e.runtime.forget(e)
+	e.env.forget(e)
 	close(e.closed)
 	return e.closeErr
 }
@@ -205,172 +218,11 @@ func (e *Endpoint) closeWithin(ctx context.Context) error {
 func (e *Endpoint) end(err error) {
 	e.endOnce.Do(func() {
 		e.err = err
+		e.ended.Store(true)
 		close(e.done)
 	})
 }
 
-// fail is end for what went wrong; it also makes the carrier's waits return.
-func (e *Endpoint) fail(err error) {
-	e.end(err)
-	e.in.wake()
-}
-
 func (e *Endpoint) failure(op string, err error) error {
 	return fmt.Errorf("verbena: %s %s at %s over %s: %w", op, e.service, e.remote, e.selection.Transport, err)
-}
-
-// An inbox holds the messages that have arrived, or are arriving, in order.
-type inbox struct {
-	mu      sync.Mutex
-	ring    []*Message // a power of two long
-	first   int
-	count   int
-	bytes   int           // of the messages that are there
-	pending int           // messages that are not complete
-	popped  Traffic       // taken by Receive
-	ready   chan struct{} // one token when something changed
-}
-
-func (q *inbox) push(m *Message) {
-	q.mu.Lock()
-	if q.count == len(q.ring) {
-		bigger := make([]*Message, max(2*len(q.ring), 8))
-		for i := range q.count {
-			bigger[i] = *q.at(i)
-		}
-		q.ring, q.first = bigger, 0
-	}
-	*q.at(q.count) = m
-	q.count++
-	if m.queued = true; m.due > 0 {
-		q.pending++
-	} else {
-		q.bytes += len(m.data)
-	}
-	q.mu.Unlock()
-	q.wake()
-}
-
-func (q *inbox) at(i int) **Message { return &q.ring[(q.first+i)&(len(q.ring)-1)] }
-
-// pop returns the first message if it is complete.
-func (q *inbox) pop() *Message {
-	for {
-		q.mu.Lock()
-		if q.count == 0 || (*q.at(0)).due > 0 {
-			q.mu.Unlock()
-			return nil
-		}
-		m := q.remove()
-		q.bytes -= len(m.data)
-		if !m.dropped {
-			q.popped.add(len(m.data))
-		}
-		q.mu.Unlock()
-		if !m.dropped {
-			return m
-		}
-		m.Release() // takes the carrier's lock, under which others take ours
-	}
-}
-
-func (q *inbox) remove() *Message {
-	slot := q.at(0)
-	m := *slot
-	*slot = nil
-	m.queued = false
-	q.first = (q.first + 1) & (len(q.ring) - 1)
-	q.count--
-	return m
-}
-
-func (q *inbox) received() Traffic {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.popped
-}
-
-// waiting tells whether Receive has something to do.
-func (q *inbox) waiting() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.count > 0 && ((*q.at(0)).due == 0 || (*q.at(0)).wanting)
-}
-
-// wanting returns the first message if it waits for memory.
-func (q *inbox) wanting() *Message {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.count > 0 && (*q.at(0)).wanting {
-		return *q.at(0)
-	}
-	return nil
-}
-
-// provided gives a message its memory.
-func (q *inbox) provided(m *Message, data []byte) {
-	q.mu.Lock()
-	m.data, m.wanting = data, false
-	q.mu.Unlock()
-}
-
-// arrived counts bytes that have come into the memory of a message.
-func (q *inbox) arrived(m *Message, n int) {
-	q.mu.Lock()
-	q.settle(m, n)
-	q.mu.Unlock()
-}
-
-// drop marks a message that its sender gave up when missing bytes of it had not
-// been offered.
-func (q *inbox) drop(m *Message, missing int) {
-	q.mu.Lock()
-	m.dropped, m.wanting = true, false
-	q.settle(m, missing)
-	q.mu.Unlock()
-}
-
-func (q *inbox) settle(m *Message, n int) {
-	if m.due -= n; m.due == 0 && m.queued {
-		q.pending--
-		q.bytes += len(m.data)
-		q.wake()
-	}
-}
-
-// incomplete tells whether bytes of any message are still to come.
-func (q *inbox) incomplete() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.pending > 0
-}
-
-// each calls f for all messages with no lock held; the caller sees to it that
-// there are no others.
-func (q *inbox) each(f func(*Message)) {
-	q.mu.Lock()
-	var all []*Message
-	for i := range q.count {
-		all = append(all, *q.at(i))
-	}
-	q.mu.Unlock()
-	for _, m := range all {
-		f(m)
-	}
-}
-
-func (q *inbox) wake() { notify(q.ready) }
-
-// clear releases what nobody will receive, complete or not.
-func (q *inbox) clear() {
-	q.mu.Lock()
-	var all []*Message
-	for q.count > 0 {
-		all = append(all, q.remove())
-	}
-	q.bytes, q.pending = 0, 0
-	q.mu.Unlock()
-	for _, m := range all {
-		m.Release()
-	}
 }

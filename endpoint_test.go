@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
@@ -79,18 +80,18 @@ func TestMessagesOfAllSizes(t *testing.T) {
 // queue up and the send queue wraps all the time.
 var cramped = Tuning{Eager: 512, Window: 2, MaxWindow: 4, Chunk: 4 << 10, Chunks: 2}
 
-func crampedConfig() Config {
-	tuning := map[string]Tuning{}
-	for _, w := range worlds {
-		tuning[w.transport] = cramped
+func crampedConfig(w world) Config {
+	t := cramped
+	if w.transport == TransportTCP {
+		t = Tuning{Chunk: cramped.Chunk}
 	}
-	return Config{Tuning: tuning, ReceiveMemory: 16 << 20, SendMemory: 16 << 20}
+	return Config{Tuning: TuningTable{w.transport: t}, ReceiveMemory: 32 << 20, SendMemory: 32 << 20}
 }
 
 func TestManySendersBothWays(t *testing.T) {
 	const senders, each = 8, 150
 	eachWorld(t, func(t *testing.T, w world) {
-		p := w.pair(t, crampedConfig(), ListenConfig{})
+		p := w.pair(t, crampedConfig(w), ListenConfig{})
 		a, b := p.connect(t, "")
 		var wg sync.WaitGroup
 		for _, e := range []*Endpoint{a, b} {
@@ -143,7 +144,7 @@ func TestCancelledSend(t *testing.T) {
 	for _, size := range []int{100, 300 << 10} {
 		t.Run(strconv.Itoa(size), func(t *testing.T) {
 			eachWorld(t, func(t *testing.T, w world) {
-				p := w.pair(t, crampedConfig(), ListenConfig{})
+				p := w.pair(t, crampedConfig(w), ListenConfig{})
 				a, b := p.connect(t, "")
 				sent := 0
 				full := false
@@ -189,7 +190,7 @@ func TestCancelledSend(t *testing.T) {
 
 func TestCloseEndsWaits(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
-		p := w.pair(t, crampedConfig(), ListenConfig{})
+		p := w.pair(t, crampedConfig(w), ListenConfig{})
 		a, b := p.connect(t, "")
 		received, sent := make(chan error, 1), make(chan error, 1)
 		go func() {
@@ -266,7 +267,7 @@ func TestHeldMessages(t *testing.T) {
 		// deals in arenas of 2 MiB, one of which holds small slabs: there is room
 		// for seven of the messages below and the one that is to get through.
 		const count = 12
-		config := crampedConfig()
+		config := crampedConfig(w)
 		config.ReceiveMemory = count << 20
 		p := w.pair(t, config, ListenConfig{})
 		a, b := p.connect(t, "")
@@ -374,7 +375,7 @@ func TestRuntimeClosesUnderHeldMessages(t *testing.T) {
 			}
 			close(stop)
 			readers.Wait()
-			d := p.server.firstDevice(w.transport)
+			d := p.server.firstDomain(w.transport)
 			for i, m := range held {
 				if !bytes.Equal(m.Bytes(), pattern(sizes[i], i)) {
 					t.Errorf("message %d changed", i)
@@ -392,8 +393,10 @@ func TestRuntimeClosesUnderHeldMessages(t *testing.T) {
 				if _, err := d.domain.Allocate(4096, 0); !errors.Is(err, rdma.ErrClosed) {
 					t.Errorf("the domain of the runtime is open when all is released: %v", err)
 				}
-				if n := d.recvPool.Registered(); n != 0 {
-					t.Errorf("%d bytes are registered after all", n)
+				for _, pool := range d.pools() {
+					if pool.Registered != 0 {
+						t.Errorf("%d bytes of the %s pool are registered after all", pool.Registered, pool.Name)
+					}
 				}
 			}
 		}
@@ -441,7 +444,7 @@ func TestReleaseRacesClose(t *testing.T) {
 				t.Error(err)
 			}
 			wg.Wait()
-			if d := p.server.firstDevice(w.transport); d != nil {
+			if d := p.server.firstDomain(w.transport); d != nil {
 				if _, err := d.domain.Allocate(4096, 0); !errors.Is(err, rdma.ErrClosed) {
 					t.Errorf("the domain is open: %v", err)
 				}
@@ -517,14 +520,19 @@ func TestMemoryComesBack(t *testing.T) {
 		}
 		for _, r := range []*Runtime{p.client, p.server} {
 			for d := range r.devices() {
-				for name, pool := range map[string]*slab.Pool{"receive": d.recvPool, "send": d.sendPool, "offer": d.offerPool} {
-					if n := pool.Used(); n != 0 {
-						t.Errorf("%d bytes of the %s pool are still in use", n, name)
+				for domain := range d.domains {
+					for _, pool := range domain.pools() {
+						if pool.Used != 0 {
+							t.Errorf("%d bytes of the %s pool are still in use", pool.Used, pool.Name)
+						}
 					}
-				}
-				for _, w := range d.workers {
-					if len(w.carriers) != 0 || w.room != min(workerQueue, d.attributes.MaxCompletions) {
-						t.Errorf("worker has %d carriers and room for %d", len(w.carriers), w.room)
+					for _, w := range domain.workers {
+						if len(w.consumers) != 0 || w.room < min(workerQueue, d.attributes.MaxCompletions)/2 {
+							t.Errorf("worker has %d queue pairs and room for %d", len(w.consumers), w.room)
+						}
+					}
+					if domain.shells != 0 || domain.held != 0 || domain.shared != nil {
+						t.Errorf("%d endpoints, %d messages held", domain.shells, domain.held)
 					}
 				}
 			}
@@ -660,14 +668,14 @@ func TestWindowFollowsLoad(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{ReceiveMemory: 64 << 20}, ListenConfig{})
 		a, b := p.connect(t, "")
-		q, ok := b.carrier.(*queue)
+		q, ok := b.carrier.(*shell)
 		if !ok {
 			t.Skip("it has the window of TCP")
 		}
 		window := func() int {
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			return q.window
+			return q.m.Window()
 		}
 		// Bursts that are longer than the window.
 		burst := func() {
@@ -699,24 +707,27 @@ func TestWindowFollowsLoad(t *testing.T) {
 			}
 			burst()
 		}
-		all, err := q.d.recvPool.Get(p.ctx, 50<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for window() > q.t.Window {
+		// Others are promised most of what there is.
+		q.recv.mu.Lock()
+		others := q.recv.limit / 4 * 3
+		q.recv.promised += others
+		q.recv.mu.Unlock()
+		for window() > q.limits.Window {
 			if p.ctx.Err() != nil {
 				t.Fatalf("the window is %d", window())
 			}
 			burst()
 		}
-		q.d.recvPool.Put(all)
+		q.recv.mu.Lock()
+		q.recv.promised -= others
+		q.recv.mu.Unlock()
 	})
 }
 
 // Endpoints come and go, in order and not, while others work.
 func TestChurn(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
-		p := w.pair(t, crampedConfig(), ListenConfig{})
+		p := w.pair(t, crampedConfig(w), ListenConfig{})
 		echo, stop := context.WithCancel(p.ctx)
 		var servers, clients sync.WaitGroup
 		servers.Go(func() {
@@ -781,7 +792,7 @@ func TestChurn(t *testing.T) {
 func TestRuntimeCloses(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		for range 5 {
-			p := w.pair(t, crampedConfig(), ListenConfig{})
+			p := w.pair(t, crampedConfig(w), ListenConfig{})
 			var wg sync.WaitGroup
 			accepted := make(chan struct{}, 1000)
 			wg.Go(func() {
@@ -807,7 +818,7 @@ func TestRuntimeCloses(t *testing.T) {
 					for {
 						e, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: w.transport})
 						if err != nil {
-							if p.client.ctx.Err() == nil {
+							if p.client.ctx.Err() == nil && !errors.Is(err, ErrClosed) {
 								t.Error(err)
 							}
 							return
@@ -847,13 +858,13 @@ func TestSendWaitsForMemory(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{SendMemory: 16 << 20}, ListenConfig{})
 		a, b := p.connect(t, "")
-		q, ok := a.carrier.(*queue)
+		q, ok := a.carrier.(*shell)
 		if !ok {
 			t.Skip("it sends from the Go heap")
 		}
 		for _, size := range []int{5000, 400 << 10} {
 			var all []slab.Slab
-			for _, pool := range []*slab.Pool{q.d.sendPool, q.d.offerPool} {
+			for _, pool := range []*slab.Pool{q.n.sendPool, q.n.offerPool} {
 				for {
 					s, ok, err := pool.TryGet(1 << 20)
 					if err != nil {
@@ -865,7 +876,7 @@ func TestSendWaitsForMemory(t *testing.T) {
 					all = append(all, s)
 				}
 				for {
-					s, ok, _ := pool.TryGet(5000 + packetHeader)
+					s, ok, _ := pool.TryGet(5000 + wire.HeaderSize)
 					if !ok {
 						break
 					}
@@ -892,7 +903,7 @@ func TestSendWaitsForMemory(t *testing.T) {
 			}
 			q.poolOf(all[len(all)-1]).Put(all[len(all)-1])
 		}
-		all, err := q.d.offerPool.Get(p.ctx, 8<<20)
+		all, err := q.n.offerPool.Get(p.ctx, 8<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -904,14 +915,14 @@ func TestSendWaitsForMemory(t *testing.T) {
 		if err := <-sent; !errors.Is(err, ErrPeerClosed) {
 			t.Errorf("got %v, want ErrPeerClosed", err)
 		}
-		q.d.offerPool.Put(all)
+		q.n.offerPool.Put(all)
 	})
 }
 
 // poolOf tells which of the sending pools a slab is from.
-func (q *queue) poolOf(s slab.Slab) *slab.Pool {
+func (q *shell) poolOf(s slab.Slab) *slab.Pool {
 	if s.Region().Access()&rdma.AccessRemoteRead != 0 {
-		return q.d.offerPool
+		return q.n.offerPool
 	}
-	return q.d.sendPool
+	return q.n.sendPool
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/link/wire"
 )
 
 // Errors that callers tell apart with [errors.Is]. What methods return wraps
@@ -21,19 +22,20 @@ var (
 	// ErrTooLong: the message is longer than [Endpoint.MaxMessage].
 	ErrTooLong = errors.New("verbena: message too long")
 	// ErrProtocol: the peer sent what the protocol does not allow.
-	ErrProtocol = errors.New("verbena: peer broke the protocol")
+	ErrProtocol = wire.ErrProtocol
 	// ErrNotDelivered: Close could not hand everything over within the linger.
 	ErrNotDelivered = errors.New("verbena: closed before the peer had taken everything")
 )
 
-// A LegacyPeerError says that the server at Addr has never heard of Verbena:
-// it closed the connection, stayed silent or answered in another protocol. Dial
-// it plainly. The runtime remembers it until Until and says so at once to
-// further dials.
+// A LegacyPeerError says that the server at Addr has never heard of Verbena, as
+// far as can be told: it answered in another protocol, or it closed the
+// connection or stayed silent. Dial it plainly. The runtime remembers an answer at
+// once, and silence when it has met it twice; until Until it says so at once to
+// further dials. While it remembers silence it looks again in the background.
 type LegacyPeerError struct {
 	Addr  string
-	Until time.Time
-	Err   error // what it did; nil if it was remembered
+	Until time.Time // zero if it is not remembered
+	Err   error     // what it did; nil if it was remembered
 }
 
 func (e *LegacyPeerError) Error() string {

@@ -3,8 +3,13 @@ package verbena
 import (
 	"context"
 	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
 	"sync"
 
+	"github.com/verbena-data/verbena/internal/budget"
 	"github.com/verbena-data/verbena/internal/hostid"
 )
 
@@ -13,10 +18,12 @@ import (
 type Runtime struct {
 	cfg        Config
 	host       [hostid.Size]byte
+	network    []byte       // identity of the network namespace, or none
 	transports []*transport // one for each provider, in order of preference
+	own        *Group       // of endpoints of which no other is told
 	peers      peerCache
 	tickets    tickets
-	tcp        counters // of the endpoints without a device
+	env        environment
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -24,7 +31,8 @@ type Runtime struct {
 
 	mu        sync.Mutex
 	closed    bool
-	endpoints map[*Endpoint]struct{}
+	groups    map[*Group]struct{}
+	endpoints map[*Endpoint]*Group
 	listeners map[*Listener]struct{}
 }
 
@@ -36,12 +44,19 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{
-		cfg: cfg, host: hostid.ID(),
-		endpoints: map[*Endpoint]struct{}{}, listeners: map[*Listener]struct{}{},
+		cfg: cfg, host: hostid.ID(), network: hostid.Network(),
+		groups: map[*Group]struct{}{}, endpoints: map[*Endpoint]*Group{}, listeners: map[*Listener]struct{}{},
+	}
+	r.env = environment{
+		log: cfg.Logger, linger: cfg.Linger, longestOnStream: int(cfg.longestOnStream()),
+		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {
-		r.transports = append(r.transports, newTransport(r, p))
+		r.transports = append(r.transports, newTransport(r.ctx, p, cfg.Logger))
+	}
+	if r.own, err = r.newGroup(GroupConfig{}); err != nil {
+		return nil, err
 	}
 	return r, nil
 }
@@ -59,26 +74,24 @@ func (r *Runtime) Close() error {
 	}
 	r.closed = true
 	var errs []error
-	listeners := keys(r.listeners)
+	listeners := slices.Collect(maps.Keys(r.listeners))
 	r.mu.Unlock()
 	for _, l := range listeners {
 		errs = append(errs, l.Close())
 	}
 	r.cancel()
 	r.dials.Wait()
-	r.mu.Lock()
-	endpoints := keys(r.endpoints)
-	r.mu.Unlock()
-	closeErrs := make([]error, len(endpoints))
-	var wg sync.WaitGroup
-	for i, e := range endpoints {
-		wg.Go(func() { closeErrs[i] = e.Close() })
-	}
-	wg.Wait()
 	for d := range r.devices() {
 		errs = append(errs, d.close())
 	}
-	return errors.Join(append(errs, closeErrs...)...)
+	r.mu.Lock()
+	endpoints, groups := slices.Collect(maps.Keys(r.endpoints)), slices.Collect(maps.Keys(r.groups))
+	r.mu.Unlock()
+	errs = append(errs, closeAll(endpoints)...)
+	for _, g := range groups {
+		errs = append(errs, g.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // begin announces a dial, which ends with the runtime: devices may not be closed
@@ -99,14 +112,15 @@ func (r *Runtime) begin(ctx context.Context) (_ context.Context, end func(), err
 	}, nil
 }
 
-// adopt registers an endpoint that is set up, unless the runtime is closed.
-func (r *Runtime) adopt(e *Endpoint) error {
+// adopt registers an endpoint of a group that is set up, unless the runtime
+// or the group is closed.
+func (r *Runtime) adopt(e *Endpoint, g *Group) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	if _, there := r.groups[g]; !there || r.closed {
 		return ErrClosed
 	}
-	r.endpoints[e] = struct{}{}
+	r.endpoints[e] = g
 	return nil
 }
 
@@ -117,9 +131,9 @@ func (r *Runtime) forget(e *Endpoint) {
 		return
 	}
 	delete(r.endpoints, e)
-	c := e.counters()
+	c := e.count
 	c.past.sent.merge(e.carrier.sentTraffic())
-	c.past.received.merge(e.in.received())
+	c.past.received.merge(e.carrier.receivedTraffic())
 }
 
 // discard closes an endpoint that nobody has got, without waiting for the peer.
@@ -129,10 +143,90 @@ func (r *Runtime) discard(e *Endpoint) {
 	_ = e.closeWithin(ctx) // nothing was sent on it
 }
 
-func keys[K comparable, V any](m map[K]V) []K {
-	list := make([]K, 0, len(m))
-	for k := range m {
-		list = append(list, k)
+// NewGroup makes a group, which lasts until the runtime is closed or its own
+// Close.
+func (r *Runtime) NewGroup(cfg GroupConfig) (*Group, error) {
+	if cfg.Name == "" {
+		return nil, errors.New("verbena: a group needs a name")
 	}
-	return list
+	return r.newGroup(cfg)
+}
+
+func (r *Runtime) newGroup(cfg GroupConfig) (*Group, error) {
+	if cfg.ReceiveMemory < 0 || cfg.SendMemory < 0 || cfg.Workers < 0 {
+		return nil, fmt.Errorf("verbena: group %s: a negative size in the configuration", cfg.Name)
+	}
+	if err := cfg.Tuning.check(r.cfg.transports()); err != nil {
+		return nil, err
+	}
+	set(&cfg.ReceiveMemory, r.cfg.ReceiveMemory)
+	set(&cfg.SendMemory, r.cfg.SendMemory)
+	set(&cfg.Workers, r.cfg.Workers)
+	g := &Group{
+		cfg: cfg, env: &r.env, tables: []TuningTable{r.cfg.Tuning, cfg.Tuning}, transports: r.cfg.transports(), maxMessage: r.cfg.MaxMessage, domains: map[*device]*domain{},
+	}
+	g.ctx, g.stop = context.WithCancel(context.Background())
+	g.done = make(chan struct{})
+	g.leave = func() []*Endpoint { return r.dissolve(g) }
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, fmt.Errorf("verbena: new group: %w", ErrClosed)
+	}
+	for other := range r.groups {
+		if other.cfg.Name == cfg.Name {
+			return nil, fmt.Errorf("verbena: there is a group %q already", cfg.Name)
+		}
+	}
+	r.groups[g] = struct{}{}
+	return g, nil
+}
+
+// group returns g, or the runtime's own if g is nil. It refuses a group of another
+// runtime.
+func (r *Runtime) group(g *Group) (*Group, error) {
+	switch {
+	case g == nil:
+		return r.own, nil
+	case g.env != &r.env:
+		return nil, fmt.Errorf("verbena: group %q belongs to another runtime", g.cfg.Name)
+	}
+	return g, nil
+}
+
+// dissolve takes a group out, and returns its endpoints.
+func (r *Runtime) dissolve(g *Group) []*Endpoint {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.groups, g)
+	var endpoints []*Endpoint
+	for e, of := range r.endpoints {
+		if of == g {
+			endpoints = append(endpoints, e)
+		}
+	}
+	return endpoints
+}
+
+// transport returns the one of a name, or nil.
+func (r *Runtime) transport(name string) *transport {
+	for _, t := range r.transports {
+		if t.name == name {
+			return t
+		}
+	}
+	return nil
+}
+
+// devices are those of all transports.
+func (r *Runtime) devices() iter.Seq[*device] {
+	return func(yield func(*device) bool) {
+		for _, t := range r.transports {
+			for _, d := range t.devices {
+				if !yield(d) {
+					return
+				}
+			}
+		}
+	}
 }

@@ -20,6 +20,9 @@ type Candidate struct {
 	Transport string `json:"transport"`
 	Chosen    bool   `json:"chosen"`
 	Reason    string `json:"reason"` // why it was taken or left
+	// Passing says that it was left for a reason of that moment, such as a lack of
+	// memory, and that a later dial may get it.
+	Passing bool `json:"passing,omitempty"`
 }
 
 // A Selection tells which transport was chosen towards a peer, and why.
@@ -32,6 +35,21 @@ type Selection struct {
 	SameHost bool   `json:"same_host"`
 	// Candidates are all that were considered, in order of preference.
 	Candidates []Candidate `json:"candidates"`
+}
+
+// Passing tells whether a transport that is preferred to the one chosen was left
+// for a reason that may pass. Whoever keeps such an endpoint for long should dial
+// again after a while and change over if the new one is over a better transport.
+func (s Selection) Passing() bool {
+	for _, c := range s.Candidates {
+		if c.Chosen {
+			return false
+		}
+		if c.Passing {
+			return true
+		}
+	}
+	return false
 }
 
 // String is a small table for people.
@@ -85,13 +103,20 @@ func (s *Selection) note(name, reason string) {
 	}
 }
 
+// pass marks a candidate that may come back.
+func (s *Selection) pass(name string) {
+	if c := s.candidate(name); c != nil {
+		c.Passing = true
+	}
+}
+
 func (s *Selection) choose(name, reason string) {
 	s.Transport = name
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		switch {
 		case c.Transport == name:
-			c.Chosen, c.Reason = true, reason
+			c.Chosen, c.Reason, c.Passing = true, reason, false
 		case c.Reason == "":
 			c.Reason = "not needed: " + name + " is preferred"
 		}

@@ -6,29 +6,30 @@ import (
 )
 
 const (
-	// A wait in which polling stops is one that was in vain with the last eighth
-	// of the limit. It is tried again after so many waits, at first and at most.
+	// Polling stops after a wait of limit/8 without a completion. It is tried again
+	// after 8 waits, doubling up to 256.
 	spinPause, maxSpinPause = 8, 256
 
-	// Somebody who polls and is not run for so long shares its processor with
-	// others who want it: a scheduler gives each a few milliseconds.
+	// A poller that is not run for 300 us shares its processor with somebody else:
+	// a scheduler's turns last a few milliseconds.
 	preempted = 300 * time.Microsecond
-	// Nobody polls for so long then, at first and at most.
+	// After that nobody in the process polls for 10 ms, doubling up to 100 ms while
+	// it goes on.
 	crowdPause, maxCrowdPause = 10 * time.Millisecond, 100 * time.Millisecond
+	// After 1 s in peace the pause is forgotten, and the clock left alone.
+	crowdMemory = time.Second
 )
 
 // A spinner decides how long the next wait polls before it sleeps. It belongs to
 // one waiter at a time.
 type spinner struct {
-	limit  time.Duration
-	budget time.Duration // 0: only now and then
+	limit  time.Duration // the longest poll; not above 0: never poll
+	budget time.Duration // of the next wait; 0: only now and then
 	pause  int           // waits between two tries
-	skip   int           // of them to come
+	skip   int           // of them, those to come
 }
 
-func newSpinner(limit int) spinner {
-	return spinner{limit: time.Duration(limit), budget: time.Duration(limit)}
-}
+func newSpinner(limit time.Duration) spinner { return spinner{limit: limit, budget: limit} }
 
 // next is how long to poll.
 func (s *spinner) next() time.Duration {
@@ -42,7 +43,7 @@ func (s *spinner) next() time.Duration {
 	return s.limit
 }
 
-// helped notes that polling ended the wait in time.
+// helped notes that polling ended the wait after waited.
 func (s *spinner) helped(waited time.Duration) {
 	if s.budget == 0 || waited < s.limit/2 {
 		s.budget = s.limit
@@ -50,7 +51,7 @@ func (s *spinner) helped(waited time.Duration) {
 	s.pause = 0
 }
 
-// vain notes that polling for spent did not.
+// vain notes that polling for spent did not end the wait.
 func (s *spinner) vain(spent time.Duration) {
 	switch {
 	case spent <= 0:
@@ -65,13 +66,13 @@ func (s *spinner) vain(spent time.Duration) {
 	}
 }
 
-// A crowd tells whether more want to run than there are processors. Then
-// polling, even if it is answered soon, takes the time from those who would
-// answer, and a scheduler prefers those who sleep.
+// A crowd tells whether more programs want to run than there are processors.
+// Polling then takes the time from those who would answer, even where the answer
+// comes soon; and a scheduler prefers those who sleep.
 type crowd struct {
 	start time.Time
-	until atomic.Int64 // since start: nobody polls before
-	pause atomic.Int64
+	until atomic.Int64 // nanoseconds since start: nobody polls before
+	pause atomic.Int64 // nanoseconds
 }
 
 // processors are those of this process.
@@ -79,15 +80,24 @@ var processors = crowd{start: time.Now()}
 
 func (c *crowd) now() time.Duration { return time.Since(c.start) }
 
-// dense tells that polling is of no use now.
-func (c *crowd) dense(now time.Duration) bool { return int64(now) < c.until.Load() }
+// dense tells that polling is of no use now. It reads the clock only if polling
+// has been of no use lately.
+func (c *crowd) dense() bool { return c.until.Load() != 0 && c.denseAt(c.now()) }
 
-// pushed notes that somebody who polled was not run for a while, until now. The
-// pause doubles each time that happens soon after the last one.
+func (c *crowd) denseAt(now time.Duration) bool {
+	until := c.until.Load()
+	if peace := now - time.Duration(until); until != 0 && peace > crowdMemory {
+		c.until.CompareAndSwap(until, 0)
+	}
+	return int64(now) < until
+}
+
+// pushed notes that a poller was not run for a while, until now. The pause doubles
+// each time that this comes within 4 pauses of the last one.
 func (c *crowd) pushed(now time.Duration) {
 	until := c.until.Load()
 	if int64(now) < until {
-		return // another one has noted the same
+		return // somebody else has noted the same
 	}
 	pause := time.Duration(c.pause.Load())
 	if since := now - time.Duration(until); pause == 0 || since > 4*pause {

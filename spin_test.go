@@ -7,7 +7,7 @@ import (
 
 func TestSpinnerBacksOff(t *testing.T) {
 	const limit = 32 * time.Microsecond
-	s := newSpinner(int(limit))
+	s := newSpinner(limit)
 	var spent, waits int
 	for s.budget > 0 {
 		b := s.next()
@@ -73,7 +73,7 @@ func TestSpinnerThatNeverPolls(t *testing.T) {
 func TestCrowd(t *testing.T) {
 	var c crowd
 	now := time.Second
-	if c.dense(now) {
+	if c.denseAt(now) {
 		t.Fatal("dense at first")
 	}
 	// Pushed again as soon as polling begins: each pause is longer, to a limit.
@@ -81,11 +81,11 @@ func TestCrowd(t *testing.T) {
 	for range 20 {
 		c.pushed(now)
 		c.pushed(now + 1) // another thread's
-		if !c.dense(now) {
+		if !c.denseAt(now) {
 			t.Fatal("polls on")
 		}
 		var pause time.Duration
-		for pause = 0; c.dense(now + pause); pause += time.Millisecond {
+		for pause = 0; c.denseAt(now + pause); pause += time.Millisecond {
 		}
 		if pause < last || pause > maxCrowdPause || last > 0 && pause != min(2*last, maxCrowdPause) {
 			t.Fatalf("pauses of %v, then %v", last, pause)
@@ -99,7 +99,7 @@ func TestCrowd(t *testing.T) {
 	// A rare push costs little.
 	now += 10 * maxCrowdPause
 	c.pushed(now)
-	if c.dense(now + crowdPause) {
+	if c.denseAt(now + crowdPause) {
 		t.Error("pauses for long after a long time in peace")
 	}
 }

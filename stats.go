@@ -1,8 +1,6 @@
 package verbena
 
 import (
-	"sync/atomic"
-
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -39,50 +37,6 @@ type DeviceStats struct {
 	Pools []PoolStats
 }
 
-// Traffic is a number of messages and their bytes.
-type Traffic struct{ Messages, Bytes uint64 }
-
-func (t *Traffic) add(bytes int) {
-	t.Messages++
-	t.Bytes += uint64(bytes)
-}
-
-func (t *Traffic) merge(o Traffic) {
-	t.Messages += o.Messages
-	t.Bytes += o.Bytes
-}
-
-// PoolStats are the bytes of a pool of registered memory.
-type PoolStats struct {
-	Name                    string // "receive", "send" or "offer"
-	Used, Registered, Limit int64
-}
-
-// counters are what a device counts. The traffic is that of endpoints which are
-// gone; those that are there count their own.
-type counters struct {
-	opened, failed atomic.Uint64
-	events         [16]atomic.Uint64
-
-	past struct { // guarded by the runtime's mu
-		sent, received Traffic
-	}
-}
-
-func (c *counters) event(kind rdma.EventKind) {
-	if int(kind) < len(c.events) {
-		c.events[kind].Add(1)
-	}
-}
-
-// counters are those of the device that carries e, or of TCP.
-func (e *Endpoint) counters() *counters {
-	if q, ok := e.carrier.(*queue); ok {
-		return &q.d.count
-	}
-	return &e.runtime.tcp
-}
-
 // Stats returns the runtime's numbers. It takes the lock of each endpoint for a
 // moment.
 func (r *Runtime) Stats() Stats {
@@ -100,8 +54,8 @@ func (r *Runtime) Stats() Stats {
 		index[&d.count] = len(s.Devices)
 		s.Devices = append(s.Devices, d.stats())
 	}
-	index[&r.tcp] = len(s.Devices)
-	s.Devices = append(s.Devices, r.tcp.stats(DeviceStats{Transport: TransportTCP}))
+	index[&r.env.tcp] = len(s.Devices)
+	s.Devices = append(s.Devices, r.env.tcp.stats(DeviceStats{Transport: TransportTCP}))
 
 	// Under one lock, so that no endpoint is counted twice or left out while it
 	// closes.
@@ -111,10 +65,10 @@ func (r *Runtime) Stats() Stats {
 		s.Devices[i].Sent, s.Devices[i].Received = c.past.sent, c.past.received
 	}
 	for e := range r.endpoints {
-		d := &s.Devices[index[e.counters()]]
+		d := &s.Devices[index[e.count]]
 		d.Endpoints++
 		d.Sent.merge(e.carrier.sentTraffic())
-		d.Received.merge(e.in.received())
+		d.Received.merge(e.carrier.receivedTraffic())
 	}
 	return s
 }
@@ -133,16 +87,12 @@ func (c *counters) stats(s DeviceStats) DeviceStats {
 }
 
 func (d *device) stats() DeviceStats {
-	s := d.count.stats(DeviceStats{Transport: d.name, Device: d.attributes.Name})
+	s := d.count.stats(DeviceStats{Transport: d.transport, Device: d.attributes.Name})
 	s.Gone = d.lost()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.opened && d.openErr == nil {
-		s.Pools = []PoolStats{
-			{"receive", d.recvPool.Used(), d.recvPool.Registered(), d.recvPool.Limit()},
-			{"send", d.sendPool.Used(), d.sendPool.Registered(), d.sendPool.Limit()},
-			{"offer", d.offerPool.Used(), d.offerPool.Registered(), d.offerPool.Limit()},
-		}
+	for domain := range d.domains {
+		s.Pools = append(s.Pools, domain.pools()...)
 	}
 	return s
 }

@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"context"
 	"crypto/rand"
 	"sync"
 	"time"
@@ -13,7 +14,10 @@ import (
 type ticket struct {
 	token     [hello.TokenSize]byte
 	h         *handshake
+	ctx       context.Context // of the attempt to connect
+	cancel    context.CancelFunc
 	endpoint  *Endpoint     // to be carried; set before the token is told
+	group     *Group        // of the endpoint
 	connected chan struct{} // closed when the attempt is over
 	err       error         // how, set before
 	taken     bool          // guarded by tickets.mu
@@ -27,6 +31,7 @@ type tickets struct {
 
 func (ts *tickets) issue(h *handshake) *ticket {
 	t := &ticket{h: h, connected: make(chan struct{})}
+	t.ctx, t.cancel = context.WithCancel(h.ctx)
 	_, _ = rand.Read(t.token[:]) // never fails
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -38,9 +43,9 @@ func (ts *tickets) issue(h *handshake) *ticket {
 }
 
 // assign names the endpoint that is to be carried.
-func (ts *tickets) assign(t *ticket, e *Endpoint) {
+func (ts *tickets) assign(t *ticket, e *Endpoint, g *Group) {
 	ts.mu.Lock()
-	t.endpoint = e
+	t.endpoint, t.group = e, g
 	ts.mu.Unlock()
 }
 
@@ -65,6 +70,12 @@ func (ts *tickets) drop(t *ticket) bool {
 	defer ts.mu.Unlock()
 	delete(ts.pending, t.token)
 	return t.taken
+}
+
+// end withdraws a ticket whose handshake is over.
+func (ts *tickets) end(t *ticket) {
+	ts.drop(t)
+	t.cancel()
 }
 
 // finish tells the handshake that waits how the attempt ended.

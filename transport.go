@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
+	"log/slog"
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -18,9 +18,9 @@ type transport struct {
 	unavailable error // why there are none
 }
 
-func newTransport(r *Runtime, p rdma.Provider) *transport {
+func newTransport(ctx context.Context, p rdma.Provider, log *slog.Logger) *transport {
 	t := &transport{name: p.Name(), provider: p}
-	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	found, err := p.Devices(ctx)
 	if err == nil && len(found) == 0 {
@@ -31,32 +31,9 @@ func newTransport(r *Runtime, p rdma.Provider) *transport {
 		return t
 	}
 	for _, dev := range found {
-		t.devices = append(t.devices, newDevice(r, t.name, dev))
+		t.devices = append(t.devices, newDevice(t.name, dev, log))
 	}
 	return t
-}
-
-// transport returns the one of a name, or nil.
-func (r *Runtime) transport(name string) *transport {
-	for _, t := range r.transports {
-		if t.name == name {
-			return t
-		}
-	}
-	return nil
-}
-
-// devices are those of all transports.
-func (r *Runtime) devices() iter.Seq[*device] {
-	return func(yield func(*device) bool) {
-		for _, t := range r.transports {
-			for _, d := range t.devices {
-				if !yield(d) {
-					return
-				}
-			}
-		}
-	}
 }
 
 // usable tells why no peer can be reached now, if so.

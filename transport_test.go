@@ -68,14 +68,14 @@ func TestChoiceOfDevice(t *testing.T) {
 		t.Helper()
 		a, b := p.connect(t, "rails")
 		for _, e := range []*Endpoint{a, b} {
-			q, ok := e.carrier.(*queue)
+			q, ok := e.carrier.(*shell)
 			if !ok {
 				t.Fatalf("carried by %T", e.carrier)
 			}
-			if name := q.d.attributes.Name; !strings.HasPrefix(name, want) {
+			if name := q.n.attributes.Name; !strings.HasPrefix(name, want) {
 				t.Errorf("carried by %s, want %s", name, want)
 			}
-			if e.Selection().Device != q.d.attributes.Name {
+			if e.Selection().Device != q.n.attributes.Name {
 				t.Errorf("the selection names %q", e.Selection().Device)
 			}
 		}

@@ -21,14 +21,28 @@ const (
 	takeover = time.Millisecond
 	// lingering is how many times a worker polls in vain before it sleeps.
 	lingering = 20
+	// spinBatch is how many times a caller polls before it looks whether others
+	// want the queue, and clockBatches after how many such batches it reads the
+	// clock: reading it takes as long as a few polls.
+	spinBatch, clockBatches = 8, 4
 )
 
 // Completion IDs: what completes, and which.
 const (
-	idReceive = uint64(1) << 56 // | buffer's slot
-	idSend    = uint64(2) << 56 // | place in the send queue
+	idReceive = uint64(1) << 56 // | slot of the buffer
+	idSend    = uint64(2) << 56 // | sequence number in the send queue
 	idKind    = uint64(0xff) << 56
 )
+
+// A consumer gets the completions of one queue pair, from one goroutine at a time.
+type consumer interface {
+	complete(*rdma.Completion)
+	// fail tells that there will be no further completions.
+	fail(error)
+	// endIfStalled ends a connection whose peer has left a message unfinished for
+	// so long.
+	endIfStalled(time.Duration)
+}
 
 // A worker is a completion queue with a poller. Whoever waits for something
 // that arrives there may poll as well, and then needs no hand-over from one
@@ -36,16 +50,19 @@ const (
 // callers while there are any, so that peers need not raise events, and
 // watches it at all other times.
 type worker struct {
-	d    *device
-	cq   rdma.CompletionQueue
-	room int // entries that no endpoint has claimed; guarded by d.mu
+	cq     rdma.CompletionQueue
+	orphan func(*rdma.Completion) // takes those of queue pairs that have gone
+	size   int                    // entries for endpoints
+	room   int                    // of them, what no endpoint has claimed; its domain's
 
-	mu       sync.Mutex // held to poll
-	carriers map[uint32]*queue
-	batch    [pollBatch]rdma.Completion
+	mu        sync.Mutex // held to poll
+	consumers map[uint32]consumer
+	last      consumer // of the completion before, whose number is lastNumber
+	number    uint32
+	polls     uint64 // that found something
+	batch     [pollBatch]rdma.Completion
 
 	callers  atomic.Int32  // that poll now
-	turns    atomic.Uint64 // of callers that have polled
 	sleepers atomic.Int32  // callers that wait for the worker
 	deferred atomic.Bool   // the queue is left to callers
 	wake     chan struct{} // ends that
@@ -55,18 +72,16 @@ type worker struct {
 	done   chan struct{}
 }
 
-func newWorker(d *device, domain rdma.Domain) (*worker, error) {
-	depth := workerQueue
-	if m := d.attributes.MaxCompletions; m > 0 {
-		depth = min(depth, m)
-	}
+// newWorker makes a worker whose queue has at most depth entries, of which
+// reserved are for completions that no endpoint claims.
+func newWorker(domain rdma.Domain, depth, reserved int, orphan func(*rdma.Completion)) (*worker, error) {
 	cq, err := domain.NewCompletionQueue(depth)
 	if err != nil {
 		return nil, fmt.Errorf("completion queue of %d: %w", depth, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &worker{
-		d: d, cq: cq, room: depth, carriers: map[uint32]*queue{},
+		cq: cq, orphan: orphan, size: depth - reserved, room: depth - reserved, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
 	go w.run(ctx)
@@ -125,12 +140,12 @@ func (w *worker) leave(ctx context.Context, timer *time.Timer) bool {
 	w.deferred.Store(true)
 	defer w.deferred.Store(false)
 	for w.sleepers.Load() == 0 || w.callers.Load() > 0 {
-		turns := w.turns.Load()
+		polls := w.polled()
 		timer.Reset(takeover)
 		select {
 		case <-w.wake:
 		case <-timer.C:
-			if w.callers.Load() == 0 && w.turns.Load() == turns {
+			if w.callers.Load() == 0 && w.polled() == polls {
 				return true
 			}
 		case <-ctx.Done():
@@ -138,6 +153,12 @@ func (w *worker) leave(ctx context.Context, timer *time.Timer) bool {
 		}
 	}
 	return true
+}
+
+func (w *worker) polled() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.polls
 }
 
 // poll handles what has completed. It tells how much that was, and whether
@@ -165,13 +186,21 @@ func (w *worker) pollLocked() int {
 	n, err := w.cq.Poll(w.batch[:])
 	for i := range w.batch[:n] {
 		c := &w.batch[i]
-		if q := w.carriers[c.QueuePair]; q != nil {
-			q.completed(c)
+		if w.last == nil || c.QueuePair != w.number {
+			w.last, w.number = w.consumers[c.QueuePair], c.QueuePair
 		}
+		if w.last != nil {
+			w.last.complete(c)
+		} else {
+			w.orphan(c)
+		}
+	}
+	if n > 0 {
+		w.polls++
 	}
 	if err != nil {
 		w.broken.Store(true)
-		for _, q := range w.carriers {
+		for _, q := range w.consumers {
 			q.fail(fmt.Errorf("completion queue: %w", err))
 		}
 	}
@@ -182,21 +211,35 @@ func (w *worker) fail(err error) {
 	w.broken.Store(true)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, q := range w.carriers {
+	for _, q := range w.consumers {
 		q.fail(err)
 	}
 }
 
-func (w *worker) add(q *queue) {
+// all lists the consumers.
+func (w *worker) all() []consumer {
 	w.mu.Lock()
-	w.carriers[q.qp.Number()] = q
+	defer w.mu.Unlock()
+	list := make([]consumer, 0, len(w.consumers))
+	for _, c := range w.consumers {
+		list = append(list, c)
+	}
+	return list
+}
+
+func (w *worker) add(number uint32, q consumer) {
+	w.mu.Lock()
+	w.consumers[number] = q
+	w.last = nil
 	w.mu.Unlock()
 }
 
-// remove returns when no completion of q is being handled or will be.
-func (w *worker) remove(q *queue) {
+// remove returns when no completion of a queue pair is being handled or will be,
+// except by orphan.
+func (w *worker) remove(number uint32) {
 	w.mu.Lock()
-	delete(w.carriers, q.qp.Number())
+	delete(w.consumers, number)
+	w.last = nil
 	w.mu.Unlock()
 }
 
@@ -204,32 +247,12 @@ func (w *worker) remove(q *queue) {
 // caller's wait is over. It tells whether it is.
 func (w *worker) drive(s *spinner, ready func() bool) bool {
 	budget := s.next()
-	start := processors.now()
-	if budget <= 0 || processors.dense(start) {
+	if budget <= 0 || processors.dense() {
 		w.poll() // what has come already need not wait for the worker
 		return ready()
 	}
 	w.callers.Add(1)
-	var ok bool
-	last := start
-	for i := 1; ; i++ {
-		n, _ := w.poll()
-		if ok = ready(); ok {
-			break
-		}
-		if n == 0 && i%8 == 0 {
-			now := processors.now()
-			if now-last > preempted {
-				processors.pushed(now)
-				break
-			}
-			if last = now; now-start > budget {
-				break
-			}
-			runtime.Gosched()
-		}
-	}
-	w.turns.Add(1)
+	ok, waited := w.spin(budget, ready)
 	if w.callers.Add(-1) == 0 && w.sleepers.Load() > 0 {
 		w.watch()
 	}
@@ -237,12 +260,48 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 		s.vain(budget)
 		return false
 	}
-	now := processors.now()
-	if now-last > preempted {
-		processors.pushed(now)
-	}
-	s.helped(now - start)
+	s.helped(waited)
 	return true
+}
+
+// spin polls until ready, for about budget. It tells how long it has polled; what
+// ends before the first look at the clock counts as nothing.
+func (w *worker) spin(budget time.Duration, ready func() bool) (ok bool, waited time.Duration) {
+	var start time.Duration
+	var last time.Duration // of the look at the clock before; 0: much has been done since
+	for batch := 1; ; batch++ {
+		if w.mu.TryLock() {
+			for range spinBatch {
+				if w.pollLocked() > 0 {
+					last = 0
+					if ready() {
+						break
+					}
+				}
+			}
+			w.mu.Unlock()
+		}
+		if ok = ready(); ok && start == 0 {
+			return true, 0
+		}
+		if !ok && batch%clockBatches != 0 {
+			continue
+		}
+		now := processors.now()
+		if start == 0 {
+			start = now
+		}
+		// Polls in vain take no time. Who was not run between two of them has been
+		// pushed aside.
+		if last != 0 && now-last > preempted {
+			processors.pushed(now)
+			return ok, now - start
+		}
+		if last = now; ok || now-start > budget {
+			return ok, now - start
+		}
+		runtime.Gosched()
+	}
 }
 
 // watch makes the worker's own goroutine watch the queue.
@@ -259,3 +318,10 @@ func (w *worker) sleep() {
 }
 
 func (w *worker) awake() { w.sleepers.Add(-1) }
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

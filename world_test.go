@@ -109,3 +109,8 @@ func (r *Runtime) firstDevice(transport string) *device {
 	}
 	return nil
 }
+
+// firstDomain is the runtime's own on that device.
+func (r *Runtime) firstDomain(transport string) *domain {
+	return r.own.domains[r.firstDevice(transport)]
+}

@@ -34,11 +34,12 @@ type Cluster struct {
 	DataNodes []*DataNode
 	ConfDir   string // HADOOP_CONF_DIR for its clients
 
-	endOnce sync.Once
-	done    chan struct{}
-	err     error
-	watch   sync.WaitGroup
-	closing chan struct{}
+	endOnce  sync.Once
+	done     chan struct{}
+	err      error
+	watching context.Context // ends with Close
+	unwatch  context.CancelFunc
+	watch    sync.WaitGroup
 }
 
 // StartCluster starts a NameNode and DataNodes, waits until all of them have
@@ -53,7 +54,8 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	if cfg.Replication < 1 || cfg.Replication > cfg.DataNodes {
 		return nil, fmt.Errorf("%d replicas of each block do not fit on %d DataNodes", cfg.Replication, cfg.DataNodes)
 	}
-	c := &Cluster{done: make(chan struct{}), closing: make(chan struct{}), ConfDir: filepath.Join(cfg.Dir, "conf")}
+	c := &Cluster{done: make(chan struct{}), ConfDir: filepath.Join(cfg.Dir, "conf")}
+	c.watching, c.unwatch = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
@@ -105,7 +107,7 @@ func (c *Cluster) watchServer(done <-chan struct{}, reason func() error) {
 		select {
 		case <-done:
 			c.end(reason())
-		case <-c.closing:
+		case <-c.watching.Done():
 		}
 	})
 }
@@ -123,11 +125,11 @@ func (c *Cluster) Done() <-chan struct{} { return c.done }
 // Err tells why; it is nil after Close.
 func (c *Cluster) Err() error { return c.err }
 
-// Close stops the DataNodes, then the NameNode.
+// Close stops the DataNodes, then the NameNode. It may be called again.
 func (c *Cluster) Close() error {
 	var errs []error
 	c.end(nil)
-	close(c.closing)
+	c.unwatch()
 	for _, dn := range c.DataNodes {
 		errs = append(errs, dn.Close())
 	}

@@ -9,14 +9,15 @@ import (
 	"strconv"
 
 	"github.com/verbena-data/verbena"
-	"github.com/verbena-data/verbena/hdfs/datanode"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode"
+	"github.com/verbena-data/verbena/internal/port"
 )
 
 // DataNodeConfig configures a DataNode's server.
 type DataNodeConfig struct {
 	Runtime *verbena.Runtime
-	Logger  *slog.Logger // default: nothing is logged
+	Logger  *slog.Logger // default: slog.Default()
 	// Dir holds the blocks. It is made if it is missing.
 	Dir string
 	// Listen is the published port, host:port; port 0 takes any.
@@ -29,24 +30,24 @@ type DataNodeConfig struct {
 
 // DataNode is a DataNode that serves its port.
 type DataNode struct {
-	port   *port
+	port   *port.Port
 	state  *datanode.DataNode
 	dialer *Dialer
 }
 
 // StartDataNode opens the store, publishes the port and serves.
 func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
-	p, err := listen(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
+	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("DataNode: %w", err)
 	}
-	host, port, err := advertised(p.addr(), cfg.Advertise)
+	host, number, err := advertised(p.Addr(), cfg.Advertise)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.close())
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
 	}
 	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto)}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
-		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: port,
+		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number,
 		NameNode: func(ctx context.Context) (cluster.Conn, error) { return dialCluster(ctx, cfg.Runtime, cfg.NameNode) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			return dn.dialer.net.DialContext(ctx, "tcp", address)
@@ -56,9 +57,9 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		},
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), dn.dialer.Close(), p.close())
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), dn.dialer.Close(), p.Close())
 	}
-	p.serve(dn.state.Serve, dn.state.ServeCluster)
+	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: onEndpoints(dn.state.ServeCluster)})
 	return dn, nil
 }
 
@@ -83,7 +84,7 @@ func advertised(listening, override string) (host string, port uint16, err error
 }
 
 // Addr is where the port is, host:port.
-func (d *DataNode) Addr() string { return d.port.addr() }
+func (d *DataNode) Addr() string { return d.port.Addr() }
 
 // WaitReported waits until the NameNode knows all that the DataNode has, and
 // clients are sent to it.
@@ -100,13 +101,13 @@ func (d *DataNode) WaitReported(ctx context.Context) error {
 
 // Done is closed when the server has ended, and Err then tells why; it is nil
 // after Close.
-func (d *DataNode) Done() <-chan struct{} { return d.port.done }
+func (d *DataNode) Done() <-chan struct{} { return d.port.Done() }
 
 // Err tells why the server has ended.
-func (d *DataNode) Err() error { return d.port.err }
+func (d *DataNode) Err() error { return d.port.Err() }
 
 // Close stops serving and closes the store.
 func (d *DataNode) Close() error {
 	err := d.state.Close()
-	return errors.Join(err, d.port.close(), d.dialer.Close())
+	return errors.Join(err, d.port.Close(), d.dialer.Close())
 }

@@ -3,6 +3,7 @@
 // TCP and Verbena's own over endpoints; and [Dialer], which gives the HDFS
 // client of github.com/colinmarc/hdfs the RDMA path.
 //
-// What the servers do is in namenode and datanode; this package gives them
-// their ports. It stands on rdmanet and hadoop/rpc and knows no provider.
+// What the servers do is in internal/namenode and internal/datanode; this
+// package gives them their ports. It stands on rdmanet, hadoop/rpc and the
+// service kit, and knows no provider.
 package hdfs

@@ -507,6 +507,18 @@ func TestConfigurationForClients(t *testing.T) {
 	}
 }
 
+func TestClosedServersTellNoError(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	if err := s.Cluster.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-s.NameNode.Done()
+	<-s.DataNodes[0].Done()
+	if err := errors.Join(s.NameNode.Err(), s.DataNodes[0].Err()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSecondServerOnTheSameData(t *testing.T) {
 	s := startSystem(t, 1, 1)
 	_, err := StartNameNode(t.Context(), NameNodeConfig{Runtime: s.rt, Dir: filepath.Join(s.cfg.Dir, "namenode"), Listen: "127.0.0.1:0"})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,13 +12,14 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
-	"github.com/verbena-data/verbena/hdfs/namenode"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode"
+	"github.com/verbena-data/verbena/internal/port"
 )
 
 // NameNodeConfig configures a NameNode's server.
 type NameNodeConfig struct {
 	Runtime *verbena.Runtime
-	Logger  *slog.Logger // default: nothing is logged
+	Logger  *slog.Logger // default: slog.Default()
 	// Dir holds the namespace's log and snapshots. It is made if it is missing.
 	Dir string
 	// Listen is the published port, host:port; port 0 takes any.
@@ -33,7 +33,7 @@ type NameNodeConfig struct {
 
 // NameNode is a NameNode that serves its port.
 type NameNode struct {
-	port  *port
+	port  *port.Port
 	state *namenode.NameNode
 	calls *rpc.Server
 }
@@ -41,7 +41,7 @@ type NameNode struct {
 // StartNameNode opens the namespace, publishes the port and serves.
 func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	// The port first: a second server on it must not touch the data.
-	p, err := listen(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
+	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("NameNode: %w", err)
 	}
@@ -49,30 +49,32 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 		Dir: cfg.Dir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.close())
+		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
 	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger})}
 	state.RegisterRPC(nn.calls)
-	p.serve(func(l net.Listener) error { return nn.calls.Serve(l) },
-		func(ctx context.Context, c cluster.Conn) error { return cluster.Serve(ctx, c, state) })
+	p.Serve(port.Handlers{
+		Connections: nn.calls.ServeConn,
+		Messages:    onEndpoints(func(ctx context.Context, c cluster.Conn) error { return cluster.Serve(ctx, c, state) }),
+	})
 	return nn, nil
 }
 
 // Addr is where the port is, host:port.
-func (n *NameNode) Addr() string { return n.port.addr() }
+func (n *NameNode) Addr() string { return n.port.Addr() }
 
 // Done is closed when the server has ended, and Err then tells why; it is nil
 // after Close.
-func (n *NameNode) Done() <-chan struct{} { return n.port.done }
+func (n *NameNode) Done() <-chan struct{} { return n.port.Done() }
 
 // Err tells why the server has ended.
-func (n *NameNode) Err() error { return n.port.err }
+func (n *NameNode) Err() error { return n.port.Err() }
 
 // Close stops serving and closes the namespace. What was acknowledged is on
 // disk already.
 func (n *NameNode) Close() error {
 	err := n.calls.Close()
-	return errors.Join(err, n.port.close(), n.state.Close())
+	return errors.Join(err, n.port.Close(), n.state.Close())
 }
 
 // Describe implements [prometheus.Collector].

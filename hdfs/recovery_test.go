@@ -21,7 +21,8 @@ import (
 
 const (
 	abandonAt      = "VERBENA_TEST_ABANDON_AT" // the NameNode for the writer that is killed
-	abandonedBytes = 1_500_000                 // one block and a half
+	abandonedBlock = 1 << 20
+	abandonedBytes = 1_500_000 // one block and a half
 )
 
 // TestAbandonedFileIsClosed kills a writer that has flushed and not closed.
@@ -72,6 +73,13 @@ func TestAbandonedFileIsClosed(t *testing.T) {
 			t.Fatalf("the writer ended before it had flushed: %v", errors.Join(err, cmd.Wait()))
 		}
 	}
+	// The client's Flush does not wait for acknowledgements.
+	eventually(t, "the bytes to arrive", func() error {
+		if n := len(replicas(t, dir, abandonedBytes-abandonedBlock)); n != 3 {
+			return fmt.Errorf("%d DataNodes have all bytes of the last block", n)
+		}
+		return nil
+	})
 	cmd.Process.Kill()
 	cmd.Wait()
 
@@ -108,7 +116,7 @@ func TestAbandoningWriter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := c.CreateFile("/abandoned", 3, 1<<20, 0o644)
+	w, err := c.CreateFile("/abandoned", 3, abandonedBlock, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,9 +36,9 @@ var (
 	payload    = describe("message_bytes_total", "Bytes of those messages.", "direction")
 	events     = describe("device_events_total", "Asynchronous events by kind.", "kind")
 	counters   = describe("provider_counters_total", "What the provider counts over all its devices, by name.", "counter")
-	used       = describe("pool_used_bytes", "Registered memory that is handed out.", "pool")
-	registered = describe("pool_registered_bytes", "Memory registered with the device.", "pool")
-	limit      = describe("pool_limit_bytes", "Memory that may be registered.", "pool")
+	used       = describe("pool_used_bytes", "Registered memory that is handed out.", "group", "pool")
+	registered = describe("pool_registered_bytes", "Memory registered with the device.", "group", "pool")
+	limit      = describe("pool_limit_bytes", "Memory that may be registered.", "group", "pool")
 )
 
 // Describe implements [prometheus.Collector].
@@ -86,9 +86,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 		for _, p := range d.Pools {
-			gauge(used, float64(p.Used), t, name, p.Name)
-			gauge(registered, float64(p.Registered), t, name, p.Name)
-			gauge(limit, float64(p.Limit), t, name, p.Name)
+			gauge(used, float64(p.Used), t, name, p.Group, p.Name)
+			gauge(registered, float64(p.Registered), t, name, p.Group, p.Name)
+			gauge(limit, float64(p.Limit), t, name, p.Group, p.Name)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func TestCollector(t *testing.T) {
 					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
 					Sent: verbena.Traffic{Messages: 7, Bytes: 700}, Received: verbena.Traffic{Messages: 3, Bytes: 30},
 					Events: map[rdma.EventKind]uint64{rdma.EventQueuePairError: 4}, Gone: errors.New("pulled out"),
-					Pools: []verbena.PoolStats{{Name: "send", Used: 10, Registered: 20, Limit: 30}},
+					Pools: []verbena.PoolStats{{Group: "tables", Name: "send", Used: 10, Registered: 20, Limit: 30}},
 				},
 				{Transport: verbena.TransportTCP, Endpoints: 1, Opened: 1},
 			},
@@ -52,7 +52,7 @@ verbena_message_bytes_total{device="shm0",direction="received",transport="shm"} 
 verbena_message_bytes_total{device="shm0",direction="sent",transport="shm"} 700
 # HELP verbena_pool_used_bytes Registered memory that is handed out.
 # TYPE verbena_pool_used_bytes gauge
-verbena_pool_used_bytes{device="shm0",pool="send",transport="shm"} 10
+verbena_pool_used_bytes{device="shm0",group="tables",pool="send",transport="shm"} 10
 # HELP verbena_provider_counters_total What the provider counts over all its devices, by name.
 # TYPE verbena_provider_counters_total counter
 verbena_provider_counters_total{counter="lost_completions",device="",transport="ibverbs"} 3

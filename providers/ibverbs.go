@@ -3,12 +3,30 @@
 package providers
 
 import (
+	"errors"
+
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs"
 )
 
-func init() {
-	made = append(made, ranked{rank: 15, make: func(cfg Config) rdma.Provider {
-		return ibverbs.New(ibverbs.Config{HugePages: cfg.HugePages, Logger: cfg.Logger})
-	}})
-}
+var ibverbsEntry = provider("ibverbs", []field[ibverbs.Config]{
+	{"device", "the only adapter to use, such as mlx5_0", "all",
+		func(c *ibverbs.Config, v string) error { return text(&c.Device, v) }},
+	{"ack-timeout", "how long to wait for an acknowledgement before sending again", "270ms",
+		func(c *ibverbs.Config, v string) error { return duration(&c.AckTimeout, v) }},
+	{"retry-count", "how often to send again before a peer is given up, 1 to 7", "6",
+		func(c *ibverbs.Config, v string) error {
+			if err := number(&c.RetryCount, v); err != nil {
+				return err
+			}
+			if c.RetryCount < 1 || c.RetryCount > 7 {
+				return errors.New("want 1 to 7")
+			}
+			return nil
+		}},
+	{"huge-pages", "take large memory from the host's reserved huge pages (vm.nr_hugepages), while there are any", "false",
+		func(c *ibverbs.Config, v string) error { return truth(&c.HugePages, v) }},
+}, func(ibverbs.Config) error { return nil }, func(c ibverbs.Config, cfg Config) rdma.Provider {
+	c.Logger = cfg.Logger
+	return ibverbs.New(c)
+})

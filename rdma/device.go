@@ -97,18 +97,28 @@ const (
 	// memory, the last bytes of it last.
 	CapPolledWrites
 	// CapReceiverNotReady makes a Send that finds no receive wait and try
-	// again, as [QueuePairConfig.ReceiverNotReadyRetry] says. Without it such a
-	// Send fails the connection: the peers keep count themselves.
+	// again, as [QueuePairConfig.ReceiverNotReadyRetry] says. Without it, and without
+	// CapReceiverWaits at the receiver, such a Send fails the connection: the peers
+	// keep count themselves.
 	CapReceiverNotReady
 	// CapStreams says that the device is a [StreamDevice].
 	CapStreams
 	// CapSendInvalidate has [OpSendInvalidate] and [AccessRemoteInvalidate].
 	CapSendInvalidate
+	// CapReceiverWaits lets a message that finds no receive, its own or a shared one,
+	// wait at this end until one is posted, however long. The sender is not told: his
+	// Send completes, and his later ones wait in the network once that is full.
+	// Whatever comes behind the message on the same connection waits with it, in
+	// order: Writes, the peer's Reads and the data of this side's own. A receive
+	// posted to a shared queue goes to the connections that wait, in turn. If the peer
+	// ends the connection meanwhile, what waits may be lost; if there is more than the
+	// network holds, the end is seen only behind it.
+	CapReceiverWaits
 )
 
 var capabilityNames = [...]string{
 	"send-immediate", "write-immediate", "atomics", "shared-receive",
-	"polled-writes", "receiver-not-ready", "streams", "send-invalidate",
+	"polled-writes", "receiver-not-ready", "streams", "send-invalidate", "receiver-waits",
 }
 
 // Has tells whether every capability of want is there.
@@ -144,6 +154,7 @@ type Attributes struct {
 	MaxRegion       int64 // length of one region
 	MaxPrivateData  int   // bytes that travel with Connect and Accept
 	CrossesHosts    bool  // a peer on another host can be reached
+	OneNetwork      bool  // a peer must be in the same network namespace, too
 	KernelBypass    bool  // post and poll make no system call while both ends run
 	MemoryAlignment int   // alignment of what Allocate returns
 }
@@ -173,4 +184,12 @@ type ConnectRequest interface {
 	Accept(ctx context.Context, qp QueuePair, private []byte) error
 	// Reject refuses. The peer's Connect returns a [*RejectedError].
 	Reject(private []byte) error
+}
+
+// A CredentialedRequest knows whose process waits, because the kernel of this host
+// vouches for it, before the request is answered.
+type CredentialedRequest interface {
+	ConnectRequest
+	// PeerCredentials reports false where they are not known.
+	PeerCredentials() (Credentials, bool)
 }

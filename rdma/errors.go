@@ -1,6 +1,9 @@
 package rdma
 
-import "errors"
+import (
+	"errors"
+	"syscall"
+)
 
 // Errors that callers tell apart. Providers wrap them with what happened, the
 // object and the peer.
@@ -36,6 +39,35 @@ type RejectedError struct {
 	PrivateData []byte // what came with the refusal
 }
 
+// RejectBusy is the private data of a refusal for want of room: too many requests
+// wait already. The same request may be accepted a moment later.
+const RejectBusy = "busy"
+
+// Busy tells whether the peer had no room, see [RejectBusy].
+func (e *RejectedError) Busy() bool { return string(e.PrivateData) == RejectBusy }
+
 func (e *RejectedError) Error() string {
 	return "rdma: " + e.Peer + " rejected the connection"
+}
+
+// passing are what the system says when something has run out that others give
+// back: descriptors, memory, places in a table or a queue.
+var passing = [...]error{
+	syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.ENOSPC, syscall.EAGAIN,
+}
+
+// Temporary tells whether a call failed only because this process or its host had
+// run out of something at that moment: descriptors, memory, or places in a table.
+// The same call may succeed later, so a device whose [Device.OpenDomain] failed so
+// is to be tried again, after a pause. Every other failure lasts until somebody
+// mends its reason. An error may be both temporary and [ErrUnavailable].
+//
+// It finds the system's error numbers in the chain of err; providers wrap them.
+func Temporary(err error) bool {
+	for _, reason := range passing {
+		if errors.Is(err, reason) {
+			return true
+		}
+	}
+	return false
 }

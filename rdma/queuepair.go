@@ -89,6 +89,22 @@ type QueuePair interface {
 	Close() error
 }
 
+// Credentials tell whose process is at the other end, in the words of this
+// process's namespaces.
+type Credentials struct {
+	UID, GID uint32
+	PID      int // 0 if the process is in a process namespace that this one cannot see
+}
+
+// A CredentialedQueuePair knows whose process its peer is, because the kernel of
+// this host vouches for it. The peer itself cannot say otherwise.
+type CredentialedQueuePair interface {
+	QueuePair
+	// PeerCredentials reports false before the queue pair is connected, and where
+	// they are not known.
+	PeerCredentials() (Credentials, bool)
+}
+
 // Opcode is what a send request does.
 type Opcode uint8
 

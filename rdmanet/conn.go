@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -35,7 +36,7 @@ type Conn struct{ *conn }
 // nothing but its users keeps the Conn alive.
 func wrap(c *conn) *Conn {
 	w := &Conn{c}
-	runtime.AddCleanup(w, func(c *conn) { c.Close() }, c)
+	runtime.AddCleanup(w, func(c *conn) { _ = c.end(0) }, c) // nobody is left to be told
 	return w
 }
 
@@ -78,16 +79,23 @@ type conn struct {
 
 	rdl, wdl deadline
 
-	closed      atomic.Bool // locally, by Close
-	abortive    atomic.Bool // SetLinger(0)
-	readStopped atomic.Bool // locally, by CloseRead
-	writeEnded  atomic.Bool // locally, by CloseWrite
+	closed      atomic.Bool  // locally, by Close
+	abortive    atomic.Bool  // SetLinger(0)
+	patience    atomic.Int64 // nanoseconds that Close waits
+	wrote       atomic.Bool  // data was sent
+	readStopped atomic.Bool  // locally, by CloseRead
+	writeEnded  atomic.Bool  // locally, by CloseWrite
 	closeSent   atomic.Bool
 	peerFin     atomic.Bool // the peer will send no more data
 	peerClosed  atomic.Bool // the peer will send nothing more
 	atEOF       atomic.Bool // and the reader has seen all of it
 	lingering   *time.Timer // guarded by s.mu
 	accepted    bool        // guarded by the listener's mu
+
+	// The peer has taken everything that it will: it sent STOP or CLOSE.
+	isTaken bool // guarded by s.mu
+	taken   chan struct{}
+	closing bool // CLOSE is due or sent; guarded by s.mu
 
 	// What follows is guarded by the token s.rx.
 	current   message
@@ -98,17 +106,18 @@ type conn struct {
 	full      atomic.Bool
 	discarded int
 
-	// A writer whose connection nobody reads has the session read; see watch.
+	// When nobody reads the connection the session does; see watch.
 	watching   atomic.Bool   // the timer is set, or the session reads
-	writers    atomic.Int32  // calls of Write and ReadFrom under way
-	reads      atomic.Uint32 // calls of Read and WriteTo so far
+	reading    atomic.Bool   // a call of Read or WriteTo is under way
+	reads      atomic.Uint32 // such calls so far
 	readsAt    uint32        // when the timer was set
 	watchTimer *time.Timer   // made once, guarded by watchMu
 	watchMu    sync.Mutex
 }
 
 func newConn(s *session, stream uint32) *conn {
-	c := &conn{s: s, stream: stream, dataTag: tagOf(kindData, stream)}
+	c := &conn{s: s, stream: stream, dataTag: tagOf(kindData, stream), taken: make(chan struct{})}
+	c.patience.Store(int64(closePatience))
 	c.rdl.init()
 	c.wdl.init()
 	return c
@@ -160,15 +169,15 @@ func (c *conn) lockRead() (*gate, error) {
 		s.rx <- struct{}{}
 		return nil, errClosed
 	}
+	c.reading.Store(true)
 	return g, nil
 }
 
 func (c *conn) unlockRead() {
 	c.reads.Add(1)
+	c.reading.Store(false)
 	c.s.rx <- struct{}{}
-	if c.writers.Load() > 0 {
-		c.armWatch()
-	}
+	c.armWatch()
 }
 
 // fillRead makes rest hold something; it returns io.EOF when nothing will come.
@@ -347,15 +356,11 @@ func (c *conn) lockWrite() error {
 		c.s.tx <- struct{}{}
 		return errClosed
 	}
-	c.writers.Add(1)
 	c.armWatch()
 	return nil
 }
 
-func (c *conn) unlockWrite() {
-	c.writers.Add(-1)
-	c.s.tx <- struct{}{}
-}
+func (c *conn) unlockWrite() { c.s.tx <- struct{}{} }
 
 func (c *conn) Write(b []byte) (int, error) {
 	n, err := c.write(b)
@@ -388,6 +393,7 @@ func (c *conn) send(b []byte) (int, error) {
 			}
 			return n, resetError(err)
 		}
+		c.wrote.Store(true)
 		n += len(chunk)
 	}
 	return n, nil
@@ -423,7 +429,8 @@ func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // armWatch sees to it that the session reads if nobody else does for
-// watchAfter.
+// watchAfter: a writer hears of its peer's close, and a peer that closes is told
+// that its data has arrived.
 func (c *conn) armWatch() {
 	if c.watching.Load() || !c.watching.CompareAndSwap(false, true) {
 		return
@@ -447,13 +454,16 @@ func (c *conn) watch() {
 	if c.closed.Load() {
 		return
 	}
-	if reads := c.reads.Load(); reads != c.readsAt {
-		if c.writers.Load() > 0 {
-			c.readsAt = reads
-			c.watchTimer.Reset(watchAfter)
-		} else {
-			c.watching.Store(false)
+	if c.reading.Load() {
+		// The reader arms the timer again when it goes.
+		if c.watching.Store(false); c.reading.Load() || !c.watching.CompareAndSwap(false, true) {
+			return
 		}
+		c.readsAt-- // it has gone in this moment
+	}
+	if reads := c.reads.Load(); reads != c.readsAt {
+		c.readsAt = reads
+		c.watchTimer.Reset(watchAfter)
 		return
 	}
 	s := c.s
@@ -493,22 +503,35 @@ func (c *conn) CloseRead() error {
 	return nil
 }
 
-// SetLinger sets how Close behaves: with 0 it is abortive, the endpoint is
-// closed at once and the peer gets ECONNRESET; with any other value it is the
-// usual one.
+// SetLinger sets how Close behaves. With 0 it is abortive: the endpoint is closed
+// at once and the peer gets ECONNRESET. Above 0 it is how many seconds Close
+// waits for the peer to take what was written. Below 0 it is the usual, one second.
 func (c *conn) SetLinger(seconds int) error {
 	if c.closed.Load() {
 		return c.opError("set", errClosed)
 	}
 	c.abortive.Store(seconds == 0)
+	patience := closePatience
+	if seconds > 0 {
+		patience = time.Duration(seconds) * time.Second
+	}
+	c.patience.Store(int64(patience))
 	return nil
 }
 
-// Close ends both directions. What was written before still reaches the peer;
-// what has arrived or still arrives is thrown away. Calls under way return
-// net.ErrClosed. When the peer has closed too, the endpoint serves the next
-// connection.
-func (c *conn) Close() error {
+// Close ends both directions. Calls under way return net.ErrClosed, and what has
+// arrived or still arrives is thrown away. When the peer has closed too, the
+// endpoint serves the next connection.
+//
+// Close waits until the peer's process has everything that was written, so that
+// this one may end: for a round trip if somebody reads there, for one second at
+// most unless SetLinger says otherwise. After that it returns an error
+// that wraps [verbena.ErrNotDelivered]; then what is left is still on its way,
+// for [Config.Linger], as long as this process lives.
+func (c *conn) Close() error { return c.end(time.Duration(c.patience.Load())) }
+
+// end is Close with so much patience.
+func (c *conn) end(patience time.Duration) error {
 	if c.closed.Swap(true) {
 		return c.opError("close", errClosed)
 	}
@@ -540,7 +563,7 @@ func (c *conn) Close() error {
 	s.mu.Unlock()
 	if dead {
 		s.kick()
-		return nil
+		return c.delivered(0)
 	}
 	s.owner.draining(s)
 	s.control(c, kindClose)
@@ -558,7 +581,35 @@ func (c *conn) Close() error {
 	default:
 	}
 	s.kick()
-	return nil
+	return c.delivered(patience)
+}
+
+// delivered waits until the peer has everything, and tells if it has not.
+func (c *conn) delivered(patience time.Duration) error {
+	if !c.wrote.Load() {
+		return nil
+	}
+	select {
+	case <-c.taken:
+		return nil
+	default:
+	}
+	err := fmt.Errorf("%w: it had not within %s, and may not have been reading", verbena.ErrNotDelivered, patience)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-c.taken:
+		return nil
+	case <-c.s.life.done:
+		select {
+		case <-c.taken: // it went after that
+			return nil
+		default:
+		}
+		err = fmt.Errorf("%w: %w", verbena.ErrNotDelivered, c.s.life.cause())
+	case <-timer.C:
+	}
+	return c.opError("close", err)
 }
 
 // SetDeadline sets both deadlines; the zero time removes them. Calls under way

@@ -1,11 +1,11 @@
 package rdmanet
 
 import (
+	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
-
-	"net"
 
 	"go.uber.org/goleak"
 	"golang.org/x/net/nettest"
@@ -14,6 +14,9 @@ import (
 func TestMain(m *testing.M) {
 	if address := os.Getenv(serverProcess); address != "" {
 		serveInProcess(address)
+	}
+	if transport, address, ok := strings.Cut(os.Getenv(writerProcess), " "); ok {
+		writeAndExit(transport, address)
 	}
 	if os.Getenv(busyProcess) != "" {
 		beBusy()

@@ -35,8 +35,14 @@ type Dialer struct {
 	// MaxParkedPerPeer and MaxParked bound the endpoints that are kept for later
 	// dials. 0 is the default, 8 and 64; below 0 none are kept.
 	MaxParkedPerPeer, MaxParked int
-	// ParkedTimeout is how long one is kept; default one minute.
+	// ParkedTimeout is how long one is kept without a connection; default one minute.
 	ParkedTimeout time.Duration
+	// ParkedLife is how long after it was set up an endpoint may still be parked or
+	// taken by a dial, in use or not; default 30 s, below 0 for ever. So dials
+	// spread over servers behind one address, and endpoints that could not
+	// have the best transport are replaced. A dial under [WithNewEndpoint] takes no
+	// parked one at all.
+	ParkedLife time.Duration
 
 	// Chunk is the most bytes that go into one message; default by transport.
 	Chunk int
@@ -61,11 +67,24 @@ func (d *Dialer) init() {
 		if expiry <= 0 {
 			expiry = time.Minute
 		}
-		d.pool = newPool(perPeer, total, expiry)
+		life := d.ParkedLife
+		if life == 0 {
+			life = 30 * time.Second
+		}
+		d.pool = newPool(perPeer, total, expiry, life)
 		if d.connect == nil {
 			d.connect = d.dialEndpoint
 		}
 	})
+}
+
+type newEndpointKey struct{}
+
+// WithNewEndpoint returns a context with which [Dialer.DialContext] sets up an
+// endpoint of its own instead of taking a parked one, as one that a load
+// balancer is to see does. The endpoint may be parked afterwards.
+func WithNewEndpoint(ctx context.Context) context.Context {
+	return context.WithValue(ctx, newEndpointKey{}, true)
 }
 
 // Dial is DialContext without a context.
@@ -116,7 +135,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 	default:
 		return nil, net.UnknownNetworkError(network)
 	}
-	for {
+	for ctx.Value(newEndpointKey{}) == nil {
 		s := d.pool.take(ctx, target)
 		if s == nil {
 			break

@@ -18,12 +18,15 @@
 // connection at once, without waiting for an answer. An endpoint carries one
 // connection at a time. Numbers tell the connections apart, so that no message
 // of one can pass for a message of the next. The messages are defined in
-// docs/rdmanet.md.
+// docs/rdmanet.md. An endpoint is parked for [Dialer.ParkedLife] at most, so that dials
+// spread over the servers behind an address.
 //
 // # Differences from TCP
 //
-// Close never blocks for long, as with TCP, but what the peer sends to a closed
-// connection is read and thrown away until the peer closes too, for
+// What was written lies in this process until the peer's has taken it, where over
+// TCP the kernel has it. So [Conn.Close] waits for the peer's process, for a
+// second at most, and says if that was not enough. What the peer sends to a
+// closed connection is read and thrown away until the peer closes too, for
 // [Config.Linger] at most; the peer's later writes fail with EPIPE. A peer that
 // was killed, and an endpoint that failed, is ECONNRESET.
 //

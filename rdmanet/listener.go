@@ -21,7 +21,7 @@ type Config struct {
 	// by the goroutine that accepts endpoints, so it hands its work over and
 	// returns. Endpoints of services that are not here are closed.
 	Handlers map[string]func(*verbena.Endpoint)
-	// Logger gets the ends of endpoints that were not in order. Default: none.
+	// Logger gets the ends of endpoints that were not in order. Default: slog.Default().
 	Logger *slog.Logger
 
 	// Chunk is the most bytes that go into one message; default by transport.
@@ -108,7 +108,7 @@ func newListener(src source, cfg Config) *Listener {
 		sessions: map[*session]struct{}{},
 	}
 	if l.log == nil {
-		l.log = slog.New(slog.DiscardHandler)
+		l.log = slog.Default()
 	}
 	if l.cfg.IdleTimeout <= 0 {
 		l.cfg.IdleTimeout = 5 * time.Minute

@@ -171,11 +171,11 @@ func (e *memoryEndpoint) Err() error {
 		return nil
 	}
 }
-func (e *memoryEndpoint) MaxMessage() int      { return 1 << 20 }
-func (e *memoryEndpoint) transport() string    { return "memory" }
-func (e *memoryEndpoint) Eager() int           { return 0 }
-func (e *memoryEndpoint) LocalAddr() net.Addr  { return memoryAddr{} }
-func (e *memoryEndpoint) RemoteAddr() net.Addr { return memoryAddr{} }
+func (e *memoryEndpoint) MaxMessage() int        { return 1 << 20 }
+func (e *memoryEndpoint) Tuning() verbena.Tuning { return verbena.Tuning{} }
+func (e *memoryEndpoint) Eager() int             { return 0 }
+func (e *memoryEndpoint) LocalAddr() net.Addr    { return memoryAddr{} }
+func (e *memoryEndpoint) RemoteAddr() net.Addr   { return memoryAddr{} }
 
 type memoryAddr struct{}
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/verbena-data/verbena"
 )
 
 func must[T any](t testing.TB) func(T, error) T {
@@ -183,6 +185,7 @@ func TestParkedExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := memoryRig(t, Config{})
 		defer r.close()
+		r.dialer.ParkedLife = -1
 		a, b := r.mustPair(t)
 		time.Sleep(time.Hour) // an open connection does not expire
 		exchange(t, a, b)
@@ -357,7 +360,9 @@ func TestLinger(t *testing.T) {
 		defer r.close()
 		a, b := r.mustPair(t)
 		start := time.Now()
-		a.Close()
+		if err := a.Close(); err != nil {
+			t.Error(err) // nothing was written
+		}
 		if d := time.Since(start); d > promptly {
 			t.Errorf("Close took %v", d)
 		}
@@ -413,8 +418,10 @@ func TestCloseWithFullWindow(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		a.Close()
-		if d := time.Since(start); d > promptly {
+		if err := a.Close(); !errors.Is(err, verbena.ErrNotDelivered) {
+			t.Errorf("nobody reads, and Close returned %v", err)
+		}
+		if d := time.Since(start); d > promptly+closePatience {
 			t.Errorf("Close took %v", d)
 		}
 		if got := len(must[[]byte](t)(io.ReadAll(b))); got != sent {
@@ -445,4 +452,83 @@ func TestDialerCloseLeavesConnections(t *testing.T) {
 			t.Error("a closed dialer dials")
 		}
 	})
+}
+
+// An endpoint that has lived long enough is not parked again, and one that is parked
+// is closed when its time is over: dials spread over the servers behind an
+// address.
+func TestParkedLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, n := memoryRig(t, Config{})
+		defer r.close()
+		use := func() {
+			a, b := r.mustPair(t)
+			exchange(t, a, b)
+			a.Close()
+			b.Close()
+			synctest.Wait()
+		}
+		for range 100 {
+			use()
+			time.Sleep(3 * time.Second)
+		}
+		if got := n.setUps.Load(); got != 10 {
+			t.Errorf("%d endpoints were set up in 300 s", got)
+		}
+		time.Sleep(time.Minute)
+		use()
+		time.Sleep(29 * time.Second)
+		if r.dialer.Parked() != 1 {
+			t.Error("it is not parked")
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if r.dialer.Parked() != 0 {
+			t.Error("it is parked for longer than it may live")
+		}
+		// An endpoint in use ends with its connection.
+		a, b := r.mustPair(t)
+		time.Sleep(time.Minute)
+		exchange(t, a, b)
+		a.Close()
+		b.Close()
+		synctest.Wait()
+		if r.dialer.Parked() != 0 {
+			t.Error("one that is a minute old is parked")
+		}
+	})
+}
+
+// A dial can have an endpoint of its own.
+func TestNewEndpointAtWill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, n := memoryRig(t, Config{})
+		defer r.close()
+		for i := range 5 {
+			accepted := make(chan net.Conn)
+			go func() { accepted <- must[net.Conn](t)(r.listener.Accept()) }()
+			a := must[net.Conn](t)(r.dialer.DialContext(WithNewEndpoint(t.Context()), "tcp", r.address))
+			b := <-accepted
+			exchange(t, a, b)
+			a.Close()
+			b.Close()
+			synctest.Wait()
+			if got := int(n.setUps.Load()); got != i+1 {
+				t.Errorf("%d dials, %d endpoints", i+1, got)
+			}
+		}
+	})
+}
+
+// An endpoint that fell back for a passing reason is not kept for long.
+func TestFallbackIsParkedForAMoment(t *testing.T) {
+	for _, life := range []time.Duration{-1, time.Minute} {
+		p := newPool(1, 1, time.Minute, life)
+		if left := p.left(&pooled{born: time.Now(), passing: true}); left > passingLife {
+			t.Errorf("with a life of %v it is parked for %v", life, left)
+		}
+		if left := p.left(&pooled{born: time.Now()}); left <= passingLife {
+			t.Errorf("with a life of %v any other is parked for %v", life, left)
+		}
+	}
 }

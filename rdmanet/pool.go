@@ -5,6 +5,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/verbena-data/verbena"
 )
 
 // headStart is how long a dial waits for an endpoint whose peer has still to
@@ -17,6 +19,7 @@ const headStart = 2 * time.Millisecond
 type pool struct {
 	perPeer, total int
 	idleTimeout    time.Duration
+	life           time.Duration // of an endpoint, below 0 for ever
 
 	mu       sync.Mutex
 	closed   bool
@@ -27,8 +30,10 @@ type pool struct {
 
 type pooled struct {
 	key      string
+	born     time.Time
 	place    *list.Element // in parked, or nil
 	draining bool
+	passing  bool // a better transport was left for a reason of that moment
 }
 
 type peer struct {
@@ -38,9 +43,9 @@ type peer struct {
 	waiters  []chan *session
 }
 
-func newPool(perPeer, total int, idleTimeout time.Duration) *pool {
+func newPool(perPeer, total int, idleTimeout, life time.Duration) *pool {
 	return &pool{
-		perPeer: perPeer, total: total, idleTimeout: idleTimeout,
+		perPeer: perPeer, total: total, idleTimeout: idleTimeout, life: life,
 		sessions: map[*session]*pooled{}, peers: map[string]*peer{},
 	}
 }
@@ -52,7 +57,8 @@ func (p *pool) add(key string, s *session) bool {
 	if p.closed {
 		return false
 	}
-	p.sessions[s] = &pooled{key: key}
+	chosen, ok := s.ep.(interface{ Selection() verbena.Selection })
+	p.sessions[s] = &pooled{key: key, born: time.Now(), passing: ok && chosen.Selection().Passing()}
 	pr := p.peers[key]
 	if pr == nil {
 		pr = &peer{}
@@ -71,11 +77,13 @@ func (p *pool) take(ctx context.Context, key string) *session {
 		p.mu.Unlock()
 		return nil
 	}
-	if n := len(pr.parked); n > 0 {
+	for n := len(pr.parked); n > 0; n-- {
 		s := pr.parked[n-1]
-		p.unpark(s)
-		p.mu.Unlock()
-		return s
+		if p.left(p.sessions[s]) > 0 { // otherwise its timer ends it now
+			p.unpark(s)
+			p.mu.Unlock()
+			return s
+		}
 	}
 	if pr.draining <= len(pr.waiters) {
 		p.mu.Unlock()
@@ -150,9 +158,37 @@ func (p *pool) draining(s *session) {
 	}
 }
 
+// passingLife is how long an endpoint is parked that got a worse transport because
+// the better one was busy, say: the next dial may do better.
+const passingLife = time.Second
+
+// left is how long an endpoint may still be parked.
+func (p *pool) left(e *pooled) time.Duration {
+	life := p.life
+	if e.passing && (life < 0 || life > passingLife) {
+		life = passingLife
+	}
+	if life < 0 {
+		return p.idleTimeout
+	}
+	return min(p.idleTimeout, life-time.Since(e.born))
+}
+
 // idle parks the session, or hands it to a dial that is waiting for it.
 func (p *pool) idle(s *session) bool {
-	s.after(p.idleTimeout, func() {
+	var oldest *session
+	p.mu.Lock()
+	e := p.sessions[s]
+	if p.closed || e == nil || p.total <= 0 || p.perPeer <= 0 {
+		p.mu.Unlock()
+		return false
+	}
+	left := p.left(e)
+	p.mu.Unlock()
+	if left <= 0 {
+		return false
+	}
+	s.after(left, func() {
 		p.mu.Lock()
 		parked := p.unpark(s)
 		p.mu.Unlock()
@@ -160,10 +196,8 @@ func (p *pool) idle(s *session) bool {
 			s.shutdown(errIdle)
 		}
 	})
-	var oldest *session
 	p.mu.Lock()
-	e := p.sessions[s]
-	if p.closed || e == nil || p.total <= 0 || p.perPeer <= 0 {
+	if p.closed {
 		p.mu.Unlock()
 		return false
 	}

@@ -17,8 +17,6 @@ func (e runtimeEndpoint) receive(ctx context.Context) (uint32, message, error) {
 	return m.Tag, m, nil
 }
 
-func (e runtimeEndpoint) transport() string { return e.Selection().Transport }
-
 func (d *Dialer) dialEndpoint(ctx context.Context, address string) (endpoint, error) {
 	service := d.Service
 	if service == "" {

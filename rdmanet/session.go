@@ -28,7 +28,8 @@ type endpoint interface {
 	RemoteAddr() net.Addr
 	MaxMessage() int
 	Eager() int
-	transport() string
+	// Tuning is read once.
+	Tuning() verbena.Tuning
 }
 
 // message is a received message, in the endpoint's memory until Release.
@@ -37,30 +38,31 @@ type message interface {
 	Release()
 }
 
-// settings are what Dialer and Config have in common, with defaults filled in.
-type settings struct {
-	chunk  int
-	piece  int // what writes of a few times so much are cut into
-	linger time.Duration
-}
-
 const (
 	defaultLinger = 30 * time.Second
+	defaultChunk  = 512 << 10 // if the endpoint's tuning has none
 
 	// promptly is how long CloseWrite, CloseRead and Close wait for the
 	// endpoint to take their message before they leave it to a goroutine.
 	promptly = 10 * time.Millisecond
 
-	// watchAfter is how long a connection may be written to with nobody
-	// reading before the session reads in the reader's place, so that a writer
-	// hears of its peer's close. Short of that a Read drives the endpoint
-	// itself, which saves a hand-over between goroutines per message.
+	// watchAfter is how long nobody may read a connection before the session reads
+	// in the reader's place. Short of that a Read drives the endpoint itself,
+	// which saves a hand-over between goroutines for each message.
 	watchAfter = 5 * time.Millisecond
+
+	// closePatience is how long Close waits for the peer to take everything. A peer
+	// that reads takes a round trip, one that does not watchAfter more. Callers of
+	// Close may hold locks, as net/http's do, so it is not longer.
+	closePatience = time.Second
 
 	// A session that reads in the reader's place keeps this much at most.
 	// Beyond it the endpoint's credits hold back the peer.
 	maxQueuedMessages = 64
 	maxQueuedBytes    = 1 << 20
+	// keepLimit is the longest message that it copies, to give the credit back.
+	// Longer ones cost the peer a credit for half a megabyte.
+	keepLimit = 64 << 10
 
 	// closeGrace is how long the Close of a Dialer or a Listener waits for peers
 	// that have still to close what was closed here.
@@ -70,46 +72,6 @@ const (
 	// is read and thrown away before the endpoint is closed in its face.
 	maxDiscard = 64 << 20
 )
-
-// chunkOf is the greatest message by transport, in bytes: where streams of
-// 1 MiB writes were fastest. "" is any other transport.
-var chunkOf = map[string]int{
-	"":    512 << 10,
-	"tcp": 128 << 10,
-}
-
-// fewPieces is the longest write, in pieces, that is cut into them.
-const fewPieces = 4
-
-// pieceUnit is what the size of a piece is a multiple of, in bytes, so that pieces
-// of round sizes stay together.
-const pieceUnit = 4 << 10
-
-// fill sets what was not configured. A few messages that are sent eagerly arrive
-// sooner than one that the peer has to fetch.
-func (s *settings) fill(transport string, eager int) {
-	if s.chunk <= 0 {
-		s.chunk, s.piece = chunkOf[transport], eager&^(pieceUnit-1)
-	}
-	if s.chunk <= 0 {
-		s.chunk = chunkOf[""]
-	}
-	if s.piece <= 0 {
-		s.piece = s.chunk
-	}
-	if s.linger <= 0 {
-		s.linger = defaultLinger
-	}
-}
-
-// next is how much of a write of which so many bytes are left goes into a
-// message.
-func (s *settings) next(left int) int {
-	if left <= fewPieces*s.piece {
-		return min(left, s.piece, s.chunk)
-	}
-	return min(left, s.chunk)
-}
 
 // owner is the dialer's pool or the listener.
 type owner interface {
@@ -169,7 +131,7 @@ type session struct {
 // newSession takes over the endpoint; the session's goroutine ends, and
 // owner.ended is called, when the endpoint has been closed.
 func newSession(ep endpoint, cfg settings, dialed bool, o owner) *session {
-	cfg.fill(ep.transport(), ep.Eager())
+	cfg.fill(ep.Tuning(), ep.Eager())
 	if m := ep.MaxMessage(); m > 0 && cfg.chunk > m {
 		cfg.chunk = m
 	}
@@ -387,6 +349,7 @@ func (s *session) run() {
 		s.rx <- struct{}{}
 		if opened != nil {
 			s.owner.opened(opened)
+			opened.armWatch()
 		}
 		if ended {
 			break
@@ -475,74 +438,10 @@ func (s *session) receiveLoop() (opened *conn) {
 					s.shutdown(errDiscard)
 				}
 			} else {
-				c.push(data)
+				c.push(keep(data))
 			}
 		}
 	}
-}
-
-// dispatch takes in one message; the caller holds rx. It returns the message if
-// it is data of the connection, which the caller must release, and the
-// connection that it opened.
-func (s *session) dispatch(tag uint32, m message) (message, *conn, error) {
-	size := len(m.Bytes())
-	k, stream, err := parse(tag, size)
-	if k == kindData && err == nil {
-		// conn stays what it is as long as the caller holds rx.
-		s.mu.Lock()
-		c := s.conn
-		s.mu.Unlock()
-		if c == nil || stream != c.stream || c.peerFin.Load() {
-			m.Release()
-			return nil, nil, fmt.Errorf("%w: %v for connection %d, which is not open", errProtocol, k, stream)
-		}
-		return m, nil, nil
-	}
-	m.Release()
-	if err != nil {
-		return nil, nil, err
-	}
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.conn
-	switch k {
-	case kindOpen:
-		if s.dialed || c != nil || stream != s.stream+1 {
-			return nil, nil, fmt.Errorf("%w: %v of connection %d after connection %d", errProtocol, k, stream, s.stream)
-		}
-		s.stream = stream
-		s.stopIdle()
-		s.watch = false
-		s.conn = newConn(s, stream)
-		return nil, s.conn, nil
-	case kindRetire:
-		if !s.dialed {
-			return nil, nil, fmt.Errorf("%w: %v from the dialer", errProtocol, k)
-		}
-		s.retired = true
-		if c == nil {
-			s.dead = true
-			s.reason = errRetired
-		}
-		return nil, nil, nil
-	}
-	if c == nil || stream != c.stream || c.peerClosed.Load() {
-		return nil, nil, fmt.Errorf("%w: %v for connection %d, which is not open", errProtocol, k, stream)
-	}
-	switch k {
-	case kindFin:
-		if c.peerFin.Swap(true) {
-			return nil, nil, fmt.Errorf("%w: second %v for connection %d", errProtocol, k, stream)
-		}
-	case kindStop:
-		c.wdl.fail(errPeerStopped)
-	case kindClose:
-		c.peerFin.Store(true)
-		c.peerClosed.Store(true)
-		c.wdl.fail(errPeerStopped)
-	}
-	return nil, nil, nil
 }
 
 // release gives back what the connection still holds; the caller holds rx. It
@@ -622,89 +521,4 @@ func (s *session) retire() {
 	if err := s.ep.Send(s.life, tag, nil); err != nil {
 		s.shutdown(err)
 	}
-}
-
-// control sends a message of the connection c without data. It waits promptly
-// at most; a goroutine sends what the endpoint does not take in that time, in
-// order.
-func (s *session) control(c *conn, k kind) {
-	s.mu.Lock()
-	if s.dead || s.conn != c {
-		s.mu.Unlock()
-		return
-	}
-	s.controls = append(s.controls, k)
-	if s.sending {
-		s.mu.Unlock()
-		return
-	}
-	s.sending = true
-	s.wg.Add(1)
-	s.mu.Unlock()
-
-	ctx, cancel := context.WithTimeout(context.Background(), promptly)
-	sent := s.sendControls(ctx, c)
-	cancel()
-	if sent {
-		s.wg.Done()
-		return
-	}
-	go func() {
-		defer s.wg.Done()
-		s.sendControls(s.life, c)
-	}()
-}
-
-// sendControls reports false if the context ended first; then the caller goes
-// on with another.
-func (s *session) sendControls(ctx context.Context, c *conn) bool {
-	select {
-	case <-s.tx:
-	case <-s.life.done:
-		return s.controlsFailed(s.life.cause())
-	case <-ctx.Done():
-		return false
-	}
-	defer func() { s.tx <- struct{}{} }()
-	for {
-		s.mu.Lock()
-		if len(s.controls) == 0 {
-			s.sending = false
-			s.mu.Unlock()
-			return true
-		}
-		k := s.controls[0]
-		s.mu.Unlock()
-		if err := s.ep.Send(ctx, tagOf(k, c.stream), nil); err != nil {
-			if ctx.Err() != nil && ctx != s.life {
-				return false
-			}
-			return s.controlsFailed(err)
-		}
-		s.mu.Lock()
-		s.controls = s.controls[1:]
-		if len(s.controls) == 0 {
-			s.controls = nil
-		}
-		if k == kindClose {
-			// Nothing follows CLOSE, and from here on the session may be given
-			// to another connection.
-			s.sending = false
-			c.closeSent.Store(true)
-			s.mu.Unlock()
-			s.kick()
-			return true
-		}
-		s.mu.Unlock()
-	}
-}
-
-func (s *session) controlsFailed(err error) bool {
-	s.mu.Lock()
-	s.sending = false
-	s.controls = nil
-	s.mu.Unlock()
-	s.died(err) // what was received by now can still be read
-	s.kick()
-	return true
 }

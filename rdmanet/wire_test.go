@@ -129,7 +129,7 @@ func TestViolations(t *testing.T) {
 					}
 					// After the end of the stream only a writer is told.
 					c.Write([]byte("x"))
-					time.Sleep(2 * watchAfter)
+					time.Sleep(3 * watchAfter)
 					_, err = c.Write([]byte("x"))
 					if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 						t.Errorf("Write after the violation: %v", err)

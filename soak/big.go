@@ -113,7 +113,7 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 	if err := memory("after writing"); err != nil {
 		return err
 	}
-	// The command itself, because it is the command that must page.
+	// Run the command itself: its paging is what is tested.
 	began := time.Now()
 	out, err := exec.CommandContext(ctx, c.binary, "fs", "ls", "--namenode", cluster.nameNode, "/many").Output()
 	if err != nil {

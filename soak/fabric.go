@@ -173,8 +173,8 @@ func measure() (r resources, err error) {
 	return r, err
 }
 
-// settled measures when what was closed is gone: goroutines that have told so
-// may still be returning.
+// settled measures once what was closed is gone: goroutines that have reported
+// their end may still be returning.
 func settled(base resources) (resources, error) {
 	end := time.Now().Add(10 * time.Second)
 	for {
@@ -278,9 +278,9 @@ func (f *fabric) run(ctx context.Context, c *common, dir string) error {
 
 func (f *fabric) over() bool { return f.slice > 0 && time.Since(f.began) > f.slice }
 
-// grown judges the memory of this process, which was measured with everything
-// closed: the last third of the epochs of a slice may not need much more than the
-// first. Under the race detector they do: it keeps notes of all that was ever used.
+// grown judges the memory of this process, measured with everything closed: the
+// last third of a slice's epochs may not need much more than the first third. It
+// judges nothing under the race detector, which keeps notes of all memory ever used.
 func (f *fabric) grown() error {
 	if n := len(f.state.Epochs); n >= 6 && !race.Enabled {
 		least := func(list []resources) int64 {

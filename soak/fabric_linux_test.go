@@ -3,13 +3,14 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // The peers of the soak are this binary.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "fabric-peer" {
+	if len(os.Args) > 1 && slices.Contains([]string{"fabric-peer", "attacks-server", "attacker"}, os.Args[1]) {
 		main()
 		return
 	}

@@ -61,7 +61,7 @@ type killLoop struct {
 	nameNode string
 }
 
-// record is what a writer knows of its file.
+// record is what a writer knows to be stored of its file.
 type record struct {
 	flushed int64 // acknowledged by every DataNode after a Flush
 	closed  bool  // acknowledged by Close: flushed is the length
@@ -149,8 +149,8 @@ func (k *killLoop) kill(ctx context.Context, cluster *cluster) (map[string]int, 
 	return killed, nil
 }
 
-// write stores files until ctx ends. Errors are expected; what they may not do
-// is to lose what was acknowledged before.
+// write stores files until ctx ends. Errors are expected, but what was
+// acknowledged before them must not be lost.
 func (k *killLoop) write(ctx context.Context, id int) error {
 	random := rand.New(rand.NewPCG(k.seed, uint64(id+1)))
 	for i := 0; ctx.Err() == nil; i++ {
@@ -296,8 +296,8 @@ func (k *killLoop) verify(ctx context.Context, name, transport string) error {
 	if err != nil {
 		return err
 	}
-	// The NameNode's word decides what is lost. The client calls it the end of the
-	// file, too, when its connection ends in the middle.
+	// The NameNode tells the length. The client reports the end of the file, too,
+	// when its connection ends in the middle.
 	if length < want.flushed || (want.closed && length != want.flushed) {
 		return &shortError{name, length, want.flushed}
 	}
@@ -317,7 +317,7 @@ func (k *killLoop) check(ctx context.Context) (lost []string, err error) {
 			err := k.verify(ctx, name, "tcp")
 			var wrong *wrongByteError
 			if errors.As(err, &wrong) {
-				return nil // waiting mends nothing; told below
+				return nil // waiting does not help; reported below
 			}
 			return err
 		})

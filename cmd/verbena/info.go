@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/settings"
+	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -20,6 +22,7 @@ type hostInfo struct {
 	Architecture string             `json:"architecture"`
 	Processors   int                `json:"processors"`
 	Providers    []providerInfo     `json:"providers"`
+	Settings     []settingInfo      `json:"settings"`
 	Selection    *verbena.Selection `json:"selection,omitempty"`
 	Legacy       string             `json:"legacy,omitempty"` // why the peer counts as one that has never heard of Verbena
 }
@@ -29,6 +32,14 @@ type providerInfo struct {
 	Unavailable string        `json:"unavailable,omitempty"`
 	Devices     []deviceInfo  `json:"devices,omitempty"`
 	Adapters    []adapterInfo `json:"adapters,omitempty"`
+}
+
+// settingInfo is a setting, its value and where that comes from.
+type settingInfo struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	From  string `json:"from"`
+	Usage string `json:"usage,omitempty"`
 }
 
 type deviceInfo struct {
@@ -44,12 +55,13 @@ type deviceInfo struct {
 }
 
 func infoCommand(o *options) *cobra.Command {
-	var asJSON bool
+	var asJSON, all bool
 	cmd := &cobra.Command{
 		Use:   "info [HOST[:PORT]]",
 		Short: "Tell what RDMA this host can do, and what would be used towards a server, and why",
 		Example: `  verbena info
   verbena info 127.0.0.1:8020
+  verbena info --settings
   verbena info --json | jq '.providers[].devices[].capabilities'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -65,6 +77,14 @@ func infoCommand(o *options) *cobra.Command {
 				}
 				pi.Adapters = adapters(cmd.Context(), p)
 				info.Providers = append(info.Providers, pi)
+			}
+			for name, why := range providers.Absent() {
+				info.Providers = append(info.Providers, providerInfo{Name: name, Unavailable: why})
+			}
+			for _, s := range settingInfos(o.settings) {
+				if all || asJSON || s.From != fromDefault {
+					info.Settings = append(info.Settings, s)
+				}
 			}
 			if len(args) == 1 {
 				rt, err := o.runtime()
@@ -92,7 +112,44 @@ func infoCommand(o *options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON object")
+	cmd.Flags().BoolVar(&all, "settings", false, "show all settings, not only those that were set")
 	return cmd
+}
+
+const fromDefault = "default"
+
+// settingInfos are all settings of providers, and the tuning: the built-in table as
+// far as it is not overridden.
+func settingInfos(set settings.Settings) []settingInfo {
+	var infos []settingInfo
+	for _, s := range providers.Settings() {
+		i := settingInfo{Name: s.Name, Value: s.Default, From: fromDefault, Usage: s.Usage}
+		if v, ok := set[s.Name]; ok {
+			i.Value, i.From = v.Text, v.From
+		}
+		infos = append(infos, i)
+	}
+	builtIn := map[string]string{}
+	source := map[string]string{}
+	for _, row := range verbena.DefaultTuning() {
+		if row.Architecture == "" || row.Architecture == runtime.GOARCH {
+			for field, value := range row.Tuning.Fields() {
+				builtIn["tuning."+row.Transport+"."+field] = value
+				source["tuning."+row.Transport+"."+field] = row.Source
+			}
+		}
+	}
+	for _, name := range settings.TuningNames() {
+		value, ok := builtIn[name]
+		i := settingInfo{Name: name, Value: value, From: fromDefault, Usage: source[name]}
+		if v, set := set[name]; set {
+			i.Value, i.From, ok = v.Text, v.From, true
+		}
+		if ok {
+			infos = append(infos, i)
+		}
+	}
+	return infos
 }
 
 func newDeviceInfo(a rdma.Attributes) deviceInfo {
@@ -127,6 +184,15 @@ func (info *hostInfo) show(cmd *cobra.Command) error {
 	}
 	for _, p := range info.Providers {
 		if err := showAdapters(out, p.Adapters); err != nil {
+			return err
+		}
+	}
+	if len(info.Settings) > 0 {
+		fmt.Fprintln(w, "\nSETTING\tVALUE\tFROM\t")
+		for _, s := range info.Settings {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, s.Value, s.From, s.Usage)
+		}
+		if err := w.Flush(); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/settings"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -36,7 +37,13 @@ func main() {
 }
 
 // options are what every command shares.
-type options struct{ verbose, remoteIWARP, hugePages bool }
+type options struct {
+	verbose, remoteIWARP, hugePages bool
+
+	config    string   // the file
+	set, tune []string // NAME=VALUE
+	settings  settings.Settings
+}
 
 func command() *cobra.Command {
 	o := &options{}
@@ -49,15 +56,28 @@ over shared memory and iWARP, on one port, choosing by itself.
   verbena up        a whole file system in this terminal, in under a second
   verbena fs ls /   and its files
   verbena demo      what each transport delivers here, measured
-  verbena info      what RDMA this host can do, and why not more`,
-		Version:       version(),
+  verbena info      what RDMA this host can do, and why not more
+  verbena tune      what sizes and times suit this machine, measured
+
+Providers and tuning have settings: verbena info --settings lists them, each with its
+value and where that comes from. --set shm.socket-dir=/run/verbena sets one, and so does
+VERBENA_SHM_SOCKET_DIR in the environment, and the line "socket-dir: /run/verbena"
+under "shm:" in a file that --config or VERBENA_CONFIG names. A flag comes before the
+environment, the environment before the file.`,
+		Version: version(),
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return o.load()
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what goes on inside, too")
-	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network")
+	root.PersistentFlags().StringVar(&o.config, "config", "", "`file` of settings, in YAML; default: what "+settings.FileVariable+" names")
+	root.PersistentFlags().StringArrayVar(&o.set, "set", nil, "a provider's setting, `NAME=VALUE`; may be repeated")
+	root.PersistentFlags().StringArrayVar(&o.tune, "tune", nil, "a transport's tuning, `NAME=VALUE`, such as shm.eager=32K; may be repeated")
+	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network (--set iwarp.remote=true)")
 	root.PersistentFlags().BoolVar(&o.hugePages, "huge-pages", false, "take large memory from the huge pages that the host has reserved (vm.nr_hugepages), while there are any")
-	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o))
+	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o), tuneCommand(o))
 	return root
 }
 
@@ -84,20 +104,64 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-func (o *options) runtime() (*verbena.Runtime, error) {
-	return verbena.New(verbena.Config{Providers: o.providers(), Logger: o.logger()})
+// load reads the settings.
+func (o *options) load() (err error) {
+	var flags []settings.Flag
+	if o.remoteIWARP {
+		flags = append(flags, settings.Flag{Flag: "--remote-iwarp", Name: "iwarp.remote", Text: "true"})
+	}
+	if o.hugePages {
+		for _, name := range settings.Names() {
+			if strings.HasSuffix(name, ".huge-pages") {
+				flags = append(flags, settings.Flag{Flag: "--huge-pages", Name: name, Text: "true"})
+			}
+		}
+	}
+	for _, list := range []struct {
+		flag, prefix string
+		values       []string
+	}{{"--set", "", o.set}, {"--tune", "tuning.", o.tune}} {
+		for _, each := range list.values {
+			name, value, ok := strings.Cut(each, "=")
+			if !ok {
+				return fmt.Errorf("%s %s: want NAME=VALUE", list.flag, each)
+			}
+			flags = append(flags, settings.Flag{Flag: list.flag, Name: list.prefix + name, Text: value})
+		}
+	}
+	o.settings, err = settings.Load(o.config, os.Environ(), flags)
+	return err
 }
 
+func (o *options) runtime() (*verbena.Runtime, error) {
+	return verbena.New(verbena.Config{Providers: o.providers(), Tuning: o.settings.Tuning(), Logger: o.logger()})
+}
+
+// providers are a new set.
 func (o *options) providers() []rdma.Provider {
-	return providers.New(providers.Config{RemoteIWARP: o.remoteIWARP, HugePages: o.hugePages, Logger: o.logger()})
+	list, err := providers.New(providers.Config{Settings: o.settings.Providers(), Logger: o.logger()})
+	if err != nil {
+		panic(err) // load has checked the settings
+	}
+	return list
 }
 
 // forChildren are the flags that processes of this command on this host need, too.
 func (o *options) forChildren() []string {
+	var flags []string
 	if o.hugePages {
-		return []string{"--huge-pages"}
+		flags = append(flags, "--huge-pages")
 	}
-	return nil
+	if o.config != "" {
+		flags = append(flags, "--config", o.config)
+	}
+	for _, each := range o.set {
+		flags = append(flags, "--set", each)
+	}
+	for _, each := range o.tune {
+		flags = append(flags, "--tune", each)
+	}
+	return flags
 }
 
 // closing adds the error of a Close to the one that a function returns.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -93,6 +92,7 @@ all combinations.`,
 	flags.IntVar(&p.plan.Signal, "signal", 0, "ask for a completion of one request in so many (default: lat 1, else up to 64)")
 	flags.IntVar(&p.plan.Batch, "batch", 0, "requests of one post (default: rate up to 16, else 1)")
 	flags.IntVar(&p.plan.Inline, "inline", -1, "longest message in bytes that is posted inline (default: what the device can, up to 256)")
+	flags.BoolVar(&p.plan.SharedReceives, "shared-receives", false, "level verbs: all connections that a goroutine polls receive by one shared receive queue, at both ends")
 	flags.BoolVar(&p.plan.RepostFirst, "repost-first", false, "mode lat: post a receive again before the answer, as perftest does, not after it")
 	flags.BoolVar(&p.plan.ReadPayload, "read-payload", false, "the receiver reads every line of each message, the sender writes it anew")
 	flags.BoolVar(&p.plan.Verify, "verify", false, "check every byte where it arrives, against patterns that depend on place and message")
@@ -126,7 +126,7 @@ memory for a measurement: keep it on networks that you trust.`,
 					return err
 				}
 			}
-			s, err := perf.Listen(cmd.Context(), perf.ServerConfig{Address: address, Providers: o.providers(), Device: device, Logger: o.logger()})
+			s, err := perf.Listen(cmd.Context(), perf.ServerConfig{Address: address, Providers: o.providers(), Tuning: o.settings.Tuning(), Device: device, Logger: o.logger()})
 			if err != nil {
 				return err
 			}
@@ -134,13 +134,14 @@ memory for a measurement: keep it on networks that you trust.`,
 			if err := perf.Announce(cmd.OutOrStdout(), s.Addr().String()); err != nil {
 				return err
 			}
-			ctx, cancel := context.WithCancel(cmd.Context())
-			defer cancel()
+			ctx := cmd.Context()
 			if untilEOF {
-				go func() { // ends with the process at the latest
-					_, _ = io.Copy(io.Discard, os.Stdin) // any end of it will do
-					cancel()
-				}()
+				var cancel context.CancelFunc
+				ctx, cancel = perf.UntilEOF(ctx, os.Stdin, func() {
+					o.logger().Error("measurements did not end with standard input: giving them up")
+					os.Exit(1)
+				})
+				defer cancel()
 			}
 			<-ctx.Done()
 			return nil
@@ -179,7 +180,7 @@ func (p *perfOptions) run(cmd *cobra.Command, o *options, args []string) (err er
 		return err
 	}
 	defer closing(&err, rt)
-	c := &perf.Client{Runtime: rt, Providers: providers, Device: p.device, Logger: o.logger()}
+	c := &perf.Client{Runtime: rt, Providers: providers, Tuning: o.settings.Tuning(), Device: p.device, Logger: o.logger()}
 	var plans []perf.Plan
 	if len(args) == 1 {
 		c.Server = args[0]

@@ -3,8 +3,10 @@ package main
 import (
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,6 +65,53 @@ func TestPerfTable(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+}
+
+// The server that a measurement has started ends when the measurement is killed, also
+// where both sleep.
+func TestPerfServerEndsWithItsClient(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, transport := range []string{"shm", "iwarp"} {
+		t.Run(transport, func(t *testing.T) {
+			// It is killed after the first of many rows.
+			sizes := strings.Repeat(",8", 10_000)[1:]
+			cmd := exec.Command(self, "perf", "--json", "--transport", transport, "--wait", "event", "--shared-receives", "--size", sizes, "--iterations", "10")
+			cmd.Env = append(os.Environ(), asVerbena+"=1")
+			rows, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The server inherits it: it ends when both have.
+			both, theirs, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer both.Close()
+			cmd.Stderr = theirs
+			if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := rows.Read(make([]byte, 1)); err != nil {
+				t.Error("no row was measured:", err)
+			}
+			if err := cmd.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			said, err := io.ReadAll(both)
+			if err != nil {
+				t.Error(err)
+			}
+			if len(said) > 0 {
+				t.Errorf("%s", said)
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Error("it ended before it was killed")
+			}
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 )
 
@@ -81,7 +82,7 @@ func (c *Client) header(id int32) *rpcpb.RpcRequestHeaderProto {
 }
 
 // Call calls a method and decodes its answer into resp. The server's refusal
-// is an [*Error].
+// is an [*exception.Error].
 func (c *Client) Call(ctx context.Context, method string, req, resp proto.Message) error {
 	answer := make(chan reply, 1)
 	c.mu.Lock()
@@ -139,7 +140,7 @@ func (c *Client) write(ctx context.Context, b []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// A context that ends just as the request is out must not break what is whole.
+	// A context that ends when the whole request is out must not end the connection.
 	interrupted := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() { interrupted <- c.nc.SetWriteDeadline(time.Unix(1, 0)) })
 	_, err := c.nc.Write(b)
@@ -197,13 +198,9 @@ func (c *Client) deliver(b []byte) error {
 		}
 		r.body = append([]byte(nil), body...)
 	} else {
-		e := &Error{
-			Class: header.GetExceptionClassName(), Message: header.GetErrorMsg(),
-			Fatal: header.GetStatus() == statusFatal, code: header.GetErrorDetail(),
-		}
-		r.err = e
-		if e.Fatal {
-			return e
+		r.err = &exception.Error{Class: exception.Class(header.GetExceptionClassName()), Message: header.GetErrorMsg()}
+		if header.GetStatus() == statusFatal {
+			return r.err
 		}
 	}
 	id := int32(header.GetCallId())

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 )
 
@@ -96,7 +97,7 @@ func (c *conn) read() error {
 		if buf, err = readFrame(r, buf, c.server.cfg.MaxFrame); err != nil {
 			if errors.Is(err, errFrameLength) {
 				return c.tell(&rpcpb.RpcRequestHeaderProto{CallId: proto.Int32(callIDInvalid)},
-					fatal(codeFatalHeader, classRPCException, err.Error()))
+					fatal(codeFatalHeader, exception.RPCServer, err.Error()))
 			}
 			return err
 		}
@@ -135,7 +136,7 @@ func (c *conn) wait(r *bufio.Reader) error {
 
 // tell answers with an error that ends the connection, and returns it.
 func (c *conn) tell(header *rpcpb.RpcRequestHeaderProto, err error) error {
-	var e *Error
+	var e *failure
 	if errors.As(err, &e) {
 		if serr := c.respond(header, e, nil); serr != nil {
 			return errors.Join(err, serr)
@@ -146,8 +147,8 @@ func (c *conn) tell(header *rpcpb.RpcRequestHeaderProto, err error) error {
 	return err
 }
 
-// finish ends the sending side once all that was sent is out. A FIN, not a
-// reset for what the client has sent since, must carry the last answer there.
+// finish ends the sending side once all answers are out. It sends a FIN: a reset,
+// which unread requests would cause, could destroy the last answer.
 func (c *conn) finish() {
 	out := &c.out
 	out.Lock()
@@ -168,7 +169,7 @@ func (c *conn) drain() {
 	_, _ = io.CopyN(io.Discard, c.nc, 1<<20) // whatever ends it, the connection closes now
 }
 
-// fail ends a connection whose answers cannot be sent, and so its reading, too.
+// fail ends a connection, its reading included, when answers can't be sent.
 func (c *conn) fail() {
 	c.cancel()
 	c.nc.Close()
@@ -200,7 +201,7 @@ func (c *conn) preamble(r *bufio.Reader) error {
 		return err
 	}
 	if b[4] != version {
-		return fatal(codeFatalVersion, classVersionMismatch,
+		return fatal(codeFatalVersion, exception.VersionMismatch,
 			fmt.Sprintf("Server IPC version %d cannot communicate with client version %d", version, b[4]))
 	}
 	switch b[6] {
@@ -208,7 +209,7 @@ func (c *conn) preamble(r *bufio.Reader) error {
 		c.negotiating = b[6] == authSASL
 		return nil
 	}
-	return fatal(codeFatalUnauthorized, classAccessControl, fmt.Sprintf("authentication of kind %#x is not known here", b[6]))
+	return fatal(codeFatalUnauthorized, exception.AccessControl, fmt.Sprintf("authentication of kind %#x is not known here", b[6]))
 }
 
 // frame takes one frame. The error ends the connection.
@@ -217,16 +218,16 @@ func (c *conn) frame(b []byte) error {
 	rest, err := decodeNext(b, header)
 	if err != nil {
 		return c.tell(&rpcpb.RpcRequestHeaderProto{CallId: proto.Int32(callIDInvalid)},
-			fatal(codeFatalHeader, classRPCException, "request header: "+err.Error()))
+			fatal(codeFatalHeader, exception.RPCServer, "request header: "+err.Error()))
 	}
 	if header.RpcOp == nil || header.GetRpcOp() != rpcpb.RpcRequestHeaderProto_RPC_FINAL_PACKET {
-		return c.tell(header, fatal(codeFatalHeader, classRPCException, "the operation in the request header is not RPC_FINAL_PACKET"))
+		return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, "the operation in the request header is not RPC_FINAL_PACKET"))
 	}
 	if header.RpcKind == nil {
-		return c.tell(header, fatal(codeFatalHeader, classRPCException, "the request header has no kind of RPC"))
+		return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, "the request header has no kind of RPC"))
 	}
 	if header.GetRpcKind() != rpcpb.RpcKindProto_RPC_PROTOCOL_BUFFER {
-		return c.tell(header, fatal(codeFatalSerializing, classRPCException, "only RPC_PROTOCOL_BUFFER is spoken here, not "+header.GetRpcKind().String()))
+		return c.tell(header, fatal(codeFatalSerializing, exception.RPCServer, "only RPC_PROTOCOL_BUFFER is spoken here, not "+header.GetRpcKind().String()))
 	}
 	if header.GetCallId() < 0 {
 		return c.control(header, rest)
@@ -241,28 +242,28 @@ func (c *conn) control(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 		return nil
 	case callIDSASL:
 		if !c.negotiating {
-			return c.tell(header, fatal(codeFatalHeader, classRPCException, "SASL protocol not requested by client"))
+			return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
 		}
 		sasl := &rpcpb.RpcSaslProto{}
 		if _, err := decodeNext(rest, sasl); err != nil {
-			return c.tell(header, fatal(codeFatalRequest, classRPCException, "SASL message: "+err.Error()))
+			return c.tell(header, fatal(codeFatalRequest, exception.RPCServer, "SASL message: "+err.Error()))
 		}
 		if sasl.GetState() != rpcpb.RpcSaslProto_NEGOTIATE {
-			return c.tell(header, fatal(codeFatalUnauthorized, classAccessControl, "this server has simple authentication only"))
+			return c.tell(header, fatal(codeFatalUnauthorized, exception.AccessControl, "this server has simple authentication only"))
 		}
 		// SUCCESS without a mechanism: go on as simple.
 		c.negotiating = false
 		return c.respond(header, nil, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_SUCCESS.Enum()})
 	case callIDContext:
 		if c.known {
-			return c.tell(header, fatal(codeFatalHeader, classRPCException, "a second connection context"))
+			return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, "a second connection context"))
 		}
 		if c.negotiating {
-			return c.tell(header, fatal(codeFatalHeader, classRPCException, "Connection header sent during SASL negotiation"))
+			return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, "Connection header sent during SASL negotiation"))
 		}
 		hello := &rpcpb.IpcConnectionContextProto{}
 		if _, err := decodeNext(rest, hello); err != nil {
-			return c.tell(header, fatal(codeFatalRequest, classRPCException, "connection context: "+err.Error()))
+			return c.tell(header, fatal(codeFatalRequest, exception.RPCServer, "connection context: "+err.Error()))
 		}
 		// The protocol named here only matters to a server that authorizes by
 		// it: each call names its own, and an unknown one is that call's error.
@@ -270,39 +271,39 @@ func (c *conn) control(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 		c.known = true
 		return nil
 	}
-	return c.tell(header, fatal(codeFatalHeader, classRPCException, fmt.Sprintf("call id %d is not known", header.GetCallId())))
+	return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("call id %d is not known", header.GetCallId())))
 }
 
 // call starts a call. What is wrong with the call alone is answered; the
 // connection goes on.
 func (c *conn) call(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 	if !c.known {
-		return c.tell(header, fatal(codeFatalHeader, classRPCException, "Connection context not established"))
+		return c.tell(header, fatal(codeFatalHeader, exception.RPCServer, "Connection context not established"))
 	}
 	request := &rpcpb.RequestHeaderProto{}
 	rest, err := decodeNext(rest, request)
 	if err != nil {
-		return c.tell(header, fatal(codeFatalRequest, classRPCException, "request: "+err.Error()))
+		return c.tell(header, fatal(codeFatalRequest, exception.RPCServer, "request: "+err.Error()))
 	}
 	class, name := request.GetDeclaringClassProtocolName(), request.GetMethodName()
 	p, ok := c.server.protocols[class]
 	if !ok {
-		return c.respond(header, refuse(codeNoSuchProtocol, classNoSuchProtocol, "Unknown protocol: "+class), nil)
+		return c.respond(header, refuse(codeNoSuchProtocol, exception.NoSuchProtocol, "Unknown protocol: "+class), nil)
 	}
 	if request.GetClientProtocolVersion() != p.version {
-		return c.respond(header, refuse(codeProtocolVersion, classVersionMismatch, fmt.Sprintf(
+		return c.respond(header, refuse(codeProtocolVersion, exception.VersionMismatch, fmt.Sprintf(
 			"Protocol %s version mismatch. (client = %d, server = %d)", class, request.GetClientProtocolVersion(), p.version)), nil)
 	}
 	m, ok := p.methods[name]
 	if !ok {
-		return c.respond(header, refuse(codeNoSuchMethod, classNoSuchMethod, "Unknown method "+name+" called on "+class+" protocol."), nil)
+		return c.respond(header, refuse(codeNoSuchMethod, exception.NoSuchMethod, "Unknown method "+name+" called on "+class+" protocol."), nil)
 	}
 	body, _, err := nextMessage(rest)
 	if err != nil {
-		return c.respond(header, refuse(codeServer, classRPCException, "arguments of "+name+": "+err.Error()), nil)
+		return c.respond(header, refuse(codeServer, exception.RPCServer, "arguments of "+name+": "+err.Error()), nil)
 	}
-	// Where the calls under way are too many or too large, the client waits: it
-	// is not read.
+	// While the calls under way are too many or too large, nothing more is read
+	// from the client.
 	size := int64(len(body))
 	select {
 	case c.slots <- struct{}{}:
@@ -320,7 +321,7 @@ func (c *conn) call(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 	req, err := m.decode(body)
 	if err != nil {
 		release()
-		return c.respond(header, refuse(codeServer, classRPCException, "arguments of "+name+": "+err.Error()), nil)
+		return c.respond(header, refuse(codeServer, exception.RPCServer, "arguments of "+name+": "+err.Error()), nil)
 	}
 	call := &Call{
 		User: c.user, RealUser: c.realUser, CallID: header.GetCallId(), RetryCount: header.GetRetryCount(),
@@ -337,12 +338,12 @@ func (c *conn) call(header *rpcpb.RpcRequestHeaderProto, rest []byte) error {
 			var encode *encodeError
 			if errors.As(err, &encode) {
 				c.server.cfg.Logger.Error("rpc: response", "method", name, "peer", call.Peer, "error", err)
-				err = c.respond(header, refuse(codeSerializing, classIOException, encode.Error()), nil)
+				err = c.respond(header, refuse(codeSerializing, exception.IO, encode.Error()), nil)
 			}
 		} else {
 			e := onTheWire(err)
 			err = c.respond(header, e, nil)
-			if e.Fatal && err == nil {
+			if e.fatal && err == nil {
 				c.finish()
 			}
 		}
@@ -367,14 +368,14 @@ func (c *conn) invoke(m *served, call *Call, req proto.Message) (resp proto.Mess
 	defer func() {
 		if p := recover(); p != nil {
 			c.server.cfg.Logger.Error("rpc: method panicked", "method", call.Method, "peer", call.Peer, "panic", p, "stack", string(debug.Stack()))
-			err = refuse(codeServer, classIOException, "the server failed at "+call.Method+"; its log tells more")
+			err = refuse(codeServer, exception.IO, "the server failed at "+call.Method+"; its log tells more")
 		}
 	}()
 	return m.call(WithCall(c.ctx, call), req)
 }
 
 // respond sends a response: an error, or success with a body.
-func (c *conn) respond(request *rpcpb.RpcRequestHeaderProto, failure *Error, body proto.Message) error {
+func (c *conn) respond(request *rpcpb.RpcRequestHeaderProto, failed *failure, body proto.Message) error {
 	header := &rpcpb.RpcResponseHeaderProto{
 		CallId:              proto.Uint32(uint32(request.GetCallId())),
 		Status:              statusSuccess.Enum(),
@@ -382,17 +383,17 @@ func (c *conn) respond(request *rpcpb.RpcRequestHeaderProto, failure *Error, bod
 		RetryCount:          proto.Int32(request.GetRetryCount()),
 	}
 	if id := request.GetClientId(); len(id) <= len(ClientID{}) {
-		header.ClientId = id // a longer one is no client's, and not worth an echo
+		header.ClientId = id // a longer one is not a client's id
 	}
 	messages := []proto.Message{header, body}
-	if failure != nil {
+	if failed != nil {
 		header.Status = statusError.Enum()
-		if failure.Fatal {
+		if failed.fatal {
 			header.Status = statusFatal.Enum()
 		}
-		header.ExceptionClassName = proto.String(failure.Class)
-		header.ErrorMsg = proto.String(failure.Message)
-		header.ErrorDetail = failure.code.Enum()
+		header.ExceptionClassName = proto.String(string(failed.Class))
+		header.ErrorMsg = proto.String(failed.Message)
+		header.ErrorDetail = failed.code.Enum()
 		messages = messages[:1]
 	}
 	return c.send(messages)
@@ -405,8 +406,8 @@ type encodeError struct{ err error }
 func (e *encodeError) Error() string { return "encoding the response: " + e.err.Error() }
 func (e *encodeError) Unwrap() error { return e.err }
 
-// send appends a frame to what goes out. Whoever finds nobody writing writes,
-// for all who append meanwhile.
+// send appends a frame to what goes out. The first caller writes, also what others
+// append meanwhile.
 func (c *conn) send(messages []proto.Message) error {
 	out := &c.out
 	out.Lock()

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 )
 
@@ -117,12 +118,12 @@ func TestGoldenSessionOfAGoClient(t *testing.T) {
 
 func TestFatalErrorOfAMethod(t *testing.T) {
 	address, s := startServer(t, Config{}, Methods{"die": Handle(func(context.Context, *ping) (*ping, error) {
-		return nil, &Error{Class: "org.example.Gone", Message: "gone", Fatal: true}
+		return nil, fatal(codeApplication, "org.example.Gone", "gone")
 	})})
 	c := dialClient(t, address)
 	err := c.Call(t.Context(), "die", &ping{}, &ping{})
-	var e *Error
-	if !errors.As(err, &e) || e.Class != "org.example.Gone" || !e.Fatal {
+	var e *exception.Error
+	if !errors.As(err, &e) || e.Class != "org.example.Gone" {
 		t.Errorf("%v", err)
 	}
 	if err := c.Call(t.Context(), "echo", &ping{}, &ping{}); !errors.As(err, &e) || e.Class != "org.example.Gone" {
@@ -139,7 +140,7 @@ func TestFatalErrorAfterOtherAnswers(t *testing.T) {
 		here, s, done := pipeServer(Config{}, Methods{
 			"echo": Handle(echo),
 			"die": Handle(func(context.Context, *ping) (*ping, error) {
-				return nil, &Error{Class: "org.example.Gone", Fatal: true}
+				return nil, fatal(codeApplication, "org.example.Gone", "")
 			}),
 		})
 		if _, err := here.Write(join([]byte("hrpc\x09\x00\x00"), contextFrame(t), echoFrame(t, 1))); err != nil {

@@ -14,7 +14,7 @@
 //	s.Register("org.apache.hadoop.hdfs.protocol.ClientProtocol", 1, rpc.Methods{
 //		"mkdirs": rpc.Handle(nn.mkdirs), // func(context.Context, *MkdirsRequest) (*MkdirsResponse, error)
 //	})
-//	err := s.Serve(listener)
+//	go s.ServeConn(conn) // each connection that its owner accepts
 //
-// The package knows no service; it imports nothing of the project.
+// The package knows no service; of the project it imports hadoop/exception alone.
 package rpc

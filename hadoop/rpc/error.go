@@ -3,17 +3,11 @@ package rpc
 import (
 	"errors"
 
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 )
 
-// Java class names of what the engine itself answers.
 const (
-	classIOException      = "java.io.IOException"
-	classRPCException     = "org.apache.hadoop.ipc.RpcServerException"
-	classNoSuchMethod     = "org.apache.hadoop.ipc.RpcNoSuchMethodException"
-	classNoSuchProtocol   = "org.apache.hadoop.ipc.RpcNoSuchProtocolException"
-	classVersionMismatch  = "org.apache.hadoop.ipc.RPC$VersionMismatch"
-	classAccessControl    = "org.apache.hadoop.security.AccessControlException"
 	statusSuccess         = rpcpb.RpcResponseHeaderProto_SUCCESS
 	statusError           = rpcpb.RpcResponseHeaderProto_ERROR
 	statusFatal           = rpcpb.RpcResponseHeaderProto_FATAL
@@ -30,43 +24,38 @@ const (
 	codeFatalSerializing  = rpcpb.RpcResponseHeaderProto_FATAL_UNSUPPORTED_SERIALIZATION
 )
 
-// Error is an error that crosses the wire: the class name of a Java exception,
-// which clients act on, and its message.
-type Error struct {
-	Class   string
-	Message string
-	// Fatal says that the connection ends with it.
-	Fatal bool
-
-	code rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto
+// failure is a refusal as it stands in a response.
+type failure struct {
+	*refusal
+	fatal bool // the connection ends with it
+	code  rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto
 }
 
-func (e *Error) Error() string { return e.Class + ": " + e.Message }
+// refusal is named anew because a field named Error would hide the method.
+type refusal = exception.Error
 
-// ErrClosed is what calls on a closed client or server return.
+func (f *failure) Unwrap() error { return f.refusal }
+
+// ErrClosed is what calls on a closed client return.
 var ErrClosed = errors.New("rpc: closed")
 
-func fatal(code rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto, class, message string) *Error {
-	return &Error{Class: class, Message: message, Fatal: true, code: code}
+func fatal(code rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto, class exception.Class, message string) *failure {
+	return &failure{refusal: &exception.Error{Class: class, Message: message}, fatal: true, code: code}
 }
 
-func refuse(code rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto, class, message string) *Error {
-	return &Error{Class: class, Message: message, code: code}
+func refuse(code rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto, class exception.Class, message string) *failure {
+	return &failure{refusal: &exception.Error{Class: class, Message: message}, code: code}
 }
 
 // onTheWire is err as the client gets it.
-func onTheWire(err error) *Error {
-	var e *Error
-	if !errors.As(err, &e) {
-		return refuse(codeApplication, classIOException, err.Error())
+func onTheWire(err error) *failure {
+	var own *failure
+	if errors.As(err, &own) {
+		return own
 	}
-	if e.code == 0 {
-		copied := *e
-		copied.code = codeApplication
-		if e.Class == "" {
-			copied.Class = classIOException
-		}
-		return &copied
+	var refused *exception.Error
+	if errors.As(err, &refused) {
+		return &failure{refusal: refused, code: codeApplication}
 	}
-	return e
+	return refuse(codeApplication, exception.IO, err.Error())
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
 )
 
 const clientProtocol = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
@@ -62,7 +64,7 @@ func TestUnmodifiedClient(t *testing.T) {
 			mu.Unlock()
 			switch source(req) {
 			case "/secret":
-				return "", &Error{Class: "org.apache.hadoop.security.AccessControlException", Message: "Permission denied"}
+				return "", exception.New(exception.AccessControl, "Permission denied")
 			case "/there":
 				return `fs { fileType: IS_FILE path: "there" length: 12345 permission { perm: 420 } owner: "ada" group: "users" modification_time: 1 access_time: 2 }`, nil
 			}
@@ -77,14 +79,7 @@ func TestUnmodifiedClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
-	defer func() {
-		s.Close()
-		if err := <-served; !errors.Is(err, ErrClosed) {
-			t.Errorf("Serve: %v", err)
-		}
-	}()
+	defer serve(s, l)()
 
 	for name, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
 		"tcp": nil,
@@ -116,7 +111,7 @@ func TestUnmodifiedClient(t *testing.T) {
 			}
 			err = c.Mkdir("/new", 0o755)
 			var remote hdfs.Error
-			if !errors.As(err, &remote) || remote.Exception() != classNoSuchMethod || remote.Desc() != "ERROR_NO_SUCH_METHOD" {
+			if !errors.As(err, &remote) || remote.Exception() != string(exception.NoSuchMethod) || remote.Desc() != "ERROR_NO_SUCH_METHOD" {
 				t.Errorf("a method that is not served: %v", err)
 			}
 			if _, err := c.StatFs(); err != nil {

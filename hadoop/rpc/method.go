@@ -27,7 +27,7 @@ type message[T any] interface {
 // Handle makes a method of a function. The function may be called
 // concurrently; its context ends when the client's connection does, and
 // [FromContext] tells who calls. It must not keep the request's or change the
-// response's memory after it has returned. An error that wraps an [*Error] goes
+// response's memory after it has returned. An error that wraps an [*exception.Error] goes
 // out with its class, any other as java.io.IOException.
 func Handle[Req, Resp any, PReq message[Req], PResp message[Resp]](fn func(ctx context.Context, req PReq) (PResp, error)) Method {
 	return Method{

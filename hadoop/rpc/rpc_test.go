@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 )
 
@@ -38,7 +39,7 @@ func startServer(t *testing.T, cfg Config, more Methods) (address string, s *Ser
 			return &ping{EffectiveUser: proto.String(c.User), RealUser: proto.String(fmt.Sprintf("%x %d %s", c.ClientID[:2], c.RetryCount, c.Method))}, nil
 		}),
 		"refuse": Handle(func(context.Context, *ping) (*ping, error) {
-			return nil, fmt.Errorf("mkdirs: %w", &Error{Class: "java.io.FileNotFoundException", Message: "no such file"})
+			return nil, fmt.Errorf("mkdirs: %w", exception.New(exception.FileNotFound, "no such file"))
 		}),
 		"fail":  Handle(func(context.Context, *ping) (*ping, error) { return nil, errors.New("plain") }),
 		"panic": Handle(func(context.Context, *ping) (*ping, error) { panic("for the test") }),
@@ -51,15 +52,29 @@ func startServer(t *testing.T, cfg Config, more Methods) (address string, s *Ser
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(l) }()
-	t.Cleanup(func() {
-		s.Close()
-		if err := <-done; !errors.Is(err, ErrClosed) {
-			t.Errorf("Serve: %v", err)
-		}
-	})
+	stop := serve(s, l)
+	t.Cleanup(stop)
 	return l.Addr().String(), s
+}
+
+// serve serves the connections of l, until it is told to stop.
+func serve(s *Server, l net.Listener) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go s.ServeConn(nc)
+		}
+	}()
+	return func() {
+		l.Close()
+		<-done
+		s.Close()
+	}
 }
 
 func dialClient(t *testing.T, address string) *Client {
@@ -104,15 +119,19 @@ func TestCalls(t *testing.T) {
 func TestErrorsCrossTheWire(t *testing.T) {
 	address, _ := startServer(t, Config{}, nil)
 	c := dialClient(t, address)
-	for _, test := range []struct{ method, class, text string }{
+	for _, test := range []struct {
+		method string
+		class  exception.Class
+		text   string
+	}{
 		{"refuse", "java.io.FileNotFoundException", "no such file"},
 		{"fail", "java.io.IOException", "plain"},
 		{"panic", "java.io.IOException", "failed at panic"},
 		{"missing", "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method missing called on org.example.Echo protocol."},
 	} {
 		err := c.Call(t.Context(), test.method, &ping{}, &ping{})
-		var e *Error
-		if !errors.As(err, &e) || e.Class != test.class || !strings.Contains(e.Message, test.text) || e.Fatal {
+		var e *exception.Error
+		if !errors.As(err, &e) || e.Class != test.class || !strings.Contains(e.Message, test.text) {
 			t.Errorf("%s: %v", test.method, err)
 		}
 	}

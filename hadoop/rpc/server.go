@@ -2,8 +2,6 @@ package rpc
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -12,7 +10,7 @@ import (
 
 // Config configures a server. Zero values stand for defaults.
 type Config struct {
-	Logger *slog.Logger // default: none
+	Logger *slog.Logger // default: slog.Default()
 	// MaxFrame is the longest frame in bytes that is taken; default 64 MiB, as
 	// Hadoop's ipc.maximum.data.length.
 	MaxFrame int
@@ -32,7 +30,7 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
+		c.Logger = slog.Default()
 	}
 	if c.MaxFrame <= 0 {
 		c.MaxFrame = 64 << 20
@@ -52,8 +50,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Server serves protocols to any number of connections. Protocols are
-// registered before it serves.
+// Server serves protocols to any number of connections, which its owner accepts.
+// Protocols are registered before it serves.
 type Server struct {
 	cfg       Config
 	protocols map[string]protocol
@@ -63,10 +61,9 @@ type Server struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu        sync.Mutex
-	closed    bool
-	listeners map[net.Listener]struct{}
-	conns     map[*conn]struct{}
+	mu     sync.Mutex
+	closed bool
+	conns  map[*conn]struct{}
 }
 
 type protocol struct {
@@ -80,7 +77,6 @@ func NewServer(cfg Config) *Server {
 		cfg:       cfg.withDefaults(),
 		protocols: map[string]protocol{},
 		metrics:   newMetrics(),
-		listeners: map[net.Listener]struct{}{},
 		conns:     map[*conn]struct{}{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -97,71 +93,21 @@ func (s *Server) Register(class string, version uint64, methods Methods) {
 	s.protocols[class] = p
 }
 
-// Serve serves the connections that l accepts until l fails or the server is
-// closed, and then closes l. After Close it returns [ErrClosed].
-func (s *Server) Serve(l net.Listener) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		l.Close()
-		return ErrClosed
-	}
-	s.listeners[l] = struct{}{}
-	s.mu.Unlock()
-	defer func() {
-		l.Close()
-		s.mu.Lock()
-		delete(s.listeners, l)
-		s.mu.Unlock()
-	}()
-	for {
-		nc, err := l.Accept()
-		if err != nil {
-			if s.ctx.Err() != nil {
-				return ErrClosed
-			}
-			var temporary interface{ Temporary() bool }
-			if errors.As(err, &temporary) && temporary.Temporary() {
-				// Out of descriptors, mostly: connections that end free some.
-				s.cfg.Logger.Warn("rpc: accept", "error", err)
-				select {
-				case <-s.ctx.Done():
-				case <-time.After(10 * time.Millisecond):
-				}
-				continue
-			}
-			return fmt.Errorf("rpc: accept: %w", err)
-		}
-		if c := s.open(nc); c != nil {
-			go s.run(c)
-		}
-	}
-}
-
-// ServeConn serves one connection until it ends. The server closes it.
+// ServeConn serves one connection until it ends, and closes it. After Close it
+// closes it at once.
 func (s *Server) ServeConn(nc net.Conn) {
-	if c := s.open(nc); c != nil {
-		s.run(c)
-	}
-}
-
-// open adds a connection, which run then serves.
-func (s *Server) open(nc net.Conn) *conn {
 	c := newConn(s, nc)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.closed {
+		s.mu.Unlock()
 		c.cancel()
 		nc.Close()
-		return nil
+		return
 	}
 	s.conns[c] = struct{}{}
 	s.metrics.connections.Inc()
 	s.wg.Add(1)
-	return c
-}
-
-func (s *Server) run(c *conn) {
+	s.mu.Unlock()
 	defer s.wg.Done()
 	c.serve()
 	s.metrics.connections.Dec()
@@ -170,15 +116,12 @@ func (s *Server) run(c *conn) {
 	s.mu.Unlock()
 }
 
-// Close closes listeners and connections and waits for the calls under way,
-// whose contexts end.
+// Close closes the connections and waits for the calls under way, whose contexts
+// end.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	s.cancel()
-	for l := range s.listeners {
-		l.Close()
-	}
 	for c := range s.conns {
 		c.nc.Close()
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"unicode"
 	"unicode/utf8"
 )
@@ -26,6 +27,7 @@ const (
 	MaxText       = 240 // of an explanation; longer ones are cut when encoded
 	MaxAddress    = 256
 	HostSize      = 16
+	NetworkSize   = 16
 	TokenSize     = 16
 	MaxCandidates = 16 // entries of each list
 )
@@ -53,10 +55,12 @@ const (
 	typeSoftware  = 0x0005
 	typeAuth      = 0x0006
 	typeFailed    = 0x0007
+	typeNetwork   = 0x0008
 
 	typeAccept  = critical | 0x0010
 	typeRefusal = critical | 0x0011
 	typeVerdict = 0x0012
+	typePassing = 0x0013
 )
 
 // Errors that receivers tell apart.
@@ -65,6 +69,8 @@ var (
 	ErrNotHello = errors.New("hello: not a Verbena hello")
 	// ErrMalformed: a hello that breaks the format.
 	ErrMalformed = errors.New("hello: malformed")
+
+	errWithinMagic = errors.New("hello: the connection ended within the magic")
 )
 
 // A CriticalError names a value that must be understood and is not.
@@ -119,6 +125,7 @@ type Hello struct {
 	Service         string      // service protocol that is asked for
 	Probe           bool        // tell what would be chosen, then close
 	Host            []byte      // identity of the host, HostSize bytes, or none
+	Network         []byte      // identity of the network namespace, NetworkSize bytes, or none
 	Candidates      []Candidate // in order of preference
 	Failed          []Verdict   // what was tried before on behalf of this dial
 	Software        string      // for logs alone
@@ -182,15 +189,19 @@ type Answer struct {
 	Accept          *Accept
 	Refusal         *Refusal
 	Verdicts        []Verdict
-	Host            []byte
-	Software        string
+	// Passing names the candidates whose verdict may soon be another one, such as
+	// those that lacked memory.
+	Passing  []string
+	Host     []byte
+	Network  []byte
+	Software string
 }
 
 // Encode returns h as it goes on the wire.
 func (h *Hello) Encode() ([]byte, error) {
 	e := newEncoder(kindHello, h.Least, h.Greatest)
 	if h.Service != "" {
-		if err := checkName("service", h.Service, MaxService); err != nil {
+		if err := CheckService(h.Service); err != nil {
 			return nil, err
 		}
 		e.value(typeService, []byte(h.Service))
@@ -201,7 +212,7 @@ func (h *Hello) Encode() ([]byte, error) {
 	if h.Service == "" && !h.Probe {
 		return nil, errors.New("hello: neither a service nor a probe")
 	}
-	if err := e.host(h.Host); err != nil {
+	if err := e.identities(h.Host, h.Network); err != nil {
 		return nil, err
 	}
 	if len(h.Candidates) > MaxCandidates {
@@ -246,10 +257,13 @@ func (a *Answer) Encode() ([]byte, error) {
 	default:
 		return nil, errors.New("hello: an answer either accepts or refuses")
 	}
-	if err := e.host(a.Host); err != nil {
+	if err := e.identities(a.Host, a.Network); err != nil {
 		return nil, err
 	}
 	e.software(a.Software)
+	if err := e.names(typePassing, a.Passing); err != nil {
+		return nil, err
+	}
 	if err := e.verdicts(typeVerdict, a.Verdicts); err != nil {
 		return nil, err
 	}
@@ -271,10 +285,13 @@ func ReadHello(r io.Reader, seen int) (Hello, error) {
 }
 
 // ReadAnswer reads one answer from r, and not a byte more. Bytes of another
-// protocol, and a hello, which is what an echo server sends back, fail with
-// [ErrNotHello].
+// protocol, a connection that ends within the magic, and a hello, which is what an
+// echo server sends back, fail with [ErrNotHello].
 func ReadAnswer(r io.Reader) (Answer, error) {
 	m, err := readMessage(r, 0)
+	if errors.Is(err, errWithinMagic) {
+		return Answer{}, fmt.Errorf("%w: %w", ErrNotHello, err)
+	}
 	if err != nil {
 		return Answer{}, err
 	}
@@ -347,6 +364,9 @@ func readMessage(r io.Reader, seen int) (message, error) {
 			if err == io.EOF && seen > 0 {
 				err = io.ErrUnexpectedEOF
 			}
+			if seen > 0 && seen < len(Magic) && !errors.Is(err, os.ErrDeadlineExceeded) {
+				err = fmt.Errorf("%w: %w", errWithinMagic, err)
+			}
 			return message{}, err
 		}
 	}
@@ -385,6 +405,10 @@ func parseHello(m message) (Hello, error) {
 			d.size(HostSize)
 			d.once(1 << 1)
 			h.Host = d.val
+		case typeNetwork:
+			d.size(NetworkSize)
+			d.once(1 << 4)
+			h.Network = d.val
 		case typeCandidate:
 			name, rest := d.named()
 			d.room(len(h.Candidates))
@@ -434,6 +458,13 @@ func parseAnswer(m message) (Answer, error) {
 			d.size(HostSize)
 			d.once(1 << 1)
 			a.Host = d.val
+		case typeNetwork:
+			d.size(NetworkSize)
+			d.once(1 << 4)
+			a.Network = d.val
+		case typePassing:
+			d.room(len(a.Passing))
+			a.Passing = append(a.Passing, d.name("name", d.val, MaxName))
 		case typeSoftware:
 			d.once(1 << 2)
 			a.Software = d.text(d.val)
@@ -483,14 +514,34 @@ func (e *encoder) named(typ uint16, name string, rest []byte) error {
 	return nil
 }
 
-func (e *encoder) host(h []byte) error {
-	if len(h) == 0 {
-		return nil
+func (e *encoder) identities(host, network []byte) error {
+	for _, i := range []struct {
+		what string
+		typ  uint16
+		id   []byte
+		size int
+	}{{"host", typeHost, host, HostSize}, {"network", typeNetwork, network, NetworkSize}} {
+		switch len(i.id) {
+		case 0:
+		case i.size:
+			e.value(i.typ, i.id)
+		default:
+			return fmt.Errorf("hello: %s identity of %d bytes, not %d", i.what, len(i.id), i.size)
+		}
 	}
-	if len(h) != HostSize {
-		return fmt.Errorf("hello: host identity of %d bytes, not %d", len(h), HostSize)
+	return nil
+}
+
+func (e *encoder) names(typ uint16, names []string) error {
+	if len(names) > MaxCandidates {
+		return fmt.Errorf("hello: %d names, at most %d fit", len(names), MaxCandidates)
 	}
-	e.value(typeHost, h)
+	for _, name := range names {
+		if err := checkName("name", name, MaxName); err != nil {
+			return err
+		}
+		e.value(typ, []byte(name))
+	}
 	return nil
 }
 
@@ -637,6 +688,9 @@ func (d *decoder) accept() *Accept {
 	}
 	return a
 }
+
+// CheckService tells what is wrong with the name of a service, if anything.
+func CheckService(name string) error { return checkName("service", name, MaxService) }
 
 // checkName wants something that may stand in a log line and a table.
 func checkName(what, s string, limit int) error {

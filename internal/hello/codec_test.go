@@ -17,7 +17,10 @@ import (
 
 var rewrite = flag.Bool("add-golden", false, "write golden vectors that do not exist yet")
 
-var host = []byte("0123456789abcdef")
+var (
+	host    = []byte("0123456789abcdef")
+	network = []byte("ghijklmnopqrstuv")
+)
 
 var hellos = map[string]Hello{
 	"hello-v1-minimal": {Least: 1, Greatest: 1, Service: "echo/1"},
@@ -27,14 +30,18 @@ var hellos = map[string]Hello{
 		Failed:     []Verdict{{Name: "iwarp", Text: "could not be connected: größer"}},
 		Software:   "verbena", Auth: []Auth{{Mechanism: "token", Data: []byte("secret")}},
 	},
-	"hello-v1-probe": {Least: 1, Greatest: 1, Probe: true, Host: host, Candidates: []Candidate{{Name: "tcp"}}},
+	"hello-v1-network": {Least: 1, Greatest: 1, Service: "echo/1", Host: host, Network: network, Candidates: []Candidate{{Name: "shm"}}},
+	"hello-v1-probe":   {Least: 1, Greatest: 1, Probe: true, Host: host, Candidates: []Candidate{{Name: "tcp"}}},
 }
 
 var answers = map[string]Answer{
 	"answer-v1-stream": {Least: 1, Greatest: 1, Accept: &Accept{Name: "iwarp"}, Host: host, Software: "verbena",
 		Verdicts: []Verdict{{Name: "shm", Text: "it is on another host"}}},
 	"answer-v1-own-port": {Least: 1, Greatest: 1, Accept: &Accept{Name: "shm", Token: []byte("fedcba9876543210"), Address: "@verbena-shm-1"}, Host: host},
-	"answer-v1-refusal":  {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeService, Text: "no such service"}},
+	"answer-v1-passing": {Least: 1, Greatest: 1, Accept: &Accept{Name: "tcp"}, Host: host, Network: network,
+		Passing: []string{"shm"}, Verdicts: []Verdict{{Name: "shm", Text: "out of memory"}}},
+	"answer-v1-busy":    {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeBusy, Text: "too many handshakes"}},
+	"answer-v1-refusal": {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeService, Text: "no such service"}},
 }
 
 // Golden vectors are never rewritten: what a release has sent, later ones read.
@@ -210,8 +217,12 @@ func TestReadsNoByteTooMany(t *testing.T) {
 		t.Errorf("behind the magic: %v", err)
 	}
 	for n := range b {
-		if _, err := ReadHello(bytes.NewReader(b[:n]), 0); n > 0 && err != io.ErrUnexpectedEOF || n == 0 && err != io.EOF {
+		if _, err := ReadHello(bytes.NewReader(b[:n]), 0); n > 0 && !errors.Is(err, io.ErrUnexpectedEOF) || n == 0 && err != io.EOF {
 			t.Fatalf("cut after %d bytes: %v", n, err)
+		}
+		// Whoever answers with less than a magic has answered in another protocol.
+		if _, err := ReadAnswer(bytes.NewReader(b[:n])); errors.Is(err, ErrNotHello) != (n > 0 && n < len(Magic)) {
+			t.Fatalf("an answer cut after %d bytes: %v", n, err)
 		}
 	}
 	// A peer of another protocol may send less than a header and wait.
@@ -236,6 +247,7 @@ func TestEncodeRefuses(t *testing.T) {
 		"nothing":       {},
 		"long service":  {Service: strings.Repeat("x", MaxService+1)},
 		"bad host":      {Service: "a", Host: []byte{1}},
+		"bad network":   {Service: "a", Network: []byte{1}},
 		"bad candidate": {Service: "a", Candidates: []Candidate{{Name: "a b"}}},
 		"candidates":    {Service: "a", Candidates: make([]Candidate, MaxCandidates+1)},
 		"too much":      {Service: "a", Auth: []Auth{{Mechanism: "m", Data: make([]byte, MaxSize)}}},
@@ -254,6 +266,7 @@ func TestEncodeRefuses(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	for name, a := range map[string]Answer{
+		"passing": {Accept: &Accept{Name: "a"}, Passing: []string{"a b"}}, "much passing": {Accept: &Accept{Name: "a"}, Passing: make([]string, MaxCandidates+1)},
 		"nothing": {}, "both": {Accept: &Accept{Name: "a"}, Refusal: &Refusal{}},
 		"token": {Accept: &Accept{Name: "a", Token: []byte{1}}}, "address": {Accept: &Accept{Name: "a", Address: strings.Repeat("x", 300)}},
 	} {

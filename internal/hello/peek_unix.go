@@ -13,11 +13,15 @@ import (
 // that the connection of a legacy client can be handed on as it is. It returns
 // 0 and no error where that is not possible.
 func peek(conn net.Conn, into []byte) (n int, err error) {
-	s, ok := conn.(*net.TCPConn)
-	if !ok {
+	var raw syscall.RawConn
+	switch s := conn.(type) {
+	case *net.TCPConn:
+		raw, err = s.SyscallConn()
+	case *net.UnixConn:
+		raw, err = s.SyscallConn()
+	default:
 		return 0, nil
 	}
-	raw, err := s.SyscallConn()
 	if err != nil {
 		return 0, err
 	}

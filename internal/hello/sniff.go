@@ -6,33 +6,32 @@ import (
 	"io"
 	"net"
 	"syscall"
-	"time"
 )
 
-// ErrSilent says that a connection was closed, or the deadline passed, before
-// its first bytes told what it is.
-var ErrSilent = errors.New("hello: the connection told nothing")
+// Errors of a connection that was closed, or whose deadline passed, before its
+// bytes told what it is.
+var (
+	// ErrSilent: nothing has been taken from the connection.
+	ErrSilent = errors.New("hello: the connection told nothing")
+	// ErrCut: it began like a hello, and those bytes are gone.
+	ErrCut = errors.New("hello: the connection ended within the magic")
+)
 
 // Sniff reads from conn until its bytes either are the whole [Magic] or differ
-// from it, and never asks for a byte that it does not need for that. A zero
-// deadline sets none; afterwards the connection has no read deadline.
+// from it, and never asks for a byte that it does not need for that. The
+// connection's deadlines are the caller's business.
 //
 // For a hello it returns conn itself, with the magic consumed. For anything
 // else it returns a connection on which every byte can be read that conn
 // delivered: conn itself if possible, else a [*Conn]. An error wraps
-// [ErrSilent], and conn is still open.
-func Sniff(conn net.Conn, deadline time.Time) (c net.Conn, isHello bool, err error) {
-	if err := conn.SetReadDeadline(deadline); err != nil {
-		return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
-	}
+// [ErrSilent] or [ErrCut], and conn is still open.
+func Sniff(conn net.Conn) (c net.Conn, isHello bool, err error) {
 	var seen [len(Magic)]byte
 	n, err := peek(conn, seen[:])
 	if err != nil {
 		return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
 	}
 	if n > 0 && !matches(seen[:n]) {
-		// A connection that is over already tells its reader.
-		_ = conn.SetReadDeadline(time.Time{})
 		return conn, false, nil
 	}
 	for n = 0; n < len(Magic); {
@@ -42,14 +41,15 @@ func Sniff(conn net.Conn, deadline time.Time) (c net.Conn, isHello bool, err err
 			break
 		}
 		if err != nil && n < len(Magic) {
-			if errors.Is(err, io.EOF) && n > 0 {
-				// A short legacy message and its end: theirs to judge.
-				break
+			switch {
+			case n == 0:
+				return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
+			case !errors.Is(err, io.EOF):
+				return nil, false, fmt.Errorf("%w: %w", ErrCut, err)
 			}
-			return nil, false, fmt.Errorf("%w: %w", ErrSilent, err)
+			break // a short legacy message and its end: theirs to judge
 		}
 	}
-	_ = conn.SetReadDeadline(time.Time{})
 	if n == len(Magic) && matches(seen[:]) {
 		return conn, true, nil
 	}

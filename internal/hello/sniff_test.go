@@ -42,6 +42,13 @@ func TestMagicIsNoBSONLength(t *testing.T) {
 	}
 }
 
+// sniff is Sniff within a time.
+func sniff(conn net.Conn, limit time.Duration) (net.Conn, bool, error) {
+	conn.SetReadDeadline(time.Now().Add(limit))
+	defer conn.SetReadDeadline(time.Time{})
+	return Sniff(conn)
+}
+
 // tcpPair connects two sockets.
 func tcpPair(t *testing.T) (near, far net.Conn) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -98,7 +105,7 @@ func TestLegacyClients(t *testing.T) {
 						io.WriteString(near, more)
 						near.Close()
 					}()
-					c, isHello, err := Sniff(far, time.Now().Add(time.Minute))
+					c, isHello, err := sniff(far, time.Minute)
 					if err != nil || isHello {
 						t.Fatal(isHello, err)
 					}
@@ -132,7 +139,7 @@ func TestHellos(t *testing.T) {
 			}
 			near.Close()
 		}()
-		c, isHello, err := Sniff(far, time.Now().Add(time.Minute))
+		c, isHello, err := sniff(far, time.Minute)
 		if err != nil || !isHello || c != far {
 			t.Fatal(c, isHello, err)
 		}
@@ -146,14 +153,18 @@ func TestSilence(t *testing.T) {
 	for _, first := range []string{"", "\x89VRB"} {
 		eachPair(t, func(t *testing.T, near, far net.Conn) {
 			go io.WriteString(near, first)
-			if _, _, err := Sniff(far, time.Now().Add(20*time.Millisecond)); !errors.Is(err, ErrSilent) || !errors.Is(err, os.ErrDeadlineExceeded) {
+			want := ErrSilent
+			if first != "" {
+				want = ErrCut
+			}
+			if _, _, err := sniff(far, 20*time.Millisecond); !errors.Is(err, want) || !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("%q and silence: %v", first, err)
 			}
 		})
 	}
 	eachPair(t, func(t *testing.T, near, far net.Conn) {
 		near.Close()
-		if _, _, err := Sniff(far, time.Time{}); !errors.Is(err, ErrSilent) {
+		if _, _, err := sniff(far, time.Minute); !errors.Is(err, ErrSilent) {
 			t.Errorf("closed at once: %v", err)
 		}
 	})
@@ -163,7 +174,7 @@ func TestSilence(t *testing.T) {
 			io.WriteString(near, "\x89V")
 			near.Close()
 		}()
-		c, isHello, err := Sniff(far, time.Time{})
+		c, isHello, err := sniff(far, time.Minute)
 		if err != nil || isHello {
 			t.Fatal(isHello, err)
 		}
@@ -177,7 +188,7 @@ func TestSilence(t *testing.T) {
 func TestSocketsStaySockets(t *testing.T) {
 	near, far := tcpPair(t)
 	io.WriteString(near, "hrpc")
-	c, _, err := Sniff(far, time.Now().Add(time.Minute))
+	c, _, err := sniff(far, time.Minute)
 	if err != nil || c != far {
 		t.Errorf("got %T, %v", c, err)
 	}
@@ -244,7 +255,7 @@ func FuzzSniff(f *testing.F) {
 			}
 			near.Close()
 		}()
-		c, isHello, err := Sniff(far, time.Now().Add(time.Minute))
+		c, isHello, err := sniff(far, time.Minute)
 		if err != nil {
 			if len(b) > 0 {
 				t.Fatal(err)

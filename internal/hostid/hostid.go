@@ -1,4 +1,5 @@
-// Package hostid tells whether two processes run on one booted host.
+// Package hostid tells whether two processes run on one booted host, and in one
+// network namespace of it.
 package hostid
 
 import (
@@ -26,4 +27,16 @@ var ID = sync.OnceValue(func() (id [Size]byte) {
 	sum := sha256.Sum256([]byte("verbena host identity\x00" + boot))
 	copy(id[:], sum[:])
 	return id
+})
+
+// Network returns the identity of the network namespace that the process runs in:
+// equal for two processes of one host exactly if addresses, abstract Unix sockets
+// included, mean the same to both. It is nil where the system does not tell.
+var Network = sync.OnceValue(func() []byte {
+	boot, name := strings.TrimSpace(bootID()), namespace()
+	if boot == "" || name == "" {
+		return nil
+	}
+	sum := sha256.Sum256([]byte("verbena network namespace\x00" + boot + "\x00" + name))
+	return sum[:Size]
 })

@@ -21,3 +21,14 @@ func TestID(t *testing.T) {
 		t.Errorf("identity %x, want %x", got, want[:Size])
 	}
 }
+
+func TestNetwork(t *testing.T) {
+	network := Network()
+	if network == nil {
+		t.Skip("this system does not tell network namespaces apart")
+	}
+	host := ID()
+	if len(network) != Size || string(network) == string(host[:]) || string(network) != string(Network()) {
+		t.Errorf("network %x on host %x, then %x", network, host, Network())
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -23,42 +24,43 @@ type goPackage struct {
 	Standard     bool
 }
 
-// rank orders the layers: a package imports what has a lower rank, or is of
-// its own group. The longest matching prefix counts.
-var rank = []struct {
-	prefix string
-	rank   int
-	group  string
-}{
-	{"/internal", 0, "internal"},
-	{"/rdma", 1, "rdma"},
-	{"/internal/slab", 2, "slab"}, // registered memory: it stands on the model
-	{"", 3, "runtime"},
-	{"/metrics", 4, "metrics"},
-	{"/providers", 4, "providers"},
-	{"/rdmanet", 5, "rdmanet"},
-	{"/hadoop/rpc", 5, "hadoop/rpc"},
-	{"/hdfs", 6, "hdfs"},
-	{"/cmd", 7, "cmd"},
-	{"/soak", 7, "soak"},
-	{"/lab", 7, "lab"},
+// rows is the tree from the bottom to the top, by the beginnings of paths; the
+// longest one counts. A package imports from lower rows, and from what begins
+// like itself.
+var rows = [][]string{
+	{"/internal"}, // small packages of one idea: none imports another, unless a row below names it
+	{"/internal/link", "/internal/testnet"},
+	{"/rdma"},
+	{"/internal/slab"}, // registered memory: it stands on the model
+	{""},               // the runtime
+	{"/metrics", "/providers"},
+	// The service kit stands beside rdmanet, not on it: a service of messages
+	// does not link what carries streams.
+	{"/rdmanet", "/hadoop", "/internal/port", "/internal/journal"},
+	{"/hdfs"},
+	{"/cmd", "/soak", "/lab"},
 }
 
-func layerOf(t *testing.T, path string) (int, string) {
+// layerOf returns a package's row, and what it has in common with the packages
+// that it may import from its own.
+func layerOf(t *testing.T, path string) (row int, group string) {
 	t.Helper()
 	rest := strings.TrimPrefix(path, module)
-	best := -1
-	for i, r := range rank {
-		if rest == r.prefix || (r.prefix != "" && strings.HasPrefix(rest, r.prefix+"/")) {
-			if best < 0 || len(r.prefix) > len(rank[best].prefix) {
-				best = i
+	row = -1
+	for i, prefixes := range rows {
+		for _, prefix := range prefixes {
+			if (rest == prefix || prefix != "" && strings.HasPrefix(rest, prefix+"/")) && (row < 0 || len(prefix) > len(group)) {
+				row, group = i, prefix
 			}
 		}
 	}
-	if best < 0 {
-		t.Fatalf("%s belongs to no layer: add its folder to the table, or move it", path)
+	if row < 0 {
+		t.Fatalf("%s belongs to no layer: add its folder to rows, or move it", path)
 	}
-	return rank[best].rank, rank[best].group
+	if group == "/internal" { // each alone, with its own folders
+		group, _, _ = strings.Cut(strings.TrimPrefix(rest, "/internal/"), "/")
+	}
+	return row, group
 }
 
 func packages(t *testing.T, args ...string) []goPackage {
@@ -88,21 +90,21 @@ func packages(t *testing.T, args ...string) []goPackage {
 
 func TestImportsGoDownOnly(t *testing.T) {
 	for _, p := range packages(t, "./...") {
-		from, group := layerOf(t, p.ImportPath)
+		row, group := layerOf(t, p.ImportPath)
 		for _, imported := range p.Imports {
 			if imported != module && !strings.HasPrefix(imported, module+"/") {
 				continue
 			}
-			to, other := layerOf(t, imported)
-			if to >= from && other != group {
+			if to, other := layerOf(t, imported); to >= row && (other != group || to != row) {
 				t.Errorf("%s imports %s, which is not below it", p.ImportPath, imported)
 			}
 		}
 	}
 }
 
-// The root package is the runtime: whoever imports it brings the providers, so
-// that nothing is linked that the program does not use.
+// Whoever imports the runtime brings the providers, so that nothing is linked
+// that the program does not use. So it depends on the model alone, and on small
+// packages, down to the last one.
 func TestRuntimeImportsTheModelAlone(t *testing.T) {
 	for _, p := range packages(t, "-deps", module) {
 		rest := strings.TrimPrefix(p.ImportPath, module)
@@ -115,20 +117,47 @@ func TestRuntimeImportsTheModelAlone(t *testing.T) {
 	}
 }
 
-// The model and the runtime are for other people's programs: what they pull in
-// beyond the standard library is listed here, on purpose.
-func TestLibraryDependencies(t *testing.T) {
-	allowed := []string{"golang.org/x/sys/", "github.com/ebitengine/purego", "github.com/vishvananda/", module}
-	for _, p := range packages(t, "-deps", module+"/rdma/...") {
-		if p.Standard || strings.Contains(p.ImportPath, "/rdmatest") {
+// The endpoint's protocol is a machine: events in, posts out. What it could do
+// I/O, wait or lock with is its shell's.
+func TestEndpointProtocolDoesNoIO(t *testing.T) {
+	for _, p := range packages(t, "./internal/...") {
+		rest := strings.TrimPrefix(p.ImportPath, module)
+		if rest != "/internal/link" && !strings.HasPrefix(rest, "/internal/link/") {
 			continue
 		}
-		ok := false
-		for _, prefix := range allowed {
-			ok = ok || strings.HasPrefix(p.ImportPath, prefix)
+		for _, imported := range p.Imports {
+			switch root, _, _ := strings.Cut(imported, "/"); root {
+			case "context", "io", "net", "os", "sync", "syscall", "golang.org":
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
 		}
-		if !ok && !strings.Contains(p.ImportPath, "goleak") {
-			t.Errorf("rdma depends on %s", p.ImportPath)
+	}
+}
+
+// The model, the providers, the runtime and its connections are for other
+// people's programs: what they pull in beyond the standard library is listed
+// here, on purpose.
+func TestLibraryDependencies(t *testing.T) {
+	system := []string{"golang.org/x/sys/"}
+	netlink := []string{"golang.org/x/sys/", "github.com/vishvananda/"}
+	for _, test := range []struct {
+		what    []string
+		allowed []string
+	}{
+		{[]string{"."}, system},
+		{[]string{"./rdmanet"}, system},
+		{[]string{"./rdma"}, nil},
+		{[]string{"./rdma/shm"}, system},
+		{[]string{"./rdma/iwarp"}, netlink}, // asks the kernel whose a local connection is
+		{[]string{"./rdma/ibverbs", "./providers"}, append(netlink, "github.com/ebitengine/purego")},
+	} {
+		for _, p := range packages(t, append([]string{"-deps"}, test.what...)...) {
+			if p.Standard || p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/") {
+				continue
+			}
+			if !slices.ContainsFunc(test.allowed, func(prefix string) bool { return strings.HasPrefix(p.ImportPath, prefix) }) {
+				t.Errorf("%v depends on %s", test.what, p.ImportPath)
+			}
 		}
 	}
 }

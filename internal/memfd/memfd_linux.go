@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,8 +23,9 @@ type Kind uint8
 const (
 	// Reserved allocates all pages at once.
 	Reserved Kind = iota
-	// Sparse allocates pages when they are touched, for tables of which little
-	// is used.
+	// Sparse allocates pages when they are touched, for tables and rings of which
+	// little is used. Where the host accounts for each page strictly it is Reserved,
+	// because a page that is refused when it is touched raises SIGBUS.
 	Sparse
 	// Huge is Reserved of 2 MiB pages; the size is rounded up to them.
 	Huge
@@ -50,6 +53,9 @@ func create(name string, size int, kind Kind, seals int) (*File, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("memfd %s: size %d is not positive", name, size)
 	}
+	if kind == Sparse && strict() {
+		kind = Reserved
+	}
 	if kind == Reserved && size >= checkedSize {
 		if err := checkAvailable(size); err != nil {
 			return nil, fmt.Errorf("memfd %s: %w", name, err)
@@ -65,6 +71,11 @@ func create(name string, size int, kind Kind, seals int) (*File, error) {
 		return nil, fmt.Errorf("memfd_create %s: %w", name, err)
 	}
 	f := &File{fd: fd}
+	// A memfd starts out with rights for everybody: whoever gets a descriptor for
+	// reading only could open it again for writing, through /proc.
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("memfd %s: rights: %w", name, err), f.Close())
+	}
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
 		return nil, errors.Join(fmt.Errorf("memfd %s: size of %d bytes: %w", name, size, err), f.Close())
 	}
@@ -127,9 +138,20 @@ func Check(fd int, size int64) error {
 	return nil
 }
 
+// Terms say how Adopt maps memory.
+type Terms struct {
+	Writable bool // for writing, too
+	// Populate maps all pages at once, if the maker has allocated them. It never
+	// allocates any, which would be in this process's name.
+	Populate bool
+	// Foreign says that the maker may be malicious. Memory that could raise SIGBUS
+	// in its hands is refused, and none is populated.
+	Foreign bool
+}
+
 // Adopt checks a descriptor that another process handed over and maps its first
 // size bytes. It always takes fd over and closes it: a mapping needs none.
-func Adopt(fd int, size int, writable, populate bool) (memory []byte, err error) {
+func Adopt(fd int, size int, terms Terms) (memory []byte, err error) {
 	defer func() {
 		if closeErr := unix.Close(fd); closeErr != nil && err == nil {
 			err = errors.Join(fmt.Errorf("memfd: close: %w", closeErr), Unmap(memory))
@@ -150,16 +172,67 @@ func Adopt(fd int, size int, writable, populate bool) (memory []byte, err error)
 	if stat.Size < int64(size) || stat.Size > int64(size)+hugePage {
 		return nil, fmt.Errorf("memfd has %d bytes, expected %d", stat.Size, size)
 	}
+	huge, err := onHugePages(fd)
+	if err != nil {
+		return nil, err
+	}
 	length := size
-	if int(stat.Blksize) == hugePage {
+	if huge {
+		if terms.Foreign {
+			return nil, errors.New("memfd of huge pages, whose maker can take them away: the other user's process must allocate without huge pages")
+		}
 		length = int(stat.Size)
 	}
-	memory, err = mapFile(fd, length, writable, populate)
+	const block = 512 // what Stat_t counts in
+	populate := terms.Populate && !terms.Foreign && stat.Blocks*block >= int64(size)
+	memory, err = mapFile(fd, length, terms.Writable, populate)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: map %d bytes: %w", size, err)
 	}
 	return memory, nil
 }
+
+func onHugePages(fd int) (bool, error) {
+	var system unix.Statfs_t
+	if err := unix.Fstatfs(fd, &system); err != nil {
+		return false, fmt.Errorf("memfd: %w", err)
+	}
+	return system.Type == unix.HUGETLBFS_MAGIC, nil
+}
+
+// ErrStrictOvercommit says that this host refuses pages to processes that have
+// mapped them already.
+var ErrStrictOvercommit = errors.New("vm.overcommit_memory is 2, so a page of a memfd that its maker has freed again may be refused, which would end this process by SIGBUS: " +
+	"set vm.overcommit_memory to 0 or 1")
+
+// CheckForeign tells whether memory of a process that may be malicious is safe to
+// map. Sealing does not keep the maker from freeing pages; what touches them then
+// gets new ones, zeroed, unless the host accounts for each page strictly.
+func CheckForeign() error {
+	mode, err := overcommit()
+	if err != nil {
+		return fmt.Errorf("whether vm.overcommit_memory is 2, where a page that is mapped may be refused, is not known: %w", err)
+	}
+	if mode == never {
+		return ErrStrictOvercommit
+	}
+	return nil
+}
+
+// never is the mode of vm.overcommit_memory in which pages that nobody has
+// accounted for are refused.
+const never = "2"
+
+func overcommit() (string, error) {
+	text, err := os.ReadFile("/proc/sys/vm/overcommit_memory")
+	return strings.TrimSpace(string(text)), err
+}
+
+// strict is not asked again: it decides what is best, and is rarely changed.
+var strict = sync.OnceValue(func() bool {
+	mode, err := overcommit()
+	return err == nil && mode == never
+})
 
 // Identity is what tells one memfd of this host from another while it exists.
 type Identity struct{ Device, Inode uint64 }
@@ -196,6 +269,15 @@ func (f *File) OpenReadOnly() (int, error) {
 	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(f.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("memfd: open for reading only: %w", err)
+	}
+	return fd, nil
+}
+
+// Duplicate returns another descriptor of the memory, which the caller closes.
+func (f *File) Duplicate() (int, error) {
+	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("memfd: duplicate: %w", err)
 	}
 	return fd, nil
 }

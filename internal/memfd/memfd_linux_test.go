@@ -3,6 +3,7 @@ package memfd
 import (
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,7 @@ func TestSharedBetweenMappings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	other, err := Adopt(duplicate(t, f.FD()), 10_000, true, true)
+	other, err := Adopt(duplicate(t, f.FD()), 10_000, Terms{Writable: true, Populate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,10 +45,10 @@ func TestPublishedIsReadOnlyElsewhere(t *testing.T) {
 	}
 	defer f.Close()
 	f.Bytes()[1] = 3
-	if _, err := Adopt(duplicate(t, f.FD()), 4096, true, false); err == nil {
+	if _, err := Adopt(duplicate(t, f.FD()), 4096, Terms{Writable: true}); err == nil {
 		t.Fatal("published memory was mapped for writing")
 	}
-	other, err := Adopt(duplicate(t, f.FD()), 4096, false, false)
+	other, err := Adopt(duplicate(t, f.FD()), 4096, Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,10 +68,10 @@ func TestReadOnlyDescriptor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Adopt(duplicate(t, fd), 4096, true, false); err == nil {
+	if _, err := Adopt(duplicate(t, fd), 4096, Terms{Writable: true}); err == nil {
 		t.Fatal("a read-only descriptor was mapped for writing")
 	}
-	other, err := Adopt(fd, 4096, false, false)
+	other, err := Adopt(fd, 4096, Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestHostileDescriptorsAreRefused(t *testing.T) {
 		"empty":            {duplicate(t, small.FD()), 0},
 		"not a descriptor": {1 << 20, 4096},
 	} {
-		if memory, err := Adopt(given.fd, given.size, true, false); err == nil {
+		if memory, err := Adopt(given.fd, given.size, Terms{Writable: true}); err == nil {
 			Unmap(memory)
 			t.Errorf("%s: accepted", name)
 		}
@@ -137,7 +138,7 @@ func TestHuge(t *testing.T) {
 		t.Skipf("no huge pages here: %v", err)
 	}
 	defer f.Close()
-	other, err := Adopt(duplicate(t, f.FD()), 1<<20, true, true)
+	other, err := Adopt(duplicate(t, f.FD()), 1<<20, Terms{Writable: true, Populate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,5 +146,100 @@ func TestHuge(t *testing.T) {
 	other[0] = 1
 	if f.Bytes()[0] != 1 {
 		t.Fatal("the mappings do not share their memory")
+	}
+}
+
+// blocks is what is allocated of the memory behind fd, in 512 bytes.
+func blocks(t *testing.T, fd int) int64 {
+	t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Blocks
+}
+
+// Mapping memory that its maker has not allocated allocates none of it, whoever
+// the maker is.
+func TestAdoptAllocatesNothing(t *testing.T) {
+	const size = 512 << 20
+	for _, terms := range []Terms{{Writable: true, Populate: true}, {Writable: true, Populate: true, Foreign: true}, {Populate: true, Foreign: true}} {
+		f, err := Create("sparse", size, Sparse)
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory, err := Adopt(duplicate(t, f.FD()), size, terms)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := blocks(t, f.FD()); got != 0 {
+			t.Errorf("%+v: %d blocks are allocated", terms, got)
+		}
+		if err := errors.Join(Unmap(memory), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The maker can take pages away that are mapped elsewhere; what touches them then
+// finds zeroes. Huge pages may be all taken by then, so those are refused.
+func TestForeign(t *testing.T) {
+	if err := CheckForeign(); errors.Is(err, ErrStrictOvercommit) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	f, err := Create("punched", 4*os.Getpagesize(), Reserved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	memory, err := Adopt(duplicate(t, f.FD()), 4*os.Getpagesize(), Terms{Writable: true, Populate: true, Foreign: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Unmap(memory)
+	memory[os.Getpagesize()] = 7
+	if err := unix.Fallocate(f.FD(), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4*int64(os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	if memory[os.Getpagesize()] != 0 {
+		t.Error("a page that was taken away is still there")
+	}
+	huge, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	if err != nil {
+		t.Skip("no memfds of huge pages here:", err)
+	}
+	if err := unix.Ftruncate(huge, hugePage); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(huge), unix.F_ADD_SEALS, Seals); err != nil {
+		t.Fatal(err)
+	}
+	memory, err = Adopt(huge, hugePage, Terms{Writable: true, Foreign: true})
+	if err == nil || !strings.Contains(err.Error(), "huge pages") {
+		Unmap(memory)
+		t.Errorf("huge pages of another user: %v", err)
+	}
+}
+
+// Only its maker can open a memfd again for writing.
+func TestRightsOfOthers(t *testing.T) {
+	f, err := Create("test", 4096, Reserved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	fd, err := f.OpenReadOnly()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		t.Fatal(err)
+	}
+	if stat.Mode&0o777 != 0o600 {
+		t.Errorf("rights %#o", stat.Mode&0o777)
 	}
 }

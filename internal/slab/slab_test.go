@@ -9,50 +9,112 @@ import (
 	"testing"
 	"time"
 
-	"github.com/verbena-data/verbena/rdma"
-	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+	"github.com/verbena-data/verbena/internal/race"
 )
 
-func newPool(t testing.TB, limit int64) *Pool {
-	d, err := fake.NewNetwork().NewDevice(fake.InfiniBand("a")).OpenDomain(rdma.DomainConfig{})
-	if err != nil {
-		t.Fatal(err)
+func get(t testing.TB, p *Pool, size int) Slab {
+	t.Helper()
+	s, ok, err := p.TryGet(size)
+	if !ok || err != nil {
+		t.Fatalf("%d bytes cannot be had: %v", size, err)
 	}
-	p := New(d, rdma.AccessLocalWrite, limit)
-	t.Cleanup(func() {
-		if err := errors.Join(p.Close(), d.Close()); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
+	return s
 }
 
 func TestSizes(t *testing.T) {
-	p := newPool(t, 64<<20)
-	for _, size := range []int{0, 1, 256, 320, 321, 4096, 1<<20 + 64, 1<<20 + 65, 3 << 20, 20 << 20} {
-		s, ok, err := p.TryGet(size)
-		if err != nil || !ok {
-			t.Fatalf("%d bytes: %t, %v", size, ok, err)
+	p, _ := newPool(t, 64<<20)
+	o := p.NewPrivate()
+	for _, size := range []int{-1, 0, 1, 256, 320, 321, 448, 449, 4096, 1<<20 + 64, 1<<20 + 65, 3 << 20, 20 << 20, 64 << 20} {
+		for _, take := range []func(int) (Slab, bool, error){p.TryGet, o.TryGet} {
+			s, ok, err := take(size)
+			if err != nil || !ok {
+				t.Fatalf("%d bytes: %t, %v", size, ok, err)
+			}
+			if len(s.Bytes()) < size || s.Size() < size || cap(s.Bytes()) != s.Size() || s.None() {
+				t.Errorf("%d bytes: %d, %d", size, len(s.Bytes()), s.Size())
+			}
+			if size > 512 && s.Size() > size*3/2+page {
+				t.Errorf("%d bytes took %d", size, s.Size())
+			}
+			r := s.Remote()
+			if r.Key != s.Region().Key() || r.Address != s.Region().Address()+uint64(s.Offset()) || &s.Region().Bytes()[s.Offset()] != &s.Bytes()[0] {
+				t.Errorf("%d bytes: remote %+v", size, r)
+			}
+			p.Put(s)
+			p.check(t)
 		}
-		if len(s.Bytes()) < size || s.Size() < size || cap(s.Bytes()) != s.Size() || s.None() {
-			t.Errorf("%d bytes: %d, %d", size, len(s.Bytes()), s.Size())
-		}
-		if size > 320 && s.Size() > 2*size+extra+bigUnit {
-			t.Errorf("%d bytes took %d", size, s.Size())
-		}
-		r := s.Remote()
-		if r.Key != s.Region().Key() || r.Address != s.Region().Address()+uint64(s.Offset()) || &s.Region().Bytes()[s.Offset()] != &s.Bytes()[0] {
-			t.Errorf("%d bytes: remote %+v", size, r)
-		}
-		p.Put(s)
 	}
 	if p.Used() != 0 {
 		t.Errorf("%d bytes in use", p.Used())
 	}
-	for _, size := range []int{65 << 20, 1 << 40} {
+	for _, size := range []int{64<<20 + 1, 1 << 40, 1<<63 - 1} {
 		if _, _, err := p.TryGet(size); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
+		if _, err := o.Get(context.Background(), size); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("%d bytes of an owner's: %v", size, err)
+		}
+	}
+	if err := o.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Every size up to the largest class has the class that wastes least, and every
+// class but one an arena of which cutting wastes an eighth at most.
+func TestClasses(t *testing.T) {
+	for size := range largest + extra + 1 {
+		k := classOf(size)
+		if strides[k] < size || k > 0 && strides[k-1] >= size {
+			t.Fatalf("%d bytes: class %d has %d", size, k, strides[k])
+		}
+	}
+	for k, stride := range strides {
+		for arena := leasts[k]; arena <= lastArena+arenaExtra; arena = (arena-arenaExtra)*2 + arenaExtra {
+			if waste := arena % stride; waste > arena/8 && stride != 768<<10+extra {
+				t.Errorf("%d bytes of an arena of %d are left over by slabs of %d", waste, arena, stride)
+			}
+		}
+	}
+}
+
+// What a runtime asks for fits: receives of 32 KiB, places of a send queue,
+// chunks of 512 KiB, each with their headers.
+func TestUsualSizesWasteLittle(t *testing.T) {
+	for _, test := range []struct{ size, slab, arena, count int }{
+		{32<<10 + 64, 32<<10 + 64, 128<<10 + 4096, 4},
+		{16<<10 + 64, 16<<10 + 64, 128<<10 + 4096, 8},
+		{6 << 10, 6<<10 + 64, 128<<10 + 4096, 21},
+		{512<<10 + 64, 512<<10 + 64, 512<<10 + 4096, 1},
+		{1<<20 + 64, 1<<20 + 64, 1<<20 + 4096, 1},
+		{64, 256 + 64, 128<<10 + 4096, 422},
+	} {
+		k := classOf(test.size)
+		if strides[k] != test.slab || leasts[k] != test.arena || leasts[k]/strides[k] != test.count {
+			t.Errorf("%d bytes: slabs of %d, %d in %d", test.size, strides[k], leasts[k]/strides[k], leasts[k])
+		}
+	}
+}
+
+// A small pool stays small, a large one does not have many regions.
+func TestArenasGrowWithThePool(t *testing.T) {
+	p, d := newPool(t, 256<<20)
+	var out []Slab
+	out = append(out, get(t, p, 1000))
+	if n := p.Registered(); n != 128<<10+4096 {
+		t.Errorf("the first slab took %d bytes", n)
+	}
+	for p.Registered() < 128<<20 {
+		out = append(out, get(t, p, 32<<10+64))
+	}
+	if d.allocated > 64+20 {
+		t.Errorf("%d regions for 128 MiB", d.allocated)
+	}
+	if n, m := p.Used(), p.Registered(); n < m/100*97 {
+		t.Errorf("%d bytes of %d are used", n, m)
+	}
+	for _, s := range out {
+		p.Put(s)
 	}
 }
 
@@ -60,7 +122,7 @@ func TestSizes(t *testing.T) {
 // than the limit, and all of it can be had again in any shape afterwards.
 func TestModel(t *testing.T) {
 	const limit = 24 << 20
-	p := newPool(t, limit)
+	p, _ := newPool(t, limit)
 	r := rand.New(rand.NewPCG(1, 2))
 	type held struct {
 		s    Slab
@@ -69,7 +131,10 @@ func TestModel(t *testing.T) {
 	var out []held
 	refused := 0
 	for i := range 20_000 {
-		if len(out) > 0 && r.IntN(100) < 49 {
+		if i%100 == 0 {
+			p.check(t)
+		}
+		if len(out) > 0 && chance(r, 49) {
 			j := r.IntN(len(out))
 			h := out[j]
 			b := h.s.Bytes()
@@ -94,9 +159,6 @@ func TestModel(t *testing.T) {
 		b := s.Bytes()
 		b[0], b[len(b)-1] = h.mark, h.mark
 		out = append(out, h)
-		if p.Registered() > limit {
-			t.Fatalf("%d bytes registered", p.Registered())
-		}
 	}
 	if refused == 0 {
 		t.Error("the limit was never reached")
@@ -105,114 +167,264 @@ func TestModel(t *testing.T) {
 		p.Put(h.s)
 	}
 	for _, size := range []int{300, 60_000, 1 << 20, limit, 4000} {
-		s, ok, err := p.TryGet(size)
-		if !ok || err != nil {
-			t.Fatalf("%d bytes cannot be had from an empty pool: %v", size, err)
-		}
-		p.Put(s)
+		p.Put(get(t, p, size))
+		p.check(t)
 	}
-}
-
-// Waiters get their memory in the order in which they came, and leave when
-// their context ends.
-func TestWaiting(t *testing.T) {
-	p := newPool(t, 8<<20)
-	ctx := context.Background()
-	all, err := p.Get(ctx, 8<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	short, cancel := context.WithTimeout(ctx, time.Millisecond)
-	defer cancel()
-	if _, err := p.Get(short, 100); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
-	order := make(chan int, 3)
-	var wg sync.WaitGroup
-	for i := range 3 {
-		wg.Go(func() {
-			s, err := p.Get(ctx, 5<<20) // one at a time
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			order <- i
-			p.Put(s)
-		})
-		for p.waiters() != i+1 {
-			runtime.Gosched() // the waiter is on its way
-		}
-	}
-	if _, ok, _ := p.TryGet(1); ok {
-		t.Error("overtook those who wait")
-	}
-	p.Put(all)
-	wg.Wait()
-	for want := range 3 {
-		if got := <-order; got != want {
-			t.Errorf("waiter %d came where %d was due", got, want)
-		}
-	}
-	if p.Used() != 0 {
-		t.Errorf("%d bytes in use", p.Used())
-	}
-}
-
-func (p *Pool) waiters() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.waiting.Len()
 }
 
 func TestConcurrent(t *testing.T) {
-	p := newPool(t, 6<<20)
+	p, d := newPool(t, 6<<20)
+	var slow sync.Mutex
+	r := rand.New(rand.NewPCG(5, 6))
+	d.takes = func() time.Duration {
+		slow.Lock()
+		defer slow.Unlock()
+		return time.Duration(r.IntN(20)) * time.Microsecond
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(uint64(g), 3))
-			for range 2000 {
-				s, err := p.Get(ctx, 1<<r.IntN(23))
+			o := p.NewPrivate()
+			for i := range 1000 {
+				size := 1 << r.IntN(23)
+				var s Slab
+				var err error
+				switch r.IntN(4) {
+				case 0:
+					s, err = o.Get(ctx, size)
+				case 1:
+					if s, err = p.GetNow(ctx, size); errors.Is(err, ErrExhausted) {
+						continue
+					}
+				case 2:
+					err = p.Trim()
+				default:
+					s, err = p.Get(ctx, size)
+				}
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				s.Bytes()[0] = byte(g)
-				p.Put(s)
+				if s.None() {
+					continue
+				}
+				b := s.Bytes()
+				b[0], b[len(b)-1] = byte(g), byte(i)
+				runtime.Gosched()
+				if b[0] != byte(g) || b[len(b)-1] != byte(i) {
+					t.Error("somebody else wrote there")
+				}
+				p.Put(s) // who waits holds nothing, or all could wait for each other
+			}
+			if err := o.Close(); err != nil {
+				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
+	p.check(t)
 	if p.Used() != 0 {
 		t.Errorf("%d bytes in use", p.Used())
 	}
 }
 
 func TestClosed(t *testing.T) {
-	p := newPool(t, 6<<20)
-	s, err := p.Get(context.Background(), 100)
+	p, d := newPool(t, 6<<20)
+	ctx := context.Background()
+	o := p.NewPrivate()
+	s, err := p.Get(ctx, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s2, err := o.Get(ctx, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
+	if len(d.regions) != 2 {
+		t.Errorf("%d regions are left, of two slabs", len(d.regions))
+	}
 	p.Put(s)
-	if _, err := p.Get(context.Background(), 100); !errors.Is(err, ErrClosed) {
+	p.Put(s2)
+	if err := errors.Join(o.Close(), p.Close()); err != nil {
+		t.Error(err)
+	}
+	for _, take := range []func(context.Context, int) (Slab, error){p.Get, p.GetNow, o.Get, o.GetNow} {
+		if _, err := take(ctx, 100); !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// What a slab's last user leaves behind must not come as a surprise: it stays,
+// and memory that nobody had is zero.
+func TestFreshMemoryIsZero(t *testing.T) {
+	p, _ := newPool(t, 6<<20)
+	s := get(t, p, 1000)
+	for _, b := range s.Bytes() {
+		if b != 0 {
+			t.Fatal("not zero")
+		}
+	}
+	p.Put(s)
+}
+
+func TestPutTwice(t *testing.T) {
+	if !race.Enabled {
+		t.Skip("the race detector's build looks for it")
+	}
+	p, _ := newPool(t, 6<<20)
+	s := get(t, p, 1000)
+	p.Put(s)
+	defer func() {
+		if recover() == nil {
+			t.Error("nobody noticed")
+		}
+	}()
+	p.Put(s)
+}
+
+// A device that refuses gets back what is free and is asked for less.
+func TestDeviceRefuses(t *testing.T) {
+	p, d := newPool(t, 64<<20)
+	var out []Slab
+	for range 16 {
+		out = append(out, get(t, p, 1<<20))
+	}
+	large := get(t, p, 10<<20)
+	p.Put(large)
+	room := d.bytes + 1<<20 // of which 10 MiB are idle
+	d.refuses = func(size int) bool { return d.bytes+int64(size) > room }
+	out = append(out, get(t, p, 32<<10), get(t, p, 7<<20))
+	if _, ok, err := p.TryGet(5 << 20); ok || !errors.Is(err, errDevice) {
+		t.Errorf("got %t, %v", ok, err)
+	}
+	p.check(t)
+	for _, s := range out {
+		p.Put(s)
+	}
+	d.refuses = nil
+	p.Put(get(t, p, 64<<20))
+	p.check(t)
+}
+
+// A region that cannot be closed stays counted, and is told of.
+func TestDeviceKeepsRegions(t *testing.T) {
+	d := newDevice(t, 8<<20)
+	p := New(d, 0, 8<<20)
+	p.Put(get(t, p, 3<<20))
+	p.Put(get(t, p, 1000))
+	d.keeps = func() bool { return true }
+	if _, ok, err := p.TryGet(6 << 20); ok || err != nil {
+		t.Errorf("got %t, %v", ok, err) // 3 MiB are lost
+	}
+	p.check(t)
+	d.keeps = nil
+	p.Put(get(t, p, 4<<20))
+	p.check(t)
+	if err := p.Trim(); err != nil {
+		t.Error(err)
+	}
+	if n := p.Registered(); n != d.bytes || n < 3<<20 {
+		t.Errorf("%d bytes are counted, the device has %d", n, d.bytes)
+	}
+	if err := p.Close(); !errors.Is(err, errDevice) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestNoAllocations(t *testing.T) {
-	p := newPool(t, 6<<20)
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	p, _ := newPool(t, 64<<20)
+	o := p.NewPrivate()
+	for _, size := range []int{1000, 100_000, 2 << 20} {
+		if n := testing.AllocsPerRun(1000, func() {
+			s, _, err := p.TryGet(size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Put(s)
+		}); n != 0 {
+			t.Errorf("%d bytes: %v allocations", size, n)
+		}
+	}
+	kept, _, _ := o.TryGet(100_000)
+	other, _, _ := o.TryGet(100_000)
+	p.Put(other)
 	if n := testing.AllocsPerRun(1000, func() {
-		s, _, err := p.TryGet(1000)
-		if err != nil {
-			t.Fatal(err)
+		s, _, _ := o.TryGet(100_000)
+		if s.None() {
+			t.Fatal("no memory")
 		}
 		p.Put(s)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
+	}); n > 1 { // the owner's place among the others
+		t.Errorf("%v allocations of private memory", n)
 	}
+	p.Put(kept)
+	if err := o.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The pair is on the path of each eager message.
+func BenchmarkTryGetPut(b *testing.B) {
+	for _, bench := range []struct {
+		name string
+		size int
+		held int // meanwhile
+	}{{"shelf", 1000, 1}, {"burst", 1000, 16}, {"lock", 100_000, 1}} {
+		b.Run(bench.name, func(b *testing.B) {
+			p, _ := newPool(b, 64<<20)
+			keep := get(b, p, bench.size)
+			out := make([]Slab, bench.held)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				at := &out[i%len(out)]
+				if !at.None() {
+					p.Put(*at)
+				}
+				s, ok, err := p.TryGet(bench.size)
+				if !ok || err != nil {
+					b.Fatal(ok, err)
+				}
+				*at = s
+			}
+			for _, s := range append(out, keep) {
+				if !s.None() {
+					p.Put(s)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkUsed(b *testing.B) {
+	p, _ := newPool(b, 64<<20)
+	p.Put(get(b, p, 1000))
+	p.Put(get(b, p, 20_000))
+	for b.Loop() {
+		if p.Used() != 0 {
+			b.Fatal()
+		}
+	}
+}
+
+func BenchmarkContended(b *testing.B) {
+	p, _ := newPool(b, 64<<20)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			s, ok, _ := p.TryGet(1000)
+			if !ok {
+				continue // another registers
+			}
+			p.Put(s)
+		}
+	})
 }

@@ -139,11 +139,7 @@ func newProvider(r role) rdma.Provider {
 	case "ibverbs":
 		return ibverbs.New(ibverbs.Config{Device: r.Device})
 	case "iwarp":
-		config := iwarp.Config{AllowRemote: true, SegmentSized: r.SegmentSized, SpeakFirst: r.SpeakFirst}
-		if r.NoReady {
-			config.ReadyToReceive = []iwarp.ReadyKind{}
-		}
-		return iwarp.New(config)
+		return iwarp.New(iwarp.Config{AllowRemote: true, SegmentSized: r.SegmentSized, SpeakFirst: r.SpeakFirst, NotPeerToPeer: r.NoReady})
 	}
 	return nil
 }

@@ -10,14 +10,15 @@ import (
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
 // pollBatch is how many completions one call of the driver takes.
 const pollBatch = 16
 
-// completionQueue implements [rdma.CompletionQueue]. Beside the device's queue
-// it has a list of its own, for what does not fit into the slice of a Poll and
-// for what queue pairs that have failed leave to be told.
+// completionQueue implements [rdma.CompletionQueue]. Beside the device's queue it has
+// a list of its own, for completions that do not fit into the slice of a Poll and for
+// those that this side makes for failed queue pairs.
 type completionQueue struct {
 	usage
 	depth int
@@ -48,22 +49,22 @@ func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 	fail := func(err error) (rdma.CompletionQueue, error) {
 		return nil, fmt.Errorf("ibverbs: completion queue of %d on %s: %w", depth, a.Name, err)
 	}
-	if depth < 1 || depth > a.MaxCompletions {
-		return fail(fmt.Errorf("%w: the depth must be 1 to %d", rdma.ErrInvalid, a.MaxCompletions))
+	if err := domains.CompletionQueue(depth, a); err != nil {
+		return fail(err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.usable(); err != nil {
+	m.members.Lock()
+	defer m.members.Unlock()
+	if err := m.members.Usable(); err != nil {
 		return fail(err)
 	}
 	q := &completionQueue{depth: depth, arena: verbs.NewArena()}
 	q.usage = usage{domain: m, cookie: m.newCookie(), destroy: q.destroyQueue}
 	entries := depth
 	if a.Class == rdma.ClassIWARP {
-		// Every Read completes there, whether the application wants to hear of it
-		// or not: see queuePair.prepare.
+		// There every Read completes, whether the application wants to hear of it or
+		// not: see queuePair.prepare.
 		entries = 2 * depth
-		if m.device.driver == driverSIW {
+		if m.device.quirks.Garbles.Length > 0 {
 			entries = 3 * depth // both parts of a Read in two are flushed
 		}
 		entries = min(entries, a.MaxCompletions)
@@ -72,7 +73,7 @@ func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 		q.destroy()
 		return fail(err)
 	}
-	m.queues[q] = struct{}{}
+	m.members.Completions.Add(q)
 	m.cookies[q.cookie] = q
 	return q, nil
 }
@@ -222,7 +223,7 @@ func (q *completionQueue) drain() {
 	}
 }
 
-// notify is an event that the device does not know of.
+// notify ends a Wait for completions that this side has made.
 func (q *completionQueue) notify() {
 	q.event.Store(true)
 	q.wake()
@@ -238,9 +239,8 @@ func (q *completionQueue) Arm(solicitedOnly bool) error {
 	failed := func(err error) error {
 		return fmt.Errorf("ibverbs: arm a completion queue on %s: %w", q.domain.device.attributes.Name, err)
 	}
-	// An event of an earlier arming is not what this one asks for. Wait takes one
-	// alone, and what Arm misses, because it comes just now, has the next Wait look
-	// for nothing, once.
+	// Events of earlier armings are dropped: Wait takes one event only. An event that
+	// comes just after this ends the next Wait once too early, which does no harm.
 	for taken := true; taken; {
 		var err error
 		if taken, err = q.takeEvent(); err != nil {
@@ -248,9 +248,7 @@ func (q *completionQueue) Arm(solicitedOnly bool) error {
 		}
 	}
 	q.event.Store(false)
-	// siw raises no event for a solicited receive: whoever waits for those alone is
-	// woken by all.
-	if err := q.hw.RequestNotify(solicitedOnly && q.domain.device.driver != driverSIW); err != nil {
+	if err := q.hw.RequestNotify(solicitedOnly && !q.domain.device.quirks.ArmsForAll); err != nil {
 		return failed(err)
 	}
 	return nil
@@ -280,7 +278,7 @@ func (q *completionQueue) awaited() (bool, error) {
 
 // Close implements [rdma.CompletionQueue].
 func (q *completionQueue) Close() error {
-	return q.close("completion queue", func() { delete(q.domain.queues, q) }, func() {
+	return q.close("completion queue", func() (bool, error) { return q.domain.members.Completions.Remove(q) }, func() {
 		q.mu.Lock()
 		q.err = rdma.ErrClosed
 		q.mu.Unlock()

@@ -6,15 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
@@ -28,9 +23,9 @@ const (
 	noListener         = 8
 )
 
-// A connection is an identifier of the connection manager that carries a queue
-// pair, or may come to. While it is being set up its events wait for whoever does
-// that; afterwards they go to the queue pair.
+// A connection is an identifier of the connection manager, with the queue pair that
+// it carries once it is set up. During the set-up its events go to an inbox that the
+// set-up reads; afterwards they go to the queue pair.
 type connection struct {
 	manager *manager
 	id      verbs.CMID
@@ -126,8 +121,8 @@ func (p *queuePair) happened(event verbs.CMEvent) {
 	}
 }
 
-// close destroys the identifier, in a goroutine that the manager waits for: some
-// drivers wait for the peer before they let go of an attempt to connect.
+// close destroys the identifier in a goroutine, because some drivers wait for the peer
+// before they give up an attempt to connect. The manager runs until it is destroyed.
 func (c *connection) close() {
 	c.closing.Do(func() {
 		go func() {
@@ -144,8 +139,8 @@ type setupEvent struct {
 	private []byte
 }
 
-// await waits for one of the events in want. Any other ends the attempt. failed,
-// if it is not nil, tells of the end of a call that is under way.
+// await waits for one of the events in want. Any other event ends the attempt. failed,
+// if it is not nil, gets the result of a call that is under way.
 func (c *connection) await(ctx context.Context, p *queuePair, peer string, failed <-chan error, want ...verbs.CMEventType) (setupEvent, error) {
 	event, err := c.awaitEvent(ctx, p, peer, failed, want)
 	if err != nil && ctx.Err() != nil {
@@ -234,203 +229,4 @@ func explainErrno(err error, peer string) error {
 		return fmt.Errorf("there is no route: %w", err)
 	}
 	return err
-}
-
-// resolve finds the address of a listener.
-func resolve(ctx context.Context, address string) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddrPort(address); err == nil {
-		return checkPort(a)
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("%w: want host:port: %w", rdma.ErrInvalid, err)
-	}
-	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	return checkPort(netip.AddrPortFrom(found[0].Unmap(), uint16(number)))
-}
-
-func checkPort(a netip.AddrPort) (netip.AddrPort, error) {
-	if a.Port() == 0 {
-		return a, fmt.Errorf("%w: there is no port number", rdma.ErrInvalid)
-	}
-	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
-}
-
-// reads is how many Reads and atomics may be outstanding in either direction.
-func (p *queuePair) reads() uint8 { return uint8(min(p.config.MaxReads, 255)) }
-
-// params are what goes along with a connect or an accept.
-func (p *queuePair) params(private []byte) verbs.ConnParams {
-	retries, _ := receiverNotReady(p.config.ReceiverNotReadyRetry)
-	return verbs.ConnParams{
-		PrivateData: private, ResponderResources: p.reads(), InitiatorDepth: p.reads(),
-		RetryCount: uint8(p.domain.device.provider.config.RetryCount), RNRRetryCount: retries,
-		SRQ: p.shared != nil, QPNumber: p.number,
-	}
-}
-
-// move takes the queue pair through states of a connection. iWARP drivers do
-// that by themselves.
-func (p *queuePair) move(c *connection, peerTakes, peerAsks uint8, to ...verbs.QPState) error {
-	retries, timer := receiverNotReady(p.config.ReceiverNotReadyRetry)
-	cfg := &p.domain.device.provider.config
-	with := verbs.Transition{
-		MaxReads: min(p.reads(), peerTakes), MaxReadsAsPeer: min(p.reads(), peerAsks),
-		Timeout: ackTimeoutCode(cfg.AckTimeout), RetryCount: uint8(cfg.RetryCount),
-		RNRRetryCount: retries, MinRNRTimer: timer,
-	}
-	for _, state := range to {
-		if err := p.hw.Move(c.id, state, p.domain.device.linkOf(c.id.Port()), with); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (p *queuePair) connect(ctx context.Context, address string, private []byte) ([]byte, error) {
-	var framed []byte
-	if len(private) > 0 {
-		var err error
-		if framed, err = packPrivate(p.domain.device.attributes.Class, private); err != nil {
-			return nil, err
-		}
-	}
-	destination, err := resolve(ctx, address)
-	if err != nil {
-		return nil, err
-	}
-	settle, err := p.begin(address)
-	if err != nil {
-		return nil, err
-	}
-	defer settle()
-	ctx, cancel := context.WithTimeout(ctx, p.domain.device.provider.config.SetupTimeout)
-	defer cancel()
-	counters := &p.domain.device.provider.counters
-	c := newConnection(p.domain.device.manager)
-	if c.id, c.cookie, err = c.manager.create(c); err != nil {
-		counters.connectFailures.Add(1)
-		p.fail(err, 0, false)
-		return nil, err
-	}
-	p.mu.Lock()
-	p.conn = c
-	p.mu.Unlock()
-	reply, err := p.initiate(ctx, c, destination, framed)
-	if err == nil {
-		err = p.join(c)
-	}
-	if err != nil {
-		counters.connectFailures.Add(1)
-		p.fail(err, 0, false)
-		c.close()
-		return nil, err
-	}
-	counters.connects.Add(1)
-	if p.domain.device.driver == driverSIW {
-		p.nudgeTarget()
-	}
-	return reply, nil
-}
-
-// resolveAttempt bounds one question for the peer's address of the link layer.
-// Linux asks and only then enters the request in the list of those that an answer
-// wakes (rdma_resolve_ip): it overlooks an answer that comes at once, as that of
-// another namespace of the same host does, until the question's time is over.
-const resolveAttempt = time.Second
-
-// resolveAddress finds the peer's address of the link layer and the device.
-func (c *connection) resolveAddress(ctx context.Context, p *queuePair, peer string, from, to netip.AddrPort) error {
-	end, _ := ctx.Deadline()
-	for {
-		if err := c.id.ResolveAddress(from, to, min(time.Until(end), resolveAttempt)); err != nil {
-			return explainErrno(err, peer)
-		}
-		event, err := c.await(ctx, p, peer, nil, verbs.CMAddrResolved, verbs.CMAddrError)
-		if err != nil || event.Type == verbs.CMAddrResolved {
-			return err
-		}
-		if event.Status != -int32(syscall.ETIMEDOUT) {
-			return c.explain(p, peer, event.CMEvent)
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("nobody answers for the address: look at ip neigh: %w", deadline(ctx))
-		}
-	}
-}
-
-// undisturbed calls f on a thread that takes no signals, neither the scheduler's
-// for preemption nor the profiler's. siw connects its socket inside of rdma_connect:
-// interrupted, it resets a connection that the peer may have taken already, and
-// begins anew from the same port. Linux siw's listener may die of that reset (6.1:
-// the new socket still has the listener's callbacks when its end is told), and then
-// refuses everybody.
-func undisturbed(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var none, before unix.Sigset_t
-	for i := range none.Val {
-		none.Val[i] = ^uint64(0)
-	}
-	for _, fault := range []unix.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP} {
-		none.Val[0] &^= 1 << (fault - 1) // these are for the thread that does wrong
-	}
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &none, &before); err != nil {
-		return f()
-	}
-	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }()
-	return f()
-}
-
-// initiate goes through the steps of rdma_cm's active side.
-func (p *queuePair) initiate(ctx context.Context, c *connection, to netip.AddrPort, private []byte) ([]byte, error) {
-	d := p.domain.device
-	peer := to.String()
-	from, err := d.source(to.Addr())
-	if err != nil {
-		return nil, err
-	}
-	end, _ := ctx.Deadline()
-	if err := c.resolveAddress(ctx, p, peer, from, to); err != nil {
-		return nil, err
-	}
-	if err := d.owns(c.id, "the way there"); err != nil {
-		return nil, err
-	}
-	if d.attributes.Class == rdma.ClassInfiniBand {
-		// RoCE takes half of it for the path's life time, otherwise a second, and the
-		// kernel waits accordingly before it repeats what is lost of the set-up or the
-		// end. Kernels before 5.1 have no such option.
-		_ = c.id.SetAckTimeout(ackTimeoutCode(d.provider.config.AckTimeout))
-	}
-	if err := c.id.ResolveRoute(time.Until(end)); err != nil {
-		return nil, explainErrno(err, peer)
-	}
-	if _, err := c.await(ctx, p, peer, nil, verbs.CMRouteResolved); err != nil {
-		return nil, err
-	}
-	// The call waits on some drivers.
-	failed := make(chan error, 1)
-	params := p.params(private)
-	c.connecting.Go(func() { failed <- undisturbed(func() error { return c.id.Connect(params) }) })
-	event, err := c.await(ctx, p, peer, failed, verbs.CMConnectResponse, verbs.CMEstablished)
-	if err != nil {
-		return nil, err
-	}
-	if event.Type == verbs.CMConnectResponse {
-		if err := p.move(c, event.InitiatorDepth, event.ResponderResources, verbs.QPInit, verbs.QPReadyToReceive, verbs.QPReadyToSend); err != nil {
-			return nil, err
-		}
-		if err := c.id.Establish(); err != nil {
-			return nil, err
-		}
-	}
-	return event.private, nil
 }

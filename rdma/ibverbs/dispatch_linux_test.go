@@ -10,6 +10,7 @@ import (
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/stubs"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
 )
@@ -44,7 +45,7 @@ func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
 	}
 	context := take(1024)
 	verbs.SetOperations(context, take(1024), stubs.PostSend(), stubs.PostRecv(), stubs.PollCQ(), stubs.ReqNotifyCQ())
-	ctx := verbs.ContextAt(context, verbs.CallBlocking)
+	ctx := verbs.ContextAt(context, quirks.CallBlocking)
 	object := func() (uintptr, *stubs.Script) {
 		b, err := arena.Bytes(8192)
 		if err != nil {
@@ -61,10 +62,10 @@ func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
 		Provider: providerName, Name: "stub0", Class: class, MaxInline: 64, MaxSendSGE: 4, MaxReadSGE: 4, MaxRecvSGE: 4, MaxMessage: 1 << 30,
 		Capabilities: rdma.CapSendImmediate | rdma.CapWriteImmediate | rdma.CapAtomics,
 	}
-	m := &domain{device: &Device{provider: New(Config{}), attributes: a}}
+	m := &domain{device: &Device{provider: New(Config{}), attributes: a, quirks: &quirks.Driver{}}}
 	m.table.Store(new([]*pairEntry))
 	m.sharedTable.Store(new([]*sharedReceives))
-	m.pairs, m.cookies = map[*queuePair]struct{}{}, map[uint64]any{}
+	m.cookies = map[uint64]any{}
 	at, onCQ := object()
 	s.onCQ = onCQ
 	s.queue = &completionQueue{usage: usage{domain: m}, hw: ctx.CQAt(at)}
@@ -73,7 +74,7 @@ func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
 		t.Fatal(err)
 	}
 	s.queue.pending = make([]rdma.Completion, 0, pollBatch)
-	p := &queuePair{domain: m, sendCQ: s.queue, recvCQ: s.queue, done: make(chan struct{}), readSGE: 4}
+	p := &queuePair{domain: m, quirks: m.device.quirks, sendCQ: s.queue, recvCQ: s.queue, done: make(chan struct{}), readSGE: 4}
 	p.config = rdma.QueuePairConfig{SendDepth: depth, RecvDepth: depth, MaxSGE: 4, MaxInline: 64}
 	at, s.onQP = object()
 	p.hw, p.number = ctx.QPAt(at, 17), 17
@@ -97,6 +98,12 @@ func newStubbed(t testing.TB, depth int, class rdma.Class) *stubbed {
 	s.waiting = unsafe.Slice((*verbs.WC)(unsafe.Pointer(unsafe.SliceData(b))), pollBatch)
 	s.onCQ.Source = uintptr(unsafe.Pointer(&s.waiting[0]))
 	return s
+}
+
+// useQuirks has the device driven by a driver of the table.
+func (s *stubbed) useQuirks(driver string) {
+	row, _ := quirks.Of(driver)
+	s.domain.device.quirks, s.queuePair.quirks = row, row
 }
 
 // completes has the device complete requests of the send queue.
@@ -274,7 +281,7 @@ func TestBriefPosts(t *testing.T) {
 // copies them, and that the application does not want to hear of.
 func TestLargeMessagesOfSIW(t *testing.T) {
 	s := newStubbed(t, 8, rdma.ClassIWARP)
-	s.domain.device.driver = driverSIW
+	s.useQuirks("siw")
 	s.memory.bytes = make([]byte, pageSize)
 	large := rdma.SendRequest{ID: 1, Op: rdma.OpWrite, SGEs: []rdma.SGE{{Region: s.memory, Length: pageSize}}}
 	small := rdma.SendRequest{ID: 2, Op: rdma.OpWrite, SGEs: []rdma.SGE{{Region: s.memory, Length: pageSize - 1}}}
@@ -309,8 +316,8 @@ func TestLargeMessagesOfSIW(t *testing.T) {
 // garbles unless they are cut there.
 func TestShortSourcesOfSIW(t *testing.T) {
 	s := newStubbed(t, 8, rdma.ClassIWARP)
-	s.domain.device.driver = driverSIW
-	s.memory.bytes = make([]byte, 2*siwPage)
+	s.useQuirks("siw")
+	s.memory.bytes = make([]byte, 2*4096)
 	s.readSGE = 1
 	post := func(op rdma.Opcode, flags rdma.Flags, remote uint64, entries ...rdma.SGE) (posted int) {
 		t.Helper()
@@ -333,30 +340,30 @@ func TestShortSourcesOfSIW(t *testing.T) {
 	const page = 1 << 20 // the memory's, and a page of the peer's
 
 	for _, op := range []rdma.Opcode{rdma.OpSend, rdma.OpWrite} {
-		if n := post(op, 0, page-1, entry(siwPage-3, 10)); n != 1 || s.last(0).NumSGE != 2 {
+		if n := post(op, 0, page-1, entry(4096-3, 10)); n != 1 || s.last(0).NumSGE != 2 {
 			t.Errorf("%s across a page: %d requests, the last with %d entries; want one with two", op, n, s.last(0).NumSGE)
 		}
-		want := []verbs.SGE{{Address: page + siwPage - 3, Length: 3, LKey: 5}, {Address: page + siwPage, Length: 7, LKey: 5}}
+		want := []verbs.SGE{{Address: page + 4096 - 3, Length: 3, LKey: 5}, {Address: page + 4096, Length: 7, LKey: 5}}
 		for i, e := range s.sendList.SGEs(0)[:2] {
 			if e != want[i] {
 				t.Errorf("%s across a page: entry %d is %+v, want %+v", op, i, e, want[i])
 			}
 		}
 		completes()
-		for _, whole := range []rdma.SGE{entry(siwPage-10, 10), entry(siwPage, 10), entry(siwPage-3, siwShort+1)} {
+		for _, whole := range []rdma.SGE{entry(4096-10, 10), entry(4096, 10), entry(4096-3, 32+1)} {
 			if n := post(op, 0, page-1, whole); n != 1 || s.last(0).NumSGE != 1 {
 				t.Errorf("%s of %d bytes at %d: %d requests, the last with %d entries; want one with one", op, whole.Length, whole.Offset, n, s.last(0).NumSGE)
 			}
 			completes()
 		}
-		if post(op, rdma.Inline, page-1, entry(siwPage-3, 10)); s.last(0).NumSGE != 1 {
+		if post(op, rdma.Inline, page-1, entry(4096-3, 10)); s.last(0).NumSGE != 1 {
 			t.Errorf("%s inline: %d entries", op, s.last(0).NumSGE)
 		}
 		completes()
 	}
 
 	// The source of a Read is the peer's.
-	if n := post(rdma.OpRead, 0, page, entry(siwPage-3, 10)); n != 1 {
+	if n := post(rdma.OpRead, 0, page, entry(4096-3, 10)); n != 1 {
 		t.Errorf("a Read whose target crosses a page is %d", n)
 	}
 	completes()

@@ -19,6 +19,9 @@
 //
 // # What differs between devices
 //
+// What the package has to do differently for a driver, and why, is one table in
+// internal/quirks. What a program sees of it is this:
+//
 //	| what                         | InfiniBand, RoCE, rxe      | iWARP, siw                     |
 //	|------------------------------|----------------------------|--------------------------------|
 //	| class                        | rdma.ClassInfiniBand       | rdma.ClassIWARP                |

@@ -14,14 +14,15 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
-	"github.com/verbena-data/verbena/rdma/internal/events"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
-// A work request's identifier, which its completion brings back: two bits of
-// kind, twenty of the index of the queue pair or shared receive queue, ten that
-// change when an index is used again, and a number: of the request in its queue,
-// or of the place in a shared receive queue.
+// A work request has an identifier, which its completion brings back. It consists of
+// 2 bits for the kind, 20 for the index of the queue pair or shared receive queue, 10
+// that change whenever an index is used again, and 32 for the number of the request in
+// its queue, or of the place in a shared receive queue.
 const (
 	kindSend   = uint64(1) << 62
 	kindRecv   = uint64(2) << 62
@@ -34,25 +35,25 @@ const (
 	tagMask         = uint64(1)<<62 - 1<<generationShift
 )
 
-// domain implements [rdma.Domain]: an open device of its own, so that whatever
-// happens to it concerns nobody else.
+// domain implements [rdma.Domain]. It has the device open for itself, so that nothing
+// that happens to it concerns other domains.
 type domain struct {
 	device *Device
 	ctx    *verbs.Context
 	pd     *verbs.PD
-	cover  *verbs.CQ // see coverKey; of siw alone
+	first  *verbs.CQ // see [quirks.Driver.FirstQueue]; nil where there is none
 	vector atomic.Uint32
 
 	async     *os.File
 	asyncDone chan struct{}
-	events    events.Queue
+	events    domains.Events
 	// sentinel hears that the device is being removed, if it has an address.
 	sentinel *sentinel
-	// empty is memory for requests without any, on iWARP.
+	// empty is memory for requests that have none, on iWARP: see atLeastOne.
 	empty *region
 
-	// background are goroutines that end queue pairs and free what the driver
-	// lets go of late, and watch, until closing is closed.
+	// background has the goroutines that end queue pairs and free what the driver
+	// lets go of late. watch, which ends when closing is closed, is one of them.
 	background sync.WaitGroup
 	closing    chan struct{}
 	sleepers   sleepers
@@ -64,15 +65,12 @@ type domain struct {
 	// Shared receive queues by index.
 	sharedTable atomic.Pointer[[]*sharedReceives]
 
-	mu         sync.Mutex
-	closed     bool
-	removed    error // why nothing works any more
-	freed      chan struct{}
+	freed chan struct{} // closed when the device is
+
+	members domains.Members[*queuePair, *sharedReceives, *completionQueue, *region]
+	// By the members' lock:
+	removed    error // why nothing works any more, if the device is gone
 	lastCookie uint64
-	regions    map[*region]struct{}
-	queues     map[*completionQueue]struct{}
-	shared     map[*sharedReceives]struct{}
-	pairs      map[*queuePair]struct{}
 	cookies    map[uint64]any // what asynchronous events are about
 	indices    []uint32       // free
 }
@@ -86,8 +84,6 @@ type pairEntry struct {
 func (d *Device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	m := &domain{
 		device:  d,
-		regions: make(map[*region]struct{}), queues: make(map[*completionQueue]struct{}),
-		shared: make(map[*sharedReceives]struct{}), pairs: make(map[*queuePair]struct{}),
 		cookies: make(map[uint64]any), freed: make(chan struct{}), closing: make(chan struct{}),
 	}
 	m.table.Store(new([]*pairEntry))
@@ -117,7 +113,7 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 			m.device.manager.release()
 		}
 	}()
-	if m.ctx, err = lib.Open(m.device.attributes.Name, verbs.CallAuto); err != nil {
+	if m.ctx, err = lib.Open(m.device.attributes.Name, quirks.CallAuto); err != nil {
 		return unavailable(err)
 	}
 	defer func() {
@@ -125,13 +121,13 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 			_ = m.ctx.Close()
 		}
 	}()
-	if m.device.driver == driverSIW {
-		if err = m.coverKey(); err != nil {
+	if depth := m.device.quirks.FirstQueue; depth > 0 {
+		if m.first, err = m.ctx.CreateCQ(depth, 0, nil, 0); err != nil {
 			return err
 		}
 		defer func() {
 			if err != nil {
-				_ = m.cover.Destroy()
+				_ = m.first.Destroy()
 			}
 		}()
 	}
@@ -152,32 +148,13 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 	m.asyncDone = make(chan struct{})
 	go m.listen(raw)
 	m.sentinel = newSentinel(m)
-	if m.device.driver == driverRXE && m.device.provider.config.RetryCount == retryForEverRXE {
+	if m.device.provider.config.RetryCount == m.device.quirks.EndlessRetryCount {
 		m.background.Go(m.watch)
 	}
 	return nil
 }
 
-// coverKey keeps the device's objects from a key that siw's library takes for a
-// failure. The keys are places in what the context maps, which the kernel deals
-// out from 0 on (rdma_user_mmap_entry_insert), and SIW_INVAL_UOBJ_KEY of siw-abi.h
-// is one of them, 576 KiB from the beginning: what begins there cannot be made, and
-// no error number tells why. So the first object lies across it.
-func (m *domain) coverKey() (err error) {
-	const invalid, entry = 0x90000, 32 // SIW_INVAL_UOBJ_KEY, struct siw_cqe
-	m.cover, err = m.ctx.CreateCQ(invalid/entry+1, 0, nil, 0)
-	return err
-}
-
 func (m *domain) Device() rdma.Device { return m.device }
-
-// usable tells whether things can be made. The lock is held.
-func (m *domain) usable() error {
-	if m.closed {
-		return fmt.Errorf("the domain: %w", rdma.ErrClosed)
-	}
-	return m.removed
-}
 
 func (m *domain) newCookie() uint64 {
 	m.lastCookie++
@@ -203,10 +180,9 @@ func (m *domain) addPair(p *queuePair) {
 	e.generation++
 	p.tag = uint64(index)<<indexShift | uint64(e.generation&1023)<<generationShift
 	e.pair.Store(p)
-	m.pairs[p] = struct{}{}
+	m.members.AddPair(p, p.uses)
 	m.cookies[p.cookie] = p
-	for _, u := range p.uses() {
-		u.users++
+	for _, u := range p.usages() {
 		u.hwUsers++
 	}
 	if p.shared != nil {
@@ -214,23 +190,20 @@ func (m *domain) addPair(p *queuePair) {
 	}
 }
 
-// dropPair takes a queue pair out of the tables: what it used can be closed, and
-// completions of it are not told of from here on.
+// dropPair takes a queue pair out of the tables. From then on its queues can be closed
+// and none of its completions is emitted.
 func (m *domain) dropPair(p *queuePair) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.members.Lock()
+	defer m.members.Unlock()
 	index := uint32(p.tag >> indexShift)
 	(*m.table.Load())[index].pair.Store(nil)
 	m.indices = append(m.indices, index)
-	delete(m.pairs, p)
+	m.members.DropPair(p, p.uses)
 	delete(m.cookies, p.cookie)
-	for _, u := range p.uses() {
-		u.users--
-	}
 	if p.shared != nil {
 		m.byNumber.CompareAndDelete(p.number, p)
 	}
-	// Whoever polls now may have found it before.
+	// A poll that has found it in the table before ends before this returns.
 	p.sendCQ.mu.Lock()
 	p.sendCQ.mu.Unlock() //nolint:staticcheck // the passing through is the point
 	p.recvCQ.mu.Lock()
@@ -244,35 +217,34 @@ func (m *domain) freePair(p *queuePair) {
 		m.device.provider.config.Logger.Warn("ibverbs cannot free a queue pair", "device", m.device.attributes.Name, "error", err)
 	}
 	_ = p.arena.Close()
-	m.mu.Lock()
+	m.members.Lock()
 	var free []func()
-	for _, u := range p.uses() {
+	for _, u := range p.usages() {
 		if u.hwUsers--; u.hwUsers == 0 && u.closed {
 			free = append(free, u.destroy)
 		}
 	}
-	m.mu.Unlock()
+	m.members.Unlock()
 	for _, f := range free {
 		f()
 	}
 }
 
-// usage counts the queue pairs that use a completion queue or a shared receive
-// queue. The counts are by the domain's lock.
+// usage counts the uses of a device's completion queue or shared receive queue. The
+// count is by the members' lock.
 type usage struct {
 	domain  *domain
 	cookie  uint64
 	destroy func() // frees what the driver has
 
-	users int
-	// hwUsers are users of the device's object: with them the queue pairs that the
-	// application has closed and the driver still holds.
+	// hwUsers are the uses by queue pairs that the driver holds, among them those
+	// that the application has closed.
 	hwUsers int
 	closed  bool
 }
 
-// uses are what the queue pair uses; one of them may be there twice.
-func (p *queuePair) uses() []*usage {
+// usages are what the queue pair uses; one of them may be there twice.
+func (p *queuePair) usages() []*usage {
 	list := []*usage{&p.sendCQ.usage, &p.recvCQ.usage}
 	if p.shared != nil {
 		list = append(list, &p.shared.usage)
@@ -280,25 +252,23 @@ func (p *queuePair) uses() []*usage {
 	return list
 }
 
-// close is Close of such a queue. forget is called with the domain's lock held,
-// and end makes all use of the queue fail. The device's object goes with the last
-// of its users.
-func (u *usage) close(what string, forget, end func()) error {
+// close is Close of such a queue. remove takes it out of the members, and end makes
+// all use of the queue fail. The device's object goes with the last of its users.
+func (u *usage) close(what string, remove func() (bool, error), end func()) error {
 	m := u.domain
-	m.mu.Lock()
-	if u.users > 0 {
-		m.mu.Unlock()
-		return fmt.Errorf("ibverbs: close a %s on %s: %w", what, m.device.attributes.Name, rdma.ErrInUse)
-	}
-	if u.closed {
-		m.mu.Unlock()
+	m.members.Lock()
+	was, err := remove()
+	if err != nil || !was {
+		m.members.Unlock()
+		if err != nil {
+			return fmt.Errorf("ibverbs: close a %s on %s: %w", what, m.device.attributes.Name, err)
+		}
 		return nil
 	}
 	u.closed = true
 	delete(m.cookies, u.cookie)
-	forget()
 	now := u.hwUsers == 0
-	m.mu.Unlock()
+	m.members.Unlock()
 	end()
 	if now {
 		u.destroy()
@@ -323,7 +293,7 @@ func (m *domain) addShared(s *sharedReceives) {
 	grown[index] = s
 	s.index = uint32(index)
 	m.sharedTable.Store(&grown)
-	m.shared[s] = struct{}{}
+	m.members.Shared.Add(s)
 	m.cookies[s.cookie] = s
 }
 
@@ -363,7 +333,7 @@ func (m *domain) completedShared(q *completionQueue, wc *verbs.WC) {
 	found, _ := m.byNumber.Load(wc.QPNumber)
 	p, _ := found.(*queuePair)
 	if p == nil || p.recvCQ != q || p.shared != table[index] {
-		m.device.provider.counters.lostCompletions.Add(1) // see awaitShared: the driver was too late
+		m.device.provider.counters.lostCompletions.Add(1) // it came later than awaitShared waits
 		return
 	}
 	p.endRecv(q, id, wc)
@@ -381,26 +351,24 @@ func (m *domain) queueFailed(q *completionQueue, err error) {
 }
 
 func (m *domain) allPairs() []*queuePair {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	pairs := make([]*queuePair, 0, len(m.pairs))
-	for p := range m.pairs {
-		pairs = append(pairs, p)
-	}
-	return pairs
+	m.members.Lock()
+	defer m.members.Unlock()
+	return m.members.Pairs.List()
 }
 
 func (m *domain) removedError() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.members.Lock()
+	defer m.members.Unlock()
 	return m.removed
 }
 
-// watch fails queue pairs that have failed in the driver and were not told of.
-// rxe raises no event when it refuses a peer's request, and if nothing is posted
-// here no completion tells either. The peer hears it by the refusal; where that
-// is lost, and the peer repeats its request for ever, this side has to end the
-// connection.
+// watchPeriod is how often queue pairs are looked at that may have failed in silence.
+const watchPeriod = 500 * time.Millisecond
+
+// watch fails queue pairs that have failed in the driver and were not told of, see
+// [quirks.Driver.EndlessRetryCount]. If nothing is posted here no completion tells
+// either. The peer hears it by the refusal; where that is lost, and the peer repeats
+// its request for ever, this side has to end the connection.
 func (m *domain) watch() {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
@@ -439,9 +407,9 @@ func (m *domain) listen(raw syscall.RawConn) {
 			time.Sleep(10 * time.Millisecond) // it may last, and must not take a processor
 			continue
 		}
-		m.mu.Lock()
+		m.members.Lock()
 		about := m.cookies[event.Cookie]
-		m.mu.Unlock()
+		m.members.Unlock()
 		m.ctx.AckAsyncEvent(event)
 		m.happened(event, about)
 	}
@@ -458,7 +426,7 @@ func (m *domain) happened(event verbs.AsyncEvent, about any) {
 		}
 		why := fmt.Errorf("the device reports: %s", event.Type)
 		if event.Type == verbs.AsyncQPFatal && m.device.attributes.Class == rdma.ClassIWARP {
-			p.suspect(why) // the end of the TCP connection, which the connection manager tells better
+			p.suspect(why) // the TCP connection has ended; the connection manager will say why
 		} else {
 			p.fail(why, rdma.EventQueuePairError, true)
 		}
@@ -511,18 +479,18 @@ func (m *domain) overrun(q *completionQueue) {
 	q.notify()
 }
 
-// remove lets go of a device that is being removed or is dead: its removal waits
-// for that. It does not wait.
+// remove gives up a device that is being removed, whose removal waits for that, or one
+// that is dead. It does not wait.
 func (m *domain) remove(why error) {
 	err := fmt.Errorf("ibverbs: device %s is gone: %w: %w", m.device.attributes.Name, rdma.ErrUnavailable, why)
-	m.mu.Lock()
-	if m.removed != nil || m.closed {
-		m.mu.Unlock()
+	m.members.Lock()
+	if !m.members.Fail(err) {
+		m.members.Unlock()
 		return
 	}
 	m.removed = err
 	m.background.Go(func() { m.letGo(err) })
-	m.mu.Unlock()
+	m.members.Unlock()
 	m.device.provider.counters.devicesRemoved.Add(1)
 	m.events.Add(rdma.Event{Kind: rdma.EventDeviceError, Err: err})
 }
@@ -537,20 +505,9 @@ func (m *domain) letGo(err error) {
 		})
 	}
 	pairs.Wait()
-	m.mu.Lock()
-	var queues []*completionQueue
-	for q := range m.queues {
-		queues = append(queues, q)
-	}
-	var shared []*sharedReceives
-	for s := range m.shared {
-		shared = append(shared, s)
-	}
-	var regions []*region
-	for r := range m.regions {
-		regions = append(regions, r)
-	}
-	m.mu.Unlock()
+	m.members.Lock()
+	shared, queues, regions := m.members.Shared.List(), m.members.Completions.List(), m.members.Regions.List()
+	m.members.Unlock()
 	for _, s := range shared {
 		s.mu.Lock()
 		s.err = err
@@ -574,10 +531,10 @@ func (m *domain) letGo(err error) {
 
 // freeContext closes the device, once.
 func (m *domain) freeContext() {
-	m.mu.Lock()
+	m.members.Lock()
 	pd := m.pd
 	m.pd = nil
-	m.mu.Unlock()
+	m.members.Unlock()
 	if pd == nil {
 		<-m.freed
 		return
@@ -591,8 +548,8 @@ func (m *domain) freeContext() {
 	m.sleepers.close()
 	log := m.device.provider.config.Logger
 	var err error
-	if m.cover != nil {
-		err = m.cover.Destroy()
+	if m.first != nil {
+		err = m.first.Destroy()
 	}
 	if err = errors.Join(err, pd.Dealloc(), m.ctx.Close()); err != nil {
 		log.Warn("ibverbs cannot close a device", "device", m.device.attributes.Name, "error", err)
@@ -605,36 +562,11 @@ func (m *domain) freeContext() {
 
 // Close implements [rdma.Domain].
 func (m *domain) Close() error {
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
+	first, err := m.members.Close((*queuePair).Close)
+	if !first {
 		return nil
 	}
-	m.closed = true
 	close(m.closing)
-	m.mu.Unlock()
-	var group sync.WaitGroup
-	for _, p := range m.allPairs() {
-		group.Go(func() { _ = p.Close() })
-	}
-	group.Wait()
-
-	m.mu.Lock()
-	var closers []interface{ Close() error }
-	for s := range m.shared {
-		closers = append(closers, s)
-	}
-	for q := range m.queues {
-		closers = append(closers, q)
-	}
-	for r := range m.regions {
-		closers = append(closers, r)
-	}
-	m.mu.Unlock()
-	var errs []error
-	for _, c := range closers {
-		errs = append(errs, c.Close())
-	}
 	// Some drivers hold on to an attempt to connect for a while.
 	free := make(chan struct{})
 	go func() {
@@ -649,16 +581,16 @@ func (m *domain) Close() error {
 	select {
 	case <-free:
 	case <-timer.C:
-		errs = append(errs, fmt.Errorf("%w: the driver has not given up a connection attempt within %v; the device is closed when it does", rdma.ErrTimeout, limit))
+		err = errors.Join(err, fmt.Errorf("%w: the driver has not given up a connection attempt within %v; the device is closed when it does", rdma.ErrTimeout, limit))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return fmt.Errorf("ibverbs: close a domain on %s: %w", m.device.attributes.Name, err)
 	}
 	return nil
 }
 
-// A sentinel is an identifier that is bound to the device and does nothing but
-// hear of its removal. The kernel tells the connection manager's users alone.
+// A sentinel is an identifier bound to the device that waits for the event of its
+// removal. The kernel tells of that only by the connection manager.
 type sentinel struct {
 	domain *domain
 	id     verbs.CMID

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
 )
 
@@ -32,20 +33,14 @@ const (
 	maxSGE = 64
 )
 
-// The kernel's software devices. Some of what siw does has to be worked around.
-const (
-	driverRXE = "rxe"
-	driverSIW = "siw"
-)
-
 // Where the kernel tells about devices; tests put a directory of their own here.
 var sysClass = "/sys/class"
 
 // addressesOf is replaced by tests.
 var addressesOf = interfaceAddresses
 
-// host keeps the devices that have been found, so that asking again gives the
-// same.
+// host keeps the devices that have been found, so that asking again gives the same
+// objects.
 type host struct {
 	mu    sync.Mutex
 	known map[string]*Device
@@ -58,6 +53,7 @@ type Device struct {
 	manager    *manager
 	attributes rdma.Attributes
 	driver     string
+	quirks     *quirks.Driver
 	firmware   string
 
 	sharedDepth, sharedSGE int
@@ -190,7 +186,7 @@ func managerPermission() error {
 
 // probe opens a device and asks what it can do.
 func probe(p *Provider, lib *verbs.Library, each verbs.Device) (d *Device, err error) {
-	ctx, err := lib.Open(each.Name, verbs.CallAuto)
+	ctx, err := lib.Open(each.Name, quirks.CallAuto)
 	if err != nil {
 		return nil, err
 	}
@@ -207,6 +203,7 @@ func probe(p *Provider, lib *verbs.Library, each verbs.Device) (d *Device, err e
 	if d.driver == "" {
 		d.driver = strings.TrimRight(each.Name, "0123456789_")
 	}
+	d.quirks, _ = quirks.Of(d.driver)
 	message := uint32(0)
 	for number := 1; number <= limits.Ports; number++ {
 		port, err := ctx.QueryPort(uint8(number))
@@ -220,11 +217,8 @@ func probe(p *Provider, lib *verbs.Library, each verbs.Device) (d *Device, err e
 	}
 	d.attributes = attributes(each, limits, message)
 	d.sharedDepth, d.sharedSGE = limits.MaxSRQWR, min(limits.MaxSRQSGE, maxSGE)
-	if d.driver == driverSIW {
-		d.attributes.MaxQueueDepth = (d.attributes.MaxQueueDepth - len(siwNudges)) / 2 // see queuePair.create
-	}
-	software := d.driver == driverRXE || d.driver == driverSIW
-	d.attributes.KernelBypass = !software
+	d.attributes.MaxQueueDepth = d.quirks.MaxQueueDepth(d.attributes.MaxQueueDepth)
+	d.attributes.KernelBypass = !d.quirks.Software
 	if d.attributes.MaxInline, err = probeInline(ctx); err != nil {
 		return nil, err
 	}
@@ -530,9 +524,9 @@ func routed(from, to netip.Addr) error {
 	return fmt.Errorf("packets from %s to %s leave through %s, which is another interface", from, to, through)
 }
 
-// forgetContexts makes librdmacm close its own context of a device that has been
-// removed: until then the removal waits. The kernel takes the device away step by
-// step, so it takes some tries.
+// forgetContexts makes librdmacm close its own context of a removed device, for which
+// the removal waits. librdmacm does so when it finds the device gone. The kernel takes
+// a device away step by step, so this tries every 20 ms for up to 5 seconds.
 func (d *Device) forgetContexts() {
 	lib, err := verbs.Load()
 	if err != nil {

@@ -39,7 +39,7 @@ type Config struct {
 	// HugePages takes memory from the host's pool of huge pages where a region
 	// fills them and the pool has some.
 	HugePages bool
-	// Logger takes warnings; nil is slog's default.
+	// Logger takes warnings; default: slog.Default().
 	Logger *slog.Logger
 }
 

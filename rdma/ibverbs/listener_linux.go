@@ -298,7 +298,7 @@ func (r *connectRequest) respond(ctx context.Context, p *queuePair, private []by
 		return explainErrno(err, r.peer)
 	}
 	established, err := c.await(ctx, p, r.peer, nil, verbs.CMEstablished)
-	if err == nil && r.device.driver == driverSIW {
+	if err == nil && r.device.quirks.OverlooksFirst {
 		// The kernel calls the Reads that this side may have outstanding (ord) the
 		// responder's resources in this event (cma_iw_handler).
 		p.freeSocket(ctx, c, established.ResponderResources > 0)

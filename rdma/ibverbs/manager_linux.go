@@ -17,8 +17,8 @@ import (
 // its events, by way of the netpoller. It exists while somebody uses it: domains,
 // listeners and every communication identifier.
 //
-// An event is acknowledged as soon as it has been copied: identifiers can be
-// destroyed at any time. Who gets it is told by a number that is never used twice.
+// An event is acknowledged as soon as it is copied, so that its identifier can be
+// destroyed at any time. A number that is never used twice tells who gets the event.
 type manager struct {
 	provider *Provider
 
@@ -32,7 +32,7 @@ type manager struct {
 	mu       sync.Mutex
 	last     uint64
 	handlers map[uint64]handler
-	// strays are destructions of requests that nobody is there for.
+	// strays destroy requests whose listener is gone.
 	strays sync.WaitGroup
 }
 

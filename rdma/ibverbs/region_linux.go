@@ -14,6 +14,7 @@ import (
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
 var pageSize = os.Getpagesize()
@@ -61,14 +62,8 @@ func verbsAccess(a rdma.Access) verbs.Access {
 
 func (m *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 	a := &m.device.attributes
-	if size <= 0 || int64(size) > a.MaxRegion {
-		return nil, fmt.Errorf("ibverbs: allocate on %s: %w: %d bytes, must be 1 to %d", a.Name, rdma.ErrInvalid, size, a.MaxRegion)
-	}
-	if access&rdma.AccessRemoteAtomic != 0 && !a.Has(rdma.CapAtomics) {
-		return nil, fmt.Errorf("ibverbs: allocate on %s: %w: atomics", a.Name, rdma.ErrUnsupported)
-	}
-	if access&rdma.AccessRemoteInvalidate != 0 {
-		return nil, fmt.Errorf("ibverbs: allocate on %s: %w: Send with invalidate", a.Name, rdma.ErrUnsupported)
+	if err := domains.Region(size, access, a); err != nil {
+		return nil, fmt.Errorf("ibverbs: allocate on %s: %w", a.Name, err)
 	}
 	r := &region{domain: m, access: access}
 	if err := r.allocate(size); err != nil {
@@ -89,9 +84,9 @@ func (r *region) allocate(size int) (err error) {
 			_ = unix.Munmap(r.mapped)
 		}
 	}()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.usable(); err != nil {
+	m.members.Lock()
+	defer m.members.Unlock()
+	if err := m.members.Usable(); err != nil {
 		return err
 	}
 	// Registering the bytes alone, not the rest of their last page, so that the
@@ -103,7 +98,7 @@ func (r *region) allocate(size int) (err error) {
 		return err
 	}
 	r.lkey, r.rkey = r.mr.LKey(), r.mr.RKey()
-	m.regions[r] = struct{}{}
+	m.members.Regions.Add(r)
 	m.device.provider.counters.registered.Add(uint64(size))
 	return nil
 }
@@ -144,10 +139,9 @@ func (r *region) deregister() error {
 
 func (r *region) Close() error {
 	m := r.domain
-	m.mu.Lock()
-	_, first := m.regions[r]
-	delete(m.regions, r)
-	m.mu.Unlock()
+	m.members.Lock()
+	first, _ := m.members.Regions.Remove(r)
+	m.members.Unlock()
 	if !first {
 		return nil
 	}

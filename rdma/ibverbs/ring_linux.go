@@ -9,19 +9,19 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// A sendRing remembers the requests on a send queue, because a driver's
-// completion names no more than what it was given, may stand for many
-// unsignalled requests, comes out of order on some iWARP devices, or does not
-// come at all.
+// A sendRing remembers the requests on a send queue. It is needed because a driver's
+// completion tells nothing but the identifier of the request, may stand for many
+// unsignalled requests before it, comes out of order on some iWARP devices, and
+// sometimes does not come at all.
 //
-// Posting goroutines, one at a time, take places at the tail; those that hold
-// the completion queue's lock give them back at the head. Sequence numbers wrap.
+// Posting goroutines, one at a time, take places at the tail. Whoever holds the
+// completion queue's lock frees places at the head. Sequence numbers wrap.
 type sendRing struct {
 	slots []sendSlot
 	mask  uint32
 	depth uint32
 	tail  atomic.Uint32 // the next request's number
-	_     [108]byte     // head and tail are different processors' business
+	_     [108]byte     // head and tail are written by different processors
 	head  atomic.Uint32 // the oldest request that is not known to be done
 
 	// Of the completions' side:
@@ -34,8 +34,8 @@ type sendSlot struct {
 	length uint32
 	op     rdma.Opcode
 	status rdma.Status
-	// signaled is the application's wish, reports says that the device was asked
-	// for a completion, done that it has come.
+	// signaled says that the application wants a completion, reports that the device
+	// was asked for one, and done that the device's has come.
 	signaled, reports, done bool
 }
 
@@ -54,7 +54,7 @@ func (r *sendRing) room() uint32 { return r.depth - (r.tail.Load() - r.head.Load
 
 func (r *sendRing) outstanding() uint32 { return r.tail.Load() - r.head.Load() }
 
-// report notes a completion; it returns false for one that cannot be.
+// report notes a completion. It returns false if no such request is outstanding.
 func (r *sendRing) report(seq uint32, status rdma.Status) bool {
 	head := r.head.Load()
 	if seq-head >= r.tail.Load()-head {
@@ -71,9 +71,9 @@ func (r *sendRing) report(seq uint32, status rdma.Status) bool {
 	return true
 }
 
-// next takes the oldest request that is known to be done, with its outcome. If
-// flush is set, what is not known to be done counts as flushed, and lost says
-// that a completion is missing. tell says that the application hears of it.
+// next takes the oldest request if it is known to be done, with its outcome. With
+// flush it takes one that is not known to be done, as flushed; lost then says that
+// the device has not completed it. tell says that the application gets a completion.
 func (r *sendRing) next(flush bool) (done sendSlot, tell, lost, ok bool) {
 	head := r.head.Load()
 	if head == r.tail.Load() {

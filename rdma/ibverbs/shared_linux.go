@@ -10,6 +10,7 @@ import (
 
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/verbs"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
 // sharedReceives implements [rdma.SharedReceiveQueue]. Receives have places;
@@ -36,17 +37,13 @@ func (m *domain) NewSharedReceiveQueue(config rdma.SharedReceiveConfig) (rdma.Sh
 	fail := func(err error) (rdma.SharedReceiveQueue, error) {
 		return nil, fmt.Errorf("ibverbs: shared receive queue on %s: %w", a.Name, err)
 	}
-	if !a.Has(rdma.CapSharedReceive) {
-		return fail(rdma.ErrUnsupported)
+	config, err := domains.SharedReceive(config, a, m.device.sharedDepth, m.device.sharedSGE)
+	if err != nil {
+		return fail(err)
 	}
-	config.MaxSGE = orOne(config.MaxSGE)
-	depth, sges := m.device.sharedDepth, m.device.sharedSGE
-	if config.Depth < 1 || config.Depth > depth || config.MaxSGE < 1 || config.MaxSGE > sges || config.LimitEvent < 0 || config.LimitEvent > config.Depth {
-		return fail(fmt.Errorf("%w: depth %d (1 to %d), entries %d (1 to %d), limit %d", rdma.ErrInvalid, config.Depth, depth, config.MaxSGE, sges, config.LimitEvent))
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.usable(); err != nil {
+	m.members.Lock()
+	defer m.members.Unlock()
+	if err := m.members.Usable(); err != nil {
 		return fail(err)
 	}
 	s := &sharedReceives{maxSGE: config.MaxSGE, arena: verbs.NewArena()}
@@ -180,7 +177,7 @@ func (s *sharedReceives) destroyQueue() {
 
 // Close implements [rdma.SharedReceiveQueue].
 func (s *sharedReceives) Close() error {
-	return s.close("shared receive queue", func() { delete(s.domain.shared, s) }, func() {
+	return s.close("shared receive queue", func() (bool, error) { return s.domain.members.Shared.Remove(s) }, func() {
 		s.mu.Lock()
 		s.err = fmt.Errorf("ibverbs: shared receive queue: %w", rdma.ErrClosed)
 		s.mu.Unlock()

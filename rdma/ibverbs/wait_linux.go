@@ -18,9 +18,9 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// maxSleepers is how many waiters of a domain sleep on a thread of their own. One
-// that wakes goes on at once, where the network poller wakes a thread that wakes
-// another to look for more work. The others share the poller's.
+// maxSleepers is how many waiters of a domain sleep on a thread of their own. Such a
+// waiter goes on as soon as the kernel wakes its thread. The other waiters share the
+// network poller, whose thread first wakes another one to look for more work.
 const maxSleepers = 4
 
 // A bed is where Wait's goroutine sleeps until a queue's channel is readable.
@@ -33,10 +33,10 @@ type bed interface {
 	wake()
 }
 
-// tick is how often a goroutine that sleeps with its thread shows itself to the
-// scheduler. One that has not done so for 10 ms is taken for one that hogs its
-// processor, whatever it sleeps in between (runtime, retake): it is interrupted, the
-// processor is given away, and the scheduler's monitor looks every 20 us then.
+// tick is how often a goroutine that sleeps with its thread calls the scheduler. After
+// 10 ms without that the scheduler takes it for one that hogs its processor, however
+// long it has slept in between (package runtime, retake). It interrupts the thread,
+// gives the processor away, and looks for more such goroutines every 20 us.
 const tick = 5 * time.Millisecond
 
 // A sleeper sleeps with its thread.
@@ -197,7 +197,8 @@ func (q *completionQueue) goToBed() (bed, error) {
 		q.sleeper.Store(s)
 		return s, nil
 	}
-	// Once the channel is in the network poller, each event wakes that, too.
+	// A channel that has been in the network poller once wakes it at each event, so it
+	// is put there only when no thread is left to sleep on.
 	p := q.poller.Load()
 	if p == nil {
 		var err error
@@ -266,7 +267,7 @@ func (q *completionQueue) Wait(ctx context.Context) error {
 	}
 }
 
-// wake has Wait's goroutine look again. What it is to see has been set before.
+// wake makes Wait's goroutine look again at what has been set before.
 func (q *completionQueue) wake() {
 	if s := q.sleeper.Load(); s != nil {
 		s.wake()

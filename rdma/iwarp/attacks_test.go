@@ -78,10 +78,11 @@ var assaults = map[string]func(a *assault){
 	"Read Response that nobody asked for": func(a *assault) {
 		a.send(fpdu(wire.Segment{Tagged: true, Last: true, Opcode: wire.OpReadResponse, STag: a.open.Key(), Offset: a.open.Address()}, make([]byte, 64)))
 	},
-	"Send without a receive": func(a *assault) {
-		for msn := range uint32(10) {
+	"Sends without receives, and the end": func(a *assault) {
+		for msn := range uint32(1000) {
 			a.message(wire.Segment{Last: true, MSN: msn + 1}, 8)
 		}
+		a.p.Close()
 	},
 	"Send longer than its receive":          func(a *assault) { a.message(wire.Segment{Last: true, MSN: 1}, assaultReceive+1) },
 	"Send of many segments that never ends": func(a *assault) { a.endless() },
@@ -131,7 +132,7 @@ func (a *assault) endless() {
 // outside of what it may write does not change, memory does not grow, and others
 // go on.
 func TestAssaults(t *testing.T) {
-	d := testDevice(t, Config{LingerTimeout: 50 * time.Millisecond}) // few of them take leave
+	d := testDevice(t, Config{lingerTimeout: 50 * time.Millisecond}) // few of them take leave
 	before := heap()
 	for name, attack := range assaults {
 		t.Run(name, func(t *testing.T) {

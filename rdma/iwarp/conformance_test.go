@@ -4,10 +4,12 @@ import (
 	"context"
 	"net"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 )
@@ -44,12 +46,12 @@ var modes = map[string]struct {
 	"markers":       {config: Config{Markers: true}, small: true},
 	"no CRC":        {config: Config{NoCRC: true}, small: true},
 	"revision 1":    {config: Config{Revision: wire.Revision1}, small: true},
-	"ready by Read": {config: Config{ReadyToReceive: []ReadyKind{ReadyRead}}, small: true},
+	"ready by Read": {config: Config{readyToReceive: []engine.Ready{engine.ReadyRead}}, small: true},
 	"ready by Send, without extensions": {
-		config: Config{ReadyToReceive: []ReadyKind{ReadySend}, Extensions: ExtensionsOff}, small: true,
+		config: Config{readyToReceive: []engine.Ready{engine.ReadySend}, extensions: engine.ExtensionsOff}, small: true,
 	},
 	"not peer to peer, extensions assumed": {
-		config: Config{ReadyToReceive: []ReadyKind{}, Extensions: ExtensionsAssumed}, small: true,
+		config: Config{readyToReceive: []engine.Ready{}, extensions: engine.ExtensionsAssumed}, small: true,
 	},
 	"segments, markers, no CRC, revision 1": {
 		config: Config{SegmentSized: true, Markers: true, NoCRC: true, Revision: wire.Revision1}, stream: true, small: true,
@@ -72,6 +74,7 @@ func TestConformance(t *testing.T) {
 			}
 			if mode.small {
 				s.MaxMessage = 1 << 20
+				mode.config.lingerTimeout = 200 * time.Millisecond
 			}
 			rdmatest.Run(t, s)
 		})

@@ -25,6 +25,13 @@
 // wakes a thread. Arming a queue ends that at once, and polls that cease end it
 // within some milliseconds.
 //
+// A message that finds no receive waits for one ([rdma.CapReceiverWaits]): nothing
+// more is read from the connection, of which up to 128 KiB has been read by then, or
+// 32 KiB where receives are shared, and TCP's window holds the peer back. The
+// PostRecv goes on where the stream stood, in its own goroutine. A connection that
+// breaks is noticed meanwhile. One that the peer ends behind the message is over
+// after a second without a receive.
+//
 // # What is agreed on
 //
 // Either side of a connection may be another implementation, such as Linux siw or
@@ -32,16 +39,16 @@
 //
 //	| what                   | how                                                         |
 //	|------------------------|-------------------------------------------------------------|
-//	| checksums              | on if either side asks: see [Config.NoCRC]                   |
+//	| checksums              | on if either side asks: see [Config.NoCRC]                  |
 //	| markers                | each direction has them if its receiver asks:               |
 //	|                        | [Config.Markers]; they cost a copy, and 66 KiB a connection |
 //	| Reads outstanding      | by revision 2, each direction the fewer of what the one     |
 //	|                        | side asks for and the other serves; further Reads wait in   |
 //	|                        | order. Revision 1 takes QueuePairConfig.MaxReads on trust   |
 //	| who speaks first       | by revision 2 the initiator, with one of three messages of  |
-//	|                        | no data: [Config.ReadyToReceive]                             |
-//	| RFC 7306               | queue pairs of this package tell each other:                |
-//	|                        | [Config.Extensions]                                         |
+//	|                        | no data: an empty Write if it may choose                    |
+//	| RFC 7306               | queue pairs of this package tell each other; towards others |
+//	|                        | it is not used                                              |
 //	| private data, each way | 512 bytes by revision 1, 508 by revision 2; Linux siw takes |
 //	|                        | 252 and resets a connection with more                       |
 //
@@ -50,7 +57,9 @@
 //	| what                             | how it shows                                       |
 //	|----------------------------------|----------------------------------------------------|
 //	| Send with immediate              | iWARP has none                                     |
-//	| receiver not ready               | no CapReceiverNotReady: such a Send is terminated  |
+//	| receiver not ready               | no CapReceiverNotReady: the receiving end waits,   |
+//	|                                  | see below                                          |
 //	| polling a flag that a Write sets | no CapPolledWrites: bytes land before their CRC    |
-//	| authentication, encryption       | none: see [Config.AllowRemote]                     |
+//	| authentication, encryption       | none: see [Config.AllowRemote]. On one host the    |
+//	|                                  | kernel tells the peer's user: [Config.AllowUIDs]   |
 package iwarp

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 )
 
 // within bounds what must come; it is no measure of anything.
@@ -65,7 +66,7 @@ func newSide(t testing.TB, d *device, memory int, adjust func(*rdma.QueuePairCon
 	must(err)
 	t.Cleanup(func() { must(s.domain.Close()) })
 	access := everything
-	if d.config.Extensions != ExtensionsOff {
+	if d.config.extensions != engine.ExtensionsOff {
 		access |= rdma.AccessRemoteAtomic
 	}
 	s.memory, err = s.domain.Allocate(memory, access)

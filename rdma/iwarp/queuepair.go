@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/mem"
@@ -30,6 +31,7 @@ var errDisconnected = fmt.Errorf("%w by this side", rdma.ErrDisconnected)
 type queuePair struct {
 	domain *domain
 	config rdma.QueuePairConfig
+	uses   domains.Queues[*sharedReceives, *cq.Queue]
 	number uint32
 	shared *sharedReceives
 	engine *engine.Engine
@@ -69,13 +71,14 @@ type stream interface {
 	// write writes a batch, or as much as goes without waiting. It returns
 	// whether all of it is written.
 	write(o *outgoing, wait bool) (bool, error)
+	// resume goes on after a message has waited for a receive. Whoever posts the
+	// receive calls it.
+	resume()
 }
 
 // A polledStream is driven by those who poll the completion queues.
 type polledStream interface {
 	cq.Driver
-	// attach comes first.
-	attach(*queuePair)
 	// polledOnly tells whether the stream keeps quiet: nothing else drives it. When
 	// it ends, the queue pair's unpark follows.
 	polledOnly() bool
@@ -86,9 +89,13 @@ type polledStream interface {
 
 func (q *queuePair) start(config engine.Config) {
 	q.done = make(chan struct{})
-	config.OnFail = q.failed
+	config.OnFail, config.OnReceive = q.failed, q.received
 	q.engine = engine.New(config)
 }
+
+// received lets a stream go on that has waited for a receive. It can only wait
+// once there is a connection.
+func (q *queuePair) received() { q.connected.Load().stream.resume() }
 
 // failed is called once, with the engine locked.
 func (q *queuePair) failed(bool) {
@@ -99,7 +106,7 @@ func (q *queuePair) failed(bool) {
 	}
 	// The reader has to stop, the writer to finish.
 	_ = c.SetReadDeadline(time.Unix(1, 0))
-	_ = c.SetWriteDeadline(time.Now().Add(q.domain.device.config.LingerTimeout))
+	_ = c.SetWriteDeadline(time.Now().Add(q.domain.device.config.lingerTimeout))
 }
 
 func (q *queuePair) Number() uint32        { return q.number }
@@ -258,7 +265,7 @@ func (q *queuePair) writer(c *connection) {
 func (q *queuePair) writeFailed(c *connection, o *outgoing, err error) {
 	q.engine.WriteFailed(o.batch, err)
 	if q.engine.State() == rdma.StateConnected {
-		_ = c.SetReadDeadline(time.Now().Add(q.domain.device.config.LingerTimeout))
+		_ = c.SetReadDeadline(time.Now().Add(q.domain.device.config.lingerTimeout))
 	}
 }
 
@@ -282,7 +289,7 @@ func (q *queuePair) breakPins(r *mem.Region) {
 // reader runs from the end of the set-up to the end of everything.
 func (q *queuePair) reader(c *connection) {
 	defer close(q.finished)
-	linger := q.domain.device.config.LingerTimeout
+	linger := q.domain.device.config.lingerTimeout
 	kick := func() {
 		if q.engine.Kick() {
 			q.pump()
@@ -385,7 +392,7 @@ func (q *queuePair) begin(conn net.Conn, peer string) error {
 
 // run starts the goroutines after a set-up.
 func (q *queuePair) run(conn net.Conn, params engine.Params) error {
-	c := &connection{conn, newStream(conn)}
+	c := &connection{conn, newStream(conn, q)}
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
@@ -400,9 +407,6 @@ func (q *queuePair) run(conn net.Conn, params engine.Params) error {
 	}
 	q.finished = make(chan struct{})
 	q.mu.Unlock()
-	if p, ok := c.stream.(polledStream); ok {
-		p.attach(q)
-	}
 	q.drive((*cq.Queue).AddDriver, c.stream)
 	go q.writer(c)
 	go q.reader(c)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
 
@@ -133,7 +134,7 @@ func rawSide(t testing.TB, size int) *side { return newSide(t, testDevice(t, Con
 // TestRevision1 has both ends of each revision talk to a listener, which takes
 // both.
 func TestRevision1(t *testing.T) {
-	d := testDevice(t, Config{Revision: wire.Revision1, Extensions: ExtensionsOff}) // an announcement would be a first message
+	d := testDevice(t, Config{Revision: wire.Revision1, extensions: engine.ExtensionsOff}) // an announcement would be a first message
 	a, b := newSide(t, d, 4096, nil), newSide(t, testDevice(t, Config{}), 4096, nil)
 	joinListener(t, a, b)
 	// The side that accepted has to hold its tongue first.
@@ -158,7 +159,7 @@ func TestHandWritten(t *testing.T) {
 	s := rawSide(t, 4096)
 	s.recv(7, 0, 64)
 	p := dialRaw(t, s, enhanced())
-	if e := p.reply.Enhanced; e == nil || !e.PeerToPeer || !e.ReadyWrite || e.IRD != defaultReads || e.ORD != 4 {
+	if e := p.reply.Enhanced; e == nil || !e.PeerToPeer || !e.ReadyWrite || e.IRD != 16 || e.ORD != 4 {
 		t.Fatalf("reply %+v", e)
 	}
 	for _, c := range fpdu(wire.Segment{Last: true, Opcode: wire.OpSend, MSN: 1}, []byte("by hand")) {
@@ -171,8 +172,8 @@ func TestHandWritten(t *testing.T) {
 	if g, body := p.next(); g.Opcode != wire.OpSend || g.MSN != 1 || string(body) != "by hand" {
 		t.Fatalf("%+v %q", g, body)
 	}
-	p.write(fpdu(wire.Segment{Last: true, Opcode: wire.OpSend, MSN: 2}, []byte("no receive")))
-	p.terminated(wire.DDPUntaggedNoBuffer)
+	p.write(fpdu(wire.Segment{Last: true, Opcode: wire.OpSend, MSN: 3}, []byte("out of turn")))
+	p.terminated(wire.DDPUntaggedMSN)
 	p.ends()
 	wants(t, s.ended(), rdma.ErrDisconnected)
 	s.event(rdma.EventQueuePairError)
@@ -324,7 +325,7 @@ func (l *logged) has(t *testing.T, what string) {
 // TestNoise sends a listener what is no Request. Others are not disturbed.
 func TestNoise(t *testing.T) {
 	log := &logged{wake: make(chan struct{}, 1)}
-	d := testDevice(t, Config{SetupTimeout: 200 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	d := testDevice(t, Config{setupTimeout: 200 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	l, err := d.Listen(bounded(t), "")
 	if err != nil {
 		t.Fatal(err)
@@ -426,7 +427,7 @@ func TestBadReplies(t *testing.T) {
 		"no ready kind": {reply: wire.Setup{Reply: true, CRC: true, Revision: 2, Enhanced: &wire.Enhanced{PeerToPeer: true}}, terminate: &wire.MPANoReadyToReceiveModes},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := newSide(t, testDevice(t, Config{SetupTimeout: 300 * time.Millisecond}), 4096, nil)
+			s := newSide(t, testDevice(t, Config{setupTimeout: 300 * time.Millisecond}), 4096, nil)
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/users"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
@@ -31,11 +32,11 @@ var (
 )
 
 // local is what this side brings into the set-up of q; otherwise is what
-// Config.ReadyToReceive is by default.
+// Config.readyToReceive is by default.
 func (d *device) local(q *queuePair, otherwise []engine.Ready) engine.Local {
 	c := &d.config
 	l := engine.Local{Revision: uint8(c.Revision), IRD: q.config.MaxReads, ORD: q.config.MaxReads,
-		Markers: c.Markers, NoCRC: c.NoCRC, Ready: c.ReadyToReceive, SpeakFirst: c.SpeakFirst}
+		Markers: c.Markers, NoCRC: c.NoCRC, Ready: c.readyToReceive, SpeakFirst: c.SpeakFirst}
 	if l.Ready == nil {
 		l.Ready = otherwise
 	}
@@ -43,7 +44,7 @@ func (d *device) local(q *queuePair, otherwise []engine.Ready) engine.Local {
 }
 
 func (d *device) connect(ctx context.Context, q *queuePair, address string, private []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*d.config.SetupTimeout) // dialling, then the Reply
+	ctx, cancel := context.WithTimeout(ctx, 2*d.config.setupTimeout) // dialling, then the Reply
 	defer cancel()
 	if s := q.engine.State(); s != rdma.StateInit {
 		return nil, fmt.Errorf("iwarp: connect to %s: %w: the queue pair is %s", address, rdma.ErrState, s)
@@ -54,7 +55,7 @@ func (d *device) connect(ctx context.Context, q *queuePair, address string, priv
 	if err != nil {
 		return nil, fmt.Errorf("iwarp: connect to %s: %w", address, err)
 	}
-	dialer := net.Dialer{Timeout: d.config.SetupTimeout}
+	dialer := net.Dialer{Timeout: d.config.setupTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		err = setupError("connect to", address, err)
@@ -86,6 +87,10 @@ func (d *device) connectStream(ctx context.Context, q *queuePair, conn net.Conn,
 		return nil, fmt.Errorf("iwarp: connect to %s: %w", peer, err)
 	}
 	reply, params, err := d.initiate(ctx, conn, o)
+	if err == nil {
+		// Before it has accepted, no process has the other end.
+		_, err = d.checkPeer(conn)
+	}
 	if err == nil {
 		d.tune(conn, &params)
 		err = q.run(conn, params)
@@ -151,7 +156,7 @@ func (d *device) initiate(ctx context.Context, conn net.Conn, o opening) ([]byte
 // bounded runs a step of the set-up with the deadlines of ctx and the device on
 // conn.
 func (d *device) bounded(ctx context.Context, conn net.Conn, step func() error) error {
-	if err := conn.SetDeadline(time.Now().Add(d.config.SetupTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(d.config.setupTimeout)); err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -217,7 +222,8 @@ type connectRequest struct {
 // RequestFromStream implements [rdma.StreamDevice]. The stream is closed on an
 // error.
 func (d *device) RequestFromStream(ctx context.Context, stream net.Conn) (rdma.ConnectRequest, error) {
-	if !sameHost(stream) {
+	here, refused := d.checkPeer(stream)
+	if refused == nil && !here {
 		if !d.config.AllowRemote {
 			_ = stream.Close()
 			return nil, fmt.Errorf("iwarp: request from %s: %w: it is of another host and there is no authentication; "+
@@ -236,7 +242,39 @@ func (d *device) RequestFromStream(ctx context.Context, stream net.Conn) (rdma.C
 		_ = stream.Close()
 		return nil, setupError("request from", stream.RemoteAddr().String(), err)
 	}
+	if refused != nil {
+		_ = r.refuse([]byte(refusal))
+		return nil, fmt.Errorf("iwarp: request from %s: %w", stream.RemoteAddr(), refused)
+	}
 	return r, nil
+}
+
+// refusal is what a refused peer is told. It names no user.
+const refusal = "iwarp serves the processes of one user on a host: name the other side's user in AllowUIDs on both sides"
+
+// checkPeer tells whether the peer is on this host, and refuses it if it is and
+// its user is neither this process's nor in Config.AllowUIDs, or is not known.
+func (d *device) checkPeer(stream net.Conn) (here bool, err error) {
+	uid, err := peerUser(stream)
+	if errors.Is(err, errNoSocket) && (!sameHost(stream) || d.config.AllowRemote && !loopback(stream)) {
+		// Also the kernel's own iWARP, which connects an address to itself and whose
+		// socket no process of this network namespace has.
+		return false, nil
+	}
+	if err != nil {
+		return true, fmt.Errorf("%w: it is of this host, and its user cannot be told: %w", rdma.ErrInvalid, err)
+	}
+	if served := users.Served(d.config.AllowUIDs); !served.Admits(uid) {
+		return true, fmt.Errorf("%w: it is a process of user %d, %s: name that user in Config.AllowUIDs", rdma.ErrInvalid, uid, served.Why(uid))
+	}
+	return true, nil
+}
+
+// loopback tells whether the peer is at an address that no other host or network
+// namespace can have.
+func loopback(stream net.Conn) bool {
+	remote, ok := stream.RemoteAddr().(*net.TCPAddr)
+	return !ok || remote.IP.IsLoopback()
 }
 
 // sameHost tells whether both ends of a stream are on this host: loopback, one
@@ -316,7 +354,7 @@ func (r *connectRequest) refuse(private []byte) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", rdma.ErrInvalid, err)
 	}
-	if err := r.conn.SetWriteDeadline(time.Now().Add(r.device.config.LingerTimeout)); err != nil {
+	if err := r.conn.SetWriteDeadline(time.Now().Add(r.device.config.lingerTimeout)); err != nil {
 		return err
 	}
 	_, err = r.conn.Write(frame)

@@ -22,7 +22,7 @@ func TestPrivateData(t *testing.T) {
 		for _, n := range []int{0, 1, 252, most, most + 1} {
 			for _, accept := range []bool{true, false} {
 				t.Run(fmt.Sprintf("revision %d, %d bytes, accepted %t", revision, n, accept), func(t *testing.T) {
-					d := testDevice(t, Config{Revision: revision, SetupTimeout: within})
+					d := testDevice(t, Config{Revision: revision, setupTimeout: within})
 					if got := d.Attributes().MaxPrivateData; got != most {
 						t.Fatalf("MaxPrivateData is %d, want %d", got, most)
 					}
@@ -251,7 +251,7 @@ func TestRejectionReasons(t *testing.T) {
 func TestGarbageInSetup(t *testing.T) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 9))
-		s := newSide(t, testDevice(t, Config{SetupTimeout: 100 * time.Millisecond}), 64, nil)
+		s := newSide(t, testDevice(t, Config{setupTimeout: 100 * time.Millisecond}), 64, nil)
 		answered(t, s, func(p *rawPeer, _ wire.Setup) {
 			b, err := wire.AppendSetup(nil, &wire.Setup{Reply: true, CRC: true, Revision: 2, Enhanced: &wire.Enhanced{IRD: 1, ORD: 1, PeerToPeer: true, ReadyWrite: true}})
 			if err != nil {
@@ -330,7 +330,7 @@ func TestForeignPeer(t *testing.T) {
 
 // TestBadConfigurations are refused where they can be told from good ones.
 func TestBadConfigurations(t *testing.T) {
-	for _, c := range []Config{{Revision: 3}, {Extensions: 7}, {ReadyToReceive: []ReadyKind{9}}, {ReadyToReceive: []ReadyKind{0}}} {
+	for _, c := range []Config{{Revision: 3}, {PeerTimeout: -1}, {PeerTimeout: 2 * time.Hour}, {AllowUIDs: []uint32{1<<32 - 1}}} {
 		if _, err := New(c).Devices(bounded(t)); !errors.Is(err, rdma.ErrInvalid) {
 			t.Errorf("%+v: %v", c, err)
 		}

@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"net"
+	"os"
 	"sync"
 
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
@@ -13,14 +14,23 @@ type stage [128 << 10]byte
 var stages = sync.Pool{New: func() any { return new(stage) }}
 
 // plainStream works on any connection, with reads and writes of whole buffers.
-type plainStream struct{ conn net.Conn }
+// While a message waits for a receive it does not notice that the connection ends.
+type plainStream struct {
+	conn     net.Conn
+	done     <-chan struct{} // the queue pair has failed
+	received chan struct{}   // holds a token once a message has been given its receive
+}
+
+func newPlainStream(conn net.Conn, done <-chan struct{}) *plainStream {
+	return &plainStream{conn, done, make(chan struct{}, 1)}
+}
 
 const (
 	plainRead  = 32 << 10
 	plainWrite = 64 << 10
 )
 
-func (s plainStream) read(e *engine.Engine, after func()) error {
+func (s *plainStream) read(e *engine.Engine, after func()) error {
 	buffer := make([]byte, plainRead)
 	for {
 		n, err := s.conn.Read(buffer)
@@ -30,14 +40,33 @@ func (s plainStream) read(e *engine.Engine, after func()) error {
 			}
 			after()
 		}
+		for e.Waiting() {
+			select {
+			case <-s.received:
+			case <-s.done:
+				return os.ErrDeadlineExceeded
+			}
+			_, err := e.Resume()
+			after()
+			if err != nil {
+				return err
+			}
+		}
 		if err != nil {
 			return err
 		}
 	}
 }
 
+func (s *plainStream) resume() {
+	select {
+	case s.received <- struct{}{}:
+	default:
+	}
+}
+
 // write cannot tell whether Write would wait, so it does not try.
-func (s plainStream) write(o *outgoing, wait bool) (bool, error) {
+func (s *plainStream) write(o *outgoing, wait bool) (bool, error) {
 	if !wait {
 		return false, nil
 	}

@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"fmt"
 	"io"
 	"math/bits"
 	"net"
@@ -15,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/verbena-data/verbena/internal/liveness"
+	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
@@ -80,10 +83,14 @@ func (o *outgoing) advance(n int) {
 // arriving bytes from waking the poller's thread and the reader's goroutine,
 // which would take the processor from those who have read the bytes already.
 // It ends when one of the queues is armed, and by a timer when the polls cease.
+//
+// While a message waits for a receive nobody reads, so that TCP's window holds the
+// peer back. Who posts the receive reads on.
 type socketStream struct {
-	conn net.Conn
-	raw  syscall.RawConn
-	pair *queuePair // nil before attach
+	conn     net.Conn
+	raw      syscall.RawConn
+	pair     *queuePair
+	liveness *liveness.Watcher // of the peer's host while data is on its way; nil without TCP
 
 	// reading is held by who reads: the reader's goroutine or a poll. It guards
 	// the engine's reading half.
@@ -94,6 +101,12 @@ type socketStream struct {
 	rerr    error
 	onRead  func(uintptr) bool
 	onPoll  func(uintptr)
+	onPost  func(uintptr)
+
+	given     atomic.Bool // a receive has been posted that a message waits for
+	ending    bool        // one waits and the peer has ended the connection
+	abandoned *time.Timer // ends the wait then
+	tcp       bool
 
 	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
@@ -134,7 +147,11 @@ const (
 // dueLeast is how many bytes must be certain to follow to be awaited together.
 const dueLeast = 8 << 10
 
-func newStream(conn net.Conn) stream {
+// postRounds is how often a PostRecv that a stream has waited for reads from it.
+// What is left after that, of half a megabyte or more, is the reader's.
+const postRounds = 4
+
+func newStream(conn net.Conn, q *queuePair) stream {
 	var raw syscall.RawConn
 	var err error
 	switch c := conn.(type) {
@@ -143,20 +160,26 @@ func newStream(conn net.Conn) stream {
 	case *net.UnixConn:
 		raw, err = c.SyscallConn()
 	default:
-		return plainStream{conn}
+		return newPlainStream(conn, q.done)
 	}
 	if err != nil {
-		return plainStream{conn}
+		return newPlainStream(conn, q.done)
 	}
-	s := &socketStream{conn: conn, raw: raw}
-	s.onRead, s.onPoll, s.onWrite = s.readable, s.polled, s.writable
+	s := &socketStream{conn: conn, raw: raw, pair: q}
+	_, s.tcp = conn.(*net.TCPConn)
+	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
+	s.watchdog = time.AfterFunc(time.Hour, s.watch)
+	s.watchdog.Stop()
+	s.abandoned = time.AfterFunc(time.Hour, s.abandon)
+	s.abandoned.Stop()
+	s.liveness = liveness.Watch(conn, q.domain.device.config.PeerTimeout, s.silent)
 	return s
 }
 
-func (s *socketStream) attach(q *queuePair) {
-	s.pair = q
-	s.watchdog = time.AfterFunc(time.Hour, s.watch)
-	s.watchdog.Stop()
+// silent ends a connection whose peer's host is gone.
+func (s *socketStream) silent(err error) {
+	_ = s.conn.(*net.TCPConn).SetLinger(0) // nobody will take what is left
+	s.pair.engine.Fail(fmt.Errorf("%w: %w", rdma.ErrDisconnected, err))
 }
 
 func (s *socketStream) read(e *engine.Engine, after func()) error {
@@ -167,6 +190,8 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 	s.reading.Lock()
 	defer s.reading.Unlock()
 	s.over = true
+	s.abandoned.Stop()
+	s.liveness.Stop()
 	s.stir()
 	_ = s.raw.Control(func(fd uintptr) { s.wakeAt(fd, 1) }) // for those who read on
 	if s.rerr != nil {
@@ -181,7 +206,7 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 // the end of the stream may be there already, and nothing would tell of it again.
 func (s *socketStream) readable(fd uintptr) bool {
 	s.reading.Lock()
-	defer s.reading.Unlock()
+	defer s.release()
 	stage := stages.Get().(*stage)
 	defer stages.Put(stage)
 	for vain := 0; !s.over; {
@@ -196,6 +221,10 @@ func (s *socketStream) readable(fd uintptr) bool {
 		if s.round(fd, stage) {
 			vain = 0
 			continue
+		}
+		if s.engine.Waiting() {
+			s.awaitReceive(fd)
+			break
 		}
 		// In the middle of a segment more is on its way: to look again is cheaper
 		// than to be woken.
@@ -237,9 +266,80 @@ func (s *socketStream) Drive() {
 		if s.engine != nil && !s.over {
 			_ = s.raw.Control(s.onPoll)
 		}
-		s.reading.Unlock()
+		s.release()
 	}
 	s.pair.driveWriter()
+}
+
+// release gives reading up, unless a receive was posted meanwhile.
+func (s *socketStream) release() {
+	s.reading.Unlock()
+	if s.given.Load() {
+		s.resume()
+	}
+}
+
+// resume implements [stream]. If somebody else reads, he does it in release.
+func (s *socketStream) resume() {
+	s.given.Store(true)
+	for s.given.Load() && s.reading.TryLock() {
+		s.given.Store(false)
+		if s.engine != nil && !s.over {
+			_ = s.raw.Control(s.onPost)
+		}
+		s.reading.Unlock()
+	}
+}
+
+// posted reads on after a wait.
+func (s *socketStream) posted(fd uintptr) {
+	stage := stages.Get().(*stage)
+	defer stages.Put(stage)
+	more := true
+	for n := 0; more && (n < postRounds || !s.tcp); n++ {
+		more = s.round(fd, stage)
+	}
+	switch {
+	case s.over:
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // the reader's goroutine sees to the rest
+	case s.quiet.Load():
+	case !more:
+		s.wakeAt(fd, s.engine.Due())
+	case unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1) == nil:
+		s.lowat = 1 // setting it has TCP tell the reader's goroutine again of what is there
+	}
+}
+
+// awaitReceive looks at the connection while a message waits for its receive. One
+// that is lost ends at once. One that the peer has ended behind that message ends
+// after lingerTimeout without another receive.
+func (s *socketStream) awaitReceive(fd uintptr) {
+	look := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	if n, err := unix.Poll(look[:], 0); n == 0 || err != nil {
+		return
+	}
+	if look[0].Revents&(unix.POLLERR|unix.POLLHUP) == 0 {
+		if !s.ending {
+			s.ending = true
+			s.abandoned.Reset(s.pair.domain.device.config.lingerTimeout)
+		}
+		return
+	}
+	s.over, s.rerr = true, io.EOF
+	if code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
+		s.rerr = os.NewSyscallError("read", syscall.Errno(code))
+	}
+}
+
+// abandon gives a wait up whose peer has gone.
+func (s *socketStream) abandon() {
+	s.reading.Lock()
+	defer s.release()
+	if s.over || !s.ending || !s.engine.Waiting() {
+		return
+	}
+	s.over, s.rerr = true, io.EOF
+	_ = s.conn.SetReadDeadline(time.Unix(1, 0))
 }
 
 func (s *socketStream) polled(fd uintptr) {
@@ -306,13 +406,13 @@ func (s *socketStream) Rest() {
 	}
 	s.reading.Lock()
 	s.stir()
-	s.reading.Unlock()
+	s.release()
 }
 
 // watch ends the quiet when polls have become rare.
 func (s *socketStream) watch() {
 	s.reading.Lock()
-	defer s.reading.Unlock()
+	defer s.release()
 	if !s.quiet.Load() {
 		return
 	}
@@ -327,6 +427,9 @@ func (s *socketStream) watch() {
 
 // round reads once and tells whether anything came.
 func (s *socketStream) round(fd uintptr, stage *stage) bool {
+	if s.engine.Waiting() {
+		return s.goOn()
+	}
 	direct := s.engine.Direct()
 	got, errno := s.receive(fd, direct, stage[:s.engine.Ahead(len(stage))])
 	n := got
@@ -352,6 +455,21 @@ func (s *socketStream) round(fd uintptr, stage *stage) bool {
 	}
 	s.after()
 	return true
+}
+
+// goOn ends a wait for a receive, if that is there now, and tells whether it was.
+func (s *socketStream) goOn() bool {
+	went, err := s.engine.Resume()
+	if err != nil {
+		s.over, s.rerr = true, err
+	}
+	if went {
+		s.after()
+		if s.ending {
+			s.abandoned.Reset(s.pair.domain.device.config.lingerTimeout)
+		}
+	}
+	return went && !s.over
 }
 
 // receive reads into direct, if that is not empty, and then into ahead, without
@@ -387,6 +505,7 @@ func (s *socketStream) receive(fd uintptr, direct, ahead []byte) (int, syscall.E
 func (s *socketStream) write(o *outgoing, wait bool) (bool, error) {
 	s.out, s.wait, s.werr = o, wait, nil
 	err := s.raw.Write(s.onWrite)
+	s.liveness.Sent()
 	s.out = nil
 	if s.werr != nil {
 		err = s.werr
@@ -442,7 +561,8 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 		return
 	}
 	_ = c.SetNoDelay(true)
-	// Half of the time passes in silence, the rest in probes.
+	// For idle connections: half of the time passes in silence, the rest in probes.
+	// While data is on its way a liveness.Watcher looks.
 	_ = c.SetKeepAliveConfig(net.KeepAliveConfig{
 		Enable: true, Idle: max(d.config.PeerTimeout/2, time.Second),
 		Interval: max(d.config.PeerTimeout/10, time.Second), Count: 5,
@@ -455,7 +575,6 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 		if sameHost(conn) {
 			unpace(int(fd))
 		}
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.config.PeerTimeout.Milliseconds()))
 		if !d.config.SegmentSized {
 			return
 		}

@@ -177,7 +177,7 @@ func TestQuietEnds(t *testing.T) {
 		"close":            func(a, b *side) error { return a.qp.Close() },
 		"close the region": func(a, b *side) error { return a.memory.Close() },
 		"fail": func(a, b *side) error {
-			b.send(rdma.SendRequest{Op: rdma.OpSend}) // finds no receive
+			b.send(rdma.SendRequest{Op: rdma.OpWrite, SGEs: b.sge(0, 8), Remote: rdma.Remote{Key: 1}})
 			return nil
 		},
 	} {

@@ -22,6 +22,10 @@ func newOutgoing() *outgoing { return &outgoing{engine.NewBatch()} }
 func (o *outgoing) free()    { o.batch.Free() }
 func (o *outgoing) prepare() {}
 
-func newStream(conn net.Conn) stream { return plainStream{conn} }
+func newStream(conn net.Conn, q *queuePair) stream { return newPlainStream(conn, q.done) }
 
 func (d *device) tune(_ net.Conn, params *engine.Params) { params.MaxULPDU = largeULPDU }
+
+var errNoSocket = errors.New("the peer has no socket in this network namespace")
+
+func peerUser(net.Conn) (uint32, error) { return 0, errNoSocket }

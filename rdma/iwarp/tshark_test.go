@@ -19,6 +19,7 @@ import (
 
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
 
@@ -196,6 +197,7 @@ type exchange struct {
 	run    func(t *testing.T, a, b *side)
 	fails  bool            // the connection fails in the course of it
 	wants  map[string]bool // what tshark must see, and nothing else
+	may    map[string]bool // but for these, which depend on who is faster
 	lines  []string        // what it must say
 	bad    int             // units with a bad CRC
 	noCRC  bool
@@ -247,7 +249,9 @@ func (x *exchange) judge(t *testing.T, out string) {
 	}
 	seen := map[string]bool{}
 	for _, m := range opcodeLine.FindAllStringSubmatch(out, -1) {
-		seen[m[1]] = true
+		if !x.may[m[1]] {
+			seen[m[1]] = true
+		}
 	}
 	if !maps.Equal(seen, x.wants) {
 		t.Errorf("tshark saw %v, want %v", slices.Sorted(maps.Keys(seen)), slices.Sorted(maps.Keys(x.wants)))
@@ -317,13 +321,13 @@ func hello(t *testing.T, a, b *side) {
 
 // TestTshark lets a dissector that others wrote judge what goes over the wire.
 func TestTshark(t *testing.T) {
-	by := func(kinds ...ReadyKind) Config {
+	by := func(kinds ...engine.Ready) Config {
 		if kinds == nil {
-			kinds = []ReadyKind{}
+			kinds = []engine.Ready{}
 		}
-		return Config{ReadyToReceive: kinds, Extensions: ExtensionsOff}
+		return Config{readyToReceive: kinds, extensions: engine.ExtensionsOff}
 	}
-	plain := Config{Extensions: ExtensionsOff}
+	plain := Config{extensions: engine.ExtensionsOff}
 	posted := func(post func(a, b *side) rdma.SendRequest) func(t *testing.T, a, b *side) {
 		return func(t *testing.T, a, b *side) {
 			r := post(a, b)
@@ -355,14 +359,16 @@ func TestTshark(t *testing.T) {
 			done(t, a)
 			next(t, b.recvs)
 			next(t, b.recvs)
-		}, wants: set("Write", "Read Request", "Read Response", "Atomic Request", "Atomic Response", "FetchAdd", "CmpSwap", "Unknown")},
+		}, wants: set("Write", "Atomic Request", "Atomic Response", "FetchAdd", "CmpSwap", "Unknown"),
+			// A Read asks for an answer that has not come by itself.
+			may: set("Read Request", "Read Response")},
 
-		{name: "ready by Write", a: by(ReadyWrite), b: plain, run: hello, wants: set("Write", "Send")},
-		{name: "ready by Read", a: by(ReadyRead), b: plain, run: hello, wants: set("Read Request", "Read Response", "Send")},
-		{name: "ready by Send", a: by(ReadySend), b: plain, run: hello, wants: set("Send")},
+		{name: "ready by Write", a: by(engine.ReadyWrite), b: plain, run: hello, wants: set("Write", "Send")},
+		{name: "ready by Read", a: by(engine.ReadyRead), b: plain, run: hello, wants: set("Read Request", "Read Response", "Send")},
+		{name: "ready by Send", a: by(engine.ReadySend), b: plain, run: hello, wants: set("Send")},
 		{name: "not peer to peer", a: by(), b: plain, run: hello, wants: set("Send")},
 		{name: "peer to peer declined", a: plain, b: by(), run: hello, wants: set("Send")},
-		{name: "revision 1", a: Config{Revision: wire.Revision1, Extensions: ExtensionsOff}, b: plain, run: hello, wants: set("Send"), lines: []string{"Revision: 1"}},
+		{name: "revision 1", a: Config{Revision: wire.Revision1, extensions: engine.ExtensionsOff}, b: plain, run: hello, wants: set("Send"), lines: []string{"Revision: 1"}},
 
 		{name: "bad key of a Write", fails: true, run: posted(func(a, b *side) rdma.SendRequest {
 			to := b.at(0)
@@ -372,9 +378,6 @@ func TestTshark(t *testing.T) {
 		{name: "Read out of bounds", fails: true, run: posted(func(a, b *side) rdma.SendRequest {
 			return rdma.SendRequest{Op: rdma.OpRead, Remote: b.at(1<<20 - 4)}
 		}), wants: set("Write", "Read Request", "Terminate"), lines: []string{"RDMA (0x0)", "Remote Protection Error (0x1)", "Base or bounds violation (0x01)"}},
-		{name: "no receive", fails: true, run: posted(func(a, b *side) rdma.SendRequest {
-			return rdma.SendRequest{Op: rdma.OpSend}
-		}), wants: set("Write", "Send", "Terminate"), lines: []string{"DDP (0x1)", "Untagged Buffer Error (0x2)", "Invalid MSN - no buffer available (0x02)"}},
 		{name: "message too long", fails: true, run: posted(func(a, b *side) rdma.SendRequest {
 			b.recv(1, 0, 4)
 			return rdma.SendRequest{Op: rdma.OpSend}

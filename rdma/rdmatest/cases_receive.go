@@ -1,6 +1,7 @@
 package rdmatest
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -13,6 +14,7 @@ var receiveCases = []testCase{
 	{"SharedReceiveLimit", []Feature{FeatureSharedReceive}, testSharedReceiveLimit},
 	{"SharedReceiveSurvives", []Feature{FeatureSharedReceive}, testSharedReceiveSurvives},
 	{"SharedReceiveKeepsAll", []Feature{FeatureSharedReceive}, testSharedReceiveKeepsAll},
+	{"SharedReceiveSleeper", []Feature{FeatureSharedReceive}, testSharedReceiveSleeper},
 	{"ReceiverLate", []Feature{FeatureReceiverNotReady}, testReceiverLate},
 	{"ReceiverNeverReady", []Feature{FeatureReceiverNotReady}, testReceiverNeverReady},
 	{"NoReceive", nil, testNoReceive},
@@ -138,6 +140,72 @@ func testSharedReceiveSurvives(e *env) {
 	b[2].recvs.quiet("no receive is flushed")
 }
 
+// testSharedReceiveSleeper has a goroutine sleep for messages of shared receives, as
+// servers do. Each message wakes it, and closing the queue ends it: the end of a
+// connection need not wake it, since shared receives are not flushed.
+func testSharedReceiveSleeper(e *env) {
+	const depth = 8
+	srq, a, b := e.shared(2, rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1})
+	q := b[0].recvs
+	for id := range uint64(depth) {
+		e.postShared(srq, id, nil)
+	}
+	messages, over := make(chan rdma.Completion, depth), make(chan error, 1)
+	ctx, cancel := context.WithCancel(e.ctx)
+	defer cancel()
+	go func() {
+		defer close(messages)
+		batch := make([]rdma.Completion, depth)
+		for {
+			if err := q.Arm(false); err != nil {
+				over <- err
+				return
+			}
+			n, err := q.Poll(batch)
+			for _, c := range batch[:n] {
+				messages <- c
+			}
+			if n == 0 && err == nil {
+				err = q.Wait(ctx)
+			}
+			if err != nil {
+				over <- err
+				return
+			}
+		}
+	}()
+	bounded, done := e.bound()
+	defer done()
+	for id := range uint64(depth / 2) {
+		p := id % 2
+		a[p].send(rdma.SendRequest{ID: id, Op: rdma.OpSend, Flags: rdma.Signaled})
+		a[p].sends.success(id)
+		select {
+		case c, ok := <-messages:
+			if !ok {
+				e.fatalf("waiting for message %d: %v", id, <-over)
+			}
+			if c.Status != rdma.StatusSuccess || c.QueuePair != b[p].Number() {
+				e.fatalf("message %d completes as %+v", id, c)
+			}
+		case <-bounded.Done():
+			e.fatalf("message %d wakes nobody", id)
+		}
+	}
+	for _, c := range b {
+		e.check(c.Disconnect(), "Disconnect")
+		e.check(c.Close(), "Close")
+	}
+	e.check(q.Close(), "CompletionQueue.Close")
+	select {
+	case err := <-over:
+		e.wants(err, "waiting over CompletionQueue.Close", rdma.ErrClosed)
+	case <-bounded.Done():
+		e.fatalf("Wait does not end when its queue is closed")
+	}
+	e.check(srq.Close(), "SharedReceiveQueue.Close")
+}
+
 // testSharedReceiveKeepsAll ends a queue pair in the middle of messages. Each
 // receive then has been told of, once, or is still there for the other.
 func testSharedReceiveKeepsAll(e *env) {
@@ -259,8 +327,8 @@ func testReceiverNeverReady(e *env) {
 // testNoReceive sends to a peer without receives where the device does not
 // wait: the connection fails, at both ends.
 func testNoReceive(e *env) {
-	if e.suite.has(FeatureReceiverNotReady) {
-		return // testReceiverNeverReady is its case
+	if e.suite.has(FeatureReceiverNotReady) || e.b().attributes.Has(rdma.CapReceiverWaits) {
+		return // testReceiverNeverReady is its case, or testReceiverWaits
 	}
 	a, b := e.connect(nil)
 	a.recv(1, nil)

@@ -32,12 +32,12 @@
 //
 // Beside the scripts, which each look at one thing, the case History runs random
 // operations of all kinds on many connections and compares them with a sequential
-// model (package history). Half of its seeds are new in each run; a failure prints
-// its seed, and
+// model (package history). Its seeds are the same in each run. A failure prints its
+// seed, and
 //
 //	go test -run '.../History$' -rdmatest.seed=SEED -rdmatest.links=1
 //
-// repeats the plan, though not the timing; more links search longer.
+// repeats the plan, though not the timing. Other seeds and more links search further.
 //
 // The folder fake has a model of a network within one process, which passes the
 // suite, and can be given the bugs that the suite must find.

@@ -17,6 +17,7 @@ const (
 	FeatureSharedReceive    Feature = "shared-receive"
 	FeaturePolledWrites     Feature = "polled-writes"
 	FeatureReceiverNotReady Feature = "receiver-not-ready"
+	FeatureReceiverWaits    Feature = "receiver-waits"
 	FeatureSendInvalidate   Feature = "send-invalidate"
 	FeatureInline           Feature = "inline"
 	// FeatureReadScatter is a Read with more than one local entry.
@@ -89,7 +90,9 @@ var lacks = []Lack{
 	{"iwarp", "*", FeatureReceiverNotReady, iwarpRNR},
 	{"iwarp", "*", FeatureReadScatter, iwarpRead},
 	{"iwarp", "*", FeaturePolledWrites, iwarpPolled},
+	{"shm", "*", FeatureReceiverWaits, "the sender waits"},
 	{"shm", "*", FeatureSendInvalidate, "a peer's mapping cannot be taken from it by a message"},
+	{"ibverbs", "*", FeatureReceiverWaits, "the sender waits, or the connection fails"},
 	{"ibverbs", "*", FeatureSendInvalidate, "the keys of a program's regions cannot be revoked by a peer, only those of memory windows"},
 	{"ibverbs", "siw*", FeatureSendImmediate, iwarpImmediate},
 	{"ibverbs", "siw*", FeatureWriteImmediate, iwarpImmediate},

@@ -78,6 +78,8 @@ var mutants = map[fake.Bugs]struct {
 	fake.BugNoRevocation:        {"both", "SendInvalidate"},
 	fake.BugAllRevocable:        {"both", "InvalidateRefused"},
 	fake.BugLosesShared:         {"both", "SharedReceiveKeepsAll"},
+	fake.BugDropsWaiting:        {"waiting", "ReceiverWaits|SharedReceiverWaits"},
+	fake.BugSleepsOverClose:     {"both", "SharedReceiveSleeper"},
 }
 
 // TestMutants breaks the fake in every way that it knows. The suite must notice
@@ -153,7 +155,11 @@ func TestMutant(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := fake.InfiniBand
-	if class != "ib" {
+	switch class {
+	case "ib":
+	case "waiting":
+		config = waiting
+	default:
 		config = fake.IWARP
 	}
 	s := suite(config, class, func(c *fake.Config) { c.Bugs = bug })

@@ -33,6 +33,15 @@ var mayLack = []rdmatest.Lack{
 	{Provider: "fake", Device: "iwarp-*", Feature: rdmatest.FeatureReceiverNotReady, Reason: "as iWARP"},
 	{Provider: "fake", Device: "iwarp-*", Feature: rdmatest.FeatureReadScatter, Reason: "as iWARP"},
 	{Provider: "fake", Device: "iwarp-*", Feature: rdmatest.FeaturePolledWrites, Reason: "as iWARP"},
+	{Provider: "fake", Device: "iwarp-*", Feature: rdmatest.FeatureReceiverWaits, Reason: "not all do"},
+	{Provider: "fake", Device: "ib-*", Feature: rdmatest.FeatureReceiverWaits, Reason: "the sender waits"},
+}
+
+// waiting is a fake of the iWARP class whose receivers wait.
+func waiting(name string) fake.Config {
+	c := fake.IWARP("iwarp-" + name)
+	c.Capabilities |= rdma.CapReceiverWaits
+	return c
 }
 
 var withoutPeer = rdmatest.Lack{Provider: "fake", Device: "*", Feature: rdmatest.FeaturePeer, Reason: "it cannot take its TCP connections with it"}
@@ -64,6 +73,8 @@ func TestInfiniBand(t *testing.T) { rdmatest.Run(t, suite(fake.InfiniBand, "ib",
 
 func TestIWARP(t *testing.T) { rdmatest.Run(t, suite(fake.IWARP, "iwarp", nil)) }
 
+func TestReceiverWaits(t *testing.T) { rdmatest.Run(t, suite(waiting, "waiting", nil)) }
+
 func dialTCP(ctx context.Context, address string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "tcp", address)
@@ -86,7 +97,7 @@ func TestPromptReads(t *testing.T) {
 		c.PromptReads, c.HeapMemory = true, true
 		c.Capabilities &^= rdma.CapPolledWrites
 	})
-	s.MayLack = []rdmatest.Lack{{Provider: "fake", Device: "*", Feature: rdmatest.FeaturePolledWrites, Reason: "a race by definition"}}
+	s.MayLack = append(s.MayLack, rdmatest.Lack{Provider: "fake", Device: "*", Feature: rdmatest.FeaturePolledWrites, Reason: "a race by definition"})
 	s.MaxMessage = 1 << 20
 	rdmatest.Run(t, s)
 }

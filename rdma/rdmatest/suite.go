@@ -109,8 +109,8 @@ func Run(t *testing.T, s Suite) {
 		t.Cleanup(func() { checkLeft(t, before) })
 	}
 	for _, group := range [][]testCase{
-		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, receiveCases,
-		accessCases, postCases, failureCases, peerCases, randomCases, historyCases,
+		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, receiveCases, waitCases,
+		accessCases, postCases, failureCases, peerCases, historyCases,
 	} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
@@ -203,6 +203,8 @@ func (s *Suite) deviceHas(d rdma.Device, f Feature) bool {
 		return a.Has(rdma.CapPolledWrites)
 	case FeatureReceiverNotReady:
 		return a.Has(rdma.CapReceiverNotReady)
+	case FeatureReceiverWaits:
+		return a.Has(rdma.CapReceiverWaits)
 	case FeatureSendInvalidate:
 		return a.Has(rdma.CapSendInvalidate)
 	case FeatureInline:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -206,28 +207,53 @@ var connectedAttacks = map[string]struct {
 	packets func(a *attacker) [][]byte
 	files   func(a *attacker) []int // beside the last packet
 	lives   bool                    // the connection must survive
+	asked   bool                    // the victim has asked for the region of key 5
 }{
 	"nonsense":                  {packets: func(*attacker) [][]byte { return [][]byte{{200, 1, 2, 3}} }},
 	"a second hello":            {packets: func(a *attacker) [][]byte { h, _ := a.hello(); return [][]byte{h.append(packetHello, nil)} }},
 	"a second confirmation":     {packets: func(*attacker) [][]byte { return [][]byte{{byte(packetReady)}} }},
 	"a packet that is too long": {packets: func(*attacker) [][]byte { return [][]byte{make([]byte, maxPacket+100)} }},
 	"a want that is too short":  {packets: func(*attacker) [][]byte { return [][]byte{{byte(packetWant), 0, 1}} }},
-	"a region that nobody asked for": {packets: func(*attacker) [][]byte {
+	"a region that nobody asked for": {
+		packets: func(*attacker) [][]byte {
+			return [][]byte{grant{want: want{value: 5}, found: true, key: 5, handle: 9, length: 4096}.append(nil)}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false)} },
+	},
+	"an answer that nobody asked for": {packets: func(*attacker) [][]byte { return [][]byte{grant{want: want{value: 5}}.append(nil)} }},
+	"another region than the one that was asked for": {
+		asked: true,
+		packets: func(*attacker) [][]byte {
+			return [][]byte{grant{want: want{value: 6}, found: true, key: 6, handle: 9, length: 4096}.append(nil)}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false)} },
+	},
+	"a region for receives that may not be written": {
+		asked: true,
+		packets: func(*attacker) [][]byte {
+			return [][]byte{grant{want: want{byHandle: true, value: 5}, found: true, key: 5, handle: 5, length: 4096}.append(nil)}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false)} },
+	},
+	"a region without a descriptor": {asked: true, packets: func(*attacker) [][]byte {
 		return [][]byte{grant{want: want{value: 5}, found: true, key: 5, handle: 9, length: 4096}.append(nil)}
 	}},
 	"a region that is no memory": {
+		asked: true,
 		packets: func(*attacker) [][]byte {
 			return [][]byte{grant{want: want{value: 5}, found: true, key: 5, handle: 9, length: 4096}.append(nil)}
 		},
 		files: func(a *attacker) []int { return []int{a.openPipe()} },
 	},
 	"a region that can shrink": {
+		asked: true,
 		packets: func(*attacker) [][]byte {
 			return [][]byte{grant{want: want{value: 5}, found: true, key: 5, handle: 9, length: 4096}.append(nil)}
 		},
 		files: func(a *attacker) []int { return []int{a.unsealed(4096)} },
 	},
 	"a region of absurd length": {
+		asked: true,
 		packets: func(*attacker) [][]byte {
 			return [][]byte{grant{want: want{value: 5}, found: true, key: 5, handle: 9, length: 1 << 60}.append(nil)}
 		},
@@ -316,6 +342,9 @@ func TestAttacksOnListener(t *testing.T) {
 		a := dialAttacker(t, l.Address())
 		each.attack(a)
 		got := a.answer()
+		if identity := fmt.Sprintf("process %d", os.Getpid()); strings.Contains(got, l.Address()) || strings.Contains(got, identity) {
+			t.Errorf("the peer is told of a socket or a process: %q", got)
+		}
 		if !strings.HasPrefix(got, "refuse: ") && got != "hung up" || !strings.Contains(got, each.reason) {
 			t.Errorf("the answer is %q, want a refusal that says %q", got, each.reason)
 		}
@@ -446,6 +475,14 @@ func TestAttacksOnConnection(t *testing.T) {
 		if got := a.answer(); got != "accept" {
 			t.Fatalf("the answer is a %s", got)
 		}
+		if each.asked {
+			if _, err := s.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpWrite, SGEs: s.sge(0, 8), Remote: rdma.Remote{Key: 5}}}); err != nil {
+				t.Fatal(err)
+			}
+			if got := a.answer(); got != "want" {
+				t.Fatalf("the victim sends a %s", got)
+			}
+		}
 		packets := each.packets(a)
 		var answering sync.WaitGroup
 		if each.lives {
@@ -494,76 +531,4 @@ func TestAttacksOnConnection(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-// Sockets that say nothing hold few descriptors, do not keep others waiting
-// beyond their deadlines, and are gone with the listener.
-func TestSilentFlood(t *testing.T) {
-	device := openDevice(t, Config{})
-	l, err := device.Listen(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newSide(t, device, 4096)
-	before := countDescriptors(t)
-	const silent = maxReading + 100
-	var sockets []net.Conn
-	defer func() {
-		for _, c := range sockets {
-			c.Close()
-		}
-	}()
-	for range silent {
-		var d net.Dialer
-		// The backlog may be full: those wait in the kernel.
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		c, err := d.DialContext(ctx, "unixpacket", l.Address())
-		cancel()
-		if err != nil {
-			break
-		}
-		sockets = append(sockets, c)
-	}
-	if len(sockets) < maxReading {
-		t.Fatalf("only %d sockets", len(sockets))
-	}
-	// Their own ends are here, too.
-	if open := countDescriptors(t) - before; open > 2*len(sockets) {
-		t.Errorf("%d silent sockets hold %d descriptors", len(sockets), open)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := s.pair(nil).Connect(ctx, l.Address(), nil); !errors.Is(err, rdma.ErrTimeout) {
-		t.Errorf("Connect behind them: %v, want ErrTimeout", err)
-	}
-	for _, c := range sockets {
-		c.Close()
-	}
-	sockets = nil
-	// Others are served again.
-	from, to := s.pair(nil), s.pair(nil)
-	accepted := make(chan error, 1)
-	go func() {
-		for {
-			r, err := l.Accept(t.Context())
-			if err != nil {
-				accepted <- err
-				return
-			}
-			if string(r.PrivateData()) == "good" {
-				accepted <- r.Accept(t.Context(), to, nil)
-				return
-			}
-			_ = r.Reject(nil) // the one that timed out
-		}
-	}()
-	if _, err := from.Connect(t.Context(), l.Address(), []byte("good")); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-accepted; err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
 }

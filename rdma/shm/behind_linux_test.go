@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -243,8 +245,18 @@ func resident(t *testing.T) (rss int) {
 }
 
 // Thousands of connections fit: what each takes, with both its ends here, is
-// bounded, and given back.
+// bounded, and given back. Shared memory counts once for each mapping.
 func TestMemoryOfConnections(t *testing.T) {
+	t.Run("receives of their own", func(t *testing.T) {
+		testMemoryOfConnections(t, 64<<10, func(c *rdma.QueuePairConfig) { c.SendDepth, c.RecvDepth = 16, 16 }, false)
+	})
+	// As many sends as an endpoint has.
+	t.Run("a shared receive queue", func(t *testing.T) {
+		testMemoryOfConnections(t, 64<<10, func(c *rdma.QueuePairConfig) { c.SendDepth = 96 }, true)
+	})
+}
+
+func testMemoryOfConnections(t *testing.T, most int, change func(*rdma.QueuePairConfig), shared bool) {
 	n := 2000
 	if testing.Short() {
 		n = 200
@@ -259,11 +271,36 @@ func TestMemoryOfConnections(t *testing.T) {
 	}
 	device := openDevice(t, Config{})
 	a, b := newSide(t, device, 4096), newSide(t, device, 4096)
-	shape := func(c *rdma.QueuePairConfig) { c.SendDepth, c.RecvDepth, c.MaxSGE, c.MaxInline = 16, 16, 1, 64 }
-	connectMany(t, device, 1, func() rdma.QueuePair { return a.pair(shape) }, func() rdma.QueuePair { return b.pair(shape) })
+	pair := func(s *side) func() rdma.QueuePair {
+		var srq rdma.SharedReceiveQueue
+		if shared {
+			var err error
+			if srq, err = s.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: 4096}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range n {
+				if _, err := srq.PostRecv([]rdma.RecvRequest{{ID: uint64(i), SGEs: s.sge(0, 64)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return func() rdma.QueuePair {
+			return s.pair(func(c *rdma.QueuePairConfig) {
+				change(c)
+				c.MaxSGE, c.MaxInline, c.SharedReceive = 1, 64, srq
+			})
+		}
+	}
+	from, to := pair(a), pair(b)
+	connectMany(t, device, 1, from, to)
+	debug.FreeOSMemory()
 	before := resident(t)
-	froms, tos := connectMany(t, device, n, func() rdma.QueuePair { return a.pair(shape) }, func() rdma.QueuePair { return b.pair(shape) })
+	descriptors := countDescriptors(t)
+	froms, tos := connectMany(t, device, n, from, to)
 	for i, qp := range tos {
+		if shared {
+			break
+		}
 		if _, err := qp.PostRecv([]rdma.RecvRequest{{ID: uint64(i), SGEs: b.sge(0, 64)}}); err != nil {
 			t.Fatal(err)
 		}
@@ -272,15 +309,16 @@ func TestMemoryOfConnections(t *testing.T) {
 		if _, err := qp.PostSend([]rdma.SendRequest{{ID: uint64(i), Op: rdma.OpSend, SGEs: a.sge(0, 64)}}); err != nil {
 			t.Fatal(err)
 		}
-		if c := b.await(); c.ID != uint64(i) || c.Status != rdma.StatusSuccess {
+		if c := b.await(); c.ID != uint64(i) && !shared || c.Status != rdma.StatusSuccess {
 			t.Fatalf("%+v", c)
 		}
 	}
+	debug.FreeOSMemory()
 	each := (resident(t) - before) / n
-	t.Logf("%d connections of 16 sends and 16 receives: %d bytes resident for each, both ends and both mappings", n, each)
-	// An inbox of 16 slots is 4 KiB; each end has its own and the peer's mapped,
-	// and its queues, its socket's buffers and two goroutines' stacks in the heap.
-	if each > 96<<10 {
+	t.Logf("%d connections: %d bytes resident for each, both ends and both mappings; %d descriptors", n, each, countDescriptors(t)-descriptors)
+	// Each end touches a page of its own inbox and of the peer's; its queues, its
+	// socket's buffers and a goroutine's stack are in the heap.
+	if each > most && !race.Enabled {
 		t.Errorf("a connection takes %d bytes", each)
 	}
 	for _, s := range []*side{a, b} {

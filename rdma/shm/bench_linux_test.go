@@ -60,6 +60,31 @@ func BenchmarkSendLatency(b *testing.B) {
 	})
 }
 
+// bothReceives runs a benchmark with receives of the queue pairs' own and with
+// shared ones, in turns.
+func bothReceives(b *testing.B, f func(b *testing.B)) {
+	b.Run("own", f)
+	b.Run("shared", func(b *testing.B) {
+		b.Setenv(sharedVariable, "1")
+		f(b)
+	})
+}
+
+// BenchmarkSharedReceives compares shared receives with a queue pair's own, of one
+// connection that is alone: ping-pong and stream, both ends spinning.
+func BenchmarkSharedReceives(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprint("latency-", size), func(b *testing.B) {
+			bothReceives(b, func(b *testing.B) { pingPong(b, player{size: size}) })
+		})
+	}
+	for _, size := range sizes {
+		b.Run(fmt.Sprint("rate-", size), func(b *testing.B) {
+			bothReceives(b, func(b *testing.B) { stream(b, size) })
+		})
+	}
+}
+
 // BenchmarkSendWindow has several messages on their way, each of which is answered,
 // and sends the next when an answer comes. It reports what a message and its answer
 // take.
@@ -157,7 +182,7 @@ func awaitHandOver(word *atomic.Uint32, value uint32) bool {
 
 // handBack is the other process of BenchmarkFutexLatency.
 func handBack() error {
-	memory, err := memfd.Adopt(3, 4096, true, true)
+	memory, err := memfd.Adopt(3, 4096, memfd.Terms{Writable: true, Populate: true})
 	if err != nil {
 		return err
 	}
@@ -379,48 +404,50 @@ func BenchmarkSendRate(b *testing.B) { placements(b, sendRate) }
 
 func sendRate(b *testing.B) {
 	for _, size := range sizes {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			b.Setenv(rotationVariable, "4")
-			s, _ := with(b, "sink")
-			sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
-			var c [16]rdma.Completion
-			outstanding := 0
-			drain := func(most int) {
-				for idle := 0; outstanding > most; idle++ {
-					n, err := s.cq.Poll(c[:])
-					if err != nil {
-						b.Fatal(err)
-					}
-					for j := range c[:n] {
-						if c[j].Status != rdma.StatusSuccess {
-							b.Fatal(c[j].Status, s.qp.Err())
-						}
-						outstanding--
-					}
-					if idle&1023 == 1023 {
-						runtime.Gosched()
-					}
-				}
-			}
-			b.SetBytes(int64(size))
-			b.ReportAllocs()
-			b.ResetTimer()
-			for i := range b.N {
-				sends[0].Flags = 0
-				if i%64 == 63 || i == b.N-1 {
-					sends[0].Flags = rdma.Signaled
-					outstanding++
-				}
-				if _, err := s.qp.PostSend(sends); err != nil {
-					b.Fatal(err)
-				}
-				drain(4)
-			}
-			drain(0)
-			b.StopTimer()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "M/s")
-		})
+		b.Run(fmt.Sprint(size), func(b *testing.B) { stream(b, size) })
 	}
+}
+
+func stream(b *testing.B, size int) {
+	b.Setenv(rotationVariable, "4")
+	s, _ := with(b, "sink")
+	sends := []rdma.SendRequest{{Op: rdma.OpSend, SGEs: []rdma.SGE{{Region: s.memory, Offset: buffers * bufferBytes, Length: size}}}}
+	var c [16]rdma.Completion
+	outstanding := 0
+	drain := func(most int) {
+		for idle := 0; outstanding > most; idle++ {
+			n, err := s.cq.Poll(c[:])
+			if err != nil {
+				b.Fatal(err)
+			}
+			for j := range c[:n] {
+				if c[j].Status != rdma.StatusSuccess {
+					b.Fatal(c[j].Status, s.qp.Err())
+				}
+				outstanding--
+			}
+			if idle&1023 == 1023 {
+				runtime.Gosched()
+			}
+		}
+	}
+	b.SetBytes(int64(size))
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		sends[0].Flags = 0
+		if i%64 == 63 || i == b.N-1 {
+			sends[0].Flags = rdma.Signaled
+			outstanding++
+		}
+		if _, err := s.qp.PostSend(sends); err != nil {
+			b.Fatal(err)
+		}
+		drain(4)
+	}
+	drain(0)
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "M/s")
 }
 
 // BenchmarkOneProcess is what the processor spends on a message: both ends in

@@ -12,42 +12,47 @@ import (
 	"github.com/verbena-data/verbena/internal/futex"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
-// How often a queue pair may be found empty before it is polled no longer and
-// its sender has to ring. Few are cheap to look at for longer.
+// A queue pair that has been found empty so many times in a row is cold: its sender
+// rings, and the next look in vain is the last. Up to 4 queue pairs are cheap to look
+// at, so they are given 4,096 looks; each of more is given 64.
 const (
 	patienceFew  = 4096
 	patienceMany = 64
 	few          = 4
 )
 
-// A receiver that is as fast as its sender would take each line away from it as
-// soon as it is written, and the next one, too, before it is. So after some
-// messages in a row that came just after a look in vain, the next harvests begin
-// with a rest, in which the sender gets ahead. That is worth it if several messages
-// come meanwhile; if not, it is tried again after twice as many.
+// A receiver that is as fast as its sender takes each line away from it as soon as it
+// is written, and the next line before it is written. Both are then slow.
+//
+// So a receiver that is just behind rests before it looks. It is just behind if 8
+// harvests in a row found a message after at most 4 looks in vain. The next 64
+// harvests then rest for 12 times 20 ns each, and the sender gets ahead. A rest is
+// worth it if at least 3 messages come meanwhile. If fewer come, rests stop, and
+// the next try takes twice as many harvests, up to 4,096.
 const (
-	closeLooks  = 4 // looks in vain that are few
-	closeBehind = 8 // messages in a row
+	closeLooks  = 4
+	closeBehind = 8
 	closeMost   = 4096
-	restsAtOnce = 64 // harvests
-	restLength  = 12 // of about 20 ns each
-	restWorth   = 3  // messages
+	restsAtOnce = 64
+	restLength  = 12
+	restWorth   = 3
 )
 
-// A queue pair whose sender rings is polled without that again after so many
-// messages in a row which nobody armed the queue for, so that a receiver that
-// sleeps between messages need not call barrier for each, and only if so few
-// queue pairs are polled that looking at all of them is cheaper than rings.
+// The sender of a cold queue pair may stop ringing after 32 messages that were taken
+// without an Arm in between. A receiver that sleeps between messages so calls barrier
+// for none of them. Nor may it if more than 16 queue pairs are polled: looking at all
+// of those costs more than the rings.
 const (
 	warmAfter = 32
 	warmest   = 16
 )
 
-// A completionQueue stores the completions of the send queues and of whatever
-// is flushed. Those of receives stay in the inboxes until Poll takes them from
-// there, so they never overrun it.
+// A completionQueue stores the completions of send queues and of what is flushed.
+// Received messages stay in the inboxes until Poll takes them from there. So they
+// never overrun the queue.
 type completionQueue struct {
 	domain *domain
 	index  uint32 // of its block in the doorbell
@@ -66,13 +71,13 @@ type completionQueue struct {
 	arms    uint64 // calls of Arm
 	overrun bool
 	failing bool // failUsers is about to run
-	users   int
 	closed  atomic.Bool
 	waits   sync.WaitGroup // calls of Wait
 
 	blockedMu    sync.Mutex
 	blocked      []*queuePair // whose next request waits for the peer
-	skip, skips  int          // polls to leave them alone, and the last choice of that
+	skip         int          // polls that leave them alone
+	skips        int          // what skip was last set to
 	blockedCount atomic.Int32
 
 	wake chan struct{} // by the agent
@@ -86,36 +91,34 @@ type entry struct {
 }
 
 func (d *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
-	if limit := d.device.Attributes().MaxCompletions; depth < 1 || depth > limit {
-		return nil, fmt.Errorf("shm: completion queue of depth %d: %w: from 1 to %d", depth, rdma.ErrInvalid, limit)
+	a := d.device.Attributes()
+	if err := domains.CompletionQueue(depth, &a); err != nil {
+		return nil, fmt.Errorf("shm: completion queue: %w", err)
 	}
 	cq := &completionQueue{domain: d, ring: make([]entry, depth), wake: make(chan struct{}, 1)}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, errClosed("domain")
+	d.members.Lock()
+	defer d.members.Unlock()
+	if err := d.members.Usable(); err != nil {
+		return nil, fmt.Errorf("shm: completion queue: %w", err)
 	}
-	if len(d.queues) == bellQueues {
+	if len(d.blocks) == bellQueues {
 		return nil, fmt.Errorf("shm: the domain has %d completion queues already: let queue pairs share them: %w", bellQueues, rdma.ErrQueueFull)
 	}
-	for d.queues[d.nextQueue%bellQueues] != nil {
-		d.nextQueue++
+	for used := true; used; d.nextBlock++ {
+		cq.index = d.nextBlock % bellQueues
+		_, used = d.blocks[cq.index]
 	}
-	cq.index = d.nextQueue % bellQueues
-	d.nextQueue++
 	cq.bell = d.bell.block(cq.index)
 	cq.bell.armed().Store(0)
-	d.queues[cq.index] = cq
+	d.blocks[cq.index] = struct{}{}
+	d.members.Completions.Add(cq)
 	return cq, nil
 }
 
-func (cq *completionQueue) attach(qp *queuePair, receives bool) error {
+// attach makes the queue one that a queue pair uses. It may not be closed any more.
+func (cq *completionQueue) attach(qp *queuePair, receives bool) {
 	cq.mu.Lock()
 	defer cq.mu.Unlock()
-	if cq.closed.Load() {
-		return errClosed("completion queue")
-	}
-	cq.users++
 	if receives {
 		bit := slices.IndexFunc(cq.ringers, func(pairs []*queuePair) bool { return len(pairs) == 0 })
 		switch {
@@ -129,14 +132,12 @@ func (cq *completionQueue) attach(qp *queuePair, receives bool) error {
 		qp.bit = uint32(bit)
 		cq.ringers[bit] = append(cq.ringers[bit], qp)
 	}
-	return nil
 }
 
 // detach takes the queue pair out, with its completions but those that have no
 // owner.
 func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 	cq.mu.Lock()
-	cq.users--
 	if receives {
 		cq.ringers[qp.bit] = without(cq.ringers[qp.bit], qp)
 		cq.hot = without(cq.hot, qp)
@@ -155,9 +156,9 @@ func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 	cq.unblock(qp)
 }
 
-// push makes room for a completion, which the caller fills in place: a copy of
-// what has just been written in pieces would wait for them. It returns nil if
-// there is none. The caller holds mu.
+// push makes room for a completion and returns it for the caller to fill in place.
+// Filled elsewhere in pieces and then copied, the copy would wait for the pieces.
+// push returns nil if there is no room. The caller holds mu.
 func (cq *completionQueue) push() *entry {
 	if cq.count == len(cq.ring) {
 		cq.overflow()
@@ -184,22 +185,19 @@ func (cq *completionQueue) overflow() {
 func (cq *completionQueue) failUsers(first bool) {
 	err := fmt.Errorf("shm: completion queue of %d entries: %w: make it deep enough for everything outstanding on its queue pairs", len(cq.ring), rdma.ErrOverrun)
 	if first {
-		cq.domain.events.add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: cq, Err: err})
+		cq.domain.events.Add(rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: cq, Err: err})
 	}
 	// A queue pair that is made later loses completions of its own, and fails then.
 	cq.mu.Lock()
 	cq.failing = false
 	cq.mu.Unlock()
-	cq.domain.mu.Lock()
-	var pairs []*queuePair
-	for _, qp := range cq.domain.pairs {
-		if qp.sendCQ == cq || qp.recvCQ == cq {
-			pairs = append(pairs, qp)
-		}
-	}
-	cq.domain.mu.Unlock()
+	cq.domain.members.Lock()
+	pairs := cq.domain.members.Pairs.List()
+	cq.domain.members.Unlock()
 	for _, qp := range pairs {
-		qp.fail(err, "")
+		if qp.sendCQ == cq || qp.recvCQ == cq {
+			qp.fail(err, "")
+		}
 	}
 	cq.notify(true)
 }
@@ -294,7 +292,7 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 	if len(cq.hot) > few {
 		patience = patienceMany
 	}
-	// Beginning where the last call ran out of room is fair to all.
+	// The last call may have run out of room here: beginning here is fair to all.
 	i := cq.next
 	for left := len(cq.hot); left > 0; left-- {
 		if i >= len(cq.hot) {
@@ -304,7 +302,7 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 			break
 		}
 		qp := cq.hot[i]
-		// With several to look at, each is left alone for a while anyway.
+		// With several queue pairs to look at, each rests anyway.
 		rested := qp.rests > 0 && qp.idle == 0 && len(cq.hot) == 1
 		if rested {
 			qp.rests--
@@ -530,7 +528,7 @@ func (cq *completionQueue) retryBlocked() {
 		return
 	}
 	defer cq.blockedMu.Unlock()
-	// Whoever looks too often takes the line away from the peer that writes it.
+	// Each look takes a line away from the peer that is to write it.
 	if cq.skip > 0 {
 		cq.skip--
 		return
@@ -549,6 +547,7 @@ func (cq *completionQueue) retryBlocked() {
 		moved = moved || qp.queueCount != before
 		qp.sendMu.Unlock()
 	}
+	// After looks in vain the next 1, 3, 7, 15 and then 31 polls do not look.
 	cq.skips = min(2*cq.skips+1, mostSkips)
 	if moved {
 		cq.skips = 0
@@ -560,16 +559,19 @@ const mostSkips = 31
 
 // Close implements rdma.CompletionQueue.
 func (cq *completionQueue) Close() error {
-	cq.mu.Lock()
-	if cq.users > 0 {
-		cq.mu.Unlock()
-		return fmt.Errorf("shm: close completion queue: %w: %d uses by queue pairs", rdma.ErrInUse, cq.users)
+	d := cq.domain
+	d.members.Lock()
+	was, err := d.members.Completions.Remove(cq)
+	d.members.Unlock()
+	if err != nil {
+		return fmt.Errorf("shm: close completion queue: %w", err)
 	}
-	first := cq.closed.CompareAndSwap(false, true)
-	cq.mu.Unlock()
-	if !first {
+	if !was {
 		return nil
 	}
+	cq.mu.Lock()
+	cq.closed.Store(true)
+	cq.mu.Unlock()
 	cq.bell.futex().Add(1)
 	wake(cq.bell.futex())
 	select {
@@ -577,8 +579,8 @@ func (cq *completionQueue) Close() error {
 	default:
 	}
 	cq.waits.Wait()
-	cq.domain.mu.Lock()
-	delete(cq.domain.queues, cq.index)
-	cq.domain.mu.Unlock()
+	d.members.Lock()
+	delete(d.blocks, cq.index)
+	d.members.Unlock()
 	return nil
 }

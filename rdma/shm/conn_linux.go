@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/internal/memfd"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/users"
 )
 
 const (
@@ -26,18 +29,26 @@ const (
 // A conn is the Unix socket of a connection. It carries set-up, descriptors and
 // the news of the peer's death; no data.
 type conn struct {
-	socket *net.UnixConn
-	peer   unix.Ucred
-	limit  time.Duration // of a write
+	socket  *net.UnixConn
+	fd      int // the socket's, for as long as that is open
+	peer    unix.Ucred
+	foreign bool          // the peer is, or may be, of another user
+	limit   time.Duration // of a write
+	misses  int           // regions that a foreign peer asked for in vain; the reader's
 
 	hungUp  atomic.Bool // the other end was closed, or its process died
 	writeMu sync.Mutex
 	buffer  []byte
 	control []byte
+
+	wantsMu sync.Mutex
+	wants   []want // that were sent and have no answer yet
 }
 
-func newConn(socket *net.UnixConn, limit time.Duration) (*conn, error) {
-	c := &conn{socket: socket, limit: limit, buffer: make([]byte, maxPacket), control: make([]byte, unix.CmsgSpace(4*maxDescriptors))}
+// newConn looks who is at the other end of a socket. If that is somebody who may
+// not connect, it returns the conn as well as the error, which says so.
+func newConn(socket *net.UnixConn, config *Config) (*conn, error) {
+	c := &conn{socket: socket, limit: config.AccessTimeout}
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -45,6 +56,7 @@ func newConn(socket *net.UnixConn, limit time.Duration) (*conn, error) {
 	var peer *unix.Ucred
 	var credErr error
 	if err := raw.Control(func(fd uintptr) {
+		c.fd = int(fd)
 		peer, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
 		return nil, err
@@ -53,6 +65,16 @@ func newConn(socket *net.UnixConn, limit time.Duration) (*conn, error) {
 		return nil, fmt.Errorf("credentials of the peer: %w", credErr)
 	}
 	c.peer = *peer
+	served := users.Served(config.AllowUIDs)
+	c.foreign = served.Foreign(peer.Uid)
+	if !served.Admits(peer.Uid) {
+		return c, fmt.Errorf("%s: %s: %s", c.name(), served.Why(peer.Uid), refusal)
+	}
+	if c.foreign {
+		if err := memfd.CheckForeign(); err != nil {
+			return c, fmt.Errorf("%s: memory of another user: %w", c.name(), err)
+		}
+	}
 	return c, nil
 }
 
@@ -64,16 +86,18 @@ func (c *conn) name() string {
 	return fmt.Sprintf("process %d of user %d", c.peer.Pid, c.peer.Uid)
 }
 
-// foreign tells whether the peer is of another user.
-func (c *conn) foreign() bool { return c.peer.Uid != uint32(os.Geteuid()) }
+func (c *conn) credentials() rdma.Credentials {
+	return rdma.Credentials{UID: c.peer.Uid, GID: c.peer.Gid, PID: int(c.peer.Pid)}
+}
 
-// checkUser refuses processes of other users.
-func (c *conn) checkUser(config *Config) error {
-	if !c.foreign() || slices.Contains(config.AllowUIDs, c.peer.Uid) {
-		return nil
+// PeerCredentials implements rdma.CredentialedQueuePair.
+func (qp *queuePair) PeerCredentials() (rdma.Credentials, bool) {
+	qp.stateMu.Lock()
+	defer qp.stateMu.Unlock()
+	if qp.conn == nil || qp.State() == rdma.StateInit {
+		return rdma.Credentials{}, false
 	}
-	return fmt.Errorf("%s is not of the user %d of this one, process %d, or a user namespace makes it look so: shared memory is for one user's processes; "+
-		"name the user in AllowUIDs on both sides, run both in one user namespace, or use another provider", c.name(), os.Geteuid(), os.Getpid())
+	return qp.conn.credentials(), true
 }
 
 // bound makes pending calls of the connection fail when ctx ends. The returned
@@ -150,6 +174,9 @@ func (p *packet) release() {
 
 // read reads a packet. At most one goroutine reads at a time.
 func (c *conn) read() (p packet, err error) {
+	if c.buffer == nil {
+		c.buffer, c.control = make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*maxDescriptors))
+	}
 	n, controlBytes, flags, _, err := c.socket.ReadMsgUnix(c.buffer, c.control)
 	if err != nil {
 		c.noteHangUp(err)
@@ -179,10 +206,40 @@ func (c *conn) read() (p packet, err error) {
 	return p, nil
 }
 
+// maxWants is how many questions for regions may be without an answer. A queue
+// pair asks one at a time; more come together when another connection brings the
+// answer first.
+const maxWants = 64
+
 // want asks for a region and reports whether it could. If not, the request that
-// waits for it asks again, until its time is over.
+// waits for it asks again, until its time is over. One goroutine asks at a time.
 func (c *conn) want(w want) bool {
-	return c.writeWithin(atOnce, w.append(make([]byte, 0, wantLength))) == nil
+	c.wantsMu.Lock()
+	n := len(c.wants)
+	if n >= maxWants {
+		c.wantsMu.Unlock()
+		return false
+	}
+	c.wants = append(c.wants, w) // before the answer can come
+	c.wantsMu.Unlock()
+	if c.writeWithin(atOnce, w.append(make([]byte, 0, wantLength))) == nil {
+		return true
+	}
+	c.wantsMu.Lock()
+	c.wants = c.wants[:len(c.wants)-1]
+	c.wantsMu.Unlock()
+	return false
+}
+
+// answered notes the answer to a want. They come in the order of the questions.
+func (c *conn) answered(w want) error {
+	c.wantsMu.Lock()
+	defer c.wantsMu.Unlock()
+	if len(c.wants) == 0 || c.wants[0] != w {
+		return fmt.Errorf("%w: a region that was not asked for", errPacket)
+	}
+	c.wants = slices.Delete(c.wants, 0, 1)
+	return nil
 }
 
 // revoke tells that a region has gone. A peer that misses it finds out when it
@@ -197,3 +254,29 @@ func (c *conn) goodbye(why string) {
 }
 
 func (c *conn) close() { _ = c.socket.Close() }
+
+// refuse tells the peer why it is not served, and closes.
+func (c *conn) refuse(why string) { c.turnAway(appendText(packetRefuse, why)) }
+
+// turnAway writes a last packet and closes. What the peer has sent is thrown away
+// first: a socket that is closed with something unread takes along what was
+// written to it.
+func (c *conn) turnAway(last []byte) {
+	_ = c.socket.CloseRead() // the peer can send nothing more
+	if raw, err := c.socket.SyscallConn(); err == nil {
+		var b [1]byte
+		_ = raw.Control(func(fd uintptr) {
+			for range maxUnread {
+				if _, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT); err != nil {
+					return
+				}
+			}
+		})
+	}
+	_ = c.writeWithin(atOnce, last)
+	c.close()
+}
+
+// maxUnread is how many packets turnAway throws away. Who has sent more does not
+// learn the reason.
+const maxUnread = 16

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -80,40 +81,35 @@ func (qp *queuePair) describe(private []byte) (*hello, []int) {
 		least: versionMin, greatest: versionMax, domain: qp.domain.id, queuePair: qp.number, inbox: qp.inbox.shape, barriers: qp.domain.device.barriers(),
 		bell: bellPlace{qp.recvCQ.index, qp.bit}, retryBit: qp.number % bellBits, private: private,
 	}
-	descriptors := []int{qp.inboxFile.FD(), qp.domain.tableFile.FD(), qp.domain.bellFile.FD()}
 	if qp.srq != nil {
-		h.shared, h.sharedShape = true, qp.srq.queue.shape
-		descriptors = append(descriptors, qp.srq.file.FD())
+		h.shared, h.least = true, versionLent
 	}
-	return h, descriptors
+	return h, []int{qp.inboxFile.FD(), qp.domain.tableFile.FD(), qp.domain.bellFile.FD()}
 }
 
 // adopt maps what the peer described and takes the descriptors out of p.
 func (qp *queuePair) adopt(h *hello, p *packet, c *conn) error {
-	if len(p.descriptors) != h.descriptors() {
-		return fmt.Errorf("%w: %d descriptors, expected %d", errPacket, len(p.descriptors), h.descriptors())
+	if len(p.descriptors) != helloDescriptors {
+		return fmt.Errorf("%w: %d descriptors, expected %d", errPacket, len(p.descriptors), helloDescriptors)
+	}
+	if qp.srq != nil && h.greatest < versionLent {
+		return fmt.Errorf("the peer speaks versions %d to %d, a shared receive queue here needs %d: update the older program", h.least, h.greatest, versionLent)
 	}
 	qp.sendMu.Lock()
 	defer qp.sendMu.Unlock()
-	var err error
-	if qp.outMemory, err = memfd.Adopt(p.take(0), h.inbox.size(), true, true); err != nil {
-		return fmt.Errorf("the peer's inbox: %w", err)
-	}
-	if h.shared {
-		if qp.sharedMemory, err = memfd.Adopt(p.take(3), h.sharedShape.size(), true, true); err != nil {
-			return fmt.Errorf("the peer's shared receive queue: %w", err)
-		}
-		qp.outShared = viewShared(qp.sharedMemory, h.sharedShape)
-	}
-	qp.out = viewInbox(qp.outMemory, h.inbox)
-	qp.remote = *h
-	qp.lazy.Store(h.barriers && qp.domain.device.barriers())
-	peer, err := qp.domain.device.acquirePeer(peerIdentity{domain: h.domain, process: c.peer.Pid}, p.take(1), p.take(2))
+	peer, err := qp.domain.device.acquirePeer(peerIdentity{domain: h.domain, process: c.peer.Pid}, c.foreign, p.take(1), p.take(2))
 	if err != nil {
 		return err
 	}
 	peer.join(qp)
 	qp.peer.Store(peer)
+	// An idle connection touches little of its rings, so they are not populated.
+	if qp.outMemory, err = memfd.Adopt(p.take(0), h.inbox.size(), memfd.Terms{Writable: true, Foreign: c.foreign}); err != nil {
+		return fmt.Errorf("the peer's inbox: %w", err)
+	}
+	qp.out = viewInbox(qp.outMemory, h.inbox)
+	qp.remote = *h
+	qp.lazy.Store(h.barriers && qp.domain.device.barriers())
 	return nil
 }
 
@@ -162,10 +158,7 @@ func (qp *queuePair) connect(ctx context.Context, address string, private []byte
 		return nil, err
 	}
 	config := qp.domain.device.config
-	c, err := newConn(socket, config.AccessTimeout)
-	if err == nil {
-		err = c.checkUser(config)
-	}
+	c, err := newConn(socket, config)
 	if err == nil {
 		err = qp.setConn(c, c.name()+" at "+address)
 	}
@@ -174,7 +167,8 @@ func (qp *queuePair) connect(ctx context.Context, address string, private []byte
 	}
 	defer c.bound(ctx)()
 	h, descriptors := qp.describe(private)
-	if err := c.write(h.append(packetHello, nil), descriptors...); err != nil {
+	// A listener that refuses this user does not read, but says why.
+	if err := c.write(h.append(packetHello, nil), descriptors...); err != nil && !errors.Is(err, syscall.EPIPE) {
 		return nil, err
 	}
 	p, err := c.read()
@@ -284,7 +278,7 @@ func (qp *queuePair) serve() {
 // failEvent fails the queue pair and tells so by an event.
 func (qp *queuePair) failEvent(kind rdma.EventKind, err error, farewell string) {
 	if qp.end(err, farewell, rdma.StateError) {
-		qp.domain.events.add(rdma.Event{Kind: kind, QueuePair: qp, Err: err})
+		qp.domain.events.Add(rdma.Event{Kind: kind, QueuePair: qp, Err: err})
 	}
 }
 
@@ -324,35 +318,48 @@ func (qp *queuePair) handle(p *packet) error {
 
 // give answers a peer that wants a region.
 func (qp *queuePair) give(w want) error {
-	r, ok := qp.domain.grantFor(w, qp, qp.conn.foreign())
+	r, access, ok := qp.domain.grantFor(w, qp, qp.conn.foreign)
 	if !ok {
-		return qp.conn.write(grant{want: w}.append(nil))
+		return qp.giveNothing(w)
 	}
-	// The descriptor must not be closed, and its number reused, while it is sent.
-	r.fileMu.Lock()
-	defer r.fileMu.Unlock()
-	if r.closed.Load() {
-		return qp.conn.write(grant{want: w}.append(nil))
+	fd, err := r.descriptor(mayWrite(access))
+	if errors.Is(err, rdma.ErrClosed) {
+		return qp.giveNothing(w)
 	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
 	qp.granted.Store(r.handle, struct{}{})
-	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(r.access), address: r.Address(), length: uint64(len(r.bytes)), state: r.state}
-	fd := r.file.FD()
-	if !mayWrite(r.access) {
-		readOnly, err := r.file.OpenReadOnly()
-		if err != nil {
-			return err
-		}
-		defer unix.Close(readOnly)
-		fd = readOnly
-	}
+	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(access), address: r.Address(), length: uint64(len(r.bytes)), state: r.state}
 	return qp.conn.write(g.append(nil), fd)
+}
+
+// maxMisses is how many regions that are not there for it a peer of another user
+// may ask for over one connection. One that closes regions while they are asked
+// for causes some; guessing one key of 1,000 regions takes 4 million on average.
+const maxMisses = 1024
+
+func (qp *queuePair) giveNothing(w want) error {
+	if qp.conn.foreign {
+		if qp.conn.misses++; qp.conn.misses > maxMisses {
+			return fmt.Errorf("%w: %d requests for regions that are not there for it", errPacket, maxMisses)
+		}
+	}
+	return qp.conn.write(grant{want: w}.append(nil))
 }
 
 // receiveGrant takes the answer to want.
 func (qp *queuePair) receiveGrant(g grant, p *packet) error {
+	if err := qp.conn.answered(g.want); err != nil {
+		return err
+	}
 	if g.found {
 		if len(p.descriptors) != 1 {
 			return fmt.Errorf("%w: a region with %d descriptors", errPacket, len(p.descriptors))
+		}
+		if g.byHandle && rdma.Access(g.access)&rdma.AccessLocalWrite == 0 {
+			return fmt.Errorf("%w: a region that holds receives and may not be written", errPacket)
 		}
 		if err := qp.peer.Load().add(g, p.take(0)); err != nil {
 			return err
@@ -360,11 +367,16 @@ func (qp *queuePair) receiveGrant(g grant, p *packet) error {
 	}
 	qp.sendMu.Lock()
 	defer qp.sendMu.Unlock()
-	qp.askedValid = false
+	if qp.asked == g.want {
+		qp.askedValid = false
+	}
 	qp.refused, qp.refusedValid = g.want, !g.found
 	if qp.queueCount > 0 && qp.progress() {
 		qp.unblock()
 	}
+	// It holds for the request that waited. Later ones may be granted the region:
+	// another user's peer gets it once it holds a receive.
+	qp.refusedValid = false
 	return nil
 }
 
@@ -379,12 +391,19 @@ type listener struct {
 	closed   <-chan struct{}
 	once     sync.Once
 	workers  sync.WaitGroup
-	reading  chan struct{} // bounds the sockets whose request has not come yet
+	silent   silent
+	reading  chan struct{} // one for each socket that is read
+
+	waitingMu sync.Mutex
+	waiting   map[uint32]int // requests in the channel, by user; other users' only
 }
 
 const (
 	maxWaiting = 1024 // connection requests that wait for Accept
-	maxReading = 128
+	// maxWaitingOther is how many of those may be of one other user.
+	maxWaitingOther = 64
+	// maxReading is how many sockets may be open whose request has not come yet.
+	maxReading = 256
 )
 
 func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, error) {
@@ -393,7 +412,7 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 		return nil, fmt.Errorf("shm: listen: %w", err)
 	}
 	if address == "" {
-		name := "verbena-" + hex.EncodeToString(suffix[:])
+		name := socketName[:len(socketName)-2*len(suffix)] + hex.EncodeToString(suffix[:])
 		if address = "@" + name; d.config.SocketDirectory != "" {
 			absolute, err := filepath.Abs(filepath.Join(d.config.SocketDirectory, name))
 			if err != nil {
@@ -409,11 +428,18 @@ func (d *device) Listen(ctx context.Context, address string) (rdma.Listener, err
 	if err != nil {
 		return nil, fmt.Errorf("shm: listen at %s: %w", address, err)
 	}
+	if address[0] == '/' && len(d.config.AllowUIDs) > 0 {
+		// Writing to a socket's file is what connecting takes.
+		if err := os.Chmod(address, 0o666); err != nil { //nolint:gosec // the user is checked when a connection is accepted
+			return nil, errors.Join(fmt.Errorf("shm: listen at %s: let the users in AllowUIDs connect: %w", address, err), socket.Close())
+		}
+	}
 	life, cancel := context.WithCancel(context.Background())
 	l := &listener{
 		device: d, socket: socket, address: address, context: life, cancel: cancel, closed: life.Done(),
-		requests: make(chan *request, maxWaiting), reading: make(chan struct{}, maxReading),
+		requests: make(chan *request, maxWaiting), reading: make(chan struct{}, maxReading), waiting: make(map[uint32]int),
 	}
+	l.silent.byUser = make(map[uint32][]*conn)
 	l.workers.Go(l.run)
 	return l, nil
 }
@@ -460,55 +486,130 @@ func (l *listener) run() {
 			continue
 		}
 		attempt = 0
-		select {
-		case l.reading <- struct{}{}:
-		case <-l.closed:
+		c, err := newConn(socket, l.device.config)
+		switch {
+		case c == nil:
 			_ = socket.Close()
-			return
+			continue
+		case errors.Is(err, memfd.ErrStrictOvercommit):
+			c.refuse(memfd.ErrStrictOvercommit.Error())
+			continue
+		case err != nil:
+			c.refuse(refusal)
+			continue
 		}
+		l.silent.add(c)
+		l.reading <- struct{}{} // whoever gives way, or has sent, leaves its place soon
 		l.workers.Go(func() {
 			defer func() { <-l.reading }()
-			l.read(socket)
+			l.read(c)
 		})
 	}
 }
 
-// read reads a connection request from a new socket and queues it.
-func (l *listener) read(socket *net.UnixConn) {
-	c, err := newConn(socket, l.device.config.AccessTimeout)
-	if err != nil {
-		_ = socket.Close()
-		return
+// silent are the sockets whose connection request has not been read. When there
+// are too many, one that has sent nothing gives way to a new one: the oldest of the
+// user who has most. So a user's silent sockets cost nobody else a place, and nobody
+// waits for them. A request that only waits for this process to read it stays.
+type silent struct {
+	mu     sync.Mutex
+	byUser map[uint32][]*conn // the oldest first
+	count  int
+	polled []unix.PollFd
+}
+
+// add adds a socket. The reader of the one that has to give way, if there is one,
+// ends at once.
+func (s *silent) add(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.count >= maxReading {
+		var most uint32
+		for user, sockets := range s.byUser {
+			if len(sockets) > len(s.byUser[most]) {
+				most = user
+			}
+		}
+		if late := s.oldest(most); late != nil {
+			s.drop(late)
+			_ = late.socket.SetReadDeadline(time.Unix(1, 0))
+		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
-	stop := context.AfterFunc(l.context, cancel)
+	s.byUser[c.peer.Uid] = append(s.byUser[c.peer.Uid], c)
+	s.count++
+}
+
+// oldest is a user's oldest socket on which nothing has come, or nil. mu is held,
+// so that all of them are open.
+func (s *silent) oldest(user uint32) *conn {
+	s.polled = s.polled[:0]
+	for _, c := range s.byUser[user] {
+		s.polled = append(s.polled, unix.PollFd{Fd: int32(c.fd), Events: unix.POLLIN})
+	}
+	if _, err := unix.Poll(s.polled, 0); err != nil {
+		return nil
+	}
+	for i := range s.polled {
+		if s.polled[i].Revents == 0 {
+			return s.byUser[user][i]
+		}
+	}
+	return nil
+}
+
+// remove takes a socket out that is not silent any more, and tells whether it
+// had to give way.
+func (s *silent) remove(c *conn) (gaveWay bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drop(c) {
+		return false
+	}
+	_ = c.socket.SetReadDeadline(time.Time{}) // its request came just then
+	return true
+}
+
+// drop takes a socket out, if it is in. mu is held.
+func (s *silent) drop(c *conn) bool {
+	sockets := s.byUser[c.peer.Uid]
+	i := slices.Index(sockets, c)
+	if i < 0 {
+		return false
+	}
+	s.count--
+	if s.byUser[c.peer.Uid] = slices.Delete(sockets, i, i+1); len(sockets) == 1 {
+		delete(s.byUser, c.peer.Uid)
+	}
+	return true
+}
+
+// read reads a connection request from a new socket and queues it.
+func (l *listener) read(c *conn) {
+	ctx, cancel := context.WithTimeout(l.context, handshakeTimeout)
 	release := c.bound(ctx)
 	p, err := c.read()
+	gaveWay := l.silent.remove(c)
 	release() // before Accept can hand the socket on
-	stop()
 	cancel()
 	if err != nil {
-		l.refuse(c, "no connection request came: "+err.Error())
-		return
-	}
-	// A socket that is closed with something unread takes the refusal along, so
-	// this comes after the reading.
-	if err := c.checkUser(l.device.config); err != nil {
-		p.release()
-		l.refuse(c, err.Error())
+		if gaveWay {
+			c.turnAway(append([]byte{byte(packetReject)}, rdma.RejectBusy...))
+			return
+		}
+		c.refuse(l.noRequest(err))
 		return
 	}
 	if p.kind() != packetHello {
-		l.refuse(c, fmt.Sprintf("a %s instead of a connection request", p.kind()))
+		c.refuse(fmt.Sprintf("a %s instead of a connection request", p.kind()))
 		p.release()
 		return
 	}
 	h, err := parseHello(p.bytes)
-	if err == nil && len(p.descriptors) != h.descriptors() {
-		err = fmt.Errorf("%w: %d descriptors, expected %d", errPacket, len(p.descriptors), h.descriptors())
+	if err == nil && len(p.descriptors) != helloDescriptors {
+		err = fmt.Errorf("%w: %d descriptors, expected %d", errPacket, len(p.descriptors), helloDescriptors)
 	}
 	if err != nil {
-		l.refuse(c, err.Error())
+		c.refuse(err.Error())
 		p.release()
 		return
 	}
@@ -516,9 +617,13 @@ func (l *listener) read(socket *net.UnixConn) {
 	r := &request{listener: l, conn: c, hello: h, packet: p}
 	select {
 	case <-l.closed:
-		r.refuse("the listener has been closed")
+		r.refuse(listenerClosed)
 		return
 	default:
+	}
+	if !l.mayWait(r) {
+		_ = r.Reject([]byte(rdma.RejectBusy))
+		return
 	}
 	select {
 	case l.requests <- r:
@@ -529,20 +634,57 @@ func (l *listener) read(socket *net.UnixConn) {
 		default:
 		}
 	default:
-		r.refuse(fmt.Sprintf("%d connection requests are waiting already", maxWaiting))
+		l.waited(r)
+		_ = r.Reject([]byte(rdma.RejectBusy)) // maxWaiting of them wait already
 	}
 }
 
-func (l *listener) refuse(c *conn, why string) {
-	_ = c.write(appendText(packetRefuse, why))
-	c.close()
+const listenerClosed = "the listener has been closed"
+
+// noRequest is what the peer is told if no connection request came. An error of
+// the socket itself would name the socket.
+func (l *listener) noRequest(err error) string {
+	switch {
+	case errors.Is(err, errPacket):
+		return err.Error()
+	case l.context.Err() != nil:
+		return listenerClosed
+	}
+	return fmt.Sprintf("no connection request came within %v", handshakeTimeout)
+}
+
+// mayWait counts a request of another user, and tells whether it has a place.
+func (l *listener) mayWait(r *request) bool {
+	if !r.conn.foreign {
+		return true
+	}
+	l.waitingMu.Lock()
+	defer l.waitingMu.Unlock()
+	if l.waiting[r.conn.peer.Uid] == maxWaitingOther {
+		return false
+	}
+	l.waiting[r.conn.peer.Uid]++
+	return true
+}
+
+// waited takes back what mayWait counted.
+func (l *listener) waited(r *request) {
+	if !r.conn.foreign {
+		return
+	}
+	l.waitingMu.Lock()
+	defer l.waitingMu.Unlock()
+	if l.waiting[r.conn.peer.Uid]--; l.waiting[r.conn.peer.Uid] == 0 {
+		delete(l.waiting, r.conn.peer.Uid)
+	}
 }
 
 func (l *listener) refuseWaiting() {
 	for {
 		select {
 		case r := <-l.requests:
-			r.refuse("the listener has been closed")
+			l.waited(r)
+			r.refuse(listenerClosed)
 		default:
 			return
 		}
@@ -557,6 +699,7 @@ func (l *listener) Accept(ctx context.Context) (rdma.ConnectRequest, error) {
 	}
 	select {
 	case r := <-l.requests:
+		l.waited(r)
 		return r, nil
 	case <-l.closed:
 		return nil, errClosed("accept: listener")
@@ -588,13 +731,16 @@ type request struct {
 	answered sync.Once
 }
 
+// PeerCredentials implements rdma.CredentialedRequest.
+func (r *request) PeerCredentials() (rdma.Credentials, bool) { return r.conn.credentials(), true }
+
 func (r *request) PrivateData() []byte   { return r.hello.private }
 func (r *request) RemoteAddress() string { return r.conn.name() }
 
 func (r *request) refuse(why string) {
 	r.answered.Do(func() {
 		r.packet.release()
-		r.listener.refuse(r.conn, why)
+		r.conn.refuse(why)
 	})
 }
 
@@ -636,7 +782,7 @@ func (r *request) accept(ctx context.Context, qp *queuePair, private []byte) err
 	defer r.packet.release()
 	done, err := qp.start()
 	if err != nil {
-		r.listener.refuse(r.conn, "the queue pair that should accept it was in use")
+		r.conn.refuse("the queue pair that should accept it was in use")
 		return err
 	}
 	defer done()
@@ -645,7 +791,7 @@ func (r *request) accept(ctx context.Context, qp *queuePair, private []byte) err
 			err = failure
 		}
 		err = contextError(ctx, err)
-		qp.fail(fmt.Errorf("shm: accept %s: %w", r.conn.name(), err), "accepting failed: "+err.Error())
+		qp.fail(fmt.Errorf("shm: accept %s: %w", r.conn.name(), err), "accepting failed")
 		r.conn.close()
 	}
 	return err

@@ -7,16 +7,19 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
 // Devices implements rdma.Provider. There is one device, shm0.
 func (p *Provider) Devices(context.Context) ([]rdma.Device, error) {
+	if p.invalid != nil {
+		return nil, p.invalid
+	}
 	if err := memfd.Available(); err != nil {
 		return nil, fmt.Errorf("%w: shm needs sealed memfds (Linux 5.1 or later; a seccomp profile may forbid memfd_create): %w", rdma.ErrUnavailable, err)
 	}
@@ -32,8 +35,8 @@ func (p *Provider) Devices(context.Context) ([]rdma.Device, error) {
 
 type device struct {
 	config *Config
-	number atomic.Uint32 // of the last queue pair
-	fences bool          // never uses barriers; for tests
+	number domains.Numbers // of queue pairs
+	fences bool            // never uses barriers; for tests
 
 	mu    sync.Mutex
 	peers map[peerIdentity]*peerDomain
@@ -62,6 +65,8 @@ func (d *device) Attributes() rdma.Attributes {
 		MaxPrivateData:  maxPrivateData,
 		KernelBypass:    true,
 		MemoryAlignment: os.Getpagesize(),
+		// Abstract sockets belong to a network namespace, those in a directory do not.
+		OneNetwork: d.config.SocketDirectory == "",
 	}
 }
 
@@ -69,7 +74,7 @@ func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	dom := &domain{
 		device:  d,
 		regions: make(map[uint32]*region), keys: make(map[uint32]*region),
-		pairs: make(map[uint32]*queuePair), queues: make(map[uint32]*completionQueue), shared: make(map[*sharedReceiveQueue]struct{}),
+		blocks:  make(map[uint32]struct{}),
 		waiters: make(map[*completionQueue]struct{}),
 		stop:    make(chan struct{}),
 	}
@@ -85,16 +90,14 @@ func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	}
 	dom.table = viewTable(dom.tableFile.Bytes())
 	dom.bell = viewDoorbell(dom.bellFile.Bytes())
-	if config.OnEvent != nil {
-		dom.events = newEventQueue(config.OnEvent)
-	}
+	dom.events.Start(config.OnEvent)
 	dom.workers.Go(dom.runAgent)
 	return dom, nil
 }
 
 // acquirePeer returns the peer's domain, which all connections to it share. It
 // takes the descriptors over.
-func (d *device) acquirePeer(identity peerIdentity, tableFD, bellFD int) (*peerDomain, error) {
+func (d *device) acquirePeer(identity peerIdentity, foreign bool, tableFD, bellFD int) (*peerDomain, error) {
 	file, err := memfd.Identify(tableFD)
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(tableFD), unix.Close(bellFD))
@@ -108,12 +111,12 @@ func (d *device) acquirePeer(identity peerIdentity, tableFD, bellFD int) (*peerD
 		_, _ = unix.Close(tableFD), unix.Close(bellFD)
 		return p, nil
 	}
-	p := &peerDomain{device: d, identity: identity, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{})}
-	p.tableMemory, err = memfd.Adopt(tableFD, tableBytes, false, false)
+	p := &peerDomain{device: d, identity: identity, foreign: foreign, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{})}
+	p.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: foreign})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the peer's region table: %w", err), unix.Close(bellFD))
 	}
-	p.bellMemory, err = memfd.Adopt(bellFD, bellBytes, true, false)
+	p.bellMemory, err = memfd.Adopt(bellFD, bellBytes, memfd.Terms{Writable: true, Foreign: foreign})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the peer's doorbell: %w", err), memfd.Unmap(p.tableMemory))
 	}

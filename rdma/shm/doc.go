@@ -10,6 +10,13 @@
 //
 // # Progress
 //
+// A queue pair with a shared receive queue is lent receives of it ahead of need, and
+// they are taken back when it is idle and others need them. A message finds its
+// receive lent, or is put into a slot all the same and has one when it is polled, or
+// asks for one: then the peer's poll or a goroutine of its domain has to run. A
+// receive counts as used, for the queue's depth and its limit event, when its message
+// is polled.
+//
 // PostSend carries out what it can before it returns, in order. What has to wait
 // (for a receive, or for a mapping) is carried out by the next Poll of the send
 // completion queue, or, if nobody polls, by a timer or the peer's wake-up.
@@ -28,18 +35,62 @@
 // Processes of the same user are trusted not to be malicious, but may be faulty
 // at any time. Whatever stands in shared memory is copied, then checked; the
 // truth about what was posted is kept privately. A peer that writes nonsense
-// fails its own connections with an error that says what was wrong. Memfds are
-// sealed against shrinking and growing, and that is verified on receipt, so no
-// access can raise SIGBUS. What a peer may only read it gets through a read-only
-// descriptor.
+// fails its own connections with an error that says what was wrong.
 //
-// Processes of other users are refused unless [Config.AllowUIDs] names them. Such
-// a peer gets, one by one, the regions that it names by key and that have any
-// remote right, and those that hold a receive which its connection may use. It
-// can read, and unless the region has no right to write, modify all of such a
-// region until the region's Close, whatever the single requests may do: give other
-// users regions of their own. No page is ever reused: what a peer still maps after
-// Close stays with it alone.
+// The kernel tells the user of each peer. It is checked when a socket is accepted,
+// before anything is read, and after connecting, before anything is sent. Processes
+// of other users are refused unless [Config.AllowUIDs] names them. In a user
+// namespace the overflow user (65534) stands for every user that the namespace does
+// not map, so a peer of that user is another user's, even if this process's own user
+// is shown as 65534, too. Only where the namespace maps every user, as the host's
+// own does, is 65534 a user as any other. Refusals name no process, user or socket.
+//
+// # What a peer reaches
+//
+// Every peer of a connection can read and write, at any time:
+//
+//   - the inbox of its connection;
+//   - the domain's doorbell, which all connections of the domain share: a peer can
+//     see which of them are active, wake the domain for nothing, and make wake-ups
+//     late by up to 5 s.
+//
+// It can read the domain's table, which tells how many regions are open, and
+// nothing of what is in them.
+//
+// A peer of the same user can also map any region of the domain, whole, with the
+// rights of the region, if it knows the key or the handle. Handles count up.
+//
+// A peer of another user gets regions one by one, as its requests name them:
+//
+//   - by key, a region with a remote right. It can read all of it, and write to all
+//     of it only if the region has [rdma.AccessRemoteWrite] or
+//     [rdma.AccessRemoteAtomic], or holds a receive as below. After 1,024 keys that
+//     open nothing it is disconnected.
+//   - by handle, a region that holds a receive which the connection may use. It can
+//     read and write all of it.
+//
+// It keeps what it has mapped until the region's Close, whatever the single
+// requests may do, and the pages after that. So give other users domains of their
+// own, or at least regions and shared receive queues of their own. No page is ever
+// used again: a new region is zeroed, and no peer has it.
+//
+// What this process maps of a peer is bounded: 4,096 regions, or 256 of another
+// user's, each after this side has asked for it. Of silent sockets a listener keeps
+// 256, and gives way to new ones at the cost of the user who has most; of requests
+// that wait for Accept it keeps 1,024, but 64 of one other user.
+//
+// # SIGBUS
+//
+// Memfds are sealed against shrinking and growing, and that is verified on receipt.
+// That does not keep their makers from freeing pages that are mapped here; whoever
+// touches such a page gets a new one, zeroed. Two things could then go wrong, and
+// raise SIGBUS. Huge pages may have run out: those of other users are refused, and
+// [Config.HugePages] excludes AllowUIDs, because other users can free pages of what
+// they may write. And where vm.overcommit_memory is 2 the kernel refuses pages that
+// nobody has accounted for: other users are refused there. A faulty process of the
+// same user that frees pages of its own memory may still end its peers in these two
+// cases. Memory of another user is never allocated by mapping it; what this process
+// then touches may be accounted to it, at most what it sends and reads.
 //
 // # Closing
 //

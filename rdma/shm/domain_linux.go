@@ -16,6 +16,7 @@ import (
 	"github.com/verbena-data/verbena/internal/futex"
 	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
 // healInterval is how long a wake-up can stay lost after a faulty peer has
@@ -33,21 +34,19 @@ type domain struct {
 	bellFile  *memfd.File
 	table     table
 	bell      doorbell
-	events    *eventQueue
+	events    domains.Events
 
 	workers  sync.WaitGroup
 	stop     chan struct{}
 	sleepers atomic.Int32
 
-	mu         sync.Mutex
-	closed     bool
+	members domains.Members[*queuePair, *sharedReceiveQueue, *completionQueue, *region]
+	// By the members' lock:
 	regions    map[uint32]*region // by table index
 	keys       map[uint32]*region
 	nextIndex  uint32
-	pairs      map[uint32]*queuePair
-	queues     map[uint32]*completionQueue // by doorbell block
-	nextQueue  uint32
-	shared     map[*sharedReceiveQueue]struct{}
+	blocks     map[uint32]struct{} // of the doorbell, in use by completion queues
+	nextBlock  uint32
 	retryPairs [bellBits][]*queuePair
 	waiters    map[*completionQueue]struct{} // that the agent wakes
 }
@@ -71,14 +70,10 @@ type region struct {
 	fileMu  sync.Mutex // held while the descriptor is used or closed
 }
 
-const allAccess = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic
-
 func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
-	if size <= 0 || size > maxRegion {
-		return nil, fmt.Errorf("shm: allocate %d bytes: %w: a region has 1 to %d bytes", size, rdma.ErrInvalid, int64(maxRegion))
-	}
-	if access&^allAccess != 0 {
-		return nil, fmt.Errorf("shm: allocate %d bytes: %w: access %#x", size, rdma.ErrInvalid, access)
+	a := d.device.Attributes()
+	if err := domains.Region(size, access, &a); err != nil {
+		return nil, fmt.Errorf("shm: allocate: %w", err)
 	}
 	var file *memfd.File
 	err := errors.ErrUnsupported
@@ -99,10 +94,10 @@ func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 
 // register gives the region an index, a generation and a key.
 func (d *domain) register(r *region) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return rdma.ErrClosed
+	d.members.Lock()
+	defer d.members.Unlock()
+	if err := d.members.Usable(); err != nil {
+		return err
 	}
 	if len(d.regions) == tableEntries {
 		return fmt.Errorf("the domain has %d regions already: %w", tableEntries, rdma.ErrQueueFull)
@@ -125,6 +120,7 @@ func (d *domain) register(r *region) error {
 	}
 	d.regions[r.index] = r
 	d.keys[r.key] = r
+	d.members.Regions.Add(r)
 	d.table.state(r.index).Store(r.state)
 	return nil
 }
@@ -144,22 +140,15 @@ func (r *region) Close() error {
 
 func (r *region) close() error {
 	d := r.domain
-	d.mu.Lock()
+	d.members.Lock()
 	delete(d.keys, r.key)
-	pairs := make([]*queuePair, 0, len(d.pairs))
-	for _, qp := range d.pairs {
-		pairs = append(pairs, qp)
-	}
-	queues := make([]*completionQueue, 0, len(d.queues))
-	for _, cq := range d.queues {
-		queues = append(queues, cq)
-	}
-	d.mu.Unlock()
+	pairs, queues := d.members.Pairs.List(), d.members.Completions.List()
+	d.members.Unlock()
 
 	r.closed.Store(true)
 	d.table.state(r.index).Store(r.state &^ 1)
 	for _, qp := range pairs {
-		if qp.srq == nil && qp.receivesInto(r) {
+		if qp.receivesInto(r) {
 			qp.setGate(gateLook)
 		}
 	}
@@ -181,9 +170,10 @@ func (r *region) close() error {
 		}
 		qp.revoke(r.handle)
 	}
-	d.mu.Lock()
+	d.members.Lock()
 	delete(d.regions, r.index)
-	d.mu.Unlock()
+	_, _ = d.members.Regions.Remove(r)
+	d.members.Unlock()
 	r.fileMu.Lock()
 	defer r.fileMu.Unlock()
 	if err := r.file.Close(); err != nil {
@@ -192,10 +182,10 @@ func (r *region) close() error {
 	return nil
 }
 
-// grantFor looks up a region for a peer. A peer of another user gets only what
-// its requests can be about.
-func (d *domain) grantFor(w want, qp *queuePair, foreign bool) (*region, bool) {
-	d.mu.Lock()
+// grantFor looks up a region for a peer, and the rights that it gets. A peer of
+// another user gets only what its requests can be about.
+func (d *domain) grantFor(w want, qp *queuePair, foreign bool) (*region, rdma.Access, bool) {
+	d.members.Lock()
 	var r *region
 	if w.byHandle {
 		if r = d.regions[handleIndex(w.value)]; r != nil && r.handle != w.value {
@@ -204,35 +194,47 @@ func (d *domain) grantFor(w want, qp *queuePair, foreign bool) (*region, bool) {
 	} else {
 		r = d.keys[w.value]
 	}
-	d.mu.Unlock()
+	d.members.Unlock()
 	if r == nil || r.closed.Load() {
-		return nil, false
+		return nil, 0, false
 	}
-	if foreign {
-		const remote = rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteAtomic
-		if w.byHandle && !qp.receivesInto(r) || !w.byHandle && r.access&remote == 0 {
-			return nil, false
-		}
+	if !foreign {
+		return r, r.access, true
 	}
-	return r, true
+	access := r.access &^ rdma.AccessLocalWrite
+	switch receives := qp.receivesInto(r); {
+	case receives:
+		access = r.access
+	case w.byHandle || access == 0:
+		return nil, 0, false
+	}
+	return r, access, true
 }
 
-func (d *domain) addPair(qp *queuePair) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return rdma.ErrClosed
+// descriptor returns a descriptor of the memory for a peer. The caller closes it.
+func (r *region) descriptor(writable bool) (int, error) {
+	r.fileMu.Lock()
+	defer r.fileMu.Unlock()
+	if r.closed.Load() {
+		return -1, rdma.ErrClosed
 	}
-	d.pairs[qp.number] = qp
+	if writable {
+		return r.file.Duplicate()
+	}
+	return r.file.OpenReadOnly()
+}
+
+// addPair makes a queue pair a member. The members' lock is held.
+func (d *domain) addPair(qp *queuePair) {
+	d.members.AddPair(qp, qp.uses)
 	bit := qp.number % bellBits
 	d.retryPairs[bit] = append(d.retryPairs[bit], qp)
-	return nil
 }
 
 func (d *domain) removePair(qp *queuePair) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.pairs, qp.number)
+	d.members.Lock()
+	defer d.members.Unlock()
+	d.members.DropPair(qp, qp.uses)
 	bit := qp.number % bellBits
 	d.retryPairs[bit] = without(d.retryPairs[bit], qp)
 }
@@ -247,8 +249,9 @@ func without[T comparable](list []T, gone T) []T {
 	return kept
 }
 
-// runAgent serves the doorbell: it goes on with requests whose peer has posted
-// what they wait for, and wakes waiters that have no thread of their own.
+// runAgent serves the doorbell. It goes on with requests whose peer has posted what
+// they wait for, lends receives to peers that ask, takes back those that idle peers
+// hold, and wakes waiters that have no thread of their own.
 func (d *domain) runAgent() {
 	word := d.bell.agent()
 	healed := time.Now()
@@ -261,20 +264,21 @@ func (d *domain) runAgent() {
 		default:
 		}
 		d.bell.retries().collect(func(bit uint32) {
-			d.mu.Lock()
+			d.members.Lock()
 			pairs := d.retryPairs[bit] // never changed in place
-			d.mu.Unlock()
+			d.members.Unlock()
 			for _, qp := range pairs {
 				qp.retry()
+				qp.answer()
 			}
 		})
-		d.mu.Lock()
+		d.members.Lock()
 		waiters = slices.AppendSeq(waiters[:0], maps.Keys(d.waiters))
-		shared := slices.Collect(maps.Keys(d.shared))
-		d.mu.Unlock()
+		shared := d.members.Shared.List()
+		d.members.Unlock()
+		rest := healInterval
 		for _, s := range shared {
-			s.checkLate(false) // first: what comes back counts
-			s.checkLimit()
+			rest = min(rest, s.sweepIfWanted())
 		}
 		for _, cq := range waiters {
 			cq.wakeIfRung()
@@ -284,8 +288,8 @@ func (d *domain) runAgent() {
 			healed = now
 			d.heal()
 		}
-		if err := futex.Wait((*uint32)(unsafe.Pointer(word)), value, healInterval); err != nil {
-			d.events.add(rdma.Event{Kind: rdma.EventDeviceError, Err: fmt.Errorf("shm: agent: %w", err)})
+		if err := futex.Wait((*uint32)(unsafe.Pointer(word)), value, rest); err != nil {
+			d.events.Add(rdma.Event{Kind: rdma.EventDeviceError, Err: fmt.Errorf("shm: agent: %w", err)})
 			return
 		}
 	}
@@ -304,19 +308,13 @@ func wake(word *atomic.Uint32) {
 	_, _ = futex.Wake((*uint32)(unsafe.Pointer(word)), 1<<30)
 }
 
-// heal repairs what a faulty peer may have done to the doorbell, and takes back
-// what one has claimed that was killed before it could tell.
+// heal repairs what a faulty peer may have done to the doorbell.
 func (d *domain) heal() {
-	d.mu.Lock()
-	queues := slices.Collect(maps.Values(d.queues))
-	pairs := slices.Collect(maps.Values(d.pairs))
-	shared := slices.Collect(maps.Keys(d.shared))
-	d.mu.Unlock()
+	d.members.Lock()
+	queues, pairs := d.members.Completions.List(), d.members.Pairs.List()
+	d.members.Unlock()
 	for _, cq := range queues {
 		cq.heal()
-	}
-	for _, s := range shared {
-		s.checkLate(true)
 	}
 	for _, qp := range pairs {
 		qp.heal()
@@ -324,62 +322,34 @@ func (d *domain) heal() {
 }
 
 func (d *domain) addWaiter(cq *completionQueue) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.members.Lock()
+	defer d.members.Unlock()
 	d.waiters[cq] = struct{}{}
 }
 
 func (d *domain) removeWaiter(cq *completionQueue) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.members.Lock()
+	defer d.members.Unlock()
 	delete(d.waiters, cq)
 }
 
 // Close implements rdma.Domain.
 func (d *domain) Close() error {
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		return nil
-	}
-	d.closed = true
-	var pairs []*queuePair
-	for _, qp := range d.pairs {
-		pairs = append(pairs, qp)
-	}
-	d.mu.Unlock()
-
-	var errs []error
-	for _, qp := range pairs {
-		qp.beginClose()
-	}
-	for _, qp := range pairs {
-		// The regions close, too, so a peer that is stuck in one does no harm.
-		if err := qp.Close(); !qp.stuck {
-			errs = append(errs, err)
+	first, err := d.members.Close(func(qp *queuePair) error {
+		err := qp.Close()
+		if qp.stuck {
+			return nil // the regions close, too, so that such a peer does no harm
 		}
-	}
-	d.mu.Lock()
-	var closers []interface{ Close() error }
-	for s := range d.shared {
-		closers = append(closers, s)
-	}
-	for _, cq := range d.queues {
-		closers = append(closers, cq)
-	}
-	for _, r := range d.regions {
-		closers = append(closers, r)
-	}
-	d.mu.Unlock()
-	for _, c := range closers {
-		errs = append(errs, c.Close())
+		return err
+	})
+	if !first {
+		return nil
 	}
 	close(d.stop)
 	d.ringAgent()
 	d.workers.Wait()
-	d.events.close()
-	errs = append(errs, d.bellFile.Close(), d.tableFile.Close())
-	return errors.Join(errs...)
+	d.events.Stop()
+	return errors.Join(err, d.bellFile.Close(), d.tableFile.Close())
 }
 
 // pause waits a little, longer the more often it was called.

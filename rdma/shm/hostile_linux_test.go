@@ -64,11 +64,14 @@ func TestScribblingPeer(t *testing.T) {
 	if testing.Short() {
 		rounds = 5
 	}
-	for range rounds {
+	for round := range rounds {
 		t.Run("", func(t *testing.T) {
+			if round%2 == 1 { // both connections receive by one shared receive queue
+				t.Setenv(sharedVariable, "1")
+			}
 			s, remote := with(t, "scribble")
 			good := newSide(t, s.domain.Device(), 4096)
-			own, err := s.domain.NewQueuePair(rdma.QueuePairConfig{SendCompletions: s.cq, RecvCompletions: s.cq, SendDepth: 8, RecvDepth: 8, ReceiverNotReadyRetry: -1})
+			own, err := s.domain.NewQueuePair(rdma.QueuePairConfig{SendCompletions: s.cq, RecvCompletions: s.cq, SharedReceive: s.srq, SendDepth: 8, RecvDepth: 8, ReceiverNotReadyRetry: -1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,8 +100,10 @@ func TestScribblingPeer(t *testing.T) {
 			}
 			t.Log(s.qp.State(), s.qp.Err())
 			// The other connection, both ways.
-			if _, err := own.PostRecv([]rdma.RecvRequest{{ID: 1 << 40}}); err != nil {
-				t.Fatal(err)
+			if s.srq == nil {
+				if _, err := own.PostRecv([]rdma.RecvRequest{{ID: 1 << 40}}); err != nil {
+					t.Fatal(err)
+				}
 			}
 			good.send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled})
 			good.expect(1, rdma.StatusSuccess)
@@ -109,7 +114,7 @@ func TestScribblingPeer(t *testing.T) {
 				}
 				found := false
 				for _, c := range c[:n] {
-					found = found || c.QueuePair == own.Number() && c.ID == 1<<40 && c.Status == rdma.StatusSuccess
+					found = found || c.QueuePair == own.Number() && (s.srq != nil || c.ID == 1<<40) && c.Status == rdma.StatusSuccess
 				}
 				if found {
 					break

@@ -24,37 +24,53 @@ const (
 	maxMessage    = 1 << 30
 )
 
-// An inbox is what a queue pair receives with; its owner makes it and its peer
-// fills it.
+// An inbox is what a queue pair receives with. Its owner makes it, its peer fills it.
 //
-//	0    owner: gate, one word: whether the peer must stay out, and whether it
-//	     must ring the doorbell
-//	128  owner: limit, how many messages the peer may have sent in all
-//	136  owner: room, a length that every receive below the limit has
-//	256  peer: access, odd while the peer is inside memory of this side
-//	384  peer: waiting, set while the peer waits for a receive or a slot
+//	0    owner: gate: flags in the lower 8 bits, the epoch above them
+//	128  owner: limit: this many messages, in all, have a receive
+//	136  owner: room: every receive below the limit has at least this length
+//	144  owner: starved: what the next message lacks, if the owner has looked
+//	152  owner: refused: 1 if a message that had no receive got one in a closed region
+//	256  peer: access: odd while the peer is inside memory of this side
+//	384  peer: waiting: 1 if the peer wants its agent woken for a receive
+//	392  peer: asks: 1 if the peer needs a receive and has none
 //	512  receive descriptors, then, on a line of its own, message slots
 //
-// The peer reads limit and room only when it has sent what the last limit
-// allowed, so that they cost no transfer of a line for each message.
+// The peer reads limit and room only when it has sent all that the last limit
+// allowed. So neither line travels for each message.
+//
+// A queue pair with receives of its own posts them here. One with a shared receive
+// queue is lent some from there (see lend): then the owner may also take back those
+// that the peer has not used. It lowers the limit and begins a new epoch, and the
+// peer looks at the limit again when it sees that.
 const (
 	inboxGate    = 0
 	inboxLimit   = 128
 	inboxRoom    = 136
+	inboxStarved = 144
+	inboxRefused = 152
 	inboxAccess  = 256
 	inboxWaiting = 384
+	inboxAsks    = 392
 	inboxRings   = 512
 
+	// gateClosed keeps the peer out.
 	gateClosed uint64 = 1
-	gateCold   uint64 = 2
-	// gateLook says that a region has been closed which a receive names: the peer
-	// has to look at the descriptors of receives, however short its messages are.
+	// gateCold makes the peer ring the doorbell for each message.
+	gateCold uint64 = 2
+	// gateLook says that a receive names a region that has been closed: the peer
+	// must look at descriptors even for messages that fit into a slot.
 	gateLook uint64 = 4
+	// gateEpoch is one epoch.
+	gateEpoch uint64 = 1 << 8
+
+	starvedOfReceives uint32 = 1
+	starvedOfSlots    uint32 = 2
 )
 
 // inboxShape sizes an inbox. The counts of receives and slots are powers of two.
 type inboxShape struct {
-	receives uint32 // descriptors; 0 with a shared receive queue
+	receives uint32 // descriptors
 	entries  uint32 // scatter-gather entries of each
 	slots    uint32
 }
@@ -63,15 +79,10 @@ func powerOfTwo(n int) uint32 { return 1 << bits.Len(uint(max(n, 1)-1)) }
 
 func isPowerOfTwo(n uint32) bool { return n != 0 && n&(n-1) == 0 }
 
-func (s inboxShape) validate(shared bool) error {
-	ok := isPowerOfTwo(s.slots) && s.slots <= maxQueueDepth
-	if shared {
-		ok = ok && s.receives == 0 && s.entries == 0
-	} else {
-		// With a slot for each receive, who finds a receive has a slot, too.
-		ok = ok && isPowerOfTwo(s.receives) && s.slots >= s.receives && s.entries >= 1 && s.entries <= maxEntries
-	}
-	if !ok {
+func (s inboxShape) validate() error {
+	// With a slot for each receive, whoever finds a receive has a slot, too.
+	if !isPowerOfTwo(s.slots) || s.slots > maxQueueDepth || !isPowerOfTwo(s.receives) || s.slots < s.receives ||
+		s.entries < 1 || s.entries > maxEntries {
 		return fmt.Errorf("%w: inbox of %d receives of %d entries and %d slots", errPacket, s.receives, s.entries, s.slots)
 	}
 	return nil
@@ -118,7 +129,10 @@ func (b *inbox) gate() *atomic.Uint64    { return word(b.base, inboxGate) }
 func (b *inbox) limit() *atomic.Uint64   { return word(b.base, inboxLimit) }
 func (b *inbox) room() *atomic.Uint64    { return word(b.base, inboxRoom) }
 func (b *inbox) access() *atomic.Uint64  { return word(b.base, inboxAccess) }
+func (b *inbox) starved() *atomic.Uint32 { return halfWord(b.base, inboxStarved) }
+func (b *inbox) refused() *atomic.Uint32 { return halfWord(b.base, inboxRefused) }
 func (b *inbox) waiting() *atomic.Uint32 { return halfWord(b.base, inboxWaiting) }
+func (b *inbox) asks() *atomic.Uint32    { return halfWord(b.base, inboxAsks) }
 
 func (b *inbox) slot(n uint64) slot {
 	return slot{unsafe.Add(b.slots, (n&uint64(b.shape.slots-1))*slotBytes)}
@@ -136,7 +150,7 @@ func sequence(n uint64) uint64 { return (n + 1) & (1<<24 - 1) }
 // A slot holds one message:
 //
 //	0   header: length, 32 bits; kind and flags, 8 bits; sequence, 24 bits
-//	8   immediate, 32 bits; position of the shared receive, 32 bits
+//	8   immediate, 32 bits
 //	16  payload, unless it was placed into the receive
 type slot struct{ base unsafe.Pointer }
 
@@ -182,12 +196,11 @@ func (h slotHeader) validate() error {
 	return nil
 }
 
-func (s slot) header() slotHeader                  { return slotHeader(word(s.base, 0).Load()) }
-func (s slot) publish(h slotHeader)                { release.Store(word(s.base, 0), uint64(h)) }
-func (s slot) setDetail(detail uint64)             { *(*uint64)(unsafe.Add(s.base, 8)) = detail }
-func (s slot) detail() uint64                      { return word(s.base, 8).Load() }
-func (s slot) payload() *[slotInline]byte          { return (*[slotInline]byte)(unsafe.Add(s.base, 16)) }
-func makeDetail(immediate, position uint32) uint64 { return uint64(position)<<32 | uint64(immediate) }
+func (s slot) header() slotHeader         { return slotHeader(word(s.base, 0).Load()) }
+func (s slot) publish(h slotHeader)       { release.Store(word(s.base, 0), uint64(h)) }
+func (s slot) setDetail(detail uint64)    { *(*uint64)(unsafe.Add(s.base, 8)) = detail }
+func (s slot) detail() uint64             { return word(s.base, 8).Load() }
+func (s slot) payload() *[slotInline]byte { return (*[slotInline]byte)(unsafe.Add(s.base, 16)) }
 
 // A descriptor announces a posted receive:
 //
@@ -275,118 +288,12 @@ func (t table) state(handle uint32) *atomic.Uint64 {
 	return word(t.base, uintptr(handleIndex(handle))*8)
 }
 
-// A sharedShape sizes a shared receive queue in shared memory:
-//
-//	0    head: the position that is probably next
-//	64   owner: tail, the position to be posted at next
-//	72   limit: if fewer receives are left, whoever notices sets it to 0 and wakes
-//	     the owner's agent
-//	128  waiting, set while any peer waits for a receive
-//	192  late, set by a peer that has claimed a receive and then seen its queue
-//	     pair's gate closed: it wakes the owner's agent, which takes it back
-//	256  for each receive its state, then the descriptors
-//
-// A state is a position's lower 30 bits, 2 bits of what it is, and the number of
-// the queue pair, as its owner counts, that claimed it.
-type sharedShape struct {
-	receives uint32 // a power of two
-	entries  uint32
-}
-
-const (
-	sharedHead    = 0
-	sharedTail    = 64
-	sharedLimit   = 72
-	sharedWaiting = 128
-	sharedLate    = 192
-	sharedRings   = 256
-
-	sharedPosted  = 1
-	sharedClaimed = 2
-	sharedDone    = 3
-
-	sharedPositionMask = 1<<30 - 1
-)
-
-func (s sharedShape) validate() error {
-	if !isPowerOfTwo(s.receives) || s.receives > 2*maxQueueDepth || s.entries < 1 || s.entries > maxEntries {
-		return fmt.Errorf("%w: shared receive queue of %d receives of %d entries", errPacket, s.receives, s.entries)
-	}
-	return nil
-}
-
-func (s sharedShape) size() int {
-	return sharedRings + int(s.receives)*(8+descriptorStride(s.entries))
-}
-
-type sharedQueue struct {
-	shape  sharedShape
-	base   unsafe.Pointer
-	stride uintptr
-}
-
-func viewShared(memory []byte, shape sharedShape) sharedQueue {
-	_ = memory[shape.size()-1]
-	return sharedQueue{shape: shape, base: unsafe.Pointer(&memory[0]), stride: uintptr(descriptorStride(shape.entries))}
-}
-
-func sharedState(position uint64, what uint64, queuePair uint32) uint64 {
-	return uint64(queuePair)<<32 | what<<30 | position&sharedPositionMask
-}
-
-func (q *sharedQueue) head() *atomic.Uint64    { return word(q.base, sharedHead) }
-func (q *sharedQueue) tail() *atomic.Uint64    { return word(q.base, sharedTail) }
-func (q *sharedQueue) limit() *atomic.Uint64   { return word(q.base, sharedLimit) }
-func (q *sharedQueue) waiting() *atomic.Uint32 { return halfWord(q.base, sharedWaiting) }
-func (q *sharedQueue) late() *atomic.Uint32    { return halfWord(q.base, sharedLate) }
-
-// low tells, once, that the claim of position n leaves fewer than the limit.
-func (q *sharedQueue) low(n uint64) bool {
-	limit := q.limit().Load()
-	return limit != 0 && q.tail().Load()-n-1 < limit && q.limit().CompareAndSwap(limit, 0)
-}
-
-func (q *sharedQueue) state(n uint64) *atomic.Uint64 {
-	return word(q.base, sharedRings+uintptr(n&uint64(q.shape.receives-1))*8)
-}
-
-func (q *sharedQueue) descriptor(n uint64) descriptor {
-	offset := sharedRings + uintptr(q.shape.receives)*8 + uintptr(n&uint64(q.shape.receives-1))*q.stride
-	return descriptor{unsafe.Add(q.base, offset)}
-}
-
-// claim takes the next receive for the queue pair that its owner calls number.
-// Of those who compete, dead or alive, none holds up the others: the claim is
-// one compare-and-swap of the receive's state, and whoever finds the head behind
-// moves it on.
-func (q *sharedQueue) claim(number uint32) (position uint64, ok bool) {
-	// A faulty peer may keep moving the head; give up then, as if it were empty.
-	for range 4 * q.shape.receives {
-		n := q.head().Load()
-		state := q.state(n).Load()
-		if state&sharedPositionMask != n&sharedPositionMask {
-			return 0, false
-		}
-		switch state >> 30 & 3 {
-		case sharedPosted:
-			if q.state(n).CompareAndSwap(state, sharedState(n, sharedClaimed, number)) {
-				q.head().CompareAndSwap(n, n+1)
-				return n, true
-			}
-		case sharedClaimed, sharedDone:
-			q.head().CompareAndSwap(n, n+1)
-		default: // memory that no receive has been posted in yet
-			return 0, false
-		}
-	}
-	return 0, false
-}
-
 // A doorbell is how peers reach a domain that does not look:
 //
 //	0     agent: a futex, changed and woken when a retry bit is set
 //	128   which words of the retry bits are set
-//	256   retry bits: queue pairs whose peer has posted what they wait for
+//	256   retry bits: queue pairs whose peer has posted what they wait for, or asks
+//	      for a receive
 //	4096  a block for each completion queue
 //
 // and in a block

@@ -3,6 +3,8 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -25,6 +27,7 @@ type peerIdentity struct {
 type peerDomain struct {
 	device   *device
 	identity peerIdentity
+	foreign  bool
 	users    int // guarded by device.mu
 
 	tableMemory, bellMemory []byte
@@ -60,13 +63,25 @@ func (r *peerRegion) at(address uint64, length int) []byte {
 	return r.memory[offset : offset+uint64(length) : offset+uint64(length)]
 }
 
+// answers tells whether the region is the one that is wanted. One that was granted
+// for its key may lack the right to be received into, and is asked for again then.
+func (r *peerRegion) answers(w want) bool {
+	if w.byHandle {
+		return r.handle == w.value && r.has(rdma.AccessLocalWrite)
+	}
+	return r.key == w.value
+}
+
 func (p *peerDomain) find(w want) *peerRegion {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if w.byHandle {
-		return p.byHandle[w.value]
+	if !w.byHandle {
+		return p.byKey[w.value]
 	}
-	return p.byKey[w.value]
+	if r := p.byHandle[w.value]; r != nil && r.answers(w) {
+		return r
+	}
+	return nil
 }
 
 // mayWrite tells whether a peer of a region ever writes into it.
@@ -74,41 +89,55 @@ func mayWrite(access rdma.Access) bool {
 	return access&(rdma.AccessRemoteWrite|rdma.AccessRemoteAtomic|rdma.AccessLocalWrite) != 0
 }
 
+// How many regions of a peer are mapped at most. When one more comes, any of them
+// is unmapped, and asked for again when a request names it.
+const (
+	maxRegions        = 4096
+	maxRegionsForeign = 256
+)
+
 // add maps a region that the peer has granted and takes fd over.
 func (p *peerDomain) add(g grant, fd int) error {
-	known := p.find(want{byHandle: true, value: g.handle})
-	if known != nil && known.grant.state == g.state && known.key == g.key && known.open() {
+	p.mu.RLock()
+	known := p.byHandle[g.handle]
+	p.mu.RUnlock()
+	if known != nil && known.grant.state == g.state && known.key == g.key && known.open() && known.has(rdma.Access(g.access)) {
 		return unix.Close(fd)
 	}
-	memory, err := memfd.Adopt(fd, int(g.length), mayWrite(rdma.Access(g.access)), true)
+	// Not populated: arenas are large, and a peer that idles touches little of them.
+	memory, err := memfd.Adopt(fd, int(g.length), memfd.Terms{Writable: mayWrite(rdma.Access(g.access)), Foreign: p.foreign})
 	if err != nil {
 		return fmt.Errorf("region %#x of the peer: %w", g.handle, err)
 	}
 	r := &peerRegion{grant: g, memory: memory, now: p.table.state(g.handle), owner: p}
-	err = p.drop(g.handle)
+	most := maxRegions
+	if p.foreign {
+		most = maxRegionsForeign
+	}
 	p.mu.Lock()
-	var stale []uint32
-	for handle, old := range p.byHandle {
-		if !old.open() {
-			stale = append(stale, handle)
+	var gone []*peerRegion
+	for _, old := range p.byHandle {
+		// One of the same handle or key is stale, or was granted with fewer rights.
+		if !old.open() || old.handle == g.handle || old.key == g.key {
+			gone = append(gone, old)
+			p.take(old)
 		}
 	}
-	var lost []byte
-	if other := p.byHandle[g.handle]; other != nil || p.byKey[g.key] != nil {
-		lost = memory // another connection was faster
-	} else {
-		p.byHandle[g.handle] = r
-		p.byKey[g.key] = r
+	for _, old := range p.byHandle {
+		if len(p.byHandle) < most {
+			break
+		}
+		gone = append(gone, old)
+		p.take(old)
 	}
+	p.byHandle[g.handle] = r
+	p.byKey[g.key] = r
+	pairs := slices.Collect(maps.Keys(p.pairs))
 	p.mu.Unlock()
-	errs := []error{err, memfd.Unmap(lost)}
-	for _, handle := range stale {
-		errs = append(errs, p.drop(handle))
-	}
-	return errors.Join(errs...)
+	return unmapAll(gone, pairs)
 }
 
-// drop unmaps a region once no queue pair is using it.
+// drop unmaps a region that its owner has closed.
 func (p *peerDomain) drop(handle uint32) error {
 	p.mu.Lock()
 	r := p.byHandle[handle]
@@ -116,20 +145,31 @@ func (p *peerDomain) drop(handle uint32) error {
 		p.mu.Unlock()
 		return nil
 	}
-	delete(p.byHandle, handle)
+	p.take(r)
+	pairs := slices.Collect(maps.Keys(p.pairs))
+	p.mu.Unlock()
+	return unmapAll([]*peerRegion{r}, pairs)
+}
+
+// take takes a region out, so that nobody finds it any more. mu is held.
+func (p *peerDomain) take(r *peerRegion) {
+	delete(p.byHandle, r.handle)
 	if p.byKey[r.key] == r {
 		delete(p.byKey, r.key)
 	}
-	pairs := make([]*queuePair, 0, len(p.pairs))
-	for qp := range p.pairs {
-		pairs = append(pairs, qp)
+}
+
+// unmapAll unmaps regions that were taken out, once none of the queue pairs that
+// may have found them is using them.
+func unmapAll(regions []*peerRegion, pairs []*queuePair) error {
+	var errs []error
+	for _, r := range regions {
+		for _, qp := range pairs {
+			qp.forget(r)
+		}
+		errs = append(errs, memfd.Unmap(r.memory))
 	}
-	p.mu.Unlock()
-	for _, qp := range pairs {
-		qp.forget(r)
-	}
-	// A queue pair that joined since found the region gone.
-	return memfd.Unmap(r.memory)
+	return errors.Join(errs...)
 }
 
 func (p *peerDomain) join(qp *queuePair) {

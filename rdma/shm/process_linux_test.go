@@ -37,6 +37,8 @@ const (
 	// child stays on.
 	playerVariable = "VERBENA_SHM_PLAYER"
 	pinVariable    = "VERBENA_SHM_PIN"
+	// sharedVariable makes both ends receive by shared receive queues.
+	sharedVariable = "VERBENA_SHM_SHARED"
 	buffers        = 64
 	bufferBytes    = 64 << 10
 )
@@ -83,9 +85,16 @@ func openSide(device rdma.Device) (*side, error) {
 	if s.memory, err = s.domain.Allocate((buffers+1)*bufferBytes, everything); err != nil {
 		return nil, err
 	}
-	s.qp, err = s.domain.NewQueuePair(rdma.QueuePairConfig{
+	config := rdma.QueuePairConfig{
 		SendCompletions: s.cq, RecvCompletions: s.cq, SendDepth: 512, RecvDepth: buffers * 4, MaxSGE: 2, ReceiverNotReadyRetry: -1,
-	})
+	}
+	if os.Getenv(sharedVariable) != "" {
+		if s.srq, err = s.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: buffers * 4, MaxSGE: 2}); err != nil {
+			return nil, err
+		}
+		config.SharedReceive = s.srq
+	}
+	s.qp, err = s.domain.NewQueuePair(config)
 	return s, err
 }
 
@@ -105,7 +114,15 @@ func (s *side) repost(id uint64) error {
 		s.receive = []rdma.RecvRequest{{SGEs: []rdma.SGE{{Region: s.memory, Length: bufferBytes}}}}
 	}
 	s.receive[0].ID, s.receive[0].SGEs[0].Offset = id, int(id%s.rotation)*bufferBytes
-	_, err := s.qp.PostRecv(s.receive)
+	return s.postRecv(s.receive)
+}
+
+func (s *side) postRecv(receives []rdma.RecvRequest) error {
+	if s.srq != nil {
+		_, err := s.srq.PostRecv(receives)
+		return err
+	}
+	_, err := s.qp.PostRecv(receives)
 	return err
 }
 
@@ -155,16 +172,9 @@ func child(part func(*side, rdma.Remote) error, address string) error {
 	return part(s, parseRemote(reply))
 }
 
-// inside ends in the middle of an access to the peer's memory, with a claim on
-// its shared receive queue if it has one.
+// inside ends in the middle of an access to the peer's memory.
 func inside(s *side, signal syscall.Signal) error {
-	qp := s.qp.(*queuePair)
-	if qp.remote.shared {
-		if _, ok := qp.outShared.claim(qp.remote.queuePair); !ok {
-			return errors.New("no receive to claim")
-		}
-	}
-	qp.enter()
+	s.qp.(*queuePair).enter()
 	if err := syscall.Kill(os.Getpid(), signal); err != nil {
 		return err
 	}
@@ -275,7 +285,7 @@ func (s *side) start(part string, change func(*exec.Cmd)) (remote rdma.Remote) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.qp.(*queuePair).srq == nil {
+	if s.srq != nil || s.qp.(*queuePair).srq == nil {
 		if err := s.postBuffers(); err != nil {
 			t.Fatal(err)
 		}
@@ -372,7 +382,7 @@ func sink(s *side) error {
 			entries[i].Offset = int(c[i].ID%s.rotation) * bufferBytes
 		}
 		if n > 0 {
-			if _, err := s.qp.PostRecv(receives[:n]); err != nil {
+			if err := s.postRecv(receives[:n]); err != nil {
 				return nil //nolint:nilerr // the parent has hung up
 			}
 			continue

@@ -9,19 +9,21 @@ import (
 
 	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/internal/domains"
 )
 
 // A queuePair sends by itself into its peer's inbox and memory, and receives
 // what the peer put into its own inbox.
 //
-// Locks are taken in this order: sendMu, recvMu, a completion queue's mu, a
-// shared receive queue's mu, the domain's mu.
+// Locks are taken in this order: sendMu, recvMu, the domain's members, a completion
+// queue's mu, a shared receive queue's mu.
 type queuePair struct {
 	domain         *domain
+	uses           domains.Queues[*sharedReceiveQueue, *completionQueue]
 	number         uint32
 	sendCQ, recvCQ *completionQueue
 	srq            *sharedReceiveQueue
-	reclaimed      bool // srq has taken back what the peer had claimed; guarded by srq.mu
+	tally          *tally // of srq, for recvCQ
 	sendDepth      int
 	recvDepth      int
 	maxEntries     int
@@ -73,20 +75,28 @@ type queuePair struct {
 
 	recvFence fence
 
+	// With a shared receive queue, posted is how many have been lent. recvCQ.mu
+	// guards these and the ring; srq.mu guards hungry.
+	loan     int    // what the queue pair should be lent
+	toppedAt uint64 // arrived, when the loan was last topped up
+	recent   bool   // something was lent or used since the agent's last round
+	recalled bool   // the agent is about to take the loan back
+	starving uint32 // what the peer has been told that its next message lacks
+	hungry   bool   // in srq.hungry
+
 	// The sending side.
 	sendMu       latch
 	out          inbox // the peer's
 	outMemory    []byte
-	outShared    sharedQueue
-	sharedMemory []byte
 	sendFence    fence
 	sent         uint64 // messages put into out
 	outLimit     uint64 // how many may be, as last seen
-	outRoom      int    // what fits into each of those, without looking; -1 if that is not known
+	outEpoch     uint64 // of the peer's gate, when outLimit was read
+	outRoom      int    // what fits into each of those, without looking
+	unbacked     bool   // the last message has no receive yet, as far as this side knows
+	starvedSince time.Time
 	answers      uint64 // taken, when the last message was placed into a receive
 	unanswered   uint64 // messages so placed that none has come for
-	claim        uint64
-	claimed      bool
 	accesses     uint64
 	cache        [8]*peerRegion
 	asked        want
@@ -119,37 +129,34 @@ func (d *domain) NewQueuePair(config rdma.QueuePairConfig) (rdma.QueuePair, erro
 }
 
 func (d *domain) newQueuePair(config rdma.QueuePairConfig) (_ *queuePair, err error) {
+	a := d.device.Attributes()
+	if config, err = domains.QueuePair(config, &a); err != nil {
+		return nil, err
+	}
+	d.members.Lock()
+	defer d.members.Unlock()
+	uses, err := d.members.Find(&config)
+	if err != nil {
+		return nil, err
+	}
 	qp := &queuePair{
-		domain: d, sendDepth: max(config.SendDepth, 1), recvDepth: config.RecvDepth, maxEntries: max(config.MaxSGE, 1),
+		domain: d, uses: uses, sendCQ: uses.Send, recvCQ: uses.Recv, srq: uses.Shared,
+		sendDepth: config.SendDepth, recvDepth: config.RecvDepth, maxEntries: config.MaxSGE,
 		receiverRetry: config.ReceiverNotReadyRetry, done: make(chan struct{}), torn: make(chan struct{}),
 	}
-	var ok bool
-	if qp.sendCQ, ok = config.SendCompletions.(*completionQueue); !ok || qp.sendCQ == nil || qp.sendCQ.domain != d {
-		return nil, fmt.Errorf("%w: SendCompletions is not of this domain", rdma.ErrInvalid)
+	// What was posted before a limit was lowered by a completion that is being
+	// polled must still have its place: the depth itself is the size.
+	receives, entries := powerOfTwo(qp.recvDepth), qp.maxEntries
+	if qp.srq != nil {
+		receives, entries = min(powerOfTwo(max(d.device.config.SharedReceiveSlots, 2)), maxQueueDepth), qp.srq.maxEntries
 	}
-	if qp.recvCQ, ok = config.RecvCompletions.(*completionQueue); !ok || qp.recvCQ == nil || qp.recvCQ.domain != d {
-		return nil, fmt.Errorf("%w: RecvCompletions is not of this domain", rdma.ErrInvalid)
+	shape := inboxShape{receives: receives, entries: uint32(entries), slots: receives}
+	if qp.srq != nil {
+		qp.receives = newReceiveRing(min(receives, 2*firstLoan), entries) // grows with the loan
+	} else {
+		qp.receives = newReceiveRing(receives, entries)
 	}
-	if config.SharedReceive != nil {
-		if qp.srq, ok = config.SharedReceive.(*sharedReceiveQueue); !ok || qp.srq == nil || qp.srq.domain != d {
-			return nil, fmt.Errorf("%w: SharedReceive is not of this domain", rdma.ErrInvalid)
-		}
-	}
-	if qp.sendDepth > maxQueueDepth || qp.recvDepth < 0 || qp.recvDepth > maxQueueDepth || qp.maxEntries > maxEntries ||
-		config.MaxInline < 0 || config.MaxInline > slotInline || config.SendDepth < 0 || config.MaxReads < 0 || config.MaxReads > maxQueueDepth {
-		return nil, fmt.Errorf("%w: depths %d and %d (at most %d), %d entries (at most %d), %d bytes inline (at most %d), %d Reads",
-			rdma.ErrInvalid, config.SendDepth, config.RecvDepth, maxQueueDepth, config.MaxSGE, maxEntries, config.MaxInline, slotInline, config.MaxReads)
-	}
-	shape := inboxShape{slots: min(powerOfTwo(d.device.config.SharedReceiveSlots), maxQueueDepth)}
-	if qp.srq == nil {
-		// What was posted before a limit was lowered by a completion that is being
-		// polled must still have its place: the depth itself is the size.
-		shape.receives = powerOfTwo(qp.recvDepth)
-		shape.entries = uint32(qp.maxEntries)
-		shape.slots = shape.receives
-		qp.receives = newReceiveRing(shape.receives, qp.maxEntries)
-	}
-	if qp.inboxFile, err = memfd.Create("verbena-inbox", shape.size(), memfd.Reserved); err != nil {
+	if qp.inboxFile, err = memfd.Create("verbena-inbox", shape.size(), memfd.Sparse); err != nil {
 		return nil, err
 	}
 	qp.inbox = viewInbox(qp.inboxFile.Bytes(), shape)
@@ -158,37 +165,15 @@ func (d *domain) newQueuePair(config rdma.QueuePairConfig) (_ *queuePair, err er
 	qp.cold = true
 	qp.inbox.gate().Store(gateCold)
 	if qp.srq != nil {
-		qp.inbox.limit().Store(uint64(shape.slots))
+		qp.loan = min(firstLoan, qp.mostLent())
 	}
-	for qp.number == 0 {
-		qp.number = d.device.number.Add(1)
-	}
-
-	undo := []func(){func() { qp.inboxFile.Close() }}
-	defer func() {
-		if err != nil {
-			for _, f := range undo {
-				f()
-			}
-		}
-	}()
-	if err = qp.sendCQ.attach(qp, false); err != nil {
-		return nil, err
-	}
-	undo = append(undo, func() { qp.sendCQ.detach(qp, false) })
-	if err = qp.recvCQ.attach(qp, true); err != nil {
-		return nil, err
-	}
-	undo = append(undo, func() { qp.recvCQ.detach(qp, true) })
+	qp.number = d.device.number.Next()
+	qp.sendCQ.attach(qp, false)
+	qp.recvCQ.attach(qp, true)
 	if qp.srq != nil {
-		if err = qp.srq.attach(qp); err != nil {
-			return nil, err
-		}
-		undo = append(undo, func() { qp.srq.detach(qp) })
+		qp.srq.attach(qp)
 	}
-	if err = d.addPair(qp); err != nil {
-		return nil, err
-	}
+	d.addPair(qp)
 	return qp, nil
 }
 
@@ -308,6 +293,9 @@ func (qp *queuePair) teardown(farewell string) {
 	}
 	qp.flushSends()
 	qp.flushReceives()
+	if qp.srq != nil {
+		qp.srq.feed()
+	}
 	for _, cq := range []*completionQueue{qp.sendCQ, qp.recvCQ} {
 		cq.notify(true)
 	}
@@ -339,7 +327,7 @@ func (qp *queuePair) flushReceives() {
 	}
 	qp.drained = true
 	if qp.srq != nil {
-		qp.srq.reclaim(qp)
+		qp.srq.takeBack(qp, qp.arrived)
 		return
 	}
 	for ; qp.arrived < qp.posted.Load(); qp.arrived++ {
@@ -378,12 +366,12 @@ func (qp *queuePair) destroy() error {
 	qp.ending.Wait()
 	qp.timers.Wait()
 	d := qp.domain
-	d.removePair(qp)
 	qp.recvCQ.detach(qp, true)
 	qp.sendCQ.detach(qp, false)
 	if qp.srq != nil {
 		qp.srq.detach(qp)
 	}
+	d.removePair(qp) // from here on its queues may be closed
 	var errs []error
 	if qp.stuck {
 		errs = append(errs, fmt.Errorf("%s has been inside an access to memory of this side for %v, and is probably suspended: "+
@@ -393,9 +381,12 @@ func (qp *queuePair) destroy() error {
 	peer := qp.peer.Swap(nil)
 	qp.sendMu.Lock()
 	clear(qp.cache[:])
+	// Nothing waits any more. Whoever still refers to the queue pair does not keep
+	// these, which are most of its memory.
+	qp.queue, qp.queueEntries, qp.queueInline = nil, nil, nil
 	qp.recvMu.Lock()
-	errs = append(errs, memfd.Unmap(qp.outMemory), memfd.Unmap(qp.sharedMemory))
-	qp.outMemory, qp.sharedMemory = nil, nil
+	errs = append(errs, memfd.Unmap(qp.outMemory))
+	qp.outMemory = nil
 	qp.inboxMu.Lock()
 	qp.unmapped = true
 	errs = append(errs, qp.inboxFile.Close())

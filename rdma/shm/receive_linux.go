@@ -36,6 +36,15 @@ func newReceiveRing(size uint32, entries int) receiveRing {
 	return receiveRing{receives: make([]receive, size), spans: make([]span, int(size)*entries), entries: entries}
 }
 
+// double makes the ring twice as large and keeps the receives from first up to last.
+func (r *receiveRing) double(first, last uint64) {
+	larger := newReceiveRing(2*uint32(len(r.receives)), r.entries)
+	for n := first; n != last; n++ {
+		larger.move(n, r, n)
+	}
+	*r = larger
+}
+
 func (r *receiveRing) at(n uint64) *receive { return &r.receives[n&uint64(len(r.receives)-1)] }
 
 func (r *receiveRing) spansAt(n uint64) []span {
@@ -53,6 +62,68 @@ func (r *receiveRing) store(n uint64, request *rdma.RecvRequest, length int) {
 		sge := &request.SGEs[j]
 		spans[j] = span{sge.Region.(*region), sge.Offset, sge.Length}
 	}
+}
+
+// storeQuick is store for a receive of one entry that is right in every way. If it
+// is anything else, storeQuick reports false and has done nothing.
+func (r *receiveRing) storeQuick(n uint64, request *rdma.RecvRequest, d *domain) bool {
+	if len(request.SGEs) != 1 {
+		return false
+	}
+	e := &request.SGEs[0]
+	to, ok := e.Region.(*region)
+	if !ok || to == nil || to.domain != d || to.access&rdma.AccessLocalWrite == 0 || to.closed.Load() ||
+		uint(e.Offset) > uint(len(to.bytes)) || uint(e.Length) > uint(len(to.bytes)-e.Offset) || e.Length > maxMessage {
+		return false
+	}
+	i := int(n & uint64(len(r.receives)-1))
+	receive := &r.receives[i]
+	receive.id, receive.length, receive.count = request.ID, e.Length, 1
+	span := &r.spans[i*r.entries]
+	// Mostly the same regions come again, and storing a pointer has a price.
+	if span.region != to {
+		span.region = to
+	}
+	span.offset, span.length = e.Offset, e.Length
+	return true
+}
+
+// move puts the receive at position m of another ring, of as many entries, at
+// position n. It returns the length, and whether all its regions are open.
+func (r *receiveRing) move(n uint64, other *receiveRing, m uint64) (length int, open bool) {
+	i, j := int(n&uint64(len(r.receives)-1)), int(m&uint64(len(other.receives)-1))
+	from := &other.receives[j]
+	r.receives[i] = *from
+	open = true
+	for k := range from.count {
+		to, span := &r.spans[i*r.entries+k], &other.spans[j*other.entries+k]
+		if to.region != span.region { // as in storeQuick
+			to.region = span.region
+		}
+		to.offset, to.length = span.offset, span.length
+		open = open && !span.region.closed.Load()
+	}
+	return from.length, open
+}
+
+// moveQuick is move and announce for a receive of one entry. If it is any other,
+// moveQuick returns a negative length and has done nothing.
+func (r *receiveRing) moveQuick(n uint64, other *receiveRing, m uint64, d descriptor) (length int, open bool) {
+	i, j := int(n&uint64(len(r.receives)-1)), int(m&uint64(len(other.receives)-1))
+	from, to := &other.receives[j], &r.receives[i]
+	if from.count != 1 {
+		return -1, false
+	}
+	to.id, to.length, to.count = from.id, from.length, 1
+	spanFrom, spanTo := &other.spans[j*other.entries], &r.spans[i*r.entries]
+	region := spanFrom.region
+	if spanTo.region != region { // as in storeQuick
+		spanTo.region = region
+	}
+	spanTo.offset, spanTo.length = spanFrom.offset, spanFrom.length
+	*(*uint64)(unsafe.Add(d.base, 8)) = uint64(makePlace(region.handle, spanFrom.offset))
+	d.publish(makeDescriptorHead(n, 1, from.length))
+	return from.length, !region.closed.Load()
 }
 
 // announce publishes the receive at position n.
@@ -135,8 +206,13 @@ func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
 			}
 		}
 		request := &requests[n]
-		length, ok := qp.postQuick(posted, request)
-		if !ok {
+		var length int
+		if qp.receives.storeQuick(posted, request, qp.domain) {
+			length = request.SGEs[0].Length
+			d := qp.inbox.descriptor(posted)
+			*(*uint64)(unsafe.Add(d.base, 8)) = uint64(makePlace(request.SGEs[0].Region.(*region).handle, request.SGEs[0].Offset))
+			d.publish(makeDescriptorHead(posted, 1, length))
+		} else {
 			var invalid error
 			if length, invalid = qp.domain.checkEntries(request.SGEs, qp.maxEntries, true); invalid != nil {
 				err = fmt.Errorf("shm: post receive: %w", invalid)
@@ -145,8 +221,8 @@ func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
 			qp.receives.store(posted, request, length)
 			qp.receives.announce(posted, qp.inbox.descriptor(posted))
 		}
-		// Room shrinks before the limit admits a shorter receive. It grows when
-		// the peer has used up all that it was admitted to.
+		// Room shrinks before the limit admits a shorter receive. It grows when the
+		// peer has used all that the limit admitted.
 		if length < qp.room || length > qp.room && posted == taken {
 			qp.room = length
 			release.Store(qp.inbox.room(), uint64(length))
@@ -157,40 +233,12 @@ func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
 	if n == 0 {
 		return 0, err
 	}
-	// Before the limit, or a message could come for a receive that this side does
-	// not know of.
+	// Posted before the limit: else a message could come for a receive that this side
+	// does not know of.
 	release.Store(&qp.posted, posted)
 	release.Store(qp.inbox.limit(), posted)
 	qp.ringIfWaiting()
 	return n, err
-}
-
-// postQuick is what postRecv does, for a receive of one entry that is right in
-// every way. If it is anything else, it reports false and has done nothing.
-func (qp *queuePair) postQuick(position uint64, request *rdma.RecvRequest) (length int, ok bool) {
-	if len(request.SGEs) != 1 {
-		return 0, false
-	}
-	e := &request.SGEs[0]
-	to, ok := e.Region.(*region)
-	if !ok || to == nil || to.domain != qp.domain || to.access&rdma.AccessLocalWrite == 0 || to.closed.Load() ||
-		uint(e.Offset) > uint(len(to.bytes)) || uint(e.Length) > uint(len(to.bytes)-e.Offset) || e.Length > maxMessage {
-		return 0, false
-	}
-	ring := &qp.receives
-	i := int(position & uint64(len(ring.receives)-1))
-	r := &ring.receives[i]
-	r.id, r.length, r.count = request.ID, e.Length, 1
-	span := &ring.spans[i*ring.entries]
-	// Mostly the same regions come again, and storing pointers has a price.
-	if span.region != to {
-		span.region = to
-	}
-	span.offset, span.length = e.Offset, e.Length
-	d := qp.inbox.descriptor(position)
-	*(*uint64)(unsafe.Add(d.base, 8)) = uint64(makePlace(to.handle, e.Offset))
-	d.publish(makeDescriptorHead(position, 1, e.Length))
-	return e.Length, true
 }
 
 // ringIfWaiting tells a peer that waits for a receive, or for a slot, to try
@@ -208,11 +256,9 @@ func (qp *queuePair) ringIfWaiting() {
 	}
 }
 
-// receivesInto tells whether a receive that is outstanding here names the region.
+// receivesInto tells whether a receive that is outstanding here, or lent to here,
+// names the region.
 func (qp *queuePair) receivesInto(r *region) bool {
-	if qp.srq != nil {
-		return qp.srq.receivesInto(r)
-	}
 	qp.recvMu.Lock()
 	defer qp.recvMu.Unlock()
 	qp.recvCQ.mu.Lock()
@@ -232,6 +278,9 @@ func (qp *queuePair) pending() (slotHeader, bool) {
 	if qp.drained {
 		return 0, false
 	}
+	if qp.srq != nil && qp.lent() == 0 && !qp.srq.hasFree() {
+		return 0, false // what may be there has no receive
+	}
 	header := qp.inbox.slot(qp.arrived).header()
 	return header, header.published(qp.arrived)
 }
@@ -245,8 +294,8 @@ func (qp *queuePair) setCold(cold bool) {
 	}
 }
 
-// keepPace notes that a harvest has taken messages, and decides whether the next
-// ones rest before they look.
+// keepPace notes that a harvest has taken messages. It decides whether the next
+// harvests rest before they look (see closeLooks).
 func (qp *queuePair) keepPace(messages int, rested bool) {
 	switch {
 	case rested && messages >= restWorth:
@@ -262,8 +311,8 @@ func (qp *queuePair) keepPace(messages int, rested bool) {
 	}
 }
 
-// warms counts messages that were taken while cold, and tells whether they are
-// enough to be cold no more.
+// warms counts messages that were taken while cold and without an Arm. It tells
+// whether there are enough for the sender to stop ringing.
 func (qp *queuePair) warms(messages int, arms uint64) bool {
 	if qp.warmArms != arms {
 		qp.warm, qp.warmArms = 0, arms
@@ -277,17 +326,14 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 	if qp.drained {
 		return 0
 	}
-	n := 0
-	if qp.srq == nil {
-		if n = qp.harvestQuick(into); n > 0 {
-			release.Store(&qp.taken, qp.arrived)
-		}
-	}
-	quick := n
+	n := qp.harvestQuick(into)
 	for n < len(into) {
 		header := qp.inbox.slot(qp.arrived).header()
 		if !header.published(qp.arrived) {
 			break
+		}
+		if qp.srq != nil && qp.lent() == 0 && !qp.srq.lend(qp, 1) {
+			break // until a receive has been posted
 		}
 		c := &into[n]
 		if err := qp.take(header, c); err != nil {
@@ -302,21 +348,39 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 			qp.fail(fmt.Errorf("shm: a message of %s failed its receive: %s: %w", qp.peerName(), c.Status, rdma.ErrDisconnected), "receive failed: "+c.Status.String())
 			break
 		}
+		n += qp.harvestQuick(into[n:])
 	}
-	if n > quick {
-		if qp.srq == nil {
-			release.Store(&qp.taken, qp.arrived)
-		} else {
-			release.Store(qp.inbox.limit(), qp.arrived+uint64(qp.inbox.shape.slots))
-			qp.ringIfWaiting()
-		}
+	if n > 0 {
+		release.Store(&qp.taken, qp.arrived)
+	}
+	if qp.srq != nil {
+		qp.harvestedShared(n)
 	}
 	return n
 }
 
-// harvestQuick is harvest for as long as messages are what most are: Sends for
-// receives of one entry, or of any number that they were placed into, with
-// nothing wrong.
+// harvestedShared looks after the loan of a queue pair with a shared receive queue,
+// from which so many messages have just been taken. A poll that finds nothing has
+// time: it tops up the loan when an eighth has been used. Others wait for a quarter.
+// Then the sender of a stream has new receives before it has used up the old ones,
+// and where messages alternate no poll that finds one has to lend.
+func (qp *queuePair) harvestedShared(messages int) {
+	if messages > 0 {
+		qp.recent = true
+		qp.srq.used(qp, messages)
+		qp.topUp(4)
+		if qp.starving != 0 {
+			qp.lendIfAsked()
+		}
+		return
+	}
+	qp.topUp(8)
+	qp.lendIfAsked()
+}
+
+// harvestQuick is harvest for most messages: Sends without immediate, with nothing
+// wrong, that were placed into their receive or are copied into one of one entry. It
+// stops at the first message of another kind.
 func (qp *queuePair) harvestQuick(into []rdma.Completion) int {
 	posted, ring := qp.posted.Load(), &qp.receives
 	n := 0
@@ -365,25 +429,12 @@ func (qp *queuePair) take(header slotHeader, c *rdma.Completion) error {
 	if err := header.validate(); err != nil {
 		return err
 	}
-	s := qp.inbox.slot(qp.arrived)
-	detail := s.detail()
-	if qp.srq != nil {
-		position, err := qp.srq.redeem(uint32(detail>>32), qp.number)
-		if err != nil {
-			return err
-		}
-		defer qp.srq.done(position)
-		return qp.fill(header, s, uint32(detail), &qp.srq.receives, position, c)
-	}
 	if qp.arrived == qp.posted.Load() {
 		return errors.New("a message for which no receive was posted")
 	}
-	return qp.fill(header, s, uint32(detail), &qp.receives, qp.arrived, c)
-}
-
-// fill carries out what take has checked.
-func (qp *queuePair) fill(header slotHeader, s slot, immediate uint32, ring *receiveRing, position uint64, c *rdma.Completion) error {
-	r := ring.at(position)
+	s := qp.inbox.slot(qp.arrived)
+	immediate := uint32(s.detail())
+	r := qp.receives.at(qp.arrived)
 	c.ID, c.QueuePair, c.Length, c.Immediate = r.id, qp.number, uint32(header.length()), 0
 	c.Op, c.Status, c.HasImmediate = rdma.OpRecv, rdma.StatusSuccess, false
 	switch header.kind() {
@@ -401,9 +452,14 @@ func (qp *queuePair) fill(header slotHeader, s slot, immediate uint32, ring *rec
 		c.Immediate, c.HasImmediate = immediate, true
 	}
 	if header.length() > r.length {
-		return fmt.Errorf("a message of %d bytes for a receive of %d", header.length(), r.length)
+		if qp.srq == nil || header.placed() {
+			return fmt.Errorf("a message of %d bytes for a receive of %d", header.length(), r.length)
+		}
+		// It was sent before its receive was known.
+		c.Status, c.Length = rdma.StatusLocalLength, 0
+		return nil
 	}
-	if !header.placed() && !ring.scatter(position, s.payload()[:header.length()]) {
+	if !header.placed() && !qp.receives.scatter(qp.arrived, s.payload()[:header.length()]) {
 		c.Status = rdma.StatusLocalProtection
 	}
 	return nil

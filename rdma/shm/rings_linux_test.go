@@ -15,48 +15,6 @@ func aligned(size int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), size)
 }
 
-// Claims of shared receives by many at once: each is claimed once, none is lost.
-func TestSharedClaims(t *testing.T) {
-	const claimers, total = 4, 20_000
-	shape := sharedShape{receives: 16, entries: 1}
-	memory := aligned(shape.size())
-	queue := viewShared(memory, shape)
-	var claimed [total]atomic.Uint32
-	var count atomic.Int64
-	var group sync.WaitGroup
-	for number := range uint32(claimers) {
-		group.Go(func() {
-			queue := viewShared(memory, shape)
-			for attempt := 0; count.Load() < total; {
-				n, ok := queue.claim(number + 1)
-				if !ok {
-					attempt++
-					pause(attempt % 64)
-					continue
-				}
-				claimed[n].Add(1)
-				if state := queue.state(n).Load(); state != sharedState(n, sharedClaimed, number+1) {
-					t.Errorf("state of %d is %#x", n, state)
-				}
-				queue.state(n).Store(sharedState(n, sharedDone, 0))
-				count.Add(1)
-			}
-		})
-	}
-	for n := range uint64(total) {
-		for n >= uint64(shape.receives) && queue.state(n).Load() != sharedState(n-uint64(shape.receives), sharedDone, 0) {
-			pause(0)
-		}
-		queue.state(n).Store(sharedState(n, sharedPosted, 0))
-	}
-	group.Wait()
-	for n := range claimed {
-		if got := claimed[n].Load(); got != 1 {
-			t.Fatalf("receive %d was claimed %d times", n, got)
-		}
-	}
-}
-
 // Bits set by many are all collected, by one who looks whenever it likes.
 func TestBitSet(t *testing.T) {
 	memory := aligned(1024)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,5 +120,57 @@ func TestSharedReceiveKills(t *testing.T) {
 	}
 	if len(seen) != depth {
 		t.Fatalf("%d of %d receives are left", len(seen), depth)
+	}
+}
+
+// A peer of before, whose queue pairs take shared receives by themselves, is told so,
+// at either end. One with receives of its own is served.
+func TestOlderPeer(t *testing.T) {
+	device := openDevice(t, Config{})
+	s := newSide(t, device, 4096)
+	srq, err := s.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, each := range map[string]struct {
+		shared, sharedHere bool
+		refused            string
+	}{
+		"own":         {false, false, ""},
+		"shared":      {true, false, "update the older program"},
+		"shared here": {false, true, "update the older program"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := device.Listen(t.Context(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			a := dialAttacker(t, l.Address())
+			h, fds := a.hello()
+			h.greatest, h.shared = versionLent-1, each.shared
+			a.send(h.append(packetHello, nil), fds...)
+			if !each.shared {
+				if !each.sharedHere { // or closing would take the refusal along
+					a.send([]byte{byte(packetReady)})
+				}
+				r, err := l.Accept(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				qp := s.pair(func(c *rdma.QueuePairConfig) {
+					if each.sharedHere {
+						c.SharedReceive = srq
+					}
+				})
+				if err := r.Accept(t.Context(), qp, nil); (err == nil) != (each.refused == "") {
+					t.Errorf("Accept: %v", err)
+				}
+			}
+			got := a.answer()
+			if each.refused == "" && got != "accept" || !strings.Contains(got, each.refused) {
+				t.Errorf("the answer is %q, want %q", got, each.refused)
+			}
+		})
 	}
 }

@@ -16,6 +16,7 @@ type side struct {
 	domain rdma.Domain
 	cq     rdma.CompletionQueue
 	qp     rdma.QueuePair
+	srq    rdma.SharedReceiveQueue // of qp, in tests of two processes
 	memory rdma.Region
 	events chan rdma.Event
 

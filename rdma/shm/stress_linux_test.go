@@ -3,6 +3,7 @@ package shm
 import (
 	"bytes"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -12,8 +13,12 @@ import (
 // polled in random batches, with and without sleeping in between. All come back
 // in order and unharmed.
 func TestEchoStress(t *testing.T) {
-	for _, part := range []string{"echo", "wait"} {
-		t.Run(part, func(t *testing.T) {
+	for _, name := range []string{"echo", "wait", "echo shared", "wait shared"} {
+		t.Run(name, func(t *testing.T) {
+			part, shared := strings.CutSuffix(name, " shared")
+			if shared {
+				t.Setenv(sharedVariable, "1")
+			}
 			s, _ := with(t, part)
 			total := 20_000
 			if testing.Short() {

@@ -16,7 +16,10 @@ const (
 	maxConnected   = 1 + maxText // the longest packet of a connection that is set up
 
 	versionMin = 2
-	versionMax = 2
+	versionMax = 3
+	// versionLent is the first in which a queue pair with a shared receive queue
+	// lends its peer receives. Before, the peer took them by itself.
+	versionLent = 3
 )
 
 type packetType uint8
@@ -47,16 +50,14 @@ var errPacket = errors.New("malformed packet")
 var magic = [8]byte{'v', 'r', 'b', 'n', '-', 's', 'h', 'm'}
 
 // hello describes one end of a connection. The descriptors beside it are, in
-// this order, the inbox, the domain's table, the domain's doorbell and, with
-// shared set, the shared receive queue.
+// this order, the inbox, the domain's table and the domain's doorbell.
 type hello struct {
 	least, greatest uint16 // versions
 	domain          [16]byte
 	queuePair       uint32
 	inbox           inboxShape
 	barriers        bool // the process takes part in barriers
-	shared          bool
-	sharedShape     sharedShape
+	shared          bool // receives are lent
 	bell            bellPlace
 	retryBit        uint32
 	private         []byte
@@ -88,8 +89,7 @@ func (h *hello) append(t packetType, b []byte) []byte {
 		flags |= helloBarriers
 	}
 	b = append(b, flags)
-	b = le.AppendUint32(b, h.sharedShape.receives)
-	b = le.AppendUint32(b, h.sharedShape.entries)
+	b = append(b, make([]byte, 8)...) // version 2 has the shape of a shared receive queue here
 	b = le.AppendUint32(b, h.bell.queue)
 	b = le.AppendUint32(b, h.bell.bit)
 	b = le.AppendUint32(b, h.retryBit)
@@ -118,7 +118,12 @@ func parseHello(p []byte) (*hello, error) {
 		return nil, fmt.Errorf("%w: flags %#x in hello", errPacket, q[16])
 	}
 	h.shared, h.barriers = q[16]&helloShared != 0, q[16]&helloBarriers != 0
-	h.sharedShape = sharedShape{receives: le.Uint32(q[17:]), entries: le.Uint32(q[21:])}
+	if h.shared && h.greatest < versionLent {
+		return nil, fmt.Errorf("the peer's shared receive queue is of version %d, this side needs %d: update the older program", h.greatest, versionLent)
+	}
+	if le.Uint64(q[17:]) != 0 {
+		return nil, fmt.Errorf("%w: hello with something in its reserved bytes", errPacket)
+	}
 	h.bell = bellPlace{queue: le.Uint32(q[25:]), bit: le.Uint32(q[29:])}
 	h.retryBit = le.Uint32(q[33:])
 	length := int(le.Uint16(q[37:]))
@@ -131,15 +136,8 @@ func parseHello(p []byte) (*hello, error) {
 }
 
 func (h *hello) validate() error {
-	if err := h.inbox.validate(h.shared); err != nil {
+	if err := h.inbox.validate(); err != nil {
 		return err
-	}
-	if h.shared {
-		if err := h.sharedShape.validate(); err != nil {
-			return err
-		}
-	} else if h.sharedShape != (sharedShape{}) {
-		return fmt.Errorf("%w: hello describes a shared receive queue and has none", errPacket)
 	}
 	if h.bell.queue >= bellQueues || h.bell.bit >= bellBits || h.retryBit >= bellBits {
 		return fmt.Errorf("%w: doorbell %d, bits %d and %d, are out of range", errPacket, h.bell.queue, h.bell.bit, h.retryBit)
@@ -147,12 +145,8 @@ func (h *hello) validate() error {
 	return nil
 }
 
-func (h *hello) descriptors() int {
-	if h.shared {
-		return 4
-	}
-	return 3
-}
+// helloDescriptors is how many descriptors are beside a hello.
+const helloDescriptors = 3
 
 // parseTail returns what follows the type: the private data of a reject, or the
 // text of a refusal or goodbye.

@@ -14,6 +14,9 @@ import (
 // ErrClosed is what calls on a closed client return.
 var ErrClosed = errors.New("cluster: closed")
 
+// keepBuffer is the largest buffer that stays with an idle connection.
+const keepBuffer = 64 << 10
+
 // caller makes calls on a connection, any number at once.
 type caller struct {
 	conn   Conn
@@ -70,8 +73,8 @@ func (c *caller) call(ctx context.Context, m method, req, resp proto.Message) er
 	delete(c.waiting, id)
 	c.mu.Unlock()
 	if !pending {
-		// The answer, or the end of the connection, has overtaken the error:
-		// it tells more, and the reader must be done with resp.
+		// The answer, or the end of the connection, came before the error. It
+		// tells more, and the reader must be done with resp.
 		return named(m, <-w.result)
 	}
 	return named(m, err)

@@ -2,8 +2,8 @@
 // among DataNodes for block recovery: request and response messages on a
 // [Conn], one connection for any number of calls at once.
 //
-// docs/hdfs-cluster-protocol.md defines it. It is imported by hdfs/namenode and
-// hdfs/datanode and knows neither.
+// docs/hdfs-cluster-protocol.md defines it. The namenode and datanode packages
+// import it; it knows neither.
 package cluster
 
 import (

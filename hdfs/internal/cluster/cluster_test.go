@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/cluster/clustertest"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 )
 
@@ -33,15 +33,15 @@ func (s service) InitRecovery(_ context.Context, req *clusterpb.InitRecoveryRequ
 	return &clusterpb.InitRecoveryResponse{Replica: &clusterpb.Replica{Block: req.Block}}, nil
 }
 
-// serve connects a client to a service over a stream.
+// serve connects a client to a service.
 func serve(t *testing.T, s any) (Conn, <-chan error) {
 	t.Helper()
-	here, there := net.Pipe()
+	here, there := clustertest.Pair(0)
 	done := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
-	go func() { done <- Serve(ctx, NewStreamConn(there), s) }()
+	go func() { done <- Serve(ctx, there, s) }()
 	t.Cleanup(cancel)
-	return NewStreamConn(here), done
+	return here, done
 }
 
 func TestCallsBesideEachOther(t *testing.T) {
@@ -99,17 +99,17 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 
 func TestPeerDeathEndsWaits(t *testing.T) {
 	started := make(chan struct{})
-	here, there := net.Pipe()
+	here, there := clustertest.Pair(0)
 	ctx, kill := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- Serve(ctx, NewStreamConn(there), service{heartbeat: func(ctx context.Context, _ *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+		done <- Serve(ctx, there, service{heartbeat: func(ctx context.Context, _ *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
 			close(started)
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}})
 	}()
-	c := NewNameNodeClient(NewStreamConn(here))
+	c := NewNameNodeClient(here)
 	defer c.Close()
 	failed := make(chan error, 1)
 	go func() {
@@ -168,29 +168,9 @@ func TestServeRefusesGarbage(t *testing.T) {
 		}
 		conn.Close()
 	}
-	if err := Serve(t.Context(), NewStreamConn(discard(t)), 7); err == nil || !strings.Contains(err.Error(), "neither") {
+	conn, _ := clustertest.Pair(0)
+	if err := Serve(t.Context(), conn, 7); err == nil || !strings.Contains(err.Error(), "neither") {
 		t.Errorf("a service that is none: %v", err)
-	}
-}
-
-func discard(t *testing.T) net.Conn {
-	here, there := net.Pipe()
-	t.Cleanup(func() { there.Close() })
-	return here
-}
-
-func TestStreamBoundsLengths(t *testing.T) {
-	here, there := net.Pipe()
-	defer here.Close()
-	go func() {
-		_, _ = there.Write([]byte{0x01, 0x00, 0x00, 0x01}) // MaxMessage and one
-		there.Close()
-	}()
-	if _, err := NewStreamConn(here).Receive(t.Context(), nil); !errors.Is(err, errProtocol) {
-		t.Errorf("%v", err)
-	}
-	if err := NewStreamConn(here).Send(t.Context(), make([]byte, MaxMessage+1)); err == nil {
-		t.Error("too long a message was sent")
 	}
 }
 

@@ -3,10 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,53 +12,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/cluster/clustertest"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 )
-
-// memoryConn is one end of a pair that carries whole messages, as an endpoint
-// does, without a stream below.
-type memoryConn struct {
-	in, out chan []byte
-	closed  *pairClosed
-}
-
-type pairClosed struct {
-	once sync.Once
-	done chan struct{}
-}
-
-func memoryPair() (a, b *memoryConn) {
-	there, back := make(chan []byte, 4), make(chan []byte, 4)
-	closed := &pairClosed{done: make(chan struct{})}
-	return &memoryConn{back, there, closed}, &memoryConn{there, back, closed}
-}
-
-func (c *memoryConn) Send(ctx context.Context, msg []byte) error {
-	select {
-	case c.out <- bytes.Clone(msg):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.closed.done:
-		return net.ErrClosed
-	}
-}
-
-func (c *memoryConn) Receive(ctx context.Context, buf []byte) ([]byte, error) {
-	select {
-	case msg := <-c.in:
-		return append(buf[:0], msg...), nil
-	case <-ctx.Done():
-		return buf, ctx.Err()
-	case <-c.closed.done:
-		return buf, io.EOF
-	}
-}
-
-func (c *memoryConn) Close() error {
-	c.closed.once.Do(func() { close(c.closed.done) })
-	return nil
-}
 
 // nameNode records what it is asked.
 type nameNode struct {
@@ -106,94 +59,85 @@ func (dataNode) UpdateRecovery(_ context.Context, req *clusterpb.UpdateRecoveryR
 	return &clusterpb.UpdateRecoveryResponse{}, nil
 }
 
-// Each method of the interfaces reaches its own, with its own message, on
-// messages and on a stream.
+// Each method of the interfaces reaches its own, with its own message.
 func TestEveryMethod(t *testing.T) {
-	pairs := map[string]func() (Conn, Conn){
-		"messages": func() (Conn, Conn) { a, b := memoryPair(); return a, b },
-		"stream":   func() (Conn, Conn) { a, b := net.Pipe(); return NewStreamConn(a), NewStreamConn(b) },
+	here, there := clustertest.Pair(0)
+	nn := &nameNode{}
+	done := make(chan error, 1)
+	go func() { done <- Serve(context.Background(), there, nn) }()
+	c := NewNameNodeClient(here)
+	ctx, id := t.Context(), proto.String("d1")
+	requests := []proto.Message{
+		&clusterpb.RegisterRequest{Version: proto.String("v")},
+		&clusterpb.HeartbeatRequest{Uuid: id, Used: proto.Uint64(7)},
+		// 20,000 replicas: more than any buffer that is kept.
+		&clusterpb.BlockReportRequest{Uuid: id, Replicas: make([]*clusterpb.Replica, 20_000)},
+		&clusterpb.BlocksChangedRequest{Uuid: id, Changes: []*clusterpb.ReplicaChange{{Kind: clusterpb.ReplicaChange_CORRUPT.Enum()}}},
+		&clusterpb.CommitRecoveryRequest{Uuid: id, NewGeneration: proto.Uint64(1 << 40)},
 	}
-	for name, pair := range pairs {
-		t.Run(name, func(t *testing.T) {
-			here, there := pair()
-			nn := &nameNode{}
-			done := make(chan error, 1)
-			go func() { done <- Serve(context.Background(), there, nn) }()
-			c := NewNameNodeClient(here)
-			ctx, id := t.Context(), proto.String("d1")
-			requests := []proto.Message{
-				&clusterpb.RegisterRequest{Version: proto.String("v")},
-				&clusterpb.HeartbeatRequest{Uuid: id, Used: proto.Uint64(7)},
-				// 20,000 replicas: more than a stream buffer and than any buffer kept.
-				&clusterpb.BlockReportRequest{Uuid: id, Replicas: make([]*clusterpb.Replica, 20_000)},
-				&clusterpb.BlocksChangedRequest{Uuid: id, Changes: []*clusterpb.ReplicaChange{{Kind: clusterpb.ReplicaChange_CORRUPT.Enum()}}},
-				&clusterpb.CommitRecoveryRequest{Uuid: id, NewGeneration: proto.Uint64(1 << 40)},
-			}
-			report := requests[2].(*clusterpb.BlockReportRequest)
-			for i := range report.Replicas {
-				report.Replicas[i] = &clusterpb.Replica{Block: &clusterpb.Block{Id: proto.Uint64(uint64(i))}}
-			}
-			register, err := c.Register(ctx, requests[0].(*clusterpb.RegisterRequest))
-			if err != nil || register.GetClusterId() != "c1" {
-				t.Errorf("Register: %v %v", register, err)
-			}
-			if _, err := c.Heartbeat(ctx, requests[1].(*clusterpb.HeartbeatRequest)); err != nil {
-				t.Error(err)
-			}
-			commands, err := c.BlockReport(ctx, report)
-			if err != nil || len(commands.Commands) != 1 || commands.Commands[0].GetKind() != clusterpb.Command_DELETE {
-				t.Errorf("BlockReport: %v %v", commands, err)
-			}
-			if _, err := c.BlocksChanged(ctx, requests[3].(*clusterpb.BlocksChangedRequest)); err != nil {
-				t.Error(err)
-			}
-			if _, err := c.CommitRecovery(ctx, requests[4].(*clusterpb.CommitRecoveryRequest)); err != nil {
-				t.Error(err)
-			}
-			if len(nn.asked) != len(requests) {
-				t.Fatalf("%d requests came, want %d", len(nn.asked), len(requests))
-			}
-			for i, want := range requests {
-				if !proto.Equal(nn.asked[i], want) {
-					t.Errorf("request %d came as %T, want %T", i, nn.asked[i], want)
-				}
-			}
-			// What a NameNode does not serve is refused; the connection stays.
-			var e *Error
-			if _, err := (&DataNodeClient{c.caller}).UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); !errors.As(err, &e) || e.Code != CodeUnknownMethod {
-				t.Errorf("a NameNode asked for a recovery: %v", err)
-			}
-			c.mu.Lock()
-			if len(c.waiting) != 0 {
-				t.Errorf("%d calls wait after all have ended", len(c.waiting))
-			}
-			c.mu.Unlock()
-			c.Close()
-			if err := <-done; err != nil {
-				t.Errorf("Serve: %v", err)
-			}
+	report := requests[2].(*clusterpb.BlockReportRequest)
+	for i := range report.Replicas {
+		report.Replicas[i] = &clusterpb.Replica{Block: &clusterpb.Block{Id: proto.Uint64(uint64(i))}}
+	}
+	register, err := c.Register(ctx, requests[0].(*clusterpb.RegisterRequest))
+	if err != nil || register.GetClusterId() != "c1" {
+		t.Errorf("Register: %v %v", register, err)
+	}
+	if _, err := c.Heartbeat(ctx, requests[1].(*clusterpb.HeartbeatRequest)); err != nil {
+		t.Error(err)
+	}
+	commands, err := c.BlockReport(ctx, report)
+	if err != nil || len(commands.Commands) != 1 || commands.Commands[0].GetKind() != clusterpb.Command_DELETE {
+		t.Errorf("BlockReport: %v %v", commands, err)
+	}
+	if _, err := c.BlocksChanged(ctx, requests[3].(*clusterpb.BlocksChangedRequest)); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.CommitRecovery(ctx, requests[4].(*clusterpb.CommitRecoveryRequest)); err != nil {
+		t.Error(err)
+	}
+	if len(nn.asked) != len(requests) {
+		t.Fatalf("%d requests came, want %d", len(nn.asked), len(requests))
+	}
+	for i, want := range requests {
+		if !proto.Equal(nn.asked[i], want) {
+			t.Errorf("request %d came as %T, want %T", i, nn.asked[i], want)
+		}
+	}
+	// What a NameNode does not serve is refused; the connection stays.
+	var e *Error
+	if _, err := (&DataNodeClient{c.caller}).UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); !errors.As(err, &e) || e.Code != CodeUnknownMethod {
+		t.Errorf("a NameNode asked for a recovery: %v", err)
+	}
+	c.mu.Lock()
+	if len(c.waiting) != 0 {
+		t.Errorf("%d calls wait after all have ended", len(c.waiting))
+	}
+	c.mu.Unlock()
+	c.Close()
+	if err := <-done; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
 
-			here, there = pair()
-			go func() { done <- Serve(context.Background(), there, dataNode{}) }()
-			d := NewDataNodeClient(here)
-			if resp, err := d.InitRecovery(ctx, &clusterpb.InitRecoveryRequest{}); !errors.Is(err, ErrStale) || resp != nil {
-				t.Errorf("InitRecovery: %v %v", resp, err)
-			}
-			if _, err := d.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); err != nil {
-				t.Error(err)
-			}
-			d.Close()
-			if err := <-done; err != nil {
-				t.Errorf("Serve: %v", err)
-			}
-		})
+	here, there = clustertest.Pair(0)
+	go func() { done <- Serve(context.Background(), there, dataNode{}) }()
+	d := NewDataNodeClient(here)
+	if resp, err := d.InitRecovery(ctx, &clusterpb.InitRecoveryRequest{}); !errors.Is(err, ErrStale) || resp != nil {
+		t.Errorf("InitRecovery: %v %v", resp, err)
+	}
+	if _, err := d.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); err != nil {
+		t.Error(err)
+	}
+	d.Close()
+	if err := <-done; err != nil {
+		t.Errorf("Serve: %v", err)
 	}
 }
 
 // An answer that comes as the context ends must end the call, not be waited
 // for a second time.
 func TestAnswerAndContextTogether(t *testing.T) {
-	here, there := memoryPair()
+	here, there := clustertest.Pair(4)
 	c := NewNameNodeClient(here)
 	defer c.Close()
 	for range 500 {
@@ -232,7 +176,7 @@ func TestClientRefusesGarbage(t *testing.T) {
 		"bad body":      func(h header) []byte { return append(header{kindResponse, h.method, h.id}.append(nil), 0xff) },
 		"short message": func(header) []byte { return []byte{1} },
 	} {
-		here, there := memoryPair()
+		here, there := clustertest.Pair(4)
 		c := NewNameNodeClient(here)
 		go func() {
 			if msg, err := there.Receive(context.Background(), nil); err == nil {
@@ -250,9 +194,9 @@ func TestClientRefusesGarbage(t *testing.T) {
 
 // A peer that does not read must not hold a caller beyond its context.
 func TestSendToAPeerThatDoesNotRead(t *testing.T) {
-	here, there := net.Pipe()
+	here, there := clustertest.Pair(0)
 	defer there.Close()
-	c := NewNameNodeClient(NewStreamConn(here))
+	c := NewNameNodeClient(here)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -272,7 +216,7 @@ func TestBytesInFlightAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var started atomic.Int32
 		release := make(chan struct{})
-		here, there := memoryPair()
+		here, there := clustertest.Pair(4)
 		done := make(chan error, 1)
 		go func() {
 			done <- Serve(context.Background(), there, service{heartbeat: func(context.Context, *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
@@ -306,46 +250,13 @@ func TestBytesInFlightAreBounded(t *testing.T) {
 }
 
 func TestTooLongARequestSaysSo(t *testing.T) {
-	here, _ := memoryPair()
+	here, _ := clustertest.Pair(4)
 	c := NewNameNodeClient(here)
 	defer c.Close()
 	big := string(make([]byte, MaxMessage))
 	if _, err := c.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &big}); err == nil || len(c.waiting) != 0 {
 		t.Errorf("%v, %d calls are waiting", err, len(c.waiting))
 	}
-}
-
-// readConn is a connection that has been sent its bytes already.
-type readConn struct {
-	net.Conn
-	r io.Reader
-}
-
-func (c readConn) Read(p []byte) (int, error) { return c.r.Read(p) }
-func (readConn) Close() error                 { return nil }
-
-func FuzzStream(f *testing.F) {
-	msg := header{kindRequest, methodHeartbeat, 1}.append(nil)
-	f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(msg))), msg...))
-	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1})
-	f.Add([]byte{0x00, 0xff, 0xff, 0xff, 1, 2, 3})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		c := NewStreamConn(readConn{r: bytes.NewReader(b)})
-		var buf, again []byte
-		for {
-			var err error
-			if buf, err = c.Receive(t.Context(), buf); err != nil {
-				break
-			}
-			again = append(binary.BigEndian.AppendUint32(again, uint32(len(buf))), buf...)
-		}
-		if !bytes.HasPrefix(b, again) {
-			t.Errorf("%x was read as %x", b, again)
-		}
-		if cap(buf) > 2*len(b)+128<<10 {
-			t.Errorf("%d bytes were taken for %d", cap(buf), len(b))
-		}
-	})
 }
 
 // FuzzServe feeds a server whole messages, cut out of the bytes.
@@ -358,7 +269,7 @@ func FuzzServe(f *testing.F) {
 		f.Add(append(header{kindRequest, m, 7}.append(nil), body...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		here, there := memoryPair()
+		here, there := clustertest.Pair(4)
 		done := make(chan error, 1)
 		go func() { done <- Serve(context.Background(), there, &nameNode{}) }()
 		if err := here.Send(t.Context(), b); err != nil {

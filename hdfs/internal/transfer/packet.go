@@ -66,9 +66,6 @@ func AppendPacketPrefix(dst []byte, h *PacketHeader, sumsLen int) []byte {
 	return AppendPacketHeader(dst, h)
 }
 
-// PacketPrefixLen is the length of a packet without Sync before its checksums.
-const PacketPrefixLen = packetPrefixLen + PacketHeaderLen
-
 // ParsePacketHeader reads a PacketHeaderProto and checks what can be checked
 // without knowing the block. Unknown fields are ignored.
 func ParsePacketHeader(b []byte) (PacketHeader, error) {

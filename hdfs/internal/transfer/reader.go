@@ -110,8 +110,8 @@ func (r *Reader) fill(n, ahead int) error {
 	}
 	if need := n + ahead; need > len(*r.buf) {
 		if size := int64(1) << bufferClass(need); size > freeBuffer && r.budget != nil && size > r.held {
-			// Give back before asking for more: two that hold a part of what
-			// both need would wait for each other.
+			// Give back before asking for more. Else two readers that each hold a
+			// part of what both need would wait for each other.
 			r.releaseBudget()
 			if err := r.budget.Acquire(size); err != nil {
 				return fmt.Errorf("memory for a packet of %d bytes: %w", n, err)
@@ -203,7 +203,7 @@ func (r *Reader) readDelimited() ([]byte, error) {
 		return nil, fmt.Errorf("%w: message of %d bytes, at most %d are allowed", ErrMalformed, size, MaxMessage)
 	}
 	r.r += n
-	// Growing only as bytes arrive: the length alone buys no memory.
+	// Memory grows as bytes arrive, not by what the length claims.
 	for have := min(int(size), smallBuffer-1); ; have = min(int(size), 2*have) {
 		if err := r.fill(have, 0); err != nil {
 			return nil, noEOF(err, true)

@@ -30,11 +30,10 @@ const (
 // programs that cannot bind their source address, and for user-space peers of
 // the kernel's drivers.
 const (
-	Namespace      = "peer"
-	AddressKernel  = "10.8.0.1" // on KernelInterface, in the first namespace
-	AddressPeer    = "10.8.0.2" // inside Namespace
-	KernelIface    = "n0"
-	NamespaceIface = "n1"
+	Namespace     = "peer"
+	AddressKernel = "10.8.0.1" // on KernelInterface, in the first namespace
+	AddressPeer   = "10.8.0.2" // inside Namespace
+	KernelIface   = "n0"
 )
 
 // Run runs a program and returns what it printed; a failure carries it.
@@ -106,22 +105,6 @@ func TwoHosts(ctx context.Context) error {
 		"ip route add 10.9.0.2 dev v0 src 10.9.0.1 table 101", "ip route add 10.9.0.1 dev v1 src 10.9.0.2 table 102",
 		"ip rule add pref 10 from 10.9.0.1 to 10.9.0.2 lookup 101", "ip rule add pref 11 from 10.9.0.2 to 10.9.0.1 lookup 102",
 		"ip rule del pref 0",
-		"ip neigh replace 10.9.0.2 lladdr "+mac1+" dev v0", "ip neigh replace 10.9.0.1 lladdr "+mac0+" dev v1")
-}
-
-// Neighbours enters the hosts' addresses of the link layer again, which a link
-// that went down has forgotten, and their routes.
-func Neighbours(ctx context.Context) error {
-	mac0, err := hardwareAddress(Interface0)
-	if err != nil {
-		return err
-	}
-	mac1, err := hardwareAddress(Interface1)
-	if err != nil {
-		return err
-	}
-	return runAll(ctx,
-		"ip route replace 10.9.0.2 dev v0 src 10.9.0.1 table 101", "ip route replace 10.9.0.1 dev v1 src 10.9.0.2 table 102",
 		"ip neigh replace 10.9.0.2 lladdr "+mac1+" dev v0", "ip neigh replace 10.9.0.1 lladdr "+mac0+" dev v1")
 }
 

@@ -116,6 +116,10 @@ const (
 	BugAllRevocable
 	// BugLosesShared forgets a shared receive with each of its queue pairs.
 	BugLosesShared
+	// BugDropsWaiting drops a message that would have to wait at the receiver.
+	BugDropsWaiting
+	// BugSleepsOverClose does not end a Wait when its queue is closed.
+	BugSleepsOverClose
 	bugsEnd
 )
 
@@ -175,6 +179,8 @@ var bugNames = [...]string{
 	"NoRevocation",
 	"AllRevocable",
 	"LosesShared",
+	"DropsWaiting",
+	"SleepsOverClose",
 }
 
 // String names the bugs of the set.

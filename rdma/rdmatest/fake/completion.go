@@ -189,10 +189,14 @@ func (c *completionQueue) Wait(ctx context.Context) error {
 	if c.domain.device.has(BugDeafWait) {
 		ctx = context.WithoutCancel(ctx)
 	}
+	done := c.done
+	if c.domain.device.has(BugSleepsOverClose) {
+		done = nil
+	}
 	select {
 	case <-c.wake:
 		return nil
-	case <-c.done:
+	case <-done:
 		return fmt.Errorf("fake: wait: completion queue: %w", rdma.ErrClosed)
 	case <-ctx.Done():
 		return ctx.Err()

@@ -3,6 +3,7 @@ package fake
 import (
 	"encoding/binary"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -240,6 +241,17 @@ func (d *domain) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 
 func (q *queuePair) Number() uint32        { return q.number }
 func (q *queuePair) Done() <-chan struct{} { return q.done }
+
+// PeerCredentials implements [rdma.CredentialedQueuePair]: both ends are in this
+// process.
+func (q *queuePair) PeerCredentials() (rdma.Credentials, bool) {
+	q.domain.network.mu.Lock()
+	defer q.domain.network.mu.Unlock()
+	if q.peer == nil {
+		return rdma.Credentials{}, false
+	}
+	return rdma.Credentials{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), PID: os.Getpid()}, true
+}
 
 func (q *queuePair) State() rdma.State {
 	q.domain.network.mu.Lock()
@@ -655,6 +667,10 @@ func (q *queuePair) deliver(sequence uint64) bool {
 func (q *queuePair) waitForReceive(sequence uint64) bool {
 	d := q.domain.device
 	err := fmt.Errorf("fake: the peer has posted no receive for %s", q.at(sequence).Op)
+	if q.peer.domain.device.config.Has(rdma.CapReceiverWaits) {
+		q.at(sequence).done = d.has(BugDropsWaiting)
+		return q.at(sequence).done
+	}
 	if !d.config.Has(rdma.CapReceiverNotReady) {
 		q.peer.fail(err)
 		if d.config.Class == rdma.ClassIWARP {

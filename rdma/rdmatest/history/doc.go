@@ -1,16 +1,16 @@
 // Package history compares what happens on a connection with what must happen.
 //
-// The two ends of a link carry out the same script, which a seed determines:
-// rounds of random requests in both directions at once. Each end plans both
-// directions on a sequential model of the memory and knows so, without a word
-// from the other, which completions and messages must come, in which order, and
-// what every byte must be at the points where the verbs model guarantees it. The
-// last round of a link ends it in one of the ways in which connections end: in
-// order, abruptly, or by a request that the peer must refuse.
+// A link is one connection and what its two ends do on it. A seed determines that:
+// rounds of up to 192 random requests in each direction, both directions at once.
+// Each end plans both directions and carries them out on a sequential model of the
+// memory. So it knows, without a word from the other end, which completions and
+// messages must come, in which order, and what every byte must be wherever the verbs
+// model guarantees it. The last round ends the link in one of the ways in which
+// connections end: in order, abruptly, by a request that the peer must refuse, or by
+// a message longer than its receive.
 //
-// A [Side] runs one end of any number of links at once, over any provider; the
-// other end may be in the same process, in another, or on another host. What is
-// checked follows the class and the capabilities of the two devices, which the
-// ends tell each other. The package knows nothing of tests, so that programs
-// which run for hours can use it as well.
+// A [Side] runs one end of any number of links at once, over any provider. The other
+// end may be in the same process, in another, or on another host. The ends tell each
+// other the classes and capabilities of their devices, and check what those promise.
+// The package imports no tests, so that programs which run for hours can use it.
 package history

@@ -8,7 +8,9 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// finish judges how the link has ended: outcome is nil after the last round.
+// finish checks that the link has ended as planned. outcome is what the rounds
+// returned: nil after the last one, errLeft, errFailed, errUnaligned, or a difference
+// from the model.
 func (e *end) finish(outcome error) error {
 	ending, known := ending{}, e.t != nil && e.t.rounds > 0
 	if known {
@@ -17,7 +19,7 @@ func (e *end) finish(outcome error) error {
 	last := known && e.round >= e.t.rounds-1
 	switch {
 	case outcome == nil:
-		// Only a link that ends in order gets here.
+		// Every other ending stops the last round by an error.
 		if ending.kind != endsInOrder {
 			return fmt.Errorf("the link has not ended %s", ending.kind)
 		}
@@ -40,12 +42,12 @@ func (e *end) finish(outcome error) error {
 		if err := e.ended(!died && last && (ending.kind == endsRefused || ending.kind == endsTooLong)); err != nil {
 			return err
 		}
-		// The peer may have begun the last round before this side knew that the one
-		// before it was over.
+		// The peer may be in the last round while this end still waits for the end of
+		// the one before.
 		last = last || known && e.round == e.t.rounds-2 && e.released
 		planned := !died && last && (ending.kind == endsRefused || ending.kind == endsTooLong || ending.kind == endsAbruptly && ending.by != e.role)
-		// In the very last exchange the peer may be faster: its end, in order, is
-		// seen before the completion of this side's last message.
+		// The peer may end the link in order as soon as it has this end's last message,
+		// before the completion of that message is seen here.
 		planned = planned || last && ending.kind == endsInOrder && ending.by != e.role && e.controls == 2
 		switch {
 		case died:
@@ -73,7 +75,7 @@ func (e *end) cause() error {
 	return errors.New("it tells no cause")
 }
 
-// inOrder ends the link after its last round.
+// inOrder ends the link after its last round: one end leaves, the other sees it.
 func (e *end) inOrder(ending ending) error {
 	if ending.by == e.role {
 		if err := e.leave(); !errors.Is(err, errLeft) {
@@ -88,7 +90,7 @@ func (e *end) inOrder(ending ending) error {
 	return e.compare()
 }
 
-// left is after this side's Close or Disconnect.
+// left checks what this end's own Close or Disconnect has done.
 func (e *end) left(ending ending) error {
 	if ending.close {
 		if n, err := e.qp.PostSend([]rdma.SendRequest{{ID: 667, Op: rdma.OpSend}}); n != 0 || !errors.Is(err, rdma.ErrState) && !errors.Is(err, rdma.ErrClosed) {
@@ -99,8 +101,8 @@ func (e *end) left(ending ending) error {
 	return e.checkEnd(false, false)
 }
 
-// ended is after a failure that the peer caused, or a request. planned says that
-// it was a request that the ends have agreed on.
+// ended checks a failure that the peer or a request has caused. planned says that it
+// was the request that the plan has for it.
 func (e *end) ended(planned bool) error { return e.checkEnd(planned, true) }
 
 func (e *end) checkEnd(planned, event bool) error {
@@ -120,7 +122,8 @@ func (e *end) checkEnd(planned, event bool) error {
 	if err := e.drain(ctx, planned); err != nil {
 		return err
 	}
-	// A request that fails tells so itself; what none has caused is an event.
+	// A failed request says so by its completion. Where no request has failed, an
+	// event must say that the queue pair has.
 	if event && e.failure == rdma.StatusSuccess && e.recvFailure == rdma.StatusSuccess {
 		if err := e.side.event(ctx, e.qp.Number()); err != nil {
 			return err
@@ -154,11 +157,11 @@ func (e *end) checkEnd(planned, event bool) error {
 	return e.compareLoosely()
 }
 
-// drain takes what must still complete: every signalled request, all behind one
-// that failed, and all receives that are the queue pair's own.
+// drain waits for what must still complete: every signalled request, every request
+// behind one that failed, and all receives unless they are shared.
 func (e *end) drain(ctx context.Context, planned bool) error {
-	// Of a shared queue none is flushed but what was being filled. The one that was
-	// too short fails, which may be after Done.
+	// Of a shared queue only the receive that was being filled is flushed. One that
+	// was too short fails, perhaps after Done.
 	failing := planned && e.t.mayTell && e.in != nil && e.in.brokenAt >= 0 && e.in.posters[0].steps[e.in.brokenAt].refusal == refuseTooLong
 	is := func() bool {
 		e.mu.Lock()
@@ -192,7 +195,7 @@ func (e *end) drain(ctx context.Context, planned bool) error {
 			yield(i)
 		}
 	}
-	// Messages for a shared receive may be there, and nothing comes twice.
+	// Messages in shared receives may still be in the queue, once each.
 	if e.srq != nil {
 		if err := e.recvs.empty(); err != nil {
 			return err
@@ -202,7 +205,7 @@ func (e *end) drain(ctx context.Context, planned bool) error {
 	return err
 }
 
-// checkBroken checks how this side's bad request has ended.
+// checkBroken checks how the request has ended that the peer had to refuse.
 func (e *end) checkBroken() error {
 	s := &e.out.posters[0].steps[e.out.brokenAt]
 	what := fmt.Sprintf("round %d: a %s with %s", e.round, s.op, s.refusal)
@@ -228,7 +231,7 @@ func (e *end) checkBroken() error {
 		return nil
 	}
 	if e.side.options.Lossy && e.failedAt[0] >= 0 && e.failedAt[0] <= index && (e.failure == rdma.StatusSuccess || e.failure == rdma.StatusRetryExceeded) {
-		return nil // flushed, or given up
+		return nil // the refusal was lost: the request is flushed, or given up
 	}
 	if e.failedAt[0] != index {
 		return fmt.Errorf("%s: request %d of the round fails, not %d", what, e.failedAt[0], index)
@@ -250,8 +253,8 @@ func (e *end) checkBroken() error {
 	return fmt.Errorf("%s: it completes as %s, want %v", what, e.failure, want)
 }
 
-// checkRefused checks, at the peer of a bad request, that all before it has been
-// carried out and nothing from it on.
+// checkRefused checks, at the end that had to refuse a request, that everything
+// before it has been carried out and nothing from it on.
 func (e *end) checkRefused() error {
 	s := &e.in.posters[0].steps[e.in.brokenAt]
 	what := fmt.Sprintf("round %d: the peer's %s with %s", e.round, s.op, s.refusal)
@@ -277,8 +280,8 @@ func (e *end) checkRefused() error {
 	return nil
 }
 
-// compareLoosely checks, after a connection that ended in the middle, that each
-// byte is what it was or what some request of the round may have put there.
+// compareLoosely checks memory after a connection that ended within a round. Each
+// byte must be what it was before the round, or what some request of it puts there.
 func (e *end) compareLoosely() error {
 	if e.out == nil || e.round < 0 {
 		return nil
@@ -309,7 +312,7 @@ func (e *end) compareLoosely() error {
 	})
 }
 
-// puts tells what the requests of a round put into the exposed memory.
+// puts calls try with what each request of the round puts into the exposed memory.
 func (d *direction) puts(try func(at int, data []byte)) {
 	for p := range d.count {
 		for i := range d.posters[p].steps {

@@ -23,14 +23,14 @@ func (r Role) String() string {
 }
 
 const (
-	maxMessages = 48 // of a round and direction, without those that end it
+	maxMessages = 48 // of a round and direction, beside the two that end the round
 	maxSteps    = 192
-	controls    = 4 // receives for what is no random message
+	controls    = 4 // receives beside those for random messages
 	maxPosters  = 3
 )
 
-// The exposed memory of an end consists of regions with different rights, the
-// local memory of regions without remote rights.
+// The exposed memory of an end is three regions with different rights. Its local
+// memory is two regions that no peer may reach.
 const (
 	partAll = iota
 	partReadable
@@ -62,7 +62,7 @@ func exposedRights(part int, atomics bool) rdma.Access {
 	return access
 }
 
-// terms are what both ends know of both, by role.
+// terms are what both ends have agreed on. The arrays are by role.
 type terms struct {
 	seed     uint64
 	rounds   int
@@ -74,21 +74,21 @@ type terms struct {
 	inline   [2]int
 	depth    [2]int // send queue
 	slot     [2]int // bytes of each receive
-	mayTell  bool   // lengths that do not fit have their statuses
-	laxReads bool   // refused Reads end nothing at once
-	// oneWayReads leaves Reads to the initiator.
+	mayTell  bool   // both devices tell by its own status that a message was too long
+	laxReads bool   // a device goes on after a Read that it must refuse
+	// oneWayReads says that only the initiator reads.
 	oneWayReads bool
-	unfenced    bool // requests with others behind them have no fence
+	unfenced    bool // no request of a round is fenced
 	endingBy    ending
 }
 
-// can tells whether requests that need the capabilities may go from role.
+// can tells whether both devices have the capabilities.
 func (t *terms) can(c rdma.Capabilities) bool { return t.caps[0].Has(c) && t.caps[1].Has(c) }
 
 // An ending is how a link ends, in its last round.
 type ending struct {
 	kind endingKind
-	by   Role // who closes, or whose request is refused
+	by   Role // which end closes, or sends what is refused
 	// close closes the queue pair instead of disconnecting it.
 	close bool
 }
@@ -141,11 +141,11 @@ type stepKind uint8
 const (
 	stepPost   stepKind = iota
 	stepFill            // this side's processor writes the span
-	stepSettle          // wait until all that is posted is done, and look
-	stepWrong           // a post that must be refused at once
+	stepSettle          // wait until all that is posted is done, and compare what was fetched
+	stepWrong           // a post that PostSend must refuse
 )
 
-// A step is what a poster does. Places are offsets in the areas.
+// A step is one thing that a poster does. Places are offsets in the areas of memory.
 type step struct {
 	kind                  stepKind
 	op                    rdma.Opcode
@@ -187,14 +187,15 @@ type direction struct {
 	from Role
 
 	local, exposed []byte // what the memory must hold
-	// What the memory held when the round began; kept for rounds that fail.
+	// What the memory held when the round began. A round that fails leaves each byte
+	// as it was or as some request made it.
 	localBefore, exposedBefore []byte
 
 	posters [maxPosters]poster
 	count   int // of posters in this round
 	spans   []span
 	data    []byte
-	// brokenAt is the step, of the only poster, that must fail; -1 if none.
+	// brokenAt is the step that must fail, or -1. Such a round has one poster.
 	brokenAt int
 
 	random *rand.Rand
@@ -202,11 +203,12 @@ type direction struct {
 	use    [maxPosters]use
 }
 
-// use is what a poster's outstanding requests are about.
+// use is the memory that a poster's outstanding requests touch. Planning keeps new
+// requests out of it, so that the model's order is the only one that can be seen.
 type use struct {
 	sources, targets []span // in the local memory
-	looked           []span // in the exposed memory, by fetches that may be late
-	late             []span // targets of fetches without a fence behind them
+	looked           []span // in the exposed memory, read by fetches that no fence has followed yet
+	late             []span // targets of those fetches
 }
 
 func (u *use) clear() {
@@ -222,7 +224,7 @@ func newDirection(t *terms, from Role) *direction {
 	return d
 }
 
-// window is the poster's share of a part.
+// window is the share of a part that one poster uses: posters are not ordered.
 func (d *direction) window(part span, poster int) span {
 	size := part.length() / d.count &^ 7
 	return span{part.from + poster*size, part.from + (poster+1)*size}
@@ -268,7 +270,8 @@ func (d *direction) plan(round int) {
 	}
 }
 
-// signalOften makes sure that the send queue can be emptied.
+// signalOften signals at least one request in half a send queue, and the last one,
+// so that the queue never fills with requests that nothing completes.
 func (d *direction) signalOften(p int) {
 	every := max(1, d.t.depth[d.from]/2/d.count)
 	quiet, last := 0, -1
@@ -295,7 +298,7 @@ func (d *direction) signalOften(p int) {
 	}
 }
 
-// requests counts those of a round, with the two messages that end it.
+// requests counts the requests of a round, and the two messages that end it.
 func (d *direction) requests() int {
 	n := 2
 	for p := range d.count {
@@ -373,20 +376,20 @@ func (d *direction) planStep(p int, messages *int) bool {
 	fence, inline := false, !fetches && length <= t.inline[d.from]
 	for i, s := range spans {
 		if fetches {
-			// Nothing else may use a target until the fetch completes.
+			// A fetch writes its target at any time until it completes.
 			if overlaps(u.sources, s) || overlaps(u.targets, s) || overlaps(spans[:i], s) {
 				d.spans = d.spans[:first]
 				return false
 			}
 		} else {
-			// What a fetch brings may be sent on, behind a fence. But inline data is
-			// taken by the post.
+			// A request may send what an earlier fetch brings if it is fenced. It may not
+			// do so inline: PostSend takes inline data before the fetch is done.
 			fence = fence || overlaps(u.late, s)
 			inline = inline && !overlaps(u.targets, s)
 		}
 	}
 	if op == rdma.OpWrite || op == rdma.OpWriteImmediate || isAtomic {
-		// A late fetch must not see what comes after it.
+		// A fetch without a fence behind it may read after this request has written.
 		fence = fence || overlaps(u.looked, there)
 	}
 	if fence && t.unfenced {
@@ -464,7 +467,7 @@ func (d *direction) randomLength() int {
 	return d.random.IntN(d.t.area / 4)
 }
 
-// carryOut carries out a request in the model.
+// carryOut carries a request out on the model, and notes the message that it makes.
 func (d *direction) carryOut(s *step, out *poster) {
 	spans := d.spans[s.firstSpan:][:s.spanCount]
 	s.dataFrom = len(d.data)
@@ -516,7 +519,7 @@ func (d *direction) carryOut(s *step, out *poster) {
 	out.messages = append(out.messages, m)
 }
 
-// planFill lets the processor write where nothing is outstanding.
+// planFill has this side's processor write to memory that no request touches.
 func (d *direction) planFill(p int) {
 	home := d.window(localPart(d.random.IntN(localParts), d.t.area), p)
 	length := min(d.randomLength(), home.length())
@@ -561,7 +564,7 @@ func (r refusal) String() string {
 		"wrapping around", "a missing right", "an unaligned atomic", "a message that is too long"}[r]
 }
 
-// planBroken plans the request that ends the link.
+// planBroken plans the request that the peer must refuse, which ends the link.
 func (d *direction) planBroken(p int) {
 	random, t, out := d.random, d.t, &d.posters[p]
 	s := step{part: partAll, firstSpan: len(d.spans)}
@@ -612,7 +615,8 @@ func (d *direction) planBroken(p int) {
 			s.at = exposedPart(s.part, t.area).from
 		}
 	}
-	// The sources are free or read only, the target is free.
+	// Nothing outstanding writes the local place; if the request fetches, nothing
+	// reads it either. After 100 tries everything outstanding is waited for.
 	u := &d.use[p]
 	for try := 0; ; try++ {
 		home := localPart(random.IntN(localParts), t.area)
@@ -638,12 +642,12 @@ func (d *direction) planBroken(p int) {
 	out.steps = append(out.steps, s)
 }
 
-// A change is a region that its owner closes after a round and replaces by a new
-// one; -1 is none.
+// A change names the regions that an end closes after a round and replaces by new
+// ones; -1 is none.
 type change struct{ exposed, local int }
 
-// planChange says what an end does with its regions after a round, and does it
-// to the model. out is the direction from the end, in the one to it.
+// planChange plans what an end replaces after a round, and changes the model so. out
+// is the direction from that end, in the direction to it.
 func planChange(t *terms, who Role, round int, out, in *direction) change {
 	random := rand.New(rand.NewPCG(t.seed, uint64(round)<<8|uint64(who)<<1|1<<41))
 	c := change{-1, -1}
@@ -667,8 +671,8 @@ func planChange(t *terms, who Role, round int, out, in *direction) change {
 // fetches tells whether an operation brings data.
 func fetches(op rdma.Opcode) bool { return op >= rdma.OpRead && op <= rdma.OpFetchAdd }
 
-// planRevocation tells whether an end revokes a key of its peer's by the message
-// that ends its requests of a round.
+// planRevocation tells whether an end revokes a key of its peer by the message that
+// ends its requests of a round.
 func planRevocation(t *terms, who Role, round int) bool {
 	random := rand.New(rand.NewPCG(t.seed, uint64(round)<<8|uint64(who)<<1|1<<42))
 	return t.can(rdma.CapSendInvalidate) && random.IntN(4) == 0

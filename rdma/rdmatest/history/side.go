@@ -16,31 +16,31 @@ import (
 
 // Options configure a [Side]. The zero value is good.
 type Options struct {
-	// Seed is of the side's own choices, which the other does not need to know:
-	// the depth of its queues, which of them its links share, how it waits.
+	// Seed is for choices that the peer need not know: how deep the queues are, which
+	// of them links share, and how the side waits.
 	Seed uint64
 	// Bound is how long a side waits for what must come; 0 means 20 s.
 	Bound time.Duration
-	// Shallow says that the provider tells by other statuses than the model's
-	// which end of a connection was the cause of its failure, as the kernel's
-	// software devices do.
+	// Shallow says that the provider's statuses do not tell which end caused a
+	// failure, as those of the kernel's software devices do not.
 	Shallow bool
-	// Lossy says that the network loses packets, the answer to a refused request and
-	// those to Reads before it among them: who asked may see no more than the end.
+	// Lossy says that the network loses packets. If it loses the refusal of a request,
+	// or the answers to Reads before it, the end that asked may see no more than that
+	// the connection has ended.
 	Lossy bool
-	// LaxReads says that the provider refuses a peer's Reads late or not at all, as
-	// siw does: what stands behind one is carried out. No link ends by a Read then.
+	// LaxReads says that the provider refuses a peer's Reads late or not at all, and
+	// carries out what stands behind one, as siw does. No link ends by a Read then.
 	LaxReads bool
 	// OneWayReads says that Reads of both ends at once may wait for each other for
-	// ever, as siw's do: only the initiator reads.
+	// ever, as those of siw do. Only the initiator reads then.
 	OneWayReads bool
-	// Without are capabilities of the device's that the requests do without.
+	// Without are capabilities of the device that no request uses.
 	Without rdma.Capabilities
-	// Unfenced leaves fences away but at the end of a round, for providers that do
-	// not repeat a fenced request if the network loses it while Reads are behind it.
+	// Unfenced fences nothing but the end of a round. It is for providers that do not
+	// repeat a fenced request which the network has lost while Reads were behind it.
 	Unfenced bool
-	// Area is how many bytes an end exposes, and as many has it for itself: a
-	// power of two from 8 KiB on. 0 means 32 KiB, and 1 MiB for one link in 16.
+	// Area is how many bytes an end exposes. It has as many that it does not expose.
+	// It is a power of two from 8 KiB on; 0 means 32 KiB, and 1 MiB for one link in 16.
 	Area int
 }
 
@@ -60,7 +60,8 @@ type Side struct {
 	mu     sync.Mutex
 	shared *commons
 
-	// A lock of its own: a device may deliver events and answers by one goroutine.
+	// Events have a lock of their own: a device may deliver an event from the
+	// goroutine that a call under mu waits for.
 	eventMu sync.Mutex
 	events  map[uint32][]rdma.Event // by number of the queue pair
 	raised  chan struct{}           // closed and replaced at every event
@@ -140,7 +141,7 @@ const smallest = 8 << 10
 func (s *Side) Close() error {
 	var errs []error
 	if s.forbidden.region != nil {
-		// Nobody was ever granted this.
+		// No peer ever had a right to this memory, but links try to reach it.
 		got, err := s.forbidden.read(0, smallest)
 		if err == nil {
 			err = same(got, canary[:smallest], "memory of a domain that no peer is connected to")
@@ -191,8 +192,8 @@ func (s *Side) forget(number uint32) {
 	s.eventMu.Unlock()
 }
 
-// A memory is a region wherever it is: one of a device that is driven from
-// elsewhere reads and writes by methods of its own.
+// A memory is a region wherever it is. The region of a device in another process has
+// ReadAt and WriteAt instead of Bytes.
 type memory struct {
 	region rdma.Region
 	size   int
@@ -230,7 +231,7 @@ func (m memory) write(at int, b []byte) error {
 	return nil
 }
 
-// canary is what receives hold before a message comes.
+// canary is what the memory of receives holds until a message comes.
 var canary = func() []byte {
 	b := make([]byte, 64<<10)
 	for i := range b {
@@ -239,7 +240,7 @@ var canary = func() []byte {
 	return b
 }()
 
-// same tells the first byte that differs.
+// same fails with the first byte that differs.
 func same(got, want []byte, what string) error {
 	if string(got) == string(want) {
 		return nil
@@ -252,8 +253,8 @@ func same(got, want []byte, what string) error {
 	return fmt.Errorf("%s: %d bytes, want %d", what, len(got), len(want))
 }
 
-// completions is a completion queue that several links may share. Whoever polls
-// hands the others theirs.
+// completions is a completion queue that several links may share. A link that polls
+// it puts the completions of other links into their boxes.
 type completions struct {
 	queue  rdma.CompletionQueue
 	shared bool
@@ -267,9 +268,9 @@ type completions struct {
 	err     error
 }
 
-// A box holds the completions of a queue pair until it looks. Devices use the
-// number of one that has been closed again, perhaps before drop: the box has two
-// users then.
+// A box holds the completions of a queue pair until its link takes them. A device may
+// give the number of a closed queue pair to the next one before drop is called for
+// the first. The box then has two users.
 type box struct {
 	list  []rdma.Completion
 	users int
@@ -292,14 +293,14 @@ func (c *completions) add(number uint32) {
 		b = &box{}
 		c.boxes[number] = b
 	} else {
-		c.pollAll() // what has come is the closed one's
+		c.pollAll() // what has come belongs to the one that is closed
 		b.list = nil
 	}
 	b.users++
 }
 
-// drop is called after Close of the queue pair. What had been added before may
-// still come; anything after that must not.
+// drop comes after Close of the queue pair. It takes what Close left in the queue;
+// whatever comes later is an error.
 func (c *completions) drop(number uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -312,7 +313,7 @@ func (c *completions) drop(number uint32) error {
 	return c.err
 }
 
-// empty hands out all that is there.
+// empty puts everything in the queue into the boxes.
 func (c *completions) empty() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -320,7 +321,8 @@ func (c *completions) empty() error {
 	return c.err
 }
 
-// pollAll needs mu. Others may keep a shared queue busy, but not for ever.
+// pollAll polls until the queue is empty, up to 4,096 times, because other links may
+// keep a shared queue busy. It needs mu.
 func (c *completions) pollAll() {
 	for range 1 << 12 {
 		if n, err := c.poll(); n == 0 || err != nil {
@@ -369,8 +371,8 @@ func (c *completions) take(number uint32, into []rdma.Completion) ([]rdma.Comple
 	return into, err
 }
 
-// wait waits until there may be something for the queue pair, by an event of the
-// completion queue.
+// wait sleeps until there may be something for the queue pair. One link at a time
+// waits for the queue's event; the others wait for that link.
 func (c *completions) wait(ctx context.Context, number uint32, solicited bool) error {
 	c.mu.Lock()
 	if c.waiting {
@@ -386,7 +388,7 @@ func (c *completions) wait(ctx context.Context, number uint32, solicited bool) e
 	c.waiting = true
 	err := c.queue.Arm(solicited && !c.shared)
 	for err == nil {
-		// All that there is: what came before the arming raises no event.
+		// What came before the arming raises no event, so it is taken here.
 		var n int
 		if n, err = c.poll(); n == 0 {
 			break
@@ -492,8 +494,8 @@ func (s *Side) releaseCommons(c *commons) error {
 	return errors.Join(errs...)
 }
 
-// yield lets others run, and sleeps if that was for nothing often: who polls may
-// have fewer processors than pollers.
+// yield lets others run. After 1,000 vain polls it sleeps for 50 us each time: there
+// may be fewer processors than goroutines that poll.
 func yield(i int) {
 	if i < 1000 {
 		runtime.Gosched()

@@ -21,8 +21,8 @@ func Pin(cpus []int) error {
 		set.Set(cpu)
 	}
 	runtime.GOMAXPROCS(set.Count())
-	// A thread that starts meanwhile inherits the mask of one that is bound, or
-	// is in the second list.
+	// A thread that starts during the first pass either inherits the mask of a thread
+	// that is bound already, or is found by the second pass.
 	for range 2 {
 		threads, err := os.ReadDir("/proc/self/task")
 		if err != nil {

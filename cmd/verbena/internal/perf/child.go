@@ -72,10 +72,27 @@ func StartServer(ctx context.Context, executable string, args ...string) (*Serve
 	return nil, errors.Join(fmt.Errorf("perf: start a server: %w", err), p.Close())
 }
 
+// endLimit is how long a server's process may take to end.
+const endLimit = 10 * time.Second
+
+// UntilEOF returns a context that ends with the input, which the parent of this process
+// holds open as long as it lives. Nobody would kill a child that outlives its parent:
+// giveUp is called if the process is still there endLimit after the end of the input.
+// The goroutine that reads ends with the input or with the process.
+func UntilEOF(ctx context.Context, input io.Reader, giveUp func()) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, input) // any end of it will do
+		time.AfterFunc(endLimit, giveUp)
+		cancel()
+	}()
+	return ctx, cancel
+}
+
 // Close ends the process and waits for it.
 func (p *ServerProcess) Close() error {
 	_ = p.stdin.Close() // tells it to end
-	kill := time.AfterFunc(10*time.Second, func() { _ = p.command.Process.Kill() })
+	kill := time.AfterFunc(endLimit, func() { _ = p.command.Process.Kill() })
 	defer kill.Stop()
 	<-p.output
 	if err := p.command.Wait(); err != nil {

@@ -25,6 +25,8 @@ type Client struct {
 	Logger    *slog.Logger
 	// Device names the one to use where a provider has several; else the first.
 	Device string
+	// Tuning is that of the endpoints, but for how they wait, which a plan says.
+	Tuning verbena.TuningTable
 
 	corrupt func(message int64, payload []byte) // tests
 }
@@ -34,14 +36,14 @@ type Measurement struct {
 	Plan       Plan
 	Iterations int64
 	Took       time.Duration
-	// Histogram has the one-way latencies, or in a stream the times between
-	// messages, in quarters of a nanosecond.
+	// Histogram has times in quarters of a nanosecond: those of rounds (see OneWay), or
+	// in a stream the times between messages.
 	Histogram *hdrhistogram.Histogram
-	OneWay    float64       // what a recorded time is divided by
+	OneWay    float64       // a recorded time divided by this is a one-way latency
 	CPU       time.Duration // of both ends
 	Verified  int64         // bytes that were checked, at both ends
-	// Registered and Resident are bytes, of both ends; the second of the whole
-	// processes.
+	// Registered and Resident are bytes of both ends together: what the measurement
+	// has registered, and what the two processes have in memory.
 	Registered, Resident int64
 }
 
@@ -64,7 +66,7 @@ func (c *Client) Transport(ctx context.Context, level, wanted string) (string, e
 	return s.Transport, nil
 }
 
-// Run carries out one measurement. The plan's zero numbers are filled in.
+// Run carries out one measurement. Numbers of the plan that are 0 get their defaults.
 func (c *Client) Run(ctx context.Context, plan Plan, amount Amount) (m *Measurement, err error) {
 	if plan.Transport, err = c.Transport(ctx, plan.Level, plan.Transport); err != nil {
 		return nil, err
@@ -152,11 +154,16 @@ func (c *Client) runQueuePairs(ctx, setup context.Context, k control, plan *Plan
 }
 
 func (c *Client) runEndpoints(ctx, setup context.Context, k control, plan *Plan, o *offer, amount Amount) (m *Measurement, err error) {
-	rt, err := tunedRuntime(plan, c.Providers, c.Logger)
+	rt, err := newRuntime(c.Providers, c.Tuning, c.Logger)
 	if err != nil {
 		return nil, err
 	}
-	t := &talk{plan: plan, runtime: rt, corrupt: c.corrupt}
+	defer func() { err = errors.Join(err, rt.Close()) }()
+	group, err := rt.NewGroup(verbena.GroupConfig{Name: "measurement"})
+	if err != nil {
+		return nil, err
+	}
+	t := &talk{plan: plan, runtime: rt, group: group, corrupt: c.corrupt}
 	defer func() { err = errors.Join(err, t.close()) }()
 	if err := t.dial(setup, c.Server, o.Token); err != nil {
 		return nil, toldReason(setup, k, kindMemory, err)
@@ -176,7 +183,7 @@ func (c *Client) runEndpoints(ctx, setup context.Context, k control, plan *Plan,
 	return x.measure(ctx, k, amount)
 }
 
-// meet exchanges what the ends let each other reach.
+// meet exchanges the keys of the memory that the ends let each other reach.
 func (c *Client) meet(ctx context.Context, k control, own memory) (memory, error) {
 	if err := k.send(ctx, kindMemory, own); err != nil {
 		return memory{}, err
@@ -184,7 +191,7 @@ func (c *Client) meet(ctx context.Context, k control, own memory) (memory, error
 	return receiveMemory(ctx, k)
 }
 
-// toldReason adds to an error what the server says about it, if it does.
+// toldReason adds to an error what the server says about it, if it says anything.
 func toldReason(ctx context.Context, k control, due uint32, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -233,7 +240,7 @@ func (c *Client) connectStream(ctx context.Context, dev rdma.StreamDevice, qp rd
 	return err
 }
 
-// An execution is a measurement whose connections stand.
+// An execution is a measurement whose connections are set up.
 type execution struct {
 	plan       *Plan
 	recorders  []*recorder
@@ -266,7 +273,7 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 		}
 		return toldReason(ctx, k, kindResult, err)
 	}
-	// Long messages need fewer to be warm.
+	// Caches and pages are warm after fewer messages if those are long.
 	amount.Warmup = min(amount.Warmup, max(256<<20/x.plan.Size, 4))
 	if amount.Warmup > 0 {
 		if err := run(Amount{Iterations: amount.Warmup}); err != nil {
@@ -284,7 +291,7 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 		return nil, err
 	}
 	if again := min(amount.Warmup, 64*len(x.recorders)); again > 0 {
-		// The pause has cooled things down.
+		// Caches and clocks have cooled down in the pause.
 		if err := run(Amount{Iterations: again}); err != nil {
 			return nil, err
 		}
@@ -323,8 +330,8 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 	return m, nil
 }
 
-// streaming tells whether posters stream. Verifying runs of one-sided operations
-// go by bursts that are checked before the next.
+// streaming tells whether posters stream. One-sided operations that are verified go
+// in bursts instead, each of which is checked before the next begins.
 func (s *side) streaming() bool {
 	return s.plan.Mode != ModeLatency && (!s.plan.Verify || s.plan.Test == TestSend)
 }
@@ -347,7 +354,7 @@ func (s *side) prepareRun() []*recorder {
 	return recorders
 }
 
-// rounds is a run by rounds on all lanes.
+// rounds runs rounds of question and answer on all lanes.
 func (s *side) rounds(recorders []*recorder, amount Amount) error {
 	var all sync.WaitGroup
 	errs := make([]error, len(s.lanes))
@@ -369,7 +376,7 @@ func (s *side) rounds(recorders []*recorder, amount Amount) error {
 	return errors.Join(errs...)
 }
 
-// stream is a run in which posters stream.
+// stream runs posters that stream.
 func (s *side) stream(amount Amount) error {
 	until := amount.Duration
 	if amount.Iterations > 0 {

@@ -7,25 +7,25 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// A recorder keeps the times between marks. They go into the histogram many at
-// a time, while nothing is measured. One goroutine uses it.
+// A recorder keeps the times between marks. It buffers them and fills the histogram
+// while nothing is measured. One goroutine uses it.
 type recorder struct {
 	histogram   *hdrhistogram.Histogram
 	tick        float64 // nanoseconds
 	began, last uint64  // ticks
 	marked      int64   // messages since start
 	kept        int
-	sum         uint64 // of what was read, so that it is
+	sum         uint64 // of what was read, so that the compiler keeps the reading
 	deltas      [1024]delta
 }
 
 type delta struct {
 	ticks uint64
-	share int64 // of how many messages; the time is divided among them
+	share int64 // how many messages the time is divided among
 }
 
-// longest is the longest time that a histogram keeps, in nanoseconds, and scale
-// how much finer it is.
+// longest is the longest time that a histogram keeps, in nanoseconds. scale is how
+// many steps it has in a nanosecond.
 const (
 	longest = int64(10 * time.Minute)
 	scale   = 4
@@ -63,13 +63,13 @@ func (r *recorder) mark(share int64) {
 func (r *recorder) flush() {
 	for _, d := range r.deltas[:r.kept] {
 		took := int64(float64(d.ticks) * r.tick * scale / float64(d.share))
-		// RecordValue refuses what is longer than the histogram has.
+		// RecordValue refuses values beyond the histogram's range.
 		_ = r.histogram.RecordValue(min(max(took, 1), longest*scale))
 	}
 	r.kept = 0
 }
 
-// tickLength is what a tick of now takes, in nanoseconds.
+// tickLength measures how many nanoseconds a tick of now is.
 var tickLength = sync.OnceValue(func() float64 {
 	if !hasCounter {
 		return 1
@@ -82,7 +82,7 @@ var tickLength = sync.OnceValue(func() float64 {
 	}
 	first, second := measure(), measure()
 	if first <= 0 || first > 1000 || first/second > 1.01 || second/first > 1.01 {
-		counting = false // such as a counter that changes its speed
+		counting = false // the counter does not run evenly
 		return 1
 	}
 	return (first + second) / 2
@@ -94,9 +94,9 @@ var counting = hasCounter
 
 var epoch = time.Now()
 
-// now is a time in ticks. The processor's own counter costs a third of what the
-// system's clock does, which shows in round trips of 100 ns; perftest and UCX read
-// it as well.
+// now is a time in ticks. Reading the processor's own counter takes a third of the
+// time that reading the system's clock does, which matters in round trips of 100 ns.
+// perftest and UCX read it as well.
 func now() uint64 {
 	if counting {
 		return counter()

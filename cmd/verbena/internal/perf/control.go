@@ -34,7 +34,7 @@ var kindNames = map[uint32]string{
 // maxControl is the longest body of a control message, in bytes.
 const maxControl = 16 << 10
 
-// tokenSize is that of what ties a connection to its session.
+// tokenSize is the length of the token that ties a connection to its session.
 const tokenSize = 16
 
 // An offer tells where the client connects.
@@ -45,8 +45,8 @@ type offer struct {
 	Token   []byte `json:"token"`
 }
 
-// memory is what an end lets the other reach: all connections' blocks, one
-// after the other.
+// memory is the region that an end lets the other reach. It has the blocks of all
+// connections, one after the other.
 type memory struct {
 	Address uint64 `json:"address"`
 	Key     uint32 `json:"key"`
@@ -55,7 +55,7 @@ type memory struct {
 // result is what the server saw.
 type result struct {
 	CPU        int64 `json:"cpu_ns"`     // from mark to stop
-	Messages   int64 `json:"messages"`   // that its loops took
+	Messages   int64 `json:"messages"`   // taken by its loops
 	Verified   int64 `json:"verified"`   // bytes that were checked
 	Resident   int64 `json:"resident"`   // bytes of the process
 	Registered int64 `json:"registered"` // bytes of the session

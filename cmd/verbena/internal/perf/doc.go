@@ -1,10 +1,10 @@
 // Package perf is `verbena perf`: it measures what a transport costs, at the
 // level of verbs or of the runtime, in latency, message rate, bandwidth and
-// processor time. A [Server] serves one TCP port; [Run] plans a measurement with
-// it, which both then carry out. docs/perf.md defines what they say.
+// processor time. A [Server] serves one TCP port; [Client.Run] agrees on a
+// measurement with it, and both carry it out. docs/perf.md defines what they say.
 //
-// The loops that are measured allocate nothing and look at the clock once for
-// each round trip, as perftest and UCX do. Receives are posted and posted again
-// for each message, keys are checked by the provider, completions are taken at
-// both ends.
+// The loops that are measured allocate nothing and read the clock once for each round
+// trip, as perftest and UCX do. They leave nothing out that an application has to do:
+// each message takes a receive that is posted anew, the provider checks its keys, and
+// both ends poll its completions.
 package perf

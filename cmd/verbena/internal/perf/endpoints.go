@@ -19,31 +19,32 @@ import (
 // Tags of messages at level runtime.
 const (
 	tagData uint32 = 1
-	tagLast uint32 = 2 // empty: it is answered when all before it have been taken
+	tagLast uint32 = 2 // empty; answered when all messages before it have been taken
 	tagName uint32 = 3 // the first: number of the connection, 2 bytes, big-endian
 )
 
 // dataService is what a session's endpoints ask for.
 func dataService(token []byte) string { return "verbena.perf.data/1:" + hex.EncodeToString(token) }
 
-// tunedRuntime is a runtime that waits as a plan says.
-func tunedRuntime(p *Plan, providers []rdma.Provider, log *slog.Logger) (*verbena.Runtime, error) {
-	cfg := verbena.Config{Providers: providers, Logger: log}
-	switch p.Wait {
-	case WaitSpin:
-		cfg.Tuning = map[string]verbena.Tuning{p.Transport: {Spin: int(time.Second)}}
-	case WaitEvent:
-		cfg.Tuning = map[string]verbena.Tuning{p.Transport: {Spin: -1}}
+// newRuntime is one for measurements. It takes messages of every size that a plan
+// may have.
+func newRuntime(providers []rdma.Provider, table verbena.TuningTable, log *slog.Logger) (*verbena.Runtime, error) {
+	return verbena.New(verbena.Config{Providers: providers, Tuning: table, Logger: log, MaxMessage: maxSize})
+}
+
+// tuning waits as a plan says.
+func (p *Plan) tuning() verbena.TuningTable {
+	if spin := map[string]time.Duration{WaitSpin: time.Second, WaitEvent: -1}[p.Wait]; spin != 0 && p.Transport != verbena.TransportTCP {
+		return verbena.TuningTable{p.Transport: {Spin: spin}}
 	}
-	// Long messages wait in the receiver's memory, and in the sender's.
-	set(&cfg.MaxMessage, max(p.Size, 128<<20))
-	return verbena.New(cfg)
+	return nil
 }
 
 // A talk is one end of a measurement with endpoints.
 type talk struct {
 	plan      *Plan
 	runtime   *verbena.Runtime
+	group     *verbena.Group // of the endpoints; its memory is the measurement's
 	endpoints []*verbena.Endpoint
 	corrupt   func(message int64, payload []byte)
 
@@ -53,12 +54,14 @@ type talk struct {
 	closers            sync.WaitGroup
 }
 
-// registered is how many bytes the runtime's pools have registered, which go to
-// all its endpoints.
+// registered is how many bytes the group's pools have registered. All its endpoints
+// share them.
 func (t *talk) registered() (n int64) {
 	for _, d := range t.runtime.Stats().Devices {
 		for _, p := range d.Pools {
-			n += p.Registered
+			if p.Group == t.group.Name() {
+				n += p.Registered
+			}
 		}
 	}
 	return n
@@ -66,7 +69,7 @@ func (t *talk) registered() (n int64) {
 
 func (t *talk) close() error {
 	t.closers.Wait()
-	return t.runtime.Close()
+	return t.group.Close()
 }
 
 func (t *talk) fail(err error) {
@@ -134,7 +137,9 @@ func (t *talk) respond(ctx context.Context, i int) error {
 // dial makes the client's endpoints.
 func (t *talk) dial(ctx context.Context, server string, token []byte) error {
 	for i := range t.plan.Connections {
-		e, err := t.runtime.Dial(ctx, server, dataService(token), verbena.DialConfig{Transport: t.plan.Transport})
+		e, err := t.runtime.Dial(ctx, server, dataService(token), verbena.DialConfig{
+			Transport: t.plan.Transport, Group: t.group, Tuning: t.plan.tuning(),
+		})
 		if err == nil {
 			t.endpoints = append(t.endpoints, e)
 			err = e.Send(ctx, tagName, binary.BigEndian.AppendUint16(nil, uint16(i)))
@@ -146,8 +151,8 @@ func (t *talk) dial(ctx context.Context, server string, token []byte) error {
 	return nil
 }
 
-// accept makes the server's. They may arrive in another order.
-func (t *talk) accept(ctx context.Context, ln *verbena.Listener) error {
+// accept makes the server's endpoints, which may arrive in another order.
+func (t *talk) accept(ctx context.Context, ln *verbena.Service) error {
 	t.endpoints = make([]*verbena.Endpoint, t.plan.Connections)
 	for n := range t.endpoints {
 		e, err := ln.Accept(ctx)
@@ -184,7 +189,7 @@ func (t *talk) prepare(b []byte, connection int, message int64) {
 	}
 }
 
-// latency plays ping-pong on every n-th endpoint from the first on, in turn.
+// latency plays ping-pong on every n-th endpoint from first on, one after the other.
 func (t *talk) latency(ctx context.Context, first, n int, sent []int64, amount Amount, r *recorder) error {
 	message := make([]byte, t.plan.Size)
 	r.start()

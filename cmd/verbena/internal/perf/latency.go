@@ -8,9 +8,9 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// latency does rounds on the lane's connections, in turn, and marks each: a
-// number of them, or as long as there is to be more. Told to stop, it ends with an
-// error also where it stands between two rounds.
+// latency does rounds on the lane's connections, in turn, and marks each. It ends
+// after a number of rounds or when more returns false. If the side is stopped it
+// returns an error, even between two rounds.
 func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
 	s := l.side
 	p := s.plan
@@ -50,7 +50,7 @@ func (l *lane) latency(rounds int64, more func() bool, r *recorder) error {
 	return nil
 }
 
-// post posts the connection's request, signalled as the plan has it.
+// post posts the connection's request, signalled as often as the plan says.
 func (c *conn) post() error {
 	r := &c.send[0]
 	if c.quiet--; c.quiet <= 0 {
@@ -62,8 +62,8 @@ func (c *conn) post() error {
 	return c.postOne(c.send[:], "post")
 }
 
-// sendRound sends a message and waits for one. Its own completion may come
-// before or after that; it is taken either way.
+// sendRound sends a message and waits for the answer. The completion of the Send may
+// come before the answer or after it.
 func (c *conn) sendRound() error {
 	if err := c.post(); err != nil {
 		return err
@@ -74,8 +74,8 @@ func (c *conn) sendRound() error {
 	return c.awaitMessage()
 }
 
-// repostLate posts a receive again that has waited for the answer to be on its
-// way.
+// repostLate posts the last receive again, once the answer is on its way: the time
+// that takes then passes beside the answer's.
 func (c *conn) repostLate() error {
 	if !c.late {
 		return nil
@@ -101,7 +101,7 @@ func (c *conn) awaitMessage() error {
 			if d.ID&idKind == idRecv {
 				arrived = true
 				if l.side.plan.ReadPayload {
-					l.sum += touch(c.buffer(int(uint32(d.ID)))[:d.Length])
+					l.sum += touch(l.owner(d).buffer(int(uint32(d.ID)))[:d.Length])
 				}
 				c.arrived++
 				if c.late = !l.side.plan.RepostFirst; c.late {
@@ -127,7 +127,7 @@ func (c *conn) flagRound() error {
 	if err := c.post(); err != nil {
 		return err
 	}
-	// While the message is on its way there is time.
+	// The message is on its way: what is done now costs no latency.
 	if err := c.drain(); err != nil {
 		return err
 	}
@@ -135,9 +135,8 @@ func (c *conn) flagRound() error {
 }
 
 // awaitFlag polls the last byte of the connection's target, which a polled Write
-// changes last, with the aligned word that holds it: layout keeps room for that.
-// Now and then it polls the queue, too:
-// some devices make progress by that.
+// changes last. It reads the aligned word that holds the byte; layout keeps room for
+// that. Now and then it polls the queue, too: some devices make progress only then.
 func (c *conn) awaitFlag(mark byte) error {
 	s := c.lane.side
 	target := c.part(s.layout.target)
@@ -171,7 +170,7 @@ func (c *conn) awaitFlag(mark byte) error {
 // drain takes completions of requests, without waiting.
 func (c *conn) drain() error { return c.reap(c.lane.cq, c.lane.batch[:]) }
 
-// reap takes what has completed in a queue, for which nobody waits.
+// reap takes what has completed in a queue that nobody waits for.
 func (c *conn) reap(q rdma.CompletionQueue, into []rdma.Completion) error {
 	n, err := q.Poll(into)
 	if err != nil {
@@ -185,8 +184,8 @@ func (c *conn) reap(q rdma.CompletionQueue, into []rdma.Completion) error {
 	return nil
 }
 
-// writeSendRound writes, and tells so by an empty Send, as devices need whose
-// Writes may not be polled.
+// writeSendRound writes and says so by an empty Send. Devices without polled Writes
+// need that.
 func (c *conn) writeSendRound() error {
 	if err := c.post(); err != nil {
 		return err
@@ -206,7 +205,7 @@ func (c *conn) writeSendRound() error {
 	return nil
 }
 
-// oneSidedRound is a Read or an atomic: it is over with its completion.
+// oneSidedRound is a Read or an atomic, which ends with its completion.
 func (c *conn) oneSidedRound() error {
 	l := c.lane
 	c.send[0].Flags |= rdma.Signaled

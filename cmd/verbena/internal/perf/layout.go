@@ -30,7 +30,7 @@ func newLayout(p *Plan) layout {
 		l.stride = p.Size
 	}
 	if p.Verify {
-		// What is on its way must not change.
+		// A message that is on its way must not change: each has a place of its own.
 		l.sources, l.targets = p.Window+1, p.Window
 	}
 	l.receive = l.source + l.sources*l.stride

@@ -29,14 +29,24 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // quiet is a logger for tests in which things fail on purpose.
 var quiet = slog.New(slog.DiscardHandler)
 
-// pair starts a server and makes a client of it, in this process.
-func pair(t testing.TB) (*Server, *Client) {
+// quietProviders are a new set.
+func quietProviders(t testing.TB) []rdma.Provider {
 	t.Helper()
-	s, err := Listen(context.Background(), ServerConfig{Address: "127.0.0.1:0", Providers: providers.New(providers.Config{Logger: quiet}), Logger: quiet})
+	list, err := providers.New(providers.Config{Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := providers.New(providers.Config{Logger: quiet})
+	return list
+}
+
+// pair starts a server and makes a client of it, in this process.
+func pair(t testing.TB) (*Server, *Client) {
+	t.Helper()
+	s, err := Listen(context.Background(), ServerConfig{Address: "127.0.0.1:0", Providers: quietProviders(t), Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := quietProviders(t)
 	rt, err := verbena.New(verbena.Config{Providers: own, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +90,44 @@ func few(n int) Amount { return Amount{Iterations: n, Warmup: 16} }
 
 func plan(level, transport, test, mode, wait string, size int) Plan {
 	return Plan{Level: level, Transport: transport, Test: test, Mode: mode, Wait: wait, Size: size, Inline: -1}
+}
+
+// Connections that share their receives are measured as others are, and every byte
+// of their messages arrives.
+func TestSharedReceives(t *testing.T) {
+	_, c := pair(t)
+	for _, transport := range local(t) {
+		for _, mode := range modes {
+			for _, wait := range waitsOfTests() {
+				for _, posters := range []int{1, 3} {
+					for _, verify := range []bool{false, true} {
+						p := plan(LevelVerbs, transport, TestSend, mode, wait, 1001)
+						p.SharedReceives, p.Verify, p.Connections, p.Posters = true, verify, 3, posters
+						t.Run(fmt.Sprintf("%s/%s/%s/posters=%d/verify=%t", transport, mode, wait, posters, verify), func(t *testing.T) {
+							m, err := c.Run(t.Context(), p, few(300))
+							if verify && posters < p.Connections {
+								if err == nil {
+									t.Error("was measured")
+								}
+								return
+							}
+							if err != nil {
+								t.Fatal(err)
+							}
+							if verify && m.Verified < 300*1001 {
+								t.Errorf("%d bytes were verified", m.Verified)
+							}
+						})
+					}
+				}
+			}
+		}
+	}
+	p := plan(LevelRuntime, "tcp", TestSend, ModeLatency, WaitEvent, 8)
+	p.SharedReceives = true
+	if _, err := c.Run(t.Context(), p, few(10)); err == nil {
+		t.Error("shared receives of endpoints were measured")
+	}
 }
 
 // Everything that can be asked for is measured, or refused by name.
@@ -243,20 +291,22 @@ func TestPatternsDependOnEverything(t *testing.T) {
 
 // A loop that waits ends soon when its context does, whatever it waits for.
 func TestCancel(t *testing.T) {
+	const shared = LevelVerbs + " with shared receives"
 	for _, transport := range append(local(t), verbena.TransportTCP) {
 		for _, mode := range []string{ModeLatency, ModeBandwidth} {
 			for _, wait := range waits {
-				for _, level := range levels {
+				for _, kind := range append([]string{shared}, levels...) {
+					level, _, _ := strings.Cut(kind, " ")
 					if level == LevelVerbs && transport == verbena.TransportTCP {
 						continue
 					}
-					t.Run(strings.Join([]string{transport, mode, wait, level}, "/"), func(t *testing.T) {
+					t.Run(strings.Join([]string{transport, mode, wait, kind}, "/"), func(t *testing.T) {
 						_, c := pair(t)
 						reason := errors.New("enough of it")
 						ctx, cancel := context.WithCancelCause(t.Context())
 						seen := 0
 						p := plan(level, transport, TestSend, mode, wait, 100)
-						p.Verify = true
+						p.Verify, p.SharedReceives = true, kind == shared
 						c.corrupt = func(int64, []byte) {
 							if seen++; seen == 100 {
 								cancel(reason)
@@ -291,24 +341,26 @@ func TestStoppedBetweenRounds(t *testing.T) {
 func TestServerThatEndsIsTold(t *testing.T) {
 	for _, transport := range local(t) {
 		for _, wait := range waits {
-			t.Run(transport+"/"+wait, func(t *testing.T) {
-				s, c := pair(t)
-				seen := 0
-				closed := make(chan error, 1)
-				c.corrupt = func(int64, []byte) {
-					if seen++; seen == 100 {
-						go func() { closed <- s.Close() }()
+			for _, shared := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/shared=%t", transport, wait, shared), func(t *testing.T) {
+					s, c := pair(t)
+					seen := 0
+					closed := make(chan error, 1)
+					c.corrupt = func(int64, []byte) {
+						if seen++; seen == 100 {
+							go func() { closed <- s.Close() }()
+						}
 					}
-				}
-				p := plan(LevelVerbs, transport, TestSend, ModeLatency, wait, 100)
-				p.Verify = true
-				if _, err := c.Run(t.Context(), p, Amount{Duration: time.Hour}); err == nil {
-					t.Error("no error")
-				}
-				if err := <-closed; err != nil {
-					t.Error(err)
-				}
-			})
+					p := plan(LevelVerbs, transport, TestSend, ModeLatency, wait, 100)
+					p.Verify, p.SharedReceives = true, shared
+					if _, err := c.Run(t.Context(), p, Amount{Duration: time.Hour}); err == nil {
+						t.Error("no error")
+					}
+					if err := <-closed; err != nil {
+						t.Error(err)
+					}
+				})
+			}
 		}
 	}
 }

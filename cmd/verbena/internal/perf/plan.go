@@ -36,8 +36,7 @@ const (
 	WaitEvent    = "event"
 )
 
-// Bounds of a plan. They keep a server that anybody may ask from giving away
-// all it has.
+// Bounds of a plan. Anybody may ask a server, which must not give away all its memory.
 const (
 	maxSize        = 1 << 30
 	maxConnections = 4096
@@ -66,18 +65,21 @@ type Plan struct {
 	Batch       int `json:"batch"`    // requests of one post
 	Inline      int `json:"inline"`   // the longest message that is posted inline
 
-	// Credits says that the receiver grants the sender its receives, because the
-	// device does not make a Send wait for one.
+	// Credits says that the receiver tells the sender how many receives it has posted,
+	// because the device does not make a Send wait for one.
 	Credits bool `json:"credits"`
 	// Polled says that the target of a Write polls its last byte; otherwise a
 	// Send follows each Write.
 	Polled bool `json:"polled"`
-	// ReadPayload makes the receiver read every line of each message, and the
-	// sender write it anew.
+	// ReadPayload makes the sender write a byte in every cache line of each message,
+	// and the receiver read a word of every line.
 	ReadPayload bool `json:"read_payload"`
-	// RepostFirst makes an end that answers post its receive again before it
-	// answers, as perftest does, not after it.
+	// RepostFirst makes an end post its receive again before it answers, as perftest
+	// does, and not after.
 	RepostFirst bool `json:"repost_first"`
+	// SharedReceives makes the connections of each completion queue receive by one
+	// shared receive queue, at both ends. Servers of before know nothing of it.
+	SharedReceives bool `json:"shared_receives,omitempty"`
 	// Verify makes the receiver check every byte.
 	Verify bool `json:"verify"`
 }
@@ -111,7 +113,7 @@ func (p *Plan) resolve(l limits) {
 		set(&p.Receives, 16)
 		p.Batch = 1
 	} else {
-		// As many as keep both ends busy without leaving the caches.
+		// Enough to keep both ends busy, and few enough to stay in the caches.
 		set(&p.Window, min(max(1<<20/max(p.Size, 1), 8), 256))
 		set(&p.Signal, max(min(64, p.Window/2), 1))
 		set(&p.Receives, max(2*p.Window, 16))
@@ -121,7 +123,7 @@ func (p *Plan) resolve(l limits) {
 		set(&p.Batch, 1)
 	}
 	if l.depth > 0 {
-		// The last message and its answer need a place, too.
+		// One more place is for the empty last message and its answer.
 		p.Window = max(min(p.Window, l.depth/max(p.sharers(), 1)-2), 1)
 		p.Receives = max(min(p.Receives, l.depth-2), 1)
 	}
@@ -140,7 +142,7 @@ func (p *Plan) resolve(l limits) {
 	}
 }
 
-// sleepsForMessages tells that a ping-pong's ends sleep until a message comes.
+// sleepsForMessages tells whether the ends of a ping-pong sleep until a message comes.
 func (p *Plan) sleepsForMessages() bool {
 	return p.Mode == ModeLatency && p.Wait != WaitSpin && (p.Test == TestSend || p.Test == TestWrite && !p.Polled)
 }
@@ -194,6 +196,10 @@ func (p *Plan) check() error {
 		errs = append(errs, errors.New("plain TCP has no verbs: use --level runtime, or another --transport"))
 	case p.Mode == ModeLatency && p.Posters > p.Connections:
 		errs = append(errs, fmt.Errorf("in mode %s each poster needs a connection of its own: %d posters, %d connections", ModeLatency, p.Posters, p.Connections))
+	case p.SharedReceives && p.Level != LevelVerbs:
+		errs = append(errs, fmt.Errorf("shared receives are measured at level %s: endpoints have their own way with receives", LevelVerbs))
+	case p.SharedReceives && p.Verify && p.Connections > p.Posters:
+		errs = append(errs, errors.New("with shared receives a verifying run needs a poster for each connection"))
 	case p.Test == TestAtomic && p.Size != atomicSize:
 		errs = append(errs, fmt.Errorf("atomics are of %d bytes", atomicSize))
 	case !p.RepostFirst && p.Receives < 2 && p.Mode == ModeLatency:
@@ -221,9 +227,9 @@ func set[T comparable](field *T, value T) {
 	}
 }
 
-// Amount is how long the client measures: so many messages, or for so long.
+// Amount says how much the client measures: a number of messages, or for how long.
 type Amount struct {
-	Iterations int           // 0: for Duration
-	Duration   time.Duration // one that is not reached
-	Warmup     int           // messages that do not count
+	Iterations int           // 0: as many as fit into Duration
+	Duration   time.Duration // how long, if Iterations is 0
+	Warmup     int           // messages before, which do not count
 }

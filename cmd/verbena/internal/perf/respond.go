@@ -15,7 +15,7 @@ func (l *lane) respond() error {
 	}
 }
 
-// take takes messages and does with each what the test wants.
+// take takes completions and answers each message as the test asks.
 func (l *lane) take() error {
 	s := l.side
 	p := s.plan
@@ -36,7 +36,7 @@ func (l *lane) take() error {
 			if d.ID&idKind != idRecv {
 				continue
 			}
-			c := l.conns[int(d.ID>>connShift&twelveBits)]
+			c := l.from(d)
 			if p.Verify {
 				if err := c.checkArrival(d); err != nil {
 					return err
@@ -44,7 +44,7 @@ func (l *lane) take() error {
 			} else if p.ReadPayload {
 				switch {
 				case p.Test == TestSend && d.Length > 0:
-					l.sum += touch(c.buffer(int(uint32(d.ID)))[:d.Length])
+					l.sum += touch(l.owner(d).buffer(int(uint32(d.ID)))[:d.Length])
 				case p.Test == TestWrite:
 					l.sum += touch(c.part(s.layout.target))
 				}
@@ -55,7 +55,12 @@ func (l *lane) take() error {
 					return err
 				}
 			}
-			if err := c.repost(); err != nil {
+			if p.Verify {
+				err = c.repostThis(d)
+			} else {
+				err = c.repost()
+			}
+			if err != nil {
 				return err
 			}
 			switch {
@@ -103,8 +108,8 @@ func (c *conn) answer() error {
 	return c.postOne(c.reply[:], "post an answer")
 }
 
-// echoFlags answers Writes by Writes, on all connections in turn: the client
-// writes on one at a time.
+// echoFlags answers Writes by Writes on all connections in turn, in which order the
+// client writes, one connection at a time.
 func (l *lane) echoFlags() error {
 	for {
 		for _, c := range l.conns {

@@ -7,9 +7,9 @@ import (
 	"strconv"
 )
 
-// A Row is a measurement as --json shows it. Latencies are one way: half of the
-// round trip, but for Reads and atomics the whole operation; in the modes bw and
-// rate they are the times between messages.
+// A Row is a measurement as --json shows it. A latency is half of the round trip; for
+// Reads and atomics it is the whole operation. In the modes bw and rate it is the time
+// between two messages.
 type Row struct {
 	Level       string  `json:"level"`
 	Transport   string  `json:"transport"`
@@ -55,7 +55,7 @@ type column struct {
 	value func(r *Row) string
 }
 
-// NewTable makes a table; extra columns show up where they tell rows apart.
+// NewTable makes a table. It has the extra columns that tell its rows apart.
 func NewTable(w io.Writer, verify, connections, posters bool) *Table {
 	t := &Table{w: w, columns: []column{
 		{"transport", 9, func(r *Row) string { return r.Transport }},
@@ -153,6 +153,7 @@ type Details struct {
 	Batch       int   `json:"batch"`
 	Inline      int   `json:"inline"`
 	ReadPayload bool  `json:"read_payload"`
+	Shared      bool  `json:"shared_receives"`
 	Registered  int64 `json:"registered_bytes"` // by both ends for the measurement; at level runtime by its pools
 	Resident    int64 `json:"resident_bytes"`   // of both processes
 	Verified    int64 `json:"verified_bytes"`
@@ -164,7 +165,7 @@ func (r Row) WriteDetails(w io.Writer) error {
 	p := m.Plan
 	return json.NewEncoder(w).Encode(Details{
 		Row: r, Connections: p.Connections, Posters: p.Posters, Window: p.Window, Receives: p.Receives, Buffers: p.Buffers,
-		Signal: p.Signal, Batch: p.Batch, Inline: p.Inline, ReadPayload: p.ReadPayload,
+		Signal: p.Signal, Batch: p.Batch, Inline: p.Inline, ReadPayload: p.ReadPayload, Shared: p.SharedReceives,
 		Registered: m.Registered, Resident: m.Resident, Verified: m.Verified,
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena"
@@ -27,8 +28,8 @@ const privateSize = tokenSize + 2
 const (
 	// setupTimeout bounds each step of setting a session up.
 	setupTimeout = 30 * time.Second
-	// sessionTimeout bounds a session: a client that stands still must not keep a
-	// loop spinning for ever.
+	// sessionTimeout bounds a session, so that a client that does nothing does not
+	// keep the server's loops spinning for ever.
 	sessionTimeout = time.Hour
 	// maxSessions are served at a time.
 	maxSessions = 64
@@ -42,6 +43,8 @@ type ServerConfig struct {
 	Providers []rdma.Provider
 	// Device names the one to use where a provider has several; else the first.
 	Device string
+	// Tuning is that of the endpoints, but for how they wait, which a plan says.
+	Tuning verbena.TuningTable
 	Logger *slog.Logger
 }
 
@@ -50,13 +53,14 @@ type ServerConfig struct {
 type Server struct {
 	cfg      ServerConfig
 	runtime  *verbena.Runtime
-	port     *port
 	listener *verbena.Listener
 	cancel   context.CancelFunc
 	ctx      context.Context
 	wg       sync.WaitGroup
 	slots    chan struct{}
 	prefaces chan struct{}
+
+	measurements atomic.Uint64 // with endpoints, ever
 
 	mu      sync.Mutex
 	streams map[[tokenSize]byte]*session
@@ -66,24 +70,18 @@ type Server struct {
 // Listen opens the port and serves until Close.
 func Listen(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
+		cfg.Logger = slog.Default()
 	}
-	rt, err := verbena.New(verbena.Config{Providers: cfg.Providers, Logger: cfg.Logger})
+	rt, err := newRuntime(cfg.Providers, cfg.Tuning, cfg.Logger)
 	if err != nil {
 		return nil, err
 	}
-	var lc net.ListenConfig
-	socket, err := lc.Listen(ctx, "tcp", cfg.Address)
+	ln, err := rt.Listen(ctx, cfg.Address, verbena.ListenConfig{Services: []string{Service}, Backlog: maxConnections})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("perf: %w", err), rt.Close())
-	}
-	port := newPort(socket, cfg.Logger)
-	ln, err := rt.NewListener(port.rest, verbena.ListenConfig{Services: []string{Service}, Backlog: maxConnections})
-	if err != nil {
-		return nil, errors.Join(err, port.close(), rt.Close())
+		return nil, errors.Join(err, rt.Close())
 	}
 	s := &Server{
-		cfg: cfg, runtime: rt, port: port, listener: ln, slots: make(chan struct{}, maxSessions), prefaces: make(chan struct{}, maxPrefaces),
+		cfg: cfg, runtime: rt, listener: ln, slots: make(chan struct{}, maxSessions), prefaces: make(chan struct{}, maxPrefaces),
 		streams: map[[tokenSize]byte]*session{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -98,8 +96,7 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 // Close ends all sessions.
 func (s *Server) Close() error {
 	s.cancel()
-	// The branches first: connections are handed to them by the port.
-	err := errors.Join(s.listener.Close(), s.port.close())
+	err := s.listener.Close()
 	s.wg.Wait()
 	return errors.Join(err, s.runtime.Close())
 }
@@ -114,7 +111,7 @@ func (s *Server) acceptSessions() {
 		case s.slots <- struct{}{}:
 		default:
 			_ = control{e}.send(s.ctx, kindRefusal, refusal{Reason: fmt.Sprintf("%d measurements are running, try again later", maxSessions)})
-			_ = e.Close() // has been told
+			_ = e.Close() // the peer has been told why
 			continue
 		}
 		s.wg.Go(func() {
@@ -237,11 +234,16 @@ func (s *Server) serveQueuePairs(ctx, setup context.Context, c control, plan *Pl
 }
 
 func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Plan) (err error) {
-	rt, err := tunedRuntime(plan, s.cfg.Providers, s.cfg.Logger)
+	var token [tokenSize]byte
+	if _, err := rand.Read(token[:]); err != nil {
+		return fmt.Errorf("perf: token: %w", err)
+	}
+	service := dataService(token[:])
+	group, err := s.runtime.NewGroup(verbena.GroupConfig{Name: fmt.Sprintf("measurement %d", s.measurements.Add(1))})
 	if err != nil {
 		return err
 	}
-	t := &talk{plan: plan, runtime: rt}
+	t := &talk{plan: plan, runtime: s.runtime, group: group}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var loops sync.WaitGroup
 	defer func() {
@@ -249,12 +251,7 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 		loops.Wait()
 		err = errors.Join(err, t.close())
 	}()
-	var token [tokenSize]byte
-	if _, err := rand.Read(token[:]); err != nil {
-		return fmt.Errorf("perf: token: %w", err)
-	}
-	service := dataService(token[:])
-	ln, err := rt.NewListener(s.port.serve(service), verbena.ListenConfig{Services: []string{service}, Backlog: plan.Connections})
+	ln, err := s.listener.Service(service, verbena.ServiceConfig{Backlog: plan.Connections, Group: group, Tuning: plan.tuning()})
 	if err != nil {
 		return err
 	}
@@ -387,7 +384,7 @@ func (s *Server) connect(ctx context.Context, c control, dev rdma.Device, side *
 	if err := c.send(ctx, kindOffer, o); err != nil {
 		return err
 	}
-	// The client may change its mind.
+	// The client may go away instead of connecting.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := make(chan struct{})
@@ -462,7 +459,7 @@ func (s *Server) acceptStreams() {
 		select {
 		case s.prefaces <- struct{}{}:
 		default:
-			_ = conn.Close() // a flood
+			_ = conn.Close() // too many read their preface already
 			continue
 		}
 		s.wg.Go(func() {

@@ -12,8 +12,9 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// Completion IDs: kind, poster, connection within the lane, and for sends how
-// many requests the completion stands for, for receives which one.
+// A completion's ID has a kind, the poster and the connection within the lane. A
+// Send's has the number of requests that it stands for, a receive's has which receive
+// it is.
 const (
 	idRecv   = uint64(1) << 56
 	idSend   = uint64(2) << 56
@@ -40,7 +41,7 @@ type side struct {
 	peer   memory
 	lanes  []*lane
 	conns  []*conn
-	// yield is after how many vain polls a spinning loop lets others run.
+	// yield is how many vain polls a spinning loop makes before it lets others run.
 	yield int
 
 	stopping atomic.Bool
@@ -55,10 +56,13 @@ type side struct {
 type lane struct {
 	side *side
 	cq   rdma.CompletionQueue
-	// sends is the queue of what was sent, where that must not wake who sleeps
-	// until a message comes; else nil, and cq is.
+	// sends is the queue for completions of Sends where these must not wake the
+	// goroutine that sleeps until a message comes. Otherwise it is nil and cq has them.
 	sends rdma.CompletionQueue
-	conns []*conn
+	// shared is where the connections receive from, or nil: each has its own receives.
+	shared   rdma.SharedReceiveQueue
+	conns    []*conn
+	byNumber map[uint32]*conn // by their queue pairs' numbers
 
 	// posters are those of a stream; nil otherwise.
 	posters []*poster
@@ -67,9 +71,9 @@ type lane struct {
 	messages atomic.Int64 // that arrived, as far as published
 	verified atomic.Int64 // bytes
 	received int64        // the loop's own count
-	sum      uint64       // of what was read, so that it is
+	sum      uint64       // of what was read, so that the compiler keeps the reading
 	batch    [64]rdma.Completion
-	sent     [8]rdma.Completion // of sends, while batch is worked through
+	sent     [8]rdma.Completion // of sends: batch may be in use
 }
 
 // A conn is a queue pair and its memory.
@@ -83,9 +87,9 @@ type conn struct {
 	recvs   []rdma.RecvRequest
 	next    int  // receive that is posted next
 	unposed int  // receives that are to be posted again
-	lot     int  // how many are posted at a time
-	late    bool // one of unposed is yet to be counted
-	quiet   int  // requests until one is signalled
+	lot     int  // how many receives one post takes
+	late    bool // the last receive is yet to be posted again: see repostLate
+	quiet   int  // requests until the next that is signalled
 	arrived int64
 
 	send  [1]rdma.SendRequest
@@ -104,9 +108,8 @@ func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 	a := dev.Attributes()
 	s = &side{plan: plan, layout: newLayout(plan), client: client, yield: 1024}
 	if plan.Posters == 1 {
-		// To yield wakes a thread, which where all processors spin takes one from a
-		// spinner. Nobody waits for this one's goroutine but the collector, and that
-		// preempts it.
+		// To yield wakes another thread. Where all processors spin, that thread takes one
+		// from a spinner. Only the collector needs this goroutine to stop, and it preempts.
 		s.yield = 1 << 16
 	}
 	if a.Has(rdma.CapStreams) {
@@ -138,8 +141,12 @@ func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 	perLane := (plan.Connections + plan.lanes() - 1) / plan.lanes()
 	receives, length := s.receives()
 	sends := s.sendDepth()
+	if plan.SharedReceives && a.MaxQueueDepth > 0 && receives*perLane > a.MaxQueueDepth {
+		return nil, fmt.Errorf("perf: %d receives for each of %d connections are more than a shared receive queue of %s holds, %d: use fewer --receives or --connections",
+			receives, perLane, a.Name, a.MaxQueueDepth)
+	}
 	for range plan.lanes() {
-		l := &lane{side: s}
+		l := &lane{side: s, byNumber: make(map[uint32]*conn)}
 		depth := perLane * (sends + receives)
 		if a.MaxCompletions > 0 {
 			depth = min(depth, a.MaxCompletions)
@@ -152,6 +159,11 @@ func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 				return nil, fmt.Errorf("perf: completion queue of %d on %s: %w", depth, a.Name, err)
 			}
 		}
+		if plan.SharedReceives {
+			if l.shared, err = s.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: receives * perLane, MaxSGE: 1}); err != nil {
+				return nil, fmt.Errorf("perf: shared receive queue of %d on %s: %w", receives*perLane, a.Name, err)
+			}
+		}
 		s.lanes = append(s.lanes, l)
 	}
 	for i := range plan.Connections {
@@ -160,14 +172,15 @@ func newSide(plan *Plan, dev rdma.Device, client bool) (s *side, err error) {
 		l.conns = append(l.conns, c)
 		s.conns = append(s.conns, c)
 		c.qp, err = s.domain.NewQueuePair(rdma.QueuePairConfig{
-			SendCompletions: l.sendCompletions(), RecvCompletions: l.cq, SendDepth: sends, RecvDepth: receives,
+			SendCompletions: l.sendCompletions(), RecvCompletions: l.cq, SharedReceive: l.shared, SendDepth: sends, RecvDepth: receives,
 			MaxSGE: 1, MaxInline: min(plan.Inline, a.MaxInline), ReceiverNotReadyRetry: notReadyRetry(a),
 		})
 		if err != nil {
 			return nil, fmt.Errorf("perf: queue pair %d of %d on %s: %w", i+1, plan.Connections, a.Name, err)
 		}
+		l.byNumber[c.qp.Number()] = c
 		c.prepare(receives, length)
-		if _, err = c.qp.PostRecv(c.recvs); err != nil {
+		if _, err = c.postRecv(c.recvs); err != nil {
 			return nil, fmt.Errorf("perf: post %d receives on %s: %w", receives, a.Name, err)
 		}
 	}
@@ -189,6 +202,8 @@ func supports(p *Plan, a rdma.Attributes) error {
 	switch {
 	case p.Test == TestAtomic && !a.Has(rdma.CapAtomics):
 		return lacks("atomics")
+	case p.SharedReceives && !a.Has(rdma.CapSharedReceive):
+		return lacks("shared receive queues")
 	case p.Polled && !a.Has(rdma.CapPolledWrites):
 		return lacks("polling what a Write wrote")
 	case p.Test == TestSend && p.Mode != ModeLatency && !p.Credits && !a.Has(rdma.CapReceiverNotReady):
@@ -209,7 +224,7 @@ func (s *side) receives() (n, length int) {
 	case s.plan.Mode == ModeLatency:
 		return s.plan.Receives, s.plan.Size
 	case s.client:
-		return few, 8 // grants, and the last answer
+		return few, 8 // for grants, and for the answer to the last message
 	}
 	return s.plan.Receives, s.plan.Size
 }
@@ -240,8 +255,8 @@ func (c *conn) prepare(receives, length int) {
 		c.send[0].Flags = rdma.Inline
 	}
 	c.reply[0] = rdma.SendRequest{ID: idReply | c.number<<connShift, Op: rdma.OpSend, Flags: rdma.Signaled}
-	// Receives that wait to be posted again, and one for the last message, do not
-	// count.
+	// The sender may not count on receives that wait to be posted again, nor on the
+	// one for the last message.
 	c.allow.Store(int64(max(s.plan.Receives-c.lot-1, 1)))
 }
 
@@ -289,15 +304,15 @@ func (s *side) meet(peer memory) {
 	}
 }
 
-// repost posts the oldest receive again; in lots, so that a device is told once
-// for many.
+// repost posts the oldest receive again. It gathers receives into lots, each of which
+// is one call of the device.
 func (c *conn) repost() error {
 	if c.unposed++; c.unposed < c.lot {
 		return nil
 	}
 	for c.unposed > 0 {
 		n := min(c.unposed, len(c.recvs)-c.next)
-		taken, err := c.qp.PostRecv(c.recvs[c.next : c.next+n])
+		taken, err := c.postRecv(c.recvs[c.next : c.next+n])
 		c.unposed -= taken
 		if c.next += taken; c.next == len(c.recvs) {
 			c.next = 0
@@ -307,6 +322,37 @@ func (c *conn) repost() error {
 		}
 	}
 	return nil
+}
+
+// repostThis is repost for the receive of a completion, where its buffer matters. A
+// queue pair's own receives are used in the order in which they were posted.
+func (c *conn) repostThis(d *rdma.Completion) error {
+	if c.lane.shared == nil {
+		return c.repost()
+	}
+	i := int(uint32(d.ID))
+	if _, err := c.postRecv(c.recvs[i : i+1]); err != nil {
+		return c.failed("post a receive", err)
+	}
+	return nil
+}
+
+func (c *conn) postRecv(receives []rdma.RecvRequest) (int, error) {
+	if shared := c.lane.shared; shared != nil {
+		return shared.PostRecv(receives)
+	}
+	return c.qp.PostRecv(receives)
+}
+
+// owner is the connection whose receive a completion is of, and from the one that the
+// message came over. With shared receives these may differ.
+func (l *lane) owner(d *rdma.Completion) *conn { return l.conns[int(d.ID>>connShift&twelveBits)] }
+
+func (l *lane) from(d *rdma.Completion) *conn {
+	if l.shared == nil {
+		return l.owner(d)
+	}
+	return l.byNumber[d.QueuePair]
 }
 
 func (c *conn) failed(what string, err error) error {
@@ -319,13 +365,13 @@ func (c *conn) failed(what string, err error) error {
 	return fmt.Errorf("perf: connection %d: %s: %w", c.index+1, what, err)
 }
 
-// bad is the error of a completion that is none of success.
+// bad is the error that a completion other than a success stands for.
 func (l *lane) bad(c *rdma.Completion) error {
 	if l.side.stopping.Load() {
 		return errStopped
 	}
 	if l.sends != nil && c.Status == rdma.StatusFlushed {
-		// Why may be said where nobody has looked yet.
+		// A Send that failed may say why, in the queue that nobody waits for.
 		n, _ := l.sends.Poll(l.sent[:]) // what it fails with tells less
 		for i := range l.sent[:n] {
 			if s := l.sent[i].Status; s != rdma.StatusSuccess && s != rdma.StatusFlushed {
@@ -367,7 +413,8 @@ func (c *conn) postOne(request []rdma.SendRequest, what string) error {
 		if err == nil {
 			return nil
 		}
-		// The answer may be here before the peer's acknowledgement.
+		// The queue may be full: an answer can come before the acknowledgement of what it
+		// answers.
 		if !errors.Is(err, rdma.ErrQueueFull) || l.side.stopping.Load() {
 			return c.failed(what, err)
 		}
@@ -375,8 +422,8 @@ func (c *conn) postOne(request []rdma.SendRequest, what string) error {
 	}
 }
 
-// await returns completions, at least one, in the lane's batch. It waits as the
-// plan says.
+// await waits, as the plan says, until it has taken at least one completion into the
+// lane's batch, and returns them.
 func (l *lane) await() ([]rdma.Completion, error) {
 	if n, err := l.cq.Poll(l.batch[:]); n > 0 || err != nil {
 		return l.batch[:n], err
@@ -385,8 +432,8 @@ func (l *lane) await() ([]rdma.Completion, error) {
 	return l.batch[:n], err
 }
 
-// adaptiveSpin is for how long an adaptive wait polls before it sleeps: about
-// what sleeping and waking cost.
+// adaptiveSpin is how long an adaptive wait polls before it sleeps: about as long as
+// falling asleep and waking take.
 const adaptiveSpin = 20 * time.Microsecond
 
 // wait polls until there is something, or sleeps in between.
@@ -416,8 +463,8 @@ func (l *lane) wait(into []rdma.Completion) (int, error) {
 	}
 }
 
-// sleep waits for the queue's event. Stopping disconnects the queue pairs, which
-// flushes their receives and so ends it.
+// sleep waits for the queue's event. stop ends it. A context that can end would make
+// each wait allocate, over some transports.
 func (l *lane) sleep(into []rdma.Completion) (int, error) {
 	for {
 		if err := l.cq.Arm(false); err != nil {
@@ -432,20 +479,33 @@ func (l *lane) sleep(into []rdma.Completion) (int, error) {
 		if err := l.cq.Wait(context.Background()); err != nil {
 			return 0, fmt.Errorf("perf: wait for completions: %w", err)
 		}
-		// Mostly it is there, and to arm first would be for nothing.
+		// The completion is mostly there by now, so that arming would be in vain.
 		if n, err := l.cq.Poll(into); n > 0 || err != nil {
 			return n, err
 		}
 	}
 }
 
-// stop ends the loops: with err, if it is the first reason.
+// stop ends the loops: with err, if it is the first reason. It wakes those that sleep.
+// A queue pair that is disconnected flushes its own receives, which completes them.
+// Shared receives outlive it and complete nothing, so that their completion queue has
+// to be closed, and before it the queue pairs that use it.
 func (s *side) stop(err error) {
 	s.once.Do(func() {
 		s.err = err
 		s.stopping.Store(true)
 		for _, c := range s.conns {
 			_ = c.qp.Disconnect() // it may be over already
+		}
+		if !s.plan.SharedReceives {
+			return
+		}
+		// What cannot be closed here the domain's Close reports.
+		for _, c := range s.conns {
+			_ = c.qp.Close()
+		}
+		for _, l := range s.lanes {
+			_ = l.cq.Close()
 		}
 	})
 }

@@ -14,8 +14,9 @@ import (
 type poster struct {
 	lane   *lane
 	number uint64
-	// Of each of the lane's connections: requests outstanding, posted since the
-	// last that was signalled, and what other posters found completed.
+	// For each of the lane's connections: how many requests are outstanding, how many
+	// were posted since the last signalled one, and how many other posters have found
+	// completed.
 	out, since []int32
 	found      []atomic.Int32
 
@@ -35,8 +36,8 @@ func newPoster(l *lane, number int) *poster {
 	return p
 }
 
-// stream posts messages, as many or for as long as it is told, within the
-// window. What is outstanding then is left to finish.
+// stream posts messages within the window, a number of them or until the time is
+// over. finish waits for what is outstanding then.
 func (p *poster) stream(messages int64, until time.Duration) error {
 	l := p.lane
 	plan := l.side.plan
@@ -124,7 +125,7 @@ func (p *poster) post(c *conn, i, n int) (int, error) {
 	taken, err := c.qp.PostSend(p.requests[:n])
 	p.out[i] += int32(taken)
 	if taken < n {
-		// What was not taken has not been counted as signalled either.
+		// Requests that were not taken do not count towards the next signalled one.
 		for k := n - 1; k >= taken; k-- {
 			if r := &p.requests[k]; r.Flags&rdma.Signaled != 0 {
 				p.since[i] = int32(uint32(r.ID))
@@ -148,7 +149,7 @@ func (p *poster) poll(idle bool) (bool, error) {
 		case len(l.posters) == 1:
 			n, err = l.wait(p.batch[:])
 		case l.side.plan.Wait == WaitEvent && l.waiting.TryLock():
-			// Others may have taken what would wake this one.
+			// Another poster may have polled the completion that this one waits for.
 			if p.mine() == 0 {
 				n, err = l.sleep(p.batch[:])
 			}
@@ -207,6 +208,7 @@ func (p *poster) completed(d *rdma.Completion) (own bool, err error) {
 		}
 		return true, nil
 	case idRecv:
+		c = l.from(d)
 		c.replies.Add(1)
 		if plan.Credits {
 			c.allow.Add(int64(grant(plan)))
@@ -216,16 +218,16 @@ func (p *poster) completed(d *rdma.Completion) (own bool, err error) {
 	return false, nil
 }
 
-// repostShared is repost where several goroutines poll. The order of receives
-// does not matter there: nothing is read from them.
+// repostShared is repost where several goroutines poll. Nothing is read from the
+// receives there, so that their order does not matter.
 func (c *conn) repostShared() error {
-	if _, err := c.qp.PostRecv(c.recvs[:1]); err != nil {
+	if _, err := c.postRecv(c.recvs[:1]); err != nil {
 		return c.failed("post a receive", err)
 	}
 	return nil
 }
 
-// grant is for how many messages at a time the receiver tells that it has room.
+// grant is how many receives the receiver gathers before it tells the sender of them.
 func grant(p *Plan) int { return max(p.Receives/4, 1) }
 
 // finish sends each connection's last message, an empty one, and waits for the
@@ -260,7 +262,7 @@ func (l *lane) finish() error {
 			}
 		}
 		if plan.Credits {
-			c.allow.Add(-int64(grant(plan))) // the answer was no grant
+			c.allow.Add(-int64(grant(plan))) // the answer was counted as a grant
 		}
 	}
 	for _, p := range l.posters {
@@ -320,7 +322,7 @@ func (l *lane) run(shares []int64, until time.Duration) error {
 	return l.end()
 }
 
-// end finishes, which says that the last messages are done, too.
+// end calls finish, so that the time includes the last messages.
 func (l *lane) end() error {
 	if err := l.finish(); err != nil {
 		return err

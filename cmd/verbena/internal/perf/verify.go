@@ -7,7 +7,7 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// Directions of a pattern, so that an echo of what was sent is no answer.
+// Directions of a pattern. They differ, so that an echo of what was sent is found out.
 const (
 	asking    = 0
 	answering = 1
@@ -90,8 +90,8 @@ func (l *layout) slot(first int, message int64, of int) int {
 	return first + int(message%int64(of))*l.stride
 }
 
-// stamp makes the bytes of a message new, in a place that nothing outstanding
-// uses, and returns its offset in the connection's block.
+// stamp writes a new message into a place that nothing outstanding uses, and returns
+// the place's offset in the connection's block.
 func (c *conn) stamp(message int64, direction uint64) int {
 	s := c.lane.side
 	offset := s.layout.slot(s.layout.source, message, s.layout.sources)
@@ -103,8 +103,7 @@ func (c *conn) stamp(message int64, direction uint64) int {
 	return offset
 }
 
-// checkArrival checks, at the server, what the completion of a receive says has
-// arrived.
+// checkArrival checks, at the server, the message of a receive that has completed.
 func (c *conn) checkArrival(d *rdma.Completion) error {
 	s := c.lane.side
 	p := s.plan
@@ -118,7 +117,7 @@ func (c *conn) checkArrival(d *rdma.Completion) error {
 		}
 		return nil
 	case p.Test != TestSend || d.Length == 0 && p.Mode != ModeLatency:
-		return nil // tells that the stream is at its end
+		return nil // the empty message that ends a stream
 	}
 	if int(d.Length) != p.Size {
 		return fmt.Errorf("perf: CORRUPT: connection %d, message %d: %d bytes arrived, %d were sent", c.index+1, c.arrived, d.Length, p.Size)
@@ -129,8 +128,8 @@ func (c *conn) checkArrival(d *rdma.Completion) error {
 	return err
 }
 
-// verifiedRound is a round, or a burst of the window's length, of which every
-// byte is checked where it arrives.
+// verifiedRound is a round, or a burst as long as the window. Every byte is checked
+// where it arrives.
 func (c *conn) verifiedRound() error {
 	s := c.lane.side
 	p := s.plan
@@ -185,8 +184,8 @@ func (c *conn) verifiedRound() error {
 	return nil
 }
 
-// awaitVerified waits for the peer's message and checks it if there are bytes in
-// it. Before it, the requests of this side are done.
+// awaitVerified waits for the peer's message and checks its bytes, if it has any. It
+// passes over completions of this side's requests.
 func (c *conn) awaitVerified(message int64) error {
 	l := c.lane
 	s := l.side
@@ -218,7 +217,7 @@ func (c *conn) awaitVerified(message int64) error {
 			if err != nil {
 				return err
 			}
-			if err := c.repost(); err != nil {
+			if err := c.repostThis(d); err != nil {
 				return err
 			}
 		}

@@ -2,6 +2,8 @@
 
 package verbs
 
+import "github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
+
 import (
 	"slices"
 	"strings"
@@ -19,9 +21,9 @@ type route struct {
 
 // routes has all ways; the cgo build tag cgobench adds one.
 var routes = []route{
-	{CallBlocking.String(), throughBinding},
-	{CallNonBlockingPoll.String(), throughBinding},
-	{CallNonBlocking.String(), throughBinding},
+	{quirks.CallBlocking.String(), throughBinding},
+	{quirks.CallNonBlockingPoll.String(), throughBinding},
+	{quirks.CallNonBlocking.String(), throughBinding},
 }
 
 func throughBinding(f *fake, l *SendList) bool {
@@ -35,8 +37,8 @@ func throughBinding(f *fake, l *SendList) bool {
 
 func (r route) prepare(b *testing.B) (*fake, *SendList) {
 	b.Helper()
-	mode := CallBlocking
-	for _, m := range []CallMode{CallNonBlocking, CallNonBlockingPoll} {
+	mode := quirks.CallBlocking
+	for _, m := range []quirks.CallMode{quirks.CallNonBlocking, quirks.CallNonBlockingPoll} {
 		if m.String() == r.name {
 			mode = m
 		}

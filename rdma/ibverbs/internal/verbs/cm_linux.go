@@ -279,9 +279,10 @@ func (c *ConnParams) marshal(s *scratch) (uintptr, error) {
 // route is resolved. CMEstablished, CMRejected, CMUnreachable or CMConnectError
 // follows on InfiniBand and RoCE; iWARP may report a refusal right here.
 //
-// It blocks on some drivers: on siw until the peer answers the TCP connection,
-// under total loss for longer than 45 s, and destroying the ID from another
-// goroutine waits as well. Call it in a goroutine that may be abandoned.
+// It blocks on drivers that make the TCP connection inside of it (see
+// [quirks.Driver.ConnectsInCall]): until the peer answers, under total loss for
+// longer than 45 s. Destroying the ID from another goroutine waits as well. Call it
+// in a goroutine that may be abandoned.
 func (id CMID) Connect(params ConnParams) error {
 	s := id.lib.scratch.get()
 	defer id.lib.scratch.put(s)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
 )
 
 // A Device is an adapter that libibverbs has found, not opened yet.
@@ -63,30 +64,6 @@ func (l *Library) withDevices(f func(device uintptr) bool) error {
 	return nil
 }
 
-// A CallMode chooses how posts and polls of a context enter the driver. Each
-// tells the scheduler less than the one before.
-type CallMode uint8
-
-const (
-	// CallAuto takes what the driver is known to bear, CallNonBlockingPoll for an
-	// unknown one.
-	CallAuto CallMode = iota
-	// CallBlocking lets the scheduler know: any driver may be used so.
-	CallBlocking
-	// CallNonBlockingPoll is CallNonBlocking for polls, and for posted receives where
-	// the driver is known to bear it, and CallBlocking for posts to send queues: for
-	// drivers that ring the kernel then.
-	CallNonBlockingPoll
-	// CallNonBlocking costs about half, and holds up the garbage collector as
-	// long as the driver takes: for drivers that make no system call, unless
-	// something has failed, and take no lock but spin locks.
-	CallNonBlocking
-)
-
-func (m CallMode) String() string {
-	return name("call mode", []string{"auto", "blocking", "non-blocking poll", "non-blocking"}, int(m))
-}
-
 // A Context is an open device.
 type Context struct {
 	lib       *Library
@@ -102,7 +79,7 @@ type Context struct {
 
 // Open opens a device by name. The error wraps [ErrUnavailable] if there is none
 // of that name or it must not be opened, and says what to do.
-func (l *Library) Open(device string, mode CallMode) (*Context, error) {
+func (l *Library) Open(device string, mode quirks.CallMode) (*Context, error) {
 	var p uintptr
 	var errno syscall.Errno
 	var verbsName string
@@ -157,23 +134,23 @@ func (c *Context) Driver() string { return c.driver }
 // Transport is the device's protocol family.
 func (c *Context) Transport() Transport { return c.transport }
 
-// Mode is how posts and polls enter the driver; never CallAuto.
-func (c *Context) Mode() CallMode {
+// Mode is how posts and polls enter the driver; never quirks.CallAuto.
+func (c *Context) Mode() quirks.CallMode {
 	switch {
 	case c.posts == foreign.NonBlocking:
-		return CallNonBlocking
+		return quirks.CallNonBlocking
 	case c.polls == foreign.NonBlocking:
-		return CallNonBlockingPoll
+		return quirks.CallNonBlockingPoll
 	}
-	return CallBlocking
+	return quirks.CallBlocking
 }
 
-func (c *Context) setMode(mode CallMode) {
+func (c *Context) setMode(mode quirks.CallMode) {
 	c.posts, c.briefPosts, c.recvs, c.polls = foreign.Blocking, foreign.Blocking, foreign.Blocking, foreign.Blocking
-	if mode == CallNonBlocking {
+	if mode == quirks.CallNonBlocking {
 		c.posts, c.briefPosts, c.recvs = foreign.NonBlocking, foreign.NonBlocking, foreign.NonBlocking
 	}
-	if mode == CallNonBlocking || mode == CallNonBlockingPoll {
+	if mode == quirks.CallNonBlocking || mode == quirks.CallNonBlockingPoll {
 		c.polls = foreign.NonBlocking
 	}
 }

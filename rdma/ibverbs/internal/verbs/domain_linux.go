@@ -165,8 +165,8 @@ func (q *CQ) pollError(n int32, errno syscall.Errno) error {
 // completion, or the next that is solicited or an error. What is in the queue
 // already raises none: poll once more after it.
 //
-// The kernel's siw (seen in Linux 6.1) does not count any receive as solicited:
-// there, solicitedOnly waits for ever, and a caller has to ask for all.
+// Some drivers count no receive as solicited (see [quirks.Driver.ArmsForAll]): there
+// solicitedOnly waits for ever, and a caller has to ask for all.
 func (q *CQ) RequestNotify(solicitedOnly bool) error {
 	var solicited uintptr
 	if solicitedOnly {

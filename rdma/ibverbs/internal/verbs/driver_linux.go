@@ -11,45 +11,11 @@ import (
 	"strings"
 
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
 )
 
-// modes says what drivers bear, by rdma-core's source of August 2026. Most only
-// write to memory and to the adapter's doorbells, under spin locks, both when they
-// post and when they poll (irdma tells the kernel, too, when it posts to a queue
-// pair that has failed). The kernel's rxe and siw ring through write(2) when they
-// post, and poll a ring that they share with the kernel; cxgb4 asks the kernel to
-// ring when the adapter's doorbells are congested.
-//
-// Two may be held up in a poll, too: bnxt_re waits, and asks the kernel, while the
-// adapter's doorbells are congested, and hns moves a queue pair to its error state
-// when it finds a completion that says so.
-var modes = map[string]CallMode{
-	"mlx4": CallNonBlocking, "mlx5": CallNonBlocking, "irdma": CallNonBlocking,
-	"mthca": CallNonBlocking, "ocrdma": CallNonBlocking, "qedr": CallNonBlocking,
-	"erdma": CallNonBlocking, "mana": CallNonBlocking, "ionic": CallNonBlocking,
-	"vmw_pvrdma": CallNonBlocking,
-	"rxe":        CallNonBlockingPoll, "siw": CallNonBlockingPoll, "cxgb4": CallNonBlockingPoll,
-	"bnxt_re": CallBlocking, "hns": CallBlocking,
-}
-
-// unknownMode is how a driver is called that is not among modes: who posts may
-// wait in the kernel, but a poll waits for nothing, as ibv_poll_cq(3) has it. If it
-// makes a system call after all, the collector waits for that, and no more.
-const unknownMode = CallNonBlockingPoll
-
-// ringRecvs are drivers whose posted receives only go into a ring, though their
-// posts to send queues tell the kernel.
-var ringRecvs = map[string]bool{"rxe": true, "siw": true}
-
-// briefPosts are drivers whose posts make a system call that returns within
-// microseconds when there is little to send: rxe makes its packets and hands them
-// to the interface in it, and waits for nothing. The scheduler had better not hear
-// of those. It takes the processor from a thread that is away for 20 us, which wakes
-// another one: on a host whose processors all spin, that costs milliseconds.
-var briefPosts = map[string]bool{"rxe": true}
-
 // choose finds out the driver and sets how it is called.
-func (c *Context) choose(mode CallMode) error {
+func (c *Context) choose(mode quirks.CallMode) error {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err == nil {
 		c.driver = driverAt(maps, c.postSend)
@@ -57,22 +23,20 @@ func (c *Context) choose(mode CallMode) error {
 	return c.chooseFor(mode)
 }
 
-func (c *Context) chooseFor(mode CallMode) error {
-	most, known := modes[c.driver]
+func (c *Context) chooseFor(mode quirks.CallMode) error {
+	row, known := quirks.Of(c.driver)
 	switch {
-	case mode == CallAuto && known:
-		mode = most
-	case mode == CallAuto:
-		mode = unknownMode
-	case known && mode > most:
-		return fmt.Errorf("verbs: %s: the driver %s may make system calls and can't be called in the mode %q, only %q", c.name, c.driver, mode, most)
+	case mode == quirks.CallAuto:
+		mode = row.Calls
+	case known && mode > row.Calls:
+		return fmt.Errorf("verbs: %s: the driver %s may make system calls and can't be called in the mode %q, only %q", c.name, c.driver, mode, row.Calls)
 	}
 	c.setMode(mode)
-	if mode == CallNonBlockingPoll {
-		if briefPosts[c.driver] {
+	if mode == quirks.CallNonBlockingPoll {
+		if row.BriefPosts {
 			c.briefPosts = foreign.NonBlocking
 		}
-		if ringRecvs[c.driver] {
+		if row.ReceivesStayInside {
 			c.recvs = foreign.NonBlocking
 		}
 	}

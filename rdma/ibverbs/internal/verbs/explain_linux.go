@@ -19,8 +19,26 @@ var (
 	devices  = "/dev/infiniband"
 )
 
+// explainScarcity tells that the process has run out of descriptors, if it has. The
+// loader of libraries and libibverbs open files and do not always tell why they
+// could not: then the host seems to lack what it has.
+func explainScarcity(to string) error {
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+		return nil
+	}
+	if err != unix.EMFILE && err != unix.ENFILE {
+		return nil
+	}
+	return fmt.Errorf("verbs: %w: there is no descriptor left to %s (%w); close some, or raise the limit (ulimit -n, LimitNOFILE in a systemd unit)", ErrUnavailable, to, err)
+}
+
 // explainNoDevice tells why libibverbs found no device.
 func explainNoDevice() error {
+	if err := explainScarcity("look for RDMA devices"); err != nil {
+		return err
+	}
 	kernel, _ := filepath.Glob(filepath.Join(sysClass, "infiniband", "*"))
 	var names []string
 	for _, k := range kernel {
@@ -38,6 +56,9 @@ func explainNoDevice() error {
 }
 
 func explainDeviceList(errno syscall.Errno) error {
+	if err := explainScarcity("look for RDMA devices"); err != nil {
+		return err
+	}
 	switch errno {
 	case unix.ENOSYS:
 		return fmt.Errorf("verbs: %w: the kernel has no RDMA support for user space (%w); run: modprobe ib_uverbs", ErrUnavailable, errno)
@@ -49,6 +70,9 @@ func explainDeviceList(errno syscall.Errno) error {
 
 // explainOpen tells why a device could not be opened.
 func explainOpen(device, verbsName string, errno syscall.Errno) error {
+	if err := explainScarcity("open the RDMA device " + device); err != nil {
+		return err
+	}
 	if verbsName == "" {
 		return fmt.Errorf("verbs: %w: there is no RDMA device %q", ErrUnavailable, device)
 	}
@@ -84,6 +108,9 @@ func explainMemory(err error) error {
 
 // explainChannel tells why the connection manager could not be reached.
 func explainChannel(errno syscall.Errno) error {
+	if err := explainScarcity("reach the connection manager"); err != nil {
+		return err
+	}
 	path := filepath.Join(devices, "rdma_cm")
 	switch errno {
 	case unix.EACCES, unix.EPERM:

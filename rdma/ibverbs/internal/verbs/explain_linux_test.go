@@ -15,7 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
+	"github.com/verbena-data/verbena/rdma/rdmatest"
 )
 
 func says(t *testing.T, err error, words ...string) {
@@ -95,6 +98,35 @@ func TestRegistrationsAreExplained(t *testing.T) {
 	}
 }
 
+// A process without a descriptor to spare is told so, and may try again: nothing
+// that failed for that reason is remembered.
+func TestScarcity(t *testing.T) {
+	before := loaded.library
+	loaded.library = nil
+	defer func() { loaded.library = before }()
+	l := &Library{}
+	rdmatest.WithoutDescriptors(t, func() {
+		for what, err := range map[string]error{
+			"libraries":          l.resolve([]needed{{"libnosuch.so.7", "nosuch7"}}, nil),
+			"no device":          explainNoDevice(),
+			"device list":        explainDeviceList(unix.ENOSYS),
+			"device":             explainOpen("mlx5_9", "uverbs9", 0),
+			"connection manager": explainChannel(0),
+		} {
+			says(t, err, "no descriptor left", "ulimit -n")
+			if !rdma.Temporary(err) {
+				t.Errorf("%s: %v is said to last", what, err)
+			}
+		}
+		if _, err := remember(func() (*Library, error) { return nil, explainScarcity("load") }); !rdma.Temporary(err) {
+			t.Errorf("%v is said to last", err)
+		}
+	})
+	if got, err := remember(func() (*Library, error) { return l, nil }); got != l || err != nil {
+		t.Errorf("with descriptors again: %p, %v", got, err)
+	}
+}
+
 // On a host with the libraries and without adapters, the device list says so.
 func TestLoad(t *testing.T) {
 	l, err := Load()
@@ -114,7 +146,7 @@ func TestLoad(t *testing.T) {
 		says(t, err)
 		t.Log(err)
 	}
-	if c, err := l.Open("nosuch0", CallAuto); err == nil {
+	if c, err := l.Open("nosuch0", quirks.CallAuto); err == nil {
 		t.Errorf("opened %s", c.Name())
 	} else {
 		says(t, err)
@@ -151,28 +183,28 @@ func FuzzDriverAt(f *testing.F) {
 func TestModes(t *testing.T) {
 	for _, c := range []struct {
 		driver  string
-		asked   CallMode
-		want    CallMode
+		asked   quirks.CallMode
+		want    quirks.CallMode
 		refused bool
 	}{
-		{"mlx5", CallAuto, CallNonBlocking, false},
-		{"mlx5", CallBlocking, CallBlocking, false},
-		{"rxe", CallAuto, CallNonBlockingPoll, false},
-		{"siw", CallAuto, CallNonBlockingPoll, false},
-		{"rxe", CallNonBlocking, 0, true},
-		{"siw", CallNonBlocking, 0, true},
-		{"siw", CallNonBlockingPoll, CallNonBlockingPoll, false},
-		{"hns", CallAuto, CallBlocking, false},
-		{"bnxt_re", CallAuto, CallBlocking, false},
-		{"bnxt_re", CallNonBlocking, 0, true},
-		{"hns", CallNonBlockingPoll, 0, true},
-		{"cxgb4", CallAuto, CallNonBlockingPoll, false},
-		{"cxgb4", CallNonBlocking, 0, true},
-		{"", CallNonBlocking, CallNonBlocking, false},
-		{"", CallAuto, CallNonBlockingPoll, false},
-		{"", CallBlocking, CallBlocking, false},
-		{"irdma", CallAuto, CallNonBlocking, false},
-		{"irdma", CallBlocking, CallBlocking, false},
+		{"mlx5", quirks.CallAuto, quirks.CallNonBlocking, false},
+		{"mlx5", quirks.CallBlocking, quirks.CallBlocking, false},
+		{"rxe", quirks.CallAuto, quirks.CallNonBlockingPoll, false},
+		{"siw", quirks.CallAuto, quirks.CallNonBlockingPoll, false},
+		{"rxe", quirks.CallNonBlocking, 0, true},
+		{"siw", quirks.CallNonBlocking, 0, true},
+		{"siw", quirks.CallNonBlockingPoll, quirks.CallNonBlockingPoll, false},
+		{"hns", quirks.CallAuto, quirks.CallBlocking, false},
+		{"bnxt_re", quirks.CallAuto, quirks.CallBlocking, false},
+		{"bnxt_re", quirks.CallNonBlocking, 0, true},
+		{"hns", quirks.CallNonBlockingPoll, 0, true},
+		{"cxgb4", quirks.CallAuto, quirks.CallNonBlockingPoll, false},
+		{"cxgb4", quirks.CallNonBlocking, 0, true},
+		{"", quirks.CallNonBlocking, quirks.CallNonBlocking, false},
+		{"", quirks.CallAuto, quirks.CallNonBlockingPoll, false},
+		{"", quirks.CallBlocking, quirks.CallBlocking, false},
+		{"irdma", quirks.CallAuto, quirks.CallNonBlocking, false},
+		{"irdma", quirks.CallBlocking, quirks.CallBlocking, false},
 	} {
 		ctx := &Context{driver: c.driver}
 		err := ctx.chooseFor(c.asked)
@@ -183,14 +215,14 @@ func TestModes(t *testing.T) {
 			continue
 		}
 		brief := foreign.Blocking
-		if c.want == CallNonBlocking || c.want == CallNonBlockingPoll && c.driver == "rxe" {
+		if c.want == quirks.CallNonBlocking || c.want == quirks.CallNonBlockingPoll && c.driver == "rxe" {
 			brief = foreign.NonBlocking
 		}
 		if ctx.briefPosts != brief {
 			t.Errorf("%q asked for %v: brief posts are %v, want %v", c.driver, c.asked, ctx.briefPosts, brief)
 		}
 		recvs := foreign.Blocking
-		if c.want == CallNonBlocking || c.want == CallNonBlockingPoll && (c.driver == "rxe" || c.driver == "siw") {
+		if c.want == quirks.CallNonBlocking || c.want == quirks.CallNonBlockingPoll && (c.driver == "rxe" || c.driver == "siw") {
 			recvs = foreign.NonBlocking
 		}
 		if ctx.recvs != recvs {
@@ -285,7 +317,7 @@ func TestNames(t *testing.T) {
 		CMRejected.String(): "rejected", CMEventType(99).String(): "connection manager event 99",
 		AsyncPortError.String(): "port error", QPReadyToSend.String(): "ready to send", PortActive.String(): "active",
 		LinkEthernet.String(): "ethernet", TransportIWARP.String(): "iwarp", Transport(9).String(): "transport 9",
-		CallNonBlocking.String(): "non-blocking",
+		quirks.CallNonBlocking.String(): "non-blocking",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

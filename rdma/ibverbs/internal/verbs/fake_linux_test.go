@@ -14,6 +14,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
+	"github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/stubs"
 )
 
@@ -31,7 +32,7 @@ type fake struct {
 	received *Completions
 }
 
-func newFake(t testing.TB, mode CallMode) *fake {
+func newFake(t testing.TB, mode quirks.CallMode) *fake {
 	t.Helper()
 	if err := foreign.Init(); err != nil {
 		t.Fatal(err)
@@ -87,14 +88,14 @@ func newFake(t testing.TB, mode CallMode) *fake {
 }
 
 func everyMode(t *testing.T, test func(t *testing.T, f *fake)) {
-	for _, mode := range []CallMode{CallBlocking, CallNonBlocking, CallNonBlockingPoll} {
+	for _, mode := range []quirks.CallMode{quirks.CallBlocking, quirks.CallNonBlocking, quirks.CallNonBlockingPoll} {
 		t.Run(mode.String(), func(t *testing.T) { test(t, newFake(t, mode)) })
 	}
 }
 
 func TestNameComesThroughTheContext(t *testing.T) {
-	f := newFake(t, CallBlocking)
-	if f.ctx.Name() != "fake0" || f.ctx.Transport() != TransportInfiniBand || f.ctx.Mode() != CallBlocking {
+	f := newFake(t, quirks.CallBlocking)
+	if f.ctx.Name() != "fake0" || f.ctx.Transport() != TransportInfiniBand || f.ctx.Mode() != quirks.CallBlocking {
 		t.Errorf("name %q, transport %v, mode %v", f.ctx.Name(), f.ctx.Transport(), f.ctx.Mode())
 	}
 }
@@ -161,7 +162,7 @@ func TestReceivesAreChained(t *testing.T) {
 
 // What C reads of a request is what was set.
 func TestRequestFields(t *testing.T) {
-	f := newFake(t, CallBlocking)
+	f := newFake(t, quirks.CallBlocking)
 	l, err := f.arena.NewSendList(1, 2)
 	if err != nil {
 		t.Fatal(err)
@@ -245,7 +246,7 @@ func TestRefusedCounts(t *testing.T) {
 }
 
 func TestPostsOutOfRange(t *testing.T) {
-	f := newFake(t, CallBlocking)
+	f := newFake(t, quirks.CallBlocking)
 	sends, err := f.arena.NewSendList(2, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -310,7 +311,7 @@ func TestPollFails(t *testing.T) {
 }
 
 func TestRequestNotify(t *testing.T) {
-	f := newFake(t, CallBlocking)
+	f := newFake(t, quirks.CallBlocking)
 	if err := f.cq.RequestNotify(false); err != nil || f.onCQ.Armed != 1 {
 		t.Errorf("any: %v, armed %d", err, f.onCQ.Armed)
 	}

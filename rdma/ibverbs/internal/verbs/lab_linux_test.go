@@ -2,6 +2,8 @@
 
 package verbs
 
+import "github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -56,7 +58,7 @@ func inLab(t testing.TB) (*Library, []Device) {
 
 func open(t testing.TB, l *Library, name string) *Context {
 	t.Helper()
-	c, err := l.Open(name, CallAuto)
+	c, err := l.Open(name, quirks.CallAuto)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,10 +117,10 @@ func TestLabDevices(t *testing.T) {
 			t.Errorf("%s: transport %v", d.Name, d.Transport)
 		}
 		c := open(t, l, d.Name)
-		if c.Name() != d.Name || c.Driver() != driver || c.Transport() != transport || c.Mode() != CallNonBlockingPoll || c.Vectors() < 1 {
+		if c.Name() != d.Name || c.Driver() != driver || c.Transport() != transport || c.Mode() != quirks.CallNonBlockingPoll || c.Vectors() < 1 {
 			t.Errorf("%s: name %q, driver %q, transport %v, mode %v, %d vectors", d.Name, c.Name(), c.Driver(), c.Transport(), c.Mode(), c.Vectors())
 		}
-		if other, err := l.Open(d.Name, CallNonBlocking); err == nil {
+		if other, err := l.Open(d.Name, quirks.CallNonBlocking); err == nil {
 			t.Errorf("%s can be called in the way that must not block", d.Name)
 			succeed(t, "close", other.Close())
 		}
@@ -155,7 +157,7 @@ func TestLabDevices(t *testing.T) {
 			t.Errorf("%s: GID %x, sysfs says %s", d.Name, gid, want)
 		}
 	}
-	if _, err := l.Open("nothing0", CallAuto); !errors.Is(err, ErrUnavailable) {
+	if _, err := l.Open("nothing0", quirks.CallAuto); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a device that is not there: %v", err)
 	}
 }
@@ -813,7 +815,7 @@ func TestLabMemlock(t *testing.T) {
 // A Send to and fro, both ends spinning in this process, by the way the driver
 // is entered. Says nothing about hardware.
 func BenchmarkLabPingPong(b *testing.B) {
-	for _, mode := range []CallMode{CallBlocking, CallNonBlockingPoll} {
+	for _, mode := range []quirks.CallMode{quirks.CallBlocking, quirks.CallNonBlockingPoll} {
 		b.Run(strings.ReplaceAll(mode.String(), " ", "-"), func(b *testing.B) {
 			first, second, ma, mb := pair(b, false)
 			first.ctx.setMode(mode)

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/ibverbs/internal/foreign"
 )
 
@@ -103,7 +105,29 @@ type needed struct{ file, debian string }
 // librdmacm is linked against libibverbs: this order names the right culprit.
 var libraries = []needed{{"libibverbs.so.1", "ibverbs-providers"}, {"librdmacm.so.1", "librdmacm1"}}
 
-var load = sync.OnceValues(func() (*Library, error) {
+// loaded is the process's library.
+var loaded struct {
+	mu      sync.Mutex
+	library *Library
+	err     error
+}
+
+// remember makes the library, and keeps it, or why it cannot be made, unless that
+// may pass: a process that has no descriptor left just now finds no library.
+func remember(make func() (*Library, error)) (*Library, error) {
+	loaded.mu.Lock()
+	defer loaded.mu.Unlock()
+	if loaded.library == nil && loaded.err == nil {
+		library, err := make()
+		if rdma.Temporary(err) {
+			return nil, err
+		}
+		loaded.library, loaded.err = library, err
+	}
+	return loaded.library, loaded.err
+}
+
+func newLibrary() (*Library, error) {
 	l := &Library{}
 	if err := l.resolve(libraries, l.fn.symbols()); err != nil {
 		return nil, err
@@ -112,13 +136,16 @@ var load = sync.OnceValues(func() (*Library, error) {
 		return nil, fmt.Errorf("verbs: %w: %w", ErrUnavailable, err)
 	}
 	return l, nil
-})
+}
 
 // resolve opens the libraries and looks the symbols up, by library.
 func (l *Library) resolve(libraries []needed, symbols map[string]map[string]*uintptr) error {
 	for _, library := range libraries {
 		handle, err := purego.Dlopen(library.file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 		if err != nil {
+			if scarce := explainScarcity("load the library " + library.file); scarce != nil {
+				return scarce
+			}
 			return fmt.Errorf("verbs: %w: the library %s can't be loaded (%w); install rdma-core's user space (Debian: apt-get install %s)",
 				ErrUnavailable, library.file, err, library.debian)
 		}
@@ -132,8 +159,9 @@ func (l *Library) resolve(libraries []needed, symbols map[string]map[string]*uin
 }
 
 // Load opens the libraries, once in a process. Its error wraps [ErrUnavailable]
-// and says what to install.
-func Load() (*Library, error) { return load() }
+// and says what to install, or is one that [rdma.Temporary] tells of: then the next
+// call tries again.
+func Load() (*Library, error) { return remember(newLibrary) }
 
 // call makes a control call that tells of failure by a result of -1 or a
 // positive errno, as the verbs do, and wraps what it told.

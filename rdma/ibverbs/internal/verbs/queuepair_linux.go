@@ -201,8 +201,8 @@ type QPAttributes struct {
 	AccessFlags    Access
 }
 
-// Query asks for the queue pair's state. The kernel's siw leaves the state out:
-// it is always QPReset there.
+// Query asks for the queue pair's state. A driver may leave the state out, as the
+// kernel's software iWARP does: it is always QPReset there.
 func (q *QP) Query() (QPAttributes, error) {
 	s := q.ctx.lib.scratch.get()
 	defer q.ctx.lib.scratch.put(s)

@@ -2,10 +2,12 @@
 
 package verbs
 
+import "github.com/verbena-data/verbena/rdma/ibverbs/internal/quirks"
+
 // ContextAt makes a handle of an ibv_context that was made by other means, such
 // as one of stub operations for tests. Only the operations of the data path can
 // be used, not the control verbs.
-func ContextAt(p uintptr, mode CallMode) *Context {
+func ContextAt(p uintptr, mode quirks.CallMode) *Context {
 	c := newContext(&Library{}, p)
 	c.setMode(mode)
 	return c

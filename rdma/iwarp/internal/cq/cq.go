@@ -27,7 +27,7 @@ const DrivenAtOnce = 2
 // Queue implements [rdma.CompletionQueue].
 type Queue struct {
 	onOverrun func(*Queue) // called once, with the lock held
-	onClose   func(*Queue)
+	onClose   func(*Queue) error
 
 	count  atomic.Int64 // entries in the ring; lets Poll look without the lock
 	failed atomic.Bool  // overrun or closed
@@ -44,7 +44,6 @@ type Queue struct {
 	overrun bool
 	told    bool
 	closed  bool
-	users   int
 
 	event chan struct{} // holds one token once what was armed for has happened
 	done  chan struct{}
@@ -64,8 +63,9 @@ const (
 	armedAny
 )
 
-// New makes a queue of depth entries. The functions may be nil.
-func New(depth int, onOverrun, onClose func(*Queue)) *Queue {
+// New makes a queue of depth entries. The functions may be nil. onClose is called
+// first by each Close, and refuses it by an error.
+func New(depth int, onOverrun func(*Queue), onClose func(*Queue) error) *Queue {
 	return &Queue{
 		onOverrun: onOverrun, onClose: onClose,
 		ring:  make([]entry, depth),
@@ -258,41 +258,20 @@ func (q *Queue) RemoveDriver(d Driver) {
 	q.drivers.Store(&list)
 }
 
-// Use takes a reference for a queue pair; it fails on a closed queue.
-func (q *Queue) Use() bool {
+// Close implements [rdma.CompletionQueue].
+func (q *Queue) Close() error {
+	if q.onClose != nil {
+		if err := q.onClose(q); err != nil {
+			return err
+		}
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
-		return false
-	}
-	q.users++
-	return true
-}
-
-// Unuse gives it back.
-func (q *Queue) Unuse() {
-	q.mu.Lock()
-	q.users--
-	q.mu.Unlock()
-}
-
-// Close implements [rdma.CompletionQueue].
-func (q *Queue) Close() error {
-	q.mu.Lock()
-	if q.closed {
-		q.mu.Unlock()
 		return nil
-	}
-	if q.users > 0 {
-		q.mu.Unlock()
-		return rdma.ErrInUse
 	}
 	q.closed = true
 	q.failed.Store(true)
 	close(q.done)
-	q.mu.Unlock()
-	if q.onClose != nil {
-		q.onClose(q)
-	}
 	return nil
 }

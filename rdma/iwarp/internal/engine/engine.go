@@ -39,11 +39,15 @@ type Config struct {
 	// the connected state or fails before it. farewell says that a Terminate
 	// is to be written.
 	OnFail func(farewell bool)
+	// OnReceive is called, without locks, by whoever posts the receive that a
+	// message has waited for. [Engine.Resume] is to follow. It may be called while
+	// the reader is still about to wait.
+	OnReceive func()
 }
 
 // Engine is the state of one queue pair. PostSend, Fail, State and Err may be
-// called concurrently with everything. Direct, Placed, Feed, End and Flush
-// belong to the reader; Fill, Written and WriteFailed to the writer.
+// called concurrently with everything. Direct, Placed, Feed, Waiting, Resume, End
+// and Flush belong to the reader; Fill, Written and WriteFailed to the writer.
 type Engine struct {
 	cfg  Config
 	used atomic.Int32 // places of the send queue, until completions are polled
@@ -173,7 +177,7 @@ func New(cfg Config) *Engine {
 		r.pieces = pieces[i*cfg.MaxSGE : i*cfg.MaxSGE : (i+1)*cfg.MaxSGE]
 		r.inline = inline[i*cfg.MaxInline : i*cfg.MaxInline : (i+1)*cfg.MaxInline]
 	}
-	e.rx.init(cfg.Receives.MaxSGE())
+	e.rx.init(cfg.Receives.MaxSGE(), cfg.OnReceive)
 	return e
 }
 

@@ -41,6 +41,7 @@ type machine struct {
 	chunk    int           // bytes that come at a time
 	marks    markerWriter  // the peer's, if it sends markers
 	unmarks  *markerReader // the peer's, if it receives some
+	unread   []byte        // of the peer, while a message waits for a receive
 	out      strings.Builder
 	wrote    []byte // all that was written
 }
@@ -71,6 +72,7 @@ func (m *machine) open(p Params, shared bool, cfg Config) {
 	cfg.Receives, cfg.SharedReceives = m.receives, shared
 	cfg.SinkTag = 0x1000
 	cfg.OnFail = func(bool) { m.failed = true }
+	cfg.OnReceive = m.resume
 	m.engine = New(cfg)
 	kick, err := m.engine.Start(p)
 	if err != nil {
@@ -245,21 +247,42 @@ func describeSegment(b []byte) string {
 	return d.String()
 }
 
-// feed gives bytes to the engine as a shell does, chunk bytes at a time.
+// feed gives bytes to the engine as a shell does, chunk bytes at a time. It keeps
+// what comes while a message waits for a receive.
 func (m *machine) feed(b []byte) {
-	for len(b) > 0 {
-		n := min(len(b), m.chunk)
-		part := b[:n]
-		b = b[n:]
+	m.unread = append(m.unread, b...)
+	for len(m.unread) > 0 && !m.engine.Waiting() {
+		n := min(len(m.unread), m.chunk)
+		part := m.unread[:n]
+		m.unread = m.unread[n:]
 		if direct := m.engine.Direct(); direct != nil {
 			k := copy(direct, part)
 			m.engine.Placed(k)
 			part = part[k:]
 		}
 		if err := m.engine.Feed(part); err != nil {
+			m.unread = nil
 			return
 		}
+		if m.engine.Waiting() {
+			m.printf("a message waits for a receive")
+		}
 	}
+}
+
+// resume goes on after a wait.
+func (m *machine) resume() {
+	went, err := m.engine.Resume()
+	if !went {
+		m.t.Fatal("a receive was given to no message")
+	}
+	if err != nil {
+		return
+	}
+	if m.engine.Waiting() {
+		m.printf("the next message waits for a receive")
+	}
+	m.feed(nil)
 }
 
 // arguments of a line of a script: words, some of them key=value.

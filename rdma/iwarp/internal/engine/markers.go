@@ -142,24 +142,26 @@ func (r *markerReader) next(b []byte) (taken int, frame []byte, f *fault) {
 	return taken, nil, nil
 }
 
-// feedMarked is Feed for a stream with markers.
-func (e *Engine) feedMarked(b []byte) error {
+// feedMarked is feed for a stream with markers.
+func (e *Engine) feedMarked(b []byte) ([]byte, error) {
 	for len(b) > 0 {
 		n, frame, f := e.rx.markers.next(b)
 		if f != nil {
 			e.refuse(f)
-			return e.Err()
+			return nil, e.Err()
 		}
 		b = b[n:]
 		if frame == nil {
 			continue
 		}
-		if err := e.feed(frame); err != nil {
-			return err
+		rest, err := e.feed(frame)
+		if err != nil {
+			return nil, err
 		}
-		if e.rx.over {
-			return e.Err()
+		if e.rx.waits != nil {
+			e.rx.heldFrame = rest // valid until the next call of next
+			return b, nil
 		}
 	}
-	return nil
+	return b, nil
 }

@@ -39,7 +39,8 @@ func newEnd(t testing.TB, table *mem.Table, size int, p Params) *end {
 	n.receives = NewRecvQueue(o, 64, 4, 0, nil)
 	n.engine = New(Config{Number: 1, Owner: o, Regions: table, SendCompletions: n.sends, RecvCompletions: n.recvs,
 		Receives: n.receives, SendDepth: 32, MaxSGE: 4, MaxInline: 32, SinkTag: 0xFFFFFFF0,
-		OnFail: func(bool) { n.failed = true }})
+		OnFail:    func(bool) { n.failed = true },
+		OnReceive: func() { _, _ = n.engine.Resume() }})
 	if n.role, err = n.engine.Start(p); err != nil {
 		t.Fatal(err)
 	}
@@ -63,21 +64,23 @@ func (n *end) write() {
 	b.Free()
 }
 
-// read takes up to limit bytes of the other's wire, some of them directly.
+// read takes up to limit bytes of the other's wire, some of them directly, unless a
+// message waits for a receive.
 func (n *end) read(from *end, limit int) {
-	part := from.wire[:min(limit, len(from.wire))]
-	from.wire = from.wire[len(part):]
-	for len(part) > 0 && !n.failed {
+	for left := min(limit, len(from.wire)); left > 0 && !n.failed && !n.engine.Waiting(); {
+		part := from.wire[:left]
 		if direct := n.engine.Direct(); direct != nil {
 			k := copy(direct, part)
 			n.engine.Placed(k)
 			part = part[k:]
 		}
 		k := min(len(part), max(1, n.engine.Ahead(len(part))))
-		if n.engine.Feed(part[:k]) != nil {
-			return
+		err := n.engine.Feed(part[:k])
+		from.wire = from.wire[left-len(part)+k:]
+		left = len(part) - k
+		if err != nil {
+			from.wire = nil
 		}
-		part = part[k:]
 	}
 }
 
@@ -146,7 +149,8 @@ func randomPair(t *testing.T, seed uint64, steps, damage int) {
 		immediate uint32
 	}
 	var outstanding [2][]pending
-	var messages [2][]message // posted receives with what they must get, at the receiver
+	var messages [2][]message      // what comes, at the receiver
+	var late [2][]rdma.RecvRequest // the receives of the last of them, not yet posted
 	var busy [2]map[int]bool
 	for i, n := range ends {
 		busy[i] = map[int]bool{}
@@ -294,15 +298,11 @@ func randomPair(t *testing.T, seed uint64, steps, damage int) {
 				delete(busy[side], at/slot)
 				return
 			}
-			if _, err := other.receives.Post([]rdma.RecvRequest{{SGEs: pieces(other.region, to, slot)}}); err != nil {
-				t.Fatal(err)
-			}
+			late[1-side] = append(late[1-side], rdma.RecvRequest{SGEs: pieces(other.region, to, slot)})
 			m.offset = to
 			messages[1-side] = append(messages[1-side], m)
 		case rdma.OpWriteImmediate:
-			if _, err := other.receives.Post([]rdma.RecvRequest{{}}); err != nil {
-				t.Fatal(err)
-			}
+			late[1-side] = append(late[1-side], rdma.RecvRequest{})
 			q.Immediate = r.Uint32()
 			m.offset, m.immediate = half+at, q.Immediate
 			messages[1-side] = append(messages[1-side], m)
@@ -328,8 +328,23 @@ func randomPair(t *testing.T, seed uint64, steps, damage int) {
 		}
 		ends[side].read(from, limit)
 	}
+	receive := func(side, n int) {
+		k, err := ends[side].receives.Post(late[side][:n])
+		late[side] = late[side][k:]
+		if err == nil {
+			return
+		}
+		if !ends[side].failed {
+			t.Fatal(err)
+		}
+		messages[side] = messages[side][:len(messages[side])-len(late[side])]
+		late[side] = nil
+	}
 	for range steps {
 		side := r.IntN(2)
+		if n := len(late[side]); n > 0 && r.IntN(3) == 0 {
+			receive(side, 1+r.IntN(n))
+		}
 		switch r.IntN(6) {
 		case 0, 1:
 			post(side)
@@ -343,6 +358,7 @@ func randomPair(t *testing.T, seed uint64, steps, damage int) {
 	}
 	for settled := 0; settled < 4; settled++ {
 		for side, n := range ends {
+			receive(side, len(late[side]))
 			n.write()
 			if len(n.wire) > 0 && !ends[1-side].failed {
 				settled = 0

@@ -61,6 +61,17 @@ type RecvQueue struct {
 	head, tail uint64
 	limit      int
 	closed     bool
+
+	first, last *waiter // engines with a message that found no receive, in order
+}
+
+// waiter is an engine in the list of those that wait for a receive. Its fields
+// are the queue's, by its lock, until given is true, and then the reader's.
+type waiter struct {
+	next  *waiter
+	into  *receive
+	wake  func() // called without locks once given is true
+	given atomic.Bool
 }
 
 type receive struct {
@@ -81,10 +92,30 @@ func NewRecvQueue(owner mem.Owner, depth, maxSGE, limit int, onLimit func()) *Re
 	return q
 }
 
-// Post appends receives and returns how many it took.
+// Post appends receives and returns how many it took. Engines that wait for one
+// are served first, in turn, and go on in the caller's goroutine.
 func (q *RecvQueue) Post(requests []rdma.RecvRequest) (int, error) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	n, err := q.post(requests)
+	if q.first == nil {
+		q.mu.Unlock()
+		return n, err
+	}
+	for q.first != nil && q.head != q.tail {
+		w := q.first
+		q.remove(w)
+		low := q.pop(w.into)
+		w.given.Store(true)
+		q.mu.Unlock()
+		q.tell(low)
+		w.wake()
+		q.mu.Lock()
+	}
+	q.mu.Unlock()
+	return n, err
+}
+
+func (q *RecvQueue) post(requests []rdma.RecvRequest) (int, error) {
 	for i := range requests {
 		r := &requests[i]
 		if q.closed {
@@ -115,19 +146,77 @@ func (q *RecvQueue) take(r *receive) bool {
 		q.mu.Unlock()
 		return false
 	}
+	low := q.pop(r)
+	q.mu.Unlock()
+	q.tell(low)
+	return true
+}
+
+// takeOrWait is take, unless there is no receive, or others wait for one. Then w
+// joins them: a Post fills w.into and calls w.wake.
+func (q *RecvQueue) takeOrWait(w *waiter) bool {
+	q.mu.Lock()
+	if q.head == q.tail || q.first != nil {
+		w.given.Store(false)
+		if q.first == nil {
+			q.first = w
+		} else {
+			q.last.next = w
+		}
+		q.last = w
+		q.mu.Unlock()
+		return false
+	}
+	low := q.pop(w.into)
+	q.mu.Unlock()
+	q.tell(low)
+	return true
+}
+
+// leave ends the wait of w. It returns whether w has been given a receive.
+func (q *RecvQueue) leave(w *waiter) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.remove(w)
+	return w.given.Load()
+}
+
+// remove takes w out of the list, if it is there.
+func (q *RecvQueue) remove(w *waiter) {
+	var before *waiter
+	for each := q.first; each != nil; before, each = each, each.next {
+		if each != w {
+			continue
+		}
+		if before == nil {
+			q.first = w.next
+		} else {
+			before.next = w.next
+		}
+		if q.last == w {
+			q.last = before
+		}
+		w.next = nil
+		return
+	}
+}
+
+// pop moves the oldest receive into r. It returns whether the limit was passed.
+func (q *RecvQueue) pop(r *receive) (low bool) {
 	slot := &q.ring[q.head%uint64(q.depth)]
 	r.id, r.length = slot.id, slot.length
 	r.pieces = append(r.pieces[:0], slot.pieces...)
 	q.head++
-	low := q.limit > 0 && int(q.tail-q.head) < q.limit
-	if low {
+	if low = q.limit > 0 && int(q.tail-q.head) < q.limit; low {
 		q.limit = 0
 	}
-	q.mu.Unlock()
+	return low
+}
+
+func (q *RecvQueue) tell(low bool) {
 	if low && q.onLimit != nil {
 		q.onLimit()
 	}
-	return true
 }
 
 // Close refuses further posts.

@@ -21,6 +21,13 @@ const (
 	aheadBytes = 8 << 10
 )
 
+// aheadShared is how much is read beyond the known where receives are shared. It
+// bounds what an engine holds whose message waits for a receive.
+const aheadShared = 32 << 10
+
+// heldKept is how large a buffer for held bytes an engine keeps for the next time.
+const heldKept = 16 << 10
+
 type phase uint8
 
 const (
@@ -74,6 +81,13 @@ type receiver struct {
 	cached *mem.Region
 	pinned *mem.Region // by Direct
 	direct []byte
+
+	// A message that finds no receive waits for one, and with it the stream.
+	waits     func(*Engine) *fault // what follows once message has been given; nil: nothing waits
+	waiter    waiter
+	held      []byte // bytes of the stream that have been read behind it; in buffer
+	heldFrame []byte // with markers: the rest of the FPDU, before held
+	buffer    []byte
 }
 
 type target uint8
@@ -85,8 +99,9 @@ const (
 	targetScratch
 )
 
-func (x *receiver) init(maxSGE int) {
+func (x *receiver) init(maxSGE int, wake func()) {
 	x.message.pieces = make([]piece, 0, maxSGE)
+	x.waiter.into, x.waiter.wake = &x.message, wake
 	x.need = wire.LengthSize + wire.ControlSize
 	x.sendMSN, x.readMSN, x.atomicMSN = wire.FirstMSN, wire.FirstMSN, wire.FirstMSN
 }
@@ -134,12 +149,19 @@ func (e *Engine) Ahead(most int) int {
 	if x := &e.rx; x.ulpdu >= aheadLarge && (x.phase == phaseHeader || x.left >= directLimit) {
 		return min(aheadBytes, most)
 	}
+	if e.cfg.SharedReceives {
+		return min(aheadShared, most)
+	}
 	return most
 }
 
 // Within tells whether the stream stands in the middle of a segment.
 func (e *Engine) Within() bool {
 	x := &e.rx
+	return x.waits == nil && x.within()
+}
+
+func (x *receiver) within() bool {
 	return x.phase != phaseHeader || x.have > 0 || x.markers != nil && x.markers.within()
 }
 
@@ -148,8 +170,8 @@ func (e *Engine) Within() bool {
 func (e *Engine) Due() int {
 	x := &e.rx
 	switch {
-	case x.markers != nil:
-		return 0 // they are counted elsewhere
+	case x.markers != nil, x.waits != nil:
+		return 0 // markers are counted elsewhere
 	case x.phase == phasePayload:
 		return x.left + x.expect
 	case x.phase == phaseTrailer:
@@ -216,16 +238,71 @@ func (x *receiver) consumed(n int) {
 
 // Feed takes the next bytes of the stream. An error is the end of it: the queue
 // pair has failed. After Feed, with or without an error, follows Kick.
+//
+// If a message finds no receive, Feed keeps what is left of b, and Waiting is
+// true. The caller then reads no more until Resume says so, and TCP holds the
+// peer back.
 func (e *Engine) Feed(b []byte) error {
+	x := &e.rx
+	if x.waits == nil {
+		var err error
+		if b, err = e.consume(b); err != nil {
+			return err
+		}
+	}
+	if len(b) > 0 {
+		x.buffer = append(append(x.buffer[:0], x.held...), b...)
+		x.held = x.buffer
+	}
+	return nil
+}
+
+// Waiting tells whether a message waits for a receive.
+func (e *Engine) Waiting() bool { return e.rx.waits != nil }
+
+// Resume goes on after a wait, if the message has been given its receive, with the
+// bytes that were held, and tells whether it did. The next message may wait again:
+// see Waiting. It is followed by Kick.
+func (e *Engine) Resume() (went bool, err error) {
+	x := &e.rx
+	for ; x.waits != nil && x.waiter.given.Load(); went = true {
+		then := x.waits
+		x.waits = nil
+		if x.fault = then(e); x.fault != nil {
+			x.target = targetSink
+		}
+		frame, held := x.heldFrame, x.held
+		x.heldFrame, x.held = nil, nil
+		if len(frame) > 0 {
+			if x.heldFrame, err = e.feed(frame); err != nil {
+				return true, err
+			}
+		}
+		if x.waits == nil {
+			if held, err = e.consume(held); err != nil {
+				return true, err
+			}
+		}
+		x.held = held
+	}
+	if len(x.held) == 0 && cap(x.buffer) > heldKept {
+		x.buffer = nil
+	}
+	return went, nil
+}
+
+// consume takes bytes of the stream and returns those that are left when a
+// message waits for a receive.
+func (e *Engine) consume(b []byte) ([]byte, error) {
 	if e.rx.markers != nil {
 		return e.feedMarked(b)
 	}
 	return e.feed(b)
 }
 
-func (e *Engine) feed(b []byte) error {
+func (e *Engine) feed(b []byte) ([]byte, error) {
 	x := &e.rx
-	for len(b) > 0 {
+	for len(b) > 0 && x.waits == nil {
 		var n int
 		var f *fault
 		switch x.phase {
@@ -247,14 +324,14 @@ func (e *Engine) feed(b []byte) error {
 		}
 		if f != nil {
 			e.refuse(f)
-			return e.Err()
+			return nil, e.Err()
 		}
 		b = b[n:]
 		if x.over {
-			return e.Err()
+			return nil, e.Err()
 		}
 	}
-	return nil
+	return b, nil
 }
 
 // End says that the stream has ended, with io.EOF or another error. It returns
@@ -517,10 +594,16 @@ func (e *Engine) beginImmediate() *fault {
 }
 
 func (e *Engine) endImmediate() *fault {
-	x := &e.rx
-	if !e.cfg.Receives.take(&x.message) {
-		return faultf(wire.DDPUntaggedNoBuffer, "Immediate Data found no receive")
+	if x := &e.rx; !e.cfg.Receives.takeOrWait(&x.waiter) {
+		x.waits = (*Engine).immediateReceived
+		return nil
 	}
+	return e.immediateReceived()
+}
+
+// immediateReceived has the receive of Immediate Data.
+func (e *Engine) immediateReceived() *fault {
+	x := &e.rx
 	x.sendMSN++
 	e.cfg.RecvCompletions.Push(rdma.Completion{
 		ID: x.message.id, QueuePair: e.cfg.Number, Op: rdma.OpRecvWriteImmediate, Length: uint32(x.lastWrite),
@@ -597,15 +680,29 @@ func (e *Engine) beginSend() *fault {
 		if x.segment.Offset != 0 {
 			return faultf(wire.DDPUntaggedOffset, "a message begins at %d", x.segment.Offset)
 		}
-		if !e.cfg.Receives.take(&x.message) {
-			return faultf(wire.DDPUntaggedNoBuffer, "a Send found no receive")
+		if !e.cfg.Receives.takeOrWait(&x.waiter) {
+			x.waits = (*Engine).openSend
+			return nil
 		}
-		x.open, x.got, x.part, x.status = true, 0, 0, rdma.StatusFlushed
-		x.kind, x.invalidate = x.segment.Opcode, x.segment.STag
-		if len(x.message.pieces) > 0 {
-			x.to = x.message.pieces[0]
-		}
+		return e.openSend()
 	}
+	return e.continueSend()
+}
+
+// openSend has the receive of a message whose first segment begins.
+func (e *Engine) openSend() *fault {
+	x := &e.rx
+	x.open, x.got, x.part, x.status = true, 0, 0, rdma.StatusFlushed
+	x.kind, x.invalidate = x.segment.Opcode, x.segment.STag
+	if len(x.message.pieces) > 0 {
+		x.to = x.message.pieces[0]
+	}
+	return e.continueSend()
+}
+
+// continueSend looks at a segment of the open message.
+func (e *Engine) continueSend() *fault {
+	x := &e.rx
 	if x.segment.Opcode != x.kind || x.revokes() && x.segment.STag != x.invalidate {
 		return faultf(wire.RDMAPUnexpectedOpcode, "a %s of tag %#x within a %s", x.segment.Opcode, x.segment.STag, x.kind)
 	}
@@ -817,6 +914,12 @@ func (x *receiver) flush(cfg *Config) {
 	push := func(status rdma.Status) {
 		cfg.RecvCompletions.Push(rdma.Completion{ID: x.message.id, QueuePair: cfg.Number, Op: rdma.OpRecv, Status: status},
 			false, &cfg.Receives.used, 1)
+	}
+	if x.waits != nil {
+		x.waits, x.held, x.heldFrame, x.buffer = nil, nil, nil, nil
+		if cfg.Receives.leave(&x.waiter) {
+			push(rdma.StatusFlushed)
+		}
 	}
 	if x.open {
 		x.open = false

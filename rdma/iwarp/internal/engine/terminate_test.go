@@ -84,7 +84,7 @@ func TestTerminates(t *testing.T) {
 	extended := func(_ *Params, c *Config) { c.Extensions = ExtensionsAssumed }
 	all := []terminate{
 		// MPA, RFC 5044 section 8.
-		{"a damaged unit", wire.MPACRC, false, false, nil, peer("send data=x bad-crc")},
+		{"a damaged unit", wire.MPACRC, false, false, nil, peer("write data=x bad-crc")},
 		{"a damaged unit with markers", wire.MPACRC, false, false, func(p *Params, _ *Config) { p.ReceiveMarkers = true }, peer("write data=x bad-crc")},
 		{"a wrong marker", wire.MPALength, false, false, func(p *Params, _ *Config) { p.ReceiveMarkers = true }, peer("write bad-marker")},
 		{"a length that holds no header", wire.MPALength, false, false, nil, peer("raw hex=00,05,41,43")},
@@ -101,8 +101,6 @@ func TestTerminates(t *testing.T) {
 		{"a Read Response too short", wire.DDPTaggedBounds, true, false, nil, posts("read id=1 sge=sink+0:4 tag=0x9", "read-response tag=0x1000 data=123")},
 		{"a Write whose region is closed under it", wire.DDPTaggedInvalidSTag, true, false, nil, between("a", 20, "", "write tag=key(a) offset=a data=0123456789")},
 		{"an unknown queue", wire.DDPUntaggedQueue, true, false, nil, peer("send queue=4 data=x")},
-		{"a Send without a receive", wire.DDPUntaggedNoBuffer, true, false, nil, peer("send data=x")},
-		{"Immediate Data without a receive", wire.DDPUntaggedNoBuffer, true, false, extended, peer("immediate value=1")},
 		{"more Reads than were agreed on", wire.DDPUntaggedNoBuffer, true, false, nil, func(m *machine) {
 			m.writer = false
 			for range 3 {

@@ -1,0 +1,163 @@
+package settings
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/providers"
+)
+
+const whole = `# for containers
+shm:
+  socket-dir: /run/verbena
+  allow-uids: [1000, 1001]
+iwarp:
+  remote: true
+  peer-timeout: 10s
+ibverbs:
+tuning:
+  shm:
+    eager: 16K
+    spin: 40us
+  tcp:
+    chunk: 128K
+`
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "verbena.yaml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestPrecedence(t *testing.T) {
+	file := write(t, whole)
+	s, err := Load("", []string{"VERBENA_CONFIG=" + file, "HOME=/", "VERBENA_SHM_SOCKET_DIR=/run/other", "VERBENA_TUNING_SHM_EAGER=8K",
+		"VERBENA_TUNING_SHM_MAX_WINDOW=128"},
+		[]Flag{{"--tune", "tuning.shm.eager", "4K"}, {"--set", "iwarp.remote", "false"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]Value{
+		"shm.socket-dir":        {"/run/other", "environment VERBENA_SHM_SOCKET_DIR"},
+		"shm.allow-uids":        {"1000,1001", file + ":4"},
+		"iwarp.remote":          {"false", "--set"},
+		"iwarp.peer-timeout":    {"10s", file + ":7"},
+		"tuning.shm.eager":      {"4K", "--tune"},
+		"tuning.shm.max-window": {"128", "environment VERBENA_TUNING_SHM_MAX_WINDOW"},
+		"tuning.tcp.chunk":      {"128K", file + ":14"},
+	} {
+		if s[name] != want {
+			t.Errorf("%s: %+v, want %+v", name, s[name], want)
+		}
+	}
+	table := s.Tuning()
+	if table["shm"].Eager != 4<<10 || table["shm"].Spin != 40*time.Microsecond || table["tcp"].Chunk != 128<<10 {
+		t.Errorf("%+v", table)
+	}
+	if p := s.Providers(); len(p) != 4 || p["iwarp.remote"] != "false" {
+		t.Errorf("%v", p)
+	}
+	// A flag's file comes before the environment's.
+	if s, err := Load(write(t, "iwarp: {revision: 1}"), []string{"VERBENA_CONFIG=" + file}, nil); err != nil || len(s) != 1 {
+		t.Errorf("%v, %v", s, err)
+	}
+	for _, empty := range []string{"", "# nothing\n", "---\n", "shm:\n"} {
+		if s, err := Load(write(t, empty), nil, nil); err != nil || len(s) != 0 {
+			t.Errorf("%q: %v, %v", empty, s, err)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for text, want := range map[string]string{
+		"shm:\n  socket-dri: /run\n":                            `:2: there is no setting "shm.socket-dri"; there are shm.socket-dir, `,
+		"smh:\n  socket-dir: /run\n":                            `:2: there is no setting "smh.socket-dir"; there are shm`,
+		"verbose: true\n":                                       `:1: there is no setting "verbose"`,
+		"shm:\n  huge-pages: perhaps\n":                         `:2: shm.huge-pages is "perhaps": want true or false`,
+		"shm:\n  allow-uids: [root]\n":                          ":2: shm.allow-uids is \"root\": want users by number",
+		"shm:\n  allow-uids: [[1]]\n":                           ":2: shm.allow-uids wants a list of plain values",
+		"iwarp:\n  revision: 1\n  remote: true\n  revision: 2":  ":4: iwarp.revision is there twice",
+		"iwarp:\n\n  peer-timeout: 5\n":                         ":3: iwarp.peer-timeout is \"5\": want a time with its unit",
+		"tuning:\n  shm:\n    eager: 1\n":                       ":3: verbena: tuning shm.eager is 1, it can be",
+		"tuning:\n  shm:\n    eagre: 1K\n":                      ":3: verbena: tuning \"shm.eagre\": no field",
+		"tuning:\n  ether:\n    eager: 1K\n":                    ":3: tuning of \"ether\": there are",
+		"tuning:\n  shm:\n    window: 64\n    max-window: 32\n": "tuning shm.window is 64, above max-window",
+		"tuning:\n  shm:\n    eager:\n      more: 1\n":          ":4: tuning.shm.eager is a setting and wants a value",
+		"shm: &a\n  huge-pages: true\nibverbs: *a\n":            ":3: there is no setting \"ibverbs\"",
+		"shm:\n  huge-pages: &x true\n  socket-dir: *x\n":       ":3: shm.socket-dir: aliases are not taken",
+		"shm: {}\n---\niwarp: {}\n":                             "one document is wanted",
+		"- shm\n":                                               ":1: sections are wanted: shm",
+		"shm: [\n":                                              "yaml: ",
+		"shm:\n  huge-pages: true\n  allow-uids: 1\n":           "(set by shm.allow-uids by ",
+	} {
+		if s, err := Load(write(t, text), nil, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v; want %q", text, s, err, want)
+		}
+	}
+	for variable, want := range map[string]string{
+		"VERBENA_SHM_SOCKETDIR=/run":     "VERBENA_SHM_SOCKETDIR is no setting",
+		"VERBENA_IWARP_REVISION=9":       "environment VERBENA_IWARP_REVISION: iwarp.revision is \"9\"",
+		"VERBENA_TUNING_SHM_EAGER=lots":  "environment VERBENA_TUNING_SHM_EAGER: verbena: tuning shm.eager=\"lots\"",
+		"VERBENA_CONFIG=/nowhere/at/all": "configuration file: open /nowhere/at/all",
+	} {
+		if s, err := Load("", []string{variable}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v; want %q", variable, s, err, want)
+		}
+	}
+	if s, err := Load("", nil, []Flag{{"--set", "shm.nothing", "1"}}); err == nil || !strings.Contains(err.Error(), "--set: there is no setting") {
+		t.Errorf("%v, %v", s, err)
+	}
+}
+
+func TestVariablesDiffer(t *testing.T) {
+	seen := map[string]string{}
+	for _, name := range append(Names(), TuningNames()...) {
+		if other, ok := seen[Variable(name)]; ok {
+			t.Errorf("%s and %s are both %s", name, other, Variable(name))
+		}
+		seen[Variable(name)] = name
+	}
+}
+
+func FuzzFile(f *testing.F) {
+	f.Add(whole)
+	f.Add("shm: [")
+	f.Add("? {a: b}\n: c\n")
+	f.Add("tuning: {shm: {eager: !!binary aGVsbG8=}}")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := parse("f", strings.NewReader(text))
+		if err != nil && !strings.HasPrefix(err.Error(), "f:") {
+			t.Errorf("%v does not name the file", err)
+		}
+		for name, v := range s {
+			if again := (Settings{}).set(name, v); err == nil && again != nil {
+				t.Error(again)
+			}
+		}
+	})
+}
+
+// TestDocumented finds every setting in the documentation, as it is.
+func TestDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range providers.Settings() {
+		if row := "| `" + s.Name + "` | " + s.Usage + " | " + s.Default + " |"; !strings.Contains(string(page), row) {
+			t.Errorf("docs/configuration.md lacks the row\n%s", row)
+		}
+	}
+	for _, field := range verbena.TuningNames() {
+		if !strings.Contains(string(page), "`"+field+"`") {
+			t.Errorf("docs/configuration.md lacks the field %s", field)
+		}
+	}
+}

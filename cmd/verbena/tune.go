@@ -1,0 +1,357 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/perf"
+)
+
+// tuned is a value that tune proposes.
+type tuned struct {
+	Name       string `json:"name"`
+	Value      string `json:"value"`
+	Was        string `json:"was,omitempty"`
+	MeasuredOn string `json:"measured_on"`
+}
+
+type tuneOptions struct {
+	transports []string
+	amount     perf.Amount
+	output     string
+	force      bool
+	asJSON     bool
+}
+
+func tuneCommand(o *options) *cobra.Command {
+	t := &tuneOptions{}
+	cmd := &cobra.Command{
+		Use:   "tune",
+		Short: "Measure which sizes and times suit this machine, and write them to a configuration file",
+		Long: `Measures messages between this process and another of this host, over each transport
+that is there, for about ten seconds each: up to which length a message is better
+copied into a posted receive than fetched (eager), how much of a long message to
+offer at a time (chunk), and for how long a waiting caller should poll before
+it sleeps (spin). It prints a table, and with --output writes a file for --config, in
+which each value says what it was measured on. Keep the machine quiet meanwhile.`,
+		Example: `  verbena tune
+  verbena tune --output tuning.yaml && verbena up --config tuning.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd, o) },
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&t.transports, "transport", nil, "the transports to tune (default: all that are there)")
+	flags.DurationVar(&t.amount.Duration, "duration", 300*time.Millisecond, "how long each measurement takes")
+	flags.IntVar(&t.amount.Iterations, "iterations", 0, "messages of each measurement, instead of a time")
+	flags.IntVar(&t.amount.Warmup, "warmup", 500, "messages before each measurement, which do not count")
+	flags.StringVarP(&t.output, "output", "o", "", "`file` to write")
+	flags.BoolVar(&t.force, "force", false, "write the file even if there is one")
+	flags.BoolVar(&t.asJSON, "json", false, "one JSON object for each value instead of a table")
+	return cmd
+}
+
+func (t *tuneOptions) run(cmd *cobra.Command, o *options) (err error) {
+	var file *os.File
+	if t.output != "" {
+		how := os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+		if !t.force {
+			how |= os.O_EXCL
+		}
+		if file, err = os.OpenFile(t.output, how, 0o644); err != nil {
+			if errors.Is(err, os.ErrExist) {
+				err = fmt.Errorf("%w: choose another --output, or --force", err)
+			}
+			return err
+		}
+		defer closing(&err, file)
+	}
+	if len(t.transports) == 0 {
+		for _, p := range o.providers() {
+			if devices, err := p.Devices(cmd.Context()); err != nil || len(devices) == 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s is left out: %v\n", p.Name(), err)
+				continue
+			}
+			t.transports = append(t.transports, p.Name())
+		}
+		t.transports = append(t.transports, verbena.TransportTCP)
+	}
+	m := &tuner{options: o, amount: t.amount, progress: cmd.ErrOrStderr()}
+	if m.executable, err = os.Executable(); err != nil {
+		return err
+	}
+	var all []tuned
+	for _, transport := range t.transports {
+		if err := checkTransport(transport); err != nil {
+			return err
+		}
+		values, err := m.tune(cmd.Context(), transport)
+		if err != nil {
+			return fmt.Errorf("tune %s: %w", transport, err)
+		}
+		all = append(all, values...)
+	}
+	if file != nil {
+		if err := writeTuning(file, all); err != nil {
+			return err
+		}
+	}
+	return t.show(cmd.OutOrStdout(), all)
+}
+
+func (t *tuneOptions) show(out io.Writer, all []tuned) error {
+	if t.asJSON {
+		e := json.NewEncoder(out)
+		for _, v := range all {
+			if err := e.Encode(v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SETTING\tVALUE\tBUILT IN\tMEASURED")
+	for _, v := range all {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Value, v.Was, v.MeasuredOn)
+	}
+	return w.Flush()
+}
+
+// writeTuning writes the values as a configuration file. They come by transport.
+func writeTuning(out io.Writer, all []tuned) error {
+	fmt.Fprintf(out, "# By verbena tune on %s: %s/%s, %d processors, %s.\ntuning:\n",
+		time.Now().UTC().Format(time.DateOnly), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
+	last := ""
+	for _, v := range all {
+		transport, field, _ := strings.Cut(strings.TrimPrefix(v.Name, "tuning."), ".")
+		if transport != last {
+			fmt.Fprintf(out, "  %s:\n", transport)
+			last = transport
+		}
+		if _, err := fmt.Fprintf(out, "    %s: %s # %s\n", field, v.Value, v.MeasuredOn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// processor is what the kernel calls it.
+func processor() string {
+	f, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return "of an unknown kind"
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if name, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "of an unknown kind"
+}
+
+// tuner measures between this process and a server of its own.
+type tuner struct {
+	options    *options
+	executable string
+	amount     perf.Amount
+	progress   io.Writer
+}
+
+// Header is what a layer above adds to a message; sizes leave room for it.
+const tuneHeader = 48
+
+// Candidates, the preferred ones first among those that are about as good.
+var (
+	eagerSizes = []int{2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10}
+	chunkSizes = []int{64 << 10, 128 << 10, 256 << 10, 512 << 10}
+)
+
+// aboutAsGood is how much less bandwidth a smaller chunk, which holds less memory,
+// may have.
+const aboutAsGood = 0.97
+
+func (m *tuner) tune(ctx context.Context, transport string) ([]tuned, error) {
+	var values []tuned
+	add := func(field, value, format string, args ...any) {
+		name := "tuning." + transport + "." + field
+		v := tuned{Name: name, Value: value, MeasuredOn: fmt.Sprintf(format, args...)}
+		for _, row := range verbena.DefaultTuning() {
+			if row.Transport == transport && (row.Architecture == "" || row.Architecture == runtime.GOARCH) {
+				v.Was = row.Tuning.Fields()[field]
+			}
+		}
+		values = append(values, v)
+	}
+	if transport != verbena.TransportTCP {
+		eager, basis, err := m.eager(ctx, transport)
+		if err != nil {
+			return nil, err
+		}
+		add("eager", strconv.Itoa(eager+tuneHeader), "%s", basis)
+	}
+	chunk, basis, err := m.chunk(ctx, transport)
+	if err != nil {
+		return nil, err
+	}
+	add("chunk", strconv.Itoa(chunk), "%s", basis)
+	if transport == verbena.TransportTCP {
+		return values, nil
+	}
+	spin, basis, err := m.spin(ctx, transport)
+	if err != nil {
+		return nil, err
+	}
+	add("spin", spin.String(), "%s", basis)
+	return values, nil
+}
+
+// eager finds the longest message that is no slower copied than fetched.
+func (m *tuner) eager(ctx context.Context, transport string) (size int, basis string, err error) {
+	latencies := func(eager int) ([]float64, error) {
+		var all []float64
+		err := m.with(ctx, transport, fmt.Sprintf("eager=%d", eager), func(c *perf.Client) error {
+			for _, size := range eagerSizes {
+				l, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeLatency, Wait: perf.WaitSpin, Size: size})
+				if err != nil {
+					return err
+				}
+				all = append(all, l.Quantile(50))
+			}
+			return nil
+		})
+		return all, err
+	}
+	copied, err := latencies(eagerSizes[len(eagerSizes)-1] + tuneHeader)
+	if err != nil {
+		return 0, "", err
+	}
+	fetched, err := latencies(1 << 10)
+	if err != nil {
+		return 0, "", err
+	}
+	best := crossover(copied, fetched)
+	basis = fmt.Sprintf("at %s %.2f us copied, %.2f us fetched", bytesText(eagerSizes[best]), copied[best]/1e3, fetched[best]/1e3)
+	if next := best + 1; next < len(eagerSizes) {
+		basis += fmt.Sprintf("; at %s %.2f and %.2f", bytesText(eagerSizes[next]), copied[next]/1e3, fetched[next]/1e3)
+	}
+	return eagerSizes[best], basis, nil
+}
+
+// crossover is the index of the last size up to which copying is no slower.
+func crossover(copied, fetched []float64) int {
+	best := 0
+	for i := range copied {
+		if copied[i] > fetched[i] {
+			break
+		}
+		best = i
+	}
+	return best
+}
+
+// chunk finds the smallest piece of long messages that has about the best bandwidth.
+func (m *tuner) chunk(ctx context.Context, transport string) (size int, basis string, err error) {
+	var rates []float64
+	for _, size := range chunkSizes {
+		err := m.with(ctx, transport, fmt.Sprintf("chunk=%d", size), func(c *perf.Client) error {
+			r, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeBandwidth, Wait: perf.WaitAdaptive, Size: 4 << 20})
+			if err == nil {
+				rates = append(rates, r.Row().BytesPerS)
+			}
+			return err
+		})
+		if err != nil {
+			return 0, "", err
+		}
+	}
+	best := knee(rates)
+	var shown []string
+	for i, rate := range rates {
+		shown = append(shown, fmt.Sprintf("%.2f by %s", rate/1e9, bytesText(chunkSizes[i])))
+	}
+	return chunkSizes[best], "4M messages, GB/s: " + strings.Join(shown, ", "), nil
+}
+
+// knee is the first rate that is about as good as the best.
+func knee(rates []float64) int {
+	best := slices.Max(rates)
+	return slices.IndexFunc(rates, func(r float64) bool { return r >= aboutAsGood*best })
+}
+
+// spin is how long polling may take until sleeping would have been cheaper: the time
+// that being woken adds to a message.
+func (m *tuner) spin(ctx context.Context, transport string) (limit time.Duration, basis string, err error) {
+	var polled, woken float64
+	err = m.with(ctx, transport, "", func(c *perf.Client) error {
+		for _, each := range []struct {
+			wait string
+			into *float64
+		}{{perf.WaitSpin, &polled}, {perf.WaitEvent, &woken}} {
+			l, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeLatency, Wait: each.wait, Size: 1 << 10})
+			if err != nil {
+				return err
+			}
+			*each.into = l.Quantile(50)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, "", err
+	}
+	limit = time.Duration(min(max(woken-polled, 1e3), 1e6)).Round(time.Microsecond)
+	return limit, fmt.Sprintf("1K messages: %.2f us polled, %.2f us woken", polled/1e3, woken/1e3), nil
+}
+
+// with runs f towards a server of its own, both tuned by "field=value".
+func (m *tuner) with(ctx context.Context, transport, tuning string, f func(*perf.Client) error) (err error) {
+	flags := m.options.forChildren()
+	table := m.options.settings.Tuning()
+	if tuning != "" {
+		field, value, _ := strings.Cut(tuning, "=")
+		if err := table.Set(transport+"."+field, value); err != nil {
+			return err
+		}
+		flags = append(flags, "--tune", transport+"."+tuning)
+	}
+	fmt.Fprintf(m.progress, "%s %s\n", transport, cmp.Or(tuning, "spin"))
+	server, err := perf.StartServer(ctx, m.executable, flags...)
+	if err != nil {
+		return err
+	}
+	defer closing(&err, server)
+	list := m.options.providers()
+	rt, err := verbena.New(verbena.Config{Providers: list, Tuning: table, Logger: m.options.logger()})
+	if err != nil {
+		return err
+	}
+	defer closing(&err, rt)
+	return f(&perf.Client{Server: server.Address, Runtime: rt, Providers: list, Tuning: table, Logger: m.options.logger()})
+}
+
+func (m *tuner) measure(ctx context.Context, c *perf.Client, plan perf.Plan) (*perf.Measurement, error) {
+	plan.Level, plan.Test, plan.Connections, plan.Posters, plan.Inline = perf.LevelRuntime, perf.TestSend, 1, 1, -1
+	return c.Run(ctx, plan, m.amount)
+}
+
+// bytesText is a round size.
+func bytesText(n int) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%dM", n>>20)
+	}
+	return fmt.Sprintf("%dK", n>>10)
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/verbena-data/verbena/cmd/verbena/internal/settings"
+)
+
+func TestTune(t *testing.T) {
+	t.Setenv(asVerbena, "1")
+	file := filepath.Join(t.TempDir(), "tuning.yaml")
+	args := []string{"tune", "--iterations", "20", "--warmup", "2", "--transport", "shm,tcp", "--output", file}
+	out, err := run(t, "", append(args, "--json")...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	names := map[string]bool{}
+	for d := json.NewDecoder(strings.NewReader(out[strings.Index(out, "{"):])); d.More(); {
+		var v tuned
+		if err := d.Decode(&v); err != nil {
+			t.Fatal(err, out)
+		}
+		if v.Value == "" || v.Was == "" || v.MeasuredOn == "" {
+			t.Errorf("%+v", v)
+		}
+		names[v.Name] = true
+	}
+	for _, name := range []string{"tuning.shm.eager", "tuning.shm.chunk", "tuning.shm.spin", "tuning.tcp.chunk"} {
+		if !names[name] {
+			t.Errorf("no %s in\n%s", name, out)
+		}
+	}
+	// The file is one that the binary takes, and its values are in force.
+	s, err := settings.Load(file, nil, nil)
+	if err != nil || len(s) != 4 {
+		text, _ := os.ReadFile(file)
+		t.Fatalf("%v, %v of\n%s", s, err, text)
+	}
+	if out, err := run(t, "", "info", "--config", file); err != nil || !strings.Contains(out, file+":") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), "--force") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestCrossover(t *testing.T) {
+	for _, c := range []struct {
+		copied, fetched []float64
+		want            int
+	}{
+		{[]float64{1, 2, 3}, []float64{2, 3, 4}, 2},
+		{[]float64{1, 2, 5}, []float64{2, 3, 4}, 1},
+		{[]float64{3, 2, 1}, []float64{2, 3, 4}, 0},
+		{[]float64{1, 4, 1}, []float64{2, 3, 4}, 0},
+	} {
+		if got := crossover(c.copied, c.fetched); got != c.want {
+			t.Errorf("%v beside %v: %d, want %d", c.copied, c.fetched, got, c.want)
+		}
+	}
+	for want, rates := range [][]float64{{98, 99, 100}, {90, 99, 100}, {90, 91, 100}} {
+		if got := knee(rates); got != want {
+			t.Errorf("%v: %d, want %d", rates, got, want)
+		}
+	}
+}

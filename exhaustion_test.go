@@ -1,0 +1,128 @@
+package verbena
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+// When the memory for receives is promised away, the next endpoint is refused at
+// once with the reason, so that the dial has time for the next transport.
+func TestExhaustedMemoryIsRefusedAtOnce(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{ReceiveMemory: 1 << 20}, ListenConfig{})
+	for n := 1; ; n++ {
+		if n > 100 {
+			t.Fatal("100 endpoints share 1 MiB")
+		}
+		ctx, cancel := context.WithTimeout(p.ctx, 4*time.Second)
+		e, err := p.client.Dial(ctx, p.listener.Addr().String(), "test/1", DialConfig{})
+		cancel()
+		if err != nil {
+			t.Fatalf("endpoint %d: %v", n, err)
+		}
+		defer func() { _ = e.Close() }()
+		other, err := p.listener.Accept(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = other.Close() }()
+		s := e.Selection()
+		if s.Transport == w.transport {
+			continue
+		}
+		if reason := s.candidate(w.transport).Reason; s.Transport != TransportTCP || n < 4 || !strings.Contains(reason, "memory") && !strings.Contains(reason, "resources") {
+			t.Errorf("endpoint %d: %s", n, s)
+		}
+		return
+	}
+}
+
+// A shortDevice lacks descriptors for a while.
+type shortDevice struct {
+	*fake.Device
+	failures atomic.Int32 // to come
+}
+
+func (d *shortDevice) OpenDomain(c rdma.DomainConfig) (rdma.Domain, error) {
+	if d.failures.Add(-1) >= 0 {
+		return nil, fmt.Errorf("no descriptor: %w", syscall.EMFILE)
+	}
+	return d.Device.OpenDomain(c)
+}
+
+type shortProvider struct{ device *shortDevice }
+
+func (shortProvider) Name() string { return "short" }
+
+func (p shortProvider) Devices(context.Context) ([]rdma.Device, error) {
+	return []rdma.Device{p.device}, nil
+}
+
+// A device that could not be opened is tried again: the reason may have passed.
+func TestDeviceIsOpenedAgain(t *testing.T) {
+	network := fake.NewNetwork()
+	device := func(name string) *shortDevice {
+		c := fake.InfiniBand(name)
+		c.Capabilities &^= rdma.CapStreams
+		return &shortDevice{Device: network.NewDevice(c)}
+	}
+	client, server := device("a"), device("b")
+	client.failures.Store(1)
+	w := world{providers: func(testing.TB) (c, s []rdma.Provider) {
+		return []rdma.Provider{shortProvider{client}}, []rdma.Provider{shortProvider{server}}
+	}}
+	p := w.pair(t, Config{}, ListenConfig{})
+	a, b := p.connect(t, "")
+	if s := a.Selection(); s.Transport != TransportTCP || !strings.Contains(s.candidate("short").Reason, "no descriptor") {
+		t.Errorf("without descriptors: %s", s)
+	}
+	_, _ = a.Close(), b.Close()
+	p.client.Forget(p.listener.Addr().String()) // it remembers such failures for some seconds
+	a, b = p.connect(t, "")
+	if s := a.Selection(); s.Transport != "short" {
+		t.Errorf("afterwards: %s", s)
+	}
+	_, _ = a.Close(), b.Close()
+}
+
+// A second Release of a message does no harm, whatever carries the endpoint.
+func TestSecondReleaseIsHarmless(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		for i := range 20 {
+			for _, size := range []int{0, 100, 5000, 700 << 10} {
+				want := pattern(size, i)
+				sent := make(chan error, 1)
+				go func() { sent <- a.Send(p.ctx, uint32(i), want) }()
+				m, err := b.Receive(p.ctx)
+				if err := errors.Join(err, <-sent); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(m.Bytes(), want) {
+					t.Fatalf("wrong bytes in message %d", i)
+				}
+				m.Release()
+				m.Release()
+			}
+		}
+		if err := errors.Join(a.Close(), b.Close(), p.client.Close(), p.server.Close()); err != nil {
+			t.Error(err)
+		}
+		if d := p.server.firstDomain(w.transport); d != nil {
+			if _, err := d.domain.Allocate(4096, 0); !errors.Is(err, rdma.ErrClosed) {
+				t.Errorf("the domain is still there: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,397 @@
+package verbena
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/hello"
+)
+
+// A handshake is a connection that is not handed on yet.
+type handshake struct {
+	l        *Listener
+	conn     net.Conn
+	source   string // the admission's
+	arrived  time.Time
+	deadline time.Time
+	ctx      context.Context // ends with the deadline, the listener, or end
+	cancel   context.CancelFunc
+	heard    bool // an answer to a hello is what the peer understands now
+
+	// Guarded by the listener's mu.
+	place, sourcePlace *list.Element // in the lists of the admission, or nil
+	counted            bool          // in the admission
+	ended              hello.Code    // why it has been ended, or 0
+}
+
+func newHandshake(l *Listener, conn net.Conn) *handshake {
+	h := &handshake{l: l, conn: conn, source: sourceOf(conn), arrived: time.Now()}
+	h.deadline = h.arrived.Add(l.cfg.HelloTimeout)
+	h.ctx, h.cancel = context.WithDeadline(l.ctx, h.deadline)
+	return h
+}
+
+// end makes the handshake's waits fail. It needs the listener's mu.
+func (h *handshake) end(code hello.Code) {
+	if h.ended == 0 {
+		h.ended = code
+		h.cancel()
+		_ = h.conn.SetDeadline(time.Unix(1, 0)) // a closed connection needs none
+	}
+}
+
+var errEnded = errors.New("verbena: the handshake had to give way")
+
+// bound gives the connection the handshake's deadline, unless it has been ended.
+func (h *handshake) bound() error { return h.setDeadline(h.deadline) }
+
+func (h *handshake) setDeadline(t time.Time) error {
+	h.l.mu.Lock()
+	defer h.l.mu.Unlock()
+	if h.ended != 0 {
+		return errEnded
+	}
+	return h.conn.SetDeadline(t)
+}
+
+// settle ends the time in which the handshake can be ended: nothing but its own
+// goroutine touches the connection from here on. It reports false if it has been.
+func (h *handshake) settle() bool {
+	h.l.mu.Lock()
+	defer h.l.mu.Unlock()
+	h.l.admission.settle(h)
+	return h.ended == 0
+}
+
+func (h *handshake) run() {
+	l := h.l
+	defer func() {
+		h.cancel()
+		l.mu.Lock()
+		l.admission.leave(h)
+		l.mu.Unlock()
+	}()
+	err := h.bound()
+	conn, isHello := h.conn, false
+	if err == nil {
+		conn, isHello, err = hello.Sniff(h.conn)
+	}
+	switch {
+	case err != nil:
+		h.dismiss(!errors.Is(err, hello.ErrCut), err)
+	case !isHello:
+		h.passOn(conn)
+	default:
+		h.serve()
+	}
+}
+
+// dismiss closes a connection that came to nothing. One that had to give way is
+// told so if its peer understands that, and nothing of what it said has been read
+// in part.
+func (h *handshake) dismiss(whole bool, err error) {
+	h.l.mu.Lock()
+	code := h.ended
+	h.l.mu.Unlock()
+	if err != nil {
+		h.l.log.Debug("connection dropped", "peer", h.conn.RemoteAddr(), "error", err)
+	}
+	if code == 0 || !whole {
+		_ = h.conn.Close() // it told nothing
+		return
+	}
+	h.l.turnAway(h.conn, h.heard, code, patienceEnded)
+}
+
+// passOn hands the connection of a legacy client on.
+func (h *handshake) passOn(conn net.Conn) {
+	l := h.l
+	served := l.legacy.served(h.ctx)
+	if !served && h.ctx.Err() == nil {
+		tell := l.log.Debug
+		l.legacy.told.Do(func() { tell = l.log.Warn })
+		tell("connection closed: it does not speak Verbena, and nobody takes such connections here; to serve them, accept from Listener.Legacy",
+			"peer", conn.RemoteAddr())
+	}
+	if !served || h.setDeadline(time.Time{}) != nil || !h.settle() || !l.legacy.put(h.ctx, conn) {
+		l.log.Debug("legacy connection dropped", "peer", conn.RemoteAddr(), "served", served)
+		_ = conn.Close() // nobody wants it
+	}
+}
+
+// serve negotiates an endpoint and hands it to its service.
+func (h *handshake) serve() {
+	l := h.l
+	h.heard = true
+	e, s, err := h.negotiate()
+	if e == nil {
+		h.l.mu.Lock()
+		gaveWay := h.ended != 0
+		h.l.mu.Unlock()
+		if err != nil && !gaveWay {
+			l.log.Warn("handshake failed", "peer", h.conn.RemoteAddr(), "error", err)
+		}
+		h.dismiss(h.heard, err)
+		return
+	}
+	e.identify(h.conn)
+	if !h.settle() || l.r.adopt(e, s.cfg.Group) != nil {
+		l.r.discard(e)
+		return
+	}
+	if !s.put(h.ctx, e) {
+		l.log.Warn("endpoint dropped: nobody accepts it", "peer", h.conn.RemoteAddr(), "service", e.service)
+		l.r.discard(e)
+	}
+}
+
+// negotiate answers hellos until one led to an endpoint. It returns none, and
+// no error, if the peer wanted none.
+func (h *handshake) negotiate() (*Endpoint, *Service, error) {
+	l := h.l
+	seen := len(hello.Magic)
+	if c, ok := h.conn.(*net.TCPConn); ok {
+		_ = c.SetKeepAliveConfig(keepAlive) // a socket without it works as well
+	}
+	for range hello.MaxCandidates + 1 {
+		if err := h.bound(); err != nil {
+			return nil, nil, err
+		}
+		offer, err := hello.ReadHello(h.conn, seen)
+		for _, f := range offer.Failed {
+			l.log.Info("peer could not use a transport", "peer", h.conn.RemoteAddr(), "transport", f.Name, "reason", f.Text)
+		}
+		if err != nil {
+			if r := refusalFor(err); r != nil {
+				_ = h.answer(&hello.Answer{Least: hello.LeastVersion, Greatest: hello.Version, Refusal: r}) // it may be gone
+				h.heard = false
+			}
+			return nil, nil, err
+		}
+		answer, s, shown := h.choose(offer)
+		var e *Endpoint
+		if answer.Accept != nil && !offer.Probe {
+			e = s.cfg.Group.newEndpoint(s.cfg.Tuning, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
+		}
+		if shown != nil {
+			l.r.tickets.assign(shown, e, s.cfg.Group) // before the peer can show the token
+			defer l.r.tickets.end(shown)
+		}
+		if err := h.answer(answer); err != nil {
+			return nil, nil, err
+		}
+		if answer.Refusal != nil {
+			h.heard = false
+			return nil, nil, answer.Refusal
+		}
+		if offer.Probe {
+			h.heard = false
+			return nil, nil, nil
+		}
+		switch t := l.r.transport(answer.Accept.Name); {
+		case t == nil:
+			h.heard = false
+			err = newStream(h.ctx, e, h.conn)
+		case t.streams():
+			h.heard = false
+			if err = h.setDeadline(time.Time{}); err == nil {
+				err = s.cfg.Group.acceptStream(h.ctx, t.devices[0], e, h.conn)
+			}
+		default:
+			seen, err = h.await(shown)
+			if seen > 0 {
+				continue // with its next candidate
+			}
+			if err == nil {
+				_ = h.conn.Close() // has done its part
+			}
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", answer.Accept.Name, err)
+		}
+		return e, s, nil
+	}
+	return nil, nil, fmt.Errorf("%w: hellos without end", ErrProtocol)
+}
+
+// await waits until the peer has shown its token to the device's own port, or
+// begins another hello here because it could not connect. In the second case
+// it returns how many bytes of the hello it has read.
+func (h *handshake) await(t *ticket) (seen int, err error) {
+	var first [1]byte
+	n, err := h.conn.Read(first[:])
+	// Taken once, the attempt comes to an end by itself.
+	if h.l.r.tickets.drop(t) {
+		if n > 0 {
+			t.cancel() // the peer has given it up
+		}
+		<-t.connected // it has the handshake's deadline
+		switch {
+		case n == 0 && t.err == nil:
+			return 0, nil
+		case t.err == nil:
+			h.l.r.discard(t.endpoint) // the peer has given it up
+		case n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && h.ctx.Err() == nil:
+			// It was finish that ended the Read; the peer's hello is to come.
+			h.l.log.Info("transport could not be connected", "peer", h.conn.RemoteAddr(), "error", t.err)
+			if err := h.bound(); err != nil {
+				return 0, err
+			}
+			n, err = h.conn.Read(first[:])
+		}
+	}
+	if n == 0 {
+		return 0, fmt.Errorf("waiting for the peer to connect: %w", err)
+	}
+	if first[0] != hello.Magic[0] {
+		h.heard = false
+		return 0, hello.ErrNotHello
+	}
+	return 1, nil
+}
+
+func (h *handshake) answer(a *hello.Answer) error {
+	out, err := h.l.answerWith(a)
+	if err != nil {
+		return err
+	}
+	_, err = h.conn.Write(out)
+	return err
+}
+
+func refusalFor(err error) *hello.Refusal {
+	var version *hello.VersionError
+	var unknown *hello.CriticalError
+	switch {
+	case errors.As(err, &version):
+		return &hello.Refusal{Code: hello.CodeVersion, Text: err.Error()}
+	case errors.As(err, &unknown):
+		return &hello.Refusal{Code: hello.CodeCritical, Text: err.Error()}
+	case errors.Is(err, hello.ErrMalformed):
+		return &hello.Refusal{Code: hello.CodeMalformed, Text: err.Error()}
+	}
+	return nil
+}
+
+// choose takes the first candidate that this side can serve, and says of the
+// others why not.
+func (h *handshake) choose(offer hello.Hello) (*hello.Answer, *Service, *ticket) {
+	refuse := func(code hello.Code, text string) *hello.Answer {
+		return &hello.Answer{Least: hello.LeastVersion, Greatest: hello.Version, Refusal: &hello.Refusal{Code: code, Text: text}}
+	}
+	version, err := hello.Choose(offer.Least, offer.Greatest)
+	if err != nil {
+		return refuse(hello.CodeVersion, err.Error()), nil, nil
+	}
+	s := h.l.serviceFor(offer.Service)
+	if !offer.Probe && s == nil {
+		return refuse(hello.CodeService, fmt.Sprintf("%s is not offered here", offer.Service)), nil, nil
+	}
+	answer := &hello.Answer{Least: version, Greatest: version}
+	for _, c := range offer.Candidates {
+		accept, t, no := h.consider(c, offer)
+		if no == nil {
+			answer.Accept = accept
+			return answer, s, t
+		}
+		answer.Verdicts = append(answer.Verdicts, hello.Verdict{Name: c.Name, Text: no.text})
+		if no.passing {
+			answer.Passing = append(answer.Passing, c.Name)
+		}
+		if no.err != nil {
+			h.l.log.Debug("transport cannot be offered", "peer", h.conn.RemoteAddr(), "transport", c.Name, "error", no.err)
+		}
+	}
+	answer.Least, answer.Greatest = hello.LeastVersion, hello.Version
+	answer.Refusal = &hello.Refusal{Code: hello.CodeNoTransport, Text: "none of the candidates can be used"}
+	return answer, s, nil
+}
+
+// A verdict says why a candidate cannot be served: to the peer in words that tell
+// nothing of this side's users, processes and sockets, to this side by the error.
+type verdict struct {
+	text    string
+	passing bool
+	err     error
+}
+
+// consider tells whether a candidate can be served.
+func (h *handshake) consider(c hello.Candidate, offer hello.Hello) (*hello.Accept, *ticket, *verdict) {
+	if c.Name == TransportTCP {
+		return &hello.Accept{Name: c.Name}, nil, nil
+	}
+	r := h.l.r
+	t := r.transport(c.Name)
+	switch {
+	case t == nil:
+		return nil, nil, &verdict{text: "no such provider there"}
+	case t.unavailable != nil:
+		return nil, nil, &verdict{text: "no device of it there", passing: passing(t.unavailable), err: t.unavailable}
+	case !t.crossesHosts() && string(offer.Host) != string(r.host[:]):
+		return nil, nil, &verdict{text: "it is on another host"}
+	case t.oneNetwork() && apart(offer.Network, r.network):
+		return nil, nil, &verdict{text: "it is in another network namespace"}
+	case t.streams():
+		if _, unix := h.conn.(*net.UnixConn); unix {
+			return nil, nil, &verdict{text: "it needs a TCP connection"}
+		}
+		return &hello.Accept{Name: c.Name}, nil, nil
+	}
+	dev, err := t.reaching(hello.DecodeAddresses(c.Parameters)...)
+	if err != nil {
+		// It speaks of routes and ports, which the peer's operator wants to know.
+		return nil, nil, &verdict{text: err.Error(), passing: passing(err)}
+	}
+	address, err := r.publish(dev)
+	if err != nil {
+		return nil, nil, &verdict{text: "its device there does not listen: " + publicReason(err), passing: passing(err), err: err}
+	}
+	accept := &hello.Accept{Name: c.Name, Address: address}
+	if offer.Probe {
+		return accept, nil, nil
+	}
+	token := r.tickets.issue(h)
+	accept.Token = token.token[:]
+	return accept, token, nil
+}
+
+// apart tells whether two processes of one host are in different network
+// namespaces, as far as both have said.
+func apart(a, b []byte) bool { return len(a) > 0 && len(b) > 0 && string(a) != string(b) }
+
+// oneNetwork tells whether every device wants its peers in this process's
+// network namespace.
+func (t *transport) oneNetwork() bool {
+	for _, d := range t.devices {
+		if !d.attributes.OneNetwork {
+			return false
+		}
+	}
+	return len(t.devices) > 0
+}
+
+// selection is how this side sees the choice.
+func (h *handshake) selection(offer hello.Hello, answer *hello.Answer) Selection {
+	s := Selection{Peer: h.conn.RemoteAddr().String(), SameHost: string(offer.Host) == string(h.l.r.host[:])}
+	for _, c := range offer.Candidates {
+		s.Candidates = append(s.Candidates, Candidate{Transport: c.Name})
+	}
+	for _, f := range offer.Failed {
+		if s.candidate(f.Name) == nil {
+			s.Candidates = append(s.Candidates, Candidate{Transport: f.Name, Reason: "the peer: " + f.Text})
+		}
+	}
+	for _, v := range answer.Verdicts {
+		s.note(v.Name, v.Text)
+	}
+	for _, name := range answer.Passing {
+		s.pass(name)
+	}
+	s.choose(answer.Accept.Name, "the first of the peer's candidates that can be used")
+	return s
+}

@@ -1,0 +1,96 @@
+package datanode
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// transferBlock serves TRANSFER_BLOCK: a client wants a replica copied to
+// DataNodes that join its pipeline.
+func (dn *DataNode) transferBlock(p *peer, op *hdfspb.OpTransferBlockProto) error {
+	block := op.GetHeader().GetBaseHeader().GetBlock()
+	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	if n := len(op.GetTargets()); n == 0 || n > maxPipeline {
+		return dn.answered(p, nil, fmt.Errorf("%w: a transfer to %d DataNodes", transfer.ErrMalformed, n))
+	}
+	if err := dn.copyBlock(dn.ctx, block.GetBlockId(), block.GetGenerationStamp(), op.GetHeader().GetClientName(), op.GetTargets()); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	return transfer.WriteMessage(p, &hdfspb.BlockOpResponseProto{Status: hdfspb.Status_SUCCESS.Enum()})
+}
+
+// copyBlock sends what is visible of a replica to a pipeline of DataNodes and
+// returns when all of them have it.
+func (dn *DataNode) copyBlock(ctx context.Context, id, gen uint64, client string, targets []*hdfspb.DatanodeInfoProto) error {
+	pool := dn.store.Identity().BlockPoolID
+	rd, err := dn.openReader(&hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &gen}, 0)
+	if err != nil {
+		return err
+	}
+	defer rd.Close()
+	stage := hdfspb.OpWriteBlockProto_TRANSFER_RBW
+	if rd.Info.State == store.Finalized {
+		stage = hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED
+	}
+	n, zero, size := uint64(rd.Length), uint64(0), uint32(len(targets))
+	here := rd.Info.Generation
+	first := targets[0].GetId()
+	addr := address(first.GetIpAddr(), first.GetXferPort())
+	m, err := dn.openWrite(ctx, addr, &hdfspb.OpWriteBlockProto{
+		Header: &hdfspb.ClientOperationHeaderProto{
+			BaseHeader: &hdfspb.BaseHeaderProto{Block: &hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &here, NumBytes: &n}},
+			ClientName: &client,
+		},
+		Targets: targets[1:], Stage: stage.Enum(), PipelineSize: &size,
+		MinBytesRcvd: &zero, MaxBytesRcvd: &n, LatestGenerationStamp: &here,
+		RequestedChecksum: rd.Sum.Proto(),
+	})
+	if err != nil {
+		return err
+	}
+	defer dn.untrack(m.Conn)
+	defer m.r.Release()
+	s := sender{p: m, rd: rd, end: rd.Length, sums: true}
+	if _, err := s.run(nil); err != nil {
+		dn.noteCorrupt(rd, err)
+		// The other end may have said why it stopped reading.
+		if gone(err) {
+			m.wait(lingering)
+			if why := readFinalResponse(m); !gone(why) {
+				err = why
+			}
+		}
+		return fmt.Errorf("copy block %d to DataNode %s: %w", id, addr, err)
+	}
+	if err := readFinalResponse(m); err != nil {
+		return fmt.Errorf("copy block %d to DataNode %s: %w", id, addr, err)
+	}
+	return nil
+}
+
+// replicate obeys a REPLICATE command.
+func (dn *DataNode) replicate(cmd *clusterpb.Command) error {
+	if len(cmd.GetTargets()) == 0 || len(cmd.GetTargets()) > maxPipeline {
+		return fmt.Errorf("copy of block %d to %d DataNodes", cmd.GetBlock().GetId(), len(cmd.GetTargets()))
+	}
+	targets := make([]*hdfspb.DatanodeInfoProto, len(cmd.GetTargets()))
+	for i, t := range cmd.GetTargets() {
+		targets[i] = infoOf(t)
+	}
+	return dn.copyBlock(dn.ctx, cmd.GetBlock().GetId(), cmd.GetBlock().GetGeneration(), "", targets)
+}
+
+func infoOf(d *clusterpb.Datanode) *hdfspb.DatanodeInfoProto {
+	host, uuid, zero := d.GetHost(), d.GetUuid(), uint32(0)
+	name, port := d.GetHostname(), d.GetPort()
+	return &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{
+		IpAddr: &host, HostName: &name, DatanodeUuid: &uuid, XferPort: &port, InfoPort: &zero, IpcPort: &port,
+	}}
+}

@@ -1,0 +1,319 @@
+// Package datanode is the HDFS DataNode: it keeps replicas of blocks on disk
+// (internal/store), moves their bytes by the DataTransferProtocol
+// (hdfs/internal/transfer) and obeys its NameNode (hdfs/internal/cluster).
+//
+// A DataNode listens to nobody by itself: its owner hands it connections, of
+// TCP or of anything else that is a net.Conn. On one port it tells data
+// transfer (which begins with 00 1C) from Hadoop RPC (which begins with "hrpc").
+//
+//	dn, err := datanode.Open(ctx, datanode.Config{Dir: dir, Host: "127.0.0.1", Port: 9866, NameNode: dial})
+//	go dn.ServeConn(conn) // each connection that its owner accepts
+//	...
+//	dn.Close()
+//
+// # The write path
+//
+// A packet is read into one buffer, sent on to the next DataNode from there,
+// compared with its checksums, and written to the block's two files from there;
+// nothing is copied. A DataNode with another one behind it has a second
+// goroutine, the responder, that waits for the acknowledgement from behind,
+// makes the bytes visible to readers and acknowledges upstream; the last one in
+// a pipeline does that between two packets.
+//
+// # Differences from Apache's DataNode
+//
+// A copy between DataNodes (the transfer stages of WRITE_BLOCK) is answered
+// like a client's pipeline, before the first packet and again after the last,
+// so that a refusal is known before data moves. A replica that waits for
+// recovery may be read as far as its checksums prove it. Replicas without
+// checksums are not kept: a writer that asks for none gets CRC32C on disk.
+package datanode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// Config configures a DataNode. Dir, NameNode, Host and Port are required; zero
+// values of the others stand for the defaults told.
+type Config struct {
+	Dir    string // everything is kept in here; see the store's documentation
+	FS     vfs.FS // default vfs.Default
+	Logger *slog.Logger
+	// BootID tells one boot of the machine from the next. Default: the kernel's.
+	BootID string
+
+	// NameNode connects to the NameNode. It is called again whenever the
+	// connection is lost.
+	NameNode func(ctx context.Context) (cluster.Conn, error)
+	// Dial connects to another DataNode's data transfer. Default: TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// DialCluster connects to another DataNode for block recovery. Without it
+	// this DataNode leads recoveries only of blocks that it alone holds.
+	DialCluster func(ctx context.Context, addr string) (cluster.Conn, error)
+
+	Host     string // an IP address under which clients and DataNodes reach this one
+	Port     uint16
+	Hostname string // default Host
+	Version  string // told to the NameNode
+
+	MaxTransfers int   // operations at one time; default 4096
+	MaxConns     int   // connections at one time, idle ones included; default 16,384
+	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
+	MaxCopies    int   // copies that the NameNode ordered at one time; default 4
+
+	HandshakeTimeout time.Duration // until a connection's first request; default 10 s
+	KeepAlive        time.Duration // until a connection's next request; default 30 s
+	ReadTimeout      time.Duration // for a peer in the middle of something; default 60 s
+	WriteTimeout     time.Duration // for a peer that does not read; default 60 s
+	DialTimeout      time.Duration // default 10 s
+	// ReportTimeout bounds how long the acknowledgement of a block's end waits
+	// for the NameNode to know of the block, so that the client can complete
+	// the file at once. Default 1 s.
+	ReportTimeout time.Duration
+
+	ReportInterval time.Duration // between full block reports; default 1 h
+	SyncAfter      time.Duration // until a replica closed without hsync is fsynced anyway; default 1 min
+	ScanRate       int64         // bytes per second of the scanner; default 1 MiB, negative: no scanner
+	ScanInterval   time.Duration // between two looks at everything; default 21 days
+	ScanDelay      time.Duration // until the first look; default 10 min
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Dir == "" || c.NameNode == nil || c.Host == "" || c.Port == 0 {
+		return c, errors.New("datanode: Config needs Dir, NameNode, Host and Port")
+	}
+	if c.FS == nil {
+		c.FS = vfs.Default
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Dial == nil {
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		}
+	}
+	if c.Hostname == "" {
+		c.Hostname = c.Host
+	}
+	setDefault(&c.MaxTransfers, 4096)
+	setDefault(&c.MaxConns, 16<<10)
+	setDefault(&c.PacketMemory, 256<<20)
+	setDefault(&c.MaxCopies, 4)
+	setDefault(&c.HandshakeTimeout, 10*time.Second)
+	setDefault(&c.KeepAlive, 30*time.Second)
+	setDefault(&c.ReadTimeout, time.Minute)
+	setDefault(&c.WriteTimeout, time.Minute)
+	setDefault(&c.DialTimeout, 10*time.Second)
+	setDefault(&c.ReportTimeout, time.Second)
+	setDefault(&c.ReportInterval, time.Hour)
+	setDefault(&c.SyncAfter, time.Minute)
+	setDefault(&c.ScanRate, 1<<20)
+	setDefault(&c.ScanInterval, 21*24*time.Hour)
+	setDefault(&c.ScanDelay, 10*time.Minute)
+	return c, nil
+}
+
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// ErrClosed is returned by a DataNode that was closed.
+var ErrClosed = errors.New("datanode: closed")
+
+// DataNode is one DataNode. Its methods may be called concurrently.
+type DataNode struct {
+	cfg    Config
+	log    *slog.Logger
+	store  *store.Store
+	rpc    *rpc.Server
+	budget *budget
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // background goroutines and connections
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[net.Conn]struct{}
+
+	transfers atomic.Int64
+	names     session
+	reported  chan struct{} // closed with the first full report
+	deletions queue
+	copies    queue
+	recovers  queue
+	settling  settling
+}
+
+// Open opens the replicas in cfg.Dir and starts to look for the NameNode; it
+// does not wait for it. ctx bounds the opening alone.
+func Open(ctx context.Context, cfg Config) (*DataNode, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID})
+	if err != nil {
+		return nil, fmt.Errorf("datanode: %w", err)
+	}
+	dn := &DataNode{
+		cfg: cfg, log: cfg.Logger, store: s,
+		budget:   &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
+		conns:    map[net.Conn]struct{}{},
+		reported: make(chan struct{}),
+	}
+	dn.ctx, dn.cancel = context.WithCancel(context.Background())
+	dn.budget.ctx, dn.budget.wait = dn.ctx, cfg.ReadTimeout
+	dn.rpc = dn.newRPC()
+	dn.names.init()
+	dn.deletions.init(dn, 2)
+	dn.copies.init(dn, cfg.MaxCopies)
+	dn.recovers.init(dn, 4)
+	dn.settling.init()
+	for _, i := range s.Replicas() {
+		if i.State == store.Finalized && !i.Synced {
+			dn.settling.add(i.ID, time.Now())
+		}
+	}
+	dn.goBackground(dn.followNameNode)
+	dn.goBackground(dn.settle)
+	if cfg.ScanRate > 0 {
+		dn.goBackground(dn.scan)
+	}
+	return dn, nil
+}
+
+// goBackground runs f in a goroutine that Close waits for; f ends with dn.ctx.
+// It does nothing after Close.
+func (dn *DataNode) goBackground(f func()) bool {
+	dn.mu.Lock()
+	defer dn.mu.Unlock()
+	if dn.closed {
+		return false
+	}
+	dn.wg.Add(1)
+	go func() {
+		defer dn.wg.Done()
+		f()
+	}()
+	return true
+}
+
+// Reported is closed when the NameNode has had the first full report of this
+// DataNode: from then on blocks are placed here and found here.
+func (dn *DataNode) Reported() <-chan struct{} { return dn.reported }
+
+// UUID is the DataNode's identity, kept on its disk.
+func (dn *DataNode) UUID() string { return dn.store.Identity().DatanodeUUID }
+
+// ServeConn serves one connection until it ends, and closes it.
+func (dn *DataNode) ServeConn(nc net.Conn) {
+	done := make(chan struct{})
+	if !dn.goBackground(func() { defer close(done); dn.serveConn(nc) }) {
+		nc.Close()
+		return
+	}
+	<-done
+}
+
+// ServeCluster answers other DataNodes that lead a recovery, until conn or ctx
+// ends. It closes conn.
+func (dn *DataNode) ServeCluster(ctx context.Context, conn cluster.Conn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(dn.ctx, cancel)()
+	return cluster.Serve(ctx, conn, holder{dn})
+}
+
+// Close stops everything, waits for it and lets go of the directory. What was
+// being written stays as after the death of the process.
+func (dn *DataNode) Close() error {
+	dn.mu.Lock()
+	if dn.closed {
+		dn.mu.Unlock()
+		dn.wg.Wait()
+		return nil
+	}
+	dn.closed = true
+	dn.cancel()
+	for nc := range dn.conns {
+		nc.Close()
+	}
+	dn.mu.Unlock()
+	dn.rpc.Close()
+	dn.wg.Wait()
+	if err := dn.store.Close(); err != nil {
+		return fmt.Errorf("datanode: close the store: %w", err)
+	}
+	return nil
+}
+
+// sleep returns false if the DataNode was closed meanwhile.
+func (dn *DataNode) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-dn.ctx.Done():
+		return false
+	}
+}
+
+// self is this DataNode as others know it.
+func (dn *DataNode) self() *clusterpb.Datanode {
+	uuid, port := dn.UUID(), uint32(dn.cfg.Port)
+	return &clusterpb.Datanode{Uuid: &uuid, Host: &dn.cfg.Host, Port: &port, Hostname: &dn.cfg.Hostname}
+}
+
+func address(host string, port uint32) string {
+	return net.JoinHostPort(host, strconv.FormatUint(uint64(port), 10))
+}
+
+// budget bounds the memory of large packets.
+type budget struct {
+	ctx  context.Context
+	wait time.Duration
+	sem  *semaphore.Weighted
+	size int64
+}
+
+var _ transfer.Budget = (*budget)(nil)
+
+func (b *budget) Acquire(n int64) error {
+	if n > b.size {
+		return fmt.Errorf("more than the %d bytes that PacketMemory allows", b.size)
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, b.wait)
+	defer cancel()
+	if err := b.sem.Acquire(ctx, n); err != nil {
+		return fmt.Errorf("other packets use the %d bytes that PacketMemory allows: %w", b.size, err)
+	}
+	return nil
+}
+
+func (b *budget) Release(n int64) { b.sem.Release(n) }

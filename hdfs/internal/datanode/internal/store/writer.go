@@ -1,0 +1,470 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// A Writer adds bytes to a replica; a replica has at most one. One goroutine at
+// a time, except for [Writer.Acked].
+type Writer struct {
+	r         *Replica
+	data      vfs.File
+	meta      vfs.File
+	interrupt func()
+	done      chan struct{}
+	turn      slotIndex // the durable slot to write next
+	scratch   []byte
+	syncedTo  int64 // length at the last sync, -1 if never
+	slotBuf   [slotSize]byte
+}
+
+// Mode tells how a writer comes to a replica that exists.
+type Mode int
+
+// The modes, after the stages of WRITE_BLOCK.
+const (
+	Append         Mode = iota // a finalized replica of exactly Min bytes
+	RecoverAppend              // finalized or being written, cut to Min bytes
+	RecoverWriting             // being written, with at least Min visible and at most Max bytes
+	RecoverClose               // as RecoverAppend; the caller finalizes it
+)
+
+// ReopenOptions tell what the writer of a replica that exists expects of it.
+type ReopenOptions struct {
+	Mode          Mode
+	Generation    uint64 // of the block as the client knows it
+	NewGeneration uint64 // at least Generation
+	Min, Max      int64  // bytes; see Mode
+	// Interrupt is called, once or more, when another writer or a recovery
+	// takes the replica over: the writer's owner must call Close soon.
+	Interrupt func()
+}
+
+// Create begins a new replica. A temporary one is invisible until it is
+// finalized, and gone if it never is. sum of the NULL type is replaced by
+// CRC32C: nothing is stored without checksums.
+func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, interrupt func()) (*Writer, error) {
+	if sum.Type == hdfspb.ChecksumTypeProto_CHECKSUM_NULL {
+		sum = transfer.CRC32C()
+	}
+	r := &Replica{store: s, id: id, gen: gen, sum: sum, state: BeingWritten}
+	if temporary {
+		r.state = Temporary
+	}
+	w := &Writer{r: r, interrupt: interrupt, done: make(chan struct{}), syncedTo: -1}
+	r.writer = w
+	if w.interrupt == nil {
+		w.interrupt = func() {}
+	}
+	r.op.Lock()
+	defer r.op.Unlock()
+	// Held until the files are there: others that find the replica wait.
+	r.mu.Lock()
+	s.mu.Lock()
+	if old := s.replicas[id]; old != nil {
+		s.mu.Unlock()
+		r.mu.Unlock()
+		i := old.Info()
+		return nil, fmt.Errorf("create block %d at generation %d: %w: %v at generation %d with %d bytes", id, gen, ErrExists, i.State, i.Generation, i.Length)
+	}
+	s.replicas[id] = r
+	s.mu.Unlock()
+	err := w.create(temporary)
+	if err != nil {
+		r.writer = nil
+	}
+	r.mu.Unlock()
+	if err != nil {
+		close(w.done)
+		_ = w.closeFiles()
+		if derr := s.drop(r); derr != nil {
+			s.log.Warn("remains of a replica", "block", id, "err", derr)
+		}
+		return nil, fmt.Errorf("create block %d: %w", id, err)
+	}
+	return w, nil
+}
+
+func (w *Writer) create(temporary bool) error {
+	r, s := w.r, w.r.store
+	if err := s.makeSubdir(r.id); err != nil {
+		return err
+	}
+	var err error
+	if w.data, err = s.fs.Create(s.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
+		return err
+	}
+	if w.meta, err = s.fs.Create(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
+		return err
+	}
+	h := metaHeader{id: r.id, sum: r.sum, temporary: temporary}
+	_, err = w.meta.WriteAt(appendHeader(make([]byte, 0, headerSize), &h), 0)
+	return err
+}
+
+// Reopen begins to write to a replica that exists, under a new generation
+// stamp, which is on stable storage when Reopen returns. A writer that it still
+// has is stopped.
+func (s *Store) Reopen(id uint64, o ReopenOptions) (*Writer, error) {
+	r, err := s.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	w, err := r.reopen(o)
+	if err != nil {
+		return nil, fmt.Errorf("reopen block %d: %w", id, err)
+	}
+	return w, nil
+}
+
+func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
+	if o.NewGeneration < o.Generation {
+		return nil, fmt.Errorf("%w: the new one, %d, is below the block's %d", ErrGeneration, o.NewGeneration, o.Generation)
+	}
+	r.op.Lock()
+	defer r.op.Unlock()
+	if err := r.admit(o); err != nil {
+		return nil, err
+	}
+	if err := r.stopWriter(); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Checked again: the stopped writer may have written until then.
+	if err := r.admitLocked(o); err != nil {
+		return nil, err
+	}
+	if r.excess || (o.Mode == RecoverAppend || o.Mode == RecoverClose) && r.length > o.Min {
+		length := r.length
+		if o.Mode == RecoverAppend || o.Mode == RecoverClose {
+			length = o.Min
+		}
+		if err := r.cut(o.NewGeneration, length, false); err != nil {
+			return nil, err
+		}
+	}
+	w := &Writer{r: r, interrupt: o.Interrupt, done: make(chan struct{}), syncedTo: -1}
+	if w.interrupt == nil {
+		w.interrupt = func() {}
+	}
+	if err := w.openFiles(); err != nil {
+		_ = w.closeFiles()
+		return nil, err
+	}
+	if r.gen != o.NewGeneration {
+		if err := r.store.renameMeta(r.id, r.gen, o.NewGeneration); err != nil {
+			_ = w.closeFiles()
+			return nil, err
+		}
+		r.gen = o.NewGeneration
+	}
+	r.state, r.synced = BeingWritten, false
+	r.writer = w
+	return w, nil
+}
+
+func (r *Replica) admit(o ReopenOptions) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.admitLocked(o)
+}
+
+func (r *Replica) admitLocked(o ReopenOptions) error {
+	if r.gone || r.state == Temporary {
+		return ErrNotFound
+	}
+	if r.gen < o.Generation || r.gen > o.NewGeneration || o.Mode == Append && r.gen != o.Generation {
+		return fmt.Errorf("%w: here it has %d, the block %d and then %d", ErrGeneration, r.gen, o.Generation, o.NewGeneration)
+	}
+	if r.recovery > o.NewGeneration {
+		return fmt.Errorf("%w: recovery %d is under way", ErrGeneration, r.recovery)
+	}
+	switch o.Mode {
+	case Append:
+		if r.state != Finalized {
+			return fmt.Errorf("%w: %v, not finalized", ErrState, r.state)
+		}
+		if r.length != o.Min {
+			return fmt.Errorf("%w: here it has %d bytes, expected are %d", ErrLength, r.length, o.Min)
+		}
+	case RecoverAppend, RecoverClose:
+		if r.length < o.Min {
+			return fmt.Errorf("%w: here it has %d bytes, expected are %d", ErrLength, r.length, o.Min)
+		}
+		if r.state == Finalized && r.length != o.Min {
+			return fmt.Errorf("%w: finalized with %d bytes, expected are %d", ErrLength, r.length, o.Min)
+		}
+	case RecoverWriting:
+		if r.state == Finalized {
+			return fmt.Errorf("%w: it is finalized", ErrState)
+		}
+		if r.visible < o.Min || r.length > o.Max {
+			return fmt.Errorf("%w: here it has %d bytes, %d of them visible; expected are %d to %d", ErrLength, r.length, r.visible, o.Min, o.Max)
+		}
+	}
+	return nil
+}
+
+// openFiles opens the files of a replica and takes back its being finalized;
+// r.mu is held.
+func (w *Writer) openFiles() error {
+	r, s := w.r, w.r.store
+	var err error
+	if w.data, err = s.fs.OpenReadWrite(s.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
+		return err
+	}
+	if w.meta, err = s.fs.OpenReadWrite(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
+		return err
+	}
+	var b [headerSize]byte
+	if err := readFull(w.meta, b[:], 0); err != nil {
+		return fmt.Errorf("%w: header: %w", ErrCorrupt, err)
+	}
+	h, err := decodeHeader(b[:])
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	if h.id != r.id || h.sum.Type != r.sum.Type || h.sum.BytesPerChunk != r.sum.BytesPerChunk {
+		return fmt.Errorf("%w: the header is not the one that was read at the start", ErrCorrupt)
+	}
+	if d := h.slots; d[slotDurableB].length < d[slotDurableA].length || !d[slotDurableB].valid {
+		w.turn = slotDurableB
+	}
+	now := slot{length: r.length, tail: r.tail, valid: true}
+	if r.state == Finalized && r.synced {
+		// From now on a durable slot must vouch, across crashes, for what the
+		// final slot vouched for.
+		h.slots[w.turn] = now
+		w.turn ^= 1
+	}
+	h.slots[slotFlushed] = now
+	h.slots[slotFinal] = slot{}
+	_, err = w.meta.WriteAt(appendHeader(b[:0], &h), 0)
+	return err
+}
+
+// Info returns what the replica is now.
+func (w *Writer) Info() Info { return w.r.Info() }
+
+// Replica returns the replica that w writes.
+func (w *Writer) Replica() *Replica { return w.r }
+
+// Write adds a packet's data at offset off in the block. sums are its checksums
+// as sum tells, one for each chunk of data from its start; they are compared
+// first. Bytes that the replica has already are not written again, and must be
+// the same where the checksums can tell. It returns the checksum of the partial
+// chunk at the packet's end (0 if there is none), for [Writer.Acked].
+//
+// When Write returns the bytes are the operating system's: they survive the
+// death of the process.
+func (w *Writer) Write(off int64, data, sums []byte, sum transfer.Checksum) (tail uint32, err error) {
+	r := w.r
+	if off < 0 || off > MaxBlock-int64(len(data)) {
+		return 0, fmt.Errorf("write block %d: %w: offset %d", r.id, ErrLength, off)
+	}
+	if off > r.length {
+		return 0, fmt.Errorf("write block %d: %w: a packet at %d, but only %d bytes have come", r.id, ErrLength, off, r.length)
+	}
+	if err := sum.Verify(sums, data); err != nil {
+		return 0, fmt.Errorf("write block %d, packet at %d: %w", r.id, off, err)
+	}
+	bpc := int64(r.sum.BytesPerChunk)
+	end := off + int64(len(data))
+	own := sums
+	if sum.Type != r.sum.Type || sum.BytesPerChunk != r.sum.BytesPerChunk || off%bpc != 0 {
+		if own, err = w.ownSums(off, data); err != nil {
+			return 0, fmt.Errorf("write block %d at %d: %w", r.id, off, err)
+		}
+	}
+	if end%bpc != 0 {
+		tail = binary.BigEndian.Uint32(own[len(own)-4:])
+	}
+	if end <= r.length {
+		return tail, nil
+	}
+	first, from, to := off/bpc, r.length/bpc, end/bpc // chunks
+	if off < r.length && r.length%bpc != 0 {
+		chunkEnd := min((from+1)*bpc, end)
+		if got := r.sum.Update(r.tail, data[r.length-off:chunkEnd-off]); got != binary.BigEndian.Uint32(own[4*(from-first):]) {
+			return 0, fmt.Errorf("write block %d at %d: %w: bytes that were sent again differ from those sent before", r.id, off, transfer.ErrChecksum)
+		}
+	}
+	if _, err := w.data.WriteAt(data[r.length-off:], r.length); err != nil {
+		return 0, fmt.Errorf("write block %d: %w", r.id, err)
+	}
+	if to > from {
+		if _, err := w.meta.WriteAt(own[4*(from-first):4*(to-first)], headerSize+4*from); err != nil {
+			return 0, fmt.Errorf("write checksums of block %d: %w", r.id, err)
+		}
+	}
+	if tail != 0 || end%bpc != 0 {
+		if err := w.writeSlot(slotFlushed, slot{length: end, tail: tail, valid: true}); err != nil {
+			return 0, fmt.Errorf("write checksums of block %d: %w", r.id, err)
+		}
+	}
+	r.store.used.Add(end - r.length)
+	r.mu.Lock()
+	r.length, r.tail = end, tail
+	r.mu.Unlock()
+	return tail, nil
+}
+
+// ownSums computes the replica's kind of checksums for the chunks that data at
+// off touches; the first covers its chunk from the start.
+func (w *Writer) ownSums(off int64, data []byte) ([]byte, error) {
+	r := w.r
+	bpc := int64(r.sum.BytesPerChunk)
+	n := 4 * int((off%bpc+int64(len(data))+bpc-1)/bpc)
+	if cap(w.scratch) < n {
+		w.scratch = make([]byte, n)
+	}
+	own := w.scratch[:n]
+	if off%bpc == 0 {
+		r.sum.Sum(own, data)
+		return own, nil
+	}
+	before, err := r.sumBefore(w.data, w.meta, off)
+	if err != nil {
+		return nil, err
+	}
+	rest := min(bpc-off%bpc, int64(len(data)))
+	binary.BigEndian.PutUint32(own, r.sum.Update(before, data[:rest]))
+	r.sum.Sum(own[4:], data[rest:])
+	return own, nil
+}
+
+func (w *Writer) writeSlot(i slotIndex, s slot) error {
+	_, err := w.meta.WriteAt(appendSlot(w.slotBuf[:0], i, s), slotOffset(i))
+	return err
+}
+
+// Acked makes the bytes before end visible to readers. tail is what Write
+// returned for the packet that ended there. It may be called while another
+// goroutine writes.
+func (w *Writer) Acked(end int64, tail uint32) {
+	r := w.r
+	r.mu.Lock()
+	if end > r.visible && end <= r.length {
+		r.visible, r.visibleTail = end, tail
+	}
+	r.mu.Unlock()
+}
+
+// Sync returns when everything written so far is on stable storage.
+func (w *Writer) Sync() error {
+	r := w.r
+	if w.syncedTo == r.length {
+		return nil
+	}
+	if err := w.writeSlot(w.turn, slot{length: r.length, tail: r.tail, valid: true}); err != nil {
+		return fmt.Errorf("sync block %d: %w", r.id, err)
+	}
+	if err := w.data.SyncData(); err != nil {
+		return fmt.Errorf("sync block %d: %w", r.id, err)
+	}
+	if err := w.meta.SyncData(); err != nil {
+		return fmt.Errorf("sync checksums of block %d: %w", r.id, err)
+	}
+	if !r.durable {
+		if err := syncDir(r.store.fs, r.store.subdir(r.id)); err != nil {
+			return fmt.Errorf("sync the directory of block %d: %w", r.id, err)
+		}
+		r.mu.Lock()
+		r.durable = true
+		r.mu.Unlock()
+	}
+	w.turn ^= 1
+	w.syncedTo = r.length
+	return nil
+}
+
+// Finalize makes the replica complete. Like its bytes, that survives the death
+// of the process; and that of the machine, if sync.
+func (w *Writer) Finalize(sync bool) error {
+	r := w.r
+	if sync {
+		if err := w.Sync(); err != nil {
+			return err
+		}
+	}
+	final := slot{length: r.length, tail: r.tail, valid: true, synced: w.syncedTo == r.length}
+	if err := w.writeSlot(slotFinal, final); err != nil {
+		return fmt.Errorf("finalize block %d: %w", r.id, err)
+	}
+	if sync {
+		if err := w.meta.SyncData(); err != nil {
+			return fmt.Errorf("finalize block %d: %w", r.id, err)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state = Finalized
+	r.synced = sync // the slot too, not only what it tells of
+	r.visible, r.visibleTail = r.length, r.tail
+	return nil
+}
+
+// Publish makes a temporary replica one that is being written, all of it
+// visible: what a client transfers to a new member of its pipeline.
+func (w *Writer) Publish() error {
+	r := w.r
+	var b [headerSize]byte
+	if err := readFull(w.meta, b[:], 0); err != nil {
+		return fmt.Errorf("publish block %d: %w", r.id, err)
+	}
+	h, err := decodeHeader(b[:])
+	if err != nil {
+		return fmt.Errorf("publish block %d: %w", r.id, err)
+	}
+	h.temporary = false
+	if _, err := w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil {
+		return fmt.Errorf("publish block %d: %w", r.id, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state = BeingWritten
+	r.visible, r.visibleTail = r.length, r.tail
+	return nil
+}
+
+// Close ends the writing. A replica that was not finalized stays for another
+// writer or a recovery; a temporary one, or any if drop, is removed.
+func (w *Writer) Close(drop bool) error {
+	err := w.closeFiles()
+	r := w.r
+	r.mu.Lock()
+	r.writer = nil
+	drop = drop && r.state != Finalized || r.state == Temporary
+	r.mu.Unlock()
+	if drop {
+		// Before done: whoever takes over finds it gone.
+		if derr := r.store.drop(r); err == nil {
+			err = derr
+		}
+	}
+	close(w.done)
+	if err != nil {
+		return fmt.Errorf("close block %d: %w", r.id, err)
+	}
+	return nil
+}
+
+func (w *Writer) closeFiles() error {
+	var err error
+	for _, f := range []vfs.File{w.data, w.meta} {
+		if f != nil {
+			if cerr := f.Close(); err == nil {
+				err = cerr
+			}
+		}
+	}
+	w.data, w.meta = nil, nil
+	return err
+}

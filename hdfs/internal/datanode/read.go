@@ -1,0 +1,235 @@
+package datanode
+
+import (
+	"crypto/md5"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+const (
+	// sendBuffer holds a packet on its way to a reader: one write each.
+	sendBuffer = 128 << 10
+	// sendRoom is kept free in it for a response before the first packet and
+	// the empty packet after the last.
+	sendRoom = 1 << 10
+	// catchUp is how long a reader waits for bytes that it has heard of from
+	// another DataNode, but that are not acknowledged here yet.
+	catchUp     = 3 * time.Second
+	catchUpPoll = 5 * time.Millisecond
+)
+
+func (dn *DataNode) readBlock(p *peer, op *hdfspb.OpReadBlockProto) error {
+	block := op.GetHeader().GetBaseHeader().GetBlock()
+	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	if op.GetOffset() > store.MaxBlock || op.GetLen() > math.MaxInt64-store.MaxBlock {
+		return dn.answered(p, nil, fmt.Errorf("%w: offset %d, length %d", transfer.ErrMalformed, op.GetOffset(), op.GetLen()))
+	}
+	offset, end := int64(op.GetOffset()), int64(op.GetOffset()+op.GetLen())
+	rd, err := dn.openReader(block, end)
+	if err != nil {
+		return dn.answered(p, nil, err)
+	}
+	defer rd.Close()
+	bpc := int64(rd.Sum.BytesPerChunk)
+	s := sender{p: p, rd: rd, off: offset / bpc * bpc, end: min((end+bpc-1)/bpc*bpc, rd.Length), sums: op.GetSendChecksums()}
+	started, err := s.run(func(buf []byte) ([]byte, error) {
+		sum := rd.Sum.Proto()
+		if !s.sums {
+			sum.Type = hdfspb.ChecksumTypeProto_CHECKSUM_NULL.Enum()
+		}
+		start := uint64(s.off)
+		return transfer.AppendMessage(buf, &hdfspb.BlockOpResponseProto{
+			Status:             hdfspb.Status_SUCCESS.Enum(),
+			ReadOpChecksumInfo: &hdfspb.ReadOpChecksumInfoProto{Checksum: sum, ChunkOffset: &start},
+		})
+	})
+	if err != nil {
+		dn.noteCorrupt(rd, err)
+		if !started {
+			return dn.answered(p, nil, err)
+		}
+		return err
+	}
+	status := &hdfspb.ClientReadStatusProto{}
+	if err := p.r.ReadMessage(status); err != nil {
+		// A client that has read enough closes without telling.
+		if gone(err) || errors.Is(err, os.ErrDeadlineExceeded) {
+			return io.EOF
+		}
+		return fmt.Errorf("client's status: %w", err)
+	}
+	if s := status.GetStatus(); s != hdfspb.Status_SUCCESS && s != hdfspb.Status_CHECKSUM_OK {
+		return fmt.Errorf("client read block %d with status %v", block.GetBlockId(), s)
+	}
+	return nil
+}
+
+// openReader opens a replica of which the bytes before end must be visible.
+func (dn *DataNode) openReader(block *hdfspb.ExtendedBlockProto, end int64) (*store.Reader, error) {
+	r, err := dn.store.Get(block.GetBlockId())
+	if err != nil {
+		return nil, err
+	}
+	info := r.Info()
+	for began := time.Now(); info.State == store.BeingWritten && info.Visible < end && end <= info.Length; info = r.Info() {
+		if time.Since(began) > catchUp || !dn.sleep(catchUpPoll) {
+			break
+		}
+	}
+	rd, err := r.Open()
+	if err != nil {
+		if errors.Is(err, store.ErrCorrupt) {
+			dn.reportCorrupt(info, err)
+		}
+		return nil, err
+	}
+	if rd.Info.Generation < block.GetGenerationStamp() {
+		rd.Close()
+		return nil, fmt.Errorf("read block %d at generation %d: %w: here it has %d", block.GetBlockId(), block.GetGenerationStamp(), store.ErrGeneration, rd.Info.Generation)
+	}
+	if end > rd.Length {
+		rd.Close()
+		return nil, fmt.Errorf("read block %d up to %d: %w: here it has %d bytes to read", block.GetBlockId(), end, store.ErrLength, rd.Length)
+	}
+	return rd, nil
+}
+
+// noteCorrupt reports a replica whose bytes did not match their checksums.
+func (dn *DataNode) noteCorrupt(rd *store.Reader, err error) {
+	if errors.Is(err, store.ErrCorrupt) {
+		dn.reportCorrupt(rd.Info, err)
+	}
+}
+
+// A sender sends packets of a replica, each compared with its checksums first.
+type sender struct {
+	p    *peer
+	rd   *store.Reader
+	off  int64 // a multiple of the chunk
+	end  int64 // a multiple of the chunk, or the length
+	sums bool  // send checksums
+}
+
+// run sends everything and then the empty last packet. What begin appends goes
+// out with the first packet, after its bytes have been found good; started
+// tells whether it did.
+func (s *sender) run(begin func([]byte) ([]byte, error)) (started bool, err error) {
+	bpc := s.rd.Sum.BytesPerChunk
+	chunks := max(1, (sendBuffer-sendRoom)/(bpc+4))
+	chunks = int(min(int64(chunks), s.rd.Sum.Chunks(s.end-s.off)))
+	size := sendRoom + chunks*(bpc+4)
+	buf := transfer.GetBuffer(size)
+	defer transfer.PutBuffer(buf)
+	sums := transfer.GetBuffer(max(1, 4*chunks))
+	defer transfer.PutBuffer(sums)
+	out := (*buf)[:0]
+	if begin != nil {
+		if out, err = begin(out); err != nil {
+			return false, err
+		}
+	}
+	h := transfer.PacketHeader{}
+	for done := false; !done; h.Seqno++ {
+		n := int(min(int64(chunks*bpc), s.end-s.off))
+		if n > 0 {
+			ns := 4 * int(s.rd.Sum.Chunks(int64(n)))
+			h.Offset, h.DataLen = s.off, int32(n)
+			onWire := ns
+			if !s.sums {
+				onWire = 0
+			}
+			out = transfer.AppendPacketPrefix(out, &h, onWire)
+			at := len(out)
+			out = out[:at+onWire+n]
+			check := out[at : at+onWire]
+			if !s.sums {
+				check = (*sums)[:ns]
+			}
+			if err := s.rd.ReadVerified(out[at+onWire:], check, s.off); err != nil {
+				return started, err
+			}
+			s.off += int64(n)
+		}
+		if done = s.off >= s.end; done {
+			last := transfer.PacketHeader{Offset: s.off, Seqno: h.Seqno + 1, Last: true}
+			if n == 0 {
+				last.Seqno = h.Seqno
+			}
+			out = transfer.AppendPacketPrefix(out, &last, 0)
+		}
+		started = true
+		if _, err := s.p.Write(out); err != nil {
+			return true, err
+		}
+		out = (*buf)[:0]
+	}
+	return true, nil
+}
+
+func (dn *DataNode) blockChecksum(p *peer, op *hdfspb.OpBlockChecksumProto) error {
+	block := op.GetHeader().GetBlock()
+	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	if t := op.GetBlockChecksumOptions().GetBlockChecksumType(); t != hdfspb.BlockChecksumTypeProto_MD5CRC {
+		dn.refuse(p, hdfspb.Status_ERROR_UNSUPPORTED, nil, fmt.Errorf("block checksum of type %v is not offered, only MD5CRC; set dfs.checksum.combine.mode to MD5MD5CRC", t))
+		return errAnswered
+	}
+	rd, err := dn.openReader(block, int64(block.GetNumBytes()))
+	if err != nil {
+		return dn.answered(p, nil, err)
+	}
+	defer rd.Close()
+	length := int64(block.GetNumBytes())
+	if length == 0 {
+		length = rd.Length
+	}
+	sum, err := md5OfSums(rd, length)
+	if err != nil {
+		dn.noteCorrupt(rd, err)
+		return dn.answered(p, nil, err)
+	}
+	bpc, chunks := uint32(rd.Sum.BytesPerChunk), uint64(rd.Sum.Chunks(length))
+	return transfer.WriteMessage(p, &hdfspb.BlockOpResponseProto{
+		Status: hdfspb.Status_SUCCESS.Enum(),
+		ChecksumResponse: &hdfspb.OpBlockChecksumResponseProto{
+			BytesPerCrc: &bpc, CrcPerBlock: &chunks, BlockChecksum: sum, CrcType: rd.Sum.Type.Enum(),
+			BlockChecksumOptions: &hdfspb.BlockChecksumOptionsProto{BlockChecksumType: hdfspb.BlockChecksumTypeProto_MD5CRC.Enum()},
+		},
+	})
+}
+
+// md5OfSums is the MD5 of the checksums of the first length bytes. The bytes
+// are read too: a checksum that no longer fits its bytes must not stand for a file.
+func md5OfSums(rd *store.Reader, length int64) ([]byte, error) {
+	bpc := rd.Sum.BytesPerChunk
+	chunks := max(1, sendBuffer/(bpc+4))
+	buf := transfer.GetBuffer(chunks * (bpc + 4))
+	defer transfer.PutBuffer(buf)
+	digest := md5.New()
+	for off := int64(0); off < length; {
+		n := int(min(int64(chunks*bpc), rd.Length-off))
+		data, sums := (*buf)[:n], (*buf)[n:n+4*int(rd.Sum.Chunks(int64(n)))]
+		if err := rd.ReadVerified(data, sums, off); err != nil {
+			return nil, err
+		}
+		if rest := length - off; rest < int64(n) {
+			data = data[:rest]
+			sums = sums[:4*rd.Sum.Chunks(rest)]
+			rd.Sum.Sum(sums, data)
+		}
+		digest.Write(sums)
+		off += int64(n)
+	}
+	return digest.Sum(nil), nil
+}

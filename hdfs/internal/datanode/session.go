@@ -1,0 +1,452 @@
+package datanode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+)
+
+const (
+	reportPart     = 10_000  // replicas in one message of a full report
+	maxChanges     = 100_000 // kept for a NameNode that is away; a full report replaces more
+	changesPerCall = 5_000
+	minBackOff     = 100 * time.Millisecond
+	maxBackOff     = 2 * time.Second
+	callTimeout    = 30 * time.Second
+	defaultBeat    = 3 * time.Second
+	corruptAgain   = time.Minute // until the same replica is reported corrupt once more
+)
+
+// session is what ties a DataNode to its NameNode: the connection, if there is
+// one, and the changes that it has not been told of.
+type session struct {
+	mu       sync.Mutex
+	client   *cluster.NameNodeClient // nil while the NameNode is away
+	changes  []change
+	overflow bool
+	full     bool // a full report is due
+	corrupt  map[uint64]time.Time
+	wake     chan struct{}
+}
+
+type change struct {
+	msg  *clusterpb.ReplicaChange
+	told chan struct{} // closed when the NameNode knows, or can't be told soon; may be nil
+}
+
+func (s *session) init() {
+	s.wake = make(chan struct{}, 1)
+	s.corrupt = map[uint64]time.Time{}
+}
+
+func (s *session) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+var replicaStates = map[store.State]clusterpb.ReplicaState{
+	store.Finalized:       clusterpb.ReplicaState_FINALIZED,
+	store.BeingWritten:    clusterpb.ReplicaState_BEING_WRITTEN,
+	store.WaitingRecovery: clusterpb.ReplicaState_WAITING_RECOVERY,
+}
+
+func replicaOf(i store.Info) *clusterpb.Replica {
+	n := uint64(i.Length)
+	return &clusterpb.Replica{Block: &clusterpb.Block{Id: &i.ID, Generation: &i.Generation, Length: &n}, State: replicaStates[i.State].Enum()}
+}
+
+// changed tells the NameNode of a replica. If wait is set it returns when the
+// NameNode knows, or ReportTimeout has passed, or the NameNode is away.
+func (dn *DataNode) changed(kind clusterpb.ReplicaChange_Kind, i store.Info, wait bool) {
+	s := &dn.names
+	c := change{msg: &clusterpb.ReplicaChange{Kind: kind.Enum(), Replica: replicaOf(i)}}
+	s.mu.Lock()
+	if wait && s.client != nil {
+		c.told = make(chan struct{})
+	}
+	if len(s.changes) >= maxChanges {
+		s.release(s.changes)
+		s.changes, s.overflow = nil, true
+	}
+	s.changes = append(s.changes, c)
+	s.mu.Unlock()
+	// News of a block that has begun can wait for the next heartbeat: most blocks
+	// have ended by then, and one call tells both.
+	if kind != clusterpb.ReplicaChange_RECEIVING {
+		s.poke()
+	}
+	if c.told == nil {
+		return
+	}
+	t := time.NewTimer(dn.cfg.ReportTimeout)
+	defer t.Stop()
+	select {
+	case <-c.told:
+	case <-t.C:
+	case <-dn.ctx.Done():
+	}
+}
+
+// release ends the waits for changes to be told.
+func (s *session) release(changes []change) {
+	for i := range changes {
+		if changes[i].told != nil {
+			close(changes[i].told)
+			changes[i].told = nil
+		}
+	}
+}
+
+func (dn *DataNode) reportCorrupt(i store.Info, cause error) {
+	s := &dn.names
+	s.mu.Lock()
+	if last, ok := s.corrupt[i.ID]; ok && time.Since(last) < corruptAgain {
+		s.mu.Unlock()
+		return
+	}
+	if len(s.corrupt) > maxChanges {
+		clear(s.corrupt)
+	}
+	s.corrupt[i.ID] = time.Now()
+	s.mu.Unlock()
+	dn.log.Error("corrupt replica, reported to the NameNode", "block", i.ID, "generation", i.Generation, "err", cause)
+	dn.changed(clusterpb.ReplicaChange_CORRUPT, i, false)
+}
+
+// followNameNode keeps a session with the NameNode, for as long as the DataNode
+// is open. Transfers go on without one.
+func (dn *DataNode) followNameNode() {
+	backOff := minBackOff
+	for dn.ctx.Err() == nil {
+		began := time.Now()
+		err := dn.session()
+		if dn.ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > maxBackOff {
+			backOff = minBackOff
+		}
+		// All DataNodes lose the NameNode at once. Jitter keeps them from coming
+		// back at once.
+		pause := backOff/2 + rand.N(backOff)
+		if errors.Is(err, cluster.ErrForeign) {
+			dn.log.Error("the NameNode refuses this DataNode; is DIR of another cluster?", "dir", dn.cfg.Dir, "err", err)
+			pause = maxBackOff
+		} else {
+			dn.log.Warn("no NameNode, trying again", "after", pause, "err", err)
+		}
+		backOff = min(2*backOff, maxBackOff)
+		if !dn.sleep(pause) {
+			return
+		}
+	}
+}
+
+var errRegisterAgain = errors.New("the NameNode asks to register again")
+
+// session connects once and stays until the connection fails.
+func (dn *DataNode) session() error {
+	ctx, cancel := context.WithTimeout(dn.ctx, dn.cfg.DialTimeout)
+	conn, err := dn.cfg.NameNode(ctx)
+	cancel()
+	if err != nil {
+		return fmt.Errorf("connect to the NameNode: %w", err)
+	}
+	client := cluster.NewNameNodeClient(conn)
+	defer client.Close()
+	for {
+		err := dn.registered(client)
+		if !errors.Is(err, errRegisterAgain) && !errors.Is(err, cluster.ErrNotRegistered) {
+			return err
+		}
+		dn.log.Info("registering again", "reason", err)
+		if !dn.sleep(minBackOff/2 + rand.N(minBackOff)) {
+			return ErrClosed
+		}
+	}
+}
+
+func call[Req, Resp any](ctx context.Context, f func(context.Context, Req) (Resp, error), req Req) (Resp, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return f(ctx, req)
+}
+
+// registered registers and then reports until something fails.
+func (dn *DataNode) registered(client *cluster.NameNodeClient) error {
+	id := dn.store.Identity()
+	resp, err := call(dn.ctx, client.Register, &clusterpb.RegisterRequest{
+		Datanode: dn.self(), ClusterId: &id.ClusterID, BlockPoolId: &id.BlockPoolID, Version: &dn.cfg.Version,
+	})
+	if err != nil {
+		return fmt.Errorf("register with the NameNode: %w", err)
+	}
+	if id.ClusterID == "" {
+		id.ClusterID, id.BlockPoolID = resp.GetClusterId(), resp.GetBlockPoolId()
+		if err := dn.store.SetIdentity(id); err != nil {
+			return err
+		}
+	} else if id.ClusterID != resp.GetClusterId() || id.BlockPoolID != resp.GetBlockPoolId() {
+		return fmt.Errorf("the NameNode is of cluster %q, block pool %q; %s holds blocks of %q, %q: %w",
+			resp.GetClusterId(), resp.GetBlockPoolId(), dn.cfg.Dir, id.ClusterID, id.BlockPoolID, cluster.ErrForeign)
+	}
+	beat := time.Duration(resp.GetHeartbeatIntervalMs()) * time.Millisecond
+	if beat <= 0 || beat > time.Minute {
+		beat = defaultBeat
+	}
+	s := &dn.names
+	s.mu.Lock()
+	s.client, s.full = client, true
+	s.mu.Unlock()
+	dn.log.Info("registered with the NameNode", "uuid", id.DatanodeUUID, "cluster", id.ClusterID)
+	ctx, cancel := context.WithCancelCause(dn.ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for _, f := range []func() error{
+		func() error { return dn.heartbeats(ctx, client, beat) },
+		func() error { return dn.reports(ctx, client) },
+	} {
+		wg.Go(func() { cancel(f()) })
+	}
+	wg.Wait()
+	s.mu.Lock()
+	s.client = nil
+	s.release(s.changes)
+	s.mu.Unlock()
+	return context.Cause(ctx)
+}
+
+func (dn *DataNode) heartbeats(ctx context.Context, client *cluster.NameNodeClient, every time.Duration) error {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		dn.names.poke() // changes that could wait
+		u, err := dn.store.Usage()
+		if err != nil {
+			dn.log.Debug("disk usage unknown", "err", err)
+		}
+		uuid, transfers := dn.UUID(), uint32(max(0, dn.transfers.Load()))
+		resp, err := call(ctx, client.Heartbeat, &clusterpb.HeartbeatRequest{
+			Uuid: &uuid, Capacity: &u.Capacity, Used: &u.Used, Remaining: &u.Remaining, Transfers: &transfers,
+		})
+		if err != nil {
+			return fmt.Errorf("heartbeat: %w", err)
+		}
+		if err := dn.obey(resp.GetCommands()); err != nil {
+			return err
+		}
+		select {
+		case <-t.C:
+		case <-client.Done():
+			return errors.New("the connection to the NameNode was lost")
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// reports tells the NameNode of changes, and of everything now and then. One
+// goroutine does both: a full report must not be overtaken by a change that it
+// lacks.
+func (dn *DataNode) reports(ctx context.Context, client *cluster.NameNodeClient) error {
+	s := &dn.names
+	next := time.NewTimer(dn.cfg.ReportInterval)
+	defer next.Stop()
+	for {
+		s.mu.Lock()
+		full := s.full || s.overflow
+		s.full, s.overflow = false, false
+		changes := s.changes
+		s.changes = nil
+		s.mu.Unlock()
+		err := dn.sendChanges(ctx, client, changes)
+		if err == nil && full {
+			if err = dn.sendFull(ctx, client); err == nil {
+				next.Reset(dn.cfg.ReportInterval*3/4 + rand.N(dn.cfg.ReportInterval/2+1))
+			}
+		}
+		if err != nil {
+			s.mu.Lock()
+			s.full = s.full || full
+			s.mu.Unlock()
+			return err
+		}
+		select {
+		case <-s.wake:
+		case <-next.C:
+			s.mu.Lock()
+			s.full = true
+			s.mu.Unlock()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (dn *DataNode) sendChanges(ctx context.Context, client *cluster.NameNodeClient, changes []change) error {
+	uuid := dn.UUID()
+	for len(changes) > 0 {
+		n := min(len(changes), changesPerCall)
+		req := &clusterpb.BlocksChangedRequest{Uuid: &uuid, Changes: make([]*clusterpb.ReplicaChange, n)}
+		for i := range n {
+			req.Changes[i] = changes[i].msg
+		}
+		_, err := call(ctx, client.BlocksChanged, req)
+		s := &dn.names
+		s.mu.Lock()
+		s.release(changes[:n])
+		if err != nil {
+			s.release(changes)
+			s.changes = append(changes, s.changes...)
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("report %d changed blocks: %w", n, err)
+		}
+		changes = changes[n:]
+	}
+	return nil
+}
+
+func (dn *DataNode) sendFull(ctx context.Context, client *cluster.NameNodeClient) error {
+	uuid, id := dn.UUID(), rand.Uint64()
+	replicas := dn.store.Replicas()
+	parts := uint32(max(1, (len(replicas)+reportPart-1)/reportPart))
+	for part := range parts {
+		n := min(len(replicas), reportPart)
+		req := &clusterpb.BlockReportRequest{Uuid: &uuid, ReportId: &id, Part: &part, Parts: &parts, Replicas: make([]*clusterpb.Replica, n)}
+		for i := range n {
+			req.Replicas[i] = replicaOf(replicas[i])
+		}
+		replicas = replicas[n:]
+		resp, err := call(ctx, client.BlockReport, req)
+		if err != nil {
+			return fmt.Errorf("block report, part %d of %d: %w", part+1, parts, err)
+		}
+		if err := dn.obey(resp.GetCommands()); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-dn.reported:
+	default:
+		close(dn.reported) // full reports are sent by one goroutine at a time
+	}
+	return nil
+}
+
+// obey starts what the NameNode asks for. It repeats commands until they are
+// done: what is under way is not started again.
+func (dn *DataNode) obey(commands []*clusterpb.Command) error {
+	for _, cmd := range commands {
+		b := cmd.GetBlock()
+		switch cmd.GetKind() {
+		case clusterpb.Command_REGISTER:
+			return errRegisterAgain
+		case clusterpb.Command_REPORT:
+			dn.names.mu.Lock()
+			dn.names.full = true
+			dn.names.mu.Unlock()
+			dn.names.poke()
+		case clusterpb.Command_DELETE:
+			dn.deletions.add(b.GetId(), b.GetGeneration(), func() { dn.delete(b) })
+		case clusterpb.Command_REPLICATE:
+			dn.copies.add(b.GetId(), b.GetGeneration(), func() {
+				if err := dn.replicate(cmd); err != nil {
+					dn.log.Warn("copy ordered by the NameNode failed", "block", b.GetId(), "err", err)
+				}
+			})
+		case clusterpb.Command_RECOVER:
+			dn.recovers.add(b.GetId(), cmd.GetNewGeneration(), func() {
+				if err := dn.recover(dn.ctx, cmd); err != nil {
+					dn.log.Warn("block recovery failed", "block", b.GetId(), "recovery", cmd.GetNewGeneration(), "err", err)
+				}
+			})
+		default:
+			dn.log.Warn("unknown command of the NameNode", "kind", cmd.GetKind())
+		}
+	}
+	return nil
+}
+
+func (dn *DataNode) delete(b *clusterpb.Block) {
+	err := dn.store.Delete(b.GetId(), b.GetGeneration())
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		dn.log.Warn("deletion ordered by the NameNode failed", "block", b.GetId(), "err", err)
+		return
+	}
+	dn.names.mu.Lock()
+	delete(dn.names.corrupt, b.GetId())
+	dn.names.mu.Unlock()
+	dn.changed(clusterpb.ReplicaChange_DELETED, store.Info{ID: b.GetId(), Generation: b.GetGeneration()}, false)
+}
+
+// nameNode returns the present connection.
+func (dn *DataNode) nameNode() (*cluster.NameNodeClient, error) {
+	dn.names.mu.Lock()
+	defer dn.names.mu.Unlock()
+	if dn.names.client == nil {
+		return nil, errors.New("the NameNode is away")
+	}
+	return dn.names.client, nil
+}
+
+// A queue runs tasks of one kind, a few at a time, and each of them once.
+type queue struct {
+	dn      *DataNode
+	limit   int
+	mu      sync.Mutex
+	known   map[[2]uint64]struct{}
+	waiting []task
+	running int
+}
+
+type task struct {
+	key [2]uint64
+	run func()
+}
+
+func (q *queue) init(dn *DataNode, limit int) {
+	q.dn, q.limit, q.known = dn, limit, map[[2]uint64]struct{}{}
+}
+
+func (q *queue) add(block, gen uint64, run func()) {
+	key := [2]uint64{block, gen}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, ok := q.known[key]; ok || len(q.known) > maxChanges {
+		return
+	}
+	q.known[key] = struct{}{}
+	q.waiting = append(q.waiting, task{key, run})
+	if q.running < q.limit && q.dn.goBackground(q.work) {
+		q.running++
+	}
+}
+
+func (q *queue) work() {
+	for {
+		q.mu.Lock()
+		if len(q.waiting) == 0 || q.dn.ctx.Err() != nil {
+			q.running--
+			q.mu.Unlock()
+			return
+		}
+		t := q.waiting[0]
+		q.waiting = q.waiting[1:]
+		q.mu.Unlock()
+		t.run()
+		q.mu.Lock()
+		delete(q.known, t.key)
+		q.mu.Unlock()
+	}
+}

@@ -1,0 +1,524 @@
+package datanode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+const (
+	maxPipeline = 32 // DataNodes behind this one
+	// pendingAcks bounds the packets on their way down the pipeline.
+	pendingAcks = 256
+	// perHop is added to a timeout for each DataNode that it waits for.
+	perHop = 5 * time.Second
+	// lingering is how long a writer may go on after it was sent an error.
+	lingering = 3 * time.Second
+)
+
+// stages of WRITE_BLOCK, and what they ask of the replica.
+var stages = map[hdfspb.OpWriteBlockProto_BlockConstructionStage]struct {
+	create   bool
+	transfer bool // a copy from another DataNode: one answer at the end instead of acknowledgements
+	noData   bool
+	mode     store.Mode
+}{
+	hdfspb.OpWriteBlockProto_PIPELINE_SETUP_CREATE:             {create: true},
+	hdfspb.OpWriteBlockProto_TRANSFER_RBW:                      {create: true, transfer: true},
+	hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED:                {create: true, transfer: true},
+	hdfspb.OpWriteBlockProto_PIPELINE_SETUP_APPEND:             {mode: store.Append},
+	hdfspb.OpWriteBlockProto_PIPELINE_SETUP_APPEND_RECOVERY:    {mode: store.RecoverAppend},
+	hdfspb.OpWriteBlockProto_PIPELINE_SETUP_STREAMING_RECOVERY: {mode: store.RecoverWriting},
+	hdfspb.OpWriteBlockProto_PIPELINE_CLOSE_RECOVERY:           {mode: store.RecoverClose, noData: true},
+}
+
+func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
+	none := ""
+	block := op.GetHeader().GetBaseHeader().GetBlock()
+	stage, ok := stages[op.GetStage()]
+	if !ok {
+		return dn.answered(p, &none, fmt.Errorf("%w: a connection can't begin with stage %v", transfer.ErrMalformed, op.GetStage()))
+	}
+	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, &none, err)
+	}
+	if len(op.GetTargets()) > maxPipeline {
+		return dn.answered(p, &none, fmt.Errorf("%w: a pipeline with %d more DataNodes, at most %d are allowed", transfer.ErrMalformed, len(op.GetTargets()), maxPipeline))
+	}
+	sum, err := transfer.NewChecksum(op.GetRequestedChecksum().GetType(), op.GetRequestedChecksum().GetBytesPerChecksum())
+	if err != nil {
+		return dn.answered(p, &none, err)
+	}
+	rc := &receiver{dn: dn, p: p, op: op, sum: sum, transfer: stage.transfer}
+	if stage.create {
+		// The DataNodes behind make their files while this one does. If it
+		// fails here, theirs go with the connection.
+		if err := rc.requestMirror(); err != nil {
+			bad := rc.firstBadLink
+			return dn.answered(p, &bad, err)
+		}
+		rc.w, err = dn.store.Create(block.GetBlockId(), block.GetGenerationStamp(), sum, stage.transfer, rc.interrupt)
+	} else {
+		rc.w, err = dn.store.Reopen(block.GetBlockId(), store.ReopenOptions{
+			Mode:       stage.mode,
+			Generation: block.GetGenerationStamp(), NewGeneration: op.GetLatestGenerationStamp(),
+			Min: int64(min(op.GetMinBytesRcvd(), 1<<63-1)), Max: int64(min(op.GetMaxBytesRcvd(), 1<<63-1)),
+			Interrupt: rc.interrupt,
+		})
+	}
+	if err != nil {
+		rc.closeMirror()
+		return dn.answered(p, &none, err)
+	}
+	told := false // the NameNode, that the block has begun
+	defer func() {
+		info := rc.w.Info()
+		// A block of no bytes needs no recovery.
+		drop := stage.create && info.Length == 0 && info.State != store.Finalized
+		if err := rc.w.Close(drop); err != nil {
+			dn.log.Error("replica left in disorder", "block", block.GetBlockId(), "err", err)
+		}
+		if drop && told {
+			dn.changed(clusterpb.ReplicaChange_DELETED, info, false)
+		}
+	}()
+	defer rc.closeMirror()
+	if !stage.create {
+		err = rc.requestMirror()
+	}
+	if err == nil {
+		err = rc.mirrorAccepted()
+	}
+	if err != nil {
+		bad := rc.firstBadLink
+		return dn.answered(p, &bad, err)
+	}
+	if stage.noData {
+		if err := rc.finish(false); err != nil {
+			return dn.answered(p, &none, err)
+		}
+		return rc.accept()
+	}
+	if !stage.transfer {
+		dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
+		told = true
+	}
+	if err := rc.accept(); err != nil {
+		return err
+	}
+	if stage.transfer {
+		return rc.receiveCopy()
+	}
+	return rc.receive()
+}
+
+// A receiver is one WRITE_BLOCK: packets come from p and go to the replica and
+// to the mirror, the next DataNode of the pipeline, if there is one.
+type receiver struct {
+	dn           *DataNode
+	p            *peer
+	op           *hdfspb.OpWriteBlockProto
+	sum          transfer.Checksum
+	transfer     bool
+	w            *store.Writer
+	firstBadLink string
+
+	mirrorAddr string
+	mirror     *peer
+	mirrorConn atomic.Pointer[peer] // mirror, for interrupt
+
+	acks    chan pendingAck
+	ackBuf  []byte
+	ack     transfer.Ack
+	failed  atomic.Bool // the responder gave up, and told upstream
+	failure error       // why; read after the responder has ended
+}
+
+// A pendingAck is a packet that has been dealt with here.
+type pendingAck struct {
+	seqno  int64
+	end    int64 // offset behind the packet's data
+	tail   uint32
+	last   bool
+	sync   bool
+	status hdfspb.Status
+	cause  error // of a status that is not SUCCESS
+	mirror error // the packet could not be sent on
+	at     time.Time
+}
+
+// endOfAcks in place of an offset says that no packet follows. The queue is not
+// closed, because another block uses it again.
+const endOfAcks = -1
+
+// ackQueues keeps empty queues: making one costs more than everything else that
+// a block of one packet needs.
+var ackQueues = sync.Pool{New: func() any { return make(chan pendingAck, pendingAcks) }}
+
+// interrupt ends the operation from outside: another writer takes over.
+func (rc *receiver) interrupt() {
+	rc.p.Close()
+	if m := rc.mirrorConn.Load(); m != nil {
+		m.Close()
+	}
+}
+
+func (rc *receiver) accept() error {
+	none := ""
+	return transfer.WriteMessage(rc.p, &hdfspb.BlockOpResponseProto{Status: hdfspb.Status_SUCCESS.Enum(), FirstBadLink: &none})
+}
+
+// requestMirror begins to set up the rest of the pipeline, if there is one. On
+// failure firstBadLink is the address of the DataNode that could not be reached.
+func (rc *receiver) requestMirror() error {
+	targets := rc.op.GetTargets()
+	if len(targets) == 0 {
+		return nil
+	}
+	id := targets[0].GetId()
+	rc.mirrorAddr = address(id.GetIpAddr(), id.GetXferPort())
+	rc.firstBadLink = rc.mirrorAddr
+	next := proto.Clone(rc.op).(*hdfspb.OpWriteBlockProto)
+	next.Targets = targets[1:]
+	if n := len(next.TargetStorageTypes); n > 0 {
+		next.StorageType, next.TargetStorageTypes = next.TargetStorageTypes[0].Enum(), next.TargetStorageTypes[1:]
+	}
+	if n := len(next.TargetStorageIds); n > 0 {
+		next.StorageId, next.TargetStorageIds = &next.TargetStorageIds[0], next.TargetStorageIds[1:]
+	}
+	if n := len(next.TargetPinnings); n > 0 {
+		next.Pinning, next.TargetPinnings = &next.TargetPinnings[0], next.TargetPinnings[1:]
+	}
+	m, err := rc.dn.requestWrite(rc.dn.ctx, rc.mirrorAddr, next)
+	if err != nil {
+		return fmt.Errorf("pipeline: %w", err)
+	}
+	rc.mirror = m
+	rc.mirrorConn.Store(m)
+	return nil
+}
+
+// mirrorAccepted waits until the rest of the pipeline is set up; see
+// requestMirror.
+func (rc *receiver) mirrorAccepted() error {
+	if rc.mirror == nil {
+		return nil
+	}
+	resp, err := rc.mirror.accepted()
+	if err != nil {
+		if resp.GetFirstBadLink() != "" {
+			rc.firstBadLink = resp.GetFirstBadLink()
+		}
+		return fmt.Errorf("pipeline: write block %d to DataNode %s: %w", rc.op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), rc.mirrorAddr, err)
+	}
+	return nil
+}
+
+func (rc *receiver) closeMirror() {
+	if rc.mirror != nil {
+		rc.mirror.r.Release()
+		rc.dn.untrack(rc.mirror.Conn)
+		rc.mirror = nil
+	}
+}
+
+// requestWrite asks another DataNode for a WRITE_BLOCK. The caller untracks the
+// connection.
+func (dn *DataNode) requestWrite(ctx context.Context, addr string, op *hdfspb.OpWriteBlockProto) (*peer, error) {
+	dialCtx, cancel := context.WithTimeout(ctx, dn.cfg.DialTimeout)
+	nc, err := dn.cfg.Dial(dialCtx, addr)
+	cancel()
+	if err != nil {
+		return nil, fmt.Errorf("connect to DataNode %s: %w", addr, err)
+	}
+	if !dn.track(nc) {
+		return nil, ErrClosed
+	}
+	m := dn.newPeer(nc, dn.cfg.ReadTimeout+perHop*time.Duration(1+len(op.GetTargets())))
+	if err := transfer.WriteRequest(m, transfer.OpWriteBlock, op); err != nil {
+		m.r.Release()
+		dn.untrack(nc)
+		return nil, fmt.Errorf("write block %d to DataNode %s: %w", op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), addr, err)
+	}
+	return m, nil
+}
+
+// accepted waits for the answer to a WRITE_BLOCK, which is returned if there was
+// one, also with an error.
+func (p *peer) accepted() (*hdfspb.BlockOpResponseProto, error) {
+	resp := &hdfspb.BlockOpResponseProto{}
+	err := p.r.ReadMessage(resp)
+	if err == nil && resp.GetStatus() != hdfspb.Status_SUCCESS {
+		err = fmt.Errorf("%v: %s", resp.GetStatus(), resp.GetMessage())
+	}
+	return resp, err
+}
+
+// openWrite begins a WRITE_BLOCK at another DataNode. The caller untracks the
+// connection.
+func (dn *DataNode) openWrite(ctx context.Context, addr string, op *hdfspb.OpWriteBlockProto) (*peer, error) {
+	m, err := dn.requestWrite(ctx, addr, op)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := m.accepted(); err != nil {
+		m.r.Release()
+		dn.untrack(m.Conn)
+		return nil, fmt.Errorf("write block %d to DataNode %s: %w", op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), addr, err)
+	}
+	return m, nil
+}
+
+// take forwards and stores one packet.
+func (rc *receiver) take(pkt *transfer.Packet) pendingAck {
+	pa := pendingAck{seqno: pkt.Seqno, last: pkt.Last, sync: pkt.Sync}
+	if rc.mirror != nil {
+		if _, err := rc.mirror.Write(pkt.Raw); err != nil {
+			pa.mirror = fmt.Errorf("send to DataNode %s: %w", rc.mirrorAddr, err)
+		}
+		pa.at = time.Now()
+	}
+	if pkt.Seqno == transfer.HeartbeatSeqno {
+		return pa
+	}
+	pa.end = pkt.Offset + int64(len(pkt.Data))
+	var err error
+	if len(pkt.Data) > 0 {
+		pa.tail, err = rc.w.Write(pkt.Offset, pkt.Data, pkt.Sums, rc.sum)
+	} else if pkt.Last && pkt.Offset != rc.w.Info().Length {
+		err = fmt.Errorf("%w: the block ends at %d, but %d bytes have come", store.ErrLength, pkt.Offset, rc.w.Info().Length)
+	}
+	if err == nil && pkt.Sync && !pkt.Last {
+		err = rc.w.Sync()
+	}
+	if err != nil {
+		pa.status, pa.cause = hdfspb.Status_ERROR, err
+		if errors.Is(err, transfer.ErrChecksum) {
+			pa.status = hdfspb.Status_ERROR_CHECKSUM
+		}
+	}
+	return pa
+}
+
+// finish finalizes the replica and tells the NameNode. The last DataNode of a
+// pipeline waits until the NameNode knows; the others need not, as it does then.
+func (rc *receiver) finish(sync bool) error {
+	if err := rc.w.Finalize(sync); err != nil {
+		return err
+	}
+	info := rc.w.Info()
+	if !info.Synced {
+		rc.dn.settling.add(info.ID, time.Now().Add(rc.dn.cfg.SyncAfter))
+	}
+	rc.dn.changed(clusterpb.ReplicaChange_RECEIVED, info, rc.mirror == nil)
+	return nil
+}
+
+// receive takes packets from a client, or from the DataNode before in its
+// pipeline, until the last one or a failure.
+func (rc *receiver) receive() error {
+	rc.ack.Replies = make([]hdfspb.Status, 0, 1+len(rc.op.GetTargets()))
+	respond := rc.respondLast
+	var responder chan struct{}
+	if rc.mirror != nil {
+		rc.acks = ackQueues.Get().(chan pendingAck)
+		responder = make(chan struct{})
+		go func() {
+			defer close(responder)
+			rc.respond()
+		}()
+		respond = func(pa pendingAck) error {
+			rc.acks <- pa
+			return nil
+		}
+	}
+	err := rc.packets(respond)
+	if responder != nil {
+		if err != nil && !errors.Is(err, errAnswered) {
+			// The client is gone: nobody waits for the mirror's acknowledgements.
+			rc.mirror.Close()
+		}
+		rc.acks <- pendingAck{end: endOfAcks}
+		<-responder
+		ackQueues.Put(rc.acks)
+		if rc.failure != nil {
+			return fmt.Errorf("%w: %w", errAnswered, rc.failure)
+		}
+	}
+	return err
+}
+
+func (rc *receiver) packets(respond func(pendingAck) error) error {
+	var pkt transfer.Packet
+	for {
+		if err := rc.p.r.ReadPacket(rc.sum, &pkt); err != nil {
+			return fmt.Errorf("block %d: read a packet: %w", rc.w.Info().ID, err)
+		}
+		if rc.failed.Load() {
+			return errAnswered
+		}
+		pa := rc.take(&pkt)
+		if err := respond(pa); err != nil {
+			return err
+		}
+		if pa.status != hdfspb.Status_SUCCESS {
+			return fmt.Errorf("%w: %w", errAnswered, pa.cause)
+		}
+		if pa.last {
+			return nil
+		}
+	}
+}
+
+// complete makes an acknowledged packet visible, or the block final.
+func (rc *receiver) complete(pa *pendingAck) {
+	if pa.seqno == transfer.HeartbeatSeqno {
+		return
+	}
+	if !pa.last {
+		rc.w.Acked(pa.end, pa.tail)
+		return
+	}
+	if err := rc.finish(pa.sync); err != nil {
+		pa.status, pa.cause = hdfspb.Status_ERROR, err
+	}
+}
+
+// respondLast acknowledges at the end of a pipeline. Acknowledgements are
+// gathered as long as whole packets wait in the buffer.
+func (rc *receiver) respondLast(pa pendingAck) error {
+	if pa.status == hdfspb.Status_SUCCESS {
+		rc.complete(&pa)
+	}
+	rc.ack.Seqno = pa.seqno
+	rc.ack.Replies = append(rc.ack.Replies[:0], pa.status)
+	rc.ackBuf = transfer.AppendAck(rc.ackBuf, &rc.ack)
+	if pa.status == hdfspb.Status_SUCCESS && !pa.last && rc.p.r.PacketBuffered() {
+		return nil
+	}
+	_, err := rc.p.Write(rc.ackBuf)
+	rc.ackBuf = rc.ackBuf[:0]
+	if err == nil && pa.status != hdfspb.Status_SUCCESS {
+		return fmt.Errorf("%w: %w", errAnswered, pa.cause)
+	}
+	return err
+}
+
+// respond is the responder of a DataNode with others behind it.
+func (rc *receiver) respond() {
+	var down transfer.Ack
+	for {
+		pa := <-rc.acks
+		if pa.end == endOfAcks {
+			return
+		}
+		if rc.failure != nil {
+			continue // the receiver must not wait for us
+		}
+		if err := rc.respondOne(&pa, &down); err != nil {
+			rc.failure = err
+			// The client will leave when it has read the error; the receiver
+			// sees that, or the deadline.
+			rc.failed.Store(true)
+			_ = rc.p.SetReadDeadline(time.Now().Add(lingering))
+		}
+	}
+}
+
+func (rc *receiver) respondOne(pa *pendingAck, down *transfer.Ack) error {
+	failure := pa.mirror
+	if failure == nil {
+		failure = rc.readDown(pa, down)
+	}
+	rc.ack.Seqno, rc.ack.DownstreamNanos = pa.seqno, uint64(max(0, time.Since(pa.at)))
+	rc.ack.Replies = append(rc.ack.Replies[:0], hdfspb.Status_SUCCESS)
+	if failure != nil {
+		rc.ack.Replies = append(rc.ack.Replies, hdfspb.Status_ERROR)
+	} else {
+		rc.ack.Replies = append(rc.ack.Replies, down.Replies...)
+		if !down.OK() {
+			failure = fmt.Errorf("DataNode %s or one behind it: %v", rc.mirrorAddr, down.Replies)
+		}
+	}
+	if failure == nil && pa.status == hdfspb.Status_SUCCESS {
+		rc.complete(pa)
+	}
+	if pa.status != hdfspb.Status_SUCCESS {
+		failure = pa.cause
+	}
+	rc.ack.Replies[0] = pa.status
+	rc.ackBuf = transfer.AppendAck(rc.ackBuf[:0], &rc.ack)
+	if _, err := rc.p.Write(rc.ackBuf); err != nil && failure == nil {
+		failure = fmt.Errorf("acknowledge: %w", err)
+	}
+	return failure
+}
+
+func (rc *receiver) readDown(pa *pendingAck, down *transfer.Ack) error {
+	// It may have been a while since the last packet.
+	if rc.mirror.r.Buffered() == 0 {
+		rc.mirror.wait(rc.mirror.readTimeout)
+	}
+	if err := rc.mirror.r.ReadAck(down); err != nil {
+		return fmt.Errorf("acknowledgement from DataNode %s: %w", rc.mirrorAddr, err)
+	}
+	if down.Seqno != pa.seqno {
+		return fmt.Errorf("%w: DataNode %s acknowledges packet %d, due is %d", transfer.ErrMalformed, rc.mirrorAddr, down.Seqno, pa.seqno)
+	}
+	return nil
+}
+
+// receiveCopy takes a replica from another DataNode: no packet is
+// acknowledged, but all of them are answered together at the end.
+func (rc *receiver) receiveCopy() error {
+	var pkt transfer.Packet
+	for !pkt.Last {
+		if err := rc.p.r.ReadPacket(rc.sum, &pkt); err != nil {
+			return fmt.Errorf("copy of block %d: read a packet: %w", rc.w.Info().ID, err)
+		}
+		if pa := rc.take(&pkt); pa.cause != nil || pa.mirror != nil {
+			return rc.dn.answered(rc.p, &rc.firstBadLink, errors.Join(pa.cause, pa.mirror))
+		}
+	}
+	info := rc.w.Info()
+	if want := rc.op.GetHeader().GetBaseHeader().GetBlock().GetNumBytes(); uint64(info.Length) != want {
+		return rc.dn.answered(rc.p, &rc.firstBadLink, fmt.Errorf("%w: a copy of %d bytes, announced were %d", store.ErrLength, info.Length, want))
+	}
+	var err error
+	if rc.mirror != nil {
+		if err = readFinalResponse(rc.mirror); err != nil {
+			return rc.dn.answered(rc.p, &rc.firstBadLink, fmt.Errorf("DataNode %s: %w", rc.mirrorAddr, err))
+		}
+	}
+	if rc.op.GetStage() == hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED {
+		err = rc.finish(false)
+	} else if err = rc.w.Publish(); err == nil {
+		rc.dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
+	}
+	if err != nil {
+		return rc.dn.answered(rc.p, nil, err)
+	}
+	return rc.accept()
+}
+
+func readFinalResponse(m *peer) error {
+	m.wait(m.readTimeout)
+	resp := &hdfspb.BlockOpResponseProto{}
+	if err := m.r.ReadMessage(resp); err != nil {
+		return fmt.Errorf("answer to a copy: %w", err)
+	}
+	if resp.GetStatus() != hdfspb.Status_SUCCESS {
+		return fmt.Errorf("copy refused: %v: %s", resp.GetStatus(), resp.GetMessage())
+	}
+	return nil
+}

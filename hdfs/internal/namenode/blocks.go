@@ -1,0 +1,286 @@
+package namenode
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+)
+
+// blockMap knows which DataNodes there are and which replicas they have said
+// to hold. All of it is soft state. A method that needs the namespace takes it
+// as an argument, and its caller holds the namespace's lock, at least for
+// reading: that lock comes before this one.
+type blockMap struct {
+	cfg *Config
+
+	mu       sync.Mutex
+	nodes    map[string]*node
+	byIndex  []*node
+	replicas map[uint64][]replica
+
+	started  time.Time
+	safeMode bool
+
+	ready   []uint64        // blocks to be looked at now
+	delayed []delayed       // blocks to be looked at later, ordered by time
+	stuck   map[uint64]bool // under-replicated, and no DataNode could take a replica
+	missing map[uint64]bool // no good replica known
+	corrupt map[uint64]bool // with a replica marked corrupt
+	copying map[uint64][]copyTask
+	waiting map[uint64][]chan struct{}
+	grown   chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
+
+	clusterID, poolID string
+}
+
+type delayed struct {
+	block uint64
+	at    time.Time
+}
+
+// node is one DataNode.
+type node struct {
+	index      uint32
+	dn         namespace.Datanode
+	alive      bool
+	registered bool // since this NameNode's start
+	reported   bool // all its replicas, since it registered
+
+	registeredAt time.Time
+	lastSeen     time.Time
+	lastReport   time.Time
+
+	capacity, used, remaining uint64
+	transfers                 uint32
+	replicas                  int
+
+	deletions    map[uint64]*deletion
+	commands     []*clusterpb.Command
+	copies       int    // replications under way of which it is the source
+	copyingBytes uint64 // bytes of these
+	report       *partialReport
+}
+
+type deletion struct {
+	generation uint64
+	sent       time.Time
+}
+
+type copyTask struct {
+	source, target *node
+	length         uint64
+	deadline       time.Time
+}
+
+// replica is one DataNode's copy of a block, as last reported.
+type replica struct {
+	generation uint64
+	length     uint64
+	added      int64 // Unix seconds
+	node       uint32
+	state      clusterpb.ReplicaState
+	corrupt    bool
+}
+
+func newBlockMap(cfg *Config) *blockMap {
+	return &blockMap{
+		cfg:      cfg,
+		nodes:    make(map[string]*node),
+		replicas: make(map[uint64][]replica),
+		stuck:    make(map[uint64]bool),
+		missing:  make(map[uint64]bool),
+		corrupt:  make(map[uint64]bool),
+		copying:  make(map[uint64][]copyTask),
+		waiting:  make(map[uint64][]chan struct{}),
+		grown:    make(chan struct{}),
+	}
+}
+
+// start begins safe mode: known are the DataNodes to wait for.
+func (m *blockMap) start(known []namespace.Datanode, clusterID, poolID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.clusterID, m.poolID = clusterID, poolID
+	m.started = m.cfg.now()
+	m.safeMode = true
+	for _, dn := range known {
+		m.addNode(dn)
+	}
+}
+
+func (m *blockMap) addNode(dn namespace.Datanode) *node {
+	n := &node{index: uint32(len(m.byIndex)), dn: dn, deletions: make(map[uint64]*deletion)}
+	m.nodes[dn.UUID] = n
+	m.byIndex = append(m.byIndex, n)
+	return n
+}
+
+// good tells whether a replica can be read: it is final, alive, not corrupt, and
+// has the block's generation and length.
+func (m *blockMap) good(b namespace.BlockInfo, r replica) bool {
+	return !r.corrupt && r.state == clusterpb.ReplicaState_FINALIZED &&
+		r.generation == b.Generation && r.length == b.Length && m.byIndex[r.node].alive
+}
+
+// changed follows a change of the namespace. It runs while the entry is applied.
+func (m *blockMap) changed(ns *namespace.Namespace, touched, removed []uint64) {
+	if len(touched) == 0 && len(removed) == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.started.IsZero() {
+		return // replaying the log: nobody has reported anything yet
+	}
+	for _, id := range removed {
+		for _, r := range m.replicas[id] {
+			m.deleteFrom(m.byIndex[r.node], id, r.generation)
+		}
+		m.forget(id)
+	}
+	at := m.cfg.now().Add(m.cfg.RepairDelay)
+	for _, id := range touched {
+		m.delayed = append(m.delayed, delayed{id, at})
+	}
+}
+
+func (m *blockMap) forget(id uint64) {
+	for _, r := range m.replicas[id] {
+		m.byIndex[r.node].replicas--
+	}
+	delete(m.replicas, id)
+	delete(m.stuck, id)
+	delete(m.missing, id)
+	delete(m.corrupt, id)
+	for _, t := range m.copying[id] {
+		t.source.copied(t)
+	}
+	delete(m.copying, id)
+	m.wake(id)
+}
+
+func (n *node) copied(t copyTask) {
+	n.copies--
+	n.copyingBytes -= t.length
+}
+
+func (m *blockMap) deleteFrom(n *node, id, generation uint64) {
+	if d := n.deletions[id]; d == nil || d.generation != generation {
+		n.deletions[id] = &deletion{generation: generation}
+	}
+}
+
+// drop takes a replica off the map.
+func (m *blockMap) drop(id uint64, n *node) {
+	rs := m.replicas[id]
+	i := slices.IndexFunc(rs, func(r replica) bool { return r.node == n.index })
+	if i < 0 {
+		return
+	}
+	n.replicas--
+	rs[i] = rs[len(rs)-1]
+	rs = rs[:len(rs)-1]
+	if len(rs) == 0 {
+		delete(m.replicas, id)
+		return
+	}
+	m.replicas[id] = rs
+}
+
+// put records what a DataNode says of a replica.
+func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.ReplicaState, fresh bool) {
+	if d := n.deletions[id]; d != nil {
+		if !fresh {
+			return // the DataNode has not carried out the deletion yet
+		}
+		if generation > d.generation {
+			delete(n.deletions, id)
+		}
+	}
+	rs := m.replicas[id]
+	i := slices.IndexFunc(rs, func(r replica) bool { return r.node == n.index })
+	r := replica{generation: generation, length: length, node: n.index, state: st, added: m.cfg.now().Unix()}
+	if i >= 0 {
+		// A full report repeats what was there before: it heals nothing.
+		r.corrupt = rs[i].corrupt && !fresh && rs[i].generation == generation
+		rs[i] = r
+	} else {
+		n.replicas++
+		m.replicas[id] = append(rs, r)
+	}
+	if st == clusterpb.ReplicaState_FINALIZED {
+		m.arrived(id, n)
+		m.wake(id)
+	}
+}
+
+// arrived ends the copy that a DataNode was the target of.
+func (m *blockMap) arrived(id uint64, n *node) {
+	tasks := m.copying[id]
+	if len(tasks) == 0 {
+		return
+	}
+	tasks = slices.DeleteFunc(tasks, func(t copyTask) bool {
+		if t.target == n {
+			t.source.copied(t)
+			return true
+		}
+		return false
+	})
+	if len(tasks) == 0 {
+		delete(m.copying, id)
+		return
+	}
+	m.copying[id] = tasks
+}
+
+func (m *blockMap) wake(id uint64) {
+	for _, c := range m.waiting[id] {
+		close(c)
+	}
+	delete(m.waiting, id)
+}
+
+// finalized returns nil if a live DataNode has reported such a replica. Otherwise
+// it returns a channel that closes when something about the block's replicas has
+// changed. Whoever stops waiting before that calls cancel.
+func (m *blockMap) finalized(id, generation, length uint64) (changed chan struct{}, cancel func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	want := namespace.BlockInfo{ID: id, Generation: generation, Length: length}
+	for _, r := range m.replicas[id] {
+		if m.good(want, r) {
+			return nil, nil
+		}
+	}
+	c := make(chan struct{})
+	m.waiting[id] = append(m.waiting[id], c)
+	return c, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		ws := slices.DeleteFunc(m.waiting[id], func(w chan struct{}) bool { return w == c })
+		if len(ws) == 0 {
+			delete(m.waiting, id)
+		} else {
+			m.waiting[id] = ws
+		}
+	}
+}
+
+// markCorrupt marks a replica that failed its checksums.
+func (m *blockMap) markCorrupt(ns *namespace.Namespace, id uint64, n *node) {
+	for i := range m.replicas[id] {
+		if r := &m.replicas[id][i]; r.node == n.index && !r.corrupt {
+			r.corrupt = true
+			m.corrupt[id] = true
+			m.ready = append(m.ready, id)
+			m.cfg.Logger.Warn("namenode: corrupt replica", "block", id, "datanode", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port)
+		}
+	}
+}
+
+func (n *node) String() string { return fmt.Sprintf("%s (%s:%d)", n.dn.UUID, n.dn.Host, n.dn.Port) }

@@ -1,0 +1,490 @@
+package namenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+func TestReplicationThreeOnOneDatanode(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	b := r.write("/f", 3, 100, dns...)
+	l := r.locations("/f")
+	if len(l.GetBlocks()) != 1 || len(l.GetBlocks()[0].GetLocs()) != 1 || l.GetFileLength() != 100 {
+		t.Fatalf("locations: %v", l)
+	}
+	id := l.GetBlocks()[0].GetLocs()[0].GetId()
+	if id.GetXferPort() != dns[0].port || id.GetIpcPort() != dns[0].port || id.GetIpAddr() != dns[0].host {
+		t.Fatalf("location: %v", id)
+	}
+	r.clock.advance(10 * time.Second)
+	r.turn(dns)
+	stats := must[*hdfspb.GetFsStatsResponseProto](t)(r.nn.getFsStats(context.Background(), nil))
+	if stats.GetUnderReplicated() != 1 || stats.GetMissingBlocks() != 0 {
+		t.Fatalf("stats: %v", stats)
+	}
+	// A second DataNode gets a copy as soon as it is there.
+	dns = append(dns, r.datanode(2))
+	r.check()
+	r.turn(dns)
+	if n := r.holders(b.GetBlockId(), dns); n != 2 {
+		t.Fatalf("%d holders, want 2", n)
+	}
+}
+
+func TestPlacement(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(5)
+	dns[1].room = 10 // less than a block
+	r.turn(dns)
+	for i := range 50 {
+		path := fmt.Sprint("/", i)
+		r.create(path, "c", 3)
+		resp := must[*hdfspb.AddBlockResponseProto](t)(r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{
+			Src: &path, ClientName: proto.String("c"),
+			ExcludeNodes: []*hdfspb.DatanodeInfoProto{{Id: &hdfspb.DatanodeIDProto{DatanodeUuid: proto.String("dn-1")}}},
+		}))
+		seen := map[string]bool{}
+		for _, l := range resp.GetBlock().GetLocs() {
+			seen[l.GetId().GetDatanodeUuid()] = true
+		}
+		if len(seen) != 3 || seen["dn-1"] || seen["dn-2"] {
+			t.Fatalf("chose %v", seen)
+		}
+	}
+	// The caller's address in these tests is 10.0.0.9.
+	local := r.datanode(9)
+	local.heartbeat(nil)
+	for i := range 20 {
+		path := fmt.Sprint("/local", i)
+		r.create(path, "c", 2)
+		if first := r.addBlock(path, "c", nil).GetLocs()[0].GetId().GetDatanodeUuid(); first != "dn-9" {
+			t.Fatalf("the first of the pipeline is %s, not on the writer's host", first)
+		}
+	}
+	r.create("/none", "c", 1)
+	var all []*hdfspb.DatanodeInfoProto
+	for _, d := range append(dns, local) {
+		all = append(all, &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{DatanodeUuid: &d.uuid}})
+	}
+	_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/none"), ClientName: proto.String("c"), ExcludeNodes: all})
+	wantClass(t, err, exception.IO)
+}
+
+func TestDeadDatanodeIsReplaced(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(4)
+	b := r.write("/f", 3, 100, dns...)
+	var victim *fakeDatanode
+	for _, d := range dns {
+		if d.replicas[b.GetBlockId()] != nil {
+			victim = d
+		}
+	}
+	victim.dead = true
+	for range 5 {
+		r.clock.advance(10 * time.Second)
+		r.turn(dns)
+	}
+	if n := r.holders(b.GetBlockId(), dns); n != 3 {
+		t.Fatalf("%d live holders after one died, want 3", n)
+	}
+	report := must[*hdfspb.GetDatanodeReportResponseProto](t)(r.nn.getDatanodeReport(context.Background(), &hdfspb.GetDatanodeReportRequestProto{Type: hdfspb.DatanodeReportTypeProto_DEAD.Enum()}))
+	if len(report.GetDi()) != 1 || report.GetDi()[0].GetId().GetDatanodeUuid() != victim.uuid {
+		t.Fatalf("dead: %v", report)
+	}
+	// It comes back: one too many is trimmed.
+	victim.dead = false
+	for range 5 {
+		r.turn(dns)
+		r.clock.advance(time.Second)
+	}
+	if n := r.holders(b.GetBlockId(), dns); n != 3 {
+		t.Fatalf("%d holders after it came back, want 3", n)
+	}
+}
+
+func TestCopyIsRetried(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 1, 100, dns...)
+	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(2)}))
+	r.clock.advance(6 * time.Second)
+	r.check()
+	// The command is lost with the heartbeat's answer.
+	sent := 0
+	for _, d := range dns {
+		resp, err := r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Remaining: &d.room})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent += len(resp.GetCommands())
+	}
+	if sent != 1 {
+		t.Fatalf("%d commands, want one copy", sent)
+	}
+	r.turn(dns)
+	if n := r.holders(b.GetBlockId(), dns); n != 1 {
+		t.Fatalf("copied again before the time-out: %d holders", n)
+	}
+	for range 14 {
+		r.clock.advance(10 * time.Second)
+		r.turn(dns)
+	}
+	if n := r.holders(b.GetBlockId(), dns); n != 2 {
+		t.Fatalf("%d holders after the time-out, want 2", n)
+	}
+}
+
+func TestCorruptReplicaIsReplaced(t *testing.T) {
+	for _, spare := range []int{0, 1} {
+		r := newRig(t)
+		dns := r.datanodes(3 + spare)
+		b := r.write("/f", 3, 100, dns...)
+		var bad *fakeDatanode
+		for _, d := range dns {
+			if d.replicas[b.GetBlockId()] != nil {
+				bad = d
+			}
+		}
+		must[*hdfspb.ReportBadBlocksResponseProto](t)(r.nn.reportBadBlocks(r.as("root"), &hdfspb.ReportBadBlocksRequestProto{Blocks: []*hdfspb.LocatedBlockProto{{
+			B: b, Locs: []*hdfspb.DatanodeInfoProto{{Id: &hdfspb.DatanodeIDProto{DatanodeUuid: &bad.uuid}}},
+		}}}))
+		for _, l := range r.locations("/f").GetBlocks()[0].GetLocs() {
+			if l.GetId().GetDatanodeUuid() == bad.uuid {
+				t.Fatal("a corrupt replica is offered")
+			}
+		}
+		for range 4 {
+			r.clock.advance(time.Second)
+			r.turn(dns)
+		}
+		if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 3 || r.holders(b.GetBlockId(), dns) != 3 {
+			t.Fatalf("spare %d: %d good replicas, %d holders, want 3", spare, n, r.holders(b.GetBlockId(), dns))
+		}
+		deleted := false
+		for _, c := range bad.seen {
+			deleted = deleted || c.GetKind() == clusterpb.Command_DELETE
+		}
+		if !deleted {
+			t.Fatal("the corrupt replica was never deleted")
+		}
+	}
+}
+
+func TestLastReplicaIsKept(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(3)
+	b := r.write("/f", 1, 100, dns...)
+	var holder *fakeDatanode
+	for _, d := range dns {
+		if d.replicas[b.GetBlockId()] != nil {
+			holder = d
+		}
+	}
+	holder.changed(clusterpb.ReplicaChange_CORRUPT, holder.replicas[b.GetBlockId()])
+	for range 50 {
+		r.clock.advance(5 * time.Second)
+		r.turn(dns)
+	}
+	if r.holders(b.GetBlockId(), dns) != 1 {
+		t.Fatal("the last replica was deleted")
+	}
+	l := r.locations("/f").GetBlocks()[0]
+	if !l.GetCorrupt() || len(l.GetLocs()) != 1 {
+		t.Fatalf("location of a corrupt last replica: %v", l)
+	}
+}
+
+func TestStaleAndWrongReplicas(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 1, 100, dns...)
+	var other *fakeDatanode
+	for _, d := range dns {
+		if d.replicas[b.GetBlockId()] == nil {
+			other = d
+		}
+	}
+	for _, wrong := range []*clusterpb.Replica{
+		{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp()-1, 100), State: clusterpb.ReplicaState_FINALIZED.Enum()},
+		{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 99), State: clusterpb.ReplicaState_FINALIZED.Enum()},
+		{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 100), State: clusterpb.ReplicaState_WAITING_RECOVERY.Enum()},
+	} {
+		other.replicas[b.GetBlockId()] = wrong
+		other.report()
+		if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 1 {
+			t.Fatalf("%v is offered to readers", wrong)
+		}
+		r.turn(dns)
+		r.turn(dns)
+		if other.replicas[b.GetBlockId()] != nil {
+			t.Fatalf("%v was not deleted though there is a good replica", wrong)
+		}
+	}
+}
+
+func TestOrphans(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	b := r.write("/f", 1, 100, dns...)
+	r.create("/open", "w", 1)
+	open := r.addBlock("/open", "w", nil).GetB()
+	dns[0].store(open.GetBlockId(), open.GetGenerationStamp(), 5, clusterpb.ReplicaState_BEING_WRITTEN)
+	must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/f"), Recursive: proto.Bool(false)}))
+	future := open.GetBlockId() + 1000
+	dns[0].store(future, 1, 7, clusterpb.ReplicaState_FINALIZED)
+	dns[0].report()
+	for range 4 {
+		r.clock.advance(11 * time.Second)
+		r.turn(dns)
+	}
+	if dns[0].replicas[b.GetBlockId()] != nil {
+		t.Error("a deleted file's replica is still there")
+	}
+	if dns[0].replicas[open.GetBlockId()] == nil {
+		t.Error("a replica under construction was deleted")
+	}
+	if dns[0].replicas[future] == nil {
+		t.Error("a replica of a block that was never allocated was deleted")
+	}
+}
+
+func TestSafeMode(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 2, 100, dns...)
+	r.write("/gone", 2, 100, dns...)
+	must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/gone"), Recursive: proto.Bool(false)}))
+	r.nn.Close()
+	r.open()
+	if !r.nn.InSafeMode() {
+		t.Fatal("no safe mode after a start")
+	}
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 0 {
+		t.Fatalf("%d locations before any report", n)
+	}
+	dns[0].register()
+	r.clock.advance(10 * time.Second)
+	dns[0].seen = nil
+	r.turn(dns[:1])
+	if !r.nn.InSafeMode() || len(dns[0].seen) > 0 {
+		t.Fatalf("commands %v while a DataNode's report is awaited", dns[0].seen)
+	}
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 1 {
+		t.Fatalf("%d locations after a report", n)
+	}
+	r.mkdirs("root", "/still/works")
+	dns[1].register()
+	for range 3 {
+		r.turn(dns)
+	}
+	if r.nn.InSafeMode() {
+		t.Fatal("safe mode though all have reported")
+	}
+	if n := len(dns[0].replicas); n != 1 {
+		t.Fatalf("%d replicas, want that of the deleted file gone", n)
+	}
+	if r.holders(b.GetBlockId(), dns) != 2 {
+		t.Fatal("a good replica is gone")
+	}
+
+	// One that never comes back ends the wait by the time-out.
+	r.nn.Close()
+	r.open()
+	dns[0].register()
+	r.clock.advance(31 * time.Second)
+	r.turn(dns[:1])
+	if r.nn.InSafeMode() {
+		t.Fatal("safe mode after its time-out")
+	}
+}
+
+func TestAddBlockWaitsForDatanodesAfterAStart(t *testing.T) {
+	r := newRig(t)
+	r.datanodes(1)
+	r.create("/f", "w", 1)
+	r.nn.Close()
+	r.open(func(c *Config) { c.CompleteWait = time.Minute })
+	got := make(chan error)
+	go func() {
+		_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/f"), ClientName: proto.String("w")})
+		got <- err
+	}()
+	r.datanode(1)
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReadWaitsForReportsAfterAStart(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	r.write("/f", 1, 100, dns...)
+	r.nn.Close()
+	r.open(func(c *Config) { c.CompleteWait = time.Minute })
+	got := make(chan *hdfspb.LocatedBlocksProto)
+	go func() { got <- r.locations("/f") }()
+	dns[0].register()
+	if l := <-got; len(l.GetBlocks()) != 1 || len(l.GetBlocks()[0].GetLocs()) != 1 {
+		t.Fatalf("located: %v", l)
+	}
+}
+
+// TestLogOfANewerVersion finds an operation in the log that nobody here knows:
+// the file system must not open as if it were not there.
+func TestLogOfANewerVersion(t *testing.T) {
+	r := newRig(t)
+	r.mkdirs("root", "/a")
+	if _, err := r.nn.propose(t.Context(), &nspb.Entry{}); err == nil {
+		t.Fatal("an entry without an operation was applied")
+	}
+	if _, err := r.nn.mkdirs(r.as("root"), &hdfspb.MkdirsRequestProto{Src: proto.String("/b"), Masked: &hdfspb.FsPermissionProto{Perm: proto.Uint32(0o755)}, CreateParent: proto.Bool(true)}); err == nil {
+		t.Fatal("the state went on after an entry that it could not follow")
+	}
+	r.nn.Close()
+	nn, err := Open(t.Context(), Config{Dir: "/nn", FS: r.fs, Superuser: "root"})
+	if err == nil {
+		nn.Close()
+		t.Fatal("opened")
+	}
+	if !strings.Contains(err.Error(), "run a version at least as new") {
+		t.Fatalf("the error does not say what to do: %v", err)
+	}
+}
+
+func TestListingWithLocations(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(3)
+	for i := range 600 {
+		r.write(fmt.Sprintf("/d/%03d", i), 3, 100, dns...)
+	}
+	after, n, pages := []byte{}, 0, 0
+	for {
+		list := must[*hdfspb.GetListingResponseProto](t)(r.nn.getListing(r.as("root"), &hdfspb.GetListingRequestProto{Src: proto.String("/d"), StartAfter: after, NeedLocation: proto.Bool(true)})).GetDirList()
+		pages++
+		for _, fs := range list.GetPartialListing() {
+			if want := fmt.Sprintf("%03d", n); string(fs.GetPath()) != want || len(fs.GetLocations().GetBlocks()) != 1 || len(fs.GetLocations().GetBlocks()[0].GetLocs()) != 3 {
+				t.Fatalf("entry %d: %v", n, fs)
+			}
+			n++
+		}
+		if int(list.GetRemainingEntries()) != 600-n {
+			t.Fatalf("%d remain after %d of 600", list.GetRemainingEntries(), n)
+		}
+		if list.GetRemainingEntries() == 0 {
+			break
+		}
+		after = list.GetPartialListing()[len(list.GetPartialListing())-1].GetPath()
+	}
+	if n != 600 || pages != 2 {
+		t.Fatalf("%d entries in %d pages", n, pages)
+	}
+}
+
+func TestFullReportInParts(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	d := dns[0]
+	b1 := r.write("/1", 1, 10, d)
+	b2 := r.write("/2", 1, 10, d)
+	r.clock.advance(time.Hour)
+	part := func(id uint64, n, of uint32, reps ...*clusterpb.Replica) error {
+		_, err := r.nn.BlockReport(context.Background(), &clusterpb.BlockReportRequest{Uuid: &d.uuid, ReportId: &id, Part: &n, Parts: &of, Replicas: reps})
+		return err
+	}
+	located := func(path string) int { return len(r.locations(path).GetBlocks()[0].GetLocs()) }
+	if err := part(7, 0, 2, d.replicas[b1.GetBlockId()]); err != nil {
+		t.Fatal(err)
+	}
+	if located("/2") != 1 {
+		t.Fatal("the first part of two took away what the second may name")
+	}
+	if err := part(7, 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	if located("/1") != 1 || located("/2") != 0 {
+		t.Fatalf("after the report: %d and %d locations, want 1 and 0", located("/1"), located("/2"))
+	}
+	if err := part(8, 1, 2); err == nil {
+		t.Fatal("a second part without its first was taken")
+	}
+	if err := part(9, 3, 2); err == nil {
+		t.Fatal("part 3 of 2 was taken")
+	}
+	// What came after the DataNode may have made its list is not taken away.
+	d.receive(b2)
+	if err := part(10, 0, 1, d.replicas[b1.GetBlockId()]); err != nil {
+		t.Fatal(err)
+	}
+	if located("/2") != 1 {
+		t.Fatal("a report took away what was received just now")
+	}
+}
+
+func TestRegister(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	for _, bad := range []*clusterpb.RegisterRequest{
+		{},
+		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("no such host"), Port: proto.Uint32(1)}},
+		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(70000)}},
+		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}, ClusterId: proto.String("CID-other")},
+		{Datanode: &clusterpb.Datanode{Uuid: proto.String("x"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}, BlockPoolId: proto.String("BP-other")},
+	} {
+		_, err := r.nn.Register(ctx, bad)
+		if err == nil {
+			t.Errorf("registered %v", bad)
+		}
+		if foreign := bad.ClusterId != nil || bad.BlockPoolId != nil; errors.Is(err, cluster.ErrForeign) != foreign {
+			t.Errorf("the error for %v: %v", bad, err)
+		}
+	}
+	resp, err := r.nn.Heartbeat(ctx, &clusterpb.HeartbeatRequest{Uuid: proto.String("x")})
+	if err != nil || len(resp.GetCommands()) != 1 || resp.GetCommands()[0].GetKind() != clusterpb.Command_REGISTER {
+		t.Fatalf("heartbeat of a stranger: %v %v", resp, err)
+	}
+	if _, err := r.nn.BlockReport(ctx, &clusterpb.BlockReportRequest{Uuid: proto.String("x")}); !errors.Is(err, cluster.ErrNotRegistered) {
+		t.Fatalf("report of a stranger: %v", err)
+	}
+	// A DataNode made anew at the same address replaces the old one.
+	d := r.datanode(1)
+	d2 := *d
+	d2.uuid = "dn-1-again"
+	d2.register()
+	report := must[*hdfspb.GetDatanodeReportResponseProto](t)(r.nn.getDatanodeReport(ctx, &hdfspb.GetDatanodeReportRequestProto{Type: hdfspb.DatanodeReportTypeProto_ALL.Enum()}))
+	if len(report.GetDi()) != 1 || report.GetDi()[0].GetId().GetDatanodeUuid() != "dn-1-again" {
+		t.Fatalf("DataNodes: %v", report)
+	}
+}
+
+func TestChooseFavoursRoom(t *testing.T) {
+	cfg := Config{now: time.Now}
+	m := newBlockMap(&cfg)
+	for i := range 10 {
+		n := m.addNode(namespace.Datanode{UUID: fmt.Sprint(i)})
+		n.alive, n.registered, n.remaining = true, true, uint64(1000*(i+1))
+	}
+	count := map[string]int{}
+	for range 2000 {
+		for _, n := range m.choose(1, nil, "", 500) {
+			count[n.dn.UUID]++
+		}
+	}
+	if count["0"] >= count["9"] || count["0"] == 0 {
+		t.Fatalf("chosen: %v", count)
+	}
+}

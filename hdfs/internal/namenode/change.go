@@ -1,0 +1,102 @@
+package namenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/internal/journal"
+)
+
+// propose makes an entry durable and applies it.
+func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Result, error) {
+	e.TimeMs = proto.Int64(nn.cfg.now().UnixMilli())
+	data, err := proto.Marshal(e)
+	if err != nil {
+		return namespace.Result{}, fmt.Errorf("namenode: encode a log entry: %w", err)
+	}
+	out, err := nn.journal.Append(ctx, data)
+	if err != nil {
+		if errors.Is(err, journal.ErrNotLeader) {
+			return namespace.Result{}, exception.New(exception.Standby, "this NameNode is stopping or does not lead: %v", err)
+		}
+		return namespace.Result{}, err
+	}
+	done := out.(applied)
+	return done.res, done.err
+}
+
+// change runs one operation of a client. If it is refused or changes nothing, it
+// is answered from memory; else it is made durable first. If remember is set, a
+// repeated call gets the answer of the first.
+func (nn *NameNode) change(ctx context.Context, c *call, remember bool, e *nspb.Entry) (namespace.Result, error) {
+	e.Caller = c.caller
+	if remember && c.id.client != [16]byte{} && c.id.call >= 0 {
+		release, err := nn.calls.begin(ctx, c.id)
+		if err != nil {
+			return namespace.Result{}, err
+		}
+		defer release()
+		var (
+			res      namespace.Result
+			answered bool
+		)
+		nn.read(func(ns *namespace.Namespace) { res, answered = ns.Answered(c.id.client, c.id.call) })
+		if answered {
+			return res, nil
+		}
+		e.ClientId, e.CallId = c.id.client[:], proto.Int32(c.id.call)
+	}
+	var (
+		res     namespace.Result
+		changes bool
+		err     error
+	)
+	nn.read(func(ns *namespace.Namespace) { res, changes, err = ns.Check(e) })
+	if err != nil || !changes {
+		return res, err
+	}
+	return nn.propose(ctx, e)
+}
+
+// callID names a client's call.
+type callID struct {
+	client [16]byte
+	call   int32
+}
+
+// callsUnderWay makes a repeated call wait for the first one.
+type callsUnderWay struct {
+	mu      sync.Mutex
+	waiting map[callID]chan struct{}
+}
+
+func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), err error) {
+	for {
+		u.mu.Lock()
+		done, busy := u.waiting[id]
+		if !busy {
+			done = make(chan struct{})
+			u.waiting[id] = done
+			u.mu.Unlock()
+			return func() {
+				u.mu.Lock()
+				delete(u.waiting, id)
+				u.mu.Unlock()
+				close(done)
+			}, nil
+		}
+		u.mu.Unlock()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("namenode: wait for the first run of a repeated call: %w", context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package namenode
+
+import (
+	"fmt"
+	"log/slog"
+	"os/user"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Config says how a NameNode works. Only Dir is needed.
+type Config struct {
+	// Dir holds the log and the snapshots. It is made if missing, and locked
+	// against other processes.
+	Dir    string
+	FS     vfs.FS       // default vfs.Default
+	Logger *slog.Logger // default: slog.Default()
+
+	// Superuser may do anything and owns the root of a new file system;
+	// so may the members of Supergroup. Defaults: the user of this process, and "supergroup".
+	Superuser  string
+	Supergroup string
+	// Groups tells a user's groups. The default asks the operating system and
+	// remembers the answer for five minutes; users it does not know have no group.
+	Groups func(user string) []string
+
+	// What getServerDefaults tells clients. Defaults: 128 MiB, 3, 64 KiB packets.
+	BlockSize       uint64
+	Replication     uint32
+	WritePacketSize uint32
+	// MinBlockSize is the least block size a file may have. Default 1 MiB.
+	MinBlockSize uint64
+
+	// HeartbeatInterval is asked of DataNodes. Default 1 s.
+	HeartbeatInterval time.Duration
+	// DeadAfter is how long a DataNode may be silent before its replicas are
+	// counted as lost. Default 30 s.
+	DeadAfter time.Duration
+	// SafeModeTimeout is how long after its start the NameNode waits for the
+	// full reports of all DataNodes it knows before it repairs or deletes
+	// anything. Default: DeadAfter.
+	SafeModeTimeout time.Duration
+	// RepairDelay is how long after its file was closed a block may lack
+	// replicas before they are made: the last reports take a moment. Default 5 s.
+	RepairDelay time.Duration
+	// CopyTimeout, DeleteRetry and RecoveryTimeout are how long a DataNode has
+	// for a command before it, or another, is told again. Defaults: 2 min, 10 s, 15 s.
+	CopyTimeout     time.Duration
+	DeleteRetry     time.Duration
+	RecoveryTimeout time.Duration
+	// CompleteWait is how long complete waits for the report of the last
+	// block before it tells the client to ask again. Default 5 s.
+	CompleteWait time.Duration
+
+	// LeaseSoftLimit is how long after its last renewal a writer's file is safe
+	// from other writers, LeaseHardLimit when the NameNode closes it by itself.
+	// Defaults: 60 s and 20 min.
+	LeaseSoftLimit time.Duration
+	LeaseHardLimit time.Duration
+
+	// CheckInterval is how often leases, DataNodes and replication are looked
+	// at. Default 1 s.
+	CheckInterval time.Duration
+
+	// SnapshotEntries is after how many log entries a snapshot is taken.
+	// Default 65,536.
+	SnapshotEntries uint64
+
+	now func() time.Time
+	// manual leaves the periodic checks to a test.
+	manual bool
+}
+
+func (c *Config) setDefaults() error {
+	if c.Dir == "" {
+		return fmt.Errorf("no directory is configured")
+	}
+	if c.Superuser == "" {
+		u, err := user.Current()
+		if err != nil {
+			return fmt.Errorf("find out who runs this process, who would be the superuser; name one instead: %w", err)
+		}
+		c.Superuser = u.Username
+	}
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{
+		{&c.HeartbeatInterval, time.Second},
+		{&c.DeadAfter, 30 * time.Second},
+		{&c.RepairDelay, 5 * time.Second},
+		{&c.CopyTimeout, 2 * time.Minute},
+		{&c.DeleteRetry, 10 * time.Second},
+		{&c.RecoveryTimeout, 15 * time.Second},
+		{&c.CompleteWait, 5 * time.Second},
+		{&c.LeaseSoftLimit, time.Minute},
+		{&c.LeaseHardLimit, 20 * time.Minute},
+		{&c.CheckInterval, time.Second},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+		if *d.field < 0 {
+			return fmt.Errorf("a configured time is negative: %v", *d.field)
+		}
+	}
+	if c.SafeModeTimeout == 0 {
+		c.SafeModeTimeout = c.DeadAfter
+	}
+	if c.FS == nil {
+		c.FS = vfs.Default
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Supergroup == "" {
+		c.Supergroup = "supergroup"
+	}
+	if c.Groups == nil {
+		c.Groups = newSystemGroups().lookup
+	}
+	if c.BlockSize == 0 {
+		c.BlockSize = 128 << 20
+	}
+	if c.MinBlockSize == 0 {
+		c.MinBlockSize = 1 << 20
+	}
+	if c.Replication == 0 {
+		c.Replication = 3
+	}
+	if c.WritePacketSize == 0 {
+		c.WritePacketSize = 64 << 10
+	}
+	if c.BlockSize%bytesPerChecksum != 0 || c.BlockSize < c.MinBlockSize {
+		return fmt.Errorf("block size %d is not a multiple of %d, or less than the least allowed, %d", c.BlockSize, bytesPerChecksum, c.MinBlockSize)
+	}
+	if c.now == nil {
+		c.now = time.Now
+	}
+	return nil
+}

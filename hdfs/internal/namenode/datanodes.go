@@ -1,0 +1,174 @@
+package namenode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+var _ cluster.NameNode = (*NameNode)(nil)
+
+// Register makes a DataNode known. One that belongs to another file system is
+// refused.
+func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest) (*clusterpb.RegisterResponse, error) {
+	d := req.GetDatanode()
+	host, err := addressOf(ctx, d.GetHost())
+	if err != nil {
+		return nil, fmt.Errorf("namenode: register DataNode %q: %w", d.GetUuid(), err)
+	}
+	if d.GetUuid() == "" || d.GetPort() == 0 || d.GetPort() > 65535 {
+		return nil, fmt.Errorf("namenode: register DataNode %q at %s: it needs a uuid and a port, got port %d", d.GetUuid(), host, d.GetPort())
+	}
+	clusterID, poolID := nn.ClusterID(), nn.BlockPoolID()
+	if id := req.GetClusterId(); id != "" && id != clusterID {
+		return nil, fmt.Errorf("namenode: register DataNode %s: %w: it has cluster id %s, here it is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), cluster.ErrForeign, id, clusterID)
+	}
+	if id := req.GetBlockPoolId(); id != "" && id != poolID {
+		return nil, fmt.Errorf("namenode: register DataNode %s: %w: it has block pool %s, here it is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), cluster.ErrForeign, id, poolID)
+	}
+	dn := namespace.Datanode{UUID: d.GetUuid(), Host: host, Port: d.GetPort(), Hostname: d.GetHostname()}
+	if dn.Hostname == "" {
+		dn.Hostname = d.GetHost()
+	}
+	e := &nspb.Entry{Op: &nspb.Entry_RegisterDatanode{RegisterDatanode: &nspb.RegisterDatanode{
+		Uuid: &dn.UUID, Host: &dn.Host, Port: &dn.Port, Hostname: &dn.Hostname,
+	}}}
+	var changes bool
+	nn.read(func(ns *namespace.Namespace) { _, changes, err = ns.Check(e) })
+	if err == nil && changes {
+		_, err = nn.propose(ctx, e)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("namenode: register DataNode %s: %w", dn.UUID, err)
+	}
+	nn.blocks.register(dn)
+	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port)
+	return &clusterpb.RegisterResponse{
+		ClusterId: &clusterID, BlockPoolId: &poolID,
+		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())),
+	}, nil
+}
+
+// addressOf returns the IP address that clients are told, which a DataNode may
+// give by name.
+func addressOf(ctx context.Context, host string) (string, error) {
+	if net.ParseIP(host) != nil {
+		return host, nil
+	}
+	if host == "" {
+		return "", errors.New("it names no host that clients could reach")
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return "", fmt.Errorf("look up its host, that clients are to be told: %w", err)
+	}
+	for _, a := range addrs {
+		if a.Unmap().Is4() {
+			return a.Unmap().String(), nil
+		}
+	}
+	return addrs[0].String(), nil
+}
+
+func (m *blockMap) register(dn namespace.Datanode) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodes[dn.UUID]
+	if n == nil {
+		n = m.addNode(dn)
+	}
+	for uuid, other := range m.nodes {
+		// The namespace has dropped the DataNode that had this address.
+		if other != n && other.dn.Host == dn.Host && other.dn.Port == dn.Port {
+			other.alive, other.registered = false, false
+			for id := range m.replicas {
+				m.drop(id, other)
+			}
+			delete(m.nodes, uuid)
+		}
+	}
+	now := m.cfg.now()
+	n.dn = dn
+	n.registered, n.reported = true, false
+	n.registeredAt, n.lastSeen = now, now
+	n.report, n.commands = nil, nil
+	m.revive(n)
+}
+
+// revive counts a DataNode's replicas again.
+func (m *blockMap) revive(n *node) {
+	if n.alive {
+		return
+	}
+	n.alive = true
+	for id := range m.stuck {
+		m.ready = append(m.ready, id)
+	}
+	for id, rs := range m.replicas {
+		if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
+			m.ready = append(m.ready, id)
+			m.wake(id)
+		}
+	}
+}
+
+// Heartbeat notes that a DataNode lives and answers with its commands.
+func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+	m := nn.blocks
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodes[req.GetUuid()]
+	if n == nil || !n.registered {
+		return &clusterpb.HeartbeatResponse{Commands: []*clusterpb.Command{{Kind: clusterpb.Command_REGISTER.Enum()}}}, nil
+	}
+	now := m.cfg.now()
+	n.lastSeen = now
+	if n.capacity == 0 {
+		close(m.grown)
+		m.grown = make(chan struct{})
+	}
+	n.capacity, n.used, n.remaining = req.GetCapacity(), req.GetUsed(), req.GetRemaining()
+	n.transfers = req.GetTransfers()
+	m.revive(n)
+	cmds := m.commandsFor(n, now)
+	if !n.reported && n.report == nil && now.Sub(n.registeredAt) > m.cfg.DeleteRetry {
+		cmds = append(cmds, &clusterpb.Command{Kind: clusterpb.Command_REPORT.Enum()})
+		n.registeredAt = now
+	}
+	return &clusterpb.HeartbeatResponse{Commands: cmds}, nil
+}
+
+// commandsFor empties a DataNode's queue, and repeats deletions that it has not
+// confirmed within DeleteRetry.
+func (m *blockMap) commandsFor(n *node, now time.Time) []*clusterpb.Command {
+	out := n.commands
+	n.commands = nil
+	if m.safeMode {
+		return out
+	}
+	count := 0
+	for id, d := range n.deletions {
+		if count == maxDeletes {
+			break
+		}
+		if !d.sent.IsZero() && now.Sub(d.sent) < m.cfg.DeleteRetry {
+			continue
+		}
+		d.sent = now
+		count++
+		out = append(out, &clusterpb.Command{Kind: clusterpb.Command_DELETE.Enum(), Block: blockPB(id, d.generation, 0)})
+	}
+	return out
+}

@@ -1,0 +1,562 @@
+package namespace
+
+import (
+	"slices"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// recoveryHolder has the lease of a file while the NameNode recovers it, so
+// that its old writer can't go on.
+const recoveryHolder = "HDFS_NameNode"
+
+func (ns *Namespace) lease(n *Inode, holder string) {
+	ns.release(n)
+	n.file.open, n.file.holder = true, holder
+	held := ns.leases[holder]
+	if held == nil {
+		held = make(map[uint64]*Inode)
+		ns.leases[holder] = held
+	}
+	held[n.id] = n
+}
+
+func (ns *Namespace) release(n *Inode) {
+	if !n.file.open {
+		return
+	}
+	held := ns.leases[n.file.holder]
+	delete(held, n.id)
+	if len(held) == 0 {
+		delete(ns.leases, n.file.holder)
+	}
+	n.file.open, n.file.holder = false, ""
+}
+
+func (f *file) last() *Block {
+	if len(f.blocks) == 0 {
+		return nil
+	}
+	return f.blocks[len(f.blocks)-1]
+}
+
+func (f *file) length() uint64 {
+	var n uint64
+	for _, b := range f.blocks {
+		n += b.Length
+	}
+	return n
+}
+
+func (b *Block) matches(p *nspb.Block) bool {
+	return p != nil && b != nil && b.ID == p.GetId()
+}
+
+// copyOf detaches a block from the state; targets are never changed in place.
+func copyOf(b *Block) Block {
+	c := Block{ID: b.ID, Generation: b.Generation, Length: b.Length}
+	if b.Construction != nil {
+		u := *b.Construction
+		c.Construction = &u
+	}
+	return c
+}
+
+func (t *txn) create(op *nspb.Create) error {
+	ns := t.ns
+	r, err := ns.resolve(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if err := checkHolder("create", op.GetPath(), op.GetHolder()); err != nil {
+		return err
+	}
+	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
+		return err
+	}
+	if op.GetBlockSize() == 0 || op.GetBlockSize() > 1<<50 {
+		return exception.New(exception.IO, "create %s: block size %d is out of range", r, op.GetBlockSize())
+	}
+	if err := ns.traverse(&t.caller, r); err != nil {
+		return err
+	}
+	n := r.last()
+	switch {
+	case len(r.comps) == 0 || n != nil && n.dir != nil:
+		return exception.New(exception.FileAlreadyExists, "%s already exists as a directory", r)
+	case n == nil && op.GetMustExist():
+		return exception.New(exception.FileNotFound, "Can't overwrite non-existent %s for client %s", r, op.GetHolder())
+	case n != nil && !op.GetOverwrite():
+		if n.file.open {
+			return t.beingCreated("CREATE_FILE", n, op.GetHolder())
+		}
+		return exception.New(exception.FileAlreadyExists, "%s for client %s already exists", r, op.GetHolder())
+	case n != nil:
+		if err := ns.need(&t.caller, n, Write); err != nil {
+			return err
+		}
+		if err := ns.needParent(&t.caller, r); err != nil {
+			return err
+		}
+	default:
+		if err := t.checkParents(r, op.GetCreateParent()); err != nil {
+			return err
+		}
+		if err := ns.need(&t.caller, r.ancestor(), Write); err != nil {
+			return err
+		}
+	}
+	if !t.write() {
+		return nil
+	}
+	if n != nil {
+		t.remove(n)
+	}
+	mode := uint16(op.GetMode()) & modeBits
+	// As in HDFS, directories that a file needs inherit their parent's mode.
+	parent := t.makeParents(r, func(parent *Inode) uint16 { return parent.mode &^ sticky })
+	n = t.newChild(parent, r.base(), mode)
+	n.file = &file{replication: uint16(op.GetReplication()), blockSize: op.GetBlockSize()}
+	ns.files++
+	ns.lease(n, op.GetHolder())
+	t.res.OK, t.res.Inode = true, n.id
+	return nil
+}
+
+// checkHolder checks the name under which a client will have a lease.
+func checkHolder(what, path, holder string) error {
+	switch {
+	case holder == "":
+		return exception.New(exception.IllegalArgument, "%s %s: the client has no name", what, printable(path))
+	case len(holder) > maxHolderLength:
+		return exception.New(exception.IllegalArgument, "%s %s: the client's name has %d bytes; the limit is %d", what, printable(path), len(holder), maxHolderLength)
+	case holder == recoveryHolder:
+		return exception.New(exception.IllegalArgument, "%s %s: the client name %s is the NameNode's own", what, printable(path), holder)
+	}
+	return nil
+}
+
+func (t *txn) beingCreated(what string, n *Inode, holder string) error {
+	if n.file.holder == holder {
+		return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because %s is already the current lease holder.", what, n.Path(), holder, holder)
+	}
+	return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because this file lease is currently owned by %s.", what, n.Path(), holder, n.file.holder)
+}
+
+// writable finds a file that holder is writing. A client that knows the
+// inode's id keeps its file through renames.
+func (t *txn) writable(path string, id uint64, holder string) (*Inode, error) {
+	n, err := t.writableOrClosed(path, id, holder)
+	if err != nil {
+		return nil, err
+	}
+	if !n.file.open {
+		return nil, exception.New(exception.LeaseExpired, "File is not open for writing: %s (inode %d) Holder %s does not have any open files.", n.Path(), n.id, holder)
+	}
+	if n.file.holder != holder {
+		return nil, exception.New(exception.LeaseExpired, "Client (=%s) is not the lease owner (=%s): %s (inode %d) Holder %s does not have any open files.", holder, n.file.holder, n.Path(), n.id, holder)
+	}
+	return n, nil
+}
+
+func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, error) {
+	ns := t.ns
+	n, shown := ns.inodes[id], path
+	if id == 0 || id == rootID {
+		r, err := ns.reach(&t.caller, path)
+		if err != nil {
+			return nil, err
+		}
+		n = r.last()
+	}
+	if n == nil {
+		return nil, exception.New(exception.FileNotFound, "File does not exist: %s (inode %d) Holder %s does not have any open files.", printable(shown), id, printable(holder))
+	}
+	if n.file == nil {
+		return nil, exception.New(exception.LeaseExpired, "INode is not a regular file: %s (inode %d) Holder %s does not have any open files.", n.Path(), n.id, printable(holder))
+	}
+	return n, nil
+}
+
+// checkCommit checks what a client says a block has become.
+func checkCommit(b *Block, p *nspb.Block) error {
+	if b.Construction == nil {
+		if b.Generation != p.GetGeneration() || b.Length != p.GetLength() {
+			return exception.New(exception.IO, "block %d is complete with generation stamp %d and length %d, the client submits %d and %d", b.ID, b.Generation, b.Length, p.GetGeneration(), p.GetLength())
+		}
+		return nil
+	}
+	if b.Generation != p.GetGeneration() {
+		return exception.New(exception.IO, "Commit block with mismatching GS. NN has %d, client submits %d (block %d)", b.Generation, p.GetGeneration(), b.ID)
+	}
+	if p.GetLength() < b.Length {
+		return exception.New(exception.IO, "Commit or complete block %d: commit length %d is less than the length %d already known", b.ID, p.GetLength(), b.Length)
+	}
+	if p.GetLength() > b.inode.file.blockSize {
+		return exception.New(exception.IO, "Commit or complete block %d: length %d is more than the file's block size %d", b.ID, p.GetLength(), b.inode.file.blockSize)
+	}
+	return nil
+}
+
+func (t *txn) commitBlock(b *Block, length uint64) {
+	if b.Construction == nil {
+		return
+	}
+	b.Length = length
+	b.Construction = nil
+	delete(t.ns.recovering, b.ID)
+	t.res.Touched = append(t.res.Touched, b.ID)
+}
+
+func (t *txn) addBlock(op *nspb.AddBlock) error {
+	ns := t.ns
+	n, err := t.writable(op.GetPath(), op.GetFile(), op.GetHolder())
+	if err != nil {
+		return err
+	}
+	f, prev := n.file, op.GetPrevious()
+	last := f.last()
+	switch {
+	case last == nil && prev == nil:
+	case last.matches(prev):
+		if err := checkCommit(last, prev); err != nil {
+			return err
+		}
+	case prev == nil && last != nil && last.Construction == nil:
+		// Appending in a block of its own.
+	case last != nil && last.Construction != nil && last.Length == 0 && last.Construction.Recovery == 0 &&
+		(len(f.blocks) == 1 && prev == nil || len(f.blocks) > 1 && f.blocks[len(f.blocks)-2].matches(prev)):
+		// Asked again: the answer to this very request was lost.
+		t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(last)
+		return nil
+	default:
+		return exception.New(exception.IO, "Cannot allocate block in %s: passed 'previous' block %d does not match actual last block in file %d", n.Path(), prev.GetId(), idOf(last))
+	}
+	if len(f.blocks) >= MaxFileBlocks {
+		return exception.New(exception.IO, "File %s has reached the limit on maximum number of blocks: %d >= %d", n.Path(), len(f.blocks), MaxFileBlocks)
+	}
+	if op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps {
+		return exception.New(exception.IO, "generation stamp %d was not reserved", op.GetGeneration())
+	}
+	if !t.write() {
+		return nil
+	}
+	if last != nil && prev != nil {
+		t.commitBlock(last, prev.GetLength())
+	}
+	b := &Block{ID: ns.nextBlock, Generation: op.GetGeneration(), inode: n, Construction: &Construction{Targets: slices.Clone(op.GetTargets())}}
+	ns.nextBlock++
+	ns.blocks[b.ID] = b
+	f.blocks = append(f.blocks, b)
+	t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(b)
+	return nil
+}
+
+func idOf(b *Block) uint64 {
+	if b == nil {
+		return 0
+	}
+	return b.ID
+}
+
+func (t *txn) abandonBlock(op *nspb.AbandonBlock) error {
+	n, err := t.writable(op.GetPath(), op.GetFile(), op.GetHolder())
+	if err != nil {
+		return err
+	}
+	last := n.file.last()
+	if !last.matches(op.GetBlock()) || last.Construction == nil {
+		return nil
+	}
+	if !t.write() {
+		return nil
+	}
+	t.dropLast(n.file)
+	return nil
+}
+
+func (t *txn) dropLast(f *file) {
+	last := f.last()
+	f.blocks[len(f.blocks)-1] = nil
+	f.blocks = f.blocks[:len(f.blocks)-1]
+	t.forgetBlock(last)
+}
+
+func (t *txn) complete(op *nspb.Complete) error {
+	n, err := t.writableOrClosed(op.GetPath(), op.GetFile(), op.GetHolder())
+	if err != nil {
+		return err
+	}
+	last := n.file.last()
+	if !n.file.open && (last == nil && op.GetLast() == nil || last.matches(op.GetLast())) {
+		t.res.OK = true // asked again
+		return nil
+	}
+	if n, err = t.writable(op.GetPath(), op.GetFile(), op.GetHolder()); err != nil {
+		return err
+	}
+	if op.GetLast() != nil {
+		if !last.matches(op.GetLast()) {
+			return exception.New(exception.IO, "complete %s: last block %d of the client is not the file's last block %d", n.Path(), op.GetLast().GetId(), idOf(last))
+		}
+		if err := checkCommit(last, op.GetLast()); err != nil {
+			return err
+		}
+	} else if last != nil && last.Construction != nil {
+		return nil // not before the client tells how long it has become
+	}
+	if !t.write() {
+		return nil
+	}
+	if last != nil {
+		t.commitBlock(last, op.GetLast().GetLength())
+	}
+	t.close(n)
+	t.res.OK = true
+	return nil
+}
+
+func (t *txn) close(n *Inode) {
+	t.ns.release(n)
+	n.mtime = t.now()
+	t.touch(n.file.blocks)
+}
+
+func (t *txn) fsync(op *nspb.Fsync) error {
+	n, err := t.writable(op.GetPath(), op.GetFile(), op.GetHolder())
+	if err != nil {
+		return err
+	}
+	last := n.file.last()
+	if op.GetLastBlockLength() < 0 || last == nil || last.Construction == nil {
+		return nil
+	}
+	length := uint64(op.GetLastBlockLength())
+	if length > n.file.blockSize {
+		return exception.New(exception.IO, "fsync %s: last block length %d is more than the block size %d", n.Path(), length, n.file.blockSize)
+	}
+	if length > last.Length && t.write() {
+		last.Length = length
+	}
+	return nil
+}
+
+func (t *txn) append(op *nspb.Append) error {
+	ns := t.ns
+	if err := checkHolder("append", op.GetPath(), op.GetHolder()); err != nil {
+		return err
+	}
+	r, err := ns.reach(&t.caller, op.GetPath())
+	if err != nil {
+		return err
+	}
+	n := r.last()
+	if n == nil {
+		return exception.New(exception.FileNotFound, "Failed to append to non-existent file %s for client %s", r, op.GetHolder())
+	}
+	if n.file == nil {
+		return exception.New(exception.FileAlreadyExists, "Cannot append to directory %s; already exists as a directory.", r)
+	}
+	if err := ns.need(&t.caller, n, Write); err != nil {
+		return err
+	}
+	if n.file.open {
+		return t.beingCreated("APPEND_FILE", n, op.GetHolder())
+	}
+	if !t.write() {
+		return nil
+	}
+	ns.lease(n, op.GetHolder())
+	t.res.OK, t.res.Inode = true, n.id
+	last := n.file.last()
+	if last != nil && last.Length < n.file.blockSize && !op.GetNewBlock() {
+		// The generation stamp stays: replicas have it. A client that needs a new
+		// one for its pipeline asks for it, and then updates the pipeline.
+		last.Construction = &Construction{Targets: slices.Clone(op.GetTargets())}
+		t.res.Block = copyOf(last)
+	}
+	return nil
+}
+
+func (t *txn) truncate(op *nspb.Truncate) error {
+	ns := t.ns
+	n, err := t.existing(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if n.file == nil {
+		return exception.New(exception.FileNotFound, "Path is not a file: %s", n.Path())
+	}
+	if err := checkHolder("truncate", op.GetPath(), op.GetHolder()); err != nil {
+		return err
+	}
+	if err := ns.need(&t.caller, n, Write); err != nil {
+		return err
+	}
+	f := n.file
+	if f.open {
+		return t.beingCreated("TRUNCATE_FILE", n, op.GetHolder())
+	}
+	length := f.length()
+	if op.GetLength() > length {
+		return exception.New(exception.IllegalArgument, "Cannot truncate to a larger file size. Current size: %d, truncate size: %d.", length, op.GetLength())
+	}
+	t.res.OK, t.res.Inode = true, n.id
+	if op.GetLength() == length {
+		return nil
+	}
+	keep, rest := 0, op.GetLength()
+	for keep < len(f.blocks) && f.blocks[keep].Length <= rest {
+		rest -= f.blocks[keep].Length
+		keep++
+	}
+	if rest > 0 && (op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps) {
+		return exception.New(exception.IO, "generation stamp %d was not reserved", op.GetGeneration())
+	}
+	if !t.write() {
+		return nil
+	}
+	n.mtime = t.now()
+	if rest > 0 {
+		keep++
+	}
+	for len(f.blocks) > keep {
+		t.dropLast(f)
+	}
+	if rest == 0 {
+		return nil
+	}
+	last := f.last()
+	ns.lease(n, op.GetHolder())
+	last.Length = rest
+	last.Construction = &Construction{Targets: slices.Clone(op.GetTargets()), Recovery: op.GetGeneration(), Truncate: true, TruncateTo: rest}
+	ns.recovering[last.ID] = last
+	t.res.OK, t.res.Block = false, copyOf(last)
+	return nil
+}
+
+// Constructing finds a block that holder is writing.
+func (ns *Namespace) constructing(id uint64, holder string) (*Block, error) {
+	b := ns.blocks[id]
+	if b == nil {
+		return nil, exception.New(exception.IO, "block %d does not exist: its file was deleted or the block abandoned", id)
+	}
+	if b.Construction == nil || !b.inode.file.open {
+		return nil, exception.New(exception.IO, "block %d of %s is not under construction", id, b.inode.Path())
+	}
+	if b.inode.file.holder != holder {
+		return nil, exception.New(exception.LeaseExpired, "Client (=%s) is not the lease owner (=%s): %s (inode %d)", holder, b.inode.file.holder, b.inode.Path(), b.inode.id)
+	}
+	if b.Construction.Recovery != 0 {
+		return nil, exception.New(exception.IO, "block %d of %s is being recovered", id, b.inode.Path())
+	}
+	return b, nil
+}
+
+func (t *txn) updatePipeline(op *nspb.UpdatePipeline) error {
+	ns := t.ns
+	b, err := ns.constructing(op.GetOld().GetId(), op.GetHolder())
+	if err != nil {
+		return err
+	}
+	next := op.GetNew()
+	if len(op.GetTargets()) > MaxReplication {
+		return exception.New(exception.IllegalArgument, "Update block %d: a pipeline of %d DataNodes", b.ID, len(op.GetTargets()))
+	}
+	if next.GetId() != b.ID || next.GetGeneration() <= b.Generation || next.GetGeneration() >= ns.stamps ||
+		next.GetLength() < b.Length || next.GetLength() > b.inode.file.blockSize {
+		return exception.New(exception.IO, "Update block %d (generation stamp %d, length %d) to an older state: block %d, generation stamp %d, length %d", b.ID, b.Generation, b.Length, next.GetId(), next.GetGeneration(), next.GetLength())
+	}
+	if !t.write() {
+		return nil
+	}
+	b.Generation, b.Length = next.GetGeneration(), next.GetLength()
+	b.Construction.Targets = slices.Clone(op.GetTargets())
+	t.res.OK = true
+	return nil
+}
+
+func (t *txn) startRecovery(op *nspb.StartRecovery) error {
+	ns := t.ns
+	n := ns.inodes[op.GetFile()]
+	if n == nil || n.file == nil || !n.file.open {
+		return exception.New(exception.IO, "inode %d is no file under construction", op.GetFile())
+	}
+	b := n.file.last()
+	if b == nil || b.ID != op.GetBlock() || b.Construction == nil {
+		return exception.New(exception.IO, "block %d is not the last block of %s under construction", op.GetBlock(), n.Path())
+	}
+	if op.GetGeneration() <= max(b.Generation, b.Construction.Recovery) || op.GetGeneration() >= ns.stamps {
+		return exception.New(exception.IO, "recovery of block %d needs a generation stamp above %d, got %d", b.ID, max(b.Generation, b.Construction.Recovery), op.GetGeneration())
+	}
+	if !t.write() {
+		return nil
+	}
+	ns.lease(n, recoveryHolder)
+	b.Construction.Recovery = op.GetGeneration()
+	ns.recovering[b.ID] = b
+	t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(b)
+	return nil
+}
+
+func (t *txn) commitRecovery(op *nspb.CommitRecovery) error {
+	ns := t.ns
+	b := ns.blocks[op.GetBlock()]
+	if b == nil {
+		return exception.New(exception.IO, "block %d does not exist: its file was deleted", op.GetBlock())
+	}
+	if b.Construction == nil {
+		if b.Generation == op.GetGeneration() && b.Length == op.GetLength() {
+			t.res.OK = true // told again
+			return nil
+		}
+		return exception.New(exception.IO, "block %d is not being recovered", b.ID)
+	}
+	if b.Construction.Recovery == 0 || b.Construction.Recovery != op.GetGeneration() {
+		return exception.New(exception.IO, "The recovery id %d does not match current recovery id %d for block %d", op.GetGeneration(), b.Construction.Recovery, b.ID)
+	}
+	drop := len(op.GetTargets()) == 0
+	switch {
+	case drop && op.GetLength() != 0:
+		return exception.New(exception.IO, "recovery of block %d with length %d names no DataNode", b.ID, op.GetLength())
+	case op.GetLength() > b.inode.file.blockSize:
+		return exception.New(exception.IO, "recovery of block %d ends with length %d, more than the block size %d", b.ID, op.GetLength(), b.inode.file.blockSize)
+	case !drop && b.Construction.Truncate && op.GetLength() != b.Construction.TruncateTo:
+		return exception.New(exception.IO, "truncation of block %d to %d bytes ended with %d", b.ID, b.Construction.TruncateTo, op.GetLength())
+	}
+	if !t.write() {
+		return nil
+	}
+	n := b.inode
+	if drop {
+		t.dropLast(n.file)
+	} else {
+		b.Generation = op.GetGeneration()
+		t.commitBlock(b, op.GetLength())
+	}
+	t.close(n)
+	t.res.OK = true
+	return nil
+}
+
+func (t *txn) closeFile(op *nspb.CloseFile) error {
+	n := t.ns.inodes[op.GetFile()]
+	if n == nil || n.file == nil || !n.file.open {
+		return nil
+	}
+	last := n.file.last()
+	unwritten := last != nil && last.Construction != nil
+	if unwritten && !op.GetDropLast() {
+		return exception.New(exception.IO, "the last block of %s is under construction", n.Path())
+	}
+	if !t.write() {
+		return nil
+	}
+	if unwritten {
+		t.dropLast(n.file)
+	}
+	t.close(n)
+	t.res.OK = true
+	return nil
+}

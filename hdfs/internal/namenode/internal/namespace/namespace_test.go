@@ -1,0 +1,450 @@
+package namespace
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sort"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// machine runs operations as the NameNode does, and checks what must hold for each.
+type machine struct {
+	t     testing.TB
+	ns    *Namespace
+	clock int64
+	stamp uint64
+	log   [][]byte
+}
+
+func newMachine(t testing.TB) *machine {
+	m := &machine{t: t, ns: New(), clock: 1000}
+	m.apply("", &nspb.Entry{Op: &nspb.Entry_Format{Format: &nspb.Format{
+		ClusterId: proto.String("CID"), BlockPoolId: proto.String("BP"), Superuser: proto.String("root"), Supergroup: proto.String("supergroup"),
+	}}})
+	m.apply("", &nspb.Entry{Op: &nspb.Entry_ReserveGenerations{ReserveGenerations: &nspb.ReserveGenerations{Limit: proto.Uint64(1 << 40)}}})
+	m.stamp = firstStamp
+	return m
+}
+
+func (m *machine) snapshot() []byte {
+	buf, err := m.ns.AppendSnapshot(nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return buf
+}
+
+var groups = map[string][]string{"alice": {"staff"}, "bob": {"staff", "users"}}
+
+// apply runs an entry as user; "" is the NameNode itself.
+func (m *machine) apply(user string, e *nspb.Entry) (Result, error) {
+	m.t.Helper()
+	m.clock++
+	e.TimeMs = &m.clock
+	if user != "" {
+		e.Caller = &nspb.Caller{User: &user, Groups: groups[user], Superuser: proto.Bool(user == "root")}
+	}
+	compare := m.clock%8 == 0 // two snapshots for each operation take their time
+	var before []byte
+	if compare {
+		before = m.snapshot()
+	}
+	checked, changes, checkErr := m.ns.Check(e)
+	if compare && !bytes.Equal(m.snapshot(), before) {
+		m.t.Fatalf("Check changed the state: %v", e)
+	}
+	data, err := proto.Marshal(e)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.log = append(m.log, data)
+	res, err := m.ns.Apply(e)
+	if fmt.Sprint(err) != fmt.Sprint(checkErr) {
+		m.t.Fatalf("Check says %v, Apply %v: %v", checkErr, err, e)
+	}
+	if !changes {
+		if res.OK != checked.OK || len(res.Removed)+len(res.Touched) > 0 {
+			m.t.Fatalf("Check says that nothing changes, and %+v; Apply %+v: %v", checked, res, e)
+		}
+	}
+	var refused *exception.Error
+	if err != nil && !errors.As(err, &refused) {
+		m.t.Fatal(err)
+	}
+	m.audit()
+	return res, err
+}
+
+// audit checks that the indexes agree with the tree.
+func (m *machine) audit() {
+	m.t.Helper()
+	ns := m.ns
+	inodes, files, blocks, leased, recovering := 0, int64(0), 0, 0, 0
+	stack := []*Inode{ns.root}
+	for len(stack) > 0 {
+		n := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		inodes++
+		if ns.inodes[n.id] != n {
+			m.t.Fatalf("inode %d of %s is not in the index", n.id, n.Path())
+		}
+		if n.dir != nil {
+			count, last := 0, ""
+			for _, chunk := range n.dir.chunks {
+				if len(chunk) == 0 || len(chunk) > chunkSize {
+					m.t.Fatalf("a chunk of %d", len(chunk))
+				}
+				for _, child := range chunk {
+					if child.name <= last || child.parent != n {
+						m.t.Fatalf("child %q after %q in %s", child.name, last, n.Path())
+					}
+					last = child.name
+					count++
+					stack = append(stack, child)
+				}
+			}
+			if count != n.dir.count {
+				m.t.Fatalf("%s counts %d children and has %d", n.Path(), n.dir.count, count)
+			}
+			continue
+		}
+		files++
+		if n.file.open {
+			leased++
+			if ns.leases[n.file.holder][n.id] != n {
+				m.t.Fatalf("the lease of %s is not in the index", n.Path())
+			}
+		}
+		for i, b := range n.file.blocks {
+			blocks++
+			if ns.blocks[b.ID] != b || b.inode != n || b.ID >= ns.nextBlock || b.Generation >= ns.stamps {
+				m.t.Fatalf("block %d of %s", b.ID, n.Path())
+			}
+			if b.Construction != nil {
+				if !n.file.open || i != len(n.file.blocks)-1 {
+					m.t.Fatalf("block %d of %s is under construction", b.ID, n.Path())
+				}
+				if b.Construction.Recovery != 0 {
+					recovering++
+					if ns.recovering[b.ID] != b {
+						m.t.Fatalf("recovery of block %d is not in the index", b.ID)
+					}
+				}
+			}
+		}
+	}
+	indexed := 0
+	for holder, held := range ns.leases {
+		if len(held) == 0 {
+			m.t.Fatalf("holder %s without a lease", holder)
+		}
+		indexed += len(held)
+	}
+	if inodes != len(ns.inodes) || files != ns.files || blocks != len(ns.blocks) || leased != indexed || recovering != len(ns.recovering) {
+		m.t.Fatalf("the tree has %d inodes, %d files, %d blocks, %d leases, %d recoveries; the indexes %d, %d, %d, %d, %d",
+			inodes, files, blocks, leased, recovering, len(ns.inodes), ns.files, len(ns.blocks), indexed, len(ns.recovering))
+	}
+}
+
+// roundTrip checks that a snapshot restores to the same state.
+func (m *machine) roundTrip() {
+	m.t.Helper()
+	first := m.snapshot()
+	ns, err := Restore(bytes.NewReader(first))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	second, err := ns.AppendSnapshot(nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if !bytes.Equal(first, second) {
+		m.t.Fatal("a restored snapshot differs")
+	}
+	m.ns = ns
+	m.audit()
+}
+
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		m := newMachine(t)
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			m.t = t
+			if d.Cmd != "run" {
+				d.Fatalf(t, "unknown command %s", d.Cmd)
+			}
+			var out strings.Builder
+			for _, line := range strings.Split(strings.TrimSpace(d.Input), "\n") {
+				fields := strings.Fields(line)
+				if len(fields) < 2 {
+					d.Fatalf(t, "want: user operation ...: %q", line)
+				}
+				out.WriteString(m.command(d, fields[0], fields[1], fields[2:]))
+			}
+			m.roundTrip()
+			return out.String()
+		})
+	})
+}
+
+func (m *machine) command(d *datadriven.TestData, user, op string, args []string) string {
+	t := m.t.(*testing.T)
+	has := func(word string) bool {
+		for _, a := range args {
+			if a == word {
+				return true
+			}
+		}
+		return false
+	}
+	num := func(i int, base int) uint64 {
+		n, err := strconv.ParseUint(args[i], base, 64)
+		if err != nil {
+			d.Fatalf(t, "%v", err)
+		}
+		return n
+	}
+	block := func(word string) *nspb.Block {
+		for _, a := range args {
+			if rest, ok := strings.CutPrefix(a, word+"="); ok {
+				p := strings.Split(rest, ":")
+				b := &nspb.Block{Id: new(uint64), Generation: new(uint64), Length: new(uint64)}
+				for i, f := range []*uint64{b.Id, b.Generation, b.Length} {
+					v, err := strconv.ParseUint(p[i], 10, 64)
+					if err != nil {
+						d.Fatalf(t, "%v", err)
+					}
+					*f = v
+				}
+				*b.Id += firstBlockID
+				return b
+			}
+		}
+		return nil
+	}
+	next := func() *uint64 { m.stamp++; s := m.stamp - 1; return &s }
+	who := callerOf(&nspb.Entry{Caller: &nspb.Caller{User: &user, Groups: groups[user], Superuser: proto.Bool(user == "root")}})
+	var e nspb.Entry
+	switch op {
+	case "mkdirs":
+		e.Op = &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{Path: &args[0], Mode: proto.Uint32(uint32(num(1, 8))), CreateParent: proto.Bool(!has("noparent"))}}
+	case "create":
+		e.Op = &nspb.Entry_Create{Create: &nspb.Create{Path: &args[0], Holder: &args[1], Mode: proto.Uint32(0o644), Replication: proto.Uint32(3), BlockSize: proto.Uint64(100),
+			Overwrite: proto.Bool(has("overwrite")), CreateParent: proto.Bool(!has("noparent")), MustExist: proto.Bool(has("mustexist"))}}
+	case "addblock":
+		e.Op = &nspb.Entry_AddBlock{AddBlock: &nspb.AddBlock{Path: &args[0], Holder: &args[1], Previous: block("prev"), Generation: next(), Targets: []string{"dn1", "dn2"}}}
+	case "abandon":
+		e.Op = &nspb.Entry_AbandonBlock{AbandonBlock: &nspb.AbandonBlock{Path: &args[0], Holder: &args[1], Block: block("block")}}
+	case "complete":
+		e.Op = &nspb.Entry_Complete{Complete: &nspb.Complete{Path: &args[0], Holder: &args[1], Last: block("last")}}
+	case "fsync":
+		e.Op = &nspb.Entry_Fsync{Fsync: &nspb.Fsync{Path: &args[0], Holder: &args[1], LastBlockLength: proto.Int64(int64(num(2, 10)))}}
+	case "append":
+		e.Op = &nspb.Entry_Append{Append: &nspb.Append{Path: &args[0], Holder: &args[1], NewBlock: proto.Bool(has("newblock")), Targets: []string{"dn1"}}}
+	case "truncate":
+		e.Op = &nspb.Entry_Truncate{Truncate: &nspb.Truncate{Path: &args[0], Holder: &args[1], Length: proto.Uint64(num(2, 10)), Generation: next(), Targets: []string{"dn1"}}}
+	case "pipeline":
+		e.Op = &nspb.Entry_UpdatePipeline{UpdatePipeline: &nspb.UpdatePipeline{Holder: &args[0], Old: block("old"), New: block("new"), Targets: []string{"dn2"}}}
+	case "rename":
+		e.Op = &nspb.Entry_Rename{Rename: &nspb.Rename{From: &args[0], To: &args[1]}}
+	case "rename2":
+		e.Op = &nspb.Entry_Rename{Rename: &nspb.Rename{From: &args[0], To: &args[1], Strict: proto.Bool(true), Overwrite: proto.Bool(has("overwrite"))}}
+	case "delete":
+		e.Op = &nspb.Entry_Delete{Delete: &nspb.Delete{Path: &args[0], Recursive: proto.Bool(has("recursive"))}}
+	case "chmod":
+		e.Op = &nspb.Entry_SetPermission{SetPermission: &nspb.SetPermission{Path: &args[0], Mode: proto.Uint32(uint32(num(1, 8)))}}
+	case "chown":
+		e.Op = &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &args[0], Owner: &args[1], Group: &args[2]}}
+	case "chgrp":
+		e.Op = &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &args[0], Group: &args[1]}}
+	case "times":
+		e.Op = &nspb.Entry_SetTimes{SetTimes: &nspb.SetTimes{Path: &args[0], MtimeMs: proto.Int64(int64(num(1, 10))), AtimeMs: proto.Int64(-1)}}
+	case "setrep":
+		e.Op = &nspb.Entry_SetReplication{SetReplication: &nspb.SetReplication{Path: &args[0], Replication: proto.Uint32(uint32(num(1, 10)))}}
+	case "concat":
+		e.Op = &nspb.Entry_Concat{Concat: &nspb.Concat{Path: &args[0], Sources: args[1:]}}
+	case "recover":
+		f, err := m.ns.File(Caller{Superuser: true}, args[0], 0)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		id := idOf(nil)
+		if len(f.Blocks) > 0 {
+			id = f.Blocks[len(f.Blocks)-1].ID
+		}
+		user = ""
+		e.Op = &nspb.Entry_StartRecovery{StartRecovery: &nspb.StartRecovery{File: &f.Status.ID, Block: &id, Generation: next()}}
+	case "recovered":
+		b := block("block")
+		user = ""
+		rec := &nspb.CommitRecovery{Block: b.Id, Generation: b.Generation, Length: b.Length, Targets: []string{"dn1"}}
+		if has("nobody") {
+			rec.Targets = nil
+		}
+		e.Op = &nspb.Entry_CommitRecovery{CommitRecovery: rec}
+	case "close":
+		f, err := m.ns.File(Caller{Superuser: true}, args[0], 0)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		user = ""
+		e.Op = &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &f.Status.ID, DropLast: proto.Bool(has("drop"))}}
+	case "write": // a closed file with blocks of these lengths
+		out := m.command(d, user, "create", []string{args[0], "w"})
+		prev := ""
+		for _, a := range args[1:] {
+			var cmd []string
+			if prev != "" {
+				cmd = append(cmd, "prev="+prev)
+			}
+			m.command(d, user, "addblock", append([]string{args[0], "w"}, cmd...))
+			prev = fmt.Sprintf("%d:%d:%s", m.ns.nextBlock-1-firstBlockID, m.stamp-1, a)
+		}
+		cmd := []string{args[0], "w"}
+		if prev != "" {
+			cmd = append(cmd, "last="+prev)
+		}
+		if !strings.HasPrefix(out, "ok") {
+			return out
+		}
+		return m.command(d, user, "complete", cmd)
+	case "ls":
+		after := ""
+		if len(args) > 1 {
+			after = args[1]
+		}
+		entries, rest, ok, err := m.ns.List(who, args[0], after, 3, false)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		if !ok {
+			return "nothing there\n"
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, strconv.Quote(e.Status.Name))
+		}
+		return fmt.Sprintf("%s and %d more\n", strings.Join(names, " "), rest)
+	case "stat":
+		s, ok, err := m.ns.Stat(who, args[0])
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		if !ok {
+			return "nothing there\n"
+		}
+		return m.line(s) + "\n"
+	case "read":
+		f, err := m.ns.File(who, args[0], Read)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		return m.line(f.Status) + blocksLine(f.Blocks) + "\n"
+	case "du":
+		s, err := m.ns.Sum(who, args[0])
+		for done := false; err == nil && !done; {
+			done, err = s.Step(m.ns, 2)
+		}
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		return fmt.Sprintf("%d bytes, %d on disk, %d files, %d directories\n", s.Total.Length, s.Total.Space, s.Total.Files, s.Total.Directories)
+	case "tree":
+		var out strings.Builder
+		m.tree(&out, m.ns.root)
+		return out.String()
+	case "leases":
+		var out strings.Builder
+		for _, h := range m.ns.Holders() {
+			fmt.Fprintf(&out, "%s: %d\n", h, len(m.ns.OpenFiles(h)))
+		}
+		return out.String() + fmt.Sprintf("%d recovering\n", len(m.ns.recovering))
+	default:
+		d.Fatalf(t, "unknown operation %s", op)
+	}
+	res, err := m.apply(user, &e)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	out := "ok"
+	if !res.OK {
+		out = "false"
+		switch op {
+		case "chmod", "chown", "chgrp", "times", "fsync", "abandon":
+			out = "ok" // these have no answer
+		}
+	}
+	if res.Block.ID != 0 {
+		out += blocksLine([]Block{res.Block})
+	}
+	if len(res.Removed) > 0 {
+		out += fmt.Sprintf(" removed %d", relative(res.Removed))
+	}
+	return out + "\n"
+}
+
+func relative(ids []uint64) []uint64 {
+	out := make([]uint64, len(ids))
+	for i, id := range ids {
+		out[i] = id - firstBlockID
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i] < out[j] })
+	return out
+}
+
+func blocksLine(blocks []Block) string {
+	var out strings.Builder
+	for _, b := range blocks {
+		fmt.Fprintf(&out, " %d:%d:%d", b.ID-firstBlockID, b.Generation, b.Length)
+		if u := b.Construction; u != nil {
+			fmt.Fprintf(&out, "(at %s", strings.Join(u.Targets, ","))
+			if u.Recovery != 0 {
+				fmt.Fprintf(&out, ", recovery %d", u.Recovery)
+			}
+			if u.Truncate {
+				fmt.Fprintf(&out, ", truncate to %d", u.TruncateTo)
+			}
+			out.WriteString(")")
+		}
+	}
+	return out.String()
+}
+
+func (m *machine) line(s Status) string {
+	mode := fs.FileMode(s.Mode & 0o777)
+	if s.Directory {
+		mode |= fs.ModeDir
+	}
+	out := fmt.Sprintf("%v %s:%s", mode, s.Owner, s.Group)
+	if s.Mode&sticky != 0 {
+		out += " sticky"
+	}
+	if !s.Directory {
+		out += fmt.Sprintf(" %d bytes x%d", s.Length, s.Replication)
+	}
+	if s.Open {
+		out += " open"
+	}
+	return out
+}
+
+func (m *machine) tree(out *strings.Builder, n *Inode) {
+	fmt.Fprintf(out, "%-12s %s\n", n.Path(), m.line(m.ns.status(n)))
+	if n.dir == nil {
+		return
+	}
+	n.dir.after("", func(child *Inode) bool {
+		m.tree(out, child)
+		return true
+	})
+}

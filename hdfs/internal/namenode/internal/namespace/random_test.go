@@ -1,0 +1,282 @@
+package namespace
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// randomEntry makes an operation on a few paths, so that many of them meet.
+func (m *machine) randomEntry(rng *rand.Rand) (user string, e *nspb.Entry) {
+	names := []string{"a", "b", "c"}
+	path := func() string {
+		p := ""
+		for range 1 + rng.IntN(3) {
+			p += "/" + names[rng.IntN(len(names))]
+		}
+		return p
+	}
+	p, holder := path(), []string{"w1", "w2"}[rng.IntN(2)]
+	user = []string{"root", "root", "root", "alice"}[rng.IntN(4)]
+	var last *nspb.Block
+	var fileID, lastID uint64
+	if f, err := m.ns.File(Caller{Superuser: true}, p, 0); err == nil {
+		fileID = f.Status.ID
+		if f.Holder != "" && rng.IntN(5) > 0 {
+			holder = f.Holder
+		}
+		if n := len(f.Blocks); n > 0 {
+			b := f.Blocks[n-1]
+			lastID = b.ID
+			last = &nspb.Block{Id: &b.ID, Generation: &b.Generation, Length: proto.Uint64(max(b.Length, uint64(rng.IntN(101))))}
+			if b.Construction == nil {
+				last.Length = &b.Length
+			}
+		}
+	}
+	stamp := func() *uint64 { m.stamp++; s := m.stamp - 1; return &s }
+	e = &nspb.Entry{}
+	switch rng.IntN(20) {
+	case 0, 1:
+		e.Op = &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{Path: &p, Mode: proto.Uint32(uint32(rng.IntN(0o2000))), CreateParent: proto.Bool(rng.IntN(2) == 0)}}
+	case 2, 3, 4:
+		e.Op = &nspb.Entry_Create{Create: &nspb.Create{Path: &p, Holder: &holder, Mode: proto.Uint32(0o644), Overwrite: proto.Bool(rng.IntN(2) == 0), CreateParent: proto.Bool(true), Replication: proto.Uint32(2), BlockSize: proto.Uint64(100)}}
+	case 5, 6, 7, 8:
+		e.Op = &nspb.Entry_AddBlock{AddBlock: &nspb.AddBlock{Path: &p, Holder: &holder, Previous: last, Generation: stamp(), Targets: []string{"d"}}}
+	case 9, 10:
+		e.Op = &nspb.Entry_Complete{Complete: &nspb.Complete{Path: &p, Holder: &holder, Last: last}}
+	case 11:
+		e.Op = &nspb.Entry_Append{Append: &nspb.Append{Path: &p, Holder: &holder, NewBlock: proto.Bool(rng.IntN(3) == 0), Targets: []string{"d"}}}
+	case 12:
+		e.Op = &nspb.Entry_Truncate{Truncate: &nspb.Truncate{Path: &p, Holder: &holder, Length: proto.Uint64(uint64(rng.IntN(250))), Generation: stamp(), Targets: []string{"d"}}}
+	case 13:
+		e.Op = &nspb.Entry_Rename{Rename: &nspb.Rename{From: &p, To: proto.String(path()), Strict: proto.Bool(rng.IntN(2) == 0), Overwrite: proto.Bool(rng.IntN(2) == 0)}}
+	case 14:
+		e.Op = &nspb.Entry_Delete{Delete: &nspb.Delete{Path: &p, Recursive: proto.Bool(rng.IntN(2) == 0)}}
+	case 15:
+		e.Op = &nspb.Entry_SetPermission{SetPermission: &nspb.SetPermission{Path: &p, Mode: proto.Uint32(uint32(rng.IntN(0o2000)))}}
+	case 16:
+		e.Op = &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &p, Owner: proto.String([]string{"alice", "bob"}[rng.IntN(2)])}}
+	case 17:
+		e.Op = &nspb.Entry_StartRecovery{StartRecovery: &nspb.StartRecovery{File: &fileID, Block: &lastID, Generation: stamp()}}
+		user = ""
+	case 18:
+		c := &nspb.CommitRecovery{Block: &lastID, Generation: stamp(), Length: proto.Uint64(last.GetLength()), Targets: []string{"d"}}
+		if b := m.ns.blocks[lastID]; b != nil && b.Construction != nil {
+			c.Generation = &b.Construction.Recovery
+			if b.Construction.Truncate {
+				c.Length = &b.Construction.TruncateTo
+			}
+		}
+		e.Op = &nspb.Entry_CommitRecovery{CommitRecovery: c}
+		user = ""
+	case 19:
+		if rng.IntN(2) == 0 {
+			e.Op = &nspb.Entry_Concat{Concat: &nspb.Concat{Path: &p, Sources: []string{path()}}}
+		} else {
+			e.Op = &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &fileID, DropLast: proto.Bool(rng.IntN(2) == 0)}}
+			user = ""
+		}
+	}
+	if rng.IntN(3) == 0 {
+		e.ClientId = []byte("0123456789abcdef")
+		e.CallId = proto.Int32(int32(rng.IntN(1 << 20)))
+	}
+	return user, e
+}
+
+// TestDeterminism applies the same log three ways: at once, over a snapshot in the
+// middle, and twice. All give the same bytes.
+func TestDeterminism(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		m := newMachine(t)
+		done := 0
+		for i := range 1500 {
+			user, e := m.randomEntry(rng)
+			if _, err := m.apply(user, e); err == nil {
+				done++
+			}
+			if i == 700 {
+				m.roundTrip()
+			}
+			m.clock += int64(rng.IntN(2000))
+		}
+		if done < 200 {
+			t.Fatalf("seed %d: only %d operations went through", seed, done)
+		}
+		want := m.snapshot()
+		for range 2 {
+			ns := New()
+			for _, data := range m.log {
+				var e nspb.Entry
+				if err := proto.Unmarshal(data, &e); err != nil {
+					t.Fatal(err)
+				}
+				ns.Apply(&e)
+			}
+			got, err := ns.AppendSnapshot(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Fatalf("seed %d: the same log gave another state", seed)
+			}
+		}
+	}
+}
+
+func TestRetryCacheExpires(t *testing.T) {
+	m := newMachine(t)
+	client := [16]byte{1}
+	mkdir := func(path string, id int32) {
+		m.apply("root", &nspb.Entry{ClientId: client[:], CallId: &id, Op: &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{Path: &path, Mode: proto.Uint32(0o755)}}})
+	}
+	mkdir("/a", 1)
+	if res, ok := m.ns.Answered(client, 1); !ok || !res.OK {
+		t.Fatalf("answered: %+v %v", res, ok)
+	}
+	m.roundTrip()
+	if _, ok := m.ns.Answered(client, 1); !ok {
+		t.Fatal("a snapshot lost the call")
+	}
+	m.clock += retryMillis
+	mkdir("/b", 2)
+	if _, ok := m.ns.Answered(client, 1); ok {
+		t.Fatal("the call is remembered for longer than ten minutes")
+	}
+	if _, ok := m.ns.Answered(client, 2); !ok {
+		t.Fatal("the new call is not remembered")
+	}
+}
+
+func TestChildren(t *testing.T) {
+	for seed := range uint64(4) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		var c children
+		model := map[string]bool{}
+		for i := range 20000 {
+			name := fmt.Sprint(rng.IntN(5000))
+			if seed == 0 {
+				name = fmt.Sprintf("%08d", i) // in order
+			}
+			if model[name] != (c.get(name) != nil) {
+				t.Fatalf("%s: there %v, want %v", name, !model[name], model[name])
+			}
+			if model[name] && rng.IntN(2) == 0 {
+				c.remove(name)
+				delete(model, name)
+			} else if !model[name] {
+				c.insert(&Inode{name: name})
+				model[name] = true
+			}
+		}
+		if c.count != len(model) {
+			t.Fatalf("count %d, want %d", c.count, len(model))
+		}
+		for range 100 {
+			start := fmt.Sprint(rng.IntN(6000))
+			want := 0
+			for name := range model {
+				if name > start {
+					want++
+				}
+			}
+			got, last := 0, start
+			c.after(start, func(n *Inode) bool {
+				if n.name <= last {
+					t.Fatalf("%s after %s", n.name, last)
+				}
+				last = n.name
+				got++
+				return true
+			})
+			if got != want || c.rest(start) != want {
+				t.Fatalf("after %s: %d, rest says %d, want %d", start, got, c.rest(start), want)
+			}
+		}
+	}
+}
+
+func FuzzRestore(f *testing.F) {
+	m := newMachine(f)
+	rng := rand.New(rand.NewPCG(7, 7))
+	for range 300 {
+		m.apply2(rng)
+	}
+	full := m.snapshot()
+	f.Add(full)
+	f.Add(full[:len(full)/2])
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ns, err := Restore(bytes.NewReader(data))
+		if err != nil {
+			return
+		}
+		// What was taken is consistent, and writes itself back.
+		m := &machine{t: t, ns: ns}
+		m.audit()
+		m.roundTrip()
+	})
+}
+
+// FuzzApply applies whatever decodes as an entry.
+func FuzzApply(f *testing.F) {
+	m := newMachine(f)
+	rng := rand.New(rand.NewPCG(8, 8))
+	for range 60 {
+		m.apply2(rng)
+	}
+	for _, e := range m.log {
+		f.Add(e)
+	}
+	state := m.snapshot()
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var e nspb.Entry
+		if proto.Unmarshal(data, &e) != nil {
+			return
+		}
+		ns, err := Restore(bytes.NewReader(state))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &machine{t: t, ns: ns}
+		_, _, checkErr := ns.Check(&e)
+		key, remembered := keyOf(&e)
+		_, answered := ns.retry.calls[key]
+		_, err = ns.Apply(&e)
+		if !(remembered && answered) && fmt.Sprint(err) != fmt.Sprint(checkErr) {
+			t.Fatalf("Check says %v, Apply %v", checkErr, err)
+		}
+		m.audit()
+		m.roundTrip()
+	})
+}
+
+func (m *machine) apply2(rng *rand.Rand) {
+	user, e := m.randomEntry(rng)
+	m.apply(user, e)
+}
+
+func BenchmarkApplyCreate(b *testing.B) {
+	ns := New()
+	root := proto.String("root")
+	ns.Apply(&nspb.Entry{Op: &nspb.Entry_Format{Format: &nspb.Format{ClusterId: proto.String("c"), BlockPoolId: proto.String("b"), Superuser: root, Supergroup: root}}})
+	caller := &nspb.Caller{User: root, Superuser: proto.Bool(true)}
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		_, err := ns.Apply(&nspb.Entry{TimeMs: proto.Int64(int64(i)), Caller: caller, Op: &nspb.Entry_Create{Create: &nspb.Create{
+			Path: proto.String(fmt.Sprintf("/%03d/%09d", i%100, i/100)), Holder: root, CreateParent: proto.Bool(true), Replication: proto.Uint32(3), BlockSize: proto.Uint64(1 << 20),
+		}}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		i++
+	}
+}

@@ -1,0 +1,496 @@
+package namespace
+
+import (
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// newChild adds an inode to the tree. As in BSD and HDFS the group is the parent's.
+func (t *txn) newChild(parent *Inode, name string, mode uint16) *Inode {
+	ns := t.ns
+	n := &Inode{
+		id:     ns.nextInode,
+		name:   name,
+		parent: parent,
+		mtime:  t.now(),
+		atime:  t.now(),
+		owner:  ns.intern(t.caller.User),
+		group:  parent.group,
+		mode:   mode,
+	}
+	ns.nextInode++
+	ns.inodes[n.id] = n
+	parent.dir.insert(n)
+	parent.mtime = t.now()
+	return n
+}
+
+func (t *txn) mkdirs(op *nspb.Mkdirs) error {
+	ns := t.ns
+	r, err := ns.reach(&t.caller, op.GetPath())
+	if err != nil {
+		return err
+	}
+	if n := r.last(); n != nil {
+		if n.dir == nil {
+			return exception.New(exception.FileAlreadyExists, "Path is not a directory: %s", r)
+		}
+		t.res.OK, t.res.Inode = true, n.id
+		return nil
+	}
+	at := r.ancestor()
+	if err := t.checkParents(r, op.GetCreateParent()); err != nil {
+		return err
+	}
+	if err := ns.need(&t.caller, at, Write); err != nil {
+		return err
+	}
+	if !t.write() {
+		return nil
+	}
+	mode := uint16(op.GetMode()) & modeBits
+	at = t.makeParents(r, func(*Inode) uint16 { return mode })
+	n := t.newChild(at, r.base(), mode)
+	n.dir = &children{}
+	t.res.OK, t.res.Inode = true, n.id
+	return nil
+}
+
+// checkParents checks that the missing directories above r may be made,
+// as far as names and limits go, and its own name too.
+func (t *txn) checkParents(r resolved, create bool) error {
+	at := r.ancestor()
+	missing := r.comps[len(r.nodes)-1:]
+	if len(missing) > 1 && !create {
+		return exception.New(exception.FileNotFound, "Parent directory doesn't exist: %s", r.parentString())
+	}
+	if err := checkNewName(at, missing[0]); err != nil {
+		return err
+	}
+	for _, name := range missing[1:] {
+		if len(name) > MaxComponentLength {
+			return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), printable(r.parentString()), MaxComponentLength, len(name))
+		}
+	}
+	return nil
+}
+
+// makeParents makes the missing directories above r and returns its parent.
+// Whatever mode says, their owner can go through them and write.
+func (t *txn) makeParents(r resolved, mode func(parent *Inode) uint16) *Inode {
+	at := r.ancestor()
+	for i := len(r.nodes) - 1; i < len(r.comps)-1; i++ {
+		at = t.newChild(at, r.comps[i], mode(at)|0o300)
+		at.dir = &children{}
+	}
+	return at
+}
+
+func (t *txn) delete(op *nspb.Delete) error {
+	ns := t.ns
+	r, err := ns.reach(&t.caller, op.GetPath())
+	if err != nil {
+		return err
+	}
+	n := r.last()
+	if n == nil || n == ns.root {
+		return nil
+	}
+	if err := ns.needParent(&t.caller, r); err != nil {
+		return err
+	}
+	if n.dir != nil && n.dir.count > 0 {
+		if !op.GetRecursive() {
+			return exception.New(exception.PathIsNotEmptyDirectory, "`%s is non empty': Directory is not empty", r)
+		}
+		if err := ns.needSubtree(&t.caller, n, Read|Write|Execute, true); err != nil {
+			return err
+		}
+	}
+	if !t.write() {
+		return nil
+	}
+	t.remove(n)
+	t.res.OK = true
+	return nil
+}
+
+// remove takes a whole subtree away, with its blocks and leases.
+func (t *txn) remove(n *Inode) {
+	n.parent.dir.remove(n.name)
+	n.parent.mtime = t.now()
+	t.forget(n)
+	_ = eachDirectory(n, func(d *Inode) error {
+		for _, chunk := range d.dir.chunks {
+			for _, child := range chunk {
+				t.forget(child)
+			}
+		}
+		return nil
+	})
+}
+
+func (t *txn) forget(n *Inode) {
+	ns := t.ns
+	delete(ns.inodes, n.id)
+	if n.file == nil {
+		return
+	}
+	ns.files--
+	ns.release(n)
+	for _, b := range n.file.blocks {
+		t.forgetBlock(b)
+	}
+}
+
+func (t *txn) forgetBlock(b *Block) {
+	delete(t.ns.blocks, b.ID)
+	delete(t.ns.recovering, b.ID)
+	t.res.Removed = append(t.res.Removed, b.ID)
+}
+
+func (t *txn) rename(op *nspb.Rename) error {
+	ns := t.ns
+	from, err := ns.resolve(op.GetFrom())
+	if err != nil {
+		return err
+	}
+	to, err := ns.resolve(op.GetTo())
+	if err != nil {
+		return err
+	}
+	if err := ns.traverse(&t.caller, from); err != nil {
+		return err
+	}
+	if err := ns.traverse(&t.caller, to); err != nil {
+		return err
+	}
+	if op.GetStrict() {
+		return t.renameStrict(from, to, op.GetOverwrite())
+	}
+
+	n := from.last()
+	if n == nil || n == ns.root {
+		return nil
+	}
+	if d := to.last(); d != nil && d.dir != nil {
+		to = ns.walk(append(to.comps[:len(to.comps):len(to.comps)], from.base()))
+		if err := ns.traverse(&t.caller, to); err != nil {
+			return err
+		}
+	}
+	if to.last() == n {
+		t.res.OK = true
+		return nil
+	}
+	parent := to.parent()
+	if to.within(from) || to.last() != nil || parent == nil || parent.dir == nil {
+		return nil
+	}
+	if err := t.checkMove(from, to); err != nil {
+		return err
+	}
+	if !t.write() {
+		return nil
+	}
+	t.move(n, parent, to.base())
+	t.res.OK = true
+	return nil
+}
+
+func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
+	ns := t.ns
+	n, target, parent := from.last(), to.last(), to.parent()
+	switch {
+	case n == nil:
+		return exception.New(exception.FileNotFound, "rename source %s is not found.", from)
+	case n == ns.root:
+		return exception.New(exception.IO, "rename source cannot be the root")
+	case target == ns.root:
+		return exception.New(exception.IO, "rename destination cannot be the root")
+	case n == target:
+		return exception.New(exception.FileAlreadyExists, "The source %s and destination %s are the same", from, to)
+	case to.within(from):
+		return exception.New(exception.IO, "Rename destination %s is a directory or file under source %s", to, from)
+	case parent == nil:
+		return exception.New(exception.FileNotFound, "rename destination parent %s not found.", to.parentString())
+	case parent.dir == nil:
+		return exception.New(exception.ParentNotDirectory, "rename destination parent %s is a file.", to.parentString())
+	case target != nil && !overwrite:
+		return exception.New(exception.FileAlreadyExists, "rename destination %s already exists", to)
+	case target != nil && (target.dir == nil) != (n.dir == nil):
+		return exception.New(exception.IO, "Source %s and destination %s must both be directories or both be files", from, to)
+	case target != nil && target.dir != nil && target.dir.count > 0:
+		return exception.New(exception.IO, "rename destination directory is not empty: %s", to)
+	}
+	if err := t.checkMove(from, to); err != nil {
+		return err
+	}
+	if !t.write() {
+		return nil
+	}
+	if target != nil {
+		t.remove(target)
+	}
+	t.move(n, parent, to.base())
+	t.res.OK = true
+	return nil
+}
+
+func (t *txn) checkMove(from, to resolved) error {
+	if err := t.ns.needParent(&t.caller, from); err != nil {
+		return err
+	}
+	if err := t.ns.needParent(&t.caller, to); err != nil {
+		return err
+	}
+	if to.last() == nil {
+		if err := checkNewName(to.parent(), to.base()); err != nil {
+			return err
+		}
+	}
+	return t.checkDepth(from.last(), len(to.comps))
+}
+
+// checkDepth keeps every path that exists within the limit that resolving has,
+// so that nothing can be moved out of reach.
+func (t *txn) checkDepth(n *Inode, depth int) error {
+	if n.dir == nil || depth <= n.depth() {
+		return nil // the path of a file is checked by itself; otherwise nothing gets deeper
+	}
+	return eachDirectory(n, func(d *Inode) error {
+		if d.depth()-n.depth()+depth >= MaxPathDepth {
+			return exception.New(exception.IO, "rename: Pathname too long.  Limit %d characters, %d levels.", MaxPathLength, MaxPathDepth)
+		}
+		return nil
+	})
+}
+
+func (n *Inode) depth() int {
+	d := 0
+	for at := n; at.parent != nil; at = at.parent {
+		d++
+	}
+	return d
+}
+
+func (t *txn) move(n, parent *Inode, name string) {
+	n.parent.dir.remove(n.name)
+	n.parent.mtime = t.now()
+	n.parent, n.name = parent, name
+	parent.dir.insert(n)
+	parent.mtime = t.now()
+}
+
+// existing resolves a path that must be there.
+func (t *txn) existing(path string) (*Inode, error) {
+	r, err := t.ns.reach(&t.caller, path)
+	if err != nil {
+		return nil, err
+	}
+	n := r.last()
+	if n == nil {
+		return nil, exception.New(exception.FileNotFound, "File does not exist: %s", r)
+	}
+	return n, nil
+}
+
+func (t *txn) setPermission(op *nspb.SetPermission) error {
+	n, err := t.existing(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if err := t.ns.needOwner(&t.caller, n); err != nil {
+		return err
+	}
+	mode := uint16(op.GetMode()) & modeBits
+	if n.mode != mode && t.write() {
+		n.mode = mode
+	}
+	return nil
+}
+
+func (t *txn) setOwner(op *nspb.SetOwner) error {
+	ns := t.ns
+	n, err := t.existing(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if err := ns.needOwner(&t.caller, n); err != nil {
+		return err
+	}
+	owner, group := ns.names[n.owner], ns.names[n.group]
+	if op.Owner != nil && op.GetOwner() != "" {
+		owner = op.GetOwner()
+	}
+	if op.Group != nil && op.GetGroup() != "" {
+		group = op.GetGroup()
+	}
+	if len(owner) > maxNameLength || len(group) > maxNameLength {
+		return exception.New(exception.IllegalArgument, "setOwner %s: names of %d and %d bytes; the limit is %d", n.Path(), len(owner), len(group), maxNameLength)
+	}
+	if !t.caller.Superuser {
+		if owner != ns.names[n.owner] {
+			return exception.New(exception.AccessControl, "User %s is not a super user (non-super user cannot change owner).", t.caller.User)
+		}
+		if group != ns.names[n.group] && !contains(t.caller.Groups, group) {
+			return exception.New(exception.AccessControl, "User %s does not belong to %s", t.caller.User, group)
+		}
+	}
+	if owner == ns.names[n.owner] && group == ns.names[n.group] {
+		return nil
+	}
+	if t.write() {
+		n.owner, n.group = ns.intern(owner), ns.intern(group)
+	}
+	return nil
+}
+
+func contains(list []string, s string) bool {
+	for _, e := range list {
+		if e == s {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *txn) setTimes(op *nspb.SetTimes) error {
+	n, err := t.existing(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if err := t.ns.need(&t.caller, n, Write); err != nil {
+		return err
+	}
+	mtime, atime := n.mtime, n.atime
+	if op.GetMtimeMs() >= 0 {
+		mtime = op.GetMtimeMs()
+	}
+	if op.GetAtimeMs() >= 0 {
+		atime = op.GetAtimeMs()
+	}
+	if (mtime != n.mtime || atime != n.atime) && t.write() {
+		n.mtime, n.atime = mtime, atime
+	}
+	return nil
+}
+
+func (t *txn) setReplication(op *nspb.SetReplication) error {
+	ns := t.ns
+	r, err := ns.resolve(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
+		return err
+	}
+	if err := ns.traverse(&t.caller, r); err != nil {
+		return err
+	}
+	n := r.last()
+	if n == nil || n.file == nil {
+		return nil
+	}
+	if err := ns.need(&t.caller, n, Write); err != nil {
+		return err
+	}
+	t.res.OK = true
+	if n.file.replication == uint16(op.GetReplication()) || !t.write() {
+		return nil
+	}
+	n.file.replication = uint16(op.GetReplication())
+	t.touch(n.file.blocks)
+	return nil
+}
+
+func checkReplication(path string, r uint32) error {
+	if r < 1 {
+		return exception.New(exception.IO, "Requested replication factor of %d is less than the required minimum of 1 for %s", r, printable(path))
+	}
+	if r > MaxReplication {
+		return exception.New(exception.IO, "Requested replication factor of %d exceeds maximum of %d for %s", r, MaxReplication, printable(path))
+	}
+	return nil
+}
+
+func (t *txn) touch(blocks []*Block) {
+	for _, b := range blocks {
+		t.res.Touched = append(t.res.Touched, b.ID)
+	}
+}
+
+func (t *txn) concat(op *nspb.Concat) error {
+	ns := t.ns
+	target, err := t.existing(op.GetPath())
+	if err != nil {
+		return err
+	}
+	if target.file == nil {
+		return exception.New(exception.FileNotFound, "Path is not a file: %s", target.Path())
+	}
+	if err := ns.need(&t.caller, target, Write); err != nil {
+		return err
+	}
+	if target.file.open {
+		return exception.New(exception.IllegalArgument, "concat: target file %s is under construction", target.Path())
+	}
+	if len(op.GetSources()) == 0 {
+		return exception.New(exception.IllegalArgument, "concat: there are no source files")
+	}
+	seen := map[*Inode]bool{target: true}
+	sources := make([]*Inode, 0, len(op.GetSources()))
+	blocks := len(target.file.blocks)
+	for _, path := range op.GetSources() {
+		r, err := ns.resolve(path)
+		if err != nil {
+			return err
+		}
+		n, err := t.existing(path)
+		if err != nil {
+			return err
+		}
+		if n.file == nil {
+			return exception.New(exception.FileNotFound, "Path is not a file: %s", n.Path())
+		}
+		if err := ns.need(&t.caller, n, Read); err != nil {
+			return err
+		}
+		if err := ns.needParent(&t.caller, r); err != nil {
+			return err
+		}
+		switch {
+		case seen[n]:
+			return exception.New(exception.IllegalArgument, "concat: the source file %s is named twice or is the target", n.Path())
+		case n.parent != target.parent:
+			return exception.New(exception.IllegalArgument, "Source file %s is not in the same directory with the target %s", n.Path(), target.Path())
+		case n.file.open:
+			return exception.New(exception.IllegalArgument, "Source file %s is under construction", n.Path())
+		case len(n.file.blocks) == 0:
+			return exception.New(exception.IllegalArgument, "concat: source file %s is empty", n.Path())
+		case n.file.blockSize > target.file.blockSize:
+			return exception.New(exception.IllegalArgument, "concat: source file %s has preferred block size %d which is greater than the target file's preferred block size %d", n.Path(), n.file.blockSize, target.file.blockSize)
+		}
+		seen[n] = true
+		sources = append(sources, n)
+		blocks += len(n.file.blocks)
+	}
+	if blocks > MaxFileBlocks {
+		return exception.New(exception.IO, "concat: %s would have %d blocks; the limit is %d", target.Path(), blocks, MaxFileBlocks)
+	}
+	if !t.write() {
+		return nil
+	}
+	for _, n := range sources {
+		for _, b := range n.file.blocks {
+			b.inode = target
+		}
+		target.file.blocks = append(target.file.blocks, n.file.blocks...)
+		t.touch(n.file.blocks)
+		n.file.blocks = nil
+		t.remove(n)
+	}
+	target.mtime = t.now()
+	t.res.OK = true
+	return nil
+}

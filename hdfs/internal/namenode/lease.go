@@ -1,0 +1,149 @@
+package namenode
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// leases knows when writers were last heard of. That is soft state: after a
+// start every lease counts as just renewed.
+type leases struct {
+	mu      sync.Mutex
+	renewed map[string]time.Time // by holder
+}
+
+func (l *leases) renew(holder string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewed[holder] = now
+}
+
+// age returns how long ago holder was heard of.
+func (l *leases) age(holder string, now time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at, ok := l.renewed[holder]
+	if !ok {
+		l.renewed[holder] = now
+		return 0
+	}
+	return now.Sub(at)
+}
+
+// keep forgets all holders but these.
+func (l *leases) keep(holders []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for h := range l.renewed {
+		if _, ok := slices.BinarySearch(holders, h); !ok {
+			delete(l.renewed, h)
+		}
+	}
+}
+
+func (nn *NameNode) renewLease(ctx context.Context, req *hdfspb.RenewLeaseRequestProto) (*hdfspb.RenewLeaseResponseProto, error) {
+	held := false
+	nn.read(func(ns *namespace.Namespace) { held = ns.Leased(req.GetClientName()) })
+	if held {
+		nn.leases.renew(req.GetClientName(), nn.cfg.now())
+	}
+	return &hdfspb.RenewLeaseResponseProto{}, nil
+}
+
+func (nn *NameNode) recoverLease(ctx context.Context, req *hdfspb.RecoverLeaseRequestProto) (*hdfspb.RecoverLeaseResponseProto, error) {
+	c := nn.callFrom(ctx)
+	var (
+		f   namespace.FileBlocks
+		err error
+	)
+	nn.read(func(ns *namespace.Namespace) { f, err = ns.File(c.who(), req.GetSrc(), namespace.Write) })
+	if err != nil {
+		return nil, err
+	}
+	closed := !f.Status.Open
+	if !closed {
+		if closed, err = nn.recoverFile(ctx, f.Status.ID); err != nil {
+			return nil, err
+		}
+	}
+	return &hdfspb.RecoverLeaseResponseProto{Result: proto.Bool(closed)}, nil
+}
+
+// checkLeases takes the files of writers that have not been heard of for the
+// hard limit.
+func (nn *NameNode) checkLeases(ctx context.Context) {
+	var holders []string
+	nn.read(func(ns *namespace.Namespace) { holders = ns.Holders() })
+	nn.leases.keep(holders)
+	now := nn.cfg.now()
+	for _, h := range holders {
+		if h != namespace.RecoveryHolder() && nn.leases.age(h, now) <= nn.cfg.LeaseHardLimit {
+			continue
+		}
+		var files []uint64
+		nn.read(func(ns *namespace.Namespace) { files = ns.OpenFiles(h) })
+		for _, id := range files {
+			if ctx.Err() != nil {
+				return
+			}
+			if h != namespace.RecoveryHolder() {
+				nn.log.Warn("namenode: lease expired", "holder", h, "inode", id)
+			}
+			if _, err := nn.recoverFile(ctx, id); err != nil {
+				nn.log.Warn("namenode: recover lease", "inode", id, "err", err)
+			}
+		}
+	}
+}
+
+// recoverFile takes a file from its writer. It closes the file at once if all
+// blocks are complete; else it begins a recovery of the last one.
+func (nn *NameNode) recoverFile(ctx context.Context, id uint64) (closed bool, err error) {
+	var (
+		f     namespace.FileBlocks
+		ok    bool
+		found bool // somebody has, or should have, the last block
+	)
+	nn.read(func(ns *namespace.Namespace) {
+		if f, ok = ns.FileByID(id); !ok || len(f.Blocks) == 0 {
+			return
+		}
+		last := f.Blocks[len(f.Blocks)-1]
+		nn.blocks.mu.Lock()
+		defer nn.blocks.mu.Unlock()
+		found = last.Construction == nil || len(last.Construction.Targets) > 0 || len(nn.blocks.replicas[last.ID]) > 0
+	})
+	if !ok || !f.Status.Open {
+		return true, nil
+	}
+	drop := false
+	if len(f.Blocks) > 0 {
+		last := f.Blocks[len(f.Blocks)-1]
+		switch {
+		case last.Construction == nil:
+			changed, cancel := nn.blocks.finalized(last.ID, last.Generation, last.Length)
+			if changed != nil {
+				cancel()
+				return false, nil // until a DataNode reports it
+			}
+		case last.Construction.Recovery != 0:
+			return false, nil
+		case found || last.Length > 0:
+			_, err := nn.startRecovery(ctx, id, last.ID)
+			nn.wakeMonitor()
+			return false, err
+		default:
+			drop = true
+		}
+	}
+	_, err = nn.propose(ctx, &nspb.Entry{Op: &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &id, DropLast: &drop}}})
+	return err == nil, err
+}

@@ -1,0 +1,390 @@
+package namenode
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+)
+
+func (r *rig) closed(path string) bool {
+	r.t.Helper()
+	return must[*hdfspb.IsFileClosedResponseProto](r.t)(r.nn.isFileClosed(r.as("root"), &hdfspb.IsFileClosedRequestProto{Src: &path})).GetResult()
+}
+
+func (r *rig) length(path string) uint64 {
+	r.t.Helper()
+	return must[*hdfspb.GetFileInfoResponseProto](r.t)(r.nn.getFileInfo(r.as("root"), &hdfspb.GetFileInfoRequestProto{Src: &path})).GetFs().GetLength()
+}
+
+// openFile makes a file whose writer has flushed some bytes and then says no more.
+func (r *rig) openFile(path, client string, lengths []uint64, dns []*fakeDatanode) *hdfspb.ExtendedBlockProto {
+	r.t.Helper()
+	r.create(path, client, uint32(len(lengths)))
+	lb := r.addBlock(path, client, nil)
+	for i, info := range lb.GetLocs() {
+		for _, d := range dns {
+			if d.uuid == info.GetId().GetDatanodeUuid() {
+				d.store(lb.GetB().GetBlockId(), lb.GetB().GetGenerationStamp(), lengths[i], clusterpb.ReplicaState_BEING_WRITTEN)
+				d.changed(clusterpb.ReplicaChange_RECEIVING, d.replicas[lb.GetB().GetBlockId()])
+			}
+		}
+	}
+	return lb.GetB()
+}
+
+func TestHardLimit(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(3)
+	b := r.openFile("/f", "gone", []uint64{70, 50, 60}, dns)
+	r.openFile("/renewed", "alive", []uint64{1, 1, 1}, dns)
+	r.create("/empty", "gone", 1)
+	for range 130 {
+		r.clock.advance(10 * time.Second)
+		r.turn(dns)
+		must[*hdfspb.RenewLeaseResponseProto](t)(r.nn.renewLease(r.as("root"), &hdfspb.RenewLeaseRequestProto{ClientName: proto.String("alive")}))
+	}
+	if !r.closed("/f") || !r.closed("/empty") || r.closed("/renewed") {
+		t.Fatalf("closed: /f %v, /empty %v, /renewed %v", r.closed("/f"), r.closed("/empty"), r.closed("/renewed"))
+	}
+	if n := r.length("/f"); n != 50 {
+		t.Fatalf("length %d after recovery, want the shortest, 50", n)
+	}
+	l := r.locations("/f")
+	if got := l.GetBlocks()[0]; len(got.GetLocs()) != 3 || got.GetB().GetGenerationStamp() <= b.GetGenerationStamp() {
+		t.Fatalf("located after recovery: %v", got)
+	}
+	// Its writer has lost it.
+	_, err := r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/f"), ClientName: proto.String("gone"), Previous: b})
+	wantClass(t, err, exception.LeaseExpired)
+}
+
+func TestSoftLimit(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	r.openFile("/f", "first", []uint64{40}, dns)
+	appendBy := func(client string) error {
+		_, err := r.nn.append(r.as("root"), &hdfspb.AppendRequestProto{Src: proto.String("/f"), ClientName: &client})
+		return err
+	}
+	wantClass(t, appendBy("second"), exception.AlreadyBeingCreated)
+	wantClass(t, appendBy("first"), exception.AlreadyBeingCreated)
+	_, err := r.nn.create(r.as("root"), createRequest("/f", "second", 1, flagCreate))
+	wantClass(t, err, exception.AlreadyBeingCreated)
+	r.clock.advance(61 * time.Second)
+	dns[0].heartbeat(nil)
+	wantClass(t, appendBy("second"), exception.RecoveryInProgress)
+	wantClass(t, appendBy("second"), exception.RecoveryInProgress)
+	r.check()
+	r.turn(dns)
+	if err := appendBy("second"); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.length("/f"); n != 40 {
+		t.Fatalf("length %d, want 40", n)
+	}
+}
+
+func TestRecoverLease(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.openFile("/f", "w", []uint64{40, 40}, dns)
+	again := func() bool {
+		return must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")})).GetResult()
+	}
+	if again() {
+		t.Fatal("closed without asking the DataNodes")
+	}
+	// The first leader dies with its command; another one gets a new generation.
+	var generations []uint64
+	for _, d := range dns {
+		d.recover = func(c *clusterpb.Command) {
+			generations = append(generations, c.GetNewGeneration())
+			if len(generations) > 1 {
+				d.lead(c, dns)
+			}
+		}
+	}
+	for range 4 {
+		r.check()
+		r.turn(dns)
+		r.clock.advance(16 * time.Second)
+	}
+	if !again() || len(generations) != 2 || generations[1] <= generations[0] {
+		t.Fatalf("closed %v after recoveries with generations %v", again(), generations)
+	}
+	_, err := r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(1<<30, 1, 3), NewGeneration: &generations[0], Datanodes: []*clusterpb.Datanode{dns[0].pb()}})
+	if !errors.Is(err, cluster.ErrStale) {
+		t.Fatalf("the first leader's commit came late: %v", err)
+	}
+}
+
+func TestUnwrittenBlockIsDropped(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.create("/f", "w", 2)
+	r.addBlock("/f", "w", nil)
+	recover := func() bool {
+		return must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")})).GetResult()
+	}
+	recover()
+	r.check()
+	r.turn(dns)
+	if !recover() || r.length("/f") != 0 || len(r.locations("/f").GetBlocks()) != 0 {
+		t.Fatalf("the file was not closed without its last block: %v", r.locations("/f"))
+	}
+}
+
+func TestFlushedBlockIsNotDropped(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	b := r.openFile("/f", "w", []uint64{40}, dns)
+	must[*hdfspb.FsyncResponseProto](t)(r.nn.fsync(r.as("root"), &hdfspb.FsyncRequestProto{Src: proto.String("/f"), Client: proto.String("w"), LastBlockLength: proto.Int64(40)}))
+	if r.length("/f") != 40 {
+		t.Fatalf("length %d after fsync, want 40", r.length("/f"))
+	}
+	refused := 0
+	dns[0].recover = func(c *clusterpb.Command) {
+		if _, err := r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: c.NewGeneration}); err != nil {
+			refused++
+		}
+	}
+	must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")}))
+	r.check()
+	r.turn(dns)
+	if refused != 1 || r.closed("/f") {
+		t.Fatalf("refused %d, closed %v: flushed bytes were given up", refused, r.closed("/f"))
+	}
+}
+
+func TestTruncate(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.create("/f", "w", 2)
+	var last *hdfspb.ExtendedBlockProto
+	for range 3 {
+		lb := r.addBlock("/f", "w", last)
+		last = lb.GetB()
+		last.NumBytes = proto.Uint64(1000)
+		for _, d := range dns {
+			d.receive(last)
+		}
+	}
+	if !r.complete("/f", "w", last) {
+		t.Fatal("not completed")
+	}
+	truncate := func(n uint64) (bool, error) {
+		resp, err := r.nn.truncate(r.as("root"), &hdfspb.TruncateRequestProto{Src: proto.String("/f"), NewLength: &n, ClientName: proto.String("t")})
+		return resp.GetResult(), err
+	}
+	if _, err := truncate(3001); err == nil {
+		t.Fatal("truncated to more than there is")
+	} else {
+		wantClass(t, err, exception.IllegalArgument)
+	}
+	if done, err := truncate(2000); err != nil || !done || r.length("/f") != 2000 {
+		t.Fatalf("to a block's end: %v %v, length %d", done, err, r.length("/f"))
+	}
+	if done, err := truncate(1234); err != nil || done || r.closed("/f") {
+		t.Fatalf("into a block: %v %v, closed %v", done, err, r.closed("/f"))
+	}
+	r.check()
+	r.turn(dns)
+	if !r.closed("/f") || r.length("/f") != 1234 {
+		t.Fatalf("closed %v, length %d, want 1234", r.closed("/f"), r.length("/f"))
+	}
+	l := r.locations("/f").GetBlocks()
+	if len(l) != 2 || l[1].GetB().GetNumBytes() != 234 || len(l[1].GetLocs()) != 2 {
+		t.Fatalf("blocks: %v", l)
+	}
+	if done, err := truncate(0); err != nil || !done || r.length("/f") != 0 {
+		t.Fatalf("to nothing: %v %v", done, err)
+	}
+}
+
+func TestAppend(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 2, 100, dns...)
+	resp := must[*hdfspb.AppendResponseProto](t)(r.nn.append(r.as("root"), &hdfspb.AppendRequestProto{Src: proto.String("/f"), ClientName: proto.String("a")}))
+	if got := resp.GetBlock(); got.GetB().GetBlockId() != b.GetBlockId() || got.GetB().GetNumBytes() != 100 || len(got.GetLocs()) != 2 || resp.GetStat().GetLength() != 100 {
+		t.Fatalf("append: %v", resp)
+	}
+	up := must[*hdfspb.UpdateBlockForPipelineResponseProto](t)(r.nn.updateBlockForPipeline(r.as("root"), &hdfspb.UpdateBlockForPipelineRequestProto{Block: b, ClientName: proto.String("a")}))
+	next := proto.Clone(b).(*hdfspb.ExtendedBlockProto)
+	next.GenerationStamp, next.NumBytes = up.GetBlock().GetB().GenerationStamp, proto.Uint64(100)
+	if next.GetGenerationStamp() <= b.GetGenerationStamp() {
+		t.Fatalf("new stamp %d, old %d", next.GetGenerationStamp(), b.GetGenerationStamp())
+	}
+	// Asking must not have changed anything.
+	if got := r.locations("/f").GetLastBlock().GetB().GetGenerationStamp(); got != b.GetGenerationStamp() {
+		t.Fatalf("the stored stamp is %d, was %d", got, b.GetGenerationStamp())
+	}
+	ctx := r.as("root")
+	update := &hdfspb.UpdatePipelineRequestProto{ClientName: proto.String("a"), OldBlock: b, NewBlock: next, NewNodes: []*hdfspb.DatanodeIDProto{{DatanodeUuid: &dns[0].uuid}}}
+	must[*hdfspb.UpdatePipelineResponseProto](t)(r.nn.updatePipeline(ctx, update))
+	must[*hdfspb.UpdatePipelineResponseProto](t)(r.nn.updatePipeline(ctx, update)) // the same call again
+	if _, err := r.nn.updatePipeline(r.as("root"), update); err == nil {
+		t.Fatal("another call with a stamp that is no longer new was taken")
+	}
+	next.NumBytes = proto.Uint64(150)
+	if r.complete("/f", "a", next) {
+		t.Fatal("completed though nobody has the replica")
+	}
+	dns[0].receive(next)
+	for i := range 2 {
+		if !r.complete("/f", "a", next) {
+			t.Fatalf("not completed when asked for the %d. time", i+1)
+		}
+	}
+	l := r.locations("/f").GetBlocks()[0]
+	if len(l.GetLocs()) != 1 || l.GetB().GetNumBytes() != 150 {
+		t.Fatalf("located: %v", l)
+	}
+	for range 4 {
+		r.clock.advance(6 * time.Second)
+		r.turn(dns)
+	}
+	if got := dns[1].replicas[b.GetBlockId()].GetBlock(); got.GetGeneration() != next.GetGenerationStamp() || got.GetLength() != 150 {
+		t.Fatalf("the replica that missed the append was not replaced: %v", got)
+	}
+}
+
+func TestAddBlockAgain(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(3)
+	r.create("/f", "w", 3)
+	b := r.addBlock("/f", "w", nil)
+	if again := r.addBlock("/f", "w", nil); again.GetB().GetBlockId() != b.GetB().GetBlockId() || len(again.GetLocs()) != 3 || again.GetLocs()[0].GetId().GetDatanodeUuid() != b.GetLocs()[0].GetId().GetDatanodeUuid() {
+		t.Fatalf("asked again: %v, first %v", again, b)
+	}
+	b.B.NumBytes = proto.Uint64(1024)
+	b2 := r.addBlock("/f", "w", b.GetB())
+	if b2.GetOffset() != 1024 || b2.GetB().GetBlockId() == b.GetB().GetBlockId() {
+		t.Fatalf("second block: %v", b2)
+	}
+	if again := r.addBlock("/f", "w", b.GetB()); again.GetB().GetBlockId() != b2.GetB().GetBlockId() {
+		t.Fatalf("asked again: %v", again)
+	}
+	must[*hdfspb.AbandonBlockResponseProto](t)(r.nn.abandonBlock(r.as("root"), &hdfspb.AbandonBlockRequestProto{B: b2.GetB(), Src: proto.String("/f"), Holder: proto.String("w")}))
+	b3 := r.addBlock("/f", "w", b.GetB())
+	if b3.GetB().GetBlockId() == b2.GetB().GetBlockId() {
+		t.Fatal("an abandoned block came back")
+	}
+	if b3.GetB().GetGenerationStamp() <= b2.GetB().GetGenerationStamp() {
+		t.Fatal("generation stamps do not rise")
+	}
+	_ = dns
+}
+
+func TestStampsRiseOverRestarts(t *testing.T) {
+	r := newRig(t)
+	last := uint64(0)
+	for range 5 {
+		for range 3 {
+			s, err := r.nn.stamp(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s <= last {
+				t.Fatalf("stamp %d after %d", s, last)
+			}
+			last = s
+		}
+		r.nn.Close()
+		r.open()
+	}
+}
+
+func TestRetryCache(t *testing.T) {
+	r := newRig(t)
+	r.mkdirs("root", "/d")
+	del := &hdfspb.DeleteRequestProto{Src: proto.String("/d"), Recursive: proto.Bool(true)}
+	once := r.call("root", 1000)
+	for i := range 3 {
+		if !must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(once, del)).GetResult() {
+			t.Fatalf("run %d of the same call did not get the first one's answer", i)
+		}
+		if i == 1 {
+			r.nn.Close()
+			r.open()
+		}
+	}
+	if must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), del)).GetResult() {
+		t.Fatal("another call deleted it again")
+	}
+	created := r.call("root", 1001)
+	first := must[*hdfspb.CreateResponseProto](t)(r.nn.create(created, createRequest("/f", "w", 1, flagCreate))).GetFs().GetFileId()
+	if got := must[*hdfspb.CreateResponseProto](t)(r.nn.create(created, createRequest("/f", "w", 1, flagCreate))).GetFs().GetFileId(); got != first {
+		t.Fatalf("inode %d, then %d", first, got)
+	}
+	r.clock.advance(11 * time.Minute)
+	r.mkdirs("root", "/other") // the log's time moves with its entries
+	_, err := r.nn.create(created, createRequest("/f", "w", 1, flagCreate))
+	wantClass(t, err, exception.AlreadyBeingCreated)
+	// At once: the second waits for the first.
+	renameCall := r.call("root", 1002)
+	results := make(chan bool)
+	for range 8 {
+		go func() {
+			resp, err := r.nn.rename(renameCall, &hdfspb.RenameRequestProto{Src: proto.String("/other"), Dst: proto.String("/new")})
+			results <- err == nil && resp.GetResult()
+		}()
+	}
+	for range 8 {
+		if !<-results {
+			t.Error("a repetition of a rename under way failed")
+		}
+	}
+}
+
+// TestUnaskedHolderKeepsTheBlock: a DataNode of the pipeline is dead, the other
+// has nothing. What the dead one may have must not be given up.
+func TestUnaskedHolderKeepsTheBlock(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.create("/f", "w", 2)
+	b := r.addBlock("/f", "w", nil).GetB()
+	dns[1].store(b.GetBlockId(), b.GetGenerationStamp(), 40, clusterpb.ReplicaState_BEING_WRITTEN)
+	dns[1].dead = true
+	r.clock.advance(20 * time.Second)
+	r.turn(dns)
+	r.clock.advance(20 * time.Second)
+	r.turn(dns) // now it counts as dead
+	refused := 0
+	dns[0].recover = func(c *clusterpb.Command) {
+		_, err := r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: c.NewGeneration})
+		if err != nil {
+			refused++
+		}
+	}
+	recover := func() bool {
+		return must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")})).GetResult()
+	}
+	recover()
+	r.check()
+	r.turn(dns)
+	if refused != 1 || r.closed("/f") {
+		t.Fatalf("refused %d times, closed %v", refused, r.closed("/f"))
+	}
+	// It comes back, and the next attempt finds what it has.
+	dns[1].dead = false
+	dns[1].store(b.GetBlockId(), b.GetGenerationStamp(), 40, clusterpb.ReplicaState_WAITING_RECOVERY)
+	dns[1].register()
+	dns[0].recover = nil
+	for range 3 {
+		r.clock.advance(16 * time.Second)
+		r.turn(dns)
+		r.turn(dns)
+	}
+	if !r.closed("/f") || r.length("/f") != 40 {
+		t.Fatalf("closed %v with %d bytes, want 40", r.closed("/f"), r.length("/f"))
+	}
+}

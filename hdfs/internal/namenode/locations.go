@@ -1,0 +1,156 @@
+package namenode
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+)
+
+func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockLocationsRequestProto) (*hdfspb.GetBlockLocationsResponseProto, error) {
+	c := nn.callFrom(ctx)
+	if req.GetOffset() > math.MaxInt64 || req.GetLength() > math.MaxInt64 {
+		return nil, exception.New(exception.IllegalArgument, "Negative offset or length is not supported. File: %s", req.GetSrc())
+	}
+	var (
+		f   namespace.FileBlocks
+		err error
+	)
+	nn.read(func(ns *namespace.Namespace) { f, err = ns.File(c.who(), req.GetSrc(), namespace.Read) })
+	if err != nil {
+		return nil, err
+	}
+	locate := func() *hdfspb.LocatedBlocksProto {
+		return nn.locatedBlocks(f.Status, f.Blocks, req.GetOffset(), req.GetOffset()+req.GetLength(), c.host)
+	}
+	located := locate()
+	if nn.InSafeMode() && nn.waitForReports(ctx, f.Blocks, located) {
+		located = locate()
+	}
+	return &hdfspb.GetBlockLocationsResponseProto{Locations: located}, nil
+}
+
+// waitForReports gives DataNodes a moment after a start to report the blocks
+// of which none is known yet. It tells whether something was reported.
+func (nn *NameNode) waitForReports(ctx context.Context, blocks []namespace.Block, located *hdfspb.LocatedBlocksProto) (reported bool) {
+	limit := time.NewTimer(nn.cfg.CompleteWait)
+	defer limit.Stop()
+	missing := make(map[uint64]bool)
+	for _, lb := range located.GetBlocks() {
+		if len(lb.GetLocs()) == 0 {
+			missing[lb.GetB().GetBlockId()] = true
+		}
+	}
+	for _, b := range blocks {
+		if !missing[b.ID] || b.Construction != nil {
+			continue
+		}
+		wait, cancel := nn.blocks.finalized(b.ID, b.Generation, b.Length)
+		if wait != nil {
+			select {
+			case <-wait:
+			case <-limit.C:
+				cancel()
+				return reported
+			case <-ctx.Done():
+				cancel()
+				return reported
+			}
+		}
+		reported = true
+	}
+	return reported
+}
+
+// locatedBlocks tells where the blocks of a file are that have bytes in
+// [from, to), and the last one anyway.
+func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, from, to uint64, host string) *hdfspb.LocatedBlocksProto {
+	out := &hdfspb.LocatedBlocksProto{
+		UnderConstruction:   proto.Bool(s.Open),
+		IsLastBlockComplete: proto.Bool(true),
+	}
+	nn.blocks.mu.Lock()
+	defer nn.blocks.mu.Unlock()
+	var at, complete uint64
+	for i, b := range blocks {
+		end := at + b.Length
+		last := i == len(blocks)-1
+		// Of a block under construction more may be written than is known here.
+		wanted := at < to && (end > from || b.Construction != nil && end >= from)
+		if wanted || last {
+			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, host))
+			if wanted {
+				out.Blocks = append(out.Blocks, lb)
+			}
+			if last {
+				out.LastBlock = lb
+				out.IsLastBlockComplete = proto.Bool(b.Construction == nil)
+			}
+		}
+		if b.Construction == nil {
+			complete += b.Length
+		}
+		at = end
+	}
+	out.FileLength = proto.Uint64(complete)
+	return out
+}
+
+// located is a block's replicas as a client may use them.
+type located struct {
+	nodes   []*node
+	corrupt bool // all of them
+}
+
+// locate returns where a block can be read, those on the reader's host first,
+// or, while it is written, where that happens. The caller has m.mu.
+func (m *blockMap) locate(id uint64, b namespace.Block, local string) located {
+	var out located
+	if b.Construction != nil {
+		for _, uuid := range b.Construction.Targets {
+			if n := m.nodes[uuid]; n != nil && n.alive {
+				out.nodes = append(out.nodes, n)
+			}
+		}
+		for _, r := range m.replicas[id] {
+			n := m.byIndex[r.node]
+			if n.alive && !r.corrupt && r.generation >= b.Generation && !slices.Contains(out.nodes, n) {
+				out.nodes = append(out.nodes, n)
+			}
+		}
+		return out
+	}
+	info := namespace.BlockInfo{ID: id, Generation: b.Generation, Length: b.Length}
+	var bad []*node
+	for _, r := range m.replicas[id] {
+		switch n := m.byIndex[r.node]; {
+		case m.good(info, r):
+			out.nodes = append(out.nodes, n)
+		case n.alive && r.corrupt && r.generation == b.Generation:
+			bad = append(bad, n)
+		}
+	}
+	if len(out.nodes) == 0 {
+		out.nodes, out.corrupt = bad, len(bad) > 0
+	}
+	rand.Shuffle(len(out.nodes), func(i, j int) { out.nodes[i], out.nodes[j] = out.nodes[j], out.nodes[i] })
+	if local != "" {
+		slices.SortStableFunc(out.nodes, func(a, b *node) int {
+			switch {
+			case a.dn.Host == local && b.dn.Host != local:
+				return -1
+			case a.dn.Host != local && b.dn.Host == local:
+				return 1
+			}
+			return 0
+		})
+	}
+	return out
+}

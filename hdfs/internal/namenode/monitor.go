@@ -1,0 +1,42 @@
+package namenode
+
+import (
+	"context"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+)
+
+// wakeMonitor has the monitor look now instead of at its next turn.
+func (nn *NameNode) wakeMonitor() {
+	select {
+	case nn.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (nn *NameNode) monitor(ctx context.Context) {
+	tick := time.NewTicker(nn.cfg.CheckInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-nn.kick:
+		}
+		nn.check(ctx)
+	}
+}
+
+// check is one turn of the monitor.
+func (nn *NameNode) check(ctx context.Context) {
+	for more := true; more && ctx.Err() == nil; {
+		nn.read(func(ns *namespace.Namespace) { more = nn.blocks.check(ns) })
+	}
+	if nn.blocks.inSafeMode() {
+		return
+	}
+	nn.checkLeases(ctx)
+	nn.driveRecoveries(ctx)
+}

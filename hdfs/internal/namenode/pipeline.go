@@ -1,0 +1,83 @@
+package namenode
+
+import (
+	"context"
+	"errors"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+func (nn *NameNode) checkPool(b *hdfspb.ExtendedBlockProto) error {
+	if b == nil || b.GetPoolId() == nn.blocks.poolID {
+		return nil
+	}
+	return exception.New(exception.IO, "Unexpected BlockPoolId %q - expected %q", b.GetPoolId(), nn.blocks.poolID)
+}
+
+func (nn *NameNode) updateBlockForPipeline(ctx context.Context, req *hdfspb.UpdateBlockForPipelineRequestProto) (*hdfspb.UpdateBlockForPipelineResponseProto, error) {
+	if err := nn.checkPool(req.GetBlock()); err != nil {
+		return nil, err
+	}
+	var (
+		b   namespace.Block
+		err error
+	)
+	nn.read(func(ns *namespace.Namespace) {
+		b, _, err = ns.Constructing(req.GetBlock().GetBlockId(), req.GetClientName())
+	})
+	if err != nil {
+		return nil, err
+	}
+	if b.Generation, err = nn.stamp(ctx); err != nil {
+		return nil, err
+	}
+	b.Length = req.GetBlock().GetNumBytes()
+	nn.blocks.mu.Lock()
+	defer nn.blocks.mu.Unlock()
+	return &hdfspb.UpdateBlockForPipelineResponseProto{Block: nn.blocks.pipelinePB(b, 0)}, nil
+}
+
+func (nn *NameNode) updatePipeline(ctx context.Context, req *hdfspb.UpdatePipelineRequestProto) (*hdfspb.UpdatePipelineResponseProto, error) {
+	if err := errors.Join(nn.checkPool(req.GetOldBlock()), nn.checkPool(req.GetNewBlock())); err != nil {
+		return nil, err
+	}
+	op := &nspb.UpdatePipeline{Holder: req.ClientName, Old: extended(req.GetOldBlock()), New: extended(req.GetNewBlock())}
+	nn.blocks.mu.Lock()
+	for _, id := range req.GetNewNodes() {
+		if nn.blocks.nodes[id.GetDatanodeUuid()] != nil {
+			op.Targets = append(op.Targets, id.GetDatanodeUuid())
+		}
+	}
+	nn.blocks.mu.Unlock()
+	if _, err := nn.change(ctx, nn.callFrom(ctx), true, &nspb.Entry{Op: &nspb.Entry_UpdatePipeline{UpdatePipeline: op}}); err != nil {
+		return nil, err
+	}
+	return &hdfspb.UpdatePipelineResponseProto{}, nil
+}
+
+func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAdditionalDatanodeRequestProto) (*hdfspb.GetAdditionalDatanodeResponseProto, error) {
+	c := nn.callFrom(ctx)
+	if err := nn.checkPool(req.GetBlk()); err != nil {
+		return nil, err
+	}
+	var (
+		file namespace.Status
+		err  error
+	)
+	nn.read(func(ns *namespace.Namespace) {
+		file, _, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
+	})
+	if err != nil {
+		return nil, err
+	}
+	m := nn.blocks
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	existing := m.nodesNamed(req.GetExistings())
+	chosen := m.choose(min(int(req.GetNumAdditionalNodes()), namespace.MaxReplication), exclusion(existing, m.nodesNamed(req.GetExcludes())), "", file.BlockSize)
+	b := namespace.Block{ID: req.GetBlk().GetBlockId(), Generation: req.GetBlk().GetGenerationStamp(), Length: req.GetBlk().GetNumBytes()}
+	return &hdfspb.GetAdditionalDatanodeResponseProto{Block: m.locatedPB(b, 0, located{nodes: append(existing, chosen...)})}, nil
+}

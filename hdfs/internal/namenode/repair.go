@@ -1,0 +1,249 @@
+package namenode
+
+import (
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+)
+
+// What one DataNode may be told to copy at a time.
+const (
+	maxCopies    = 64
+	maxCopyBytes = 512 << 20
+	maxDeletes   = 4096 // in one heartbeat
+)
+
+// judge decides after a report whether a block needs to be looked at.
+func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
+	if m.safeMode {
+		return
+	}
+	b, ok := ns.Block(id)
+	if !ok || b.Writing {
+		if !ok {
+			m.ready = append(m.ready, id)
+		}
+		return
+	}
+	good := 0
+	for _, r := range m.replicas[id] {
+		if m.good(b, r) {
+			good++
+		} else if r.state != clusterpb.ReplicaState_BEING_WRITTEN {
+			m.ready = append(m.ready, id)
+			return
+		}
+	}
+	if good > b.Replication || m.missing[id] || m.stuck[id] {
+		m.ready = append(m.ready, id)
+	}
+}
+
+// check does what time demands, and what has been queued, in bounded steps.
+// The caller calls again if it returns true.
+func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.cfg.now()
+	m.checkNodes(now)
+	if m.safeMode {
+		m.checkSafeMode(ns, now)
+		if m.safeMode {
+			return false
+		}
+	}
+	for len(m.delayed) > 0 && !m.delayed[0].at.After(now) {
+		m.ready = append(m.ready, m.delayed[0].block)
+		m.delayed = m.delayed[1:]
+	}
+	for id, tasks := range m.copying {
+		late := false
+		tasks = slices.DeleteFunc(tasks, func(t copyTask) bool {
+			if now.Before(t.deadline) && t.source.alive && t.target.alive {
+				return false
+			}
+			t.source.copied(t)
+			late = true
+			return true
+		})
+		if late {
+			m.copying[id] = tasks
+			if len(tasks) == 0 {
+				delete(m.copying, id)
+			}
+			m.ready = append(m.ready, id)
+		}
+	}
+	n := min(len(m.ready), 2000)
+	batch := m.ready[:n]
+	m.ready = m.ready[n:]
+	for _, id := range batch {
+		m.settle(ns, id, now)
+	}
+	if len(m.ready) == 0 {
+		m.ready = nil
+	}
+	return len(m.ready) > 0
+}
+
+func (m *blockMap) checkNodes(now time.Time) {
+	for _, n := range m.nodes {
+		if !n.alive || now.Sub(n.lastSeen) <= m.cfg.DeadAfter {
+			continue
+		}
+		n.alive = false
+		n.commands, n.report = nil, nil
+		m.cfg.Logger.Warn("namenode: DataNode is dead", "uuid", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port, "silent", now.Sub(n.lastSeen))
+		for id, rs := range m.replicas {
+			if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
+				m.ready = append(m.ready, id)
+			}
+		}
+	}
+}
+
+// settle compares a block's replicas with what is wanted. It orders copies, and
+// deletions of surplus and of bad replicas. It never orders the deletion of the
+// last good replica, nor of a bad one before a good one is known.
+func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
+	b, ok := ns.Block(id)
+	if !ok {
+		m.orphan(ns, id)
+		return
+	}
+	if b.Writing {
+		return
+	}
+	var good, bad []*node
+	var corrupt bool
+	for _, r := range m.replicas[id] {
+		n := m.byIndex[r.node]
+		corrupt = corrupt || r.corrupt
+		switch {
+		case !n.alive:
+		case m.good(b, r):
+			good = append(good, n)
+		default:
+			bad = append(bad, n)
+		}
+	}
+	setIf(m.corrupt, id, corrupt)
+	setIf(m.missing, id, len(good) == 0)
+	delete(m.stuck, id)
+	if len(good) == 0 {
+		return // a report will bring it back here
+	}
+	have := len(good) + len(m.copying[id])
+	switch {
+	case have < b.Replication:
+		m.copy(b, good, bad, b.Replication-have, now)
+	case len(good) > b.Replication:
+		m.trim(b, good)
+	}
+	if len(good) >= b.Replication {
+		for _, n := range bad {
+			m.deleteReplica(id, n)
+		}
+		delete(m.corrupt, id)
+	}
+}
+
+func setIf(set map[uint64]bool, id uint64, in bool) {
+	if in {
+		set[id] = true
+	} else {
+		delete(set, id)
+	}
+}
+
+// orphan orders the deletion of the replicas of a block that is in no file. It
+// keeps a block whose id was never given out: if this namespace is an old copy,
+// those replicas may be the only ones of a file.
+func (m *blockMap) orphan(ns *namespace.Namespace, id uint64) {
+	if id >= ns.NextBlock() {
+		if len(m.replicas[id]) > 0 {
+			m.cfg.Logger.Warn("namenode: DataNodes have a block that was never allocated here; it is kept. Is this namespace an old copy?", "block", id)
+		}
+		return
+	}
+	for _, r := range m.replicas[id] {
+		m.deleteFrom(m.byIndex[r.node], id, r.generation)
+	}
+	m.forget(id)
+}
+
+func (m *blockMap) deleteReplica(id uint64, n *node) {
+	for _, r := range m.replicas[id] {
+		if r.node == n.index {
+			m.deleteFrom(n, id, r.generation)
+		}
+	}
+	m.drop(id, n)
+}
+
+func (m *blockMap) trim(b namespace.BlockInfo, good []*node) {
+	// The fullest first.
+	sort.Slice(good, func(i, j int) bool { return good[i].remaining < good[j].remaining })
+	for _, n := range good[:len(good)-b.Replication] {
+		m.deleteReplica(b.ID, n)
+	}
+}
+
+func (m *blockMap) copy(b namespace.BlockInfo, good, bad []*node, want int, now time.Time) {
+	exclude := make(map[*node]bool)
+	for _, r := range m.replicas[b.ID] {
+		exclude[m.byIndex[r.node]] = true
+	}
+	for _, t := range m.copying[b.ID] {
+		exclude[t.target] = true
+	}
+	for _, n := range m.nodes {
+		if n.deletions[b.ID] != nil {
+			exclude[n] = true
+		}
+	}
+	targets := m.choose(want, exclude, "", b.Length)
+	if len(targets) == 0 {
+		m.stuck[b.ID] = true
+		if len(m.copying[b.ID]) == 0 && len(bad) > 0 {
+			// Only a DataNode with a bad replica has room. The bad replica goes;
+			// the report of that brings the block back here.
+			m.deleteReplica(b.ID, bad[0])
+		}
+		return
+	}
+	var source *node
+	for _, n := range good {
+		if n.copies < maxCopies && (n.copies == 0 || n.copyingBytes+b.Length <= maxCopyBytes) && (source == nil || n.copies < source.copies) {
+			source = n
+		}
+	}
+	if source == nil {
+		m.later(b.ID, now)
+		return
+	}
+	cmd := &clusterpb.Command{Kind: clusterpb.Command_REPLICATE.Enum(), Block: blockPB(b.ID, b.Generation, b.Length)}
+	for _, n := range targets {
+		cmd.Targets = append(cmd.Targets, datanodePB(n.dn))
+		m.copying[b.ID] = append(m.copying[b.ID], copyTask{source: source, target: n, length: b.Length, deadline: now.Add(m.cfg.CopyTimeout)})
+		source.copies++
+		source.copyingBytes += b.Length
+	}
+	source.commands = append(source.commands, cmd)
+	if len(targets) < want {
+		m.stuck[b.ID] = true
+	}
+}
+
+// later puts a block at the end of the delayed ones, which are ordered by time:
+// it may come a little late.
+func (m *blockMap) later(id uint64, now time.Time) {
+	at := now.Add(m.cfg.CheckInterval)
+	if n := len(m.delayed); n > 0 && m.delayed[n-1].at.After(at) {
+		at = m.delayed[n-1].at
+	}
+	m.delayed = append(m.delayed, delayed{id, at})
+}

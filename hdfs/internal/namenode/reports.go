@@ -1,0 +1,149 @@
+package namenode
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+)
+
+// Limits on what a DataNode may send.
+const (
+	maxReportParts = 1 << 16
+	// A replica reported by itself up to this long before a full report may be
+	// newer than that report's list.
+	reportSlack = 10 * time.Second
+)
+
+// partialReport is a full report of which parts are still to come.
+type partialReport struct {
+	id       uint64
+	next     uint32
+	parts    uint32
+	begun    time.Time
+	replicas map[uint64]struct{}
+}
+
+// BlockReport takes a part of a DataNode's list of all its replicas.
+func (nn *NameNode) BlockReport(_ context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
+	parts := max(req.GetParts(), 1)
+	if req.GetPart() >= parts || parts > maxReportParts {
+		return nil, fmt.Errorf("namenode: block report of DataNode %s: part %d of %d", req.GetUuid(), req.GetPart(), parts)
+	}
+	var err error
+	done := false
+	nn.read(func(ns *namespace.Namespace) { done, err = nn.blocks.reportPart(ns, req, parts) })
+	if err != nil {
+		return nil, err
+	}
+	if done {
+		nn.wakeMonitor()
+	}
+	return &clusterpb.BlockReportResponse{}, nil
+}
+
+func (m *blockMap) reportPart(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, parts uint32) (done bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodes[req.GetUuid()]
+	if n == nil || !n.registered {
+		return false, fmt.Errorf("namenode: block report of DataNode %s since this NameNode's start: %w: register first", req.GetUuid(), cluster.ErrNotRegistered)
+	}
+	now := m.cfg.now()
+	n.lastSeen = now
+	if req.GetPart() == 0 {
+		n.report = &partialReport{id: req.GetReportId(), parts: parts, begun: now, replicas: make(map[uint64]struct{})}
+	}
+	rep := n.report
+	if rep == nil || rep.id != req.GetReportId() || rep.parts != parts || rep.next != req.GetPart() {
+		n.report = nil
+		return false, fmt.Errorf("namenode: block report %d of DataNode %s: part %d of %d does not follow what came before: begin again with part 0", req.GetReportId(), req.GetUuid(), req.GetPart(), parts)
+	}
+	rep.next++
+	for _, r := range req.GetReplicas() {
+		b := r.GetBlock()
+		rep.replicas[b.GetId()] = struct{}{}
+		m.put(n, b.GetId(), b.GetGeneration(), b.GetLength(), r.GetState(), false)
+		m.judge(ns, b.GetId())
+	}
+	if rep.next < rep.parts {
+		return false, nil
+	}
+	n.report = nil
+	n.reported, n.lastReport = true, now
+	m.sweep(ns, n, rep)
+	return true, nil
+}
+
+// sweep drops the replicas that a full report did not name.
+func (m *blockMap) sweep(ns *namespace.Namespace, n *node, rep *partialReport) {
+	before := rep.begun.Add(-reportSlack)
+	if n.registeredAt.After(before) {
+		before = n.registeredAt
+	}
+	for id := range n.deletions {
+		if _, ok := rep.replicas[id]; !ok {
+			delete(n.deletions, id)
+		}
+	}
+	for id, rs := range m.replicas {
+		if _, ok := rep.replicas[id]; ok {
+			continue
+		}
+		for _, r := range rs {
+			if r.node == n.index && r.added < before.Unix() {
+				m.drop(id, n)
+				m.ready = append(m.ready, id)
+				break
+			}
+		}
+	}
+}
+
+// BlocksChanged takes what has happened to single replicas.
+func (nn *NameNode) BlocksChanged(_ context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
+	var err error
+	nn.read(func(ns *namespace.Namespace) { err = nn.blocks.blocksChanged(ns, req) })
+	if err != nil {
+		return nil, err
+	}
+	return &clusterpb.BlocksChangedResponse{}, nil
+}
+
+func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksChangedRequest) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodes[req.GetUuid()]
+	if n == nil {
+		return fmt.Errorf("namenode: changed replicas of DataNode %s: %w: register first", req.GetUuid(), cluster.ErrNotRegistered)
+	}
+	n.lastSeen = m.cfg.now()
+	for _, c := range req.GetChanges() {
+		b := c.GetReplica().GetBlock()
+		id := b.GetId()
+		switch c.GetKind() {
+		case clusterpb.ReplicaChange_RECEIVING:
+			m.put(n, id, b.GetGeneration(), b.GetLength(), clusterpb.ReplicaState_BEING_WRITTEN, true)
+		case clusterpb.ReplicaChange_RECEIVED:
+			m.put(n, id, b.GetGeneration(), b.GetLength(), clusterpb.ReplicaState_FINALIZED, true)
+		case clusterpb.ReplicaChange_DELETED:
+			delete(n.deletions, id)
+			m.drop(id, n)
+			if !m.safeMode {
+				m.ready = append(m.ready, id)
+			}
+			continue
+		case clusterpb.ReplicaChange_CORRUPT:
+			if !slices.ContainsFunc(m.replicas[id], func(r replica) bool { return r.node == n.index }) {
+				m.put(n, id, b.GetGeneration(), b.GetLength(), c.GetReplica().GetState(), true)
+			}
+			m.markCorrupt(ns, id, n)
+		}
+		m.judge(ns, id)
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package namenode
+
+import (
+	"context"
+	"net"
+
+	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// ClientProtocol is the Java name of the protocol that clients speak.
+const ClientProtocol = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
+
+// RegisterRPC has srv serve ClientProtocol from this NameNode.
+func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
+	srv.Register(ClientProtocol, 1, rpc.Methods{
+		"abandonBlock":           rpc.Handle(nn.abandonBlock),
+		"addBlock":               rpc.Handle(nn.addBlock),
+		"append":                 rpc.Handle(nn.append),
+		"complete":               rpc.Handle(nn.complete),
+		"concat":                 rpc.Handle(nn.concat),
+		"create":                 rpc.Handle(nn.create),
+		"delete":                 rpc.Handle(nn.delete),
+		"fsync":                  rpc.Handle(nn.fsync),
+		"getAdditionalDatanode":  rpc.Handle(nn.getAdditionalDatanode),
+		"getBlockLocations":      rpc.Handle(nn.getBlockLocations),
+		"getContentSummary":      rpc.Handle(nn.getContentSummary),
+		"getDataEncryptionKey":   rpc.Handle(nn.getDataEncryptionKey),
+		"getDatanodeReport":      rpc.Handle(nn.getDatanodeReport),
+		"getFileInfo":            rpc.Handle(nn.getFileInfo),
+		"getFileLinkInfo":        rpc.Handle(nn.getFileLinkInfo),
+		"getFsStats":             rpc.Handle(nn.getFsStats),
+		"getListing":             rpc.Handle(nn.getListing),
+		"getPreferredBlockSize":  rpc.Handle(nn.getPreferredBlockSize),
+		"getServerDefaults":      rpc.Handle(nn.getServerDefaults),
+		"isFileClosed":           rpc.Handle(nn.isFileClosed),
+		"mkdirs":                 rpc.Handle(nn.mkdirs),
+		"recoverLease":           rpc.Handle(nn.recoverLease),
+		"rename":                 rpc.Handle(nn.rename),
+		"rename2":                rpc.Handle(nn.rename2),
+		"renewLease":             rpc.Handle(nn.renewLease),
+		"reportBadBlocks":        rpc.Handle(nn.reportBadBlocks),
+		"setOwner":               rpc.Handle(nn.setOwner),
+		"setPermission":          rpc.Handle(nn.setPermission),
+		"setReplication":         rpc.Handle(nn.setReplication),
+		"setSafeMode":            rpc.Handle(nn.setSafeMode),
+		"setTimes":               rpc.Handle(nn.setTimes),
+		"truncate":               rpc.Handle(nn.truncate),
+		"updateBlockForPipeline": rpc.Handle(nn.updateBlockForPipeline),
+		"updatePipeline":         rpc.Handle(nn.updatePipeline),
+	})
+}
+
+// call is one client's call: who, from where, and which.
+type call struct {
+	caller *nspb.Caller
+	host   string // the peer's IP address, empty if it has none
+	id     callID
+}
+
+func (c *call) who() namespace.Caller {
+	return namespace.Caller{User: c.caller.GetUser(), Groups: c.caller.GetGroups(), Superuser: c.caller.GetSuperuser()}
+}
+
+// callFrom tells who calls. Outside an RPC it is the user "nobody", who may do
+// what everybody may.
+func (nn *NameNode) callFrom(ctx context.Context) *call {
+	rc := rpc.FromContext(ctx)
+	if rc == nil {
+		return &call{caller: nn.callerFor("nobody")}
+	}
+	c := &call{caller: nn.callerFor(rc.User), id: callID{client: rc.ClientID, call: rc.CallID}}
+	if rc.Peer != nil {
+		if host, _, err := net.SplitHostPort(rc.Peer.String()); err == nil {
+			c.host = host
+		}
+	}
+	return c
+}

@@ -1,0 +1,133 @@
+package namenode
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+)
+
+const (
+	listingLimit          = 1000 // entries of one getListing, as in HDFS
+	listingLocationsLimit = 1000 // block locations of one getListing
+	summaryStep           = 5000 // inodes that getContentSummary counts before writers may go on
+	bytesPerChecksum      = 512
+)
+
+func (nn *NameNode) getServerDefaults(context.Context, *hdfspb.GetServerDefaultsRequestProto) (*hdfspb.GetServerDefaultsResponseProto, error) {
+	return &hdfspb.GetServerDefaultsResponseProto{ServerDefaults: &hdfspb.FsServerDefaultsProto{
+		BlockSize:        proto.Uint64(nn.cfg.BlockSize),
+		BytesPerChecksum: proto.Uint32(bytesPerChecksum),
+		WritePacketSize:  proto.Uint32(nn.cfg.WritePacketSize),
+		Replication:      proto.Uint32(nn.cfg.Replication),
+		FileBufferSize:   proto.Uint32(4096),
+		ChecksumType:     hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C.Enum(),
+	}}, nil
+}
+
+func (nn *NameNode) stat(ctx context.Context, src string) (*hdfspb.HdfsFileStatusProto, error) {
+	c := nn.callFrom(ctx)
+	var (
+		s   namespace.Status
+		ok  bool
+		err error
+	)
+	nn.read(func(ns *namespace.Namespace) { s, ok, err = ns.Stat(c.who(), src) })
+	if err != nil || !ok {
+		return nil, err
+	}
+	return statusPB(s, ""), nil
+}
+
+func (nn *NameNode) getFileInfo(ctx context.Context, req *hdfspb.GetFileInfoRequestProto) (*hdfspb.GetFileInfoResponseProto, error) {
+	fs, err := nn.stat(ctx, req.GetSrc())
+	return &hdfspb.GetFileInfoResponseProto{Fs: fs}, err
+}
+
+func (nn *NameNode) getFileLinkInfo(ctx context.Context, req *hdfspb.GetFileLinkInfoRequestProto) (*hdfspb.GetFileLinkInfoResponseProto, error) {
+	fs, err := nn.stat(ctx, req.GetSrc())
+	return &hdfspb.GetFileLinkInfoResponseProto{Fs: fs}, err
+}
+
+func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingRequestProto) (*hdfspb.GetListingResponseProto, error) {
+	c := nn.callFrom(ctx)
+	var (
+		entries []namespace.Entry
+		rest    int
+		ok      bool
+		err     error
+	)
+	nn.read(func(ns *namespace.Namespace) {
+		entries, rest, ok, err = ns.List(c.who(), req.GetSrc(), string(req.GetStartAfter()), listingLimit, req.GetNeedLocation())
+	})
+	if err != nil || !ok {
+		return &hdfspb.GetListingResponseProto{}, err
+	}
+	list := &hdfspb.DirectoryListingProto{PartialListing: make([]*hdfspb.HdfsFileStatusProto, 0, len(entries))}
+	locations := 0
+	for i, e := range entries {
+		if locations >= listingLocationsLimit {
+			rest += len(entries) - i
+			break
+		}
+		fs := statusPB(e.Status, e.Status.Name)
+		if req.GetNeedLocation() && !e.Status.Directory {
+			fs.Locations = nn.locatedBlocks(e.Status, e.Blocks, 0, math.MaxUint64, c.host)
+			for _, b := range fs.Locations.GetBlocks() {
+				locations += len(b.GetLocs())
+			}
+		}
+		list.PartialListing = append(list.PartialListing, fs)
+	}
+	list.RemainingEntries = proto.Uint32(uint32(rest))
+	return &hdfspb.GetListingResponseProto{DirList: list}, nil
+}
+
+func (nn *NameNode) getContentSummary(ctx context.Context, req *hdfspb.GetContentSummaryRequestProto) (*hdfspb.GetContentSummaryResponseProto, error) {
+	c := nn.callFrom(ctx)
+	var (
+		sum *namespace.Summing
+		err error
+	)
+	nn.read(func(ns *namespace.Namespace) { sum, err = ns.Sum(c.who(), req.GetPath()) })
+	for done := false; err == nil && !done; {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("namenode: content summary of %s: %w", req.GetPath(), context.Cause(ctx))
+		}
+		nn.read(func(ns *namespace.Namespace) { done, err = sum.Step(ns, summaryStep) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	const none = math.MaxUint64 // -1: no quota
+	return &hdfspb.GetContentSummaryResponseProto{Summary: &hdfspb.ContentSummaryProto{
+		Length: &sum.Total.Length, FileCount: &sum.Total.Files, DirectoryCount: &sum.Total.Directories,
+		Quota: proto.Uint64(none), SpaceConsumed: &sum.Total.Space, SpaceQuota: proto.Uint64(none),
+	}}, nil
+}
+
+func (nn *NameNode) file(ctx context.Context, src string) (f namespace.FileBlocks, err error) {
+	c := nn.callFrom(ctx)
+	nn.read(func(ns *namespace.Namespace) { f, err = ns.File(c.who(), src, 0) })
+	return f, err
+}
+
+func (nn *NameNode) isFileClosed(ctx context.Context, req *hdfspb.IsFileClosedRequestProto) (*hdfspb.IsFileClosedResponseProto, error) {
+	f, err := nn.file(ctx, req.GetSrc())
+	if err != nil {
+		return nil, err
+	}
+	return &hdfspb.IsFileClosedResponseProto{Result: proto.Bool(!f.Status.Open)}, nil
+}
+
+func (nn *NameNode) getPreferredBlockSize(ctx context.Context, req *hdfspb.GetPreferredBlockSizeRequestProto) (*hdfspb.GetPreferredBlockSizeResponseProto, error) {
+	f, err := nn.file(ctx, req.GetFilename())
+	if err != nil {
+		return nil, err
+	}
+	return &hdfspb.GetPreferredBlockSizeResponseProto{Bsize: proto.Uint64(f.Status.BlockSize)}, nil
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package hostid
+
+func namespace() string { return "" }

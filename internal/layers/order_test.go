@@ -1,0 +1,161 @@
+package layers
+
+import (
+	"go/ast"
+	"go/build"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// runtimeOrder is the root package from top to bottom. A file uses what is
+// declared in its own row or in a lower one. Files of other systems, and files
+// to come, may stand here, too.
+var runtimeOrder = [][]string{
+	{"doc.go"},
+	{ // dials and listens
+		"runtime.go", "stats.go", "dial.go", "connect.go", "peers.go", "reasons.go",
+		"listen.go", "listener.go", "admission.go", "handshake.go", "service.go", "legacy.go", "tickets.go",
+	},
+	{"transport.go"},
+	{"group.go", "device.go"},
+	{ // an endpoint, on a queue pair or a TCP connection
+		"endpoint.go", "credentials.go",
+		"shell.go", "shell_send.go", "shell_receive.go", "shell_close.go",
+		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go",
+	},
+	{"domain.go", "receives.go", "message.go"}, // what endpoints on queue pairs share
+	{"worker.go", "spin.go"},
+	{ // the system
+		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",
+		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
+	},
+	{"config.go", "tuning.go", "counters.go", "selection.go", "errors.go"}, // words that all others use
+}
+
+// upward lists what still runs the other way, by file: what it uses of a higher
+// row. It only shrinks: an entry that is not needed any more fails the test.
+var upward = map[string][]string{}
+
+// goFile is a file of the root package, parsed.
+type goFile struct {
+	name string
+	tree *ast.File
+}
+
+func rootFiles(t *testing.T, set *token.FileSet, dir string) (files []goFile) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		if ok, err := build.Default.MatchFile(dir, filepath.Base(name)); err != nil {
+			t.Fatal(err)
+		} else if !ok {
+			continue // for another system
+		}
+		tree, err := parser.ParseFile(set, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, goFile{filepath.Base(name), tree})
+	}
+	return files
+}
+
+// noPackages stands for every imported package: the test asks what the package
+// uses of itself.
+type noPackages struct{}
+
+func (noPackages) Import(path string) (*types.Package, error) {
+	p := types.NewPackage(path, filepath.Base(path))
+	p.MarkComplete()
+	return p, nil
+}
+
+// uses returns what each file uses of another: package-level names, and methods.
+func uses(set *token.FileSet, files []goFile) map[[2]string][]string {
+	info := types.Info{Uses: map[*ast.Ident]types.Object{}, Selections: map[*ast.SelectorExpr]*types.Selection{}}
+	trees := make([]*ast.File, 0, len(files))
+	for _, f := range files {
+		trees = append(trees, f.tree)
+	}
+	config := types.Config{Importer: noPackages{}, Error: func(error) {}} // that nothing of other packages is known is no error here
+	pkg, _ := config.Check(module, set, trees, &info)
+	found := map[[2]string][]string{}
+	for id, o := range info.Uses {
+		if o == nil || o.Pkg() != pkg || !o.Pos().IsValid() {
+			continue
+		}
+		name := o.Name()
+		switch o := o.(type) {
+		case *types.Func:
+			if recv := o.Signature().Recv(); recv != nil {
+				name = strings.TrimPrefix(types.TypeString(recv.Type(), types.RelativeTo(pkg)), "*") + "." + name
+				if types.IsInterface(recv.Type()) {
+					continue // who implements it stands above, who calls it below
+				}
+			}
+		default:
+			if o.Parent() != pkg.Scope() {
+				continue
+			}
+		}
+		from, to := filepath.Base(set.Position(id.Pos()).Filename), filepath.Base(set.Position(o.Pos()).Filename)
+		if key := [2]string{from, to}; from != to && !slices.Contains(found[key], name) {
+			found[key] = append(found[key], name)
+		}
+	}
+	return found
+}
+
+func rootDir() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+func TestRuntimeReadsDownwards(t *testing.T) {
+	set := token.NewFileSet()
+	files := rootFiles(t, set, rootDir())
+	row := map[string]int{}
+	for i, names := range runtimeOrder {
+		for _, name := range names {
+			row[name] = i
+		}
+	}
+	for _, f := range files {
+		if _, ok := row[f.name]; !ok {
+			t.Errorf("%s has no place in runtimeOrder: give it one", f.name)
+		}
+	}
+	left := map[string][]string{}
+	for edge, names := range uses(set, files) {
+		from, to := edge[0], edge[1]
+		if row[to] >= row[from] {
+			continue
+		}
+		for _, name := range names {
+			if slices.Contains(upward[from], name) {
+				left[from] = append(left[from], name)
+				continue
+			}
+			t.Errorf("%s uses %s of %s, which stands above it", from, name, to)
+		}
+	}
+	for from, names := range upward {
+		for _, name := range names {
+			if !slices.Contains(left[from], name) {
+				t.Errorf("%s does not use %s any more: take it out of upward", from, name)
+			}
+		}
+	}
+}

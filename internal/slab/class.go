@@ -1,0 +1,75 @@
+package slab
+
+import "math/bits"
+
+// Sizes in bytes.
+const (
+	smallest = 256
+	largest  = 1 << 20
+	extra    = 64 // of each slab, for a header beside a round payload
+
+	firstArena = 128 << 10
+	lastArena  = 2 << 20
+	arenaExtra = 4096 // of each arena, for the extra bytes of its slabs
+	arenaSizes = 5
+
+	page = 4096
+)
+
+const (
+	classCount = 25
+	noClass    = -1
+)
+
+var (
+	strides [classCount]int // bytes of a slab
+	leasts  [classCount]int // bytes of the smallest arena that suits the class
+)
+
+func init() {
+	for k := range strides {
+		if k%2 == 0 {
+			strides[k] = smallest<<(k/2) + extra
+		} else {
+			strides[k] = smallest<<(k/2)*3/2 + extra
+		}
+		leasts[k] = firstArena + arenaExtra
+		for !suits(leasts[k], strides[k]) {
+			leasts[k] = (leasts[k]-arenaExtra)*2 + arenaExtra
+		}
+	}
+}
+
+// classOf is the class of the smallest slabs that hold size bytes, which are
+// not more than the largest class has.
+func classOf(size int) int {
+	n := max(size-extra, smallest)
+	e := bits.Len(uint(n - 1)) // 2^(e-1) < n <= 2^e
+	k := 2 * (e - 8)
+	if n <= 3<<(e-2) {
+		k--
+	}
+	return k
+}
+
+// suits tells whether cutting an arena into slabs wastes little enough.
+func suits(arena, stride int) bool {
+	return arena >= lastArena || arena >= stride && arena%stride <= arena/8
+}
+
+// arenaFor is the size of a new arena for a class in a pool that has registered
+// so much.
+func arenaFor(k int, registered int64) int {
+	size := leasts[k]
+	for size < lastArena && int64(size)*2 <= registered/4 {
+		size = (size-arenaExtra)*2 + arenaExtra
+	}
+	return size
+}
+
+// regionFor is the size of a region for size bytes that lie in no class. It
+// grows in steps of an eighth, so that regions can be used again.
+func regionFor(size int) int {
+	step := max(64<<10, 1<<bits.Len(uint(size-1))/16)
+	return (size + step - 1) / step * step
+}

@@ -1,0 +1,71 @@
+package slab
+
+import (
+	stdlist "container/list"
+	"context"
+)
+
+// A Private is an owner's own set of regions in a pool, for memory whose keys
+// are handed to a peer: its slabs lie in regions of their own, which never held
+// anything of another owner. Fresh ones are zero; what the owner put back it
+// may get again as it left it. Its methods may be called concurrently.
+type Private struct {
+	pool *Pool
+
+	// Under the pool's lock.
+	closed  bool
+	idle    list
+	element *stdlist.Element // in the pool's owners, while something is idle
+}
+
+// NewPrivate makes an owner. It has no memory until it asks for some.
+func (p *Pool) NewPrivate() *Private { return &Private{pool: p} }
+
+// TryGet is [Pool.TryGet] for a slab in a region of the owner's. [Pool.Put]
+// takes it back.
+func (o *Private) TryGet(size int) (s Slab, ok bool, err error) { return o.pool.tryGet(size, o) }
+
+// Get is [Pool.Get] for a slab in a region of the owner's.
+func (o *Private) Get(ctx context.Context, size int) (Slab, error) {
+	return o.pool.get(ctx, size, o, false)
+}
+
+// GetNow is [Pool.GetNow] for a slab in a region of the owner's.
+func (o *Private) GetNow(ctx context.Context, size int) (Slab, error) {
+	return o.pool.get(ctx, size, o, true)
+}
+
+// Close ends the owner's waits and closes its regions, which revokes their keys:
+// those that are free now, the others when their slabs are Put. It returns when
+// the former are closed.
+func (o *Private) Close() error {
+	p := o.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o.closed {
+		return nil
+	}
+	o.closed = true
+	p.refuse(func(w *waiter) bool { return w.owner == o }, ErrClosed)
+	var victims []*arena
+	for o.idle.top != nil {
+		a := o.idle.top
+		p.evict(a)
+		victims = append(victims, a)
+	}
+	return p.giveBack(victims)
+}
+
+// touch makes an owner the one that was active last. p.mu is held.
+func (p *Pool) touch(o *Private) {
+	switch {
+	case o.idle.top == nil && o.element != nil:
+		p.owners.Remove(o.element)
+		o.element = nil
+	case o.idle.top == nil:
+	case o.element == nil:
+		o.element = p.owners.PushBack(o)
+	default:
+		p.owners.MoveToBack(o.element)
+	}
+}

@@ -1,0 +1,101 @@
+package slab
+
+import "time"
+
+const (
+	// tick is how often the trimmer looks at what is idle, while there is some.
+	tick = time.Second
+	// A region goes back when it has been idle at so many ticks.
+	minPatience, maxPatience = 4, 32
+	// regretful is in how many times its patience the pool registers again what
+	// it should have kept.
+	regretful = 8
+)
+
+// A trimmer gives back what nobody uses.
+type trimmer struct {
+	timer    *time.Timer
+	armed    bool // the timer runs, or what it started does
+	patience int
+	trimmed  time.Time // when something went back last, until the pool registers again
+}
+
+// Trim gives back at once all that is free, also what owners keep. It returns
+// when the regions are closed.
+func (p *Pool) Trim() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shutShelves()
+	return p.giveBack(p.evictAll())
+}
+
+// The methods below are called with p.mu held, unless they say otherwise.
+
+// arm sees to it that the trimmer looks soon.
+func (p *Pool) arm() {
+	t := &p.trim
+	switch {
+	case t.armed || p.closed:
+		return
+	case t.timer == nil:
+		t.timer = time.AfterFunc(tick, p.ticked)
+	default:
+		t.timer.Reset(tick)
+	}
+	t.armed = true
+}
+
+func (p *Pool) disarm() {
+	if t := &p.trim; t.armed && t.timer.Stop() {
+		t.armed = false
+	}
+}
+
+// ticked is called without p.mu.
+func (p *Pool) ticked() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.trimIdle()
+	}
+	p.trim.armed = false
+	if p.idle > 0 || p.opened.Load() != 0 { // a shelf may have been opened meanwhile
+		p.arm()
+	}
+	p.quiet.Broadcast()
+}
+
+// trimIdle gives back what has been idle for long enough.
+func (p *Pool) trimIdle() {
+	p.shutShelves() // or what lies there would never be idle
+	var victims []*arena
+	for i := len(p.all) - 1; i >= 0; i-- { // evict moves the last one
+		a := p.all[i]
+		if a.out > 0 {
+			continue
+		}
+		if a.ticks++; a.ticks >= p.trim.patience {
+			p.evict(a)
+			victims = append(victims, a)
+		}
+	}
+	if len(victims) == 0 {
+		return
+	}
+	_ = p.giveBack(victims) // it is in failure
+	p.trim.trimmed = time.Now()
+}
+
+// registering learns from a need for what went back not long ago.
+func (p *Pool) registering() {
+	t := &p.trim
+	if t.trimmed.IsZero() {
+		return
+	}
+	if time.Since(t.trimmed) < time.Duration(regretful*t.patience)*tick {
+		t.patience = min(2*t.patience, maxPatience)
+	} else {
+		t.patience = minPatience
+	}
+	t.trimmed = time.Time{}
+}

@@ -1,0 +1,110 @@
+package slab
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// What nobody uses goes back after some seconds, and no timer is left.
+func TestTrim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d := newPool(t, 256<<20)
+		o := p.NewPrivate()
+		keep := get(t, p, 32<<10)
+		before := p.Registered()
+		var out []Slab
+		for range 1000 {
+			out = append(out, get(t, p, 32<<10), get(t, p, 1000))
+		}
+		for range 10 {
+			s, _, _ := o.TryGet(512 << 10)
+			out = append(out, s, get(t, p, 3<<20))
+		}
+		after := p.Registered()
+		for _, s := range out {
+			p.Put(s)
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if n := p.Registered(); n != after {
+			t.Errorf("%d bytes after 3 s, of %d", n, after)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if n := p.Registered(); n > before+lastArena+arenaExtra || d.bytes != n {
+			t.Errorf("%d bytes are left, there were %d", n, before)
+		}
+		if p.trim.armed {
+			t.Error("the timer runs although nothing is free")
+		}
+		p.check(t)
+		p.Put(keep)
+		p.Put(get(t, p, 1000)) // it lies on a shelf
+		p.Put(get(t, p, 1000))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if p.Registered() != 0 || p.trim.armed {
+			t.Errorf("%d bytes are left, armed: %t", p.Registered(), p.trim.armed)
+		}
+		p.check(t)
+	})
+}
+
+// What is used now and then stays; once it is missed soon after it went, it
+// stays longer, and when it has not been missed for long it goes sooner again.
+func TestTrimIsPatient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d := newPool(t, 64<<20)
+		load := func() {
+			p.Put(get(t, p, 3<<20))
+			p.Put(get(t, p, 100_000))
+			p.Put(get(t, p, 1000))
+		}
+		every := func(period time.Duration, times int) (registered int) {
+			before := d.allocated
+			for range times {
+				load()
+				time.Sleep(period)
+				synctest.Wait()
+				p.check(t)
+			}
+			return d.allocated - before
+		}
+		if n := every(2*time.Second, 20); n != 3 {
+			t.Errorf("%d regions for a load of every 2 s", n)
+		}
+		every(10*time.Second, 5)
+		if n := every(10*time.Second, 20); n != 0 {
+			t.Errorf("%d regions for a load of every 10 s that is known", n)
+		}
+		time.Sleep(time.Hour)
+		load()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if n := p.Registered(); n != 0 {
+			t.Errorf("%d bytes are left", n)
+		}
+	})
+}
+
+func TestTrimAtOnce(t *testing.T) {
+	p, d := newPool(t, 64<<20)
+	keep := get(t, p, 1000)
+	before := p.Registered()
+	o := p.NewPrivate()
+	for range 2 {
+		p.Put(get(t, p, 1000))
+		p.Put(get(t, p, 100_000))
+		p.Put(get(t, p, 10<<20))
+		s, _, _ := o.TryGet(64)
+		p.Put(s)
+		if err := p.Trim(); err != nil {
+			t.Error(err)
+		}
+		if p.check(t); p.Registered() != before || d.bytes != before {
+			t.Errorf("%d bytes are left, there were %d", p.Registered(), before)
+		}
+	}
+	p.Put(keep)
+}

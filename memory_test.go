@@ -1,0 +1,248 @@
+package verbena
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+func worldOf(t *testing.T, name string) world {
+	for _, w := range worlds {
+		if w.name == name {
+			return w
+		}
+	}
+	t.Fatalf("no world %s", name)
+	return world{}
+}
+
+// announce offers the first part of a long message that never goes on.
+func (raw *rawPeer) announce(t *testing.T, part, total int) {
+	t.Helper()
+	o := wire.Offer{Address: raw.region.Address() + 4096, Key: raw.region.Key(), Length: uint32(part), Total: uint32(total)}
+	b := put(wire.Packet{Kind: wire.Offered, Length: wire.OfferSize}, offerBody(o)...)
+	copy(raw.region.Bytes(), b)
+	if _, err := raw.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: raw.region, Length: len(b)}}}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An announcement is cheap: peers that offer 4 KiB of a message of 16 MiB, and
+// nothing more, hold memory for what has arrived and a little on top. Others go on.
+func TestAnnouncementsHoldLittleMemory(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{ReceiveMemory: 64 << 20, MaxMessage: 16 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
+	good, other := p.connect(t, "")
+	var receivers sync.WaitGroup
+	defer receivers.Wait()
+	const peers = 8
+	for range peers {
+		raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := p.listener.Accept(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = e.Close() }()
+		receivers.Go(func() { _, _ = e.Receive(p.ctx) }) // ends with Close
+		raw.announce(t, 4096, 16<<20)
+		s := e.carrier.(*shell)
+		for have := false; !have; { // until the part is there
+			s.mu.Lock()
+			have = s.longBytes > 0
+			s.mu.Unlock()
+			if p.ctx.Err() != nil {
+				t.Fatal("the part does not arrive")
+			}
+			runtime.Gosched()
+		}
+	}
+	pool := p.server.firstDomain(w.transport).longPool
+	if used, most := pool.Used(), int64(peers*(2<<20+4096)); used > most {
+		t.Errorf("%d bytes are held by %d announcements, want at most %d", used, peers, most)
+	}
+	for i := range 5 {
+		want := pattern(3<<20, i)
+		sent := make(chan error, 1)
+		go func() { sent <- good.Send(p.ctx, 1, want) }()
+		m, err := other.Receive(p.ctx)
+		if err := errors.Join(err, <-sent); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(m.Bytes(), want) {
+			t.Fatal("wrong bytes")
+		}
+		m.Release()
+	}
+}
+
+// Peers that leave messages unfinished until nothing is left are ended as soon as
+// somebody has waited for the memory.
+func TestUnfinishedMessagesGiveWay(t *testing.T) {
+	defer func(d time.Duration) { stalled = d }(stalled)
+	stalled = 50 * time.Millisecond
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{ReceiveMemory: 8 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
+	good, other := p.connect(t, "")
+	var receivers sync.WaitGroup
+	pool := p.server.firstDomain(w.transport).longPool
+	var ends []*Endpoint
+	for pool.Used() < pool.Limit()/4*3 {
+		raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := p.listener.Accept(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, e)
+		receivers.Go(func() {
+			if _, err := e.Receive(p.ctx); !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrClosed) {
+				t.Errorf("got %v", err)
+			}
+			_ = e.Close() // as a server does with what has failed
+		})
+		before := pool.Used()
+		raw.announce(t, 200<<10, 900<<10)
+		for pool.Used() == before && p.ctx.Err() == nil { // until the part is there
+			runtime.Gosched()
+		}
+	}
+	want := pattern(1500<<10, 1)
+	sent := make(chan error, 1)
+	go func() { sent <- good.Send(p.ctx, 1, want) }()
+	m, err := other.Receive(p.ctx)
+	if err := errors.Join(err, <-sent); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(m.Bytes(), want) {
+		t.Fatal("wrong bytes")
+	}
+	m.Release()
+	for _, e := range ends {
+		_ = e.Close()
+	}
+	receivers.Wait()
+}
+
+// What one peer gets keys to holds nothing of another, and the keys end with the
+// endpoint.
+func TestOffersAreOfOnePeer(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{}, ListenConfig{})
+	regions := map[rdma.Region]*shell{}
+	var ends []*Endpoint
+	for range 3 {
+		a, b := p.connect(t, "")
+		ends = append(ends, a, b)
+		s := a.carrier.(*shell)
+		for i := range 3 {
+			sent := make(chan error, 1)
+			go func() { sent <- a.Send(p.ctx, 1, pattern(700<<10, i)) }()
+			s.mu.Lock()
+			for _, memory := range s.offers {
+				if memory.None() {
+					continue
+				}
+				if owner := regions[memory.Region()]; owner != nil && owner != s {
+					t.Error("two peers have keys to one region")
+				}
+				regions[memory.Region()] = s
+			}
+			s.mu.Unlock()
+			m, err := b.Receive(p.ctx)
+			if err := errors.Join(err, <-sent); err != nil {
+				t.Fatal(err)
+			}
+			m.Release()
+		}
+	}
+	for _, e := range ends {
+		_ = e.Close()
+	}
+	if n := p.client.firstDomain(w.transport).offerPool.Registered(); n != 0 {
+		t.Errorf("%d bytes that peers had keys to are still registered after the end of the endpoints", n)
+	}
+}
+
+// Groups have domains, pools and receives of their own on a device they share.
+func TestGroupsAreApart(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{}, ListenConfig{})
+	g, err := p.client.NewGroup(GroupConfig{Name: "tables", ReceiveMemory: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.client.NewGroup(GroupConfig{Name: "tables"}); err == nil {
+		t.Error("two groups of one name")
+	}
+	if _, err := p.client.NewGroup(GroupConfig{}); err == nil {
+		t.Error("a group without a name")
+	}
+	if _, err := p.client.NewGroup(GroupConfig{Name: "other", Tuning: TuningTable{"nowhere": {Eager: 1000}}}); err == nil {
+		t.Error("tuning of a transport that is not there")
+	}
+	if _, err := p.server.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Group: g}); err == nil {
+		t.Error("a group of another runtime")
+	}
+	a, b := p.connect(t, "")
+	c, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Group: g, Tuning: TuningTable{w.transport: {Eager: 500}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := p.listener.Accept(p.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, other := a.carrier.(*shell), c.carrier.(*shell)
+	if own.n == other.n || own.n.domain == other.n.domain || own.recv == other.recv || own.e.count != other.e.count {
+		t.Error("the groups share what is theirs, or not the device")
+	}
+	if c.Eager() != 500 || a.Eager() == 500 || c.Tuning().Eager != 500 {
+		t.Errorf("eager up to %d, and %d without tuning", c.Eager(), a.Eager())
+	}
+	// A key of one group opens nothing in another: its queue pair reads there.
+	secret, err := own.n.domain.Allocate(4096, rdma.AccessRemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := d.carrier.(*shell) // whose peer is the other group's
+	into, ok, err := peer.n.longPool.TryGet(4096)
+	if !ok || err != nil {
+		t.Fatal(err)
+	}
+	if _, err := peer.qp.PostSend([]rdma.SendRequest{{
+		Op: rdma.OpRead, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: into.Region(), Offset: into.Offset(), Length: 4096}},
+		Remote: rdma.Remote{Address: secret.Address(), Key: secret.Key()},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	<-d.Done()
+	if err := d.Err(); err == nil {
+		t.Error("it may")
+	}
+	if err := g.Close(); err != nil && !errors.Is(err, ErrNotDelivered) { // it may not have noticed
+		t.Error(err)
+	}
+	if c.Err() == nil {
+		t.Error("an endpoint outlives its group")
+	}
+	if err := a.Send(p.ctx, 1, []byte("undisturbed")); err != nil {
+		t.Fatal(err)
+	}
+	m, err := b.Receive(p.ctx)
+	if err != nil || string(m.Bytes()) != "undisturbed" {
+		t.Fatal(err)
+	}
+	m.Release()
+	peer.n.longPool.Put(into)
+}

@@ -1,0 +1,15 @@
+//go:build unix
+
+package verbena
+
+import "golang.org/x/sys/unix"
+
+// takePages returns size bytes of zeros, at least one, for which the system
+// provides memory when they are written.
+func takePages(size int) ([]byte, error) {
+	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+}
+
+func freePages(pages []byte) {
+	_ = unix.Munmap(pages) // it fails for what takePages has not returned
+}

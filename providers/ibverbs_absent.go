@@ -1,0 +1,5 @@
+//go:build noibverbs
+
+package providers
+
+var ibverbsEntry = absent("ibverbs", "noibverbs")

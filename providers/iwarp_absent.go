@@ -1,0 +1,5 @@
+//go:build noiwarp
+
+package providers
+
+var iwarpEntry = absent("iwarp", "noiwarp")

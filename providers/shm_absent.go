@@ -1,0 +1,5 @@
+//go:build noshm
+
+package providers
+
+var shmEntry = absent("shm", "noshm")

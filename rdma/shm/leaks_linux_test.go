@@ -1,0 +1,126 @@
+package shm
+
+import (
+	"bytes"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+func address(memory []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(memory))) }
+
+// countMappings counts mappings of memfds.
+func countMappings(t *testing.T) int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Count(maps, []byte("/memfd:verbena"))
+}
+
+// memfdBytes is what is allocated of the memfds that this process holds.
+func memfdBytes(t *testing.T) (total int64) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		target, _ := os.Readlink("/proc/self/fd/" + e.Name())
+		var stat unix.Stat_t
+		if strings.HasPrefix(target, "/memfd:verbena") && unix.Fstat(fd, &stat) == nil {
+			total += stat.Blocks * 512
+		}
+	}
+	return total
+}
+
+// What is left after so many connections is what was there before them.
+func TestConnectionsLeaveNothing(t *testing.T) {
+	count := 2000
+	if testing.Short() {
+		count = 200
+	}
+	device := openDevice(t, Config{})
+	a, b := newSide(t, device, 1<<16), newSide(t, device, 1<<16)
+	srq, err := b.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exchange := func(shared bool) {
+		t.Helper()
+		var change func(*rdma.QueuePairConfig)
+		if shared {
+			change = func(c *rdma.QueuePairConfig) { c.SharedReceive = srq }
+		}
+		a.qp, b.qp = a.pair(nil), b.pair(change)
+		connect(t, device, a.qp, b.qp)
+		receive := []rdma.RecvRequest{{ID: 1, SGEs: b.sge(0, 4096)}}
+		if shared {
+			_, err = srq.PostRecv(receive)
+		} else {
+			_, err = b.qp.PostRecv(receive)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.send(rdma.SendRequest{ID: 2, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: a.sge(0, 4096)})
+		a.expect(2, rdma.StatusSuccess)
+		b.expect(1, rdma.StatusSuccess)
+		a.send(rdma.SendRequest{ID: 3, Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, 4096), Remote: b.remote(4096)})
+		a.expect(3, rdma.StatusSuccess)
+		for _, s := range []*side{a, b} {
+			if err := s.qp.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	measure := func() (descriptors, mappings, goroutines int, bytes int64) {
+		return countDescriptors(t), countMappings(t), runtime.NumGoroutine(), memfdBytes(t)
+	}
+	// The first ones make what the domains keep.
+	for i := range 4 {
+		exchange(i%2 == 0)
+	}
+	descriptors, mappings, goroutines, bytes := measure()
+	for i := range count {
+		exchange(i%2 == 0)
+	}
+	d, m, g, n := measure()
+	if d > descriptors {
+		t.Errorf("%d descriptors, %d before", d, descriptors)
+	}
+	if m > mappings {
+		t.Errorf("%d mappings of shared memory, %d before", m, mappings)
+	}
+	if g > goroutines {
+		t.Errorf("%d goroutines, %d before", g, goroutines)
+	}
+	if n > bytes {
+		t.Errorf("%d bytes of shared memory, %d before", n, bytes)
+	}
+	for _, s := range []*side{a, b} {
+		d := s.domain.(*domain)
+		d.members.Lock()
+		pairs, retries := d.members.Pairs.Len(), 0
+		for _, list := range d.retryPairs {
+			retries += len(list)
+		}
+		d.members.Unlock()
+		if pairs != 0 || retries != 0 {
+			t.Errorf("the domain keeps %d queue pairs, and %d to retry", pairs, retries)
+		}
+	}
+}

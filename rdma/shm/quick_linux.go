@@ -1,0 +1,166 @@
+package shm
+
+import (
+	"unsafe"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// The short paths of PostSend. Most requests are a Send or a Write of one entry that
+// need not wait and are right in every way.
+
+// quick carries out such a request. If it is anything else, quick reports false and
+// has done nothing. sendMu is held.
+func (qp *queuePair) quick(r *rdma.SendRequest) bool {
+	if len(r.SGEs) != 1 || qp.State() != rdma.StateConnected {
+		return false
+	}
+	e := &r.SGEs[0]
+	from, ok := e.Region.(*region)
+	if !ok || from == nil || from.domain != qp.domain || uint(e.Offset) > uint(len(from.bytes)) ||
+		uint(e.Length) > uint(len(from.bytes)-e.Offset) || e.Length > maxMessage || from.closed.Load() {
+		return false
+	}
+	source := from.bytes[e.Offset:][:e.Length]
+	switch {
+	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
+		return false
+	case r.Op == rdma.OpWrite && len(source) > 0:
+		region := qp.cache[r.Remote.Key%uint32(len(qp.cache))]
+		if region == nil || region.key != r.Remote.Key || !region.has(rdma.AccessRemoteWrite) {
+			return false
+		}
+		to := region.at(r.Remote.Address, len(source))
+		if to == nil {
+			return false
+		}
+		done := qp.enter()&gateClosed == 0 && region.open()
+		if done {
+			copyTailLast(to, source)
+		}
+		qp.leave()
+		return done
+	case r.Op == rdma.OpSend && len(source) <= slotInline:
+		if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
+			return false
+		}
+		if len(source) > qp.outRoom {
+			return false
+		}
+		if qp.remote.shared {
+			return qp.quickLent(r.Flags, source)
+		}
+		if qp.out.gate().Load()&(gateClosed|gateLook) != 0 {
+			return false
+		}
+		s := qp.out.slot(qp.sent)
+		copyShort(s.payload()[:len(source)], source)
+		qp.publish(s, slotSend, r.Flags, len(source))
+		qp.tell(slotSend, r.Flags)
+		return true
+	case r.Op == rdma.OpSend:
+		return qp.quickPlaced(r.Flags, source)
+	}
+	return false
+}
+
+// quickLent puts a message into a slot whose receive is lent. The peer may take that
+// back, but not while this side is inside an access that began in the same epoch.
+func (qp *queuePair) quickLent(flags rdma.Flags, source []byte) bool {
+	if qp.enter()&^gateCold != qp.outEpoch {
+		qp.leave()
+		return false
+	}
+	s := qp.out.slot(qp.sent)
+	copyShort(s.payload()[:len(source)], source)
+	qp.publish(s, slotSend, flags, len(source))
+	qp.leave()
+	qp.tell(slotSend, flags)
+	return true
+}
+
+// quickPlaced copies a message that does not fit into a slot into its receive.
+func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
+	if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
+		return false
+	}
+	d := qp.out.descriptor(qp.sent)
+	head := d.head()
+	if !head.published(qp.sent) || head.entries() != 1 || len(source) > head.length() {
+		return false
+	}
+	place := place(word(d.base, 8).Load())
+	region := qp.cached(place)
+	if region == nil || !region.has(rdma.AccessLocalWrite) {
+		return false
+	}
+	to := region.at(region.address+uint64(place.offset()), len(source))
+	if to == nil {
+		return false
+	}
+	if qp.enter()&^(gateCold|gateLook) != qp.outEpoch || !region.open() {
+		qp.leave()
+		return false
+	}
+	move(to, source)
+	qp.publish(qp.out.slot(qp.sent), slotSend|slotPlaced, flags, len(source))
+	qp.leave()
+	qp.tell(slotSend, flags)
+	if qp.sent%descriptorsAhead == 0 && qp.outLimit-qp.sent >= 2*descriptorsAhead {
+		prefetch(qp.out.descriptor(qp.sent + descriptorsAhead).base)
+	}
+	if qp.alternates() && len(source) < exchangeBelow {
+		demote(unsafe.Pointer(&to[0]), lines(len(source)))
+		qp.fetchPlace(len(source))
+	}
+	return true
+}
+
+// alternates tells whether messages go to and fro: whether the message that is being
+// sent answers the only one that has come since the last, and that one answered all
+// before. Then each side waits for the other, and what the caches do meanwhile
+// counts. In a stream the same care would halve the rate.
+func (qp *queuePair) alternates() bool {
+	taken := qp.taken.Load()
+	came := taken - qp.answers
+	qp.answers = taken
+	qp.unanswered -= min(qp.unanswered, came)
+	qp.unanswered++
+	return came == 1 && qp.unanswered == 1
+}
+
+// Messages that alternate and are shorter than exchangeBelow are brought nearer to
+// the processor that will use them. Longer ones are moved by an instruction that does
+// not fetch what it overwrites.
+const exchangeBelow = 2048
+
+// fetchPlace asks for the lines of the next receive while both sides wait for the
+// answer. The peer's processor has had them since it read what came there before.
+// Nothing waits for them, and a receive that is gone by then does no harm.
+func (qp *queuePair) fetchPlace(length int) {
+	if qp.sent == qp.outLimit {
+		return
+	}
+	place := place(word(qp.out.descriptor(qp.sent).base, 8).Load())
+	region := qp.cached(place)
+	if region == nil {
+		return
+	}
+	if to := region.at(region.address+uint64(place.offset()), length); to != nil {
+		prefetchWrite(unsafe.Pointer(&to[0]), lines(length))
+	}
+}
+
+// cached is the region that a place of the peer is in, if it was used lately.
+func (qp *queuePair) cached(p place) *peerRegion {
+	if r := qp.cache[p.handle()%uint32(len(qp.cache))]; r != nil && r.handle == p.handle() {
+		return r
+	}
+	return nil
+}
+
+// lines is how many lines of 64 bytes so many bytes fill, from the start of a line.
+func lines(length int) int { return (length + 63) / 64 }
+
+// descriptorsAhead is the number of one-entry descriptors in a line.
+const descriptorsAhead = 4

@@ -1,0 +1,301 @@
+package verbena
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+const (
+	// baseReceives are posted as long as there is an endpoint. They take the
+	// messages that cost no credit, and the first ones that do.
+	baseReceives = 8
+	// sharedDepth is how many receives a shared queue can hold.
+	sharedDepth = 2048
+)
+
+// receives are the posted receives of a group on a device, which its endpoints
+// share, or of one endpoint where the device has no shared receive queues.
+//
+// What peers may use is promised and counted; memory is taken as messages come. A
+// device that makes a sender wait for a receive needs few posted ones, and gets
+// more as they run low. On any other device as many are posted as are promised.
+type receives struct {
+	queue  poster
+	pool   *slab.Pool
+	log    *slog.Logger
+	size   int  // bytes of a receive
+	strict bool // a message must never find the queue empty
+	depth  int  // of the queue
+	limit  int  // receives that the memory suffices for
+
+	slots  atomic.Pointer[[]*buffer] // by the ID of their receive
+	posted atomic.Int32
+	target atomic.Int32 // to be posted; written under mu
+
+	mu       sync.Mutex
+	spare    []*buffer // without memory
+	promised int
+}
+
+// A poster takes receives: a queue pair, or a shared receive queue.
+type poster interface {
+	PostRecv(requests []rdma.RecvRequest) (int, error)
+}
+
+// A buffer is the memory of a receive and the message that comes to lie in it.
+type buffer struct {
+	message Message
+	slab    slab.Slab
+	home    *receives
+	holder  holder // the endpoint whose message lies here
+	posted  bool   // the device has it
+	request [1]rdma.RecvRequest
+	entry   [1]rdma.SGE
+}
+
+// A holder is an endpoint to which a message in a buffer belongs.
+type holder interface {
+	// released takes the buffer back from the application.
+	released(*buffer)
+}
+
+func (b *buffer) release(*Message) {
+	if h := b.holder; h != nil {
+		h.released(b)
+		return
+	}
+	b.home.log.Error("a message was released twice; the second Release did nothing")
+}
+
+func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, size, depth int, strict bool) *receives {
+	r := &receives{queue: queue, pool: pool, log: log, size: size, depth: depth, strict: strict}
+	r.limit = int(pool.Limit()/int64(size)) - baseReceives
+	r.slots.Store(new([]*buffer))
+	return r
+}
+
+// promise lets a peer use from least to most receives more, and tells how many.
+func (r *receives) promise(least, most int) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	room := r.limit - r.promised
+	if r.strict {
+		room = min(room, r.depth-baseReceives-r.promised)
+	}
+	n := min(most, room)
+	if n < least {
+		return 0, fmt.Errorf("%w: receives of %d bytes for %d more messages, %d are promised and there is room for %d: raise ReceiveMemory, which is %d bytes for these and as many for long messages",
+			slab.ErrExhausted, r.size, least, r.promised, room, r.pool.Limit())
+	}
+	r.promised += n
+	want := max(r.target.Load(), baseReceives)
+	if r.strict {
+		want = int32(r.promised + baseReceives)
+	}
+	r.target.Store(want)
+	if err := r.fill(); err != nil {
+		r.promised -= n
+		return 0, err
+	}
+	return n, nil
+}
+
+// more is promise for a peer that had to wait, as long as memory is plentiful. As
+// many more are posted: a peer that sends so fast would wait for them, too.
+func (r *receives) more(most int) int {
+	r.mu.Lock()
+	plenty := r.promised < r.limit/2
+	r.mu.Unlock()
+	if most <= 0 || !plenty {
+		return 0
+	}
+	n, err := r.promise(0, most)
+	if err != nil {
+		return 0 // it waits on
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.strict {
+		r.target.Store(min(r.target.Load()+int32(n), int32(r.promised+baseReceives)))
+		_ = r.fill() // there are some posted; what comes back is posted, too
+	}
+	return n
+}
+
+// scarce tells that endpoints should give back what they have grown by.
+func (r *receives) scarce() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.promised > r.limit/4*3
+}
+
+// withdraw takes back n promises.
+func (r *receives) withdraw(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.promised -= n
+	r.target.Store(min(r.target.Load(), int32(r.promised+baseReceives)))
+}
+
+// fill posts receives up to the target. r.mu is held.
+func (r *receives) fill() error {
+	for r.reserve() {
+		b, err := r.take()
+		if err != nil {
+			r.posted.Add(-1)
+		} else if err = r.post(b); err != nil {
+			r.drop(b)
+		}
+		switch {
+		case err == nil:
+		case r.strict || r.posted.Load() == 0:
+			return err
+		default:
+			return nil // there are some; the next that comes back is posted
+		}
+	}
+	return nil
+}
+
+// take returns a buffer with memory. r.mu is held.
+func (r *receives) take() (*buffer, error) {
+	s, err := r.pool.GetNow(context.Background(), r.size)
+	if err != nil {
+		return nil, fmt.Errorf("memory of a receive: %w", err)
+	}
+	var b *buffer
+	if n := len(r.spare); n > 0 {
+		b = r.spare[n-1]
+		r.spare = r.spare[:n-1]
+	} else {
+		slots := *r.slots.Load()
+		b = &buffer{home: r}
+		b.message.owner = b
+		b.request[0] = rdma.RecvRequest{ID: idReceive | uint64(len(slots)), SGEs: b.entry[:]}
+		grown := append(slots[:len(slots):len(slots)], b)
+		r.slots.Store(&grown)
+	}
+	b.slab = s
+	b.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: r.size}
+	return b, nil
+}
+
+// reserve counts one more posted receive if so many are wanted. More than the queue
+// holds would be refused.
+func (r *receives) reserve() bool {
+	for {
+		n := r.posted.Load()
+		if n >= min(r.target.Load(), int32(r.depth)) {
+			return false
+		}
+		if r.posted.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// post posts a buffer for which reserve has counted.
+func (r *receives) post(b *buffer) error {
+	b.posted = true
+	if _, err := r.queue.PostRecv(b.request[:]); err != nil {
+		b.posted = false
+		r.posted.Add(-1)
+		return fmt.Errorf("post receive: %w", err)
+	}
+	return nil
+}
+
+// drop gives the memory of a buffer back to the pool. r.mu is held.
+func (r *receives) drop(b *buffer) {
+	r.pool.Put(b.slab)
+	b.slab = slab.Slab{}
+	r.spare = append(r.spare, b)
+}
+
+// arrived returns the buffer of a receive that has completed. It belongs to the
+// caller until put. It is nil for a completion that belongs to none.
+func (r *receives) arrived(id uint64) *buffer {
+	slots := *r.slots.Load()
+	slot := uint32(id)
+	if int64(slot) >= int64(len(slots)) || !slots[slot].posted {
+		return nil
+	}
+	b := slots[slot]
+	b.posted = false
+	if left := r.posted.Add(-1); left < baseReceives/2 && !r.strict {
+		r.low()
+	}
+	return b
+}
+
+// low posts more receives: peers use them faster than they come back.
+func (r *receives) low() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.target.Store(min(2*r.target.Load(), int32(r.promised+baseReceives)))
+	if err := r.fill(); err != nil {
+		r.log.Debug("receives run low", "error", err)
+	}
+}
+
+// put takes a buffer back and posts it again if that many are wanted. The queue is
+// not being closed: the caller is one of those for whom it is open.
+func (r *receives) put(b *buffer) error {
+	if r.reserve() {
+		err := r.post(b)
+		if err == nil {
+			return nil
+		}
+		r.mu.Lock()
+		r.drop(b)
+		r.mu.Unlock()
+		return err
+	}
+	r.mu.Lock()
+	r.drop(b)
+	r.mu.Unlock()
+	return nil
+}
+
+// putLate is put by an endpoint that has gone: the queue may be closed meanwhile.
+func (r *receives) putLate(b *buffer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.reserve() || r.post(b) != nil {
+		r.drop(b) // reclaim, which holds mu, has not seen it posted
+	}
+}
+
+// reclaim takes back what is still posted. The queue has been closed and its
+// completions have been handled.
+func (r *receives) reclaim() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.target.Store(0)
+	for _, b := range *r.slots.Load() {
+		if b.posted {
+			b.posted = false
+			r.posted.Add(-1)
+			r.drop(b)
+		}
+	}
+}
+
+// close closes the shared queue, if it is one.
+func (r *receives) close() error {
+	q, ok := r.queue.(rdma.SharedReceiveQueue)
+	if !ok {
+		return nil
+	}
+	if err := q.Close(); err != nil {
+		return fmt.Errorf("shared receives: %w", err)
+	}
+	r.reclaim()
+	return nil
+}

@@ -1,0 +1,491 @@
+package verbena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+const (
+	// soon is the length in bytes of an eager message whose memory is wanted back
+	// at once. What is shorter waits for the next signalled request.
+	soon = 2 << 10
+	// flushBatch is how many requests a post has at most.
+	flushBatch = 4
+)
+
+// A shell is the carrier over a queue pair. It owns the queue pair and the memory,
+// and carries out what the protocol's machine says; whoever posts or handles a
+// completion holds mu.
+type shell struct {
+	e      *Endpoint
+	n      *domain
+	w      *worker
+	t      Tuning
+	limits link.Limits
+	qp     rdma.QueuePair
+	claim  int // completion queue entries
+	places slab.Slab
+	inline int // bytes of a message that are posted inline
+	recv   *receives
+
+	spin     spinner // of Receive; its caller's
+	sendSpin spinner // of Send; the holder of sendLock's
+	unwatch  chan struct{}
+	wg       sync.WaitGroup
+
+	// What waits looks at these without mu.
+	readable atomic.Bool // Receive has something to do
+	writable atomic.Bool // a Send that waits may go on
+	inReady  func() bool
+
+	received chan struct{} // one token when readable and somebody sleeps
+	progress chan struct{} // one token when a sender, or Close, may go on
+
+	mu         sync.Mutex
+	m          *link.Machine[*Message]
+	live       bool      // the machine has been started
+	dead       bool      // closed: memory that comes back goes to the pools
+	left       bool      // closed and the domain told of the messages that are still held
+	stuck      bool      // closed without success: the device may still use what it was given
+	breach     bool      // the peer's: its messages are not looked at any more
+	broken     bool      // a post has failed: no other follows it
+	sending    bool      // the holder of sendLock is at it
+	waiting    bool      // for progress
+	receiving  bool      // Receive sleeps
+	held       int       // messages that the application has
+	longBytes  int       // memory of long messages
+	progressed time.Time // when the last part of a long message arrived
+	promised   int       // receives of recv
+	traffic    Traffic
+	taken      Traffic           // by Receive
+	early      []rdma.Completion // that came before the machine was started
+	payload    slab.Slab         // of the eager message that is about to be posted
+	sends      []slab.Slab       // to be freed, by place in the send queue; a power of two
+	offers     []slab.Slab       // by id
+	private    *slab.Private     // where offers come from: the peer gets keys to it
+	requests   [flushBatch]rdma.SendRequest
+	entries    [flushBatch]rdma.SGE
+	dropBuffer func(*Message)
+}
+
+// A longMessage is one that was read out of the peer's memory.
+type longMessage struct {
+	message Message
+	s       *shell
+	slab    slab.Slab
+	growing bool // slab counts in the domain's growing
+}
+
+// newShell makes a queue pair that takes messages, ready to be connected. It is
+// closed by the endpoint's Close, or by free if connecting fails.
+func newShell(e *Endpoint, n *domain) (s *shell, err error) {
+	t := e.tuning
+	a := &n.attributes
+	if a.MaxMessage > 0 {
+		t.Chunk = int(min(int64(t.Chunk), a.MaxMessage))
+	}
+	if err := n.enter(); err != nil {
+		return nil, err
+	}
+	s = &shell{
+		e: e, n: n, t: t, limits: n.limits(t), inline: min(a.MaxInline, link.PlaceSize),
+		spin: newSpinner(t.Spin), sendSpin: newSpinner(t.Spin), unwatch: make(chan struct{}),
+		received: make(chan struct{}, 1), progress: make(chan struct{}, 1),
+	}
+	defer func() {
+		if err != nil {
+			s.free()
+			s = nil
+		}
+	}()
+	s.private = n.offerPool.NewPrivate()
+	s.inReady = s.readable.Load
+	s.dropBuffer = s.drop
+	if err := s.make(a); err != nil {
+		return s, err
+	}
+	s.m = link.New[*Message](s.limits, s.places.Bytes())
+	s.w.add(s.qp.Number(), s)
+	e.carrier, e.selection.Device = s, a.Name
+	return s, nil
+}
+
+// make gets what the shell owns of the device.
+func (s *shell) make(a *rdma.Attributes) (err error) {
+	shared := s.n.shared
+	window := s.limits.Window
+	if shared != nil {
+		if window, err = s.promise(shared, window); err != nil {
+			return err
+		}
+		s.limits.Window, s.limits.MaxWindow = window, max(window, s.limits.MaxWindow)
+	}
+	sendDepth := s.limits.SendDepth()
+	config := rdma.QueuePairConfig{
+		SendDepth: sendDepth, MaxSGE: 1, MaxInline: s.inline, MaxReads: s.limits.Chunks,
+		ReceiverNotReadyRetry: -1, // the peer promised receives
+	}
+	if a.MaxReads > 0 {
+		config.MaxReads = min(config.MaxReads, a.MaxReads)
+	}
+	s.claim = sendDepth
+	if shared == nil {
+		config.RecvDepth = s.limits.Receives(s.limits.MaxWindow) + baseReceives
+		s.claim += config.RecvDepth
+	}
+	if m := a.MaxQueueDepth; m > 0 && max(sendDepth, config.RecvDepth) > m {
+		return fmt.Errorf("queues of %d and %d requests, the device has %d at most: lower the window", sendDepth, config.RecvDepth, m)
+	}
+	if s.w, err = s.n.claim(s.claim); err != nil {
+		return err
+	}
+	places, err := s.n.sendPool.GetNow(context.Background(), s.limits.Places()*link.PlaceSize)
+	if err != nil {
+		return fmt.Errorf("memory of a send queue, or raise SendMemory: %w", err)
+	}
+	s.places = places
+	s.sends, s.offers = make([]slab.Slab, s.limits.Places()), make([]slab.Slab, s.limits.Chunks)
+	config.SendCompletions, config.RecvCompletions = s.w.cq, s.w.cq
+	if shared != nil {
+		config.SharedReceive = s.n.srq
+	}
+	if s.qp, err = s.n.domain.NewQueuePair(config); err != nil {
+		return fmt.Errorf("queue pair: %w", err)
+	}
+	if shared == nil {
+		s.recv = newReceives(s.qp, s.n.receivePool, s.n.log, s.n.receiveSize(), config.RecvDepth, true)
+		s.limits.Window, err = s.promise(s.recv, s.limits.Window)
+	}
+	return err
+}
+
+// promise takes receives for a first window, which is smaller when they are
+// scarce.
+func (s *shell) promise(r *receives, window int) (int, error) {
+	s.recv = r
+	rest := 0
+	if r.strict {
+		rest = s.limits.Receives(0)
+	}
+	n, err := r.promise(1+rest, window+rest)
+	s.promised = n
+	return n - rest, err
+}
+
+// startWith is start with the peer's answer as it came.
+func (s *shell) startWith(reply []byte) error {
+	peer, err := wire.ParseParameters(reply)
+	if err != nil {
+		return err
+	}
+	return s.start(peer)
+}
+
+// start makes the shell usable with what the peer said of itself.
+func (s *shell) start(peer wire.Parameters) error {
+	s.mu.Lock()
+	err := s.m.Start(peer)
+	if err == nil {
+		s.live = true
+		s.flush()
+		for i := range s.early {
+			s.handle(&s.early[i])
+		}
+		s.early = nil
+		s.settled()
+	}
+	s.mu.Unlock()
+	if err == nil {
+		s.wg.Go(s.watch)
+	}
+	return err
+}
+
+// watch notices the end of the connection, and ends it when the endpoint has
+// failed.
+func (s *shell) watch() {
+	select {
+	case <-s.qp.Done():
+	case <-s.unwatch:
+		return
+	case <-s.e.done:
+		if !errors.Is(s.e.err, ErrPeerClosed) && !errors.Is(s.e.err, ErrClosed) {
+			_ = s.qp.Disconnect() // tells the peer; it may know
+		}
+		select {
+		case <-s.qp.Done():
+		case <-s.unwatch:
+			return
+		}
+	}
+	// What the peer sent before it went may still be in the completion queue.
+	s.w.drain()
+	err := s.qp.Err()
+	if err == nil {
+		err = rdma.ErrDisconnected
+	}
+	s.fail(fmt.Errorf("%w: %w", ErrPeerDied, err))
+}
+
+// fail may be called with mu held or not.
+func (s *shell) fail(err error) {
+	s.e.end(err)
+	s.wake()
+}
+
+// wake ends all waits, so that they look at the endpoint's state.
+func (s *shell) wake() {
+	s.readable.Store(true)
+	s.writable.Store(true)
+	notify(s.received)
+	notify(s.progress)
+}
+
+// Completions.
+
+// complete handles a completion. Its worker calls it.
+func (s *shell) complete(c *rdma.Completion) {
+	s.mu.Lock()
+	switch {
+	case s.dead:
+		if c.ID&idKind == idReceive {
+			s.putBack(s.recv.arrived(c.ID))
+		}
+	case !s.live:
+		s.early = append(s.early, *c) // no more than were posted
+	default:
+		s.handle(c)
+		s.settled()
+	}
+	s.mu.Unlock()
+}
+
+func (s *shell) handle(c *rdma.Completion) {
+	switch c.ID & idKind {
+	case idSend:
+		s.sent(c)
+	case idReceive:
+		s.arrived(c)
+	}
+}
+
+// settled tells those who wait what has become of what they wait for. mu is held.
+func (s *shell) settled() {
+	if s.m.PeerSaidGoodbye() && s.m.Finished() {
+		s.flush()
+		s.e.end(ErrPeerClosed)
+		s.wake()
+		return
+	}
+	s.provideAtOnce()
+	if s.m.Ready() && !s.readable.Load() {
+		s.readable.Store(true)
+	}
+	if s.receiving && s.readable.Load() {
+		notify(s.received)
+	}
+	if s.waiting {
+		s.writable.Store(true)
+		notify(s.progress)
+	}
+}
+
+func (s *shell) sent(c *rdma.Completion) {
+	if c.Status != rdma.StatusSuccess {
+		s.fail(s.statusError("request", c.Status))
+		return
+	}
+	if s.longBytes > 0 {
+		s.progressed = time.Now()
+	}
+	from, to, ok := s.m.Sent(uint32(c.ID))
+	if !ok {
+		return // of a queue pair that had this number before
+	}
+	for ; from != to; from++ {
+		if slot := &s.sends[int(from)&(len(s.sends)-1)]; !slot.None() {
+			s.n.sendPool.Put(*slot)
+			*slot = slab.Slab{}
+		}
+	}
+	s.flush()
+}
+
+func (s *shell) statusError(what string, status rdma.Status) error {
+	cause := s.qp.Err()
+	if cause == nil {
+		cause = rdma.ErrDisconnected
+	}
+	kind := ErrPeerDied
+	if status == rdma.StatusRemoteAccess || status == rdma.StatusLocalLength || status == rdma.StatusRemoteInvalid {
+		kind = ErrProtocol
+	}
+	return fmt.Errorf("%w: %s completed with %q: %w", kind, what, status, cause)
+}
+
+// arrived takes a message of the peer. Its receive is posted again at once unless
+// the application gets to see it.
+func (s *shell) arrived(c *rdma.Completion) {
+	b := s.recv.arrived(c.ID)
+	if b == nil {
+		return // of a queue pair that had this number before
+	}
+	if c.Status != rdma.StatusSuccess {
+		s.fail(s.statusError("receive", c.Status))
+		s.putBack(b)
+		return
+	}
+	if s.breach {
+		s.putBack(b)
+		return
+	}
+	memory := b.slab.Bytes()[:b.home.size]
+	if int64(c.Length) > int64(len(memory)) {
+		s.fail(fmt.Errorf("%w: message of %d bytes in a receive of %d", ErrProtocol, c.Length, len(memory)))
+		s.putBack(b)
+		return
+	}
+	memory = memory[:c.Length]
+	effects, err := s.m.Received(memory, &b.message)
+	if effects.Kept {
+		b.message.data = memory[wire.HeaderSize:c.Length:c.Length]
+		b.holder = s
+	} else {
+		s.putBack(b)
+	}
+	if effects.Freed {
+		s.n.offerPool.Put(s.offers[effects.FreedID])
+		s.offers[effects.FreedID] = slab.Slab{}
+	}
+	if err != nil {
+		s.breach = true
+		s.fail(err)
+		return
+	}
+	if effects.Starved {
+		if n := s.recv.more(min(s.m.Window(), s.limits.MaxWindow-s.m.Window())); n > 0 {
+			s.promised += n
+			s.m.Grant(n)
+		}
+	}
+	s.flush()
+}
+
+// putBack posts a receive again.
+func (s *shell) putBack(b *buffer) {
+	if b == nil {
+		return
+	}
+	if s.dead {
+		b.home.putLate(b)
+	} else if err := b.home.put(b); err != nil {
+		s.postFailed(err)
+	}
+}
+
+// flush posts what the machine wants posted. mu is held.
+func (s *shell) flush() {
+	posts := s.m.Posts()
+	// Requests complete in order, so one that is posted after a failed one would
+	// tell that it is done.
+	for len(posts) > 0 && !s.broken {
+		n := min(len(posts), flushBatch)
+		for i := range posts[:n] {
+			s.request(&posts[i], &s.requests[i], s.entries[i:i+1:i+1])
+		}
+		if _, err := s.qp.PostSend(s.requests[:n]); err != nil {
+			s.broken = true
+			s.postFailed(err)
+			return
+		}
+		posts = posts[n:]
+	}
+}
+
+// request turns a post of the machine into a work request.
+func (s *shell) request(p *link.Post, r *rdma.SendRequest, entry []rdma.SGE) {
+	*r = rdma.SendRequest{ID: idSend | uint64(p.Seq), SGEs: entry}
+	if p.Signaled {
+		r.Flags = rdma.Signaled
+	}
+	if p.Read {
+		memory := s.m.Handle(p.Message).owner.(*longMessage).slab
+		r.Op = rdma.OpRead
+		r.Remote = rdma.Remote{Address: p.Address, Key: p.Key}
+		entry[0] = rdma.SGE{Region: memory.Region(), Offset: memory.Offset() + p.Offset, Length: p.Length}
+		return
+	}
+	r.Op = rdma.OpSend
+	slot := int(p.Seq) & (len(s.sends) - 1)
+	at := slot * link.PlaceSize
+	if p.Payload == 0 {
+		entry[0] = rdma.SGE{Region: s.places.Region(), Offset: s.places.Offset() + at, Length: p.Size}
+		if p.Size <= s.inline {
+			r.Flags |= rdma.Inline
+		}
+		return
+	}
+	memory := s.payload
+	copy(memory.Bytes()[:wire.HeaderSize], s.places.Bytes()[at:])
+	s.sends[slot], s.payload = memory, slab.Slab{}
+	entry[0] = rdma.SGE{Region: memory.Region(), Offset: memory.Offset(), Length: p.Size + p.Payload}
+}
+
+func (s *shell) postFailed(err error) {
+	if errors.Is(err, rdma.ErrState) {
+		if cause := s.qp.Err(); cause != nil {
+			err = cause
+		}
+	}
+	s.fail(fmt.Errorf("%w: %w", ErrPeerDied, err))
+}
+
+func (s *shell) maxMessage() int { return s.m.MaxMessage() }
+
+func (s *shell) eager() int { return s.m.MaxEager() }
+
+func (s *shell) sentTraffic() Traffic {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.traffic
+}
+
+func (s *shell) receivedTraffic() Traffic {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken
+}
+
+// A memorySource is where slabs come from.
+type memorySource interface {
+	TryGet(size int) (slab.Slab, bool, error)
+	Get(ctx context.Context, size int) (slab.Slab, error)
+}
+
+// take gets memory, and lets the endpoint's end end the wait.
+func (s *shell) take(ctx context.Context, p memorySource, size int) (slab.Slab, error) {
+	if memory, ok, err := p.TryGet(size); ok || err != nil {
+		return memory, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-s.e.done:
+			cancel(s.e.err)
+		case <-over:
+		}
+	}()
+	return p.Get(ctx, size)
+}

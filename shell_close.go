@@ -1,0 +1,151 @@
+package verbena
+
+import (
+	"context"
+	"errors"
+
+	"github.com/verbena-data/verbena/internal/slab"
+)
+
+func (s *shell) close(ctx context.Context) error {
+	err := s.goodbye(ctx)
+	// A Send may still be copying into registered memory. It has no reason to
+	// wait any more.
+	s.e.sendLock <- struct{}{}
+	s.free()
+	// A device may tell that the connection has ended before it hands over what had
+	// arrived by then, which Close of the queue pair waits for.
+	if err != nil && s.m.PeerSaidGoodbye() {
+		return nil
+	}
+	return err
+}
+
+// goodbye waits until the peer has everything, or cannot be waited for.
+func (s *shell) goodbye(ctx context.Context) error {
+	if errors.Is(s.e.err, ErrPeerClosed) {
+		// It has everything it wants. Let the answer to its goodbye go out.
+		s.await(ctx, s.m.GoodbyeOut)
+		return nil
+	}
+	if !errors.Is(s.e.err, ErrClosed) {
+		return nil // failed before
+	}
+	select {
+	case s.e.sendLock <- struct{}{}:
+		defer func() { <-s.e.sendLock }()
+	case <-ctx.Done():
+		return ErrNotDelivered
+	}
+	s.mu.Lock()
+	s.m.Close()
+	s.flush()
+	s.mu.Unlock()
+	if !s.await(ctx, func() bool { return s.m.GoodbyeOut() && s.m.PeerSaidGoodbye() }) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		// A peer that said goodbye wants nothing more, or has it.
+		if !s.m.PeerSaidGoodbye() {
+			return ErrNotDelivered
+		}
+	}
+	return nil
+}
+
+// await waits until ready, which is called with mu held, or until that cannot come
+// any more.
+func (s *shell) await(ctx context.Context, ready func() bool) bool {
+	locked := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.waiting = true
+		return ready()
+	}
+	for !locked() {
+		s.w.sleep()
+		select {
+		case <-s.progress:
+		case <-s.qp.Done():
+			s.w.awake()
+			s.w.drain()
+			return locked()
+		case <-ctx.Done():
+			s.w.awake()
+			return locked()
+		}
+		s.w.awake()
+	}
+	return true
+}
+
+// free gives everything back. It works at every stage of newShell.
+func (s *shell) free() {
+	if s.qp != nil {
+		_ = s.qp.Disconnect() // it may never have been connected
+	}
+	close(s.unwatch)
+	s.wg.Wait()
+	stuck := false
+	if s.qp != nil {
+		if err := s.qp.Close(); err != nil {
+			s.n.log.Error("queue pair not closed", "peer", s.e.remote, "error", err)
+			stuck = true
+		}
+		// The receives that it had taken come back through the queue.
+		s.w.drain()
+		s.w.remove(s.qp.Number())
+	}
+	s.mu.Lock()
+	s.dead, s.stuck = true, stuck
+	for i := range s.early {
+		if c := &s.early[i]; c.ID&idKind == idReceive {
+			s.putBack(s.recv.arrived(c.ID))
+		}
+	}
+	if s.m != nil {
+		s.m.Discard(s.dropBuffer)
+	}
+	// What the application holds stays readable: the domain keeps the memory.
+	held := s.held
+	s.left = true
+	s.mu.Unlock()
+	if s.recv != nil {
+		if s.recv != s.n.shared && !stuck {
+			s.recv.reclaim() // they were the queue pair's own
+		}
+		s.recv.withdraw(s.promised)
+	}
+	if !stuck {
+		s.freeSends()
+	}
+	if s.w != nil {
+		s.n.unclaim(s.w, s.claim)
+	}
+	s.n.leave(held)
+}
+
+// freeSends gives back the memory that the device was given to send from.
+func (s *shell) freeSends() {
+	for i := range s.sends {
+		if !s.sends[i].None() {
+			s.n.sendPool.Put(s.sends[i])
+		}
+	}
+	for _, memory := range s.offers {
+		if !memory.None() {
+			s.n.offerPool.Put(memory)
+		}
+	}
+	if s.private != nil {
+		if err := s.private.Close(); err != nil { // no peer reads any more
+			s.n.log.Error("memory of offers not closed", "peer", s.e.remote, "error", err)
+		}
+	}
+	if !s.payload.None() {
+		s.n.sendPool.Put(s.payload)
+	}
+	if !s.places.None() {
+		s.n.sendPool.Put(s.places)
+	}
+	s.sends, s.offers, s.payload, s.places = nil, nil, slab.Slab{}, slab.Slab{}
+}

@@ -1,0 +1,263 @@
+package verbena
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/slab"
+)
+
+// receive waits for the next message, and makes progress meanwhile.
+func (s *shell) receive(ctx context.Context) (*Message, error) {
+	for {
+		if s.e.closing.Load() {
+			return nil, ErrClosed
+		}
+		s.mu.Lock()
+		if m := s.next(); m != nil {
+			s.mu.Unlock()
+			return m, nil
+		}
+		want, wanted := s.m.Wanted()
+		s.receiving = false
+		s.mu.Unlock()
+		if s.e.over() {
+			return s.last()
+		}
+		if wanted && want.First {
+			if err := s.provide(ctx, want); err != nil && !s.e.over() {
+				return nil, err
+			}
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, context.Cause(ctx)
+		}
+		if s.w.drive(&s.spin, s.inReady) {
+			continue
+		}
+		s.sleepForMessage(ctx)
+	}
+}
+
+// sleepForMessage sleeps until readable, or the end of ctx or of the endpoint.
+func (s *shell) sleepForMessage(ctx context.Context) {
+	s.mu.Lock()
+	s.receiving = true
+	s.mu.Unlock()
+	s.w.sleep()
+	defer s.w.awake()
+	if s.readable.Load() {
+		return
+	}
+	select {
+	case <-s.received:
+	case <-ctx.Done():
+	case <-s.e.done:
+	}
+}
+
+// next takes the first message that is complete out of the inbox. mu is held.
+func (s *shell) next() *Message {
+	in, ok := s.m.Next(s.dropBuffer)
+	s.readable.Store(ok && s.m.Ready() || s.e.over())
+	if !ok {
+		// Nothing was ready when the flag was cleared under mu.
+		return nil
+	}
+	m := in.Handle
+	m.Tag = in.Tag
+	if in.Long {
+		m.data = m.owner.(*longMessage).slab.Bytes()[:in.Length:in.Length]
+	}
+	m.held = true
+	s.held++
+	s.taken.add(in.Length)
+	return m
+}
+
+// last is Receive once the endpoint has ended.
+func (s *shell) last() (*Message, error) {
+	if s.e.closing.Load() {
+		return nil, ErrClosed
+	}
+	s.mu.Lock()
+	m := s.next()
+	s.mu.Unlock()
+	if m != nil {
+		return m, nil
+	}
+	return nil, s.e.lastError()
+}
+
+// provideAtOnce gives a long message memory when it is announced, while there is
+// plenty and the endpoint has less than its share. mu is held.
+func (s *shell) provideAtOnce() {
+	want, ok := s.m.Wanted()
+	if !ok || want.Have > 0 || s.e.closing.Load() || s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
+		return
+	}
+	size := s.share(want)
+	if s.longBytes > 0 && s.longBytes+size > s.n.longShare() {
+		return // Receive asks for it
+	}
+	// A device that cannot register more may be able to later.
+	memory, ok, err := s.n.tryGrowing(size)
+	if !ok || err != nil {
+		return
+	}
+	s.place(want, memory, true)
+}
+
+// share is how much memory a message gets: the best size, or only what it needs if
+// that would be above the endpoint's share.
+func (s *shell) share(want link.Want) int {
+	if want.Size > s.n.longShare() {
+		return want.Need
+	}
+	return want.Size
+}
+
+// provide gets memory for the message that Receive waits for. Those behind it do
+// not get any in this way. If there is none for a part it waits for memory for the
+// whole message, so that what is waited for is only held by messages that are
+// arriving and need no more, or that applications have and will release.
+func (s *shell) provide(ctx context.Context, want link.Want) error {
+	size := s.share(want)
+	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
+		size = want.Need
+	}
+	growing := true
+	memory, ok, err := s.n.tryGrowing(size)
+	if err == nil && !ok {
+		growing = false
+		if memory, ok, err = s.n.longPool.TryGet(want.Total); err == nil && !ok {
+			end := s.n.endStalled()
+			memory, err = s.take(ctx, s.n.longPool, want.Total)
+			end()
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, ok := s.m.Wanted()
+	if !ok || now.Message != want.Message || now.Have != want.Have || now.Need > memory.Size() || s.dead {
+		s.n.putLong(memory, growing)
+		return nil
+	}
+	s.place(want, memory, growing)
+	s.settled()
+	return nil
+}
+
+// place moves a message into memory. mu is held.
+func (s *shell) place(want link.Want, memory slab.Slab, growing bool) {
+	m := s.m.Handle(want.Message)
+	var l *longMessage
+	if m == nil {
+		l = &longMessage{s: s}
+		l.message.owner = l
+	} else {
+		l = m.owner.(*longMessage)
+		copy(memory.Bytes(), l.slab.Bytes()[:want.Have])
+		s.longBytes -= l.slab.Size()
+		s.n.putLong(l.slab, l.growing)
+	}
+	l.slab, l.growing = memory, growing
+	s.longBytes += memory.Size()
+	s.progressed = time.Now()
+	s.m.Provide(want.Message, &l.message, memory.Size())
+	s.flush()
+}
+
+// drop frees a message that no application has seen. mu is held.
+func (s *shell) drop(m *Message) {
+	switch owner := m.owner.(type) {
+	case *longMessage:
+		s.freeLong(owner)
+	case *buffer:
+		owner.holder = nil
+		s.putBack(owner)
+	}
+}
+
+// freeLong gives the memory of a long message back. mu is held.
+func (s *shell) freeLong(l *longMessage) {
+	s.longBytes -= l.slab.Size()
+	if !s.stuck { // otherwise a Read may be under way
+		s.n.putLong(l.slab, l.growing)
+	}
+	l.slab = slab.Slab{}
+}
+
+// release takes a message back from the application.
+func (l *longMessage) release(m *Message) {
+	s := l.s
+	s.mu.Lock()
+	if !m.held {
+		s.mu.Unlock()
+		s.releasedTwice()
+		return
+	}
+	m.held, m.data = false, nil
+	s.freeLong(l)
+	s.releasedOne()
+}
+
+// releasedTwice reports what a program did wrong and harms nobody else.
+func (s *shell) releasedTwice() {
+	s.n.log.Error("a message was released twice; the second Release did nothing", "peer", s.e.remote, "service", s.e.service)
+}
+
+// released takes a buffer back from the application.
+func (s *shell) released(b *buffer) {
+	m := &b.message
+	s.mu.Lock()
+	if !m.held || b.holder != s {
+		s.mu.Unlock()
+		s.releasedTwice()
+		return
+	}
+	m.held, m.data, b.holder = false, nil, nil
+	if s.dead {
+		s.putBack(b)
+		s.releasedOne()
+		return
+	}
+	s.held--
+	// The receive is there before the credit.
+	s.putBack(b)
+	if s.m.Window() > s.limits.Window && s.recv.scarce() {
+		s.m.Withdraw()
+		s.promised--
+		s.recv.withdraw(1)
+	} else {
+		s.m.Released()
+	}
+	s.flush()
+	s.mu.Unlock()
+}
+
+// releasedOne counts a message that came back. It unlocks mu.
+func (s *shell) releasedOne() {
+	s.held--
+	left := s.left
+	s.mu.Unlock()
+	if left {
+		s.n.cameBack()
+	}
+}
+
+// endIfStalled looks whether the peer has left a message unfinished for so long although it
+// has memory, and ends the endpoint.
+func (s *shell) endIfStalled(limit time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.m.Unfinished() && s.longBytes > 0 && time.Since(s.progressed) > limit {
+		s.fail(fmt.Errorf("%w: it left a message unfinished for %v while others waited for the memory", ErrProtocol, limit))
+	}
+}

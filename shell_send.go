@@ -1,0 +1,182 @@
+package verbena
+
+import (
+	"context"
+
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/slab"
+)
+
+// sendNow sends a message that nothing holds up, and reports false otherwise.
+func (s *shell) sendNow(tag uint32, message []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.sending && len(message) <= s.m.MaxEager() && s.trySend(tag, message)
+}
+
+// trySend sends an eager message if there is a credit and memory. mu is held.
+func (s *shell) trySend(tag uint32, message []byte) bool {
+	if s.e.over() || !s.m.MaySend() {
+		return false
+	}
+	if len(message) > link.Small {
+		memory, ok, err := s.n.sendPool.TryGet(wire.HeaderSize + len(message))
+		if !ok || err != nil {
+			return false
+		}
+		copy(memory.Bytes()[wire.HeaderSize:], message)
+		s.postEager(tag, message, memory)
+		return true
+	}
+	s.m.Eager(tag, message, false)
+	s.flush()
+	s.traffic.add(len(message))
+	return true
+}
+
+// postEager sends a message whose bytes are in memory behind the place of its
+// header. mu is held.
+func (s *shell) postEager(tag uint32, message []byte, memory slab.Slab) {
+	s.payload = memory
+	s.m.Eager(tag, message, len(message) > soon)
+	s.flush()
+	s.traffic.add(len(message))
+}
+
+// send carries a message that may have to wait. The caller holds sendLock.
+func (s *shell) send(ctx context.Context, tag uint32, message []byte) error {
+	s.mu.Lock()
+	s.sending = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.sending = false
+		s.mu.Unlock()
+	}()
+	if len(message) > s.m.MaxEager() {
+		return s.sendLong(ctx, tag, message)
+	}
+	size := 0
+	if len(message) > link.Small {
+		size = wire.HeaderSize + len(message)
+	}
+	memory, err := s.ready(ctx, (*link.Machine[*Message]).MaySend, s.n.sendPool, s.n.sendPool, size, message)
+	if err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	if size > 0 {
+		s.postEager(tag, message, memory)
+	} else {
+		s.m.Eager(tag, message, false)
+		s.flush()
+		s.traffic.add(len(message))
+	}
+	return s.e.Err() // posting may have failed
+}
+
+// ready waits until the machine may send, and for memory of size bytes, at whose
+// end it puts message. It returns with mu held if it does not fail.
+func (s *shell) ready(ctx context.Context, may func(*link.Machine[*Message]) bool, from memorySource, pool *slab.Pool, size int, message []byte) (slab.Slab, error) {
+	var memory slab.Slab
+	for {
+		err := s.waitCredit(ctx, may)
+		if err == nil && size > 0 && memory.None() {
+			if memory, err = s.take(ctx, from, size); err == nil {
+				copy(memory.Bytes()[size-len(message):], message)
+			}
+		}
+		if err == nil {
+			s.mu.Lock()
+			// Requests that cost no credit may have filled the send queue meanwhile.
+			if err = s.e.Err(); err == nil && may(s.m) {
+				return memory, nil
+			}
+			s.mu.Unlock()
+		}
+		if err != nil {
+			if !memory.None() {
+				pool.Put(memory)
+			}
+			return slab.Slab{}, err
+		}
+	}
+}
+
+// sendLong offers the message in parts, each copied into memory that the peer
+// may read.
+func (s *shell) sendLong(ctx context.Context, tag uint32, message []byte) error {
+	o := wire.Offer{Total: uint32(len(message))}
+	for rest := message; len(rest) > 0; {
+		part := rest[:min(len(rest), s.t.Chunk)]
+		if err := s.sendPart(ctx, tag, o, part); err != nil {
+			// The peer drops the parts that it has when another message begins.
+			return err
+		}
+		rest = rest[len(part):]
+		o.Offset += uint32(len(part))
+	}
+	return nil
+}
+
+// sendPart offers a part of a long message.
+func (s *shell) sendPart(ctx context.Context, tag uint32, o wire.Offer, part []byte) error {
+	memory, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, s.private, s.n.offerPool, len(part), part)
+	if err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	remote := memory.Remote()
+	o.Address, o.Key, o.Length = remote.Address, remote.Key, uint32(len(part))
+	s.offers[s.m.Offer(tag, o)] = memory
+	s.flush()
+	if o.End() == int(o.Total) {
+		s.traffic.add(int(o.Total))
+	}
+	return s.e.Err() // posting may have failed
+}
+
+// waitCredit waits until the machine may send. The caller holds sendLock, so
+// nobody else uses the credit up; places in the send queue others may.
+func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]) bool) error {
+	if ok, err := s.credited(may); ok || err != nil {
+		return err
+	}
+	ready := func() bool { return s.writable.Load() || ctx.Err() != nil }
+	for {
+		if ok, err := s.credited(may); ok || err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if s.w.drive(&s.sendSpin, ready) {
+			continue
+		}
+		s.w.sleep()
+		if !s.writable.Load() {
+			select {
+			case <-s.progress:
+			case <-ctx.Done():
+			case <-s.e.done:
+			}
+		}
+		s.w.awake()
+	}
+}
+
+// credited tells whether the machine may send. If it may not, writable tells when
+// that may have changed.
+func (s *shell) credited(may func(*link.Machine[*Message]) bool) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.e.Err(); err != nil {
+		return false, err
+	}
+	ok := may(s.m)
+	if s.waiting = !ok; s.waiting {
+		s.writable.Store(false)
+	}
+	return ok, nil
+}

@@ -1,0 +1,83 @@
+package verbena
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// BenchmarkStages tells where the processor time of a message goes. One goroutine
+// does the work of both ends, 4 messages at a time, so nothing travels between
+// processors and nobody waits.
+func BenchmarkStages(b *testing.B) {
+	const batch = 4
+	for _, w := range worlds {
+		if strings.HasPrefix(w.name, "fake") {
+			continue
+		}
+		for _, size := range []int{8, 1 << 10} {
+			b.Run(fmt.Sprintf("%s/%d", w.name, size), func(b *testing.B) {
+				p := w.pair(b, Config{Tuning: batchTuning(w, batch)}, ListenConfig{})
+				a, e := p.connect(b, "")
+				from, ok := a.carrier.(*shell)
+				if !ok {
+					b.Skip("no queue pair")
+				}
+				to := e.carrier.(*shell)
+				// The workers leave their queues to this goroutine, so nobody is woken.
+				for _, s := range []*shell{from, to} {
+					s.w.callers.Add(1)
+					defer s.w.callers.Add(-1)
+				}
+				payload := make([]byte, size)
+				var spent [4]time.Duration
+				var messages [batch]*Message
+				for b.Loop() {
+					start := processors.now()
+					lap := func(i int) {
+						now := processors.now()
+						spent[i] += now - start
+						start = now
+					}
+					for range batch {
+						for !from.sendNow(1, payload) {
+							from.w.poll()
+						}
+					}
+					lap(0)
+					for n := 0; n < batch; {
+						if to.w.poll(); !to.readable.Load() {
+							from.w.poll() // a Send may wait for a receive
+							continue
+						}
+						to.mu.Lock()
+						for m := to.next(); m != nil; m = to.next() {
+							messages[n] = m
+							n++
+						}
+						to.mu.Unlock()
+					}
+					lap(1)
+					for _, m := range messages {
+						m.Release()
+					}
+					lap(2)
+					from.w.poll() // what has been sent, and credits
+					lap(3)
+				}
+				for i, stage := range []string{"send", "receive", "release", "complete"} {
+					b.ReportMetric(float64(spent[i])/float64(b.N*batch), stage+"-ns/msg")
+				}
+				_, _ = a.Close(), e.Close()
+			})
+		}
+	}
+}
+
+func batchTuning(w world, batch int) TuningTable {
+	if w.transport == TransportTCP {
+		return nil
+	}
+	return TuningTable{w.transport: {Window: 2 * batch, Spin: -1}}
+}

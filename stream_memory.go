@@ -1,0 +1,170 @@
+package verbena
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// The memory of messages that come over TCP. Messages of up to 4 MiB lie in
+// buffers of the Go heap, which are pooled by size. Longer ones lie in pages of
+// their own, which the system provides as bytes arrive and gets back with the
+// last Release. Either is charged to the stream's account from the beginning
+// until the application receives the message.
+const (
+	// firstBuffer is what a message gets on its length's word alone when memory is
+	// scarce.
+	firstBuffer = 64 << 10
+	// bufferGrowth keeps what is copied from buffer to buffer below a third.
+	bufferGrowth = 4
+	// pageStep is how many bytes of a message in pages are charged at a time. It is
+	// a huge page, which the system may provide for a single byte.
+	pageStep = 2 << 20
+)
+
+// A letter is a message that came over TCP. A letter carries one message in its
+// life: so it can tell a second Release from the first, even when others have
+// the memory by then.
+type letter struct {
+	Message
+	s        *stream
+	total    int         // bytes of the message
+	granted  int         // of them have memory
+	charged  int64       // to the stream's account
+	buffer   *heapBuffer // nil: data lies in pages, or there is none
+	pages    []byte
+	released atomic.Bool
+}
+
+// lettersAtOnce come from the heap together, so that a message costs no
+// allocation of its own. An idle stream keeps what is left of them, 2 KiB.
+const lettersAtOnce = 16
+
+func (s *stream) newLetter() *letter {
+	if len(s.letters) == 0 {
+		s.letters = make([]letter, lettersAtOnce)
+	}
+	l := &s.letters[0]
+	s.letters = s.letters[1:]
+	return l
+}
+
+// A heapBuffer is memory on the Go heap, of one of a few sizes.
+type heapBuffer struct {
+	data []byte
+	pool *sync.Pool
+}
+
+type bufferClass struct {
+	size int
+	pool sync.Pool
+}
+
+var bufferClasses = [...]*bufferClass{{size: 1 << 10}, {size: 16 << 10}, {size: 64 << 10}, {size: 256 << 10}, {size: 1 << 20}, {size: 4 << 20}}
+
+// classOf returns the class of buffers for size bytes, or nil if there is none.
+func classOf(size int) *bufferClass {
+	for _, c := range bufferClasses {
+		if size <= c.size {
+			return c
+		}
+	}
+	return nil
+}
+
+func (c *bufferClass) take() *heapBuffer {
+	if b, ok := c.pool.Get().(*heapBuffer); ok {
+		return b
+	}
+	return &heapBuffer{data: make([]byte, 0, c.size), pool: &c.pool}
+}
+
+func (b *heapBuffer) free() { b.pool.Put(b) }
+
+// begin gives the message that is arriving its first memory.
+func (s *stream) begin(a *assembly) error {
+	l := s.newLetter()
+	l.Tag, l.owner, l.s, l.total = a.tag, l, s, a.total
+	s.current = l
+	class := classOf(l.total)
+	if class == nil {
+		pages, err := takePages(l.total)
+		if err != nil {
+			return fmt.Errorf("verbena: no memory for a message of %d bytes: %w", l.total, err)
+		}
+		l.pages, l.data = pages, pages[:0]
+		return l.charge(inboxOverhead)
+	}
+	if class.size > firstBuffer && !s.e.env.arriving.Plenty() {
+		class = classOf(firstBuffer)
+	}
+	return l.useBuffer(class)
+}
+
+// grow sees to it that there is memory for more bytes of l.
+func (s *stream) grow(l *letter) error {
+	switch {
+	case len(l.data) < l.granted:
+		return nil
+	case l.pages != nil:
+		n := min(pageStep, l.total-l.granted)
+		if err := l.charge(int64(n)); err != nil {
+			return err
+		}
+		l.granted += n
+		return nil
+	}
+	return l.useBuffer(classOf(min(l.total, bufferGrowth*cap(l.data))))
+}
+
+// useBuffer moves l into a buffer of the class.
+func (l *letter) useBuffer(class *bufferClass) error {
+	before := l.charged
+	if err := l.charge(int64(class.size) + inboxOverhead); err != nil {
+		return err
+	}
+	old, fresh := l.buffer, class.take()
+	l.buffer, l.data, l.granted = fresh, append(fresh.data, l.data...), class.size
+	if old != nil {
+		old.free()
+		l.charged -= before
+		l.s.memory.Give(before)
+	}
+	return nil
+}
+
+func (l *letter) charge(n int64) error {
+	if err := l.s.take(n); err != nil {
+		return err
+	}
+	l.charged += n
+	return nil
+}
+
+// settle takes the letter off the stream's account.
+func (l *letter) settle() {
+	if n := l.charged; n > 0 {
+		l.charged = 0
+		l.s.memory.Give(n)
+	}
+}
+
+// release gives the memory back, once.
+func (l *letter) release(*Message) {
+	if l.released.Swap(true) {
+		e := l.s.e
+		e.env.log.Error("a message was released twice; the second time is ignored",
+			"service", e.service, "peer", e.remote, "tag", l.Tag)
+		return
+	}
+	l.settle()
+	l.data = nil
+	if l.buffer != nil {
+		l.buffer.free()
+		l.buffer = nil
+	}
+	if l.pages != nil {
+		freePages(l.pages)
+		l.pages = nil
+	}
+}

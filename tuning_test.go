@@ -1,0 +1,116 @@
+package verbena
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTuningFromText(t *testing.T) {
+	table := TuningTable{}
+	for _, c := range []struct{ name, value, refusal string }{
+		{"shm.eager", "32K", ""},
+		{"shm.window", "8", ""},
+		{"shm.max-window", "16", ""},
+		{"shm.spin", "20us", ""},
+		{"shm.spin", "-1s", ""},
+		{"shm.chunk", "1M", ""},
+		{"tcp.chunk", "64K", ""},
+		{"tcp.stream", "128K", ""},
+		{"shm.eager", "1M", "it can be 256 to 262144"},
+		{"shm.eager", "255", "it can be 256"},
+		{"shm.eager", "many", "want a number"},
+		{"shm.eager", "-5", "want a number"},
+		{"shm.eager", "4096M", "want a number"},
+		{"shm.spin", "20", "want a duration"},
+		{"shm.spin", "1h", "it can be 0s to 10s"},
+		{"shm.window", "17", "above max-window"},
+		{"shm.speed", "1", "no field \"speed\"; there are eager, window"},
+		{"eager", "1K", "want TRANSPORT.FIELD"},
+		{".eager", "1K", "want TRANSPORT.FIELD"},
+		{"tcp.eager", "1K", "no meaning over TCP"},
+	} {
+		before := table["shm"]
+		err := table.Set(c.name, c.value)
+		switch {
+		case c.refusal == "" && err != nil:
+			t.Errorf("%s=%s: %v", c.name, c.value, err)
+		case c.refusal != "" && (err == nil || !strings.Contains(err.Error(), c.refusal)):
+			t.Errorf("%s=%s: got %v, want %q", c.name, c.value, err, c.refusal)
+		case c.refusal != "" && table["shm"] != before:
+			t.Errorf("%s=%s is refused and set", c.name, c.value)
+		}
+	}
+	if got := table["shm"]; got.Eager != 32<<10 || got.Window != 8 || got.MaxWindow != 16 || got.Spin >= 0 || got.Chunk != 1<<20 {
+		t.Errorf("the table has %+v", got)
+	}
+}
+
+// Each table comes before the one behind it, field by field.
+func TestTuningOverrides(t *testing.T) {
+	runtime := TuningTable{"shm": {Eager: 4096, Window: 6, Spin: time.Millisecond}}
+	group := TuningTable{"shm": {Eager: 2048, MaxWindow: 12}}
+	dial := TuningTable{"shm": {Eager: 1024}}
+	builtin := tune("shm")
+	got := tune("shm", runtime, group, dial)
+	want := builtin
+	want.Eager, want.Window, want.MaxWindow, want.Spin = 1024, 6, 12, time.Millisecond
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := tune("shm", nil, nil, nil); got != builtin {
+		t.Errorf("without tables: %+v, want %+v", got, builtin)
+	}
+	if unknown, row := tune("other"), tune(""); unknown != row || unknown.Eager == 0 {
+		t.Errorf("a provider without a row gets %+v", unknown)
+	}
+}
+
+// The built-in table is complete, in range, and says where it comes from.
+func TestBuiltInTuning(t *testing.T) {
+	var names []string
+	for _, row := range DefaultTuning() {
+		if err := row.Tuning.check(row.Transport); err != nil {
+			t.Error(err)
+		}
+		if !strings.HasPrefix(row.Source, "measured") && !strings.HasPrefix(row.Source, "inherited") {
+			t.Errorf("%s: source %q", row.Transport, row.Source)
+		}
+		names = append(names, row.Transport)
+	}
+	for _, want := range []string{"shm", "iwarp", "ibverbs", TransportTCP, ""} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no row for %q", want)
+		}
+	}
+}
+
+func TestTuningIsRefused(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{}, ListenConfig{})
+	addr := p.listener.Addr().String()
+	for _, c := range []struct {
+		name  string
+		table TuningTable
+		want  string
+	}{
+		{"unknown transport", TuningTable{"fakebrand": {Eager: 1000}}, "no transport of this runtime; there are fakeband, tcp"},
+		{"out of range", TuningTable{w.transport: {Window: 5000}}, "it can be 2 to 1024"},
+		{"above the group's", TuningTable{w.transport: {Eager: 200 << 10}}, "above that of the group"},
+	} {
+		if _, err := p.client.Dial(p.ctx, addr, "test/1", DialConfig{Tuning: c.table}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: dial: %v", c.name, err)
+		}
+		if _, err := p.server.Listen(p.ctx, "127.0.0.1:0", ListenConfig{Tuning: c.table}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: listen: %v", c.name, err)
+		}
+		if _, err := p.listener.Service("other/1", ServiceConfig{Tuning: c.table}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: service: %v", c.name, err)
+		}
+	}
+	providers, _ := w.providers(t)
+	if _, err := New(Config{Providers: providers, Tuning: TuningTable{"nowhere": {Eager: 1000}}}); err == nil {
+		t.Error("a runtime takes tuning of a transport that is not there")
+	}
+}
