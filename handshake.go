@@ -133,7 +133,8 @@ func (h *handshake) serve() {
 		h.l.mu.Lock()
 		gaveWay := h.ended != 0
 		h.l.mu.Unlock()
-		if err != nil && !gaveWay {
+		// One that hung up, as a client that is killed does, leaves nobody to tell.
+		if err != nil && !gaveWay && !hungUpBy(err) {
 			l.log.Warn("handshake failed", "peer", h.conn.RemoteAddr(), "error", err)
 		}
 		h.dismiss(h.heard, err)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"runtime"
 	"strings"
@@ -104,6 +105,58 @@ func (l *Listener) awaitHandshakes(t *testing.T, n int) {
 		}
 	}
 	t.Errorf("more than %d handshakes are counted", n)
+}
+
+// A client that hangs up in the middle of a handshake, as one does that is killed, is
+// nothing to warn of. One that breaks the protocol is.
+func TestHangUpIsNoWarning(t *testing.T) {
+	whole, err := (&hello.Hello{Least: 1, Greatest: 1, Service: "test/1", Candidates: []hello.Candidate{{Name: "tcp"}}}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		half   bool // of the hello
+		reset  bool
+		more   string // behind the hello
+		warned bool
+	}{
+		{name: "in the hello", half: true},
+		{name: "closes where an opening is due"},
+		{name: "resets where an opening is due", reset: true},
+		{name: "sends no opening", more: strings.Repeat("?", 100), warned: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var log lockedBuffer
+			p := worlds[0].pair(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ListenConfig{HelloTimeout: time.Hour})
+			var conn net.Conn
+			if c.half {
+				if conn, err = net.Dial("tcp", p.listener.Addr().String()); err == nil {
+					_, err = conn.Write(whole[:20])
+				}
+			} else if conn, _, err = exchange(t, p.listener.Addr().String(), whole); err == nil {
+				_, err = io.WriteString(conn, c.more)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			tcp := conn.(*net.TCPConn)
+			if c.reset {
+				err = errors.Join(tcp.SetLinger(0), tcp.Close())
+			} else {
+				_ = tcp.CloseWrite()            // the server may have closed it
+				_, _ = io.Copy(io.Discard, tcp) // until it has
+				err = tcp.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			p.listener.awaitHandshakes(t, 0)
+			if warned := strings.Contains(log.String(), "level=WARN"); warned != c.warned {
+				t.Errorf("warned: %t, want %t\n%s", warned, c.warned, log.String())
+			}
+		})
+	}
 }
 
 // More incomplete connections than there may be handshakes keep nobody out,
