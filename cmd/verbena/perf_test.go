@@ -105,8 +105,12 @@ func TestPerfServerEndsWithItsClient(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if len(said) > 0 {
-				t.Errorf("%s", said)
+			// It may warn of its client. Errors, as of a measurement that did not end, and
+			// what is no log at all are wrong.
+			for line := range strings.Lines(string(said)) {
+				if !strings.Contains(line, "level=WARN") {
+					t.Error(line)
+				}
 			}
 			if err := cmd.Wait(); err == nil {
 				t.Error("it ended before it was killed")

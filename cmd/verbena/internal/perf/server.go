@@ -31,6 +31,8 @@ const (
 	// sessionTimeout bounds a session, so that a client that does nothing does not
 	// keep the server's loops spinning for ever.
 	sessionTimeout = time.Hour
+	// farewell is how long a client may take to read why its measurement failed.
+	farewell = time.Second
 	// maxSessions are served at a time.
 	maxSessions = 64
 	// maxPrefaces bounds the connections that are reading their preface.
@@ -134,10 +136,21 @@ func (s *Server) session(e *verbena.Endpoint) {
 	if err == nil || s.ctx.Err() != nil || e.Err() != nil {
 		return // nobody waits for an answer
 	}
+	// The client is told, if it is there: its data connections end with it, too, and may
+	// be the first to say so.
+	ctx, cancelFarewell := context.WithTimeout(ctx, farewell)
+	defer cancelFarewell()
+	if c.send(ctx, kindRefusal, refusal{Reason: err.Error()}) == nil {
+		select {
+		case <-e.Done():
+		case <-ctx.Done():
+		}
+	}
+	if s.ctx.Err() != nil || errors.Is(e.Err(), verbena.ErrPeerDied) {
+		s.cfg.Logger.Debug("measurement ended: its client or this server is gone", "peer", e.RemoteAddr(), "error", err)
+		return
+	}
 	s.cfg.Logger.Warn("measurement failed", "peer", e.RemoteAddr(), "error", err)
-	ctx, cancelSend := context.WithTimeout(ctx, time.Second)
-	defer cancelSend()
-	_ = c.send(ctx, kindRefusal, refusal{Reason: err.Error()}) // the client may be gone
 }
 
 // serve is one measurement.
