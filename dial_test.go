@@ -265,7 +265,7 @@ func TestSelection(t *testing.T) {
 		{"far does not connect", func(n *testNet) { n.otherHost = true; n.far[1].Kill() }, "", "tcp", reasons{"near": "another host", "far": "could not be connected"}},
 		{"nothing but tcp connects", func(n *testNet) { n.near[1].Refuse(broken); n.far[1].Kill() }, "", "tcp", reasons{"near": "could not", "far": "could not", "tcp": "always there"}},
 		{"asked for far, does not connect", func(n *testNet) { n.far[1].Kill() }, "far", "", reasons{"far": "could not be connected"}},
-		{"server's device hangs", func(n *testNet) { n.near[1].Stop(); n.clientTimeout = 200 * time.Millisecond }, "", "far", reasons{"near": "could not be connected"}},
+		{"server's device hangs", func(n *testNet) { n.near[1].Stop(); n.clientTimeout = 2 * time.Second }, "", "far", reasons{"near": "could not be connected"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := testContext(t)

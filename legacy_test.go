@@ -53,8 +53,11 @@ func TestLegacyClientsThatHaveGone(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("this system does not tell that a peer has gone")
 	}
-	p := worlds[0].pair(t, Config{}, ListenConfig{HelloTimeout: 50 * time.Millisecond, Backlog: 2})
+	p := worlds[0].pair(t, Config{}, ListenConfig{HelloTimeout: time.Hour, Backlog: 2})
 	legacy := p.listener.Legacy()
+	p.listener.legacy.mu.Lock()
+	p.listener.legacy.patience = 50 * time.Millisecond // with the client that closes
+	p.listener.legacy.mu.Unlock()
 	waiting := func() int {
 		p.listener.legacy.mu.Lock()
 		defer p.listener.legacy.mu.Unlock()

@@ -242,11 +242,13 @@ func (l *Listener) run() {
 	}
 }
 
-// Patience with a peer that is told to go: its hello is on its way, or here.
+// Patience with what a peer that is told to go has to say: its hello is on its way, or
+// here. The answer itself finds an empty buffer.
 const (
 	patienceBusy    = 250 * time.Millisecond
 	patienceClosing = 50 * time.Millisecond
 	patienceEnded   = 2 * time.Millisecond
+	patienceAnswer  = time.Second // only a full buffer makes it wait
 )
 
 // admit begins a handshake, if there is room for it.
@@ -281,7 +283,8 @@ func (l *Listener) admit(conn net.Conn) {
 // heard already or is still to come, and closes the connection of any other.
 func (l *Listener) turnAway(conn net.Conn, heard bool, code hello.Code, patience time.Duration) {
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	now := time.Now()
+	if conn.SetReadDeadline(now.Add(patience)) != nil || conn.SetWriteDeadline(now.Add(patienceAnswer)) != nil {
 		return
 	}
 	if !heard {

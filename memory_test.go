@@ -88,7 +88,7 @@ func TestAnnouncementsHoldLittleMemory(t *testing.T) {
 // somebody has waited for the memory.
 func TestUnfinishedMessagesGiveWay(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)
-	stalled = 50 * time.Millisecond
+	stalled = 2 * time.Second // the good peer gets on in less
 	w := worldOf(t, "fakeband")
 	p := w.pair(t, Config{ReceiveMemory: 8 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
 	good, other := p.connect(t, "")

@@ -59,11 +59,12 @@ func (c *countingListener) Accept() (net.Conn, error) {
 
 // A transport that hangs leaves time for those after it.
 func TestDialSharesOutItsDeadline(t *testing.T) {
+	t.Parallel() // it waits for a third of its deadline
 	n := newTestNet()
 	n.server = n.server[:1]
 	p := testNetPair(t, n, nil)
 	n.near[1].Stop()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 	defer cancel()
 	defer n.near[1].Continue()
 	e, err := p.client.Dial(ctx, p.listener.Addr().String(), "test/1", DialConfig{})
@@ -104,11 +105,12 @@ func TestBusyDeviceIsAskedAgain(t *testing.T) {
 // An endpoint that took a worse transport because the better one was busy for as
 // long as it could wait says so.
 func TestPassingFailureIsTold(t *testing.T) {
+	t.Parallel() // it waits for a third of its deadline
 	n := newTestNet()
 	p := testNetPair(t, n, nil)
 	n.near[1].Refuse(busy)
 	dial := func() Selection {
-		ctx, cancel := context.WithTimeout(p.ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(p.ctx, 15*time.Second)
 		defer cancel()
 		e, err := p.client.Dial(ctx, p.listener.Addr().String(), "test/1", DialConfig{})
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -218,9 +219,15 @@ func TestBusyAndClosingServers(t *testing.T) {
 	e.Close()
 
 	var no *RefusedError
-	addr, _ = answersWith(t, hello.CodeBusy, 1<<30)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	addr, asked = answersWith(t, hello.CodeBusy, 1<<30)
+	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
+	go func() {
+		for asked.Load() < 3 && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		cancel()
+	}()
 	if _, err := r.Dial(ctx, addr, "test/1", DialConfig{}); !errors.As(err, &no) || !no.Temporary() {
 		t.Errorf("busy to the end: %v", err)
 	}
