@@ -145,12 +145,13 @@ func TestSilentServerComesBack(t *testing.T) {
 	if _, err := server.NewListener(gate, ListenConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	r := newRuntime(t, Config{HelloTimeout: 20 * time.Millisecond, LegacyExpiry: time.Hour}, nil)
+	r := newRuntime(t, Config{HelloTimeout: time.Second, LegacyExpiry: time.Hour}, nil)
 	var legacy *LegacyPeerError
 	for legacy == nil || legacy.Until.IsZero() {
 		if _, err := r.Dial(ctx, addr, "test/1", DialConfig{}); !errors.As(err, &legacy) {
 			t.Fatal(err)
 		}
+		runtime.Gosched()
 	}
 	gate.open.Store(true)
 	for {
@@ -162,6 +163,7 @@ func TestSilentServerComesBack(t *testing.T) {
 		if !errors.As(err, &legacy) && !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil {
 			t.Fatal(err)
 		}
+		runtime.Gosched() // to the dialer, which looks again in the background
 	}
 }
 
