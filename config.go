@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/pressure"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -23,11 +24,16 @@ type Config struct {
 	// MaxMessage is the longest message in bytes that endpoints accept. Default 128 MiB.
 	MaxMessage int
 	// ReceiveMemory and SendMemory bound the registered memory of each group on each
-	// device, in bytes. Defaults 1 GiB and 512 MiB. It is taken as the load needs
-	// it: one half of ReceiveMemory by messages that arrive eagerly, the other by
+	// device, in bytes. Defaults: 1 GiB and 512 MiB, but at most a quarter and an
+	// eighth of what the machine has and the process's cgroup may use. It is taken as
+	// the load needs it: one half of ReceiveMemory by messages that arrive eagerly, the other by
 	// long ones, of at most a quarter of it each; one half of SendMemory by each of
 	// the two on their way out.
 	ReceiveMemory, SendMemory int64
+	// IgnorePressure keeps memory at what the load wants even when the machine or the
+	// process's cgroup is short of it. Otherwise what is free is given back then,
+	// nothing grows, and when it gets critical messages wait while the pools shrink.
+	IgnorePressure bool
 	// Workers is the number of completion queues of each group on each device.
 	// Default: one for every two processors, at most 8.
 	Workers int
@@ -50,13 +56,34 @@ type Config struct {
 
 const maxMessageLimit = wire.MaxMessage
 
+// Defaults of ReceiveMemory and SendMemory in bytes where memory is plenty. Where
+// the limit of the process is known they are a quarter and an eighth of it at most.
+const (
+	mostReceiveMemory = 1 << 30
+	mostSendMemory    = 512 << 20
+	leastMemory       = 8 << 20
+)
+
+func defaultReceiveMemory(limit int64) int64 { return shareOf(limit/4, mostReceiveMemory) }
+func defaultSendMemory(limit int64) int64    { return shareOf(limit/8, mostSendMemory) }
+
+func shareOf(share, most int64) int64 {
+	if share == 0 {
+		return most
+	}
+	return min(max(share, leastMemory), most)
+}
+
 func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
 	set(&c.MaxMessage, 128<<20)
-	set(&c.ReceiveMemory, 1<<30)
-	set(&c.SendMemory, 512<<20)
+	if c.ReceiveMemory == 0 || c.SendMemory == 0 {
+		limit := pressure.Process().Now().Limit
+		set(&c.ReceiveMemory, defaultReceiveMemory(limit))
+		set(&c.SendMemory, defaultSendMemory(limit))
+	}
 	set(&c.Workers, defaultWorkers())
 	set(&c.HelloTimeout, 2*time.Second)
 	set(&c.ConnectTimeout, 5*time.Second)

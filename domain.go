@@ -14,17 +14,24 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// PoolStats are the bytes of a pool of registered memory.
+// PoolStats are the bytes of a pool, which is memory for one purpose: of registered
+// memory "receive", "long", "send" and "offer"; and "stream", messages that come
+// over TCP, which are not registered.
 type PoolStats struct {
 	Group                   string // its name; empty for the runtime's own
-	Name                    string // "receive", "long", "send" or "offer"
+	Name                    string
 	Used, Registered, Limit int64
+	// Squeezed tells that it is kept from growing because memory is short.
+	Squeezed bool
+	// Waiting is how many requests wait for memory.
+	Waiting int
 }
 
 type domainConfig struct {
 	group                     string
 	receiveMemory, sendMemory int64
 	workers, maxMessage       int
+	ignorePressure            bool
 	tuning                    Tuning
 	onEvent                   func(rdma.Event)
 	log                       *slog.Logger
@@ -50,6 +57,8 @@ type domain struct {
 	// are as long as the messages that they hold; long messages are read into
 	// longs. Peers read offers; nothing else lies there.
 	receivePool, longPool, sendPool, offerPool *slab.Pool
+
+	unwatch func() // ends following the memory's pressure
 
 	growing atomic.Int64 // bytes of longPool that messages have which may need more
 
@@ -80,6 +89,10 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	n.longPool = slab.New(n.domain, rdma.AccessLocalWrite, receive-receive/2)
 	n.sendPool = slab.New(n.domain, 0, send/2)
 	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead, send-send/2)
+	n.unwatch = func() {}
+	if !cfg.ignorePressure {
+		n.unwatch = watchMemory(n.receivePool, n.longPool, n.sendPool, n.offerPool)
+	}
 	return n, nil
 }
 
@@ -335,7 +348,10 @@ func (n *domain) pools() []PoolStats {
 		name string
 		pool *slab.Pool
 	}{{"receive", n.receivePool}, {"long", n.longPool}, {"send", n.sendPool}, {"offer", n.offerPool}} {
-		list = append(list, PoolStats{Group: n.cfg.group, Name: p.name, Used: p.pool.Used(), Registered: p.pool.Registered(), Limit: p.pool.Limit()})
+		list = append(list, PoolStats{
+			Group: n.cfg.group, Name: p.name, Used: p.pool.Used(), Registered: p.pool.Registered(), Limit: p.pool.Limit(),
+			Squeezed: p.pool.Squeezed(), Waiting: p.pool.Waiting(),
+		})
 	}
 	return list
 }
@@ -353,6 +369,7 @@ func (n *domain) close() error {
 	for _, w := range n.workers {
 		errs = append(errs, w.close())
 	}
+	n.unwatch()
 	errs = append(errs, n.receivePool.Close(), n.longPool.Close(), n.sendPool.Close(), n.offerPool.Close())
 	n.mu.Lock()
 	n.closed = true

@@ -76,6 +76,7 @@ type environment struct {
 	tcp             counters       // of the endpoints without a device
 	longestOnStream int            // bytes of a message
 	arriving        *budget.Budget // of messages over TCP until they are received
+	taking          func(n int64)  // is told before n bytes of that are taken
 	forget          func(*Endpoint)
 }
 

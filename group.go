@@ -33,6 +33,7 @@ type Group struct {
 	tables     []TuningTable // the runtime's and the group's
 	transports []string      // that tables may name
 	maxMessage int
+	ignore     bool               // the memory's pressure
 	leave      func() []*Endpoint // takes the group out of its runtime, and its endpoints
 
 	ctx  context.Context // ends with Close
@@ -87,7 +88,7 @@ func (g *Group) on(d *device) (*domain, error) {
 	}
 	domain, err := openDomain(d.dev, domainConfig{
 		group: g.cfg.Name, receiveMemory: g.cfg.ReceiveMemory, sendMemory: g.cfg.SendMemory, workers: g.cfg.Workers,
-		maxMessage: g.maxMessage, tuning: g.tuning(d.transport, nil), onEvent: d.event, log: d.log,
+		maxMessage: g.maxMessage, ignorePressure: g.ignore, tuning: g.tuning(d.transport, nil), onEvent: d.event, log: d.log,
 	})
 	if err != nil {
 		return nil, err

@@ -110,7 +110,7 @@ func (r *receives) promise(least, most int) (int, error) {
 // many more are posted: a peer that sends so fast would wait for them, too.
 func (r *receives) more(most int) int {
 	r.mu.Lock()
-	plenty := r.promised < r.limit/2
+	plenty := r.promised < r.limit/2 && !r.pool.Squeezed()
 	r.mu.Unlock()
 	if most <= 0 || !plenty {
 		return 0
@@ -132,7 +132,7 @@ func (r *receives) more(most int) int {
 func (r *receives) scarce() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.promised > r.limit/4*3
+	return r.promised > r.limit/4*3 || r.pool.Squeezed()
 }
 
 // withdraw takes back n promises.
@@ -244,9 +244,21 @@ func (r *receives) low() {
 	}
 }
 
+// shrink lets one receive less be posted, while memory is short.
+func (r *receives) shrink() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.target.Load(); n > baseReceives && !r.strict {
+		r.target.Store(n - 1)
+	}
+}
+
 // put takes a buffer back and posts it again if that many are wanted. The queue is
 // not being closed: the caller is one of those for whom it is open.
 func (r *receives) put(b *buffer) error {
+	if r.pool.Squeezed() {
+		r.shrink()
+	}
 	if r.reserve() {
 		err := r.post(b)
 		if err == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/verbena-data/verbena/internal/budget"
 	"github.com/verbena-data/verbena/internal/hostid"
+	"github.com/verbena-data/verbena/internal/pressure"
 )
 
 // A Runtime owns devices, memory and everything that is made with it. All its
@@ -25,9 +26,10 @@ type Runtime struct {
 	tickets    tickets
 	env        environment
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	dials  sync.WaitGroup
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	dials   sync.WaitGroup
+	unwatch func() // ends following the memory's pressure
 
 	mu        sync.Mutex
 	closed    bool
@@ -58,6 +60,11 @@ func New(cfg Config) (*Runtime, error) {
 	if r.own, err = r.newGroup(GroupConfig{}); err != nil {
 		return nil, err
 	}
+	r.unwatch, r.env.taking = func() {}, func(int64) {}
+	if !cfg.IgnorePressure {
+		r.env.taking = pressure.Process().Take
+		r.unwatch = pressure.Process().Subscribe(func(reading pressure.Reading) { follow(reading, r.env.arriving) })
+	}
 	return r, nil
 }
 
@@ -80,6 +87,7 @@ func (r *Runtime) Close() error {
 		errs = append(errs, l.Close())
 	}
 	r.cancel()
+	r.unwatch()
 	r.dials.Wait()
 	for d := range r.devices() {
 		errs = append(errs, d.close())
@@ -163,7 +171,8 @@ func (r *Runtime) newGroup(cfg GroupConfig) (*Group, error) {
 	set(&cfg.SendMemory, r.cfg.SendMemory)
 	set(&cfg.Workers, r.cfg.Workers)
 	g := &Group{
-		cfg: cfg, env: &r.env, tables: []TuningTable{r.cfg.Tuning, cfg.Tuning}, transports: r.cfg.transports(), maxMessage: r.cfg.MaxMessage, domains: map[*device]*domain{},
+		cfg: cfg, env: &r.env, tables: []TuningTable{r.cfg.Tuning, cfg.Tuning}, transports: r.cfg.transports(), maxMessage: r.cfg.MaxMessage, ignore: r.cfg.IgnorePressure,
+		domains: map[*device]*domain{},
 	}
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	g.done = make(chan struct{})

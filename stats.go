@@ -15,6 +15,8 @@ type Stats struct {
 	// [rdma.CountingProvider]. They are the provider's, which other runtimes of
 	// the process may share.
 	Counters map[string]map[string]uint64
+	// Memory tells how short of it the process is.
+	Memory MemoryStats
 }
 
 // DeviceStats are the numbers of a device and of the endpoints on it.
@@ -33,14 +35,15 @@ type DeviceStats struct {
 	Events map[rdma.EventKind]uint64
 	// Gone tells why the device cannot be used any more, if so.
 	Gone error
-	// Pools of registered memory: none before the first endpoint.
+	// Pools are memory by group and purpose. On a device there are none before the
+	// first endpoint; TCP has one, of messages that arrive.
 	Pools []PoolStats
 }
 
 // Stats returns the runtime's numbers. It takes the lock of each endpoint for a
 // moment.
 func (r *Runtime) Stats() Stats {
-	s := Stats{Unavailable: map[string]error{}, Counters: map[string]map[string]uint64{}}
+	s := Stats{Unavailable: map[string]error{}, Counters: map[string]map[string]uint64{}, Memory: memoryStats()}
 	index := map[*counters]int{}
 	for _, t := range r.transports {
 		if t.unavailable != nil {
@@ -55,7 +58,10 @@ func (r *Runtime) Stats() Stats {
 		s.Devices = append(s.Devices, d.stats())
 	}
 	index[&r.env.tcp] = len(s.Devices)
-	s.Devices = append(s.Devices, r.env.tcp.stats(DeviceStats{Transport: TransportTCP}))
+	b := r.env.arriving
+	s.Devices = append(s.Devices, r.env.tcp.stats(DeviceStats{Transport: TransportTCP, Pools: []PoolStats{{
+		Name: "stream", Used: b.Used(), Limit: b.Limit(), Squeezed: b.Squeezed(), Waiting: b.Waiting(),
+	}}}))
 
 	// Under one lock, so that no endpoint is counted twice or left out while it
 	// closes.

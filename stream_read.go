@@ -163,6 +163,9 @@ func (s *stream) waitInbox() {
 // application is in Receive and nothing else is there for it, this message is
 // the one that it waits for, and is preferred.
 func (s *stream) take(n int64) error {
+	if n > budget.Own { // small ones are the endpoint's own
+		s.e.env.taking(n)
+	}
 	if s.memory.Take(n) {
 		return nil
 	}

@@ -103,6 +103,7 @@ func FuzzStream(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	f.Cleanup(func() { r.Close() })
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -430,7 +431,7 @@ func TestReleasedTwice(t *testing.T) {
 // after the other, and the honest peer's message arrives.
 func TestStalledPeersAreEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, err := New(Config{ReceiveMemory: 16 << 20})
+		r, err := New(Config{ReceiveMemory: 16 << 20, SendMemory: 16 << 20, IgnorePressure: true})
 		if err != nil {
 			t.Fatal(err)
 		}

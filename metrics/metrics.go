@@ -15,7 +15,7 @@ import (
 //
 // All metrics have the labels transport ("shm", "iwarp", "ibverbs", "tcp") and
 // device, the device's own name, which is empty for TCP and for what a provider
-// counts over all its devices.
+// counts over all its devices; but those of the process's memory have not.
 type Collector struct {
 	stats func() verbena.Stats
 }
@@ -39,11 +39,23 @@ var (
 	used       = describe("pool_used_bytes", "Registered memory that is handed out.", "group", "pool")
 	registered = describe("pool_registered_bytes", "Memory registered with the device.", "group", "pool")
 	limit      = describe("pool_limit_bytes", "Memory that may be registered.", "group", "pool")
+	squeezed   = describe("pool_squeezed", "1 while the pool is kept from growing because memory is short.", "group", "pool")
+	waiting    = describe("pool_waiting_requests", "Requests that wait for memory.", "group", "pool")
+
+	memoryPressure = prometheus.NewDesc("verbena_memory_pressure", "1 for the level of the memory's pressure that holds, 0 for the others.", []string{"level"}, nil)
+	memoryLimit    = prometheus.NewDesc("verbena_memory_limit_bytes", "The least of the machine's memory and the limits of the process's cgroups.", nil, nil)
+	memoryUsed     = prometheus.NewDesc("verbena_memory_used_bytes", "The use under that limit, by everybody.", nil, nil)
+	memoryRoom     = prometheus.NewDesc("verbena_memory_room_bytes", "The least that is left of a limit.", nil, nil)
+	memoryStalled  = prometheus.NewDesc("verbena_memory_stalled_seconds_total", "How long tasks of the cgroup, or of the machine, have waited for memory.", nil, nil)
 )
+
+// levels are those of the memory's pressure.
+var levels = []string{"calm", "tight", "critical"}
 
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, counters, used, registered, limit} {
+	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, counters, used, registered, limit, squeezed, waiting,
+		memoryPressure, memoryLimit, memoryUsed, memoryRoom, memoryStalled} {
 		ch <- d
 	}
 }
@@ -56,6 +68,15 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for _, level := range levels {
+		gauge(memoryPressure, one(s.Memory.Pressure == level), level)
+	}
+	if s.Memory.Limit > 0 {
+		gauge(memoryLimit, float64(s.Memory.Limit))
+		gauge(memoryUsed, float64(s.Memory.Used))
+		gauge(memoryRoom, float64(s.Memory.Room))
+		ch <- prometheus.MustNewConstMetric(memoryStalled, prometheus.CounterValue, s.Memory.Stalled.Seconds())
 	}
 	for transport := range s.Unavailable {
 		gauge(usable, 0, transport, "")
@@ -89,6 +110,15 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(used, float64(p.Used), t, name, p.Group, p.Name)
 			gauge(registered, float64(p.Registered), t, name, p.Group, p.Name)
 			gauge(limit, float64(p.Limit), t, name, p.Group, p.Name)
+			gauge(squeezed, one(p.Squeezed), t, name, p.Group, p.Name)
+			gauge(waiting, float64(p.Waiting), t, name, p.Group, p.Name)
 		}
 	}
+}
+
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }

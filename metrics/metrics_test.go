@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -16,6 +17,7 @@ import (
 func TestCollector(t *testing.T) {
 	c := &Collector{stats: func() verbena.Stats {
 		return verbena.Stats{
+			Memory:      verbena.MemoryStats{Pressure: "tight", Limit: 1000, Used: 900, Room: 100, Stalled: 1500 * time.Millisecond},
 			Unavailable: map[string]error{"ibverbs": errors.New("no library")},
 			Counters:    map[string]map[string]uint64{"ibverbs": {"lost_completions": 3, "overruns": 0}},
 			Devices: []verbena.DeviceStats{
@@ -23,7 +25,7 @@ func TestCollector(t *testing.T) {
 					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
 					Sent: verbena.Traffic{Messages: 7, Bytes: 700}, Received: verbena.Traffic{Messages: 3, Bytes: 30},
 					Events: map[rdma.EventKind]uint64{rdma.EventQueuePairError: 4}, Gone: errors.New("pulled out"),
-					Pools: []verbena.PoolStats{{Group: "tables", Name: "send", Used: 10, Registered: 20, Limit: 30}},
+					Pools: []verbena.PoolStats{{Group: "tables", Name: "send", Used: 10, Registered: 20, Limit: 30, Squeezed: true, Waiting: 4}},
 				},
 				{Transport: verbena.TransportTCP, Endpoints: 1, Opened: 1},
 			},
@@ -44,22 +46,40 @@ verbena_device_events_total{device="shm0",kind="shared receive queue limit",tran
 verbena_device_usable{device="",transport="ibverbs"} 0
 verbena_device_usable{device="",transport="tcp"} 1
 verbena_device_usable{device="shm0",transport="shm"} 0
+# HELP verbena_memory_pressure 1 for the level of the memory's pressure that holds, 0 for the others.
+# TYPE verbena_memory_pressure gauge
+verbena_memory_pressure{level="calm"} 0
+verbena_memory_pressure{level="critical"} 0
+verbena_memory_pressure{level="tight"} 1
+# HELP verbena_memory_room_bytes The least that is left of a limit.
+# TYPE verbena_memory_room_bytes gauge
+verbena_memory_room_bytes 100
+# HELP verbena_memory_stalled_seconds_total How long tasks of the cgroup, or of the machine, have waited for memory.
+# TYPE verbena_memory_stalled_seconds_total counter
+verbena_memory_stalled_seconds_total 1.5
 # HELP verbena_message_bytes_total Bytes of those messages.
 # TYPE verbena_message_bytes_total counter
 verbena_message_bytes_total{device="",direction="received",transport="tcp"} 0
 verbena_message_bytes_total{device="",direction="sent",transport="tcp"} 0
 verbena_message_bytes_total{device="shm0",direction="received",transport="shm"} 30
 verbena_message_bytes_total{device="shm0",direction="sent",transport="shm"} 700
+# HELP verbena_pool_squeezed 1 while the pool is kept from growing because memory is short.
+# TYPE verbena_pool_squeezed gauge
+verbena_pool_squeezed{device="shm0",group="tables",pool="send",transport="shm"} 1
 # HELP verbena_pool_used_bytes Registered memory that is handed out.
 # TYPE verbena_pool_used_bytes gauge
 verbena_pool_used_bytes{device="shm0",group="tables",pool="send",transport="shm"} 10
+# HELP verbena_pool_waiting_requests Requests that wait for memory.
+# TYPE verbena_pool_waiting_requests gauge
+verbena_pool_waiting_requests{device="shm0",group="tables",pool="send",transport="shm"} 4
 # HELP verbena_provider_counters_total What the provider counts over all its devices, by name.
 # TYPE verbena_provider_counters_total counter
 verbena_provider_counters_total{counter="lost_completions",device="",transport="ibverbs"} 3
 verbena_provider_counters_total{counter="overruns",device="",transport="ibverbs"} 0
 `
 	err := testutil.CollectAndCompare(c, strings.NewReader(want), "verbena_device_events_total", "verbena_device_usable",
-		"verbena_message_bytes_total", "verbena_pool_used_bytes", "verbena_provider_counters_total")
+		"verbena_message_bytes_total", "verbena_pool_used_bytes", "verbena_pool_squeezed",
+		"verbena_pool_waiting_requests", "verbena_memory_pressure", "verbena_memory_room_bytes", "verbena_memory_stalled_seconds_total", "verbena_provider_counters_total")
 	if err != nil {
 		t.Error(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -122,7 +123,7 @@ const fromDefault = "default"
 // far as it is not overridden.
 func settingInfos(set settings.Settings) []settingInfo {
 	var infos []settingInfo
-	for _, s := range providers.Settings() {
+	for _, s := range slices.Concat(providers.Settings(), settings.Memory()) {
 		i := settingInfo{Name: s.Name, Value: s.Default, From: fromDefault, Usage: s.Usage}
 		if v, ok := set[s.Name]; ok {
 			i.Value, i.From = v.Text, v.From

@@ -134,7 +134,9 @@ func (o *options) load() (err error) {
 }
 
 func (o *options) runtime() (*verbena.Runtime, error) {
-	return verbena.New(verbena.Config{Providers: o.providers(), Tuning: o.settings.Tuning(), Logger: o.logger()})
+	cfg := verbena.Config{Providers: o.providers(), Logger: o.logger()}
+	o.settings.Apply(&cfg)
+	return verbena.New(cfg)
 }
 
 // providers are a new set.

@@ -40,12 +40,13 @@ const (
 
 // A Budget is safe for concurrent use.
 type Budget struct {
-	limit    int64 // of what all accounts hold beyond their own
-	ordinary int64 // of that, without what is kept for the favored account
-	share    int64 // of an account without favor
-	start    time.Time
+	limit int64 // of what all accounts hold beyond their own
+	most  int64 // of that, without what is kept for the favored account
+	start time.Time
 
 	mu       sync.Mutex
+	ordinary int64 // most, or less while memory is short
+	squeezed bool
 	used     int64
 	favored  *Account
 	waiting  []*Account            // the longest first
@@ -57,10 +58,41 @@ type Budget struct {
 func New(limit, longest int64) *Budget {
 	ordinary := max(limit-longest, limit/2)
 	return &Budget{
-		limit: limit, ordinary: ordinary, share: ordinary / shares,
+		limit: limit, most: ordinary, ordinary: ordinary,
 		start: time.Now(), accounts: map[*Account]struct{}{},
 	}
 }
+
+// Limit is what all accounts may hold beyond their own, in bytes.
+func (b *Budget) Limit() int64 { return b.limit }
+
+// Squeeze keeps accounts from holding more than allowed bytes beyond their own,
+// until Relax. The favored account still gets what its message needs, so messages
+// arrive, one after the other at worst.
+func (b *Budget) Squeeze(allowed int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ordinary = min(max(allowed, 0), b.most)
+	b.squeezed = true
+}
+
+// Relax ends a Squeeze.
+func (b *Budget) Relax() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ordinary, b.squeezed = b.most, false
+	b.serve()
+}
+
+// Squeezed tells that memory is kept short.
+func (b *Budget) Squeezed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.squeezed
+}
+
+// InUse is Used, by the name that pools of other memory have for it.
+func (b *Budget) InUse() int64 { return b.Used() }
 
 // Used is what accounts hold beyond their own, in bytes.
 func (b *Budget) Used() int64 {
@@ -257,7 +289,7 @@ func (a *Account) Give(n int64) {
 
 // may tells whether a may take n bytes now.
 func (b *Budget) may(a *Account, n int64) bool {
-	return b.favored == a || b.used+n <= b.ordinary && a.total+n <= b.share
+	return b.favored == a || b.used+n <= b.ordinary && a.total+n <= b.ordinary/shares
 }
 
 func (b *Budget) grant(a *Account, n int64) {

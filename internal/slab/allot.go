@@ -15,6 +15,7 @@ type request struct {
 	bytes int      // of the region if one has to be registered, at least
 	lane  int      // where it waits
 	owner *Private // of a private region
+	now   bool     // refused when nobody is busy
 }
 
 func (p *Pool) newRequest(size int, owner *Private) (request, error) {
@@ -47,6 +48,7 @@ type plan struct {
 	size    int
 	victims []*arena
 	held    int64 // of registered, until the victims are closed
+	forced  bool  // not held back while memory is short
 }
 
 func (p *Pool) tryGet(size int, owner *Private) (Slab, bool, error) {
@@ -89,7 +91,7 @@ func (p *Pool) attempt(r *request) (Slab, *plan) {
 }
 
 func (p *Pool) allotNew(r *request) (Slab, *plan) {
-	if p.line.lanes&(1<<r.lane) == 0 {
+	if p.line.lanes&(1<<r.lane) == 0 || r.now && p.Squeezed() {
 		return p.allot(r, false)
 	}
 	if r.owner != nil {
@@ -105,7 +107,7 @@ func (p *Pool) allot(r *request, head bool) (Slab, *plan) {
 			return s, nil
 		}
 		if p.fits(r, r.bytes, head, false) || p.fits(r, r.bytes, head, true) {
-			return Slab{}, p.newPlan(r, r.bytes)
+			return Slab{}, p.newPlan(r, r.bytes, head)
 		}
 		return Slab{}, nil
 	}
@@ -174,7 +176,7 @@ func (p *Pool) recut(a *arena, r *request, head bool) bool {
 func (p *Pool) planArena(r *request, head, evict bool) *plan {
 	for size := arenaFor(r.class, p.registered.Load()); size >= r.bytes; size = (size-arenaExtra)/2 + arenaExtra {
 		if p.fits(r, size, head, evict) {
-			return p.newPlan(r, size)
+			return p.newPlan(r, size, head)
 		}
 	}
 	return nil
@@ -187,13 +189,14 @@ func (p *Pool) fits(r *request, size int, head, evict bool) bool {
 	if evict {
 		total -= p.idle
 	}
-	return total <= p.limit && p.mayUse(r, int64(size), head)
+	return total <= p.ceiling(r, head) && p.mayUse(r, int64(size), head)
 }
 
-func (p *Pool) newPlan(r *request, size int) *plan {
-	pl := &plan{request: *r, size: size}
+func (p *Pool) newPlan(r *request, size int, head bool) *plan {
+	ceiling := p.ceiling(r, head)
+	pl := &plan{request: *r, size: size, forced: ceiling != p.squeeze.allowed}
 	var freed int64
-	for p.registered.Load()+int64(size)-freed > p.limit {
+	for p.registered.Load()+int64(size)-freed > ceiling {
 		a := p.evictOne()
 		freed += a.size()
 		pl.victims = append(pl.victims, a)
@@ -227,6 +230,9 @@ func (p *Pool) carryOut(pl *plan) (s Slab, again bool, err error) {
 			return Slab{}, true, nil
 		}
 		p.mu.Unlock()
+	}
+	if p.foretold(pl) {
+		return Slab{}, true, nil
 	}
 	region, err := p.domain.Allocate(pl.size, p.access)
 	if err != nil {

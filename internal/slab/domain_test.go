@@ -176,13 +176,4 @@ func (p *Pool) check(t testing.TB) {
 	}
 }
 
-// waiting is how many wait. p.mu is held.
-func (p *Pool) waiting() int {
-	n := 0
-	for i := range p.line.lane {
-		n += p.line.lane[i].Len()
-	}
-	return n
-}
-
 func chance(r *rand.Rand, percent int) bool { return r.IntN(100) < percent }

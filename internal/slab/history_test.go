@@ -180,6 +180,13 @@ func (h *history) run() {
 			for range h.held {
 				h.put(0)
 			}
+		case n < 96:
+			// Memory becomes short, or is so no more; it may stay short to the end.
+			if h.next(3) > 0 {
+				h.pool.Squeeze(int64(h.next(1<<15)) << 10)
+			} else {
+				h.pool.Relax()
+			}
 		default:
 			time.Sleep(time.Duration(h.next(5000)) * time.Millisecond)
 		}
@@ -257,7 +264,8 @@ func play(t *testing.T, choice []byte) {
 
 // Random histories: no two users have the same bytes, no owner sees another's
 // memory, the books are right at every step, the limit holds, nobody who could
-// be served waits, nobody waits for ever, and in the end everything goes back.
+// be served waits, nobody waits for ever, however short memory is, and in the end
+// everything goes back.
 // VERBENA_SLAB_HISTORIES plays more of them.
 func TestHistories(t *testing.T) {
 	n := 60

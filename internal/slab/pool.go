@@ -62,8 +62,9 @@ type Pool struct {
 	drainedUse int64
 	lost       int64 // could not be closed
 
-	line line
-	trim trimmer
+	line    line
+	trim    trimmer
+	squeeze squeeze
 }
 
 // A class has slabs of one size.
@@ -79,6 +80,7 @@ func New(domain rdma.Domain, access rdma.Access, limit int64) *Pool {
 	p.quiet.L = &p.mu
 	p.table.Store(&[]*arena{nil}) // 0 is no number
 	p.trim.patience = minPatience
+	p.squeeze.allowed = limit
 	return p
 }
 
@@ -194,7 +196,7 @@ func (p *Pool) put(a *arena, index int32) {
 	k := a.class
 	p.takeBack(a, index)
 	switch {
-	case a.out == 0 && (p.closed || a.owner != nil && a.owner.closed):
+	case a.out == 0 && (p.closed || a.owner != nil && a.owner.closed || p.registered.Load() > p.squeeze.allowed):
 		p.evict(a)
 		_ = p.giveBack([]*arena{a}) // the domain has the last word; Close tells of it
 	case p.line.lanes != 0:

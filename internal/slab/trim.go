@@ -32,15 +32,17 @@ func (p *Pool) Trim() error {
 // The methods below are called with p.mu held, unless they say otherwise.
 
 // arm sees to it that the trimmer looks soon.
-func (p *Pool) arm() {
+func (p *Pool) arm() { p.armAfter(tick) }
+
+func (p *Pool) armAfter(d time.Duration) {
 	t := &p.trim
 	switch {
 	case t.armed || p.closed:
 		return
 	case t.timer == nil:
-		t.timer = time.AfterFunc(tick, p.ticked)
+		t.timer = time.AfterFunc(d, p.ticked)
 	default:
-		t.timer.Reset(tick)
+		t.timer.Reset(d)
 	}
 	t.armed = true
 }
@@ -59,7 +61,8 @@ func (p *Pool) ticked() {
 		p.trimIdle()
 	}
 	p.trim.armed = false
-	if p.idle > 0 || p.opened.Load() != 0 { // a shelf may have been opened meanwhile
+	p.passTheHead()
+	if p.idle > 0 || p.opened.Load() != 0 || p.Squeezed() && p.line.head != nil { // a shelf may have been opened meanwhile
 		p.arm()
 	}
 	p.quiet.Broadcast()
@@ -74,7 +77,7 @@ func (p *Pool) trimIdle() {
 		if a.out > 0 {
 			continue
 		}
-		if a.ticks++; a.ticks >= p.trim.patience {
+		if a.ticks++; a.ticks >= p.trim.patience || p.Squeezed() {
 			p.evict(a)
 			victims = append(victims, a)
 		}
@@ -83,7 +86,9 @@ func (p *Pool) trimIdle() {
 		return
 	}
 	_ = p.giveBack(victims) // it is in failure
-	p.trim.trimmed = time.Now()
+	if !p.Squeezed() {
+		p.trim.trimmed = time.Now()
+	}
 }
 
 // registering learns from a need for what went back not long ago.

@@ -40,7 +40,6 @@ type line struct {
 type waiter struct {
 	request
 	arrival uint64
-	now     bool // refused when nobody is busy
 	element *stdlist.Element
 	ready   chan struct{} // closed when one of these is set
 
@@ -54,8 +53,9 @@ func (p *Pool) get(ctx context.Context, size int, owner *Private, now bool) (Sla
 	if err != nil {
 		return Slab{}, err
 	}
+	r.now = now
 	for {
-		s, pl, err := p.await(ctx, &r, now)
+		s, pl, err := p.await(ctx, &r)
 		if pl == nil || err != nil {
 			return s, err
 		}
@@ -67,7 +67,7 @@ func (p *Pool) get(ctx context.Context, size int, owner *Private, now bool) (Sla
 }
 
 // await is attempt for who waits.
-func (p *Pool) await(ctx context.Context, r *request, now bool) (Slab, *plan, error) {
+func (p *Pool) await(ctx context.Context, r *request) (Slab, *plan, error) {
 	p.mu.Lock()
 	if p.isClosed(r.owner) {
 		p.mu.Unlock()
@@ -78,11 +78,11 @@ func (p *Pool) await(ctx context.Context, r *request, now bool) (Slab, *plan, er
 		p.mu.Unlock()
 		return s, pl, nil
 	}
-	if now && p.busy == 0 {
+	if r.now && p.busy == 0 {
 		defer p.mu.Unlock()
 		return Slab{}, nil, p.exhausted(r)
 	}
-	w := &waiter{request: *r, now: now, ready: make(chan struct{})}
+	w := &waiter{request: *r, ready: make(chan struct{})}
 	p.join(w)
 	p.mu.Unlock()
 	select {
@@ -103,12 +103,15 @@ func (p *Pool) await(ctx context.Context, r *request, now bool) (Slab, *plan, er
 // The methods below are called with p.mu held.
 
 func (p *Pool) exhausted(r *request) error {
-	waiting := 0
-	for i := range p.line.lane {
-		waiting += p.line.lane[i].Len()
-	}
 	return fmt.Errorf("%w: no %d bytes now: of %d bytes %d are in use and %d registered, and %d requests wait",
-		ErrExhausted, r.size, p.limit, p.Used(), p.Registered(), waiting)
+		ErrExhausted, r.size, p.limit, p.Used(), p.Registered(), p.waiting())
+}
+
+func (p *Pool) waiting() (n int) {
+	for i := range p.line.lane {
+		n += p.line.lane[i].Len()
+	}
+	return n
 }
 
 func (p *Pool) join(w *waiter) {
@@ -119,6 +122,9 @@ func (p *Pool) join(w *waiter) {
 	l.lanes |= 1 << w.lane
 	if w.now {
 		l.nows++
+	}
+	if p.Squeezed() {
+		p.arm()
 	}
 	p.serve()
 }
@@ -222,7 +228,7 @@ func (p *Pool) setHead(w *waiter) {
 		}
 	}
 	l := &p.line
-	l.head, l.passed = w, 0
+	l.head, l.passed, p.squeeze.waited = w, 0, 0
 	if w != nil {
 		l.open = min(max(p.smallUse, p.limit/smallShare), p.besides(w))
 	}

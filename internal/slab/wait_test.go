@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,7 @@ import (
 type waitingGet struct {
 	slab   Slab
 	err    error
-	over   bool
+	over   atomic.Bool
 	cancel context.CancelFunc
 }
 
@@ -24,7 +25,7 @@ func wait(get func(context.Context, int) (Slab, error), size int) *waitingGet {
 	w := &waitingGet{cancel: cancel}
 	go func() {
 		w.slab, w.err = get(ctx, size)
-		w.over = true
+		w.over.Store(true)
 	}()
 	synctest.Wait()
 	return w
@@ -34,8 +35,8 @@ func wait(get func(context.Context, int) (Slab, error), size int) *waitingGet {
 func (w *waitingGet) had(t *testing.T) Slab {
 	t.Helper()
 	synctest.Wait()
-	if !w.over || w.err != nil {
-		t.Fatalf("over: %t, %v", w.over, w.err)
+	if !w.over.Load() || w.err != nil {
+		t.Fatalf("over: %t, %v", w.over.Load(), w.err)
 	}
 	w.cancel()
 	return w.slab
@@ -44,7 +45,7 @@ func (w *waitingGet) had(t *testing.T) Slab {
 func (w *waitingGet) waits(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
-	if w.over {
+	if w.over.Load() {
 		t.Fatalf("does not wait: %v", w.err)
 	}
 }
@@ -72,7 +73,7 @@ func TestOrder(t *testing.T) {
 			for _, i := range []int{0, 2, 3} {
 				s := waits[i].had(t)
 				for _, w := range waits[i+1:] {
-					if !w.over {
+					if !w.over.Load() {
 						w.waits(t)
 					}
 				}
@@ -164,7 +165,7 @@ func TestLargeGathers(t *testing.T) {
 			}
 			p.check(t)
 			synctest.Wait()
-			if w.over {
+			if w.over.Load() {
 				if i > 9 {
 					t.Errorf("it took until large region %d", i)
 				}
@@ -289,7 +290,7 @@ func TestNobodyStarves(t *testing.T) {
 					load = append(load, held{s, i})
 				}
 				refused, steps := 0, 0
-				for ; !w.over && steps < 10*holds; steps++ {
+				for ; !w.over.Load() && steps < 10*holds; steps++ {
 					for {
 						s, ok, _ := p.TryGet(16 << 10)
 						if !ok {
@@ -310,7 +311,7 @@ func TestNobodyStarves(t *testing.T) {
 						p.check(t)
 					}
 				}
-				if !w.over {
+				if !w.over.Load() {
 					t.Fatalf("starves: %d of %d requests were refused meanwhile", refused, steps)
 				}
 				if steps > 3*holds || refused > steps/4 && !test.greedy {
@@ -409,7 +410,7 @@ func TestGetNow(t *testing.T) {
 			if w.err == nil {
 				p.Put(w.had(t))
 				n++
-			} else if !errors.Is(w.err, ErrExhausted) || !w.over {
+			} else if !errors.Is(w.err, ErrExhausted) || !w.over.Load() {
 				t.Errorf("got %v", w.err)
 			}
 		}

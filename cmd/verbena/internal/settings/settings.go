@@ -25,6 +25,12 @@ const FileVariable = "VERBENA_CONFIG"
 // tuningPrefix begins the names of tuning: "tuning.shm.eager".
 const tuningPrefix = "tuning."
 
+// memoryPrefix begins the names of the runtime's memory: "memory.receive".
+const memoryPrefix = "memory."
+
+// sections are those of a file.
+func sections() []string { return append(providers.Names(), "memory", "tuning") }
+
 // A Value is what was set, and where.
 type Value struct {
 	Text string
@@ -33,8 +39,8 @@ type Value struct {
 	From string
 }
 
-// Settings are values by the name of the setting: those of providers.Settings, and
-// "tuning.TRANSPORT.FIELD".
+// Settings are values by the name of the setting: those of providers.Settings and of
+// Memory, and "tuning.TRANSPORT.FIELD".
 type Settings map[string]Value
 
 // A Flag is a setting by the command line.
@@ -92,6 +98,8 @@ func (s Settings) set(name string, v Value) error {
 		} else {
 			err = verbena.TuningTable{}.Set(tuned, v.Text)
 		}
+	} else if strings.HasPrefix(name, memoryPrefix) {
+		err = setMemory(new(verbena.Config), name, v.Text)
 	} else if err = providers.Check(name, v.Text); err != nil && !slices.Contains(Names(), name) {
 		err = unknown(name)
 	}
@@ -115,15 +123,16 @@ func unknown(name string) error {
 		}
 	}
 	if len(near) == 0 {
-		near = append(providers.Names(), "tuning")
+		near = sections()
 	}
 	return fmt.Errorf("there is no setting %q; there are %s", name, strings.Join(near, ", "))
 }
 
-// Names are those of all settings of providers, in the order of their table.
+// Names are those of all settings of providers, in the order of their table, and of
+// the memory.
 func Names() []string {
 	var names []string
-	for _, s := range providers.Settings() {
+	for _, s := range slices.Concat(providers.Settings(), memorySettings) {
 		names = append(names, s.Name)
 	}
 	return names
@@ -153,7 +162,7 @@ func parseEnvironment(environment []string) (Settings, error) {
 		byVariable[Variable(name)] = name
 	}
 	var prefixes []string
-	for _, section := range append(providers.Names(), "tuning") {
+	for _, section := range sections() {
 		prefixes = append(prefixes, Variable(section)+"_")
 	}
 	read := Settings{}
@@ -245,7 +254,7 @@ func (s Settings) walk(file, prefix string, node *yaml.Node, depth int) error {
 			text = strings.Join(list, ",")
 		}
 		if name == "" {
-			return fail(node, "sections are wanted: %s", strings.Join(append(providers.Names(), "tuning"), ", "))
+			return fail(node, "sections are wanted: %s", strings.Join(sections(), ", "))
 		}
 		return s.set(name, Value{text, fmt.Sprintf("%s:%d", file, node.Line)})
 	default:
@@ -257,7 +266,7 @@ func (s Settings) walk(file, prefix string, node *yaml.Node, depth int) error {
 func (s Settings) Providers() map[string]string {
 	values := map[string]string{}
 	for name, v := range s {
-		if !strings.HasPrefix(name, tuningPrefix) {
+		if !strings.HasPrefix(name, tuningPrefix) && !strings.HasPrefix(name, memoryPrefix) {
 			values[name] = v.Text
 		}
 	}

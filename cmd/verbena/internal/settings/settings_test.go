@@ -3,6 +3,7 @@ package settings
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -94,6 +95,10 @@ func TestRefusals(t *testing.T) {
 		"shm:\n  huge-pages: &x true\n  socket-dir: *x\n":       ":3: shm.socket-dir: aliases are not taken",
 		"shm: {}\n---\niwarp: {}\n":                             "one document is wanted",
 		"- shm\n":                                               ":1: sections are wanted: shm",
+		"memory:\n  receive: 7M\n":                              ":2: memory.receive is \"7M\": want bytes, such as 64M or 1G, at least 8M",
+		"memory:\n  send: 99999999999G\n":                       ":2: memory.send is \"99999999999G\": want bytes",
+		"memory:\n  ignore-pressure: 2\n":                       ":2: memory.ignore-pressure is \"2\": want true or false",
+		"memory:\n  recieve: 1G\n":                              ":2: there is no setting \"memory.recieve\"; there are memory.receive, memory.send",
 		"shm: [\n":                                              "yaml: ",
 		"shm:\n  huge-pages: true\n  allow-uids: 1\n":           "(set by shm.allow-uids by ",
 	} {
@@ -113,6 +118,20 @@ func TestRefusals(t *testing.T) {
 	}
 	if s, err := Load("", nil, []Flag{{"--set", "shm.nothing", "1"}}); err == nil || !strings.Contains(err.Error(), "--set: there is no setting") {
 		t.Errorf("%v, %v", s, err)
+	}
+}
+
+func TestMemory(t *testing.T) {
+	s, err := Load(write(t, "memory: {receive: 64M, send: 33554432}"), []string{"VERBENA_MEMORY_IGNORE_PRESSURE=true"}, []Flag{{"--set", "memory.send", "1G"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cfg verbena.Config
+	if s.Apply(&cfg); cfg.ReceiveMemory != 64<<20 || cfg.SendMemory != 1<<30 || !cfg.IgnorePressure {
+		t.Errorf("%+v", cfg)
+	}
+	if p := s.Providers(); len(p) != 0 {
+		t.Errorf("the providers get %v", p)
 	}
 }
 
@@ -150,7 +169,7 @@ func TestDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range providers.Settings() {
+	for _, s := range slices.Concat(providers.Settings(), Memory()) {
 		if row := "| `" + s.Name + "` | " + s.Usage + " | " + s.Default + " |"; !strings.Contains(string(page), row) {
 			t.Errorf("docs/configuration.md lacks the row\n%s", row)
 		}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package pressure
+
+func newWaiter(*System) waiter { return newSleeper() }

@@ -1,0 +1,103 @@
+package slab
+
+import "sync/atomic"
+
+// overdue is after how many ticks the request that has waited longest may take the
+// pool beyond what it is allowed.
+const overdue = 2
+
+// A squeeze is what the pool may have while memory is short.
+type squeeze struct {
+	allowed int64 // bytes registered; the limit while nothing is short
+	on      atomic.Bool
+	waited  int         // ticks that the head has waited
+	taking  func(int64) // told before a region is registered; nil for nobody
+}
+
+// Squeeze keeps the pool from growing beyond allowed bytes until Relax. It gives
+// back at once, on a goroutine of its own, what is free, and from then on what comes
+// free: after a second, or at once while more is registered than allowed. Requests
+// that do not fit wait, but never for ever: the one that has waited longest gets its
+// memory after two seconds, up to the limit. GetNow, which is for setting something
+// up, is not held back.
+func (p *Pool) Squeeze(allowed int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.squeeze.allowed = min(max(allowed, 0), p.limit)
+	p.squeeze.on.Store(true)
+	if p.closed {
+		return
+	}
+	if p.trim.armed && p.trim.timer.Stop() {
+		p.trim.armed = false
+	}
+	p.armAfter(0)
+	p.serve() // it may be more than it was
+}
+
+// Relax ends a Squeeze.
+func (p *Pool) Relax() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.squeeze.allowed = p.limit
+	p.squeeze.on.Store(false)
+	p.serve()
+}
+
+// InUse is how many bytes the regions have of which something is handed out, or is
+// about to be.
+func (p *Pool) InUse() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.registered.Load() - p.idle
+}
+
+// Waiting is how many requests wait.
+func (p *Pool) Waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waiting()
+}
+
+// Squeezed tells that the pool is kept from growing. It takes no lock.
+func (p *Pool) Squeezed() bool { return p.squeeze.on.Load() }
+
+// OnTake has taking called before a region of so many bytes is registered, without
+// a lock of the pool's: it may call Squeeze. It is set before the pool is used.
+func (p *Pool) OnTake(taking func(bytes int64)) { p.squeeze.taking = taking }
+
+// foretold tells of a plan, and gives it up if it does not fit any more. It is
+// called without p.mu.
+func (p *Pool) foretold(pl *plan) bool {
+	if p.squeeze.taking == nil {
+		return false
+	}
+	p.squeeze.taking(int64(pl.size))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if pl.forced || p.registered.Load() <= p.squeeze.allowed {
+		return false
+	}
+	p.giveUp(pl)
+	return true
+}
+
+// The methods below are called with p.mu held.
+
+// ceiling is how much may be registered for a request.
+func (p *Pool) ceiling(r *request, head bool) int64 {
+	if r.now || head && p.squeeze.waited >= overdue {
+		return p.limit
+	}
+	return p.squeeze.allowed
+}
+
+// passTheHead counts the ticks of a head that waits while memory is short.
+func (p *Pool) passTheHead() {
+	if !p.Squeezed() || p.line.head == nil {
+		return
+	}
+	if p.squeeze.waited++; p.squeeze.waited >= overdue {
+		p.serve()
+	}
+}

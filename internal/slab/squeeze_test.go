@@ -1,0 +1,137 @@
+package slab
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A pool that is squeezed gives back at once what is free, and from then on what
+// comes free, down to what it is allowed; relaxed it grows again.
+func TestSqueezeShrinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		var out []Slab
+		for range 10 {
+			out = append(out, get(t, p, 4<<20))
+		}
+		for _, s := range out[:3] {
+			p.Put(s)
+		}
+		if p.Registered() < 40<<20 {
+			t.Fatalf("%d bytes are registered", p.Registered())
+		}
+		p.Squeeze(p.InUse() / 2) // 14 MiB
+		synctest.Wait()          // without time passing
+		if n := p.Registered(); n != p.InUse() || n > 30<<20 || !p.Squeezed() {
+			t.Errorf("%d bytes are registered of which %d are in use", n, p.InUse())
+		}
+		for i, s := range out[3:] {
+			before := p.Registered()
+			p.Put(s)
+			if n := p.Registered(); i < 3 && n >= before {
+				t.Errorf("what came free stays: %d bytes, then %d", before, n)
+			}
+		}
+		if n := p.Registered(); n == 0 || n > 14<<20+1<<20 {
+			t.Errorf("%d bytes stay for the next", n)
+		}
+		time.Sleep(tick)
+		synctest.Wait()
+		if n := p.Registered(); n != 0 {
+			t.Errorf("%d bytes stay after a second", n)
+		}
+		p.Relax()
+		out = out[:0]
+		for range 10 {
+			out = append(out, get(t, p, 4<<20))
+		}
+		for _, s := range out {
+			p.Put(s)
+		}
+		p.check(t)
+	})
+}
+
+// Requests beyond what is allowed wait for what comes free, and the first of them
+// for two seconds at most. What sets something up does not wait.
+func TestSqueezeHoldsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		first := get(t, p, 4<<20)
+		p.Squeeze(p.InUse() + 1<<20)
+		if _, ok, err := p.TryGet(4 << 20); ok || err != nil {
+			t.Fatal("grown beyond what is allowed", err)
+		}
+		second, third := wait(p.Get, 4<<20), wait(p.Get, 4<<20)
+		second.waits(t)
+		if p.Waiting() != 2 {
+			t.Errorf("%d wait", p.Waiting())
+		}
+		now, err := p.GetNow(t.Context(), 1000)
+		if err != nil {
+			t.Errorf("what sets something up: %v", err)
+		}
+		p.Put(first)
+		s := second.had(t)
+		third.waits(t)
+		time.Sleep(3 * tick)
+		p.Put(third.had(t)) // although nothing came back
+		if n := p.Registered(); n < 4<<20 {
+			t.Errorf("%d bytes", n)
+		}
+		fourth := wait(p.Get, 30<<20)
+		fourth.waits(t)
+		p.Relax()
+		p.Put(fourth.had(t))
+		p.Put(s)
+		p.Put(now)
+		p.check(t)
+	})
+}
+
+// Who is told that memory will be taken can refuse it: the request waits.
+func TestTakingIsForetold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		var told int64
+		p.OnTake(func(n int64) {
+			if told += n; told > 10<<20 {
+				p.Squeeze(10 << 20)
+			}
+		})
+		a, b := get(t, p, 4<<20), get(t, p, 4<<20)
+		if _, ok, err := p.TryGet(4 << 20); ok || err != nil {
+			t.Fatal("taken all the same", err)
+		}
+		if n := p.Registered(); n > 9<<20 || told < 12<<20 {
+			t.Errorf("%d bytes are registered, %d were told of", n, told)
+		}
+		w := wait(p.Get, 4<<20)
+		w.waits(t)
+		p.Put(a)
+		p.Put(w.had(t))
+		p.Put(b)
+		p.check(t)
+	})
+}
+
+// The hard limit holds for whoever may pass.
+func TestSqueezeKeepsTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 8<<20)
+		all := get(t, p, 8<<20)
+		p.Squeeze(0)
+		w := wait(p.Get, 1<<20)
+		time.Sleep(time.Minute)
+		w.waits(t)
+		if _, err := p.GetNow(t.Context(), 1<<20); !errors.Is(err, ErrExhausted) {
+			t.Errorf("got %v", err)
+		}
+		p.Put(all)
+		time.Sleep(3 * tick)
+		p.Put(w.had(t))
+		p.check(t)
+	})
+}
