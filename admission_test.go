@@ -3,6 +3,7 @@ package verbena
 import (
 	"io"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -46,8 +47,8 @@ func TestAdmission(t *testing.T) {
 		t.Error("a new address has no room", ok)
 	}
 	// What is complete gives way to nobody.
-	for a.incomplete.Len() > 0 {
-		a.settle(front(&a.incomplete))
+	for h := a.waiting.first(); h != nil; h = a.waiting.first() {
+		a.settle(h)
 	}
 	if _, _, ok := enter("d", time.Hour); ok {
 		t.Error("a complete one gave way")
@@ -103,18 +104,96 @@ func TestFloodLeavesOthersAlone(t *testing.T) {
 	}
 }
 
+// Who has said a whole hello passes those of its own address that have not, and
+// nobody else. Those that wait for something after their hello are left alone for a
+// while, and longer than the silent ones.
+func TestWholeHelloPassesSilentOnes(t *testing.T) {
+	a := newAdmission(8, time.Second)
+	var now time.Time
+	enter := func(source string, spoken bool) (h, victim *handshake, ok bool) {
+		now = now.Add(time.Millisecond)
+		h = &handshake{source: source, arrived: now, spoken: spoken}
+		victim, ok = a.admit(h)
+		return h, victim, ok
+	}
+	heard, _, _ := enter("here", false)
+	a.hear(heard)
+	first, _, _ := enter("here", false)
+	second, _, _ := enter("here", false)
+	late, _, _ := enter("here", false)
+	a.hear(late)
+	if _, _, ok := enter("here", false); ok {
+		t.Error("a silent one passed another")
+	}
+	for i, want := range []*handshake{first, second, nil} {
+		_, victim, ok := enter("here", true)
+		if ok != (want != nil) || victim != want {
+			t.Errorf("whole hello %d: %t, and the one that gave way is %p of %p", i, ok, victim, want)
+		}
+	}
+	// Those of other addresses do not give way to it.
+	for range 4 {
+		enter("there", false)
+	}
+	if _, victim, ok := enter("here", true); ok {
+		t.Error("it passed", victim.source)
+	}
+	if _, victim, ok := enter("elsewhere", true); !ok || victim.source != "there" {
+		t.Error("an address that has none finds no room")
+	}
+	// After a while the oldest gives way, a silent one first.
+	now = now.Add(time.Second)
+	enter("there", false)
+	if _, victim, ok := enter("there", false); !ok || victim.spoken {
+		t.Error("no silent one gave way")
+	}
+	if _, victim, ok := enter("here", false); !ok || victim != heard {
+		t.Error("the oldest one did not give way")
+	}
+}
+
+func full(l *Listener, n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.admission.total == n
+}
+
+// A dial from an address that fills all its places with silence is served at once,
+// whatever the silent ones have said of a hello.
+func TestSilenceFromTheOwnAddress(t *testing.T) {
+	for _, first := range []string{"", "\x89V", string(hello.Magic[:]), string(hello.Magic[:]) + "\x00\x00"} {
+		p := worlds[0].pair(t, Config{}, ListenConfig{MaxHandshakes: 8, HelloTimeout: time.Hour})
+		p.listener.mu.Lock()
+		p.listener.admission.patience, p.listener.admission.outside = time.Hour, time.Hour
+		p.listener.mu.Unlock()
+		for range 4 {
+			silentClient(t, p.listener.Addr().String(), first)
+		}
+		for ctx := testContext(t); ctx.Err() == nil && !full(p.listener, 4); runtime.Gosched() {
+		}
+		for range 6 { // more than there are silent ones
+			a, b := p.connect(t, "")
+			a.Close()
+			b.Close()
+		}
+	}
+}
+
 // A peer for which there is no room is told so.
 func TestBusyIsTold(t *testing.T) {
-	whole, err := (&hello.Hello{Least: 1, Greatest: 1, Service: "test/1", Candidates: []hello.Candidate{{Name: "fakeband"}}}).Encode()
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{}, ListenConfig{MaxHandshakes: 2, HelloTimeout: time.Hour})
+	whole, err := (&hello.Hello{Least: 1, Greatest: 1, Service: "test/1", Host: p.client.host[:], Candidates: []hello.Candidate{{Name: w.name}}}).Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := worlds[0].pair(t, Config{}, ListenConfig{MaxHandshakes: 2, HelloTimeout: time.Hour})
 	p.listener.mu.Lock()
-	p.listener.admission.patience = time.Hour
+	p.listener.admission.patience, p.listener.admission.outside = time.Hour, time.Hour
 	p.listener.mu.Unlock()
 	addr := p.listener.Addr().String()
-	silentClient(t, addr, "\x89V")
+	if _, answer, err := exchange(t, addr, whole); err != nil || answer.Accept == nil { // and waits for the peer to connect
+		t.Fatal(answer, err)
+	}
 	conn, answer, err := exchange(t, addr, whole)
 	for ctx := testContext(t); err != nil && ctx.Err() == nil; { // its hello came later than the server waits for one
 		conn, answer, err = exchange(t, addr, whole)

@@ -21,10 +21,12 @@ type handshake struct {
 	deadline time.Time
 	ctx      context.Context // ends with the deadline, the listener, or end
 	cancel   context.CancelFunc
-	heard    bool // an answer to a hello is what the peer understands now
+	heard    bool         // an answer to a hello is what the peer understands now
+	first    *hello.Hello // that has been read already, or nil
 
 	// Guarded by the listener's mu.
 	place, sourcePlace *list.Element // in the lists of the admission, or nil
+	spoken             bool          // a hello has arrived whole
 	counted            bool          // in the admission
 	ended              hello.Code    // why it has been ended, or 0
 }
@@ -77,8 +79,8 @@ func (h *handshake) run() {
 		l.mu.Unlock()
 	}()
 	err := h.bound()
-	conn, isHello := h.conn, false
-	if err == nil {
+	conn, isHello := h.conn, h.first != nil
+	if err == nil && !isHello {
 		conn, isHello, err = hello.Sniff(h.conn)
 	}
 	switch {
@@ -163,7 +165,7 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		if err := h.bound(); err != nil {
 			return nil, nil, err
 		}
-		offer, err := hello.ReadHello(h.conn, seen)
+		offer, err := h.hello(seen)
 		for _, f := range offer.Failed {
 			l.log.Info("peer could not use a transport", "peer", h.conn.RemoteAddr(), "transport", f.Name, "reason", f.Text)
 		}
@@ -218,6 +220,20 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		return e, s, nil
 	}
 	return nil, nil, fmt.Errorf("%w: hellos without end", ErrProtocol)
+}
+
+// hello returns the next one, of which so many bytes have been read.
+func (h *handshake) hello(seen int) (offer hello.Hello, err error) {
+	if h.first != nil {
+		offer, h.first = *h.first, nil
+		return offer, nil
+	}
+	if offer, err = hello.ReadHello(h.conn, seen); err == nil {
+		h.l.mu.Lock()
+		h.l.admission.hear(h)
+		h.l.mu.Unlock()
+	}
+	return offer, err
 }
 
 // await waits until the peer has shown its token to the device's own port, or

@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -30,8 +31,9 @@ type ListenConfig struct {
 	HelloTimeout time.Duration
 	// MaxHandshakes bounds the connections that are being set up, half of it those
 	// from one address (one /64 of IPv6, one user of a Unix socket). When there are
-	// more, the one that has been incomplete for longest gives way, or the new one is
-	// told to come again. Default 4096.
+	// more, the one that has been incomplete for longest gives way, those first whose
+	// hello has not arrived. A new one whose hello arrives whole never waits behind
+	// silent ones of its own address; any other is told to come again. Default 4096.
 	MaxHandshakes int
 	// Backlog bounds the endpoints, and the legacy connections, that wait for
 	// an Accept each. Default 128.
@@ -256,27 +258,74 @@ func (l *Listener) admit(conn net.Conn) {
 	h := newHandshake(l, conn)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	code, patience := hello.CodeClosing, patienceClosing
-	if !l.closing {
-		if victim, ok := l.admission.admit(h); ok {
-			if victim != nil {
-				victim.end(hello.CodeBusy)
-				l.flood.note(l.log, victim.conn)
-			}
-			l.wg.Go(h.run)
-			return
-		}
-		l.flood.note(l.log, conn)
-		code, patience = hello.CodeBusy, patienceBusy
+	if !l.closing && l.letIn(h) {
+		l.wg.Go(h.run)
+		return
 	}
-	h.cancel()
+	patience := l.admission.outside
+	if l.closing {
+		patience = patienceClosing
+	}
 	place := l.admission.refuse(conn)
-	l.wg.Go(func() {
-		l.turnAway(conn, false, code, patience)
-		l.mu.Lock()
-		l.admission.refused(place)
-		l.mu.Unlock()
-	})
+	l.wg.Go(func() { l.hearOut(h, place, patience) })
+}
+
+// letIn ends who has to give way for h. It reports false if there is no room. It
+// needs mu.
+func (l *Listener) letIn(h *handshake) bool {
+	victim, ok := l.admission.admit(h)
+	if victim != nil {
+		victim.end(hello.CodeBusy)
+		l.flood.note(l.log, victim.conn)
+	}
+	return ok
+}
+
+// hearOut hears a connection for which there was no room. With a whole hello it may
+// find some; otherwise it is told to come again.
+func (l *Listener) hearOut(h *handshake, place *list.Element, patience time.Duration) {
+	var offer hello.Hello
+	err := h.conn.SetDeadline(time.Now().Add(patience))
+	answerable := false
+	if err == nil {
+		offer, answerable, err = firstHello(h.conn)
+	}
+	l.mu.Lock()
+	l.admission.refused(place)
+	code := hello.CodeClosing
+	if !l.closing {
+		if code = hello.CodeBusy; err == nil {
+			h.first, h.heard, h.spoken = &offer, true, true
+			if l.letIn(h) {
+				l.mu.Unlock()
+				h.run()
+				return
+			}
+		}
+		l.flood.note(l.log, h.conn)
+	}
+	l.mu.Unlock()
+	h.cancel()
+	if answerable {
+		l.sayNo(h.conn, false, code)
+	}
+	_ = h.conn.Close() // it is told already
+}
+
+// firstHello reads the hello of a connection that has not been heard yet, and tells
+// whether an answer would be understood.
+func firstHello(conn net.Conn) (offer hello.Hello, answerable bool, err error) {
+	_, isHello, err := hello.Sniff(conn)
+	if err == nil && !isHello {
+		err = hello.ErrNotHello
+	}
+	if err != nil {
+		return offer, false, err
+	}
+	// What it says may not matter, but it must not be unread: the system would take
+	// the answer back.
+	offer, err = hello.ReadHello(conn, len(hello.Magic))
+	return offer, !errors.Is(err, os.ErrDeadlineExceeded), err
 }
 
 // turnAway says no to a peer that speaks Verbena, whether its magic has been
@@ -288,15 +337,15 @@ func (l *Listener) turnAway(conn net.Conn, heard bool, code hello.Code, patience
 		return
 	}
 	if !heard {
-		if _, isHello, err := hello.Sniff(conn); err != nil || !isHello {
-			return
-		}
-		// What it says does not matter, but it must not be unread: the system would
-		// take the answer back.
-		if _, err := hello.ReadHello(conn, len(hello.Magic)); errors.Is(err, os.ErrDeadlineExceeded) {
+		if _, answerable, _ := firstHello(conn); !answerable {
 			return
 		}
 	}
+	l.sayNo(conn, heard, code)
+}
+
+// sayNo answers a hello with a refusal. heard tells that more may come.
+func (l *Listener) sayNo(conn net.Conn, heard bool, code hello.Code) {
 	text := "the server is closing"
 	if code == hello.CodeBusy {
 		text = "too many handshakes, try again"
