@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/futex"
+	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/internal/domains"
@@ -60,7 +61,7 @@ type completionQueue struct {
 
 	// mu guards what follows and the receiving side of the queue pairs that
 	// complete receives here.
-	mu      latch
+	mu      latch.Latch
 	ring    []entry
 	first   int
 	count   int

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/internal/domains"
@@ -56,7 +57,7 @@ type queuePair struct {
 	lazy atomic.Bool
 
 	// The receiving side. recvMu guards posting; recvCQ.mu guards taking.
-	recvMu   latch
+	recvMu   latch.Latch
 	receives receiveRing
 	posted   atomic.Uint64
 	taken    atomic.Uint64
@@ -85,7 +86,7 @@ type queuePair struct {
 	hungry   bool   // in srq.hungry
 
 	// The sending side.
-	sendMu       latch
+	sendMu       latch.Latch
 	out          inbox // the peer's
 	outMemory    []byte
 	sendFence    fence

@@ -414,13 +414,18 @@ func (qp *queuePair) harvestQuick(into []rdma.Completion) int {
 	return n
 }
 
-// copyShort copies from to to, which has the same length.
+// copyShort copies from to to, which has the same length. It moves words: what was
+// just stored word by word cannot be loaded in larger pieces before it has reached the
+// cache.
 func copyShort(to, from []byte) {
-	if len(to) == 8 {
-		*(*[8]byte)(to) = *(*[8]byte)(from)
+	if len(to)&7 != 0 || len(to) > slotInline {
+		copy(to, from)
 		return
 	}
-	copy(to, from)
+	for len(to) >= 8 && len(from) >= 8 {
+		*(*[8]byte)(to) = *(*[8]byte)(from)
+		to, from = to[8:], from[8:]
+	}
 }
 
 // take turns the message at position arrived into a completion. Everything the

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/internal/domains"
@@ -20,7 +21,7 @@ type sharedReceiveQueue struct {
 	maxEntries int
 	limit      int
 
-	mu     latch
+	mu     latch.Latch
 	pool   receiveRing
 	first  uint64 // the pool holds the positions from first up to tail
 	tail   uint64

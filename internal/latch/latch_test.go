@@ -1,4 +1,4 @@
-package shm
+package latch
 
 import (
 	"sync"
@@ -9,7 +9,7 @@ import (
 // One holds the latch at a time, and what it did is seen by the next.
 func TestLatch(t *testing.T) {
 	const goroutines, turns = 8, 5000
-	var l latch
+	var l Latch
 	var holders atomic.Int32
 	var group sync.WaitGroup
 	counter := 0

@@ -1,0 +1,50 @@
+// Package latch is a mutex for what is nearly always free and held for nanoseconds:
+// posting, polling, and the state of an endpoint.
+//
+// Its holder lets go by a plain store, where that is enough. A locked instruction
+// waits until everything that was stored before has reached the cache, which for a
+// line that the peer's processor holds takes longer than all the rest of a post; a
+// sync.Mutex has two of them, a latch has one. In turn nobody wakes who waits for a
+// latch: it tries again, ever less often.
+package latch
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/release"
+)
+
+// A Latch is free when it is zero. It must not be copied.
+type Latch struct{ word atomic.Uint64 }
+
+// TryLock takes the latch if it is free.
+func (l *Latch) TryLock() bool { return l.word.CompareAndSwap(0, 1) }
+
+// Lock takes the latch.
+func (l *Latch) Lock() {
+	if !l.word.CompareAndSwap(0, 1) {
+		l.wait()
+	}
+}
+
+// A waiter gives its processor away 64 times, then sleeps for 20 us, and up to 200 us,
+// between two tries: whoever holds the latch has been pushed aside, or is in the kernel.
+const (
+	yields                 = 64
+	firstSleep, longestNap = 20 * time.Microsecond, 200 * time.Microsecond
+)
+
+func (l *Latch) wait() {
+	for attempt := 0; l.word.Load() != 0 || !l.TryLock(); attempt++ {
+		if attempt < yields {
+			runtime.Gosched()
+			continue
+		}
+		time.Sleep(min(time.Duration(attempt-yields+1)*firstSleep, longestNap))
+	}
+}
+
+// Unlock lets the latch go.
+func (l *Latch) Unlock() { release.Store(&l.word, 0) }
