@@ -52,6 +52,7 @@ type poster interface {
 type buffer struct {
 	message Message
 	slab    slab.Slab
+	memory  []byte // of slab
 	home    *receives
 	holder  holder // the endpoint whose message lies here
 	posted  bool   // the device has it
@@ -181,7 +182,7 @@ func (r *receives) take() (*buffer, error) {
 		grown := append(slots[:len(slots):len(slots)], b)
 		r.slots.Store(&grown)
 	}
-	b.slab = s
+	b.slab, b.memory = s, s.Bytes()[:r.size]
 	b.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: r.size}
 	return b, nil
 }
@@ -214,24 +215,36 @@ func (r *receives) post(b *buffer) error {
 // drop gives the memory of a buffer back to the pool. r.mu is held.
 func (r *receives) drop(b *buffer) {
 	r.pool.Put(b.slab)
-	b.slab = slab.Slab{}
+	b.slab, b.memory = slab.Slab{}, nil
 	r.spare = append(r.spare, b)
 }
 
 // arrived returns the buffer of a receive that has completed. It belongs to the
 // caller until put. It is nil for a completion that belongs to none.
 func (r *receives) arrived(id uint64) *buffer {
+	b := r.look(id)
+	if b != nil {
+		r.took(b)
+	}
+	return b
+}
+
+// look is arrived without taking the buffer, which is up to took.
+func (r *receives) look(id uint64) *buffer {
 	slots := *r.slots.Load()
 	slot := uint32(id)
 	if int64(slot) >= int64(len(slots)) || !slots[slot].posted {
 		return nil
 	}
-	b := slots[slot]
+	return slots[slot]
+}
+
+// took counts a receive that look has found as used.
+func (r *receives) took(b *buffer) {
 	b.posted = false
 	if left := r.posted.Add(-1); left < baseReceives/2 && !r.strict {
 		r.low()
 	}
-	return b
 }
 
 // low posts more receives: peers use them faster than they come back.

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -42,15 +43,17 @@ type shell struct {
 	unwatch  chan struct{}
 	wg       sync.WaitGroup
 
-	// What waits looks at these without mu.
-	readable atomic.Bool // Receive has something to do
-	writable atomic.Bool // a Send that waits may go on
+	// What waits looks at these without mu. They change under it, but for wake.
+	readable release.Flag // Receive has something to do
+	writable release.Flag // a Send that waits may go on
+	handed   release.Flag // hand is the next message
+	hand     *Message     // whoever clears handed owns it
 	inReady  func() bool
 
 	received chan struct{} // one token when readable and somebody sleeps
 	progress chan struct{} // one token when a sender, or Close, may go on
 
-	mu         sync.Mutex
+	mu         latch.Latch
 	m          *link.Machine[*Message]
 	live       bool      // the machine has been started
 	dead       bool      // closed: memory that comes back goes to the pools
@@ -61,6 +64,7 @@ type shell struct {
 	sending    bool      // the holder of sendLock is at it
 	waiting    bool      // for progress
 	receiving  bool      // Receive sleeps
+	handing    bool      // Receive waits: the next message may be handed to it past the inbox
 	held       int       // messages that the application has
 	longBytes  int       // memory of long messages
 	progressed time.Time // when the last part of a long message arrived
@@ -108,7 +112,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		}
 	}()
 	s.private = n.offerPool.NewPrivate()
-	s.inReady = s.readable.Load
+	s.inReady = func() bool { return s.handed.Load() || s.readable.Load() }
 	s.dropBuffer = s.drop
 	if err := s.make(a); err != nil {
 		return s, err
@@ -244,8 +248,8 @@ func (s *shell) fail(err error) {
 
 // wake ends all waits, so that they look at the endpoint's state.
 func (s *shell) wake() {
-	s.readable.Store(true)
-	s.writable.Store(true)
+	s.readable.Set()
+	s.writable.Set()
 	notify(s.received)
 	notify(s.progress)
 }
@@ -256,6 +260,7 @@ func (s *shell) wake() {
 func (s *shell) complete(c *rdma.Completion) {
 	s.mu.Lock()
 	switch {
+	case s.handing && c.ID&idKind == idReceive && s.handOver(c):
 	case s.dead:
 		if c.ID&idKind == idReceive {
 			s.putBack(s.recv.arrived(c.ID))
@@ -286,15 +291,22 @@ func (s *shell) settled() {
 		s.wake()
 		return
 	}
-	s.provideAtOnce()
-	if s.m.Ready() && !s.readable.Load() {
-		s.readable.Store(true)
+	if s.m.Announced() {
+		s.provideAtOnce()
+	}
+	if !s.readable.Load() && s.m.Ready() {
+		s.readable.Set()
 	}
 	if s.receiving && s.readable.Load() {
 		notify(s.received)
 	}
+	s.tellSender()
+}
+
+// tellSender lets a Send that waits look whether it may go on. mu is held.
+func (s *shell) tellSender() {
 	if s.waiting {
-		s.writable.Store(true)
+		s.writable.Set()
 		notify(s.progress)
 	}
 }
@@ -344,11 +356,42 @@ func (s *shell) arrived(c *rdma.Completion) {
 		s.putBack(b)
 		return
 	}
+	s.arrivedIn(b, c)
+}
+
+// handOver is arrived for a message that goes to the Receive that waits for it, past
+// the inbox. If it is anything else, handOver reports false and has done nothing.
+func (s *shell) handOver(c *rdma.Completion) bool {
+	b := s.recv.look(c.ID)
+	if b == nil || c.Status != rdma.StatusSuccess || int64(c.Length) > int64(b.home.size) {
+		return false
+	}
+	memory := b.memory[:c.Length]
+	tag, ok := s.m.Take(memory)
+	if !ok {
+		return false
+	}
+	s.recv.took(b)
+	m := &b.message
+	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
+	s.held++
+	s.taken.add(len(m.data))
+	s.handing, s.hand = false, m
+	s.handed.Set()
+	if s.receiving {
+		notify(s.received)
+	}
+	s.tellSender()
+	return true
+}
+
+// arrivedIn is arrived for a message in b.
+func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 	if s.breach {
 		s.putBack(b)
 		return
 	}
-	memory := b.slab.Bytes()[:b.home.size]
+	memory := b.memory
 	if int64(c.Length) > int64(len(memory)) {
 		s.fail(fmt.Errorf("%w: message of %d bytes in a receive of %d", ErrProtocol, c.Length, len(memory)))
 		s.putBack(b)
@@ -367,7 +410,7 @@ func (s *shell) arrived(c *rdma.Completion) {
 		s.offers[effects.FreedID] = slab.Slab{}
 	}
 	if err != nil {
-		s.breach = true
+		s.breach, s.handing = true, false
 		s.fail(err)
 		return
 	}

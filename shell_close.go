@@ -96,7 +96,7 @@ func (s *shell) free() {
 		s.w.remove(s.qp.Number())
 	}
 	s.mu.Lock()
-	s.dead, s.stuck = true, stuck
+	s.dead, s.stuck, s.handing = true, stuck, false
 	for i := range s.early {
 		if c := &s.early[i]; c.ID&idKind == idReceive {
 			s.putBack(s.recv.arrived(c.ID))

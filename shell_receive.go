@@ -12,44 +12,53 @@ import (
 // receive waits for the next message, and makes progress meanwhile.
 func (s *shell) receive(ctx context.Context) (*Message, error) {
 	for {
-		if s.e.closing.Load() {
-			return nil, ErrClosed
-		}
-		s.mu.Lock()
-		if m := s.next(); m != nil {
-			s.mu.Unlock()
-			return m, nil
-		}
-		want, wanted := s.m.Wanted()
-		s.receiving = false
-		s.mu.Unlock()
-		if s.e.over() {
+		over, cut := s.e.over(), ctx.Err() != nil
+		if over {
 			return s.last()
 		}
-		if wanted && want.First {
+		s.mu.Lock()
+		m := s.next()
+		want, wanted := s.m.Wanted()
+		wanted = wanted && want.First
+		s.receiving = false
+		s.handing = m == nil && !wanted && !cut
+		s.mu.Unlock()
+		switch {
+		case m != nil:
+			return m, nil
+		case wanted:
 			if err := s.provide(ctx, want); err != nil && !s.e.over() {
 				return nil, err
 			}
 			continue
-		}
-		if err := ctx.Err(); err != nil {
+		case cut:
 			return nil, context.Cause(ctx)
 		}
-		if s.w.drive(&s.spin, s.inReady) {
-			continue
+		if !s.w.drive(&s.spin, s.inReady) {
+			s.sleepForMessage(ctx)
 		}
-		s.sleepForMessage(ctx)
+		if s.handed.Load() {
+			return s.takeHanded(), nil
+		}
 	}
 }
 
-// sleepForMessage sleeps until readable, or the end of ctx or of the endpoint.
+// takeHanded takes the message that was handed over. Only Receive calls it.
+func (s *shell) takeHanded() *Message {
+	m := s.hand
+	s.hand = nil
+	s.handed.Clear()
+	return m
+}
+
+// sleepForMessage sleeps until inReady, or the end of ctx or of the endpoint.
 func (s *shell) sleepForMessage(ctx context.Context) {
 	s.mu.Lock()
 	s.receiving = true
 	s.mu.Unlock()
 	s.w.sleep()
 	defer s.w.awake()
-	if s.readable.Load() {
+	if s.inReady() {
 		return
 	}
 	select {
@@ -59,10 +68,19 @@ func (s *shell) sleepForMessage(ctx context.Context) {
 	}
 }
 
-// next takes the first message that is complete out of the inbox. mu is held.
+// next takes the message that was handed over, or else the first one that is
+// complete out of the inbox. mu is held.
 func (s *shell) next() *Message {
+	s.handing = false
+	if s.handed.Load() {
+		return s.takeHanded()
+	}
 	in, ok := s.m.Next(s.dropBuffer)
-	s.readable.Store(ok && s.m.Ready() || s.e.over())
+	if ok && s.m.Ready() || s.e.over() {
+		s.readable.Set()
+	} else {
+		s.readable.Clear()
+	}
 	if !ok {
 		// Nothing was ready when the flag was cleared under mu.
 		return nil
@@ -80,13 +98,13 @@ func (s *shell) next() *Message {
 
 // last is Receive once the endpoint has ended.
 func (s *shell) last() (*Message, error) {
-	if s.e.closing.Load() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.handed.Load() && s.e.closing.Load() {
+		s.handing = false
 		return nil, ErrClosed
 	}
-	s.mu.Lock()
-	m := s.next()
-	s.mu.Unlock()
-	if m != nil {
+	if m := s.next(); m != nil {
 		return m, nil
 	}
 	return nil, s.e.lastError()

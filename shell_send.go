@@ -176,7 +176,7 @@ func (s *shell) credited(may func(*link.Machine[*Message]) bool) (bool, error) {
 	}
 	ok := may(s.m)
 	if s.waiting = !ok; s.waiting {
-		s.writable.Store(false)
+		s.writable.Clear()
 	}
 	return ok, nil
 }

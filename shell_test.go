@@ -2,7 +2,9 @@ package verbena
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -47,6 +49,100 @@ func TestLongMessagesDoNotWaitForEachOther(t *testing.T) {
 			wg.Wait()
 			if err := errors.Join(p.client.Close(), p.server.Close()); err != nil && !errors.Is(err, ErrNotDelivered) {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// A message that arrives while Receive waits is handed to it past the inbox. Whether
+// Close or the end of its context comes first or the message, none is lost, changed or
+// kept for ever.
+func TestReceiveIsHandedItsMessage(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{Linger: 10 * time.Second}, ListenConfig{})
+		rounds := 100
+		if testing.Short() {
+			rounds = 20
+		}
+		for round := range rounds {
+			a, b := p.connect(t, "")
+			ctx, cancel := context.WithCancel(p.ctx)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				for next := uint32(0); ; next++ {
+					m, err := b.Receive(ctx)
+					if err != nil {
+						if ctx.Err() == nil && !errors.Is(err, ErrClosed) {
+							t.Errorf("round %d: %v", round, err)
+						}
+						return
+					}
+					if m.Tag != next || len(m.Bytes()) != int(next) {
+						t.Errorf("round %d: message %d of %d bytes, want %d", round, m.Tag, len(m.Bytes()), next)
+					}
+					m.Release()
+				}
+			})
+			for i := range round % 10 {
+				if err := a.Send(p.ctx, uint32(i), make([]byte, i)); err != nil {
+					t.Error(err)
+				}
+			}
+			if round%3 == 0 {
+				cancel() // the endpoint stays usable
+				wg.Wait()
+			}
+			if err := b.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+			wg.Wait()
+			cancel()
+			_ = a.Close()
+		}
+		// A message that nobody has would keep its domain.
+		if w.transport != TransportTCP {
+			n := p.server.firstDomain(w.transport)
+			n.mu.Lock()
+			if n.held != 0 {
+				t.Errorf("%d messages are still held", n.held)
+			}
+			n.mu.Unlock()
+		}
+		if err := errors.Join(p.client.Close(), p.server.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A message that was handed over just before Close is received, or given back.
+func TestCloseFindsHandedMessage(t *testing.T) {
+	for _, name := range []string{"fakeband", "fakewarp"} {
+		t.Run(name, func(t *testing.T) {
+			w := worldOf(t, name)
+			p := w.pair(t, Config{Linger: 10 * time.Millisecond}, ListenConfig{})
+			a, b := p.connect(t, "")
+			s := b.carrier.(*shell)
+			s.mu.Lock()
+			s.handing = true // as Receive does before it waits
+			s.mu.Unlock()
+			if err := a.Send(p.ctx, 7, []byte("bytes")); err != nil {
+				t.Fatal(err)
+			}
+			for !s.handed.Load() {
+				s.w.poll()
+				runtime.Gosched()
+			}
+			_ = b.Close()
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatalf("the message is lost: %v", err)
+			}
+			if m.Tag != 7 || string(m.Bytes()) != "bytes" {
+				t.Errorf("tag %d, %q", m.Tag, m.Bytes())
+			}
+			m.Release()
+			if _, err := b.Receive(p.ctx); !errors.Is(err, ErrClosed) {
+				t.Errorf("Receive after that: %v", err)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -27,8 +28,8 @@ func BenchmarkStages(b *testing.B) {
 				to := e.carrier.(*shell)
 				// The workers leave their queues to this goroutine, so nobody is woken.
 				for _, s := range []*shell{from, to} {
-					s.w.callers.Add(1)
-					defer s.w.callers.Add(-1)
+					s.w.callers.others.Add(1)
+					defer s.w.callers.others.Add(-1)
 				}
 				payload := make([]byte, size)
 				var spent [4]time.Duration
@@ -80,4 +81,38 @@ func batchTuning(w world, batch int) TuningTable {
 		return nil
 	}
 	return TuningTable{w.transport: {Window: 2 * batch, Spin: -1}}
+}
+
+// BenchmarkAlone is a message there and one back, all by one goroutine, so that
+// nothing travels between processors: what the software of both ends costs.
+func BenchmarkAlone(b *testing.B) {
+	for _, w := range worlds {
+		if w.name != "shm" {
+			continue
+		}
+		for _, size := range []int{8, 1 << 10} {
+			b.Run(fmt.Sprintf("%s/%d", w.name, size), func(b *testing.B) {
+				p := w.pair(b, Config{}, ListenConfig{})
+				a, e := p.connect(b, "")
+				payload := make([]byte, size)
+				ctx := context.Background()
+				one := func(from, to *Endpoint) {
+					if err := from.Send(ctx, 1, payload); err != nil {
+						b.Fatal(err)
+					}
+					m, err := to.Receive(ctx)
+					if err != nil {
+						b.Fatal(err)
+					}
+					m.Release()
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					one(a, e)
+					one(e, a)
+				}
+				_, _ = a.Close(), e.Close()
+			})
+		}
+	}
 }

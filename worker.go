@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -62,7 +63,7 @@ type worker struct {
 	polls     uint64 // that found something
 	batch     [pollBatch]rdma.Completion
 
-	callers  atomic.Int32  // that poll now
+	callers  callers
 	sleepers atomic.Int32  // callers that wait for the worker
 	deferred atomic.Bool   // the queue is left to callers
 	wake     chan struct{} // ends that
@@ -71,6 +72,23 @@ type worker struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 }
+
+// callers counts the goroutines that poll a worker's queue until something has come.
+// Whoever holds the worker's lock, as nearly all do when they come and go, counts by
+// a plain store; an atomic addition would wait for all stores before it.
+type callers struct {
+	locked atomic.Uint64 // only changed by holders of the worker's mu
+	others atomic.Int64
+}
+
+// comes counts one more. The worker's mu is held.
+func (c *callers) comes() { release.Store(&c.locked, c.locked.Load()+1) }
+
+// goes counts one less. The worker's mu is held.
+func (c *callers) goes() { release.Store(&c.locked, c.locked.Load()-1) }
+
+// any tells whether there are some.
+func (c *callers) any() bool { return int64(c.locked.Load())+c.others.Load() > 0 }
 
 // newWorker makes a worker whose queue has at most depth entries, of which
 // reserved are for completions that no endpoint claims.
@@ -104,16 +122,16 @@ func (w *worker) run(ctx context.Context) {
 	timer := time.NewTimer(takeover)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		if w.callers.Load() > 0 && !w.leave(ctx, timer) {
+		if w.callers.any() && !w.leave(ctx, timer) {
 			return
 		}
-		for idle := 0; idle < lingering && w.callers.Load() == 0; idle++ {
+		for idle := 0; idle < lingering && !w.callers.any(); idle++ {
 			if n, _ := w.poll(); n > 0 {
 				idle = 0
 			}
 			runtime.Gosched()
 		}
-		if w.callers.Load() > 0 {
+		if w.callers.any() {
 			continue
 		}
 		if err := w.cq.Arm(false); err != nil && ctx.Err() != nil {
@@ -139,13 +157,13 @@ func (w *worker) run(ctx context.Context) {
 func (w *worker) leave(ctx context.Context, timer *time.Timer) bool {
 	w.deferred.Store(true)
 	defer w.deferred.Store(false)
-	for w.sleepers.Load() == 0 || w.callers.Load() > 0 {
+	for w.sleepers.Load() == 0 || w.callers.any() {
 		polls := w.polled()
 		timer.Reset(takeover)
 		select {
 		case <-w.wake:
 		case <-timer.C:
-			if w.callers.Load() == 0 && w.polled() == polls {
+			if !w.callers.any() && w.polled() == polls {
 				return true
 			}
 		case <-ctx.Done():
@@ -251,9 +269,8 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 		w.poll() // what has come already need not wait for the worker
 		return ready()
 	}
-	w.callers.Add(1)
 	ok, waited := w.spin(budget, ready)
-	if w.callers.Add(-1) == 0 && w.sleepers.Load() > 0 {
+	if w.sleepers.Load() > 0 && !w.callers.any() {
 		w.watch()
 	}
 	if !ok {
@@ -269,20 +286,28 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 func (w *worker) spin(budget time.Duration, ready func() bool) (ok bool, waited time.Duration) {
 	var start time.Duration
 	var last time.Duration // of the look at the clock before; 0: much has been done since
+	counted := false
 	for batch := 1; ; batch++ {
 		if w.mu.TryLock() {
+			if !counted {
+				counted = true
+				w.callers.comes()
+			}
 			for range spinBatch {
 				if w.pollLocked() > 0 {
 					last = 0
-					if ready() {
+					if ok = ready(); ok {
+						counted = false
+						w.callers.goes()
 						break
 					}
 				}
 			}
 			w.mu.Unlock()
 		}
-		if ok = ready(); ok && start == 0 {
-			return true, 0
+		ok = ok || ready()
+		if ok && start == 0 {
+			break
 		}
 		if !ok && batch%clockBatches != 0 {
 			continue
@@ -291,17 +316,22 @@ func (w *worker) spin(budget time.Duration, ready func() bool) (ok bool, waited 
 		if start == 0 {
 			start = now
 		}
+		waited = now - start
 		// Polls in vain take no time. Who was not run between two of them has been
 		// pushed aside.
 		if last != 0 && now-last > preempted {
 			processors.pushed(now)
-			return ok, now - start
+			break
 		}
-		if last = now; ok || now-start > budget {
-			return ok, now - start
+		if last = now; ok || waited > budget {
+			break
 		}
 		runtime.Gosched()
 	}
+	if counted {
+		w.callers.others.Add(-1)
+	}
+	return ok, waited
 }
 
 // watch makes the worker's own goroutine watch the queue.

@@ -173,6 +173,9 @@ func (m *Machine[M]) short(n uint64) bool {
 	return p.message == n && !e.givenUp && e.reading == 0 && e.capacity < p.offer.End()
 }
 
+// Announced tells that there are offers of the peer which wait for something.
+func (m *Machine[M]) Announced() bool { return m.arrivals.pending.len() > 0 }
+
 // A Want is a long message that waits for memory.
 type Want struct {
 	Message uint64 // for Provide

@@ -305,6 +305,15 @@ func (h *history) deliver(e *end) error {
 	}
 	l := &letter{body: append([]byte(nil), body...)}
 	h.say("%s gets kind %d, tag %d, %d bytes", e.name, p.Kind, p.Tag, len(body))
+	if h.rng.IntN(2) == 0 { // somebody waits for it
+		if tag, ok := e.m.Take(b); ok {
+			if p.Kind != wire.Eager || tag != p.Tag {
+				return fmt.Errorf("kind %d with tag %d was taken as tag %d", p.Kind, p.Tag, tag)
+			}
+			e.held = append(e.held, l)
+			return h.received(e, tag, body)
+		}
+	}
 	effects, err := e.m.Received(b, l)
 	if err != nil {
 		return err
@@ -350,17 +359,22 @@ func (h *history) receive(e *end) error {
 	if !ok {
 		return nil
 	}
-	h.say("%s receives %d", e.name, in.Tag)
+	if !in.Long {
+		e.held = append(e.held, in.Handle)
+	}
+	return h.received(e, in.Tag, in.Handle.body[:in.Length])
+}
+
+// received holds a message that the application gets against what was sent.
+func (h *history) received(e *end, tag uint32, body []byte) error {
+	h.say("%s receives %d", e.name, tag)
 	if e.received == len(e.peer.sent) {
-		return fmt.Errorf("received %d, which was not sent as a whole", in.Tag)
+		return fmt.Errorf("received %d, which was not sent as a whole", tag)
 	}
 	want := e.peer.sent[e.received]
 	e.received++
-	if in.Tag != want.tag || in.Length != len(want.body) || !bytes.Equal(in.Handle.body[:in.Length], want.body) {
-		return fmt.Errorf("received %d of %d bytes, want %d of %d, or other bytes", in.Tag, in.Length, want.tag, len(want.body))
-	}
-	if !in.Long {
-		e.held = append(e.held, in.Handle)
+	if tag != want.tag || !bytes.Equal(body, want.body) {
+		return fmt.Errorf("received %d of %d bytes, want %d of %d, or other bytes", tag, len(body), want.tag, len(want.body))
 	}
 	return nil
 }

@@ -175,6 +175,20 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 	return effects, nil
 }
 
+// Take takes a message of the peer that the application gets at once, past the
+// inbox, in which nothing may be. If it is anything else, or has anything to tell but
+// credits for messages, Take reports false and has done nothing.
+func (m *Machine[M]) Take(b []byte) (tag uint32, ok bool) {
+	credits, tag, ok := wire.PlainEager(b)
+	c := &m.credits
+	if !ok || !m.inbox.empty() || m.arrivals.arriving || m.goodbye.closed || m.goodbye.peerSaid || c.peers == 0 || c.left+credits > wire.MaxWindow {
+		return 0, false
+	}
+	c.left += credits
+	c.peers--
+	return tag, true
+}
+
 // Sent takes the completion of the request with sequence number seq, and with it
 // of all before it. It returns the range of requests that are done: their memory is
 // the caller's again. ok is false for a completion that belongs to none.
@@ -230,6 +244,13 @@ func (m *Machine[M]) header(p wire.Packet, what place, signaled bool) *Post {
 	p.Put(m.queue.place(seq))
 	*m.queue.at(seq) = what
 	m.queue.tail++
-	m.out = append(m.out, Post{Seq: seq, Size: wire.HeaderSize, Signaled: m.queue.signal(signaled)})
-	return &m.out[len(m.out)-1]
+	n := len(m.out)
+	if n == cap(m.out) {
+		m.out = append(m.out, Post{})
+	}
+	m.out = m.out[:n+1]
+	out := &m.out[n]
+	*out = Post{}
+	out.Seq, out.Size, out.Signaled = seq, wire.HeaderSize, m.queue.signal(signaled)
+	return out
 }

@@ -39,12 +39,9 @@ type Packet struct {
 // Put encodes p into the first HeaderSize bytes of b.
 func (p *Packet) Put(b []byte) {
 	_ = b[HeaderSize-1]
-	b[0], b[1] = byte(p.Kind), p.Flags
-	binary.BigEndian.PutUint16(b[2:], p.Credits)
-	binary.BigEndian.PutUint16(b[4:], p.Control)
-	b[6], b[7] = 0, 0
-	binary.BigEndian.PutUint32(b[8:], p.Tag)
-	binary.BigEndian.PutUint32(b[12:], p.Length)
+	// Two stores: what is copied at once is faster loaded from as few as possible.
+	binary.BigEndian.PutUint64(b, uint64(p.Kind)<<56|uint64(p.Flags)<<48|uint64(p.Credits)<<32|uint64(p.Control)<<16)
+	binary.BigEndian.PutUint64(b[8:], uint64(p.Tag)<<32|uint64(p.Length))
 }
 
 // ParsePacket decodes a message of which nothing is known but its length. The
@@ -77,6 +74,17 @@ func ParsePacket(b []byte) (p Packet, body []byte, err error) {
 		return p, nil, fmt.Errorf("%w: message of kind %d with flags %#02x and length %d in %d bytes", ErrProtocol, p.Kind, p.Flags, p.Length, len(b))
 	}
 	return p, body, nil
+}
+
+// PlainEager decodes an eager message without flags that gives back no control
+// credits. It reports false for any other, and for what ParsePacket refuses.
+func PlainEager(b []byte) (credits int, tag uint32, ok bool) {
+	if len(b) < HeaderSize {
+		return 0, 0, false
+	}
+	const plain, credit = uint64(Eager) << 56, uint64(0xffff) << 32
+	first, second := binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])
+	return int(first & credit >> 32), uint32(second >> 32), first&^credit == plain && uint64(uint32(second)) == uint64(len(b)-HeaderSize)
 }
 
 // An Offer is a part of a long message in the sender's memory.

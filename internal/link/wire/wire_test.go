@@ -64,6 +64,10 @@ func FuzzPacket(f *testing.F) {
 	f.Add(encode(Packet{Kind: Goodbye}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, body, err := ParsePacket(b)
+		credits, tag, plain := PlainEager(b)
+		if want := err == nil && p.Kind == Eager && p.Flags == 0 && p.Control == 0; plain != want || plain && (credits != int(p.Credits) || tag != p.Tag) {
+			t.Fatalf("%x: plain is %t, want %t, with %d credits and tag %d: %+v", b, plain, want, credits, tag, p)
+		}
 		if err != nil {
 			if !errors.Is(err, ErrProtocol) {
 				t.Fatal(err)
