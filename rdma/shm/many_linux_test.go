@@ -23,6 +23,18 @@ func countDescriptors(t testing.TB) int {
 	return len(entries)
 }
 
+// awaitDescriptors waits until no more are open than before.
+func awaitDescriptors(t testing.TB, before int) {
+	t.Helper()
+	left := countDescriptors(t) - before
+	for deadline := time.Now().Add(30 * time.Second); left > 0 && time.Now().Before(deadline); left = countDescriptors(t) - before {
+		runtime.Gosched()
+	}
+	if left > 0 {
+		t.Errorf("%d descriptors are left open", left)
+	}
+}
+
 // connectMany connects n queue pairs of a to as many of b, each with a receive.
 func connectMany(t testing.TB, device rdma.Device, n int, a, b func() rdma.QueuePair) (froms, tos []rdma.QueuePair) {
 	t.Helper()
@@ -128,9 +140,7 @@ func TestManyConnections(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if left := countDescriptors(t) - before; left > 0 {
-		t.Errorf("%d descriptors are left open", left)
-	}
+	awaitDescriptors(t, before)
 }
 
 // measureIdle logs what the waiting connections cost for as long as the
@@ -213,7 +223,5 @@ func TestDescriptorsAfterFailures(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The listener's own socket is gone, too.
-	if left := countDescriptors(t) - before; left > 0 {
-		t.Errorf("%d descriptors are left open", left)
-	}
+	awaitDescriptors(t, before)
 }
