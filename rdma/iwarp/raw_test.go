@@ -324,8 +324,9 @@ func (l *logged) has(t *testing.T, what string) {
 
 // TestNoise sends a listener what is no Request. Others are not disturbed.
 func TestNoise(t *testing.T) {
+	t.Parallel() // two of them wait for the set-up's timeout
 	log := &logged{wake: make(chan struct{}, 1)}
-	d := testDevice(t, Config{setupTimeout: 200 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	d := testDevice(t, Config{setupTimeout: 3 * time.Second, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	l, err := d.Listen(bounded(t), "")
 	if err != nil {
 		t.Fatal(err)
@@ -427,7 +428,11 @@ func TestBadReplies(t *testing.T) {
 		"no ready kind": {reply: wire.Setup{Reply: true, CRC: true, Revision: 2, Enhanced: &wire.Enhanced{PeerToPeer: true}}, terminate: &wire.MPANoReadyToReceiveModes},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := newSide(t, testDevice(t, Config{setupTimeout: 300 * time.Millisecond}), 4096, nil)
+			config := Config{}
+			if what == "silence" {
+				config.setupTimeout = 300 * time.Millisecond
+			}
+			s := newSide(t, testDevice(t, config), 4096, nil)
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
