@@ -386,11 +386,15 @@ func TestLoopsAllocateNothing(t *testing.T) {
 				t.Run(strings.Join([]string{transport, test, mode}, "/"), func(t *testing.T) {
 					p := plan(LevelVerbs, transport, test, mode, WaitEvent, 64)
 					const more = 1000
-					little, much := mallocs(p, 100), mallocs(p, 100+more)
-					// Pools and goroutines of a provider may need something once.
-					if much > little+more/20 {
-						t.Errorf("%d allocations for %d messages more", much-little, more)
+					// Pools and goroutines of a provider may need something once, and what
+					// ends late of a run before counts in the next.
+					var extra int64
+					for range 4 {
+						if extra = -int64(mallocs(p, 100)) + int64(mallocs(p, 100+more)); extra <= more/20 {
+							return
+						}
 					}
+					t.Errorf("%d allocations for %d messages more", extra, more)
 				})
 			}
 		}
@@ -593,14 +597,16 @@ func TestRecorder(t *testing.T) {
 		}
 	}
 	// Real time runs as the clock does.
+	before := time.Now()
 	r.start()
 	began := time.Now()
 	for time.Since(began) < 5*time.Millisecond {
 		r.mark(1)
 	}
+	least := time.Since(began)
 	r.mark(1)
-	if e, took := r.elapsed(), time.Since(began); e < 5*time.Millisecond/2 || e > took*2 {
-		t.Errorf("%s on the recorder, %s on the clock", e, took)
+	if e, most := r.elapsed(), time.Since(before); e < least/2 || e > most*2 {
+		t.Errorf("%s on the recorder, %s to %s on the clock", e, least, most)
 	}
 }
 
