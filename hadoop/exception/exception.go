@@ -15,6 +15,7 @@ const (
 	IO                   Class = "java.io.IOException"
 	FileNotFound         Class = "java.io.FileNotFoundException"
 	UnsupportedOperation Class = "java.lang.UnsupportedOperationException"
+	SASL                 Class = "javax.security.sasl.SaslException"
 )
 
 // What Hadoop's RPC declares.
@@ -24,6 +25,8 @@ const (
 	NoSuchProtocol  Class = "org.apache.hadoop.ipc.RpcNoSuchProtocolException"
 	VersionMismatch Class = "org.apache.hadoop.ipc.RPC$VersionMismatch"
 	Standby         Class = "org.apache.hadoop.ipc.StandbyException"
+	Retriable       Class = "org.apache.hadoop.ipc.RetriableException" // nothing was done: try again later
+	InvalidToken    Class = "org.apache.hadoop.security.token.SecretManager$InvalidToken"
 )
 
 // What all of Hadoop's file systems declare.

@@ -1,241 +1,303 @@
 package rpc
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
+	randv2 "math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
-	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 )
 
-// ClientConfig configures a client.
+// ClientConfig configures a client. Zero values stand for defaults.
 type ClientConfig struct {
-	User     string
-	Protocol string // Java class name
-	Version  uint64 // of the protocol; 0 means 1
-	MaxFrame int    // longest response in bytes; default 64 MiB
+	// Dial connects to a server; default TCP with keep-alives.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// MaxFrame is the longest response in bytes that is taken; default 128 MiB,
+	// as Hadoop's ipc.maximum.response.length.
+	MaxFrame int
+	// ConnectTimeout bounds one attempt to connect, authentication included.
+	// Default 20 s.
+	ConnectTimeout time.Duration
+	// CallTimeout bounds one run of a call, to within an eighth, beside its
+	// context. Default 2 minutes, as Hadoop's ipc.client.rpc-timeout.ms.
+	CallTimeout time.Duration
+	// PingInterval is after how much silence a server is pinged at which calls
+	// are under way. Default 1 minute, as Hadoop's ipc.ping.interval.
+	PingInterval time.Duration
+	// IdleTimeout is how long a connection stays without a call. Default 30 s.
+	IdleTimeout time.Duration
+	// Attempts is how often a call is tried at most. Default 10.
+	Attempts int
+	// Backoff is the mean pause after the first failed attempt; it doubles with each further
+	// one up to MaxBackoff. Each pause is drawn from half to one and a half of
+	// it. Defaults 100 ms and 10 s.
+	Backoff, MaxBackoff time.Duration
 }
 
-// Client makes calls on one connection, any number at once. It is for tests
-// and tools: it neither reconnects nor retries.
+func (c ClientConfig) withDefaults() ClientConfig {
+	if c.Dial == nil {
+		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}}
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	}
+	set(&c.MaxFrame, maxResponse)
+	set(&c.ConnectTimeout, 20*time.Second)
+	set(&c.CallTimeout, 2*time.Minute)
+	set(&c.PingInterval, time.Minute)
+	set(&c.IdleTimeout, 30*time.Second)
+	set(&c.Attempts, 10)
+	set(&c.Backoff, 100*time.Millisecond)
+	set(&c.MaxBackoff, 10*time.Second)
+	return c
+}
+
+// pause is the pause after so many failures.
+func (c *ClientConfig) pause(failures int) time.Duration {
+	mean := min(c.Backoff<<min(max(failures-1, 0), 20), c.MaxBackoff)
+	return mean/2 + randv2.N(mean+1)
+}
+
+// Client calls any number of servers. Calls to the same address and protocol by
+// the same user share a connection, which is made when it is needed and made again
+// after it has failed: by one attempt at a time for all who wait, with
+// pauses that grow. It may be used concurrently.
 type Client struct {
-	nc  net.Conn
-	cfg ClientConfig
-	id  ClientID
+	cfg  ClientConfig
+	id   ClientID
+	next atomic.Uint32 // call id
 
-	writing chan struct{} // holds a token while a request goes out
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
 
-	mu      sync.Mutex
-	next    int32
-	waiting map[int32]chan reply
-	failed  error
-	done    chan struct{} // the reader has ended
+	mu     sync.Mutex
+	closed bool
+	links  map[Target]*link
 }
 
-type reply struct {
-	body []byte
-	err  error
-}
-
-// NewClient starts a session on nc, which then belongs to the client.
-func NewClient(nc net.Conn, cfg ClientConfig) (*Client, error) {
-	if cfg.Version == 0 {
-		cfg.Version = 1
-	}
-	if cfg.MaxFrame <= 0 {
-		cfg.MaxFrame = 64 << 20
-	}
-	c := &Client{nc: nc, cfg: cfg, writing: make(chan struct{}, 1), waiting: map[int32]chan reply{}, done: make(chan struct{})}
+// NewClient returns a client without connections.
+func NewClient(cfg ClientConfig) *Client {
+	c := &Client{cfg: cfg.withDefaults(), links: map[Target]*link{}}
 	_, _ = rand.Read(c.id[:]) // never fails
-	hello := append(magic[:], version, 0, authNone)
-	hello, err := appendFrame(hello, c.header(callIDContext), &rpcpb.IpcConnectionContextProto{
-		UserInfo: &rpcpb.UserInformationProto{EffectiveUser: proto.String(cfg.User)},
-		Protocol: proto.String(cfg.Protocol),
-	})
-	if err == nil {
-		_, err = nc.Write(hello)
-	}
-	if err != nil {
-		nc.Close()
-		return nil, fmt.Errorf("rpc: connect to %s: %w", nc.RemoteAddr(), err)
-	}
-	go c.read()
-	return c, nil
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c
 }
 
-func (c *Client) header(id int32) *rpcpb.RpcRequestHeaderProto {
-	return &rpcpb.RpcRequestHeaderProto{
-		RpcKind:    rpcpb.RpcKindProto_RPC_PROTOCOL_BUFFER.Enum(),
-		RpcOp:      rpcpb.RpcRequestHeaderProto_RPC_FINAL_PACKET.Enum(),
-		CallId:     proto.Int32(id),
-		ClientId:   c.id[:],
-		RetryCount: proto.Int32(0),
-	}
-}
-
-// Call calls a method and decodes its answer into resp. The server's refusal
-// is an [*exception.Error].
-func (c *Client) Call(ctx context.Context, method string, req, resp proto.Message) error {
-	answer := make(chan reply, 1)
+// Close ends the calls under way; their error wraps [ErrClosed].
+func (c *Client) Close() error {
 	c.mu.Lock()
-	if c.failed != nil {
-		defer c.mu.Unlock()
-		return fmt.Errorf("rpc: %s at %s: %w", method, c.nc.RemoteAddr(), c.failed)
-	}
-	id := c.next
-	c.next = (c.next + 1) & 0x7fffffff
-	c.waiting[id] = answer
+	c.closed = true
+	c.cancel()
+	links := c.links
+	c.links = nil
 	c.mu.Unlock()
-
-	b, err := appendFrame(nil, c.header(id), &rpcpb.RequestHeaderProto{
-		MethodName:                 proto.String(method),
-		DeclaringClassProtocolName: proto.String(c.cfg.Protocol),
-		ClientProtocolVersion:      proto.Uint64(c.cfg.Version),
-	}, req)
-	if err == nil {
-		err = c.write(ctx, b)
-	}
-	if err != nil {
-		c.mu.Lock()
-		delete(c.waiting, id)
-		c.mu.Unlock()
-		return fmt.Errorf("rpc: %s at %s: %w", method, c.nc.RemoteAddr(), err)
-	}
-	select {
-	case r := <-answer:
-		if r.err == nil {
-			r.err = proto.Unmarshal(r.body, resp)
+	c.wg.Wait() // no connection is being made any more
+	for _, l := range links {
+		if conn := l.conn.Load(); conn != nil {
+			conn.Close()
 		}
-		if r.err != nil {
-			return fmt.Errorf("rpc: %s at %s: %w", method, c.nc.RemoteAddr(), r.err)
-		}
-		return nil
-	case <-ctx.Done():
-		c.mu.Lock()
-		delete(c.waiting, id)
-		c.mu.Unlock()
-		return fmt.Errorf("rpc: %s at %s: %w", method, c.nc.RemoteAddr(), ctx.Err())
-	}
-}
-
-// write sends a request. If ctx ends while it goes out, the connection does,
-// too, for half a frame may be out.
-func (c *Client) write(ctx context.Context, b []byte) error {
-	select {
-	case c.writing <- struct{}{}:
-		defer func() { <-c.writing }()
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.done:
-		return c.reason()
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	// A context that ends when the whole request is out must not end the connection.
-	interrupted := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() { interrupted <- c.nc.SetWriteDeadline(time.Unix(1, 0)) })
-	_, err := c.nc.Write(b)
-	if !stop() {
-		if derr := <-interrupted; err == nil && derr == nil {
-			err = c.nc.SetWriteDeadline(time.Time{})
-		}
-	}
-	if err == nil {
-		return nil
-	}
-	c.nc.Close()
-	<-c.done
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return errors.Join(c.reason(), err)
-}
-
-// reason tells why the connection has ended.
-func (c *Client) reason() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.failed
-}
-
-func (c *Client) read() {
-	defer close(c.done)
-	r := bufio.NewReader(c.nc)
-	var buf []byte
-	for {
-		var err error
-		if buf, err = readFrame(r, buf, c.cfg.MaxFrame); err == nil {
-			err = c.deliver(buf)
-		}
-		if err != nil {
-			c.fail(err)
-			return
-		}
-	}
-}
-
-// deliver hands a response to its call. The error ends the connection.
-func (c *Client) deliver(b []byte) error {
-	header := &rpcpb.RpcResponseHeaderProto{}
-	rest, err := decodeNext(b, header)
-	if err != nil {
-		return fmt.Errorf("response header: %w", err)
-	}
-	var r reply
-	if header.GetStatus() == statusSuccess {
-		body, _, err := nextMessage(rest)
-		if err != nil {
-			return fmt.Errorf("response: %w", err)
-		}
-		r.body = append([]byte(nil), body...)
-	} else {
-		r.err = &exception.Error{Class: exception.Class(header.GetExceptionClassName()), Message: header.GetErrorMsg()}
-		if header.GetStatus() == statusFatal {
-			return r.err
-		}
-	}
-	id := int32(header.GetCallId())
-	c.mu.Lock()
-	answer := c.waiting[id]
-	delete(c.waiting, id)
-	c.mu.Unlock()
-	if answer != nil { // else its caller has given up
-		answer <- r
 	}
 	return nil
 }
 
-// fail ends all calls.
-func (c *Client) fail(err error) {
-	c.nc.Close()
+// Proxy makes calls of one target. It may be used concurrently.
+type Proxy struct {
+	client *Client
+	link   *link
+}
+
+// Proxy returns a proxy of a target. It connects with the first call.
+func (c *Client) Proxy(target Target) *Proxy {
+	if target.Version == 0 {
+		target.Version = 1
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.failed == nil {
-		c.failed = err
+	l := c.links[target]
+	if l == nil {
+		l = &link{client: c, target: target}
+		if !c.closed {
+			c.links[target] = l
+		}
 	}
-	for id, answer := range c.waiting {
-		delete(c.waiting, id)
-		answer <- reply{err: c.failed}
+	return &Proxy{c, l}
+}
+
+// Call calls a method and decodes its answer into resp, which must not be used
+// until then. The server's refusal is an [*exception.Error].
+//
+// A call that did not reach the server, and one that it answers with
+// RetriableException, is tried again within ctx and the configured attempts.
+// One whose connection ended before the answer came is tried again only if
+// repeat allows it, under the same call id; else the error is
+// [ErrOutcomeUnknown].
+func (p *Proxy) Call(ctx context.Context, method string, req, resp proto.Message, repeat ...Repeat) error {
+	cfg := &p.client.cfg
+	id := int32(p.client.next.Add(1)-1) & 0x7fffffff
+	for attempt := 1; ; attempt++ {
+		err := p.try(ctx, id, int32(attempt-1), method, req, resp)
+		if err == nil {
+			return nil
+		}
+		again, pause := p.again(err, len(repeat) > 0 && repeat[0] > 0)
+		if !again || attempt >= cfg.Attempts || ctx.Err() != nil {
+			return named(method, p.link.target.Address, plain(err))
+		}
+		if pause && !sleep(ctx, p.client.ctx, cfg.pause(attempt)) {
+			return named(method, p.link.target.Address, plain(err))
+		}
+		proto.Reset(resp)
 	}
 }
 
-// Close ends the calls under way with [ErrClosed].
-func (c *Client) Close() error {
-	c.mu.Lock()
-	if c.failed == nil {
-		c.failed = ErrClosed
+func (p *Proxy) try(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error {
+	conn, err := p.link.get(ctx)
+	if err != nil {
+		return err
 	}
-	c.mu.Unlock()
-	err := c.nc.Close()
-	<-c.done
-	return err
+	return conn.caller.call(ctx, id, retry, method, req, resp)
+}
+
+// again tells whether a call may be tried again after an error, and whether a
+// pause is due; connecting has pauses of its own.
+func (p *Proxy) again(err error, repeatable bool) (again, pause bool) {
+	if errors.Is(err, ErrClosed) {
+		return false, false
+	}
+	var refused *exception.Error
+	var l *lost
+	var u *unsent
+	switch {
+	case errors.As(err, &refused):
+		return refused.Class == exception.Retriable, true
+	case errors.As(err, &u):
+		return true, false
+	case errors.As(err, &l), errors.Is(err, ErrTimeout):
+		return repeatable, false
+	}
+	return false, false
+}
+
+// sleep waits, and reports false if a context ended first.
+func sleep(ctx, other context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+	case <-other.Done():
+	}
+	return false
+}
+
+// link is the connection of a target, or the want of one.
+type link struct {
+	client *Client
+	target Target
+	conn   atomic.Pointer[Conn]
+
+	mu       sync.Mutex
+	attempt  *attempt // under way
+	failures int      // in a row
+}
+
+// attempt is one attempt to connect, for all who wait.
+type attempt struct {
+	done chan struct{}
+	conn *Conn
+	err  error
+}
+
+// get returns a connection that works, or the error of one attempt.
+func (l *link) get(ctx context.Context) (*Conn, error) {
+	conn := l.conn.Load()
+	if conn != nil && conn.caller.reason() == nil {
+		return conn, nil
+	}
+	l.mu.Lock()
+	if now := l.conn.Load(); now != conn {
+		l.mu.Unlock()
+		return now, nil
+	}
+	a := l.attempt
+	if a == nil {
+		a = &attempt{done: make(chan struct{})}
+		if !l.client.start(func() { l.connect(a, conn) }) {
+			l.mu.Unlock()
+			return nil, ErrClosed
+		}
+		l.attempt = a
+	}
+	l.mu.Unlock()
+	select {
+	case <-a.done:
+		return a.conn, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// start runs f in a goroutine that Close waits for, unless the client is closed.
+func (c *Client) start(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.wg.Go(f)
+	return true
+}
+
+// connect makes one attempt in place of the connection that was there before.
+func (l *link) connect(a *attempt, before *Conn) {
+	defer close(a.done)
+	cfg := &l.client.cfg
+	failures := l.failures // only this goroutine changes it
+	if before != nil {
+		// What it still has to do, it does on its own time.
+		if !errors.Is(before.caller.reason(), errUnused) && failures == 0 {
+			failures = 1 // others may have lost the same server: come back one by one
+		}
+		before.Close()
+	}
+	err := ErrClosed
+	var conn *Conn
+	if failures == 0 || sleep(l.client.ctx, l.client.ctx, cfg.pause(failures)) {
+		conn, err = l.dial()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.attempt = nil
+	a.conn = conn
+	l.conn.Store(conn)
+	if err != nil {
+		l.failures++
+		a.err = &unsent{err}
+		return
+	}
+	l.failures = 0
+}
+
+func (l *link) dial() (*Conn, error) {
+	cfg := &l.client.cfg
+	ctx, cancel := context.WithTimeout(l.client.ctx, cfg.ConnectTimeout)
+	defer cancel()
+	nc, err := cfg.Dial(ctx, l.target.Address)
+	if err == nil {
+		var conn *Conn
+		if conn, err = startConn(ctx, nc, l.target, *cfg, l.client.id); err == nil {
+			return conn, nil
+		}
+	}
+	if l.client.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	return nil, err
 }

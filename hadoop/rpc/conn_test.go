@@ -19,6 +19,8 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/stream"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
 )
 
 // callFrame is a call of a method of a protocol.
@@ -35,7 +37,7 @@ func TestErrorsOfOneCall(t *testing.T) {
 	address, _ := startServer(t, Config{}, Methods{"incomplete": Handle(func(context.Context, *ping) (*rpcpb.RequestHeaderProto, error) {
 		return &rpcpb.RequestHeaderProto{}, nil // required fields are missing
 	})})
-	otherContext := frameOf(t, requestHeader(callIDContext), &rpcpb.IpcConnectionContextProto{Protocol: proto.String("org.example.Other")})
+	otherContext := frameOf(t, requestHeader(wire.CallIDContext), &rpcpb.IpcConnectionContextProto{Protocol: proto.String("org.example.Other")})
 	noBody := frameOf(t, requestHeader(4), &rpcpb.RequestHeaderProto{
 		MethodName: proto.String("echo"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)})
 	badBody := callFrame(t, 5, testProtocol, "echo", 1, &ping{EffectiveUser: proto.String("x")})
@@ -49,7 +51,7 @@ func TestErrorsOfOneCall(t *testing.T) {
 		noBody, badBody,
 		callFrame(t, 6, testProtocol, "incomplete", 1, &ping{}),
 		callFrame(t, 7, testProtocol, "echo", 1, &ping{}),
-	))) {
+	), 7)) {
 		got[h.GetCallId()] = h
 	}
 	for _, want := range []struct {
@@ -75,7 +77,7 @@ func TestErrorsOfOneCall(t *testing.T) {
 }
 
 func TestSASLInTheWrongPlace(t *testing.T) {
-	negotiate := frameOf(t, requestHeader(callIDSASL), &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
+	negotiate := frameOf(t, requestHeader(wire.CallIDSASL), &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
 	for name, send := range map[string][]byte{
 		"not asked for":          join([]byte("hrpc\x09\x00\x00"), negotiate),
 		"context before the end": join([]byte("hrpc\x09\x00\xdf"), contextFrame(t)),
@@ -110,7 +112,7 @@ func TestGoldenSessionOfAGoClient(t *testing.T) {
 	if n := binary.BigEndian.Uint32(first); int(n) != len(first)-4 {
 		t.Fatalf("the golden context has %d bytes and says %d", len(first)-4, n)
 	}
-	got := exchange(t, address, join(unhex(t, hello), unhex(t, call)))
+	got := exchange(t, address, join(unhex(t, hello), unhex(t, call)), 1)
 	if want := unhex(t, answer); !bytes.Equal(got, want) {
 		t.Errorf("answer\n%x, want\n%x", got, want)
 	}
@@ -129,7 +131,7 @@ func TestFatalErrorOfAMethod(t *testing.T) {
 	if err := c.Call(t.Context(), "echo", &ping{}, &ping{}); !errors.As(err, &e) || e.Class != "org.example.Gone" {
 		t.Errorf("after a fatal error: %v", err)
 	}
-	<-c.done
+	<-c.ended
 	s.Close()
 }
 
@@ -190,7 +192,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 				return req, nil
 			}),
 		})
-		c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+		c, err := NewConn(t.Context(), here, ada, ClientConfig{CallTimeout: time.Hour, IdleTimeout: time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +251,7 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 					<-release
 					return &ping{}, nil
 				})})
-				c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+				c, err := NewConn(t.Context(), here, ada, ClientConfig{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -285,7 +287,7 @@ func TestCloseEndsCallsAndWaits(t *testing.T) {
 		ended = true
 		return nil, ctx.Err()
 	})})
-	c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+	c, err := NewConn(t.Context(), here, ada, ClientConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,9 +316,9 @@ func TestClientWritesWithinTheContext(t *testing.T) {
 		here, there := net.Pipe()
 		go func() { // takes the preamble and the context, and then nothing
 			_, _ = io.ReadFull(there, make([]byte, 7))
-			_, _ = readFrame(there, nil, 1<<10)
+			_, _ = stream.NewReader(there, 1<<10).Next()
 		}()
-		c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+		c, err := NewConn(t.Context(), here, ada, ClientConfig{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -386,7 +388,7 @@ func TestClientIDsThatAreNone(t *testing.T) {
 		header := requestHeader(1)
 		header.ClientId = bytes.Repeat([]byte{7}, size)
 		got := exchange(t, address, join([]byte("hrpc\x09\x00\x00"), contextFrame(t), frameOf(t, header, &rpcpb.RequestHeaderProto{
-			MethodName: proto.String("whoami"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)}, &ping{})))
+			MethodName: proto.String("whoami"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)}, &ping{})), 1)
 		headers := responses(t, got)
 		if len(headers) != 1 || headers[0].GetStatus() != statusSuccess {
 			t.Errorf("%d bytes: %v", size, headers)
@@ -407,37 +409,4 @@ func TestClientIDsThatAreNone(t *testing.T) {
 			t.Errorf("a client id of %d bytes is seen as another by the method: %q", size, got)
 		}
 	}
-}
-
-func FuzzReadFrame(f *testing.F) {
-	f.Add([]byte{0, 0, 0, 2, 1, 2, 0, 0, 0, 0})
-	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
-	f.Add([]byte{0x00, 0x10, 0x00, 0x00, 1})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		const limit = 1 << 20
-		r := bytes.NewReader(b)
-		var buf, again []byte
-		for {
-			var err error
-			if buf, err = readFrame(r, buf, limit); err != nil {
-				break
-			}
-			again = append(binary.BigEndian.AppendUint32(again, uint32(len(buf))), buf...)
-			for rest := buf; ; {
-				var body []byte
-				if body, rest, err = nextMessage(rest); err != nil {
-					break
-				}
-				if len(body)+len(rest) >= len(buf) {
-					t.Fatalf("a message of %d bytes and %d more in a frame of %d", len(body), len(rest), len(buf))
-				}
-			}
-		}
-		if !bytes.HasPrefix(b, again) {
-			t.Errorf("%x was read as %x", b, again)
-		}
-		if cap(buf) > 2*len(b)+2*frameStep {
-			t.Errorf("%d bytes were taken for %d", cap(buf), len(b))
-		}
-	})
 }

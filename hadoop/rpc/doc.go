@@ -1,20 +1,36 @@
 // Package rpc is Hadoop RPC version 9, as HDFS and its relatives speak it: a
-// [Server] for unmodified Java, C++ and Go clients, and a small [Client].
-// Authentication is "simple": the client says who it is.
+// [Server] for unmodified Java, C++ and Go clients, and a [Client] for their
+// servers.
 //
 // A connection starts with seven bytes (`hrpc`, the version 9, a service class,
 // the kind of authentication), then both ends send frames: a big-endian 32-bit
 // length and, in it, protobuf messages that each follow their length as a
 // varint. The messages of the headers are those of Hadoop's RpcHeader.proto,
-// IpcConnectionContext.proto and ProtobufRpcEngine.proto.
+// IpcConnectionContext.proto and ProtobufRpcEngine.proto. Clients say who they
+// are, or prove it with a token by SASL ([Tokens]).
 //
 // A server knows protocols by the Java class names that clients use for them:
 //
 //	s := rpc.NewServer(rpc.Config{})
 //	s.Register("org.apache.hadoop.hdfs.protocol.ClientProtocol", 1, rpc.Methods{
 //		"mkdirs": rpc.Handle(nn.mkdirs), // func(context.Context, *MkdirsRequest) (*MkdirsResponse, error)
+//		"getServerDefaults": rpc.Handle(nn.getServerDefaults).Short(),
 //	})
 //	go s.ServeConn(conn) // each connection that its owner accepts
 //
-// The package knows no service; of the project it imports hadoop/exception alone.
+// Calls wait in one bounded queue with levels of priority for a handler; those
+// of short methods are answered where they are read. A full queue answers
+// RetriableException, at which clients come back later. [Method.Once] has the
+// server answer a repeated call from its retry cache.
+//
+// A client shares one connection among all calls of a target:
+//
+//	c := rpc.NewClient(rpc.ClientConfig{})
+//	nn := c.Proxy(rpc.Target{Address: "nn:8020", Protocol: "org.apache.hadoop.hdfs.protocol.ClientProtocol", User: "ada"})
+//	err := nn.Call(ctx, "getFileInfo", req, resp, rpc.Idempotent)
+//
+// Sessions, calls, queue and retry cache know nothing of what carries a
+// message (internal/carrier); over TCP that is internal/stream. The package
+// knows no service; of the project it imports hadoop/exception and
+// internal/liveness.
 package rpc

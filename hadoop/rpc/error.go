@@ -8,9 +8,6 @@ import (
 )
 
 const (
-	statusSuccess         = rpcpb.RpcResponseHeaderProto_SUCCESS
-	statusError           = rpcpb.RpcResponseHeaderProto_ERROR
-	statusFatal           = rpcpb.RpcResponseHeaderProto_FATAL
 	codeApplication       = rpcpb.RpcResponseHeaderProto_ERROR_APPLICATION
 	codeNoSuchMethod      = rpcpb.RpcResponseHeaderProto_ERROR_NO_SUCH_METHOD
 	codeNoSuchProtocol    = rpcpb.RpcResponseHeaderProto_ERROR_NO_SUCH_PROTOCOL
@@ -36,9 +33,6 @@ type refusal = exception.Error
 
 func (f *failure) Unwrap() error { return f.refusal }
 
-// ErrClosed is what calls on a closed client return.
-var ErrClosed = errors.New("rpc: closed")
-
 func fatal(code rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto, class exception.Class, message string) *failure {
 	return &failure{refusal: &exception.Error{Class: class, Message: message}, fatal: true, code: code}
 }
@@ -56,6 +50,10 @@ func onTheWire(err error) *failure {
 	var refused *exception.Error
 	if errors.As(err, &refused) {
 		return &failure{refusal: refused, code: codeApplication}
+	}
+	var encode *encodeError
+	if errors.As(err, &encode) {
+		return refuse(codeSerializing, exception.IO, encode.Error())
 	}
 	return refuse(codeApplication, exception.IO, err.Error())
 }

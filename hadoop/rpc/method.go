@@ -2,8 +2,7 @@ package rpc
 
 import (
 	"context"
-	"fmt"
-	"net"
+	"errors"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -16,6 +15,8 @@ type Method struct {
 	// decode makes a request message of the bytes, which it does not keep.
 	decode func([]byte) (proto.Message, error)
 	call   func(context.Context, proto.Message) (proto.Message, error)
+
+	short, urgent, once bool
 }
 
 // message is a pointer to a T that is a protobuf message.
@@ -41,40 +42,36 @@ func Handle[Req, Resp any, PReq message[Req], PResp message[Resp]](fn func(ctx c
 				return nil, err
 			}
 			if resp == nil {
-				return nil, fmt.Errorf("the server has no answer to give")
+				return nil, errNoAnswer
 			}
 			return resp, nil
 		},
 	}
 }
 
-// ClientID is what a client calls itself: 16 random bytes, or zeros if it sent
-// none.
-type ClientID [16]byte
+var errNoAnswer = errors.New("the server has no answer to give")
 
-// Call is a call that is being served.
-type Call struct {
-	User     string // effective user: who the call acts as
-	RealUser string // who authenticated, if that is another
-	ClientID ClientID
-	CallID   int32
-	// RetryCount counts from 0; -1 if the client does not count.
-	RetryCount int32
-	Protocol   string
-	Method     string
-	Peer       net.Addr
+// Short has the method run where its connection is read: it is called sooner
+// and its answers go out together, but until it returns nothing else of the
+// connection is read. It is for methods of microseconds that wait for nothing.
+func (m Method) Short() Method {
+	m.short = true
+	return m
 }
 
-type callKey struct{}
-
-// FromContext returns the call being served, or nil if there is none.
-func FromContext(ctx context.Context) *Call {
-	call, _ := ctx.Value(callKey{}).(*Call)
-	return call
+// Urgent has the calls of the method stand in the first level of the queue,
+// whoever makes them: for what keeps a cluster together, as heartbeats do.
+func (m Method) Urgent() Method {
+	m.urgent = true
+	return m
 }
 
-// WithCall returns a context in which call is being served, for callers that
-// reach a method by another way than a connection.
-func WithCall(ctx context.Context, call *Call) context.Context {
-	return context.WithValue(ctx, callKey{}, call)
+// Once has the method run once for each call of a client, however often the
+// client repeats the call (same client id and call id): a repetition waits for
+// the first one, and gets its answer for 10 minutes, from any connection of the
+// same user. An error is not kept; the next repetition runs the method again.
+// The method's context does not end with the connection, only with the server.
+func (m Method) Once() Method {
+	m.once = true
+	return m
 }

@@ -6,6 +6,11 @@ import "github.com/prometheus/client_golang/prometheus"
 // registered, never during a call.
 type metrics struct {
 	connections prometheus.Gauge
+	refused     prometheus.Counter
+	waiting     prometheus.GaugeFunc
+	busy        prometheus.Counter
+	dropped     prometheus.Counter
+	repeated    prometheus.Counter
 	running     *prometheus.GaugeVec
 	failed      *prometheus.CounterVec
 	seconds     *prometheus.HistogramVec
@@ -14,17 +19,28 @@ type metrics struct {
 // served is a registered method with its numbers.
 type served struct {
 	Method
-	running prometheus.Gauge
-	failed  prometheus.Counter
-	seconds prometheus.Observer
+	class, name string
+	running     prometheus.Gauge
+	failed      prometheus.Counter
+	seconds     prometheus.Observer
 }
 
-func newMetrics() metrics {
+func newMetrics(s *Server) metrics {
 	labels := []string{"protocol", "method"}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "verbena_hadoop_rpc_" + name, Help: help})
+	}
 	return metrics{
 		connections: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "verbena_hadoop_rpc_connections", Help: "Connections open now.",
 		}),
+		refused: counter("connections_refused_total", "Connections closed because there were too many."),
+		waiting: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "verbena_hadoop_rpc_calls_waiting", Help: "Calls that wait for a handler now.",
+		}, func() float64 { return float64(s.queue.Len()) }),
+		busy:     counter("calls_refused_total", "Calls answered with RetriableException because too many waited."),
+		dropped:  counter("calls_dropped_total", "Calls not run because their client had gone."),
+		repeated: counter("calls_repeated_total", "Calls answered with the answer of an earlier run."),
 		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "verbena_hadoop_rpc_calls_running", Help: "Calls being served now.",
 		}, labels),
@@ -40,7 +56,7 @@ func newMetrics() metrics {
 
 func (m *metrics) serve(class, name string, method Method) *served {
 	return &served{
-		Method:  method,
+		Method: method, class: class, name: name,
 		running: m.running.WithLabelValues(class, name),
 		failed:  m.failed.WithLabelValues(class, name),
 		seconds: m.seconds.WithLabelValues(class, name),
@@ -54,8 +70,8 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements [prometheus.Collector]: connections, calls running, and
-// errors and time by method.
+// Collect implements [prometheus.Collector]: connections, calls running,
+// waiting, refused, dropped and repeated, and errors and time by method.
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range s.metrics.all() {
 		c.Collect(ch)
@@ -63,5 +79,5 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.connections, m.running, m.failed, m.seconds}
+	return []prometheus.Collector{m.connections, m.refused, m.waiting, m.busy, m.dropped, m.repeated, m.running, m.failed, m.seconds}
 }

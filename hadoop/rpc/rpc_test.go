@@ -18,7 +18,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/stream"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,13 +80,15 @@ func serve(s *Server, l net.Listener) (stop func()) {
 	}
 }
 
-func dialClient(t *testing.T, address string) *Client {
+var ada = Target{User: "ada", Protocol: testProtocol}
+
+func dialClient(t *testing.T, address string) *Conn {
 	t.Helper()
 	nc, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := NewClient(nc, ClientConfig{User: "ada", Protocol: testProtocol})
+	c, err := NewConn(t.Context(), nc, ada, ClientConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +116,7 @@ func TestCalls(t *testing.T) {
 	if err := c.Call(t.Context(), "whoami", &ping{}, &who); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("%x 0 whoami", c.id[:2]); who.GetEffectiveUser() != "ada" || who.GetRealUser() != want {
+	if want := fmt.Sprintf("%x 0 whoami", c.caller.id[:2]); who.GetEffectiveUser() != "ada" || who.GetRealUser() != want {
 		t.Errorf("%v, want ada and %q", &who, want)
 	}
 }
@@ -180,8 +185,16 @@ func TestASlowCallDoesNotHoldUpOthers(t *testing.T) {
 	}
 }
 
-// exchange sends bytes, closes its side and returns all that comes back.
-func exchange(t *testing.T, address string, b []byte) []byte {
+const (
+	statusSuccess = rpcpb.RpcResponseHeaderProto_SUCCESS
+	statusError   = rpcpb.RpcResponseHeaderProto_ERROR
+	statusFatal   = rpcpb.RpcResponseHeaderProto_FATAL
+)
+
+// exchange sends bytes and returns so many answers, and whatever else comes
+// before the end: it closes its side after them. Without a number the server
+// must end the connection.
+func exchange(t *testing.T, address string, b []byte, answers ...int) []byte {
 	t.Helper()
 	nc, err := net.Dial("tcp", address)
 	if err != nil {
@@ -191,17 +204,25 @@ func exchange(t *testing.T, address string, b []byte) []byte {
 	if _, err := nc.Write(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := nc.(*net.TCPConn).CloseWrite(); err != nil {
+	if err := nc.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	if err := nc.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	var got bytes.Buffer
+	if len(answers) > 0 {
+		r := stream.NewReader(io.TeeReader(nc, &got), 1<<20)
+		for range answers[0] {
+			if _, err := r.Next(); err != nil {
+				t.Fatalf("after %x: %v", got.Bytes(), err)
+			}
+		}
+		if err := nc.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := io.Copy(&got, nc); err != nil {
 		t.Fatal(err)
 	}
-	got, err := io.ReadAll(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got
+	return got.Bytes()
 }
 
 // A Java client's session, put down byte by byte: preamble, connection context
@@ -232,7 +253,7 @@ func unhex(t *testing.T, s string) []byte {
 func TestGoldenSession(t *testing.T) {
 	hello := unhex(t, goldenHello)
 	address, _ := startServer(t, Config{}, nil)
-	got := exchange(t, address, append(hello, unhex(t, goldenCall)...))
+	got := exchange(t, address, append(hello, unhex(t, goldenCall)...), 1)
 	if want := unhex(t, goldenAnswer); !bytes.Equal(got, want) {
 		t.Errorf("answer\n%x, want\n%x", got, want)
 	}
@@ -257,19 +278,27 @@ func TestGoldenSession(t *testing.T) {
 // frameOf is a frame of messages.
 func frameOf(t testing.TB, messages ...proto.Message) []byte {
 	t.Helper()
-	b, err := appendFrame(nil, messages...)
-	if err != nil {
-		t.Fatal(err)
+	b := make([]byte, 4)
+	for _, m := range messages {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = append(wire.AppendLength(b, len(body)), body...)
 	}
+	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
 	return b
 }
 
 func requestHeader(id int32) *rpcpb.RpcRequestHeaderProto {
-	return (&Client{}).header(id)
+	return &rpcpb.RpcRequestHeaderProto{
+		RpcKind: rpcpb.RpcKindProto_RPC_PROTOCOL_BUFFER.Enum(), RpcOp: rpcpb.RpcRequestHeaderProto_RPC_FINAL_PACKET.Enum(),
+		CallId: &id, ClientId: make([]byte, 16), RetryCount: proto.Int32(0),
+	}
 }
 
 func contextFrame(t testing.TB) []byte {
-	return frameOf(t, requestHeader(callIDContext), &rpcpb.IpcConnectionContextProto{
+	return frameOf(t, requestHeader(wire.CallIDContext), &rpcpb.IpcConnectionContextProto{
 		UserInfo: &ping{EffectiveUser: proto.String("ada")}, Protocol: proto.String(testProtocol)})
 }
 
@@ -281,8 +310,8 @@ func echoFrame(t testing.TB, id int32) []byte {
 
 func responses(t *testing.T, b []byte) (headers []*rpcpb.RpcResponseHeaderProto) {
 	t.Helper()
-	for r := bytes.NewReader(b); ; {
-		frame, err := readFrame(r, nil, 1<<20)
+	for r := stream.NewReader(bytes.NewReader(b), 1<<20); ; {
+		frame, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return headers
 		}
@@ -290,7 +319,11 @@ func responses(t *testing.T, b []byte) (headers []*rpcpb.RpcResponseHeaderProto)
 			t.Fatal(err)
 		}
 		h := &rpcpb.RpcResponseHeaderProto{}
-		if _, err := decodeNext(frame, h); err != nil {
+		body, _, err := wire.Next(frame.Bytes)
+		if err == nil {
+			err = proto.Unmarshal(body, h)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		headers = append(headers, h)
@@ -323,7 +356,7 @@ func TestProtocolErrors(t *testing.T) {
 		{"empty frame", append(preamble, 0, 0, 0, 0), 0xfffffffe, statusFatal, codeFatalHeader},
 		{"hostile length", append(preamble, 0xff, 0xff, 0xff, 0xff), 0xfffffffe, statusFatal, codeFatalHeader},
 		{"second context", append(append(preamble, contextFrame(t)...), contextFrame(t)...), 0xfffffffd, statusFatal, codeFatalHeader},
-		{"SASL that is no negotiation", append([]byte("hrpc\x09\x00\xdf"), frameOf(t, requestHeader(callIDSASL),
+		{"SASL that is no negotiation", append([]byte("hrpc\x09\x00\xdf"), frameOf(t, requestHeader(wire.CallIDSASL),
 			&rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum()})...), 0xffffffdf, statusFatal, codeFatalUnauthorized},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -339,12 +372,12 @@ func TestProtocolErrors(t *testing.T) {
 func TestPingAndSASL(t *testing.T) {
 	address, _ := startServer(t, Config{}, nil)
 	send := []byte("hrpc\x09\x00\xdf")
-	send = append(send, frameOf(t, requestHeader(callIDSASL), &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})...)
+	send = append(send, frameOf(t, requestHeader(wire.CallIDSASL), &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})...)
 	send = append(send, contextFrame(t)...)
-	send = append(send, frameOf(t, requestHeader(callIDPing))...)
+	send = append(send, frameOf(t, requestHeader(wire.CallIDPing))...)
 	send = append(send, echoFrame(t, 7)...)
-	got := responses(t, exchange(t, address, send))
-	if len(got) != 2 || int32(got[0].GetCallId()) != callIDSASL || got[0].GetStatus() != statusSuccess ||
+	got := responses(t, exchange(t, address, send, 2))
+	if len(got) != 2 || int32(got[0].GetCallId()) != wire.CallIDSASL || got[0].GetStatus() != statusSuccess ||
 		got[1].GetCallId() != 7 || got[1].GetStatus() != statusSuccess {
 		t.Errorf("%v", got)
 	}
@@ -402,15 +435,6 @@ func TestAnswersThatNobodyReads(t *testing.T) {
 	}
 }
 
-func TestFramesGrowWithTheirBytes(t *testing.T) {
-	var head [4]byte
-	binary.BigEndian.PutUint32(head[:], 60<<20)
-	buf, err := readFrame(io.MultiReader(bytes.NewReader(head[:]), bytes.NewReader(make([]byte, 100))), nil, 64<<20)
-	if !errors.Is(err, io.ErrUnexpectedEOF) || cap(buf) > 2*frameStep {
-		t.Errorf("%d bytes were taken for 100 that came: %v", cap(buf), err)
-	}
-}
-
 func FuzzFrame(f *testing.F) {
 	f.Add(contextFrame(f)[4:])
 	f.Add(echoFrame(f, 3)[4:])
@@ -418,12 +442,16 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := NewServer(Config{})
 		s.Register(testProtocol, 1, Methods{"echo": Handle(func(_ context.Context, req *ping) (*ping, error) { return req, nil })})
-		c := newConn(s, discardConn{})
-		defer c.cancel()
-		_ = c.frame(b) // garbage is refused, never a panic
-		c.known = true
-		_ = c.frame(b)
-		c.calls.Wait()
+		defer s.Close()
+		for _, known := range []bool{false, true} {
+			w := stream.NewWriter(discardConn{}, time.Second, time.Second)
+			c := newSession(s, w, nil)
+			c.known = known
+			_ = c.receive(carrier.Message{Bytes: b}) // garbage is refused, never a panic
+			c.calls.Wait()
+			c.cancel()
+			w.Stop()
+		}
 	})
 }
 
@@ -434,6 +462,7 @@ func FuzzServer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := NewServer(Config{MaxFrame: 1 << 20})
 		s.Register(testProtocol, 1, Methods{"echo": Handle(func(_ context.Context, req *ping) (*ping, error) { return req, nil })})
+		defer s.Close()
 		s.ServeConn(discardConn{Reader: bytes.NewReader(b)})
 	})
 }
@@ -441,8 +470,9 @@ func FuzzServer(f *testing.F) {
 func FuzzResponse(f *testing.F) {
 	f.Add([]byte{4, 8, 0, 16, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c := &Client{waiting: map[int32]chan reply{0: make(chan reply, 1)}}
-		_ = c.deliver(b) // never a panic
+		c := newCaller(nil, ClientID{}, &ada, 0)
+		c.waiting[0] = &waiter{done: make(chan struct{}, 1), resp: &ping{}}
+		_ = c.deliver(carrier.Message{Bytes: b}) // never a panic
 	})
 }
 
@@ -469,7 +499,7 @@ func BenchmarkEcho(b *testing.B) {
 	here, there := net.Pipe()
 	go s.ServeConn(there)
 	defer s.Close()
-	c, err := NewClient(here, ClientConfig{User: "ada", Protocol: testProtocol})
+	c, err := NewConn(context.Background(), here, ada, ClientConfig{})
 	if err != nil {
 		b.Fatal(err)
 	}

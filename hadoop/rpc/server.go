@@ -3,9 +3,10 @@ package rpc
 import (
 	"context"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/queue"
 )
 
 // Config configures a server. Zero values stand for defaults.
@@ -14,6 +15,9 @@ type Config struct {
 	// MaxFrame is the longest frame in bytes that is taken; default 64 MiB, as
 	// Hadoop's ipc.maximum.data.length.
 	MaxFrame int
+	// MaxConnections bounds the connections. Beyond it the oldest one that has
+	// not said who it is has to go; if all have, the new one. Default 16,384.
+	MaxConnections int
 	// HandshakeTimeout bounds the time until a client has said who it is.
 	// Default 20 s.
 	HandshakeTimeout time.Duration
@@ -26,28 +30,45 @@ type Config struct {
 	// of their requests together. Further calls wait unread, and as long as
 	// they do, the end of the connection goes unnoticed. Default 256.
 	MaxInFlight int
+	// Handlers is how many methods run at once, short ones not counted.
+	// Default 256.
+	Handlers int
+	// QueueLength bounds the calls of all connections that wait for a handler,
+	// QueueBytes the bytes of their requests. A call beyond is answered with
+	// RetriableException. Default 4,096 and four times MaxFrame.
+	QueueLength int
+	QueueBytes  int64
+	// RetryCacheBytes bounds the answers that are kept for repetitions of
+	// methods made by [Method.Once], for 10 minutes at most. Default 64 MiB.
+	RetryCacheBytes int64
+	// Mechanisms are the ways to authenticate by SASL that clients are offered.
+	Mechanisms []Mechanism
+	// RefuseSimple refuses clients that only say who they are. It needs a mechanism.
+	RefuseSimple bool
 }
 
 func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	if c.MaxFrame <= 0 {
-		c.MaxFrame = 64 << 20
-	}
-	if c.HandshakeTimeout <= 0 {
-		c.HandshakeTimeout = 20 * time.Second
-	}
-	if c.IdleTimeout <= 0 {
-		c.IdleTimeout = 10 * time.Minute
-	}
-	if c.WriteTimeout <= 0 {
-		c.WriteTimeout = time.Minute
-	}
-	if c.MaxInFlight <= 0 {
-		c.MaxInFlight = 256
-	}
+	set(&c.MaxFrame, 64<<20)
+	set(&c.MaxConnections, 16_384)
+	set(&c.HandshakeTimeout, 20*time.Second)
+	set(&c.IdleTimeout, 10*time.Minute)
+	set(&c.WriteTimeout, time.Minute)
+	set(&c.MaxInFlight, 256)
+	set(&c.Handlers, 256)
+	set(&c.QueueLength, 4096)
+	set(&c.QueueBytes, 4*int64(c.MaxFrame))
+	set(&c.RetryCacheBytes, 64<<20)
 	return c
+}
+
+// set gives a field its default.
+func set[T int | int64 | time.Duration](field *T, value T) {
+	if *field <= 0 {
+		*field = value
+	}
 }
 
 // Server serves protocols to any number of connections, which its owner accepts.
@@ -56,6 +77,8 @@ type Server struct {
 	cfg       Config
 	protocols map[string]protocol
 	metrics   metrics
+	queue     *queue.Queue[*call]
+	retries   *retryCache
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -76,10 +99,12 @@ func NewServer(cfg Config) *Server {
 	s := &Server{
 		cfg:       cfg.withDefaults(),
 		protocols: map[string]protocol{},
-		metrics:   newMetrics(),
 		conns:     map[*conn]struct{}{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.queue = queue.New(s.cfg.QueueLength, s.cfg.QueueBytes, s.cfg.Handlers, (*call).serve)
+	s.retries = newRetryCache(s.cfg.RetryCacheBytes)
+	s.metrics = newMetrics(s)
 	return s
 }
 
@@ -93,31 +118,8 @@ func (s *Server) Register(class string, version uint64, methods Methods) {
 	s.protocols[class] = p
 }
 
-// ServeConn serves one connection until it ends, and closes it. After Close it
-// closes it at once.
-func (s *Server) ServeConn(nc net.Conn) {
-	c := newConn(s, nc)
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		c.cancel()
-		nc.Close()
-		return
-	}
-	s.conns[c] = struct{}{}
-	s.metrics.connections.Inc()
-	s.wg.Add(1)
-	s.mu.Unlock()
-	defer s.wg.Done()
-	c.serve()
-	s.metrics.connections.Dec()
-	s.mu.Lock()
-	delete(s.conns, c)
-	s.mu.Unlock()
-}
-
 // Close closes the connections and waits for the calls under way, whose contexts
-// end.
+// end. Calls that wait for a handler are dropped.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -127,5 +129,6 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+	s.queue.Close()
 	return nil
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
 
-func dialRPC(t testing.TB, n *node) *rpc.Client {
+func dialRPC(t testing.TB, n *node) *rpc.Conn {
 	t.Helper()
 	nc, err := net.Dial("tcp", n.addr)
 	must(t, err)
-	c, err := rpc.NewClient(nc, rpc.ClientConfig{User: "test", Protocol: "org.apache.hadoop.hdfs.protocol.ClientDatanodeProtocol"})
+	c, err := rpc.NewConn(t.Context(), nc, rpc.Target{User: "test", Protocol: "org.apache.hadoop.hdfs.protocol.ClientDatanodeProtocol"}, rpc.ClientConfig{})
 	must(t, err)
 	return c
 }

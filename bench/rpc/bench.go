@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// bench is a run of the command.
+type bench struct {
+	quick, json bool
+	rounds      int
+	only        string
+	out, hadoop string
+	began       time.Time
+}
+
+// Row is a comparison as it is printed: times in nanoseconds, rates in calls
+// per second, calls per second of the server's processor time.
+type Row struct {
+	What    string  `json:"what"`
+	Beside  string  `json:"beside"`
+	Ours    float64 `json:"ours"`
+	Theirs  float64 `json:"theirs"`
+	Ratio   float64 `json:"ratio"`
+	Target  string  `json:"target,omitempty"`
+	Met     *bool   `json:"met,omitempty"` // not there without a target, or unmeasured
+	Unit    string  `json:"unit"`
+	Low     float64 `json:"low"` // least ratio of a round
+	High    float64 `json:"high"`
+	Skipped string  `json:"skipped,omitempty"` // why it could not be measured
+}
+
+// comparison is one row before it is measured.
+type comparison struct {
+	what, beside, theirs string
+	unit                 string
+	atMost, atLeast      float64
+	measure              func(ctx context.Context, system string) (float64, error)
+}
+
+func (c *comparison) target() string {
+	switch {
+	case c.atMost > 0:
+		return fmt.Sprintf("at most %g", c.atMost)
+	case c.atLeast > 0:
+		return fmt.Sprintf("at least %g", c.atLeast)
+	}
+	return ""
+}
+
+var peers = []struct{ system, name string }{
+	{"grpc", "gRPC-Go on loopback"},
+	{"grpcunix", "gRPC-Go over a Unix socket"},
+	{"netrpc", "net/rpc on loopback"},
+}
+
+// comparisons are all rows, in the page's order.
+func (b *bench) comparisons(running map[string]*server) []comparison {
+	sizes, callers := []int{1, 8, 64, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20}, []int{1, 2, 4, 8, 16, 32, 64}
+	iterations, limit, warm, duration := 20_000, 4*time.Second, time.Second, 3*time.Second
+	if b.quick {
+		sizes, callers = []int{1, 1 << 10, 64 << 10, 1 << 20}, []int{1, 16, 64}
+		iterations, limit, warm, duration = 8_000, 700*time.Millisecond, 300*time.Millisecond, 800*time.Millisecond
+	}
+	withCaller := func(system string, f func(*server, caller) (float64, error)) (v float64, err error) {
+		s := running[system]
+		dial := dialHadoop
+		if system != "java" {
+			dial = systems[system].dial
+		}
+		c, err := dial(s.address)
+		if err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, c.Close()) }()
+		return f(s, c)
+	}
+	var all []comparison
+	for _, peer := range peers {
+		for _, size := range sizes {
+			c := comparison{what: "Hadoop RPC on TCP, echo of " + bytes(size) + ", p50", beside: peer.name, theirs: peer.system, unit: "ns"}
+			if size == 1<<10 && peer.system == "grpc" {
+				c.atMost = 0.8
+			}
+			c.measure = func(ctx context.Context, system string) (float64, error) {
+				return withCaller(system, func(_ *server, c caller) (float64, error) {
+					return latency(ctx, c.call(payload(size)), iterations, limit)
+				})
+			}
+			all = append(all, c)
+		}
+	}
+	rate := func(n int, value func(throughput) float64, warm time.Duration) func(context.Context, string) (float64, error) {
+		return func(ctx context.Context, system string) (float64, error) {
+			return withCaller(system, func(s *server, c caller) (float64, error) {
+				t, err := measureThroughput(ctx, s, c, n, 1<<10, warm, duration)
+				return value(t), err
+			})
+		}
+	}
+	calls := func(t throughput) float64 { return t.rate }
+	perCPU := func(t throughput) float64 { return t.perCPU }
+	for _, peer := range peers {
+		for _, n := range callers {
+			c := comparison{what: fmt.Sprintf("Hadoop RPC on TCP, 1 KiB, callers: %d", n), beside: peer.name, theirs: peer.system, unit: "calls/s", measure: rate(n, calls, warm)}
+			if n == 64 && peer.system == "grpc" {
+				c.atLeast = 2
+			}
+			all = append(all, c)
+		}
+	}
+	const sixteen = "Hadoop RPC on TCP, 1 KiB, 16 callers, calls per CPU second of the server"
+	all = append(all,
+		comparison{what: sixteen, beside: "gRPC-Go on loopback", theirs: "grpc", unit: "calls/CPU s", measure: rate(16, perCPU, warm)},
+		comparison{what: sixteen, beside: "Hadoop's Java server, same client", theirs: "java", unit: "calls/CPU s", atLeast: 4, measure: rate(16, perCPU, 2*warm)})
+	return all
+}
+
+func (b *bench) run(ctx context.Context) (err error) {
+	b.began = time.Now()
+	match, err := regexp.Compile(b.only)
+	if err != nil {
+		return fmt.Errorf("--only: %w", err)
+	}
+	running := map[string]*server{}
+	defer func() {
+		for _, s := range running {
+			err = errors.Join(err, s.stop())
+		}
+	}()
+	for name := range systems {
+		if running[name], err = startServer(name); err != nil {
+			delete(running, name)
+			return err
+		}
+	}
+	why := ""
+	if b.hadoop == "" {
+		why = "--hadoop names no directory of jars"
+	} else if _, lerr := exec.LookPath("java"); lerr != nil {
+		why = "Java is not installed"
+	} else if s, jerr := startJava(b.hadoop); jerr != nil {
+		why = jerr.Error()
+	} else {
+		running["java"] = s
+		if err := b.warmJava(ctx, s); err != nil {
+			return err
+		}
+	}
+	var rows []Row
+	for _, c := range b.comparisons(running) {
+		if !match.MatchString(c.what + " " + c.beside) {
+			continue
+		}
+		row := Row{What: c.what, Beside: c.beside, Target: c.target(), Unit: c.unit}
+		if running[c.theirs] == nil {
+			row.Skipped = why
+		} else if err := b.compare(ctx, &c, &row); err != nil {
+			return fmt.Errorf("%s beside %s: %w", c.what, c.beside, err)
+		}
+		if !b.json {
+			fmt.Fprintf(os.Stderr, "%-75s %-35s %12.0f %12.0f %6.2f\n", row.What, row.Beside, row.Ours, row.Theirs, row.Ratio)
+		}
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		return errors.New("--only matches nothing")
+	}
+	if b.json {
+		encoder := json.NewEncoder(os.Stdout)
+		for i := range rows {
+			if err := encoder.Encode(&rows[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return b.write(ctx, rows)
+}
+
+// warmJava lets Java compile what will be measured.
+func (b *bench) warmJava(ctx context.Context, s *server) error {
+	c, err := dialHadoop(s.address)
+	if err != nil {
+		return err
+	}
+	_, err = measureThroughput(ctx, s, c, 16, 1<<10, time.Second, 14*time.Second)
+	return errors.Join(err, c.Close())
+}
+
+// compare measures both in turns; the ratio is that of the medians.
+func (b *bench) compare(ctx context.Context, c *comparison, row *Row) error {
+	var ours, theirs, ratios []float64
+	for round := range b.rounds {
+		var pair [2]float64
+		for turn := range 2 {
+			side := (round + turn) % 2
+			var err error
+			if pair[side], err = c.measure(ctx, [2]string{"ours", c.theirs}[side]); err != nil {
+				return err
+			}
+		}
+		ours, theirs, ratios = append(ours, pair[0]), append(theirs, pair[1]), append(ratios, pair[0]/pair[1])
+	}
+	row.Ours, row.Theirs = middle(ours), middle(theirs)
+	row.Ratio, row.Low, row.High = row.Ours/row.Theirs, slices.Min(ratios), slices.Max(ratios)
+	if row.Target != "" {
+		met := c.atMost > 0 && row.Ratio <= c.atMost || c.atLeast > 0 && row.Ratio >= c.atLeast
+		row.Met = &met
+	}
+	return nil
+}
+
+func middle(v []float64) float64 {
+	v = slices.Clone(v)
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+func bytes(n int) string {
+	switch {
+	case n >= 1<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 1<<10:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// write writes the page.
+func (b *bench) write(ctx context.Context, rows []Row) error {
+	if b.out == "" {
+		root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/verbena-data/verbena").Output()
+		if err != nil {
+			return fmt.Errorf("find the tree: %w", err)
+		}
+		b.out = filepath.Join(strings.TrimSpace(string(root)), "docs", "benchmarks")
+	}
+	raw, err := json.MarshalIndent(rows, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(b.out, "rpc.json"), append(raw, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(b.out, "rpc.md"), []byte(b.page(ctx, rows)), 0o644)
+}

@@ -1,0 +1,179 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// ClientID is what a client calls itself: 16 random bytes, or zeros if it sent
+// none.
+type ClientID [16]byte
+
+// Call is a call that is being served.
+type Call struct {
+	User     string // effective user: who the call acts as
+	RealUser string // who authenticated, if that is another
+	ClientID ClientID
+	CallID   int32
+	// RetryCount counts from 0; -1 if the client does not count.
+	RetryCount int32
+	Protocol   string
+	Method     string
+	Peer       net.Addr
+}
+
+type callKey struct{}
+
+// FromContext returns the call being served, or nil if there is none.
+func FromContext(ctx context.Context) *Call {
+	call, _ := ctx.Value(callKey{}).(*Call)
+	return call
+}
+
+// WithCall returns a context in which call is being served, for callers that
+// reach a method by another way than a connection.
+func WithCall(ctx context.Context, call *Call) context.Context {
+	return context.WithValue(ctx, callKey{}, call)
+}
+
+// callsAtOnce is how many calls are allocated together. A method may keep its
+// context, so that they are not used again.
+const callsAtOnce = 16
+
+// call is a call on its way, and the context of its method.
+type call struct {
+	context.Context // the session's, or the server's
+	Call
+
+	session *session
+	method  *served
+	req     proto.Message   // nil as long as body is not decoded
+	body    carrier.Message // of the request, if it has memory of its own
+	entry   *retryEntry
+	slot    bool // it counts among the session's calls under way
+	size    int64
+	to      replyTo
+	id      ClientID // what to.clientID refers to
+}
+
+// Value implements [context.Context].
+func (c *call) Value(key any) any {
+	if key == (callKey{}) {
+		return &c.Call
+	}
+	return c.Context.Value(key)
+}
+
+// replyTo is what an answer repeats of its request.
+type replyTo struct {
+	callID, retryCount int32
+	clientID           []byte
+}
+
+func toReply(h *wire.Request) replyTo {
+	to := replyTo{callID: h.CallID, retryCount: h.RetryCount}
+	if len(h.ClientID) <= len(ClientID{}) { // a longer one is not a client's id
+		to.clientID = h.ClientID
+	}
+	return to
+}
+
+// serve is the work of a handler.
+func (c *call) serve() {
+	if c.entry == nil && c.Err() != nil {
+		// The client has gone, nobody wants the answer.
+		c.session.server.metrics.dropped.Inc()
+		c.done()
+		return
+	}
+	if c.req == nil {
+		req, err := c.method.decode(c.body.Bytes)
+		c.body.Release()
+		if err != nil {
+			c.answer(nil, badArguments(c.Method, err), carrier.Now)
+			return
+		}
+		c.req = req
+	}
+	resp, err := c.invoke()
+	c.answer(resp, err, c.session.urgency())
+}
+
+// invoke calls the method; a panic becomes an error of this call alone.
+func (c *call) invoke() (resp proto.Message, err error) {
+	m := c.method
+	m.running.Inc()
+	start := time.Now()
+	defer func() {
+		if p := recover(); p != nil {
+			c.session.server.cfg.Logger.Error("rpc: method panicked", "method", c.Method, "peer", c.Peer, "panic", p, "stack", string(debug.Stack()))
+			err = refuse(codeServer, exception.IO, "the server failed at "+c.Method+"; its log tells more")
+		}
+		m.running.Dec()
+		m.seconds.Observe(time.Since(start).Seconds())
+		if err != nil {
+			m.failed.Inc()
+		}
+	}()
+	return m.call(c, c.req)
+}
+
+// answer sends the answer and ends the call.
+func (c *call) answer(resp proto.Message, err error, urgency carrier.Urgency) {
+	s, entry := c.session, c.entry
+	if entry != nil {
+		var body []byte
+		if err == nil {
+			body, err = proto.Marshal(resp)
+			if err != nil {
+				err = &encodeError{err}
+			}
+		}
+		s.server.retries.finish(s.server, entry, body, err)
+		if err == nil {
+			s.replyBytes(&c.to, body, urgency)
+		} else {
+			s.replyError(&c.to, err, urgency)
+		}
+	} else if err == nil {
+		err = s.reply(&c.to, resp, urgency)
+		var encode *encodeError
+		if errors.As(err, &encode) {
+			s.server.cfg.Logger.Error("rpc: response", "method", c.Method, "peer", c.Peer, "error", err)
+			s.replyError(&c.to, err, urgency)
+		}
+	} else {
+		s.replyError(&c.to, err, urgency)
+	}
+	c.done()
+}
+
+// done gives back what the call has taken.
+func (c *call) done() {
+	c.req, c.entry = nil, nil
+	c.body.Release()
+	if c.slot {
+		c.slot = false
+		c.session.release(c)
+	}
+}
+
+// encodeError says that a response could not be put into a frame; nothing of
+// it has been sent.
+type encodeError struct{ err error }
+
+func (e *encodeError) Error() string { return "encoding the response: " + e.err.Error() }
+func (e *encodeError) Unwrap() error { return e.err }
+
+func badArguments(method string, err error) *failure {
+	return refuse(codeServer, exception.RPCServer, "arguments of "+method+": "+err.Error())
+}

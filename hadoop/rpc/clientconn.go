@@ -1,0 +1,239 @@
+package rpc
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/stream"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// Target is a protocol of a server, and who calls it.
+type Target struct {
+	Address  string // host:port
+	Protocol string // Java class name
+	Version  uint64 // of the protocol; 0 means 1
+	User     string // effective user
+	RealUser string // who authenticates, if that is another
+	// Token authenticates the user by SASL. A server that does not ask for it
+	// is refused. nil means to say only who the user is.
+	Token *Token
+}
+
+// Conn makes calls on one connection, any number at once. It neither reconnects
+// nor repeats; [Client] does.
+type Conn struct {
+	nc     net.Conn
+	r      *stream.Reader
+	w      *stream.Writer
+	caller *caller
+	next   atomic.Uint32 // call id, unless a Client counts
+	timer  *time.Timer
+	ended  chan struct{} // closed when the reader has ended
+}
+
+// NewConn starts a session on nc, which then belongs to the connection. ctx
+// bounds the start alone.
+func NewConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig) (*Conn, error) {
+	var id ClientID
+	_, _ = rand.Read(id[:]) // never fails
+	return startConn(ctx, nc, target, cfg.withDefaults(), id)
+}
+
+func startConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig, id ClientID) (*Conn, error) {
+	if target.Version == 0 {
+		target.Version = 1
+	}
+	c := &Conn{
+		nc: nc, ended: make(chan struct{}),
+		r: stream.NewReader(nc, cfg.MaxFrame),
+		w: stream.NewWriter(nc, cfg.CallTimeout, silence),
+	}
+	c.caller = newCaller(c.w, id, &target, cfg.CallTimeout)
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		c.w.Abort(context.Cause(ctx))
+	})
+	err := c.introduce(ctx, &target)
+	if !stop() {
+		<-interrupted
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		c.w.Stop()
+		return nil, fmt.Errorf("rpc: connect to %s: %w", nc.RemoteAddr(), err)
+	}
+	go c.read()
+	every := min(cfg.PingInterval/2, cfg.IdleTimeout/2)
+	if cfg.CallTimeout > 0 {
+		every = min(every, cfg.CallTimeout/8)
+	}
+	const never = 1 << 62
+	c.timer = time.AfterFunc(never, func() {
+		c.caller.upkeep(cfg.PingInterval, cfg.IdleTimeout)
+		select {
+		case <-c.ended:
+		default:
+			c.timer.Reset(every)
+		}
+	})
+	c.timer.Reset(every) // not sooner: the function uses c.timer
+	return c, nil
+}
+
+// introduce says who the client is, and proves it if it has a token.
+func (c *Conn) introduce(ctx context.Context, target *Target) error {
+	hello := [preambleSize]byte{magic[0], magic[1], magic[2], magic[3], wire.Version, 0, authNone}
+	if target.Token != nil {
+		hello[6] = authSASL
+	}
+	if _, err := c.nc.Write(hello[:]); err != nil {
+		return err
+	}
+	who := &rpcpb.IpcConnectionContextProto{Protocol: &target.Protocol}
+	if target.Token != nil {
+		if err := c.authenticate(ctx, target.Token); err != nil {
+			return err
+		}
+	} else {
+		who.UserInfo = &rpcpb.UserInformationProto{EffectiveUser: &target.User}
+		if target.RealUser != "" {
+			who.UserInfo.RealUser = &target.RealUser
+		}
+	}
+	return c.caller.control(ctx, wire.CallIDContext, who)
+}
+
+// authenticate negotiates SASL with a token.
+func (c *Conn) authenticate(ctx context.Context, token *Token) error {
+	answer, err := c.sasl(ctx, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
+	if err != nil {
+		return err
+	}
+	if answer.GetState() == rpcpb.RpcSaslProto_SUCCESS {
+		return errors.New("the server does not ask for the token: without one it takes anybody")
+	}
+	for _, auth := range answer.GetAuths() {
+		if auth.GetMethod() != tokenMethod || auth.GetMechanism() != tokenMechanism {
+			continue
+		}
+		client := token.client(auth.GetProtocol(), auth.GetServerId())
+		challenge := auth.GetChallenge()
+		chosen := proto.CloneOf(auth)
+		chosen.Challenge = nil
+		if challenge == nil {
+			return errors.New("the server offers tokens without a challenge")
+		}
+		response, err := client.Respond(challenge)
+		if err != nil {
+			return err
+		}
+		answer, err := c.sasl(ctx, &rpcpb.RpcSaslProto{
+			State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: response, Auths: []*rpcpb.RpcSaslProto_SaslAuth{chosen}})
+		if err != nil {
+			return err
+		}
+		if answer.GetState() != rpcpb.RpcSaslProto_SUCCESS {
+			return fmt.Errorf("the server answers a token with %v", answer.GetState())
+		}
+		return client.Check(answer.GetToken())
+	}
+	return errors.New("the server takes no tokens")
+}
+
+// sasl sends a message of the negotiation and reads the answer.
+func (c *Conn) sasl(ctx context.Context, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
+	if err := c.caller.control(ctx, wire.CallIDSASL, m); err != nil {
+		return nil, err
+	}
+	answer, err := c.r.Next()
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Release()
+	h, rest, err := wire.ParseResponse(answer.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	if h.Status != wire.StatusSuccess {
+		return nil, &exception.Error{Class: exception.Class(h.Exception), Message: h.Message}
+	}
+	body, _, err := wire.Next(rest)
+	if err != nil {
+		return nil, err
+	}
+	if h.CallID != wire.CallIDSASL {
+		return nil, fmt.Errorf("an answer to call %d during the negotiation", h.CallID)
+	}
+	out := &rpcpb.RpcSaslProto{}
+	return out, proto.Unmarshal(body, out)
+}
+
+// Call calls a method and decodes its answer into resp, which must not be used
+// until then. The server's refusal is an [*exception.Error]. If the connection
+// ends meanwhile the error is [ErrOutcomeUnknown], as it may be after the end
+// of ctx.
+func (c *Conn) Call(ctx context.Context, method string, req, resp proto.Message) error {
+	id := int32(c.next.Add(1)-1) & 0x7fffffff
+	if err := c.caller.call(ctx, id, 0, method, req, resp); err != nil {
+		return named(method, c.nc.RemoteAddr().String(), plain(err))
+	}
+	return nil
+}
+
+func (c *Conn) read() {
+	defer close(c.ended)
+	for {
+		if !c.r.Ready() {
+			if err := c.r.Wait(); err != nil {
+				c.caller.fail(c.why(err))
+				return
+			}
+			c.caller.received()
+		}
+		var m carrier.Message
+		m, err := c.r.Next()
+		if err == nil {
+			err = c.caller.deliver(m)
+		}
+		if err != nil {
+			c.caller.fail(c.why(err))
+			return
+		}
+	}
+}
+
+// why prefers the reason of the writer, which closes the connection under the
+// reader.
+func (c *Conn) why(err error) error {
+	if sending := c.w.Err(); sending != nil {
+		return sending
+	}
+	if errors.Is(err, io.EOF) {
+		return errServerClosed
+	}
+	return err
+}
+
+var errServerClosed = fmt.Errorf("the server closed the connection: %w", io.EOF)
+
+// Close ends the calls under way; their error wraps [ErrClosed].
+func (c *Conn) Close() error {
+	c.caller.fail(ErrClosed)
+	<-c.ended
+	c.timer.Stop()
+	c.w.Stop()
+	return nil
+}

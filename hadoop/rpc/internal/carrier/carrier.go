@@ -1,0 +1,60 @@
+// Package carrier says what Hadoop RPC's engine asks of whatever brings and
+// takes its messages: a TCP connection (package stream), or anything else that
+// keeps messages whole and in order. The engine knows no more of it.
+//
+// A message is a frame of Hadoop RPC without the length in front.
+package carrier
+
+import "context"
+
+// Owner has the memory of a message.
+type Owner interface {
+	// Release gives the memory back. It is called once.
+	Release()
+}
+
+// Message is one message and its memory.
+type Message struct {
+	Bytes []byte
+	// Owner is who has the memory. If it is nil, a message that came is valid
+	// until the call returns that hands it over.
+	Owner Owner
+}
+
+// Release gives the memory back, if it has an owner.
+func (m *Message) Release() {
+	owner := m.Owner
+	*m = Message{}
+	if owner != nil {
+		owner.Release()
+	}
+}
+
+// A Sender takes messages to the peer. Its methods may be called concurrently.
+type Sender interface {
+	// Alloc returns a message without bytes, with room for n, which go to Send.
+	Alloc(n int) Message
+	// Send takes the message over, and returns before it is out. After an error
+	// nothing of it has been or will be sent. It waits while too much waits to
+	// be sent, but not longer than ctx.
+	Send(ctx context.Context, m Message, urgency Urgency) error
+	// Flush sends what waits since a Send of the urgency [Later].
+	Flush()
+	// Finish sends what waits, and then the peer sees the end. Later messages
+	// are refused.
+	Finish()
+	// Abort ends the connection now. Messages that wait are lost.
+	Abort(reason error)
+}
+
+// Urgency tells when a message has to go out.
+type Urgency uint8
+
+const (
+	// Now: the sender waits for an answer, or nobody else sends.
+	Now Urgency = iota
+	// Soon: others are about to send, too, and messages go out best together.
+	Soon
+	// Later: the same caller sends more, or calls Flush.
+	Later
+)

@@ -1,0 +1,203 @@
+package queue
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Each level gets its weight as long as all have something, and none is left out.
+func TestLevelsTakeTurns(t *testing.T) {
+	var l levels[int]
+	for level := range Levels {
+		for range 30 {
+			l.push(level, level)
+		}
+	}
+	var got [Levels]int
+	for range 15 {
+		item, level, ok := l.pop()
+		if !ok || item != level {
+			t.Fatalf("%d of level %d, %v", item, level, ok)
+		}
+		got[level]++
+	}
+	if got != weights {
+		t.Errorf("a round gave %v, want %v", got, weights)
+	}
+	for range 4*30 - 15 {
+		if _, _, ok := l.pop(); !ok {
+			t.Fatal("something is missing")
+		}
+	}
+	if _, _, ok := l.pop(); ok {
+		t.Error("an empty queue gave something")
+	}
+}
+
+// A ring is a queue, whatever it went through.
+func TestRingIsAQueue(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var r ring[int]
+	var model []int
+	for i := range 200_000 {
+		if grow := i/20_000%2 == 0; random.IntN(10) < map[bool]int{true: 6, false: 4}[grow] || len(model) == 0 {
+			r.push(i)
+			model = append(model, i)
+			continue
+		}
+		if got := r.pop(); got != model[0] {
+			t.Fatalf("step %d: %d, want %d", i, got, model[0])
+		}
+		model = model[1:]
+	}
+	if r.n != len(model) {
+		t.Errorf("%d items, want %d", r.n, len(model))
+	}
+}
+
+func TestSharesDecideTheLevel(t *testing.T) {
+	s := shares{users: map[string]float64{}}
+	now := time.Unix(1000, 0)
+	s.decayed = now
+	for range 100 {
+		s.level("heavy", now)
+	}
+	for i := range 20 {
+		if level := s.level(fmt.Sprint("light", i), now); level != 0 {
+			t.Errorf("a user with 1 call of %v is at level %d", s.total, level)
+		}
+	}
+	if level := s.level("heavy", now); level != 3 {
+		t.Errorf("a user with most of the calls is at level %d", level)
+	}
+	now = now.Add(10 * decayEvery) // all but nothing of it counts any more
+	for i := range 8 {
+		s.level(fmt.Sprint("other", i), now)
+	}
+	if level := s.level("heavy", now); level > 1 {
+		t.Errorf("a user who was heavy 50 s ago is at level %d", level)
+	}
+	if len(s.users) > 12 {
+		t.Errorf("%d users are remembered", len(s.users))
+	}
+	for i := range 2 * mostUsers {
+		s.level(fmt.Sprint("flood", i), now)
+	}
+	if len(s.users) > mostUsers {
+		t.Errorf("%d users are remembered", len(s.users))
+	}
+}
+
+// One user can't take the places of others; a full queue takes nothing.
+func TestBounds(t *testing.T) {
+	release := make(chan struct{})
+	var served sync.WaitGroup
+	started := make(chan struct{}, 100)
+	q := New(8, 1000, 1, func(int) { started <- struct{}{}; <-release; served.Done() })
+	push := func(user string, urgent bool, size int64) bool {
+		served.Add(1)
+		ok := q.Push(0, user, urgent, size)
+		if !ok {
+			served.Done()
+		}
+		return ok
+	}
+	if !push("heavy", false, 1) {
+		t.Fatal("an empty queue takes nothing")
+	}
+	<-started // by the only worker
+	for i := range 4 {
+		if !push("heavy", false, 1) {
+			t.Fatalf("call %d is refused", i)
+		}
+	}
+	if push("heavy", false, 1) {
+		t.Error("one user took more than half of the queue")
+	}
+	if push("heavy", false, 600) {
+		t.Error("one user took more than half of the bytes")
+	}
+	for i := range 4 {
+		if !push("heavy", true, 1) {
+			t.Errorf("urgent call %d is refused", i)
+		}
+	}
+	if push("other", true, 1) || q.Len() != 8 {
+		t.Errorf("a full queue took a call, or holds %d", q.Len())
+	}
+	close(release)
+	served.Wait()
+	q.Close()
+	if q.Push(0, "x", false, 1) {
+		t.Error("a closed queue took a call")
+	}
+}
+
+// All that is pushed is served once, by no more workers than allowed.
+func TestWorkers(t *testing.T) {
+	const workers, calls = 4, 5000
+	var mu sync.Mutex
+	var now, most int
+	seen := make([]int, calls)
+	var all sync.WaitGroup
+	q := New(calls*2, 1<<30, workers, func(i int) {
+		mu.Lock()
+		now++
+		most = max(most, now)
+		seen[i]++
+		mu.Unlock()
+		mu.Lock()
+		now--
+		mu.Unlock()
+		all.Done()
+	})
+	var pushers sync.WaitGroup
+	for p := range 5 {
+		pushers.Go(func() {
+			for i := range calls / 5 {
+				all.Add(1)
+				if !q.Push(p*calls/5+i, fmt.Sprint(p), i%7 == 0, 1) {
+					t.Error("refused")
+					all.Done()
+				}
+			}
+		})
+	}
+	pushers.Wait()
+	all.Wait()
+	q.Close()
+	for i, n := range seen {
+		if n != 1 {
+			t.Fatalf("call %d was served %d times", i, n)
+		}
+	}
+	if most > workers {
+		t.Errorf("%d workers at once", most)
+	}
+}
+
+// A call never waits while a worker has nothing to do.
+func TestNoCallIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 200 {
+			var done sync.WaitGroup
+			q := New(100, 1000, 3, func(int) { done.Done() })
+			for range 10 {
+				done.Add(2)
+				go q.Push(1, "a", false, 1)
+				go q.Push(2, "b", true, 1)
+				synctest.Wait()
+				done.Wait()
+			}
+			q.Close()
+		}
+	})
+}

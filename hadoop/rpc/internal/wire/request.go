@@ -1,0 +1,142 @@
+package wire
+
+import "google.golang.org/protobuf/encoding/protowire"
+
+// Request is Hadoop's RpcRequestHeaderProto without tracing.
+type Request struct {
+	Kind, Op int32 // -1 if the client said none
+	CallID   int32
+	ClientID []byte
+	// RetryCount is -1 if the client does not count.
+	RetryCount int32
+}
+
+// ParseRequest splits a request header off b.
+func ParseRequest(b []byte) (h Request, rest []byte, err error) {
+	b, rest, err = Next(b)
+	if err != nil {
+		return h, nil, err
+	}
+	h = Request{Kind: -1, Op: -1, RetryCount: -1}
+	var hasCall, hasClient bool
+	for len(b) > 0 {
+		number, kind, after, err := field(b)
+		if err != nil {
+			return h, nil, err
+		}
+		b = after
+		switch {
+		case kind == protowire.VarintType && number <= 5 && number != 4:
+			var v uint64
+			if v, b, err = varint(b); err != nil {
+				return h, nil, err
+			}
+			switch number {
+			case 1:
+				h.Kind = int32(v)
+			case 2:
+				h.Op = int32(v)
+			case 3:
+				h.CallID, hasCall = sint32(v), true
+			case 5:
+				h.RetryCount = sint32(v)
+			}
+		case kind == protowire.BytesType && number == 4:
+			if h.ClientID, b, err = bytes(b); err != nil {
+				return h, nil, err
+			}
+			hasClient = true
+		default:
+			if b, err = skip(number, kind, b); err != nil {
+				return h, nil, err
+			}
+		}
+	}
+	if !hasCall || !hasClient {
+		return h, nil, errIncomplete
+	}
+	return h, rest, nil
+}
+
+func (h *Request) size() int {
+	return 4 + 1 + protowire.SizeVarint(fromSint32(h.CallID)) +
+		1 + protowire.SizeBytes(len(h.ClientID)) +
+		1 + protowire.SizeVarint(fromSint32(h.RetryCount))
+}
+
+// Size is the size of the header behind its length.
+func (h *Request) Size() int { return SizeDelimited(h.size()) }
+
+// Append appends the header behind its length, always with KindProtobuf and
+// OpFinal.
+func (h *Request) Append(b []byte) []byte {
+	b = AppendLength(b, h.size())
+	b = append(b, 0x08, KindProtobuf, 0x10, OpFinal, 0x18)
+	b = protowire.AppendVarint(b, fromSint32(h.CallID))
+	b = append(b, 0x22)
+	b = protowire.AppendBytes(b, h.ClientID)
+	b = append(b, 0x28)
+	return protowire.AppendVarint(b, fromSint32(h.RetryCount))
+}
+
+// Invocation is Hadoop's RequestHeaderProto: which method of which protocol.
+type Invocation struct {
+	Method, Class []byte
+	Version       uint64
+}
+
+// ParseInvocation splits an invocation off b.
+func ParseInvocation(b []byte) (i Invocation, rest []byte, err error) {
+	b, rest, err = Next(b)
+	if err != nil {
+		return i, nil, err
+	}
+	var has int
+	for len(b) > 0 {
+		number, kind, after, err := field(b)
+		if err != nil {
+			return i, nil, err
+		}
+		b = after
+		switch {
+		case kind == protowire.BytesType && number == 1:
+			i.Method, b, err = bytes(b)
+			has |= 1
+		case kind == protowire.BytesType && number == 2:
+			i.Class, b, err = bytes(b)
+			has |= 2
+		case kind == protowire.VarintType && number == 3:
+			i.Version, b, err = varint(b)
+			has |= 4
+		default:
+			b, err = skip(number, kind, b)
+		}
+		if err != nil {
+			return i, nil, err
+		}
+	}
+	if has != 7 {
+		return i, nil, errIncomplete
+	}
+	return i, rest, nil
+}
+
+// SizeInvocation is the size of an invocation behind its length.
+func SizeInvocation(method, class string, version uint64) int {
+	return SizeDelimited(sizeInvocation(method, class, version))
+}
+
+func sizeInvocation(method, class string, version uint64) int {
+	return 1 + protowire.SizeBytes(len(method)) + 1 + protowire.SizeBytes(len(class)) + 1 + protowire.SizeVarint(version)
+}
+
+// AppendInvocation appends an invocation behind its length.
+func AppendInvocation(b []byte, method, class string, version uint64) []byte {
+	b = AppendLength(b, sizeInvocation(method, class, version))
+	b = append(b, 0x0a)
+	b = protowire.AppendString(b, method)
+	b = append(b, 0x12)
+	b = protowire.AppendString(b, class)
+	b = append(b, 0x18)
+	return protowire.AppendVarint(b, version)
+}

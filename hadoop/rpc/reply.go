@@ -1,0 +1,79 @@
+package rpc
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// maxResponse is what a Java client takes by default
+// (ipc.maximum.response.length); at a longer one it drops the connection.
+const maxResponse = 128 << 20
+
+// reply sends a success. An [*encodeError] means that nothing was sent; after any
+// other error the session has ended.
+func (s *session) reply(to *replyTo, body proto.Message, urgency carrier.Urgency) error {
+	return s.send(to, nil, body, urgency)
+}
+
+// replyBytes sends a success whose body is encoded already.
+func (s *session) replyBytes(to *replyTo, body []byte, urgency carrier.Urgency) {
+	h := wire.Response{CallID: to.callID, RetryCount: to.retryCount, ClientID: to.clientID}
+	m := s.out.Alloc(h.Size() + wire.SizeDelimited(len(body)))
+	m.Bytes = h.Append(m.Bytes)
+	m.Bytes = wire.AppendLength(m.Bytes, len(body))
+	m.Bytes = append(m.Bytes, body...)
+	s.give(m, urgency)
+}
+
+// replyError sends an error, and ends the session if the error is fatal.
+func (s *session) replyError(to *replyTo, err error, urgency carrier.Urgency) {
+	failed := onTheWire(err)
+	if s.send(to, failed, nil, urgency) == nil && failed.fatal {
+		s.ending.Store(true)
+		s.out.Finish()
+	}
+}
+
+// send sends a response: an error, or success with a body.
+func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency carrier.Urgency) error {
+	h := wire.Response{CallID: to.callID, RetryCount: to.retryCount, ClientID: to.clientID}
+	if failed != nil {
+		h.Status, h.Exception, h.Message, h.Detail = wire.StatusError, string(failed.Class), failed.Message, int32(failed.code)
+		if failed.fatal {
+			h.Status = wire.StatusFatal
+		}
+		m := s.out.Alloc(h.Size())
+		m.Bytes = h.Append(m.Bytes)
+		return s.give(m, urgency)
+	}
+	n := proto.Size(body)
+	size := h.Size() + wire.SizeDelimited(n)
+	if size > maxResponse {
+		return &encodeError{fmt.Errorf("a frame of %d bytes is more than the %d that clients take: ask for less at once", size, maxResponse)}
+	}
+	m := s.out.Alloc(size)
+	var err error
+	m.Bytes = wire.AppendLength(h.Append(m.Bytes), n)
+	if m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, body); err != nil {
+		m.Release()
+		return &encodeError{err}
+	}
+	return s.give(m, urgency)
+}
+
+var errUnsent = errors.New("an answer could not be sent")
+
+// give hands a message to the carrier. If that fails, so has the session.
+func (s *session) give(m carrier.Message, urgency carrier.Urgency) error {
+	if err := s.out.Send(s.server.ctx, m, urgency); err != nil {
+		s.cancel()
+		s.out.Abort(errUnsent)
+		return err
+	}
+	return nil
+}

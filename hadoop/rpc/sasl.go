@@ -1,0 +1,232 @@
+package rpc
+
+import (
+	"errors"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// Mechanism is a way to authenticate by SASL, as a server offers it. [Tokens] makes
+// the usual one; another, as Kerberos, can be hooked in. What follows the
+// authentication is neither signed nor encrypted.
+type Mechanism struct {
+	// Method is what Hadoop calls it: TOKEN, KERBEROS or PLAIN.
+	Method string
+	// Name is the SASL name: DIGEST-MD5, GSSAPI, PLAIN.
+	Name string
+	// Protocol and ServerID name the server in the exchange.
+	Protocol, ServerID string
+	// Start begins an exchange with one client.
+	Start func() Exchange
+}
+
+// Exchange is the server's side of one authentication. It is used by one
+// goroutine.
+type Exchange interface {
+	// Challenge is the first token if the server speaks first, nil otherwise.
+	Challenge() ([]byte, error)
+	// Next takes a token of the client and returns the answer. done tells that
+	// the client is who it says. An [*exception.Error] reaches the client as it
+	// is, any other error as javax.security.sasl.SaslException.
+	Next(token []byte) (answer []byte, done bool, err error)
+	// User is the client's name, after done.
+	User() string
+}
+
+const simpleMethod = "SIMPLE"
+
+// authentication is where a session's SASL negotiation stands.
+type authentication struct {
+	negotiating bool // it was asked for and is not over
+	offered     bool
+	exchange    Exchange
+	chosen      *Mechanism // whose exchange it is
+	user        string     // who has authenticated, "" for simple
+}
+
+// check refuses a client that introduces itself as somebody else.
+func (a *authentication) check(s *session) *failure {
+	if a.user == "" {
+		if s.server.cfg.RefuseSimple {
+			return unauthorized("SIMPLE authentication is not enabled.  Available:" + available(s.server))
+		}
+		return nil
+	}
+	if s.user != "" && s.user != a.user {
+		return unauthorized("Authenticated user (" + a.user + ") doesn't match what the client claims to be (" + s.user + ")")
+	}
+	s.user, s.realUser = a.user, ""
+	return nil
+}
+
+func unauthorized(message string) *failure {
+	return fatal(codeFatalUnauthorized, exception.AccessControl, message)
+}
+
+func available(s *Server) string {
+	list := "["
+	for i := range s.cfg.Mechanisms {
+		if i > 0 {
+			list += ", "
+		}
+		list += s.cfg.Mechanisms[i].Method
+	}
+	return list + "]"
+}
+
+// begin takes what the preamble says of the authentication.
+func (s *session) begin(kind byte) error {
+	switch kind {
+	case authSASL:
+		s.auth.negotiating = true
+		return nil
+	case authNone:
+		if s.server.cfg.RefuseSimple {
+			return s.tell(saslReply, unauthorized("SIMPLE authentication is not enabled.  Available:"+available(s.server)))
+		}
+		return nil
+	}
+	return s.tell(replyTo{callID: wire.CallIDNone, retryCount: -1}, fatal(codeFatalUnauthorized, exception.AccessControl, unknownAuth(kind)))
+}
+
+var saslReply = replyTo{callID: wire.CallIDSASL, retryCount: -1}
+
+// sasl takes a message of the negotiation.
+func (s *session) sasl(h *wire.Request, rest []byte) error {
+	if !s.auth.negotiating {
+		return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
+	}
+	m := &rpcpb.RpcSaslProto{}
+	body, _, err := wire.Next(rest)
+	if err == nil {
+		err = proto.Unmarshal(body, m)
+	}
+	if err != nil {
+		return s.tell(toReply(h), fatal(codeFatalRequest, exception.RPCServer, "SASL message: "+err.Error()))
+	}
+	answer, err := s.auth.next(s.server, m)
+	if err != nil {
+		return s.tell(toReply(h), refused(err))
+	}
+	if answer == nil {
+		return nil
+	}
+	to := toReply(h)
+	return s.reply(&to, answer, carrier.Now)
+}
+
+// refused is an error of an exchange as the client gets it.
+func refused(err error) *failure {
+	var own *failure
+	if errors.As(err, &own) {
+		return own
+	}
+	var e *exception.Error
+	if errors.As(err, &e) {
+		return &failure{refusal: e, fatal: true, code: codeFatalUnauthorized}
+	}
+	return fatal(codeFatalUnauthorized, exception.SASL, err.Error())
+}
+
+// next is the answer to a message of the negotiation, or nil if it wants none.
+func (a *authentication) next(s *Server, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
+	switch m.GetState() {
+	case rpcpb.RpcSaslProto_NEGOTIATE:
+		if a.offered {
+			return nil, unauthorized("Client already attempted negotiation")
+		}
+		return a.offer(s)
+	case rpcpb.RpcSaslProto_INITIATE:
+		if a.chosen != nil {
+			return nil, unauthorized("Client already chose a mechanism")
+		}
+		return a.choose(s, m)
+	case rpcpb.RpcSaslProto_RESPONSE:
+		return a.step(m)
+	}
+	return nil, unauthorized("Client sent unsupported state " + m.GetState().String())
+}
+
+// offer tells the client what there is. A server of simple clients alone ends
+// the negotiation with that.
+func (a *authentication) offer(s *Server) (*rpcpb.RpcSaslProto, error) {
+	a.offered = true
+	if len(s.cfg.Mechanisms) == 0 {
+		a.negotiating = false
+		return &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_SUCCESS.Enum()}, nil
+	}
+	answer := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()}
+	for i := range s.cfg.Mechanisms {
+		auth := s.cfg.Mechanisms[i].offered()
+		if i == 0 { // most clients take the first, which saves them a turn
+			a.exchange = s.cfg.Mechanisms[i].Start()
+			var err error
+			if auth.Challenge, err = a.exchange.Challenge(); err != nil {
+				return nil, err
+			}
+		}
+		answer.Auths = append(answer.Auths, auth)
+	}
+	if !s.cfg.RefuseSimple {
+		answer.Auths = append(answer.Auths, &rpcpb.RpcSaslProto_SaslAuth{Method: proto.String(simpleMethod), Mechanism: proto.String("")})
+	}
+	return answer, nil
+}
+
+func (m *Mechanism) offered() *rpcpb.RpcSaslProto_SaslAuth {
+	return &rpcpb.RpcSaslProto_SaslAuth{
+		Method: &m.Method, Mechanism: &m.Name, Protocol: &m.Protocol, ServerId: &m.ServerID,
+	}
+}
+
+// choose takes the client's choice, with its first token.
+func (a *authentication) choose(s *Server, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
+	if len(m.GetAuths()) != 1 {
+		return nil, errors.New("Client mechanism is malformed")
+	}
+	auth := m.GetAuths()[0]
+	if auth.GetMethod() == simpleMethod && !s.cfg.RefuseSimple {
+		a.negotiating, a.exchange = false, nil
+		return nil, nil
+	}
+	for i := range s.cfg.Mechanisms {
+		mechanism := &s.cfg.Mechanisms[i]
+		if auth.GetMethod() != mechanism.Method || auth.GetMechanism() != mechanism.Name {
+			continue
+		}
+		if a.exchange == nil || i > 0 {
+			a.exchange = mechanism.Start()
+		}
+		a.chosen = mechanism
+		return a.step(m)
+	}
+	if a.offered {
+		return nil, unauthorized(auth.GetMethod() + " authentication is not enabled.  Available:" + available(s))
+	}
+	return a.offer(s)
+}
+
+// step takes a token of the chosen mechanism.
+func (a *authentication) step(m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
+	if a.chosen == nil || m.Token == nil {
+		return nil, errors.New("Client did not send a token")
+	}
+	token, done, err := a.exchange.Next(m.GetToken())
+	if err != nil {
+		return nil, err
+	}
+	answer := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_CHALLENGE.Enum(), Token: token}
+	if done {
+		answer.State = rpcpb.RpcSaslProto_SUCCESS.Enum()
+		a.negotiating = false
+		if a.user = a.exchange.User(); a.user == "" {
+			return nil, errors.New("the mechanism names no user")
+		}
+	}
+	return answer, nil
+}

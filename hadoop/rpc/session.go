@@ -1,0 +1,261 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// session is the server's side of what one client says, whatever carries it.
+// One goroutine at a time hands messages over.
+type session struct {
+	server *Server
+	out    carrier.Sender
+	peer   net.Addr
+	ctx    context.Context
+	cancel context.CancelFunc
+	ending atomic.Bool // the last answer is out; whatever still comes is dropped
+
+	// What the client said of itself; set before its first call.
+	user, realUser string
+	known          bool
+	auth           authentication
+
+	calls sync.WaitGroup      // under way, without those that outlive the session
+	slots chan struct{}       // one token for each call under way
+	bytes *semaphore.Weighted // of the requests of calls under way
+	fresh []call              // allocated and not used yet
+}
+
+func newSession(s *Server, out carrier.Sender, peer net.Addr) *session {
+	c := &session{
+		server: s, out: out, peer: peer,
+		slots: make(chan struct{}, s.cfg.MaxInFlight),
+		bytes: semaphore.NewWeighted(int64(s.cfg.MaxFrame)),
+	}
+	c.ctx, c.cancel = context.WithCancel(s.ctx)
+	return c
+}
+
+// errEnded says that the client was told why its session ends; the carrier has
+// to let it read that.
+type errEnded struct{ reason error }
+
+func (e *errEnded) Error() string { return e.reason.Error() }
+func (e *errEnded) Unwrap() error { return e.reason }
+
+// tell answers with the error that ends the session, and returns it.
+func (s *session) tell(to replyTo, failed *failure) error {
+	if err := s.send(&to, failed, nil, carrier.Now); err != nil {
+		return errors.Join(failed, err)
+	}
+	s.ending.Store(true)
+	return &errEnded{failed}
+}
+
+// receive takes a message, which it owns if the message has an owner. Answers
+// to short methods wait for the carrier's Flush. The error ends the session.
+func (s *session) receive(m carrier.Message) error {
+	defer func() { m.Release() }() // unless a call has taken it
+	h, rest, err := wire.ParseRequest(m.Bytes)
+	if err != nil {
+		return s.tell(replyTo{callID: wire.CallIDInvalid, retryCount: -1}, fatal(codeFatalHeader, exception.RPCServer, "request header: "+err.Error()))
+	}
+	switch {
+	case h.Op != wire.OpFinal:
+		return s.tell(toReply(&h), fatal(codeFatalHeader, exception.RPCServer, "the operation in the request header is not RPC_FINAL_PACKET"))
+	case h.Kind < 0:
+		return s.tell(toReply(&h), fatal(codeFatalHeader, exception.RPCServer, "the request header has no kind of RPC"))
+	case h.Kind != wire.KindProtobuf:
+		return s.tell(toReply(&h), fatal(codeFatalSerializing, exception.RPCServer, fmt.Sprintf("only RPC_PROTOCOL_BUFFER is spoken here, not kind %d", h.Kind)))
+	case h.CallID < 0:
+		return s.control(&h, rest)
+	}
+	return s.call(&h, rest, &m)
+}
+
+// control takes the messages that are not calls.
+func (s *session) control(h *wire.Request, rest []byte) error {
+	switch h.CallID {
+	case wire.CallIDPing:
+		return nil
+	case wire.CallIDSASL:
+		return s.sasl(h, rest)
+	case wire.CallIDContext:
+		return s.introduce(h, rest)
+	}
+	return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("call id %d is not known", h.CallID)))
+}
+
+// introduce takes the connection context: who the client is.
+func (s *session) introduce(h *wire.Request, rest []byte) error {
+	if s.known {
+		return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, "a second connection context"))
+	}
+	if s.auth.negotiating {
+		return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, "Connection header sent during SASL negotiation"))
+	}
+	hello := &rpcpb.IpcConnectionContextProto{}
+	body, _, err := wire.Next(rest)
+	if err == nil {
+		err = proto.Unmarshal(body, hello)
+	}
+	if err != nil {
+		return s.tell(toReply(h), fatal(codeFatalRequest, exception.RPCServer, "connection context: "+err.Error()))
+	}
+	// The protocol named here only matters to a server that authorizes by
+	// it: each call names its own, and an unknown one is that call's error.
+	s.user, s.realUser = hello.GetUserInfo().GetEffectiveUser(), hello.GetUserInfo().GetRealUser()
+	if failed := s.auth.check(s); failed != nil {
+		return s.tell(toReply(h), failed)
+	}
+	s.known = true
+	return nil
+}
+
+// call starts a call. What is wrong with the call alone is answered; the
+// session goes on.
+func (s *session) call(h *wire.Request, rest []byte, m *carrier.Message) error {
+	to := toReply(h)
+	if !s.known {
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "Connection context not established"))
+	}
+	invocation, rest, err := wire.ParseInvocation(rest)
+	if err != nil {
+		return s.tell(to, fatal(codeFatalRequest, exception.RPCServer, "request: "+err.Error()))
+	}
+	method, failed := s.server.find(&invocation)
+	if failed != nil {
+		s.replyError(&to, failed, carrier.Later)
+		return nil
+	}
+	body, _, err := wire.Next(rest)
+	if err != nil {
+		s.replyError(&to, badArguments(method.name, err), carrier.Later)
+		return nil
+	}
+	if len(s.fresh) == 0 {
+		s.fresh = make([]call, callsAtOnce)
+	}
+	c := &s.fresh[0]
+	s.fresh = s.fresh[1:]
+	c.Context, c.session, c.method = s.ctx, s, method
+	c.Call = Call{
+		User: s.user, RealUser: s.realUser, CallID: h.CallID, RetryCount: h.RetryCount,
+		Protocol: method.class, Method: method.name, Peer: s.peer,
+	}
+	if len(h.ClientID) == len(c.ClientID) {
+		c.ClientID = ClientID(h.ClientID)
+	}
+	c.to = to
+	if method.short && !method.once {
+		if c.req, err = method.decode(body); err != nil {
+			c.answer(nil, badArguments(method.name, err), carrier.Later)
+			return nil
+		}
+		resp, err := c.invoke()
+		c.answer(resp, err, carrier.Later)
+		return nil
+	}
+	c.to.clientID = append(c.id[:0], to.clientID...) // the message's memory goes
+	if m.Owner != nil {
+		c.body = carrier.Message{Bytes: body, Owner: m.Owner}
+		*m = carrier.Message{}
+	} else if c.req, err = method.decode(body); err != nil {
+		c.answer(nil, badArguments(method.name, err), carrier.Later)
+		return nil
+	}
+	return s.enqueue(c, int64(len(body)))
+}
+
+// find finds a method.
+func (s *Server) find(i *wire.Invocation) (*served, *failure) {
+	p, ok := s.protocols[string(i.Class)]
+	if !ok {
+		return nil, refuse(codeNoSuchProtocol, exception.NoSuchProtocol, "Unknown protocol: "+string(i.Class))
+	}
+	if i.Version != p.version {
+		return nil, refuse(codeProtocolVersion, exception.VersionMismatch, fmt.Sprintf(
+			"Protocol %s version mismatch. (client = %d, server = %d)", i.Class, i.Version, p.version))
+	}
+	m, ok := p.methods[string(i.Method)]
+	if !ok {
+		return nil, refuse(codeNoSuchMethod, exception.NoSuchMethod, "Unknown method "+string(i.Method)+" called on "+string(i.Class)+" protocol.")
+	}
+	return m, nil
+}
+
+// enqueue gives a call to the handlers. While the session's calls under way are
+// too many or too large, nothing more is read from the client.
+func (s *session) enqueue(c *call, size int64) error {
+	if len(s.slots) == cap(s.slots) || !s.bytes.TryAcquire(size) {
+		s.out.Flush()
+		if s.bytes.Acquire(s.ctx, size) != nil {
+			c.done()
+			return net.ErrClosed
+		}
+	}
+	select {
+	case s.slots <- struct{}{}:
+	case <-s.ctx.Done():
+		s.bytes.Release(size)
+		c.done()
+		return net.ErrClosed
+	}
+	c.slot, c.size = true, size
+	if c.method.once && c.ClientID != (ClientID{}) {
+		c.Context = s.server.ctx // a repetition may come by another connection
+		run, body := s.server.retries.begin(c)
+		if body != nil {
+			s.server.metrics.repeated.Inc()
+			s.replyBytes(&c.to, body, carrier.Later)
+			c.done()
+		}
+		if !run {
+			return nil
+		}
+	} else {
+		s.calls.Add(1)
+	}
+	if !s.server.queue.Push(c, c.User, c.method.urgent, c.size) {
+		c.refuseBusy(carrier.Later)
+	}
+	return nil
+}
+
+// refuseBusy answers as Hadoop's server does when its queue is full.
+func (c *call) refuseBusy(urgency carrier.Urgency) {
+	c.session.server.metrics.busy.Inc()
+	c.answer(nil, refuse(codeServer, exception.Retriable, "Server too busy"), urgency)
+}
+
+// release gives back what a call has taken of the session's bounds.
+func (s *session) release(c *call) {
+	if c.Context == s.ctx {
+		s.calls.Done()
+	}
+	s.bytes.Release(c.size)
+	<-s.slots
+}
+
+// busy tells whether calls are under way.
+func (s *session) busy() bool { return len(s.slots) > 0 }
+
+// urgency of an answer: if other calls are under way, theirs may go out with it.
+func (s *session) urgency() carrier.Urgency {
+	if len(s.slots) > 1 {
+		return carrier.Soon
+	}
+	return carrier.Now
+}
