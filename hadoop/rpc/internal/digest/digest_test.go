@@ -30,6 +30,29 @@ func TestExampleOfTheRFC(t *testing.T) {
 	}
 }
 
+// What Java's own server and client (javax.security.sasl) said to each other
+// about the token "ident" with the password "secret", as Hadoop uses them.
+func TestTranscriptOfJava(t *testing.T) {
+	const (
+		challenge = `realm="default",nonce="myV/H6p/I/AzQ/ADOsWFCSsd/VBMJwSpNU0mTagp",qop="auth",charset=utf-8,algorithm=md5-sess`
+		response  = `charset=utf-8,username="aWRlbnQ=",realm="default",nonce="myV/H6p/I/AzQ/ADOsWFCSsd/VBMJwSpNU0mTagp",nc=00000001,` +
+			`cnonce="uZmEvvoJedZ3pX84B8t+y81hYKQYjj/ciyzoAXAy",digest-uri="/default",maxbuf=65536,response=1f9c95ce25f90291af25a2aed2a51564,qop=auth`
+		last = `rspauth=98973400e6160f662685b2f2f69dc954`
+	)
+	s := Server{Realm: "default", URI: "/default", nonce: "myV/H6p/I/AzQ/ADOsWFCSsd/VBMJwSpNU0mTagp"}
+	got, user, err := s.Verify([]byte(response), func(string) (string, error) { return "c2VjcmV0", nil })
+	if err != nil || user != "aWRlbnQ=" || string(got) != last {
+		t.Errorf("the server answers Java's client %s, %q, %v", got, user, err)
+	}
+	c := Client{User: "aWRlbnQ=", Password: "c2VjcmV0", URI: "/default", cnonce: "uZmEvvoJedZ3pX84B8t+y81hYKQYjj/ciyzoAXAy"}
+	if got, err := c.Respond([]byte(challenge)); err != nil || string(got) != response {
+		t.Errorf("the client answers Java's server\n%s, want\n%s, %v", got, response, err)
+	}
+	if err := c.Check([]byte(last)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWhatIsRefused(t *testing.T) {
 	secret := func(string) (string, error) { return "secret", nil }
 	begin := func() (*Server, string) {

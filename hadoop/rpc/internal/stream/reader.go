@@ -106,7 +106,7 @@ func (r *Reader) need(n int) error {
 	case have == 0:
 		r.start, r.end = 0, 0
 		if r.full && len(r.buf) < mostBuffer {
-			r.buf = make([]byte, 2*len(r.buf))
+			r.buf = make([]byte, min(2*len(r.buf), mostBuffer))
 		}
 	case len(r.buf)-r.start < n:
 		if len(r.buf) < n {
@@ -138,7 +138,7 @@ func (r *Reader) need(n int) error {
 
 // long reads a frame of n bytes into memory of its own.
 func (r *Reader) long(n int) (carrier.Message, error) {
-	b := newBuffer(min(n, claimed))
+	b := newBuffer(min(n, max(claimed, r.end-r.start))) // all that has come fits
 	size := min(n, len(b.b))
 	got := copy(b.b[:size], r.buf[r.start:r.end])
 	r.start += got

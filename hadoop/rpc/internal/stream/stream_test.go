@@ -1,0 +1,323 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/internal/race"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// text is a message's content, which tells its number and size.
+func text(i, size int) []byte {
+	b := bytes.Repeat([]byte{byte(i), byte(i >> 8), byte(size)}, size/3+1)[:size]
+	if size >= 8 {
+		binary.BigEndian.PutUint64(b, uint64(i))
+	}
+	return b
+}
+
+func send(t testing.TB, w *Writer, b []byte, urgency carrier.Urgency) {
+	t.Helper()
+	m := w.Alloc(len(b))
+	m.Bytes = append(m.Bytes, b...)
+	if err := w.Send(context.Background(), m, urgency); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// counted counts what is written to it.
+type counted struct {
+	net.Conn
+	mu     sync.Mutex
+	writes int
+	bytes.Buffer
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writes++
+	return c.Buffer.Write(b)
+}
+func (c *counted) Close() error                     { return nil }
+func (c *counted) SetWriteDeadline(time.Time) error { return nil }
+func (c *counted) Read([]byte) (int, error)         { return 0, io.EOF }
+
+// Messages that wait for a flush go out in one write; short ones together, a
+// long one from its own memory between them.
+func TestMessagesGoOutTogether(t *testing.T) {
+	c := &counted{}
+	w := NewWriter(c, time.Minute, time.Minute)
+	var want []byte
+	for i, size := range []int{0, 1, 100, 1000, 5000, alone, 10, 20} {
+		send(t, w, text(i, size), carrier.Later)
+		want = append(binary.BigEndian.AppendUint32(want, uint32(size)), text(i, size)...)
+	}
+	if c.writes != 0 {
+		t.Errorf("%d writes before the flush", c.writes)
+	}
+	w.Flush()
+	w.Finish()
+	w.Stop()
+	if !bytes.Equal(c.Bytes(), want) {
+		t.Errorf("%d bytes went out, or others than the %d that were sent", c.Len(), len(want))
+	}
+	if c.writes != 3 {
+		t.Errorf("%d writes, want 3", c.writes)
+	}
+	if err := w.Send(t.Context(), w.Alloc(1), carrier.Now); err == nil {
+		t.Error("a message was taken after the end")
+	}
+}
+
+func pair(t testing.TB) (here, there *net.TCPConn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a.(*net.TCPConn), b.(*net.TCPConn)
+}
+
+// Whatever the sizes, and although the socket is full again and again, each
+// sender's messages arrive whole and in order.
+func TestManySendersOneSlowReader(t *testing.T) {
+	here, there := pair(t)
+	w := NewWriter(here, time.Minute, time.Minute)
+	const senders, each = 8, 60
+	sizes := []int{8, 9, 100, 1000, 4000, alone - lengthSize - 1, alone, 400_000}
+	var wg sync.WaitGroup
+	for s := range senders {
+		wg.Go(func() {
+			for i := range each {
+				size := sizes[(s+i)%len(sizes)]
+				send(t, w, text(s<<16|i, size), carrier.Urgency(i%3))
+			}
+			w.Flush()
+		})
+	}
+	r := NewReader(there, 1<<20)
+	var next [senders]int
+	for range senders * each {
+		m, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := int(binary.BigEndian.Uint64(m.Bytes))
+		s, i := id>>16, id&0xffff
+		if s >= senders || i != next[s] || !bytes.Equal(m.Bytes, text(id, sizes[(s+i)%len(sizes)])) {
+			t.Fatalf("message %d of sender %d, of %d bytes, is out of order or damaged; message %d is due", i, s, len(m.Bytes), next[min(s, senders-1)])
+		}
+		next[s]++
+		m.Release()
+	}
+	wg.Wait()
+	w.Finish()
+	if _, err := r.Next(); err != io.EOF {
+		t.Errorf("after Finish: %v", err)
+	}
+	w.Stop()
+}
+
+// Who sends to a peer that does not read waits, as long as its context lives.
+func TestBackPressure(t *testing.T) {
+	here, _ := pair(t)
+	w := NewWriter(here, time.Minute, time.Minute)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	waits := make(chan struct{})
+	go func() {
+		for {
+			w.mu.Lock()
+			waiting := w.room != nil
+			w.mu.Unlock()
+			if waiting {
+				close(waits)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	result := make(chan error, 1)
+	go func() {
+		for {
+			m := w.Alloc(256 << 10)
+			m.Bytes = m.Bytes[:256<<10]
+			if err := w.Send(ctx, m, carrier.Now); err != nil {
+				result <- err
+				return
+			}
+		}
+	}()
+	<-waits
+	cancel(why)
+	if err := <-result; !errors.Is(err, why) {
+		t.Errorf("%v", err)
+	}
+	gone := errors.New("gone")
+	w.Abort(gone)
+	if err := w.Send(t.Context(), w.Alloc(0), carrier.Now); !errors.Is(err, gone) {
+		t.Errorf("%v", err)
+	}
+	w.Stop()
+}
+
+// A message that outgrows what was asked for goes out whole.
+func TestMessageThatOutgrowsItsMemory(t *testing.T) {
+	c := &counted{}
+	w := NewWriter(c, time.Minute, time.Minute)
+	m := w.Alloc(10)
+	m.Bytes = append(m.Bytes, text(1, 5000)...)
+	if err := w.Send(t.Context(), m, carrier.Now); err != nil {
+		t.Fatal(err)
+	}
+	w.Finish()
+	w.Stop()
+	if want := append([]byte{0, 0, 5000 >> 8, 5000 & 255}, text(1, 5000)...); !bytes.Equal(c.Bytes(), want) {
+		t.Errorf("%d bytes", c.Len())
+	}
+}
+
+func TestReaderBounds(t *testing.T) {
+	frame := func(n uint32, b ...byte) []byte { return append(binary.BigEndian.AppendUint32(nil, n), b...) }
+	if _, err := NewReader(bytes.NewReader(frame(11)), 10).Next(); !errors.Is(err, ErrFrameLength) {
+		t.Errorf("a frame that is too long: %v", err)
+	}
+	for _, cut := range [][]byte{{0}, frame(5, 1, 2), frame(50_000, 1, 2), append(frame(60<<20), make([]byte, 100_000)...)} {
+		if _, err := NewReader(bytes.NewReader(cut), 64<<20).Next(); err != io.ErrUnexpectedEOF {
+			t.Errorf("a frame cut after %d bytes: %v", len(cut), err)
+		}
+	}
+	if _, err := NewReader(bytes.NewReader(nil), 10).Next(); err != io.EOF {
+		t.Errorf("the end between frames: %v", err)
+	}
+}
+
+// A long frame behind short ones is read whole, however much of it the buffer
+// held when it began.
+func TestLongFrameBehindShortOnes(t *testing.T) {
+	for _, short := range []int{100, 1004, 4096, inPlace - 4, inPlace} {
+		var stream []byte
+		sizes := []int{}
+		for range 400_000 / (short + 4) {
+			sizes = append(sizes, short)
+		}
+		sizes = append(sizes, 400_000, short, 70_000, inPlace+1, 300_000, short)
+		for i, size := range sizes {
+			stream = append(binary.BigEndian.AppendUint32(stream, uint32(size)), text(i, size)...)
+		}
+		r := NewReader(bytes.NewReader(stream), 1<<20)
+		for i, size := range sizes {
+			m, err := r.Next()
+			if err != nil || !bytes.Equal(m.Bytes, text(i, size)) {
+				t.Fatalf("frames of %d: frame %d is damaged (%v)", short, i, err)
+			}
+			m.Release()
+		}
+		if len(r.buf) > mostBuffer {
+			t.Errorf("the buffer grew to %d bytes", len(r.buf))
+		}
+	}
+}
+
+// A length is only a claim: memory grows with what has come.
+func TestClaimsTakeNoMemory(t *testing.T) {
+	claim := binary.BigEndian.AppendUint32(nil, 60<<20)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 100 {
+		if _, err := NewReader(io.MultiReader(bytes.NewReader(claim), bytes.NewReader(make([]byte, 100))), 64<<20).Next(); err != io.ErrUnexpectedEOF {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > 100*2*claimed {
+		t.Errorf("%d bytes were taken for 100 claims", took)
+	}
+}
+
+func FuzzReader(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 2, 1, 2, 0, 0, 0, 0}, uint8(0))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff}, uint8(1))
+	f.Add([]byte{0x00, 0x10, 0x00, 0x00, 1}, uint8(2))
+	f.Add(append([]byte{0, 0, 0x50, 0}, make([]byte, 0x5000)...), uint8(1))
+	f.Fuzz(func(t *testing.T, b []byte, how uint8) {
+		var in io.Reader = bytes.NewReader(b)
+		switch how % 3 {
+		case 1:
+			in = iotest.HalfReader(in)
+		case 2:
+			in = iotest.OneByteReader(in)
+		}
+		r := NewReader(in, 1<<20)
+		var again []byte
+		for {
+			if r.Ready() && r.end-r.start < lengthSize {
+				t.Fatal("ready without a length")
+			}
+			m, err := r.Next()
+			if err != nil {
+				break
+			}
+			again = append(binary.BigEndian.AppendUint32(again, uint32(len(m.Bytes))), m.Bytes...)
+			m.Release()
+			r.Shrink()
+		}
+		if !bytes.HasPrefix(b, again) {
+			t.Errorf("%x was read as %x", b, again)
+		}
+		rest := b[len(again):]
+		if len(rest) >= lengthSize && uint64(binary.BigEndian.Uint32(rest)) <= uint64(len(rest)-lengthSize) && binary.BigEndian.Uint32(rest) <= 1<<20 {
+			t.Errorf("a whole frame was not read: %x", rest)
+		}
+	})
+}
+
+// In steady state neither end allocates for a message.
+func TestMessagesAllocateNothing(t *testing.T) {
+	for _, size := range []int{100, 1 << 10, 100 << 10} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			here, there := pair(t)
+			w := NewWriter(here, time.Minute, time.Minute)
+			r := NewReader(there, 1<<20)
+			b := make([]byte, size)
+			if n := testing.AllocsPerRun(200, func() {
+				send(t, w, b, carrier.Now)
+				m, err := r.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Release()
+			}); n != 0 && !race.Enabled {
+				t.Errorf("%v allocations", n)
+			}
+			w.Finish()
+			w.Stop()
+		})
+	}
+}
