@@ -98,7 +98,7 @@ func TestRefusals(t *testing.T) {
 		"memory:\n  receive: 7M\n":                              ":2: memory.receive is \"7M\": want bytes, such as 64M or 1G, at least 8M",
 		"memory:\n  send: 99999999999G\n":                       ":2: memory.send is \"99999999999G\": want bytes",
 		"memory:\n  ignore-pressure: 2\n":                       ":2: memory.ignore-pressure is \"2\": want true or false",
-		"memory:\n  recieve: 1G\n":                              ":2: there is no setting \"memory.recieve\"; there are memory.receive, memory.send",
+		"memory:\n  recive: 1G\n":                               ":2: there is no setting \"memory.recive\"; there are memory.receive, memory.send",
 		"shm: [\n":                                              "yaml: ",
 		"shm:\n  huge-pages: true\n  allow-uids: 1\n":           "(set by shm.allow-uids by ",
 	} {
