@@ -44,8 +44,8 @@ func tuneCommand(o *options) *cobra.Command {
 		Use:   "tune",
 		Short: "Measure which sizes and times suit this machine, and write them to a configuration file",
 		Long: `Measures messages between this process and another of this host, over each transport
-that is there, for about ten seconds each: up to which length a message is better
-copied into a posted receive than fetched (eager), how much of a long message to
+that is there, for about fifteen seconds each: up to which length a message is better
+copied into a posted receive than fetched (eager; alone and in a stream), how much of a long message to
 offer at a time (chunk), and for how long a waiting caller should poll before
 it sleeps (spin). It prints a table, and with --output writes a file for --config, in
 which each value says what it was measured on. Keep the machine quiet meanwhile.`,
@@ -220,43 +220,60 @@ func (m *tuner) tune(ctx context.Context, transport string) ([]tuned, error) {
 	return values, nil
 }
 
-// eager finds the longest message that is no slower copied than fetched.
+// A cost is what messages of one length take.
+type cost struct {
+	alone float64 // nanoseconds one way
+	rate  float64 // bytes a second in a stream
+}
+
+func (c cost) String() string { return fmt.Sprintf("%.2f us and %.2f GB/s", c.alone/1e3, c.rate/1e9) }
+
+// eager finds the longest message that is worth a receive of its length.
 func (m *tuner) eager(ctx context.Context, transport string) (size int, basis string, err error) {
-	latencies := func(eager int) ([]float64, error) {
-		var all []float64
+	costs := func(eager int) ([]cost, error) {
+		var all []cost
 		err := m.with(ctx, transport, fmt.Sprintf("eager=%d", eager), func(c *perf.Client) error {
 			for _, size := range eagerSizes {
-				l, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeLatency, Wait: perf.WaitSpin, Size: size})
+				alone, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeLatency, Wait: perf.WaitSpin, Size: size})
 				if err != nil {
 					return err
 				}
-				all = append(all, l.Quantile(50))
+				stream, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeBandwidth, Wait: perf.WaitSpin, Size: size})
+				if err != nil {
+					return err
+				}
+				all = append(all, cost{alone.Quantile(50), stream.Row().BytesPerS})
 			}
 			return nil
 		})
 		return all, err
 	}
-	copied, err := latencies(eagerSizes[len(eagerSizes)-1] + tuneHeader)
+	copied, err := costs(eagerSizes[len(eagerSizes)-1] + tuneHeader)
 	if err != nil {
 		return 0, "", err
 	}
-	fetched, err := latencies(1 << 10)
+	fetched, err := costs(1 << 10)
 	if err != nil {
 		return 0, "", err
 	}
 	best := crossover(copied, fetched)
-	basis = fmt.Sprintf("at %s %.2f us copied, %.2f us fetched", bytesText(eagerSizes[best]), copied[best]/1e3, fetched[best]/1e3)
+	basis = fmt.Sprintf("%s: %v copied, %v fetched", bytesText(eagerSizes[best]), copied[best], fetched[best])
 	if next := best + 1; next < len(eagerSizes) {
-		basis += fmt.Sprintf("; at %s %.2f and %.2f", bytesText(eagerSizes[next]), copied[next]/1e3, fetched[next]/1e3)
+		basis += fmt.Sprintf("; %s: %v, %v", bytesText(eagerSizes[next]), copied[next], fetched[next])
 	}
 	return eagerSizes[best], basis, nil
 }
 
-// crossover is the index of the last size up to which copying is no slower.
-func crossover(copied, fetched []float64) int {
+// A receive twice as long doubles what a group pins, so copying must be worth it: a
+// fifth faster alone or in a stream, and in the other at most a twentieth slower.
+const worthwhile, bearable = 1.2, 1.05
+
+// crossover is the index of the last size up to which copying is worth its memory.
+func crossover(copied, fetched []cost) int {
 	best := 0
-	for i := range copied {
-		if copied[i] > fetched[i] {
+	for i, c := range copied {
+		alone, stream := fetched[i].alone/c.alone, c.rate/fetched[i].rate
+		if max(alone, stream) < worthwhile || min(alone, stream)*bearable < 1 {
 			break
 		}
 		best = i

@@ -49,17 +49,21 @@ func TestTune(t *testing.T) {
 }
 
 func TestCrossover(t *testing.T) {
-	for _, c := range []struct {
-		copied, fetched []float64
-		want            int
+	fetched := []cost{{alone: 2, rate: 10}, {alone: 3, rate: 10}, {alone: 4, rate: 10}}
+	for name, c := range map[string]struct {
+		copied []cost
+		want   int
 	}{
-		{[]float64{1, 2, 3}, []float64{2, 3, 4}, 2},
-		{[]float64{1, 2, 5}, []float64{2, 3, 4}, 1},
-		{[]float64{3, 2, 1}, []float64{2, 3, 4}, 0},
-		{[]float64{1, 4, 1}, []float64{2, 3, 4}, 0},
+		"always":                       {[]cost{{1, 10}, {2, 10}, {3, 10}}, 2},
+		"faster in streams only":       {[]cost{{2, 20}, {3, 20}, {4, 20}}, 2},
+		"the last is slower":           {[]cost{{1, 10}, {2, 10}, {5, 10}}, 1},
+		"the last is not worth it":     {[]cost{{1, 10}, {2, 10}, {3.9, 10}}, 1},
+		"the last slows streams":       {[]cost{{1, 10}, {2, 10}, {2, 9}}, 1},
+		"never":                        {[]cost{{3, 10}, {2, 10}, {1, 10}}, 0},
+		"what comes behind a slow one": {[]cost{{1, 10}, {4, 10}, {1, 10}}, 0},
 	} {
-		if got := crossover(c.copied, c.fetched); got != c.want {
-			t.Errorf("%v beside %v: %d, want %d", c.copied, c.fetched, got, c.want)
+		if got := crossover(c.copied, fetched); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
 	for want, rates := range [][]float64{{98, 99, 100}, {90, 99, 100}, {90, 91, 100}} {
