@@ -64,6 +64,11 @@ func (g *Group) accept(ctx context.Context, d *device, e *Endpoint, request rdma
 	ctx, end := g.within(ctx)
 	defer end()
 	e.count = &d.count
+	if known, ok := request.(rdma.CredentialedRequest); ok {
+		if who, ok := known.PeerCredentials(); ok {
+			e.origin = processOf(who)
+		}
+	}
 	peer, err := wire.ParseParameters(private)
 	if err != nil {
 		return errors.Join(err, request.Reject([]byte("endpoint parameters not understood")))
@@ -121,4 +126,16 @@ func (r *Runtime) redeem(d *device, request rdma.ConnectRequest) {
 		return
 	}
 	t.finish(t.group.accept(t.ctx, d, t.endpoint, request, private[hello.TokenSize:]))
+}
+
+// originOf names the peer for which memory is counted: the process if the kernel
+// vouches for it, the address that was dialled, or else that of the host.
+func originOf(conn net.Conn, dialled bool) string {
+	if who, ok := socketCredentials(conn); ok {
+		return processOf(who)
+	}
+	if dialled {
+		return conn.RemoteAddr().String()
+	}
+	return sourceOf(conn)
 }

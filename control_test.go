@@ -33,12 +33,17 @@ type rawPeer struct {
 }
 
 func newRawPeer(t *testing.T, p *pair, w world, params []byte) (*rawPeer, error) {
+	return newRawPeerFrom(t, p, w, "127.0.0.1", params)
+}
+
+// newRawPeerFrom is a raw peer on a host with another address.
+func newRawPeerFrom(t *testing.T, p *pair, w world, host string, params []byte) (*rawPeer, error) {
 	h := hello.Hello{Least: 1, Greatest: 1, Service: "test/1", Host: p.client.host[:], Candidates: []hello.Candidate{{Name: w.name}}}
 	first, err := h.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, a, err := exchange(t, p.listener.Addr().String(), first)
+	_, a, err := exchangeFrom(t, host, p.listener.Addr().String(), first)
 	if err != nil || a.Accept == nil {
 		t.Fatal(a, err)
 	}

@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"fmt"
 	"net"
 
 	"github.com/verbena-data/verbena/rdma"
@@ -28,4 +29,9 @@ func (e *Endpoint) identify(conn net.Conn) {
 	if ok {
 		e.peer = &who
 	}
+}
+
+// processOf names a process as the one whose memory an endpoint's is.
+func processOf(who rdma.Credentials) string {
+	return fmt.Sprintf("process %d of user %d", who.PID, who.UID)
 }

@@ -431,6 +431,7 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 	selection.Candidates = append([]Candidate(nil), d.selection.Candidates...)
 	selection.choose(accept.Name, d.taken(accept.Name))
 	e := d.group.newEndpoint(d.tuning, d.service, d.conn.LocalAddr(), d.conn.RemoteAddr(), selection)
+	e.origin = originOf(d.conn, true)
 	conn := d.conn
 	var err error
 	switch t := d.r.transport(accept.Name); {

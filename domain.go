@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
@@ -60,14 +60,14 @@ type domain struct {
 
 	unwatch func() // ends following the memory's pressure
 
-	growing atomic.Int64 // bytes of longPool that messages have which may need more
+	shares *shares // of peers
 
 	// A message for which no receive is posted waits for one.
 	waits bool
 
 	mu      sync.Mutex
-	shared  *receives // while there are endpoints; nil if the device has none
-	srq     rdma.SharedReceiveQueue
+	queues  []*receives // shared, while there are endpoints; empty if the device has none
+	number  uint32      // of the last of them
 	workers []*worker
 	next    int
 	shells  int
@@ -89,6 +89,7 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	n.longPool = slab.New(n.domain, rdma.AccessLocalWrite, receive-receive/2)
 	n.sendPool = slab.New(n.domain, 0, send/2)
 	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead, send-send/2)
+	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
 	n.unwatch = func() {}
 	if !cfg.ignorePressure {
 		n.unwatch = watchMemory(n.receivePool, n.longPool, n.sendPool, n.offerPool)
@@ -109,18 +110,20 @@ func (n *domain) fail(err error) {
 	}
 }
 
-// claim deals a worker to an endpoint that can have so many requests
-// outstanding.
-func (n *domain) claim(entries int) (*worker, error) {
+// claim deals a worker to an endpoint that can have so many requests outstanding.
+// shared are the receives that it shares, if it does: a worker has room for all of
+// them to complete at once.
+func (n *domain) claim(entries int, shared *receives) (*worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.workers) >= n.cfg.workers {
-		for range n.workers {
-			w := n.workers[n.next%len(n.workers)]
-			n.next++
-			if w.room >= entries && !w.broken.Load() {
-				w.room -= entries
-				return w, nil
+		for _, serving := range []bool{true, false} { // those that serve the receives already cost less
+			for range n.workers {
+				w := n.workers[n.next%len(n.workers)]
+				n.next++
+				if serves(w, shared) == serving && !w.broken.Load() && dealTo(w, entries, shared) {
+					return w, nil
+				}
 			}
 		}
 	}
@@ -128,28 +131,51 @@ func (n *domain) claim(entries int) (*worker, error) {
 	if m := n.attributes.MaxCompletions; m > 0 {
 		depth = min(depth, m)
 	}
-	reserved := 0
-	if n.shared != nil {
-		reserved = min(n.shared.depth, depth/2)
-	}
-	w, err := newWorker(n.domain, depth, reserved, n.orphan)
+	w, err := newWorker(n.domain, depth, n.orphan)
 	if err != nil {
 		return nil, err
 	}
-	if w.room < entries {
-		return nil, errors.Join(fmt.Errorf("an endpoint needs %d completions, the device's queues have %d: lower the window", entries, w.room), w.close())
+	if !dealTo(w, entries, shared) {
+		return nil, errors.Join(fmt.Errorf("an endpoint needs %d completions, the device's queues have %d: lower the window", entries, w.size), w.close())
 	}
-	w.room -= entries
 	n.workers = append(n.workers[:len(n.workers):len(n.workers)], w)
 	return w, nil
 }
 
+// dealTo takes an endpoint's entries of a worker if it has room. It needs mu.
+func dealTo(w *worker, entries int, shared *receives) bool {
+	if shared != nil && !serves(w, shared) {
+		entries += reservedFor(w, shared)
+	}
+	if w.room < entries {
+		return false
+	}
+	w.room -= entries
+	w.endpoints++
+	if shared != nil {
+		w.serves[shared.number]++
+	}
+	return true
+}
+
+func serves(w *worker, shared *receives) bool { return shared != nil && w.serves[shared.number] > 0 }
+
+// reservedFor is how many entries are for the completions of shared receives.
+func reservedFor(w *worker, shared *receives) int { return min(shared.depth, w.size/2) }
+
 // unclaim takes an endpoint's worker back. Its queue pair has been closed. A worker
 // that the load has brought goes with its last endpoint.
-func (n *domain) unclaim(w *worker, entries int) {
+func (n *domain) unclaim(w *worker, entries int, shared *receives) {
 	n.mu.Lock()
 	w.room += entries
-	surplus := len(n.workers) > n.cfg.workers && w.room == w.size && !w.broken.Load()
+	w.endpoints--
+	if shared != nil {
+		if w.serves[shared.number]--; !serves(w, shared) {
+			delete(w.serves, shared.number)
+			w.room += reservedFor(w, shared)
+		}
+	}
+	surplus := len(n.workers) > n.cfg.workers && w.endpoints == 0 && !w.broken.Load()
 	if surplus {
 		n.workers = without(n.workers, w)
 	}
@@ -184,51 +210,131 @@ func (n *domain) orphan(c *rdma.Completion) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.shared == nil {
-		return
-	}
-	if b := n.shared.arrived(c.ID); b != nil {
-		n.shared.putLate(b)
+	number := uint32(c.ID &^ idKind >> idQueue)
+	for _, r := range n.queues {
+		if r.number != number {
+			continue
+		}
+		if b := r.arrived(c.ID); b != nil {
+			r.putLate(b)
+		}
 	}
 }
 
-// enter counts an endpoint, and opens the shared receives for the first.
+// enter counts an endpoint.
 func (n *domain) enter() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closing {
 		return ErrClosed
 	}
-	a := &n.attributes
-	if n.shared == nil && a.Has(rdma.CapSharedReceive) {
-		depth := sharedDepth
-		if a.MaxQueueDepth > 0 {
-			depth = min(depth, a.MaxQueueDepth)
-		}
-		if a.MaxCompletions > 0 {
-			depth = min(depth, a.MaxCompletions/2)
-		}
-		q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1})
-		if err != nil {
-			return fmt.Errorf("shared receive queue on %s: %w", a.Name, err)
-		}
-		n.srq = q
-		n.shared = newReceives(q, n.receivePool, n.log, n.receiveSize(), depth, !n.waits)
-	}
 	n.shells++
 	n.entered.Add(1)
 	return nil
 }
 
-// leave takes over the messages that applications hold of an endpoint that has
-// closed. The last endpoint takes the shared receives with it.
-func (n *domain) leave(held int) {
-	defer n.entered.Done()
+// share promises from least to most shared receives to an endpoint of a peer. The
+// caller calls unshare. It returns none if the device has no shared receives.
+//
+// A queue of a strict device takes endpoints until half of it is promised; the rest
+// is for their windows to grow. Then a further queue is opened. When the device has
+// no more of them, endpoints share what is left.
+func (n *domain) share(sh *share, least, most int) (r *receives, granted int, err error) {
+	if !n.attributes.Has(rdma.CapSharedReceive) {
+		return nil, 0, nil
+	}
+	for i := 0; ; i++ {
+		r, err := n.queue(i)
+		if err != nil {
+			return n.squeeze(sh, least, most, err)
+		}
+		full := min(most, r.depth-baseReceives)
+		switch {
+		case r.strict && full < least:
+			err = fmt.Errorf("shared receive queue on %s: it has %d places at most and an endpoint needs %d: lower the chunks", n.attributes.Name, r.depth, least+baseReceives)
+		case r.strict && r.places(max(r.depth/2, full+baseReceives)) < full:
+			err = errNoPlaces
+		default:
+			granted, err = r.promise(sh, least, most)
+		}
+		if err == nil {
+			return r, granted, nil
+		}
+		n.unshare(r)
+		if !errors.Is(err, errNoPlaces) {
+			return nil, 0, err
+		}
+	}
+}
+
+// squeeze is share without a further queue.
+func (n *domain) squeeze(sh *share, least, most int, openErr error) (chosen *receives, granted int, err error) {
 	n.mu.Lock()
-	n.held += held
-	n.shells--
-	last := n.shells == 0 && n.shared != nil
-	workers := n.workers
+	queues := slices.Clone(n.queues)
+	for _, r := range queues {
+		r.users++
+	}
+	n.mu.Unlock()
+	err = openErr
+	for _, r := range queues {
+		if chosen == nil {
+			var refusal error
+			if granted, refusal = r.promise(sh, least, most); refusal == nil {
+				chosen = r
+				continue
+			} else if !errors.Is(refusal, errNoPlaces) {
+				err = refusal
+			}
+		}
+		n.unshare(r)
+	}
+	switch {
+	case chosen != nil:
+		return chosen, granted, nil
+	case len(queues) > 0 && err == openErr:
+		err = fmt.Errorf("%w: no room in %d shared receive queues, and no further one: %w", slab.ErrExhausted, len(queues), openErr)
+	}
+	return nil, 0, err
+}
+
+// queue returns a shared queue by its place, or opens a further one. Its user calls
+// unshare.
+func (n *domain) queue(i int) (*receives, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if i < len(n.queues) {
+		n.queues[i].users++
+		return n.queues[i], nil
+	}
+	a := &n.attributes
+	depth := sharedDepth
+	if a.MaxQueueDepth > 0 {
+		depth = min(depth, a.MaxQueueDepth)
+	}
+	if a.MaxCompletions > 0 {
+		depth = min(depth, a.MaxCompletions/2)
+	}
+	if err := n.shares.reserve(baseReceives); err != nil {
+		return nil, err
+	}
+	q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1})
+	if err != nil {
+		_ = n.shares.reserve(-baseReceives) // cannot fail
+		return nil, fmt.Errorf("shared receive queue of %d places on %s: %w", depth, a.Name, err)
+	}
+	n.number = n.number%maxQueueNumber + 1
+	r := newReceives(q, n.receivePool, n.log, n.number, n.receiveSize(), depth, !n.waits)
+	r.users = 1
+	n.queues = append(n.queues[:len(n.queues):len(n.queues)], r)
+	return r, nil
+}
+
+// unshare takes an endpoint off its shared receives. The last one takes the queue
+// with it.
+func (n *domain) unshare(r *receives) {
+	n.mu.Lock()
+	r.users--
+	last, workers := r.users == 0, n.workers
 	n.mu.Unlock()
 	if !last {
 		return
@@ -238,14 +344,26 @@ func (n *domain) leave(held int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.shells > 0 || n.shared == nil {
+	at := slices.Index(n.queues, r)
+	if r.users > 0 || at < 0 {
 		return
 	}
-	if err := n.shared.close(); err != nil {
+	if err := r.close(); err != nil {
 		n.log.Error("receives not closed", "error", err)
 		return
 	}
-	n.shared, n.srq = nil, nil
+	n.queues = slices.Delete(slices.Clone(n.queues), at, at+1)
+	_ = n.shares.reserve(-baseReceives) // cannot fail
+}
+
+// leave takes over the messages that applications hold of an endpoint that has
+// closed.
+func (n *domain) leave(held int) {
+	n.mu.Lock()
+	n.held += held
+	n.shells--
+	n.mu.Unlock()
+	n.entered.Done()
 }
 
 // cameBack counts a message that was taken over. The last one takes the domain
@@ -271,41 +389,6 @@ func (n *domain) limits(t Tuning) link.Limits {
 		MaxMessage: int(min(int64(n.cfg.maxMessage), max(n.longPool.Limit()/2, int64(t.Eager)))),
 		Commit:     int(min(commitment, n.longPool.Limit()/64)),
 	}
-}
-
-// longShare is how much memory the long messages of one endpoint get for being
-// announced. One that Receive waits for may have more.
-func (n *domain) longShare() int { return int(n.longPool.Limit() / 16) }
-
-// growingLimit is a quarter of the pool, less an arena that may hold little.
-func (n *domain) growingLimit() int64 {
-	limit := n.longPool.Limit()
-	return max(limit/4-2<<20, limit/8)
-}
-
-// tryGrowing gets memory for a message that may come to need more. Together those
-// hold so little that a whole message always fits beside them: they never wait for
-// each other.
-func (n *domain) tryGrowing(size int) (slab.Slab, bool, error) {
-	if n.growing.Add(int64(size)) > n.growingLimit() {
-		n.growing.Add(-int64(size))
-		return slab.Slab{}, false, nil
-	}
-	memory, ok, err := n.longPool.TryGet(size)
-	if !ok || err != nil {
-		n.growing.Add(-int64(size))
-		return memory, ok, err
-	}
-	n.growing.Add(int64(memory.Size() - size))
-	return memory, true, nil
-}
-
-// putLong takes memory of a long message back.
-func (n *domain) putLong(memory slab.Slab, growing bool) {
-	if growing {
-		n.growing.Add(-int64(memory.Size()))
-	}
-	n.longPool.Put(memory)
 }
 
 // endStalled ends endpoints whose peers leave a message unfinished, as long as

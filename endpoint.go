@@ -26,6 +26,7 @@ type Endpoint struct {
 	local, remote net.Addr
 	selection     Selection
 	peer          *rdma.Credentials // see Peer
+	origin        string            // whom its memory is counted for; set before its carrier
 	carrier       carrier
 
 	// sendLock orders Sends; a channel, because waiting for it ends with the

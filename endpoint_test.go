@@ -264,11 +264,12 @@ func TestBothCloseAtOnce(t *testing.T) {
 func TestHeldMessages(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		// Half of the memory may be taken before a Receive asks for it. The pool
-		// deals in arenas of 2 MiB, one of which holds small slabs: there is room
-		// for seven of the messages below and the one that is to get through.
+		// deals in arenas of 2 MiB, one of which holds small slabs: in the half that
+		// the peer may have there is room for some of the messages below and the one
+		// that is to get through.
 		const count = 12
 		config := crampedConfig(w)
-		config.ReceiveMemory = count << 20
+		config.ReceiveMemory = 2 * count << 20
 		p := w.pair(t, config, ListenConfig{})
 		a, b := p.connect(t, "")
 		c, d := p.connect(t, "")
@@ -531,7 +532,7 @@ func TestMemoryComesBack(t *testing.T) {
 							t.Errorf("worker has %d queue pairs and room for %d", len(w.consumers), w.room)
 						}
 					}
-					if domain.shells != 0 || domain.held != 0 || domain.shared != nil {
+					if domain.shells != 0 || domain.held != 0 || len(domain.queues) != 0 {
 						t.Errorf("%d endpoints, %d messages held", domain.shells, domain.held)
 					}
 				}
@@ -708,19 +709,18 @@ func TestWindowFollowsLoad(t *testing.T) {
 			burst()
 		}
 		// Others are promised most of what there is.
-		q.recv.mu.Lock()
-		others := q.recv.limit / 4 * 3
-		q.recv.promised += others
-		q.recv.mu.Unlock()
+		all := q.n.shares
+		others := all.receives / 4 * 3
+		if err := all.reserve(others); err != nil {
+			t.Fatal(err)
+		}
 		for window() > q.limits.Window {
 			if p.ctx.Err() != nil {
 				t.Fatalf("the window is %d", window())
 			}
 			burst()
 		}
-		q.recv.mu.Lock()
-		q.recv.promised -= others
-		q.recv.mu.Unlock()
+		_ = all.reserve(-others)
 	})
 }
 

@@ -19,10 +19,10 @@ import (
 // once with the reason, so that the dial has time for the next transport.
 func TestExhaustedMemoryIsRefusedAtOnce(t *testing.T) {
 	w := worldOf(t, "fakeband")
-	p := w.pair(t, Config{ReceiveMemory: 1 << 20}, ListenConfig{})
+	p := w.pair(t, Config{ReceiveMemory: 4 << 20}, ListenConfig{})
 	for n := 1; ; n++ {
 		if n > 100 {
-			t.Fatal("100 endpoints share 1 MiB")
+			t.Fatal("100 endpoints share 4 MiB")
 		}
 		ctx, cancel := context.WithTimeout(p.ctx, 4*time.Second)
 		e, err := p.client.Dial(ctx, p.listener.Addr().String(), "test/1", DialConfig{})
@@ -87,7 +87,6 @@ func TestDeviceIsOpenedAgain(t *testing.T) {
 		t.Errorf("without descriptors: %s", s)
 	}
 	_, _ = a.Close(), b.Close()
-	p.client.Forget(p.listener.Addr().String()) // it remembers such failures for some seconds
 	a, b = p.connect(t, "")
 	if s := a.Selection(); s.Transport != "short" {
 		t.Errorf("afterwards: %s", s)

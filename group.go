@@ -35,6 +35,7 @@ type Group struct {
 	maxMessage int
 	ignore     bool               // the memory's pressure
 	leave      func() []*Endpoint // takes the group out of its runtime, and its endpoints
+	gone       func()             // the runtime need not wait for the group any more
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
@@ -112,6 +113,7 @@ func (g *Group) Close() error {
 	}
 	g.closed = true
 	g.mu.Unlock()
+	defer g.gone()
 	defer close(g.done)
 	g.stop()
 	errs := closeAll(g.leave())

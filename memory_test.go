@@ -3,6 +3,7 @@ package verbena
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -20,6 +21,25 @@ func worldOf(t *testing.T, name string) world {
 	}
 	t.Fatalf("no world %s", name)
 	return world{}
+}
+
+// hostNumber is the address of another host than the one that tests dial from.
+func hostNumber(i int) string { return fmt.Sprintf("127.0.1.%d", i+1) }
+
+// hasMemory waits until a long message of e has memory.
+func (p *pair) hasMemory(t *testing.T, e *Endpoint) {
+	t.Helper()
+	for s := e.carrier.(*shell); ; runtime.Gosched() {
+		s.mu.Lock()
+		have := s.longBytes > 0
+		s.mu.Unlock()
+		if have {
+			return
+		}
+		if p.ctx.Err() != nil {
+			t.Fatal("the message gets no memory")
+		}
+	}
 }
 
 // announce offers the first part of a long message that never goes on.
@@ -42,8 +62,8 @@ func TestAnnouncementsHoldLittleMemory(t *testing.T) {
 	var receivers sync.WaitGroup
 	defer receivers.Wait()
 	const peers = 8
-	for range peers {
-		raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
+	for i := range peers {
+		raw, err := newRawPeerFrom(t, p, w, hostNumber(i), rawParameters.Append(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,16 +74,7 @@ func TestAnnouncementsHoldLittleMemory(t *testing.T) {
 		defer func() { _ = e.Close() }()
 		receivers.Go(func() { _, _ = e.Receive(p.ctx) }) // ends with Close
 		raw.announce(t, 4096, 16<<20)
-		s := e.carrier.(*shell)
-		for have := false; !have; { // until the part is there
-			s.mu.Lock()
-			have = s.longBytes > 0
-			s.mu.Unlock()
-			if p.ctx.Err() != nil {
-				t.Fatal("the part does not arrive")
-			}
-			runtime.Gosched()
-		}
+		p.hasMemory(t, e)
 	}
 	pool := p.server.firstDomain(w.transport).longPool
 	if used, most := pool.Used(), int64(peers*(2<<20+4096)); used > most {
@@ -89,6 +100,8 @@ func TestAnnouncementsHoldLittleMemory(t *testing.T) {
 func TestUnfinishedMessagesGiveWay(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)
 	stalled = 2 * time.Second // the good peer gets on in less
+	defer func(d time.Duration) { trialPatience = d }(trialPatience)
+	trialPatience = time.Millisecond // memory for whole messages is given, until none is left
 	w := worldOf(t, "fakeband")
 	p := w.pair(t, Config{ReceiveMemory: 8 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
 	good, other := p.connect(t, "")
@@ -96,7 +109,7 @@ func TestUnfinishedMessagesGiveWay(t *testing.T) {
 	pool := p.server.firstDomain(w.transport).longPool
 	var ends []*Endpoint
 	for pool.Used() < pool.Limit()/4*3 {
-		raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
+		raw, err := newRawPeerFrom(t, p, w, hostNumber(len(ends)), rawParameters.Append(nil))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,10 +2,12 @@ package verbena
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
@@ -17,22 +19,30 @@ const (
 	baseReceives = 8
 	// sharedDepth is how many receives a shared queue can hold.
 	sharedDepth = 2048
+	// firstRetry is the pause before receives are posted again after none could be.
+	// It doubles up to lastRetry.
+	firstRetry, lastRetry = 10 * time.Millisecond, time.Second
 )
+
+// errNoPlaces says that a queue is too short for more promises.
+var errNoPlaces = errors.New("verbena: the receive queue is full")
 
 // receives are the posted receives of a group on a device, which its endpoints
 // share, or of one endpoint where the device has no shared receive queues.
 //
 // What peers may use is promised and counted; memory is taken as messages come. A
 // device that makes a sender wait for a receive needs few posted ones, and gets
-// more as they run low. On any other device as many are posted as are promised.
+// more as they run low. On any other device as many are posted as are promised,
+// and a group has as many shared queues as it needs for them.
 type receives struct {
 	queue  poster
 	pool   *slab.Pool
 	log    *slog.Logger
-	size   int  // bytes of a receive
-	strict bool // a message must never find the queue empty
-	depth  int  // of the queue
-	limit  int  // receives that the memory suffices for
+	number uint32 // of a shared queue in its domain, from 1; 0: an endpoint's own
+	size   int    // bytes of a receive
+	strict bool   // a message must never find the queue empty
+	depth  int    // of the queue
+	users  int    // endpoints of a shared queue; its domain's
 
 	slots  atomic.Pointer[[]*buffer] // by the ID of their receive
 	posted atomic.Int32
@@ -41,6 +51,9 @@ type receives struct {
 	mu       sync.Mutex
 	spare    []*buffer // without memory
 	promised int
+	retry    *time.Timer   // posts again after none could be posted
+	pause    time.Duration // before that
+	closed   bool
 }
 
 // A poster takes receives: a queue pair, or a shared receive queue.
@@ -74,25 +87,33 @@ func (b *buffer) release(*Message) {
 	b.home.log.Error("a message was released twice; the second Release did nothing")
 }
 
-func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, size, depth int, strict bool) *receives {
-	r := &receives{queue: queue, pool: pool, log: log, size: size, depth: depth, strict: strict}
-	r.limit = int(pool.Limit()/int64(size)) - baseReceives
+func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32, size, depth int, strict bool) *receives {
+	r := &receives{queue: queue, pool: pool, log: log, number: number, size: size, depth: depth, strict: strict}
 	r.slots.Store(new([]*buffer))
 	return r
 }
 
-// promise lets a peer use from least to most receives more, and tells how many.
-func (r *receives) promise(least, most int) (int, error) {
+// places is how many more receives a strict queue has room for if depth of its
+// places are used.
+func (r *receives) places(depth int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	room := r.limit - r.promised
+	return depth - baseReceives - r.promised
+}
+
+// promise lets a peer use from least to most receives more, and tells how many.
+// errNoPlaces says that the queue has too few places.
+func (r *receives) promise(sh *share, least, most int) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.strict {
-		room = min(room, r.depth-baseReceives-r.promised)
+		if most = min(most, r.depth-baseReceives-r.promised); most < least {
+			return 0, errNoPlaces
+		}
 	}
-	n := min(most, room)
-	if n < least {
-		return 0, fmt.Errorf("%w: receives of %d bytes for %d more messages, %d are promised and there is room for %d: raise ReceiveMemory, which is %d bytes for these and as many for long messages",
-			slab.ErrExhausted, r.size, least, r.promised, room, r.pool.Limit())
+	n, err := sh.promise(least, most)
+	if err != nil {
+		return 0, err
 	}
 	r.promised += n
 	want := max(r.target.Load(), baseReceives)
@@ -101,7 +122,7 @@ func (r *receives) promise(least, most int) (int, error) {
 	}
 	r.target.Store(want)
 	if err := r.fill(); err != nil {
-		r.promised -= n
+		r.takeBack(sh, n)
 		return 0, err
 	}
 	return n, nil
@@ -109,14 +130,11 @@ func (r *receives) promise(least, most int) (int, error) {
 
 // more is promise for a peer that had to wait, as long as memory is plentiful. As
 // many more are posted: a peer that sends so fast would wait for them, too.
-func (r *receives) more(most int) int {
-	r.mu.Lock()
-	plenty := r.promised < r.limit/2 && !r.pool.Squeezed()
-	r.mu.Unlock()
-	if most <= 0 || !plenty {
+func (r *receives) more(sh *share, most int) int {
+	if most <= 0 || !sh.plenty() || r.pool.Squeezed() {
 		return 0
 	}
-	n, err := r.promise(0, most)
+	n, err := r.promise(sh, 0, most)
 	if err != nil {
 		return 0 // it waits on
 	}
@@ -129,17 +147,19 @@ func (r *receives) more(most int) int {
 	return n
 }
 
-// scarce tells that endpoints should give back what they have grown by.
-func (r *receives) scarce() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.promised > r.limit/4*3 || r.pool.Squeezed()
-}
+// scarce tells that endpoints of a peer should give back what they have grown by.
+func (r *receives) scarce(sh *share) bool { return sh.scarce() || r.pool.Squeezed() }
 
 // withdraw takes back n promises.
-func (r *receives) withdraw(n int) {
+func (r *receives) withdraw(sh *share, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.takeBack(sh, n)
+}
+
+// takeBack needs mu.
+func (r *receives) takeBack(sh *share, n int) {
+	sh.withdraw(n)
 	r.promised -= n
 	r.target.Store(min(r.target.Load(), int32(r.promised+baseReceives)))
 }
@@ -178,7 +198,7 @@ func (r *receives) take() (*buffer, error) {
 		slots := *r.slots.Load()
 		b = &buffer{home: r}
 		b.message.owner = b
-		b.request[0] = rdma.RecvRequest{ID: idReceive | uint64(len(slots)), SGEs: b.entry[:]}
+		b.request[0] = rdma.RecvRequest{ID: idReceive | uint64(r.number)<<idQueue | uint64(len(slots)), SGEs: b.entry[:]}
 		grown := append(slots[:len(slots):len(slots)], b)
 		r.slots.Store(&grown)
 	}
@@ -252,9 +272,30 @@ func (r *receives) low() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.target.Store(min(2*r.target.Load(), int32(r.promised+baseReceives)))
-	if err := r.fill(); err != nil {
-		r.log.Debug("receives run low", "error", err)
+	r.replenish()
+}
+
+// replenish posts receives up to the target. If there are none at all it tries
+// again later: nothing may ever come back while applications hold what there was.
+// r.mu is held.
+func (r *receives) replenish() {
+	err := r.fill()
+	switch {
+	case err == nil:
+		r.pause = 0
+		return
+	case r.closed || r.retry != nil:
+		return
 	}
+	r.pause = min(max(2*r.pause, firstRetry), lastRetry)
+	r.log.Debug("no receive is posted, trying again", "pause", r.pause, "error", err)
+	r.retry = time.AfterFunc(r.pause, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.retry = nil; !r.closed && r.posted.Load() == 0 {
+			r.replenish()
+		}
+	})
 }
 
 // shrink lets one receive less be posted, while memory is short.
@@ -318,9 +359,21 @@ func (r *receives) close() error {
 	if !ok {
 		return nil
 	}
+	r.suspend(true)
 	if err := q.Close(); err != nil {
+		r.suspend(false)
 		return fmt.Errorf("shared receives: %w", err)
 	}
 	r.reclaim()
 	return nil
+}
+
+// suspend ends, or allows again, that a timer posts.
+func (r *receives) suspend(closed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed = closed; closed && r.retry != nil {
+		r.retry.Stop()
+		r.retry = nil
+	}
 }

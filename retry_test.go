@@ -334,3 +334,56 @@ func TestReasons(t *testing.T) {
 		}
 	}
 }
+
+// A program that holds an endpoint which fell back for a passing reason gets a better
+// one when that has passed; the old one works until then, and after.
+func TestBetterWaitsForTheTransport(t *testing.T) {
+	n := newTestNet()
+	p := testNetPair(t, n, nil)
+	n.near[1].Refuse(&rdma.RejectedError{Peer: "near", PrivateData: []byte(rejectNoResources)})
+	old, oldServer := p.connect(t, "")
+	if s := old.Selection(); s.Transport != "far" || !s.Passing() {
+		t.Fatalf("while nothing is left: %+v", s)
+	}
+	got := make(chan *Endpoint, 1)
+	go func() {
+		e, err := p.client.Better(p.ctx, old, DialConfig{})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- e
+	}()
+	for before := p.client.firstDevice("near").count.failed.Load(); p.client.firstDevice("near").count.failed.Load() < before+2 && p.ctx.Err() == nil; {
+		runtime.Gosched() // it has been refused again
+	}
+	n.near[1].Refuse(nil)
+	better := <-got
+	if better == nil {
+		return
+	}
+	if s := better.Selection(); s.Transport != "near" {
+		t.Errorf("chose %s", s)
+	}
+	betterServer := p.accept(t)
+	if s := betterServer.Selection(); s.Transport != "near" {
+		t.Errorf("the server has %s", s) // and none of the attempts that failed
+	}
+	for _, e := range [][2]*Endpoint{{old, oldServer}, {better, betterServer}} {
+		if err := e[0].Send(p.ctx, 1, []byte("works")); err != nil {
+			t.Fatal(err)
+		}
+		m, err := e[1].Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+	}
+	if _, err := p.client.Better(p.ctx, better, DialConfig{}); !errors.Is(err, ErrNoneBetter) {
+		t.Errorf("of the best one: %v", err)
+	}
+	ctx, cancel := context.WithCancel(p.ctx)
+	cancel()
+	if _, err := p.client.Better(ctx, old, DialConfig{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that is over: %v", err)
+	}
+}

@@ -33,7 +33,9 @@ type Runtime struct {
 
 	mu        sync.Mutex
 	closed    bool
+	done      chan struct{} // the first Close is through
 	groups    map[*Group]struct{}
+	leaving   map[*Group]struct{} // closed, but not through
 	endpoints map[*Endpoint]*Group
 	listeners map[*Listener]struct{}
 }
@@ -46,7 +48,7 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{
-		cfg: cfg, host: hostid.ID(), network: hostid.Network(),
+		cfg: cfg, host: hostid.ID(), network: hostid.Network(), done: make(chan struct{}), leaving: map[*Group]struct{}{},
 		groups: map[*Group]struct{}{}, endpoints: map[*Endpoint]*Group{}, listeners: map[*Listener]struct{}{},
 	}
 	r.env = environment{
@@ -77,9 +79,11 @@ func (r *Runtime) Close() error {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
+		<-r.done
 		return nil
 	}
 	r.closed = true
+	defer close(r.done)
 	var errs []error
 	listeners := slices.Collect(maps.Keys(r.listeners))
 	r.mu.Unlock()
@@ -93,11 +97,14 @@ func (r *Runtime) Close() error {
 		errs = append(errs, d.close())
 	}
 	r.mu.Lock()
-	endpoints, groups := slices.Collect(maps.Keys(r.endpoints)), slices.Collect(maps.Keys(r.groups))
+	endpoints, groups, leaving := slices.Collect(maps.Keys(r.endpoints)), slices.Collect(maps.Keys(r.groups)), slices.Collect(maps.Keys(r.leaving))
 	r.mu.Unlock()
 	errs = append(errs, closeAll(endpoints)...)
 	for _, g := range groups {
 		errs = append(errs, g.Close())
+	}
+	for _, g := range leaving {
+		<-g.done // whoever closes it hears its error
 	}
 	return errors.Join(errs...)
 }
@@ -177,6 +184,7 @@ func (r *Runtime) newGroup(cfg GroupConfig) (*Group, error) {
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	g.done = make(chan struct{})
 	g.leave = func() []*Endpoint { return r.dissolve(g) }
+	g.gone = func() { r.dissolved(g) }
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -208,6 +216,7 @@ func (r *Runtime) dissolve(g *Group) []*Endpoint {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.groups, g)
+	r.leaving[g] = struct{}{}
 	var endpoints []*Endpoint
 	for e, of := range r.endpoints {
 		if of == g {
@@ -215,6 +224,13 @@ func (r *Runtime) dissolve(g *Group) []*Endpoint {
 		}
 	}
 	return endpoints
+}
+
+// dissolved forgets a group whose memory has been given back.
+func (r *Runtime) dissolved(g *Group) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.leaving, g)
 }
 
 // transport returns the one of a name, or nil.

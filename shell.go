@@ -30,6 +30,7 @@ type shell struct {
 	e      *Endpoint
 	n      *domain
 	w      *worker
+	share  *share // of the peer
 	t      Tuning
 	limits link.Limits
 	qp     rdma.QueuePair
@@ -85,8 +86,9 @@ type shell struct {
 type longMessage struct {
 	message Message
 	s       *shell
+	share   *share
 	slab    slab.Slab
-	growing bool // slab counts in the domain's growing
+	kind    memoryKind // of slab
 }
 
 // newShell makes a queue pair that takes messages, ready to be connected. It is
@@ -101,7 +103,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		return nil, err
 	}
 	s = &shell{
-		e: e, n: n, t: t, limits: n.limits(t), inline: min(a.MaxInline, link.PlaceSize),
+		e: e, n: n, share: n.shares.join(e.origin), t: t, limits: n.limits(t), inline: min(a.MaxInline, link.PlaceSize),
 		spin: newSpinner(t.Spin), sendSpin: newSpinner(t.Spin), unwatch: make(chan struct{}),
 		received: make(chan struct{}, 1), progress: make(chan struct{}, 1),
 	}
@@ -125,13 +127,18 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 
 // make gets what the shell owns of the device.
 func (s *shell) make(a *rdma.Attributes) (err error) {
-	shared := s.n.shared
-	window := s.limits.Window
+	rest := 0 // receives for what costs no credit
+	if !s.n.waits {
+		rest = s.limits.Receives(0)
+	}
+	shared, granted, err := s.n.share(s.share, 1+rest, s.limits.Window+rest)
+	if err != nil {
+		return err
+	}
 	if shared != nil {
-		if window, err = s.promise(shared, window); err != nil {
-			return err
-		}
-		s.limits.Window, s.limits.MaxWindow = window, max(window, s.limits.MaxWindow)
+		s.recv = shared
+		s.granted(granted, rest)
+		s.limits.MaxWindow = max(s.limits.Window, s.limits.MaxWindow)
 	}
 	sendDepth := s.limits.SendDepth()
 	config := rdma.QueuePairConfig{
@@ -149,7 +156,7 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 	if m := a.MaxQueueDepth; m > 0 && max(sendDepth, config.RecvDepth) > m {
 		return fmt.Errorf("queues of %d and %d requests, the device has %d at most: lower the window", sendDepth, config.RecvDepth, m)
 	}
-	if s.w, err = s.n.claim(s.claim); err != nil {
+	if s.w, err = s.n.claim(s.claim, shared); err != nil {
 		return err
 	}
 	places, err := s.n.sendPool.GetNow(context.Background(), s.limits.Places()*link.PlaceSize)
@@ -160,29 +167,29 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 	s.sends, s.offers = make([]slab.Slab, s.limits.Places()), make([]slab.Slab, s.limits.Chunks)
 	config.SendCompletions, config.RecvCompletions = s.w.cq, s.w.cq
 	if shared != nil {
-		config.SharedReceive = s.n.srq
+		config.SharedReceive = shared.queue.(rdma.SharedReceiveQueue)
 	}
 	if s.qp, err = s.n.domain.NewQueuePair(config); err != nil {
 		return fmt.Errorf("queue pair: %w", err)
 	}
 	if shared == nil {
-		s.recv = newReceives(s.qp, s.n.receivePool, s.n.log, s.n.receiveSize(), config.RecvDepth, true)
-		s.limits.Window, err = s.promise(s.recv, s.limits.Window)
+		if err := s.n.shares.reserve(baseReceives); err != nil {
+			return err
+		}
+		// They are posted before a message can come, on any device.
+		s.recv = newReceives(s.qp, s.n.receivePool, s.n.log, 0, s.n.receiveSize(), config.RecvDepth, true)
+		rest = s.limits.Receives(0)
+		granted, err = s.recv.promise(s.share, 1+rest, s.limits.Window+rest)
+		s.granted(granted, rest)
 	}
 	return err
 }
 
-// promise takes receives for a first window, which is smaller when they are
-// scarce.
-func (s *shell) promise(r *receives, window int) (int, error) {
-	s.recv = r
-	rest := 0
-	if r.strict {
-		rest = s.limits.Receives(0)
-	}
-	n, err := r.promise(1+rest, window+rest)
+// granted notes how many receives stand behind the first window, which is smaller
+// when they are scarce, and behind what costs no credit.
+func (s *shell) granted(n, rest int) {
 	s.promised = n
-	return n - rest, err
+	s.limits.Window = max(n-rest, 0)
 }
 
 // startWith is start with the peer's answer as it came.
@@ -415,7 +422,7 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 		return
 	}
 	if effects.Starved {
-		if n := s.recv.more(min(s.m.Window(), s.limits.MaxWindow-s.m.Window())); n > 0 {
+		if n := s.recv.more(s.share, min(s.m.Window(), s.limits.MaxWindow-s.m.Window())); n > 0 {
 			s.promised += n
 			s.m.Grant(n)
 		}

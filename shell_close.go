@@ -23,19 +23,24 @@ func (s *shell) close(ctx context.Context) error {
 
 // goodbye waits until the peer has everything, or cannot be waited for.
 func (s *shell) goodbye(ctx context.Context) error {
-	if errors.Is(s.e.err, ErrPeerClosed) {
-		// It has everything it wants. Let the answer to its goodbye go out.
-		s.await(ctx, s.m.GoodbyeOut)
-		return nil
-	}
-	if !errors.Is(s.e.err, ErrClosed) {
+	answered := errors.Is(s.e.err, ErrPeerClosed)
+	if !answered && !errors.Is(s.e.err, ErrClosed) {
 		return nil // failed before
 	}
+	// A Send that has still to notice the end could take the token of progress.
 	select {
 	case s.e.sendLock <- struct{}{}:
 		defer func() { <-s.e.sendLock }()
 	case <-ctx.Done():
+		if answered {
+			return nil
+		}
 		return ErrNotDelivered
+	}
+	if answered {
+		// It has everything it wants. Let the answer to its goodbye go out.
+		s.await(ctx, s.m.GoodbyeOut)
+		return nil
 	}
 	s.mu.Lock()
 	s.m.Close()
@@ -109,18 +114,28 @@ func (s *shell) free() {
 	held := s.held
 	s.left = true
 	s.mu.Unlock()
+	var shared *receives
 	if s.recv != nil {
-		if s.recv != s.n.shared && !stuck {
+		if s.recv.number > 0 {
+			shared = s.recv
+		} else if !stuck {
 			s.recv.reclaim() // they were the queue pair's own
 		}
-		s.recv.withdraw(s.promised)
+		if shared == nil {
+			_ = s.n.shares.reserve(-baseReceives) // cannot fail
+		}
+		s.recv.withdraw(s.share, s.promised)
 	}
 	if !stuck {
 		s.freeSends()
 	}
 	if s.w != nil {
-		s.n.unclaim(s.w, s.claim)
+		s.n.unclaim(s.w, s.claim, shared)
 	}
+	if shared != nil {
+		s.n.unshare(shared)
+	}
+	s.share.leave()
 	s.n.leave(held)
 }
 

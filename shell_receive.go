@@ -2,6 +2,7 @@ package verbena
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -117,75 +118,130 @@ func (s *shell) provideAtOnce() {
 	if !ok || want.Have > 0 || s.e.closing.Load() || s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
 		return
 	}
-	size := s.share(want)
-	if s.longBytes > 0 && s.longBytes+size > s.n.longShare() {
+	size := s.portion(want)
+	if s.longBytes > 0 && s.longBytes+size > s.n.shares.endpointShare() {
 		return // Receive asks for it
 	}
 	// A device that cannot register more may be able to later.
-	memory, ok, err := s.n.tryGrowing(size)
+	memory, ok, err := s.share.tryGrowing(size)
 	if !ok || err != nil {
 		return
 	}
-	s.place(want, memory, true)
+	s.place(want, memory, growingMemory)
 }
 
-// share is how much memory a message gets: the best size, or only what it needs if
+// portion is how much memory a message gets: the best size, or only what it needs if
 // that would be above the endpoint's share.
-func (s *shell) share(want link.Want) int {
-	if want.Size > s.n.longShare() {
+func (s *shell) portion(want link.Want) int {
+	if want.Size > s.n.shares.endpointShare() {
 		return want.Need
 	}
 	return want.Size
 }
 
 // provide gets memory for the message that Receive waits for. Those behind it do
-// not get any in this way. If there is none for a part it waits for memory for the
-// whole message, so that what is waited for is only held by messages that are
-// arriving and need no more, or that applications have and will release.
+// not get any in this way.
 func (s *shell) provide(ctx context.Context, want link.Want) error {
-	size := s.share(want)
-	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
-		size = want.Need
-	}
-	growing := true
-	memory, ok, err := s.n.tryGrowing(size)
-	if err == nil && !ok {
-		growing = false
-		if memory, ok, err = s.n.longPool.TryGet(want.Total); err == nil && !ok {
-			end := s.n.endStalled()
-			memory, err = s.take(ctx, s.n.longPool, want.Total)
-			end()
-		}
-	}
-	if err != nil {
+	memory, kind, err := s.obtain(ctx, want)
+	if errors.Is(err, errGivenUp) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, ok := s.m.Wanted()
 	if !ok || now.Message != want.Message || now.Have != want.Have || now.Need > memory.Size() || s.dead {
-		s.n.putLong(memory, growing)
+		s.share.put(memory, kind)
 		return nil
 	}
-	s.place(want, memory, growing)
+	s.place(want, memory, kind)
 	s.settled()
 	return nil
 }
 
+// obtain gets the memory. If none is left for a part it waits for memory for the
+// whole message, so that what is waited for is only held by messages that are
+// arriving and need no more, or that applications have and will release. A message
+// of which nothing has arrived yet, from a peer that has sent none as long, gets
+// the first part all the same and has to fill that.
+func (s *shell) obtain(ctx context.Context, want link.Want) (slab.Slab, memoryKind, error) {
+	size := s.portion(want)
+	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
+		size = want.Need
+	}
+	if memory, ok, err := s.share.tryGrowing(size); ok || err != nil {
+		return memory, growingMemory, err
+	}
+	proven := want.Have > 0 || want.Size == want.Total
+	if proven {
+		if memory, ok, err := s.share.tryFirm(want.Total); ok || err != nil {
+			return memory, firmMemory, err
+		}
+	}
+	ctx, stop := s.whileWanted(ctx, want)
+	defer stop()
+	defer s.n.endStalled()()
+	if !proven {
+		memory, err := s.share.getTrial(ctx, want.Need, trialPatience)
+		if !errors.Is(err, errNoTrial) {
+			return memory, trialMemory, err
+		}
+	}
+	memory, err := s.share.getFirm(ctx, want.Total)
+	return memory, firmMemory, err
+}
+
+// errGivenUp says that a message that waits for memory will not come.
+var errGivenUp = errors.New("verbena: the peer gave the message up")
+
+// whileWanted ends ctx when the endpoint ends or the message does not wait for
+// memory any more, because the peer gave it up.
+func (s *shell) whileWanted(ctx context.Context, want link.Want) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	over, watched := make(chan struct{}), make(chan struct{})
+	wanted := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.receiving = true // settled tells of what has happened
+		now, ok := s.m.Wanted()
+		return ok && now == want
+	}
+	go func() {
+		defer close(watched)
+		for wanted() {
+			select {
+			case <-s.received:
+			case <-s.e.done:
+				cancel(s.e.err)
+				return
+			case <-over:
+				return
+			}
+		}
+		cancel(errGivenUp)
+	}()
+	return ctx, func() {
+		close(over)
+		<-watched
+		cancel(nil)
+	}
+}
+
 // place moves a message into memory. mu is held.
-func (s *shell) place(want link.Want, memory slab.Slab, growing bool) {
+func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
 	m := s.m.Handle(want.Message)
 	var l *longMessage
 	if m == nil {
-		l = &longMessage{s: s}
+		l = &longMessage{s: s, share: s.share}
 		l.message.owner = l
 	} else {
 		l = m.owner.(*longMessage)
 		copy(memory.Bytes(), l.slab.Bytes()[:want.Have])
 		s.longBytes -= l.slab.Size()
-		s.n.putLong(l.slab, l.growing)
+		l.share.put(l.slab, l.kind)
 	}
-	l.slab, l.growing = memory, growing
+	l.slab, l.kind = memory, kind
 	s.longBytes += memory.Size()
 	s.progressed = time.Now()
 	s.m.Provide(want.Message, &l.message, memory.Size())
@@ -207,7 +263,7 @@ func (s *shell) drop(m *Message) {
 func (s *shell) freeLong(l *longMessage) {
 	s.longBytes -= l.slab.Size()
 	if !s.stuck { // otherwise a Read may be under way
-		s.n.putLong(l.slab, l.growing)
+		l.share.put(l.slab, l.kind)
 	}
 	l.slab = slab.Slab{}
 }
@@ -249,10 +305,10 @@ func (s *shell) released(b *buffer) {
 	s.held--
 	// The receive is there before the credit.
 	s.putBack(b)
-	if s.m.Window() > s.limits.Window && s.recv.scarce() {
+	if s.m.Window() > s.limits.Window && s.recv.scarce(s.share) {
 		s.m.Withdraw()
 		s.promised--
-		s.recv.withdraw(1)
+		s.recv.withdraw(s.share, 1)
 	} else {
 		s.m.Released()
 	}

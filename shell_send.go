@@ -174,6 +174,9 @@ func (s *shell) credited(may func(*link.Machine[*Message]) bool) (bool, error) {
 	if err := s.e.Err(); err != nil {
 		return false, err
 	}
+	if s.m.PeerSaidGoodbye() { // the endpoint ends when its last message is here
+		return false, ErrPeerClosed
+	}
 	ok := may(s.m)
 	if s.waiting = !ok; s.waiting {
 		s.writable.Clear()

@@ -106,7 +106,7 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 			s.direct.init(raw)
 		}
 	}
-	s.memory = e.env.arriving.Open(func() {
+	s.memory = e.env.arriving.Open(e.origin, func() {
 		s.abort(fmt.Errorf("%w: it left a message unfinished for %s while others waited for the memory", ErrProtocol, budget.Stalled))
 	})
 	s.watcher = liveness.Watch(conn, silentPeer, func(err error) {

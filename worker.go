@@ -30,9 +30,12 @@ const (
 
 // Completion IDs: what completes, and which.
 const (
-	idReceive = uint64(1) << 56 // | slot of the buffer
+	idReceive = uint64(1) << 56 // | number of the receives << idQueue | slot of the buffer
 	idSend    = uint64(2) << 56 // | sequence number in the send queue
 	idKind    = uint64(0xff) << 56
+	idQueue   = 32
+	// maxQueueNumber is the greatest number of receives that an ID has room for.
+	maxQueueNumber = 1<<24 - 1
 )
 
 // A consumer gets the completions of one queue pair, from one goroutine at a time.
@@ -53,8 +56,14 @@ type consumer interface {
 type worker struct {
 	cq     rdma.CompletionQueue
 	orphan func(*rdma.Completion) // takes those of queue pairs that have gone
-	size   int                    // entries for endpoints
-	room   int                    // of them, what no endpoint has claimed; its domain's
+	size   int                    // entries of the queue
+
+	// Its domain's: how many entries are not claimed, for how many endpoints the
+	// others are, and for how many of them by the number of the shared receives that
+	// they use.
+	room      int
+	endpoints int
+	serves    map[uint32]int
 
 	mu        sync.Mutex // held to poll
 	consumers map[uint32]consumer
@@ -90,16 +99,15 @@ func (c *callers) goes() { release.Store(&c.locked, c.locked.Load()-1) }
 // any tells whether there are some.
 func (c *callers) any() bool { return int64(c.locked.Load())+c.others.Load() > 0 }
 
-// newWorker makes a worker whose queue has at most depth entries, of which
-// reserved are for completions that no endpoint claims.
-func newWorker(domain rdma.Domain, depth, reserved int, orphan func(*rdma.Completion)) (*worker, error) {
+// newWorker makes a worker whose queue has at most depth entries.
+func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*worker, error) {
 	cq, err := domain.NewCompletionQueue(depth)
 	if err != nil {
 		return nil, fmt.Errorf("completion queue of %d: %w", depth, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &worker{
-		cq: cq, orphan: orphan, size: depth - reserved, room: depth - reserved, consumers: map[uint32]consumer{},
+		cq: cq, orphan: orphan, size: depth, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
 	go w.run(ctx)

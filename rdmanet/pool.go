@@ -41,6 +41,11 @@ type peer struct {
 	parked   []*session // the latest last: its memory is the warmest
 	draining int
 	waiters  []chan *session
+
+	// Of a peer whose last endpoint left a better transport for a passing reason.
+	passing bool
+	retryAt time.Time // when a dial tries again instead of taking such an endpoint
+	pause   time.Duration
 }
 
 func newPool(perPeer, total int, idleTimeout, life time.Duration) *pool {
@@ -58,13 +63,20 @@ func (p *pool) add(key string, s *session) bool {
 		return false
 	}
 	chosen, ok := s.ep.(interface{ Selection() verbena.Selection })
-	p.sessions[s] = &pooled{key: key, born: time.Now(), passing: ok && chosen.Selection().Passing()}
+	passing := ok && chosen.Selection().Passing()
+	p.sessions[s] = &pooled{key: key, born: time.Now(), passing: passing}
 	pr := p.peers[key]
 	if pr == nil {
 		pr = &peer{}
 		p.peers[key] = pr
 	}
 	pr.sessions++
+	if pr.passing = passing; passing {
+		pr.retryAt = time.Now().Add(pr.pause)
+		pr.pause = min(max(2*pr.pause, firstPause), passingLife)
+	} else {
+		pr.pause = 0
+	}
 	return true
 }
 
@@ -77,13 +89,23 @@ func (p *pool) take(ctx context.Context, key string) *session {
 		p.mu.Unlock()
 		return nil
 	}
+	again := pr.passing && !time.Now().Before(pr.retryAt)
 	for n := len(pr.parked); n > 0; n-- {
 		s := pr.parked[n-1]
-		if p.left(p.sessions[s]) > 0 { // otherwise its timer ends it now
+		e := p.sessions[s]
+		if e.passing && (again || !pr.passing) {
+			continue // something better can be had, or is to be tried
+		}
+		if p.left(e) > 0 { // otherwise its timer ends it now
 			p.unpark(s)
 			p.mu.Unlock()
 			return s
 		}
+	}
+	if again { // other dials take what there is meanwhile
+		pr.retryAt = time.Now().Add(pr.pause)
+		p.mu.Unlock()
+		return nil
 	}
 	if pr.draining <= len(pr.waiters) {
 		p.mu.Unlock()
@@ -158,9 +180,15 @@ func (p *pool) draining(s *session) {
 	}
 }
 
-// passingLife is how long an endpoint is parked that got a worse transport because
-// the better one was busy, say: the next dial may do better.
-const passingLife = time.Second
+const (
+	// passingLife is how long an endpoint is parked that got a worse transport because
+	// the better one was busy, say: the next dial may do better.
+	passingLife = time.Second
+	// firstPause is the pause between the second and the third dial that try whether
+	// the better transport is back; the second tries at once. It doubles with each in
+	// vain, up to passingLife. Dials in between take parked endpoints.
+	firstPause = 25 * time.Millisecond
+)
 
 // left is how long an endpoint may still be parked.
 func (p *pool) left(e *pooled) time.Duration {
@@ -203,6 +231,10 @@ func (p *pool) idle(s *session) bool {
 	}
 	p.settle(e, false)
 	pr := p.peers[e.key]
+	if e.passing && !pr.passing { // there is something better
+		p.mu.Unlock()
+		return false
+	}
 	if len(pr.waiters) > 0 {
 		pr.waiters[0] <- s
 		pr.waiters = pr.waiters[1:]

@@ -30,8 +30,9 @@ const (
 	// lease is the least that moves between a budget and an account when there is
 	// enough, so that small messages seldom take the budget's lock.
 	lease = 256 << 10
-	// shares is how many accounts can fill what is not kept for the favored one.
-	shares = 4
+	// shares is how many accounts can fill what is not kept for the favored one, and
+	// peerShares how many peers.
+	shares, peerShares = 4, 2
 	// Stalled is how long a peer may leave a message unfinished while others wait
 	// for memory. It is also how long the favored peer may take for each piece of
 	// memory that it is given.
@@ -51,6 +52,15 @@ type Budget struct {
 	favored  *Account
 	waiting  []*Account            // the longest first
 	accounts map[*Account]struct{} // that hold some of it
+	byPeer   map[string]*peer      // that hold some or wait
+	favors   uint64                // that have been given
+}
+
+// A peer is what accounts share that belong to one.
+type peer struct {
+	users   int    // accounts that hold some or wait
+	total   int64  // what they hold
+	favored uint64 // the number of the last favor, 0 for none
 }
 
 // New makes a budget of limit bytes, in which messages of up to longest bytes
@@ -59,7 +69,7 @@ func New(limit, longest int64) *Budget {
 	ordinary := max(limit-longest, limit/2)
 	return &Budget{
 		limit: limit, most: ordinary, ordinary: ordinary,
-		start: time.Now(), accounts: map[*Account]struct{}{},
+		start: time.Now(), accounts: map[*Account]struct{}{}, byPeer: map[string]*peer{},
 	}
 }
 
@@ -139,6 +149,7 @@ func (b *Budget) now() int64 { return int64(time.Since(b.start)) }
 // anybody.
 type Account struct {
 	b       *Budget
+	name    string // of its peer
 	stalled func()
 	granted chan struct{} // one token when Ask is worth a try
 
@@ -156,12 +167,14 @@ type Account struct {
 	need   int64
 	got    bool  // need has been added to used
 	total  int64 // what has been taken from the budget: leased, and need if got
+	peer   *peer // while it holds some or waits
 }
 
-// Open makes an account. stalled is called, from a goroutine that reads another
+// Open makes an account of a connection from peer. All connections of one peer
+// together get at most a share, too, however many there are. stalled is called, from a goroutine that reads another
 // connection, when this one's peer holds up others: it ends the connection.
-func (b *Budget) Open(stalled func()) *Account {
-	return &Account{b: b, stalled: stalled, granted: make(chan struct{}, 1)}
+func (b *Budget) Open(peer string, stalled func()) *Account {
+	return &Account{b: b, name: peer, stalled: stalled, granted: make(chan struct{}, 1)}
 }
 
 // Take adds n bytes to what the account holds, if it may have them at once.
@@ -215,6 +228,7 @@ func (a *Account) Ask(n int64, urgent bool) bool {
 		if !a.asking {
 			a.asking = true
 			b.waiting = append(b.waiting, a)
+			b.use(a)
 		}
 		b.serve()
 		if !a.got {
@@ -243,6 +257,7 @@ func (a *Account) Withdraw() {
 	if a.asking {
 		a.asking = false
 		b.waiting = slices.DeleteFunc(b.waiting, func(w *Account) bool { return w == a })
+		b.unuse(a)
 	}
 	b.serve()
 }
@@ -289,22 +304,59 @@ func (a *Account) Give(n int64) {
 
 // may tells whether a may take n bytes now.
 func (b *Budget) may(a *Account, n int64) bool {
-	return b.favored == a || b.used+n <= b.ordinary && a.total+n <= b.ordinary/shares
+	if b.favored == a {
+		return true
+	}
+	var peer int64
+	if p := b.byPeer[a.name]; p != nil {
+		peer = p.total
+	}
+	return b.used+n <= b.ordinary && a.total+n <= b.ordinary/shares && peer+n <= b.ordinary/peerShares
 }
 
 func (b *Budget) grant(a *Account, n int64) {
 	if n > 0 {
+		b.use(a)
 		b.used += n
 		a.total += n
+		a.peer.total += n
 		b.accounts[a] = struct{}{}
 	}
 }
 
 func (b *Budget) put(a *Account, n int64) {
+	if n == 0 {
+		return
+	}
 	b.used -= n
+	a.peer.total -= n
 	if a.total -= n; a.total == 0 {
 		delete(b.accounts, a)
 	}
+	b.unuse(a)
+}
+
+// use counts a among its peer's accounts.
+func (b *Budget) use(a *Account) {
+	if a.peer != nil {
+		return
+	}
+	if a.peer = b.byPeer[a.name]; a.peer == nil {
+		a.peer = &peer{}
+		b.byPeer[a.name] = a.peer
+	}
+	a.peer.users++
+}
+
+// unuse ends that if it neither holds anything nor waits.
+func (b *Budget) unuse(a *Account) {
+	if a.peer == nil || a.asking || a.total > 0 {
+		return
+	}
+	if a.peer.users--; a.peer.users == 0 {
+		delete(b.byPeer, a.name)
+	}
+	a.peer = nil
 }
 
 func (b *Budget) unfavor(a *Account) {
@@ -319,19 +371,39 @@ func (b *Budget) unfavor(a *Account) {
 func (b *Budget) serve() {
 	b.waiting = slices.DeleteFunc(b.waiting, func(a *Account) bool {
 		if !b.may(a, a.need) {
-			if !a.urgent || b.favored != nil {
-				return false
-			}
-			b.favored = a
-			a.preferred.Store(true)
+			return false
 		}
-		b.grant(a, a.need)
-		a.moved.Store(b.now()) // it was not the peer that waited
-		a.asking, a.got = false, true
-		select {
-		case a.granted <- struct{}{}:
-		default:
-		}
+		b.give(a)
 		return true
 	})
+	if b.favored != nil {
+		return
+	}
+	next := -1
+	for i, a := range b.waiting { // peers take turns
+		if a.urgent && (next < 0 || a.peer.favored < b.waiting[next].peer.favored) {
+			next = i
+		}
+	}
+	if next < 0 {
+		return
+	}
+	a := b.waiting[next]
+	b.waiting = slices.Delete(b.waiting, next, next+1)
+	b.favors++
+	b.favored, a.peer.favored = a, b.favors
+	a.preferred.Store(true)
+	b.give(a)
+}
+
+// give ends the wait of an account.
+func (b *Budget) give(a *Account) {
+	b.grant(a, a.need)
+	a.moved.Store(b.now()) // it was not the peer that waited
+	a.asking, a.got = false, true
+	b.unuse(a)
+	select {
+	case a.granted <- struct{}{}:
+	default:
+	}
 }

@@ -3,6 +3,7 @@ package budget
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,13 +11,27 @@ import (
 
 const mib = 1 << 20
 
+var names atomic.Int64
+
+// each names another peer every time.
+func each() string { return fmt.Sprint(names.Add(1)) }
+
 func check(t *testing.T, b *Budget) {
 	t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var sum int64
+	var sum, peers int64
 	for a := range b.accounts {
 		sum += a.total
+	}
+	for name, p := range b.byPeer {
+		if p.users <= 0 || p.total < 0 || p.total > b.limit {
+			t.Fatalf("peer %s: %+v", name, p)
+		}
+		peers += p.total
+	}
+	if peers != b.used {
+		t.Fatalf("%d bytes used, peers have %d", b.used, peers)
 	}
 	if sum != b.used || b.used < 0 || b.used > b.limit {
 		t.Fatalf("%d bytes of %d used, accounts have %d", b.used, b.limit, sum)
@@ -37,14 +52,14 @@ func TestSmallPass(t *testing.T) {
 	b := New(8*mib, mib)
 	hogs := make([]*Account, 8)
 	for i := range hogs {
-		hogs[i] = b.Open(nil)
+		hogs[i] = b.Open(each(), nil)
 		for hogs[i].Take(64 << 10) {
 		}
 	}
 	if used := b.Used(); used < 6*mib || used > 7*mib {
 		t.Errorf("the hogs have %d bytes", used)
 	}
-	a := b.Open(nil)
+	a := b.Open(each(), nil)
 	for range 100 {
 		if !a.Take(64<<10) || a.Ask(64<<10, false) {
 			t.Fatal("its own memory was refused, or more than that was given")
@@ -58,7 +73,7 @@ func TestSmallPass(t *testing.T) {
 // One account cannot have everything.
 func TestShare(t *testing.T) {
 	b := New(64*mib, 16*mib)
-	a := b.Open(nil)
+	a := b.Open(each(), nil)
 	n := int64(0)
 	for a.Take(mib) {
 		n += mib
@@ -68,13 +83,57 @@ func TestShare(t *testing.T) {
 	}
 }
 
+// A peer with many accounts leaves others their share, and its accounts take turns
+// with those of others in being favored.
+func TestSharesOfPeers(t *testing.T) {
+	b := New(64*mib, 16*mib)
+	var hogs []*Account
+	for range 20 {
+		a := b.Open("hog", nil)
+		for a.Take(mib) {
+		}
+		hogs = append(hogs, a)
+	}
+	if used := b.Used(); used > 24*mib || used < 23*mib {
+		t.Errorf("one peer got %d bytes", used)
+	}
+	other := b.Open("other", nil)
+	for range 10 {
+		if !other.Take(mib) {
+			t.Fatal("nothing is left for another peer")
+		}
+	}
+	for i, a := range hogs {
+		if a.Ask(8*mib, true) != (i == 0) {
+			t.Fatalf("account %d", i)
+		}
+	}
+	if other.Ask(12*mib, true) {
+		t.Fatal("two are favored")
+	}
+	hogs[0].Finish()
+	if granted(other); !other.Ask(12*mib, true) {
+		t.Fatal("the other peer has no turn")
+	}
+	check(t, b)
+	for _, a := range append(hogs, other) {
+		a.Withdraw()
+		a.Finish()
+		a.Give(a.held)
+	}
+	check(t, b)
+	if b.Used() != 0 || len(b.byPeer) != 0 {
+		t.Errorf("%d bytes of %d peers are left", b.Used(), len(b.byPeer))
+	}
+}
+
 // Messages that are half there do not wait for each other: the favored one gets
 // what it needs, then the next.
 func TestFavor(t *testing.T) {
 	b := New(8*mib, 4*mib)
 	var all []*Account
 	for range 8 {
-		a := b.Open(nil)
+		a := b.Open(each(), nil)
 		for a.Take(256 << 10) {
 		}
 		all = append(all, a)
@@ -106,12 +165,12 @@ func TestWithdraw(t *testing.T) {
 	b := New(2*mib, mib)
 	var hogs []*Account
 	for range shares + 1 {
-		a := b.Open(nil)
+		a := b.Open(each(), nil)
 		for a.Take(64 << 10) {
 		}
 		hogs = append(hogs, a)
 	}
-	a, c, d := b.Open(nil), b.Open(nil), b.Open(nil)
+	a, c, d := b.Open(each(), nil), b.Open(each(), nil), b.Open(each(), nil)
 	if !a.Ask(mib, true) || c.Ask(mib, true) || d.Ask(mib, true) {
 		t.Fatal("one is favored")
 	}
@@ -141,7 +200,7 @@ func TestEndStalled(t *testing.T) {
 		b := New(64*mib, 16*mib)
 		var ended []string
 		open := func(name string) *Account {
-			a := b.Open(func() { ended = append(ended, name) })
+			a := b.Open(each(), func() { ended = append(ended, name) })
 			for range 4 {
 				a.Take(mib)
 			}
@@ -184,7 +243,7 @@ func TestEverybodyGetsThere(t *testing.T) {
 		}
 		readers := make([]*reader, 1+r.IntN(12))
 		for i := range readers {
-			readers[i] = &reader{a: b.Open(nil), left: 5}
+			readers[i] = &reader{a: b.Open(each(), nil), left: 5}
 		}
 		for round := 0; ; round++ {
 			busy := false
@@ -235,7 +294,7 @@ func (b *Budget) String() string {
 }
 
 func BenchmarkOwn(b *testing.B) {
-	a := New(64*mib, 16*mib).Open(nil)
+	a := New(64*mib, 16*mib).Open("", nil)
 	for b.Loop() {
 		a.Take(1 << 10)
 		a.Finish()

@@ -8,7 +8,7 @@ func TestSqueeze(t *testing.T) {
 	b := New(64*mib, 16*mib)
 	var hogs []*Account
 	for range 6 {
-		a := b.Open(nil)
+		a := b.Open(each(), nil)
 		for range 8 {
 			a.Take(mib)
 		}
@@ -24,7 +24,7 @@ func TestSqueeze(t *testing.T) {
 	if !hogs[1].Ask(8*mib, true) {
 		t.Error("the account whose application waits is not favored")
 	}
-	small := b.Open(nil)
+	small := b.Open(each(), nil)
 	if !small.Take(64 << 10) {
 		t.Error("its own memory was refused")
 	}

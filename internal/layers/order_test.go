@@ -20,7 +20,7 @@ var runtimeOrder = [][]string{
 	{"doc.go"},
 	{ // dials and listens
 		"runtime.go", "stats.go", "dial.go", "connect.go", "peers.go", "reasons.go",
-		"listen.go", "listener.go", "admission.go", "handshake.go", "service.go", "legacy.go", "tickets.go",
+		"better.go", "listen.go", "listener.go", "admission.go", "handshake.go", "service.go", "legacy.go", "tickets.go",
 	},
 	{"transport.go"},
 	{"group.go", "device.go"},
@@ -29,7 +29,7 @@ var runtimeOrder = [][]string{
 		"shell.go", "shell_send.go", "shell_receive.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go",
 	},
-	{"domain.go", "receives.go", "message.go", "memory.go"}, // what endpoints on queue pairs share
+	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go"}, // what endpoints on queue pairs share
 	{"worker.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",

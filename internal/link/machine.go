@@ -60,6 +60,7 @@ type Machine[M any] struct {
 	limits Limits
 	peer   wire.Parameters
 	live   bool // connected: posts may be made
+	takes  bool // live, and the peer takes messages: it has not said goodbye
 	out    []Post
 
 	credits  credits
@@ -86,7 +87,7 @@ func (m *Machine[M]) Start(peer wire.Parameters) error {
 		return err
 	}
 	m.peer = peer
-	m.live = true
+	m.live, m.takes = true, !m.goodbye.peerSaid
 	m.credits.left += int(peer.Window)
 	m.pump()
 	return nil
@@ -168,7 +169,7 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 	case wire.Credit:
 		m.credits.owedControl++
 	case wire.Goodbye:
-		m.goodbye.peerSaid = true
+		m.goodbye.peerSaid, m.takes = true, false
 		m.giveUpArrival()
 	}
 	m.pump()

@@ -37,9 +37,10 @@ func (o *outgoing) taken(id uint32) error {
 }
 
 // MaySend tells whether an eager message may be sent now. If it may not for want
-// of a credit, the next message tells the peer that it was waited for.
+// of a credit, the next message tells the peer that it was waited for. None may be
+// sent to a peer that has said goodbye, which would drop it.
 func (m *Machine[M]) MaySend() bool {
-	if !m.live || m.credits.left == 0 {
+	if !m.takes || m.credits.left == 0 {
 		m.credits.starved = true
 		return false
 	}

@@ -73,3 +73,22 @@ func regionFor(size int) int {
 	step := max(64<<10, 1<<bits.Len(uint(size-1))/16)
 	return (size + step - 1) / step * step
 }
+
+// Holds is how many slabs for size bytes, which no class exceeds, the pool has room
+// for at least when it holds nothing else.
+func (p *Pool) Holds(size int) int {
+	k := classOf(size)
+	least := leasts[k]
+	// In a pool that is so small an arena may waste more.
+	for half := (least-arenaExtra)/2 + arenaExtra; int64(least) > p.limit && half >= strides[k]; half = (half-arenaExtra)/2 + arenaExtra {
+		least = half
+	}
+	// A rest that is shorter than the least arena holds none.
+	room := p.limit / int64(least) * int64(least/strides[k])
+	for arena := least; arena < lastArena && int64(arena) <= p.limit/8; {
+		arena = (arena-arenaExtra)*2 + arenaExtra
+		n := (p.limit - int64(least)) * int64(arena/strides[k]) / int64(arena)
+		room = min(room, n)
+	}
+	return int(room)
+}

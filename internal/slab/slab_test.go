@@ -428,3 +428,28 @@ func BenchmarkContended(b *testing.B) {
 		}
 	})
 }
+
+// A pool really has room for what Holds says, and says no less than three quarters
+// of what would fit without arenas for sizes that fill their class.
+func TestHolds(t *testing.T) {
+	for _, limit := range []int64{300 << 10, 512 << 10, 1 << 20, 4<<20 + 12345, 32 << 20} {
+		for _, size := range []int{300, 4 << 10, 16<<10 + 64, 20 << 10, 32<<10 + 64, 100 << 10, 256<<10 + 16} {
+			p, _ := newPool(t, limit)
+			want := p.Holds(size)
+			var slabs []Slab
+			for range want {
+				s, err := p.GetNow(context.Background(), size)
+				if err != nil {
+					t.Fatalf("%d bytes of slabs of %d: %d of %d: %v", limit, size, len(slabs), want, err)
+				}
+				slabs = append(slabs, s)
+			}
+			if stride := strides[classOf(size)]; limit >= 4<<20 && stride <= 33<<10 && int64(want)*int64(stride) < limit/4*3 {
+				t.Errorf("%d bytes hold %d slabs of %d", limit, want, size)
+			}
+			for _, s := range slabs {
+				p.Put(s)
+			}
+		}
+	}
+}

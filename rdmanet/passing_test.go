@@ -1,0 +1,106 @@
+package rdmanet
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+// When the reason for which a connection fell back to TCP has passed, the next one
+// has the better transport, although the endpoint of the first is parked.
+func TestNextConnectionComesBack(t *testing.T) {
+	network := fake.NewNetwork()
+	runtime := func(name string) (*verbena.Runtime, *fake.Device) {
+		c := fake.InfiniBand(name)
+		c.Capabilities &^= rdma.CapStreams
+		device := network.NewDevice(c)
+		r := must[*verbena.Runtime](t)(verbena.New(verbena.Config{Providers: []rdma.Provider{fake.NewProvider("near", device)}}))
+		t.Cleanup(func() { _ = r.Close() })
+		return r, device
+	}
+	client, _ := runtime("client")
+	server, device := runtime("server")
+	l := must[*Listener](t)(Listen(t.Context(), server, "127.0.0.1:0", Config{}))
+	defer l.Close()
+	d := &Dialer{Runtime: client}
+	defer d.Close()
+	connect := func() string {
+		a := must[*Conn](t)(dialConn(d, l.Addr().String()))
+		b := must[*Conn](t)(acceptConn(l))
+		exchange(t, a, b)
+		transport := a.Selection().Transport
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+		return transport
+	}
+	device.Refuse(&rdma.RejectedError{Peer: "server", PrivateData: []byte("no resources")})
+	if got := connect(); got != verbena.TransportTCP {
+		t.Fatalf("without resources over %s", got)
+	}
+	for ended := time.Now().Add(time.Minute); d.Parked() == 0; {
+		if time.Now().After(ended) {
+			t.Fatal("the endpoint is not parked")
+		}
+	}
+	device.Refuse(nil)
+	if got := connect(); got != "near" {
+		t.Errorf("afterwards over %s", got)
+	}
+	if got := connect(); got != "near" {
+		t.Errorf("then over %s", got)
+	}
+}
+
+func dialConn(d *Dialer, address string) (*Conn, error) {
+	c, err := d.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*Conn), nil
+}
+
+func acceptConn(l *Listener) (*Conn, error) {
+	c, err := l.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return c.(*Conn), nil
+}
+
+// Dials to a peer that keeps falling back try again now and then, and not each time.
+func TestFallbacksAreTriedWithPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(8, 64, time.Minute, time.Minute)
+		pr := &peer{passing: true, pause: firstPause}
+		p.peers["a"] = pr
+		e := &pooled{key: "a", born: time.Now(), passing: true}
+		s := &session{}
+		p.sessions[s] = e
+		park := func() {
+			if e.place == nil {
+				e.place = p.parked.PushBack(s)
+				pr.parked = append(pr.parked, s)
+			}
+		}
+		park()
+		if p.take(t.Context(), "a") != nil {
+			t.Error("the second dial does not try again")
+		}
+		if p.take(t.Context(), "a") != s {
+			t.Error("the third one does")
+		}
+		park()
+		time.Sleep(firstPause)
+		if p.take(t.Context(), "a") != nil {
+			t.Error("one after the pause does not try again")
+		}
+	})
+}
