@@ -145,16 +145,22 @@ func (c *call) answer(resp proto.Message, err error, urgency carrier.Urgency) {
 			s.replyError(&c.to, err, urgency)
 		}
 	} else if err == nil {
-		err = s.reply(&c.to, resp, urgency)
-		var encode *encodeError
-		if errors.As(err, &encode) {
-			s.server.cfg.Logger.Error("rpc: response", "method", c.Method, "peer", c.Peer, "error", err)
-			s.replyError(&c.to, err, urgency)
+		if err = s.reply(&c.to, resp, urgency); err != nil {
+			c.unencoded(err, urgency)
 		}
 	} else {
 		s.replyError(&c.to, err, urgency)
 	}
 	c.done()
+}
+
+// unencoded tells the client if its answer could not be encoded.
+func (c *call) unencoded(err error, urgency carrier.Urgency) {
+	var encode *encodeError
+	if errors.As(err, &encode) {
+		c.session.server.cfg.Logger.Error("rpc: response", "method", c.Method, "peer", c.Peer, "error", err)
+		c.session.replyError(&c.to, err, urgency)
+	}
 }
 
 // done gives back what the call has taken.

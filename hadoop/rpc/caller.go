@@ -243,7 +243,7 @@ func (c *caller) upkeep(ping, idle time.Duration) {
 		if c.timeout > 0 && now.After(w.expires) {
 			delete(c.waiting, id)
 			late = append(late, w)
-			deaf = deaf || c.heard.Before(w.expires.Add(-c.timeout))
+			deaf = deaf || !c.heard.After(w.expires.Add(-c.timeout))
 		}
 	}
 	calls := len(c.waiting)

@@ -171,8 +171,11 @@ func (c *conn) wait() error {
 			}
 		}
 		err := c.r.Wait()
+		if err == nil {
+			return nil
+		}
 		var timeout net.Error
-		if err == nil || !errors.As(err, &timeout) || !timeout.Timeout() {
+		if !errors.As(err, &timeout) || !timeout.Timeout() {
 			return err
 		}
 		now = time.Now()
