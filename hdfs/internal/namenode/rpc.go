@@ -33,7 +33,7 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"getFsStats":             rpc.Handle(nn.getFsStats),
 		"getListing":             rpc.Handle(nn.getListing),
 		"getPreferredBlockSize":  rpc.Handle(nn.getPreferredBlockSize),
-		"getServerDefaults":      rpc.Handle(nn.getServerDefaults),
+		"getServerDefaults":      rpc.Handle(nn.getServerDefaults).Short(),
 		"isFileClosed":           rpc.Handle(nn.isFileClosed),
 		"mkdirs":                 rpc.Handle(nn.mkdirs),
 		"recoverLease":           rpc.Handle(nn.recoverLease),
