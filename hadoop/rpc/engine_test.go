@@ -202,7 +202,7 @@ func TestRetryCache(t *testing.T) {
 			if _, err := g.wait(ctx, req); err != nil {
 				return nil, err
 			}
-			return &ping{EffectiveUser: proto.String(string('a' + rune(n-1)))}, nil
+			return &ping{EffectiveUser: proto.String(string('a' + n - 1))}, nil
 		}).Once()})
 		id := ClientID{7}
 		first, second := p.conn(t, id, "ada"), p.conn(t, id, "ada")

@@ -27,7 +27,7 @@ func (s *session) replyBytes(to *replyTo, body []byte, urgency carrier.Urgency) 
 	m.Bytes = h.Append(m.Bytes)
 	m.Bytes = wire.AppendLength(m.Bytes, len(body))
 	m.Bytes = append(m.Bytes, body...)
-	s.give(m, urgency)
+	_ = s.give(m, urgency) // else the session has ended
 }
 
 // replyError sends an error, and ends the session if the error is fatal.
