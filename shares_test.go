@@ -31,10 +31,9 @@ func (p *pair) accept(t *testing.T) *Endpoint {
 func TestReceivesAreSharedByPeer(t *testing.T) {
 	for _, name := range []string{"fakeband", "fakewarp"} {
 		t.Run(name, func(t *testing.T) {
-			w := worldOf(t, name)
 			c := fakeConfig(name)
 			c.Capabilities &^= rdma.CapStreams // which raw peers do not speak
-			w = fakeWorld(name, func(string) fake.Config { return c })
+			w := fakeWorld(name, func(string) fake.Config { return c })
 			p := w.pair(t, Config{ReceiveMemory: 4 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
 			for n := 1; ; n++ {
 				a, b := p.connect(t, "")
