@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ type Row struct {
 // comparison is one row before it is measured.
 type comparison struct {
 	what, beside, theirs string
+	ours                 string // "" for the system of that name
 	unit                 string
 	atMost, atLeast      float64
 	measure              func(ctx context.Context, system string) (float64, error)
@@ -117,6 +119,10 @@ func (b *bench) comparisons(running map[string]*server) []comparison {
 			}
 			all = append(all, c)
 		}
+	}
+	for _, n := range []int{1, 64} {
+		all = append(all, comparison{what: fmt.Sprintf("the same with a method that handlers run, callers: %d", n), beside: "gRPC-Go on loopback",
+			ours: "oursqueue", theirs: "grpc", unit: "calls/s", measure: rate(n, calls, warm)})
 	}
 	const sixteen = "Hadoop RPC on TCP, 1 KiB, 16 callers, calls per CPU second of the server"
 	all = append(all,
@@ -205,7 +211,7 @@ func (b *bench) compare(ctx context.Context, c *comparison, row *Row) error {
 		for turn := range 2 {
 			side := (round + turn) % 2
 			var err error
-			if pair[side], err = c.measure(ctx, [2]string{"ours", c.theirs}[side]); err != nil {
+			if pair[side], err = c.measure(ctx, [2]string{cmp.Or(c.ours, "ours"), c.theirs}[side]); err != nil {
 				return err
 			}
 		}

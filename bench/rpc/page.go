@@ -21,7 +21,7 @@ func (b *bench) page(ctx context.Context, rows []Row) string {
 	p("Made by `%s`, which measures everything again; the raw figures are in [rpc.json](rpc.json).\n", how)
 	p("%s UTC, commit %s. %s, %d processors, %s.\n", b.began.UTC().Format("2006-01-02 15:04"), commit(ctx), processor(), runtime.NumCPU(), runtime.Version())
 	p("Client and server are two processes on this host. Each echoes a protobuf message with one field of bytes (net/rpc: the same by gob).")
-	p("Ours shares one connection among all callers, as gRPC and net/rpc do. Its method is registered as short.")
+	p("Ours shares one connection among all callers, as gRPC and net/rpc do. Its method is registered as short, where a row does not say otherwise.")
 	p("A latency is the median of the second half of the calls of one caller. A round is ours and theirs, in turns first; the ratio is that of the medians of %d rounds, in brackets the least and the greatest of a round.\n", b.rounds)
 	p("| what | beside | ours | theirs | ours / theirs | target | |")
 	p("|---|---|---:|---:|---:|---|---|")
