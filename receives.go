@@ -19,6 +19,9 @@ const (
 	baseReceives = 8
 	// sharedDepth is how many receives a shared queue can hold.
 	sharedDepth = 2048
+	// movedAfter is after how many uses a receive may move to other memory, and
+	// sparseFrom how many bytes a pool may hold in any way.
+	movedAfter, sparseFrom = 16, 4 << 20
 	// firstRetry is the pause before receives are posted again after none could be.
 	// It doubles up to lastRetry.
 	firstRetry, lastRetry = 10 * time.Millisecond, time.Second
@@ -69,6 +72,7 @@ type buffer struct {
 	home    *receives
 	holder  holder // the endpoint whose message lies here
 	posted  bool   // the device has it
+	uses    uint8  // since it got its memory, in a circle
 	request [1]rdma.RecvRequest
 	entry   [1]rdma.SGE
 }
@@ -202,8 +206,7 @@ func (r *receives) take() (*buffer, error) {
 		grown := append(slots[:len(slots):len(slots)], b)
 		r.slots.Store(&grown)
 	}
-	b.slab, b.memory = s, s.Bytes()[:r.size]
-	b.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: r.size}
+	r.lie(b, s)
 	return b, nil
 }
 
@@ -313,6 +316,9 @@ func (r *receives) put(b *buffer) error {
 	if r.pool.Squeezed() {
 		r.shrink()
 	}
+	if b.uses++; b.uses%movedAfter == 0 && r.sparse() {
+		r.move(b)
+	}
 	if r.reserve() {
 		err := r.post(b)
 		if err == nil {
@@ -327,6 +333,27 @@ func (r *receives) put(b *buffer) error {
 	r.drop(b)
 	r.mu.Unlock()
 	return nil
+}
+
+// sparse tells that the pool holds much more than is used, here and there.
+func (r *receives) sparse() bool {
+	registered := r.pool.Registered()
+	return registered > sparseFrom && r.pool.Used() < registered/2
+}
+
+// move gives a buffer other memory, so that what lies here and there comes together
+// and the rest can go back.
+func (r *receives) move(b *buffer) {
+	if memory, ok := r.pool.Denser(b.slab); ok {
+		r.pool.Put(b.slab)
+		r.lie(b, memory)
+	}
+}
+
+// lie gives a buffer its memory.
+func (r *receives) lie(b *buffer, s slab.Slab) {
+	b.slab, b.memory, b.uses = s, s.Bytes()[:r.size], 0
+	b.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: r.size}
 }
 
 // putLate is put by an endpoint that has gone: the queue may be closed meanwhile.

@@ -29,6 +29,29 @@ func (p *Pool) Trim() error {
 	return p.giveBack(p.evictAll())
 }
 
+// Denser returns a slab of the same size as s from a region of which more is used,
+// if there is one. Whoever keeps a slab for long moves there, puts s back, and what is
+// used here and there comes together, so that the rest can go back.
+func (p *Pool) Denser(s Slab) (Slab, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := s.arena
+	if p.closed || a.class == noClass {
+		return Slab{}, false
+	}
+	p.shutShelves() // what lies there counts as used
+	var best *arena
+	for b := p.classes[a.class].partial.top; b != nil; b = b.prev {
+		if b.out >= a.out && b != a && (best == nil || b.out > best.out) {
+			best = b
+		}
+	}
+	if best == nil {
+		return Slab{}, false
+	}
+	return p.handOut(best), true
+}
+
 // The methods below are called with p.mu held, unless they say otherwise.
 
 // arm sees to it that the trimmer looks soon.

@@ -108,3 +108,52 @@ func TestTrimAtOnce(t *testing.T) {
 	}
 	p.Put(keep)
 }
+
+// What is used here and there comes together where more is used.
+func TestDenser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 256<<20)
+		var out []Slab
+		for range 1000 {
+			out = append(out, get(t, p, 32<<10))
+		}
+		most := p.Registered()
+		var left []Slab
+		for i, s := range out {
+			if i%25 == 0 {
+				s.Bytes()[0] = byte(i)
+				left = append(left, s)
+			} else {
+				p.Put(s)
+			}
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := p.Registered(); n < most/2 {
+			t.Fatalf("%d bytes of %d before anything moved: this shows nothing", n, most)
+		}
+		for range 10 {
+			for i, s := range left {
+				if better, ok := p.Denser(s); ok {
+					p.Put(s)
+					left[i] = better
+				}
+			}
+		}
+		p.check(t)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := p.Registered(); n > most/8 {
+			t.Errorf("%d bytes of %d are left for %d slabs of 32 KiB", n, most, len(left))
+		}
+		for _, s := range left {
+			p.Put(s)
+		}
+		large := get(t, p, 3<<20)
+		if _, ok := p.Denser(large); ok {
+			t.Error("a slab with a region of its own has a denser one")
+		}
+		p.Put(large)
+		p.check(t)
+	})
+}
