@@ -165,9 +165,19 @@ func (s *Suite) runCase(t *testing.T, c testCase) {
 	checkLeft(t, before)
 }
 
+// leftPatience is how long goroutines may take to end behind what ended them, where
+// many others want the processors.
+const leftPatience = 10 * time.Second
+
 func checkLeft(t *testing.T, before goleak.Option) {
-	if err := goleak.Find(before); err != nil && !t.Failed() {
-		t.Errorf("goroutines are left behind: %v", err)
+	for deadline := time.Now().Add(leftPatience); !t.Failed(); {
+		err := goleak.Find(before) // looks for half a second
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("goroutines are left behind: %v", err)
+		}
 	}
 }
 
