@@ -125,19 +125,33 @@ func (c *conn) write(packet []byte, descriptors ...int) error {
 // that is suspended has left its socket full.
 const atOnce = time.Millisecond
 
+// writeWithin writes a packet. It waits for room until the limit, and tries at least
+// once however late its goroutine gets a processor.
 func (c *conn) writeWithin(limit time.Duration, packet []byte, descriptors ...int) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if err := c.socket.SetWriteDeadline(time.Now().Add(limit)); err != nil {
-		return err
-	}
 	var control []byte
 	if len(descriptors) > 0 {
 		control = unix.UnixRights(descriptors...)
 	}
-	_, _, err := c.socket.WriteMsgUnix(packet, control, nil)
-	c.noteHangUp(err)
-	return err
+	raw, err := c.socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var tried error
+	if err := raw.Control(func(fd uintptr) {
+		_, tried = unix.SendmsgN(int(fd), packet, control, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}); err != nil {
+		return err
+	}
+	if tried != nil && (errors.Is(tried, unix.EAGAIN) || errors.Is(tried, unix.EINTR)) {
+		if err := c.socket.SetWriteDeadline(time.Now().Add(limit)); err != nil {
+			return err
+		}
+		_, _, tried = c.socket.WriteMsgUnix(packet, control, nil)
+	}
+	c.noteHangUp(tried)
+	return tried
 }
 
 // noteHangUp notes what an error tells about the other end.

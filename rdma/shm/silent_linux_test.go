@@ -216,32 +216,62 @@ func TestWaitingRequestsOfOthers(t *testing.T) {
 	}
 }
 
+// connPair returns a connection and the socket at its other end.
+func connPair(t *testing.T) (*conn, *net.UnixConn) {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range pair {
+		f := os.NewFile(uintptr(fd), "")
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		ends[i] = c.(*net.UnixConn)
+	}
+	t.Cleanup(func() { ends[0].Close(); ends[1].Close() })
+	c, err := newConn(ends[0], &Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, ends[1]
+}
+
+// A packet that there is room for is written, although its time is over before the
+// writer has a processor. One for which there is none is not waited for.
+func TestLatePacketIsWritten(t *testing.T) {
+	c, other := connPair(t)
+	packet := make([]byte, maxPacket)
+	var err error
+	written := 0
+	for ; err == nil; written++ {
+		err = c.writeWithin(time.Nanosecond, packet)
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) || written == 1 {
+		t.Fatalf("packet %d: %v", written, err)
+	}
+	for range written - 1 {
+		if n, err := other.Read(packet); n != len(packet) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if err := c.writeWithin(time.Nanosecond, packet); err != nil {
+		t.Error("with room again:", err)
+	}
+}
+
 // The user with the most silent sockets loses the oldest that has sent nothing.
 func TestWhoGivesWay(t *testing.T) {
 	s := silent{byUser: make(map[uint32][]*conn)}
 	var others []*net.UnixConn
 	next := func(user uint32) *conn {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var ends [2]*net.UnixConn
-		for i, fd := range pair {
-			f := os.NewFile(uintptr(fd), "")
-			c, err := net.FileConn(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f.Close()
-			ends[i] = c.(*net.UnixConn)
-		}
-		others = append(others, ends[1])
-		c, err := newConn(ends[0], &Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c, other := connPair(t)
+		others = append(others, other)
 		c.peer.Uid = user
-		t.Cleanup(func() { ends[0].Close(); ends[1].Close() })
 		return c
 	}
 	few := []*conn{next(1), next(1), next(1)}
