@@ -101,9 +101,9 @@ func TestRegistrationsAreExplained(t *testing.T) {
 // A process without a descriptor to spare is told so, and may try again: nothing
 // that failed for that reason is remembered.
 func TestScarcity(t *testing.T) {
-	before := loaded.library
-	loaded.library = nil
-	defer func() { loaded.library = before }()
+	library, reason := loaded.library, loaded.err
+	loaded.library, loaded.err = nil, nil
+	defer func() { loaded.library, loaded.err = library, reason }()
 	l := &Library{}
 	rdmatest.WithoutDescriptors(t, func() {
 		for what, err := range map[string]error{
