@@ -19,6 +19,10 @@ const (
 	authSASL     = 0xDF
 )
 
+// mostUnknown bounds the frames of a client that has not said who it is, in
+// bytes: its tokens have at most 64 KiB together with what is around them.
+const mostUnknown = 64 << 10
+
 var magic = [4]byte{'h', 'r', 'p', 'c'}
 
 // silence is how long the host of a peer may answer nothing at all while data
@@ -117,7 +121,7 @@ func (c *conn) read() error {
 	if err := c.nc.SetReadDeadline(time.Now().Add(c.server.cfg.HandshakeTimeout)); err != nil {
 		return err
 	}
-	c.r = stream.NewReader(c.nc, c.server.cfg.MaxFrame)
+	c.r = stream.NewReader(c.nc, min(mostUnknown, c.server.cfg.MaxFrame))
 	if err := c.preamble(); err != nil {
 		return err
 	}
@@ -146,6 +150,7 @@ func (c *conn) read() error {
 			c.server.mu.Lock()
 			c.known = true
 			c.server.mu.Unlock()
+			c.r.Limit(c.server.cfg.MaxFrame)
 		}
 	}
 }

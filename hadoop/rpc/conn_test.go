@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
@@ -42,16 +43,18 @@ func TestErrorsOfOneCall(t *testing.T) {
 		MethodName: proto.String("echo"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)})
 	badBody := callFrame(t, 5, testProtocol, "echo", 1, &ping{EffectiveUser: proto.String("x")})
 	badBody[len(badBody)-2] = 0x7f // the string's length goes beyond the message
+	trailing := append(callFrame(t, 8, testProtocol, "echo", 1, &ping{}), 0)
+	trailing[3]++
 	got := map[uint32]*rpcpb.RpcResponseHeaderProto{}
 	for _, h := range responses(t, exchange(t, address, join(
 		[]byte("hrpc\x09\x00\x00"), otherContext,
 		callFrame(t, 1, "org.example.Other", "echo", 1, &ping{}),
 		callFrame(t, 2, testProtocol, "echo", 7, &ping{}),
 		callFrame(t, 3, testProtocol, "nothing", 1, &ping{}),
-		noBody, badBody,
+		noBody, badBody, trailing,
 		callFrame(t, 6, testProtocol, "incomplete", 1, &ping{}),
 		callFrame(t, 7, testProtocol, "echo", 1, &ping{}),
-	), 7)) {
+	), 8)) {
 		got[h.GetCallId()] = h
 	}
 	for _, want := range []struct {
@@ -65,13 +68,14 @@ func TestErrorsOfOneCall(t *testing.T) {
 		{4, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
 		{5, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
 		{6, "java.io.IOException", "encoding the response: ", codeSerializing},
+		{8, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: 1 bytes follow them", codeServer},
 	} {
 		h := got[want.id]
 		if h.GetStatus() != statusError || h.GetExceptionClassName() != want.class || !strings.HasPrefix(h.GetErrorMsg(), want.message) || h.GetErrorDetail() != want.code {
 			t.Errorf("call %d: %v", want.id, h)
 		}
 	}
-	if len(got) != 7 || got[7].GetStatus() != statusSuccess {
+	if len(got) != 8 || got[7].GetStatus() != statusSuccess {
 		t.Errorf("the call after errors: %v", got[7])
 	}
 }
@@ -275,6 +279,75 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 				s.Close()
 			})
 		})
+	}
+}
+
+// A call counts with all of its message, whatever part of it is the argument.
+func TestBytesInFlightAreTheMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 8
+		var running atomic.Int32
+		release := make(chan struct{})
+		here, s, done := pipeServer(Config{MaxFrame: 1 << 20}, Methods{"wait": Handle(func(_ context.Context, req *ping) (*ping, error) {
+			running.Add(1)
+			<-release
+			return req, nil
+		})})
+		send := join([]byte("hrpc\x09\x00\x00"), contextFrame(t))
+		for id := range int32(calls) {
+			h := requestHeader(id)
+			h.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 99, protowire.BytesType), make([]byte, 300<<10)))
+			send = append(send, frameOf(t, h, &rpcpb.RequestHeaderProto{
+				MethodName: proto.String("wait"), DeclaringClassProtocolName: proto.String(testProtocol), ClientProtocolVersion: proto.Uint64(1)}, &ping{})...)
+		}
+		go func() {
+			if _, err := here.Write(send); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		if n := running.Load(); n != 3 {
+			t.Errorf("%d calls run, want 3", n)
+		}
+		close(release)
+		r := stream.NewReader(here, 1<<20)
+		for range calls {
+			if _, err := r.Next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		here.Close()
+		<-done
+		s.Close()
+	})
+}
+
+// A client that has not said who it is gets little memory, and names stay short.
+func TestIntroductionIsBounded(t *testing.T) {
+	hello := []byte("hrpc\x09\x00\x00")
+	as := func(user, realUser string) []byte {
+		return frameOf(t, requestHeader(wire.CallIDContext), &rpcpb.IpcConnectionContextProto{
+			UserInfo: &ping{EffectiveUser: &user, RealUser: &realUser}, Protocol: proto.String(testProtocol)})
+	}
+	address, _ := startServer(t, Config{}, nil)
+	for name, test := range map[string]struct {
+		context []byte
+		code    rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto
+	}{
+		"long frame":     {as(strings.Repeat("x", mostUnknown), ""), codeFatalHeader},
+		"long name":      {as(strings.Repeat("x", mostName+1), ""), codeFatalUnauthorized},
+		"long real name": {as("ada", strings.Repeat("x", mostName+1)), codeFatalUnauthorized},
+	} {
+		got := responses(t, exchange(t, address, join(hello, test.context)))
+		if len(got) != 1 || got[0].GetStatus() != statusFatal || got[0].GetErrorDetail() != test.code {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	longest := strings.Repeat("x", mostName)
+	long := callFrame(t, 1, testProtocol, "whoami", 1, &ping{EffectiveUser: proto.String(strings.Repeat("y", 2*mostUnknown))})
+	got := responses(t, exchange(t, address, join(hello, as(longest, longest), long), 1))
+	if len(got) != 1 || got[0].GetStatus() != statusSuccess {
+		t.Errorf("a long call of a user whose name has %d bytes: %v", mostName, got)
 	}
 }
 

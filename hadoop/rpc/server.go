@@ -13,7 +13,8 @@ import (
 type Config struct {
 	Logger *slog.Logger // default: slog.Default()
 	// MaxFrame is the longest frame in bytes that is taken; default 64 MiB, as
-	// Hadoop's ipc.maximum.data.length.
+	// Hadoop's ipc.maximum.data.length. Until a client has said who it is, its
+	// frames may have 64 KiB at most.
 	MaxFrame int
 	// MaxConnections bounds the connections. Beyond it the oldest one that has
 	// not said who it is has to go; if all have, the new one. Default 16,384.

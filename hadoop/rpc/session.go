@@ -98,6 +98,10 @@ func (s *session) control(h *wire.Request, rest []byte) error {
 	return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("call id %d is not known", h.CallID)))
 }
 
+// mostName is the longest name of a user in bytes: a host's name of 255 and the
+// rest of a Kerberos principal fit. Counters and caches keep names.
+const mostName = 512
+
 // introduce takes the connection context: who the client is.
 func (s *session) introduce(h *wire.Request, rest []byte) error {
 	if s.known {
@@ -117,6 +121,10 @@ func (s *session) introduce(h *wire.Request, rest []byte) error {
 	// The protocol named here only matters to a server that authorizes by
 	// it: each call names its own, and an unknown one is that call's error.
 	s.user, s.realUser = hello.GetUserInfo().GetEffectiveUser(), hello.GetUserInfo().GetRealUser()
+	if n := max(len(s.user), len(s.realUser)); n > mostName {
+		s.user, s.realUser = "", ""
+		return s.tell(toReply(h), unauthorized(fmt.Sprintf("the name of a user has %d bytes, at most %d are allowed", n, mostName)))
+	}
 	if failed := s.auth.check(s); failed != nil {
 		return s.tell(toReply(h), failed)
 	}
@@ -140,7 +148,10 @@ func (s *session) call(h *wire.Request, rest []byte, m *carrier.Message) error {
 		s.replyError(&to, failed, carrier.Later)
 		return nil
 	}
-	body, _, err := wire.Next(rest)
+	body, rest, err := wire.Next(rest)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes follow them", len(rest))
+	}
 	if err != nil {
 		s.replyError(&to, badArguments(method.name, err), carrier.Later)
 		return nil
@@ -169,14 +180,16 @@ func (s *session) call(h *wire.Request, rest []byte, m *carrier.Message) error {
 		return nil
 	}
 	c.to.clientID = append(c.id[:0], to.clientID...) // the message's memory goes
+	size := int64(len(body))
 	if m.Owner != nil {
+		size = int64(len(m.Bytes)) // the call keeps all of the message
 		c.body = carrier.Message{Bytes: body, Owner: m.Owner}
 		*m = carrier.Message{}
 	} else if c.req, err = method.decode(body); err != nil {
 		c.answer(nil, badArguments(method.name, err), carrier.Later)
 		return nil
 	}
-	return s.enqueue(c, int64(len(body)))
+	return s.enqueue(c, size)
 }
 
 // find finds a method.

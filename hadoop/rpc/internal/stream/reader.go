@@ -37,6 +37,9 @@ func NewReader(r io.Reader, limit int) *Reader {
 	return &Reader{r: r, limit: limit, buf: make([]byte, leastBuffer)}
 }
 
+// Limit changes the limit, for the frames that Next has not begun to read.
+func (r *Reader) Limit(limit int) { r.limit = limit }
+
 // Take reads the next n bytes, at most 64, that are no frame. They are valid
 // until the next call.
 func (r *Reader) Take(n int) ([]byte, error) {
