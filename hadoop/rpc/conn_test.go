@@ -351,6 +351,23 @@ func TestIntroductionIsBounded(t *testing.T) {
 	}
 }
 
+// An answer that waits for a flush does not wait for the end of a long request.
+func TestAnswerGoesOutBeforeALongFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, s, done := pipeServer(Config{}, Methods{"echo": Handle(echo).Short()})
+		beginning := binary.BigEndian.AppendUint32(nil, 1<<20)
+		go func() {
+			_, _ = here.Write(join([]byte("hrpc\x09\x00\x00"), contextFrame(t), echoFrame(t, 1), beginning, make([]byte, 100)))
+		}()
+		if _, err := stream.NewReader(here, 1<<20).Next(); err != nil {
+			t.Errorf("no answer: %v", err)
+		}
+		here.Close()
+		<-done
+		s.Close()
+	})
+}
+
 func TestCloseEndsCallsAndWaits(t *testing.T) {
 	started := make(chan struct{})
 	ended := false

@@ -58,15 +58,15 @@ func (r *Reader) Wait() error {
 	return r.need(1)
 }
 
-// Ready tells whether the next frame, or the beginning of a long one, is in
-// the buffer already, so that Next returns without waiting for long.
+// Ready tells whether Next returns without reading: the next frame is in the
+// buffer, or its length is out of bounds.
 func (r *Reader) Ready() bool {
 	have := r.end - r.start
 	if have < lengthSize {
 		return false
 	}
-	n := int(binary.BigEndian.Uint32(r.buf[r.start:]))
-	return n > inPlace || have >= lengthSize+n
+	n := uint64(binary.BigEndian.Uint32(r.buf[r.start:]))
+	return n > uint64(r.limit) || uint64(have) >= lengthSize+n
 }
 
 // Next returns the next frame without its length. If it has no owner it is valid

@@ -218,6 +218,23 @@ func TestReaderBounds(t *testing.T) {
 	}
 }
 
+// Ready means that Next does not read.
+func TestReady(t *testing.T) {
+	never := iotest.ErrReader(errors.New("read"))
+	for _, n := range []int{0, 100, inPlace, inPlace + 1, 1 << 20} {
+		for _, have := range []int{0, lengthSize - 1, lengthSize, lengthSize + n/2, lengthSize + n} {
+			frame := append(binary.BigEndian.AppendUint32(nil, uint32(n)), make([]byte, n)...)
+			r := NewReader(never, 1<<20-1)
+			r.buf, r.end = append(make([]byte, 0, len(frame)+1), frame[:have]...), have
+			ready := r.Ready()
+			_, err := r.Next()
+			if ready != (err == nil || errors.Is(err, ErrFrameLength)) {
+				t.Errorf("with %d bytes of a frame of %d: ready is %v, Next returns %v", have, n, ready, err)
+			}
+		}
+	}
+}
+
 // A long frame behind short ones is read whole, however much of it the buffer
 // held when it began.
 func TestLongFrameBehindShortOnes(t *testing.T) {
