@@ -221,27 +221,37 @@ func (l *link) get(ctx context.Context) (*Conn, error) {
 	if conn != nil && conn.caller.reason() == nil {
 		return conn, nil
 	}
-	l.mu.Lock()
-	if now := l.conn.Load(); now != conn {
-		l.mu.Unlock()
-		return now, nil
-	}
-	a := l.attempt
+	now, a, err := l.replace(conn)
 	if a == nil {
-		a = &attempt{done: make(chan struct{})}
-		if !l.client.start(func() { l.connect(a, conn) }) {
-			l.mu.Unlock()
-			return nil, ErrClosed
-		}
-		l.attempt = a
+		return now, err
 	}
-	l.mu.Unlock()
 	select {
 	case <-a.done:
 		return a.conn, a.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// replace returns the connection that has come in place of conn, or the attempt
+// to make one, which it begins if none is under way.
+func (l *link) replace(conn *Conn) (*Conn, *attempt, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now := l.conn.Load(); now != conn {
+		if now != nil {
+			return now, nil, nil
+		}
+		conn = nil // an attempt has failed meanwhile, and closed it
+	}
+	if l.attempt == nil {
+		a := &attempt{done: make(chan struct{})}
+		if !l.client.start(func() { l.connect(a, conn) }) {
+			return nil, nil, ErrClosed
+		}
+		l.attempt = a
+	}
+	return nil, l.attempt, nil
 }
 
 // start runs f in a goroutine that Close waits for, unless the client is closed.

@@ -59,6 +59,39 @@ func TestConnectionsAreShared(t *testing.T) {
 	})
 }
 
+// A call that comes when an attempt in place of its connection has just failed
+// begins another attempt.
+func TestConnectionIsReplacedAfterAFailedAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes(Config{}, Methods{"echo": Handle(echo)})
+		c := NewClient(ClientConfig{Dial: p.dial})
+		proxy := c.Proxy(ada)
+		if err := proxy.Call(t.Context(), "echo", &ping{}, &ping{}); err != nil {
+			t.Fatal(err)
+		}
+		before := proxy.link.conn.Load()
+		before.Close()
+		p.down.Store(true)
+		if _, err := proxy.link.get(t.Context()); err == nil {
+			t.Fatal("connected to nobody")
+		}
+		p.down.Store(false)
+		now, a, err := proxy.link.replace(before)
+		if now != nil || a == nil || err != nil {
+			t.Fatalf("%v, %v, %v, want an attempt", now, a, err)
+		}
+		<-a.done
+		if a.conn == nil || a.err != nil {
+			t.Fatalf("the attempt: %v", a.err)
+		}
+		if now, again, err := proxy.link.replace(before); now != a.conn || again != nil || err != nil {
+			t.Errorf("%v, %v, %v, want the connection that came", now, again, err)
+		}
+		c.Close()
+		p.stop()
+	})
+}
+
 // A call whose connection ends is repeated only if it may be, under the same id.
 func TestConnectionEndsUnderACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
