@@ -248,6 +248,9 @@ func (c *caller) upkeep(ping, idle time.Duration) {
 	}
 	calls := len(c.waiting)
 	unused := calls == 0 && now.Sub(c.used) >= idle && c.failed == nil
+	if unused {
+		c.failed = errUnused // no call begins from here on
+	}
 	silent := calls > 0 && now.Sub(c.heard) >= ping && now.Sub(c.pinged) >= ping && now.Sub(c.used) >= ping
 	if silent {
 		c.pinged = now

@@ -92,6 +92,38 @@ func TestConnectionIsReplacedAfterAFailedAttempt(t *testing.T) {
 	})
 }
 
+// A call that begins while an unused connection is being closed has not gone out.
+func TestCallOnAConnectionFoundUnused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes(Config{}, Methods{"echo": Handle(echo)})
+		c := p.conn(t, ClientID{1}, "ada")
+		time.Sleep(time.Minute + time.Second) // not when its own upkeep runs
+		// A call that is late by then keeps upkeep waiting until the test takes its result.
+		late := &waiter{done: make(chan struct{}), resp: &ping{}, expires: time.Now().Add(-time.Second)}
+		c.caller.received()
+		c.caller.mu.Lock()
+		c.caller.waiting[77] = late
+		c.caller.mu.Unlock()
+		var all sync.WaitGroup
+		all.Go(func() { c.caller.upkeep(time.Hour, 30*time.Second) })
+		synctest.Wait()
+		result := make(chan error, 1)
+		all.Go(func() { result <- c.caller.call(t.Context(), 1, 0, "echo", &ping{}, &ping{}) })
+		synctest.Wait()
+		<-late.done
+		all.Wait()
+		var u *unsent
+		if err := <-result; !errors.As(err, &u) || !errors.Is(err, errUnused) {
+			t.Errorf("%v, want that nothing was sent", err)
+		}
+		if !errors.Is(late.err, ErrTimeout) {
+			t.Errorf("the late call: %v", late.err)
+		}
+		c.Close()
+		p.stop()
+	})
+}
+
 // A call whose connection ends is repeated only if it may be, under the same id.
 func TestConnectionEndsUnderACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
