@@ -89,10 +89,14 @@ func toReply(h *wire.Request) replyTo {
 
 // serve is the work of a handler.
 func (c *call) serve() {
-	if c.entry == nil && c.Err() != nil {
-		// The client has gone, nobody wants the answer.
+	if c.Err() != nil {
+		// Nobody wants the answer: the client has gone, or the server is closed.
 		c.session.server.metrics.dropped.Inc()
-		c.done()
+		if c.entry == nil {
+			c.done()
+		} else { // repetitions may wait for it
+			c.answer(nil, errServerClosing, carrier.Now)
+		}
 		return
 	}
 	if c.req == nil {
@@ -107,6 +111,8 @@ func (c *call) serve() {
 	resp, err := c.invoke()
 	c.answer(resp, err, c.session.urgency())
 }
+
+var errServerClosing = refuse(codeServer, exception.IO, "the server is closing")
 
 // invoke calls the method; a panic becomes an error of this call alone.
 func (c *call) invoke() (resp proto.Message, err error) {

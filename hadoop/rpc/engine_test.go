@@ -306,6 +306,80 @@ func TestRetryCacheAfterAFailure(t *testing.T) {
 	})
 }
 
+// Repetitions for which there is no room are refused one after the other, and
+// the call may be made again.
+func TestRepetitionsWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 4 // the first and its repetitions
+		g := newGate()
+		p := newPipes(Config{Handlers: 1, QueueLength: 1}, Methods{"once": Handle(func(ctx context.Context, req *ping) (*ping, error) {
+			if _, err := g.wait(ctx, req); err != nil || g.runs.Load() > 1 {
+				return req, err
+			}
+			return nil, exception.New(exception.Standby, "standby")
+		}).Once(), "fill": Handle(echo)})
+		var conns []*Conn
+		results := make([]error, calls)
+		var all sync.WaitGroup
+		for i := range results {
+			c := p.conn(t, ClientID{7}, "ada")
+			conns = append(conns, c)
+			all.Go(func() { _, results[i] = c.repeat(t.Context(), 1, int32(i), "once") })
+			synctest.Wait()
+		}
+		all.Go(func() {
+			if err := conns[0].Call(t.Context(), "fill", &ping{}, &ping{}); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		close(g.opened)
+		all.Wait()
+		wantClass(t, results[0], exception.Standby)
+		for _, err := range results[1:] {
+			wantClass(t, err, exception.Retriable)
+		}
+		if n := len(p.retries.entries); n != 0 || g.runs.Load() != 1 {
+			t.Errorf("%d entries are left after %d runs, want 0 after 1", n, g.runs.Load())
+		}
+		if _, err := conns[1].repeat(t.Context(), 1, calls, "once"); err != nil || g.runs.Load() != 2 {
+			t.Errorf("a later repetition: %v, %d runs", err, g.runs.Load())
+		}
+		for _, c := range conns {
+			c.Close()
+		}
+		p.stop()
+	})
+}
+
+// Close drops the calls that wait for a handler, those that must run once, too.
+func TestCloseDropsWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		p := newPipes(Config{Handlers: 1}, Methods{"once": Handle(g.wait).Once()})
+		c, other := p.conn(t, ClientID{7}, "ada"), p.conn(t, ClientID{7}, "ada")
+		var all sync.WaitGroup
+		call := func(c *Conn, id, retry int32) {
+			all.Go(func() {
+				if _, err := c.repeat(t.Context(), id, retry, "once"); err == nil {
+					t.Error("a call succeeded on a closed server")
+				}
+			})
+			synctest.Wait()
+		}
+		call(c, 1, 0) // runs
+		call(c, 2, 0) // waits for a handler
+		call(other, 2, 1)
+		p.stop()
+		all.Wait()
+		if n := g.runs.Load(); n != 1 || len(p.retries.entries) != 0 {
+			t.Errorf("%d runs, want 1; %d entries are left", n, len(p.retries.entries))
+		}
+		c.Close()
+		other.Close()
+	})
+}
+
 // A call that waits for a handler is dropped when its client has gone.
 func TestCallsOfGoneClientsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -86,18 +86,20 @@ func (r *retryCache) finish(s *Server, e *retryEntry, body []byte, err error) {
 		}
 		return
 	}
-	if len(e.waiting) == 0 {
-		delete(r.entries, e.key)
+	for len(e.waiting) > 0 {
+		next := e.waiting[0]
+		e.waiting = e.waiting[1:]
+		next.entry = e
 		r.mu.Unlock()
-		return
+		if s.queue.Push(next, next.User, next.method.urgent, next.size) {
+			return
+		}
+		next.entry = nil // the next turn of the loop takes it on
+		next.refuseBusy(carrier.Now)
+		r.mu.Lock()
 	}
-	next := e.waiting[0]
-	e.waiting = e.waiting[1:]
-	next.entry = e
+	delete(r.entries, e.key)
 	r.mu.Unlock()
-	if !s.queue.Push(next, next.User, next.method.urgent, next.size) {
-		next.refuseBusy(carrier.Now) // which comes here again
-	}
 }
 
 // expire forgets what is too old or too much. The caller holds mu.
