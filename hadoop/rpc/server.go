@@ -25,7 +25,9 @@ type Config struct {
 	// IdleTimeout is how long a connection may be without a call. Default
 	// 10 minutes; clients close theirs after seconds.
 	IdleTimeout time.Duration
-	// WriteTimeout bounds how long a client may leave responses unread. Default 1 minute.
+	// WriteTimeout bounds how long a client may leave responses unread, or
+	// 256 KiB of longer ones; it has sixteen times as long for all that waits
+	// together. Default 1 minute.
 	WriteTimeout time.Duration
 	// MaxInFlight bounds a connection's calls at once; MaxFrame bounds the bytes
 	// of their requests together. Further calls wait unread, and as long as

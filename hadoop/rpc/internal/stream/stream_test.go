@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -185,6 +186,50 @@ func TestBackPressure(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	w.Stop()
+}
+
+// A long message to a slow peer takes longer than the time-out, but not for ever;
+// a peer that takes too little of it at once is given up.
+func TestSlowPeers(t *testing.T) {
+	const timeout = time.Minute
+	for name, test := range map[string]struct {
+		size, read int // bytes
+		every      time.Duration
+		whole      bool
+		after      time.Duration // the end, if it is not whole
+	}{
+		"slow":      {4 * piece, piece, 50 * time.Second, true, 0},
+		"too slow":  {4 * piece, piece / 4, 40 * time.Second, false, timeout},
+		"too long":  {30 * piece, piece, 50 * time.Second, false, mostTimeouts * timeout},
+		"takes not": {1, 0, timeout / 2, false, timeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here, there := net.Pipe()
+				w := NewWriter(here, timeout, time.Hour)
+				start := time.Now()
+				send(t, w, make([]byte, test.size), carrier.Now)
+				got := 0
+				for got < lengthSize+test.size {
+					time.Sleep(test.every)
+					n, err := io.ReadFull(there, make([]byte, min(test.read, lengthSize+test.size-got)))
+					got += n
+					if err != nil || w.Err() != nil {
+						break
+					}
+				}
+				if whole := got == lengthSize+test.size; whole != test.whole {
+					t.Errorf("%d of %d bytes came within %v", got, lengthSize+test.size, time.Since(start))
+				}
+				if took := time.Since(start); !test.whole && (w.Err() == nil || took < test.after || took > test.after+test.every) {
+					t.Errorf("%v after %v, want the end after %v", w.Err(), took, test.after)
+				}
+				w.Finish()
+				w.Stop()
+				there.Close()
+			})
+		})
+	}
 }
 
 // A message that outgrows what was asked for goes out whole.

@@ -22,6 +22,10 @@ const (
 	// mostWaiting is how many bytes may wait for a peer that does not read
 	// before those who send wait, too.
 	mostWaiting = 4 << 20
+	// piece is how many bytes of a message the peer has to take within the
+	// time-out, mostTimeouts how many time-outs it has for all that was taken at once.
+	piece        = 256 << 10
+	mostTimeouts = 16
 )
 
 // lastRead is how long a peer may take to see that the sending side has ended.
@@ -35,7 +39,7 @@ var ErrFinished = errors.New("the sending side has ended")
 // waits for the socket: what it does not take at once goes out in the background.
 type Writer struct {
 	nc      net.Conn
-	timeout time.Duration // for one write in the background
+	timeout time.Duration // for a piece written in the background
 	direct  directWriter
 	watch   *liveness.Watcher
 
@@ -57,8 +61,8 @@ type Writer struct {
 	outSizes []int
 }
 
-// NewWriter sends on nc. A peer that takes nothing for as long as timeout, or
-// whose host answers nothing for as long as silence while data is on its way,
+// NewWriter sends on nc. A peer that takes less than 256 KiB within timeout while
+// more waits, or whose host answers nothing for as long as silence while data is on its way,
 // has the connection closed.
 func NewWriter(nc net.Conn, timeout, silence time.Duration) *Writer {
 	w := &Writer{nc: nc, timeout: timeout}
@@ -218,16 +222,12 @@ func (w *Writer) continueBehind(from int, rest []byte) {
 // writeBehind goes on where the socket took no more.
 func (w *Writer) writeBehind(from int, rest []byte) {
 	for {
+		last := time.Now().Add(mostTimeouts * min(w.timeout, 1<<58)) // without overflow
 		for i := from; i < len(w.out); i++ {
 			if i > from {
 				rest = w.out[i].b[:w.outSizes[i]]
 			}
-			err := w.nc.SetWriteDeadline(time.Now().Add(w.timeout))
-			if err == nil {
-				_, err = w.nc.Write(rest)
-			}
-			w.watch.Sent()
-			if err != nil {
+			if err := w.writePieces(rest, last); err != nil {
 				w.fail(err)
 				return
 			}
@@ -246,6 +246,26 @@ func (w *Writer) writeBehind(from int, rest []byte) {
 		w.write()
 		return
 	}
+}
+
+// writePieces writes b, each piece of it within the time-out, and all before last.
+func (w *Writer) writePieces(b []byte, last time.Time) error {
+	for len(b) > 0 {
+		deadline := time.Now().Add(w.timeout)
+		if last.Before(deadline) {
+			deadline = last
+		}
+		if err := w.nc.SetWriteDeadline(deadline); err != nil {
+			return err
+		}
+		n, err := w.nc.Write(b[:min(len(b), piece)])
+		w.watch.Sent()
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
 }
 
 // take takes what waits, after what was taken before has gone out. It reports
