@@ -256,7 +256,7 @@ func (r *receives) arrived(id uint64) *buffer {
 func (r *receives) look(id uint64) *buffer {
 	slots := *r.slots.Load()
 	slot := uint32(id)
-	if int64(slot) >= int64(len(slots)) || !slots[slot].posted {
+	if uint32(id&^idKind>>idQueue) != r.number || int64(slot) >= int64(len(slots)) || !slots[slot].posted {
 		return nil
 	}
 	return slots[slot]

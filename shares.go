@@ -93,7 +93,8 @@ func (sh *share) leave() {
 
 // unuse needs the mutex.
 func (sh *share) unuse() {
-	if sh.users--; sh.users == 0 {
+	// Memory that comes late is given back when the peer may have another share.
+	if sh.users--; sh.users == 0 && sh.of.peers[sh.name] == sh {
 		delete(sh.of.peers, sh.name)
 	}
 }
@@ -164,10 +165,13 @@ func (a *shares) reserve(n int) error {
 // announced. One that Receive waits for may have more.
 func (a *shares) endpointShare() int { return int(a.long.Limit() / 16) }
 
-// growingLimit is a quarter of the pool, less an arena that may hold little.
+// growingLimit is what the longest message and those on trial leave of the large
+// regions' part of the pool, which makes each region up to an eighth longer; a quarter
+// of the pool at most, less an arena that may hold little.
 func (a *shares) growingLimit() int64 {
 	limit := a.long.Limit()
-	return max(limit/4-2<<20, limit/8)
+	rest := a.long.LargeLimit() - int64(slab.RegionFor(int(limit/2)))
+	return max(min(limit/4-2<<20, rest*8/9-limit/trialShare), limit/8)
 }
 
 // firmLimit is what whole messages of one peer may have together. A single one may

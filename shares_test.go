@@ -27,6 +27,19 @@ func (p *pair) accept(t *testing.T) *Endpoint {
 	return e
 }
 
+// The longest message fits beside all that are growing and on trial, however much
+// longer than asked for their regions are.
+func TestLongestMessageFits(t *testing.T) {
+	for limit := int64(4 << 20); limit <= 1<<30; limit += 5<<20 + 4096 {
+		p := slab.New(nil, rdma.AccessLocalWrite, limit)
+		a := newShares(p, 1)
+		others := (a.growingLimit() + limit/trialShare) * 9 / 8
+		if whole := int64(slab.RegionFor(int(limit / 2))); others+whole > p.LargeLimit() {
+			t.Errorf("%d bytes: a message of half takes %d beside %d, and all may have %d", limit, whole, others, p.LargeLimit())
+		}
+	}
+}
+
 // A peer that opens endpoints until it gets no more leaves receives for another.
 func TestReceivesAreSharedByPeer(t *testing.T) {
 	for _, name := range []string{"fakeband", "fakewarp"} {

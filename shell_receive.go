@@ -22,7 +22,7 @@ func (s *shell) receive(ctx context.Context) (*Message, error) {
 		want, wanted := s.m.Wanted()
 		wanted = wanted && want.First
 		s.receiving = false
-		s.handing = m == nil && !wanted && !cut
+		s.handing = m == nil && !wanted && !cut && !s.breach
 		s.mu.Unlock()
 		switch {
 		case m != nil:

@@ -101,7 +101,6 @@ var boots = []boot{
 	{name: "split-connects", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConnectsConformance$`), skip: without(patientPeers)},
 	{name: "rxe", pkg: casesPackage, tests: driverOnly, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
 	{name: "siw", pkg: casesPackage, tests: driverOnly, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
-	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), limit: brief},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
 	{name: "programs-siw", pkg: casesPackage, tests: foreignPrograms, world: "siw", env: []string{job.DriverVariable + "=siw"}},
 }

@@ -182,7 +182,7 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 func (m *Machine[M]) Take(b []byte) (tag uint32, ok bool) {
 	credits, tag, ok := wire.PlainEager(b)
 	c := &m.credits
-	if !ok || !m.inbox.empty() || m.arrivals.arriving || m.goodbye.closed || m.goodbye.peerSaid || c.peers == 0 || c.left+credits > wire.MaxWindow {
+	if !ok || !m.inbox.empty() || m.arrivals.arriving || m.goodbye.closed || m.goodbye.peerSaid || c.peers <= 0 || c.left+credits > wire.MaxWindow {
 		return 0, false
 	}
 	c.left += credits

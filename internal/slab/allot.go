@@ -24,7 +24,7 @@ func (p *Pool) newRequest(size int, owner *Private) (request, error) {
 	case int64(size) > p.limit:
 		r.bytes = size
 	case size > largest+extra:
-		r.bytes, r.lane = int(min(int64(regionFor(size)), p.limit)), laneLarge
+		r.bytes, r.lane = int(min(int64(RegionFor(size)), p.limit)), laneLarge
 	case owner != nil:
 		r.bytes, r.lane = (strides[classOf(size)]+page-1)&^(page-1), lanePrivate
 	default:

@@ -67,9 +67,9 @@ func arenaFor(k int, registered int64) int {
 	return size
 }
 
-// regionFor is the size of a region for size bytes that lie in no class. It
+// RegionFor is the size of a region for size bytes that lie in no class. It
 // grows in steps of an eighth, so that regions can be used again.
-func regionFor(size int) int {
+func RegionFor(size int) int {
 	step := max(64<<10, 1<<bits.Len(uint(size-1))/16)
 	return (size + step - 1) / step * step
 }

@@ -237,12 +237,16 @@ func (p *Pool) setHead(w *waiter) {
 // besides is how much others may use for the head to fit.
 func (p *Pool) besides(head *waiter) int64 { return p.limit - p.lost - int64(head.bytes) }
 
+// LargeLimit is how many bytes the regions of large requests may have together,
+// unless there is only one.
+func (p *Pool) LargeLimit() int64 { return p.limit - p.limit/smallShare }
+
 // mayUse tells whether a request may bring a region of n bytes into use. Large
 // requests need no rule to let the head go first: they wait in its lane, or it
 // is a small one, which fits wherever they do.
 func (p *Pool) mayUse(r *request, n int64, head bool) bool {
 	if r.lane == laneLarge {
-		return p.largeUse == 0 || p.largeUse+n <= p.limit-p.limit/smallShare
+		return p.largeUse == 0 || p.largeUse+n <= p.LargeLimit()
 	}
 	return head || p.line.head == nil || p.smallUse+n <= p.line.open
 }
