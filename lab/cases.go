@@ -50,7 +50,6 @@ const (
 	ibverbsPackage = "./rdma/ibverbs"
 	verbsPackage   = "./rdma/ibverbs/internal/verbs"
 	// It wants cgroups.
-	providersPackage = "./providers"
 )
 
 // ibverbsOn tells the provider's conformance tests which devices they have.
