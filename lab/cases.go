@@ -49,7 +49,6 @@ const (
 	// The others are tests of packages that want a device.
 	ibverbsPackage = "./rdma/ibverbs"
 	verbsPackage   = "./rdma/ibverbs/internal/verbs"
-	// It wants cgroups.
 )
 
 // ibverbsOn tells the provider's conformance tests which devices they have.
