@@ -93,7 +93,9 @@ func TestCloseBesideLateSend(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(20 * time.Millisecond) // for the old failure alone: they wait in front
+	// Whether they stand in front of Close decides only whether a Close that does not
+	// wait for the Send is found out. One that does passes in any order.
+	time.Sleep(20 * time.Millisecond)
 	closed := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -14,7 +14,6 @@ ln -s /proc/self/fd /dev/fd
 ln -s /proc/self/fd/1 /dev/stdout
 ln -s /proc/self/fd/2 /dev/stderr
 echo "lab: userland after $(cut -d' ' -f1 /proc/uptime) s, Linux $(uname -r)"
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
 ulimit -l unlimited
 ip link set lo up
 /lab/agent || echo "lab: the agent failed with status $?"
