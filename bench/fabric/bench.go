@@ -14,12 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // A bench is a run of the command.
 type bench struct {
 	rounds         int
-	short          bool
+	short, quick   bool
+	json           bool
 	only, out      string
 	parts          []string
 	verbena, label string
@@ -54,11 +57,16 @@ type machine struct {
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
-	if !b.short && b.rounds < 5 {
-		return errors.New("fewer than 5 rounds tell nothing: use --short to try the path")
-	}
-	if b.short {
+	switch {
+	case b.short:
 		b.rounds = 2
+	case b.quick:
+		b.rounds, b.parts = 3, []string{"compare", "dispatch"}
+	case b.rounds < 5:
+		return errors.New("fewer than 5 rounds tell nothing: use --quick for a first look, --short to try the path")
+	}
+	if b.quick && !b.json && b.out == "" {
+		return errors.New("--quick would replace figures of a whole run: add --json, or --out for a page elsewhere")
 	}
 	if runtime.NumCPU() < 2 {
 		return errors.New("two processors are needed, one for each end")
@@ -69,8 +77,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if b.out == "" {
 		b.out = filepath.Join(b.root, "docs", "benchmarks")
 	}
-	if err := os.MkdirAll(b.out, 0o755); err != nil {
-		return err
+	if !b.json {
+		if err := os.MkdirAll(b.out, 0o755); err != nil {
+			return err
+		}
 	}
 	if b.temporary, err = os.MkdirTemp("", "verbena-bench-"); err != nil {
 		return err
@@ -107,6 +117,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 			return fmt.Errorf("--parts: there is no %q", part)
 		}
 	}
+	var measured []string
 	for _, part := range parts {
 		if !slices.Contains(b.parts, part.name) {
 			continue
@@ -121,9 +132,15 @@ func (b *bench) run(ctx context.Context) (err error) {
 			fmt.Fprintf(os.Stderr, "%s is left as it was: %v\n", part.name, err)
 			continue
 		}
+		measured = append(measured, part.name)
 		r.Runs[part.name] = machine
 	}
-	if err := b.write(r); err != nil {
+	if b.json {
+		err = beside.Write(os.Stdout, r.rows(measured))
+	} else {
+		err = b.write(r)
+	}
+	if err != nil {
 		return err
 	}
 	if len(b.skipped) > 0 {

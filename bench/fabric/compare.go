@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // measure is one measurement: nanoseconds, messages or bytes per second.
@@ -152,12 +155,27 @@ type verdict struct {
 	Unmeasured string  `json:"unmeasured,omitempty"` // why there is nothing
 }
 
-// Met tells whether the target is reached.
-func (v *verdict) Met() bool {
-	if v.AtLeast {
-		return v.Ratio >= v.Target
+// target is what the ratio has to reach.
+func (v *verdict) target() beside.Target {
+	switch {
+	case v.Target == 0:
+		return beside.Target{}
+	case v.AtLeast:
+		return beside.AtLeast(v.Target)
 	}
-	return v.Ratio <= v.Target
+	return beside.AtMost(v.Target)
+}
+
+// row is the verdict as --json prints it.
+func (v *verdict) row() beside.Row {
+	r := beside.Row{What: v.Name, Beside: v.Beside, Unit: string(v.Unit)}
+	if v.Unmeasured != "" || v.Counted == 0 {
+		r.Skipped = cmp.Or(v.Unmeasured, "no round came to an end")
+	} else {
+		r.Ours, r.Theirs, r.Ratio, r.Low, r.High = v.Ours, v.Theirs, v.Ratio, v.Low, v.High
+	}
+	r.Judge(v.target())
+	return r
 }
 
 // alike is how much the distances within a round may differ, as a factor.
@@ -279,18 +297,9 @@ func (v *verdict) judge() {
 		v.Low, v.High = min(v.Low, r.Ours/r.Theirs), max(v.High, r.Ours/r.Theirs)
 	}
 	v.Counted = len(rounds)
-	v.Ours, v.Theirs, v.Distance = middle(ours), middle(theirs), middle(distances)
+	v.Ours, v.Theirs, v.Distance = beside.Middle(ours), beside.Middle(theirs), beside.Middle(distances)
 	v.Ratio = v.Ours / v.Theirs
 	if !v.AllCount && !rounds[0].Alike {
 		v.Note += "the processors moved in every round"
 	}
-}
-
-// middle is the median.
-func middle(values []float64) float64 {
-	s := slices.Sorted(slices.Values(values))
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
-	}
-	return s[len(s)/2]
 }

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // dispatchTarget is what a post and a poll may cost, beside cgo.
@@ -18,6 +20,16 @@ type dispatch struct {
 	Route string  `json:"route"`
 	NS    float64 `json:"cpu_ns"`
 	Ratio float64 `json:"ratio"` // to cgo; 0 for cgo itself
+}
+
+// row is the route beside cgo, which took so many nanoseconds. cgo itself has no
+// target.
+func (d *dispatch) row(cgo float64) beside.Row {
+	r := beside.Row{What: "ibverbs, post and poll over stubs, " + d.Route, Beside: "cgo", Ours: d.NS, Theirs: cgo, Ratio: d.Ratio, Unit: "CPU ns"}
+	if d.Ratio > 0 {
+		r.Judge(beside.AtMost(dispatchTarget))
+	}
+	return r
 }
 
 // dispatch runs the benchmark that the bindings have of it.

@@ -33,6 +33,8 @@ func command() *cobra.Command {
 		Long: `Measure everything that docs/benchmarks/fabric.md shows, and write it anew:
 
   go -C bench run ./fabric            all of it, some twenty minutes, on a quiet machine
+  go -C bench run ./fabric --quick --json   rows {what, beside, ours, theirs, ratio, target, met} of three
+                                      rounds, nothing written, under ten minutes
   go -C bench run ./fabric --short    the same path in two or three minutes; its figures mean little
   go -C bench run ./fabric --only 'shm, Send' --parts compare
 
@@ -47,6 +49,8 @@ was, and named.`,
 	flags := cmd.Flags()
 	flags.IntVar(&b.rounds, "rounds", 7, "rounds of each comparison, at least 5 unless --short")
 	flags.BoolVar(&b.short, "short", false, "two rounds of everything, and short ones")
+	flags.BoolVar(&b.quick, "quick", false, "three rounds of the comparisons alone, under ten minutes")
+	flags.BoolVar(&b.json, "json", false, "print rows of JSON and write nothing")
 	flags.StringVar(&b.only, "only", "", "only comparisons whose name matches this `regexp`")
 	flags.StringSliceVar(&b.parts, "parts", []string{"compare", "dispatch", "lab", "growth"}, "what to do")
 	flags.StringVar(&b.out, "out", "", "`directory` for the results (default: docs/benchmarks of this tree)")

@@ -11,8 +11,38 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/internal/plot"
 )
+
+// rows are the comparisons of the parts that were measured in this run.
+func (r *results) rows(parts []string) []beside.Row {
+	var rows []beside.Row
+	add := func(part string, verdicts []verdict) {
+		if !slices.Contains(parts, part) {
+			return
+		}
+		for i := range verdicts {
+			rows = append(rows, verdicts[i].row())
+		}
+	}
+	add("compare", r.Compare)
+	if slices.Contains(parts, "dispatch") {
+		cgo := 0.0
+		for _, d := range r.Dispatch {
+			if d.Ratio == 0 {
+				cgo = d.NS
+			}
+		}
+		for _, d := range r.Dispatch {
+			if d.Ratio > 0 {
+				rows = append(rows, d.row(cgo))
+			}
+		}
+	}
+	add("lab", r.Lab)
+	return rows
+}
 
 // write puts the raw figures, the plots and the page into the output directory.
 func (b *bench) write(r *results) error {
@@ -57,11 +87,11 @@ func page(r *results, plots []figure, skipped []string) string {
 		p("| route | CPU ns | beside cgo | |")
 		p("|---|---:|---:|---|")
 		for _, d := range r.Dispatch {
-			ratio, met := "", ""
+			ratio, r := "", d.row(0)
 			if d.Ratio > 0 {
-				ratio, met = fmt.Sprintf("%.2f", d.Ratio), mark(d.Ratio <= dispatchTarget)
+				ratio = fmt.Sprintf("%.2f", d.Ratio)
 			}
-			p("| %s | %.1f | %s | %s |", d.Route, d.NS, ratio, met)
+			p("| %s | %.1f | %s | %s |", d.Route, d.NS, ratio, r.Mark())
 		}
 		p("")
 	}
@@ -94,19 +124,16 @@ func table(p func(string, ...any), verdicts []verdict) {
 	for i := range verdicts {
 		v := &verdicts[i]
 		if v.Unmeasured != "" || v.Counted == 0 {
-			p("| %s | %s | | | | %s | not measured | | |", v.Name, v.Beside, target(v))
+			p("| %s | %s | | | | %s | not measured | | |", v.Name, v.Beside, v.target())
 			notes = append(notes, fmt.Sprintf("%s, beside %s: %s", v.Name, v.Beside, v.Unmeasured))
 			continue
 		}
-		verdict := ""
-		if v.Target > 0 {
-			verdict = mark(v.Met())
-		}
+		r := v.row()
 		if v.Note != "" {
 			notes = append(notes, fmt.Sprintf("%s, beside %s: %s", v.Name, v.Beside, v.Note))
 		}
 		p("| %s | %s | %s | %s | %.2f (%.2f–%.2f) | %s | %s | %d of %d | %.0f ns |", v.Name, v.Beside, show(v.Ours, v.Unit), show(v.Theirs, v.Unit),
-			v.Ratio, v.Low, v.High, target(v), verdict, v.Counted, len(v.Rounds), v.Distance)
+			v.Ratio, v.Low, v.High, r.Target, r.Mark(), v.Counted, len(v.Rounds), v.Distance)
 	}
 	p("")
 	for _, n := range notes {
@@ -115,23 +142,6 @@ func table(p func(string, ...any), verdicts []verdict) {
 	if len(notes) > 0 {
 		p("")
 	}
-}
-
-func target(v *verdict) string {
-	switch {
-	case v.Target == 0:
-		return ""
-	case v.AtLeast:
-		return fmt.Sprintf("at least %g", v.Target)
-	}
-	return fmt.Sprintf("at most %g", v.Target)
-}
-
-func mark(met bool) string {
-	if met {
-		return "met"
-	}
-	return "**missed**"
 }
 
 func orUnknown(s string) string {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // bench is a run of the command.
@@ -24,39 +26,13 @@ type bench struct {
 	began       time.Time
 }
 
-// Row is a comparison as it is printed: times in nanoseconds, rates in calls
-// per second, calls per second of the server's processor time.
-type Row struct {
-	What    string  `json:"what"`
-	Beside  string  `json:"beside"`
-	Ours    float64 `json:"ours"`
-	Theirs  float64 `json:"theirs"`
-	Ratio   float64 `json:"ratio"`
-	Target  string  `json:"target,omitempty"`
-	Met     *bool   `json:"met,omitempty"` // not there without a target, or unmeasured
-	Unit    string  `json:"unit"`
-	Low     float64 `json:"low"` // least ratio of a round
-	High    float64 `json:"high"`
-	Skipped string  `json:"skipped,omitempty"` // why it could not be measured
-}
-
 // comparison is one row before it is measured.
 type comparison struct {
 	what, beside, theirs string
 	ours                 string // "" for the system of that name
 	unit                 string
-	atMost, atLeast      float64
+	target               beside.Target
 	measure              func(ctx context.Context, system string) (float64, error)
-}
-
-func (c *comparison) target() string {
-	switch {
-	case c.atMost > 0:
-		return fmt.Sprintf("at most %g", c.atMost)
-	case c.atLeast > 0:
-		return fmt.Sprintf("at least %g", c.atLeast)
-	}
-	return ""
 }
 
 var peers = []struct{ system, name string }{
@@ -91,7 +67,7 @@ func (b *bench) comparisons(running map[string]*server) []comparison {
 		for _, size := range sizes {
 			c := comparison{what: "Hadoop RPC on TCP, echo of " + bytes(size) + ", p50", beside: peer.name, theirs: peer.system, unit: "ns"}
 			if size == 1<<10 && peer.system == "grpc" {
-				c.atMost = 0.8
+				c.target = beside.AtMost(0.8)
 			}
 			c.measure = func(ctx context.Context, system string) (float64, error) {
 				return withCaller(system, func(_ *server, c caller) (float64, error) {
@@ -115,7 +91,7 @@ func (b *bench) comparisons(running map[string]*server) []comparison {
 		for _, n := range callers {
 			c := comparison{what: fmt.Sprintf("Hadoop RPC on TCP, 1 KiB, callers: %d", n), beside: peer.name, theirs: peer.system, unit: "calls/s", measure: rate(n, calls, warm)}
 			if n == 64 && peer.system == "grpc" {
-				c.atLeast = 2
+				c.target = beside.AtLeast(2)
 			}
 			all = append(all, c)
 		}
@@ -127,7 +103,7 @@ func (b *bench) comparisons(running map[string]*server) []comparison {
 	const sixteen = "Hadoop RPC on TCP, 1 KiB, 16 callers, calls per CPU second of the server"
 	all = append(all,
 		comparison{what: sixteen, beside: "gRPC-Go on loopback", theirs: "grpc", unit: "calls/CPU s", measure: rate(16, perCPU, warm)},
-		comparison{what: sixteen, beside: "Hadoop's Java server, same client", theirs: "java", unit: "calls/CPU s", atLeast: 4, measure: rate(16, perCPU, 2*warm)})
+		comparison{what: sixteen, beside: "Hadoop's Java server, same client", theirs: "java", unit: "calls/CPU s", target: beside.AtLeast(4), measure: rate(16, perCPU, 2*warm)})
 	return all
 }
 
@@ -162,33 +138,28 @@ func (b *bench) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	var rows []Row
+	var rows []beside.Row
 	for _, c := range b.comparisons(running) {
 		if !match.MatchString(c.what + " " + c.beside) {
 			continue
 		}
-		row := Row{What: c.what, Beside: c.beside, Target: c.target(), Unit: c.unit}
+		r := beside.Row{What: c.what, Beside: c.beside, Unit: c.unit}
 		if running[c.theirs] == nil {
-			row.Skipped = why
-		} else if err := b.compare(ctx, &c, &row); err != nil {
+			r.Skipped = why
+		} else if err := b.compare(ctx, &c, &r); err != nil {
 			return fmt.Errorf("%s beside %s: %w", c.what, c.beside, err)
 		}
+		r.Judge(c.target)
 		if !b.json {
-			fmt.Fprintf(os.Stderr, "%-75s %-35s %12.0f %12.0f %6.2f\n", row.What, row.Beside, row.Ours, row.Theirs, row.Ratio)
+			fmt.Fprintf(os.Stderr, "%-75s %-35s %12.0f %12.0f %6.2f\n", r.What, r.Beside, r.Ours, r.Theirs, r.Ratio)
 		}
-		rows = append(rows, row)
+		rows = append(rows, r)
 	}
 	if len(rows) == 0 {
 		return errors.New("--only matches nothing")
 	}
 	if b.json {
-		encoder := json.NewEncoder(os.Stdout)
-		for i := range rows {
-			if err := encoder.Encode(&rows[i]); err != nil {
-				return err
-			}
-		}
-		return nil
+		return beside.Write(os.Stdout, rows)
 	}
 	return b.write(ctx, rows)
 }
@@ -204,7 +175,7 @@ func (b *bench) warmJava(ctx context.Context, s *server) error {
 }
 
 // compare measures both in turns; the ratio is that of the medians.
-func (b *bench) compare(ctx context.Context, c *comparison, row *Row) error {
+func (b *bench) compare(ctx context.Context, c *comparison, r *beside.Row) error {
 	var ours, theirs, ratios []float64
 	for round := range b.rounds {
 		var pair [2]float64
@@ -217,19 +188,9 @@ func (b *bench) compare(ctx context.Context, c *comparison, row *Row) error {
 		}
 		ours, theirs, ratios = append(ours, pair[0]), append(theirs, pair[1]), append(ratios, pair[0]/pair[1])
 	}
-	row.Ours, row.Theirs = middle(ours), middle(theirs)
-	row.Ratio, row.Low, row.High = row.Ours/row.Theirs, slices.Min(ratios), slices.Max(ratios)
-	if row.Target != "" {
-		met := c.atMost > 0 && row.Ratio <= c.atMost || c.atLeast > 0 && row.Ratio >= c.atLeast
-		row.Met = &met
-	}
+	r.Ours, r.Theirs = beside.Middle(ours), beside.Middle(theirs)
+	r.Ratio, r.Low, r.High = r.Ours/r.Theirs, slices.Min(ratios), slices.Max(ratios)
 	return nil
-}
-
-func middle(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v[len(v)/2]
 }
 
 func bytes(n int) string {
@@ -243,7 +204,7 @@ func bytes(n int) string {
 }
 
 // write writes the page.
-func (b *bench) write(ctx context.Context, rows []Row) error {
+func (b *bench) write(ctx context.Context, rows []beside.Row) error {
 	if b.out == "" {
 		root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/verbena-data/verbena").Output()
 		if err != nil {

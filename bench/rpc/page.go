@@ -7,10 +7,12 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // page is docs/benchmarks/rpc.md.
-func (b *bench) page(ctx context.Context, rows []Row) string {
+func (b *bench) page(ctx context.Context, rows []beside.Row) string {
 	var s strings.Builder
 	p := func(format string, args ...any) { fmt.Fprintf(&s, format+"\n", args...) }
 	p("# Hadoop RPC beside its peers\n")
@@ -28,15 +30,11 @@ func (b *bench) page(ctx context.Context, rows []Row) string {
 	var notes []string
 	for _, r := range rows {
 		if r.Skipped != "" {
-			p("| %s | %s | | | | %s | not measured |", r.What, r.Beside, r.Target)
+			p("| %s | %s | | | | %s | %s |", r.What, r.Beside, r.Target, r.Mark())
 			notes = append(notes, fmt.Sprintf("%s, beside %s: %s.", r.What, r.Beside, r.Skipped))
 			continue
 		}
-		met := ""
-		if r.Met != nil {
-			met = map[bool]string{true: "met", false: "**missed**"}[*r.Met]
-		}
-		p("| %s | %s | %s | %s | %.2f (%.2f–%.2f) | %s | %s |", r.What, r.Beside, show(r.Ours, r.Unit), show(r.Theirs, r.Unit), r.Ratio, r.Low, r.High, r.Target, met)
+		p("| %s | %s | %s | %s | %.2f (%.2f–%.2f) | %s | %s |", r.What, r.Beside, show(r.Ours, r.Unit), show(r.Theirs, r.Unit), r.Ratio, r.Low, r.High, r.Target, r.Mark())
 	}
 	for _, n := range notes {
 		p("\nNot measured: %s", n)

@@ -37,9 +37,3 @@ func TestSystemsEcho(t *testing.T) {
 		})
 	}
 }
-
-func TestMiddle(t *testing.T) {
-	if m := middle([]float64{9, 1, 5}); m != 5 {
-		t.Error(m)
-	}
-}
