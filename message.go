@@ -1,22 +1,66 @@
 package verbena
 
-// A Message is what a peer sent. It belongs to the receiver until Release.
+import "sync/atomic"
+
+// A Message is what a peer sent: a tag, and a [Buffer] with the bytes. Whoever
+// received it has one reference to it.
 type Message struct {
 	// Tag is what the sender gave to Send.
-	Tag   uint32
-	data  []byte
-	owner messageOwner
-	held  bool // the application has it; guarded by the owner's lock
+	Tag uint32
+	Buffer
 }
 
-type messageOwner interface{ release(*Message) }
+// A Buffer is memory of the runtime that the application uses: a message that was
+// received. It belongs to those who have a reference to it, and goes back to the
+// runtime with the last one.
+//
+// References may be passed on and released by any goroutine. Whoever has one may
+// read the bytes; who writes them agrees with the others about it.
+type Buffer struct {
+	data  []byte
+	owner bufferOwner
+	more  atomic.Int32 // references beyond the first
+	held  bool         // the application has it; guarded by the owner's lock
+}
 
-// Bytes is the payload. The memory belongs to the runtime; it may be read and
-// changed until Release, even when the endpoint or the runtime has been closed.
-func (m *Message) Bytes() []byte { return m.data }
+// A bufferOwner is where the memory of a buffer comes from.
+type bufferOwner interface {
+	// release takes the memory back. The last reference has gone, or the
+	// application has released once too often.
+	release()
+}
 
-// Release gives the memory, and with it the credit to send more, back to the
-// peer. It is called exactly once, by any goroutine; neither the message nor its
-// bytes may be used afterwards. Receivers that hold many messages slow the
-// sender down; one that holds them all stops it.
-func (m *Message) Release() { m.owner.release(m) }
+// Bytes is what the buffer holds. The slice may be used until the caller's
+// reference is released, even when the endpoint or the runtime has been closed.
+// It can be written to a file or a socket as it is: that needs no other copy.
+func (b *Buffer) Bytes() []byte { return b.data }
+
+// Retain adds a reference, with which Release has to be called once more. The
+// caller has one.
+func (b *Buffer) Retain() { b.more.Add(1) }
+
+// Release drops a reference; what it was for must not use the buffer any more.
+// The last one gives the memory back, and with that of a message the credit to
+// send more to the peer. Receivers that hold many messages slow the sender down;
+// one that holds them all stops it. A Release without a reference is an error of
+// the program: it is logged and does nothing, as long as nobody else has got the
+// memory.
+func (b *Buffer) Release() {
+	if b.last() {
+		b.owner.release()
+	}
+}
+
+// last drops a reference and tells whether it was the last one.
+func (b *Buffer) last() bool {
+	// Whoever finds no other reference has the only one, and nobody else can make
+	// more. So the usual case costs no locked instruction.
+	if b.more.Load() == 0 {
+		return true
+	}
+	if b.more.Add(-1) >= 0 {
+		return false
+	}
+	b.more.Store(0)
+	return true
+}

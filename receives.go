@@ -83,7 +83,7 @@ type holder interface {
 	released(*buffer)
 }
 
-func (b *buffer) release(*Message) {
+func (b *buffer) release() {
 	if h := b.holder; h != nil {
 		h.released(b)
 		return

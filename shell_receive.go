@@ -269,8 +269,8 @@ func (s *shell) freeLong(l *longMessage) {
 }
 
 // release takes a message back from the application.
-func (l *longMessage) release(m *Message) {
-	s := l.s
+func (l *longMessage) release() {
+	s, m := l.s, &l.message
 	s.mu.Lock()
 	if !m.held {
 		s.mu.Unlock()

@@ -150,7 +150,7 @@ func (l *letter) settle() {
 }
 
 // release gives the memory back, once.
-func (l *letter) release(*Message) {
+func (l *letter) release() {
 	if l.released.Swap(true) {
 		e := l.s.e
 		e.env.log.Error("a message was released twice; the second time is ignored",
