@@ -7,73 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/internal/link/wire"
-	"github.com/verbena-data/verbena/rdma"
 )
-
-func put(p wire.Packet, body ...byte) []byte {
-	b := make([]byte, wire.HeaderSize)
-	p.Put(b)
-	return append(b, body...)
-}
-
-func offerBody(o wire.Offer) []byte {
-	b := make([]byte, wire.OfferSize)
-	o.Put(b)
-	return b
-}
-
-// A rawPeer speaks to a server with nothing but a queue pair.
-type rawPeer struct {
-	t      *testing.T
-	qp     rdma.QueuePair
-	region rdma.Region
-	cq     rdma.CompletionQueue
-}
-
-func newRawPeer(t *testing.T, p *pair, w world, params []byte) (*rawPeer, error) {
-	return newRawPeerFrom(t, p, w, "127.0.0.1", params)
-}
-
-// newRawPeerFrom is a raw peer on a host with another address.
-func newRawPeerFrom(t *testing.T, p *pair, w world, host string, params []byte) (*rawPeer, error) {
-	h := hello.Hello{Least: 1, Greatest: 1, Service: "test/1", Host: p.client.host[:], Candidates: []hello.Candidate{{Name: w.name}}}
-	first, err := h.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, a, err := exchangeFrom(t, host, p.listener.Addr().String(), first)
-	if err != nil || a.Accept == nil {
-		t.Fatal(a, err)
-	}
-	d := p.client.transports[0].devices[0].dev
-	domain, err := d.OpenDomain(rdma.DomainConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { domain.Close() })
-	raw := &rawPeer{t: t}
-	if raw.cq, err = domain.NewCompletionQueue(256); err != nil {
-		t.Fatal(err)
-	}
-	if raw.region, err = domain.Allocate(1<<20, rdma.AccessLocalWrite|rdma.AccessRemoteRead); err != nil {
-		t.Fatal(err)
-	}
-	raw.qp, err = domain.NewQueuePair(rdma.QueuePairConfig{SendCompletions: raw.cq, RecvCompletions: raw.cq, SendDepth: 64, RecvDepth: 64})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 64 {
-		if _, err := raw.qp.PostRecv([]rdma.RecvRequest{{SGEs: []rdma.SGE{{Region: raw.region, Offset: 512 << 10, Length: 64 << 10}}}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err = raw.qp.Connect(p.ctx, a.Accept.Address, append(append([]byte(nil), a.Accept.Token...), params...))
-	return raw, err
-}
-
-var rawParameters = wire.Parameters{Window: 8, Control: 2, Chunks: 4, Receive: 16 << 10, MaxMessage: 1 << 20}
 
 // Whatever a peer sends, the endpoint that it sends it to fails with the reason,
 // and no other.
@@ -113,21 +48,11 @@ func TestHostilePeer(t *testing.T) {
 		{"offer with a wrong key", [][]byte{offered(wire.Offer{Length: 5, Total: 5, Key: 12345})}, "remote access"},
 		{"anything after goodbye", [][]byte{put(wire.Packet{Kind: wire.Goodbye}), put(wire.Packet{Kind: wire.Eager})}, ""},
 	} {
-		raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := p.listener.Accept(p.ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw, e := newRawEnd(t, p, w, "127.0.0.1")
 		for i, b := range c.sends {
-			copy(raw.region.Bytes()[i*100:], b)
-			if _, err := raw.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: raw.region, Offset: i * 100, Length: len(b)}}}}); err != nil {
-				t.Fatal(err)
-			}
+			raw.post(t, i*100, b)
 		}
-		_, err = e.Receive(p.ctx)
+		_, err := e.Receive(p.ctx)
 		if c.want == "" {
 			if err != io.EOF {
 				t.Errorf("%s: %v", c.name, err)

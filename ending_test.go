@@ -13,25 +13,12 @@ import (
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
-// send posts a message of the raw peer's.
-func (raw *rawPeer) send(t *testing.T, b []byte) {
-	t.Helper()
-	copy(raw.region.Bytes()[2048:], b)
-	if _, err := raw.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: raw.region, Offset: 2048, Length: len(b)}}}}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // A peer that has said goodbye drops what comes. So Sends fail from then on, also
 // while its last message waits for memory.
 func TestSendsFailAfterThePeersGoodbye(t *testing.T) {
 	w := worldOf(t, "fakeband")
 	p := w.pair(t, Config{ReceiveMemory: 8 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
-	raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := p.accept(t)
+	raw, e := newRawEnd(t, p, w, "127.0.0.1")
 	defer e.Close()
 	giveBack := takeAll(t, p.server.firstDomain(w.transport).longPool)
 	raw.announce(t, 100<<10, 100<<10)
@@ -63,11 +50,7 @@ func TestSendsFailAfterThePeersGoodbye(t *testing.T) {
 func TestCloseBesideLateSend(t *testing.T) {
 	w := worldOf(t, "fakeband")
 	p := w.pair(t, Config{}, ListenConfig{})
-	raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := p.accept(t)
+	raw, e := newRawEnd(t, p, w, "127.0.0.1")
 	s := e.carrier.(*shell)
 	s.w.mu.Lock() // this goroutine is the worker: it handles one completion at a time
 	raw.send(t, put(wire.Packet{Kind: wire.Goodbye}))

@@ -3,55 +3,13 @@ package verbena
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/rdma"
 )
-
-func worldOf(t *testing.T, name string) world {
-	for _, w := range worlds {
-		if w.name == name {
-			return w
-		}
-	}
-	t.Fatalf("no world %s", name)
-	return world{}
-}
-
-// hostNumber is the address of another host than the one that tests dial from.
-func hostNumber(i int) string { return fmt.Sprintf("127.0.1.%d", i+1) }
-
-// hasMemory waits until a long message of e has memory.
-func (p *pair) hasMemory(t *testing.T, e *Endpoint) {
-	t.Helper()
-	for s := e.carrier.(*shell); ; runtime.Gosched() {
-		s.mu.Lock()
-		have := s.longBytes > 0
-		s.mu.Unlock()
-		if have {
-			return
-		}
-		if p.ctx.Err() != nil {
-			t.Fatal("the message gets no memory")
-		}
-	}
-}
-
-// announce offers the first part of a long message that never goes on.
-func (raw *rawPeer) announce(t *testing.T, part, total int) {
-	t.Helper()
-	o := wire.Offer{Address: raw.region.Address() + 4096, Key: raw.region.Key(), Length: uint32(part), Total: uint32(total)}
-	b := put(wire.Packet{Kind: wire.Offered, Length: wire.OfferSize}, offerBody(o)...)
-	copy(raw.region.Bytes(), b)
-	if _, err := raw.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: []rdma.SGE{{Region: raw.region, Length: len(b)}}}}); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // An announcement is cheap: peers that offer 4 KiB of a message of 16 MiB, and
 // nothing more, hold memory for what has arrived and a little on top. Others go on.
@@ -63,14 +21,7 @@ func TestAnnouncementsHoldLittleMemory(t *testing.T) {
 	defer receivers.Wait()
 	const peers = 8
 	for i := range peers {
-		raw, err := newRawPeerFrom(t, p, w, hostNumber(i), rawParameters.Append(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := p.listener.Accept(p.ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw, e := newRawEnd(t, p, w, hostNumber(i))
 		defer func() { _ = e.Close() }()
 		receivers.Go(func() { _, _ = e.Receive(p.ctx) }) // ends with Close
 		raw.announce(t, 4096, 16<<20)
@@ -109,14 +60,7 @@ func TestUnfinishedMessagesGiveWay(t *testing.T) {
 	pool := p.server.firstDomain(w.transport).longPool
 	var ends []*Endpoint
 	for pool.Used() < pool.Limit()/4*3 {
-		raw, err := newRawPeerFrom(t, p, w, hostNumber(len(ends)), rawParameters.Append(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		e, err := p.listener.Accept(p.ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw, e := newRawEnd(t, p, w, hostNumber(len(ends)))
 		ends = append(ends, e)
 		receivers.Go(func() {
 			if _, err := e.Receive(p.ctx); !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrClosed) {

@@ -17,16 +17,6 @@ import (
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
-// accept returns the server's end of what has just been connected.
-func (p *pair) accept(t *testing.T) *Endpoint {
-	t.Helper()
-	e, err := p.listener.Accept(p.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return e
-}
-
 // The longest message fits beside all that are growing and on trial, however much
 // longer than asked for their regions are.
 func TestLongestMessageFits(t *testing.T) {
@@ -79,11 +69,7 @@ func TestLongMemoryIsSharedByPeer(t *testing.T) {
 	var receivers sync.WaitGroup
 	defer receivers.Wait()
 	for i := range 24 {
-		raw, err := newRawPeerFrom(t, p, w, hostNumber(0), rawParameters.Append(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := p.accept(t)
+		raw, e := newRawEnd(t, p, w, hostNumber(0))
 		defer func() { _ = e.Close() }()
 		receivers.Go(func() { _, _ = e.Receive(p.ctx) }) // ends with Close
 		raw.announce(t, 4096, 16<<20)
@@ -118,11 +104,7 @@ func TestAwaitedAnnouncementsHoldLittleMemory(t *testing.T) {
 	var receivers sync.WaitGroup
 	defer receivers.Wait()
 	for i := range 18 { // 12 fill what is for announcements
-		raw, err := newRawPeerFrom(t, p, w, hostNumber(i), rawParameters.Append(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := p.accept(t)
+		raw, e := newRawEnd(t, p, w, hostNumber(i))
 		defer func() { _ = e.Close() }()
 		receivers.Go(func() { _, _ = e.Receive(p.ctx) }) // ends with Close
 		raw.announce(t, 4096, 16<<20)
@@ -215,11 +197,7 @@ func takeAll(t *testing.T, p *slab.Pool) (giveBack func()) {
 func TestGivenUpMessageEndsItsWait(t *testing.T) {
 	w := worldOf(t, "fakeband")
 	p := w.pair(t, Config{ReceiveMemory: 8 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
-	raw, err := newRawPeer(t, p, w, rawParameters.Append(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := p.accept(t)
+	raw, e := newRawEnd(t, p, w, "127.0.0.1")
 	defer e.Close()
 	giveBack := takeAll(t, p.server.firstDomain(w.transport).longPool)
 	defer giveBack()

@@ -114,3 +114,23 @@ func (r *Runtime) firstDevice(transport string) *device {
 func (r *Runtime) firstDomain(transport string) *domain {
 	return r.own.domains[r.firstDevice(transport)]
 }
+
+func worldOf(t *testing.T, name string) world {
+	for _, w := range worlds {
+		if w.name == name {
+			return w
+		}
+	}
+	t.Fatalf("no world %s", name)
+	return world{}
+}
+
+// accept returns the server's end of what has just been connected.
+func (p *pair) accept(t *testing.T) *Endpoint {
+	t.Helper()
+	e, err := p.listener.Accept(p.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
