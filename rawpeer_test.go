@@ -28,6 +28,7 @@ type rawPeer struct {
 	qp     rdma.QueuePair
 	region rdma.Region
 	cq     rdma.CompletionQueue
+	sent   int
 }
 
 func newRawPeer(t *testing.T, p *pair, w world, params []byte) (*rawPeer, error) {
@@ -55,21 +56,29 @@ func newRawPeerFrom(t *testing.T, p *pair, w world, host string, params []byte) 
 	if raw.cq, err = domain.NewCompletionQueue(256); err != nil {
 		t.Fatal(err)
 	}
-	if raw.region, err = domain.Allocate(1<<20, rdma.AccessLocalWrite|rdma.AccessRemoteRead); err != nil {
+	if raw.region, err = domain.Allocate(2<<20, rdma.AccessLocalWrite|rdma.AccessRemoteRead); err != nil {
 		t.Fatal(err)
 	}
 	raw.qp, err = domain.NewQueuePair(rdma.QueuePairConfig{SendCompletions: raw.cq, RecvCompletions: raw.cq, SendDepth: 64, RecvDepth: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 64 {
-		if _, err := raw.qp.PostRecv([]rdma.RecvRequest{{SGEs: []rdma.SGE{{Region: raw.region, Offset: 512 << 10, Length: 64 << 10}}}}); err != nil {
+	for id := range uint64(64) {
+		if err := raw.receive(id); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_, err = raw.qp.Connect(p.ctx, a.Accept.Address, append(append([]byte(nil), a.Accept.Token...), params...))
 	return raw, err
 }
+
+// receive posts a receive, whose message will lie at received.
+func (raw *rawPeer) receive(id uint64) error {
+	_, err := raw.qp.PostRecv([]rdma.RecvRequest{{ID: id, SGEs: []rdma.SGE{{Region: raw.region, Offset: 1<<20 + int(id)<<14, Length: 16 << 10}}}})
+	return err
+}
+
+func (raw *rawPeer) received(id uint64) []byte { return raw.region.Bytes()[1<<20+id<<14:] }
 
 var rawParameters = wire.Parameters{Window: 8, Control: 2, Chunks: 4, Receive: 16 << 10, MaxMessage: 1 << 20}
 
@@ -109,11 +118,12 @@ func (raw *rawPeer) announce(t *testing.T, part, total int) {
 	raw.post(t, 0, put(wire.Packet{Kind: wire.Offered, Length: wire.OfferSize}, offerBody(o)...))
 }
 
-// send posts a message of the raw peer's. It must not lie where one lies that is on its
-// way: announce has a place of its own.
+// send posts a message of the raw peer's of at most 128 bytes. Sixteen may be on their
+// way at a time.
 func (raw *rawPeer) send(t *testing.T, b []byte) {
 	t.Helper()
-	raw.post(t, 2048, b)
+	raw.sent++
+	raw.post(t, 2048+raw.sent%16*128, b)
 }
 
 func (raw *rawPeer) post(t *testing.T, at int, b []byte) {

@@ -56,20 +56,21 @@ type shell struct {
 
 	mu         latch.Latch
 	m          *link.Machine[*Message]
-	live       bool      // the machine has been started
-	dead       bool      // closed: memory that comes back goes to the pools
-	left       bool      // closed and the domain told of the messages that are still held
-	stuck      bool      // closed without success: the device may still use what it was given
-	breach     bool      // the peer's: its messages are not looked at any more
-	broken     bool      // a post has failed: no other follows it
-	sending    bool      // the holder of sendLock is at it
-	waiting    bool      // for progress
-	receiving  bool      // Receive sleeps
-	handing    bool      // Receive waits: the next message may be handed to it past the inbox
-	held       int       // messages that the application has
-	longBytes  int       // memory of long messages
-	progressed time.Time // when the last part of a long message arrived
-	promised   int       // receives of recv
+	live       bool   // the machine has been started
+	dead       bool   // closed: memory that comes back goes to the pools
+	left       bool   // closed and the domain told of the messages that are still held
+	stuck      bool   // closed without success: the device may still use what it was given
+	breach     bool   // the peer's: its messages are not looked at any more
+	broken     bool   // a post has failed: no other follows it
+	sending    bool   // the holder of sendLock is at it
+	waiting    bool   // for progress
+	receiving  bool   // Receive sleeps
+	handing    bool   // Receive waits: the next message may be handed to it past the inbox
+	held       int    // messages that the application has
+	longBytes  int    // memory of long messages
+	pace       pace   // of the peer's long messages
+	fetched    uint64 // bytes of them that pace knows of
+	promised   int    // receives of recv
 	traffic    Traffic
 	taken      Traffic           // by Receive
 	early      []rdma.Completion // that came before the machine was started
@@ -323,12 +324,13 @@ func (s *shell) sent(c *rdma.Completion) {
 		s.fail(s.statusError("request", c.Status))
 		return
 	}
-	if s.longBytes > 0 {
-		s.progressed = time.Now()
-	}
 	from, to, ok := s.m.Sent(uint32(c.ID))
 	if !ok {
 		return // of a queue pair that had this number before
+	}
+	if n := s.m.Fetched(); n != s.fetched {
+		s.pace.brought(time.Now(), int(n-s.fetched))
+		s.fetched = n
 	}
 	for ; from != to; from++ {
 		if slot := &s.sends[int(from)&(len(s.sends)-1)]; !slot.None() {

@@ -243,7 +243,7 @@ func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
 	}
 	l.slab, l.kind = memory, kind
 	s.longBytes += memory.Size()
-	s.progressed = time.Now()
+	s.pace.begin(time.Now())
 	s.m.Provide(want.Message, &l.message, memory.Size())
 	s.flush()
 }
@@ -326,12 +326,13 @@ func (s *shell) releasedOne() {
 	}
 }
 
-// endIfStalled looks whether the peer has left a message unfinished for so long although it
-// has memory, and ends the endpoint.
+// endIfStalled looks whether the peer has left a message unfinished for so long although
+// it has memory, or brings it more slowly than leastRate, and ends the endpoint.
 func (s *shell) endIfStalled(limit time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.m.Unfinished() && s.longBytes > 0 && time.Since(s.progressed) > limit {
-		s.fail(fmt.Errorf("%w: it left a message unfinished for %v while others waited for the memory", ErrProtocol, limit))
+	if reading, ok := s.m.Unfinished(); ok && s.pace.late(time.Now(), reading, limit) {
+		s.fail(fmt.Errorf("%w: it left a message unfinished for %v, or brought less than %d bytes a second of it, while others waited for the memory",
+			ErrProtocol, limit, leastRate))
 	}
 }

@@ -29,7 +29,7 @@ var runtimeOrder = [][]string{
 		"shell.go", "shell_send.go", "shell_receive.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go",
 	},
-	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go"}, // what endpoints on queue pairs share
+	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go", "pace.go"}, // what endpoints on queue pairs share
 	{"worker.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",

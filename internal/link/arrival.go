@@ -14,6 +14,8 @@ type arrivals struct {
 	confirm fifo[uint32] // ids that are done, to be told
 	open    int          // offers of the peer that it has not been told of
 	reading int          // Reads under way
+	asked   int          // bytes that they are for
+	fetched uint64       // bytes that earlier ones have brought
 
 	arriving bool   // the parts of message current are not all here
 	current  uint64 // position in the inbox
@@ -139,6 +141,7 @@ func (m *Machine[M]) read() {
 		})
 		e.reading++
 		a.reading++
+		a.asked += int(p.offer.Length)
 		a.pending.pop()
 	}
 }
@@ -146,6 +149,8 @@ func (m *Machine[M]) read() {
 // readDone notes the end of a Read.
 func (m *Machine[M]) readDone(n uint64, id readOffer) {
 	m.arrivals.reading--
+	m.arrivals.asked -= int(id.length)
+	m.arrivals.fetched += uint64(id.length)
 	e := m.inbox.at(n)
 	e.reading--
 	m.settle(e, id)

@@ -93,12 +93,18 @@ func (m *Machine[M]) Ready() bool {
 	return e.complete() || m.short(m.inbox.first)
 }
 
-// Unfinished tells that the peer leaves a long message unfinished which has memory:
-// all that it has offered is there.
-func (m *Machine[M]) Unfinished() bool {
+// Unfinished tells that a long message which has memory waits for the peer: for the
+// answers to Reads of so many bytes or, if there are none, for its next part.
+func (m *Machine[M]) Unfinished() (reading int, ok bool) {
 	a := &m.arrivals
-	return a.arriving && a.pending.len() == 0 && a.reading == 0 && m.inbox.at(a.current).given
+	if a.reading > 0 {
+		return a.asked, true
+	}
+	return 0, a.arriving && a.pending.len() == 0 && m.inbox.at(a.current).given
 }
+
+// Fetched is how many bytes Reads have brought so far.
+func (m *Machine[M]) Fetched() uint64 { return m.arrivals.fetched }
 
 // Discard empties the inbox, complete or not, and returns the handles to be freed
 // through freed. The device must no longer touch their memory.
