@@ -467,6 +467,9 @@ func (n *domain) close() error {
 
 // closeDomain unmaps all memory and ends what still runs.
 func (n *domain) closeDomain() error {
+	for _, p := range []*slab.Pool{n.receivePool, n.longPool, n.sendPool, n.offerPool} {
+		p.Settle() // of the message that came back last
+	}
 	err := n.domain.Close()
 	for _, w := range n.workers {
 		<-w.done

@@ -180,8 +180,8 @@ func (a *shares) firmLimit() int64 { return a.long.Limit() / peerShare }
 
 // tryGrowing gets memory for a message that may come to need more. Together those
 // hold so little that a whole message always fits beside them: they never wait for
-// each other.
-func (sh *share) tryGrowing(size int) (slab.Slab, bool, error) {
+// each other. try is the pool's TryGet or TryQuick.
+func (sh *share) tryGrowing(size int, try func(int) (slab.Slab, bool, error)) (slab.Slab, bool, error) {
 	a := sh.of
 	limit := a.growingLimit()
 	n := int64(size)
@@ -193,7 +193,7 @@ func (sh *share) tryGrowing(size int) (slab.Slab, bool, error) {
 	a.growing += n
 	sh.growing += n
 	a.mu.Unlock()
-	memory, ok, err := a.long.TryGet(size)
+	memory, ok, err := try(size)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if ok && err == nil {

@@ -123,7 +123,7 @@ func (s *shell) provideAtOnce() {
 		return // Receive asks for it
 	}
 	// A device that cannot register more may be able to later.
-	memory, ok, err := s.share.tryGrowing(size)
+	memory, ok, err := s.share.tryGrowing(size, s.n.longPool.TryQuick)
 	if !ok || err != nil {
 		return
 	}
@@ -170,7 +170,7 @@ func (s *shell) obtain(ctx context.Context, want link.Want) (slab.Slab, memoryKi
 	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
 		size = want.Need
 	}
-	if memory, ok, err := s.share.tryGrowing(size); ok || err != nil {
+	if memory, ok, err := s.share.tryGrowing(size, s.n.longPool.TryGet); ok || err != nil {
 		return memory, growingMemory, err
 	}
 	proven := want.Have > 0 || want.Size == want.Total

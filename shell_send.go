@@ -21,9 +21,9 @@ func (s *shell) trySend(tag uint32, message []byte) bool {
 		return false
 	}
 	if len(message) > link.Small {
-		memory, ok, err := s.n.sendPool.TryGet(wire.HeaderSize + len(message))
+		memory, ok, err := s.n.sendPool.TryQuick(wire.HeaderSize + len(message))
 		if !ok || err != nil {
-			return false
+			return false // who waits gets more
 		}
 		copy(memory.Bytes()[wire.HeaderSize:], message)
 		s.postEager(tag, message, memory)

@@ -16,6 +16,7 @@ type request struct {
 	lane  int      // where it waits
 	owner *Private // of a private region
 	now   bool     // refused when nobody is busy
+	quick bool     // closes no region
 }
 
 func (p *Pool) newRequest(size int, owner *Private) (request, error) {
@@ -51,11 +52,12 @@ type plan struct {
 	forced  bool  // not held back while memory is short
 }
 
-func (p *Pool) tryGet(size int, owner *Private) (Slab, bool, error) {
+func (p *Pool) tryGet(size int, owner *Private, quick bool) (Slab, bool, error) {
 	r, err := p.newRequest(size, owner)
 	if err != nil {
 		return Slab{}, false, err
 	}
+	r.quick = quick
 	for {
 		p.mu.Lock()
 		if p.isClosed(owner) {
@@ -186,7 +188,9 @@ func (p *Pool) planArena(r *request, head, evict bool) *plan {
 // what is idle or without.
 func (p *Pool) fits(r *request, size int, head, evict bool) bool {
 	total := p.registered.Load() + int64(size)
-	if evict {
+	if evict && r.quick {
+		return false
+	} else if evict {
 		total -= p.idle
 	}
 	return total <= p.ceiling(r, head) && p.mayUse(r, int64(size), head)
@@ -261,7 +265,7 @@ func (p *Pool) carryOut(pl *plan) (s Slab, again bool, err error) {
 		p.takeBack(a, s.index)
 		p.evict(a)
 		s, err = Slab{}, ErrClosed
-		_ = p.giveBack([]*arena{a})
+		p.doom(a)
 	}
 	p.done()
 	return s, false, err
@@ -273,7 +277,7 @@ func (p *Pool) allocateAgain(pl *plan, refusal error) (rdma.Region, error) {
 	refusal = fmt.Errorf("slab: register %d bytes beside %d: %w", pl.size, p.Registered()-int64(pl.size), refusal)
 	p.mu.Lock()
 	p.shutShelves()
-	if p.closed || errors.Is(refusal, rdma.ErrClosed) || p.idle == 0 && pl.size == pl.bytes {
+	if pl.quick || p.closed || errors.Is(refusal, rdma.ErrClosed) || p.idle == 0 && pl.size == pl.bytes {
 		p.mu.Unlock()
 		return nil, refusal
 	}

@@ -40,6 +40,7 @@ func newPool(t testing.TB, limit int64) (*Pool, *device) {
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
+		p.Settle()
 		if len(d.regions) != 0 && !t.Failed() {
 			t.Errorf("%d regions of %d bytes are left", len(d.regions), d.bytes)
 		}

@@ -111,6 +111,8 @@ func (h *history) request(results chan func()) {
 			s, err = h.pool.Get(ctx, size)
 		case how < 4:
 			s, err = o.Get(ctx, size)
+		case how == 4 && o == nil:
+			s, ok, err = h.pool.TryQuick(size)
 		case how < 6 && o == nil:
 			s, ok, err = h.pool.TryGet(size)
 		case how < 6:

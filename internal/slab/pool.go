@@ -62,6 +62,10 @@ type Pool struct {
 	drainedUse int64
 	lost       int64 // could not be closed
 
+	doomed  []*arena // evicted, and to be closed by reap
+	leaving int64    // bytes of the regions that it has yet to close
+	reaping bool     // it runs
+
 	line    line
 	trim    trimmer
 	squeeze squeeze
@@ -92,7 +96,16 @@ func (p *Pool) TryGet(size int) (s Slab, ok bool, err error) {
 	if s := p.fromShelf(size); !s.None() {
 		return s, true, nil
 	}
-	return p.tryGet(size, nil)
+	return p.tryGet(size, nil, false)
+}
+
+// TryQuick is TryGet for a caller that holds locks which others want: it may register
+// a region, but closes none, and does without memory that could be had only so.
+func (p *Pool) TryQuick(size int) (s Slab, ok bool, err error) {
+	if s := p.fromShelf(size); !s.None() {
+		return s, true, nil
+	}
+	return p.tryGet(size, nil, true)
 }
 
 // Get waits for a slab of at least size bytes.
@@ -114,7 +127,8 @@ func (p *Pool) GetNow(ctx context.Context, size int) (Slab, error) {
 }
 
 // Put gives a slab back, also one of a [Private]. Nobody uses it any more, no
-// peer and no request that is under way.
+// peer and no request that is under way. It closes no region: what has to go goes
+// on another goroutine.
 func (p *Pool) Put(s Slab) {
 	a := s.arena
 	if race.Enabled && !a.held[s.index].Swap(false) {
@@ -142,6 +156,16 @@ func (p *Pool) Registered() int64 { return p.registered.Load() }
 
 // Limit is how many bytes may be registered.
 func (p *Pool) Limit() int64 { return p.limit }
+
+// Settle waits until no region is being registered or closed. After Close and the
+// last Put, the domain may be closed then.
+func (p *Pool) Settle() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.busy > 0 {
+		p.quiet.Wait()
+	}
+}
 
 // Close ends waits and gives back the memory of which nothing is handed out. The
 // rest follows as it is Put, or with the domain. The error is of a region that
@@ -196,9 +220,9 @@ func (p *Pool) put(a *arena, index int32) {
 	k := a.class
 	p.takeBack(a, index)
 	switch {
-	case a.out == 0 && (p.closed || a.owner != nil && a.owner.closed || p.registered.Load() > p.squeeze.allowed):
+	case a.out == 0 && (p.closed || a.owner != nil && a.owner.closed || p.registered.Load()-p.leaving > p.squeeze.allowed):
 		p.evict(a)
-		_ = p.giveBack([]*arena{a}) // the domain has the last word; Close tells of it
+		p.doom(a)
 	case p.line.lanes != 0:
 		p.serve()
 	case !p.closed && uint(k) < shelved && p.opened.Load()&(1<<k) == 0:
@@ -352,6 +376,38 @@ func (p *Pool) giveBack(victims []*arena) error {
 	p.registered.Add(-closed)
 	p.done()
 	return err
+}
+
+// doom has a region that has been evicted closed, on another goroutine: the caller may
+// hold locks that others want.
+func (p *Pool) doom(a *arena) {
+	p.doomed = append(p.doomed, a)
+	p.leaving += a.size()
+	if !p.reaping {
+		p.reaping = true
+		p.busy++
+		go p.reap()
+	}
+}
+
+// reap closes what is doomed. It is called without p.mu.
+func (p *Pool) reap() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.doomed) > 0 {
+		victims := p.doomed
+		p.doomed = nil
+		p.mu.Unlock()
+		closed, _ := p.closeRegions(victims) // the domain has the last word; Close tells of it
+		p.mu.Lock()
+		for _, a := range victims {
+			p.leaving -= a.size()
+		}
+		p.registered.Add(-closed)
+		p.serve()
+	}
+	p.reaping = false
+	p.done()
 }
 
 // closeRegions returns how many bytes are closed. It is called without p.mu.

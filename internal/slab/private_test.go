@@ -81,6 +81,7 @@ func TestPrivateRegions(t *testing.T) {
 		t.Errorf("%d regions are left of an owner that has gone", left())
 	}
 	p.Put(last)
+	p.Settle()
 	if p.check(t); left() != 0 {
 		t.Errorf("%d regions are left of an owner that has gone", left())
 	}

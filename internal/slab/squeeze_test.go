@@ -30,6 +30,7 @@ func TestSqueezeShrinks(t *testing.T) {
 		for i, s := range out[3:] {
 			before := p.Registered()
 			p.Put(s)
+			synctest.Wait() // without time passing
 			if n := p.Registered(); i < 3 && n >= before {
 				t.Errorf("what came free stays: %d bytes, then %d", before, n)
 			}
@@ -50,6 +51,70 @@ func TestSqueezeShrinks(t *testing.T) {
 		for _, s := range out {
 			p.Put(s)
 		}
+		p.check(t)
+	})
+}
+
+// Whoever puts a slab back may hold locks, so it waits for no region that goes.
+func TestPutClosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d := newPool(t, 64<<20)
+		o := p.NewPrivate()
+		out := []Slab{get(t, p, 4<<20), get(t, p, 4<<20), get(t, p, 4<<20)}
+		own, err := o.Get(t.Context(), 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := get(t, p, 2<<20)
+		d.takes = func() time.Duration { return 5 * time.Second }
+		began := time.Now()
+		p.Squeeze(0)
+		for _, s := range out {
+			p.Put(s)
+		}
+		_ = o.Close()
+		p.Put(own)
+		if past := time.Since(began); past > 0 {
+			t.Errorf("they waited for %v", past)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- p.Close() }()
+		synctest.Wait()
+		p.Put(last)
+		if past := time.Since(began); past > 0 {
+			t.Errorf("the last waited for %v", past)
+		}
+		p.Settle()
+		if err := <-closed; err != nil || p.Registered() != 0 {
+			t.Errorf("%d bytes stay, %v", p.Registered(), err)
+		}
+	})
+}
+
+// A caller that holds locks does without memory for which a region would have to go.
+func TestTryQuickClosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d := newPool(t, 8<<20)
+		keep := get(t, p, 1000)
+		p.Put(get(t, p, 7<<20))
+		d.takes = func() time.Duration { return 5 * time.Second }
+		began := time.Now()
+		if _, ok, err := p.TryQuick(2 << 20); ok || err != nil || time.Since(began) > 0 {
+			t.Errorf("got some: %t, %v, after %v", ok, err, time.Since(began))
+		}
+		d.takes = nil
+		d.refuses = func(int) bool { return true }
+		before := p.Registered()
+		if _, ok, err := p.TryQuick(500); ok || !errors.Is(err, errDevice) || p.Registered() != before {
+			t.Errorf("got some: %t, %v, %d bytes of %d stay", ok, err, p.Registered(), before)
+		}
+		d.refuses = nil
+		if s, ok, err := p.TryQuick(7 << 20); !ok || err != nil {
+			t.Errorf("what is there: %t, %v", ok, err)
+		} else {
+			p.Put(s)
+		}
+		p.Put(keep)
 		p.check(t)
 	})
 }
