@@ -1,6 +1,9 @@
 package slab
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // overdue is after how many ticks the request that has waited longest may take the
 // pool beyond what it is allowed.
@@ -11,6 +14,7 @@ type squeeze struct {
 	allowed int64 // bytes registered; the limit while nothing is short
 	on      atomic.Bool
 	waited  int         // ticks that the head has waited
+	counted time.Time   // when the last of them was counted, or the head came
 	taking  func(int64) // told before a region is registered; nil for nobody
 }
 
@@ -92,11 +96,14 @@ func (p *Pool) ceiling(r *request, head bool) int64 {
 	return p.squeeze.allowed
 }
 
-// passTheHead counts the ticks of a head that waits while memory is short.
+// passTheHead counts the ticks of a head that waits while memory is short. The trimmer
+// also looks between them.
 func (p *Pool) passTheHead() {
-	if !p.Squeezed() || p.line.head == nil {
+	now := time.Now()
+	if !p.Squeezed() || p.line.head == nil || now.Sub(p.squeeze.counted) < tick {
 		return
 	}
+	p.squeeze.counted = now
 	if p.squeeze.waited++; p.squeeze.waited >= overdue {
 		p.serve()
 	}

@@ -119,6 +119,29 @@ func TestTryQuickClosesNothing(t *testing.T) {
 	})
 }
 
+// However often somebody squeezes, who waits longest waits for its two seconds.
+func TestSqueezingCountsNoTicks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		held := get(t, p, 4<<20)
+		p.Squeeze(p.InUse())
+		w := wait(p.Get, 4<<20)
+		for range 10 {
+			p.Squeeze(p.InUse())
+			synctest.Wait() // without time passing
+		}
+		for range 15 {
+			time.Sleep(tick / 10)
+			p.Squeeze(p.InUse())
+			w.waits(t)
+		}
+		time.Sleep(2 * tick)
+		p.Put(w.had(t))
+		p.Put(held)
+		p.check(t)
+	})
+}
+
 // Requests beyond what is allowed wait for what comes free, and the first of them
 // for two seconds at most. What sets something up does not wait.
 func TestSqueezeHoldsBack(t *testing.T) {

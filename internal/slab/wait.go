@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"time"
 )
 
 const (
@@ -123,10 +124,10 @@ func (p *Pool) join(w *waiter) {
 	if w.now {
 		l.nows++
 	}
-	if p.Squeezed() {
+	p.serve()
+	if p.Squeezed() { // a tick after the head has come
 		p.arm()
 	}
-	p.serve()
 }
 
 func (p *Pool) depart(w *waiter) {
@@ -230,6 +231,7 @@ func (p *Pool) setHead(w *waiter) {
 	l := &p.line
 	l.head, l.passed, p.squeeze.waited = w, 0, 0
 	if w != nil {
+		p.squeeze.counted = time.Now()
 		l.open = min(max(p.smallUse, p.limit/smallShare), p.besides(w))
 	}
 }
