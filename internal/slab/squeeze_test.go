@@ -142,6 +142,39 @@ func TestSqueezingCountsNoTicks(t *testing.T) {
 	})
 }
 
+// While memory is short, what sets something up has all the room but what the one needs
+// that has waited longest, which gets it after its two seconds.
+func TestSqueezeLetsSetUpPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		out := []Slab{get(t, p, 4<<20)}
+		p.Squeeze(p.InUse())
+		w := wait(p.Get, 16<<20)
+		var bytes int
+		for {
+			s, err := p.GetNow(t.Context(), 1<<20)
+			if errors.Is(err, ErrExhausted) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			bytes += s.Size()
+			out = append(out, s)
+		}
+		if bytes < 40<<20-lastArena || bytes > 48<<20 {
+			t.Errorf("%d bytes of 64 MiB beside one that waits for 16", bytes)
+		}
+		w.waits(t)
+		p.Put(out[0])
+		time.Sleep(3 * tick)
+		p.Put(w.had(t))
+		for _, s := range out[1:] {
+			p.Put(s)
+		}
+		p.check(t)
+	})
+}
+
 // Requests beyond what is allowed wait for what comes free, and the first of them
 // for two seconds at most. What sets something up does not wait.
 func TestSqueezeHoldsBack(t *testing.T) {

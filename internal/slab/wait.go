@@ -245,12 +245,19 @@ func (p *Pool) LargeLimit() int64 { return p.limit - p.limit/smallShare }
 
 // mayUse tells whether a request may bring a region of n bytes into use. Large
 // requests need no rule to let the head go first: they wait in its lane, or it
-// is a small one, which fits wherever they do.
+// is a small one, which fits wherever they do. While memory is short the head waits
+// although there is room, so those that are not held back need leave it no more than
+// what it asks for.
 func (p *Pool) mayUse(r *request, n int64, head bool) bool {
-	if r.lane == laneLarge {
+	switch {
+	case r.lane == laneLarge:
 		return p.largeUse == 0 || p.largeUse+n <= p.LargeLimit()
+	case head || p.line.head == nil:
+		return true
+	case r.now && p.Squeezed():
+		return p.smallUse+n <= max(p.line.open, p.besides(p.line.head))
 	}
-	return head || p.line.head == nil || p.smallUse+n <= p.line.open
+	return p.smallUse+n <= p.line.open
 }
 
 // passed counts a request that was met although another has waited for longer.
