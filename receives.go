@@ -366,8 +366,8 @@ func (r *receives) putLate(b *buffer) {
 }
 
 // reclaim takes back what is still posted. The queue has been closed and its
-// completions have been handled.
-func (r *receives) reclaim() {
+// completions have been handled. If it is stuck, the device may still use the memory.
+func (r *receives) reclaim(stuck bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.target.Store(0)
@@ -375,7 +375,12 @@ func (r *receives) reclaim() {
 		if b.posted {
 			b.posted = false
 			r.posted.Add(-1)
-			r.drop(b)
+			if stuck {
+				r.pool.Spoil(b.slab, nil)
+				b.slab, b.memory = slab.Slab{}, nil
+			} else {
+				r.drop(b)
+			}
 		}
 	}
 }
@@ -391,7 +396,7 @@ func (r *receives) close() error {
 		r.suspend(false)
 		return fmt.Errorf("shared receives: %w", err)
 	}
-	r.reclaim()
+	r.reclaim(false)
 	return nil
 }
 

@@ -341,9 +341,19 @@ func (sh *share) endTrial(n int64) {
 
 // put takes memory of a long message back.
 func (sh *share) put(memory slab.Slab, kind memoryKind) {
-	a := sh.of
+	sh.of.long.Put(memory)
+	sh.uncount(int64(memory.Size()), kind)
+}
+
+// spoil is put for memory that the device or the peer may still use. The peer's share
+// has it until its region is closed.
+func (sh *share) spoil(memory slab.Slab, kind memoryKind) {
 	n := int64(memory.Size())
-	a.long.Put(memory)
+	sh.of.long.Spoil(memory, func() { sh.uncount(n, kind) })
+}
+
+func (sh *share) uncount(n int64, kind memoryKind) {
+	a := sh.of
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch kind {

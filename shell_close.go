@@ -118,17 +118,15 @@ func (s *shell) free() {
 	if s.recv != nil {
 		if s.recv.number > 0 {
 			shared = s.recv
-		} else if !stuck {
-			s.recv.reclaim() // they were the queue pair's own
+		} else {
+			s.recv.reclaim(stuck) // they were the queue pair's own
 		}
 		if shared == nil {
 			_ = s.n.shares.reserve(-baseReceives) // cannot fail
 		}
 		s.recv.withdraw(s.share, s.promised)
 	}
-	if !stuck {
-		s.freeSends()
-	}
+	s.freeSends(stuck)
 	if s.w != nil {
 		s.n.unclaim(s.w, s.claim, shared)
 	}
@@ -140,27 +138,28 @@ func (s *shell) free() {
 }
 
 // freeSends gives back the memory that the device was given to send from.
-func (s *shell) freeSends() {
-	for i := range s.sends {
-		if !s.sends[i].None() {
-			s.n.sendPool.Put(s.sends[i])
+func (s *shell) freeSends(stuck bool) {
+	put := func(p *slab.Pool, memory slab.Slab) {
+		switch {
+		case memory.None():
+		case stuck:
+			p.Spoil(memory, nil)
+		default:
+			p.Put(memory)
 		}
 	}
+	for _, memory := range s.sends {
+		put(s.n.sendPool, memory)
+	}
 	for _, memory := range s.offers {
-		if !memory.None() {
-			s.n.offerPool.Put(memory)
-		}
+		put(s.n.offerPool, memory)
 	}
 	if s.private != nil {
 		if err := s.private.Close(); err != nil { // no peer reads any more
 			s.n.log.Error("memory of offers not closed", "peer", s.e.remote, "error", err)
 		}
 	}
-	if !s.payload.None() {
-		s.n.sendPool.Put(s.payload)
-	}
-	if !s.places.None() {
-		s.n.sendPool.Put(s.places)
-	}
+	put(s.n.sendPool, s.payload)
+	put(s.n.sendPool, s.places)
 	s.sends, s.offers, s.payload, s.places = nil, nil, slab.Slab{}, slab.Slab{}
 }

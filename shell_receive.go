@@ -262,7 +262,9 @@ func (s *shell) drop(m *Message) {
 // freeLong gives the memory of a long message back. mu is held.
 func (s *shell) freeLong(l *longMessage) {
 	s.longBytes -= l.slab.Size()
-	if !s.stuck { // otherwise a Read may be under way
+	if s.stuck { // a Read may be under way
+		l.share.spoil(l.slab, l.kind)
+	} else {
 		l.share.put(l.slab, l.kind)
 	}
 	l.slab = slab.Slab{}

@@ -55,8 +55,9 @@ type arena struct {
 	fresh int // slabs from this one on have not been handed out since it was cut
 	free  []int32
 
-	drains bool // closed to all but the head
-	ticks  int  // of the trimmer, since it was last in use
+	drains bool     // closed to all but the head
+	spoilt []func() // closed to all, because of so many slabs that stay out: to be called when it is gone
+	ticks  int      // of the trimmer, since it was last in use
 
 	list       *list
 	prev, next *arena

@@ -139,6 +139,12 @@ func (p *Pool) check(t testing.TB) {
 				where = &p.classes[a.class].partial
 			}
 		}
+		if len(a.spoilt) > 0 {
+			where = nil
+			if a.out <= len(a.spoilt) {
+				wrong(a, "not retired")
+			}
+		}
 		if a.list != where {
 			wrong(a, "in the wrong list")
 		}

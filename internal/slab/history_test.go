@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +28,8 @@ type history struct {
 	running int                 // requests that are not over
 	cancels []context.CancelFunc
 	stamp   uint64
+	spoilt  int
+	gone    atomic.Int64
 }
 
 type holding struct {
@@ -89,7 +92,12 @@ func (h *history) put(i int) {
 	if binary.LittleEndian.Uint64(b[len(b)-8:]) != x.stamp {
 		h.t.Error("somebody else wrote to a slab")
 	}
-	go h.pool.Put(x.slab) // the last one of a closed owner closes a region
+	if h.next(16) == 0 {
+		h.spoilt++
+		h.pool.Spoil(x.slab, func() { h.gone.Add(1) })
+		return
+	}
+	go h.pool.Put(x.slab) // others do what they want meanwhile
 }
 
 // request is a user that wants memory and does not wait in any other way.
@@ -228,6 +236,9 @@ func (h *history) run() {
 	settle()
 	if n := h.pool.Registered(); n != h.pool.lost || h.pool.trim.armed {
 		h.t.Errorf("%d bytes stay, %d of them lost; the timer runs: %t", n, h.pool.lost, h.pool.trim.armed)
+	}
+	if n := h.gone.Load(); n != int64(h.spoilt) && h.pool.lost == 0 || n > int64(h.spoilt) {
+		h.t.Errorf("%d slabs were spoilt, %d are gone", h.spoilt, n)
 	}
 	if err := h.pool.Close(); err != nil && h.pool.lost == 0 {
 		h.t.Error(err)

@@ -277,6 +277,12 @@ func (p *Pool) lend(a *arena) Slab {
 func (p *Pool) takeBack(a *arena, index int32) {
 	a.putBack(index)
 	p.used.Store(p.used.Load() - int64(a.stride))
+	if n := len(a.spoilt); n > 0 {
+		if a.out == n {
+			p.retire(a)
+		}
+		return
+	}
 	if a.out > 0 {
 		if a.out == a.count-1 && !a.drains {
 			p.classes[a.class].partial.push(a)
@@ -421,6 +427,11 @@ func (p *Pool) closeRegions(victims []*arena) (closed int64, err error) {
 			continue
 		}
 		closed += a.size()
+		for _, gone := range a.spoilt {
+			if gone != nil {
+				gone()
+			}
+		}
 	}
 	if errs == nil {
 		return closed, nil

@@ -276,7 +276,7 @@ func (p *Pool) drain() {
 	}
 	var arenas []*arena
 	for _, a := range p.all {
-		if a.class != noClass && a.out > 0 && !a.drains {
+		if a.class != noClass && a.out > 0 && !a.drains && len(a.spoilt) == 0 {
 			arenas = append(arenas, a)
 		}
 	}
