@@ -5,19 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/backoff"
 )
 
 // ErrNoneBetter says that no transport that is preferred to an endpoint's was left
 // for a passing reason: a new dial would choose as the last one did.
 var ErrNoneBetter = errors.New("verbena: no better transport was left for a passing reason")
 
-// Pauses between attempts of Better, which double.
-const firstAttempt, lastAttempt = 100 * time.Millisecond, 30 * time.Second
+// betterPauses are those between attempts of Better.
+var betterPauses = backoff.Policy{First: 100 * time.Millisecond, Most: 30 * time.Second}
 
 // Better waits until a transport can be had that is preferred to the one of e,
 // which this side has dialled, and returns a new endpoint over it. It returns
 // [ErrNoneBetter] at once unless e's selection says [Selection.Passing]. It asks the
-// server at once, then after 100 ms, and after twice as long each time up to 30 s,
+// server at once, then after about 100 ms, and after twice as long each time up to 30 s,
 // and gives up with ctx. The server sees nothing of attempts that fail.
 //
 // An endpoint keeps its transport for life: the order of its messages and what was
@@ -38,7 +40,7 @@ func (r *Runtime) Better(ctx context.Context, e *Endpoint, cfg DialConfig) (*End
 	if len(names) == 0 {
 		return nil, fmt.Errorf("%s at %s over %s: %w", e.service, s.Peer, s.Transport, ErrNoneBetter)
 	}
-	for pause := firstAttempt; ; pause = min(2*pause, lastAttempt) {
+	for attempt := 1; ; attempt++ {
 		var refusals []error
 		for _, name := range names {
 			cfg.Transport = name // no other is taken, so a failure makes no endpoint
@@ -51,11 +53,7 @@ func (r *Runtime) Better(ctx context.Context, e *Endpoint, cfg DialConfig) (*End
 				return nil, errors.Join(refusals...)
 			}
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !backoff.Sleep(ctx, betterPauses.Pause(attempt), nil) {
 			return nil, fmt.Errorf("verbena: waiting for a better transport to %s: %w", s.Peer, errors.Join(append(refusals, context.Cause(ctx))...))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/backoff"
 	"github.com/verbena-data/verbena/internal/hello"
 )
 
@@ -124,9 +125,9 @@ type dialer struct {
 	offers    []hello.Candidate
 	failed    []hello.Verdict
 
-	trying string    // the candidate that is being connected
-	until  time.Time // it has so long, over all its attempts
-	pauses backoff
+	trying  string    // the candidate that is being connected
+	until   time.Time // it has so long, over all its attempts
+	refused int       // attempts that failed in a row
 }
 
 func (d *dialer) dial(ctx context.Context) (*Endpoint, error) {
@@ -255,18 +256,13 @@ func cutShort(ctx context.Context, err error) bool {
 // pause waits before something is tried again. It reports false if there is no
 // time for that before limit.
 func (d *dialer) pause(ctx context.Context, limit time.Time) bool {
-	pause := d.pauses.next()
-	if time.Until(limit) <= pause {
-		return false
-	}
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err() == nil
+	d.refused++
+	pause := busyPauses.Pause(d.refused)
+	return time.Until(limit) > pause && backoff.Sleep(ctx, pause, nil)
 }
+
+// busyPauses are those between attempts at something that is busy.
+var busyPauses = backoff.Policy{First: 4 * time.Millisecond, Most: 400 * time.Millisecond}
 
 func (d *dialer) askOnce(ctx context.Context) (hello.Answer, error) {
 	for {
@@ -423,7 +419,7 @@ func (d *dialer) share(ctx context.Context, name string) time.Duration {
 
 func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, error) {
 	if d.trying != accept.Name {
-		d.trying, d.until, d.pauses = accept.Name, time.Now().Add(d.share(ctx, accept.Name)), backoff{}
+		d.trying, d.until, d.refused = accept.Name, time.Now().Add(d.share(ctx, accept.Name)), 0
 	}
 	ctx, cancel := context.WithDeadline(ctx, d.until)
 	defer cancel()

@@ -1,7 +1,6 @@
 package verbena
 
 import (
-	"math/rand/v2"
 	"sync"
 	"time"
 )
@@ -220,14 +219,4 @@ func (c *peerCache) forget(addr string) {
 	c.mu.Lock()
 	delete(c.peers, addr)
 	c.mu.Unlock()
-}
-
-// A backoff is the pauses between attempts at something that is busy: 4 ms, then
-// twice as long each time up to 512 ms, each with up to half of it taken off at
-// random, so that those who were refused together do not come back together.
-type backoff struct{ pause time.Duration }
-
-func (b *backoff) next() time.Duration {
-	b.pause = min(max(2*b.pause, 4*time.Millisecond), 512*time.Millisecond)
-	return b.pause - rand.N(b.pause/2)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	randv2 "math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/internal/backoff"
 )
 
 // ClientConfig configures a client. Zero values stand for defaults.
@@ -59,8 +59,7 @@ func (c ClientConfig) withDefaults() ClientConfig {
 
 // pause is the pause after so many failures.
 func (c *ClientConfig) pause(failures int) time.Duration {
-	mean := min(c.Backoff<<min(max(failures-1, 0), 20), c.MaxBackoff)
-	return mean/2 + randv2.N(mean+1)
+	return backoff.Policy{First: c.Backoff, Most: c.MaxBackoff}.Pause(failures)
 }
 
 // Client calls any number of servers. Calls to the same address and protocol by
@@ -149,7 +148,7 @@ func (p *Proxy) Call(ctx context.Context, method string, req, resp proto.Message
 		if !again || attempt >= cfg.Attempts || ctx.Err() != nil {
 			return named(method, p.link.target.Address, plain(err))
 		}
-		if pause && !sleep(ctx, p.client.ctx, cfg.pause(attempt)) {
+		if pause && !backoff.Sleep(ctx, cfg.pause(attempt), p.client.ctx.Done()) {
 			return named(method, p.link.target.Address, plain(err))
 		}
 		proto.Reset(resp)
@@ -182,19 +181,6 @@ func (p *Proxy) again(err error, repeatable bool) (again, pause bool) {
 		return repeatable, false
 	}
 	return false, false
-}
-
-// sleep waits, and reports false if a context ended first.
-func sleep(ctx, other context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-	case <-other.Done():
-	}
-	return false
 }
 
 // link is the connection of a target, or the want of one.
@@ -279,7 +265,7 @@ func (l *link) connect(a *attempt, before *Conn) {
 	}
 	err := ErrClosed
 	var conn *Conn
-	if failures == 0 || sleep(l.client.ctx, l.client.ctx, cfg.pause(failures)) {
+	if failures == 0 || backoff.Sleep(l.client.ctx, cfg.pause(failures), nil) {
 		conn, err = l.dial()
 	}
 	l.mu.Lock()

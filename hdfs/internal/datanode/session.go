@@ -11,18 +11,20 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/internal/backoff"
 )
 
 const (
 	reportPart     = 10_000  // replicas in one message of a full report
 	maxChanges     = 100_000 // kept for a NameNode that is away; a full report replaces more
 	changesPerCall = 5_000
-	minBackOff     = 100 * time.Millisecond
-	maxBackOff     = 2 * time.Second
 	callTimeout    = 30 * time.Second
 	defaultBeat    = 3 * time.Second
 	corruptAgain   = time.Minute // until the same replica is reported corrupt once more
 )
+
+// reconnectPauses are those before a DataNode asks a NameNode again.
+var reconnectPauses = backoff.Policy{First: 100 * time.Millisecond, Most: 2 * time.Second}
 
 // session is what ties a DataNode to its NameNode: the connection, if there is
 // one, and the changes that it has not been told of.
@@ -125,26 +127,24 @@ func (dn *DataNode) reportCorrupt(i store.Info, cause error) {
 // followNameNode keeps a session with the NameNode, for as long as the DataNode
 // is open. Transfers go on without one.
 func (dn *DataNode) followNameNode() {
-	backOff := minBackOff
-	for dn.ctx.Err() == nil {
+	for failures := 1; dn.ctx.Err() == nil; failures++ {
 		began := time.Now()
 		err := dn.session()
 		if dn.ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > maxBackOff {
-			backOff = minBackOff
+		if time.Since(began) > reconnectPauses.Most {
+			failures = 1
 		}
 		// All DataNodes lose the NameNode at once. Jitter keeps them from coming
 		// back at once.
-		pause := backOff/2 + rand.N(backOff)
+		pause := reconnectPauses.Pause(failures)
 		if errors.Is(err, cluster.ErrForeign) {
 			dn.log.Error("the NameNode refuses this DataNode; is DIR of another cluster?", "dir", dn.cfg.Dir, "err", err)
-			pause = maxBackOff
+			pause = reconnectPauses.Most
 		} else {
 			dn.log.Warn("no NameNode, trying again", "after", pause, "err", err)
 		}
-		backOff = min(2*backOff, maxBackOff)
 		if !dn.sleep(pause) {
 			return
 		}
@@ -169,7 +169,7 @@ func (dn *DataNode) session() error {
 			return err
 		}
 		dn.log.Info("registering again", "reason", err)
-		if !dn.sleep(minBackOff/2 + rand.N(minBackOff)) {
+		if !dn.sleep(reconnectPauses.Pause(1)) {
 			return ErrClosed
 		}
 	}
