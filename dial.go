@@ -204,6 +204,9 @@ func (d *dialer) propose() error {
 		d.selection.Candidates = append(d.selection.Candidates, c)
 	}
 	for _, t := range d.r.transports {
+		if auto || d.wanted == t.name {
+			d.r.want(t)
+		}
 		add(t.name, t.usable(), t.streams(), t.addresses())
 	}
 	add(TransportTCP, nil, false, nil)
@@ -436,7 +439,7 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 		err = newStream(ctx, e, conn)
 	case t.streams():
 		d.conn = nil
-		err = d.group.connectStream(ctx, t.devices[0], e, conn)
+		err = d.group.connectStream(ctx, t.devices()[0], e, conn)
 	default:
 		var dev *device
 		if dev, err = t.reaching(accept.Address); err == nil {

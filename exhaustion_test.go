@@ -94,6 +94,78 @@ func TestDeviceIsOpenedAgain(t *testing.T) {
 	_, _ = a.Close(), b.Close()
 }
 
+// A lateProvider cannot list its devices at first.
+type lateProvider struct {
+	rdma.Provider
+	failures atomic.Int32 // to come
+	asked    atomic.Int32
+	reason   error
+}
+
+func (p *lateProvider) Devices(ctx context.Context) ([]rdma.Device, error) {
+	p.asked.Add(1)
+	if p.failures.Add(-1) >= 0 {
+		return nil, fmt.Errorf("%w: %w", rdma.ErrUnavailable, p.reason)
+	}
+	return p.Provider.Devices(ctx)
+}
+
+// A provider that could not list its devices for a reason that passes is asked again,
+// after a pause, by either end. One that lacks something for good is not.
+func TestProviderIsAskedAgain(t *testing.T) {
+	for _, c := range []struct {
+		client, server int32 // failures
+		reason         error
+		passes         bool
+	}{
+		{2, 0, syscall.EMFILE, true}, {0, 2, syscall.ENFILE, true}, {1, 1, syscall.ENOMEM, true}, {1, 0, syscall.ENOENT, false},
+	} {
+		t.Run(c.reason.Error(), func(t *testing.T) {
+			t.Parallel()
+			w := worldOf(t, "fakeband")
+			a, b := w.providers(t)
+			client, server := &lateProvider{Provider: a[0], reason: c.reason}, &lateProvider{Provider: b[0], reason: c.reason}
+			client.failures.Store(c.client)
+			server.failures.Store(c.server)
+			late := world{providers: func(testing.TB) (c, s []rdma.Provider) { return []rdma.Provider{client}, []rdma.Provider{server} }}
+			p := late.pair(t, Config{}, ListenConfig{})
+			if err := p.client.Stats().Unavailable[w.transport]; (err != nil) != (c.client > 0) {
+				t.Errorf("%v: %v", c.reason, err)
+			}
+			dial := func() Selection {
+				a, b := p.connect(t, "")
+				defer b.Close()
+				defer a.Close()
+				return a.Selection()
+			}
+			first := dial()
+			asked := client.asked.Load() + server.asked.Load()
+			switch reason := first.candidate(w.transport).Reason; {
+			case asked > 2: // a pause was over already
+			case first.Transport != TransportTCP || first.Passing() != c.passes:
+				t.Errorf("%v: %s", c.reason, first)
+			case c.client > 0 && (!strings.Contains(reason, c.reason.Error()) || strings.Contains(reason, "looked for again after") != c.passes):
+				t.Errorf("%v: %s", c.reason, first)
+			}
+			if !c.passes {
+				if !p.client.transport(w.transport).listed.Load().next.IsZero() || asked != 2 {
+					t.Errorf("%v: asked %d times, and to be asked again", c.reason, asked)
+				}
+				return
+			}
+			for dial().Transport != w.transport { // it takes 1 s, or 3 if there are two failures
+				if p.ctx.Err() != nil {
+					t.Fatalf("%v: never again", c.reason)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if n := client.asked.Load() + server.asked.Load(); n != 2+c.client+c.server {
+				t.Errorf("%v: they were asked %d times", c.reason, n)
+			}
+		})
+	}
+}
+
 // A second Release of a message does no harm, whatever carries the endpoint.
 func TestSecondReleaseIsHarmless(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {

@@ -204,7 +204,7 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		case t.streams():
 			h.heard = false
 			if err = h.setDeadline(time.Time{}); err == nil {
-				err = s.cfg.Group.acceptStream(h.ctx, t.devices[0], e, h.conn)
+				err = s.cfg.Group.acceptStream(h.ctx, t.devices()[0], e, h.conn)
 			}
 		default:
 			seen, err = h.await(shown)
@@ -345,11 +345,16 @@ func (h *handshake) consider(c hello.Candidate, offer hello.Hello) (*hello.Accep
 	}
 	r := h.l.r
 	t := r.transport(c.Name)
+	var unavailable error
+	if t != nil {
+		r.want(t)
+		unavailable = t.unavailable()
+	}
 	switch {
 	case t == nil:
 		return nil, nil, &verdict{text: "no such provider there"}
-	case t.unavailable != nil:
-		return nil, nil, &verdict{text: "no device of it there", passing: passing(t.unavailable), err: t.unavailable}
+	case unavailable != nil:
+		return nil, nil, &verdict{text: "no device of it there", passing: passing(unavailable), err: unavailable}
 	case !t.crossesHosts() && string(offer.Host) != string(r.host[:]):
 		return nil, nil, &verdict{text: "it is on another host"}
 	case t.oneNetwork() && apart(offer.Network, r.network):
@@ -385,12 +390,13 @@ func apart(a, b []byte) bool { return len(a) > 0 && len(b) > 0 && string(a) != s
 // oneNetwork tells whether every device wants its peers in this process's
 // network namespace.
 func (t *transport) oneNetwork() bool {
-	for _, d := range t.devices {
+	devices := t.devices()
+	for _, d := range devices {
 		if !d.attributes.OneNetwork {
 			return false
 		}
 	}
-	return len(t.devices) > 0
+	return len(devices) > 0
 }
 
 // selection is how this side sees the choice.

@@ -369,7 +369,7 @@ func TestTokens(t *testing.T) {
 		ctx, cancel := context.WithTimeout(p.ctx, time.Minute)
 		defer cancel()
 		e := p.client.own.newEndpoint(nil, "test/1", conn.LocalAddr(), conn.RemoteAddr(), Selection{})
-		err := p.client.own.connectAddress(ctx, p.client.transports[0].devices[0], e, a.Accept.Address, token)
+		err := p.client.own.connectAddress(ctx, p.client.transports[0].devices()[0], e, a.Accept.Address, token)
 		if err == nil {
 			t.Cleanup(func() { e.Close() })
 		}

@@ -46,7 +46,7 @@ func newRawPeerFrom(t *testing.T, p *pair, w world, host string, params []byte) 
 	if err != nil || a.Accept == nil {
 		t.Fatal(a, err)
 	}
-	d := p.client.transports[0].devices[0].dev
+	d := p.client.transports[0].devices()[0].dev
 	domain, err := d.OpenDomain(rdma.DomainConfig{})
 	if err != nil {
 		t.Fatal(err)

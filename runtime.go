@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/verbena-data/verbena/internal/budget"
 	"github.com/verbena-data/verbena/internal/hostid"
@@ -243,11 +244,44 @@ func (r *Runtime) transport(name string) *transport {
 	return nil
 }
 
+// wantedFor is how long a dial or a handshake waits for a provider that is asked again.
+// It asks the system a question or two.
+const wantedFor = 100 * time.Millisecond
+
+// want asks a transport's provider for devices again if it had none for a reason that may
+// have passed.
+func (r *Runtime) want(t *transport) {
+	if !t.due() {
+		return
+	}
+	ctx, end, err := r.begin(context.Background())
+	if err != nil {
+		return // for good
+	}
+	asked := make(chan struct{})
+	go func() {
+		defer end()
+		t.list(ctx)
+		if err := t.unavailable(); err != nil {
+			r.cfg.Logger.Debug("transport is still not available", "transport", t.name, "error", err)
+		} else {
+			r.cfg.Logger.Info("transport is available now", "transport", t.name)
+		}
+		close(asked)
+	}()
+	wait := time.NewTimer(wantedFor)
+	defer wait.Stop()
+	select {
+	case <-asked:
+	case <-wait.C:
+	}
+}
+
 // devices are those of all transports.
 func (r *Runtime) devices() iter.Seq[*device] {
 	return func(yield func(*device) bool) {
 		for _, t := range r.transports {
-			for _, d := range t.devices {
+			for _, d := range t.devices() {
 				if !yield(d) {
 					return
 				}

@@ -46,8 +46,8 @@ func (r *Runtime) Stats() Stats {
 	s := Stats{Unavailable: map[string]error{}, Counters: map[string]map[string]uint64{}, Memory: memoryStats()}
 	index := map[*counters]int{}
 	for _, t := range r.transports {
-		if t.unavailable != nil {
-			s.Unavailable[t.name] = t.unavailable
+		if err := t.unavailable(); err != nil {
+			s.Unavailable[t.name] = err
 		}
 		if counting, ok := t.provider.(rdma.CountingProvider); ok {
 			s.Counters[t.name] = counting.Counters()

@@ -105,7 +105,7 @@ func (p *pair) connect(t testing.TB, transport string) (client, server *Endpoint
 // firstDevice is what carries a transport whose provider has one device; nil for TCP.
 func (r *Runtime) firstDevice(transport string) *device {
 	if t := r.transport(transport); t != nil {
-		return t.devices[0]
+		return t.devices()[0]
 	}
 	return nil
 }
