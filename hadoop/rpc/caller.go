@@ -97,7 +97,7 @@ func (c *caller) call(ctx context.Context, id, retry int32, method string, req, 
 		urgency = carrier.Soon
 	}
 	c.mu.Unlock()
-	if err := c.out.Send(ctx, m, urgency); err != nil {
+	if err := c.out.SendWait(ctx, m, urgency); err != nil {
 		if !c.forget(id, w) {
 			<-w.done // the connection has failed, too
 		}
@@ -165,7 +165,7 @@ func (c *caller) control(ctx context.Context, id int32, body proto.Message) erro
 			return err
 		}
 	}
-	return c.out.Send(ctx, m, carrier.Now)
+	return c.out.SendWait(ctx, m, carrier.Now)
 }
 
 // deliver hands an answer to who waits for it. The error ends the connection.

@@ -58,7 +58,7 @@ func startConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig
 	c := &Conn{
 		nc: nc, ended: make(chan struct{}),
 		r: stream.NewReader(nc, cfg.MaxFrame),
-		w: stream.NewWriter(nc, cfg.CallTimeout, silence),
+		w: stream.NewWriter(nc, cfg.CallTimeout, silence, nil),
 	}
 	c.caller = newCaller(c.w, id, &target, cfg.CallTimeout)
 	interrupted := make(chan struct{})

@@ -44,15 +44,22 @@ type conn struct {
 }
 
 // ServeConn serves one connection until it ends, and closes it. After Close it
-// closes it at once.
-func (s *Server) ServeConn(nc net.Conn) {
+// closes it at once. A wrapper of a socket is written to as fast as the socket
+// itself if it has SyscallConn, and NetConn as tls.Conn has it.
+func (s *Server) ServeConn(nc net.Conn) { s.ServeConnAfter(nil, nc) }
+
+// ServeConnAfter serves a connection from which its owner has read something
+// already, to see what it is for. It copies that.
+func (s *Server) ServeConnAfter(read []byte, nc net.Conn) {
 	c := &conn{server: s, nc: nc, since: time.Now()}
 	if !s.admit(c) {
 		nc.Close()
 		return
 	}
 	defer s.wg.Done()
-	c.w = stream.NewWriter(nc, s.cfg.WriteTimeout, silence)
+	c.r = stream.NewReader(nc, min(mostUnknown, s.cfg.MaxFrame))
+	c.r.Unread(read)
+	c.w = stream.NewWriter(nc, s.cfg.WriteTimeout, silence, s.unread)
 	c.session = newSession(s, c.w, nc.RemoteAddr())
 	c.serve()
 	s.metrics.connections.Dec()
@@ -95,15 +102,20 @@ func (s *Server) oldestUnknown() (oldest *conn) {
 
 func (c *conn) serve() {
 	err := c.read()
+	if why := c.w.Err(); why != nil {
+		err = why // the writer closed the connection under the reader
+	}
 	c.session.cancel()
 	c.session.calls.Wait()
 	var told *errEnded
 	switch {
 	case errors.As(err, &told) || c.session.ending.Load():
 		c.w.Finish()
+		c.w.Wait()
 		c.drain()
 	case errors.Is(err, io.EOF):
 		c.w.Finish() // it may read still
+		c.w.Wait()
 	}
 	c.nc.Close()
 	c.w.Stop()
@@ -121,11 +133,17 @@ func (c *conn) read() error {
 	if err := c.nc.SetReadDeadline(time.Now().Add(c.server.cfg.HandshakeTimeout)); err != nil {
 		return err
 	}
-	c.r = stream.NewReader(c.nc, min(mostUnknown, c.server.cfg.MaxFrame))
 	if err := c.preamble(); err != nil {
 		return err
 	}
 	for {
+		// Nobody waits for a client that reads no answers but who reads its calls.
+		if err := c.w.Room(c.session.ctx); err != nil {
+			if c.session.ending.Load() {
+				return nil
+			}
+			return err
+		}
 		if !c.r.Ready() {
 			c.w.Flush()
 			if err := c.wait(); err != nil {

@@ -80,6 +80,31 @@ func TestErrorsOfOneCall(t *testing.T) {
 	}
 }
 
+// Whatever the owner of a connection has read of it, the session is the same.
+func TestServeConnAfter(t *testing.T) {
+	session := join(unhex(t, goldenHello), unhex(t, goldenCall))
+	for read := 0; read <= len(session); read++ {
+		s := NewServer(Config{})
+		s.Register(testProtocol, 1, Methods{"echo": Handle(echo).Short()})
+		here, there := net.Pipe()
+		first := bytes.Clone(session[:read])
+		var served sync.WaitGroup
+		served.Go(func() { s.ServeConnAfter(first, there) })
+		served.Go(func() {
+			if _, err := here.Write(session[read:]); err != nil {
+				t.Errorf("%d bytes read before: %v", read, err)
+			}
+		})
+		got := make([]byte, len(unhex(t, goldenAnswer)))
+		if _, err := io.ReadFull(here, got); err != nil || !bytes.Equal(got, unhex(t, goldenAnswer)) {
+			t.Errorf("%d bytes read before: answer %x, %v", read, got, err)
+		}
+		here.Close()
+		served.Wait()
+		s.Close()
+	}
+}
+
 func TestSASLInTheWrongPlace(t *testing.T) {
 	negotiate := frameOf(t, requestHeader(wire.CallIDSASL), &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
 	for name, send := range map[string][]byte{

@@ -70,10 +70,10 @@ var errUnsent = errors.New("an answer could not be sent")
 
 // give hands a message to the carrier. If that fails, so has the session.
 func (s *session) give(m carrier.Message, urgency carrier.Urgency) error {
-	if err := s.out.Send(s.server.ctx, m, urgency); err != nil {
+	err := s.out.Send(m, urgency)
+	if err != nil && !errors.Is(err, carrier.ErrFinished) { // then the last answers are on their way
 		s.cancel()
 		s.out.Abort(errUnsent)
-		return err
 	}
-	return nil
+	return err
 }

@@ -444,7 +444,7 @@ func FuzzFrame(f *testing.F) {
 		s.Register(testProtocol, 1, Methods{"echo": Handle(func(_ context.Context, req *ping) (*ping, error) { return req, nil })})
 		defer s.Close()
 		for _, known := range []bool{false, true} {
-			w := stream.NewWriter(discardConn{}, time.Second, time.Second)
+			w := stream.NewWriter(discardConn{}, time.Second, time.Second, nil)
 			c := newSession(s, w, nil)
 			c.known = known
 			_ = c.receive(carrier.Message{Bytes: b}) // garbage is refused, never a panic

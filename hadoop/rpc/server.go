@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/queue"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/stream"
 )
 
 // Config configures a server. Zero values stand for defaults.
@@ -25,10 +26,15 @@ type Config struct {
 	// IdleTimeout is how long a connection may be without a call. Default
 	// 10 minutes; clients close theirs after seconds.
 	IdleTimeout time.Duration
-	// WriteTimeout bounds how long a client may leave responses unread, or
-	// 256 KiB of longer ones; it has sixteen times as long for all that waits
-	// together. Default 1 minute.
+	// WriteTimeout bounds how long a client may take for the responses that
+	// wait for it, or for each 256 KiB of them; it has sixteen times as long for
+	// all together. Default 1 minute.
 	WriteTimeout time.Duration
+	// UnreadBytes bounds the responses of all connections that wait for their
+	// clients, beyond 4 MiB for each connection. Nothing more is read from a client with that
+	// much to read. Beyond half of UnreadBytes its connection ends, and if all
+	// together have more than UnreadBytes, the one with the most. Default 512 MiB.
+	UnreadBytes int64
 	// MaxInFlight bounds a connection's calls at once; MaxFrame bounds the bytes
 	// of their requests together. Further calls wait unread, and as long as
 	// they do, the end of the connection goes unnoticed. Default 256.
@@ -59,6 +65,7 @@ func (c Config) withDefaults() Config {
 	set(&c.HandshakeTimeout, 20*time.Second)
 	set(&c.IdleTimeout, 10*time.Minute)
 	set(&c.WriteTimeout, time.Minute)
+	set(&c.UnreadBytes, 512<<20)
 	set(&c.MaxInFlight, 256)
 	set(&c.Handlers, 256)
 	set(&c.QueueLength, 4096)
@@ -82,6 +89,7 @@ type Server struct {
 	metrics   metrics
 	queue     *queue.Queue[*call]
 	retries   *retryCache
+	unread    *stream.Budget
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -107,6 +115,7 @@ func NewServer(cfg Config) *Server {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.queue = queue.New(s.cfg.QueueLength, s.cfg.QueueBytes, s.cfg.Handlers, (*call).serve)
 	s.retries = newRetryCache(s.cfg.RetryCacheBytes)
+	s.unread = stream.NewBudget(s.cfg.UnreadBytes)
 	s.metrics = newMetrics(s)
 	return s
 }

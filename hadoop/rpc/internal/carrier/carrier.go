@@ -5,7 +5,13 @@
 // A message is a frame of Hadoop RPC without the length in front.
 package carrier
 
-import "context"
+import (
+	"context"
+	"errors"
+)
+
+// ErrFinished is what a Sender answers after Finish.
+var ErrFinished = errors.New("the sending side has ended")
 
 // Owner has the memory of a message.
 type Owner interface {
@@ -34,14 +40,19 @@ func (m *Message) Release() {
 type Sender interface {
 	// Alloc returns a message without bytes, with room for n, which go to Send.
 	Alloc(n int) Message
-	// Send takes the message over, and returns before it is out. After an error
-	// nothing of it has been or will be sent. It waits while too much waits to
-	// be sent, but not longer than ctx.
-	Send(ctx context.Context, m Message, urgency Urgency) error
+	// Send takes the message over and never waits. After an error nothing of
+	// it has been or will be sent. Who lets much wait ends the connection: ask
+	// for Room before the work that ends in a message.
+	Send(m Message, urgency Urgency) error
+	// SendWait is Send, but waits first while too much waits to be sent, not
+	// longer than ctx.
+	SendWait(ctx context.Context, m Message, urgency Urgency) error
+	// Room waits while too much waits to be sent, not longer than ctx.
+	Room(ctx context.Context) error
 	// Flush sends what waits since a Send of the urgency [Later].
 	Flush()
-	// Finish sends what waits, and then the peer sees the end. Later messages
-	// are refused.
+	// Finish has what waits sent, and then the peer sees the end. It does not
+	// wait for that. Later messages are refused with ErrFinished.
 	Finish()
 	// Abort ends the connection now. Messages that wait are lost.
 	Abort(reason error)

@@ -37,6 +37,15 @@ func NewReader(r io.Reader, limit int) *Reader {
 	return &Reader{r: r, limit: limit, buf: make([]byte, leastBuffer)}
 }
 
+// Unread has b read again, before anything else is read.
+func (r *Reader) Unread(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	r.buf = append(append(make([]byte, 0, len(b)+len(r.buf)), b...), r.buf[r.start:]...)
+	r.start, r.end = 0, len(b)+r.end-r.start
+}
+
 // Limit changes the limit, for the frames that Next has not begun to read.
 func (r *Reader) Limit(limit int) { r.limit = limit }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -36,7 +37,7 @@ func send(t testing.TB, w *Writer, b []byte, urgency carrier.Urgency) {
 	t.Helper()
 	m := w.Alloc(len(b))
 	m.Bytes = append(m.Bytes, b...)
-	if err := w.Send(context.Background(), m, urgency); err != nil {
+	if err := w.SendWait(context.Background(), m, urgency); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -63,7 +64,7 @@ func (c *counted) Read([]byte) (int, error)         { return 0, io.EOF }
 // long one from its own memory between them.
 func TestMessagesGoOutTogether(t *testing.T) {
 	c := &counted{}
-	w := NewWriter(c, time.Minute, time.Minute)
+	w := NewWriter(c, time.Minute, time.Minute, nil)
 	var want []byte
 	for i, size := range []int{0, 1, 100, 1000, 5000, alone, 10, 20} {
 		send(t, w, text(i, size), carrier.Later)
@@ -74,6 +75,7 @@ func TestMessagesGoOutTogether(t *testing.T) {
 	}
 	w.Flush()
 	w.Finish()
+	w.Wait()
 	w.Stop()
 	if !bytes.Equal(c.Bytes(), want) {
 		t.Errorf("%d bytes went out, or others than the %d that were sent", c.Len(), len(want))
@@ -81,7 +83,7 @@ func TestMessagesGoOutTogether(t *testing.T) {
 	if c.writes != 3 {
 		t.Errorf("%d writes, want 3", c.writes)
 	}
-	if err := w.Send(t.Context(), w.Alloc(1), carrier.Now); err == nil {
+	if err := w.Send(w.Alloc(1), carrier.Now); err == nil {
 		t.Error("a message was taken after the end")
 	}
 }
@@ -109,7 +111,7 @@ func pair(t testing.TB) (here, there *net.TCPConn) {
 // sender's messages arrive whole and in order.
 func TestManySendersOneSlowReader(t *testing.T) {
 	here, there := pair(t)
-	w := NewWriter(here, time.Minute, time.Minute)
+	w := NewWriter(here, time.Minute, time.Minute, nil)
 	const senders, each = 8, 60
 	sizes := []int{8, 9, 100, 1000, 4000, alone - lengthSize - 1, alone, 400_000}
 	var wg sync.WaitGroup
@@ -139,6 +141,7 @@ func TestManySendersOneSlowReader(t *testing.T) {
 	}
 	wg.Wait()
 	w.Finish()
+	w.Wait()
 	if _, err := r.Next(); err != io.EOF {
 		t.Errorf("after Finish: %v", err)
 	}
@@ -148,7 +151,7 @@ func TestManySendersOneSlowReader(t *testing.T) {
 // Who sends to a peer that does not read waits, as long as its context lives.
 func TestBackPressure(t *testing.T) {
 	here, _ := pair(t)
-	w := NewWriter(here, time.Minute, time.Minute)
+	w := NewWriter(here, time.Minute, time.Minute, nil)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	waits := make(chan struct{})
@@ -169,7 +172,7 @@ func TestBackPressure(t *testing.T) {
 		for {
 			m := w.Alloc(256 << 10)
 			m.Bytes = m.Bytes[:256<<10]
-			if err := w.Send(ctx, m, carrier.Now); err != nil {
+			if err := w.SendWait(ctx, m, carrier.Now); err != nil {
 				result <- err
 				return
 			}
@@ -182,49 +185,205 @@ func TestBackPressure(t *testing.T) {
 	}
 	gone := errors.New("gone")
 	w.Abort(gone)
-	if err := w.Send(t.Context(), w.Alloc(0), carrier.Now); !errors.Is(err, gone) {
+	if err := w.Send(w.Alloc(0), carrier.Now); !errors.Is(err, gone) {
 		t.Errorf("%v", err)
 	}
 	w.Stop()
 }
 
+// Send does not wait for a peer that does not read; Room does, until it reads.
+func TestRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		w := NewWriter(here, time.Hour, time.Hour, NewBudget(1<<30))
+		const size, messages = 1 << 20, 8
+		sendAll := func() {
+			for range messages {
+				m := w.Alloc(size)
+				m.Bytes = m.Bytes[:size]
+				if err := w.Send(m, carrier.Now); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		start := time.Now()
+		sendAll()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := w.Room(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+			t.Errorf("with %d bytes waiting: %v after %v", messages*size, err, time.Since(start))
+		}
+		room := make(chan error, 1)
+		go func() { room <- w.Room(t.Context()) }()
+		for range messages - mostWaiting/size {
+			synctest.Wait()
+			select {
+			case err := <-room:
+				t.Fatalf("room too early: %v", err)
+			default:
+			}
+			if _, err := io.CopyN(io.Discard, there, size+lengthSize); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// What is left is 4 MiB and the lengths: too much by them.
+		if _, err := io.CopyN(io.Discard, there, size+lengthSize); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-room; err != nil {
+			t.Error(err)
+		}
+		sendAll()
+		go func() { room <- w.Room(t.Context()) }()
+		synctest.Wait()
+		w.Finish()
+		if err := <-room; !errors.Is(err, carrier.ErrFinished) {
+			t.Errorf("after Finish: %v", err)
+		}
+		gone := errors.New("gone")
+		w.Abort(gone)
+		if err := w.Room(t.Context()); !errors.Is(err, gone) {
+			t.Errorf("after the end: %v", err)
+		}
+		w.Stop()
+		there.Close()
+	})
+}
+
+// The writer with the most that waits ends when all together have too much, and
+// one that has half of the budget alone. Nothing stays counted.
+func TestBudget(t *testing.T) {
+	const size = 1 << 20
+	budget := NewBudget(10 * size)
+	var writers [4]*Writer
+	for i := range writers {
+		here, there := net.Pipe()
+		defer there.Close()
+		writers[i] = NewWriter(here, time.Hour, time.Hour, budget)
+	}
+	sendTo := func(i, beyond int) error {
+		w := writers[i]
+		for w.waiting < mostWaiting+beyond*size {
+			m := w.Alloc(size - lengthSize)
+			m.Bytes = m.Bytes[:size-lengthSize]
+			if err := w.Send(m, carrier.Now); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, step := range []struct{ writer, beyond, ends int }{
+		{0, 4, -1}, {1, 3, -1}, {2, 2, -1}, {3, 1, -1}, // all of it
+		{3, 2, 0},
+		{3, 5, -1}, {3, 6, 3}, // of itself
+	} {
+		err := sendTo(step.writer, step.beyond)
+		if itself := step.ends == step.writer; itself != errors.Is(err, ErrUnread) || !itself && err != nil {
+			t.Errorf("%+v: %v", step, err)
+		}
+		if step.ends >= 0 && !errors.Is(writers[step.ends].Err(), ErrUnread) {
+			t.Errorf("%+v: that writer has not ended", step)
+		}
+	}
+	for i := 1; i < 3; i++ {
+		if err := writers[i].Err(); err != nil {
+			t.Errorf("writer %d: %v", i, err)
+		}
+	}
+	for _, w := range writers {
+		w.Stop()
+	}
+	if budget.total != 0 || len(budget.held) != 0 {
+		t.Errorf("%d bytes of %d writers are left in the budget", budget.total, len(budget.held))
+	}
+}
+
+// A wrapper that gives raw access is written to as its socket is; one that does
+// not, as tls.Conn, gets all that is written. Either is watched.
+func TestWrappers(t *testing.T) {
+	here, _ := pair(t)
+	for name, test := range map[string]struct {
+		conn   net.Conn
+		direct bool
+	}{
+		"socket":        {here, true},
+		"transparent":   {transparent{wrapped{here}}, true},
+		"twice":         {transparent{wrapped{transparent{wrapped{here}}}}, true},
+		"not":           {wrapped{here}, false},
+		"one of them":   {wrapped{transparent{wrapped{here}}}, false},
+		"one below":     {transparent{wrapped{wrapped{here}}}, false},
+		"of no sockets": {wrapped{&counted{}}, false},
+	} {
+		w := NewWriter(test.conn, time.Minute, time.Minute, nil)
+		if w.direct.ready() != test.direct {
+			t.Errorf("%s: written to as a socket is %v, want %v", name, w.direct.ready(), test.direct)
+		}
+		if watched, want := w.watch != nil, runtime.GOOS == "linux" && name != "of no sockets"; watched != want {
+			t.Errorf("%s: watched is %v, want %v", name, watched, want)
+		}
+		w.watch.Stop()
+	}
+}
+
+// wrapped is a wrapper as tls.Conn is, transparent one that adds nothing.
+type wrapped struct{ net.Conn }
+
+func (c wrapped) NetConn() net.Conn { return c.Conn }
+
+type transparent struct{ wrapped }
+
+func (c transparent) SyscallConn() (syscall.RawConn, error) {
+	if below, ok := c.Conn.(syscall.Conn); ok {
+		return below.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
 // A long message to a slow peer takes longer than the time-out, but not for ever;
-// a peer that takes too little of it at once is given up.
+// a peer that takes too little of what waits at once is given up, however many
+// buffers it stands in.
 func TestSlowPeers(t *testing.T) {
 	const timeout = time.Minute
 	for name, test := range map[string]struct {
 		size, read int // bytes
+		before     int // messages of the same size, which go out with it
 		every      time.Duration
 		whole      bool
 		after      time.Duration // the end, if it is not whole
 	}{
-		"slow":      {4 * piece, piece, 50 * time.Second, true, 0},
-		"too slow":  {4 * piece, piece / 4, 40 * time.Second, false, timeout},
-		"too long":  {30 * piece, piece, 50 * time.Second, false, mostTimeouts * timeout},
-		"takes not": {1, 0, timeout / 2, false, timeout},
+		"slow":      {4 * piece, piece, 0, 50 * time.Second, true, 0},
+		"too slow":  {4 * piece, piece / 4, 0, 40 * time.Second, false, timeout},
+		"too long":  {30 * piece, piece, 0, 50 * time.Second, false, mostTimeouts * timeout},
+		"takes not": {1, 0, 0, timeout / 2, false, timeout},
+		"many":      {alone, lengthSize + alone, 2, 50 * time.Second, false, timeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				here, there := net.Pipe()
-				w := NewWriter(here, timeout, time.Hour)
+				w := NewWriter(here, timeout, time.Hour, nil)
 				start := time.Now()
+				total := (test.before + 1) * (lengthSize + test.size)
+				for range test.before {
+					send(t, w, make([]byte, test.size), carrier.Later)
+				}
 				send(t, w, make([]byte, test.size), carrier.Now)
 				got := 0
-				for got < lengthSize+test.size {
+				for got < total {
 					time.Sleep(test.every)
-					n, err := io.ReadFull(there, make([]byte, min(test.read, lengthSize+test.size-got)))
+					n, err := io.ReadFull(there, make([]byte, min(test.read, total-got)))
 					got += n
 					if err != nil || w.Err() != nil {
 						break
 					}
 				}
-				if whole := got == lengthSize+test.size; whole != test.whole {
-					t.Errorf("%d of %d bytes came within %v", got, lengthSize+test.size, time.Since(start))
+				if whole := got == total; whole != test.whole {
+					t.Errorf("%d of %d bytes came within %v", got, total, time.Since(start))
 				}
 				if took := time.Since(start); !test.whole && (w.Err() == nil || took < test.after || took > test.after+test.every) {
 					t.Errorf("%v after %v, want the end after %v", w.Err(), took, test.after)
 				}
 				w.Finish()
+				w.Wait()
 				w.Stop()
 				there.Close()
 			})
@@ -235,13 +394,14 @@ func TestSlowPeers(t *testing.T) {
 // A message that outgrows what was asked for goes out whole.
 func TestMessageThatOutgrowsItsMemory(t *testing.T) {
 	c := &counted{}
-	w := NewWriter(c, time.Minute, time.Minute)
+	w := NewWriter(c, time.Minute, time.Minute, nil)
 	m := w.Alloc(10)
 	m.Bytes = append(m.Bytes, text(1, 5000)...)
-	if err := w.Send(t.Context(), m, carrier.Now); err != nil {
+	if err := w.Send(m, carrier.Now); err != nil {
 		t.Fatal(err)
 	}
 	w.Finish()
+	w.Wait()
 	w.Stop()
 	if want := append([]byte{0, 0, 5000 >> 8, 5000 & 255}, text(1, 5000)...); !bytes.Equal(c.Bytes(), want) {
 		t.Errorf("%d bytes", c.Len())
@@ -262,6 +422,25 @@ func TestReaderBounds(t *testing.T) {
 		t.Errorf("the end between frames: %v", err)
 	}
 }
+
+// What was read before is read first.
+func TestUnread(t *testing.T) {
+	stream := join(binary.BigEndian.AppendUint32(nil, 3), []byte("abc"), binary.BigEndian.AppendUint32(nil, 100_000), text(1, 100_000))
+	for _, n := range []int{0, 1, 4, 7, 11, 5000, len(stream)} {
+		r := NewReader(bytes.NewReader(stream[n:]), 1<<20)
+		r.Unread(stream[:n])
+		for _, want := range [][]byte{[]byte("abc"), text(1, 100_000)} {
+			if m, err := r.Next(); err != nil || !bytes.Equal(m.Bytes, want) {
+				t.Errorf("%d bytes read before: %d bytes, %v", n, len(m.Bytes), err)
+			}
+		}
+		if _, err := r.Next(); err != io.EOF {
+			t.Errorf("%d bytes read before: %v at the end", n, err)
+		}
+	}
+}
+
+func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 // Ready means that Next does not read.
 func TestReady(t *testing.T) {
@@ -365,7 +544,7 @@ func TestMessagesAllocateNothing(t *testing.T) {
 	for _, size := range []int{100, 1 << 10, 100 << 10} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			here, there := pair(t)
-			w := NewWriter(here, time.Minute, time.Minute)
+			w := NewWriter(here, time.Minute, time.Minute, nil)
 			r := NewReader(there, 1<<20)
 			b := make([]byte, size)
 			if n := testing.AllocsPerRun(200, func() {
@@ -379,6 +558,7 @@ func TestMessagesAllocateNothing(t *testing.T) {
 				t.Errorf("%v allocations", n)
 			}
 			w.Finish()
+			w.Wait()
 			w.Stop()
 		})
 	}

@@ -18,14 +18,19 @@ type directWriter struct {
 	err error
 }
 
-// init reports whether nc is a socket.
+// init looks whether nc is a socket, or a wrapper of one that has NetConn and
+// gives raw access: what is written to either comes to the same.
 func (w *directWriter) init(nc net.Conn) {
-	switch nc.(type) {
+	switch below(nc).(type) {
 	case *net.TCPConn, *net.UnixConn:
 	default:
 		return
 	}
-	raw, err := nc.(syscall.Conn).SyscallConn()
+	socket, ok := nc.(syscall.Conn)
+	if !ok {
+		return // a wrapper that is more than its socket, as tls.Conn is
+	}
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return
 	}
