@@ -126,7 +126,7 @@ func (dn *DataNode) serveConn(nc net.Conn) {
 			log.Debug("connection failed", "err", err)
 			return
 		}
-		dn.rpc.ServeConn(&prefixedConn{Conn: nc, r: p.r})
+		dn.rpc.ServeConnAfter(p.r.Rest(), nc)
 	case string(b) == string(transfer.Prefix[:]):
 		if err := dn.serveTransfers(p); err != nil {
 			level := log.Info
@@ -141,28 +141,6 @@ func (dn *DataNode) serveConn(nc net.Conn) {
 }
 
 const rpcMagic = "hrpc"
-
-// A prefixedConn gives back what was read to see what the connection is for.
-type prefixedConn struct {
-	net.Conn
-	r *transfer.Reader
-}
-
-func (c *prefixedConn) Read(b []byte) (int, error) {
-	if c.r.Buffered() > 0 {
-		return c.r.Read(b)
-	}
-	return c.Conn.Read(b)
-}
-
-// CloseWrite ends the sending side alone, if the connection can.
-func (c *prefixedConn) CloseWrite() error {
-	half, ok := c.Conn.(interface{ CloseWrite() error })
-	if !ok {
-		return errors.ErrUnsupported
-	}
-	return half.CloseWrite()
-}
 
 // gone tells errors that a peer causes by going away from those worth a log line.
 func gone(err error) bool {

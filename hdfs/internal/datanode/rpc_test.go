@@ -3,7 +3,6 @@ package datanode
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"testing"
 
@@ -39,34 +38,5 @@ func TestVisibleLengthOfUnknownBlock(t *testing.T) {
 	var e *exception.Error
 	if !errors.As(err, &e) || e.Class != exception.ReplicaNotFound {
 		t.Fatalf("%v", err)
-	}
-}
-
-// The sending side of a client's connection ends alone, so that a client reads
-// its last answer.
-func TestPrefixedConnEndsItsHalf(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	here, err := net.Dial("tcp", l.Addr().String())
-	must(t, err)
-	defer here.Close()
-	there, err := l.Accept()
-	must(t, err)
-	defer there.Close()
-	must(t, (&prefixedConn{Conn: there}).CloseWrite())
-	if b, err := io.ReadAll(here); len(b) > 0 || err != nil {
-		t.Errorf("read %x, %v, want the end", b, err)
-	}
-	_, err = here.Write([]byte("x"))
-	must(t, err)
-	if _, err := io.ReadFull(there, make([]byte, 1)); err != nil {
-		t.Errorf("the other direction: %v", err)
-	}
-	pipe, other := net.Pipe()
-	defer pipe.Close()
-	defer other.Close()
-	if err := (&prefixedConn{Conn: pipe}).CloseWrite(); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("of a connection without halves: %v", err)
 	}
 }
