@@ -97,6 +97,9 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	return n, nil
 }
 
+// strict tells that a receive has to be posted for each message that may come.
+func (n *domain) strict() bool { return !n.waits || !n.attributes.Has(rdma.CapSharedReceive) }
+
 // receiveSize is the length of the group's receives.
 func (n *domain) receiveSize() int { return wire.HeaderSize + n.cfg.tuning.Eager }
 
@@ -216,7 +219,7 @@ func (n *domain) orphan(c *rdma.Completion) {
 			continue
 		}
 		if b := r.arrived(c.ID); b != nil {
-			r.putLate(b)
+			r.putLate(b, false)
 		}
 	}
 }
@@ -233,20 +236,21 @@ func (n *domain) enter() error {
 	return nil
 }
 
-// share promises from least to most shared receives to an endpoint of a peer. The
-// caller calls unshare. It returns none if the device has no shared receives.
+// share promises from least to most shared receives to an endpoint of a peer, awake of
+// which are needed at once. The caller calls unshare. It returns none if the device has
+// no shared receives.
 //
 // A queue of a strict device takes endpoints until half of it is promised; the rest
 // is for their windows to grow. Then a further queue is opened. When the device has
 // no more of them, endpoints share what is left.
-func (n *domain) share(sh *share, least, most int) (r *receives, granted int, err error) {
+func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted int, err error) {
 	if !n.attributes.Has(rdma.CapSharedReceive) {
 		return nil, 0, nil
 	}
 	for i := 0; ; i++ {
 		r, err := n.queue(i)
 		if err != nil {
-			return n.squeeze(sh, least, most, err)
+			return n.squeeze(sh, least, most, awake, err)
 		}
 		full := min(most, r.depth-baseReceives)
 		switch {
@@ -255,7 +259,7 @@ func (n *domain) share(sh *share, least, most int) (r *receives, granted int, er
 		case r.strict && r.places(max(r.depth/2, full+baseReceives)) < full:
 			err = errNoPlaces
 		default:
-			granted, err = r.promise(sh, least, most)
+			granted, err = r.promise(sh, least, most, awake)
 		}
 		if err == nil {
 			return r, granted, nil
@@ -268,7 +272,7 @@ func (n *domain) share(sh *share, least, most int) (r *receives, granted int, er
 }
 
 // squeeze is share without a further queue.
-func (n *domain) squeeze(sh *share, least, most int, openErr error) (chosen *receives, granted int, err error) {
+func (n *domain) squeeze(sh *share, least, most, awake int, openErr error) (chosen *receives, granted int, err error) {
 	n.mu.Lock()
 	queues := slices.Clone(n.queues)
 	for _, r := range queues {
@@ -279,7 +283,7 @@ func (n *domain) squeeze(sh *share, least, most int, openErr error) (chosen *rec
 	for _, r := range queues {
 		if chosen == nil {
 			var refusal error
-			if granted, refusal = r.promise(sh, least, most); refusal == nil {
+			if granted, refusal = r.promise(sh, least, most, awake); refusal == nil {
 				chosen = r
 				continue
 			} else if !errors.Is(refusal, errNoPlaces) {
@@ -383,12 +387,17 @@ func (n *domain) cameBack() {
 
 // limits are those of an endpoint with a tuning.
 func (n *domain) limits(t Tuning) link.Limits {
-	return link.Limits{
+	l := link.Limits{
 		Receive: min(wire.HeaderSize+t.Eager, n.receiveSize()), Window: t.Window, MaxWindow: t.MaxWindow, Chunks: t.Chunks,
 		// It must fit into the pool while it moves into more memory.
 		MaxMessage: int(min(int64(n.cfg.maxMessage), max(n.longPool.Limit()/2, int64(t.Eager)))),
 		Commit:     int(min(commitment, n.longPool.Limit()/64)),
 	}
+	l.Answers = l.AllAnswers()
+	if n.strict() {
+		l.Answers = 1
+	}
+	return l
 }
 
 // endStalled ends endpoints whose peers leave a message unfinished, as long as

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// baseReceives are posted as long as there is an endpoint. They take the
-	// messages that cost no credit, and the first ones that do.
+	// baseReceives of a shared queue are posted as long as there is an endpoint. They
+	// take the messages that cost no credit, and the first ones that do.
 	baseReceives = 8
 	// sharedDepth is how many receives a shared queue can hold.
 	sharedDepth = 2048
@@ -35,8 +35,11 @@ var errNoPlaces = errors.New("verbena: the receive queue is full")
 //
 // What peers may use is promised and counted; memory is taken as messages come. A
 // device that makes a sender wait for a receive needs few posted ones, and gets
-// more as they run low. On any other device as many are posted as are promised,
-// and a group has as many shared queues as it needs for them.
+// more as they run low.
+//
+// On any other device a receive is posted for each message that may come: for what is
+// promised, less what is asleep, since endpoints have not told their peers of it yet,
+// and less what messages lie in. A group has as many shared queues as it needs.
 type receives struct {
 	queue  poster
 	pool   *slab.Pool
@@ -44,6 +47,7 @@ type receives struct {
 	number uint32 // of a shared queue in its domain, from 1; 0: an endpoint's own
 	size   int    // bytes of a receive
 	strict bool   // a message must never find the queue empty
+	base   int    // receives that are posted beside those promised
 	depth  int    // of the queue
 	users  int    // endpoints of a shared queue; its domain's
 
@@ -93,6 +97,12 @@ func (b *buffer) release() {
 
 func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32, size, depth int, strict bool) *receives {
 	r := &receives{queue: queue, pool: pool, log: log, number: number, size: size, depth: depth, strict: strict}
+	if number > 0 {
+		r.base = baseReceives
+	}
+	if strict {
+		r.target.Store(int32(r.base))
+	}
 	r.slots.Store(new([]*buffer))
 	return r
 }
@@ -102,16 +112,17 @@ func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32,
 func (r *receives) places(depth int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return depth - baseReceives - r.promised
+	return depth - r.base - r.promised
 }
 
-// promise lets a peer use from least to most receives more, and tells how many.
-// errNoPlaces says that the queue has too few places.
-func (r *receives) promise(sh *share, least, most int) (int, error) {
+// promise lets a peer use from least to most receives more, and tells how many. On a
+// strict device all but awake of them sleep until wake. errNoPlaces says that the
+// queue has too few places.
+func (r *receives) promise(sh *share, least, most, awake int) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.strict {
-		if most = min(most, r.depth-baseReceives-r.promised); most < least {
+		if most = min(most, r.depth-r.base-r.promised); most < least {
 			return 0, errNoPlaces
 		}
 	}
@@ -120,17 +131,34 @@ func (r *receives) promise(sh *share, least, most int) (int, error) {
 		return 0, err
 	}
 	r.promised += n
-	want := max(r.target.Load(), baseReceives)
+	awake = min(awake, n)
 	if r.strict {
-		want = int32(r.promised + baseReceives)
+		r.target.Add(int32(awake))
+	} else {
+		r.target.Store(max(r.target.Load(), baseReceives))
 	}
-	r.target.Store(want)
 	if err := r.fill(); err != nil {
-		r.takeBack(sh, n)
+		r.takeBack(sh, n, awake)
 		return 0, err
 	}
 	return n, nil
 }
+
+// wake posts n promised receives that sleep.
+func (r *receives) wake(n int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.target.Add(int32(n))
+	err := r.fill()
+	if err != nil {
+		r.target.Add(int32(-n))
+	}
+	return err
+}
+
+// sleep takes n receives back that stay promised. Those that are posted go when they
+// are used next.
+func (r *receives) sleep(n int) { r.target.Add(int32(-n)) }
 
 // more is promise for a peer that had to wait, as long as memory is plentiful. As
 // many more are posted: a peer that sends so fast would wait for them, too.
@@ -138,7 +166,7 @@ func (r *receives) more(sh *share, most int) int {
 	if most <= 0 || !sh.plenty() || r.pool.Squeezed() {
 		return 0
 	}
-	n, err := r.promise(sh, 0, most)
+	n, err := r.promise(sh, 0, most, most)
 	if err != nil {
 		return 0 // it waits on
 	}
@@ -154,18 +182,23 @@ func (r *receives) more(sh *share, most int) int {
 // scarce tells that endpoints of a peer should give back what they have grown by.
 func (r *receives) scarce(sh *share) bool { return sh.scarce() || r.pool.Squeezed() }
 
-// withdraw takes back n promises.
-func (r *receives) withdraw(sh *share, n int) {
+// withdraw takes back n promises. Of them awake neither sleep nor have a message that
+// an application holds.
+func (r *receives) withdraw(sh *share, n, awake int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.takeBack(sh, n)
+	r.takeBack(sh, n, awake)
 }
 
 // takeBack needs mu.
-func (r *receives) takeBack(sh *share, n int) {
+func (r *receives) takeBack(sh *share, n, awake int) {
 	sh.withdraw(n)
 	r.promised -= n
-	r.target.Store(min(r.target.Load(), int32(r.promised+baseReceives)))
+	if r.strict {
+		r.target.Add(int32(-awake))
+	} else {
+		r.target.Store(min(r.target.Load(), int32(r.promised+baseReceives)))
+	}
 }
 
 // fill posts receives up to the target. r.mu is held.
@@ -265,7 +298,11 @@ func (r *receives) look(id uint64) *buffer {
 // took counts a receive that look has found as used.
 func (r *receives) took(b *buffer) {
 	b.posted = false
-	if left := r.posted.Add(-1); left < baseReceives/2 && !r.strict {
+	if r.strict {
+		// One less is wanted until put, and never one more than is.
+		r.target.Add(-1)
+		r.posted.Add(-1)
+	} else if left := r.posted.Add(-1); left < baseReceives/2 {
 		r.low()
 	}
 }
@@ -319,6 +356,9 @@ func (r *receives) put(b *buffer) error {
 	if b.uses++; b.uses%movedAfter == 0 && r.sparse() {
 		r.move(b)
 	}
+	if r.strict {
+		r.target.Add(1)
+	}
 	if r.reserve() {
 		err := r.post(b)
 		if err == nil {
@@ -356,10 +396,14 @@ func (r *receives) lie(b *buffer, s slab.Slab) {
 	b.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: r.size}
 }
 
-// putLate is put by an endpoint that has gone: the queue may be closed meanwhile.
-func (r *receives) putLate(b *buffer) {
+// putLate is put by an endpoint that has gone: the queue may be closed meanwhile. held
+// says that the application had the message when the endpoint took its promises back.
+func (r *receives) putLate(b *buffer, held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.strict && !held {
+		r.target.Add(1)
+	}
 	if !r.reserve() || r.post(b) != nil {
 		r.drop(b) // reclaim, which holds mu, has not seen it posted
 	}

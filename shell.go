@@ -17,7 +17,8 @@ import (
 
 const (
 	// soon is the length in bytes of an eager message whose memory is wanted back
-	// at once. What is shorter waits for the next signalled request.
+	// at once. What is shorter waits for the next signalled request; on a strict
+	// device, where an idle endpoint holds more, all that waits counts.
 	soon = 2 << 10
 	// flushBatch is how many requests a post has at most.
 	flushBatch = 4
@@ -70,11 +71,19 @@ type shell struct {
 	longBytes  int    // memory of long messages
 	pace       pace   // of the peer's long messages
 	fetched    uint64 // bytes of them that pace knows of
+	heldEager  int    // messages that the application has and that lie in a receive
 	promised   int    // receives of recv
+	base       int    // of them, those for the peer's first credits
+	asleep     int    // of those, not posted yet
+	unasked    int    // for answers, not posted yet
+	lent       int    // credits that go again with messages that are released
+	lends      int    // times since lentSince
+	lentSince  time.Time
 	traffic    Traffic
 	taken      Traffic           // by Receive
 	early      []rdma.Completion // that came before the machine was started
 	payload    slab.Slab         // of the eager message that is about to be posted
+	quiet      int               // bytes that wait for the next signalled request, on a strict device
 	sends      []slab.Slab       // to be freed, by place in the send queue; a power of two
 	offers     []slab.Slab       // by id
 	private    *slab.Private     // where offers come from: the peer gets keys to it
@@ -129,17 +138,17 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 // make gets what the shell owns of the device.
 func (s *shell) make(a *rdma.Attributes) (err error) {
 	rest := 0 // receives for what costs no credit
-	if !s.n.waits {
-		rest = s.limits.Receives(0)
+	if s.n.strict() {
+		rest = s.limits.Receives(0, s.limits.AllAnswers())
 	}
-	shared, granted, err := s.n.share(s.share, 1+rest, s.limits.Window+rest)
+	awake := s.limits.Receives(1, s.limits.Answers)
+	shared, granted, err := s.n.share(s.share, 1+rest, s.limits.Window+rest, awake)
 	if err != nil {
 		return err
 	}
 	if shared != nil {
 		s.recv = shared
 		s.granted(granted, rest)
-		s.limits.MaxWindow = max(s.limits.Window, s.limits.MaxWindow)
 	}
 	sendDepth := s.limits.SendDepth()
 	config := rdma.QueuePairConfig{
@@ -151,7 +160,7 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 	}
 	s.claim = sendDepth
 	if shared == nil {
-		config.RecvDepth = s.limits.Receives(s.limits.MaxWindow) + baseReceives
+		config.RecvDepth = s.limits.Receives(s.limits.MaxWindow, s.limits.AllAnswers())
 		s.claim += config.RecvDepth
 	}
 	if m := a.MaxQueueDepth; m > 0 && max(sendDepth, config.RecvDepth) > m {
@@ -174,23 +183,12 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 		return fmt.Errorf("queue pair: %w", err)
 	}
 	if shared == nil {
-		if err := s.n.shares.reserve(baseReceives); err != nil {
-			return err
-		}
 		// They are posted before a message can come, on any device.
 		s.recv = newReceives(s.qp, s.n.receivePool, s.n.log, 0, s.n.receiveSize(), config.RecvDepth, true)
-		rest = s.limits.Receives(0)
-		granted, err = s.recv.promise(s.share, 1+rest, s.limits.Window+rest)
+		granted, err = s.recv.promise(s.share, 1+rest, s.limits.Window+rest, awake)
 		s.granted(granted, rest)
 	}
 	return err
-}
-
-// granted notes how many receives stand behind the first window, which is smaller
-// when they are scarce, and behind what costs no credit.
-func (s *shell) granted(n, rest int) {
-	s.promised = n
-	s.limits.Window = max(n-rest, 0)
 }
 
 // startWith is start with the peer's answer as it came.
@@ -384,6 +382,7 @@ func (s *shell) handOver(c *rdma.Completion) bool {
 	m := &b.message
 	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
 	s.held++
+	s.heldEager++
 	s.taken.add(len(m.data))
 	s.handing, s.hand = false, m
 	s.handed.Set()
@@ -391,6 +390,10 @@ func (s *shell) handOver(c *rdma.Completion) bool {
 		notify(s.received)
 	}
 	s.tellSender()
+	if s.asleep > 0 {
+		s.lend()
+		s.flush()
+	}
 	return true
 }
 
@@ -424,10 +427,10 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 		return
 	}
 	if effects.Starved {
-		if n := s.recv.more(s.share, min(s.m.Window(), s.limits.MaxWindow-s.m.Window())); n > 0 {
-			s.promised += n
-			s.m.Grant(n)
-		}
+		s.widen()
+	}
+	if effects.Kept {
+		s.lend()
 	}
 	s.flush()
 }
@@ -438,7 +441,7 @@ func (s *shell) putBack(b *buffer) {
 		return
 	}
 	if s.dead {
-		b.home.putLate(b)
+		b.home.putLate(b, false)
 	} else if err := b.home.put(b); err != nil {
 		s.postFailed(err)
 	}
@@ -468,6 +471,7 @@ func (s *shell) request(p *link.Post, r *rdma.SendRequest, entry []rdma.SGE) {
 	*r = rdma.SendRequest{ID: idSend | uint64(p.Seq), SGEs: entry}
 	if p.Signaled {
 		r.Flags = rdma.Signaled
+		s.quiet = 0
 	}
 	if p.Read {
 		memory := s.m.Handle(p.Message).owner.(*longMessage).slab
@@ -489,6 +493,9 @@ func (s *shell) request(p *link.Post, r *rdma.SendRequest, entry []rdma.SGE) {
 	memory := s.payload
 	copy(memory.Bytes()[:wire.HeaderSize], s.places.Bytes()[at:])
 	s.sends[slot], s.payload = memory, slab.Slab{}
+	if !p.Signaled && s.n.strict() {
+		s.quiet += memory.Size()
+	}
 	entry[0] = rdma.SGE{Region: memory.Region(), Offset: memory.Offset(), Length: p.Size + p.Payload}
 }
 

@@ -111,7 +111,7 @@ func (s *shell) free() {
 		s.m.Discard(s.dropBuffer)
 	}
 	// What the application holds stays readable: the domain keeps the memory.
-	held := s.held
+	held, standing := s.held, s.standing()
 	s.left = true
 	s.mu.Unlock()
 	var shared *receives
@@ -121,10 +121,7 @@ func (s *shell) free() {
 		} else {
 			s.recv.reclaim(stuck) // they were the queue pair's own
 		}
-		if shared == nil {
-			_ = s.n.shares.reserve(-baseReceives) // cannot fail
-		}
-		s.recv.withdraw(s.share, s.promised)
+		s.recv.withdraw(s.share, s.promised, standing)
 	}
 	s.freeSends(stuck)
 	if s.w != nil {

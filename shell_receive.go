@@ -90,6 +90,8 @@ func (s *shell) next() *Message {
 	m.Tag = in.Tag
 	if in.Long {
 		m.data = m.owner.(*longMessage).slab.Bytes()[:in.Length:in.Length]
+	} else {
+		s.heldEager++
 	}
 	m.held = true
 	s.held++
@@ -300,18 +302,17 @@ func (s *shell) released(b *buffer) {
 	}
 	m.held, m.data, b.holder = false, nil, nil
 	if s.dead {
-		s.putBack(b)
+		b.home.putLate(b, true)
 		s.releasedOne()
 		return
 	}
 	s.held--
-	// The receive is there before the credit.
-	s.putBack(b)
-	if s.m.Window() > s.limits.Window && s.recv.scarce(s.share) {
-		s.m.Withdraw()
-		s.promised--
-		s.recv.withdraw(s.share, 1)
+	s.heldEager--
+	if s.narrow() {
+		s.putBack(b)
 	} else {
+		// The receive is there before the credit.
+		s.putBack(b)
 		s.m.Released()
 	}
 	s.flush()

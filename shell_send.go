@@ -39,7 +39,7 @@ func (s *shell) trySend(tag uint32, message []byte) bool {
 // header. mu is held.
 func (s *shell) postEager(tag uint32, message []byte, memory slab.Slab) {
 	s.payload = memory
-	s.m.Eager(tag, message, len(message) > soon)
+	s.m.Eager(tag, message, len(message) > soon-s.quiet)
 	s.flush()
 	s.traffic.add(len(message))
 }
@@ -140,16 +140,23 @@ func (s *shell) sendPart(ctx context.Context, tag uint32, o wire.Offer, part []b
 // waitCredit waits until the machine may send. The caller holds sendLock, so
 // nobody else uses the credit up; places in the send queue others may.
 func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]) bool) error {
-	if ok, err := s.credited(may); ok || err != nil {
+	if ok, _, err := s.credited(may); ok || err != nil {
 		return err
 	}
 	ready := func() bool { return s.writable.Load() || ctx.Err() != nil }
 	for {
-		if ok, err := s.credited(may); ok || err != nil {
+		ok, lacks, err := s.credited(may)
+		if ok || err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if lacks > 0 {
+			if err := s.expect(ctx, lacks); err != nil {
+				return err
+			}
+			continue
 		}
 		if s.w.drive(&s.sendSpin, ready) {
 			continue
@@ -166,20 +173,21 @@ func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]
 	}
 }
 
-// credited tells whether the machine may send. If it may not, writable tells when
-// that may have changed.
-func (s *shell) credited(may func(*link.Machine[*Message]) bool) (bool, error) {
+// credited tells whether the machine may send, or else how many receives for answers
+// it lacks. If none, writable tells when that may have changed.
+func (s *shell) credited(may func(*link.Machine[*Message]) bool) (ok bool, lacks int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.e.Err(); err != nil {
-		return false, err
+		return false, 0, err
 	}
 	if s.m.PeerSaidGoodbye() { // the endpoint ends when its last message is here
-		return false, ErrPeerClosed
+		return false, 0, ErrPeerClosed
 	}
-	ok := may(s.m)
+	ok = may(s.m)
 	if s.waiting = !ok; s.waiting {
 		s.writable.Clear()
+		lacks = s.m.Lacks()
 	}
-	return ok, nil
+	return ok, lacks, nil
 }

@@ -24,7 +24,8 @@ type Tuning struct {
 	// can lower Eager, not raise it.
 	Eager int
 	// Window is how many eager messages may be on their way at first, and MaxWindow
-	// how many once a peer has shown that it needs more.
+	// how many once a peer has shown that it needs more. On a device without
+	// receiver-not-ready it is one at first, and Window as messages are held.
 	Window, MaxWindow int
 	// Chunk is how many bytes of a long message are offered at a time, and Chunks
 	// how many offers of an endpoint may be open. Over TCP, Chunk is the length of

@@ -26,7 +26,7 @@ var runtimeOrder = [][]string{
 	{"group.go", "device.go"},
 	{ // an endpoint, on a queue pair or a TCP connection
 		"endpoint.go", "credentials.go",
-		"shell.go", "shell_send.go", "shell_receive.go", "shell_close.go",
+		"shell.go", "shell_send.go", "shell_receive.go", "shell_window.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go",
 	},
 	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go", "pace.go"}, // what endpoints on queue pairs share

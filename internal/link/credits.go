@@ -11,11 +11,13 @@ type credits struct {
 	left    int  // this side may send so many eager messages and offers
 	starved bool // it has had to wait since it told the peer last
 
-	window      int // receives that the peer may use, or has used and not been given back
-	peers       int // credits that the peer may have
-	owed        int // of them, those to be given back with the next message
-	control     int // credit messages of this side that the peer has not given back
-	owedControl int // the peer's credit messages to be given back
+	window      int  // receives that the peer may use, or has used and not been given back
+	first       int  // of them, those that it had at first
+	peers       int  // credits that the peer may have
+	owed        int  // of them, those to be given back with the next message
+	control     int  // credit messages of this side that the peer has not given back
+	owedControl int  // the peer's credit messages to be given back
+	crowded     bool // the peer has had to wait, or used a credit before it had all others back
 }
 
 // returned takes what the header of a message gives back.
@@ -37,12 +39,26 @@ func (c *credits) take() (data, control uint16) {
 }
 
 // used notes that the peer has used a credit.
-func (c *credits) used() error {
+func (c *credits) used(starved bool) error {
+	c.crowded = c.crowded || starved || c.peers < c.first
 	if c.peers--; c.peers < 0 {
 		return fmt.Errorf("%w: a message without a credit", wire.ErrProtocol)
 	}
 	return nil
 }
+
+// tells is how many credit messages may be on their way to a peer that keeps
+// receives for most. It has one of them ready as long as it uses credits one by one.
+func (c *credits) tells(most int) int {
+	if c.crowded {
+		return most
+	}
+	return min(most, 1)
+}
+
+// Stopped tells that the peer can send nothing until the application releases a
+// message, or [Machine.Grant] gives it more credits.
+func (m *Machine[M]) Stopped() bool { return m.credits.peers == 0 && m.credits.owed == 0 }
 
 // due tells that a message is worth its while that does nothing but give back.
 func (c *credits) due() bool { return c.owed > 0 && c.owed*2 >= c.window }

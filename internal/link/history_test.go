@@ -45,6 +45,8 @@ type end struct {
 	places []byte
 
 	receives int        // posted
+	answers  int        // of them, those for what costs no credit, but for the goodbye
+	answered int        // messages of that kind that are on their way
 	queue    []*request // the send queue, in order
 	started  int        // of it, those that the device has begun
 	wire     [][]byte   // messages on their way to the peer
@@ -85,12 +87,13 @@ func newHistory(seed uint64) *history {
 			MaxMessage: 2000, Commit: 1 + h.rng.IntN(300),
 		}
 		l.MaxWindow = l.Window + h.rng.IntN(4)
+		l.Answers = 1 + h.rng.IntN(l.AllAnswers())
 		e := &end{name: string('A' + byte(i)), limits: l, exposed: map[uint64][]byte{}, byID: map[uint32]uint64{}, next: 1}
 		e.places = make([]byte, l.Places()*PlaceSize)
 		e.m = New[*letter](l, e.places)
 		e.m.queue.head -= h.rng.Uint32N(100) // so that sequence numbers wrap
 		e.m.queue.tail = e.m.queue.head
-		e.receives = l.Receives(l.Window)
+		e.receives, e.answers = l.Receives(l.Window, l.Answers), l.Answers
 		h.ends[i] = e
 	}
 	h.ends[0].peer, h.ends[1].peer = h.ends[1], h.ends[0]
@@ -159,6 +162,12 @@ func (h *history) flush(e *end) error {
 		if !p.Read {
 			at := int(p.Seq%uint32(e.limits.Places())) * PlaceSize
 			r.data = append(r.data, e.places[at:at+p.Size]...)
+			if answer(r.data) {
+				e.peer.answered++
+			}
+			if e.peer.answered > e.peer.answers {
+				return fmt.Errorf("%d answers are on their way to %d receives", e.peer.answered, e.peer.answers)
+			}
 		}
 		e.queue = append(e.queue, r)
 		if len(e.queue) > e.limits.SendDepth() {
@@ -166,6 +175,11 @@ func (h *history) flush(e *end) error {
 		}
 	}
 	return nil
+}
+
+// answer tells whether a message is one that costs no credit, and no goodbye.
+func answer(b []byte) bool {
+	return wire.Kind(b[0]) == wire.Taken || wire.Kind(b[0]) == wire.Credit
 }
 
 func (e *end) mayStart() bool { return len(e.long.body) == 0 && !e.closed && !e.m.PeerSaidGoodbye() }
@@ -176,6 +190,7 @@ func (h *history) send(e *end) error {
 		e.long.body = nil
 	}
 	if !e.mayStart() || !e.m.MaySend() {
+		h.expect(e)
 		return nil
 	}
 	e.tag++
@@ -193,6 +208,16 @@ func (h *history) send(e *end) error {
 	return nil
 }
 
+// expect posts receives for answers, if that is what a message waits for.
+func (h *history) expect(e *end) {
+	if n := e.m.Lacks(); n > 0 {
+		h.say("%s expects %d answers more", e.name, n)
+		e.receives += n
+		e.answers += n
+		e.m.Expect(n)
+	}
+}
+
 func (h *history) body(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -203,7 +228,11 @@ func (h *history) body(n int) []byte {
 
 // sendLong offers the next part of a long message.
 func (h *history) sendLong(e *end) error {
-	if e.closed || e.m.PeerSaidGoodbye() || !e.m.MayOffer() {
+	if e.closed || e.m.PeerSaidGoodbye() {
+		return nil
+	}
+	if !e.m.MayOffer() {
+		h.expect(e)
 		return nil
 	}
 	if e.long.body == nil {
@@ -299,6 +328,9 @@ func (h *history) deliver(e *end) error {
 	b := e.peer.wire[0]
 	e.peer.wire = e.peer.wire[1:]
 	e.receives--
+	if answer(b) {
+		e.answered--
+	}
 	p, body, err := wire.ParsePacket(b)
 	if err != nil {
 		return err
@@ -357,6 +389,14 @@ func (h *history) receive(e *end) error {
 	}
 	in, ok := e.m.Next(func(*letter) {})
 	if !ok {
+		// An application may hold all that has come and wait for more.
+		if n := e.limits.MaxWindow - e.m.Window(); n > 0 && e.m.Stopped() && h.rng.IntN(2) == 0 {
+			n = 1 + h.rng.IntN(n)
+			h.say("%s grants %d to a peer that is stopped", e.name, n)
+			e.receives += n
+			e.m.Grant(n)
+			return h.flush(e)
+		}
 		return nil
 	}
 	if !in.Long {
@@ -466,7 +506,7 @@ func (h *history) finish() error {
 	}
 	for _, e := range h.ends {
 		if !e.closed && !e.m.PeerSaidGoodbye() {
-			if !e.m.MaySend() {
+			if !e.m.MaySend() && e.m.Lacks() == 0 {
 				return fmt.Errorf("%s has no credit in the end", e.name)
 			}
 			if e.m.OffersOpen() > 0 && !e.peer.closed {

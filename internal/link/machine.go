@@ -20,6 +20,7 @@ type Limits struct {
 	Window     int // credits that the peer has at first
 	MaxWindow  int // credits that the peer may have once it needs more
 	Chunks     int // offers open at most, and Reads under way at most
+	Answers    int // receives that are ready for answers at first, from 1 to AllAnswers
 	MaxMessage int // longest message accepted
 	Commit     int // memory committed to a long message before more than that of it is there
 }
@@ -39,11 +40,13 @@ func (l Limits) Places() int { return 1 << bits.Len(uint(l.SendDepth()-1)) }
 // leave room for those that free something.
 func (l Limits) paid() int { return l.MaxWindow + l.Chunks }
 
+// AllAnswers is how many receives all answers that may be on their way need:
+// confirmations of offers, and credit messages.
+func (l Limits) AllAnswers() int { return l.Chunks + ControlReceives }
+
 // Receives is how many receives must be ready for what the peer may send when it
-// has window credits.
-func (l Limits) Receives(window int) int {
-	return window + l.Chunks + ControlReceives + goodbyeReceives
-}
+// has window credits, and for so many answers.
+func (l Limits) Receives(window, answers int) int { return window + answers + goodbyeReceives }
 
 // Parameters is what the peer is told.
 func (l Limits) Parameters() wire.Parameters {
@@ -64,6 +67,7 @@ type Machine[M any] struct {
 	out    []Post
 
 	credits  credits
+	answers  answers
 	queue    sendQueue
 	outgoing outgoing
 	inbox    inbox[M]
@@ -75,7 +79,8 @@ type Machine[M any] struct {
 // limits.Places requests: the machine writes headers there.
 func New[M any](limits Limits, places []byte) *Machine[M] {
 	m := &Machine[M]{limits: limits}
-	m.credits.window, m.credits.peers = limits.Window, limits.Window
+	m.credits.window, m.credits.first, m.credits.peers = limits.Window, limits.Window, limits.Window
+	m.answers = newAnswers(limits)
 	m.queue = newSendQueue(places, limits)
 	m.outgoing = newOutgoing(limits.Chunks)
 	return m
@@ -138,7 +143,7 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 		return Effects{}, err
 	}
 	if p.Kind == wire.Eager || p.Kind == wire.Offered {
-		if err := m.credits.used(); err != nil {
+		if err := m.credits.used(p.Flags&wire.Starved != 0); err != nil {
 			return Effects{}, err
 		}
 	}
@@ -186,7 +191,7 @@ func (m *Machine[M]) Take(b []byte) (tag uint32, ok bool) {
 		return 0, false
 	}
 	c.left += credits
-	c.peers--
+	_ = c.used(false) // there is one
 	return tag, true
 }
 
@@ -231,7 +236,7 @@ func (m *Machine[M]) pump() {
 	}
 	// Half of the window is late enough to be seldom, and soon enough that the peer
 	// need not stop.
-	if m.credits.due() && m.credits.control < int(m.peer.Control) && m.queue.room() {
+	if m.credits.due() && m.credits.control < m.credits.tells(int(m.peer.Control)) && m.queue.room() {
 		m.credits.control++
 		m.header(wire.Packet{Kind: wire.Credit}, place{}, false)
 	}

@@ -37,18 +37,27 @@ func (o *outgoing) taken(id uint32) error {
 }
 
 // MaySend tells whether an eager message may be sent now. If it may not for want
-// of a credit, the next message tells the peer that it was waited for. None may be
-// sent to a peer that has said goodbye, which would drop it.
+// of a credit, the next message tells the peer that it was waited for; receives for
+// answers may also be missing: see [Machine.Lacks]. None may be sent to a peer that
+// has said goodbye, which would drop it.
 func (m *Machine[M]) MaySend() bool {
-	if !m.takes || m.credits.left == 0 {
-		m.credits.starved = true
-		return false
-	}
-	return m.queue.roomPaid()
+	return m.mayPay(m.OffersOpen())
 }
 
 // MayOffer tells whether a part of a long message may be offered now.
-func (m *Machine[M]) MayOffer() bool { return len(m.outgoing.idle) > 0 && m.MaySend() }
+func (m *Machine[M]) MayOffer() bool {
+	return len(m.outgoing.idle) > 0 && m.mayPay(m.OffersOpen()+1)
+}
+
+// mayPay tells whether a message that costs a credit may be sent now, with which so
+// many offers are open.
+func (m *Machine[M]) mayPay(offers int) bool {
+	if !m.takes || m.credits.left == 0 {
+		m.credits.starved, m.answers.lacking = true, 0
+		return false
+	}
+	return m.answered(offers) && m.queue.roomPaid()
+}
 
 // OffersOpen is how many offers the peer has not confirmed.
 func (m *Machine[M]) OffersOpen() int { return len(m.outgoing.open) - len(m.outgoing.idle) }
@@ -81,6 +90,9 @@ func (m *Machine[M]) Offer(tag uint32, o wire.Offer) (id uint32) {
 
 // pay makes the post of a message that costs a credit.
 func (m *Machine[M]) pay(p wire.Packet, signaled bool) *Post {
+	if m.answers.asleep > 0 && m.controls() > 1 {
+		m.answers.crowded = true
+	}
 	m.credits.left--
 	if m.credits.starved {
 		p.Flags |= wire.Starved

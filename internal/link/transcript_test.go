@@ -13,7 +13,7 @@ import (
 // TestTranscripts runs the scripts of testdata; -rewrite writes what they print
 // anew. The commands:
 //
-//	open [window=N] [max-window=N] [chunks=N] [receive=N] [max=N] [commit=N]
+//	open [window=N] [max-window=N] [chunks=N] [answers=N] [receive=N] [max=N] [commit=N]
 //	     [peer-window=N] [peer-chunks=N] [peer-receive=N]   the peer's parameters
 //	send TAG LENGTH [soon]      an eager message, if it may be sent
 //	offer TAG AT LENGTH TOTAL   a part of a long message, if it may be offered
@@ -24,6 +24,7 @@ import (
 //	next                        the application receives
 //	wanted                      which message waits for memory
 //	provide [SIZE]              gives it memory
+//	expect N                    receives for answers are there
 //	release | grant N | withdraw | close
 //	state                       credits and the like
 func TestTranscripts(t *testing.T) {
@@ -77,6 +78,7 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 			MaxMessage: option(t, d, "max", 1000), Commit: option(t, d, "commit", 1000),
 		}
 		s.limits.MaxWindow = option(t, d, "max-window", s.limits.Window)
+		s.limits.Answers = option(t, d, "answers", s.limits.AllAnswers())
 		s.places = make([]byte, s.limits.Places()*PlaceSize)
 		s.m = New[string](s.limits, s.places)
 		err := s.m.Start(wire.Parameters{
@@ -88,13 +90,13 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 		}
 	case "send":
 		if !s.m.MaySend() {
-			s.printf("may not")
+			s.printf("may not, lacks %d", s.m.Lacks())
 			return
 		}
 		s.m.Eager(uint32(words[0]), make([]byte, words[1]), d.HasArg("soon"))
 	case "offer":
 		if !s.m.MayOffer() {
-			s.printf("may not")
+			s.printf("may not, lacks %d", s.m.Lacks())
 			return
 		}
 		id := s.m.Offer(uint32(words[0]), wire.Offer{Offset: uint32(words[1]), Length: uint32(words[2]), Total: uint32(words[3])})
@@ -131,6 +133,8 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 			size = words[0]
 		}
 		s.m.Provide(w.Message, fmt.Sprintf("memory of %d", size), size)
+	case "expect":
+		s.m.Expect(words[0])
 	case "release":
 		s.m.Released()
 	case "grant":
@@ -140,8 +144,8 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 	case "close":
 		s.m.Close()
 	case "state":
-		s.printf("credits %d, window %d, offers open %d, finished %t, goodbye out %t, peer's said %t",
-			s.m.credits.left, s.m.Window(), s.m.OffersOpen(), s.m.Finished(), s.m.GoodbyeOut(), s.m.PeerSaidGoodbye())
+		s.printf("credits %d, window %d, stopped %t, offers open %d, finished %t, goodbye out %t, peer's said %t",
+			s.m.credits.left, s.m.Window(), s.m.Stopped(), s.m.OffersOpen(), s.m.Finished(), s.m.GoodbyeOut(), s.m.PeerSaidGoodbye())
 	default:
 		t.Fatalf("no command %q", d.Cmd)
 	}
