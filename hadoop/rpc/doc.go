@@ -19,8 +19,9 @@
 //	go s.ServeConn(conn) // each connection that its owner accepts
 //
 // Calls wait in one bounded queue with levels of priority for a handler; those
-// of short methods are answered where they are read. A full queue answers
-// RetriableException, at which clients come back later. [Method.Once] has the
+// of short methods are answered where they are read. At a full queue a connection
+// waits; after a while its calls get RetriableException, at which clients come
+// back later. [Method.Once] has the
 // server answer a repeated call from its retry cache.
 //
 // A client shares one connection among all calls of a target:

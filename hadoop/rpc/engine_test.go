@@ -92,7 +92,7 @@ func wantClass(t *testing.T, err error, class exception.Class) {
 func TestFullQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
-		p := newPipes(Config{Handlers: 1, QueueLength: 2}, Methods{"wait": Handle(g.wait)})
+		p := newPipes(Config{Handlers: 1, QueueLength: 2, QueueWait: -1}, Methods{"wait": Handle(g.wait)})
 		c := p.conn(t, ClientID{1}, "ada")
 		var calls sync.WaitGroup
 		for range 2 { // one runs, one waits
@@ -142,6 +142,94 @@ func TestFullQueue(t *testing.T) {
 		client.Close()
 		c.Close()
 		p.stop()
+	})
+}
+
+// Calls wait a while for room in the queue, and hold back their connection alone.
+func TestFullQueueHoldsItsConnectionBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 7 * time.Second
+		g := newGate()
+		p := newPipes(Config{Handlers: 1, QueueLength: 2, QueueWait: most}, Methods{"wait": Handle(g.wait), "echo": Handle(echo).Short()})
+		c, held, other := p.conn(t, ClientID{1}, "ada"), p.conn(t, ClientID{2}, "ada"), p.conn(t, ClientID{3}, "bob")
+		var calls sync.WaitGroup
+		call := func(c *Conn, method string) {
+			calls.Go(func() {
+				if err := c.Call(t.Context(), method, &ping{}, &ping{}); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		call(c, "wait") // runs
+		call(c, "wait") // waits in the queue
+		// All calls of one connection are refused after that time, together.
+		start := time.Now()
+		var refused sync.WaitGroup
+		for range 3 {
+			refused.Go(func() {
+				wantClass(t, held.Call(t.Context(), "wait", &ping{}, &ping{}), exception.Retriable)
+				if took := time.Since(start); took != most {
+					t.Errorf("refused after %v, want %v", took, most)
+				}
+			})
+			synctest.Wait()
+		}
+		if n := p.queue.Waiting(); n != 1 {
+			t.Errorf("%d calls wait outside, want 1", n)
+		}
+		atOnce(t, other)
+		refused.Wait()
+		// For as long again the next ones are not waited for, then they are.
+		wantClass(t, held.Call(t.Context(), "wait", &ping{}, &ping{}), exception.Retriable)
+		if took := time.Since(start); took != most {
+			t.Errorf("the next one was refused after %v", took)
+		}
+		time.Sleep(most)
+		call(held, "wait")
+		call(held, "echo") // behind it
+		time.Sleep(most / 2)
+		close(g.opened)
+		calls.Wait()
+		if n := g.runs.Load(); n != 3 {
+			t.Errorf("%d runs, want 3", n)
+		}
+		c.Close()
+		held.Close()
+		other.Close()
+		p.stop()
+	})
+}
+
+// A closing server does not wait for those who wait for room.
+func TestCloseWhileCallsWaitOutside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		p := newPipes(Config{Handlers: 1, QueueLength: 2, QueueWait: time.Hour}, Methods{"wait": Handle(g.wait), "once": Handle(g.wait).Once()})
+		var calls sync.WaitGroup
+		var conns []*Conn
+		for i, method := range []string{"wait", "wait", "wait", "once"} {
+			c := p.conn(t, ClientID{byte(i + 1)}, "ada")
+			conns = append(conns, c)
+			calls.Go(func() {
+				if err := c.Call(t.Context(), method, &ping{}, &ping{}); err == nil {
+					t.Error("a call succeeded on a closed server")
+				}
+			})
+			synctest.Wait()
+		}
+		if n := p.queue.Waiting(); n != 2 {
+			t.Errorf("%d calls wait outside, want 2", n)
+		}
+		start := time.Now()
+		p.stop()
+		calls.Wait()
+		if took := time.Since(start); took > 0 || p.queue.Waiting() != 0 || len(p.retries.entries) != 0 {
+			t.Errorf("it took %v; %d still wait, %d entries are left", took, p.queue.Waiting(), len(p.retries.entries))
+		}
+		for _, c := range conns {
+			c.Close()
+		}
 	})
 }
 

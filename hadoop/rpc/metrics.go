@@ -8,6 +8,7 @@ type metrics struct {
 	connections prometheus.Gauge
 	refused     prometheus.Counter
 	waiting     prometheus.GaugeFunc
+	outside     prometheus.GaugeFunc
 	busy        prometheus.Counter
 	dropped     prometheus.Counter
 	repeated    prometheus.Counter
@@ -38,6 +39,9 @@ func newMetrics(s *Server) metrics {
 		waiting: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "verbena_hadoop_rpc_calls_waiting", Help: "Calls that wait for a handler now.",
 		}, func() float64 { return float64(s.queue.Len()) }),
+		outside: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "verbena_hadoop_rpc_calls_outside", Help: "Calls that wait for room in the full queue now, each with its connection.",
+		}, func() float64 { return float64(s.queue.Waiting()) }),
 		busy:     counter("calls_refused_total", "Calls answered with RetriableException because too many waited."),
 		dropped:  counter("calls_dropped_total", "Calls not run because their client had gone."),
 		repeated: counter("calls_repeated_total", "Calls answered with the answer of an earlier run."),
@@ -71,7 +75,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // Collect implements [prometheus.Collector]: connections, calls running,
-// waiting, refused, dropped and repeated, and errors and time by method.
+// waiting, waiting outside a full queue, refused, dropped and repeated, and errors and time by method.
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range s.metrics.all() {
 		c.Collect(ch)
@@ -79,5 +83,5 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.connections, m.refused, m.waiting, m.busy, m.dropped, m.repeated, m.running, m.failed, m.seconds}
+	return []prometheus.Collector{m.connections, m.refused, m.waiting, m.outside, m.busy, m.dropped, m.repeated, m.running, m.failed, m.seconds}
 }

@@ -91,7 +91,7 @@ func (r *retryCache) finish(s *Server, e *retryEntry, body []byte, err error) {
 		e.waiting = e.waiting[1:]
 		next.entry = e
 		r.mu.Unlock()
-		if s.queue.Push(next, next.User, next.method.urgent, next.size) {
+		if in, _ := s.queue.Push(next, next.User, next.method.urgent, next.size); in {
 			return
 		}
 		next.entry = nil // the next turn of the loop takes it on

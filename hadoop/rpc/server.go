@@ -43,10 +43,14 @@ type Config struct {
 	// Default 256.
 	Handlers int
 	// QueueLength bounds the calls of all connections that wait for a handler,
-	// QueueBytes the bytes of their requests. A call beyond is answered with
-	// RetriableException. Default 4,096 and four times MaxFrame.
+	// QueueBytes the bytes of their requests. Default 4,096 and four times
+	// MaxFrame.
 	QueueLength int
 	QueueBytes  int64
+	// QueueWait is how long a call waits outside a full queue, and with it what
+	// else its connection sends, before it is answered with RetriableException.
+	// Negative means not at all. Default 10 s: many clients do not come back.
+	QueueWait time.Duration
 	// RetryCacheBytes bounds the answers that are kept for repetitions of
 	// methods made by [Method.Once], for 10 minutes at most. Default 64 MiB.
 	RetryCacheBytes int64
@@ -70,6 +74,9 @@ func (c Config) withDefaults() Config {
 	set(&c.Handlers, 256)
 	set(&c.QueueLength, 4096)
 	set(&c.QueueBytes, 4*int64(c.MaxFrame))
+	if c.QueueWait == 0 {
+		c.QueueWait = 10 * time.Second
+	}
 	set(&c.RetryCacheBytes, 64<<20)
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/proto"
@@ -36,6 +37,7 @@ type session struct {
 	slots chan struct{}       // one token for each call under way
 	bytes *semaphore.Weighted // of the requests of calls under way
 	fresh []call              // allocated and not used yet
+	full  time.Time           // since when there was no room in the queue; zero if there was
 }
 
 func newSession(s *Server, out carrier.Sender, peer net.Addr) *session {
@@ -241,10 +243,35 @@ func (s *session) enqueue(c *call, size int64) error {
 	} else {
 		s.calls.Add(1)
 	}
-	if !s.server.queue.Push(c, c.User, c.method.urgent, c.size) {
+	if in, level := s.server.queue.Push(c, c.User, c.method.urgent, c.size); in {
+		if !s.full.IsZero() {
+			s.full = time.Time{}
+		}
+	} else if !s.waitInLine(c, level) {
 		c.refuseBusy(carrier.Later)
 	}
 	return nil
+}
+
+// waitInLine waits for room in the queue, QueueWait for all of a row of calls
+// that find none: those behind the first one that is refused are refused at
+// once, for as long again.
+func (s *session) waitInLine(c *call, level int) bool {
+	most := s.server.cfg.QueueWait
+	now := time.Now()
+	if s.full.IsZero() || now.Sub(s.full) >= 2*most {
+		s.full = now
+	}
+	left := most - now.Sub(s.full)
+	if left <= 0 {
+		return false
+	}
+	s.out.Flush()
+	if !s.server.queue.PushWait(s.ctx, c, level, c.size, left) {
+		return false
+	}
+	s.full = time.Time{}
+	return true
 }
 
 // refuseBusy answers as Hadoop's server does when its queue is full.

@@ -6,6 +6,8 @@
 package queue
 
 import (
+	"container/list"
+	"context"
 	"runtime"
 	"sync"
 	"time"
@@ -25,7 +27,9 @@ type Queue[T any] struct {
 	shares  shares
 	queued  [Levels]load
 	total   load
-	running int // workers, idle ones included
+	outside [Levels]list.List // of *outsider, who wait for room
+	waiting int               // in outside
+	running int               // workers, idle ones included
 	idle    int
 	woken   int // idle ones that have been told to look
 	closed  bool
@@ -44,6 +48,12 @@ type entry[T any] struct {
 	size int64
 }
 
+// outsider is an item that waits for room.
+type outsider[T any] struct {
+	entry[T]
+	in chan struct{} // closed when it has got in
+}
+
 // New returns a queue of at most length items of together at most bytes bytes,
 // served by at most workers goroutines at once. A level gets at most half of
 // the length and of the bytes. work is called with each item.
@@ -56,26 +66,95 @@ func New[T any](length int, bytes int64, workers int, work func(T)) *Queue[T] {
 
 // Push adds an item of a size in bytes. An urgent one stands in the first level,
 // any other where its user belongs. It reports false, and does nothing, if there is no
-// room, or after Close.
-func (q *Queue[T]) Push(item T, user string, urgent bool, size int64) bool {
+// room, or after Close; the level is for PushWait.
+func (q *Queue[T]) Push(item T, user string, urgent bool, size int64) (ok bool, level int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
-		return false
-	}
-	level := 0
 	if !urgent {
 		level = q.shares.level(user, time.Now())
 	}
-	l := &q.queued[level]
-	// What is alone in its level is taken whatever its size.
-	if q.total.calls >= q.length || l.calls >= max(q.length/2, 1) ||
-		l.calls > 0 && (q.total.bytes+size > q.bytes || l.bytes+size > q.bytes/2) {
+	return q.enter(level, entry[T]{item, size}), level
+}
+
+// PushWait goes on where Push found no room: it waits behind those of the level
+// that wait already, not longer than most and not beyond the end of ctx.
+func (q *Queue[T]) PushWait(ctx context.Context, item T, level int, size int64, most time.Duration) bool {
+	e := entry[T]{item, size}
+	q.mu.Lock()
+	if q.enter(level, e) {
+		q.mu.Unlock()
+		return true
+	}
+	if q.closed {
+		q.mu.Unlock()
 		return false
 	}
-	l.add(1, size)
-	q.total.add(1, size)
-	q.levels.push(level, entry[T]{item, size})
+	o := &outsider[T]{e, make(chan struct{})}
+	place := q.outside[level].PushBack(o)
+	q.waiting++
+	q.mu.Unlock()
+
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-o.in:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	select {
+	case <-o.in:
+		return true
+	default:
+	}
+	q.outside[level].Remove(place)
+	q.waiting--
+	q.letIn() // those behind it may be smaller
+	return false
+}
+
+// enter adds an entry if there is room and nobody waits for it. The caller
+// holds mu.
+func (q *Queue[T]) enter(level int, e entry[T]) bool {
+	if q.closed || q.outside[level].Len() > 0 || !q.fits(level, e.size) {
+		return false
+	}
+	q.push(level, e)
+	return true
+}
+
+// fits tells whether there is room. What is alone in its level is taken whatever
+// its size. The caller holds mu.
+func (q *Queue[T]) fits(level int, size int64) bool {
+	l := &q.queued[level]
+	return q.total.calls < q.length && l.calls < max(q.length/2, 1) &&
+		(l.calls == 0 || q.total.bytes+size <= q.bytes && l.bytes+size <= q.bytes/2)
+}
+
+// letIn lets those in who wait and fit, in their order. The caller holds mu.
+func (q *Queue[T]) letIn() {
+	for level := range q.outside {
+		l := &q.outside[level]
+		for first := l.Front(); first != nil; first = l.Front() {
+			o := first.Value.(*outsider[T])
+			if !q.fits(level, o.size) {
+				break
+			}
+			l.Remove(first)
+			q.waiting--
+			q.push(level, o.entry)
+			close(o.in)
+		}
+	}
+}
+
+// push adds an entry and has it served. The caller holds mu.
+func (q *Queue[T]) push(level int, e entry[T]) {
+	q.queued[level].add(1, e.size)
+	q.total.add(1, e.size)
+	q.levels.push(level, e)
 	switch {
 	case q.idle > q.woken:
 		q.woken++
@@ -85,7 +164,6 @@ func (q *Queue[T]) Push(item T, user string, urgent bool, size int64) bool {
 		q.wg.Add(1)
 		go q.serve()
 	}
-	return true
 }
 
 func (q *Queue[T]) serve() {
@@ -107,6 +185,9 @@ func (q *Queue[T]) serve() {
 		}
 		q.queued[level].add(-1, -e.size)
 		q.total.add(-1, -e.size)
+		if q.waiting > 0 {
+			q.letIn()
+		}
 		q.mu.Unlock()
 		q.work(e.item)
 		q.mu.Lock()
@@ -120,7 +201,15 @@ func (q *Queue[T]) Len() int {
 	return q.total.calls
 }
 
-// Close takes no more items, has those that wait served, and waits for that.
+// Waiting returns how many items wait for room in the queue.
+func (q *Queue[T]) Waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waiting
+}
+
+// Close takes no more items, has those that wait served, and waits for that. No
+// PushWait may be under way.
 func (q *Queue[T]) Close() {
 	q.mu.Lock()
 	q.closed = true

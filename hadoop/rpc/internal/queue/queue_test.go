@@ -1,8 +1,10 @@
 package queue
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -104,7 +106,7 @@ func TestBounds(t *testing.T) {
 	q := New(8, 1000, 1, func(int) { started <- struct{}{}; <-release; served.Done() })
 	push := func(user string, urgent bool, size int64) bool {
 		served.Add(1)
-		ok := q.Push(0, user, urgent, size)
+		ok, _ := q.Push(0, user, urgent, size)
 		if !ok {
 			served.Done()
 		}
@@ -136,7 +138,7 @@ func TestBounds(t *testing.T) {
 	close(release)
 	served.Wait()
 	q.Close()
-	if q.Push(0, "x", false, 1) {
+	if ok, _ := q.Push(0, "x", false, 1); ok {
 		t.Error("a closed queue took a call")
 	}
 }
@@ -164,7 +166,7 @@ func TestWorkers(t *testing.T) {
 		pushers.Go(func() {
 			for i := range calls / 5 {
 				all.Add(1)
-				if !q.Push(p*calls/5+i, fmt.Sprint(p), i%7 == 0, 1) {
+				if ok, _ := q.Push(p*calls/5+i, fmt.Sprint(p), i%7 == 0, 1); !ok {
 					t.Error("refused")
 					all.Done()
 				}
@@ -200,4 +202,100 @@ func TestNoCallIsForgotten(t *testing.T) {
 			q.Close()
 		}
 	})
+}
+
+// Those who wait for room get in in their order; who gives up makes way for what
+// is smaller.
+func TestWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		step := make(chan struct{})
+		var served []int
+		q := New(4, 200, 1, func(i int) { <-step; served = append(served, i) })
+		push := func(i int, size int64) bool {
+			ok, _ := q.Push(i, "", true, size)
+			synctest.Wait()
+			return ok
+		}
+		var waits sync.WaitGroup
+		wait := func(ctx context.Context, i int, size int64, want bool) {
+			waits.Go(func() {
+				if got := q.PushWait(ctx, i, 0, size, time.Minute); got != want {
+					t.Errorf("%d got in: %v, want %v", i, got, want)
+				}
+			})
+			synctest.Wait()
+		}
+		if !push(0, 1) || !push(1, 50) { // 0 is being served
+			t.Fatal("no room in an empty queue")
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		wait(gone, 2, 90, false) // a level has 100 bytes
+		wait(t.Context(), 3, 20, true)
+		wait(t.Context(), 4, 20, true)
+		if push(5, 1) || q.Waiting() != 3 || q.Len() != 1 {
+			t.Errorf("%d wait outside, want 3; %d inside, want 1", q.Waiting(), q.Len())
+		}
+		cancel()
+		synctest.Wait()
+		if q.Waiting() != 1 || q.Len() != 2 { // as many as a level has
+			t.Errorf("%d wait outside, want 1; %d inside, want 2", q.Waiting(), q.Len())
+		}
+		step <- struct{}{}
+		synctest.Wait()
+		if q.Waiting() != 0 {
+			t.Errorf("%d wait outside, want none", q.Waiting())
+		}
+		wait(t.Context(), 6, 1, false)
+		start := time.Now()
+		waits.Wait()
+		if took := time.Since(start); took != time.Minute {
+			t.Errorf("the last one gave up after %v", took)
+		}
+		close(step)
+		q.Close()
+		if want := []int{0, 1, 3, 4}; !slices.Equal(served, want) {
+			t.Errorf("served %v, want %v", served, want)
+		}
+		if q.PushWait(t.Context(), 7, 0, 1, time.Hour) {
+			t.Error("a closed queue took something")
+		}
+	})
+}
+
+// Whoever gets in is served once, whoever does not never.
+func TestManyWaitForRoom(t *testing.T) {
+	const callers, each = 32, 200
+	var mu sync.Mutex
+	served := map[int]int{}
+	q := New(8, 100, 2, func(i int) {
+		mu.Lock()
+		defer mu.Unlock()
+		served[i]++
+	})
+	var wg sync.WaitGroup
+	in := make([]bool, callers*each)
+	for c := range callers {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(c), 1))
+			for k := range each {
+				i := c*each + k
+				size := random.Int64N(60)
+				ok, level := q.Push(i, fmt.Sprint(c%5), k%7 == 0, size)
+				if !ok {
+					ok = q.PushWait(t.Context(), i, level, size, time.Duration(random.Int64N(int64(50*time.Microsecond))))
+				}
+				in[i] = ok
+			}
+		})
+	}
+	wg.Wait()
+	q.Close()
+	for i, ok := range in {
+		if n := served[i]; ok && n != 1 || !ok && n != 0 {
+			t.Errorf("%d got in: %v, and was served %d times", i, ok, n)
+		}
+	}
+	if q.waiting != 0 || q.total != (load{}) {
+		t.Errorf("%d wait, %+v is counted", q.waiting, q.total)
+	}
 }
