@@ -26,6 +26,10 @@ type DialConfig struct {
 	Group *Group
 	// Tuning overrides the group's for this endpoint.
 	Tuning TuningTable
+	// Trusted says that the peer may read what other peers of the group have sent,
+	// so that a long message or a buffer of any of them can be sent to it from where
+	// it lies. The group has to be one with Relay.
+	Trusted bool
 }
 
 // Dial asks the server at addr for a service and sets up an endpoint over the
@@ -39,10 +43,10 @@ type DialConfig struct {
 // shared out evenly among the transports that are still to be tried; it does not
 // concern the endpoint later. A server that is busy is asked again until then.
 func (r *Runtime) Dial(ctx context.Context, addr, service string, cfg DialConfig) (*Endpoint, error) {
-	d := dialer{r: r, addr: addr, service: service, wanted: cfg.Transport, tuning: cfg.Tuning}
+	d := dialer{r: r, addr: addr, service: service, wanted: cfg.Transport, tuning: cfg.Tuning, trusted: cfg.Trusted}
 	var err error
 	if d.group, err = r.group(cfg.Group); err == nil {
-		err = d.group.check(cfg.Tuning)
+		err = d.group.check(cfg.Tuning, cfg.Trusted)
 	}
 	if err != nil {
 		return nil, d.error(err)
@@ -117,6 +121,7 @@ type dialer struct {
 	wanted        string
 	group         *Group
 	tuning        TuningTable
+	trusted       bool
 	probe         bool
 
 	conn      net.Conn // where the next hello goes, nil to make one
@@ -430,7 +435,7 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 	selection.Candidates = append([]Candidate(nil), d.selection.Candidates...)
 	selection.choose(accept.Name, d.taken(accept.Name))
 	e := d.group.newEndpoint(d.tuning, d.service, d.conn.LocalAddr(), d.conn.RemoteAddr(), selection)
-	e.origin = originOf(d.conn, true)
+	e.origin, e.trusted = originOf(d.conn, true), d.trusted
 	conn := d.conn
 	var err error
 	switch t := d.r.transport(accept.Name); {

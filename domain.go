@@ -15,8 +15,8 @@ import (
 )
 
 // PoolStats are the bytes of a pool, which is memory for one purpose: of registered
-// memory "receive", "long", "send" and "offer"; and "stream", messages that come
-// over TCP, which are not registered.
+// memory "receive", "long", "send" and "offer"; and of memory that is not,
+// over TCP, "stream", messages that arrive, and "lent", buffers of applications.
 type PoolStats struct {
 	Group                   string // its name; empty for the runtime's own
 	Name                    string
@@ -32,6 +32,7 @@ type domainConfig struct {
 	receiveMemory, sendMemory int64
 	workers, maxMessage       int
 	ignorePressure            bool
+	relay                     bool // trusted peers get keys to what others sent
 	tuning                    Tuning
 	onEvent                   func(rdma.Event)
 	log                       *slog.Logger
@@ -86,7 +87,11 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	}
 	receive, send := cfg.receiveMemory, cfg.sendMemory
 	n.receivePool = slab.New(n.domain, rdma.AccessLocalWrite, receive/2)
-	n.longPool = slab.New(n.domain, rdma.AccessLocalWrite, receive-receive/2)
+	long := rdma.AccessLocalWrite
+	if cfg.relay {
+		long |= rdma.AccessRemoteRead
+	}
+	n.longPool = slab.New(n.domain, long, receive-receive/2)
 	n.sendPool = slab.New(n.domain, 0, send/2)
 	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead, send-send/2)
 	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
@@ -99,6 +104,11 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 
 // strict tells that a receive has to be posted for each message that may come.
 func (n *domain) strict() bool { return !n.waits || !n.attributes.Has(rdma.CapSharedReceive) }
+
+// has tells whether a pool is one of the domain's.
+func (n *domain) has(p *slab.Pool) bool {
+	return p != nil && (p == n.receivePool || p == n.longPool || p == n.sendPool || p == n.offerPool)
+}
 
 // receiveSize is the length of the group's receives.
 func (n *domain) receiveSize() int { return wire.HeaderSize + n.cfg.tuning.Eager }

@@ -27,6 +27,7 @@ type Endpoint struct {
 	selection     Selection
 	peer          *rdma.Credentials // see Peer
 	origin        string            // whom its memory is counted for; set before its carrier
+	trusted       bool              // the peer may see what others of the group send; likewise
 	carrier       carrier
 
 	// sendLock orders Sends; a channel, because waiting for it ends with the
@@ -47,10 +48,17 @@ type carrier interface {
 	// sendNow is send for a message that nothing holds up and no other is in front
 	// of. If anything is, it reports false and has done nothing.
 	sendNow(tag uint32, message []byte) bool
-	// send carries one message and has let go of it when it returns. Calls are
-	// serialized. A message whose sending failed by ctx never arrives, not even
-	// in part, and the next one can be sent.
-	send(ctx context.Context, tag uint32, message []byte) error
+	// sendBufferNow is sendNow for a message in a buffer.
+	sendBufferNow(p parcel) bool
+	// send carries one message and has let go of it when it returns, but for its
+	// buffer, to which it has references of its own. Calls are serialized. A message
+	// whose sending failed by ctx never arrives, not even in part, and the next one
+	// can be sent.
+	send(ctx context.Context, p parcel) error
+	// buffer returns memory for what is to be sent.
+	buffer(ctx context.Context, size int) (*Buffer, error)
+	// settle waits until no send of a buffer is under way.
+	settle(ctx context.Context, b *Buffer) error
 	// receive waits for the next message of the endpoint's inbox, and makes
 	// progress meanwhile if that is the carrier's way. Calls are serialized.
 	receive(ctx context.Context) (*Message, error)
@@ -78,6 +86,7 @@ type environment struct {
 	longestOnStream int            // bytes of a message
 	arriving        *budget.Budget // of messages over TCP until they are received
 	taking          func(n int64)  // is told before n bytes of that are taken
+	lent            *lending       // buffers of endpoints over TCP
 	forget          func(*Endpoint)
 }
 
@@ -129,6 +138,23 @@ func (e *Endpoint) Err() error {
 // over tells whether the endpoint has ended.
 func (e *Endpoint) over() bool { return e.ended.Load() }
 
+// untilOver ends ctx with the endpoint, until stop is called.
+func untilOver(ctx context.Context, e *Endpoint) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-e.done:
+			cancel(e.err)
+		case <-over:
+		}
+	}()
+	return ctx, func() {
+		close(over)
+		cancel(nil)
+	}
+}
+
 // lastError is what Receive returns when nothing is left.
 func (e *Endpoint) lastError() error {
 	if errors.Is(e.err, ErrPeerClosed) {
@@ -148,6 +174,11 @@ func (e *Endpoint) Send(ctx context.Context, tag uint32, message []byte) error {
 	if ctx.Err() == nil && len(message) <= e.carrier.maxMessage() && e.carrier.sendNow(tag, message) {
 		return nil
 	}
+	return e.sendInTurn(ctx, parcel{tag: tag, body: message})
+}
+
+// sendInTurn sends a message that has to wait for others, or for the peer.
+func (e *Endpoint) sendInTurn(ctx context.Context, p parcel) error {
 	select {
 	case e.sendLock <- struct{}{}:
 	default:
@@ -165,10 +196,10 @@ func (e *Endpoint) Send(ctx context.Context, tag uint32, message []byte) error {
 		err = e.err
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case len(message) > e.carrier.maxMessage():
-		err = fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, len(message), e.carrier.maxMessage())
+	case p.size() > e.carrier.maxMessage():
+		err = fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, p.size(), e.carrier.maxMessage())
 	default:
-		err = e.carrier.send(ctx, tag, message)
+		err = e.carrier.send(ctx, p)
 	}
 	<-e.sendLock
 	if err != nil {

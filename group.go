@@ -18,6 +18,11 @@ type GroupConfig struct {
 	Workers                   int
 	// Tuning overrides the runtime's for the group.
 	Tuning TuningTable
+	// Relay lets trusted endpoints of the group (see [DialConfig].Trusted) send long
+	// messages on without a copy. A key opens a whole region, and a region holds
+	// messages of several peers: so a peer that is trusted can read what other peers
+	// of the group have sent. One that is not trusted gets no key to any of that.
+	Relay bool
 }
 
 // A Group is services that trust each other. On each device it has a protection
@@ -57,9 +62,12 @@ func (g *Group) Name() string { return g.cfg.Name }
 // Tuning is that of a transport for endpoints of the group.
 func (g *Group) Tuning(transport string) Tuning { return g.tuning(transport, nil) }
 
-// check judges the tuning of a dial or of a listener. The receives are the group's,
+// check judges what a dial or a listener asks for, and its tuning. The receives are the group's,
 // and as long as its tuning says.
-func (g *Group) check(table TuningTable) error {
+func (g *Group) check(table TuningTable, trusted bool) error {
+	if trusted && !g.cfg.Relay {
+		return fmt.Errorf("verbena: endpoints of group %q cannot be trusted: it does not relay", g.cfg.Name)
+	}
 	if err := table.check(g.transports); err != nil {
 		return err
 	}
@@ -89,7 +97,7 @@ func (g *Group) on(d *device) (*domain, error) {
 	}
 	domain, err := openDomain(d.dev, domainConfig{
 		group: g.cfg.Name, receiveMemory: g.cfg.ReceiveMemory, sendMemory: g.cfg.SendMemory, workers: g.cfg.Workers,
-		maxMessage: g.maxMessage, ignorePressure: g.ignore, tuning: g.tuning(d.transport, nil), onEvent: d.event, log: d.log,
+		maxMessage: g.maxMessage, ignorePressure: g.ignore, relay: g.cfg.Relay, tuning: g.tuning(d.transport, nil), onEvent: d.event, log: d.log,
 	})
 	if err != nil {
 		return nil, err

@@ -180,7 +180,7 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		var e *Endpoint
 		if answer.Accept != nil && !offer.Probe {
 			e = s.cfg.Group.newEndpoint(s.cfg.Tuning, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
-			e.origin = originOf(h.conn, false)
+			e.origin, e.trusted = originOf(h.conn, false), s.cfg.Trusted
 		}
 		if shown != nil {
 			l.r.tickets.assign(shown, e, s.cfg.Group) // before the peer can show the token

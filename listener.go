@@ -42,6 +42,9 @@ type ListenConfig struct {
 	Group *Group
 	// Tuning overrides the group's for the endpoints of this listener.
 	Tuning TuningTable
+	// Trusted says that whoever dials may read what other peers of the group have
+	// sent: see [DialConfig].Trusted.
+	Trusted bool
 }
 
 func (c ListenConfig) withDefaults() ListenConfig {
@@ -133,7 +136,7 @@ func listenAt(ctx context.Context, network, address string) (net.Listener, error
 func (r *Runtime) NewListener(ln net.Listener, cfg ListenConfig) (*Listener, error) {
 	var err error
 	if cfg.Group, err = r.group(cfg.Group); err == nil {
-		err = cfg.Group.check(cfg.Tuning)
+		err = cfg.Group.check(cfg.Tuning, cfg.Trusted)
 	}
 	if err != nil {
 		return nil, err
@@ -145,7 +148,7 @@ func (r *Runtime) NewListener(ln net.Listener, cfg ListenConfig) (*Listener, err
 		admission: newAdmission(cfg.MaxHandshakes, min(time.Second, cfg.HelloTimeout/4)),
 	}
 	l.ctx, l.cancel = context.WithCancel(r.ctx)
-	l.own = newService(l, "", ServiceConfig{Backlog: cfg.Backlog, Group: cfg.Group, Tuning: cfg.Tuning})
+	l.own = newService(l, "", ServiceConfig{Backlog: cfg.Backlog, Group: cfg.Group, Tuning: cfg.Tuning, Trusted: cfg.Trusted})
 	l.legacy.init(cfg.Backlog, cfg.HelloTimeout)
 	r.mu.Lock()
 	defer r.mu.Unlock()

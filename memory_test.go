@@ -106,7 +106,8 @@ func TestOffersAreOfOnePeer(t *testing.T) {
 			sent := make(chan error, 1)
 			go func() { sent <- a.Send(p.ctx, 1, pattern(700<<10, i)) }()
 			s.mu.Lock()
-			for _, memory := range s.offers {
+			for _, o := range s.offers {
+				memory := o.slab
 				if memory.None() {
 					continue
 				}

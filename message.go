@@ -1,6 +1,10 @@
 package verbena
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/internal/slab"
+)
 
 // A Message is what a peer sent: a tag, and a [Buffer] with the bytes. Whoever
 // received it has one reference to it.
@@ -28,6 +32,16 @@ type bufferOwner interface {
 	// release takes the memory back. The last reference has gone, or the
 	// application has released once too often.
 	release()
+	// location tells where the bytes lie, while somebody has a reference.
+	location() location
+}
+
+// A location is where a buffer lies in registered memory.
+type location struct {
+	pool   *slab.Pool // nil: the memory is not registered
+	slab   slab.Slab
+	offset int           // of the buffer's bytes in the slab
+	owner  *slab.Private // of the slab's region, if it is an endpoint's own
 }
 
 // Bytes is what the buffer holds. The slice may be used until the caller's

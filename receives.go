@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -93,6 +94,10 @@ func (b *buffer) release() {
 		return
 	}
 	b.home.log.Error("a message was released twice; the second Release did nothing")
+}
+
+func (b *buffer) location() location {
+	return location{pool: b.home.pool, slab: b.slab, offset: wire.HeaderSize}
 }
 
 func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32, size, depth int, strict bool) *receives {

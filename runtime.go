@@ -55,6 +55,7 @@ func New(cfg Config) (*Runtime, error) {
 	r.env = environment{
 		log: cfg.Logger, linger: cfg.Linger, longestOnStream: int(cfg.longestOnStream()),
 		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
+		lent: newLending(cfg.SendMemory),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {

@@ -19,6 +19,9 @@ type ServiceConfig struct {
 	// Tuning overrides the group's for the endpoints of this service, as a whole
 	// instead of the listener's.
 	Tuning TuningTable
+	// Trusted says that whoever dials the service may read what other peers of the
+	// group have sent: see [DialConfig].Trusted.
+	Trusted bool
 }
 
 // A Service is one of the services of a [Listener], with an accept queue of its
@@ -51,9 +54,10 @@ func (l *Listener) Service(name string, cfg ServiceConfig) (*Service, error) {
 	}
 	set(&cfg.Backlog, l.cfg.Backlog)
 	set(&cfg.Group, l.cfg.Group)
+	cfg.Trusted = cfg.Trusted || l.cfg.Trusted && cfg.Group == l.cfg.Group
 	var err error
 	if cfg.Group, err = l.r.group(cfg.Group); err == nil {
-		err = cfg.Group.check(cfg.Tuning)
+		err = cfg.Group.check(cfg.Tuning, cfg.Trusted)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("verbena: serve %s on %s: %w", name, l.Addr(), err)

@@ -85,11 +85,28 @@ type shell struct {
 	payload    slab.Slab         // of the eager message that is about to be posted
 	quiet      int               // bytes that wait for the next signalled request, on a strict device
 	sends      []slab.Slab       // to be freed, by place in the send queue; a power of two
-	offers     []slab.Slab       // by id
+	offers     []offered         // by id
 	private    *slab.Private     // where offers come from: the peer gets keys to it
 	requests   [flushBatch]rdma.SendRequest
-	entries    [flushBatch]rdma.SGE
+	entries    [flushBatch][2]rdma.SGE
 	dropBuffer func(*Message)
+
+	// Buffers: see shell_buffer.go.
+	gathers     bool      // the device sends in two pieces
+	gather      *Buffer   // of the eager message that is about to be posted
+	gatherEntry rdma.SGE  // where its bytes lie
+	gatherings  []*Buffer // that requests send from, by place in the send queue
+	inFlight    int       // buffers in gatherings and offers
+	settling    settling
+	loose       []*Buffer     // without a reference, to be given back without mu
+	blanks      []blank       // for buffers to come
+	longs       []longMessage // for messages to come
+}
+
+// An offered part of a long message lies in memory of its own, or in a buffer.
+type offered struct {
+	slab   slab.Slab
+	buffer *Buffer
 }
 
 // A longMessage is one that was read out of the peer's memory.
@@ -155,6 +172,9 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 		SendDepth: sendDepth, MaxSGE: 1, MaxInline: s.inline, MaxReads: s.limits.Chunks,
 		ReceiverNotReadyRetry: -1, // the peer promised receives
 	}
+	if s.gathers = a.MaxSendSGE >= 2; s.gathers {
+		config.MaxSGE = 2
+	}
 	if a.MaxReads > 0 {
 		config.MaxReads = min(config.MaxReads, a.MaxReads)
 	}
@@ -174,7 +194,8 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 		return fmt.Errorf("memory of a send queue, or raise SendMemory: %w", err)
 	}
 	s.places = places
-	s.sends, s.offers = make([]slab.Slab, s.limits.Places()), make([]slab.Slab, s.limits.Chunks)
+	s.sends, s.offers = make([]slab.Slab, s.limits.Places()), make([]offered, s.limits.Chunks)
+	s.gatherings = make([]*Buffer, s.limits.Places())
 	config.SendCompletions, config.RecvCompletions = s.w.cq, s.w.cq
 	if shared != nil {
 		config.SharedReceive = shared.queue.(rdma.SharedReceiveQueue)
@@ -277,7 +298,11 @@ func (s *shell) complete(c *rdma.Completion) {
 		s.handle(c)
 		s.settled()
 	}
+	loose := len(s.loose) > 0
 	s.mu.Unlock()
+	if loose {
+		s.dropLoose()
+	}
 }
 
 func (s *shell) handle(c *rdma.Completion) {
@@ -334,6 +359,13 @@ func (s *shell) sent(c *rdma.Completion) {
 		if slot := &s.sends[int(from)&(len(s.sends)-1)]; !slot.None() {
 			s.n.sendPool.Put(*slot)
 			*slot = slab.Slab{}
+		}
+		if s.inFlight > 0 {
+			if slot := &s.gatherings[int(from)&(len(s.sends)-1)]; *slot != nil {
+				b := *slot
+				*slot = nil
+				s.letGo(b)
+			}
 		}
 	}
 	s.flush()
@@ -418,8 +450,13 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 		s.putBack(b)
 	}
 	if effects.Freed {
-		s.n.offerPool.Put(s.offers[effects.FreedID])
-		s.offers[effects.FreedID] = slab.Slab{}
+		o := s.offers[effects.FreedID]
+		s.offers[effects.FreedID] = offered{}
+		if o.buffer != nil {
+			s.letGo(o.buffer)
+		} else {
+			s.n.offerPool.Put(o.slab)
+		}
 	}
 	if err != nil {
 		s.breach, s.handing = true, false
@@ -455,7 +492,7 @@ func (s *shell) flush() {
 	for len(posts) > 0 && !s.broken {
 		n := min(len(posts), flushBatch)
 		for i := range posts[:n] {
-			s.request(&posts[i], &s.requests[i], s.entries[i:i+1:i+1])
+			s.request(&posts[i], &s.requests[i], s.entries[i][:1])
 		}
 		if _, err := s.qp.PostSend(s.requests[:n]); err != nil {
 			s.broken = true
@@ -488,6 +525,10 @@ func (s *shell) request(p *link.Post, r *rdma.SendRequest, entry []rdma.SGE) {
 		if p.Size <= s.inline {
 			r.Flags |= rdma.Inline
 		}
+		return
+	}
+	if s.gather != nil {
+		r.SGEs = s.gathered(slot, p, entry)
 		return
 	}
 	memory := s.payload
@@ -535,16 +576,7 @@ func (s *shell) take(ctx context.Context, p memorySource, size int) (slab.Slab, 
 	if memory, ok, err := p.TryGet(size); ok || err != nil {
 		return memory, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		select {
-		case <-s.e.done:
-			cancel(s.e.err)
-		case <-over:
-		}
-	}()
+	ctx, stop := untilOver(ctx, s.e)
+	defer stop()
 	return p.Get(ctx, size)
 }

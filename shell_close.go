@@ -114,6 +114,9 @@ func (s *shell) free() {
 	held, standing := s.held, s.standing()
 	s.left = true
 	s.mu.Unlock()
+	if !stuck {
+		s.letAllGo()
+	}
 	var shared *receives
 	if s.recv != nil {
 		if s.recv.number > 0 {
@@ -134,6 +137,31 @@ func (s *shell) free() {
 	s.n.leave(held)
 }
 
+// letAllGo ends the use of all buffers: the device and the peer do not reach them any
+// more.
+func (s *shell) letAllGo() {
+	s.mu.Lock()
+	if s.gather != nil {
+		s.inFlight++ // it was not posted
+		s.letGo(s.gather)
+		s.gather = nil
+	}
+	for i, b := range s.gatherings {
+		if b != nil {
+			s.gatherings[i] = nil
+			s.letGo(b)
+		}
+	}
+	for i := range s.offers {
+		if b := s.offers[i].buffer; b != nil {
+			s.offers[i] = offered{}
+			s.letGo(b)
+		}
+	}
+	s.mu.Unlock()
+	s.dropLoose()
+}
+
 // freeSends gives back the memory that the device was given to send from.
 func (s *shell) freeSends(stuck bool) {
 	put := func(p *slab.Pool, memory slab.Slab) {
@@ -148,8 +176,8 @@ func (s *shell) freeSends(stuck bool) {
 	for _, memory := range s.sends {
 		put(s.n.sendPool, memory)
 	}
-	for _, memory := range s.offers {
-		put(s.n.offerPool, memory)
+	for _, o := range s.offers {
+		put(s.n.offerPool, o.slab)
 	}
 	if s.private != nil {
 		if err := s.private.Close(); err != nil { // no peer reads any more

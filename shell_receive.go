@@ -230,13 +230,26 @@ func (s *shell) whileWanted(ctx context.Context, want link.Want) (_ context.Cont
 	}
 }
 
+// longsAtOnce come from the heap together. Each carries one message in its life, so
+// that it can tell a second Release from the first.
+const longsAtOnce = 16
+
+func (s *shell) newLong() *longMessage {
+	if len(s.longs) == 0 {
+		s.longs = make([]longMessage, longsAtOnce)
+	}
+	l := &s.longs[0]
+	s.longs = s.longs[1:]
+	l.s, l.share, l.message.owner = s, s.share, l
+	return l
+}
+
 // place moves a message into memory. mu is held.
 func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
 	m := s.m.Handle(want.Message)
 	var l *longMessage
 	if m == nil {
-		l = &longMessage{s: s, share: s.share}
-		l.message.owner = l
+		l = s.newLong()
 	} else {
 		l = m.owner.(*longMessage)
 		copy(memory.Bytes(), l.slab.Bytes()[:want.Have])
@@ -270,6 +283,10 @@ func (s *shell) freeLong(l *longMessage) {
 		l.share.put(l.slab, l.kind)
 	}
 	l.slab = slab.Slab{}
+}
+
+func (l *longMessage) location() location {
+	return location{pool: l.s.n.longPool, slab: l.slab}
 }
 
 // release takes a message back from the application.

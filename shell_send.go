@@ -26,7 +26,7 @@ func (s *shell) trySend(tag uint32, message []byte) bool {
 			return false // who waits gets more
 		}
 		copy(memory.Bytes()[wire.HeaderSize:], message)
-		s.postEager(tag, message, memory)
+		s.postEager(tag, len(message), memory)
 		return true
 	}
 	s.m.Eager(tag, message, false)
@@ -37,15 +37,15 @@ func (s *shell) trySend(tag uint32, message []byte) bool {
 
 // postEager sends a message whose bytes are in memory behind the place of its
 // header. mu is held.
-func (s *shell) postEager(tag uint32, message []byte, memory slab.Slab) {
+func (s *shell) postEager(tag uint32, length int, memory slab.Slab) {
 	s.payload = memory
-	s.m.Eager(tag, message, len(message) > soon-s.quiet)
+	s.m.Eager(tag, memory.Bytes()[wire.HeaderSize:][:length], length > soon-s.quiet)
 	s.flush()
-	s.traffic.add(len(message))
+	s.traffic.add(length)
 }
 
 // send carries a message that may have to wait. The caller holds sendLock.
-func (s *shell) send(ctx context.Context, tag uint32, message []byte) error {
+func (s *shell) send(ctx context.Context, p parcel) error {
 	s.mu.Lock()
 	s.sending = true
 	s.mu.Unlock()
@@ -54,37 +54,45 @@ func (s *shell) send(ctx context.Context, tag uint32, message []byte) error {
 		s.sending = false
 		s.mu.Unlock()
 	}()
-	if len(message) > s.m.MaxEager() {
-		return s.sendLong(ctx, tag, message)
+	if p.size() > s.m.MaxEager() {
+		return s.sendLong(ctx, p)
 	}
 	size := 0
-	if len(message) > link.Small {
-		size = wire.HeaderSize + len(message)
+	if p.size() > link.Small {
+		size = wire.HeaderSize + p.size()
+		if p.buffer != nil {
+			if at := p.buffer.owner.location(); s.mayGather(&at) {
+				size = 0 // it lies in memory
+			}
+		}
 	}
-	memory, err := s.ready(ctx, (*link.Machine[*Message]).MaySend, s.n.sendPool, s.n.sendPool, size, message)
+	memory, err := s.ready(ctx, (*link.Machine[*Message]).MaySend, s.n.sendPool, s.n.sendPool, size, p)
 	if err != nil {
 		return err
 	}
 	defer s.mu.Unlock()
-	if size > 0 {
-		s.postEager(tag, message, memory)
-	} else {
-		s.m.Eager(tag, message, false)
+	switch {
+	case size > 0:
+		s.postEager(p.tag, p.size(), memory)
+	case p.buffer != nil:
+		s.tryGather(&p)
+	default:
+		s.m.Eager(p.tag, p.body, false)
 		s.flush()
-		s.traffic.add(len(message))
+		s.traffic.add(len(p.body))
 	}
 	return s.e.Err() // posting may have failed
 }
 
 // ready waits until the machine may send, and for memory of size bytes, at whose
-// end it puts message. It returns with mu held if it does not fail.
-func (s *shell) ready(ctx context.Context, may func(*link.Machine[*Message]) bool, from memorySource, pool *slab.Pool, size int, message []byte) (slab.Slab, error) {
+// end it puts the message. It returns with mu held if it does not fail.
+func (s *shell) ready(ctx context.Context, may func(*link.Machine[*Message]) bool, from memorySource, pool *slab.Pool, size int, p parcel) (slab.Slab, error) {
 	var memory slab.Slab
 	for {
 		err := s.waitCredit(ctx, may)
 		if err == nil && size > 0 && memory.None() {
 			if memory, err = s.take(ctx, from, size); err == nil {
-				copy(memory.Bytes()[size-len(message):], message)
+				p.copyTo(memory.Bytes()[size-p.size():])
 			}
 		}
 		if err == nil {
@@ -104,37 +112,58 @@ func (s *shell) ready(ctx context.Context, may func(*link.Machine[*Message]) boo
 	}
 }
 
-// sendLong offers the message in parts, each copied into memory that the peer
-// may read.
-func (s *shell) sendLong(ctx context.Context, tag uint32, message []byte) error {
-	o := wire.Offer{Total: uint32(len(message))}
-	for rest := message; len(rest) > 0; {
-		part := rest[:min(len(rest), s.t.Chunk)]
-		if err := s.sendPart(ctx, tag, o, part); err != nil {
+// sendLong offers the message in parts, each copied into memory that the peer may
+// read, unless it lies in such memory.
+func (s *shell) sendLong(ctx context.Context, p parcel) error {
+	o := wire.Offer{Total: uint32(p.size())}
+	var at location
+	shown := false
+	if p.buffer != nil {
+		at = p.buffer.owner.location()
+		shown = s.mayShow(&at)
+	}
+	for p.size() > 0 {
+		most := s.t.Chunk
+		inPlace := shown && len(p.header) == 0
+		if shown && !inPlace {
+			most = len(p.header) // a part by itself
+		}
+		part := p.part(most)
+		var err error
+		if inPlace {
+			err = s.offerInPlace(ctx, part, &o, &at)
+		} else {
+			err = s.sendPart(ctx, part, &o)
+		}
+		if err != nil {
 			// The peer drops the parts that it has when another message begins.
 			return err
 		}
-		rest = rest[len(part):]
-		o.Offset += uint32(len(part))
 	}
 	return nil
 }
 
 // sendPart offers a part of a long message.
-func (s *shell) sendPart(ctx context.Context, tag uint32, o wire.Offer, part []byte) error {
-	memory, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, s.private, s.n.offerPool, len(part), part)
+func (s *shell) sendPart(ctx context.Context, p parcel, o *wire.Offer) error {
+	memory, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, s.private, s.n.offerPool, p.size(), p)
 	if err != nil {
 		return err
 	}
 	defer s.mu.Unlock()
 	remote := memory.Remote()
-	o.Address, o.Key, o.Length = remote.Address, remote.Key, uint32(len(part))
-	s.offers[s.m.Offer(tag, o)] = memory
+	s.offer(p.tag, o, remote.Address, remote.Key, p.size(), offered{slab: memory})
+	return s.e.Err() // posting may have failed
+}
+
+// offer posts the next part of a long message. mu is held.
+func (s *shell) offer(tag uint32, o *wire.Offer, address uint64, key uint32, length int, memory offered) {
+	o.Address, o.Key, o.Length = address, key, uint32(length)
+	s.offers[s.m.Offer(tag, *o)] = memory
 	s.flush()
 	if o.End() == int(o.Total) {
 		s.traffic.add(int(o.Total))
 	}
-	return s.e.Err() // posting may have failed
+	o.Offset += o.Length
 }
 
 // waitCredit waits until the machine may send. The caller holds sendLock, so

@@ -36,7 +36,7 @@ type DeviceStats struct {
 	// Gone tells why the device cannot be used any more, if so.
 	Gone error
 	// Pools are memory by group and purpose. On a device there are none before the
-	// first endpoint; TCP has one, of messages that arrive.
+	// first endpoint; TCP has two, of messages that arrive and of buffers.
 	Pools []PoolStats
 }
 
@@ -59,9 +59,11 @@ func (r *Runtime) Stats() Stats {
 	}
 	index[&r.env.tcp] = len(s.Devices)
 	b := r.env.arriving
-	s.Devices = append(s.Devices, r.env.tcp.stats(DeviceStats{Transport: TransportTCP, Pools: []PoolStats{{
-		Name: "stream", Used: b.Used(), Limit: b.Limit(), Squeezed: b.Squeezed(), Waiting: b.Waiting(),
-	}}}))
+	lent, borrowers := r.env.lent.inUse()
+	s.Devices = append(s.Devices, r.env.tcp.stats(DeviceStats{Transport: TransportTCP, Pools: []PoolStats{
+		{Name: "stream", Used: b.Used(), Limit: b.Limit(), Squeezed: b.Squeezed(), Waiting: b.Waiting()},
+		{Name: "lent", Used: lent, Limit: r.env.lent.limit, Waiting: borrowers},
+	}}))
 
 	// Under one lock, so that no endpoint is counted twice or left out while it
 	// closes.

@@ -41,12 +41,18 @@ type stream struct {
 	mu       sync.Mutex
 	backlog  []byte
 	spare    []byte
+	pieces   []piece  // of buffers, between the bytes of backlog
+	pending  int      // bytes of pieces
+	writing  []piece  // that flush writes
+	vector   [][]byte // of flush
+	rest     [][]byte // of vector, while it is written
+	settling settling
 	flushing bool
 	writeErr error
 	drained  chan struct{} // one token when backlog got shorter
 	traffic  Traffic       // sent
 	direct   directWriter
-	scratch  [frameHeader + coalesceLimit]byte
+	scratch  [frameHeader + MaxHeader + coalesceLimit]byte
 
 	byeOnce sync.Once
 	byeErr  error

@@ -67,7 +67,7 @@ func (s *stream) goodbye(ctx context.Context) error {
 // sayGoodbye sends the goodbye, once. Whoever comes second waits until it is in
 // the backlog, or in the socket.
 func (s *stream) sayGoodbye() error {
-	s.byeOnce.Do(func() { s.byeErr = s.write(frame{kind: frameGoodbye}, nil) })
+	s.byeOnce.Do(func() { s.byeErr = s.write(frame{kind: frameGoodbye}, parcel{}) })
 	return s.byeErr
 }
 

@@ -149,6 +149,8 @@ func (l *letter) settle() {
 	}
 }
 
+func (l *letter) location() location { return location{} }
+
 // release gives the memory back, once.
 func (l *letter) release() {
 	if l.released.Swap(true) {

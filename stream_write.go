@@ -14,13 +14,13 @@ const (
 	backlogLimit = 64 << 10
 )
 
-func (s *stream) send(ctx context.Context, tag uint32, message []byte) error {
-	total := len(message)
-	f := frame{kind: frameData, flags: fragmentFirst, tag: tag, total: uint32(total)}
+func (s *stream) send(ctx context.Context, p parcel) error {
+	total := p.size()
+	f := frame{kind: frameData, flags: fragmentFirst, tag: p.tag, total: uint32(total)}
 	for {
-		n := min(len(message), s.fragment)
-		f.length = uint32(n)
-		if n == len(message) {
+		part := p.part(s.fragment)
+		f.length = uint32(part.size())
+		if p.size() == 0 {
 			f.flags |= fragmentLast
 		}
 		if err := s.waitBacklog(ctx, s.e.done, backlogLimit); err != nil {
@@ -28,16 +28,16 @@ func (s *stream) send(ctx context.Context, tag uint32, message []byte) error {
 			// begins.
 			return err
 		}
-		if err := s.write(f, message[:n]); err != nil {
+		if err := s.write(f, part); err != nil {
 			return err
 		}
-		if n == len(message) {
+		if p.size() == 0 {
 			s.mu.Lock()
 			s.traffic.add(total)
 			s.mu.Unlock()
 			return nil
 		}
-		message, f.flags = message[n:], 0
+		f.flags = 0
 	}
 }
 
@@ -46,7 +46,7 @@ func (s *stream) send(ctx context.Context, tag uint32, message []byte) error {
 func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit int) error {
 	for {
 		s.mu.Lock()
-		n, err := len(s.backlog), s.writeErr
+		n, err := len(s.backlog)+s.pending, s.writeErr
 		if s.flushing {
 			n++ // bytes on their way count, too
 		}
@@ -67,24 +67,26 @@ func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit i
 	}
 }
 
-// write takes a whole frame. It copies what the socket does not take at once and
-// has it written in the background, so that no frame is ever cut off.
-func (s *stream) write(f frame, payload []byte) error {
+// write takes a whole frame. It copies what the socket does not take at once, but for
+// what lies in a buffer, and has it written in the background, so that no frame is
+// ever cut off.
+func (s *stream) write(f frame, p parcel) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.writeErr != nil {
 		return s.writeErr
 	}
-	header := (*[frameHeader]byte)(s.scratch[:])
-	f.put(header)
+	f.put((*[frameHeader]byte)(s.scratch[:]))
+	header := s.scratch[:frameHeader+copy(s.scratch[frameHeader:], p.header)]
+	payload := p.body
 	written := 0
 	if !s.flushing && s.direct.ready() {
 		var err error
 		if len(payload) <= coalesceLimit {
-			n := copy(s.scratch[frameHeader:], payload)
-			written, err = s.direct.write(s.scratch[:frameHeader+n], nil)
+			n := copy(s.scratch[len(header):], payload)
+			written, err = s.direct.write(s.scratch[:len(header)+n], nil)
 		} else {
-			written, err = s.direct.write(header[:], payload)
+			written, err = s.direct.write(header, payload)
 		}
 		if err != nil {
 			s.broken(err)
@@ -92,17 +94,23 @@ func (s *stream) write(f frame, payload []byte) error {
 		}
 		s.watcher.Sent()
 	}
-	if written == frameHeader+len(payload) {
+	if written == len(header)+len(payload) {
 		return nil
 	}
 	if s.backlog == nil {
 		s.backlog = takeBacklog()
 	}
-	if written < frameHeader {
+	if written < len(header) {
 		s.backlog = append(s.backlog, header[written:]...)
-		written = frameHeader
+		written = len(header)
 	}
-	s.backlog = append(s.backlog, payload[written-frameHeader:]...)
+	if rest := payload[written-len(header):]; p.buffer != nil && len(rest) > coalesceLimit {
+		p.buffer.Retain()
+		s.pieces = append(s.pieces, piece{at: len(s.backlog), data: rest, buffer: p.buffer})
+		s.pending += len(rest)
+	} else {
+		s.backlog = append(s.backlog, rest...)
+	}
 	if !s.flushing {
 		s.flushing = true
 		s.wg.Go(s.flush)
@@ -114,21 +122,30 @@ func (s *stream) write(f frame, payload []byte) error {
 func (s *stream) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.writeErr == nil && len(s.backlog) > 0 {
-		out := s.backlog
+	for s.writeErr == nil && len(s.backlog)+len(s.pieces) > 0 {
+		out, pieces := s.backlog, s.pieces
+		s.pieces, s.writing, s.pending = nil, pieces, 0
 		if s.spare == nil {
 			s.spare = takeBacklog()
 		}
 		s.backlog, s.spare = s.spare[:0], nil
 		s.mu.Unlock()
 		s.watcher.Sent() // the write below may wait for the peer
-		_, err := s.conn.Write(out)
+		err := s.writeOut(out, pieces)
 		s.mu.Lock()
 		s.spare = out[:0]
+		if s.writing = nil; len(pieces) > 0 {
+			s.letGo(pieces)
+		}
 		if err != nil {
 			s.broken(err)
 		}
 		notify(s.drained)
+	}
+	if s.writeErr != nil && len(s.pieces) > 0 {
+		pieces := s.pieces
+		s.pieces, s.pending = nil, 0
+		s.letGo(pieces) // nobody writes them any more
 	}
 	s.flushing = false
 	// An idle connection keeps no buffers.

@@ -25,11 +25,11 @@ var runtimeOrder = [][]string{
 	{"transport.go"},
 	{"group.go", "device.go"},
 	{ // an endpoint, on a queue pair or a TCP connection
-		"endpoint.go", "credentials.go",
-		"shell.go", "shell_send.go", "shell_receive.go", "shell_window.go", "shell_close.go",
-		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go",
+		"endpoint.go", "buffer.go", "credentials.go",
+		"shell.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
+		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go",
 	},
-	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go", "pace.go"}, // what endpoints on queue pairs share
+	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go", "pace.go", "settling.go", "lending.go"}, // what endpoints on queue pairs share
 	{"worker.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",

@@ -196,13 +196,19 @@ func (h *history) send(e *end) error {
 	e.tag++
 	l := &letter{tag: e.tag, body: h.body(h.rng.IntN(e.m.MaxEager() + 1))}
 	h.say("%s sends %d, %d bytes", e.name, l.tag, len(l.body))
-	e.m.Eager(l.tag, l.body, h.rng.IntN(2) == 0)
+	header := l.body[:0]
+	if h.rng.IntN(2) == 0 {
+		header = l.body[:h.rng.IntN(min(len(l.body), Small)+1)]
+		e.m.Gather(l.tag, header, l.body[len(header):], h.rng.IntN(2) == 0)
+	} else {
+		e.m.Eager(l.tag, l.body, h.rng.IntN(2) == 0)
+	}
 	if err := h.flush(e); err != nil {
 		return err
 	}
 	last := e.queue[len(e.queue)-1]
 	if last.post.Payload > 0 {
-		last.data = append(last.data, l.body...)
+		last.data = append(last.data, l.body[len(header):]...)
 	}
 	e.sent = append(e.sent, l)
 	return nil

@@ -75,6 +75,21 @@ func (m *Machine[M]) Eager(tag uint32, payload []byte, soon bool) {
 	}
 }
 
+// Gather is Eager for a message in two pieces. Of what is longer than Small bytes
+// together, header goes to the request's place, where it must fit, and payload is the
+// caller's to post behind it.
+func (m *Machine[M]) Gather(tag uint32, header, payload []byte, soon bool) {
+	p := m.pay(wire.Packet{Kind: wire.Eager, Tag: tag, Length: uint32(len(header) + len(payload))}, soon)
+	body := m.queue.body(p.Seq)
+	n := copy(body[:len(header)], header)
+	p.Size += n
+	if n+len(payload) <= Small {
+		p.Size += copy(body[n:], payload)
+	} else {
+		p.Payload = len(payload)
+	}
+}
+
 // Offer offers a part of a long message, when MayOffer. It returns the id under
 // which the peer will confirm it; until then the peer may read the memory.
 func (m *Machine[M]) Offer(tag uint32, o wire.Offer) (id uint32) {

@@ -148,7 +148,7 @@ func (p *Pool) check(t testing.TB) {
 		if a.list != where {
 			wrong(a, "in the wrong list")
 		}
-		if a.owner != nil && a.out == 0 && a.owner.element == nil {
+		if a.owner != nil && a.out == 0 && !a.owner.listed {
 			wrong(a, "of an owner that is not listed")
 		}
 	}

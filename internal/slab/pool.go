@@ -2,7 +2,6 @@ package slab
 
 import (
 	"cmp"
-	stdlist "container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -49,10 +48,10 @@ type Pool struct {
 	scratch []uint32
 
 	classes [classCount]class
-	spare   list         // idle arenas for any class
-	large   list         // idle regions for large requests
-	owners  stdlist.List // of *Private with idle regions, the least recently used one first
-	drained list         // arenas that only the head gets slabs from
+	spare   list // idle arenas for any class
+	large   list // idle regions for large requests
+	owners  owners
+	drained list // arenas that only the head gets slabs from
 
 	// The bytes of regions by what they are used for. What else is registered is
 	// being closed.
@@ -334,7 +333,7 @@ func (p *Pool) evictOne() *arena {
 		a = p.classes[k].kept.bottom
 	}
 	if a == nil {
-		a = p.owners.Front().Value.(*Private).idle.bottom
+		a = p.owners.first.idle.bottom
 	}
 	p.evict(a)
 	return a

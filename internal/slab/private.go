@@ -1,9 +1,6 @@
 package slab
 
-import (
-	stdlist "container/list"
-	"context"
-)
+import "context"
 
 // A Private is an owner's own set of regions in a pool, for memory whose keys
 // are handed to a peer: its slabs lie in regions of their own, which never held
@@ -13,9 +10,37 @@ type Private struct {
 	pool *Pool
 
 	// Under the pool's lock.
-	closed  bool
-	idle    list
-	element *stdlist.Element // in the pool's owners, while something is idle
+	closed        bool
+	idle          list
+	listed        bool // in the pool's owners, as long as something is idle
+	older, recent *Private
+}
+
+// owners are those with idle regions, in the order of their last use.
+type owners struct{ first, last *Private }
+
+func (l *owners) push(o *Private) {
+	o.listed, o.older, o.recent = true, l.last, nil
+	if l.last != nil {
+		l.last.recent = o
+	} else {
+		l.first = o
+	}
+	l.last = o
+}
+
+func (l *owners) remove(o *Private) {
+	if o.older != nil {
+		o.older.recent = o.recent
+	} else {
+		l.first = o.recent
+	}
+	if o.recent != nil {
+		o.recent.older = o.older
+	} else {
+		l.last = o.older
+	}
+	o.listed, o.older, o.recent = false, nil, nil
 }
 
 // NewPrivate makes an owner. It has no memory until it asks for some.
@@ -58,14 +83,10 @@ func (o *Private) Close() error {
 
 // touch makes an owner the one that was active last. p.mu is held.
 func (p *Pool) touch(o *Private) {
-	switch {
-	case o.idle.top == nil && o.element != nil:
-		p.owners.Remove(o.element)
-		o.element = nil
-	case o.idle.top == nil:
-	case o.element == nil:
-		o.element = p.owners.PushBack(o)
-	default:
-		p.owners.MoveToBack(o.element)
+	if o.listed {
+		p.owners.remove(o)
+	}
+	if o.idle.top != nil {
+		p.owners.push(o)
 	}
 }

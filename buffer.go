@@ -1,0 +1,99 @@
+package verbena
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/verbena-data/verbena/internal/link"
+)
+
+// MaxHeader is how many bytes SendBuffer takes in front of a buffer.
+const MaxHeader = link.Small
+
+// A parcel is a message that is to be sent: header, and then body.
+type parcel struct {
+	tag          uint32
+	header, body []byte
+	buffer       *Buffer // that body lies in, or nil
+	from         int     // where in the buffer
+}
+
+func (p *parcel) size() int { return len(p.header) + len(p.body) }
+
+// copyTo copies the message to the beginning of b.
+func (p *parcel) copyTo(b []byte) {
+	n := copy(b, p.header)
+	copy(b[n:], p.body)
+}
+
+// part cuts up to n bytes off the front of the message.
+func (p *parcel) part(n int) parcel {
+	part := *p
+	part.body = p.body[:min(len(p.body), n-len(p.header))]
+	p.header, p.body, p.from = nil, p.body[len(part.body):], p.from+len(part.body)
+	return part
+}
+
+// Buffer returns size bytes of memory for what is to be sent on the endpoint. The
+// caller has one reference to it. What it holds at first is left over from earlier
+// messages, also of other endpoints: write all that is sent.
+//
+// The memory is registered, so [Endpoint.SendBuffer] sends it from where it lies.
+// Over TCP it is not. It counts for SendMemory: Buffer waits while that is used up,
+// until ctx or the endpoint ends. Buffers that an application keeps are missing to
+// others, and to Send.
+func (e *Endpoint) Buffer(ctx context.Context, size int) (*Buffer, error) {
+	if size < 0 || size > e.carrier.maxMessage() {
+		return nil, e.failure("get a buffer for", fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, size, e.carrier.maxMessage()))
+	}
+	b, err := e.carrier.buffer(ctx, size)
+	if err != nil {
+		return nil, e.failure("get a buffer for", err)
+	}
+	return b, nil
+}
+
+// SendBuffer sends one message: header, of at most [MaxHeader] bytes, and then what
+// b holds, which may be a received message. If it returns nil the caller's reference
+// to b is gone; the runtime drops it when it has sent the bytes, or the peer has read
+// them. Whoever wants to use b again, or to send it on other endpoints too, calls
+// Retain before. On an error the reference stays the caller's. Nobody may change the
+// bytes before the message has gone: see [Endpoint.Settled].
+//
+// The bytes are sent from where they lie, without a copy, if the transport reaches
+// them: memory of endpoints of the same group on the same device. What is longer than
+// [Endpoint.Eager] is read by the peer, who needs a key for that. So it must lie in
+// a buffer of this endpoint's [Endpoint.Buffer] or, if this side trusts the peer
+// (see [GroupConfig].Relay), in any long message or buffer of the group. Anything
+// else is copied as by [Endpoint.Send].
+//
+// Waiting, order and ctx are as in Send.
+func (e *Endpoint) SendBuffer(ctx context.Context, tag uint32, header []byte, b *Buffer) error {
+	return e.SendRange(ctx, tag, header, b, 0, len(b.data))
+}
+
+// SendRange is SendBuffer for the bytes of b from from to to.
+func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *Buffer, from, to int) error {
+	if len(header) > MaxHeader {
+		return e.failure("send to", fmt.Errorf("%w: a header of %d bytes, at most %d", ErrTooLong, len(header), MaxHeader))
+	}
+	p := parcel{tag: tag, header: header, body: b.data[from:to:to], buffer: b, from: from}
+	if !(ctx.Err() == nil && p.size() <= e.carrier.maxMessage() && e.carrier.sendBufferNow(p)) {
+		if err := e.sendInTurn(ctx, p); err != nil {
+			return err
+		}
+	}
+	b.Release() // what is under way has references of its own
+	return nil
+}
+
+// Settled waits until the endpoint does not use b any more: all messages that were
+// sent from it have gone, or the peer has read them. Then its bytes may be changed.
+// An endpoint that has ended lets its buffers go when it is closed; until then
+// Settled returns why it ended.
+func (e *Endpoint) Settled(ctx context.Context, b *Buffer) error {
+	if err := e.carrier.settle(ctx, b); err != nil {
+		return e.failure("wait until a buffer has gone to", err)
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package verbena
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// settling are the callers of Settled on an endpoint. It is guarded by the lock of
+// what the buffers are used by.
+type settling struct{ waiters []*settler }
+
+// A settler waits until a buffer is not used any more.
+type settler struct {
+	buffer *Buffer
+	done   atomic.Bool
+	token  chan struct{} // one when done is set
+	spin   spinner
+	ready  func() bool
+}
+
+var settlers = sync.Pool{New: func() any {
+	w := &settler{token: make(chan struct{}, 1)}
+	w.ready = w.done.Load
+	return w
+}}
+
+func (s *settling) add(b *Buffer, spin time.Duration) *settler {
+	w := settlers.Get().(*settler)
+	w.buffer, w.spin = b, newSpinner(spin)
+	s.waiters = append(s.waiters, w)
+	return w
+}
+
+func (s *settling) remove(w *settler) {
+	for i, other := range s.waiters {
+		if other == w {
+			last := len(s.waiters) - 1
+			s.waiters[i], s.waiters[last] = s.waiters[last], nil
+			s.waiters = s.waiters[:last]
+			break
+		}
+	}
+	select {
+	case <-w.token:
+	default:
+	}
+	w.buffer = nil
+	w.done.Store(false)
+	settlers.Put(w)
+}
+
+// settled tells those who wait for b, which is not used any more.
+func (s *settling) settled(b *Buffer) {
+	for _, w := range s.waiters {
+		if w.buffer == b {
+			w.done.Store(true)
+			notify(w.token)
+		}
+	}
+}
+
+// sleep waits for the token, the end of ctx, or that of the endpoint.
+func (w *settler) sleep(ctx context.Context, over <-chan struct{}) {
+	select {
+	case <-w.token:
+	case <-ctx.Done():
+	case <-over:
+	}
+}

@@ -1,0 +1,237 @@
+package verbena
+
+import (
+	"context"
+	"errors"
+
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// Buffers of a shell. Each send that uses one has a reference of its own: from its
+// post until the request is done, or until the peer has confirmed the offer. What
+// the peer never confirms is let go when the queue pair has been closed.
+
+// A blank is memory of Endpoint.Buffer. It is used once, so that it can tell a
+// second Release from the first.
+type blank struct {
+	Buffer
+	s       *shell
+	pool    *slab.Pool
+	slab    slab.Slab
+	private *slab.Private // of a region that the peer may have the key to
+}
+
+// blanksAtOnce come from the heap together.
+const blanksAtOnce = 16
+
+func (s *shell) buffer(ctx context.Context, size int) (*Buffer, error) {
+	s.mu.Lock()
+	if err := s.e.Err(); err != nil || s.dead {
+		s.mu.Unlock()
+		if err == nil {
+			err = ErrClosed
+		}
+		return nil, err
+	}
+	s.held++ // the domain stays as long as the memory
+	if len(s.blanks) == 0 {
+		s.blanks = make([]blank, blanksAtOnce)
+	}
+	b := &s.blanks[0]
+	s.blanks = s.blanks[1:]
+	s.mu.Unlock()
+
+	b.s, b.pool = s, s.n.offerPool
+	var from memorySource = s.private
+	switch {
+	case size <= s.m.MaxEager():
+		b.pool = s.n.sendPool
+		from = b.pool
+	case s.trusts():
+		from = b.pool
+	default:
+		b.private = s.private
+	}
+	memory, err := s.take(ctx, from, size)
+	s.mu.Lock()
+	if err != nil {
+		s.releasedOne()
+		if errors.Is(err, slab.ErrClosed) {
+			err = ErrClosed
+		}
+		return nil, err
+	}
+	b.slab, b.data, b.owner, b.held = memory, memory.Bytes()[:size:size], b, true
+	s.mu.Unlock()
+	return &b.Buffer, nil
+}
+
+func (b *blank) location() location {
+	return location{pool: b.pool, slab: b.slab, owner: b.private}
+}
+
+func (b *blank) release() {
+	s := b.s
+	s.mu.Lock()
+	if !b.held {
+		s.mu.Unlock()
+		s.releasedTwice()
+		return
+	}
+	memory := b.slab
+	b.held, b.data, b.slab = false, nil, slab.Slab{}
+	s.mu.Unlock()
+	b.pool.Put(memory) // it may have to close a region
+	s.mu.Lock()
+	s.releasedOne()
+}
+
+// trusts tells that the peer may have keys to memory that holds what other trusted
+// peers of the group have sent.
+func (s *shell) trusts() bool { return s.n.cfg.relay && s.e.trusted }
+
+// mayGather tells whether the device can send a buffer from where it lies.
+func (s *shell) mayGather(at *location) bool { return s.gathers && s.n.has(at.pool) }
+
+// mayShow tells whether the peer may have the key to where a buffer lies. It opens
+// the whole region.
+func (s *shell) mayShow(at *location) bool {
+	if at.owner != nil {
+		return at.owner == s.private
+	}
+	return s.trusts() && (at.pool == s.n.longPool || at.pool == s.n.offerPool)
+}
+
+// sendBufferNow is sendNow for a buffer that the device can send from where it lies.
+func (s *shell) sendBufferNow(p parcel) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sending || p.size() > s.m.MaxEager() || s.e.over() || !s.m.MaySend() {
+		return false
+	}
+	return s.tryGather(&p)
+}
+
+// tryGather posts an eager message whose bytes need not be copied to other memory.
+// MaySend, and mu is held.
+func (s *shell) tryGather(p *parcel) bool {
+	if p.size() > link.Small {
+		at := p.buffer.owner.location()
+		if !s.mayGather(&at) {
+			return false
+		}
+		p.buffer.Retain()
+		s.gather = p.buffer
+		s.gatherEntry = rdma.SGE{Region: at.slab.Region(), Offset: at.slab.Offset() + at.offset + p.from, Length: len(p.body)}
+	}
+	s.m.Gather(p.tag, p.header, p.body, p.size() > link.Small)
+	s.flush()
+	s.traffic.add(p.size())
+	return true
+}
+
+// gathered fills in the entries of a request for the header and the buffer that
+// tryGather has laid down.
+func (s *shell) gathered(slot int, p *link.Post, entries []rdma.SGE) []rdma.SGE {
+	entries = entries[:2]
+	entries[0] = rdma.SGE{Region: s.places.Region(), Offset: s.places.Offset() + slot*link.PlaceSize, Length: p.Size}
+	entries[1] = s.gatherEntry
+	s.gatherings[slot], s.gather = s.gather, nil
+	s.inFlight++
+	return entries
+}
+
+// offerInPlace offers a part of a long message from where it lies.
+func (s *shell) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *location) error {
+	if _, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, nil, nil, 0, parcel{}); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	remote := at.slab.Remote()
+	p.buffer.Retain()
+	s.offer(p.tag, o, remote.Address+uint64(at.offset+p.from), remote.Key, len(p.body), offered{buffer: p.buffer})
+	s.inFlight++
+	return s.e.Err() // posting may have failed
+}
+
+// letGo ends the use of a buffer by a send. mu is held; whoever holds it calls
+// dropLoose when it has let go of that.
+func (s *shell) letGo(b *Buffer) {
+	s.inFlight--
+	if len(s.settling.waiters) > 0 && !s.uses(b) {
+		s.settling.settled(b)
+	}
+	if b.last() {
+		s.loose = append(s.loose, b)
+	}
+}
+
+// dropLoose gives back buffers whose last reference was that of a send. It takes the
+// lock of the endpoint that they belong to, so mu is not held.
+func (s *shell) dropLoose() {
+	for {
+		s.mu.Lock()
+		n := len(s.loose)
+		if n == 0 {
+			s.mu.Unlock()
+			return
+		}
+		b := s.loose[n-1]
+		s.loose[n-1] = nil
+		s.loose = s.loose[:n-1]
+		s.mu.Unlock()
+		b.owner.release()
+	}
+}
+
+// uses tells whether a send of b is under way. mu is held.
+func (s *shell) uses(b *Buffer) bool {
+	if s.inFlight == 0 {
+		return false
+	}
+	for _, other := range s.gatherings {
+		if other == b {
+			return true
+		}
+	}
+	for i := range s.offers {
+		if s.offers[i].buffer == b {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *shell) settle(ctx context.Context, b *Buffer) error {
+	s.mu.Lock()
+	if !s.uses(b) {
+		s.mu.Unlock()
+		return nil
+	}
+	w := s.settling.add(b, s.t.Spin)
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.settling.remove(w)
+		s.mu.Unlock()
+	}()
+	for {
+		switch {
+		case w.done.Load():
+			return nil
+		case s.e.over():
+			return s.e.err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		if s.w.drive(&w.spin, w.ready) {
+			return nil
+		}
+		s.w.sleep()
+		w.sleep(ctx, s.e.done)
+		s.w.awake()
+	}
+}
