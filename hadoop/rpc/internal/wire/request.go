@@ -19,43 +19,25 @@ func ParseRequest(b []byte) (h Request, rest []byte, err error) {
 	}
 	h = Request{Kind: -1, Op: -1, RetryCount: -1}
 	var hasCall, hasClient bool
-	for len(b) > 0 {
-		number, kind, after, err := field(b)
-		if err != nil {
-			return h, nil, err
-		}
-		b = after
-		switch {
-		case kind == protowire.VarintType && number <= 5 && number != 4:
-			var v uint64
-			if v, b, err = varint(b); err != nil {
-				return h, nil, err
-			}
-			switch number {
-			case 1:
-				h.Kind = int32(v)
-			case 2:
-				h.Op = int32(v)
-			case 3:
-				h.CallID, hasCall = sint32(v), true
-			case 5:
-				h.RetryCount = sint32(v)
-			}
-		case kind == protowire.BytesType && number == 4:
-			if h.ClientID, b, err = bytes(b); err != nil {
-				return h, nil, err
-			}
-			hasClient = true
-		default:
-			if b, err = skip(number, kind, b); err != nil {
-				return h, nil, err
-			}
+	f := fields{b: b}
+	for f.next() {
+		switch f.tag {
+		case 1<<3 | varint:
+			h.Kind = int32(f.value)
+		case 2<<3 | varint:
+			h.Op = int32(f.value)
+		case 3<<3 | varint:
+			h.CallID, hasCall = sint32(f.value), true
+		case 4<<3 | bytes:
+			h.ClientID, hasClient = f.bytes, true
+		case 5<<3 | varint:
+			h.RetryCount = sint32(f.value)
 		}
 	}
 	if !hasCall || !hasClient {
-		return h, nil, errIncomplete
+		f.missing()
 	}
-	return h, rest, nil
+	return h, rest, f.err
 }
 
 func (h *Request) size() int {
@@ -92,33 +74,24 @@ func ParseInvocation(b []byte) (i Invocation, rest []byte, err error) {
 		return i, nil, err
 	}
 	var has int
-	for len(b) > 0 {
-		number, kind, after, err := field(b)
-		if err != nil {
-			return i, nil, err
-		}
-		b = after
-		switch {
-		case kind == protowire.BytesType && number == 1:
-			i.Method, b, err = bytes(b)
+	f := fields{b: b}
+	for f.next() {
+		switch f.tag {
+		case 1<<3 | bytes:
+			i.Method = f.bytes
 			has |= 1
-		case kind == protowire.BytesType && number == 2:
-			i.Class, b, err = bytes(b)
+		case 2<<3 | bytes:
+			i.Class = f.bytes
 			has |= 2
-		case kind == protowire.VarintType && number == 3:
-			i.Version, b, err = varint(b)
+		case 3<<3 | varint:
+			i.Version = f.value
 			has |= 4
-		default:
-			b, err = skip(number, kind, b)
-		}
-		if err != nil {
-			return i, nil, err
 		}
 	}
 	if has != 7 {
-		return i, nil, errIncomplete
+		f.missing()
 	}
-	return i, rest, nil
+	return i, rest, f.err
 }
 
 // SizeInvocation is the size of an invocation behind its length.

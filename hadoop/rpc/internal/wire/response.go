@@ -22,51 +22,29 @@ func ParseResponse(b []byte) (h Response, rest []byte, err error) {
 	}
 	h.RetryCount = -1
 	var hasCall, hasStatus bool
-	for len(b) > 0 {
-		number, kind, after, err := field(b)
-		if err != nil {
-			return h, nil, err
-		}
-		b = after
-		switch {
-		case kind == protowire.VarintType && (number <= 3 || number == 6 || number == 8):
-			var v uint64
-			if v, b, err = varint(b); err != nil {
-				return h, nil, err
-			}
-			switch number {
-			case 1:
-				h.CallID, hasCall = int32(uint32(v)), true
-			case 2:
-				h.Status, hasStatus = Status(int32(v)), true
-			case 6:
-				h.Detail = int32(v)
-			case 8:
-				h.RetryCount = sint32(v)
-			}
-		case kind == protowire.BytesType && (number == 4 || number == 5 || number == 7):
-			var v []byte
-			if v, b, err = bytes(b); err != nil {
-				return h, nil, err
-			}
-			switch number {
-			case 4:
-				h.Exception = string(v)
-			case 5:
-				h.Message = string(v)
-			case 7:
-				h.ClientID = v
-			}
-		default:
-			if b, err = skip(number, kind, b); err != nil {
-				return h, nil, err
-			}
+	f := fields{b: b}
+	for f.next() {
+		switch f.tag {
+		case 1<<3 | varint:
+			h.CallID, hasCall = int32(uint32(f.value)), true
+		case 2<<3 | varint:
+			h.Status, hasStatus = Status(int32(f.value)), true
+		case 4<<3 | bytes:
+			h.Exception = string(f.bytes)
+		case 5<<3 | bytes:
+			h.Message = string(f.bytes)
+		case 6<<3 | varint:
+			h.Detail = int32(f.value)
+		case 7<<3 | bytes:
+			h.ClientID = f.bytes
+		case 8<<3 | varint:
+			h.RetryCount = sint32(f.value)
 		}
 	}
 	if !hasCall || !hasStatus {
-		return h, nil, errIncomplete
+		f.missing()
 	}
-	return h, rest, nil
+	return h, rest, f.err
 }
 
 func (h *Response) size() int {

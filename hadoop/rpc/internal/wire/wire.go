@@ -45,7 +45,6 @@ const (
 
 var (
 	errNoMessage  = errors.New("no message where one must be")
-	errNumber     = errors.New("a field's number is out of bounds")
 	errIncomplete = errors.New("a required field is missing")
 )
 
@@ -71,46 +70,6 @@ func SizeDelimited(n int) int { return protowire.SizeVarint(uint64(n)) + n }
 
 // AppendLength appends the length that stands before a message of n bytes.
 func AppendLength(b []byte, n int) []byte { return protowire.AppendVarint(b, uint64(n)) }
-
-// field takes a field's tag off b.
-func field(b []byte) (number protowire.Number, kind protowire.Type, rest []byte, err error) {
-	number, kind, n := protowire.ConsumeTag(b)
-	if n < 0 {
-		return 0, 0, nil, protowire.ParseError(n)
-	}
-	if number > protowire.MaxValidNumber {
-		return 0, 0, nil, errNumber
-	}
-	return number, kind, b[n:], nil
-}
-
-// skip takes the value of a field off b that is not known.
-func skip(number protowire.Number, kind protowire.Type, b []byte) ([]byte, error) {
-	n := protowire.ConsumeFieldValue(number, kind, b)
-	if n < 0 {
-		return nil, protowire.ParseError(n)
-	}
-	return b[n:], nil
-}
-
-func varint(b []byte) (uint64, []byte, error) {
-	if len(b) > 0 && b[0] < 0x80 {
-		return uint64(b[0]), b[1:], nil
-	}
-	v, n := protowire.ConsumeVarint(b)
-	if n < 0 {
-		return 0, nil, protowire.ParseError(n)
-	}
-	return v, b[n:], nil
-}
-
-func bytes(b []byte) (value, rest []byte, err error) {
-	value, n := protowire.ConsumeBytes(b)
-	if n < 0 {
-		return nil, nil, protowire.ParseError(n)
-	}
-	return value, b[n:], nil
-}
 
 func sint32(v uint64) int32     { return int32(protowire.DecodeZigZag(v & 0xffffffff)) }
 func fromSint32(v int32) uint64 { return protowire.EncodeZigZag(int64(v)) }
