@@ -62,9 +62,9 @@ func TestErrorsOfOneCall(t *testing.T) {
 		class, message string
 		code           rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto
 	}{
-		{1, "org.apache.hadoop.ipc.RpcNoSuchProtocolException", "Unknown protocol: org.example.Other", codeNoSuchProtocol},
+		{1, "org.apache.hadoop.ipc.RpcNoSuchProtocolException", "Unknown protocol: \"org.example.Other\"", codeNoSuchProtocol},
 		{2, "org.apache.hadoop.ipc.RPC$VersionMismatch", "Protocol org.example.Echo version mismatch. (client = 7, server = 1)", codeProtocolVersion},
-		{3, "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method nothing called on org.example.Echo protocol.", codeNoSuchMethod},
+		{3, "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method \"nothing\" called on org.example.Echo protocol.", codeNoSuchMethod},
 		{4, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
 		{5, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
 		{6, "java.io.IOException", "encoding the response: ", codeSerializing},
@@ -102,6 +102,29 @@ func TestServeConnAfter(t *testing.T) {
 		here.Close()
 		served.Wait()
 		s.Close()
+	}
+}
+
+// Names that a client made up come back short and printable.
+func TestMadeUpNamesAreQuoted(t *testing.T) {
+	name := "no\n\x00\u202e" + strings.Repeat("x", 1<<20)
+	class, method := callFrame(t, 1, name, "echo", 1, &ping{}), callFrame(t, 2, testProtocol, name, 1, &ping{})
+	address, _ := startServer(t, Config{}, nil)
+	for _, h := range responses(t, exchange(t, address, join([]byte("hrpc\x09\x00\x00"), contextFrame(t), class, method), 2)) {
+		m := h.GetErrorMsg()
+		if h.GetStatus() != statusError || len(m) > 300 || !strings.Contains(m, `"no\n\x00\u202exxx`) || !strings.Contains(m, "(1048583 bytes)") {
+			t.Errorf("%v with %d bytes: %.400q", h.GetStatus(), len(m), m)
+		}
+	}
+	sasl := func(m *rpcpb.RpcSaslProto) []byte { return frameOf(t, requestHeader(wire.CallIDSASL), m) }
+	name = name[:50_000]
+	strict, _ := startServer(t, Config{RefuseSimple: true, Mechanisms: []Mechanism{
+		Tokens(func([]byte) ([]byte, string, error) { return nil, "", io.EOF }),
+	}}, nil)
+	got := responses(t, exchange(t, strict, join([]byte("hrpc\x09\x00\xdf"), sasl(&rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()}),
+		sasl(&rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Auths: []*rpcpb.RpcSaslProto_SaslAuth{{Method: &name, Mechanism: proto.String("")}}}))))
+	if n := len(got); n == 0 || len(got[n-1].GetErrorMsg()) > 300 || !strings.Contains(got[n-1].GetErrorMsg(), "(50000 bytes)") {
+		t.Errorf("%d answers, the last one %.400v", n, got[max(n-1, 0)])
 	}
 }
 

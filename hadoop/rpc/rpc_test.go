@@ -132,7 +132,7 @@ func TestErrorsCrossTheWire(t *testing.T) {
 		{"refuse", "java.io.FileNotFoundException", "no such file"},
 		{"fail", "java.io.IOException", "plain"},
 		{"panic", "java.io.IOException", "failed at panic"},
-		{"missing", "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method missing called on org.example.Echo protocol."},
+		{"missing", "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method \"missing\" called on org.example.Echo protocol."},
 	} {
 		err := c.Call(t.Context(), test.method, &ping{}, &ping{})
 		var e *exception.Error

@@ -206,7 +206,7 @@ func (a *authentication) choose(s *Server, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSas
 		return a.step(m)
 	}
 	if a.offered {
-		return nil, unauthorized(auth.GetMethod() + " authentication is not enabled.  Available:" + available(s))
+		return nil, unauthorized(quoted([]byte(auth.GetMethod())) + " authentication is not enabled.  Available:" + available(s))
 	}
 	return a.offer(s)
 }

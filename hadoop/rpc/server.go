@@ -108,6 +108,7 @@ type Server struct {
 }
 
 type protocol struct {
+	class   string
 	version uint64
 	methods map[string]*served
 }
@@ -130,7 +131,7 @@ func NewServer(cfg Config) *Server {
 // Register adds a protocol by its Java class name and version. It must not be
 // called once the server serves.
 func (s *Server) Register(class string, version uint64, methods Methods) {
-	p := protocol{version, make(map[string]*served, len(methods))}
+	p := protocol{class, version, make(map[string]*served, len(methods))}
 	for name, m := range methods {
 		p.methods[name] = s.metrics.serve(class, name, m)
 	}

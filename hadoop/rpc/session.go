@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -198,17 +199,27 @@ func (s *session) call(h *wire.Request, rest []byte, m *carrier.Message) error {
 func (s *Server) find(i *wire.Invocation) (*served, *failure) {
 	p, ok := s.protocols[string(i.Class)]
 	if !ok {
-		return nil, refuse(codeNoSuchProtocol, exception.NoSuchProtocol, "Unknown protocol: "+string(i.Class))
+		return nil, refuse(codeNoSuchProtocol, exception.NoSuchProtocol, "Unknown protocol: "+quoted(i.Class))
 	}
 	if i.Version != p.version {
 		return nil, refuse(codeProtocolVersion, exception.VersionMismatch, fmt.Sprintf(
-			"Protocol %s version mismatch. (client = %d, server = %d)", i.Class, i.Version, p.version))
+			"Protocol %s version mismatch. (client = %d, server = %d)", p.class, i.Version, p.version))
 	}
 	m, ok := p.methods[string(i.Method)]
 	if !ok {
-		return nil, refuse(codeNoSuchMethod, exception.NoSuchMethod, "Unknown method "+string(i.Method)+" called on "+string(i.Class)+" protocol.")
+		return nil, refuse(codeNoSuchMethod, exception.NoSuchMethod, "Unknown method "+quoted(i.Method)+" called on "+p.class+" protocol.")
 	}
 	return m, nil
+}
+
+// quoted is what a client sent as it may stand in a message to it or in a log:
+// at most 128 bytes of it, and nothing but printable characters.
+func quoted(b []byte) string {
+	const most = 128
+	if len(b) <= most {
+		return strconv.Quote(string(b))
+	}
+	return strconv.Quote(string(b[:most])) + "... (" + strconv.Itoa(len(b)) + " bytes)"
 }
 
 // enqueue gives a call to the handlers. While the session's calls under way are
