@@ -77,9 +77,9 @@ func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *
 	if len(header) > MaxHeader {
 		return e.failure("send to", fmt.Errorf("%w: a header of %d bytes, at most %d", ErrTooLong, len(header), MaxHeader))
 	}
-	p := parcel{tag: tag, header: header, body: b.data[from:to:to], buffer: b, from: from}
+	p := parcel{tag: tag, header: header, body: b.data[from:to:to], buffer: b, from: b.front + from}
 	if !(ctx.Err() == nil && p.size() <= e.carrier.maxMessage() && e.carrier.sendBufferNow(p)) {
-		if err := e.sendInTurn(ctx, p); err != nil {
+		if _, err := e.sendInTurn(ctx, p); err != nil {
 			return err
 		}
 	}

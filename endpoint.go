@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/budget"
-
+	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -34,6 +34,7 @@ type Endpoint struct {
 	// context.
 	sendLock chan struct{}
 	closing  atomic.Bool
+	upcalled atomic.Bool   // messages go to a sink, not to Receive
 	closed   chan struct{} // the first Close is through
 	closeErr error
 
@@ -71,6 +72,15 @@ type carrier interface {
 	// eager is the longest message that goes into a buffer that the peer has
 	// posted, 0 if the carrier makes no such difference.
 	eager() int
+	// upcalls hands messages to a sink from here on, in the order of their arrival.
+	upcalls(to sink)
+	// sendPair is sendNow for a message in two parts, of which the first is a header.
+	sendPair(tag uint32, header call.Header, payload []byte) bool
+	// drive polls until ready for as long as that is of use, and tells whether it is.
+	// sleep and awake enclose a wait without it.
+	drive(ready func() bool) bool
+	sleep()
+	awake()
 	// wake makes all waits look at the endpoint's state.
 	wake()
 	// close says goodbye and returns when the peer has everything or ctx is
@@ -88,6 +98,7 @@ type environment struct {
 	taking          func(n int64)  // is told before n bytes of that are taken
 	lent            *lending       // buffers of endpoints over TCP
 	forget          func(*Endpoint)
+	copies          copies
 }
 
 // newEndpoint returns one that has no carrier yet.
@@ -174,23 +185,25 @@ func (e *Endpoint) Send(ctx context.Context, tag uint32, message []byte) error {
 	if ctx.Err() == nil && len(message) <= e.carrier.maxMessage() && e.carrier.sendNow(tag, message) {
 		return nil
 	}
-	return e.sendInTurn(ctx, parcel{tag: tag, body: message})
+	_, err := e.sendInTurn(ctx, parcel{tag: tag, body: message})
+	return err
 }
 
-// sendInTurn sends a message that has to wait for others, or for the peer.
-func (e *Endpoint) sendInTurn(ctx context.Context, p parcel) error {
+// sendInTurn sends a message that has to wait for others, or for the peer. If it fails
+// and begun is false, nothing of the message has been sent; otherwise nobody knows, if the
+// endpoint has ended.
+func (e *Endpoint) sendInTurn(ctx context.Context, p parcel) (begun bool, err error) {
 	select {
 	case e.sendLock <- struct{}{}:
 	default:
 		select {
 		case e.sendLock <- struct{}{}:
 		case <-ctx.Done():
-			return e.failure("send to", context.Cause(ctx))
+			return false, e.failure("send to", context.Cause(ctx))
 		case <-e.done:
-			return e.failure("send to", e.err)
+			return false, e.failure("send to", e.err)
 		}
 	}
-	var err error
 	switch {
 	case e.Err() != nil:
 		err = e.err
@@ -199,19 +212,22 @@ func (e *Endpoint) sendInTurn(ctx context.Context, p parcel) error {
 	case p.size() > e.carrier.maxMessage():
 		err = fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, p.size(), e.carrier.maxMessage())
 	default:
-		err = e.carrier.send(ctx, p)
+		begun, err = true, e.carrier.send(ctx, p)
 	}
 	<-e.sendLock
 	if err != nil {
-		return e.failure("send to", err)
+		return begun, e.failure("send to", err)
 	}
-	return nil
+	return begun, nil
 }
 
 // Receive waits for the next message. One goroutine at a time may call it.
 // After the last message of a peer that closed in order it returns io.EOF
 // itself, unwrapped.
 func (e *Endpoint) Receive(ctx context.Context) (*Message, error) {
+	if e.upcalled.Load() {
+		return nil, e.failure("receive from", errUpcalled)
+	}
 	m, err := e.carrier.receive(ctx)
 	if err == nil || err == io.EOF {
 		return m, err

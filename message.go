@@ -22,6 +22,7 @@ type Message struct {
 // read the bytes; who writes them agrees with the others about it.
 type Buffer struct {
 	data  []byte
+	front int // bytes in front of data that have been cut off
 	owner bufferOwner
 	more  atomic.Int32 // references beyond the first
 	held  bool         // the application has it; guarded by the owner's lock
@@ -35,6 +36,9 @@ type bufferOwner interface {
 	// location tells where the bytes lie, while somebody has a reference.
 	location() location
 }
+
+// cut takes n bytes off the front.
+func (b *Buffer) cut(n int) { b.data, b.front = b.data[n:], b.front+n }
 
 // A location is where a buffer lies in registered memory.
 type location struct {

@@ -101,6 +101,11 @@ type shell struct {
 	loose       []*Buffer     // without a reference, to be given back without mu
 	blanks      []blank       // for buffers to come
 	longs       []longMessage // for messages to come
+
+	sink      sink // gets messages instead of Receive, if there is one
+	serving   bool // it counts in its worker
+	providing bool // a goroutine gets memory for the sink's next message
+	closed    bool // no such goroutine may begin
 }
 
 // An offered part of a long message lies in memory of its own, or in a buffer.
@@ -316,6 +321,9 @@ func (s *shell) handle(c *rdma.Completion) {
 
 // settled tells those who wait what has become of what they wait for. mu is held.
 func (s *shell) settled() {
+	if s.sink != nil {
+		s.deliverReady()
+	}
 	if s.m.PeerSaidGoodbye() && s.m.Finished() {
 		s.flush()
 		s.e.end(ErrPeerClosed)
@@ -413,9 +421,15 @@ func (s *shell) handOver(c *rdma.Completion) bool {
 	s.recv.took(b)
 	m := &b.message
 	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
+	m.front = 0
 	s.held++
 	s.heldEager++
 	s.taken.add(len(m.data))
+	if s.sink != nil {
+		s.deliver(m)
+		s.tellSender()
+		return true
+	}
 	s.handing, s.hand = false, m
 	s.handed.Set()
 	if s.receiving {
@@ -444,7 +458,7 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 	memory = memory[:c.Length]
 	effects, err := s.m.Received(memory, &b.message)
 	if effects.Kept {
-		b.message.data = memory[wire.HeaderSize:c.Length:c.Length]
+		b.message.data, b.message.front = memory[wire.HeaderSize:c.Length:c.Length], 0
 		b.holder = s
 	} else {
 		s.putBack(b)

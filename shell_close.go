@@ -89,6 +89,9 @@ func (s *shell) free() {
 		_ = s.qp.Disconnect() // it may never have been connected
 	}
 	close(s.unwatch)
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.wg.Wait()
 	stuck := false
 	if s.qp != nil {
@@ -127,6 +130,9 @@ func (s *shell) free() {
 		s.recv.withdraw(s.share, s.promised, standing)
 	}
 	s.freeSends(stuck)
+	if s.serving {
+		s.w.serving.Add(-1)
+	}
 	if s.w != nil {
 		s.n.unclaim(s.w, s.claim, shared)
 	}

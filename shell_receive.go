@@ -86,10 +86,15 @@ func (s *shell) next() *Message {
 		// Nothing was ready when the flag was cleared under mu.
 		return nil
 	}
+	return s.accept(in)
+}
+
+// accept makes a message of the inbox the application's. mu is held.
+func (s *shell) accept(in link.Message[*Message]) *Message {
 	m := in.Handle
 	m.Tag = in.Tag
 	if in.Long {
-		m.data = m.owner.(*longMessage).slab.Bytes()[:in.Length:in.Length]
+		m.data, m.front = m.owner.(*longMessage).slab.Bytes()[:in.Length:in.Length], 0
 	} else {
 		s.heldEager++
 	}
@@ -317,12 +322,20 @@ func (s *shell) released(b *buffer) {
 		s.releasedTwice()
 		return
 	}
-	m.held, m.data, b.holder = false, nil, nil
 	if s.dead {
+		m.held, m.data, b.holder = false, nil, nil
 		b.home.putLate(b, true)
 		s.releasedOne()
 		return
 	}
+	s.returned(b)
+	s.mu.Unlock()
+}
+
+// returned gives a buffer that the application has had back to the peer. mu is held.
+func (s *shell) returned(b *buffer) {
+	m := &b.message
+	m.held, m.data, b.holder = false, nil, nil
 	s.held--
 	s.heldEager--
 	if s.narrow() {
@@ -333,7 +346,6 @@ func (s *shell) released(b *buffer) {
 		s.m.Released()
 	}
 	s.flush()
-	s.mu.Unlock()
 }
 
 // releasedOne counts a message that came back. It unlocks mu.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/budget"
+	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/liveness"
 )
@@ -66,6 +67,11 @@ type stream struct {
 	awaited  atomic.Bool   // Receive waits for a message
 	readDone chan struct{}
 	readErr  error // set before readDone is closed; nil after a goodbye
+
+	callHeader [call.HeaderSize]byte // of a message that is being written; the holder of sendLock's
+
+	up   sync.Mutex // held to hand over a message
+	sink sink       // gets messages instead of Receive, if there is one
 
 	wg sync.WaitGroup
 }

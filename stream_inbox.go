@@ -33,6 +33,15 @@ func (q *inbox) at(i int) **Message { return &q.ring[(q.first+i)&(len(q.ring)-1)
 
 // pop takes the first message, or returns nil.
 func (q *inbox) pop() *Message {
+	m := q.take()
+	if m != nil {
+		q.passed(len(m.data))
+	}
+	return m
+}
+
+// take is pop without counting.
+func (q *inbox) take() *Message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.count == 0 {
@@ -40,8 +49,14 @@ func (q *inbox) pop() *Message {
 	}
 	m := q.remove()
 	q.bytes -= len(m.data)
-	q.popped.add(len(m.data))
 	return m
+}
+
+// passed counts a message that the application gets.
+func (q *inbox) passed(bytes int) {
+	q.mu.Lock()
+	q.popped.add(bytes)
+	q.mu.Unlock()
 }
 
 func (q *inbox) remove() *Message {

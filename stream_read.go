@@ -76,7 +76,9 @@ func (s *stream) readFrames() error {
 			return err
 		}
 		if s.current != nil && !a.open {
-			s.deliver()
+			if err := s.deliver(); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -120,12 +122,25 @@ func (s *stream) skip(r *bufio.Reader, n int, err error) error {
 	return err
 }
 
-// deliver puts the message that has arrived into the inbox.
-func (s *stream) deliver() {
+// deliver puts the message that has arrived into the inbox, or hands it to the sink.
+func (s *stream) deliver() error {
 	l := s.current
 	s.current = nil
 	s.memory.Finish()
-	s.in.push(&l.Message)
+	s.up.Lock()
+	to := s.sink
+	if to == nil {
+		s.in.push(&l.Message)
+		s.up.Unlock()
+		return nil
+	}
+	run, err := s.give(to, &l.Message)
+	s.up.Unlock()
+	// Requests are handled here, one endpoint's by its own reader.
+	for run {
+		run = to.run(runBudget)
+	}
+	return err
 }
 
 // abandon drops the message that is arriving.

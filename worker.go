@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -72,6 +73,12 @@ type worker struct {
 	polls     uint64 // that found something
 	batch     [pollBatch]rdma.Completion
 
+	runs     runList      // what completions have brought to be done without locks
+	serving  atomic.Int32 // endpoints that bring some
+	patience atomic.Int64 // the longest of their limits of polling, in nanoseconds
+	patient  spinner      // of the worker's own goroutine
+	driver   latch.Latch  // held by the one caller that polls for the answer to its call
+
 	callers  callers
 	sleepers atomic.Int32  // callers that wait for the worker
 	deferred atomic.Bool   // the queue is left to callers
@@ -121,6 +128,7 @@ func (w *worker) close() error {
 	err := w.cq.Close()
 	if err == nil {
 		<-w.done
+		w.runs.helpers.Wait()
 	}
 	return err
 }
@@ -137,9 +145,14 @@ func (w *worker) run(ctx context.Context) {
 			if n, _ := w.poll(); n > 0 {
 				idle = 0
 			}
+			// New requests of others are seen between any two budgets.
+			for w.runs.one() {
+				w.poll()
+				idle = 0
+			}
 			runtime.Gosched()
 		}
-		if w.callers.any() {
+		if w.callers.any() || w.serve() {
 			continue
 		}
 		if err := w.cq.Arm(false); err != nil && ctx.Err() != nil {
@@ -149,7 +162,7 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		// What came before the arming raises no event.
-		if n, busy := w.poll(); n > 0 || busy {
+		if n, busy := w.poll(); n > 0 || busy || w.runs.any() {
 			continue
 		}
 		// Closing the queue ends the wait; with a context that can end, each wait
@@ -159,6 +172,31 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// serve polls for requests for a while, if there is somebody whose requests are
+// handled here. It tells whether some came.
+func (w *worker) serve() bool {
+	if w.serving.Load() == 0 || processors.dense() {
+		return false
+	}
+	if limit := time.Duration(w.patience.Load()); limit != w.patient.limit {
+		w.patient = newSpinner(limit)
+	}
+	budget := w.patient.next()
+	if budget <= 0 {
+		return false
+	}
+	ok, waited := w.spin(budget, w.runs.any, true)
+	if !ok {
+		w.patient.vain(budget)
+		return false
+	}
+	w.patient.helped(waited)
+	for w.runs.one() {
+		w.poll()
+	}
+	return true
 }
 
 // leave leaves the queue to polling callers until they stop or one goes to sleep.
@@ -201,6 +239,7 @@ func (w *worker) poll() (n int, busy bool) {
 func (w *worker) drain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.runs.kick()
 	for range workerQueue / pollBatch { // no longer, however busy the others are
 		if w.pollLocked() == 0 {
 			return
@@ -275,9 +314,10 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 	budget := s.next()
 	if budget <= 0 || processors.dense() {
 		w.poll() // what has come already need not wait for the worker
+		w.runs.kick()
 		return ready()
 	}
-	ok, waited := w.spin(budget, ready)
+	ok, waited := w.spin(budget, ready, false)
 	if w.sleepers.Load() > 0 && !w.callers.any() {
 		w.watch()
 	}
@@ -290,8 +330,9 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 }
 
 // spin polls until ready, for about budget. It tells how long it has polled; what
-// ends before the first look at the clock counts as nothing.
-func (w *worker) spin(budget time.Duration, ready func() bool) (ok bool, waited time.Duration) {
+// ends before the first look at the clock counts as nothing. What the list of runs
+// gets meanwhile is up to others, unless it is the worker's own goroutine that polls.
+func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok bool, waited time.Duration) {
 	var start time.Duration
 	var last time.Duration // of the look at the clock before; 0: much has been done since
 	counted := false
@@ -312,6 +353,9 @@ func (w *worker) spin(budget time.Duration, ready func() bool) (ok bool, waited 
 				}
 			}
 			w.mu.Unlock()
+		}
+		if !own {
+			w.runs.kick()
 		}
 		ok = ok || ready()
 		if ok && start == 0 {
@@ -353,6 +397,14 @@ func (w *worker) watch() {
 func (w *worker) sleep() {
 	w.sleepers.Add(1)
 	w.watch()
+}
+
+// sleepBeside is sleep for a caller for whom another one polls, if one does.
+func (w *worker) sleepBeside() {
+	w.sleepers.Add(1)
+	if !w.callers.any() {
+		w.watch()
+	}
 }
 
 func (w *worker) awake() { w.sleepers.Add(-1) }

@@ -60,6 +60,14 @@ func (h *Header) Put(b []byte) {
 	binary.BigEndian.PutUint64(b[8:], uint64(h.ID.Slot)<<32|uint64(h.ID.Generation))
 }
 
+// Append encodes h behind b.
+func (h *Header) Append(b []byte) []byte {
+	n := len(b)
+	b = append(b, make([]byte, HeaderSize)...)
+	h.Put(b[n:])
+	return b
+}
+
 // flags are those that a kind may have, and kinds without a payload have 1 in bare.
 var (
 	flags = [...]uint8{Request: Streams, Data: FromCaller, End: FromCaller, Grant: FromCaller}

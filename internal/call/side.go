@@ -258,6 +258,19 @@ func (s *Side[C, R]) Answered(id ID) bool {
 	return true
 }
 
+// Reopen takes Answered back: the answer has not been sent. It reports false if the
+// peer has used the slot meanwhile, for which it had no reason.
+func (s *Side[C, R]) Reopen(id ID, of R) bool {
+	r := &s.served[id.Slot]
+	if r.busy || s.open == s.own.Requests {
+		return false
+	}
+	*r = served[R]{busy: true, generation: id.Generation, of: of}
+	s.open++
+	s.calls++
+	return true
+}
+
 // Handled counts a notification that has been handled. It returns how many the peer is
 // to be told of now, 0 if that can wait.
 func (s *Side[C, R]) Handled() (tell uint32) {

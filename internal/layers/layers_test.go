@@ -31,8 +31,8 @@ var rows = [][]string{
 	{"/internal"}, // small packages of one idea: none imports another, unless a row below names it
 	{"/internal/link", "/internal/testnet", "/internal/latch"},
 	{"/rdma"},
-	{"/internal/slab"}, // registered memory: it stands on the model
-	{""},               // the runtime
+	{"/internal/slab", "/internal/call"}, // registered memory stands on the model, calls on link's words
+	{""},                                 // the runtime
 	{"/metrics", "/providers"},
 	// The service kit stands beside rdmanet, not on it: a service of messages
 	// does not link what carries streams.

@@ -24,18 +24,20 @@ var runtimeOrder = [][]string{
 	},
 	{"transport.go"},
 	{"group.go", "device.go"},
+	{"calls.go", "calls_serve.go", "mux.go", "outbox.go"}, // calls on an endpoint
 	{ // an endpoint, on a queue pair or a TCP connection
-		"endpoint.go", "buffer.go", "credentials.go",
+		"endpoint.go", "buffer.go", "credentials.go", "upcall.go",
+		"shell_upcall.go", "stream_upcall.go", "copies.go",
 		"shell.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go",
 	},
 	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go", "pace.go", "settling.go", "lending.go"}, // what endpoints on queue pairs share
-	{"worker.go", "spin.go"},
+	{"worker.go", "runlist.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",
 		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
 	},
-	{"config.go", "tuning.go", "counters.go", "selection.go", "errors.go"}, // words that all others use
+	{"config.go", "tuning.go", "counters.go", "selection.go", "errors.go", "fifo.go"}, // words that all others use
 }
 
 // upward lists what still runs the other way, by file: what it uses of a higher

@@ -1,0 +1,403 @@
+package verbena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/call"
+)
+
+// Causes of the end of a request's context, beside the end of the endpoint.
+var (
+	errCanceled = errors.New("verbena: the caller has given up")
+	errAnswered = errors.New("verbena: the call has been answered")
+)
+
+// ErrAnswered: a call was answered a second time, or its deadline, the caller or the
+// runtime has ended it before.
+var ErrAnswered = errors.New("verbena: the call has ended already")
+
+// A Request is a call of the peer, or a notification, that a handler was given. It is
+// valid until it has been answered, by one goroutine at a time.
+//
+// A call gets exactly one answer: Reply or Fail. A handler that returns without one
+// has passed the request on to somebody who will give it. Until then it counts among
+// the requests that the peer may have here.
+type Request struct {
+	r   *request
+	age uint64
+}
+
+// A request is used again for others, with another age.
+type request struct {
+	c        *Caller
+	age      atomic.Uint64 // one more when it is answered
+	id       call.ID
+	method   uint32
+	notifies bool
+	handler  *handler
+	message  *Message
+	expires  time.Time // zero: never
+
+	// Guarded by the caller's mu:
+	ctx      context.Context // nil until somebody asks
+	end      context.CancelCauseFunc
+	canceled bool
+}
+
+// Method is what the caller asked for.
+func (q Request) Method() uint32 { return q.r.method }
+
+// Payload is what the caller sent. It may be read and changed until the request has been
+// answered.
+func (q Request) Payload() []byte {
+	if m := q.r.message; m != nil {
+		return m.Bytes()
+	}
+	return nil
+}
+
+// Keep takes the payload's memory over: it stays valid, whatever becomes of the
+// request, until the message is released.
+func (q Request) Keep() *Message {
+	m := q.r.message
+	q.r.message = nil
+	return m
+}
+
+// Notification tells that there is no answer: Reply and Fail only say that the request
+// has been handled, and the end of the handler says it, too.
+func (q Request) Notification() bool { return q.r.notifies }
+
+// Caller is this end of the endpoint, for calls in the other direction. A handler on
+// the worker must not wait for one.
+func (q Request) Caller() *Caller { return q.r.c }
+
+// Deadline is until when the caller waits, by this side's clock.
+func (q Request) Deadline() (time.Time, bool) { return q.r.expires, !q.r.expires.IsZero() }
+
+// Context ends when the caller has given up, at its deadline, with the endpoint, and
+// when the request has been answered. Asking for it costs some allocations.
+func (q Request) Context() context.Context {
+	r := q.r
+	c := r.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.ctx != nil && r.age.Load() == q.age {
+		return r.ctx
+	}
+	if r.age.Load() != q.age {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(errAnswered)
+		return ctx
+	}
+	r.ctx, r.end = context.WithCancelCause(c.ctx)
+	if !r.expires.IsZero() {
+		ctx, cancel := context.WithDeadline(r.ctx, r.expires)
+		end := r.end
+		r.ctx, r.end = ctx, func(cause error) {
+			end(cause)
+			cancel()
+		}
+	}
+	if r.canceled {
+		r.end(errCanceled)
+	}
+	return r.ctx
+}
+
+// Reply answers the call. The payload may be used again when it returns, and may be
+// the request's own. In a short handler it never waits: what finds no room is copied
+// and sent later. In a long one it waits as [Endpoint.Send] does.
+func (q Request) Reply(payload []byte) error { return q.answer(call.Reply, 0, payload) }
+
+// Fail answers the call with a [CallError]. Code is at least [CodeApplication].
+func (q Request) Fail(code uint32, text string) error {
+	return q.answer(call.Failure, max(code, CodeApplication), []byte(text))
+}
+
+// answer ends the request.
+func (q Request) answer(kind call.Kind, tag uint32, payload []byte) error {
+	r := q.r
+	c := r.c
+	if !r.age.CompareAndSwap(q.age, q.age+1) {
+		return c.e.failure("answer", ErrAnswered)
+	}
+	var err error
+	if r.notifies {
+		c.handled()
+	} else {
+		if len(payload) > c.e.MaxMessage()-call.HeaderSize {
+			err = c.e.failure("answer", fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, len(payload), c.e.MaxMessage()-call.HeaderSize))
+			kind, tag, payload = call.Failure, CodeTooLong, []byte("the answer is too long")
+		}
+		if sent := c.answer(r, kind, tag, payload); err == nil {
+			err = sent
+		}
+	}
+	c.recycle(r)
+	return err
+}
+
+// answer sends an answer.
+func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) error {
+	h := call.Header{Kind: kind, ID: r.id}
+	c.mu.Lock()
+	if c.ended {
+		c.mu.Unlock()
+		return c.e.failure("answer", c.e.err)
+	}
+	// The peer may use the slot again as soon as it hears.
+	c.side.Answered(r.id)
+	c.mu.Unlock()
+	if c.e.carrier.sendPair(tag, h, payload) {
+		return nil
+	}
+	if r.handler != nil && r.handler.long {
+		_, err := c.sendJoined(c.ctx, tag, h, payload)
+		return err
+	}
+	m := outgoing{header: h, tag: tag, answers: true}
+	m.carry(payload)
+	c.mu.Lock()
+	// It still counts: what waits here is bounded.
+	if c.ended || !c.side.Reopen(r.id, Request{r, r.age.Load() - 1}) {
+		m.free()
+	} else {
+		c.postLater(m)
+	}
+	c.mu.Unlock()
+	return nil
+}
+
+// handled counts a notification that has been handled.
+func (c *Caller) handled() {
+	c.mu.Lock()
+	tell := uint32(0)
+	if !c.ended {
+		tell = c.side.Handled()
+	}
+	c.mu.Unlock()
+	if tell > 0 {
+		c.post(outgoing{header: call.Header{Kind: call.Handled}, tag: tell})
+	}
+}
+
+// recycle frees what an answered request has.
+func (c *Caller) recycle(r *request) {
+	if r.message != nil {
+		r.message.Release()
+	}
+	c.mu.Lock()
+	end := r.end
+	r.message, r.handler, r.ctx, r.end, r.canceled, r.expires = nil, nil, nil, nil, false, time.Time{}
+	if len(c.requests) < mostSpare {
+		c.requests = append(c.requests, r)
+	}
+	c.mu.Unlock()
+	if end != nil {
+		end(errAnswered)
+	}
+}
+
+// drop ends a request that nobody will handle: the endpoint has ended.
+func (c *Caller) drop(r *request) {
+	r.age.Add(1)
+	c.recycle(r)
+}
+
+// serves implements sink.
+func (c *Caller) serves() bool { return c.mux != nil }
+
+// arrived implements sink.
+func (c *Caller) arrived(m *Message) (v disposal, err error) {
+	h, err := call.Parse(m.data)
+	if err != nil {
+		return v, err
+	}
+	m.cut(call.HeaderSize)
+	var end context.CancelCauseFunc
+	c.mu.Lock()
+	switch {
+	case c.ended:
+	case !c.side.IsGreeted() && h.Kind != call.Greeting:
+		err = fmt.Errorf("%w: a message of kind %d on an endpoint for calls, before a greeting", ErrProtocol, h.Kind)
+	default:
+		switch h.Kind {
+		case call.Greeting:
+			if err = c.side.Greeted(h, m.Tag); err == nil {
+				c.advance()
+			}
+		case call.Reply, call.Failure:
+			v.kept, err = c.heard(h, m)
+		case call.Request, call.Notification:
+			v, err = c.requested(h, m)
+		case call.Cancel:
+			if q, ok := c.side.Served(h.ID); ok && q.r.age.Load() == q.age {
+				q.r.canceled, end = true, q.r.end
+			}
+		case call.Handled:
+			if err = c.side.Credited(m.Tag); err == nil {
+				c.advance()
+			}
+		default:
+			err = fmt.Errorf("%w: a message of kind %d for a call without streams", ErrProtocol, h.Kind)
+		}
+	}
+	c.mu.Unlock()
+	if end != nil {
+		end(errCanceled)
+	}
+	return v, err
+}
+
+// heard takes an answer of the peer. mu is held.
+func (c *Caller) heard(h call.Header, m *Message) (kept bool, err error) {
+	w, wanted, err := c.side.Answer(h.ID)
+	if err != nil {
+		return false, err
+	}
+	if wanted {
+		if kept = h.Kind == call.Reply; kept {
+			w.finish(m, nil)
+		} else {
+			w.finish(nil, &CallError{Code: m.Tag, Text: string(m.data)})
+		}
+	}
+	if c.line.len() > 0 {
+		c.advance()
+	}
+	if c.draining {
+		c.lookDrained()
+	}
+	return kept, nil
+}
+
+// requested takes a request of the peer. mu is held.
+func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
+	if h.Flags != 0 {
+		return v, fmt.Errorf("%w: a call with streams", ErrProtocol)
+	}
+	var r *request
+	if n := len(c.requests); n > 0 {
+		r = c.requests[n-1]
+		c.requests = c.requests[:n-1]
+	} else {
+		r = &request{c: c}
+	}
+	r.id, r.method, r.notifies, r.message = h.ID, m.Tag, h.Kind == call.Notification, m
+	if h.Value > 0 {
+		r.expires = time.Now().Add(call.Wait(h.Value))
+	}
+	if r.notifies {
+		err = c.side.Notified()
+	} else {
+		err = c.side.Requested(h.ID, Request{r, r.age.Load()})
+	}
+	if err != nil {
+		r.message = nil
+		return v, err
+	}
+	c.bytes += len(m.data)
+	c.queue.push(r)
+	v = disposal{kept: true, run: !c.queued}
+	c.queued = true
+	return v, nil
+}
+
+// run implements sink: it handles requests.
+func (c *Caller) run(budget int) (more bool) {
+	for {
+		c.mu.Lock()
+		if c.queue.len() == 0 {
+			c.queued = false
+			c.mu.Unlock()
+			return false
+		}
+		if budget == 0 {
+			c.mu.Unlock()
+			return true
+		}
+		r := c.queue.pop()
+		canceled := r.canceled
+		// A long one counts until its handler begins.
+		full := c.bytes > waitingBytes
+		c.mu.Unlock()
+		budget--
+		c.handle(r, canceled, full)
+	}
+}
+
+// handle hands a request to its handler.
+func (c *Caller) handle(r *request, canceled, full bool) {
+	q := Request{r, r.age.Load()}
+	h := c.mux.handler(r.method)
+	switch {
+	case h == nil:
+		c.waits(r)
+		q.refuse(CodeUnknownMethod, fmt.Sprintf("no handler of method %d", r.method))
+	case canceled:
+		c.waits(r)
+		q.refuse(CodeCanceled, "given up")
+	case h.long && full && !r.notifies:
+		c.waits(r)
+		q.refuse(CodeBusy, "too many bytes of requests wait for handlers")
+	case h.long:
+		r.handler = h
+		c.mux.enqueue(r)
+	default:
+		r.handler = h
+		c.serve(q)
+	}
+}
+
+// waits notes that a request does not wait any more.
+func (c *Caller) waits(r *request) {
+	c.mu.Lock()
+	c.bytes -= len(r.message.data)
+	c.mu.Unlock()
+}
+
+// refuse answers for the runtime.
+func (q Request) refuse(code uint32, text string) {
+	_ = q.answer(call.Failure, code, []byte(text)) // the endpoint's end tells
+}
+
+// serve calls the handler.
+func (c *Caller) serve(q Request) {
+	c.waits(q.r)
+	r := q.r
+	method, f := r.method, r.handler.f
+	if !r.expires.IsZero() && time.Now().After(r.expires) {
+		q.refuse(CodeLate, "the deadline passed before a handler was free")
+		return
+	}
+	if r.notifies {
+		defer q.finish()
+	}
+	defer q.recover(method)
+	f(q)
+}
+
+// finish ends a notification whose handler has returned.
+func (q Request) finish() {
+	if q.r.age.Load() == q.age {
+		_ = q.answer(call.Reply, 0, nil) // is not sent
+	}
+}
+
+// recover makes a panic of a handler the failure of its call.
+func (q Request) recover(method uint32) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	c := q.r.c
+	c.logPanic(method, p)
+	if q.r.age.Load() == q.age {
+		q.refuse(CodePanic, "the handler failed; the server's log tells more")
+	}
+}

@@ -1,0 +1,421 @@
+package verbena
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/race"
+)
+
+// Methods of the tests.
+const (
+	methodEcho     = 1 // short
+	methodEchoLong = 2 // long
+	methodFail     = 3
+	methodPanic    = 4
+	methodBlock    = 5 // long: waits until the test lets it go, or the caller gives up
+	methodCount    = 6 // short, counts
+	methodBack     = 7 // long: calls methodEcho of the caller
+)
+
+// callers is a connection with a caller at each end, of which the second serves.
+type callers2 struct {
+	a, b    *Caller
+	mux     *Mux
+	release chan struct{} // closed: methodBlock goes on
+	blocked chan struct{} // a token for each methodBlock that has begun
+	ended   chan error    // causes of contexts that ended in methodBlock
+	counted atomic.Int64
+}
+
+func (p *pair) callers(t testing.TB, cfg MuxConfig) *callers2 {
+	t.Helper()
+	a, b := p.connect(t, "")
+	return callersOn(t, a, b, cfg)
+}
+
+func callersOn(t testing.TB, a, b *Endpoint, cfg MuxConfig) *callers2 {
+	t.Helper()
+	c := &callers2{mux: NewMux(cfg), release: make(chan struct{}), blocked: make(chan struct{}, 1<<16), ended: make(chan error, 1<<16)}
+	echo := func(q Request) { _ = q.Reply(q.Payload()) }
+	c.mux.Short(methodEcho, echo)
+	c.mux.Long(methodEchoLong, echo)
+	c.mux.Short(methodFail, func(q Request) { _ = q.Fail(CodeApplication+7, "no: "+string(q.Payload())) })
+	c.mux.Short(methodPanic, func(Request) { panic("on purpose") })
+	c.mux.Long(methodBlock, func(q Request) {
+		c.blocked <- struct{}{}
+		select {
+		case <-c.release:
+			_ = q.Reply(q.Payload())
+		case <-q.Context().Done():
+			c.ended <- context.Cause(q.Context())
+			_ = q.Fail(CodeApplication, "nobody waits")
+		}
+	})
+	c.mux.Short(methodCount, func(q Request) { c.counted.Add(1) })
+	c.mux.Long(methodBack, func(q Request) {
+		m, err := q.Caller().Call(q.Context(), methodEcho, q.Payload())
+		if err != nil {
+			_ = q.Fail(CodeApplication, err.Error())
+			return
+		}
+		_ = q.Reply(m.Bytes())
+		m.Release()
+	})
+	var err error
+	if c.a, err = NewCaller(a, c.mux); err != nil {
+		t.Fatal(err)
+	}
+	if c.b, err = NewCaller(b, c.mux); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// close ends both ends and sees to it that no message is left.
+func (c *callers2) close(t testing.TB) {
+	t.Helper()
+	var both sync.WaitGroup
+	both.Go(func() { _ = c.a.Close() })
+	both.Go(func() { _ = c.b.Close() })
+	both.Wait()
+	c.mux.Close()
+	for _, e := range []*Caller{c.a, c.b} {
+		if s, ok := e.e.carrier.(*shell); ok {
+			s.mu.Lock()
+			held := s.held
+			s.mu.Unlock()
+			if held != 0 {
+				t.Errorf("%d messages are held after all was closed", held)
+			}
+		}
+	}
+}
+
+func (c *callers2) echo(ctx context.Context, from *Caller, method uint32, payload []byte) error {
+	m, err := from.Call(ctx, method, payload)
+	if err != nil {
+		return err
+	}
+	defer m.Release()
+	if !bytes.Equal(m.Bytes(), payload) {
+		return fmt.Errorf("%d bytes came back changed: %x, want %x", len(m.Bytes()), prefix(m.Bytes()), prefix(payload))
+	}
+	return nil
+}
+
+func prefix(b []byte) []byte { return b[:min(len(b), 16)] }
+
+func TestCall(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{Logger: slog.New(slog.DiscardHandler)}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		for _, size := range []int{0, 1, 32, 33, 100, 1 << 10, 32 << 10, 40 << 10, 1 << 20, 5 << 20} {
+			payload := make([]byte, size)
+			for i := range payload {
+				payload[i] = byte(i * 7)
+			}
+			for _, from := range []*Caller{c.a, c.b} {
+				for _, method := range []uint32{methodEcho, methodEchoLong, methodBack} {
+					if err := c.echo(p.ctx, from, method, payload); err != nil {
+						t.Fatalf("%d bytes, method %d: %v", size, method, err)
+					}
+				}
+			}
+		}
+		var told *CallError
+		if _, err := c.a.Call(p.ctx, methodFail, []byte("x")); !errors.As(err, &told) || told.Code != CodeApplication+7 || told.Text != "no: x" {
+			t.Errorf("a call that fails: %v", err)
+		}
+		if _, err := c.a.Call(p.ctx, methodPanic, nil); !errors.As(err, &told) || told.Code != CodePanic {
+			t.Errorf("a handler that panics: %v", err)
+		}
+		if _, err := c.a.Call(p.ctx, 99, nil); !errors.As(err, &told) || told.Code != CodeUnknownMethod {
+			t.Errorf("an unknown method: %v", err)
+		}
+		if _, err := c.a.Call(p.ctx, methodEcho, make([]byte, c.a.e.MaxMessage())); !errors.Is(err, ErrNotSent) || !errors.Is(err, ErrTooLong) {
+			t.Errorf("a payload that is too long: %v", err)
+		}
+		if _, err := c.a.e.Receive(p.ctx); !errors.Is(err, errUpcalled) {
+			t.Errorf("Receive: %v", err)
+		}
+		c.close(t)
+		if _, err := c.a.Call(p.ctx, methodEcho, nil); !errors.Is(err, ErrNotSent) || !errors.Is(err, ErrClosed) {
+			t.Errorf("a call after Close: %v", err)
+		}
+	})
+}
+
+// Many callers at both ends, with payloads of all sizes. Each gets the answer to its own
+// call.
+func TestCallsAtOnce(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Handlers: 4})
+		var all sync.WaitGroup
+		for i := range 64 {
+			from := []*Caller{c.a, c.b}[i%2]
+			all.Go(func() {
+				payload := make([]byte, 8, 70<<10)
+				for n := range 50 {
+					binary.BigEndian.PutUint64(payload, uint64(i)<<32|uint64(n))
+					size := 8 + (i*977+n*131)%2000
+					if n%25 == 24 {
+						size = 66 << 10
+					}
+					if err := c.echo(p.ctx, from, uint32(1+n%2), payload[:size]); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		c.close(t)
+	})
+}
+
+// Both ends do nothing but send notifications, more than either takes at a time.
+func TestBothOnlyNotify(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		const each = 3000
+		var all sync.WaitGroup
+		for i := range 8 {
+			from := []*Caller{c.a, c.b}[i%2]
+			all.Go(func() {
+				payload := make([]byte, 3000)
+				for range each / 4 {
+					if err := from.Notify(p.ctx, methodCount, payload); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		// An answer comes behind everything that the same end was sent before.
+		for _, from := range []*Caller{c.a, c.b} {
+			if err := c.echo(p.ctx, from, methodEcho, []byte("all?")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := c.counted.Load(); n != 2*each {
+			t.Errorf("%d notifications were handled, want %d", n, 2*each)
+		}
+		c.close(t)
+	})
+}
+
+// Long handlers that wait hold up neither short ones nor the callers of others; what is
+// too much for the peer waits here.
+func TestSlowHandlers(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Handlers: 2})
+		const calls = callsAtOnce + 40
+		var all sync.WaitGroup
+		for range calls {
+			all.Go(func() {
+				if err := c.echo(p.ctx, c.a, methodBlock, make([]byte, 2000)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		<-c.blocked
+		<-c.blocked
+		// The other direction is free, and its answers come although all places for
+		// requests are taken here.
+		for range 200 {
+			if err := c.echo(p.ctx, c.b, methodEcho, make([]byte, 2000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := c.a.Pending(); n > callsAtOnce {
+			t.Errorf("%d calls are under way, the peer takes %d", n, callsAtOnce)
+		}
+		close(c.release)
+		all.Wait()
+		c.close(t)
+	})
+}
+
+func TestCallGivenUp(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Handlers: 8})
+		ctx, cancel := context.WithCancelCause(p.ctx)
+		mine := errors.New("mine")
+		go func() {
+			<-c.blocked
+			cancel(mine)
+		}()
+		if _, err := c.a.Call(ctx, methodBlock, nil); !errors.Is(err, mine) || !errors.Is(err, ErrOutcomeUnknown) {
+			t.Errorf("a call that was given up: %v", err)
+		}
+		if err := <-c.ended; err != errCanceled {
+			t.Errorf("its handler's context ended with %v", err)
+		}
+		late, stop := context.WithTimeout(p.ctx, 20*time.Millisecond)
+		defer stop()
+		if _, err := c.a.Call(late, methodBlock, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a call whose deadline has passed: %v", err)
+		}
+		if err := <-c.ended; !errors.Is(err, context.DeadlineExceeded) && err != errCanceled {
+			t.Errorf("its handler's context ended with %v", err)
+		}
+		if _, err := c.a.Call(late, methodBlock, nil); !errors.Is(err, ErrNotSent) {
+			t.Errorf("a call whose deadline had passed before: %v", err)
+		}
+		if err := c.a.Drain(p.ctx); err != nil || c.a.Pending() != 0 {
+			t.Errorf("drained with %d calls: %v", c.a.Pending(), err)
+		}
+		if _, err := c.a.Call(p.ctx, methodEcho, nil); !errors.Is(err, ErrNotSent) {
+			t.Errorf("a call after Drain: %v", err)
+		}
+		c.close(t)
+	})
+}
+
+// Callers give up while their answers come. None hears what was said to another, and in
+// the end nothing is under way.
+func TestCallsGivenUpAtRandom(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Handlers: 4})
+		var all sync.WaitGroup
+		for i := range 16 {
+			from := []*Caller{c.a, c.b}[i%2]
+			all.Go(func() {
+				payload := make([]byte, 100)
+				for n := range 100 {
+					binary.BigEndian.PutUint64(payload, uint64(i)<<32|uint64(n))
+					ctx, cancel := context.WithCancel(p.ctx)
+					if n%3 > 0 {
+						time.AfterFunc(time.Duration((i*37+n*101)%200)*time.Microsecond, cancel)
+					}
+					if err := c.echo(ctx, from, uint32(1+n%2), payload); err != nil && !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					cancel()
+				}
+			})
+		}
+		all.Wait()
+		for _, from := range []*Caller{c.a, c.b} {
+			if err := from.Drain(p.ctx); err != nil || from.Pending() != 0 {
+				t.Errorf("%d calls are pending: %v", from.Pending(), err)
+			}
+		}
+		c.close(t)
+	})
+}
+
+// The endpoint ends in the middle of many calls: each caller gets one clear error, also
+// those who wait for room at the peer.
+func TestCallsWhenTheEndpointEnds(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Handlers: 2})
+		const calls = callsAtOnce + 40
+		errs := make(chan error, calls)
+		for range calls {
+			go func() {
+				m, err := c.a.Call(p.ctx, methodBlock, make([]byte, 2000))
+				if err == nil {
+					m.Release()
+				}
+				errs <- err
+			}()
+		}
+		<-c.blocked
+		<-c.blocked
+		for _, n := range []*Caller{c.b, c.a} {
+			_ = n.Close()
+		}
+		unknown := 0
+		for range calls {
+			switch err := <-errs; {
+			case errors.Is(err, ErrOutcomeUnknown) && (errors.Is(err, ErrPeerClosed) || errors.Is(err, ErrClosed)):
+				unknown++
+			case !errors.Is(err, ErrNotSent):
+				t.Errorf("a call when the endpoint ends: %v", err)
+			}
+		}
+		if unknown < 2 || unknown > callsAtOnce {
+			t.Errorf("the outcome of %d calls is unknown, 2 to %d can have been sent", unknown, callsAtOnce)
+		}
+		c.close(t)
+	})
+}
+
+// What breaks the protocol of calls ends the endpoint.
+func TestCallsOfABreaker(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		for name, send := range map[string]func(p *pair, e *Endpoint) error{
+			"no header":   func(p *pair, e *Endpoint) error { return e.Send(p.ctx, 1, []byte("hello")) },
+			"no greeting": func(p *pair, e *Endpoint) error { return e.Send(p.ctx, 1, append([]byte{2}, make([]byte, 15)...)) },
+			"answer to no call": func(p *pair, e *Endpoint) error {
+				greeting := append([]byte{1, 0, 0, 0, 0, 0, 0, 9}, make([]byte, 8)...)
+				return errors.Join(e.Send(p.ctx, 1, greeting), e.Send(p.ctx, 0, append([]byte{4}, make([]byte, 15)...)))
+			},
+		} {
+			p := w.pair(t, Config{}, ListenConfig{})
+			a, b := p.connect(t, "")
+			c, err := NewCaller(b, NewMux(MuxConfig{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := send(p, a); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-b.Done():
+			case <-p.ctx.Done():
+				t.Fatal("the endpoint goes on")
+			}
+			if !errors.Is(b.Err(), ErrProtocol) {
+				t.Errorf("%s: %v", name, b.Err())
+			}
+			if _, err := c.Call(p.ctx, 1, nil); !errors.Is(err, ErrNotSent) {
+				t.Errorf("%s: a call: %v", name, err)
+			}
+			_, _ = a.Close(), c.Close()
+		}
+	})
+}
+
+// A call and its answer allocate nothing, at either end.
+func TestCallAllocations(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		payload := make([]byte, 1<<10)
+		one := func() {
+			m, err := c.a.Call(p.ctx, methodEcho, payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Release()
+		}
+		for range 1000 {
+			one()
+		}
+		if n := testing.AllocsPerRun(2000, one); n >= 1 {
+			t.Errorf("%.1f allocations for a call and its answer", n)
+		}
+		c.close(t)
+	})
+}

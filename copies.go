@@ -1,0 +1,62 @@
+package verbena
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+)
+
+// A copied message has been moved out of the receive in which it came, so that the
+// peer may use that again. Like a letter it carries one message in its life.
+type copied struct {
+	Message
+	log      *slog.Logger
+	buffer   *heapBuffer // nil: the memory is its own
+	released atomic.Bool
+}
+
+// copies makes copied messages, several of them from one piece of the heap.
+type copies struct {
+	mu   sync.Mutex
+	next []copied
+}
+
+const copiedAtOnce = 16
+
+func (c *copies) take() *copied {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.next) == 0 {
+		c.next = make([]copied, copiedAtOnce)
+	}
+	m := &c.next[0]
+	c.next = c.next[1:]
+	return m
+}
+
+// copied returns a copy of m.
+func (e *Endpoint) copied(m *Message) *Message {
+	c := e.env.copies.take()
+	c.Tag, c.owner, c.log = m.Tag, c, e.env.log
+	var memory []byte
+	if class := classOf(len(m.data)); class != nil {
+		c.buffer = class.take()
+		memory = c.buffer.data
+	}
+	c.data = append(memory, m.data...)
+	return &c.Message
+}
+
+func (c *copied) release() {
+	if c.released.Swap(true) {
+		c.log.Error("a message was released twice; the second Release did nothing")
+		return
+	}
+	c.data = nil
+	if c.buffer != nil {
+		c.buffer.free()
+		c.buffer = nil
+	}
+}
+
+func (c *copied) location() location { return location{} }

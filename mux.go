@@ -1,0 +1,166 @@
+package verbena
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+)
+
+// MuxConfig configures a mux.
+type MuxConfig struct {
+	// Handlers is how many long handlers run at a time, for all endpoints together.
+	// Default 256.
+	Handlers int
+}
+
+// A Mux has the handlers of methods. Any number of endpoints may use it. Handlers may
+// be added at any time; all methods may be called concurrently.
+type Mux struct {
+	handlers atomic.Pointer[map[uint32]*handler]
+	limit    int
+	working  sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	running int
+	turns   fifo[*Caller] // with long requests that wait, each once
+}
+
+type handler struct {
+	f    func(Request)
+	long bool
+}
+
+// NewMux returns a mux without handlers.
+func NewMux(cfg MuxConfig) *Mux {
+	m := &Mux{limit: cfg.Handlers}
+	set(&m.limit, 256)
+	m.handlers.Store(&map[uint32]*handler{})
+	return m
+}
+
+// Short sets the handler of a method that takes a few microseconds and never waits. It
+// runs where the request arrives, so the answer goes out without a change of
+// goroutines, and other endpoints of the worker wait meanwhile: for 16 requests of an
+// endpoint at most before it is their turn. It must not make calls, send on endpoints
+// or close them, or take locks that are held for long.
+func (m *Mux) Short(method uint32, f func(Request)) { m.add(method, &handler{f: f}) }
+
+// Long sets the handler of a method that may take its time. It runs in a goroutine of
+// its own. When [MuxConfig].Handlers run, requests wait, the endpoints' in turn, and then
+// the peers.
+func (m *Mux) Long(method uint32, f func(Request)) { m.add(method, &handler{f: f, long: true}) }
+
+func (m *Mux) add(method uint32, h *handler) {
+	for {
+		old := m.handlers.Load()
+		handlers := maps.Clone(*old)
+		handlers[method] = h
+		if m.handlers.CompareAndSwap(old, &handlers) {
+			return
+		}
+	}
+}
+
+// handler returns that of a method, or nil.
+func (m *Mux) handler(method uint32) *handler {
+	if m == nil {
+		return nil
+	}
+	return (*m.handlers.Load())[method]
+}
+
+// Close waits until all long handlers have returned. Callers that use the mux have
+// been closed.
+func (m *Mux) Close() {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.working.Wait()
+}
+
+// enqueue has a long request handled in its turn.
+func (m *Mux) enqueue(r *request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	q := &r.c.long
+	if q.push(r); q.len() == 1 {
+		m.turns.push(r.c)
+	}
+	if m.running < m.limit {
+		m.running++
+		m.working.Go(m.work)
+	}
+}
+
+// work handles requests until none waits.
+func (m *Mux) work() {
+	for {
+		m.mu.Lock()
+		if m.turns.len() == 0 {
+			m.running--
+			m.mu.Unlock()
+			return
+		}
+		c := m.turns.pop()
+		r := c.long.pop()
+		if c.long.len() > 0 {
+			m.turns.push(c)
+		}
+		m.mu.Unlock()
+		c.serveLong(r)
+	}
+}
+
+// serveLong is serve for a request that has waited for a goroutine.
+func (c *Caller) serveLong(r *request) {
+	q := Request{r, r.age.Load()}
+	c.mu.Lock()
+	canceled, ended := r.canceled, c.ended
+	c.mu.Unlock()
+	switch {
+	case ended:
+		c.drop(r)
+	case canceled:
+		c.waits(r)
+		q.refuse(CodeCanceled, "given up")
+	default:
+		c.serve(q)
+	}
+}
+
+// forget drops the requests of a caller whose endpoint has ended.
+func (m *Mux) forget(c *Caller) {
+	m.mu.Lock()
+	var dropped []*request
+	for c.long.len() > 0 {
+		dropped = append(dropped, c.long.pop())
+	}
+	m.turns.remove(c)
+	m.mu.Unlock()
+	for _, r := range dropped {
+		c.drop(r)
+	}
+}
+
+// Serve makes a [Caller] of an endpoint that serves its peer, and waits for the end of
+// the endpoint. It returns nil if one of the ends has closed it.
+func (m *Mux) Serve(e *Endpoint) error {
+	c, err := NewCaller(e, m)
+	if err != nil {
+		return err
+	}
+	<-e.done
+	err = c.Close()
+	if errors.Is(e.err, ErrClosed) || errors.Is(e.err, ErrPeerClosed) {
+		return err
+	}
+	return e.failure("serve", e.err)
+}
+
+func (c *Caller) logPanic(method uint32, p any) {
+	c.e.env.log.Error("a handler of calls panicked", "method", method, "peer", c.e.remote, "service", c.e.service, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+}

@@ -1,0 +1,124 @@
+package verbena
+
+import (
+	"context"
+	"sync"
+
+	"github.com/verbena-data/verbena/internal/call"
+)
+
+// outgoing is a message that the outbox sends as soon as it can.
+type outgoing struct {
+	header  call.Header
+	tag     uint32
+	payload *heapBuffer // nil: none
+	long    []byte      // a payload that no buffer holds
+	answers bool        // it is the answer to header.ID
+}
+
+func (o *outgoing) bytes() []byte {
+	if o.payload != nil {
+		return o.payload.data
+	}
+	return o.long
+}
+
+func (o *outgoing) free() {
+	if o.payload != nil {
+		o.payload.data = o.payload.data[:0]
+		o.payload.free()
+	}
+	*o = outgoing{}
+}
+
+// outgoing of one payload, which is copied.
+func (o *outgoing) carry(payload []byte) {
+	switch class := classOf(len(payload)); {
+	case len(payload) == 0:
+	case class != nil:
+		o.payload = class.take()
+		o.payload.data = append(o.payload.data, payload...)
+	default:
+		o.long = append([]byte(nil), payload...)
+	}
+}
+
+// An outbox holds what has to be sent and found no room: answers of handlers that must
+// not wait, and what says that calls were given up or notifications handled. There is
+// one answer at most for each call that the peer may make, and less of all else. The
+// caller's mu guards it.
+type outbox struct {
+	items   []outgoing
+	first   int            // of them
+	handled uint32         // notifications of which the peer has to be told
+	sending bool           // a goroutine sends
+	sender  sync.WaitGroup // that goroutine
+	closed  bool
+}
+
+// drop forgets what is not sent, for ever.
+func (o *outbox) drop() {
+	for i := range o.items[o.first:] {
+		o.items[o.first+i].free()
+	}
+	o.items, o.first, o.closed = nil, 0, true
+}
+
+// post sends a message without a payload, or sees to it that it is sent.
+func (c *Caller) post(m outgoing) {
+	if c.e.carrier.sendPair(m.tag, m.header, nil) {
+		return
+	}
+	c.mu.Lock()
+	c.postLater(m)
+	c.mu.Unlock()
+}
+
+// postLater has a message sent by a goroutine that may wait. mu is held.
+func (c *Caller) postLater(m outgoing) {
+	o := &c.out
+	if o.closed {
+		m.free()
+		return
+	}
+	if m.header.Kind == call.Handled {
+		o.handled += m.tag
+	} else {
+		o.items = append(o.items, m)
+	}
+	if !o.sending {
+		o.sending = true
+		o.sender.Go(c.sendPosted)
+	}
+}
+
+// sendPosted sends what is in the outbox until it is empty or the endpoint has ended.
+func (c *Caller) sendPosted() {
+	for {
+		c.mu.Lock()
+		o := &c.out
+		var m outgoing
+		switch {
+		case o.handled > 0 && !o.closed:
+			m = outgoing{header: call.Header{Kind: call.Handled}, tag: o.handled}
+			o.handled = 0
+		case o.first < len(o.items):
+			m = o.items[o.first]
+			o.items[o.first] = outgoing{}
+			o.first++
+		default:
+			if cap(o.items) > mostSpare {
+				o.items = nil
+			}
+			o.items, o.first, o.sending = o.items[:0], 0, false
+			c.mu.Unlock()
+			return
+		}
+		if m.answers && !c.ended {
+			c.side.Answered(m.header.ID) // the peer may use the slot again as soon as it hears
+		}
+		c.mu.Unlock()
+		_, _ = c.sendJoined(context.Background(), m.tag, m.header, m.bytes()) // the endpoint's end ends it, and tells
+		m.free()
+	}
+}

@@ -1,0 +1,90 @@
+package verbena
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/internal/latch"
+)
+
+// runBudget is how many requests of an endpoint are handled before the next one's turn.
+const runBudget = 16
+
+// A runnable has work that messages have brought and that needs no lock of the worker.
+type runnable interface {
+	// run does up to budget pieces of it and tells whether there is more. One
+	// goroutine at a time calls it.
+	run(budget int) (more bool)
+}
+
+// A runList is the endpoints whose requests wait to be handled, in turn. The
+// worker's own goroutine takes them from it, because handlers may take locks that
+// callers who poll hold; when a caller has polled, a goroutine of the list's does.
+type runList struct {
+	waiting atomic.Int32
+	kicked  atomic.Bool
+	helpers sync.WaitGroup // goroutines of kick, one at most
+
+	mu    latch.Latch
+	ring  []runnable // a power of two long
+	first int
+}
+
+// add puts r at the end of the list. It is on the list once at most.
+func (l *runList) add(r runnable) {
+	l.mu.Lock()
+	n := int(l.waiting.Load())
+	if n == len(l.ring) {
+		bigger := make([]runnable, max(2*len(l.ring), 8))
+		for i := range n {
+			bigger[i] = l.ring[(l.first+i)&(len(l.ring)-1)]
+		}
+		l.ring, l.first = bigger, 0
+	}
+	l.ring[(l.first+n)&(len(l.ring)-1)] = r
+	l.waiting.Store(int32(n + 1))
+	l.mu.Unlock()
+}
+
+func (l *runList) any() bool { return l.waiting.Load() > 0 }
+
+// one gives the first of the list a budget, and reports false if there is none.
+func (l *runList) one() bool {
+	if !l.any() {
+		return false
+	}
+	l.mu.Lock()
+	n := int(l.waiting.Load())
+	if n == 0 {
+		l.mu.Unlock()
+		return false
+	}
+	r := l.ring[l.first]
+	l.ring[l.first] = nil
+	l.first = (l.first + 1) & (len(l.ring) - 1)
+	l.waiting.Store(int32(n - 1))
+	l.mu.Unlock()
+	if r.run(runBudget) {
+		l.add(r)
+	}
+	return true
+}
+
+// kick sees to it that somebody takes what is on the list.
+func (l *runList) kick() {
+	if l.any() && !l.kicked.Load() && l.kicked.CompareAndSwap(false, true) {
+		l.helpers.Go(l.all)
+	}
+}
+
+// all takes everything that is on the list.
+func (l *runList) all() {
+	for {
+		for l.one() {
+		}
+		l.kicked.Store(false)
+		if !l.any() || !l.kicked.CompareAndSwap(false, true) {
+			return
+		}
+	}
+}

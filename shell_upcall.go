@@ -1,0 +1,151 @@
+package verbena
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/link/wire"
+)
+
+// upcalls hands messages to a sink from here on.
+func (s *shell) upcalls(to sink) {
+	if to.serves() && s.t.Spin > 0 {
+		raise(&s.w.patience, int64(s.t.Spin))
+	}
+	s.mu.Lock()
+	s.sink = to
+	if to.serves() && !s.dead {
+		s.w.serving.Add(1)
+		s.serving = true
+	}
+	if s.handed.Load() {
+		s.deliver(s.takeHanded())
+	}
+	s.deliverReady()
+	s.mu.Unlock()
+	s.w.runs.kick()
+}
+
+// raise makes a value at least as great as n.
+func raise(v *atomic.Int64, n int64) {
+	for old := v.Load(); old < n && !v.CompareAndSwap(old, n); old = v.Load() {
+	}
+}
+
+// deliverReady hands the sink what is in the inbox. mu is held.
+func (s *shell) deliverReady() {
+	for !s.breach {
+		in, ok := s.m.Next(s.dropBuffer)
+		if !ok {
+			break
+		}
+		s.deliver(s.accept(in))
+	}
+	s.handing = !s.breach && !s.dead // all that follows passes the inbox by
+	if s.providing {
+		notify(s.received) // the message may have been given up
+	}
+	want, wanted := s.m.Wanted()
+	if !wanted || !want.First || s.providing || s.closed || s.breach || s.e.over() {
+		return
+	}
+	s.providing = true
+	s.wg.Go(func() { s.provideForSink(want) })
+}
+
+// provideForSink gets memory for a long message that has to wait for some.
+func (s *shell) provideForSink(want link.Want) {
+	for {
+		err := s.provide(context.Background(), want)
+		s.mu.Lock()
+		if err != nil && !s.e.over() {
+			s.fail(err)
+		}
+		now, wanted := s.m.Wanted()
+		if s.e.over() || s.breach || !wanted || !now.First {
+			s.providing = false
+			s.deliverReady()
+			s.mu.Unlock()
+			s.w.runs.kick()
+			return
+		}
+		want = now
+		s.mu.Unlock()
+	}
+}
+
+// deliver hands the sink a message. mu is held.
+func (s *shell) deliver(m *Message) {
+	if b, ok := m.owner.(*buffer); ok && 2*s.heldEager > s.m.Window() {
+		// The rest of the window is for answers, which must not wait until requests
+		// have been handled.
+		copied := s.e.copied(m)
+		s.returned(b)
+		m = copied
+	}
+	v, err := s.sink.arrived(m)
+	if !v.kept {
+		switch owner := m.owner.(type) {
+		case *buffer:
+			s.returned(owner)
+		case *longMessage:
+			m.held, m.data = false, nil
+			s.held--
+			s.freeLong(owner)
+		default:
+			m.Release()
+		}
+	}
+	if err != nil {
+		s.breach, s.handing = true, false
+		s.fail(err)
+	}
+	if v.run {
+		s.w.runs.add(s.sink)
+	}
+}
+
+// drive polls until ready, if no other caller of the worker does. It tells whether it
+// is ready.
+func (s *shell) drive(ready func() bool) bool {
+	if !s.w.driver.TryLock() {
+		return false
+	}
+	ok := s.w.drive(&s.spin, ready)
+	s.w.driver.Unlock()
+	return ok
+}
+
+func (s *shell) sleep() { s.w.sleepBeside() }
+
+func (s *shell) awake() { s.w.awake() }
+
+// sendPair is sendNow for a message in two parts, of which the first is a header.
+func (s *shell) sendPair(tag uint32, header call.Header, payload []byte) bool {
+	size := call.HeaderSize + len(payload)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sending || size > s.m.MaxEager() || s.e.over() || !s.m.MaySend() {
+		return false
+	}
+	if size <= link.Small {
+		var small [link.Small]byte
+		header.Put(small[:])
+		copy(small[call.HeaderSize:], payload)
+		s.m.Eager(tag, small[:size], false)
+		s.flush()
+		s.traffic.add(size)
+		return true
+	}
+	memory, ok, err := s.n.sendPool.TryQuick(wire.HeaderSize + size)
+	if !ok || err != nil {
+		return false
+	}
+	message := memory.Bytes()[wire.HeaderSize : wire.HeaderSize+size]
+	header.Put(message)
+	copy(message[call.HeaderSize:], payload)
+	s.postEager(tag, size, memory)
+	return true
+}

@@ -1,0 +1,69 @@
+package verbena
+
+import "github.com/verbena-data/verbena/internal/call"
+
+// upcalls hands messages to a sink from here on.
+func (s *stream) upcalls(to sink) {
+	s.await(true) // whatever arrives is wanted
+	s.up.Lock()
+	s.sink = to
+	run := false
+	for m := s.in.take(); m != nil; m = s.in.take() {
+		more, err := s.give(to, m)
+		run = run || more
+		if err != nil {
+			s.abort(err)
+		}
+	}
+	s.up.Unlock()
+	notify(s.room) // the inbox is empty
+	for run {
+		run = to.run(runBudget)
+	}
+}
+
+// give hands the sink a message. up is held.
+func (s *stream) give(to sink, m *Message) (run bool, err error) {
+	s.in.passed(len(m.data))
+	v, err := to.arrived(s.handOver(m))
+	if !v.kept {
+		m.Release()
+	}
+	return v.run, err
+}
+
+// drive leaves the waiting to the reader.
+func (s *stream) drive(ready func() bool) bool { return ready() }
+
+func (s *stream) sleep() {}
+
+func (s *stream) awake() {}
+
+// sendPair writes a message in two parts, unless others are being written.
+func (s *stream) sendPair(tag uint32, header call.Header, payload []byte) bool {
+	size := call.HeaderSize + len(payload)
+	if size > min(s.fragment, s.peerMax) || s.e.over() {
+		return false
+	}
+	select {
+	case s.e.sendLock <- struct{}{}:
+	default:
+		return false
+	}
+	defer func() { <-s.e.sendLock }()
+	s.mu.Lock()
+	full := s.writeErr != nil || len(s.backlog)+s.pending >= backlogLimit
+	s.mu.Unlock()
+	if full {
+		return false
+	}
+	header.Put(s.callHeader[:])
+	f := frame{kind: frameData, flags: fragmentFirst | fragmentLast, tag: tag, length: uint32(size), total: uint32(size)}
+	if s.write(f, parcel{tag: tag, header: s.callHeader[:], body: payload}) != nil {
+		return true // the endpoint has ended, and tells
+	}
+	s.mu.Lock()
+	s.traffic.add(size)
+	s.mu.Unlock()
+	return true
+}
