@@ -50,6 +50,11 @@ type CallError struct {
 	Text string
 }
 
+// Is tells that CodeLate is a [context.DeadlineExceeded].
+func (e *CallError) Is(target error) bool {
+	return e.Code == CodeLate && target == context.DeadlineExceeded
+}
+
 func (e *CallError) Error() string {
 	return fmt.Sprintf("verbena: the peer answered with error %d: %s", e.Code, e.Text)
 }
@@ -191,8 +196,7 @@ func (c *Caller) lookDrained() {
 func (c *Caller) Call(ctx context.Context, method uint32, payload []byte) (*Message, error) {
 	w, err := c.begin(ctx, false)
 	if err == nil {
-		h := call.Header{Kind: call.Request, ID: w.id, Value: timeLeft(ctx)}
-		err = c.request(ctx, w, method, h, payload)
+		err = c.request(ctx, w, method, call.Header{Kind: call.Request, ID: w.id}, payload)
 	}
 	if err != nil {
 		return nil, c.e.failure("call", err)
@@ -220,8 +224,7 @@ func (c *Caller) outcome(err error) error {
 func (c *Caller) Notify(ctx context.Context, method uint32, payload []byte) error {
 	w, err := c.begin(ctx, true)
 	if err == nil {
-		h := call.Header{Kind: call.Notification, Value: timeLeft(ctx)}
-		if err = c.request(ctx, w, method, h, payload); err == nil {
+		if err = c.request(ctx, w, method, call.Header{Kind: call.Notification}, payload); err == nil {
 			c.giveBack(w)
 		}
 	}
@@ -231,12 +234,14 @@ func (c *Caller) Notify(ctx context.Context, method uint32, payload []byte) erro
 	return nil
 }
 
-func timeLeft(ctx context.Context) uint32 {
+// timeLeft is what ctx leaves, as a header has it.
+func timeLeft(ctx context.Context) (left uint32, late bool) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		return 0
+		return 0, false
 	}
-	return call.Left(time.Until(deadline))
+	d := time.Until(deadline)
+	return call.Left(d), d <= 0
 }
 
 // take returns a pendingCall. mu is held.
@@ -255,8 +260,9 @@ func (c *Caller) take() *pendingCall {
 func (c *Caller) giveBack(w *pendingCall) {
 	w.admitted.Clear()
 	w.done.Clear()
-	w.answer, w.err, w.asleep = nil, nil, false
+	w.answer, w.err = nil, nil
 	c.mu.Lock()
+	w.asleep = false
 	if len(c.spare) < mostSpare {
 		c.spare = append(c.spare, w)
 	}
@@ -265,9 +271,11 @@ func (c *Caller) giveBack(w *pendingCall) {
 
 // finish ends the wait of a call. The caller's mu is held.
 func (w *pendingCall) finish(answer *Message, err error) {
+	asleep := w.asleep
 	w.answer, w.err = answer, err
 	w.done.Set()
-	if w.asleep {
+	// From here on it may be another call's, to which a token too many does nothing.
+	if asleep {
 		notify(w.wake)
 	}
 }
@@ -359,6 +367,10 @@ func (c *Caller) standInLine(ctx context.Context, w *pendingCall) (*pendingCall,
 
 // request sends the request of an admitted call. If it fails the call has ended.
 func (c *Caller) request(ctx context.Context, w *pendingCall, method uint32, h call.Header, payload []byte) error {
+	late := false
+	if h.Value, late = timeLeft(ctx); late {
+		return c.unsent(w, context.DeadlineExceeded) // its timer has not been run yet
+	}
 	if c.e.carrier.sendPair(method, h, payload) {
 		return nil
 	}
