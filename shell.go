@@ -427,13 +427,12 @@ func (s *shell) handOver(c *rdma.Completion) bool {
 	s.taken.add(len(m.data))
 	if s.sink != nil {
 		s.deliver(m)
-		s.tellSender()
-		return true
-	}
-	s.handing, s.hand = false, m
-	s.handed.Set()
-	if s.receiving {
-		notify(s.received)
+	} else {
+		s.handing, s.hand = false, m
+		s.handed.Set()
+		if s.receiving {
+			notify(s.received)
+		}
 	}
 	s.tellSender()
 	if s.asleep > 0 {
