@@ -421,3 +421,38 @@ func TestCallAllocations(t *testing.T) {
 		c.close(t)
 	})
 }
+
+// An answer is a buffer like any message: it can be sent on, without its header.
+func TestAnswerSentOn(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		a, b := p.connect(t, "")
+		for _, size := range []int{10, 1 << 10, 200 << 10} {
+			payload := make([]byte, size)
+			for i := range payload {
+				payload[i] = byte(i * 5)
+			}
+			m, err := c.a.Call(p.ctx, methodEcho, payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := a.SendBuffer(p.ctx, 3, []byte("head"), &m.Buffer); err != nil {
+				t.Fatal(err)
+			}
+			on, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := append([]byte("head"), payload...); !bytes.Equal(on.Bytes(), want) {
+				t.Errorf("%d bytes: %d arrived, %x, want %x", size, len(on.Bytes()), prefix(on.Bytes()), prefix(want))
+			}
+			on.Release()
+		}
+		var both sync.WaitGroup
+		both.Go(func() { _ = a.Close() })
+		both.Go(func() { _ = b.Close() })
+		both.Wait()
+		c.close(t)
+	})
+}
