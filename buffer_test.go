@@ -63,6 +63,60 @@ func TestCreditOfLastReference(t *testing.T) {
 	})
 }
 
+// An application that holds most of the window gives back each of the others: its
+// peer goes on with one credit at a time.
+func TestCreditOfFewReleases(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport == TransportTCP {
+			t.Skip("credits are TCP's own there")
+		}
+		const window = 8
+		config := Config{Tuning: TuningTable{w.transport: {Window: window, MaxWindow: window}}}
+		p := w.pair(t, config, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		receive := func(tag uint32) *Message {
+			t.Helper()
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Tag != tag {
+				t.Fatalf("message %d instead of %d", m.Tag, tag)
+			}
+			return m
+		}
+		send := func(tag uint32) {
+			t.Helper()
+			if err := a.Send(p.ctx, tag, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var held []*Message
+		for tag := range uint32(window) {
+			send(tag)
+			held = append(held, receive(tag))
+		}
+		last := held[window-1]
+		held = held[:window-1]
+		for tag := uint32(window); tag < 5*window; tag++ {
+			if tag%2 == 0 {
+				last.Release()
+				send(tag)
+				last = receive(tag)
+				continue
+			}
+			// The release comes before what uses the last credit has been received.
+			held[0].Release()
+			send(tag)
+			held[0] = last
+			last = receive(tag)
+		}
+		for _, m := range append(held, last) {
+			m.Release()
+		}
+	})
+}
+
 // References may be released by many goroutines at once; exactly one Release is the
 // last one.
 func TestReferencesOfManyGoroutines(t *testing.T) {

@@ -19,6 +19,9 @@ func (s *shell) receive(ctx context.Context) (*Message, error) {
 		}
 		s.mu.Lock()
 		m := s.next()
+		if m != nil && !s.e.over() {
+			s.flush()
+		}
 		want, wanted := s.m.Wanted()
 		wanted = wanted && want.First
 		s.receiving = false

@@ -60,8 +60,14 @@ func (c *credits) tells(most int) int {
 // message, or [Machine.Grant] gives it more credits.
 func (m *Machine[M]) Stopped() bool { return m.credits.peers == 0 && m.credits.owed == 0 }
 
-// due tells that a message is worth its while that does nothing but give back.
-func (c *credits) due() bool { return c.owed > 0 && c.owed*2 >= c.window }
+// creditsDue tells that a message is worth its while that does nothing but give back:
+// half of the window, which is late enough to be seldom and soon enough that the peer
+// need not stop; or less, once the peer has no credit left and the application has all
+// that came, of which it may keep the rest for long.
+func (m *Machine[M]) creditsDue() bool {
+	c := &m.credits
+	return c.owed > 0 && (c.owed*2 >= c.window || c.peers == 0 && m.inbox.empty())
+}
 
 // Window is how many receives the peer may use.
 func (m *Machine[M]) Window() int { return m.credits.window }

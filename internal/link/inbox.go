@@ -67,13 +67,17 @@ type Message[M any] struct {
 	Long   bool // it was read into memory that the caller provided
 }
 
-// Next takes the first message out of the inbox if it is complete. The memory of
+// Next takes the first message out of the inbox if it is complete; posts may follow
+// from it. The memory of
 // messages that the peer gave up on the way comes back through freed, which is
 // called for each that has some.
 func (m *Machine[M]) Next(freed func(M)) (Message[M], bool) {
 	for !m.inbox.empty() && m.inbox.at(m.inbox.first).complete() {
 		e := m.inbox.pop()
 		if !e.givenUp {
+			if m.inbox.empty() && m.credits.peers == 0 {
+				m.pump() // a credit that is owed may be due
+			}
 			return Message[M]{Handle: e.handle, Tag: e.tag, Length: e.total, Long: e.long}, true
 		}
 		if e.given {

@@ -187,7 +187,9 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 func (m *Machine[M]) Take(b []byte) (tag uint32, ok bool) {
 	credits, tag, ok := wire.PlainEager(b)
 	c := &m.credits
-	if !ok || !m.inbox.empty() || m.arrivals.arriving || m.goodbye.closed || m.goodbye.peerSaid || c.peers <= 0 || c.left+credits > wire.MaxWindow {
+	// After the peer's last credit, what it is owed may be due.
+	if !ok || c.peers == 1 && c.owed > 0 || !m.inbox.empty() || m.arrivals.arriving || m.goodbye.closed || m.goodbye.peerSaid || c.peers <= 0 ||
+		c.left+credits > wire.MaxWindow {
 		return 0, false
 	}
 	c.left += credits
@@ -234,9 +236,7 @@ func (m *Machine[M]) pump() {
 		p.Size += wire.TakenSize
 		m.arrivals.open--
 	}
-	// Half of the window is late enough to be seldom, and soon enough that the peer
-	// need not stop.
-	if m.credits.due() && m.credits.control < m.credits.tells(int(m.peer.Control)) && m.queue.room() {
+	if m.creditsDue() && m.credits.control < m.credits.tells(int(m.peer.Control)) && m.queue.room() {
 		m.credits.control++
 		m.header(wire.Packet{Kind: wire.Credit}, place{}, false)
 	}
