@@ -15,7 +15,8 @@ type MemoryStats struct {
 	// Limit in bytes is the least of the machine's memory and the limits of the
 	// process's cgroup and those around it, 0 if none is known. LimitOf names the
 	// cgroup's directory, or "machine". Used is the use there, by everybody, and
-	// Room the least that is left of a limit.
+	// Room the least that is left of a limit when this process has touched all the
+	// memory that it has registered.
 	Limit, Used, Room int64
 	LimitOf           string
 	// Stalled is how long tasks of the cgroup, or of the machine if the cgroup does
@@ -67,5 +68,10 @@ func watchMemory(pools ...*slab.Pool) (stop func()) {
 		for _, p := range pools {
 			follow(r, p)
 		}
+	}, func() (n int64) {
+		for _, p := range pools {
+			n += p.Registered()
+		}
+		return n
 	})
 }

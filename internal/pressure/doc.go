@@ -13,7 +13,9 @@
 //
 //   - room: what a cgroup may still use, page cache that can be dropped not
 //     counted, is below an eighth of its limit ([Tight]) or a thirty-second
-//     ([Critical]); of the whole machine a sixteenth or a sixty-fourth;
+//     ([Critical]); of the whole machine a sixteenth or a sixty-fourth.
+//     Memory that the process has registered and not touched yet counts as used: a
+//     kernel that counts it late would kill for it;
 //   - memory.high of a cgroup is exceeded: Tight;
 //   - stalls (PSI): tasks of the cgroup waited for memory for a tenth of the last
 //     seconds, some of them (Tight) or all at once (Critical). The machine's

@@ -48,11 +48,15 @@ func judge(base, now Sample, reported bool) (level Level, why string) {
 			machineShort = s.room() < s.Limit/8
 			tight, critical = 16, 64
 		}
-		switch room := max(s.Limit-s.Used, 0); {
+		due := ""
+		if s.Due > 0 {
+			due = fmt.Sprintf(", when %d that are registered have been touched", s.Due)
+		}
+		switch room := max(s.Limit-s.Used-s.Due, 0); {
 		case room < s.Limit/critical:
-			worse(Critical, "%s: %d of %d bytes are left", s.Name, room, s.Limit)
+			worse(Critical, "%s: %d of %d bytes are left%s", s.Name, room, s.Limit, due)
 		case room < s.Limit/tight:
-			worse(Tight, "%s: %d of %d bytes are left", s.Name, room, s.Limit)
+			worse(Tight, "%s: %d of %d bytes are left%s", s.Name, room, s.Limit, due)
 		}
 		if s.Used > s.High {
 			worse(Tight, "%s: %d bytes in use, above memory.high, which is %d", s.Name, s.Used, s.High)

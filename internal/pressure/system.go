@@ -31,10 +31,11 @@ type Scope struct {
 	Limit int64  // bytes
 	High  int64  // memory.high in bytes: beyond it the kernel slows the cgroup down
 	Used  int64  // bytes, without page cache that can be dropped at once
+	Due   int64  // bytes on top that the process has registered and not touched yet
 }
 
 // room is how much may still be used.
-func (s Scope) room() int64 { return max(s.least()-s.Used, 0) }
+func (s Scope) room() int64 { return max(s.least()-s.Used-s.Due, 0) }
 
 // least is the lower one of both limits.
 func (s Scope) least() int64 { return min(s.Limit, s.High) }
@@ -48,6 +49,7 @@ type Sample struct {
 	Stalled bool // they are known
 	Machine bool
 	Kills   uint64 // processes of the cgroup that the kernel killed for want of memory
+	Own     Own
 }
 
 // Sample reads the files.
@@ -77,6 +79,8 @@ func (s *System) Sample() Sample {
 		now.Stalls, now.Stalled = parseStalls(s.read(machineStalls))
 		now.Machine = now.Stalled
 	}
+	now.Own = parseOwn(s.read("/proc/self/status"))
+	now.Own.Heap = goMemory()
 	return now
 }
 

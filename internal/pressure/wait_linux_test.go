@@ -109,5 +109,5 @@ func TestProcess(t *testing.T) {
 	if r.Limit == 0 || r.Used == 0 || r.LimitOf == "" {
 		t.Errorf("nothing is known: %+v", r)
 	}
-	Process().Subscribe(func(Reading) {})()
+	Process().Subscribe(func(Reading) {}, nil)()
 }

@@ -22,7 +22,8 @@ type Reading struct {
 	// cgroups, 0 if none is known; LimitOf names its scope. Used is the use there.
 	Limit, Used int64
 	LimitOf     string
-	// Room in bytes is the least that is left of a limit.
+	// Room in bytes is the least that is left of a limit when all that is registered has
+	// been touched.
 	Room   int64
 	Stalls Stalls // of the cgroup, or of the machine
 }
@@ -44,7 +45,10 @@ type Watcher struct {
 	loop        *loop // while there are some
 }
 
-type subscriber struct{ tell func(Reading) }
+type subscriber struct {
+	tell       func(Reading)
+	registered func() int64
+}
 
 // A waiter waits for the next look.
 type waiter interface {
@@ -75,11 +79,13 @@ func newWatcher(sample func() Sample, open func() waiter) *Watcher {
 var Process = sync.OnceValue(func() *Watcher { return NewWatcher(At("/")) })
 
 // Subscribe has tell called with each reading under pressure, at least once a
-// second, and with the first one after it. tell must not call the watcher, and must
-// return soon: who takes memory waits for it. stop ends that; it waits for a call
-// that is under way, and must not be called by tell.
-func (w *Watcher) Subscribe(tell func(Reading)) (stop func()) {
-	s := &subscriber{tell}
+// second, and with the first one after it. registered, if it is not nil, is how many
+// bytes the subscriber has registered, which the kernel may not count before they are
+// touched. Both must not call the watcher, and must return soon: who takes memory waits
+// for them. stop ends that; it waits for a call that is under way, and must not be
+// called by tell.
+func (w *Watcher) Subscribe(tell func(Reading), registered func() int64) (stop func()) {
+	s := &subscriber{tell, registered}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.subscribers[s] = struct{}{}
@@ -160,6 +166,13 @@ func (w *Watcher) Now() Reading {
 // look reads the files and tells subscribers. mu is held.
 func (w *Watcher) look(reported bool) {
 	now := w.sample()
+	registered := int64(0)
+	for s := range w.subscribers {
+		if s.registered != nil {
+			registered += s.registered()
+		}
+	}
+	now.expect(registered)
 	before := w.last.Load()
 	r := now.reading()
 	r.Level, r.Why = judge(w.base, now, reported)

@@ -114,7 +114,7 @@ func TestWatch(t *testing.T) {
 		if w.looked() != 0 {
 			t.Error("it looks for nobody")
 		}
-		stop := w.Subscribe(tell)
+		stop := w.Subscribe(tell, nil)
 		time.Sleep(time.Minute + time.Millisecond)
 		if heard(); w.looked() != 13 {
 			t.Errorf("%d looks in a calm minute", w.looked())
@@ -127,7 +127,7 @@ func TestWatch(t *testing.T) {
 		heard(Critical, Critical)
 		// One who comes later hears of it at once.
 		var late Level
-		stopLate := w.Subscribe(func(r Reading) { late = r.Level })
+		stopLate := w.Subscribe(func(r Reading) { late = r.Level }, nil)
 		if late != Critical {
 			t.Errorf("told %s", late)
 		}
@@ -142,7 +142,7 @@ func TestWatch(t *testing.T) {
 		if w.looked() != looks {
 			t.Error("it looks for nobody")
 		}
-		stop = w.Subscribe(tell)
+		stop = w.Subscribe(tell, nil)
 		stop()
 	})
 }
@@ -158,7 +158,7 @@ func TestTakeLooks(t *testing.T) {
 		}
 		w.room = size
 		level := Calm
-		defer w.Subscribe(func(r Reading) { level = r.Level })()
+		defer w.Subscribe(func(r Reading) { level = r.Level }, nil)()
 		const piece = 128 << 10
 		for range 10 * size / piece {
 			w.Take(piece)
