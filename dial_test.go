@@ -152,8 +152,11 @@ func TestVerbenaServerGoesDown(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c, err := ln.Accept()
-		if err == nil {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
 			c.Close()
 		}
 	}()
@@ -237,6 +240,7 @@ func makeTestNet(oneNetwork bool) *testNet {
 }
 
 func TestSelection(t *testing.T) {
+	t.Parallel()
 	broken := errors.New("cable is out")
 	type reasons map[string]string // parts of the client's
 	for _, c := range []struct {
@@ -265,9 +269,10 @@ func TestSelection(t *testing.T) {
 		{"far does not connect", func(n *testNet) { n.otherHost = true; n.far[1].Kill() }, "", "tcp", reasons{"near": "another host", "far": "could not be connected"}},
 		{"nothing but tcp connects", func(n *testNet) { n.near[1].Refuse(broken); n.far[1].Kill() }, "", "tcp", reasons{"near": "could not", "far": "could not", "tcp": "always there"}},
 		{"asked for far, does not connect", func(n *testNet) { n.far[1].Kill() }, "far", "", reasons{"far": "could not be connected"}},
-		{"server's device hangs", func(n *testNet) { n.near[1].Stop(); n.clientTimeout = 2 * time.Second }, "", "far", reasons{"near": "could not be connected"}},
+		{"server's device hangs", func(n *testNet) { n.near[1].Stop(); n.clientTimeout = 10 * time.Second }, "", "far", reasons{"near": "could not be connected"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // one waits for its timeout, which the next candidate has, too
 			ctx := testContext(t)
 			n := newTestNet()
 			if c.prepare != nil {

@@ -70,8 +70,12 @@ func (w world) pair(t testing.TB, config Config, lc ListenConfig) *pair {
 	return p
 }
 
+// newRuntime makes a runtime that is more patient than others, unless the test says how
+// patient: beside other jobs a server may need seconds for an answer.
 func newRuntime(t testing.TB, config Config, providers []rdma.Provider) *Runtime {
 	t.Helper()
+	set(&config.HelloTimeout, 20*time.Second)
+	set(&config.ConnectTimeout, 20*time.Second)
 	config.Providers = providers
 	r, err := New(config)
 	if err != nil {
