@@ -152,18 +152,20 @@ func (c *caller) encode(id, retry int32, method string, req proto.Message) (carr
 	return m, nil
 }
 
+// header is that of a message that is no call.
+func (c *caller) header(id int32) wire.Request {
+	return wire.Request{CallID: id, ClientID: c.id[:], RetryCount: -1}
+}
+
 // control sends a message that is no call.
 func (c *caller) control(ctx context.Context, id int32, body proto.Message) error {
-	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: -1}
+	h := c.header(id)
 	m := c.out.Alloc(h.Size() + wire.SizeDelimited(proto.Size(body)))
-	m.Bytes = h.Append(m.Bytes)
-	if body != nil {
-		m.Bytes = wire.AppendLength(m.Bytes, proto.Size(body))
-		var err error
-		if m.Bytes, err = (proto.MarshalOptions{}).MarshalAppend(m.Bytes, body); err != nil {
-			m.Release()
-			return err
-		}
+	m.Bytes = wire.AppendLength(h.Append(m.Bytes), proto.Size(body))
+	var err error
+	if m.Bytes, err = (proto.MarshalOptions{}).MarshalAppend(m.Bytes, body); err != nil {
+		m.Release()
+		return err
 	}
 	return c.out.SendWait(ctx, m, carrier.Now)
 }
@@ -266,9 +268,10 @@ func (c *caller) upkeep(ping, idle time.Duration) {
 	case unused:
 		c.fail(errUnused)
 	case silent:
-		ctx, cancel := context.WithTimeout(context.Background(), ping)
-		defer cancel()
-		_ = c.control(ctx, wire.CallIDPing, nil) // the reader sees the end of the connection
+		h := c.header(wire.CallIDPing)
+		m := c.out.Alloc(h.Size())
+		m.Bytes = h.Append(m.Bytes)
+		_ = c.out.Send(m, carrier.Now) // the reader sees the end of the connection
 	}
 }
 

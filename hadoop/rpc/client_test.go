@@ -374,3 +374,36 @@ func TestServerBreaksTheProtocol(t *testing.T) {
 		there.Close()
 	}
 }
+
+// A ping does not wait behind long requests, and keeps no call from its time-out.
+func TestPingDoesNotHoldUpTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 64 * time.Second
+		here, there := net.Pipe()
+		var server sync.WaitGroup
+		server.Go(func() { // it answers nothing and reads slowly
+			b := make([]byte, 256<<10)
+			for {
+				if _, err := io.ReadFull(there, b); err != nil {
+					return
+				}
+				time.Sleep(timeout / 2)
+			}
+		})
+		c, err := NewConn(t.Context(), here, ada, ClientConfig{CallTimeout: timeout, PingInterval: timeout / 4 * 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		text := strings.Repeat("x", 6<<20)
+		if err := c.Call(t.Context(), "echo", &ping{EffectiveUser: &text}, &ping{}); !errors.Is(err, ErrTimeout) {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > timeout+timeout/8 {
+			t.Errorf("the call ended after %v, want %v to within an eighth", took, timeout)
+		}
+		c.Close()
+		there.Close()
+		server.Wait()
+	})
+}
