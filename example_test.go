@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/providers"
@@ -69,6 +70,137 @@ func greet(ctx context.Context, ln *verbena.Listener) error {
 			return err
 		}
 	}
+}
+
+// A relay keeps what it receives in a file and sends it on. Neither needs a copy in
+// this process: the bytes are written and sent from where they arrived.
+func ExampleEndpoint_SendBuffer() {
+	ctx := context.Background()
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	if err != nil {
+		panic(err)
+	}
+	defer rt.Close()
+	// Servers of one cluster trust each other: then long messages, too, are sent
+	// on from where they lie.
+	cluster, err := rt.NewGroup(verbena.GroupConfig{Name: "cluster", Relay: true})
+	if err != nil {
+		panic(err)
+	}
+	connect := func(trusted bool) (near, far *verbena.Endpoint, ln *verbena.Listener) {
+		ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Group: cluster, Trusted: trusted})
+		if err != nil {
+			panic(err)
+		}
+		near, err = rt.Dial(ctx, ln.Addr().String(), "blocks/1", verbena.DialConfig{Group: cluster, Trusted: trusted})
+		if err != nil {
+			panic(err)
+		}
+		if far, err = ln.Accept(ctx); err != nil {
+			panic(err)
+		}
+		return near, far, ln
+	}
+	client, in, first := connect(false)
+	out, next, second := connect(true)
+	defer first.Close()
+	defer second.Close()
+
+	// The client fills registered memory, which is sent behind a header.
+	b, err := client.Buffer(ctx, 1<<20)
+	if err != nil {
+		panic(err)
+	}
+	copy(b.Bytes(), "the bytes of a block")
+	if err := client.SendBuffer(ctx, 1, []byte("block 7: "), b); err != nil { // takes b over
+		b.Release()
+		panic(err)
+	}
+
+	m, err := in.Receive(ctx)
+	if err != nil {
+		panic(err)
+	}
+	m.Retain() // one reference for the file, one to be sent on
+	if err := out.SendBuffer(ctx, m.Tag, nil, &m.Buffer); err != nil {
+		m.Release()
+		panic(err)
+	}
+	file, err := os.CreateTemp("", "block")
+	if err != nil {
+		panic(err)
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	n, err := file.Write(m.Bytes())
+	m.Release()
+	if err != nil {
+		panic(err)
+	}
+
+	got, err := next.Receive(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%d bytes kept, %d received: %s\n", n, len(got.Bytes()), got.Bytes()[:29])
+	got.Release()
+	// Output: 1048585 bytes kept, 1048585 received: block 7: the bytes of a block
+}
+
+// One buffer is filled and sent again and again.
+func ExampleEndpoint_Settled() {
+	ctx := context.Background()
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	if err != nil {
+		panic(err)
+	}
+	defer rt.Close()
+	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{})
+	if err != nil {
+		panic(err)
+	}
+	ep, err := rt.Dial(ctx, ln.Addr().String(), "numbers/1", verbena.DialConfig{})
+	if err != nil {
+		panic(err)
+	}
+	peer, err := ln.Accept(ctx)
+	if err != nil {
+		panic(err)
+	}
+	received := make(chan struct{})
+	go func() {
+		defer close(received)
+		for range 3 {
+			m, err := peer.Receive(ctx)
+			if err != nil {
+				panic(err)
+			}
+			fmt.Println(m.Bytes()[0], len(m.Bytes()))
+			m.Release()
+		}
+	}()
+
+	b, err := ep.Buffer(ctx, 100_000)
+	if err != nil {
+		panic(err)
+	}
+	defer b.Release()
+	for i := range 3 {
+		if err := ep.Settled(ctx, b); err != nil { // the message before has gone
+			panic(err)
+		}
+		b.Bytes()[0] = byte(i)
+		b.Retain() // this reference is the send's
+		if err := ep.SendBuffer(ctx, 0, nil, b); err != nil {
+			b.Release()
+			panic(err)
+		}
+	}
+	<-received
+	// Output:
+	// 0 100000
+	// 1 100000
+	// 2 100000
 }
 
 // Dialling a server that may be of another kind.

@@ -22,8 +22,19 @@ func servePeer(name string) {
 		if w.name != name {
 			continue
 		}
-		_, providers := w.providers(nil)
-		r, err := New(Config{Providers: providers})
+		config := Config{}
+		_, config.Providers = w.providers(nil)
+		if role := os.Getenv(relayVariable); role != "" {
+			way, sink, relays := strings.Cut(role, " ")
+			config.Tuning = relayTuning(w, way)
+			if relays {
+				if err := serveRelay(w, config, way, sink); err != nil {
+					panic(err)
+				}
+				os.Exit(0)
+			}
+		}
+		r, err := New(config)
 		if err != nil {
 			panic(err)
 		}
@@ -47,7 +58,11 @@ func servePeer(name string) {
 					if err != nil {
 						return
 					}
+					tag := m.Tag
 					m.Release()
+					if e.Service() == "answer/1" && tag == lastTag {
+						_ = e.Send(ctx, tag, nil) // the source would notice
+					}
 				}
 			}()
 		}

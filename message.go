@@ -15,7 +15,7 @@ type Message struct {
 }
 
 // A Buffer is memory of the runtime that the application uses: a message that was
-// received. It belongs to those who have a reference to it, and goes back to the
+// received, or memory of [Endpoint.Buffer]. It belongs to those who have a reference to it, and goes back to the
 // runtime with the last one.
 //
 // References may be passed on and released by any goroutine. Whoever has one may

@@ -125,7 +125,10 @@ func (s *shell) sendLong(ctx context.Context, p parcel) error {
 	for p.size() > 0 {
 		most := s.t.Chunk
 		inPlace := shown && len(p.header) == 0
-		if shown && !inPlace {
+		switch {
+		case inPlace:
+			most = wire.MaxChunk // no copy goes on beside the peer's
+		case shown:
 			most = len(p.header) // a part by itself
 		}
 		part := p.part(most)

@@ -1,0 +1,221 @@
+package verbena
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/processes"
+)
+
+// BenchmarkRelay is what a message of 1 MiB costs that is received and sent on over a
+// second endpoint: a source, a relay and a sink, each a process. It tells the
+// processor time of all three beside that of two copies of the message (memcpy),
+// which it measures before and after, and the ratio.
+//
+//	go test . -run - -bench Relay -benchtime 2s
+func BenchmarkRelay(b *testing.B) {
+	if runtime.GOOS != "linux" {
+		b.Skip("the processor time of another process is known on Linux only")
+	}
+	for _, w := range worlds {
+		if strings.HasPrefix(w.name, "fake") {
+			continue // a network within one process
+		}
+		for _, way := range relayWays {
+			b.Run(w.name+"/"+way, func(b *testing.B) { benchmarkRelay(b, w, way) })
+		}
+	}
+}
+
+// relayWays are how the relay sends on: the buffer itself, the same with more in
+// flight and nobody polling, and a copy of the bytes.
+var relayWays = []string{"buffer", "buffer-quiet", "bytes"}
+
+func relayTuning(w world, way string) TuningTable {
+	if way != "buffer-quiet" || w.transport == TransportTCP {
+		return nil
+	}
+	return TuningTable{w.transport: {Window: 16, Chunks: 16, Spin: -1}}
+}
+
+const (
+	relayVariable = "VERBENA_TEST_RELAY" // way of the relay; and, of the relay itself, the address of the sink
+	relaySize     = 1 << 20
+	relayBuffers  = 6 // that the source sends in turn
+)
+
+func benchmarkRelay(b *testing.B, w world, way string) {
+	sink, sinkAddress := startPeer(b, peerVariable+"="+w.name, relayVariable+"="+way)
+	relay, relayAddress := startPeer(b, peerVariable+"="+w.name, relayVariable+"="+way+" "+sinkAddress)
+	client, _ := w.providers(b)
+	r := newRuntime(b, Config{Tuning: relayTuning(w, way)}, client)
+	ctx := context.Background()
+	e, err := r.Dial(ctx, relayAddress, "relay/1", DialConfig{Transport: w.transport})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer e.Close()
+	var buffers [relayBuffers]*Buffer
+	for i := range buffers {
+		if buffers[i], err = e.Buffer(ctx, relaySize); err != nil {
+			b.Fatal(err)
+		}
+		copy(buffers[i].Bytes(), pattern(relaySize, i))
+		defer buffers[i].Release()
+	}
+	// send sends n messages and waits until the sink has the last one.
+	send := func(n int) {
+		for i := range n {
+			buffer := buffers[i%relayBuffers]
+			if err := e.Settled(ctx, buffer); err != nil {
+				b.Fatal(err)
+			}
+			tag := uint32(0)
+			if i == n-1 {
+				tag = lastTag
+			}
+			buffer.Retain()
+			if err := e.SendBuffer(ctx, tag, nil, buffer); err != nil {
+				b.Fatal(err)
+			}
+		}
+		m, err := e.Receive(ctx)
+		if err != nil {
+			b.Fatal(err)
+		}
+		m.Release()
+	}
+	used := func() (total time.Duration) {
+		for _, pid := range []int{os.Getpid(), relay, sink} {
+			total += cpuOf(b, pid)
+		}
+		return total
+	}
+	send(200)
+	copied := copyTime(b)
+	before := used()
+	b.SetBytes(relaySize)
+	b.ResetTimer()
+	send(b.N)
+	b.StopTimer()
+	spent := float64(used()-before) / float64(b.N)
+	copied = (copied + copyTime(b)) / 2
+	b.ReportMetric(spent, "cpu-ns/op")
+	b.ReportMetric(2*copied, "two-memcpy-ns")
+	b.ReportMetric(spent/(2*copied), "ratio")
+}
+
+// lastTag asks the sink for an answer.
+const lastTag = 1
+
+// copyTime is the processor time in nanoseconds of a memcpy of a message, between
+// as many buffers as the source sends and as many that a receiver may have.
+func copyTime(b *testing.B) float64 {
+	var from, to [relayBuffers][]byte
+	for i := range from {
+		from[i], to[i] = append([]byte(nil), pattern(relaySize, i)...), make([]byte, relaySize)
+	}
+	const rounds = 2000
+	var start time.Duration
+	for i := range rounds + 100 {
+		if i == 100 {
+			start = cpuOf(b, os.Getpid())
+		}
+		copy(to[i%relayBuffers], from[i%relayBuffers])
+	}
+	return float64(cpuOf(b, os.Getpid())-start) / rounds
+}
+
+// startPeer starts this binary again and returns its process and its address.
+func startPeer(b *testing.B, env ...string) (pid int, address string) {
+	b.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatalf("the peer said %q: %v", line, err)
+	}
+	return cmd.Process.Pid, strings.TrimSpace(line)
+}
+
+// serveRelay sends on what comes, to the sink, and the sink's answers back.
+func serveRelay(w world, config Config, way, sink string) error {
+	r, err := New(config)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	group, err := r.NewGroup(GroupConfig{Name: "relay", Relay: true})
+	if err != nil {
+		return err
+	}
+	out, err := r.Dial(ctx, sink, "answer/1", DialConfig{Transport: w.transport, Group: group, Trusted: true})
+	if err != nil {
+		return err
+	}
+	l, err := r.Listen(ctx, "127.0.0.1:0", ListenConfig{Group: group})
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr())
+	in, err := l.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			m, err := out.Receive(ctx)
+			if err != nil {
+				return
+			}
+			_ = in.SendBuffer(ctx, m.Tag, nil, &m.Buffer) // the source would notice
+		}
+	}()
+	for {
+		m, err := in.Receive(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if way != "bytes" {
+			err = out.SendBuffer(ctx, m.Tag, nil, &m.Buffer)
+		} else {
+			err = out.Send(ctx, m.Tag, m.Bytes())
+			m.Release()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func cpuOf(b *testing.B, pid int) time.Duration {
+	b.Helper()
+	t, err := processes.CPUTime(pid)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return t
+}
