@@ -28,11 +28,18 @@
 //	use(m.Bytes())
 //	m.Release()
 //
+// An endpoint can also be one for calls, with handlers of methods at either end:
+//
+//	mux.Short(method, func(q verbena.Request) { q.Reply(answer) })
+//	go mux.Serve(ep)               // there
+//	c, err := verbena.NewCaller(ep, nil)
+//	m, err := c.Call(ctx, method, payload)
+//
 // Which transport carries an endpoint is chosen when it is set up: the first of
 // the providers, in order, that both ends have and that in fact connects; TCP
 // itself is the last resort. [Endpoint.Selection] tells what was considered and
 // why it was taken or left.
 //
-// The package imports the verbs model alone; docs/hello.md and
-// docs/endpoints.md define what it says on the wire.
+// The package imports the verbs model alone; docs/hello.md,
+// docs/endpoints.md and docs/calls.md define what it says on the wire.
 package verbena

@@ -225,3 +225,58 @@ func ExampleRuntime_Dial() {
 	}
 	// Output: nobody is there
 }
+
+// A server with one handler, and a client that calls it.
+func ExampleCaller() {
+	ctx := context.Background()
+	rt, err := verbena.New(verbena.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rt.Close()
+	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{"kv/1"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	const methodGet, codeMissing = 1, verbena.CodeApplication
+	mux := verbena.NewMux(verbena.MuxConfig{})
+	mux.Short(methodGet, func(q verbena.Request) {
+		if string(q.Payload()) != "answer" {
+			_ = q.Fail(codeMissing, "no such key")
+			return
+		}
+		_ = q.Reply([]byte("42"))
+	})
+	go func() {
+		e, err := ln.Accept(ctx)
+		if err == nil {
+			_ = mux.Serve(e)
+		}
+	}()
+
+	e, err := rt.Dial(ctx, ln.Addr().String(), "kv/1", verbena.DialConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	c, err := verbena.NewCaller(e, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+	m, err := c.Call(ctx, methodGet, []byte("answer"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%s\n", m.Bytes())
+	m.Release()
+	_, err = c.Call(ctx, methodGet, []byte("question"))
+	fmt.Println(err)
+	// Output:
+	// 42
+	// verbena: the peer answered with error 256: no such key
+}

@@ -50,8 +50,12 @@ func servePeer(name string) {
 				panic(err)
 			}
 			go func() {
-				if e.Service() == "deaf/1" {
+				switch e.Service() {
+				case "deaf/1":
 					return // receives nothing
+				case "calls/1":
+					serveCalls(e)
+					return
 				}
 				for {
 					m, err := e.Receive(ctx)

@@ -48,39 +48,50 @@ func (l *runList) add(r runnable) {
 
 func (l *runList) any() bool { return l.waiting.Load() > 0 }
 
-// one gives the first of the list a budget, and reports false if there is none.
-func (l *runList) one() bool {
+// next takes the first of the list, or returns nil.
+func (l *runList) next() runnable {
 	if !l.any() {
-		return false
+		return nil
 	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	n := int(l.waiting.Load())
 	if n == 0 {
-		l.mu.Unlock()
-		return false
+		return nil
 	}
 	r := l.ring[l.first]
 	l.ring[l.first] = nil
 	l.first = (l.first + 1) & (len(l.ring) - 1)
 	l.waiting.Store(int32(n - 1))
-	l.mu.Unlock()
-	if r.run(runBudget) {
+	return r
+}
+
+// one gives the first of the list a budget, and reports false if there is none. It
+// polls before that one's next turn, so that whoever has come meanwhile is before it.
+func (l *runList) one(poll func()) bool {
+	r := l.next()
+	if r == nil {
+		return false
+	}
+	more := r.run(runBudget)
+	poll()
+	if more {
 		l.add(r)
 	}
 	return true
 }
 
 // kick sees to it that somebody takes what is on the list.
-func (l *runList) kick() {
+func (l *runList) kick(poll func()) {
 	if l.any() && !l.kicked.Load() && l.kicked.CompareAndSwap(false, true) {
-		l.helpers.Go(l.all)
+		l.helpers.Go(func() { l.all(poll) })
 	}
 }
 
 // all takes everything that is on the list.
-func (l *runList) all() {
+func (l *runList) all(poll func()) {
 	for {
-		for l.one() {
+		for l.one(poll) {
 		}
 		l.kicked.Store(false)
 		if !l.any() || !l.kicked.CompareAndSwap(false, true) {

@@ -2,6 +2,7 @@ package verbena
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/verbena-data/verbena/internal/call"
@@ -25,7 +26,7 @@ func (s *shell) upcalls(to sink) {
 	}
 	s.deliverReady()
 	s.mu.Unlock()
-	s.w.runs.kick()
+	s.w.runs.kick(s.w.look)
 }
 
 // raise makes a value at least as great as n.
@@ -68,7 +69,7 @@ func (s *shell) provideForSink(want link.Want) {
 			s.providing = false
 			s.deliverReady()
 			s.mu.Unlock()
-			s.w.runs.kick()
+			s.w.runs.kick(s.w.look)
 			return
 		}
 		want = now
@@ -115,6 +116,11 @@ func (s *shell) drive(ready func() bool) bool {
 	}
 	ok := s.w.drive(&s.spin, ready)
 	s.w.driver.Unlock()
+	if ok && s.w.sleepers.Load() > 0 {
+		// Those who were woken meanwhile go on before this caller's next call, so that
+		// their requests go out together and none starves.
+		runtime.Gosched()
+	}
 	return ok
 }
 

@@ -73,6 +73,7 @@ type worker struct {
 	polls     uint64 // that found something
 	batch     [pollBatch]rdma.Completion
 
+	look     func()       // poll
 	runs     runList      // what completions have brought to be done without locks
 	serving  atomic.Int32 // endpoints that bring some
 	patience atomic.Int64 // the longest of their limits of polling, in nanoseconds
@@ -117,6 +118,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 		cq: cq, orphan: orphan, size: depth, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
+	w.look = func() { w.poll() }
 	go w.run(ctx)
 	return w, nil
 }
@@ -146,8 +148,7 @@ func (w *worker) run(ctx context.Context) {
 				idle = 0
 			}
 			// New requests of others are seen between any two budgets.
-			for w.runs.one() {
-				w.poll()
+			for w.runs.one(w.look) {
 				idle = 0
 			}
 			runtime.Gosched()
@@ -193,8 +194,7 @@ func (w *worker) serve() bool {
 		return false
 	}
 	w.patient.helped(waited)
-	for w.runs.one() {
-		w.poll()
+	for w.runs.one(w.look) {
 	}
 	return true
 }
@@ -239,7 +239,7 @@ func (w *worker) poll() (n int, busy bool) {
 func (w *worker) drain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	defer w.runs.kick()
+	defer w.runs.kick(w.look)
 	for range workerQueue / pollBatch { // no longer, however busy the others are
 		if w.pollLocked() == 0 {
 			return
@@ -314,7 +314,7 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 	budget := s.next()
 	if budget <= 0 || processors.dense() {
 		w.poll() // what has come already need not wait for the worker
-		w.runs.kick()
+		w.runs.kick(w.look)
 		return ready()
 	}
 	ok, waited := w.spin(budget, ready, false)
@@ -355,7 +355,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 			w.mu.Unlock()
 		}
 		if !own {
-			w.runs.kick()
+			w.runs.kick(w.look)
 		}
 		ok = ok || ready()
 		if ok && start == 0 {

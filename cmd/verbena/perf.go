@@ -48,7 +48,8 @@ that is measured over them.
 
 At level verbs the messages go over queue pairs, with receives posted and posted
 again, keys checked and completions taken at both ends. At level runtime they go
-over endpoints, as programs use them.
+over endpoints, as programs use them; --test call measures calls and their answers
+there, with --posters callers on --connections endpoints.
 
   --mode lat    one message at a time, there and back. Send and Write: half of the
                 round trip, as perftest and UCX tell it. Read and atomic: the whole
@@ -75,13 +76,14 @@ all combinations.`,
 	flags.StringSliceVar(&p.transports, "transport", []string{verbena.TransportAuto}, "auto, shm, iwarp, ibverbs; tcp at level runtime")
 	flags.StringVar(&p.device, "device", "", "the device to use where a transport has several, such as mlx5_1 (default: the first)")
 	flags.StringSliceVar(&p.levels, "level", []string{perf.LevelVerbs}, "verbs (queue pairs) or runtime (endpoints)")
-	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read or atomic")
+	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read, atomic; at level runtime send or call")
 	flags.StringSliceVar(&p.modes, "mode", []string{perf.ModeLatency}, "lat, bw or rate")
 	flags.StringSliceVar(&p.waits, "wait", []string{perf.WaitSpin}, "spin, adaptive (spin, then sleep) or event (sleep)")
 	flags.StringSliceVar(&p.sizes, "size", []string{"8"}, "message `sizes`, such as 8,1K,64K")
 	flags.BoolVar(&p.all, "all", false, "all sizes from 1 B to 64 MiB")
 	flags.DurationVar(&p.amount.Duration, "duration", 2*time.Second, "measure each row for so long")
 	flags.IntVar(&p.amount.Iterations, "iterations", 0, "measure so many messages instead")
+	flags.DurationVar(&p.amount.Pause, "pause", 0, "test call: let both ends sleep for so long before each call")
 	flags.IntVar(&p.amount.Warmup, "warmup", 1000, "messages before the measurement")
 	flags.DurationVar(&p.timeout, "timeout", 5*time.Minute, "give a row up after so long")
 	flags.IntSliceVar(&p.connections, "connections", []int{1}, "connections")

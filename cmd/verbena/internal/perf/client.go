@@ -316,7 +316,7 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 	if err := decode(body, &r); err != nil {
 		return nil, err
 	}
-	if p := x.plan; p.Mode == ModeLatency && (p.Test == TestSend || p.Test == TestWrite) {
+	if x.plan.roundTrips() {
 		m.OneWay = 2
 	}
 	for _, rec := range x.recorders {

@@ -43,6 +43,9 @@ func (r *recorder) start() {
 	r.last = r.began
 }
 
+// resume lets the time since the last mark not count.
+func (r *recorder) resume() { r.last = now() }
+
 // elapsed is the time from start to the last mark.
 func (r *recorder) elapsed() time.Duration {
 	return time.Duration(float64(r.last-r.began) * r.tick)

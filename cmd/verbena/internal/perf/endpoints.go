@@ -46,6 +46,7 @@ type talk struct {
 	runtime   *verbena.Runtime
 	group     *verbena.Group // of the endpoints; its memory is the measurement's
 	endpoints []*verbena.Endpoint
+	callers   []*verbena.Caller // of the endpoints, if calls are measured; at the client
 	corrupt   func(message int64, payload []byte)
 
 	messages, verified atomic.Int64
@@ -143,6 +144,12 @@ func (t *talk) dial(ctx context.Context, server string, token []byte) error {
 		if err == nil {
 			t.endpoints = append(t.endpoints, e)
 			err = e.Send(ctx, tagName, binary.BigEndian.AppendUint16(nil, uint16(i)))
+		}
+		if err == nil && t.plan.Test == TestCall {
+			var c *verbena.Caller
+			if c, err = verbena.NewCaller(e, nil); err == nil {
+				t.callers = append(t.callers, c)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("perf: endpoint %d of %d: %w", i+1, t.plan.Connections, err)
@@ -284,7 +291,10 @@ func (t *talk) run(ctx context.Context, sent []int64, amount Amount, recorders [
 	var all sync.WaitGroup
 	errs := make([]error, len(recorders))
 	work := t.stream
-	if t.plan.Mode == ModeLatency {
+	switch {
+	case t.plan.Test == TestCall:
+		work = t.calls
+	case t.plan.Mode == ModeLatency:
 		work = t.latency
 	}
 	share := amount

@@ -142,7 +142,8 @@ func TestEveryCombination(t *testing.T) {
 						t.Run(strings.Join([]string{transport, level, test, mode, wait}, "/"), func(t *testing.T) {
 							m, err := c.Run(t.Context(), p, few(60))
 							switch {
-							case level == LevelVerbs && transport == verbena.TransportTCP, level == LevelRuntime && test != TestSend:
+							case level == LevelVerbs && transport == verbena.TransportTCP, level == LevelRuntime && test != TestSend && test != TestCall,
+								test == TestCall && (level == LevelVerbs || mode != ModeLatency):
 								if err == nil || m != nil {
 									t.Error("was measured")
 								}
@@ -163,6 +164,24 @@ func TestEveryCombination(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// Callers may be more than endpoints. A row tells the whole of a call and its answer.
+func TestManyCallers(t *testing.T) {
+	_, c := pair(t)
+	for _, transport := range append(local(t), verbena.TransportTCP) {
+		p := plan(LevelRuntime, transport, TestCall, ModeLatency, WaitAdaptive, 1<<10)
+		p.Connections, p.Posters = 2, 5
+		amount := few(50)
+		amount.Pause = time.Microsecond
+		m, err := c.Run(t.Context(), p, amount)
+		if err != nil {
+			t.Fatalf("%s: %v", transport, err)
+		}
+		if row := m.Row(); m.Iterations < 50 || row.RoundP50 != 2*row.P50 || row.RoundP99 < row.RoundP50 {
+			t.Errorf("%s: %+v", transport, row)
 		}
 	}
 }
@@ -203,7 +222,7 @@ func TestVerifyTakesEveryByte(t *testing.T) {
 	for _, transport := range append(local(t), verbena.TransportTCP) {
 		for _, level := range levels {
 			for _, test := range tests {
-				if level == LevelRuntime && test != TestSend || level == LevelVerbs && transport == verbena.TransportTCP || test == TestAtomic && transport != "shm" {
+				if level == LevelRuntime && test != TestSend || level == LevelVerbs && transport == verbena.TransportTCP || test == TestAtomic && transport != "shm" || test == TestCall {
 					continue
 				}
 				for _, mode := range modes {

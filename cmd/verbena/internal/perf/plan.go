@@ -13,7 +13,7 @@ import (
 // What a plan may ask for.
 var (
 	levels = []string{LevelVerbs, LevelRuntime}
-	tests  = []string{TestSend, TestWrite, TestRead, TestAtomic}
+	tests  = []string{TestSend, TestWrite, TestRead, TestAtomic, TestCall}
 	modes  = []string{ModeLatency, ModeBandwidth, ModeRate}
 	waits  = []string{WaitSpin, WaitAdaptive, WaitEvent}
 )
@@ -26,6 +26,7 @@ const (
 	TestWrite  = "write"
 	TestRead   = "read"
 	TestAtomic = "atomic"
+	TestCall   = "call" // and its answer, at level runtime
 
 	ModeLatency   = "lat"
 	ModeBandwidth = "bw"
@@ -147,6 +148,11 @@ func (p *Plan) sleepsForMessages() bool {
 	return p.Mode == ModeLatency && p.Wait != WaitSpin && (p.Test == TestSend || p.Test == TestWrite && !p.Polled)
 }
 
+// roundTrips tells whether what is recorded is there and back.
+func (p *Plan) roundTrips() bool {
+	return p.Mode == ModeLatency && (p.Test == TestSend || p.Test == TestWrite || p.Test == TestCall)
+}
+
 // sharers is how many posters share a connection.
 func (p *Plan) sharers() int { return (p.Posters + p.lanes() - 1) / p.lanes() }
 
@@ -190,11 +196,15 @@ func (p *Plan) check() error {
 		return fmt.Errorf("perf: plan: %w", errors.Join(errs...))
 	}
 	switch {
-	case p.Level == LevelRuntime && p.Test != TestSend:
-		errs = append(errs, fmt.Errorf("endpoints carry messages: at level %s the test is %s", LevelRuntime, TestSend))
+	case p.Level == LevelRuntime && p.Test != TestSend && p.Test != TestCall:
+		errs = append(errs, fmt.Errorf("endpoints carry messages: at level %s the test is %s or %s", LevelRuntime, TestSend, TestCall))
+	case p.Test == TestCall && (p.Level != LevelRuntime || p.Mode != ModeLatency):
+		errs = append(errs, fmt.Errorf("calls are measured at level %s in mode %s; more --posters make more calls at a time", LevelRuntime, ModeLatency))
+	case p.Test == TestCall && (p.Verify || p.ReadPayload):
+		errs = append(errs, errors.New("a measurement of calls does not look at their payload"))
 	case p.Level == LevelVerbs && p.Transport == verbena.TransportTCP:
 		errs = append(errs, errors.New("plain TCP has no verbs: use --level runtime, or another --transport"))
-	case p.Mode == ModeLatency && p.Posters > p.Connections:
+	case p.Mode == ModeLatency && p.Posters > p.Connections && p.Test != TestCall:
 		errs = append(errs, fmt.Errorf("in mode %s each poster needs a connection of its own: %d posters, %d connections", ModeLatency, p.Posters, p.Connections))
 	case p.SharedReceives && p.Level != LevelVerbs:
 		errs = append(errs, fmt.Errorf("shared receives are measured at level %s: endpoints have their own way with receives", LevelVerbs))
@@ -232,4 +242,5 @@ type Amount struct {
 	Iterations int           // 0: as many as fit into Duration
 	Duration   time.Duration // how long, if Iterations is 0
 	Warmup     int           // messages before, which do not count
+	Pause      time.Duration // before each call
 }

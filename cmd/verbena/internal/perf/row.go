@@ -22,6 +22,8 @@ type Row struct {
 	P99         float64 `json:"p99_ns"`
 	P999        float64 `json:"p999_ns"`
 	P9999       float64 `json:"p9999_ns"`
+	RoundP50    float64 `json:"rtt_p50_ns,omitempty"` // of calls: there and back
+	RoundP99    float64 `json:"rtt_p99_ns,omitempty"`
 	OpsPerS     float64 `json:"ops_per_s"`
 	BytesPerS   float64 `json:"bytes_per_s"`
 	CPU         float64 `json:"cpu_s"`
@@ -31,12 +33,16 @@ type Row struct {
 // Row is the measurement's row.
 func (m *Measurement) Row() Row {
 	ops := float64(m.Iterations) / m.Took.Seconds()
-	return Row{
+	row := Row{
 		Level: m.Plan.Level, Transport: m.Plan.Transport, Test: m.Plan.Test, Mode: m.Plan.Mode, Wait: m.Plan.Wait,
 		Size: m.Plan.Size, Iterations: m.Iterations,
 		P50: m.Quantile(50), P99: m.Quantile(99), P999: m.Quantile(99.9), P9999: m.Quantile(99.99),
 		OpsPerS: ops, BytesPerS: ops * float64(m.Plan.Size), CPU: m.CPU.Seconds(), measurement: m,
 	}
+	if m.Plan.Test == TestCall {
+		row.RoundP50, row.RoundP99 = row.P50*m.OneWay, row.P99*m.OneWay
+	}
+	return row
 }
 
 // WriteJSON writes the row as one line.

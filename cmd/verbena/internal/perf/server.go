@@ -282,9 +282,13 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 	}
 	serving, done := context.WithCancel(ctx)
 	defer done()
+	respond := t.respond
+	if plan.Test == TestCall {
+		respond = t.serveCalls
+	}
 	for i := range t.endpoints {
 		loops.Go(func() {
-			if err := t.respond(serving, i); err != nil && serving.Err() == nil {
+			if err := respond(serving, i); err != nil && serving.Err() == nil {
 				cancel(err)
 				t.fail(err)
 			}

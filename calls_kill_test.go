@@ -1,0 +1,133 @@
+//go:build unix
+
+package verbena
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// serveCalls is the peer process's end of an endpoint for calls.
+func serveCalls(e *Endpoint) {
+	mux := NewMux(MuxConfig{})
+	mux.Short(methodEcho, func(q Request) { _ = q.Reply(q.Payload()) })
+	mux.Long(methodBlock, func(q Request) { <-q.Context().Done() })
+	_ = mux.Serve(e)
+}
+
+// A server is stopped, or killed, in the middle of thousands of calls: each caller gets
+// its own answer or one clear error by its deadline.
+func TestCallsOfAPeerThatEnds(t *testing.T) {
+	for _, w := range worlds {
+		if strings.HasPrefix(w.name, "fake") {
+			continue // a network within one process
+		}
+		for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			t.Run(w.name+"/"+signal.String(), func(t *testing.T) { callsWhen(t, w, signal) })
+		}
+	}
+}
+
+func callsWhen(t *testing.T, w world, signal syscall.Signal) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), peerVariable+"="+w.name)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	providers, _ := w.providers(t)
+	r := newRuntime(t, Config{Linger: 100 * time.Millisecond}, providers)
+	ctx := testContext(t)
+	e, err := r.Dial(ctx, strings.TrimSpace(line), "calls/1", DialConfig{Transport: w.transport})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewCaller(e, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answered atomic.Int64
+	busy := make(chan struct{})
+	var all, blocked sync.WaitGroup
+	// Callers that will get no answer before the peer ends, some of them with a deadline.
+	for i := range 32 {
+		blocked.Go(func() {
+			ctx := ctx
+			if signal == syscall.SIGSTOP {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, time.Duration(i+1)*10*time.Millisecond)
+				defer cancel()
+			}
+			_, err := c.Call(ctx, methodBlock, nil)
+			if !errors.Is(err, ErrOutcomeUnknown) && !errors.Is(err, ErrNotSent) && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a call that was under way: %v", err)
+			}
+		})
+	}
+	stop, end := context.WithCancel(ctx)
+	defer end()
+	for i := range 16 {
+		all.Go(func() {
+			payload := make([]byte, 1<<10)
+			for n := uint64(0); ; n++ {
+				binary.BigEndian.PutUint64(payload, uint64(i)<<32|n)
+				m, err := c.Call(stop, methodEcho, payload)
+				if err != nil {
+					if !errors.Is(err, ErrOutcomeUnknown) && !errors.Is(err, ErrNotSent) {
+						t.Errorf("a call that was under way: %v", err)
+					}
+					return
+				}
+				if binary.BigEndian.Uint64(m.Bytes()) != uint64(i)<<32|n {
+					t.Error("the answer to another call")
+				}
+				m.Release()
+				if answered.Add(1) == 2000 {
+					close(busy)
+				}
+			}
+		})
+	}
+	<-busy
+	if err := cmd.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+	if signal == syscall.SIGSTOP {
+		blocked.Wait() // each by its deadline
+		end()          // the others wait as long as their contexts allow
+	}
+	all.Wait()
+	blocked.Wait()
+	if signal == syscall.SIGKILL && !errors.Is(e.Err(), ErrPeerDied) {
+		t.Errorf("the endpoint ended with %v, want ErrPeerDied", e.Err())
+	}
+	_ = c.Close() // the peer takes nothing any more
+	if s, ok := e.carrier.(*shell); ok {
+		s.mu.Lock()
+		held := s.held
+		s.mu.Unlock()
+		if held != 0 {
+			t.Errorf("%d messages are held", held)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package verbena
+
+import "testing"
+
+// A stepped list: who handled how many requests, in order.
+type steppedSink struct {
+	name  int
+	left  int
+	steps *[]int
+	ready func() // is called at each request
+}
+
+func (s *steppedSink) run(budget int) bool {
+	for ; budget > 0 && s.left > 0; budget-- {
+		s.left--
+		*s.steps = append(*s.steps, s.name)
+		s.ready()
+	}
+	return s.left > 0
+}
+
+// One endpoint floods; the requests of 63 others come at every point of its turn. None
+// of them waits for more than one budget of it, however long it floods.
+func TestFloodDelaysByOneBudget(t *testing.T) {
+	const others = 63
+	for at := range 3 * runBudget { // the flood's request during which they come
+		var l runList
+		var steps []int
+		var arrived []runnable // not polled yet
+		poll := func() {
+			for _, r := range arrived {
+				l.add(r)
+			}
+			arrived = nil
+		}
+		seen := 0
+		flood := &steppedSink{name: 0, left: 10 * others * runBudget, steps: &steps}
+		flood.ready = func() {
+			if seen == at {
+				for i := range others {
+					arrived = append(arrived, &steppedSink{name: i + 1, left: 1, steps: &steps, ready: func() {}})
+				}
+			}
+			seen++
+		}
+		l.add(flood)
+		for len(steps) < at+1+runBudget+others {
+			if !l.one(poll) {
+				t.Fatal("nobody is left")
+			}
+		}
+		waited, handled := 0, 0
+		for _, name := range steps[at+1:] {
+			if name > 0 {
+				handled++
+			} else if handled < others {
+				waited++
+			}
+		}
+		if handled != others || waited > runBudget {
+			t.Errorf("come at request %d: %d of %d others were handled, and %d requests of the flood before the last of them, at most %d", at, handled, others, waited, runBudget)
+		}
+	}
+}
