@@ -41,20 +41,33 @@ func (r *Runtime) Better(ctx context.Context, e *Endpoint, cfg DialConfig) (*End
 		return nil, fmt.Errorf("%s at %s over %s: %w", e.service, s.Peer, s.Transport, ErrNoneBetter)
 	}
 	for attempt := 1; ; attempt++ {
-		var refusals []error
-		for _, name := range names {
-			cfg.Transport = name // no other is taken, so a failure makes no endpoint
-			better, err := r.Dial(ctx, s.Peer, e.service, cfg)
-			if err == nil {
-				return better, nil
-			}
-			refusals = append(refusals, err)
-			if ctx.Err() != nil || errors.Is(err, ErrClosed) {
-				return nil, errors.Join(refusals...)
-			}
+		better, refusals := r.dialOne(ctx, s.Peer, e.service, cfg, names)
+		if better != nil {
+			return better, nil
+		}
+		if ctx.Err() != nil || errors.Is(refusals, ErrClosed) {
+			return nil, refusals
 		}
 		if !backoff.Sleep(ctx, betterPauses.Pause(attempt), nil) {
-			return nil, fmt.Errorf("verbena: waiting for a better transport to %s: %w", s.Peer, errors.Join(append(refusals, context.Cause(ctx))...))
+			return nil, fmt.Errorf("verbena: waiting for a better transport to %s: %w", s.Peer, errors.Join(refusals, context.Cause(ctx)))
 		}
 	}
+}
+
+// dialOne dials over each of the transports in turn, and over no other, until one
+// connects.
+func (r *Runtime) dialOne(ctx context.Context, addr, service string, cfg DialConfig, names []string) (*Endpoint, error) {
+	var refusals []error
+	for _, name := range names {
+		cfg.Transport = name // no other is taken, so a failure makes no endpoint
+		better, err := r.Dial(ctx, addr, service, cfg)
+		if err == nil {
+			return better, nil
+		}
+		refusals = append(refusals, err)
+		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
+			break
+		}
+	}
+	return nil, errors.Join(refusals...)
 }

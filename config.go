@@ -39,6 +39,9 @@ type Config struct {
 	Workers int
 	// Tuning overrides the built-in table: see [DefaultTuning].
 	Tuning TuningTable
+	// Rules choose transports by operation, size and peer. They do not concern dials
+	// that ask for a transport.
+	Rules Rules
 
 	// HelloTimeout bounds the wait for a server's answer to a hello, after which
 	// it counts as a legacy server. It is cut to a third of what the context of
@@ -104,10 +107,13 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("verbena: provider %d has the reserved name %q", i, name)
 		}
 	}
+	if err := c.Rules.Check(c.transports()); err != nil {
+		return c, err
+	}
 	return c, c.Tuning.check(c.transports())
 }
 
-// transports are the names that a tuning table may have.
+// transports are the names that tuning tables and rules may have.
 func (c Config) transports() []string {
 	var names []string
 	for _, p := range c.Providers {

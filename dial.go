@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -30,6 +31,10 @@ type DialConfig struct {
 	// so that a long message or a buffer of any of them can be sent to it from where
 	// it lies. The group has to be one with Relay.
 	Trusted bool
+	// Intent is what the endpoint is for, as rules see it.
+	Intent Intent
+	// Rules come before the runtime's.
+	Rules Rules
 }
 
 // Dial asks the server at addr for a service and sets up an endpoint over the
@@ -43,14 +48,40 @@ type DialConfig struct {
 // shared out evenly among the transports that are still to be tried; it does not
 // concern the endpoint later. A server that is busy is asked again until then.
 func (r *Runtime) Dial(ctx context.Context, addr, service string, cfg DialConfig) (*Endpoint, error) {
+	d, err := r.newDialer(addr, service, cfg)
+	if err != nil {
+		return nil, d.error(err)
+	}
+	d.judgeBy(slices.Concat(cfg.Rules, r.cfg.Rules), cfg.Intent)
+	return d.run(ctx)
+}
+
+// newDialer returns a dialer by no rules.
+func (r *Runtime) newDialer(addr, service string, cfg DialConfig) (dialer, error) {
 	d := dialer{r: r, addr: addr, service: service, wanted: cfg.Transport, tuning: cfg.Tuning, trusted: cfg.Trusted}
 	var err error
 	if d.group, err = r.group(cfg.Group); err == nil {
 		err = d.group.check(cfg.Tuning, cfg.Trusted)
 	}
-	if err != nil {
-		return nil, d.error(err)
+	if err == nil {
+		err = cfg.Rules.Check(r.cfg.transports())
 	}
+	return d, err
+}
+
+// judgeBy finds the rule that decides, unless a transport was asked for.
+func (d *dialer) judgeBy(rules Rules, intent Intent) {
+	if !d.auto() {
+		return
+	}
+	if i := rules.decide(d.addr, d.service, intent); i >= 0 {
+		d.rule = rules.named(i)
+	}
+}
+
+func (d *dialer) auto() bool { return d.wanted == "" || d.wanted == TransportAuto }
+
+func (d *dialer) run(ctx context.Context) (*Endpoint, error) {
 	e, err := d.dial(ctx)
 	if err != nil && d.group.ctx.Err() != nil && !errors.Is(err, ErrClosed) {
 		err = d.error(fmt.Errorf("%w: %w", ErrClosed, err)) // the group ended it
@@ -62,9 +93,15 @@ func (r *Runtime) Dial(ctx context.Context, addr, service string, cfg DialConfig
 }
 
 // Explain tells which transport a dial to addr would choose now, and why, as
-// far as that is known without connecting it.
-func (r *Runtime) Explain(ctx context.Context, addr string) (Selection, error) {
-	d := dialer{r: r, addr: addr, service: "probe", probe: true}
+// far as that is known without connecting it. Rules are asked by cfg's Intent, whose
+// Operation should not be empty.
+func (r *Runtime) Explain(ctx context.Context, addr string, cfg DialConfig) (Selection, error) {
+	d, err := r.newDialer(addr, "probe", cfg)
+	if err != nil {
+		return d.selection, d.error(err)
+	}
+	d.probe = true
+	d.judgeBy(slices.Concat(cfg.Rules, r.cfg.Rules), cfg.Intent)
 	ctx, end, err := r.begin(ctx)
 	if err != nil {
 		return d.selection, d.error(err)
@@ -123,6 +160,8 @@ type dialer struct {
 	tuning        TuningTable
 	trusted       bool
 	probe         bool
+	rule          *Rule    // that decides, or nil
+	avoid         []string // transports that somebody else is after
 
 	conn      net.Conn // where the next hello goes, nil to make one
 	hellos    int      // that have gone there
@@ -189,7 +228,7 @@ func (d *dialer) error(err error) error {
 // propose lists the candidates of this side.
 func (d *dialer) propose() error {
 	d.selection = Selection{Peer: d.addr}
-	auto := d.wanted == "" || d.wanted == TransportAuto
+	auto := d.auto()
 	network, _ := splitAddress(d.addr)
 	add := func(name string, unavailable error, tcpOnly bool, addresses []string) {
 		c := Candidate{Transport: name}
@@ -198,23 +237,37 @@ func (d *dialer) propose() error {
 		case !auto && d.wanted != name:
 			c.Reason = "not asked for"
 		case unavailable != nil:
-			c.Reason, c.Passing = "not on this side: "+unavailable.Error(), passing(unavailable)
+			// A device that was there may come back.
+			t := d.r.transport(name)
+			c.Reason, c.Passing, c.later = "not on this side: "+unavailable.Error(), passing(unavailable), len(t.devices()) > 0
 		case tcpOnly && network != "tcp":
 			c.Reason = "it needs a TCP connection"
 		case auto && failed:
-			c.Reason = fmt.Sprintf("failed lately, is tried again after %s: %s", until.Format(time.TimeOnly), failure)
+			c.Reason, c.later = fmt.Sprintf("failed lately, is tried again after %s: %s", until.Format(time.TimeOnly), failure), true
+		case slices.Contains(d.avoid, name):
+			c.Reason, c.Passing = "failed lately, is tried in the background", true
 		default:
 			d.offers = append(d.offers, hello.Candidate{Name: name, Parameters: hello.EncodeAddresses(addresses)})
 		}
 		d.selection.Candidates = append(d.selection.Candidates, c)
 	}
-	for _, t := range d.r.transports {
-		if auto || d.wanted == t.name {
-			d.r.want(t)
+	order, left := d.rule.order(d.r.cfg.transports())
+	for _, name := range order {
+		if t := d.r.transport(name); t != nil {
+			if auto || d.wanted == name {
+				d.r.want(t)
+			}
+			add(name, t.usable(), t.streams(), t.addresses())
+		} else {
+			add(name, nil, false, nil)
 		}
-		add(t.name, t.usable(), t.streams(), t.addresses())
 	}
-	add(TransportTCP, nil, false, nil)
+	if d.rule != nil {
+		d.selection.Rule = d.rule.String()
+	}
+	for _, name := range left {
+		d.selection.Candidates = append(d.selection.Candidates, Candidate{Transport: name, Reason: "rule " + d.rule.Name + " does not allow it"})
+	}
 	if len(d.offers) > 0 {
 		return nil
 	}
@@ -341,7 +394,7 @@ func (d *dialer) note(answer hello.Answer) error {
 	d.selection.SameHost = string(answer.Host) == string(d.r.host[:])
 	for _, v := range answer.Verdicts {
 		if c := d.selection.candidate(v.Name); c != nil && c.Reason == "" {
-			c.Reason = "the server: " + v.Text
+			c.Reason, c.later = "the server: "+v.Text, !slices.Contains(lastingVerdicts, v.Text)
 		}
 	}
 	for _, name := range answer.Passing {
@@ -472,6 +525,10 @@ func (d *dialer) taken(name string) string {
 	}
 	t := d.r.transport(name)
 	switch {
+	case d.rule != nil && slices.Contains(d.rule.Prefer, name):
+		return "rule " + d.rule.Name + " prefers it"
+	case d.rule != nil:
+		return "the best that rule " + d.rule.Name + " allows"
 	case t == nil:
 		return "always there, and nothing better is"
 	case !t.crossesHosts():
@@ -494,9 +551,12 @@ func (d *dialer) offered(name string) int {
 // other words than this side.
 func (d *dialer) drop(name string, err error) {
 	d.selection.note(name, "could not be connected: "+err.Error())
+	if c := d.selection.candidate(name); c != nil {
+		c.later = true
+	}
 	if passing(err) {
 		d.selection.pass(name)
-	} else if (d.wanted == "" || d.wanted == TransportAuto) && !errors.Is(err, ErrClosed) && !errors.Is(err, context.Canceled) {
+	} else if d.auto() && !errors.Is(err, ErrClosed) && !errors.Is(err, context.Canceled) {
 		// What this side ended says nothing of the peer.
 		d.r.peers.fail(d.addr, name, err.Error())
 	}

@@ -116,7 +116,7 @@ func TestDialLegacyServer(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 			<-accepted
-			if _, err := r.Explain(ctx, addr); !errors.As(err, &legacy) {
+			if _, err := r.Explain(ctx, addr, DialConfig{}); !errors.As(err, &legacy) {
 				t.Errorf("Explain: %v", err)
 			}
 		})
@@ -353,7 +353,7 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := client.Explain(ctx, l.Addr().String())
+	s, err := client.Explain(ctx, l.Addr().String(), DialConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ type Endpoint struct {
 	origin        string            // whom its memory is counted for; set before its carrier
 	trusted       bool              // the peer may see what others of the group send; likewise
 	carrier       carrier
+	pooled        any // what the pool of which it is keeps with it
 
 	// sendLock orders Sends; a channel, because waiting for it ends with the
 	// context.

@@ -338,6 +338,17 @@ type verdict struct {
 	err     error
 }
 
+// Verdicts that hold for as long as both processes run.
+const (
+	noProvider = "no such provider there"
+	noDevice   = "no device of it there"
+	otherHost  = "it is on another host"
+	otherNet   = "it is in another network namespace"
+	noTCP      = "it needs a TCP connection"
+)
+
+var lastingVerdicts = []string{noProvider, noDevice, otherHost, otherNet, noTCP}
+
 // consider tells whether a candidate can be served.
 func (h *handshake) consider(c hello.Candidate, offer hello.Hello) (*hello.Accept, *ticket, *verdict) {
 	if c.Name == TransportTCP {
@@ -352,16 +363,16 @@ func (h *handshake) consider(c hello.Candidate, offer hello.Hello) (*hello.Accep
 	}
 	switch {
 	case t == nil:
-		return nil, nil, &verdict{text: "no such provider there"}
+		return nil, nil, &verdict{text: noProvider}
 	case unavailable != nil:
-		return nil, nil, &verdict{text: "no device of it there", passing: passing(unavailable), err: unavailable}
+		return nil, nil, &verdict{text: noDevice, passing: passing(unavailable), err: unavailable}
 	case !t.crossesHosts() && string(offer.Host) != string(r.host[:]):
-		return nil, nil, &verdict{text: "it is on another host"}
+		return nil, nil, &verdict{text: otherHost}
 	case t.oneNetwork() && apart(offer.Network, r.network):
-		return nil, nil, &verdict{text: "it is in another network namespace"}
+		return nil, nil, &verdict{text: otherNet}
 	case t.streams():
 		if _, unix := h.conn.(*net.UnixConn); unix {
-			return nil, nil, &verdict{text: "it needs a TCP connection"}
+			return nil, nil, &verdict{text: noTCP}
 		}
 		return &hello.Accept{Name: c.Name}, nil, nil
 	}

@@ -39,6 +39,13 @@ type Runtime struct {
 	leaving   map[*Group]struct{} // closed, but not through
 	endpoints map[*Endpoint]*Group
 	listeners map[*Listener]struct{}
+	pools     map[string]endpointPool
+}
+
+// An endpointPool is a pool as its runtime sees it.
+type endpointPool interface {
+	stats() EndpointPoolStats
+	Close() error
 }
 
 // New makes a runtime. It asks each provider for devices; one that has none is
@@ -50,7 +57,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		cfg: cfg, host: hostid.ID(), network: hostid.Network(), done: make(chan struct{}), leaving: map[*Group]struct{}{},
-		groups: map[*Group]struct{}{}, endpoints: map[*Endpoint]*Group{}, listeners: map[*Listener]struct{}{},
+		groups: map[*Group]struct{}{}, endpoints: map[*Endpoint]*Group{}, listeners: map[*Listener]struct{}{}, pools: map[string]endpointPool{},
 	}
 	r.env = environment{
 		log: cfg.Logger, linger: cfg.Linger, longestOnStream: int(cfg.longestOnStream()),
@@ -72,7 +79,7 @@ func New(cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// Close closes listeners and endpoints, as their own Close does, and gives all
+// Close closes pools, listeners and endpoints, as their own Close does, and gives all
 // memory back. It does not wait for messages that are still held: they stay as
 // they are, and the Release of the last one of a device gives back what is left
 // of the device, which until then is the memory around those messages and what
@@ -87,12 +94,17 @@ func (r *Runtime) Close() error {
 	r.closed = true
 	defer close(r.done)
 	var errs []error
-	listeners := slices.Collect(maps.Keys(r.listeners))
+	listeners, pools := slices.Collect(maps.Keys(r.listeners)), slices.Collect(maps.Values(r.pools))
 	r.mu.Unlock()
+	var draining sync.WaitGroup
+	for _, p := range pools {
+		draining.Go(func() { _ = p.Close() })
+	}
 	for _, l := range listeners {
 		errs = append(errs, l.Close())
 	}
 	r.cancel()
+	draining.Wait()
 	r.unwatch()
 	r.dials.Wait()
 	for d := range r.devices() {
@@ -127,6 +139,26 @@ func (r *Runtime) begin(ctx context.Context) (_ context.Context, end func(), err
 		cancel(nil)
 		r.dials.Done()
 	}, nil
+}
+
+// addPool registers a pool under a name that no other has.
+func (r *Runtime) addPool(name string, p endpointPool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed:
+		return fmt.Errorf("verbena: pool %s: %w", name, ErrClosed)
+	case r.pools[name] != nil:
+		return fmt.Errorf("verbena: there is a pool %q already", name)
+	}
+	r.pools[name] = p
+	return nil
+}
+
+func (r *Runtime) removePool(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pools, name)
 }
 
 // adopt registers an endpoint of a group that is set up, unless the runtime

@@ -23,6 +23,10 @@ type Candidate struct {
 	// Passing says that it was left for a reason of that moment, such as a lack of
 	// memory, and that a later dial may get it.
 	Passing bool `json:"passing,omitempty"`
+
+	// later says that it may come back even so, perhaps after long: a device that was
+	// lost, a port that was down, a path that broke.
+	later bool
 }
 
 // A Selection tells which transport was chosen towards a peer, and why.
@@ -31,9 +35,12 @@ type Selection struct {
 	Transport string `json:"transport"` // empty if there is none
 	// Device is the local device that carries the transport, by its own name. It
 	// is empty for TCP and in a selection that was not connected.
-	Device   string `json:"device,omitempty"`
+	Device string `json:"device,omitempty"`
+	// Rule is the rule that decided, as [Rule.String] shows it, or empty.
+	Rule     string `json:"rule,omitempty"`
 	SameHost bool   `json:"same_host"`
-	// Candidates are all that were considered, in order of preference.
+	// Candidates are all that were considered, in order of preference; those that the
+	// rule does not allow come last.
 	Candidates []Candidate `json:"candidates"`
 }
 
@@ -64,6 +71,9 @@ func (s Selection) String() string {
 		transport = "none"
 	}
 	fmt.Fprintf(&b, "%s (%s): %s\n", s.Peer, where, transport)
+	if s.Rule != "" {
+		fmt.Fprintf(&b, "  by rule %s\n", s.Rule)
+	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, c := range s.Candidates {
 		mark := "-"
@@ -101,6 +111,20 @@ func (s *Selection) note(name, reason string) {
 	if c := s.candidate(name); c != nil {
 		c.Reason = reason
 	}
+}
+
+// missed are the candidates before the one chosen that may come back, and whether
+// one of them was left for a reason that may pass soon.
+func (s *Selection) missed() (names []string, soon bool) {
+	for _, c := range s.Candidates {
+		if c.Chosen {
+			break
+		}
+		if c.Passing || c.later {
+			names, soon = append(names, c.Transport), soon || c.Passing
+		}
+	}
+	return names, soon
 }
 
 // pass marks a candidate that may come back.

@@ -1,6 +1,10 @@
 package verbena
 
 import (
+	"maps"
+	"slices"
+	"time"
+
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -15,6 +19,8 @@ type Stats struct {
 	// [rdma.CountingProvider]. They are the provider's, which other runtimes of
 	// the process may share.
 	Counters map[string]map[string]uint64
+	// EndpointPools by name.
+	EndpointPools []EndpointPoolStats
 	// Memory tells how short of it the process is.
 	Memory MemoryStats
 }
@@ -38,6 +44,41 @@ type DeviceStats struct {
 	// Pools are memory by group and purpose. On a device there are none before the
 	// first endpoint; TCP has two, of messages that arrive and of buffers.
 	Pools []PoolStats
+}
+
+// EndpointPoolStats are the numbers of a pool of endpoints.
+type EndpointPoolStats struct {
+	Name, Service string
+	Peers         int // that it knows
+	Open, Busy    int // endpoints, and those of them that have a request
+	Waiting       int // requests
+	PoolCounts
+}
+
+// PoolPeerStats are the numbers of a pool towards one peer over one order of
+// transports.
+type PoolPeerStats struct {
+	Addr       string
+	Transports []string // in order
+	Rule       string   // the first that makes this order, or empty
+	Sought     []string // better transports that the pool tries to have back
+	Open, Busy int      // endpoints, and those of them that have a request
+	Waiting    int      // requests
+	Failures   int      // in a row
+	Next       time.Time
+	PoolCounts
+}
+
+// PoolCounts count from the beginning.
+type PoolCounts struct {
+	Requests uint64 // that got an endpoint
+	Waited   uint64 // requests that had to wait for one
+	Left     uint64 // requests that got none: the attempt failed, or their context ended
+	Opened   uint64 // endpoints
+	Failed   uint64 // attempts to connect
+	Lost     uint64 // endpoints that the peer or the path ended
+	Idle     uint64 // endpoints that were closed because nobody used them
+	Replaced uint64 // endpoints that gave way to better ones
 }
 
 // Stats returns the runtime's numbers. It takes the lock of each endpoint for a
@@ -64,6 +105,12 @@ func (r *Runtime) Stats() Stats {
 		{Name: "stream", Used: b.Used(), Limit: b.Limit(), Squeezed: b.Squeezed(), Waiting: b.Waiting()},
 		{Name: "lent", Used: lent, Limit: r.env.lent.limit, Waiting: borrowers},
 	}}))
+
+	r.mu.Lock()
+	for _, name := range slices.Sorted(maps.Keys(r.pools)) {
+		s.EndpointPools = append(s.EndpointPools, r.pools[name].stats())
+	}
+	r.mu.Unlock()
 
 	// Under one lock, so that no endpoint is counted twice or left out while it
 	// closes.

@@ -42,6 +42,13 @@ var (
 	squeezed   = describe("pool_squeezed", "1 while the pool is kept from growing because memory is short.", "group", "pool")
 	waiting    = describe("pool_waiting_requests", "Requests that wait for memory.", "group", "pool")
 
+	poolEndpoints = prometheus.NewDesc("verbena_endpoint_pool_endpoints", "Endpoints of a pool, by what they do.", []string{"pool", "state"}, nil)
+	poolPeers     = prometheus.NewDesc("verbena_endpoint_pool_peers", "Peers that a pool knows.", []string{"pool"}, nil)
+	poolWaiting   = prometheus.NewDesc("verbena_endpoint_pool_waiting_requests", "Requests that wait for an endpoint.", []string{"pool"}, nil)
+	poolRequests  = prometheus.NewDesc("verbena_endpoint_pool_requests_total", "Requests by outcome: got an endpoint, or left without; and those that had to wait.", []string{"pool", "outcome"}, nil)
+	poolDials     = prometheus.NewDesc("verbena_endpoint_pool_dials_total", "Attempts to connect by outcome.", []string{"pool", "outcome"}, nil)
+	poolEnded     = prometheus.NewDesc("verbena_endpoint_pool_ended_total", "Endpoints that are gone, by reason: lost to the peer or the path, idle, replaced by better ones.", []string{"pool", "reason"}, nil)
+
 	memoryPressure = prometheus.NewDesc("verbena_memory_pressure", "1 for the level of the memory's pressure that holds, 0 for the others.", []string{"level"}, nil)
 	memoryLimit    = prometheus.NewDesc("verbena_memory_limit_bytes", "The least of the machine's memory and the limits of the process's cgroups.", nil, nil)
 	memoryUsed     = prometheus.NewDesc("verbena_memory_used_bytes", "The use under that limit, by everybody.", nil, nil)
@@ -55,7 +62,7 @@ var levels = []string{"calm", "tight", "critical"}
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{usable, endpoints, opened, failed, messages, payload, events, counters, used, registered, limit, squeezed, waiting,
-		memoryPressure, memoryLimit, memoryUsed, memoryRoom, memoryStalled} {
+		poolEndpoints, poolPeers, poolWaiting, poolRequests, poolDials, poolEnded, memoryPressure, memoryLimit, memoryUsed, memoryRoom, memoryStalled} {
 		ch <- d
 	}
 }
@@ -77,6 +84,20 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(memoryUsed, float64(s.Memory.Used))
 		gauge(memoryRoom, float64(s.Memory.Room))
 		ch <- prometheus.MustNewConstMetric(memoryStalled, prometheus.CounterValue, s.Memory.Stalled.Seconds())
+	}
+	for _, p := range s.EndpointPools {
+		gauge(poolEndpoints, float64(p.Busy), p.Name, "busy")
+		gauge(poolEndpoints, float64(p.Open-p.Busy), p.Name, "free")
+		gauge(poolPeers, float64(p.Peers), p.Name)
+		gauge(poolWaiting, float64(p.Waiting), p.Name)
+		counter(poolRequests, p.Requests, p.Name, "served")
+		counter(poolRequests, p.Left, p.Name, "left")
+		counter(poolRequests, p.Waited, p.Name, "waited")
+		counter(poolDials, p.Opened, p.Name, "connected")
+		counter(poolDials, p.Failed, p.Name, "failed")
+		counter(poolEnded, p.Lost, p.Name, "lost")
+		counter(poolEnded, p.Idle, p.Name, "idle")
+		counter(poolEnded, p.Replaced, p.Name, "replaced")
 	}
 	for transport := range s.Unavailable {
 		gauge(usable, 0, transport, "")

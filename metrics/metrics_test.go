@@ -20,6 +20,10 @@ func TestCollector(t *testing.T) {
 			Memory:      verbena.MemoryStats{Pressure: "tight", Limit: 1000, Used: 900, Room: 100, Stalled: 1500 * time.Millisecond},
 			Unavailable: map[string]error{"ibverbs": errors.New("no library")},
 			Counters:    map[string]map[string]uint64{"ibverbs": {"lost_completions": 3, "overruns": 0}},
+			EndpointPools: []verbena.EndpointPoolStats{{
+				Name: "regions", Service: "regions/1", Peers: 3, Open: 5, Busy: 2, Waiting: 1,
+				PoolCounts: verbena.PoolCounts{Requests: 100, Waited: 9, Left: 8, Opened: 7, Failed: 6, Lost: 5, Idle: 4, Replaced: 3},
+			}},
 			Devices: []verbena.DeviceStats{
 				{
 					Transport: "shm", Device: "shm0", Endpoints: 2, Opened: 5, Failed: 1,
@@ -46,6 +50,24 @@ verbena_device_events_total{device="shm0",kind="shared receive queue limit",tran
 verbena_device_usable{device="",transport="ibverbs"} 0
 verbena_device_usable{device="",transport="tcp"} 1
 verbena_device_usable{device="shm0",transport="shm"} 0
+# HELP verbena_endpoint_pool_dials_total Attempts to connect by outcome.
+# TYPE verbena_endpoint_pool_dials_total counter
+verbena_endpoint_pool_dials_total{outcome="connected",pool="regions"} 7
+verbena_endpoint_pool_dials_total{outcome="failed",pool="regions"} 6
+# HELP verbena_endpoint_pool_ended_total Endpoints that are gone, by reason: lost to the peer or the path, idle, replaced by better ones.
+# TYPE verbena_endpoint_pool_ended_total counter
+verbena_endpoint_pool_ended_total{pool="regions",reason="idle"} 4
+verbena_endpoint_pool_ended_total{pool="regions",reason="lost"} 5
+verbena_endpoint_pool_ended_total{pool="regions",reason="replaced"} 3
+# HELP verbena_endpoint_pool_endpoints Endpoints of a pool, by what they do.
+# TYPE verbena_endpoint_pool_endpoints gauge
+verbena_endpoint_pool_endpoints{pool="regions",state="busy"} 2
+verbena_endpoint_pool_endpoints{pool="regions",state="free"} 3
+# HELP verbena_endpoint_pool_requests_total Requests by outcome: got an endpoint, or left without; and those that had to wait.
+# TYPE verbena_endpoint_pool_requests_total counter
+verbena_endpoint_pool_requests_total{outcome="left",pool="regions"} 8
+verbena_endpoint_pool_requests_total{outcome="served",pool="regions"} 100
+verbena_endpoint_pool_requests_total{outcome="waited",pool="regions"} 9
 # HELP verbena_memory_pressure 1 for the level of the memory's pressure that holds, 0 for the others.
 # TYPE verbena_memory_pressure gauge
 verbena_memory_pressure{level="calm"} 0
@@ -78,6 +100,7 @@ verbena_provider_counters_total{counter="lost_completions",device="",transport="
 verbena_provider_counters_total{counter="overruns",device="",transport="ibverbs"} 0
 `
 	err := testutil.CollectAndCompare(c, strings.NewReader(want), "verbena_device_events_total", "verbena_device_usable",
+		"verbena_endpoint_pool_dials_total", "verbena_endpoint_pool_ended_total", "verbena_endpoint_pool_endpoints", "verbena_endpoint_pool_requests_total",
 		"verbena_message_bytes_total", "verbena_pool_used_bytes", "verbena_pool_squeezed",
 		"verbena_pool_waiting_requests", "verbena_memory_pressure", "verbena_memory_room_bytes", "verbena_memory_stalled_seconds_total", "verbena_provider_counters_total")
 	if err != nil {

@@ -57,11 +57,13 @@ type deviceInfo struct {
 
 func infoCommand(o *options) *cobra.Command {
 	var asJSON, all bool
+	var intent verbena.Intent
 	cmd := &cobra.Command{
 		Use:   "info [HOST[:PORT]]",
 		Short: "Tell what RDMA this host can do, and what would be used towards a server, and why",
 		Example: `  verbena info
   verbena info 127.0.0.1:8020
+  verbena info 127.0.0.1:8020 --operation read --size 1048576
   verbena info --settings
   verbena info --json | jq '.providers[].devices[].capabilities'`,
 		Args: cobra.MaximumNArgs(1),
@@ -93,7 +95,7 @@ func infoCommand(o *options) *cobra.Command {
 					return err
 				}
 				defer closing(&err, rt)
-				s, err := rt.Explain(cmd.Context(), withPort(args[0]))
+				s, err := rt.Explain(cmd.Context(), withPort(args[0]), verbena.DialConfig{Intent: intent})
 				var legacy *verbena.LegacyPeerError
 				switch {
 				case errors.As(err, &legacy):
@@ -113,6 +115,8 @@ func infoCommand(o *options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON object")
+	cmd.Flags().StringVar(&intent.Operation, "operation", "", "of a request to the server, as rules name it")
+	cmd.Flags().Int64Var(&intent.Size, "size", 0, "of that request or its answer, in `bytes`")
 	cmd.Flags().BoolVar(&all, "settings", false, "show all settings, not only those that were set")
 	return cmd
 }

@@ -144,10 +144,11 @@ func (l *Lane[C]) end() {
 }
 
 // Drain closes the lane: those who wait get ErrClosed, requests that have a
-// connection end, and each connection is closed when it is free. When ctx ends, the
-// connections are closed under their requests, and Drain returns an error that says
-// how many there were. It returns when all connections are closed.
-func (l *Lane[C]) Drain(ctx context.Context) error {
+// connection end, and each connection is closed when it is free. When requests ends,
+// the connections are closed under their requests, and Drain returns an error that
+// says how many there were. It returns when all connections are closed; handing ends
+// the contexts that Close got.
+func (l *Lane[C]) Drain(requests, handing context.Context) error {
 	l.mu.Lock()
 	if !l.closed {
 		l.end()
@@ -162,18 +163,18 @@ func (l *Lane[C]) Drain(ctx context.Context) error {
 	default:
 		select {
 		case <-l.drained:
-		case <-ctx.Done():
+		case <-requests.Done():
 		}
 	}
 	l.mu.Lock()
 	if l.out > 0 {
-		err = fmt.Errorf("%d requests were under way: %w", l.out, errors.Join(context.Cause(ctx), ErrClosed))
+		err = fmt.Errorf("%d requests were under way: %w", l.out, errors.Join(context.Cause(requests), ErrClosed))
 	}
 	for _, h := range slices.Concat(l.conns, l.leaving) {
 		l.discard(h)
 	}
 	l.mu.Unlock()
-	stop := context.AfterFunc(ctx, l.cut)
+	stop := context.AfterFunc(handing, l.cut)
 	defer stop()
 	l.wg.Wait()
 	l.cut()

@@ -260,6 +260,9 @@ func (l *Lane[C]) Put(h *Held[C]) {
 	}
 }
 
+// Put is Put of h's lane.
+func (h *Held[C]) Put() { h.lane.Put(h) }
+
 // hand gives h to the first who waits. It needs mu.
 func (l *Lane[C]) hand(h *Held[C]) {
 	w := l.waiting[0]

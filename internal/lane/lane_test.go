@@ -101,7 +101,7 @@ func must[C Conn](t *testing.T, l *Lane[C], err error) {
 
 func drain(t *testing.T, l *Lane[*conn]) {
 	t.Helper()
-	if err := l.Drain(t.Context()); err != nil {
+	if err := l.Drain(t.Context(), t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -455,7 +455,7 @@ func TestReplace(t *testing.T) {
 		cancelled, cancel := context.WithCancel(t.Context())
 		cancel()
 		// One that is on its way out, but has a request, is closed by Drain.
-		if err := l.Drain(cancelled); !errors.Is(err, context.Canceled) {
+		if err := l.Drain(cancelled, cancelled); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		if used.Conn.closes.Load() != 1 || better.closes.Load() != 1 {
@@ -482,7 +482,7 @@ func TestDrain(t *testing.T) {
 		}()
 		synctest.Wait()
 		drained := make(chan error, 1)
-		go func() { drained <- l.Drain(t.Context()) }()
+		go func() { drained <- l.Drain(t.Context(), t.Context()) }()
 		if err := <-refused; !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}
@@ -494,7 +494,7 @@ func TestDrain(t *testing.T) {
 		if err := <-drained; err != nil || h.Conn.closes.Load() != 1 {
 			t.Error(err, h.Conn.closes.Load())
 		}
-		if err := l.Drain(t.Context()); err != nil {
+		if err := l.Drain(t.Context(), t.Context()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -715,7 +715,7 @@ func TestAllocations(t *testing.T) {
 func BenchmarkGetPut(b *testing.B) {
 	s := &server{}
 	l := s.lane(nil)
-	defer func() { _ = l.Drain(context.Background()) }()
+	defer func() { _ = l.Drain(context.Background(), context.Background()) }()
 	for b.Loop() {
 		h, err := l.Get(b.Context())
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 // to come, may stand here, too.
 var runtimeOrder = [][]string{
 	{"doc.go"},
+	{"pool.go", "pool_core.go", "pool_better.go"}, // endpoints for requests
 	{ // dials and listens
 		"runtime.go", "stats.go", "dial.go", "connect.go", "peers.go", "reasons.go",
 		"better.go", "listen.go", "listener.go", "admission.go", "handshake.go", "service.go", "legacy.go", "tickets.go",
@@ -37,7 +38,7 @@ var runtimeOrder = [][]string{
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",
 		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
 	},
-	{"config.go", "tuning.go", "counters.go", "selection.go", "errors.go", "fifo.go"}, // words that all others use
+	{"config.go", "tuning.go", "rules.go", "counters.go", "selection.go", "errors.go", "fifo.go"}, // words that all others use
 }
 
 // upward lists what still runs the other way, by file: what it uses of a higher

@@ -56,7 +56,7 @@ func (c *Client) Transport(ctx context.Context, level, wanted string) (string, e
 	if wanted != "" && wanted != verbena.TransportAuto {
 		return wanted, nil
 	}
-	s, err := c.Runtime.Explain(ctx, c.Server)
+	s, err := c.Runtime.Explain(ctx, c.Server, verbena.DialConfig{})
 	if err != nil {
 		return "", err
 	}
