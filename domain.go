@@ -269,7 +269,7 @@ func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted 
 		case r.strict && r.places(max(r.depth/2, full+baseReceives)) < full:
 			err = errNoPlaces
 		default:
-			granted, err = r.promise(sh, least, most, awake)
+			granted, err = r.admit(sh, least, most, awake)
 		}
 		if err == nil {
 			return r, granted, nil
@@ -293,7 +293,7 @@ func (n *domain) squeeze(sh *share, least, most, awake int, openErr error) (chos
 	for _, r := range queues {
 		if chosen == nil {
 			var refusal error
-			if granted, refusal = r.promise(sh, least, most, awake); refusal == nil {
+			if granted, refusal = r.admit(sh, least, most, awake); refusal == nil {
 				chosen = r
 				continue
 			} else if !errors.Is(refusal, errNoPlaces) {

@@ -28,6 +28,10 @@ const (
 	firstRetry, lastRetry = 10 * time.Millisecond, time.Second
 )
 
+// errNoReceive says that there is no memory for a receive, but for what might be had
+// without the locks that are held.
+var errNoReceive = fmt.Errorf("memory of a receive: %w", slab.ErrExhausted)
+
 // errNoPlaces says that a queue is too short for more promises.
 var errNoPlaces = errors.New("verbena: the receive queue is full")
 
@@ -149,6 +153,26 @@ func (r *receives) promise(sh *share, least, most, awake int) (int, error) {
 	return n, nil
 }
 
+// mostAdmissions is how often memory for a first receive is asked for: others may take
+// what has been found.
+const mostAdmissions = 4
+
+// admit is promise for an endpoint that is being set up, and holds no lock: it may wait
+// until regions have been closed.
+func (r *receives) admit(sh *share, least, most, awake int) (int, error) {
+	for try := 1; ; try++ {
+		n, err := r.promise(sh, least, most, awake)
+		if !errors.Is(err, errNoReceive) || try == mostAdmissions {
+			return n, err
+		}
+		memory, err := r.pool.GetNow(context.Background(), r.size)
+		if err != nil {
+			return 0, fmt.Errorf("memory of a receive: %w", err)
+		}
+		r.pool.Put(memory)
+	}
+}
+
 // wake posts n promised receives that sleep.
 func (r *receives) wake(n int) error {
 	r.mu.Lock()
@@ -228,9 +252,13 @@ func (r *receives) fill() error {
 
 // take returns a buffer with memory. r.mu is held.
 func (r *receives) take() (*buffer, error) {
-	s, err := r.pool.GetNow(context.Background(), r.size)
+	// Whoever calls may hold locks that others want.
+	s, ok, err := r.pool.TryNow(r.size)
 	if err != nil {
 		return nil, fmt.Errorf("memory of a receive: %w", err)
+	}
+	if !ok {
+		return nil, errNoReceive
 	}
 	var b *buffer
 	if n := len(r.spare); n > 0 {

@@ -211,7 +211,7 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 	if shared == nil {
 		// They are posted before a message can come, on any device.
 		s.recv = newReceives(s.qp, s.n.receivePool, s.n.log, 0, s.n.receiveSize(), config.RecvDepth, true)
-		granted, err = s.recv.promise(s.share, 1+rest, s.limits.Window+rest, awake)
+		granted, err = s.recv.admit(s.share, 1+rest, s.limits.Window+rest, awake)
 		s.granted(granted, rest)
 	}
 	return err

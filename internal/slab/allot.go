@@ -15,8 +15,13 @@ type request struct {
 	bytes int      // of the region if one has to be registered, at least
 	lane  int      // where it waits
 	owner *Private // of a private region
-	now   bool     // refused when nobody is busy
-	quick bool     // closes no region
+	manner
+}
+
+// A manner is how a request is met.
+type manner struct {
+	now   bool // not held back while memory is short, and refused when nobody is busy
+	quick bool // closes no region
 }
 
 func (p *Pool) newRequest(size int, owner *Private) (request, error) {
@@ -52,12 +57,12 @@ type plan struct {
 	forced  bool  // not held back while memory is short
 }
 
-func (p *Pool) tryGet(size int, owner *Private, quick bool) (Slab, bool, error) {
+func (p *Pool) try(size int, owner *Private, how manner) (Slab, bool, error) {
 	r, err := p.newRequest(size, owner)
 	if err != nil {
 		return Slab{}, false, err
 	}
-	r.quick = quick
+	r.manner = how
 	for {
 		p.mu.Lock()
 		if p.isClosed(owner) {

@@ -95,7 +95,7 @@ func (p *Pool) TryGet(size int) (s Slab, ok bool, err error) {
 	if s := p.fromShelf(size); !s.None() {
 		return s, true, nil
 	}
-	return p.tryGet(size, nil, false)
+	return p.try(size, nil, manner{})
 }
 
 // TryQuick is TryGet for a caller that holds locks which others want: it may register
@@ -104,7 +104,16 @@ func (p *Pool) TryQuick(size int) (s Slab, ok bool, err error) {
 	if s := p.fromShelf(size); !s.None() {
 		return s, true, nil
 	}
-	return p.tryGet(size, nil, true)
+	return p.try(size, nil, manner{quick: true})
+}
+
+// TryNow is TryQuick for what [Pool.GetNow] is for: it is not held back while memory is
+// short.
+func (p *Pool) TryNow(size int) (s Slab, ok bool, err error) {
+	if s := p.fromShelf(size); !s.None() {
+		return s, true, nil
+	}
+	return p.try(size, nil, manner{quick: true, now: true})
 }
 
 // Get waits for a slab of at least size bytes.

@@ -48,7 +48,7 @@ func (p *Pool) NewPrivate() *Private { return &Private{pool: p} }
 
 // TryGet is [Pool.TryGet] for a slab in a region of the owner's. [Pool.Put]
 // takes it back.
-func (o *Private) TryGet(size int) (s Slab, ok bool, err error) { return o.pool.tryGet(size, o, false) }
+func (o *Private) TryGet(size int) (s Slab, ok bool, err error) { return o.pool.try(size, o, manner{}) }
 
 // Get is [Pool.Get] for a slab in a region of the owner's.
 func (o *Private) Get(ctx context.Context, size int) (Slab, error) {

@@ -119,6 +119,37 @@ func TestTryQuickClosesNothing(t *testing.T) {
 	})
 }
 
+// Who holds locks does not wait until somebody has closed a region, and gets what it
+// needs although memory is short.
+func TestTryNowWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, d := newPool(t, 8<<20)
+		keep := get(t, p, 1000)
+		p.Put(get(t, p, 7<<20))
+		d.takes = func() time.Duration { return 5 * time.Second }
+		w := wait(p.Get, 2<<20) // closes a region for it
+		began := time.Now()
+		if _, ok, err := p.TryNow(2 << 20); ok || err != nil || time.Since(began) > 0 {
+			t.Errorf("got some: %t, %v, after %v", ok, err, time.Since(began))
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		d.takes = nil
+		p.Put(w.had(t))
+		p.Squeeze(p.InUse())
+		if _, ok, err := p.TryQuick(3 << 20); ok || err != nil {
+			t.Errorf("got some while memory is short: %t, %v", ok, err)
+		}
+		if s, ok, err := p.TryNow(3 << 20); !ok || err != nil {
+			t.Errorf("held back: %t, %v", ok, err)
+		} else {
+			p.Put(s)
+		}
+		p.Put(keep)
+		p.check(t)
+	})
+}
+
 // However often somebody squeezes, who waits longest waits for its two seconds.
 func TestSqueezingCountsNoTicks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
