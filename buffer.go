@@ -50,7 +50,7 @@ func (e *Endpoint) Buffer(ctx context.Context, size int) (*Buffer, error) {
 	if err != nil {
 		return nil, e.failure("get a buffer for", err)
 	}
-	return b, nil
+	return checkedBuffer(e, b), nil
 }
 
 // SendBuffer sends one message: header, of at most [MaxHeader] bytes, and then what
@@ -74,6 +74,9 @@ func (e *Endpoint) SendBuffer(ctx context.Context, tag uint32, header []byte, b 
 
 // SendRange is SendBuffer for the bytes of b from from to to.
 func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *Buffer, from, to int) error {
+	if checksBuffers {
+		b.check("SendBuffer")
+	}
 	if len(header) > MaxHeader {
 		return e.failure("send to", fmt.Errorf("%w: a header of %d bytes, at most %d", ErrTooLong, len(header), MaxHeader))
 	}

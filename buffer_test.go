@@ -477,9 +477,11 @@ func TestBuffersOutliveTheirEndpoint(t *testing.T) {
 			held = append(held, newBuffer(t, p.ctx, a, size, i))
 		}
 		held[0].Release()
-		held[0].Release()
-		if !strings.Contains(log.String(), "twice") {
-			t.Error("nobody is told of a second Release")
+		if !checksBuffers { // otherwise it panics
+			held[0].Release()
+			if !strings.Contains(log.String(), "twice") {
+				t.Error("nobody is told of a second Release")
+			}
 		}
 		go b.Close()
 		if err := errors.Join(a.Close(), p.client.Close()); err != nil {
@@ -606,8 +608,8 @@ func TestBuffersInCircles(t *testing.T) {
 
 // Getting, sending and settling buffers allocates nothing in steady state.
 func TestBuffersDoNotAllocate(t *testing.T) {
-	if race.Enabled {
-		t.Skip("the race detector allocates")
+	if race.Enabled || checksBuffers {
+		t.Skip("the build allocates")
 	}
 	eachWorld(t, func(t *testing.T, w world) {
 		if strings.HasPrefix(w.name, "fake") {

@@ -231,7 +231,7 @@ func (e *Endpoint) Receive(ctx context.Context) (*Message, error) {
 	}
 	m, err := e.carrier.receive(ctx)
 	if err == nil || err == io.EOF {
-		return m, err
+		return checkedMessage(e, m), err
 	}
 	return nil, e.failure("receive from", err)
 }

@@ -51,21 +51,42 @@ type location struct {
 // Bytes is what the buffer holds. The slice may be used until the caller's
 // reference is released, even when the endpoint or the runtime has been closed.
 // It can be written to a file or a socket as it is: that needs no other copy.
-func (b *Buffer) Bytes() []byte { return b.data }
+func (b *Buffer) Bytes() []byte {
+	if checksBuffers {
+		b.check("Bytes")
+	}
+	return b.data
+}
 
 // Retain adds a reference, with which Release has to be called once more. The
 // caller has one.
-func (b *Buffer) Retain() { b.more.Add(1) }
+func (b *Buffer) Retain() {
+	if checksBuffers {
+		b.check("Retain")
+	}
+	b.more.Add(1)
+}
 
 // Release drops a reference; what it was for must not use the buffer any more.
 // The last one gives the memory back, and with that of a message the credit to
 // send more to the peer. Receivers that hold many messages slow the sender down;
 // one that holds them all stops it. A Release without a reference is an error of
 // the program: it is logged and does nothing, as long as nobody else has got the
-// memory.
+// memory. Programs that are built with the tag verbenadebug panic instead, and find
+// uses after the last Release and buffers that are never released.
 func (b *Buffer) Release() {
+	if checksBuffers {
+		b.check("Release")
+	}
 	if b.last() {
 		b.owner.release()
+	}
+}
+
+// check panics if the buffer has been released, in a build that looks for that.
+func (b *Buffer) check(use string) {
+	if c, ok := b.owner.(interface{ used(string) }); ok {
+		c.used(use)
 	}
 }
 

@@ -120,6 +120,7 @@ func (r *Runtime) Close() error {
 	for _, g := range leaving {
 		<-g.done // whoever closes it hears its error
 	}
+	reportHeld(&r.env)
 	return errors.Join(errs...)
 }
 

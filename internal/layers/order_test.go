@@ -27,12 +27,12 @@ var runtimeOrder = [][]string{
 	{"group.go", "device.go"},
 	{"calls.go", "calls_serve.go", "mux.go", "outbox.go"}, // calls on an endpoint
 	{ // an endpoint, on a queue pair or a TCP connection
-		"endpoint.go", "buffer.go", "credentials.go", "upcall.go",
+		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go",
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
 		"shell.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go",
 	},
-	{"domain.go", "shares.go", "receives.go", "message.go", "memory.go", "pace.go", "settling.go", "lending.go"}, // what endpoints on queue pairs share
+	{"domain.go", "shares.go", "receives.go", "message.go", "checks_off.go", "checks_on.go", "memory.go", "pace.go", "settling.go", "lending.go"}, // what endpoints on queue pairs share
 	{"worker.go", "runlist.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",
