@@ -44,6 +44,9 @@ func (s *shell) deliverReady() {
 		}
 		s.deliver(s.accept(in))
 	}
+	if !s.e.over() {
+		s.flush() // a credit for the last that the peer has used
+	}
 	s.handing = !s.breach && !s.dead // all that follows passes the inbox by
 	if s.providing {
 		notify(s.received) // the message may have been given up
