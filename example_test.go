@@ -50,6 +50,60 @@ func Example() {
 	// Output: 7: Hello, world!
 }
 
+// Requests that share endpoints. A rule keeps the bulky ones off shared memory.
+func ExamplePool() {
+	ctx := context.Background()
+	bulk, err := verbena.ParseRule("bulk: size=1M.. only=tcp")
+	if err != nil {
+		panic(err)
+	}
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default(), Rules: verbena.Rules{bulk}})
+	if err != nil {
+		panic(err)
+	}
+	defer rt.Close()
+	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{"greeting/1"}})
+	if err != nil {
+		panic(err)
+	}
+	go func() {
+		for greet(ctx, ln) == nil {
+		}
+	}()
+	pool, err := rt.NewPool(verbena.PoolConfig{Service: "greeting/1"})
+	if err != nil {
+		panic(err)
+	}
+
+	ask := func(name string, intent verbena.Intent) (string, error) {
+		ep, err := pool.Get(ctx, ln.Addr().String(), intent)
+		if err != nil {
+			return "", err
+		}
+		defer pool.Put(ep)
+		if err = ep.Send(ctx, 1, []byte(name)); err == nil {
+			var m *verbena.Message
+			if m, err = ep.Receive(ctx); err == nil {
+				defer m.Release()
+				return string(m.Bytes()), nil
+			}
+		}
+		ep.Close() // in the middle of a request: not for the next one
+		return "", err
+	}
+	for _, name := range []string{"Ada", "Grace"} {
+		fmt.Println(ask(name, verbena.Intent{Operation: "greet", Size: 100}))
+	}
+	fmt.Println(pool.Explain(ln.Addr().String(), verbena.Intent{Operation: "greet", Size: 4 << 20}))
+	if err := pool.Drain(ctx); err != nil {
+		panic(err)
+	}
+	// Output:
+	// Hello, Ada! <nil>
+	// Hello, Grace! <nil>
+	// bulk: size=1M.. only=tcp [tcp]
+}
+
 func greet(ctx context.Context, ln *verbena.Listener) error {
 	ep, err := ln.Accept(ctx)
 	if err != nil {

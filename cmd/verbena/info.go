@@ -154,6 +154,9 @@ func settingInfos(set settings.Settings) []settingInfo {
 			infos = append(infos, i)
 		}
 	}
+	for _, name := range set.RuleNames() {
+		infos = append(infos, settingInfo{Name: name, Value: set[name].Text, From: set[name].From, Usage: "the first rule that a request meets chooses its transports"})
+	}
 	return infos
 }
 

@@ -42,6 +42,7 @@ type options struct {
 
 	config    string   // the file
 	set, tune []string // NAME=VALUE
+	rules     []string // in order
 	settings  settings.Settings
 }
 
@@ -75,6 +76,7 @@ environment, the environment before the file.`,
 	root.PersistentFlags().StringVar(&o.config, "config", "", "`file` of settings, in YAML; default: what "+settings.FileVariable+" names")
 	root.PersistentFlags().StringArrayVar(&o.set, "set", nil, "a provider's setting, `NAME=VALUE`; may be repeated")
 	root.PersistentFlags().StringArrayVar(&o.tune, "tune", nil, "a transport's tuning, `NAME=VALUE`, such as shm.eager=32K; may be repeated")
+	root.PersistentFlags().StringArrayVar(&o.rules, "rule", nil, "a `RULE` that chooses transports, such as \"bulk: size=1M.. only=tcp\"; may be repeated, the first that fits decides")
 	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network (--set iwarp.remote=true)")
 	root.PersistentFlags().BoolVar(&o.hugePages, "huge-pages", false, "take large memory from the huge pages that the host has reserved (vm.nr_hugepages), while there are any")
 	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o), tuneCommand(o))
@@ -129,6 +131,9 @@ func (o *options) load() (err error) {
 			flags = append(flags, settings.Flag{Flag: list.flag, Name: list.prefix + name, Text: value})
 		}
 	}
+	for _, rule := range o.rules {
+		flags = append(flags, settings.Flag{Flag: "--rule", Name: "rules", Text: rule})
+	}
 	o.settings, err = settings.Load(o.config, os.Environ(), flags)
 	return err
 }
@@ -162,6 +167,9 @@ func (o *options) forChildren() []string {
 	}
 	for _, each := range o.tune {
 		flags = append(flags, "--tune", each)
+	}
+	for _, each := range o.rules {
+		flags = append(flags, "--rule", each)
 	}
 	return flags
 }

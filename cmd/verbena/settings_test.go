@@ -14,7 +14,8 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("VERBENA_IWARP_PEER_TIMEOUT", "12s")
-	out, err := run(t, "", "info", "--json", "--config", file, "--set", "shm.allow-uids=7,8", "--tune", "iwarp.spin=5us", "--remote-iwarp")
+	out, err := run(t, "", "info", "--json", "--config", file, "--set", "shm.allow-uids=7,8", "--tune", "iwarp.spin=5us", "--remote-iwarp",
+		"--rule", "bulk: size=1M.. only=tcp", "--rule", "peer=10.0.0.0/8 never=shm")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -34,13 +35,15 @@ func TestSettings(t *testing.T) {
 		"tuning.iwarp.spin":  {"5us", "--tune"},
 		"iwarp.remote":       {"true", "--remote-iwarp"},
 		"iwarp.markers":      {"false", "default"},
+		"rules.1":            {"bulk: size=1M.. only=tcp", "--rule"},
+		"rules.2":            {"peer=10.0.0.0/8 never=shm", "--rule"},
 	} {
 		if s := got[name]; s.Value != want[0] || s.From != want[1] {
 			t.Errorf("%s: %+v, want %v", name, s, want)
 		}
 	}
 	for _, bad := range [][]string{
-		{"--set", "shm.socket-dir"}, {"--set", "shm.nothing=1"}, {"--tune", "shm.eager=1"}, {"--config", "/nowhere"},
+		{"--set", "shm.socket-dir"}, {"--set", "shm.nothing=1"}, {"--tune", "shm.eager=1"}, {"--config", "/nowhere"}, {"--rule", "only=ether"},
 		{"--huge-pages", "--set", "shm.allow-uids=1"},
 	} {
 		if out, err := run(t, "", append([]string{"info"}, bad...)...); err == nil {

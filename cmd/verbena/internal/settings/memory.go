@@ -64,10 +64,10 @@ func parseSize(text string) (int64, error) {
 	return n << shift, nil
 }
 
-// Apply puts the tuning and the memory into a runtime's configuration. Load has
+// Apply puts the tuning, the rules and the memory into a runtime's configuration. Load has
 // checked them.
 func (s Settings) Apply(cfg *verbena.Config) {
-	cfg.Tuning = s.Tuning()
+	cfg.Tuning, cfg.Rules = s.Tuning(), s.Rules()
 	for _, each := range memorySettings {
 		if v, ok := s[each.Name]; ok {
 			_ = setMemory(cfg, each.Name, v.Text) // Load would have failed

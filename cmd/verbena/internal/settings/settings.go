@@ -29,7 +29,7 @@ const tuningPrefix = "tuning."
 const memoryPrefix = "memory."
 
 // sections are those of a file.
-func sections() []string { return append(providers.Names(), "memory", "tuning") }
+func sections() []string { return append(providers.Names(), "memory", "tuning", rulesSection) }
 
 // A Value is what was set, and where.
 type Value struct {
@@ -40,10 +40,11 @@ type Value struct {
 }
 
 // Settings are values by the name of the setting: those of providers.Settings and of
-// Memory, and "tuning.TRANSPORT.FIELD".
+// Memory, "tuning.TRANSPORT.FIELD", and "rules.1" and so on.
 type Settings map[string]Value
 
-// A Flag is a setting by the command line.
+// A Flag is a setting by the command line. Those that are named "rules" are one rule
+// each, and together replace the rules of other places.
 type Flag struct{ Flag, Name, Text string }
 
 // Load puts everything together. file is what a flag names, or empty; environment
@@ -69,13 +70,30 @@ func Load(file string, environment []string, flags []Flag) (Settings, error) {
 		}
 		maps.Copy(all, read)
 	}
+	for _, each := range environment {
+		if text, ok := strings.CutPrefix(each, Variable(rulesSection)+"="); ok {
+			if err := all.replaceRules(splitRules(text, "environment "+Variable(rulesSection))); err != nil {
+				return nil, err
+			}
+		}
+	}
 	fromEnvironment, err := parseEnvironment(environment)
 	if err != nil {
 		return nil, err
 	}
 	maps.Copy(all, fromEnvironment)
+	var rules []Value
 	for _, f := range flags {
+		if f.Name == rulesSection {
+			rules = append(rules, splitRules(f.Text, f.Flag)...)
+			continue
+		}
 		if err := all.set(f.Name, Value{f.Text, f.Flag}); err != nil {
+			return nil, err
+		}
+	}
+	if len(rules) > 0 {
+		if err := all.replaceRules(rules); err != nil {
 			return nil, err
 		}
 	}
@@ -229,6 +247,12 @@ func (s Settings) walk(file, prefix string, node *yaml.Node, depth int) error {
 			}
 			seen[key.Value] = true
 			name := prefix + key.Value
+			if depth == 0 && key.Value == rulesSection {
+				if err := s.readRules(file, value); err != nil {
+					return err
+				}
+				continue
+			}
 			if depth == 0 && value.Kind != yaml.MappingNode {
 				if value.Tag == "!!null" {
 					continue // a section with nothing in it
@@ -262,11 +286,29 @@ func (s Settings) walk(file, prefix string, node *yaml.Node, depth int) error {
 	}
 }
 
+// readRules reads the list of rules.
+func (s Settings) readRules(file string, node *yaml.Node) error {
+	if node.Tag == "!!null" {
+		return nil
+	}
+	if node.Kind != yaml.SequenceNode {
+		return fmt.Errorf("%s:%d: rules want a list, each rule a line: \"bulk: size=1M.. only=tcp\"", file, node.Line)
+	}
+	var lines []Value
+	for _, each := range node.Content {
+		if each.Kind != yaml.ScalarNode {
+			return fmt.Errorf("%s:%d: a rule is a line of text in quotes: \"bulk: size=1M.. only=tcp\"", file, each.Line)
+		}
+		lines = append(lines, Value{each.Value, fmt.Sprintf("%s:%d", file, each.Line)})
+	}
+	return s.replaceRules(lines)
+}
+
 // Providers are the values for providers.Config.
 func (s Settings) Providers() map[string]string {
 	values := map[string]string{}
 	for name, v := range s {
-		if !strings.HasPrefix(name, tuningPrefix) && !strings.HasPrefix(name, memoryPrefix) {
+		if !strings.HasPrefix(name, tuningPrefix) && !strings.HasPrefix(name, memoryPrefix) && !strings.HasPrefix(name, rulesPrefix) {
 			values[name] = v.Text
 		}
 	}
@@ -299,7 +341,7 @@ func (s Settings) tuning() (verbena.TuningTable, error) {
 func (s Settings) places(prefix string) string {
 	var places []string
 	for _, name := range slices.Sorted(maps.Keys(s)) {
-		if strings.HasPrefix(name, tuningPrefix) == (prefix == tuningPrefix) {
+		if strings.HasPrefix(name, tuningPrefix) == (prefix == tuningPrefix) && !strings.HasPrefix(name, rulesPrefix) {
 			places = append(places, name+" by "+s[name].From)
 		}
 	}

@@ -147,6 +147,7 @@ func TestVariablesDiffer(t *testing.T) {
 
 func FuzzFile(f *testing.F) {
 	f.Add(whole)
+	f.Add("rules: ['only=tcp', 'a: size=1..']")
 	f.Add("shm: [")
 	f.Add("? {a: b}\n: c\n")
 	f.Add("tuning: {shm: {eager: !!binary aGVsbG8=}}")
@@ -156,11 +157,71 @@ func FuzzFile(f *testing.F) {
 			t.Errorf("%v does not name the file", err)
 		}
 		for name, v := range s {
+			if strings.HasPrefix(name, rulesPrefix) {
+				continue // the list as a whole was checked
+			}
 			if again := (Settings{}).set(name, v); err == nil && again != nil {
 				t.Error(again)
 			}
 		}
 	})
+}
+
+func TestRules(t *testing.T) {
+	file := write(t, "shm: {huge-pages: false}\nrules:\n  - \"small: size=..8K prefer=shm\"\n  - peer=10.0.0.0/8 never=shm\n")
+	variable := "VERBENA_RULES=bulk: size=1M.. only=tcp; operation=scan never=iwarp;"
+	for _, c := range []struct {
+		environment []string
+		flags       []Flag
+		want        []Value
+	}{
+		{nil, nil, []Value{{"small: size=..8K prefer=shm", file + ":3"}, {"peer=10.0.0.0/8 never=shm", file + ":4"}}},
+		{[]string{variable}, nil, []Value{{"bulk: size=1M.. only=tcp", "environment VERBENA_RULES"}, {"operation=scan never=iwarp", "environment VERBENA_RULES"}}},
+		{[]string{"VERBENA_RULES="}, nil, nil}, // none, whatever the file says
+		{[]string{variable}, []Flag{{"--rule", "rules", "peer=a only=tcp"}, {"--rule", "rules", "only=shm,tcp"}}, []Value{{"peer=a only=tcp", "--rule"}, {"only=shm,tcp", "--rule"}}},
+	} {
+		s, err := Load(file, c.environment, c.flags)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []Value
+		for _, name := range s.RuleNames() {
+			got = append(got, s[name])
+		}
+		var cfg verbena.Config
+		s.Apply(&cfg)
+		if !slices.Equal(got, c.want) || len(cfg.Rules) != len(c.want) || len(s.Providers()) != 1 {
+			t.Errorf("%v, %v: %v", c.environment, c.flags, got)
+		}
+		for i, r := range cfg.Rules {
+			if r.String() != c.want[i].Text {
+				t.Errorf("%q became %q", c.want[i].Text, r)
+			}
+		}
+	}
+	for text, want := range map[string]string{
+		"rules: only=tcp\n":                            ":1: rules want a list",
+		"rules: [{a: b}]\n":                            ":1: a rule is a line of text in quotes",
+		"rules:\n  - only=tcp\n  - size=1M\n":          ":3: verbena: rule \"size=1M\": size=1M: want a range",
+		"rules:\n  - only=ether\n":                     ":2: verbena: rule 1 (only=ether): \"ether\" is no transport here; there are shm",
+		"rules:\n  - never=tcp\n  - peer=x only=tcp\n": "it never decides, since rule 1 has no condition",
+	} {
+		if _, err := Load(write(t, text), nil, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want %q", text, err, want)
+		}
+	}
+	for variable, want := range map[string]string{
+		"VERBENA_RULES=only=ether": "environment VERBENA_RULES: verbena: rule 1 (only=ether)",
+		"VERBENA_RULES=only":       "environment VERBENA_RULES: verbena: rule",
+		"VERBENA_RULES_1=only=tcp": "VERBENA_RULES_1 is no setting",
+	} {
+		if _, err := Load("", []string{variable}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want %q", variable, err, want)
+		}
+	}
+	if _, err := Load("", nil, []Flag{{"--rule", "rules", "never=tcp prefer=tcp"}}); err == nil || !strings.Contains(err.Error(), "--rule: verbena: rule") {
+		t.Error(err)
+	}
 }
 
 // TestDocumented finds every setting in the documentation, as it is.
