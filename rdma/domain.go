@@ -63,6 +63,16 @@ type Region interface {
 	Close() error
 }
 
+// A WithdrawableRegion can end all access to its memory and leave it to this
+// process.
+type WithdrawableRegion interface {
+	Region
+	// Withdraw revokes the key. When it returns, no access of a peer or of the device
+	// is under way and none will begin; neither a peer nor a request of this side may
+	// name the region any more. Its memory stays mapped until Close.
+	Withdraw() error
+}
+
 // A CompletionQueue collects completions. Poll may be called concurrently
 // with everything; Arm and Wait belong to one goroutine at a time.
 type CompletionQueue interface {

@@ -137,6 +137,14 @@ func (r *region) deregister() error {
 	return err
 }
 
+// Withdraw implements [rdma.WithdrawableRegion].
+func (r *region) Withdraw() error {
+	if err := r.deregister(); err != nil {
+		return fmt.Errorf("ibverbs: withdraw a region on %s: %w", r.domain.device.attributes.Name, err)
+	}
+	return nil
+}
+
 func (r *region) Close() error {
 	m := r.domain
 	m.members.Lock()

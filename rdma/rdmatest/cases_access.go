@@ -16,6 +16,8 @@ var accessCases = []testCase{
 	{"OutOfBounds", nil, accessCase(outOfBounds)},
 	{"MissingRight", nil, accessCase(missingRight)},
 	{"Deregistered", nil, accessCase(deregistered)},
+	{"Withdrawn", nil, accessCase(withdrawn)},
+	{"WithdrawUnderWrites", nil, testWithdrawUnderWrites},
 	{"UnalignedAtomics", []Feature{FeatureAtomics}, testUnalignedAtomics},
 	{"DeregisterUnderWrites", nil, testDeregisterUnderWrites},
 	{"LocalRights", nil, testLocalRights},
@@ -292,6 +294,62 @@ func deregistered(e *env, _ *memory) []refusal {
 	// Its memory may be another region's by now.
 	e.b().memory(regionSize)
 	return []refusal{r}
+}
+
+// withdraw ends the access to a region. Those of another process cannot be asked.
+func (e *env) withdraw(m *memory) bool {
+	r, ok := m.Region.(rdma.WithdrawableRegion)
+	if ok {
+		e.check(r.Withdraw(), "Region.Withdraw")
+	}
+	return ok
+}
+
+func withdrawn(e *env, _ *memory) []refusal {
+	m := e.b().memory(regionSize)
+	m.fill(0, regionSize, 0x3C)
+	r := refusal{what: "withdrawn region", remote: m.at(0), length: 64}
+	if !e.withdraw(m) {
+		return nil
+	}
+	if !is(m.read(0, regionSize), 0x3C) {
+		e.fatalf("a withdrawn region is not its owner's any more")
+	}
+	return []refusal{r}
+}
+
+// testWithdrawUnderWrites withdraws a region that a peer writes to all the time.
+// What its owner puts there afterwards stays.
+func testWithdrawUnderWrites(e *env) {
+	const size = 64 << 10
+	for range e.rounds(8) {
+		a, b := e.connect(nil)
+		m, source := b.s.memory(size), a.s.memory(size)
+		source.fill(0, size, 0xFF)
+		var landed atomic.Int64
+		able := true
+		e.together(func() {
+			a.streamWrites(rdma.SendRequest{Op: rdma.OpWrite, Remote: m.at(0), SGEs: source.sge(0, size)}, &landed)
+		}, func() {
+			e.poll("Writes under way", func() bool { return landed.Load() > 20 || a.State() != rdma.StateConnected })
+			if able = e.withdraw(m); !able {
+				e.check(m.Close(), "Region.Close") // ends the Writes as well
+				return
+			}
+			m.fill(0, size, 0x3C)
+		})
+		a.ended()
+		e.check(a.Close(), "Close")
+		b.ended()
+		if able {
+			if !is(m.read(0, size), 0x3C) {
+				e.fatalf("a Write lands in a region that has been withdrawn")
+			}
+			e.check(m.Close(), "Region.Close")
+		}
+		e.check(b.Close(), "Close")
+		e.check(source.Close(), "Region.Close")
+	}
 }
 
 func testUnalignedAtomics(e *env) {

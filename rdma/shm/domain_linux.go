@@ -65,6 +65,7 @@ type region struct {
 	state   uint64
 	access  rdma.Access
 	closed  atomic.Bool
+	leaving sync.Once
 	closing sync.Once
 	err     error
 	fileMu  sync.Mutex // held while the descriptor is used or closed
@@ -139,6 +140,25 @@ func (r *region) Close() error {
 }
 
 func (r *region) close() error {
+	r.leaving.Do(r.withdraw)
+	r.domain.members.Lock()
+	_, _ = r.domain.members.Regions.Remove(r)
+	r.domain.members.Unlock()
+	r.fileMu.Lock()
+	defer r.fileMu.Unlock()
+	if err := r.file.Close(); err != nil {
+		return fmt.Errorf("shm: close region: %w", err)
+	}
+	return nil
+}
+
+// Withdraw implements rdma.WithdrawableRegion.
+func (r *region) Withdraw() error {
+	r.leaving.Do(r.withdraw)
+	return nil
+}
+
+func (r *region) withdraw() {
 	d := r.domain
 	d.members.Lock()
 	delete(d.keys, r.key)
@@ -172,14 +192,7 @@ func (r *region) close() error {
 	}
 	d.members.Lock()
 	delete(d.regions, r.index)
-	_, _ = d.members.Regions.Remove(r)
 	d.members.Unlock()
-	r.fileMu.Lock()
-	defer r.fileMu.Unlock()
-	if err := r.file.Close(); err != nil {
-		return fmt.Errorf("shm: close region: %w", err)
-	}
-	return nil
 }
 
 // grantFor looks up a region for a peer, and the rights that it gets. A peer of

@@ -176,6 +176,17 @@ func (r *region) Close() error {
 	return r.close()
 }
 
+// Withdraw implements [rdma.WithdrawableRegion].
+func (r *region) Withdraw() error {
+	n := r.domain.network
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r.memory != nil && !r.domain.device.has(BugStaleKey) {
+		delete(n.regions, r.key)
+	}
+	return nil
+}
+
 // close needs mu, under which every access happens: none is under way.
 func (r *region) close() error {
 	if r.memory == nil {
@@ -187,7 +198,9 @@ func (r *region) close() error {
 		n.free[len(r.memory)] = append(n.free[len(r.memory)], r.memory)
 		return nil
 	}
-	delete(n.regions, r.key)
+	if n.regions[r.key] == r { // it may be another one's since it was withdrawn
+		delete(n.regions, r.key)
+	}
 	r.memory, r.bytes = nil, nil
 	if r.mapped != nil && !r.domain.device.has(BugLeaksMemory) {
 		return unix.Munmap(r.mapped)

@@ -81,8 +81,9 @@ type Region struct {
 	idleOnce sync.Once
 	closing  atomic.Bool
 	revoked  atomic.Bool
-	unmapped chan struct{}
-	err      error // of unmapping; read after unmapped is closed
+	left     chan struct{} // closed when no pin is left, nor will be
+	unmap    sync.Once
+	err      error // of unmapping
 }
 
 // closing is the bit of pins that lets no further ones in.
@@ -96,7 +97,7 @@ func (t *Table) Allocate(owner Owner, size int, access rdma.Access) (*Region, er
 	}
 	r := &Region{
 		table: t, owner: owner, bytes: bytes, size: size, access: access,
-		idle: make(chan struct{}), unmapped: make(chan struct{}),
+		idle: make(chan struct{}), left: make(chan struct{}),
 	}
 	var random [8]byte
 	t.mu.Lock()
@@ -137,7 +138,7 @@ func (r *Region) Access() rdma.Access { return r.access }
 // Size is the length of the region in bytes; it may be asked after Close.
 func (r *Region) Size() int { return r.size }
 
-// Closed tells whether Close has begun.
+// Closed tells whether Close, or Withdraw, has begun.
 func (r *Region) Closed() bool { return r.closing.Load() }
 
 // Revoke closes the region to peers: its key names nothing any more, and no
@@ -172,26 +173,34 @@ func (r *Region) Unpin() {
 
 // Close implements [rdma.Region].
 func (r *Region) Close() error {
-	if r.closing.Swap(true) {
-		<-r.unmapped
-		return r.err
-	}
-	r.table.remove(r)
-	if r.pins.Add(closing) != closing {
-		timer := time.NewTicker(patience)
-		for waiting := true; waiting; {
-			select {
-			case <-r.idle:
-				waiting = false
-			case <-timer.C:
-				r.owner.BreakPins(r)
-			}
-		}
-		timer.Stop()
-	}
-	r.owner.Forget(r)
-	r.err = unix.Munmap(r.bytes)
-	r.bytes = nil
-	close(r.unmapped)
+	r.unmap.Do(func() {
+		_ = r.Withdraw() // cannot fail
+		r.owner.Forget(r)
+		r.err = unix.Munmap(r.bytes)
+		r.bytes = nil
+	})
 	return r.err
+}
+
+// Withdraw implements [rdma.WithdrawableRegion].
+func (r *Region) Withdraw() error {
+	if r.closing.Swap(true) {
+		<-r.left
+		return nil
+	}
+	defer close(r.left)
+	r.table.remove(r)
+	if r.pins.Add(closing) == closing {
+		return nil
+	}
+	timer := time.NewTicker(patience)
+	defer timer.Stop()
+	for {
+		select {
+		case <-r.idle:
+			return nil
+		case <-timer.C:
+			r.owner.BreakPins(r)
+		}
+	}
 }
