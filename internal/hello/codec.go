@@ -56,6 +56,7 @@ const (
 	typeAuth      = 0x0006
 	typeFailed    = 0x0007
 	typeNetwork   = 0x0008
+	typeFeatures  = 0x0009
 
 	typeAccept  = critical | 0x0010
 	typeRefusal = critical | 0x0011
@@ -129,6 +130,7 @@ type Hello struct {
 	Candidates      []Candidate // in order of preference
 	Failed          []Verdict   // what was tried before on behalf of this dial
 	Software        string      // for logs alone
+	Features        Features    // that this side has
 	Auth            []Auth
 }
 
@@ -195,7 +197,15 @@ type Answer struct {
 	Host     []byte
 	Network  []byte
 	Software string
+	Features Features // that this side has
 }
+
+// Features are additions to the endpoint protocol that both sides must have before
+// either uses them. Bits that are not known are kept and mean nothing.
+type Features uint64
+
+// FeatureOneSided: one-sided operations that the peer's runtime serves.
+const FeatureOneSided Features = 1 << 0
 
 // Encode returns h as it goes on the wire.
 func (h *Hello) Encode() ([]byte, error) {
@@ -224,6 +234,7 @@ func (h *Hello) Encode() ([]byte, error) {
 		}
 	}
 	e.software(h.Software)
+	e.features(h.Features)
 	for _, a := range h.Auth {
 		if err := e.named(typeAuth, a.Mechanism, a.Data); err != nil {
 			return nil, err
@@ -261,6 +272,7 @@ func (a *Answer) Encode() ([]byte, error) {
 		return nil, err
 	}
 	e.software(a.Software)
+	e.features(a.Features)
 	if err := e.names(typePassing, a.Passing); err != nil {
 		return nil, err
 	}
@@ -416,6 +428,9 @@ func parseHello(m message) (Hello, error) {
 		case typeSoftware:
 			d.once(1 << 2)
 			h.Software = d.text(d.val)
+		case typeFeatures:
+			d.once(1 << 5)
+			h.Features = d.features()
 		case typeAuth:
 			name, rest := d.named()
 			d.room(len(h.Auth))
@@ -468,6 +483,9 @@ func parseAnswer(m message) (Answer, error) {
 		case typeSoftware:
 			d.once(1 << 2)
 			a.Software = d.text(d.val)
+		case typeFeatures:
+			d.once(1 << 5)
+			a.Features = d.features()
 		case typeVerdict:
 			a.Verdicts = d.verdict(a.Verdicts)
 		default:
@@ -551,6 +569,12 @@ func (e *encoder) software(s string) {
 	}
 }
 
+func (e *encoder) features(f Features) {
+	if f != 0 {
+		e.value(typeFeatures, binary.BigEndian.AppendUint64(nil, uint64(f)))
+	}
+}
+
 // verdicts drops those that no longer fit: they only explain.
 func (e *encoder) verdicts(typ uint16, vs []Verdict) error {
 	for _, v := range vs[:min(len(vs), MaxCandidates)] {
@@ -622,6 +646,14 @@ func (d *decoder) size(n int) {
 	if len(d.val) != n {
 		d.fail(fmt.Sprintf("value %#04x of %d bytes, not %d", d.typ, len(d.val), n))
 	}
+}
+
+func (d *decoder) features() Features {
+	d.size(8)
+	if d.err != nil {
+		return 0
+	}
+	return Features(binary.BigEndian.Uint64(d.val))
 }
 
 func (d *decoder) room(n int) {

@@ -30,8 +30,9 @@ var hellos = map[string]Hello{
 		Failed:     []Verdict{{Name: "iwarp", Text: "could not be connected: größer"}},
 		Software:   "verbena", Auth: []Auth{{Mechanism: "token", Data: []byte("secret")}},
 	},
-	"hello-v1-network": {Least: 1, Greatest: 1, Service: "echo/1", Host: host, Network: network, Candidates: []Candidate{{Name: "shm"}}},
-	"hello-v1-probe":   {Least: 1, Greatest: 1, Probe: true, Host: host, Candidates: []Candidate{{Name: "tcp"}}},
+	"hello-v1-network":  {Least: 1, Greatest: 1, Service: "echo/1", Host: host, Network: network, Candidates: []Candidate{{Name: "shm"}}},
+	"hello-v1-features": {Least: 1, Greatest: 1, Service: "echo/1", Features: 0x0102030405060708, Candidates: []Candidate{{Name: "tcp"}}},
+	"hello-v1-probe":    {Least: 1, Greatest: 1, Probe: true, Host: host, Candidates: []Candidate{{Name: "tcp"}}},
 }
 
 var answers = map[string]Answer{
@@ -40,8 +41,9 @@ var answers = map[string]Answer{
 	"answer-v1-own-port": {Least: 1, Greatest: 1, Accept: &Accept{Name: "shm", Token: []byte("fedcba9876543210"), Address: "@verbena-shm-1"}, Host: host},
 	"answer-v1-passing": {Least: 1, Greatest: 1, Accept: &Accept{Name: "tcp"}, Host: host, Network: network,
 		Passing: []string{"shm"}, Verdicts: []Verdict{{Name: "shm", Text: "out of memory"}}},
-	"answer-v1-busy":    {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeBusy, Text: "too many handshakes"}},
-	"answer-v1-refusal": {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeService, Text: "no such service"}},
+	"answer-v1-features": {Least: 1, Greatest: 1, Accept: &Accept{Name: "tcp"}, Features: FeatureOneSided},
+	"answer-v1-busy":     {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeBusy, Text: "too many handshakes"}},
+	"answer-v1-refusal":  {Least: 1, Greatest: 1, Refusal: &Refusal{Code: CodeService, Text: "no such service"}},
 }
 
 // Golden vectors are never rewritten: what a release has sent, later ones read.

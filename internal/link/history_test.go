@@ -65,6 +65,8 @@ type end struct {
 	received int
 	tag      uint32
 	closed   bool
+
+	operations int // under way
 }
 
 type letter struct {
@@ -74,9 +76,10 @@ type letter struct {
 }
 
 type request struct {
-	post Post
-	data []byte
-	done bool
+	post      Post
+	data      []byte
+	done      bool
+	operation bool // of the application
 }
 
 func newHistory(seed uint64) *history {
@@ -88,6 +91,7 @@ func newHistory(seed uint64) *history {
 		}
 		l.MaxWindow = l.Window + h.rng.IntN(4)
 		l.Answers = 1 + h.rng.IntN(l.AllAnswers())
+		l.Operations = h.rng.IntN(5)
 		e := &end{name: string('A' + byte(i)), limits: l, exposed: map[uint64][]byte{}, byID: map[uint32]uint64{}, next: 1}
 		e.places = make([]byte, l.Places()*PlaceSize)
 		e.m = New[*letter](l, e.places)
@@ -130,7 +134,7 @@ func (h *history) run() error {
 }
 
 func (h *history) step(e *end, closing bool) error {
-	switch h.rng.IntN(12) {
+	switch h.rng.IntN(13) {
 	case 0, 1:
 		return h.send(e)
 	case 2:
@@ -151,8 +155,28 @@ func (h *history) step(e *end, closing bool) error {
 		if closing && h.rng.IntN(20) == 0 && !e.closed {
 			h.close(e)
 		}
+	case 12:
+		return h.operate(e)
 	}
 	return nil
+}
+
+// operate posts one-sided operations, of which the last one is signalled.
+func (h *history) operate(e *end) error {
+	n := 1 + h.rng.IntN(3)
+	if e.closed || !e.m.MayOperate(n) {
+		return nil
+	}
+	first := e.m.Operate(n)
+	h.say("%s: %d operations from %d on", e.name, n, first)
+	for i := range n {
+		e.queue = append(e.queue, &request{post: Post{Seq: first + uint32(i), Signaled: i == n-1}, operation: true})
+	}
+	e.operations += n
+	if e.operations > e.limits.Operations || len(e.queue) > e.limits.SendDepth() {
+		return fmt.Errorf("%d operations of %d, %d requests in a send queue of %d", e.operations, e.limits.Operations, len(e.queue), e.limits.SendDepth())
+	}
+	return h.flush(e)
 }
 
 // flush takes the machine's posts, and checks that they fit.
@@ -270,6 +294,9 @@ func (h *history) transmit(e *end) error {
 	}
 	r := e.queue[e.started]
 	e.started++
+	if r.operation {
+		return nil // done later, by finishRead
+	}
 	if !r.post.Read {
 		r.done = true
 		e.wire = append(e.wire, r.data)
@@ -279,7 +306,7 @@ func (h *history) transmit(e *end) error {
 
 func (h *history) finishRead(e *end) {
 	for _, r := range e.queue[:e.started] {
-		if r.post.Read && !r.done {
+		if (r.post.Read || r.operation) && !r.done {
 			r.done = true
 			return
 		}
@@ -302,6 +329,9 @@ func (h *history) complete(e *end) error {
 		return nil
 	}
 	for _, r := range e.queue[:last+1] {
+		if r.operation {
+			e.operations--
+		}
 		if !r.post.Read {
 			continue
 		}
@@ -511,6 +541,9 @@ func (h *history) finish() error {
 		return err
 	}
 	for _, e := range h.ends {
+		if e.operations > 0 || !e.closed && !e.m.PeerSaidGoodbye() && !e.m.MayOperate(e.limits.Operations) {
+			return fmt.Errorf("%s has %d operations under way in the end, of %d", e.name, e.operations, e.limits.Operations)
+		}
 		if !e.closed && !e.m.PeerSaidGoodbye() {
 			if !e.m.MaySend() && e.m.Lacks() == 0 {
 				return fmt.Errorf("%s has no credit in the end", e.name)

@@ -23,12 +23,16 @@ type Limits struct {
 	Answers    int // receives that are ready for answers at first, from 1 to AllAnswers
 	MaxMessage int // longest message accepted
 	Commit     int // memory committed to a long message before more than that of it is there
+	Operations int // one-sided operations in the send queue at most
 }
 
 // SendDepth is how many requests the machine has in the send queue at most: the
 // messages that cost a credit, confirmations, Reads, credit messages, the goodbye,
-// and as many as may wait for a signalled one behind them.
-func (l Limits) SendDepth() int {
+// as many as may wait for a signalled one behind them, and operations.
+func (l Limits) SendDepth() int { return l.ownDepth() + l.Operations }
+
+// ownDepth is SendDepth without operations.
+func (l Limits) ownDepth() int {
 	return l.paid() + 2*l.Chunks + ControlReceives + goodbyeReceives + unsignaled
 }
 
@@ -212,6 +216,8 @@ func (m *Machine[M]) Sent(seq uint32) (from, to uint32, ok bool) {
 			m.readDone(p.message, p.offer)
 		case placeGoodbye:
 			m.goodbye.out = true
+		case placeOperation:
+			q.operations--
 		}
 		*p = place{}
 	}

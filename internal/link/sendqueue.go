@@ -34,6 +34,7 @@ const (
 	placeSend placeKind = iota
 	placeRead
 	placeGoodbye
+	placeOperation
 )
 
 // A place is what a request in the send queue is for.
@@ -49,16 +50,17 @@ type readOffer struct{ id, length uint32 }
 type sendQueue struct {
 	places     []place // a power of two, for seq to wrap
 	memory     []byte
-	depth      uint32
+	depth      uint32 // without operations
 	head, tail uint32 // outstanding are head to tail
 	paid       uint32 // of those that cost a credit
 	quiet      int    // requests since the last signalled one
 	pace       int    // one in so many is signalled
+	operations uint32 // outstanding
 }
 
 func newSendQueue(memory []byte, l Limits) sendQueue {
 	return sendQueue{
-		places: make([]place, l.Places()), memory: memory, depth: uint32(l.SendDepth()),
+		places: make([]place, l.Places()), memory: memory, depth: uint32(l.ownDepth()),
 		paid: uint32(l.paid()), pace: min(unsignaled, l.paid()/2),
 	}
 }
@@ -77,10 +79,10 @@ func (q *sendQueue) place(seq uint32) []byte {
 func (q *sendQueue) body(seq uint32) []byte { return q.place(seq)[headerSize:] }
 
 // room tells whether the queue takes another request that frees something.
-func (q *sendQueue) room() bool { return q.tail-q.head < q.depth }
+func (q *sendQueue) room() bool { return q.tail-q.head-q.operations < q.depth }
 
 // roomPaid tells whether the queue takes another message that costs a credit.
-func (q *sendQueue) roomPaid() bool { return q.tail-q.head < q.paid }
+func (q *sendQueue) roomPaid() bool { return q.tail-q.head-q.operations < q.paid }
 
 // signal tells whether the next request has to be signalled.
 func (q *sendQueue) signal(wanted bool) bool {

@@ -13,13 +13,14 @@ import (
 // TestTranscripts runs the scripts of testdata; -rewrite writes what they print
 // anew. The commands:
 //
-//	open [window=N] [max-window=N] [chunks=N] [answers=N] [receive=N] [max=N] [commit=N]
+//	open [window=N] [max-window=N] [chunks=N] [answers=N] [receive=N] [max=N] [commit=N] [operations=N]
 //	     [peer-window=N] [peer-chunks=N] [peer-receive=N]   the peer's parameters
 //	send TAG LENGTH [soon]      an eager message, if it may be sent
 //	offer TAG AT LENGTH TOTAL   a part of a long message, if it may be offered
 //	peer                        a line each, what arrives:
 //	    eager TAG LENGTH | offer ID TAG AT LENGTH TOTAL | taken ID | credit | goodbye
 //	    each with [credits=N] [control=N] [starved]
+//	operate N                   one-sided operations, if they may be posted
 //	done SEQ                    the request with this sequence number has completed
 //	next                        the application receives
 //	wanted                      which message waits for memory
@@ -77,6 +78,7 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 			Receive: option(t, d, "receive", 100), Window: option(t, d, "window", 2), Chunks: option(t, d, "chunks", 2),
 			MaxMessage: option(t, d, "max", 1000), Commit: option(t, d, "commit", 1000),
 		}
+		s.limits.Operations = option(t, d, "operations", 0)
 		s.limits.MaxWindow = option(t, d, "max-window", s.limits.Window)
 		s.limits.Answers = option(t, d, "answers", s.limits.AllAnswers())
 		s.places = make([]byte, s.limits.Places()*PlaceSize)
@@ -106,6 +108,12 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 			s.arrives(t, line)
 			s.posts()
 		}
+	case "operate":
+		if !s.m.MayOperate(words[0]) {
+			s.printf("may not")
+			return
+		}
+		s.printf("from %d on", s.m.Operate(words[0]))
 	case "done":
 		from, to, ok := s.m.Sent(uint32(words[0]))
 		s.printf("%d to %d, %t", from, to, ok)
