@@ -166,6 +166,7 @@ type dialer struct {
 	conn      net.Conn // where the next hello goes, nil to make one
 	hellos    int      // that have gone there
 	selection Selection
+	features  hello.Features // of the server
 	offers    []hello.Candidate
 	failed    []hello.Verdict
 
@@ -391,6 +392,7 @@ func (d *dialer) helloTimeout(ctx context.Context, known bool) (timeout time.Dur
 // note remembers what an answer tells.
 func (d *dialer) note(answer hello.Answer) error {
 	d.r.peers.answered(d.addr)
+	d.features = answer.Features
 	d.selection.SameHost = string(answer.Host) == string(d.r.host[:])
 	for _, v := range answer.Verdicts {
 		if c := d.selection.candidate(v.Name); c != nil && c.Reason == "" {
@@ -410,6 +412,7 @@ func (d *dialer) exchange(ctx context.Context, timeout time.Duration) (hello.Ans
 	out, err := (&hello.Hello{
 		Least: hello.LeastVersion, Greatest: hello.Version, Service: d.service, Probe: d.probe,
 		Host: d.r.host[:], Network: d.r.network, Candidates: d.offers, Failed: d.failed, Software: software,
+		Features: d.r.features,
 	}).Encode()
 	if err != nil {
 		return hello.Answer{}, err
@@ -489,6 +492,7 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 	selection.choose(accept.Name, d.taken(accept.Name))
 	e := d.group.newEndpoint(d.tuning, d.service, d.conn.LocalAddr(), d.conn.RemoteAddr(), selection)
 	e.origin, e.trusted = originOf(d.conn, true), d.trusted
+	e.features = features(d.r.features & d.features)
 	conn := d.conn
 	var err error
 	switch t := d.r.transport(accept.Name); {

@@ -61,6 +61,8 @@ type domain struct {
 
 	unwatch func() // ends following the memory's pressure
 
+	exposed *lending // what applications expose
+
 	shares *shares // of peers
 
 	// A message for which no receive is posted waits for one.
@@ -92,8 +94,10 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 		long |= rdma.AccessRemoteRead
 	}
 	n.longPool = slab.New(n.domain, long, receive-receive/2)
-	n.sendPool = slab.New(n.domain, 0, send/2)
-	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead, send-send/2)
+	// One-sided operations read into what is sent, and into buffers.
+	n.sendPool = slab.New(n.domain, rdma.AccessLocalWrite, send/2)
+	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead|rdma.AccessLocalWrite, send-send/2)
+	n.exposed = newLending(send)
 	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
 	n.unwatch = func() {}
 	if !cfg.ignorePressure {
@@ -370,6 +374,18 @@ func (n *domain) unshare(r *receives) {
 	_ = n.shares.reserve(-baseReceives) // cannot fail
 }
 
+// hold counts memory that an application has, as the messages are that it holds of
+// endpoints that are closed: cameBack gives it back.
+func (n *domain) hold() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return ErrClosed
+	}
+	n.held++
+	return nil
+}
+
 // leave takes over the messages that applications hold of an endpoint that has
 // closed.
 func (n *domain) leave(held int) {
@@ -395,6 +411,9 @@ func (n *domain) cameBack() {
 	}
 }
 
+// operationsAtOnce is how many one-sided operations of an endpoint are under way.
+const operationsAtOnce = 16
+
 // limits are those of an endpoint with a tuning.
 func (n *domain) limits(t Tuning) link.Limits {
 	l := link.Limits{
@@ -402,6 +421,7 @@ func (n *domain) limits(t Tuning) link.Limits {
 		// It must fit into the pool while it moves into more memory.
 		MaxMessage: int(min(int64(n.cfg.maxMessage), max(n.longPool.Limit()/2, int64(t.Eager)))),
 		Commit:     int(min(commitment, n.longPool.Limit()/64)),
+		Operations: operationsAtOnce,
 	}
 	l.Answers = l.AllAnswers()
 	if n.strict() {

@@ -29,7 +29,9 @@ type Endpoint struct {
 	origin        string            // whom its memory is counted for; set before its carrier
 	trusted       bool              // the peer may see what others of the group send; likewise
 	carrier       carrier
-	pooled        any // what the pool of which it is keeps with it
+	pooled        any      // what the pool of which it is keeps with it
+	features      features // that both ends have; set before its carrier
+	exposed       exposures
 
 	// sendLock orders Sends; a channel, because waiting for it ends with the
 	// context.
@@ -68,6 +70,11 @@ type carrier interface {
 	// those that receive has returned.
 	sentTraffic() Traffic
 	receivedTraffic() Traffic
+	// operate carries out the operations of a batch, at least one, and sends the
+	// message behind them. It may be called concurrently.
+	operate(ctx context.Context, b *Batch) error
+	// expose makes memory that the peer may reach.
+	expose(ctx context.Context, size int, rights Rights) (exposable, error)
 	// maxMessage is the longest message that the peer accepts.
 	maxMessage() int
 	// eager is the longest message that goes into a buffer that the peer has
@@ -98,6 +105,7 @@ type environment struct {
 	arriving        *budget.Budget // of messages over TCP until they are received
 	taking          func(n int64)  // is told before n bytes of that are taken
 	lent            *lending       // buffers of endpoints over TCP
+	exposed         *lending       // of what is exposed over TCP
 	forget          func(*Endpoint)
 	copies          copies
 }
@@ -256,6 +264,7 @@ func (e *Endpoint) closeWithin(ctx context.Context) error {
 	e.end(ErrClosed)
 	e.carrier.wake()
 	err := e.carrier.close(ctx)
+	e.exposed.end()
 	if err != nil && !failed {
 		e.closeErr = e.failure("close to", err)
 	}

@@ -334,3 +334,60 @@ func ExampleCaller() {
 	// 42
 	// verbena: the peer answered with error 256: no such key
 }
+
+// One end exposes memory, the other writes there and tells it.
+func ExampleEndpoint_PutNotify() {
+	ctx := context.Background()
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	if err != nil {
+		panic(err)
+	}
+	defer rt.Close()
+	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{"board/1"}})
+	if err != nil {
+		panic(err)
+	}
+	go write(ctx, ln)
+
+	ep, err := rt.Dial(ctx, ln.Addr().String(), "board/1", verbena.DialConfig{})
+	if err != nil {
+		panic(err)
+	}
+	defer ep.Close()
+	board, err := ep.Expose(ctx, verbena.ExposeConfig{Size: 4096, Rights: verbena.MayWrite})
+	if err != nil {
+		panic(err)
+	}
+	defer board.Close()
+	if err := ep.Send(ctx, 1, board.Token().Append(nil)); err != nil {
+		panic(err)
+	}
+	m, err := ep.Receive(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%d: %s\n", m.Tag, board.Bytes()[100:105])
+	m.Release()
+	// Output: 2: hello
+}
+
+func write(ctx context.Context, ln *verbena.Listener) {
+	ep, err := ln.Accept(ctx)
+	if err != nil {
+		panic(err)
+	}
+	defer ep.Close()
+	m, err := ep.Receive(ctx)
+	if err != nil {
+		panic(err)
+	}
+	token, err := verbena.ParseToken(m.Bytes())
+	m.Release()
+	if err != nil {
+		panic(err)
+	}
+	if err := ep.PutNotify(ctx, token, 100, []byte("hello"), 2, nil); err != nil {
+		panic(err)
+	}
+	_, _ = ep.Receive(ctx) // until the other end closes
+}

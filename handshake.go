@@ -181,6 +181,7 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		if answer.Accept != nil && !offer.Probe {
 			e = s.cfg.Group.newEndpoint(s.cfg.Tuning, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
 			e.origin, e.trusted = originOf(h.conn, false), s.cfg.Trusted
+			e.features = features(l.r.features & offer.Features)
 		}
 		if shown != nil {
 			l.r.tickets.assign(shown, e, s.cfg.Group) // before the peer can show the token

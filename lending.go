@@ -8,7 +8,7 @@ import (
 )
 
 // A lending bounds the memory that is lent to applications and that no pool counts:
-// buffers of endpoints over TCP. Who waits is served in the order of coming.
+// buffers of endpoints over TCP, and what is exposed to peers. Who waits is served in the order of coming.
 type lending struct {
 	limit int64
 

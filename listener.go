@@ -372,7 +372,7 @@ func (l *Listener) sayNo(conn net.Conn, heard bool, code hello.Code) {
 }
 
 func (l *Listener) answerWith(a *hello.Answer) ([]byte, error) {
-	a.Host, a.Network, a.Software = l.r.host[:], l.r.network, software
+	a.Host, a.Network, a.Software, a.Features = l.r.host[:], l.r.network, software, l.r.features
 	return a.Encode()
 }
 

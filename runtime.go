@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/budget"
+	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/internal/hostid"
 	"github.com/verbena-data/verbena/internal/pressure"
 )
@@ -26,6 +27,7 @@ type Runtime struct {
 	peers      peerCache
 	tickets    tickets
 	env        environment
+	features   hello.Features // that hellos offer
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -64,6 +66,7 @@ func New(cfg Config) (*Runtime, error) {
 		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
 		lent: newLending(cfg.SendMemory),
 	}
+	r.env.exposed, r.features = newLending(cfg.SendMemory), hello.FeatureOneSided
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {
 		r.transports = append(r.transports, newTransport(r.ctx, p, cfg.Logger))

@@ -39,10 +39,21 @@ type Selection struct {
 	// Rule is the rule that decided, as [Rule.String] shows it, or empty.
 	Rule     string `json:"rule,omitempty"`
 	SameHost bool   `json:"same_host"`
+	// OneSided tells who carries out one-sided operations: the device, or, where it
+	// says that they are emulated, the peer's runtime, by messages.
+	OneSided string `json:"one_sided,omitempty"`
 	// Candidates are all that were considered, in order of preference; those that the
 	// rule does not allow come last.
 	Candidates []Candidate `json:"candidates"`
 }
+
+// What OneSided says.
+const (
+	oneSidedByDevice  = "by the device"
+	oneSidedNoAtomics = "by the device, without atomic operations: the device has none"
+	oneSidedOverTCP   = "emulated: over TCP the peer's runtime serves them as messages"
+	oneSidedUnknown   = "none: the peer's release does not know them"
+)
 
 // Passing tells whether a transport that is preferred to the one chosen was left
 // for a reason that may pass. Whoever keeps such an endpoint for long should dial

@@ -87,6 +87,8 @@ type shell struct {
 	sends      []slab.Slab       // to be freed, by place in the send queue; a power of two
 	offers     []offered         // by id
 	private    *slab.Private     // where offers come from: the peer gets keys to it
+	grounded   bool              // no one-sided operation begins any more
+	flights    *flights          // nil before the first one-sided operation
 	requests   [flushBatch]rdma.SendRequest
 	entries    [flushBatch][2]rdma.SGE
 	dropBuffer func(*Message)
@@ -154,6 +156,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 	s.m = link.New[*Message](s.limits, s.places.Bytes())
 	s.w.add(s.qp.Number(), s)
 	e.carrier, e.selection.Device = s, a.Name
+	e.selection.OneSided = s.oneSided()
 	return s, nil
 }
 
@@ -269,7 +272,19 @@ func (s *shell) watch() {
 	if err == nil {
 		err = rdma.ErrDisconnected
 	}
-	s.fail(fmt.Errorf("%w: %w", ErrPeerDied, err))
+	s.mu.Lock()
+	kind := s.death(err)
+	s.mu.Unlock()
+	s.fail(fmt.Errorf("%w: %w", kind, err))
+}
+
+// death tells what the end of the connection by err is. Some devices do not tell which
+// request the peer has refused. mu is held.
+func (s *shell) death(err error) error {
+	if s.flights != nil && errors.Is(err, rdma.ErrRemoteAccess) {
+		return ErrRevoked
+	}
+	return ErrPeerDied
 }
 
 // fail may be called with mu held or not.
@@ -376,6 +391,9 @@ func (s *shell) sent(c *rdma.Completion) {
 			}
 		}
 	}
+	if s.flights != nil && s.flights.count > 0 {
+		s.arriveUntil(to)
+	}
 	s.flush()
 }
 
@@ -384,8 +402,11 @@ func (s *shell) statusError(what string, status rdma.Status) error {
 	if cause == nil {
 		cause = rdma.ErrDisconnected
 	}
-	kind := ErrPeerDied
-	if status == rdma.StatusRemoteAccess || status == rdma.StatusLocalLength || status == rdma.StatusRemoteInvalid {
+	kind := s.death(cause)
+	switch {
+	case status == rdma.StatusRemoteAccess && s.flights != nil:
+		kind = ErrRevoked // it may have been a Read of a long message: then the peer is at fault, too
+	case status == rdma.StatusRemoteAccess || status == rdma.StatusLocalLength || status == rdma.StatusRemoteInvalid:
 		kind = ErrProtocol
 	}
 	return fmt.Errorf("%w: %s completed with %q: %w", kind, what, status, cause)
@@ -559,7 +580,7 @@ func (s *shell) postFailed(err error) {
 			err = cause
 		}
 	}
-	s.fail(fmt.Errorf("%w: %w", ErrPeerDied, err))
+	s.fail(fmt.Errorf("%w: %w", s.death(err), err))
 }
 
 func (s *shell) maxMessage() int { return s.m.MaxMessage() }

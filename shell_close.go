@@ -9,6 +9,7 @@ import (
 
 func (s *shell) close(ctx context.Context) error {
 	err := s.goodbye(ctx)
+	s.groundFlights()
 	// A Send may still be copying into registered memory. It has no reason to
 	// wait any more.
 	s.e.sendLock <- struct{}{}
@@ -113,6 +114,7 @@ func (s *shell) free() {
 	if s.m != nil {
 		s.m.Discard(s.dropBuffer)
 	}
+	s.freeFlights(stuck)
 	// What the application holds stays readable: the domain keeps the memory.
 	held, standing := s.held, s.standing()
 	s.left = true

@@ -54,9 +54,12 @@ type stream struct {
 	traffic  Traffic       // sent
 	direct   directWriter
 	scratch  [frameHeader + MaxHeader + coalesceLimit]byte
+	bye      bool // the goodbye is out
 
 	byeOnce sync.Once
 	byeErr  error
+
+	errands errands // one-sided operations
 
 	// Of the reader.
 	memory   *budget.Account
@@ -124,7 +127,12 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 	s.watcher = liveness.Watch(conn, silentPeer, func(err error) {
 		s.abort(fmt.Errorf("%w: %w", ErrPeerDied, err))
 	})
+	s.errands.init()
 	e.carrier = s
+	e.selection.OneSided = oneSidedOverTCP
+	if !s.servesOperations() {
+		e.selection.OneSided = oneSidedUnknown
+	}
 	s.wg.Go(s.read)
 	return nil
 }

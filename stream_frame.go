@@ -20,6 +20,9 @@ const (
 	frameOpening frameKind = 1
 	frameData    frameKind = 2
 	frameGoodbye frameKind = 3
+	// Of one-sided operations, if both ends have them:
+	frameOperation frameKind = 4
+	frameAnswer    frameKind = 5
 )
 
 const (
@@ -62,8 +65,27 @@ func parseFrame(b *[frameHeader]byte) (frame, error) {
 		return f, nil
 	case f.kind == frameGoodbye && f.length == 0:
 		return f, nil
+	case f.kind == frameOperation && f.operationFits():
+		return f, nil
+	case f.kind == frameAnswer && f.length <= maxFragment && f.total == 0:
+		return f, nil
 	}
 	return f, fmt.Errorf("%w: frame of kind %d, flags %#02x and length %d", ErrProtocol, f.kind, f.flags, f.length)
+}
+
+// operationFits tells whether an operation's length goes with what it is.
+func (f frame) operationFits() bool {
+	switch operationKind(f.flags) {
+	case opPut:
+		return f.length > operationHead && f.length <= operationHead+maxFragment && f.total == 0
+	case opGet:
+		return f.length == operationHead && f.total > 0 && f.total <= maxFragment
+	case opCompareSwap:
+		return f.length == operationHead+16 && f.total == 0
+	case opFetchAdd:
+		return f.length == operationHead+8 && f.total == 0
+	}
+	return false
 }
 
 // An assembly is how far the message that is arriving has come.

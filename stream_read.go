@@ -57,6 +57,18 @@ func (s *stream) readFrames() error {
 			return nil
 		case frameOpening:
 			return fmt.Errorf("%w: a second opening", ErrProtocol)
+		case frameOperation, frameAnswer:
+			serve := s.asked
+			if f.kind == frameAnswer {
+				serve = s.answered
+			}
+			if !s.servesOperations() {
+				return fmt.Errorf("%w: frame of kind %d, which was not agreed on", ErrProtocol, f.kind)
+			}
+			if err := serve(r, f); err != nil {
+				return err
+			}
+			continue
 		}
 		begins, err := a.add(f, s.ownMax)
 		if err != nil {

@@ -76,6 +76,14 @@ func (s *stream) write(f frame, p parcel) error {
 	if s.writeErr != nil {
 		return s.writeErr
 	}
+	switch f.kind {
+	case frameGoodbye:
+		s.bye = true
+	case frameAnswer:
+		if s.bye { // nothing comes behind the goodbye
+			return nil
+		}
+	}
 	f.put((*[frameHeader]byte)(s.scratch[:]))
 	header := s.scratch[:frameHeader+copy(s.scratch[frameHeader:], p.header)]
 	payload := p.body

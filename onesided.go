@@ -1,0 +1,221 @@
+package verbena
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// ExposeConfig says what is exposed.
+type ExposeConfig struct {
+	Size   int    // bytes, at least 1
+	Rights Rights // of the peer, at least one
+	// Until ends the exposure. Zero: it lasts until Revoke, Close, or the endpoint's
+	// end.
+	Until time.Time
+}
+
+// An Exposure is memory that the peer of an endpoint reaches by one-sided operations:
+// it takes no message, and no goroutine of this side has to run on a device. It must
+// be closed. Its methods may be called concurrently.
+//
+// The memory is nobody else's: it lies in a region of its own, which held nothing
+// before, is zero at first, and is never used again, so that a key that has been
+// revoked opens nothing.
+type Exposure struct {
+	e      *Endpoint
+	memory exposable
+	token  Token
+	timer  *time.Timer
+
+	once   sync.Once    // the memory is given back
+	mu     sync.RWMutex // held while the runtime serves an operation on the memory
+	over   bool
+	revoke sync.Once
+	err    error // of revoking
+}
+
+// exposable is memory as a carrier exposes it.
+type exposable interface {
+	bytes() []byte
+	// remote is where a device finds it; without byDevice the runtime serves it.
+	remote() (rdma.Remote, tokenWays)
+	// withdraw ends all access. The bytes stay.
+	withdraw() error
+	free() error
+}
+
+// features are what both ends of an endpoint have.
+type features hello.Features
+
+func (f features) has(want hello.Features) bool { return hello.Features(f)&want == want }
+
+// maxExposures is how many an endpoint has at most. A device holds a region for each.
+const maxExposures = 1024
+
+// Expose makes memory that the peer may use. What a group exposes on a device, and a
+// runtime over TCP, is bounded by its SendMemory; Expose waits while others have all
+// of it.
+//
+// On a device the token holds the key of the region. The device admits whoever is
+// connected to the group's domain and knows the key, which is random: so a peer that
+// passes a token on to another peer of the group lets it in.
+//
+// An access that the device refuses, because the memory has been revoked or its time
+// is over, ends the endpoint at both sides: so agree with the peer before you revoke
+// what it may be using. Over TCP only the operation fails.
+func (e *Endpoint) Expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {
+	x, err := e.expose(ctx, c)
+	if err != nil {
+		return nil, e.failure("expose memory to", err)
+	}
+	return x, nil
+}
+
+func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {
+	switch {
+	case c.Size <= 0 || c.Size > maxExposure:
+		return nil, fmt.Errorf("%w: %d bytes", ErrTooLong, c.Size)
+	case c.Rights == 0 || c.Rights&^allRights != 0:
+		return nil, fmt.Errorf("%w: rights %#02x", ErrRights, uint8(c.Rights))
+	case !e.features.has(hello.FeatureOneSided):
+		return nil, ErrUnsupported
+	case !c.Until.IsZero() && !c.Until.After(time.Now()):
+		return nil, fmt.Errorf("%w: its time is over already", ErrRevoked)
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	}
+	memory, err := e.carrier.expose(ctx, c.Size, c.Rights)
+	if err != nil {
+		return nil, err
+	}
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // it cannot fail
+	remote, ways := memory.remote()
+	x := &Exposure{e: e, memory: memory, token: Token{
+		rights: c.Rights, ways: ways, key: remote.Key, address: remote.Address, length: uint64(c.Size),
+		id: binary.BigEndian.Uint64(id[:]),
+	}}
+	if !c.Until.IsZero() {
+		x.token.deadline = c.Until.UnixMilli()
+	}
+	if err := e.exposed.add(x); err != nil {
+		return nil, errors.Join(err, memory.free())
+	}
+	if !c.Until.IsZero() {
+		x.mu.Lock()
+		x.timer = time.AfterFunc(time.Until(c.Until), func() { _ = x.Revoke() }) // Close tells of it
+		x.mu.Unlock()
+	}
+	return x, nil
+}
+
+// borrow takes n bytes of what may be exposed. The endpoint's end ends the wait.
+func (e *Endpoint) borrow(ctx context.Context, from *lending, n int64) error {
+	if ok, err := from.tryTake(n); ok || err != nil {
+		return err
+	}
+	ctx, stop := untilOver(ctx, e)
+	defer stop()
+	return from.take(ctx, n)
+}
+
+// Bytes is the memory, which the peer may be using at the same time. It may be used
+// until Close. When a notification of [Endpoint.PutNotify] has been received, what was
+// put before it is there.
+func (x *Exposure) Bytes() []byte { return x.memory.bytes() }
+
+// Token is what the peer needs.
+func (x *Exposure) Token() Token { return x.token }
+
+// Revoke ends the exposure. When it returns no access of the peer is under way and
+// none will begin; the memory stays the caller's until Close. Over TCP a peer's
+// operation that is refused fails with [ErrRevoked]; on a device it ends the endpoint.
+func (x *Exposure) Revoke() error {
+	x.revoke.Do(func() {
+		x.e.exposed.remove(x)
+		x.mu.Lock()
+		x.over = true
+		timer := x.timer
+		x.mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+		x.err = x.memory.withdraw()
+	})
+	return x.err
+}
+
+// Close revokes the exposure and gives the memory back: nobody may use Bytes any
+// more.
+func (x *Exposure) Close() error {
+	err := x.Revoke()
+	x.once.Do(func() { err = errors.Join(err, x.memory.free()) })
+	return err
+}
+
+// serve calls f with the memory unless it is not exposed any more.
+func (x *Exposure) serve(f func(memory []byte)) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if x.over {
+		return false
+	}
+	f(x.memory.bytes())
+	return true
+}
+
+// exposures are those of an endpoint.
+type exposures struct {
+	mu   sync.Mutex
+	byID map[uint64]*Exposure
+	over bool // the endpoint is closed
+}
+
+func (s *exposures) add(x *Exposure) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.over:
+		return ErrClosed
+	case len(s.byID) >= maxExposures:
+		return fmt.Errorf("%w: the endpoint has %d exposures already; expose more memory at a time", ErrTooLong, len(s.byID))
+	case s.byID == nil:
+		s.byID = map[uint64]*Exposure{}
+	}
+	s.byID[x.token.id] = x
+	return nil
+}
+
+func (s *exposures) remove(x *Exposure) {
+	s.mu.Lock()
+	delete(s.byID, x.token.id)
+	s.mu.Unlock()
+}
+
+func (s *exposures) find(id uint64) *Exposure {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id]
+}
+
+// end revokes all.
+func (s *exposures) end() {
+	s.mu.Lock()
+	s.over = true
+	all := make([]*Exposure, 0, len(s.byID))
+	for _, x := range s.byID {
+		all = append(all, x)
+	}
+	s.mu.Unlock()
+	for _, x := range all {
+		_ = x.Revoke() // Close tells of it
+	}
+}

@@ -1,0 +1,531 @@
+package verbena
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/release"
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// flights are a shell's one-sided operations that are under way, and who waits for
+// room. There are none before the first operation. mu of the shell guards them.
+type flights struct {
+	ring  [MaxBatch]*flight // in the order of their posts
+	first uint32
+	count int
+	line  []*flight // wait for room in the send queue, in order
+	idle  []*flight
+
+	callers  int           // calls that use the shell's memory
+	deserted chan struct{} // closed when callers is 0 and none begins any more
+
+	requests [MaxBatch]rdma.SendRequest
+	entries  [MaxBatch]rdma.SGE
+}
+
+// A flight is a batch on its way. It belongs to its caller until it is abandoned.
+type flight struct {
+	size      int // operations
+	last      uint32
+	done      release.Flag
+	ready     func() bool
+	wake      chan struct{} // one token when done, or when there may be room
+	asleep    bool
+	abandoned bool // whoever lands it frees it
+	spin      spinner
+	staged    [MaxBatch]slab.Slab // memory of the operations, given to the device
+	buffers   [MaxBatch]*Buffer   // likewise, of the application
+	places    [MaxBatch]place     // where in it
+	results   slab.Slab           // 8 bytes for each atomic operation
+}
+
+// A place is where in a region the memory of an operation begins.
+type place struct {
+	region rdma.Region
+	offset int
+}
+
+// wholeFlight is how many bytes the results of a flight need.
+const wholeFlight = 8 * MaxBatch
+
+func (s *shell) operate(ctx context.Context, b *Batch) error {
+	for i := range b.ops[:b.count] {
+		if err := s.able(&b.ops[i]); err != nil {
+			return err
+		}
+	}
+	f, posted, err := s.begin(b)
+	if err != nil {
+		return err
+	}
+	if !posted {
+		if err = s.stage(ctx, f, b); err == nil {
+			err = s.launch(ctx, f, b)
+		}
+		if err != nil {
+			s.putFlight(f)
+			return err
+		}
+	}
+	var unsent error
+	if b.notify {
+		// Behind the Puts on the same queue pair, and the peer gets it behind them.
+		if unsent = s.e.Send(ctx, b.tag, b.message); unsent != nil {
+			unsent = fmt.Errorf("the notification was not sent: %w", unsent)
+		}
+	}
+	if err := s.land(ctx, f); err != nil {
+		return err
+	}
+	for i := range b.ops[:b.count] {
+		switch o := &b.ops[i]; {
+		case o.kind == opGet && f.buffers[i] == nil:
+			copy(o.local, f.staged[i].Bytes())
+		case o.atomic() && o.result != nil:
+			*o.result = binary.NativeEndian.Uint64(f.results.Bytes()[8*i:])
+		}
+	}
+	s.putFlight(f)
+	return unsent
+}
+
+// oneSided is what the selection says.
+func (s *shell) oneSided() string {
+	switch {
+	case !s.e.features.has(hello.FeatureOneSided):
+		return oneSidedUnknown
+	case !s.n.attributes.Has(rdma.CapAtomics):
+		return oneSidedNoAtomics
+	}
+	return oneSidedByDevice
+}
+
+// able tells whether the device can carry out an operation.
+func (s *shell) able(o *operation) error {
+	switch {
+	case o.token.ways&byDevice == 0:
+		return fmt.Errorf("%w: its token is none of this endpoint's", ErrRevoked)
+	case o.atomic() && (o.token.ways&atomicsByDevice == 0 || !s.n.attributes.Has(rdma.CapAtomics)):
+		return fmt.Errorf("%w: atomic operations, which a device lacks", ErrUnsupported)
+	}
+	return nil
+}
+
+// begin makes a flight of the batch, and posts it at once if it needs no memory and
+// nothing holds it up.
+func (s *shell) begin(b *Batch) (f *flight, posted bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.flights == nil {
+		s.flights = &flights{}
+	}
+	fl := s.flights
+	if s.grounded || s.e.over() || s.broken {
+		return nil, false, cmp.Or(s.e.Err(), ErrClosed)
+	}
+	fl.callers++
+	if n := len(fl.idle); n > 0 {
+		f = fl.idle[n-1]
+		fl.idle = fl.idle[:n-1]
+	} else {
+		f = s.newFlight()
+	}
+	f.size = b.count
+	for i := range b.ops[:b.count] {
+		if !s.inPlace(f, i, &b.ops[i]) {
+			return f, false, nil
+		}
+	}
+	if len(fl.line) > 0 || !s.m.MayOperate(f.size) {
+		return f, false, nil
+	}
+	return f, true, s.post(f, b)
+}
+
+func (s *shell) newFlight() *flight {
+	f := &flight{wake: make(chan struct{}, 1), spin: newSpinner(s.t.Spin)}
+	f.ready = func() bool { return f.done.Load() || s.e.over() }
+	return f
+}
+
+// inPlace uses the memory that there is already for an operation, and reports false if
+// there is none.
+func (s *shell) inPlace(f *flight, i int, o *operation) bool {
+	if o.atomic() {
+		if f.results.None() {
+			return false
+		}
+		f.places[i] = place{f.results.Region(), f.results.Offset() + 8*i}
+		return true
+	}
+	if o.buffer == nil {
+		return false
+	}
+	at := o.buffer.owner.location()
+	if !s.n.has(at.pool) {
+		return false
+	}
+	f.buffers[i] = o.buffer
+	f.places[i] = place{at.slab.Region(), at.slab.Offset() + at.offset + o.from}
+	return true
+}
+
+// putFlight frees the memory of a flight that no device uses.
+func (s *shell) putFlight(f *flight) {
+	s.freeStaged(f)
+	s.mu.Lock()
+	s.park(f)
+	s.callerGone()
+	s.mu.Unlock()
+}
+
+// callerGone notes that a call does not use the shell's memory any more. mu is held.
+func (s *shell) callerGone() {
+	fl := s.flights
+	if fl.callers--; fl.deserted != nil && fl.callers == 0 {
+		close(fl.deserted)
+	}
+}
+
+// park keeps a flight for the next batch. mu is held.
+func (s *shell) park(f *flight) {
+	f.done.Clear()
+	f.asleep, f.abandoned = false, false
+	select {
+	case <-f.wake:
+	default:
+	}
+	s.flights.idle = append(s.flights.idle, f)
+}
+
+func (s *shell) dropFlight(f *flight) {
+	if !f.results.None() {
+		s.n.sendPool.Put(f.results)
+		f.results = slab.Slab{}
+	}
+}
+
+// stage gets registered memory for the operations, with what is to be written.
+func (s *shell) stage(ctx context.Context, f *flight, b *Batch) (err error) {
+	for i := range b.ops[:b.count] {
+		o := &b.ops[i]
+		if o.atomic() && f.results.None() {
+			if f.results, err = s.take(ctx, s.n.sendPool, wholeFlight); err != nil {
+				return err
+			}
+		}
+		if s.inPlace(f, i, o) {
+			continue
+		}
+		if f.staged[i], err = s.take(ctx, s.n.sendPool, len(o.local)); err != nil {
+			return err
+		}
+		f.places[i] = place{f.staged[i].Region(), f.staged[i].Offset()}
+		if o.kind == opPut {
+			copy(f.staged[i].Bytes(), o.local)
+		}
+	}
+	return nil
+}
+
+// launch posts the operations, by one doorbell, when there is room for all of them.
+func (s *shell) launch(ctx context.Context, f *flight, b *Batch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for waits := false; ; waits = true {
+		err := s.e.Err()
+		switch {
+		case err != nil:
+		case s.m.PeerSaidGoodbye():
+			err = ErrPeerClosed
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case (waits && s.flights.line[0] == f || len(s.flights.line) == 0) && s.m.MayOperate(f.size):
+			s.leaveLine(f, waits)
+			return s.post(f, b)
+		}
+		if err != nil {
+			s.leaveLine(f, waits)
+			return err
+		}
+		if !waits {
+			s.flights.line = append(s.flights.line, f)
+		}
+		s.mu.Unlock()
+		s.w.sleep()
+		select {
+		case <-f.wake:
+		case <-ctx.Done():
+		case <-s.e.done:
+		}
+		s.w.awake()
+		s.mu.Lock()
+	}
+}
+
+// leaveLine takes a flight out of the line of those who wait for room. mu is held.
+func (s *shell) leaveLine(f *flight, waits bool) {
+	if !waits {
+		return
+	}
+	line := s.flights.line
+	for i := range line {
+		if line[i] == f {
+			s.flights.line = append(line[:i], line[i+1:]...)
+			line[len(line)-1] = nil
+			break
+		}
+	}
+	s.tellLine()
+}
+
+// tellLine lets the first in the line look whether there is room. mu is held.
+func (s *shell) tellLine() {
+	if len(s.flights.line) > 0 {
+		notify(s.flights.line[0].wake)
+	}
+}
+
+// post hands the operations to the device. mu is held.
+func (s *shell) post(f *flight, b *Batch) error {
+	if s.broken {
+		return s.e.Err()
+	}
+	fl := s.flights
+	seq := s.m.Operate(f.size)
+	for i := range b.ops[:f.size] {
+		o := &b.ops[i]
+		r, entry := &fl.requests[i], fl.entries[i:i+1:i+1]
+		*r = rdma.SendRequest{
+			ID: idSend | uint64(seq), Op: operationCodes[o.kind], SGEs: entry,
+			Remote: rdma.Remote{Address: o.token.address + uint64(o.offset), Key: o.token.key}, CompareAdd: o.operand, Swap: o.swap,
+		}
+		entry[0] = rdma.SGE{Region: f.places[i].region, Offset: f.places[i].offset, Length: o.length()}
+		f.last = seq
+		seq++
+	}
+	fl.requests[f.size-1].Flags |= rdma.Signaled
+	fl.ring[(fl.first+uint32(fl.count))%MaxBatch] = f
+	fl.count++
+	if _, err := s.qp.PostSend(fl.requests[:f.size]); err != nil {
+		s.broken = true
+		s.postFailed(err) // the flight ends with the endpoint
+	}
+	return nil
+}
+
+var operationCodes = [...]rdma.Opcode{opPut: rdma.OpWrite, opGet: rdma.OpRead, opCompareSwap: rdma.OpCompareSwap, opFetchAdd: rdma.OpFetchAdd}
+
+// arriveUntil ends the flights whose last operation is before seq in the send queue.
+// mu is held.
+func (s *shell) arriveUntil(seq uint32) {
+	fl := s.flights
+	for fl.count > 0 {
+		f := fl.ring[fl.first%MaxBatch]
+		if int32(seq-f.last) <= 0 {
+			break
+		}
+		fl.ring[fl.first%MaxBatch] = nil
+		fl.first++
+		fl.count--
+		if f.abandoned {
+			s.dropBuffers(f)
+			s.freeStaged(f)
+			s.park(f)
+			continue
+		}
+		f.done.Set()
+		if f.asleep {
+			notify(f.wake)
+		}
+	}
+	s.tellLine()
+}
+
+// dropBuffers drops the references of an abandoned flight. mu is held; whoever holds
+// it calls dropLoose when it has let go of that.
+func (s *shell) dropBuffers(f *flight) {
+	for _, b := range f.buffers[:f.size] {
+		if b != nil && b.last() {
+			s.loose = append(s.loose, b)
+		}
+	}
+}
+
+func (s *shell) freeStaged(f *flight) {
+	clear(f.buffers[:f.size])
+	for i := range f.staged[:f.size] {
+		if !f.staged[i].None() {
+			s.n.sendPool.Put(f.staged[i])
+			f.staged[i] = slab.Slab{}
+		}
+	}
+}
+
+// land waits until a flight is done. If it fails, the flight is not the caller's any
+// more.
+func (s *shell) land(ctx context.Context, f *flight) error {
+	for !f.done.Load() {
+		if s.w.drive(&f.spin, f.ready) {
+			if f.done.Load() {
+				break
+			}
+		} else if ctx.Err() == nil {
+			s.sleepForFlight(ctx, f)
+		}
+		over, cut := s.e.over(), ctx.Err() != nil
+		if !over && !cut {
+			continue
+		}
+		if over {
+			s.w.drain() // it may be done all the same
+		}
+		s.mu.Lock()
+		abandoned := !f.done.Load()
+		if f.abandoned = abandoned; abandoned {
+			for _, b := range f.buffers[:f.size] {
+				if b != nil {
+					b.Retain() // the caller has one reference now
+				}
+			}
+			s.callerGone()
+		}
+		s.mu.Unlock()
+		switch {
+		case abandoned && over:
+			return s.e.err
+		case abandoned:
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+func (s *shell) sleepForFlight(ctx context.Context, f *flight) {
+	s.mu.Lock()
+	f.asleep = true
+	s.mu.Unlock()
+	s.w.sleep()
+	if !f.ready() {
+		select {
+		case <-f.wake:
+		case <-ctx.Done():
+		case <-s.e.done:
+		}
+	}
+	s.w.awake()
+}
+
+// groundFlights lets no further operation begin, and waits until no call uses the
+// shell's memory. The endpoint has ended, which ends their waits.
+func (s *shell) groundFlights() {
+	s.mu.Lock()
+	s.grounded = true
+	fl := s.flights
+	waits := fl != nil && fl.callers > 0
+	if waits {
+		fl.deserted = make(chan struct{})
+	}
+	s.mu.Unlock()
+	if waits {
+		<-fl.deserted
+	}
+}
+
+// freeFlights frees what the device was given for operations. The queue pair is
+// closed, and all callers have gone. mu is held.
+func (s *shell) freeFlights(stuck bool) {
+	fl := s.flights
+	if fl == nil {
+		return
+	}
+	for ; fl.count > 0; fl.count-- {
+		f := fl.ring[fl.first%MaxBatch]
+		fl.first++
+		if !stuck {
+			s.dropBuffers(f)
+			s.freeStaged(f)
+			s.dropFlight(f)
+		}
+	}
+	for _, f := range fl.idle {
+		s.dropFlight(f)
+	}
+	fl.idle = nil
+}
+
+// An exposedRegion is memory of a device that peers may be given the key of.
+type exposedRegion struct {
+	n      *domain
+	region rdma.Region
+	size   int
+	ways   tokenWays
+}
+
+func (s *shell) expose(ctx context.Context, size int, rights Rights) (exposable, error) {
+	n := s.n
+	if m := n.attributes.MaxRegion; m > 0 && int64(size) > m {
+		return nil, fmt.Errorf("%w: %d bytes, a region of the device has %d at most", ErrTooLong, size, m)
+	}
+	access, ways := rdma.AccessLocalWrite, byDevice
+	if rights&MayRead != 0 {
+		access |= rdma.AccessRemoteRead
+	}
+	if rights&MayWrite != 0 {
+		access |= rdma.AccessRemoteWrite
+	}
+	if n.attributes.Has(rdma.CapAtomics) {
+		ways |= atomicsByDevice
+		if rights&MayAtomic != 0 {
+			access |= rdma.AccessRemoteAtomic
+		}
+	}
+	if err := s.e.borrow(ctx, n.exposed, int64(size)); err != nil {
+		return nil, err
+	}
+	if err := n.hold(); err != nil {
+		n.exposed.give(int64(size))
+		return nil, err
+	}
+	region, err := n.domain.Allocate(size, access)
+	if err != nil {
+		n.exposed.give(int64(size))
+		n.cameBack()
+		return nil, fmt.Errorf("register %d bytes: %w", size, err)
+	}
+	return &exposedRegion{n: n, region: region, size: size, ways: ways}, nil
+}
+
+func (r *exposedRegion) bytes() []byte { return r.region.Bytes() }
+
+func (r *exposedRegion) remote() (rdma.Remote, tokenWays) {
+	return rdma.Remote{Address: r.region.Address(), Key: r.region.Key()}, r.ways
+}
+
+func (r *exposedRegion) withdraw() error {
+	if w, ok := r.region.(rdma.WithdrawableRegion); ok {
+		return w.Withdraw()
+	}
+	return fmt.Errorf("%w: provider %s cannot end access to a region and keep it", rdma.ErrUnsupported, r.n.attributes.Provider)
+}
+
+func (r *exposedRegion) free() error {
+	err := r.region.Close()
+	if err == nil { // otherwise the device may still reach it
+		r.n.exposed.give(int64(r.size))
+	}
+	r.n.cameBack()
+	return err
+}
+
+// word is the 8 bytes of memory at offset, aligned to them, for atomic operations of
+// this side.
+func word(memory []byte, offset int) *uint64 {
+	return (*uint64)(unsafe.Pointer(unsafe.SliceData(memory[offset : offset+8])))
+}

@@ -1,0 +1,463 @@
+package verbena
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// One-sided operations over TCP are frames that the peer's runtime answers.
+// docs/onesided.md has their layout.
+const (
+	// streamOperations is how many operations an end may have that are not answered.
+	streamOperations = 32
+	// operationHead is the part of an operation's contents before what is its own.
+	operationHead = 16
+)
+
+// A verdictCode is the peer's answer to an operation.
+type verdictCode uint8
+
+const (
+	verdictDone verdictCode = iota
+	verdictRevoked
+	verdictBounds
+	verdictRights
+	verdictCodes // how many there are
+)
+
+var verdictErrors = [verdictCodes]error{verdictRevoked: ErrRevoked, verdictBounds: ErrBounds, verdictRights: ErrRights}
+
+// An errand is an operation that the peer is asked for, in the place of its id.
+type errand struct {
+	batch *streamBatch // nil: nobody waits for it
+	kind  operationKind
+	want  int    // bytes of the answer
+	into  []byte // where they go
+	value *uint64
+	sent  bool
+}
+
+// A streamBatch is a batch on its way.
+type streamBatch struct {
+	left int // errands without an answer
+	err  error
+	done chan struct{} // one token when left is 0
+}
+
+// errands are an end's operations that the peer has not answered.
+type errands struct {
+	mu    sync.Mutex
+	all   [streamOperations]errand
+	free  chan uint32 // ids
+	idle  []*streamBatch
+	word  [8]byte      // the serving goroutine's
+	serve chan service // what the peer has asked for; nil before that
+}
+
+// A service is an answer that is due.
+type service struct {
+	id      uint32
+	kind    operationKind
+	verdict verdictCode
+	value   uint64    // of an atomic operation
+	memory  *Exposure // of a Get
+	offset  int
+	length  int
+}
+
+func (q *errands) init() {
+	q.free = make(chan uint32, streamOperations)
+	for id := range uint32(streamOperations) {
+		q.free <- id
+	}
+}
+
+func (q *errands) take() *streamBatch {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := len(q.idle)
+	if n == 0 {
+		return &streamBatch{done: make(chan struct{}, 1)}
+	}
+	b := q.idle[n-1]
+	q.idle = q.idle[:n-1]
+	return b
+}
+
+func (s *stream) operate(ctx context.Context, b *Batch) error {
+	q := &s.errands
+	f := q.take()
+	err := s.ask(ctx, f, b)
+	if err == nil {
+		err = s.awaitErrands(ctx, f)
+	}
+	q.mu.Lock()
+	if f.left > 0 {
+		for id := range q.all {
+			if e := &q.all[id]; e.batch == f {
+				*e = errand{kind: e.kind, want: e.want, sent: e.sent} // the answer is awaited all the same
+				if !e.sent {
+					q.free <- uint32(id)
+				}
+			}
+		}
+	}
+	if err == nil {
+		err = f.err
+	}
+	f.left, f.err = 0, nil
+	select {
+	case <-f.done:
+	default:
+	}
+	q.idle = append(q.idle, f)
+	q.mu.Unlock()
+	if err == nil && b.notify {
+		// The peer has done it all.
+		return s.e.Send(ctx, b.tag, b.message)
+	}
+	return err
+}
+
+// ask sends the operations, each in pieces that fit into a frame.
+func (s *stream) ask(ctx context.Context, f *streamBatch, b *Batch) error {
+	for i := range b.ops[:b.count] {
+		o := &b.ops[i]
+		if o.token.ways != 0 {
+			return fmt.Errorf("%w: its token is none of this endpoint's", ErrRevoked)
+		}
+		for done := 0; ; {
+			n := 0
+			if !o.atomic() {
+				n = min(len(o.local)-done, s.fragment)
+			}
+			if err := s.askPiece(ctx, f, o, done, n); err != nil {
+				return err
+			}
+			if done += n; done >= len(o.local) {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, done, n int) error {
+	q := &s.errands
+	var id uint32
+	select {
+	case id = <-q.free:
+	default:
+		select {
+		case id = <-q.free:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.e.done:
+			return s.e.err
+		}
+	}
+	var contents [operationHead + 16]byte
+	head := contents[:operationHead]
+	binary.BigEndian.PutUint64(head, o.token.id)
+	binary.BigEndian.PutUint64(head[8:], uint64(o.offset+done))
+	var data []byte
+	e := errand{batch: f, kind: o.kind}
+	frame := frame{kind: frameOperation, flags: uint8(o.kind), tag: id}
+	switch o.kind {
+	case opPut:
+		data = o.local[done : done+n]
+	case opGet:
+		e.into, e.want, frame.total = o.local[done:done+n], n, uint32(n)
+	default:
+		head = binary.BigEndian.AppendUint64(head, o.operand)
+		if o.kind == opCompareSwap {
+			head = binary.BigEndian.AppendUint64(head, o.swap)
+		}
+		e.value, e.want = o.result, 8
+	}
+	frame.length = uint32(len(head) + len(data))
+	q.mu.Lock()
+	q.all[id] = e
+	f.left++
+	q.mu.Unlock()
+	// Messages that are waiting to be sent go first, and none passes this.
+	select {
+	case s.e.sendLock <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.e.done:
+		return s.e.err
+	}
+	defer func() { <-s.e.sendLock }()
+	if err := s.waitBacklog(ctx, s.e.done, backlogLimit); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	q.all[id].sent = true
+	q.mu.Unlock()
+	return s.write(frame, parcel{header: head, body: data})
+}
+
+func (s *stream) awaitErrands(ctx context.Context, f *streamBatch) error {
+	for {
+		s.errands.mu.Lock()
+		left := f.left
+		s.errands.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.e.done:
+			// What had arrived by then counts.
+			s.errands.mu.Lock()
+			left = f.left
+			s.errands.mu.Unlock()
+			if left > 0 {
+				return s.e.err
+			}
+		}
+	}
+}
+
+// answered takes the peer's answer to an operation.
+func (s *stream) answered(r *bufio.Reader, f frame) error {
+	q := &s.errands
+	if f.tag >= streamOperations || f.flags >= uint8(verdictCodes) {
+		return fmt.Errorf("%w: an answer %d to operation %d", ErrProtocol, f.flags, f.tag)
+	}
+	q.mu.Lock()
+	e := &q.all[f.tag]
+	want := e.want
+	if verdictCode(f.flags) != verdictDone {
+		want = 0
+	}
+	if !e.sent || int(f.length) != want {
+		q.mu.Unlock()
+		return fmt.Errorf("%w: an answer of %d bytes to operation %d", ErrProtocol, f.length, f.tag)
+	}
+	q.mu.Unlock()
+	if e.kind >= opCompareSwap && want > 0 {
+		var b [8]byte
+		if _, err := io.ReadFull(r, b[:]); err != nil {
+			return err
+		}
+		q.mu.Lock()
+		if e.value != nil {
+			*e.value = binary.BigEndian.Uint64(b[:])
+		}
+		q.mu.Unlock()
+		want = 0
+	}
+	for done := 0; done < want; {
+		if _, err := r.Peek(1); err != nil {
+			return err
+		}
+		n := min(r.Buffered(), want-done)
+		q.mu.Lock()
+		// The caller may have gone, and its memory with it.
+		if e.batch != nil {
+			_, _ = r.Read(e.into[done : done+n]) // it is in the buffer
+		} else {
+			_, _ = r.Discard(n)
+		}
+		q.mu.Unlock()
+		done += n
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if b := e.batch; b != nil {
+		if err := verdictErrors[f.flags]; err != nil && b.err == nil {
+			b.err = err
+		}
+		if b.left--; b.left == 0 {
+			notify(b.done)
+		}
+	}
+	*e = errand{}
+	q.free <- f.tag
+	return nil
+}
+
+// asked carries out an operation of the peer. Its answer is sent by another goroutine:
+// this one goes on reading.
+func (s *stream) asked(r *bufio.Reader, f frame) error {
+	a := service{id: f.tag, kind: operationKind(f.flags)}
+	rest := int(f.length) - operationHead
+	var head [operationHead]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	x := s.e.exposed.find(binary.BigEndian.Uint64(head[:]))
+	offset := binary.BigEndian.Uint64(head[8:])
+	length := rest // of the memory that is touched
+	switch a.kind {
+	case opGet:
+		length = int(f.total)
+	case opCompareSwap, opFetchAdd:
+		length = 8
+	}
+	a.verdict = judge(x, offset, length, operationNeeds[a.kind])
+	a.memory, a.offset, a.length = x, int(offset), length
+	var err error
+	switch a.kind {
+	case opPut:
+		err = s.put(r, &a, rest)
+	case opGet:
+	default:
+		var operands [16]byte
+		if _, err = io.ReadFull(r, operands[:rest]); err == nil && a.verdict == verdictDone {
+			a.verdict = a.swap(binary.BigEndian.Uint64(operands[:]), binary.BigEndian.Uint64(operands[8:]))
+		}
+	}
+	if err != nil || s.e.closing.Load() {
+		return err
+	}
+	q := &s.errands
+	if q.serve == nil {
+		q.serve = make(chan service, streamOperations)
+		s.wg.Go(s.serve)
+	}
+	select {
+	case q.serve <- a:
+		return nil
+	default:
+		return fmt.Errorf("%w: more than %d operations at a time", ErrProtocol, streamOperations)
+	}
+}
+
+// judge tells whether the peer may do something with memory that it named.
+func judge(x *Exposure, offset uint64, length int, needs Rights) verdictCode {
+	switch {
+	case x == nil:
+		return verdictRevoked
+	case x.token.rights&needs == 0:
+		return verdictRights
+	case offset > x.token.length || uint64(length) > x.token.length-offset, needs == MayAtomic && offset%8 != 0:
+		return verdictBounds
+	}
+	return verdictDone
+}
+
+// put reads n bytes into the memory of a Put, as they come: nothing is held while the
+// peer is waited for.
+func (s *stream) put(r *bufio.Reader, a *service, n int) error {
+	at := a.offset
+	for n > 0 {
+		if _, err := r.Peek(1); err != nil {
+			return err
+		}
+		k := min(r.Buffered(), n)
+		if a.verdict == verdictDone && !a.memory.serve(func(memory []byte) {
+			_, _ = r.Read(memory[at : at+k]) // it is in the buffer
+		}) {
+			a.verdict = verdictRevoked
+		}
+		if a.verdict != verdictDone {
+			_, _ = r.Discard(k)
+		}
+		at, n = at+k, n-k
+	}
+	return nil
+}
+
+// swap carries out an atomic operation.
+func (a *service) swap(operand, replacement uint64) verdictCode {
+	alive := a.memory.serve(func(memory []byte) {
+		p := word(memory, a.offset)
+		if a.kind == opFetchAdd {
+			a.value = atomic.AddUint64(p, operand) - operand
+			return
+		}
+		for {
+			a.value = atomic.LoadUint64(p)
+			if a.value != operand || atomic.CompareAndSwapUint64(p, operand, replacement) {
+				return
+			}
+		}
+	})
+	if !alive {
+		return verdictRevoked
+	}
+	return verdictDone
+}
+
+// serve answers the peer's operations, in their order.
+func (s *stream) serve() {
+	for {
+		var a service
+		select {
+		case a = <-s.errands.serve:
+		case <-s.readDone:
+			return
+		case <-s.e.done:
+			return
+		}
+		if s.waitBacklog(context.Background(), s.e.done, backlogLimit) != nil {
+			return
+		}
+		f := frame{kind: frameAnswer, flags: uint8(a.verdict), tag: a.id}
+		var err error
+		switch {
+		case a.verdict != verdictDone || a.kind == opPut:
+			err = s.write(f, parcel{})
+		case a.kind == opGet:
+			f.length = uint32(a.length)
+			if !a.memory.serve(func(memory []byte) { err = s.write(f, parcel{body: memory[a.offset : a.offset+a.length]}) }) {
+				f.flags, f.length = uint8(verdictRevoked), 0
+				err = s.write(f, parcel{})
+			}
+		default:
+			f.length = 8
+			err = s.write(f, parcel{body: binary.BigEndian.AppendUint64(s.errands.word[:0], a.value)})
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// exposedPages are memory of a process, which no device reaches.
+type exposedPages struct {
+	env   *environment
+	pages []byte
+}
+
+func (s *stream) expose(ctx context.Context, size int, _ Rights) (exposable, error) {
+	env := s.e.env
+	if err := s.e.borrow(ctx, env.exposed, int64(size)); err != nil {
+		return nil, err
+	}
+	pages, err := takePages(size)
+	if err != nil {
+		env.exposed.give(int64(size))
+		return nil, fmt.Errorf("verbena: no memory for %d bytes: %w", size, err)
+	}
+	return &exposedPages{env: env, pages: pages}, nil
+}
+
+func (p *exposedPages) bytes() []byte { return p.pages }
+
+func (p *exposedPages) remote() (rdma.Remote, tokenWays) { return rdma.Remote{}, 0 }
+
+func (p *exposedPages) withdraw() error { return nil } // the runtime asks for it each time
+
+func (p *exposedPages) free() error {
+	freePages(p.pages)
+	p.env.exposed.give(int64(len(p.pages)))
+	p.pages = nil
+	return nil
+}
+
+// servesOperations tells whether frames of operations may come.
+func (s *stream) servesOperations() bool { return s.e.features.has(hello.FeatureOneSided) }

@@ -1,0 +1,649 @@
+package verbena
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/race"
+)
+
+// atomics tells whether atomic operations reach the peer of an endpoint.
+func atomics(e *Endpoint) bool { return e.selection.OneSided != oneSidedNoAtomics }
+
+// exposeTo makes memory that the peer of e may use, and the token as it arrives there.
+func exposeTo(t testing.TB, e *Endpoint, size int, rights Rights) (*Exposure, Token) {
+	t.Helper()
+	x, err := e.Expose(testContext(t), ExposeConfig{Size: size, Rights: rights})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	token, err := ParseToken(x.Token().Append(nil))
+	if err != nil || token != x.Token() {
+		t.Fatal(token, err)
+	}
+	return x, token
+}
+
+func TestOneSided(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		t.Logf("%s: %s", a.Selection().Transport, a.Selection().OneSided)
+		const size = 3 << 20
+		x, token := exposeTo(t, b, size, allRights)
+		if !bytes.Equal(x.Bytes(), make([]byte, size)) || token.Len() != size || token.Rights() != allRights {
+			t.Fatal("fresh memory is not zero, or the token wrong")
+		}
+		for i, n := range []int{0, 1, 8, 100, 4096, 70_000, MaxOperation + 1, size} {
+			offset := size - n
+			if i%2 == 0 {
+				offset /= 2
+			}
+			if err := a.Put(p.ctx, token, offset, pattern(n, i)); err != nil {
+				t.Fatal(err)
+			}
+			into := make([]byte, n)
+			if err := a.Get(p.ctx, token, offset, into); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(into, pattern(n, i)) {
+				t.Fatalf("%d bytes come back as others", n)
+			}
+			if !bytes.Equal(x.Bytes()[offset:offset+n], pattern(n, i)) {
+				t.Fatalf("%d bytes are not in the peer's memory", n)
+			}
+		}
+		if atomics(a) {
+			binary.NativeEndian.PutUint64(x.Bytes()[16:], 7)
+			for i, step := range []struct{ old, replacement, want uint64 }{{6, 1, 7}, {7, 9, 7}, {9, 1 << 60, 9}} {
+				if before, err := a.CompareSwap(p.ctx, token, 16, step.old, step.replacement); err != nil || before != step.want {
+					t.Fatal(i, before, err)
+				}
+			}
+			if before, err := a.FetchAdd(p.ctx, token, 16, ^uint64(0)); err != nil || before != 1<<60 {
+				t.Fatal(before, err)
+			}
+			if now := binary.NativeEndian.Uint64(x.Bytes()[16:]); now != 1<<60-1 {
+				t.Fatal(now)
+			}
+		}
+		// A batch, used twice.
+		batch := a.Batch()
+		for round := range 2 {
+			var got [MaxBatch / 2][100]byte
+			for i := range got {
+				batch.Put(token, 1000*i, pattern(100, i+round))
+			}
+			if batch.Len() != len(got) {
+				t.Fatal(batch.Len())
+			}
+			for i := range got {
+				batch.Get(token, 1000*i, got[i][:])
+			}
+			if err := batch.Do(p.ctx); err != nil {
+				t.Fatal(err)
+			}
+			for i := range got {
+				if !bytes.Equal(got[i][:], pattern(100, i+round)) {
+					t.Fatalf("Get %d of a batch has read something else", i)
+				}
+			}
+		}
+		// Buffers, some of which the device reaches and some not.
+		for i, n := range []int{100, 4096, 200_000} {
+			buffer, err := a.Buffer(p.ctx, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Send(p.ctx, 1, pattern(n, i)); err != nil {
+				t.Fatal(err)
+			}
+			m, err := a.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := a.PutBuffer(p.ctx, token, 64, &m.Buffer, 10, n); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.GetBuffer(p.ctx, token, 64, buffer, 1, n-9); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(buffer.Bytes()[1:n-9], pattern(n, i)[10:]) || !bytes.Equal(m.Bytes(), pattern(n, i)) {
+				t.Fatalf("a buffer of %d bytes comes back as another", n)
+			}
+			m.Release()
+			buffer.Release()
+		}
+		// The other direction works as well, and messages still do.
+		_, back := exposeTo(t, a, 100, MayRead)
+		if err := b.Get(p.ctx, back, 0, make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+		sendOne(t, p.ctx, a, b)
+		closeBoth(t, a, b)
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func sendOne(t *testing.T, ctx context.Context, a, b *Endpoint) {
+	t.Helper()
+	if err := a.Send(ctx, 5, pattern(100, 1)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := b.Receive(ctx)
+	if err != nil || m.Tag != 5 || !bytes.Equal(m.Bytes(), pattern(100, 1)) {
+		t.Fatal(m, err)
+	}
+	m.Release()
+}
+
+// closeBoth closes two ends at a time.
+func closeBoth(t *testing.T, ends ...*Endpoint) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, e := range ends {
+		wg.Go(func() {
+			if err := e.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// What this side can see is refused before anything is posted, and harms nobody.
+func TestOneSidedRefusals(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 100, MayRead)
+		_, writable := exposeTo(t, b, 104, MayWrite|MayAtomic)
+		old, err := b.Expose(p.ctx, ExposeConfig{Size: 8, Rights: MayRead, Until: time.Now().Add(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer old.Close()
+		late := old.Token()
+		late.deadline = time.Now().UnixMilli() - 1
+		eight := make([]byte, 8)
+		swap := func(token Token, offset int) error {
+			_, err := a.CompareSwap(p.ctx, token, offset, 0, 1)
+			return err
+		}
+		for name, c := range map[string]struct{ got, want error }{
+			"no right to write":   {a.Put(p.ctx, token, 0, eight), ErrRights},
+			"no right to read":    {a.Get(p.ctx, writable, 0, eight), ErrRights},
+			"no right to swap":    {swap(token, 0), ErrRights},
+			"beyond the end":      {a.Get(p.ctx, token, 93, eight), ErrBounds},
+			"behind the end":      {a.Get(p.ctx, token, 1<<40, eight), ErrBounds},
+			"before the start":    {a.Put(p.ctx, writable, -1, eight), ErrBounds},
+			"not aligned":         {swap(writable, 4), ErrBounds},
+			"swap behind the end": {swap(writable, 104), ErrBounds},
+			"too late":            {a.Get(p.ctx, late, 0, eight), ErrRevoked},
+			"no token":            {a.Get(p.ctx, Token{}, 0, eight), ErrRevoked},
+			"notify, no right":    {a.PutNotify(p.ctx, token, 0, eight, 1, nil), ErrRights},
+			"notify, too long":    {a.PutNotify(p.ctx, writable, 0, eight, 1, make([]byte, a.MaxMessage()+1)), ErrTooLong},
+		} {
+			if !errors.Is(c.got, c.want) {
+				t.Errorf("%s: %v", name, c.got)
+			}
+		}
+		batch := a.Batch()
+		for range MaxBatch + 1 {
+			batch.Get(token, 0, eight)
+		}
+		if err := batch.Do(p.ctx); !errors.Is(err, ErrTooLong) {
+			t.Error(err)
+		}
+		for _, c := range []ExposeConfig{{Rights: MayRead}, {Size: 1}, {Size: 1, Rights: 8}, {Size: 1, Rights: MayRead, Until: time.Now().Add(-time.Second)}} {
+			if x, err := b.Expose(p.ctx, c); err == nil {
+				t.Errorf("%+v is exposed", c)
+				_ = x.Close()
+			}
+		}
+		if err := a.Get(p.ctx, token, 92, eight); err != nil {
+			t.Fatal(err)
+		}
+		closeBoth(t, a, b)
+		if err := a.Get(p.ctx, token, 92, eight); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrPeerClosed) {
+			t.Error(err)
+		}
+		if _, err := b.Expose(p.ctx, ExposeConfig{Size: 1, Rights: MayRead}); !errors.Is(err, ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+// Whoever receives the notification sees what was put before it.
+func TestPutNotifyOrder(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		const slots, rounds = 4, 300
+		sizes := []int{8, 200, 5000, 40_000}
+		x, token := exposeTo(t, b, slots*40_000, MayWrite)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := range rounds {
+				// A slot is written again when the peer has said that it has looked.
+				if i >= slots {
+					m, err := a.Receive(p.ctx)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					m.Release()
+				}
+				n := sizes[i%len(sizes)]
+				if err := a.PutNotify(p.ctx, token, i%slots*40_000, pattern(n, i), uint32(i), binary.BigEndian.AppendUint32(nil, uint32(n))); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		for i := range rounds {
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := int(binary.BigEndian.Uint32(m.Bytes()))
+			if m.Tag != uint32(i) || !bytes.Equal(x.Bytes()[i%slots*40_000:][:n], pattern(n, i)) {
+				t.Fatalf("notification %d arrived before its %d bytes", i, n)
+			}
+			m.Release()
+			if err := b.Send(p.ctx, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wg.Wait()
+	})
+}
+
+// A peer that uses what was revoked is refused, and what the owner puts there
+// afterwards stays.
+func TestRevokeUnderWay(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		x, token := exposeTo(t, b, 64<<10, MayWrite)
+		landed := make(chan struct{})
+		failed := make(chan error)
+		go func() {
+			for i := 0; ; i++ {
+				if err := a.Put(p.ctx, token, 0, pattern(64<<10, i)); err != nil {
+					failed <- err
+					return
+				}
+				if i == 10 {
+					close(landed)
+				}
+			}
+		}()
+		<-landed
+		if err := x.Revoke(); err != nil {
+			t.Fatal(err)
+		}
+		clear(x.Bytes())
+		err := <-failed
+		if !errors.Is(err, ErrRevoked) {
+			t.Fatal(err)
+		}
+		if w.transport == TransportTCP {
+			sendOne(t, p.ctx, a, b)
+		} else {
+			<-a.Done()
+			<-b.Done()
+		}
+		closeBoth(t, a, b)
+		if !bytes.Equal(x.Bytes(), make([]byte, 64<<10)) {
+			t.Fatal("a Put landed in memory that was revoked")
+		}
+	})
+}
+
+// The end of an exposure's time revokes it.
+func TestExposureUntil(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		x, err := b.Expose(p.ctx, ExposeConfig{Size: 8, Rights: MayRead, Until: time.Now().Add(20 * time.Millisecond)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		token := x.Token()
+		token.deadline = 0 // so that the peer does not refuse it by itself
+		for err == nil {
+			err = a.Get(p.ctx, token, 0, make([]byte, 8))
+		}
+		if !errors.Is(err, ErrRevoked) {
+			t.Fatal(err)
+		}
+		x.Bytes()[0] = 1 // still there
+	})
+}
+
+// A token of another endpoint, or one that was made up, opens nothing.
+func TestForeignToken(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 100, allRights)
+		token.id++
+		token.key ^= 0x5555
+		if err := a.Get(p.ctx, token, 0, make([]byte, 8)); !errors.Is(err, ErrRevoked) {
+			t.Fatal(err)
+		}
+		c, d := p.connect(t, w.transport)
+		defer closeBoth(t, c, d)
+		way := byDevice
+		if w.transport != TransportTCP {
+			way = 0
+		}
+		token.ways = way
+		if err := c.Get(p.ctx, token, 0, make([]byte, 8)); !errors.Is(err, ErrRevoked) {
+			t.Fatal(err)
+		}
+		sendOne(t, p.ctx, c, d)
+	})
+}
+
+// What an operation waits for ends with its context, and with the endpoint.
+func TestOneSidedContext(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		x, token := exposeTo(t, b, 1<<20, MayRead|MayWrite)
+		over, cancel := context.WithCancel(p.ctx)
+		cancel()
+		if err := a.Get(over, token, 0, make([]byte, 8)); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(uint64(i), 1))
+				buffer := make([]byte, 300_000)
+				registered, err := a.Buffer(p.ctx, len(buffer))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer registered.Release()
+				for range 50 {
+					ctx, cancel := context.WithTimeout(p.ctx, time.Duration(rng.IntN(200))*time.Microsecond)
+					n := rng.IntN(len(buffer))
+					err := a.Get(ctx, token, 0, buffer[:n])
+					switch i % 4 {
+					case 0:
+						err = a.Put(ctx, token, 0, buffer[:n])
+					case 1:
+						err = a.GetBuffer(ctx, token, 0, registered, 0, n)
+					}
+					clear(buffer) // ours again, whatever became of it
+					if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+					cancel()
+				}
+			})
+		}
+		wg.Wait()
+		if err := a.Put(p.ctx, token, 0, pattern(100, 3)); err != nil {
+			t.Fatal(err)
+		}
+		into := make([]byte, 100)
+		if err := a.Get(p.ctx, token, 0, into); err != nil || !bytes.Equal(into, pattern(100, 3)) {
+			t.Fatal(err)
+		}
+		sendOne(t, p.ctx, a, b)
+		// The end of the endpoint ends what is under way.
+		for range 4 {
+			wg.Go(func() {
+				for {
+					if err := a.Get(p.ctx, token, 0, make([]byte, 300_000)); err != nil {
+						if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrPeerClosed) && !errors.Is(err, ErrPeerDied) {
+							t.Error(err)
+						}
+						return
+					}
+				}
+			})
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		closeBoth(t, a)
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Ends that have not agreed on one-sided operations say so, and nothing else changes.
+func TestOneSidedWithOldPeer(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		for _, old := range []string{"client", "server"} {
+			t.Run(old, func(t *testing.T) {
+				p := w.pair(t, Config{}, ListenConfig{})
+				if old == "client" {
+					p.client.features = 0
+				} else {
+					p.server.features = 0
+				}
+				a, b := p.connect(t, w.transport)
+				for _, e := range []*Endpoint{a, b} {
+					if _, err := e.Expose(p.ctx, ExposeConfig{Size: 8, Rights: MayRead}); !errors.Is(err, ErrUnsupported) {
+						t.Error(err)
+					}
+					if err := e.Get(p.ctx, Token{rights: MayRead, length: 8}, 0, make([]byte, 8)); !errors.Is(err, ErrUnsupported) {
+						t.Error(err)
+					}
+					if s := e.Selection().OneSided; s != oneSidedUnknown {
+						t.Error(s)
+					}
+				}
+				sendOne(t, p.ctx, a, b)
+				closeBoth(t, a, b)
+			})
+		}
+	})
+}
+
+// TestOneSidedHistories has several goroutines of both ends operate at random, each on
+// memory of its own, and compares with a model after every Get.
+func TestOneSidedHistories(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		for seed := range uint64(3) {
+			p := w.pair(t, Config{}, ListenConfig{})
+			a, b := p.connect(t, w.transport)
+			var wg sync.WaitGroup
+			for i := range 6 {
+				from, to := a, b
+				if i%2 == 1 {
+					from, to = b, a
+				}
+				wg.Go(func() { operateAtRandom(t, p.ctx, from, to, rand.New(rand.NewPCG(seed, uint64(i)))) })
+			}
+			// Messages go on meanwhile, both ways.
+			for _, ends := range [][2]*Endpoint{{a, b}, {b, a}} {
+				wg.Go(func() {
+					for i := range 200 {
+						if err := ends[0].Send(p.ctx, uint32(i), pattern(i*7, i)); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+				wg.Go(func() {
+					for i := range 200 {
+						m, err := ends[1].Receive(p.ctx)
+						if err != nil || m.Tag != uint32(i) || !bytes.Equal(m.Bytes(), pattern(i*7, i)) {
+							t.Error(i, err)
+							return
+						}
+						m.Release()
+					}
+				})
+			}
+			wg.Wait()
+			closeBoth(t, a, b)
+		}
+	})
+}
+
+func operateAtRandom(t *testing.T, ctx context.Context, from, to *Endpoint, rng *rand.Rand) {
+	const words = 2048
+	x, err := to.Expose(ctx, ExposeConfig{Size: 8 * words, Rights: allRights})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer x.Close()
+	token := x.Token()
+	model := make([]byte, 8*words)
+	batch := from.Batch()
+	for range 60 {
+		type check struct {
+			got, want       []byte
+			before, expects uint64
+		}
+		var checks []*check
+		const part = words / MaxBatch // so that the operations of a batch do not touch each other
+		for i := range 1 + rng.IntN(MaxBatch) {
+			at, end := 8*(i*part+rng.IntN(part)), 8*(i+1)*part
+			n, kinds := rng.IntN(end-at+1), 2
+			if atomics(from) {
+				kinds = 4
+			}
+			now := binary.NativeEndian.Uint64(model[at:])
+			c := &check{}
+			switch operationKind(rng.IntN(kinds)) {
+			case opPut:
+				data := pattern(n, rng.IntN(256))
+				batch.Put(token, at, data)
+				copy(model[at:], data)
+			case opGet:
+				c.got, c.want = make([]byte, n), bytes.Clone(model[at:at+n])
+				batch.Get(token, at, c.got)
+			case opCompareSwap:
+				old := now - uint64(rng.IntN(2))
+				c.expects = now
+				batch.CompareSwap(token, at, old, 99, &c.before)
+				if old == now {
+					binary.NativeEndian.PutUint64(model[at:], 99)
+				}
+			case opFetchAdd:
+				delta := rng.Uint64()
+				c.expects = now
+				batch.FetchAdd(token, at, delta, &c.before)
+				binary.NativeEndian.PutUint64(model[at:], now+delta)
+			}
+			checks = append(checks, c)
+		}
+		if err := batch.Do(ctx); err != nil {
+			t.Error(err)
+			return
+		}
+		for i, c := range checks {
+			if !bytes.Equal(c.got, c.want) || c.before != c.expects {
+				t.Errorf("operation %d of the batch: %d bytes or the number %d are not what the model has", i, len(c.want), c.before)
+				return
+			}
+		}
+	}
+	into := make([]byte, len(model))
+	if err := from.Get(ctx, token, 0, into); err != nil || !bytes.Equal(into, model) || !bytes.Equal(x.Bytes(), model) {
+		t.Errorf("in the end the memory is not what the model has: %v", err)
+	}
+}
+
+// Operations cost no allocation in steady state where a device carries them out.
+func TestOneSidedAllocations(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport != "shm" {
+			t.Skip("it allocates by itself")
+		}
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 1<<16, allRights)
+		data := make([]byte, 4096)
+		batch := a.Batch()
+		buffer, err := a.Buffer(p.ctx, 4096)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer buffer.Release()
+		one := func() {
+			if err := a.GetBuffer(p.ctx, token, 0, buffer, 0, 4096); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.Put(p.ctx, token, 0, data); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.Get(p.ctx, token, 0, data); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := a.FetchAdd(p.ctx, token, 0, 1); err != nil && !errors.Is(err, ErrUnsupported) {
+				t.Fatal(err)
+			}
+			for i := range 4 {
+				batch.Put(token, i, data)
+			}
+			if err := batch.Do(p.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 100 {
+			one()
+		}
+		if n := testing.AllocsPerRun(200, one); n >= 1 {
+			t.Errorf("%v allocations", n)
+		}
+	})
+}
+
+func FuzzToken(f *testing.F) {
+	f.Add(Token{rights: allRights, ways: byDevice | atomicsByDevice, key: 1, address: 2, length: 3, id: 4, deadline: 5}.Append(nil))
+	f.Add(Token{rights: MayRead, length: 1, id: 4}.Append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		token, err := ParseToken(b)
+		if err != nil {
+			if !errors.Is(err, ErrProtocol) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if !bytes.Equal(token.Append(nil), b) {
+			t.Fatalf("%x became %x", b, token.Append(nil))
+		}
+		if token.check(0, token.Len()+1, token.rights) == nil {
+			t.Fatal("it allows more than there is")
+		}
+	})
+}
+
+// The layout is what docs/onesided.md says.
+func TestTokenLayout(t *testing.T) {
+	got := Token{rights: 7, ways: 3, key: 0x04050607, address: 0x08090a0b0c0d0e0f, length: 0x1011121314, id: 0x18191a1b1c1d1e1f, deadline: 0x2021222324252627}.Append(nil)
+	want := []byte{
+		1, 7, 3, 0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0, 0x10, 0x11, 0x12, 0x13, 0x14,
+		0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27,
+	}
+	if !bytes.Equal(got, want) || len(got) != TokenSize {
+		t.Errorf("% x", got)
+	}
+}
