@@ -367,8 +367,8 @@ func (c *Caller) standInLine(ctx context.Context, w *pendingCall) (*pendingCall,
 
 // request sends the request of an admitted call. If it fails the call has ended.
 func (c *Caller) request(ctx context.Context, w *pendingCall, method uint32, h call.Header, payload []byte) error {
-	late := false
-	if h.Value, late = timeLeft(ctx); late {
+	left, late := timeLeft(ctx)
+	if h.Value = left; late {
 		return c.unsent(w, context.DeadlineExceeded) // its timer has not been run yet
 	}
 	if c.e.carrier.sendPair(method, h, payload) {

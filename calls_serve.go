@@ -16,8 +16,8 @@ var (
 	errAnswered = errors.New("verbena: the call has been answered")
 )
 
-// ErrAnswered: a call was answered a second time, or its deadline, the caller or the
-// runtime has ended it before.
+// ErrAnswered says that a call was answered a second time, by a handler or by the
+// runtime.
 var ErrAnswered = errors.New("verbena: the call has ended already")
 
 // A Request is a call of the peer, or a notification, that a handler was given. It is

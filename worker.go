@@ -314,7 +314,9 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 	budget := s.next()
 	if budget <= 0 || processors.dense() {
 		w.poll() // what has come already need not wait for the worker
-		w.runs.kick(w.look)
+		if w.runs.any() {
+			w.runs.kick(w.look)
+		}
 		return ready()
 	}
 	ok, waited := w.spin(budget, ready, false)
@@ -354,7 +356,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 			}
 			w.mu.Unlock()
 		}
-		if !own {
+		if !own && w.runs.any() {
 			w.runs.kick(w.look)
 		}
 		ok = ok || ready()
