@@ -32,7 +32,7 @@ func (l *poolLane[C]) seek(e *Endpoint) {
 	defer l.core.mu.RUnlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.core.closed || len(l.sought) > 0 {
+	if l.core.ended || len(l.sought) > 0 {
 		return
 	}
 	l.sought = names

@@ -31,16 +31,17 @@ type poolCore[C lane.Conn] struct {
 
 	wrap     func(*Endpoint) (C, error) // of a new endpoint; closes it if it fails
 	endpoint func(C) *Endpoint
+	closed   func(C) // waits for what ends with the endpoint; may be nil
 
 	ctx    context.Context // ends with the pool
 	cancel context.CancelFunc
 	looks  sync.WaitGroup // for better transports
 
-	mu     sync.RWMutex
-	closed bool
-	peers  map[string]*poolPeer[C]
-	sweep  int         // peers at which those are forgotten that have nothing
-	past   lane.Counts // of lanes that are gone
+	mu    sync.RWMutex
+	ended bool
+	peers map[string]*poolPeer[C]
+	sweep int         // peers at which those are forgotten that have nothing
+	past  lane.Counts // of lanes that are gone
 }
 
 // A poolWay is an order of transports, and the first rule that makes it.
@@ -135,7 +136,7 @@ func (p *poolCore[C]) get(ctx context.Context, addr string, intent Intent) (*lan
 func (p *poolCore[C]) over() bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.closed
+	return p.ended
 }
 
 // rule returns the place of the rule that decides, or of none.
@@ -151,7 +152,7 @@ func (p *poolCore[C]) rule(peer *poolPeer[C], intent Intent) int {
 
 func (p *poolCore[C]) lane(addr string, intent Intent) (*poolLane[C], error) {
 	p.mu.RLock()
-	if peer := p.peers[addr]; peer != nil {
+	if peer := p.peers[addr]; peer != nil && !p.ended {
 		if l := peer.lanes[p.way[p.rule(peer, intent)]]; l != nil {
 			p.mu.RUnlock()
 			return l, nil
@@ -160,7 +161,7 @@ func (p *poolCore[C]) lane(addr string, intent Intent) (*poolLane[C], error) {
 	p.mu.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.ended {
 		return nil, ErrClosed
 	}
 	peer := p.peers[addr]
@@ -219,6 +220,9 @@ func (p *poolCore[C]) newLane(addr string, way *poolWay) *poolLane[C] {
 			e := p.endpoint(c)
 			if err := e.closeWithin(ctx); err != nil {
 				p.r.cfg.Logger.Debug("endpoint of a pool not closed in order", "pool", p.cfg.Name, "error", err)
+			}
+			if p.closed != nil {
+				p.closed(c)
 			}
 		},
 		Lost:  func(c C) bool { return !errors.Is(p.endpoint(c).Err(), ErrClosed) },
@@ -279,7 +283,7 @@ func (p *poolCore[C]) all() (list []*poolLane[C]) {
 // have still to hand over has until the second one ends, or the linger.
 func (p *poolCore[C]) drain(requests, handing context.Context) error {
 	p.mu.Lock()
-	p.closed = true
+	p.ended = true
 	lanes := p.all()
 	p.mu.Unlock()
 	p.cancel()

@@ -18,7 +18,7 @@ import (
 // to come, may stand here, too.
 var runtimeOrder = [][]string{
 	{"doc.go"},
-	{"pool.go", "pool_core.go", "pool_better.go"}, // endpoints for requests
+	{"pool.go", "pool_calls.go", "pool_core.go", "pool_better.go"}, // endpoints for requests
 	{ // dials and listens
 		"runtime.go", "stats.go", "dial.go", "connect.go", "peers.go", "reasons.go",
 		"better.go", "listen.go", "listener.go", "admission.go", "handshake.go", "service.go", "legacy.go", "tickets.go",
