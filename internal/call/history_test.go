@@ -390,3 +390,32 @@ func TestFlow(t *testing.T) {
 		t.Errorf("credit without end: %v", err)
 	}
 }
+
+// What was said once is not heard twice: not by the next call of the slot, and not as
+// credit.
+func TestSaidTwice(t *testing.T) {
+	s := New[int, int](Limits{Requests: 1})
+	if err := s.Greeted(Header{Kind: Greeting, Value: 2}, Revision); err != nil {
+		t.Fatal(err)
+	}
+	first, _ := s.Begin(1)
+	if of, wanted, err := s.Answer(first); of != 1 || !wanted || err != nil {
+		t.Fatalf("the answer reaches %d, %t: %v", of, wanted, err)
+	}
+	second, _ := s.Begin(2)
+	if second.Slot != first.Slot {
+		t.Fatalf("the second call has slot %d, want %d", second.Slot, first.Slot)
+	}
+	if of, wanted, err := s.Answer(first); !errors.Is(err, wire.ErrProtocol) {
+		t.Errorf("the first call's answer comes again and reaches %d, %t: %v", of, wanted, err)
+	}
+	if !s.Notify() {
+		t.Fatal("there is no room for a notification")
+	}
+	if err := s.Credited(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Credited(1); !errors.Is(err, wire.ErrProtocol) {
+		t.Errorf("one notification was handled twice: %v", err)
+	}
+}
