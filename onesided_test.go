@@ -647,3 +647,47 @@ func TestTokenLayout(t *testing.T) {
 		t.Errorf("% x", got)
 	}
 }
+
+// A peer that dies in the middle ends every operation with an error that says so.
+func TestOneSidedPeerDies(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 1<<20, MayRead|MayWrite)
+		var wg, begun sync.WaitGroup
+		for i := range 6 {
+			begun.Add(1)
+			wg.Go(func() {
+				data := make([]byte, 1+i*100_000)
+				err := a.Put(p.ctx, token, 0, data)
+				begun.Done()
+				for err == nil {
+					if err = a.Get(p.ctx, token, 0, data); err == nil {
+						err = a.PutNotify(p.ctx, token, 0, data, 0, nil)
+					}
+				}
+				if !errors.Is(err, ErrPeerDied) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Go(func() {
+			for {
+				m, err := b.Receive(p.ctx)
+				if err != nil {
+					return
+				}
+				m.Release()
+			}
+		})
+		begun.Wait()
+		switch c := b.carrier.(type) {
+		case *shell:
+			_ = c.qp.Disconnect()
+		case *stream:
+			c.abort(ErrPeerDied)
+		}
+		wg.Wait()
+		closeBoth(t, a, b)
+	})
+}
