@@ -438,6 +438,9 @@ func (h *history) receive(e *end) error {
 	if !in.Long {
 		e.held = append(e.held, in.Handle)
 	}
+	if err := h.flush(e); err != nil {
+		return err
+	}
 	return h.received(e, in.Tag, in.Handle.body[:in.Length])
 }
 
