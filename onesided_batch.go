@@ -34,7 +34,7 @@ type operation struct {
 	offset        int
 	local         []byte  // of a Put, where from; of a Get, where to
 	buffer        *Buffer // that local lies in, or nil
-	from          int     // where in the buffer
+	from          int     // where in what the buffer was before its front was cut off
 	operand, swap uint64  // of atomics
 	result        *uint64 // what was there before
 	swapped       uint64  // the same, for those who want it there
@@ -92,14 +92,14 @@ func (b *Batch) Get(t Token, offset int, into []byte) {
 // The caller keeps its reference.
 func (b *Batch) PutBuffer(t Token, offset int, buffer *Buffer, from, to int) {
 	if o := b.add(opPut, t, offset, len(buffer.data[from:to])); o != nil {
-		o.local, o.buffer, o.from = buffer.data[from:to], buffer, from
+		o.local, o.buffer, o.from = buffer.data[from:to], buffer, buffer.front+from
 	}
 }
 
 // GetBuffer is Get into the bytes of buffer from from to to; otherwise as PutBuffer.
 func (b *Batch) GetBuffer(t Token, offset int, buffer *Buffer, from, to int) {
 	if o := b.add(opGet, t, offset, len(buffer.data[from:to])); o != nil {
-		o.local, o.buffer, o.from = buffer.data[from:to], buffer, from
+		o.local, o.buffer, o.from = buffer.data[from:to], buffer, buffer.front+from
 	}
 }
 
