@@ -238,7 +238,7 @@ func (s *stream) answered(r *bufio.Reader, f frame) error {
 	}
 	q.mu.Lock()
 	e := &q.all[f.tag]
-	want := e.want
+	kind, want := e.kind, e.want
 	if verdictCode(f.flags) != verdictDone {
 		want = 0
 	}
@@ -247,7 +247,7 @@ func (s *stream) answered(r *bufio.Reader, f frame) error {
 		return fmt.Errorf("%w: an answer of %d bytes to operation %d", ErrProtocol, f.length, f.tag)
 	}
 	q.mu.Unlock()
-	if e.kind >= opCompareSwap && want > 0 {
+	if kind >= opCompareSwap && want > 0 {
 		var b [8]byte
 		if _, err := io.ReadFull(r, b[:]); err != nil {
 			return err

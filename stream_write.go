@@ -44,13 +44,16 @@ func (s *stream) send(ctx context.Context, p parcel) error {
 // waitBacklog waits until less than limit bytes are left to be written, or
 // ended is closed.
 func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit int) error {
-	for {
+	for waited := false; ; waited = true {
 		s.mu.Lock()
 		n, err := len(s.backlog)+s.pending, s.writeErr
 		if s.flushing {
 			n++ // bytes on their way count, too
 		}
 		s.mu.Unlock()
+		if waited && (err != nil || n < limit) {
+			notify(s.drained) // drained holds one token: the next who waits needs one, too
+		}
 		if err != nil {
 			return err
 		}

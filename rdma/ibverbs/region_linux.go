@@ -131,10 +131,12 @@ func (r *region) deregister() error {
 	if r.mr == nil {
 		return nil
 	}
-	err := r.mr.Deregister()
+	if err := r.mr.Deregister(); err != nil {
+		return err // the device still has it, and a later Close must not unmap it
+	}
 	r.mr = nil
 	r.domain.device.provider.counters.deregistered.Add(uint64(len(r.bytes)))
-	return err
+	return nil
 }
 
 // Withdraw implements [rdma.WithdrawableRegion].
