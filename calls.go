@@ -28,8 +28,9 @@ var (
 const (
 	// CodeUnknownMethod: there is no handler. Nothing has been done.
 	CodeUnknownMethod uint32 = 1
-	// CodeBusy: too many bytes of requests wait at the peer. Nothing has been done;
-	// the call may be made again, a little later.
+	// CodeBusy: too many bytes of requests wait at the peer, or of answers that this
+	// side has not taken. Nothing has been done; the call may be made again, a little
+	// later.
 	CodeBusy uint32 = 2
 	// CodeLate: the deadline had passed before a handler was free. Nothing has been
 	// done.
@@ -63,8 +64,8 @@ func (e *CallError) Error() string {
 const (
 	// callsAtOnce is how many requests of the peer wait or are handled at a time.
 	callsAtOnce = 256
-	// waitingBytes is how many bytes of requests wait for a handler. Further calls
-	// are answered with CodeBusy.
+	// waitingBytes is how many bytes of requests wait for a handler, and how many of
+	// answers to be sent. Further calls are answered with CodeBusy.
 	waitingBytes = 16 << 20
 	// streamCredit is how many bytes of a stream are on their way or not consumed.
 	streamCredit = 256 << 10
@@ -92,7 +93,7 @@ type Caller struct {
 	queue    fifo[*request] // to be handled by run
 	queued   bool           // run is due
 	bytes    int            // of requests that wait
-	long     fifo[*request] // that wait for a goroutine of the mux, whose mu guards it
+	long     muxTurn        // the mux's mu guards it
 	out      outbox
 }
 

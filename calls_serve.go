@@ -110,8 +110,9 @@ func (q Request) Context() context.Context {
 }
 
 // Reply answers the call. The payload may be used again when it returns, and may be
-// the request's own. In a short handler it never waits: what finds no room is copied
-// and sent later. In a long one it waits as [Endpoint.Send] does.
+// the request's own. What finds no room is copied and sent later. In a short handler it
+// never waits; in a long one it waits as [Endpoint.Send] does while 16 MiB of answers
+// have not been sent.
 func (q Request) Reply(payload []byte) error { return q.answer(call.Reply, 0, payload) }
 
 // Fail answers the call with a [CallError]. Code is at least [CodeApplication].
@@ -156,7 +157,7 @@ func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) 
 	if c.e.carrier.sendPair(tag, h, payload) {
 		return nil
 	}
-	if r.handler != nil && r.handler.long {
+	if r.handler != nil && r.handler.long && c.unreadBytes()+len(payload) > waitingBytes {
 		_, err := c.sendJoined(c.ctx, tag, h, payload)
 		return err
 	}
@@ -171,6 +172,13 @@ func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) 
 	}
 	c.mu.Unlock()
 	return nil
+}
+
+// unreadBytes is how many bytes of answers wait to be sent.
+func (c *Caller) unreadBytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.bytes
 }
 
 // handled counts a notification that has been handled.
@@ -324,15 +332,15 @@ func (c *Caller) run(budget int) (more bool) {
 		r := c.queue.pop()
 		canceled := r.canceled
 		// A long one counts until its handler begins.
-		full := c.bytes > waitingBytes
+		full, unread := c.bytes > waitingBytes, c.out.bytes > waitingBytes
 		c.mu.Unlock()
 		budget--
-		c.handle(r, canceled, full)
+		c.handle(r, canceled, full, unread)
 	}
 }
 
 // handle hands a request to its handler.
-func (c *Caller) handle(r *request, canceled, full bool) {
+func (c *Caller) handle(r *request, canceled, full, unread bool) {
 	q := Request{r, r.age.Load()}
 	h := c.mux.handler(r.method)
 	switch {
@@ -342,6 +350,9 @@ func (c *Caller) handle(r *request, canceled, full bool) {
 	case canceled:
 		c.waits(r)
 		q.refuse(CodeCanceled, "given up")
+	case unread && !r.notifies:
+		c.waits(r)
+		q.refuse(CodeBusy, "too many bytes of answers wait until they are received")
 	case h.long && full && !r.notifies:
 		c.waits(r)
 		q.refuse(CodeBusy, "too many bytes of requests wait for handlers")

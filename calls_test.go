@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/race"
 )
 
@@ -279,8 +280,18 @@ func TestCallGivenUp(t *testing.T) {
 		if _, err := c.a.Call(late, methodBlock, nil); !errors.Is(err, context.DeadlineExceeded) && !errors.As(err, &told) {
 			t.Errorf("a call whose deadline has passed: %v", err)
 		}
-		if err := <-c.ended; !errors.Is(err, context.DeadlineExceeded) && err != errCanceled {
-			t.Errorf("its handler's context ended with %v", err)
+		// On a busy machine the deadline may pass before the handler begins.
+		for ended := false; !ended && c.a.Pending() > 0; time.Sleep(time.Millisecond) {
+			select {
+			case err := <-c.ended:
+				ended = true
+				if !errors.Is(err, context.DeadlineExceeded) && err != errCanceled {
+					t.Errorf("its handler's context ended with %v", err)
+				}
+			case <-p.ctx.Done():
+				t.Fatal("neither answered nor ended")
+			default:
+			}
 		}
 		if _, err := c.a.Call(late, methodBlock, nil); !errors.Is(err, ErrNotSent) {
 			t.Errorf("a call whose deadline had passed before: %v", err)
@@ -293,6 +304,59 @@ func TestCallGivenUp(t *testing.T) {
 		}
 		c.close(t)
 	})
+}
+
+// A peer that takes no answers keeps no handler from others: half of them, and 16 MiB of
+// answers that wait, are what it can have.
+func TestCallsOfOneThatDoesNotReceive(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{Handlers: 8})
+		deaf, other := p.connect(t, "")
+		b, err := NewCaller(other, c.mux)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send := func(h call.Header, tag uint32, payload []byte) {
+			t.Helper()
+			m := make([]byte, call.HeaderSize, call.HeaderSize+len(payload))
+			h.Put(m)
+			if err := deaf.Send(p.ctx, tag, append(m, payload...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		send(call.Header{Kind: call.Greeting, Value: 1}, 1, nil)
+		payload := pattern(200<<10, 1)
+		for slot := range uint32(100) {
+			send(call.Header{Kind: call.Request, ID: call.ID{Slot: slot, Generation: 1}}, methodEchoLong, payload)
+			if err := c.echo(p.ctx, c.a, methodEchoLong, payload[:100]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.mu.Lock()
+		if n := b.out.bytes; n > waitingBytes {
+			t.Errorf("%d bytes of answers wait", n)
+		}
+		b.mu.Unlock()
+		_ = deaf.Close()
+		_ = b.Close()
+		c.close(t)
+	})
+}
+
+// What an outbox has sent takes no room in it, even if it is never empty.
+func TestOutboxStaysShort(t *testing.T) {
+	c := &Caller{}
+	c.out.sending = true // nobody is started
+	for i := range 100_000 {
+		c.postLater(outgoing{long: make([]byte, 10)})
+		if i > 10 {
+			c.out.first++ // as sendPosted does
+		}
+	}
+	if n := cap(c.out.items); n > 64 {
+		t.Errorf("room for %d messages where 11 wait", n)
+	}
 }
 
 // Callers give up while their answers come. None hears what was said to another, and in

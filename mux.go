@@ -26,7 +26,7 @@ type Mux struct {
 	mu      sync.Mutex
 	closed  bool
 	running int
-	turns   fifo[*Caller] // with long requests that wait, each once
+	turns   fifo[*Caller] // with long requests that may be handled, each once
 }
 
 type handler struct {
@@ -50,8 +50,8 @@ func NewMux(cfg MuxConfig) *Mux {
 func (m *Mux) Short(method uint32, f func(Request)) { m.add(method, &handler{f: f}) }
 
 // Long sets the handler of a method that may take its time. It runs in a goroutine of
-// its own. When [MuxConfig].Handlers run, requests wait, the endpoints' in turn, and then
-// the peers.
+// its own. When [MuxConfig].Handlers run, or half of them for one endpoint, requests
+// wait, the endpoints' in turn, and then the peers.
 func (m *Mux) Long(method uint32, f func(Request)) { m.add(method, &handler{f: f, long: true}) }
 
 func (m *Mux) add(method uint32, h *handler) {
@@ -82,37 +82,59 @@ func (m *Mux) Close() {
 	m.working.Wait()
 }
 
+// A muxTurn is what a mux knows of an endpoint. The mux's mu guards it.
+type muxTurn struct {
+	waiting fifo[*request] // long requests
+	running int            // of its handlers
+	listed  bool           // in the mux's turns
+}
+
+// share is how many long handlers an endpoint may have running: half of them, because a
+// peer that takes no answers holds them, but four if there are so many.
+func (m *Mux) share() int { return max(m.limit/2, min(m.limit, 4)) }
+
 // enqueue has a long request handled in its turn.
 func (m *Mux) enqueue(r *request) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	q := &r.c.long
-	if q.push(r); q.len() == 1 {
-		m.turns.push(r.c)
+	if m.closed {
+		m.mu.Unlock()
+		r.c.drop(r)
+		return
 	}
-	if m.running < m.limit {
+	defer m.mu.Unlock()
+	r.c.long.waiting.push(r)
+	m.list(r.c)
+	if m.turns.len() > 0 && m.running < m.limit {
 		m.running++
 		m.working.Go(m.work)
 	}
 }
 
-// work handles requests until none waits.
+// list gives an endpoint a turn if it may have one. mu is held.
+func (m *Mux) list(c *Caller) {
+	if t := &c.long; !t.listed && t.waiting.len() > 0 && t.running < m.share() {
+		t.listed = true
+		m.turns.push(c)
+	}
+}
+
+// work handles requests until none may be handled.
 func (m *Mux) work() {
-	for {
-		m.mu.Lock()
-		if m.turns.len() == 0 {
-			m.running--
-			m.mu.Unlock()
-			return
-		}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for m.turns.len() > 0 {
 		c := m.turns.pop()
-		r := c.long.pop()
-		if c.long.len() > 0 {
-			m.turns.push(c)
-		}
+		c.long.listed = false
+		r := c.long.waiting.pop()
+		c.long.running++
+		m.list(c)
 		m.mu.Unlock()
 		c.serveLong(r)
+		m.mu.Lock()
+		c.long.running--
+		m.list(c)
 	}
+	m.running--
 }
 
 // serveLong is serve for a request that has waited for a goroutine.
@@ -136,10 +158,11 @@ func (c *Caller) serveLong(r *request) {
 func (m *Mux) forget(c *Caller) {
 	m.mu.Lock()
 	var dropped []*request
-	for c.long.len() > 0 {
-		dropped = append(dropped, c.long.pop())
+	for c.long.waiting.len() > 0 {
+		dropped = append(dropped, c.long.waiting.pop())
 	}
 	m.turns.remove(c)
+	c.long.listed = false
 	m.mu.Unlock()
 	for _, r := range dropped {
 		c.drop(r)

@@ -50,6 +50,7 @@ func (o *outgoing) carry(payload []byte) {
 type outbox struct {
 	items   []outgoing
 	first   int            // of them
+	bytes   int            // of payloads that are not sent
 	handled uint32         // notifications of which the peer has to be told
 	sending bool           // a goroutine sends
 	sender  sync.WaitGroup // that goroutine
@@ -84,7 +85,13 @@ func (c *Caller) postLater(m outgoing) {
 	if m.header.Kind == call.Handled {
 		o.handled += m.tag
 	} else {
+		if o.first > 0 && len(o.items) == cap(o.items) {
+			n := copy(o.items, o.items[o.first:])
+			clear(o.items[n:])
+			o.items, o.first = o.items[:n], 0
+		}
 		o.items = append(o.items, m)
+		o.bytes += len(m.bytes())
 	}
 	if !o.sending {
 		o.sending = true
@@ -94,9 +101,11 @@ func (c *Caller) postLater(m outgoing) {
 
 // sendPosted sends what is in the outbox until it is empty or the endpoint has ended.
 func (c *Caller) sendPosted() {
+	sent := 0
 	for {
 		c.mu.Lock()
 		o := &c.out
+		o.bytes -= sent
 		var m outgoing
 		switch {
 		case o.handled > 0 && !o.closed:
@@ -119,6 +128,7 @@ func (c *Caller) sendPosted() {
 		}
 		c.mu.Unlock()
 		_, _ = c.sendJoined(context.Background(), m.tag, m.header, m.bytes()) // the endpoint's end ends it, and tells
+		sent = len(m.bytes())
 		m.free()
 	}
 }

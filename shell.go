@@ -78,6 +78,7 @@ type shell struct {
 	unasked    int    // for answers, not posted yet
 	lent       int    // credits that go again with messages that are released
 	lends      int    // times since lentSince
+	lendDue    bool   // lendLate comes
 	lentSince  time.Time
 	traffic    Traffic
 	taken      Traffic           // by Receive

@@ -87,7 +87,10 @@ func (s *shell) lend() {
 	}
 	n := s.awaken(want)
 	if n == 0 {
-		time.AfterFunc(lendAgain, s.lendLate)
+		if s.lends--; !s.lendDue {
+			s.lendDue = true
+			time.AfterFunc(lendAgain, s.lendLate)
+		}
 		return
 	}
 	if s.lent += n; keep {
@@ -100,6 +103,7 @@ func (s *shell) lend() {
 func (s *shell) lendLate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.lendDue = false
 	if !s.dead && !s.breach {
 		s.lend()
 		s.flush()
