@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -39,10 +40,11 @@ type flight struct {
 	asleep    bool
 	abandoned bool // whoever lands it frees it
 	spin      spinner
-	staged    [MaxBatch]slab.Slab // memory of the operations, given to the device
-	buffers   [MaxBatch]*Buffer   // likewise, of the application
-	places    [MaxBatch]place     // where in it
-	results   slab.Slab           // 8 bytes for each atomic operation
+	staged    slab.Slab         // memory of all operations that have none, given to the device
+	results   slab.Slab         // likewise 8 bytes for each atomic operation, kept for the next batch
+	bytes     [MaxBatch][]byte  // of an operation, in one of these
+	buffers   [MaxBatch]*Buffer // memory of the application, given to the device
+	places    [MaxBatch]place   // where in the region an operation's memory is
 }
 
 // A place is where in a region the memory of an operation begins.
@@ -73,26 +75,27 @@ func (s *shell) operate(ctx context.Context, b *Batch) error {
 			return err
 		}
 	}
-	var unsent error
-	if b.notify {
-		// Behind the Puts on the same queue pair, and the peer gets it behind them.
-		if unsent = s.e.Send(ctx, b.tag, b.message); unsent != nil {
-			unsent = fmt.Errorf("the notification was not sent: %w", unsent)
-		}
-	}
+	// Behind the Puts on the same queue pair, and the peer gets it behind them. If it
+	// has to wait, it does so when it holds no memory that others may wait for.
+	told := b.notify && s.sendNow(b.tag, b.message)
 	if err := s.land(ctx, f); err != nil {
 		return err
 	}
 	for i := range b.ops[:b.count] {
 		switch o := &b.ops[i]; {
 		case o.kind == opGet && f.buffers[i] == nil:
-			copy(o.local, f.staged[i].Bytes())
+			copy(o.local, f.bytes[i])
 		case o.atomic() && o.result != nil:
-			*o.result = binary.NativeEndian.Uint64(f.results.Bytes()[8*i:])
+			*o.result = binary.NativeEndian.Uint64(f.bytes[i])
 		}
 	}
 	s.putFlight(f)
-	return unsent
+	if b.notify && !told {
+		if err := s.e.Send(ctx, b.tag, b.message); err != nil {
+			return fmt.Errorf("the notification was not sent: %w", err)
+		}
+	}
+	return nil
 }
 
 // oneSided is what the selection says.
@@ -161,7 +164,7 @@ func (s *shell) inPlace(f *flight, i int, o *operation) bool {
 		if f.results.None() {
 			return false
 		}
-		f.places[i] = place{f.results.Region(), f.results.Offset() + 8*i}
+		f.lay(i, f.results, 8*i, 8)
 		return true
 	}
 	if o.buffer == nil {
@@ -178,7 +181,7 @@ func (s *shell) inPlace(f *flight, i int, o *operation) bool {
 
 // putFlight frees the memory of a flight that no device uses.
 func (s *shell) putFlight(f *flight) {
-	s.freeStaged(f)
+	s.freeStaged(f, false)
 	s.mu.Lock()
 	s.park(f)
 	s.callerGone()
@@ -204,34 +207,70 @@ func (s *shell) park(f *flight) {
 	s.flights.idle = append(s.flights.idle, f)
 }
 
-func (s *shell) dropFlight(f *flight) {
-	if !f.results.None() {
-		s.n.sendPool.Put(f.results)
-		f.results = slab.Slab{}
-	}
+// lay places an operation in memory of the flight.
+func (f *flight) lay(i int, memory slab.Slab, offset, n int) {
+	f.places[i] = place{memory.Region(), memory.Offset() + offset}
+	f.bytes[i] = memory.Bytes()[offset : offset+n]
 }
 
-// stage gets registered memory for the operations, with what is to be written.
+// stagingUnit is what the offsets of operations in staged memory are multiples of.
+const stagingUnit = 64
+
+// stage gets registered memory for the operations, with what is to be written. It takes
+// all of it at once: who waits for memory holds none that others wait for.
 func (s *shell) stage(ctx context.Context, f *flight, b *Batch) (err error) {
+	var offsets [MaxBatch]int
+	size, atomics, copies := 0, false, false
 	for i := range b.ops[:b.count] {
 		o := &b.ops[i]
-		if o.atomic() && f.results.None() {
-			if f.results, err = s.take(ctx, s.n.sendPool, wholeFlight); err != nil {
-				return err
-			}
-		}
-		if s.inPlace(f, i, o) {
+		if offsets[i] = -1; s.inPlace(f, i, o) {
 			continue
 		}
-		if f.staged[i], err = s.take(ctx, s.n.sendPool, len(o.local)); err != nil {
+		offsets[i] = (size + stagingUnit - 1) / stagingUnit * stagingUnit
+		size = offsets[i] + o.length()
+		atomics, copies = atomics || o.atomic(), copies || !o.atomic()
+	}
+	switch {
+	case copies:
+		if f.staged, err = s.takeStaged(ctx, size); err != nil {
 			return err
 		}
-		f.places[i] = place{f.staged[i].Region(), f.staged[i].Offset()}
-		if o.kind == opPut {
-			copy(f.staged[i].Bytes(), o.local)
+	case atomics:
+		if f.results, err = s.take(ctx, s.n.sendPool, wholeFlight); err != nil {
+			return err
+		}
+	}
+	for i, offset := range offsets[:b.count] {
+		switch o := &b.ops[i]; {
+		case offset < 0:
+		case !copies:
+			s.inPlace(f, i, o) // there is memory for results now
+		default:
+			f.lay(i, f.staged, offset, o.length())
+			if o.kind == opPut {
+				copy(f.bytes[i], o.local)
+			}
 		}
 	}
 	return nil
+}
+
+// takeStaged waits for memory, and refuses at once what there will never be.
+func (s *shell) takeStaged(ctx context.Context, size int) (slab.Slab, error) {
+	if size > MaxOperation { // that is a region of its own
+		most := s.n.sendPool.LargeLimit()
+		if m := s.n.attributes.MaxRegion; m > 0 {
+			most = min(most, m)
+		}
+		if n := slab.RegionFor(size); int64(n) > most {
+			return slab.Slab{}, fmt.Errorf("%w: a batch that copies %d bytes takes %d of memory, and SendMemory and the device allow %d", ErrTooLong, size, n, most)
+		}
+	}
+	memory, err := s.take(ctx, s.n.sendPool, size)
+	if errors.Is(err, slab.ErrTooLarge) {
+		err = fmt.Errorf("%w: %w", ErrTooLong, err)
+	}
+	return memory, err
 }
 
 // launch posts the operations, by one doorbell, when there is room for all of them.
@@ -336,7 +375,7 @@ func (s *shell) arriveUntil(seq uint32) {
 		fl.count--
 		if f.abandoned {
 			s.dropBuffers(f)
-			s.freeStaged(f)
+			s.freeStaged(f, false)
 			s.park(f)
 			continue
 		}
@@ -358,14 +397,26 @@ func (s *shell) dropBuffers(f *flight) {
 	}
 }
 
-func (s *shell) freeStaged(f *flight) {
+// freeStaged frees the memory of a flight's operations. spoilt tells that the device
+// may still use it.
+func (s *shell) freeStaged(f *flight, spoilt bool) {
 	clear(f.buffers[:f.size])
-	for i := range f.staged[:f.size] {
-		if !f.staged[i].None() {
-			s.n.sendPool.Put(f.staged[i])
-			f.staged[i] = slab.Slab{}
-		}
+	clear(f.bytes[:f.size])
+	s.freeMemory(&f.staged, spoilt)
+}
+
+func (s *shell) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, spoilt) }
+
+func (s *shell) freeMemory(memory *slab.Slab, spoilt bool) {
+	switch {
+	case memory.None():
+		return
+	case spoilt:
+		s.n.sendPool.Spoil(*memory, nil)
+	default:
+		s.n.sendPool.Put(*memory)
 	}
+	*memory = slab.Slab{}
 }
 
 // land waits until a flight is done. If it fails, the flight is not the caller's any
@@ -450,12 +501,12 @@ func (s *shell) freeFlights(stuck bool) {
 		fl.first++
 		if !stuck {
 			s.dropBuffers(f)
-			s.freeStaged(f)
-			s.dropFlight(f)
 		}
+		s.freeStaged(f, stuck)
+		s.dropFlight(f, stuck)
 	}
 	for _, f := range fl.idle {
-		s.dropFlight(f)
+		s.dropFlight(f, false)
 	}
 	fl.idle = nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/race"
 )
@@ -360,6 +361,97 @@ func TestForeignToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		sendOne(t, p.ctx, c, d)
+	})
+}
+
+// Batches that together want more memory than there is wait for one another, and one
+// that wants more than there will ever be is refused.
+func TestBatchMemory(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{SendMemory: 16 << 20}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		const size = 1 << 20
+		x, token := exposeTo(t, b, size, allRights)
+		copy(x.Bytes(), pattern(size, 1))
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				batch, into := a.Batch(), make([]byte, size)
+				for range 4 {
+					clear(into)
+					var before uint64
+					for i := 0; i < size; i += size / 8 {
+						batch.Get(token, i, into[i:i+size/8])
+					}
+					if atomics(a) {
+						batch.FetchAdd(token, 0, 0, &before)
+					}
+					if err := batch.Do(p.ctx); err != nil {
+						t.Error(err)
+						return
+					}
+					if !bytes.Equal(into, pattern(size, 1)) || atomics(a) && before != binary.NativeEndian.Uint64(into) {
+						t.Error("a batch has read something else")
+					}
+				}
+			})
+		}
+		wg.Wait()
+		batch, into := a.Batch(), make([]byte, size)
+		for range MaxBatch {
+			batch.Get(token, 0, into)
+		}
+		err := batch.Do(p.ctx)
+		if _, ok := a.carrier.(*shell); ok != errors.Is(err, ErrTooLong) || !ok && err != nil {
+			t.Error(err)
+		}
+		sendOne(t, p.ctx, a, b)
+		closeBoth(t, a, b)
+	})
+}
+
+// A notification that waits for the peer holds no memory of the operations.
+func TestPutNotifyWaits(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		s, ok := a.carrier.(*shell)
+		if !ok {
+			t.Skip("it stages nothing")
+		}
+		const size = 300_000
+		x, token := exposeTo(t, b, size, allRights)
+		full, sent := make([]byte, link.Small), 0
+		for s.sendNow(1, full) {
+			sent++
+		}
+		before := s.n.sendPool.Used()
+		done := make(chan error, 1)
+		go func() { done <- a.PutNotify(p.ctx, token, 0, pattern(size, 2), 2, nil) }()
+		last := make([]byte, 1)
+		for last[0] != pattern(size, 2)[size-1] {
+			if err := a.Get(p.ctx, token, size-1, last); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for s.n.sendPool.Used()-before >= size {
+			if p.ctx.Err() != nil {
+				t.Fatal("the memory is held while the notification waits")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		for tag := uint32(1); tag == 1; sent-- {
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tag = m.Tag
+			m.Release()
+		}
+		if err := <-done; err != nil || sent != -1 || !bytes.Equal(x.Bytes(), pattern(size, 2)) {
+			t.Fatal(err, sent)
+		}
+		closeBoth(t, a, b)
 	})
 }
 
