@@ -263,8 +263,11 @@ func (e *Endpoint) closeWithin(ctx context.Context) error {
 	failed := e.Err() != nil && !errors.Is(e.err, ErrPeerClosed)
 	e.end(ErrClosed)
 	e.carrier.wake()
+	if e.err != ErrClosed {
+		e.exposed.close() // they end with the endpoint, not with its Close
+	}
 	err := e.carrier.close(ctx)
-	e.exposed.end()
+	e.exposed.close()
 	if err != nil && !failed {
 		e.closeErr = e.failure("close to", err)
 	}

@@ -176,7 +176,9 @@ func (x *Exposure) serve(f func(memory []byte)) bool {
 type exposures struct {
 	mu   sync.Mutex
 	byID map[uint64]*Exposure
-	over bool // the endpoint is closed
+	over bool // the endpoint has ended
+
+	watch sync.WaitGroup // ends them with the endpoint
 }
 
 func (s *exposures) add(x *Exposure) error {
@@ -189,6 +191,7 @@ func (s *exposures) add(x *Exposure) error {
 		return fmt.Errorf("%w: the endpoint has %d exposures already; expose more memory at a time", ErrTooLong, len(s.byID))
 	case s.byID == nil:
 		s.byID = map[uint64]*Exposure{}
+		s.watch.Go(func() { s.endWith(x.e) })
 	}
 	s.byID[x.token.id] = x
 	return nil
@@ -204,6 +207,21 @@ func (s *exposures) find(id uint64) *Exposure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byID[id]
+}
+
+// endWith revokes all when the endpoint ends, but for one that this side closes: there
+// the peer's last operations must not cut off what was sent, so close does it.
+func (s *exposures) endWith(e *Endpoint) {
+	<-e.done
+	if e.err != ErrClosed {
+		s.end()
+	}
+}
+
+// close revokes all and returns when that is done.
+func (s *exposures) close() {
+	s.end()
+	s.watch.Wait()
 }
 
 // end revokes all.

@@ -751,7 +751,7 @@ func TestOneSidedPeerDies(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		a, b := p.connect(t, w.transport)
-		_, token := exposeTo(t, b, 1<<20, MayRead|MayWrite)
+		x, token := exposeTo(t, b, 1<<20, MayRead|MayWrite)
 		var wg, begun sync.WaitGroup
 		for i := range 6 {
 			begun.Add(1)
@@ -786,6 +786,13 @@ func TestOneSidedPeerDies(t *testing.T) {
 			c.abort(ErrPeerDied)
 		}
 		wg.Wait()
+		// The exposure ends with the endpoint, which nobody has closed yet.
+		for x.serve(func([]byte) {}) {
+			if p.ctx.Err() != nil {
+				t.Fatal("an exposure outlives its endpoint")
+			}
+			time.Sleep(time.Millisecond)
+		}
 		closeBoth(t, a, b)
 	})
 }
