@@ -91,7 +91,8 @@ func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *
 }
 
 // Settled waits until the endpoint does not use b any more: all messages that were
-// sent from it have gone, or the peer has read them. Then its bytes may be changed.
+// sent from it have gone, or the peer has read them, and no one-sided operation on it
+// is under way. Then its bytes may be changed.
 // An endpoint that has ended lets its buffers go when it is closed; until then
 // Settled returns why it ended.
 func (e *Endpoint) Settled(ctx context.Context, b *Buffer) error {

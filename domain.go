@@ -101,7 +101,7 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
 	n.unwatch = func() {}
 	if !cfg.ignorePressure {
-		n.unwatch = watchMemory(n.receivePool, n.longPool, n.sendPool, n.offerPool)
+		n.unwatch = watchMemory(n.exposed, n.receivePool, n.longPool, n.sendPool, n.offerPool)
 	}
 	return n, nil
 }

@@ -59,7 +59,7 @@ func follow(r pressure.Reading, memory squeezable) {
 }
 
 // watchMemory lets pools follow the pressure until stop is called.
-func watchMemory(pools ...*slab.Pool) (stop func()) {
+func watchMemory(exposed *lending, pools ...*slab.Pool) (stop func()) {
 	w := pressure.Process()
 	for _, p := range pools {
 		p.OnTake(w.Take)
@@ -72,6 +72,7 @@ func watchMemory(pools ...*slab.Pool) (stop func()) {
 		for _, p := range pools {
 			n += p.Registered()
 		}
-		return n
+		lent, _ := exposed.inUse()
+		return n + lent
 	})
 }

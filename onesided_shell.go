@@ -181,7 +181,7 @@ func (s *shell) inPlace(f *flight, i int, o *operation) bool {
 
 // putFlight frees the memory of a flight that no device uses.
 func (s *shell) putFlight(f *flight) {
-	s.freeStaged(f, false)
+	s.freeStaged(f)
 	s.mu.Lock()
 	s.park(f)
 	s.callerGone()
@@ -373,9 +373,12 @@ func (s *shell) arriveUntil(seq uint32) {
 		fl.ring[fl.first%MaxBatch] = nil
 		fl.first++
 		fl.count--
+		if len(s.settling.waiters) > 0 {
+			s.settleFlight(f)
+		}
 		if f.abandoned {
 			s.dropBuffers(f)
-			s.freeStaged(f, false)
+			s.freeStaged(f)
 			s.park(f)
 			continue
 		}
@@ -385,6 +388,29 @@ func (s *shell) arriveUntil(seq uint32) {
 		}
 	}
 	s.tellLine()
+}
+
+// use tells whether a buffer is that of an operation under way.
+func (fl *flights) use(b *Buffer) bool {
+	for i := range uint32(fl.count) {
+		f := fl.ring[(fl.first+i)%MaxBatch]
+		for _, other := range f.buffers[:f.size] {
+			if other == b {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// settleFlight tells those who wait for the buffers of a flight that has left the ring.
+// mu is held.
+func (s *shell) settleFlight(f *flight) {
+	for _, b := range f.buffers[:f.size] {
+		if b != nil && !s.uses(b) {
+			s.settling.settled(b)
+		}
+	}
 }
 
 // dropBuffers drops the references of an abandoned flight. mu is held; whoever holds
@@ -397,16 +423,16 @@ func (s *shell) dropBuffers(f *flight) {
 	}
 }
 
-// freeStaged frees the memory of a flight's operations. spoilt tells that the device
-// may still use it.
-func (s *shell) freeStaged(f *flight, spoilt bool) {
+// freeStaged frees the memory of a flight's operations.
+func (s *shell) freeStaged(f *flight) {
 	clear(f.buffers[:f.size])
 	clear(f.bytes[:f.size])
-	s.freeMemory(&f.staged, spoilt)
+	s.freeMemory(&f.staged, false)
 }
 
 func (s *shell) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, spoilt) }
 
+// freeMemory gives memory back. spoilt tells that the device may still use it.
 func (s *shell) freeMemory(memory *slab.Slab, spoilt bool) {
 	switch {
 	case memory.None():
@@ -496,14 +522,19 @@ func (s *shell) freeFlights(stuck bool) {
 	if fl == nil {
 		return
 	}
-	for ; fl.count > 0; fl.count-- {
+	if stuck { // the buffers of these stay in use
+		for i := range uint32(fl.count) {
+			f := fl.ring[(fl.first+i)%MaxBatch]
+			s.freeMemory(&f.staged, true)
+			s.dropFlight(f, true)
+		}
+	}
+	for ; !stuck && fl.count > 0; fl.count-- {
 		f := fl.ring[fl.first%MaxBatch]
 		fl.first++
-		if !stuck {
-			s.dropBuffers(f)
-		}
-		s.freeStaged(f, stuck)
-		s.dropFlight(f, stuck)
+		s.dropBuffers(f)
+		s.freeStaged(f)
+		s.dropFlight(f, false)
 	}
 	for _, f := range fl.idle {
 		s.dropFlight(f, false)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -406,6 +407,59 @@ func TestBatchMemory(t *testing.T) {
 			t.Error(err)
 		}
 		sendOne(t, p.ctx, a, b)
+		closeBoth(t, a, b)
+	})
+}
+
+// impatient is a context that ends when somebody has looked at it once.
+type impatient struct {
+	context.Context
+	looks atomic.Int32
+}
+
+func (c *impatient) Err() error {
+	if c.looks.Add(1) == 1 {
+		return nil
+	}
+	return c.Context.Err()
+}
+
+// When a buffer has settled, an operation that was given up does not change it.
+func TestSettledOperation(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		const size = 1 << 20
+		_, token := exposeTo(t, b, size, allRights)
+		buffer, err := a.Buffer(p.ctx, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended, cancel := context.WithCancel(p.ctx)
+		cancel()
+		ours := bytes.Repeat([]byte{0xee}, size)
+		gone := 0
+		for range 20 {
+			err := a.GetBuffer(&impatient{Context: ended}, token, 0, buffer, 0, size)
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			if err != nil {
+				gone++
+			}
+			if err := a.Settled(p.ctx, buffer); err != nil {
+				t.Fatal(err)
+			}
+			copy(buffer.Bytes(), ours)
+			if err := a.Get(p.ctx, token, 0, make([]byte, 8)); err != nil { // behind what was given up
+				t.Fatal(err)
+			}
+			if !bytes.Equal(buffer.Bytes(), ours) {
+				t.Fatal("an operation has changed a buffer that had settled")
+			}
+		}
+		t.Logf("%d of 20 operations were given up", gone)
+		buffer.Release()
 		closeBoth(t, a, b)
 	})
 }

@@ -187,8 +187,11 @@ func (s *shell) dropLoose() {
 	}
 }
 
-// uses tells whether a send of b is under way. mu is held.
+// uses tells whether a send of b is under way, or a one-sided operation. mu is held.
 func (s *shell) uses(b *Buffer) bool {
+	if s.flights != nil && s.flights.use(b) {
+		return true
+	}
 	if s.inFlight == 0 {
 		return false
 	}
