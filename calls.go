@@ -67,8 +67,6 @@ const (
 	// waitingBytes is how many bytes of requests wait for a handler, and how many of
 	// answers to be sent. Further calls are answered with CodeBusy.
 	waitingBytes = 16 << 20
-	// streamCredit is how many bytes of a stream are on their way or not consumed.
-	streamCredit = 256 << 10
 )
 
 // A Caller makes calls on an endpoint, and serves those of the peer with a [Mux]. Both
@@ -117,7 +115,7 @@ const mostSpare = callsAtOnce
 // nil, they all fail with CodeUnknownMethod. What the peer had sent before its own
 // Caller ends the endpoint.
 func NewCaller(e *Endpoint, mux *Mux) (*Caller, error) {
-	c := &Caller{e: e, mux: mux, side: call.New[*pendingCall, Request](call.Limits{Requests: callsAtOnce, Stream: streamCredit})}
+	c := &Caller{e: e, mux: mux, side: call.New[*pendingCall, Request](call.Limits{Requests: callsAtOnce})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	if err := e.upcalls(c); err != nil {
 		return nil, e.failure("make a caller for", err)

@@ -122,8 +122,8 @@ func (h *history) step(e *end) error {
 	case 0, 1: // a call
 		h.number++
 		id, ok := s.Begin(h.number)
-		if want := s.IsGreeted() && e.outOf < e.peer.side.Own().Requests; !h.hostile && ok != want {
-			return fmt.Errorf("a call may begin: %t, want %t with %d of %d", ok, want, e.outOf, e.peer.side.Own().Requests)
+		if want := s.IsGreeted() && e.outOf < e.peer.side.own.Requests; !h.hostile && ok != want {
+			return fmt.Errorf("a call may begin: %t, want %t with %d of %d", ok, want, e.outOf, e.peer.side.own.Requests)
 		}
 		if !ok {
 			return nil
@@ -277,8 +277,8 @@ func (h *history) check(e *end) error {
 	if got, want := s.Unanswered(), len(e.serving); got != want {
 		return fmt.Errorf("%d calls are served, want %d", got, want)
 	}
-	if open := len(e.serving) + e.notes; open > s.Own().Requests {
-		return fmt.Errorf("%d requests are kept, at most %d", open, s.Own().Requests)
+	if open := len(e.serving) + e.notes; open > s.own.Requests {
+		return fmt.Errorf("%d requests are kept, at most %d", open, s.own.Requests)
 	}
 	waiting := 0
 	var err error
@@ -291,8 +291,8 @@ func (h *history) check(e *end) error {
 	if waiting != len(e.waiting) {
 		return fmt.Errorf("%d calls are outstanding, want %d", waiting, len(e.waiting))
 	}
-	if got := s.left; s.IsGreeted() && got != s.Peer().Requests-e.outOf {
-		return fmt.Errorf("%d requests may be sent, want %d", got, s.Peer().Requests-e.outOf)
+	if got := s.left; s.IsGreeted() && got != s.peer.Requests-e.outOf {
+		return fmt.Errorf("%d requests may be sent, want %d", got, s.peer.Requests-e.outOf)
 	}
 	return err
 }
@@ -326,69 +326,13 @@ func (h *history) settle() error {
 			if len(e.waiting)+len(e.given)+e.side.Pending()+e.side.Unanswered() > 0 {
 				return fmt.Errorf("%s: %d callers wait for ever, %d calls are pending", e.name, len(e.waiting), e.side.Pending())
 			}
-			if most := e.side.Peer().Requests; e.side.left != most-e.peer.owed || e.peer.owed*2 > most {
+			if most := e.side.peer.Requests; e.side.left != most-e.peer.owed || e.peer.owed*2 > most {
 				return fmt.Errorf("%s: %d of %d requests may be sent with %d owed", e.name, e.side.left, most, e.peer.owed)
 			}
 		}
 		return nil
 	}
 	return errors.New("it goes on for ever")
-}
-
-// The credits of a stream bound what has been sent and not consumed, and never run dry
-// for good.
-func TestFlow(t *testing.T) {
-	for s := *seed; s < *seed+200; s++ {
-		rng := rand.New(rand.NewPCG(s, 5))
-		window := 1 + rng.IntN(1000)
-		out, in := NewOutflow(window), NewInflow(window)
-		var pieces, grants []int
-		unconsumed, total := 0, 0
-		for total < 20*window {
-			switch n := out.Take(1 + rng.IntN(window)); {
-			case n > 0 && rng.IntN(8) == 0:
-				out.Return(n)
-			case n > 0:
-				total += n
-				unconsumed += n
-				pieces = append(pieces, n)
-				if err := in.Received(n); err != nil || unconsumed > window {
-					t.Fatalf("seed %d: %d of %d bytes: %v", s, unconsumed, window, err)
-				}
-			case len(pieces) == 0 && len(grants) == 0:
-				t.Fatalf("seed %d: all is consumed, and nothing may be sent", s)
-			}
-			if len(pieces) > 0 && rng.IntN(2) == 0 {
-				unconsumed -= pieces[0]
-				if g := in.Consumed(pieces[0]); g > 0 {
-					grants = append(grants, int(g))
-				}
-				pieces = pieces[1:]
-			}
-			if len(grants) > 0 && rng.IntN(2) == 0 {
-				if err := out.Granted(uint32(grants[0])); err != nil {
-					t.Fatal(err)
-				}
-				grants = grants[1:]
-			}
-		}
-		if err := in.Received(window + 1); !errors.Is(err, wire.ErrProtocol) {
-			t.Fatalf("more than the credit: %v", err)
-		}
-	}
-	end := NewInflow(10)
-	if err := errors.Join(end.End()); err != nil {
-		t.Fatal(err)
-	}
-	for what, err := range map[string]error{"second end": end.End(), "behind the end": end.Received(1)} {
-		if !errors.Is(err, wire.ErrProtocol) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	over := NewOutflow(MaxStream)
-	if err := over.Granted(1); !errors.Is(err, wire.ErrProtocol) {
-		t.Errorf("credit without end: %v", err)
-	}
 }
 
 // What was said once is not heard twice: not by the next call of the slot, and not as

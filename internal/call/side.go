@@ -16,7 +16,7 @@ const (
 // Limits is what an end takes.
 type Limits struct {
 	Requests int // calls that are not answered and notifications that are not handled
-	Stream   int // bytes of each stream that have not been consumed
+	Stream   int // bytes of each stream that have not been consumed; 0: it takes no streams
 }
 
 // A Side is one end's view of the calls on an endpoint: C is what it keeps of each call
@@ -83,12 +83,6 @@ func (s *Side[C, R]) Greeted(h Header, tag uint32) error {
 // IsGreeted tells whether the peer's greeting is here. Anything else that comes before
 // it is a breach.
 func (s *Side[C, R]) IsGreeted() bool { return s.greeted }
-
-// Peer is what the other end takes.
-func (s *Side[C, R]) Peer() Limits { return s.peer }
-
-// Own is what this end takes.
-func (s *Side[C, R]) Own() Limits { return s.own }
 
 // Calls that this end makes.
 
