@@ -1,11 +1,6 @@
 package pressure
 
-import (
-	"bytes"
-	"runtime/metrics"
-	"strconv"
-	"strings"
-)
+import "runtime/metrics"
 
 // Own is the process's memory in bytes.
 type Own struct {
@@ -35,17 +30,7 @@ func (s *Sample) expect(registered int64) {
 // parseOwn reads /proc/self/status.
 func parseOwn(b []byte) (own Own) {
 	var anonymous, shared, all int64
-	for line := range bytes.Lines(b) {
-		key, rest, ok := strings.Cut(string(line), ":")
-		fields := strings.Fields(rest)
-		if !ok || len(fields) != 2 || fields[1] != "kB" {
-			continue
-		}
-		kb, err := strconv.ParseUint(fields[0], 10, 64)
-		if err != nil || kb > unlimited>>10 {
-			continue
-		}
-		n := int64(kb) << 10
+	parseSizes(b, func(key string, n int64) {
 		switch key {
 		case "VmRSS":
 			all = n
@@ -56,7 +41,7 @@ func parseOwn(b []byte) (own Own) {
 		case "HugetlbPages":
 			own.Huge = n
 		}
-	}
+	})
 	if own.Resident = anonymous + shared; own.Resident == 0 {
 		own.Resident = all // an old kernel does not tell the parts
 	}

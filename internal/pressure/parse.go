@@ -48,22 +48,27 @@ func keyed(b []byte, key string) (value uint64) {
 	return value
 }
 
-// parseMeminfo reads /proc/meminfo. Kernels before 3.14 do not tell what is
-// available; then what is free and the page cache stand for it.
-func parseMeminfo(b []byte) (total, available int64) {
-	var free, buffers, cached int64
-	known := false
+// parseSizes calls each with the lines "key: number kB" of a file such as
+// /proc/meminfo, in bytes. Other lines are left out.
+func parseSizes(b []byte, each func(key string, n int64)) {
 	for line := range bytes.Lines(b) {
 		key, rest, ok := strings.Cut(string(line), ":")
 		fields := strings.Fields(rest)
 		if !ok || len(fields) != 2 || fields[1] != "kB" {
 			continue
 		}
-		kb, err := strconv.ParseUint(fields[0], 10, 64)
-		if err != nil || kb > unlimited>>10 {
-			continue
+		if kb, err := strconv.ParseUint(fields[0], 10, 64); err == nil && kb <= unlimited>>10 {
+			each(key, int64(kb)<<10)
 		}
-		n := int64(kb) << 10
+	}
+}
+
+// parseMeminfo reads /proc/meminfo. Kernels before 3.14 do not tell what is
+// available; then what is free and the page cache stand for it.
+func parseMeminfo(b []byte) (total, available int64) {
+	var free, buffers, cached int64
+	known := false
+	parseSizes(b, func(key string, n int64) {
 		switch key {
 		case "MemTotal":
 			total = n
@@ -76,7 +81,7 @@ func parseMeminfo(b []byte) (total, available int64) {
 		case "Cached":
 			cached = n
 		}
-	}
+	})
 	if !known {
 		available = min(free+buffers+cached, unlimited)
 	}
