@@ -69,3 +69,32 @@ func (w *settler) sleep(ctx context.Context, over <-chan struct{}) {
 	case <-over:
 	}
 }
+
+// wait waits until b is not used any more, ctx ends, or ended has an error. mu guards
+// the carrier's part, and pause waits a little.
+func (s *settling) wait(ctx context.Context, mu sync.Locker, uses func(*Buffer) bool, b *Buffer, spin time.Duration, ended func() error, pause func(*settler)) error {
+	mu.Lock()
+	if !uses(b) {
+		mu.Unlock()
+		return nil
+	}
+	w := s.add(b, spin)
+	mu.Unlock()
+	defer func() {
+		mu.Lock()
+		s.remove(w)
+		mu.Unlock()
+	}()
+	for {
+		if w.done.Load() {
+			return nil
+		}
+		if err := ended(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		pause(w)
+	}
+}

@@ -209,32 +209,11 @@ func (s *shell) uses(b *Buffer) bool {
 }
 
 func (s *shell) settle(ctx context.Context, b *Buffer) error {
-	s.mu.Lock()
-	if !s.uses(b) {
-		s.mu.Unlock()
-		return nil
-	}
-	w := s.settling.add(b, s.t.Spin)
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.settling.remove(w)
-		s.mu.Unlock()
-	}()
-	for {
-		switch {
-		case w.done.Load():
-			return nil
-		case s.e.over():
-			return s.e.err
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
+	return s.settling.wait(ctx, &s.mu, s.uses, b, s.t.Spin, s.e.Err, func(w *settler) {
+		if !s.w.drive(&w.spin, w.ready) {
+			s.w.sleep()
+			w.sleep(ctx, s.e.done)
+			s.w.awake()
 		}
-		if s.w.drive(&w.spin, w.ready) {
-			return nil
-		}
-		s.w.sleep()
-		w.sleep(ctx, s.e.done)
-		s.w.awake()
-	}
+	})
 }

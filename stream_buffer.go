@@ -139,27 +139,5 @@ func (s *stream) uses(b *Buffer) bool {
 }
 
 func (s *stream) settle(ctx context.Context, b *Buffer) error {
-	s.mu.Lock()
-	if !s.uses(b) {
-		s.mu.Unlock()
-		return nil
-	}
-	w := s.settling.add(b, 0)
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.settling.remove(w)
-		s.mu.Unlock()
-	}()
-	for {
-		switch {
-		case w.done.Load():
-			return nil
-		case s.e.over():
-			return s.e.err
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		}
-		w.sleep(ctx, s.e.done)
-	}
+	return s.settling.wait(ctx, &s.mu, s.uses, b, 0, s.e.Err, func(w *settler) { w.sleep(ctx, s.e.done) })
 }
