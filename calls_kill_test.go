@@ -3,12 +3,9 @@
 package verbena
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,26 +36,12 @@ func TestCallsOfAPeerThatEnds(t *testing.T) {
 }
 
 func callsWhen(t *testing.T, w world, signal syscall.Signal) {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), peerVariable+"="+w.name)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	cmd, addr := startPeer(t, w)
+	defer cmd.Process.Kill() // before the runtime is closed, which may wait for it
 	providers, _ := w.providers(t)
 	r := newRuntime(t, Config{Linger: 100 * time.Millisecond}, providers)
 	ctx := testContext(t)
-	e, err := r.Dial(ctx, strings.TrimSpace(line), "calls/1", DialConfig{Transport: w.transport})
+	e, err := r.Dial(ctx, addr, "calls/1", DialConfig{Transport: w.transport})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,6 +74,31 @@ func servePeer(name string) {
 	panic("no such world: " + name)
 }
 
+// startPeer starts this binary again as a peer in a world, with more variables of the
+// environment, and ends it with the test. addr is where it listens.
+func startPeer(t testing.TB, w world, more ...string) (cmd *exec.Cmd, addr string) {
+	t.Helper()
+	cmd = exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), peerVariable+"="+w.name), more...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the peer said %q: %v", line, err)
+	}
+	return cmd, strings.TrimSpace(line)
+}
+
 // When a peer is killed in the middle every wait ends, with an error that names
 // it and what was being done.
 func TestPeerIsKilled(t *testing.T) {
@@ -82,23 +107,7 @@ func TestPeerIsKilled(t *testing.T) {
 			continue // a network within one process
 		}
 		t.Run(w.name, func(t *testing.T) {
-			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), peerVariable+"="+w.name)
-			cmd.Stderr = os.Stderr
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer cmd.Wait()
-			defer cmd.Process.Kill()
-			line, err := bufio.NewReader(out).ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
-			addr := strings.TrimSpace(line)
+			cmd, addr := startPeer(t, w)
 			ctx := testContext(t)
 			providers, _ := w.providers(t)
 			r := newRuntime(t, Config{}, providers)

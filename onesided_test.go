@@ -5,9 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"io"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/internal/link"
-	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/race"
 )
 
@@ -855,53 +852,20 @@ func TestOneSidedPeerDies(t *testing.T) {
 // 64 bytes under the id 1: none of them reaches beyond, and none makes it fail but by an
 // error of the endpoint.
 func FuzzStreamOperations(f *testing.F) {
-	fr := func(fr frame, contents string) []byte {
-		var header [frameHeader]byte
-		fr.put(&header)
-		return append(header[:], contents...)
-	}
 	operation := func(kind operationKind, tag, total uint32, offset uint64, rest string) []byte {
 		head := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, 1), offset)
-		return fr(frame{kind: frameOperation, flags: uint8(kind), tag: tag, length: uint32(operationHead + len(rest)), total: total}, string(head)+rest)
+		return frame{kind: frameOperation, flags: uint8(kind), tag: tag, length: uint32(operationHead + len(rest)), total: total}.encode(string(head) + rest)
 	}
 	f.Add(append(operation(opPut, 0, 0, 60, "abcd"), operation(opGet, 1, 64, 0, "")...))
 	f.Add(append(operation(opPut, 0, 0, 61, "abcd"), operation(opGet, 1, 1<<20, 1<<63, "")...))
 	f.Add(append(operation(opFetchAdd, 3, 0, 56, "12345678"), operation(opCompareSwap, 3, 0, 64, "1234567812345678")...))
-	f.Add(fr(frame{kind: frameAnswer, tag: 3, length: 3}, "abc"))
-	r, err := New(Config{})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { r.Close() })
-	f.Fuzz(func(t *testing.T, b []byte) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		near, far := net.Pipe()
-		go func() {
-			go io.Copy(io.Discard, near)
-			near.Write(wire.Parameters{MaxMessage: 1}.Append(fr(frame{kind: frameOpening, length: wire.ParametersSize}, "")))
-			near.Write(b)
-			near.Close()
-		}()
-		e := r.own.newEndpoint(nil, "test/1", far.LocalAddr(), far.RemoteAddr(), Selection{})
+	f.Add(frame{kind: frameAnswer, tag: 3, length: 3}.encode("abc"))
+	fuzzStream(f, Config{}, func(t *testing.T, e *Endpoint, _ []byte) func(*Message) {
 		e.features = features(hello.FeatureOneSided)
 		x := &Exposure{e: e, memory: &exposedPages{env: e.env, pages: make([]byte, 64)}, token: Token{rights: allRights, length: 64, id: 1}}
 		if err := e.exposed.add(x); err != nil {
 			t.Fatal(err)
 		}
-		if err := newStream(ctx, e, far); err != nil {
-			t.Fatal(err)
-		}
-		for {
-			m, err := e.Receive(ctx)
-			if err != nil {
-				if err != io.EOF && !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrPeerDied) {
-					t.Fatal(err)
-				}
-				break
-			}
-			m.Release()
-		}
-		_ = e.Close() // the peer is gone
+		return func(*Message) {}
 	})
 }

@@ -1,13 +1,11 @@
 package verbena
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -55,8 +53,8 @@ const (
 )
 
 func benchmarkRelay(b *testing.B, w world, way string) {
-	sink, sinkAddress := startPeer(b, peerVariable+"="+w.name, relayVariable+"="+way)
-	relay, relayAddress := startPeer(b, peerVariable+"="+w.name, relayVariable+"="+way+" "+sinkAddress)
+	sink, sinkAddress := startPeer(b, w, relayVariable+"="+way)
+	relay, relayAddress := startPeer(b, w, relayVariable+"="+way+" "+sinkAddress)
 	client, _ := w.providers(b)
 	r := newRuntime(b, Config{Tuning: relayTuning(w, way)}, client)
 	ctx := context.Background()
@@ -96,7 +94,7 @@ func benchmarkRelay(b *testing.B, w world, way string) {
 		m.Release()
 	}
 	used := func() (total time.Duration) {
-		for _, pid := range []int{os.Getpid(), relay, sink} {
+		for _, pid := range []int{os.Getpid(), relay.Process.Pid, sink.Process.Pid} {
 			total += cpuOf(b, pid)
 		}
 		return total
@@ -149,30 +147,6 @@ func copyTimeIn(b *testing.B, memory func() []byte) float64 {
 		copy(to[i%relayBuffers], from[i%relayBuffers])
 	}
 	return float64(cpuOf(b, os.Getpid())-start) / rounds
-}
-
-// startPeer starts this binary again and returns its process and its address.
-func startPeer(b *testing.B, env ...string) (pid int, address string) {
-	b.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		b.Fatalf("the peer said %q: %v", line, err)
-	}
-	return cmd.Process.Pid, strings.TrimSpace(line)
 }
 
 // serveRelay sends on what comes, to the sink, and the sink's answers back.

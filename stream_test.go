@@ -85,21 +85,18 @@ func FuzzAssembly(f *testing.F) {
 	})
 }
 
-// FuzzStream feeds an endpoint whatever follows the openings. It ends in order,
-// with an error that says what was wrong, or because the peer is gone; memory
-// stays in bounds and what it delivers was sent.
-func FuzzStream(f *testing.F) {
-	fr := func(fr frame, body string) []byte {
-		var b [frameHeader]byte
-		fr.put(&b)
-		return append(b[:], body...)
-	}
-	const both = fragmentFirst | fragmentLast
-	f.Add(append(fr(frame{kind: frameData, flags: both, length: 3, total: 3}, "abc"), fr(frame{kind: frameGoodbye}, "")...))
-	f.Add(append(fr(frame{kind: frameData, flags: fragmentFirst, length: 3, total: 5}, "abc"), fr(frame{kind: frameData, flags: fragmentLast, length: 2, total: 5}, "de")...))
-	f.Add(append(fr(frame{kind: frameData, flags: fragmentFirst, length: 3, total: 5}, "abc"), fr(frame{kind: frameData, flags: both, length: 1, total: 1}, "x")...))
-	f.Add(fr(frame{kind: frameData, flags: fragmentFirst, length: 1, total: 1 << 29}, "x"))
-	r, err := New(Config{MaxMessage: 1 << 30})
+// encode is a frame on the wire.
+func (f frame) encode(body string) []byte {
+	var header [frameHeader]byte
+	f.put(&header)
+	return append(header[:], body...)
+}
+
+// fuzzStream feeds endpoints whatever follows the openings. They end in order, with an
+// error that says what was wrong, or because the peer is gone. begin is called with an
+// endpoint before it has a carrier, and returns what takes each message.
+func fuzzStream(f *testing.F, config Config, begin func(t *testing.T, e *Endpoint, fed []byte) func(*Message)) {
+	r, err := New(config)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -110,15 +107,15 @@ func FuzzStream(f *testing.F) {
 		near, far := net.Pipe()
 		go func() {
 			go io.Copy(io.Discard, near)
-			near.Write(wire.Parameters{MaxMessage: 1}.Append(fr(frame{kind: frameOpening, length: wire.ParametersSize}, "")))
+			near.Write(wire.Parameters{MaxMessage: 1}.Append(frame{kind: frameOpening, length: wire.ParametersSize}.encode("")))
 			near.Write(b)
 			near.Close()
 		}()
 		e := r.own.newEndpoint(nil, "test/1", far.LocalAddr(), far.RemoteAddr(), Selection{})
+		take := begin(t, e, b)
 		if err := newStream(ctx, e, far); err != nil {
 			t.Fatal(err)
 		}
-		total := 0
 		for {
 			m, err := e.Receive(ctx)
 			if err != nil {
@@ -127,12 +124,28 @@ func FuzzStream(f *testing.F) {
 				}
 				break
 			}
-			if total += len(m.Bytes()); total > len(b) || cap(m.Bytes()) > 4<<20 {
-				t.Fatalf("%d bytes of %d, %d committed", total, len(b), cap(m.Bytes()))
-			}
+			take(m)
 			m.Release()
 		}
 		_ = e.Close() // the peer is gone
+	})
+}
+
+// FuzzStream lets a peer send any frames: memory stays in bounds, and what an endpoint
+// delivers was sent.
+func FuzzStream(f *testing.F) {
+	const both = fragmentFirst | fragmentLast
+	f.Add(append(frame{kind: frameData, flags: both, length: 3, total: 3}.encode("abc"), frame{kind: frameGoodbye}.encode("")...))
+	f.Add(append(frame{kind: frameData, flags: fragmentFirst, length: 3, total: 5}.encode("abc"), frame{kind: frameData, flags: fragmentLast, length: 2, total: 5}.encode("de")...))
+	f.Add(append(frame{kind: frameData, flags: fragmentFirst, length: 3, total: 5}.encode("abc"), frame{kind: frameData, flags: both, length: 1, total: 1}.encode("x")...))
+	f.Add(frame{kind: frameData, flags: fragmentFirst, length: 1, total: 1 << 29}.encode("x"))
+	fuzzStream(f, Config{MaxMessage: 1 << 30}, func(t *testing.T, _ *Endpoint, fed []byte) func(*Message) {
+		total := 0
+		return func(m *Message) {
+			if total += len(m.Bytes()); total > len(fed) || cap(m.Bytes()) > 4<<20 {
+				t.Fatalf("%d bytes of %d, %d committed", total, len(fed), cap(m.Bytes()))
+			}
+		}
 	})
 }
 
