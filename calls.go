@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/fifo"
 	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/release"
@@ -81,17 +82,17 @@ type Caller struct {
 
 	mu       latch.Latch
 	side     *call.Side[*pendingCall, Request]
-	line     fifo[*pendingCall] // callers for whom the peer has no room
-	ended    bool               // the endpoint
+	line     fifo.Queue[*pendingCall] // callers for whom the peer has no room
+	ended    bool                     // the endpoint
 	draining bool
 	drained  chan struct{} // closed when nothing is pending any more; nil if nobody asks
 
 	spare    []*pendingCall
-	requests []*request     // spare ones
-	queue    fifo[*request] // to be handled by run
-	queued   bool           // run is due
-	bytes    int            // of requests that wait
-	long     muxTurn        // the mux's mu guards it
+	requests []*request           // spare ones
+	queue    fifo.Queue[*request] // to be handled by run
+	queued   bool                 // run is due
+	bytes    int                  // of requests that wait
+	long     muxTurn              // the mux's mu guards it
 	out      outbox
 }
 
@@ -156,8 +157,8 @@ func (c *Caller) Drain(ctx context.Context) error {
 	}
 	drained := c.drained
 	var line []*pendingCall
-	for c.line.len() > 0 {
-		line = append(line, c.line.pop())
+	for c.line.Len() > 0 {
+		line = append(line, c.line.Pop())
 	}
 	for _, w := range line {
 		w.finish(nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed))
@@ -291,12 +292,12 @@ func (c *Caller) begin(ctx context.Context, notifies bool) (*pendingCall, error)
 	}
 	w := c.take()
 	w.notifies = notifies
-	if c.line.len() == 0 && c.admit(w) {
+	if c.line.Len() == 0 && c.admit(w) {
 		c.mu.Unlock()
 		return w, nil
 	}
 	w.asleep = true
-	c.line.push(w)
+	c.line.Push(w)
 	c.mu.Unlock()
 	return c.standInLine(ctx, w)
 }
@@ -324,12 +325,12 @@ func (c *Caller) admit(w *pendingCall) bool {
 
 // advance lets those in line go on for whom there is room. mu is held.
 func (c *Caller) advance() {
-	for c.line.len() > 0 {
-		w := *c.line.front()
+	for c.line.Len() > 0 {
+		w := *c.line.Front()
 		if !c.admit(w) {
 			return
 		}
-		c.line.pop()
+		c.line.Pop()
 		w.admitted.Set()
 		notify(w.wake)
 	}
@@ -355,7 +356,7 @@ func (c *Caller) standInLine(ctx context.Context, w *pendingCall) (*pendingCall,
 			c.mu.Unlock()
 			return nil, err
 		case ctx.Err() != nil:
-			c.line.remove(w)
+			c.line.Remove(func(other *pendingCall) bool { return other == w })
 			c.mu.Unlock()
 			return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
 		}
@@ -459,15 +460,15 @@ func (c *Caller) watch() {
 	var calls []*pendingCall
 	c.side.Outstanding(func(_ call.ID, w *pendingCall) { calls = append(calls, w) })
 	var dropped []*request
-	for c.queue.len() > 0 {
-		dropped = append(dropped, c.queue.pop())
+	for c.queue.Len() > 0 {
+		dropped = append(dropped, c.queue.Pop())
 	}
 	for _, w := range calls {
 		w.asleep = true // it may look for the token without having said so
 		w.finish(nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, c.e.err))
 	}
-	for c.line.len() > 0 {
-		w := c.line.pop()
+	for c.line.Len() > 0 {
+		w := c.line.Pop()
 		w.finish(nil, fmt.Errorf("%w: %w", ErrNotSent, c.e.err))
 	}
 	c.out.drop()

@@ -275,7 +275,7 @@ func (c *Caller) heard(h call.Header, m *Message) (kept bool, err error) {
 			w.finish(nil, &CallError{Code: m.Tag, Text: string(m.data)})
 		}
 	}
-	if c.line.len() > 0 {
+	if c.line.Len() > 0 {
 		c.advance()
 	}
 	if c.draining {
@@ -310,7 +310,7 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 		return v, err
 	}
 	c.bytes += len(m.data)
-	c.queue.push(r)
+	c.queue.Push(r)
 	v = disposal{kept: true, run: !c.queued}
 	c.queued = true
 	return v, nil
@@ -320,7 +320,7 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 func (c *Caller) run(budget int) (more bool) {
 	for {
 		c.mu.Lock()
-		if c.queue.len() == 0 {
+		if c.queue.Len() == 0 {
 			c.queued = false
 			c.mu.Unlock()
 			return false
@@ -329,7 +329,7 @@ func (c *Caller) run(budget int) (more bool) {
 			c.mu.Unlock()
 			return true
 		}
-		r := c.queue.pop()
+		r := c.queue.Pop()
 		canceled := r.canceled
 		// A long one counts until its handler begins.
 		full, unread := c.bytes > waitingBytes, c.out.bytes > waitingBytes

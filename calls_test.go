@@ -344,21 +344,6 @@ func TestCallsOfOneThatDoesNotReceive(t *testing.T) {
 	})
 }
 
-// What an outbox has sent takes no room in it, even if it is never empty.
-func TestOutboxStaysShort(t *testing.T) {
-	c := &Caller{}
-	c.out.sending = true // nobody is started
-	for i := range 100_000 {
-		c.postLater(outgoing{long: make([]byte, 10)})
-		if i > 10 {
-			c.out.first++ // as sendPosted does
-		}
-	}
-	if n := cap(c.out.items); n > 64 {
-		t.Errorf("room for %d messages where 11 wait", n)
-	}
-}
-
 // Callers give up while their answers come. None hears what was said to another, and in
 // the end nothing is under way.
 func TestCallsGivenUpAtRandom(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+
+	"github.com/verbena-data/verbena/internal/fifo"
 )
 
 // MuxConfig configures a mux.
@@ -26,7 +28,7 @@ type Mux struct {
 	mu      sync.Mutex
 	closed  bool
 	running int
-	turns   fifo[*Caller] // with long requests that may be handled, each once
+	turns   fifo.Queue[*Caller] // with long requests that may be handled, each once
 }
 
 type handler struct {
@@ -84,9 +86,9 @@ func (m *Mux) Close() {
 
 // A muxTurn is what a mux knows of an endpoint. The mux's mu guards it.
 type muxTurn struct {
-	waiting fifo[*request] // long requests
-	running int            // of its handlers
-	listed  bool           // in the mux's turns
+	waiting fifo.Queue[*request] // long requests
+	running int                  // of its handlers
+	listed  bool                 // in the mux's turns
 }
 
 // share is how many long handlers an endpoint may have running: half of them, because a
@@ -102,9 +104,9 @@ func (m *Mux) enqueue(r *request) {
 		return
 	}
 	defer m.mu.Unlock()
-	r.c.long.waiting.push(r)
+	r.c.long.waiting.Push(r)
 	m.list(r.c)
-	if m.turns.len() > 0 && m.running < m.limit {
+	if m.turns.Len() > 0 && m.running < m.limit {
 		m.running++
 		m.working.Go(m.work)
 	}
@@ -112,9 +114,9 @@ func (m *Mux) enqueue(r *request) {
 
 // list gives an endpoint a turn if it may have one. mu is held.
 func (m *Mux) list(c *Caller) {
-	if t := &c.long; !t.listed && t.waiting.len() > 0 && t.running < m.share() {
+	if t := &c.long; !t.listed && t.waiting.Len() > 0 && t.running < m.share() {
 		t.listed = true
-		m.turns.push(c)
+		m.turns.Push(c)
 	}
 }
 
@@ -122,10 +124,10 @@ func (m *Mux) list(c *Caller) {
 func (m *Mux) work() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for m.turns.len() > 0 {
-		c := m.turns.pop()
+	for m.turns.Len() > 0 {
+		c := m.turns.Pop()
 		c.long.listed = false
-		r := c.long.waiting.pop()
+		r := c.long.waiting.Pop()
 		c.long.running++
 		m.list(c)
 		m.mu.Unlock()
@@ -158,10 +160,10 @@ func (c *Caller) serveLong(r *request) {
 func (m *Mux) forget(c *Caller) {
 	m.mu.Lock()
 	var dropped []*request
-	for c.long.waiting.len() > 0 {
-		dropped = append(dropped, c.long.waiting.pop())
+	for c.long.waiting.Len() > 0 {
+		dropped = append(dropped, c.long.waiting.Pop())
 	}
-	m.turns.remove(c)
+	m.turns.Remove(func(other *Caller) bool { return other == c })
 	c.long.listed = false
 	m.mu.Unlock()
 	for _, r := range dropped {

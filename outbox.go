@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/fifo"
 )
 
 // outgoing is a message that the outbox sends as soon as it can.
@@ -48,8 +49,7 @@ func (o *outgoing) carry(payload []byte) {
 // one answer at most for each call that the peer may make, and less of all else. The
 // caller's mu guards it.
 type outbox struct {
-	items   []outgoing
-	first   int            // of them
+	items   fifo.Queue[outgoing]
 	bytes   int            // of payloads that are not sent
 	handled uint32         // notifications of which the peer has to be told
 	sending bool           // a goroutine sends
@@ -59,10 +59,11 @@ type outbox struct {
 
 // drop forgets what is not sent, for ever.
 func (o *outbox) drop() {
-	for i := range o.items[o.first:] {
-		o.items[o.first+i].free()
+	for o.items.Len() > 0 {
+		m := o.items.Pop()
+		m.free()
 	}
-	o.items, o.first, o.closed = nil, 0, true
+	o.closed = true
 }
 
 // post sends a message without a payload, or sees to it that it is sent.
@@ -85,12 +86,7 @@ func (c *Caller) postLater(m outgoing) {
 	if m.header.Kind == call.Handled {
 		o.handled += m.tag
 	} else {
-		if o.first > 0 && len(o.items) == cap(o.items) {
-			n := copy(o.items, o.items[o.first:])
-			clear(o.items[n:])
-			o.items, o.first = o.items[:n], 0
-		}
-		o.items = append(o.items, m)
+		o.items.Push(m)
 		o.bytes += len(m.bytes())
 	}
 	if !o.sending {
@@ -111,15 +107,13 @@ func (c *Caller) sendPosted() {
 		case o.handled > 0 && !o.closed:
 			m = outgoing{header: call.Header{Kind: call.Handled}, tag: o.handled}
 			o.handled = 0
-		case o.first < len(o.items):
-			m = o.items[o.first]
-			o.items[o.first] = outgoing{}
-			o.first++
+		case o.items.Len() > 0:
+			m = o.items.Pop()
 		default:
-			if cap(o.items) > mostSpare {
-				o.items = nil
+			if o.items.Cap() > mostSpare {
+				o.items = fifo.Queue[outgoing]{}
 			}
-			o.items, o.first, o.sending = o.items[:0], 0, false
+			o.sending = false
 			c.mu.Unlock()
 			return
 		}

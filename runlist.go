@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/verbena-data/verbena/internal/fifo"
 	"github.com/verbena-data/verbena/internal/latch"
 )
 
@@ -25,24 +26,15 @@ type runList struct {
 	kicked  atomic.Bool
 	helpers sync.WaitGroup // goroutines of kick, one at most
 
-	mu    latch.Latch
-	ring  []runnable // a power of two long
-	first int
+	mu   latch.Latch
+	line fifo.Queue[runnable]
 }
 
 // add puts r at the end of the list. It is on the list once at most.
 func (l *runList) add(r runnable) {
 	l.mu.Lock()
-	n := int(l.waiting.Load())
-	if n == len(l.ring) {
-		bigger := make([]runnable, max(2*len(l.ring), 8))
-		for i := range n {
-			bigger[i] = l.ring[(l.first+i)&(len(l.ring)-1)]
-		}
-		l.ring, l.first = bigger, 0
-	}
-	l.ring[(l.first+n)&(len(l.ring)-1)] = r
-	l.waiting.Store(int32(n + 1))
+	l.line.Push(r)
+	l.waiting.Store(int32(l.line.Len()))
 	l.mu.Unlock()
 }
 
@@ -55,14 +47,11 @@ func (l *runList) next() runnable {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := int(l.waiting.Load())
-	if n == 0 {
+	if l.line.Len() == 0 {
 		return nil
 	}
-	r := l.ring[l.first]
-	l.ring[l.first] = nil
-	l.first = (l.first + 1) & (len(l.ring) - 1)
-	l.waiting.Store(int32(n - 1))
+	r := l.line.Pop()
+	l.waiting.Store(int32(l.line.Len()))
 	return r
 }
 

@@ -39,7 +39,7 @@ var runtimeOrder = [][]string{
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",
 		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
 	},
-	{"config.go", "tuning.go", "rules.go", "counters.go", "selection.go", "errors.go", "fifo.go"}, // words that all others use
+	{"config.go", "tuning.go", "rules.go", "counters.go", "selection.go", "errors.go"}, // words that all others use
 }
 
 // upward lists what still runs the other way, by file: what it uses of a higher

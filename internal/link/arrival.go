@@ -3,6 +3,7 @@ package link
 import (
 	"fmt"
 
+	"github.com/verbena-data/verbena/internal/fifo"
 	"github.com/verbena-data/verbena/internal/link/wire"
 )
 
@@ -10,12 +11,12 @@ import (
 // confirmed, in the order in which they came; one whose message has no memory yet
 // holds up those behind it, which belong to it or to later messages.
 type arrivals struct {
-	pending fifo[pendingOffer]
-	confirm fifo[uint32] // ids that are done, to be told
-	open    int          // offers of the peer that it has not been told of
-	reading int          // Reads under way
-	asked   int          // bytes that they are for
-	fetched uint64       // bytes that earlier ones have brought
+	pending fifo.Queue[pendingOffer]
+	confirm fifo.Queue[uint32] // ids that are done, to be told
+	open    int                // offers of the peer that it has not been told of
+	reading int                // Reads under way
+	asked   int                // bytes that they are for
+	fetched uint64             // bytes that earlier ones have brought
 
 	arriving bool   // the parts of message current are not all here
 	current  uint64 // position in the inbox
@@ -26,39 +27,6 @@ type arrivals struct {
 type pendingOffer struct {
 	message uint64
 	offer   wire.Offer
-}
-
-// A fifo is a queue that keeps its memory.
-type fifo[T any] struct {
-	items []T
-	first int
-}
-
-func (f *fifo[T]) len() int { return len(f.items) - f.first }
-
-func (f *fifo[T]) push(v T) {
-	if f.first > 0 && len(f.items) == cap(f.items) {
-		f.items = f.items[:copy(f.items, f.items[f.first:])]
-		f.first = 0
-	}
-	f.items = append(f.items, v)
-}
-
-func (f *fifo[T]) front() *T { return &f.items[f.first] }
-
-func (f *fifo[T]) pop() T {
-	v := f.items[f.first]
-	if f.first++; f.first == len(f.items) {
-		f.items, f.first = f.items[:0], 0
-	}
-	return v
-}
-
-// clear empties the queue and tells how much was in it.
-func (f *fifo[T]) clear() int {
-	n := f.len()
-	f.items, f.first = f.items[:0], 0
-	return n
 }
 
 // offered takes a part of a long message.
@@ -80,7 +48,7 @@ func (m *Machine[M]) offered(tag uint32, o wire.Offer) error {
 		return fmt.Errorf("%w: more than %d offers at a time", wire.ErrProtocol, m.peer.Chunks)
 	}
 	e.offered += int(o.Length)
-	a.pending.push(pendingOffer{a.current, o})
+	a.pending.Push(pendingOffer{a.current, o})
 	a.arriving = e.offered < e.total
 	return nil
 }
@@ -116,14 +84,14 @@ func (m *Machine[M]) forget() {
 // read posts Reads of what has been offered, as far as there is memory.
 func (m *Machine[M]) read() {
 	a := &m.arrivals
-	for a.pending.len() > 0 {
-		p := a.pending.front()
+	for a.pending.Len() > 0 {
+		p := a.pending.Front()
 		e := m.inbox.at(p.message)
 		id := readOffer{p.offer.ID, p.offer.Length}
 		switch {
 		case e.givenUp || m.goodbye.closed:
 			m.settle(e, id)
-			a.pending.pop()
+			a.pending.Pop()
 			if m.goodbye.closed {
 				m.forget()
 			}
@@ -142,7 +110,7 @@ func (m *Machine[M]) read() {
 		e.reading++
 		a.reading++
 		a.asked += int(p.offer.Length)
-		a.pending.pop()
+		a.pending.Pop()
 	}
 }
 
@@ -161,7 +129,7 @@ func (m *Machine[M]) readDone(n uint64, id readOffer) {
 
 // settle confirms an offer whose bytes have been read, or are not wanted.
 func (m *Machine[M]) settle(e *message[M], id readOffer) {
-	m.arrivals.confirm.push(id.id)
+	m.arrivals.confirm.Push(id.id)
 	e.settled += int(id.length)
 	if e.complete() {
 		m.inbox.incomplete--
@@ -170,16 +138,16 @@ func (m *Machine[M]) settle(e *message[M], id readOffer) {
 
 // short tells that message n waits for memory, and that its memory can be moved.
 func (m *Machine[M]) short(n uint64) bool {
-	if m.arrivals.pending.len() == 0 || m.goodbye.closed {
+	if m.arrivals.pending.Len() == 0 || m.goodbye.closed {
 		return false
 	}
-	p := m.arrivals.pending.front()
+	p := m.arrivals.pending.Front()
 	e := m.inbox.at(n)
 	return p.message == n && !e.givenUp && e.reading == 0 && e.capacity < p.offer.End()
 }
 
 // Announced tells that there are offers of the peer which wait for something.
-func (m *Machine[M]) Announced() bool { return m.arrivals.pending.len() > 0 }
+func (m *Machine[M]) Announced() bool { return m.arrivals.pending.Len() > 0 }
 
 // A Want is a long message that waits for memory.
 type Want struct {
@@ -199,10 +167,10 @@ type Want struct {
 // at first, then twice what there was. A peer that has delivered a message gets
 // memory for one of up to twice its length at once.
 func (m *Machine[M]) Wanted() (Want, bool) {
-	if m.arrivals.pending.len() == 0 {
+	if m.arrivals.pending.Len() == 0 {
 		return Want{}, false
 	}
-	p := m.arrivals.pending.front()
+	p := m.arrivals.pending.Front()
 	if !m.short(p.message) {
 		return Want{}, false
 	}

@@ -21,7 +21,7 @@ func (m *Machine[M]) Close() {
 // Finished tells that the peer has said goodbye and that all its messages are
 // complete. This side then answers with its own goodbye.
 func (m *Machine[M]) Finished() bool {
-	done := m.goodbye.peerSaid && m.arrivals.reading == 0 && m.arrivals.pending.len() == 0 && m.inbox.incomplete == 0
+	done := m.goodbye.peerSaid && m.arrivals.reading == 0 && m.arrivals.pending.Len() == 0 && m.inbox.incomplete == 0
 	if done && !m.goodbye.due {
 		m.goodbye.due = true
 		m.pump()
@@ -38,7 +38,7 @@ func (m *Machine[M]) GoodbyeOut() bool { return m.goodbye.out }
 func (m *Machine[M]) PeerSaidGoodbye() bool { return m.goodbye.peerSaid }
 
 func (m *Machine[M]) sayGoodbye() {
-	if m.goodbye.due && !m.goodbye.sent && m.arrivals.confirm.len() == 0 && m.queue.room() {
+	if m.goodbye.due && !m.goodbye.sent && m.arrivals.confirm.Len() == 0 && m.queue.room() {
 		m.header(wire.Packet{Kind: wire.Goodbye}, place{what: placeGoodbye}, true)
 		m.goodbye.sent = true
 	}

@@ -104,7 +104,7 @@ func (m *Machine[M]) Unfinished() (reading int, ok bool) {
 	if a.reading > 0 {
 		return a.asked, true
 	}
-	return 0, a.arriving && a.pending.len() == 0 && m.inbox.at(a.current).given
+	return 0, a.arriving && a.pending.Len() == 0 && m.inbox.at(a.current).given
 }
 
 // Fetched is how many bytes Reads have brought so far.

@@ -233,12 +233,12 @@ func (m *Machine[M]) pump() {
 	m.read()
 	if m.goodbye.sent {
 		// The peer knows that nothing of its is wanted, or that all has arrived.
-		m.arrivals.open -= m.arrivals.confirm.clear()
+		m.arrivals.open -= m.arrivals.confirm.Clear()
 		return
 	}
-	for m.arrivals.confirm.len() > 0 && m.queue.room() {
+	for m.arrivals.confirm.Len() > 0 && m.queue.room() {
 		p := m.header(wire.Packet{Kind: wire.Taken, Length: wire.TakenSize}, place{}, false)
-		wire.PutTaken(m.queue.body(p.Seq), m.arrivals.confirm.pop())
+		wire.PutTaken(m.queue.body(p.Seq), m.arrivals.confirm.Pop())
 		p.Size += wire.TakenSize
 		m.arrivals.open--
 	}
