@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
@@ -168,10 +169,12 @@ func (dn *DataNode) ask(ctx context.Context, t *clusterpb.Datanode, block *clust
 	return p, closePeer, nil
 }
 
-// agree picks who takes part and the length, as HDFS does: a finalized replica
-// decides; otherwise the shortest of those in the best state, which has every
-// byte that was acknowledged. A block that is to be cut is cut wherever it is
-// long enough.
+// agree picks who takes part and the length, as HDFS does (syncBlock of its
+// BlockRecoveryWorker): a finalized replica decides; otherwise the shortest of
+// those in the best state, which has every byte that was acknowledged. A block
+// that is to be cut is cut wherever it is long enough. Unlike in HDFS a finalized
+// replica that is shorter than another of its generation has no say: the writer's
+// last packet would have come to both, so it has lost bytes.
 func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, length uint64, err error) {
 	if cmd.TruncateTo != nil {
 		for _, p := range all {
@@ -184,6 +187,7 @@ func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, l
 		}
 		return agreed, cmd.GetTruncateTo(), nil
 	}
+	all = withoutLosers(all)
 	best := clusterpb.ReplicaState_WAITING_RECOVERY
 	found := false
 	for _, p := range all {
@@ -216,4 +220,15 @@ func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, l
 		}
 	}
 	return agreed, length, nil
+}
+
+// withoutLosers leaves out the finalized replicas that are shorter than one of
+// their generation that is not finalized.
+func withoutLosers(all []*participant) []*participant {
+	return slices.DeleteFunc(slices.Clone(all), func(p *participant) bool {
+		return p.replica.GetState() == clusterpb.ReplicaState_FINALIZED && slices.ContainsFunc(all, func(o *participant) bool {
+			return o.replica.GetState() != clusterpb.ReplicaState_FINALIZED && o.length() > p.length() &&
+				o.replica.GetBlock().GetGeneration() == p.replica.GetBlock().GetGeneration()
+		})
+	})
 }

@@ -431,6 +431,36 @@ func TestSyncedPartialChunkSurvivesTornAppend(t *testing.T) {
 	}
 }
 
+// A power cut after an append has begun never leaves a replica that passes for
+// complete under the generation of the append.
+func TestReopenedReplicaIsNotFinalAfterAPowerCut(t *testing.T) {
+	for _, sync := range []bool{false, true} {
+		for _, gen := range []uint64{10, 11} {
+			fs := vfs.NewCrashableMem()
+			s := open(t, fs, "a")
+			data := random(rand.New(rand.NewPCG(1, 1)), 3000)
+			w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+			must(t, err)
+			write(t, w, 0, data[:1000])
+			must(t, w.Sync())
+			must(t, w.Finalize(sync))
+			must(t, w.Close(false))
+			w, err = s.Reopen(1, ReopenOptions{Mode: Append, Generation: 10, NewGeneration: gen, Min: 1000})
+			must(t, err)
+			write(t, w, 1000, data[1000:])
+			crashed := open(t, fs.CrashClone(vfs.CrashCloneCfg{}), "b")
+			r, err := crashed.Get(1)
+			must(t, err)
+			if i := r.Info(); i.State != WaitingRecovery || i.Generation != gen || i.Length != 1000 {
+				t.Errorf("finalized with hsync %t, appended to under generation %d: %+v", sync, gen, i)
+			}
+			must(t, crashed.Close())
+			must(t, w.Close(false))
+			must(t, s.Close())
+		}
+	}
+}
+
 func TestTemporaryReplicasDoNotSurvive(t *testing.T) {
 	fs := vfs.NewMem()
 	s := open(t, fs, "a")

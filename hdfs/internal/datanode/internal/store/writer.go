@@ -244,10 +244,15 @@ func (w *Writer) openFiles() error {
 		h.slots[w.turn] = now
 		w.turn ^= 1
 	}
+	final := h.slots[slotFinal].valid
 	h.slots[slotFlushed] = now
 	h.slots[slotFinal] = slot{}
-	_, err = w.meta.WriteAt(appendHeader(b[:0], &h), 0)
-	return err
+	if _, err = w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil || !final {
+		return err
+	}
+	// Before the rename becomes durable: or a power cut would leave a finalized
+	// replica of the old length under the new generation.
+	return w.meta.SyncData()
 }
 
 // Info returns what the replica is now.

@@ -1,0 +1,67 @@
+package datanode
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+)
+
+func TestAgree(t *testing.T) {
+	const (
+		final   = clusterpb.ReplicaState_FINALIZED
+		written = clusterpb.ReplicaState_BEING_WRITTEN
+		waiting = clusterpb.ReplicaState_WAITING_RECOVERY
+	)
+	type holder struct {
+		state       clusterpb.ReplicaState
+		gen, length uint64
+		in          bool // takes part
+	}
+	for _, c := range []struct {
+		name     string
+		truncate *uint64
+		holders  []holder
+		length   uint64
+		fails    bool
+	}{
+		{name: "nobody"},
+		{name: "empty ones", holders: []holder{{written, 5, 0, false}, {waiting, 5, 0, false}}},
+		{name: "the shortest being written", length: 70, holders: []holder{{written, 5, 90, true}, {written, 5, 70, true}, {waiting, 5, 50, false}}},
+		{name: "after a restart of all", length: 50, holders: []holder{{waiting, 5, 90, true}, {waiting, 5, 50, true}, {waiting, 5, 0, false}}},
+		{name: "a finalized one decides", length: 90, holders: []holder{{final, 5, 90, true}, {written, 5, 90, true}, {written, 5, 80, false}}},
+		{name: "finalized ones that differ", fails: true, holders: []holder{{final, 5, 90, false}, {final, 5, 80, false}}},
+		{name: "a finalized one shorter than its writer's bytes elsewhere", length: 70,
+			holders: []holder{{final, 5, 40, false}, {written, 5, 90, true}, {written, 5, 70, true}}},
+		{name: "the same after a restart of the others", length: 70,
+			holders: []holder{{waiting, 5, 70, true}, {final, 5, 40, false}}},
+		{name: "one finalized by an earlier recovery", length: 40,
+			holders: []holder{{final, 6, 40, true}, {written, 5, 90, false}}},
+		{name: "one good and one bad finalized", length: 90,
+			holders: []holder{{final, 5, 40, false}, {final, 5, 90, true}, {written, 5, 90, true}}},
+		{name: "cut", truncate: proto.Uint64(60), length: 60,
+			holders: []holder{{final, 5, 90, true}, {final, 5, 60, true}, {waiting, 5, 59, false}}},
+		{name: "cut what nobody has", truncate: proto.Uint64(60), fails: true, holders: []holder{{final, 5, 59, false}}},
+	} {
+		var all []*participant
+		for _, h := range c.holders {
+			all = append(all, &participant{replica: &clusterpb.Replica{
+				Block: &clusterpb.Block{Generation: &h.gen, Length: &h.length}, State: h.state.Enum(),
+			}})
+		}
+		agreed, length, err := agree(all, &clusterpb.Command{TruncateTo: c.truncate})
+		if (err != nil) != c.fails || length != c.length {
+			t.Errorf("%s: %d bytes, %v; want %d, failure %t", c.name, length, err, c.length, c.fails)
+		}
+		in := map[*participant]bool{}
+		for _, p := range agreed {
+			in[p] = true
+		}
+		for i, h := range c.holders {
+			if in[all[i]] != h.in {
+				t.Errorf("%s: holder %d takes part: %t", c.name, i, in[all[i]])
+			}
+		}
+	}
+}
