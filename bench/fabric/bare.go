@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // The bare peers are what could be had without Verbena: this program, twice, over
@@ -43,32 +44,9 @@ func childCommand() *cobra.Command {
 	return cmd
 }
 
-// pinProcess binds all of this process, as taskset does; ours is bound so, too.
-func pinProcess(cpu int) error {
-	var set unix.CPUSet
-	set.Set(cpu)
-	runtime.GOMAXPROCS(1)
-	for range 2 {
-		threads, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			return err
-		}
-		for _, t := range threads {
-			var id int
-			if _, err := fmt.Sscan(t.Name(), &id); err != nil {
-				continue
-			}
-			if err := unix.SchedSetaffinity(id, &set); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("bind to processor %d: %w", cpu, err)
-			}
-		}
-	}
-	return nil
-}
-
 // withEcho runs f with a connection to the other end, a child process.
 func withEcho(echo string, bytes int, f func(net.Conn) error) (err error) {
-	if err := pinProcess(clientCPU); err != nil {
+	if err := host.PinProcess(host.ClientCPU); err != nil {
 		return err
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,12 +54,12 @@ func withEcho(echo string, bytes int, f func(net.Conn) error) (err error) {
 		return err
 	}
 	defer ln.Close()
-	child, err := startSelf(nil, "bare", echo, "--bytes", fmt.Sprint(bytes))
+	child, err := host.StartSelf(nil, "bare", echo, "--bytes", fmt.Sprint(bytes))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, child.stop()) }()
-	if _, err := fmt.Fprintln(child.stdin, ln.Addr()); err != nil {
+	defer func() { err = errors.Join(err, child.Stop()) }()
+	if _, err := fmt.Fprintln(child.Stdin, ln.Addr()); err != nil {
 		return err
 	}
 	conn, err := ln.Accept()
@@ -93,7 +71,7 @@ func withEcho(echo string, bytes int, f func(net.Conn) error) (err error) {
 }
 
 func dialParent() (net.Conn, error) {
-	if err := pinProcess(serverCPU); err != nil {
+	if err := host.PinProcess(host.ServerCPU); err != nil {
 		return nil, err
 	}
 	var addr string
@@ -223,7 +201,7 @@ const (
 // bareFutex hands a word over between two processes that sleep, and prints the
 // median one way.
 func bareFutex(duration time.Duration) (err error) {
-	if err := pinProcess(clientCPU); err != nil {
+	if err := host.PinProcess(host.ClientCPU); err != nil {
 		return err
 	}
 	fd, err := unix.MemfdCreate("bare-futex", unix.MFD_CLOEXEC)
@@ -239,7 +217,7 @@ func bareFutex(duration time.Duration) (err error) {
 	if err != nil {
 		return fmt.Errorf("mmap: %w", err)
 	}
-	child, err := startSelf(file, "bare", "futex-echo")
+	child, err := host.StartSelf(file, "bare", "futex-echo")
 	if err != nil {
 		return err
 	}
@@ -248,7 +226,7 @@ func bareFutex(duration time.Duration) (err error) {
 		stop.Store(1)
 		word.Store(word.Load() | 1)
 		futexWake(word)
-		err = errors.Join(err, child.stop())
+		err = errors.Join(err, child.Stop())
 	}()
 	m := newMedian()
 	for turn := uint32(0); m.more(duration); turn += 2 {
@@ -264,7 +242,7 @@ func bareFutex(duration time.Duration) (err error) {
 }
 
 func futexEcho() error {
-	if err := pinProcess(serverCPU); err != nil {
+	if err := host.PinProcess(host.ServerCPU); err != nil {
 		return err
 	}
 	page, err := unix.Mmap(3, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

@@ -3,19 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
-// measure is one measurement: nanoseconds, messages or bytes per second.
-type measure func(context.Context) (float64, error)
+type measure = beside.Measure
 
 type unit string
 
@@ -82,14 +80,14 @@ func (b *bench) comparisons() []comparison {
 			Name: "shm, Send, one way, 1 KiB, event mode", Beside: "bare futex hand-over, two processes", Unit: nanoseconds, Target: 1.3,
 			ours: b.ours(p50, shm("--size", "1K", "--wait", "event")...),
 			theirs: func(ctx context.Context) (float64, error) {
-				return number(ctx, "futex", "--duration", b.duration().String())
+				return host.Number(ctx, "bare", "futex", "--duration", b.duration().String())
 			},
 		},
 		comparison{
 			Name: "iwarp, Write, streaming, 1 MiB, CRC on", Beside: "bare Go TCP stream, 1 MiB", Unit: bandwidth, Target: 0.9, AtLeast: true,
 			ours: b.ours(bytesPerS, iwarp("--test", "write", "--mode", "bw", "--size", "1M")...),
 			theirs: func(ctx context.Context) (float64, error) {
-				return number(ctx, "stream", "--bytes", "1048576", "--duration", b.duration().String())
+				return host.Number(ctx, "bare", "stream", "--bytes", "1048576", "--duration", b.duration().String())
 			},
 		},
 		comparison{
@@ -100,7 +98,7 @@ func (b *bench) comparisons() []comparison {
 			Name: "iwarp, Send, one way, 1 KiB, spinning", Beside: "bare Go ping-pong over TCP, spinning", Unit: nanoseconds, Target: 1.15,
 			ours: b.ours(p50, iwarp("--size", "1K")...),
 			theirs: func(ctx context.Context) (float64, error) {
-				return number(ctx, "pingpong", "--bytes", "1024", "--duration", b.duration().String())
+				return host.Number(ctx, "bare", "pingpong", "--bytes", "1024", "--duration", b.duration().String())
 			},
 		},
 		comparison{
@@ -123,16 +121,7 @@ func (b *bench) comparisons() []comparison {
 	return list
 }
 
-// A round is one pair of measurements.
-type round struct {
-	Ours   float64 `json:"ours"`
-	Theirs float64 `json:"theirs"`
-	// Distances of the processors in nanoseconds: before the first measurement,
-	// between the two, after the second.
-	Distances [3]float64 `json:"distances_ns"`
-	OursFirst bool       `json:"ours_first"`
-	Alike     bool       `json:"alike"` // the processors did not move in it
-}
+type round = beside.Round
 
 // A verdict is a comparison's outcome. The medians are those of the rounds that
 // count: alike, and at the distance at which most of them were, or all.
@@ -178,9 +167,6 @@ func (v *verdict) row() beside.Row {
 	return r
 }
 
-// alike is how much the distances within a round may differ, as a factor.
-const alike = 1.35
-
 func (b *bench) compare(ctx context.Context) ([]verdict, error) {
 	only, err := regexp.Compile(b.only)
 	if err != nil {
@@ -205,7 +191,7 @@ func (b *bench) compare(ctx context.Context) ([]verdict, error) {
 				continue // rounds beyond are for those that lack some
 			}
 			fmt.Fprintf(os.Stderr, "round %d: %s, beside %s\n", n+1, v.Name, v.Beside)
-			r, err := pairOf(ctx, &list[i], n%2 == 0)
+			r, err := beside.Pair(ctx, list[i].ours, list[i].theirs, n%2 == 0)
 			if err != nil {
 				if ctx.Err() != nil {
 					return nil, context.Cause(ctx)
@@ -223,43 +209,13 @@ func (b *bench) compare(ctx context.Context) ([]verdict, error) {
 	return verdicts, nil
 }
 
-func pairOf(ctx context.Context, c *comparison, oursFirst bool) (r round, err error) {
-	r.OursFirst = oursFirst
-	steps := []struct {
-		m    measure
-		into *float64
-	}{{c.ours, &r.Ours}, {c.theirs, &r.Theirs}}
-	if !oursFirst {
-		slices.Reverse(steps)
-	}
-	if r.Distances[0], err = distance(); err != nil {
-		return r, err
-	}
-	for i, s := range steps {
-		if *s.into, err = s.m(ctx); err != nil {
-			return r, err
-		}
-		if *s.into <= 0 {
-			return r, errors.New("a measurement came to nothing")
-		}
-		if r.Distances[i+1], err = distance(); err != nil {
-			return r, err
-		}
-	}
-	r.Alike = slices.Max(r.Distances[:])/slices.Min(r.Distances[:]) <= alike
-	return r, nil
-}
-
-// classes tells near from far: where a line takes less than 120 ns, and where not.
-func near(r *round) bool { return r.Distances[1] < 120 }
-
 // counted are the rounds that a verdict rests on. If none was alike, all are.
 func counted(rounds []round) []round {
 	var nears, fars []round
 	for _, r := range rounds {
 		switch {
 		case !r.Alike:
-		case near(&r):
+		case r.Near():
 			nears = append(nears, r)
 		default:
 			fars = append(fars, r)

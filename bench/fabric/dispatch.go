@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // dispatchTarget is what a post and a poll may cost, beside cgo.
@@ -41,7 +42,7 @@ func (b *bench) dispatch(ctx context.Context) ([]dispatch, error) {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return nil, fmt.Errorf("go test: %w: %s", err, tail(string(out)))
+		return nil, fmt.Errorf("go test: %w: %s", err, host.Tail(string(out)))
 	}
 	return parseDispatch(string(out))
 }
@@ -68,7 +69,7 @@ func parseDispatch(out string) ([]dispatch, error) {
 		}
 	}
 	if len(list) < 2 {
-		return nil, fmt.Errorf("dispatch: no result in %s", tail(out))
+		return nil, fmt.Errorf("dispatch: no result in %s", host.Tail(out))
 	}
 	for i := range list {
 		list[i].Ratio = ratios[list[i].Route]

@@ -5,13 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/xml"
-	"errors"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // asFabric makes the test binary be the command, for the bare peers' children.
@@ -104,41 +105,9 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestRoundTellsHowFarTheProcessorsWere(t *testing.T) {
-	var order []string
-	c := comparison{
-		ours:   func(context.Context) (float64, error) { order = append(order, "ours"); return 2, nil },
-		theirs: func(context.Context) (float64, error) { order = append(order, "theirs"); return 4, nil },
-	}
-	for _, first := range []bool{true, false} {
-		order = nil
-		r, err := pairOf(t.Context(), &c, first)
-		if err != nil {
-			t.Skip("no two processors to bind to: ", err)
-		}
-		if r.Ours != 2 || r.Theirs != 4 || (order[0] == "ours") != first {
-			t.Errorf("%+v in order %v", r, order)
-		}
-		for _, d := range r.Distances {
-			if d <= 0 {
-				t.Errorf("distances %v", r.Distances)
-			}
-		}
-	}
-	broken := errors.New("broken")
-	c.theirs = func(context.Context) (float64, error) { return 0, broken }
-	if _, err := pairOf(t.Context(), &c, true); !errors.Is(err, broken) {
-		t.Error(err)
-	}
-	c.theirs = func(context.Context) (float64, error) { return 0, nil }
-	if _, err := pairOf(t.Context(), &c, true); err == nil {
-		t.Error("nothing was measured and that is no error")
-	}
-}
-
 func TestBarePeers(t *testing.T) {
 	t.Setenv(asFabric, "1")
-	if _, err := distance(); err != nil {
+	if _, err := host.Distance(); err != nil {
 		t.Skip("no two processors to bind to: ", err)
 	}
 	for _, args := range [][]string{
@@ -146,7 +115,7 @@ func TestBarePeers(t *testing.T) {
 		{"pingpong", "--bytes", "1024", "--duration", "20ms"},
 		{"stream", "--bytes", "65536", "--duration", "20ms"},
 	} {
-		v, err := number(t.Context(), args...)
+		v, err := host.Number(t.Context(), append([]string{"bare"}, args...)...)
 		if err != nil || v <= 0 {
 			t.Errorf("%v: %v, %v", args, v, err)
 		}
@@ -154,7 +123,7 @@ func TestBarePeers(t *testing.T) {
 }
 
 func someResults() *results {
-	r := &results{Runs: map[string]machine{"compare": {Date: "today", Peers: map[string]string{}, Short: true}}}
+	r := &results{Runs: map[string]host.Machine{"compare": {Date: "today", Peers: map[string]string{}, Short: true}}}
 	good := verdict{Name: "shm, Send", Beside: "UCX", Unit: nanoseconds, Target: 0.8, Rounds: []round{pairWith(60, 100, 30, true)}}
 	bad := verdict{Name: "iwarp, Write", Beside: "TCP", Unit: bandwidth, Target: 0.9, AtLeast: true, Rounds: []round{pairWith(1e9, 2e9, 30, true)}}
 	good.judge()

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // labPatience bounds the virtual machine.
@@ -25,7 +28,7 @@ const labPatience = 20 * time.Minute
 func (b *bench) lab(ctx context.Context) ([]verdict, error) {
 	fmt.Fprintln(os.Stderr, "lab: ibverbs on rxe beside ib_send_lat")
 	fabric := filepath.Join(b.temporary, "fabric")
-	if err := b.build(ctx, filepath.Join(b.root, "bench"), fabric, "./fabric", "CGO_ENABLED=0"); err != nil {
+	if err := host.Build(ctx, filepath.Join(b.root, "bench"), fabric, "./fabric", "CGO_ENABLED=0"); err != nil {
 		return nil, err
 	}
 	share := filepath.Join(b.temporary, "share")
@@ -161,14 +164,13 @@ func (l *inside) run(ctx context.Context) (err error) {
 				v.Name, v.Beside, v.Target = fmt.Sprintf("ibverbs on rxe, Send, %d B, event mode", size), "ib_send_lat -e", 2
 			}
 			for n := range l.rounds {
-				r, err := pairOf(ctx, &comparison{
-					ours: func(ctx context.Context) (float64, error) {
+				r, err := beside.Pair(ctx,
+					func(ctx context.Context) (float64, error) {
 						return l.crossing(ctx, func(ctx context.Context) (float64, error) { return l.ours(ctx, size, event) })
 					},
-					theirs: func(ctx context.Context) (float64, error) {
+					func(ctx context.Context) (float64, error) {
 						return l.crossing(ctx, func(ctx context.Context) (float64, error) { return l.theirs(ctx, size, event) })
-					},
-				}, n%2 == 0)
+					}, n%2 == 0)
 				if err != nil {
 					return fmt.Errorf("%s: %w", v.Name, err)
 				}
@@ -191,26 +193,26 @@ func (l *inside) ours(ctx context.Context, size int, event bool) (v float64, err
 	if err != nil {
 		return 0, err
 	}
-	server, err := start(nil, l.verbena, "perf", "serve", "--listen", "127.0.0.1:"+port, "--device", l.to.device, "--until-eof")
+	server, err := host.Start(nil, l.verbena, "perf", "serve", "--listen", "127.0.0.1:"+port, "--device", l.to.device, "--until-eof")
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, server.stop()) }()
+	defer func() { err = errors.Join(err, server.Stop()) }()
 	if err := dials(ctx, port); err != nil {
-		return 0, fmt.Errorf("%w: %s", err, tail(server.output.String()))
+		return 0, fmt.Errorf("%w: %s", err, server.Said())
 	}
 	wait := "spin"
 	if event {
 		wait = "event"
 	}
-	out, err := output(ctx, nil, l.verbena, "perf", "127.0.0.1:"+port, "--transport", "ibverbs", "--device", l.from.device, "--json", "--repost-first", "--wait", wait,
+	out, err := host.Output(ctx, nil, l.verbena, "perf", "127.0.0.1:"+port, "--transport", "ibverbs", "--device", l.from.device, "--json", "--repost-first", "--wait", wait,
 		"--size", strconv.Itoa(size), "--inline", strconv.Itoa(l.inline), "--iterations", strconv.Itoa(l.iterations), "--warmup", "100")
 	if err != nil {
-		return 0, fmt.Errorf("%w: %s", err, tail(server.output.String()))
+		return 0, fmt.Errorf("%w: %s", err, server.Said())
 	}
 	var r row
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		return 0, fmt.Errorf("verbena perf: %w: %s", err, tail(out))
+		return 0, fmt.Errorf("verbena perf: %w: %s", err, host.Tail(out))
 	}
 	return r.P50, nil
 }
@@ -227,14 +229,14 @@ func (l *inside) theirs(ctx context.Context, size int, event bool) (float64, err
 	on := func(a address, more ...string) []string {
 		return slices.Concat(common, []string{"-d", a.device, "-x", strconv.Itoa(a.index)}, more)
 	}
-	server, err := start(nil, "ib_send_lat", on(l.to)...)
+	server, err := host.Start(nil, "ib_send_lat", on(l.to)...)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = server.kill() }() // it ends by itself when all is well
+	defer func() { _ = server.Kill() }() // it ends by itself when all is well
 	var out string
 	for attempt := range 20 {
-		out, err = output(ctx, nil, "ib_send_lat", on(l.from, "127.0.0.1")...)
+		out, err = host.Output(ctx, nil, "ib_send_lat", on(l.from, "127.0.0.1")...)
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -242,7 +244,7 @@ func (l *inside) theirs(ctx context.Context, size int, event bool) (float64, err
 		time.Sleep(time.Duration(attempt+1) * 50 * time.Millisecond)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: %s", err, tail(server.output.String()))
+		return 0, fmt.Errorf("%w: %s", err, server.Said())
 	}
 	return parseSendLat(out)
 }
@@ -259,7 +261,7 @@ func parseSendLat(out string) (float64, error) {
 			return us * 1000, err
 		}
 	}
-	return 0, fmt.Errorf("ib_send_lat printed no result: %s", tail(out))
+	return 0, fmt.Errorf("ib_send_lat printed no result: %s", host.Tail(out))
 }
 
 // dials waits until a TCP port answers.

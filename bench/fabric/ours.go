@@ -2,56 +2,16 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
-// A row is what verbena perf --json --details tells of a measurement.
-type row struct {
-	Level       string  `json:"level"`
-	Transport   string  `json:"transport"`
-	Test        string  `json:"test"`
-	Mode        string  `json:"mode"`
-	Wait        string  `json:"wait"`
-	Size        int     `json:"size"`
-	Iterations  int64   `json:"iterations"`
-	P50         float64 `json:"p50_ns"`
-	P99         float64 `json:"p99_ns"`
-	P999        float64 `json:"p999_ns"`
-	P9999       float64 `json:"p9999_ns"`
-	OpsPerS     float64 `json:"ops_per_s"`
-	BytesPerS   float64 `json:"bytes_per_s"`
-	CPU         float64 `json:"cpu_s"`
-	Connections int     `json:"connections"`
-	Posters     int     `json:"posters"`
-	Registered  int64   `json:"registered_bytes"`
-	Resident    int64   `json:"resident_bytes"`
-}
+type row = host.PerfRow
 
-// perf runs verbena perf with a server of its own, each end on its processor.
 func (b *bench) perf(ctx context.Context, args ...string) ([]row, error) {
-	args = append([]string{
-		"perf", "--json", "--details", "--quiet", "--cpu", fmt.Sprint(clientCPU), "--server-cpu", fmt.Sprint(serverCPU),
-		"--duration", b.duration().String(), "--timeout", (patience / 2).String(),
-	}, args...)
-	out, err := output(ctx, nil, b.verbena, args...)
-	if err != nil {
-		return nil, err
-	}
-	var rows []row
-	for d := json.NewDecoder(strings.NewReader(out)); d.More(); {
-		var r row
-		if err := d.Decode(&r); err != nil {
-			return nil, fmt.Errorf("verbena perf: %w", err)
-		}
-		rows = append(rows, r)
-	}
-	if len(rows) == 0 {
-		return nil, fmt.Errorf("verbena perf printed no row: %s", tail(out))
-	}
-	return rows, nil
+	return host.Perf(ctx, b.verbena, b.duration(), args...)
 }
 
 // duration is that of one measurement.

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // ucx runs ucx_perftest with a transport of UCX, each end on its processor, and
@@ -34,15 +36,15 @@ func ucxOnce(ctx context.Context, transport string, args ...string) (columns []f
 		return nil, err
 	}
 	env := []string{"UCX_TLS=" + transport + ",self", "UCX_WARN_UNUSED_ENV_VARS=n", "UCX_LOG_LEVEL=error"}
-	server, err := start(nil, "env", append(env, "ucx_perftest", "-p", port, "-c", strconv.Itoa(serverCPU))...)
+	server, err := host.Start(nil, "env", append(env, "ucx_perftest", "-p", port, "-c", strconv.Itoa(host.ServerCPU))...)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = server.kill() }() // it ends by itself when all is well
+	defer func() { _ = server.Kill() }() // it ends by itself when all is well
 	if err := listens(ctx, port); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, tail(server.output.String()))
+		return nil, fmt.Errorf("%w: %s", err, server.Said())
 	}
-	out, err := output(ctx, env, "ucx_perftest", append([]string{"127.0.0.1", "-p", port, "-c", strconv.Itoa(clientCPU), "-f"}, args...)...)
+	out, err := host.Output(ctx, env, "ucx_perftest", append([]string{"127.0.0.1", "-p", port, "-c", strconv.Itoa(host.ClientCPU), "-f"}, args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +71,7 @@ func parseUCX(out string) ([]float64, error) {
 			return columns, nil
 		}
 	}
-	return nil, fmt.Errorf("ucx_perftest printed no result: %s", tail(out))
+	return nil, fmt.Errorf("ucx_perftest printed no result: %s", host.Tail(out))
 }
 
 // Of UCX's columns, in our units.
@@ -96,15 +98,15 @@ func (b *bench) libfabric(provider, endpoint string, size, iterations int) measu
 			return 0, err
 		}
 		common := []string{"-p", provider, "-e", endpoint, "-I", b.iterations(iterations), "-S", strconv.Itoa(size)}
-		server, err := start(nil, "taskset", append([]string{"-c", strconv.Itoa(serverCPU), "fi_pingpong", "-B", port}, common...)...)
+		server, err := host.Start(nil, "taskset", append([]string{"-c", strconv.Itoa(host.ServerCPU), "fi_pingpong", "-B", port}, common...)...)
 		if err != nil {
 			return 0, err
 		}
-		defer func() { _ = server.kill() }() // it ends by itself when all is well
+		defer func() { _ = server.Kill() }() // it ends by itself when all is well
 		if err := listens(ctx, port); err != nil {
-			return 0, fmt.Errorf("%w: %s", err, tail(server.output.String()))
+			return 0, fmt.Errorf("%w: %s", err, server.Said())
 		}
-		out, err := output(ctx, nil, "taskset", append(append([]string{"-c", strconv.Itoa(clientCPU), "fi_pingpong", "-P", port}, common...), "127.0.0.1")...)
+		out, err := host.Output(ctx, nil, "taskset", append(append([]string{"-c", strconv.Itoa(host.ClientCPU), "fi_pingpong", "-P", port}, common...), "127.0.0.1")...)
 		if err != nil {
 			return 0, err
 		}
@@ -122,7 +124,7 @@ func parsePingpong(out string) (float64, error) {
 			return us * 1000, err
 		}
 	}
-	return 0, fmt.Errorf("fi_pingpong printed no result: %s", tail(out))
+	return 0, fmt.Errorf("fi_pingpong printed no result: %s", host.Tail(out))
 }
 
 func freePort() (string, error) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
 	"github.com/verbena-data/verbena/internal/plot"
 )
 
@@ -76,7 +77,7 @@ func page(r *results, plots []figure, skipped []string) string {
 		p("Ours is `verbena perf` at the level of verbs (but for the line that says runtime), two processes, each bound to its processor, as the peers are.")
 		p("Receives are posted and posted again, keys are checked, completions are taken at both ends: in latency tests every Send is signalled, as ib_send_lat does, in streams one in 64.")
 		p("A round is ours and theirs, in turns first; rounds go around all lines, so that what disturbs the machine for a while meets all of them.")
-		p("The distance is what a cache line takes between the two processors, one way, probed before, between and after. Rounds in which it changed by more than %.0f %%, and rounds at the other of near (below 120 ns) and far, do not count.", (alike-1)*100)
+		p("The distance is what a cache line takes between the two processors, one way, probed before, between and after. Rounds in which it changed by more than %.0f %%, and rounds at the other of near (below 120 ns) and far, do not count.", (beside.Alike-1)*100)
 		p("The ratio is that of the medians; in brackets, the least and the greatest of a single round.\n")
 		table(p, r.Compare)
 	}
@@ -108,7 +109,7 @@ func page(r *results, plots []figure, skipped []string) string {
 }
 
 // measured tells when and on what a part was measured.
-func measured(p func(string, ...any), m machine) {
+func measured(p func(string, ...any), m host.Machine) {
 	if m.Short {
 		p("**A short run, to try the path: its figures mean little.**\n")
 	}
@@ -200,7 +201,7 @@ func bytesOf(v float64) string {
 }
 
 // growthPage is the part about how the cost grows.
-func growthPage(p func(string, ...any), g *growth, run machine, plots []figure) {
+func growthPage(p func(string, ...any), g *growth, run host.Machine, plots []figure) {
 	pictures := func(prefix string) {
 		for _, f := range plots {
 			if strings.HasPrefix(f.file, prefix) {
