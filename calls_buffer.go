@@ -1,0 +1,107 @@
+package verbena
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/call"
+)
+
+// CallBuffer is [Caller.Call] with a payload that lies in a buffer, which is sent from
+// where it lies if the transport reaches it: see [Endpoint.SendBuffer]. The caller's
+// reference to b is gone when CallBuffer returns, whatever it returns: Retain before to
+// make the call again.
+func (c *Caller) CallBuffer(ctx context.Context, method uint32, b *Buffer) (*Message, error) {
+	if checksBuffers {
+		b.check("CallBuffer")
+	}
+	defer b.Release() // what is under way has references of its own
+	w, err := c.begin(ctx, false)
+	if err == nil {
+		err = c.requestBuffer(ctx, w, method, call.Header{Kind: call.Request, ID: w.id}, b)
+	}
+	if err != nil {
+		return nil, c.e.failure("call", err)
+	}
+	m, err := c.await(ctx, w)
+	if err != nil {
+		return nil, c.outcome(err)
+	}
+	return m, nil
+}
+
+// requestBuffer is request for a payload in a buffer.
+func (c *Caller) requestBuffer(ctx context.Context, w *pendingCall, method uint32, h call.Header, b *Buffer) error {
+	left, late := timeLeft(ctx)
+	if h.Value = left; late {
+		return c.unsent(w, context.DeadlineExceeded)
+	}
+	p := b.parcel(method, h)
+	if p.size() <= c.e.carrier.maxMessage() && c.e.carrier.sendBufferNow(p) {
+		return nil
+	}
+	begun, err := c.e.sendInTurn(ctx, p)
+	switch {
+	case err == nil:
+		return nil
+	case begun && c.e.over():
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err) // it may have been posted
+	}
+	return c.unsent(w, err)
+}
+
+// parcel is the buffer behind a header.
+func (b *Buffer) parcel(tag uint32, h call.Header) parcel {
+	return parcel{tag: tag, header: h.Append(nil), body: b.data, buffer: b, from: b.front}
+}
+
+// ReplyBuffer is [Request.Reply] with a payload that lies in a buffer, such as one of
+// [Endpoint.Buffer], or what Keep has returned. It is sent from where it lies if the
+// transport reaches it: see [Endpoint.SendBuffer]. It waits as Send does, so it is not
+// for short handlers. The reference to b is gone when it returns, whatever it returns.
+func (q Request) ReplyBuffer(b *Buffer) error {
+	if checksBuffers {
+		b.check("ReplyBuffer")
+	}
+	defer b.Release() // what is under way has references of its own
+	r := q.r
+	c := r.c
+	if r.notifies || len(b.data) > c.e.MaxMessage()-call.HeaderSize {
+		return q.Reply(b.data)
+	}
+	if !r.age.CompareAndSwap(q.age, q.age+1) {
+		return c.e.failure("answer", ErrAnswered)
+	}
+	err := c.answerBuffer(r, b)
+	c.recycle(r)
+	return err
+}
+
+func (c *Caller) answerBuffer(r *request, b *Buffer) error {
+	c.mu.Lock()
+	if c.ended {
+		c.mu.Unlock()
+		return c.e.failure("answer", c.e.err)
+	}
+	// The peer may use the slot again as soon as it hears.
+	c.side.Answered(r.id)
+	c.mu.Unlock()
+	p := b.parcel(0, call.Header{Kind: call.Reply, ID: r.id})
+	if c.e.carrier.sendBufferNow(p) {
+		return nil
+	}
+	_, err := c.e.sendInTurn(c.ctx, p)
+	return err
+}
+
+// Over tells whether nobody waits for the answer any more, as the end of Context does,
+// but costs nothing. It may be called at any time.
+func (q Request) Over() bool {
+	r := q.r
+	r.c.mu.Lock()
+	over := r.age.Load() != q.age || r.canceled || r.c.ended
+	expires := r.expires
+	r.c.mu.Unlock()
+	return over || !expires.IsZero() && time.Now().After(expires)
+}
