@@ -31,8 +31,10 @@ type blockMap struct {
 	missing map[uint64]bool // no good replica known
 	corrupt map[uint64]bool // with a replica marked corrupt
 	copying map[uint64][]copyTask
-	waiting map[uint64][]chan struct{}
-	grown   chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
+	// postponed have something to delete that waits for a full report.
+	postponed map[uint64]struct{}
+	waiting   map[uint64][]chan struct{}
+	grown     chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
 
 	clusterID, poolID string
 }
@@ -48,7 +50,11 @@ type node struct {
 	dn         namespace.Datanode
 	alive      bool
 	registered bool // since this NameNode's start
-	reported   bool // all its replicas, since it registered
+	// reported says that it has listed all its replicas since it registered or
+	// was last dead. Until then nothing is deleted on its word; HDFS calls what
+	// is known of it stale.
+	reported bool
+	era      uint16 // counts its registrations
 
 	registeredAt time.Time
 	lastSeen     time.Time
@@ -80,23 +86,25 @@ type copyTask struct {
 type replica struct {
 	generation uint64
 	length     uint64
-	added      int64 // Unix seconds
+	added      int64 // Unix nanoseconds
 	node       uint32
 	state      clusterpb.ReplicaState
+	era        uint16 // of its DataNode when this was said
 	corrupt    bool
 }
 
 func newBlockMap(cfg *Config) *blockMap {
 	return &blockMap{
-		cfg:      cfg,
-		nodes:    make(map[string]*node),
-		replicas: make(map[uint64][]replica),
-		stuck:    make(map[uint64]bool),
-		missing:  make(map[uint64]bool),
-		corrupt:  make(map[uint64]bool),
-		copying:  make(map[uint64][]copyTask),
-		waiting:  make(map[uint64][]chan struct{}),
-		grown:    make(chan struct{}),
+		cfg:       cfg,
+		nodes:     make(map[string]*node),
+		replicas:  make(map[uint64][]replica),
+		stuck:     make(map[uint64]bool),
+		missing:   make(map[uint64]bool),
+		corrupt:   make(map[uint64]bool),
+		copying:   make(map[uint64][]copyTask),
+		postponed: make(map[uint64]struct{}),
+		waiting:   make(map[uint64][]chan struct{}),
+		grown:     make(chan struct{}),
 	}
 }
 
@@ -156,6 +164,7 @@ func (m *blockMap) forget(id uint64) {
 	delete(m.stuck, id)
 	delete(m.missing, id)
 	delete(m.corrupt, id)
+	delete(m.postponed, id)
 	for _, t := range m.copying[id] {
 		t.source.copied(t)
 	}
@@ -203,7 +212,7 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 	}
 	rs := m.replicas[id]
 	i := slices.IndexFunc(rs, func(r replica) bool { return r.node == n.index })
-	r := replica{generation: generation, length: length, node: n.index, state: st, added: m.cfg.now().Unix()}
+	r := replica{generation: generation, length: length, node: n.index, state: st, added: m.cfg.now().UnixNano(), era: n.era}
 	if i >= 0 {
 		// A full report repeats what was there before: it heals nothing.
 		r.corrupt = rs[i].corrupt && !fresh && rs[i].generation == generation

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -486,5 +487,99 @@ func TestChooseFavoursRoom(t *testing.T) {
 	}
 	if count["0"] >= count["9"] || count["0"] == 0 {
 		t.Fatalf("chosen: %v", count)
+	}
+}
+
+// Three holders die and are replaced. They come back with empty disks, and say
+// so only after a while: the replicas that replaced them must stay.
+func TestNothingIsDeletedOnTheWordOfTheReturned(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(6)
+	b := r.write("/f", 3, 100, dns...)
+	id := b.GetBlockId()
+	var old []*fakeDatanode
+	for _, d := range dns {
+		if d.replicas[id] != nil {
+			old = append(old, d)
+		}
+	}
+	// One after the other, so that there is always one to copy from.
+	for _, d := range old {
+		d.dead = true
+		for range 5 {
+			r.clock.advance(10 * time.Second)
+			r.turn(dns)
+		}
+	}
+	if n := r.holders(id, dns); n != 3 {
+		t.Fatalf("%d live holders after three died, want 3", n)
+	}
+	for _, d := range old {
+		clear(d.replicas)
+		d.dead = false
+		if _, err := r.nn.Register(t.Context(), &clusterpb.RegisterRequest{Datanode: d.pb()}); err != nil {
+			t.Fatal(err)
+		}
+		d.room *= 2 // an empty disk
+		if _, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Capacity: proto.Uint64(2 << 40), Remaining: &d.room}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		r.check()
+		for _, d := range dns {
+			if !slices.Contains(old, d) {
+				d.heartbeat(dns)
+			}
+		}
+	}
+	if n := r.holders(id, dns); n != 3 {
+		t.Fatalf("%d holders are left while three have yet to report, want 3", n)
+	}
+	for _, d := range old {
+		d.report()
+		r.turn(dns)
+	}
+	if n := r.holders(id, dns); n != 3 {
+		t.Fatalf("%d holders are left after the reports, want 3", n)
+	}
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 3 {
+		t.Fatalf("%d locations, want 3", n)
+	}
+}
+
+// A surplus that waited for a full report is deleted after it.
+func TestPostponedSurplusIsDeleted(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	b := r.write("/f", 2, 100, dns...)
+	if _, err := r.nn.Register(t.Context(), &clusterpb.RegisterRequest{Datanode: dns[0].pb()}); err != nil {
+		t.Fatal(err)
+	}
+	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
+	r.clock.advance(6 * time.Second)
+	r.check()
+	dns[1].heartbeat(dns)
+	if n := r.holders(b.GetBlockId(), dns); n != 2 {
+		t.Fatalf("%d holders before the report, want 2", n)
+	}
+	dns[0].report()
+	r.check()
+	r.turn(dns)
+	if n := r.holders(b.GetBlockId(), dns); n != 1 {
+		t.Fatalf("%d holders after the report, want 1", n)
+	}
+}
+
+// A full report takes away what was said before the registration, however
+// shortly before.
+func TestReportAfterAQuickReturn(t *testing.T) {
+	r := newRig(t)
+	d := r.datanodes(1)[0]
+	r.write("/f", 1, 100, d)
+	clear(d.replicas)
+	d.register()
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 0 {
+		t.Fatalf("%d locations of a block whose only holder came back empty", n)
 	}
 }

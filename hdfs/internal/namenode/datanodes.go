@@ -102,6 +102,7 @@ func (m *blockMap) register(dn namespace.Datanode) {
 	now := m.cfg.now()
 	n.dn = dn
 	n.registered, n.reported = true, false
+	n.era++
 	n.registeredAt, n.lastSeen = now, now
 	n.report, n.commands = nil, nil
 	m.revive(n)

@@ -94,7 +94,7 @@ func (m *blockMap) checkNodes(now time.Time) {
 		if !n.alive || now.Sub(n.lastSeen) <= m.cfg.DeadAfter {
 			continue
 		}
-		n.alive = false
+		n.alive, n.reported = false, false
 		n.commands, n.report = nil, nil
 		m.cfg.Logger.Warn("namenode: DataNode is dead", "uuid", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port, "silent", now.Sub(n.lastSeen))
 		for id, rs := range m.replicas {
@@ -107,7 +107,9 @@ func (m *blockMap) checkNodes(now time.Time) {
 
 // settle compares a block's replicas with what is wanted. It orders copies, and
 // deletions of surplus and of bad replicas. It never orders the deletion of the
-// last good replica, nor of a bad one before a good one is known.
+// last good replica, nor of a bad one before a good one is known. As in HDFS it
+// deletes nothing while a DataNode that is thought to hold the block has yet to
+// report in full.
 func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	b, ok := ns.Block(id)
 	if !ok {
@@ -118,10 +120,11 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		return
 	}
 	var good, bad []*node
-	var corrupt bool
+	var corrupt, stale bool
 	for _, r := range m.replicas[id] {
 		n := m.byIndex[r.node]
 		corrupt = corrupt || r.corrupt
+		stale = stale || n.alive && !n.reported
 		switch {
 		case !n.alive:
 		case m.good(b, r):
@@ -137,13 +140,19 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		return // a report will bring it back here
 	}
 	have := len(good) + len(m.copying[id])
+	if stale && (len(good) > b.Replication || len(bad) > 0) {
+		m.postponed[id] = struct{}{}
+	}
 	switch {
 	case have < b.Replication:
+		if stale {
+			bad = nil // copy deletes a bad one if it stands in the way
+		}
 		m.copy(b, good, bad, b.Replication-have, now)
-	case len(good) > b.Replication:
+	case len(good) > b.Replication && !stale:
 		m.trim(b, good)
 	}
-	if len(good) >= b.Replication {
+	if len(good) >= b.Replication && !stale {
 		for _, n := range bad {
 			m.deleteReplica(id, n)
 		}
@@ -217,7 +226,8 @@ func (m *blockMap) copy(b namespace.BlockInfo, good, bad []*node, want int, now 
 	}
 	var source *node
 	for _, n := range good {
-		if n.copies < maxCopies && (n.copies == 0 || n.copyingBytes+b.Length <= maxCopyBytes) && (source == nil || n.copies < source.copies) {
+		if n.copies < maxCopies && (n.copies == 0 || n.copyingBytes+b.Length <= maxCopyBytes) &&
+			(source == nil || n.reported && !source.reported || n.reported == source.reported && n.copies < source.copies) {
 			source = n
 		}
 	}

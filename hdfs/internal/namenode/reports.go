@@ -76,15 +76,16 @@ func (m *blockMap) reportPart(ns *namespace.Namespace, req *clusterpb.BlockRepor
 	n.report = nil
 	n.reported, n.lastReport = true, now
 	m.sweep(ns, n, rep)
+	for id := range m.postponed {
+		m.ready = append(m.ready, id)
+	}
+	clear(m.postponed)
 	return true, nil
 }
 
 // sweep drops the replicas that a full report did not name.
 func (m *blockMap) sweep(ns *namespace.Namespace, n *node, rep *partialReport) {
-	before := rep.begun.Add(-reportSlack)
-	if n.registeredAt.After(before) {
-		before = n.registeredAt
-	}
+	before := rep.begun.Add(-reportSlack).UnixNano()
 	for id := range n.deletions {
 		if _, ok := rep.replicas[id]; !ok {
 			delete(n.deletions, id)
@@ -95,7 +96,7 @@ func (m *blockMap) sweep(ns *namespace.Namespace, n *node, rep *partialReport) {
 			continue
 		}
 		for _, r := range rs {
-			if r.node == n.index && r.added < before.Unix() {
+			if r.node == n.index && (r.era != n.era || r.added < before) {
 				m.drop(id, n)
 				m.ready = append(m.ready, id)
 				break
