@@ -120,6 +120,13 @@ func (m *blockMap) start(known []namespace.Datanode, clusterID, poolID string) {
 	}
 }
 
+// knows tells whether a DataNode has registered, or is known from the log.
+func (m *blockMap) knows(uuid string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.nodes[uuid] != nil
+}
+
 func (m *blockMap) addNode(dn namespace.Datanode) *node {
 	n := &node{index: uint32(len(m.byIndex)), dn: dn, deletions: make(map[uint64]*deletion)}
 	m.nodes[dn.UUID] = n

@@ -248,6 +248,8 @@ func TestOrphans(t *testing.T) {
 	must[*hdfspb.DeleteResponseProto](t)(r.nn.delete(r.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/f"), Recursive: proto.Bool(false)}))
 	future := open.GetBlockId() + 1000
 	dns[0].store(future, 1, 7, clusterpb.ReplicaState_FINALIZED)
+	dns[0].store(future+1, 1, 7, clusterpb.ReplicaState_BEING_WRITTEN)
+	dns[0].store(1<<62, 1<<62, 7, clusterpb.ReplicaState_FINALIZED)
 	dns[0].report()
 	for range 4 {
 		r.clock.advance(11 * time.Second)
@@ -259,8 +261,60 @@ func TestOrphans(t *testing.T) {
 	if dns[0].replicas[open.GetBlockId()] == nil {
 		t.Error("a replica under construction was deleted")
 	}
-	if dns[0].replicas[future] == nil {
-		t.Error("a replica of a block that was never allocated was deleted")
+	for _, id := range []uint64{future, future + 1, 1 << 62} {
+		if dns[0].replicas[id] != nil {
+			t.Errorf("the replica of block %d, which was never allocated, is still there", id)
+		}
+	}
+}
+
+// What DataNodes have of blocks, and generations, that were never given out is
+// in the way of no later block, nor after another start.
+func TestCountersOutrunWhatIsReported(t *testing.T) {
+	r := newRig(t)
+	d := r.datanodes(1)[0]
+	b := r.write("/f", 1, 100, d)
+	planted := b.GetBlockId() + 1000
+	d.store(planted, b.GetGenerationStamp()+100, 7, clusterpb.ReplicaState_FINALIZED)
+	d.report()
+	b = r.write("/g", 1, 100, d)
+	if b.GetBlockId() <= planted || b.GetGenerationStamp() <= 1100 {
+		t.Errorf("block %d of generation %d follows a report of %d", b.GetBlockId(), b.GetGenerationStamp(), planted)
+	}
+	far := &clusterpb.Replica{Block: blockPB(planted+5000, b.GetGenerationStamp()+50_000, 7), State: clusterpb.ReplicaState_BEING_WRITTEN.Enum()}
+	d.changed(clusterpb.ReplicaChange_RECEIVING, far)
+	// Absurd numbers don't use the counters up.
+	d.changed(clusterpb.ReplicaChange_RECEIVING, &clusterpb.Replica{Block: blockPB(1<<62, 1<<62, 7), State: clusterpb.ReplicaState_BEING_WRITTEN.Enum()})
+	r.nn.Close()
+	r.open()
+	d.register()
+	b = r.write("/h", 1, 100, d)
+	if id, g := far.GetBlock().GetId(), far.GetBlock().GetGeneration(); b.GetBlockId() <= id || b.GetGenerationStamp() <= g || b.GetBlockId() >= 1<<61 || b.GetGenerationStamp() >= 1<<61 {
+		t.Errorf("block %d of generation %d follows a report of %d and %d", b.GetBlockId(), b.GetGenerationStamp(), id, g)
+	}
+}
+
+// A DataNode that was away still has the replica that it was writing, of an
+// older generation.
+func TestStaleReplicaBeingWrittenIsDeleted(t *testing.T) {
+	r := newRig(t)
+	d := r.datanodes(2)
+	b := r.write("/f", 1, 100, d...)
+	for range 3 {
+		r.clock.advance(6 * time.Second)
+		r.turn(d)
+	}
+	other := d[0]
+	if other.replicas[b.GetBlockId()] != nil {
+		other = d[1]
+	}
+	other.store(b.GetBlockId(), b.GetGenerationStamp()-1, 50, clusterpb.ReplicaState_BEING_WRITTEN)
+	other.register()
+	for range 3 {
+		r.turn(d)
+	}
+	if other.replicas[b.GetBlockId()] != nil || r.holders(b.GetBlockId(), d) != 1 {
+		t.Fatal("the stale replica is still there, or the good one is gone")
 	}
 }
 

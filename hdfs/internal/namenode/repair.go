@@ -32,7 +32,9 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 	for _, r := range m.replicas[id] {
 		if m.good(b, r) {
 			good++
-		} else if r.state != clusterpb.ReplicaState_BEING_WRITTEN {
+		} else if r.state != clusterpb.ReplicaState_BEING_WRITTEN || r.generation != b.Generation {
+			// A replica being written of a complete block, as HDFS has it, only
+			// lacks its last report, unless it is of another generation.
 			m.ready = append(m.ready, id)
 			return
 		}
@@ -113,7 +115,7 @@ func (m *blockMap) checkNodes(now time.Time) {
 func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	b, ok := ns.Block(id)
 	if !ok {
-		m.orphan(ns, id)
+		m.orphan(id)
 		return
 	}
 	if b.Writing {
@@ -168,16 +170,9 @@ func setIf(set map[uint64]bool, id uint64, in bool) {
 	}
 }
 
-// orphan orders the deletion of the replicas of a block that is in no file. It
-// keeps a block whose id was never given out: if this namespace is an old copy,
-// those replicas may be the only ones of a file.
-func (m *blockMap) orphan(ns *namespace.Namespace, id uint64) {
-	if id >= ns.NextBlock() {
-		if len(m.replicas[id]) > 0 {
-			m.cfg.Logger.Warn("namenode: DataNodes have a block that was never allocated here; it is kept. Is this namespace an old copy?", "block", id)
-		}
-		return
-	}
+// orphan orders the deletion of the replicas of a block that is in no file, as
+// HDFS invalidates what its block map lacks.
+func (m *blockMap) orphan(id uint64) {
 	for _, r := range m.replicas[id] {
 		m.deleteFrom(m.byIndex[r.node], id, r.generation)
 	}

@@ -29,12 +29,21 @@ type partialReport struct {
 }
 
 // BlockReport takes a part of a DataNode's list of all its replicas.
-func (nn *NameNode) BlockReport(_ context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
+func (nn *NameNode) BlockReport(ctx context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
 	parts := max(req.GetParts(), 1)
 	if req.GetPart() >= parts || parts > maxReportParts {
 		return nil, fmt.Errorf("namenode: block report of DataNode %s: part %d of %d", req.GetUuid(), req.GetPart(), parts)
 	}
-	var err error
+	err := nn.outrun(ctx, req.GetUuid(), func(yield func(*clusterpb.Block) bool) {
+		for _, r := range req.GetReplicas() {
+			if !yield(r.GetBlock()) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("namenode: block report of DataNode %s: %w", req.GetUuid(), err)
+	}
 	done := false
 	nn.read(func(ns *namespace.Namespace) { done, err = nn.blocks.reportPart(ns, req, parts) })
 	if err != nil {
@@ -106,8 +115,17 @@ func (m *blockMap) sweep(ns *namespace.Namespace, n *node, rep *partialReport) {
 }
 
 // BlocksChanged takes what has happened to single replicas.
-func (nn *NameNode) BlocksChanged(_ context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
-	var err error
+func (nn *NameNode) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
+	err := nn.outrun(ctx, req.GetUuid(), func(yield func(*clusterpb.Block) bool) {
+		for _, c := range req.GetChanges() {
+			if !yield(c.GetReplica().GetBlock()) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("namenode: changed replicas of DataNode %s: %w", req.GetUuid(), err)
+	}
 	nn.read(func(ns *namespace.Namespace) { err = nn.blocks.blocksChanged(ns, req) })
 	if err != nil {
 		return nil, err

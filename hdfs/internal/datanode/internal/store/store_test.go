@@ -118,7 +118,7 @@ func TestRefused(t *testing.T) {
 	if _, err := w.Write(0, other, packet(transfer.CRC32C(), other), transfer.CRC32C()); !errors.Is(err, transfer.ErrChecksum) {
 		t.Fatalf("other bytes sent again: %v", err)
 	}
-	if _, err := s.Create(1, 11, transfer.CRC32C(), false, nil); !errors.Is(err, ErrExists) {
+	if _, err := s.Create(1, 10, transfer.CRC32C(), false, nil); !errors.Is(err, ErrExists) {
 		t.Fatalf("create again: %v", err)
 	}
 	must(t, w.Finalize(false))
@@ -428,6 +428,61 @@ func TestSyncedPartialChunkSurvivesTornAppend(t *testing.T) {
 			t.Fatalf("seed %d: %d bytes are left", seed, len(got))
 		}
 		must(t, w.Close(false))
+	}
+}
+
+// A replica of an older generation is in nobody's way.
+func TestCreateReplacesAnOlderGeneration(t *testing.T) {
+	for _, state := range []State{Finalized, BeingWritten, Temporary, WaitingRecovery} {
+		fs := vfs.NewMem()
+		s := open(t, fs, "a")
+		stopped := make(chan struct{})
+		w, err := s.Create(1, 10, transfer.CRC32C(), state == Temporary, func() { close(stopped) })
+		must(t, err)
+		write(t, w, 0, make([]byte, 700))
+		switch state {
+		case Finalized:
+			must(t, w.Finalize(false))
+			must(t, w.Close(false))
+		case WaitingRecovery:
+			must(t, w.Close(false))
+			must(t, s.Close())
+			s = open(t, fs, "a")
+		default:
+			go func() {
+				<-stopped
+				if err := w.Close(false); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		for _, gen := range []uint64{9, 10} {
+			if _, err := s.Create(1, gen, transfer.CRC32C(), true, nil); !errors.Is(err, ErrExists) {
+				t.Fatalf("%v: created at generation %d over 10: %v", state, gen, err)
+			}
+		}
+		w2, err := s.Create(1, 11, transfer.CRC32C(), true, nil)
+		if err != nil {
+			t.Fatalf("%v: %v", state, err)
+		}
+		data := random(rand.New(rand.NewPCG(1, 1)), 600)
+		write(t, w2, 0, data)
+		must(t, w2.Finalize(true))
+		must(t, w2.Close(false))
+		if got := contents(t, s, 1); !bytes.Equal(got, data) {
+			t.Fatalf("%v: wrong bytes", state)
+		}
+		if u, err := s.Usage(); err == nil && u.Used != 600 {
+			t.Fatalf("%v: %d bytes used, want 600", state, u.Used)
+		}
+		r, err := s.Get(1)
+		must(t, err)
+		_, err = r.InitRecovery(11, 20)
+		must(t, err)
+		if _, err := s.Create(1, 20, transfer.CRC32C(), false, nil); !errors.Is(err, ErrExists) {
+			t.Fatalf("created what is being recovered: %v", err)
+		}
+		must(t, s.Close())
 	}
 }
 

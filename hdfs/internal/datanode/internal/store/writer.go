@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -47,7 +48,9 @@ type ReopenOptions struct {
 }
 
 // Create begins a new replica. A temporary one is invisible until it is
-// finalized, and gone if it never is. sum of the NULL type is replaced by
+// finalized, and gone if it never is. A replica of an older generation, which is
+// of no use to anybody, makes room, unless a recovery of gen or above has begun
+// with it; its writer is stopped. sum of the NULL type is replaced by
 // CRC32C: nothing is stored without checksums.
 func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, interrupt func()) (*Writer, error) {
 	if sum.Type == hdfspb.ChecksumTypeProto_CHECKSUM_NULL {
@@ -61,6 +64,9 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 	r.writer = w
 	if w.interrupt == nil {
 		w.interrupt = func() {}
+	}
+	if err := s.removeOlder(id, gen); err != nil {
+		return nil, fmt.Errorf("create block %d at generation %d: %w", id, gen, err)
 	}
 	r.op.Lock()
 	defer r.op.Unlock()
@@ -89,6 +95,29 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 		return nil, fmt.Errorf("create block %d: %w", id, err)
 	}
 	return w, nil
+}
+
+// removeOlder removes the replica of a block if its generation is below gen.
+func (s *Store) removeOlder(id, gen uint64) error {
+	old, err := s.Get(id)
+	if err != nil {
+		return nil // nothing to remove
+	}
+	if i := old.Info(); i.Generation >= gen || i.Recovery >= gen {
+		return nil // Create tells what is there
+	}
+	old.op.Lock()
+	defer old.op.Unlock()
+	if i := old.Info(); i.Generation >= gen || i.Recovery >= gen {
+		return nil
+	}
+	if err := old.stopWriter(); err != nil {
+		return err
+	}
+	if err := s.drop(old); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	return nil
 }
 
 func (w *Writer) create(temporary bool) error {

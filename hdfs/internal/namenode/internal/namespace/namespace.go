@@ -271,11 +271,12 @@ func (t *txn) format(op *nspb.Format) error {
 }
 
 func (t *txn) reserveGenerations(op *nspb.ReserveGenerations) error {
-	if op.GetLimit() <= t.ns.stamps {
+	if op.GetLimit() <= t.ns.stamps && op.GetNextBlock() <= t.ns.nextBlock {
 		return nil
 	}
 	if t.write() {
-		t.ns.stamps = op.GetLimit()
+		t.ns.stamps = max(t.ns.stamps, op.GetLimit())
+		t.ns.nextBlock = max(t.ns.nextBlock, op.GetNextBlock())
 	}
 	return nil
 }

@@ -1888,9 +1888,11 @@ func (x *CloseFile) GetDropLast() bool {
 }
 
 // ReserveGenerations lets the leader hand out stamps below limit from memory.
+// next_block, if present, makes the ids of blocks go on from there.
 type ReserveGenerations struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Limit         *uint64                `protobuf:"varint,1,opt,name=limit" json:"limit,omitempty"`
+	NextBlock     *uint64                `protobuf:"varint,2,opt,name=next_block,json=nextBlock" json:"next_block,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1928,6 +1930,13 @@ func (*ReserveGenerations) Descriptor() ([]byte, []int) {
 func (x *ReserveGenerations) GetLimit() uint64 {
 	if x != nil && x.Limit != nil {
 		return *x.Limit
+	}
+	return 0
+}
+
+func (x *ReserveGenerations) GetNextBlock() uint64 {
+	if x != nil && x.NextBlock != nil {
+		return *x.NextBlock
 	}
 	return 0
 }
@@ -2657,9 +2666,11 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\atargets\x18\x04 \x03(\tR\atargets\"<\n" +
 	"\tCloseFile\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\x04R\x04file\x12\x1b\n" +
-	"\tdrop_last\x18\x02 \x01(\bR\bdropLast\"*\n" +
+	"\tdrop_last\x18\x02 \x01(\bR\bdropLast\"I\n" +
 	"\x12ReserveGenerations\x12\x14\n" +
-	"\x05limit\x18\x01 \x01(\x04R\x05limit\"j\n" +
+	"\x05limit\x18\x01 \x01(\x04R\x05limit\x12\x1d\n" +
+	"\n" +
+	"next_block\x18\x02 \x01(\x04R\tnextBlock\"j\n" +
 	"\x10RegisterDatanode\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
