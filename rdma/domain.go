@@ -73,6 +73,35 @@ type WithdrawableRegion interface {
 	Withdraw() error
 }
 
+// UserMemory is memory that the program has mapped itself, outside the Go heap.
+type UserMemory struct {
+	Bytes  []byte
+	Access Access
+	// File tells that Bytes lie in a shared mapping of a memfd whose size is sealed.
+	File *MemoryFile
+}
+
+// A MemoryFile is the memfd behind memory of a process.
+type MemoryFile struct {
+	FD     int   // it stays the caller's
+	Size   int64 // bytes of the whole file
+	Offset int64 // of the memory in the file
+}
+
+// A RegisteringDomain registers memory that the program has mapped itself.
+type RegisteringDomain interface {
+	Domain
+	// Register registers memory, which stays the caller's and must stay mapped until
+	// the region's Close has returned. Close and Withdraw end all access to it and
+	// leave it as it is. It fails with [ErrUnsupported] if peers are to reach memory
+	// that the device cannot show them. A region without remote rights cannot be
+	// received into.
+	Register(UserMemory) (Region, error)
+	// Pins tells that the device holds on to the pages themselves: a mapping whose
+	// file is truncated does no harm then.
+	Pins() bool
+}
+
 // A CompletionQueue collects completions. Poll may be called concurrently
 // with everything; Arm and Wait belong to one goroutine at a time.
 type CompletionQueue interface {

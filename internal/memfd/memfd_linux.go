@@ -12,6 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Share returns another descriptor of a memfd, without a mapping. fd stays the
+// caller's.
+func Share(fd int) (*File, error) {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: duplicate: %w", err)
+	}
+	return &File{fd: own}, nil
+}
+
 // Seals that every memfd carries: its size is final, and so are the seals.
 const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 

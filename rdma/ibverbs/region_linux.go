@@ -23,14 +23,15 @@ const hugePage = 2 << 20
 
 // region implements [rdma.Region]: mapped memory, registered as a whole.
 type region struct {
-	domain  *domain
-	bytes   []byte
-	mapped  []byte
-	address uint64
-	access  rdma.Access
-	lkey    uint32
-	rkey    uint32
-	closed  atomic.Bool
+	domain   *domain
+	bytes    []byte
+	mapped   []byte
+	address  uint64
+	access   rdma.Access
+	lkey     uint32
+	rkey     uint32
+	closed   atomic.Bool
+	borrowed bool // the program has mapped the bytes, and unmaps them
 
 	mu sync.Mutex
 	mr *verbs.MR // nil once it is deregistered
@@ -73,8 +74,7 @@ func (m *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 }
 
 func (r *region) allocate(size int) (err error) {
-	m := r.domain
-	if r.mapped, err = mapMemory(size, m.device.provider.config.HugePages); err != nil {
+	if r.mapped, err = mapMemory(size, r.domain.device.provider.config.HugePages); err != nil {
 		return err
 	}
 	r.bytes = r.mapped[:size:size]
@@ -84,6 +84,30 @@ func (r *region) allocate(size int) (err error) {
 			_ = unix.Munmap(r.mapped)
 		}
 	}()
+	return r.register()
+}
+
+// Register implements [rdma.RegisteringDomain].
+func (m *domain) Register(memory rdma.UserMemory) (rdma.Region, error) {
+	a := &m.device.attributes
+	size := len(memory.Bytes)
+	if err := domains.Region(size, memory.Access, a); err != nil {
+		return nil, fmt.Errorf("ibverbs: register on %s: %w", a.Name, err)
+	}
+	r := &region{domain: m, access: memory.Access, borrowed: true, bytes: memory.Bytes[:size:size]}
+	r.address = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.bytes))))
+	if err := r.register(); err != nil {
+		return nil, fmt.Errorf("ibverbs: register %d bytes on %s: %w", size, a.Name, err)
+	}
+	return r, nil
+}
+
+// Pins implements [rdma.RegisteringDomain]. The kernel pins the pages of a region.
+func (m *domain) Pins() bool { return true }
+
+// register tells the device of the bytes.
+func (r *region) register() (err error) {
+	m := r.domain
 	m.members.Lock()
 	defer m.members.Unlock()
 	if err := m.members.Usable(); err != nil {
@@ -99,7 +123,7 @@ func (r *region) allocate(size int) (err error) {
 	}
 	r.lkey, r.rkey = r.mr.LKey(), r.mr.RKey()
 	m.members.Regions.Add(r)
-	m.device.provider.counters.registered.Add(uint64(size))
+	m.device.provider.counters.registered.Add(uint64(len(r.bytes)))
 	return nil
 }
 
@@ -158,6 +182,9 @@ func (r *region) Close() error {
 	if err := r.deregister(); err != nil {
 		// The memory stays mapped: the device may still reach it.
 		return fmt.Errorf("ibverbs: close a region on %s: %w", m.device.attributes.Name, err)
+	}
+	if r.borrowed {
+		return nil
 	}
 	if err := unix.Munmap(r.mapped); err != nil {
 		return fmt.Errorf("ibverbs: close a region on %s: unmapping it: %w", m.device.attributes.Name, err)

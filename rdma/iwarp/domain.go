@@ -51,6 +51,29 @@ func (m *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 	return r, nil
 }
 
+// Register implements [rdma.RegisteringDomain].
+func (m *domain) Register(memory rdma.UserMemory) (rdma.Region, error) {
+	a := m.device.Attributes()
+	size := len(memory.Bytes)
+	if err := domains.Region(size, memory.Access, &a); err != nil {
+		return nil, fmt.Errorf("iwarp: register: %w", err)
+	}
+	m.members.Lock()
+	defer m.members.Unlock()
+	if err := m.members.Usable(); err != nil {
+		return nil, fmt.Errorf("iwarp: register: %w", err)
+	}
+	r, err := m.device.regions.Register(m, memory.Bytes[:size:size], memory.Access)
+	if err != nil {
+		return nil, fmt.Errorf("iwarp: register: %w", err)
+	}
+	m.members.Regions.Add(r)
+	return r, nil
+}
+
+// Pins implements [rdma.RegisteringDomain]: this process copies from the mapping.
+func (m *domain) Pins() bool { return false }
+
 // Forget implements [mem.Owner].
 func (m *domain) Forget(r *mem.Region) {
 	m.members.Lock()

@@ -331,7 +331,7 @@ func (qp *queuePair) give(w want) error {
 	}
 	defer unix.Close(fd)
 	qp.granted.Store(r.handle, struct{}{})
-	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(access), address: r.Address(), length: uint64(len(r.bytes)), state: r.state}
+	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(access), address: r.base(), length: r.size, state: r.state}
 	return qp.conn.write(g.append(nil), fd)
 }
 

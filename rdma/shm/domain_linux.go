@@ -57,13 +57,16 @@ func (d *domain) Device() rdma.Device { return d.device }
 
 type region struct {
 	domain  *domain
-	file    *memfd.File
+	file    *memfd.File // nil: memory of the program that no peer reaches
 	bytes   []byte
+	shift   uint64 // of bytes in the file
+	size    uint64 // of the file, as peers map it
 	index   uint32
 	handle  uint32
 	key     uint32
 	state   uint64
 	access  rdma.Access
+	written bool // memory of the program that this side may write to; access does not tell
 	closed  atomic.Bool
 	leaving sync.Once
 	closing sync.Once
@@ -86,11 +89,56 @@ func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 			return nil, fmt.Errorf("shm: allocate: %w", err)
 		}
 	}
-	r := &region{domain: d, file: file, bytes: file.Bytes()[:size:size], access: access}
+	r := &region{domain: d, file: file, bytes: file.Bytes()[:size:size], size: uint64(size), access: access}
 	if err := d.register(r); err != nil {
 		return nil, errors.Join(fmt.Errorf("shm: allocate %d bytes: %w", size, err), file.Close())
 	}
 	return r, nil
+}
+
+// Register implements [rdma.RegisteringDomain]. A peer maps the file behind the
+// memory, and all of it.
+func (d *domain) Register(memory rdma.UserMemory) (rdma.Region, error) {
+	a := d.device.Attributes()
+	size := len(memory.Bytes)
+	if err := domains.Region(size, memory.Access, &a); err != nil {
+		return nil, fmt.Errorf("shm: register: %w", err)
+	}
+	// Without local write in its access it passes no check of a receive, which comes
+	// often. The peer would not find a receive there that lies in no file.
+	r := &region{domain: d, bytes: memory.Bytes[:size:size], access: memory.Access &^ rdma.AccessLocalWrite, written: memory.Access&rdma.AccessLocalWrite != 0}
+	f := memory.File
+	switch {
+	case memory.Access&^rdma.AccessLocalWrite == 0:
+	case f == nil:
+		return nil, fmt.Errorf("shm: register: %w: peers map the file behind memory, and this has none that they could get", rdma.ErrUnsupported)
+	case f.Offset < 0 || int64(size) > f.Size-f.Offset || f.Size > maxRegion:
+		return nil, fmt.Errorf("shm: register: %w: %d bytes at %d of a file of %d", rdma.ErrInvalid, size, f.Offset, f.Size)
+	default:
+		err := memfd.Check(f.FD, f.Size)
+		if err == nil {
+			r.file, err = memfd.Share(f.FD)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("shm: register: %w", err)
+		}
+		r.shift, r.size = uint64(f.Offset), uint64(f.Size)
+	}
+	if err := d.register(r); err != nil {
+		return nil, errors.Join(fmt.Errorf("shm: register %d bytes: %w", size, err), r.closeFile())
+	}
+	return r, nil
+}
+
+// Pins implements [rdma.RegisteringDomain]: processes copy from their mappings.
+func (d *domain) Pins() bool { return false }
+
+// closeFile lets go of the memory. fileMu is held, or nobody knows the region.
+func (r *region) closeFile() error {
+	if r.file == nil {
+		return nil
+	}
+	return r.file.Close()
 }
 
 // register gives the region an index, a generation and a key.
@@ -126,10 +174,19 @@ func (d *domain) register(r *region) error {
 	return nil
 }
 
-func (r *region) Bytes() []byte       { return r.bytes }
-func (r *region) Key() uint32         { return r.key }
-func (r *region) Address() uint64     { return uint64(r.handle) << 36 }
-func (r *region) Access() rdma.Access { return r.access }
+func (r *region) Bytes() []byte   { return r.bytes }
+func (r *region) Key() uint32     { return r.key }
+func (r *region) Address() uint64 { return r.base() + r.shift }
+
+func (r *region) Access() rdma.Access {
+	if r.written {
+		return r.access | rdma.AccessLocalWrite
+	}
+	return r.access
+}
+
+// base is the remote address of the first byte of the file.
+func (r *region) base() uint64 { return uint64(r.handle) << 36 }
 
 // Close implements rdma.Region. The wait for a peer that is suspended inside an
 // access is bounded by Config.AccessTimeout; its connection then fails, and the
@@ -146,7 +203,7 @@ func (r *region) close() error {
 	r.domain.members.Unlock()
 	r.fileMu.Lock()
 	defer r.fileMu.Unlock()
-	if err := r.file.Close(); err != nil {
+	if err := r.closeFile(); err != nil {
 		return fmt.Errorf("shm: close region: %w", err)
 	}
 	return nil
@@ -208,7 +265,7 @@ func (d *domain) grantFor(w want, qp *queuePair, foreign bool) (*region, rdma.Ac
 		r = d.keys[w.value]
 	}
 	d.members.Unlock()
-	if r == nil || r.closed.Load() {
+	if r == nil || r.closed.Load() || r.file == nil {
 		return nil, 0, false
 	}
 	if !foreign {

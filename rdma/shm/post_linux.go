@@ -97,7 +97,7 @@ const progressEvery = 16
 func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
 	switch r.Op {
 	case rdma.OpSend, rdma.OpSendImmediate, rdma.OpWrite, rdma.OpWriteImmediate:
-		if total, err = qp.domain.checkEntries(r.SGEs, qp.maxEntries, false); err != nil {
+		if total, err = qp.domain.checkEntries(r.SGEs, qp.maxEntries, useRead); err != nil {
 			return 0, err
 		}
 		if r.Flags&rdma.Inline != 0 && total > slotInline {
@@ -108,9 +108,9 @@ func (qp *queuePair) checkRequest(r *rdma.SendRequest) (total int, err error) {
 		if r.Flags&rdma.Inline != 0 {
 			return 0, fmt.Errorf("%w: nothing of a %s can be inline", rdma.ErrInvalid, r.Op)
 		}
-		return qp.domain.checkEntries(r.SGEs, qp.maxEntries, true)
+		return qp.domain.checkEntries(r.SGEs, qp.maxEntries, useWrite)
 	case rdma.OpCompareSwap, rdma.OpFetchAdd:
-		if total, err = qp.domain.checkEntries(r.SGEs, qp.maxEntries, true); err != nil {
+		if total, err = qp.domain.checkEntries(r.SGEs, qp.maxEntries, useWrite); err != nil {
 			return 0, err
 		}
 		if len(r.SGEs) != 1 || total != 8 || r.Flags&rdma.Inline != 0 {

@@ -152,8 +152,17 @@ func (r *receiveRing) scatter(n uint64, payload []byte) bool {
 	return true
 }
 
+// A use is what happens to the entries of a request.
+type use uint8
+
+const (
+	useRead    use = iota // this side copies from them
+	useWrite              // this side copies to them
+	useReceive            // the peer may copy to them
+)
+
 // checkEntries checks the entries of a request and returns their length.
-func (d *domain) checkEntries(entries []rdma.SGE, most int, write bool) (int, error) {
+func (d *domain) checkEntries(entries []rdma.SGE, most int, as use) (int, error) {
 	if len(entries) > most {
 		return 0, fmt.Errorf("%w: %d entries, at most %d", rdma.ErrInvalid, len(entries), most)
 	}
@@ -168,7 +177,9 @@ func (d *domain) checkEntries(entries []rdma.SGE, most int, write bool) (int, er
 			return 0, fmt.Errorf("%w: entry %d, %d bytes at %d, lies outside its region of %d bytes", rdma.ErrInvalid, i, e.Length, e.Offset, len(r.bytes))
 		case r.closed.Load():
 			return 0, fmt.Errorf("%w: entry %d is in a region that has been closed", rdma.ErrInvalid, i)
-		case write && r.access&rdma.AccessLocalWrite == 0:
+		case as == useReceive && r.written:
+			return 0, fmt.Errorf("%w: entry %d is in memory of the program, which takes no receives", rdma.ErrUnsupported, i)
+		case as != useRead && r.access&rdma.AccessLocalWrite == 0 && !r.written:
 			return 0, fmt.Errorf("%w: entry %d is in a region without local write", rdma.ErrInvalid, i)
 		}
 		total += e.Length
@@ -214,7 +225,7 @@ func (qp *queuePair) postRecv(requests []rdma.RecvRequest) (n int, err error) {
 			d.publish(makeDescriptorHead(posted, 1, length))
 		} else {
 			var invalid error
-			if length, invalid = qp.domain.checkEntries(request.SGEs, qp.maxEntries, true); invalid != nil {
+			if length, invalid = qp.domain.checkEntries(request.SGEs, qp.maxEntries, useReceive); invalid != nil {
 				err = fmt.Errorf("shm: post receive: %w", invalid)
 				break
 			}

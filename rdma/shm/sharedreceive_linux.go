@@ -89,7 +89,7 @@ func (s *sharedReceiveQueue) post(requests []rdma.RecvRequest) (n int, err error
 		}
 		request := &requests[n]
 		if !s.pool.storeQuick(s.tail, request, s.domain) {
-			length, invalid := s.domain.checkEntries(request.SGEs, s.maxEntries, true)
+			length, invalid := s.domain.checkEntries(request.SGEs, s.maxEntries, useReceive)
 			if invalid != nil {
 				return n, fmt.Errorf("shm: post receive: %w", invalid)
 			}

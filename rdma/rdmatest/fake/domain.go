@@ -111,6 +111,7 @@ type region struct {
 	address uint64
 	access  rdma.Access
 	revoked bool // a peer has invalidated the key
+	lent    bool // memory is the program's
 }
 
 func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
@@ -149,6 +150,34 @@ func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 	if d.device.has(BugDirtyMemory) {
 		r.memory[size/2] = 1
 	}
+	d.add(r)
+	return r, nil
+}
+
+// Register implements [rdma.RegisteringDomain].
+func (d *domain) Register(memory rdma.UserMemory) (rdma.Region, error) {
+	if size := len(memory.Bytes); size == 0 || int64(size) > d.device.config.MaxRegion {
+		return nil, fmt.Errorf("fake: register %d bytes: must be 1 to %d: %w", size, d.device.config.MaxRegion, rdma.ErrInvalid)
+	}
+	if memory.Access&rdma.AccessRemoteAtomic != 0 && !d.device.config.Has(rdma.CapAtomics) {
+		return nil, fmt.Errorf("fake: register for atomics: %w", rdma.ErrUnsupported)
+	}
+	d.network.mu.Lock()
+	defer d.network.mu.Unlock()
+	if err := d.usable("register"); err != nil {
+		return nil, err
+	}
+	r := &region{domain: d, access: memory.Access, memory: memory.Bytes, lent: true}
+	d.add(r)
+	return r, nil
+}
+
+// Pins implements [rdma.RegisteringDomain].
+func (d *domain) Pins() bool { return false }
+
+// add gives a region a key. It needs mu.
+func (d *domain) add(r *region) {
+	n := d.network
 	r.bytes = r.memory
 	if d.device.has(BugSequentialKeys) {
 		for r.key = 1; n.regions[r.key] != nil; {
@@ -162,7 +191,6 @@ func (d *domain) Allocate(size int, access rdma.Access) (rdma.Region, error) {
 	r.address = binary.NativeEndian.Uint64(b[:])>>16&^(pageSize-1) + pageSize
 	n.regions[r.key] = r
 	d.regions[r] = struct{}{}
-	return r, nil
 }
 
 func (r *region) Bytes() []byte       { return r.bytes }
@@ -194,7 +222,7 @@ func (r *region) close() error {
 	}
 	n := r.domain.network
 	delete(r.domain.regions, r)
-	if r.domain.device.has(BugStaleKey) {
+	if r.domain.device.has(BugStaleKey) && !r.lent {
 		n.free[len(r.memory)] = append(n.free[len(r.memory)], r.memory)
 		return nil
 	}

@@ -75,6 +75,7 @@ type Region struct {
 	key    uint32
 	base   uint64
 	access rdma.Access
+	lent   bool // the program has mapped the bytes, and unmaps them
 
 	pins     atomic.Int64 // and closing
 	idle     chan struct{}
@@ -95,8 +96,27 @@ func (t *Table) Allocate(owner Owner, size int, access rdma.Access) (*Region, er
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes: %w", size, err)
 	}
+	r, err := t.add(owner, bytes, access)
+	if err != nil {
+		_ = unix.Munmap(bytes)
+	}
+	return r, err
+}
+
+// Register makes a region of memory that the program has mapped. Close leaves it
+// mapped.
+func (t *Table) Register(owner Owner, bytes []byte, access rdma.Access) (*Region, error) {
+	r, err := t.add(owner, bytes, access)
+	if err == nil {
+		r.lent = true // nobody knows the region yet
+	}
+	return r, err
+}
+
+// add gives memory a key.
+func (t *Table) add(owner Owner, bytes []byte, access rdma.Access) (*Region, error) {
 	r := &Region{
-		table: t, owner: owner, bytes: bytes, size: size, access: access,
+		table: t, owner: owner, bytes: bytes, size: len(bytes), access: access,
 		idle: make(chan struct{}), left: make(chan struct{}),
 	}
 	var random [8]byte
@@ -104,7 +124,6 @@ func (t *Table) Allocate(owner Owner, size int, access rdma.Access) (*Region, er
 	defer t.mu.Unlock()
 	for {
 		if _, err := rand.Read(random[:]); err != nil {
-			_ = unix.Munmap(bytes)
 			return nil, fmt.Errorf("draw a key: %w", err)
 		}
 		r.key = binary.LittleEndian.Uint32(random[:])
@@ -176,7 +195,9 @@ func (r *Region) Close() error {
 	r.unmap.Do(func() {
 		_ = r.Withdraw() // cannot fail
 		r.owner.Forget(r)
-		r.err = unix.Munmap(r.bytes)
+		if !r.lent {
+			r.err = unix.Munmap(r.bytes)
+		}
 		r.bytes = nil
 	})
 	return r.err
