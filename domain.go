@@ -15,8 +15,9 @@ import (
 )
 
 // PoolStats are the bytes of a pool, which is memory for one purpose: of registered
-// memory "receive", "long", "send" and "offer"; and of memory that is not,
-// over TCP, "stream", messages that arrive, and "lent", buffers of applications.
+// memory "receive", "long", "send", "offer", "exposed", what peers may reach, and "user",
+// memory of applications; and of memory that is not, over TCP, "stream", messages that
+// arrive, "lent", buffers of applications, "exposed" and "user".
 type PoolStats struct {
 	Group                   string // its name; empty for the runtime's own
 	Name                    string
@@ -61,7 +62,8 @@ type domain struct {
 
 	unwatch func() // ends following the memory's pressure
 
-	exposed *lending // what applications expose
+	exposed *lending       // memory that applications have exposed
+	user    *registrations // memory of applications
 
 	shares *shares // of peers
 
@@ -97,11 +99,11 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	// One-sided operations read into what is sent, and into buffers.
 	n.sendPool = slab.New(n.domain, rdma.AccessLocalWrite, send/2)
 	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead|rdma.AccessLocalWrite, send-send/2)
-	n.exposed = newLending(send)
+	n.exposed, n.user = newLending(send), newRegistrations(n.domain, send)
 	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
 	n.unwatch = func() {}
 	if !cfg.ignorePressure {
-		n.unwatch = watchMemory(n.exposed, n.receivePool, n.longPool, n.sendPool, n.offerPool)
+		n.unwatch = watchMemory(n.exposed, n.user, n.receivePool, n.longPool, n.sendPool, n.offerPool)
 	}
 	return n, nil
 }
@@ -112,6 +114,11 @@ func (n *domain) strict() bool { return !n.waits || !n.attributes.Has(rdma.CapSh
 // has tells whether a pool is one of the domain's.
 func (n *domain) has(p *slab.Pool) bool {
 	return p != nil && (p == n.receivePool || p == n.longPool || p == n.sendPool || p == n.offerPool)
+}
+
+// reaches tells whether the device can use memory where it lies.
+func (n *domain) reaches(at *location) bool {
+	return n.has(at.pool) || at.user != nil && at.user.of == n.user
 }
 
 // receiveSize is the length of the group's receives.
@@ -475,7 +482,11 @@ func (n *domain) pools() []PoolStats {
 			Squeezed: p.pool.Squeezed(), Waiting: p.pool.Waiting(),
 		})
 	}
-	return list
+	exposed, waiting := n.exposed.inUse()
+	list = append(list, PoolStats{Group: n.cfg.group, Name: "exposed", Used: exposed, Registered: exposed, Limit: n.exposed.limit, Waiting: waiting})
+	u := n.user.stats()
+	u.Group, u.Registered = n.cfg.group, u.Used
+	return append(list, u)
 }
 
 // close frees all but what held messages need; they take the rest with them.
@@ -492,6 +503,7 @@ func (n *domain) close() error {
 		errs = append(errs, w.close())
 	}
 	n.unwatch()
+	n.user.close()
 	errs = append(errs, n.receivePool.Close(), n.longPool.Close(), n.sendPool.Close(), n.offerPool.Close())
 	n.mu.Lock()
 	n.closed = true

@@ -74,7 +74,9 @@ type carrier interface {
 	// message behind them. It may be called concurrently.
 	operate(ctx context.Context, b *Batch) error
 	// expose makes memory that the peer may reach.
-	expose(ctx context.Context, size int, rights Rights) (exposable, error)
+	expose(ctx context.Context, c *ExposeConfig) (exposable, error)
+	// wrap makes a buffer of memory of the application.
+	wrap(ctx context.Context, memory []byte) (*Buffer, error)
 	// maxMessage is the longest message that the peer accepts.
 	maxMessage() int
 	// eager is the longest message that goes into a buffer that the peer has
@@ -106,6 +108,7 @@ type environment struct {
 	taking          func(n int64)  // is told before n bytes of that are taken
 	lent            *lending       // buffers of endpoints over TCP
 	exposed         *lending       // of what is exposed over TCP
+	user            *registrations // memory of applications that endpoints over TCP use
 	forget          func(*Endpoint)
 	copies          copies
 }

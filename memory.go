@@ -59,7 +59,7 @@ func follow(r pressure.Reading, memory squeezable) {
 }
 
 // watchMemory lets pools follow the pressure until stop is called.
-func watchMemory(exposed *lending, pools ...*slab.Pool) (stop func()) {
+func watchMemory(exposed *lending, user *registrations, pools ...*slab.Pool) (stop func()) {
 	w := pressure.Process()
 	for _, p := range pools {
 		p.OnTake(w.Take)
@@ -68,11 +68,15 @@ func watchMemory(exposed *lending, pools ...*slab.Pool) (stop func()) {
 		for _, p := range pools {
 			follow(r, p)
 		}
+		if r.Level != pressure.Calm {
+			user.relax()
+		}
 	}, func() (n int64) {
 		for _, p := range pools {
 			n += p.Registered()
 		}
 		lent, _ := exposed.inUse()
-		return n + lent
+		own, _ := user.room.inUse()
+		return n + lent + own
 	})
 }

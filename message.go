@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // A Message is what a peer sent: a tag, and a [Buffer] with the bytes. Whoever
@@ -46,6 +47,23 @@ type location struct {
 	slab   slab.Slab
 	offset int           // of the buffer's bytes in the slab
 	owner  *slab.Private // of the slab's region, if it is an endpoint's own
+	user   *registration // memory of the application: there is no slab
+}
+
+// region is where a device finds the bytes.
+func (at *location) region() rdma.Region {
+	if at.user != nil {
+		return at.user.region
+	}
+	return at.slab.Region()
+}
+
+// place is where in it.
+func (at *location) place() int {
+	if at.user != nil {
+		return at.offset
+	}
+	return at.slab.Offset() + at.offset
 }
 
 // Bytes is what the buffer holds. The slice may be used until the caller's

@@ -15,11 +15,15 @@ import (
 
 // ExposeConfig says what is exposed.
 type ExposeConfig struct {
-	Size   int    // bytes, at least 1
+	Size   int    // bytes, at least 1; with Memory, 0 or its length
 	Rights Rights // of the peer, at least one
 	// Until ends the exposure. Zero: it lasts until Revoke, Close, or the endpoint's
 	// end.
 	Until time.Time
+	// Memory is the application's own, outside the Go heap, and stays its own: what is
+	// exposed instead of new memory. It must stay mapped until Close. See
+	// [Endpoint.Expose].
+	Memory []byte
 }
 
 // An Exposure is memory that the peer of an endpoint reaches by one-sided operations:
@@ -28,7 +32,8 @@ type ExposeConfig struct {
 //
 // The memory is nobody else's: it lies in a region of its own, which held nothing
 // before, is zero at first, and is never used again, so that a key that has been
-// revoked opens nothing.
+// revoked opens nothing. Memory of the application is what it is: see
+// [Endpoint.Expose].
 type Exposure struct {
 	e      *Endpoint
 	memory exposable
@@ -71,6 +76,13 @@ const maxExposures = 1024
 // An access that the device refuses, because the memory has been revoked or its time
 // is over, ends the endpoint at both sides: so agree with the peer before you revoke
 // what it may be using. Over TCP only the operation fails.
+//
+// Memory of the application that is exposed must not be the Go runtime's: of the
+// heap, it is refused with [ErrMemory], as is a mapping of a file that may be
+// truncated where this process copies from it. Over shared memory the peer maps the
+// file behind the memory, so there it has to lie in a [Mapping]; a peer that gets the
+// key gets the whole file, and keeps it if it is malicious. On the other transports any
+// mapping will do.
 func (e *Endpoint) Expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {
 	x, err := e.expose(ctx, c)
 	if err != nil {
@@ -80,7 +92,12 @@ func (e *Endpoint) Expose(ctx context.Context, c ExposeConfig) (*Exposure, error
 }
 
 func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {
+	if c.Size == 0 {
+		c.Size = len(c.Memory)
+	}
 	switch {
+	case c.Memory != nil && c.Size != len(c.Memory):
+		return nil, fmt.Errorf("%w: %d bytes, not %d", ErrMemory, len(c.Memory), c.Size)
 	case c.Size <= 0 || c.Size > maxExposure:
 		return nil, fmt.Errorf("%w: %d bytes", ErrTooLong, c.Size)
 	case c.Rights == 0 || c.Rights&^allRights != 0:
@@ -92,7 +109,7 @@ func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	}
-	memory, err := e.carrier.expose(ctx, c.Size, c.Rights)
+	memory, err := e.carrier.expose(ctx, &c)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 const (
@@ -98,6 +99,9 @@ func (b *Batch) PutBuffer(t Token, offset int, buffer *Buffer, from, to int) {
 
 // GetBuffer is Get into the bytes of buffer from from to to; otherwise as PutBuffer.
 func (b *Batch) GetBuffer(t Token, offset int, buffer *Buffer, from, to int) {
+	if at := buffer.owner.location(); at.user != nil && at.user.access&rdma.AccessLocalWrite == 0 && b.err == nil {
+		b.err = fmt.Errorf("%w: the buffer is mapped for reading only", ErrRights)
+	}
 	if o := b.add(opGet, t, offset, len(buffer.data[from:to])); o != nil {
 		o.local, o.buffer, o.from = buffer.data[from:to], buffer, buffer.front+from
 	}

@@ -171,11 +171,11 @@ func (s *shell) inPlace(f *flight, i int, o *operation) bool {
 		return false
 	}
 	at := o.buffer.owner.location()
-	if !s.n.has(at.pool) {
+	if !s.n.reaches(&at) {
 		return false
 	}
 	f.buffers[i] = o.buffer
-	f.places[i] = place{at.slab.Region(), at.slab.Offset() + at.offset + o.from}
+	f.places[i] = place{at.region(), at.place() + o.from}
 	return true
 }
 
@@ -550,24 +550,16 @@ type exposedRegion struct {
 	ways   tokenWays
 }
 
-func (s *shell) expose(ctx context.Context, size int, rights Rights) (exposable, error) {
-	n := s.n
+func (s *shell) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
+	n, size := s.n, c.Size
 	if m := n.attributes.MaxRegion; m > 0 && int64(size) > m {
 		return nil, fmt.Errorf("%w: %d bytes, a region of the device has %d at most", ErrTooLong, size, m)
 	}
-	access, ways := rdma.AccessLocalWrite, byDevice
-	if rights&MayRead != 0 {
-		access |= rdma.AccessRemoteRead
+	access, ways := n.opens(c.Rights)
+	if c.Memory != nil {
+		return s.exposeUser(ctx, c, access, ways)
 	}
-	if rights&MayWrite != 0 {
-		access |= rdma.AccessRemoteWrite
-	}
-	if n.attributes.Has(rdma.CapAtomics) {
-		ways |= atomicsByDevice
-		if rights&MayAtomic != 0 {
-			access |= rdma.AccessRemoteAtomic
-		}
-	}
+	access |= rdma.AccessLocalWrite
 	if err := s.e.borrow(ctx, n.exposed, int64(size)); err != nil {
 		return nil, err
 	}
@@ -584,17 +576,37 @@ func (s *shell) expose(ctx context.Context, size int, rights Rights) (exposable,
 	return &exposedRegion{n: n, region: region, size: size, ways: ways}, nil
 }
 
+// opens tells what a region must let peers do that have rights, and how they reach it.
+func (n *domain) opens(rights Rights) (access rdma.Access, ways tokenWays) {
+	ways = byDevice
+	if rights&MayRead != 0 {
+		access |= rdma.AccessRemoteRead
+	}
+	if rights&MayWrite != 0 {
+		access |= rdma.AccessRemoteWrite
+	}
+	if n.attributes.Has(rdma.CapAtomics) {
+		ways |= atomicsByDevice
+		if rights&MayAtomic != 0 {
+			access |= rdma.AccessRemoteAtomic
+		}
+	}
+	return access, ways
+}
+
 func (r *exposedRegion) bytes() []byte { return r.region.Bytes() }
 
 func (r *exposedRegion) remote() (rdma.Remote, tokenWays) {
 	return rdma.Remote{Address: r.region.Address(), Key: r.region.Key()}, r.ways
 }
 
-func (r *exposedRegion) withdraw() error {
-	if w, ok := r.region.(rdma.WithdrawableRegion); ok {
+func (r *exposedRegion) withdraw() error { return r.n.withdraw(r.region) }
+
+func (n *domain) withdraw(region rdma.Region) error {
+	if w, ok := region.(rdma.WithdrawableRegion); ok {
 		return w.Withdraw()
 	}
-	return fmt.Errorf("%w: provider %s cannot end access to a region and keep it", rdma.ErrUnsupported, r.n.attributes.Provider)
+	return fmt.Errorf("%w: provider %s cannot end access to a region and keep it", rdma.ErrUnsupported, n.attributes.Provider)
 }
 
 func (r *exposedRegion) free() error {

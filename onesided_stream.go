@@ -433,8 +433,11 @@ type exposedPages struct {
 	pages []byte
 }
 
-func (s *stream) expose(ctx context.Context, size int, _ Rights) (exposable, error) {
-	env := s.e.env
+func (s *stream) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
+	env, size := s.e.env, c.Size
+	if c.Memory != nil {
+		return s.exposeUser(ctx, c)
+	}
 	if err := s.e.borrow(ctx, env.exposed, int64(size)); err != nil {
 		return nil, err
 	}

@@ -74,6 +74,7 @@ func New(cfg Config) (*Runtime, error) {
 	if r.own, err = r.newGroup(GroupConfig{}); err != nil {
 		return nil, err
 	}
+	r.env.user = newRegistrations(nil, cfg.SendMemory)
 	r.unwatch, r.env.taking = func() {}, func(int64) {}
 	if !cfg.IgnorePressure {
 		r.env.taking = pressure.Process().Take
@@ -109,6 +110,7 @@ func (r *Runtime) Close() error {
 	r.cancel()
 	draining.Wait()
 	r.unwatch()
+	r.env.user.close()
 	r.dials.Wait()
 	for d := range r.devices() {
 		errs = append(errs, d.close())

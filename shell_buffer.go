@@ -94,13 +94,16 @@ func (b *blank) release() {
 func (s *shell) trusts() bool { return s.n.cfg.relay && s.e.trusted }
 
 // mayGather tells whether the device can send a buffer from where it lies.
-func (s *shell) mayGather(at *location) bool { return s.gathers && s.n.has(at.pool) }
+func (s *shell) mayGather(at *location) bool { return s.gathers && s.n.reaches(at) }
 
 // mayShow tells whether the peer may have the key to where a buffer lies. It opens
 // the whole region.
 func (s *shell) mayShow(at *location) bool {
-	if at.owner != nil {
+	switch {
+	case at.owner != nil:
 		return at.owner == s.private
+	case at.user != nil:
+		return s.trusts() && s.n.reaches(at) && at.user.access&rdma.AccessRemoteRead != 0
 	}
 	return s.trusts() && (at.pool == s.n.longPool || at.pool == s.n.offerPool)
 }
@@ -125,7 +128,7 @@ func (s *shell) tryGather(p *parcel) bool {
 		}
 		p.buffer.Retain()
 		s.gather = p.buffer
-		s.gatherEntry = rdma.SGE{Region: at.slab.Region(), Offset: at.slab.Offset() + at.offset + p.from, Length: len(p.body)}
+		s.gatherEntry = rdma.SGE{Region: at.region(), Offset: at.place() + p.from, Length: len(p.body)}
 	}
 	s.m.Gather(p.tag, p.header, p.body, p.size() > link.Small)
 	s.flush()
@@ -150,9 +153,9 @@ func (s *shell) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *l
 		return err
 	}
 	defer s.mu.Unlock()
-	remote := at.slab.Remote()
+	region := at.region()
 	p.buffer.Retain()
-	s.offer(p.tag, o, remote.Address+uint64(at.offset+p.from), remote.Key, len(p.body), offered{buffer: p.buffer})
+	s.offer(p.tag, o, region.Address()+uint64(at.place()+p.from), region.Key(), len(p.body), offered{buffer: p.buffer})
 	s.inFlight++
 	return s.e.Err() // posting may have failed
 }

@@ -42,7 +42,7 @@ type DeviceStats struct {
 	// Gone tells why the device cannot be used any more, if so.
 	Gone error
 	// Pools are memory by group and purpose. On a device there are none before the
-	// first endpoint; TCP has two, of messages that arrive and of buffers.
+	// first endpoint; TCP has some from the beginning.
 	Pools []PoolStats
 }
 
@@ -101,9 +101,12 @@ func (r *Runtime) Stats() Stats {
 	index[&r.env.tcp] = len(s.Devices)
 	b := r.env.arriving
 	lent, borrowers := r.env.lent.inUse()
+	exposed, exposing := r.env.exposed.inUse()
 	s.Devices = append(s.Devices, r.env.tcp.stats(DeviceStats{Transport: TransportTCP, Pools: []PoolStats{
 		{Name: "stream", Used: b.Used(), Limit: b.Limit(), Squeezed: b.Squeezed(), Waiting: b.Waiting()},
 		{Name: "lent", Used: lent, Limit: r.env.lent.limit, Waiting: borrowers},
+		{Name: "exposed", Used: exposed, Limit: r.env.exposed.limit, Waiting: exposing},
+		r.env.user.stats(),
 	}}))
 
 	r.mu.Lock()
