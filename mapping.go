@@ -1,7 +1,6 @@
 package verbena
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 )
@@ -101,6 +100,3 @@ func (t *mappingTable) find(memory []byte) (m *Mapping, offset int) {
 	}
 	return nil, 0
 }
-
-// ErrInUse: memory is exposed, or in use as a buffer.
-var ErrInUse = errors.New("verbena: the memory is in use")

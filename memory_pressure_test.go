@@ -96,7 +96,7 @@ func TestMemoryStats(t *testing.T) {
 	if runtime.GOOS == "linux" && (s.Memory.Limit == 0 || s.Memory.Used == 0 || s.Memory.LimitOf == "") || s.Memory.Pressure == "" {
 		t.Errorf("%+v", s.Memory)
 	}
-	if pools := s.of(TransportTCP).Pools; len(pools) != 2 || pools[0].Name != "stream" || pools[0].Limit != 32<<20 || pools[1].Name != "lent" || pools[1].Limit == 0 {
+	if pools := s.of(TransportTCP).Pools; len(pools) != 4 || pools[0].Name != "stream" || pools[0].Limit != 32<<20 || pools[1].Name != "lent" || pools[1].Limit == 0 {
 		t.Errorf("%+v", pools)
 	}
 }

@@ -86,7 +86,7 @@ func within(a, b []byte) bool {
 // access judges memory of the application and tells what this side may do with it. need
 // is what the peer may do.
 func (r *registrations) access(memory []byte, need Rights) (rdma.Access, error) {
-	writable := false
+	var writable bool
 	if m, _ := mappings.find(memory); m != nil {
 		writable = m.writable
 	} else {
@@ -109,8 +109,13 @@ func (r *registrations) access(memory []byte, need Rights) (rdma.Access, error) 
 	return rdma.AccessLocalWrite, nil
 }
 
-// ErrMemory: memory that was handed over cannot be registered. The error tells why.
-var ErrMemory = errors.New("verbena: the memory cannot be used")
+// Errors of memory of the application.
+var (
+	// ErrMemory: it cannot be registered. The error tells why.
+	ErrMemory = errors.New("verbena: the memory cannot be used")
+	// ErrInUse: it is exposed, or in use as a buffer.
+	ErrInUse = errors.New("verbena: the memory is in use")
+)
 
 // take registers memory, or finds it registered. The caller calls put. Alone, it is
 // registered for this use only.

@@ -50,7 +50,7 @@ func TestStats(t *testing.T) {
 			if w.transport == TransportTCP {
 				return
 			}
-			if len(s.Pools) != 4 || s.Pools[0].Name != "receive" || s.Pools[0].Registered == 0 || s.Pools[0].Limit == 0 {
+			if len(s.Pools) != 6 || s.Pools[0].Name != "receive" || s.Pools[0].Registered == 0 || s.Pools[0].Limit == 0 {
 				t.Errorf("pools %+v", s.Pools)
 			}
 		}
