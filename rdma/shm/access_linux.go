@@ -119,7 +119,9 @@ func (qp *queuePair) executeRead(r *rdma.SendRequest, total int) outcome {
 	}
 	for i := range r.SGEs {
 		e := &r.SGEs[i]
-		memory = memory[copy(e.Region.(*region).bytes[e.Offset:e.Offset+e.Length], memory):]
+		to := e.Region.(*region).bytes[e.Offset : e.Offset+e.Length]
+		move(to, memory[:e.Length])
+		memory = memory[e.Length:]
 	}
 	return outcomeDone
 }

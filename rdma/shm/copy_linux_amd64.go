@@ -36,17 +36,28 @@ const (
 	// Nothing can preempt an instruction for the collector, so it moves no more
 	// than this at once.
 	mostAtOnce = 1 << 20
+	// mostCopied is less than what Go's copy stores past the caches.
+	mostCopied = 512 << 10
 )
 
 var fastStrings = cpu.X86.HasERMS
 
 // move fills to with the beginning of from, which does not overlap it.
 func move(to, from []byte) {
-	if len(to) < stringMove || !fastStrings {
+	switch {
+	case len(to) < stringMove:
 		copy(to, from)
-		return
+	case fastStrings:
+		moveLarge(to, from)
+	default:
+		// Go's copy of a MiB or more stores past the caches, and who reads it next has
+		// to wait for memory.
+		for len(to) > mostCopied {
+			n := copy(to[:mostCopied], from)
+			to, from = to[n:], from[n:]
+		}
+		copy(to, from)
 	}
-	moveLarge(to, from)
 }
 
 func moveLarge(to, from []byte) {
