@@ -157,20 +157,26 @@ func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) 
 	if c.e.carrier.sendPair(tag, h, payload) {
 		return nil
 	}
-	if r.handler != nil && r.handler.long && c.unreadBytes()+len(payload) > waitingBytes {
+	m := outgoing{header: h, tag: tag, answers: true}
+	mayWait := r.handler != nil && r.handler.long
+	waits := mayWait && c.unreadBytes()+len(payload) > waitingBytes
+	if !waits {
+		m.carry(payload)
+		c.mu.Lock()
+		// Other handlers may have filled the outbox meanwhile. What waits there still
+		// counts: it is bounded.
+		waits = mayWait && c.out.bytes+len(payload) > waitingBytes
+		if waits || c.ended || !c.side.Reopen(r.id, Request{r, r.age.Load() - 1}) {
+			m.free()
+		} else {
+			c.postLater(m)
+		}
+		c.mu.Unlock()
+	}
+	if waits {
 		_, err := c.sendJoined(c.ctx, tag, h, payload)
 		return err
 	}
-	m := outgoing{header: h, tag: tag, answers: true}
-	m.carry(payload)
-	c.mu.Lock()
-	// It still counts: what waits here is bounded.
-	if c.ended || !c.side.Reopen(r.id, Request{r, r.age.Load() - 1}) {
-		m.free()
-	} else {
-		c.postLater(m)
-	}
-	c.mu.Unlock()
 	return nil
 }
 
