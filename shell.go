@@ -69,6 +69,7 @@ type shell struct {
 	handing    bool   // Receive waits: the next message may be handed to it past the inbox
 	held       int    // messages that the application has
 	longBytes  int    // memory of long messages
+	ahead      int    // of that, of messages that the application has not received
 	pace       pace   // of the peer's long messages
 	fetched    uint64 // bytes of them that pace knows of
 	heldEager  int    // messages that the application has and that lie in a receive

@@ -97,7 +97,9 @@ func (s *shell) accept(in link.Message[*Message]) *Message {
 	m := in.Handle
 	m.Tag = in.Tag
 	if in.Long {
-		m.data, m.front = m.owner.(*longMessage).slab.Bytes()[:in.Length:in.Length], 0
+		l := m.owner.(*longMessage)
+		m.data, m.front = l.slab.Bytes()[:in.Length:in.Length], 0
+		s.ahead -= l.slab.Size()
 	} else {
 		s.heldEager++
 	}
@@ -121,11 +123,15 @@ func (s *shell) last() (*Message, error) {
 	return nil, s.e.lastError()
 }
 
+// readAhead is how many bytes of long messages the application has to leave unreceived
+// for no more to be read. What it receives later is not in the caches any more.
+const readAhead = 2 << 20
+
 // provideAtOnce gives a long message memory when it is announced, while there is
 // plenty and the endpoint has less than its share. mu is held.
 func (s *shell) provideAtOnce() {
 	want, ok := s.m.Wanted()
-	if !ok || want.Have > 0 || s.e.closing.Load() || s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
+	if !ok || want.Have > 0 || s.ahead >= readAhead || s.e.closing.Load() || s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
 		return
 	}
 	size := s.portion(want)
@@ -262,10 +268,12 @@ func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
 		l = m.owner.(*longMessage)
 		copy(memory.Bytes(), l.slab.Bytes()[:want.Have])
 		s.longBytes -= l.slab.Size()
+		s.ahead -= l.slab.Size()
 		l.share.put(l.slab, l.kind)
 	}
 	l.slab, l.kind = memory, kind
 	s.longBytes += memory.Size()
+	s.ahead += memory.Size()
 	s.pace.begin(time.Now())
 	s.m.Provide(want.Message, &l.message, memory.Size())
 	s.flush()
@@ -275,6 +283,7 @@ func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
 func (s *shell) drop(m *Message) {
 	switch owner := m.owner.(type) {
 	case *longMessage:
+		s.ahead -= owner.slab.Size()
 		s.freeLong(owner)
 	case *buffer:
 		owner.holder = nil

@@ -210,3 +210,58 @@ func TestGroupClosesDuringDials(t *testing.T) {
 		})
 	}
 }
+
+// An endpoint whose application does not receive reads no more than readAhead of what
+// waits, and the message with which it gets there; and all of it when the application
+// receives.
+func TestReadAheadIsBounded(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport == TransportTCP {
+			t.Skip("nothing is read ahead from a socket's peer")
+		}
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		const size, count = 1 << 20, 12
+		sent := make(chan error, 1)
+		go func() {
+			for i := range count {
+				if err := a.Send(p.ctx, uint32(i), pattern(size, i)); err != nil {
+					sent <- err
+					return
+				}
+			}
+			sent <- nil
+		}()
+		s := b.carrier.(*shell)
+		ahead := func() int {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.ahead
+		}
+		for ahead() < readAhead {
+			if p.ctx.Err() != nil {
+				t.Fatalf("%d bytes are read ahead", ahead())
+			}
+			runtime.Gosched()
+		}
+		for i := range count {
+			if n := ahead(); n >= readAhead+2*size {
+				t.Errorf("%d bytes are read ahead", n)
+			}
+			m, err := b.Receive(p.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Tag != uint32(i) || !bytes.Equal(m.Bytes(), pattern(size, i)) {
+				t.Errorf("message %d has tag %d or other bytes", i, m.Tag)
+			}
+			m.Release()
+		}
+		if err := <-sent; err != nil {
+			t.Fatal(err)
+		}
+		if n := ahead(); n != 0 {
+			t.Errorf("%d bytes are ahead when all have been received", n)
+		}
+	})
+}
