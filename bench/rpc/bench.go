@@ -24,9 +24,9 @@ type bench struct {
 	only            string
 	out, hadoop     string
 	root, temporary string
-	running         map[string]*server
-	built           map[string]string // binaries, by package
-	skipped         map[string]error  // systems that do not run here
+	running         map[string]*server // by system, and whether it is bound
+	built           map[string]string  // binaries, by package
+	skipped         map[string]error   // systems that do not run here
 }
 
 // results are the raw figures, docs/benchmarks/rpc.json.
@@ -264,25 +264,26 @@ func (b *bench) build(ctx context.Context, args []string, pkg string) (string, e
 	return b.built[pkg], nil
 }
 
-// server is the running server of a system.
-func (b *bench) server(ctx context.Context, system string) (*server, error) {
-	if s, err := b.running[system], b.skipped[system]; s != nil || err != nil {
+// server is the running server of a system, bound to the server's processor or free.
+func (b *bench) server(ctx context.Context, system string, free bool) (*server, error) {
+	key := fmt.Sprint(system, free)
+	if s, err := b.running[key], b.skipped[key]; s != nil || err != nil {
 		return s, err
 	}
 	var s *server
 	var err error
 	switch {
 	case system != java:
-		s, err = startServer("serve", system)
+		s, err = startServer("serve", system, fmt.Sprintf("--free=%t", free))
 	case b.hadoop == "":
 		err = errors.New("--hadoop names no directory of jars")
 	default:
 		s, err = startJava(ctx, b.hadoop)
 	}
 	if err != nil {
-		b.skipped[system] = err
+		b.skipped[key] = err
 		return nil, err
 	}
-	b.running[system] = s
+	b.running[key] = s
 	return s, nil
 }

@@ -25,6 +25,7 @@ type load struct {
 	limit         time.Duration // of one caller: at most; of several: how long
 	warm          time.Duration // of several: before
 	pause         time.Duration // of one caller: before each call
+	free          bool          // neither end is bound to a processor
 }
 
 // driveCommand is the client's process, for every system that is not measured by verbena
@@ -33,8 +34,10 @@ func driveCommand() *cobra.Command {
 	var l load
 	var pid int
 	cmd := &cobra.Command{Use: "drive SYSTEM ADDRESS", Hidden: true, Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) (err error) {
-		if err := host.PinProcess(host.ClientCPU); err != nil {
-			return err
+		if !l.free {
+			if err := host.PinProcess(host.ClientCPU); err != nil {
+				return err
+			}
 		}
 		dial := dialHadoop
 		if args[0] != java {
@@ -63,6 +66,7 @@ func driveCommand() *cobra.Command {
 	flags.DurationVar(&l.limit, "limit", 0, "")
 	flags.DurationVar(&l.warm, "warm", 0, "")
 	flags.DurationVar(&l.pause, "pause", 0, "")
+	flags.BoolVar(&l.free, "free", false, "")
 	flags.IntVar(&pid, "server", 0, "")
 	return cmd
 }
@@ -71,7 +75,7 @@ func driveCommand() *cobra.Command {
 func (l load) drive(ctx context.Context, system string, s *server) (host.PerfRow, error) {
 	out, err := host.OutputSelf(ctx, "drive", system, s.address, "--server", strconv.Itoa(s.cmd.Process.Pid),
 		"--callers", strconv.Itoa(l.callers), "--size", strconv.Itoa(l.size), "--iterations", strconv.Itoa(l.iterations),
-		"--limit", l.limit.String(), "--warm", l.warm.String(), "--pause", l.pause.String())
+		"--limit", l.limit.String(), "--warm", l.warm.String(), "--pause", l.pause.String(), fmt.Sprintf("--free=%t", l.free))
 	var r host.PerfRow
 	if err == nil {
 		err = json.NewDecoder(strings.NewReader(out)).Decode(&r)

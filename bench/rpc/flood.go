@@ -41,14 +41,12 @@ func listen(ctx context.Context) (*verbena.Runtime, *verbena.Listener, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	ln, err := r.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{benchService}, Tuning: spin(time.Second)})
+	ln, err := r.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{benchService}, Tuning: verbena.TuningTable{overSHM: {Spin: time.Second}}})
 	if err != nil {
 		return nil, nil, errors.Join(err, r.Close())
 	}
 	return r, ln, nil
 }
-
-func spin(d time.Duration) verbena.TuningTable { return verbena.TuningTable{overSHM: {Spin: d}} }
 
 // floodCommand prints a quantile of the calls' times in nanoseconds.
 func floodCommand() *cobra.Command {
@@ -136,7 +134,7 @@ func besideFlood(ctx context.Context, flood bool, quantile float64, duration tim
 }
 
 func dialCaller(ctx context.Context, r *verbena.Runtime, address string) (*verbena.Caller, error) {
-	e, err := r.Dial(ctx, address, benchService, verbena.DialConfig{Transport: overSHM, Tuning: spin(-1)})
+	e, err := r.Dial(ctx, address, benchService, verbena.DialConfig{Transport: overSHM})
 	if err != nil {
 		return nil, err
 	}

@@ -74,14 +74,14 @@ func (b *bench) sweeps() []sweep {
 		}
 		return lines
 	}
-	// hadoop is Hadoop RPC over the transports, and its peers.
+	// hadoop is Hadoop RPC over the transports, and its peers by the same client program.
 	hadoop := func(args func(x int) []string, load func(x int) load) (lines []line) {
-		for _, transport := range []string{overSHM, "iwarp", "tcp"} {
+		for _, transport := range []string{overSHM, "iwarp"} {
 			lines = append(lines, line{"ours, " + transport, func(ctx context.Context, x int) (host.PerfRow, error) {
 				return b.perfRow(ctx, append([]string{"--level", "rpc", "--test", "call", "--wait", "adaptive", "--transport", transport}, args(x)...)...)
 			}})
 		}
-		for _, peer := range []struct{ name, system string }{{"gRPC, TCP", grpcTCP}, {"gRPC, Unix", grpcUnix}, {"net/rpc, TCP", netrpc}} {
+		for _, peer := range []struct{ name, system string }{{"ours, TCP", oursTCP}, {"gRPC, TCP", grpcTCP}, {"gRPC, Unix", grpcUnix}, {"net/rpc, TCP", netrpc}} {
 			lines = append(lines, line{peer.name, func(ctx context.Context, x int) (host.PerfRow, error) {
 				return b.driveRow(ctx, load(x), peer.system)
 			}})

@@ -39,6 +39,8 @@ func (b *bench) rows() []row {
 		return []string{"--level", "rpc", "--test", "call", "--transport", transport, "--wait", "adaptive", "--size", size}
 	}
 	one := load{callers: 1, size: 1 << 10, iterations: 20_000, limit: 2 * b.duration}
+	free := one
+	free.free = true
 	pausing := load{callers: 1, size: 1 << 10, iterations: int(b.duration/time.Millisecond) / 10, limit: b.duration, pause: 10 * time.Millisecond}
 	pause := []string{"--pause", "10ms", "--warmup", "20"}
 	many := func(n int) load { return load{callers: n, size: 1 << 10, limit: b.duration, warm: b.duration / 2} }
@@ -77,7 +79,11 @@ func (b *bench) rows() []row {
 		},
 		row{
 			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50", beside: onLoopback, unit: "ns", target: beside.AtMost(0.8),
-			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, grpcTCP, roundTrip),
+			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, grpcTCP, roundTrip), why: whyTCP,
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50, nothing bound to processors", beside: onLoopback, unit: "ns", target: beside.AtMost(0.8),
+			ours: b.drive(free, oursTCP, roundTrip), theirs: b.drive(free, grpcTCP, roundTrip), why: whyTCP,
 		},
 		row{
 			what: "Hadoop RPC on TCP, ours, 64 callers, 1 KiB, calls", beside: onLoopback, unit: "calls/s", target: beside.AtLeast(2),
@@ -166,7 +172,7 @@ func (b *bench) drive(l load, system string, value func(host.PerfRow) float64) b
 }
 
 func (b *bench) driveRow(ctx context.Context, l load, system string) (host.PerfRow, error) {
-	s, err := b.server(ctx, system)
+	s, err := b.server(ctx, system, l.free)
 	if err != nil {
 		return host.PerfRow{}, err
 	}
@@ -219,6 +225,7 @@ const (
 	whySleeping = ""
 	why64       = ""
 	whyRelay    = ""
+	whyTCP      = ""
 	whyHadoop   = ""
 	whyIWARP    = ""
 )

@@ -75,14 +75,14 @@ func TestProcessesMeasure(t *testing.T) {
 		"get":        b.self("get"),
 		"memcpy":     b.self("get", "--memcpy"),
 		"latency":    b.drive(load{callers: 1, size: 100, iterations: 40, limit: time.Second}, oursTCP, roundTrip),
-		"pauses":     b.drive(load{callers: 1, size: 100, iterations: 40, limit: time.Second, pause: time.Microsecond}, grpcUnix, roundTrip),
+		"pauses":     b.drive(load{callers: 1, size: 100, iterations: 40, limit: time.Second, pause: time.Microsecond, free: true}, grpcUnix, roundTrip),
 		"throughput": b.drive(load{callers: 4, size: 100, warm: time.Millisecond, limit: 20 * time.Millisecond}, netrpc, rate),
 	} {
 		if v, err := m(t.Context()); err != nil || v <= 0 {
 			t.Errorf("%s: %v, %v", name, v, err)
 		}
 	}
-	if _, err := b.server(t.Context(), java); err == nil || !strings.Contains(err.Error(), "--hadoop") {
+	if _, err := b.server(t.Context(), java, false); err == nil || !strings.Contains(err.Error(), "--hadoop") {
 		t.Error(err)
 	}
 }

@@ -21,13 +21,16 @@ import (
 // serveCommand is the server's process: it prints its address and serves until
 // its standard input ends.
 func serveCommand() *cobra.Command {
-	return &cobra.Command{Use: "serve SYSTEM", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
+	free := false
+	cmd := &cobra.Command{Use: "serve SYSTEM", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
 		system, ok := systems[args[0]]
 		if !ok {
 			return fmt.Errorf("there is no %q", args[0])
 		}
-		if err := host.PinProcess(host.ServerCPU); err != nil {
-			return err
+		if !free {
+			if err := host.PinProcess(host.ServerCPU); err != nil {
+				return err
+			}
 		}
 		address := "127.0.0.1:0"
 		if system.network == "unix" {
@@ -57,6 +60,8 @@ func serveCommand() *cobra.Command {
 			return nil
 		}
 	}}
+	cmd.Flags().BoolVar(&free, "free", false, "")
+	return cmd
 }
 
 // A server is a running server's process.
