@@ -143,6 +143,9 @@ func TestGroupsAreApart(t *testing.T) {
 	if _, err := p.client.NewGroup(GroupConfig{Name: "tables"}); err == nil {
 		t.Error("two groups of one name")
 	}
+	if p.client.Group("tables") != g || p.client.Group("other") != nil || p.server.Group("tables") != nil {
+		t.Error("groups are found under other names, or not under their own")
+	}
 	if _, err := p.client.NewGroup(GroupConfig{}); err == nil {
 		t.Error("a group without a name")
 	}

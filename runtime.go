@@ -207,6 +207,18 @@ func (r *Runtime) NewGroup(cfg GroupConfig) (*Group, error) {
 	return r.newGroup(cfg)
 }
 
+// Group returns the group of a name, or nil. The runtime's own has none.
+func (r *Runtime) Group(name string) *Group {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for g := range r.groups {
+		if g.cfg.Name == name {
+			return g
+		}
+	}
+	return nil
+}
+
 func (r *Runtime) newGroup(cfg GroupConfig) (*Group, error) {
 	if cfg.ReceiveMemory < 0 || cfg.SendMemory < 0 || cfg.Workers < 0 {
 		return nil, fmt.Errorf("verbena: group %s: a negative size in the configuration", cfg.Name)

@@ -22,6 +22,8 @@ type Dialer struct {
 	Runtime *verbena.Runtime
 	// Service is the service protocol to ask for; default [DefaultService].
 	Service string
+	// Group is that of the endpoints. Default: the runtime's own.
+	Group *verbena.Group
 	// Transport is what [verbena.DialConfig] takes: the name of a provider,
 	// "tcp", or "" and "auto" for the runtime's choice.
 	Transport string

@@ -22,7 +22,7 @@ func (d *Dialer) dialEndpoint(ctx context.Context, address string) (endpoint, er
 	if service == "" {
 		service = DefaultService
 	}
-	ep, err := d.Runtime.Dial(ctx, address, service, verbena.DialConfig{Transport: d.Transport})
+	ep, err := d.Runtime.Dial(ctx, address, service, verbena.DialConfig{Transport: d.Transport, Group: d.Group})
 	if err != nil {
 		return nil, err
 	}

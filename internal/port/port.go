@@ -22,6 +22,8 @@ import (
 // Config says what a port takes.
 type Config struct {
 	Logger *slog.Logger // default: slog.Default()
+	// Group is that of the endpoints. Default: the runtime's own.
+	Group *verbena.Group
 	// Messages are the names of the services that get their endpoints as they are.
 	Messages []string
 	// Streams is for ports that plain connections and byte streams reach, too.
@@ -73,7 +75,7 @@ func Listen(ctx context.Context, rt *verbena.Runtime, address string, cfg Config
 	if cfg.Streams != nil {
 		services = append(services, cfg.Streams.Service)
 	}
-	l, err := rt.Listen(ctx, address, verbena.ListenConfig{Services: services})
+	l, err := rt.Listen(ctx, address, verbena.ListenConfig{Services: services, Group: cfg.Group})
 	if err != nil {
 		return nil, err
 	}
