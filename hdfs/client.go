@@ -26,7 +26,8 @@ type Dialer struct {
 // takes; "auto" falls back to plain TCP towards servers that have never heard
 // of Verbena.
 func NewDialer(rt *verbena.Runtime, transport string) *Dialer {
-	return &Dialer{net: rdmanet.Dialer{Runtime: rt, Service: Service, Transport: transport, Timeout: dialTimeout}}
+	g, _ := group(rt) // there is none on a runtime that is closed; then dials fail
+	return &Dialer{net: rdmanet.Dialer{Runtime: rt, Service: Service, Group: g, Transport: transport, Timeout: dialTimeout}}
 }
 
 // Connect returns a client of the NameNode at address (host:port) that acts as

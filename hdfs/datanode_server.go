@@ -30,9 +30,11 @@ type DataNodeConfig struct {
 
 // DataNode is a DataNode that serves its port.
 type DataNode struct {
-	port   *port.Port
-	state  *datanode.DataNode
-	dialer *Dialer
+	port    *port.Port
+	state   *datanode.DataNode
+	dialer  *Dialer           // of blocks
+	calls   *verbena.CallPool // to the NameNode and to other DataNodes
+	answers *verbena.Mux
 }
 
 // StartDataNode opens the store, publishes the port and serves.
@@ -45,21 +47,24 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
 	}
-	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto)}
+	calls, err := newCalls(cfg.Runtime, "hdfs-datanode "+p.Addr())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
+	}
+	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
 		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number,
-		NameNode: func(ctx context.Context) (cluster.Conn, error) { return dialCluster(ctx, cfg.Runtime, cfg.NameNode) },
+		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode),
+		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			return dn.dialer.net.DialContext(ctx, "tcp", address)
 		},
-		DialCluster: func(ctx context.Context, address string) (cluster.Conn, error) {
-			return dialCluster(ctx, cfg.Runtime, address)
-		},
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), dn.dialer.Close(), p.Close())
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), dn.dialer.Close(), p.Close())
 	}
-	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: onEndpoints(dn.state.ServeCluster)})
+	cluster.ServeDataNode(dn.answers, dn.state.Recoveries())
+	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: onEndpoints(dn.answers)})
 	return dn, nil
 }
 
@@ -108,6 +113,7 @@ func (d *DataNode) Err() error { return d.port.Err() }
 
 // Close stops serving and closes the store.
 func (d *DataNode) Close() error {
-	err := d.state.Close()
-	return errors.Join(err, d.port.Close(), d.dialer.Close())
+	err := errors.Join(d.state.Close(), d.calls.Close(), d.port.Close())
+	d.answers.Close()
+	return errors.Join(err, d.dialer.Close())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
@@ -15,11 +16,34 @@ import (
 // RPC and of the data transfer protocol.
 const Service = "hdfs/1"
 
+// GroupName is the name of the [verbena.Group] of HDFS on a runtime: servers and
+// dialers of this package have their endpoints there, apart from what other services
+// of the process keep. The first of them makes it, with the runtime's defaults, unless
+// the program has made one of that name before. It ends with the runtime.
+const GroupName = "hdfs"
+
+// group returns the one of HDFS.
+func group(rt *verbena.Runtime) (*verbena.Group, error) {
+	if g := rt.Group(GroupName); g != nil {
+		return g, nil
+	}
+	g, err := rt.NewGroup(verbena.GroupConfig{Name: GroupName})
+	if other := rt.Group(GroupName); other != nil {
+		return other, nil // of two that make it at the same time one fails
+	}
+	return g, err
+}
+
 // publish opens the one port of a server, for clients' byte streams and for the
-// messages of the cluster protocol.
+// calls of the cluster protocol.
 func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog.Logger) (*port.Port, error) {
+	g, err := group(rt)
+	if err != nil {
+		return nil, err
+	}
 	return port.Listen(ctx, rt, address, port.Config{
 		Logger:   log,
+		Group:    g,
 		Messages: []string{cluster.Service},
 		Streams: &port.Streams{
 			Service: Service,
@@ -30,36 +54,29 @@ func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog
 	})
 }
 
-// onEndpoints serves the cluster protocol on endpoints.
-func onEndpoints(serve func(context.Context, cluster.Conn) error) map[string]func(context.Context, *verbena.Endpoint) error {
+// onEndpoints serves calls on the endpoints of the cluster protocol.
+func onEndpoints(mux *verbena.Mux) map[string]func(context.Context, *verbena.Endpoint) error {
 	return map[string]func(context.Context, *verbena.Endpoint) error{
-		cluster.Service: func(ctx context.Context, ep *verbena.Endpoint) error { return serve(ctx, endpointConn{ep}) },
+		cluster.Service: func(ctx context.Context, ep *verbena.Endpoint) error {
+			defer context.AfterFunc(ctx, func() { ep.Close() })()
+			return mux.Serve(ep)
+		},
 	}
 }
 
-// endpointConn carries the cluster protocol's messages on an endpoint.
-type endpointConn struct{ endpoint *verbena.Endpoint }
-
-func (c endpointConn) Send(ctx context.Context, msg []byte) error {
-	return c.endpoint.Send(ctx, 0, msg)
-}
-
-func (c endpointConn) Receive(ctx context.Context, buf []byte) ([]byte, error) {
-	m, err := c.endpoint.Receive(ctx)
+// newCalls makes the pool by which a server calls others: one endpoint to each. A
+// thousand DataNodes that lose their NameNode together make 500 attempts a second at
+// most, after the first seconds.
+func newCalls(rt *verbena.Runtime, name string) (*verbena.CallPool, error) {
+	g, err := group(rt)
 	if err != nil {
 		return nil, err
 	}
-	defer m.Release()
-	return append(buf[:0], m.Bytes()...), nil
-}
-
-func (c endpointConn) Close() error { return c.endpoint.Close() }
-
-// dialCluster opens a connection of the cluster protocol.
-func dialCluster(ctx context.Context, rt *verbena.Runtime, address string) (cluster.Conn, error) {
-	ep, err := rt.Dial(ctx, address, cluster.Service, verbena.DialConfig{})
-	if err != nil {
-		return nil, err
-	}
-	return endpointConn{ep}, nil
+	return rt.NewCallPool(verbena.CallPoolConfig{
+		PoolConfig: verbena.PoolConfig{
+			Service: cluster.Service, Name: name, Dial: verbena.DialConfig{Group: g},
+			Endpoints: 1, Backoff: 200 * time.Millisecond, MaxBackoff: 2 * time.Second,
+		},
+		Attempts: 2,
+	})
 }

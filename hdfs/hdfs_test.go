@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -53,12 +54,17 @@ type system struct {
 
 func startSystem(t testing.TB, dataNodes, replication int) *system {
 	t.Helper()
+	return systemIn(t, dataNodes, replication, "127.0.0.1")
+}
+
+func systemIn(t testing.TB, dataNodes, replication int, host string) *system {
+	t.Helper()
 	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &system{t: t, rt: rt, dialers: map[string]*Dialer{}, cfg: ClusterConfig{
-		Runtime: rt, Dir: t.TempDir(), Host: "127.0.0.1", DataNodes: dataNodes, Replication: replication,
+		Runtime: rt, Dir: t.TempDir(), Host: host, DataNodes: dataNodes, Replication: replication,
 	}}
 	s.start()
 	t.Cleanup(func() {
@@ -303,6 +309,86 @@ func TestEverythingComesBack(t *testing.T) {
 	if info, err := again.Stat("/kept"); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v %v", info, err)
 	}
+}
+
+// DataNodes and clients find a NameNode again that has been away.
+func TestNameNodeComesBack(t *testing.T) {
+	s := systemIn(t, 2, 2, loopbackOfItsOwn(t))
+	data := randomBytes(100_000)
+	write(t, s.connect(plain), "/before", data, 2, 1<<20)
+	for round := range 2 {
+		addr := s.NameNode.Addr()
+		if err := s.NameNode.Close(); err != nil {
+			t.Fatal(err)
+		}
+		nn, err := StartNameNode(t.Context(), NameNodeConfig{Runtime: s.rt, Dir: filepath.Join(s.cfg.Dir, "namenode"), Listen: addr, Replication: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.NameNode = nn
+		// It knows no replica until it has been told of all.
+		eventually(t, "the DataNodes to register again", func() error {
+			c, err := client.NewClient(client.ClientOptions{Addresses: []string{addr}, User: superuser(t)})
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			w, err := c.CreateFile(fmt.Sprintf("/after-%d-%d", round, time.Now().UnixNano()), 2, 1<<20, 0o644)
+			if err != nil {
+				return err
+			}
+			_, err = w.Write(data)
+			return errors.Join(err, w.Close())
+		})
+		if got := readAll(t, s.connect(plain), "/before"); !bytes.Equal(got, data) {
+			t.Error("other bytes came back")
+		}
+	}
+}
+
+// loopbackOfItsOwn is an address at which nothing takes a port while a server is away:
+// connections come from 127.0.0.1.
+func loopbackOfItsOwn(t testing.TB) string {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("other systems have one loopback address")
+	}
+	return fmt.Sprintf("127.%d.%d.%d", 1+rand.N(254), rand.N(256), 1+rand.N(254))
+}
+
+// What a process keeps for HDFS is in its own group, with one endpoint from each
+// DataNode to the NameNode.
+func TestGroupAndEndpoints(t *testing.T) {
+	s := startSystem(t, 3, 3)
+	for _, transport := range everyTransport() {
+		c := s.connect(transport)
+		write(t, c, "/"+transport, randomBytes(100_000), 3, 1<<20)
+		readAll(t, c, "/"+transport)
+	}
+	stats := s.rt.Stats()
+	for _, d := range stats.Devices {
+		if d.Transport == verbena.TransportTCP {
+			continue // its memory is all groups'
+		}
+		for _, p := range d.Pools {
+			if p.Group != GroupName {
+				t.Errorf("%s: group %q has %+v", d.Transport, p.Group, p)
+			}
+		}
+		if d.Opened > 0 && len(d.Pools) == 0 {
+			t.Errorf("%s: endpoints without memory", d.Transport)
+		}
+	}
+	// A better transport that comes back replaces an endpoint, so there may be one more
+	// for a moment.
+	eventually(t, "one endpoint of each DataNode to the NameNode", func() error {
+		for _, dn := range s.DataNodes {
+			if p := dn.calls.Peers(); len(p) != 1 || p[0].Addr != s.NameNode.Addr() || p[0].Open != 1 {
+				return fmt.Errorf("%s has %+v", dn.Addr(), p)
+			}
+		}
+		return nil
+	})
 }
 
 // replicas finds block files on disk by their length.

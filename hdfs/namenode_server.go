@@ -33,9 +33,10 @@ type NameNodeConfig struct {
 
 // NameNode is a NameNode that serves its port.
 type NameNode struct {
-	port  *port.Port
-	state *namenode.NameNode
-	calls *rpc.Server
+	port    *port.Port
+	state   *namenode.NameNode
+	calls   *rpc.Server  // of clients
+	answers *verbena.Mux // to DataNodes
 }
 
 // StartNameNode opens the namespace, publishes the port and serves.
@@ -51,11 +52,12 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
-	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger})}
+	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger}), answers: verbena.NewMux(verbena.MuxConfig{})}
+	cluster.ServeNameNode(nn.answers, state)
 	state.RegisterRPC(nn.calls)
 	p.Serve(port.Handlers{
 		Connections: nn.calls.ServeConn,
-		Messages:    onEndpoints(func(ctx context.Context, c cluster.Conn) error { return cluster.Serve(ctx, c, state) }),
+		Messages:    onEndpoints(nn.answers),
 	})
 	return nn, nil
 }
@@ -73,8 +75,9 @@ func (n *NameNode) Err() error { return n.port.Err() }
 // Close stops serving and closes the namespace. What was acknowledged is on
 // disk already.
 func (n *NameNode) Close() error {
-	err := n.calls.Close()
-	return errors.Join(err, n.port.Close(), n.state.Close())
+	err := errors.Join(n.calls.Close(), n.port.Close())
+	n.answers.Close()
+	return errors.Join(err, n.state.Close())
 }
 
 // Describe implements [prometheus.Collector].

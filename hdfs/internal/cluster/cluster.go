@@ -1,6 +1,6 @@
 // Package cluster is the protocol between DataNodes and their NameNode, and
-// among DataNodes for block recovery: request and response messages on a
-// [Conn], one connection for any number of calls at once.
+// among DataNodes for block recovery: messages that travel as calls of the
+// runtime, over endpoints of the service [Service].
 //
 // docs/hdfs-cluster-protocol.md defines it. The namenode and datanode packages
 // import it; it knows neither.
@@ -8,24 +8,13 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 )
 
 // Service is the name under which endpoints carry this protocol.
-const Service = "hdfs-cluster/1"
-
-// Conn carries whole messages in order, as an endpoint does.
-type Conn interface {
-	// Send sends a copy of msg. It may be called concurrently.
-	Send(ctx context.Context, msg []byte) error
-	// Receive appends the next message to buf[:0], growing it if needed.
-	// One caller at a time. After the last message of a peer that has closed in
-	// order it returns [io.EOF].
-	Receive(ctx context.Context, buf []byte) ([]byte, error)
-	// Close ends every Send and Receive with an error.
-	Close() error
-}
+const Service = "hdfs-cluster/2"
 
 // NameNode is what a DataNode asks of its NameNode.
 type NameNode interface {
@@ -40,4 +29,28 @@ type NameNode interface {
 type DataNode interface {
 	InitRecovery(context.Context, *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error)
 	UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error)
+}
+
+// method numbers a kind of call.
+type method uint32
+
+const (
+	methodRegister method = 1 + iota
+	methodHeartbeat
+	methodBlockReport
+	methodBlocksChanged
+	methodCommitRecovery
+	methodInitRecovery
+	methodUpdateRecovery
+)
+
+var methodNames = [...]string{
+	"?", "Register", "Heartbeat", "BlockReport", "BlocksChanged", "CommitRecovery", "InitRecovery", "UpdateRecovery",
+}
+
+func (m method) String() string {
+	if int(m) < len(methodNames) {
+		return methodNames[m]
+	}
+	return fmt.Sprintf("method %d", uint32(m))
 }

@@ -1,209 +1,385 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/verbena-data/verbena/hdfs/internal/cluster/clustertest"
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/providers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// service is a NameNode and a DataNode of which tests set what they need.
-type service struct {
-	NameNode
-	DataNode
+// patient bounds what must happen; nothing waits for it when all is well.
+const patient = 30 * time.Second
+
+// nameNode records what it is asked, and answers heartbeats as the test says.
+type nameNode struct {
+	mu        sync.Mutex
+	asked     []proto.Message
 	heartbeat func(context.Context, *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error)
 }
 
-func (s service) Heartbeat(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
-	return s.heartbeat(ctx, req)
+func record[Resp any](n *nameNode, req proto.Message, resp *Resp) (*Resp, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked = append(n.asked, proto.Clone(req))
+	return resp, nil
 }
 
-func (s service) InitRecovery(_ context.Context, req *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error) {
-	return &clusterpb.InitRecoveryResponse{Replica: &clusterpb.Replica{Block: req.Block}}, nil
+func (n *nameNode) Register(_ context.Context, req *clusterpb.RegisterRequest) (*clusterpb.RegisterResponse, error) {
+	return record(n, req, &clusterpb.RegisterResponse{ClusterId: proto.String("c1")})
 }
 
-// serve connects a client to a service.
-func serve(t *testing.T, s any) (Conn, <-chan error) {
-	t.Helper()
-	here, there := clustertest.Pair(0)
-	done := make(chan error, 1)
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() { done <- Serve(ctx, there, s) }()
-	t.Cleanup(cancel)
-	return here, done
+func (n *nameNode) Heartbeat(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+	resp, err := record(n, req, &clusterpb.HeartbeatResponse{})
+	if n.heartbeat != nil {
+		return n.heartbeat(ctx, req)
+	}
+	return resp, err
 }
 
-func TestCallsBesideEachOther(t *testing.T) {
-	second := make(chan struct{})
-	conn, done := serve(t, service{heartbeat: func(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
-		if req.GetUuid() == "second" {
-			close(second)
-		} else {
-			<-second // the first call ends after the second
+func (n *nameNode) BlockReport(_ context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
+	return record(n, req, &clusterpb.BlockReportResponse{Commands: []*clusterpb.Command{{Kind: clusterpb.Command_DELETE.Enum()}}})
+}
+
+func (n *nameNode) BlocksChanged(_ context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
+	return record(n, req, &clusterpb.BlocksChangedResponse{})
+}
+
+func (n *nameNode) CommitRecovery(_ context.Context, req *clusterpb.CommitRecoveryRequest) (*clusterpb.CommitRecoveryResponse, error) {
+	return record(n, req, &clusterpb.CommitRecoveryResponse{})
+}
+
+type dataNode struct{}
+
+func (dataNode) InitRecovery(context.Context, *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error) {
+	return nil, fmt.Errorf("block 7: %w", &Error{CodeStale, "promised to a newer recovery"})
+}
+
+func (dataNode) UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error) {
+	return &clusterpb.UpdateRecoveryResponse{}, nil
+}
+
+// system is a server of calls, and a pool that makes them, over one transport.
+type system struct {
+	t         *testing.T
+	rt        *verbena.Runtime
+	pool      *verbena.CallPool
+	transport string
+	address   string
+
+	listener *verbena.Listener
+	accepted sync.WaitGroup
+	mu       sync.Mutex
+	open     []*verbena.Endpoint // at the server
+	mux      *verbena.Mux
+}
+
+func available(t *testing.T, transport string) bool {
+	for _, p := range providers.Default() {
+		if p.Name() == transport {
+			_, err := p.Devices(t.Context())
+			return err == nil
 		}
-		return &clusterpb.HeartbeatResponse{Commands: []*clusterpb.Command{{NewGeneration: req.Capacity}}}, nil
-	}})
-	c := NewNameNodeClient(conn)
-	var wg sync.WaitGroup
-	for i, name := range []string{"first", "second"} {
-		wg.Go(func() {
-			resp, err := c.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &name, Capacity: proto.Uint64(uint64(i))})
-			if err != nil || len(resp.Commands) != 1 || resp.Commands[0].GetNewGeneration() != uint64(i) {
-				t.Errorf("%s: %v %v", name, resp, err)
+	}
+	return transport == verbena.TransportTCP
+}
+
+// onTransports runs a test over TCP, and over shared memory where there is some.
+func onTransports(t *testing.T, f func(t *testing.T, s *system)) {
+	for _, transport := range []string{verbena.TransportTCP, "shm"} {
+		t.Run(transport, func(t *testing.T) {
+			if !available(t, transport) {
+				t.Skip("not on this host")
+			}
+			rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer rt.Close()
+			s := &system{t: t, rt: rt, transport: transport, mux: verbena.NewMux(verbena.MuxConfig{}), address: "127.0.0.1:0"}
+			s.pool, err = rt.NewCallPool(verbena.CallPoolConfig{
+				PoolConfig: verbena.PoolConfig{Service: Service, Endpoints: 1, Backoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond, Dial: verbena.DialConfig{Transport: transport}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.listen()
+			f(t, s)
+			s.lose()
+			s.stop()
+			s.mux.Close()
+			if err := s.pool.Close(); err != nil {
+				t.Error(err)
 			}
 		})
 	}
-	wg.Wait()
-	d := &DataNodeClient{c.caller}
-	r, err := d.InitRecovery(t.Context(), &clusterpb.InitRecoveryRequest{Block: &clusterpb.Block{Id: proto.Uint64(9)}})
-	if err != nil || r.GetReplica().GetBlock().GetId() != 9 {
-		t.Errorf("%v %v", r, err)
+}
+
+func (s *system) listen() {
+	s.t.Helper()
+	l, err := s.rt.Listen(s.t.Context(), s.address, verbena.ListenConfig{Services: []string{Service}})
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
+	s.listener, s.address = l, l.Addr().String()
+	s.accepted.Go(func() {
+		for {
+			e, err := l.Accept(context.Background())
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.open = append(s.open, e)
+			s.mu.Unlock()
+			s.accepted.Go(func() { _ = s.mux.Serve(e) })
+		}
+	})
+}
+
+// lose ends the endpoints that are open.
+func (s *system) lose() {
+	s.mu.Lock()
+	open := s.open
+	s.open = nil
+	s.mu.Unlock()
+	for _, e := range open {
+		e.Close()
 	}
-	if err := <-done; err != nil {
-		t.Errorf("Serve: %v", err)
-	}
-	if _, err := c.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{}); !errors.Is(err, ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+}
+
+func (s *system) stop() {
+	s.listener.Close()
+	s.lose()
+	s.accepted.Wait()
+}
+
+func (s *system) nameNode() *NameNodeClient { return NewNameNodeClient(s.pool, s.address) }
+
+// Each method of the interfaces reaches its own, with its own message.
+func TestEveryMethod(t *testing.T) {
+	onTransports(t, func(t *testing.T, s *system) {
+		nn := &nameNode{}
+		ServeNameNode(s.mux, nn)
+		c := s.nameNode()
+		ctx, id := t.Context(), proto.String("d1")
+		report := &clusterpb.BlockReportRequest{Uuid: id, Replicas: make([]*clusterpb.Replica, 20_000)} // some 140 KB
+		for i := range report.Replicas {
+			report.Replicas[i] = &clusterpb.Replica{Block: &clusterpb.Block{Id: proto.Uint64(uint64(i))}}
+		}
+		register := &clusterpb.RegisterRequest{Version: proto.String("v")}
+		heartbeat := &clusterpb.HeartbeatRequest{Uuid: id, Used: proto.Uint64(7)}
+		changed := &clusterpb.BlocksChangedRequest{Uuid: id, Changes: []*clusterpb.ReplicaChange{{Kind: clusterpb.ReplicaChange_CORRUPT.Enum()}}}
+		commit := &clusterpb.CommitRecoveryRequest{Uuid: id, NewGeneration: proto.Uint64(1 << 40)}
+		if resp, err := c.Register(ctx, register); err != nil || resp.GetClusterId() != "c1" {
+			t.Errorf("Register: %v %v", resp, err)
+		}
+		if _, err := c.Heartbeat(ctx, heartbeat); err != nil {
+			t.Error(err)
+		}
+		if resp, err := c.BlockReport(ctx, report); err != nil || len(resp.Commands) != 1 || resp.Commands[0].GetKind() != clusterpb.Command_DELETE {
+			t.Errorf("BlockReport: %v %v", resp, err)
+		}
+		if _, err := c.BlocksChanged(ctx, changed); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.CommitRecovery(ctx, commit); err != nil {
+			t.Error(err)
+		}
+		nn.mu.Lock()
+		defer nn.mu.Unlock()
+		requests := []proto.Message{register, heartbeat, report, changed, commit}
+		if len(nn.asked) != len(requests) {
+			t.Fatalf("%d requests came, want %d", len(nn.asked), len(requests))
+		}
+		for i, want := range requests {
+			if !proto.Equal(nn.asked[i], want) {
+				t.Errorf("request %d came as %T, want %T", i, nn.asked[i], want)
+			}
+		}
+		// What a NameNode does not serve is refused, and nothing else happens.
+		d := NewDataNodeClient(s.pool, s.address)
+		if _, err := d.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); err == nil || !strings.Contains(err.Error(), "same release") {
+			t.Errorf("a NameNode asked for a recovery: %v", err)
+		}
+		ServeDataNode(s.mux, dataNode{})
+		if resp, err := d.InitRecovery(ctx, &clusterpb.InitRecoveryRequest{}); !errors.Is(err, ErrStale) || resp != nil || !strings.Contains(err.Error(), "block 7") {
+			t.Errorf("InitRecovery: %v %v", resp, err)
+		}
+		if _, err := d.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); err != nil {
+			t.Error(err)
+		}
+		for _, p := range s.pool.Peers() {
+			if p.Open != 1 {
+				t.Errorf("%d endpoints to the server", p.Open)
+			}
+		}
+	})
 }
 
 func TestErrorsKeepTheirCode(t *testing.T) {
-	conn, _ := serve(t, service{heartbeat: func(context.Context, *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
-		return nil, ErrNotRegistered
-	}})
-	c := NewNameNodeClient(conn)
-	defer c.Close()
-	_, err := c.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
-	if !errors.Is(err, ErrNotRegistered) || errors.Is(err, ErrForeign) {
-		t.Errorf("%v", err)
-	}
-	var e *Error
-	if err := c.call(t.Context(), 99, &clusterpb.HeartbeatRequest{}, &clusterpb.HeartbeatResponse{}); !errors.As(err, &e) || e.Code != CodeUnknownMethod {
-		t.Errorf("unknown method: %v", err)
-	}
-}
-
-func TestPeerDeathEndsWaits(t *testing.T) {
-	started := make(chan struct{})
-	here, there := clustertest.Pair(0)
-	ctx, kill := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- Serve(ctx, there, service{heartbeat: func(ctx context.Context, _ *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
-			close(started)
-			<-ctx.Done()
-			return nil, ctx.Err()
+	onTransports(t, func(t *testing.T, s *system) {
+		answers := make(chan error, 1)
+		ServeNameNode(s.mux, &nameNode{heartbeat: func(context.Context, *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+			return nil, <-answers
 		}})
-	}()
-	c := NewNameNodeClient(here)
-	defer c.Close()
-	failed := make(chan error, 1)
-	go func() {
-		_, err := c.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{})
-		failed <- err
-	}()
-	<-started
-	kill()
-	if err := <-failed; err == nil {
-		t.Error("the call succeeded")
-	}
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Serve: %v", err)
-	}
-	<-c.Done()
-}
-
-func TestCallEndsWithItsContext(t *testing.T) {
-	started := make(chan struct{}, 2)
-	conn, _ := serve(t, service{heartbeat: func(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
-		if req.GetUuid() == "slow" {
-			started <- struct{}{}
-			<-ctx.Done()
-		}
-		return &clusterpb.HeartbeatResponse{}, nil
-	}})
-	c := NewNameNodeClient(conn)
-	defer c.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		<-started
-		cancel()
-	}()
-	if _, err := c.Heartbeat(ctx, &clusterpb.HeartbeatRequest{Uuid: proto.String("slow")}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-	if _, err := c.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{}); err != nil {
-		t.Errorf("the connection is not usable any more: %v", err)
-	}
-}
-
-func TestServeRefusesGarbage(t *testing.T) {
-	for name, msg := range map[string][]byte{
-		"short":    {1, 0, 1},
-		"version":  append([]byte{2, 0, 1, 0}, make([]byte, 8)...),
-		"kind":     append([]byte{1, 7, 1, 0}, make([]byte, 8)...),
-		"flags":    append([]byte{1, 0, 1, 1}, make([]byte, 8)...),
-		"response": append([]byte{1, 1, 1, 0}, make([]byte, 8)...),
-	} {
-		conn, done := serve(t, service{})
-		if err := conn.Send(t.Context(), msg); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; !errors.Is(err, errProtocol) {
-			t.Errorf("%s: %v", name, err)
-		}
-		conn.Close()
-	}
-	conn, _ := clustertest.Pair(0)
-	if err := Serve(t.Context(), conn, 7); err == nil || !strings.Contains(err.Error(), "neither") {
-		t.Errorf("a service that is none: %v", err)
-	}
-}
-
-func TestGoldenHeader(t *testing.T) {
-	got := header{kindRequest, methodBlocksChanged, 0x0102030405060708}.append(nil)
-	want := []byte{1, 0, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%x, want %x", got, want)
-	}
-	got = appendError(header{kindError, methodHeartbeat, 1}.append(nil), ErrNotRegistered)
-	want = append([]byte{1, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1}, "DataNode is not registered"...)
-	if !bytes.Equal(got, want) {
-		t.Errorf("%x, want %x", got, want)
-	}
-}
-
-func FuzzMessage(f *testing.F) {
-	f.Add(header{kindRequest, methodHeartbeat, 1}.append(nil))
-	f.Add(appendError(header{kindError, methodHeartbeat, 1}.append(nil), io.ErrNoProgress))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		h, body, err := parseHeader(b)
-		if err != nil {
-			return
-		}
-		if again := append(h.append(nil), body...); !bytes.Equal(again, b) {
-			t.Errorf("%x became %x", b, again)
-		}
-		if h.kind == kindError {
-			if e, err := parseError(body); err == nil && len(e.Message)+2 != len(body) {
-				t.Errorf("the error's text has %d of %d bytes", len(e.Message), len(body))
+		for _, want := range []*Error{ErrNotRegistered, ErrForeign, ErrStale, {CodeFailed, "the disk is full"}, {99, "of a later release"}} {
+			answers <- fmt.Errorf("namenode: %w", want)
+			_, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
+			if !errors.Is(err, want) || !strings.Contains(err.Error(), want.Message) {
+				t.Errorf("%v became %v", want, err)
+			}
+			if want != ErrForeign && errors.Is(err, ErrForeign) {
+				t.Errorf("%v is another one, too", err)
 			}
 		}
-		c := &caller{waiting: map[uint64]*waiter{h.id: {h.method, &clusterpb.HeartbeatResponse{}, make(chan error, 1)}}}
-		_ = c.deliver(b) // garbage is refused, never a panic
+		answers <- errors.New(strings.Repeat("é", maxErrorText))
+		_, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
+		var e *Error
+		if !errors.As(err, &e) || len(e.Message) != maxErrorText || strings.Trim(e.Message, "é") != "" {
+			t.Errorf("a long text came as %d bytes", len(e.Message))
+		}
+		answers <- errors.New("x" + strings.Repeat("é", maxErrorText))
+		_, err = s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
+		if !errors.As(err, &e) || len(e.Message) != maxErrorText-1 || strings.Trim(e.Message, "xé") != "" {
+			t.Errorf("a text cut within a letter came as %d bytes", len(e.Message))
+		}
 	})
+}
+
+// The deadline and the end of a caller's context travel to the handler.
+func TestContextsTravel(t *testing.T) {
+	onTransports(t, func(t *testing.T, s *system) {
+		began, ended := make(chan time.Time, 1), make(chan struct{})
+		ServeNameNode(s.mux, &nameNode{heartbeat: func(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+			deadline, _ := ctx.Deadline()
+			began <- deadline
+			if req.GetUuid() == "waits" {
+				<-ctx.Done()
+				close(ended)
+			}
+			return nil, ctx.Err()
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		result := make(chan error, 1)
+		go func() {
+			_, err := s.nameNode().Heartbeat(ctx, &clusterpb.HeartbeatRequest{Uuid: proto.String("waits")})
+			result <- err
+		}()
+		if left := time.Until(<-began); left < 30*time.Minute || left > time.Hour+time.Minute {
+			t.Errorf("the handler has %v, its caller an hour", left)
+		}
+		cancel()
+		if err := <-result; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(patient):
+			t.Fatal("the handler does not hear of it")
+		}
+		if _, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{}); err != nil {
+			t.Errorf("the endpoint is not usable any more: %v", err)
+		}
+		if deadline := <-began; !deadline.IsZero() {
+			t.Errorf("a deadline out of nothing: %v", deadline)
+		}
+	})
+}
+
+// A call whose endpoint ends before the answer is made again, also when the peer is
+// away for a while.
+func TestCallsOutliveTheirEndpoint(t *testing.T) {
+	onTransports(t, func(t *testing.T, s *system) {
+		began := make(chan struct{})
+		var first sync.Once
+		ServeNameNode(s.mux, &nameNode{heartbeat: func(ctx context.Context, _ *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+			first.Do(func() {
+				close(began)
+				<-ctx.Done()
+			})
+			return &clusterpb.HeartbeatResponse{Commands: []*clusterpb.Command{{}}}, nil
+		}})
+		result := make(chan error, 1)
+		go func() {
+			resp, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
+			if err == nil && len(resp.GetCommands()) != 1 {
+				err = fmt.Errorf("the answer is %v", resp)
+			}
+			result <- err
+		}()
+		<-began
+		s.lose()
+		if err := <-result; err != nil {
+			t.Errorf("the endpoint was lost: %v", err)
+		}
+		s.stop()
+		ctx, cancel := context.WithTimeout(t.Context(), patient)
+		defer cancel()
+		if _, err := s.nameNode().Heartbeat(ctx, &clusterpb.HeartbeatRequest{}); !errors.Is(err, verbena.ErrNotSent) {
+			t.Errorf("while the peer is away: %v", err)
+		}
+		s.listen()
+		for {
+			_, err := s.nameNode().Heartbeat(ctx, &clusterpb.HeartbeatRequest{})
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, verbena.ErrNotSent) || ctx.Err() != nil {
+				t.Fatalf("after the peer's return: %v", err)
+			}
+		}
+	})
+}
+
+// What does not decode ends the call, not the endpoint.
+func TestGarbage(t *testing.T) {
+	onTransports(t, func(t *testing.T, s *system) {
+		ServeNameNode(s.mux, &nameNode{})
+		s.mux.Long(uint32(methodHeartbeat), func(q verbena.Request) { _ = q.Reply([]byte{0xff}) })
+		if _, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{}); err == nil || !strings.Contains(err.Error(), "Heartbeat: answer") {
+			t.Errorf("an answer that is none: %v", err)
+		}
+		_, err := s.pool.Call(t.Context(), s.address, verbena.Intent{}, uint32(methodRegister), []byte{0xff})
+		var e *verbena.CallError
+		if !errors.As(err, &e) || e.Code != verbena.CodeApplication {
+			t.Errorf("a request that is none: %v", err)
+		}
+		if _, err := s.nameNode().Register(t.Context(), &clusterpb.RegisterRequest{}); err != nil {
+			t.Error(err)
+		}
+		for _, p := range s.pool.Peers() {
+			if p.Lost != 0 || p.Open != 1 {
+				t.Errorf("endpoints: %+v", p)
+			}
+		}
+	})
+}
+
+// The numbers are part of the protocol.
+func TestGoldenNumbers(t *testing.T) {
+	for want, m := range map[string]method{
+		"Register 1": methodRegister, "Heartbeat 2": methodHeartbeat, "BlockReport 3": methodBlockReport, "BlocksChanged 4": methodBlocksChanged,
+		"CommitRecovery 5": methodCommitRecovery, "InitRecovery 6": methodInitRecovery, "UpdateRecovery 7": methodUpdateRecovery,
+	} {
+		if got := fmt.Sprintf("%v %d", m, uint32(m)); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	for want, err := range map[uint32]error{256: errors.New("x"), 257: ErrNotRegistered, 258: fmt.Errorf("so: %w", ErrForeign), 260: ErrStale} {
+		if got, text := failure(err); got != want || text != err.Error() {
+			t.Errorf("%v became %d %q", err, got, text)
+		}
+	}
 }

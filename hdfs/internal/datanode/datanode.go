@@ -6,7 +6,7 @@
 // TCP or of anything else that is a net.Conn. On one port it tells data
 // transfer (which begins with 00 1C) from Hadoop RPC (which begins with "hrpc").
 //
-//	dn, err := datanode.Open(ctx, datanode.Config{Dir: dir, Host: "127.0.0.1", Port: 9866, NameNode: dial})
+//	dn, err := datanode.Open(ctx, datanode.Config{Dir: dir, Host: "127.0.0.1", Port: 9866, NameNode: client})
 //	go dn.ServeConn(conn) // each connection that its owner accepts
 //	...
 //	dn.Close()
@@ -59,14 +59,14 @@ type Config struct {
 	// BootID tells one boot of the machine from the next. Default: the kernel's.
 	BootID string
 
-	// NameNode connects to the NameNode. It is called again whenever the
-	// connection is lost.
-	NameNode func(ctx context.Context) (cluster.Conn, error)
+	// NameNode is what the DataNode asks. It finds the way to the NameNode, and
+	// back to it, by itself; calls fail while there is none.
+	NameNode cluster.NameNode
 	// Dial connects to another DataNode's data transfer. Default: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// DialCluster connects to another DataNode for block recovery. Without it
-	// this DataNode leads recoveries only of blocks that it alone holds.
-	DialCluster func(ctx context.Context, addr string) (cluster.Conn, error)
+	// Holder returns another DataNode for block recovery. Without it this
+	// DataNode leads recoveries only of blocks that it alone holds.
+	Holder func(addr string) cluster.DataNode
 
 	Host     string // an IP address under which clients and DataNodes reach this one
 	Port     uint16
@@ -240,14 +240,8 @@ func (dn *DataNode) ServeConn(nc net.Conn) {
 	<-done
 }
 
-// ServeCluster answers other DataNodes that lead a recovery, until conn or ctx
-// ends. It closes conn.
-func (dn *DataNode) ServeCluster(ctx context.Context, conn cluster.Conn) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(dn.ctx, cancel)()
-	return cluster.Serve(ctx, conn, holder{dn})
-}
+// Recoveries is what this DataNode answers to others that lead a recovery.
+func (dn *DataNode) Recoveries() cluster.DataNode { return holder{dn} }
 
 // Close stops everything, waits for it and lets go of the directory. What was
 // being written stays as after the death of the process.

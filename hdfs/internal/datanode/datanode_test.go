@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +21,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
-	"github.com/verbena-data/verbena/hdfs/internal/cluster/clustertest"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -45,9 +43,6 @@ const (
 // fakeNameNode records what DataNodes tell it and hands out commands.
 type fakeNameNode struct {
 	t        testing.TB
-	ctx      context.Context
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced at every event
 	reports  map[string][]*clusterpb.Replica
@@ -56,29 +51,56 @@ type fakeNameNode struct {
 	changes  map[string][]*clusterpb.ReplicaChange
 	commits  []*clusterpb.CommitRecoveryRequest
 	commands map[string][]*clusterpb.Command
-	conns    []cluster.Conn
-	away     bool
+	order    map[string]*reportOrder // of the last report of each DataNode
+	sessions uint64
+	away     bool // every call fails
+	lost     int  // so many calls are carried out, but fail
 	cluster  string
 }
 
 func newFakeNameNode(t testing.TB) *fakeNameNode {
 	n := &fakeNameNode{t: t, changed: make(chan struct{}), reports: map[string][]*clusterpb.Replica{}, parts: map[string][]*clusterpb.Replica{},
-		full: map[string]int{}, changes: map[string][]*clusterpb.ReplicaChange{}, commands: map[string][]*clusterpb.Command{}, cluster: "CID-test"}
-	n.ctx, n.cancel = context.WithCancel(context.Background())
-	t.Cleanup(func() { n.cancel(); n.wg.Wait() })
+		full: map[string]int{}, changes: map[string][]*clusterpb.ReplicaChange{}, commands: map[string][]*clusterpb.Command{}, order: map[string]*reportOrder{}, cluster: "CID-test"}
 	return n
 }
 
-func (n *fakeNameNode) dial(context.Context) (cluster.Conn, error) {
+var errAway = errors.New("nobody at home")
+
+// answer is the error of a call that was carried out.
+func (n *fakeNameNode) answer() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.away {
-		return nil, errors.New("nobody at home")
+	if n.lost > 0 {
+		n.lost--
+		return errAway
 	}
-	a, b := clustertest.Pair(0)
-	n.conns = append(n.conns, b)
-	n.wg.Go(func() { cluster.Serve(n.ctx, b, n) })
-	return a, nil
+	return nil
+}
+
+// inSession judges a call of a DataNode that has registered.
+func (n *fakeNameNode) inSession(uuid string, session uint64) (*reportOrder, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	o := n.order[uuid]
+	switch {
+	case n.away:
+		return nil, errAway
+	case o == nil || o.session != session:
+		return nil, cluster.ErrNotRegistered
+	}
+	return o, nil
+}
+
+// inOrder is inSession for a report.
+func (n *fakeNameNode) inOrder(uuid string, session, sequence uint64) error {
+	o, err := n.inSession(uuid, session)
+	if err == nil && sequence != o.last+1 {
+		n.t.Errorf("report %d of %s follows report %d", sequence, uuid, o.last)
+	}
+	if err == nil {
+		o.last = sequence // a DataNode sends one report at a time
+	}
+	return err
 }
 
 func (n *fakeNameNode) event(f func()) {
@@ -109,13 +131,23 @@ func (n *fakeNameNode) wait(what string, holds func() bool) {
 }
 
 func (n *fakeNameNode) Register(_ context.Context, req *clusterpb.RegisterRequest) (*clusterpb.RegisterResponse, error) {
-	if req.GetClusterId() != "" && req.GetClusterId() != n.cluster {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.away:
+		return nil, errAway
+	case req.GetClusterId() != "" && req.GetClusterId() != n.cluster:
 		return nil, cluster.ErrForeign
 	}
-	return &clusterpb.RegisterResponse{ClusterId: &n.cluster, BlockPoolId: proto.String(pool), HeartbeatIntervalMs: proto.Uint32(20)}, nil
+	n.sessions++
+	n.order[req.GetDatanode().GetUuid()] = &reportOrder{session: n.sessions}
+	return &clusterpb.RegisterResponse{ClusterId: &n.cluster, BlockPoolId: proto.String(pool), HeartbeatIntervalMs: proto.Uint32(20), Session: proto.Uint64(n.sessions)}, nil
 }
 
 func (n *fakeNameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+	if _, err := n.inSession(req.GetUuid(), req.GetSession()); err != nil {
+		return nil, err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	resp := &clusterpb.HeartbeatResponse{Commands: n.commands[req.GetUuid()]}
@@ -124,6 +156,9 @@ func (n *fakeNameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequ
 }
 
 func (n *fakeNameNode) BlockReport(_ context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
+	if err := n.inOrder(req.GetUuid(), req.GetSession(), req.GetSequence()); err != nil {
+		return nil, err
+	}
 	n.event(func() {
 		u := req.GetUuid()
 		n.parts[u] = append(n.parts[u], req.GetReplicas()...)
@@ -132,12 +167,15 @@ func (n *fakeNameNode) BlockReport(_ context.Context, req *clusterpb.BlockReport
 			n.full[u]++
 		}
 	})
-	return &clusterpb.BlockReportResponse{}, nil
+	return &clusterpb.BlockReportResponse{}, n.answer()
 }
 
 func (n *fakeNameNode) BlocksChanged(_ context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
+	if err := n.inOrder(req.GetUuid(), req.GetSession(), req.GetSequence()); err != nil {
+		return nil, err
+	}
 	n.event(func() { n.changes[req.GetUuid()] = append(n.changes[req.GetUuid()], req.GetChanges()...) })
-	return &clusterpb.BlocksChangedResponse{}, nil
+	return &clusterpb.BlocksChangedResponse{}, n.answer()
 }
 
 func (n *fakeNameNode) CommitRecovery(_ context.Context, req *clusterpb.CommitRecoveryRequest) (*clusterpb.CommitRecoveryResponse, error) {
@@ -154,16 +192,12 @@ func (n *fakeNameNode) told(uuid string, kind clusterpb.ReplicaChange_Kind, id, 
 	return false
 }
 
-// lose breaks every connection and lets nobody back until away is false.
+// lose ends every session and lets nobody back until away is false.
 func (n *fakeNameNode) lose(away bool) {
 	n.mu.Lock()
 	n.away = away
-	conns := n.conns
-	n.conns = nil
+	clear(n.order)
 	n.mu.Unlock()
-	for _, c := range conns {
-		c.Close()
-	}
 }
 
 // node is a DataNode on a loopback port.
@@ -180,19 +214,26 @@ type node struct {
 type testNet struct {
 	mu    sync.Mutex
 	nodes map[string]*node
-	wg    sync.WaitGroup
 }
 
-func (tn *testNet) dialCluster(_ context.Context, addr string) (cluster.Conn, error) {
+func (tn *testNet) holder(addr string) cluster.DataNode {
 	tn.mu.Lock()
-	n := tn.nodes[addr]
-	tn.mu.Unlock()
-	if n == nil {
-		return nil, fmt.Errorf("nobody at %s", addr)
+	defer tn.mu.Unlock()
+	if n := tn.nodes[addr]; n != nil {
+		return n.Recoveries()
 	}
-	a, b := clustertest.Pair(0)
-	tn.wg.Go(func() { n.ServeCluster(context.Background(), b) })
-	return a, nil
+	return nobody(addr)
+}
+
+// nobody is where there is no DataNode.
+type nobody string
+
+func (addr nobody) InitRecovery(context.Context, *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error) {
+	return nil, fmt.Errorf("nobody at %s", string(addr))
+}
+
+func (addr nobody) UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error) {
+	return nil, fmt.Errorf("nobody at %s", string(addr))
 }
 
 type fixture struct {
@@ -209,7 +250,7 @@ func newFixture(t testing.TB, count int, change func(i int, c *Config)) *fixture
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{Dir: "/dn", FS: vfs.NewMem(), BootID: "boot", NameNode: f.nn.dial, DialCluster: f.net.dialCluster,
+		cfg := Config{Dir: "/dn", FS: vfs.NewMem(), BootID: "boot", NameNode: f.nn, Holder: f.net.holder,
 			Host: "127.0.0.1", Port: uint16(l.Addr().(*net.TCPAddr).Port), ScanRate: -1, ReportTimeout: patient}
 		if change != nil {
 			change(i, &cfg)
@@ -220,7 +261,6 @@ func newFixture(t testing.TB, count int, change func(i int, c *Config)) *fixture
 		for _, n := range f.nodes {
 			n.stop()
 		}
-		f.net.wg.Wait()
 	})
 	for _, n := range f.nodes {
 		f.nn.wait("registration", func() bool { return f.nn.full[n.UUID()] > 0 })
@@ -269,6 +309,13 @@ func (f *fixture) restart(i int) *node {
 	f.nodes[i] = f.start(old.cfg, l)
 	f.nn.wait("registration after the restart", func() bool { return f.nn.full[old.UUID()] > before })
 	return f.nodes[i]
+}
+
+// hasNameNode tells whether the NameNode is there, as far as the DataNode knows.
+func (n *node) hasNameNode() bool {
+	n.names.mu.Lock()
+	defer n.names.mu.Unlock()
+	return n.names.registered
 }
 
 func (n *node) proto() *clusterpb.Datanode { return n.self() }
@@ -966,10 +1013,7 @@ func TestNameNodeAway(t *testing.T) {
 	c.flush(start, data[start:], false, 2)
 	f.nn.lose(true)
 	for _, n := range f.nodes {
-		for {
-			if _, err := n.nameNode(); err != nil {
-				break
-			}
+		for n.hasNameNode() {
 			if !n.sleep(time.Millisecond) {
 				t.Fatal("closed")
 			}
@@ -986,6 +1030,27 @@ func TestNameNodeAway(t *testing.T) {
 			f.nn.wait("report after the return", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVED, id, 1001) })
 		}
 	}
+}
+
+// A DataNode that does not hear whether a report has come begins a new session and
+// tells everything again.
+func TestReportWhoseAnswerIsLost(t *testing.T) {
+	f := newFixture(t, 1, nil)
+	n := f.nodes[0]
+	f.nn.mu.Lock()
+	before := f.nn.full[n.UUID()]
+	f.nn.lost = 1
+	f.nn.mu.Unlock()
+	writeBlock(t, f.nodes, 1, 1001, random(1, 1000))
+	f.nn.wait("a full report with the block", func() bool {
+		for _, r := range f.nn.reports[n.UUID()] {
+			if r.GetBlock().GetId() == 1 && f.nn.full[n.UUID()] > before {
+				return f.nn.lost == 0
+			}
+		}
+		return false
+	})
+	f.nn.wait("the change once more", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVED, 1, 1001) })
 }
 
 func TestForeignPool(t *testing.T) {
@@ -1083,60 +1148,17 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
-// A pipeline breaks after its set-up and before the first packet: the replicas
-// live on, and the client goes on with them under a new generation.
-func TestBrokenBeforeTheFirstPacket(t *testing.T) {
-	for victim := range 3 {
-		f := newFixture(t, 3, nil)
-		c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
-		alive := slices.Delete(slices.Clone(f.nodes), victim, victim+1)
-		for _, n := range f.nodes {
-			f.nn.wait("begun", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVING, 1, 1001) })
-		}
-		f.nodes[victim].stop()
-		c.nc.Close()
-		for _, n := range alive {
-			n.waitIdle(t, 1)
-		}
-		data := random(1, 10_000)
-		c = openWrite(t, alive, streamingRecovery, 1, 1001, 1002, 0, 10_000)
-		c.flush(0, data, false, 2)
-		c.finish(10_000, 2)
-		for _, n := range alive {
-			wantRead(t, n, 1, 1002, data)
-		}
-		f.restart(victim)
-	}
-}
-
-// waitIdle waits until a replica has no writer.
-func (n *node) waitIdle(t testing.TB, id uint64) {
-	t.Helper()
-	for end := time.Now().Add(patient); time.Now().Before(end); n.sleep(time.Millisecond) {
-		r, err := n.store.Get(id)
-		must(t, err)
-		if !r.Info().HasWriter {
-			return
-		}
-	}
-	t.Fatalf("block %d still has a writer", id)
-}
-
-// One holder can't be asked, another one has an empty replica: so no byte was
-// ever acknowledged, and the recovery ends.
-func TestRecoveryWithAnEmptyReplica(t *testing.T) {
+// A client that leaves before it has sent anything leaves nothing behind.
+func TestNothingCame(t *testing.T) {
 	f := newFixture(t, 2, nil)
 	c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
-	for _, n := range f.nodes {
-		f.nn.wait("begun", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVING, 1, 1001) })
-	}
 	c.nc.Close()
-	f.nodes[1].stop()
-	commit := f.recover(f.nodes[0], 1, 1001, 1010, nil)
-	if commit.GetBlock().GetLength() != 0 || len(commit.GetDatanodes()) != 0 {
-		t.Fatalf("%v", commit)
+	for _, n := range f.nodes {
+		f.nn.wait("deletion", func() bool {
+			return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVING, 1, 1001) && f.nn.told(n.UUID(), clusterpb.ReplicaChange_DELETED, 1, 1001)
+		})
+		waitGone(t, n, 1)
 	}
-	f.restart(1)
 }
 
 // Replicas closed without hsync are fsynced after a while, those of an earlier
@@ -1175,10 +1197,7 @@ func TestForeignCluster(t *testing.T) {
 	f.nn.mu.Unlock()
 	before := f.nodes[0].store.Identity()
 	f.nn.lose(false)
-	for {
-		if _, err := f.nodes[0].nameNode(); err != nil {
-			break
-		}
+	for f.nodes[0].hasNameNode() {
 		f.nodes[0].sleep(time.Millisecond)
 	}
 	if f.nodes[0].store.Identity() != before {

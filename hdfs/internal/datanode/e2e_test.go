@@ -16,8 +16,6 @@ import (
 	"github.com/colinmarc/hdfs/v2"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
-	"github.com/verbena-data/verbena/hdfs/internal/cluster"
-	"github.com/verbena-data/verbena/hdfs/internal/cluster/clustertest"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode"
 	"github.com/verbena-data/verbena/internal/port"
 )
@@ -46,7 +44,6 @@ func newFileSystem(t *testing.T) *fileSystem {
 		for _, n := range f.nodes {
 			n.stop()
 		}
-		f.net.wg.Wait()
 		l.Close()
 		srv.Close()
 		cancel()
@@ -56,16 +53,9 @@ func newFileSystem(t *testing.T) *fileSystem {
 	for range 3 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
-		f.nodes = append(f.nodes, f.start(Config{Dir: t.TempDir(), FS: vfs.Default, DialCluster: f.net.dialCluster,
+		f.nodes = append(f.nodes, f.start(Config{Dir: t.TempDir(), FS: vfs.Default, Holder: f.net.holder,
 			Host: "127.0.0.1", Port: uint16(l.Addr().(*net.TCPAddr).Port), ScanRate: -1,
-			NameNode: func(context.Context) (cluster.Conn, error) {
-				if ctx.Err() != nil {
-					return nil, ctx.Err()
-				}
-				a, b := clustertest.Pair(0)
-				wg.Go(func() { cluster.Serve(ctx, b, nn) })
-				return a, nil
-			}}, l))
+			NameNode: nn}, l))
 	}
 	f.Client, err = hdfs.NewClient(hdfs.ClientOptions{Addresses: []string{l.Addr().String()}, User: "root"})
 	must(t, err)
@@ -88,7 +78,7 @@ func newFileSystem(t *testing.T) *fileSystem {
 
 func (f *fileSystem) registered() bool {
 	for _, n := range f.nodes {
-		if _, err := n.nameNode(); err != nil {
+		if !n.hasNameNode() {
 			return false
 		}
 	}

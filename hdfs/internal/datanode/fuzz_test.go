@@ -11,7 +11,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
@@ -43,7 +42,7 @@ func FuzzConnection(f *testing.F) {
 	data := random(1, 5000)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		dn, err := Open(context.Background(), Config{Dir: "/dn", FS: vfs.NewMem(), BootID: "b", Host: "127.0.0.1", Port: 1, ScanRate: -1,
-			NameNode:  func(context.Context) (cluster.Conn, error) { return nil, errors.New("none") },
+			NameNode:  &fakeNameNode{away: true},
 			Dial:      func(context.Context, string) (net.Conn, error) { return nil, errors.New("none") },
 			KeepAlive: time.Second, HandshakeTimeout: time.Second, ReadTimeout: time.Second, WriteTimeout: time.Second})
 		must(t, err)

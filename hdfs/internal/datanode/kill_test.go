@@ -18,7 +18,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -35,7 +34,7 @@ func killChild(dir string) error {
 		return err
 	}
 	dn, err := Open(context.Background(), Config{Dir: dir, Host: "127.0.0.1", Port: 1,
-		NameNode: func(context.Context) (cluster.Conn, error) { return nil, errors.New("none") }})
+		NameNode: &fakeNameNode{away: true}})
 	if err != nil {
 		return err
 	}

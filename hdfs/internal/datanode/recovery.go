@@ -81,14 +81,10 @@ func (p *participant) length() uint64 { return p.replica.GetBlock().GetLength() 
 // a length and a generation stamp.
 func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 	block, gen := cmd.GetBlock(), cmd.GetNewGeneration()
-	nameNode, err := dn.nameNode()
-	if err != nil {
-		return err
-	}
 	var all []*participant
 	var failures []error
 	for _, t := range cmd.GetTargets() {
-		p, closePeer, err := dn.ask(ctx, t, block, gen)
+		p, err := dn.ask(ctx, t, block, gen)
 		if err != nil {
 			if errors.Is(err, cluster.ErrStale) {
 				return fmt.Errorf("DataNode %s: %w", address(t.GetHost(), t.GetPort()), err)
@@ -96,7 +92,6 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 			failures = append(failures, fmt.Errorf("DataNode %s: %w", address(t.GetHost(), t.GetPort()), err))
 			continue
 		}
-		defer closePeer()
 		if p != nil {
 			all = append(all, p)
 		}
@@ -105,9 +100,8 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 	if err != nil {
 		return errors.Join(append(failures, err)...)
 	}
-	if len(agreed) == 0 && len(failures) > 0 && len(all) == 0 {
-		// A holder that did not answer may have what is missing. If one that did
-		// has an empty replica, no byte was ever acknowledged.
+	if len(agreed) == 0 && len(failures) > 0 {
+		// A holder that did not answer may have what is missing.
 		return fmt.Errorf("no replica found, but not all holders answered: %w", errors.Join(failures...))
 	}
 	commit := &clusterpb.CommitRecoveryRequest{
@@ -132,7 +126,7 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 	for _, err := range failures {
 		dn.log.Warn("block recovery goes on without a holder", "block", block.GetId(), "err", err)
 	}
-	if _, err := call(ctx, nameNode.CommitRecovery, commit); err != nil {
+	if _, err := call(ctx, dn.cfg.NameNode.CommitRecovery, commit); err != nil {
 		return fmt.Errorf("commit to the NameNode: %w", err)
 	}
 	dn.log.Info("block recovered", "block", block.GetId(), "generation", gen, "length", length, "replicas", len(commit.Datanodes))
@@ -140,34 +134,25 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 }
 
 // ask begins the recovery at one holder; nil says that it has no replica.
-func (dn *DataNode) ask(ctx context.Context, t *clusterpb.Datanode, block *clusterpb.Block, gen uint64) (*participant, func(), error) {
+func (dn *DataNode) ask(ctx context.Context, t *clusterpb.Datanode, block *clusterpb.Block, gen uint64) (*participant, error) {
 	p := &participant{node: t, peer: holder{dn}}
-	closePeer := func() {}
+	if t.GetUuid() != dn.UUID() {
+		if dn.cfg.Holder == nil {
+			return nil, errors.New("this DataNode is not configured to reach others for recovery (Holder)")
+		}
+		p.peer = dn.cfg.Holder(address(t.GetHost(), t.GetPort()))
+	}
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
-	if t.GetUuid() != dn.UUID() {
-		if dn.cfg.DialCluster == nil {
-			return nil, nil, errors.New("this DataNode is not configured to reach others for recovery (DialCluster)")
-		}
-		dialCtx, dialCancel := context.WithTimeout(ctx, dn.cfg.DialTimeout)
-		conn, err := dn.cfg.DialCluster(dialCtx, address(t.GetHost(), t.GetPort()))
-		dialCancel()
-		if err != nil {
-			return nil, nil, fmt.Errorf("connect: %w", err)
-		}
-		client := cluster.NewDataNodeClient(conn)
-		p.peer, closePeer = client, func() { client.Close() }
-	}
 	resp, err := p.peer.InitRecovery(ctx, &clusterpb.InitRecoveryRequest{Block: block, NewGeneration: &gen})
 	if err == nil && resp.GetReplica() != nil && resp.GetReplica().GetBlock().GetGeneration() < block.GetGeneration() {
 		err = fmt.Errorf("answered with generation %d of a block with %d", resp.GetReplica().GetBlock().GetGeneration(), block.GetGeneration())
 	}
 	if err != nil || resp.GetReplica() == nil {
-		closePeer()
-		return nil, func() {}, err
+		return nil, err
 	}
 	p.replica = resp.GetReplica()
-	return p, closePeer, nil
+	return p, nil
 }
 
 // agree picks who takes part and the length, as HDFS does (syncBlock of its

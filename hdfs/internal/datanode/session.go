@@ -8,6 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -23,19 +26,19 @@ const (
 	corruptAgain   = time.Minute // until the same replica is reported corrupt once more
 )
 
-// reconnectPauses are those before a DataNode asks a NameNode again.
-var reconnectPauses = backoff.Policy{First: 100 * time.Millisecond, Most: 2 * time.Second}
+// registerPauses are those before a DataNode registers again.
+var registerPauses = backoff.Policy{First: 100 * time.Millisecond, Most: 2 * time.Second}
 
-// session is what ties a DataNode to its NameNode: the connection, if there is
-// one, and the changes that it has not been told of.
+// session is what ties a DataNode to its NameNode, and the changes that the
+// NameNode has not been told of.
 type session struct {
-	mu       sync.Mutex
-	client   *cluster.NameNodeClient // nil while the NameNode is away
-	changes  []change
-	overflow bool
-	full     bool // a full report is due
-	corrupt  map[uint64]time.Time
-	wake     chan struct{}
+	mu         sync.Mutex
+	registered bool // false while the NameNode is away
+	changes    []change
+	overflow   bool
+	full       bool // a full report is due
+	corrupt    map[uint64]time.Time
+	wake       chan struct{}
 }
 
 type change struct {
@@ -72,7 +75,7 @@ func (dn *DataNode) changed(kind clusterpb.ReplicaChange_Kind, i store.Info, wai
 	s := &dn.names
 	c := change{msg: &clusterpb.ReplicaChange{Kind: kind.Enum(), Replica: replicaOf(i)}}
 	s.mu.Lock()
-	if wait && s.client != nil {
+	if wait && s.registered {
 		c.told = make(chan struct{})
 	}
 	if len(s.changes) >= maxChanges {
@@ -124,53 +127,37 @@ func (dn *DataNode) reportCorrupt(i store.Info, cause error) {
 	dn.changed(clusterpb.ReplicaChange_CORRUPT, i, false)
 }
 
+var errRegisterAgain = errors.New("the NameNode asks to register again")
+
 // followNameNode keeps a session with the NameNode, for as long as the DataNode
 // is open. Transfers go on without one.
 func (dn *DataNode) followNameNode() {
 	for failures := 1; dn.ctx.Err() == nil; failures++ {
 		began := time.Now()
-		err := dn.session()
+		err := dn.registered()
 		if dn.ctx.Err() != nil {
 			return
 		}
-		if time.Since(began) > reconnectPauses.Most {
+		if time.Since(began) > registerPauses.Most {
 			failures = 1
 		}
 		// All DataNodes lose the NameNode at once. Jitter keeps them from coming
 		// back at once.
-		pause := reconnectPauses.Pause(failures)
-		if errors.Is(err, cluster.ErrForeign) {
+		pause := registerPauses.Pause(failures)
+		switch {
+		case errors.Is(err, errRegisterAgain), errors.Is(err, cluster.ErrNotRegistered):
+			dn.log.Info("registering again", "after", pause, "reason", err)
+		case errors.Is(err, cluster.ErrForeign):
 			dn.log.Error("the NameNode refuses this DataNode; is DIR of another cluster?", "dir", dn.cfg.Dir, "err", err)
-			pause = reconnectPauses.Most
-		} else {
+			pause = registerPauses.Most
+		default:
+			if errors.Is(err, verbena.ErrNotSent) {
+				pause = registerPauses.Pause(1) // the calls have paused before they gave up
+			}
 			dn.log.Warn("no NameNode, trying again", "after", pause, "err", err)
 		}
 		if !dn.sleep(pause) {
 			return
-		}
-	}
-}
-
-var errRegisterAgain = errors.New("the NameNode asks to register again")
-
-// session connects once and stays until the connection fails.
-func (dn *DataNode) session() error {
-	ctx, cancel := context.WithTimeout(dn.ctx, dn.cfg.DialTimeout)
-	conn, err := dn.cfg.NameNode(ctx)
-	cancel()
-	if err != nil {
-		return fmt.Errorf("connect to the NameNode: %w", err)
-	}
-	client := cluster.NewNameNodeClient(conn)
-	defer client.Close()
-	for {
-		err := dn.registered(client)
-		if !errors.Is(err, errRegisterAgain) && !errors.Is(err, cluster.ErrNotRegistered) {
-			return err
-		}
-		dn.log.Info("registering again", "reason", err)
-		if !dn.sleep(reconnectPauses.Pause(1)) {
-			return ErrClosed
 		}
 	}
 }
@@ -182,9 +169,9 @@ func call[Req, Resp any](ctx context.Context, f func(context.Context, Req) (Resp
 }
 
 // registered registers and then reports until something fails.
-func (dn *DataNode) registered(client *cluster.NameNodeClient) error {
+func (dn *DataNode) registered() error {
 	id := dn.store.Identity()
-	resp, err := call(dn.ctx, client.Register, &clusterpb.RegisterRequest{
+	resp, err := call(dn.ctx, dn.cfg.NameNode.Register, &clusterpb.RegisterRequest{
 		Datanode: dn.self(), ClusterId: &id.ClusterID, BlockPoolId: &id.BlockPoolID, Version: &dn.cfg.Version,
 	})
 	if err != nil {
@@ -205,27 +192,27 @@ func (dn *DataNode) registered(client *cluster.NameNodeClient) error {
 	}
 	s := &dn.names
 	s.mu.Lock()
-	s.client, s.full = client, true
+	s.registered, s.full = true, true
 	s.mu.Unlock()
 	dn.log.Info("registered with the NameNode", "uuid", id.DatanodeUUID, "cluster", id.ClusterID)
 	ctx, cancel := context.WithCancelCause(dn.ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	for _, f := range []func() error{
-		func() error { return dn.heartbeats(ctx, client, beat) },
-		func() error { return dn.reports(ctx, client) },
+		func() error { return dn.heartbeats(ctx, resp.GetSession(), beat) },
+		func() error { return dn.reports(ctx, &reportOrder{session: resp.GetSession()}) },
 	} {
 		wg.Go(func() { cancel(f()) })
 	}
 	wg.Wait()
 	s.mu.Lock()
-	s.client = nil
+	s.registered = false
 	s.release(s.changes)
 	s.mu.Unlock()
 	return context.Cause(ctx)
 }
 
-func (dn *DataNode) heartbeats(ctx context.Context, client *cluster.NameNodeClient, every time.Duration) error {
+func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.Duration) error {
 	t := time.NewTicker(every)
 	defer t.Stop()
 	for {
@@ -235,8 +222,8 @@ func (dn *DataNode) heartbeats(ctx context.Context, client *cluster.NameNodeClie
 			dn.log.Debug("disk usage unknown", "err", err)
 		}
 		uuid, transfers := dn.UUID(), uint32(max(0, dn.transfers.Load()))
-		resp, err := call(ctx, client.Heartbeat, &clusterpb.HeartbeatRequest{
-			Uuid: &uuid, Capacity: &u.Capacity, Used: &u.Used, Remaining: &u.Remaining, Transfers: &transfers,
+		resp, err := call(ctx, dn.cfg.NameNode.Heartbeat, &clusterpb.HeartbeatRequest{
+			Uuid: &uuid, Session: &session, Capacity: &u.Capacity, Used: &u.Used, Remaining: &u.Remaining, Transfers: &transfers,
 		})
 		if err != nil {
 			return fmt.Errorf("heartbeat: %w", err)
@@ -246,18 +233,25 @@ func (dn *DataNode) heartbeats(ctx context.Context, client *cluster.NameNodeClie
 		}
 		select {
 		case <-t.C:
-		case <-client.Done():
-			return errors.New("the connection to the NameNode was lost")
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
+// reportOrder numbers the reports of a session. A NameNode carries each number out
+// once, so a report of which nobody knows whether it came may be sent again.
+type reportOrder struct{ session, last uint64 }
+
+func (o *reportOrder) next() *uint64 {
+	o.last++
+	return proto.Uint64(o.last)
+}
+
 // reports tells the NameNode of changes, and of everything now and then. One
 // goroutine does both: a full report must not be overtaken by a change that it
 // lacks.
-func (dn *DataNode) reports(ctx context.Context, client *cluster.NameNodeClient) error {
+func (dn *DataNode) reports(ctx context.Context, order *reportOrder) error {
 	s := &dn.names
 	next := time.NewTimer(dn.cfg.ReportInterval)
 	defer next.Stop()
@@ -268,9 +262,9 @@ func (dn *DataNode) reports(ctx context.Context, client *cluster.NameNodeClient)
 		changes := s.changes
 		s.changes = nil
 		s.mu.Unlock()
-		err := dn.sendChanges(ctx, client, changes)
+		err := dn.sendChanges(ctx, order, changes)
 		if err == nil && full {
-			if err = dn.sendFull(ctx, client); err == nil {
+			if err = dn.sendFull(ctx, order); err == nil {
 				next.Reset(dn.cfg.ReportInterval*3/4 + rand.N(dn.cfg.ReportInterval/2+1))
 			}
 		}
@@ -292,15 +286,15 @@ func (dn *DataNode) reports(ctx context.Context, client *cluster.NameNodeClient)
 	}
 }
 
-func (dn *DataNode) sendChanges(ctx context.Context, client *cluster.NameNodeClient, changes []change) error {
+func (dn *DataNode) sendChanges(ctx context.Context, order *reportOrder, changes []change) error {
 	uuid := dn.UUID()
 	for len(changes) > 0 {
 		n := min(len(changes), changesPerCall)
-		req := &clusterpb.BlocksChangedRequest{Uuid: &uuid, Changes: make([]*clusterpb.ReplicaChange, n)}
+		req := &clusterpb.BlocksChangedRequest{Uuid: &uuid, Session: &order.session, Sequence: order.next(), Changes: make([]*clusterpb.ReplicaChange, n)}
 		for i := range n {
 			req.Changes[i] = changes[i].msg
 		}
-		_, err := call(ctx, client.BlocksChanged, req)
+		_, err := call(ctx, dn.cfg.NameNode.BlocksChanged, req)
 		s := &dn.names
 		s.mu.Lock()
 		s.release(changes[:n])
@@ -317,18 +311,21 @@ func (dn *DataNode) sendChanges(ctx context.Context, client *cluster.NameNodeCli
 	return nil
 }
 
-func (dn *DataNode) sendFull(ctx context.Context, client *cluster.NameNodeClient) error {
+func (dn *DataNode) sendFull(ctx context.Context, order *reportOrder) error {
 	uuid, id := dn.UUID(), rand.Uint64()
 	replicas := dn.store.Replicas()
 	parts := uint32(max(1, (len(replicas)+reportPart-1)/reportPart))
 	for part := range parts {
 		n := min(len(replicas), reportPart)
-		req := &clusterpb.BlockReportRequest{Uuid: &uuid, ReportId: &id, Part: &part, Parts: &parts, Replicas: make([]*clusterpb.Replica, n)}
+		req := &clusterpb.BlockReportRequest{
+			Uuid: &uuid, Session: &order.session, Sequence: order.next(),
+			ReportId: &id, Part: &part, Parts: &parts, Replicas: make([]*clusterpb.Replica, n),
+		}
 		for i := range n {
 			req.Replicas[i] = replicaOf(replicas[i])
 		}
 		replicas = replicas[n:]
-		resp, err := call(ctx, client.BlockReport, req)
+		resp, err := call(ctx, dn.cfg.NameNode.BlockReport, req)
 		if err != nil {
 			return fmt.Errorf("block report, part %d of %d: %w", part+1, parts, err)
 		}
@@ -388,16 +385,6 @@ func (dn *DataNode) delete(b *clusterpb.Block) {
 	delete(dn.names.corrupt, b.GetId())
 	dn.names.mu.Unlock()
 	dn.changed(clusterpb.ReplicaChange_DELETED, store.Info{ID: b.GetId(), Generation: b.GetGeneration()}, false)
-}
-
-// nameNode returns the present connection.
-func (dn *DataNode) nameNode() (*cluster.NameNodeClient, error) {
-	dn.names.mu.Lock()
-	defer dn.names.mu.Unlock()
-	if dn.names.client == nil {
-		return nil, errors.New("the NameNode is away")
-	}
-	return dn.names.client, nil
 }
 
 // A queue runs tasks of one kind, a few at a time, and each of them once.

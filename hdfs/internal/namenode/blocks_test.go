@@ -128,7 +128,7 @@ func TestCopyIsRetried(t *testing.T) {
 	// The command is lost with the heartbeat's answer.
 	sent := 0
 	for _, d := range dns {
-		resp, err := r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Remaining: &d.room})
+		resp, err := r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Remaining: &d.room})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -458,7 +458,12 @@ func TestFullReportInParts(t *testing.T) {
 	b2 := r.write("/2", 1, 10, d)
 	r.clock.advance(time.Hour)
 	part := func(id uint64, n, of uint32, reps ...*clusterpb.Replica) error {
-		_, err := r.nn.BlockReport(context.Background(), &clusterpb.BlockReportRequest{Uuid: &d.uuid, ReportId: &id, Part: &n, Parts: &of, Replicas: reps})
+		_, err := r.nn.BlockReport(context.Background(), &clusterpb.BlockReportRequest{
+			Uuid: &d.uuid, Session: &d.session, Sequence: proto.Uint64(d.sequence + 1), ReportId: &id, Part: &n, Parts: &of, Replicas: reps,
+		})
+		if err == nil {
+			d.sequence++ // what is refused has no number
+		}
 		return err
 	}
 	located := func(path string) int { return len(r.locations(path).GetBlocks()[0].GetLocs()) }
@@ -487,6 +492,101 @@ func TestFullReportInParts(t *testing.T) {
 	}
 	if located("/2") != 1 {
 		t.Fatal("a report took away what was received just now")
+	}
+}
+
+// A report that comes again, or late, changes nothing: neither within its session nor
+// out of an earlier one.
+func TestReportsAreCarriedOutOnce(t *testing.T) {
+	r := newRig(t)
+	d := r.datanodes(1)[0]
+	b := r.write("/f", 1, 100, d)
+	id := b.GetBlockId()
+	located := func() int { return len(r.locations("/f").GetBlocks()[0].GetLocs()) }
+	change := func(session, sequence uint64, kind clusterpb.ReplicaChange_Kind) error {
+		_, err := r.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{
+			Uuid: &d.uuid, Session: &session, Sequence: &sequence, Changes: []*clusterpb.ReplicaChange{{Kind: kind.Enum(), Replica: d.replicas[id]}},
+		})
+		return err
+	}
+	received := d.sequence
+	if err := change(d.session, *d.next(), clusterpb.ReplicaChange_DELETED); err != nil {
+		t.Fatal(err)
+	}
+	deleted := d.sequence
+	for range 2 {
+		for _, sequence := range []uint64{received, deleted} {
+			if err := change(d.session, sequence, clusterpb.ReplicaChange_RECEIVED); err != nil {
+				t.Fatalf("report %d again: %v", sequence, err)
+			}
+		}
+	}
+	full := &clusterpb.BlockReportRequest{Uuid: &d.uuid, Session: &d.session, Sequence: &received, ReportId: proto.Uint64(9), Parts: proto.Uint32(1), Replicas: []*clusterpb.Replica{d.replicas[id]}}
+	if _, err := r.nn.BlockReport(context.Background(), full); err != nil {
+		t.Fatalf("a full report again: %v", err)
+	}
+	if n := located(); n != 0 {
+		t.Fatalf("%d replicas after reports that came late", n)
+	}
+	// Numbers that nobody can have sent: one is missing, or there is none.
+	for _, sequence := range []uint64{deleted + 2, 0} {
+		if err := change(d.session, sequence, clusterpb.ReplicaChange_RECEIVED); !errors.Is(err, cluster.ErrNotRegistered) {
+			t.Errorf("report %d after %d: %v", sequence, deleted, err)
+		}
+	}
+	// A new session, which an earlier one cannot disturb.
+	rep := d.replicas[id]
+	delete(d.replicas, id)
+	old := d.session
+	d.register()
+	d.replicas[id] = rep
+	if old == d.session || d.session == 0 {
+		t.Fatalf("the sessions are %d and %d", old, d.session)
+	}
+	for _, session := range []uint64{old, 0} {
+		if err := change(session, d.sequence+1, clusterpb.ReplicaChange_RECEIVED); !errors.Is(err, cluster.ErrNotRegistered) {
+			t.Errorf("a report of session %d: %v", session, err)
+		}
+		resp, err := r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &session})
+		if err != nil || len(resp.GetCommands()) != 1 || resp.GetCommands()[0].GetKind() != clusterpb.Command_REGISTER {
+			t.Errorf("heartbeat of session %d: %v %v", session, resp, err)
+		}
+	}
+	if n := located(); n != 0 {
+		t.Fatalf("%d replicas after reports of an earlier session", n)
+	}
+	if err := change(d.session, *d.next(), clusterpb.ReplicaChange_RECEIVED); err != nil || located() != 1 {
+		t.Fatalf("a report in order: %v, %d replicas", err, located())
+	}
+}
+
+// The commit of a recovery that comes again says nothing of what has become of the
+// replicas since.
+func TestCommitOfARecoveryAgain(t *testing.T) {
+	r := newRig(t)
+	d := r.datanodes(1)[0]
+	b := r.write("/f", 1, 100, d)
+	must[*hdfspb.TruncateResponseProto](t)(r.nn.truncate(r.as("root"), &hdfspb.TruncateRequestProto{Src: proto.String("/f"), NewLength: proto.Uint64(50), ClientName: proto.String("c")}))
+	var commit *clusterpb.CommitRecoveryRequest
+	d.recover = func(c *clusterpb.Command) {
+		commit = &clusterpb.CommitRecoveryRequest{Uuid: &d.uuid, Block: blockPB(b.GetBlockId(), c.GetBlock().GetGeneration(), 50), NewGeneration: c.NewGeneration, Datanodes: []*clusterpb.Datanode{d.pb()}}
+		d.store(b.GetBlockId(), c.GetNewGeneration(), 50, clusterpb.ReplicaState_FINALIZED)
+	}
+	for i := 0; commit == nil; i++ {
+		if i == 10 {
+			t.Fatal("no recovery was ordered")
+		}
+		r.turn([]*fakeDatanode{d})
+	}
+	located := func() int { return len(r.locations("/f").GetBlocks()[0].GetLocs()) }
+	must[*clusterpb.CommitRecoveryResponse](t)(r.nn.CommitRecovery(context.Background(), commit))
+	if n := located(); n != 1 {
+		t.Fatalf("%d replicas after the commit", n)
+	}
+	d.changed(clusterpb.ReplicaChange_DELETED, d.replicas[b.GetBlockId()])
+	must[*clusterpb.CommitRecoveryResponse](t)(r.nn.CommitRecovery(context.Background(), commit))
+	if n := located(); n != 0 {
+		t.Fatalf("%d replicas after the commit came again", n)
 	}
 }
 
@@ -571,11 +671,9 @@ func TestNothingIsDeletedOnTheWordOfTheReturned(t *testing.T) {
 	for _, d := range old {
 		clear(d.replicas)
 		d.dead = false
-		if _, err := r.nn.Register(t.Context(), &clusterpb.RegisterRequest{Datanode: d.pb()}); err != nil {
-			t.Fatal(err)
-		}
+		d.enroll()
 		d.room *= 2 // an empty disk
-		if _, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Capacity: proto.Uint64(2 << 40), Remaining: &d.room}); err != nil {
+		if _, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Capacity: proto.Uint64(2 << 40), Remaining: &d.room}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -607,9 +705,7 @@ func TestPostponedSurplusIsDeleted(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(2)
 	b := r.write("/f", 2, 100, dns...)
-	if _, err := r.nn.Register(t.Context(), &clusterpb.RegisterRequest{Datanode: dns[0].pb()}); err != nil {
-		t.Fatal(err)
-	}
+	dns[0].enroll()
 	must[*hdfspb.SetReplicationResponseProto](t)(r.nn.setReplication(r.as("root"), &hdfspb.SetReplicationRequestProto{Src: proto.String("/f"), Replication: proto.Uint32(1)}))
 	r.clock.advance(6 * time.Second)
 	r.check()

@@ -164,7 +164,7 @@ func (w *writer) step(dn *fakeDatanode) error {
 			m[p] = n
 			b.NumBytes = proto.Uint64(uint64(1 + w.rng.IntN(1000)))
 			w.blocks[p] = b
-			if _, err := w.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{Uuid: &dn.uuid, Changes: []*clusterpb.ReplicaChange{{
+			if _, err := w.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{Uuid: &dn.uuid, Session: &dn.session, Sequence: dn.next(), Changes: []*clusterpb.ReplicaChange{{
 				Kind:    clusterpb.ReplicaChange_RECEIVED.Enum(),
 				Replica: &clusterpb.Replica{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), b.GetNumBytes()), State: clusterpb.ReplicaState_FINALIZED.Enum()},
 			}}}); err != nil {

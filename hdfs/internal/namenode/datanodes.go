@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"time"
@@ -51,11 +52,11 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	if err != nil {
 		return nil, fmt.Errorf("namenode: register DataNode %s: %w", dn.UUID, err)
 	}
-	nn.blocks.register(dn)
+	session := nn.blocks.register(dn)
 	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port)
 	return &clusterpb.RegisterResponse{
 		ClusterId: &clusterID, BlockPoolId: &poolID,
-		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())),
+		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())), Session: &session,
 	}, nil
 }
 
@@ -82,7 +83,8 @@ func addressOf(ctx context.Context, host string) (string, error) {
 	return addrs[0].String(), nil
 }
 
-func (m *blockMap) register(dn namespace.Datanode) {
+// register begins a session.
+func (m *blockMap) register(dn namespace.Datanode) (session uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.nodes[dn.UUID]
@@ -103,9 +105,20 @@ func (m *blockMap) register(dn namespace.Datanode) {
 	n.dn = dn
 	n.registered, n.reported = true, false
 	n.era++
+	n.session, n.sequence = rand.Uint64()|1, 0 // not 0, which is none
 	n.registeredAt, n.lastSeen = now, now
 	n.report, n.commands = nil, nil
 	m.revive(n)
+	return n.session
+}
+
+// inSession returns a DataNode that has registered and says so, or nil. Whatever was
+// said in an earlier session says nothing in this one, however late it comes.
+func (m *blockMap) inSession(uuid string, session uint64) *node {
+	if n := m.nodes[uuid]; n != nil && n.registered && n.session == session {
+		return n
+	}
+	return nil
 }
 
 // revive counts a DataNode's replicas again.
@@ -130,8 +143,8 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := m.nodes[req.GetUuid()]
-	if n == nil || !n.registered {
+	n := m.inSession(req.GetUuid(), req.GetSession())
+	if n == nil {
 		return &clusterpb.HeartbeatResponse{Commands: []*clusterpb.Command{{Kind: clusterpb.Command_REGISTER.Enum()}}}, nil
 	}
 	now := m.cfg.now()

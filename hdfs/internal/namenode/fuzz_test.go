@@ -44,6 +44,15 @@ func FuzzRequests(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { nn.Close() })
+	// next is what stands in the next report of a DataNode, which no fuzzer finds.
+	next := func(uuid string) (session, sequence *uint64) {
+		nn.blocks.mu.Lock()
+		defer nn.blocks.mu.Unlock()
+		if n := nn.blocks.nodes[uuid]; n != nil {
+			session, sequence = proto.Uint64(n.session), proto.Uint64(n.sequence+1)
+		}
+		return session, sequence
+	}
 	handlers := []func(context.Context, []byte){
 		decoded(nn.abandonBlock), decoded(nn.addBlock), decoded(nn.append), decoded(nn.complete), decoded(nn.concat),
 		decoded(nn.create), decoded(nn.delete), decoded(nn.fsync), decoded(nn.getAdditionalDatanode), decoded(nn.getBlockLocations),
@@ -57,7 +66,20 @@ func FuzzRequests(f *testing.F) {
 				return nil, errors.New("no names to look up in a fuzz test")
 			}
 			return nn.Register(ctx, req)
-		}), decoded(nn.Heartbeat), decoded(nn.BlockReport), decoded(nn.BlocksChanged), decoded(nn.CommitRecovery),
+		}),
+		decoded(func(ctx context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+			req.Session, _ = next(req.GetUuid())
+			return nn.Heartbeat(ctx, req)
+		}),
+		decoded(func(ctx context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
+			req.Session, req.Sequence = next(req.GetUuid())
+			return nn.BlockReport(ctx, req)
+		}),
+		decoded(func(ctx context.Context, req *clusterpb.BlocksChangedRequest) (*clusterpb.BlocksChangedResponse, error) {
+			req.Session, req.Sequence = next(req.GetUuid())
+			return nn.BlocksChanged(ctx, req)
+		}),
+		decoded(nn.CommitRecovery),
 	}
 	add := func(i int, m proto.Message) {
 		data, err := proto.MarshalOptions{AllowPartial: true}.Marshal(m)

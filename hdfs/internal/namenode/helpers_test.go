@@ -172,6 +172,8 @@ type fakeDatanode struct {
 	recover func(*clusterpb.Command)
 	seen    []*clusterpb.Command
 	dead    bool
+
+	session, sequence uint64
 }
 
 func (r *rig) datanode(i int) *fakeDatanode {
@@ -198,16 +200,30 @@ func (d *fakeDatanode) pb() *clusterpb.Datanode {
 
 func (d *fakeDatanode) register() {
 	d.r.t.Helper()
-	if _, err := d.r.nn.Register(context.Background(), &clusterpb.RegisterRequest{Datanode: d.pb()}); err != nil {
-		d.r.t.Fatal(err)
-	}
+	d.enroll()
 	d.report()
 	d.heartbeat(nil)
 }
 
+// enroll registers and says nothing else yet.
+func (d *fakeDatanode) enroll() {
+	d.r.t.Helper()
+	resp, err := d.r.nn.Register(context.Background(), &clusterpb.RegisterRequest{Datanode: d.pb()})
+	if err != nil {
+		d.r.t.Fatal(err)
+	}
+	d.session, d.sequence = resp.GetSession(), 0
+}
+
+// next is the number of the next report.
+func (d *fakeDatanode) next() *uint64 {
+	d.sequence++
+	return proto.Uint64(d.sequence)
+}
+
 func (d *fakeDatanode) report() {
 	d.r.t.Helper()
-	req := &clusterpb.BlockReportRequest{Uuid: &d.uuid, ReportId: proto.Uint64(uint64(d.r.calls.Add(1))), Parts: proto.Uint32(1)}
+	req := &clusterpb.BlockReportRequest{Uuid: &d.uuid, Session: &d.session, Sequence: d.next(), ReportId: proto.Uint64(uint64(d.r.calls.Add(1))), Parts: proto.Uint32(1)}
 	for _, rep := range d.replicas {
 		req.Replicas = append(req.Replicas, rep)
 	}
@@ -218,7 +234,9 @@ func (d *fakeDatanode) report() {
 
 func (d *fakeDatanode) changed(kind clusterpb.ReplicaChange_Kind, rep *clusterpb.Replica) {
 	d.r.t.Helper()
-	_, err := d.r.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{Uuid: &d.uuid, Changes: []*clusterpb.ReplicaChange{{Kind: kind.Enum(), Replica: rep}}})
+	_, err := d.r.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{
+		Uuid: &d.uuid, Session: &d.session, Sequence: d.next(), Changes: []*clusterpb.ReplicaChange{{Kind: kind.Enum(), Replica: rep}},
+	})
 	if err != nil {
 		d.r.t.Fatal(err)
 	}
@@ -240,7 +258,7 @@ func (d *fakeDatanode) heartbeat(all []*fakeDatanode) {
 	if d.dead {
 		return
 	}
-	resp, err := d.r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Capacity: proto.Uint64(2 << 40), Remaining: &d.room})
+	resp, err := d.r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Capacity: proto.Uint64(2 << 40), Remaining: &d.room})
 	if err != nil {
 		d.r.t.Fatal(err)
 	}

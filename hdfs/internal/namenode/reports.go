@@ -28,6 +28,24 @@ type partialReport struct {
 	replicas map[uint64]struct{}
 }
 
+// reporting returns the DataNode that sends a report, and whether the report is one
+// that it has sent before. Reports of a session are carried out once each, in order:
+// their sender may not know whether one has come, and sends it again.
+func (m *blockMap) reporting(uuid string, session, sequence uint64) (n *node, again bool, err error) {
+	n = m.inSession(uuid, session)
+	if n == nil {
+		return nil, false, fmt.Errorf("namenode: report of DataNode %s in no session of this NameNode: %w: register first", uuid, cluster.ErrNotRegistered)
+	}
+	n.lastSeen = m.cfg.now()
+	switch {
+	case sequence == n.sequence+1:
+		return n, false, nil
+	case sequence > 0 && sequence <= n.sequence:
+		return n, true, nil
+	}
+	return nil, false, fmt.Errorf("namenode: report %d of DataNode %s follows its report %d: %w: register again", sequence, uuid, n.sequence, cluster.ErrNotRegistered)
+}
+
 // BlockReport takes a part of a DataNode's list of all its replicas.
 func (nn *NameNode) BlockReport(ctx context.Context, req *clusterpb.BlockReportRequest) (*clusterpb.BlockReportResponse, error) {
 	parts := max(req.GetParts(), 1)
@@ -58,12 +76,11 @@ func (nn *NameNode) BlockReport(ctx context.Context, req *clusterpb.BlockReportR
 func (m *blockMap) reportPart(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, parts uint32) (done bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := m.nodes[req.GetUuid()]
-	if n == nil || !n.registered {
-		return false, fmt.Errorf("namenode: block report of DataNode %s since this NameNode's start: %w: register first", req.GetUuid(), cluster.ErrNotRegistered)
+	n, again, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
+	if err != nil || again {
+		return false, err
 	}
-	now := m.cfg.now()
-	n.lastSeen = now
+	now := n.lastSeen
 	if req.GetPart() == 0 {
 		n.report = &partialReport{id: req.GetReportId(), parts: parts, begun: now, replicas: make(map[uint64]struct{})}
 	}
@@ -72,6 +89,7 @@ func (m *blockMap) reportPart(ns *namespace.Namespace, req *clusterpb.BlockRepor
 		n.report = nil
 		return false, fmt.Errorf("namenode: block report %d of DataNode %s: part %d of %d does not follow what came before: begin again with part 0", req.GetReportId(), req.GetUuid(), req.GetPart(), parts)
 	}
+	n.sequence++
 	rep.next++
 	for _, r := range req.GetReplicas() {
 		b := r.GetBlock()
@@ -136,11 +154,11 @@ func (nn *NameNode) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChan
 func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksChangedRequest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := m.nodes[req.GetUuid()]
-	if n == nil {
-		return fmt.Errorf("namenode: changed replicas of DataNode %s: %w: register first", req.GetUuid(), cluster.ErrNotRegistered)
+	n, again, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
+	if err != nil || again {
+		return err
 	}
-	n.lastSeen = m.cfg.now()
+	n.sequence++
 	for _, c := range req.GetChanges() {
 		b := c.GetReplica().GetBlock()
 		id := b.GetId()

@@ -547,16 +547,13 @@ func (t *txn) closeFile(op *nspb.CloseFile) error {
 	}
 	last := n.file.last()
 	unwritten := last != nil && last.Construction != nil
-	if unwritten && !op.GetDropLast() && !op.GetKeepLast() {
+	if unwritten && !op.GetDropLast() {
 		return exception.New(exception.IO, "the last block of %s is under construction", n.Path())
 	}
 	if !t.write() {
 		return nil
 	}
-	switch {
-	case unwritten && op.GetKeepLast():
-		t.commitBlock(last, last.Length)
-	case unwritten:
+	if unwritten {
 		t.dropLast(n.file)
 	}
 	t.close(n)
