@@ -70,7 +70,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(b.temporary)) }()
 	if b.verbena == "" {
 		b.verbena = filepath.Join(b.temporary, "verbena")
-		if err := host.Build(ctx, b.root, b.verbena, "./cmd/verbena"); err != nil {
+		if err := host.Build(ctx, b.root, b.verbena, []string{"build"}, "./cmd/verbena"); err != nil {
 			return err
 		}
 	}

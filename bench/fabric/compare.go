@@ -15,18 +15,16 @@ import (
 
 type measure = beside.Measure
 
-type unit string
-
 const (
-	nanoseconds unit = "ns"
-	perSecond   unit = "messages/s"
-	bandwidth   unit = "B/s"
+	nanoseconds = beside.Nanoseconds
+	perSecond   = beside.PerSecond
+	bandwidth   = beside.Bandwidth
 )
 
 // A comparison is a line of the table. Target 0 is none.
 type comparison struct {
 	Name, Beside string
-	Unit         unit
+	Unit         string
 	Target       float64
 	AtLeast      bool // the ratio is to be at least Target; else at most
 	Note         string
@@ -128,7 +126,7 @@ type round = beside.Round
 type verdict struct {
 	Name       string  `json:"name"`
 	Beside     string  `json:"beside"`
-	Unit       unit    `json:"unit"`
+	Unit       string  `json:"unit"`
 	Target     float64 `json:"target,omitempty"`
 	AtLeast    bool    `json:"at_least,omitempty"`
 	Ours       float64 `json:"ours"`
@@ -157,7 +155,7 @@ func (v *verdict) target() beside.Target {
 
 // row is the verdict as --json prints it.
 func (v *verdict) row() beside.Row {
-	r := beside.Row{What: v.Name, Beside: v.Beside, Unit: string(v.Unit)}
+	r := beside.Row{What: v.Name, Beside: v.Beside, Unit: v.Unit}
 	if v.Unmeasured != "" || v.Counted == 0 {
 		r.Skipped = cmp.Or(v.Unmeasured, "no round came to an end")
 	} else {

@@ -28,7 +28,7 @@ const labPatience = 20 * time.Minute
 func (b *bench) lab(ctx context.Context) ([]verdict, error) {
 	fmt.Fprintln(os.Stderr, "lab: ibverbs on rxe beside ib_send_lat")
 	fabric := filepath.Join(b.temporary, "fabric")
-	if err := host.Build(ctx, filepath.Join(b.root, "bench"), fabric, "./fabric", "CGO_ENABLED=0"); err != nil {
+	if err := host.Build(ctx, filepath.Join(b.root, "bench"), fabric, []string{"build"}, "./fabric", "CGO_ENABLED=0"); err != nil {
 		return nil, err
 	}
 	share := filepath.Join(b.temporary, "share")

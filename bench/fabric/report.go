@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -133,7 +132,7 @@ func table(p func(string, ...any), verdicts []verdict) {
 		if v.Note != "" {
 			notes = append(notes, fmt.Sprintf("%s, beside %s: %s", v.Name, v.Beside, v.Note))
 		}
-		p("| %s | %s | %s | %s | %.2f (%.2f–%.2f) | %s | %s | %d of %d | %.0f ns |", v.Name, v.Beside, show(v.Ours, v.Unit), show(v.Theirs, v.Unit),
+		p("| %s | %s | %s | %s | %.2f (%.2f–%.2f) | %s | %s | %d of %d | %.0f ns |", v.Name, v.Beside, beside.Show(v.Ours, v.Unit), beside.Show(v.Theirs, v.Unit),
 			v.Ratio, v.Low, v.High, r.Target, r.Mark(), v.Counted, len(v.Rounds), v.Distance)
 	}
 	p("")
@@ -157,47 +156,6 @@ func more(label string) string {
 		return ""
 	}
 	return " " + label
-}
-
-// show writes a number with its unit, three figures or so.
-func show(v float64, u unit) string {
-	switch u {
-	case nanoseconds:
-		switch {
-		case v < 1000:
-			return fmt.Sprintf("%.0f ns", v)
-		case v < 1e6:
-			return fmt.Sprintf("%.2f us", v/1e3)
-		}
-		return fmt.Sprintf("%.1f ms", v/1e6)
-	case perSecond:
-		return decimal(v) + "/s"
-	}
-	return decimal(v) + "B/s"
-}
-
-func decimal(v float64) string {
-	for _, p := range []struct {
-		unit   float64
-		prefix string
-	}{{1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
-		if v >= p.unit {
-			return fmt.Sprintf("%.3g %s", v/p.unit, p.prefix)
-		}
-	}
-	return fmt.Sprintf("%.3g ", v)
-}
-
-func bytesOf(v float64) string {
-	for _, p := range []struct {
-		unit float64
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if v >= p.unit {
-			return strconv.FormatFloat(math.Round(v/p.unit*10)/10, 'f', -1, 64) + " " + p.name
-		}
-	}
-	return fmt.Sprintf("%.0f B", v)
 }
 
 // growthPage is the part about how the cost grows.
@@ -238,10 +196,10 @@ func growthPage(p func(string, ...any), g *growth, run host.Machine, plots []fig
 		}
 		resident := ""
 		if one := first[r.Transport]; r.Connections > one.Connections {
-			resident = bytesOf(max(float64(r.Resident-one.Resident), 0) / float64(r.Connections-one.Connections))
+			resident = beside.Bytes(max(float64(r.Resident-one.Resident), 0) / float64(r.Connections-one.Connections))
 		}
-		p("| %s | %d | %s | %s | %s | %s | %s |", r.Transport, r.Connections, decimal(r.OpsPerS)+"/s", show(lat.P50, nanoseconds), show(lat.P99, nanoseconds),
-			bytesOf(float64(r.Registered)/float64(r.Connections)), resident)
+		p("| %s | %d | %s | %s | %s | %s | %s |", r.Transport, r.Connections, beside.Decimal(r.OpsPerS)+"/s", beside.Show(lat.P50, nanoseconds), beside.Show(lat.P99, nanoseconds),
+			beside.Bytes(float64(r.Registered)/float64(r.Connections)), resident)
 	}
 	p("")
 	pictures("fabric-connections")
@@ -254,7 +212,7 @@ func growthPage(p func(string, ...any), g *growth, run host.Machine, plots []fig
 	}
 	p("%s\n%s", head, rule)
 	for _, size := range sizesOf(g.Latency) {
-		line := "| " + bytesOf(float64(size)) + " |"
+		line := "| " + beside.Bytes(float64(size)) + " |"
 		for _, t := range networks {
 			l, okL := find(g.Latency, t, size)
 			w, okW := find(g.Bandwidth, t, size)
@@ -262,7 +220,7 @@ func growthPage(p func(string, ...any), g *growth, run host.Machine, plots []fig
 				line += " | | | |"
 				continue
 			}
-			line += fmt.Sprintf(" %s | %s | %s | %s |", show(l.P50, nanoseconds), show(l.P99, nanoseconds), show(l.P9999, nanoseconds), show(w.BytesPerS, bandwidth))
+			line += fmt.Sprintf(" %s | %s | %s | %s |", beside.Show(l.P50, nanoseconds), beside.Show(l.P99, nanoseconds), beside.Show(l.P9999, nanoseconds), beside.Show(w.BytesPerS, bandwidth))
 		}
 		p("%s", line)
 	}
@@ -286,7 +244,7 @@ func growthPage(p func(string, ...any), g *growth, run host.Machine, plots []fig
 					own = r
 				}
 			}
-			p("| %s | %d | %s | %s | %.0f | %.0f |", t, n, decimal(shared.OpsPerS)+"/s", decimal(own.OpsPerS)+"/s", perThousand(shared), perThousand(own))
+			p("| %s | %d | %s | %s | %.0f | %.0f |", t, n, beside.Decimal(shared.OpsPerS)+"/s", beside.Decimal(own.OpsPerS)+"/s", perThousand(shared), perThousand(own))
 		}
 	}
 	p("")
@@ -357,7 +315,7 @@ func (b *bench) plots(g *growth) ([]figure, error) {
 
 func figuresOf(g *growth) []figure {
 	count := func(v float64) string { return strconv.Itoa(int(v)) }
-	size := func(v float64) string { return bytesOf(v) }
+	size := func(v float64) string { return beside.Bytes(v) }
 	line := func(name string, rows []row, keep func(row) bool, point func(row) plot.Point) plot.Series {
 		s := plot.Series{Name: name}
 		for _, r := range rows {
@@ -369,19 +327,19 @@ func figuresOf(g *growth) []figure {
 	}
 	rates := plot.Chart{
 		Title: "Message rate and connections", Subtitle: "64 B Sends, one posting goroutine", XLabel: "connections", YLabel: "messages per second",
-		FormatX: count, FormatY: func(v float64) string { return decimal(v) },
+		FormatX: count, FormatY: func(v float64) string { return beside.Decimal(v) },
 	}
 	latency := plot.Chart{
 		Title: "Latency and message size", Subtitle: "Send, one way, spinning; median, bars to the 99th percentile", XLabel: "message size", YLabel: "latency",
-		FormatX: size, FormatY: func(v float64) string { return show(v, nanoseconds) },
+		FormatX: size, FormatY: func(v float64) string { return beside.Show(v, nanoseconds) },
 	}
 	width := plot.Chart{
 		Title: "Bandwidth and message size", Subtitle: "Send, streaming", XLabel: "message size", YLabel: "bandwidth",
-		FormatX: size, FormatY: func(v float64) string { return show(v, bandwidth) },
+		FormatX: size, FormatY: func(v float64) string { return beside.Show(v, bandwidth) },
 	}
 	posters := plot.Chart{
 		Title: "Message rate and posting goroutines", Subtitle: "64 B Sends, one processor for each end", XLabel: "goroutines", YLabel: "messages per second",
-		FormatX: count, FormatY: func(v float64) string { return decimal(v) },
+		FormatX: count, FormatY: func(v float64) string { return beside.Decimal(v) },
 	}
 	for _, t := range networks {
 		rates.Series = append(rates.Series, line(t, g.Connections, func(r row) bool { return r.Transport == t && r.Mode == "rate" },

@@ -1,223 +1,289 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // bench is a run of the command.
 type bench struct {
-	quick, json bool
-	rounds      int
-	only        string
-	out, hadoop string
-	began       time.Time
+	quick, json     bool
+	rounds          int
+	duration        time.Duration // of one measurement
+	only            string
+	out, hadoop     string
+	root, temporary string
+	running         map[string]*server // by system, and whether it is bound
+	built           map[string]string  // binaries, by package
+	skipped         map[string]error   // systems that do not run here
 }
 
-// comparison is one row before it is measured.
-type comparison struct {
-	what, beside, theirs string
-	ours                 string // "" for the system of that name
-	unit                 string
-	target               beside.Target
-	measure              func(ctx context.Context, system string) (float64, error)
+// results are the raw figures, docs/benchmarks/rpc.json.
+type results struct {
+	Rows   []record          `json:"rows"`
+	Growth map[string]growth `json:"growth"` // by name of the sweep
 }
 
-var peers = []struct{ system, name string }{
-	{"grpc", "gRPC-Go on loopback"},
-	{"grpcunix", "gRPC-Go over a Unix socket"},
-	{"netrpc", "net/rpc on loopback"},
-}
-
-// comparisons are all rows, in the page's order.
-func (b *bench) comparisons(running map[string]*server) []comparison {
-	sizes, callers := []int{1, 8, 64, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20}, []int{1, 2, 4, 8, 16, 32, 64}
-	iterations, limit, warm, duration := 20_000, 4*time.Second, time.Second, 3*time.Second
-	if b.quick {
-		sizes, callers = []int{1, 1 << 10, 64 << 10, 1 << 20}, []int{1, 16, 64}
-		iterations, limit, warm, duration = 8_000, 700*time.Millisecond, 300*time.Millisecond, 800*time.Millisecond
-	}
-	withCaller := func(system string, f func(*server, caller) (float64, error)) (v float64, err error) {
-		s := running[system]
-		dial := dialHadoop
-		if system != "java" {
-			dial = systems[system].dial
-		}
-		c, err := dial(s.address)
-		if err != nil {
-			return 0, err
-		}
-		defer func() { err = errors.Join(err, c.Close()) }()
-		return f(s, c)
-	}
-	var all []comparison
-	for _, peer := range peers {
-		for _, size := range sizes {
-			c := comparison{what: "Hadoop RPC on TCP, echo of " + bytes(size) + ", p50", beside: peer.name, theirs: peer.system, unit: "ns"}
-			if size == 1<<10 && peer.system == "grpc" {
-				c.target = beside.AtMost(0.8)
-			}
-			c.measure = func(ctx context.Context, system string) (float64, error) {
-				return withCaller(system, func(_ *server, c caller) (float64, error) {
-					return latency(ctx, c.call(payload(size)), iterations, limit)
-				})
-			}
-			all = append(all, c)
-		}
-	}
-	rate := func(n int, value func(throughput) float64, warm time.Duration) func(context.Context, string) (float64, error) {
-		return func(ctx context.Context, system string) (float64, error) {
-			return withCaller(system, func(s *server, c caller) (float64, error) {
-				t, err := measureThroughput(ctx, s, c, n, 1<<10, warm, duration)
-				return value(t), err
-			})
-		}
-	}
-	calls := func(t throughput) float64 { return t.rate }
-	perCPU := func(t throughput) float64 { return t.perCPU }
-	for _, peer := range peers {
-		for _, n := range callers {
-			c := comparison{what: fmt.Sprintf("Hadoop RPC on TCP, 1 KiB, callers: %d", n), beside: peer.name, theirs: peer.system, unit: "calls/s", measure: rate(n, calls, warm)}
-			if n == 64 && peer.system == "grpc" {
-				c.target = beside.AtLeast(2)
-			}
-			all = append(all, c)
-		}
-	}
-	for _, n := range []int{1, 64} {
-		all = append(all, comparison{what: fmt.Sprintf("the same with a method that handlers run, callers: %d", n), beside: "gRPC-Go on loopback",
-			ours: "oursqueue", theirs: "grpc", unit: "calls/s", measure: rate(n, calls, warm)})
-	}
-	const sixteen = "Hadoop RPC on TCP, 1 KiB, 16 callers, calls per CPU second of the server"
-	all = append(all,
-		comparison{what: sixteen, beside: "gRPC-Go on loopback", theirs: "grpc", unit: "calls/CPU s", measure: rate(16, perCPU, warm)},
-		comparison{what: sixteen, beside: "Hadoop's Java server, same client", theirs: "java", unit: "calls/CPU s", target: beside.AtLeast(4), measure: rate(16, perCPU, 2*warm)})
-	return all
+// A record is a row that was measured.
+type record struct {
+	beside.Row
+	Why string `json:"why,omitempty"` // the target is missed
+	// Counted are the rounds that the medians are of. The others were at another
+	// distance of the processors, or they moved in them.
+	Counted  int            `json:"rounds_counted"`
+	Distance float64        `json:"distance_ns"` // median of those rounds
+	Rounds   []beside.Round `json:"rounds"`
+	Measured host.Machine   `json:"measured"`
 }
 
 func (b *bench) run(ctx context.Context) (err error) {
-	b.began = time.Now()
 	match, err := regexp.Compile(b.only)
 	if err != nil {
-		return fmt.Errorf("--only: %w", err)
+		return fmt.Errorf("--row: %w", err)
 	}
-	running := map[string]*server{}
+	if runtime.NumCPU() < 2 {
+		return errors.New("two processors are needed, one for each end")
+	}
+	b.duration = 1500 * time.Millisecond
+	if b.quick {
+		b.duration = 700 * time.Millisecond
+	}
+	switch {
+	case b.rounds < 0:
+		return fmt.Errorf("%d rounds", b.rounds)
+	case b.rounds == 0 && b.quick:
+		b.rounds = 3
+	case b.rounds == 0:
+		b.rounds = 7
+	}
+	if b.root, err = host.ModuleRoot(ctx); err != nil {
+		return err
+	}
+	if b.out == "" {
+		b.out = filepath.Join(b.root, "docs", "benchmarks")
+	}
+	r, err := b.load()
+	if err != nil {
+		return err
+	}
+	if b.temporary, err = os.MkdirTemp("", "verbena-rpc-"); err != nil {
+		return err
+	}
+	b.running, b.built, b.skipped = map[string]*server{}, map[string]string{}, map[string]error{}
 	defer func() {
-		for _, s := range running {
+		for _, s := range b.running {
 			err = errors.Join(err, s.stop())
 		}
+		err = errors.Join(err, os.RemoveAll(b.temporary))
 	}()
-	for name := range systems {
-		if running[name], err = startServer(name); err != nil {
-			delete(running, name)
-			return err
-		}
+	machine := host.Describe(ctx, b.root, nil)
+	rows := slices.DeleteFunc(b.rows(), func(r row) bool { return !match.MatchString(r.what + " | " + r.beside) })
+	measured, err := b.compare(ctx, rows)
+	if err != nil {
+		return err
 	}
-	why := ""
-	if b.hadoop == "" {
-		why = "--hadoop names no directory of jars"
-	} else if _, lerr := exec.LookPath("java"); lerr != nil {
-		why = "Java is not installed"
-	} else if s, jerr := startJava(b.hadoop); jerr != nil {
-		why = jerr.Error()
-	} else {
-		running["java"] = s
-		if err := b.warmJava(ctx, s); err != nil {
-			return err
-		}
-	}
-	var rows []beside.Row
-	for _, c := range b.comparisons(running) {
-		if !match.MatchString(c.what + " " + c.beside) {
-			continue
-		}
-		r := beside.Row{What: c.what, Beside: c.beside, Unit: c.unit}
-		if running[c.theirs] == nil {
-			r.Skipped = why
-		} else if err := b.compare(ctx, &c, &r); err != nil {
-			return fmt.Errorf("%s beside %s: %w", c.what, c.beside, err)
-		}
-		r.Judge(c.target)
-		if !b.json {
-			fmt.Fprintf(os.Stderr, "%-75s %-35s %12.0f %12.0f %6.2f\n", r.What, r.Beside, r.Ours, r.Theirs, r.Ratio)
-		}
-		rows = append(rows, r)
-	}
-	if len(rows) == 0 {
-		return errors.New("--only matches nothing")
+	for i := range measured {
+		measured[i].Measured = machine
 	}
 	if b.json {
-		return beside.Write(os.Stdout, rows)
+		if len(measured) == 0 {
+			return errors.New("--row matches nothing")
+		}
+		var plain []beside.Row
+		for _, m := range measured {
+			plain = append(plain, m.Row)
+		}
+		return beside.Write(os.Stdout, plain)
 	}
-	return b.write(ctx, rows)
-}
-
-// warmJava lets Java compile what will be measured.
-func (b *bench) warmJava(ctx context.Context, s *server) error {
-	c, err := dialHadoop(s.address)
-	if err != nil {
-		return err
-	}
-	_, err = measureThroughput(ctx, s, c, 16, 1<<10, time.Second, 14*time.Second)
-	return errors.Join(err, c.Close())
-}
-
-// compare measures both in turns; the ratio is that of the medians.
-func (b *bench) compare(ctx context.Context, c *comparison, r *beside.Row) error {
-	var ours, theirs, ratios []float64
-	for round := range b.rounds {
-		var pair [2]float64
-		for turn := range 2 {
-			side := (round + turn) % 2
-			var err error
-			if pair[side], err = c.measure(ctx, [2]string{cmp.Or(c.ours, "ours"), c.theirs}[side]); err != nil {
+	r.merge(measured, b.rows())
+	grown := 0
+	for _, s := range b.sweeps() {
+		if match.MatchString("growth: " + s.name) {
+			if r.Growth[s.name], err = s.run(ctx, machine); err != nil {
 				return err
 			}
+			grown++
 		}
-		ours, theirs, ratios = append(ours, pair[0]), append(theirs, pair[1]), append(ratios, pair[0]/pair[1])
 	}
-	r.Ours, r.Theirs = beside.Middle(ours), beside.Middle(theirs)
-	r.Ratio, r.Low, r.High = r.Ours/r.Theirs, slices.Min(ratios), slices.Max(ratios)
-	return nil
+	if len(measured)+grown == 0 {
+		return errors.New("--row matches nothing")
+	}
+	return b.write(r)
 }
 
-func bytes(n int) string {
+// compare measures the rows. Rounds are outside and rows inside, so that what disturbs
+// the machine for a while falls on all of them.
+func (b *bench) compare(ctx context.Context, rows []row) ([]record, error) {
+	rounds, failed := make([][]beside.Round, len(rows)), make([]error, len(rows))
+	for n := range b.rounds {
+		for i, r := range rows {
+			if failed[i] != nil {
+				continue
+			}
+			round, err := beside.Pair(ctx, r.ours, r.theirs, n%2 == 0)
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			if err != nil {
+				failed[i] = err
+				fmt.Fprintf(os.Stderr, "%s, beside %s: %v\n", r.what, r.beside, err)
+				continue
+			}
+			fmt.Fprintf(os.Stderr, "round %d of %d: %-80s %-40s %10s %10s %7.3f  %.0f ns\n", n+1, b.rounds, r.what, r.beside,
+				beside.Show(round.Ours, r.unit), beside.Show(round.Theirs, r.unit), round.Ours/round.Theirs, round.Distances[1])
+			rounds[i] = append(rounds[i], round)
+		}
+	}
+	var all []record
+	for i, r := range rows {
+		all = append(all, r.judge(rounds[i], failed[i])...)
+	}
+	return all, nil
+}
+
+// judge makes a record of the rounds; of a row with a target for far processors two, one
+// of the rounds near and one of those far. A round in which the processors moved counts
+// only where their distance does not matter.
+func (r *row) judge(rounds []beside.Round, failed error) []record {
+	if r.far.None() {
+		return []record{r.record("", r.target, rounds, rounds, failed)}
+	}
+	var records []record
+	for _, class := range []struct {
+		name   string
+		near   bool
+		target beside.Target
+	}{{nearby, true, r.target}, {faraway, false, r.far}} {
+		var counted []beside.Round
+		for _, round := range rounds {
+			if round.Alike && round.Near() == class.near {
+				counted = append(counted, round)
+			}
+		}
+		err := failed
+		if err == nil && len(counted) == 0 {
+			err = errElsewhere
+		}
+		records = append(records, r.record(class.name, class.target, rounds, counted, err))
+	}
+	return records
+}
+
+const (
+	nearby  = ", processors near"
+	faraway = ", processors far"
+)
+
+var errElsewhere = errors.New("the processors were never at this distance, or moved")
+
+func (r *row) record(class string, target beside.Target, rounds, counted []beside.Round, failed error) record {
+	m := record{Row: beside.Row{What: r.what + class, Beside: r.beside, Unit: r.unit}, Counted: len(counted), Rounds: rounds}
+	if failed != nil {
+		m.Skipped = failed.Error()
+	} else {
+		var ours, theirs, ratios, distances []float64
+		for _, c := range counted {
+			ours, theirs = append(ours, c.Ours), append(theirs, c.Theirs)
+			ratios, distances = append(ratios, c.Ours/c.Theirs), append(distances, c.Distances[1])
+		}
+		m.Ours, m.Theirs, m.Distance = beside.Middle(ours), beside.Middle(theirs), beside.Middle(distances)
+		m.Ratio, m.Low, m.High = m.Ours/m.Theirs, slices.Min(ratios), slices.Max(ratios)
+	}
+	m.Judge(target)
+	if m.Met != nil && !*m.Met {
+		m.Why = r.why
+	}
+	return m
+}
+
+// merge puts what was measured in the place of what is there. Rows that are no more go,
+// and one that could not be measured does not replace one that was.
+func (r *results) merge(measured []record, rows []row) {
+	same := func(a *record) func(record) bool {
+		return func(b record) bool { return a.What == b.What && a.Beside == b.Beside }
+	}
+	var merged []record
+	for _, w := range rows {
+		for _, place := range w.judge(nil, errors.New("not measured yet")) {
+			i, j := slices.IndexFunc(measured, same(&place)), slices.IndexFunc(r.Rows, same(&place))
+			switch {
+			case i >= 0 && (measured[i].Skipped == "" || j < 0 || r.Rows[j].Skipped != ""):
+				merged = append(merged, measured[i])
+			case j >= 0:
+				merged = append(merged, r.Rows[j])
+			}
+		}
+	}
+	r.Rows = merged
+}
+
+// load reads the results that are there, for what is not measured again.
+func (b *bench) load() (*results, error) {
+	r := &results{}
+	raw, err := os.ReadFile(filepath.Join(b.out, "rpc.json"))
+	if err == nil {
+		err = json.Unmarshal(raw, r)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("the results that are there: %w: remove the file to begin anew", err)
+	}
+	if r.Growth == nil {
+		r.Growth = map[string]growth{}
+	}
+	return r, nil
+}
+
+// verbena builds the command, tests the runtime's tests, each once.
+func (b *bench) verbena(ctx context.Context) (string, error) {
+	return b.build(ctx, []string{"build"}, "./cmd/verbena")
+}
+
+func (b *bench) tests(ctx context.Context) (string, error) {
+	return b.build(ctx, []string{"test", "-c"}, ".")
+}
+
+func (b *bench) build(ctx context.Context, args []string, pkg string) (string, error) {
+	if b.built[pkg] == "" {
+		out := filepath.Join(b.temporary, fmt.Sprint("binary", len(b.built)))
+		if err := host.Build(ctx, b.root, out, args, pkg); err != nil {
+			return "", err
+		}
+		b.built[pkg] = out
+	}
+	return b.built[pkg], nil
+}
+
+// server is the running server of a system, bound to the server's processor or free.
+func (b *bench) server(ctx context.Context, system string, free bool) (*server, error) {
+	key := fmt.Sprint(system, free)
+	if s, err := b.running[key], b.skipped[key]; s != nil || err != nil {
+		return s, err
+	}
+	var s *server
+	var err error
 	switch {
-	case n >= 1<<20:
-		return fmt.Sprintf("%d MiB", n>>20)
-	case n >= 1<<10:
-		return fmt.Sprintf("%d KiB", n>>10)
+	case system != java:
+		s, err = startServer("serve", system, fmt.Sprintf("--free=%t", free))
+	case b.hadoop == "":
+		err = errors.New("--hadoop names no directory of jars")
+	default:
+		s, err = startJava(ctx, b.hadoop)
 	}
-	return fmt.Sprintf("%d B", n)
-}
-
-// write writes the page.
-func (b *bench) write(ctx context.Context, rows []beside.Row) error {
-	if b.out == "" {
-		root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/verbena-data/verbena").Output()
-		if err != nil {
-			return fmt.Errorf("find the tree: %w", err)
-		}
-		b.out = filepath.Join(strings.TrimSpace(string(root)), "docs", "benchmarks")
-	}
-	raw, err := json.MarshalIndent(rows, "", " ")
 	if err != nil {
-		return err
+		b.skipped[key] = err
+		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(b.out, "rpc.json"), append(raw, '\n'), 0o644); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(b.out, "rpc.md"), []byte(b.page(ctx, rows)), 0o644)
+	b.running[key] = s
+	return s, nil
 }

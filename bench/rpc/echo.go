@@ -40,11 +40,11 @@ type caller interface {
 }
 
 var systems = map[string]echo{
-	"ours":      {"tcp", serveHadoop(true), dialHadoop},
+	oursTCP:     {"tcp", serveHadoop(true), dialHadoop},
 	"oursqueue": {"tcp", serveHadoop(false), dialHadoop},
-	"grpc":      {"tcp", serveGRPC, dialGRPC("passthrough:///")},
-	"grpcunix":  {"unix", serveGRPC, dialGRPC("unix:")},
-	"netrpc":    {"tcp", serveNetRPC, dialNetRPC},
+	grpcTCP:     {"tcp", serveGRPC, dialGRPC("passthrough:///")},
+	grpcUnix:    {"unix", serveGRPC, dialGRPC("unix:")},
+	netrpc:      {"tcp", serveNetRPC, dialNetRPC},
 }
 
 func serveHadoop(short bool) func(net.Listener) error {

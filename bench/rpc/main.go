@@ -1,7 +1,8 @@
-// Command rpc measures Hadoop RPC as Verbena serves it beside its peers on this
-// host: gRPC-Go over TCP and over a Unix socket, Go's net/rpc, and Hadoop's own
-// server in Java. Each server is a process of its own; each comparison is made
-// several times, ours and theirs in turns.
+// Command rpc measures the runtime's calls and Hadoop RPC beside their peers on this
+// host: our own verbs level, memcpy, gRPC-Go over TCP and over a Unix socket, Go's
+// net/rpc, and Hadoop's own server in Java. The two ends are processes of their own,
+// each bound to a processor; each comparison is made several times, ours and theirs in
+// turns. It also shows how the cost grows with callers, peers and sizes.
 package main
 
 import (
@@ -28,28 +29,29 @@ func command() *cobra.Command {
 	b := &bench{}
 	cmd := &cobra.Command{
 		Use:   "rpc",
-		Short: "Measure Hadoop RPC beside gRPC-Go, net/rpc and Hadoop's Java server",
-		Long: `Measure an echo by size and by number of callers, and write docs/benchmarks/rpc.md:
+		Short: "Measure calls and Hadoop RPC beside gRPC-Go, net/rpc, memcpy and Hadoop's Java server",
+		Long: `Measure what docs/benchmarks/rpc.md shows, and write it anew:
 
-  go -C bench run ./rpc                  all sizes, some forty minutes, on a quiet machine
-  go -C bench run ./rpc --quick          a few sizes, under ten minutes
+  go -C bench run ./rpc                  all of it, half an hour, on a quiet machine
+  go -C bench run ./rpc --quick          three short rounds and few sizes, under ten minutes
   go -C bench run ./rpc --quick --json   rows {what, beside, ours, theirs, ratio, target, met}, nothing written
+  go -C bench run ./rpc --row 'memcpy|growth: peers'   these alone; the page keeps the others
 
-Hadoop's Java server is measured when --hadoop names a directory with the jars of
-hadoop-common, its test jar (type test-jar) and what they need:
-mvn dependency:copy-dependencies. The page says when it was not.`,
+It takes two processors. Hadoop's Java server is measured when --hadoop names a
+directory with the jars of hadoop-common, its test jar (type test-jar) and what they
+need: mvn dependency:copy-dependencies. The page says when it was not.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context()) },
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&b.quick, "quick", false, "few sizes and short rounds")
-	flags.BoolVar(&b.json, "json", false, "print rows of JSON and write nothing")
-	flags.IntVar(&b.rounds, "rounds", 5, "rounds of each comparison")
-	flags.StringVar(&b.only, "only", "", "only comparisons whose name matches this `regexp`")
+	flags.BoolVar(&b.quick, "quick", false, "three short rounds, few sizes")
+	flags.BoolVar(&b.json, "json", false, "print the rows as JSON and write nothing")
+	flags.IntVar(&b.rounds, "rounds", 0, "rounds of each comparison (default: 7, with --quick 3)")
+	flags.StringVar(&b.only, "row", "", "only rows, and tables of growth, that match this `regexp`")
 	flags.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	flags.StringVar(&b.hadoop, "hadoop", os.Getenv("HADOOP_JARS"), "`directory` of Hadoop's jars (default: $HADOOP_JARS)")
-	cmd.AddCommand(serveCommand())
+	cmd.AddCommand(serveCommand(), driveCommand(), getCommand(), floodCommand())
 	return cmd
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,20 +10,27 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 // serveCommand is the server's process: it prints its address and serves until
 // its standard input ends.
 func serveCommand() *cobra.Command {
-	return &cobra.Command{Use: "serve SYSTEM", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
+	free := false
+	cmd := &cobra.Command{Use: "serve SYSTEM", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
 		system, ok := systems[args[0]]
 		if !ok {
 			return fmt.Errorf("there is no %q", args[0])
+		}
+		if !free {
+			if err := host.PinProcess(host.ServerCPU); err != nil {
+				return err
+			}
 		}
 		address := "127.0.0.1:0"
 		if system.network == "unix" {
@@ -52,6 +60,8 @@ func serveCommand() *cobra.Command {
 			return nil
 		}
 	}}
+	cmd.Flags().BoolVar(&free, "free", false, "")
+	return cmd
 }
 
 // A server is a running server's process.
@@ -61,12 +71,13 @@ type server struct {
 	address string
 }
 
-func startServer(system string) (*server, error) {
+// startServer runs a command of this program that prints its address.
+func startServer(command ...string) (*server, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	s := &server{cmd: exec.Command(self, "serve", system)}
+	s := &server{cmd: exec.Command(self, command...)}
 	s.cmd.Stderr = os.Stderr
 	if s.stdin, err = s.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -80,14 +91,15 @@ func startServer(system string) (*server, error) {
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("the server %s: %w", system, err), s.stop())
+		return nil, errors.Join(fmt.Errorf("the server %s: %w", strings.Join(command, " "), err), s.stop())
 	}
 	s.address = strings.TrimSpace(line)
 	return s, nil
 }
 
-// startJava starts Hadoop's own benchmark server.
-func startJava(jars string) (*server, error) {
+// startJava starts Hadoop's own benchmark server on the server's processor, and lets Java
+// compile what will be measured.
+func startJava(ctx context.Context, jars string) (*server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -97,20 +109,25 @@ func startJava(jars string) (*server, error) {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(address)
-	args := []string{"-Xmx1g"}
+	args := []string{"-c", fmt.Sprint(host.ServerCPU), "java", "-Xmx1g"}
 	for _, pkg := range []string{"java.lang", "java.nio", "java.util", "java.net", "sun.nio.ch"} {
 		args = append(args, "--add-opens", "java.base/"+pkg+"=ALL-UNNAMED")
 	}
 	args = append(args, "-cp", filepath.Join(jars, "*"), "org.apache.hadoop.ipc.RPCCallBenchmark",
 		"-c", "0", "-s", "16", "-r", "1", "-t", "36000", "-p", port)
-	s := &server{cmd: exec.Command("java", args...), address: address}
+	s := &server{cmd: exec.Command("taskset", args...), address: address}
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
 	for range 300 {
 		nc, err := net.Dial("tcp", address)
 		if err == nil {
-			return s, nc.Close()
+			_ = nc.Close() // it was dialled to see that somebody listens
+			warm := load{callers: 16, size: 1 << 10, warm: time.Second, limit: 14 * time.Second}
+			if _, err := warm.drive(ctx, java, s); err != nil {
+				return nil, errors.Join(err, s.stop())
+			}
+			return s, nil
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -125,27 +142,4 @@ func (s *server) stop() error {
 	}
 	_ = s.stdin.Close()
 	return s.cmd.Wait()
-}
-
-// cpu is the time that the server's process has had of the processors.
-func (s *server) cpu() (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", s.cmd.Process.Pid, len(fields))
-	}
-	var ticks int64
-	for _, f := range fields[11:13] { // user and system
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	const perSecond = 100 // USER_HZ, the same on all of Go's Linux systems
-	return time.Duration(ticks) * time.Second / perSecond, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +50,8 @@ that is measured over them.
 At level verbs the messages go over queue pairs, with receives posted and posted
 again, keys checked and completions taken at both ends. At level runtime they go
 over endpoints, as programs use them; --test call measures calls and their answers
-there, with --posters callers on --connections endpoints.
+there, with --posters callers on --connections endpoints. At level rpc the calls are
+Hadoop RPC's: on endpoints and, over tcp, in frames as Hadoop's own clients send them.
 
   --mode lat    one message at a time, there and back. Send and Write: half of the
                 round trip, as perftest and UCX tell it. Read and atomic: the whole
@@ -66,6 +68,7 @@ all combinations.`,
   verbena perf db1:8029 --test write --mode bw --all --plot write.svg
   verbena perf --transport shm --size 8,1K,64K --wait spin,event
   verbena perf db1:8029 --mode rate --size 8 --connections 1,10,100,1000
+  verbena perf --level rpc --test call --transport shm,tcp --size 1K,512K
   verbena perf --transport iwarp --test send --mode bw --verify
   verbena perf --json --all | jq -r '[.size, .p50_ns] | @tsv'`,
 		Args: cobra.MaximumNArgs(1),
@@ -73,10 +76,10 @@ all combinations.`,
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringSliceVar(&p.transports, "transport", []string{verbena.TransportAuto}, "auto, shm, iwarp, ibverbs; tcp at level runtime")
+	flags.StringSliceVar(&p.transports, "transport", []string{verbena.TransportAuto}, "auto, shm, iwarp, ibverbs; tcp at the levels runtime and rpc")
 	flags.StringVar(&p.device, "device", "", "the device to use where a transport has several, such as mlx5_1 (default: the first)")
-	flags.StringSliceVar(&p.levels, "level", []string{perf.LevelVerbs}, "verbs (queue pairs) or runtime (endpoints)")
-	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read, atomic; at level runtime send or call")
+	flags.StringSliceVar(&p.levels, "level", []string{perf.LevelVerbs}, "verbs (queue pairs), runtime (endpoints) or rpc (Hadoop RPC)")
+	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read, atomic; at level runtime send or call; at level rpc call")
 	flags.StringSliceVar(&p.modes, "mode", []string{perf.ModeLatency}, "lat, bw or rate")
 	flags.StringSliceVar(&p.waits, "wait", []string{perf.WaitSpin}, "spin, adaptive (spin, then sleep) or event (sleep)")
 	flags.StringSliceVar(&p.sizes, "size", []string{"8"}, "message `sizes`, such as 8,1K,64K")
@@ -275,7 +278,7 @@ func (p *perfOptions) localPlans(cmd *cobra.Command, providers []rdma.Provider, 
 			}
 			transports = append(transports, provider.Name())
 		}
-		if len(p.levels) == 1 && p.levels[0] == perf.LevelRuntime {
+		if !slices.Contains(p.levels, perf.LevelVerbs) {
 			transports = append(transports, verbena.TransportTCP)
 		}
 	}

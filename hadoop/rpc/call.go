@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/calls"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
 )
@@ -54,15 +55,17 @@ type call struct {
 	context.Context // the session's, or the server's
 	Call
 
-	session *session
-	method  *served
-	req     proto.Message   // nil as long as body is not decoded
-	body    carrier.Message // of the request, if it has memory of its own
-	entry   *retryEntry
-	slot    bool // it counts among the session's calls under way
-	size    int64
-	to      replyTo
-	id      ClientID // what to.clientID refers to
+	session  *session
+	method   *served
+	req      proto.Message   // nil as long as body is not decoded
+	body     carrier.Message // of the request, if it has memory of its own
+	entry    *retryEntry
+	slot     bool // it counts among the session's calls under way
+	outlives bool // the session, because the retry cache keeps its answer
+	size     int64
+	to       replyTo
+	id       ClientID     // what to.clientID refers to
+	via      calls.Answer // what to.out is, if it came over an endpoint
 }
 
 // Value implements [context.Context].
@@ -70,17 +73,49 @@ func (c *call) Value(key any) any {
 	if key == (callKey{}) {
 		return &c.Call
 	}
-	return c.Context.Value(key)
+	return c.base().Value(key)
 }
 
-// replyTo is what an answer repeats of its request.
+// Done implements [context.Context].
+func (c *call) Done() <-chan struct{} { return c.base().Done() }
+
+// Err implements [context.Context]. It makes no context of a request's that nobody has
+// given up.
+func (c *call) Err() error {
+	if c.ends() && !c.via.Request.Over() {
+		return nil
+	}
+	return c.base().Err()
+}
+
+// Deadline implements [context.Context].
+func (c *call) Deadline() (time.Time, bool) {
+	if c.ends() {
+		return c.via.Request.Deadline()
+	}
+	return c.Context.Deadline()
+}
+
+// ends tells that the call ends with the runtime's call that it came by.
+func (c *call) ends() bool { return c.via.Valid() && !c.outlives }
+
+// base is the context that the call ends with.
+func (c *call) base() context.Context {
+	if c.ends() {
+		return c.via.Request.Context()
+	}
+	return c.Context
+}
+
+// replyTo is where an answer goes, and what it repeats of its request.
 type replyTo struct {
+	out                carrier.Answerer
 	callID, retryCount int32
 	clientID           []byte
 }
 
-func toReply(h *wire.Request) replyTo {
-	to := replyTo{callID: h.CallID, retryCount: h.RetryCount}
+func toReply(out carrier.Answerer, h *wire.Request) replyTo {
+	to := replyTo{out: out, callID: h.CallID, retryCount: h.RetryCount}
 	if len(h.ClientID) <= len(ClientID{}) { // a longer one is not a client's id
 		to.clientID = h.ClientID
 	}
@@ -92,9 +127,9 @@ func (c *call) serve() {
 	if c.Err() != nil {
 		// Nobody wants the answer: the client has gone, or the server is closed.
 		c.session.server.metrics.dropped.Inc()
-		if c.entry == nil {
+		if c.entry == nil && !c.via.Valid() {
 			c.done()
-		} else { // repetitions may wait for it
+		} else { // repetitions may wait for it, and the runtime's calls need an answer
 			c.answer(nil, errServerClosing, carrier.Now)
 		}
 		return

@@ -141,8 +141,19 @@ func (c *caller) result(w *waiter) error {
 func (c *caller) encode(id, retry int32, method string, req proto.Message) (carrier.Message, error) {
 	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: retry}
 	n := proto.Size(req)
-	m := c.out.Alloc(h.Size() + wire.SizeInvocation(method, c.class, c.version) + wire.SizeDelimited(n))
-	m.Bytes = wire.AppendInvocation(h.Append(m.Bytes), method, c.class, c.version)
+	m := c.out.Alloc(sizeCall(&h, method, c.class, c.version, n))
+	return encodeCall(m, &h, method, c.class, c.version, n, req)
+}
+
+// sizeCall is the size of a call whose request has n bytes.
+func sizeCall(h *wire.Request, method, class string, version uint64, n int) int {
+	return h.Size() + wire.SizeInvocation(method, class, version) + wire.SizeDelimited(n)
+}
+
+// encodeCall puts a call into m, which it releases if that fails. The request has n
+// bytes.
+func encodeCall(m carrier.Message, h *wire.Request, method, class string, version uint64, n int, req proto.Message) (carrier.Message, error) {
+	m.Bytes = wire.AppendInvocation(h.Append(m.Bytes), method, class, version)
 	m.Bytes = wire.AppendLength(m.Bytes, n)
 	var err error
 	if m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, req); err != nil {
@@ -160,14 +171,20 @@ func (c *caller) header(id int32) wire.Request {
 // control sends a message that is no call.
 func (c *caller) control(ctx context.Context, id int32, body proto.Message) error {
 	h := c.header(id)
-	m := c.out.Alloc(h.Size() + wire.SizeDelimited(proto.Size(body)))
-	m.Bytes = wire.AppendLength(h.Append(m.Bytes), proto.Size(body))
-	var err error
-	if m.Bytes, err = (proto.MarshalOptions{}).MarshalAppend(m.Bytes, body); err != nil {
-		m.Release()
+	m, err := encodeControl(c.out.Alloc(h.Size()+wire.SizeDelimited(proto.Size(body))), &h, body)
+	if err != nil {
 		return err
 	}
 	return c.out.SendWait(ctx, m, carrier.Now)
+}
+
+// encodeControl puts a message that is no call into m, which it releases if that fails.
+func encodeControl(m carrier.Message, h *wire.Request, body proto.Message) (_ carrier.Message, err error) {
+	m.Bytes = wire.AppendLength(h.Append(m.Bytes), proto.Size(body))
+	if m.Bytes, err = (proto.MarshalOptions{}).MarshalAppend(m.Bytes, body); err != nil {
+		m.Release()
+	}
+	return m, err
 }
 
 // deliver hands an answer to who waits for it. The error ends the connection.

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/internal/backoff"
 )
@@ -19,6 +20,11 @@ import (
 type ClientConfig struct {
 	// Dial connects to a server; default TCP with keep-alives.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Endpoint, if it is set, dials an endpoint for [Service] to a server: [Endpoints]
+	// makes such a function. Calls travel on endpoints as calls of the runtime. To a
+	// server that does not know the service, and to one that has never heard of
+	// Verbena, Dial connects.
+	Endpoint func(ctx context.Context, address string) (*verbena.Endpoint, error)
 	// MaxFrame is the longest response in bytes that is taken; default 128 MiB,
 	// as Hadoop's ipc.maximum.response.length.
 	MaxFrame int
@@ -62,6 +68,13 @@ func (c *ClientConfig) pause(failures int) time.Duration {
 	return backoff.Policy{First: c.Backoff, Most: c.MaxBackoff}.Pause(failures)
 }
 
+// Endpoints dials endpoints of a runtime, for [ClientConfig].
+func Endpoints(rt *verbena.Runtime, cfg verbena.DialConfig) func(ctx context.Context, address string) (*verbena.Endpoint, error) {
+	return func(ctx context.Context, address string) (*verbena.Endpoint, error) {
+		return rt.Dial(ctx, address, Service, cfg)
+	}
+}
+
 // Client calls any number of servers. Calls to the same address and protocol by
 // the same user share a connection, which is made when it is needed and made again
 // after it has failed: by one attempt at a time for all who wait, with
@@ -99,7 +112,7 @@ func (c *Client) Close() error {
 	c.wg.Wait() // no connection is being made any more
 	for _, l := range links {
 		if conn := l.conn.Load(); conn != nil {
-			conn.Close()
+			conn.close()
 		}
 	}
 	return nil
@@ -160,7 +173,7 @@ func (p *Proxy) try(ctx context.Context, id, retry int32, method string, req, re
 	if err != nil {
 		return err
 	}
-	return conn.caller.call(ctx, id, retry, method, req, resp)
+	return conn.call(ctx, id, retry, method, req, resp)
 }
 
 // again tells whether a call may be tried again after an error, and whether a
@@ -187,24 +200,37 @@ func (p *Proxy) again(err error, repeatable bool) (again, pause bool) {
 type link struct {
 	client *Client
 	target Target
-	conn   atomic.Pointer[Conn]
+	conn   atomic.Pointer[linked]
 
 	mu       sync.Mutex
 	attempt  *attempt // under way
 	failures int      // in a row
 }
 
+// linked is a connection of a link.
+type linked struct{ exchanger }
+
+// An exchanger makes calls, whatever carries them.
+type exchanger interface {
+	// call makes one call. The error is an [*unsent], a [*lost], the context's,
+	// [ErrTimeout], or what the server said.
+	call(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error
+	// reason tells why no further call may begin, or is nil.
+	reason() error
+	close()
+}
+
 // attempt is one attempt to connect, for all who wait.
 type attempt struct {
 	done chan struct{}
-	conn *Conn
+	conn *linked
 	err  error
 }
 
 // get returns a connection that works, or the error of one attempt.
-func (l *link) get(ctx context.Context) (*Conn, error) {
+func (l *link) get(ctx context.Context) (*linked, error) {
 	conn := l.conn.Load()
-	if conn != nil && conn.caller.reason() == nil {
+	if conn != nil && conn.reason() == nil {
 		return conn, nil
 	}
 	now, a, err := l.replace(conn)
@@ -221,7 +247,7 @@ func (l *link) get(ctx context.Context) (*Conn, error) {
 
 // replace returns the connection that has come in place of conn, or the attempt
 // to make one, which it begins if none is under way.
-func (l *link) replace(conn *Conn) (*Conn, *attempt, error) {
+func (l *link) replace(conn *linked) (*linked, *attempt, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now := l.conn.Load(); now != conn {
@@ -252,19 +278,21 @@ func (c *Client) start(f func()) bool {
 }
 
 // connect makes one attempt in place of the connection that was there before.
-func (l *link) connect(a *attempt, before *Conn) {
+func (l *link) connect(a *attempt, before *linked) {
 	defer close(a.done)
 	cfg := &l.client.cfg
 	failures := l.failures // only this goroutine changes it
 	if before != nil {
 		// What it still has to do, it does on its own time.
-		if !errors.Is(before.caller.reason(), errUnused) && failures == 0 {
+		if !errors.Is(before.reason(), errUnused) && failures == 0 {
 			failures = 1 // others may have lost the same server: come back one by one
 		}
-		before.Close()
+		if !l.client.start(before.close) { // which may take some seconds
+			before.close()
+		}
 	}
 	err := ErrClosed
-	var conn *Conn
+	var conn *linked
 	if failures == 0 || backoff.Sleep(l.client.ctx, cfg.pause(failures), nil) {
 		conn, err = l.dial()
 	}
@@ -281,19 +309,46 @@ func (l *link) connect(a *attempt, before *Conn) {
 	l.failures = 0
 }
 
-func (l *link) dial() (*Conn, error) {
+func (l *link) dial() (*linked, error) {
 	cfg := &l.client.cfg
 	ctx, cancel := context.WithTimeout(l.client.ctx, cfg.ConnectTimeout)
 	defer cancel()
-	nc, err := cfg.Dial(ctx, l.target.Address)
-	if err == nil {
-		var conn *Conn
-		if conn, err = startConn(ctx, nc, l.target, *cfg, l.client.id); err == nil {
-			return conn, nil
-		}
-	}
-	if l.client.ctx.Err() != nil {
+	conn, err := l.exchange(ctx)
+	switch {
+	case err == nil:
+		return &linked{conn}, nil
+	case l.client.ctx.Err() != nil:
 		return nil, ErrClosed
 	}
 	return nil, err
+}
+
+// exchange connects by an endpoint if there is one, else by a stream.
+func (l *link) exchange(ctx context.Context) (exchanger, error) {
+	cfg := &l.client.cfg
+	if cfg.Endpoint != nil {
+		e, err := cfg.Endpoint(ctx, l.target.Address)
+		if err == nil {
+			return startEndpoint(ctx, e, l.target, *cfg, l.client.id)
+		}
+		if !offersNone(err) {
+			return nil, err
+		}
+	}
+	nc, err := cfg.Dial(ctx, l.target.Address)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := startConn(ctx, nc, l.target, *cfg, l.client.id)
+	if err != nil {
+		return nil, err
+	}
+	return conn.exchanger(), nil
+}
+
+// offersNone tells that a server is there which has no endpoints for calls.
+func offersNone(err error) bool {
+	var legacy *verbena.LegacyPeerError
+	var refused *verbena.RefusedError
+	return errors.As(err, &legacy) || errors.As(err, &refused) && !refused.Temporary()
 }

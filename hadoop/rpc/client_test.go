@@ -43,7 +43,7 @@ func TestConnectionsAreShared(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute) // they end unused
 		p.mu.Lock()
-		if n := len(p.Server.conns); n != 0 {
+		if n := len(p.Server.members); n != 0 {
 			t.Errorf("%d connections are left", n)
 		}
 		p.mu.Unlock()
@@ -70,7 +70,7 @@ func TestConnectionIsReplacedAfterAFailedAttempt(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := proxy.link.conn.Load()
-		before.Close()
+		before.close()
 		p.down.Store(true)
 		if _, err := proxy.link.get(t.Context()); err == nil {
 			t.Fatal("connected to nobody")
@@ -139,8 +139,8 @@ func TestConnectionEndsUnderACall(t *testing.T) {
 			mu.Unlock()
 			if n%3 != 0 {
 				p.mu.Lock()
-				for conn := range p.Server.conns {
-					conn.nc.Close()
+				for conn := range p.Server.members {
+					conn.close()
 				}
 				p.mu.Unlock()
 			}
@@ -219,8 +219,8 @@ func TestManyClientsComeBack(t *testing.T) {
 		time.Sleep(time.Second)
 		p.down.Store(true)
 		p.mu.Lock()
-		for conn := range p.Server.conns {
-			conn.nc.Close()
+		for conn := range p.Server.members {
+			conn.close()
 		}
 		p.mu.Unlock()
 		time.Sleep(30 * time.Second)

@@ -102,23 +102,32 @@ func (c *Conn) introduce(ctx context.Context, target *Target) error {
 	if _, err := c.nc.Write(hello[:]); err != nil {
 		return err
 	}
-	who := &rpcpb.IpcConnectionContextProto{Protocol: &target.Protocol}
 	if target.Token != nil {
-		if err := c.authenticate(ctx, target.Token); err != nil {
+		if err := target.Token.authenticate(ctx, c.sasl); err != nil {
 			return err
 		}
-	} else {
-		who.UserInfo = &rpcpb.UserInformationProto{EffectiveUser: &target.User}
-		if target.RealUser != "" {
-			who.UserInfo.RealUser = &target.RealUser
-		}
 	}
-	return c.caller.control(ctx, wire.CallIDContext, who)
+	return c.caller.control(ctx, wire.CallIDContext, target.context())
 }
 
+// context is the connection context that tells a server of the target.
+func (t *Target) context() *rpcpb.IpcConnectionContextProto {
+	who := &rpcpb.IpcConnectionContextProto{Protocol: &t.Protocol}
+	if t.Token == nil {
+		who.UserInfo = &rpcpb.UserInformationProto{EffectiveUser: &t.User}
+		if t.RealUser != "" {
+			who.UserInfo.RealUser = &t.RealUser
+		}
+	}
+	return who
+}
+
+// saslTurn sends a message of the negotiation and returns the answer.
+type saslTurn func(context.Context, *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error)
+
 // authenticate negotiates SASL with a token.
-func (c *Conn) authenticate(ctx context.Context, token *Token) error {
-	answer, err := c.sasl(ctx, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
+func (token *Token) authenticate(ctx context.Context, sasl saslTurn) error {
+	answer, err := sasl(ctx, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
 	if err != nil {
 		return err
 	}
@@ -140,7 +149,7 @@ func (c *Conn) authenticate(ctx context.Context, token *Token) error {
 		if err != nil {
 			return err
 		}
-		answer, err := c.sasl(ctx, &rpcpb.RpcSaslProto{
+		answer, err := sasl(ctx, &rpcpb.RpcSaslProto{
 			State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: response, Auths: []*rpcpb.RpcSaslProto_SaslAuth{chosen}})
 		if err != nil {
 			return err
@@ -163,7 +172,11 @@ func (c *Conn) sasl(ctx context.Context, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslP
 		return nil, err
 	}
 	defer answer.Release()
-	h, rest, err := wire.ParseResponse(answer.Bytes)
+	return parseSASL(answer.Bytes)
+}
+
+func parseSASL(b []byte) (*rpcpb.RpcSaslProto, error) {
+	h, rest, err := wire.ParseResponse(b)
 	if err != nil {
 		return nil, err
 	}
@@ -192,6 +205,19 @@ func (c *Conn) Call(ctx context.Context, method string, req, resp proto.Message)
 	}
 	return nil
 }
+
+// exchanger is the connection as a [Client] uses it.
+func (c *Conn) exchanger() exchanger { return (*connExchange)(c) }
+
+type connExchange Conn
+
+func (c *connExchange) call(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error {
+	return c.caller.call(ctx, id, retry, method, req, resp)
+}
+
+func (c *connExchange) reason() error { return c.caller.reason() }
+
+func (c *connExchange) close() { (*Conn)(c).Close() }
 
 func (c *Conn) read() {
 	defer close(c.ended)

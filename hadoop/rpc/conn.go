@@ -36,9 +36,9 @@ type conn struct {
 	r       *stream.Reader
 	w       *stream.Writer
 	session *session
-	since   time.Time
+	member  *member
 
-	known    bool      // the client has introduced itself; server.mu
+	known    bool      // the client has introduced itself
 	active   time.Time // when something came last
 	deadline time.Time // of reading
 }
@@ -51,53 +51,17 @@ func (s *Server) ServeConn(nc net.Conn) { s.ServeConnAfter(nil, nc) }
 // ServeConnAfter serves a connection from which its owner has read something
 // already, to see what it is for. It copies that.
 func (s *Server) ServeConnAfter(read []byte, nc net.Conn) {
-	c := &conn{server: s, nc: nc, since: time.Now()}
-	if !s.admit(c) {
+	c := &conn{server: s, nc: nc, member: &member{close: func() { nc.Close() }}}
+	if !s.admit(c.member) {
 		nc.Close()
 		return
 	}
-	defer s.wg.Done()
+	defer s.leave(c.member)
 	c.r = stream.NewReader(nc, min(mostUnknown, s.cfg.MaxFrame))
 	c.r.Unread(read)
 	c.w = stream.NewWriter(nc, s.cfg.WriteTimeout, silence, s.unread)
-	c.session = newSession(s, c.w, nc.RemoteAddr())
+	c.session = newStreamSession(s, c.w, nc.RemoteAddr())
 	c.serve()
-	s.metrics.connections.Dec()
-	s.mu.Lock()
-	delete(s.conns, c)
-	s.mu.Unlock()
-}
-
-// admit counts a connection, unless there are too many or the server is closed.
-func (s *Server) admit(c *conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	if len(s.conns) >= s.cfg.MaxConnections {
-		s.metrics.refused.Inc()
-		oldest := s.oldestUnknown()
-		if oldest == nil {
-			return false
-		}
-		delete(s.conns, oldest)
-		oldest.nc.Close()
-	}
-	s.conns[c] = struct{}{}
-	s.metrics.connections.Inc()
-	s.wg.Add(1)
-	return true
-}
-
-// oldestUnknown is the oldest connection whose client has not introduced itself.
-func (s *Server) oldestUnknown() (oldest *conn) {
-	for c := range s.conns {
-		if !c.known && (oldest == nil || c.since.Before(oldest.since)) {
-			oldest = c
-		}
-	}
-	return oldest
 }
 
 func (c *conn) serve() {
@@ -153,7 +117,7 @@ func (c *conn) read() error {
 		m, err := c.r.Next()
 		if err != nil {
 			if errors.Is(err, stream.ErrFrameLength) {
-				return c.session.tell(replyTo{callID: wire.CallIDInvalid, retryCount: -1}, fatal(codeFatalHeader, exception.RPCServer, err.Error()))
+				return c.session.tell(c.session.unasked(wire.CallIDInvalid), fatal(codeFatalHeader, exception.RPCServer, err.Error()))
 			}
 			return err
 		}
@@ -161,13 +125,12 @@ func (c *conn) read() error {
 			m.Release()
 			return nil
 		}
-		if err := c.session.receive(m); err != nil {
+		if err := c.session.receive(c.w, m); err != nil {
 			return err
 		}
 		if c.session.known && !c.known {
-			c.server.mu.Lock()
 			c.known = true
-			c.server.mu.Unlock()
+			c.server.know(c.member)
 			c.r.Limit(c.server.cfg.MaxFrame)
 		}
 	}
@@ -241,10 +204,10 @@ func (c *conn) preamble() error {
 		return err
 	}
 	if b[0] != wire.Version {
-		return c.session.tell(replyTo{callID: wire.CallIDNone, retryCount: -1}, fatal(codeFatalVersion, exception.VersionMismatch,
+		return c.session.tell(c.session.unasked(wire.CallIDNone), fatal(codeFatalVersion, exception.VersionMismatch,
 			fmt.Sprintf("Server IPC version %d cannot communicate with client version %d", wire.Version, b[0])))
 	}
-	return c.session.begin(b[2])
+	return c.session.authenticates(b[2])
 }
 
 func unknownAuth(kind byte) string {

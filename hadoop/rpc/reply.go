@@ -23,11 +23,11 @@ func (s *session) reply(to *replyTo, body proto.Message, urgency carrier.Urgency
 // replyBytes sends a success whose body is encoded already.
 func (s *session) replyBytes(to *replyTo, body []byte, urgency carrier.Urgency) {
 	h := wire.Response{CallID: to.callID, RetryCount: to.retryCount, ClientID: to.clientID}
-	m := s.out.Alloc(h.Size() + wire.SizeDelimited(len(body)))
+	m := to.out.Alloc(h.Size() + wire.SizeDelimited(len(body)))
 	m.Bytes = h.Append(m.Bytes)
 	m.Bytes = wire.AppendLength(m.Bytes, len(body))
 	m.Bytes = append(m.Bytes, body...)
-	_ = s.give(m, urgency) // else the session has ended
+	_ = s.give(to, m, urgency) // else the session has ended
 }
 
 // replyError sends an error, and ends the session if the error is fatal.
@@ -35,7 +35,7 @@ func (s *session) replyError(to *replyTo, err error, urgency carrier.Urgency) {
 	failed := onTheWire(err)
 	if s.send(to, failed, nil, urgency) == nil && failed.fatal {
 		s.ending.Store(true)
-		s.out.Finish()
+		s.line.Finish()
 	}
 }
 
@@ -47,33 +47,33 @@ func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency
 		if failed.fatal {
 			h.Status = wire.StatusFatal
 		}
-		m := s.out.Alloc(h.Size())
+		m := to.out.Alloc(h.Size())
 		m.Bytes = h.Append(m.Bytes)
-		return s.give(m, urgency)
+		return s.give(to, m, urgency)
 	}
 	n := proto.Size(body)
 	size := h.Size() + wire.SizeDelimited(n)
 	if size > maxResponse {
 		return &encodeError{fmt.Errorf("a frame of %d bytes is more than the %d that clients take: ask for less at once", size, maxResponse)}
 	}
-	m := s.out.Alloc(size)
+	m := to.out.Alloc(size)
 	var err error
 	m.Bytes = wire.AppendLength(h.Append(m.Bytes), n)
 	if m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, body); err != nil {
 		m.Release()
 		return &encodeError{err}
 	}
-	return s.give(m, urgency)
+	return s.give(to, m, urgency)
 }
 
 var errUnsent = errors.New("an answer could not be sent")
 
 // give hands a message to the carrier. If that fails, so has the session.
-func (s *session) give(m carrier.Message, urgency carrier.Urgency) error {
-	err := s.out.Send(m, urgency)
+func (s *session) give(to *replyTo, m carrier.Message, urgency carrier.Urgency) error {
+	err := to.out.Send(m, urgency)
 	if err != nil && !errors.Is(err, carrier.ErrFinished) { // then the last answers are on their way
 		s.cancel()
-		s.out.Abort(errUnsent)
+		s.line.Abort(errUnsent)
 	}
 	return err
 }

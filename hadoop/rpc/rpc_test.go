@@ -427,7 +427,7 @@ func TestAnswersThatNobodyReads(t *testing.T) {
 	for gone := false; !gone; { // the server gives the client up
 		<-time.After(5 * time.Millisecond)
 		s.mu.Lock()
-		gone = len(s.conns) == 0
+		gone = len(s.members) == 0
 		s.mu.Unlock()
 	}
 	if n := len(served); n >= 500 {
@@ -445,9 +445,9 @@ func FuzzFrame(f *testing.F) {
 		defer s.Close()
 		for _, known := range []bool{false, true} {
 			w := stream.NewWriter(discardConn{}, time.Second, time.Second, nil)
-			c := newSession(s, w, nil)
+			c := newStreamSession(s, w, nil)
 			c.known = known
-			_ = c.receive(carrier.Message{Bytes: b}) // garbage is refused, never a panic
+			_ = c.receive(w, carrier.Message{Bytes: b}) // garbage is refused, never a panic
 			c.calls.Wait()
 			c.cancel()
 			w.Stop()

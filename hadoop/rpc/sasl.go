@@ -79,27 +79,25 @@ func available(s *Server) string {
 	return list + "]"
 }
 
-// begin takes what the preamble says of the authentication.
-func (s *session) begin(kind byte) error {
+// authenticates takes what the preamble says of the authentication.
+func (s *session) authenticates(kind byte) error {
 	switch kind {
 	case authSASL:
 		s.auth.negotiating = true
 		return nil
 	case authNone:
 		if s.server.cfg.RefuseSimple {
-			return s.tell(saslReply, unauthorized("SIMPLE authentication is not enabled.  Available:"+available(s.server)))
+			return s.tell(s.unasked(wire.CallIDSASL), unauthorized("SIMPLE authentication is not enabled.  Available:"+available(s.server)))
 		}
 		return nil
 	}
-	return s.tell(replyTo{callID: wire.CallIDNone, retryCount: -1}, fatal(codeFatalUnauthorized, exception.AccessControl, unknownAuth(kind)))
+	return s.tell(s.unasked(wire.CallIDNone), fatal(codeFatalUnauthorized, exception.AccessControl, unknownAuth(kind)))
 }
 
-var saslReply = replyTo{callID: wire.CallIDSASL, retryCount: -1}
-
 // sasl takes a message of the negotiation.
-func (s *session) sasl(h *wire.Request, rest []byte) error {
+func (s *session) sasl(to replyTo, rest []byte) error {
 	if !s.auth.negotiating {
-		return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
 	}
 	m := &rpcpb.RpcSaslProto{}
 	body, _, err := wire.Next(rest)
@@ -107,16 +105,15 @@ func (s *session) sasl(h *wire.Request, rest []byte) error {
 		err = proto.Unmarshal(body, m)
 	}
 	if err != nil {
-		return s.tell(toReply(h), fatal(codeFatalRequest, exception.RPCServer, "SASL message: "+err.Error()))
+		return s.tell(to, fatal(codeFatalRequest, exception.RPCServer, "SASL message: "+err.Error()))
 	}
 	answer, err := s.auth.next(s.server, m)
 	if err != nil {
-		return s.tell(toReply(h), refused(err))
+		return s.tell(to, refused(err))
 	}
 	if answer == nil {
 		return nil
 	}
-	to := toReply(h)
 	return s.reply(&to, answer, carrier.Now)
 }
 

@@ -102,9 +102,16 @@ type Server struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	conns  map[*conn]struct{}
+	mu      sync.Mutex
+	closed  bool
+	members map[*member]struct{}
+}
+
+// A member is a connection or an endpoint that a server serves.
+type member struct {
+	close func() // returns at once
+	since time.Time
+	known bool // the client has introduced itself; guarded by the server's mu
 }
 
 type protocol struct {
@@ -118,7 +125,7 @@ func NewServer(cfg Config) *Server {
 	s := &Server{
 		cfg:       cfg.withDefaults(),
 		protocols: map[string]protocol{},
-		conns:     map[*conn]struct{}{},
+		members:   map[*member]struct{}{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.queue = queue.New(s.cfg.QueueLength, s.cfg.QueueBytes, s.cfg.Handlers, (*call).serve)
@@ -144,11 +151,60 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	s.cancel()
-	for c := range s.conns {
-		c.nc.Close()
+	for m := range s.members {
+		m.close()
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
 	s.queue.Close()
 	return nil
+}
+
+// admit counts a member, unless there are too many or the server is closed.
+func (s *Server) admit(m *member) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	if len(s.members) >= s.cfg.MaxConnections {
+		s.metrics.refused.Inc()
+		oldest := s.oldestUnknown()
+		if oldest == nil {
+			return false
+		}
+		delete(s.members, oldest)
+		oldest.close()
+	}
+	m.since = time.Now()
+	s.members[m] = struct{}{}
+	s.metrics.connections.Inc()
+	s.wg.Add(1)
+	return true
+}
+
+// oldestUnknown is the oldest member whose client has not introduced itself.
+func (s *Server) oldestUnknown() (oldest *member) {
+	for m := range s.members {
+		if !m.known && (oldest == nil || m.since.Before(oldest.since)) {
+			oldest = m
+		}
+	}
+	return oldest
+}
+
+// know notes that a member's client has introduced itself.
+func (s *Server) know(m *member) {
+	s.mu.Lock()
+	m.known = true
+	s.mu.Unlock()
+}
+
+// leave ends what admit began.
+func (s *Server) leave(m *member) {
+	s.metrics.connections.Dec()
+	s.mu.Lock()
+	delete(s.members, m)
+	s.mu.Unlock()
+	s.wg.Done()
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/calls"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
@@ -23,7 +24,8 @@ import (
 // One goroutine at a time hands messages over.
 type session struct {
 	server *Server
-	out    carrier.Sender
+	line   carrier.Line
+	out    carrier.Answerer // for what answers no request; nil where each answer has one
 	peer   net.Addr
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -34,21 +36,35 @@ type session struct {
 	known          bool
 	auth           authentication
 
-	calls sync.WaitGroup      // under way, without those that outlive the session
+	calls    sync.WaitGroup // under way, without those that outlive the session
+	underWay atomic.Int64   // queued and running, of an endpoint
+	waits    sync.WaitGroup // of an endpoint: goroutines that wait in place of the worker
+	fresh    []call         // allocated and not used yet
+
+	// Bounds of a stream. On an endpoint the runtime bounds what is under way.
 	slots chan struct{}       // one token for each call under way
 	bytes *semaphore.Weighted // of the requests of calls under way
-	fresh []call              // allocated and not used yet
 	full  time.Time           // since when there was no room in the queue; zero if there was
 }
 
-func newSession(s *Server, out carrier.Sender, peer net.Addr) *session {
-	c := &session{
-		server: s, out: out, peer: peer,
-		slots: make(chan struct{}, s.cfg.MaxInFlight),
-		bytes: semaphore.NewWeighted(int64(s.cfg.MaxFrame)),
-	}
+func newSession(s *Server, line carrier.Line, peer net.Addr) *session {
+	c := &session{server: s, line: line, peer: peer}
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	return c
+}
+
+// newStreamSession returns a session whose messages follow each other.
+func newStreamSession(s *Server, out carrier.Sender, peer net.Addr) *session {
+	c := newSession(s, out, peer)
+	c.out = out
+	c.slots = make(chan struct{}, s.cfg.MaxInFlight)
+	c.bytes = semaphore.NewWeighted(int64(s.cfg.MaxFrame))
+	return c
+}
+
+// unasked is where an answer goes that no request is known for.
+func (s *session) unasked(callID int32) replyTo {
+	return replyTo{out: s.out, callID: callID, retryCount: -1}
 }
 
 // errEnded says that the client was told why its session ends; the carrier has
@@ -67,38 +83,40 @@ func (s *session) tell(to replyTo, failed *failure) error {
 	return &errEnded{failed}
 }
 
-// receive takes a message, which it owns if the message has an owner. Answers
-// to short methods wait for the carrier's Flush. The error ends the session.
-func (s *session) receive(m carrier.Message) error {
+// receive takes a message, which it owns if the message has an owner, and answers it
+// to out. Answers to short methods wait for the carrier's Flush. The error ends the
+// session.
+func (s *session) receive(out carrier.Answerer, m carrier.Message) error {
 	defer func() { m.Release() }() // unless a call has taken it
 	h, rest, err := wire.ParseRequest(m.Bytes)
 	if err != nil {
-		return s.tell(replyTo{callID: wire.CallIDInvalid, retryCount: -1}, fatal(codeFatalHeader, exception.RPCServer, "request header: "+err.Error()))
+		return s.tell(replyTo{out: out, callID: wire.CallIDInvalid, retryCount: -1}, fatal(codeFatalHeader, exception.RPCServer, "request header: "+err.Error()))
 	}
+	to := toReply(out, &h)
 	switch {
 	case h.Op != wire.OpFinal:
-		return s.tell(toReply(&h), fatal(codeFatalHeader, exception.RPCServer, "the operation in the request header is not RPC_FINAL_PACKET"))
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "the operation in the request header is not RPC_FINAL_PACKET"))
 	case h.Kind < 0:
-		return s.tell(toReply(&h), fatal(codeFatalHeader, exception.RPCServer, "the request header has no kind of RPC"))
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "the request header has no kind of RPC"))
 	case h.Kind != wire.KindProtobuf:
-		return s.tell(toReply(&h), fatal(codeFatalSerializing, exception.RPCServer, fmt.Sprintf("only RPC_PROTOCOL_BUFFER is spoken here, not kind %d", h.Kind)))
+		return s.tell(to, fatal(codeFatalSerializing, exception.RPCServer, fmt.Sprintf("only RPC_PROTOCOL_BUFFER is spoken here, not kind %d", h.Kind)))
 	case h.CallID < 0:
-		return s.control(&h, rest)
+		return s.control(to, rest)
 	}
-	return s.call(&h, rest, &m)
+	return s.call(to, &h, rest, &m)
 }
 
 // control takes the messages that are not calls.
-func (s *session) control(h *wire.Request, rest []byte) error {
-	switch h.CallID {
+func (s *session) control(to replyTo, rest []byte) error {
+	switch to.callID {
 	case wire.CallIDPing:
 		return nil
 	case wire.CallIDSASL:
-		return s.sasl(h, rest)
+		return s.sasl(to, rest)
 	case wire.CallIDContext:
-		return s.introduce(h, rest)
+		return s.introduce(to, rest)
 	}
-	return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("call id %d is not known", h.CallID)))
+	return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("call id %d is not known", to.callID)))
 }
 
 // mostName is the longest name of a user in bytes: a host's name of 255 and the
@@ -106,12 +124,12 @@ func (s *session) control(h *wire.Request, rest []byte) error {
 const mostName = 512
 
 // introduce takes the connection context: who the client is.
-func (s *session) introduce(h *wire.Request, rest []byte) error {
+func (s *session) introduce(to replyTo, rest []byte) error {
 	if s.known {
-		return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, "a second connection context"))
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "a second connection context"))
 	}
 	if s.auth.negotiating {
-		return s.tell(toReply(h), fatal(codeFatalHeader, exception.RPCServer, "Connection header sent during SASL negotiation"))
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "Connection header sent during SASL negotiation"))
 	}
 	hello := &rpcpb.IpcConnectionContextProto{}
 	body, _, err := wire.Next(rest)
@@ -119,17 +137,17 @@ func (s *session) introduce(h *wire.Request, rest []byte) error {
 		err = proto.Unmarshal(body, hello)
 	}
 	if err != nil {
-		return s.tell(toReply(h), fatal(codeFatalRequest, exception.RPCServer, "connection context: "+err.Error()))
+		return s.tell(to, fatal(codeFatalRequest, exception.RPCServer, "connection context: "+err.Error()))
 	}
 	// The protocol named here only matters to a server that authorizes by
 	// it: each call names its own, and an unknown one is that call's error.
 	s.user, s.realUser = hello.GetUserInfo().GetEffectiveUser(), hello.GetUserInfo().GetRealUser()
 	if n := max(len(s.user), len(s.realUser)); n > mostName {
 		s.user, s.realUser = "", ""
-		return s.tell(toReply(h), unauthorized(fmt.Sprintf("the name of a user has %d bytes, at most %d are allowed", n, mostName)))
+		return s.tell(to, unauthorized(fmt.Sprintf("the name of a user has %d bytes, at most %d are allowed", n, mostName)))
 	}
 	if failed := s.auth.check(s); failed != nil {
-		return s.tell(toReply(h), failed)
+		return s.tell(to, failed)
 	}
 	s.known = true
 	return nil
@@ -137,8 +155,7 @@ func (s *session) introduce(h *wire.Request, rest []byte) error {
 
 // call starts a call. What is wrong with the call alone is answered; the
 // session goes on.
-func (s *session) call(h *wire.Request, rest []byte, m *carrier.Message) error {
-	to := toReply(h)
+func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Message) error {
 	if !s.known {
 		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "Connection context not established"))
 	}
@@ -173,16 +190,28 @@ func (s *session) call(h *wire.Request, rest []byte, m *carrier.Message) error {
 		c.ClientID = ClientID(h.ClientID)
 	}
 	c.to = to
-	if method.short && !method.once {
+	endpoint := false
+	if a, ok := to.out.(*calls.Answer); ok {
+		c.via, endpoint = *a, true // the session's is used for the next one
+		c.to.out = &c.via
+	}
+	if method.short && !method.once && !(endpoint && c.via.Long(len(body))) {
 		if c.req, err = method.decode(body); err != nil {
 			c.answer(nil, badArguments(method.name, err), carrier.Later)
 			return nil
 		}
 		resp, err := c.invoke()
+		if endpoint && err == nil && c.via.Long(proto.Size(resp)) {
+			s.waits.Go(func() { c.answer(resp, nil, carrier.Now) })
+			return nil
+		}
 		c.answer(resp, err, carrier.Later)
 		return nil
 	}
 	c.to.clientID = append(c.id[:0], to.clientID...) // the message's memory goes
+	if endpoint {
+		return s.enqueueCall(c, body)
+	}
 	size := int64(len(body))
 	if m.Owner != nil {
 		size = int64(len(m.Bytes)) // the call keeps all of the message
@@ -226,7 +255,7 @@ func quoted(b []byte) string {
 // too many or too large, nothing more is read from the client.
 func (s *session) enqueue(c *call, size int64) error {
 	if len(s.slots) == cap(s.slots) || !s.bytes.TryAcquire(size) {
-		s.out.Flush()
+		s.line.Flush()
 		if s.bytes.Acquire(s.ctx, size) != nil {
 			c.done()
 			return net.ErrClosed
@@ -239,20 +268,9 @@ func (s *session) enqueue(c *call, size int64) error {
 		c.done()
 		return net.ErrClosed
 	}
-	c.slot, c.size = true, size
-	if c.method.once && c.ClientID != (ClientID{}) {
-		c.Context = s.server.ctx // a repetition may come by another connection
-		run, body := s.server.retries.begin(c)
-		if body != nil {
-			s.server.metrics.repeated.Inc()
-			s.replyBytes(&c.to, body, carrier.Later)
-			c.done()
-		}
-		if !run {
-			return nil
-		}
-	} else {
-		s.calls.Add(1)
+	c.size = size
+	if !s.begin(c) {
+		return nil
 	}
 	if in, level := s.server.queue.Push(c, c.User, c.method.urgent, c.size); in {
 		if !s.full.IsZero() {
@@ -262,6 +280,33 @@ func (s *session) enqueue(c *call, size int64) error {
 		c.refuseBusy(carrier.Later)
 	}
 	return nil
+}
+
+// begin counts a call as under way. It reports false if the retry cache sees to its
+// answer.
+func (s *session) begin(c *call) (run bool) {
+	c.slot = true
+	if !c.method.once || c.ClientID == (ClientID{}) {
+		s.calls.Add(1)
+		return true
+	}
+	c.outlives = true // a repetition may come by another connection
+	c.Context = s.server.ctx
+	run, body := s.server.retries.begin(c)
+	if body == nil {
+		return run
+	}
+	s.server.metrics.repeated.Inc()
+	again := func() {
+		s.replyBytes(&c.to, body, carrier.Later)
+		c.done()
+	}
+	if c.via.Valid() && c.via.Long(len(body)) {
+		s.waits.Go(again)
+	} else {
+		again()
+	}
+	return false
 }
 
 // waitInLine waits for room in the queue, QueueWait for all of a row of calls
@@ -277,7 +322,7 @@ func (s *session) waitInLine(c *call, level int) bool {
 	if left <= 0 {
 		return false
 	}
-	s.out.Flush()
+	s.line.Flush()
 	if !s.server.queue.PushWait(s.ctx, c, level, c.size, left) {
 		return false
 	}
@@ -293,11 +338,15 @@ func (c *call) refuseBusy(urgency carrier.Urgency) {
 
 // release gives back what a call has taken of the session's bounds.
 func (s *session) release(c *call) {
-	if c.Context == s.ctx {
+	if s.slots != nil {
+		s.bytes.Release(c.size)
+		<-s.slots
+	} else {
+		s.underWay.Add(-1)
+	}
+	if !c.outlives {
 		s.calls.Done()
 	}
-	s.bytes.Release(c.size)
-	<-s.slots
 }
 
 // busy tells whether calls are under way.

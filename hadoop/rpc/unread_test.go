@@ -140,7 +140,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 func (p *pipes) open() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.Server.conns)
+	return len(p.Server.members)
 }
 
 // Who repeats a call and does not read keeps the answer from nobody else.

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,9 +84,10 @@ func ModuleRoot(ctx context.Context) (string, error) {
 	return filepath.Dir(dir), nil
 }
 
-// Build builds a package of the tree dir.
-func Build(ctx context.Context, dir, out, pkg string, env ...string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", out, pkg)
+// Build runs go with args, such as build or test -c, and a package in the tree dir, and
+// leaves the binary in out.
+func Build(ctx context.Context, dir, out string, args []string, pkg string, env ...string) error {
+	cmd := exec.CommandContext(ctx, "go", slices.Concat(args, []string{"-buildvcs=false", "-o", out, pkg})...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), env...)
 	if text, err := cmd.CombinedOutput(); err != nil {

@@ -107,13 +107,18 @@ func Tail(s string) string {
 // Said is the end of what the process has printed.
 func (p *Process) Said() string { return Tail(p.output.String()) }
 
-// Number runs this program and returns the number that it prints.
-func Number(ctx context.Context, args ...string) (float64, error) {
+// OutputSelf runs this program to its end and returns what it printed.
+func OutputSelf(ctx context.Context, args ...string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return 0, err
+		return "", err
 	}
-	out, err := Output(ctx, nil, self, args...)
+	return Output(ctx, nil, self, args...)
+}
+
+// Number runs this program and returns the number that it prints.
+func Number(ctx context.Context, args ...string) (float64, error) {
+	out, err := OutputSelf(ctx, args...)
 	if err != nil {
 		return 0, err
 	}

@@ -100,8 +100,9 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 	if err != nil {
 		return errors.Join(append(failures, err)...)
 	}
-	if len(agreed) == 0 && len(failures) > 0 {
-		// A holder that did not answer may have what is missing.
+	if len(agreed) == 0 && len(failures) > 0 && len(all) == 0 {
+		// A holder that did not answer may have what is missing. If one that did
+		// has an empty replica, no byte was ever acknowledged.
 		return fmt.Errorf("no replica found, but not all holders answered: %w", errors.Join(failures...))
 	}
 	commit := &clusterpb.CommitRecoveryRequest{

@@ -62,7 +62,7 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	rc := &receiver{dn: dn, p: p, op: op, sum: sum, transfer: stage.transfer}
 	if stage.create {
 		// The DataNodes behind make their files while this one does. If it
-		// fails here, theirs go with the connection.
+		// fails here, the NameNode has theirs deleted when it drops the block.
 		if err := rc.requestMirror(); err != nil {
 			bad := rc.firstBadLink
 			return dn.answered(p, &bad, err)
@@ -80,16 +80,12 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 		rc.closeMirror()
 		return dn.answered(p, &none, err)
 	}
-	told := false // the NameNode, that the block has begun
+	setUp := false // all of the pipeline, and the NameNode is told
 	defer func() {
-		info := rc.w.Info()
-		// A block of no bytes needs no recovery.
-		drop := stage.create && info.Length == 0 && info.State != store.Finalized
-		if err := rc.w.Close(drop); err != nil {
+		// From its set-up on a replica lives, empty or not, until a recovery or the
+		// NameNode decides: as in HDFS the client's next pipeline goes on with it.
+		if err := rc.w.Close(stage.create && !setUp); err != nil {
 			dn.log.Error("replica left in disorder", "block", block.GetBlockId(), "err", err)
-		}
-		if drop && told {
-			dn.changed(clusterpb.ReplicaChange_DELETED, info, false)
 		}
 	}()
 	defer rc.closeMirror()
@@ -109,9 +105,9 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 		}
 		return rc.accept()
 	}
+	setUp = true
 	if !stage.transfer {
 		dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
-		told = true
 	}
 	if err := rc.accept(); err != nil {
 		return err

@@ -34,7 +34,9 @@ type blockMap struct {
 	// postponed have something to delete that waits for a full report.
 	postponed map[uint64]struct{}
 	waiting   map[uint64][]chan struct{}
-	grown     chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
+	// recovering tells since when a block\'s recovery is tried.
+	recovering map[uint64]time.Time
+	grown      chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
 
 	clusterID, poolID string
 }
@@ -98,16 +100,17 @@ type replica struct {
 
 func newBlockMap(cfg *Config) *blockMap {
 	return &blockMap{
-		cfg:       cfg,
-		nodes:     make(map[string]*node),
-		replicas:  make(map[uint64][]replica),
-		stuck:     make(map[uint64]bool),
-		missing:   make(map[uint64]bool),
-		corrupt:   make(map[uint64]bool),
-		copying:   make(map[uint64][]copyTask),
-		postponed: make(map[uint64]struct{}),
-		waiting:   make(map[uint64][]chan struct{}),
-		grown:     make(chan struct{}),
+		cfg:        cfg,
+		nodes:      make(map[string]*node),
+		replicas:   make(map[uint64][]replica),
+		stuck:      make(map[uint64]bool),
+		missing:    make(map[uint64]bool),
+		corrupt:    make(map[uint64]bool),
+		copying:    make(map[uint64][]copyTask),
+		postponed:  make(map[uint64]struct{}),
+		waiting:    make(map[uint64][]chan struct{}),
+		recovering: make(map[uint64]time.Time),
+		grown:      make(chan struct{}),
 	}
 }
 

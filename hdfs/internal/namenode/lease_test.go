@@ -345,14 +345,16 @@ func TestRetryCache(t *testing.T) {
 	}
 }
 
-// TestUnaskedHolderKeepsTheBlock: a DataNode of the pipeline is dead, the other
-// has nothing. What the dead one may have must not be given up.
+// TestUnaskedHolderKeepsTheBlock: a DataNode of the pipeline is dead that is
+// known to have begun the block, the other has nothing. What the dead one may
+// have is not given up before the lease's hard limit.
 func TestUnaskedHolderKeepsTheBlock(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(2)
 	r.create("/f", "w", 2)
 	b := r.addBlock("/f", "w", nil).GetB()
 	dns[1].store(b.GetBlockId(), b.GetGenerationStamp(), 40, clusterpb.ReplicaState_BEING_WRITTEN)
+	dns[1].changed(clusterpb.ReplicaChange_RECEIVING, dns[1].replicas[b.GetBlockId()])
 	dns[1].dead = true
 	r.clock.advance(20 * time.Second)
 	r.turn(dns)
@@ -386,5 +388,68 @@ func TestUnaskedHolderKeepsTheBlock(t *testing.T) {
 	}
 	if !r.closed("/f") || r.length("/f") != 40 {
 		t.Fatalf("closed %v with %d bytes, want 40", r.closed("/f"), r.length("/f"))
+	}
+}
+
+// The writer dies before its first byte, and DataNodes of its pipeline never
+// return. The file is closed all the same.
+func TestDeadPipelineHoldsNoLease(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		begun      bool // the replicas were set up, empty
+		dead       int  // of two
+		fsync      int64
+		afterLimit bool // it takes the lease's hard limit
+		length     uint64
+	}{
+		{name: "nothing was set up, one is dead", dead: 1},
+		{name: "empty replicas were set up, one is dead", begun: true, dead: 1},
+		{name: "nothing was set up, all are dead", dead: 2, afterLimit: true},
+		{name: "empty replicas were set up, all are dead", begun: true, dead: 2, afterLimit: true},
+		{name: "bytes were flushed, the living one has lost them", dead: 1, fsync: 40, afterLimit: true, length: 40},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			dns := r.datanodes(2)
+			r.create("/f", "w", 2)
+			b := r.addBlock("/f", "w", nil).GetB()
+			if c.begun {
+				for _, d := range dns {
+					d.store(b.GetBlockId(), b.GetGenerationStamp(), 0, clusterpb.ReplicaState_BEING_WRITTEN)
+					d.changed(clusterpb.ReplicaChange_RECEIVING, d.replicas[b.GetBlockId()])
+				}
+			}
+			if c.fsync > 0 {
+				must[*hdfspb.FsyncResponseProto](t)(r.nn.fsync(r.as("root"), &hdfspb.FsyncRequestProto{Src: proto.String("/f"), Client: proto.String("w"), LastBlockLength: &c.fsync}))
+			}
+			for i := range c.dead {
+				dns[1-i].dead = true
+			}
+			for range 4 {
+				r.clock.advance(10 * time.Second)
+				r.turn(dns)
+			}
+			dns[0].recover = func(c *clusterpb.Command) {
+				// It has no byte, and neither has any that it can ask.
+				_, _ = r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: c.NewGeneration})
+			}
+			must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")}))
+			for range 5 {
+				r.clock.advance(16 * time.Second)
+				r.turn(dns)
+			}
+			if r.closed("/f") == c.afterLimit {
+				t.Fatalf("closed at once: %t", r.closed("/f"))
+			}
+			for range 12 {
+				r.clock.advance(2 * time.Minute)
+				for range 3 {
+					r.turn(dns)
+				}
+			}
+			if !r.closed("/f") || r.length("/f") != c.length {
+				t.Fatalf("closed %t with %d bytes, want %d", r.closed("/f"), r.length("/f"), c.length)
+			}
+		})
 	}
 }

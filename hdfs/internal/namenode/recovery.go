@@ -40,6 +40,7 @@ func (nn *NameNode) driveRecoveries(ctx context.Context) {
 		files  []uint64
 	)
 	nn.read(func(ns *namespace.Namespace) { blocks, files = ns.Recovering() })
+	long := nn.blocks.noteRecoveries(blocks)
 	current := make(map[uint64]recovery, len(blocks))
 	now := nn.cfg.now()
 	for i, b := range blocks {
@@ -63,6 +64,13 @@ func (nn *NameNode) driveRecoveries(ctx context.Context) {
 			nn.log.Info("namenode: recover block", "block", b.ID, "generation", r.generation, "primary", r.primary.dn.UUID, "attempt", r.attempts)
 		} else {
 			r = recovery{attempts: r.attempts}
+			if long[b.ID] && b.Length == 0 {
+				// As HDFS after a start, when nobody is expected to have the block.
+				nn.log.Warn("namenode: no DataNode of a block's pipeline has come back; the block, of which no byte is known, is dropped", "block", b.ID, "inode", files[i])
+				if _, err := nn.propose(ctx, &nspb.Entry{Op: &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &files[i], DropLast: proto.Bool(true)}}}); err != nil {
+					nn.log.Warn("namenode: close a file whose writer is gone", "inode", files[i], "err", err)
+				}
+			}
 		}
 		current[b.ID] = r
 	}
@@ -111,8 +119,14 @@ func (nn *NameNode) CommitRecovery(ctx context.Context, req *clusterpb.CommitRec
 		op.Targets = append(op.Targets, dn.GetUuid())
 	}
 	if len(op.Targets) == 0 {
-		if err := nn.mayDrop(id); err != nil {
-			return nil, err
+		keep, err := nn.giveUp(id)
+		if err == nil && keep {
+			if err = nn.closeWithout(ctx, id, generation); err == nil {
+				return &clusterpb.CommitRecoveryResponse{}, nil
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("namenode: commit the recovery of block %d: %w", id, err)
 		}
 	}
 	e := &nspb.Entry{Op: &nspb.Entry_CommitRecovery{CommitRecovery: op}}
@@ -138,37 +152,100 @@ func (nn *NameNode) CommitRecovery(ctx context.Context, req *clusterpb.CommitRec
 	return &clusterpb.CommitRecoveryResponse{}, nil
 }
 
+// closeWithout ends the recovery of a block that no holder has any more, and
+// closes its file: the block keeps its known length and counts as missing.
+func (nn *NameNode) closeWithout(ctx context.Context, id, generation uint64) error {
+	var (
+		b    namespace.Block
+		file uint64
+		ok   bool
+	)
+	nn.read(func(ns *namespace.Namespace) { b, file, ok = ns.Recovery(id) })
+	if !ok || b.Construction.Recovery != generation {
+		return cluster.ErrStale
+	}
+	nn.log.Error("namenode: no DataNode has the last block of a file; it is closed and the block counts as missing", "block", id, "inode", file)
+	_, err := nn.propose(ctx, &nspb.Entry{Op: &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &file, KeepLast: proto.Bool(true)}}})
+	return err
+}
+
 // overtaken tells that a block is no longer recovered under that generation.
 func (nn *NameNode) overtaken(id, generation uint64) (yes bool) {
 	nn.read(func(ns *namespace.Namespace) {
-		b, ok := ns.Recovery(id)
+		b, _, ok := ns.Recovery(id)
 		yes = !ok || b.Construction.Recovery != generation
 	})
 	return yes
 }
 
-// mayDrop refuses to give a block up while a DataNode that may have it could not
-// be asked.
-func (nn *NameNode) mayDrop(id uint64) error {
+// giveUp says what becomes of a block of which no holder that was asked has a
+// byte. As in HDFS a dead DataNode does not keep the file open: the block is
+// dropped. But one that is known to have begun the block, while none that lives
+// has, may hold flushed bytes, so it has the lease's hard limit to come back.
+// Bytes that a client has told to be flushed are never dropped: after that time
+// the file is closed with them, and they are missing until a holder comes.
+func (nn *NameNode) giveUp(id uint64) (keep bool, err error) {
 	var (
 		b  namespace.Block
 		ok bool
 	)
-	nn.read(func(ns *namespace.Namespace) { b, ok = ns.Recovery(id) })
+	nn.read(func(ns *namespace.Namespace) { b, _, ok = ns.Recovery(id) })
 	if !ok {
-		return nil // the commit finds out
+		return false, nil // the commit finds out
 	}
+	m := nn.blocks
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	late := m.triedLong(id)
 	if b.Length > 0 {
-		return fmt.Errorf("namenode: commit the recovery of block %d: %d bytes of it are known to be flushed, so it can't be dropped", id, b.Length)
+		if !late || b.Construction.Truncate {
+			return false, fmt.Errorf("%d bytes of it are known to be flushed, so it can't be dropped", b.Length)
+		}
+		return true, nil
 	}
-	nn.blocks.mu.Lock()
-	defer nn.blocks.mu.Unlock()
-	for _, uuid := range b.Construction.Targets {
-		if n := nn.blocks.nodes[uuid]; n == nil || !n.alive {
-			return fmt.Errorf("namenode: commit the recovery of block %d: DataNode %s of its pipeline could not be asked", id, uuid)
+	var dead *node
+	for _, r := range m.replicas[id] {
+		n := m.byIndex[r.node]
+		if r.generation < b.Generation {
+			continue
+		}
+		if n.alive && n.reported {
+			return false, nil
+		}
+		dead = n
+	}
+	if dead != nil && !late {
+		return false, fmt.Errorf("DataNode %s of its pipeline could not be asked", dead)
+	}
+	return false, nil
+}
+
+// triedLong tells that a block's recovery has been tried for the lease's hard
+// limit. The caller has m.mu.
+func (m *blockMap) triedLong(id uint64) bool {
+	since, ok := m.recovering[id]
+	return ok && m.cfg.now().Sub(since) > m.cfg.LeaseHardLimit
+}
+
+// noteRecoveries keeps since when the recoveries under way are tried, and tells
+// which of them have been tried for long.
+func (m *blockMap) noteRecoveries(blocks []namespace.Block) (long map[uint64]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	since := make(map[uint64]time.Time, len(blocks))
+	long = make(map[uint64]bool)
+	for _, b := range blocks {
+		at, ok := m.recovering[b.ID]
+		if !ok {
+			at = m.cfg.now()
+		}
+		since[b.ID] = at
+		if m.triedLong(b.ID) {
+			long[b.ID] = true
 		}
 	}
-	return nil
+	m.recovering = since
+	return long
 }
 
 func (m *blockMap) recovered(ns *namespace.Namespace, op *nspb.CommitRecovery) {

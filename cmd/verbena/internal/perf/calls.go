@@ -12,9 +12,21 @@ import (
 const methodAnswer = 1
 
 // calls has every n-th poster call on an endpoint of its own, or share one.
-func (t *talk) calls(ctx context.Context, first, n int, _ []int64, amount Amount, r *recorder) error {
+func (t *talk) calls(ctx context.Context, first, _ int, _ []int64, amount Amount, r *recorder) error {
 	c := t.callers[first%len(t.callers)]
 	payload := make([]byte, t.plan.Size)
+	return t.callInTurn(amount, r, func() (int, error) {
+		m, err := c.Call(ctx, methodAnswer, payload)
+		if err != nil {
+			return 0, err
+		}
+		defer m.Release()
+		return len(m.Bytes()), nil
+	})
+}
+
+// callInTurn makes calls one after the other. Each returns how many bytes came back.
+func (t *talk) callInTurn(amount Amount, r *recorder, call func() (int, error)) error {
 	r.start()
 	for i := 0; amount.Iterations == 0 || i < amount.Iterations; i++ {
 		if amount.Pause > 0 {
@@ -24,16 +36,12 @@ func (t *talk) calls(ctx context.Context, first, n int, _ []int64, amount Amount
 		if amount.Iterations == 0 && r.elapsed() >= amount.Duration {
 			return nil
 		}
-		m, err := c.Call(ctx, methodAnswer, payload)
+		n, err := call()
 		if err != nil {
 			return err
 		}
-		if len(m.Bytes()) != t.plan.Size {
-			err = fmt.Errorf("perf: CORRUPT: %d bytes came back of %d", len(m.Bytes()), t.plan.Size)
-		}
-		m.Release()
-		if err != nil {
-			return err
+		if n != t.plan.Size {
+			return fmt.Errorf("perf: CORRUPT: %d bytes came back of %d", n, t.plan.Size)
 		}
 		r.mark(1)
 	}

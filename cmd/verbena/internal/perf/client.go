@@ -103,7 +103,7 @@ func (c *Client) Run(ctx context.Context, plan Plan, amount Amount) (m *Measurem
 	if err != nil {
 		return nil, err
 	}
-	if plan.Level == LevelRuntime {
+	if plan.Level != LevelVerbs {
 		return c.runEndpoints(ctx, setup, k, &plan, o, amount)
 	}
 	return c.runQueuePairs(ctx, setup, k, &plan, dev, o, amount)
@@ -163,16 +163,23 @@ func (c *Client) runEndpoints(ctx, setup context.Context, k control, plan *Plan,
 	if err != nil {
 		return nil, err
 	}
-	t := &talk{plan: plan, runtime: rt, group: group, corrupt: c.corrupt}
+	t := &talk{plan: plan, runtime: rt, group: group, corrupt: c.corrupt, token: o.Token, log: c.Logger}
 	defer func() { err = errors.Join(err, t.close()) }()
-	if err := t.dial(setup, c.Server, o.Token); err != nil {
-		return nil, toldReason(setup, k, kindMemory, err)
-	}
-	if n := t.endpoints[0].MaxMessage(); plan.Size > n {
-		return nil, fmt.Errorf("perf: messages of %d bytes over %s: the server takes at most %d", plan.Size, plan.Transport, n)
+	if !plan.overStreams() {
+		if err := t.dial(setup, c.Server, o.Token); err != nil {
+			return nil, toldReason(setup, k, kindMemory, err)
+		}
+		if n := t.endpoints[0].MaxMessage(); plan.Size > n {
+			return nil, fmt.Errorf("perf: messages of %d bytes over %s: the server takes at most %d", plan.Size, plan.Transport, n)
+		}
 	}
 	if _, err := c.meet(setup, k, memory{}); err != nil {
 		return nil, err
+	}
+	if plan.Level == LevelRPC {
+		if err := t.dialEcho(setup, o.Token, o.Address); err != nil {
+			return nil, toldReason(setup, k, kindMark, err)
+		}
 	}
 	x := &execution{plan: plan, stop: t.fail, verified: t.verified.Load, registered: t.registered}
 	for range plan.Posters {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -47,6 +48,10 @@ type talk struct {
 	group     *verbena.Group // of the endpoints; its memory is the measurement's
 	endpoints []*verbena.Endpoint
 	callers   []*verbena.Caller // of the endpoints, if calls are measured; at the client
+	clients   []*rpc.Client     // at level rpc; at the client
+	proxies   []*rpc.Proxy
+	token     []byte // the session's
+	log       *slog.Logger
 	corrupt   func(message int64, payload []byte)
 
 	messages, verified atomic.Int64
@@ -70,6 +75,9 @@ func (t *talk) registered() (n int64) {
 
 func (t *talk) close() error {
 	t.closers.Wait()
+	for _, c := range t.clients {
+		_ = c.Close() // never fails
+	}
 	return t.group.Close()
 }
 
@@ -145,7 +153,7 @@ func (t *talk) dial(ctx context.Context, server string, token []byte) error {
 			t.endpoints = append(t.endpoints, e)
 			err = e.Send(ctx, tagName, binary.BigEndian.AppendUint16(nil, uint16(i)))
 		}
-		if err == nil && t.plan.Test == TestCall {
+		if err == nil && t.plan.Test == TestCall && t.plan.Level == LevelRuntime {
 			var c *verbena.Caller
 			if c, err = verbena.NewCaller(e, nil); err == nil {
 				t.callers = append(t.callers, c)
@@ -292,6 +300,8 @@ func (t *talk) run(ctx context.Context, sent []int64, amount Amount, recorders [
 	errs := make([]error, len(recorders))
 	work := t.stream
 	switch {
+	case t.plan.Level == LevelRPC:
+		work = t.echo
 	case t.plan.Test == TestCall:
 		work = t.calls
 	case t.plan.Mode == ModeLatency:

@@ -12,7 +12,7 @@ import (
 
 // What a plan may ask for.
 var (
-	levels = []string{LevelVerbs, LevelRuntime}
+	levels = []string{LevelVerbs, LevelRuntime, LevelRPC}
 	tests  = []string{TestSend, TestWrite, TestRead, TestAtomic, TestCall}
 	modes  = []string{ModeLatency, ModeBandwidth, ModeRate}
 	waits  = []string{WaitSpin, WaitAdaptive, WaitEvent}
@@ -21,12 +21,13 @@ var (
 const (
 	LevelVerbs   = "verbs"   // queue pairs of a provider
 	LevelRuntime = "runtime" // endpoints
+	LevelRPC     = "rpc"     // Hadoop RPC: on endpoints, and over tcp as foreign clients speak it
 
 	TestSend   = "send"
 	TestWrite  = "write"
 	TestRead   = "read"
 	TestAtomic = "atomic"
-	TestCall   = "call" // and its answer, at level runtime
+	TestCall   = "call" // and its answer, at the levels runtime and rpc
 
 	ModeLatency   = "lat"
 	ModeBandwidth = "bw"
@@ -44,6 +45,7 @@ const (
 	maxPosters     = 1024
 	maxWindow      = 1 << 14
 	maxMemory      = 4 << 30 // of one end
+	maxCall        = 64 << 20
 	atomicSize     = 8
 )
 
@@ -198,8 +200,12 @@ func (p *Plan) check() error {
 	switch {
 	case p.Level == LevelRuntime && p.Test != TestSend && p.Test != TestCall:
 		errs = append(errs, fmt.Errorf("endpoints carry messages: at level %s the test is %s or %s", LevelRuntime, TestSend, TestCall))
-	case p.Test == TestCall && (p.Level != LevelRuntime || p.Mode != ModeLatency):
-		errs = append(errs, fmt.Errorf("calls are measured at level %s in mode %s; more --posters make more calls at a time", LevelRuntime, ModeLatency))
+	case p.Test == TestCall && (p.Level == LevelVerbs || p.Mode != ModeLatency):
+		errs = append(errs, fmt.Errorf("calls are measured at the levels %s and %s in mode %s; more --posters make more calls at a time", LevelRuntime, LevelRPC, ModeLatency))
+	case p.Level == LevelRPC && p.Test != TestCall:
+		errs = append(errs, fmt.Errorf("Hadoop RPC makes calls: at level %s the test is %s", LevelRPC, TestCall))
+	case p.Level == LevelRPC && p.Size > maxCall:
+		errs = append(errs, fmt.Errorf("calls of Hadoop RPC have at most %d MiB", maxCall>>20))
 	case p.Test == TestCall && (p.Verify || p.ReadPayload):
 		errs = append(errs, errors.New("a measurement of calls does not look at their payload"))
 	case p.Level == LevelVerbs && p.Transport == verbena.TransportTCP:

@@ -172,7 +172,7 @@ func (s *Server) serve(ctx context.Context, c control) (err error) {
 	defer s.giveBack(need)
 	ctx, end := context.WithTimeoutCause(ctx, sessionTimeout, fmt.Errorf("perf: a measurement may take %s", sessionTimeout))
 	defer end()
-	if plan.Level == LevelRuntime {
+	if plan.Level != LevelVerbs {
 		return s.serveEndpoints(ctx, setup, c, plan)
 	}
 	return s.serveQueuePairs(ctx, setup, c, plan)
@@ -256,7 +256,7 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 	if err != nil {
 		return err
 	}
-	t := &talk{plan: plan, runtime: s.runtime, group: group}
+	t := &talk{plan: plan, runtime: s.runtime, group: group, token: token[:], log: s.cfg.Logger}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var loops sync.WaitGroup
 	defer func() {
@@ -264,6 +264,9 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 		loops.Wait()
 		err = errors.Join(err, t.close())
 	}()
+	if plan.overStreams() {
+		return s.serveStreams(ctx, setup, c, t)
+	}
 	ln, err := s.listener.Service(service, verbena.ServiceConfig{Backlog: plan.Connections, Group: group, Tuning: plan.tuning()})
 	if err != nil {
 		return err
@@ -283,7 +286,10 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 	serving, done := context.WithCancel(ctx)
 	defer done()
 	respond := t.respond
-	if plan.Test == TestCall {
+	switch {
+	case plan.Level == LevelRPC:
+		respond = t.serveEcho
+	case plan.Test == TestCall:
 		respond = t.serveCalls
 	}
 	for i := range t.endpoints {
@@ -306,6 +312,33 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 	loops.Wait()
 	r.Messages, r.Verified = t.messages.Load(), t.verified.Load()
 	return c.send(ctx, kindResult, r)
+}
+
+// serveStreams serves Hadoop RPC as foreign clients speak it, at a port of its own.
+func (s *Server) serveStreams(ctx, setup context.Context, c control, t *talk) (err error) {
+	host, _, err := net.SplitHostPort(c.endpoint.LocalAddr().String())
+	if err != nil {
+		return fmt.Errorf("perf: the address that the client has dialled: %w", err)
+	}
+	address, stop, err := t.listenEcho(ctx, host)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	if err := c.send(setup, kindOffer, offer{Token: t.token, Address: address}); err != nil {
+		return err
+	}
+	if _, err := receiveMemory(setup, c); err != nil {
+		return err
+	}
+	if err := c.send(setup, kindMemory, memory{}); err != nil {
+		return err
+	}
+	used, err := meter(ctx, c)
+	if err != nil {
+		return err
+	}
+	return c.send(ctx, kindResult, result{CPU: int64(used), Resident: resident(), Messages: t.messages.Load()})
 }
 
 // meter returns the processor time from the client's mark to its stop. The

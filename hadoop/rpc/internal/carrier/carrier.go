@@ -1,6 +1,6 @@
 // Package carrier says what Hadoop RPC's engine asks of whatever brings and
-// takes its messages: a TCP connection (package stream), or anything else that
-// keeps messages whole and in order. The engine knows no more of it.
+// takes its messages: a TCP connection (package stream), where messages follow each
+// other, or an endpoint, where each is a call of the runtime (package calls).
 //
 // A message is a frame of Hadoop RPC without the length in front.
 package carrier
@@ -36,19 +36,18 @@ func (m *Message) Release() {
 	}
 }
 
-// A Sender takes messages to the peer. Its methods may be called concurrently.
-type Sender interface {
+// An Answerer takes answers to the peer: any number of them, or the one answer to a
+// call.
+type Answerer interface {
 	// Alloc returns a message without bytes, with room for n, which go to Send.
 	Alloc(n int) Message
-	// Send takes the message over and never waits. After an error nothing of
-	// it has been or will be sent. Who lets much wait ends the connection: ask
-	// for Room before the work that ends in a message.
+	// Send takes the message over. After an error nothing of it has been or will be
+	// sent.
 	Send(m Message, urgency Urgency) error
-	// SendWait is Send, but waits first while too much waits to be sent, not
-	// longer than ctx.
-	SendWait(ctx context.Context, m Message, urgency Urgency) error
-	// Room waits while too much waits to be sent, not longer than ctx.
-	Room(ctx context.Context) error
+}
+
+// A Line is a connection to a peer. Its methods may be called concurrently.
+type Line interface {
 	// Flush sends what waits since a Send of the urgency [Later].
 	Flush()
 	// Finish has what waits sent, and then the peer sees the end. It does not
@@ -56,6 +55,19 @@ type Sender interface {
 	Finish()
 	// Abort ends the connection now. Messages that wait are lost.
 	Abort(reason error)
+}
+
+// A Sender takes messages to the peer. Its methods may be called concurrently. Its
+// Send never waits, but who lets much wait ends the connection: ask for Room before
+// the work that ends in a message.
+type Sender interface {
+	Answerer
+	Line
+	// SendWait is Send, but waits first while too much waits to be sent, not
+	// longer than ctx.
+	SendWait(ctx context.Context, m Message, urgency Urgency) error
+	// Room waits while too much waits to be sent, not longer than ctx.
+	Room(ctx context.Context) error
 }
 
 // Urgency tells when a message has to go out.

@@ -547,13 +547,16 @@ func (t *txn) closeFile(op *nspb.CloseFile) error {
 	}
 	last := n.file.last()
 	unwritten := last != nil && last.Construction != nil
-	if unwritten && !op.GetDropLast() {
+	if unwritten && !op.GetDropLast() && !op.GetKeepLast() {
 		return exception.New(exception.IO, "the last block of %s is under construction", n.Path())
 	}
 	if !t.write() {
 		return nil
 	}
-	if unwritten {
+	switch {
+	case unwritten && op.GetKeepLast():
+		t.commitBlock(last, last.Length)
+	case unwritten:
 		t.dropLast(n.file)
 	}
 	t.close(n)

@@ -252,13 +252,13 @@ func (ns *Namespace) Recovering() (blocks []Block, files []uint64) {
 	return blocks, files
 }
 
-// Recovery returns a block with a recovery under way.
-func (ns *Namespace) Recovery(id uint64) (Block, bool) {
-	b := ns.recovering[id]
-	if b == nil {
-		return Block{}, false
+// Recovery returns a block with a recovery under way, with its file's id.
+func (ns *Namespace) Recovery(id uint64) (b Block, file uint64, ok bool) {
+	found := ns.recovering[id]
+	if found == nil {
+		return Block{}, 0, false
 	}
-	return copyOf(b), true
+	return copyOf(found), found.inode.id, true
 }
 
 // RecoveryHolder is the lease holder of files that the NameNode recovers.

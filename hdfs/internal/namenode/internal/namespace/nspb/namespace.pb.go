@@ -1839,6 +1839,7 @@ type CloseFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	File          *uint64                `protobuf:"varint,1,opt,name=file" json:"file,omitempty"`
 	DropLast      *bool                  `protobuf:"varint,2,opt,name=drop_last,json=dropLast" json:"drop_last,omitempty"` // first remove a last block that nobody has begun to write
+	KeepLast      *bool                  `protobuf:"varint,3,opt,name=keep_last,json=keepLast" json:"keep_last,omitempty"` // first complete a last block, all of whose holders have lost it, at its known length
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1883,6 +1884,13 @@ func (x *CloseFile) GetFile() uint64 {
 func (x *CloseFile) GetDropLast() bool {
 	if x != nil && x.DropLast != nil {
 		return *x.DropLast
+	}
+	return false
+}
+
+func (x *CloseFile) GetKeepLast() bool {
+	if x != nil && x.KeepLast != nil {
+		return *x.KeepLast
 	}
 	return false
 }
@@ -2663,10 +2671,11 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
 	"\x06length\x18\x03 \x01(\x04R\x06length\x12\x18\n" +
-	"\atargets\x18\x04 \x03(\tR\atargets\"<\n" +
+	"\atargets\x18\x04 \x03(\tR\atargets\"Y\n" +
 	"\tCloseFile\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\x04R\x04file\x12\x1b\n" +
-	"\tdrop_last\x18\x02 \x01(\bR\bdropLast\"I\n" +
+	"\tdrop_last\x18\x02 \x01(\bR\bdropLast\x12\x1b\n" +
+	"\tkeep_last\x18\x03 \x01(\bR\bkeepLast\"I\n" +
 	"\x12ReserveGenerations\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x04R\x05limit\x12\x1d\n" +
 	"\n" +

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
+	"github.com/verbena-data/verbena/internal/processes"
+)
+
+// A load is what a client's process does with a server.
+type load struct {
+	callers, size int
+	iterations    int           // of one caller: at most, the first half warms up
+	limit         time.Duration // of one caller: at most; of several: how long
+	warm          time.Duration // of several: before
+	pause         time.Duration // of one caller: before each call
+	free          bool          // neither end is bound to a processor
+}
+
+// driveCommand is the client's process, for every system that is not measured by verbena
+// perf. It prints a row.
+func driveCommand() *cobra.Command {
+	var l load
+	var pid int
+	cmd := &cobra.Command{Use: "drive SYSTEM ADDRESS", Hidden: true, Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) (err error) {
+		if !l.free {
+			if err := host.PinProcess(host.ClientCPU); err != nil {
+				return err
+			}
+		}
+		dial := dialHadoop
+		if args[0] != java {
+			dial = systems[args[0]].dial
+		}
+		c, err := dial(args[1])
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.Close()) }()
+		measure := l.throughput
+		if l.callers == 1 {
+			measure = l.latency
+		}
+		r, err := measure(cmd.Context(), c, pid)
+		if err != nil {
+			return err
+		}
+		r.Level, r.Transport, r.Test, r.Size, r.Posters, r.Connections = "rpc", args[0], "call", l.size, l.callers, 1
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+	}}
+	flags := cmd.Flags()
+	flags.IntVar(&l.callers, "callers", 1, "")
+	flags.IntVar(&l.size, "size", 1<<10, "")
+	flags.IntVar(&l.iterations, "iterations", 0, "")
+	flags.DurationVar(&l.limit, "limit", 0, "")
+	flags.DurationVar(&l.warm, "warm", 0, "")
+	flags.DurationVar(&l.pause, "pause", 0, "")
+	flags.BoolVar(&l.free, "free", false, "")
+	flags.IntVar(&pid, "server", 0, "")
+	return cmd
+}
+
+// drive runs it.
+func (l load) drive(ctx context.Context, system string, s *server) (host.PerfRow, error) {
+	out, err := host.OutputSelf(ctx, "drive", system, s.address, "--server", strconv.Itoa(s.cmd.Process.Pid),
+		"--callers", strconv.Itoa(l.callers), "--size", strconv.Itoa(l.size), "--iterations", strconv.Itoa(l.iterations),
+		"--limit", l.limit.String(), "--warm", l.warm.String(), "--pause", l.pause.String(), fmt.Sprintf("--free=%t", l.free))
+	var r host.PerfRow
+	if err == nil {
+		err = json.NewDecoder(strings.NewReader(out)).Decode(&r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", system, err)
+	}
+	return r, nil
+}
+
+// latency makes calls one after the other. Processor time is the server's alone.
+func (l load) latency(ctx context.Context, c caller, pid int) (r host.PerfRow, err error) {
+	call := c.call(payload(l.size))
+	times := make([]time.Duration, 0, l.iterations)
+	began := time.Now()
+	before, err := processes.CPUTime(pid)
+	if err != nil {
+		return r, err
+	}
+	for len(times) < l.iterations && (time.Since(began) < l.limit || len(times) < 20) {
+		if l.pause > 0 {
+			time.Sleep(l.pause)
+		}
+		start := time.Now()
+		if err := call(ctx); err != nil {
+			return r, err
+		}
+		times = append(times, time.Since(start))
+	}
+	took := time.Since(began)
+	after, err := processes.CPUTime(pid)
+	r.Iterations = int64(len(times))
+	r.OpsPerS, r.CPU = float64(len(times))/took.Seconds(), (after - before).Seconds()
+	times = times[len(times)/2:] // the first half warms up
+	slices.Sort(times)
+	r.RoundP50, r.RoundP99 = float64(times[len(times)/2]), float64(times[len(times)*99/100])
+	return r, err
+}
+
+// throughput lets several callers call for a while. It does not take the single calls'
+// times. Processor time is the server's alone.
+func (l load) throughput(ctx context.Context, c caller, pid int) (host.PerfRow, error) {
+	var (
+		calls, over atomic.Int64
+		wg          sync.WaitGroup
+		mu          sync.Mutex
+		failed      error
+	)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for range l.callers {
+		call := c.call(payload(l.size))
+		wg.Go(func() {
+			for over.Load() == 0 {
+				if err := call(ctx); err != nil {
+					mu.Lock()
+					failed = err
+					mu.Unlock()
+					cancel()
+					return
+				}
+				calls.Add(1)
+			}
+		})
+	}
+	wait(ctx, l.warm)
+	before, err := processes.CPUTime(pid)
+	began, first := time.Now(), calls.Load()
+	wait(ctx, l.limit)
+	n, took := calls.Load()-first, time.Since(began)
+	after, err2 := processes.CPUTime(pid)
+	over.Store(1)
+	wg.Wait()
+	return host.PerfRow{Iterations: n, OpsPerS: float64(n) / took.Seconds(), CPU: (after - before).Seconds()}, errors.Join(failed, err, err2)
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}

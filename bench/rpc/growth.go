@@ -1,0 +1,229 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
+	"github.com/verbena-data/verbena/internal/plot"
+)
+
+// A sweep measures one thing while another one grows.
+type sweep struct {
+	name, title, x string // name selects it; x is what grows
+	text           string // what is measured
+	command        string // measures one line of it by itself
+	xs             []int
+	lines          []line
+	columns        []column
+	charts         []chart
+}
+
+// A line is one system or transport.
+type line struct {
+	name    string
+	measure func(ctx context.Context, x int) (host.PerfRow, error)
+}
+
+// A column shows something of each line.
+type column struct {
+	title string
+	show  func(host.PerfRow) string
+}
+
+// A chart draws something of each line.
+type chart struct {
+	file, title, y string
+	unit           string
+	point          func(host.PerfRow) (y, high float64)
+}
+
+// growth is a sweep that was measured.
+type growth struct {
+	Rows     map[string]map[int]host.PerfRow `json:"rows"`             // by line and x
+	Failed   []string                        `json:"failed,omitempty"` // what could not be measured, and why
+	Measured host.Machine                    `json:"measured"`
+}
+
+var (
+	columnP50  = column{"p50", func(r host.PerfRow) string { return beside.Show(r.RoundP50, beside.Nanoseconds) }}
+	columnP99  = column{"p99", func(r host.PerfRow) string { return beside.Show(r.RoundP99, beside.Nanoseconds) }}
+	columnRate = column{"calls/s", func(r host.PerfRow) string { return beside.Decimal(r.OpsPerS) }}
+	columnCPU  = column{"CPU a call", func(r host.PerfRow) string { return beside.Show(cpuEach(r), beside.Nanoseconds) }}
+)
+
+func latencyChart(file, title string) chart {
+	return chart{file, title, "there and back", beside.Nanoseconds, func(r host.PerfRow) (float64, float64) { return r.RoundP50, r.RoundP99 }}
+}
+
+func rateChart(file, title string) chart {
+	return chart{file, title, "calls per second", "", func(r host.PerfRow) (float64, float64) { return r.OpsPerS, 0 }}
+}
+
+// sweeps are all of them, in the page's order.
+func (b *bench) sweeps() []sweep {
+	transports := func(args func(x int) []string) (lines []line) {
+		for _, transport := range []string{overSHM, "iwarp", "tcp"} {
+			lines = append(lines, line{transport, func(ctx context.Context, x int) (host.PerfRow, error) {
+				return b.perfRow(ctx, append([]string{"--level", "runtime", "--test", "call", "--transport", transport}, args(x)...)...)
+			}})
+		}
+		return lines
+	}
+	// hadoop is Hadoop RPC over the transports, and its peers by the same client program.
+	hadoop := func(args func(x int) []string, load func(x int) load) (lines []line) {
+		for _, transport := range []string{overSHM, "iwarp"} {
+			lines = append(lines, line{"ours, " + transport, func(ctx context.Context, x int) (host.PerfRow, error) {
+				return b.perfRow(ctx, append([]string{"--level", "rpc", "--test", "call", "--wait", "adaptive", "--transport", transport}, args(x)...)...)
+			}})
+		}
+		for _, peer := range []struct{ name, system string }{{"ours, TCP", oursTCP}, {"gRPC, TCP", grpcTCP}, {"gRPC, Unix", grpcUnix}, {"net/rpc, TCP", netrpc}} {
+			lines = append(lines, line{peer.name, func(ctx context.Context, x int) (host.PerfRow, error) {
+				return b.driveRow(ctx, load(x), peer.system)
+			}})
+		}
+		return lines
+	}
+	size := func(n int) string { return strconv.Itoa(n) }
+	iterations, limit, sizeStep := 20_000, 20*time.Second, 1
+	callers, peers, osuCallers := []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, []int{1, 3, 10, 30, 100, 300, 1000}, []int{1, 2, 4, 8, 16, 32, 64}
+	if b.quick {
+		iterations, limit, sizeStep = 4_000, time.Second, 3
+		callers, peers, osuCallers = []int{1, 16, 64, 1024}, []int{1, 30, 1000}, []int{1, 16, 64}
+	}
+	osu := func(x int) []string {
+		if x > 64<<10 { // the first half of the time warms up, as of the calls
+			return []string{"--size", size(x), "--duration", (limit / 2).String(), "--warmup", strconv.Itoa(warmups(x))}
+		}
+		return []string{"--size", size(x), "--iterations", strconv.Itoa(iterations / 2), "--warmup", strconv.Itoa(iterations / 2)}
+	}
+	return []sweep{
+		{
+			name: "callers", title: "Calls, with callers of one endpoint", x: "callers",
+			text:    "1 KiB there and back, all callers on one endpoint, adaptive waits. CPU is that of both processes.",
+			command: "verbena perf --level runtime --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters 1,2,4,...",
+			xs:      callers,
+			lines: transports(func(x int) []string {
+				return []string{"--size", "1K", "--wait", "adaptive", "--posters", size(x)}
+			}),
+			columns: []column{columnRate, columnP50, columnP99, columnCPU},
+			charts:  []chart{rateChart("rpc-callers.svg", "Calls and callers"), latencyChart("rpc-callers-latency.svg", "Latency of calls and callers")},
+		},
+		{
+			name: "peers", title: "Calls, with peers", x: "peers",
+			text:    "1 KiB there and back, adaptive waits, each peer an endpoint with one caller. CPU is that of both processes. Resident is what both grew by since one peer, for each more.",
+			command: "verbena perf --level runtime --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters N --connections N",
+			xs:      peers,
+			lines: transports(func(x int) []string {
+				return []string{"--size", "1K", "--wait", "adaptive", "--posters", size(x), "--connections", size(x)}
+			}),
+			columns: []column{columnRate, columnP50, columnP99, columnCPU},
+			charts:  []chart{rateChart("rpc-peers.svg", "Calls and peers"), latencyChart("rpc-peers-latency.svg", "Latency of calls and peers")},
+		},
+		{
+			name: "sizes", title: "Calls, with their size", x: "size",
+			text:    "One caller, as many bytes there as back, spinning (TCP always sleeps).",
+			command: "verbena perf --level runtime --test call --wait spin --cpu 0 --server-cpu 1 --transport shm --all",
+			xs:      powers(1, 64<<20, sizeStep),
+			lines: transports(func(x int) []string {
+				return []string{"--size", size(x), "--wait", "spin", "--warmup", strconv.Itoa(warmups(x))}
+			}),
+			columns: []column{columnP50, columnP99, {"CPU a call", columnCPU.show}},
+			charts:  []chart{latencyChart("rpc-sizes.svg", "Latency of calls and their size")},
+		},
+		{
+			name: "hadoop sizes", title: "Hadoop RPC, with the size of the echo", x: "size",
+			text:    fmt.Sprintf("As OSU's benchmark has it: one caller, an echo of as many bytes, %d calls of a size of which the first half warms up; above 64 KiB as many as fit into %s.", iterations, limit),
+			command: "verbena perf --level rpc --test call --wait adaptive --cpu 0 --server-cpu 1 --transport shm --size 1,2,4,...",
+			xs:      powers(1, 4<<20, sizeStep),
+			lines:   hadoop(osu, func(x int) load { return load{callers: 1, size: x, iterations: atMost(x, iterations), limit: limit} }),
+			columns: []column{columnP50},
+			charts:  []chart{latencyChart("rpc-hadoop-sizes.svg", "Hadoop RPC: latency and size of the echo")},
+		},
+		{
+			name: "hadoop callers", title: "Hadoop RPC, with callers", x: "callers",
+			text:    "1 KiB echo, all callers on one connection.",
+			command: "verbena perf --level rpc --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters 1,2,4,...",
+			xs:      osuCallers,
+			lines: hadoop(func(x int) []string { return []string{"--size", "1K", "--posters", size(x)} },
+				func(x int) load {
+					return load{callers: x, size: 1 << 10, iterations: 1 << 20, limit: b.duration, warm: b.duration / 2}
+				}),
+			columns: []column{columnRate},
+			charts:  []chart{rateChart("rpc-hadoop-callers.svg", "Hadoop RPC: calls and callers")},
+		},
+	}
+}
+
+// atMost bounds the calls only up to 64 KiB, beyond it the time does.
+func atMost(size, iterations int) int {
+	if size > 64<<10 {
+		return 1 << 20
+	}
+	return iterations
+}
+
+// warmups are fewer for large messages, about a gigabyte at most.
+func warmups(size int) int { return max(min(1000, 1<<30/size), 10) }
+
+// powers are powers of two, every step-th and the last.
+func powers(from, to, step int) (all []int) {
+	for n := from; n < to; n <<= step {
+		all = append(all, n)
+	}
+	return append(all, to)
+}
+
+func (s *sweep) run(ctx context.Context, machine host.Machine) (growth, error) {
+	g := growth{Rows: map[string]map[int]host.PerfRow{}, Measured: machine}
+	for _, l := range s.lines {
+		g.Rows[l.name] = map[int]host.PerfRow{}
+		for _, x := range s.xs {
+			r, err := l.measure(ctx, x)
+			if ctx.Err() != nil {
+				return g, context.Cause(ctx)
+			}
+			if err != nil {
+				failed := fmt.Sprintf("%s, %s %d and more: %v", l.name, s.x, x, err)
+				fmt.Fprintln(os.Stderr, failed)
+				g.Failed = append(g.Failed, failed)
+				break
+			}
+			fmt.Fprintf(os.Stderr, "growth: %s: %s, %d: p50 %s, %s calls/s\n", s.name, l.name, x, beside.Show(r.RoundP50, beside.Nanoseconds), beside.Decimal(r.OpsPerS))
+			g.Rows[l.name][x] = r
+		}
+	}
+	return g, nil
+}
+
+// format is how an x is shown.
+func (s *sweep) format(x int) string {
+	if s.x == "size" {
+		return beside.Bytes(float64(x))
+	}
+	return strconv.Itoa(x)
+}
+
+// draw draws a chart of what was measured.
+func (s *sweep) draw(c *chart, g *growth) plot.Chart {
+	p := plot.Chart{
+		Title: c.title, Subtitle: s.text, XLabel: s.x, YLabel: c.y,
+		FormatX: func(x float64) string { return s.format(int(x)) }, FormatY: func(y float64) string { return beside.Show(y, c.unit) },
+	}
+	for _, l := range s.lines {
+		series := plot.Series{Name: l.name}
+		for x, r := range g.Rows[l.name] {
+			if y, high := c.point(r); y > 0 {
+				series.Points = append(series.Points, plot.Point{X: float64(x), Y: y, Low: y, High: high})
+			}
+		}
+		if len(series.Points) > 0 {
+			p.Series = append(p.Series, series)
+		}
+	}
+	return p
+}

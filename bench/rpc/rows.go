@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
+)
+
+// A row is one comparison before it is measured.
+type row struct {
+	what, beside, unit string
+	target             beside.Target
+	// far, if there is one, is the target with the processors far from each other. The
+	// row is two then, one for the rounds near and one for those far.
+	far          beside.Target
+	ours, theirs beside.Measure
+	why          string // a target is missed, and what would have to change
+}
+
+const (
+	grpcTCP, grpcUnix, netrpc, java, oursTCP = "grpc", "grpcunix", "netrpc", "java", "ours"
+	onLoopback                               = "gRPC-Go on loopback"
+)
+
+// rows are all comparisons, in the page's order.
+func (b *bench) rows() []row {
+	runtime := func(transport, wait string, more ...string) []string {
+		return append([]string{"--level", "runtime", "--transport", transport, "--wait", wait}, more...)
+	}
+	call := func(transport, wait string, more ...string) []string {
+		return runtime(transport, wait, append([]string{"--test", "call", "--size", "1K"}, more...)...)
+	}
+	hadoop := func(transport, size string) []string {
+		return []string{"--level", "rpc", "--test", "call", "--transport", transport, "--wait", "adaptive", "--size", size}
+	}
+	one := load{callers: 1, size: 1 << 10, iterations: 20_000, limit: 2 * b.duration}
+	free := one
+	free.free = true
+	pausing := load{callers: 1, size: 1 << 10, iterations: int(b.duration/time.Millisecond) / 10, limit: b.duration, pause: 10 * time.Millisecond}
+	pause := []string{"--pause", "10ms", "--warmup", "20"}
+	many := func(n int) load { return load{callers: n, size: 1 << 10, limit: b.duration, warm: b.duration / 2} }
+	near := func(target, far float64, r row) row {
+		r.target, r.far = beside.AtMost(target), beside.AtMost(far)
+		return r
+	}
+	var list []row
+	for _, size := range []struct{ name, flag string }{{"8 B", "8"}, {"1 KiB", "1K"}} {
+		list = append(list, near(2, 2, row{
+			what: "runtime message, shm, " + size.name + ", one way, spinning", beside: "our own verbs level", unit: "ns",
+			ours: b.perf(p50, runtime(overSHM, "spin", "--size", size.flag)...), theirs: b.perf(p50, "--level", "verbs", "--transport", overSHM, "--size", size.flag),
+			why: whyMessage,
+		}))
+	}
+	list = append(list,
+		near(3, 3, row{
+			what: "one-sided Get of 4 KiB on an endpoint, shm, spinning", beside: "memcpy of 4 KiB from the other processor's cache", unit: "ns",
+			ours: b.self("get"), theirs: b.self("get", "--memcpy"), why: whyGet,
+		}),
+		near(1.0/80, 1.0/40, row{
+			what: "call and reply, 1 KiB, shm, spinning, p50", beside: onLoopback, unit: "ns",
+			ours: b.perf(roundTrip, call(overSHM, "spin")...), theirs: b.drive(one, grpcTCP, roundTrip), why: whyCall,
+		}),
+		row{
+			what: "call and reply, 1 KiB, shm, both ends sleep 10 ms before each call, p50", beside: "gRPC-Go over a Unix socket", unit: "ns", target: beside.AtMost(1.0 / 3),
+			ours: b.perf(roundTrip, call(overSHM, "adaptive", pause...)...), theirs: b.drive(pausing, grpcUnix, roundTrip), why: whySleeping,
+		},
+		row{
+			what: "64 callers, 1 KiB, calls, shm", beside: onLoopback, unit: "calls/s", target: beside.AtLeast(15),
+			ours: b.perf(rate, call(overSHM, "adaptive", "--posters", "64")...), theirs: b.drive(many(64), grpcTCP, rate), why: why64,
+		},
+		row{
+			what: "1 MiB received and sent on over a second endpoint, shm, CPU time of all three processes", beside: "two memcpy of it", unit: "ns", target: beside.AtMost(1.3),
+			ours: b.relay("cpu-ns/op", "1000x"), theirs: b.relay("two-memcpy-ns", "1x"), why: whyRelay,
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50", beside: onLoopback, unit: "ns", target: beside.AtMost(0.8),
+			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, grpcTCP, roundTrip), why: whyTCP,
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50, nothing bound to processors", beside: onLoopback, unit: "ns", target: beside.AtMost(0.8),
+			ours: b.drive(free, oursTCP, roundTrip), theirs: b.drive(free, grpcTCP, roundTrip), why: whyTCP,
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 64 callers, 1 KiB, calls", beside: onLoopback, unit: "calls/s", target: beside.AtLeast(2),
+			ours: b.drive(many(64), oursTCP, rate), theirs: b.drive(many(64), grpcTCP, rate),
+		},
+		row{
+			what: "Hadoop RPC echo over shm, 1 KiB, p50", beside: "the same on TCP", unit: "ns", target: beside.AtMost(1.0 / 10),
+			ours: b.perf(roundTrip, hadoop(overSHM, "1K")...), theirs: b.perf(roundTrip, hadoop("tcp", "1K")...), why: whyHadoop,
+		},
+		row{
+			what: "Hadoop RPC echo over shm, 512 KiB, p50", beside: "the same on TCP", unit: "ns", target: beside.AtMost(1 / 2.73),
+			ours: b.perf(roundTrip, hadoop(overSHM, "512K")...), theirs: b.perf(roundTrip, hadoop("tcp", "512K")...), why: whyHadoop,
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 16 callers, 1 KiB echo, calls per CPU second of the server", beside: "Hadoop's Java RPC server, same client", unit: "calls/CPU s", target: beside.AtLeast(4),
+			ours: b.drive(many(16), oursTCP, perCPU), theirs: b.drive(many(16), java, perCPU),
+		},
+		row{
+			what: "32 callers on 32 endpoints, adaptive, 1 KiB, CPU time of both ends a call, shm", beside: "the same on TCP", unit: "ns", target: beside.AtMost(0.5),
+			ours:   b.perf(cpuEach, call(overSHM, "adaptive", "--posters", "32", "--connections", "32")...),
+			theirs: b.perf(cpuEach, call("tcp", "adaptive", "--posters", "32", "--connections", "32")...),
+		},
+		row{
+			what: "call and reply, 1 KiB, iwarp, wait mode event, p50", beside: "our engine on TCP, the same mode", unit: "ns", target: beside.AtMost(1.1),
+			ours: b.perf(roundTrip, call("iwarp", "event")...), theirs: b.perf(roundTrip, call("tcp", "event")...), why: whyIWARP,
+		},
+		// Below here the issue names no target.
+		row{
+			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50", beside: "gRPC-Go over a Unix socket", unit: "ns",
+			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, grpcUnix, roundTrip),
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50", beside: "net/rpc on loopback", unit: "ns",
+			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, netrpc, roundTrip),
+		},
+		row{
+			what: "Hadoop RPC on TCP, ours, 16 callers, 1 KiB echo, calls per CPU second of the server", beside: onLoopback, unit: "calls/CPU s",
+			ours: b.drive(many(16), oursTCP, perCPU), theirs: b.drive(many(16), grpcTCP, perCPU),
+		},
+		row{
+			what: "Hadoop RPC on TCP by a method that handlers run, 64 callers, 1 KiB, calls", beside: onLoopback, unit: "calls/s",
+			ours: b.drive(many(64), "oursqueue", rate), theirs: b.drive(many(64), grpcTCP, rate),
+		})
+	for _, q := range []struct{ name, flag string }{{"p50", "0.5"}, {"p99", "0.99"}} {
+		list = append(list, row{
+			what: "call of 1 KiB on 63 endpoints in turn while a 64th floods their worker, shm, " + q.name, beside: "the same without the flood", unit: "ns",
+			ours: b.self("flood", "--quantile", q.flag, "--flood"), theirs: b.self("flood", "--quantile", q.flag),
+		})
+	}
+	return list
+}
+
+// Numbers of a measurement.
+func p50(r host.PerfRow) float64       { return r.P50 }
+func roundTrip(r host.PerfRow) float64 { return r.RoundP50 }
+func rate(r host.PerfRow) float64      { return r.OpsPerS }
+func perCPU(r host.PerfRow) float64    { return float64(r.Iterations) / r.CPU }
+func cpuEach(r host.PerfRow) float64   { return r.CPU / float64(r.Iterations) * 1e9 }
+
+// perf measures with verbena perf.
+func (b *bench) perf(value func(host.PerfRow) float64, args ...string) beside.Measure {
+	return func(ctx context.Context) (float64, error) {
+		r, err := b.perfRow(ctx, args...)
+		return value(r), err
+	}
+}
+
+func (b *bench) perfRow(ctx context.Context, args ...string) (host.PerfRow, error) {
+	verbena, err := b.verbena(ctx)
+	if err != nil {
+		return host.PerfRow{}, err
+	}
+	rows, err := host.Perf(ctx, verbena, b.duration, args...)
+	if err != nil {
+		return host.PerfRow{}, err
+	}
+	return rows[0], nil
+}
+
+// drive measures another system, or Hadoop RPC beside it by the same client.
+func (b *bench) drive(l load, system string, value func(host.PerfRow) float64) beside.Measure {
+	return func(ctx context.Context) (float64, error) {
+		r, err := b.driveRow(ctx, l, system)
+		return value(r), err
+	}
+}
+
+func (b *bench) driveRow(ctx context.Context, l load, system string) (host.PerfRow, error) {
+	s, err := b.server(ctx, system, l.free)
+	if err != nil {
+		return host.PerfRow{}, err
+	}
+	return l.drive(ctx, system, s)
+}
+
+// self measures with a command of this program.
+func (b *bench) self(args ...string) beside.Measure {
+	return func(ctx context.Context) (float64, error) {
+		return host.Number(ctx, append(args, "--duration", b.duration.String())...)
+	}
+}
+
+// relay returns a metric of the runtime's own benchmark of relays.
+func (b *bench) relay(metric, times string) beside.Measure {
+	return func(ctx context.Context) (float64, error) {
+		binary, err := b.tests(ctx)
+		if err != nil {
+			return 0, err
+		}
+		out, err := host.Output(ctx, nil, binary, "-test.run", "-", "-test.bench", "^BenchmarkRelay$/^shm$/^buffer$", "-test.benchtime", times)
+		if err != nil {
+			return 0, err
+		}
+		return parseMetric(out, metric)
+	}
+}
+
+// parseMetric reads a metric of the one benchmark in what go test printed.
+func parseMetric(out, metric string) (float64, error) {
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || !strings.HasPrefix(fields[0], "Benchmark") {
+			continue
+		}
+		for i := 2; i+1 < len(fields); i += 2 {
+			if fields[i+1] == metric {
+				return strconv.ParseFloat(fields[i], 64)
+			}
+		}
+	}
+	return 0, fmt.Errorf("no %s in %s", metric, host.Tail(out))
+}
+
+// Why targets are missed, as profiles tell it.
+const (
+	whyMessage  = ""
+	whyGet      = ""
+	whyCall     = ""
+	whySleeping = ""
+	why64       = ""
+	whyRelay    = ""
+	whyTCP      = ""
+	whyHadoop   = ""
+	whyIWARP    = ""
+)

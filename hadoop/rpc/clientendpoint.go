@@ -1,0 +1,245 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/calls"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// endpointCaller makes calls on an endpoint, each as a call of the runtime.
+type endpointCaller struct {
+	caller  *verbena.Caller
+	memory  calls.Memory
+	id      ClientID
+	class   string
+	version uint64
+	timeout time.Duration // of each call; 0 for none
+	most    int           // the longest response in bytes
+
+	began   time.Time
+	used    atomic.Int64 // when a call began last, since began
+	pending atomic.Int64
+	answers atomic.Uint64 // that have come
+	failed  atomic.Pointer[error]
+	timer   *time.Timer
+	closing sync.Once
+	done    chan struct{} // closed when close has begun
+}
+
+// startEndpoint starts a session on e, which then belongs to the caller.
+func startEndpoint(ctx context.Context, e *verbena.Endpoint, target Target, cfg ClientConfig, id ClientID) (*endpointCaller, error) {
+	caller, err := verbena.NewCaller(e, nil)
+	if err != nil {
+		e.Close()
+		return nil, fmt.Errorf("rpc: connect to %s: %w", e.RemoteAddr(), err)
+	}
+	c := &endpointCaller{
+		caller: caller, memory: calls.NewMemory(e), id: id, class: target.Protocol, version: target.Version,
+		timeout: cfg.CallTimeout, most: cfg.MaxFrame, began: time.Now(), done: make(chan struct{}),
+	}
+	if err := c.introduce(ctx, &target); err != nil {
+		caller.Close()
+		return nil, fmt.Errorf("rpc: connect to %s: %w", e.RemoteAddr(), err)
+	}
+	const never = 1 << 62
+	c.timer = time.AfterFunc(never, func() {
+		if c.pending.Load() == 0 && time.Since(c.began)-time.Duration(c.used.Load()) >= cfg.IdleTimeout {
+			c.fail(errUnused)
+			return
+		}
+		select {
+		case <-c.done:
+		case <-e.Done():
+		default:
+			c.timer.Reset(cfg.IdleTimeout / 2)
+		}
+	})
+	c.timer.Reset(cfg.IdleTimeout / 2) // not sooner: the function uses c.timer
+	return c, nil
+}
+
+// introduce says who the client is, and proves it if it has a token.
+func (c *endpointCaller) introduce(ctx context.Context, target *Target) error {
+	if target.Token != nil {
+		err := target.Token.authenticate(ctx, func(ctx context.Context, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
+			answer, err := c.control(ctx, wire.CallIDSASL, m)
+			if err != nil {
+				return nil, err
+			}
+			defer answer.Release()
+			return parseSASL(answer.Bytes())
+		})
+		if err != nil {
+			return err
+		}
+	}
+	answer, err := c.control(ctx, wire.CallIDContext, target.context())
+	if err != nil {
+		return err
+	}
+	defer answer.Release()
+	if len(answer.Bytes()) == 0 {
+		return nil
+	}
+	h, _, err := wire.ParseResponse(answer.Bytes())
+	if err == nil {
+		err = &exception.Error{Class: exception.Class(h.Exception), Message: h.Message}
+	}
+	return err
+}
+
+// control makes a call with a message that is none of Hadoop RPC's calls.
+func (c *endpointCaller) control(ctx context.Context, id int32, body proto.Message) (*verbena.Message, error) {
+	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: -1}
+	m, err := c.memory.Alloc(ctx, h.Size()+wire.SizeDelimited(proto.Size(body)))
+	if err != nil {
+		return nil, err
+	}
+	if m, err = encodeControl(m, &h, body); err != nil {
+		return nil, err
+	}
+	return c.send(ctx, calls.MethodIntroduce, m)
+}
+
+// send makes a call of the runtime, and releases m.
+func (c *endpointCaller) send(ctx context.Context, method uint32, m carrier.Message) (*verbena.Message, error) {
+	if b, ok := calls.Buffer(&m); ok {
+		return c.caller.CallBuffer(ctx, method, b)
+	}
+	defer m.Release()
+	return c.caller.Call(ctx, method, m.Bytes)
+}
+
+// reason implements [exchanger].
+func (c *endpointCaller) reason() error {
+	if err := c.failed.Load(); err != nil {
+		return *err
+	}
+	return c.caller.Endpoint().Err()
+}
+
+// fail lets no further call begin, and ends those under way.
+func (c *endpointCaller) fail(err error) {
+	c.failed.CompareAndSwap(nil, &err)
+	c.closing.Do(func() {
+		close(c.done)
+		go c.caller.Close()
+	})
+}
+
+// close implements [exchanger].
+func (c *endpointCaller) close() {
+	err := ErrClosed
+	c.failed.CompareAndSwap(nil, &err)
+	c.closing.Do(func() { close(c.done) })
+	c.timer.Stop()
+	c.caller.Close()
+}
+
+// call implements [exchanger].
+func (c *endpointCaller) call(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error {
+	if err := c.reason(); err != nil {
+		return &unsent{err}
+	}
+	c.pending.Add(1)
+	defer c.pending.Add(-1)
+	now := time.Now()
+	c.used.Store(int64(now.Sub(c.began)))
+	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: retry}
+	n := proto.Size(req)
+	limit := newLimit(ctx, now, c.timeout)
+	defer limit.end()
+	answered := c.answers.Load()
+	m, err := c.memory.Alloc(limit, sizeCall(&h, method, c.class, c.version, n))
+	if err == nil {
+		m, err = encodeCall(m, &h, method, c.class, c.version, n, req)
+		if err != nil {
+			return err
+		}
+	} else {
+		err = fmt.Errorf("%w: %w", verbena.ErrNotSent, err)
+	}
+	var answer *verbena.Message
+	if err == nil {
+		answer, err = c.send(limit, calls.MethodCall, m)
+	}
+	if err != nil {
+		return c.explain(ctx, limit, answered, err)
+	}
+	c.answers.Add(1)
+	defer answer.Release()
+	if n := len(answer.Bytes()); n > c.most {
+		return fmt.Errorf("an answer of %d bytes, at most %d are taken", n, c.most)
+	}
+	err = c.decode(answer.Bytes(), resp)
+	if err != nil && limit.passed() {
+		return c.explain(ctx, limit, answered, err) // the method may have failed because of that
+	}
+	return err
+}
+
+// decode decodes an answer into resp, or returns the error that it tells.
+func (c *endpointCaller) decode(b []byte, resp proto.Message) error {
+	h, rest, err := wire.ParseResponse(b)
+	if err != nil {
+		err = fmt.Errorf("response header: %w", err)
+		c.fail(err)
+		return &lost{err}
+	}
+	if h.Status != wire.StatusSuccess {
+		err := &exception.Error{Class: exception.Class(h.Exception), Message: h.Message}
+		if h.Status != wire.StatusError {
+			c.fail(err)
+		}
+		return err
+	}
+	body, _, err := wire.Next(rest)
+	if err != nil {
+		return fmt.Errorf("response: %w", err)
+	}
+	return proto.Unmarshal(body, resp)
+}
+
+// explain is an error of the runtime as one of calls.
+func (c *endpointCaller) explain(ctx context.Context, l *limit, answered uint64, err error) error {
+	var told *verbena.CallError
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case l.passed():
+		if !l.own {
+			return context.DeadlineExceeded // its timer has not been run yet
+		}
+		// Nothing at all has come since the call began: another endpoint may do better.
+		if c.answers.Load() == answered {
+			c.fail(ErrTimeout)
+		}
+		return ErrTimeout
+	case errors.As(err, &told):
+		if told.Code == verbena.CodeBusy {
+			return &exception.Error{Class: exception.Retriable, Message: told.Text}
+		}
+		return err
+	case c.failed.Load() != nil:
+		err = fmt.Errorf("%w: %w", *c.failed.Load(), err)
+	}
+	switch {
+	case errors.Is(err, verbena.ErrTooLong):
+		return err // it would be so again
+	case errors.Is(err, verbena.ErrNotSent):
+		return &unsent{err}
+	}
+	return &lost{err}
+}
