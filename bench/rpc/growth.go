@@ -50,10 +50,11 @@ type growth struct {
 }
 
 var (
-	columnP50  = column{"p50", func(r host.PerfRow) string { return beside.Show(r.RoundP50, beside.Nanoseconds) }}
-	columnP99  = column{"p99", func(r host.PerfRow) string { return beside.Show(r.RoundP99, beside.Nanoseconds) }}
-	columnRate = column{"calls/s", func(r host.PerfRow) string { return beside.Decimal(r.OpsPerS) }}
-	columnCPU  = column{"CPU a call", func(r host.PerfRow) string { return beside.Show(cpuEach(r), beside.Nanoseconds) }}
+	columnP50      = column{"p50", func(r host.PerfRow) string { return beside.Show(r.RoundP50, beside.Nanoseconds) }}
+	columnP99      = column{"p99", func(r host.PerfRow) string { return beside.Show(r.RoundP99, beside.Nanoseconds) }}
+	columnRate     = column{"calls/s", func(r host.PerfRow) string { return beside.Decimal(r.OpsPerS) }}
+	columnResident = column{"resident", func(r host.PerfRow) string { return beside.Bytes(float64(r.Resident)) }}
+	columnCPU      = column{"CPU a call", func(r host.PerfRow) string { return beside.Show(cpuEach(r), beside.Nanoseconds) }}
 )
 
 func latencyChart(file, title string) chart {
@@ -92,7 +93,7 @@ func (b *bench) sweeps() []sweep {
 	iterations, limit, sizeStep := 20_000, 20*time.Second, 1
 	callers, peers, osuCallers := []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, []int{1, 3, 10, 30, 100, 300, 1000}, []int{1, 2, 4, 8, 16, 32, 64}
 	if b.quick {
-		iterations, limit, sizeStep = 4_000, time.Second, 3
+		limit, sizeStep = 2*time.Second, 2
 		callers, peers, osuCallers = []int{1, 16, 64, 1024}, []int{1, 30, 1000}, []int{1, 16, 64}
 	}
 	osu := func(x int) []string {
@@ -115,13 +116,13 @@ func (b *bench) sweeps() []sweep {
 		},
 		{
 			name: "peers", title: "Calls, with peers", x: "peers",
-			text:    "1 KiB there and back, adaptive waits, each peer an endpoint with one caller. CPU is that of both processes. Resident is what both grew by since one peer, for each more.",
+			text:    "1 KiB there and back, adaptive waits, each peer an endpoint with one caller. CPU is that of both processes. Resident is what both grew by.",
 			command: "verbena perf --level runtime --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters N --connections N",
 			xs:      peers,
 			lines: transports(func(x int) []string {
 				return []string{"--size", "1K", "--wait", "adaptive", "--posters", size(x), "--connections", size(x)}
 			}),
-			columns: []column{columnRate, columnP50, columnP99, columnCPU},
+			columns: []column{columnRate, columnP50, columnP99, columnCPU, columnResident},
 			charts:  []chart{rateChart("rpc-peers.svg", "Calls and peers"), latencyChart("rpc-peers-latency.svg", "Latency of calls and peers")},
 		},
 		{
@@ -132,7 +133,7 @@ func (b *bench) sweeps() []sweep {
 			lines: transports(func(x int) []string {
 				return []string{"--size", size(x), "--wait", "spin", "--warmup", strconv.Itoa(warmups(x))}
 			}),
-			columns: []column{columnP50, columnP99, {"CPU a call", columnCPU.show}},
+			columns: []column{columnP50, columnP99, columnCPU},
 			charts:  []chart{latencyChart("rpc-sizes.svg", "Latency of calls and their size")},
 		},
 		{

@@ -176,7 +176,7 @@ func TestShow(t *testing.T) {
 	if got := powers(1, 64<<20, 1); len(got) != 27 || got[26] != 64<<20 {
 		t.Error(got)
 	}
-	if got := powers(1, 4<<20, 3); got[1] != 8 || got[len(got)-1] != 4<<20 {
+	if got := powers(1, 4<<20, 2); got[1] != 4 || got[len(got)-1] != 4<<20 {
 		t.Error(got)
 	}
 }
