@@ -19,8 +19,11 @@ func Share(fd int) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("memfd: duplicate: %w", err)
 	}
-	return &File{fd: own}, nil
+	return Own(own), nil
 }
+
+// Own takes over a descriptor, of any file, that is to be handed to others.
+func Own(fd int) *File { return &File{fd: fd} }
 
 // Seals that every memfd carries: its size is final, and so are the seals.
 const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL

@@ -259,6 +259,19 @@ var connectedAttacks = map[string]struct {
 		},
 		files: func(a *attacker) []int { return []int{a.memory(4096, false)} },
 	},
+	"a file that was not asked for": {
+		packets: func(*attacker) [][]byte {
+			return [][]byte{grant{want: want{file: true, value: 5}, found: true, key: 5, handle: 9, length: 1}.append(nil)}
+		},
+		files: func(a *attacker) []int { return []int{a.unsealed(4096)} },
+	},
+	"a file where a region was asked for": {
+		asked: true,
+		packets: func(*attacker) [][]byte {
+			return [][]byte{grant{want: want{file: true, value: 5}, found: true, key: 5, handle: 9, length: 1}.append(nil)}
+		},
+		files: func(a *attacker) []int { return []int{a.unsealed(4096)} },
+	},
 	"very many descriptors": {
 		packets: func(*attacker) [][]byte { return [][]byte{{byte(packetReady)}} },
 		files: func(a *attacker) []int {

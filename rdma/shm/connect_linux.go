@@ -293,11 +293,17 @@ func (qp *queuePair) handle(p *packet) error {
 		if err != nil {
 			return err
 		}
+		if w.file && qp.SharesFiles() {
+			return qp.giveFile(w)
+		}
 		return qp.give(w)
 	case packetRegion:
 		g, err := parseGrant(p.bytes)
 		if err != nil {
 			return err
+		}
+		if g.file {
+			return qp.receiveFile(g, p)
 		}
 		return qp.receiveGrant(g, p)
 	case packetRevoke:
@@ -305,6 +311,7 @@ func (qp *queuePair) handle(p *packet) error {
 		if err != nil {
 			return err
 		}
+		qp.files.revoked(handle)
 		return qp.peer.Load().drop(handle)
 	case packetGoodbye:
 		text, err := parseTail(p.bytes, maxText)

@@ -79,6 +79,18 @@
 // 256, and gives way to new ones at the cost of the user who has most; of requests
 // that wait for Accept it keeps 1,024, but 64 of one other user.
 //
+// # Memory of the program, and files
+//
+// Memory that the program registers is a region like others if it lies in a mapping of
+// a memfd: peers map the whole file, with the rights of the region. Without remote
+// rights any memory will do; receives do not go there.
+//
+// A file that a queue pair shares has an entry in the table and a key, as a region has,
+// and no memory. The peer of that queue pair, and nobody else, gets the file, opened
+// anew for reading, and reads through the descriptor. It looks at the entry before and
+// after each read. Of a connection it keeps 512 files open. A file of another user's
+// process on FUSE, whose reads that process could hold up, ends the connection.
+//
 // # SIGBUS
 //
 // Memfds are sealed against shrinking and growing, and that is verified on receipt.

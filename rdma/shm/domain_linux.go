@@ -66,7 +66,8 @@ type region struct {
 	key     uint32
 	state   uint64
 	access  rdma.Access
-	written bool // memory of the program that this side may write to; access does not tell
+	reader  *queuePair // whose peer may have the file, which is no memory; nil: a region
+	written bool       // memory of the program that this side may write to; access does not tell
 	closed  atomic.Bool
 	leaving sync.Once
 	closing sync.Once
@@ -217,6 +218,16 @@ func (r *region) Withdraw() error {
 
 func (r *region) withdraw() {
 	d := r.domain
+	if r.reader != nil { // nobody is inside its memory
+		d.members.Lock()
+		delete(d.keys, r.key)
+		delete(d.regions, r.index)
+		d.members.Unlock()
+		r.closed.Store(true)
+		d.table.state(r.index).Store(r.state &^ 1)
+		r.reader.revoke(r.handle)
+		return
+	}
 	d.members.Lock()
 	delete(d.keys, r.key)
 	pairs, queues := d.members.Pairs.List(), d.members.Completions.List()
@@ -265,7 +276,7 @@ func (d *domain) grantFor(w want, qp *queuePair, foreign bool) (*region, rdma.Ac
 		r = d.keys[w.value]
 	}
 	d.members.Unlock()
-	if r == nil || r.closed.Load() || r.file == nil {
+	if r == nil || r.closed.Load() || r.file == nil || r.reader != nil {
 		return nil, 0, false
 	}
 	if !foreign {

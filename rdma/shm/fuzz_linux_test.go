@@ -23,9 +23,11 @@ func FuzzPacket(f *testing.F) {
 	h := exampleHello()
 	h.shared, h.inbox = false, inboxShape{receives: 64, entries: 2, slots: 64}
 	f.Add(h.append(packetAccept, nil))
-	f.Add(want{true, 7}.append(nil))
-	f.Add(grant{want: want{false, 9}, found: true, key: 9, handle: 3, access: 15, address: 1 << 40, length: 4096, state: 3}.append(nil))
-	f.Add(grant{want: want{true, 9}}.append(nil))
+	f.Add(want{byHandle: true, value: 7}.append(nil))
+	f.Add(want{file: true, value: 7}.append(nil))
+	f.Add(grant{want: want{file: true, value: 9}, found: true, key: 9, handle: 3, length: 1, state: 3}.append(nil))
+	f.Add(grant{want: want{value: 9}, found: true, key: 9, handle: 3, access: 15, address: 1 << 40, length: 4096, state: 3}.append(nil))
+	f.Add(grant{want: want{byHandle: true, value: 9}}.append(nil))
 	f.Add(appendRevoke(nil, 5))
 	f.Add(appendText(packetGoodbye, "so long"))
 	f.Fuzz(func(t *testing.T, p []byte) {

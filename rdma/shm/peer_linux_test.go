@@ -186,12 +186,12 @@ func TestOtherUserIsAllowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range []want{{true, hidden.(*region).handle}, {false, hidden.Key()}} {
+	for _, w := range []want{{byHandle: true, value: hidden.(*region).handle}, {value: hidden.Key()}} {
 		if _, _, ok := qp.domain.grantFor(w, qp, qp.conn.foreign); ok {
 			t.Errorf("%+v is granted to another user", w)
 		}
 	}
-	if _, _, ok := qp.domain.grantFor(want{true, s.memory.(*region).handle}, qp, true); !ok {
+	if _, _, ok := qp.domain.grantFor(want{byHandle: true, value: s.memory.(*region).handle}, qp, true); !ok {
 		t.Error("a region with a posted receive is not granted")
 	}
 }

@@ -51,6 +51,7 @@ type queuePair struct {
 
 	// What the peer told, fixed while connected.
 	remote hello
+	files  peerFiles // that the peer shares
 	peer   atomic.Pointer[peerDomain]
 	// lazy says that both processes take part in barriers: who publishes needs no
 	// fence then.
@@ -379,6 +380,7 @@ func (qp *queuePair) destroy() error {
 			"when it goes on, it may still write there: close the regions that it could write to before their memory is used again: %w",
 			qp.peerName(), d.device.config.AccessTimeout, rdma.ErrTimeout))
 	}
+	qp.files.close()
 	peer := qp.peer.Swap(nil)
 	qp.sendMu.Lock()
 	clear(qp.cache[:])

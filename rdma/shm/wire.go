@@ -16,10 +16,12 @@ const (
 	maxConnected   = 1 + maxText // the longest packet of a connection that is set up
 
 	versionMin = 2
-	versionMax = 3
+	versionMax = 4
 	// versionLent is the first in which a queue pair with a shared receive queue
 	// lends its peer receives. Before, the peer took them by itself.
 	versionLent = 3
+	// versionFiles is the first in which a peer can ask for files.
+	versionFiles = 4
 )
 
 type packetType uint8
@@ -164,28 +166,43 @@ func appendText(t packetType, text string) []byte {
 	return append([]byte{byte(t)}, text...)
 }
 
-// want asks for a region, either by the key that a request names or by the
+// want asks for a region, or a file, either by the key that a request names or by the
 // handle that a posted receive names.
 type want struct {
 	byHandle bool
+	file     bool // or for a file that is shared under a key
 	value    uint32
+}
+
+// How a want names what it asks for.
+const (
+	wantKey    = 0
+	wantHandle = 1
+	wantFile   = 2
+)
+
+func (w want) how() byte {
+	switch {
+	case w.file:
+		return wantFile
+	case w.byHandle:
+		return wantHandle
+	}
+	return wantKey
 }
 
 const wantLength = 6
 
 func (w want) append(b []byte) []byte {
-	b = append(b, byte(packetWant), 0)
-	if w.byHandle {
-		b[len(b)-1] = 1
-	}
+	b = append(b, byte(packetWant), w.how())
 	return binary.LittleEndian.AppendUint32(b, w.value)
 }
 
 func parseWant(p []byte) (want, error) {
-	if len(p) != wantLength || p[1] > 1 {
+	if len(p) != wantLength || p[1] > wantFile {
 		return want{}, fmt.Errorf("%w: want of %d bytes", errPacket, len(p))
 	}
-	return want{byHandle: p[1] == 1, value: binary.LittleEndian.Uint32(p[2:])}, nil
+	return want{byHandle: p[1] == wantHandle, file: p[1] == wantFile, value: binary.LittleEndian.Uint32(p[2:])}, nil
 }
 
 // grant answers want. If found is false there is no such region, or none for
@@ -205,10 +222,7 @@ const grantLength = 7 + 4 + 4 + 1 + 24
 
 func (g grant) append(b []byte) []byte {
 	le := binary.LittleEndian
-	b = append(b, byte(packetRegion), 0, 0)
-	if g.byHandle {
-		b[len(b)-2] = 1
-	}
+	b = append(b, byte(packetRegion), g.how(), 0)
 	if g.found {
 		b[len(b)-1] = 1
 	}
@@ -222,12 +236,12 @@ func (g grant) append(b []byte) []byte {
 }
 
 func parseGrant(p []byte) (grant, error) {
-	if len(p) != grantLength || p[1] > 1 || p[2] > 1 {
+	if len(p) != grantLength || p[1] > wantFile || p[2] > 1 {
 		return grant{}, fmt.Errorf("%w: region of %d bytes", errPacket, len(p))
 	}
 	le := binary.LittleEndian
 	g := grant{
-		want:  want{byHandle: p[1] == 1, value: le.Uint32(p[3:])},
+		want:  want{byHandle: p[1] == wantHandle, file: p[1] == wantFile, value: le.Uint32(p[3:])},
 		found: p[2] == 1, handle: le.Uint32(p[7:]), key: le.Uint32(p[11:]), access: p[15],
 		address: le.Uint64(p[16:]), length: le.Uint64(p[24:]), state: le.Uint64(p[32:]),
 	}

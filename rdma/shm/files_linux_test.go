@@ -1,0 +1,210 @@
+package shm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// twoSides are connected.
+func twoSides(t *testing.T) (a, b *side) {
+	t.Helper()
+	device := openDevice(t, Config{})
+	a, b = newSide(t, device, 4096), newSide(t, device, 4096)
+	a.qp, b.qp = a.pair(nil), b.pair(nil)
+	connect(t, device, a.qp, b.qp)
+	return a, b
+}
+
+func fileOf(t *testing.T, contents []byte) *os.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, contents, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func TestSharedFile(t *testing.T) {
+	a, b := twoSides(t)
+	before := countDescriptors(t)
+	contents := bytes.Repeat([]byte("0123456789"), 1000)
+	f := fileOf(t, contents)
+	owner, reader := b.qp.(rdma.FileQueuePair), a.qp.(rdma.FileQueuePair)
+	if !owner.SharesFiles() || !reader.SharesFiles() {
+		t.Fatal("both ends are of this release")
+	}
+	s, err := owner.ShareFile(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(f.Name()); err != nil { // the name is not needed
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil { // nor is this descriptor
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			p := make([]byte, 1000)
+			for offset := int64(i); offset < 9000; offset += 777 {
+				if n, err := reader.ReadPeerFile(ctx, s.Key(), p, offset); err != nil || n != len(p) || !bytes.Equal(p, contents[offset:][:1000]) {
+					t.Errorf("%d bytes at %d: %v", n, offset, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p := make([]byte, 100)
+	if n, err := reader.ReadPeerFile(ctx, s.Key(), p, 9950); n != 50 || err != io.EOF {
+		t.Error(n, err)
+	}
+	// A key that opens nothing, one of memory, and one that is the other end's.
+	for _, key := range []uint32{s.Key() + 1, b.memory.Key(), a.memory.Key()} {
+		if _, err := reader.ReadPeerFile(ctx, key, p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+			t.Errorf("key %#x: %v", key, err)
+		}
+	}
+	if _, err := owner.ReadPeerFile(ctx, s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+		t.Error("the owner's end asks the peer:", err)
+	}
+	// Another connection does not get it.
+	device := a.domain.Device()
+	c, d := a.pair(nil), b.pair(nil)
+	connect(t, device, c, d)
+	if _, err := c.(rdma.FileQueuePair).ReadPeerFile(ctx, s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+		t.Error("a file is shared with all:", err)
+	}
+	if err := errors.Join(c.Close(), d.Close()); err != nil {
+		t.Error(err)
+	}
+	// Memory is not reached by the key of a file.
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reader.ReadPeerFile(ctx, s.Key(), p, 0); !errors.Is(err, rdma.ErrRemoteAccess) {
+		t.Error("read after the end:", err)
+	}
+	awaitDescriptors(t, before)
+	// The connection lives.
+	b.recv(1, b.sge(0, 64)...)
+	a.send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: a.sge(0, 64)})
+	a.expect(1, rdma.StatusSuccess)
+	b.expect(1, rdma.StatusSuccess)
+}
+
+// What could make a reader wait is not shared.
+func TestOnlyRegularFiles(t *testing.T) {
+	a, _ := twoSides(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	for _, f := range []*os.File{r, null, dir} {
+		if _, err := a.qp.(rdma.FileQueuePair).ShareFile(int(f.Fd())); !errors.Is(err, rdma.ErrInvalid) {
+			t.Errorf("%s: %v", f.Name(), err)
+		}
+	}
+}
+
+// Many files, more than are kept open, revoked and read at the same time; then either
+// end goes.
+func TestSharedFilesUnderReads(t *testing.T) {
+	device := openDevice(t, Config{})
+	a, b := newSide(t, device, 4096), newSide(t, device, 4096)
+	f := fileOf(t, bytes.Repeat([]byte{7}, 4096))
+	before := countDescriptors(t)
+	a.qp, b.qp = a.pair(nil), b.pair(nil)
+	connect(t, device, a.qp, b.qp)
+	owner, reader := b.qp.(rdma.FileQueuePair), a.qp.(rdma.FileQueuePair)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+	defer cancel()
+	const files = 600
+	var shared [files]rdma.SharedFile
+	for i := range shared {
+		var err error
+		if shared[i], err = owner.ShareFile(int(f.Fd())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			p := make([]byte, 64)
+			for j := range files {
+				n := (j*7 + i*150) % files
+				_, err := reader.ReadPeerFile(ctx, shared[n].Key(), p, int64(n))
+				if err != nil && !(n%3 == 0 && errors.Is(err, rdma.ErrRemoteAccess)) {
+					t.Errorf("file %d: %v", n, err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for n := 0; n < files; n += 3 {
+			if err := shared[n].Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	wg.Wait()
+	// Readers while the connection ends.
+	for i := range 4 {
+		wg.Go(func() {
+			p := make([]byte, 64)
+			for j := 0; ; j++ {
+				if _, err := reader.ReadPeerFile(ctx, shared[(j*3+1+i*3)%files].Key(), p, 0); err != nil && ctx.Err() == nil {
+					if reader.Err() != nil {
+						return
+					}
+					continue
+				}
+				if ctx.Err() != nil {
+					t.Error("the connection has ended, and its reads have not")
+					return
+				}
+			}
+		})
+	}
+	if err := b.qp.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if err := a.qp.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, s := range shared {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	awaitDescriptors(t, before)
+}
