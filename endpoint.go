@@ -75,6 +75,8 @@ type carrier interface {
 	operate(ctx context.Context, b *Batch) error
 	// expose makes memory that the peer may reach.
 	expose(ctx context.Context, c *ExposeConfig) (exposable, error)
+	// exposeFile completes what the peer needs to read a file.
+	exposeFile(f *exposedFile) error
 	// wrap makes a buffer of memory of the application.
 	wrap(ctx context.Context, memory []byte) (*Buffer, error)
 	// maxMessage is the longest message that the peer accepts.

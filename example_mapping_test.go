@@ -2,7 +2,9 @@ package verbena_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/providers"
@@ -39,6 +41,41 @@ func ExampleMapping() {
 	// written by the server
 	// verbena: the memory is in use
 	// <nil>
+}
+
+// A server exposes a file. The peer reads it as it reads memory: on one host through the
+// file's descriptor, from elsewhere with the help of the server's runtime.
+func ExampleEndpoint_ExposeFile() {
+	ctx := context.Background()
+	client, server, done := twoEnds(ctx)
+	defer done()
+
+	f, err := os.CreateTemp("", "block")
+	if err != nil {
+		panic(err)
+	}
+	defer os.Remove(f.Name())
+	if _, err := f.WriteString("the bytes of a block"); err != nil {
+		panic(err)
+	}
+	x, err := server.ExposeFile(ctx, verbena.FileConfig{File: f})
+	if err != nil {
+		panic(err)
+	}
+	defer x.Close()
+
+	into := make([]byte, 5)
+	if err := client.Get(ctx, x.Token(), 4, into); err != nil {
+		panic(err)
+	}
+	fmt.Printf("%s\n", into)
+	if err := x.Revoke(); err != nil {
+		panic(err)
+	}
+	fmt.Println(errors.Is(client.Get(ctx, x.Token(), 4, into), verbena.ErrRevoked))
+	// Output:
+	// bytes
+	// true
 }
 
 // twoEnds returns both ends of an endpoint, which two processes would have.

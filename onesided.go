@@ -102,6 +102,16 @@ func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error
 		return nil, fmt.Errorf("%w: %d bytes", ErrTooLong, c.Size)
 	case c.Rights == 0 || c.Rights&^allRights != 0:
 		return nil, fmt.Errorf("%w: rights %#02x", ErrRights, uint8(c.Rights))
+	}
+	if start, _ := extent(c.Memory); start%8 != 0 && c.Rights&MayAtomic != 0 {
+		return nil, fmt.Errorf("%w: atomic operations want memory that begins at a multiple of 8", ErrMemory)
+	}
+	return e.exposeAs(ctx, c, c.Size, func() (exposable, error) { return e.carrier.expose(ctx, &c) })
+}
+
+// exposeAs makes an exposure of size bytes of what open returns.
+func (e *Endpoint) exposeAs(ctx context.Context, c ExposeConfig, size int, open func() (exposable, error)) (*Exposure, error) {
+	switch {
 	case !e.features.has(hello.FeatureOneSided):
 		return nil, ErrUnsupported
 	case !c.Until.IsZero() && !c.Until.After(time.Now()):
@@ -109,7 +119,7 @@ func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	}
-	memory, err := e.carrier.expose(ctx, &c)
+	memory, err := open()
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +127,7 @@ func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error
 	_, _ = rand.Read(id[:]) // it cannot fail
 	remote, ways := memory.remote()
 	x := &Exposure{e: e, memory: memory, token: Token{
-		rights: c.Rights, ways: ways, key: remote.Key, address: remote.Address, length: uint64(c.Size),
+		rights: c.Rights, ways: ways, key: remote.Key, address: remote.Address, length: uint64(size),
 		id: binary.BigEndian.Uint64(id[:]),
 	}}
 	if !c.Until.IsZero() {
@@ -144,7 +154,7 @@ func (e *Endpoint) borrow(ctx context.Context, from *lending, n int64) error {
 	return from.take(ctx, n)
 }
 
-// Bytes is the memory, which the peer may be using at the same time. It may be used
+// Bytes is the memory, or nil for a file, which the peer may be using at the same time. It may be used
 // until Close. When a notification of [Endpoint.PutNotify] has been received, what was
 // put before it is there.
 func (x *Exposure) Bytes() []byte { return x.memory.bytes() }

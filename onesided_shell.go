@@ -57,11 +57,24 @@ type place struct {
 const wholeFlight = 8 * MaxBatch
 
 func (s *shell) operate(ctx context.Context, b *Batch) error {
+	var ways [MaxBatch]operationWay
+	mixed := false
 	for i := range b.ops[:b.count] {
-		if err := s.able(&b.ops[i]); err != nil {
+		way, err := s.way(&b.ops[i])
+		if err != nil {
 			return err
 		}
+		ways[i] = way
+		mixed = mixed || way != wayDevice
 	}
+	if mixed {
+		return s.operateMixed(ctx, b, &ways)
+	}
+	return s.fly(ctx, b)
+}
+
+// fly carries out a batch of operations of the device.
+func (s *shell) fly(ctx context.Context, b *Batch) error {
 	f, posted, err := s.begin(b)
 	if err != nil {
 		return err
@@ -103,21 +116,12 @@ func (s *shell) oneSided() string {
 	switch {
 	case !s.e.features.has(hello.FeatureOneSided):
 		return oneSidedUnknown
+	case !s.n.attributes.Has(rdma.CapAtomics) && s.servesOperations():
+		return oneSidedMixed
 	case !s.n.attributes.Has(rdma.CapAtomics):
 		return oneSidedNoAtomics
 	}
 	return oneSidedByDevice
-}
-
-// able tells whether the device can carry out an operation.
-func (s *shell) able(o *operation) error {
-	switch {
-	case o.token.ways&byDevice == 0:
-		return fmt.Errorf("%w: its token is none of this endpoint's", ErrRevoked)
-	case o.atomic() && (o.token.ways&atomicsByDevice == 0 || !s.n.attributes.Has(rdma.CapAtomics)):
-		return fmt.Errorf("%w: atomic operations, which a device lacks", ErrUnsupported)
-	}
-	return nil
 }
 
 // begin makes a flight of the batch, and posts it at once if it needs no memory and
@@ -131,6 +135,9 @@ func (s *shell) begin(b *Batch) (f *flight, posted bool, err error) {
 	fl := s.flights
 	if s.grounded || s.e.over() || s.broken {
 		return nil, false, cmp.Or(s.e.Err(), ErrClosed)
+	}
+	if s.m.PeerSaidGoodbye() {
+		return nil, false, ErrPeerClosed // its exposures end
 	}
 	fl.callers++
 	if n := len(fl.idle); n > 0 {

@@ -413,7 +413,9 @@ func (s *stream) serve() {
 			err = s.write(f, parcel{})
 		case a.kind == opGet:
 			f.length = uint32(a.length)
-			if !a.memory.serve(func(memory []byte) { err = s.write(f, parcel{body: memory[a.offset : a.offset+a.length]}) }) {
+			if _, ok := a.memory.memory.(*exposedFile); ok {
+				err = s.serveFile(f, a)
+			} else if !a.memory.serve(func(memory []byte) { err = s.write(f, parcel{body: memory[a.offset : a.offset+a.length]}) }) {
 				f.flags, f.length = uint8(verdictRevoked), 0
 				err = s.write(f, parcel{})
 			}
@@ -425,6 +427,18 @@ func (s *stream) serve() {
 			return
 		}
 	}
+}
+
+// serveFile answers a Get of a file.
+func (s *stream) serveFile(f frame, a service) error {
+	memory := classOf(a.length).take()
+	defer memory.free()
+	into := memory.data[:a.length]
+	if code := a.memory.get(into, a.offset); code != verdictDone {
+		f.flags, f.length = uint8(code), 0
+		return s.write(f, parcel{})
+	}
+	return s.write(f, parcel{body: into})
 }
 
 // exposedPages are memory of a process, which no device reaches.

@@ -66,6 +66,7 @@ type tokenWays uint8
 const (
 	byDevice        tokenWays = 1 << iota // the address and the key are a device's
 	atomicsByDevice                       // which has atomic operations
+	byDescriptor                          // or it is a file: the key is that of its descriptor, the address the place in it
 )
 
 const tokenVersion = 1
@@ -103,8 +104,8 @@ func ParseToken(b []byte) (Token, error) {
 	switch {
 	case b[0] != tokenVersion:
 		return Token{}, fmt.Errorf("%w: a token of version %d, this side has %d", ErrProtocol, b[0], tokenVersion)
-	case t.rights == 0 || t.rights&^allRights != 0 || t.ways&^(byDevice|atomicsByDevice) != 0 || b[3] != 0,
-		t.ways == atomicsByDevice, t.ways == 0 && (t.key != 0 || t.address != 0):
+	case t.rights == 0 || t.rights&^allRights != 0 || t.ways > byDescriptor || b[3] != 0,
+		t.ways == atomicsByDevice, t.ways == byDescriptor && (t.rights != MayRead || t.address > 1<<62), t.ways == 0 && (t.key != 0 || t.address != 0):
 		return Token{}, fmt.Errorf("%w: a token with rights %#02x and ways %#02x", ErrProtocol, b[1], b[2])
 	case t.length == 0 || t.length > maxExposure || t.address+t.length < t.address || t.deadline < 0:
 		return Token{}, fmt.Errorf("%w: a token of %d bytes at %#x until %d", ErrProtocol, t.length, t.address, t.deadline)

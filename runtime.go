@@ -66,7 +66,7 @@ func New(cfg Config) (*Runtime, error) {
 		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
 		lent: newLending(cfg.SendMemory),
 	}
-	r.env.exposed, r.features = newLending(cfg.SendMemory), hello.FeatureOneSided
+	r.env.exposed, r.features = newLending(cfg.SendMemory), hello.FeatureOneSided|hello.FeatureServed
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {
 		r.transports = append(r.transports, newTransport(r.ctx, p, cfg.Logger))

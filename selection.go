@@ -42,6 +42,9 @@ type Selection struct {
 	// OneSided tells who carries out one-sided operations: the device, or, where it
 	// says that they are emulated, the peer's runtime, by messages.
 	OneSided string `json:"one_sided,omitempty"`
+	// Files tells how files are read that an end exposes: through their descriptors, or,
+	// where it says that it is emulated, by the runtime that exposes them.
+	Files string `json:"files,omitempty"`
 	// Candidates are all that were considered, in order of preference; those that the
 	// rule does not allow come last.
 	Candidates []Candidate `json:"candidates"`
@@ -51,8 +54,11 @@ type Selection struct {
 const (
 	oneSidedByDevice  = "by the device"
 	oneSidedNoAtomics = "by the device, without atomic operations: the device has none"
+	oneSidedMixed     = "by the device; atomic operations, which it lacks, are emulated: the peer's runtime serves them as messages"
 	oneSidedOverTCP   = "emulated: over TCP the peer's runtime serves them as messages"
 	oneSidedUnknown   = "none: the peer's release does not know them"
+	filesByDescriptor = "through descriptors, which are handed over once"
+	filesServed       = "emulated: the peer's runtime reads them and answers by messages"
 )
 
 // Passing tells whether a transport that is preferred to the one chosen was left

@@ -89,6 +89,7 @@ type shell struct {
 	sends      []slab.Slab       // to be freed, by place in the send queue; a power of two
 	offers     []offered         // by id
 	private    *slab.Private     // where offers come from: the peer gets keys to it
+	served     served            // operations that are messages
 	grounded   bool              // no one-sided operation begins any more
 	flights    *flights          // nil before the first one-sided operation
 	requests   [flushBatch]rdma.SendRequest
@@ -156,6 +157,9 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		return s, err
 	}
 	s.m = link.New[*Message](s.limits, s.places.Bytes())
+	if s.servesOperations() {
+		s.m.Serve()
+	}
 	s.w.add(s.qp.Number(), s)
 	e.carrier, e.selection.Device = s, a.Name
 	e.selection.OneSided = s.oneSided()
@@ -236,6 +240,7 @@ func (s *shell) start(peer wire.Parameters) error {
 	s.mu.Lock()
 	err := s.m.Start(peer)
 	if err == nil {
+		s.e.selection.Files = s.files()
 		s.live = true
 		s.flush()
 		for i := range s.early {
@@ -397,6 +402,9 @@ func (s *shell) sent(c *rdma.Completion) {
 		s.arriveUntil(to)
 	}
 	s.flush()
+	if s.served.serving {
+		notify(s.served.room)
+	}
 }
 
 func (s *shell) statusError(what string, status rdma.Status) error {
@@ -479,6 +487,12 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 	}
 	memory = memory[:c.Length]
 	effects, err := s.m.Received(memory, &b.message)
+	switch {
+	case effects.Answered:
+		err = s.answered(effects.Answer, effects.Data)
+	case effects.Asked:
+		s.asked(effects.Operation)
+	}
 	if effects.Kept {
 		b.message.data, b.message.front = memory[wire.HeaderSize:c.Length:c.Length], 0
 		b.holder = s
@@ -568,7 +582,7 @@ func (s *shell) request(p *link.Post, r *rdma.SendRequest, entry []rdma.SGE) {
 		return
 	}
 	memory := s.payload
-	copy(memory.Bytes()[:wire.HeaderSize], s.places.Bytes()[at:])
+	copy(memory.Bytes()[:p.Size], s.places.Bytes()[at:])
 	s.sends[slot], s.payload = memory, slab.Slab{}
 	if !p.Signaled && s.n.strict() {
 		s.quiet += memory.Size()

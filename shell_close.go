@@ -9,6 +9,9 @@ import (
 
 func (s *shell) close(ctx context.Context) error {
 	err := s.goodbye(ctx)
+	// What the peer may still try is refused, which ends the connection; it has had its
+	// time.
+	s.e.exposed.end()
 	s.groundFlights()
 	// A Send may still be copying into registered memory. It has no reason to
 	// wait any more.

@@ -129,9 +129,9 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 	})
 	s.errands.init()
 	e.carrier = s
-	e.selection.OneSided = oneSidedOverTCP
+	e.selection.OneSided, e.selection.Files = oneSidedOverTCP, filesServed
 	if !s.servesOperations() {
-		e.selection.OneSided = oneSidedUnknown
+		e.selection.OneSided, e.selection.Files = oneSidedUnknown, oneSidedUnknown
 	}
 	s.wg.Go(s.read)
 	return nil

@@ -37,6 +37,7 @@ func (s *stream) goodbye(ctx context.Context) error {
 	case <-ctx.Done():
 		return lost(ctx.Err())
 	}
+	s.e.exposed.end() // answers that are due still go out
 	// Also after the peer's goodbye: the reader may have left the answer to Close.
 	if err := s.sayGoodbye(); err != nil && !peerClosed {
 		return lost(err)

@@ -207,6 +207,9 @@ type Features uint64
 // FeatureOneSided: one-sided operations that the peer's runtime serves.
 const FeatureOneSided Features = 1 << 0
 
+// FeatureServed: on a queue pair, operations that the peer's runtime serves as messages.
+const FeatureServed Features = 1 << 1
+
 // Encode returns h as it goes on the wire.
 func (h *Hello) Encode() ([]byte, error) {
 	e := newEncoder(kindHello, h.Least, h.Greatest)

@@ -29,14 +29,14 @@ var runtimeOrder = [][]string{
 	{ // an endpoint, on a queue pair or a TCP connection
 		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go",
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
-		"onesided.go", "onesided_batch.go", "onesided_shell.go", "onesided_stream.go", "wrapped.go",
+		"onesided.go", "onesided_batch.go", "onesided_shell.go", "onesided_stream.go", "wrapped.go", "onesided_served.go", "onesided_file.go",
 		"shell.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go",
 	},
 	{"domain.go", "shares.go", "receives.go", "message.go", "checks_off.go", "checks_on.go", "memory.go", "pace.go", "settling.go", "lending.go", "registrations.go", "mapping.go", "mapping_linux.go", "mapping_other.go"}, // what endpoints on queue pairs share
 	{"worker.go", "runlist.go", "spin.go"},
 	{ // the system
-		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go",
+		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go", "files_unix.go", "files_other.go",
 		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
 	},
 	{"config.go", "tuning.go", "rules.go", "counters.go", "selection.go", "errors.go", "onesided_token.go"}, // words that all others use

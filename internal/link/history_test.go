@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
@@ -67,6 +68,9 @@ type end struct {
 	closed   bool
 
 	operations int // under way
+
+	asked map[uint32]wire.Operation // without an answer, by id
+	due   []wire.Operation          // of the peer, to be answered
 }
 
 type letter struct {
@@ -92,7 +96,7 @@ func newHistory(seed uint64) *history {
 		l.MaxWindow = l.Window + h.rng.IntN(4)
 		l.Answers = 1 + h.rng.IntN(l.AllAnswers())
 		l.Operations = h.rng.IntN(5)
-		e := &end{name: string('A' + byte(i)), limits: l, exposed: map[uint64][]byte{}, byID: map[uint32]uint64{}, next: 1}
+		e := &end{name: string('A' + byte(i)), limits: l, exposed: map[uint64][]byte{}, byID: map[uint32]uint64{}, asked: map[uint32]wire.Operation{}, next: 1}
 		e.places = make([]byte, l.Places()*PlaceSize)
 		e.m = New[*letter](l, e.places)
 		e.m.queue.head -= h.rng.Uint32N(100) // so that sequence numbers wrap
@@ -101,6 +105,10 @@ func newHistory(seed uint64) *history {
 		h.ends[i] = e
 	}
 	h.ends[0].peer, h.ends[1].peer = h.ends[1], h.ends[0]
+	if h.rng.IntN(2) == 0 {
+		h.ends[0].m.Serve()
+		h.ends[1].m.Serve()
+	}
 	return h
 }
 
@@ -134,7 +142,7 @@ func (h *history) run() error {
 }
 
 func (h *history) step(e *end, closing bool) error {
-	switch h.rng.IntN(13) {
+	switch h.rng.IntN(15) {
 	case 0, 1:
 		return h.send(e)
 	case 2:
@@ -157,6 +165,79 @@ func (h *history) step(e *end, closing bool) error {
 		}
 	case 12:
 		return h.operate(e)
+	case 13:
+		return h.ask(e)
+	case 14:
+		return h.answer(e)
+	}
+	return nil
+}
+
+// ask asks the peer for an operation that its runtime serves.
+func (h *history) ask(e *end) error {
+	if e.closed || e.m.PeerSaidGoodbye() || !e.m.Asks() || e.long.body != nil {
+		return nil
+	}
+	if !e.m.MayAsk() {
+		h.expect(e)
+		return nil
+	}
+	o := wire.Operation{Code: wire.Get, Exposure: h.rng.Uint64(), Offset: h.rng.Uint64(), A: 1 + h.rng.Uint64N(uint64(e.m.LongestAnswer()))}
+	if h.rng.IntN(2) == 0 {
+		o.Code, o.B = wire.CompareSwap, h.rng.Uint64()
+	}
+	o.ID = e.m.Ask(o)
+	h.say("%s asks for %+v", e.name, o)
+	if _, twice := e.asked[o.ID]; twice || e.byID[o.ID] != 0 {
+		return fmt.Errorf("id %d is open already", o.ID)
+	}
+	e.asked[o.ID] = o
+	return h.flush(e)
+}
+
+// answerTo is what answers an operation.
+func answerTo(o wire.Operation) []byte {
+	if o.Code == wire.Get {
+		return bytes.Repeat([]byte{byte(o.Offset)}, int(o.A))
+	}
+	return make([]byte, 8)
+}
+
+// answer answers one of the peer's operations, in any order.
+func (h *history) answer(e *end) error {
+	if len(e.due) == 0 || !e.m.MayAnswer() {
+		return nil
+	}
+	i := h.rng.IntN(len(e.due))
+	o := e.due[i]
+	e.due = slices.Delete(e.due, i, i+1)
+	data := answerTo(o)
+	h.say("%s answers %d", e.name, o.ID)
+	before := len(e.queue)
+	e.m.Answer(wire.Answer{ID: o.ID, Verdict: 3}, data)
+	err := h.flush(e)
+	for _, r := range e.queue[before:] {
+		if r.post.Payload > 0 {
+			r.data = append(r.data, data...)
+		}
+	}
+	return err
+}
+
+// told checks what a message says of operations.
+func (h *history) told(e *end, effects Effects) error {
+	if effects.Asked {
+		if want := e.peer.asked[effects.Operation.ID]; want != effects.Operation {
+			return fmt.Errorf("operation %+v became %+v", want, effects.Operation)
+		}
+		e.due = append(e.due, effects.Operation)
+	}
+	if effects.Answered {
+		o, ok := e.asked[effects.Answer.ID]
+		if !ok || effects.Answer.Verdict != 3 || !bytes.Equal(effects.Data, answerTo(o)) {
+			return fmt.Errorf("operation %+v was answered by %+v and %d bytes", o, effects.Answer, len(effects.Data))
+		}
+		delete(e.asked, o.ID)
 	}
 	return nil
 }
@@ -203,7 +284,7 @@ func (h *history) flush(e *end) error {
 
 // answer tells whether a message is one that costs no credit, and no goodbye.
 func answer(b []byte) bool {
-	return wire.Kind(b[0]) == wire.Taken || wire.Kind(b[0]) == wire.Credit
+	return wire.Kind(b[0]) == wire.Taken || wire.Kind(b[0]) == wire.Credit || wire.Kind(b[0]) == wire.Answered
 }
 
 func (e *end) mayStart() bool { return len(e.long.body) == 0 && !e.closed && !e.m.PeerSaidGoodbye() }
@@ -386,6 +467,9 @@ func (h *history) deliver(e *end) error {
 	if err != nil {
 		return err
 	}
+	if err := h.told(e, effects); err != nil {
+		return err
+	}
 	if !effects.Kept {
 		e.receives++
 	}
@@ -513,6 +597,11 @@ func (h *history) settle() error {
 			for len(e.held) > 0 {
 				h.release(e)
 			}
+			for len(e.due) > 0 && e.m.MayAnswer() {
+				if err := h.answer(e); err != nil {
+					return fmt.Errorf("%s: %w", e.name, err)
+				}
+			}
 		}
 		if len(h.log) == before {
 			quiet++
@@ -550,6 +639,9 @@ func (h *history) finish() error {
 		if !e.closed && !e.m.PeerSaidGoodbye() {
 			if !e.m.MaySend() && e.m.Lacks() == 0 {
 				return fmt.Errorf("%s has no credit in the end", e.name)
+			}
+			if len(e.asked) > 0 && !e.peer.closed {
+				return fmt.Errorf("%s has %d operations without an answer in the end", e.name, len(e.asked))
 			}
 			if e.m.OffersOpen() > 0 && !e.peer.closed {
 				return fmt.Errorf("%s has %d offers open in the end", e.name, e.m.OffersOpen())

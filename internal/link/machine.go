@@ -67,6 +67,7 @@ type Machine[M any] struct {
 	limits Limits
 	peer   wire.Parameters
 	live   bool // connected: posts may be made
+	serves bool // the ends have agreed on operations
 	takes  bool // live, and the peer takes messages: it has not said goodbye
 	out    []Post
 
@@ -129,6 +130,13 @@ type Effects struct {
 	FreedID uint32
 	// Starved says that the peer had to wait: it can do with more credits.
 	Starved bool
+	// Asked says that the peer wants Operation to be carried out and answered.
+	Asked     bool
+	Operation wire.Operation
+	// Answered says that Answer has come, with Data, which lies in the message.
+	Answered bool
+	Answer   wire.Answer
+	Data     []byte
 }
 
 // Received takes a message of the peer, which lies in b. If it is one for the
@@ -146,7 +154,10 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 	if err := m.credits.returned(int(p.Credits), int(p.Control)); err != nil {
 		return Effects{}, err
 	}
-	if p.Kind == wire.Eager || p.Kind == wire.Offered {
+	if (p.Kind == wire.Asked || p.Kind == wire.Answered) && !m.serves {
+		return Effects{}, fmt.Errorf("%w: a message of kind %d, which was not agreed on", wire.ErrProtocol, p.Kind)
+	}
+	if p.Kind == wire.Eager || p.Kind == wire.Offered || p.Kind == wire.Asked {
 		if err := m.credits.used(p.Flags&wire.Starved != 0); err != nil {
 			return Effects{}, err
 		}
@@ -175,6 +186,22 @@ func (m *Machine[M]) Received(b []byte, handle M) (Effects, error) {
 			return effects, err
 		}
 		effects.Freed, effects.FreedID = true, id
+	case wire.Asked:
+		m.credits.owed++
+		effects.Operation, err = m.asked(body)
+		if err != nil {
+			return effects, err
+		}
+		effects.Asked = true
+	case wire.Answered:
+		effects.Answer, effects.Data, err = wire.ParseAnswer(body)
+		if err == nil {
+			err = m.outgoing.answered(effects.Answer.ID)
+		}
+		if err != nil {
+			return effects, err
+		}
+		effects.Answered = true
 	case wire.Credit:
 		m.credits.owedControl++
 	case wire.Goodbye:

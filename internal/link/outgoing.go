@@ -14,12 +14,13 @@ const Small = PlaceSize - headerSize
 // outgoing counts this side's open offers: parts of long messages that the peer
 // may still read.
 type outgoing struct {
-	open []bool   // by id
-	idle []uint32 // ids that are free
+	open  []bool   // by id
+	asked []bool   // by id: it is no offer, but an operation
+	idle  []uint32 // ids that are free
 }
 
 func newOutgoing(chunks int) outgoing {
-	o := outgoing{open: make([]bool, chunks), idle: make([]uint32, 0, chunks)}
+	o := outgoing{open: make([]bool, chunks), asked: make([]bool, chunks), idle: make([]uint32, 0, chunks)}
 	for id := range chunks {
 		o.idle = append(o.idle, uint32(id))
 	}
@@ -28,12 +29,34 @@ func newOutgoing(chunks int) outgoing {
 
 // taken takes the peer's word that it has read an offer.
 func (o *outgoing) taken(id uint32) error {
-	if int64(id) >= int64(len(o.open)) || !o.open[id] {
+	if int64(id) >= int64(len(o.open)) || !o.open[id] || o.asked[id] {
 		return fmt.Errorf("%w: confirmation of offer %d, which is not open", wire.ErrProtocol, id)
 	}
-	o.open[id] = false
-	o.idle = append(o.idle, id)
+	o.free(id)
 	return nil
+}
+
+// answered takes the peer's answer to an operation.
+func (o *outgoing) answered(id uint32) error {
+	if int64(id) >= int64(len(o.open)) || !o.asked[id] {
+		return fmt.Errorf("%w: an answer to operation %d, which was not asked for", wire.ErrProtocol, id)
+	}
+	o.free(id)
+	return nil
+}
+
+// take takes an id that is free.
+func (o *outgoing) take(asked bool) (id uint32) {
+	last := len(o.idle) - 1
+	id = o.idle[last]
+	o.idle = o.idle[:last]
+	o.open[id], o.asked[id] = true, asked
+	return id
+}
+
+func (o *outgoing) free(id uint32) {
+	o.open[id], o.asked[id] = false, false
+	o.idle = append(o.idle, id)
 }
 
 // MaySend tells whether an eager message may be sent now. If it may not for want
@@ -93,10 +116,7 @@ func (m *Machine[M]) Gather(tag uint32, header, payload []byte, soon bool) {
 // Offer offers a part of a long message, when MayOffer. It returns the id under
 // which the peer will confirm it; until then the peer may read the memory.
 func (m *Machine[M]) Offer(tag uint32, o wire.Offer) (id uint32) {
-	last := len(m.outgoing.idle) - 1
-	o.ID = m.outgoing.idle[last]
-	m.outgoing.idle = m.outgoing.idle[:last]
-	m.outgoing.open[o.ID] = true
+	o.ID = m.outgoing.take(false)
 	p := m.pay(wire.Packet{Kind: wire.Offered, Tag: tag, Length: wire.OfferSize}, false)
 	o.Put(m.queue.body(p.Seq))
 	p.Size += wire.OfferSize

@@ -21,6 +21,9 @@ const (
 	Taken   Kind = 3 // the id of an offer follows, which has been read
 	Credit  Kind = 4 // nothing but the header
 	Goodbye Kind = 5 // nothing follows from this end
+	// If both ends have agreed on them:
+	Asked    Kind = 6 // an Operation follows
+	Answered Kind = 7 // an Answer follows, and its data
 )
 
 // Starved is the flag of a sender that had to wait for a credit.
@@ -66,6 +69,10 @@ func ParsePacket(b []byte) (p Packet, body []byte, err error) {
 		want = OfferSize
 	case Taken:
 		want = TakenSize
+	case Asked:
+		want = OperationSize
+	case Answered:
+		want = uint32(max(len(body), AnswerSize))
 	case Credit, Goodbye:
 	default:
 		return p, nil, fmt.Errorf("%w: message of unknown kind %d", ErrProtocol, p.Kind)

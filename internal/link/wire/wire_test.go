@@ -62,6 +62,8 @@ func FuzzPacket(f *testing.F) {
 	f.Add(encode(Packet{Kind: Taken, Length: TakenSize}, 0, 0, 0, 1))
 	f.Add(encode(Packet{Kind: Credit, Credits: 4}))
 	f.Add(encode(Packet{Kind: Goodbye}))
+	f.Add(encode(Packet{Kind: Asked, Length: OperationSize}, operationBody(Operation{ID: 1, Code: Get, A: 3})...))
+	f.Add(encode(Packet{Kind: Answered, Length: AnswerSize + 2}, answerBody(Answer{ID: 1}, 1, 2)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, body, err := ParsePacket(b)
 		credits, tag, plain := PlainEager(b)

@@ -1,0 +1,388 @@
+package verbena
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/verbena-data/verbena/internal/fifo"
+	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// Operations on a queue pair that no device carries out: files that are read through
+// the peer's descriptor, and messages that the peer's runtime answers.
+
+// served is what a shell has to do with such messages. mu of the shell guards it.
+type served struct {
+	asks    []query // by id
+	due     fifo.Queue[wire.Operation]
+	serving bool          // a goroutine carries out what is due
+	room    chan struct{} // one token when an answer may be sent
+	answer  slab.Slab     // the data of the answer that is about to be posted
+}
+
+// A query is an operation that the peer has not answered.
+type query struct {
+	of    *askSet // nil: nobody waits for it
+	open  bool
+	want  int // bytes of the answer
+	into  []byte
+	value *uint64
+}
+
+// An askSet is what a batch waits for.
+type askSet struct {
+	left int // without an answer
+	err  error
+	done chan struct{} // one token when left is 0
+}
+
+// operationWay tells how an operation is carried out.
+type operationWay uint8
+
+const (
+	wayDevice operationWay = iota
+	wayDescriptor
+	wayMessage
+)
+
+// servesOperations tells whether both ends have agreed on operations as messages.
+func (s *shell) servesOperations() bool { return s.e.features.has(hello.FeatureServed) }
+
+// way tells how an operation is carried out, or why it is not.
+func (s *shell) way(o *operation) (operationWay, error) {
+	asks := s.servesOperations() && s.m.Asks()
+	switch {
+	case o.token.ways&byDescriptor != 0 && s.reader() != nil:
+		return wayDescriptor, nil
+	case o.token.ways&byDevice == 0 && !asks:
+		return 0, fmt.Errorf("%w: its token is none of this endpoint's", ErrRevoked)
+	case o.token.ways&byDevice == 0:
+		return wayMessage, nil
+	case !o.atomic() || o.token.ways&atomicsByDevice != 0 && s.n.attributes.Has(rdma.CapAtomics):
+		return wayDevice, nil
+	case !asks:
+		return 0, fmt.Errorf("%w: atomic operations, which a device lacks", ErrUnsupported)
+	}
+	return wayMessage, nil
+}
+
+// reader is the queue pair if files can be read through it.
+func (s *shell) reader() rdma.FileQueuePair {
+	if q, ok := s.qp.(rdma.FileQueuePair); ok && s.servesOperations() && q.SharesFiles() {
+		return q
+	}
+	return nil
+}
+
+// files is what the selection says.
+func (s *shell) files() string {
+	switch {
+	case !s.servesOperations():
+		return oneSidedUnknown
+	case s.reader() != nil:
+		return filesByDescriptor
+	}
+	return filesServed
+}
+
+// operateMixed carries out a batch of which not all is the device's: first what is, then
+// the rest, then the notification.
+func (s *shell) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]operationWay) error {
+	s.mu.Lock()
+	gone := s.m.PeerSaidGoodbye()
+	s.mu.Unlock()
+	if gone {
+		return ErrPeerClosed // its exposures end
+	}
+	device := s.e.batch()
+	defer func() {
+		device.reset()
+		device.e = nil
+		batches.Put(device)
+	}()
+	for i := range b.ops[:b.count] {
+		if ways[i] == wayDevice {
+			device.ops[device.count] = b.ops[i]
+			device.count++
+		}
+	}
+	if device.count > 0 {
+		if err := s.fly(ctx, device); err != nil {
+			return err
+		}
+	}
+	var set *askSet
+	var err error
+	for i := range b.ops[:b.count] {
+		o := &b.ops[i]
+		if ways[i] == wayDescriptor {
+			if err = s.readFile(ctx, o); errors.Is(err, errNoDescriptor) {
+				ways[i], err = wayMessage, nil
+			}
+		}
+		if err == nil && ways[i] == wayMessage {
+			if set == nil {
+				set = &askSet{done: make(chan struct{}, 1)}
+			}
+			err = s.ask(ctx, set, o)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if set != nil {
+		if waitErr := s.awaitAnswers(ctx, set, err != nil); err == nil {
+			err = waitErr
+		}
+	}
+	if err == nil && b.notify {
+		if err = s.e.Send(ctx, b.tag, b.message); err != nil {
+			err = fmt.Errorf("the notification was not sent: %w", err)
+		}
+	}
+	return err
+}
+
+// errNoDescriptor: the peer's runtime has to read the file.
+var errNoDescriptor = errors.New("verbena: the file is not to be had")
+
+// readFile reads from the peer's file.
+func (s *shell) readFile(ctx context.Context, o *operation) error {
+	n, err := s.reader().ReadPeerFile(ctx, o.token.key, o.local, int64(o.token.address)+int64(o.offset))
+	switch {
+	case n == len(o.local):
+		return nil
+	case errors.Is(err, rdma.ErrRemoteAccess):
+		return ErrRevoked
+	case err == nil || err == io.EOF:
+		return fmt.Errorf("%w: the file has become shorter", ErrBounds)
+	case s.e.over():
+		return s.e.err
+	case ctx.Err() != nil:
+		return err
+	case errors.Is(err, rdma.ErrDisconnected) || s.qp.Err() != nil:
+		return fmt.Errorf("%w: %w", ErrPeerDied, err)
+	}
+	return errNoDescriptor
+}
+
+// ask asks the peer for an operation, in pieces that fit into an answer.
+func (s *shell) ask(ctx context.Context, set *askSet, o *operation) error {
+	request := wire.Operation{Exposure: o.token.id}
+	switch o.kind {
+	case opGet:
+		request.Code = wire.Get
+	case opCompareSwap:
+		request.Code, request.A, request.B = wire.CompareSwap, o.operand, o.swap
+	case opFetchAdd:
+		request.Code, request.A = wire.FetchAdd, o.operand
+	default:
+		return fmt.Errorf("%w: it is a file", ErrRights)
+	}
+	// Messages that are waiting to be sent go first, and none passes this.
+	select {
+	case s.e.sendLock <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.e.done:
+		return s.e.err
+	}
+	defer func() { <-s.e.sendLock }()
+	s.mu.Lock()
+	s.sending = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.sending = false
+		s.mu.Unlock()
+	}()
+	for done := 0; ; {
+		a := query{of: set, open: true, want: 8, value: o.result}
+		request.Offset = uint64(o.offset + done)
+		if o.kind == opGet {
+			a.want = min(len(o.local)-done, s.m.LongestAnswer())
+			a.into, request.A = o.local[done:done+a.want], uint64(a.want)
+			done += a.want
+		}
+		if _, err := s.ready(ctx, (*link.Machine[*Message]).MayAsk, nil, nil, 0, parcel{}); err != nil {
+			return err
+		}
+		set.left++
+		if s.served.asks == nil {
+			s.served.asks = make([]query, s.limits.Chunks)
+		}
+		s.served.asks[s.m.Ask(request)] = a
+		s.flush()
+		err := s.e.Err() // posting may have failed
+		s.mu.Unlock()
+		if err != nil || o.kind != opGet || done == len(o.local) {
+			return err
+		}
+	}
+}
+
+// awaitAnswers waits for the answers to a set. If it fails, or giveUp is set, nobody
+// waits for them any more: their memory is the caller's.
+func (s *shell) awaitAnswers(ctx context.Context, set *askSet, giveUp bool) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for set.left > 0 && !giveUp && err == nil {
+		s.mu.Unlock()
+		s.w.sleep()
+		select {
+		case <-set.done:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-s.e.done:
+			s.w.drain() // they may have come all the same
+			err = s.e.err
+		}
+		s.w.awake()
+		s.mu.Lock()
+	}
+	if set.left == 0 {
+		return set.err
+	}
+	for id := range s.served.asks {
+		if a := &s.served.asks[id]; a.of == set {
+			a.of, a.into, a.value = nil, nil, nil
+		}
+	}
+	return err
+}
+
+// answered takes the peer's answer. mu is held, and data is good until this returns.
+func (s *shell) answered(answer wire.Answer, data []byte) error {
+	a := s.served.asks[answer.ID] // the machine knows it
+	s.served.asks[answer.ID] = query{}
+	if answer.Verdict >= uint8(verdictCodes) || verdictCode(answer.Verdict) == verdictDone && len(data) != a.want ||
+		verdictCode(answer.Verdict) != verdictDone && len(data) > 0 {
+		return fmt.Errorf("%w: an answer %d with %d bytes to operation %d", ErrProtocol, answer.Verdict, len(data), answer.ID)
+	}
+	set := a.of
+	if set == nil {
+		return nil
+	}
+	switch err := verdictErrors[answer.Verdict]; {
+	case err != nil && set.err == nil:
+		set.err = err
+	case err != nil:
+	case a.into != nil:
+		copy(a.into, data)
+	case a.value != nil:
+		*a.value = binary.BigEndian.Uint64(data)
+	}
+	if set.left--; set.left == 0 {
+		notify(set.done)
+	}
+	return nil
+}
+
+// asked keeps an operation of the peer for the goroutine that serves them. It ends when
+// nothing is due. mu is held.
+func (s *shell) asked(o wire.Operation) {
+	v := &s.served
+	v.due.Push(o)
+	if v.serving || s.closed {
+		return
+	}
+	v.serving = true
+	if v.room == nil {
+		v.room = make(chan struct{}, 1)
+	}
+	s.wg.Go(s.serve)
+}
+
+func (s *shell) serve() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := &s.served
+	for v.due.Len() > 0 && !s.closed && !s.e.over() && !s.m.Unanswered() {
+		o := v.due.Pop()
+		s.mu.Unlock()
+		code, memory, data := s.carryOut(o)
+		s.mu.Lock()
+		for !s.m.MayAnswer() && !s.m.Unanswered() && !s.closed && !s.broken && !s.e.over() {
+			s.mu.Unlock()
+			select {
+			case <-v.room:
+			case <-s.e.done:
+			}
+			s.mu.Lock()
+		}
+		if !s.m.MayAnswer() || s.closed || s.broken || s.e.over() {
+			if !memory.None() {
+				s.n.sendPool.Put(memory)
+			}
+			break
+		}
+		s.payload = slab.Slab{}
+		if wire.AnswerSize+len(data) > link.Small {
+			s.payload, memory = memory, slab.Slab{}
+		}
+		s.m.Answer(wire.Answer{ID: o.ID, Verdict: uint8(code)}, data)
+		s.flush()
+		if !memory.None() {
+			s.n.sendPool.Put(memory)
+		}
+	}
+	v.serving = false
+}
+
+// answerFront is where in the memory of an answer its data begins.
+const answerFront = wire.HeaderSize + wire.AnswerSize
+
+// carryOut serves an operation of the peer. The data of a Get lies in memory, behind
+// room for what goes before it.
+func (s *shell) carryOut(o wire.Operation) (code verdictCode, memory slab.Slab, data []byte) {
+	x := s.e.exposed.find(o.Exposure)
+	a := service{memory: x, length: 8}
+	switch o.Code {
+	case wire.Get:
+		a.kind, a.length = opGet, int(o.A)
+	case wire.CompareSwap:
+		a.kind = opCompareSwap
+	default:
+		a.kind = opFetchAdd
+	}
+	if code = judge(x, o.Offset, a.length, operationNeeds[a.kind]); code != verdictDone {
+		return code, memory, nil
+	}
+	a.offset = int(o.Offset)
+	if a.kind != opGet {
+		if code = a.swap(o.A, o.B); code == verdictDone {
+			data = binary.BigEndian.AppendUint64(nil, a.value)
+		}
+		return code, memory, data
+	}
+	memory, err := s.take(context.Background(), s.n.sendPool, answerFront+a.length)
+	if err != nil {
+		return verdictRevoked, slab.Slab{}, nil // the endpoint has ended, and says so
+	}
+	data = memory.Bytes()[answerFront:][:a.length]
+	if code = x.get(data, a.offset); code != verdictDone {
+		data = nil
+	}
+	return code, memory, data
+}
+
+// get reads from what is exposed.
+func (x *Exposure) get(into []byte, offset int) (code verdictCode) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if x.over {
+		return verdictRevoked
+	}
+	if f, ok := x.memory.(*exposedFile); ok {
+		return f.read(into, offset)
+	}
+	copy(into, x.memory.bytes()[offset:])
+	return verdictDone
+}
