@@ -481,6 +481,28 @@ func (d *dialer) share(ctx context.Context, name string) time.Duration {
 	return most
 }
 
+// dialLane connects to a server again, for the lane of an endpoint.
+func (r *Runtime) dialLane(ctx context.Context, addr string) (net.Conn, error) {
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	d := dialer{r: r, addr: addr, service: laneService, wanted: TransportTCP, group: r.own}
+	if err := d.propose(); err != nil {
+		return nil, err
+	}
+	answer, err := d.ask(ctx)
+	if err == nil && answer.Refusal != nil {
+		err = refused(addr, laneService, answer.Refusal)
+	}
+	if err != nil {
+		d.hangUp()
+		return nil, err
+	}
+	return d.conn, nil
+}
+
 func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, error) {
 	if d.trying != accept.Name {
 		d.trying, d.until, d.refused = accept.Name, time.Now().Add(d.share(ctx, accept.Name)), 0
@@ -492,7 +514,8 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 	selection.choose(accept.Name, d.taken(accept.Name))
 	e := d.group.newEndpoint(d.tuning, d.service, d.conn.LocalAddr(), d.conn.RemoteAddr(), selection)
 	e.origin, e.trusted = originOf(d.conn, true), d.trusted
-	e.features = features(d.r.features & d.features)
+	e.features, e.dialled = features(d.r.features&d.features), true
+	e.openLane = func(ctx context.Context) (net.Conn, error) { return d.r.dialLane(ctx, d.addr) }
 	conn := d.conn
 	var err error
 	switch t := d.r.transport(accept.Name); {

@@ -25,9 +25,11 @@ type Endpoint struct {
 	service       string
 	local, remote net.Addr
 	selection     Selection
-	peer          *rdma.Credentials // see Peer
-	origin        string            // whom its memory is counted for; set before its carrier
-	trusted       bool              // the peer may see what others of the group send; likewise
+	peer          *rdma.Credentials                       // see Peer
+	origin        string                                  // whom its memory is counted for; set before its carrier
+	dialled       bool                                    // by this side; likewise
+	openLane      func(context.Context) (net.Conn, error) // connects to the peer again, for one-sided operations; likewise
+	trusted       bool                                    // the peer may see what others of the group send; likewise
 	carrier       carrier
 	pooled        any      // what the pool of which it is keeps with it
 	features      features // that both ends have; set before its carrier
@@ -110,6 +112,7 @@ type environment struct {
 	taking          func(n int64)  // is told before n bytes of that are taken
 	lent            *lending       // buffers of endpoints over TCP
 	exposed         *lending       // of what is exposed over TCP
+	lanes           *lanes
 	user            *registrations // memory of applications that endpoints over TCP use
 	forget          func(*Endpoint)
 	copies          copies

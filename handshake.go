@@ -47,6 +47,9 @@ func (h *handshake) end(code hello.Code) {
 	}
 }
 
+// errLane is no error: the connection has become the lane of an endpoint.
+var errLane = errors.New("verbena: a lane")
+
 var errEnded = errors.New("verbena: the handshake had to give way")
 
 // bound gives the connection the handshake's deadline, unless it has been ended.
@@ -131,6 +134,9 @@ func (h *handshake) serve() {
 	l := h.l
 	h.heard = true
 	e, s, err := h.negotiate()
+	if err == errLane {
+		return // the connection is an endpoint's
+	}
 	if e == nil {
 		h.l.mu.Lock()
 		gaveWay := h.ended != 0
@@ -178,7 +184,8 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		}
 		answer, s, shown := h.choose(offer)
 		var e *Endpoint
-		if answer.Accept != nil && !offer.Probe {
+		lane := offer.Service == laneService
+		if answer.Accept != nil && !offer.Probe && !lane {
 			e = s.cfg.Group.newEndpoint(s.cfg.Tuning, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
 			e.origin, e.trusted = originOf(h.conn, false), s.cfg.Trusted
 			e.features = features(l.r.features & offer.Features)
@@ -199,6 +206,11 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 			return nil, nil, nil
 		}
 		switch t := l.r.transport(answer.Accept.Name); {
+		case lane:
+			h.heard = false
+			if err = l.r.env.lanes.attach(h.conn, h.settle); err == nil {
+				return nil, nil, errLane
+			}
 		case t == nil:
 			h.heard = false
 			err = newStream(h.ctx, e, h.conn)
@@ -307,12 +319,18 @@ func (h *handshake) choose(offer hello.Hello) (*hello.Answer, *Service, *ticket)
 	if err != nil {
 		return refuse(hello.CodeVersion, err.Error()), nil, nil
 	}
-	s := h.l.serviceFor(offer.Service)
+	s, lane := h.l.serviceFor(offer.Service), offer.Service == laneService
+	if lane {
+		s = h.l.own
+	}
 	if !offer.Probe && s == nil {
 		return refuse(hello.CodeService, fmt.Sprintf("%s is not offered here", offer.Service)), nil, nil
 	}
 	answer := &hello.Answer{Least: version, Greatest: version}
 	for _, c := range offer.Candidates {
+		if lane && c.Name != TransportTCP {
+			continue
+		}
 		accept, t, no := h.consider(c, offer)
 		if no == nil {
 			answer.Accept = accept

@@ -58,7 +58,9 @@ type errands struct {
 	all   [streamOperations]errand
 	free  chan uint32 // ids
 	idle  []*streamBatch
-	word  [8]byte      // the serving goroutine's
+	lost  error   // of the lane
+	word  [8]byte // the serving goroutine's
+	begin sync.Once
 	serve chan service // what the peer has asked for; nil before that
 }
 
@@ -66,6 +68,7 @@ type errands struct {
 type service struct {
 	id      uint32
 	kind    operationKind
+	via     *stream // where the answer goes: the stream, or its lane
 	verdict verdictCode
 	value   uint64    // of an atomic operation
 	memory  *Exposure // of a Get
@@ -77,6 +80,30 @@ func (q *errands) init() {
 	q.free = make(chan uint32, streamOperations)
 	for id := range uint32(streamOperations) {
 		q.free <- id
+	}
+}
+
+// lose ends what was sent and has no answer: the lane has ended, and nothing goes there
+// any more.
+func (q *errands) lose(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.lost = err
+	for id := range q.all {
+		e := &q.all[id]
+		if !e.sent {
+			continue
+		}
+		if b := e.batch; b != nil {
+			if b.err == nil {
+				b.err = err
+			}
+			if b.left--; b.left == 0 {
+				notify(b.done)
+			}
+		}
+		*e = errand{}
+		q.free <- uint32(id)
 	}
 }
 
@@ -93,6 +120,7 @@ func (q *errands) take() *streamBatch {
 }
 
 func (s *stream) operate(ctx context.Context, b *Batch) error {
+	s.wantLane(ctx)
 	q := &s.errands
 	f := q.take()
 	err := s.ask(ctx, f, b)
@@ -188,22 +216,30 @@ func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, don
 	q.all[id] = e
 	f.left++
 	q.mu.Unlock()
-	// Messages that are waiting to be sent go first, and none passes this.
+	// On the lane, or behind messages that are waiting to be sent.
+	via, turn := s, s.e.sendLock
+	if l := s.lane.Load(); l != nil {
+		via, turn = l.stream, l.turn
+	}
 	select {
-	case s.e.sendLock <- struct{}{}:
+	case turn <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-s.e.done:
 		return s.e.err
 	}
-	defer func() { <-s.e.sendLock }()
-	if err := s.waitBacklog(ctx, s.e.done, backlogLimit); err != nil {
+	defer func() { <-turn }()
+	if err := via.waitBacklog(ctx, s.e.done, backlogLimit); err != nil {
 		return err
 	}
 	q.mu.Lock()
-	q.all[id].sent = true
+	lost := q.lost
+	q.all[id].sent = lost == nil
 	q.mu.Unlock()
-	return s.write(frame, parcel{header: head, body: data})
+	if lost != nil {
+		return lost
+	}
+	return via.write(frame, parcel{header: head, body: data})
 }
 
 func (s *stream) awaitErrands(ctx context.Context, f *streamBatch) error {
@@ -291,8 +327,8 @@ func (s *stream) answered(r *bufio.Reader, f frame) error {
 
 // asked carries out an operation of the peer. Its answer is sent by another goroutine:
 // this one goes on reading.
-func (s *stream) asked(r *bufio.Reader, f frame) error {
-	a := service{id: f.tag, kind: operationKind(f.flags)}
+func (s *stream) asked(r *bufio.Reader, f frame, via *stream) error {
+	a := service{id: f.tag, kind: operationKind(f.flags), via: via}
 	rest := int(f.length) - operationHead
 	var head [operationHead]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -324,10 +360,10 @@ func (s *stream) asked(r *bufio.Reader, f frame) error {
 		return err
 	}
 	q := &s.errands
-	if q.serve == nil {
+	q.begin.Do(func() {
 		q.serve = make(chan service, streamOperations)
 		s.wg.Go(s.serve)
-	}
+	})
 	select {
 	case q.serve <- a:
 		return nil
@@ -403,25 +439,26 @@ func (s *stream) serve() {
 		case <-s.e.done:
 			return
 		}
-		if s.waitBacklog(context.Background(), s.e.done, backlogLimit) != nil {
+		via := a.via
+		if via.waitBacklog(context.Background(), s.e.done, backlogLimit) != nil {
 			return
 		}
 		f := frame{kind: frameAnswer, flags: uint8(a.verdict), tag: a.id}
 		var err error
 		switch {
 		case a.verdict != verdictDone || a.kind == opPut:
-			err = s.write(f, parcel{})
+			err = via.write(f, parcel{})
 		case a.kind == opGet:
 			f.length = uint32(a.length)
 			if _, ok := a.memory.memory.(*exposedFile); ok {
 				err = s.serveFile(f, a)
-			} else if !a.memory.serve(func(memory []byte) { err = s.write(f, parcel{body: memory[a.offset : a.offset+a.length]}) }) {
+			} else if !a.memory.serve(func(memory []byte) { err = via.write(f, parcel{body: memory[a.offset : a.offset+a.length]}) }) {
 				f.flags, f.length = uint8(verdictRevoked), 0
-				err = s.write(f, parcel{})
+				err = via.write(f, parcel{})
 			}
 		default:
 			f.length = 8
-			err = s.write(f, parcel{body: binary.BigEndian.AppendUint64(s.errands.word[:0], a.value)})
+			err = via.write(f, parcel{body: binary.BigEndian.AppendUint64(s.errands.word[:0], a.value)})
 		}
 		if err != nil {
 			return
@@ -436,9 +473,9 @@ func (s *stream) serveFile(f frame, a service) error {
 	into := memory.data[:a.length]
 	if code := a.memory.get(into, a.offset); code != verdictDone {
 		f.flags, f.length = uint8(code), 0
-		return s.write(f, parcel{})
+		return a.via.write(f, parcel{})
 	}
-	return s.write(f, parcel{body: into})
+	return a.via.write(f, parcel{body: into})
 }
 
 // exposedPages are memory of a process, which no device reaches.
@@ -448,6 +485,7 @@ type exposedPages struct {
 }
 
 func (s *stream) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
+	s.wantLane(ctx)
 	env, size := s.e.env, c.Size
 	if c.Memory != nil {
 		return s.exposeUser(ctx, c)

@@ -66,7 +66,7 @@ func New(cfg Config) (*Runtime, error) {
 		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
 		lent: newLending(cfg.SendMemory),
 	}
-	r.env.exposed, r.features = newLending(cfg.SendMemory), hello.FeatureOneSided|hello.FeatureServed
+	r.env.exposed, r.features = newLending(cfg.SendMemory), hello.FeatureOneSided|hello.FeatureServed|hello.FeatureLane
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {
 		r.transports = append(r.transports, newTransport(r.ctx, p, cfg.Logger))
@@ -74,6 +74,7 @@ func New(cfg Config) (*Runtime, error) {
 	if r.own, err = r.newGroup(GroupConfig{}); err != nil {
 		return nil, err
 	}
+	r.env.lanes = &lanes{}
 	r.env.user = newRegistrations(nil, cfg.SendMemory)
 	r.unwatch, r.env.taking = func() {}, func(int64) {}
 	if !cfg.IgnorePressure {

@@ -55,11 +55,20 @@ type stream struct {
 	direct   directWriter
 	scratch  [frameHeader + MaxHeader + coalesceLimit]byte
 	bye      bool // the goodbye is out
+	aside    bool // it is a lane: its end is not the endpoint's
 
 	byeOnce sync.Once
 	byeErr  error
 
 	errands errands // one-sided operations
+
+	// The lane of those.
+	lane      atomic.Pointer[sideLane]
+	laneMu    sync.Mutex
+	laneTurn  chan struct{} // held to open it
+	laneTried atomic.Bool
+	ticket    laneTicket
+	laneWG    sync.WaitGroup
 
 	// Of the reader.
 	memory   *budget.Account
@@ -99,6 +108,17 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 		e: e, in: inbox{ready: make(chan struct{}, 1)}, conn: conn, fragment: e.tuning.Chunk,
 		ownMax:  e.env.longestOnStream,
 		drained: make(chan struct{}, 1), room: make(chan struct{}, 1), readDone: make(chan struct{}),
+		laneTurn: make(chan struct{}, 1),
+	}
+	var shown []byte
+	if s.hasLane() && !e.dialled {
+		s.ticket = e.env.lanes.issue(s)
+		shown = s.ticket[:]
+		defer func() {
+			if err != nil {
+				e.env.lanes.take(s.ticket)
+			}
+		}()
 	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -108,7 +128,7 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	peer, err := exchangeOpenings(conn, wire.Parameters{MaxMessage: uint32(s.ownMax)})
+	peer, rest, err := exchangeOpenings(conn, wire.Parameters{MaxMessage: uint32(s.ownMax)}, shown)
 	if err := stop(); err != nil {
 		return err
 	}
@@ -116,6 +136,9 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 		return fmt.Errorf("exchange of openings: %w", err)
 	}
 	s.peerMax = int(peer.MaxMessage)
+	if copy(s.ticket[:], rest) < ticketSize && e.dialled {
+		e.openLane = nil // the peer gave none
+	}
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			s.direct.init(raw)
@@ -137,28 +160,33 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 	return nil
 }
 
-// exchangeOpenings tells the peer about this end and learns about it.
-func exchangeOpenings(conn net.Conn, mine wire.Parameters) (wire.Parameters, error) {
+// exchangeOpenings tells the peer about this end, and more that it may understand, and
+// learns about it.
+func exchangeOpenings(conn net.Conn, mine wire.Parameters, more []byte) (peer wire.Parameters, rest []byte, err error) {
 	var header [frameHeader]byte
-	frame{kind: frameOpening, length: wire.ParametersSize}.put(&header)
-	if _, err := conn.Write(mine.Append(header[:])); err != nil {
-		return wire.Parameters{}, err
+	frame{kind: frameOpening, length: uint32(wire.ParametersSize + len(more))}.put(&header)
+	if _, err := conn.Write(append(mine.Append(header[:]), more...)); err != nil {
+		return peer, nil, err
 	}
 	if _, err := io.ReadFull(conn, header[:]); err != nil {
-		return wire.Parameters{}, err
+		return peer, nil, err
 	}
 	f, err := parseFrame(&header)
 	if err != nil {
-		return wire.Parameters{}, err
+		return peer, nil, err
 	}
 	if f.kind != frameOpening {
-		return wire.Parameters{}, fmt.Errorf("%w: frame of kind %d where an opening is due", ErrProtocol, f.kind)
+		return peer, nil, fmt.Errorf("%w: frame of kind %d where an opening is due", ErrProtocol, f.kind)
 	}
 	body := make([]byte, f.length)
 	if _, err := io.ReadFull(conn, body); err != nil {
-		return wire.Parameters{}, err
+		return peer, nil, err
 	}
-	return wire.ParseParameters(body)
+	peer, err = wire.ParseParameters(body)
+	if err == nil {
+		rest = body[wire.ParametersSize:]
+	}
+	return peer, rest, err
 }
 
 func (s *stream) maxMessage() int { return s.peerMax }

@@ -12,6 +12,7 @@ func (s *stream) close(ctx context.Context) error {
 	err := s.goodbye(ctx)
 	s.watcher.Stop()
 	_ = s.conn.Close() // what is lost by that goodbye has told
+	s.leaveLane()
 	s.wg.Wait()
 	s.in.clear()
 	return err

@@ -23,6 +23,8 @@ const (
 	// Of one-sided operations, if both ends have them:
 	frameOperation frameKind = 4
 	frameAnswer    frameKind = 5
+	// First on a lane, with the ticket, and back without it.
+	frameLane frameKind = 6
 )
 
 const (

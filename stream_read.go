@@ -58,14 +58,15 @@ func (s *stream) readFrames() error {
 		case frameOpening:
 			return fmt.Errorf("%w: a second opening", ErrProtocol)
 		case frameOperation, frameAnswer:
-			serve := s.asked
-			if f.kind == frameAnswer {
-				serve = s.answered
-			}
 			if !s.servesOperations() {
 				return fmt.Errorf("%w: frame of kind %d, which was not agreed on", ErrProtocol, f.kind)
 			}
-			if err := serve(r, f); err != nil {
+			if f.kind == frameAnswer {
+				err = s.answered(r, f)
+			} else {
+				err = s.asked(r, f, s)
+			}
+			if err != nil {
 				return err
 			}
 			continue

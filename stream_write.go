@@ -170,6 +170,9 @@ func (s *stream) flush() {
 // broken records that the socket takes no more. s.mu is held.
 func (s *stream) broken(err error) {
 	s.writeErr = fmt.Errorf("%w: %w", ErrPeerDied, err)
+	if s.aside {
+		return // its reader notices
+	}
 	s.fail(s.writeErr)
 }
 

@@ -210,6 +210,9 @@ const FeatureOneSided Features = 1 << 0
 // FeatureServed: on a queue pair, operations that the peer's runtime serves as messages.
 const FeatureServed Features = 1 << 1
 
+// FeatureLane: over TCP, one-sided operations on a connection of their own.
+const FeatureLane Features = 1 << 2
+
 // Encode returns h as it goes on the wire.
 func (h *Hello) Encode() ([]byte, error) {
 	e := newEncoder(kindHello, h.Least, h.Greatest)

@@ -31,7 +31,7 @@ var runtimeOrder = [][]string{
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
 		"onesided.go", "onesided_batch.go", "onesided_shell.go", "onesided_stream.go", "wrapped.go", "onesided_served.go", "onesided_file.go",
 		"shell.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
-		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go",
+		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go", "stream_lane.go",
 	},
 	{"domain.go", "shares.go", "receives.go", "message.go", "checks_off.go", "checks_on.go", "memory.go", "pace.go", "settling.go", "lending.go", "registrations.go", "mapping.go", "mapping_linux.go", "mapping_other.go"}, // what endpoints on queue pairs share
 	{"worker.go", "runlist.go", "spin.go"},
