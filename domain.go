@@ -404,7 +404,8 @@ func (n *domain) leave(held int) {
 }
 
 // cameBack counts a message that was taken over. The last one takes the domain
-// with it if it has been closed.
+// with it if it has been closed: on a goroutine of its own, since the caller may be
+// a worker's, and closeDomain waits for workers.
 func (n *domain) cameBack() {
 	n.mu.Lock()
 	n.held--
@@ -413,9 +414,11 @@ func (n *domain) cameBack() {
 	if !last {
 		return
 	}
-	if err := n.closeDomain(); err != nil {
-		n.log.Error("domain not closed", "error", err)
-	}
+	go func() {
+		if err := n.closeDomain(); err != nil {
+			n.log.Error("domain not closed", "error", err)
+		}
+	}()
 }
 
 // operationsAtOnce is how many one-sided operations of an endpoint are under way.

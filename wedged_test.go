@@ -3,6 +3,7 @@ package verbena
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -14,12 +15,15 @@ import (
 )
 
 // A wedgedDevice says of each queue pair that it closes that the peer may still be at
-// its memory.
-type wedgedDevice struct{ *fake.Device }
+// its memory. It may also keep its completion queues until the domain is closed.
+type wedgedDevice struct {
+	*fake.Device
+	keeps bool
+}
 
 func (d wedgedDevice) OpenDomain(c rdma.DomainConfig) (rdma.Domain, error) {
 	domain, err := d.Device.OpenDomain(c)
-	return wedgedDomain{domain}, err
+	return wedgedDomain{domain, d.keeps}, err
 }
 
 func (d wedgedDevice) Listen(ctx context.Context, address string) (rdma.Listener, error) {
@@ -40,12 +44,35 @@ func (r wedgedRequest) Accept(ctx context.Context, qp rdma.QueuePair, private []
 	return r.ConnectRequest.Accept(ctx, qp.(wedgedPair).QueuePair, private)
 }
 
-type wedgedDomain struct{ rdma.Domain }
+type wedgedDomain struct {
+	rdma.Domain
+	keeps bool
+}
 
 func (d wedgedDomain) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	c.SendCompletions, c.RecvCompletions = unwedged(c.SendCompletions), unwedged(c.RecvCompletions)
 	qp, err := d.Domain.NewQueuePair(c)
 	return wedgedPair{qp}, err
 }
+
+func (d wedgedDomain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
+	cq, err := d.Domain.NewCompletionQueue(depth)
+	if err != nil || !d.keeps {
+		return cq, err
+	}
+	return wedgedQueue{cq}, nil
+}
+
+type wedgedQueue struct{ rdma.CompletionQueue }
+
+func unwedged(cq rdma.CompletionQueue) rdma.CompletionQueue {
+	if w, ok := cq.(wedgedQueue); ok {
+		return w.CompletionQueue
+	}
+	return cq
+}
+
+func (q wedgedQueue) Close() error { return fmt.Errorf("a queue pair uses it: %w", rdma.ErrInUse) }
 
 type wedgedPair struct{ rdma.QueuePair }
 
@@ -72,7 +99,7 @@ func TestWedgedQueuePairsGiveBack(t *testing.T) {
 		}
 		network := fake.NewNetwork()
 		w := world{name: "wedged", transport: "wedged", providers: func(testing.TB) (c, s []rdma.Provider) {
-			return []rdma.Provider{fake.NewProvider("wedged", network.NewDevice(fake.InfiniBand("a")))}, []rdma.Provider{wedgedProvider{wedgedDevice{network.NewDevice(config)}}}
+			return []rdma.Provider{fake.NewProvider("wedged", network.NewDevice(fake.InfiniBand("a")))}, []rdma.Provider{wedgedProvider{wedgedDevice{network.NewDevice(config), false}}}
 		}}
 		p := w.pair(t, Config{ReceiveMemory: 32 << 20, Linger: 10 * time.Millisecond}, ListenConfig{})
 		for range 20 { // more than its share has room for
@@ -102,4 +129,62 @@ func TestWedgedQueuePairsGiveBack(t *testing.T) {
 			n.shares.mu.Unlock()
 		}
 	}
+}
+
+// isClosed tells whether a domain takes no more.
+func isClosed(n *domain) bool {
+	r, err := n.domain.Allocate(4096, 0)
+	if err == nil {
+		_ = r.Close() // the test looks again
+	}
+	return errors.Is(err, rdma.ErrClosed)
+}
+
+// A worker whose queue could not be closed still runs when the runtime has been closed.
+// If a handler on it releases the last message, the domain is closed, and the worker
+// does not wait for itself.
+func TestLastReleaseOnAWedgedWorker(t *testing.T) {
+	network := fake.NewNetwork()
+	device := func(name string) *fake.Device {
+		config := fake.InfiniBand(name)
+		config.Capabilities &^= rdma.CapStreams
+		return network.NewDevice(config)
+	}
+	w := world{name: "wedged", transport: "wedged", providers: func(testing.TB) (c, s []rdma.Provider) {
+		return []rdma.Provider{fake.NewProvider("wedged", device("a"))}, []rdma.Provider{wedgedProvider{wedgedDevice{device("b"), true}}}
+	}}
+	p := w.pair(t, Config{Linger: 10 * time.Millisecond}, ListenConfig{})
+	a, b := p.connect(t, w.transport)
+	n := p.server.firstDomain(w.transport)
+	mux := NewMux(MuxConfig{})
+	kept, closed, handled := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	mux.Short(1, func(q Request) { // it waits, as none should, for the runtime to be closed under it
+		m := q.Keep()
+		close(kept)
+		<-closed
+		m.Release()
+		close(handled)
+	})
+	server, err := NewCaller(b, mux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := NewCaller(a, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Notify(p.ctx, 1, []byte("the last message")); err != nil {
+		t.Fatal(err)
+	}
+	<-kept
+	_ = client.Close()
+	_ = server.Close()
+	_ = p.server.Close() // which says what could not be closed
+	close(closed)
+	select {
+	case <-handled:
+	case <-p.ctx.Done():
+		t.Fatal("the worker waits for itself")
+	}
+	p.until(t, "the domain is closed", func() bool { return isClosed(n) })
 }
