@@ -376,6 +376,7 @@ func (c *Caller) waits(r *request) {
 	c.mu.Lock()
 	c.bytes -= len(r.message.data)
 	c.mu.Unlock()
+	r.message.begun()
 }
 
 // refuse answers for the runtime.

@@ -82,6 +82,8 @@ type stream struct {
 
 	callHeader [call.HeaderSize]byte // of a message that is being written; the holder of sendLock's
 
+	asking atomic.Int64 // bytes of requests that wait for handlers, as they are charged
+
 	up   sync.Mutex // held to hand over a message
 	sink sink       // gets messages instead of Receive, if there is one
 

@@ -31,6 +31,7 @@ type letter struct {
 	total    int         // bytes of the message
 	granted  int         // of them have memory
 	charged  int64       // to the stream's account
+	waits    bool        // for a handler: charged is also the stream's asking
 	buffer   *heapBuffer // nil: data lies in pages, or there is none
 	pages    []byte
 	released atomic.Bool
@@ -145,6 +146,9 @@ func (l *letter) charge(n int64) error {
 func (l *letter) settle() {
 	if n := l.charged; n > 0 {
 		l.charged = 0
+		if l.waits {
+			l.s.asking.Add(-n)
+		}
 		l.s.memory.Give(n)
 	}
 }

@@ -14,6 +14,9 @@ const (
 	streamBuffer = 16 << 10
 	// inboxLimit is how many bytes wait to be received before reading pauses.
 	inboxLimit = 4 << 20
+	// mostAsking is how many bytes of requests wait for handlers before further messages
+	// have to wait for memory like those of others.
+	mostAsking = 16 << 20
 	// inboxOverhead is what a message counts beside its bytes.
 	inboxOverhead = 256
 )
@@ -189,7 +192,9 @@ func (s *stream) waitInbox() {
 //
 // It reads no further meanwhile, so that the peer's sends wait. If the
 // application is in Receive and nothing else is there for it, this message is
-// the one that it waits for, and is preferred.
+// the one that it waits for, and is preferred. So is one behind requests that wait
+// for handlers, unless they are many: then only one in a second, because the answers
+// that handlers wait for come behind it.
 func (s *stream) take(n int64) error {
 	if n > budget.Own { // small ones are the endpoint's own
 		s.e.env.taking(n)
@@ -200,11 +205,11 @@ func (s *stream) take(n int64) error {
 	s.hungry.Store(true)
 	defer s.hungry.Store(false)
 	defer s.memory.Withdraw()
-	look := time.NewTicker(budget.Stalled / 4)
+	look := time.NewTicker(time.Second)
 	defer look.Stop()
-	for {
+	for looks := 0; ; {
 		messages, _ := s.in.size()
-		next := messages == 0
+		next := messages == 0 && (looks > 0 || s.asking.Load() <= mostAsking)
 		if s.memory.Ask(n, next && s.awaited.Load()) {
 			return nil
 		}
@@ -212,7 +217,9 @@ func (s *stream) take(n int64) error {
 		case <-s.memory.Granted():
 		case <-s.room:
 		case <-look.C:
-			s.e.env.arriving.EndStalled()
+			if looks++; looks%4 == 0 {
+				s.e.env.arriving.EndStalled()
+			}
 		case <-s.e.done:
 			return s.e.err
 		}

@@ -22,14 +22,30 @@ func (s *stream) upcalls(to sink) {
 	}
 }
 
-// give hands the sink a message. up is held.
+// give hands the sink a message. up is held. What will wait for a handler counts as
+// before, until somebody calls begun; anything else is the sink's.
 func (s *stream) give(to sink, m *Message) (run bool, err error) {
 	s.in.passed(len(m.data))
-	v, err := to.arrived(s.handOver(m))
+	if l := m.owner.(*letter); call.Asks(m.data) {
+		l.waits = true
+		s.asking.Add(l.charged)
+	} else {
+		s.handOver(m)
+	}
+	v, err := to.arrived(m)
 	if !v.kept {
 		m.Release()
 	}
 	return v.run, err
+}
+
+// begun tells that the handler of a request begins, or that there is none: the memory
+// of m is the application's from here on.
+func (m *Message) begun() {
+	if l, ok := m.owner.(*letter); ok {
+		l.settle()
+		notify(l.s.room)
+	}
 }
 
 // drive leaves the waiting to the reader.

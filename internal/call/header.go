@@ -93,6 +93,12 @@ func Parse(b []byte) (h Header, err error) {
 	return h, nil
 }
 
+// Asks tells whether a message is a request or a notification, as far as its first
+// byte says it.
+func Asks(message []byte) bool {
+	return len(message) > 0 && (Kind(message[0]) == Request || Kind(message[0]) == Notification)
+}
+
 // Left is a time to wait as a header has it: rounded up to microseconds, at least 1,
 // and 0 (for ever) for what does not fit, which is more than 71 minutes.
 func Left(d time.Duration) uint32 {
