@@ -63,6 +63,7 @@ func watchMemory(exposed *lending, user *registrations, pools ...*slab.Pool) (st
 	w := pressure.Process()
 	for _, p := range pools {
 		p.OnTake(w.Take)
+		p.OnOverdue(w.HasRoom)
 	}
 	return w.Subscribe(func(r pressure.Reading) {
 		for _, p := range pools {

@@ -31,6 +31,8 @@ const (
 	patience = 3 * time.Second
 	// window is the least time over which stalls are a share of it.
 	window = time.Second
+	// critical is the part of a cgroup's limit below which what is left is critical.
+	critical = 32
 )
 
 // judge tells how short memory is, and why. base is a sample of at least a window
@@ -43,17 +45,17 @@ func judge(base, now Sample, reported bool) (level Level, why string) {
 	}
 	machineShort := false
 	for _, s := range now.Scopes {
-		tight, critical := int64(8), int64(32)
+		tight, least := int64(8), int64(critical)
 		if s.Name == machine {
 			machineShort = s.room() < s.Limit/8
-			tight, critical = 16, 64
+			tight, least = 16, 64
 		}
 		due := ""
 		if s.Due > 0 {
 			due = fmt.Sprintf(", when %d that are registered have been touched", s.Due)
 		}
 		switch room := max(s.Limit-s.Used-s.Due, 0); {
-		case room < s.Limit/critical:
+		case room < s.Limit/least:
 			worse(Critical, "%s: %d of %d bytes are left%s", s.Name, room, s.Limit, due)
 		case room < s.Limit/tight:
 			worse(Tight, "%s: %d of %d bytes are left%s", s.Name, room, s.Limit, due)

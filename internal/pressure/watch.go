@@ -149,6 +149,14 @@ func (w *Watcher) Take(n int64) {
 	}
 }
 
+// HasRoom tells whether n bytes more would leave what is left of a limit above what
+// is critical, if between two looks no more is taken than may be. It takes no lock and
+// does not look.
+func (w *Watcher) HasRoom(n int64) bool {
+	r := w.last.Load()
+	return r.Limit == 0 || r.Room-r.Room/4-n >= r.Limit/critical
+}
+
 // Last is the latest reading, without a look.
 func (w *Watcher) Last() Reading { return *w.last.Load() }
 

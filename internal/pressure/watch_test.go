@@ -175,3 +175,21 @@ func TestTakeLooks(t *testing.T) {
 		}
 	})
 }
+
+// There is room as long as what may be taken until the next look, and the request, leave
+// more than what is critical.
+func TestHasRoom(t *testing.T) {
+	w := newWatched()
+	if !w.HasRoom(1 << 40) {
+		t.Error("nothing is known, and there is no room")
+	}
+	for _, test := range []struct{ room, least int64 }{{1000, 718}, {400, 268}, {100, 43}, {40, -2}, {0, -32}} {
+		w.leave(test.room)
+		w.mu.Lock()
+		w.look(false)
+		w.mu.Unlock()
+		if !w.HasRoom(test.least) || w.HasRoom(test.least+1) {
+			t.Errorf("of %d bytes of 1,024 left: %d %t, %d %t", test.room, test.least, w.HasRoom(test.least), test.least+1, w.HasRoom(test.least+1))
+		}
+	}
+}

@@ -213,6 +213,7 @@ func (p *Pool) newPlan(r *request, size int, head bool) *plan {
 	// Until they are closed the victims are registered, all of them.
 	pl.held = max(freed, int64(size))
 	p.registered.Add(pl.held - freed)
+	p.squeeze.untold += int64(size)
 	*p.useOf(r) += int64(size)
 	if r.class != noClass {
 		p.classes[r.class].filling = true
@@ -234,6 +235,7 @@ func (p *Pool) carryOut(pl *plan) (s Slab, again bool, err error) {
 		p.mu.Lock()
 		p.registered.Add(int64(pl.size) - pl.held + total - closed)
 		if p.registered.Load() > p.limit {
+			p.squeeze.untold -= int64(pl.size)
 			p.giveUp(pl)
 			p.mu.Unlock()
 			return Slab{}, true, nil

@@ -173,6 +173,73 @@ func TestSqueezingCountsNoTicks(t *testing.T) {
 	})
 }
 
+// Requests that come at once do not count as in use before each has been told, so that
+// they are not allowed for what they have only asked for.
+func TestBurstIsToldOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		turn := make(chan struct{}, 1)
+		told := 0
+		p.OnTake(func(int64) {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			time.Sleep(time.Millisecond) // others plan meanwhile
+			if told++; told == 3 {
+				if n := p.InUse(); n > 10<<20 {
+					t.Errorf("%d bytes are in use by two", n)
+				}
+				p.Squeeze(p.InUse())
+			}
+		})
+		var all []*waitingGet
+		for range 10 {
+			all = append(all, wait(p.Get, 4<<20))
+		}
+		time.Sleep(tick / 2)
+		synctest.Wait()
+		if n := p.Registered(); n > 10<<20 {
+			t.Errorf("%d bytes are registered, two requests are allowed", n)
+		}
+		p.Relax()
+		time.Sleep(tick)
+		for _, w := range all {
+			p.Put(w.had(t))
+		}
+		p.check(t)
+	})
+}
+
+// While the machine has no room, whoever is overdue waits for it, but not for ever.
+func TestOverdueNeedsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		room := false
+		p.OnOverdue(func(bytes int64) bool {
+			if bytes < 4<<20 || bytes > 5<<20 {
+				t.Errorf("asked for %d bytes", bytes)
+			}
+			return room
+		})
+		held := get(t, p, 4<<20)
+		p.Squeeze(p.InUse())
+		w := wait(p.Get, 4<<20)
+		time.Sleep((overdue + 1) * tick)
+		w.waits(t)
+		room = true
+		time.Sleep(tick)
+		p.Put(w.had(t))
+		time.Sleep(2 * tick) // what is free goes back
+		room = false
+		w = wait(p.Get, 4<<20)
+		time.Sleep((longOverdue - 1) * tick)
+		w.waits(t)
+		time.Sleep(2 * tick)
+		p.Put(w.had(t))
+		p.Put(held)
+		p.check(t)
+	})
+}
+
 // While memory is short, what sets something up has all the room but what the one needs
 // that has waited longest, which gets it after its two seconds.
 func TestSqueezeLetsSetUpPass(t *testing.T) {

@@ -229,7 +229,8 @@ func (p *Pool) setHead(w *waiter) {
 		}
 	}
 	l := &p.line
-	l.head, l.passed, p.squeeze.waited = w, 0, 0
+	l.head, l.passed = w, 0
+	p.squeeze.waited, p.squeeze.due = 0, false
 	if w != nil {
 		p.squeeze.counted = time.Now()
 		l.open = min(max(p.smallUse, p.limit/smallShare), p.besides(w))
