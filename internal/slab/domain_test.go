@@ -167,6 +167,9 @@ func (p *Pool) check(t testing.TB) {
 	if p.busy > 0 {
 		return
 	}
+	if p.squeeze.untold != 0 {
+		t.Errorf("%d bytes of plans are left that nobody was told of", p.squeeze.untold)
+	}
 	if small != p.smallUse || large != p.largeUse || idle+small+large+drained+p.lost != p.registered.Load() {
 		t.Errorf("%d and %d in use, %d lost; counted %d and %d, %d are registered", small, large, p.lost, p.smallUse, p.largeUse, p.registered.Load())
 	}
