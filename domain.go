@@ -76,6 +76,7 @@ type domain struct {
 	workers []*worker
 	next    int
 	shells  int
+	owners  int            // of them, with receives of their own
 	entered sync.WaitGroup // of shells
 	closing bool           // takes no more of them
 	held    int            // messages of endpoints that are closed
@@ -108,8 +109,17 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	return n, nil
 }
 
-// strict tells that a receive has to be posted for each message that may come.
-func (n *domain) strict() bool { return !n.waits || !n.attributes.Has(rdma.CapSharedReceive) }
+// own tells whether an endpoint gets receives of its own, as long as fewer than so
+// many have them.
+func (n *domain) own(most int) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	own := n.owners < most || !n.attributes.Has(rdma.CapSharedReceive)
+	if own {
+		n.owners++
+	}
+	return own
+}
 
 // has tells whether a pool is one of the domain's.
 func (n *domain) has(p *slab.Pool) bool {
@@ -258,16 +268,12 @@ func (n *domain) enter() error {
 }
 
 // share promises from least to most shared receives to an endpoint of a peer, awake of
-// which are needed at once. The caller calls unshare. It returns none if the device has
-// no shared receives.
+// which are needed at once. The caller calls unshare.
 //
 // A queue of a strict device takes endpoints until half of it is promised; the rest
 // is for their windows to grow. Then a further queue is opened. When the device has
 // no more of them, endpoints share what is left.
 func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted int, err error) {
-	if !n.attributes.Has(rdma.CapSharedReceive) {
-		return nil, 0, nil
-	}
 	for i := 0; ; i++ {
 		r, err := n.queue(i)
 		if err != nil {
@@ -395,10 +401,13 @@ func (n *domain) hold() error {
 
 // leave takes over the messages that applications hold of an endpoint that has
 // closed.
-func (n *domain) leave(held int) {
+func (n *domain) leave(held int, own bool) {
 	n.mu.Lock()
 	n.held += held
 	n.shells--
+	if own {
+		n.owners--
+	}
 	n.mu.Unlock()
 	n.entered.Done()
 }
@@ -425,7 +434,7 @@ func (n *domain) cameBack() {
 const operationsAtOnce = 16
 
 // limits are those of an endpoint with a tuning.
-func (n *domain) limits(t Tuning) link.Limits {
+func (n *domain) limits(t Tuning, strict bool) link.Limits {
 	l := link.Limits{
 		Receive: min(wire.HeaderSize+t.Eager, n.receiveSize()), Window: t.Window, MaxWindow: t.MaxWindow, Chunks: t.Chunks,
 		// It must fit into the pool while it moves into more memory.
@@ -434,7 +443,7 @@ func (n *domain) limits(t Tuning) link.Limits {
 		Operations: operationsAtOnce,
 	}
 	l.Answers = l.AllAnswers()
-	if n.strict() {
+	if strict {
 		l.Answers = 1
 	}
 	return l

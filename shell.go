@@ -39,6 +39,8 @@ type shell struct {
 	places slab.Slab
 	inline int // bytes of a message that are posted inline
 	recv   *receives
+	own    bool // recv is this endpoint's alone
+	strict bool // a receive has to be posted for each message that may come
 
 	spin     spinner // of Receive; its caller's
 	sendSpin spinner // of Send; the holder of sendLock's
@@ -139,8 +141,11 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 	if err := n.enter(); err != nil {
 		return nil, err
 	}
+	own := n.own(t.Own)
+	strict := own || !n.waits
 	s = &shell{
-		e: e, n: n, share: n.shares.join(e.origin), t: t, limits: n.limits(t), inline: min(a.MaxInline, link.PlaceSize),
+		e: e, n: n, own: own, strict: strict,
+		share: n.shares.join(e.origin), t: t, limits: n.limits(t, strict), inline: min(a.MaxInline, link.PlaceSize),
 		spin: newSpinner(t.Spin), sendSpin: newSpinner(t.Spin), unwatch: make(chan struct{}),
 		received: make(chan struct{}, 1), progress: make(chan struct{}, 1),
 	}
@@ -169,15 +174,16 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 // make gets what the shell owns of the device.
 func (s *shell) make(a *rdma.Attributes) (err error) {
 	rest := 0 // receives for what costs no credit
-	if s.n.strict() {
+	if s.strict {
 		rest = s.limits.Receives(0, s.limits.AllAnswers())
 	}
 	awake := s.limits.Receives(1, s.limits.Answers)
-	shared, granted, err := s.n.share(s.share, 1+rest, s.limits.Window+rest, awake)
-	if err != nil {
-		return err
-	}
-	if shared != nil {
+	var shared *receives
+	if !s.own {
+		var granted int
+		if shared, granted, err = s.n.share(s.share, 1+rest, s.limits.Window+rest, awake); err != nil {
+			return err
+		}
 		s.recv = shared
 		s.granted(granted, rest)
 	}
@@ -220,10 +226,11 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 	if shared == nil {
 		// They are posted before a message can come, on any device.
 		s.recv = newReceives(s.qp, s.n.receivePool, s.n.log, 0, s.n.receiveSize(), config.RecvDepth, true)
-		granted, err = s.recv.admit(s.share, 1+rest, s.limits.Window+rest, awake)
+		granted, err := s.recv.admit(s.share, 1+rest, s.limits.Window+rest, awake)
 		s.granted(granted, rest)
+		return err
 	}
-	return err
+	return nil
 }
 
 // startWith is start with the peer's answer as it came.
@@ -584,7 +591,7 @@ func (s *shell) request(p *link.Post, r *rdma.SendRequest, entry []rdma.SGE) {
 	memory := s.payload
 	copy(memory.Bytes()[:p.Size], s.places.Bytes()[at:])
 	s.sends[slot], s.payload = memory, slab.Slab{}
-	if !p.Signaled && s.n.strict() {
+	if !p.Signaled && s.strict {
 		s.quiet += memory.Size()
 	}
 	entry[0] = rdma.SGE{Region: memory.Region(), Offset: memory.Offset(), Length: p.Size + p.Payload}

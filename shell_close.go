@@ -145,7 +145,7 @@ func (s *shell) free() {
 		s.n.unshare(shared)
 	}
 	s.share.leave()
-	s.n.leave(held)
+	s.n.leave(held, s.own)
 }
 
 // letAllGo ends the use of all buffers: the device and the peer do not reach them any

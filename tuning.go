@@ -40,6 +40,9 @@ type Tuning struct {
 	// of up to Pieces times Eager goes in messages of about Eager bytes instead,
 	// which arrive sooner than one that the peer has to fetch.
 	Stream, Pieces int
+	// Own is how many endpoints of a group on a device have receives of their own.
+	// Those that come when there are so many share theirs, where the device can.
+	Own int
 }
 
 // A TuningTable holds the tuning of transports by name: "shm", "iwarp", "ibverbs",
@@ -60,8 +63,8 @@ type TuningRow struct {
 // 48 bytes more (64 of a chunk) let a layer above add its header to a round size
 // and still fill a slab.
 var builtIn = []TuningRow{
-	{Transport: "shm", Source: "measured: writes to another process, two cores of a Xeon and of an EPYC (docs/endpoints.md)",
-		Tuning: Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
+	{Transport: "shm", Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md)",
+		Tuning: Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4, Own: 64}},
 	{Transport: "iwarp", Source: "measured: as shm, over loopback",
 		Tuning: Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
 	{Transport: "ibverbs", Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU",
@@ -94,6 +97,7 @@ var tuningFields = []tuningField{
 	{name: "spin", least: -1, most: int64(10 * time.Second), duration: func(t *Tuning) *time.Duration { return &t.Spin }},
 	{name: "stream", least: 4 << 10, most: 16 << 20, number: func(t *Tuning) *int { return &t.Stream }, tcp: true},
 	{name: "pieces", least: 1, most: 64, number: func(t *Tuning) *int { return &t.Pieces }},
+	{name: "own", least: 1, most: 1 << 20, number: func(t *Tuning) *int { return &t.Own }},
 }
 
 // TuningNames are the names of the fields, as [TuningTable.Set] takes them.
