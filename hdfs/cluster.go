@@ -25,7 +25,8 @@ type ClusterConfig struct {
 	// DataNode's, the others following; 0 takes any.
 	NameNodePort, DataNodePort int
 	DataNodes                  int
-	Replication                int // 0: 3, or as many as there are DataNodes
+	Replication                int    // 0: 3, or as many as there are DataNodes
+	SnapshotEntries            uint64 // see [NameNodeConfig]
 }
 
 // Cluster is a whole file system in one process.
@@ -68,6 +69,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	c.NameNode, err = StartNameNode(ctx, NameNodeConfig{
 		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"),
 		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,
+		SnapshotEntries: cfg.SnapshotEntries,
 	})
 	if err != nil {
 		return nil, err

@@ -29,6 +29,10 @@ type NameNodeConfig struct {
 	// LeaseLimit is how long a file stays open whose writer has gone silent;
 	// 0 means HDFS's 20 minutes.
 	LeaseLimit time.Duration
+	// SnapshotEntries is after how many changes a snapshot of the namespace is
+	// written; 0 means 65,536. A start replays as many at most, and twice as many
+	// if the newest snapshot is damaged.
+	SnapshotEntries uint64
 }
 
 // NameNode is a NameNode that serves its port.
@@ -48,6 +52,7 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	}
 	state, err := namenode.Open(ctx, namenode.Config{
 		Dir: cfg.Dir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
+		SnapshotEntries: cfg.SnapshotEntries,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
@@ -60,6 +65,17 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 		Messages:    onEndpoints(nn.answers),
 	})
 	return nn, nil
+}
+
+// NameNodeState is what [CheckNameNode] found.
+type NameNodeState = namenode.Report
+
+// CheckNameNode reads all that a NameNode keeps in dir, while none runs on it.
+// With mend it sets aside what is damaged, so that a NameNode can start with the
+// newest state that can be had; changes behind a damaged entry of the log are
+// lost. An error says that there is no such state.
+func CheckNameNode(dir string, logger *slog.Logger, mend bool) (*NameNodeState, error) {
+	return namenode.Check(dir, nil, logger, mend)
 }
 
 // Addr is where the port is, host:port.

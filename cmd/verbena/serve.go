@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/verbena-data/verbena/hdfs"
 )
@@ -26,6 +27,7 @@ const (
 func upCommand(o *options) *cobra.Command {
 	var dir, listen, addressFile, metricsAt string
 	var dataNodes, replication, dataPort int
+	var snapshotEntries uint64
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run a whole file system in this process",
@@ -60,7 +62,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 			defer closing(&err, rt)
 			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, Host: host, NameNodePort: port, DataNodePort: dataPort,
-				DataNodes: dataNodes, Replication: replication,
+				DataNodes: dataNodes, Replication: replication, SnapshotEntries: snapshotEntries,
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -102,6 +104,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena in the user's data home)")
 	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
+	snapshotFlag(flags, &snapshotEntries)
 	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
 	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
 	metricsFlag(flags, &metricsAt)
@@ -112,6 +115,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 func nameNodeCommand(o *options) *cobra.Command {
 	var dir, listen, addressFile, metricsAt string
 	var replication int
+	var snapshotEntries uint64
 	var leaseLimit time.Duration
 	cmd := &cobra.Command{
 		Use:   "namenode",
@@ -132,6 +136,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 			defer closing(&err, rt)
 			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
+				SnapshotEntries: snapshotEntries,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -155,8 +160,74 @@ func nameNodeCommand(o *options) *cobra.Command {
 	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
 	metricsFlag(flags, &metricsAt)
+	snapshotFlag(flags, &snapshotEntries)
 	flags.DurationVar(&leaseLimit, "lease-limit", 20*time.Minute, "how long a file stays open whose writer has gone silent")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
+	cmd.AddCommand(nameNodeDiskCommand(o, false), nameNodeDiskCommand(o, true))
+	return cmd
+}
+
+func snapshotFlag(flags *pflag.FlagSet, entries *uint64) {
+	flags.Uint64Var(entries, "snapshot-entries", 1<<16, "after how many changes the NameNode writes a snapshot of the names; the two newest are kept, and the log between")
+}
+
+// nameNodeDiskCommand looks at, or with mend repairs, what a NameNode that does
+// not run has on disk.
+func nameNodeDiskCommand(o *options, mend bool) *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Check the snapshots and the log of a NameNode that is stopped",
+		Args:  cobra.NoArgs,
+	}
+	if mend {
+		cmd.Use = "recover"
+		cmd.Short = "Set aside what is damaged of a stopped NameNode's snapshots and log"
+		cmd.Long = `Set aside damaged snapshots, and cut the log before its first damaged entry, so
+that the NameNode starts with the newest state that can be had. Changes behind a
+damaged entry are lost: copy the directory first, and see what check says.`
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if dir == "" {
+			base, err := defaultDir()
+			if err != nil {
+				return err
+			}
+			dir = filepath.Join(base, "namenode")
+		}
+		rep, err := hdfs.CheckNameNode(dir, o.logger(), mend)
+		out := cmd.OutOrStdout()
+		if rep != nil {
+			for _, s := range rep.Snapshots {
+				if s.Err != nil {
+					fmt.Fprintf(out, "snapshot %s: damaged: %v\n", s.ID, s.Err)
+				} else {
+					fmt.Fprintf(out, "snapshot %s: good, up to entry %d, %d bytes\n", s.ID, s.Index, s.Size)
+				}
+			}
+			if rep.First > 0 {
+				fmt.Fprintf(out, "log: entries %d to %d\n", rep.First, rep.Last)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if rep.LogErr != nil {
+			fmt.Fprintf(out, "log: damaged behind entry %d, %d entries lost: %v\n", rep.Good, max(rep.Last, rep.Good)-rep.Good, rep.LogErr)
+		}
+		fmt.Fprintf(out, "cluster %s: %d files, %d directories, %d blocks, from the snapshot at entry %d and the log up to entry %d\n",
+			rep.ClusterID, rep.Files, rep.Directories, rep.Blocks, rep.Base, rep.Good)
+		switch {
+		case rep.LogErr != nil && !mend:
+			return errors.New("the log is damaged: the NameNode does not start before verbena namenode recover")
+		case rep.Damaged() && !mend:
+			fmt.Fprintln(out, "A start goes on without the damaged snapshot.")
+		case mend:
+			fmt.Fprintln(out, "The NameNode can start.")
+		}
+		return nil
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "the NameNode's data directory (default: verbena/namenode in the user's data home)")
 	return cmd
 }
 

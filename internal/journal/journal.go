@@ -54,7 +54,8 @@ type Config struct {
 	// twice that. Defaults: 65,536 entries and 10 s.
 	SnapshotEntries  uint64
 	SnapshotInterval time.Duration
-	// TrailingEntries stay in the log behind a snapshot. Default 1,024.
+	// TrailingEntries stay in the log behind a snapshot. Default 1,024. The
+	// entries behind the older of the two snapshots that are kept stay anyway.
 	TrailingEntries uint64
 }
 
@@ -115,11 +116,15 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 	if j.lock, err = cfg.FS.Lock(cfg.FS.PathJoin(cfg.Dir, "LOCK")); err != nil {
 		return nil, fmt.Errorf("the directory is in use by another process: stop that one or choose another directory: %w", err)
 	}
-	snapshots, err := openSnapshots(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "snapshots"))
+	snapshots, err := openSnapshots(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "snapshots"), cfg.Logger)
 	if err != nil {
 		return nil, err
 	}
 	if j.store, err = openStore(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "log"), cfg.Logger); err != nil {
+		return nil, err
+	}
+	j.store.floor = snapshots.floor.Load
+	if err := j.sound(snapshots, cfg.Logger); err != nil {
 		return nil, err
 	}
 
@@ -172,6 +177,34 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 		return nil, fmt.Errorf("replay the log: %w", err)
 	}
 	return j, nil
+}
+
+// sound refuses a log that does not follow the newest snapshot, or that has a
+// damaged entry behind it, before raft relies on either.
+func (j *Journal) sound(snapshots *snapshotStore, logger *slog.Logger) error {
+	list, err := snapshots.List()
+	if err != nil {
+		return err
+	}
+	damaged, err := snapshots.wasDamaged()
+	if err != nil {
+		return err
+	}
+	var base uint64
+	if len(list) > 0 {
+		base = list[0].Index
+	}
+	if err := follows(j.store, base, damaged); err != nil {
+		return err
+	}
+	good, err := replay(j.store, base, nil)
+	if err != nil {
+		return fmt.Errorf("the log is damaged behind entry %d; to give up what follows, run the offline recovery: %w", good, err)
+	}
+	if n := snapshots.aside.Load(); n > 0 {
+		logger.Warn("journal: the state comes from an older snapshot and the log", "damaged snapshots", n, "snapshot at", base, "log entries", j.store.last-base)
+	}
+	return nil
 }
 
 // neverStarted tells that there is neither an entry nor a snapshot, so that

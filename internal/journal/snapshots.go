@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"hash/crc64"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 )
@@ -20,13 +23,31 @@ const writeCategory = vfs.WriteCategoryUnspecified
 
 var crcTable = crc64.MakeTable(crc64.ECMA)
 
-// snapshotStore keeps the newest snapshot: a file ID.state with the state and a
+// snapshotStore keeps the two newest snapshots, so that damage to one costs
+// nothing: the log reaches back to the older one. A snapshot is a file ID.state with the state and a
 // file ID.meta that describes it. The .meta gets its name by a rename after both
 // are synced, and a snapshot exists if and only if its .meta does. So a .meta that
 // can't be read is damaged, never the trace of a crash.
 type snapshotStore struct {
 	fs  vfs.FS
 	dir string
+	log *slog.Logger
+	// floor is the index of the oldest snapshot that is kept, 0 while there is
+	// only one: the log behind it must stay.
+	floor atomic.Uint64
+	// aside counts the snapshots set aside since the opening.
+	aside atomic.Int32
+}
+
+// kept is how many snapshots stay.
+const kept = 2
+
+// errDamaged says that a snapshot is not what was written.
+var errDamaged = errors.New("it is damaged")
+
+type damagedSnapshot struct {
+	id  string
+	err error
 }
 
 var _ raft.SnapshotStore = (*snapshotStore)(nil)
@@ -35,6 +56,8 @@ const (
 	stateSuffix = ".state"
 	metaSuffix  = ".meta"
 	tempSuffix  = ".tmp"
+	// damagedSuffix is added to what is damaged, for whoever wants to look at it.
+	damagedSuffix = ".damaged"
 )
 
 type snapshotMeta struct {
@@ -49,39 +72,91 @@ type snapshotMeta struct {
 	CRC                uint64             `json:"crc64_ecma"`
 }
 
-func openSnapshots(fs vfs.FS, dir string) (*snapshotStore, error) {
+func openSnapshots(fs vfs.FS, dir string, logger *slog.Logger) (*snapshotStore, error) {
 	if err := makeDir(fs, dir); err != nil {
 		return nil, err
 	}
-	s := &snapshotStore{fs: fs, dir: dir}
-	metas, err := s.metas()
+	s := &snapshotStore{fs: fs, dir: dir, log: logger}
+	metas, err := s.good()
 	if err != nil {
 		return nil, err
+	}
+	// The newest must be whole, or an older one takes its place.
+	for len(metas) > 0 {
+		err := s.verify(metas[0].ID)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, errDamaged) {
+			return nil, err
+		}
+		if err := s.setAside(metas[0].ID, err); err != nil {
+			return nil, err
+		}
+		metas = metas[1:]
 	}
 	return s, s.prune(metas)
 }
 
-// metas returns what there is, newest first.
-func (s *snapshotStore) metas() ([]snapshotMeta, error) {
-	names, err := s.fs.List(s.dir)
+// good returns the snapshots that are there, newest first, and sets aside those
+// whose description is damaged.
+func (s *snapshotStore) good() ([]snapshotMeta, error) {
+	metas, damaged, err := s.metas()
 	if err != nil {
 		return nil, err
 	}
-	var out []snapshotMeta
+	for _, d := range damaged {
+		if err := s.setAside(d.id, d.err); err != nil {
+			return nil, err
+		}
+	}
+	return metas, nil
+}
+
+// setAside takes a damaged snapshot out of use.
+func (s *snapshotStore) setAside(id string, why error) error {
+	s.aside.Add(1)
+	s.log.Error("journal: a snapshot is damaged and set aside", "snapshot", id, "dir", s.dir, "err", why)
+	for _, suffix := range []string{metaSuffix, stateSuffix} {
+		name := s.fs.PathJoin(s.dir, id+suffix)
+		if err := s.fs.Rename(name, name+damagedSuffix); err != nil && !oserror.IsNotExist(err) {
+			return err
+		}
+	}
+	return syncDir(s.fs, s.dir)
+}
+
+// wasDamaged tells whether a snapshot has been set aside.
+func (s *snapshotStore) wasDamaged() (bool, error) {
+	names, err := s.fs.List(s.dir)
+	return slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, damagedSuffix) }), err
+}
+
+// metas returns what there is, newest first, and what is damaged.
+func (s *snapshotStore) metas() (out []snapshotMeta, damaged []damagedSnapshot, err error) {
+	names, err := s.fs.List(s.dir)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, name := range names {
 		if !strings.HasSuffix(name, metaSuffix) {
 			continue
 		}
-		m, err := s.readMeta(strings.TrimSuffix(name, metaSuffix))
+		id := strings.TrimSuffix(name, metaSuffix)
+		m, err := s.readMeta(id)
+		if errors.Is(err, errDamaged) {
+			damaged = append(damaged, damagedSnapshot{id, err})
+			continue
+		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		out = append(out, m)
 	}
 	slices.SortFunc(out, func(a, b snapshotMeta) int {
 		return cmp.Or(cmp.Compare(b.Index, a.Index), cmp.Compare(b.Term, a.Term), cmp.Compare(b.ID, a.ID))
 	})
-	return out, nil
+	return out, damaged, nil
 }
 
 func (s *snapshotStore) readMeta(id string) (m snapshotMeta, err error) {
@@ -103,27 +178,31 @@ func (s *snapshotStore) readMeta(id string) (m snapshotMeta, err error) {
 
 func decodeMeta(data []byte, id string, m *snapshotMeta) error {
 	if err := json.Unmarshal(data, m); err != nil {
-		return fmt.Errorf("it is damaged: %w", err)
+		return fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if m.Version != 1 || m.ID != id || m.Size < 0 {
-		return fmt.Errorf("it is damaged or of another version: version %d, id %q, size %d", m.Version, m.ID, m.Size)
+		return fmt.Errorf("%w, or of another version: version %d, id %q, size %d", errDamaged, m.Version, m.ID, m.Size)
 	}
 	return nil
 }
 
-// prune removes everything but the newest snapshot.
+// prune removes everything but the newest snapshots.
 func (s *snapshotStore) prune(metas []snapshotMeta) error {
-	keep := ""
+	keep := make(map[string]bool)
+	s.floor.Store(0)
 	for i, m := range metas {
-		if i == 0 {
-			keep = m.ID
+		if i < kept {
+			keep[m.ID+stateSuffix], keep[m.ID+metaSuffix] = true, true
+			if i == kept-1 {
+				s.floor.Store(m.Index)
+			}
 			continue
 		}
 		if err := s.fs.Remove(s.fs.PathJoin(s.dir, m.ID+metaSuffix)); err != nil {
 			return err
 		}
 	}
-	if len(metas) > 1 {
+	if len(metas) > kept {
 		// The .meta files must be gone for good before their states go.
 		if err := syncDir(s.fs, s.dir); err != nil {
 			return err
@@ -134,7 +213,7 @@ func (s *snapshotStore) prune(metas []snapshotMeta) error {
 		return err
 	}
 	for _, name := range names {
-		if name == keep+stateSuffix || name == keep+metaSuffix {
+		if keep[name] {
 			continue
 		}
 		if strings.HasSuffix(name, stateSuffix) || strings.HasSuffix(name, tempSuffix) {
@@ -147,7 +226,7 @@ func (s *snapshotStore) prune(metas []snapshotMeta) error {
 }
 
 func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
-	metas, err := s.metas()
+	metas, err := s.good()
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
@@ -192,7 +271,7 @@ func (r *checkedReader) Read(p []byte) (int, error) {
 	r.size += int64(n)
 	r.crc = crc64.Update(r.crc, crcTable, p[:n])
 	if err == io.EOF && (r.size != r.meta.Size || r.crc != r.meta.CRC) {
-		err = fmt.Errorf("snapshot %s is damaged: %d bytes with checksum %016x, written were %d with %016x", r.meta.ID, r.size, r.crc, r.meta.Size, r.meta.CRC)
+		err = fmt.Errorf("snapshot %s: %w: %d bytes with checksum %016x, written were %d with %016x", r.meta.ID, errDamaged, r.size, r.crc, r.meta.Size, r.meta.CRC)
 	}
 	return n, err
 }
@@ -250,7 +329,7 @@ func (k *snapshotSink) Close() error {
 	if err := k.publish(); err != nil {
 		return fmt.Errorf("write snapshot %s: %w", k.meta.ID, err)
 	}
-	metas, err := k.store.metas()
+	metas, err := k.store.good()
 	if err != nil {
 		return err
 	}

@@ -37,6 +37,9 @@ type store struct {
 	// ahead holds entries read together with the one asked for: at a start raft
 	// asks for all of them, one by one.
 	ahead []raft.Log
+
+	// floor, if set, returns the index of the last entry that may go.
+	floor func() uint64
 }
 
 // readAhead is how many entries are read at once.
@@ -156,11 +159,14 @@ func (s *store) fill(index uint64) error {
 			break
 		}
 		value, err := it.ValueAndErr()
-		if err != nil {
-			return err
-		}
 		l := raft.Log{Index: at}
-		if err := decodeLog(value, &l); err != nil {
+		if err == nil {
+			err = decodeLog(value, &l)
+		}
+		if err != nil && at > index {
+			return nil // for whoever asks for that one
+		}
+		if err != nil {
 			return err
 		}
 		s.ahead = append(s.ahead, l)
@@ -199,12 +205,18 @@ func (s *store) StoreLogs(logs []*raft.Log) error {
 
 // DeleteRange removes the entries from and to and those between. They are ones
 // that a snapshot has made superfluous, or the end of the log that was never
-// acknowledged.
+// acknowledged. Of the former those stay that the older snapshot needs; raft
+// asks for them again after the next one.
 func (s *store) DeleteRange(from, to uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var a, b [9]byte
 	sync := pebble.NoSync
+	if to < s.last && s.floor != nil {
+		if to = min(to, s.floor()); to < from {
+			return nil
+		}
+	}
 	if to >= s.last {
 		sync = pebble.Sync // entries cut off at the end must not come back
 	}
