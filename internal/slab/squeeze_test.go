@@ -2,6 +2,7 @@ package slab
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,23 +214,23 @@ func TestBurstIsToldOneByOne(t *testing.T) {
 func TestOverdueNeedsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, _ := newPool(t, 64<<20)
-		room := false
+		var room atomic.Bool
 		p.OnOverdue(func(bytes int64) bool {
 			if bytes < 4<<20 || bytes > 5<<20 {
 				t.Errorf("asked for %d bytes", bytes)
 			}
-			return room
+			return room.Load()
 		})
 		held := get(t, p, 4<<20)
 		p.Squeeze(p.InUse())
 		w := wait(p.Get, 4<<20)
 		time.Sleep((overdue + 1) * tick)
 		w.waits(t)
-		room = true
+		room.Store(true)
 		time.Sleep(tick)
 		p.Put(w.had(t))
 		time.Sleep(2 * tick) // what is free goes back
-		room = false
+		room.Store(false)
 		w = wait(p.Get, 4<<20)
 		time.Sleep((longOverdue - 1) * tick)
 		w.waits(t)
