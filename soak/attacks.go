@@ -656,23 +656,29 @@ func account(ctx context.Context, rt *verbena.Runtime, ep *verbena.Endpoint) {
 		m.Release()
 		runtime.GC()
 		debug.FreeOSMemory()
-		own, err := measure()
+		state, err := stateOf(rt)
 		if err != nil {
 			return
-		}
-		state := serverState{Goroutines: own.Goroutines, Descriptors: own.Descriptors, Mappings: own.Mappings, Resident: own.Resident}
-		for _, d := range rt.Stats().Devices {
-			state.Endpoints += d.Endpoints
-			for _, pool := range d.Pools {
-				state.Registered += pool.Registered
-				state.Used += pool.Used
-			}
 		}
 		out, err := json.Marshal(state)
 		if err != nil || ep.Send(ctx, 1, out) != nil {
 			return
 		}
 	}
+}
+
+// stateOf tells what this process holds.
+func stateOf(rt *verbena.Runtime) (state serverState, err error) {
+	own, err := measure()
+	state = serverState{Goroutines: own.Goroutines, Descriptors: own.Descriptors, Mappings: own.Mappings, Resident: own.Resident}
+	for _, d := range rt.Stats().Devices {
+		state.Endpoints += d.Endpoints
+		for _, pool := range d.Pools {
+			state.Registered += pool.Registered
+			state.Used += pool.Used
+		}
+	}
+	return state, err
 }
 
 func (s *siege) print() {

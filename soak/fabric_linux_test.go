@@ -10,7 +10,7 @@ import (
 
 // The peers of the soak are this binary.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{"fabric-peer", "attacks-server", "attacker"}, os.Args[1]) {
+	if len(os.Args) > 1 && slices.Contains([]string{"fabric-peer", "attacks-server", "attacker", "calls-server"}, os.Args[1]) {
 		main()
 		return
 	}

@@ -1,6 +1,7 @@
 // Command soak runs what takes longer than a test may: processes killed at
 // random under load, very many files, a very large file, the cost of idle
-// connections, very many random operations of the fabric, and attacks. Each run prints a
+// connections, very many random operations of the fabric, attacks, and calls in the middle of
+// which servers end. Each run prints a
 // report in Markdown, which --out keeps.
 package main
 
@@ -41,7 +42,7 @@ func command() *cobra.Command {
 	c := &common{}
 	root := &cobra.Command{
 		Use:   "soak",
-		Short: "Kill loops, very many files, a very large file, foreign clients, idle connections, random operations, attacks",
+		Short: "Kill loops, very many files, a very large file, foreign clients, idle connections, random operations, attacks, calls",
 		Long: `Each run brings up a cluster in processes of its own in a temporary directory,
 works on it, checks every byte and prints a report. A run that finds lost or
 wrong data ends with exit status 1 and keeps the directory.`,
@@ -54,7 +55,7 @@ wrong data ends with exit status 1 and keeps the directory.`,
 	flags.StringVar(&c.out, "out", "", "write the report to this file, too")
 	flags.BoolVar(&c.keep, "keep", false, "keep the data")
 	root.AddCommand(killCommand(c), filesCommand(c), largeCommand(c), javaCommand(c), idleCommand(c), idleServerCommand(), fabricCommand(c), fabricPeerCommand(),
-		attacksCommand(c), attacksServerCommand(), attackerCommand())
+		attacksCommand(c), attacksServerCommand(), attackerCommand(), callsCommand(c), callsServerCommand())
 	return root
 }
 
