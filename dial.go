@@ -323,8 +323,9 @@ func (d *dialer) pause(ctx context.Context, limit time.Time) bool {
 	return time.Until(limit) > pause && backoff.Sleep(ctx, pause, nil)
 }
 
-// busyPauses are those between attempts at something that is busy.
-var busyPauses = backoff.Policy{First: 4 * time.Millisecond, Most: 400 * time.Millisecond}
+// busyPauses are those between attempts at something that is busy. They stay short, or
+// those who were refused often would wait longest, and newcomers would pass them.
+var busyPauses = backoff.Policy{First: 4 * time.Millisecond, Most: 100 * time.Millisecond}
 
 func (d *dialer) askOnce(ctx context.Context) (hello.Answer, error) {
 	for {

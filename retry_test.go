@@ -387,3 +387,16 @@ func TestBetterWaitsForTheTransport(t *testing.T) {
 		t.Errorf("with a context that is over: %v", err)
 	}
 }
+
+// A dial that was refused ten times in a storm has paused for less than a second.
+func TestRefusedDialsPauseBriefly(t *testing.T) {
+	for range 1000 {
+		sum := time.Duration(0)
+		for refused := 1; refused <= 10; refused++ {
+			sum += busyPauses.Pause(refused)
+		}
+		if sum > time.Second || sum < 100*time.Millisecond {
+			t.Fatalf("ten pauses took %v", sum)
+		}
+	}
+}
