@@ -138,8 +138,10 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 		return fmt.Errorf("exchange of openings: %w", err)
 	}
 	s.peerMax = int(peer.MaxMessage)
-	if copy(s.ticket[:], rest) < ticketSize && e.dialled {
-		e.openLane = nil // the peer gave none
+	if e.dialled {
+		if !s.hasLane() || copy(s.ticket[:], rest) < ticketSize {
+			e.openLane = nil // the peer gave no ticket
+		}
 	}
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
