@@ -24,7 +24,6 @@ type served struct {
 	due     fifo.Queue[wire.Operation]
 	serving bool          // a goroutine carries out what is due
 	room    chan struct{} // one token when an answer may be sent
-	answer  slab.Slab     // the data of the answer that is about to be posted
 }
 
 // A query is an operation that the peer has not answered.
