@@ -135,8 +135,10 @@ func (c *call) serve() {
 		return
 	}
 	if c.req == nil {
-		req, err := c.method.decode(c.body.Bytes)
-		c.body.Release()
+		req, refers, err := c.method.decode(c.body.Bytes, true)
+		if !refers {
+			c.body.Release()
+		}
 		if err != nil {
 			c.answer(nil, badArguments(c.Method, err), carrier.Now)
 			return

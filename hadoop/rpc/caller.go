@@ -131,7 +131,7 @@ func (c *caller) forget(id int32, w *waiter) bool {
 func (c *caller) result(w *waiter) error {
 	err := w.err
 	if w.answer.Owner != nil {
-		err = proto.Unmarshal(w.body, w.resp)
+		err = unmarshalOver(w.body, w.resp)
 		w.answer.Release()
 	}
 	c.giveBack(w)

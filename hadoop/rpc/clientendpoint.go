@@ -209,7 +209,7 @@ func (c *endpointCaller) decode(b []byte, resp proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("response: %w", err)
 	}
-	return proto.Unmarshal(body, resp)
+	return unmarshalOver(body, resp)
 }
 
 // explain is an error of the runtime as one of calls.

@@ -242,7 +242,7 @@ func (s *session) enqueueCall(c *call, body []byte) error {
 	if c.via.Long(len(body)) {
 		c.body = carrier.Message{Bytes: body, Owner: c.via.Request.Keep()} // a handler decodes it
 	} else {
-		req, err := c.method.decode(body)
+		req, _, err := c.method.decode(body, false)
 		c.via.Request.Keep().Release() // who waits must not hold a receive
 		if err != nil {
 			c.answer(nil, badArguments(c.Method, err), carrier.Now)

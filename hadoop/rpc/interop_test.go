@@ -32,9 +32,9 @@ func hadoopMethod(t *testing.T, request, response string, fn func(call *Call, re
 	}
 	in, out := find(request), find(response)
 	return Method{
-		decode: func(b []byte) (proto.Message, error) {
+		decode: func(b []byte, _ bool) (proto.Message, bool, error) {
 			req := in.New().Interface()
-			return req, proto.Unmarshal(b, req)
+			return req, false, proto.Unmarshal(b, req)
 		},
 		call: func(ctx context.Context, req proto.Message) (proto.Message, error) {
 			text, err := fn(FromContext(ctx), req.ProtoReflect())

@@ -12,8 +12,9 @@ type Methods map[string]Method
 
 // A Method is made by [Handle].
 type Method struct {
-	// decode makes a request message of the bytes, which it does not keep.
-	decode func([]byte) (proto.Message, error)
+	// decode makes a request message of the bytes. It may refer to them if they are
+	// lent, and reports whether it does.
+	decode func(b []byte, lent bool) (req proto.Message, refers bool, err error)
 	call   func(context.Context, proto.Message) (proto.Message, error)
 
 	short, urgent, once bool
@@ -32,9 +33,13 @@ type message[T any] interface {
 // out with its class, any other as java.io.IOException.
 func Handle[Req, Resp any, PReq message[Req], PResp message[Resp]](fn func(ctx context.Context, req PReq) (PResp, error)) Method {
 	return Method{
-		decode: func(b []byte) (proto.Message, error) {
+		decode: func(b []byte, lent bool) (proto.Message, bool, error) {
 			req := PReq(new(Req))
-			return req, proto.Unmarshal(b, req)
+			if !lent {
+				return req, false, proto.Unmarshal(b, req)
+			}
+			refers, err := unmarshalLent(b, req)
+			return req, refers, err
 		},
 		call: func(ctx context.Context, req proto.Message) (proto.Message, error) {
 			resp, err := fn(ctx, req.(PReq))

@@ -196,7 +196,7 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 		c.to.out = &c.via
 	}
 	if method.short && !method.once && !(endpoint && c.via.Long(len(body))) {
-		if c.req, err = method.decode(body); err != nil {
+		if c.req, _, err = method.decode(body, true); err != nil {
 			c.answer(nil, badArguments(method.name, err), carrier.Later)
 			return nil
 		}
@@ -217,7 +217,7 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 		size = int64(len(m.Bytes)) // the call keeps all of the message
 		c.body = carrier.Message{Bytes: body, Owner: m.Owner}
 		*m = carrier.Message{}
-	} else if c.req, err = method.decode(body); err != nil {
+	} else if c.req, _, err = method.decode(body, false); err != nil {
 		c.answer(nil, badArguments(method.name, err), carrier.Later)
 		return nil
 	}

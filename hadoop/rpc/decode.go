@@ -1,0 +1,82 @@
+package rpc
+
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// longField is from how many bytes on a field of bytes is not copied by the protobuf
+// package, which allocates memory for it: that, and collecting it, costs more than all
+// else of a call.
+const longField = 32 << 10
+
+// unmarshalLent decodes b into m. The longest field of bytes may refer to b, which it
+// reports then.
+func unmarshalLent(b []byte, m proto.Message) (refers bool, err error) {
+	field, value, rest := splitLong(b, m)
+	if field == nil {
+		return false, proto.Unmarshal(b, m)
+	}
+	if err := unmarshalAround(rest, m, field, value[:len(value):len(value)]); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// unmarshalOver decodes b into m, and puts a long field of bytes where m has memory for
+// it already.
+func unmarshalOver(b []byte, m proto.Message) error {
+	field, value, rest := splitLong(b, m)
+	if field == nil {
+		return proto.Unmarshal(b, m)
+	}
+	memory := m.ProtoReflect().Get(field).Bytes()
+	return unmarshalAround(rest, m, field, append(memory[:0], value...))
+}
+
+// unmarshalAround decodes what is there beside one field.
+func unmarshalAround(rest []byte, m proto.Message, field protoreflect.FieldDescriptor, value []byte) error {
+	if err := (proto.UnmarshalOptions{AllowPartial: true}).Unmarshal(rest, m); err != nil {
+		return err
+	}
+	m.ProtoReflect().Set(field, protoreflect.ValueOfBytes(value))
+	return proto.CheckInitialized(m)
+}
+
+// splitLong finds a field of m's own that is of bytes and long, and returns what is
+// there beside it. It finds none in what is no message, or no simple case.
+func splitLong(b []byte, m proto.Message) (field protoreflect.FieldDescriptor, value, rest []byte) {
+	if len(b) < longField {
+		return nil, nil, nil
+	}
+	var begin, end int
+	for at := 0; at < len(b); {
+		number, kind, n := protowire.ConsumeTag(b[at:])
+		if n < 0 {
+			return nil, nil, nil
+		}
+		size := protowire.ConsumeFieldValue(number, kind, b[at+n:])
+		if size < 0 {
+			return nil, nil, nil
+		}
+		if field != nil && number == field.Number() {
+			return nil, nil, nil // twice: the last one counts
+		}
+		if field == nil && kind == protowire.BytesType && size >= longField {
+			f := m.ProtoReflect().Descriptor().Fields().ByNumber(number)
+			if f != nil && f.Kind() == protoreflect.BytesKind && !f.IsList() && f.ContainingOneof() == nil {
+				field, begin, end = f, at, at+n+size
+				value, _ = protowire.ConsumeBytes(b[at+n:])
+			}
+		}
+		at += n + size
+	}
+	if field == nil {
+		return nil, nil, nil
+	}
+	if end == len(b) {
+		return field, value, b[:begin]
+	}
+	return field, value, append(append([]byte(nil), b[:begin]...), b[end:]...)
+}
