@@ -143,7 +143,7 @@ func TestEveryCombination(t *testing.T) {
 							m, err := c.Run(t.Context(), p, few(60))
 							switch {
 							case level == LevelVerbs && transport == verbena.TransportTCP, level == LevelRuntime && test != TestSend && test != TestCall,
-								test == TestCall && (level == LevelVerbs || mode != ModeLatency):
+								level == LevelRPC && test != TestCall, test == TestCall && (level == LevelVerbs || mode != ModeLatency):
 								if err == nil || m != nil {
 									t.Error("was measured")
 								}
@@ -172,16 +172,18 @@ func TestEveryCombination(t *testing.T) {
 func TestManyCallers(t *testing.T) {
 	_, c := pair(t)
 	for _, transport := range append(local(t), verbena.TransportTCP) {
-		p := plan(LevelRuntime, transport, TestCall, ModeLatency, WaitAdaptive, 1<<10)
-		p.Connections, p.Posters = 2, 5
-		amount := few(50)
-		amount.Pause = time.Microsecond
-		m, err := c.Run(t.Context(), p, amount)
-		if err != nil {
-			t.Fatalf("%s: %v", transport, err)
-		}
-		if row := m.Row(); m.Iterations < 50 || row.RoundP50 != 2*row.P50 || row.RoundP99 < row.RoundP50 {
-			t.Errorf("%s: %+v", transport, row)
+		for _, level := range []string{LevelRuntime, LevelRPC} {
+			p := plan(level, transport, TestCall, ModeLatency, WaitAdaptive, 1<<10)
+			p.Connections, p.Posters = 2, 5
+			amount := few(50)
+			amount.Pause = time.Microsecond
+			m, err := c.Run(t.Context(), p, amount)
+			if err != nil {
+				t.Fatalf("%s, %s: %v", level, transport, err)
+			}
+			if row := m.Row(); m.Iterations < 50 || row.RoundP50 != 2*row.P50 || row.RoundP99 < row.RoundP50 {
+				t.Errorf("%s, %s: %+v", level, transport, row)
+			}
 		}
 	}
 }
@@ -189,7 +191,7 @@ func TestManyCallers(t *testing.T) {
 func TestManyConnectionsAndPosters(t *testing.T) {
 	_, c := pair(t)
 	for _, transport := range local(t) {
-		for _, level := range levels {
+		for _, level := range []string{LevelVerbs, LevelRuntime} {
 			for _, n := range [][2]int{{20, 1}, {20, 3}, {3, 3}, {2, 7}, {1, 4}} {
 				for _, mode := range modes {
 					if mode == ModeLatency && n[1] > n[0] {
@@ -220,7 +222,7 @@ func TestManyConnectionsAndPosters(t *testing.T) {
 func TestVerifyTakesEveryByte(t *testing.T) {
 	_, c := pair(t)
 	for _, transport := range append(local(t), verbena.TransportTCP) {
-		for _, level := range levels {
+		for _, level := range []string{LevelVerbs, LevelRuntime} {
 			for _, test := range tests {
 				if level == LevelRuntime && test != TestSend || level == LevelVerbs && transport == verbena.TransportTCP || test == TestAtomic && transport != "shm" || test == TestCall {
 					continue
@@ -252,7 +254,7 @@ func TestVerifyTakesEveryByte(t *testing.T) {
 // One bit in one byte of one message is found, and told.
 func TestVerifyFindsCorruption(t *testing.T) {
 	for _, transport := range append(local(t), verbena.TransportTCP) {
-		for _, level := range levels {
+		for _, level := range []string{LevelVerbs, LevelRuntime} {
 			for _, test := range []string{TestSend, TestWrite} {
 				if level == LevelRuntime && test != TestSend || level == LevelVerbs && transport == verbena.TransportTCP {
 					continue
@@ -433,6 +435,8 @@ func TestPlanThatTheServerCannotCarryOutIsExplained(t *testing.T) {
 		{func(p *Plan) { p.Posters = 2 }, "connection of its own"},
 		{func(p *Plan) { p.Test = "juggle" }, "send, write, read, atomic"},
 		{func(p *Plan) { p.Level, p.Test = LevelRuntime, TestRead }, "endpoints carry messages"},
+		{func(p *Plan) { p.Level = LevelRPC }, "the test is call"},
+		{func(p *Plan) { p.Level, p.Test, p.Size = LevelRPC, TestCall, 65<<20 }, "at most 64 MiB"},
 		{func(p *Plan) { p.Size, p.Connections = 512<<20, 100 }, "fewer connections"},
 	} {
 		p := plan(LevelVerbs, local(t)[0], TestSend, ModeLatency, WaitSpin, 8)
