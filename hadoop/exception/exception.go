@@ -33,6 +33,7 @@ const (
 const (
 	IllegalArgument         Class = "org.apache.hadoop.HadoopIllegalArgumentException"
 	AccessControl           Class = "org.apache.hadoop.security.AccessControlException"
+	Authorization           Class = "org.apache.hadoop.security.authorize.AuthorizationException"
 	InvalidPath             Class = "org.apache.hadoop.fs.InvalidPathException"
 	FileAlreadyExists       Class = "org.apache.hadoop.fs.FileAlreadyExistsException"
 	ParentNotDirectory      Class = "org.apache.hadoop.fs.ParentNotDirectoryException"

@@ -203,9 +203,18 @@ func (c *conn) preamble() error {
 	if b, err = c.r.Take(preambleSize - 4); err != nil {
 		return err
 	}
-	if b[0] != wire.Version {
-		return c.session.tell(c.session.unasked(wire.CallIDNone), fatal(codeFatalVersion, exception.VersionMismatch,
-			fmt.Sprintf("Server IPC version %d cannot communicate with client version %d", wire.Version, b[0])))
+	if version := b[0]; version != wire.Version {
+		mismatch := fatal(codeFatalVersion, exception.VersionMismatch,
+			fmt.Sprintf("Server IPC version %d cannot communicate with client version %d", wire.Version, version))
+		old := wire.AppendOldFatal(nil, version, string(mismatch.Class), mismatch.Message)
+		if old == nil {
+			return c.session.tell(c.session.unasked(wire.CallIDNone), mismatch)
+		}
+		err := c.nc.SetWriteDeadline(time.Now().Add(c.server.cfg.WriteTimeout))
+		if err == nil {
+			_, err = c.nc.Write(old)
+		}
+		return &errEnded{errors.Join(mismatch, err)}
 	}
 	return c.session.authenticates(b[2])
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -266,6 +267,72 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		c.Close()
 		s.Close()
 	})
+}
+
+// Clients of older versions are told in their own way why they are not served.
+func TestOlderVersions(t *testing.T) {
+	const class, message = "org.apache.hadoop.ipc.RPC$VersionMismatch", "Server IPC version 9 cannot communicate with client version "
+	text := func(s string) string { return string([]byte{0, 0, 0, byte(len(s))}) + s }
+	for version := byte(2); version < 9; version++ {
+		want := "\xff\xff\xff\xff\xff\xff\xff\xff"
+		if version == 2 {
+			want = "\x00\x00\x00\x00\x01"
+		}
+		want += text(class) + text(fmt.Sprint(message, version))
+		here, s, done := pipeServer(Config{}, nil)
+		if _, err := here.Write([]byte{'h', 'r', 'p', 'c', version, 0, 0}); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(here, got); err != nil || string(got) != want {
+			t.Errorf("version %d: %q, %v, want %q", version, got, err, want)
+		}
+		here.Close()
+		<-done
+		s.Close()
+	}
+}
+
+// Who acts for another user needs the server's leave.
+func TestImpersonation(t *testing.T) {
+	asked := make(chan string, 4)
+	address, _ := startServer(t, Config{Impersonate: func(realUser, user string, peer net.Addr) error {
+		asked <- realUser + " for " + user
+		if realUser != "oozie" {
+			return errors.New("only oozie may")
+		}
+		if peer == nil {
+			t.Error("no peer")
+		}
+		return nil
+	}}, nil)
+	for _, test := range []struct {
+		realUser, user string
+		asks, may      bool
+	}{{"", "ada", false, true}, {"ada", "ada", false, true}, {"oozie", "ada", true, true}, {"eve", "ada", true, false}} {
+		nc, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := NewConn(t.Context(), nc, Target{Protocol: testProtocol, User: test.user, RealUser: test.realUser}, ClientConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.Call(t.Context(), "echo", &ping{}, &ping{})
+		var refused *exception.Error
+		if test.may && err != nil || !test.may && (!errors.Is(err, ErrOutcomeUnknown) || !errors.As(err, &refused) || refused.Class != exception.Authorization) {
+			t.Errorf("%+v: %v", test, err)
+		}
+		if test.asks {
+			if got, want := <-asked, test.realUser+" for "+test.user; got != want {
+				t.Errorf("asked about %s, want %s", got, want)
+			}
+		}
+		c.Close()
+	}
+	if len(asked) > 0 {
+		t.Errorf("asked about %s", <-asked)
+	}
 }
 
 func TestHandshakeTimeout(t *testing.T) {

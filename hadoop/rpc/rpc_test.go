@@ -345,7 +345,7 @@ func TestProtocolErrors(t *testing.T) {
 		status rpcpb.RpcResponseHeaderProto_RpcStatusProto
 		code   rpcpb.RpcResponseHeaderProto_RpcErrorCodeProto
 	}{
-		{"old version", []byte("hrpc\x08\x00\x00"), 0xffffffff, statusFatal, codeFatalVersion},
+		{"newer version", []byte("hrpc\x0a\x00\x00"), 0xffffffff, statusFatal, codeFatalVersion},
 		{"unknown authentication", []byte("hrpc\x09\x00\x07"), 0xffffffff, statusFatal, codeFatalUnauthorized},
 		{"operation", append(preamble, frameOf(t, otherOp)...), 1, statusFatal, codeFatalHeader},
 		{"no kind", append(preamble, frameOf(t, noKind)...), 1, statusFatal, codeFatalHeader},

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"errors"
+	"fmt"
 
 	"google.golang.org/protobuf/proto"
 
@@ -51,16 +52,36 @@ type authentication struct {
 
 // check refuses a client that introduces itself as somebody else.
 func (a *authentication) check(s *session) *failure {
+	cfg := &s.server.cfg
 	if a.user == "" {
-		if s.server.cfg.RefuseSimple {
+		if cfg.RefuseSimple {
 			return unauthorized("SIMPLE authentication is not enabled.  Available:" + available(s.server))
 		}
+		if s.realUser == s.user {
+			s.realUser = ""
+		}
+		if s.realUser == "" || cfg.Impersonate == nil {
+			return nil
+		}
+		return s.impersonates(s.realUser)
+	}
+	if s.user == "" || s.user == a.user {
+		s.user, s.realUser = a.user, ""
 		return nil
 	}
-	if s.user != "" && s.user != a.user {
+	if cfg.Impersonate == nil || s.realUser != "" && s.realUser != a.user || a.chosen != nil && a.chosen.Method == tokenMethod {
 		return unauthorized("Authenticated user (" + a.user + ") doesn't match what the client claims to be (" + s.user + ")")
 	}
-	s.user, s.realUser = a.user, ""
+	s.realUser = a.user
+	return s.impersonates(a.user)
+}
+
+// impersonates asks whether a client may act as the session's user.
+func (s *session) impersonates(realUser string) *failure {
+	if err := s.server.cfg.Impersonate(realUser, s.user, s.peer); err != nil {
+		return fatal(codeFatalUnauthorized, exception.Authorization,
+			fmt.Sprintf("User: %s is not allowed to impersonate %s: %v", quoted([]byte(realUser)), quoted([]byte(s.user)), err))
+	}
 	return nil
 }
 

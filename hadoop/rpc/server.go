@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -56,6 +57,10 @@ type Config struct {
 	RetryCacheBytes int64
 	// Mechanisms are the ways to authenticate by SASL that clients are offered.
 	Mechanisms []Mechanism
+	// Impersonate tells whether a client that is realUser may act as user; its error
+	// reaches the client. A client with a token never may. If it is nil, only simple
+	// clients may, who could as well say that they were user.
+	Impersonate func(realUser, user string, peer net.Addr) error
 	// RefuseSimple refuses clients that only say who they are. It needs a mechanism.
 	RefuseSimple bool
 }
