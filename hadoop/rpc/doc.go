@@ -30,8 +30,15 @@
 //	nn := c.Proxy(rpc.Target{Address: "nn:8020", Protocol: "org.apache.hadoop.hdfs.protocol.ClientProtocol", User: "ada"})
 //	err := nn.Call(ctx, "getFileInfo", req, resp, rpc.Idempotent)
 //
+// Between Verbena's own ends the same messages travel on endpoints of the runtime,
+// each request as a call of it: [Server.ServeEndpoint] serves those that were
+// dialled for [Service], and a client with [ClientConfig].Endpoint dials them. A
+// server that does not know the service gets streams. Deadlines and cancels travel,
+// short methods run on the runtime's worker, long messages are encoded straight into
+// registered memory.
+//
 // Sessions, calls, queue and retry cache know nothing of what carries a
-// message (internal/carrier); over TCP that is internal/stream. The package
-// knows no service; of the project it imports hadoop/exception and
-// internal/liveness.
+// message (internal/carrier); over TCP that is internal/stream, on endpoints
+// internal/calls. The package knows no service; of the project it imports the
+// runtime, hadoop/exception and small packages.
 package rpc
