@@ -316,7 +316,7 @@ func TestCancel(t *testing.T) {
 	for _, transport := range append(local(t), verbena.TransportTCP) {
 		for _, mode := range []string{ModeLatency, ModeBandwidth} {
 			for _, wait := range waits {
-				for _, kind := range append([]string{shared}, levels...) {
+				for _, kind := range []string{shared, LevelVerbs, LevelRuntime} {
 					level, _, _ := strings.Cut(kind, " ")
 					if level == LevelVerbs && transport == verbena.TransportTCP {
 						continue
