@@ -220,7 +220,7 @@ func parseMetric(out, metric string) (float64, error) {
 // Why targets are missed, as profiles tell it. The page shows what applies.
 const (
 	whyMessage = "Messages near: the queue pair's own post and poll are 82 ns of some 250 ns of processor time that Send, Receive and Release take for 1 KiB ([profile](runtime.md#where-the-rest-goes)). Latches, the hand-over of the message and the counting of who polls are the rest, and nothing hides them when a line takes 40 ns."
-	whyGet     = "Get near: memcpy takes 70 ns, and the software of a Get, which checks the token, posts and polls, takes 150 ns. `go test . -run - -bench GetAlone` measures that part alone."
+	whyGet     = "Get near: memcpy takes 80 ns, and the software of a Get, which checks the token, posts and polls, takes 180 ns. `go test . -run - -bench GetAlone` measures that part alone."
 	whySleep   = "Both ends sleep: a call wakes two processors that have rested for 10 ms. Two hand-overs of a bare futex between processes bound in the same way, after the same pause, take 60 us on this machine, so 1/3 cannot be had where gRPC takes less than 180 us."
 	why64      = "64 callers: by a profile of both ends, 31 % of the time is shm's, 32 % the endpoints' and the calls', 22 % Go's scheduler, which parks and wakes callers, and 8 % the kernel."
 	whyRelay   = "Relay: two copies are left, one by the relay and one by the sink, of what another processor has written ([measured](../endpoints.md#buffers)); memcpy beside them copies what its own processor has at hand. The rest is waiting and waking, in three processes on two processors."
