@@ -46,6 +46,7 @@ const (
 	RecoveryInProgress        Class = "org.apache.hadoop.hdfs.protocol.RecoveryInProgressException"
 	PathComponentTooLong      Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException"
 	MaxDirectoryItemsExceeded Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$MaxDirectoryItemsExceededException"
+	SafeMode                  Class = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
 	LeaseExpired              Class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"
 	ReplicaNotFound           Class = "org.apache.hadoop.hdfs.server.datanode.ReplicaNotFoundException"
 )

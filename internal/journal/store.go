@@ -42,6 +42,9 @@ type store struct {
 	floor func() uint64
 }
 
+// flushPause is the time between two tries to write a file of the log.
+const flushPause = 500 * time.Millisecond
+
 // readAhead is how many entries are read at once.
 const readAhead = 512
 
@@ -63,6 +66,12 @@ func openStore(fs vfs.FS, dir string, logger *slog.Logger) (*store, error) {
 		MemTableSize:       8 << 20,
 		MaxOpenFiles:       64,
 	}
+	// Pebble repeats a flush that failed at once: a full disk would keep a
+	// processor busy.
+	opts.EventListener = &pebble.EventListener{BackgroundError: func(err error) {
+		logger.Error("journal: the log's files can't be written, trying again", "dir", dir, "err", err)
+		time.Sleep(flushPause)
+	}}
 	opts.Experimental.CompactionScheduler = newOneAtATime()
 	db, err := pebble.Open(dir, opts)
 	if err != nil {

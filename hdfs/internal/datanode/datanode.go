@@ -164,6 +164,7 @@ type DataNode struct {
 	copies    queue
 	recovers  queue
 	settling  settling
+	disk      disk
 }
 
 // Open opens the replicas in cfg.Dir and starts to look for the NameNode; it

@@ -54,14 +54,16 @@ type fakeNameNode struct {
 	commands map[string][]*clusterpb.Command
 	order    map[string]*reportOrder // of the last report of each DataNode
 	sessions uint64
-	away     bool // every call fails
-	lost     int  // so many calls are carried out, but fail
+	away     bool                                   // every call fails
+	lost     int                                    // so many calls are carried out, but fail
+	beats    map[string]*clusterpb.HeartbeatRequest // the last ones
 	cluster  string
 }
 
 func newFakeNameNode(t testing.TB) *fakeNameNode {
 	n := &fakeNameNode{t: t, changed: make(chan struct{}), reports: map[string][]*clusterpb.Replica{}, parts: map[string][]*clusterpb.Replica{},
-		full: map[string]int{}, changes: map[string][]*clusterpb.ReplicaChange{}, commands: map[string][]*clusterpb.Command{}, order: map[string]*reportOrder{}, cluster: "CID-test"}
+		full: map[string]int{}, changes: map[string][]*clusterpb.ReplicaChange{}, commands: map[string][]*clusterpb.Command{}, order: map[string]*reportOrder{}, cluster: "CID-test",
+		beats: map[string]*clusterpb.HeartbeatRequest{}}
 	return n
 }
 
@@ -149,10 +151,12 @@ func (n *fakeNameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequ
 	if _, err := n.inSession(req.GetUuid(), req.GetSession()); err != nil {
 		return nil, err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	resp := &clusterpb.HeartbeatResponse{Commands: n.commands[req.GetUuid()]}
-	n.commands[req.GetUuid()] = nil
+	resp := &clusterpb.HeartbeatResponse{}
+	n.event(func() {
+		n.beats[req.GetUuid()] = req
+		resp.Commands = n.commands[req.GetUuid()]
+		n.commands[req.GetUuid()] = nil
+	})
 	return resp, nil
 }
 

@@ -217,14 +217,10 @@ func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.D
 	defer t.Stop()
 	for {
 		dn.names.poke() // changes that could wait
-		u, err := dn.store.Usage()
-		if err != nil {
-			dn.log.Debug("disk usage unknown", "err", err)
-		}
 		uuid, transfers := dn.UUID(), uint32(max(0, dn.transfers.Load()))
-		resp, err := call(ctx, dn.cfg.NameNode.Heartbeat, &clusterpb.HeartbeatRequest{
-			Uuid: &uuid, Session: &session, Capacity: &u.Capacity, Used: &u.Used, Remaining: &u.Remaining, Transfers: &transfers,
-		})
+		req := &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: &session, Transfers: &transfers}
+		dn.usage(req)
+		resp, err := call(ctx, dn.cfg.NameNode.Heartbeat, req)
 		if err != nil {
 			return fmt.Errorf("heartbeat: %w", err)
 		}

@@ -77,6 +77,7 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 		})
 	}
 	if err != nil {
+		dn.noteDisk(err)
 		rc.closeMirror()
 		return dn.answered(p, &none, err)
 	}
@@ -298,6 +299,7 @@ func (rc *receiver) take(pkt *transfer.Packet) pendingAck {
 		err = rc.w.Sync()
 	}
 	if err != nil {
+		rc.dn.noteDisk(err)
 		pa.status, pa.cause = hdfspb.Status_ERROR, err
 		if errors.Is(err, transfer.ErrChecksum) {
 			pa.status = hdfspb.Status_ERROR_CHECKSUM
@@ -310,6 +312,7 @@ func (rc *receiver) take(pkt *transfer.Packet) pendingAck {
 // pipeline waits until the NameNode knows; the others need not, as it does then.
 func (rc *receiver) finish(sync bool) error {
 	if err := rc.w.Finalize(sync); err != nil {
+		rc.dn.noteDisk(err)
 		return err
 	}
 	info := rc.w.Info()

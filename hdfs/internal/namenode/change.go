@@ -16,6 +16,9 @@ import (
 
 // propose makes an entry durable and applies it.
 func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Result, error) {
+	if err := nn.refusal(); err != nil {
+		return namespace.Result{}, err
+	}
 	e.TimeMs = proto.Int64(nn.cfg.now().UnixMilli())
 	data, err := proto.Marshal(e)
 	if err != nil {

@@ -63,6 +63,10 @@ type Config struct {
 	// at. Default 1 s.
 	CheckInterval time.Duration
 
+	// ReservedSpace is how many bytes the disk of Dir must have available for
+	// changes to be taken. Default 100 MiB.
+	ReservedSpace uint64
+
 	// SnapshotEntries is after how many log entries a snapshot is taken.
 	// Default 65,536.
 	SnapshotEntries uint64
@@ -122,6 +126,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.BlockSize == 0 {
 		c.BlockSize = 128 << 20
+	}
+	if c.ReservedSpace == 0 {
+		c.ReservedSpace = 100 << 20
 	}
 	if c.MinBlockSize == 0 {
 		c.MinBlockSize = 1 << 20

@@ -49,6 +49,8 @@ type NameNode struct {
 	leases  leases
 	stamps  stamps
 	calls   callsUnderWay
+	// resources is the room for the log.
+	resources resources
 
 	recoveries map[uint64]recovery // by block; the monitor's own
 	kick       chan struct{}
@@ -83,6 +85,7 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 		nn.journal.Close()
 		return nil, fmt.Errorf("namenode: open %s: %w", cfg.Dir, err)
 	}
+	nn.checkResources()
 	run, cancel := context.WithCancel(context.Background())
 	nn.cancel = cancel
 	if !cfg.manual {
