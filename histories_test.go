@@ -1,0 +1,431 @@
+package verbena
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+var (
+	historyCount = flag.Int("histories", 1, "random histories of calls, operations and crashes in each world")
+	historySeed  = flag.Uint64("history-seed", 0, "of the first one; 0: by the clock")
+)
+
+// TestHistories has clients call, notify and operate on exposed memory by pools, and give
+// up at random moments, while the server's endpoints end and its runtime is closed and
+// made anew. A model knows what each of them may have done: no call that was not sent is
+// carried out, none is carried out twice unless it may be, one that was answered has been
+// carried out, every answer is the caller's own, memory holds what was put there, and at
+// the end nothing is registered. A thousand of them in each world:
+//
+//	go test . -run TestHistories -histories 1000
+func TestHistories(t *testing.T) {
+	seed := *historySeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-history-seed %d", seed)
+	eachWorld(t, func(t *testing.T, w world) {
+		for i := range uint64(*historyCount) {
+			if h := newHistory(t, w, seed+i); !h.run() {
+				t.Fatalf("-history-seed %d", seed+i)
+			}
+		}
+	})
+}
+
+// Methods of histories, and what a handler waits for.
+const (
+	historyEcho     uint32 = 1 + iota // short, may be repeated
+	historyEchoLong                   // long, may be repeated
+	historyOnce                       // short
+	historyOnceLong                   // long
+	historyBlock                      // long, until the caller gives up
+	historyNotify                     // short, a notification
+)
+
+// An outcome is what a client knows of a call or a notification in the end.
+type outcome int
+
+const (
+	outcomeUnknown outcome = iota
+	outcomeAnswered
+	outcomeNotDone
+)
+
+type history struct {
+	t         *testing.T
+	w         world
+	seed      uint64
+	ctx       context.Context
+	addr      string
+	providers []rdma.Provider // of the server
+	mux       *Mux
+	client    *Runtime
+	calls     *CallPool
+	pool      *Pool
+	numbers   atomic.Uint64
+
+	serving sync.WaitGroup
+
+	mu       sync.Mutex
+	server   *Runtime
+	ends     []*Endpoint // that the server has accepted
+	runs     map[uint64]int
+	outcomes map[uint64]outcome // of what must not be done twice
+}
+
+func newHistory(t *testing.T, w world, seed uint64) *history {
+	client, server := w.providers(t)
+	h := &history{
+		t: t, w: w, seed: seed, ctx: testContext(t), addr: "127.0.0.1:0", providers: server, mux: NewMux(MuxConfig{Handlers: 4}),
+		runs: map[uint64]int{}, outcomes: map[uint64]outcome{},
+	}
+	h.client = h.runtime(client)
+	h.calls = newCallPool(t, h.client, CallPoolConfig{PoolConfig: PoolConfig{Service: "calls/1", Endpoints: 2, Dial: DialConfig{Transport: w.transport}}})
+	h.pool = newPool(t, h.client, PoolConfig{Service: "memory/1", Endpoints: 2, Dial: DialConfig{Transport: w.transport}})
+	echo := func(q Request) { _ = q.Reply(q.Payload()) } // the endpoint's end tells
+	once := func(q Request) {
+		h.mu.Lock()
+		h.runs[binary.BigEndian.Uint64(q.Payload())]++
+		h.mu.Unlock()
+		_ = q.Reply(q.Payload())
+	}
+	h.mux.Short(historyEcho, echo)
+	h.mux.Long(historyEchoLong, echo)
+	h.mux.Short(historyOnce, once)
+	h.mux.Long(historyOnceLong, once)
+	h.mux.Long(historyBlock, func(q Request) {
+		<-q.Context().Done()
+		once(q)
+	})
+	h.mux.Short(historyNotify, once)
+	h.start()
+	return h
+}
+
+func (h *history) runtime(providers []rdma.Provider) *Runtime {
+	return newRuntime(h.t, Config{Linger: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}, providers)
+}
+
+// start makes a server, after the first one at the same address.
+func (h *history) start() {
+	r := h.runtime(h.providers)
+	l, err := r.Listen(h.ctx, h.addr, ListenConfig{})
+	for err != nil && h.ctx.Err() == nil && h.addr != "127.0.0.1:0" { // the system may not have freed the port yet
+		time.Sleep(time.Millisecond)
+		l, err = r.Listen(h.ctx, h.addr, ListenConfig{})
+	}
+	if err != nil {
+		h.t.Error(err)
+		return
+	}
+	h.mu.Lock()
+	h.server, h.ends = r, nil
+	h.mu.Unlock()
+	if h.addr == "127.0.0.1:0" { // nobody else looks yet
+		h.addr = l.Addr().String()
+	}
+	h.serving.Go(func() {
+		for {
+			e, err := l.Accept(h.ctx)
+			if err != nil {
+				return
+			}
+			h.mu.Lock()
+			h.ends = append(h.ends, e)
+			h.mu.Unlock()
+			h.serving.Go(func() {
+				if e.Service() == "memory/1" {
+					h.expose(e)
+				} else {
+					_ = h.mux.Serve(e) // clients are told
+				}
+			})
+		}
+	})
+}
+
+const exposedBytes = 4096
+
+// expose hands the peer a token, and then confirms each notification with what lies at
+// the place that it names.
+func (h *history) expose(e *Endpoint) {
+	defer e.Close()
+	x, err := e.Expose(h.ctx, ExposeConfig{Size: exposedBytes, Rights: allRights})
+	if err != nil {
+		return
+	}
+	defer x.Close()
+	if e.Send(h.ctx, 0, x.Token().Append(nil)) != nil {
+		return
+	}
+	for {
+		m, err := e.Receive(h.ctx)
+		if err != nil {
+			return
+		}
+		at := int(m.Tag)
+		m.Release()
+		if e.Send(h.ctx, uint32(at), bytes.Clone(x.Bytes()[at:min(at+100, exposedBytes)])) != nil {
+			return
+		}
+	}
+}
+
+func (h *history) run() bool {
+	rng := rand.New(rand.NewPCG(h.seed, 0))
+	over := make(chan struct{})
+	var trouble, clients sync.WaitGroup
+	steps := 40
+	if race.Enabled {
+		steps = 15
+	}
+	for i := range uint64(6) {
+		clients.Go(func() { h.act(rand.New(rand.NewPCG(h.seed, i+1)), steps) })
+	}
+	trouble.Go(func() { h.trouble(rng, over) })
+	clients.Wait()
+	close(over)
+	trouble.Wait()
+	var domains []*domain
+	for _, r := range []*Runtime{h.client, h.server} {
+		if d := r.firstDomain(h.w.transport); d != nil {
+			domains = append(domains, d)
+		}
+	}
+	_ = h.calls.Close()
+	_ = h.pool.Close()
+	_ = h.client.Close()
+	_ = h.server.Close()
+	h.serving.Wait()
+	h.mux.Close()
+	for id, o := range h.outcomes {
+		switch n := h.runs[id]; {
+		case n > 1, n > 0 && o == outcomeNotDone, n == 0 && o == outcomeAnswered:
+			h.t.Errorf("number %d was carried out %d times, and its caller knows %d (0 nothing, 1 that it was answered, 2 that it was not done)", id, n, o)
+		}
+	}
+	for _, d := range domains {
+		for left := true; left && !h.t.Failed(); time.Sleep(time.Millisecond) {
+			left = false
+			for _, pool := range d.pools() {
+				left = left || pool.Registered > 0
+			}
+			if left && h.ctx.Err() != nil {
+				h.t.Errorf("in the end there are %+v", d.pools())
+			}
+		}
+	}
+	if h.ctx.Err() != nil {
+		h.t.Error("it was not over in time")
+	}
+	return !h.t.Failed()
+}
+
+// trouble ends endpoints of the server, and the server, until over is closed.
+func (h *history) trouble(rng *rand.Rand, over chan struct{}) {
+	for n := 0; ; n++ {
+		select {
+		case <-over:
+			return
+		case <-time.After(time.Duration(rng.IntN(20_000)) * time.Microsecond):
+		}
+		switch {
+		case n < 30 && rng.IntN(4) > 0:
+			h.mu.Lock()
+			var e *Endpoint
+			if len(h.ends) > 0 {
+				e = h.ends[rng.IntN(len(h.ends))]
+			}
+			h.mu.Unlock()
+			if e != nil {
+				_ = e.Close() // its peer may be sending
+			}
+		case n < 30:
+			_ = h.server.Close()
+			h.start()
+		}
+	}
+}
+
+// act is one client.
+func (h *history) act(rng *rand.Rand, steps int) {
+	for range steps {
+		if h.t.Failed() {
+			return
+		}
+		ctx, cancel := h.ctx, context.CancelFunc(func() {})
+		gives := rng.IntN(3) == 0
+		if gives {
+			ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(4000))*time.Microsecond)
+		}
+		switch rng.IntN(8) {
+		case 0:
+			h.operate(ctx, rng)
+		case 1:
+			h.notify(ctx, rng)
+		default:
+			h.call(ctx, rng, gives)
+		}
+		cancel()
+	}
+}
+
+func (h *history) payload(rng *rand.Rand) (id uint64, payload []byte) {
+	size := 8 + rng.IntN(3000)
+	if rng.IntN(20) == 0 {
+		size = 200 << 10
+	}
+	id = h.numbers.Add(1)
+	payload = pattern(size, int(id))
+	binary.BigEndian.PutUint64(payload, id)
+	return id, payload
+}
+
+func (h *history) note(id uint64, o outcome) {
+	h.mu.Lock()
+	h.outcomes[id] = o
+	h.mu.Unlock()
+}
+
+func (h *history) call(ctx context.Context, rng *rand.Rand, gives bool) {
+	id, payload := h.payload(rng)
+	method := 1 + uint32(rng.IntN(int(historyBlock)))
+	if method == historyBlock && !gives {
+		method = historyOnce
+	}
+	var repeat []Repeat
+	if method == historyEcho || method == historyEchoLong {
+		repeat = []Repeat{Idempotent}
+	}
+	m, err := h.calls.Call(ctx, h.addr, Intent{}, method, payload, repeat...)
+	var told *CallError
+	o := outcomeUnknown
+	switch {
+	case err == nil:
+		if o = outcomeAnswered; !bytes.Equal(m.Bytes(), payload) {
+			h.t.Errorf("call %d got %d bytes, %x at first, and not its own %d", id, len(m.Bytes()), prefix(m.Bytes()), len(payload))
+		}
+		m.Release()
+	case errors.As(err, &told) && (told.Code == CodeLate || told.Code == CodeBusy || told.Code == CodeCanceled), errors.Is(err, ErrNotSent):
+		o = outcomeNotDone
+	case errors.Is(err, ErrOutcomeUnknown):
+	default:
+		h.t.Errorf("call %d: %v", id, err)
+	}
+	if repeat == nil {
+		h.note(id, o)
+	}
+}
+
+func (h *history) notify(ctx context.Context, rng *rand.Rand) {
+	id, payload := h.payload(rng)
+	o := outcomeUnknown
+	switch err := h.calls.Notify(ctx, h.addr, Intent{}, historyNotify, payload); {
+	case err == nil, errors.Is(err, ErrOutcomeUnknown):
+	case errors.Is(err, ErrNotSent):
+		o = outcomeNotDone
+	default:
+		h.t.Errorf("notification %d: %v", id, err)
+	}
+	h.note(id, o)
+}
+
+// operate has a session of one-sided operations on memory of its own: each endpoint is
+// used for one, and closed.
+func (h *history) operate(ctx context.Context, rng *rand.Rand) {
+	e, err := h.pool.Get(ctx, h.addr, Intent{})
+	if err != nil {
+		return // the attempt failed, or its time is over: the pool's own tests look at that
+	}
+	defer h.pool.Put(e)
+	defer e.Close()
+	failed := func(what string, err error) bool {
+		if err != nil && err != io.EOF && ctx.Err() == nil && e.Err() == nil {
+			h.t.Errorf("%s on an endpoint that lives: %v", what, err)
+		}
+		return err != nil
+	}
+	m, err := e.Receive(ctx)
+	if failed("receive", err) {
+		return
+	}
+	token, err := ParseToken(m.Bytes())
+	m.Release()
+	if failed("token", err) {
+		return
+	}
+	model := make([]byte, exposedBytes)
+	for range 1 + rng.IntN(12) {
+		at := 8 * rng.IntN(exposedBytes/8)
+		n := rng.IntN(exposedBytes - at + 1)
+		data := pattern(n, rng.IntN(256))
+		word := binary.NativeEndian.Uint64(model[at:])
+		kinds := 3
+		if atomics(e) {
+			kinds = 5
+		}
+		switch rng.IntN(kinds) {
+		case 0:
+			if failed("put", e.Put(ctx, token, at, data)) {
+				return
+			}
+			copy(model[at:], data)
+		case 1:
+			got := make([]byte, n)
+			if failed("get", e.Get(ctx, token, at, got)) {
+				return
+			}
+			if !bytes.Equal(got, model[at:at+n]) {
+				h.t.Errorf("%d bytes at %d are not what was put there", n, at)
+			}
+		case 2:
+			if failed("put and notify", e.PutNotify(ctx, token, at, data, uint32(at), nil)) {
+				return
+			}
+			copy(model[at:], data)
+			m, err := e.Receive(ctx)
+			if failed("receive", err) {
+				return
+			}
+			if int(m.Tag) != at || !bytes.Equal(m.Bytes(), model[at:min(at+100, exposedBytes)]) {
+				h.t.Errorf("who was notified of %d bytes at %d found others, at %d", n, at, m.Tag)
+			}
+			m.Release()
+		case 3:
+			before, err := e.FetchAdd(ctx, token, at, uint64(n))
+			if failed("fetch and add", err) {
+				return
+			}
+			if before != word {
+				h.t.Errorf("fetch and add at %d found %d, not %d", at, before, word)
+			}
+			binary.NativeEndian.PutUint64(model[at:], word+uint64(n))
+		case 4:
+			expected := word + uint64(rng.IntN(2))
+			before, err := e.CompareSwap(ctx, token, at, expected, uint64(n))
+			if failed("compare and swap", err) {
+				return
+			}
+			if before != word {
+				h.t.Errorf("compare and swap at %d found %d, not %d", at, before, word)
+			}
+			if expected == word {
+				binary.NativeEndian.PutUint64(model[at:], uint64(n))
+			}
+		}
+	}
+}
