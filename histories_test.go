@@ -296,7 +296,7 @@ func (h *history) payload(rng *rand.Rand) (id uint64, payload []byte) {
 		size = 200 << 10
 	}
 	id = h.numbers.Add(1)
-	payload = pattern(size, int(id))
+	payload = bytes.Clone(pattern(size, int(id)))
 	binary.BigEndian.PutUint64(payload, id)
 	return id, payload
 }
