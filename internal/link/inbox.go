@@ -74,7 +74,7 @@ type Message[M any] struct {
 func (m *Machine[M]) Next(freed func(M)) (Message[M], bool) {
 	for !m.inbox.empty() && m.inbox.at(m.inbox.first).complete() {
 		e := m.inbox.pop()
-		if !e.givenUp {
+		if !e.givenUp && (!e.long || e.given) { // memory of long ones goes back when this side has closed
 			if m.inbox.empty() && m.credits.peers == 0 {
 				m.pump() // a credit that is owed may be due
 			}
