@@ -64,7 +64,6 @@ type callsRun struct {
 	servers                 []*callsServer
 	first                   map[*callsServer]callsState
 
-	mu    sync.Mutex
 	rows  map[string]*callsRow // by fault and transport
 	wrong []error
 	left  []string
