@@ -34,9 +34,9 @@ func group(rt *verbena.Runtime) (*verbena.Group, error) {
 	return g, err
 }
 
-// publish opens the one port of a server, for clients' byte streams and for the
-// calls of the cluster protocol.
-func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog.Logger) (*port.Port, error) {
+// publish opens the one port of a server, for clients' byte streams, for the
+// calls of the cluster protocol, and for more services.
+func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog.Logger, more ...string) (*port.Port, error) {
 	g, err := group(rt)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog
 	return port.Listen(ctx, rt, address, port.Config{
 		Logger:   log,
 		Group:    g,
-		Messages: []string{cluster.Service},
+		Messages: append([]string{cluster.Service}, more...),
 		Streams: &port.Streams{
 			Service: Service,
 			Listen: func(l *verbena.Listener) net.Listener {

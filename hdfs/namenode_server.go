@@ -46,7 +46,7 @@ type NameNode struct {
 // StartNameNode opens the namespace, publishes the port and serves.
 func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	// The port first: a second server on it must not touch the data.
-	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
+	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger, rpc.Service)
 	if err != nil {
 		return nil, fmt.Errorf("NameNode: %w", err)
 	}
@@ -60,10 +60,9 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger}), answers: verbena.NewMux(verbena.MuxConfig{})}
 	cluster.ServeNameNode(nn.answers, state)
 	state.RegisterRPC(nn.calls)
-	p.Serve(port.Handlers{
-		Connections: nn.calls.ServeConn,
-		Messages:    onEndpoints(nn.answers),
-	})
+	messages := onEndpoints(nn.answers)
+	messages[rpc.Service] = nn.calls.ServeEndpoint
+	p.Serve(port.Handlers{Connections: nn.calls.ServeConn, Messages: messages})
 	return nn, nil
 }
 
