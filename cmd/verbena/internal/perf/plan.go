@@ -203,7 +203,7 @@ func (p *Plan) check() error {
 	case p.Test == TestCall && (p.Level == LevelVerbs || p.Mode != ModeLatency):
 		errs = append(errs, fmt.Errorf("calls are measured at the levels %s and %s in mode %s; more --posters make more calls at a time", LevelRuntime, LevelRPC, ModeLatency))
 	case p.Level == LevelRPC && p.Test != TestCall:
-		errs = append(errs, fmt.Errorf("level %s makes calls of Hadoop RPC: its test is %s", LevelRPC, TestCall))
+		errs = append(errs, fmt.Errorf("level %s makes calls of Hadoop RPC: there the test is %s", LevelRPC, TestCall))
 	case p.Level == LevelRPC && p.Size > maxCall:
 		errs = append(errs, fmt.Errorf("calls of Hadoop RPC have at most %d MiB", maxCall>>20))
 	case p.Test == TestCall && (p.Verify || p.ReadPayload):
