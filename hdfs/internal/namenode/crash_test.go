@@ -107,6 +107,8 @@ type writer struct {
 	model  model
 	calls  int32
 	blocks map[string]*hdfspb.ExtendedBlockProto // last block of open files
+	// reports is held for each of the DataNode's, which come one after another.
+	reports *sync.Mutex
 
 	mu      sync.Mutex
 	states  []string // after each operation acknowledged, the first before any
@@ -164,10 +166,13 @@ func (w *writer) step(dn *fakeDatanode) error {
 			m[p] = n
 			b.NumBytes = proto.Uint64(uint64(1 + w.rng.IntN(1000)))
 			w.blocks[p] = b
-			if _, err := w.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{Uuid: &dn.uuid, Session: &dn.session, Sequence: dn.next(), Changes: []*clusterpb.ReplicaChange{{
+			w.reports.Lock()
+			_, err := w.nn.BlocksChanged(context.Background(), &clusterpb.BlocksChangedRequest{Uuid: &dn.uuid, Session: &dn.session, Sequence: dn.next(), Changes: []*clusterpb.ReplicaChange{{
 				Kind:    clusterpb.ReplicaChange_RECEIVED.Enum(),
 				Replica: &clusterpb.Replica{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), b.GetNumBytes()), State: clusterpb.ReplicaState_FINALIZED.Enum()},
-			}}}); err != nil {
+			}}})
+			w.reports.Unlock()
+			if err != nil {
 				return err
 			}
 		}
@@ -264,13 +269,13 @@ func crash(t *testing.T, seed uint64) {
 		r := &rig{t: t, nn: nn}
 		dn := &fakeDatanode{r: r, uuid: "dn", host: "10.0.0.1", port: 1, room: 1 << 40}
 		dn.register()
-		writers := make([]*writer, len(roots))
+		writers, reports := make([]*writer, len(roots)), new(sync.Mutex)
 		for i, root := range roots {
 			if models[i] == nil {
 				models[i] = model{}
 			}
 			// Files left open belong to a writer that is gone; this one has other names.
-			w := &writer{nn: nn, root: root, rng: rand.New(rand.NewPCG(seed, uint64(round*10+i))), model: models[i], blocks: map[string]*hdfspb.ExtendedBlockProto{}, calls: int32(round * 100000)}
+			w := &writer{nn: nn, reports: reports, root: root, rng: rand.New(rand.NewPCG(seed, uint64(round*10+i))), model: models[i], blocks: map[string]*hdfspb.ExtendedBlockProto{}, calls: int32(round * 100000)}
 			for p, n := range w.model {
 				if n.open {
 					if _, err := nn.delete(w.ctx(), &hdfspb.DeleteRequestProto{Src: &p, Recursive: proto.Bool(true)}); err != nil {
