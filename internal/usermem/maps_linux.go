@@ -32,7 +32,7 @@ func judge(list io.Reader, start, end uint64, known bool) (Facts, error) {
 				continue
 			}
 		}
-		if to <= at {
+		if to <= at || len(rights) != 4 {
 			continue
 		}
 		if from > at {

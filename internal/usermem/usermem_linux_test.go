@@ -139,6 +139,7 @@ c000000000-c000400000 rw-p 00000000 00:00 0                              [anon: 
 func FuzzJudge(f *testing.F) {
 	f.Add("1000-2000 rw-p 00000000 00:00 0 [heap]\n", uint64(0x1000), uint64(0x2000))
 	f.Add("1000-2000 rw-p 0 0:0 5 /x y\n2000-3000 r--s 0 0:0 0\n", uint64(0x1800), uint64(0x2800))
+	f.Add("0-3000 r 0 0:0 5 /x\n", uint64(0x1000), uint64(0x2000)) // too few rights
 	f.Fuzz(func(t *testing.T, list string, start, end uint64) {
 		if start >= end {
 			return
