@@ -37,7 +37,8 @@ func raise(v *atomic.Int64, n int64) {
 
 // deliverReady hands the sink what is in the inbox. mu is held.
 func (s *shell) deliverReady() {
-	for !s.breach {
+	// Once this side has closed, long messages are told to be here without having been read.
+	for !s.breach && !s.e.closing.Load() {
 		in, ok := s.m.Next(s.dropBuffer)
 		if !ok {
 			break
