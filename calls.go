@@ -42,7 +42,10 @@ const (
 	// CodePanic: the handler panicked.
 	CodePanic uint32 = 5
 	// CodeTooLong: the answer is longer than this side's longest message.
-	CodeTooLong     uint32 = 6
+	CodeTooLong uint32 = 6
+	// CodeStreams: the call has streams and the handler takes none, or the other way
+	// round. Nothing has been done.
+	CodeStreams     uint32 = 7
 	CodeApplication uint32 = 256
 )
 
@@ -92,14 +95,18 @@ type Caller struct {
 	queue    fifo.Queue[*request] // to be handled by run
 	queued   bool                 // run is due
 	bytes    int                  // of requests that wait
-	long     muxTurn              // the mux's mu guards it
-	out      outbox
+	turns    [crews]muxTurn       // the mux's mu guards them
+	loans    []*loan              // spare ones
+	// longPieces is how many bytes of pieces lie in memory for long messages.
+	longPieces int
+	out        outbox
 }
 
 // A pendingCall is a call that waits: first for room at the peer, then for the answer.
 type pendingCall struct {
 	id       call.ID
-	notifies bool // it is a notification
+	notifies bool    // it is a notification
+	stream   *Stream // of which it is, for ever; nil: none
 	admitted release.Flag
 	done     release.Flag
 	asleep   bool          // guarded by the caller's mu
@@ -116,7 +123,9 @@ const mostSpare = callsAtOnce
 // nil, they all fail with CodeUnknownMethod. What the peer had sent before its own
 // Caller ends the endpoint.
 func NewCaller(e *Endpoint, mux *Mux) (*Caller, error) {
-	c := &Caller{e: e, mux: mux, side: call.New[*pendingCall, Request](call.Limits{Requests: callsAtOnce})}
+	c := &Caller{e: e, mux: mux, side: call.New[*pendingCall, Request](call.Limits{
+		Requests: callsAtOnce, Stream: streamCredit, Window: streamWindow, Memory: streamMemory,
+	})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	if err := e.upcalls(c); err != nil {
 		return nil, e.failure("make a caller for", err)
@@ -282,6 +291,11 @@ func (w *pendingCall) finish(answer *Message, err error) {
 
 // begin waits until the peer has room for one request more.
 func (c *Caller) begin(ctx context.Context, notifies bool) (*pendingCall, error) {
+	return c.enter(ctx, notifies, nil)
+}
+
+// enter is begin for w, or for a spare one if it is nil.
+func (c *Caller) enter(ctx context.Context, notifies bool, w *pendingCall) (*pendingCall, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
 	}
@@ -290,7 +304,9 @@ func (c *Caller) begin(ctx context.Context, notifies bool) (*pendingCall, error)
 		c.mu.Unlock()
 		return nil, err
 	}
-	w := c.take()
+	if w == nil {
+		w = c.take()
+	}
 	w.notifies = notifies
 	if c.line.Len() == 0 && c.admit(w) {
 		c.mu.Unlock()
@@ -318,7 +334,11 @@ func (c *Caller) admit(w *pendingCall) bool {
 	if w.notifies {
 		return c.side.Notify()
 	}
-	id, ok := c.side.Begin(w)
+	var flows *call.Flows
+	if w.stream != nil && c.side.PeerStream() > 0 {
+		flows = &w.stream.flows
+	}
+	id, ok := c.side.Begin(w, flows)
 	w.id = id
 	return ok
 }
@@ -465,7 +485,11 @@ func (c *Caller) watch() {
 	}
 	for _, w := range calls {
 		w.asleep = true // it may look for the token without having said so
-		w.finish(nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, c.e.err))
+		s, err := w.stream, fmt.Errorf("%w: %w", ErrOutcomeUnknown, c.e.err)
+		w.finish(nil, err)
+		if s != nil {
+			s.end(err, err)
+		}
 	}
 	for c.line.Len() > 0 {
 		w := c.line.Pop()

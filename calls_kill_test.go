@@ -3,6 +3,7 @@
 package verbena
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -19,6 +20,18 @@ func serveCalls(e *Endpoint) {
 	mux := NewMux(MuxConfig{})
 	mux.Short(methodEcho, func(q Request) { _ = q.Reply(q.Payload()) })
 	mux.Long(methodBlock, func(q Request) { <-q.Context().Done() })
+	mux.Stream(streamBack, func(q Request, s *Stream) {
+		for {
+			b, err := s.Recv(q.Context())
+			if err == nil {
+				err = s.SendBuffer(q.Context(), b)
+			}
+			if err != nil {
+				_ = q.Fail(CodeApplication, err.Error())
+				return
+			}
+		}
+	})
 	_ = mux.Serve(e)
 }
 
@@ -69,6 +82,55 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 	}
 	stop, end := context.WithCancel(ctx)
 	defer end()
+	// Streams in both directions.
+	flowing := make(chan struct{}, 2)
+	for i := range 2 {
+		s, err := c.Stream(stop, streamBack, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends := func(what string, err error) {
+			if !errors.Is(err, ErrOutcomeUnknown) {
+				t.Errorf("%s on a stream that was under way: %v", what, err)
+			}
+		}
+		all.Go(func() {
+			payload := pattern(100<<10, i)
+			var err error
+			for err == nil {
+				err = s.Send(ctx, payload)
+			}
+			ends("Send", err)
+			_, err = s.Answer(ctx)
+			ends("Answer", err)
+		})
+		all.Go(func() {
+			defer s.Close()
+			got := 0
+			for {
+				b, err := s.Recv(ctx)
+				if err != nil {
+					ends("Recv", err)
+					return
+				}
+				for rest := b.Bytes(); len(rest) > 0; {
+					want := pattern(100<<10, i)[got%(100<<10):]
+					n := min(len(rest), len(want))
+					if !bytes.Equal(rest[:n], want[:n]) {
+						t.Error("a stream has other bytes")
+					}
+					rest, got = rest[n:], got+n
+				}
+				b.Release()
+				if got > 512<<10 {
+					select {
+					case flowing <- struct{}{}:
+					default:
+					}
+				}
+			}
+		})
+	}
 	for i := range 16 {
 		all.Go(func() {
 			payload := make([]byte, 1<<10)
@@ -92,6 +154,13 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 		})
 	}
 	<-busy
+	for range cap(flowing) {
+		select {
+		case <-flowing:
+		case <-ctx.Done():
+			t.Fatal("the streams stand still")
+		}
+	}
 	if err := cmd.Process.Signal(signal); err != nil {
 		t.Fatal(err)
 	}

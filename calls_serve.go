@@ -40,6 +40,7 @@ type request struct {
 	notifies bool
 	handler  *handler
 	message  *Message
+	stream   *Stream   // nil: it has none
 	expires  time.Time // zero: never
 
 	// Guarded by the caller's mu:
@@ -206,12 +207,16 @@ func (c *Caller) recycle(r *request) {
 		r.message.Release()
 	}
 	c.mu.Lock()
-	end := r.end
+	end, stream := r.end, r.stream
+	r.stream = nil
 	r.message, r.handler, r.ctx, r.end, r.canceled, r.expires = nil, nil, nil, nil, false, time.Time{}
 	if len(c.requests) < mostSpare {
 		c.requests = append(c.requests, r)
 	}
 	c.mu.Unlock()
+	if stream != nil {
+		stream.finish()
+	}
 	if end != nil {
 		end(errAnswered)
 	}
@@ -257,8 +262,8 @@ func (c *Caller) arrived(m *Message) (v disposal, err error) {
 			if err = c.side.Credited(m.Tag); err == nil {
 				c.advance()
 			}
-		default:
-			err = fmt.Errorf("%w: a message of kind %d for a call without streams", ErrProtocol, h.Kind)
+		case call.Data, call.End, call.Grant:
+			v, err = c.streamed(h, m)
 		}
 	}
 	c.mu.Unlock()
@@ -275,10 +280,16 @@ func (c *Caller) heard(h call.Header, m *Message) (kept bool, err error) {
 		return false, err
 	}
 	if wanted {
+		s := w.stream
+		var failed error
 		if kept = h.Kind == call.Reply; kept {
 			w.finish(m, nil)
 		} else {
-			w.finish(nil, &CallError{Code: m.Tag, Text: string(m.data)})
+			failed = &CallError{Code: m.Tag, Text: string(m.data)}
+			w.finish(nil, failed)
+		}
+		if s != nil {
+			s.answered(failed)
 		}
 	}
 	if c.line.Len() > 0 {
@@ -292,9 +303,6 @@ func (c *Caller) heard(h call.Header, m *Message) (kept bool, err error) {
 
 // requested takes a request of the peer. mu is held.
 func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
-	if h.Flags != 0 {
-		return v, fmt.Errorf("%w: a call with streams", ErrProtocol)
-	}
 	var r *request
 	if n := len(c.requests); n > 0 {
 		r = c.requests[n-1]
@@ -309,10 +317,16 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 	if r.notifies {
 		err = c.side.Notified()
 	} else {
-		err = c.side.Requested(h.ID, Request{r, r.age.Load()})
+		var flows *call.Flows
+		if h.Flags&call.Streams != 0 {
+			r.stream = c.newStream(false)
+			r.stream.id = h.ID
+			flows = &r.stream.flows
+		}
+		err = c.side.Requested(h.ID, Request{r, r.age.Load()}, flows)
 	}
 	if err != nil {
-		r.message = nil
+		r.message, r.stream = nil, nil
 		return v, err
 	}
 	c.bytes += len(m.data)
@@ -359,6 +373,9 @@ func (c *Caller) handle(r *request, canceled, full, unread bool) {
 	case unread && !r.notifies:
 		c.waits(r)
 		q.refuse(CodeBusy, "too many bytes of answers wait until they are received")
+	case (h.stream != nil) != (r.stream != nil):
+		c.waits(r)
+		q.refuse(CodeStreams, fmt.Sprintf("method %d takes streams: %t", r.method, h.stream != nil))
 	case h.long && full && !r.notifies:
 		c.waits(r)
 		q.refuse(CodeBusy, "too many bytes of requests wait for handlers")
@@ -388,7 +405,7 @@ func (q Request) refuse(code uint32, text string) {
 func (c *Caller) serve(q Request) {
 	c.waits(q.r)
 	r := q.r
-	method, f := r.method, r.handler.f
+	method, h := r.method, r.handler
 	if !r.expires.IsZero() && time.Now().After(r.expires) {
 		q.refuse(CodeLate, "the deadline passed before a handler was free")
 		return
@@ -397,7 +414,12 @@ func (c *Caller) serve(q Request) {
 		defer q.finish()
 	}
 	defer q.recover(method)
-	f(q)
+	if s := r.stream; s != nil {
+		s.begin(q)
+		h.stream(q, s)
+		return
+	}
+	h.f(q)
 }
 
 // finish ends a notification whose handler has returned.

@@ -1,6 +1,7 @@
 package verbena_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -333,6 +334,77 @@ func ExampleCaller() {
 	// Output:
 	// 42
 	// verbena: the peer answered with error 256: no such key
+}
+
+// A payload goes to the handler as a stream while another one comes back.
+func ExampleCaller_Stream() {
+	ctx := context.Background()
+	rt, err := verbena.New(verbena.Config{})
+	if err != nil {
+		panic(err)
+	}
+	defer rt.Close()
+	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{"text/1"}})
+	if err != nil {
+		panic(err)
+	}
+	const methodUpper, codeBroken = 1, verbena.CodeApplication
+	mux := verbena.NewMux(verbena.MuxConfig{})
+	mux.Stream(methodUpper, func(q verbena.Request, s *verbena.Stream) {
+		total := 0
+		for {
+			b, err := s.Recv(q.Context())
+			if err == io.EOF {
+				break
+			}
+			if err == nil {
+				total += len(b.Bytes())
+				err = s.Send(q.Context(), bytes.ToUpper(b.Bytes()))
+				b.Release() // the caller may send more
+			}
+			if err != nil {
+				_ = q.Fail(codeBroken, err.Error())
+				return
+			}
+		}
+		_ = q.Reply(fmt.Append(nil, total, " bytes"))
+	})
+	go func() {
+		if e, err := ln.Accept(ctx); err == nil {
+			_ = mux.Serve(e)
+		}
+	}()
+
+	e, err := rt.Dial(ctx, ln.Addr().String(), "text/1", verbena.DialConfig{})
+	if err != nil {
+		panic(err)
+	}
+	c, err := verbena.NewCaller(e, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	s, err := c.Stream(ctx, methodUpper, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer s.Close()
+	go func() {
+		_, _ = io.WriteString(s, "both ways ")
+		_, _ = io.WriteString(s, "at once")
+		_ = s.CloseSend()
+	}()
+	upper, err := io.ReadAll(s)
+	if err != nil {
+		panic(err)
+	}
+	m, err := s.Answer(ctx)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%s, %s\n", upper, m.Bytes())
+	m.Release()
+	// Output: BOTH WAYS AT ONCE, 17 bytes
 }
 
 // One end exposes memory, the other writes there and tells it.

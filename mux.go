@@ -16,30 +16,57 @@ type MuxConfig struct {
 	// Handlers is how many long handlers run at a time, for all endpoints together.
 	// Default 256.
 	Handlers int
+	// Streams is how many handlers of streams run at a time, for all endpoints
+	// together. Default 1,024.
+	Streams int
 }
 
 // A Mux has the handlers of methods. Any number of endpoints may use it. Handlers may
 // be added at any time; all methods may be called concurrently.
 type Mux struct {
 	handlers atomic.Pointer[map[uint32]*handler]
-	limit    int
 	working  sync.WaitGroup
 
-	mu      sync.Mutex
-	closed  bool
-	running int
-	turns   fifo.Queue[*Caller] // with long requests that may be handled, each once
+	mu     sync.Mutex
+	closed bool
+	crews  [crews]crew
 }
 
+// A crew is the goroutines of one kind of handlers.
+type crew struct {
+	limit   int
+	running int
+	turns   fifo.Queue[*Caller] // with requests that may be handled, each once
+}
+
+// Kinds of handlers with goroutines of their own. Those of streams wait for their peers,
+// so they have other places than the long ones.
+const (
+	longCrew = iota
+	streamCrew
+	crews
+)
+
 type handler struct {
-	f    func(Request)
-	long bool
+	f      func(Request)
+	stream func(Request, *Stream) // instead of f
+	long   bool
+}
+
+// crew tells which one handles a request.
+func (h *handler) crew() int {
+	if h.stream != nil {
+		return streamCrew
+	}
+	return longCrew
 }
 
 // NewMux returns a mux without handlers.
 func NewMux(cfg MuxConfig) *Mux {
-	m := &Mux{limit: cfg.Handlers}
-	set(&m.limit, 256)
+	set(&cfg.Handlers, 256)
+	set(&cfg.Streams, 1024)
+	m := &Mux{}
+	m.crews[longCrew].limit, m.crews[streamCrew].limit = cfg.Handlers, cfg.Streams
 	m.handlers.Store(&map[uint32]*handler{})
 	return m
 }
@@ -55,6 +82,14 @@ func (m *Mux) Short(method uint32, f func(Request)) { m.add(method, &handler{f: 
 // its own. When [MuxConfig].Handlers run, or half of them for one endpoint, requests
 // wait, the endpoints' in turn, and then the peers.
 func (m *Mux) Long(method uint32, f func(Request)) { m.add(method, &handler{f: f, long: true}) }
+
+// Stream sets the handler of a method whose calls have streams. It runs in a goroutine of
+// its own, as those of Long do, but does not count with them: [MuxConfig].Streams of
+// them run at a time, half of them for one endpoint. The stream is valid until the
+// request has been answered.
+func (m *Mux) Stream(method uint32, f func(Request, *Stream)) {
+	m.add(method, &handler{stream: f, long: true})
+}
 
 func (m *Mux) add(method uint32, h *handler) {
 	for {
@@ -84,18 +119,18 @@ func (m *Mux) Close() {
 	m.working.Wait()
 }
 
-// A muxTurn is what a mux knows of an endpoint. The mux's mu guards it.
+// A muxTurn is what a crew knows of an endpoint. The mux's mu guards it.
 type muxTurn struct {
-	waiting fifo.Queue[*request] // long requests
-	running int                  // of its handlers
-	listed  bool                 // in the mux's turns
+	waiting fifo.Queue[*request]
+	running int  // of its handlers
+	listed  bool // in the crew's turns
 }
 
-// share is how many long handlers an endpoint may have running: half of them, because a
+// share is how many handlers an endpoint may have running: half of them, because a
 // peer that takes no answers holds them, but four if there are so many.
-func (m *Mux) share() int { return max(m.limit/2, min(m.limit, 4)) }
+func (w *crew) share() int { return max(w.limit/2, min(w.limit, 4)) }
 
-// enqueue has a long request handled in its turn.
+// enqueue has a request handled in its turn.
 func (m *Mux) enqueue(r *request) {
 	m.mu.Lock()
 	if m.closed {
@@ -104,39 +139,44 @@ func (m *Mux) enqueue(r *request) {
 		return
 	}
 	defer m.mu.Unlock()
-	r.c.long.waiting.Push(r)
-	m.list(r.c)
-	if m.turns.Len() > 0 && m.running < m.limit {
-		m.running++
-		m.working.Go(m.work)
+	kind := r.handler.crew()
+	w := &m.crews[kind]
+	r.c.turns[kind].waiting.Push(r)
+	m.list(r.c, kind)
+	if w.turns.Len() > 0 && w.running < w.limit {
+		w.running++
+		m.working.Go(func() { m.work(kind) })
 	}
 }
 
 // list gives an endpoint a turn if it may have one. mu is held.
-func (m *Mux) list(c *Caller) {
-	if t := &c.long; !t.listed && t.waiting.Len() > 0 && t.running < m.share() {
+func (m *Mux) list(c *Caller, kind int) {
+	w := &m.crews[kind]
+	if t := &c.turns[kind]; !t.listed && t.waiting.Len() > 0 && t.running < w.share() {
 		t.listed = true
-		m.turns.Push(c)
+		w.turns.Push(c)
 	}
 }
 
-// work handles requests until none may be handled.
-func (m *Mux) work() {
+// work handles requests of a kind until none may be handled.
+func (m *Mux) work(kind int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for m.turns.Len() > 0 {
-		c := m.turns.Pop()
-		c.long.listed = false
-		r := c.long.waiting.Pop()
-		c.long.running++
-		m.list(c)
+	w := &m.crews[kind]
+	for w.turns.Len() > 0 {
+		c := w.turns.Pop()
+		t := &c.turns[kind]
+		t.listed = false
+		r := t.waiting.Pop()
+		t.running++
+		m.list(c, kind)
 		m.mu.Unlock()
 		c.serveLong(r)
 		m.mu.Lock()
-		c.long.running--
-		m.list(c)
+		t.running--
+		m.list(c, kind)
 	}
-	m.running--
+	w.running--
 }
 
 // serveLong is serve for a request that has waited for a goroutine.
@@ -160,11 +200,14 @@ func (c *Caller) serveLong(r *request) {
 func (m *Mux) forget(c *Caller) {
 	m.mu.Lock()
 	var dropped []*request
-	for c.long.waiting.Len() > 0 {
-		dropped = append(dropped, c.long.waiting.Pop())
+	for kind := range m.crews {
+		t := &c.turns[kind]
+		for t.waiting.Len() > 0 {
+			dropped = append(dropped, t.waiting.Pop())
+		}
+		m.crews[kind].turns.Remove(func(other *Caller) bool { return other == c })
+		t.listed = false
 	}
-	m.turns.Remove(func(other *Caller) bool { return other == c })
-	c.long.listed = false
 	m.mu.Unlock()
 	for _, r := range dropped {
 		c.drop(r)

@@ -8,4 +8,7 @@
 // answered, whether or not its caller still waits; a notification counts until the
 // other end says that it has been handled. So what one end can make the other keep is
 // bounded, and every call ends in exactly one answer or with the endpoint.
+//
+// A call may have a stream of bytes in each direction. Whoever receives one promises
+// credit in bytes, and renews it as they are consumed: see Flows.
 package call

@@ -16,7 +16,11 @@ const (
 // Limits is what an end takes.
 type Limits struct {
 	Requests int // calls that are not answered and notifications that are not handled
-	Stream   int // bytes of each stream that have not been consumed; 0: it takes no streams
+	Stream   int // first credit of each stream in bytes; 0: it takes no streams
+
+	// What the peer is not told: up to how many bytes the window of a stream grows, and
+	// how many bytes all together may have for that.
+	Window, Memory int
 }
 
 // A Side is one end's view of the calls on an endpoint: C is what it keeps of each call
@@ -35,6 +39,9 @@ type Side[C, R any] struct {
 	open   int         // requests of the peer that are not answered or handled
 	calls  int         // of them, calls
 	owed   int         // notifications that are handled and not told
+
+	streams  int // that the peer may send
+	promised int // bytes of streams: the peer's credit, and what is not consumed
 }
 
 type state uint8
@@ -49,12 +56,15 @@ type made[C any] struct {
 	state      state
 	generation uint32
 	of         C
+	flows      *Flows // nil: the call has no streams
 }
 
 type served[R any] struct {
 	busy       bool
+	over       bool // the answer is given, and waits to be sent
 	generation uint32
 	of         R
+	flows      *Flows // nil: the call has no streams
 }
 
 // New returns an end that takes as much as own says.
@@ -86,10 +96,14 @@ func (s *Side[C, R]) IsGreeted() bool { return s.greeted }
 
 // Calls that this end makes.
 
-// Begin begins a call, if the peer takes one more.
-func (s *Side[C, R]) Begin(of C) (id ID, ok bool) {
+// Begin begins a call, if the peer takes one more. With flows it has streams, which the
+// peer must take.
+func (s *Side[C, R]) Begin(of C, flows *Flows) (id ID, ok bool) {
 	if s.left == 0 {
 		return ID{}, false
+	}
+	if flows != nil {
+		s.start(flows)
 	}
 	s.left--
 	var slot uint32
@@ -101,13 +115,14 @@ func (s *Side[C, R]) Begin(of C) (id ID, ok bool) {
 		s.made = append(s.made, made[C]{})
 	}
 	m := &s.made[slot]
-	m.state, m.of = waiting, of
+	m.state, m.of, m.flows = waiting, of, flows
 	return ID{slot, m.generation}, true
 }
 
 // end frees the slot of a call.
 func (s *Side[C, R]) end(slot uint32) {
 	m := &s.made[slot]
+	s.stop(m.flows)
 	*m = made[C]{generation: m.generation + 1}
 	s.idle = append(s.idle, slot)
 	s.left++
@@ -140,6 +155,9 @@ func (s *Side[C, R]) Abandon(id ID) bool {
 	}
 	var none C
 	m.state, m.of = abandoned, none
+	if m.flows != nil {
+		s.Drop(m.flows)
+	}
 	return true
 }
 
@@ -199,8 +217,12 @@ func (s *Side[C, R]) Outstanding(each func(ID, C)) {
 
 // Calls that this end serves.
 
-// Requested takes a request of the peer, of which it keeps of until Answered.
-func (s *Side[C, R]) Requested(id ID, of R) error {
+// Requested takes a request of the peer, of which it keeps of until Answered. Flows are
+// those of a call with streams.
+func (s *Side[C, R]) Requested(id ID, of R, flows *Flows) error {
+	if flows != nil && (s.own.Stream == 0 || s.peer.Stream == 0) {
+		return fmt.Errorf("%w: a call with streams, which one of the ends does not take", wire.ErrProtocol)
+	}
 	if int64(id.Slot) >= int64(s.own.Requests) {
 		return fmt.Errorf("%w: call %d, this side takes %d at a time", wire.ErrProtocol, id.Slot, s.own.Requests)
 	}
@@ -215,7 +237,10 @@ func (s *Side[C, R]) Requested(id ID, of R) error {
 		return err
 	}
 	s.calls++
-	*r = served[R]{busy: true, generation: id.Generation, of: of}
+	if flows != nil {
+		s.start(flows)
+	}
+	*r = served[R]{busy: true, generation: id.Generation, of: of, flows: flows}
 	return nil
 }
 
@@ -246,20 +271,23 @@ func (s *Side[C, R]) Answered(id ID) bool {
 	if _, ok := s.Served(id); !ok {
 		return false
 	}
-	s.served[id.Slot] = served[R]{}
+	r := &s.served[id.Slot]
+	s.stop(r.flows)
+	*r = served[R]{}
 	s.open--
 	s.calls--
 	return true
 }
 
 // Reopen takes Answered back: the answer has not been sent. It reports false if the
-// peer has used the slot meanwhile, for which it had no reason.
+// peer has used the slot meanwhile, for which it had no reason. What the peer's stream
+// brings until the answer is sent is late.
 func (s *Side[C, R]) Reopen(id ID, of R) bool {
 	r := &s.served[id.Slot]
 	if r.busy || s.open == s.own.Requests {
 		return false
 	}
-	*r = served[R]{busy: true, generation: id.Generation, of: of}
+	*r = served[R]{busy: true, generation: id.Generation, of: of, over: true}
 	s.open++
 	s.calls++
 	return true

@@ -25,7 +25,7 @@ var runtimeOrder = [][]string{
 	},
 	{"transport.go"},
 	{"group.go", "device.go"},
-	{"calls.go", "calls_serve.go", "calls_buffer.go", "mux.go", "outbox.go"}, // calls on an endpoint
+	{"calls.go", "calls_stream.go", "calls_stream_send.go", "calls_stream_receive.go", "calls_serve.go", "calls_buffer.go", "mux.go", "outbox.go"}, // calls on an endpoint
 	{ // an endpoint, on a queue pair or a TCP connection
 		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go",
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
