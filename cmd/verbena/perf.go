@@ -49,9 +49,10 @@ that is measured over them.
 
 At level verbs the messages go over queue pairs, with receives posted and posted
 again, keys checked and completions taken at both ends. At level runtime they go
-over endpoints, as programs use them; --test call measures calls and their answers
-there, with --posters callers on --connections endpoints. At level rpc the calls are
-Hadoop RPC's: on endpoints and, over tcp, in frames as Hadoop's own clients send them.
+over endpoints, as programs use them. --test call measures calls and their answers
+there, with --posters callers on --connections endpoints, and --test stream the bytes
+of a stream for each poster. At level rpc the calls are Hadoop RPC's: on endpoints and,
+over tcp, in frames as Hadoop's own clients send them.
 
   --mode lat    one message at a time, there and back. Send and Write: half of the
                 round trip, as perftest and UCX tell it. Read and atomic: the whole
@@ -79,7 +80,7 @@ all combinations.`,
 	flags.StringSliceVar(&p.transports, "transport", []string{verbena.TransportAuto}, "auto, shm, iwarp, ibverbs; tcp at the levels runtime and rpc")
 	flags.StringVar(&p.device, "device", "", "the device to use where a transport has several, such as mlx5_1 (default: the first)")
 	flags.StringSliceVar(&p.levels, "level", []string{perf.LevelVerbs}, "verbs (queue pairs), runtime (endpoints) or rpc (Hadoop RPC)")
-	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read, atomic; at level runtime send or call; at level rpc call")
+	flags.StringSliceVar(&p.tests, "test", []string{perf.TestSend}, "send, write, read, atomic; at level runtime send, call or stream; at level rpc call")
 	flags.StringSliceVar(&p.modes, "mode", []string{perf.ModeLatency}, "lat, bw or rate")
 	flags.StringSliceVar(&p.waits, "wait", []string{perf.WaitSpin}, "spin, adaptive (spin, then sleep) or event (sleep)")
 	flags.StringSliceVar(&p.sizes, "size", []string{"8"}, "message `sizes`, such as 8,1K,64K")

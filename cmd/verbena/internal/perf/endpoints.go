@@ -153,7 +153,7 @@ func (t *talk) dial(ctx context.Context, server string, token []byte) error {
 			t.endpoints = append(t.endpoints, e)
 			err = e.Send(ctx, tagName, binary.BigEndian.AppendUint16(nil, uint16(i)))
 		}
-		if err == nil && t.plan.Test == TestCall && t.plan.Level == LevelRuntime {
+		if err == nil && t.plan.onCalls() {
 			var c *verbena.Caller
 			if c, err = verbena.NewCaller(e, nil); err == nil {
 				t.callers = append(t.callers, c)
@@ -304,6 +304,8 @@ func (t *talk) run(ctx context.Context, sent []int64, amount Amount, recorders [
 		work = t.echo
 	case t.plan.Test == TestCall:
 		work = t.calls
+	case t.plan.Test == TestStream:
+		work = t.pour
 	case t.plan.Mode == ModeLatency:
 		work = t.latency
 	}
@@ -320,7 +322,7 @@ func (t *talk) run(ctx context.Context, sent []int64, amount Amount, recorders [
 	if err := errors.Join(errs...); err != nil {
 		return t.failure
 	}
-	if t.plan.Mode == ModeLatency {
+	if t.plan.Mode == ModeLatency || t.plan.Test == TestStream {
 		return nil
 	}
 	return t.flush(ctx)

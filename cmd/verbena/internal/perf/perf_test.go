@@ -142,8 +142,9 @@ func TestEveryCombination(t *testing.T) {
 						t.Run(strings.Join([]string{transport, level, test, mode, wait}, "/"), func(t *testing.T) {
 							m, err := c.Run(t.Context(), p, few(60))
 							switch {
-							case level == LevelVerbs && transport == verbena.TransportTCP, level == LevelRuntime && test != TestSend && test != TestCall,
-								level == LevelRPC && test != TestCall, test == TestCall && (level == LevelVerbs || mode != ModeLatency):
+							case level == LevelVerbs && transport == verbena.TransportTCP, level == LevelRuntime && test != TestSend && test != TestCall && test != TestStream,
+								level == LevelRPC && test != TestCall, test == TestCall && (level == LevelVerbs || mode != ModeLatency),
+								test == TestStream && (level == LevelVerbs || mode == ModeLatency):
 								if err == nil || m != nil {
 									t.Error("was measured")
 								}
@@ -224,7 +225,7 @@ func TestVerifyTakesEveryByte(t *testing.T) {
 	for _, transport := range append(local(t), verbena.TransportTCP) {
 		for _, level := range []string{LevelVerbs, LevelRuntime} {
 			for _, test := range tests {
-				if level == LevelRuntime && test != TestSend || level == LevelVerbs && transport == verbena.TransportTCP || test == TestAtomic && transport != "shm" || test == TestCall {
+				if level == LevelRuntime && test != TestSend || level == LevelVerbs && transport == verbena.TransportTCP || test == TestAtomic && transport != "shm" || test == TestCall || test == TestStream {
 					continue
 				}
 				for _, mode := range modes {

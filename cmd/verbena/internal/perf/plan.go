@@ -13,7 +13,7 @@ import (
 // What a plan may ask for.
 var (
 	levels = []string{LevelVerbs, LevelRuntime, LevelRPC}
-	tests  = []string{TestSend, TestWrite, TestRead, TestAtomic, TestCall}
+	tests  = []string{TestSend, TestWrite, TestRead, TestAtomic, TestCall, TestStream}
 	modes  = []string{ModeLatency, ModeBandwidth, ModeRate}
 	waits  = []string{WaitSpin, WaitAdaptive, WaitEvent}
 )
@@ -27,7 +27,8 @@ const (
 	TestWrite  = "write"
 	TestRead   = "read"
 	TestAtomic = "atomic"
-	TestCall   = "call" // and its answer, at the levels runtime and rpc
+	TestCall   = "call"   // and its answer, at the levels runtime and rpc
+	TestStream = "stream" // of a call, at level runtime
 
 	ModeLatency   = "lat"
 	ModeBandwidth = "bw"
@@ -155,6 +156,11 @@ func (p *Plan) roundTrips() bool {
 	return p.Mode == ModeLatency && (p.Test == TestSend || p.Test == TestWrite || p.Test == TestCall)
 }
 
+// onCalls tells whether the endpoints are for the runtime's calls.
+func (p *Plan) onCalls() bool {
+	return p.Level == LevelRuntime && (p.Test == TestCall || p.Test == TestStream)
+}
+
 // sharers is how many posters share a connection.
 func (p *Plan) sharers() int { return (p.Posters + p.lanes() - 1) / p.lanes() }
 
@@ -198,16 +204,18 @@ func (p *Plan) check() error {
 		return fmt.Errorf("perf: plan: %w", errors.Join(errs...))
 	}
 	switch {
-	case p.Level == LevelRuntime && p.Test != TestSend && p.Test != TestCall:
-		errs = append(errs, fmt.Errorf("endpoints carry messages: at level %s the test is %s or %s", LevelRuntime, TestSend, TestCall))
+	case p.Level == LevelRuntime && p.Test != TestSend && !p.onCalls():
+		errs = append(errs, fmt.Errorf("endpoints carry messages: at level %s the test is %s, %s or %s", LevelRuntime, TestSend, TestCall, TestStream))
+	case p.Test == TestStream && (p.Level != LevelRuntime || p.Mode == ModeLatency):
+		errs = append(errs, fmt.Errorf("streams are measured at level %s in mode %s or %s", LevelRuntime, ModeBandwidth, ModeRate))
 	case p.Test == TestCall && (p.Level == LevelVerbs || p.Mode != ModeLatency):
 		errs = append(errs, fmt.Errorf("calls are measured at the levels %s and %s in mode %s; more --posters make more calls at a time", LevelRuntime, LevelRPC, ModeLatency))
 	case p.Level == LevelRPC && p.Test != TestCall:
 		errs = append(errs, fmt.Errorf("level %s makes calls of Hadoop RPC: there the test is %s", LevelRPC, TestCall))
 	case p.Level == LevelRPC && p.Size > maxCall:
 		errs = append(errs, fmt.Errorf("calls of Hadoop RPC have at most %d MiB", maxCall>>20))
-	case p.Test == TestCall && (p.Verify || p.ReadPayload):
-		errs = append(errs, errors.New("a measurement of calls does not look at their payload"))
+	case (p.Test == TestCall || p.Test == TestStream) && (p.Verify || p.ReadPayload):
+		errs = append(errs, errors.New("a measurement of calls or streams does not look at their payload"))
 	case p.Level == LevelVerbs && p.Transport == verbena.TransportTCP:
 		errs = append(errs, errors.New("plain TCP has no verbs: use --level runtime, or another --transport"))
 	case p.Mode == ModeLatency && p.Posters > p.Connections && p.Test != TestCall:

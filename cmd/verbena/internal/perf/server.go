@@ -289,7 +289,7 @@ func (s *Server) serveEndpoints(ctx, setup context.Context, c control, plan *Pla
 	switch {
 	case plan.Level == LevelRPC:
 		respond = t.serveEcho
-	case plan.Test == TestCall:
+	case plan.onCalls():
 		respond = t.serveCalls
 	}
 	for i := range t.endpoints {
