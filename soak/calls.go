@@ -333,10 +333,12 @@ at the end of the fault.
 	for _, s := range r.servers {
 		carried += s.carried
 	}
-	c.printf("\nThe servers carried out %d calls that must not be carried out twice, none of them twice in the life of a server. After each epoch the servers and this process had what they had before: "+
-		"goroutines, descriptors, mappings, endpoints and registered memory in use.\n", carried)
+	c.printf("\nThe servers carried out %d calls that must not be carried out twice", carried)
 	if len(r.wrong) > 0 {
-		c.printf("\nWRONG, %d times, on %s.\n", len(r.wrong), runtime.GOOS)
+		c.printf(".\n\nWRONG, %d times, on %s.\n", len(r.wrong), runtime.GOOS)
+	} else {
+		c.printf(", none of them twice in the life of a server. After each epoch the servers and this process had what they had before: " +
+			"goroutines, descriptors, mappings, endpoints and registered memory in use.\n")
 	}
 	for _, left := range r.left {
 		c.printf("\nNot run: %s.\n", left)
