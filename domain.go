@@ -71,7 +71,7 @@ type domain struct {
 	waits bool
 
 	mu      sync.Mutex
-	queues  []*receives // shared, while there are endpoints; empty if the device has none
+	queues  []*receives // shared, while there are endpoints that share; empty if the device has none
 	number  uint32      // of the last of them
 	workers []*worker
 	next    int

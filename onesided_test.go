@@ -34,6 +34,23 @@ func exposeTo(t testing.TB, e *Endpoint, size int, rights Rights) (*Exposure, To
 	return x, token
 }
 
+// testAtomics changes the eight bytes at 16 of the peer's memory.
+func testAtomics(t *testing.T, ctx context.Context, a *Endpoint, token Token, memory []byte) {
+	t.Helper()
+	binary.NativeEndian.PutUint64(memory[16:], 7)
+	for i, step := range []struct{ old, replacement, want uint64 }{{6, 1, 7}, {7, 9, 7}, {9, 1 << 60, 9}} {
+		if before, err := a.CompareSwap(ctx, token, 16, step.old, step.replacement); err != nil || before != step.want {
+			t.Fatal(i, before, err)
+		}
+	}
+	if before, err := a.FetchAdd(ctx, token, 16, ^uint64(0)); err != nil || before != 1<<60 {
+		t.Fatal(before, err)
+	}
+	if now := binary.NativeEndian.Uint64(memory[16:]); now != 1<<60-1 {
+		t.Fatal(now)
+	}
+}
+
 func TestOneSided(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{}, ListenConfig{})
@@ -64,18 +81,7 @@ func TestOneSided(t *testing.T) {
 			}
 		}
 		if atomics(a) {
-			binary.NativeEndian.PutUint64(x.Bytes()[16:], 7)
-			for i, step := range []struct{ old, replacement, want uint64 }{{6, 1, 7}, {7, 9, 7}, {9, 1 << 60, 9}} {
-				if before, err := a.CompareSwap(p.ctx, token, 16, step.old, step.replacement); err != nil || before != step.want {
-					t.Fatal(i, before, err)
-				}
-			}
-			if before, err := a.FetchAdd(p.ctx, token, 16, ^uint64(0)); err != nil || before != 1<<60 {
-				t.Fatal(before, err)
-			}
-			if now := binary.NativeEndian.Uint64(x.Bytes()[16:]); now != 1<<60-1 {
-				t.Fatal(now)
-			}
+			testAtomics(t, p.ctx, a, token, x.Bytes())
 		}
 		// A batch, used twice.
 		batch := a.Batch()

@@ -36,15 +36,16 @@ var errNoReceive = fmt.Errorf("memory of a receive: %w", slab.ErrExhausted)
 var errNoPlaces = errors.New("verbena: the receive queue is full")
 
 // receives are the posted receives of a group on a device, which its endpoints
-// share, or of one endpoint where the device has no shared receive queues.
+// share, or those of one endpoint: where the device has no shared receive queues, and
+// of as many endpoints of a group as Tuning.Own says.
 //
 // What peers may use is promised and counted; memory is taken as messages come. A
 // device that makes a sender wait for a receive needs few posted ones, and gets
 // more as they run low.
 //
-// On any other device a receive is posted for each message that may come: for what is
-// promised, less what is asleep, since endpoints have not told their peers of it yet,
-// and less what messages lie in. A group has as many shared queues as it needs.
+// On any other device, and for one endpoint, a receive is posted for each message
+// that may come: for what is promised, less what is asleep, since endpoints have not
+// told their peers of it yet, and less what messages lie in. A group has as many shared queues as it needs.
 type receives struct {
 	queue  poster
 	pool   *slab.Pool

@@ -8,11 +8,12 @@ import (
 	"github.com/verbena-data/verbena/internal/slab"
 )
 
-// On a strict device each credit is a posted receive. There a peer begins with one,
-// and a receive stands behind one of the answers to what this side sends; the rest of
-// what is promised sleeps until it is needed. A peer whose message has not been
-// released yet gets another credit at once, and that goes again with the release. One
-// that sends so often, or has to wait, keeps what it gets.
+// On a strict device, and where an endpoint has receives of its own, each credit is a
+// posted receive. There a peer begins with one, and a receive stands behind one of the
+// answers to what this side sends; the rest of what is promised sleeps until it is
+// needed. A peer whose message has not been released yet gets another credit at once,
+// and that goes again with the release. One that sends so often, or has to wait, keeps
+// what it gets.
 
 const (
 	// lendAgain is the pause before memory is asked for again, to lend a credit.

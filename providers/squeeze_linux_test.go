@@ -51,7 +51,7 @@ func TestSqueezedProcess(t *testing.T) {
 		os.Exit(0)
 	}
 	if os.Getenv("VERBENA_SQUEEZE") != "1" {
-		t.Skip("it makes a cgroup and has the kernel kill a process; VERBENA_SQUEEZE=1 runs it, and the lab does")
+		t.Skip("it makes a cgroup and has the kernel kill a process; VERBENA_SQUEEZE=1 runs it")
 	}
 	group := newCgroup(t, squeezeLimit)
 
