@@ -19,7 +19,7 @@ func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Resul
 	if err := nn.refusal(); err != nil {
 		return namespace.Result{}, err
 	}
-	e.TimeMs = proto.Int64(nn.cfg.now().UnixMilli())
+	e.TimeMs = proto.Int64(nn.time.millis(nn.cfg.now(), nn.log))
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return namespace.Result{}, fmt.Errorf("namenode: encode a log entry: %w", err)

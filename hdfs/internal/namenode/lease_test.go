@@ -3,6 +3,7 @@ package namenode
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -325,8 +326,11 @@ func TestRetryCache(t *testing.T) {
 	if got := must[*hdfspb.CreateResponseProto](t)(r.nn.create(created, createRequest("/f", "w", 1, flagCreate))).GetFs().GetFileId(); got != first {
 		t.Fatalf("inode %d, then %d", first, got)
 	}
-	r.clock.advance(11 * time.Minute)
-	r.mkdirs("root", "/other") // the log's time moves with its entries
+	for i := range 11 {
+		r.clock.advance(time.Minute)
+		r.mkdirs("root", fmt.Sprint("/other", i)) // the log's time moves with its entries
+	}
+	r.mkdirs("root", "/other")
 	_, err := r.nn.create(created, createRequest("/f", "w", 1, flagCreate))
 	wantClass(t, err, exception.AlreadyBeingCreated)
 	// At once: the second waits for the first.

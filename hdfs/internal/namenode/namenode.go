@@ -48,6 +48,7 @@ type NameNode struct {
 	blocks  *blockMap
 	leases  leases
 	stamps  stamps
+	time    logClock
 	calls   callsUnderWay
 	// resources is the room for the log.
 	resources resources

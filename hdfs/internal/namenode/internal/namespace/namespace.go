@@ -35,9 +35,6 @@ const (
 	rootID       = 16385 // HDFS's first inode id; clients treat ids below as unset
 	firstBlockID = 1 << 30
 	firstStamp   = 1000
-
-	// retryMillis is how long an answered call is remembered, in the log's time.
-	retryMillis = 10 * 60 * 1000
 )
 
 // Inode is a file or a directory. Those outside this package read it under
@@ -109,7 +106,8 @@ type Namespace struct {
 	nextInode uint64
 	nextBlock uint64
 	stamps    uint64 // stamps below may have been handed out
-	clock     int64  // greatest entry time so far
+	clock     int64  // milliseconds by which calls are remembered, see tick
+	last      int64  // the last entry's time
 
 	files int64
 	retry retryCache
@@ -185,8 +183,7 @@ func (ns *Namespace) Apply(e *nspb.Entry) (Result, error) {
 			return Result{OK: c.ok, Inode: c.inode}, nil
 		}
 	}
-	ns.clock = max(ns.clock, e.GetTimeMs())
-	ns.retry.expire(ns.clock - retryMillis)
+	ns.tick(e.GetTimeMs())
 	t := txn{ns: ns, entry: e, caller: callerOf(e)}
 	if err := t.run(); err != nil {
 		return Result{}, err

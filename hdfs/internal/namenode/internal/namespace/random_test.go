@@ -3,6 +3,7 @@ package namespace
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -145,13 +146,99 @@ func TestRetryCacheExpires(t *testing.T) {
 	if _, ok := m.ns.Answered(client, 1); !ok {
 		t.Fatal("a snapshot lost the call")
 	}
-	m.clock += retryMillis
-	mkdir("/b", 2)
+	for i := range retryMillis / maxTick {
+		m.clock += maxTick
+		mkdir("/b", 2+int32(i))
+		m.roundTrip()
+	}
 	if _, ok := m.ns.Answered(client, 1); ok {
 		t.Fatal("the call is remembered for longer than ten minutes")
 	}
 	if _, ok := m.ns.Answered(client, 2); !ok {
 		t.Fatal("the new call is not remembered")
+	}
+}
+
+// TestRetryCacheOutlivesALeap has one entry come with a time that is far ahead, or
+// far behind. Calls are remembered for as long as before, and no longer.
+func TestRetryCacheOutlivesALeap(t *testing.T) {
+	const year = 365 * 24 * 3600 * 1000
+	for _, leap := range []int64{year, -year, math.MaxInt64 - 1<<40, math.MinInt64 + 1<<40} {
+		m := newMachine(t)
+		m.clock = 1_700_000_000_000
+		client := [16]byte{1}
+		next := int32(0)
+		call := func() int32 {
+			next++
+			m.apply("root", &nspb.Entry{ClientId: client[:], CallId: proto.Int32(next), Op: &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{Path: proto.String(fmt.Sprint("/", next)), Mode: proto.Uint32(0o755)}}})
+			return next
+		}
+		remembered := func(id int32, want bool, when string) {
+			t.Helper()
+			if _, ok := m.ns.Answered(client, id); ok != want {
+				t.Fatalf("leap %d: call %d remembered %v, want %v: %s", leap, id, ok, want, when)
+			}
+		}
+		before := call()
+		m.clock += leap
+		during := call()
+		m.clock -= leap
+		m.roundTrip()
+		after := call()
+		remembered(before, true, "the leap made it old")
+		remembered(during, true, "the leap made it old")
+		for range 2*retryMillis/maxTick + 2 {
+			m.clock += maxTick / 2
+			call()
+		}
+		remembered(before, false, "ten minutes have passed since")
+		remembered(during, false, "ten minutes have passed since")
+		remembered(after, false, "ten minutes have passed since")
+		if n := len(m.ns.retry.order); n > 2*retryMillis/maxTick+2 {
+			t.Fatalf("leap %d: %d calls are kept", leap, n)
+		}
+	}
+}
+
+// TestRetryCacheIsBounded has more calls come in ten minutes than are kept, and
+// restores a snapshot that has more than that.
+func TestRetryCacheIsBounded(t *testing.T) {
+	ns := New()
+	ns.Apply(&nspb.Entry{Op: &nspb.Entry_Format{Format: &nspb.Format{ClusterId: proto.String("c"), BlockPoolId: proto.String("b"), Superuser: proto.String("root"), Supergroup: proto.String("root")}}})
+	var client [16]byte
+	for i := range maxCalls + 1000 {
+		_, err := ns.Apply(&nspb.Entry{TimeMs: proto.Int64(1), ClientId: client[:], CallId: proto.Int32(int32(i)), Op: &nspb.Entry_ReserveGenerations{ReserveGenerations: &nspb.ReserveGenerations{Limit: proto.Uint64(1)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(ns.retry.order) != maxCalls || len(ns.retry.calls) != maxCalls {
+		t.Fatalf("%d calls are kept", len(ns.retry.order))
+	}
+	if _, ok := ns.Answered(client, maxCalls+999); !ok {
+		t.Fatal("the newest call is forgotten")
+	}
+	// As a version without the bound has written it.
+	var older []callKey
+	for i := range 1000 {
+		key := callKey{client, -1 - int32(i)}
+		ns.retry.calls[key] = call{time: ns.clock}
+		older = append(older, key)
+	}
+	ns.retry.order = append(older, ns.retry.order...)
+	buf, err := ns.AppendSnapshot(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Restore(bytes.NewReader(buf))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(again.retry.order) != maxCalls {
+		t.Fatalf("%d calls were restored", len(again.retry.order))
+	}
+	if _, ok := again.Answered(client, maxCalls+999); !ok {
+		t.Fatal("the newest call was not restored")
 	}
 }
 

@@ -2,6 +2,17 @@ package namespace
 
 import "github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 
+// Bounds on the calls that are remembered.
+const (
+	// retryMillis is how long an answered call is remembered, by the namespace's clock.
+	retryMillis = 10 * 60 * 1000
+	// maxTick is the most by which one entry moves that clock: one that comes with
+	// a wrong time ages no call by more.
+	maxTick = 60 * 1000
+	// maxCalls is how many calls are remembered, the newest: 25 MB at most.
+	maxCalls = 1 << 18
+)
+
 // callKey names a call for ever: a client makes its id at random and counts its calls.
 type callKey struct {
 	client [16]byte
@@ -27,20 +38,31 @@ func keyOf(e *nspb.Entry) (callKey, bool) {
 	return callKey{client: [16]byte(e.GetClientId()), id: e.GetCallId()}, true
 }
 
+// tick moves the clock by the time since the last entry, never back and by maxTick
+// at most, and forgets the calls that are too old. So an entry whose time is a year
+// ahead changes little, and those after it go on from their own times.
+func (ns *Namespace) tick(millis int64) {
+	if since := millis - ns.last; since > 0 {
+		ns.clock += min(since, maxTick)
+	}
+	ns.last = millis
+	rc := &ns.retry
+	for len(rc.order) > 0 && rc.calls[rc.order[0]].time <= ns.clock-retryMillis {
+		rc.dropFirst()
+	}
+}
+
 func (rc *retryCache) add(key callKey, c call) {
+	if len(rc.order) >= maxCalls {
+		rc.dropFirst()
+	}
 	rc.calls[key] = c
 	rc.order = append(rc.order, key)
 }
 
-func (rc *retryCache) expire(before int64) {
-	n := 0
-	for n < len(rc.order) && rc.calls[rc.order[n]].time < before {
-		delete(rc.calls, rc.order[n])
-		n++
-	}
-	if n > 0 {
-		rc.order = rc.order[n:]
-	}
+func (rc *retryCache) dropFirst() {
+	delete(rc.calls, rc.order[0])
+	rc.order = rc.order[1:]
 }
 
 // Answered returns the result of a call that has been answered before.

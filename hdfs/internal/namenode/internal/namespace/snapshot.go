@@ -32,6 +32,7 @@ func (ns *Namespace) AppendSnapshot(buf []byte) ([]byte, error) {
 		NextBlock:       proto.Uint64(ns.nextBlock),
 		GenerationLimit: proto.Uint64(ns.stamps),
 		ClockMs:         proto.Int64(ns.clock),
+		LastMs:          proto.Int64(ns.last),
 		Names:           ns.names,
 		Inodes:          proto.Uint64(uint64(len(ns.inodes))),
 		Datanodes:       proto.Uint64(uint64(len(ns.datanodes))),
@@ -139,6 +140,10 @@ func restore(in io.Reader) (*Namespace, error) {
 	ns := New()
 	ns.clusterID, ns.blockPoolID = h.GetClusterId(), h.GetBlockPoolId()
 	ns.nextInode, ns.nextBlock, ns.stamps, ns.clock = h.GetNextInode(), h.GetNextBlock(), h.GetGenerationLimit(), h.GetClockMs()
+	ns.last = ns.clock
+	if h.LastMs != nil {
+		ns.last = h.GetLastMs()
+	}
 	clear(ns.inodes)
 	clear(ns.nameIDs)
 	ns.names = ns.names[:0]

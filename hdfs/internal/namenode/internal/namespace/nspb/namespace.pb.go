@@ -2028,11 +2028,12 @@ type SnapshotHeader struct {
 	NextInode       *uint64                `protobuf:"varint,4,opt,name=next_inode,json=nextInode" json:"next_inode,omitempty"`
 	NextBlock       *uint64                `protobuf:"varint,5,opt,name=next_block,json=nextBlock" json:"next_block,omitempty"`
 	GenerationLimit *uint64                `protobuf:"varint,6,opt,name=generation_limit,json=generationLimit" json:"generation_limit,omitempty"`
-	ClockMs         *int64                 `protobuf:"varint,7,opt,name=clock_ms,json=clockMs" json:"clock_ms,omitempty"`
-	Names           []string               `protobuf:"bytes,8,rep,name=names" json:"names,omitempty"` // users and groups, by the numbers that inodes use
+	ClockMs         *int64                 `protobuf:"varint,7,opt,name=clock_ms,json=clockMs" json:"clock_ms,omitempty"` // the time by which calls are remembered
+	Names           []string               `protobuf:"bytes,8,rep,name=names" json:"names,omitempty"`                     // users and groups, by the numbers that inodes use
 	Inodes          *uint64                `protobuf:"varint,9,opt,name=inodes" json:"inodes,omitempty"`
 	Datanodes       *uint64                `protobuf:"varint,10,opt,name=datanodes" json:"datanodes,omitempty"`
 	Calls           *uint64                `protobuf:"varint,11,opt,name=calls" json:"calls,omitempty"`
+	LastMs          *int64                 `protobuf:"varint,12,opt,name=last_ms,json=lastMs" json:"last_ms,omitempty"` // the last entry's time; absent: clock_ms
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2140,6 +2141,13 @@ func (x *SnapshotHeader) GetDatanodes() uint64 {
 func (x *SnapshotHeader) GetCalls() uint64 {
 	if x != nil && x.Calls != nil {
 		return *x.Calls
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetLastMs() int64 {
+	if x != nil && x.LastMs != nil {
+		return *x.LastMs
 	}
 	return 0
 }
@@ -2684,7 +2692,7 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1a\n" +
-	"\bhostname\x18\x04 \x01(\tR\bhostname\"\xd3\x02\n" +
+	"\bhostname\x18\x04 \x01(\tR\bhostname\"\xec\x02\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
@@ -2700,7 +2708,8 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x06inodes\x18\t \x01(\x04R\x06inodes\x12\x1c\n" +
 	"\tdatanodes\x18\n" +
 	" \x01(\x04R\tdatanodes\x12\x14\n" +
-	"\x05calls\x18\v \x01(\x04R\x05calls\"\xfb\x01\n" +
+	"\x05calls\x18\v \x01(\x04R\x05calls\x12\x17\n" +
+	"\alast_ms\x18\f \x01(\x03R\x06lastMs\"\xfb\x01\n" +
 	"\rSnapshotInode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x04R\x06parent\x12\x12\n" +
