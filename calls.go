@@ -87,6 +87,7 @@ type Caller struct {
 	side     *call.Side[*pendingCall, Request]
 	line     fifo.Queue[*pendingCall] // callers for whom the peer has no room
 	ended    bool                     // the endpoint
+	silent   bool                     // the greeting has not gone
 	draining bool
 	drained  chan struct{} // closed when nothing is pending any more; nil if nobody asks
 
@@ -123,17 +124,37 @@ const mostSpare = callsAtOnce
 // nil, they all fail with CodeUnknownMethod. What the peer had sent before its own
 // Caller ends the endpoint.
 func NewCaller(e *Endpoint, mux *Mux) (*Caller, error) {
-	c := &Caller{e: e, mux: mux, side: call.New[*pendingCall, Request](call.Limits{
+	c := &Caller{e: e, mux: mux, silent: true, side: call.New[*pendingCall, Request](call.Limits{
 		Requests: callsAtOnce, Stream: streamCredit, Window: streamWindow, Memory: streamMemory,
 	})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	if err := e.upcalls(c); err != nil {
 		return nil, e.failure("make a caller for", err)
 	}
-	h, tag := c.side.Greeting()
 	c.watcher.Go(c.watch)
-	c.post(outgoing{header: h, tag: tag})
+	c.greet()
 	return c, nil
+}
+
+// greet tells the peer what this side takes. Messages that are sent at once pass those
+// in the outbox by: no call may begin before the greeting has gone.
+func (c *Caller) greet() {
+	h, tag := c.side.Greeting()
+	if c.e.carrier.sendPair(tag, h, nil) {
+		c.greeted()
+		return
+	}
+	c.mu.Lock()
+	c.postLater(outgoing{header: h, tag: tag})
+	c.mu.Unlock()
+}
+
+// greeted notes that the greeting has gone.
+func (c *Caller) greeted() {
+	c.mu.Lock()
+	c.silent = false
+	c.advance()
+	c.mu.Unlock()
 }
 
 // Endpoint is what carries the calls.
@@ -331,6 +352,9 @@ func (c *Caller) refusal() error {
 
 // admit takes a credit of the peer for w. mu is held.
 func (c *Caller) admit(w *pendingCall) bool {
+	if c.silent {
+		return false
+	}
 	if w.notifies {
 		return c.side.Notify()
 	}

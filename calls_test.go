@@ -191,6 +191,55 @@ func TestCallsAtOnce(t *testing.T) {
 	})
 }
 
+// No request passes the greeting by that found no room to be sent at once.
+func TestGreetingGoesFirst(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, "")
+		hold := func(sending bool) (held bool) {
+			s, ok := a.carrier.(*shell)
+			if ok {
+				s.mu.Lock()
+				s.sending = sending
+				s.mu.Unlock()
+			}
+			return ok
+		}
+		a.sendLock <- struct{}{}
+		hold(true)
+		c := callersOn(t, a, b, MuxConfig{})
+		for greeted := false; !greeted; time.Sleep(10 * time.Microsecond) {
+			c.a.mu.Lock()
+			greeted = c.a.side.IsGreeted()
+			c.a.mu.Unlock()
+		}
+		// The greeting waits for the lock, and nothing else does any more.
+		if !hold(false) {
+			<-a.sendLock // no message of a stream does without
+		}
+		called := make(chan error, 1)
+		go func() { called <- c.echo(p.ctx, c.a, methodEcho, []byte("first")) }()
+		for waits := false; !waits; time.Sleep(10 * time.Microsecond) {
+			select {
+			case err := <-called:
+				called <- err
+				waits = true
+			default:
+				c.a.mu.Lock()
+				waits = c.a.line.Len() > 0
+				c.a.mu.Unlock()
+			}
+		}
+		if _, ok := a.carrier.(*shell); ok {
+			<-a.sendLock
+		}
+		if err := <-called; err != nil {
+			t.Error(err)
+		}
+		c.close(t)
+	})
+}
+
 // Both ends do nothing but send notifications, more than either takes at a time.
 func TestBothOnlyNotify(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {

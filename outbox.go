@@ -122,6 +122,9 @@ func (c *Caller) sendPosted() {
 		}
 		c.mu.Unlock()
 		_, _ = c.sendJoined(context.Background(), m.tag, m.header, m.bytes()) // the endpoint's end ends it, and tells
+		if m.header.Kind == call.Greeting {
+			c.greeted()
+		}
 		sent = len(m.bytes())
 		m.free()
 	}
