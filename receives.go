@@ -129,6 +129,12 @@ func (r *receives) places(depth int) int {
 // strict device all but awake of them sleep until wake. errNoPlaces says that the
 // queue has too few places.
 func (r *receives) promise(sh *share, least, most, awake int) (int, error) {
+	return r.promiseWith(sh, least, most, awake, nil)
+}
+
+// promiseWith is promise with memory that the caller has fetched. What is left of it
+// stays the caller's.
+func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]slab.Slab) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.strict {
@@ -147,30 +153,36 @@ func (r *receives) promise(sh *share, least, most, awake int) (int, error) {
 	} else {
 		r.target.Store(max(r.target.Load(), baseReceives))
 	}
-	if err := r.fill(); err != nil {
+	if err := r.fill(fetched); err != nil {
 		r.takeBack(sh, n, awake)
 		return 0, err
 	}
 	return n, nil
 }
 
-// mostAdmissions is how often memory for a first receive is asked for: others may take
-// what has been found.
-const mostAdmissions = 4
+// mostRefusals is how many slabs beyond those that it posts an endpoint that is
+// being set up may have to fetch: other endpoints use the same queue up meanwhile.
+const mostRefusals = 4
 
 // admit is promise for an endpoint that is being set up, and holds no lock: it may wait
-// until regions have been closed.
+// while others register or close regions.
 func (r *receives) admit(sh *share, least, most, awake int) (int, error) {
-	for try := 1; ; try++ {
-		n, err := r.promise(sh, least, most, awake)
-		if !errors.Is(err, errNoReceive) || try == mostAdmissions {
+	var fetched []slab.Slab
+	defer func() {
+		for _, s := range fetched {
+			r.pool.Put(s)
+		}
+	}()
+	for refused := 0; ; refused++ {
+		n, err := r.promiseWith(sh, least, most, awake, &fetched)
+		if !errors.Is(err, errNoReceive) || refused == r.base+awake+mostRefusals {
 			return n, err
 		}
 		memory, err := r.pool.GetNow(context.Background(), r.size)
 		if err != nil {
 			return 0, fmt.Errorf("memory of a receive: %w", err)
 		}
-		r.pool.Put(memory)
+		fetched = append(fetched, memory)
 	}
 }
 
@@ -179,7 +191,7 @@ func (r *receives) wake(n int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.target.Add(int32(n))
-	err := r.fill()
+	err := r.fill(nil)
 	if err != nil {
 		r.target.Add(int32(-n))
 	}
@@ -204,7 +216,7 @@ func (r *receives) more(sh *share, most int) int {
 	defer r.mu.Unlock()
 	if !r.strict {
 		r.target.Store(min(r.target.Load()+int32(n), int32(r.promised+baseReceives)))
-		_ = r.fill() // there are some posted; what comes back is posted, too
+		_ = r.fill(nil) // there are some posted; what comes back is posted, too
 	}
 	return n
 }
@@ -231,10 +243,11 @@ func (r *receives) takeBack(sh *share, n, awake int) {
 	}
 }
 
-// fill posts receives up to the target. r.mu is held.
-func (r *receives) fill() error {
+// fill posts receives up to the target, in memory that was fetched or else the pool's.
+// r.mu is held.
+func (r *receives) fill(fetched *[]slab.Slab) error {
 	for r.reserve() {
-		b, err := r.take()
+		b, err := r.take(fetched)
 		if err != nil {
 			r.posted.Add(-1)
 		} else if err = r.post(b); err != nil {
@@ -252,14 +265,20 @@ func (r *receives) fill() error {
 }
 
 // take returns a buffer with memory. r.mu is held.
-func (r *receives) take() (*buffer, error) {
-	// Whoever calls may hold locks that others want.
-	s, ok, err := r.pool.TryNow(r.size)
-	if err != nil {
-		return nil, fmt.Errorf("memory of a receive: %w", err)
-	}
-	if !ok {
-		return nil, errNoReceive
+func (r *receives) take(fetched *[]slab.Slab) (*buffer, error) {
+	var s slab.Slab
+	if fetched != nil && len(*fetched) > 0 {
+		last := len(*fetched) - 1
+		s, *fetched = (*fetched)[last], (*fetched)[:last]
+	} else {
+		var ok bool
+		var err error
+		// Whoever calls may hold locks that others want.
+		if s, ok, err = r.pool.TryNow(r.size); err != nil {
+			return nil, fmt.Errorf("memory of a receive: %w", err)
+		} else if !ok {
+			return nil, errNoReceive
+		}
 	}
 	var b *buffer
 	if n := len(r.spare); n > 0 {
@@ -353,7 +372,7 @@ func (r *receives) low() {
 // again later: nothing may ever come back while applications hold what there was.
 // r.mu is held.
 func (r *receives) replenish() {
-	err := r.fill()
+	err := r.fill(nil)
 	switch {
 	case err == nil:
 		r.pause = 0
