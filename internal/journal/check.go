@@ -1,9 +1,12 @@
 package journal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
@@ -11,6 +14,13 @@ import (
 
 // Report is what [Check] found.
 type Report struct {
+	// Dir is the directory that the rest tells of. Of two it is the one that a
+	// start takes the state from.
+	Dir string
+	// Other tells of the other one, nil if there is none; OtherErr what keeps it
+	// from being of use.
+	Other     *Report
+	OtherErr  error
 	Snapshots []SnapshotReport // newest first
 	// First and Last are the indexes of the log's first and last entry, 0 for none.
 	First, Last uint64
@@ -55,7 +65,8 @@ func Check(cfg Config, sm StateMachine) (*Report, error) {
 // Recover is Check, and makes the journal one that opens with that state:
 // damaged snapshots are set aside, and the log is cut before its first damaged
 // entry. Entries behind it that can be read are lost, too: they follow from what
-// is missing. A log that can't be opened at all is set aside.
+// is missing. A log that can't be opened at all is set aside. Of two directories
+// the one that has the state counts from then on, and the next opening copies it.
 func Recover(cfg Config, sm StateMachine) (*Report, error) {
 	rep, err := inspect(cfg, sm, true)
 	if err != nil {
@@ -66,17 +77,97 @@ func Recover(cfg Config, sm StateMachine) (*Report, error) {
 
 func inspect(cfg Config, sm StateMachine, mend bool) (_ *Report, err error) {
 	cfg.setDefaults()
+	none := true
+	for _, dir := range cfg.dirs() {
+		if _, err := cfg.FS.Stat(cfg.FS.PathJoin(dir, "log")); err == nil {
+			none = false
+		}
+	}
+	if none {
+		return nil, fmt.Errorf("there is no journal in %s", strings.Join(cfg.dirs(), " or "))
+	}
+	locks, err := lockAll(cfg)
+	defer func() {
+		for _, l := range locks {
+			l.Close()
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Second == "" {
+		rep, err := examine(cfg, sm, mend)
+		if m, _ := readMarker(cfg.FS, cfg.Dir); mend && err == nil && m != nil && m.ID != "" {
+			m.Generation++
+			err = m.write(cfg.FS, cfg.Dir)
+		}
+		return rep, err
+	}
+	return inspectPair(cfg, sm, mend)
+}
+
+// inspectPair examines both directories, and then, for sm, the one that counts.
+func inspectPair(cfg Config, sm StateMachine, mend bool) (*Report, error) {
+	halves := [2]half{look(cfg.FS, cfg.Dir), look(cfg.FS, cfg.Second)}
+	candidates, err := order(halves)
+	if err != nil && (!mend || !halves[0].behind() && !halves[1].behind()) {
+		return nil, err
+	}
+	if err != nil { // what is behind is all that there is
+		candidates = []int{0, 1}
+	}
+	var reps [2]*Report
+	var errs [2]error
+	for i, h := range halves {
+		switch {
+		case h.err != nil:
+			errs[i] = h.err
+		case h.empty:
+			errs[i] = errors.New("it is empty: the next start copies the other one")
+		default:
+			reps[i], errs[i] = examine(Config{Dir: h.dir, FS: cfg.FS, Logger: cfg.Logger}, nil, false)
+			if errs[i] == nil && !slices.Contains(candidates, i) {
+				errs[i] = errors.New("it is older: the next start copies the other one")
+			}
+		}
+		if reps[i] == nil {
+			reps[i] = &Report{Dir: h.dir}
+		}
+	}
+	chosen := candidates[0]
+	better := func(i int) bool {
+		c := reps[chosen]
+		return errs[i] == nil && (errs[chosen] != nil || reps[i].Good > c.Good || !reps[i].Damaged() && c.Damaged() && reps[i].Good == c.Good)
+	}
+	if len(candidates) == 2 && better(candidates[1]) || mend && errs[chosen] != nil && reps[1-chosen].Last+reps[1-chosen].Base > 0 {
+		chosen = 1 - chosen
+	}
+	rep, err := examine(Config{Dir: halves[chosen].dir, FS: cfg.FS, Logger: cfg.Logger}, sm, mend)
+	if rep == nil {
+		rep = &Report{Dir: halves[chosen].dir}
+	}
+	rep.Other, rep.OtherErr = reps[1-chosen], errs[1-chosen]
+	if err != nil || !mend {
+		return rep, err
+	}
+	mark := marker{Generation: 1}
+	for _, h := range halves {
+		if h.mark != nil {
+			mark = marker{ID: cmp.Or(h.mark.ID, mark.ID), Generation: max(mark.Generation, h.mark.Generation+1)}
+		}
+	}
+	if mark.ID == "" {
+		return rep, nil // there never were two
+	}
+	return rep, mark.write(cfg.FS, rep.Dir)
+}
+
+// examine looks at one directory, which is locked.
+func examine(cfg Config, sm StateMachine, mend bool) (_ *Report, err error) {
+	cfg.setDefaults()
 	fs := cfg.FS
 	dir := fs.PathJoin(cfg.Dir, "log")
-	if _, err := fs.Stat(dir); err != nil {
-		return nil, fmt.Errorf("there is no journal: %w", err)
-	}
-	lock, err := fs.Lock(fs.PathJoin(cfg.Dir, "LOCK"))
-	if err != nil {
-		return nil, fmt.Errorf("the directory is in use by another process: stop that one first: %w", err)
-	}
-	defer lock.Close()
-	rep := &Report{}
+	rep := &Report{Dir: cfg.Dir}
 	snapshots := &snapshotStore{fs: fs, dir: fs.PathJoin(cfg.Dir, "snapshots"), log: cfg.Logger}
 	metas, damaged, err := snapshots.metas()
 	if err != nil {
@@ -125,7 +216,7 @@ func inspect(cfg Config, sm StateMachine, mend bool) (_ *Report, err error) {
 			return rep, err
 		}
 	}
-	if base != nil {
+	if base != nil && sm != nil {
 		if err := restoreFrom(snapshots, base.ID, sm); err != nil {
 			return rep, err
 		}

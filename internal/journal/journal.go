@@ -45,7 +45,11 @@ var ErrNotLeader = errors.New("journal: not the leader")
 
 // Config says where a journal is.
 type Config struct {
-	Dir    string // made if missing
+	Dir string // made if missing
+	// Second, if set, is another directory, best on another disk, that gets every
+	// file of Dir. An opening takes the state from it when Dir is empty, damaged
+	// or older, and makes both equal. When one of them fails, the other one goes on alone.
+	Second string
 	FS     vfs.FS // default vfs.Default
 	Logger *slog.Logger
 
@@ -79,9 +83,11 @@ func (c *Config) setDefaults() {
 
 // Journal is an open journal. Its methods may be called concurrently.
 type Journal struct {
+	dir   string
 	raft  *raft.Raft
 	store *store
-	lock  io.Closer
+	locks []io.Closer
+	pair  *mirror // nil: one directory
 
 	// Raft does not answer what still waits in its queue when it shuts down.
 	// So appends hold gate for reading, and Close takes it first.
@@ -104,17 +110,22 @@ func Open(ctx context.Context, cfg Config, sm StateMachine) (*Journal, error) {
 }
 
 func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err error) {
-	j := &Journal{}
+	j := &Journal{dir: cfg.Dir}
 	defer func() {
 		if err != nil {
 			j.Close()
 		}
 	}()
-	if err := makeDir(cfg.FS, cfg.Dir); err != nil {
+	if j.locks, err = lockAll(cfg); err != nil {
 		return nil, err
 	}
-	if j.lock, err = cfg.FS.Lock(cfg.FS.PathJoin(cfg.Dir, "LOCK")); err != nil {
-		return nil, fmt.Errorf("the directory is in use by another process: stop that one or choose another directory: %w", err)
+	if cfg.Second == "" {
+		err = alone(cfg.FS, cfg.Dir)
+	} else if j.pair, err = openPair(cfg); err == nil {
+		cfg.FS = j.pair
+	}
+	if err != nil {
+		return nil, err
 	}
 	snapshots, err := openSnapshots(cfg.FS, cfg.FS.PathJoin(cfg.Dir, "snapshots"), cfg.Logger)
 	if err != nil {
@@ -177,6 +188,57 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 		return nil, fmt.Errorf("replay the log: %w", err)
 	}
 	return j, nil
+}
+
+// lockAll makes and locks the directories. One of two that can't be made is left
+// to openPair.
+func lockAll(cfg Config) (locks []io.Closer, err error) {
+	for _, dir := range cfg.dirs() {
+		if err := makeDir(cfg.FS, dir); err != nil {
+			if cfg.Second == "" {
+				return locks, err
+			}
+			continue
+		}
+		lock, err := cfg.FS.Lock(cfg.FS.PathJoin(dir, "LOCK"))
+		if err != nil {
+			return locks, fmt.Errorf("the directory %s is in use by another process: stop that one or choose another directory: %w", dir, err)
+		}
+		locks = append(locks, lock)
+	}
+	return locks, nil
+}
+
+func (c *Config) dirs() []string {
+	if c.Second == "" {
+		return []string{c.Dir}
+	}
+	return []string{c.Dir, c.Second}
+}
+
+// Alone returns why one of two directories is out of service, nil if none is.
+func (j *Journal) Alone() error {
+	if j.pair == nil {
+		return nil
+	}
+	j.pair.mu.Lock()
+	defer j.pair.mu.Unlock()
+	return j.pair.failed
+}
+
+// Dirs returns the directories in service.
+func (j *Journal) Dirs() []string {
+	if j.pair == nil {
+		return []string{j.dir}
+	}
+	live, _ := j.pair.state()
+	var out []string
+	for i, dir := range j.pair.dirs {
+		if live[i] {
+			out = append(out, dir)
+		}
+	}
+	return out
 }
 
 // sound refuses a log that does not follow the newest snapshot, or that has a
@@ -269,8 +331,8 @@ func (j *Journal) Close() error {
 		if j.store != nil {
 			errs = append(errs, j.store.Close())
 		}
-		if j.lock != nil {
-			errs = append(errs, j.lock.Close())
+		for _, l := range j.locks {
+			errs = append(errs, l.Close())
 		}
 		if err := errors.Join(errs...); err != nil {
 			j.err = fmt.Errorf("journal: close: %w", err)
