@@ -21,6 +21,8 @@ type ClusterConfig struct {
 	Logger  *slog.Logger
 	Dir     string // namenode, datanode-N and conf are below it
 	Host    string // to listen at
+	// SecondDir is for the NameNode's state; see [NameNodeConfig].
+	SecondDir string
 	// NameNodePort and DataNodePort are the NameNode's port and the first
 	// DataNode's, the others following; 0 takes any.
 	NameNodePort, DataNodePort int
@@ -67,7 +69,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		return nil, err
 	}
 	c.NameNode, err = StartNameNode(ctx, NameNodeConfig{
-		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"),
+		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"), SecondDir: cfg.SecondDir,
 		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,
 		SnapshotEntries: cfg.SnapshotEntries,
 	})

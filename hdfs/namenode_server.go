@@ -22,6 +22,9 @@ type NameNodeConfig struct {
 	Logger  *slog.Logger // default: slog.Default()
 	// Dir holds the namespace's log and snapshots. It is made if it is missing.
 	Dir string
+	// SecondDir, if set, is a directory on another disk that is kept equal to Dir.
+	// A start takes the state from it when Dir is gone, damaged or older.
+	SecondDir string
 	// Listen is the published port, host:port; port 0 takes any.
 	Listen string
 	// Replication is what clients get that do not ask for a number; 0 means 3.
@@ -51,7 +54,7 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 		return nil, fmt.Errorf("NameNode: %w", err)
 	}
 	state, err := namenode.Open(ctx, namenode.Config{
-		Dir: cfg.Dir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
+		Dir: cfg.Dir, SecondDir: cfg.SecondDir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
 		SnapshotEntries: cfg.SnapshotEntries,
 	})
 	if err != nil {
@@ -69,12 +72,13 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 // NameNodeState is what [CheckNameNode] found.
 type NameNodeState = namenode.Report
 
-// CheckNameNode reads all that a NameNode keeps in dir, while none runs on it.
+// CheckNameNode reads all that a NameNode keeps in dir, and in the directory second
+// unless it is empty, while none runs on them.
 // With mend it sets aside what is damaged, so that a NameNode can start with the
 // newest state that can be had; changes behind a damaged entry of the log are
 // lost. An error says that there is no such state.
-func CheckNameNode(dir string, logger *slog.Logger, mend bool) (*NameNodeState, error) {
-	return namenode.Check(dir, nil, logger, mend)
+func CheckNameNode(dir, second string, logger *slog.Logger, mend bool) (*NameNodeState, error) {
+	return namenode.Check(dir, second, nil, logger, mend)
 }
 
 // Addr is where the port is, host:port.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,7 +26,7 @@ const (
 )
 
 func upCommand(o *options) *cobra.Command {
-	var dir, listen, addressFile, metricsAt string
+	var dir, secondDir, listen, addressFile, metricsAt string
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
 	cmd := &cobra.Command{
@@ -62,7 +63,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 			defer closing(&err, rt)
 			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, Host: host, NameNodePort: port, DataNodePort: dataPort,
-				DataNodes: dataNodes, Replication: replication, SnapshotEntries: snapshotEntries,
+				DataNodes: dataNodes, Replication: replication, SnapshotEntries: snapshotEntries, SecondDir: secondDir,
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -105,6 +106,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	snapshotFlag(flags, &snapshotEntries)
+	secondFlag(flags, &secondDir)
 	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
 	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
 	metricsFlag(flags, &metricsAt)
@@ -113,7 +115,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 }
 
 func nameNodeCommand(o *options) *cobra.Command {
-	var dir, listen, addressFile, metricsAt string
+	var dir, secondDir, listen, addressFile, metricsAt string
 	var replication int
 	var snapshotEntries uint64
 	var leaseLimit time.Duration
@@ -136,7 +138,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 			defer closing(&err, rt)
 			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
-				SnapshotEntries: snapshotEntries,
+				SnapshotEntries: snapshotEntries, SecondDir: secondDir,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -161,6 +163,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
 	metricsFlag(flags, &metricsAt)
 	snapshotFlag(flags, &snapshotEntries)
+	secondFlag(flags, &secondDir)
 	flags.DurationVar(&leaseLimit, "lease-limit", 20*time.Minute, "how long a file stays open whose writer has gone silent")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
 	cmd.AddCommand(nameNodeDiskCommand(o, false), nameNodeDiskCommand(o, true))
@@ -171,10 +174,14 @@ func snapshotFlag(flags *pflag.FlagSet, entries *uint64) {
 	flags.Uint64Var(entries, "snapshot-entries", 1<<16, "after how many changes the NameNode writes a snapshot of the names; the two newest are kept, and the log between")
 }
 
+func secondFlag(flags *pflag.FlagSet, dir *string) {
+	flags.StringVar(dir, "second-dir", "", "a `directory` on another disk that is kept equal to the NameNode's: each change is on both before it is acknowledged, one goes on alone when the other fails, and a start takes the newer one and repairs the other (dfs.namenode.name.dir with two entries)")
+}
+
 // nameNodeDiskCommand looks at, or with mend repairs, what a NameNode that does
 // not run has on disk.
 func nameNodeDiskCommand(o *options, mend bool) *cobra.Command {
-	var dir string
+	var dir, second string
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check the snapshots and the log of a NameNode that is stopped",
@@ -195,9 +202,13 @@ damaged entry are lost: copy the directory first, and see what check says.`
 			}
 			dir = filepath.Join(base, "namenode")
 		}
-		rep, err := hdfs.CheckNameNode(dir, o.logger(), mend)
+		rep, err := hdfs.CheckNameNode(dir, second, o.logger(), mend)
 		out := cmd.OutOrStdout()
+		tellOther(out, rep)
 		if rep != nil {
+			if rep.Other != nil {
+				fmt.Fprintf(out, "%s, which counts:\n", rep.Dir)
+			}
 			for _, s := range rep.Snapshots {
 				if s.Err != nil {
 					fmt.Fprintf(out, "snapshot %s: damaged: %v\n", s.ID, s.Err)
@@ -228,7 +239,29 @@ damaged entry are lost: copy the directory first, and see what check says.`
 		return nil
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "the NameNode's data directory (default: verbena/namenode in the user's data home)")
+	cmd.Flags().StringVar(&second, "second-dir", "", "the NameNode's second `directory`, if it has one; a recovery takes the better state of the two")
 	return cmd
+}
+
+// tellOther tells of the one of two directories that does not count.
+func tellOther(out io.Writer, rep *hdfs.NameNodeState) {
+	if rep == nil || rep.Other == nil {
+		return
+	}
+	other := rep.Other
+	fmt.Fprintf(out, "%s: state up to entry %d", other.Dir, other.Good)
+	for _, s := range other.Snapshots {
+		if s.Err != nil {
+			fmt.Fprintf(out, "; snapshot %s is damaged", s.ID)
+		}
+	}
+	if other.LogErr != nil {
+		fmt.Fprintf(out, "; the log is damaged behind entry %d: %v", other.Good, other.LogErr)
+	}
+	if rep.OtherErr != nil {
+		fmt.Fprintf(out, "; not of use: %v", rep.OtherErr)
+	}
+	fmt.Fprintln(out)
 }
 
 func dataNodeCommand(o *options) *cobra.Command {

@@ -16,15 +16,12 @@ import (
 
 // propose makes an entry durable and applies it.
 func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Result, error) {
-	if err := nn.refusal(); err != nil {
-		return namespace.Result{}, err
-	}
 	e.TimeMs = proto.Int64(nn.time.millis(nn.cfg.now(), nn.log))
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return namespace.Result{}, fmt.Errorf("namenode: encode a log entry: %w", err)
 	}
-	out, err := nn.journal.Append(ctx, data)
+	out, err := nn.appendEntry(ctx, data)
 	if err != nil {
 		if errors.Is(err, journal.ErrNotLeader) {
 			return namespace.Result{}, exception.New(exception.Standby, "this NameNode is stopping or does not lead: %v", err)

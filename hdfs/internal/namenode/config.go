@@ -13,9 +13,12 @@ import (
 type Config struct {
 	// Dir holds the log and the snapshots. It is made if missing, and locked
 	// against other processes.
-	Dir    string
-	FS     vfs.FS       // default vfs.Default
-	Logger *slog.Logger // default: slog.Default()
+	Dir string
+	// SecondDir, if set, is a directory, best on another disk, that is kept equal to
+	// Dir: see [journal.Config].
+	SecondDir string
+	FS        vfs.FS       // default vfs.Default
+	Logger    *slog.Logger // default: slog.Default()
 
 	// Superuser may do anything and owns the root of a new file system;
 	// so may the members of Supergroup. Defaults: the user of this process, and "supergroup".
@@ -64,8 +67,11 @@ type Config struct {
 	CheckInterval time.Duration
 
 	// ReservedSpace is how many bytes the disk of Dir must have available for
-	// changes to be taken. Default 100 MiB.
+	// changes to be taken. Default 100 MiB. Of two directories one must have it.
 	ReservedSpace uint64
+	// RoomWait is how long a change that is on its way to a disk that has become
+	// full waits for room before its caller gets an error. Default 5 s.
+	RoomWait time.Duration
 
 	// SnapshotEntries is after how many log entries a snapshot is taken.
 	// Default 65,536.
@@ -101,6 +107,7 @@ func (c *Config) setDefaults() error {
 		{&c.LeaseSoftLimit, time.Minute},
 		{&c.LeaseHardLimit, 20 * time.Minute},
 		{&c.CheckInterval, time.Second},
+		{&c.RoomWait, 5 * time.Second},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value

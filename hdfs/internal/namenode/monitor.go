@@ -31,7 +31,6 @@ func (nn *NameNode) monitor(ctx context.Context) {
 
 // check is one turn of the monitor.
 func (nn *NameNode) check(ctx context.Context) {
-	nn.checkResources()
 	for more := true; more && ctx.Err() == nil; {
 		nn.read(func(ns *namespace.Namespace) { more = nn.blocks.check(ns) })
 	}

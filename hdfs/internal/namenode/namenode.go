@@ -73,11 +73,12 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	}
 	nn.leases.renewed = make(map[string]time.Time)
 	nn.calls.waiting = make(map[callID]chan struct{})
+	nn.resources.stuck = make(chan struct{})
 	nn.blocks = newBlockMap(&nn.cfg)
 	nn.state = &state{ns: namespace.New(), blocks: nn.blocks}
 	var err error
 	nn.journal, err = journal.Open(ctx, journal.Config{
-		Dir: cfg.Dir, FS: cfg.FS, Logger: cfg.Logger, SnapshotEntries: cfg.SnapshotEntries,
+		Dir: cfg.Dir, Second: cfg.SecondDir, FS: cfg.FS, Logger: cfg.Logger, SnapshotEntries: cfg.SnapshotEntries,
 	}, nn.state)
 	if err != nil {
 		return nil, fmt.Errorf("namenode: %w", err)
@@ -91,6 +92,7 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	nn.cancel = cancel
 	if !cfg.manual {
 		nn.wg.Go(func() { nn.monitor(run) })
+		nn.wg.Go(func() { nn.watchResources(run) })
 	}
 	return nn, nil
 }

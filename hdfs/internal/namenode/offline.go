@@ -17,16 +17,16 @@ type Report struct {
 	Files, Directories, Blocks int
 }
 
-// Check reads the snapshots and the log in dir and builds the namespace from
-// them. With mend it makes of them what a NameNode can start with, see
+// Check reads the snapshots and the log in dir, and in the directory second if there is
+// one, and builds the namespace from them. With mend it makes of them what a NameNode can start with, see
 // [journal.Recover]. An error says that there is no namespace to be had.
-func Check(dir string, fs vfs.FS, logger *slog.Logger, mend bool) (*Report, error) {
+func Check(dir, second string, fs vfs.FS, logger *slog.Logger, mend bool) (*Report, error) {
 	s := &state{ns: namespace.New(), blocks: newBlockMap(&Config{})}
 	look := journal.Check
 	if mend {
 		look = journal.Recover
 	}
-	rep, err := look(journal.Config{Dir: dir, FS: fs, Logger: logger}, s)
+	rep, err := look(journal.Config{Dir: dir, Second: second, FS: fs, Logger: logger}, s)
 	out := &Report{}
 	if rep != nil {
 		out.Report = *rep

@@ -12,7 +12,7 @@ func TestCheckOffline(t *testing.T) {
 	dns := r.datanodes(1)
 	r.write("/dir/f", 1, 100, dns...)
 	r.mkdirs("root", "/other")
-	if _, err := Check("/nn", r.fs, slog.Default(), false); err == nil {
+	if _, err := Check("/nn", "", r.fs, slog.Default(), false); err == nil {
 		t.Fatal("checked while the NameNode runs")
 	}
 	id := r.nn.ClusterID()
@@ -24,7 +24,7 @@ func TestCheckOffline(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, mend := range []bool{false, true} {
-		rep, err := Check("/nn", r.fs, slog.Default(), mend)
+		rep, err := Check("/nn", "", r.fs, slog.Default(), mend)
 		if err != nil {
 			t.Fatal(err)
 		}

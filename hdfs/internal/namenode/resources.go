@@ -1,7 +1,10 @@
 package namenode
 
 import (
+	"context"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 )
@@ -12,37 +15,106 @@ import (
 // room. (HDFS enters safe mode at the same point, by default 100 MiB, and since
 // the operator ends it there, its message asks for that.)
 type resources struct {
-	mu  sync.Mutex
-	low string // why changes are refused; empty: they are not
+	mu    sync.Mutex
+	low   string // why changes are refused; empty: they are not
+	since time.Time
+	// stuck is closed while there has been no room for RoomWait: what has been on
+	// its way since then waits no longer.
+	stuck  chan struct{}
+	closed bool
+}
+
+// watchResources looks at the disk at every CheckInterval. The monitor can't: what
+// it changes may be what waits for room.
+func (nn *NameNode) watchResources(ctx context.Context) {
+	tick := time.NewTicker(nn.cfg.CheckInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			nn.checkResources()
+		}
+	}
 }
 
 // checkResources looks at the disk. A file system that can't tell has room.
 func (nn *NameNode) checkResources() {
-	usage, err := nn.cfg.FS.GetDiskUsage(nn.cfg.Dir)
-	if err != nil {
-		return
+	dirs := nn.journal.Dirs()
+	var available uint64
+	for _, dir := range dirs {
+		usage, err := nn.cfg.FS.GetDiskUsage(dir)
+		if err != nil {
+			return
+		}
+		available = max(available, usage.AvailBytes)
 	}
 	r := &nn.resources
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	low := usage.AvailBytes < nn.cfg.ReservedSpace
+	low := available < nn.cfg.ReservedSpace
+	in := strings.Join(dirs, " and ")
 	switch {
 	case low && r.low == "":
-		nn.log.Error("namenode: low on available disk space, entering safe mode: changes are refused until there is room", "dir", nn.cfg.Dir, "available", usage.AvailBytes, "reserved", nn.cfg.ReservedSpace)
-		r.low = "Resources are low on NN. Please add or free up more resources in " + nn.cfg.Dir + ": safe mode ends by itself when there is room."
+		nn.log.Error("namenode: low on available disk space, entering safe mode: changes are refused until there is room", "dir", in, "available", available, "reserved", nn.cfg.ReservedSpace)
+		r.low = "Resources are low on NN. Please add or free up more resources in " + in + ": safe mode ends by itself when there is room."
+		r.since = nn.cfg.now()
+	case low && !r.closed && nn.cfg.now().Sub(r.since) >= nn.cfg.RoomWait:
+		close(r.stuck)
+		r.closed = true
 	case !low && r.low != "":
-		nn.log.Info("namenode: the disk has room again, leaving safe mode", "dir", nn.cfg.Dir, "available", usage.AvailBytes)
+		nn.log.Info("namenode: the disk has room again, leaving safe mode", "dir", in, "available", available)
 		r.low = ""
+		if r.closed {
+			r.stuck, r.closed = make(chan struct{}), false
+		}
 	}
 }
 
-// refusal is the error for changes while the disk is full, else nil.
-func (nn *NameNode) refusal() error {
+// refusal is the error for changes while the disk is full, else nil, and a channel
+// that closes when a change that has begun need not be waited for any more.
+func (nn *NameNode) refusal() (stuck <-chan struct{}, err error) {
 	r := &nn.resources
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.low == "" {
-		return nil
+		return r.stuck, nil
 	}
-	return exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode.\n%s", r.low)
+	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode.\n%s", r.low)
+}
+
+// appendEntry makes an entry durable. If the disk has become full meanwhile and there is
+// no room in time, it returns an error, though the entry will be carried out if
+// there is room later.
+func (nn *NameNode) appendEntry(ctx context.Context, data []byte) (any, error) {
+	stuck, err := nn.refusal()
+	if err != nil {
+		return nil, err
+	}
+	type outcome struct {
+		value any
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		value, err := nn.journal.Append(ctx, data)
+		done <- outcome{value, err}
+	}()
+	select {
+	case out := <-done:
+		return out.value, out.err
+	case <-stuck:
+	}
+	select { // both may have come
+	case out := <-done:
+		return out.value, out.err
+	default:
+	}
+	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode: the disk has become full while this change was on its way to it. It may be carried out when there is room; the same call, made again, tells. Resources are low on NN. Please add or free up more resources in %s.", strings.Join(nn.journal.Dirs(), " and "))
+}
+
+func (nn *NameNode) lowOnRoom() bool {
+	_, err := nn.refusal()
+	return err != nil
 }

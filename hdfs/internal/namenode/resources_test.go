@@ -1,9 +1,10 @@
 package namenode
 
 import (
-	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/protobuf/proto"
@@ -42,7 +43,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal("safe mode with an empty disk")
 	}
 	fs.available.Store(100<<20 - 1)
-	r.check()
+	r.nn.checkResources()
 	wantClass(t, mkdirs("/d"), exception.SafeMode)
 	_, err := r.nn.create(r.as("root"), createRequest("/g", "w", 1, flagCreate))
 	wantClass(t, err, exception.SafeMode)
@@ -56,8 +57,89 @@ func TestFullDisk(t *testing.T) {
 	dns[0].heartbeat(dns)
 	dns[0].report()
 	fs.available.Store(100 << 20)
-	r.nn.check(context.Background())
+	r.nn.checkResources()
 	if err := mkdirs("/d"); err != nil || safe() {
 		t.Fatalf("with room again: %v, safe mode %t", err, safe())
+	}
+}
+
+// stoppedFS is a file system whose syncs wait while it is stopped, as pebble's
+// writes do when a full disk keeps it from flushing.
+type stoppedFS struct {
+	roomFS
+	gate    sync.RWMutex
+	waiting chan struct{}
+	stopped atomic.Bool
+}
+
+func (f *stoppedFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	file, err := f.FS.Create(name, c)
+	return &stoppedFile{file, f}, err
+}
+
+func (f *stoppedFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	file, err := f.FS.ReuseForWrite(from, to, c)
+	return &stoppedFile{file, f}, err
+}
+
+type stoppedFile struct {
+	vfs.File
+	fs *stoppedFS
+}
+
+func (f *stoppedFile) wait() {
+	if f.fs.stopped.Load() {
+		select {
+		case f.fs.waiting <- struct{}{}:
+		default:
+		}
+	}
+	f.fs.gate.RLock()
+	defer f.fs.gate.RUnlock()
+}
+
+func (f *stoppedFile) Sync() error     { f.wait(); return f.File.Sync() }
+func (f *stoppedFile) SyncData() error { f.wait(); return f.File.SyncData() }
+func (f *stoppedFile) SyncTo(n int64) (bool, error) {
+	f.wait()
+	return f.File.SyncTo(n)
+}
+
+// A change that already waits for the disk when that fills up ends with the
+// reason, is carried out once there is room, and its repetition tells so.
+func TestChangeWaitsForRoom(t *testing.T) {
+	fs := &stoppedFS{roomFS: roomFS{FS: vfs.NewMem()}, waiting: make(chan struct{}, 1)}
+	fs.available.Store(1 << 40)
+	r := newRig(t, func(c *Config) { c.FS = fs })
+	r.mkdirs("root", "/d")
+	rename := func(id int32) error {
+		_, err := r.nn.rename2(r.call("root", id), &hdfspb.Rename2RequestProto{Src: proto.String("/d"), Dst: proto.String("/e"), OverwriteDest: proto.Bool(false)})
+		return err
+	}
+	fs.gate.Lock()
+	fs.stopped.Store(true)
+	done := make(chan error, 1)
+	go func() { done <- rename(1000) }()
+	<-fs.waiting
+	fs.available.Store(0)
+	r.nn.checkResources()
+	select {
+	case err := <-done:
+		t.Fatalf("it did not wait for room: %v", err)
+	default:
+	}
+	r.clock.advance(5 * time.Second)
+	r.nn.checkResources()
+	wantClass(t, <-done, exception.SafeMode)
+	fs.stopped.Store(false)
+	fs.gate.Unlock()
+	fs.available.Store(1 << 40)
+	r.nn.checkResources()
+	if err := rename(1000); err != nil {
+		t.Fatalf("the same call again: %v", err)
+	}
+	r.mkdirs("root", "/d")
+	if err := rename(1001); err == nil {
+		t.Fatal("/e is not there: the change was not carried out")
 	}
 }

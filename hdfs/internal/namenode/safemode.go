@@ -66,5 +66,5 @@ func (nn *NameNode) setSafeMode(ctx context.Context, req *hdfspb.SetSafeModeRequ
 	default:
 		return nil, exception.New(exception.UnsupportedOperation, "setSafeMode(%s): this NameNode has safe mode only after its start", req.GetAction())
 	}
-	return &hdfspb.SetSafeModeResponseProto{Result: proto.Bool(nn.InSafeMode() || nn.refusal() != nil)}, nil
+	return &hdfspb.SetSafeModeResponseProto{Result: proto.Bool(nn.InSafeMode() || nn.lowOnRoom())}, nil
 }
