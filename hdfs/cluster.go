@@ -20,7 +20,10 @@ type ClusterConfig struct {
 	Runtime *verbena.Runtime
 	Logger  *slog.Logger
 	Dir     string // namenode, datanode-N and conf are below it
-	Host    string // to listen at
+	// ClusterSecret is the file of the secret by which the nodes know each other. It
+	// is made if there is none. Default: cluster-secret in Dir.
+	ClusterSecret string
+	Host          string // to listen at
 	// SecondDir is for the NameNode's state; see [NameNodeConfig].
 	SecondDir string
 	// NameNodePort and DataNodePort are the NameNode's port and the first
@@ -68,8 +71,10 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, err
 	}
+	secret := secretFile(cfg.ClusterSecret, cfg.Dir)
 	c.NameNode, err = StartNameNode(ctx, NameNodeConfig{
-		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"), SecondDir: cfg.SecondDir,
+		ClusterSecret: secret,
+		Runtime:       cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"), SecondDir: cfg.SecondDir,
 		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,
 		SnapshotEntries: cfg.SnapshotEntries,
 	})
@@ -82,7 +87,8 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			port += i
 		}
 		dn, err := StartDataNode(ctx, DataNodeConfig{
-			Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)),
+			ClusterSecret: secret,
+			Runtime:       cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)),
 			Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(port)), NameNode: c.NameNode.Addr(),
 		})
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"strconv"
@@ -20,6 +21,9 @@ type DataNodeConfig struct {
 	Logger  *slog.Logger // default: slog.Default()
 	// Dir holds the blocks. It is made if it is missing.
 	Dir string
+	// ClusterSecret is the file of the cluster's secret, the same as the NameNode's.
+	// Default: cluster-secret in Dir.
+	ClusterSecret string
 	// Listen is the published port, host:port; port 0 takes any.
 	Listen string
 	// Advertise is the host that clients are told; empty means the one of Listen.
@@ -43,6 +47,14 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("DataNode: %w", err)
 	}
+	file := secretFile(cfg.ClusterSecret, cfg.Dir)
+	secret, err := cluster.LoadSecret(file, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: copy the NameNode's to %s, by scp for example, or name it", err, file)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
+	}
 	host, number, err := advertised(p.Addr(), cfg.Advertise)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
@@ -54,8 +66,8 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
 		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number,
-		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode),
-		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address) },
+		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
+		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			return dn.dialer.net.DialContext(ctx, "tcp", address)
 		},
@@ -63,7 +75,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), dn.dialer.Close(), p.Close())
 	}
-	cluster.ServeDataNode(dn.answers, dn.state.Recoveries())
+	cluster.ServeDataNode(dn.answers, dn.state.Recoveries(), secret)
 	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: onEndpoints(dn.answers)})
 	return dn, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"time"
 
 	"github.com/verbena-data/verbena"
@@ -52,6 +53,18 @@ func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog
 			},
 		},
 	})
+}
+
+// SecretFile is the name of the file with the cluster's secret, in the directory of
+// a node that is not told another one.
+const SecretFile = cluster.SecretFile
+
+// secretFile is where the cluster's secret is.
+func secretFile(named, dir string) string {
+	if named != "" {
+		return named
+	}
+	return filepath.Join(dir, SecretFile)
 }
 
 // onEndpoints serves calls on the endpoints of the cluster protocol.

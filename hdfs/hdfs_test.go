@@ -321,7 +321,7 @@ func TestNameNodeComesBack(t *testing.T) {
 		if err := s.NameNode.Close(); err != nil {
 			t.Fatal(err)
 		}
-		nn, err := StartNameNode(t.Context(), NameNodeConfig{Runtime: s.rt, Dir: filepath.Join(s.cfg.Dir, "namenode"), Listen: addr, Replication: 2})
+		nn, err := StartNameNode(t.Context(), NameNodeConfig{Runtime: s.rt, Dir: filepath.Join(s.cfg.Dir, "namenode"), ClusterSecret: filepath.Join(s.cfg.Dir, SecretFile), Listen: addr, Replication: 2})
 		if err != nil {
 			t.Fatal(err)
 		}

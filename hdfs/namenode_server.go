@@ -25,6 +25,10 @@ type NameNodeConfig struct {
 	// SecondDir, if set, is a directory on another disk that is kept equal to Dir.
 	// A start takes the state from it when Dir is gone, damaged or older.
 	SecondDir string
+	// ClusterSecret is the file of the secret by which this cluster's nodes know each
+	// other. It is made, for this user alone, if there is none. Default:
+	// cluster-secret in Dir.
+	ClusterSecret string
 	// Listen is the published port, host:port; port 0 takes any.
 	Listen string
 	// Replication is what clients get that do not ask for a number; 0 means 3.
@@ -60,8 +64,12 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
+	secret, err := cluster.LoadSecret(secretFile(cfg.ClusterSecret, cfg.Dir), true)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), state.Close(), p.Close())
+	}
 	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger}), answers: verbena.NewMux(verbena.MuxConfig{})}
-	cluster.ServeNameNode(nn.answers, state)
+	cluster.ServeNameNode(nn.answers, state, secret)
 	state.RegisterRPC(nn.calls)
 	messages := onEndpoints(nn.answers)
 	messages[rpc.Service] = nn.calls.ServeEndpoint

@@ -37,13 +37,13 @@ func TestAbandonedFileIsClosed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dir := t.TempDir()
-	nn, err := StartNameNode(ctx, NameNodeConfig{Runtime: rt, Dir: filepath.Join(dir, "name"), Listen: "127.0.0.1:0", LeaseLimit: 2 * time.Second})
+	nn, err := StartNameNode(ctx, NameNodeConfig{Runtime: rt, Dir: filepath.Join(dir, "name"), ClusterSecret: filepath.Join(dir, "secret"), Listen: "127.0.0.1:0", LeaseLimit: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nn.Close()
 	for i := range 3 {
-		dn, err := StartDataNode(ctx, DataNodeConfig{Runtime: rt, Dir: filepath.Join(dir, fmt.Sprint("data", i)), Listen: "127.0.0.1:0", NameNode: nn.Addr()})
+		dn, err := StartDataNode(ctx, DataNodeConfig{Runtime: rt, Dir: filepath.Join(dir, fmt.Sprint("data", i)), ClusterSecret: filepath.Join(dir, "secret"), Listen: "127.0.0.1:0", NameNode: nn.Addr()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -79,7 +79,7 @@ func (c *cluster) start(ctx context.Context, n *node) error {
 	}
 	file := filepath.Join(n.dir, n.name+".address")
 	p, err := processes.Start(ctx, n.name, file, c.binary, append(append([]string{}, n.args...),
-		"--dir", filepath.Join(n.dir, n.name), "--listen", listen, "--address-file", file)...)
+		"--dir", filepath.Join(n.dir, n.name), "--cluster-secret", filepath.Join(n.dir, "cluster-secret"), "--listen", listen, "--address-file", file)...)
 	if err != nil {
 		return err
 	}

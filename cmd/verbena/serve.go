@@ -26,7 +26,7 @@ const (
 )
 
 func upCommand(o *options) *cobra.Command {
-	var dir, secondDir, listen, addressFile, metricsAt string
+	var dir, secondDir, listen, addressFile, metricsAt, secret string
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
 	cmd := &cobra.Command{
@@ -34,7 +34,11 @@ func upCommand(o *options) *cobra.Command {
 		Short: "Run a whole file system in this process",
 		Long: `Run a NameNode and DataNodes in this process, on a data directory that outlives
 it, and write a Hadoop configuration that points any HDFS client at them. Stop it
-with Ctrl-C; it comes back with everything, also after kill -9.`,
+with Ctrl-C; it comes back with everything, also after kill -9.
+
+The nodes know each other by a secret, which is made in the data directory
+(cluster-secret, mode 0600). DataNodes of other hosts join with a copy of it, which
+verbena datanode --help tells how to hand over.`,
 		Example: `  verbena up
   verbena up --dir /srv/verbena --listen 10.0.0.5 --datanodes 1
   HADOOP_CONF_DIR=~/.local/share/verbena/conf hdfs dfs -ls /`,
@@ -62,7 +66,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 			}
 			defer closing(&err, rt)
 			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, Host: host, NameNodePort: port, DataNodePort: dataPort,
+				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Host: host, NameNodePort: port, DataNodePort: dataPort,
 				DataNodes: dataNodes, Replication: replication, SnapshotEntries: snapshotEntries, SecondDir: secondDir,
 			})
 			if err != nil {
@@ -103,6 +107,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena in the user's data home)")
+	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
 	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	snapshotFlag(flags, &snapshotEntries)
@@ -115,14 +120,23 @@ with Ctrl-C; it comes back with everything, also after kill -9.`,
 }
 
 func nameNodeCommand(o *options) *cobra.Command {
-	var dir, secondDir, listen, addressFile, metricsAt string
+	var dir, secondDir, listen, addressFile, metricsAt, secret string
 	var replication int
 	var snapshotEntries uint64
 	var leaseLimit time.Duration
 	cmd := &cobra.Command{
 		Use:   "namenode",
 		Short: "Run a NameNode: the names, and where the blocks are",
-		Args:  cobra.NoArgs,
+		Long: `Run a NameNode: the names, and where the blocks are.
+
+DataNodes and NameNode know each other by a secret. The NameNode makes it, in
+cluster-secret of its data directory with the mode 0600; each DataNode needs a copy:
+
+  scp nn1:.local/share/verbena/namenode/cluster-secret /srv/verbena/datanode/
+  verbena datanode --dir /srv/verbena/datanode --namenode nn1:8020
+
+Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if dir == "" {
 				base, err := defaultDir()
@@ -137,7 +151,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 			}
 			defer closing(&err, rt)
 			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
+				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
 				SnapshotEntries: snapshotEntries, SecondDir: secondDir,
 			})
 			if err != nil {
@@ -159,6 +173,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/namenode in the user's data home)")
+	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
 	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
 	metricsFlag(flags, &metricsAt)
@@ -168,6 +183,30 @@ func nameNodeCommand(o *options) *cobra.Command {
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
 	cmd.AddCommand(nameNodeDiskCommand(o, false), nameNodeDiskCommand(o, true))
 	return cmd
+}
+
+func secretFlag(flags *pflag.FlagSet, file *string, otherwise string) {
+	flags.StringVar(file, "cluster-secret", "", "`FILE` with the secret by which the nodes of this cluster know each other, the same for all (default: "+otherwise+")")
+}
+
+// theirSecret is the file of a DataNode's secret: the one named, the one in its
+// directory, or that of the NameNode that this user has on this host.
+func theirSecret(named, dir string) string {
+	if named != "" {
+		return named
+	}
+	own := filepath.Join(dir, hdfs.SecretFile)
+	if _, err := os.Stat(own); err == nil {
+		return own
+	}
+	if base, err := defaultDir(); err == nil {
+		if file := filepath.Join(base, "namenode", hdfs.SecretFile); file != own {
+			if _, err := os.Stat(file); err == nil {
+				return file
+			}
+		}
+	}
+	return own
 }
 
 func snapshotFlag(flags *pflag.FlagSet, entries *uint64) {
@@ -265,11 +304,21 @@ func tellOther(out io.Writer, rep *hdfs.NameNodeState) {
 }
 
 func dataNodeCommand(o *options) *cobra.Command {
-	var dir, listen, nameNode, advertise, addressFile, metricsAt string
+	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret string
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
-		Args:  cobra.NoArgs,
+		Long: `Run a DataNode: the blocks themselves.
+
+It shows the NameNode, and other DataNodes, that it belongs to them by the cluster's
+secret, and believes nobody who does not know it. Copy the NameNode's to this host:
+
+  scp nn1:.local/share/verbena/namenode/cluster-secret /srv/verbena/datanode/
+  verbena datanode --dir /srv/verbena/datanode --namenode nn1:8020
+
+The file may be read by its owner and group alone (chmod 600). Whoever has it can be
+any of the nodes: hand it over by ways that nobody reads.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if dir == "" {
 				base, err := defaultDir()
@@ -284,7 +333,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 			}
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, Listen: listen, Advertise: advertise, NameNode: nameNode,
+				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -312,6 +361,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
+	secretFlag(flags, &secret, "cluster-secret in the data directory, or that of this user's NameNode on this host")
 	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
 	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
 	metricsFlag(flags, &metricsAt)

@@ -1,6 +1,7 @@
 // Package cluster is the protocol between DataNodes and their NameNode, and
 // among DataNodes for block recovery: messages that travel as calls of the
-// runtime, over endpoints of the service [Service].
+// runtime, over endpoints of the service [Service]. Before all others come those by
+// which both ends prove that they know the cluster's [Secret].
 //
 // docs/hdfs-cluster-protocol.md defines it. The namenode and datanode packages
 // import it; it knows neither.
@@ -14,7 +15,7 @@ import (
 )
 
 // Service is the name under which endpoints carry this protocol.
-const Service = "hdfs-cluster/2"
+const Service = "hdfs-cluster/3"
 
 // NameNode is what a DataNode asks of its NameNode.
 type NameNode interface {
@@ -42,10 +43,12 @@ const (
 	methodCommitRecovery
 	methodInitRecovery
 	methodUpdateRecovery
+	methodHello
+	methodProve
 )
 
 var methodNames = [...]string{
-	"?", "Register", "Heartbeat", "BlockReport", "BlocksChanged", "CommitRecovery", "InitRecovery", "UpdateRecovery",
+	"?", "Register", "Heartbeat", "BlockReport", "BlocksChanged", "CommitRecovery", "InitRecovery", "UpdateRecovery", "Hello", "Prove",
 }
 
 func (m method) String() string {

@@ -19,6 +19,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// theirs is the secret of a test's cluster.
+var theirs = secretOf("a text of 32 characters or more, and 26 more")
+
+func secretOf(text string) *Secret {
+	s, err := NewSecret([]byte(text))
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
 // patient bounds what must happen; nothing waits for it when all is well.
 const patient = 30 * time.Second
 
@@ -164,13 +175,13 @@ func (s *system) stop() {
 	s.accepted.Wait()
 }
 
-func (s *system) nameNode() *NameNodeClient { return NewNameNodeClient(s.pool, s.address) }
+func (s *system) nameNode() *NameNodeClient { return NewNameNodeClient(s.pool, s.address, theirs) }
 
 // Each method of the interfaces reaches its own, with its own message.
 func TestEveryMethod(t *testing.T) {
 	onTransports(t, func(t *testing.T, s *system) {
 		nn := &nameNode{}
-		ServeNameNode(s.mux, nn)
+		ServeNameNode(s.mux, nn, theirs)
 		c := s.nameNode()
 		ctx, id := t.Context(), proto.String("d1")
 		report := &clusterpb.BlockReportRequest{Uuid: id, Replicas: make([]*clusterpb.Replica, 20_000)} // some 140 KB
@@ -208,11 +219,11 @@ func TestEveryMethod(t *testing.T) {
 			}
 		}
 		// What a NameNode does not serve is refused, and nothing else happens.
-		d := NewDataNodeClient(s.pool, s.address)
-		if _, err := d.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); err == nil || !strings.Contains(err.Error(), "same release") {
+		d := NewDataNodeClient(s.pool, s.address, theirs)
+		if _, err := d.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{}); !errors.Is(err, ErrUnproven) || !strings.Contains(err.Error(), "this is a NameNode") {
 			t.Errorf("a NameNode asked for a recovery: %v", err)
 		}
-		ServeDataNode(s.mux, dataNode{})
+		ServeDataNode(s.mux, dataNode{}, theirs)
 		if resp, err := d.InitRecovery(ctx, &clusterpb.InitRecoveryRequest{}); !errors.Is(err, ErrStale) || resp != nil || !strings.Contains(err.Error(), "block 7") {
 			t.Errorf("InitRecovery: %v %v", resp, err)
 		}
@@ -232,7 +243,7 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 		answers := make(chan error, 1)
 		ServeNameNode(s.mux, &nameNode{heartbeat: func(context.Context, *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
 			return nil, <-answers
-		}})
+		}}, theirs)
 		for _, want := range []*Error{ErrNotRegistered, ErrForeign, ErrStale, {CodeFailed, "the disk is full"}, {99, "of a later release"}} {
 			answers <- fmt.Errorf("namenode: %w", want)
 			_, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
@@ -269,7 +280,7 @@ func TestContextsTravel(t *testing.T) {
 				close(ended)
 			}
 			return nil, ctx.Err()
-		}})
+		}}, theirs)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		result := make(chan error, 1)
@@ -310,7 +321,7 @@ func TestCallsOutliveTheirEndpoint(t *testing.T) {
 				<-ctx.Done()
 			})
 			return &clusterpb.HeartbeatResponse{Commands: []*clusterpb.Command{{}}}, nil
-		}})
+		}}, theirs)
 		result := make(chan error, 1)
 		go func() {
 			resp, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{})
@@ -346,15 +357,17 @@ func TestCallsOutliveTheirEndpoint(t *testing.T) {
 // What does not decode ends the call, not the endpoint.
 func TestGarbage(t *testing.T) {
 	onTransports(t, func(t *testing.T, s *system) {
-		ServeNameNode(s.mux, &nameNode{})
+		ServeNameNode(s.mux, &nameNode{}, theirs)
 		s.mux.Long(uint32(methodHeartbeat), func(q verbena.Request) { _ = q.Reply([]byte{0xff}) })
-		if _, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{}); err == nil || !strings.Contains(err.Error(), "Heartbeat: answer") {
+		if _, err := s.nameNode().Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{}); err == nil || !strings.Contains(err.Error(), "the answer does not come from") {
 			t.Errorf("an answer that is none: %v", err)
 		}
-		_, err := s.pool.Call(t.Context(), s.address, verbena.Intent{}, uint32(methodRegister), []byte{0xff})
-		var e *verbena.CallError
-		if !errors.As(err, &e) || e.Code != verbena.CodeApplication {
-			t.Errorf("a request that is none: %v", err)
+		for m, want := range map[method]uint32{methodHello: 256, methodProve: 256, methodRegister: 261} {
+			_, err := s.pool.Call(t.Context(), s.address, verbena.Intent{}, uint32(m), []byte{0xff})
+			var e *verbena.CallError
+			if !errors.As(err, &e) || e.Code != want {
+				t.Errorf("%v: a request that is none: %v", m, err)
+			}
 		}
 		if _, err := s.nameNode().Register(t.Context(), &clusterpb.RegisterRequest{}); err != nil {
 			t.Error(err)
@@ -372,12 +385,13 @@ func TestGoldenNumbers(t *testing.T) {
 	for want, m := range map[string]method{
 		"Register 1": methodRegister, "Heartbeat 2": methodHeartbeat, "BlockReport 3": methodBlockReport, "BlocksChanged 4": methodBlocksChanged,
 		"CommitRecovery 5": methodCommitRecovery, "InitRecovery 6": methodInitRecovery, "UpdateRecovery 7": methodUpdateRecovery,
+		"Hello 8": methodHello, "Prove 9": methodProve,
 	} {
 		if got := fmt.Sprintf("%v %d", m, uint32(m)); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	for want, err := range map[uint32]error{256: errors.New("x"), 257: ErrNotRegistered, 258: fmt.Errorf("so: %w", ErrForeign), 260: ErrStale} {
+	for want, err := range map[uint32]error{256: errors.New("x"), 257: ErrNotRegistered, 258: fmt.Errorf("so: %w", ErrForeign), 260: ErrStale, 261: ErrUnproven} {
 		if got, text := failure(err); got != want || text != err.Error() {
 			t.Errorf("%v became %d %q", err, got, text)
 		}

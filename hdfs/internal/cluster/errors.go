@@ -24,6 +24,9 @@ const (
 	// CodeStale: a newer recovery, or a newer generation of the block, has
 	// overtaken this request.
 	CodeStale Code = 4
+	// CodeUnproven: the caller has not proved that it knows the cluster's secret, or
+	// not to this process: begin with Hello.
+	CodeUnproven Code = 5
 )
 
 // Error is a failure that the other side reports.
@@ -45,6 +48,7 @@ var (
 	ErrNotRegistered = &Error{CodeNotRegistered, "DataNode is not registered"}
 	ErrForeign       = &Error{CodeForeign, "DataNode belongs to another file system"}
 	ErrStale         = &Error{CodeStale, "overtaken by a newer recovery"}
+	ErrUnproven      = &Error{CodeUnproven, "only nodes that have proved that they know this cluster's secret are answered (--cluster-secret)"}
 )
 
 // maxErrorText is the longest text of an error that is sent, in bytes.

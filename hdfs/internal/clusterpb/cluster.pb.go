@@ -146,7 +146,7 @@ func (x *Command_Kind) UnmarshalJSON(b []byte) error {
 
 // Deprecated: Use Command_Kind.Descriptor instead.
 func (Command_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{6, 0}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{11, 0}
 }
 
 type ReplicaChange_Kind int32
@@ -208,7 +208,7 @@ func (x *ReplicaChange_Kind) UnmarshalJSON(b []byte) error {
 
 // Deprecated: Use ReplicaChange_Kind.Descriptor instead.
 func (ReplicaChange_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{10, 0}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{15, 0}
 }
 
 // Datanode tells where one DataNode is. One port serves the data transfer
@@ -393,6 +393,285 @@ func (x *Replica) GetState() ReplicaState {
 	return ReplicaState_FINALIZED
 }
 
+// Hello and Prove come before all other calls: both ends prove by a challenge that
+// they know the cluster's secret, and agree on the key of a channel.
+type HelloRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nonce         []byte                 `protobuf:"bytes,1,opt,name=nonce" json:"nonce,omitempty"` // 32 random bytes
+	Role          *string                `protobuf:"bytes,2,opt,name=role" json:"role,omitempty"`   // who is called: NameNode or DataNode
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HelloRequest) Reset() {
+	*x = HelloRequest{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HelloRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HelloRequest) ProtoMessage() {}
+
+func (x *HelloRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HelloRequest.ProtoReflect.Descriptor instead.
+func (*HelloRequest) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *HelloRequest) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *HelloRequest) GetRole() string {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ""
+}
+
+type HelloResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nonce         []byte                 `protobuf:"bytes,1,opt,name=nonce" json:"nonce,omitempty"`   // 32 bytes, of which the first 16 name the channel
+	Cookie        []byte                 `protobuf:"bytes,2,opt,name=cookie" json:"cookie,omitempty"` // to be brought back
+	Proof         []byte                 `protobuf:"bytes,3,opt,name=proof" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HelloResponse) Reset() {
+	*x = HelloResponse{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HelloResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HelloResponse) ProtoMessage() {}
+
+func (x *HelloResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HelloResponse.ProtoReflect.Descriptor instead.
+func (*HelloResponse) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *HelloResponse) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *HelloResponse) GetCookie() []byte {
+	if x != nil {
+		return x.Cookie
+	}
+	return nil
+}
+
+func (x *HelloResponse) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+type ProveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClientNonce   []byte                 `protobuf:"bytes,1,opt,name=client_nonce,json=clientNonce" json:"client_nonce,omitempty"`
+	ServerNonce   []byte                 `protobuf:"bytes,2,opt,name=server_nonce,json=serverNonce" json:"server_nonce,omitempty"`
+	Cookie        []byte                 `protobuf:"bytes,3,opt,name=cookie" json:"cookie,omitempty"`
+	Proof         []byte                 `protobuf:"bytes,4,opt,name=proof" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveRequest) Reset() {
+	*x = ProveRequest{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveRequest) ProtoMessage() {}
+
+func (x *ProveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
+func (*ProveRequest) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProveRequest) GetClientNonce() []byte {
+	if x != nil {
+		return x.ClientNonce
+	}
+	return nil
+}
+
+func (x *ProveRequest) GetServerNonce() []byte {
+	if x != nil {
+		return x.ServerNonce
+	}
+	return nil
+}
+
+func (x *ProveRequest) GetCookie() []byte {
+	if x != nil {
+		return x.Cookie
+	}
+	return nil
+}
+
+func (x *ProveRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+type ProveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProveResponse) Reset() {
+	*x = ProveResponse{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProveResponse) ProtoMessage() {}
+
+func (x *ProveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
+func (*ProveResponse) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+// BlockKeys are the keys by which tokens for blocks are signed and checked.
+type BlockKeys struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          []*BlockKeys_Key       `protobuf:"bytes,1,rep,name=keys" json:"keys,omitempty"`
+	Current       *int32                 `protobuf:"varint,2,opt,name=current" json:"current,omitempty"`                         // the id of the one that signs
+	LifetimeMs    *int64                 `protobuf:"varint,3,opt,name=lifetime_ms,json=lifetimeMs" json:"lifetime_ms,omitempty"` // of a token
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockKeys) Reset() {
+	*x = BlockKeys{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockKeys) ProtoMessage() {}
+
+func (x *BlockKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockKeys.ProtoReflect.Descriptor instead.
+func (*BlockKeys) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BlockKeys) GetKeys() []*BlockKeys_Key {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *BlockKeys) GetCurrent() int32 {
+	if x != nil && x.Current != nil {
+		return *x.Current
+	}
+	return 0
+}
+
+func (x *BlockKeys) GetLifetimeMs() int64 {
+	if x != nil && x.LifetimeMs != nil {
+		return *x.LifetimeMs
+	}
+	return 0
+}
+
 // Register begins a session. A DataNode that has never registered leaves
 // cluster_id empty and keeps the one it is given.
 type RegisterRequest struct {
@@ -407,7 +686,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -419,7 +698,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -432,7 +711,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{3}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RegisterRequest) GetDatanode() *Datanode {
@@ -468,14 +747,15 @@ type RegisterResponse struct {
 	ClusterId           *string                `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId" json:"cluster_id,omitempty"`
 	BlockPoolId         *string                `protobuf:"bytes,2,opt,name=block_pool_id,json=blockPoolId" json:"block_pool_id,omitempty"`
 	HeartbeatIntervalMs *uint32                `protobuf:"varint,3,opt,name=heartbeat_interval_ms,json=heartbeatIntervalMs" json:"heartbeat_interval_ms,omitempty"`
-	Session             *uint64                `protobuf:"varint,4,opt,name=session" json:"session,omitempty"` // of all that the DataNode says until it registers again; never 0
+	Session             *uint64                `protobuf:"varint,4,opt,name=session" json:"session,omitempty"`                     // of all that the DataNode says until it registers again; never 0
+	BlockKeys           []byte                 `protobuf:"bytes,5,opt,name=block_keys,json=blockKeys" json:"block_keys,omitempty"` // BlockKeys, encrypted; absent: operations on blocks need no token
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +767,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +780,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{4}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterResponse) GetClusterId() string {
@@ -531,6 +811,13 @@ func (x *RegisterResponse) GetSession() uint64 {
 	return 0
 }
 
+func (x *RegisterResponse) GetBlockKeys() []byte {
+	if x != nil {
+		return x.BlockKeys
+	}
+	return nil
+}
+
 type HeartbeatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          *string                `protobuf:"bytes,1,opt,name=uuid" json:"uuid,omitempty"`
@@ -539,13 +826,14 @@ type HeartbeatRequest struct {
 	Remaining     *uint64                `protobuf:"varint,4,opt,name=remaining" json:"remaining,omitempty"` // bytes
 	Transfers     *uint32                `protobuf:"varint,5,opt,name=transfers" json:"transfers,omitempty"` // connections that move data now
 	Session       *uint64                `protobuf:"varint,6,opt,name=session" json:"session,omitempty"`
+	BlockKey      *int32                 `protobuf:"varint,7,opt,name=block_key,json=blockKey" json:"block_key,omitempty"` // the id of the key that signs, as the DataNode knows it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -557,7 +845,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -570,7 +858,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{5}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HeartbeatRequest) GetUuid() string {
@@ -615,6 +903,13 @@ func (x *HeartbeatRequest) GetSession() uint64 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetBlockKey() int32 {
+	if x != nil && x.BlockKey != nil {
+		return *x.BlockKey
+	}
+	return 0
+}
+
 // Command is work for a DataNode, handed out in the answer to a heartbeat and
 // repeated by the NameNode until a later report shows that it is done.
 type Command struct {
@@ -630,7 +925,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +937,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +950,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{6}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Command) GetKind() Command_Kind {
@@ -696,13 +991,14 @@ func (x *Command) GetTruncateTo() uint64 {
 type HeartbeatResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Commands      []*Command             `protobuf:"bytes,1,rep,name=commands" json:"commands,omitempty"`
+	BlockKeys     []byte                 `protobuf:"bytes,2,opt,name=block_keys,json=blockKeys" json:"block_keys,omitempty"` // as in RegisterResponse, if there is a newer key than block_key
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +1010,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,12 +1023,19 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{7}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HeartbeatResponse) GetCommands() []*Command {
 	if x != nil {
 		return x.Commands
+	}
+	return nil
+}
+
+func (x *HeartbeatResponse) GetBlockKeys() []byte {
+	if x != nil {
+		return x.BlockKeys
 	}
 	return nil
 }
@@ -754,7 +1057,7 @@ type BlockReportRequest struct {
 
 func (x *BlockReportRequest) Reset() {
 	*x = BlockReportRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +1069,7 @@ func (x *BlockReportRequest) String() string {
 func (*BlockReportRequest) ProtoMessage() {}
 
 func (x *BlockReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +1082,7 @@ func (x *BlockReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockReportRequest.ProtoReflect.Descriptor instead.
 func (*BlockReportRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{8}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BlockReportRequest) GetUuid() string {
@@ -840,7 +1143,7 @@ type BlockReportResponse struct {
 
 func (x *BlockReportResponse) Reset() {
 	*x = BlockReportResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1155,7 @@ func (x *BlockReportResponse) String() string {
 func (*BlockReportResponse) ProtoMessage() {}
 
 func (x *BlockReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1168,7 @@ func (x *BlockReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockReportResponse.ProtoReflect.Descriptor instead.
 func (*BlockReportResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{9}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BlockReportResponse) GetCommands() []*Command {
@@ -885,7 +1188,7 @@ type ReplicaChange struct {
 
 func (x *ReplicaChange) Reset() {
 	*x = ReplicaChange{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +1200,7 @@ func (x *ReplicaChange) String() string {
 func (*ReplicaChange) ProtoMessage() {}
 
 func (x *ReplicaChange) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +1213,7 @@ func (x *ReplicaChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaChange.ProtoReflect.Descriptor instead.
 func (*ReplicaChange) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{10}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReplicaChange) GetKind() ReplicaChange_Kind {
@@ -939,7 +1242,7 @@ type BlocksChangedRequest struct {
 
 func (x *BlocksChangedRequest) Reset() {
 	*x = BlocksChangedRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1254,7 @@ func (x *BlocksChangedRequest) String() string {
 func (*BlocksChangedRequest) ProtoMessage() {}
 
 func (x *BlocksChangedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1267,7 @@ func (x *BlocksChangedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksChangedRequest.ProtoReflect.Descriptor instead.
 func (*BlocksChangedRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{11}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BlocksChangedRequest) GetUuid() string {
@@ -1003,7 +1306,7 @@ type BlocksChangedResponse struct {
 
 func (x *BlocksChangedResponse) Reset() {
 	*x = BlocksChangedResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1318,7 @@ func (x *BlocksChangedResponse) String() string {
 func (*BlocksChangedResponse) ProtoMessage() {}
 
 func (x *BlocksChangedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1331,7 @@ func (x *BlocksChangedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksChangedResponse.ProtoReflect.Descriptor instead.
 func (*BlocksChangedResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{12}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 // CommitRecovery ends a RECOVER command: block now has the new generation
@@ -1046,7 +1349,7 @@ type CommitRecoveryRequest struct {
 
 func (x *CommitRecoveryRequest) Reset() {
 	*x = CommitRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1361,7 @@ func (x *CommitRecoveryRequest) String() string {
 func (*CommitRecoveryRequest) ProtoMessage() {}
 
 func (x *CommitRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1374,7 @@ func (x *CommitRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*CommitRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{13}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CommitRecoveryRequest) GetUuid() string {
@@ -1110,7 +1413,7 @@ type CommitRecoveryResponse struct {
 
 func (x *CommitRecoveryResponse) Reset() {
 	*x = CommitRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1425,7 @@ func (x *CommitRecoveryResponse) String() string {
 func (*CommitRecoveryResponse) ProtoMessage() {}
 
 func (x *CommitRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1438,7 @@ func (x *CommitRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*CommitRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{14}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 // Among DataNodes: the leader of a recovery asks each holder to stop its
@@ -1150,7 +1453,7 @@ type InitRecoveryRequest struct {
 
 func (x *InitRecoveryRequest) Reset() {
 	*x = InitRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1465,7 @@ func (x *InitRecoveryRequest) String() string {
 func (*InitRecoveryRequest) ProtoMessage() {}
 
 func (x *InitRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1478,7 @@ func (x *InitRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*InitRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{15}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InitRecoveryRequest) GetBlock() *Block {
@@ -1201,7 +1504,7 @@ type InitRecoveryResponse struct {
 
 func (x *InitRecoveryResponse) Reset() {
 	*x = InitRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1516,7 @@ func (x *InitRecoveryResponse) String() string {
 func (*InitRecoveryResponse) ProtoMessage() {}
 
 func (x *InitRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1529,7 @@ func (x *InitRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*InitRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{16}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InitRecoveryResponse) GetReplica() *Replica {
@@ -1247,7 +1550,7 @@ type UpdateRecoveryRequest struct {
 
 func (x *UpdateRecoveryRequest) Reset() {
 	*x = UpdateRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1562,7 @@ func (x *UpdateRecoveryRequest) String() string {
 func (*UpdateRecoveryRequest) ProtoMessage() {}
 
 func (x *UpdateRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1575,7 @@ func (x *UpdateRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{17}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdateRecoveryRequest) GetBlock() *Block {
@@ -1304,7 +1607,7 @@ type UpdateRecoveryResponse struct {
 
 func (x *UpdateRecoveryResponse) Reset() {
 	*x = UpdateRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1619,7 @@ func (x *UpdateRecoveryResponse) String() string {
 func (*UpdateRecoveryResponse) ProtoMessage() {}
 
 func (x *UpdateRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1632,67 @@ func (x *UpdateRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*UpdateRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{18}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{23}
+}
+
+type BlockKeys_Key struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
+	ExpiryMs      *int64                 `protobuf:"varint,2,opt,name=expiry_ms,json=expiryMs" json:"expiry_ms,omitempty"` // Unix; no token that it signed is good from then on
+	Key           []byte                 `protobuf:"bytes,3,opt,name=key" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockKeys_Key) Reset() {
+	*x = BlockKeys_Key{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockKeys_Key) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockKeys_Key) ProtoMessage() {}
+
+func (x *BlockKeys_Key) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockKeys_Key.ProtoReflect.Descriptor instead.
+func (*BlockKeys_Key) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{7, 0}
+}
+
+func (x *BlockKeys_Key) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *BlockKeys_Key) GetExpiryMs() int64 {
+	if x != nil && x.ExpiryMs != nil {
+		return *x.ExpiryMs
+	}
+	return 0
+}
+
+func (x *BlockKeys_Key) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
 }
 
 var File_hdfs_internal_clusterpb_cluster_proto protoreflect.FileDescriptor
@@ -1350,26 +1713,51 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\x06length\x18\x03 \x01(\x04R\x06length\"v\n" +
 	"\aReplica\x121\n" +
 	"\x05block\x18\x01 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x128\n" +
-	"\x05state\x18\x02 \x01(\x0e2\".verbena.hdfs.cluster.ReplicaStateR\x05state\"\xaa\x01\n" +
+	"\x05state\x18\x02 \x01(\x0e2\".verbena.hdfs.cluster.ReplicaStateR\x05state\"8\n" +
+	"\fHelloRequest\x12\x14\n" +
+	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\"S\n" +
+	"\rHelloResponse\x12\x14\n" +
+	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12\x16\n" +
+	"\x06cookie\x18\x02 \x01(\fR\x06cookie\x12\x14\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"\x82\x01\n" +
+	"\fProveRequest\x12!\n" +
+	"\fclient_nonce\x18\x01 \x01(\fR\vclientNonce\x12!\n" +
+	"\fserver_nonce\x18\x02 \x01(\fR\vserverNonce\x12\x16\n" +
+	"\x06cookie\x18\x03 \x01(\fR\x06cookie\x12\x14\n" +
+	"\x05proof\x18\x04 \x01(\fR\x05proof\"\x0f\n" +
+	"\rProveResponse\"\xc5\x01\n" +
+	"\tBlockKeys\x127\n" +
+	"\x04keys\x18\x01 \x03(\v2#.verbena.hdfs.cluster.BlockKeys.KeyR\x04keys\x12\x18\n" +
+	"\acurrent\x18\x02 \x01(\x05R\acurrent\x12\x1f\n" +
+	"\vlifetime_ms\x18\x03 \x01(\x03R\n" +
+	"lifetimeMs\x1aD\n" +
+	"\x03Key\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x1b\n" +
+	"\texpiry_ms\x18\x02 \x01(\x03R\bexpiryMs\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"\xaa\x01\n" +
 	"\x0fRegisterRequest\x12:\n" +
 	"\bdatanode\x18\x01 \x01(\v2\x1e.verbena.hdfs.cluster.DatanodeR\bdatanode\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12\"\n" +
 	"\rblock_pool_id\x18\x03 \x01(\tR\vblockPoolId\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion\"\xa3\x01\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\"\xc2\x01\n" +
 	"\x10RegisterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\"\n" +
 	"\rblock_pool_id\x18\x02 \x01(\tR\vblockPoolId\x122\n" +
 	"\x15heartbeat_interval_ms\x18\x03 \x01(\rR\x13heartbeatIntervalMs\x12\x18\n" +
-	"\asession\x18\x04 \x01(\x04R\asession\"\xac\x01\n" +
+	"\asession\x18\x04 \x01(\x04R\asession\x12\x1d\n" +
+	"\n" +
+	"block_keys\x18\x05 \x01(\fR\tblockKeys\"\xc9\x01\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x04R\bcapacity\x12\x12\n" +
 	"\x04used\x18\x03 \x01(\x04R\x04used\x12\x1c\n" +
 	"\tremaining\x18\x04 \x01(\x04R\tremaining\x12\x1c\n" +
 	"\ttransfers\x18\x05 \x01(\rR\ttransfers\x12\x18\n" +
-	"\asession\x18\x06 \x01(\x04R\asession\"\xc0\x02\n" +
+	"\asession\x18\x06 \x01(\x04R\asession\x12\x1b\n" +
+	"\tblock_key\x18\a \x01(\x05R\bblockKey\"\xc0\x02\n" +
 	"\aCommand\x126\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\".verbena.hdfs.cluster.Command.KindR\x04kind\x121\n" +
 	"\x05block\x18\x02 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x128\n" +
@@ -1384,9 +1772,11 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\tREPLICATE\x10\x02\x12\n" +
 	"\n" +
 	"\x06DELETE\x10\x03\x12\v\n" +
-	"\aRECOVER\x10\x04\"N\n" +
+	"\aRECOVER\x10\x04\"m\n" +
 	"\x11HeartbeatResponse\x129\n" +
-	"\bcommands\x18\x01 \x03(\v2\x1d.verbena.hdfs.cluster.CommandR\bcommands\"\xe0\x01\n" +
+	"\bcommands\x18\x01 \x03(\v2\x1d.verbena.hdfs.cluster.CommandR\bcommands\x12\x1d\n" +
+	"\n" +
+	"block_keys\x18\x02 \x01(\fR\tblockKeys\"\xe0\x01\n" +
 	"\x12BlockReportRequest\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x1b\n" +
 	"\treport_id\x18\x02 \x01(\x04R\breportId\x12\x12\n" +
@@ -1445,7 +1835,7 @@ func file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_hdfs_internal_clusterpb_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_hdfs_internal_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_hdfs_internal_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_hdfs_internal_clusterpb_cluster_proto_goTypes = []any{
 	(ReplicaState)(0),              // 0: verbena.hdfs.cluster.ReplicaState
 	(Command_Kind)(0),              // 1: verbena.hdfs.cluster.Command.Kind
@@ -1453,46 +1843,53 @@ var file_hdfs_internal_clusterpb_cluster_proto_goTypes = []any{
 	(*Datanode)(nil),               // 3: verbena.hdfs.cluster.Datanode
 	(*Block)(nil),                  // 4: verbena.hdfs.cluster.Block
 	(*Replica)(nil),                // 5: verbena.hdfs.cluster.Replica
-	(*RegisterRequest)(nil),        // 6: verbena.hdfs.cluster.RegisterRequest
-	(*RegisterResponse)(nil),       // 7: verbena.hdfs.cluster.RegisterResponse
-	(*HeartbeatRequest)(nil),       // 8: verbena.hdfs.cluster.HeartbeatRequest
-	(*Command)(nil),                // 9: verbena.hdfs.cluster.Command
-	(*HeartbeatResponse)(nil),      // 10: verbena.hdfs.cluster.HeartbeatResponse
-	(*BlockReportRequest)(nil),     // 11: verbena.hdfs.cluster.BlockReportRequest
-	(*BlockReportResponse)(nil),    // 12: verbena.hdfs.cluster.BlockReportResponse
-	(*ReplicaChange)(nil),          // 13: verbena.hdfs.cluster.ReplicaChange
-	(*BlocksChangedRequest)(nil),   // 14: verbena.hdfs.cluster.BlocksChangedRequest
-	(*BlocksChangedResponse)(nil),  // 15: verbena.hdfs.cluster.BlocksChangedResponse
-	(*CommitRecoveryRequest)(nil),  // 16: verbena.hdfs.cluster.CommitRecoveryRequest
-	(*CommitRecoveryResponse)(nil), // 17: verbena.hdfs.cluster.CommitRecoveryResponse
-	(*InitRecoveryRequest)(nil),    // 18: verbena.hdfs.cluster.InitRecoveryRequest
-	(*InitRecoveryResponse)(nil),   // 19: verbena.hdfs.cluster.InitRecoveryResponse
-	(*UpdateRecoveryRequest)(nil),  // 20: verbena.hdfs.cluster.UpdateRecoveryRequest
-	(*UpdateRecoveryResponse)(nil), // 21: verbena.hdfs.cluster.UpdateRecoveryResponse
+	(*HelloRequest)(nil),           // 6: verbena.hdfs.cluster.HelloRequest
+	(*HelloResponse)(nil),          // 7: verbena.hdfs.cluster.HelloResponse
+	(*ProveRequest)(nil),           // 8: verbena.hdfs.cluster.ProveRequest
+	(*ProveResponse)(nil),          // 9: verbena.hdfs.cluster.ProveResponse
+	(*BlockKeys)(nil),              // 10: verbena.hdfs.cluster.BlockKeys
+	(*RegisterRequest)(nil),        // 11: verbena.hdfs.cluster.RegisterRequest
+	(*RegisterResponse)(nil),       // 12: verbena.hdfs.cluster.RegisterResponse
+	(*HeartbeatRequest)(nil),       // 13: verbena.hdfs.cluster.HeartbeatRequest
+	(*Command)(nil),                // 14: verbena.hdfs.cluster.Command
+	(*HeartbeatResponse)(nil),      // 15: verbena.hdfs.cluster.HeartbeatResponse
+	(*BlockReportRequest)(nil),     // 16: verbena.hdfs.cluster.BlockReportRequest
+	(*BlockReportResponse)(nil),    // 17: verbena.hdfs.cluster.BlockReportResponse
+	(*ReplicaChange)(nil),          // 18: verbena.hdfs.cluster.ReplicaChange
+	(*BlocksChangedRequest)(nil),   // 19: verbena.hdfs.cluster.BlocksChangedRequest
+	(*BlocksChangedResponse)(nil),  // 20: verbena.hdfs.cluster.BlocksChangedResponse
+	(*CommitRecoveryRequest)(nil),  // 21: verbena.hdfs.cluster.CommitRecoveryRequest
+	(*CommitRecoveryResponse)(nil), // 22: verbena.hdfs.cluster.CommitRecoveryResponse
+	(*InitRecoveryRequest)(nil),    // 23: verbena.hdfs.cluster.InitRecoveryRequest
+	(*InitRecoveryResponse)(nil),   // 24: verbena.hdfs.cluster.InitRecoveryResponse
+	(*UpdateRecoveryRequest)(nil),  // 25: verbena.hdfs.cluster.UpdateRecoveryRequest
+	(*UpdateRecoveryResponse)(nil), // 26: verbena.hdfs.cluster.UpdateRecoveryResponse
+	(*BlockKeys_Key)(nil),          // 27: verbena.hdfs.cluster.BlockKeys.Key
 }
 var file_hdfs_internal_clusterpb_cluster_proto_depIdxs = []int32{
 	4,  // 0: verbena.hdfs.cluster.Replica.block:type_name -> verbena.hdfs.cluster.Block
 	0,  // 1: verbena.hdfs.cluster.Replica.state:type_name -> verbena.hdfs.cluster.ReplicaState
-	3,  // 2: verbena.hdfs.cluster.RegisterRequest.datanode:type_name -> verbena.hdfs.cluster.Datanode
-	1,  // 3: verbena.hdfs.cluster.Command.kind:type_name -> verbena.hdfs.cluster.Command.Kind
-	4,  // 4: verbena.hdfs.cluster.Command.block:type_name -> verbena.hdfs.cluster.Block
-	3,  // 5: verbena.hdfs.cluster.Command.targets:type_name -> verbena.hdfs.cluster.Datanode
-	9,  // 6: verbena.hdfs.cluster.HeartbeatResponse.commands:type_name -> verbena.hdfs.cluster.Command
-	5,  // 7: verbena.hdfs.cluster.BlockReportRequest.replicas:type_name -> verbena.hdfs.cluster.Replica
-	9,  // 8: verbena.hdfs.cluster.BlockReportResponse.commands:type_name -> verbena.hdfs.cluster.Command
-	2,  // 9: verbena.hdfs.cluster.ReplicaChange.kind:type_name -> verbena.hdfs.cluster.ReplicaChange.Kind
-	5,  // 10: verbena.hdfs.cluster.ReplicaChange.replica:type_name -> verbena.hdfs.cluster.Replica
-	13, // 11: verbena.hdfs.cluster.BlocksChangedRequest.changes:type_name -> verbena.hdfs.cluster.ReplicaChange
-	4,  // 12: verbena.hdfs.cluster.CommitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	3,  // 13: verbena.hdfs.cluster.CommitRecoveryRequest.datanodes:type_name -> verbena.hdfs.cluster.Datanode
-	4,  // 14: verbena.hdfs.cluster.InitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	5,  // 15: verbena.hdfs.cluster.InitRecoveryResponse.replica:type_name -> verbena.hdfs.cluster.Replica
-	4,  // 16: verbena.hdfs.cluster.UpdateRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	27, // 2: verbena.hdfs.cluster.BlockKeys.keys:type_name -> verbena.hdfs.cluster.BlockKeys.Key
+	3,  // 3: verbena.hdfs.cluster.RegisterRequest.datanode:type_name -> verbena.hdfs.cluster.Datanode
+	1,  // 4: verbena.hdfs.cluster.Command.kind:type_name -> verbena.hdfs.cluster.Command.Kind
+	4,  // 5: verbena.hdfs.cluster.Command.block:type_name -> verbena.hdfs.cluster.Block
+	3,  // 6: verbena.hdfs.cluster.Command.targets:type_name -> verbena.hdfs.cluster.Datanode
+	14, // 7: verbena.hdfs.cluster.HeartbeatResponse.commands:type_name -> verbena.hdfs.cluster.Command
+	5,  // 8: verbena.hdfs.cluster.BlockReportRequest.replicas:type_name -> verbena.hdfs.cluster.Replica
+	14, // 9: verbena.hdfs.cluster.BlockReportResponse.commands:type_name -> verbena.hdfs.cluster.Command
+	2,  // 10: verbena.hdfs.cluster.ReplicaChange.kind:type_name -> verbena.hdfs.cluster.ReplicaChange.Kind
+	5,  // 11: verbena.hdfs.cluster.ReplicaChange.replica:type_name -> verbena.hdfs.cluster.Replica
+	18, // 12: verbena.hdfs.cluster.BlocksChangedRequest.changes:type_name -> verbena.hdfs.cluster.ReplicaChange
+	4,  // 13: verbena.hdfs.cluster.CommitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	3,  // 14: verbena.hdfs.cluster.CommitRecoveryRequest.datanodes:type_name -> verbena.hdfs.cluster.Datanode
+	4,  // 15: verbena.hdfs.cluster.InitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	5,  // 16: verbena.hdfs.cluster.InitRecoveryResponse.replica:type_name -> verbena.hdfs.cluster.Replica
+	4,  // 17: verbena.hdfs.cluster.UpdateRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_clusterpb_cluster_proto_init() }
@@ -1506,7 +1903,7 @@ func file_hdfs_internal_clusterpb_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_clusterpb_cluster_proto_rawDesc), len(file_hdfs_internal_clusterpb_cluster_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   19,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -150,6 +150,9 @@ func (dn *DataNode) followNameNode() {
 		case errors.Is(err, cluster.ErrForeign):
 			dn.log.Error("the NameNode refuses this DataNode; is DIR of another cluster?", "dir", dn.cfg.Dir, "err", err)
 			pause = registerPauses.Most
+		case errors.Is(err, cluster.ErrUnproven):
+			dn.log.Error("the NameNode and this DataNode do not know the same secret", "trying again after", registerPauses.Most, "err", err)
+			pause = registerPauses.Most
 		default:
 			if errors.Is(err, verbena.ErrNotSent) {
 				pause = registerPauses.Pause(1) // the calls have paused before they gave up

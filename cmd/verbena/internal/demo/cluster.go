@@ -24,7 +24,7 @@ func start(ctx context.Context, cfg Config, dir string) (*cluster, error) {
 	run := func(name string, args ...string) (string, error) {
 		address := filepath.Join(dir, name+".address")
 		p, err := processes.Start(ctx, name, address, cfg.Executable,
-			slices.Concat(args, []string{"--dir", filepath.Join(dir, name), "--listen", "127.0.0.1:0", "--address-file", address}, cfg.Flags)...)
+			slices.Concat(args, []string{"--dir", filepath.Join(dir, name), "--cluster-secret", filepath.Join(dir, "cluster-secret"), "--listen", "127.0.0.1:0", "--address-file", address}, cfg.Flags)...)
 		if err != nil {
 			return "", errors.Join(err, c.stop())
 		}

@@ -31,6 +31,9 @@ const (
 	// Limits of our own on what is kept because a client says so.
 	maxNameLength   = 255  // bytes of a user's or group's name
 	maxHolderLength = 1024 // bytes of a client's name
+	maxUUIDLength   = 128  // bytes of a DataNode's id
+	maxHostLength   = 255  // bytes of a host's name
+	maxDatanodes    = 1 << 16
 
 	rootID       = 16385 // HDFS's first inode id; clients treat ids below as unset
 	firstBlockID = 1 << 30
@@ -284,8 +287,15 @@ func (t *txn) registerDatanode(op *nspb.RegisterDatanode) error {
 	if dn.UUID == "" || dn.Host == "" || dn.Port == 0 || dn.Port > 65535 {
 		return exception.New(exception.IllegalArgument, "a DataNode needs a uuid, a host and a port, got %q %q %d", dn.UUID, dn.Host, dn.Port)
 	}
-	if ns.datanodes[dn.UUID] == dn {
+	if len(dn.UUID) > maxUUIDLength || len(dn.Host) > maxHostLength || len(dn.Hostname) > maxHostLength {
+		return exception.New(exception.IllegalArgument, "a DataNode's uuid of %d bytes, or names of its host of %d and %d; the limits are %d and %d", len(dn.UUID), len(dn.Host), len(dn.Hostname), maxUUIDLength, maxHostLength)
+	}
+	known, ok := ns.datanodes[dn.UUID]
+	if known == dn {
 		return nil
+	}
+	if !ok && len(ns.datanodes) >= maxDatanodes {
+		return exception.New(exception.IO, "%d DataNodes have registered, as many as there may be", len(ns.datanodes))
 	}
 	if !t.write() {
 		return nil

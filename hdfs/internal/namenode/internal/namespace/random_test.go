@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -365,5 +366,33 @@ func BenchmarkApplyCreate(b *testing.B) {
 			b.Fatal(err)
 		}
 		i++
+	}
+}
+
+// TestDatanodesAreBounded registers names that are too long, and more than there may be.
+func TestDatanodesAreBounded(t *testing.T) {
+	ns := New()
+	register := func(uuid, host, hostname string, port uint32) error {
+		_, err := ns.Apply(&nspb.Entry{Op: &nspb.Entry_RegisterDatanode{RegisterDatanode: &nspb.RegisterDatanode{Uuid: &uuid, Host: &host, Port: &port, Hostname: &hostname}}})
+		return err
+	}
+	long := strings.Repeat("x", maxHostLength+1)
+	for _, bad := range [][3]string{{long[:maxUUIDLength+1], "h", "h"}, {"u", long, "h"}, {"u", "h", long}} {
+		if err := register(bad[0], bad[1], bad[2], 1); err == nil {
+			t.Errorf("names of %d, %d and %d bytes are taken", len(bad[0]), len(bad[1]), len(bad[2]))
+		}
+	}
+	if err := register(long[:maxUUIDLength], long[:maxHostLength], long[:maxHostLength], 1); err != nil {
+		t.Error(err)
+	}
+	for i := len(ns.datanodes); i < maxDatanodes; i++ {
+		dn := Datanode{UUID: fmt.Sprint(i), Host: "h", Port: uint32(i)}
+		ns.datanodes[dn.UUID] = dn
+	}
+	if err := register("one more", "other", "other", 1); err == nil || len(ns.datanodes) != maxDatanodes {
+		t.Errorf("%d are registered: %v", len(ns.datanodes), err)
+	}
+	if err := register("7", "other", "other", 1); err != nil {
+		t.Errorf("one that is known has moved: %v", err)
 	}
 }
