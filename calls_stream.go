@@ -49,6 +49,8 @@ type Stream struct {
 	id     call.ID
 	answer pendingCall // of the side that calls
 	stop   func() bool // ends the watch over the context
+	// onClose is called by Close, perhaps more than once, when nothing is left. Nil: nothing.
+	onClose func()
 
 	toRead, toSend direction
 	scratch        [link.Small]byte // of the message that is being sent
@@ -178,6 +180,9 @@ func (s *Stream) Close() error {
 		w.answer.Release()
 	}
 	s.drop()
+	if s.onClose != nil {
+		s.onClose()
+	}
 	return nil
 }
 

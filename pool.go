@@ -14,7 +14,7 @@ type PoolConfig struct {
 	// Service is the service protocol that is asked for. It must be there.
 	Service string
 	// Name stands in metrics and logs; no other pool of the runtime may have it.
-	// Default: the service.
+	// Default: the service, with a number behind it if a pool has that name.
 	Name string
 	// Dial is for all endpoints of the pool. Its Intent is that of requests which
 	// name none.
@@ -70,7 +70,7 @@ type Pool struct{ core *poolCore[*Endpoint] }
 // NewPool makes a pool without endpoints.
 func (r *Runtime) NewPool(cfg PoolConfig) (*Pool, error) {
 	core, err := newPoolCore(r, cfg, 1,
-		func(e *Endpoint) (*Endpoint, error) { return e, nil },
+		func(_ context.Context, e *Endpoint, _ *poolSession) (*Endpoint, error) { return e, nil },
 		func(e *Endpoint) *Endpoint { return e })
 	if err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func (r *Runtime) NewPool(cfg PoolConfig) (*Pool, error) {
 // the error of Dial, wrapped; a caller that then tries again is held up until the next
 // attempt is due.
 func (p *Pool) Get(ctx context.Context, addr string, intent Intent) (*Endpoint, error) {
-	h, err := p.core.get(ctx, addr, intent)
+	h, err := p.core.get(ctx, poolKey{addr: addr}, intent)
 	if err != nil {
 		return nil, err
 	}

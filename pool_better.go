@@ -57,16 +57,17 @@ func (l *poolLane[C]) look(names []string, pauses backoff.Policy) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(p.ctx, p.cfg.DialTimeout)
-		e, err := p.r.dialOne(ctx, l.addr, p.cfg.Service, p.cfg.Dial, names)
-		cancel()
+		e, err := p.r.dialOne(ctx, l.key.addr, p.cfg.Service, p.cfg.Dial, names)
 		if e == nil {
-			p.r.cfg.Logger.Debug("no better transport yet", "pool", p.cfg.Name, "peer", l.addr, "error", err)
+			cancel()
+			p.r.cfg.Logger.Debug("no better transport yet", "pool", p.cfg.Name, "peer", l.key.addr, "error", err)
 			continue
 		}
 		found := e.selection.Transport
 		e.selection.Rule = l.rule()
 		e.selection.note(found, "it came back: the pool was after it")
-		c, err := p.wrap(e)
+		c, err := p.wrap(ctx, e, l.key.session)
+		cancel()
 		if err == nil {
 			rank := slices.Index(l.way.order, found)
 			worse := func(other C) bool {

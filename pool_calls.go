@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/backoff"
+	"github.com/verbena-data/verbena/internal/lane"
 )
 
 // CallPoolConfig configures a pool for calls. Zero values stand for defaults.
@@ -33,13 +35,22 @@ const Idempotent Repeat = 1
 // A CallPool makes calls to any number of peers, as a [Pool] hands out endpoints: the
 // pool has their set-up, their rules, their pauses and their end. All methods may be
 // called concurrently.
-type CallPool struct {
+type CallPool struct{ CallSession }
+
+// A CallSession makes calls on endpoints of a pool that no other session uses: with
+// [CallPool.Session], those of one user, or of one protocol. A pool is a session itself,
+// whose endpoints are not introduced.
+type CallSession struct {
 	core     *poolCore[pooledCaller]
+	session  *poolSession
 	attempts int
 }
 
 // A pooledCaller is a caller as a lane keeps it.
-type pooledCaller struct{ *Caller }
+type pooledCaller struct {
+	*Caller
+	state any // of the session
+}
 
 // Done is that of the endpoint.
 func (c pooledCaller) Done() <-chan struct{} { return c.e.done }
@@ -54,23 +65,63 @@ func (r *Runtime) NewCallPool(cfg CallPoolConfig) (*CallPool, error) {
 		return nil, fmt.Errorf("verbena: pool %s: a negative number in the configuration", cfg.Name)
 	}
 	core, err := newPoolCore(r, cfg.PoolConfig, cfg.Calls,
-		func(e *Endpoint) (pooledCaller, error) {
+		func(ctx context.Context, e *Endpoint, s *poolSession) (pooledCaller, error) {
 			c, err := NewCaller(e, cfg.Mux)
 			if err != nil {
 				r.discard(e)
+				return pooledCaller{}, err
 			}
-			return pooledCaller{c}, err
+			var state any
+			if s.begin != nil {
+				if state, err = s.begin(ctx, c); err != nil {
+					_ = c.Close() // the peer waits for nothing
+				}
+			}
+			return pooledCaller{c, state}, err
 		},
 		func(c pooledCaller) *Endpoint { return c.e })
 	if err != nil {
 		return nil, err
 	}
 	core.closed = func(c pooledCaller) { c.watcher.Wait() }
-	return &CallPool{core, cfg.Attempts}, nil
+	return &CallPool{CallSession{core, &poolSession{}, cfg.Attempts}}, nil
+}
+
+// Session returns a session with endpoints of its own. For each of them begin is called
+// before anything else, bounded by DialTimeout: it may say who calls. What it returns is
+// [Lease.State]; its error is that of the attempt to connect.
+func (p *CallPool) Session(begin func(context.Context, *Caller) (state any, err error)) *CallSession {
+	return &CallSession{p.core, &poolSession{begin: begin}, p.attempts}
 }
 
 // busyCallPauses are those before a call is made again that the peer was too busy for.
 var busyCallPauses = backoff.Policy{First: 10 * time.Millisecond, Most: time.Second}
+
+// A Lease is a caller of a pool that is used for one call, or for several that belong
+// together. It ends with Put or Drop, once.
+type Lease struct{ held *lane.Held[pooledCaller] }
+
+// Caller makes the calls. The pool closes it.
+func (l Lease) Caller() *Caller { return l.held.Conn.Caller }
+
+// State is what the session's begin has returned for the endpoint.
+func (l Lease) State() any { return l.held.Conn.state }
+
+// Put gives the caller back.
+func (l Lease) Put() { l.held.Put() }
+
+// Drop is Put of an endpoint that is of no use any more: it gets no further calls, and is
+// closed when those under way have ended.
+func (l Lease) Drop() { l.held.Drop() }
+
+// Get lends a caller to addr. It waits as [Pool.Get] does. An error wraps [ErrNotSent].
+func (s *CallSession) Get(ctx context.Context, addr string, intent Intent) (Lease, error) {
+	h, err := s.core.get(ctx, poolKey{addr, s.session}, intent)
+	if err != nil {
+		return Lease{}, fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	return Lease{h}, nil
+}
 
 // Call is [Caller.Call] on an endpoint to addr. Rules see the intent, with the length
 // of the payload if that is greater than its Size.
@@ -79,47 +130,68 @@ var busyCallPauses = backoff.Policy{First: 10 * time.Millisecond, Most: time.Sec
 // another endpoint if need be, within ctx and the configured attempts. So is one whose
 // endpoint ended before the answer came, if it is [Idempotent]; otherwise the error
 // wraps [ErrOutcomeUnknown]. It wraps [ErrNotSent] if the peer knows nothing of the call.
-func (p *CallPool) Call(ctx context.Context, addr string, intent Intent, method uint32, payload []byte, repeat ...Repeat) (*Message, error) {
-	intent.Size = max(intent.Size, int64(len(payload)), 1)
-	for attempt := 1; ; attempt++ {
-		m, err := p.call(ctx, addr, intent, method, payload)
-		if err == nil || attempt >= p.attempts || !again(ctx, err, len(repeat) > 0 && repeat[0] == Idempotent) {
-			return m, err
-		}
-		if tooBusy(err) && !backoff.Sleep(ctx, busyCallPauses.Pause(attempt), p.core.ctx.Done()) {
-			return nil, err
-		}
-	}
-}
-
-func (p *CallPool) call(ctx context.Context, addr string, intent Intent, method uint32, payload []byte) (*Message, error) {
-	h, err := p.core.get(ctx, addr, intent)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
-	}
-	defer h.Put()
-	return h.Conn.Call(ctx, method, payload)
+func (s *CallSession) Call(ctx context.Context, addr string, intent Intent, method uint32, payload []byte, repeat ...Repeat) (m *Message, err error) {
+	err = s.try(ctx, addr, intent, payload, repeat, func(l Lease) error {
+		defer l.Put()
+		m, err = l.Caller().Call(ctx, method, payload)
+		return err
+	})
+	return m, err
 }
 
 // Notify is [Caller.Notify] on an endpoint to addr. One that was not sent is made
 // again as a call is.
-func (p *CallPool) Notify(ctx context.Context, addr string, intent Intent, method uint32, payload []byte) error {
+func (s *CallSession) Notify(ctx context.Context, addr string, intent Intent, method uint32, payload []byte) error {
+	return s.try(ctx, addr, intent, payload, nil, func(l Lease) error {
+		defer l.Put()
+		return l.Caller().Notify(ctx, method, payload)
+	})
+}
+
+// Stream is [Caller.Stream] on an endpoint to addr. It counts as a call of the endpoint
+// until it is closed. Only the request is made again as that of a call is: once Stream
+// has returned, the errors are those of [Stream]. Rules see the payload's length and not
+// that of the streams, unless the intent tells it.
+func (s *CallSession) Stream(ctx context.Context, addr string, intent Intent, method uint32, payload []byte, repeat ...Repeat) (stream *Stream, err error) {
+	err = s.try(ctx, addr, intent, payload, repeat, func(l Lease) error {
+		if stream, err = l.Caller().Stream(ctx, method, payload); err != nil {
+			l.Put()
+			return err
+		}
+		stream.onClose = sync.OnceFunc(l.Put)
+		return nil
+	})
+	return stream, err
+}
+
+// try makes a call as often as it may be made.
+func (s *CallSession) try(ctx context.Context, addr string, intent Intent, payload []byte, repeat []Repeat, call func(Lease) error) error {
 	intent.Size = max(intent.Size, int64(len(payload)), 1)
 	for attempt := 1; ; attempt++ {
-		err := p.notify(ctx, addr, intent, method, payload)
-		if err == nil || attempt >= p.attempts || !again(ctx, err, false) {
+		l, err := s.Get(ctx, addr, intent)
+		if err == nil {
+			err = call(l)
+		}
+		if err == nil || attempt >= s.attempts || !again(ctx, err, len(repeat) > 0 && repeat[0] == Idempotent) {
+			return err
+		}
+		if tooBusy(err) && !backoff.Sleep(ctx, busyCallPauses.Pause(attempt), s.core.ctx.Done()) {
 			return err
 		}
 	}
 }
 
-func (p *CallPool) notify(ctx context.Context, addr string, intent Intent, method uint32, payload []byte) error {
-	h, err := p.core.get(ctx, addr, intent)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNotSent, err)
-	}
-	defer h.Put()
-	return h.Conn.Notify(ctx, method, payload)
+// Drain ends the session as [CallPool.Drain] ends the pool, of which the other sessions
+// go on.
+func (s *CallSession) Drain(ctx context.Context) error { return s.core.end(s.session, ctx, ctx) }
+
+// Close ends the session without waiting for its calls. They fail with
+// [ErrOutcomeUnknown].
+func (s *CallSession) Close() error {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = s.core.end(s.session, now, context.Background()) // the caller wanted it so
+	return nil
 }
 
 // again tells whether a call that failed may be made again, and whether that is of

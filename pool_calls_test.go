@@ -142,7 +142,7 @@ func TestPoolCalls(t *testing.T) {
 		<-s.holding
 		drained := make(chan error, 1)
 		go func() { drained <- pool.Drain(p.ctx) }()
-		p.until(t, "it drains", pool.core.over)
+		p.until(t, "it drains", func() bool { return pool.core.over(nil) })
 		if _, err := pool.Call(p.ctx, addr, Intent{}, echoMethod, nil); !errors.Is(err, ErrNotSent) || !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}

@@ -29,7 +29,7 @@ type poolCore[C lane.Conn] struct {
 	// or for one that may last.
 	soon, later backoff.Policy
 
-	wrap     func(*Endpoint) (C, error) // of a new endpoint; closes it if it fails
+	wrap     func(context.Context, *Endpoint, *poolSession) (C, error) // of a new endpoint; closes it if it fails
 	endpoint func(C) *Endpoint
 	closed   func(C) // waits for what ends with the endpoint; may be nil
 
@@ -39,7 +39,7 @@ type poolCore[C lane.Conn] struct {
 
 	mu    sync.RWMutex
 	ended bool
-	peers map[string]*poolPeer[C]
+	peers map[poolKey]*poolPeer[C]
 	sweep int         // peers at which those are forgotten that have nothing
 	past  lane.Counts // of lanes that are gone
 }
@@ -48,6 +48,18 @@ type poolCore[C lane.Conn] struct {
 type poolWay struct {
 	order []string
 	rule  *Rule
+}
+
+// A poolSession has endpoints of its own, to each of which begin says who calls.
+type poolSession struct {
+	begin func(context.Context, *Caller) (any, error) // nil: nobody says so
+	ended bool // guarded by the pool's mu
+}
+
+// A poolKey names what endpoints are shared by: an address, and a session or none.
+type poolKey struct {
+	addr    string
+	session *poolSession
 }
 
 // A poolPeer is an address with its lanes, by way. Rules that cannot decide for the
@@ -61,7 +73,7 @@ type poolPeer[C lane.Conn] struct {
 type poolLane[C lane.Conn] struct {
 	*lane.Lane[C]
 	core *poolCore[C]
-	addr string
+	key  poolKey
 	way  *poolWay
 
 	mu     sync.Mutex
@@ -71,7 +83,8 @@ type poolLane[C lane.Conn] struct {
 // firstSweep is the number of peers at which a pool first forgets idle ones.
 const firstSweep = 1024
 
-func newPoolCore[C lane.Conn](r *Runtime, cfg PoolConfig, share int, wrap func(*Endpoint) (C, error), endpoint func(C) *Endpoint) (*poolCore[C], error) {
+func newPoolCore[C lane.Conn](r *Runtime, cfg PoolConfig, share int, wrap func(context.Context, *Endpoint, *poolSession) (C, error), endpoint func(C) *Endpoint) (*poolCore[C], error) {
+	numbered := cfg.Name == ""
 	cfg, err := cfg.withDefaults()
 	if err == nil {
 		_, err = r.newDialer("", cfg.Service, cfg.Dial)
@@ -80,7 +93,7 @@ func newPoolCore[C lane.Conn](r *Runtime, cfg PoolConfig, share int, wrap func(*
 		return nil, fmt.Errorf("verbena: pool %s: %w", cfg.Name, err)
 	}
 	p := &poolCore[C]{
-		r: r, cfg: cfg, share: share, wrap: wrap, endpoint: endpoint, peers: map[string]*poolPeer[C]{}, sweep: firstSweep,
+		r: r, cfg: cfg, share: share, wrap: wrap, endpoint: endpoint, peers: map[poolKey]*poolPeer[C]{}, sweep: firstSweep,
 		soon: betterPauses, later: returnPauses,
 	}
 	transports := r.cfg.transports()
@@ -103,7 +116,7 @@ func newPoolCore[C lane.Conn](r *Runtime, cfg PoolConfig, share int, wrap func(*
 		p.way = append(p.way, at)
 	}
 	p.ctx, p.cancel = context.WithCancel(r.ctx)
-	if err := r.addPool(cfg.Name, p); err != nil {
+	if p.cfg.Name, err = r.addPool(cfg.Name, numbered, p); err != nil {
 		p.cancel()
 		return nil, err
 	}
@@ -111,12 +124,12 @@ func newPoolCore[C lane.Conn](r *Runtime, cfg PoolConfig, share int, wrap func(*
 }
 
 // get returns a connection for one request. The caller puts it back.
-func (p *poolCore[C]) get(ctx context.Context, addr string, intent Intent) (*lane.Held[C], error) {
+func (p *poolCore[C]) get(ctx context.Context, key poolKey, intent Intent) (*lane.Held[C], error) {
 	if intent == (Intent{}) {
 		intent = p.cfg.Dial.Intent
 	}
 	for {
-		l, err := p.lane(addr, intent)
+		l, err := p.lane(key, intent)
 		var h *lane.Held[C]
 		if err == nil {
 			if h, err = l.Get(ctx); err == nil {
@@ -124,19 +137,20 @@ func (p *poolCore[C]) get(ctx context.Context, addr string, intent Intent) (*lan
 			}
 		}
 		if errors.Is(err, lane.ErrClosed) {
-			if !p.over() {
+			if !p.over(key.session) {
 				continue // the lane was forgotten meanwhile
 			}
 			err = ErrClosed
 		}
-		return nil, fmt.Errorf("verbena: pool %s: %s: %w", p.cfg.Name, addr, err)
+		return nil, fmt.Errorf("verbena: pool %s: %s: %w", p.cfg.Name, key.addr, err)
 	}
 }
 
-func (p *poolCore[C]) over() bool {
+// over tells whether the pool has ended, or a session of it.
+func (p *poolCore[C]) over(s *poolSession) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.ended
+	return p.ended || s != nil && s.ended
 }
 
 // rule returns the place of the rule that decides, or of none.
@@ -150,9 +164,9 @@ func (p *poolCore[C]) rule(peer *poolPeer[C], intent Intent) int {
 	return len(p.rules)
 }
 
-func (p *poolCore[C]) lane(addr string, intent Intent) (*poolLane[C], error) {
+func (p *poolCore[C]) lane(key poolKey, intent Intent) (*poolLane[C], error) {
 	p.mu.RLock()
-	if peer := p.peers[addr]; peer != nil && !p.ended {
+	if peer := p.peers[key]; peer != nil && !p.ended {
 		if l := peer.lanes[p.way[p.rule(peer, intent)]]; l != nil {
 			p.mu.RUnlock()
 			return l, nil
@@ -161,20 +175,20 @@ func (p *poolCore[C]) lane(addr string, intent Intent) (*poolLane[C], error) {
 	p.mu.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended {
+	if p.ended || key.session != nil && key.session.ended {
 		return nil, ErrClosed
 	}
-	peer := p.peers[addr]
+	peer := p.peers[key]
 	if peer == nil {
 		if len(p.peers) >= p.sweep {
 			p.forget()
 		}
-		peer = p.newPeer(addr)
-		p.peers[addr] = peer
+		peer = p.newPeer(key.addr)
+		p.peers[key] = peer
 	}
 	at := p.way[p.rule(peer, intent)]
 	if peer.lanes[at] == nil {
-		peer.lanes[at] = p.newLane(addr, &p.ways[at])
+		peer.lanes[at] = p.newLane(key, &p.ways[at])
 	}
 	return peer.lanes[at], nil
 }
@@ -189,7 +203,7 @@ func (p *poolCore[C]) newPeer(addr string) *poolPeer[C] {
 
 // forget drops peers to which there is nothing. It needs mu.
 func (p *poolCore[C]) forget() {
-	for addr, peer := range p.peers {
+	for key, peer := range p.peers {
 		left := 0
 		for i, l := range peer.lanes {
 			switch {
@@ -202,14 +216,14 @@ func (p *poolCore[C]) forget() {
 			}
 		}
 		if left == 0 {
-			delete(p.peers, addr)
+			delete(p.peers, key)
 		}
 	}
 	p.sweep = max(firstSweep, 2*len(p.peers))
 }
 
-func (p *poolCore[C]) newLane(addr string, way *poolWay) *poolLane[C] {
-	l := &poolLane[C]{core: p, addr: addr, way: way}
+func (p *poolCore[C]) newLane(key poolKey, way *poolWay) *poolLane[C] {
+	l := &poolLane[C]{core: p, key: key, way: way}
 	l.Lane = lane.New(lane.Config[C]{
 		Most: p.cfg.Endpoints, Share: p.share, Idle: p.cfg.IdleTimeout, DialTimeout: p.cfg.DialTimeout,
 		Pause: p.cfg.pauses().Pause, Proven: p.cfg.MaxBackoff,
@@ -241,7 +255,7 @@ func remembered(err error) bool {
 // dial sets up an endpoint for the lane.
 func (l *poolLane[C]) dial(ctx context.Context) (c C, err error) {
 	p := l.core
-	d, err := p.r.newDialer(l.addr, p.cfg.Service, p.cfg.Dial)
+	d, err := p.r.newDialer(l.key.addr, p.cfg.Service, p.cfg.Dial)
 	if err != nil {
 		return c, d.error(err)
 	}
@@ -250,7 +264,7 @@ func (l *poolLane[C]) dial(ctx context.Context) (c C, err error) {
 	if err != nil {
 		return c, err
 	}
-	if c, err = p.wrap(e); err == nil {
+	if c, err = p.wrap(ctx, e, l.key.session); err == nil {
 		l.seek(e)
 	}
 	return c, err
@@ -288,17 +302,46 @@ func (p *poolCore[C]) drain(requests, handing context.Context) error {
 	p.mu.Unlock()
 	p.cancel()
 	p.looks.Wait()
+	err := p.drainLanes(lanes, requests, handing)
+	p.r.removePool(p.cfg.Name)
+	return err
+}
+
+// end ends a session as drain ends the pool.
+func (p *poolCore[C]) end(s *poolSession, requests, handing context.Context) error {
+	p.mu.Lock()
+	s.ended = true
+	lanes := p.all()
+	p.mu.Unlock()
+	lanes = slices.DeleteFunc(lanes, func(l *poolLane[C]) bool { return l.key.session != s })
+	err := p.drainLanes(lanes, requests, handing)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, peer := range p.peers {
+		if key.session != s {
+			continue
+		}
+		delete(p.peers, key)
+		for _, l := range peer.lanes {
+			if l != nil {
+				p.past.Add(l.Stats().Counts)
+			}
+		}
+	}
+	return err
+}
+
+func (p *poolCore[C]) drainLanes(lanes []*poolLane[C], requests, handing context.Context) error {
 	errs := make([]error, len(lanes))
 	var wg sync.WaitGroup
 	for i, l := range lanes {
 		wg.Go(func() {
 			if err := l.Drain(requests, handing); err != nil {
-				errs[i] = fmt.Errorf("verbena: pool %s: %s: %w", p.cfg.Name, l.addr, err)
+				errs[i] = fmt.Errorf("verbena: pool %s: %s: %w", p.cfg.Name, l.key.addr, err)
 			}
 		})
 	}
 	wg.Wait()
-	p.r.removePool(p.cfg.Name)
 	return errors.Join(errs...)
 }
 
@@ -330,7 +373,7 @@ func (p *poolCore[C]) peerStats() (list []PoolPeerStats) {
 	for _, l := range p.all() {
 		s := l.Stats()
 		one := PoolPeerStats{
-			Addr: l.addr, Transports: slices.Clone(l.way.order), Rule: l.rule(), Sought: l.avoided(),
+			Addr: l.key.addr, Transports: slices.Clone(l.way.order), Rule: l.rule(), Sought: l.avoided(),
 			Open: s.Open, Busy: s.Busy, Waiting: s.Waiting, Failures: s.Failures, Next: s.Next, PoolCounts: PoolCounts(s.Counts),
 		}
 		list = append(list, one)

@@ -190,7 +190,7 @@ func TestPoolDrains(t *testing.T) {
 		}
 		drained := make(chan error, 1)
 		go func() { drained <- pool.Drain(p.ctx) }()
-		p.until(t, "it drains", pool.core.over)
+		p.until(t, "it drains", func() bool { return pool.core.over(nil) })
 		if err := ask(p.ctx, e); err != nil {
 			t.Error(err)
 		}

@@ -148,18 +148,23 @@ func (r *Runtime) begin(ctx context.Context) (_ context.Context, end func(), err
 	}, nil
 }
 
-// addPool registers a pool under a name that no other has.
-func (r *Runtime) addPool(name string, p endpointPool) error {
+// addPool takes a pool in, and returns its name: if numbered is true it is a free one
+// that begins with name.
+func (r *Runtime) addPool(name string, numbered bool, p endpointPool) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.closed:
-		return fmt.Errorf("verbena: pool %s: %w", name, ErrClosed)
-	case r.pools[name] != nil:
-		return fmt.Errorf("verbena: there is a pool %q already", name)
+	if r.closed {
+		return "", fmt.Errorf("verbena: pool %s: %w", name, ErrClosed)
+	}
+	base := name
+	for i := 2; numbered && r.pools[name] != nil; i++ {
+		name = fmt.Sprintf("%s %d", base, i)
+	}
+	if r.pools[name] != nil {
+		return "", fmt.Errorf("verbena: there is a pool %q already", name)
 	}
 	r.pools[name] = p
-	return nil
+	return name, nil
 }
 
 func (r *Runtime) removePool(name string) {

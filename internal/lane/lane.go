@@ -263,6 +263,19 @@ func (l *Lane[C]) Put(h *Held[C]) {
 // Put is Put of h's lane.
 func (h *Held[C]) Put() { h.lane.Put(h) }
 
+// Drop is Put of a connection that is of no use any more: it is handed out no longer,
+// and closed when it is free.
+func (h *Held[C]) Drop() {
+	l := h.lane
+	l.mu.Lock()
+	if !h.gone {
+		l.retire(h)
+		l.want()
+	}
+	l.mu.Unlock()
+	l.Put(h)
+}
+
 // hand gives h to the first who waits. It needs mu.
 func (l *Lane[C]) hand(h *Held[C]) {
 	w := l.waiting[0]
