@@ -183,14 +183,14 @@ func (s *CallSession) try(ctx context.Context, addr string, intent Intent, paylo
 
 // Drain ends the session as [CallPool.Drain] ends the pool, of which the other sessions
 // go on.
-func (s *CallSession) Drain(ctx context.Context) error { return s.core.end(s.session, ctx, ctx) }
+func (s *CallSession) Drain(ctx context.Context) error { return s.core.end(ctx, ctx, s.session) }
 
 // Close ends the session without waiting for its calls. They fail with
 // [ErrOutcomeUnknown].
 func (s *CallSession) Close() error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	_ = s.core.end(s.session, now, context.Background()) // the caller wanted it so
+	_ = s.core.end(now, context.Background(), s.session) // the caller wanted it so
 	return nil
 }
 

@@ -53,7 +53,7 @@ type poolWay struct {
 // A poolSession has endpoints of its own, to each of which begin says who calls.
 type poolSession struct {
 	begin func(context.Context, *Caller) (any, error) // nil: nobody says so
-	ended bool // guarded by the pool's mu
+	ended bool                                        // guarded by the pool's mu
 }
 
 // A poolKey names what endpoints are shared by: an address, and a session or none.
@@ -302,19 +302,19 @@ func (p *poolCore[C]) drain(requests, handing context.Context) error {
 	p.mu.Unlock()
 	p.cancel()
 	p.looks.Wait()
-	err := p.drainLanes(lanes, requests, handing)
+	err := p.drainLanes(requests, handing, lanes)
 	p.r.removePool(p.cfg.Name)
 	return err
 }
 
 // end ends a session as drain ends the pool.
-func (p *poolCore[C]) end(s *poolSession, requests, handing context.Context) error {
+func (p *poolCore[C]) end(requests, handing context.Context, s *poolSession) error {
 	p.mu.Lock()
 	s.ended = true
 	lanes := p.all()
 	p.mu.Unlock()
 	lanes = slices.DeleteFunc(lanes, func(l *poolLane[C]) bool { return l.key.session != s })
-	err := p.drainLanes(lanes, requests, handing)
+	err := p.drainLanes(requests, handing, lanes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for key, peer := range p.peers {
@@ -331,7 +331,7 @@ func (p *poolCore[C]) end(s *poolSession, requests, handing context.Context) err
 	return err
 }
 
-func (p *poolCore[C]) drainLanes(lanes []*poolLane[C], requests, handing context.Context) error {
+func (p *poolCore[C]) drainLanes(requests, handing context.Context, lanes []*poolLane[C]) error {
 	errs := make([]error, len(lanes))
 	var wg sync.WaitGroup
 	for i, l := range lanes {

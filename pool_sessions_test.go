@@ -70,15 +70,21 @@ func TestPoolSessions(t *testing.T) {
 		if n := begun.Load(); n < 2 || n > 4 {
 			t.Errorf("%d endpoints were introduced, want 2 to 4", n)
 		}
-		l, err := ada.Get(p.ctx, addr, Intent{})
-		if err != nil || l.State() != "state of ada" {
-			t.Fatalf("%v, %v", l.State(), err)
+		var of [2]*Endpoint
+		for i, s := range []*CallSession{ada, eve} {
+			l, err := s.Get(p.ctx, addr, Intent{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := []any{"state of ada", "state of eve"}[i]; l.State() != want {
+				t.Errorf("%v, want %v", l.State(), want)
+			}
+			of[i] = l.Caller().Endpoint()
+			l.Put()
 		}
-		l.Put()
 		if _, err := who(session("")); err == nil || !errors.Is(err, ErrNotSent) {
 			t.Errorf("an endpoint whose introduction failed: %v", err)
 		}
-		opened := pool.core.stats().Opened
 		if err := ada.Close(); err != nil {
 			t.Error(err)
 		}
@@ -88,8 +94,8 @@ func TestPoolSessions(t *testing.T) {
 		if got, err := who(eve); err != nil || got != "eve" {
 			t.Errorf("another session: %q, %v", got, err)
 		}
-		if s := pool.core.stats(); s.Opened != opened {
-			t.Errorf("%d endpoints were opened, %d before a session ended", s.Opened, opened)
+		if !errors.Is(of[0].Err(), ErrClosed) || of[1].Err() != nil {
+			t.Errorf("the endpoints' ends: %v and %v, want the first one closed", of[0].Err(), of[1].Err())
 		}
 		if err := pool.Drain(p.ctx); err != nil {
 			t.Error(err)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -19,16 +22,14 @@ import (
 // and act as who makes them.
 func TestNameNodeTakesCalls(t *testing.T) {
 	s := startSystem(t, 1, 1)
-	transports := []string{verbena.TransportTCP}
-	for _, p := range providers.Default() {
-		if _, err := p.Devices(t.Context()); err == nil {
-			transports = append(transports, p.Name())
+	for _, transport := range callTransports(t) {
+		pool, err := rpc.NewPool(s.rt, verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{Dial: verbena.DialConfig{Transport: transport}}})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	for _, transport := range transports {
 		c := rpc.NewClient(rpc.ClientConfig{
-			Endpoint: rpc.Endpoints(s.rt, verbena.DialConfig{Transport: transport}),
-			Dial:     func(context.Context, string) (net.Conn, error) { return nil, errors.New("no stream is to be dialled") },
+			Pool: pool,
+			Dial: func(context.Context, string) (net.Conn, error) { return nil, errors.New("no stream is to be dialled") },
 		})
 		nn := c.Proxy(rpc.Target{Address: s.NameNode.Addr(), Protocol: namenode.ClientProtocol, User: superuser(t)})
 		name := "/made-over-" + transport
@@ -43,5 +44,65 @@ func TestNameNodeTakesCalls(t *testing.T) {
 			t.Errorf("%s: getFileInfo: %v, %v", transport, &info, err)
 		}
 		c.Close()
+	}
+}
+
+// callTransports are those that this machine has.
+func callTransports(t testing.TB) []string {
+	list := []string{verbena.TransportTCP}
+	for _, p := range providers.Default() {
+		if _, err := p.Devices(t.Context()); err == nil {
+			list = append(list, p.Name())
+		}
+	}
+	return list
+}
+
+// The clients that a dialer makes call the NameNode by calls: it sees no stream.
+func TestClientsCall(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	for _, transport := range callTransports(t) {
+		c := s.connect(transport)
+		name := "/made-over-" + transport
+		write(t, c, name, []byte("hello"), 1, 1<<20)
+		if b, err := c.ReadFile(name); err != nil || string(b) != "hello" {
+			t.Errorf("%s: %q, %v", transport, b, err)
+		}
+		if _, err := c.Stat("/missing"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: a missing file: %v", transport, err)
+		}
+		calls := uint64(0)
+		for _, p := range s.rt.Stats().EndpointPools {
+			if strings.HasPrefix(p.Name, rpc.Service) {
+				calls += p.Requests
+			}
+		}
+		if calls < 5 {
+			t.Errorf("%s: %d calls went over the pool", transport, calls)
+		}
+	}
+}
+
+// A client goes on when the NameNode has been away.
+func TestClientsComeBack(t *testing.T) {
+	s := systemIn(t, 1, 1, loopbackOfItsOwn(t))
+	for _, transport := range callTransports(t) {
+		c := s.connect(transport)
+		name := "/made-over-" + transport
+		if err := c.Mkdir(name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		addr := s.NameNode.Addr()
+		if err := s.NameNode.Close(); err != nil {
+			t.Fatal(err)
+		}
+		nn, err := StartNameNode(t.Context(), NameNodeConfig{Runtime: s.rt, Dir: filepath.Join(s.cfg.Dir, "namenode"), Listen: addr, Replication: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.NameNode = nn
+		if info, err := c.Stat(name); err != nil || !info.IsDir() {
+			t.Errorf("%s: %v, %v", transport, info, err)
+		}
 	}
 }

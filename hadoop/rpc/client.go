@@ -20,11 +20,12 @@ import (
 type ClientConfig struct {
 	// Dial connects to a server; default TCP with keep-alives.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// Endpoint, if it is set, dials an endpoint for [Service] to a server: [Endpoints]
-	// makes such a function. Calls travel on endpoints as calls of the runtime. To a
-	// server that does not know the service, and to one that has never heard of
-	// Verbena, Dial connects.
-	Endpoint func(ctx context.Context, address string) (*verbena.Endpoint, error)
+	// Pool, if it is set, has the endpoints on which calls travel, as calls of the
+	// runtime; [NewPool] makes one. Each target has a session of it. The pool bounds and
+	// paces the connecting, and closes what is idle, in place of this configuration. To a
+	// server that does not know [Service], and to one that has never heard of
+	// Verbena, Dial connects. Clients may share a pool; it is to be closed after them.
+	Pool *verbena.CallPool
 	// MaxFrame is the longest response in bytes that is taken; default 128 MiB,
 	// as Hadoop's ipc.maximum.response.length.
 	MaxFrame int
@@ -68,17 +69,17 @@ func (c *ClientConfig) pause(failures int) time.Duration {
 	return backoff.Policy{First: c.Backoff, Most: c.MaxBackoff}.Pause(failures)
 }
 
-// Endpoints dials endpoints of a runtime, for [ClientConfig].
-func Endpoints(rt *verbena.Runtime, cfg verbena.DialConfig) func(ctx context.Context, address string) (*verbena.Endpoint, error) {
-	return func(ctx context.Context, address string) (*verbena.Endpoint, error) {
-		return rt.Dial(ctx, address, Service, cfg)
-	}
+// NewPool makes a pool for [ClientConfig]. The configuration's Service and Attempts are
+// set here: a [Client] tries again itself. Rules know calls by the names of their methods.
+func NewPool(rt *verbena.Runtime, cfg verbena.CallPoolConfig) (*verbena.CallPool, error) {
+	cfg.Service, cfg.Attempts = Service, 1
+	return rt.NewCallPool(cfg)
 }
 
 // Client calls any number of servers. Calls to the same address and protocol by
-// the same user share a connection, which is made when it is needed and made again
-// after it has failed: by one attempt at a time for all who wait, with
-// pauses that grow. It may be used concurrently.
+// the same user share a connection, or the endpoints of a session of the pool. One is
+// made when it is needed and made again after it has failed: by one attempt at a time
+// for all who wait, with pauses that grow. It may be used concurrently.
 type Client struct {
 	cfg  ClientConfig
 	id   ClientID
@@ -87,6 +88,7 @@ type Client struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	turn   turnstile // of calls
 
 	mu     sync.Mutex
 	closed bool
@@ -101,6 +103,13 @@ func NewClient(cfg ClientConfig) *Client {
 	return c
 }
 
+// Drain lets no call begin, and waits until those that are under way have ended, or ctx
+// has. Then it closes the client. The error is that of ctx.
+func (c *Client) Drain(ctx context.Context) error {
+	err := c.turn.shut(ctx)
+	return errors.Join(err, c.Close())
+}
+
 // Close ends the calls under way; their error wraps [ErrClosed].
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -110,11 +119,16 @@ func (c *Client) Close() error {
 	c.links = nil
 	c.mu.Unlock()
 	c.wg.Wait() // no connection is being made any more
+	var closing sync.WaitGroup
 	for _, l := range links {
 		if conn := l.conn.Load(); conn != nil {
-			conn.close()
+			conn.Close()
+		}
+		if l.session != nil {
+			closing.Go(func() { l.session.Close() })
 		}
 	}
+	closing.Wait()
 	return nil
 }
 
@@ -133,7 +147,7 @@ func (c *Client) Proxy(target Target) *Proxy {
 	defer c.mu.Unlock()
 	l := c.links[target]
 	if l == nil {
-		l = &link{client: c, target: target}
+		l = newLink(c, target)
 		if !c.closed {
 			c.links[target] = l
 		}
@@ -151,30 +165,50 @@ func (c *Client) Proxy(target Target) *Proxy {
 // repeat allows it, under the same call id; else the error is
 // [ErrOutcomeUnknown].
 func (p *Proxy) Call(ctx context.Context, method string, req, resp proto.Message, repeat ...Repeat) error {
-	cfg := &p.client.cfg
 	id := int32(p.client.next.Add(1)-1) & 0x7fffffff
+	return p.repeat(ctx, method, len(repeat) > 0 && repeat[0] > 0, func(attempt int) error {
+		if attempt > 1 {
+			proto.Reset(resp)
+		}
+		return p.try(ctx, id, int32(attempt-1), method, req, resp)
+	})
+}
+
+// repeat makes a call by try until it succeeds, or until another attempt is of no use.
+func (p *Proxy) repeat(ctx context.Context, method string, repeatable bool, try func(attempt int) error) error {
+	cfg := &p.client.cfg
+	if !p.client.turn.enter() {
+		return named(method, p.link.target.Address, ErrClosed)
+	}
+	defer p.client.turn.leave()
 	for attempt := 1; ; attempt++ {
-		err := p.try(ctx, id, int32(attempt-1), method, req, resp)
+		err := try(attempt)
 		if err == nil {
 			return nil
 		}
-		again, pause := p.again(err, len(repeat) > 0 && repeat[0] > 0)
+		again, pause := p.again(err, repeatable)
 		if !again || attempt >= cfg.Attempts || ctx.Err() != nil {
 			return named(method, p.link.target.Address, plain(err))
 		}
 		if pause && !backoff.Sleep(ctx, cfg.pause(attempt), p.client.ctx.Done()) {
 			return named(method, p.link.target.Address, plain(err))
 		}
-		proto.Reset(resp)
 	}
 }
 
 func (p *Proxy) try(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error {
-	conn, err := p.link.get(ctx)
+	l := p.link
+	if l.session != nil && !l.streams() {
+		err := l.onEndpoint(ctx, method, func(c *endpointCaller) error { return c.call(ctx, id, retry, method, req, resp) })
+		if !errors.Is(err, errNoEndpoints) {
+			return err
+		}
+	}
+	conn, err := l.get(ctx)
 	if err != nil {
 		return err
 	}
-	return conn.call(ctx, id, retry, method, req, resp)
+	return conn.caller.call(ctx, id, retry, method, req, resp)
 }
 
 // again tells whether a call may be tried again after an error, and whether a
@@ -195,161 +229,4 @@ func (p *Proxy) again(err error, repeatable bool) (again, pause bool) {
 		return repeatable, false
 	}
 	return false, false
-}
-
-// link is the connection of a target, or the want of one.
-type link struct {
-	client *Client
-	target Target
-	conn   atomic.Pointer[linked]
-
-	mu       sync.Mutex
-	attempt  *attempt // under way
-	failures int      // in a row
-}
-
-// linked is a connection of a link.
-type linked struct{ exchanger }
-
-// An exchanger makes calls, whatever carries them.
-type exchanger interface {
-	// call makes one call. The error is an [*unsent], a [*lost], the context's,
-	// [ErrTimeout], or what the server said.
-	call(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error
-	// reason tells why no further call may begin, or is nil.
-	reason() error
-	close()
-}
-
-// attempt is one attempt to connect, for all who wait.
-type attempt struct {
-	done chan struct{}
-	conn *linked
-	err  error
-}
-
-// get returns a connection that works, or the error of one attempt.
-func (l *link) get(ctx context.Context) (*linked, error) {
-	conn := l.conn.Load()
-	if conn != nil && conn.reason() == nil {
-		return conn, nil
-	}
-	now, a, err := l.replace(conn)
-	if a == nil {
-		return now, err
-	}
-	select {
-	case <-a.done:
-		return a.conn, a.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-// replace returns the connection that has come in place of conn, or the attempt
-// to make one, which it begins if none is under way.
-func (l *link) replace(conn *linked) (*linked, *attempt, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if now := l.conn.Load(); now != conn {
-		if now != nil {
-			return now, nil, nil
-		}
-		conn = nil // an attempt has failed meanwhile, and closed it
-	}
-	if l.attempt == nil {
-		a := &attempt{done: make(chan struct{})}
-		if !l.client.start(func() { l.connect(a, conn) }) {
-			return nil, nil, ErrClosed
-		}
-		l.attempt = a
-	}
-	return nil, l.attempt, nil
-}
-
-// start runs f in a goroutine that Close waits for, unless the client is closed.
-func (c *Client) start(f func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return false
-	}
-	c.wg.Go(f)
-	return true
-}
-
-// connect makes one attempt in place of the connection that was there before.
-func (l *link) connect(a *attempt, before *linked) {
-	defer close(a.done)
-	cfg := &l.client.cfg
-	failures := l.failures // only this goroutine changes it
-	if before != nil {
-		// What it still has to do, it does on its own time.
-		if !errors.Is(before.reason(), errUnused) && failures == 0 {
-			failures = 1 // others may have lost the same server: come back one by one
-		}
-		if !l.client.start(before.close) { // which may take some seconds
-			before.close()
-		}
-	}
-	err := ErrClosed
-	var conn *linked
-	if failures == 0 || backoff.Sleep(l.client.ctx, cfg.pause(failures), nil) {
-		conn, err = l.dial()
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.attempt = nil
-	a.conn = conn
-	l.conn.Store(conn)
-	if err != nil {
-		l.failures++
-		a.err = &unsent{err}
-		return
-	}
-	l.failures = 0
-}
-
-func (l *link) dial() (*linked, error) {
-	cfg := &l.client.cfg
-	ctx, cancel := context.WithTimeout(l.client.ctx, cfg.ConnectTimeout)
-	defer cancel()
-	conn, err := l.exchange(ctx)
-	switch {
-	case err == nil:
-		return &linked{conn}, nil
-	case l.client.ctx.Err() != nil:
-		return nil, ErrClosed
-	}
-	return nil, err
-}
-
-// exchange connects by an endpoint if there is one, else by a stream.
-func (l *link) exchange(ctx context.Context) (exchanger, error) {
-	cfg := &l.client.cfg
-	if cfg.Endpoint != nil {
-		e, err := cfg.Endpoint(ctx, l.target.Address)
-		if err == nil {
-			return startEndpoint(ctx, e, l.target, *cfg, l.client.id)
-		}
-		if !offersNone(err) {
-			return nil, err
-		}
-	}
-	nc, err := cfg.Dial(ctx, l.target.Address)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := startConn(ctx, nc, l.target, *cfg, l.client.id)
-	if err != nil {
-		return nil, err
-	}
-	return conn.exchanger(), nil
-}
-
-// offersNone tells that a server is there which has no endpoints for calls.
-func offersNone(err error) bool {
-	var legacy *verbena.LegacyPeerError
-	var refused *verbena.RefusedError
-	return errors.As(err, &legacy) || errors.As(err, &refused) && !refused.Temporary()
 }

@@ -70,7 +70,7 @@ func TestConnectionIsReplacedAfterAFailedAttempt(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := proxy.link.conn.Load()
-		before.close()
+		before.Close()
 		p.down.Store(true)
 		if _, err := proxy.link.get(t.Context()); err == nil {
 			t.Fatal("connected to nobody")

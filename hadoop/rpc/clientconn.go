@@ -206,18 +206,8 @@ func (c *Conn) Call(ctx context.Context, method string, req, resp proto.Message)
 	return nil
 }
 
-// exchanger is the connection as a [Client] uses it.
-func (c *Conn) exchanger() exchanger { return (*connExchange)(c) }
-
-type connExchange Conn
-
-func (c *connExchange) call(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error {
-	return c.caller.call(ctx, id, retry, method, req, resp)
-}
-
-func (c *connExchange) reason() error { return c.caller.reason() }
-
-func (c *connExchange) close() { (*Conn)(c).Close() }
+// reason tells why no further call may begin, or is nil.
+func (c *Conn) reason() error { return c.caller.reason() }
 
 func (c *Conn) read() {
 	defer close(c.ended)

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -18,56 +19,80 @@ import (
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
 )
 
-// endpointCaller makes calls on an endpoint, each as a call of the runtime.
+// endpointCaller makes calls on an endpoint, each as a call of the runtime. Who made
+// the caller of the runtime closes it.
 type endpointCaller struct {
 	caller  *verbena.Caller
 	memory  calls.Memory
 	id      ClientID
 	class   string
 	version uint64
-	timeout time.Duration // of each call; 0 for none
-	most    int           // the longest response in bytes
+	timeout time.Duration   // of each call; 0 for none
+	most    int             // the longest response in bytes
+	closed  <-chan struct{} // the client's
 
-	began   time.Time
-	used    atomic.Int64 // when a call began last, since began
-	pending atomic.Int64
 	answers atomic.Uint64 // that have come
 	failed  atomic.Pointer[error]
-	timer   *time.Timer
-	closing sync.Once
-	done    chan struct{} // closed when close has begun
 }
 
-// startEndpoint starts a session on e, which then belongs to the caller.
-func startEndpoint(ctx context.Context, e *verbena.Endpoint, target Target, cfg ClientConfig, id ClientID) (*endpointCaller, error) {
+// introduceEndpoint starts a session on an endpoint.
+func introduceEndpoint(ctx context.Context, caller *verbena.Caller, target Target, cfg *ClientConfig, id ClientID, closed <-chan struct{}) (*endpointCaller, error) {
+	e := caller.Endpoint()
+	c := &endpointCaller{
+		caller: caller, memory: calls.NewMemory(e), id: id, class: target.Protocol, version: target.Version,
+		timeout: cfg.CallTimeout, most: cfg.MaxFrame, closed: closed,
+	}
+	if err := c.introduce(ctx, &target); err != nil {
+		return nil, fmt.Errorf("rpc: connect to %s: %w", e.RemoteAddr(), err)
+	}
+	return c, nil
+}
+
+// EndpointConn makes calls on one endpoint, any number at once. It neither reconnects
+// nor repeats; [Client] does.
+type EndpointConn struct {
+	c    *endpointCaller
+	next atomic.Uint32 // call id
+	end  func()
+}
+
+// NewEndpointConn starts a session on e, which was dialled for [Service] and then belongs
+// to the connection. ctx bounds the start alone. Of the configuration, it uses MaxFrame
+// and CallTimeout.
+func NewEndpointConn(ctx context.Context, e *verbena.Endpoint, target Target, cfg ClientConfig) (*EndpointConn, error) {
+	cfg = cfg.withDefaults()
+	if target.Version == 0 {
+		target.Version = 1
+	}
+	var id ClientID
+	_, _ = rand.Read(id[:]) // never fails
 	caller, err := verbena.NewCaller(e, nil)
 	if err != nil {
 		e.Close()
 		return nil, fmt.Errorf("rpc: connect to %s: %w", e.RemoteAddr(), err)
 	}
-	c := &endpointCaller{
-		caller: caller, memory: calls.NewMemory(e), id: id, class: target.Protocol, version: target.Version,
-		timeout: cfg.CallTimeout, most: cfg.MaxFrame, began: time.Now(), done: make(chan struct{}),
-	}
-	if err := c.introduce(ctx, &target); err != nil {
+	closed := make(chan struct{})
+	c, err := introduceEndpoint(ctx, caller, target, &cfg, id, closed)
+	if err != nil {
 		caller.Close()
-		return nil, fmt.Errorf("rpc: connect to %s: %w", e.RemoteAddr(), err)
+		return nil, err
 	}
-	const never = 1 << 62
-	c.timer = time.AfterFunc(never, func() {
-		if c.pending.Load() == 0 && time.Since(c.began)-time.Duration(c.used.Load()) >= cfg.IdleTimeout {
-			c.fail(errUnused)
-			return
-		}
-		select {
-		case <-c.done:
-		case <-e.Done():
-		default:
-			c.timer.Reset(cfg.IdleTimeout / 2)
-		}
-	})
-	c.timer.Reset(cfg.IdleTimeout / 2) // not sooner: the function uses c.timer
-	return c, nil
+	return &EndpointConn{c: c, end: sync.OnceFunc(func() { close(closed) })}, nil
+}
+
+// Call is [Conn.Call].
+func (c *EndpointConn) Call(ctx context.Context, method string, req, resp proto.Message) error {
+	id := int32(c.next.Add(1)-1) & 0x7fffffff
+	if err := c.c.call(ctx, id, 0, method, req, resp); err != nil {
+		return named(method, c.c.caller.Endpoint().RemoteAddr().String(), plain(err))
+	}
+	return nil
+}
+
+// Close ends the calls under way; their error wraps [ErrClosed].
+func (c *EndpointConn) Close() error {
+	c.end()
+	return c.c.caller.Close()
 }
 
 // introduce says who the client is, and proves it if it has a token.
@@ -122,7 +147,7 @@ func (c *endpointCaller) send(ctx context.Context, method uint32, m carrier.Mess
 	return c.caller.Call(ctx, method, m.Bytes)
 }
 
-// reason implements [exchanger].
+// reason tells why no further call should begin, or is nil.
 func (c *endpointCaller) reason() error {
 	if err := c.failed.Load(); err != nil {
 		return *err
@@ -130,36 +155,28 @@ func (c *endpointCaller) reason() error {
 	return c.caller.Endpoint().Err()
 }
 
-// fail lets no further call begin, and ends those under way.
-func (c *endpointCaller) fail(err error) {
-	c.failed.CompareAndSwap(nil, &err)
-	c.closing.Do(func() {
-		close(c.done)
-		go c.caller.Close()
-	})
+// isClosed tells whether the client has been closed.
+func (c *endpointCaller) isClosed() bool {
+	select {
+	case <-c.closed:
+		return true
+	default:
+		return false
+	}
 }
 
-// close implements [exchanger].
-func (c *endpointCaller) close() {
-	err := ErrClosed
-	c.failed.CompareAndSwap(nil, &err)
-	c.closing.Do(func() { close(c.done) })
-	c.timer.Stop()
-	c.caller.Close()
-}
+// fail lets no further call begin. Those under way may still end well.
+func (c *endpointCaller) fail(err error) { c.failed.CompareAndSwap(nil, &err) }
 
-// call implements [exchanger].
+// call makes one call. The error is an [*unsent], a [*lost], the context's,
+// [ErrTimeout], or what the server said.
 func (c *endpointCaller) call(ctx context.Context, id, retry int32, method string, req, resp proto.Message) error {
 	if err := c.reason(); err != nil {
 		return &unsent{err}
 	}
-	c.pending.Add(1)
-	defer c.pending.Add(-1)
-	now := time.Now()
-	c.used.Store(int64(now.Sub(c.began)))
 	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: retry}
 	n := proto.Size(req)
-	limit := newLimit(ctx, now, c.timeout)
+	limit := newLimit(ctx, time.Now(), c.timeout)
 	defer limit.end()
 	answered := c.answers.Load()
 	m, err := c.memory.Alloc(limit, sizeCall(&h, method, c.class, c.version, n))
@@ -180,14 +197,43 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	}
 	c.answers.Add(1)
 	defer answer.Release()
-	if n := len(answer.Bytes()); n > c.most {
-		return fmt.Errorf("an answer of %d bytes, at most %d are taken", n, c.most)
+	if err = c.tooLong(answer); err != nil {
+		return err
 	}
 	err = c.decode(answer.Bytes(), resp)
 	if err != nil && limit.passed() {
 		return c.explain(ctx, limit, answered, err) // the method may have failed because of that
 	}
 	return err
+}
+
+func (c *endpointCaller) tooLong(answer *verbena.Message) error {
+	if n := len(answer.Bytes()); n > c.most {
+		return fmt.Errorf("an answer of %d bytes, at most %d are taken", n, c.most)
+	}
+	return nil
+}
+
+// raw makes a call of a request that is encoded already, and returns the response, which
+// the caller releases. Its errors are those of call; what the server refuses is a
+// response.
+func (c *endpointCaller) raw(ctx context.Context, request []byte) (*verbena.Message, error) {
+	if err := c.reason(); err != nil {
+		return nil, &unsent{err}
+	}
+	limit := newLimit(ctx, time.Now(), c.timeout)
+	defer limit.end()
+	answered := c.answers.Load()
+	answer, err := c.caller.Call(limit, calls.MethodCall, request)
+	if err != nil {
+		return nil, c.explain(ctx, limit, answered, err)
+	}
+	c.answers.Add(1)
+	if err = c.tooLong(answer); err != nil {
+		answer.Release()
+		return nil, err
+	}
+	return answer, nil
 }
 
 // decode decodes an answer into resp, or returns the error that it tells.
@@ -232,6 +278,8 @@ func (c *endpointCaller) explain(ctx context.Context, l *limit, answered uint64,
 			return &exception.Error{Class: exception.Retriable, Message: told.Text}
 		}
 		return err
+	case c.isClosed():
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
 	case c.failed.Load() != nil:
 		err = fmt.Errorf("%w: %w", *c.failed.Load(), err)
 	}

@@ -32,8 +32,10 @@
 //
 // Between Verbena's own ends the same messages travel on endpoints of the runtime,
 // each request as a call of it: [Server.ServeEndpoint] serves those that were
-// dialled for [Service], and a client with [ClientConfig].Endpoint dials them. A
-// server that does not know the service gets streams. Deadlines and cancels travel,
+// dialled for [Service], and a client with [ClientConfig].Pool dials them, with the
+// pool's bounds, pauses, rules and moves to better transports. A
+// server that does not know the service gets streams. [Client.DialFramed] carries the
+// requests of a library that frames them itself. Deadlines and cancels travel,
 // short methods run on the runtime's worker, long messages are encoded straight into
 // registered memory.
 //

@@ -34,7 +34,7 @@ type endpoints struct {
 	listener *verbena.Listener
 	service  *verbena.Service
 	serving  sync.WaitGroup
-	dials    atomic.Int32
+	pool     verbena.CallPoolConfig // of clients
 
 	mu    sync.Mutex
 	ended []error // what ServeEndpoint returned
@@ -57,7 +57,9 @@ func newEndpoints(t testing.TB, cfg Config, methods Methods, providers func() (c
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &endpoints{Server: NewServer(cfg)}
+	s := &endpoints{Server: NewServer(cfg), pool: verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{
+		Endpoints: 1, DialTimeout: time.Minute, Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond,
+	}}}
 	s.Register(testProtocol, 1, methods)
 	a, b := providers()
 	patient := verbena.Config{HelloTimeout: 20 * time.Second, ConnectTimeout: 20 * time.Second, Logger: cfg.Logger}
@@ -100,20 +102,59 @@ func newEndpoints(t testing.TB, cfg Config, methods Methods, providers func() (c
 	return s
 }
 
-func (s *endpoints) dial(ctx context.Context, address string) (*verbena.Endpoint, error) {
-	s.dials.Add(1)
-	return Endpoints(s.client, verbena.DialConfig{})(ctx, address)
+func (s *endpoints) dial(t testing.TB) *verbena.Endpoint {
+	t.Helper()
+	e, err := s.client.Dial(t.Context(), s.listener.Addr().String(), Service, verbena.DialConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
 }
 
-// newClient returns a client that has no streams.
+// newClient returns a client that has no streams, with a pool of its own.
 func (s *endpoints) newClient(t testing.TB, cfg ClientConfig) *Client {
-	cfg.Endpoint = s.dial
+	t.Helper()
+	var err error
+	if cfg.Pool, err = NewPool(s.client, s.pool); err != nil {
+		t.Fatal(err)
+	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, errors.New("no stream is to be dialled") }
 	}
 	c := NewClient(cfg)
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() {
+		c.Close()
+		cfg.Pool.Close()
+	})
 	return c
+}
+
+// cut ends all endpoints of the server at once.
+func (s *endpoints) cut() {
+	s.Server.mu.Lock()
+	defer s.Server.mu.Unlock()
+	for m := range s.members {
+		m.close()
+	}
+}
+
+// attempts is how many endpoints were dialled.
+func (s *endpoints) attempts() (n uint64) {
+	for _, p := range s.client.Stats().EndpointPools {
+		n += p.Opened + p.Failed
+	}
+	return n
+}
+
+// endpoint returns that of a proxy's calls.
+func (p *Proxy) endpoint(t testing.TB) *verbena.Endpoint {
+	t.Helper()
+	l, err := p.link.session.Get(t.Context(), p.link.target.Address, verbena.Intent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Put()
+	return l.Caller().Endpoint()
 }
 
 func (s *endpoints) proxy(t testing.TB, cfg ClientConfig, target Target) *Proxy {
@@ -179,7 +220,7 @@ func TestEndpointCalls(t *testing.T) {
 				t.Errorf("%s: %v, want %s", method, err, class)
 			}
 		}
-		if n := s.dials.Load(); n != 1 {
+		if n := s.attempts(); n != 1 {
 			t.Errorf("%d endpoints were dialled for one target", n)
 		}
 	})
@@ -289,25 +330,16 @@ func TestEndpointRetries(t *testing.T) {
 	eachTransport(t, func(t *testing.T, providers func() (client, server []rdma.Provider)) {
 		var s *endpoints
 		var runs atomic.Int32
-		cut := func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.Server.mu.Lock()
-			defer s.Server.mu.Unlock()
-			for m := range s.Server.members {
-				m.close()
-			}
-		}
 		s = newEndpoints(t, Config{}, Methods{
 			"once": Handle(func(ctx context.Context, req *ping) (*ping, error) {
-				cut()
+				s.cut()
 				if err := ctx.Err(); err != nil {
 					t.Errorf("the context has ended with the endpoint: %v", err)
 				}
 				return &ping{EffectiveUser: proto.String(fmt.Sprint("run ", runs.Add(1)))}, nil
 			}).Once(),
 			"cut": Handle(func(ctx context.Context, req *ping) (*ping, error) {
-				cut()
+				s.cut()
 				<-ctx.Done()
 				return req, nil
 			}),
@@ -394,10 +426,13 @@ func TestEndpointFallsBackToStreams(t *testing.T) {
 		if err := c.Proxy(target).Call(t.Context(), "echo", &blob{Value: []byte("x")}, &got); err != nil || string(got.Value) != "x" {
 			t.Errorf("%q, %v", got.Value, err)
 		}
-		c.Close()
-		if s.dials.Load() != 1 || plain.dials.Load() != 1 {
-			t.Errorf("%d endpoints and %d streams were dialled, want one of each", s.dials.Load(), plain.dials.Load())
+		if err := c.Proxy(target).Call(t.Context(), "echo", &blob{}, &got); err != nil { // on the same stream
+			t.Error(err)
 		}
+		if s.attempts() != 1 || plain.dials.Load() != 1 {
+			t.Errorf("%d endpoints and %d streams were dialled, want one of each", s.attempts(), plain.dials.Load())
+		}
+		c.Close()
 	})
 }
 
@@ -428,10 +463,7 @@ func TestEndpointRules(t *testing.T) {
 			"long introduction":       {{calls.MethodIntroduce, hello(wire.CallIDContext, &ping{EffectiveUser: proto.String(strings.Repeat("x", 100<<10))})}},
 			"unknown number":          {{calls.MethodIntroduce, hello(-77, &ping{})}},
 		} {
-			e, err := s.dial(t.Context(), s.listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := s.dial(t)
 			c, err := verbena.NewCaller(e, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -475,10 +507,7 @@ func TestEndpointRules(t *testing.T) {
 func TestEndpointIdle(t *testing.T) {
 	eachTransport(t, func(t *testing.T, providers func() (client, server []rdma.Provider)) {
 		s := newEndpoints(t, Config{HandshakeTimeout: 20 * time.Millisecond}, nil, providers)
-		e, err := s.dial(t.Context(), s.listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := s.dial(t)
 		c, err := verbena.NewCaller(e, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -487,22 +516,21 @@ func TestEndpointIdle(t *testing.T) {
 		c.Close()
 
 		s = newEndpoints(t, Config{IdleTimeout: 20 * time.Millisecond}, Methods{"echo": Handle(echoBlob).Short()}, providers)
-		p := s.proxy(t, ClientConfig{Backoff: time.Millisecond, MaxBackoff: time.Millisecond}, ada)
-		for s.dials.Load() < 2 {
+		p := s.proxy(t, ClientConfig{}, ada)
+		for s.attempts() < 2 {
 			if err := p.Call(t.Context(), "echo", &blob{}, &blob{}, Idempotent); err != nil {
 				t.Fatal(err)
 			}
-			if conn := p.link.conn.Load(); conn != nil {
-				<-conn.exchanger.(*endpointCaller).caller.Endpoint().Done()
-			}
+			<-p.endpoint(t).Done()
 		}
 
 		s = newEndpoints(t, Config{}, Methods{"echo": Handle(echoBlob).Short()}, providers)
-		p = s.proxy(t, ClientConfig{IdleTimeout: 20 * time.Millisecond}, ada)
+		s.pool.IdleTimeout = 20 * time.Millisecond
+		p = s.proxy(t, ClientConfig{}, ada)
 		if err := p.Call(t.Context(), "echo", &blob{}, &blob{}, Idempotent); err != nil {
 			t.Fatal(err)
 		}
-		<-p.link.conn.Load().exchanger.(*endpointCaller).caller.Endpoint().Done()
+		<-p.endpoint(t).Done()
 		if err := p.Call(t.Context(), "echo", &blob{}, &blob{}, Idempotent); err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
-	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -48,8 +47,8 @@ type talk struct {
 	group     *verbena.Group // of the endpoints; its memory is the measurement's
 	endpoints []*verbena.Endpoint
 	callers   []*verbena.Caller // of the endpoints, if calls are measured; at the client
-	clients   []*rpc.Client     // at level rpc; at the client
-	proxies   []*rpc.Proxy
+	clients   []io.Closer       // at level rpc; at the client
+	echoes    []echoCall
 	token     []byte // the session's
 	log       *slog.Logger
 	corrupt   func(message int64, payload []byte)

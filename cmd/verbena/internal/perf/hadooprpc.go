@@ -50,36 +50,49 @@ func (t *talk) newEcho(token []byte) *rpc.Server {
 
 // echo calls on a client of its own, or one that posters share.
 func (t *talk) echo(ctx context.Context, first, _ int, _ []int64, amount Amount, r *recorder) error {
-	p := t.proxies[first%len(t.proxies)]
+	call := t.echoes[first%len(t.echoes)]
 	question, answer := &blob{Value: make([]byte, t.plan.Size)}, &blob{}
 	return t.callInTurn(amount, r, func() (int, error) {
-		err := p.Call(ctx, echoMethod, question, answer)
+		err := call(ctx, question, answer)
 		return len(answer.Value), err
 	})
 }
 
 // dialEcho makes the clients, on the endpoints or on streams to address.
 func (t *talk) dialEcho(ctx context.Context, token []byte, address string) error {
+	cfg := rpc.ClientConfig{MaxFrame: max(t.plan.Size+1<<10, 128<<20), Attempts: 1}
+	target := rpc.Target{Address: address, Protocol: echoProtocol, User: hex.EncodeToString(token)}
 	for i := range t.plan.Connections {
-		cfg := rpc.ClientConfig{MaxFrame: max(t.plan.Size+1<<10, 128<<20), Attempts: 1}
-		if !t.plan.overStreams() {
-			cfg.Endpoint = func(context.Context, string) (*verbena.Endpoint, error) {
-				if e := t.endpoints[i]; e.Err() == nil {
-					return e, nil
-				}
-				return nil, fmt.Errorf("perf: endpoint %d has ended: %w", i+1, t.endpoints[i].Err())
-			}
+		call, err := t.newCall(ctx, i, target, cfg)
+		if err == nil {
+			err = call(ctx, &blob{Value: make([]byte, t.plan.Size)}, &blob{})
 		}
-		c := rpc.NewClient(cfg)
-		t.clients = append(t.clients, c)
-		p := c.Proxy(rpc.Target{Address: address, Protocol: echoProtocol, User: hex.EncodeToString(token)})
-		t.proxies = append(t.proxies, p)
-		if err := p.Call(ctx, echoMethod, &blob{Value: make([]byte, t.plan.Size)}, &blob{}); err != nil {
+		if err != nil {
 			return fmt.Errorf("perf: client %d of %d: %w", i+1, t.plan.Connections, err)
 		}
+		t.echoes = append(t.echoes, call)
 	}
 	return nil
 }
+
+// newCall makes a client on an endpoint, or one with a stream to the target.
+func (t *talk) newCall(ctx context.Context, i int, target rpc.Target, cfg rpc.ClientConfig) (echoCall, error) {
+	if t.plan.overStreams() {
+		c := rpc.NewClient(cfg)
+		t.clients = append(t.clients, c)
+		p := c.Proxy(target)
+		return func(ctx context.Context, req, resp *blob) error { return p.Call(ctx, echoMethod, req, resp) }, nil
+	}
+	c, err := rpc.NewEndpointConn(ctx, t.endpoints[i], target, cfg)
+	if err != nil {
+		return nil, err
+	}
+	t.clients = append(t.clients, c)
+	return func(ctx context.Context, req, resp *blob) error { return c.Call(ctx, echoMethod, req, resp) }, nil
+}
+
+// echoCall makes a call of the echo.
+type echoCall func(ctx context.Context, req, resp *blob) error
 
 // serveEcho is the server's part for an endpoint.
 func (t *talk) serveEcho(ctx context.Context, i int) error {
