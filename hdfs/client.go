@@ -2,24 +2,34 @@ package hdfs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	client "github.com/colinmarc/hdfs/v2"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/rdmanet"
 )
 
 // dialTimeout bounds one dial of the client's, which gives no deadline itself.
 const dialTimeout = 20 * time.Second
 
-// Dialer makes HDFS clients whose bytes travel over endpoints. The endpoints
-// that one client no longer needs serve the next dial of any of them. It may be
-// used concurrently and must be closed after its clients.
+// Dialer makes HDFS clients whose bytes travel over endpoints, and whose calls of the
+// NameNode are calls of the runtime. The endpoints that one client no longer needs serve
+// the next dial of any of them. It may be used concurrently and must be closed after its
+// clients.
 type Dialer struct {
-	net rdmanet.Dialer
+	net       rdmanet.Dialer
+	transport string
+
+	once  sync.Once
+	err   error
+	pool  *verbena.CallPool // to NameNodes
+	calls *rpc.Client
 }
 
 // NewDialer returns a dialer over rt. Transport is what [verbena.DialConfig]
@@ -27,7 +37,10 @@ type Dialer struct {
 // of Verbena.
 func NewDialer(rt *verbena.Runtime, transport string) *Dialer {
 	g, _ := group(rt) // there is none on a runtime that is closed; then dials fail
-	return &Dialer{net: rdmanet.Dialer{Runtime: rt, Service: Service, Group: g, Transport: transport, Timeout: dialTimeout}}
+	return &Dialer{
+		net:       rdmanet.Dialer{Runtime: rt, Service: Service, Group: g, Transport: transport, Timeout: dialTimeout},
+		transport: transport,
+	}
 }
 
 // Connect returns a client of the NameNode at address (host:port) that acts as
@@ -39,7 +52,7 @@ func (d *Dialer) Connect(ctx context.Context, address, user string) (*client.Cli
 	c, err := client.NewClient(client.ClientOptions{
 		Addresses:        []string{address},
 		User:             user,
-		NamenodeDialFunc: d.DialContext,
+		NamenodeDialFunc: d.DialNameNode,
 		DatanodeDialFunc: d.DialContext,
 	})
 	if err != nil {
@@ -48,8 +61,38 @@ func (d *Dialer) Connect(ctx context.Context, address, user string) (*client.Cli
 	return c, nil
 }
 
-// DialContext dials a NameNode or a DataNode. It is what a client takes as its
-// dial function whose other options the caller wants to set.
+// DialNameNode returns a connection to a NameNode. It is what a client takes as the dial
+// function for NameNodes whose other options the caller wants to set. The client's
+// requests travel as calls, as [rpc.Client.DialFramed] describes, and are looked up or
+// sent when the client writes. Calls that the NameNode may get twice are made again when
+// an endpoint is lost.
+func (d *Dialer) DialNameNode(ctx context.Context, _, address string) (net.Conn, error) {
+	d.once.Do(d.start)
+	if d.err != nil {
+		return nil, d.err
+	}
+	return d.calls.DialFramed(ctx, address, repeatable)
+}
+
+func (d *Dialer) start() {
+	d.pool, d.err = rpc.NewPool(d.net.Runtime, verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{
+		Dial: verbena.DialConfig{Group: d.net.Group, Transport: d.transport}, DialTimeout: dialTimeout, Endpoints: 2,
+	}})
+	if d.err != nil {
+		return
+	}
+	d.calls = rpc.NewClient(rpc.ClientConfig{
+		Pool: d.pool, ConnectTimeout: dialTimeout, Attempts: callAttempts,
+		Dial: func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) },
+	})
+}
+
+// callAttempts is how often a call of a client is tried: a NameNode that is gone is
+// missed for some ten seconds.
+const callAttempts = 5
+
+// DialContext dials a NameNode or a DataNode for a stream of bytes. It is what a client
+// takes as its dial function for DataNodes whose other options the caller wants to set.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return d.net.DialContext(ctx, network, address)
 }
@@ -57,4 +100,11 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 // Close closes the endpoints that are kept. Connections that clients have left
 // open (that of a checksum, and some after an error) are closed by the garbage
 // collector, as sockets are, or by the runtime's Close.
-func (d *Dialer) Close() error { return d.net.Close() }
+func (d *Dialer) Close() error {
+	d.once.Do(func() { d.err = verbena.ErrClosed })
+	var err error
+	if d.calls != nil {
+		err = errors.Join(d.calls.Close(), d.pool.Close())
+	}
+	return errors.Join(err, d.net.Close())
+}

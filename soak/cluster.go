@@ -150,15 +150,16 @@ func (d *dialers) watched(ctx context.Context, nameNode, transport string, wrap 
 		return nil, err
 	}
 	dial := (&net.Dialer{Timeout: 20 * time.Second}).DialContext
+	toNameNode := dial
 	if transport != verbena.TransportTCP {
 		dialer := d.other[transport]
 		if dialer == nil {
 			return nil, fmt.Errorf("no provider %q in this binary", transport)
 		}
-		dial = dialer.DialContext
+		dial, toNameNode = dialer.DialContext, dialer.DialNameNode
 	}
 	return client.NewClient(client.ClientOptions{
-		Addresses: []string{nameNode}, User: name, NamenodeDialFunc: dial, DatanodeDialFunc: wrap(dial),
+		Addresses: []string{nameNode}, User: name, NamenodeDialFunc: toNameNode, DatanodeDialFunc: wrap(dial),
 	})
 }
 
