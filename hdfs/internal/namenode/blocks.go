@@ -8,6 +8,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/topology"
 )
 
 // blockMap knows which DataNodes there are and which replicas they have said
@@ -67,6 +68,8 @@ type node struct {
 
 	capacity, used, remaining uint64
 	transfers                 uint32
+	rack                      string
+	scheduled                 scheduled
 	replicas                  int
 
 	deletions    map[uint64]*deletion
@@ -134,7 +137,7 @@ func (m *blockMap) knows(uuid string) bool {
 }
 
 func (m *blockMap) addNode(dn namespace.Datanode) *node {
-	n := &node{index: uint32(len(m.byIndex)), dn: dn, deletions: make(map[uint64]*deletion)}
+	n := &node{index: uint32(len(m.byIndex)), dn: dn, rack: topology.DefaultRack, deletions: make(map[uint64]*deletion)}
 	m.nodes[dn.UUID] = n
 	m.byIndex = append(m.byIndex, n)
 	return n
@@ -226,13 +229,18 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 	rs := m.replicas[id]
 	i := slices.IndexFunc(rs, func(r replica) bool { return r.node == n.index })
 	r := replica{generation: generation, length: length, node: n.index, state: st, added: m.cfg.now().UnixNano(), era: n.era}
+	var was clusterpb.ReplicaState
 	if i >= 0 {
+		was = rs[i].state
 		// A full report repeats what was there before: it heals nothing.
 		r.corrupt = rs[i].corrupt && !fresh && rs[i].generation == generation
 		rs[i] = r
 	} else {
 		n.replicas++
 		m.replicas[id] = append(rs, r)
+	}
+	if fresh && st == clusterpb.ReplicaState_FINALIZED && (i < 0 || was != st) {
+		n.scheduled.done(m.cfg.now())
 	}
 	if st == clusterpb.ReplicaState_FINALIZED {
 		m.arrived(id, n)

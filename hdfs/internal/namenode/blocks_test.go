@@ -627,15 +627,15 @@ func TestRegister(t *testing.T) {
 }
 
 func TestChooseFavoursRoom(t *testing.T) {
-	cfg := Config{now: time.Now}
+	cfg := Config{now: time.Now, StaleAfter: time.Hour}
 	m := newBlockMap(&cfg)
 	for i := range 10 {
 		n := m.addNode(namespace.Datanode{UUID: fmt.Sprint(i)})
-		n.alive, n.registered, n.remaining = true, true, uint64(1000*(i+1))
+		n.alive, n.registered, n.remaining, n.lastSeen = true, true, uint64(1000*(i+1)), time.Now()
 	}
 	count := map[string]int{}
 	for range 2000 {
-		for _, n := range m.choose(1, nil, "", 500) {
+		for _, n := range m.choose(want{count: 1, size: 500}) {
 			count[n.dn.UUID]++
 		}
 	}

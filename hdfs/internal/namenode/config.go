@@ -40,6 +40,9 @@ type Config struct {
 	// DeadAfter is how long a DataNode may be silent before its replicas are
 	// counted as lost. Default 30 s.
 	DeadAfter time.Duration
+	// StaleAfter is how long a DataNode may be silent before it is used for reads and
+	// writes only if there is no other. Default 30 s.
+	StaleAfter time.Duration
 	// SafeModeTimeout is how long after its start the NameNode waits for the
 	// full reports of all DataNodes it knows before it repairs or deletes
 	// anything. Default: DeadAfter.
@@ -65,6 +68,12 @@ type Config struct {
 	// CheckInterval is how often leases, DataNodes and replication are looked
 	// at. Default 1 s.
 	CheckInterval time.Duration
+
+	// TopologyTable and TopologyScript tell racks as Hadoop's do; see
+	// [topology.Config]. TopologyScriptArgs defaults to 100.
+	TopologyTable      string
+	TopologyScript     string
+	TopologyScriptArgs int
 
 	// ReservedSpace is how many bytes the disk of Dir must have available for
 	// changes to be taken. Default 100 MiB. Of two directories one must have it.
@@ -99,6 +108,7 @@ func (c *Config) setDefaults() error {
 	}{
 		{&c.HeartbeatInterval, time.Second},
 		{&c.DeadAfter, 30 * time.Second},
+		{&c.StaleAfter, 30 * time.Second},
 		{&c.RepairDelay, 5 * time.Second},
 		{&c.CopyTimeout, 2 * time.Minute},
 		{&c.DeleteRetry, 10 * time.Second},

@@ -93,7 +93,7 @@ func (m *blockMap) infoPB(n *node) *hdfspb.DatanodeInfoProto {
 		BlockPoolUsed: proto.Uint64(n.used),
 		LastUpdate:    proto.Uint64(uint64(now.Add(-seen).UnixMilli())),
 		XceiverCount:  proto.Uint32(n.transfers),
-		Location:      proto.String("/default-rack"),
+		Location:      proto.String(n.rack),
 		NonDfsUsed:    proto.Uint64(n.capacity - min(n.capacity, n.used+n.remaining)),
 		NumBlocks:     proto.Uint32(uint32(n.replicas)),
 	}

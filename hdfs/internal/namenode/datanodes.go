@@ -52,8 +52,9 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	if err != nil {
 		return nil, fmt.Errorf("namenode: register DataNode %s: %w", dn.UUID, err)
 	}
-	session := nn.blocks.register(dn)
-	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port)
+	rack := nn.topology.Rack(ctx, dn.Host, dn.Hostname)
+	session := nn.blocks.register(dn, rack)
+	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port, "rack", rack)
 	return &clusterpb.RegisterResponse{
 		ClusterId: &clusterID, BlockPoolId: &poolID,
 		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())), Session: &session,
@@ -84,7 +85,7 @@ func addressOf(ctx context.Context, host string) (string, error) {
 }
 
 // register begins a session.
-func (m *blockMap) register(dn namespace.Datanode) (session uint64) {
+func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.nodes[dn.UUID]
@@ -103,12 +104,19 @@ func (m *blockMap) register(dn namespace.Datanode) (session uint64) {
 	}
 	now := m.cfg.now()
 	n.dn = dn
-	n.registered, n.reported = true, false
+	n.reported = false
 	n.era++
 	n.session, n.sequence = rand.Uint64()|1, 0 // not 0, which is none
 	n.registeredAt, n.lastSeen = now, now
 	n.report, n.commands = nil, nil
+	wasMany := m.manyRacks()
+	n.registered, n.rack = true, rack
 	m.revive(n)
+	if !wasMany && m.manyRacks() {
+		for id := range m.replicas { // all may be on one rack
+			m.ready = append(m.ready, id)
+		}
+	}
 	return n.session
 }
 

@@ -27,8 +27,9 @@ func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockL
 	if err != nil {
 		return nil, err
 	}
+	from := nn.placeOf(ctx, c.host)
 	locate := func() *hdfspb.LocatedBlocksProto {
-		return nn.locatedBlocks(f.Status, f.Blocks, req.GetOffset(), req.GetOffset()+req.GetLength(), c.host)
+		return nn.locatedBlocks(f.Status, f.Blocks, req.GetOffset(), req.GetOffset()+req.GetLength(), from)
 	}
 	located := locate()
 	if nn.InSafeMode() && nn.waitForReports(ctx, f.Blocks, located) {
@@ -70,8 +71,8 @@ func (nn *NameNode) waitForReports(ctx context.Context, blocks []namespace.Block
 }
 
 // locatedBlocks tells where the blocks of a file are that have bytes in
-// [from, to), and the last one anyway.
-func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, from, to uint64, host string) *hdfspb.LocatedBlocksProto {
+// [start, end), and the last one anyway.
+func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, start, end uint64, reader place) *hdfspb.LocatedBlocksProto {
 	out := &hdfspb.LocatedBlocksProto{
 		UnderConstruction:   proto.Bool(s.Open),
 		IsLastBlockComplete: proto.Bool(true),
@@ -80,12 +81,12 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 	defer nn.blocks.mu.Unlock()
 	var at, complete uint64
 	for i, b := range blocks {
-		end := at + b.Length
+		next := at + b.Length
 		last := i == len(blocks)-1
 		// Of a block under construction more may be written than is known here.
-		wanted := at < to && (end > from || b.Construction != nil && end >= from)
+		wanted := at < end && (next > start || b.Construction != nil && next >= start)
 		if wanted || last {
-			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, host))
+			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, reader))
 			if wanted {
 				out.Blocks = append(out.Blocks, lb)
 			}
@@ -97,7 +98,7 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 		if b.Construction == nil {
 			complete += b.Length
 		}
-		at = end
+		at = next
 	}
 	out.FileLength = proto.Uint64(complete)
 	return out
@@ -109,9 +110,9 @@ type located struct {
 	corrupt bool // all of them
 }
 
-// locate returns where a block can be read, those on the reader's host first,
+// locate returns where a block can be read, nearest to the reader first,
 // or, while it is written, where that happens. The caller has m.mu.
-func (m *blockMap) locate(id uint64, b namespace.Block, local string) located {
+func (m *blockMap) locate(id uint64, b namespace.Block, reader place) located {
 	var out located
 	if b.Construction != nil {
 		for _, uuid := range b.Construction.Targets {
@@ -141,15 +142,17 @@ func (m *blockMap) locate(id uint64, b namespace.Block, local string) located {
 		out.nodes, out.corrupt = bad, len(bad) > 0
 	}
 	rand.Shuffle(len(out.nodes), func(i, j int) { out.nodes[i], out.nodes[j] = out.nodes[j], out.nodes[i] })
-	if local != "" {
+	if reader != (place{}) {
+		now := m.cfg.now()
 		slices.SortStableFunc(out.nodes, func(a, b *node) int {
-			switch {
-			case a.dn.Host == local && b.dn.Host != local:
+			// Silent ones come last, wherever they are.
+			if sa, sb := now.Sub(a.lastSeen) > m.cfg.StaleAfter, now.Sub(b.lastSeen) > m.cfg.StaleAfter; sa != sb {
+				if sa {
+					return 1
+				}
 				return -1
-			case a.dn.Host != local && b.dn.Host == local:
-				return 1
 			}
-			return 0
+			return distance(reader, a) - distance(reader, b)
 		})
 	}
 	return out

@@ -36,6 +36,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/topology"
 	"github.com/verbena-data/verbena/internal/journal"
 )
 
@@ -46,10 +47,12 @@ type NameNode struct {
 	journal *journal.Journal
 	state   *state
 	blocks  *blockMap
-	leases  leases
-	stamps  stamps
-	time    logClock
-	calls   callsUnderWay
+	// topology tells racks.
+	topology *topology.Map
+	leases   leases
+	stamps   stamps
+	time     logClock
+	calls    callsUnderWay
 	// resources is the room for the log.
 	resources resources
 
@@ -75,8 +78,11 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	nn.calls.waiting = make(map[callID]chan struct{})
 	nn.resources.stuck = make(chan struct{})
 	nn.blocks = newBlockMap(&nn.cfg)
-	nn.state = &state{ns: namespace.New(), blocks: nn.blocks}
 	var err error
+	if nn.topology, err = topology.New(topology.Config{Table: cfg.TopologyTable, Script: cfg.TopologyScript, ScriptArgs: cfg.TopologyScriptArgs, Logger: cfg.Logger}); err != nil {
+		return nil, fmt.Errorf("namenode: open: %w", err)
+	}
+	nn.state = &state{ns: namespace.New(), blocks: nn.blocks}
 	nn.journal, err = journal.Open(ctx, journal.Config{
 		Dir: cfg.Dir, Second: cfg.SecondDir, FS: cfg.FS, Logger: cfg.Logger, SnapshotEntries: cfg.SnapshotEntries,
 	}, nn.state)

@@ -56,7 +56,7 @@ func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) 
 	op := &nspb.Append{Path: req.Src, Holder: req.ClientName, NewBlock: proto.Bool(req.GetFlag()&flagNewBlock != 0)}
 	if !op.GetNewBlock() {
 		var err error
-		if op.Targets, err = nn.holdersOf(c, req.GetSrc(), func(f namespace.FileBlocks) *namespace.Block {
+		if op.Targets, err = nn.holdersOf(ctx, c, req.GetSrc(), func(f namespace.FileBlocks) *namespace.Block {
 			if n := len(f.Blocks); n > 0 && f.Blocks[n-1].Length < f.Status.BlockSize {
 				return &f.Blocks[n-1]
 			}
@@ -92,7 +92,7 @@ func (nn *NameNode) truncate(ctx context.Context, req *hdfspb.TruncateRequestPro
 	c := nn.callFrom(ctx)
 	op := &nspb.Truncate{Path: req.Src, Holder: req.ClientName, Length: req.NewLength}
 	var err error
-	op.Targets, err = nn.holdersOf(c, req.GetSrc(), func(f namespace.FileBlocks) *namespace.Block {
+	op.Targets, err = nn.holdersOf(ctx, c, req.GetSrc(), func(f namespace.FileBlocks) *namespace.Block {
 		rest := req.GetNewLength()
 		for i, b := range f.Blocks {
 			if rest < b.Length {
@@ -160,7 +160,7 @@ func (nn *NameNode) changeUnlessLeased(ctx context.Context, c *call, what, src, 
 // holdersOf returns the DataNodes that have good replicas of the block that pick
 // chooses, or an error if there are none. If the file can't be changed, it returns
 // nothing: the operation itself finds out why.
-func (nn *NameNode) holdersOf(c *call, src string, pick func(namespace.FileBlocks) *namespace.Block) ([]string, error) {
+func (nn *NameNode) holdersOf(ctx context.Context, c *call, src string, pick func(namespace.FileBlocks) *namespace.Block) ([]string, error) {
 	var (
 		f   namespace.FileBlocks
 		err error
@@ -173,10 +173,11 @@ func (nn *NameNode) holdersOf(c *call, src string, pick func(namespace.FileBlock
 	if b == nil {
 		return nil, nil
 	}
+	from := nn.placeOf(ctx, c.host)
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := m.locate(b.ID, *b, c.host)
+	l := m.locate(b.ID, *b, from)
 	if len(l.nodes) == 0 || l.corrupt {
 		return nil, exception.New(exception.IO, "%s: no good replica of its block %d is known now; try again when a DataNode has reported it", src, b.ID)
 	}

@@ -73,11 +73,18 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 	if err != nil {
 		return nil, err
 	}
+	from := nn.placeOf(ctx, c.host)
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	existing := m.nodesNamed(req.GetExistings())
-	chosen := m.choose(min(int(req.GetNumAdditionalNodes()), namespace.MaxReplication), exclusion(existing, m.nodesNamed(req.GetExcludes())), "", file.BlockSize)
+	chosen := m.choose(want{
+		count: min(int(req.GetNumAdditionalNodes()), namespace.MaxReplication), writer: from, chosen: existing,
+		exclude: exclusion(m.nodesNamed(req.GetExcludes())), size: file.BlockSize,
+	})
+	for _, n := range chosen {
+		n.scheduled.add(m.cfg.now())
+	}
 	b := namespace.Block{ID: req.GetBlk().GetBlockId(), Generation: req.GetBlk().GetGenerationStamp(), Length: req.GetBlk().GetNumBytes()}
 	return &hdfspb.GetAdditionalDatanodeResponseProto{Block: m.locatedPB(b, 0, located{nodes: append(existing, chosen...)})}, nil
 }

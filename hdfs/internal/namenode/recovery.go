@@ -88,7 +88,7 @@ func (m *blockMap) lives(n *node) bool {
 func (m *blockMap) lead(b namespace.Block, r *recovery, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	holders := m.locate(b.ID, b, "").nodes
+	holders := m.locate(b.ID, b, place{}).nodes
 	holders = slices.DeleteFunc(holders, func(n *node) bool { return !n.registered })
 	if len(holders) == 0 {
 		return false

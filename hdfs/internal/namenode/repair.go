@@ -2,7 +2,6 @@ package namenode
 
 import (
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
@@ -146,11 +145,11 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		m.postponed[id] = struct{}{}
 	}
 	switch {
-	case have < b.Replication:
+	case have < b.Replication || len(m.copying[id]) == 0 && !m.enoughRacks(good, b.Replication):
 		if stale {
 			bad = nil // copy deletes a bad one if it stands in the way
 		}
-		m.copy(b, good, bad, b.Replication-have, now)
+		m.copy(b, good, bad, max(b.Replication-have, 1), now)
 	case len(good) > b.Replication && !stale:
 		m.trim(b, good)
 	}
@@ -188,28 +187,56 @@ func (m *blockMap) deleteReplica(id uint64, n *node) {
 	m.drop(id, n)
 }
 
+// trim deletes surplus replicas by HDFS's rule: while a rack has more than one, one
+// of those goes, else any; of these the silent ones first, then the fullest.
 func (m *blockMap) trim(b namespace.BlockInfo, good []*node) {
-	// The fullest first.
-	sort.Slice(good, func(i, j int) bool { return good[i].remaining < good[j].remaining })
-	for _, n := range good[:len(good)-b.Replication] {
-		m.deleteReplica(b.ID, n)
+	now := m.cfg.now()
+	for len(good) > b.Replication {
+		racks := make(map[string]int)
+		for _, n := range good {
+			racks[n.rack]++
+		}
+		shared := slices.ContainsFunc(good, func(n *node) bool { return racks[n.rack] > 1 })
+		worst := -1
+		for i, n := range good {
+			if shared && racks[n.rack] == 1 {
+				continue
+			}
+			if worst < 0 || m.worse(n, good[worst], now) {
+				worst = i
+			}
+		}
+		m.deleteReplica(b.ID, good[worst])
+		good = slices.Delete(good, worst, worst+1)
 	}
 }
 
-func (m *blockMap) copy(b namespace.BlockInfo, good, bad []*node, want int, now time.Time) {
+func (m *blockMap) worse(a, b *node, now time.Time) bool {
+	if sa, sb := now.Sub(a.lastSeen) > m.cfg.StaleAfter, now.Sub(b.lastSeen) > m.cfg.StaleAfter; sa != sb {
+		return sa
+	}
+	return a.remaining < b.remaining
+}
+
+func (m *blockMap) copy(b namespace.BlockInfo, good, bad []*node, count int, now time.Time) {
 	exclude := make(map[*node]bool)
 	for _, r := range m.replicas[b.ID] {
 		exclude[m.byIndex[r.node]] = true
 	}
+	chosen := slices.Clone(good)
 	for _, t := range m.copying[b.ID] {
-		exclude[t.target] = true
+		chosen = append(chosen, t.target)
 	}
 	for _, n := range m.nodes {
 		if n.deletions[b.ID] != nil {
 			exclude[n] = true
 		}
 	}
-	targets := m.choose(want, exclude, "", b.Length)
+	// Another rack is wanted, or else any: then there is nothing to gain.
+	targets := m.choose(want{count: count, writer: place{good[0].dn.Host, good[0].rack}, chosen: chosen, exclude: exclude, size: b.Length})
+	if len(chosen) >= b.Replication && !slices.ContainsFunc(targets, func(n *node) bool { return n.rack != good[0].rack }) {
+		return
+	}
 	if len(targets) == 0 {
 		m.stuck[b.ID] = true
 		if len(m.copying[b.ID]) == 0 && len(bad) > 0 {
@@ -234,11 +261,12 @@ func (m *blockMap) copy(b namespace.BlockInfo, good, bad []*node, want int, now 
 	for _, n := range targets {
 		cmd.Targets = append(cmd.Targets, datanodePB(n.dn))
 		m.copying[b.ID] = append(m.copying[b.ID], copyTask{source: source, target: n, length: b.Length, deadline: now.Add(m.cfg.CopyTimeout)})
+		n.scheduled.add(now)
 		source.copies++
 		source.copyingBytes += b.Length
 	}
 	source.commands = append(source.commands, cmd)
-	if len(targets) < want {
+	if len(targets) < count {
 		m.stuck[b.ID] = true
 	}
 }

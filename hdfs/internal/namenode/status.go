@@ -67,6 +67,7 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 	if err != nil || !ok {
 		return &hdfspb.GetListingResponseProto{}, err
 	}
+	from := nn.placeOf(ctx, c.host)
 	list := &hdfspb.DirectoryListingProto{PartialListing: make([]*hdfspb.HdfsFileStatusProto, 0, len(entries))}
 	locations := 0
 	for i, e := range entries {
@@ -76,7 +77,7 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 		}
 		fs := statusPB(e.Status, e.Status.Name)
 		if req.GetNeedLocation() && !e.Status.Directory {
-			fs.Locations = nn.locatedBlocks(e.Status, e.Blocks, 0, math.MaxUint64, c.host)
+			fs.Locations = nn.locatedBlocks(e.Status, e.Blocks, 0, math.MaxUint64, from)
 			for _, b := range fs.Locations.GetBlocks() {
 				locations += len(b.GetLocs())
 			}

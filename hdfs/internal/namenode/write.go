@@ -42,6 +42,7 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 			return nil, err
 		}
 		if res, err = nn.change(ctx, c, false, e); err != nil {
+			nn.blocks.unplace(op.Targets)
 			return nil, err
 		}
 	}
