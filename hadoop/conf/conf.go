@@ -41,7 +41,7 @@ func Read(paths ...string) (*Properties, error) {
 	for _, path := range paths {
 		info, err := os.Stat(path)
 		if err != nil {
-			return nil, fmt.Errorf("Hadoop's configuration: %w", err)
+			return nil, fmt.Errorf("configuration of Hadoop: %w", err)
 		}
 		if !info.IsDir() {
 			if err := p.add(path); err != nil {
@@ -58,7 +58,7 @@ func Read(paths ...string) (*Properties, error) {
 			found = found || err == nil
 		}
 		if !found {
-			return nil, fmt.Errorf("Hadoop's configuration: the directory %s has none of %s", path, strings.Join(Files, ", "))
+			return nil, fmt.Errorf("configuration of Hadoop: the directory %s has none of %s", path, strings.Join(Files, ", "))
 		}
 	}
 	return p, nil
@@ -79,7 +79,7 @@ func (p *Properties) add(path string) error {
 		} `xml:"property"`
 	}
 	if err := xml.NewDecoder(io.LimitReader(f, maxFile)).Decode(&doc); err != nil {
-		return fmt.Errorf("Hadoop's configuration: %s: %w", path, err)
+		return fmt.Errorf("configuration of Hadoop: %s: %w", path, err)
 	}
 	for _, each := range doc.Properties {
 		name := strings.TrimSpace(each.Name)

@@ -100,6 +100,9 @@ func (h *half) behind() bool {
 	return h.err == nil && !h.empty && h.mark != nil && h.mark.ID != "" && h.mark.Generation == 0
 }
 
+// usable tells that the half has a journal.
+func (h *half) usable() bool { return h.err == nil && !h.empty }
+
 func look(fs vfs.FS, dir string) half {
 	h := half{dir: dir}
 	if h.err = makeDir(fs, dir); h.err != nil {
@@ -122,19 +125,16 @@ func look(fs vfs.FS, dir string) half {
 func order(halves [2]half) (candidates []int, err error) {
 	a, b := halves[0], halves[1]
 	switch {
-	case a.err != nil && b.err != nil:
+	case (a.err != nil || b.err != nil) && !a.usable() && !b.usable():
+		// No new journal while an old one may be where nothing can be read.
 		return nil, errors.Join(a.err, b.err)
-	case (a.err != nil || a.empty) && b.behind():
+	case !a.usable() && b.behind():
 		return nil, errors.Join(a.err, errBehind(b.dir))
-	case (b.err != nil || b.empty) && a.behind():
+	case !b.usable() && a.behind():
 		return nil, errors.Join(b.err, errBehind(a.dir))
-	case a.err != nil:
+	case !a.usable() && !b.empty:
 		return []int{1}, nil
-	case b.err != nil:
-		return []int{0}, nil
-	case a.empty && !b.empty:
-		return []int{1}, nil
-	case b.empty:
+	case !b.usable():
 		return []int{0}, nil
 	case a.mark == nil || b.mark == nil || a.mark.ID != b.mark.ID || a.mark.ID == "":
 		return nil, fmt.Errorf("%s and %s both have a journal, and nothing says that it is the same: decide which one counts, and empty the other directory", a.dir, b.dir)

@@ -291,6 +291,16 @@ func TestOneDiskFails(t *testing.T) {
 	}
 }
 
+// unreadable is a file system on which nothing in /j can be opened.
+type unreadable struct{ vfs.FS }
+
+func (u unreadable) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	if strings.HasPrefix(name, "/j/") {
+		return nil, errors.New("unreadable")
+	}
+	return u.FS.Open(name, opts...)
+}
+
 func mustOpen2(t *testing.T, fs vfs.FS, dir string, n int) *Journal {
 	t.Helper()
 	sm := &list{}
@@ -310,6 +320,12 @@ func TestTwoThatDoNotFit(t *testing.T) {
 	}
 	if _, err := openTwo(t, fs, &list{}, nil); err == nil || !strings.Contains(err.Error(), "/k") {
 		t.Fatalf("two journals as one: %v", err)
+	}
+	// No new one is made while an old one may be on a disk that can't be read.
+	mem := vfs.NewMem()
+	check(t, mem.MkdirAll("/j", 0o700))
+	if _, err := openTwo(t, unreadable{mem}, &list{}, nil); err == nil || !strings.Contains(err.Error(), "unreadable") {
+		t.Fatalf("the first directory can't be read, the second is empty: %v", err)
 	}
 	fs = vfs.NewMem()
 	n := withTwo(t, fs)
