@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -264,4 +265,62 @@ func TestReadAheadIsBounded(t *testing.T) {
 			t.Errorf("%d bytes are ahead when all have been received", n)
 		}
 	})
+}
+
+// A long message of one part leaves without waiting for a goroutine, as long as
+// nothing holds it up: no other message that is half sent, and not too many that the
+// peer still reads.
+func TestLongPairLeavesAtOnce(t *testing.T) {
+	for _, name := range []string{"fakeband", "fakewarp", "shm", "iwarp"} {
+		t.Run(name, func(t *testing.T) {
+			p := worldOf(t, name).pair(t, Config{}, ListenConfig{})
+			a, b := p.connect(t, "")
+			s := a.carrier.(*shell)
+			header := call.Header{Kind: call.Reply, ID: call.ID{Slot: 3}}
+			receive := func() *Message {
+				t.Helper()
+				m, err := b.Receive(p.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return m
+			}
+			// The first long message gets the receives for its answer, or waits for what
+			// the last one had.
+			prime := func() {
+				sent := make(chan error, 1)
+				go func() { sent <- a.Send(p.ctx, 1, make([]byte, 100<<10)) }()
+				receive().Release()
+				if err := <-sent; err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, size := range []int{s.m.MaxEager(), 100 << 10, s.t.Chunk - call.HeaderSize} {
+				body := pattern(size, i)
+				for !s.sendPair(7, header, body) {
+					prime()
+				}
+				m := receive()
+				if m.Tag != 7 || !bytes.Equal(m.Bytes(), append(header.Append(nil), body...)) {
+					t.Errorf("%d bytes came as %d bytes with tag %d", size, len(m.Bytes()), m.Tag)
+				}
+				m.Release()
+			}
+			if s.sendPair(7, header, make([]byte, s.t.Chunk)) {
+				t.Error("more than one part was sent")
+			}
+			if s.sendPair(7, header, make([]byte, a.MaxMessage())) {
+				t.Error("more than the peer takes was sent")
+			}
+			s.mu.Lock()
+			s.sending = true
+			s.mu.Unlock()
+			if s.sendPair(7, header, make([]byte, 100<<10)) {
+				t.Error("sent between the parts of another message")
+			}
+			s.mu.Lock()
+			s.sending = false
+			s.mu.Unlock()
+		})
+	}
 }

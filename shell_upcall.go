@@ -135,9 +135,12 @@ func (s *shell) awake() { s.w.awake() }
 // sendPair is sendNow for a message in two parts, of which the first is a header.
 func (s *shell) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	size := call.HeaderSize + len(payload)
+	if size > s.m.MaxEager() {
+		return s.offerPair(tag, header, payload)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sending || size > s.m.MaxEager() || s.e.over() || !s.m.MaySend() {
+	if s.sending || s.e.over() || !s.m.MaySend() {
 		return false
 	}
 	if size <= link.Small {
@@ -158,4 +161,36 @@ func (s *shell) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	copy(message[call.HeaderSize:], payload)
 	s.postEager(tag, size, memory)
 	return true
+}
+
+// offerPair is sendPair for a long message of one part. Without it a short handler's
+// answer would wait for a goroutine to be scheduled.
+func (s *shell) offerPair(tag uint32, header call.Header, payload []byte) bool {
+	size := call.HeaderSize + len(payload)
+	if size > min(s.t.Chunk, s.maxMessage()) || !s.mayOfferNow() {
+		return false
+	}
+	memory, ok, err := s.private.TryQuick(size)
+	if !ok || err != nil {
+		return false
+	}
+	// Without the lock: the worker goes on meanwhile.
+	header.Put(memory.Bytes())
+	copy(memory.Bytes()[call.HeaderSize:], payload)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sending || s.e.over() || !s.m.MayOffer() {
+		s.n.offerPool.Put(memory)
+		return false
+	}
+	remote := memory.Remote()
+	s.offer(tag, &wire.Offer{Total: uint32(size)}, remote.Address, remote.Key, size, offered{slab: memory})
+	return true
+}
+
+// mayOfferNow tells whether nothing holds an offer up.
+func (s *shell) mayOfferNow() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.sending && !s.e.over() && s.m.MayOffer()
 }

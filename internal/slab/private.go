@@ -50,6 +50,11 @@ func (p *Pool) NewPrivate() *Private { return &Private{pool: p} }
 // takes it back.
 func (o *Private) TryGet(size int) (s Slab, ok bool, err error) { return o.pool.try(size, o, manner{}) }
 
+// TryQuick is [Pool.TryQuick] for a slab in a region of the owner's.
+func (o *Private) TryQuick(size int) (s Slab, ok bool, err error) {
+	return o.pool.try(size, o, manner{quick: true})
+}
+
 // Get is [Pool.Get] for a slab in a region of the owner's.
 func (o *Private) Get(ctx context.Context, size int) (Slab, error) {
 	return o.pool.get(ctx, size, o, false)
