@@ -49,6 +49,8 @@ const (
 	// The others are tests of packages that want a device.
 	ibverbsPackage = "./rdma/ibverbs"
 	verbsPackage   = "./rdma/ibverbs/internal/verbs"
+	// providersPackage has the test that squeezes a process in a small cgroup.
+	providersPackage = "./providers"
 )
 
 // ibverbsOn tells the provider's conformance tests which devices they have.
@@ -100,6 +102,7 @@ var boots = []boot{
 	{name: "rxe", pkg: casesPackage, tests: driverOnly, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
 	{name: "siw", pkg: casesPackage, tests: driverOnly, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
+	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), env: []string{"VERBENA_SQUEEZE=1"}},
 	{name: "programs-siw", pkg: casesPackage, tests: foreignPrograms, world: "siw", env: []string{job.DriverVariable + "=siw"}},
 }
 

@@ -4,6 +4,7 @@
 export PATH=/usr/sbin:/usr/bin:/lab/files HOME=/root LANG=C
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /dev/pts /run /tmp /var/run
 mount -t tmpfs tmpfs /dev/shm

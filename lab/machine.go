@@ -93,7 +93,7 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 		"-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memory),
 		"-kernel", m.image.kernel, "-initrd", initrd.Name(),
-		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on unknown_nmi_panic panic_print=0x40",
+		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on unknown_nmi_panic panic_print=0x40 psi=1",
 		"-device", "virtio-serial-pci", "-qmp", "unix:" + control + ",server=on,wait=off",
 	}
 	if m.accelerator == kvm {

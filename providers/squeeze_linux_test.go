@@ -78,7 +78,7 @@ func TestSqueezedProcess(t *testing.T) {
 		deadline := time.Now().Add(time.Minute)
 		for {
 			if r = c.next(); c.dead() {
-				t.Fatalf("it was killed: %v; the last it said: %+v", c.end(), r)
+				t.Fatalf("it was killed: %v; the last it said: %+v\n%s", c.end(), r, killReport())
 			}
 			if r.Memory.Pressure != "calm" {
 				worst = max(worst, r.Memory.Pressure)
@@ -232,6 +232,29 @@ func (c *squeezedProcess) end() error {
 		return fmt.Errorf("%w\n%s", err, c.stderr.String())
 	}
 	return nil
+}
+
+// killReport is what the kernel says of a process that it has killed for want of memory.
+func killReport() string {
+	fd, err := syscall.Open("/dev/kmsg", syscall.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err.Error()
+	}
+	defer syscall.Close(fd)
+	var lines []string
+	record := make([]byte, 8<<10) // the longest
+	for {
+		n, err := syscall.Read(fd, record)
+		if n <= 0 || err != nil {
+			return strings.Join(lines, "\n")
+		}
+		_, text, _ := strings.Cut(string(record[:n]), ";")
+		text, _, _ = strings.Cut(text, "\n")
+		if strings.Contains(text, "invoked oom-killer") {
+			lines = lines[:0]
+		}
+		lines = append(lines, text)
+	}
 }
 
 // flood sends messages on many endpoints at once, as fast as they are taken.

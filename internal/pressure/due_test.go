@@ -10,7 +10,7 @@ import (
 func TestParseOwn(t *testing.T) {
 	for text, want := range map[string]Own{
 		"": {},
-		"Name:\tx\nVmRSS:\t    3000 kB\nRssAnon:\t    1000 kB\nRssFile:\t    1500 kB\nRssShmem:\t     500 kB\nHugetlbPages:\t    2048 kB\n": {Resident: 1500 << 10, Huge: 2 << 20},
+		"Name:\tx\nVmRSS:\t    3000 kB\nRssAnon:\t    1000 kB\nRssFile:\t    1500 kB\nRssShmem:\t     500 kB\nHugetlbPages:\t    2048 kB\n": {Resident: 1000 << 10, Shared: 500 << 10, Huge: 2 << 20},
 		"VmRSS: 3000 kB\n": {Resident: 3000 << 10},
 		"VmRSS: -1 kB\nRssAnon: 5\nHugetlbPages: x kB\nVmRSS: 99999999999999999999 kB\n": {},
 	} {
@@ -38,6 +38,8 @@ func TestExpect(t *testing.T) {
 		{"Go's memory not touched either", 40, Own{Resident: 20, Heap: 30}, 60, 70},
 		{"huge pages, which are not counted", 50, Own{Resident: 30, Huge: 64, Heap: 30}, 60, 0},
 		{"what is resident is not known", 50, Own{Heap: 30}, 60, 40},
+		{"registered memory that is shared", 50, Own{Resident: 10, Shared: 20, Heap: 30}, 60, 60},
+		{"peers' memory that is mapped", 110, Own{Resident: 10, Shared: 500, Heap: 30}, 60, 20},
 		{"more is resident than used", 50, Own{Resident: 70, Heap: 30}, 60, 40},
 	} {
 		s := Sample{Scopes: []Scope{{Used: c.used, Limit: 200, High: unlimited}}, Own: c.own}
