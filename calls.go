@@ -87,6 +87,7 @@ type Caller struct {
 	side     *call.Side[*pendingCall, Request]
 	line     fifo.Queue[*pendingCall] // callers for whom the peer has no room
 	ended    bool                     // the endpoint
+	closing  bool                     // the endpoint will end: nothing begins
 	silent   bool                     // the greeting has not gone
 	draining bool
 	drained  chan struct{} // closed when nothing is pending any more; nil if nobody asks
@@ -168,8 +169,10 @@ func (c *Caller) Pending() int {
 	return c.side.Pending()
 }
 
-// Close closes the endpoint. Calls that wait fail with [ErrOutcomeUnknown]; contexts of
-// requests end. It does not wait for handlers: [Mux.Close] does.
+// Close closes the endpoint. Answers that handlers have given are delivered, as what is
+// sent on an endpoint is, or the error wraps [ErrNotDelivered]. Calls that wait fail with
+// [ErrOutcomeUnknown]; contexts of requests end. It does not wait for handlers:
+// [Mux.Close] does.
 func (c *Caller) Close() error {
 	err := c.e.Close()
 	c.watcher.Wait()
@@ -344,7 +347,7 @@ func (c *Caller) refusal() error {
 	switch {
 	case c.ended:
 		return fmt.Errorf("%w: %w", ErrNotSent, c.e.err)
-	case c.draining:
+	case c.draining, c.closing:
 		return fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
 	return nil

@@ -167,12 +167,16 @@ func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) 
 		// Other handlers may have filled the outbox meanwhile. What waits there still
 		// counts: it is bounded.
 		waits = mayWait && c.out.bytes+len(payload) > waitingBytes
-		if waits || c.ended || !c.side.Reopen(r.id, Request{r, r.age.Load() - 1}) {
+		over := c.ended || c.out.closed
+		if waits || over || !c.side.Reopen(r.id, Request{r, r.age.Load() - 1}) {
 			m.free()
 		} else {
 			c.postLater(m)
 		}
 		c.mu.Unlock()
+		if over && !waits {
+			return c.e.failure("answer", ErrClosed)
+		}
 	}
 	if waits {
 		_, err := c.sendJoined(c.ctx, tag, h, payload)
@@ -353,8 +357,13 @@ func (c *Caller) run(budget int) (more bool) {
 		canceled := r.canceled
 		// A long one counts until its handler begins.
 		full, unread := c.bytes > waitingBytes, c.out.bytes > waitingBytes
+		closing := c.closing
 		c.mu.Unlock()
 		budget--
+		if closing {
+			c.drop(r)
+			continue
+		}
 		c.handle(r, canceled, full, unread)
 	}
 }

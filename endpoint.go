@@ -39,8 +39,8 @@ type Endpoint struct {
 	// context.
 	sendLock chan struct{}
 	closing  atomic.Bool
-	upcalled atomic.Bool   // messages go to a sink, not to Receive
-	closed   chan struct{} // the first Close is through
+	sink     atomic.Pointer[sink] // takes the messages, instead of Receive
+	closed   chan struct{}        // the first Close is through
 	closeErr error
 
 	endOnce sync.Once
@@ -242,7 +242,7 @@ func (e *Endpoint) sendInTurn(ctx context.Context, p parcel) (begun bool, err er
 // After the last message of a peer that closed in order it returns io.EOF
 // itself, unwrapped.
 func (e *Endpoint) Receive(ctx context.Context) (*Message, error) {
-	if e.upcalled.Load() {
+	if e.sink.Load() != nil {
 		return nil, e.failure("receive from", errUpcalled)
 	}
 	m, err := e.carrier.receive(ctx)
@@ -268,6 +268,10 @@ func (e *Endpoint) closeWithin(ctx context.Context) error {
 		<-e.closed
 		return e.closeErr
 	}
+	var unsent error
+	if to := e.sink.Load(); to != nil {
+		unsent = (*to).flush(ctx)
+	}
 	failed := e.Err() != nil && !errors.Is(e.err, ErrPeerClosed)
 	e.end(ErrClosed)
 	e.carrier.wake()
@@ -275,6 +279,9 @@ func (e *Endpoint) closeWithin(ctx context.Context) error {
 		e.exposed.close() // they end with the endpoint, not with its Close
 	}
 	err := e.carrier.close(ctx)
+	if err == nil && !errors.Is(e.err, ErrPeerClosed) { // which wants nothing more
+		err = unsent
+	}
 	e.exposed.close()
 	if err != nil && !failed {
 		e.closeErr = e.failure("close to", err)

@@ -183,7 +183,7 @@ func (m *Mux) work(kind int) {
 func (c *Caller) serveLong(r *request) {
 	q := Request{r, r.age.Load()}
 	c.mu.Lock()
-	canceled, ended := r.canceled, c.ended
+	canceled, ended := r.canceled, c.ended || c.closing
 	c.mu.Unlock()
 	switch {
 	case ended:

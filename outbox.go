@@ -54,7 +54,8 @@ type outbox struct {
 	handled uint32         // notifications of which the peer has to be told
 	sending bool           // a goroutine sends
 	sender  sync.WaitGroup // that goroutine
-	closed  bool
+	idle    chan struct{}  // closed when sending ends; nil: nobody asks
+	closed  bool           // nothing is taken any more
 }
 
 // drop forgets what is not sent, for ever.
@@ -64,6 +65,31 @@ func (o *outbox) drop() {
 		m.free()
 	}
 	o.closed = true
+}
+
+// flush implements sink. Handlers that still run may answer until the outbox is empty.
+func (c *Caller) flush(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		c.closing = true
+		if !c.out.sending {
+			c.out.closed = true
+			c.mu.Unlock()
+			return nil
+		}
+		if c.out.idle == nil {
+			c.out.idle = make(chan struct{})
+		}
+		idle := c.out.idle
+		c.mu.Unlock()
+		select {
+		case <-idle:
+		case <-c.e.done: // its end tells
+			return nil
+		case <-ctx.Done():
+			return ErrNotDelivered
+		}
+	}
 }
 
 // post sends a message without a payload, or sees to it that it is sent.
@@ -114,6 +140,10 @@ func (c *Caller) sendPosted() {
 				o.items = fifo.Queue[outgoing]{}
 			}
 			o.sending = false
+			if o.idle != nil {
+				close(o.idle)
+				o.idle = nil
+			}
 			c.mu.Unlock()
 			return
 		}

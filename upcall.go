@@ -1,6 +1,9 @@
 package verbena
 
-import "errors"
+import (
+	"context"
+	"errors"
+)
 
 // errUpcalled says that somebody else takes the endpoint's messages.
 var errUpcalled = errors.New("verbena: the endpoint is for calls: a Caller takes its messages")
@@ -13,6 +16,9 @@ type sink interface {
 	arrived(m *Message) (disposal, error)
 	// serves tells whether messages bring work for run.
 	serves() bool
+	// flush takes no further work, and waits until what it has accepted has been given to
+	// the endpoint. The error says that it was not, until ctx had ended.
+	flush(ctx context.Context) error
 }
 
 // A disposal says what becomes of a message that a sink was given.
@@ -23,7 +29,7 @@ type disposal struct {
 
 // upcalls hands messages to a sink from here on, and then Receive fails.
 func (e *Endpoint) upcalls(to sink) error {
-	if !e.upcalled.CompareAndSwap(false, true) {
+	if !e.sink.CompareAndSwap(nil, &to) {
 		return errUpcalled
 	}
 	e.carrier.upcalls(to)

@@ -49,16 +49,6 @@ func (s *Server) ServeEndpoint(ctx context.Context, e *verbena.Endpoint) error {
 	}
 	c.wait(ctx, e)
 	c.session.cancel()
-	var told *errEnded
-	if errors.As(c.reason(), &told) || c.session.ending.Load() {
-		// The client reads why, and closes. An answer may be waiting to be sent.
-		timer := time.NewTimer(lastRead)
-		select {
-		case <-e.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
 	closed := caller.Close()
 	mux.Close()
 	c.serving.Lock() // the worker may still be in call
@@ -66,8 +56,9 @@ func (s *Server) ServeEndpoint(ctx context.Context, e *verbena.Endpoint) error {
 	c.serving.Unlock()
 	c.session.waits.Wait()
 	c.session.calls.Wait()
+	var told *errEnded
 	switch {
-	case told != nil:
+	case errors.As(c.reason(), &told):
 		return told
 	case errors.Is(c.reason(), errIdle):
 		return nil
@@ -108,9 +99,6 @@ func (c *endpointConn) fail(err error) {
 		close(c.end)
 	})
 }
-
-// lastRead is how long a client may take to read the answer that ends its endpoint.
-const lastRead = time.Second
 
 // reason is what fail was given, or nil.
 func (c *endpointConn) reason() error {
