@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
 // firstBlock is the id of a file system's first block.
@@ -111,6 +114,47 @@ func TestNobodyCutsByRecovery(t *testing.T) {
 	for _, dn := range a.DataNodes {
 		a.refused(dn.Addr(), 6, &clusterpb.InitRecoveryRequest{Block: block, NewGeneration: proto.Uint64(1 << 40)})
 		a.refused(dn.Addr(), 7, &clusterpb.UpdateRecoveryRequest{Block: block, NewGeneration: proto.Uint64(1 << 40), Length: proto.Uint64(0)})
+	}
+	a.intact()
+}
+
+// TestNobodyReadsWithoutToken asks a DataNode for a block without having asked the
+// NameNode.
+func TestNobodyReadsWithoutToken(t *testing.T) {
+	a := startAttacked(t)
+	header := &hdfspb.BaseHeaderProto{
+		Block: &hdfspb.ExtendedBlockProto{PoolId: proto.String(a.NameNode.state.BlockPoolID()), BlockId: proto.Uint64(firstBlock), GenerationStamp: proto.Uint64(0), NumBytes: proto.Uint64(100)},
+		Token: &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
+	}
+	whole := &hdfspb.ClientOperationHeaderProto{BaseHeader: header, ClientName: proto.String("me")}
+	for op, req := range map[transfer.Op]proto.Message{
+		transfer.OpReadBlock:     &hdfspb.OpReadBlockProto{Header: whole, Offset: proto.Uint64(0), Len: proto.Uint64(100)},
+		transfer.OpBlockChecksum: &hdfspb.OpBlockChecksumProto{Header: header},
+		transfer.OpTransferBlock: &hdfspb.OpTransferBlockProto{Header: whole, Targets: []*hdfspb.DatanodeInfoProto{{Id: &hdfspb.DatanodeIDProto{
+			IpAddr: proto.String("127.0.0.1"), HostName: proto.String("localhost"), DatanodeUuid: proto.String("mine"), XferPort: proto.Uint32(1), InfoPort: proto.Uint32(0), IpcPort: proto.Uint32(0),
+		}}}},
+		transfer.OpWriteBlock: &hdfspb.OpWriteBlockProto{
+			Header: whole, Stage: hdfspb.OpWriteBlockProto_PIPELINE_SETUP_STREAMING_RECOVERY.Enum(), PipelineSize: proto.Uint32(1),
+			MinBytesRcvd: proto.Uint64(0), MaxBytesRcvd: proto.Uint64(0), LatestGenerationStamp: proto.Uint64(1 << 40),
+			RequestedChecksum: &hdfspb.ChecksumProto{Type: hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C.Enum(), BytesPerChecksum: proto.Uint32(512)},
+		},
+	} {
+		conn, err := net.DialTimeout("tcp", a.DataNodes[0].Addr(), 20*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := errors.Join(conn.SetDeadline(time.Now().Add(20*time.Second)), transfer.WriteRequest(conn, op, req)); err != nil {
+			t.Fatal(err)
+		}
+		r := transfer.NewReader(conn, nil)
+		answer := &hdfspb.BlockOpResponseProto{}
+		if err := r.ReadMessage(answer); err != nil {
+			t.Errorf("%v: %v", op, err)
+		} else if answer.GetStatus() != hdfspb.Status_ERROR_ACCESS_TOKEN {
+			t.Errorf("%v: %v", op, answer)
+		}
+		r.Release()
 	}
 	a.intact()
 }

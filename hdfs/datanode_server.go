@@ -65,7 +65,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	}
 	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
-		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number,
+		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {

@@ -29,6 +29,12 @@ type NameNodeConfig struct {
 	// other. It is made, for this user alone, if there is none. Default:
 	// cluster-secret in Dir.
 	ClusterSecret string
+	// NoBlockTokens has DataNodes let everybody at the blocks of all files, whom the
+	// NameNode would refuse, too: as Hadoop does unless it is told otherwise.
+	NoBlockTokens bool
+	// BlockKeyInterval is how long a key signs tokens for blocks, BlockTokenLifetime how
+	// long a token is good; 0 means HDFS's 10 h.
+	BlockKeyInterval, BlockTokenLifetime time.Duration
 	// Listen is the published port, host:port; port 0 takes any.
 	Listen string
 	// Replication is what clients get that do not ask for a number; 0 means 3.
@@ -57,16 +63,17 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("NameNode: %w", err)
 	}
+	secret, err := cluster.LoadSecret(secretFile(cfg.ClusterSecret, cfg.Dir), true)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
+	}
 	state, err := namenode.Open(ctx, namenode.Config{
+		Secret: secret, NoBlockTokens: cfg.NoBlockTokens, BlockKeyInterval: cfg.BlockKeyInterval, BlockTokenLifetime: cfg.BlockTokenLifetime,
 		Dir: cfg.Dir, SecondDir: cfg.SecondDir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
 		SnapshotEntries: cfg.SnapshotEntries,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
-	}
-	secret, err := cluster.LoadSecret(secretFile(cfg.ClusterSecret, cfg.Dir), true)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), state.Close(), p.Close())
 	}
 	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger}), answers: verbena.NewMux(verbena.MuxConfig{})}
 	cluster.ServeNameNode(nn.answers, state, secret)

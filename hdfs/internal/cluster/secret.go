@@ -81,6 +81,9 @@ func loadSecret(file string) (*Secret, error) {
 // makeSecret makes a file that is whole from the moment it is there. Another process
 // may make it at the same time: the first one's stays.
 func makeSecret(file string) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
 	var b [32]byte
 	_, _ = rand.Read(b[:])                                           // never fails
 	f, err := os.CreateTemp(filepath.Dir(file), SecretFile+".new-*") // mode 0600

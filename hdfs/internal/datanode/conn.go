@@ -13,6 +13,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -236,6 +237,10 @@ func statusOf(err error) hdfspb.Status {
 	case errors.Is(err, transfer.ErrMalformed):
 		return hdfspb.Status_ERROR_INVALID
 	}
+	var invalid *blocktoken.InvalidToken
+	if errors.As(err, &invalid) {
+		return hdfspb.Status_ERROR_ACCESS_TOKEN
+	}
 	return hdfspb.Status_ERROR
 }
 
@@ -253,16 +258,21 @@ func (dn *DataNode) checkBlock(b *hdfspb.ExtendedBlockProto) error {
 }
 
 func (dn *DataNode) newRPC() *rpc.Server {
-	s := rpc.NewServer(rpc.Config{Logger: dn.log, MaxFrame: 1 << 20, HandshakeTimeout: dn.cfg.HandshakeTimeout})
+	s := rpc.NewServer(rpc.Config{
+		Logger: dn.log, MaxFrame: 1 << 20, HandshakeTimeout: dn.cfg.HandshakeTimeout, Mechanisms: []rpc.Mechanism{dn.tokens()},
+	})
 	s.Register("org.apache.hadoop.hdfs.protocol.ClientDatanodeProtocol", 1, rpc.Methods{
 		"getReplicaVisibleLength": rpc.Handle(dn.getReplicaVisibleLength),
 	})
 	return s
 }
 
-func (dn *DataNode) getReplicaVisibleLength(_ context.Context, req *hdfspb.GetReplicaVisibleLengthRequestProto) (*hdfspb.GetReplicaVisibleLengthResponseProto, error) {
+func (dn *DataNode) getReplicaVisibleLength(ctx context.Context, req *hdfspb.GetReplicaVisibleLengthRequestProto) (*hdfspb.GetReplicaVisibleLengthResponseProto, error) {
 	b := req.GetBlock()
 	if err := dn.checkBlock(b); err != nil {
+		return nil, err
+	}
+	if err := dn.allowCall(ctx, blocktoken.Access{Block: b, Mode: blocktoken.Read}); err != nil {
 		return nil, err
 	}
 	r, err := dn.store.Get(b.GetBlockId())

@@ -3,7 +3,9 @@ package datanode
 import (
 	"context"
 	"fmt"
+	"time"
 
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
@@ -15,6 +17,9 @@ import (
 func (dn *DataNode) transferBlock(p *peer, op *hdfspb.OpTransferBlockProto) error {
 	block := op.GetHeader().GetBaseHeader().GetBlock()
 	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	if err := dn.allow(op.GetHeader().GetBaseHeader().GetToken(), blocktoken.Access{Block: block, Mode: blocktoken.Copy}); err != nil {
 		return dn.answered(p, nil, err)
 	}
 	if n := len(op.GetTargets()); n == 0 || n > maxPipeline {
@@ -43,9 +48,10 @@ func (dn *DataNode) copyBlock(ctx context.Context, id, gen uint64, client string
 	here := rd.Info.Generation
 	first := targets[0].GetId()
 	addr := address(first.GetIpAddr(), first.GetXferPort())
+	copied := &hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &here, NumBytes: &n}
 	m, err := dn.openWrite(ctx, addr, &hdfspb.OpWriteBlockProto{
 		Header: &hdfspb.ClientOperationHeaderProto{
-			BaseHeader: &hdfspb.BaseHeaderProto{Block: &hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &here, NumBytes: &n}},
+			BaseHeader: &hdfspb.BaseHeaderProto{Block: copied, Token: dn.keys.Grant(time.Now(), "DataNode "+dn.UUID(), blocktoken.Write, copied)},
 			ClientName: &client,
 		},
 		Targets: targets[1:], Stage: stage.Enum(), PipelineSize: &size,

@@ -44,6 +44,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -62,6 +63,8 @@ type Config struct {
 	// NameNode is what the DataNode asks. It finds the way to the NameNode, and
 	// back to it, by itself; calls fail while there is none.
 	NameNode cluster.NameNode
+	// Secret is the cluster's. Without one no operation on a block needs a token.
+	Secret *cluster.Secret
 	// Dial connects to another DataNode's data transfer. Default: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Holder returns another DataNode for block recovery. Without it this
@@ -83,6 +86,9 @@ type Config struct {
 	ReadTimeout      time.Duration // for a peer in the middle of something; default 60 s
 	WriteTimeout     time.Duration // for a peer that does not read; default 60 s
 	DialTimeout      time.Duration // default 10 s
+	// ReadyTimeout is how long after the start an operation on a block waits for the
+	// NameNode to tell by what tokens are known. Default 20 s.
+	ReadyTimeout time.Duration
 	// ReportTimeout bounds how long the acknowledgement of a block's end waits
 	// for the NameNode to know of the block, so that the client can complete
 	// the file at once. Default 1 s.
@@ -122,6 +128,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.ReadTimeout, time.Minute)
 	setDefault(&c.WriteTimeout, time.Minute)
 	setDefault(&c.DialTimeout, 10*time.Second)
+	setDefault(&c.ReadyTimeout, 20*time.Second)
 	setDefault(&c.ReportTimeout, time.Second)
 	setDefault(&c.ReportInterval, time.Hour)
 	setDefault(&c.SyncAfter, time.Minute)
@@ -159,6 +166,7 @@ type DataNode struct {
 
 	transfers atomic.Int64
 	names     session
+	keys      *blocktoken.Keys
 	reported  chan struct{} // closed with the first full report
 	deletions queue
 	copies    queue
@@ -186,6 +194,10 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		budget:   &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
 		conns:    map[net.Conn]struct{}{},
 		reported: make(chan struct{}),
+		keys:     blocktoken.NewKeys(),
+	}
+	if cfg.Secret == nil {
+		dn.keys.Set(time.Now(), nil)
 	}
 	dn.ctx, dn.cancel = context.WithCancel(context.Background())
 	dn.budget.ctx, dn.budget.wait = dn.ctx, cfg.ReadTimeout

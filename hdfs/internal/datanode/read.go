@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -29,6 +30,9 @@ const (
 func (dn *DataNode) readBlock(p *peer, op *hdfspb.OpReadBlockProto) error {
 	block := op.GetHeader().GetBaseHeader().GetBlock()
 	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	if err := dn.allow(op.GetHeader().GetBaseHeader().GetToken(), blocktoken.Access{Block: block, Mode: blocktoken.Read}); err != nil {
 		return dn.answered(p, nil, err)
 	}
 	if op.GetOffset() > store.MaxBlock || op.GetLen() > math.MaxInt64-store.MaxBlock {
@@ -179,6 +183,9 @@ func (s *sender) run(begin func([]byte) ([]byte, error)) (started bool, err erro
 func (dn *DataNode) blockChecksum(p *peer, op *hdfspb.OpBlockChecksumProto) error {
 	block := op.GetHeader().GetBlock()
 	if err := dn.checkBlock(block); err != nil {
+		return dn.answered(p, nil, err)
+	}
+	if err := dn.allow(op.GetHeader().GetToken(), blocktoken.Access{Block: block, Mode: blocktoken.Read}); err != nil {
 		return dn.answered(p, nil, err)
 	}
 	if t := op.GetBlockChecksumOptions().GetBlockChecksumType(); t != hdfspb.BlockChecksumTypeProto_MD5CRC {

@@ -189,6 +189,9 @@ func (dn *DataNode) registered() error {
 		return fmt.Errorf("the NameNode is of cluster %q, block pool %q; %s holds blocks of %q, %q: %w",
 			resp.GetClusterId(), resp.GetBlockPoolId(), dn.cfg.Dir, id.ClusterID, id.BlockPoolID, cluster.ErrForeign)
 	}
+	if err := dn.takeKeys(resp.BlockKeys); err != nil {
+		return err
+	}
 	beat := time.Duration(resp.GetHeartbeatIntervalMs()) * time.Millisecond
 	if beat <= 0 || beat > time.Minute {
 		beat = defaultBeat
@@ -221,11 +224,16 @@ func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.D
 	for {
 		dn.names.poke() // changes that could wait
 		uuid, transfers := dn.UUID(), uint32(max(0, dn.transfers.Load()))
-		req := &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: &session, Transfers: &transfers}
+		req := &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: &session, Transfers: &transfers, BlockKey: proto.Int32(dn.keys.Current())}
 		dn.usage(req)
 		resp, err := call(ctx, dn.cfg.NameNode.Heartbeat, req)
 		if err != nil {
 			return fmt.Errorf("heartbeat: %w", err)
+		}
+		if resp.BlockKeys != nil {
+			if err := dn.takeKeys(resp.BlockKeys); err != nil {
+				return err
+			}
 		}
 		if err := dn.obey(resp.GetCommands()); err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
@@ -51,6 +52,9 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	}
 	if err := dn.checkBlock(block); err != nil {
 		return dn.answered(p, &none, err)
+	}
+	if err := dn.allow(op.GetHeader().GetBaseHeader().GetToken(), blocktoken.Access{Block: block, Newest: op.GetLatestGenerationStamp(), Mode: blocktoken.Write}); err != nil {
+		return dn.answered(p, dn.refusedWrite(err), err)
 	}
 	if len(op.GetTargets()) > maxPipeline {
 		return dn.answered(p, &none, fmt.Errorf("%w: a pipeline with %d more DataNodes, at most %d are allowed", transfer.ErrMalformed, len(op.GetTargets()), maxPipeline))

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 )
 
 // Config says how a NameNode works. Only Dir is needed.
@@ -27,6 +29,14 @@ type Config struct {
 	// Groups tells a user's groups. The default asks the operating system and
 	// remembers the answer for five minutes; users it does not know have no group.
 	Groups func(user string) []string
+
+	// Secret is the cluster's. Without one no operation on a block needs a token.
+	Secret *cluster.Secret
+	// NoBlockTokens has DataNodes let everybody at blocks who knows their ids.
+	NoBlockTokens bool
+	// BlockKeyInterval is how long a key signs tokens for blocks, BlockTokenLifetime
+	// how long a token is good. Defaults: 10 h each.
+	BlockKeyInterval, BlockTokenLifetime time.Duration
 
 	// What getServerDefaults tells clients. Defaults: 128 MiB, 3, 64 KiB packets.
 	BlockSize       uint64
@@ -106,6 +116,8 @@ func (c *Config) setDefaults() error {
 		field *time.Duration
 		value time.Duration
 	}{
+		{&c.BlockKeyInterval, 10 * time.Hour},
+		{&c.BlockTokenLifetime, 10 * time.Hour},
 		{&c.HeartbeatInterval, time.Second},
 		{&c.DeadAfter, 30 * time.Second},
 		{&c.StaleAfter, 30 * time.Second},

@@ -53,11 +53,15 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 		return nil, fmt.Errorf("namenode: register DataNode %s: %w", dn.UUID, err)
 	}
 	rack := nn.topology.Rack(ctx, dn.Host, dn.Hostname)
+	keys, err := nn.blockKeys(nil)
+	if err != nil {
+		return nil, err
+	}
 	session := nn.blocks.register(dn, rack)
 	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port, "rack", rack)
 	return &clusterpb.RegisterResponse{
 		ClusterId: &clusterID, BlockPoolId: &poolID,
-		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())), Session: &session,
+		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())), Session: &session, BlockKeys: keys,
 	}, nil
 }
 
@@ -148,6 +152,11 @@ func (m *blockMap) revive(n *node) {
 
 // Heartbeat notes that a DataNode lives and answers with its commands.
 func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
+	known := req.GetBlockKey()
+	keys, err := nn.blockKeys(&known)
+	if err != nil {
+		return nil, err
+	}
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -169,7 +178,7 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 		cmds = append(cmds, &clusterpb.Command{Kind: clusterpb.Command_REPORT.Enum()})
 		n.registeredAt = now
 	}
-	return &clusterpb.HeartbeatResponse{Commands: cmds}, nil
+	return &clusterpb.HeartbeatResponse{Commands: cmds, BlockKeys: keys}, nil
 }
 
 // commandsFor empties a DataNode's queue, and repeats deletions that it has not

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 )
@@ -34,6 +35,10 @@ func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockL
 	located := locate()
 	if nn.InSafeMode() && nn.waitForReports(ctx, f.Blocks, located) {
 		located = locate()
+	}
+	nn.grant(c, blocktoken.Read, located.GetBlocks()...)
+	if last := located.GetLastBlock(); last != nil && last.BlockToken != nil && len(last.BlockToken.Identifier) == 0 {
+		nn.grant(c, blocktoken.Read, last)
 	}
 	return &hdfspb.GetBlockLocationsResponseProto{Locations: located}, nil
 }

@@ -34,6 +34,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/topology"
@@ -52,6 +53,7 @@ type NameNode struct {
 	leases   leases
 	stamps   stamps
 	time     logClock
+	tokens   *blocktoken.Issuer // nil: none are needed
 	calls    callsUnderWay
 	// resources is the room for the log.
 	resources resources
@@ -92,6 +94,10 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	if err := nn.prepare(ctx); err != nil {
 		nn.journal.Close()
 		return nil, fmt.Errorf("namenode: open %s: %w", cfg.Dir, err)
+	}
+	if nn.tokens, err = nn.newIssuer(); err != nil {
+		nn.journal.Close()
+		return nil, fmt.Errorf("namenode: %w", err)
 	}
 	nn.checkResources()
 	run, cancel := context.WithCancel(context.Background())

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
@@ -82,8 +83,9 @@ func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) 
 	if n := len(f.Blocks); n > 0 && f.Blocks[n-1].Construction != nil {
 		last := f.Blocks[n-1]
 		nn.blocks.mu.Lock()
-		defer nn.blocks.mu.Unlock()
 		out.Block = nn.blocks.pipelinePB(last, f.Status.Length-last.Length)
+		nn.blocks.mu.Unlock()
+		nn.grant(c, blocktoken.Write, out.Block)
 	}
 	return out, nil
 }

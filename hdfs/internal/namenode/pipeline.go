@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
@@ -36,8 +37,10 @@ func (nn *NameNode) updateBlockForPipeline(ctx context.Context, req *hdfspb.Upda
 	}
 	b.Length = req.GetBlock().GetNumBytes()
 	nn.blocks.mu.Lock()
-	defer nn.blocks.mu.Unlock()
-	return &hdfspb.UpdateBlockForPipelineResponseProto{Block: nn.blocks.pipelinePB(b, 0)}, nil
+	lb := nn.blocks.pipelinePB(b, 0)
+	nn.blocks.mu.Unlock()
+	nn.grant(nn.callFrom(ctx), blocktoken.Write, lb)
+	return &hdfspb.UpdateBlockForPipelineResponseProto{Block: lb}, nil
 }
 
 func (nn *NameNode) updatePipeline(ctx context.Context, req *hdfspb.UpdatePipelineRequestProto) (*hdfspb.UpdatePipelineResponseProto, error) {
@@ -65,10 +68,11 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 	}
 	var (
 		file namespace.Status
+		last namespace.Block
 		err  error
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		file, _, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
+		file, last, err = ns.WrittenEnd(c.who(), req.GetSrc(), req.GetFileId(), req.GetClientName())
 	})
 	if err != nil {
 		return nil, err
@@ -76,7 +80,6 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 	from := nn.placeOf(ctx, c.host)
 	m := nn.blocks
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	existing := m.nodesNamed(req.GetExistings())
 	chosen := m.choose(want{
 		count: min(int(req.GetNumAdditionalNodes()), namespace.MaxReplication), writer: from, chosen: existing,
@@ -86,5 +89,10 @@ func (nn *NameNode) getAdditionalDatanode(ctx context.Context, req *hdfspb.GetAd
 		n.scheduled.add(m.cfg.now())
 	}
 	b := namespace.Block{ID: req.GetBlk().GetBlockId(), Generation: req.GetBlk().GetGenerationStamp(), Length: req.GetBlk().GetNumBytes()}
-	return &hdfspb.GetAdditionalDatanodeResponseProto{Block: m.locatedPB(b, 0, located{nodes: append(existing, chosen...)})}, nil
+	lb := m.locatedPB(b, 0, located{nodes: append(existing, chosen...)})
+	m.mu.Unlock()
+	if b.ID == last.ID { // no token for blocks of other files
+		nn.grant(c, blocktoken.Copy, lb)
+	}
+	return &hdfspb.GetAdditionalDatanodeResponseProto{Block: lb}, nil
 }

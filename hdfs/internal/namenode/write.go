@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
@@ -56,8 +57,10 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 		at += req.GetPrevious().GetNumBytes() - last.Length
 	}
 	nn.blocks.mu.Lock()
-	defer nn.blocks.mu.Unlock()
-	return &hdfspb.AddBlockResponseProto{Block: nn.blocks.pipelinePB(res.Block, at)}, nil
+	lb := nn.blocks.pipelinePB(res.Block, at)
+	nn.blocks.mu.Unlock()
+	nn.grant(c, blocktoken.Write, lb)
+	return &hdfspb.AddBlockResponseProto{Block: lb}, nil
 }
 
 func (nn *NameNode) abandonBlock(ctx context.Context, req *hdfspb.AbandonBlockRequestProto) (*hdfspb.AbandonBlockResponseProto, error) {
