@@ -23,6 +23,7 @@ type ClusterConfig struct {
 	// ClusterSecret is the file of the secret by which the nodes know each other. It
 	// is made if there is none. Default: cluster-secret in Dir.
 	ClusterSecret string
+	Access        AccessConfig
 	Host          string // to listen at
 	// SecondDir is for the NameNode's state; see [NameNodeConfig].
 	SecondDir string
@@ -73,8 +74,8 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	}
 	secret := secretFile(cfg.ClusterSecret, cfg.Dir)
 	c.NameNode, err = StartNameNode(ctx, NameNodeConfig{
-		ClusterSecret: secret,
-		Runtime:       cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"), SecondDir: cfg.SecondDir,
+		ClusterSecret: secret, Access: cfg.Access,
+		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"), SecondDir: cfg.SecondDir,
 		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,
 		SnapshotEntries: cfg.SnapshotEntries,
 	})

@@ -29,12 +29,8 @@ type NameNodeConfig struct {
 	// other. It is made, for this user alone, if there is none. Default:
 	// cluster-secret in Dir.
 	ClusterSecret string
-	// NoBlockTokens has DataNodes let everybody at the blocks of all files, whom the
-	// NameNode would refuse, too: as Hadoop does unless it is told otherwise.
-	NoBlockTokens bool
-	// BlockKeyInterval is how long a key signs tokens for blocks, BlockTokenLifetime how
-	// long a token is good; 0 means HDFS's 10 h.
-	BlockKeyInterval, BlockTokenLifetime time.Duration
+	// Access says who may do what.
+	Access AccessConfig
 	// Listen is the published port, host:port; port 0 takes any.
 	Listen string
 	// Replication is what clients get that do not ask for a number; 0 means 3.
@@ -68,14 +64,15 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
 	state, err := namenode.Open(ctx, namenode.Config{
-		Secret: secret, NoBlockTokens: cfg.NoBlockTokens, BlockKeyInterval: cfg.BlockKeyInterval, BlockTokenLifetime: cfg.BlockTokenLifetime,
+		Secret: secret, NoBlockTokens: cfg.Access.NoBlockTokens, BlockKeyInterval: cfg.Access.BlockKeyInterval, BlockTokenLifetime: cfg.Access.BlockTokenLifetime,
+		Superuser: cfg.Access.Superuser, Supergroup: cfg.Access.Supergroup, ProxyUsers: cfg.Access.ProxyUsers,
 		Dir: cfg.Dir, SecondDir: cfg.SecondDir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
 		SnapshotEntries: cfg.SnapshotEntries,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
-	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger}), answers: verbena.NewMux(verbena.MuxConfig{})}
+	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger, Impersonate: state.Impersonate}), answers: verbena.NewMux(verbena.MuxConfig{})}
 	cluster.ServeNameNode(nn.answers, state, secret)
 	state.RegisterRPC(nn.calls)
 	messages := onEndpoints(nn.answers)

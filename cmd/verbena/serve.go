@@ -27,6 +27,7 @@ const (
 
 func upCommand(o *options) *cobra.Command {
 	var dir, secondDir, listen, addressFile, metricsAt, secret string
+	var who access
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
 	cmd := &cobra.Command{
@@ -38,7 +39,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.
 
 The nodes know each other by a secret, which is made in the data directory
 (cluster-secret, mode 0600). DataNodes of other hosts join with a copy of it, which
-verbena datanode --help tells how to hand over.`,
+verbena datanode --help tells how to hand over.` + accessHelp,
 		Example: `  verbena up
   verbena up --dir /srv/verbena --listen 10.0.0.5 --datanodes 1
   HADOOP_CONF_DIR=~/.local/share/verbena/conf hdfs dfs -ls /`,
@@ -57,6 +58,10 @@ verbena datanode --help tells how to hand over.`,
 			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 				return fmt.Errorf("--listen %s: clients are sent to the address that the DataNodes listen at: name one of this host's addresses that they can reach", listen)
 			}
+			config, err := who.resolved()
+			if err != nil {
+				return err
+			}
 			if port == 0 && !cmd.Flags().Changed("datanode-port") {
 				dataPort = 0
 			}
@@ -66,7 +71,7 @@ verbena datanode --help tells how to hand over.`,
 			}
 			defer closing(&err, rt)
 			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Host: host, NameNodePort: port, DataNodePort: dataPort,
+				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Access: config, Host: host, NameNodePort: port, DataNodePort: dataPort,
 				DataNodes: dataNodes, Replication: replication, SnapshotEntries: snapshotEntries, SecondDir: secondDir,
 			})
 			if err != nil {
@@ -108,6 +113,7 @@ verbena datanode --help tells how to hand over.`,
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena in the user's data home)")
 	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
+	who.add(flags)
 	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	snapshotFlag(flags, &snapshotEntries)
@@ -121,6 +127,7 @@ verbena datanode --help tells how to hand over.`,
 
 func nameNodeCommand(o *options) *cobra.Command {
 	var dir, secondDir, listen, addressFile, metricsAt, secret string
+	var who access
 	var replication int
 	var snapshotEntries uint64
 	var leaseLimit time.Duration
@@ -135,7 +142,7 @@ cluster-secret of its data directory with the mode 0600; each DataNode needs a c
   scp nn1:.local/share/verbena/namenode/cluster-secret /srv/verbena/datanode/
   verbena datanode --dir /srv/verbena/datanode --namenode nn1:8020
 
-Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`,
+Whoever has it can be any of the nodes: hand it over by ways that nobody reads.` + accessHelp,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if dir == "" {
@@ -145,13 +152,17 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 				}
 				dir = filepath.Join(base, "namenode")
 			}
+			config, err := who.resolved()
+			if err != nil {
+				return err
+			}
 			rt, err := o.runtime()
 			if err != nil {
 				return err
 			}
 			defer closing(&err, rt)
 			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
+				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Access: config, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
 				SnapshotEntries: snapshotEntries, SecondDir: secondDir,
 			})
 			if err != nil {
@@ -174,6 +185,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/namenode in the user's data home)")
 	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
+	who.add(flags)
 	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
 	metricsFlag(flags, &metricsAt)

@@ -299,6 +299,9 @@ func TestImpersonation(t *testing.T) {
 	address, _ := startServer(t, Config{Impersonate: func(realUser, user string, peer net.Addr) error {
 		asked <- realUser + " for " + user
 		if realUser != "oozie" {
+			if user == "bob" {
+				return exception.New(exception.Authorization, "of its own")
+			}
 			return errors.New("only oozie may")
 		}
 		if peer == nil {
@@ -309,7 +312,7 @@ func TestImpersonation(t *testing.T) {
 	for _, test := range []struct {
 		realUser, user string
 		asks, may      bool
-	}{{"", "ada", false, true}, {"ada", "ada", false, true}, {"oozie", "ada", true, true}, {"eve", "ada", true, false}} {
+	}{{"", "ada", false, true}, {"ada", "ada", false, true}, {"oozie", "ada", true, true}, {"eve", "ada", true, false}, {"eve", "bob", true, false}} {
 		nc, err := net.Dial("tcp", address)
 		if err != nil {
 			t.Fatal(err)
@@ -321,6 +324,9 @@ func TestImpersonation(t *testing.T) {
 		err = c.Call(t.Context(), "echo", &ping{}, &ping{})
 		var refused *exception.Error
 		if test.may && err != nil || !test.may && (!errors.Is(err, ErrOutcomeUnknown) || !errors.As(err, &refused) || refused.Class != exception.Authorization) {
+			t.Errorf("%+v: %v", test, err)
+		}
+		if got := refused; got != nil && (got.Message == "of its own") != (test.user == "bob") {
 			t.Errorf("%+v: %v", test, err)
 		}
 		if test.asks {

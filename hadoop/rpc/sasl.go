@@ -79,6 +79,10 @@ func (a *authentication) check(s *session) *failure {
 // impersonates asks whether a client may act as the session's user.
 func (s *session) impersonates(realUser string) *failure {
 	if err := s.server.cfg.Impersonate(realUser, s.user, s.peer); err != nil {
+		var e *exception.Error
+		if errors.As(err, &e) {
+			return &failure{refusal: e, fatal: true, code: codeFatalUnauthorized}
+		}
 		return fatal(codeFatalUnauthorized, exception.Authorization,
 			fmt.Sprintf("User: %s is not allowed to impersonate %s: %v", quoted([]byte(realUser)), quoted([]byte(s.user)), err))
 	}

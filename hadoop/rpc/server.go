@@ -58,7 +58,7 @@ type Config struct {
 	// Mechanisms are the ways to authenticate by SASL that clients are offered.
 	Mechanisms []Mechanism
 	// Impersonate tells whether a client that is realUser may act as user; its error
-	// reaches the client. A client with a token never may. If it is nil, only simple
+	// reaches the client, an [*exception.Error] as it is. A client with a token never may. If it is nil, only simple
 	// clients may, who could as well say that they were user.
 	Impersonate func(realUser, user string, peer net.Addr) error
 	// RefuseSimple refuses clients that only say who they are. It needs a mechanism.

@@ -32,6 +32,8 @@ type Config struct {
 
 	// Secret is the cluster's. Without one no operation on a block needs a token.
 	Secret *cluster.Secret
+	// ProxyUsers may act for others; users that are not named may not.
+	ProxyUsers map[string]ProxyUser
 	// NoBlockTokens has DataNodes let everybody at blocks who knows their ids.
 	NoBlockTokens bool
 	// BlockKeyInterval is how long a key signs tokens for blocks, BlockTokenLifetime
