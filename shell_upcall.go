@@ -10,11 +10,17 @@ import (
 	"github.com/verbena-data/verbena/internal/link/wire"
 )
 
+// answerSpins is for how many times Spin a caller polls for its answer. Where both ends
+// have rested, it is there after 50 to 60 us, most of which the peer's processor takes to
+// wake up. A caller that sleeps meanwhile waits as long again for its own.
+const answerSpins = 5
+
 // upcalls hands messages to a sink from here on.
 func (s *shell) upcalls(to sink) {
 	if to.serves() && s.t.Spin > 0 {
 		raise(&s.w.patience, int64(s.t.Spin))
 	}
+	s.spin = newSpinner(answerSpins * s.t.Spin) // nobody receives any more
 	s.mu.Lock()
 	s.sink = to
 	if to.serves() && !s.dead {
