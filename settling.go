@@ -9,7 +9,10 @@ import (
 
 // settling are the callers of Settled on an endpoint. It is guarded by the lock of
 // what the buffers are used by.
-type settling struct{ waiters []*settler }
+type settling struct {
+	waiters []*settler
+	spin    spinner // what the last one has learnt
+}
 
 // A settler waits until a buffer is not used any more.
 type settler struct {
@@ -27,13 +30,17 @@ var settlers = sync.Pool{New: func() any {
 }}
 
 func (s *settling) add(b *Buffer, spin time.Duration) *settler {
+	if s.spin.limit != spin {
+		s.spin = newSpinner(spin)
+	}
 	w := settlers.Get().(*settler)
-	w.buffer, w.spin = b, newSpinner(spin)
+	w.buffer, w.spin = b, s.spin
 	s.waiters = append(s.waiters, w)
 	return w
 }
 
 func (s *settling) remove(w *settler) {
+	s.spin = w.spin
 	for i, other := range s.waiters {
 		if other == w {
 			last := len(s.waiters) - 1

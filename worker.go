@@ -21,12 +21,16 @@ const (
 	// takeover is how long callers that poll may leave their worker alone before
 	// it watches the queue itself again.
 	takeover = time.Millisecond
-	// lingering is how many times a worker polls in vain before it sleeps.
-	lingering = 20
+	// lingering is how many times a worker polls in vain before it sleeps: for 1 us.
+	lingering = 40
 	// spinBatch is how many times a caller polls before it looks whether others
 	// want the queue, and clockBatches after how many such batches it reads the
 	// clock: reading it takes as long as a few polls.
 	spinBatch, clockBatches = 8, 4
+	// yieldEvery is how long a caller polls before it lets other goroutines run. Where
+	// a processor is idle, each time costs two processors 5 us: Go wakes a thread
+	// there, and that thread fetches the caller.
+	yieldEvery = 10 * time.Microsecond
 )
 
 // Completion IDs: what completes, and which.
@@ -118,7 +122,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 		cq: cq, orphan: orphan, size: depth, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
-	w.look = func() { w.poll() }
+	w.look = w.poll
 	go w.run(ctx)
 	return w, nil
 }
@@ -144,14 +148,15 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		for idle := 0; idle < lingering && !w.callers.any(); idle++ {
-			if n, _ := w.poll(); n > 0 {
-				idle = 0
-			}
+			done := w.pollInTurn() > 0
 			// New requests of others are seen between any two budgets.
 			for w.runs.one(w.look) {
-				idle = 0
+				done = true
 			}
-			runtime.Gosched()
+			if done {
+				idle = 0
+				runtime.Gosched() // to those whom this has woken
+			}
 		}
 		if w.callers.any() || w.serve() {
 			continue
@@ -163,7 +168,7 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		// What came before the arming raises no event.
-		if n, busy := w.poll(); n > 0 || busy || w.runs.any() {
+		if w.pollInTurn() > 0 || w.runs.any() {
 			continue
 		}
 		// Closing the queue ends the wait; with a context that can end, each wait
@@ -225,14 +230,20 @@ func (w *worker) polled() uint64 {
 	return w.polls
 }
 
-// poll handles what has completed. It tells how much that was, and whether
-// another goroutine was at it already.
-func (w *worker) poll() (n int, busy bool) {
-	if !w.mu.TryLock() {
-		return 0, true
+// poll handles what has completed, unless another goroutine is at it already.
+func (w *worker) poll() {
+	if w.mu.TryLock() {
+		defer w.mu.Unlock()
+		w.pollLocked()
 	}
+}
+
+// pollInTurn is poll for the worker's own goroutine, which waits for whoever is at it. A
+// caller may copy a long message there, and trying again takes a processor meanwhile.
+func (w *worker) pollInTurn() int {
+	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.pollLocked(), false
+	return w.pollLocked()
 }
 
 // drain handles all that has completed so far.
@@ -337,8 +348,10 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok bool, waited time.Duration) {
 	var start time.Duration
 	var last time.Duration // of the look at the clock before; 0: much has been done since
+	var yielded time.Duration
 	counted := false
 	for batch := 1; ; batch++ {
+		woke := false // others, who go on first
 		if w.mu.TryLock() {
 			if !counted {
 				counted = true
@@ -347,6 +360,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 			for range spinBatch {
 				if w.pollLocked() > 0 {
 					last = 0
+					woke = w.sleepers.Load() > 0
 					if ok = ready(); ok {
 						counted = false
 						w.callers.goes()
@@ -358,17 +372,18 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		}
 		if !own && w.runs.any() {
 			w.runs.kick(w.look)
+			woke = true
 		}
 		ok = ok || ready()
 		if ok && start == 0 {
 			break
 		}
-		if !ok && batch%clockBatches != 0 {
+		if !ok && !woke && batch%clockBatches != 0 {
 			continue
 		}
 		now := processors.now()
 		if start == 0 {
-			start = now
+			start, yielded = now, now
 		}
 		waited = now - start
 		// Polls in vain take no time. Who was not run between two of them has been
@@ -380,7 +395,10 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		if last = now; ok || waited > budget {
 			break
 		}
-		runtime.Gosched()
+		if woke || now-yielded > yieldEvery {
+			yielded = now
+			runtime.Gosched()
+		}
 	}
 	if counted {
 		w.callers.others.Add(-1)
