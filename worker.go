@@ -21,8 +21,8 @@ const (
 	// takeover is how long callers that poll may leave their worker alone before
 	// it watches the queue itself again.
 	takeover = time.Millisecond
-	// lingering is how many times a worker polls in vain before it sleeps: for 1 us.
-	lingering = 40
+	// lingering is how many times a worker polls in vain before it sleeps.
+	lingering = 60
 	// spinBatch is how many times a caller polls before it looks whether others
 	// want the queue, and clockBatches after how many such batches it reads the
 	// clock: reading it takes as long as a few polls.

@@ -102,6 +102,7 @@ type socketStream struct {
 	onRead  func(uintptr) bool
 	onPoll  func(uintptr)
 	onPost  func(uintptr)
+	onStir  func(uintptr)
 
 	given     atomic.Bool // a receive has been posted that a message waits for
 	ending    bool        // one waits and the peer has ended the connection
@@ -168,6 +169,7 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	s := &socketStream{conn: conn, raw: raw, pair: q}
 	_, s.tcp = conn.(*net.TCPConn)
 	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
+	s.onStir = func(fd uintptr) { s.wakeAt(fd, 1) }
 	s.watchdog = time.AfterFunc(time.Hour, s.watch)
 	s.watchdog.Stop()
 	s.abandoned = time.AfterFunc(time.Hour, s.abandon)
@@ -193,7 +195,7 @@ func (s *socketStream) read(e *engine.Engine, after func()) error {
 	s.abandoned.Stop()
 	s.liveness.Stop()
 	s.stir()
-	_ = s.raw.Control(func(fd uintptr) { s.wakeAt(fd, 1) }) // for those who read on
+	_ = s.raw.Control(s.onStir) // for those who read on
 	if s.rerr != nil {
 		return s.rerr
 	}
@@ -393,7 +395,7 @@ func (s *socketStream) stir() {
 	s.watchdog.Stop()
 	stages.Put(s.stage)
 	s.stage = nil
-	_ = s.raw.Control(func(fd uintptr) { s.wakeAt(fd, 1) })
+	_ = s.raw.Control(s.onStir)
 	s.pair.keepQuiet(-1)
 	s.pair.unpark()
 }
