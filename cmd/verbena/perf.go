@@ -99,7 +99,7 @@ all combinations.`,
 	flags.IntVar(&p.plan.Batch, "batch", 0, "requests of one post (default: rate up to 16, else 1)")
 	flags.IntVar(&p.plan.Inline, "inline", -1, "longest message in bytes that is posted inline (default: what the device can, up to 256)")
 	flags.BoolVar(&p.plan.SharedReceives, "shared-receives", false, "level verbs: all connections that a goroutine polls receive by one shared receive queue, at both ends")
-	flags.BoolVar(&p.plan.RepostFirst, "repost-first", false, "mode lat: post a receive again before the answer, as perftest does, not after it")
+	flags.BoolVar(&p.plan.RepostFirst, "repost-first", false, "mode lat: post a receive again, or release a message, before the answer, as perftest does, not after it")
 	flags.BoolVar(&p.plan.ReadPayload, "read-payload", false, "the receiver reads every line of each message, the sender writes it anew")
 	flags.BoolVar(&p.plan.Verify, "verify", false, "check every byte where it arrives, against patterns that depend on place and message")
 	flags.IntSliceVar(&p.cpus, "cpu", nil, "bind this process to `processors`")

@@ -92,12 +92,27 @@ func (t *talk) fail(err error) {
 	})
 }
 
+// held is the last message, until the answer to it is on its way: as at level verbs, the
+// time of posting its receive again does not count.
+type held struct{ message *verbena.Message }
+
+func (h *held) hold(m *verbena.Message) { h.message = m }
+
+func (h *held) release() {
+	if m := h.message; m != nil {
+		h.message = nil
+		m.Release()
+	}
+}
+
 // respond is the server's loop of an endpoint, until the client closes it.
 func (t *talk) respond(ctx context.Context, i int) error {
 	e, p := t.endpoints[i], t.plan
 	reply := make([]byte, p.Size)
 	var arrived int64
 	var sum uint64
+	var late held
+	defer late.release()
 	for {
 		m, err := e.Receive(ctx)
 		if err != nil {
@@ -123,7 +138,10 @@ func (t *talk) respond(ctx context.Context, i int) error {
 		case p.ReadPayload:
 			sum += touch(b)
 		}
-		m.Release()
+		late.hold(m)
+		if p.Mode != ModeLatency || p.RepostFirst {
+			late.release()
+		}
 		if err != nil {
 			return err
 		}
@@ -138,6 +156,7 @@ func (t *talk) respond(ctx context.Context, i int) error {
 				return err
 			}
 		}
+		late.release()
 		arrived++
 	}
 }
@@ -206,6 +225,8 @@ func (t *talk) prepare(b []byte, connection int, message int64) {
 // latency plays ping-pong on every n-th endpoint from first on, one after the other.
 func (t *talk) latency(ctx context.Context, first, n int, sent []int64, amount Amount, r *recorder) error {
 	message := make([]byte, t.plan.Size)
+	var late held
+	defer late.release()
 	r.start()
 	k := first
 	for i := 0; amount.Iterations == 0 || i < amount.Iterations; i++ {
@@ -217,6 +238,7 @@ func (t *talk) latency(ctx context.Context, first, n int, sent []int64, amount A
 		if err := e.Send(ctx, tagData, message); err != nil {
 			return err
 		}
+		late.release()
 		m, err := e.Receive(ctx)
 		if err != nil {
 			return endedEarly(err)
@@ -232,7 +254,10 @@ func (t *talk) latency(ctx context.Context, first, n int, sent []int64, amount A
 		if err == nil && len(m.Bytes()) != t.plan.Size {
 			err = fmt.Errorf("perf: CORRUPT: %d bytes came back of %d", len(m.Bytes()), t.plan.Size)
 		}
-		m.Release()
+		late.hold(m)
+		if t.plan.RepostFirst {
+			late.release()
+		}
 		if err != nil {
 			return err
 		}
