@@ -16,6 +16,8 @@ const (
 	FileNotFound         Class = "java.io.FileNotFoundException"
 	UnsupportedOperation Class = "java.lang.UnsupportedOperationException"
 	SASL                 Class = "javax.security.sasl.SaslException"
+	JavaIllegalArgument  Class = "java.lang.IllegalArgumentException" // not Hadoop's own IllegalArgument
+	Assertion            Class = "java.lang.AssertionError"
 )
 
 // What Hadoop's RPC declares.
@@ -37,6 +39,7 @@ const (
 	InvalidPath             Class = "org.apache.hadoop.fs.InvalidPathException"
 	FileAlreadyExists       Class = "org.apache.hadoop.fs.FileAlreadyExistsException"
 	ParentNotDirectory      Class = "org.apache.hadoop.fs.ParentNotDirectoryException"
+	PathIsNotDirectory      Class = "org.apache.hadoop.fs.PathIsNotDirectoryException"
 	PathIsNotEmptyDirectory Class = "org.apache.hadoop.fs.PathIsNotEmptyDirectoryException"
 )
 
@@ -46,6 +49,8 @@ const (
 	RecoveryInProgress        Class = "org.apache.hadoop.hdfs.protocol.RecoveryInProgressException"
 	PathComponentTooLong      Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException"
 	MaxDirectoryItemsExceeded Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$MaxDirectoryItemsExceededException"
+	Snapshot                  Class = "org.apache.hadoop.hdfs.protocol.SnapshotException"
+	SnapshotAccessControl     Class = "org.apache.hadoop.hdfs.protocol.SnapshotAccessControlException"
 	SafeMode                  Class = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
 	LeaseExpired              Class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"
 	ReplicaNotFound           Class = "org.apache.hadoop.hdfs.server.datanode.ReplicaNotFoundException"

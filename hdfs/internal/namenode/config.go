@@ -98,6 +98,9 @@ type Config struct {
 	// Default 65,536.
 	SnapshotEntries uint64
 
+	// listing is how many entries one getListing returns at most.
+	listing int
+
 	now func() time.Time
 	// manual leaves the periodic checks to a test.
 	manual bool
@@ -172,6 +175,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.BlockSize%bytesPerChecksum != 0 || c.BlockSize < c.MinBlockSize {
 		return fmt.Errorf("block size %d is not a multiple of %d, or less than the least allowed, %d", c.BlockSize, bytesPerChecksum, c.MinBlockSize)
+	}
+	if c.listing == 0 {
+		c.listing = listingLimit
 	}
 	if c.now == nil {
 		c.now = time.Now

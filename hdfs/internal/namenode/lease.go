@@ -64,7 +64,7 @@ func (nn *NameNode) recoverLease(ctx context.Context, req *hdfspb.RecoverLeaseRe
 		f   namespace.FileBlocks
 		err error
 	)
-	nn.read(func(ns *namespace.Namespace) { f, err = ns.File(c.who(), req.GetSrc(), namespace.Write) })
+	nn.read(func(ns *namespace.Namespace) { f, err = ns.Recoverable(c.who(), req.GetSrc()) })
 	if err != nil {
 		return nil, err
 	}

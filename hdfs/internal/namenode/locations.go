@@ -18,13 +18,13 @@ import (
 func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockLocationsRequestProto) (*hdfspb.GetBlockLocationsResponseProto, error) {
 	c := nn.callFrom(ctx)
 	if req.GetOffset() > math.MaxInt64 || req.GetLength() > math.MaxInt64 {
-		return nil, exception.New(exception.IllegalArgument, "Negative offset or length is not supported. File: %s", req.GetSrc())
+		return nil, exception.New(exception.JavaIllegalArgument, "Negative offset or length is not supported. File: %s", req.GetSrc())
 	}
 	var (
 		f   namespace.FileBlocks
 		err error
 	)
-	nn.read(func(ns *namespace.Namespace) { f, err = ns.File(c.who(), req.GetSrc(), namespace.Read) })
+	nn.read(func(ns *namespace.Namespace) { f, err = ns.Readable(c.who(), req.GetSrc()) })
 	if err != nil {
 		return nil, err
 	}
@@ -76,20 +76,22 @@ func (nn *NameNode) waitForReports(ctx context.Context, blocks []namespace.Block
 }
 
 // locatedBlocks tells where the blocks of a file are that have bytes in
-// [start, end), and the last one anyway.
-func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, start, end uint64, reader place) *hdfspb.LocatedBlocksProto {
+// [from, to), at least the one with the byte at from if there is one, and the
+// last one anyway.
+func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, from, to uint64, reader place) *hdfspb.LocatedBlocksProto {
 	out := &hdfspb.LocatedBlocksProto{
 		UnderConstruction:   proto.Bool(s.Open),
-		IsLastBlockComplete: proto.Bool(true),
+		IsLastBlockComplete: proto.Bool(len(blocks) > 0),
 	}
 	nn.blocks.mu.Lock()
 	defer nn.blocks.mu.Unlock()
 	var at, complete uint64
 	for i, b := range blocks {
-		next := at + b.Length
+		end := at + b.Length
+		// As in HDFS a first block of unknown length comes with every answer.
+		first := len(out.Blocks) == 0 && (end > from || i == 0 && b.Length == 0)
+		wanted := first || len(out.Blocks) > 0 && at < to
 		last := i == len(blocks)-1
-		// Of a block under construction more may be written than is known here.
-		wanted := at < end && (next > start || b.Construction != nil && next >= start)
 		if wanted || last {
 			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, reader))
 			if wanted {
@@ -103,7 +105,7 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 		if b.Construction == nil {
 			complete += b.Length
 		}
-		at = next
+		at = end
 	}
 	out.FileLength = proto.Uint64(complete)
 	return out

@@ -3,6 +3,7 @@ package namenode
 import (
 	"context"
 	"errors"
+	"math"
 
 	"google.golang.org/protobuf/proto"
 
@@ -23,19 +24,23 @@ const (
 func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) (*hdfspb.CreateResponseProto, error) {
 	c := nn.callFrom(ctx)
 	flag := req.GetCreateFlag()
-	switch {
-	case flag&(flagCreate|flagOverwrite) == 0:
-		return nil, exception.New(exception.IllegalArgument, "create %s: flag %#x says neither CREATE nor OVERWRITE", req.GetSrc(), flag)
-	case req.GetBlockSize() < nn.cfg.MinBlockSize:
-		return nil, exception.New(exception.IO, "Specified block size is less than configured minimum value (dfs.namenode.fs-limits.min-block-size): %d < %d", req.GetBlockSize(), nn.cfg.MinBlockSize)
-	case req.GetEcPolicyName() != "":
-		return nil, exception.New(exception.UnsupportedOperation, "create %s: erasure coding is not supported", req.GetSrc())
-	}
 	e := &nspb.Entry{Op: &nspb.Entry_Create{Create: &nspb.Create{
 		Path: req.Src, Mode: req.GetMasked().Perm, Holder: req.ClientName,
 		Overwrite: proto.Bool(flag&flagOverwrite != 0), MustExist: proto.Bool(flag&flagCreate == 0),
 		CreateParent: req.CreateParent, Replication: req.Replication, BlockSize: req.BlockSize,
 	}}}
+	if req.GetBlockSize() < nn.cfg.MinBlockSize || req.GetEcPolicyName() != "" {
+		var err error
+		nn.read(func(ns *namespace.Namespace) { err = ns.CheckCreate(c.who(), e.GetCreate()) })
+		switch {
+		case err != nil:
+			return nil, err
+		case req.GetBlockSize() < nn.cfg.MinBlockSize:
+			return nil, exception.New(exception.IO, "Specified block size is less than configured minimum value (dfs.namenode.fs-limits.min-block-size): %d < %d", req.GetBlockSize(), nn.cfg.MinBlockSize)
+		default:
+			return nil, exception.New(exception.UnsupportedOperation, "create %s: erasure coding is not supported", req.GetSrc())
+		}
+	}
 	res, err := nn.changeUnlessLeased(ctx, c, "CREATE_FILE", req.GetSrc(), req.GetClientName(), e)
 	if err != nil {
 		return nil, err
@@ -80,7 +85,12 @@ func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) 
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s: it was deleted at once", req.GetSrc())
 	}
 	out := &hdfspb.AppendResponseProto{Stat: statusPB(f.Status, "")}
-	if n := len(f.Blocks); n > 0 && f.Blocks[n-1].Construction != nil {
+	switch n := len(f.Blocks); {
+	case n > 0 && f.Blocks[n-1].Construction == nil && op.GetNewBlock():
+		// The client names it as the one before the new block.
+		last := f.Blocks[n-1]
+		out.Block = nn.blocks.locatedPB(last, math.MaxUint64, located{})
+	case n > 0 && f.Blocks[n-1].Construction != nil:
 		last := f.Blocks[n-1]
 		nn.blocks.mu.Lock()
 		out.Block = nn.blocks.pipelinePB(last, f.Status.Length-last.Length)

@@ -12,10 +12,9 @@ import (
 )
 
 const (
-	listingLimit          = 1000 // entries of one getListing, as in HDFS
-	listingLocationsLimit = 1000 // block locations of one getListing
-	summaryStep           = 5000 // inodes that getContentSummary counts before writers may go on
-	bytesPerChecksum      = 512
+	listingLimit     = 1000 // entries of one getListing, and locations in it, as in HDFS
+	summaryStep      = 5000 // inodes that getContentSummary counts before writers may go on
+	bytesPerChecksum = 512
 )
 
 func (nn *NameNode) getServerDefaults(context.Context, *hdfspb.GetServerDefaultsRequestProto) (*hdfspb.GetServerDefaultsResponseProto, error) {
@@ -62,25 +61,23 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 		err     error
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		entries, rest, ok, err = ns.List(c.who(), req.GetSrc(), string(req.GetStartAfter()), listingLimit, req.GetNeedLocation())
+		entries, rest, ok, err = ns.List(c.who(), req.GetSrc(), string(req.GetStartAfter()), nn.cfg.listing, req.GetNeedLocation())
 	})
 	if err != nil || !ok {
 		return &hdfspb.GetListingResponseProto{}, err
 	}
 	from := nn.placeOf(ctx, c.host)
 	list := &hdfspb.DirectoryListingProto{PartialListing: make([]*hdfspb.HdfsFileStatusProto, 0, len(entries))}
-	locations := 0
+	room := nn.cfg.listing // for locations, as HDFS counts them: those that are wanted
 	for i, e := range entries {
-		if locations >= listingLocationsLimit {
+		if room <= 0 {
 			rest += len(entries) - i
 			break
 		}
 		fs := statusPB(e.Status, e.Status.Name)
 		if req.GetNeedLocation() && !e.Status.Directory {
-			fs.Locations = nn.locatedBlocks(e.Status, e.Blocks, 0, math.MaxUint64, from)
-			for _, b := range fs.Locations.GetBlocks() {
-				locations += len(b.GetLocs())
-			}
+			fs.Locations = nn.locatedBlocks(e.Status, e.Blocks, 0, e.Status.Length, from)
+			room -= len(fs.Locations.GetBlocks()) * int(e.Status.Replication)
 		}
 		list.PartialListing = append(list.PartialListing, fs)
 	}
@@ -105,9 +102,13 @@ func (nn *NameNode) getContentSummary(ctx context.Context, req *hdfspb.GetConten
 		return nil, err
 	}
 	const none = math.MaxUint64 // -1: no quota
+	quota := uint64(none)
+	if sum.Root {
+		quota = math.MaxInt64 // in HDFS the root always has one
+	}
 	return &hdfspb.GetContentSummaryResponseProto{Summary: &hdfspb.ContentSummaryProto{
 		Length: &sum.Total.Length, FileCount: &sum.Total.Files, DirectoryCount: &sum.Total.Directories,
-		Quota: proto.Uint64(none), SpaceConsumed: &sum.Total.Space, SpaceQuota: proto.Uint64(none),
+		Quota: &quota, SpaceConsumed: &sum.Total.Space, SpaceQuota: proto.Uint64(none),
 	}}, nil
 }
 

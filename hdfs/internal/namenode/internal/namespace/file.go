@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
@@ -41,6 +42,13 @@ func (f *file) last() *Block {
 	return f.blocks[len(f.blocks)-1]
 }
 
+func (f *file) secondLast() *Block {
+	if len(f.blocks) < 2 {
+		return nil
+	}
+	return f.blocks[len(f.blocks)-2]
+}
+
 func (f *file) length() uint64 {
 	var n uint64
 	for _, b := range f.blocks {
@@ -49,8 +57,13 @@ func (f *file) length() uint64 {
 	return n
 }
 
+// matches tells whether both are the same block under the same generation
+// stamp, or neither is one.
 func (b *Block) matches(p *nspb.Block) bool {
-	return p != nil && b != nil && b.ID == p.GetId()
+	if p == nil || b == nil {
+		return p == nil && b == nil
+	}
+	return b.ID == p.GetId() && b.Generation == p.GetGeneration()
 }
 
 // copyOf detaches a block from the state; targets are never changed in place.
@@ -65,47 +78,29 @@ func copyOf(b *Block) Block {
 
 func (t *txn) create(op *nspb.Create) error {
 	ns := t.ns
-	r, err := ns.resolve(op.GetPath())
-	if err != nil {
-		return err
-	}
 	if err := checkHolder("create", op.GetPath(), op.GetHolder()); err != nil {
 		return err
 	}
-	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
+	r, err := t.creatable(op)
+	if err != nil {
 		return err
 	}
 	if op.GetBlockSize() == 0 || op.GetBlockSize() > 1<<50 {
 		return exception.New(exception.IO, "create %s: block size %d is out of range", r, op.GetBlockSize())
 	}
-	if err := ns.traverse(&t.caller, r); err != nil {
+	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
 		return err
 	}
 	n := r.last()
 	switch {
-	case len(r.comps) == 0 || n != nil && n.dir != nil:
-		return exception.New(exception.FileAlreadyExists, "%s already exists as a directory", r)
-	case n == nil && op.GetMustExist():
-		return exception.New(exception.FileNotFound, "Can't overwrite non-existent %s for client %s", r, op.GetHolder())
-	case n != nil && !op.GetOverwrite():
-		if n.file.open {
-			return t.beingCreated("CREATE_FILE", n, op.GetHolder())
+	case n == nil:
+		if err := checkNewNames(r); err != nil {
+			return err
 		}
+	case !op.GetOverwrite() && n.file.open:
+		return t.beingCreated("CREATE_FILE", n, op.GetHolder())
+	case !op.GetOverwrite():
 		return exception.New(exception.FileAlreadyExists, "%s for client %s already exists", r, op.GetHolder())
-	case n != nil:
-		if err := ns.need(&t.caller, n, Write); err != nil {
-			return err
-		}
-		if err := ns.needParent(&t.caller, r); err != nil {
-			return err
-		}
-	default:
-		if err := t.checkParents(r, op.GetCreateParent()); err != nil {
-			return err
-		}
-		if err := ns.need(&t.caller, r.ancestor(), Write); err != nil {
-			return err
-		}
 	}
 	if !t.write() {
 		return nil
@@ -115,13 +110,49 @@ func (t *txn) create(op *nspb.Create) error {
 	}
 	mode := uint16(op.GetMode()) & modeBits
 	// As in HDFS, directories that a file needs inherit their parent's mode.
-	parent := t.makeParents(r, func(parent *Inode) uint16 { return parent.mode &^ sticky })
+	parent := t.makeParents(r, func(parent *Inode) uint16 { return parent.mode })
 	n = t.newChild(parent, r.base(), mode)
 	n.file = &file{replication: uint16(op.GetReplication()), blockSize: op.GetBlockSize()}
 	ns.files++
 	ns.lease(n, op.GetHolder())
 	t.res.OK, t.res.Inode = true, n.id
 	return nil
+}
+
+// creatable resolves the path of a create and checks what comes before the
+// file's own properties.
+func (t *txn) creatable(op *nspb.Create) (resolved, error) {
+	ns, path := t.ns, op.GetPath()
+	if err := checkLength("create", path); err != nil {
+		return resolved{}, err
+	}
+	if !validName(path) || path == reservedPath || strings.HasPrefix(path, reservedPath+"/") &&
+		!strings.HasPrefix(path, reservedPath+"/"+rawName) && !strings.HasPrefix(path, reservedPath+"/"+inodesName) {
+		return resolved{}, exception.New(exception.InvalidPath, "Invalid path name %s", printable(path))
+	}
+	r, err := ns.resolve(&t.caller, path, creating)
+	if err != nil {
+		return r, err
+	}
+	if err := ns.needAncestor(&t.caller, r); err != nil {
+		return r, err
+	}
+	n := r.last()
+	switch {
+	case n != nil && n.dir != nil:
+		return r, exception.New(exception.FileAlreadyExists, "%s already exists as a directory", r)
+	case n != nil && op.GetOverwrite():
+		return r, ns.need(&t.caller, n, Write)
+	case n != nil:
+		return r, nil
+	}
+	if err := checkParent(r, op.GetCreateParent()); err != nil {
+		return r, err
+	}
+	if op.GetMustExist() {
+		return r, exception.New(exception.FileNotFound, "Can't overwrite non-existent %s for client %s", r, op.GetHolder())
+	}
+	return r, nil
 }
 
 // checkHolder checks the name under which a client will have a lease.
@@ -140,6 +171,9 @@ func checkHolder(what, path, holder string) error {
 func (t *txn) beingCreated(what string, n *Inode, holder string) error {
 	if n.file.holder == holder {
 		return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because %s is already the current lease holder.", what, n.Path(), holder, holder)
+	}
+	if last := n.file.last(); last != nil && last.Construction != nil && last.Construction.Recovery != 0 {
+		return exception.New(exception.RecoveryInProgress, "Failed to %s %s for %s because another recovery is in progress by %s.", what, n.Path(), holder, n.file.holder)
 	}
 	return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because this file lease is currently owned by %s.", what, n.Path(), holder, n.file.holder)
 }
@@ -163,12 +197,14 @@ func (t *txn) writable(path string, id uint64, holder string) (*Inode, error) {
 func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, error) {
 	ns := t.ns
 	n, shown := ns.inodes[id], path
-	if id == 0 || id == rootID {
-		r, err := ns.reach(&t.caller, path)
+	if id == 0 {
+		r, err := ns.resolve(&t.caller, path, writing)
 		if err != nil {
 			return nil, err
 		}
 		n = r.last()
+	} else if _, err := components(path); err != nil {
+		return nil, err
 	}
 	if n == nil {
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s (inode %d) Holder %s does not have any open files.", printable(shown), id, printable(holder))
@@ -179,13 +215,17 @@ func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, e
 	return n, nil
 }
 
-// checkCommit checks what a client says a block has become.
+// checkCommit checks what a client says a block has become. Of one that is
+// complete already it may say anything.
 func checkCommit(b *Block, p *nspb.Block) error {
 	if b.Construction == nil {
-		if b.Generation != p.GetGeneration() || b.Length != p.GetLength() {
-			return exception.New(exception.IO, "block %d is complete with generation stamp %d and length %d, the client submits %d and %d", b.ID, b.Generation, b.Length, p.GetGeneration(), p.GetLength())
-		}
 		return nil
+	}
+	if b.Construction.Recovery != 0 {
+		return exception.New(exception.IO, "Commit or complete block %d, whereas it is under recovery.", p.GetId())
+	}
+	if b.ID != p.GetId() {
+		return exception.New(exception.IO, "Trying to commit inconsistent block: id = %d, expected id = %d", p.GetId(), b.ID)
 	}
 	if b.Generation != p.GetGeneration() {
 		return exception.New(exception.IO, "Commit block with mismatching GS. NN has %d, client submits %d (block %d)", b.Generation, p.GetGeneration(), b.ID)
@@ -218,16 +258,19 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 	f, prev := n.file, op.GetPrevious()
 	last := f.last()
 	switch {
-	case last == nil && prev == nil:
 	case last.matches(prev):
-		if err := checkCommit(last, prev); err != nil {
-			return err
+		if last != nil {
+			if err := checkCommit(last, prev); err != nil {
+				return err
+			}
 		}
-	case prev == nil && last != nil && last.Construction == nil:
-		// Appending in a block of its own.
-	case last != nil && last.Construction != nil && last.Length == 0 && last.Construction.Recovery == 0 &&
-		(len(f.blocks) == 1 && prev == nil || len(f.blocks) > 1 && f.blocks[len(f.blocks)-2].matches(prev)):
+	case prev == nil && last != nil && last.Construction == nil && last.Length >= f.blockSize:
+		// Appending after a full block.
+	case f.secondLast().matches(prev):
 		// Asked again: the answer to this very request was lost.
+		if last.Construction == nil || last.Length != 0 || last.Construction.Recovery != 0 {
+			return exception.New(exception.IO, "Request looked like a retry to allocate block %d but it already contains %d bytes", last.ID, last.Length)
+		}
 		t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(last)
 		return nil
 	default:
@@ -289,21 +332,19 @@ func (t *txn) complete(op *nspb.Complete) error {
 		return err
 	}
 	last := n.file.last()
-	if !n.file.open && (last == nil && op.GetLast() == nil || last.matches(op.GetLast())) {
+	if !n.file.open && last.matches(op.GetLast()) {
 		t.res.OK = true // asked again
 		return nil
 	}
 	if n, err = t.writable(op.GetPath(), op.GetFile(), op.GetHolder()); err != nil {
 		return err
 	}
-	if op.GetLast() != nil {
-		if !last.matches(op.GetLast()) {
-			return exception.New(exception.IO, "complete %s: last block %d of the client is not the file's last block %d", n.Path(), op.GetLast().GetId(), idOf(last))
-		}
+	if last != nil && op.GetLast() != nil {
 		if err := checkCommit(last, op.GetLast()); err != nil {
 			return err
 		}
-	} else if last != nil && last.Construction != nil {
+	}
+	if last != nil && last.Construction != nil && op.GetLast() == nil {
 		return nil // not before the client tells how long it has become
 	}
 	if !t.write() {
@@ -347,7 +388,7 @@ func (t *txn) append(op *nspb.Append) error {
 	if err := checkHolder("append", op.GetPath(), op.GetHolder()); err != nil {
 		return err
 	}
-	r, err := ns.reach(&t.caller, op.GetPath())
+	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
 	if err != nil {
 		return err
 	}
@@ -381,24 +422,34 @@ func (t *txn) append(op *nspb.Append) error {
 
 func (t *txn) truncate(op *nspb.Truncate) error {
 	ns := t.ns
-	n, err := t.existing(op.GetPath())
-	if err != nil {
-		return err
-	}
-	if n.file == nil {
-		return exception.New(exception.FileNotFound, "Path is not a file: %s", n.Path())
+	if int64(op.GetLength()) < 0 {
+		return exception.New(exception.IllegalArgument, "Cannot truncate to a negative file size: %d.", int64(op.GetLength()))
 	}
 	if err := checkHolder("truncate", op.GetPath(), op.GetHolder()); err != nil {
 		return err
 	}
-	if err := ns.need(&t.caller, n, Write); err != nil {
+	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
+	if err != nil {
+		return err
+	}
+	if err := ns.needLast(&t.caller, r, Write); err != nil {
+		return err
+	}
+	n, err := r.existingFile()
+	if err != nil {
 		return err
 	}
 	f := n.file
+	length := f.length()
+	if last := f.last(); last != nil && last.Construction != nil && last.Construction.Recovery != 0 && last.Construction.Truncate {
+		if op.GetLength() == length-last.Length+last.Construction.TruncateTo {
+			return nil // it is under way: OK stays false
+		}
+		return exception.New(exception.AlreadyBeingCreated, "Failed to TRUNCATE_FILE %s for %s because it is being truncated.", n.Path(), op.GetHolder())
+	}
 	if f.open {
 		return t.beingCreated("TRUNCATE_FILE", n, op.GetHolder())
 	}
-	length := f.length()
 	if op.GetLength() > length {
 		return exception.New(exception.IllegalArgument, "Cannot truncate to a larger file size. Current size: %d, truncate size: %d.", length, op.GetLength())
 	}
@@ -429,7 +480,6 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 	}
 	last := f.last()
 	ns.lease(n, op.GetHolder())
-	last.Length = rest
 	last.Construction = &Construction{Targets: slices.Clone(op.GetTargets()), Recovery: op.GetGeneration(), Truncate: true, TruncateTo: rest}
 	ns.recovering[last.ID] = last
 	t.res.OK, t.res.Block = false, copyOf(last)

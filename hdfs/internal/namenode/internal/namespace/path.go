@@ -1,35 +1,73 @@
 package namespace
 
 import (
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 )
 
-// components splits an absolute path as HDFS allows it. A slash at the end
-// counts for nothing. The root has none.
+// intent is what an operation will do at the path that it resolves.
+type intent uint8
+
+const (
+	reading intent = iota
+	writing
+	creating
+)
+
+const (
+	reservedName = ".reserved"
+	rawName      = "raw"
+	inodesName   = ".inodes"
+	snapshotName = ".snapshot"
+
+	reservedPath = "/" + reservedName
+)
+
+// components splits an absolute path. Slashes that follow others count for
+// nothing. The root has none.
 func components(path string) ([]string, error) {
+	if !strings.HasPrefix(path, "/") {
+		return nil, exception.New(exception.Assertion, "Absolute path required, but got '%s'", printable(path))
+	}
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' }), nil
+}
+
+// validName tells whether HDFS lets something be made at path.
+func validName(path string) bool {
 	if !strings.HasPrefix(path, "/") || !utf8.ValidString(path) || strings.IndexByte(path, 0) >= 0 {
-		return nil, exception.New(exception.InvalidPath, "Invalid path name %s", printable(path))
+		return false
 	}
-	if len(path) > MaxPathLength {
-		return nil, exception.New(exception.IO, "Pathname too long.  Limit %d characters, %d levels.", MaxPathLength, MaxPathDepth)
-	}
-	path = strings.TrimSuffix(path[1:], "/")
-	if path == "" {
-		return nil, nil
-	}
-	comps := strings.Split(path, "/")
-	if len(comps) > MaxPathDepth {
-		return nil, exception.New(exception.IO, "Pathname too long.  Limit %d characters, %d levels.", MaxPathLength, MaxPathDepth)
+	comps := strings.Split(strings.TrimRight(path[1:], "/"), "/")
+	if len(comps) == 1 && comps[0] == "" {
+		return true
 	}
 	for _, c := range comps {
-		if c == "" || c == "." || c == ".." || strings.IndexByte(c, ':') >= 0 {
-			return nil, exception.New(exception.InvalidPath, "Invalid path name /%s", printable(path))
+		switch {
+		case c == "" || c == "." || strings.IndexByte(c, ':') >= 0:
+			return false
+		case c == ".." && (len(comps) < 4 || comps[0] != reservedName || comps[1] != inodesName):
+			return false
 		}
 	}
-	return comps, nil
+	return true
+}
+
+// checkLength refuses what HDFS refuses of a new path before it looks any further.
+func checkLength(what, path string) error {
+	if path == "" {
+		return exception.New(exception.JavaIllegalArgument, "Can not create a Path from an empty string")
+	}
+	// Java takes what comes before a colon in the first name for a scheme.
+	if scheme, rest, ok := strings.Cut(path, ":"); ok && !strings.Contains(scheme, "/") && !strings.HasPrefix(rest, "/") {
+		return exception.New(exception.JavaIllegalArgument, "java.net.URISyntaxException: Relative path in absolute URI: %s", printable(path))
+	}
+	if len(path) > MaxPathLength || strings.Count(path, "/") > MaxPathDepth {
+		return exception.New(exception.IO, "%s: Pathname too long.  Limit %d characters, %d levels.", what, MaxPathLength, MaxPathDepth)
+	}
+	return nil
 }
 
 // printable bounds what a hostile path puts into a message.
@@ -45,19 +83,88 @@ func printable(path string) string {
 type resolved struct {
 	comps []string
 	nodes []*Inode
+	// snapshot: it leads to the root's snapshots, of which there are none.
+	snapshot bool
 }
 
-func (ns *Namespace) resolve(path string) (resolved, error) {
+// resolve finds what a path names. The caller must be allowed to search every
+// directory on the way; what is no directory there has the exception that suits
+// the intent.
+func (ns *Namespace) resolve(c *caller, path string, intent intent) (resolved, error) {
+	if intent == creating && !validName(path) {
+		return resolved{}, exception.New(exception.InvalidPath, "Invalid file name: %s", printable(path))
+	}
 	comps, err := components(path)
 	if err != nil {
 		return resolved{}, err
 	}
-	return ns.walk(comps), nil
+	raw := len(comps) > 1 && comps[0] == reservedName && comps[1] == rawName
+	if comps, err = ns.expand(comps); err != nil {
+		return resolved{}, err
+	}
+	r := ns.walk(comps)
+	if raw && intent != reading && !c.Superuser {
+		return r, exception.New(exception.AccessControl, "Access denied for user %s. Superuser privilege is required", c.User)
+	}
+	file, err := ns.traverse(c, r)
+	switch {
+	case err != nil:
+		return r, err
+	case file != nil && intent == creating:
+		return r, exception.New(exception.ParentNotDirectory, "%s (is not a directory)", file.Path())
+	case file != nil:
+		return r, exception.New(exception.AccessControl, "%s (is not a directory)", file.Path())
+	case r.snapshot && intent != reading:
+		return r, exception.New(exception.SnapshotAccessControl, "Modification on a read-only snapshot is disallowed")
+	}
+	return r, nil
+}
+
+// expand replaces /.reserved/raw and /.reserved/.inodes/ID by what they stand for.
+func (ns *Namespace) expand(comps []string) ([]string, error) {
+	if len(comps) < 2 || comps[0] != reservedName {
+		return comps, nil
+	}
+	switch {
+	case comps[1] == inodesName && len(comps) > 2:
+		return ns.expandID(comps)
+	case comps[1] == rawName && (len(comps) != 3 || comps[2] != reservedName):
+		return comps[2:], nil
+	}
+	return comps, nil
+}
+
+func (ns *Namespace) expandID(comps []string) ([]string, error) {
+	shown := "/" + strings.Join(comps, "/")
+	id, err := strconv.ParseInt(comps[2], 10, 64)
+	if err != nil {
+		return nil, exception.New(exception.FileNotFound, "Invalid inode path: %s", printable(shown))
+	}
+	n := ns.inodes[uint64(id)]
+	if n == nil {
+		return nil, exception.New(exception.FileNotFound, "File for given inode path does not exist: %s", printable(shown))
+	}
+	rest := comps[3:]
+	if len(rest) > 0 && rest[0] == ".." {
+		if n.parent != nil {
+			n = n.parent
+		}
+		rest = nil
+	}
+	at, err := components(n.Path())
+	return append(at, rest...), err
 }
 
 func (ns *Namespace) walk(comps []string) resolved {
 	r := resolved{comps: comps, nodes: make([]*Inode, 1, len(comps)+1)}
 	r.nodes[0] = ns.root
+	if len(comps) > 0 && comps[0] == snapshotName {
+		r.snapshot = true
+		if len(comps) > 1 { // the snapshot and its directory are one step
+			r.comps = append([]string{comps[0] + "/" + comps[1]}, comps[2:]...)
+		}
+		return r
+	}
 	for _, c := range comps {
 		last := r.nodes[len(r.nodes)-1]
 		if last.dir == nil {
@@ -71,6 +178,9 @@ func (ns *Namespace) walk(comps []string) resolved {
 	}
 	return r
 }
+
+// isReserved tells whether the path is /.reserved itself.
+func (r resolved) isReserved() bool { return len(r.comps) == 1 && r.comps[0] == reservedName }
 
 // last is the path's inode, nil if there is none.
 func (r resolved) last() *Inode {
@@ -134,11 +244,21 @@ func (n *Inode) Path() string {
 }
 
 func checkNewName(parent *Inode, name string) error {
+	if parent.parent == nil && name == reservedName {
+		return exception.New(exception.IllegalArgument, "File name \"%s\" is reserved and cannot be created.", name)
+	}
 	if len(name) > MaxComponentLength {
 		return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), parent.Path(), MaxComponentLength, len(name))
 	}
 	if parent.dir.count >= MaxDirectoryItems {
 		return exception.New(exception.MaxDirectoryItemsExceeded, "The directory item limit of %s is exceeded: limit=%d items=%d", parent.Path(), MaxDirectoryItems, parent.dir.count+1)
+	}
+	return checkNoSnapshot(name)
+}
+
+func checkNoSnapshot(name string) error {
+	if name == snapshotName {
+		return exception.New(exception.IllegalArgument, "\"%s\" is a reserved name.", name)
 	}
 	return nil
 }

@@ -80,49 +80,60 @@ func (ns *Namespace) describe(n *Inode) string {
 	return ns.names[n.owner] + ":" + ns.names[n.group] + ":" + string(buf)
 }
 
-// reach is resolve for a caller that may search every directory on the way.
-func (ns *Namespace) reach(c *caller, path string) (resolved, error) {
-	r, err := ns.resolve(path)
-	if err == nil {
-		err = ns.traverse(c, r)
-	}
-	return r, err
-}
-
-// traverse checks that every inode before the path's last component is a
-// directory that the caller may search.
-func (ns *Namespace) traverse(c *caller, r resolved) error {
+// traverse checks that the caller may search every directory before the path's
+// last component, and returns the first inode there that is none.
+func (ns *Namespace) traverse(c *caller, r resolved) (file *Inode, err error) {
 	for i, n := range r.nodes {
 		if i == len(r.comps) {
 			break
 		}
 		if n.dir == nil {
-			return exception.New(exception.ParentNotDirectory, "%s (is not a directory)", n.Path())
+			return n, nil
 		}
 		if err := ns.need(c, n, Execute); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
-// needParent is for taking a name out of a directory or putting one in.
+// needParent is for taking a name out of a directory.
 func (ns *Namespace) needParent(c *caller, r resolved) error {
-	parent := r.parent()
+	parent, n := r.parent(), r.last()
 	if parent == nil {
 		return nil
 	}
-	if err := ns.need(c, parent, Write); err != nil {
-		return err
+	if n != nil {
+		if err := ns.needSticky(c, parent, n); err != nil {
+			return err
+		}
 	}
-	n := r.last()
-	if n == nil || c.Superuser || parent.mode&sticky == 0 {
+	return ns.need(c, parent, Write)
+}
+
+// needAncestor is for making a name, and the directories that it needs.
+func (ns *Namespace) needAncestor(c *caller, r resolved) error {
+	if len(r.comps) == 0 {
 		return nil
 	}
-	if owner := ns.names[n.owner]; owner == c.User || ns.names[parent.owner] == c.User {
+	return ns.need(c, r.ancestor(), Write)
+}
+
+// needSticky keeps a sticky directory's names for those who own the directory or
+// what they name.
+func (ns *Namespace) needSticky(c *caller, parent, n *Inode) error {
+	if c.Superuser || parent.mode&sticky == 0 || ns.names[n.owner] == c.User || ns.names[parent.owner] == c.User {
 		return nil
 	}
 	return exception.New(exception.AccessControl, "Permission denied by sticky bit: user=%s, path=\"%s\":%s, parent=\"%s\":%s", c.User, n.Path(), ns.describe(n), parent.Path(), ns.describe(parent))
+}
+
+// needLast is for what the path names, if it names anything.
+func (ns *Namespace) needLast(c *caller, r resolved, want Access) error {
+	if n := r.last(); n != nil {
+		return ns.need(c, n, want)
+	}
+	return nil
 }
 
 func (ns *Namespace) needOwner(c *caller, n *Inode) error {
@@ -132,17 +143,25 @@ func (ns *Namespace) needOwner(c *caller, n *Inode) error {
 	return exception.New(exception.AccessControl, "Permission denied. user=%s is not the owner of inode=%s", c.User, n.Path())
 }
 
-// needSubtree checks every directory at or below n that has children, or
-// every one if empty ones count.
-func (ns *Namespace) needSubtree(c *caller, n *Inode, want Access, skipEmpty bool) error {
+// needSubtree is for deleting what is below n: all rights on every directory
+// that has children, and on none of them a sticky bit in the way.
+func (ns *Namespace) needSubtree(c *caller, n *Inode) error {
 	if c.Superuser {
 		return nil
 	}
 	return eachDirectory(n, func(d *Inode) error {
-		if skipEmpty && d.dir.count == 0 {
+		if d.dir.count == 0 {
 			return nil
 		}
-		return ns.need(c, d, want)
+		if err := ns.need(c, d, Read|Write|Execute); err != nil || d.mode&sticky == 0 {
+			return err
+		}
+		var err error
+		d.dir.after("", func(child *Inode) bool {
+			err = ns.needSticky(c, d, child)
+			return err == nil
+		})
+		return err
 	})
 }
 

@@ -1,9 +1,11 @@
 package namespace
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
 
 // Status is what a file or directory looks like from outside.
@@ -30,7 +32,7 @@ func (ns *Namespace) status(n *Inode) Status {
 		ModTime: n.mtime, AccessTime: n.atime,
 	}
 	if n.dir != nil {
-		s.Directory, s.AccessTime, s.Children = true, 0, n.dir.count
+		s.Directory, s.Children = true, n.dir.count
 		return s
 	}
 	s.Open = n.file.open
@@ -42,9 +44,17 @@ func (ns *Namespace) status(n *Inode) Status {
 
 // Stat tells about a path; ok is false if there is nothing there.
 func (ns *Namespace) Stat(c Caller, path string) (s Status, ok bool, err error) {
-	r, err := ns.reach(&c, path)
-	if err != nil {
+	r, err := ns.resolve(&c, path, reading)
+	var refused *exception.Error
+	switch {
+	case c.Superuser && errors.As(err, &refused) && refused.Class == exception.AccessControl:
+		return Status{}, false, nil // below a file
+	case err != nil:
 		return Status{}, false, err
+	case r.isReserved():
+		return Status{Directory: true, Mode: 0o1770}, true, nil
+	case r.isSnapshots():
+		return Status{Directory: true, Mode: 0o777}, true, nil
 	}
 	n := r.last()
 	if n == nil {
@@ -72,9 +82,20 @@ type Entry struct {
 // most limit, and how many are left after them. A file is its own only entry, with
 // an empty name. ok is false if there is nothing there.
 func (ns *Namespace) List(c Caller, path, start string, limit int, blocks bool) (entries []Entry, rest int, ok bool, err error) {
-	r, err := ns.reach(&c, path)
+	r, err := ns.resolve(&c, path, reading)
 	if err != nil {
 		return nil, 0, false, err
+	}
+	if err := ns.needListing(&c, r); err != nil {
+		return nil, 0, false, err
+	}
+	switch {
+	case r.isReserved():
+		return ns.reserved(), 0, true, nil
+	case r.isSnapshots():
+		return nil, 0, true, nil
+	case len(r.comps) > 0 && r.base() == snapshotName:
+		return nil, 0, false, r.noSnapshots()
 	}
 	n := r.last()
 	if n == nil {
@@ -87,9 +108,6 @@ func (ns *Namespace) List(c Caller, path, start string, limit int, blocks bool) 
 			e.Blocks = blocksOf(n.file)
 		}
 		return []Entry{e}, 0, true, nil
-	}
-	if err := ns.need(&c, n, Read|Execute); err != nil {
-		return nil, 0, false, err
 	}
 	rest = n.dir.count
 	if start != "" {
@@ -110,6 +128,37 @@ func (ns *Namespace) List(c Caller, path, start string, limit int, blocks bool) 
 	return entries, rest - len(entries), true, nil
 }
 
+// needListing is for listing what a path names.
+func (ns *Namespace) needListing(c *caller, r resolved) error {
+	if n := r.last(); n != nil && n.dir != nil {
+		return ns.need(c, n, Read|Execute)
+	}
+	return nil
+}
+
+// reserved lists /.reserved.
+func (ns *Namespace) reserved() []Entry {
+	s := Status{Directory: true, Mode: 0o770, Group: ns.names[ns.root.group], ModTime: ns.clock, AccessTime: ns.clock}
+	inodes, raw := s, s
+	inodes.Name, raw.Name = inodesName, rawName
+	return []Entry{{Status: inodes}, {Status: raw}}
+}
+
+// isSnapshots tells whether the path names the root's snapshots. The root could
+// have some from the start in HDFS, other directories only once they are told.
+func (r resolved) isSnapshots() bool { return len(r.comps) == 1 && r.comps[0] == snapshotName }
+
+// noSnapshots tells why the snapshots of a directory can't be listed.
+func (r resolved) noSnapshots() error {
+	switch parent := r.parent(); {
+	case parent == nil:
+		return exception.New(exception.FileNotFound, "Directory does not exist: %s", r.parentString())
+	case parent.dir == nil:
+		return exception.New(exception.PathIsNotDirectory, "`%s': Is not a directory", r.parentString())
+	}
+	return exception.New(exception.Snapshot, "Directory is not a snapshottable directory: %s", r.parentString())
+}
+
 func blocksOf(f *file) []Block {
 	out := make([]Block, len(f.blocks))
 	for i, b := range f.blocks {
@@ -127,18 +176,52 @@ type FileBlocks struct {
 
 // File returns a file's blocks; the caller needs access to it.
 func (ns *Namespace) File(c Caller, path string, access Access) (FileBlocks, error) {
-	t := txn{ns: ns, caller: c}
-	n, err := t.existing(path)
+	r, err := ns.resolve(&c, path, reading)
 	if err != nil {
 		return FileBlocks{}, err
 	}
-	if n.file == nil {
-		return FileBlocks{}, exception.New(exception.FileNotFound, "Path is not a file: %s", n.Path())
+	n, err := r.existingFile()
+	if err != nil {
+		return FileBlocks{}, err
 	}
 	if err := ns.need(&c, n, access); err != nil {
 		return FileBlocks{}, err
 	}
 	return FileBlocks{Status: ns.status(n), Holder: n.file.holder, Blocks: blocksOf(n.file)}, nil
+}
+
+// Readable is File for reading. As HDFS it tells anybody what is no file.
+func (ns *Namespace) Readable(c Caller, path string) (FileBlocks, error) {
+	r, err := ns.resolve(&caller{Superuser: true}, path, reading)
+	if err != nil {
+		return FileBlocks{}, err
+	}
+	if _, err := r.existingFile(); err != nil {
+		return FileBlocks{}, err
+	}
+	return ns.File(c, path, Read)
+}
+
+// Recoverable is File for taking the file's lease from its writer, which needs the
+// right to write if there is one.
+func (ns *Namespace) Recoverable(c Caller, path string) (FileBlocks, error) {
+	r, err := ns.resolve(&c, path, writing)
+	if err != nil {
+		return FileBlocks{}, err
+	}
+	n, err := r.existingFile()
+	if err != nil || !n.file.open {
+		return FileBlocks{}, err
+	}
+	return ns.File(c, path, Write)
+}
+
+// CheckCreate tells why a file can't be made, as far as its path goes: before
+// what is asked of its blocks.
+func (ns *Namespace) CheckCreate(c Caller, op *nspb.Create) error {
+	t := txn{ns: ns, caller: c}
+	_, err := t.creatable(op)
+	return err
 }
 
 // FileByID is File by inode id, without permission checks.
@@ -267,7 +350,7 @@ func RecoveryHolder() string { return recoveryHolder }
 // Summary adds up a subtree.
 type Summary struct {
 	Length      uint64
-	Space       uint64 // length times replication
+	Space       uint64 // bytes that all replicas take, or are expected to
 	Files       uint64
 	Directories uint64
 }
@@ -277,6 +360,7 @@ type Summary struct {
 type Summing struct {
 	caller Caller
 	queue  []summingDir
+	Root   bool // it is all there is
 	Total  Summary
 }
 
@@ -289,11 +373,11 @@ type summingDir struct {
 // Sum begins a summary of path.
 func (ns *Namespace) Sum(c Caller, path string) (*Summing, error) {
 	t := txn{ns: ns, caller: c}
-	n, err := t.existing(path)
+	n, err := t.existing(path, reading)
 	if err != nil {
 		return nil, err
 	}
-	s := &Summing{caller: c}
+	s := &Summing{caller: c, Root: n == ns.root}
 	if n.file != nil {
 		s.file(n)
 		return s, nil
@@ -306,6 +390,10 @@ func (s *Summing) file(n *Inode) {
 	length := n.file.length()
 	s.Total.Files++
 	s.Total.Length += length
+	// A block that is written is expected to be filled.
+	if last := n.file.last(); last != nil && last.Construction != nil {
+		length += n.file.blockSize - last.Length
+	}
 	s.Total.Space += length * uint64(n.file.replication)
 }
 

@@ -1,9 +1,18 @@
 package namespace
 
 import (
+	"strings"
+
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
+
+// newDirectory adds a directory. Its access time is 0 until it is set.
+func (t *txn) newDirectory(parent *Inode, name string, mode uint16) *Inode {
+	n := t.newChild(parent, name, mode)
+	n.dir, n.atime = &children{}, 0
+	return n
+}
 
 // newChild adds an inode to the tree. As in BSD and HDFS the group is the parent's.
 func (t *txn) newChild(parent *Inode, name string, mode uint16) *Inode {
@@ -27,7 +36,10 @@ func (t *txn) newChild(parent *Inode, name string, mode uint16) *Inode {
 
 func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 	ns := t.ns
-	r, err := ns.reach(&t.caller, op.GetPath())
+	if err := checkLength("mkdirs", op.GetPath()); err != nil {
+		return err
+	}
+	r, err := ns.resolve(&t.caller, op.GetPath(), creating)
 	if err != nil {
 		return err
 	}
@@ -38,76 +50,82 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 		t.res.OK, t.res.Inode = true, n.id
 		return nil
 	}
-	at := r.ancestor()
-	if err := t.checkParents(r, op.GetCreateParent()); err != nil {
+	if err := ns.needAncestor(&t.caller, r); err != nil {
 		return err
 	}
-	if err := ns.need(&t.caller, at, Write); err != nil {
+	if err := checkParent(r, op.GetCreateParent()); err != nil {
+		return err
+	}
+	if err := checkNewNames(r); err != nil {
 		return err
 	}
 	if !t.write() {
 		return nil
 	}
 	mode := uint16(op.GetMode()) & modeBits
-	at = t.makeParents(r, func(*Inode) uint16 { return mode })
-	n := t.newChild(at, r.base(), mode)
-	n.dir = &children{}
+	n := t.newDirectory(t.makeParents(r, func(*Inode) uint16 { return mode }), r.base(), mode)
 	t.res.OK, t.res.Inode = true, n.id
 	return nil
 }
 
-// checkParents checks that the missing directories above r may be made,
-// as far as names and limits go, and its own name too.
-func (t *txn) checkParents(r resolved, create bool) error {
-	at := r.ancestor()
-	missing := r.comps[len(r.nodes)-1:]
-	if len(missing) > 1 && !create {
+// checkParent refuses to make the directories that r needs unless create is set.
+func checkParent(r resolved, create bool) error {
+	if !create && len(r.comps) > 1 && r.parent() == nil {
 		return exception.New(exception.FileNotFound, "Parent directory doesn't exist: %s", r.parentString())
 	}
-	if err := checkNewName(at, missing[0]); err != nil {
+	return nil
+}
+
+// checkNewNames checks the names of r that do not exist yet.
+func checkNewNames(r resolved) error {
+	missing := r.comps[len(r.nodes)-1:]
+	if err := checkNewName(r.ancestor(), missing[0]); err != nil {
 		return err
 	}
 	for _, name := range missing[1:] {
 		if len(name) > MaxComponentLength {
 			return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), printable(r.parentString()), MaxComponentLength, len(name))
 		}
+		if err := checkNoSnapshot(name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // makeParents makes the missing directories above r and returns its parent.
-// Whatever mode says, their owner can go through them and write.
+// Whatever mode says, their owner can go through them and write, and none is sticky.
 func (t *txn) makeParents(r resolved, mode func(parent *Inode) uint16) *Inode {
 	at := r.ancestor()
 	for i := len(r.nodes) - 1; i < len(r.comps)-1; i++ {
-		at = t.newChild(at, r.comps[i], mode(at)|0o300)
-		at.dir = &children{}
+		at = t.newDirectory(at, r.comps[i], mode(at)&^sticky|0o300)
 	}
 	return at
 }
 
 func (t *txn) delete(op *nspb.Delete) error {
 	ns := t.ns
-	r, err := ns.reach(&t.caller, op.GetPath())
+	if op.GetPath() == reservedPath {
+		return exception.New(exception.InvalidPath, "Invalid path name %s", op.GetPath())
+	}
+	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
 	if err != nil {
 		return err
-	}
-	n := r.last()
-	if n == nil || n == ns.root {
-		return nil
 	}
 	if err := ns.needParent(&t.caller, r); err != nil {
 		return err
 	}
-	if n.dir != nil && n.dir.count > 0 {
-		if !op.GetRecursive() {
-			return exception.New(exception.PathIsNotEmptyDirectory, "`%s is non empty': Directory is not empty", r)
-		}
-		if err := ns.needSubtree(&t.caller, n, Read|Write|Execute, true); err != nil {
-			return err
-		}
+	n := r.last()
+	if n == nil {
+		return nil
 	}
-	if !t.write() {
+	if err := ns.needSubtree(&t.caller, n); err != nil {
+		return err
+	}
+	if n.dir != nil && n.dir.count > 0 && !op.GetRecursive() {
+		return exception.New(exception.PathIsNotEmptyDirectory, "%s is non empty", r)
+	}
+	if n == ns.root || !t.write() {
 		return nil
 	}
 	t.remove(n)
@@ -151,40 +169,46 @@ func (t *txn) forgetBlock(b *Block) {
 
 func (t *txn) rename(op *nspb.Rename) error {
 	ns := t.ns
-	from, err := ns.resolve(op.GetFrom())
+	if err := checkLength("rename", op.GetTo()); err != nil {
+		return err
+	}
+	from, err := ns.resolve(&t.caller, op.GetFrom(), writing)
 	if err != nil {
 		return err
 	}
-	to, err := ns.resolve(op.GetTo())
+	to, err := ns.resolve(&t.caller, op.GetTo(), creating)
 	if err != nil {
 		return err
 	}
-	if err := ns.traverse(&t.caller, from); err != nil {
+	if !op.GetStrict() {
+		if to, err = ns.into(&t.caller, from, to); err != nil {
+			return err
+		}
+	}
+	if err := ns.needParent(&t.caller, from); err != nil {
 		return err
 	}
-	if err := ns.traverse(&t.caller, to); err != nil {
+	if err := ns.needAncestor(&t.caller, to); err != nil {
 		return err
 	}
 	if op.GetStrict() {
 		return t.renameStrict(from, to, op.GetOverwrite())
 	}
-
 	n := from.last()
 	if n == nil || n == ns.root {
 		return nil
-	}
-	if d := to.last(); d != nil && d.dir != nil {
-		to = ns.walk(append(to.comps[:len(to.comps):len(to.comps)], from.base()))
-		if err := ns.traverse(&t.caller, to); err != nil {
-			return err
-		}
 	}
 	if to.last() == n {
 		t.res.OK = true
 		return nil
 	}
-	parent := to.parent()
-	if to.within(from) || to.last() != nil || parent == nil || parent.dir == nil {
+	if to.within(from) {
+		return nil
+	}
+	if to.isReserved() {
+		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", reservedPath)
+	}
+	if to.last() != nil || to.parent() == nil {
 		return nil
 	}
 	if err := t.checkMove(from, to); err != nil {
@@ -193,9 +217,24 @@ func (t *txn) rename(op *nspb.Rename) error {
 	if !t.write() {
 		return nil
 	}
-	t.move(n, parent, to.base())
+	t.move(n, to.parent(), to.base())
 	t.res.OK = true
 	return nil
+}
+
+// into is where the first kind of rename moves from: into to, if that is a
+// directory.
+func (ns *Namespace) into(c *caller, from, to resolved) (resolved, error) {
+	d := to.last()
+	if d == nil || d.dir == nil {
+		return to, nil
+	}
+	if len(from.comps) == 0 { // nothing comes of it, but the rights are asked for
+		return to, ns.need(c, d, Write|Execute)
+	}
+	to = ns.walk(append(to.comps[:len(to.comps):len(to.comps)], from.base()))
+	_, err := ns.traverse(c, to)
+	return to, err
 }
 
 func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
@@ -206,22 +245,22 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 		return exception.New(exception.FileNotFound, "rename source %s is not found.", from)
 	case n == ns.root:
 		return exception.New(exception.IO, "rename source cannot be the root")
-	case target == ns.root:
-		return exception.New(exception.IO, "rename destination cannot be the root")
 	case n == target:
 		return exception.New(exception.FileAlreadyExists, "The source %s and destination %s are the same", from, to)
 	case to.within(from):
 		return exception.New(exception.IO, "Rename destination %s is a directory or file under source %s", to, from)
-	case parent == nil:
-		return exception.New(exception.FileNotFound, "rename destination parent %s not found.", to.parentString())
-	case parent.dir == nil:
-		return exception.New(exception.ParentNotDirectory, "rename destination parent %s is a file.", to.parentString())
+	case to.isReserved():
+		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", reservedPath)
+	case target == ns.root:
+		return exception.New(exception.IO, "rename destination cannot be the root")
+	case target != nil && (target.dir == nil) != (n.dir == nil):
+		return exception.New(exception.IO, "Source %s and destination %s must both be directories", from, to)
 	case target != nil && !overwrite:
 		return exception.New(exception.FileAlreadyExists, "rename destination %s already exists", to)
-	case target != nil && (target.dir == nil) != (n.dir == nil):
-		return exception.New(exception.IO, "Source %s and destination %s must both be directories or both be files", from, to)
 	case target != nil && target.dir != nil && target.dir.count > 0:
 		return exception.New(exception.IO, "rename destination directory is not empty: %s", to)
+	case parent == nil:
+		return exception.New(exception.FileNotFound, "rename destination parent %s not found.", to.parentString())
 	}
 	if err := t.checkMove(from, to); err != nil {
 		return err
@@ -237,13 +276,8 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 	return nil
 }
 
+// checkMove checks that the new name may be, and what moves with it.
 func (t *txn) checkMove(from, to resolved) error {
-	if err := t.ns.needParent(&t.caller, from); err != nil {
-		return err
-	}
-	if err := t.ns.needParent(&t.caller, to); err != nil {
-		return err
-	}
 	if to.last() == nil {
 		if err := checkNewName(to.parent(), to.base()); err != nil {
 			return err
@@ -283,24 +317,45 @@ func (t *txn) move(n, parent *Inode, name string) {
 }
 
 // existing resolves a path that must be there.
-func (t *txn) existing(path string) (*Inode, error) {
-	r, err := t.ns.reach(&t.caller, path)
+func (t *txn) existing(path string, intent intent) (*Inode, error) {
+	r, err := t.ns.resolve(&t.caller, path, intent)
 	if err != nil {
 		return nil, err
 	}
-	n := r.last()
-	if n == nil {
-		return nil, exception.New(exception.FileNotFound, "File does not exist: %s", r)
+	return r.existing()
+}
+
+func (r resolved) existing() (*Inode, error) {
+	if n := r.last(); n != nil {
+		return n, nil
 	}
-	return n, nil
+	return nil, exception.New(exception.FileNotFound, "File does not exist: %s", r)
+}
+
+// existingFile is existing for a path that must be a file.
+func (r resolved) existingFile() (*Inode, error) {
+	n, err := r.existing()
+	if err == nil && n.file == nil {
+		err = exception.New(exception.FileNotFound, "Path is not a file: %s", r)
+	}
+	return n, err
+}
+
+// owned resolves a path that must be there and the caller's.
+func (t *txn) owned(path string) (*Inode, error) {
+	if path == reservedPath {
+		return nil, exception.New(exception.InvalidPath, "Invalid path name %s", path)
+	}
+	n, err := t.existing(path, writing)
+	if err == nil {
+		err = t.ns.needOwner(&t.caller, n)
+	}
+	return n, err
 }
 
 func (t *txn) setPermission(op *nspb.SetPermission) error {
-	n, err := t.existing(op.GetPath())
+	n, err := t.owned(op.GetPath())
 	if err != nil {
-		return err
-	}
-	if err := t.ns.needOwner(&t.caller, n); err != nil {
 		return err
 	}
 	mode := uint16(op.GetMode()) & modeBits
@@ -312,30 +367,27 @@ func (t *txn) setPermission(op *nspb.SetPermission) error {
 
 func (t *txn) setOwner(op *nspb.SetOwner) error {
 	ns := t.ns
-	n, err := t.existing(op.GetPath())
+	n, err := t.owned(op.GetPath())
 	if err != nil {
 		return err
 	}
-	if err := ns.needOwner(&t.caller, n); err != nil {
-		return err
-	}
-	owner, group := ns.names[n.owner], ns.names[n.group]
-	if op.Owner != nil && op.GetOwner() != "" {
-		owner = op.GetOwner()
-	}
-	if op.Group != nil && op.GetGroup() != "" {
-		group = op.GetGroup()
-	}
+	owner, group := op.GetOwner(), op.GetGroup()
 	if len(owner) > maxNameLength || len(group) > maxNameLength {
 		return exception.New(exception.IllegalArgument, "setOwner %s: names of %d and %d bytes; the limit is %d", n.Path(), len(owner), len(group), maxNameLength)
 	}
 	if !t.caller.Superuser {
-		if owner != ns.names[n.owner] {
+		if op.Owner != nil && owner != t.caller.User {
 			return exception.New(exception.AccessControl, "User %s is not a super user (non-super user cannot change owner).", t.caller.User)
 		}
-		if group != ns.names[n.group] && !contains(t.caller.Groups, group) {
+		if op.Group != nil && !contains(t.caller.Groups, group) {
 			return exception.New(exception.AccessControl, "User %s does not belong to %s", t.caller.User, group)
 		}
+	}
+	if op.Owner == nil {
+		owner = ns.names[n.owner]
+	}
+	if op.Group == nil {
+		group = ns.names[n.group]
 	}
 	if owner == ns.names[n.owner] && group == ns.names[n.group] {
 		return nil
@@ -356,7 +408,7 @@ func contains(list []string, s string) bool {
 }
 
 func (t *txn) setTimes(op *nspb.SetTimes) error {
-	n, err := t.existing(op.GetPath())
+	n, err := t.existing(op.GetPath(), writing)
 	if err != nil {
 		return err
 	}
@@ -378,22 +430,19 @@ func (t *txn) setTimes(op *nspb.SetTimes) error {
 
 func (t *txn) setReplication(op *nspb.SetReplication) error {
 	ns := t.ns
-	r, err := ns.resolve(op.GetPath())
-	if err != nil {
-		return err
-	}
 	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
 		return err
 	}
-	if err := ns.traverse(&t.caller, r); err != nil {
+	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
+	if err != nil {
+		return err
+	}
+	if err := ns.needLast(&t.caller, r, Write); err != nil {
 		return err
 	}
 	n := r.last()
 	if n == nil || n.file == nil {
 		return nil
-	}
-	if err := ns.need(&t.caller, n, Write); err != nil {
-		return err
 	}
 	t.res.OK = true
 	if n.file.replication == uint16(op.GetReplication()) || !t.write() {
@@ -422,58 +471,39 @@ func (t *txn) touch(blocks []*Block) {
 
 func (t *txn) concat(op *nspb.Concat) error {
 	ns := t.ns
-	target, err := t.existing(op.GetPath())
+	if err := checkConcatPaths(op); err != nil {
+		return err
+	}
+	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
 	if err != nil {
 		return err
 	}
-	if target.file == nil {
-		return exception.New(exception.FileNotFound, "Path is not a file: %s", target.Path())
+	if err := ns.needLast(&t.caller, r, Write); err != nil {
+		return err
 	}
-	if err := ns.need(&t.caller, target, Write); err != nil {
+	target, err := r.existingFile()
+	if err != nil {
 		return err
 	}
 	if target.file.open {
 		return exception.New(exception.IllegalArgument, "concat: target file %s is under construction", target.Path())
 	}
-	if len(op.GetSources()) == 0 {
-		return exception.New(exception.IllegalArgument, "concat: there are no source files")
-	}
-	seen := map[*Inode]bool{target: true}
+	seen := make(map[*Inode]bool)
 	sources := make([]*Inode, 0, len(op.GetSources()))
 	blocks := len(target.file.blocks)
 	for _, path := range op.GetSources() {
-		r, err := ns.resolve(path)
+		n, err := t.concatSource(path, target)
 		if err != nil {
 			return err
 		}
-		n, err := t.existing(path)
-		if err != nil {
-			return err
+		if !seen[n] {
+			seen[n] = true
+			sources = append(sources, n)
+			blocks += len(n.file.blocks)
 		}
-		if n.file == nil {
-			return exception.New(exception.FileNotFound, "Path is not a file: %s", n.Path())
-		}
-		if err := ns.need(&t.caller, n, Read); err != nil {
-			return err
-		}
-		if err := ns.needParent(&t.caller, r); err != nil {
-			return err
-		}
-		switch {
-		case seen[n]:
-			return exception.New(exception.IllegalArgument, "concat: the source file %s is named twice or is the target", n.Path())
-		case n.parent != target.parent:
-			return exception.New(exception.IllegalArgument, "Source file %s is not in the same directory with the target %s", n.Path(), target.Path())
-		case n.file.open:
-			return exception.New(exception.IllegalArgument, "Source file %s is under construction", n.Path())
-		case len(n.file.blocks) == 0:
-			return exception.New(exception.IllegalArgument, "concat: source file %s is empty", n.Path())
-		case n.file.blockSize > target.file.blockSize:
-			return exception.New(exception.IllegalArgument, "concat: source file %s has preferred block size %d which is greater than the target file's preferred block size %d", n.Path(), n.file.blockSize, target.file.blockSize)
-		}
-		seen[n] = true
-		sources = append(sources, n)
-		blocks += len(n.file.blocks)
+	}
+	if len(sources) < len(op.GetSources()) {
+		return exception.New(exception.IllegalArgument, "concat: at least two of the source files are the same")
 	}
 	if blocks > MaxFileBlocks {
 		return exception.New(exception.IO, "concat: %s would have %d blocks; the limit is %d", target.Path(), blocks, MaxFileBlocks)
@@ -493,4 +523,49 @@ func (t *txn) concat(op *nspb.Concat) error {
 	target.mtime = t.now()
 	t.res.OK = true
 	return nil
+}
+
+func checkConcatPaths(op *nspb.Concat) error {
+	if op.GetPath() == "" {
+		return exception.New(exception.JavaIllegalArgument, "Target file name is empty")
+	}
+	if len(op.GetSources()) == 0 {
+		return exception.New(exception.JavaIllegalArgument, "No sources given")
+	}
+	for _, path := range append([]string{op.GetPath()}, op.GetSources()...) {
+		if strings.HasPrefix(path, reservedPath+"/"+rawName) || strings.HasPrefix(path, reservedPath+"/"+inodesName) {
+			return exception.New(exception.IO, "Concat operation doesn't support %s relative path : %s", reservedName, printable(path))
+		}
+	}
+	return nil
+}
+
+// concatSource finds a file that may become part of target.
+func (t *txn) concatSource(path string, target *Inode) (*Inode, error) {
+	ns := t.ns
+	r, err := ns.resolve(&t.caller, path, writing)
+	if err != nil {
+		return nil, err
+	}
+	if err := ns.needLast(&t.caller, r, Read); err != nil {
+		return nil, err
+	}
+	if err := ns.needParent(&t.caller, r); err != nil {
+		return nil, err
+	}
+	n, err := r.existingFile()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case n.parent != target.parent:
+		return nil, exception.New(exception.IllegalArgument, "Source file %s is not in the same directory with the target %s", n.Path(), target.Path())
+	case n == target:
+		return nil, exception.New(exception.IllegalArgument, "concat: the src file %s is the same with the target file %s", n.Path(), target.Path())
+	case n.file.open || len(n.file.blocks) == 0:
+		return nil, exception.New(exception.IllegalArgument, "concat: source file %s is invalid or empty or underConstruction", n.Path())
+	case n.file.blockSize > target.file.blockSize:
+		return nil, exception.New(exception.IllegalArgument, "concat: source file %s has preferred block size %d which is greater than the target file's preferred block size %d", n.Path(), n.file.blockSize, target.file.blockSize)
+	}
+	return n, nil
 }
