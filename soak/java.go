@@ -45,15 +45,15 @@ const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.
 <version>` + hadoopVersion + `</version></dependency></dependencies></project>
 `
 
-// fetchJars has Maven put the client's jars into dir.
-func fetchJars(ctx context.Context, dir string) (string, error) {
+// fetchJars has Maven put what a pom names, and what that needs, into dir.
+func fetchJars(ctx context.Context, dir, what, pom string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "pom.xml"), []byte(pom), 0o644); err != nil {
 		return "", err
 	}
-	fmt.Fprintln(progress, "fetching the jars of hadoop-client", hadoopVersion)
+	fmt.Fprintln(progress, "fetching the jars of", what, hadoopVersion)
 	mvn := exec.CommandContext(ctx, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory="+filepath.Join(dir, "lib"))
 	mvn.Dir = dir
 	if out, err := mvn.CombinedOutput(); err != nil {
@@ -64,7 +64,7 @@ func fetchJars(ctx context.Context, dir string) (string, error) {
 
 func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 	if classpath == "" {
-		if classpath, err = fetchJars(ctx, filepath.Join(dir, "jars")); err != nil {
+		if classpath, err = fetchJars(ctx, filepath.Join(dir, "jars"), "hadoop-client", pom); err != nil {
 			return err
 		}
 	}

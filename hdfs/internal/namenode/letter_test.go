@@ -1,0 +1,486 @@
+package namenode
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+)
+
+var letterFile = flag.String("letter", "testdata/letter.gz", "the answers of Apache HDFS that TestLetter compares with, as go run ./soak letter --record keeps them")
+
+// TestLetter repeats operations that Apache's NameNode has answered. Each episode of them
+// begins with an empty file system, and ends with the first difference.
+func TestLetter(t *testing.T) {
+	f, err := os.Open(*letterFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(z)
+	lines.Buffer(nil, 1<<20)
+	l := newLetter(t)
+	operations, differences, skip := 0, 0, false
+	for lines.Scan() {
+		op := lines.Text()
+		if !lines.Scan() {
+			t.Fatalf("operation %q has no answer", op)
+		}
+		want := lines.Text()
+		operations++
+		if strings.HasSuffix(op, "\treset") {
+			skip = false
+		}
+		if skip {
+			continue
+		}
+		if got := l.answer(strings.Split(op, "\t")); got != want {
+			skip = true
+			if differences++; differences <= 40 {
+				t.Errorf("operation %d: %s\nApache HDFS: %s\nVerbena:     %s", operations, strings.ReplaceAll(op, "\t", " "), want, got)
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if operations == 0 {
+		t.Fatal("the record is empty")
+	}
+	t.Logf("%d operations, %d episodes with a difference", operations, differences)
+}
+
+// letter runs operations as soak/letter/Oracle.java does, and writes the answers
+// in the same way.
+type letter struct {
+	*rig
+	datanode *fakeDatanode
+	slots    map[string]*letterSlot
+}
+
+// letterSlot is a file as its writer knows it.
+type letterSlot struct {
+	id   uint64
+	size uint64 // of its blocks
+	last *hdfspb.ExtendedBlockProto
+	// awaited: no DataNode has told of the last block yet.
+	awaited bool
+}
+
+func newLetter(t *testing.T) *letter {
+	r := newRig(t, func(c *Config) {
+		c.listing = 4
+		c.Groups = func(u string) []string {
+			return map[string][]string{"alice": {"staff"}, "bob": {"staff", "users"}, "carol": {"users"}}[u]
+		}
+	})
+	l := &letter{rig: r, datanode: r.datanodes(1)[0], slots: map[string]*letterSlot{}}
+	l.datanode.recover = l.recover
+	return l
+}
+
+// recover ends the recovery of a block. It may be refused: then the file stays open.
+func (l *letter) recover(c *clusterpb.Command) {
+	b, d := c.GetBlock(), l.datanode
+	req := &clusterpb.CommitRecoveryRequest{Uuid: &d.uuid, Block: blockPB(b.GetId(), b.GetGeneration(), 0), NewGeneration: c.NewGeneration}
+	if held := d.replicas[b.GetId()]; held != nil {
+		req.Block.Length = held.GetBlock().Length
+		if c.TruncateTo != nil {
+			req.Block.Length = c.TruncateTo
+		}
+		req.Datanodes = []*clusterpb.Datanode{d.pb()}
+	}
+	if len(req.GetDatanodes()) > 0 {
+		d.store(b.GetId(), c.GetNewGeneration(), req.GetBlock().GetLength(), clusterpb.ReplicaState_FINALIZED)
+		d.changed(clusterpb.ReplicaChange_RECEIVED, d.replicas[b.GetId()])
+	}
+	if _, err := l.nn.CommitRecovery(context.Background(), req); err != nil {
+		l.t.Logf("recovery of block %d: %v", b.GetId(), err)
+	}
+}
+
+func (l *letter) slot(name string) *letterSlot {
+	if l.slots[name] == nil {
+		l.slots[name] = &letterSlot{}
+	}
+	return l.slots[name]
+}
+
+// path replaces @3 by the id of the file in slot 3.
+func (l *letter) path(p string) *string {
+	if at := strings.IndexByte(p, '@'); at >= 0 {
+		end := at + 1
+		for end < len(p) && p[end] >= '0' && p[end] <= '9' {
+			end++
+		}
+		p = p[:at] + strconv.FormatUint(l.slot(p[at+1:end]).id, 10) + p[end:]
+	}
+	return &p
+}
+
+func (l *letter) answer(f []string) string {
+	out, err := l.run(f)
+	if err == nil {
+		return out
+	}
+	var refused *exception.Error
+	if errors.As(err, &refused) {
+		return "!" + string(refused.Class)
+	}
+	return "no exception of Java's: " + err.Error()
+}
+
+func (l *letter) number(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return n
+}
+
+func (l *letter) unsigned(s string) *uint64 { return proto.Uint64(uint64(l.number(s))) }
+
+func (l *letter) perm(octal string) *hdfspb.FsPermissionProto {
+	n, err := strconv.ParseUint(octal, 8, 16)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return &hdfspb.FsPermissionProto{Perm: proto.Uint32(uint32(n))}
+}
+
+func boolean(s string) *bool { return proto.Bool(s == "true") }
+
+// fit keeps a block as short as its file allows, if that is known, or as any
+// file must allow.
+func (s *letterSlot) fit(length uint64) *uint64 {
+	if s.size == 0 {
+		return proto.Uint64(min(length, 512))
+	}
+	return proto.Uint64(min(length, s.size))
+}
+
+// said is what a writer says that its last block has become.
+func (s *letterSlot) said(how string) *hdfspb.ExtendedBlockProto {
+	if how == "last" {
+		return s.last
+	}
+	return nil
+}
+
+func (s *letterSlot) fileID(how string) *uint64 {
+	if how == "id" {
+		return &s.id
+	}
+	return proto.Uint64(0)
+}
+
+func ok(_ any, err error) (string, error) { return "ok", err }
+
+func result[T interface{ GetResult() bool }](r T, err error) (string, error) {
+	return strconv.FormatBool(r.GetResult()), err
+}
+
+func (l *letter) run(f []string) (string, error) {
+	ctx, nn := l.as(f[0]), l.nn
+	switch f[1] {
+	case "reset":
+		return "ok", l.reset(ctx)
+	case "mkdirs":
+		return result(nn.mkdirs(ctx, &hdfspb.MkdirsRequestProto{Src: l.path(f[2]), Masked: l.perm(f[3]), CreateParent: boolean(f[4])}))
+	case "create":
+		return l.create(ctx, f)
+	case "append":
+		return l.append(ctx, f)
+	case "addBlock":
+		s := l.slot(f[2])
+		r, err := nn.addBlock(ctx, &hdfspb.AddBlockRequestProto{Src: l.path(f[3]), ClientName: &f[4], Previous: s.said(f[6]), FileId: s.fileID(f[5])})
+		if err != nil {
+			return "", err
+		}
+		s.last, s.awaited = r.GetBlock().GetB(), true
+		return locatedText(r.GetBlock()), nil
+	case "received":
+		s := l.slot(f[2])
+		if !s.awaited {
+			return "none", nil
+		}
+		s.awaited = false
+		s.last.NumBytes = s.fit(*l.unsigned(f[3]))
+		l.datanode.receive(s.last)
+		return "ok", nil
+	case "grow":
+		return l.grow(ctx, f)
+	case "abandon":
+		s := l.slot(f[2])
+		if s.last == nil {
+			return "none", nil
+		}
+		_, err := nn.abandonBlock(ctx, &hdfspb.AbandonBlockRequestProto{B: s.last, FileId: s.fileID(f[5]), Src: l.path(f[3]), Holder: &f[4]})
+		if err == nil {
+			s.last, s.awaited = nil, false
+		}
+		return "ok", err
+	case "fsync":
+		return ok(nn.fsync(ctx, &hdfspb.FsyncRequestProto{Src: l.path(f[3]), FileId: l.slot(f[2]).fileID(f[5]), Client: &f[4], LastBlockLength: proto.Int64(l.number(f[6]))}))
+	case "complete":
+		s := l.slot(f[2])
+		return result(nn.complete(ctx, &hdfspb.CompleteRequestProto{Src: l.path(f[3]), ClientName: &f[4], Last: s.said(f[6]), FileId: s.fileID(f[5])}))
+	case "rename":
+		return result(nn.rename(ctx, &hdfspb.RenameRequestProto{Src: l.path(f[2]), Dst: l.path(f[3])}))
+	case "rename2":
+		return ok(nn.rename2(ctx, &hdfspb.Rename2RequestProto{Src: l.path(f[2]), Dst: l.path(f[3]), OverwriteDest: boolean(f[4])}))
+	case "delete":
+		return result(nn.delete(ctx, &hdfspb.DeleteRequestProto{Src: l.path(f[2]), Recursive: boolean(f[3])}))
+	case "setPermission":
+		return ok(nn.setPermission(ctx, &hdfspb.SetPermissionRequestProto{Src: l.path(f[2]), Permission: l.perm(f[3])}))
+	case "setOwner":
+		req := &hdfspb.SetOwnerRequestProto{Src: l.path(f[2])}
+		if f[3] != "-" {
+			req.Username = &f[3]
+		}
+		if f[4] != "-" {
+			req.Groupname = &f[4]
+		}
+		return ok(nn.setOwner(ctx, req))
+	case "setReplication":
+		return result(nn.setReplication(ctx, &hdfspb.SetReplicationRequestProto{Src: l.path(f[2]), Replication: proto.Uint32(uint32(l.number(f[3])))}))
+	case "setTimes":
+		return ok(nn.setTimes(ctx, &hdfspb.SetTimesRequestProto{Src: l.path(f[2]), Mtime: l.unsigned(f[3]), Atime: l.unsigned(f[4])}))
+	case "truncate":
+		return result(nn.truncate(ctx, &hdfspb.TruncateRequestProto{Src: l.path(f[2]), NewLength: l.unsigned(f[3]), ClientName: &f[4]}))
+	case "getFileInfo":
+		r, err := nn.getFileInfo(ctx, &hdfspb.GetFileInfoRequestProto{Src: l.path(f[2])})
+		return statusText(r.GetFs()), err
+	case "getFileLinkInfo":
+		r, err := nn.getFileLinkInfo(ctx, &hdfspb.GetFileLinkInfoRequestProto{Src: l.path(f[2])})
+		return statusText(r.GetFs()), err
+	case "learn":
+		r, err := nn.getFileInfo(ctx, &hdfspb.GetFileInfoRequestProto{Src: l.path(f[3])})
+		if fs := r.GetFs(); fs != nil {
+			*l.slot(f[2]) = letterSlot{id: fs.GetFileId(), size: fs.GetBlocksize()}
+		}
+		return statusText(r.GetFs()), err
+	case "getListing":
+		r, err := nn.getListing(ctx, &hdfspb.GetListingRequestProto{Src: l.path(f[2]), StartAfter: []byte(f[3]), NeedLocation: boolean(f[4])})
+		return listingText(r.GetDirList()), err
+	case "getContentSummary":
+		r, err := nn.getContentSummary(ctx, &hdfspb.GetContentSummaryRequestProto{Path: l.path(f[2])})
+		s := r.GetSummary()
+		return fmt.Sprint(s.GetLength(), s.GetFileCount(), s.GetDirectoryCount(), s.GetSpaceConsumed(), int64(s.GetQuota()), int64(s.GetSpaceQuota())), err
+	case "concat":
+		req := &hdfspb.ConcatRequestProto{Trg: l.path(f[2])}
+		for _, p := range f[3:] {
+			req.Srcs = append(req.Srcs, *l.path(p))
+		}
+		return ok(nn.concat(ctx, req))
+	case "getBlockLocations":
+		r, err := nn.getBlockLocations(ctx, &hdfspb.GetBlockLocationsRequestProto{Src: l.path(f[2]), Offset: l.unsigned(f[3]), Length: l.unsigned(f[4])})
+		return locationsText(r.GetLocations()), err
+	case "isFileClosed":
+		return result(nn.isFileClosed(ctx, &hdfspb.IsFileClosedRequestProto{Src: l.path(f[2])}))
+	case "getPreferredBlockSize":
+		r, err := nn.getPreferredBlockSize(ctx, &hdfspb.GetPreferredBlockSizeRequestProto{Filename: l.path(f[2])})
+		return fmt.Sprint(r.GetBsize()), err
+	case "recoverLease":
+		return result(nn.recoverLease(ctx, &hdfspb.RecoverLeaseRequestProto{Src: l.path(f[2]), ClientName: &f[3]}))
+	case "beat":
+		l.check()
+		l.datanode.heartbeat([]*fakeDatanode{l.datanode})
+		return "ok", nil
+	case "tree":
+		root := "/"
+		r, err := nn.getFileInfo(ctx, &hdfspb.GetFileInfoRequestProto{Src: &root})
+		if err != nil {
+			return "", err
+		}
+		out := &strings.Builder{}
+		out.WriteString("/=" + statusText(r.GetFs()))
+		return out.String() + l.tree(ctx, ""), nil
+	default:
+		l.t.Fatalf("operation %q is not known", f)
+		return "", nil
+	}
+}
+
+func (l *letter) reset(ctx context.Context) error {
+	root := "/"
+	for _, fs := range l.all(ctx, root) {
+		if _, err := l.nn.delete(l.as("root"), &hdfspb.DeleteRequestProto{Src: proto.String("/" + string(fs.GetPath())), Recursive: proto.Bool(true)}); err != nil {
+			return err
+		}
+	}
+	clear(l.slots)
+	_, err := l.nn.setPermission(ctx, &hdfspb.SetPermissionRequestProto{Src: &root, Permission: l.perm("755")})
+	if err == nil {
+		_, err = l.nn.setOwner(ctx, &hdfspb.SetOwnerRequestProto{Src: &root, Username: proto.String("root"), Groupname: proto.String("supergroup")})
+	}
+	if err == nil {
+		_, err = l.nn.setTimes(ctx, &hdfspb.SetTimesRequestProto{Src: &root, Mtime: proto.Uint64(1), Atime: proto.Uint64(1)})
+	}
+	return err
+}
+
+func (l *letter) create(ctx context.Context, f []string) (string, error) {
+	var flags uint32
+	if strings.Contains(f[5], "c") {
+		flags |= flagCreate
+	}
+	if strings.Contains(f[5], "o") {
+		flags |= flagOverwrite
+	}
+	r, err := l.nn.create(ctx, &hdfspb.CreateRequestProto{
+		Src: l.path(f[3]), Masked: l.perm(f[4]), ClientName: &f[9], CreateFlag: &flags, CreateParent: boolean(f[6]),
+		Replication: proto.Uint32(uint32(l.number(f[7]))), BlockSize: l.unsigned(f[8]),
+	})
+	if err != nil {
+		return "", err
+	}
+	*l.slot(f[2]) = letterSlot{id: r.GetFs().GetFileId(), size: r.GetFs().GetBlocksize()}
+	return statusText(r.GetFs()), nil
+}
+
+func (l *letter) append(ctx context.Context, f []string) (string, error) {
+	flag := uint32(4)
+	if f[4] == "new" {
+		flag |= flagNewBlock
+	}
+	r, err := l.nn.append(ctx, &hdfspb.AppendRequestProto{Src: l.path(f[3]), ClientName: &f[5], Flag: &flag})
+	if err != nil {
+		return "", err
+	}
+	*l.slot(f[2]) = letterSlot{id: r.GetStat().GetFileId(), size: r.GetStat().GetBlocksize(), last: r.GetBlock().GetB()}
+	return statusText(r.GetStat()) + " " + locatedText(r.GetBlock()), nil
+}
+
+// grow gives a block another generation and length, as a writer does that has
+// set up its pipeline anew.
+func (l *letter) grow(ctx context.Context, f []string) (string, error) {
+	s := l.slot(f[2])
+	if s.last == nil {
+		return "none", nil
+	}
+	r, err := l.nn.updateBlockForPipeline(ctx, &hdfspb.UpdateBlockForPipelineRequestProto{Block: s.last, ClientName: &f[3]})
+	if err != nil {
+		return "", err
+	}
+	next := r.GetBlock().GetB()
+	next.NumBytes = s.fit(*l.unsigned(f[4]))
+	if _, err := l.nn.updatePipeline(ctx, &hdfspb.UpdatePipelineRequestProto{
+		ClientName: &f[3], OldBlock: s.last, NewBlock: next, StorageIDs: []string{"DS-" + l.datanode.uuid},
+		NewNodes: []*hdfspb.DatanodeIDProto{{DatanodeUuid: &l.datanode.uuid, IpAddr: &l.datanode.host, HostName: proto.String(""), XferPort: &l.datanode.port, InfoPort: proto.Uint32(0), IpcPort: proto.Uint32(0)}},
+	}); err != nil {
+		return "", err
+	}
+	s.last = next
+	l.datanode.receive(next)
+	return "ok", nil
+}
+
+func (l *letter) all(ctx context.Context, dir string) (out []*hdfspb.HdfsFileStatusProto) {
+	after := []byte{}
+	for {
+		r, err := l.nn.getListing(ctx, &hdfspb.GetListingRequestProto{Src: &dir, StartAfter: after, NeedLocation: proto.Bool(false)})
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		list := r.GetDirList()
+		out = append(out, list.GetPartialListing()...)
+		if list.GetRemainingEntries() == 0 {
+			return out
+		}
+		after = out[len(out)-1].GetPath()
+	}
+}
+
+func (l *letter) tree(ctx context.Context, dir string) string {
+	var out strings.Builder
+	for _, fs := range l.all(ctx, dir+"/") {
+		path := dir + "/" + string(fs.GetPath())
+		out.WriteString(" " + path + "=" + statusText(fs))
+		if fs.GetFileType() == hdfspb.HdfsFileStatusProto_IS_DIR {
+			out.WriteString(l.tree(ctx, path))
+		}
+	}
+	return out.String()
+}
+
+// timeText leaves out what the time is: the two servers have clocks of their own.
+func timeText(ms uint64) string {
+	if ms >= 1_000_000_000_000 && ms <= math.MaxInt64 {
+		return "now"
+	}
+	return fmt.Sprint(int64(ms))
+}
+
+func statusText(fs *hdfspb.HdfsFileStatusProto) string {
+	if fs == nil {
+		return "null"
+	}
+	kind := "f"
+	if fs.GetFileType() == hdfspb.HdfsFileStatusProto_IS_DIR {
+		kind = "d"
+	}
+	out := fmt.Sprintf("%s%o,%s,%s,%d,%d,%d,%d,%s,%s", kind, fs.GetPermission().GetPerm(), fs.GetOwner(), fs.GetGroup(), fs.GetLength(),
+		fs.GetBlockReplication(), fs.GetBlocksize(), fs.GetChildrenNum(), timeText(fs.GetModificationTime()), timeText(fs.GetAccessTime()))
+	if fs.Locations != nil {
+		out += "," + locationsText(fs.GetLocations())
+	}
+	return out
+}
+
+func listingText(list *hdfspb.DirectoryListingProto) string {
+	if list == nil {
+		return "null"
+	}
+	var out strings.Builder
+	for _, fs := range list.GetPartialListing() {
+		out.WriteString(string(fs.GetPath()) + "=" + statusText(fs) + " ")
+	}
+	return out.String() + fmt.Sprint(list.GetRemainingEntries())
+}
+
+func locatedText(lb *hdfspb.LocatedBlockProto) string {
+	if lb == nil {
+		return "null"
+	}
+	out := fmt.Sprintf("%d+%dx%d", int64(lb.GetOffset()), lb.GetB().GetNumBytes(), len(lb.GetLocs()))
+	if lb.GetCorrupt() {
+		out += "corrupt"
+	}
+	return out
+}
+
+func locationsText(l *hdfspb.LocatedBlocksProto) string {
+	if l == nil {
+		return "null"
+	}
+	out := fmt.Sprintf("{%d", l.GetFileLength())
+	for _, lb := range l.GetBlocks() {
+		out += " " + locatedText(lb)
+	}
+	out += " last " + locatedText(l.GetLastBlock())
+	if l.GetUnderConstruction() {
+		out += " open"
+	}
+	if !l.GetIsLastBlockComplete() {
+		out += " incomplete"
+	}
+	return out + "}"
+}
