@@ -3,6 +3,8 @@ package namespace
 import (
 	"errors"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
@@ -138,10 +140,20 @@ func (ns *Namespace) needListing(c *caller, r resolved) error {
 
 // reserved lists /.reserved.
 func (ns *Namespace) reserved() []Entry {
-	s := Status{Directory: true, Mode: 0o770, Group: ns.names[ns.root.group], ModTime: ns.clock, AccessTime: ns.clock}
+	s := Status{Directory: true, Mode: 0o770, Group: ns.names[ns.root.group], ModTime: ns.created(), AccessTime: ns.created()}
 	inodes, raw := s, s
 	inodes.Name, raw.Name = inodesName, rawName
 	return []Entry{{Status: inodes}, {Status: raw}}
+}
+
+// created is when the file system was made, as the block pool's id ends with it;
+// Unix milliseconds, 0 if it does not.
+func (ns *Namespace) created() int64 {
+	ms, err := strconv.ParseInt(ns.blockPoolID[strings.LastIndexByte(ns.blockPoolID, '-')+1:], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return ms
 }
 
 // isSnapshots tells whether the path names the root's snapshots. The root could
