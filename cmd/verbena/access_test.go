@@ -16,12 +16,18 @@ import (
 func parseAccess(t *testing.T, args ...string) (hdfs.AccessConfig, error) {
 	t.Helper()
 	var a access
+	var h hadoopFlags
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	a.add(flags)
+	h.add(flags)
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	return a.resolved()
+	p, err := h.read()
+	if err != nil {
+		return hdfs.AccessConfig{}, err
+	}
+	return a.resolved(p)
 }
 
 func TestAccessFlags(t *testing.T) {
@@ -41,11 +47,11 @@ func TestAccessFlags(t *testing.T) {
 		want hdfs.AccessConfig
 	}{
 		{"", hdfs.AccessConfig{}},
-		{"--hadoop-config FILE", hdfs.AccessConfig{Supergroup: "admins", NoBlockTokens: true, ProxyUsers: map[string]hdfs.ProxyUser{"hive": hive}}},
-		{"--hadoop-config FILE -D dfs.permissions.superusergroup=wheel -D dfs.block.access.token.enable=true -D hadoop.proxyuser.a.b.users=*",
+		{"--hadoop-conf FILE", hdfs.AccessConfig{Supergroup: "admins", NoBlockTokens: true, ProxyUsers: map[string]hdfs.ProxyUser{"hive": hive}}},
+		{"--hadoop-conf FILE --property dfs.permissions.superusergroup=wheel --property dfs.block.access.token.enable=true --property hadoop.proxyuser.a.b.users=*",
 			hdfs.AccessConfig{Supergroup: "wheel", ProxyUsers: map[string]hdfs.ProxyUser{"hive": hive, "a.b": {Users: []string{"*"}}}}},
-		{"-D dfs.permissions.superusergroup=wheel --supergroup root --superuser hdfs --no-block-tokens", hdfs.AccessConfig{Superuser: "hdfs", Supergroup: "root", NoBlockTokens: true}},
-		{"-D dfs.block.access.token.lifetime=5 -D dfs.block.access.key.update.interval=90s", hdfs.AccessConfig{BlockTokenLifetime: 5 * time.Minute, BlockKeyInterval: 90 * time.Second}},
+		{"--property dfs.permissions.superusergroup=wheel --supergroup root --superuser hdfs --no-block-tokens", hdfs.AccessConfig{Superuser: "hdfs", Supergroup: "root", NoBlockTokens: true}},
+		{"--property dfs.block.access.token.lifetime=5 --property dfs.block.access.key.update.interval=90s", hdfs.AccessConfig{BlockTokenLifetime: 5 * time.Minute, BlockKeyInterval: 90 * time.Second}},
 	} {
 		got, err := parseAccess(t, strings.Fields(strings.ReplaceAll(test.args, "FILE", file))...)
 		if err != nil || !reflect.DeepEqual(got, test.want) {
@@ -53,15 +59,14 @@ func TestAccessFlags(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"-D nonsense":                              "NAME=VALUE",
-		"-D dfs.replication=2":                     "no such setting",
-		"-D dfs.block.access.token.enable=perhaps": "perhaps",
-		"-D dfs.block.access.token.lifetime=0":     "a second or more",
-		"-D dfs.block.access.token.lifetime=long":  "want minutes",
-		"-D dfs.permissions.superusergroup=":       "missing",
-		"-D hadoop.proxyuser.hive=*":               "want hadoop.proxyuser.USER.hosts",
-		"-D hadoop.proxyuser.hive.doors=*":         "want hadoop.proxyuser.USER.hosts",
-		"--hadoop-config /nowhere.xml":             "/nowhere.xml",
+		"--property nonsense":                              "NAME=VALUE",
+		"--property dfs.replication=2":                     "no such property",
+		"--property dfs.block.access.token.enable=perhaps": "perhaps",
+		"--property dfs.block.access.token.lifetime=0":     "a second or more",
+		"--property dfs.block.access.token.lifetime=long":  "long",
+		"--property hadoop.proxyuser.hive=*":               "no such property",
+		"--property hadoop.proxyuser.hive.doors=*":         "no such property",
+		"--hadoop-conf /nowhere.xml":                       "/nowhere.xml",
 	} {
 		if got, err := parseAccess(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v %v, want %q", args, got, err, want)

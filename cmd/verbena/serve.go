@@ -28,6 +28,7 @@ const (
 func upCommand(o *options) *cobra.Command {
 	var dir, secondDir, listen, addressFile, metricsAt, secret string
 	var who access
+	var hadoop hadoopFlags
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
 	cmd := &cobra.Command{
@@ -58,7 +59,11 @@ verbena datanode --help tells how to hand over.` + accessHelp,
 			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 				return fmt.Errorf("--listen %s: clients are sent to the address that the DataNodes listen at: name one of this host's addresses that they can reach", listen)
 			}
-			config, err := who.resolved()
+			properties, err := hadoop.read()
+			if err != nil {
+				return err
+			}
+			config, err := who.resolved(properties)
 			if err != nil {
 				return err
 			}
@@ -114,6 +119,7 @@ verbena datanode --help tells how to hand over.` + accessHelp,
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena in the user's data home)")
 	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
 	who.add(flags)
+	hadoop.add(flags)
 	flags.IntVar(&dataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	snapshotFlag(flags, &snapshotEntries)
@@ -128,6 +134,7 @@ verbena datanode --help tells how to hand over.` + accessHelp,
 func nameNodeCommand(o *options) *cobra.Command {
 	var dir, secondDir, listen, addressFile, metricsAt, secret string
 	var who access
+	var hadoop hadoopFlags
 	var replication int
 	var snapshotEntries uint64
 	var leaseLimit time.Duration
@@ -152,7 +159,11 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 				}
 				dir = filepath.Join(base, "namenode")
 			}
-			config, err := who.resolved()
+			properties, err := hadoop.read()
+			if err != nil {
+				return err
+			}
+			config, err := who.resolved(properties)
 			if err != nil {
 				return err
 			}
@@ -186,6 +197,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/namenode in the user's data home)")
 	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
 	who.add(flags)
+	hadoop.add(flags)
 	flags.StringVar(&listen, "listen", defaultNameNode, "`HOST:PORT` to listen at; port 0 for any")
 	flags.IntVar(&replication, "replication", 3, "replicas of a block unless a client asks for another number")
 	metricsFlag(flags, &metricsAt)
