@@ -99,8 +99,10 @@ func (c *checked) release() {
 	outstanding.Lock()
 	delete(outstanding.set, c)
 	outstanding.Unlock()
-	for i := range c.inner.data {
-		c.inner.data[i] = poison
+	if c.location().user == nil { // memory of the application stays as it is
+		for i := range c.inner.data {
+			c.inner.data[i] = poison
+		}
 	}
 	c.data = nil
 	c.inner.Release()

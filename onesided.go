@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -24,6 +25,12 @@ type ExposeConfig struct {
 	// exposed instead of new memory. It must stay mapped until Close. See
 	// [Endpoint.Expose].
 	Memory []byte
+	// Buffer, of any endpoint, is exposed instead of new memory: what its Bytes are, with
+	// a reference that the exposure has until Close. The caller's stays the caller's.
+	// Over shared memory it has to be a Buffer of [Endpoint.Wrap] that lies in a
+	// [Mapping]. A peer that may only read does not see what the caller writes at the
+	// same time whole.
+	Buffer *Buffer
 }
 
 // An Exposure is memory that the peer of an endpoint reaches by one-sided operations:
@@ -45,6 +52,7 @@ type Exposure struct {
 	over   bool
 	revoke sync.Once
 	err    error // of revoking
+	order  sync.Mutex
 }
 
 // exposable is memory as a carrier exposes it.
@@ -82,7 +90,9 @@ const maxExposures = 1024
 // truncated where this process copies from it. Over shared memory the peer maps the
 // file behind the memory, so there it has to lie in a [Mapping]; a peer that gets the
 // key gets the whole file, and keeps it if it is malicious. On the other transports any
-// mapping will do.
+// mapping will do. The bytes of a Buffer are refused as Memory, since they go to others
+// when it is released: the Buffer itself can be exposed. The key that the peer gets is
+// one of these bytes alone, and ends with the exposure.
 func (e *Endpoint) Expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {
 	x, err := e.expose(ctx, c)
 	if err != nil {
@@ -92,6 +102,12 @@ func (e *Endpoint) Expose(ctx context.Context, c ExposeConfig) (*Exposure, error
 }
 
 func (e *Endpoint) expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {
+	if c.Buffer != nil {
+		if c.Memory != nil {
+			return nil, fmt.Errorf("%w: a buffer and other memory at a time", ErrMemory)
+		}
+		c.Memory = c.Buffer.Bytes()
+	}
 	if c.Size == 0 {
 		c.Size = len(c.Memory)
 	}
@@ -195,8 +211,19 @@ func (x *Exposure) serve(f func(memory []byte)) bool {
 	if x.over {
 		return false
 	}
+	if race.Enabled {
+		x.passed()
+		defer x.passed()
+	}
 	f(x.memory.bytes())
 	return true
+}
+
+// passed tells the race detector that the peer has made its operations in turn. The
+// network orders them, which it does not see, and a Buffer may lie in the Go heap.
+func (x *Exposure) passed() {
+	x.order.Lock()
+	defer x.order.Unlock()
 }
 
 // exposures are those of an endpoint.

@@ -11,6 +11,7 @@ import (
 	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/internal/usermem"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -563,6 +564,9 @@ func (s *shell) expose(ctx context.Context, c *ExposeConfig) (exposable, error) 
 		return nil, fmt.Errorf("%w: %d bytes, a region of the device has %d at most", ErrTooLong, size, m)
 	}
 	access, ways := n.opens(c.Rights)
+	if c.Buffer != nil {
+		return s.exposeBuffer(ctx, c, access, ways)
+	}
 	if c.Memory != nil {
 		return s.exposeUser(ctx, c, access, ways)
 	}
@@ -580,6 +584,7 @@ func (s *shell) expose(ctx context.Context, c *ExposeConfig) (exposable, error) 
 		n.cameBack()
 		return nil, fmt.Errorf("register %d bytes: %w", size, err)
 	}
+	usermem.Own(region.Bytes())
 	return &exposedRegion{n: n, region: region, size: size, ways: ways}, nil
 }
 
@@ -617,6 +622,7 @@ func (n *domain) withdraw(region rdma.Region) error {
 }
 
 func (r *exposedRegion) free() error {
+	usermem.Disown(r.region.Bytes())
 	err := r.region.Close()
 	if err == nil { // otherwise the device may still reach it
 		r.n.exposed.give(int64(r.size))

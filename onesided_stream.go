@@ -487,6 +487,9 @@ type exposedPages struct {
 func (s *stream) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
 	s.wantLane(ctx)
 	env, size := s.e.env, c.Size
+	if c.Buffer != nil {
+		return s.exposeBuffer(c)
+	}
 	if c.Memory != nil {
 		return s.exposeUser(ctx, c)
 	}

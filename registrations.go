@@ -86,6 +86,14 @@ func within(a, b []byte) bool {
 // access judges memory of the application and tells what this side may do with it. need
 // is what the peer may do.
 func (r *registrations) access(memory []byte, need Rights) (rdma.Access, error) {
+	if m, _ := mappings.find(memory); m == nil && usermem.Owned(memory) {
+		return 0, fmt.Errorf("%w: %w", ErrMemory, usermem.ErrOwned)
+	}
+	return r.accessToAny(memory, need)
+}
+
+// accessToAny is access for memory that may be the runtime's.
+func (r *registrations) accessToAny(memory []byte, need Rights) (rdma.Access, error) {
 	var writable bool
 	if m, _ := mappings.find(memory); m != nil {
 		writable = m.writable
@@ -279,6 +287,13 @@ func (r *registrations) put(g *registration) {
 		return
 	}
 	g.place = r.idle.PushBack(g)
+}
+
+// failure is why a registration that has been dropped may still be the device's.
+func (g *registration) failure() error {
+	g.of.mu.Lock()
+	defer g.of.mu.Unlock()
+	return g.err
 }
 
 // relax drops what nobody uses.

@@ -168,8 +168,9 @@ func (x *exposedUser) withdraw() error {
 
 func (x *exposedUser) free() error {
 	x.g.of.put(x.g)
+	err := x.g.failure()
 	if x.n != nil {
 		x.n.cameBack()
 	}
-	return nil
+	return err
 }

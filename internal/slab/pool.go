@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/internal/usermem"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -359,6 +360,7 @@ func (p *Pool) evictAll() []*arena {
 // add takes a new arena into the pool.
 func (p *Pool) add(region rdma.Region, size int) *arena {
 	a := &arena{region: region, memory: region.Bytes()[:size:size], place: len(p.all)}
+	usermem.Own(a.memory)
 	p.all = append(p.all, a)
 	return a
 }
@@ -429,6 +431,7 @@ func (p *Pool) closeRegions(victims []*arena) (closed int64, err error) {
 	var errs []error
 	var lost int64
 	for _, a := range victims {
+		usermem.Disown(a.memory)
 		if err := a.region.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("slab: give back %d bytes: %w", len(a.memory), err))
 			lost += a.size()

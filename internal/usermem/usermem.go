@@ -15,7 +15,7 @@ import (
 
 var (
 	// ErrGo says that the memory belongs to the Go runtime.
-	ErrGo = errors.New("it is memory of the Go runtime, which may free it or use it for something else while a peer or a device reaches it: map memory instead (verbena.NewMapping, mmap)")
+	ErrGo = errors.New("it is memory of the Go runtime, which may free it or use it for something else while a peer or a device reaches it: map memory instead (verbena.NewMapping, mmap), or hand over the Buffer if these are bytes of one (verbena.ExposeConfig.Buffer)")
 	// ErrTruncatable says that the memory is a mapping of a file that may become
 	// shorter, which would end this process by SIGBUS.
 	ErrTruncatable = errors.New("it is a mapping of a file that somebody may truncate: hand over the file itself (Endpoint.ExposeFile), or a sealed memfd (verbena.MapDescriptor)")
