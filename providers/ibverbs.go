@@ -24,6 +24,10 @@ var ibverbsEntry = provider("ibverbs", []field[ibverbs.Config]{
 			}
 			return nil
 		}},
+	{"setup-timeout", "how long setting up a connection may take, beside the limit of who dials", "20s",
+		func(c *ibverbs.Config, v string) error { return duration(&c.SetupTimeout, v) }},
+	{"close-timeout", "how long closing waits for a driver that does not tell that it is done", "15s",
+		func(c *ibverbs.Config, v string) error { return duration(&c.CloseTimeout, v) }},
 	{"huge-pages", "take large memory from the host's reserved huge pages (vm.nr_hugepages), while there are any", "false",
 		func(c *ibverbs.Config, v string) error { return truth(&c.HugePages, v) }},
 }, func(ibverbs.Config) error { return nil }, func(c ibverbs.Config, cfg Config) rdma.Provider {
