@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// In this build each message and buffer that the application gets is one of its own,
+// In this build each message and buffer that the application gets, of calls and streams too, is one of its own,
 // which is never used again. So a use after the last Release is found even if others
 // have got the memory since. It panics, with the places of both; the memory is
 // overwritten, so that a slice which somebody kept shows it too. What is not released
@@ -58,7 +58,7 @@ var outstanding struct {
 
 func newChecked(e *Endpoint, tag uint32, inner *Buffer) *checked {
 	c := &checked{e: e, inner: inner, got: here()}
-	c.Tag, c.data, c.owner = tag, inner.data, c
+	c.Tag, c.data, c.front, c.owner = tag, inner.data, inner.front, c
 	outstanding.Lock()
 	defer outstanding.Unlock()
 	if outstanding.set == nil {

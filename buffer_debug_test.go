@@ -3,9 +3,11 @@
 package verbena
 
 import (
+	"bytes"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -69,6 +71,92 @@ func TestCheckedBuffers(t *testing.T) {
 		}
 		if s := log.String(); !strings.Contains(s, "a buffer was not released") || !strings.Contains(s, "TestCheckedBuffers") {
 			t.Errorf("nobody is told of a leak: %s", s)
+		}
+	})
+}
+
+// What calls and streams hand out is checked as well.
+func TestCheckedCalls(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		var log lockedBuffer
+		p := w.pair(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		mux := NewMux(MuxConfig{})
+		const keep, pass, stream = 1, 2, 3
+		kept := make(chan *Message, 1)
+		mux.Long(keep, func(q Request) {
+			m := q.Keep()
+			_ = q.Reply(m.Bytes())
+			kept <- m
+		})
+		mux.Long(pass, func(q Request) { _ = q.ReplyBuffer(&q.Keep().Buffer) })
+		mux.Stream(stream, func(q Request, s *Stream) {
+			_ = s.Send(q.Context(), pattern(100, 1))
+			_ = q.Reply(pattern(100, 2))
+		})
+		client, err := NewCaller(a, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := NewCaller(b, mux)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]*Buffer{}
+		m, err := client.Call(p.ctx, keep, pattern(5000, 1))
+		if err != nil || !bytes.Equal(m.Bytes(), pattern(5000, 1)) {
+			t.Fatal("an answer that was kept and sent on is another:", err)
+		}
+		got["an answer"], got["a request"] = &m.Buffer, &(<-kept).Buffer
+		request, err := a.Buffer(p.ctx, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(request.Bytes(), pattern(64, 1))
+		if m, err = client.CallBuffer(p.ctx, pass, request); err != nil || !bytes.Equal(m.Bytes(), pattern(64, 1)) {
+			t.Fatal("a request that was kept and sent on comes as another:", err)
+		}
+		got["an answer to a buffer"] = &m.Buffer
+		s, err := client.Stream(p.ctx, stream, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got["a piece"], err = s.Recv(p.ctx); err != nil || !bytes.Equal(got["a piece"].Bytes(), pattern(100, 1)) {
+			t.Fatal("another piece has arrived:", err)
+		}
+		if m, err = s.Answer(p.ctx); err != nil {
+			t.Fatal(err)
+		}
+		got["the answer of a stream"] = &m.Buffer
+		for name, b := range got {
+			b.Release()
+			for use, f := range map[string]func(){"Bytes": func() { b.Bytes() }, "Release": b.Release} {
+				if text := panicOf(f); !strings.Contains(text, use+" of a buffer after") || !strings.Contains(text, "TestCheckedCalls") {
+					t.Errorf("%s, %s: %q", name, use, text)
+				}
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if log.String() != "" {
+			t.Errorf("it is all released, and the log says %s", log.String())
+		}
+		leaked, err := client.Call(p.ctx, pass, pattern(10, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer leaked.Release()
+		var both sync.WaitGroup
+		both.Go(func() { _ = client.Close() })
+		both.Go(func() { _ = server.Close() })
+		both.Wait()
+		mux.Close()
+		if err := p.client.Close(); err != nil {
+			t.Error(err)
+		}
+		if s := log.String(); !strings.Contains(s, "a buffer was not released") || !strings.Contains(s, "TestCheckedCalls") {
+			t.Errorf("nobody is told of an answer that leaks: %s", s)
 		}
 	})
 }

@@ -479,7 +479,7 @@ func (c *Caller) await(ctx context.Context, w *pendingCall) (*Message, error) {
 	}
 	m, err := w.answer, w.err
 	c.giveBack(w)
-	return m, err
+	return checkedMessage(c.e, m), err
 }
 
 // sleepForAnswer sleeps until w is done or ctx is over.

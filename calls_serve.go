@@ -66,7 +66,7 @@ func (q Request) Payload() []byte {
 func (q Request) Keep() *Message {
 	m := q.r.message
 	q.r.message = nil
-	return m
+	return checkedMessage(q.r.c.e, m)
 }
 
 // Notification tells that there is no answer: Reply and Fail only say that the request

@@ -159,7 +159,7 @@ func (s *Stream) Answer(ctx context.Context) (*Message, error) {
 		return nil, c.e.failure("wait for an answer of", ErrAnswered)
 	}
 	s.stop()
-	return w.answer, nil
+	return checkedMessage(c.e, w.answer), nil
 }
 
 // Close gives the call up unless it has been answered, and releases what has not been

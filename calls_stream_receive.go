@@ -21,7 +21,7 @@ func (s *Stream) Recv(ctx context.Context) (*Buffer, error) {
 		if s.pieces.Len() > 0 && !s.dropped {
 			b := c.lend(s, s.pieces.Pop())
 			c.mu.Unlock()
-			return b, nil
+			return checkedBuffer(c.e, b), nil
 		}
 		var err error
 		switch {
