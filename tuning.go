@@ -63,10 +63,10 @@ type TuningRow struct {
 // 48 bytes more (64 of a chunk) let a layer above add its header to a round size
 // and still fill a slab.
 var builtIn = []TuningRow{
-	{Transport: "shm", Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md)",
-		Tuning: Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4, Own: 64}},
-	{Transport: "iwarp", Source: "measured: as shm, over loopback",
-		Tuning: Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
+	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md)"},
+	{Transport: "shm", Tuning: shmOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
+	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback"},
+	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "ibverbs", Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU",
 		Tuning: Tuning{Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
 	{Transport: TransportTCP, Source: "measured: fragments over loopback; the rest is TCP's own",
@@ -74,6 +74,11 @@ var builtIn = []TuningRow{
 	{Transport: "", Source: "inherited from ibverbs, for providers that the table does not know",
 		Tuning: Tuning{Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
 }
+
+var (
+	shmOnAMD64   = Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4, Own: 64}
+	iwarpOnAMD64 = Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
+)
 
 // DefaultTuning returns the built-in table. The row without a transport is for
 // providers that have none of their own.
@@ -208,10 +213,20 @@ func (t TuningTable) check(known []string) error {
 // tune returns the tuning of a transport: the built-in row, overridden by each of
 // the tables in turn.
 func tune(transport string, tables ...TuningTable) Tuning {
-	var t Tuning
-	best := -1
-	for _, row := range builtIn {
-		if row.Transport != "" && row.Transport != transport || row.Architecture != "" && row.Architecture != runtime.GOARCH {
+	t := fitting(builtIn, transport, runtime.GOARCH).Tuning
+	for _, table := range tables {
+		t = t.override(table[transport])
+	}
+	t.MaxWindow = max(t.MaxWindow, t.Window)
+	return t
+}
+
+// fitting returns the row for a transport on an architecture: that of both, or of the
+// transport, or else the one of the architecture for transports without a row.
+func fitting(rows []TuningRow, transport, architecture string) (best TuningRow) {
+	most := -1
+	for _, row := range rows {
+		if row.Transport != "" && row.Transport != transport || row.Architecture != "" && row.Architecture != architecture {
 			continue
 		}
 		fit := 0
@@ -221,15 +236,17 @@ func tune(transport string, tables ...TuningTable) Tuning {
 		if row.Architecture != "" {
 			fit++
 		}
-		if fit > best {
-			best, t = fit, row.Tuning
+		if fit > most {
+			most, best = fit, row
 		}
 	}
-	for _, table := range tables {
-		t = t.override(table[transport])
-	}
-	t.MaxWindow = max(t.MaxWindow, t.Window)
-	return t
+	return best
+}
+
+// DefaultTuningOf returns the row of the built-in table that a transport has on this
+// architecture.
+func DefaultTuningOf(transport string) TuningRow {
+	return fitting(builtIn, transport, runtime.GOARCH)
 }
 
 // override returns t with the fields that o sets.

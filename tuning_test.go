@@ -114,3 +114,40 @@ func TestTuningIsRefused(t *testing.T) {
 		t.Error("a runtime takes tuning of a transport that is not there")
 	}
 }
+
+// A row for the architecture comes before one for all, whatever their order, and the
+// transport counts more than it.
+func TestTuningByArchitecture(t *testing.T) {
+	rows := []TuningRow{
+		{Transport: "", Source: "all"},
+		{Transport: "", Architecture: "arm64", Source: "all on arm64"},
+		{Transport: "shm", Architecture: "arm64", Source: "shm on arm64"},
+		{Transport: "shm", Source: "shm"},
+		{Transport: "shm", Architecture: "s390x", Source: "shm on s390x"},
+		{Transport: "iwarp", Source: "iwarp"},
+	}
+	for range 2 {
+		for _, c := range []struct{ transport, architecture, want string }{
+			{"shm", "arm64", "shm on arm64"}, {"shm", "s390x", "shm on s390x"}, {"shm", "amd64", "shm"},
+			{"iwarp", "arm64", "iwarp"}, {"iwarp", "amd64", "iwarp"},
+			{"other", "arm64", "all on arm64"}, {"other", "amd64", "all"},
+		} {
+			if got := fitting(rows, c.transport, c.architecture).Source; got != c.want {
+				t.Errorf("%s on %s has the row %q, want %q", c.transport, c.architecture, got, c.want)
+			}
+		}
+		slices.Reverse(rows)
+	}
+	// Each row of the built-in table is reached by somebody, and names a real architecture.
+	seen := map[[2]string]bool{}
+	for _, row := range builtIn {
+		if key := [2]string{row.Transport, row.Architecture}; seen[key] {
+			t.Errorf("two rows of %v", key)
+		} else {
+			seen[key] = true
+		}
+		if got := fitting(builtIn, row.Transport, row.Architecture); got != row {
+			t.Errorf("%s on %s has the row of %q", row.Transport, row.Architecture, got.Source)
+		}
+	}
+}

@@ -136,12 +136,11 @@ func settingInfos(set settings.Settings) []settingInfo {
 	}
 	builtIn := map[string]string{}
 	source := map[string]string{}
-	for _, row := range verbena.DefaultTuning() {
-		if row.Architecture == "" || row.Architecture == runtime.GOARCH {
-			for field, value := range row.Tuning.Fields() {
-				builtIn["tuning."+row.Transport+"."+field] = value
-				source["tuning."+row.Transport+"."+field] = row.Source
-			}
+	for _, each := range verbena.DefaultTuning() {
+		row := verbena.DefaultTuningOf(each.Transport)
+		for field, value := range row.Tuning.Fields() {
+			builtIn["tuning."+row.Transport+"."+field] = value
+			source["tuning."+row.Transport+"."+field] = row.Source
 		}
 	}
 	for _, name := range settings.TuningNames() {

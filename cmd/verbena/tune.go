@@ -190,11 +190,7 @@ func (m *tuner) tune(ctx context.Context, transport string) ([]tuned, error) {
 	add := func(field, value, format string, args ...any) {
 		name := "tuning." + transport + "." + field
 		v := tuned{Name: name, Value: value, MeasuredOn: fmt.Sprintf(format, args...)}
-		for _, row := range verbena.DefaultTuning() {
-			if row.Transport == transport && (row.Architecture == "" || row.Architecture == runtime.GOARCH) {
-				v.Was = row.Tuning.Fields()[field]
-			}
-		}
+		v.Was = verbena.DefaultTuningOf(transport).Tuning.Fields()[field]
 		values = append(values, v)
 	}
 	if transport != verbena.TransportTCP {
