@@ -79,7 +79,10 @@ func New(cfg Config) (*Runtime, error) {
 	r.unwatch, r.env.taking = func() {}, func(int64) {}
 	if !cfg.IgnorePressure {
 		r.env.taking = pressure.Process().Take
-		r.unwatch = pressure.Process().Subscribe(func(reading pressure.Reading) { follow(reading, r.env.arriving) }, nil)
+		r.unwatch = pressure.Process().Subscribe(func(reading pressure.Reading) {
+			follow(reading, r.env.arriving)
+			followWithBuffers(reading, bufferClasses[:])
+		}, nil)
 	}
 	return r, nil
 }

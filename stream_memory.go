@@ -2,8 +2,13 @@ package verbena
 
 import (
 	"fmt"
+	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/pressure"
 )
 
 // The memory of messages that come over TCP. Messages of up to 4 MiB lie in
@@ -52,14 +57,34 @@ func (s *stream) newLetter() *letter {
 
 // A heapBuffer is memory on the Go heap, of one of a few sizes.
 type heapBuffer struct {
-	data []byte
-	pool *sync.Pool
+	data  []byte
+	class *bufferClass
 }
 
+// A bufferClass has the buffers of one size. The collector takes free ones of less than
+// listedBuffer, some time. The others wait in a list: what nobody has needed for
+// sweepEvery leaves it, and under memory pressure all do.
 type bufferClass struct {
 	size int
-	pool sync.Pool
+	pool sync.Pool // below listedBuffer
+
+	mu       sync.Mutex
+	free     []*heapBuffer // the latest last
+	spare    int           // of them nobody has needed since the last sweep
+	sweeping bool          // one is due
 }
+
+const (
+	// listedBuffer is where taking a lock costs less than a hundredth of filling the buffer.
+	listedBuffer = 64 << 10
+	// mostListed bounds the free bytes of a class.
+	mostListed = 64 << 20
+	sweepEvery = 10 * time.Second
+	// collectFrom is how many bytes have to come free under pressure to be worth a run
+	// of the collector, which gives them back to the system; one in collectEvery at most.
+	collectFrom  = 1 << 20
+	collectEvery = 10 * time.Second
+)
 
 var bufferClasses = [...]*bufferClass{{size: 1 << 10}, {size: 16 << 10}, {size: 64 << 10}, {size: 256 << 10}, {size: 1 << 20}, {size: 4 << 20}}
 
@@ -74,13 +99,92 @@ func classOf(size int) *bufferClass {
 }
 
 func (c *bufferClass) take() *heapBuffer {
-	if b, ok := c.pool.Get().(*heapBuffer); ok {
+	if c.size < listedBuffer {
+		if b, ok := c.pool.Get().(*heapBuffer); ok {
+			return b
+		}
+	} else if b := c.pop(); b != nil {
 		return b
 	}
-	return &heapBuffer{data: make([]byte, 0, c.size), pool: &c.pool}
+	return &heapBuffer{data: make([]byte, 0, c.size), class: c}
 }
 
-func (b *heapBuffer) free() { b.pool.Put(b) }
+func (c *bufferClass) pop() *heapBuffer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.free)
+	if n == 0 {
+		return nil
+	}
+	b := c.free[n-1]
+	c.free[n-1] = nil
+	c.free = c.free[:n-1]
+	c.spare = min(c.spare, n-1)
+	return b
+}
+
+func (b *heapBuffer) free() {
+	c := b.class
+	if c.size < listedBuffer {
+		c.pool.Put(b)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if squeezed.Load() || (len(c.free)+1)*c.size > mostListed {
+		return
+	}
+	c.free = append(c.free, b)
+	if !c.sweeping {
+		c.sweeping = true
+		time.AfterFunc(sweepEvery, c.sweep)
+	}
+}
+
+// sweep leaves to the collector what nobody has needed since the last time.
+func (c *bufferClass) sweep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.free = slices.Delete(c.free, 0, c.spare) // the oldest
+	c.spare = len(c.free)
+	if c.sweeping = c.spare > 0; c.sweeping {
+		time.AfterFunc(sweepEvery, c.sweep)
+	}
+}
+
+// squeezed says that free buffers are not kept.
+var squeezed atomic.Bool
+
+// squeezeBuffers makes free buffers follow the memory's pressure: they go, and none is
+// kept, until it is over. It returns how many bytes went.
+func squeezeBuffers(short bool, classes []*bufferClass) (bytes int) {
+	squeezed.Store(short)
+	if !short {
+		return 0
+	}
+	for _, c := range classes {
+		c.mu.Lock()
+		bytes += len(c.free) * c.size
+		clear(c.free)
+		c.free, c.spare = c.free[:0], 0
+		c.mu.Unlock()
+	}
+	return bytes
+}
+
+// collected is when memory was last given back to the system, in Unix seconds.
+var collected atomic.Int64
+
+// followWithBuffers makes free buffers follow a reading.
+func followWithBuffers(r pressure.Reading, classes []*bufferClass) {
+	if squeezeBuffers(r.Level != pressure.Calm, classes) < collectFrom {
+		return
+	}
+	last, now := collected.Load(), time.Now().Unix()
+	if now-last >= int64(collectEvery/time.Second) && collected.CompareAndSwap(last, now) {
+		go debug.FreeOSMemory() // some milliseconds, and more the larger the heap is
+	}
+}
 
 // begin gives the message that is arriving its first memory.
 func (s *stream) begin(a *assembly) error {
