@@ -484,3 +484,58 @@ func locationsText(l *hdfspb.LocatedBlocksProto) string {
 	}
 	return out + "}"
 }
+
+// TestCompleteAfterAppend closes a file that was opened for an append to which
+// nothing came. What the client says of a block that is complete counts for nothing.
+func TestCompleteAfterAppend(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	path, client := "/f", "writer"
+	b := r.write(path, 1, 700, dns...)
+	must[*hdfspb.AppendResponseProto](t)(r.nn.append(r.as("root"), &hdfspb.AppendRequestProto{Src: &path, ClientName: &client, Flag: proto.Uint32(flagNewBlock)}))
+	other := proto.CloneOf(b)
+	other.BlockId, other.NumBytes = proto.Uint64(b.GetBlockId()+1), proto.Uint64(1)
+	if !r.complete(path, client, other) {
+		t.Error("the file was not closed")
+	}
+	if got := r.locations(path); got.GetFileLength() != 700 || got.GetUnderConstruction() {
+		t.Errorf("the file has become %v", got)
+	}
+}
+
+// TestTruncateBelowBlock cuts a file inside its last block: until the DataNodes
+// have done so the file is open with its old length, and then its replicas take
+// less room.
+func TestTruncateBelowBlock(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	path, client := "/f", "cutter"
+	r.write(path, 1, 700, dns...)
+	cut := func() bool {
+		return must[*hdfspb.TruncateResponseProto](t)(r.nn.truncate(r.as("root"), &hdfspb.TruncateRequestProto{Src: &path, NewLength: proto.Uint64(100), ClientName: &client})).GetResult()
+	}
+	space := func() uint64 {
+		return must[*hdfspb.GetContentSummaryResponseProto](t)(r.nn.getContentSummary(r.as("root"), &hdfspb.GetContentSummaryRequestProto{Path: &path})).GetSummary().GetSpaceConsumed()
+	}
+	for range 2 { // asked again, it is still under way
+		if cut() {
+			t.Error("a cut inside a block was done at once")
+		}
+	}
+	if got := space(); got != 1024 {
+		t.Errorf("a block that is cut counts %d bytes, want the block size, 1024", got)
+	}
+	_, err := r.nn.append(r.as("root"), &hdfspb.AppendRequestProto{Src: &path, ClientName: proto.String("other")})
+	wantClass(t, err, exception.RecoveryInProgress)
+	_, err = r.nn.complete(r.as("root"), &hdfspb.CompleteRequestProto{Src: &path, ClientName: &client, Last: r.locations(path).GetLastBlock().GetB()})
+	wantClass(t, err, exception.IO)
+	for range 3 {
+		r.turn(dns)
+	}
+	if !cut() {
+		t.Error("the file is not cut")
+	}
+	if got := space(); got != 100 {
+		t.Errorf("a file of 100 bytes counts %d", got)
+	}
+}

@@ -139,7 +139,7 @@ func (nn *NameNode) complete(ctx context.Context, req *hdfspb.CompleteRequestPro
 // unreported returns something to wait for if a block has no replica yet.
 func (nn *NameNode) unreported(blocks []namespace.Block, last *hdfspb.ExtendedBlockProto) (wait chan struct{}, cancel func()) {
 	for i, b := range blocks {
-		if i == len(blocks)-1 && last != nil {
+		if i == len(blocks)-1 && last != nil && b.Construction != nil {
 			b.Generation, b.Length = last.GetGenerationStamp(), last.GetNumBytes()
 		}
 		if wait, cancel = nn.blocks.finalized(b.ID, b.Generation, b.Length); wait != nil {

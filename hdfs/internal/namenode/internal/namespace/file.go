@@ -308,8 +308,9 @@ func (t *txn) abandonBlock(op *nspb.AbandonBlock) error {
 	if err != nil {
 		return err
 	}
+	// As in HDFS it may be complete: after an append, say.
 	last := n.file.last()
-	if !last.matches(op.GetBlock()) || last.Construction == nil {
+	if last == nil || last.ID != op.GetBlock().GetId() {
 		return nil
 	}
 	if !t.write() {

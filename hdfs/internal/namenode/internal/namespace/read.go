@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,9 @@ func (ns *Namespace) status(n *Inode) Status {
 	return s
 }
 
+// noID is the id of what is shown and is no inode: -1, as in HDFS.
+const noID = math.MaxUint64
+
 // Stat tells about a path; ok is false if there is nothing there.
 func (ns *Namespace) Stat(c Caller, path string) (s Status, ok bool, err error) {
 	r, err := ns.resolve(&c, path, reading)
@@ -54,9 +58,9 @@ func (ns *Namespace) Stat(c Caller, path string) (s Status, ok bool, err error) 
 	case err != nil:
 		return Status{}, false, err
 	case r.isReserved():
-		return Status{Directory: true, Mode: 0o1770}, true, nil
+		return Status{ID: noID, Directory: true, Mode: 0o1770}, true, nil
 	case r.isSnapshots():
-		return Status{Directory: true, Mode: 0o777}, true, nil
+		return Status{ID: noID, Directory: true, Mode: 0o777}, true, nil
 	}
 	n := r.last()
 	if n == nil {
@@ -140,7 +144,7 @@ func (ns *Namespace) needListing(c *caller, r resolved) error {
 
 // reserved lists /.reserved.
 func (ns *Namespace) reserved() []Entry {
-	s := Status{Directory: true, Mode: 0o770, Group: ns.names[ns.root.group], ModTime: ns.created(), AccessTime: ns.created()}
+	s := Status{ID: noID, Directory: true, Mode: 0o770, Group: ns.names[ns.root.group], ModTime: ns.created(), AccessTime: ns.created()}
 	inodes, raw := s, s
 	inodes.Name, raw.Name = inodesName, rawName
 	return []Entry{{Status: inodes}, {Status: raw}}
