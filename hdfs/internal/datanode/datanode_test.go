@@ -58,6 +58,7 @@ type fakeNameNode struct {
 	lost     int                                    // so many calls are carried out, but fail
 	beats    map[string]*clusterpb.HeartbeatRequest // the last ones
 	cluster  string
+	keys     []byte // of block tokens, told to all
 }
 
 func newFakeNameNode(t testing.TB) *fakeNameNode {
@@ -144,7 +145,7 @@ func (n *fakeNameNode) Register(_ context.Context, req *clusterpb.RegisterReques
 	}
 	n.sessions++
 	n.order[req.GetDatanode().GetUuid()] = &reportOrder{session: n.sessions}
-	return &clusterpb.RegisterResponse{ClusterId: &n.cluster, BlockPoolId: proto.String(pool), HeartbeatIntervalMs: proto.Uint32(20), Session: proto.Uint64(n.sessions)}, nil
+	return &clusterpb.RegisterResponse{ClusterId: &n.cluster, BlockPoolId: proto.String(pool), HeartbeatIntervalMs: proto.Uint32(20), Session: proto.Uint64(n.sessions), BlockKeys: n.keys}, nil
 }
 
 func (n *fakeNameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest) (*clusterpb.HeartbeatResponse, error) {
@@ -155,6 +156,7 @@ func (n *fakeNameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequ
 	n.event(func() {
 		n.beats[req.GetUuid()] = req
 		resp.Commands = n.commands[req.GetUuid()]
+		resp.BlockKeys = n.keys
 		n.commands[req.GetUuid()] = nil
 	})
 	return resp, nil
@@ -350,6 +352,8 @@ type client struct {
 	r   *transfer.Reader
 	sum transfer.Checksum
 	seq int64
+
+	token *hdfspb.TokenProto
 }
 
 func dialNode(t testing.TB, n *node) *client {
@@ -384,7 +388,7 @@ func (c *client) request(st stage, id, gen, newGen uint64, least, most uint64, b
 	c.t.Helper()
 	size := uint32(len(behind))
 	must(c.t, transfer.WriteRequest(c.nc, transfer.OpWriteBlock, &hdfspb.OpWriteBlockProto{
-		Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, gen, 0)}, ClientName: proto.String("test")},
+		Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, gen, 0), Token: c.token}, ClientName: proto.String("test")},
 		Targets: targets(behind), Stage: st.Enum(), PipelineSize: &size, MinBytesRcvd: &least, MaxBytesRcvd: &most,
 		LatestGenerationStamp: &newGen, RequestedChecksum: c.sum.Proto(),
 	}))
@@ -482,7 +486,7 @@ func (c *client) read(id, gen uint64, off, n int64, sums bool) ([]byte, error) {
 	c.t.Helper()
 	uoff, un := uint64(off), uint64(n)
 	must(c.t, transfer.WriteRequest(c.nc, transfer.OpReadBlock, &hdfspb.OpReadBlockProto{
-		Header: &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, gen, 0)}, ClientName: proto.String("test")},
+		Header: &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, gen, 0), Token: c.token}, ClientName: proto.String("test")},
 		Offset: &uoff, Len: &un, SendChecksums: &sums,
 	}))
 	resp := &hdfspb.BlockOpResponseProto{}
