@@ -149,7 +149,7 @@ func TestKeysRoll(t *testing.T) {
 		}
 		tokens = append(tokens, made{now, issuer.Grant(now, "ada", Read, block(7, 1), nil, nil)})
 		used[issuer.Current(now)] = true
-		for _, m := range tokens {
+		for _, m := range tokens[max(0, len(tokens)-12):] {
 			_, err := keys.Check(now, m.token, Access{Block: block(7, 1), Mode: Read})
 			if good := now.Before(m.at.Add(lifetime)); (err == nil) != good {
 				t.Fatalf("after %d hours a token that is %v old: %v", hour, now.Sub(m.at), err)
