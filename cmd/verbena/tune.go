@@ -44,10 +44,10 @@ func tuneCommand(o *options) *cobra.Command {
 		Use:   "tune",
 		Short: "Measure which sizes and times suit this machine, and write them to a configuration file",
 		Long: `Measures messages between this process and another of this host, over each transport
-that is there, for about fifteen seconds each: up to which length a message is better
+that is there, for about half a minute each: up to which length a message is better
 copied into a posted receive than fetched (eager; alone and in a stream), how much of a long message to
-offer at a time (chunk), and for how long a waiting caller should poll before
-it sleeps (spin). It prints a table, and with --output writes a file for --config, in
+offer at a time and how often (chunk, chunks), how many messages may be on their way (max-window),
+and for how long a waiting caller should poll before it sleeps (spin). It prints a table, and with --output writes a file for --config, in
 which each value says what it was measured on. Keep the machine quiet meanwhile.`,
 		Example: `  verbena tune
   verbena tune --output tuning.yaml && verbena up --config tuning.yaml`,
@@ -176,12 +176,23 @@ type tuner struct {
 const tuneHeader = 48
 
 // Candidates, the preferred ones first among those that are about as good.
-var (
-	eagerSizes = []int{2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10}
-	chunkSizes = []int{64 << 10, 128 << 10, 256 << 10, 512 << 10}
-)
+var eagerSizes = []int{2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10}
 
-// aboutAsGood is how much less bandwidth a smaller chunk, which holds less memory,
+// A ladder has the values of a field that costs more memory the larger it is.
+type ladder struct {
+	field   string
+	message int // bytes of the messages whose bandwidth counts
+	values  []int
+	tcp     bool // it means something there
+}
+
+var ladders = []ladder{
+	{field: "chunk", message: 4 << 20, values: []int{64 << 10, 128 << 10, 256 << 10, 512 << 10}, tcp: true},
+	{field: "chunks", message: 4 << 20, values: []int{1, 2, 4, 8}},
+	{field: "max-window", message: 4 << 10, values: []int{8, 16, 32, 64, 128}},
+}
+
+// aboutAsGood is how much less bandwidth a smaller value, which holds less memory,
 // may have.
 const aboutAsGood = 0.97
 
@@ -200,11 +211,16 @@ func (m *tuner) tune(ctx context.Context, transport string) ([]tuned, error) {
 		}
 		add("eager", strconv.Itoa(eager+tuneHeader), "%s", basis)
 	}
-	chunk, basis, err := m.chunk(ctx, transport)
-	if err != nil {
-		return nil, err
+	for _, l := range ladders {
+		if transport == verbena.TransportTCP && !l.tcp {
+			continue
+		}
+		value, basis, err := m.climb(ctx, transport, &l)
+		if err != nil {
+			return nil, err
+		}
+		add(l.field, strconv.Itoa(value), "%s", basis)
 	}
-	add("chunk", strconv.Itoa(chunk), "%s", basis)
 	if transport == verbena.TransportTCP {
 		return values, nil
 	}
@@ -277,12 +293,12 @@ func crossover(copied, fetched []cost) int {
 	return best
 }
 
-// chunk finds the smallest piece of long messages that has about the best bandwidth.
-func (m *tuner) chunk(ctx context.Context, transport string) (size int, basis string, err error) {
+// climb finds the smallest value of a field that has about the best bandwidth.
+func (m *tuner) climb(ctx context.Context, transport string, l *ladder) (value int, basis string, err error) {
 	var rates []float64
-	for _, size := range chunkSizes {
-		err := m.with(ctx, transport, fmt.Sprintf("chunk=%d", size), func(c *perf.Client) error {
-			r, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeBandwidth, Wait: perf.WaitAdaptive, Size: 4 << 20})
+	for _, value := range l.values {
+		err := m.with(ctx, transport, fmt.Sprintf("%s=%d", l.field, value), func(c *perf.Client) error {
+			r, err := m.measure(ctx, c, perf.Plan{Transport: transport, Mode: perf.ModeBandwidth, Wait: perf.WaitAdaptive, Size: l.message})
 			if err == nil {
 				rates = append(rates, r.Row().BytesPerS)
 			}
@@ -292,12 +308,11 @@ func (m *tuner) chunk(ctx context.Context, transport string) (size int, basis st
 			return 0, "", err
 		}
 	}
-	best := knee(rates)
 	var shown []string
 	for i, rate := range rates {
-		shown = append(shown, fmt.Sprintf("%.2f by %s", rate/1e9, bytesText(chunkSizes[i])))
+		shown = append(shown, fmt.Sprintf("%.2f by %s", rate/1e9, numberText(l.values[i])))
 	}
-	return chunkSizes[best], "4M messages, GB/s: " + strings.Join(shown, ", "), nil
+	return l.values[knee(rates)], numberText(l.message) + " messages, GB/s: " + strings.Join(shown, ", "), nil
 }
 
 // knee is the first rate that is about as good as the best.
@@ -367,4 +382,12 @@ func bytesText(n int) string {
 		return fmt.Sprintf("%dM", n>>20)
 	}
 	return fmt.Sprintf("%dK", n>>10)
+}
+
+// numberText is a number, or a round size.
+func numberText(n int) string {
+	if n < 1<<10 {
+		return strconv.Itoa(n)
+	}
+	return bytesText(n)
 }

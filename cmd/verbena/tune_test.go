@@ -29,14 +29,14 @@ func TestTune(t *testing.T) {
 		}
 		names[v.Name] = true
 	}
-	for _, name := range []string{"tuning.shm.eager", "tuning.shm.chunk", "tuning.shm.spin", "tuning.tcp.chunk"} {
+	for _, name := range []string{"tuning.shm.eager", "tuning.shm.chunk", "tuning.shm.chunks", "tuning.shm.max-window", "tuning.shm.spin", "tuning.tcp.chunk"} {
 		if !names[name] {
 			t.Errorf("no %s in\n%s", name, out)
 		}
 	}
 	// The file is one that the binary takes, and its values are in force.
 	s, err := settings.Load(file, nil, nil)
-	if err != nil || len(s) != 4 {
+	if err != nil || len(s) != 6 {
 		text, _ := os.ReadFile(file)
 		t.Fatalf("%v, %v of\n%s", s, err, text)
 	}
