@@ -6,8 +6,8 @@
 // One port serves both worlds. A Listener hands out plain TCP connections of
 // peers that have never heard of Verbena untouched, beside the connections that
 // arrive over endpoints; a Dialer falls back to plain TCP towards such a peer.
-// Endpoints that speak another service's protocol go to the handler registered
-// for it in [Config.Handlers].
+// Other services share the port through [verbena.Listener.Service]: make the
+// runtime's listener, and a [Listener] of it by [NewListener].
 //
 // # Parking
 //

@@ -16,11 +16,6 @@ type Config struct {
 	// Service is the service protocol whose endpoints carry connections; default
 	// [DefaultService].
 	Service string
-	// Handlers take the endpoints of other services on the same port, by the name
-	// of the service. A handler owns its endpoint and must close it. It is called
-	// by the goroutine that accepts endpoints, so it hands its work over and
-	// returns. Endpoints of services that are not here are closed.
-	Handlers map[string]func(*verbena.Endpoint)
 	// Logger gets the ends of endpoints that were not in order. Default: slog.Default().
 	Logger *slog.Logger
 
@@ -62,8 +57,9 @@ type source interface {
 	Close() error
 }
 
-// Listen publishes the TCP port of address for connections over endpoints, for
-// plain ones, and for the services of cfg.Handlers.
+// Listen publishes the TCP port of address for connections over endpoints and for
+// plain ones. For other services on the same port, take [verbena.Runtime.Listen],
+// [verbena.Listener.Service] and [NewListener].
 func Listen(ctx context.Context, rt *verbena.Runtime, address string, cfg Config) (*Listener, error) {
 	l, err := rt.Listen(ctx, address, verbena.ListenConfig{Services: cfg.Services()})
 	if err != nil {
@@ -75,11 +71,7 @@ func Listen(ctx context.Context, rt *verbena.Runtime, address string, cfg Config
 // Services returns the names of the services that a Listener of this
 // configuration takes, for [verbena.ListenConfig].
 func (c Config) Services() []string {
-	names := []string{c.service()}
-	for name := range c.Handlers {
-		names = append(names, name)
-	}
-	return names
+	return []string{c.service()}
 }
 
 func (c Config) service() string {
@@ -126,10 +118,6 @@ func (l *Listener) acceptEndpoints(ctx context.Context) {
 			return
 		}
 		if whole != nil && whole.Service() != l.cfg.service() {
-			if handler := l.cfg.Handlers[whole.Service()]; handler != nil {
-				handler(whole)
-				continue
-			}
 			l.log.Warn("endpoint of an unknown service", "service", whole.Service(), "peer", ep.RemoteAddr())
 			ep.Close()
 			continue

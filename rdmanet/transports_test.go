@@ -66,6 +66,11 @@ func runtimeRig(t testing.TB, transport string, cfg Config) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return rigOn(t, l, transport, cfg)
+}
+
+// rigOn is a rig with a listener that there is.
+func rigOn(t testing.TB, l *Listener, transport string, cfg Config) *rig {
 	r := &rig{
 		dialer:   &Dialer{Runtime: newRuntime(t), Transport: transport, Service: cfg.Service},
 		listener: l,
@@ -620,11 +625,10 @@ func TestFallback(t *testing.T) {
 // one port.
 func TestOnePort(t *testing.T) {
 	overTransports(t, func(t *testing.T, transport string) {
-		others := make(chan *verbena.Endpoint, 1)
-		r := runtimeRig(t, transport, Config{
-			Service:  "bytes/1",
-			Handlers: map[string]func(*verbena.Endpoint){"cluster/1": func(ep *verbena.Endpoint) { others <- ep }},
-		})
+		cfg := Config{Service: "bytes/1"}
+		listener := must[*verbena.Listener](t)(newRuntime(t).Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: cfg.Services()}))
+		others := must[*verbena.Service](t)(listener.Service("cluster/1", verbena.ServiceConfig{}))
+		r := rigOn(t, NewListener(listener, cfg), transport, cfg)
 		a, b := r.mustPair(t)
 		exchange(t, a, b)
 
@@ -647,7 +651,7 @@ func TestOnePort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other := <-others
+		other := must[*verbena.Endpoint](t)(others.Accept(t.Context()))
 		if err := ep.Send(t.Context(), 7, []byte("heartbeat")); err != nil {
 			t.Fatal(err)
 		}
