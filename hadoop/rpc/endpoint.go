@@ -15,7 +15,8 @@ import (
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
 )
 
-// Service is what endpoints that carry Hadoop RPC are dialled for. Their messages are
+// Service is what endpoints that carry Hadoop RPC are dialled for; its number is that of
+// Hadoop RPC's version. Their messages are
 // those of a TCP connection, but each request is a call of the runtime:
 //
 //   - method 1, before all else: a message of the SASL negotiation, or the connection
@@ -23,9 +24,9 @@ import (
 //     where a TCP connection would have none.
 //   - method 2: a call and its response.
 //
-// A payload is what a frame holds behind its length. The deadline of a call goes with
+// docs/hadoop-rpc.md defines it. A payload is what a frame holds behind its length. The deadline of a call goes with
 // it, and its end: so does the context of its method end.
-const Service = calls.Service
+const Service = "hadoop-rpc/9"
 
 // ServeEndpoint serves the calls of an endpoint that was dialled for [Service], until
 // the endpoint, ctx or the server ends. Then it closes the endpoint.

@@ -2,7 +2,7 @@
 // is a call on an endpoint, and its answer is the call's. Messages are those of a
 // TCP connection, without the length in front.
 //
-// On the wire, an endpoint of [Service] has one session. [MethodIntroduce] carries
+// On the wire, which docs/hadoop-rpc.md defines, an endpoint has one session. [MethodIntroduce] carries
 // what comes before the calls: the connection context and, before that, the messages
 // of a SASL negotiation, one call each, after each other. A message that Hadoop RPC
 // does not answer has an empty answer here. [MethodCall] carries a call.
@@ -15,10 +15,6 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 )
-
-// Service is what endpoints for Hadoop RPC are dialled for. Its number is that of
-// Hadoop RPC's version.
-const Service = "hadoop-rpc/9"
 
 // Methods of the runtime's calls.
 const (

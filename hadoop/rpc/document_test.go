@@ -1,0 +1,82 @@
+package rpc
+
+import (
+	"bytes"
+	"encoding/hex"
+	"os"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/calls"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+)
+
+// documented returns the bytes that docs/hadoop-rpc.md shows as an example.
+func documented(t *testing.T, name string) (payload []byte) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/hadoop-rpc.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(page), "**"+name+"**")
+	if _, text, found = strings.Cut(text, "```\n"); !found {
+		t.Fatalf("no example of %s", name)
+	}
+	text, _, _ = strings.Cut(text, "```")
+	for line := range strings.Lines(text) {
+		digits, _, _ := strings.Cut(line, "#")
+		b, err := hex.DecodeString(strings.Join(strings.Fields(digits), ""))
+		if err != nil {
+			t.Fatalf("%s: %q: %v", name, line, err)
+		}
+		payload = append(payload, b...)
+	}
+	return payload
+}
+
+// The examples of docs/hadoop-rpc.md are what this package sends and takes.
+func TestDocumentedExamples(t *testing.T) {
+	target := Target{Protocol: "org.example.Echo", Version: 1, User: "alice"}
+	var id ClientID
+	for i := range id {
+		id[i] = byte(i)
+	}
+	h := wire.Request{CallID: wire.CallIDContext, ClientID: id[:], RetryCount: -1}
+	m, err := encodeControl(carrier.Message{}, &h, target.context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := documented(t, "The connection context"); !bytes.Equal(m.Bytes, want) {
+		t.Errorf("the connection context is\n%x\nand the page has\n%x", m.Bytes, want)
+	}
+	req := wrapperspb.String("hi")
+	h = wire.Request{CallID: 0, ClientID: id[:], RetryCount: 0}
+	m, err = encodeCall(carrier.Message{}, &h, "echo", target.Protocol, target.Version, proto.Size(req), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := documented(t, "A call"); !bytes.Equal(m.Bytes, want) {
+		t.Errorf("the call is\n%x\nand the page has\n%x", m.Bytes, want)
+	}
+	response := wire.Response{Status: wire.StatusSuccess, ClientID: id[:]}
+	if want := documented(t, "Its answer"); !bytes.Equal(append(response.Append(nil), 4, 10, 2, 'h', 'i'), want) {
+		t.Errorf("the answer is\n%x\nand the page has\n%x", response.Append(nil), want)
+	}
+	answer, rest, err := wire.ParseResponse(documented(t, "Its answer"))
+	if err != nil || answer.Status != wire.StatusSuccess {
+		t.Fatal(answer, err)
+	}
+	body, rest, err := wire.Next(rest)
+	var said wrapperspb.StringValue
+	if err != nil || len(rest) != 0 || proto.Unmarshal(body, &said) != nil || said.Value != "hi" {
+		t.Error(&said, rest, err)
+	}
+	page, err := os.ReadFile("../../docs/hadoop-rpc.md")
+	if err != nil || !bytes.Contains(page, []byte("`"+Service+"`")) || calls.MethodIntroduce != 1 || calls.MethodCall != 2 {
+		t.Error("the page tells of another service or other methods")
+	}
+}
