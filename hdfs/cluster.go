@@ -11,8 +11,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/conf"
 )
 
 // ClusterConfig configures a whole file system in one process.
@@ -31,8 +33,11 @@ type ClusterConfig struct {
 	// DataNode's, the others following; 0 takes any.
 	NameNodePort, DataNodePort int
 	DataNodes                  int
-	Replication                int    // 0: 3, or as many as there are DataNodes
-	SnapshotEntries            uint64 // see [NameNodeConfig]
+	Replication                int // 0: 3, or as many as there are DataNodes
+	// The others are the NameNode's; see [NameNodeConfig].
+	SnapshotEntries                       uint64
+	DeadAfter, SafeModeLimit, ForgetAfter time.Duration
+	Properties                            *conf.Properties
 }
 
 // Cluster is a whole file system in one process.
@@ -57,6 +62,11 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	}
 	if cfg.Replication == 0 {
 		cfg.Replication = min(3, cfg.DataNodes)
+		if n, ok, err := cfg.Properties.Number("dfs.replication", 1); err != nil {
+			return nil, err
+		} else if ok {
+			cfg.Replication = int(n)
+		}
 	}
 	if cfg.Replication < 1 || cfg.Replication > cfg.DataNodes {
 		return nil, fmt.Errorf("%d replicas of each block do not fit on %d DataNodes", cfg.Replication, cfg.DataNodes)
@@ -77,7 +87,8 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		ClusterSecret: secret, Access: cfg.Access,
 		Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, "namenode"), SecondDir: cfg.SecondDir,
 		Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.NameNodePort)), Replication: cfg.Replication,
-		SnapshotEntries: cfg.SnapshotEntries,
+		SnapshotEntries: cfg.SnapshotEntries, DeadAfter: cfg.DeadAfter, SafeModeLimit: cfg.SafeModeLimit, ForgetAfter: cfg.ForgetAfter,
+		Properties: cfg.Properties,
 	})
 	if err != nil {
 		return nil, err

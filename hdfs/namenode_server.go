@@ -1,6 +1,7 @@
 package hdfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode"
@@ -42,6 +44,18 @@ type NameNodeConfig struct {
 	// written; 0 means 65,536. A start replays as many at most, and twice as many
 	// if the newest snapshot is damaged.
 	SnapshotEntries uint64
+	// DeadAfter is how long a DataNode may be silent before its blocks are copied from
+	// others; 0 means HDFS's 10 min 30 s.
+	DeadAfter time.Duration
+	// SafeModeLimit is how long a start waits for the DataNodes that were not dead
+	// before; 0 means 30 s.
+	SafeModeLimit time.Duration
+	// ForgetAfter is how long a DataNode may be dead before it is forgotten; 0 means a
+	// week.
+	ForgetAfter time.Duration
+	// Properties are Hadoop's, see [NameNodeProperties]. The fields above come before
+	// them.
+	Properties *conf.Properties
 }
 
 // NameNode is a NameNode that serves its port.
@@ -63,12 +77,20 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
-	state, err := namenode.Open(ctx, namenode.Config{
-		Secret: secret, NoBlockTokens: cfg.Access.NoBlockTokens, BlockKeyInterval: cfg.Access.BlockKeyInterval, BlockTokenLifetime: cfg.Access.BlockTokenLifetime,
-		Superuser: cfg.Access.Superuser, Supergroup: cfg.Access.Supergroup, ProxyUsers: cfg.Access.ProxyUsers,
-		Dir: cfg.Dir, SecondDir: cfg.SecondDir, Logger: cfg.Logger, Replication: uint32(max(cfg.Replication, 0)), LeaseHardLimit: cfg.LeaseLimit,
-		SnapshotEntries: cfg.SnapshotEntries,
-	})
+	nc, err := nameNodeConfig(cfg.Properties)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
+	}
+	nc.Secret, nc.NoBlockTokens, nc.BlockKeyInterval, nc.BlockTokenLifetime = secret, cfg.Access.NoBlockTokens, cfg.Access.BlockKeyInterval, cfg.Access.BlockTokenLifetime
+	nc.Superuser, nc.Supergroup, nc.ProxyUsers = cfg.Access.Superuser, cfg.Access.Supergroup, cfg.Access.ProxyUsers
+	nc.Dir, nc.SecondDir, nc.Logger = cfg.Dir, cfg.SecondDir, cfg.Logger
+	nc.Replication = cmp.Or(uint32(max(cfg.Replication, 0)), nc.Replication)
+	nc.LeaseHardLimit = cmp.Or(cfg.LeaseLimit, nc.LeaseHardLimit)
+	nc.SnapshotEntries = cmp.Or(cfg.SnapshotEntries, nc.SnapshotEntries)
+	nc.DeadAfter = cmp.Or(cfg.DeadAfter, nc.DeadAfter)
+	nc.SafeModeTimeout = cmp.Or(cfg.SafeModeLimit, nc.SafeModeTimeout)
+	nc.ForgetAfter = cfg.ForgetAfter
+	state, err := namenode.Open(ctx, nc)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}

@@ -60,7 +60,7 @@ func TestAccessFlags(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"--property nonsense":                              "NAME=VALUE",
-		"--property dfs.replication=2":                     "no such property",
+		"--property dfs.replicas=2":                        "no such property",
 		"--property dfs.block.access.token.enable=perhaps": "perhaps",
 		"--property dfs.block.access.token.lifetime=0":     "a second or more",
 		"--property dfs.block.access.token.lifetime=long":  "long",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -15,7 +16,7 @@ type hadoopFlags struct{ conf, properties []string }
 
 func (f *hadoopFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.conf, "hadoop-conf", nil, "a `file` of Hadoop's configuration, or a directory with core-site.xml and hdfs-site.xml; may be repeated")
-	flags.StringArrayVar(&f.properties, "property", nil, "one of Hadoop's properties, `NAME=VALUE`; may be repeated")
+	flags.StringArrayVar(&f.properties, "property", nil, "one of Hadoop's properties, `NAME=VALUE`, such as dfs.heartbeat.interval=3s; may be repeated")
 }
 
 // read returns the properties, those of --property before those of files.
@@ -29,7 +30,7 @@ func (f *hadoopFlags) read() (*conf.Properties, error) {
 		if !ok {
 			return nil, fmt.Errorf("--property %s: want NAME=VALUE", each)
 		}
-		if !hdfs.IsAccessProperty(name) {
+		if !hdfs.IsAccessProperty(name) && !slices.ContainsFunc(hdfs.NameNodeProperties(), func(p hdfs.NameNodeProperty) bool { return p.Name == name }) {
 			return nil, fmt.Errorf("--property %s: no such property is heeded here: docs/configuration.md lists those that are", name)
 		}
 		p.Set(name, value, "--property")

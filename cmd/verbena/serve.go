@@ -31,6 +31,7 @@ func upCommand(o *options) *cobra.Command {
 	var hadoop hadoopFlags
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
+	var nodes *nodeFlags
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run a whole file system in this process",
@@ -40,7 +41,7 @@ with Ctrl-C; it comes back with everything, also after kill -9.
 
 The nodes know each other by a secret, which is made in the data directory
 (cluster-secret, mode 0600). DataNodes of other hosts join with a copy of it, which
-verbena datanode --help tells how to hand over.` + accessHelp,
+verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 		Example: `  verbena up
   verbena up --dir /srv/verbena --listen 10.0.0.5 --datanodes 1
   HADOOP_CONF_DIR=~/.local/share/verbena/conf hdfs dfs -ls /`,
@@ -59,7 +60,7 @@ verbena datanode --help tells how to hand over.` + accessHelp,
 			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 				return fmt.Errorf("--listen %s: clients are sent to the address that the DataNodes listen at: name one of this host's addresses that they can reach", listen)
 			}
-			properties, err := hadoop.read()
+			properties, err := nodes.read(&hadoop)
 			if err != nil {
 				return err
 			}
@@ -77,7 +78,9 @@ verbena datanode --help tells how to hand over.` + accessHelp,
 			defer closing(&err, rt)
 			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Access: config, Host: host, NameNodePort: port, DataNodePort: dataPort,
-				DataNodes: dataNodes, Replication: replication, SnapshotEntries: snapshotEntries, SecondDir: secondDir,
+				DataNodes: dataNodes, Replication: replication, SecondDir: secondDir, Properties: properties,
+				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
+				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -124,6 +127,7 @@ verbena datanode --help tells how to hand over.` + accessHelp,
 	flags.IntVar(&replication, "replication", 0, "replicas of a block (default: 3, or as many as there are DataNodes)")
 	snapshotFlag(flags, &snapshotEntries)
 	secondFlag(flags, &secondDir)
+	nodes = newNodeFlags(flags)
 	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
 	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
 	metricsFlag(flags, &metricsAt)
@@ -138,6 +142,7 @@ func nameNodeCommand(o *options) *cobra.Command {
 	var replication int
 	var snapshotEntries uint64
 	var leaseLimit time.Duration
+	var nodes *nodeFlags
 	cmd := &cobra.Command{
 		Use:   "namenode",
 		Short: "Run a NameNode: the names, and where the blocks are",
@@ -149,7 +154,7 @@ cluster-secret of its data directory with the mode 0600; each DataNode needs a c
   scp nn1:.local/share/verbena/namenode/cluster-secret /srv/verbena/datanode/
   verbena datanode --dir /srv/verbena/datanode --namenode nn1:8020
 
-Whoever has it can be any of the nodes: hand it over by ways that nobody reads.` + accessHelp,
+Whoever has it can be any of the nodes: hand it over by ways that nobody reads.` + accessHelp + nodesHelp,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if dir == "" {
@@ -159,7 +164,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 				}
 				dir = filepath.Join(base, "namenode")
 			}
-			properties, err := hadoop.read()
+			properties, err := nodes.read(&hadoop)
 			if err != nil {
 				return err
 			}
@@ -173,8 +178,10 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 			}
 			defer closing(&err, rt)
 			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
-				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Access: config, Listen: listen, Replication: replication, LeaseLimit: leaseLimit,
-				SnapshotEntries: snapshotEntries, SecondDir: secondDir,
+				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Access: config, Listen: listen, SecondDir: secondDir, Properties: properties,
+				Replication: given(cmd.Flags(), "replication", replication), LeaseLimit: given(cmd.Flags(), "lease-limit", leaseLimit),
+				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
+				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -203,6 +210,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 	metricsFlag(flags, &metricsAt)
 	snapshotFlag(flags, &snapshotEntries)
 	secondFlag(flags, &secondDir)
+	nodes = newNodeFlags(flags)
 	flags.DurationVar(&leaseLimit, "lease-limit", 20*time.Minute, "how long a file stays open whose writer has gone silent")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
 	cmd.AddCommand(nameNodeDiskCommand(o, false), nameNodeDiskCommand(o, true))

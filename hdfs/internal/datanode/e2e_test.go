@@ -28,7 +28,7 @@ type fileSystem struct {
 
 func newFileSystem(t *testing.T) *fileSystem {
 	nn, err := namenode.Open(t.Context(), namenode.Config{Dir: t.TempDir(), Superuser: "root", HeartbeatInterval: 20 * time.Millisecond,
-		CheckInterval: 20 * time.Millisecond, RepairDelay: time.Millisecond, Groups: func(string) []string { return nil }})
+		CheckInterval: 20 * time.Millisecond, RedundancyInterval: 20 * time.Millisecond, RepairDelay: time.Millisecond, Groups: func(string) []string { return nil }})
 	must(t, err)
 	srv := rpc.NewServer(rpc.Config{})
 	nn.RegisterRPC(srv)

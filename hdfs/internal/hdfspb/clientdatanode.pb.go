@@ -111,6 +111,174 @@ func (x *GetReplicaVisibleLengthResponseProto) GetLength() uint64 {
 	return 0
 }
 
+type GetDatanodeInfoRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDatanodeInfoRequestProto) Reset() {
+	*x = GetDatanodeInfoRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDatanodeInfoRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDatanodeInfoRequestProto) ProtoMessage() {}
+
+func (x *GetDatanodeInfoRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDatanodeInfoRequestProto.ProtoReflect.Descriptor instead.
+func (*GetDatanodeInfoRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{2}
+}
+
+type GetDatanodeInfoResponseProto struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	LocalInfo     *DatanodeLocalInfoProto `protobuf:"bytes,1,req,name=localInfo" json:"localInfo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDatanodeInfoResponseProto) Reset() {
+	*x = GetDatanodeInfoResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDatanodeInfoResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDatanodeInfoResponseProto) ProtoMessage() {}
+
+func (x *GetDatanodeInfoResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDatanodeInfoResponseProto.ProtoReflect.Descriptor instead.
+func (*GetDatanodeInfoResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GetDatanodeInfoResponseProto) GetLocalInfo() *DatanodeLocalInfoProto {
+	if x != nil {
+		return x.LocalInfo
+	}
+	return nil
+}
+
+type TriggerBlockReportRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incremental   *bool                  `protobuf:"varint,1,req,name=incremental" json:"incremental,omitempty"`
+	NnAddress     *string                `protobuf:"bytes,2,opt,name=nnAddress" json:"nnAddress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TriggerBlockReportRequestProto) Reset() {
+	*x = TriggerBlockReportRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TriggerBlockReportRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TriggerBlockReportRequestProto) ProtoMessage() {}
+
+func (x *TriggerBlockReportRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TriggerBlockReportRequestProto.ProtoReflect.Descriptor instead.
+func (*TriggerBlockReportRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TriggerBlockReportRequestProto) GetIncremental() bool {
+	if x != nil && x.Incremental != nil {
+		return *x.Incremental
+	}
+	return false
+}
+
+func (x *TriggerBlockReportRequestProto) GetNnAddress() string {
+	if x != nil && x.NnAddress != nil {
+		return *x.NnAddress
+	}
+	return ""
+}
+
+type TriggerBlockReportResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TriggerBlockReportResponseProto) Reset() {
+	*x = TriggerBlockReportResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TriggerBlockReportResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TriggerBlockReportResponseProto) ProtoMessage() {}
+
+func (x *TriggerBlockReportResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TriggerBlockReportResponseProto.ProtoReflect.Descriptor instead.
+func (*TriggerBlockReportResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{5}
+}
+
 var File_hdfs_internal_hdfspb_clientdatanode_proto protoreflect.FileDescriptor
 
 const file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc = "" +
@@ -119,7 +287,14 @@ const file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc = "" +
 	"#GetReplicaVisibleLengthRequestProto\x126\n" +
 	"\x05block\x18\x01 \x02(\v2 .verbena.hdfs.ExtendedBlockProtoR\x05block\">\n" +
 	"$GetReplicaVisibleLengthResponseProto\x12\x16\n" +
-	"\x06length\x18\x01 \x02(\x04R\x06lengthB6Z4github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"\x06length\x18\x01 \x02(\x04R\x06length\"\x1d\n" +
+	"\x1bGetDatanodeInfoRequestProto\"b\n" +
+	"\x1cGetDatanodeInfoResponseProto\x12B\n" +
+	"\tlocalInfo\x18\x01 \x02(\v2$.verbena.hdfs.DatanodeLocalInfoProtoR\tlocalInfo\"`\n" +
+	"\x1eTriggerBlockReportRequestProto\x12 \n" +
+	"\vincremental\x18\x01 \x02(\bR\vincremental\x12\x1c\n" +
+	"\tnnAddress\x18\x02 \x01(\tR\tnnAddress\"!\n" +
+	"\x1fTriggerBlockReportResponseProtoB6Z4github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 
 var (
 	file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescOnce sync.Once
@@ -133,19 +308,25 @@ func file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP() []byte {
 	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescData
 }
 
-var file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_hdfs_internal_hdfspb_clientdatanode_proto_goTypes = []any{
 	(*GetReplicaVisibleLengthRequestProto)(nil),  // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto
 	(*GetReplicaVisibleLengthResponseProto)(nil), // 1: verbena.hdfs.GetReplicaVisibleLengthResponseProto
-	(*ExtendedBlockProto)(nil),                   // 2: verbena.hdfs.ExtendedBlockProto
+	(*GetDatanodeInfoRequestProto)(nil),          // 2: verbena.hdfs.GetDatanodeInfoRequestProto
+	(*GetDatanodeInfoResponseProto)(nil),         // 3: verbena.hdfs.GetDatanodeInfoResponseProto
+	(*TriggerBlockReportRequestProto)(nil),       // 4: verbena.hdfs.TriggerBlockReportRequestProto
+	(*TriggerBlockReportResponseProto)(nil),      // 5: verbena.hdfs.TriggerBlockReportResponseProto
+	(*ExtendedBlockProto)(nil),                   // 6: verbena.hdfs.ExtendedBlockProto
+	(*DatanodeLocalInfoProto)(nil),               // 7: verbena.hdfs.DatanodeLocalInfoProto
 }
 var file_hdfs_internal_hdfspb_clientdatanode_proto_depIdxs = []int32{
-	2, // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	6, // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	7, // 1: verbena.hdfs.GetDatanodeInfoResponseProto.localInfo:type_name -> verbena.hdfs.DatanodeLocalInfoProto
+	2, // [2:2] is the sub-list for method output_type
+	2, // [2:2] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_hdfspb_clientdatanode_proto_init() }
@@ -160,7 +341,7 @@ func file_hdfs_internal_hdfspb_clientdatanode_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc), len(file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

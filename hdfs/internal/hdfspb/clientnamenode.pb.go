@@ -3696,6 +3696,741 @@ func (x *GetFsStatsResponseProto) GetPendingDeletionBlocks() uint64 {
 	return 0
 }
 
+type GetFsReplicatedBlockStatsRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFsReplicatedBlockStatsRequestProto) Reset() {
+	*x = GetFsReplicatedBlockStatsRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFsReplicatedBlockStatsRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFsReplicatedBlockStatsRequestProto) ProtoMessage() {}
+
+func (x *GetFsReplicatedBlockStatsRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFsReplicatedBlockStatsRequestProto.ProtoReflect.Descriptor instead.
+func (*GetFsReplicatedBlockStatsRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{68}
+}
+
+type GetFsReplicatedBlockStatsResponseProto struct {
+	state                          protoimpl.MessageState `protogen:"open.v1"`
+	LowRedundancy                  *uint64                `protobuf:"varint,1,req,name=low_redundancy,json=lowRedundancy" json:"low_redundancy,omitempty"`
+	CorruptBlocks                  *uint64                `protobuf:"varint,2,req,name=corrupt_blocks,json=corruptBlocks" json:"corrupt_blocks,omitempty"`
+	MissingBlocks                  *uint64                `protobuf:"varint,3,req,name=missing_blocks,json=missingBlocks" json:"missing_blocks,omitempty"`
+	MissingReplOneBlocks           *uint64                `protobuf:"varint,4,req,name=missing_repl_one_blocks,json=missingReplOneBlocks" json:"missing_repl_one_blocks,omitempty"`
+	BlocksInFuture                 *uint64                `protobuf:"varint,5,req,name=blocks_in_future,json=blocksInFuture" json:"blocks_in_future,omitempty"`
+	PendingDeletionBlocks          *uint64                `protobuf:"varint,6,req,name=pending_deletion_blocks,json=pendingDeletionBlocks" json:"pending_deletion_blocks,omitempty"`
+	HighestPrioLowRedundancyBlocks *uint64                `protobuf:"varint,7,opt,name=highest_prio_low_redundancy_blocks,json=highestPrioLowRedundancyBlocks" json:"highest_prio_low_redundancy_blocks,omitempty"`
+	BadlyDistributedBlocks         *uint64                `protobuf:"varint,8,opt,name=badly_distributed_blocks,json=badlyDistributedBlocks" json:"badly_distributed_blocks,omitempty"`
+	unknownFields                  protoimpl.UnknownFields
+	sizeCache                      protoimpl.SizeCache
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) Reset() {
+	*x = GetFsReplicatedBlockStatsResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFsReplicatedBlockStatsResponseProto) ProtoMessage() {}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFsReplicatedBlockStatsResponseProto.ProtoReflect.Descriptor instead.
+func (*GetFsReplicatedBlockStatsResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetLowRedundancy() uint64 {
+	if x != nil && x.LowRedundancy != nil {
+		return *x.LowRedundancy
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetCorruptBlocks() uint64 {
+	if x != nil && x.CorruptBlocks != nil {
+		return *x.CorruptBlocks
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetMissingBlocks() uint64 {
+	if x != nil && x.MissingBlocks != nil {
+		return *x.MissingBlocks
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetMissingReplOneBlocks() uint64 {
+	if x != nil && x.MissingReplOneBlocks != nil {
+		return *x.MissingReplOneBlocks
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetBlocksInFuture() uint64 {
+	if x != nil && x.BlocksInFuture != nil {
+		return *x.BlocksInFuture
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetPendingDeletionBlocks() uint64 {
+	if x != nil && x.PendingDeletionBlocks != nil {
+		return *x.PendingDeletionBlocks
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetHighestPrioLowRedundancyBlocks() uint64 {
+	if x != nil && x.HighestPrioLowRedundancyBlocks != nil {
+		return *x.HighestPrioLowRedundancyBlocks
+	}
+	return 0
+}
+
+func (x *GetFsReplicatedBlockStatsResponseProto) GetBadlyDistributedBlocks() uint64 {
+	if x != nil && x.BadlyDistributedBlocks != nil {
+		return *x.BadlyDistributedBlocks
+	}
+	return 0
+}
+
+type GetFsECBlockGroupStatsRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFsECBlockGroupStatsRequestProto) Reset() {
+	*x = GetFsECBlockGroupStatsRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFsECBlockGroupStatsRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFsECBlockGroupStatsRequestProto) ProtoMessage() {}
+
+func (x *GetFsECBlockGroupStatsRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFsECBlockGroupStatsRequestProto.ProtoReflect.Descriptor instead.
+func (*GetFsECBlockGroupStatsRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{70}
+}
+
+type GetFsECBlockGroupStatsResponseProto struct {
+	state                          protoimpl.MessageState `protogen:"open.v1"`
+	LowRedundancy                  *uint64                `protobuf:"varint,1,req,name=low_redundancy,json=lowRedundancy" json:"low_redundancy,omitempty"`
+	CorruptBlocks                  *uint64                `protobuf:"varint,2,req,name=corrupt_blocks,json=corruptBlocks" json:"corrupt_blocks,omitempty"`
+	MissingBlocks                  *uint64                `protobuf:"varint,3,req,name=missing_blocks,json=missingBlocks" json:"missing_blocks,omitempty"`
+	BlocksInFuture                 *uint64                `protobuf:"varint,4,req,name=blocks_in_future,json=blocksInFuture" json:"blocks_in_future,omitempty"`
+	PendingDeletionBlocks          *uint64                `protobuf:"varint,5,req,name=pending_deletion_blocks,json=pendingDeletionBlocks" json:"pending_deletion_blocks,omitempty"`
+	HighestPrioLowRedundancyBlocks *uint64                `protobuf:"varint,6,opt,name=highest_prio_low_redundancy_blocks,json=highestPrioLowRedundancyBlocks" json:"highest_prio_low_redundancy_blocks,omitempty"`
+	unknownFields                  protoimpl.UnknownFields
+	sizeCache                      protoimpl.SizeCache
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) Reset() {
+	*x = GetFsECBlockGroupStatsResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFsECBlockGroupStatsResponseProto) ProtoMessage() {}
+
+func (x *GetFsECBlockGroupStatsResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFsECBlockGroupStatsResponseProto.ProtoReflect.Descriptor instead.
+func (*GetFsECBlockGroupStatsResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) GetLowRedundancy() uint64 {
+	if x != nil && x.LowRedundancy != nil {
+		return *x.LowRedundancy
+	}
+	return 0
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) GetCorruptBlocks() uint64 {
+	if x != nil && x.CorruptBlocks != nil {
+		return *x.CorruptBlocks
+	}
+	return 0
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) GetMissingBlocks() uint64 {
+	if x != nil && x.MissingBlocks != nil {
+		return *x.MissingBlocks
+	}
+	return 0
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) GetBlocksInFuture() uint64 {
+	if x != nil && x.BlocksInFuture != nil {
+		return *x.BlocksInFuture
+	}
+	return 0
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) GetPendingDeletionBlocks() uint64 {
+	if x != nil && x.PendingDeletionBlocks != nil {
+		return *x.PendingDeletionBlocks
+	}
+	return 0
+}
+
+func (x *GetFsECBlockGroupStatsResponseProto) GetHighestPrioLowRedundancyBlocks() uint64 {
+	if x != nil && x.HighestPrioLowRedundancyBlocks != nil {
+		return *x.HighestPrioLowRedundancyBlocks
+	}
+	return 0
+}
+
+type GetDatanodeStorageReportRequestProto struct {
+	state         protoimpl.MessageState   `protogen:"open.v1"`
+	Type          *DatanodeReportTypeProto `protobuf:"varint,1,req,name=type,enum=verbena.hdfs.DatanodeReportTypeProto" json:"type,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDatanodeStorageReportRequestProto) Reset() {
+	*x = GetDatanodeStorageReportRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDatanodeStorageReportRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDatanodeStorageReportRequestProto) ProtoMessage() {}
+
+func (x *GetDatanodeStorageReportRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDatanodeStorageReportRequestProto.ProtoReflect.Descriptor instead.
+func (*GetDatanodeStorageReportRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *GetDatanodeStorageReportRequestProto) GetType() DatanodeReportTypeProto {
+	if x != nil && x.Type != nil {
+		return *x.Type
+	}
+	return DatanodeReportTypeProto_ALL
+}
+
+type DatanodeStorageReportProto struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	DatanodeInfo   *DatanodeInfoProto     `protobuf:"bytes,1,req,name=datanodeInfo" json:"datanodeInfo,omitempty"`
+	StorageReports []*StorageReportProto  `protobuf:"bytes,2,rep,name=storageReports" json:"storageReports,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DatanodeStorageReportProto) Reset() {
+	*x = DatanodeStorageReportProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatanodeStorageReportProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatanodeStorageReportProto) ProtoMessage() {}
+
+func (x *DatanodeStorageReportProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatanodeStorageReportProto.ProtoReflect.Descriptor instead.
+func (*DatanodeStorageReportProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *DatanodeStorageReportProto) GetDatanodeInfo() *DatanodeInfoProto {
+	if x != nil {
+		return x.DatanodeInfo
+	}
+	return nil
+}
+
+func (x *DatanodeStorageReportProto) GetStorageReports() []*StorageReportProto {
+	if x != nil {
+		return x.StorageReports
+	}
+	return nil
+}
+
+type GetDatanodeStorageReportResponseProto struct {
+	state                  protoimpl.MessageState        `protogen:"open.v1"`
+	DatanodeStorageReports []*DatanodeStorageReportProto `protobuf:"bytes,1,rep,name=datanodeStorageReports" json:"datanodeStorageReports,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *GetDatanodeStorageReportResponseProto) Reset() {
+	*x = GetDatanodeStorageReportResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDatanodeStorageReportResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDatanodeStorageReportResponseProto) ProtoMessage() {}
+
+func (x *GetDatanodeStorageReportResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDatanodeStorageReportResponseProto.ProtoReflect.Descriptor instead.
+func (*GetDatanodeStorageReportResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *GetDatanodeStorageReportResponseProto) GetDatanodeStorageReports() []*DatanodeStorageReportProto {
+	if x != nil {
+		return x.DatanodeStorageReports
+	}
+	return nil
+}
+
+type GetSlowDatanodeReportRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSlowDatanodeReportRequestProto) Reset() {
+	*x = GetSlowDatanodeReportRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSlowDatanodeReportRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSlowDatanodeReportRequestProto) ProtoMessage() {}
+
+func (x *GetSlowDatanodeReportRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSlowDatanodeReportRequestProto.ProtoReflect.Descriptor instead.
+func (*GetSlowDatanodeReportRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{75}
+}
+
+type GetSlowDatanodeReportResponseProto struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	DatanodeInfoProto []*DatanodeInfoProto   `protobuf:"bytes,1,rep,name=datanodeInfoProto" json:"datanodeInfoProto,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *GetSlowDatanodeReportResponseProto) Reset() {
+	*x = GetSlowDatanodeReportResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSlowDatanodeReportResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSlowDatanodeReportResponseProto) ProtoMessage() {}
+
+func (x *GetSlowDatanodeReportResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSlowDatanodeReportResponseProto.ProtoReflect.Descriptor instead.
+func (*GetSlowDatanodeReportResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *GetSlowDatanodeReportResponseProto) GetDatanodeInfoProto() []*DatanodeInfoProto {
+	if x != nil {
+		return x.DatanodeInfoProto
+	}
+	return nil
+}
+
+type SaveNamespaceRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeWindow    *uint64                `protobuf:"varint,1,opt,name=timeWindow,def=0" json:"timeWindow,omitempty"`
+	TxGap         *uint64                `protobuf:"varint,2,opt,name=txGap,def=0" json:"txGap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+// Default values for SaveNamespaceRequestProto fields.
+const (
+	Default_SaveNamespaceRequestProto_TimeWindow = uint64(0)
+	Default_SaveNamespaceRequestProto_TxGap      = uint64(0)
+)
+
+func (x *SaveNamespaceRequestProto) Reset() {
+	*x = SaveNamespaceRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveNamespaceRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveNamespaceRequestProto) ProtoMessage() {}
+
+func (x *SaveNamespaceRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveNamespaceRequestProto.ProtoReflect.Descriptor instead.
+func (*SaveNamespaceRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *SaveNamespaceRequestProto) GetTimeWindow() uint64 {
+	if x != nil && x.TimeWindow != nil {
+		return *x.TimeWindow
+	}
+	return Default_SaveNamespaceRequestProto_TimeWindow
+}
+
+func (x *SaveNamespaceRequestProto) GetTxGap() uint64 {
+	if x != nil && x.TxGap != nil {
+		return *x.TxGap
+	}
+	return Default_SaveNamespaceRequestProto_TxGap
+}
+
+type SaveNamespaceResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Saved         *bool                  `protobuf:"varint,1,opt,name=saved,def=1" json:"saved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+// Default values for SaveNamespaceResponseProto fields.
+const (
+	Default_SaveNamespaceResponseProto_Saved = bool(true)
+)
+
+func (x *SaveNamespaceResponseProto) Reset() {
+	*x = SaveNamespaceResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveNamespaceResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveNamespaceResponseProto) ProtoMessage() {}
+
+func (x *SaveNamespaceResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveNamespaceResponseProto.ProtoReflect.Descriptor instead.
+func (*SaveNamespaceResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *SaveNamespaceResponseProto) GetSaved() bool {
+	if x != nil && x.Saved != nil {
+		return *x.Saved
+	}
+	return Default_SaveNamespaceResponseProto_Saved
+}
+
+type MetaSaveRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Filename      *string                `protobuf:"bytes,1,req,name=filename" json:"filename,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaSaveRequestProto) Reset() {
+	*x = MetaSaveRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaSaveRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaSaveRequestProto) ProtoMessage() {}
+
+func (x *MetaSaveRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaSaveRequestProto.ProtoReflect.Descriptor instead.
+func (*MetaSaveRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *MetaSaveRequestProto) GetFilename() string {
+	if x != nil && x.Filename != nil {
+		return *x.Filename
+	}
+	return ""
+}
+
+type MetaSaveResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetaSaveResponseProto) Reset() {
+	*x = MetaSaveResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetaSaveResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetaSaveResponseProto) ProtoMessage() {}
+
+func (x *MetaSaveResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetaSaveResponseProto.ProtoReflect.Descriptor instead.
+func (*MetaSaveResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{80}
+}
+
+type RefreshNodesRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshNodesRequestProto) Reset() {
+	*x = RefreshNodesRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshNodesRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshNodesRequestProto) ProtoMessage() {}
+
+func (x *RefreshNodesRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshNodesRequestProto.ProtoReflect.Descriptor instead.
+func (*RefreshNodesRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{81}
+}
+
+type RefreshNodesResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshNodesResponseProto) Reset() {
+	*x = RefreshNodesResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshNodesResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshNodesResponseProto) ProtoMessage() {}
+
+func (x *RefreshNodesResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshNodesResponseProto.ProtoReflect.Descriptor instead.
+func (*RefreshNodesResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{82}
+}
+
 var File_hdfs_internal_hdfspb_clientnamenode_proto protoreflect.FileDescriptor
 
 const file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc = "" +
@@ -3923,7 +4658,47 @@ const file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc = "" +
 	"\x0emissing_blocks\x18\x06 \x02(\x04R\rmissingBlocks\x125\n" +
 	"\x17missing_repl_one_blocks\x18\a \x01(\x04R\x14missingReplOneBlocks\x12(\n" +
 	"\x10blocks_in_future\x18\b \x01(\x04R\x0eblocksInFuture\x126\n" +
-	"\x17pending_deletion_blocks\x18\t \x01(\x04R\x15pendingDeletionBlocks*C\n" +
+	"\x17pending_deletion_blocks\x18\t \x01(\x04R\x15pendingDeletionBlocks\"'\n" +
+	"%GetFsReplicatedBlockStatsRequestProto\"\xbc\x03\n" +
+	"&GetFsReplicatedBlockStatsResponseProto\x12%\n" +
+	"\x0elow_redundancy\x18\x01 \x02(\x04R\rlowRedundancy\x12%\n" +
+	"\x0ecorrupt_blocks\x18\x02 \x02(\x04R\rcorruptBlocks\x12%\n" +
+	"\x0emissing_blocks\x18\x03 \x02(\x04R\rmissingBlocks\x125\n" +
+	"\x17missing_repl_one_blocks\x18\x04 \x02(\x04R\x14missingReplOneBlocks\x12(\n" +
+	"\x10blocks_in_future\x18\x05 \x02(\x04R\x0eblocksInFuture\x126\n" +
+	"\x17pending_deletion_blocks\x18\x06 \x02(\x04R\x15pendingDeletionBlocks\x12J\n" +
+	"\"highest_prio_low_redundancy_blocks\x18\a \x01(\x04R\x1ehighestPrioLowRedundancyBlocks\x128\n" +
+	"\x18badly_distributed_blocks\x18\b \x01(\x04R\x16badlyDistributedBlocks\"$\n" +
+	"\"GetFsECBlockGroupStatsRequestProto\"\xc8\x02\n" +
+	"#GetFsECBlockGroupStatsResponseProto\x12%\n" +
+	"\x0elow_redundancy\x18\x01 \x02(\x04R\rlowRedundancy\x12%\n" +
+	"\x0ecorrupt_blocks\x18\x02 \x02(\x04R\rcorruptBlocks\x12%\n" +
+	"\x0emissing_blocks\x18\x03 \x02(\x04R\rmissingBlocks\x12(\n" +
+	"\x10blocks_in_future\x18\x04 \x02(\x04R\x0eblocksInFuture\x126\n" +
+	"\x17pending_deletion_blocks\x18\x05 \x02(\x04R\x15pendingDeletionBlocks\x12J\n" +
+	"\"highest_prio_low_redundancy_blocks\x18\x06 \x01(\x04R\x1ehighestPrioLowRedundancyBlocks\"a\n" +
+	"$GetDatanodeStorageReportRequestProto\x129\n" +
+	"\x04type\x18\x01 \x02(\x0e2%.verbena.hdfs.DatanodeReportTypeProtoR\x04type\"\xab\x01\n" +
+	"\x1aDatanodeStorageReportProto\x12C\n" +
+	"\fdatanodeInfo\x18\x01 \x02(\v2\x1f.verbena.hdfs.DatanodeInfoProtoR\fdatanodeInfo\x12H\n" +
+	"\x0estorageReports\x18\x02 \x03(\v2 .verbena.hdfs.StorageReportProtoR\x0estorageReports\"\x89\x01\n" +
+	"%GetDatanodeStorageReportResponseProto\x12`\n" +
+	"\x16datanodeStorageReports\x18\x01 \x03(\v2(.verbena.hdfs.DatanodeStorageReportProtoR\x16datanodeStorageReports\"#\n" +
+	"!GetSlowDatanodeReportRequestProto\"s\n" +
+	"\"GetSlowDatanodeReportResponseProto\x12M\n" +
+	"\x11datanodeInfoProto\x18\x01 \x03(\v2\x1f.verbena.hdfs.DatanodeInfoProtoR\x11datanodeInfoProto\"W\n" +
+	"\x19SaveNamespaceRequestProto\x12!\n" +
+	"\n" +
+	"timeWindow\x18\x01 \x01(\x04:\x010R\n" +
+	"timeWindow\x12\x17\n" +
+	"\x05txGap\x18\x02 \x01(\x04:\x010R\x05txGap\"8\n" +
+	"\x1aSaveNamespaceResponseProto\x12\x1a\n" +
+	"\x05saved\x18\x01 \x01(\b:\x04trueR\x05saved\"2\n" +
+	"\x14MetaSaveRequestProto\x12\x1a\n" +
+	"\bfilename\x18\x01 \x02(\tR\bfilename\"\x17\n" +
+	"\x15MetaSaveResponseProto\"\x1a\n" +
+	"\x18RefreshNodesRequestProto\"\x1b\n" +
+	"\x19RefreshNodesResponseProto*C\n" +
 	"\x11AddBlockFlagProto\x12\x12\n" +
 	"\x0eNO_LOCAL_WRITE\x10\x01\x12\x1a\n" +
 	"\x16IGNORE_CLIENT_LOCALITY\x10\x02*y\n" +
@@ -3953,133 +4728,154 @@ func file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP() []byte {
 }
 
 var file_hdfs_internal_hdfspb_clientnamenode_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_hdfs_internal_hdfspb_clientnamenode_proto_goTypes = []any{
-	(AddBlockFlagProto)(0),                      // 0: verbena.hdfs.AddBlockFlagProto
-	(DatanodeReportTypeProto)(0),                // 1: verbena.hdfs.DatanodeReportTypeProto
-	(SafeModeActionProto)(0),                    // 2: verbena.hdfs.SafeModeActionProto
-	(*GetServerDefaultsRequestProto)(nil),       // 3: verbena.hdfs.GetServerDefaultsRequestProto
-	(*GetServerDefaultsResponseProto)(nil),      // 4: verbena.hdfs.GetServerDefaultsResponseProto
-	(*GetFileInfoRequestProto)(nil),             // 5: verbena.hdfs.GetFileInfoRequestProto
-	(*GetFileInfoResponseProto)(nil),            // 6: verbena.hdfs.GetFileInfoResponseProto
-	(*GetFileLinkInfoRequestProto)(nil),         // 7: verbena.hdfs.GetFileLinkInfoRequestProto
-	(*GetFileLinkInfoResponseProto)(nil),        // 8: verbena.hdfs.GetFileLinkInfoResponseProto
-	(*GetListingRequestProto)(nil),              // 9: verbena.hdfs.GetListingRequestProto
-	(*GetListingResponseProto)(nil),             // 10: verbena.hdfs.GetListingResponseProto
-	(*MkdirsRequestProto)(nil),                  // 11: verbena.hdfs.MkdirsRequestProto
-	(*MkdirsResponseProto)(nil),                 // 12: verbena.hdfs.MkdirsResponseProto
-	(*CreateRequestProto)(nil),                  // 13: verbena.hdfs.CreateRequestProto
-	(*CreateResponseProto)(nil),                 // 14: verbena.hdfs.CreateResponseProto
-	(*AddBlockRequestProto)(nil),                // 15: verbena.hdfs.AddBlockRequestProto
-	(*AddBlockResponseProto)(nil),               // 16: verbena.hdfs.AddBlockResponseProto
-	(*UpdateBlockForPipelineRequestProto)(nil),  // 17: verbena.hdfs.UpdateBlockForPipelineRequestProto
-	(*UpdateBlockForPipelineResponseProto)(nil), // 18: verbena.hdfs.UpdateBlockForPipelineResponseProto
-	(*UpdatePipelineRequestProto)(nil),          // 19: verbena.hdfs.UpdatePipelineRequestProto
-	(*UpdatePipelineResponseProto)(nil),         // 20: verbena.hdfs.UpdatePipelineResponseProto
-	(*CompleteRequestProto)(nil),                // 21: verbena.hdfs.CompleteRequestProto
-	(*CompleteResponseProto)(nil),               // 22: verbena.hdfs.CompleteResponseProto
-	(*AbandonBlockRequestProto)(nil),            // 23: verbena.hdfs.AbandonBlockRequestProto
-	(*AbandonBlockResponseProto)(nil),           // 24: verbena.hdfs.AbandonBlockResponseProto
-	(*RenewLeaseRequestProto)(nil),              // 25: verbena.hdfs.RenewLeaseRequestProto
-	(*RenewLeaseResponseProto)(nil),             // 26: verbena.hdfs.RenewLeaseResponseProto
-	(*FsyncRequestProto)(nil),                   // 27: verbena.hdfs.FsyncRequestProto
-	(*FsyncResponseProto)(nil),                  // 28: verbena.hdfs.FsyncResponseProto
-	(*AppendRequestProto)(nil),                  // 29: verbena.hdfs.AppendRequestProto
-	(*AppendResponseProto)(nil),                 // 30: verbena.hdfs.AppendResponseProto
-	(*TruncateRequestProto)(nil),                // 31: verbena.hdfs.TruncateRequestProto
-	(*TruncateResponseProto)(nil),               // 32: verbena.hdfs.TruncateResponseProto
-	(*GetBlockLocationsRequestProto)(nil),       // 33: verbena.hdfs.GetBlockLocationsRequestProto
-	(*GetBlockLocationsResponseProto)(nil),      // 34: verbena.hdfs.GetBlockLocationsResponseProto
-	(*RenameRequestProto)(nil),                  // 35: verbena.hdfs.RenameRequestProto
-	(*RenameResponseProto)(nil),                 // 36: verbena.hdfs.RenameResponseProto
-	(*Rename2RequestProto)(nil),                 // 37: verbena.hdfs.Rename2RequestProto
-	(*Rename2ResponseProto)(nil),                // 38: verbena.hdfs.Rename2ResponseProto
-	(*DeleteRequestProto)(nil),                  // 39: verbena.hdfs.DeleteRequestProto
-	(*DeleteResponseProto)(nil),                 // 40: verbena.hdfs.DeleteResponseProto
-	(*SetPermissionRequestProto)(nil),           // 41: verbena.hdfs.SetPermissionRequestProto
-	(*SetPermissionResponseProto)(nil),          // 42: verbena.hdfs.SetPermissionResponseProto
-	(*SetOwnerRequestProto)(nil),                // 43: verbena.hdfs.SetOwnerRequestProto
-	(*SetOwnerResponseProto)(nil),               // 44: verbena.hdfs.SetOwnerResponseProto
-	(*SetTimesRequestProto)(nil),                // 45: verbena.hdfs.SetTimesRequestProto
-	(*SetTimesResponseProto)(nil),               // 46: verbena.hdfs.SetTimesResponseProto
-	(*SetReplicationRequestProto)(nil),          // 47: verbena.hdfs.SetReplicationRequestProto
-	(*SetReplicationResponseProto)(nil),         // 48: verbena.hdfs.SetReplicationResponseProto
-	(*GetContentSummaryRequestProto)(nil),       // 49: verbena.hdfs.GetContentSummaryRequestProto
-	(*GetContentSummaryResponseProto)(nil),      // 50: verbena.hdfs.GetContentSummaryResponseProto
-	(*GetDatanodeReportRequestProto)(nil),       // 51: verbena.hdfs.GetDatanodeReportRequestProto
-	(*GetDatanodeReportResponseProto)(nil),      // 52: verbena.hdfs.GetDatanodeReportResponseProto
-	(*GetDataEncryptionKeyRequestProto)(nil),    // 53: verbena.hdfs.GetDataEncryptionKeyRequestProto
-	(*GetDataEncryptionKeyResponseProto)(nil),   // 54: verbena.hdfs.GetDataEncryptionKeyResponseProto
-	(*GetAdditionalDatanodeRequestProto)(nil),   // 55: verbena.hdfs.GetAdditionalDatanodeRequestProto
-	(*GetAdditionalDatanodeResponseProto)(nil),  // 56: verbena.hdfs.GetAdditionalDatanodeResponseProto
-	(*ReportBadBlocksRequestProto)(nil),         // 57: verbena.hdfs.ReportBadBlocksRequestProto
-	(*ReportBadBlocksResponseProto)(nil),        // 58: verbena.hdfs.ReportBadBlocksResponseProto
-	(*RecoverLeaseRequestProto)(nil),            // 59: verbena.hdfs.RecoverLeaseRequestProto
-	(*RecoverLeaseResponseProto)(nil),           // 60: verbena.hdfs.RecoverLeaseResponseProto
-	(*IsFileClosedRequestProto)(nil),            // 61: verbena.hdfs.IsFileClosedRequestProto
-	(*IsFileClosedResponseProto)(nil),           // 62: verbena.hdfs.IsFileClosedResponseProto
-	(*GetPreferredBlockSizeRequestProto)(nil),   // 63: verbena.hdfs.GetPreferredBlockSizeRequestProto
-	(*GetPreferredBlockSizeResponseProto)(nil),  // 64: verbena.hdfs.GetPreferredBlockSizeResponseProto
-	(*ConcatRequestProto)(nil),                  // 65: verbena.hdfs.ConcatRequestProto
-	(*ConcatResponseProto)(nil),                 // 66: verbena.hdfs.ConcatResponseProto
-	(*SetSafeModeRequestProto)(nil),             // 67: verbena.hdfs.SetSafeModeRequestProto
-	(*SetSafeModeResponseProto)(nil),            // 68: verbena.hdfs.SetSafeModeResponseProto
-	(*GetFsStatusRequestProto)(nil),             // 69: verbena.hdfs.GetFsStatusRequestProto
-	(*GetFsStatsResponseProto)(nil),             // 70: verbena.hdfs.GetFsStatsResponseProto
-	(*FsServerDefaultsProto)(nil),               // 71: verbena.hdfs.FsServerDefaultsProto
-	(*HdfsFileStatusProto)(nil),                 // 72: verbena.hdfs.HdfsFileStatusProto
-	(*DirectoryListingProto)(nil),               // 73: verbena.hdfs.DirectoryListingProto
-	(*FsPermissionProto)(nil),                   // 74: verbena.hdfs.FsPermissionProto
-	(CryptoProtocolVersionProto)(0),             // 75: verbena.hdfs.CryptoProtocolVersionProto
-	(*ExtendedBlockProto)(nil),                  // 76: verbena.hdfs.ExtendedBlockProto
-	(*DatanodeInfoProto)(nil),                   // 77: verbena.hdfs.DatanodeInfoProto
-	(*LocatedBlockProto)(nil),                   // 78: verbena.hdfs.LocatedBlockProto
-	(*DatanodeIDProto)(nil),                     // 79: verbena.hdfs.DatanodeIDProto
-	(*LocatedBlocksProto)(nil),                  // 80: verbena.hdfs.LocatedBlocksProto
-	(*ContentSummaryProto)(nil),                 // 81: verbena.hdfs.ContentSummaryProto
-	(*DataEncryptionKeyProto)(nil),              // 82: verbena.hdfs.DataEncryptionKeyProto
+	(AddBlockFlagProto)(0),                         // 0: verbena.hdfs.AddBlockFlagProto
+	(DatanodeReportTypeProto)(0),                   // 1: verbena.hdfs.DatanodeReportTypeProto
+	(SafeModeActionProto)(0),                       // 2: verbena.hdfs.SafeModeActionProto
+	(*GetServerDefaultsRequestProto)(nil),          // 3: verbena.hdfs.GetServerDefaultsRequestProto
+	(*GetServerDefaultsResponseProto)(nil),         // 4: verbena.hdfs.GetServerDefaultsResponseProto
+	(*GetFileInfoRequestProto)(nil),                // 5: verbena.hdfs.GetFileInfoRequestProto
+	(*GetFileInfoResponseProto)(nil),               // 6: verbena.hdfs.GetFileInfoResponseProto
+	(*GetFileLinkInfoRequestProto)(nil),            // 7: verbena.hdfs.GetFileLinkInfoRequestProto
+	(*GetFileLinkInfoResponseProto)(nil),           // 8: verbena.hdfs.GetFileLinkInfoResponseProto
+	(*GetListingRequestProto)(nil),                 // 9: verbena.hdfs.GetListingRequestProto
+	(*GetListingResponseProto)(nil),                // 10: verbena.hdfs.GetListingResponseProto
+	(*MkdirsRequestProto)(nil),                     // 11: verbena.hdfs.MkdirsRequestProto
+	(*MkdirsResponseProto)(nil),                    // 12: verbena.hdfs.MkdirsResponseProto
+	(*CreateRequestProto)(nil),                     // 13: verbena.hdfs.CreateRequestProto
+	(*CreateResponseProto)(nil),                    // 14: verbena.hdfs.CreateResponseProto
+	(*AddBlockRequestProto)(nil),                   // 15: verbena.hdfs.AddBlockRequestProto
+	(*AddBlockResponseProto)(nil),                  // 16: verbena.hdfs.AddBlockResponseProto
+	(*UpdateBlockForPipelineRequestProto)(nil),     // 17: verbena.hdfs.UpdateBlockForPipelineRequestProto
+	(*UpdateBlockForPipelineResponseProto)(nil),    // 18: verbena.hdfs.UpdateBlockForPipelineResponseProto
+	(*UpdatePipelineRequestProto)(nil),             // 19: verbena.hdfs.UpdatePipelineRequestProto
+	(*UpdatePipelineResponseProto)(nil),            // 20: verbena.hdfs.UpdatePipelineResponseProto
+	(*CompleteRequestProto)(nil),                   // 21: verbena.hdfs.CompleteRequestProto
+	(*CompleteResponseProto)(nil),                  // 22: verbena.hdfs.CompleteResponseProto
+	(*AbandonBlockRequestProto)(nil),               // 23: verbena.hdfs.AbandonBlockRequestProto
+	(*AbandonBlockResponseProto)(nil),              // 24: verbena.hdfs.AbandonBlockResponseProto
+	(*RenewLeaseRequestProto)(nil),                 // 25: verbena.hdfs.RenewLeaseRequestProto
+	(*RenewLeaseResponseProto)(nil),                // 26: verbena.hdfs.RenewLeaseResponseProto
+	(*FsyncRequestProto)(nil),                      // 27: verbena.hdfs.FsyncRequestProto
+	(*FsyncResponseProto)(nil),                     // 28: verbena.hdfs.FsyncResponseProto
+	(*AppendRequestProto)(nil),                     // 29: verbena.hdfs.AppendRequestProto
+	(*AppendResponseProto)(nil),                    // 30: verbena.hdfs.AppendResponseProto
+	(*TruncateRequestProto)(nil),                   // 31: verbena.hdfs.TruncateRequestProto
+	(*TruncateResponseProto)(nil),                  // 32: verbena.hdfs.TruncateResponseProto
+	(*GetBlockLocationsRequestProto)(nil),          // 33: verbena.hdfs.GetBlockLocationsRequestProto
+	(*GetBlockLocationsResponseProto)(nil),         // 34: verbena.hdfs.GetBlockLocationsResponseProto
+	(*RenameRequestProto)(nil),                     // 35: verbena.hdfs.RenameRequestProto
+	(*RenameResponseProto)(nil),                    // 36: verbena.hdfs.RenameResponseProto
+	(*Rename2RequestProto)(nil),                    // 37: verbena.hdfs.Rename2RequestProto
+	(*Rename2ResponseProto)(nil),                   // 38: verbena.hdfs.Rename2ResponseProto
+	(*DeleteRequestProto)(nil),                     // 39: verbena.hdfs.DeleteRequestProto
+	(*DeleteResponseProto)(nil),                    // 40: verbena.hdfs.DeleteResponseProto
+	(*SetPermissionRequestProto)(nil),              // 41: verbena.hdfs.SetPermissionRequestProto
+	(*SetPermissionResponseProto)(nil),             // 42: verbena.hdfs.SetPermissionResponseProto
+	(*SetOwnerRequestProto)(nil),                   // 43: verbena.hdfs.SetOwnerRequestProto
+	(*SetOwnerResponseProto)(nil),                  // 44: verbena.hdfs.SetOwnerResponseProto
+	(*SetTimesRequestProto)(nil),                   // 45: verbena.hdfs.SetTimesRequestProto
+	(*SetTimesResponseProto)(nil),                  // 46: verbena.hdfs.SetTimesResponseProto
+	(*SetReplicationRequestProto)(nil),             // 47: verbena.hdfs.SetReplicationRequestProto
+	(*SetReplicationResponseProto)(nil),            // 48: verbena.hdfs.SetReplicationResponseProto
+	(*GetContentSummaryRequestProto)(nil),          // 49: verbena.hdfs.GetContentSummaryRequestProto
+	(*GetContentSummaryResponseProto)(nil),         // 50: verbena.hdfs.GetContentSummaryResponseProto
+	(*GetDatanodeReportRequestProto)(nil),          // 51: verbena.hdfs.GetDatanodeReportRequestProto
+	(*GetDatanodeReportResponseProto)(nil),         // 52: verbena.hdfs.GetDatanodeReportResponseProto
+	(*GetDataEncryptionKeyRequestProto)(nil),       // 53: verbena.hdfs.GetDataEncryptionKeyRequestProto
+	(*GetDataEncryptionKeyResponseProto)(nil),      // 54: verbena.hdfs.GetDataEncryptionKeyResponseProto
+	(*GetAdditionalDatanodeRequestProto)(nil),      // 55: verbena.hdfs.GetAdditionalDatanodeRequestProto
+	(*GetAdditionalDatanodeResponseProto)(nil),     // 56: verbena.hdfs.GetAdditionalDatanodeResponseProto
+	(*ReportBadBlocksRequestProto)(nil),            // 57: verbena.hdfs.ReportBadBlocksRequestProto
+	(*ReportBadBlocksResponseProto)(nil),           // 58: verbena.hdfs.ReportBadBlocksResponseProto
+	(*RecoverLeaseRequestProto)(nil),               // 59: verbena.hdfs.RecoverLeaseRequestProto
+	(*RecoverLeaseResponseProto)(nil),              // 60: verbena.hdfs.RecoverLeaseResponseProto
+	(*IsFileClosedRequestProto)(nil),               // 61: verbena.hdfs.IsFileClosedRequestProto
+	(*IsFileClosedResponseProto)(nil),              // 62: verbena.hdfs.IsFileClosedResponseProto
+	(*GetPreferredBlockSizeRequestProto)(nil),      // 63: verbena.hdfs.GetPreferredBlockSizeRequestProto
+	(*GetPreferredBlockSizeResponseProto)(nil),     // 64: verbena.hdfs.GetPreferredBlockSizeResponseProto
+	(*ConcatRequestProto)(nil),                     // 65: verbena.hdfs.ConcatRequestProto
+	(*ConcatResponseProto)(nil),                    // 66: verbena.hdfs.ConcatResponseProto
+	(*SetSafeModeRequestProto)(nil),                // 67: verbena.hdfs.SetSafeModeRequestProto
+	(*SetSafeModeResponseProto)(nil),               // 68: verbena.hdfs.SetSafeModeResponseProto
+	(*GetFsStatusRequestProto)(nil),                // 69: verbena.hdfs.GetFsStatusRequestProto
+	(*GetFsStatsResponseProto)(nil),                // 70: verbena.hdfs.GetFsStatsResponseProto
+	(*GetFsReplicatedBlockStatsRequestProto)(nil),  // 71: verbena.hdfs.GetFsReplicatedBlockStatsRequestProto
+	(*GetFsReplicatedBlockStatsResponseProto)(nil), // 72: verbena.hdfs.GetFsReplicatedBlockStatsResponseProto
+	(*GetFsECBlockGroupStatsRequestProto)(nil),     // 73: verbena.hdfs.GetFsECBlockGroupStatsRequestProto
+	(*GetFsECBlockGroupStatsResponseProto)(nil),    // 74: verbena.hdfs.GetFsECBlockGroupStatsResponseProto
+	(*GetDatanodeStorageReportRequestProto)(nil),   // 75: verbena.hdfs.GetDatanodeStorageReportRequestProto
+	(*DatanodeStorageReportProto)(nil),             // 76: verbena.hdfs.DatanodeStorageReportProto
+	(*GetDatanodeStorageReportResponseProto)(nil),  // 77: verbena.hdfs.GetDatanodeStorageReportResponseProto
+	(*GetSlowDatanodeReportRequestProto)(nil),      // 78: verbena.hdfs.GetSlowDatanodeReportRequestProto
+	(*GetSlowDatanodeReportResponseProto)(nil),     // 79: verbena.hdfs.GetSlowDatanodeReportResponseProto
+	(*SaveNamespaceRequestProto)(nil),              // 80: verbena.hdfs.SaveNamespaceRequestProto
+	(*SaveNamespaceResponseProto)(nil),             // 81: verbena.hdfs.SaveNamespaceResponseProto
+	(*MetaSaveRequestProto)(nil),                   // 82: verbena.hdfs.MetaSaveRequestProto
+	(*MetaSaveResponseProto)(nil),                  // 83: verbena.hdfs.MetaSaveResponseProto
+	(*RefreshNodesRequestProto)(nil),               // 84: verbena.hdfs.RefreshNodesRequestProto
+	(*RefreshNodesResponseProto)(nil),              // 85: verbena.hdfs.RefreshNodesResponseProto
+	(*FsServerDefaultsProto)(nil),                  // 86: verbena.hdfs.FsServerDefaultsProto
+	(*HdfsFileStatusProto)(nil),                    // 87: verbena.hdfs.HdfsFileStatusProto
+	(*DirectoryListingProto)(nil),                  // 88: verbena.hdfs.DirectoryListingProto
+	(*FsPermissionProto)(nil),                      // 89: verbena.hdfs.FsPermissionProto
+	(CryptoProtocolVersionProto)(0),                // 90: verbena.hdfs.CryptoProtocolVersionProto
+	(*ExtendedBlockProto)(nil),                     // 91: verbena.hdfs.ExtendedBlockProto
+	(*DatanodeInfoProto)(nil),                      // 92: verbena.hdfs.DatanodeInfoProto
+	(*LocatedBlockProto)(nil),                      // 93: verbena.hdfs.LocatedBlockProto
+	(*DatanodeIDProto)(nil),                        // 94: verbena.hdfs.DatanodeIDProto
+	(*LocatedBlocksProto)(nil),                     // 95: verbena.hdfs.LocatedBlocksProto
+	(*ContentSummaryProto)(nil),                    // 96: verbena.hdfs.ContentSummaryProto
+	(*DataEncryptionKeyProto)(nil),                 // 97: verbena.hdfs.DataEncryptionKeyProto
+	(*StorageReportProto)(nil),                     // 98: verbena.hdfs.StorageReportProto
 }
 var file_hdfs_internal_hdfspb_clientnamenode_proto_depIdxs = []int32{
-	71, // 0: verbena.hdfs.GetServerDefaultsResponseProto.serverDefaults:type_name -> verbena.hdfs.FsServerDefaultsProto
-	72, // 1: verbena.hdfs.GetFileInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
-	72, // 2: verbena.hdfs.GetFileLinkInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
-	73, // 3: verbena.hdfs.GetListingResponseProto.dirList:type_name -> verbena.hdfs.DirectoryListingProto
-	74, // 4: verbena.hdfs.MkdirsRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
-	74, // 5: verbena.hdfs.MkdirsRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
-	74, // 6: verbena.hdfs.CreateRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
-	75, // 7: verbena.hdfs.CreateRequestProto.cryptoProtocolVersion:type_name -> verbena.hdfs.CryptoProtocolVersionProto
-	74, // 8: verbena.hdfs.CreateRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
-	72, // 9: verbena.hdfs.CreateResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
-	76, // 10: verbena.hdfs.AddBlockRequestProto.previous:type_name -> verbena.hdfs.ExtendedBlockProto
-	77, // 11: verbena.hdfs.AddBlockRequestProto.excludeNodes:type_name -> verbena.hdfs.DatanodeInfoProto
+	86, // 0: verbena.hdfs.GetServerDefaultsResponseProto.serverDefaults:type_name -> verbena.hdfs.FsServerDefaultsProto
+	87, // 1: verbena.hdfs.GetFileInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	87, // 2: verbena.hdfs.GetFileLinkInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	88, // 3: verbena.hdfs.GetListingResponseProto.dirList:type_name -> verbena.hdfs.DirectoryListingProto
+	89, // 4: verbena.hdfs.MkdirsRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
+	89, // 5: verbena.hdfs.MkdirsRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
+	89, // 6: verbena.hdfs.CreateRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
+	90, // 7: verbena.hdfs.CreateRequestProto.cryptoProtocolVersion:type_name -> verbena.hdfs.CryptoProtocolVersionProto
+	89, // 8: verbena.hdfs.CreateRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
+	87, // 9: verbena.hdfs.CreateResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	91, // 10: verbena.hdfs.AddBlockRequestProto.previous:type_name -> verbena.hdfs.ExtendedBlockProto
+	92, // 11: verbena.hdfs.AddBlockRequestProto.excludeNodes:type_name -> verbena.hdfs.DatanodeInfoProto
 	0,  // 12: verbena.hdfs.AddBlockRequestProto.flags:type_name -> verbena.hdfs.AddBlockFlagProto
-	78, // 13: verbena.hdfs.AddBlockResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	76, // 14: verbena.hdfs.UpdateBlockForPipelineRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
-	78, // 15: verbena.hdfs.UpdateBlockForPipelineResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	76, // 16: verbena.hdfs.UpdatePipelineRequestProto.oldBlock:type_name -> verbena.hdfs.ExtendedBlockProto
-	76, // 17: verbena.hdfs.UpdatePipelineRequestProto.newBlock:type_name -> verbena.hdfs.ExtendedBlockProto
-	79, // 18: verbena.hdfs.UpdatePipelineRequestProto.newNodes:type_name -> verbena.hdfs.DatanodeIDProto
-	76, // 19: verbena.hdfs.CompleteRequestProto.last:type_name -> verbena.hdfs.ExtendedBlockProto
-	76, // 20: verbena.hdfs.AbandonBlockRequestProto.b:type_name -> verbena.hdfs.ExtendedBlockProto
-	78, // 21: verbena.hdfs.AppendResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	72, // 22: verbena.hdfs.AppendResponseProto.stat:type_name -> verbena.hdfs.HdfsFileStatusProto
-	80, // 23: verbena.hdfs.GetBlockLocationsResponseProto.locations:type_name -> verbena.hdfs.LocatedBlocksProto
-	74, // 24: verbena.hdfs.SetPermissionRequestProto.permission:type_name -> verbena.hdfs.FsPermissionProto
-	81, // 25: verbena.hdfs.GetContentSummaryResponseProto.summary:type_name -> verbena.hdfs.ContentSummaryProto
+	93, // 13: verbena.hdfs.AddBlockResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	91, // 14: verbena.hdfs.UpdateBlockForPipelineRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	93, // 15: verbena.hdfs.UpdateBlockForPipelineResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	91, // 16: verbena.hdfs.UpdatePipelineRequestProto.oldBlock:type_name -> verbena.hdfs.ExtendedBlockProto
+	91, // 17: verbena.hdfs.UpdatePipelineRequestProto.newBlock:type_name -> verbena.hdfs.ExtendedBlockProto
+	94, // 18: verbena.hdfs.UpdatePipelineRequestProto.newNodes:type_name -> verbena.hdfs.DatanodeIDProto
+	91, // 19: verbena.hdfs.CompleteRequestProto.last:type_name -> verbena.hdfs.ExtendedBlockProto
+	91, // 20: verbena.hdfs.AbandonBlockRequestProto.b:type_name -> verbena.hdfs.ExtendedBlockProto
+	93, // 21: verbena.hdfs.AppendResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	87, // 22: verbena.hdfs.AppendResponseProto.stat:type_name -> verbena.hdfs.HdfsFileStatusProto
+	95, // 23: verbena.hdfs.GetBlockLocationsResponseProto.locations:type_name -> verbena.hdfs.LocatedBlocksProto
+	89, // 24: verbena.hdfs.SetPermissionRequestProto.permission:type_name -> verbena.hdfs.FsPermissionProto
+	96, // 25: verbena.hdfs.GetContentSummaryResponseProto.summary:type_name -> verbena.hdfs.ContentSummaryProto
 	1,  // 26: verbena.hdfs.GetDatanodeReportRequestProto.type:type_name -> verbena.hdfs.DatanodeReportTypeProto
-	77, // 27: verbena.hdfs.GetDatanodeReportResponseProto.di:type_name -> verbena.hdfs.DatanodeInfoProto
-	82, // 28: verbena.hdfs.GetDataEncryptionKeyResponseProto.dataEncryptionKey:type_name -> verbena.hdfs.DataEncryptionKeyProto
-	76, // 29: verbena.hdfs.GetAdditionalDatanodeRequestProto.blk:type_name -> verbena.hdfs.ExtendedBlockProto
-	77, // 30: verbena.hdfs.GetAdditionalDatanodeRequestProto.existings:type_name -> verbena.hdfs.DatanodeInfoProto
-	77, // 31: verbena.hdfs.GetAdditionalDatanodeRequestProto.excludes:type_name -> verbena.hdfs.DatanodeInfoProto
-	78, // 32: verbena.hdfs.GetAdditionalDatanodeResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	78, // 33: verbena.hdfs.ReportBadBlocksRequestProto.blocks:type_name -> verbena.hdfs.LocatedBlockProto
+	92, // 27: verbena.hdfs.GetDatanodeReportResponseProto.di:type_name -> verbena.hdfs.DatanodeInfoProto
+	97, // 28: verbena.hdfs.GetDataEncryptionKeyResponseProto.dataEncryptionKey:type_name -> verbena.hdfs.DataEncryptionKeyProto
+	91, // 29: verbena.hdfs.GetAdditionalDatanodeRequestProto.blk:type_name -> verbena.hdfs.ExtendedBlockProto
+	92, // 30: verbena.hdfs.GetAdditionalDatanodeRequestProto.existings:type_name -> verbena.hdfs.DatanodeInfoProto
+	92, // 31: verbena.hdfs.GetAdditionalDatanodeRequestProto.excludes:type_name -> verbena.hdfs.DatanodeInfoProto
+	93, // 32: verbena.hdfs.GetAdditionalDatanodeResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	93, // 33: verbena.hdfs.ReportBadBlocksRequestProto.blocks:type_name -> verbena.hdfs.LocatedBlockProto
 	2,  // 34: verbena.hdfs.SetSafeModeRequestProto.action:type_name -> verbena.hdfs.SafeModeActionProto
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	1,  // 35: verbena.hdfs.GetDatanodeStorageReportRequestProto.type:type_name -> verbena.hdfs.DatanodeReportTypeProto
+	92, // 36: verbena.hdfs.DatanodeStorageReportProto.datanodeInfo:type_name -> verbena.hdfs.DatanodeInfoProto
+	98, // 37: verbena.hdfs.DatanodeStorageReportProto.storageReports:type_name -> verbena.hdfs.StorageReportProto
+	76, // 38: verbena.hdfs.GetDatanodeStorageReportResponseProto.datanodeStorageReports:type_name -> verbena.hdfs.DatanodeStorageReportProto
+	92, // 39: verbena.hdfs.GetSlowDatanodeReportResponseProto.datanodeInfoProto:type_name -> verbena.hdfs.DatanodeInfoProto
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_hdfspb_clientnamenode_proto_init() }
@@ -4094,7 +4890,7 @@ func file_hdfs_internal_hdfspb_clientnamenode_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc), len(file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   68,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

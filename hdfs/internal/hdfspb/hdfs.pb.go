@@ -560,6 +560,62 @@ func (DatanodeInfoProto_AdminState) EnumDescriptor() ([]byte, []int) {
 	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{5, 0}
 }
 
+type DatanodeStorageProto_StorageState int32
+
+const (
+	DatanodeStorageProto_NORMAL           DatanodeStorageProto_StorageState = 0
+	DatanodeStorageProto_READ_ONLY_SHARED DatanodeStorageProto_StorageState = 1
+)
+
+// Enum value maps for DatanodeStorageProto_StorageState.
+var (
+	DatanodeStorageProto_StorageState_name = map[int32]string{
+		0: "NORMAL",
+		1: "READ_ONLY_SHARED",
+	}
+	DatanodeStorageProto_StorageState_value = map[string]int32{
+		"NORMAL":           0,
+		"READ_ONLY_SHARED": 1,
+	}
+)
+
+func (x DatanodeStorageProto_StorageState) Enum() *DatanodeStorageProto_StorageState {
+	p := new(DatanodeStorageProto_StorageState)
+	*p = x
+	return p
+}
+
+func (x DatanodeStorageProto_StorageState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DatanodeStorageProto_StorageState) Descriptor() protoreflect.EnumDescriptor {
+	return file_hdfs_internal_hdfspb_hdfs_proto_enumTypes[9].Descriptor()
+}
+
+func (DatanodeStorageProto_StorageState) Type() protoreflect.EnumType {
+	return &file_hdfs_internal_hdfspb_hdfs_proto_enumTypes[9]
+}
+
+func (x DatanodeStorageProto_StorageState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Do not use.
+func (x *DatanodeStorageProto_StorageState) UnmarshalJSON(b []byte) error {
+	num, err := protoimpl.X.UnmarshalJSONEnum(x.Descriptor(), b)
+	if err != nil {
+		return err
+	}
+	*x = DatanodeStorageProto_StorageState(num)
+	return nil
+}
+
+// Deprecated: Use DatanodeStorageProto_StorageState.Descriptor instead.
+func (DatanodeStorageProto_StorageState) EnumDescriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{6, 0}
+}
+
 type FsServerDefaultsProto struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	BlockSize           *uint64                `protobuf:"varint,1,req,name=blockSize" json:"blockSize,omitempty"`
@@ -1232,6 +1288,249 @@ func (x *DatanodeInfoProto) GetNumBlocks() uint32 {
 	return Default_DatanodeInfoProto_NumBlocks
 }
 
+type DatanodeStorageProto struct {
+	state         protoimpl.MessageState             `protogen:"open.v1"`
+	StorageUuid   *string                            `protobuf:"bytes,1,req,name=storageUuid" json:"storageUuid,omitempty"`
+	State         *DatanodeStorageProto_StorageState `protobuf:"varint,2,opt,name=state,enum=verbena.hdfs.DatanodeStorageProto_StorageState,def=0" json:"state,omitempty"`
+	StorageType   *StorageTypeProto                  `protobuf:"varint,3,opt,name=storageType,enum=verbena.hdfs.StorageTypeProto,def=1" json:"storageType,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+// Default values for DatanodeStorageProto fields.
+const (
+	Default_DatanodeStorageProto_State       = DatanodeStorageProto_NORMAL
+	Default_DatanodeStorageProto_StorageType = StorageTypeProto_DISK
+)
+
+func (x *DatanodeStorageProto) Reset() {
+	*x = DatanodeStorageProto{}
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatanodeStorageProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatanodeStorageProto) ProtoMessage() {}
+
+func (x *DatanodeStorageProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatanodeStorageProto.ProtoReflect.Descriptor instead.
+func (*DatanodeStorageProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DatanodeStorageProto) GetStorageUuid() string {
+	if x != nil && x.StorageUuid != nil {
+		return *x.StorageUuid
+	}
+	return ""
+}
+
+func (x *DatanodeStorageProto) GetState() DatanodeStorageProto_StorageState {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return Default_DatanodeStorageProto_State
+}
+
+func (x *DatanodeStorageProto) GetStorageType() StorageTypeProto {
+	if x != nil && x.StorageType != nil {
+		return *x.StorageType
+	}
+	return Default_DatanodeStorageProto_StorageType
+}
+
+type StorageReportProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StorageUuid   *string                `protobuf:"bytes,1,req,name=storageUuid" json:"storageUuid,omitempty"`
+	Failed        *bool                  `protobuf:"varint,2,opt,name=failed,def=0" json:"failed,omitempty"`
+	Capacity      *uint64                `protobuf:"varint,3,opt,name=capacity,def=0" json:"capacity,omitempty"`
+	DfsUsed       *uint64                `protobuf:"varint,4,opt,name=dfsUsed,def=0" json:"dfsUsed,omitempty"`
+	Remaining     *uint64                `protobuf:"varint,5,opt,name=remaining,def=0" json:"remaining,omitempty"`
+	BlockPoolUsed *uint64                `protobuf:"varint,6,opt,name=blockPoolUsed,def=0" json:"blockPoolUsed,omitempty"`
+	Storage       *DatanodeStorageProto  `protobuf:"bytes,7,opt,name=storage" json:"storage,omitempty"`
+	NonDfsUsed    *uint64                `protobuf:"varint,8,opt,name=nonDfsUsed" json:"nonDfsUsed,omitempty"`
+	Mount         *string                `protobuf:"bytes,9,opt,name=mount" json:"mount,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+// Default values for StorageReportProto fields.
+const (
+	Default_StorageReportProto_Failed        = bool(false)
+	Default_StorageReportProto_Capacity      = uint64(0)
+	Default_StorageReportProto_DfsUsed       = uint64(0)
+	Default_StorageReportProto_Remaining     = uint64(0)
+	Default_StorageReportProto_BlockPoolUsed = uint64(0)
+)
+
+func (x *StorageReportProto) Reset() {
+	*x = StorageReportProto{}
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StorageReportProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StorageReportProto) ProtoMessage() {}
+
+func (x *StorageReportProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StorageReportProto.ProtoReflect.Descriptor instead.
+func (*StorageReportProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *StorageReportProto) GetStorageUuid() string {
+	if x != nil && x.StorageUuid != nil {
+		return *x.StorageUuid
+	}
+	return ""
+}
+
+func (x *StorageReportProto) GetFailed() bool {
+	if x != nil && x.Failed != nil {
+		return *x.Failed
+	}
+	return Default_StorageReportProto_Failed
+}
+
+func (x *StorageReportProto) GetCapacity() uint64 {
+	if x != nil && x.Capacity != nil {
+		return *x.Capacity
+	}
+	return Default_StorageReportProto_Capacity
+}
+
+func (x *StorageReportProto) GetDfsUsed() uint64 {
+	if x != nil && x.DfsUsed != nil {
+		return *x.DfsUsed
+	}
+	return Default_StorageReportProto_DfsUsed
+}
+
+func (x *StorageReportProto) GetRemaining() uint64 {
+	if x != nil && x.Remaining != nil {
+		return *x.Remaining
+	}
+	return Default_StorageReportProto_Remaining
+}
+
+func (x *StorageReportProto) GetBlockPoolUsed() uint64 {
+	if x != nil && x.BlockPoolUsed != nil {
+		return *x.BlockPoolUsed
+	}
+	return Default_StorageReportProto_BlockPoolUsed
+}
+
+func (x *StorageReportProto) GetStorage() *DatanodeStorageProto {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+func (x *StorageReportProto) GetNonDfsUsed() uint64 {
+	if x != nil && x.NonDfsUsed != nil {
+		return *x.NonDfsUsed
+	}
+	return 0
+}
+
+func (x *StorageReportProto) GetMount() string {
+	if x != nil && x.Mount != nil {
+		return *x.Mount
+	}
+	return ""
+}
+
+type DatanodeLocalInfoProto struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	SoftwareVersion *string                `protobuf:"bytes,1,req,name=softwareVersion" json:"softwareVersion,omitempty"`
+	ConfigVersion   *string                `protobuf:"bytes,2,req,name=configVersion" json:"configVersion,omitempty"`
+	Uptime          *uint64                `protobuf:"varint,3,req,name=uptime" json:"uptime,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DatanodeLocalInfoProto) Reset() {
+	*x = DatanodeLocalInfoProto{}
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatanodeLocalInfoProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatanodeLocalInfoProto) ProtoMessage() {}
+
+func (x *DatanodeLocalInfoProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatanodeLocalInfoProto.ProtoReflect.Descriptor instead.
+func (*DatanodeLocalInfoProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DatanodeLocalInfoProto) GetSoftwareVersion() string {
+	if x != nil && x.SoftwareVersion != nil {
+		return *x.SoftwareVersion
+	}
+	return ""
+}
+
+func (x *DatanodeLocalInfoProto) GetConfigVersion() string {
+	if x != nil && x.ConfigVersion != nil {
+		return *x.ConfigVersion
+	}
+	return ""
+}
+
+func (x *DatanodeLocalInfoProto) GetUptime() uint64 {
+	if x != nil && x.Uptime != nil {
+		return *x.Uptime
+	}
+	return 0
+}
+
 type LocatedBlockProto struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	B             *ExtendedBlockProto    `protobuf:"bytes,1,req,name=b" json:"b,omitempty"`
@@ -1250,7 +1549,7 @@ type LocatedBlockProto struct {
 
 func (x *LocatedBlockProto) Reset() {
 	*x = LocatedBlockProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[6]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1561,7 @@ func (x *LocatedBlockProto) String() string {
 func (*LocatedBlockProto) ProtoMessage() {}
 
 func (x *LocatedBlockProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[6]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1574,7 @@ func (x *LocatedBlockProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocatedBlockProto.ProtoReflect.Descriptor instead.
 func (*LocatedBlockProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{6}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LocatedBlockProto) GetB() *ExtendedBlockProto {
@@ -1368,7 +1667,7 @@ const (
 
 func (x *DatanodeIDProto) Reset() {
 	*x = DatanodeIDProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[7]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1679,7 @@ func (x *DatanodeIDProto) String() string {
 func (*DatanodeIDProto) ProtoMessage() {}
 
 func (x *DatanodeIDProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[7]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1692,7 @@ func (x *DatanodeIDProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatanodeIDProto.ProtoReflect.Descriptor instead.
 func (*DatanodeIDProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{7}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DatanodeIDProto) GetIpAddr() string {
@@ -1460,7 +1759,7 @@ type LocatedBlocksProto struct {
 
 func (x *LocatedBlocksProto) Reset() {
 	*x = LocatedBlocksProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[8]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1771,7 @@ func (x *LocatedBlocksProto) String() string {
 func (*LocatedBlocksProto) ProtoMessage() {}
 
 func (x *LocatedBlocksProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[8]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1784,7 @@ func (x *LocatedBlocksProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocatedBlocksProto.ProtoReflect.Descriptor instead.
 func (*LocatedBlocksProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{8}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LocatedBlocksProto) GetFileLength() uint64 {
@@ -1557,7 +1856,7 @@ type ContentSummaryProto struct {
 
 func (x *ContentSummaryProto) Reset() {
 	*x = ContentSummaryProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[9]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1868,7 @@ func (x *ContentSummaryProto) String() string {
 func (*ContentSummaryProto) ProtoMessage() {}
 
 func (x *ContentSummaryProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[9]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1881,7 @@ func (x *ContentSummaryProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentSummaryProto.ProtoReflect.Descriptor instead.
 func (*ContentSummaryProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{9}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ContentSummaryProto) GetLength() uint64 {
@@ -1683,7 +1982,7 @@ type DataEncryptionKeyProto struct {
 
 func (x *DataEncryptionKeyProto) Reset() {
 	*x = DataEncryptionKeyProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[10]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1994,7 @@ func (x *DataEncryptionKeyProto) String() string {
 func (*DataEncryptionKeyProto) ProtoMessage() {}
 
 func (x *DataEncryptionKeyProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[10]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +2007,7 @@ func (x *DataEncryptionKeyProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataEncryptionKeyProto.ProtoReflect.Descriptor instead.
 func (*DataEncryptionKeyProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{10}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DataEncryptionKeyProto) GetKeyId() uint32 {
@@ -1768,7 +2067,7 @@ const (
 
 func (x *BlockChecksumOptionsProto) Reset() {
 	*x = BlockChecksumOptionsProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[11]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +2079,7 @@ func (x *BlockChecksumOptionsProto) String() string {
 func (*BlockChecksumOptionsProto) ProtoMessage() {}
 
 func (x *BlockChecksumOptionsProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[11]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +2092,7 @@ func (x *BlockChecksumOptionsProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockChecksumOptionsProto.ProtoReflect.Descriptor instead.
 func (*BlockChecksumOptionsProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{11}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BlockChecksumOptionsProto) GetBlockChecksumType() BlockChecksumTypeProto {
@@ -1824,7 +2123,7 @@ type FileEncryptionInfoProto struct {
 
 func (x *FileEncryptionInfoProto) Reset() {
 	*x = FileEncryptionInfoProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[12]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +2135,7 @@ func (x *FileEncryptionInfoProto) String() string {
 func (*FileEncryptionInfoProto) ProtoMessage() {}
 
 func (x *FileEncryptionInfoProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[12]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +2148,7 @@ func (x *FileEncryptionInfoProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEncryptionInfoProto.ProtoReflect.Descriptor instead.
 func (*FileEncryptionInfoProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{12}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FileEncryptionInfoProto) GetSuite() CipherSuiteProto {
@@ -1912,7 +2211,7 @@ const (
 
 func (x *ErasureCodingPolicyProto) Reset() {
 	*x = ErasureCodingPolicyProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[13]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2223,7 @@ func (x *ErasureCodingPolicyProto) String() string {
 func (*ErasureCodingPolicyProto) ProtoMessage() {}
 
 func (x *ErasureCodingPolicyProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[13]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2236,7 @@ func (x *ErasureCodingPolicyProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErasureCodingPolicyProto.ProtoReflect.Descriptor instead.
 func (*ErasureCodingPolicyProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{13}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ErasureCodingPolicyProto) GetName() string {
@@ -1987,7 +2286,7 @@ type TokenProto struct {
 
 func (x *TokenProto) Reset() {
 	*x = TokenProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[14]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2298,7 @@ func (x *TokenProto) String() string {
 func (*TokenProto) ProtoMessage() {}
 
 func (x *TokenProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[14]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2311,7 @@ func (x *TokenProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenProto.ProtoReflect.Descriptor instead.
 func (*TokenProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{14}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TokenProto) GetIdentifier() []byte {
@@ -2052,7 +2351,7 @@ type StorageTypeQuotaInfosProto struct {
 
 func (x *StorageTypeQuotaInfosProto) Reset() {
 	*x = StorageTypeQuotaInfosProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[15]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2363,7 @@ func (x *StorageTypeQuotaInfosProto) String() string {
 func (*StorageTypeQuotaInfosProto) ProtoMessage() {}
 
 func (x *StorageTypeQuotaInfosProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[15]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2376,7 @@ func (x *StorageTypeQuotaInfosProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageTypeQuotaInfosProto.ProtoReflect.Descriptor instead.
 func (*StorageTypeQuotaInfosProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{15}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StorageTypeQuotaInfosProto) GetTypeQuotaInfo() []*StorageTypeQuotaInfoProto {
@@ -2099,7 +2398,7 @@ type ECSchemaProto struct {
 
 func (x *ECSchemaProto) Reset() {
 	*x = ECSchemaProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[16]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2410,7 @@ func (x *ECSchemaProto) String() string {
 func (*ECSchemaProto) ProtoMessage() {}
 
 func (x *ECSchemaProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[16]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2423,7 @@ func (x *ECSchemaProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ECSchemaProto.ProtoReflect.Descriptor instead.
 func (*ECSchemaProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{16}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ECSchemaProto) GetCodecName() string {
@@ -2171,7 +2470,7 @@ const (
 
 func (x *StorageTypeQuotaInfoProto) Reset() {
 	*x = StorageTypeQuotaInfoProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[17]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2482,7 @@ func (x *StorageTypeQuotaInfoProto) String() string {
 func (*StorageTypeQuotaInfoProto) ProtoMessage() {}
 
 func (x *StorageTypeQuotaInfoProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[17]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2495,7 @@ func (x *StorageTypeQuotaInfoProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageTypeQuotaInfoProto.ProtoReflect.Descriptor instead.
 func (*StorageTypeQuotaInfoProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{17}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StorageTypeQuotaInfoProto) GetType() StorageTypeProto {
@@ -2230,7 +2529,7 @@ type ECSchemaOptionEntryProto struct {
 
 func (x *ECSchemaOptionEntryProto) Reset() {
 	*x = ECSchemaOptionEntryProto{}
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[18]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2541,7 @@ func (x *ECSchemaOptionEntryProto) String() string {
 func (*ECSchemaOptionEntryProto) ProtoMessage() {}
 
 func (x *ECSchemaOptionEntryProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[18]
+	mi := &file_hdfs_internal_hdfspb_hdfs_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2554,7 @@ func (x *ECSchemaOptionEntryProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ECSchemaOptionEntryProto.ProtoReflect.Descriptor instead.
 func (*ECSchemaOptionEntryProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{18}
+	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ECSchemaOptionEntryProto) GetKey() string {
@@ -2366,7 +2665,31 @@ const file_hdfs_internal_hdfspb_hdfs_proto_rawDesc = "" +
 	"\x17DECOMMISSION_INPROGRESS\x10\x01\x12\x12\n" +
 	"\x0eDECOMMISSIONED\x10\x02\x12\x18\n" +
 	"\x14ENTERING_MAINTENANCE\x10\x03\x12\x12\n" +
-	"\x0eIN_MAINTENANCE\x10\x04\"\xc8\x03\n" +
+	"\x0eIN_MAINTENANCE\x10\x04\"\x81\x02\n" +
+	"\x14DatanodeStorageProto\x12 \n" +
+	"\vstorageUuid\x18\x01 \x02(\tR\vstorageUuid\x12M\n" +
+	"\x05state\x18\x02 \x01(\x0e2/.verbena.hdfs.DatanodeStorageProto.StorageState:\x06NORMALR\x05state\x12F\n" +
+	"\vstorageType\x18\x03 \x01(\x0e2\x1e.verbena.hdfs.StorageTypeProto:\x04DISKR\vstorageType\"0\n" +
+	"\fStorageState\x12\n" +
+	"\n" +
+	"\x06NORMAL\x10\x00\x12\x14\n" +
+	"\x10READ_ONLY_SHARED\x10\x01\"\xcf\x02\n" +
+	"\x12StorageReportProto\x12 \n" +
+	"\vstorageUuid\x18\x01 \x02(\tR\vstorageUuid\x12\x1d\n" +
+	"\x06failed\x18\x02 \x01(\b:\x05falseR\x06failed\x12\x1d\n" +
+	"\bcapacity\x18\x03 \x01(\x04:\x010R\bcapacity\x12\x1b\n" +
+	"\adfsUsed\x18\x04 \x01(\x04:\x010R\adfsUsed\x12\x1f\n" +
+	"\tremaining\x18\x05 \x01(\x04:\x010R\tremaining\x12'\n" +
+	"\rblockPoolUsed\x18\x06 \x01(\x04:\x010R\rblockPoolUsed\x12<\n" +
+	"\astorage\x18\a \x01(\v2\".verbena.hdfs.DatanodeStorageProtoR\astorage\x12\x1e\n" +
+	"\n" +
+	"nonDfsUsed\x18\b \x01(\x04R\n" +
+	"nonDfsUsed\x12\x14\n" +
+	"\x05mount\x18\t \x01(\tR\x05mount\"\x80\x01\n" +
+	"\x16DatanodeLocalInfoProto\x12(\n" +
+	"\x0fsoftwareVersion\x18\x01 \x02(\tR\x0fsoftwareVersion\x12$\n" +
+	"\rconfigVersion\x18\x02 \x02(\tR\rconfigVersion\x12\x16\n" +
+	"\x06uptime\x18\x03 \x02(\x04R\x06uptime\"\xc8\x03\n" +
 	"\x11LocatedBlockProto\x12.\n" +
 	"\x01b\x18\x01 \x02(\v2 .verbena.hdfs.ExtendedBlockProtoR\x01b\x12\x16\n" +
 	"\x06offset\x18\x02 \x02(\x04R\x06offset\x123\n" +
@@ -2501,71 +2824,78 @@ func file_hdfs_internal_hdfspb_hdfs_proto_rawDescGZIP() []byte {
 	return file_hdfs_internal_hdfspb_hdfs_proto_rawDescData
 }
 
-var file_hdfs_internal_hdfspb_hdfs_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_hdfs_internal_hdfspb_hdfs_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_hdfs_internal_hdfspb_hdfs_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_hdfs_internal_hdfspb_hdfs_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_hdfs_internal_hdfspb_hdfs_proto_goTypes = []any{
-	(CryptoProtocolVersionProto)(0),    // 0: verbena.hdfs.CryptoProtocolVersionProto
-	(StorageTypeProto)(0),              // 1: verbena.hdfs.StorageTypeProto
-	(ChecksumTypeProto)(0),             // 2: verbena.hdfs.ChecksumTypeProto
-	(BlockChecksumTypeProto)(0),        // 3: verbena.hdfs.BlockChecksumTypeProto
-	(CipherSuiteProto)(0),              // 4: verbena.hdfs.CipherSuiteProto
-	(ErasureCodingPolicyState)(0),      // 5: verbena.hdfs.ErasureCodingPolicyState
-	(HdfsFileStatusProto_FileType)(0),  // 6: verbena.hdfs.HdfsFileStatusProto.FileType
-	(HdfsFileStatusProto_Flags)(0),     // 7: verbena.hdfs.HdfsFileStatusProto.Flags
-	(DatanodeInfoProto_AdminState)(0),  // 8: verbena.hdfs.DatanodeInfoProto.AdminState
-	(*FsServerDefaultsProto)(nil),      // 9: verbena.hdfs.FsServerDefaultsProto
-	(*HdfsFileStatusProto)(nil),        // 10: verbena.hdfs.HdfsFileStatusProto
-	(*DirectoryListingProto)(nil),      // 11: verbena.hdfs.DirectoryListingProto
-	(*FsPermissionProto)(nil),          // 12: verbena.hdfs.FsPermissionProto
-	(*ExtendedBlockProto)(nil),         // 13: verbena.hdfs.ExtendedBlockProto
-	(*DatanodeInfoProto)(nil),          // 14: verbena.hdfs.DatanodeInfoProto
-	(*LocatedBlockProto)(nil),          // 15: verbena.hdfs.LocatedBlockProto
-	(*DatanodeIDProto)(nil),            // 16: verbena.hdfs.DatanodeIDProto
-	(*LocatedBlocksProto)(nil),         // 17: verbena.hdfs.LocatedBlocksProto
-	(*ContentSummaryProto)(nil),        // 18: verbena.hdfs.ContentSummaryProto
-	(*DataEncryptionKeyProto)(nil),     // 19: verbena.hdfs.DataEncryptionKeyProto
-	(*BlockChecksumOptionsProto)(nil),  // 20: verbena.hdfs.BlockChecksumOptionsProto
-	(*FileEncryptionInfoProto)(nil),    // 21: verbena.hdfs.FileEncryptionInfoProto
-	(*ErasureCodingPolicyProto)(nil),   // 22: verbena.hdfs.ErasureCodingPolicyProto
-	(*TokenProto)(nil),                 // 23: verbena.hdfs.TokenProto
-	(*StorageTypeQuotaInfosProto)(nil), // 24: verbena.hdfs.StorageTypeQuotaInfosProto
-	(*ECSchemaProto)(nil),              // 25: verbena.hdfs.ECSchemaProto
-	(*StorageTypeQuotaInfoProto)(nil),  // 26: verbena.hdfs.StorageTypeQuotaInfoProto
-	(*ECSchemaOptionEntryProto)(nil),   // 27: verbena.hdfs.ECSchemaOptionEntryProto
+	(CryptoProtocolVersionProto)(0),        // 0: verbena.hdfs.CryptoProtocolVersionProto
+	(StorageTypeProto)(0),                  // 1: verbena.hdfs.StorageTypeProto
+	(ChecksumTypeProto)(0),                 // 2: verbena.hdfs.ChecksumTypeProto
+	(BlockChecksumTypeProto)(0),            // 3: verbena.hdfs.BlockChecksumTypeProto
+	(CipherSuiteProto)(0),                  // 4: verbena.hdfs.CipherSuiteProto
+	(ErasureCodingPolicyState)(0),          // 5: verbena.hdfs.ErasureCodingPolicyState
+	(HdfsFileStatusProto_FileType)(0),      // 6: verbena.hdfs.HdfsFileStatusProto.FileType
+	(HdfsFileStatusProto_Flags)(0),         // 7: verbena.hdfs.HdfsFileStatusProto.Flags
+	(DatanodeInfoProto_AdminState)(0),      // 8: verbena.hdfs.DatanodeInfoProto.AdminState
+	(DatanodeStorageProto_StorageState)(0), // 9: verbena.hdfs.DatanodeStorageProto.StorageState
+	(*FsServerDefaultsProto)(nil),          // 10: verbena.hdfs.FsServerDefaultsProto
+	(*HdfsFileStatusProto)(nil),            // 11: verbena.hdfs.HdfsFileStatusProto
+	(*DirectoryListingProto)(nil),          // 12: verbena.hdfs.DirectoryListingProto
+	(*FsPermissionProto)(nil),              // 13: verbena.hdfs.FsPermissionProto
+	(*ExtendedBlockProto)(nil),             // 14: verbena.hdfs.ExtendedBlockProto
+	(*DatanodeInfoProto)(nil),              // 15: verbena.hdfs.DatanodeInfoProto
+	(*DatanodeStorageProto)(nil),           // 16: verbena.hdfs.DatanodeStorageProto
+	(*StorageReportProto)(nil),             // 17: verbena.hdfs.StorageReportProto
+	(*DatanodeLocalInfoProto)(nil),         // 18: verbena.hdfs.DatanodeLocalInfoProto
+	(*LocatedBlockProto)(nil),              // 19: verbena.hdfs.LocatedBlockProto
+	(*DatanodeIDProto)(nil),                // 20: verbena.hdfs.DatanodeIDProto
+	(*LocatedBlocksProto)(nil),             // 21: verbena.hdfs.LocatedBlocksProto
+	(*ContentSummaryProto)(nil),            // 22: verbena.hdfs.ContentSummaryProto
+	(*DataEncryptionKeyProto)(nil),         // 23: verbena.hdfs.DataEncryptionKeyProto
+	(*BlockChecksumOptionsProto)(nil),      // 24: verbena.hdfs.BlockChecksumOptionsProto
+	(*FileEncryptionInfoProto)(nil),        // 25: verbena.hdfs.FileEncryptionInfoProto
+	(*ErasureCodingPolicyProto)(nil),       // 26: verbena.hdfs.ErasureCodingPolicyProto
+	(*TokenProto)(nil),                     // 27: verbena.hdfs.TokenProto
+	(*StorageTypeQuotaInfosProto)(nil),     // 28: verbena.hdfs.StorageTypeQuotaInfosProto
+	(*ECSchemaProto)(nil),                  // 29: verbena.hdfs.ECSchemaProto
+	(*StorageTypeQuotaInfoProto)(nil),      // 30: verbena.hdfs.StorageTypeQuotaInfoProto
+	(*ECSchemaOptionEntryProto)(nil),       // 31: verbena.hdfs.ECSchemaOptionEntryProto
 }
 var file_hdfs_internal_hdfspb_hdfs_proto_depIdxs = []int32{
 	2,  // 0: verbena.hdfs.FsServerDefaultsProto.checksumType:type_name -> verbena.hdfs.ChecksumTypeProto
 	6,  // 1: verbena.hdfs.HdfsFileStatusProto.fileType:type_name -> verbena.hdfs.HdfsFileStatusProto.FileType
-	12, // 2: verbena.hdfs.HdfsFileStatusProto.permission:type_name -> verbena.hdfs.FsPermissionProto
-	17, // 3: verbena.hdfs.HdfsFileStatusProto.locations:type_name -> verbena.hdfs.LocatedBlocksProto
-	21, // 4: verbena.hdfs.HdfsFileStatusProto.fileEncryptionInfo:type_name -> verbena.hdfs.FileEncryptionInfoProto
-	22, // 5: verbena.hdfs.HdfsFileStatusProto.ecPolicy:type_name -> verbena.hdfs.ErasureCodingPolicyProto
-	10, // 6: verbena.hdfs.DirectoryListingProto.partialListing:type_name -> verbena.hdfs.HdfsFileStatusProto
-	16, // 7: verbena.hdfs.DatanodeInfoProto.id:type_name -> verbena.hdfs.DatanodeIDProto
+	13, // 2: verbena.hdfs.HdfsFileStatusProto.permission:type_name -> verbena.hdfs.FsPermissionProto
+	21, // 3: verbena.hdfs.HdfsFileStatusProto.locations:type_name -> verbena.hdfs.LocatedBlocksProto
+	25, // 4: verbena.hdfs.HdfsFileStatusProto.fileEncryptionInfo:type_name -> verbena.hdfs.FileEncryptionInfoProto
+	26, // 5: verbena.hdfs.HdfsFileStatusProto.ecPolicy:type_name -> verbena.hdfs.ErasureCodingPolicyProto
+	11, // 6: verbena.hdfs.DirectoryListingProto.partialListing:type_name -> verbena.hdfs.HdfsFileStatusProto
+	20, // 7: verbena.hdfs.DatanodeInfoProto.id:type_name -> verbena.hdfs.DatanodeIDProto
 	8,  // 8: verbena.hdfs.DatanodeInfoProto.adminState:type_name -> verbena.hdfs.DatanodeInfoProto.AdminState
-	13, // 9: verbena.hdfs.LocatedBlockProto.b:type_name -> verbena.hdfs.ExtendedBlockProto
-	14, // 10: verbena.hdfs.LocatedBlockProto.locs:type_name -> verbena.hdfs.DatanodeInfoProto
-	23, // 11: verbena.hdfs.LocatedBlockProto.blockToken:type_name -> verbena.hdfs.TokenProto
-	1,  // 12: verbena.hdfs.LocatedBlockProto.storageTypes:type_name -> verbena.hdfs.StorageTypeProto
-	23, // 13: verbena.hdfs.LocatedBlockProto.blockTokens:type_name -> verbena.hdfs.TokenProto
-	15, // 14: verbena.hdfs.LocatedBlocksProto.blocks:type_name -> verbena.hdfs.LocatedBlockProto
-	15, // 15: verbena.hdfs.LocatedBlocksProto.lastBlock:type_name -> verbena.hdfs.LocatedBlockProto
-	21, // 16: verbena.hdfs.LocatedBlocksProto.fileEncryptionInfo:type_name -> verbena.hdfs.FileEncryptionInfoProto
-	22, // 17: verbena.hdfs.LocatedBlocksProto.ecPolicy:type_name -> verbena.hdfs.ErasureCodingPolicyProto
-	24, // 18: verbena.hdfs.ContentSummaryProto.typeQuotaInfos:type_name -> verbena.hdfs.StorageTypeQuotaInfosProto
-	3,  // 19: verbena.hdfs.BlockChecksumOptionsProto.blockChecksumType:type_name -> verbena.hdfs.BlockChecksumTypeProto
-	4,  // 20: verbena.hdfs.FileEncryptionInfoProto.suite:type_name -> verbena.hdfs.CipherSuiteProto
-	0,  // 21: verbena.hdfs.FileEncryptionInfoProto.cryptoProtocolVersion:type_name -> verbena.hdfs.CryptoProtocolVersionProto
-	25, // 22: verbena.hdfs.ErasureCodingPolicyProto.schema:type_name -> verbena.hdfs.ECSchemaProto
-	5,  // 23: verbena.hdfs.ErasureCodingPolicyProto.state:type_name -> verbena.hdfs.ErasureCodingPolicyState
-	26, // 24: verbena.hdfs.StorageTypeQuotaInfosProto.typeQuotaInfo:type_name -> verbena.hdfs.StorageTypeQuotaInfoProto
-	27, // 25: verbena.hdfs.ECSchemaProto.options:type_name -> verbena.hdfs.ECSchemaOptionEntryProto
-	1,  // 26: verbena.hdfs.StorageTypeQuotaInfoProto.type:type_name -> verbena.hdfs.StorageTypeProto
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	9,  // 9: verbena.hdfs.DatanodeStorageProto.state:type_name -> verbena.hdfs.DatanodeStorageProto.StorageState
+	1,  // 10: verbena.hdfs.DatanodeStorageProto.storageType:type_name -> verbena.hdfs.StorageTypeProto
+	16, // 11: verbena.hdfs.StorageReportProto.storage:type_name -> verbena.hdfs.DatanodeStorageProto
+	14, // 12: verbena.hdfs.LocatedBlockProto.b:type_name -> verbena.hdfs.ExtendedBlockProto
+	15, // 13: verbena.hdfs.LocatedBlockProto.locs:type_name -> verbena.hdfs.DatanodeInfoProto
+	27, // 14: verbena.hdfs.LocatedBlockProto.blockToken:type_name -> verbena.hdfs.TokenProto
+	1,  // 15: verbena.hdfs.LocatedBlockProto.storageTypes:type_name -> verbena.hdfs.StorageTypeProto
+	27, // 16: verbena.hdfs.LocatedBlockProto.blockTokens:type_name -> verbena.hdfs.TokenProto
+	19, // 17: verbena.hdfs.LocatedBlocksProto.blocks:type_name -> verbena.hdfs.LocatedBlockProto
+	19, // 18: verbena.hdfs.LocatedBlocksProto.lastBlock:type_name -> verbena.hdfs.LocatedBlockProto
+	25, // 19: verbena.hdfs.LocatedBlocksProto.fileEncryptionInfo:type_name -> verbena.hdfs.FileEncryptionInfoProto
+	26, // 20: verbena.hdfs.LocatedBlocksProto.ecPolicy:type_name -> verbena.hdfs.ErasureCodingPolicyProto
+	28, // 21: verbena.hdfs.ContentSummaryProto.typeQuotaInfos:type_name -> verbena.hdfs.StorageTypeQuotaInfosProto
+	3,  // 22: verbena.hdfs.BlockChecksumOptionsProto.blockChecksumType:type_name -> verbena.hdfs.BlockChecksumTypeProto
+	4,  // 23: verbena.hdfs.FileEncryptionInfoProto.suite:type_name -> verbena.hdfs.CipherSuiteProto
+	0,  // 24: verbena.hdfs.FileEncryptionInfoProto.cryptoProtocolVersion:type_name -> verbena.hdfs.CryptoProtocolVersionProto
+	29, // 25: verbena.hdfs.ErasureCodingPolicyProto.schema:type_name -> verbena.hdfs.ECSchemaProto
+	5,  // 26: verbena.hdfs.ErasureCodingPolicyProto.state:type_name -> verbena.hdfs.ErasureCodingPolicyState
+	30, // 27: verbena.hdfs.StorageTypeQuotaInfosProto.typeQuotaInfo:type_name -> verbena.hdfs.StorageTypeQuotaInfoProto
+	31, // 28: verbena.hdfs.ECSchemaProto.options:type_name -> verbena.hdfs.ECSchemaOptionEntryProto
+	1,  // 29: verbena.hdfs.StorageTypeQuotaInfoProto.type:type_name -> verbena.hdfs.StorageTypeProto
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_hdfspb_hdfs_proto_init() }
@@ -2578,8 +2908,8 @@ func file_hdfs_internal_hdfspb_hdfs_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_hdfspb_hdfs_proto_rawDesc), len(file_hdfs_internal_hdfspb_hdfs_proto_rawDesc)),
-			NumEnums:      9,
-			NumMessages:   19,
+			NumEnums:      10,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -20,12 +20,7 @@ func (nn *NameNode) getFsStats(context.Context, *hdfspb.GetFsStatusRequestProto)
 			capacity, used, remaining = capacity+n.capacity, used+n.used, remaining+n.remaining
 		}
 	}
-	under := len(m.copying)
-	for id := range m.stuck {
-		if len(m.copying[id]) == 0 {
-			under++
-		}
-	}
+	under := m.lacking()
 	return &hdfspb.GetFsStatsResponseProto{
 		Capacity: &capacity, Used: &used, Remaining: &remaining,
 		UnderReplicated:       proto.Uint64(uint64(under)),
@@ -33,6 +28,17 @@ func (nn *NameNode) getFsStats(context.Context, *hdfspb.GetFsStatusRequestProto)
 		MissingBlocks:         proto.Uint64(uint64(len(m.missing))),
 		PendingDeletionBlocks: &deletions,
 	}, nil
+}
+
+// lacking is how many blocks have fewer replicas than wanted.
+func (m *blockMap) lacking() int {
+	under := len(m.copying) + len(m.held)
+	for id := range m.needed.of {
+		if len(m.copying[id]) == 0 {
+			under++
+		}
+	}
+	return under
 }
 
 func (nn *NameNode) getDatanodeReport(_ context.Context, req *hdfspb.GetDatanodeReportRequestProto) (*hdfspb.GetDatanodeReportResponseProto, error) {
@@ -54,8 +60,18 @@ func (nn *NameNode) getDatanodeReport(_ context.Context, req *hdfspb.GetDatanode
 			if n.alive {
 				continue
 			}
-		default:
-			continue // none is ever decommissioned or in maintenance
+		case hdfspb.DatanodeReportTypeProto_DECOMMISSIONING:
+			if n.service != decommissioning {
+				continue
+			}
+		case hdfspb.DatanodeReportTypeProto_ENTERING_MAINTENANCE:
+			if n.service != enteringMaintenance {
+				continue
+			}
+		case hdfspb.DatanodeReportTypeProto_IN_MAINTENANCE:
+			if n.service != inMaintenance {
+				continue
+			}
 		}
 		out.Di = append(out.Di, m.infoPB(n))
 	}

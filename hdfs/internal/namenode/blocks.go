@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/hosts"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/topology"
 )
@@ -26,11 +28,13 @@ type blockMap struct {
 	started  time.Time
 	safeMode bool
 
-	ready   []uint64        // blocks to be looked at now
-	delayed []delayed       // blocks to be looked at later, ordered by time
-	stuck   map[uint64]bool // under-replicated, and no DataNode could take a replica
-	missing map[uint64]bool // no good replica known
-	corrupt map[uint64]bool // with a replica marked corrupt
+	ready   []uint64            // blocks to be looked at now
+	delayed []delayed           // blocks to be looked at later, ordered by time
+	needed  needs               // blocks that lack replicas
+	held    map[uint64]struct{} // lack replicas that may be on DataNodes yet to return after a start
+	copied  time.Time           // when copies were last ordered
+	missing map[uint64]bool     // no good replica known
+	corrupt map[uint64]bool     // with a replica marked corrupt
 	copying map[uint64][]copyTask
 	// postponed have something to delete that waits for a full report.
 	postponed map[uint64]struct{}
@@ -38,6 +42,8 @@ type blockMap struct {
 	// recovering tells since when a block\'s recovery is tried.
 	recovering map[uint64]time.Time
 	grown      chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
+
+	hosts *hosts.List // nil: all are admitted
 
 	clusterID, poolID string
 }
@@ -70,7 +76,17 @@ type node struct {
 	transfers                 uint32
 	rack                      string
 	scheduled                 scheduled
-	replicas                  int
+
+	service hdfspb.DatanodeInfoProto_AdminState
+	refused bool // the lists of hosts do not admit it
+	// leaving are the blocks that need this DataNode's replica while it leaves the
+	// service, nil if it does not.
+	leaving map[uint64]struct{}
+	// expected says that it is known from before the start, was not dead then, and
+	// has not been since.
+	expected bool
+
+	replicas int
 
 	deletions    map[uint64]*deletion
 	commands     []*clusterpb.Command
@@ -106,7 +122,8 @@ func newBlockMap(cfg *Config) *blockMap {
 		cfg:        cfg,
 		nodes:      make(map[string]*node),
 		replicas:   make(map[uint64][]replica),
-		stuck:      make(map[uint64]bool),
+		needed:     needs{of: make(map[uint64]int)},
+		held:       make(map[uint64]struct{}),
 		missing:    make(map[uint64]bool),
 		corrupt:    make(map[uint64]bool),
 		copying:    make(map[uint64][]copyTask),
@@ -125,7 +142,7 @@ func (m *blockMap) start(known []namespace.Datanode, clusterID, poolID string) {
 	m.started = m.cfg.now()
 	m.safeMode = true
 	for _, dn := range known {
-		m.addNode(dn)
+		m.addNode(dn).expected = dn.GoneMillis == 0
 	}
 }
 
@@ -173,11 +190,13 @@ func (m *blockMap) changed(ns *namespace.Namespace, touched, removed []uint64) {
 }
 
 func (m *blockMap) forget(id uint64) {
+	m.release(id)
 	for _, r := range m.replicas[id] {
 		m.byIndex[r.node].replicas--
 	}
 	delete(m.replicas, id)
-	delete(m.stuck, id)
+	m.needed.remove(id)
+	delete(m.held, id)
 	delete(m.missing, id)
 	delete(m.corrupt, id)
 	delete(m.postponed, id)
@@ -207,6 +226,7 @@ func (m *blockMap) drop(id uint64, n *node) {
 		return
 	}
 	n.replicas--
+	delete(n.leaving, id)
 	rs[i] = rs[len(rs)-1]
 	rs = rs[:len(rs)-1]
 	if len(rs) == 0 {
@@ -241,6 +261,10 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 	}
 	if fresh && st == clusterpb.ReplicaState_FINALIZED && (i < 0 || was != st) {
 		n.scheduled.done(m.cfg.now())
+	}
+	if n.leaving != nil {
+		n.leaving[id] = struct{}{}
+		m.ready = append(m.ready, id)
 	}
 	if st == clusterpb.ReplicaState_FINALIZED {
 		m.arrived(id, n)

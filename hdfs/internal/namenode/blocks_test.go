@@ -39,6 +39,7 @@ func TestReplicationThreeOnOneDatanode(t *testing.T) {
 	}
 	// A second DataNode gets a copy as soon as it is there.
 	dns = append(dns, r.datanode(2))
+	r.clock.advance(time.Second)
 	r.check()
 	r.turn(dns)
 	if n := r.holders(b.GetBlockId(), dns); n != 2 {

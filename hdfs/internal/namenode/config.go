@@ -50,15 +50,35 @@ type Config struct {
 	// HeartbeatInterval is asked of DataNodes. Default 1 s.
 	HeartbeatInterval time.Duration
 	// DeadAfter is how long a DataNode may be silent before its replicas are
-	// counted as lost. Default 30 s.
+	// counted as lost. Default 10 min 30 s, as in HDFS. After a start nothing is copied
+	// for so long that a DataNode may still bring.
 	DeadAfter time.Duration
 	// StaleAfter is how long a DataNode may be silent before it is used for reads and
 	// writes only if there is no other. Default 30 s.
 	StaleAfter time.Duration
 	// SafeModeTimeout is how long after its start the NameNode waits for the
 	// full reports of all DataNodes it knows before it repairs or deletes
-	// anything. Default: DeadAfter.
+	// anything. It does not wait for those that were dead. Default 30 s.
 	SafeModeTimeout time.Duration
+	// ForgetAfter is how long a DataNode may be dead before it is forgotten, as if it
+	// had never registered. Default 7 days.
+	ForgetAfter time.Duration
+	// Copies of blocks that lack replicas are ordered at each RedundancyInterval: as
+	// many blocks as there are DataNodes, times ReplicationWork (those below 1 MiB count a
+	// sixteenth), and from each DataNode ReplicationStreams at a time, twice as many of blocks
+	// with one replica left. Defaults, as in HDFS: 3 s, 2, 2.
+	RedundancyInterval time.Duration
+	ReplicationWork    int
+	ReplicationStreams int
+	// DeletesPerHeartbeat is how many deletions a DataNode is told at a time. Default 1,000.
+	DeletesPerHeartbeat int
+	// Hosts and HostsExclude name the files that admit DataNodes and take them out
+	// of service; with HostsCombined Hosts is one JSON file. See [hosts.Config].
+	Hosts, HostsExclude string
+	HostsCombined       bool
+	// MaintenanceReplication is how many replicas a block has at least outside of
+	// DataNodes in maintenance. Default 1.
+	MaintenanceReplication int
 	// RepairDelay is how long after its file was closed a block may lack
 	// replicas before they are made: the last reports take a moment. Default 5 s.
 	RepairDelay time.Duration
@@ -124,7 +144,10 @@ func (c *Config) setDefaults() error {
 		{&c.BlockKeyInterval, 10 * time.Hour},
 		{&c.BlockTokenLifetime, 10 * time.Hour},
 		{&c.HeartbeatInterval, time.Second},
-		{&c.DeadAfter, 30 * time.Second},
+		{&c.DeadAfter, 10*time.Minute + 30*time.Second},
+		{&c.SafeModeTimeout, 30 * time.Second},
+		{&c.ForgetAfter, 7 * 24 * time.Hour},
+		{&c.RedundancyInterval, 3 * time.Second},
 		{&c.StaleAfter, 30 * time.Second},
 		{&c.RepairDelay, 5 * time.Second},
 		{&c.CopyTimeout, 2 * time.Minute},
@@ -143,8 +166,21 @@ func (c *Config) setDefaults() error {
 			return fmt.Errorf("a configured time is negative: %v", *d.field)
 		}
 	}
-	if c.SafeModeTimeout == 0 {
-		c.SafeModeTimeout = c.DeadAfter
+	for _, d := range []struct {
+		field *int
+		value int
+	}{
+		{&c.ReplicationWork, 2},
+		{&c.ReplicationStreams, 2},
+		{&c.DeletesPerHeartbeat, 1000},
+		{&c.MaintenanceReplication, 1},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+		if *d.field < 0 {
+			return fmt.Errorf("a configured number is negative: %d", *d.field)
+		}
 	}
 	if c.FS == nil {
 		c.FS = vfs.Default

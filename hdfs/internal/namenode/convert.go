@@ -95,6 +95,7 @@ func (m *blockMap) infoPB(n *node) *hdfspb.DatanodeInfoProto {
 		XceiverCount:  proto.Uint32(n.transfers),
 		Location:      proto.String(n.rack),
 		NonDfsUsed:    proto.Uint64(n.capacity - min(n.capacity, n.used+n.remaining)),
+		AdminState:    n.service.Enum(),
 		NumBlocks:     proto.Uint32(uint32(n.replicas)),
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/hosts"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
@@ -40,6 +41,9 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	dn := namespace.Datanode{UUID: d.GetUuid(), Host: host, Port: d.GetPort(), Hostname: d.GetHostname()}
 	if dn.Hostname == "" {
 		dn.Hostname = d.GetHost()
+	}
+	if !nn.blocks.admits(dn) {
+		return nil, fmt.Errorf("namenode: register DataNode %s: the list of hosts (dfs.hosts) does not name %s: add it there, and have the NameNode read the list with hdfs dfsadmin -refreshNodes", dn.UUID, dn.Host)
 	}
 	e := &nspb.Entry{Op: &nspb.Entry_RegisterDatanode{RegisterDatanode: &nspb.RegisterDatanode{
 		Uuid: &dn.UUID, Host: &dn.Host, Port: &dn.Port, Hostname: &dn.Hostname,
@@ -88,6 +92,13 @@ func addressOf(ctx context.Context, host string) (string, error) {
 	return addrs[0].String(), nil
 }
 
+// admits tells whether the lists of hosts let a DataNode register.
+func (m *blockMap) admits(dn namespace.Datanode) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ruleFor(dn).State != hosts.Refused
+}
+
 // register begins a session.
 func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64) {
 	m.mu.Lock()
@@ -116,6 +127,10 @@ func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64)
 	wasMany := m.manyRacks()
 	n.registered, n.rack = true, rack
 	m.revive(n)
+	if n.service == decommissioned {
+		n.service = inService // it was dead; now it has something to hand over
+	}
+	m.applyRule(n)
 	if !wasMany && m.manyRacks() {
 		for id := range m.replicas { // all may be on one rack
 			m.ready = append(m.ready, id)
@@ -127,7 +142,7 @@ func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64)
 // inSession returns a DataNode that has registered and says so, or nil. Whatever was
 // said in an earlier session says nothing in this one, however late it comes.
 func (m *blockMap) inSession(uuid string, session uint64) *node {
-	if n := m.nodes[uuid]; n != nil && n.registered && n.session == session {
+	if n := m.nodes[uuid]; n != nil && n.registered && session != 0 && n.session == session {
 		return n
 	}
 	return nil
@@ -139,9 +154,6 @@ func (m *blockMap) revive(n *node) {
 		return
 	}
 	n.alive = true
-	for id := range m.stuck {
-		m.ready = append(m.ready, id)
-	}
 	for id, rs := range m.replicas {
 		if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
 			m.ready = append(m.ready, id)
@@ -191,7 +203,7 @@ func (m *blockMap) commandsFor(n *node, now time.Time) []*clusterpb.Command {
 	}
 	count := 0
 	for id, d := range n.deletions {
-		if count == maxDeletes {
+		if count == m.cfg.DeletesPerHeartbeat {
 			break
 		}
 		if !d.sent.IsZero() && now.Sub(d.sent) < m.cfg.DeleteRetry {

@@ -58,6 +58,7 @@ func (r *rig) open(change ...func(*Config)) {
 	r.t.Helper()
 	cfg := Config{
 		Dir: "/nn", FS: r.fs, Superuser: "root", now: r.clock.now, manual: true,
+		DeadAfter: 30 * time.Second, RedundancyInterval: 1, ReplicationWork: 1000, ReplicationStreams: 100,
 		MinBlockSize: 512, CompleteWait: time.Millisecond,
 		Groups: func(u string) []string { return map[string][]string{"alice": {"staff"}, "bob": {"staff", "users"}}[u] },
 	}
@@ -143,7 +144,9 @@ func (r *rig) locations(path string) *hdfspb.LocatedBlocksProto {
 // write makes a closed file of one block of the given length and returns its block.
 func (r *rig) write(path string, replication uint32, length uint64, dns ...*fakeDatanode) *hdfspb.ExtendedBlockProto {
 	r.t.Helper()
-	r.create(path, "writer", replication)
+	req := createRequest(path, "writer", replication, flagCreate)
+	req.BlockSize = proto.Uint64(max(1024, length))
+	must[*hdfspb.CreateResponseProto](r.t)(r.nn.create(r.as("root"), req))
 	lb := r.addBlock(path, "writer", nil)
 	b := lb.GetB()
 	b.NumBytes = &length

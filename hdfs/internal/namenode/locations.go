@@ -139,6 +139,7 @@ func (m *blockMap) locate(id uint64, b namespace.Block, reader place) located {
 	var bad []*node
 	for _, r := range m.replicas[id] {
 		switch n := m.byIndex[r.node]; {
+		case n.service == inMaintenance: // it may go at any time
 		case m.good(info, r):
 			out.nodes = append(out.nodes, n)
 		case n.alive && r.corrupt && r.generation == b.Generation:
@@ -149,18 +150,22 @@ func (m *blockMap) locate(id uint64, b namespace.Block, reader place) located {
 		out.nodes, out.corrupt = bad, len(bad) > 0
 	}
 	rand.Shuffle(len(out.nodes), func(i, j int) { out.nodes[i], out.nodes[j] = out.nodes[j], out.nodes[i] })
-	if reader != (place{}) {
-		now := m.cfg.now()
-		slices.SortStableFunc(out.nodes, func(a, b *node) int {
-			// Silent ones come last, wherever they are.
-			if sa, sb := now.Sub(a.lastSeen) > m.cfg.StaleAfter, now.Sub(b.lastSeen) > m.cfg.StaleAfter; sa != sb {
-				if sa {
-					return 1
-				}
-				return -1
-			}
-			return distance(reader, a) - distance(reader, b)
-		})
+	// Those that leave the service and silent ones come last, wherever they are.
+	now := m.cfg.now()
+	last := func(n *node) int {
+		switch {
+		case n.service != inService:
+			return 2
+		case now.Sub(n.lastSeen) > m.cfg.StaleAfter:
+			return 1
+		}
+		return 0
 	}
+	slices.SortStableFunc(out.nodes, func(a, b *node) int {
+		if d := last(a) - last(b); d != 0 || reader == (place{}) {
+			return d
+		}
+		return distance(reader, a) - distance(reader, b)
+	})
 	return out
 }

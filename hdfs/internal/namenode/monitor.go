@@ -37,6 +37,7 @@ func (nn *NameNode) check(ctx context.Context) {
 	if nn.blocks.inSafeMode() {
 		return
 	}
+	nn.noteGone(ctx)
 	nn.checkLeases(ctx)
 	nn.driveRecoveries(ctx)
 }

@@ -99,6 +99,10 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 		nn.journal.Close()
 		return nil, fmt.Errorf("namenode: %w", err)
 	}
+	if err := nn.readHosts(ctx); err != nil {
+		nn.journal.Close()
+		return nil, fmt.Errorf("namenode: open %s: %w", cfg.Dir, err)
+	}
 	nn.checkResources()
 	run, cancel := context.WithCancel(context.Background())
 	nn.cancel = cancel

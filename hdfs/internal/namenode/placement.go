@@ -186,7 +186,7 @@ type want struct {
 func (m *blockMap) choose(w want) []*node {
 	p := &placer{m: m, want: w, now: m.cfg.now(), hesitant: true, racks: make(map[string]int)}
 	for _, n := range m.nodes {
-		if n.alive && n.registered {
+		if n.alive && n.registered && n.inService() {
 			p.load += n.transfers
 			p.live++
 			p.racks[n.rack]++
@@ -291,7 +291,7 @@ func (p *placer) pick(fits func(*node) bool) bool {
 }
 
 func (p *placer) good(n *node) bool {
-	if !n.alive || !n.registered || p.exclude[n] || p.m.nodes[n.dn.UUID] != n || n.room(p.size, p.now) < p.size {
+	if !n.alive || !n.registered || !n.inService() || p.exclude[n] || p.m.nodes[n.dn.UUID] != n || n.room(p.size, p.now) < p.size {
 		return false
 	}
 	if p.hesitant && (p.now.Sub(n.lastSeen) > p.m.cfg.StaleAfter || uint64(n.transfers)*uint64(p.live) > 2*uint64(p.load)) {
@@ -355,7 +355,7 @@ func (m *blockMap) enoughRacks(nodes []*node, replication int) bool {
 func (m *blockMap) manyRacks() bool {
 	first := ""
 	for _, n := range m.nodes {
-		if n.alive && n.registered {
+		if n.alive && n.registered && n.inService() {
 			if first == "" {
 				first = n.rack
 			} else if n.rack != first {

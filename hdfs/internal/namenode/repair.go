@@ -8,13 +8,6 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 )
 
-// What one DataNode may be told to copy at a time.
-const (
-	maxCopies    = 64
-	maxCopyBytes = 512 << 20
-	maxDeletes   = 4096 // in one heartbeat
-)
-
 // judge decides after a report whether a block needs to be looked at.
 func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 	if m.safeMode {
@@ -38,7 +31,7 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 			return
 		}
 	}
-	if good > b.Replication || m.missing[id] || m.stuck[id] {
+	if good > b.Replication || m.missing[id] || m.needs(id) {
 		m.ready = append(m.ready, id)
 	}
 }
@@ -55,6 +48,12 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 		if m.safeMode {
 			return false
 		}
+	}
+	if len(m.held) > 0 && !m.waitsForReturn(now) {
+		for id := range m.held {
+			m.ready = append(m.ready, id)
+		}
+		clear(m.held)
 	}
 	for len(m.delayed) > 0 && !m.delayed[0].at.After(now) {
 		m.ready = append(m.ready, m.delayed[0].block)
@@ -84,9 +83,12 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 	for _, id := range batch {
 		m.settle(ns, id, now)
 	}
-	if len(m.ready) == 0 {
-		m.ready = nil
+	if len(m.ready) > 0 {
+		return true
 	}
+	m.ready = nil
+	m.checkService()
+	m.copyNeeded(ns, now)
 	return len(m.ready) > 0
 }
 
@@ -95,13 +97,19 @@ func (m *blockMap) checkNodes(now time.Time) {
 		if !n.alive || now.Sub(n.lastSeen) <= m.cfg.DeadAfter {
 			continue
 		}
-		n.alive, n.reported = false, false
-		n.commands, n.report = nil, nil
 		m.cfg.Logger.Warn("namenode: DataNode is dead", "uuid", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port, "silent", now.Sub(n.lastSeen))
-		for id, rs := range m.replicas {
-			if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
-				m.ready = append(m.ready, id)
-			}
+		m.lose(n)
+	}
+}
+
+// queueBlocksOf has all blocks looked at that a DataNode is thought to hold.
+func (m *blockMap) queueBlocksOf(n *node) {
+	if n.replicas == 0 {
+		return
+	}
+	for id, rs := range m.replicas {
+		if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
+			m.ready = append(m.ready, id)
 		}
 	}
 }
@@ -118,47 +126,49 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		return
 	}
 	if b.Writing {
+		m.needed.remove(id)
+		// As in HDFS a DataNode may leave once another one has the block, too.
+		if slices.ContainsFunc(m.replicas[id], func(r replica) bool {
+			n := m.byIndex[r.node]
+			return n.alive && n.inService() && r.generation >= b.Generation
+		}) {
+			m.release(id)
+		}
 		return
 	}
-	var good, bad []*node
-	var corrupt, stale bool
-	for _, r := range m.replicas[id] {
-		n := m.byIndex[r.node]
-		corrupt = corrupt || r.corrupt
-		stale = stale || n.alive && !n.reported
-		switch {
-		case !n.alive:
-		case m.good(b, r):
-			good = append(good, n)
-		default:
-			bad = append(bad, n)
-		}
-	}
-	setIf(m.corrupt, id, corrupt)
-	setIf(m.missing, id, len(good) == 0)
-	delete(m.stuck, id)
-	if len(good) == 0 {
+	s := m.standing(b)
+	live := len(s.live)
+	setIf(m.corrupt, id, s.corrupt)
+	setIf(m.missing, id, live+len(s.leaving) == 0)
+	m.needed.remove(id)
+	delete(m.held, id)
+	m.letGo(b, &s)
+	if live+len(s.leaving) == 0 {
 		return // a report will bring it back here
 	}
-	have := len(good) + len(m.copying[id])
-	if stale && (len(good) > b.Replication || len(bad) > 0) {
+	if s.stale && (live > b.Replication || len(s.bad) > 0) {
 		m.postponed[id] = struct{}{}
 	}
 	switch {
-	case have < b.Replication || len(m.copying[id]) == 0 && !m.enoughRacks(good, b.Replication):
-		if stale {
-			bad = nil // copy deletes a bad one if it stands in the way
-		}
-		m.copy(b, good, bad, max(b.Replication-have, 1), now)
-	case len(good) > b.Replication && !stale:
-		m.trim(b, good)
+	case s.lacks(m, b) > 0 && m.waitsForReturn(now):
+		m.held[id] = struct{}{}
+	case s.lacks(m, b) > 0:
+		m.needed.add(id, s.urgency(m, b))
+	case live > b.Replication && !s.stale:
+		m.trim(b, s.live)
 	}
-	if len(good) >= b.Replication && !stale {
-		for _, n := range bad {
+	if live >= b.Replication && !s.stale {
+		for _, n := range s.bad {
 			m.deleteReplica(id, n)
 		}
 		delete(m.corrupt, id)
 	}
+}
+
+// needs tells whether copies of a block are waited for.
+func (m *blockMap) needs(id uint64) bool {
+	_, ok := m.needed.of[id]
+	return ok
 }
 
 func setIf(set map[uint64]bool, id uint64, in bool) {
@@ -216,67 +226,4 @@ func (m *blockMap) worse(a, b *node, now time.Time) bool {
 		return sa
 	}
 	return a.remaining < b.remaining
-}
-
-func (m *blockMap) copy(b namespace.BlockInfo, good, bad []*node, count int, now time.Time) {
-	exclude := make(map[*node]bool)
-	for _, r := range m.replicas[b.ID] {
-		exclude[m.byIndex[r.node]] = true
-	}
-	chosen := slices.Clone(good)
-	for _, t := range m.copying[b.ID] {
-		chosen = append(chosen, t.target)
-	}
-	for _, n := range m.nodes {
-		if n.deletions[b.ID] != nil {
-			exclude[n] = true
-		}
-	}
-	// Another rack is wanted, or else any: then there is nothing to gain.
-	targets := m.choose(want{count: count, writer: place{good[0].dn.Host, good[0].rack}, chosen: chosen, exclude: exclude, size: b.Length})
-	if len(chosen) >= b.Replication && !slices.ContainsFunc(targets, func(n *node) bool { return n.rack != good[0].rack }) {
-		return
-	}
-	if len(targets) == 0 {
-		m.stuck[b.ID] = true
-		if len(m.copying[b.ID]) == 0 && len(bad) > 0 {
-			// Only a DataNode with a bad replica has room. The bad replica goes;
-			// the report of that brings the block back here.
-			m.deleteReplica(b.ID, bad[0])
-		}
-		return
-	}
-	var source *node
-	for _, n := range good {
-		if n.copies < maxCopies && (n.copies == 0 || n.copyingBytes+b.Length <= maxCopyBytes) &&
-			(source == nil || n.reported && !source.reported || n.reported == source.reported && n.copies < source.copies) {
-			source = n
-		}
-	}
-	if source == nil {
-		m.later(b.ID, now)
-		return
-	}
-	cmd := &clusterpb.Command{Kind: clusterpb.Command_REPLICATE.Enum(), Block: blockPB(b.ID, b.Generation, b.Length)}
-	for _, n := range targets {
-		cmd.Targets = append(cmd.Targets, datanodePB(n.dn))
-		m.copying[b.ID] = append(m.copying[b.ID], copyTask{source: source, target: n, length: b.Length, deadline: now.Add(m.cfg.CopyTimeout)})
-		n.scheduled.add(now)
-		source.copies++
-		source.copyingBytes += b.Length
-	}
-	source.commands = append(source.commands, cmd)
-	if len(targets) < count {
-		m.stuck[b.ID] = true
-	}
-}
-
-// later puts a block at the end of the delayed ones, which are ordered by time:
-// it may come a little late.
-func (m *blockMap) later(id uint64, now time.Time) {
-	at := now.Add(m.cfg.CheckInterval)
-	if n := len(m.delayed); n > 0 && m.delayed[n-1].at.After(at) {
-		at = m.delayed[n-1].at
-	}
-	m.delayed = append(m.delayed, delayed{id, at})
 }

@@ -36,6 +36,7 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"getServerDefaults":      rpc.Handle(nn.getServerDefaults).Short(),
 		"isFileClosed":           rpc.Handle(nn.isFileClosed),
 		"mkdirs":                 rpc.Handle(nn.mkdirs),
+		"refreshNodes":           rpc.Handle(nn.refreshNodes),
 		"recoverLease":           rpc.Handle(nn.recoverLease),
 		"rename":                 rpc.Handle(nn.rename),
 		"rename2":                rpc.Handle(nn.rename2),

@@ -23,8 +23,8 @@ func (m *blockMap) inSafeMode() bool {
 
 func (m *blockMap) checkSafeMode(ns *namespace.Namespace, now time.Time) {
 	if now.Sub(m.started) < m.cfg.SafeModeTimeout {
-		for _, dn := range ns.Datanodes() {
-			if n := m.nodes[dn.UUID]; n == nil || !n.reported {
+		for _, n := range m.nodes {
+			if (n.expected || n.alive) && !n.reported && n.inService() {
 				return
 			}
 		}

@@ -88,6 +88,9 @@ type Datanode struct {
 	Host     string
 	Port     uint32
 	Hostname string
+	// GoneMillis is since when it has been dead, in Unix milliseconds, 0 if it is not
+	// known to be.
+	GoneMillis int64
 }
 
 // Namespace is the state. Make one with [New] or [Restore].
@@ -246,6 +249,8 @@ func (t *txn) run() error {
 		return t.reserveGenerations(op.ReserveGenerations)
 	case *nspb.Entry_RegisterDatanode:
 		return t.registerDatanode(op.RegisterDatanode)
+	case *nspb.Entry_DatanodeGone:
+		return t.datanodeGone(op.DatanodeGone)
 	default:
 		return fmt.Errorf("namespace: log entry with an operation this version does not know (%T): run a version at least as new as the one that wrote it", op)
 	}
@@ -308,6 +313,20 @@ func (t *txn) registerDatanode(op *nspb.RegisterDatanode) error {
 		}
 	}
 	ns.datanodes[dn.UUID] = dn
+	return nil
+}
+
+func (t *txn) datanodeGone(op *nspb.DatanodeGone) error {
+	dn, ok := t.ns.datanodes[op.GetUuid()]
+	if !ok || !op.GetForget() && dn.GoneMillis == op.GetSinceMs() || !t.write() {
+		return nil
+	}
+	if op.GetForget() {
+		delete(t.ns.datanodes, dn.UUID)
+		return nil
+	}
+	dn.GoneMillis = op.GetSinceMs()
+	t.ns.datanodes[dn.UUID] = dn
 	return nil
 }
 

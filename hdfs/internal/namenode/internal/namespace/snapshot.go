@@ -70,7 +70,11 @@ func (ns *Namespace) AppendSnapshot(buf []byte) ([]byte, error) {
 		}
 	}
 	for _, dn := range ns.Datanodes() {
-		w.put(&nspb.RegisterDatanode{Uuid: &dn.UUID, Host: &dn.Host, Port: &dn.Port, Hostname: &dn.Hostname})
+		rec := &nspb.RegisterDatanode{Uuid: &dn.UUID, Host: &dn.Host, Port: &dn.Port, Hostname: &dn.Hostname}
+		if dn.GoneMillis != 0 {
+			rec.GoneMs = &dn.GoneMillis
+		}
+		w.put(rec)
 	}
 	for _, key := range ns.retry.order {
 		c := ns.retry.calls[key]
@@ -170,7 +174,7 @@ func restore(in io.Reader) (*Namespace, error) {
 		if _, ok := ns.datanodes[dn.GetUuid()]; ok || dn.GetUuid() == "" {
 			return nil, fmt.Errorf("DataNode %d has the uuid %q, which is empty or another's", i, dn.GetUuid())
 		}
-		ns.datanodes[dn.GetUuid()] = Datanode{UUID: dn.GetUuid(), Host: dn.GetHost(), Port: dn.GetPort(), Hostname: dn.GetHostname()}
+		ns.datanodes[dn.GetUuid()] = Datanode{UUID: dn.GetUuid(), Host: dn.GetHost(), Port: dn.GetPort(), Hostname: dn.GetHostname(), GoneMillis: dn.GetGoneMs()}
 	}
 	for i := range h.GetCalls() {
 		var c nspb.SnapshotCall

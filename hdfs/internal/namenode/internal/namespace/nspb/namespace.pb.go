@@ -56,6 +56,7 @@ type Entry struct {
 	//	*Entry_CloseFile
 	//	*Entry_ReserveGenerations
 	//	*Entry_RegisterDatanode
+	//	*Entry_DatanodeGone
 	Op            isEntry_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -324,6 +325,15 @@ func (x *Entry) GetRegisterDatanode() *RegisterDatanode {
 	return nil
 }
 
+func (x *Entry) GetDatanodeGone() *DatanodeGone {
+	if x != nil {
+		if x, ok := x.Op.(*Entry_DatanodeGone); ok {
+			return x.DatanodeGone
+		}
+	}
+	return nil
+}
+
 type isEntry_Op interface {
 	isEntry_Op()
 }
@@ -416,6 +426,10 @@ type Entry_RegisterDatanode struct {
 	RegisterDatanode *RegisterDatanode `protobuf:"bytes,31,opt,name=register_datanode,json=registerDatanode,oneof"`
 }
 
+type Entry_DatanodeGone struct {
+	DatanodeGone *DatanodeGone `protobuf:"bytes,60,opt,name=datanode_gone,json=datanodeGone,oneof"`
+}
+
 func (*Entry_Format) isEntry_Op() {}
 
 func (*Entry_Mkdirs) isEntry_Op() {}
@@ -459,6 +473,8 @@ func (*Entry_CloseFile) isEntry_Op() {}
 func (*Entry_ReserveGenerations) isEntry_Op() {}
 
 func (*Entry_RegisterDatanode) isEntry_Op() {}
+
+func (*Entry_DatanodeGone) isEntry_Op() {}
 
 type Caller struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1955,6 +1971,7 @@ type RegisterDatanode struct {
 	Host          *string                `protobuf:"bytes,2,opt,name=host" json:"host,omitempty"`
 	Port          *uint32                `protobuf:"varint,3,opt,name=port" json:"port,omitempty"`
 	Hostname      *string                `protobuf:"bytes,4,opt,name=hostname" json:"hostname,omitempty"`
+	GoneMs        *int64                 `protobuf:"varint,5,opt,name=gone_ms,json=goneMs" json:"gone_ms,omitempty"` // of a snapshot: as in DatanodeGone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2017,6 +2034,75 @@ func (x *RegisterDatanode) GetHostname() string {
 	return ""
 }
 
+func (x *RegisterDatanode) GetGoneMs() int64 {
+	if x != nil && x.GoneMs != nil {
+		return *x.GoneMs
+	}
+	return 0
+}
+
+// DatanodeGone says that a DataNode is dead, so that no start waits for it, until
+// it registers again.
+type DatanodeGone struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uuid          *string                `protobuf:"bytes,1,opt,name=uuid" json:"uuid,omitempty"`
+	SinceMs       *int64                 `protobuf:"varint,2,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"` // Unix milliseconds
+	Forget        *bool                  `protobuf:"varint,3,opt,name=forget" json:"forget,omitempty"`                  // as if it had never registered
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DatanodeGone) Reset() {
+	*x = DatanodeGone{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatanodeGone) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatanodeGone) ProtoMessage() {}
+
+func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatanodeGone.ProtoReflect.Descriptor instead.
+func (*DatanodeGone) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DatanodeGone) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *DatanodeGone) GetSinceMs() int64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+func (x *DatanodeGone) GetForget() bool {
+	if x != nil && x.Forget != nil {
+		return *x.Forget
+	}
+	return false
+}
+
 // A snapshot is a sequence of length-delimited records: one header, then as
 // many inodes, DataNodes and remembered calls as it says. Inodes come parents first,
 // children in the order of their names.
@@ -2040,7 +2126,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2138,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2151,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2169,7 +2255,7 @@ type SnapshotInode struct {
 
 func (x *SnapshotInode) Reset() {
 	*x = SnapshotInode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +2267,7 @@ func (x *SnapshotInode) String() string {
 func (*SnapshotInode) ProtoMessage() {}
 
 func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +2280,7 @@ func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInode.ProtoReflect.Descriptor instead.
 func (*SnapshotInode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SnapshotInode) GetId() uint64 {
@@ -2272,7 +2358,7 @@ type SnapshotFile struct {
 
 func (x *SnapshotFile) Reset() {
 	*x = SnapshotFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2284,7 +2370,7 @@ func (x *SnapshotFile) String() string {
 func (*SnapshotFile) ProtoMessage() {}
 
 func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2297,7 +2383,7 @@ func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFile.ProtoReflect.Descriptor instead.
 func (*SnapshotFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SnapshotFile) GetReplication() uint32 {
@@ -2340,7 +2426,7 @@ type SnapshotBlock struct {
 
 func (x *SnapshotBlock) Reset() {
 	*x = SnapshotBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2352,7 +2438,7 @@ func (x *SnapshotBlock) String() string {
 func (*SnapshotBlock) ProtoMessage() {}
 
 func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2365,7 +2451,7 @@ func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBlock.ProtoReflect.Descriptor instead.
 func (*SnapshotBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SnapshotBlock) GetId() uint64 {
@@ -2407,7 +2493,7 @@ type SnapshotConstruction struct {
 
 func (x *SnapshotConstruction) Reset() {
 	*x = SnapshotConstruction{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2505,7 @@ func (x *SnapshotConstruction) String() string {
 func (*SnapshotConstruction) ProtoMessage() {}
 
 func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2518,7 @@ func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotConstruction.ProtoReflect.Descriptor instead.
 func (*SnapshotConstruction) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SnapshotConstruction) GetTargets() []string {
@@ -2469,7 +2555,7 @@ type SnapshotCall struct {
 
 func (x *SnapshotCall) Reset() {
 	*x = SnapshotCall{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2567,7 @@ func (x *SnapshotCall) String() string {
 func (*SnapshotCall) ProtoMessage() {}
 
 func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2580,7 @@ func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotCall.ProtoReflect.Descriptor instead.
 func (*SnapshotCall) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SnapshotCall) GetClientId() []byte {
@@ -2536,7 +2622,7 @@ var File_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto protoref
 
 const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc = "" +
 	"\n" +
-	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\x86\r\n" +
+	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\xd3\r\n" +
 	"\x05Entry\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12\x17\n" +
@@ -2565,7 +2651,8 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\n" +
 	"close_file\x18\x1d \x01(\v2!.verbena.hdfs.namespace.CloseFileH\x00R\tcloseFile\x12]\n" +
 	"\x13reserve_generations\x18\x1e \x01(\v2*.verbena.hdfs.namespace.ReserveGenerationsH\x00R\x12reserveGenerations\x12W\n" +
-	"\x11register_datanode\x18\x1f \x01(\v2(.verbena.hdfs.namespace.RegisterDatanodeH\x00R\x10registerDatanodeB\x04\n" +
+	"\x11register_datanode\x18\x1f \x01(\v2(.verbena.hdfs.namespace.RegisterDatanodeH\x00R\x10registerDatanode\x12K\n" +
+	"\rdatanode_gone\x18< \x01(\v2$.verbena.hdfs.namespace.DatanodeGoneH\x00R\fdatanodeGoneB\x04\n" +
 	"\x02op\"R\n" +
 	"\x06Caller\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
@@ -2687,12 +2774,17 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x12ReserveGenerations\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x04R\x05limit\x12\x1d\n" +
 	"\n" +
-	"next_block\x18\x02 \x01(\x04R\tnextBlock\"j\n" +
+	"next_block\x18\x02 \x01(\x04R\tnextBlock\"\x83\x01\n" +
 	"\x10RegisterDatanode\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1a\n" +
-	"\bhostname\x18\x04 \x01(\tR\bhostname\"\xec\x02\n" +
+	"\bhostname\x18\x04 \x01(\tR\bhostname\x12\x17\n" +
+	"\agone_ms\x18\x05 \x01(\x03R\x06goneMs\"U\n" +
+	"\fDatanodeGone\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x19\n" +
+	"\bsince_ms\x18\x02 \x01(\x03R\asinceMs\x12\x16\n" +
+	"\x06forget\x18\x03 \x01(\bR\x06forget\"\xec\x02\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
@@ -2757,7 +2849,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc
 	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescData
 }
 
-var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes = []any{
 	(*Entry)(nil),                // 0: verbena.hdfs.namespace.Entry
 	(*Caller)(nil),               // 1: verbena.hdfs.namespace.Caller
@@ -2784,12 +2876,13 @@ var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes 
 	(*CloseFile)(nil),            // 22: verbena.hdfs.namespace.CloseFile
 	(*ReserveGenerations)(nil),   // 23: verbena.hdfs.namespace.ReserveGenerations
 	(*RegisterDatanode)(nil),     // 24: verbena.hdfs.namespace.RegisterDatanode
-	(*SnapshotHeader)(nil),       // 25: verbena.hdfs.namespace.SnapshotHeader
-	(*SnapshotInode)(nil),        // 26: verbena.hdfs.namespace.SnapshotInode
-	(*SnapshotFile)(nil),         // 27: verbena.hdfs.namespace.SnapshotFile
-	(*SnapshotBlock)(nil),        // 28: verbena.hdfs.namespace.SnapshotBlock
-	(*SnapshotConstruction)(nil), // 29: verbena.hdfs.namespace.SnapshotConstruction
-	(*SnapshotCall)(nil),         // 30: verbena.hdfs.namespace.SnapshotCall
+	(*DatanodeGone)(nil),         // 25: verbena.hdfs.namespace.DatanodeGone
+	(*SnapshotHeader)(nil),       // 26: verbena.hdfs.namespace.SnapshotHeader
+	(*SnapshotInode)(nil),        // 27: verbena.hdfs.namespace.SnapshotInode
+	(*SnapshotFile)(nil),         // 28: verbena.hdfs.namespace.SnapshotFile
+	(*SnapshotBlock)(nil),        // 29: verbena.hdfs.namespace.SnapshotBlock
+	(*SnapshotConstruction)(nil), // 30: verbena.hdfs.namespace.SnapshotConstruction
+	(*SnapshotCall)(nil),         // 31: verbena.hdfs.namespace.SnapshotCall
 }
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs = []int32{
 	1,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
@@ -2815,19 +2908,20 @@ var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs 
 	22, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
 	23, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
 	24, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
-	2,  // 23: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
-	2,  // 24: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
-	2,  // 25: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
-	2,  // 26: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
-	2,  // 27: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
-	27, // 28: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
-	28, // 29: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
-	29, // 30: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	25, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
+	2,  // 24: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
+	2,  // 25: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
+	2,  // 26: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
+	2,  // 27: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
+	2,  // 28: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
+	28, // 29: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
+	29, // 30: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
+	30, // 31: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() }
@@ -2858,6 +2952,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 		(*Entry_CloseFile)(nil),
 		(*Entry_ReserveGenerations)(nil),
 		(*Entry_RegisterDatanode)(nil),
+		(*Entry_DatanodeGone)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2865,7 +2960,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc), len(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,135 @@
+package hdfs
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/verbena-data/verbena/hadoop/conf"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode"
+)
+
+// NameNodeProperty is one of Hadoop's configuration properties that a NameNode heeds.
+type NameNodeProperty struct {
+	Name    string
+	What    string // it sets, in a few words, with the unit of a bare number
+	Default string
+
+	apply func(p *conf.Properties, name string, c *namenode.Config) error
+}
+
+// combinedHosts is the class that reads one JSON file for both lists of hosts.
+const combinedHosts = "org.apache.hadoop.hdfs.server.blockmanagement.CombinedHostFileManager"
+
+// NameNodeProperties returns the properties that [NameNodeConfig].Properties may
+// have. Others, of which Hadoop has hundreds, are not heeded.
+func NameNodeProperties() []NameNodeProperty {
+	return []NameNodeProperty{
+		{"dfs.blocksize", "block size of clients that ask for none, bytes", "128m", size(func(c *namenode.Config) *uint64 { return &c.BlockSize })},
+		{"dfs.namenode.fs-limits.min-block-size", "least block size of a file, bytes", "1m", size(func(c *namenode.Config) *uint64 { return &c.MinBlockSize })},
+		{"dfs.replication", "replicas of a block unless a client asks for another number", "3", func(p *conf.Properties, name string, c *namenode.Config) error {
+			n, ok, err := p.Number(name, 1)
+			if ok {
+				c.Replication = uint32(min(n, math.MaxUint16))
+			}
+			return err
+		}},
+		{"dfs.heartbeat.interval", "pause between two heartbeats of a DataNode, s", "1s", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.HeartbeatInterval })},
+		{"dfs.namenode.heartbeat.recheck-interval", "a DataNode is dead after twice this and ten heartbeat intervals, ms", "5m", dead},
+		{"dfs.namenode.stale.datanode.interval", "silence after which a DataNode is used only if there is no other, ms", "30s", span(time.Millisecond, func(c *namenode.Config) *time.Duration { return &c.StaleAfter })},
+		{"dfs.namenode.safemode.extension", "longest wait of a start for the reports of DataNodes that are not known to be dead, ms", "30s", span(time.Millisecond, func(c *namenode.Config) *time.Duration { return &c.SafeModeTimeout })},
+		{"dfs.namenode.lease-hard-limit-sec", "silence of a writer after which its file is closed, s", "20m", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.LeaseHardLimit })},
+		{"dfs.namenode.redundancy.interval.seconds", "pause between two rounds of copies, s", "3s", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.RedundancyInterval })},
+		{"dfs.namenode.replication.work.multiplier.per.iteration", "blocks copied in a round, for each DataNode; those below 1 MiB count a sixteenth", "2", number(func(c *namenode.Config) *int { return &c.ReplicationWork })},
+		{"dfs.namenode.replication.max-streams", "copies at a time from one DataNode, twice as many of blocks with one replica left", "2", number(func(c *namenode.Config) *int { return &c.ReplicationStreams })},
+		{"dfs.namenode.reconstruction.pending.timeout-sec", "time after which a copy is ordered anew, s", "2m", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.CopyTimeout })},
+		{"dfs.block.invalidate.limit", "deletions that a DataNode is told at a time", "1000", number(func(c *namenode.Config) *int { return &c.DeletesPerHeartbeat })},
+		{"dfs.namenode.maintenance.replication.min", "replicas that a block has at least outside of DataNodes in maintenance", "1", number(func(c *namenode.Config) *int { return &c.MaintenanceReplication })},
+		{"dfs.hosts", "file of the DataNodes that may register: names or addresses, with a port or without", "none: all may", text(func(c *namenode.Config) *string { return &c.Hosts })},
+		{"dfs.hosts.exclude", "file of the DataNodes to decommission", "none", text(func(c *namenode.Config) *string { return &c.HostsExclude })},
+		{"dfs.namenode.hosts.provider.classname", "with " + combinedHosts + " dfs.hosts is one JSON file that also has states and maintenances", "two files", func(p *conf.Properties, name string, c *namenode.Config) error {
+			class, _ := p.String(name)
+			c.HostsCombined = class == combinedHosts
+			return nil
+		}},
+		{"net.topology.table.file.name", "file of lines \"host /rack\"", "none: all on one rack", text(func(c *namenode.Config) *string { return &c.TopologyTable })},
+		{"net.topology.script.file.name", "program that prints the rack of each address it is given", "none", text(func(c *namenode.Config) *string { return &c.TopologyScript })},
+		{"net.topology.script.number.args", "addresses for one run of it", "100", number(func(c *namenode.Config) *int { return &c.TopologyScriptArgs })},
+		{"dfs.namenode.resource.du.reserved", "bytes that the NameNode's disk must have available for changes to be taken", "100m", size(func(c *namenode.Config) *uint64 { return &c.ReservedSpace })},
+		{"dfs.namenode.checkpoint.txns", "changes after which a snapshot of the names is written", "65536", size(func(c *namenode.Config) *uint64 { return &c.SnapshotEntries })},
+	}
+}
+
+func span(unit time.Duration, field func(*namenode.Config) *time.Duration) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		d, ok, err := p.Time(name, unit)
+		if ok && d == 0 {
+			return fmt.Errorf("%s (%s): a time of 0 is not possible", name, p.From(name))
+		}
+		if ok {
+			*field(c) = d
+		}
+		return err
+	}
+}
+
+func number(field func(*namenode.Config) *int) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		n, ok, err := p.Number(name, 1)
+		if ok {
+			*field(c) = int(min(n, math.MaxInt32))
+		}
+		return err
+	}
+}
+
+func size(field func(*namenode.Config) *uint64) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		n, ok, err := p.Bytes(name)
+		if ok && n == 0 {
+			return fmt.Errorf("%s (%s): 0 is not possible", name, p.From(name))
+		}
+		if ok {
+			*field(c) = n
+		}
+		return err
+	}
+}
+
+func text(field func(*namenode.Config) *string) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		*field(c), _ = p.String(name)
+		return nil
+	}
+}
+
+// dead computes, as HDFS does, after what silence a DataNode is dead. The heartbeats' interval
+// comes before it in the list.
+func dead(p *conf.Properties, name string, c *namenode.Config) error {
+	recheck, ok, err := p.Time(name, time.Millisecond)
+	if err != nil || !ok && c.HeartbeatInterval == 0 {
+		return err
+	}
+	if !ok {
+		recheck = 5 * time.Minute
+	}
+	beat := c.HeartbeatInterval
+	if beat == 0 {
+		beat = time.Second
+	}
+	if recheck > math.MaxInt64/4 || beat > math.MaxInt64/40 {
+		return fmt.Errorf("%s (%s): %v is too long", name, p.From(name), recheck)
+	}
+	c.DeadAfter = 2*recheck + 10*beat
+	return nil
+}
+
+// nameNodeConfig is what the properties say.
+func nameNodeConfig(p *conf.Properties) (c namenode.Config, err error) {
+	for _, each := range NameNodeProperties() {
+		if err := each.apply(p, each.Name, &c); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
