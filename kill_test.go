@@ -39,7 +39,7 @@ func servePeer(name string) {
 			panic(err)
 		}
 		ctx := context.Background()
-		l, err := r.Listen(ctx, "127.0.0.1:0", ListenConfig{})
+		l, err := r.Listen(ctx, w.anyPort(), ListenConfig{})
 		if err != nil {
 			panic(err)
 		}

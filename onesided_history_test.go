@@ -304,7 +304,7 @@ func (h *exposureHistory) useRevoked() error {
 		}
 		e := h.ends[1-o.owner]
 		h.say("end %d reads what was revoked", 1-o.owner)
-		if err := e.Get(h.p.ctx, o.x.Token(), 0, make([]byte, 8)); !errors.Is(err, ErrRevoked) {
+		if err := e.Get(h.p.ctx, o.x.Token(), 0, make([]byte, 8)); !h.w.refused(err) || o.file != nil && !errors.Is(err, ErrRevoked) {
 			return fmt.Errorf("a Get of what was revoked: %w", err)
 		}
 		if o.file == nil && h.w.transport != TransportTCP {

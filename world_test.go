@@ -1,7 +1,9 @@
 package verbena
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -23,7 +25,14 @@ func TestMain(m *testing.M) {
 type world struct {
 	name      string
 	transport string // that a dial gets
+	address   string // at which the server listens; empty: this host's own
+	taciturn  bool   // its devices do not say that the peer has refused an access
 	providers func(t testing.TB) (client, server []rdma.Provider)
+}
+
+// refused tells whether err is that of an operation that the peer's device has refused.
+func (w world) refused(err error) bool {
+	return errors.Is(err, ErrRevoked) || w.taciturn && errors.Is(err, ErrPeerDied)
 }
 
 func fakeWorld(name string, config func(string) fake.Config) world {
@@ -50,6 +59,9 @@ func eachWorld(t *testing.T, f func(t *testing.T, w world)) {
 	}
 }
 
+// anyPort is where servers listen.
+func (w world) anyPort() string { return cmp.Or(w.address, "127.0.0.1") + ":0" }
+
 // A pair is a server and a client runtime with a listener between them.
 type pair struct {
 	client, server *Runtime
@@ -62,7 +74,7 @@ func (w world) pair(t testing.TB, config Config, lc ListenConfig) *pair {
 	p := &pair{ctx: testContext(t)}
 	c, s := w.providers(t)
 	p.client, p.server = newRuntime(t, config, c), newRuntime(t, config, s)
-	l, err := p.server.Listen(p.ctx, "127.0.0.1:0", lc)
+	l, err := p.server.Listen(p.ctx, w.anyPort(), lc)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/verbena-data/verbena/lab/internal/job"
+	"github.com/verbena-data/verbena/lab/internal/world"
 )
 
 // A boot is a group of cases that share a virtual machine. Separate machines
@@ -33,6 +34,8 @@ type boot struct {
 	env   []string
 	// skip leaves tests out, as go test's -skip.
 	skip string
+	// below is which of their subtests run unless --run says so, with its slash.
+	below string
 	// verbena brings the binary, which takes a while to build.
 	verbena bool
 	// limit is when it is killed unless --timeout says something else; 0 means the
@@ -51,7 +54,22 @@ const (
 	verbsPackage   = "./rdma/ibverbs/internal/verbs"
 	// providersPackage has the test that squeezes a process in a small cgroup.
 	providersPackage = "./providers"
+	runtimePackage = "."
 )
+
+// onAdapters are those of the runtime's tests over all transports that run over
+// adapters, too: what endpoints have beside messages, which TestRuntime has.
+var onAdapters = regexp.MustCompile("^(" + strings.Join([]string{
+	"TestOneSided", "TestPutNotifyOrder", "TestRevokeUnderWay", "TestForeignToken", "TestOneSidedHistories", "TestOneSidedPeerDies",
+	"TestExposeFile", "TestFileTruncated", "TestExposeAnonymous", "TestWrap", "TestUserMemoryRefused",
+	"TestBuffersAreSent", "TestLongBufferIsNotCopied", "TestRelay", "TestBufferOfCancelledSend",
+	"TestCall", "TestCallsWithBuffers", "TestCallGivenUp", "TestCallsWhenTheEndpointEnds", "TestCallsOfAPeerThatEnds",
+	"TestStreamAdapters", "TestStreamGivenUp", "TestStreamThatFails", "TestStreamsWhenTheEndpointEnds",
+	"TestPoolCalls", "TestPoolStreams", "TestPoolReconnects",
+}, "|") + ")$")
+
+// hosts tells the runtime's tests which devices they have, and where to listen.
+func hosts(driver string) []string { return ibverbsOn(driver, "VERBENA_LAB_LISTEN="+world.Address1) }
 
 // ibverbsOn tells the provider's conformance tests which devices they have.
 func ibverbsOn(driver string, more ...string) []string {
@@ -101,6 +119,8 @@ var boots = []boot{
 	{name: "split-connects", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConnectsConformance$`), skip: without(patientPeers)},
 	{name: "rxe", pkg: casesPackage, tests: driverOnly, world: "rxe", env: []string{job.DriverVariable + "=rxe"}, verbena: true},
 	{name: "siw", pkg: casesPackage, tests: driverOnly, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
+	{name: "runtime-rxe", pkg: runtimePackage, tests: onAdapters, world: "rxe", below: "/^ibverbs$", env: hosts("rxe")},
+	{name: "runtime-siw", pkg: runtimePackage, tests: onAdapters, world: "siw", below: "/^ibverbs$", env: hosts("siw")},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
 	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), env: []string{"VERBENA_SQUEEZE=1"}},
 	{name: "programs-siw", pkg: casesPackage, tests: foreignPrograms, world: "siw", env: []string{job.DriverVariable + "=siw"}},
@@ -265,7 +285,11 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 
 // guestPath is where a package's test binary is in the virtual machine.
 func guestPath(pkg string) string {
-	return job.Files + "/" + strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "-") + ".test"
+	name := strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "-")
+	if pkg == runtimePackage {
+		name = "runtime"
+	}
+	return job.Files + "/" + name + ".test"
 }
 
 // buildTests builds the test binary of each package of boots.
@@ -292,7 +316,11 @@ type planned struct {
 }
 
 func (p planned) arguments(limit time.Duration) []string {
-	pattern := "^(" + strings.Join(p.names, "|") + ")$" + p.below
+	below := p.below
+	if below == "" {
+		below = p.boot.below
+	}
+	pattern := "^(" + strings.Join(p.names, "|") + ")$" + below
 	// The test's own limit comes first and shows the stacks. Cases that are parallel
 	// wait more than they compute.
 	return []string{"-test.parallel=4", "-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0", "-test.short", "-test.skip=" + p.skip}
