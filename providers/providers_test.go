@@ -49,7 +49,7 @@ func TestSettings(t *testing.T) {
 		"iwarp.remote": {"true"}, "iwarp.allow-uids": {"1000"}, "iwarp.peer-timeout": {"1m"}, "iwarp.no-crc": {"yes"},
 		"iwarp.markers": {"1"}, "iwarp.revision": {"1", "2"}, "iwarp.segment-sized": {"true"},
 		"iwarp.not-peer-to-peer": {"true"}, "iwarp.speak-first": {"true"},
-		"ibverbs.device": {"mlx5_0"}, "ibverbs.ack-timeout": {"1s"}, "ibverbs.retry-count": {"7"}, "ibverbs.setup-timeout": {"1m"}, "ibverbs.close-timeout": {"2s"}, "ibverbs.huge-pages": {"no"},
+		"ibverbs.device": {"mlx5_0"}, "ibverbs.ack-timeout": {"1s"}, "ibverbs.retry-count": {"7"}, "ibverbs.keep-alive": {"5s"}, "ibverbs.setup-timeout": {"1m"}, "ibverbs.close-timeout": {"2s"}, "ibverbs.huge-pages": {"no"},
 	}
 	bad := map[string][]string{
 		"shm.socket-dir": {strings.Repeat("/long", 100)}, "shm.allow-uids": {"", "root", "1,,2", "-1", "4294967295"}, "shm.huge-pages": {"", "maybe"},

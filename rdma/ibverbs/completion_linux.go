@@ -22,6 +22,9 @@ const pollBatch = 16
 type completionQueue struct {
 	usage
 	depth int
+	// probes are under way, mostProbes of them at most: see queuePair.probeIfIdle.
+	probes     atomic.Int32
+	mostProbes int32
 
 	mu      sync.Mutex
 	hw      *verbs.CQ // nil once it is destroyed
@@ -68,6 +71,10 @@ func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 			entries = 3 * depth // both parts of a Read in two are flushed
 		}
 		entries = min(entries, a.MaxCompletions)
+	}
+	if m.device.probes() {
+		entries = min(depth+probesAtOnce, a.MaxCompletions)
+		q.mostProbes = int32(entries - depth)
 	}
 	if err := q.create(entries, int(m.vector.Add(1))%max(m.ctx.Vectors(), 1)); err != nil {
 		q.destroy()

@@ -13,8 +13,9 @@
 //
 // The package's goroutines: one for the connection manager's events of each
 // device while anything of it is open, two for each domain (asynchronous events,
-// and telling the application of them; on rxe with a RetryCount of 7 a third, which
-// looks for queue pairs that have failed), and one for each queue pair that is
+// and telling the application of them; over InfiniBand another one, which probes idle
+// queue pairs; on rxe with a RetryCount of 7 one more, which looks for queue pairs
+// that have failed), and one for each queue pair that is
 // ending or destroyed. Domain.Close and Listener.Close end them.
 //
 // # What differs between devices
@@ -40,6 +41,7 @@
 //	| beyond MaxReads, at both     |                            |                                |
 //	| ends at once                 |                            |                                |
 //	| peer is silent               | AckTimeout and RetryCount  | the kernel's TCP               |
+//	| and nothing is sent          | asked after KeepAlive      | the adapter's TCP, if it asks  |
 //	| peer is killed under Writes  | disconnected, or           | disconnected                   |
 //	| or Reads of its memory       | StatusRemoteAccess before  |                                |
 //	| network loses an atomic's    | rxe (Linux 6.1) carries it | none                           |

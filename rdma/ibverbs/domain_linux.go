@@ -24,6 +24,7 @@ import (
 // that change whenever an index is used again, and 32 for the number of the request in
 // its queue, or of the place in a shared receive queue.
 const (
+	kindProbe  = uint64(0) << 62
 	kindSend   = uint64(1) << 62
 	kindRecv   = uint64(2) << 62
 	kindShared = uint64(3) << 62
@@ -53,7 +54,7 @@ type domain struct {
 	empty *region
 
 	// background has the goroutines that end queue pairs and free what the driver
-	// lets go of late. watch, which ends when closing is closed, is one of them.
+	// lets go of late. watch and keepAlive, which end when closing is closed, are others.
 	background sync.WaitGroup
 	closing    chan struct{}
 	sleepers   sleepers
@@ -151,6 +152,9 @@ func (m *domain) open(config rdma.DomainConfig) (err error) {
 	if m.device.provider.config.RetryCount == m.device.quirks.EndlessRetryCount {
 		m.background.Go(m.watch)
 	}
+	if m.device.probes() {
+		m.background.Go(m.keepAlive)
+	}
 	return nil
 }
 
@@ -206,6 +210,7 @@ func (m *domain) dropPair(p *queuePair) {
 	// A poll that has found it in the table before ends before this returns.
 	p.sendCQ.mu.Lock()
 	p.sendCQ.mu.Unlock() //nolint:staticcheck // the passing through is the point
+	p.endProbe()
 	p.recvCQ.mu.Lock()
 	p.recvCQ.mu.Unlock() //nolint:staticcheck // as above
 }
@@ -317,6 +322,8 @@ func (m *domain) completed(q *completionQueue, wc *verbs.WC) {
 		p.sent(q, wc)
 	case kind == kindRecv && p.recvCQ == q && p.shared == nil:
 		p.received(q, wc)
+	case kind == kindProbe && p.sendCQ == q:
+		p.probed(wc)
 	}
 }
 

@@ -218,6 +218,9 @@ func probe(p *Provider, lib *verbs.Library, each verbs.Device) (d *Device, err e
 	d.attributes = attributes(each, limits, message)
 	d.sharedDepth, d.sharedSGE = limits.MaxSRQWR, min(limits.MaxSRQSGE, maxSGE)
 	d.attributes.MaxQueueDepth = d.quirks.MaxQueueDepth(d.attributes.MaxQueueDepth)
+	if d.probes() {
+		d.attributes.MaxQueueDepth--
+	}
 	d.attributes.KernelBypass = !d.quirks.Software
 	if d.attributes.MaxInline, err = probeInline(ctx); err != nil {
 		return nil, err

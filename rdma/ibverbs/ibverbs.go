@@ -30,6 +30,11 @@ type Config struct {
 	// peer that has vanished without a word is then not given up. rxe counts the
 	// waiting for a peer's receive, too.
 	RetryCount int
+	// KeepAlive is how long a connection over InfiniBand or RoCE is idle before its
+	// device asks the peer's for a sign of life, by a Write of no bytes; after twice as
+	// long it has. A host that is gone is noticed when the device has given that up. The
+	// default is 10 seconds; negative: never. iWARP has TCP's timers.
+	KeepAlive time.Duration
 	// SetupTimeout bounds the setting up of a connection beside the caller's
 	// context. The default is 20 seconds.
 	SetupTimeout time.Duration
@@ -51,6 +56,9 @@ func (c *Config) setDefaults() {
 		c.RetryCount = 6
 	}
 	c.RetryCount = min(c.RetryCount, 7)
+	if c.KeepAlive == 0 {
+		c.KeepAlive = 10 * time.Second
+	}
 	if c.SetupTimeout <= 0 {
 		c.SetupTimeout = 20 * time.Second
 	}
@@ -156,6 +164,7 @@ type Stats struct {
 	QueuePairErrors uint64 // connections that failed
 	LostCompletions uint64 // requests that the driver forgot and this package flushed
 	Overruns        uint64 // completion queues that overran
+	Probes          uint64 // signs of life that idle connections have asked for
 	PortsDown       uint64 // ports that lost their link
 	DevicesRemoved  uint64 // domains whose device was removed or died
 	Registered      uint64 // bytes ever registered
@@ -168,7 +177,7 @@ func (p *Provider) Stats() Stats {
 	return Stats{
 		Connects: c.connects.Load(), Accepts: c.accepts.Load(), ConnectFailures: c.connectFailures.Load(),
 		Rejected: c.rejected.Load(), Disconnects: c.disconnects.Load(), QueuePairErrors: c.queuePairErrors.Load(),
-		LostCompletions: c.lostCompletions.Load(), Overruns: c.overruns.Load(), PortsDown: c.portsDown.Load(),
+		LostCompletions: c.lostCompletions.Load(), Overruns: c.overruns.Load(), Probes: c.probes.Load(), PortsDown: c.portsDown.Load(),
 		DevicesRemoved: c.devicesRemoved.Load(), Registered: c.registered.Load(), Deregistered: c.deregistered.Load(),
 	}
 }
@@ -179,14 +188,14 @@ func (p *Provider) Counters() map[string]uint64 {
 	return map[string]uint64{
 		"connects": s.Connects, "accepts": s.Accepts, "connect_failures": s.ConnectFailures, "rejected": s.Rejected,
 		"disconnects": s.Disconnects, "queue_pair_errors": s.QueuePairErrors, "lost_completions": s.LostCompletions,
-		"overruns": s.Overruns, "ports_down": s.PortsDown, "devices_removed": s.DevicesRemoved,
+		"overruns": s.Overruns, "probes": s.Probes, "ports_down": s.PortsDown, "devices_removed": s.DevicesRemoved,
 		"registered_bytes": s.Registered, "deregistered_bytes": s.Deregistered,
 	}
 }
 
 type counters struct {
 	connects, accepts, connectFailures, rejected, disconnects, queuePairErrors atomic.Uint64
-	lostCompletions, overruns, portsDown, devicesRemoved                       atomic.Uint64
+	lostCompletions, overruns, probes, portsDown, devicesRemoved               atomic.Uint64
 	registered, deregistered                                                   atomic.Uint64
 }
 

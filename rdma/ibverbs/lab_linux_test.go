@@ -190,6 +190,56 @@ func (e *end) done() {
 	}
 }
 
+// TestLabKeepAlive takes the link down under connections that say nothing. Probes
+// do not disturb them before, and tell both ends afterwards.
+func TestLabKeepAlive(t *testing.T) {
+	initiator, target := lab(t)
+	spoils(t)
+	open := func(name string) rdma.Device {
+		devices, err := New(Config{Device: name, KeepAlive: 100 * time.Millisecond}).Devices(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return devices[0]
+	}
+	a, b := newEnd(t, open(initiator)), newEnd(t, open(target))
+	joinEnds(t, a, b)
+	for _, e := range []*end{a, b} {
+		for began := time.Now(); e.device.provider.Stats().Probes < 5; time.Sleep(10 * time.Millisecond) {
+			if time.Since(began) > patience {
+				t.Fatalf("%d probes", e.device.provider.Stats().Probes)
+			}
+		}
+		if state := e.qp.State(); state != rdma.StateConnected {
+			t.Fatalf("probes end a connection that lives: %s: %v", state, e.qp.Err())
+		}
+	}
+	if n := a.write(b, 4); n != 4 {
+		t.Fatal("Writes behind probes are refused")
+	}
+	for _, c := range a.completions(4) {
+		if c.Status != rdma.StatusSuccess {
+			t.Errorf("a Write behind probes: %s", c.Status)
+		}
+	}
+	link, err := netlink.LinkByName(interfaces(b.device.attributes.Name, 1)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetDown(link); err != nil {
+		t.Fatal(err)
+	}
+	down := time.Now()
+	for _, e := range []*end{a, b} {
+		e.done()
+		t.Logf("%s: failed after %v: %v", e.device.attributes.Name, time.Since(down), e.qp.Err())
+	}
+	// The other's own link is down, of which its driver says something else.
+	if !errors.Is(a.qp.Err(), rdma.ErrDisconnected) {
+		t.Errorf("the queue pair failed with %v, want ErrDisconnected", a.qp.Err())
+	}
+}
+
 // TestLabLinkDown takes the target's link down in the middle of Writes.
 func TestLabLinkDown(t *testing.T) {
 	initiator, target := lab(t)

@@ -51,6 +51,9 @@ type queuePair struct {
 	recvList *verbs.RecvList
 	recvs    recvRing // its head by recvCQ's lock
 
+	postedBefore uint32      // sends.tail at keepAlive's last look; its own
+	probing      atomic.Bool // a probe is under way
+
 	suspected atomic.Bool
 	silent    atomic.Bool // only shared receives still get completions
 
@@ -116,6 +119,9 @@ func (p *queuePair) create() (err error) {
 	m, c := p.domain, &p.config
 	a := &m.device.attributes
 	depth, entries := m.device.quirks.SendDepth(c.SendDepth, c.MaxSGE)
+	if m.device.probes() {
+		depth++
+	}
 	if p.sendList, err = p.arena.NewSendList(min(chain, depth), entries); err != nil {
 		return err
 	}
