@@ -3,7 +3,6 @@ package verbena
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
 )
@@ -103,5 +102,5 @@ func (q Request) Over() bool {
 	over := r.age.Load() != q.age || r.canceled || r.c.ended
 	expires := r.expires
 	r.c.mu.Unlock()
-	return over || !expires.IsZero() && time.Now().After(expires)
+	return over || expires != 0 && processors.now() > expires
 }

@@ -40,8 +40,8 @@ type request struct {
 	notifies bool
 	handler  *handler
 	message  *Message
-	stream   *Stream   // nil: it has none
-	expires  time.Time // zero: never
+	stream   *Stream       // nil: it has none
+	expires  time.Duration // by processors.now; 0: never
 
 	// Guarded by the caller's mu:
 	ctx      context.Context // nil until somebody asks
@@ -78,7 +78,18 @@ func (q Request) Notification() bool { return q.r.notifies }
 func (q Request) Caller() *Caller { return q.r.c }
 
 // Deadline is until when the caller waits, by this side's clock.
-func (q Request) Deadline() (time.Time, bool) { return q.r.expires, !q.r.expires.IsZero() }
+func (q Request) Deadline() (time.Time, bool) {
+	if q.r.expires == 0 {
+		return time.Time{}, false
+	}
+	return q.r.deadline(), true
+}
+
+func (r *request) deadline() time.Time { return processors.start.Add(r.expires) }
+
+// late tells whether the deadline has passed. To read the clock takes as long as to post
+// an answer, and [time.Now] reads two.
+func (r *request) late() bool { return r.expires != 0 && processors.now() > r.expires }
 
 // Context ends when the caller has given up, at its deadline, with the endpoint, and
 // when the request has been answered. Asking for it costs some allocations.
@@ -96,8 +107,8 @@ func (q Request) Context() context.Context {
 		return ctx
 	}
 	r.ctx, r.end = context.WithCancelCause(c.ctx)
-	if !r.expires.IsZero() {
-		ctx, cancel := context.WithDeadline(r.ctx, r.expires)
+	if r.expires != 0 {
+		ctx, cancel := context.WithDeadline(r.ctx, r.deadline())
 		end := r.end
 		r.ctx, r.end = ctx, func(cause error) {
 			end(cause)
@@ -213,7 +224,7 @@ func (c *Caller) recycle(r *request) {
 	c.mu.Lock()
 	end, stream := r.end, r.stream
 	r.stream = nil
-	r.message, r.handler, r.ctx, r.end, r.canceled, r.expires = nil, nil, nil, nil, false, time.Time{}
+	r.message, r.handler, r.ctx, r.end, r.canceled, r.expires = nil, nil, nil, nil, false, 0
 	if len(c.requests) < mostSpare {
 		c.requests = append(c.requests, r)
 	}
@@ -316,7 +327,7 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 	}
 	r.id, r.method, r.notifies, r.message = h.ID, m.Tag, h.Kind == call.Notification, m
 	if h.Value > 0 {
-		r.expires = time.Now().Add(call.Wait(h.Value))
+		r.expires = processors.now() + call.Wait(h.Value)
 	}
 	if r.notifies {
 		err = c.side.Notified()
@@ -415,7 +426,7 @@ func (c *Caller) serve(q Request) {
 	c.waits(q.r)
 	r := q.r
 	method, h := r.method, r.handler
-	if !r.expires.IsZero() && time.Now().After(r.expires) {
+	if r.late() {
 		q.refuse(CodeLate, "the deadline passed before a handler was free")
 		return
 	}
