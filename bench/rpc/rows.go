@@ -221,9 +221,9 @@ func parseMetric(out, metric string) (float64, error) {
 const (
 	whyMessage = "Messages near: the queue pair's own post and poll are 82 ns of some 250 ns of processor time that Send, Receive and Release take for 1 KiB ([profile](runtime.md#where-the-rest-goes)). Latches, the hand-over of the message and the counting of who polls are the rest, and nothing hides them when a line takes 40 ns."
 	whyGet     = "Get near: memcpy takes 80 ns, and the software of a Get, which checks the token, posts and polls, takes 180 ns. `go test . -run - -bench GetAlone` measures that part alone."
-	whySleep   = "Both ends sleep: a call wakes two processors that have rested for 10 ms. Two hand-overs of a bare futex between processes bound in the same way, after the same pause, take 60 us on this machine, so 1/3 cannot be had where gRPC takes less than 180 us."
-	why64      = "64 callers: by a profile of both ends, 31 % of the time is shm's, 32 % the endpoints' and the calls', 22 % Go's scheduler, which parks and wakes callers, and 8 % the kernel."
-	whyRelay   = "Relay: two copies are left, one by the relay and one by the sink, of what another processor has written ([measured](../endpoints.md#buffers)); memcpy beside them copies what its own processor has at hand. The rest is waiting and waking, in three processes on two processors."
+	whySleep   = "Both ends sleep: a call wakes the server's processor, which has rested for 10 ms, and the caller polls meanwhile. Where others want its processor it sleeps, and has to be woken, too."
+	why64      = "64 callers: by a profile of both ends, 34 % of the time is polling and what completions bring, 19 % sending requests, 12 % sending answers, 7 % the sleep of callers and 5 % the kernel's futexes."
+	whyRelay   = "Relay: by a profile of the three processes, 57 % of the time is the two copies, one by the relay and one by the sink, of what another processor has written ([measured](../endpoints.md#buffers)) and 14 % futexes, by which the processes and Go's threads wake each other."
 	whyTCP     = "Hadoop RPC on TCP, bound: each call wakes two processors that sleep, and the wake-ups are most of the time of ours and of gRPC."
 	whyHadoop  = "Hadoop RPC over shm, 512 KiB: the echo is decoded into new memory of Go's heap at both ends, and so the garbage collector takes 39 % of the processor time, the kernel 29 %, copying and clearing memory 14 % and the runtime 5 %."
 )
