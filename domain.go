@@ -271,8 +271,9 @@ func (n *domain) enter() error {
 // which are needed at once. The caller calls unshare.
 //
 // A queue of a strict device takes endpoints until half of it is promised; the rest
-// is for their windows to grow. Then a further queue is opened. When the device has
-// no more of them, endpoints share what is left.
+// is for their windows to grow. One that lends takes one for every four places. Then
+// a further queue is opened. When the device has no more of them, endpoints share
+// what is left.
 func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted int, err error) {
 	for i := 0; ; i++ {
 		r, err := n.queue(i)
@@ -284,6 +285,8 @@ func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted 
 		case r.strict && full < least:
 			err = fmt.Errorf("shared receive queue on %s: it has %d places at most and an endpoint needs %d: lower the chunks", n.attributes.Name, r.depth, least+baseReceives)
 		case r.strict && r.places(max(r.depth/2, full+baseReceives)) < full:
+			err = errNoPlaces
+		case r.lender != nil && int(r.users.Load()) > r.depth/lentPlaces:
 			err = errNoPlaces
 		default:
 			granted, err = r.admit(sh, least, most, awake)
@@ -303,7 +306,7 @@ func (n *domain) squeeze(sh *share, least, most, awake int, openErr error) (chos
 	n.mu.Lock()
 	queues := slices.Clone(n.queues)
 	for _, r := range queues {
-		r.users++
+		r.users.Add(1)
 	}
 	n.mu.Unlock()
 	err = openErr
@@ -334,7 +337,7 @@ func (n *domain) queue(i int) (*receives, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if i < len(n.queues) {
-		n.queues[i].users++
+		n.queues[i].users.Add(1)
 		return n.queues[i], nil
 	}
 	a := &n.attributes
@@ -348,14 +351,17 @@ func (n *domain) queue(i int) (*receives, error) {
 	if err := n.shares.reserve(baseReceives); err != nil {
 		return nil, err
 	}
-	q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1})
+	n.number = n.number%maxQueueNumber + 1
+	r := newReceives(nil, n.receivePool, n.log, n.number, n.receiveSize(), depth, !n.waits)
+	q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1, OnScarce: r.scarcity()})
 	if err != nil {
 		_ = n.shares.reserve(-baseReceives) // cannot fail
 		return nil, fmt.Errorf("shared receive queue of %d places on %s: %w", depth, a.Name, err)
 	}
-	n.number = n.number%maxQueueNumber + 1
-	r := newReceives(q, n.receivePool, n.log, n.number, n.receiveSize(), depth, !n.waits)
-	r.users = 1
+	r.of(q)
+	l := link.Limits{Chunks: n.cfg.tuning.Chunks}
+	r.unpaid = l.Receives(0, l.AllAnswers())
+	r.users.Store(1)
 	n.queues = append(n.queues[:len(n.queues):len(n.queues)], r)
 	return r, nil
 }
@@ -364,8 +370,7 @@ func (n *domain) queue(i int) (*receives, error) {
 // with it.
 func (n *domain) unshare(r *receives) {
 	n.mu.Lock()
-	r.users--
-	last, workers := r.users == 0, n.workers
+	last, workers := r.users.Add(-1) == 0, n.workers
 	n.mu.Unlock()
 	if !last {
 		return
@@ -376,7 +381,7 @@ func (n *domain) unshare(r *receives) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	at := slices.Index(n.queues, r)
-	if r.users > 0 || at < 0 {
+	if r.users.Load() > 0 || at < 0 {
 		return
 	}
 	if err := r.close(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,12 +51,14 @@ type receives struct {
 	queue  poster
 	pool   *slab.Pool
 	log    *slog.Logger
-	number uint32 // of a shared queue in its domain, from 1; 0: an endpoint's own
-	size   int    // bytes of a receive
-	strict bool   // a message must never find the queue empty
-	base   int    // receives that are posted beside those promised
-	depth  int    // of the queue
-	users  int    // endpoints of a shared queue; its domain's
+	number uint32       // of a shared queue in its domain, from 1; 0: an endpoint's own
+	size   int          // bytes of a receive
+	strict bool         // a message must never find the queue empty
+	base   int          // receives that are posted beside those promised
+	depth  int          // of the queue
+	users  atomic.Int32 // endpoints of a shared queue; changed under its domain's mu
+	lender lender       // nil unless the queue lends its receives
+	unpaid int          // of a lender: messages without a credit that a peer may have on their way
 
 	slots  atomic.Pointer[[]*buffer] // by the ID of their receive
 	posted atomic.Int32
@@ -66,6 +69,8 @@ type receives struct {
 	promised int
 	retry    *time.Timer   // posts again after none could be posted
 	pause    time.Duration // before that
+	ebb      *time.Timer   // takes back what is not needed, of a queue that lends
+	recalled []uint64      // IDs, for ebb
 	closed   bool
 }
 
@@ -151,7 +156,7 @@ func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]sla
 	if r.strict {
 		r.target.Add(int32(awake))
 	} else {
-		r.target.Store(max(r.target.Load(), baseReceives))
+		r.target.Store(max(r.target.Load(), r.least()))
 	}
 	if err := r.fill(fetched); err != nil {
 		r.takeBack(sh, n, awake)
@@ -214,7 +219,7 @@ func (r *receives) more(sh *share, most int) int {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.strict {
+	if !r.strict && r.lender == nil {
 		r.target.Store(min(r.target.Load()+int32(n), int32(r.promised+baseReceives)))
 		_ = r.fill(nil) // there are some posted; what comes back is posted, too
 	}
@@ -239,14 +244,34 @@ func (r *receives) takeBack(sh *share, n, awake int) {
 	if r.strict {
 		r.target.Add(int32(-awake))
 	} else {
-		r.target.Store(min(r.target.Load(), int32(r.promised+baseReceives)))
+		most := r.promised + baseReceives
+		if r.lender != nil {
+			most = r.most()
+		}
+		r.target.Store(min(r.target.Load(), int32(most)))
+		r.ebbs()
 	}
+}
+
+// least is how many receives a queue that is not strict has posted at least. Where
+// they are lent, it is no more than one for each endpoint.
+func (r *receives) least() int32 {
+	if r.lender == nil {
+		return baseReceives
+	}
+	return min(baseReceives, max(r.users.Load(), 1))
 }
 
 // fill posts receives up to the target, in memory that was fetched or else the pool's.
 // r.mu is held.
 func (r *receives) fill(fetched *[]slab.Slab) error {
-	for r.reserve() {
+	_, err := r.fillSome(math.MaxInt, fetched)
+	return err
+}
+
+// fillSome is fill for at most so many, and tells how many it has posted. r.mu is held.
+func (r *receives) fillSome(most int, fetched *[]slab.Slab) (n int, err error) {
+	for n < most && r.reserve() {
 		b, err := r.take(fetched)
 		if err != nil {
 			r.posted.Add(-1)
@@ -255,13 +280,14 @@ func (r *receives) fill(fetched *[]slab.Slab) error {
 		}
 		switch {
 		case err == nil:
+			n++
 		case r.strict || r.posted.Load() == 0:
-			return err
+			return n, err
 		default:
-			return nil // there are some; the next that comes back is posted
+			return n, nil // there are some; the next that comes back is posted
 		}
 	}
-	return nil
+	return n, nil
 }
 
 // take returns a buffer with memory. r.mu is held.
@@ -355,7 +381,7 @@ func (r *receives) took(b *buffer) {
 		// One less is wanted until put, and never one more than is.
 		r.target.Add(-1)
 		r.posted.Add(-1)
-	} else if left := r.posted.Add(-1); left < baseReceives/2 {
+	} else if left := r.posted.Add(-1); left < baseReceives/2 && r.lender == nil {
 		r.low()
 	}
 }
@@ -368,24 +394,34 @@ func (r *receives) low() {
 	r.replenish()
 }
 
-// replenish posts receives up to the target. If there are none at all it tries
-// again later: nothing may ever come back while applications hold what there was.
-// r.mu is held.
-func (r *receives) replenish() {
-	err := r.fill(nil)
+// replenish posts receives up to the target. r.mu is held.
+func (r *receives) replenish() { r.keepTrying(r.fill(nil)) }
+
+// keepTrying takes the error of fill. If there are no receives at all it tries again
+// later: nothing may ever come back while applications hold what there was. r.mu is
+// held.
+func (r *receives) keepTrying(err error) {
 	switch {
 	case err == nil:
 		r.pause = 0
 		return
-	case r.closed || r.retry != nil:
+	default:
+		r.tryLater(err)
+	}
+}
+
+// tryLater posts receives after a pause if there are none then, or if peers want more
+// of a queue that lends. r.mu is held.
+func (r *receives) tryLater(err error) {
+	if r.closed || r.retry != nil {
 		return
 	}
 	r.pause = min(max(2*r.pause, firstRetry), lastRetry)
-	r.log.Debug("no receive is posted, trying again", "pause", r.pause, "error", err)
+	r.log.Debug("too few receives are posted, trying again", "pause", r.pause, "error", err)
 	r.retry = time.AfterFunc(r.pause, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.retry = nil; !r.closed && r.posted.Load() == 0 {
+		if r.retry = nil; !r.closed && (r.posted.Load() == 0 || r.lender != nil) {
 			r.replenish()
 		}
 	})
@@ -395,7 +431,7 @@ func (r *receives) replenish() {
 func (r *receives) shrink() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := r.target.Load(); n > baseReceives && !r.strict {
+	if n := r.target.Load(); n > r.least() && !r.strict {
 		r.target.Store(n - 1)
 	}
 }
@@ -504,5 +540,9 @@ func (r *receives) suspend(closed bool) {
 	if r.closed = closed; closed && r.retry != nil {
 		r.retry.Stop()
 		r.retry = nil
+	}
+	if closed && r.ebb != nil {
+		r.ebb.Stop()
+		r.ebb = nil
 	}
 }

@@ -294,8 +294,8 @@ func TestThousandEndpointsOnStrictDevice(t *testing.T) {
 	}
 	n := p.server.firstDomain(w.transport)
 	for _, r := range n.queues {
-		if posted, least := r.posted.Load(), int32(3*r.users+baseReceives); posted < least {
-			t.Errorf("%d receives are posted for %d endpoints", posted, r.users)
+		if posted, least := r.posted.Load(), int32(3*int(r.users.Load())+baseReceives); posted < least {
+			t.Errorf("%d receives are posted for %d endpoints", posted, r.users.Load())
 		}
 	}
 	for i, e := range ends {

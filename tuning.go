@@ -76,7 +76,7 @@ var builtIn = []TuningRow{
 }
 
 var (
-	shmOnAMD64   = Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4, Own: 64}
+	shmOnAMD64   = Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
 	iwarpOnAMD64 = Tuning{Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
 )
 

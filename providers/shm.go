@@ -16,6 +16,6 @@ var shmEntry = provider("shm", []field[shm.Config]{
 		func(c *shm.Config, v string) error { return truth(&c.HugePages, v) }},
 	{"access-timeout", "how long to wait for a peer that is suspended in the middle of an access", "5s",
 		func(c *shm.Config, v string) error { return duration(&c.AccessTimeout, v) }},
-	{"shared-receive-slots", "messages that may wait in a connection with shared receives", "256",
+	{"shared-receive-slots", "messages that may wait in a connection with shared receives", "128",
 		func(c *shm.Config, v string) error { return number(&c.SharedReceiveSlots, v) }},
 }, shm.Config.Validate, func(c shm.Config, _ Config) rdma.Provider { return shm.New(c) })

@@ -126,6 +126,11 @@ type SharedReceiveConfig struct {
 	MaxSGE int // entries of each, at most Attributes.MaxRecvSGE
 	// LimitEvent raises EventReceiveLimit once when fewer are left; 0 never does.
 	LimitEvent int
+	// OnScarce, if it is set and the device lends receives to queue pairs ahead of
+	// need, is called when it would lend n more than there are. It may post receives,
+	// and returns how many it has posted. Whoever polls calls it, or the device itself,
+	// with no lock held; calls may be concurrent.
+	OnScarce func(n int) (posted int)
 }
 
 // A SharedReceiveQueue holds receives that any of its queue pairs may take.
@@ -140,6 +145,16 @@ type SharedReceiveQueue interface {
 	PostRecv(requests []RecvRequest) (int, error)
 	// Close fails with [ErrInUse] while a queue pair uses the queue.
 	Close() error
+}
+
+// A RecallingReceiveQueue can give receives back that have been posted.
+type RecallingReceiveQueue interface {
+	SharedReceiveQueue
+	// Recall takes back what was lent to queue pairs that have used none of it since
+	// the last call. Then it takes at most len(ids) receives out that are not lent, but
+	// leaves keep of those, and returns how many, with their IDs in ids. They never
+	// complete, and their memory is the caller's again.
+	Recall(ids []uint64, keep int) int
 }
 
 // EventKind tells what an [Event] is about.

@@ -7,6 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -42,16 +45,31 @@ func idle(ctx context.Context, c *common, dir string, connections int, duration 
 		return err
 	}
 	c.printf("# Idle connections\n\n`go run ./soak idle --connections %d --duration %v`; endpoints between two processes, a message sent and answered on each before.\n\n", connections, duration)
-	c.printf("| transport | connections | CPU of the server, %% of a core | CPU of the client | server's peak MB |\n|---|---:|---:|---:|---:|\n")
+	c.printf("| transport | connections | CPU of the server, %% of a core | CPU of the client | server's peak MB | registered by the client, KiB each | resident in both processes, KiB | each beyond the first |\n" +
+		"|---|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, transport := range []string{"tcp", "shm", "iwarp"} {
-		if err := idleOver(ctx, c, self, dir, transport, connections, duration); err != nil {
-			return fmt.Errorf("%s: %w", transport, err)
+		var one int64
+		for _, n := range slices.Compact([]int{1, min(fewIdle, connections), connections}) {
+			if err := idleOver(ctx, c, self, dir, transport, n, &one, duration); err != nil {
+				return fmt.Errorf("%s: %w", transport, err)
+			}
 		}
 	}
+	c.printf("\nRegistered is what is in use of the pools for receives, messages and queues. Resident is what connecting has added, less what went again in %v; the first connection brings what all share: "+
+		"pools' first regions, queues, heap.\n", idleSettled)
 	return nil
 }
 
-func idleOver(ctx context.Context, c *common, self, dir, transport string, connections int, duration time.Duration) (err error) {
+const (
+	// fewIdle is the number of connections in a row of the table between one and all.
+	fewIdle = 64
+	// idleSettled is how long what setting up has taken needs to be given back.
+	idleSettled = 20 * time.Second
+)
+
+// idleOver measures so many connections. one is the resident memory that one of them
+// has brought; the first call finds it out.
+func idleOver(ctx context.Context, c *common, self, dir, transport string, connections int, one *int64, duration time.Duration) (err error) {
 	file := filepath.Join(dir, "idle.address")
 	server, err := processes.Start(ctx, "server", file, self, "idle-server", file)
 	if err != nil {
@@ -63,6 +81,16 @@ func idleOver(ctx context.Context, c *common, self, dir, transport string, conne
 		return err
 	}
 	defer rt.Close()
+	resident := func() (int64, error) {
+		debug.FreeOSMemory() // the runs before are no part of this one
+		own, err := residentMemory(os.Getpid())
+		theirs, serr := residentMemory(server.Pid())
+		return own + theirs, errors.Join(err, serr)
+	}
+	before, err := resident()
+	if err != nil {
+		return err
+	}
 	endpoints := make([]*verbena.Endpoint, connections)
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
@@ -108,7 +136,7 @@ func idleOver(ctx context.Context, c *common, self, dir, transport string, conne
 			return nil
 		}
 	}
-	if err := wait(5 * time.Second); err != nil { // what setting up left behind
+	if err := wait(idleSettled); err != nil {
 		return err
 	}
 	measure := func() (own, theirs time.Duration, err error) {
@@ -131,8 +159,20 @@ func idleOver(ctx context.Context, c *common, self, dir, transport string, conne
 	if err != nil {
 		return err
 	}
+	after, err := resident()
+	if err != nil {
+		return err
+	}
+	after -= before
+	further := "–"
+	if *one == 0 {
+		*one = after
+	} else if connections > 1 {
+		further = strconv.FormatInt((after-*one)/int64(connections-1)>>10, 10)
+	}
 	share := func(d time.Duration) float64 { return 100 * d.Seconds() / duration.Seconds() }
-	c.printf("| %s | %d | %.3f | %.3f | %d |\n", transport, connections, share(theirsAfter-theirs), share(ownAfter-own), peak/1e6)
+	c.printf("| %s | %d | %.3f | %.3f | %d | %d | %d | %s |\n", transport, connections, share(theirsAfter-theirs), share(ownAfter-own), peak/1e6,
+		registeredBy(rt, transport)/int64(connections)>>10, after>>10, further)
 	if s := max(share(theirsAfter-theirs), share(ownAfter-own)); s > 0.1 {
 		return fmt.Errorf("%.3f %% of a core while idle, more than 0.1", s)
 	}
@@ -194,4 +234,17 @@ func writeAddress(file string, address net.Addr) error {
 		return err
 	}
 	return os.Rename(file+".tmp", file)
+}
+
+// registeredBy is how many bytes of registered memory a runtime uses over a transport.
+func registeredBy(rt *verbena.Runtime, transport string) (used int64) {
+	for _, d := range rt.Stats().Devices {
+		if d.Transport != transport || transport == verbena.TransportTCP {
+			continue
+		}
+		for _, p := range d.Pools {
+			used += p.Used
+		}
+	}
+	return used
 }

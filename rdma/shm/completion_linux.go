@@ -68,6 +68,7 @@ type completionQueue struct {
 	hot     []*queuePair
 	next    int            // of hot, to be polled first
 	ringers [][]*queuePair // by their bit
+	short   *queuePair     // the first of those whose loans are smaller than they should be
 	armed   bool
 	arms    uint64 // calls of Arm
 	overrun bool
@@ -143,6 +144,7 @@ func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 		cq.ringers[qp.bit] = without(cq.ringers[qp.bit], qp)
 		cq.hot = without(cq.hot, qp)
 		qp.hot = false
+		cq.forgetShort(qp)
 	}
 	kept := 0
 	for i := range cq.count {
@@ -234,7 +236,14 @@ func (cq *completionQueue) Poll(into []rdma.Completion) (int, error) {
 	}
 	cq.mu.Lock()
 	n, err := cq.poll(into)
+	short := cq.short != nil
 	cq.mu.Unlock()
+	if short && cq.supply() && n == 0 && err == nil {
+		// A message may have waited for a receive.
+		cq.mu.Lock()
+		n, err = cq.poll(into)
+		cq.mu.Unlock()
+	}
 	return n, err
 }
 

@@ -29,17 +29,28 @@ import (
 // pair's own inbox. So a peer that dies or writes nonsense harms its own loan only,
 // and that returns to the pool when its queue pair ends.
 const (
-	// firstLoan is how many receives a queue pair is lent that was idle.
-	firstLoan = 4
+	// firstLoan is how many receives a queue pair is lent that was idle, and
+	// firstOfMany as many where more are posted when loans need them.
+	firstLoan, firstOfMany = 4, 2
 	// hungrySweeps and lowSweeps are the least times between two rounds of the agent:
 	// while a peer waits for a receive, and while loans are smaller than they should be.
 	hungrySweeps = time.Millisecond
 	lowSweeps    = 100 * time.Millisecond
 )
 
-// share is how many of the free receives one queue pair may be lent at once. An
-// eighth at most leaves seven receives free, however many queue pairs come.
-func (s *sharedReceiveQueue) share() int { return s.free() / min(len(s.pairs)+1, 8) }
+// share is how many of the free receives the queue pair may be lent at once. An
+// eighth at most leaves seven receives free, however many queue pairs come. As long as
+// more are posted when there are too few, it may have all. mu is held.
+func (s *sharedReceiveQueue) share(qp *queuePair) int {
+	if !qp.settles() {
+		return s.free()
+	}
+	return s.free() / min(len(s.pairs)+1, 8)
+}
+
+// settles tells whether the queue pair has to content itself with what there is: no
+// more is posted for it. recvCQ.mu is held.
+func (qp *queuePair) settles() bool { return qp.srq.onScarce == nil || qp.denied }
 
 // lent is how many lent receives no message has been taken for. recvCQ.mu is held.
 func (qp *queuePair) lent() int { return int(qp.posted.Load() - qp.arrived) }
@@ -63,8 +74,44 @@ func (qp *queuePair) topUp(parts int) {
 		return
 	}
 	qp.toppedAt = qp.arrived
-	qp.loan = min(2*qp.loan, qp.mostLent())
+	if qp.srq.onScarce == nil {
+		qp.loan = min(2*qp.loan, qp.mostLent())
+	} else {
+		qp.lowest = min(qp.lowest, qp.lent())
+		// A pool that grows with its loans lends no more than is needed.
+		if 4*qp.lent() <= qp.loan {
+			qp.widen()
+		}
+	}
 	qp.srq.lend(qp, 0)
+}
+
+// widen doubles the loan of a queue pair that has used it up, or nearly so, where the
+// pool grows with its loans. recvCQ.mu is held.
+func (qp *queuePair) widen() {
+	if qp.recent && qp.srq.onScarce != nil && qp.widenedAt != qp.arrived {
+		qp.widenedAt = qp.arrived
+		qp.loan = min(2*qp.loan, qp.mostLent())
+		qp.lowest = 0
+	}
+}
+
+// narrow halves the loan if no more than half has been used at a time since the last
+// round. recvCQ.mu is held.
+func (qp *queuePair) narrow() {
+	if 2*qp.lowest > qp.loan {
+		qp.loan = max(qp.loan/2, qp.leastLoan())
+	}
+	qp.lowest = qp.loan
+}
+
+// leastLoan is what the queue pair is lent when it has been idle.
+func (qp *queuePair) leastLoan() int {
+	n := firstLoan
+	if qp.srq.onScarce != nil {
+		n = firstOfMany
+	}
+	return min(n, qp.mostLent())
 }
 
 // mostLent leaves a slot for the message that comes without a loan.
@@ -79,15 +126,21 @@ func (s *sharedReceiveQueue) lend(qp *queuePair, least int) bool {
 		return false
 	}
 	s.mu.Lock()
-	n := s.share()
+	n := s.share(qp)
 	if least == 0 && len(s.hungry) > 0 {
 		n = 0 // they come first
 	}
-	if n == 0 {
+	if n < qp.loan-qp.lent() && s.onScarce != nil {
+		qp.recvCQ.addShort(qp)
+	}
+	if n == 0 && qp.settles() {
 		s.wantSweep(qp, sweepLow)
 	}
 	n = min(max(min(n, qp.loan-qp.lent()), least), s.free())
 	if n <= 0 {
+		if qp.denied {
+			qp.loan = min(qp.loan, max(qp.lent(), qp.leastLoan()))
+		}
 		starved := least > 0 && s.starve(qp)
 		s.mu.Unlock()
 		if starved {
@@ -117,8 +170,10 @@ func (s *sharedReceiveQueue) lend(qp *queuePair, least int) bool {
 		position++
 	}
 	s.mu.Unlock()
-	// What the pool cannot give is not waited for: the next loan asks for twice this.
-	qp.loan = min(qp.loan, max(int(position-qp.arrived), min(firstLoan, qp.mostLent())))
+	if qp.settles() {
+		// What the pool cannot give is not waited for: the next loan asks for twice this.
+		qp.loan = min(qp.loan, max(int(position-qp.arrived), qp.leastLoan()))
+	}
 	if room != qp.room {
 		qp.room = room
 		release.Store(qp.inbox.room(), uint64(room))
@@ -132,6 +187,7 @@ func (s *sharedReceiveQueue) lend(qp *queuePair, least int) bool {
 	}
 	if qp.inbox.asks().Load() != 0 {
 		qp.inbox.asks().Store(0)
+		qp.widen() // for the next time
 	}
 	qp.recent = true
 	release.Store(&qp.posted, position)
@@ -146,6 +202,10 @@ func (s *sharedReceiveQueue) starve(qp *queuePair) bool {
 	if !qp.hungry {
 		qp.hungry = true
 		s.hungry = append(s.hungry, qp)
+	}
+	if !qp.settles() {
+		qp.recvCQ.addShort(qp)
+		return false
 	}
 	s.wantSweep(qp, sweepHungry)
 	return s.lentToOthers(qp) <= 0
@@ -217,17 +277,29 @@ func (qp *queuePair) answer() {
 		return
 	}
 	qp.recvCQ.mu.Lock()
-	defer qp.recvCQ.mu.Unlock()
 	if !qp.drained {
 		qp.lendIfAsked()
+	}
+	short := qp.recvCQ.short != nil
+	qp.recvCQ.mu.Unlock()
+	if short {
+		qp.recvCQ.supply()
 	}
 }
 
 // lendIfAsked lends to a peer that has nothing and asks. recvCQ.mu is held.
 func (qp *queuePair) lendIfAsked() {
 	if qp.inbox.asks().Load() != 0 && qp.usedUp() {
+		qp.widen()
 		qp.srq.lend(qp, 1)
 	}
+}
+
+// lendToMessage lends to a queue pair that has a message without a receive. It tells
+// whether there was one. recvCQ.mu is held.
+func (qp *queuePair) lendToMessage() bool {
+	qp.widen()
+	return qp.srq.lend(qp, 1)
 }
 
 // takeBack returns to the pool what the queue pair was lent from position n on.
@@ -324,6 +396,9 @@ func sweepQueue(cq *completionQueue, s *sharedReceiveQueue, pairs []*queuePair) 
 		}
 		if qp.recent {
 			qp.recent, kept = false, true
+			if s.onScarce != nil {
+				qp.narrow()
+			}
 			continue
 		}
 		// Whoever looks from here on finds nothing lent.
@@ -347,7 +422,12 @@ func sweepQueue(cq *completionQueue, s *sharedReceiveQueue, pairs []*queuePair) 
 			// has used is in the slots.
 			n = qp.unused()
 			s.takeBack(qp, n)
-			qp.loan = firstLoan
+			if s.onScarce != nil {
+				qp.lowest = qp.loan
+				qp.narrow()
+			} else {
+				qp.loan = qp.leastLoan()
+			}
 		} else {
 			kept = true
 		}

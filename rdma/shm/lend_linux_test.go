@@ -24,9 +24,14 @@ type pool struct {
 
 func newPool(t *testing.T, peers, depth, length int, change func(*rdma.QueuePairConfig)) *pool {
 	t.Helper()
+	return newPoolWith(t, peers, depth, length, change, nil)
+}
+
+func newPoolWith(t *testing.T, peers, depth, length int, change func(*rdma.QueuePairConfig), scarce func(int) int) *pool {
+	t.Helper()
 	device := openDevice(t, Config{})
 	p := &pool{side: newSide(t, device, depth*length), t: t, length: length}
-	srq, err := p.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 2})
+	srq, err := p.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 2, OnScarce: scarce})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,12 +79,17 @@ type queuePair struct {
 
 	// With a shared receive queue, posted is how many have been lent. recvCQ.mu
 	// guards these and the ring; srq.mu guards hungry.
-	loan     int    // what the queue pair should be lent
-	toppedAt uint64 // arrived, when the loan was last topped up
-	recent   bool   // something was lent or used since the agent's last round
-	recalled bool   // the agent is about to take the loan back
-	starving uint32 // what the peer has been told that its next message lacks
-	hungry   bool   // in srq.hungry
+	loan      int    // what the queue pair should be lent
+	lowest    int    // the least of it that was not used, since the agent's last round
+	toppedAt  uint64 // arrived, when the loan was last topped up
+	widenedAt uint64 // arrived, when the loan was last doubled, where the pool grows
+	recent    bool   // something was lent or used since the agent's last round
+	recalled  bool   // the agent is about to take the loan back
+	starving  uint32 // what the peer has been told that its next message lacks
+	hungry    bool   // in srq.hungry
+	short     bool   // in recvCQ.short, whose next queue pair is after
+	denied    bool   // nothing has been posted for it
+	after     *queuePair
 
 	// The sending side.
 	sendMu       latch.Latch
@@ -167,7 +172,7 @@ func (d *domain) newQueuePair(config rdma.QueuePairConfig) (_ *queuePair, err er
 	qp.cold = true
 	qp.inbox.gate().Store(gateCold)
 	if qp.srq != nil {
-		qp.loan = min(firstLoan, qp.mostLent())
+		qp.loan = qp.leastLoan()
 	}
 	qp.number = d.device.number.Next()
 	qp.sendCQ.attach(qp, false)

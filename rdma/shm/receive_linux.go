@@ -343,7 +343,7 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 		if !header.published(qp.arrived) {
 			break
 		}
-		if qp.srq != nil && qp.lent() == 0 && !qp.srq.lend(qp, 1) {
+		if qp.srq != nil && qp.lent() == 0 && !qp.lendToMessage() {
 			break // until a receive has been posted
 		}
 		c := &into[n]

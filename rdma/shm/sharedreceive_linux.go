@@ -20,6 +20,7 @@ type sharedReceiveQueue struct {
 	depth      int
 	maxEntries int
 	limit      int
+	onScarce   func(n int) (posted int) // may be nil
 
 	mu     latch.Latch
 	pool   receiveRing
@@ -54,7 +55,7 @@ func (d *domain) NewSharedReceiveQueue(config rdma.SharedReceiveConfig) (rdma.Sh
 	}
 	entries := config.MaxSGE
 	s := &sharedReceiveQueue{
-		domain: d, depth: config.Depth, maxEntries: entries, limit: config.LimitEvent,
+		domain: d, depth: config.Depth, maxEntries: entries, limit: config.LimitEvent, onScarce: config.OnScarce,
 		pool: newReceiveRing(powerOfTwo(config.Depth), entries),
 	}
 	d.members.Lock()

@@ -37,7 +37,7 @@ type Config struct {
 	// shared receive queue until they are polled, rounded up to a power of two of
 	// at least 2; a sender waits when they are full. At most so many receives, less
 	// one, are lent to a queue pair ahead of its messages. Each takes 144 bytes, and
-	// 16 more for each entry of a receive if it may have several. 0 means 256; 32,768
+	// 16 more for each entry of a receive if it may have several. 0 means 128; 32,768
 	// is the most.
 	SharedReceiveSlots int
 }
@@ -97,7 +97,7 @@ func New(config Config) *Provider {
 		p.config.AccessTimeout = 5 * time.Second
 	}
 	if p.config.SharedReceiveSlots <= 0 {
-		p.config.SharedReceiveSlots = 256
+		p.config.SharedReceiveSlots = 128
 	}
 	p.device.config = &p.config
 	return p

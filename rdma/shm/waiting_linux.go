@@ -15,10 +15,8 @@ type waiting struct {
 
 // enqueue copies a request that has to wait.
 func (qp *queuePair) enqueue(r *rdma.SendRequest, total int) {
-	if qp.queue == nil {
-		// Most queue pairs never wait, so this is made when it is first needed.
-		qp.queue = make([]waiting, qp.sendDepth)
-		qp.queueEntries = make([]rdma.SGE, qp.sendDepth*qp.maxEntries)
+	if qp.queueCount == len(qp.queue) {
+		qp.growQueue()
 	}
 	i := (qp.queueFirst + qp.queueCount) % len(qp.queue)
 	qp.queueCount++
@@ -26,7 +24,7 @@ func (qp *queuePair) enqueue(r *rdma.SendRequest, total int) {
 	w.request, w.total = *r, total
 	if r.Flags&rdma.Inline != 0 {
 		if qp.queueInline == nil {
-			qp.queueInline = make([][slotInline]byte, qp.sendDepth)
+			qp.queueInline = make([][slotInline]byte, len(qp.queue))
 		}
 		gather(qp.queueInline[i][:total], r.SGEs)
 		w.request.SGEs = nil
@@ -35,6 +33,33 @@ func (qp *queuePair) enqueue(r *rdma.SendRequest, total int) {
 	kept := qp.queueEntries[i*qp.maxEntries:][:len(r.SGEs)]
 	copy(kept, r.SGEs)
 	w.request.SGEs = kept
+}
+
+// firstWaiting is how many requests the queue has room for at first.
+const firstWaiting = 4
+
+// growQueue makes the queue twice as long. Most queue pairs never wait, or with few
+// requests, so it begins with no memory. sendMu is held.
+func (qp *queuePair) growQueue() {
+	size := min(max(2*len(qp.queue), firstWaiting), qp.sendDepth)
+	queue, entries := make([]waiting, size), make([]rdma.SGE, size*qp.maxEntries)
+	var inline [][slotInline]byte
+	if qp.queueInline != nil {
+		inline = make([][slotInline]byte, size)
+	}
+	for k := range qp.queueCount {
+		i := (qp.queueFirst + k) % len(qp.queue)
+		queue[k] = qp.queue[i]
+		r := &queue[k].request
+		if r.Flags&rdma.Inline != 0 {
+			inline[k] = qp.queueInline[i]
+			continue
+		}
+		kept := entries[k*qp.maxEntries:][:len(r.SGEs)]
+		copy(kept, r.SGEs)
+		r.SGEs = kept
+	}
+	qp.queue, qp.queueEntries, qp.queueInline, qp.queueFirst = queue, entries, inline, 0
 }
 
 // progress carries out what waits, in order, and tells whether nothing does any

@@ -1,0 +1,93 @@
+package verbena
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Where receives are lent, an idle peer holds little registered memory however few or
+// many peers there are, and also after they have been busy.
+func TestIdlePeersHoldLittleMemoryAfterWork(t *testing.T) {
+	every := ebbEvery
+	t.Cleanup(func() { ebbEvery = every })
+	ebbEvery = 20 * time.Millisecond
+	for _, w := range worlds {
+		if w.name != "shm" {
+			continue // on the others, eight receives at least are posted for all
+		}
+		for _, count := range []int{1, 2, 9, 70} {
+			t.Run(fmt.Sprint(w.name, count), func(t *testing.T) {
+				p := w.pair(t, Config{IgnorePressure: true}, ListenConfig{})
+				var ends [][2]*Endpoint
+				for range count {
+					a, b := p.connect(t, w.transport)
+					ends = append(ends, [2]*Endpoint{a, b})
+				}
+				for range 3 {
+					for _, e := range ends {
+						burst(t, p, e[0], e[1])
+						burst(t, p, e[1], e[0])
+					}
+				}
+				for name, r := range map[string]*Runtime{"client": p.client, "server": p.server} {
+					n := r.firstDomain(w.transport)
+					var used, registered int64
+					for p.ctx.Err() == nil {
+						used, registered = 0, 0
+						for _, pool := range n.pools() {
+							used += pool.Used
+							registered += pool.Registered
+						}
+						// Each of two pools has two regions that are not full at most, for
+						// two sizes of memory.
+						if used <= int64(count*idleMemory) && registered <= int64(count*idleMemory)+4*largestRegion(count) {
+							break
+						}
+						n.receivePool.Trim()
+						n.sendPool.Trim()
+						time.Sleep(time.Millisecond)
+					}
+					t.Logf("%s: %d KiB for each of %d peers are used, %d registered", name, used/int64(count)>>10, count, registered/int64(count)>>10)
+					if p.ctx.Err() != nil {
+						t.Errorf("%s: too much for %d idle peers", name, count)
+					}
+				}
+			})
+		}
+	}
+}
+
+// largestRegion is how large the regions of a pool are at most that so many peers use.
+func largestRegion(count int) int64 {
+	if count < baseReceives {
+		return 132 << 10
+	}
+	return 2 << 20
+}
+
+// burst sends as many messages as the peer has credits for before it receives any, and
+// holds them all.
+func burst(t *testing.T, p *pair, from, to *Endpoint) {
+	t.Helper()
+	var held []*Message
+	const size = 1000
+	for range from.Tuning().Window {
+		if err := from.Send(p.ctx, 1, make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range from.Tuning().Window {
+		m, err := to.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Bytes()) != size {
+			t.Fatalf("%d bytes, want %d", len(m.Bytes()), size)
+		}
+		held = append(held, m)
+	}
+	for _, m := range held {
+		m.Release()
+	}
+}
