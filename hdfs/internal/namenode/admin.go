@@ -41,6 +41,78 @@ func (m *blockMap) lacking() int {
 	return under
 }
 
+func (nn *NameNode) getFsReplicatedBlockStats(context.Context, *hdfspb.GetFsReplicatedBlockStatsRequestProto) (*hdfspb.GetFsReplicatedBlockStatsResponseProto, error) {
+	var lostOnly int
+	out := &hdfspb.GetFsReplicatedBlockStatsResponseProto{BlocksInFuture: proto.Uint64(0)}
+	nn.read(func(ns *namespace.Namespace) {
+		m := nn.blocks
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		var deletions, urgent, badlyPlaced int
+		for _, n := range m.nodes {
+			deletions += len(n.deletions)
+		}
+		for id := range m.missing {
+			if b, ok := ns.Block(id); ok && b.Replication == 1 {
+				lostOnly++
+			}
+		}
+		for _, urgency := range m.needed.of {
+			switch urgency {
+			case oneLeft:
+				urgent++
+			case oneRack:
+				badlyPlaced++
+			}
+		}
+		out.LowRedundancy = proto.Uint64(uint64(m.lacking()))
+		out.CorruptBlocks = proto.Uint64(uint64(len(m.corrupt)))
+		out.MissingBlocks = proto.Uint64(uint64(len(m.missing)))
+		out.MissingReplOneBlocks = proto.Uint64(uint64(lostOnly))
+		out.PendingDeletionBlocks = proto.Uint64(uint64(deletions))
+		out.HighestPrioLowRedundancyBlocks = proto.Uint64(uint64(urgent))
+		out.BadlyDistributedBlocks = proto.Uint64(uint64(badlyPlaced))
+	})
+	return out, nil
+}
+
+// getFsECBlockGroupStats has nothing to tell: there is no erasure coding.
+func (nn *NameNode) getFsECBlockGroupStats(context.Context, *hdfspb.GetFsECBlockGroupStatsRequestProto) (*hdfspb.GetFsECBlockGroupStatsResponseProto, error) {
+	zero := proto.Uint64(0)
+	return &hdfspb.GetFsECBlockGroupStatsResponseProto{
+		LowRedundancy: zero, CorruptBlocks: zero, MissingBlocks: zero, BlocksInFuture: zero, PendingDeletionBlocks: zero, HighestPrioLowRedundancyBlocks: zero,
+	}, nil
+}
+
+// getSlowDatanodeReport names none: as in HDFS, where dfs.datanode.peer.stats.enabled is
+// false unless it is set.
+func (nn *NameNode) getSlowDatanodeReport(context.Context, *hdfspb.GetSlowDatanodeReportRequestProto) (*hdfspb.GetSlowDatanodeReportResponseProto, error) {
+	return &hdfspb.GetSlowDatanodeReportResponseProto{}, nil
+}
+
+// getDatanodeStorageReport tells of the one storage that each DataNode has.
+func (nn *NameNode) getDatanodeStorageReport(ctx context.Context, req *hdfspb.GetDatanodeStorageReportRequestProto) (*hdfspb.GetDatanodeStorageReportResponseProto, error) {
+	if err := nn.superuser(ctx, "getDatanodeStorageReport"); err != nil {
+		return nil, err
+	}
+	report, err := nn.getDatanodeReport(ctx, &hdfspb.GetDatanodeReportRequestProto{Type: req.Type})
+	if err != nil {
+		return nil, err
+	}
+	out := &hdfspb.GetDatanodeStorageReportResponseProto{}
+	for _, d := range report.GetDi() {
+		id := proto.String("DS-" + d.GetId().GetDatanodeUuid())
+		out.DatanodeStorageReports = append(out.DatanodeStorageReports, &hdfspb.DatanodeStorageReportProto{
+			DatanodeInfo: d,
+			StorageReports: []*hdfspb.StorageReportProto{{
+				StorageUuid: id, Storage: &hdfspb.DatanodeStorageProto{StorageUuid: id},
+				Capacity: d.Capacity, DfsUsed: d.DfsUsed, Remaining: d.Remaining, BlockPoolUsed: d.BlockPoolUsed, NonDfsUsed: d.NonDfsUsed,
+			}},
+		})
+	}
+	return out, nil
+}
+
 func (nn *NameNode) getDatanodeReport(_ context.Context, req *hdfspb.GetDatanodeReportRequestProto) (*hdfspb.GetDatanodeReportResponseProto, error) {
 	m := nn.blocks
 	m.mu.Lock()

@@ -34,8 +34,8 @@ func (nn *NameNode) check(ctx context.Context) {
 	for more := true; more && ctx.Err() == nil; {
 		nn.read(func(ns *namespace.Namespace) { more = nn.blocks.check(ns) })
 	}
-	if nn.blocks.inSafeMode() {
-		return
+	if nn.blocks.inSafeMode() || nn.refuses() {
+		return // what follows is changes
 	}
 	nn.noteGone(ctx)
 	nn.checkLeases(ctx)

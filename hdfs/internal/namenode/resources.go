@@ -22,6 +22,8 @@ type resources struct {
 	// its way since then waits no longer.
 	stuck  chan struct{}
 	closed bool
+	// byHand says that an operator has turned safe mode on.
+	byHand bool
 }
 
 // watchResources looks at the disk at every CheckInterval. The monitor can't: what
@@ -78,6 +80,9 @@ func (nn *NameNode) refusal() (stuck <-chan struct{}, err error) {
 	r := &nn.resources
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.byHand {
+		return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode.\nIt was turned on manually. Use \"hdfs dfsadmin -safemode leave\" to turn safe mode off.")
+	}
 	if r.low == "" {
 		return r.stuck, nil
 	}
@@ -114,7 +119,15 @@ func (nn *NameNode) appendEntry(ctx context.Context, data []byte) (any, error) {
 	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode: the disk has become full while this change was on its way to it. It may be carried out when there is room; the same call, made again, tells. Resources are low on NN. Please add or free up more resources in %s.", strings.Join(nn.journal.Dirs(), " and "))
 }
 
-func (nn *NameNode) lowOnRoom() bool {
+// setByHand turns the safe mode of operators on or off.
+func (nn *NameNode) setByHand(on bool) {
+	nn.resources.mu.Lock()
+	defer nn.resources.mu.Unlock()
+	nn.resources.byHand = on
+}
+
+// refuses tells whether changes are refused now.
+func (nn *NameNode) refuses() bool {
 	_, err := nn.refusal()
 	return err != nil
 }

@@ -46,15 +46,23 @@ func (m *blockMap) leaveSafeMode(ns *namespace.Namespace) {
 	}
 }
 
-// setSafeMode tells whether the NameNode still waits for reports, or ends the
-// wait. It can't be made to wait again.
+// setSafeMode tells whether the NameNode still waits for reports or refuses
+// changes. Superusers end that, but for a full disk, and turn on that changes are
+// refused, until they turn it off or the NameNode starts anew.
 func (nn *NameNode) setSafeMode(ctx context.Context, req *hdfspb.SetSafeModeRequestProto) (*hdfspb.SetSafeModeResponseProto, error) {
 	switch req.GetAction() {
 	case hdfspb.SafeModeActionProto_SAFEMODE_GET:
-	case hdfspb.SafeModeActionProto_SAFEMODE_LEAVE, hdfspb.SafeModeActionProto_SAFEMODE_FORCE_EXIT:
-		if c := nn.callFrom(ctx); !c.caller.GetSuperuser() {
-			return nil, exception.New(exception.AccessControl, "Access denied for user %s. Superuser privilege is required for operation leaveSafeMode", c.caller.GetUser())
+	case hdfspb.SafeModeActionProto_SAFEMODE_ENTER:
+		if err := nn.superuser(ctx, "enterSafeMode"); err != nil {
+			return nil, err
 		}
+		nn.setByHand(true)
+		nn.log.Warn("namenode: safe mode is turned on: changes are refused until an operator ends it")
+	case hdfspb.SafeModeActionProto_SAFEMODE_LEAVE, hdfspb.SafeModeActionProto_SAFEMODE_FORCE_EXIT:
+		if err := nn.superuser(ctx, "leaveSafeMode"); err != nil {
+			return nil, err
+		}
+		nn.setByHand(false)
 		nn.read(func(ns *namespace.Namespace) {
 			nn.blocks.mu.Lock()
 			defer nn.blocks.mu.Unlock()
@@ -64,7 +72,21 @@ func (nn *NameNode) setSafeMode(ctx context.Context, req *hdfspb.SetSafeModeRequ
 		})
 		nn.wakeMonitor()
 	default:
-		return nil, exception.New(exception.UnsupportedOperation, "setSafeMode(%s): this NameNode has safe mode only after its start", req.GetAction())
+		return nil, exception.New(exception.UnsupportedOperation, "setSafeMode(%s): there is no such action", req.GetAction())
 	}
-	return &hdfspb.SetSafeModeResponseProto{Result: proto.Bool(nn.InSafeMode() || nn.lowOnRoom())}, nil
+	return &hdfspb.SetSafeModeResponseProto{Result: proto.Bool(nn.InSafeMode() || nn.refuses())}, nil
+}
+
+// saveNamespace writes a snapshot, as in HDFS only while changes are refused.
+func (nn *NameNode) saveNamespace(ctx context.Context, req *hdfspb.SaveNamespaceRequestProto) (*hdfspb.SaveNamespaceResponseProto, error) {
+	if err := nn.superuser(ctx, "saveNamespace"); err != nil {
+		return nil, err
+	}
+	if !nn.refuses() && !nn.InSafeMode() {
+		return nil, exception.New(exception.IO, "Safe mode should be turned ON in order to create namespace image.")
+	}
+	if err := nn.journal.Snapshot(); err != nil {
+		return nil, exception.New(exception.IO, "save the namespace: %v", err)
+	}
+	return &hdfspb.SaveNamespaceResponseProto{Saved: proto.Bool(true)}, nil
 }
