@@ -22,8 +22,9 @@ func documented(t *testing.T, name string) (payload []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, found := strings.Cut(string(page), "**"+name+"**")
-	if _, text, found = strings.Cut(text, "```\n"); !found {
+	_, text, _ := strings.Cut(string(page), "**"+name+"**")
+	_, text, found := strings.Cut(text, "```\n")
+	if !found {
 		t.Fatalf("no example of %s", name)
 	}
 	text, _, _ = strings.Cut(text, "```")
