@@ -5,16 +5,10 @@ import (
 	"encoding/hex"
 	"math"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 )
-
-// hadoopJars is where the jars of hadoop-client and hadoop-hdfs are, as java -cp takes
-// them: set it to hold the vectors against Hadoop's classes again.
-const hadoopJars = "VERBENA_HADOOP_CLASSPATH"
 
 // vectors are what testdata/BlockTokens.java gives to Hadoop's class.
 var vectors = []Identifier{
@@ -63,35 +57,6 @@ func TestHadoopsIdentifiers(t *testing.T) {
 		if f[1] != "expired" && hex.EncodeToString(password(key, theirs)) != f[1] {
 			t.Errorf("vector %d: password %x, Hadoop's is %s", i, password(key, theirs), f[1])
 		}
-	}
-}
-
-// TestHadoopAgain runs Hadoop's classes, where they are.
-func TestHadoopAgain(t *testing.T) {
-	jars := os.Getenv(hadoopJars)
-	if jars == "" {
-		t.Skipf("%s does not say where Hadoop's jars are", hadoopJars)
-	}
-	dir := t.TempDir()
-	if out, err := exec.Command("javac", "-cp", jars, "-d", dir, "testdata/BlockTokens.java").CombinedOutput(); err != nil {
-		t.Fatalf("javac: %v\n%s", err, out)
-	}
-	out, err := exec.Command("java", "-cp", dir+string(filepath.ListSeparator)+jars, "BlockTokens").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for line := range strings.Lines(string(out)) {
-		if !strings.Contains(line, "INFO") { // Hadoop's log
-			got = append(got, line)
-		}
-	}
-	want, err := os.ReadFile("testdata/hadoop-3.4.1.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Join(got, "") != string(want) {
-		t.Errorf("Hadoop writes\n%s, the vectors are\n%s", strings.Join(got, ""), want)
 	}
 }
 

@@ -1,5 +1,8 @@
 // Prints golden vectors: identifiers of block tokens as Hadoop's own class writes them,
-// and the passwords that its secret manager makes of them. See golden_test.go.
+// and the passwords that its secret manager makes of them. With the jars of hadoop-client
+// and hadoop-hdfs 3.4.1 in JARS they are made anew by
+//
+//   javac -cp "$JARS" -d /tmp BlockTokens.java && java -cp "/tmp:$JARS" BlockTokens | grep -v INFO
 import java.util.EnumSet;
 import org.apache.hadoop.fs.StorageType;
 import org.apache.hadoop.hdfs.security.token.block.*;
