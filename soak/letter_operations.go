@@ -228,8 +228,16 @@ func (g *letterGenerator) step() {
 		}
 	case n < 790:
 		g.op(user, "getFileInfo", g.path())
-	case n < 800:
+	case n < 795:
 		g.op(user, "getFileLinkInfo", g.path())
+	case n < 805:
+		g.op(user, "getLocatedFileInfo", g.file())
+	case n < 817:
+		g.op(user, "checkAccess", g.path(), pick(g, "---", "--x", "-w-", "-wx", "r--", "r-x", "rw-", "rwx"))
+	case n < 821:
+		g.op(user, "getEnclosingRoot", g.path())
+	case n < 822:
+		g.op(user, "msync")
 	case n < 850:
 		g.op(user, "getListing", g.path(), pick(g, "", "", "", "a", "b", "c", "bb", "/a", "zz"), g.one(3))
 	case n < 885:

@@ -209,6 +209,81 @@ func (SafeModeActionProto) EnumDescriptor() ([]byte, []int) {
 	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{2}
 }
 
+// In Hadoop it is a part of AclEntryProto.
+type FsActionProto int32
+
+const (
+	FsActionProto_NONE          FsActionProto = 0
+	FsActionProto_EXECUTE       FsActionProto = 1
+	FsActionProto_WRITE         FsActionProto = 2
+	FsActionProto_WRITE_EXECUTE FsActionProto = 3
+	FsActionProto_READ          FsActionProto = 4
+	FsActionProto_READ_EXECUTE  FsActionProto = 5
+	FsActionProto_READ_WRITE    FsActionProto = 6
+	FsActionProto_PERM_ALL      FsActionProto = 7
+)
+
+// Enum value maps for FsActionProto.
+var (
+	FsActionProto_name = map[int32]string{
+		0: "NONE",
+		1: "EXECUTE",
+		2: "WRITE",
+		3: "WRITE_EXECUTE",
+		4: "READ",
+		5: "READ_EXECUTE",
+		6: "READ_WRITE",
+		7: "PERM_ALL",
+	}
+	FsActionProto_value = map[string]int32{
+		"NONE":          0,
+		"EXECUTE":       1,
+		"WRITE":         2,
+		"WRITE_EXECUTE": 3,
+		"READ":          4,
+		"READ_EXECUTE":  5,
+		"READ_WRITE":    6,
+		"PERM_ALL":      7,
+	}
+)
+
+func (x FsActionProto) Enum() *FsActionProto {
+	p := new(FsActionProto)
+	*p = x
+	return p
+}
+
+func (x FsActionProto) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FsActionProto) Descriptor() protoreflect.EnumDescriptor {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_enumTypes[3].Descriptor()
+}
+
+func (FsActionProto) Type() protoreflect.EnumType {
+	return &file_hdfs_internal_hdfspb_clientnamenode_proto_enumTypes[3]
+}
+
+func (x FsActionProto) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Do not use.
+func (x *FsActionProto) UnmarshalJSON(b []byte) error {
+	num, err := protoimpl.X.UnmarshalJSONEnum(x.Descriptor(), b)
+	if err != nil {
+		return err
+	}
+	*x = FsActionProto(num)
+	return nil
+}
+
+// Deprecated: Use FsActionProto.Descriptor instead.
+func (FsActionProto) EnumDescriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{3}
+}
+
 type GetServerDefaultsRequestProto struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4431,6 +4506,355 @@ func (*RefreshNodesResponseProto) Descriptor() ([]byte, []int) {
 	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{82}
 }
 
+type GetLocatedFileInfoRequestProto struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Src            *string                `protobuf:"bytes,1,opt,name=src" json:"src,omitempty"`
+	NeedBlockToken *bool                  `protobuf:"varint,2,opt,name=needBlockToken,def=0" json:"needBlockToken,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+// Default values for GetLocatedFileInfoRequestProto fields.
+const (
+	Default_GetLocatedFileInfoRequestProto_NeedBlockToken = bool(false)
+)
+
+func (x *GetLocatedFileInfoRequestProto) Reset() {
+	*x = GetLocatedFileInfoRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLocatedFileInfoRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLocatedFileInfoRequestProto) ProtoMessage() {}
+
+func (x *GetLocatedFileInfoRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLocatedFileInfoRequestProto.ProtoReflect.Descriptor instead.
+func (*GetLocatedFileInfoRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *GetLocatedFileInfoRequestProto) GetSrc() string {
+	if x != nil && x.Src != nil {
+		return *x.Src
+	}
+	return ""
+}
+
+func (x *GetLocatedFileInfoRequestProto) GetNeedBlockToken() bool {
+	if x != nil && x.NeedBlockToken != nil {
+		return *x.NeedBlockToken
+	}
+	return Default_GetLocatedFileInfoRequestProto_NeedBlockToken
+}
+
+type GetLocatedFileInfoResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fs            *HdfsFileStatusProto   `protobuf:"bytes,1,opt,name=fs" json:"fs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLocatedFileInfoResponseProto) Reset() {
+	*x = GetLocatedFileInfoResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLocatedFileInfoResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLocatedFileInfoResponseProto) ProtoMessage() {}
+
+func (x *GetLocatedFileInfoResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLocatedFileInfoResponseProto.ProtoReflect.Descriptor instead.
+func (*GetLocatedFileInfoResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *GetLocatedFileInfoResponseProto) GetFs() *HdfsFileStatusProto {
+	if x != nil {
+		return x.Fs
+	}
+	return nil
+}
+
+type CheckAccessRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          *string                `protobuf:"bytes,1,req,name=path" json:"path,omitempty"`
+	Mode          *FsActionProto         `protobuf:"varint,2,req,name=mode,enum=verbena.hdfs.FsActionProto" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAccessRequestProto) Reset() {
+	*x = CheckAccessRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAccessRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAccessRequestProto) ProtoMessage() {}
+
+func (x *CheckAccessRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAccessRequestProto.ProtoReflect.Descriptor instead.
+func (*CheckAccessRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *CheckAccessRequestProto) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *CheckAccessRequestProto) GetMode() FsActionProto {
+	if x != nil && x.Mode != nil {
+		return *x.Mode
+	}
+	return FsActionProto_NONE
+}
+
+type CheckAccessResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAccessResponseProto) Reset() {
+	*x = CheckAccessResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAccessResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAccessResponseProto) ProtoMessage() {}
+
+func (x *CheckAccessResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAccessResponseProto.ProtoReflect.Descriptor instead.
+func (*CheckAccessResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{86}
+}
+
+type MsyncRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MsyncRequestProto) Reset() {
+	*x = MsyncRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MsyncRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MsyncRequestProto) ProtoMessage() {}
+
+func (x *MsyncRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MsyncRequestProto.ProtoReflect.Descriptor instead.
+func (*MsyncRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{87}
+}
+
+type MsyncResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MsyncResponseProto) Reset() {
+	*x = MsyncResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MsyncResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MsyncResponseProto) ProtoMessage() {}
+
+func (x *MsyncResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MsyncResponseProto.ProtoReflect.Descriptor instead.
+func (*MsyncResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{88}
+}
+
+type GetEnclosingRootRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Filename      *string                `protobuf:"bytes,1,opt,name=filename" json:"filename,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEnclosingRootRequestProto) Reset() {
+	*x = GetEnclosingRootRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEnclosingRootRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEnclosingRootRequestProto) ProtoMessage() {}
+
+func (x *GetEnclosingRootRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEnclosingRootRequestProto.ProtoReflect.Descriptor instead.
+func (*GetEnclosingRootRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *GetEnclosingRootRequestProto) GetFilename() string {
+	if x != nil && x.Filename != nil {
+		return *x.Filename
+	}
+	return ""
+}
+
+type GetEnclosingRootResponseProto struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	EnclosingRootPath *string                `protobuf:"bytes,1,opt,name=enclosingRootPath" json:"enclosingRootPath,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *GetEnclosingRootResponseProto) Reset() {
+	*x = GetEnclosingRootResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEnclosingRootResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEnclosingRootResponseProto) ProtoMessage() {}
+
+func (x *GetEnclosingRootResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEnclosingRootResponseProto.ProtoReflect.Descriptor instead.
+func (*GetEnclosingRootResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *GetEnclosingRootResponseProto) GetEnclosingRootPath() string {
+	if x != nil && x.EnclosingRootPath != nil {
+		return *x.EnclosingRootPath
+	}
+	return ""
+}
+
 var File_hdfs_internal_hdfspb_clientnamenode_proto protoreflect.FileDescriptor
 
 const file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc = "" +
@@ -4698,7 +5122,22 @@ const file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc = "" +
 	"\bfilename\x18\x01 \x02(\tR\bfilename\"\x17\n" +
 	"\x15MetaSaveResponseProto\"\x1a\n" +
 	"\x18RefreshNodesRequestProto\"\x1b\n" +
-	"\x19RefreshNodesResponseProto*C\n" +
+	"\x19RefreshNodesResponseProto\"a\n" +
+	"\x1eGetLocatedFileInfoRequestProto\x12\x10\n" +
+	"\x03src\x18\x01 \x01(\tR\x03src\x12-\n" +
+	"\x0eneedBlockToken\x18\x02 \x01(\b:\x05falseR\x0eneedBlockToken\"T\n" +
+	"\x1fGetLocatedFileInfoResponseProto\x121\n" +
+	"\x02fs\x18\x01 \x01(\v2!.verbena.hdfs.HdfsFileStatusProtoR\x02fs\"^\n" +
+	"\x17CheckAccessRequestProto\x12\x12\n" +
+	"\x04path\x18\x01 \x02(\tR\x04path\x12/\n" +
+	"\x04mode\x18\x02 \x02(\x0e2\x1b.verbena.hdfs.FsActionProtoR\x04mode\"\x1a\n" +
+	"\x18CheckAccessResponseProto\"\x13\n" +
+	"\x11MsyncRequestProto\"\x14\n" +
+	"\x12MsyncResponseProto\":\n" +
+	"\x1cGetEnclosingRootRequestProto\x12\x1a\n" +
+	"\bfilename\x18\x01 \x01(\tR\bfilename\"M\n" +
+	"\x1dGetEnclosingRootResponseProto\x12,\n" +
+	"\x11enclosingRootPath\x18\x01 \x01(\tR\x11enclosingRootPath*C\n" +
 	"\x11AddBlockFlagProto\x12\x12\n" +
 	"\x0eNO_LOCAL_WRITE\x10\x01\x12\x1a\n" +
 	"\x16IGNORE_CLIENT_LOCALITY\x10\x02*y\n" +
@@ -4713,7 +5152,17 @@ const file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc = "" +
 	"\x0eSAFEMODE_LEAVE\x10\x01\x12\x12\n" +
 	"\x0eSAFEMODE_ENTER\x10\x02\x12\x10\n" +
 	"\fSAFEMODE_GET\x10\x03\x12\x17\n" +
-	"\x13SAFEMODE_FORCE_EXIT\x10\x04B6Z4github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"\x13SAFEMODE_FORCE_EXIT\x10\x04*~\n" +
+	"\rFsActionProto\x12\b\n" +
+	"\x04NONE\x10\x00\x12\v\n" +
+	"\aEXECUTE\x10\x01\x12\t\n" +
+	"\x05WRITE\x10\x02\x12\x11\n" +
+	"\rWRITE_EXECUTE\x10\x03\x12\b\n" +
+	"\x04READ\x10\x04\x12\x10\n" +
+	"\fREAD_EXECUTE\x10\x05\x12\x0e\n" +
+	"\n" +
+	"READ_WRITE\x10\x06\x12\f\n" +
+	"\bPERM_ALL\x10\aB6Z4github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 
 var (
 	file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescOnce sync.Once
@@ -4727,155 +5176,166 @@ func file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescGZIP() []byte {
 	return file_hdfs_internal_hdfspb_clientnamenode_proto_rawDescData
 }
 
-var file_hdfs_internal_hdfspb_clientnamenode_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_hdfs_internal_hdfspb_clientnamenode_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_hdfs_internal_hdfspb_clientnamenode_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_hdfs_internal_hdfspb_clientnamenode_proto_goTypes = []any{
 	(AddBlockFlagProto)(0),                         // 0: verbena.hdfs.AddBlockFlagProto
 	(DatanodeReportTypeProto)(0),                   // 1: verbena.hdfs.DatanodeReportTypeProto
 	(SafeModeActionProto)(0),                       // 2: verbena.hdfs.SafeModeActionProto
-	(*GetServerDefaultsRequestProto)(nil),          // 3: verbena.hdfs.GetServerDefaultsRequestProto
-	(*GetServerDefaultsResponseProto)(nil),         // 4: verbena.hdfs.GetServerDefaultsResponseProto
-	(*GetFileInfoRequestProto)(nil),                // 5: verbena.hdfs.GetFileInfoRequestProto
-	(*GetFileInfoResponseProto)(nil),               // 6: verbena.hdfs.GetFileInfoResponseProto
-	(*GetFileLinkInfoRequestProto)(nil),            // 7: verbena.hdfs.GetFileLinkInfoRequestProto
-	(*GetFileLinkInfoResponseProto)(nil),           // 8: verbena.hdfs.GetFileLinkInfoResponseProto
-	(*GetListingRequestProto)(nil),                 // 9: verbena.hdfs.GetListingRequestProto
-	(*GetListingResponseProto)(nil),                // 10: verbena.hdfs.GetListingResponseProto
-	(*MkdirsRequestProto)(nil),                     // 11: verbena.hdfs.MkdirsRequestProto
-	(*MkdirsResponseProto)(nil),                    // 12: verbena.hdfs.MkdirsResponseProto
-	(*CreateRequestProto)(nil),                     // 13: verbena.hdfs.CreateRequestProto
-	(*CreateResponseProto)(nil),                    // 14: verbena.hdfs.CreateResponseProto
-	(*AddBlockRequestProto)(nil),                   // 15: verbena.hdfs.AddBlockRequestProto
-	(*AddBlockResponseProto)(nil),                  // 16: verbena.hdfs.AddBlockResponseProto
-	(*UpdateBlockForPipelineRequestProto)(nil),     // 17: verbena.hdfs.UpdateBlockForPipelineRequestProto
-	(*UpdateBlockForPipelineResponseProto)(nil),    // 18: verbena.hdfs.UpdateBlockForPipelineResponseProto
-	(*UpdatePipelineRequestProto)(nil),             // 19: verbena.hdfs.UpdatePipelineRequestProto
-	(*UpdatePipelineResponseProto)(nil),            // 20: verbena.hdfs.UpdatePipelineResponseProto
-	(*CompleteRequestProto)(nil),                   // 21: verbena.hdfs.CompleteRequestProto
-	(*CompleteResponseProto)(nil),                  // 22: verbena.hdfs.CompleteResponseProto
-	(*AbandonBlockRequestProto)(nil),               // 23: verbena.hdfs.AbandonBlockRequestProto
-	(*AbandonBlockResponseProto)(nil),              // 24: verbena.hdfs.AbandonBlockResponseProto
-	(*RenewLeaseRequestProto)(nil),                 // 25: verbena.hdfs.RenewLeaseRequestProto
-	(*RenewLeaseResponseProto)(nil),                // 26: verbena.hdfs.RenewLeaseResponseProto
-	(*FsyncRequestProto)(nil),                      // 27: verbena.hdfs.FsyncRequestProto
-	(*FsyncResponseProto)(nil),                     // 28: verbena.hdfs.FsyncResponseProto
-	(*AppendRequestProto)(nil),                     // 29: verbena.hdfs.AppendRequestProto
-	(*AppendResponseProto)(nil),                    // 30: verbena.hdfs.AppendResponseProto
-	(*TruncateRequestProto)(nil),                   // 31: verbena.hdfs.TruncateRequestProto
-	(*TruncateResponseProto)(nil),                  // 32: verbena.hdfs.TruncateResponseProto
-	(*GetBlockLocationsRequestProto)(nil),          // 33: verbena.hdfs.GetBlockLocationsRequestProto
-	(*GetBlockLocationsResponseProto)(nil),         // 34: verbena.hdfs.GetBlockLocationsResponseProto
-	(*RenameRequestProto)(nil),                     // 35: verbena.hdfs.RenameRequestProto
-	(*RenameResponseProto)(nil),                    // 36: verbena.hdfs.RenameResponseProto
-	(*Rename2RequestProto)(nil),                    // 37: verbena.hdfs.Rename2RequestProto
-	(*Rename2ResponseProto)(nil),                   // 38: verbena.hdfs.Rename2ResponseProto
-	(*DeleteRequestProto)(nil),                     // 39: verbena.hdfs.DeleteRequestProto
-	(*DeleteResponseProto)(nil),                    // 40: verbena.hdfs.DeleteResponseProto
-	(*SetPermissionRequestProto)(nil),              // 41: verbena.hdfs.SetPermissionRequestProto
-	(*SetPermissionResponseProto)(nil),             // 42: verbena.hdfs.SetPermissionResponseProto
-	(*SetOwnerRequestProto)(nil),                   // 43: verbena.hdfs.SetOwnerRequestProto
-	(*SetOwnerResponseProto)(nil),                  // 44: verbena.hdfs.SetOwnerResponseProto
-	(*SetTimesRequestProto)(nil),                   // 45: verbena.hdfs.SetTimesRequestProto
-	(*SetTimesResponseProto)(nil),                  // 46: verbena.hdfs.SetTimesResponseProto
-	(*SetReplicationRequestProto)(nil),             // 47: verbena.hdfs.SetReplicationRequestProto
-	(*SetReplicationResponseProto)(nil),            // 48: verbena.hdfs.SetReplicationResponseProto
-	(*GetContentSummaryRequestProto)(nil),          // 49: verbena.hdfs.GetContentSummaryRequestProto
-	(*GetContentSummaryResponseProto)(nil),         // 50: verbena.hdfs.GetContentSummaryResponseProto
-	(*GetDatanodeReportRequestProto)(nil),          // 51: verbena.hdfs.GetDatanodeReportRequestProto
-	(*GetDatanodeReportResponseProto)(nil),         // 52: verbena.hdfs.GetDatanodeReportResponseProto
-	(*GetDataEncryptionKeyRequestProto)(nil),       // 53: verbena.hdfs.GetDataEncryptionKeyRequestProto
-	(*GetDataEncryptionKeyResponseProto)(nil),      // 54: verbena.hdfs.GetDataEncryptionKeyResponseProto
-	(*GetAdditionalDatanodeRequestProto)(nil),      // 55: verbena.hdfs.GetAdditionalDatanodeRequestProto
-	(*GetAdditionalDatanodeResponseProto)(nil),     // 56: verbena.hdfs.GetAdditionalDatanodeResponseProto
-	(*ReportBadBlocksRequestProto)(nil),            // 57: verbena.hdfs.ReportBadBlocksRequestProto
-	(*ReportBadBlocksResponseProto)(nil),           // 58: verbena.hdfs.ReportBadBlocksResponseProto
-	(*RecoverLeaseRequestProto)(nil),               // 59: verbena.hdfs.RecoverLeaseRequestProto
-	(*RecoverLeaseResponseProto)(nil),              // 60: verbena.hdfs.RecoverLeaseResponseProto
-	(*IsFileClosedRequestProto)(nil),               // 61: verbena.hdfs.IsFileClosedRequestProto
-	(*IsFileClosedResponseProto)(nil),              // 62: verbena.hdfs.IsFileClosedResponseProto
-	(*GetPreferredBlockSizeRequestProto)(nil),      // 63: verbena.hdfs.GetPreferredBlockSizeRequestProto
-	(*GetPreferredBlockSizeResponseProto)(nil),     // 64: verbena.hdfs.GetPreferredBlockSizeResponseProto
-	(*ConcatRequestProto)(nil),                     // 65: verbena.hdfs.ConcatRequestProto
-	(*ConcatResponseProto)(nil),                    // 66: verbena.hdfs.ConcatResponseProto
-	(*SetSafeModeRequestProto)(nil),                // 67: verbena.hdfs.SetSafeModeRequestProto
-	(*SetSafeModeResponseProto)(nil),               // 68: verbena.hdfs.SetSafeModeResponseProto
-	(*GetFsStatusRequestProto)(nil),                // 69: verbena.hdfs.GetFsStatusRequestProto
-	(*GetFsStatsResponseProto)(nil),                // 70: verbena.hdfs.GetFsStatsResponseProto
-	(*GetFsReplicatedBlockStatsRequestProto)(nil),  // 71: verbena.hdfs.GetFsReplicatedBlockStatsRequestProto
-	(*GetFsReplicatedBlockStatsResponseProto)(nil), // 72: verbena.hdfs.GetFsReplicatedBlockStatsResponseProto
-	(*GetFsECBlockGroupStatsRequestProto)(nil),     // 73: verbena.hdfs.GetFsECBlockGroupStatsRequestProto
-	(*GetFsECBlockGroupStatsResponseProto)(nil),    // 74: verbena.hdfs.GetFsECBlockGroupStatsResponseProto
-	(*GetDatanodeStorageReportRequestProto)(nil),   // 75: verbena.hdfs.GetDatanodeStorageReportRequestProto
-	(*DatanodeStorageReportProto)(nil),             // 76: verbena.hdfs.DatanodeStorageReportProto
-	(*GetDatanodeStorageReportResponseProto)(nil),  // 77: verbena.hdfs.GetDatanodeStorageReportResponseProto
-	(*GetSlowDatanodeReportRequestProto)(nil),      // 78: verbena.hdfs.GetSlowDatanodeReportRequestProto
-	(*GetSlowDatanodeReportResponseProto)(nil),     // 79: verbena.hdfs.GetSlowDatanodeReportResponseProto
-	(*SaveNamespaceRequestProto)(nil),              // 80: verbena.hdfs.SaveNamespaceRequestProto
-	(*SaveNamespaceResponseProto)(nil),             // 81: verbena.hdfs.SaveNamespaceResponseProto
-	(*MetaSaveRequestProto)(nil),                   // 82: verbena.hdfs.MetaSaveRequestProto
-	(*MetaSaveResponseProto)(nil),                  // 83: verbena.hdfs.MetaSaveResponseProto
-	(*RefreshNodesRequestProto)(nil),               // 84: verbena.hdfs.RefreshNodesRequestProto
-	(*RefreshNodesResponseProto)(nil),              // 85: verbena.hdfs.RefreshNodesResponseProto
-	(*FsServerDefaultsProto)(nil),                  // 86: verbena.hdfs.FsServerDefaultsProto
-	(*HdfsFileStatusProto)(nil),                    // 87: verbena.hdfs.HdfsFileStatusProto
-	(*DirectoryListingProto)(nil),                  // 88: verbena.hdfs.DirectoryListingProto
-	(*FsPermissionProto)(nil),                      // 89: verbena.hdfs.FsPermissionProto
-	(CryptoProtocolVersionProto)(0),                // 90: verbena.hdfs.CryptoProtocolVersionProto
-	(*ExtendedBlockProto)(nil),                     // 91: verbena.hdfs.ExtendedBlockProto
-	(*DatanodeInfoProto)(nil),                      // 92: verbena.hdfs.DatanodeInfoProto
-	(*LocatedBlockProto)(nil),                      // 93: verbena.hdfs.LocatedBlockProto
-	(*DatanodeIDProto)(nil),                        // 94: verbena.hdfs.DatanodeIDProto
-	(*LocatedBlocksProto)(nil),                     // 95: verbena.hdfs.LocatedBlocksProto
-	(*ContentSummaryProto)(nil),                    // 96: verbena.hdfs.ContentSummaryProto
-	(*DataEncryptionKeyProto)(nil),                 // 97: verbena.hdfs.DataEncryptionKeyProto
-	(*StorageReportProto)(nil),                     // 98: verbena.hdfs.StorageReportProto
+	(FsActionProto)(0),                             // 3: verbena.hdfs.FsActionProto
+	(*GetServerDefaultsRequestProto)(nil),          // 4: verbena.hdfs.GetServerDefaultsRequestProto
+	(*GetServerDefaultsResponseProto)(nil),         // 5: verbena.hdfs.GetServerDefaultsResponseProto
+	(*GetFileInfoRequestProto)(nil),                // 6: verbena.hdfs.GetFileInfoRequestProto
+	(*GetFileInfoResponseProto)(nil),               // 7: verbena.hdfs.GetFileInfoResponseProto
+	(*GetFileLinkInfoRequestProto)(nil),            // 8: verbena.hdfs.GetFileLinkInfoRequestProto
+	(*GetFileLinkInfoResponseProto)(nil),           // 9: verbena.hdfs.GetFileLinkInfoResponseProto
+	(*GetListingRequestProto)(nil),                 // 10: verbena.hdfs.GetListingRequestProto
+	(*GetListingResponseProto)(nil),                // 11: verbena.hdfs.GetListingResponseProto
+	(*MkdirsRequestProto)(nil),                     // 12: verbena.hdfs.MkdirsRequestProto
+	(*MkdirsResponseProto)(nil),                    // 13: verbena.hdfs.MkdirsResponseProto
+	(*CreateRequestProto)(nil),                     // 14: verbena.hdfs.CreateRequestProto
+	(*CreateResponseProto)(nil),                    // 15: verbena.hdfs.CreateResponseProto
+	(*AddBlockRequestProto)(nil),                   // 16: verbena.hdfs.AddBlockRequestProto
+	(*AddBlockResponseProto)(nil),                  // 17: verbena.hdfs.AddBlockResponseProto
+	(*UpdateBlockForPipelineRequestProto)(nil),     // 18: verbena.hdfs.UpdateBlockForPipelineRequestProto
+	(*UpdateBlockForPipelineResponseProto)(nil),    // 19: verbena.hdfs.UpdateBlockForPipelineResponseProto
+	(*UpdatePipelineRequestProto)(nil),             // 20: verbena.hdfs.UpdatePipelineRequestProto
+	(*UpdatePipelineResponseProto)(nil),            // 21: verbena.hdfs.UpdatePipelineResponseProto
+	(*CompleteRequestProto)(nil),                   // 22: verbena.hdfs.CompleteRequestProto
+	(*CompleteResponseProto)(nil),                  // 23: verbena.hdfs.CompleteResponseProto
+	(*AbandonBlockRequestProto)(nil),               // 24: verbena.hdfs.AbandonBlockRequestProto
+	(*AbandonBlockResponseProto)(nil),              // 25: verbena.hdfs.AbandonBlockResponseProto
+	(*RenewLeaseRequestProto)(nil),                 // 26: verbena.hdfs.RenewLeaseRequestProto
+	(*RenewLeaseResponseProto)(nil),                // 27: verbena.hdfs.RenewLeaseResponseProto
+	(*FsyncRequestProto)(nil),                      // 28: verbena.hdfs.FsyncRequestProto
+	(*FsyncResponseProto)(nil),                     // 29: verbena.hdfs.FsyncResponseProto
+	(*AppendRequestProto)(nil),                     // 30: verbena.hdfs.AppendRequestProto
+	(*AppendResponseProto)(nil),                    // 31: verbena.hdfs.AppendResponseProto
+	(*TruncateRequestProto)(nil),                   // 32: verbena.hdfs.TruncateRequestProto
+	(*TruncateResponseProto)(nil),                  // 33: verbena.hdfs.TruncateResponseProto
+	(*GetBlockLocationsRequestProto)(nil),          // 34: verbena.hdfs.GetBlockLocationsRequestProto
+	(*GetBlockLocationsResponseProto)(nil),         // 35: verbena.hdfs.GetBlockLocationsResponseProto
+	(*RenameRequestProto)(nil),                     // 36: verbena.hdfs.RenameRequestProto
+	(*RenameResponseProto)(nil),                    // 37: verbena.hdfs.RenameResponseProto
+	(*Rename2RequestProto)(nil),                    // 38: verbena.hdfs.Rename2RequestProto
+	(*Rename2ResponseProto)(nil),                   // 39: verbena.hdfs.Rename2ResponseProto
+	(*DeleteRequestProto)(nil),                     // 40: verbena.hdfs.DeleteRequestProto
+	(*DeleteResponseProto)(nil),                    // 41: verbena.hdfs.DeleteResponseProto
+	(*SetPermissionRequestProto)(nil),              // 42: verbena.hdfs.SetPermissionRequestProto
+	(*SetPermissionResponseProto)(nil),             // 43: verbena.hdfs.SetPermissionResponseProto
+	(*SetOwnerRequestProto)(nil),                   // 44: verbena.hdfs.SetOwnerRequestProto
+	(*SetOwnerResponseProto)(nil),                  // 45: verbena.hdfs.SetOwnerResponseProto
+	(*SetTimesRequestProto)(nil),                   // 46: verbena.hdfs.SetTimesRequestProto
+	(*SetTimesResponseProto)(nil),                  // 47: verbena.hdfs.SetTimesResponseProto
+	(*SetReplicationRequestProto)(nil),             // 48: verbena.hdfs.SetReplicationRequestProto
+	(*SetReplicationResponseProto)(nil),            // 49: verbena.hdfs.SetReplicationResponseProto
+	(*GetContentSummaryRequestProto)(nil),          // 50: verbena.hdfs.GetContentSummaryRequestProto
+	(*GetContentSummaryResponseProto)(nil),         // 51: verbena.hdfs.GetContentSummaryResponseProto
+	(*GetDatanodeReportRequestProto)(nil),          // 52: verbena.hdfs.GetDatanodeReportRequestProto
+	(*GetDatanodeReportResponseProto)(nil),         // 53: verbena.hdfs.GetDatanodeReportResponseProto
+	(*GetDataEncryptionKeyRequestProto)(nil),       // 54: verbena.hdfs.GetDataEncryptionKeyRequestProto
+	(*GetDataEncryptionKeyResponseProto)(nil),      // 55: verbena.hdfs.GetDataEncryptionKeyResponseProto
+	(*GetAdditionalDatanodeRequestProto)(nil),      // 56: verbena.hdfs.GetAdditionalDatanodeRequestProto
+	(*GetAdditionalDatanodeResponseProto)(nil),     // 57: verbena.hdfs.GetAdditionalDatanodeResponseProto
+	(*ReportBadBlocksRequestProto)(nil),            // 58: verbena.hdfs.ReportBadBlocksRequestProto
+	(*ReportBadBlocksResponseProto)(nil),           // 59: verbena.hdfs.ReportBadBlocksResponseProto
+	(*RecoverLeaseRequestProto)(nil),               // 60: verbena.hdfs.RecoverLeaseRequestProto
+	(*RecoverLeaseResponseProto)(nil),              // 61: verbena.hdfs.RecoverLeaseResponseProto
+	(*IsFileClosedRequestProto)(nil),               // 62: verbena.hdfs.IsFileClosedRequestProto
+	(*IsFileClosedResponseProto)(nil),              // 63: verbena.hdfs.IsFileClosedResponseProto
+	(*GetPreferredBlockSizeRequestProto)(nil),      // 64: verbena.hdfs.GetPreferredBlockSizeRequestProto
+	(*GetPreferredBlockSizeResponseProto)(nil),     // 65: verbena.hdfs.GetPreferredBlockSizeResponseProto
+	(*ConcatRequestProto)(nil),                     // 66: verbena.hdfs.ConcatRequestProto
+	(*ConcatResponseProto)(nil),                    // 67: verbena.hdfs.ConcatResponseProto
+	(*SetSafeModeRequestProto)(nil),                // 68: verbena.hdfs.SetSafeModeRequestProto
+	(*SetSafeModeResponseProto)(nil),               // 69: verbena.hdfs.SetSafeModeResponseProto
+	(*GetFsStatusRequestProto)(nil),                // 70: verbena.hdfs.GetFsStatusRequestProto
+	(*GetFsStatsResponseProto)(nil),                // 71: verbena.hdfs.GetFsStatsResponseProto
+	(*GetFsReplicatedBlockStatsRequestProto)(nil),  // 72: verbena.hdfs.GetFsReplicatedBlockStatsRequestProto
+	(*GetFsReplicatedBlockStatsResponseProto)(nil), // 73: verbena.hdfs.GetFsReplicatedBlockStatsResponseProto
+	(*GetFsECBlockGroupStatsRequestProto)(nil),     // 74: verbena.hdfs.GetFsECBlockGroupStatsRequestProto
+	(*GetFsECBlockGroupStatsResponseProto)(nil),    // 75: verbena.hdfs.GetFsECBlockGroupStatsResponseProto
+	(*GetDatanodeStorageReportRequestProto)(nil),   // 76: verbena.hdfs.GetDatanodeStorageReportRequestProto
+	(*DatanodeStorageReportProto)(nil),             // 77: verbena.hdfs.DatanodeStorageReportProto
+	(*GetDatanodeStorageReportResponseProto)(nil),  // 78: verbena.hdfs.GetDatanodeStorageReportResponseProto
+	(*GetSlowDatanodeReportRequestProto)(nil),      // 79: verbena.hdfs.GetSlowDatanodeReportRequestProto
+	(*GetSlowDatanodeReportResponseProto)(nil),     // 80: verbena.hdfs.GetSlowDatanodeReportResponseProto
+	(*SaveNamespaceRequestProto)(nil),              // 81: verbena.hdfs.SaveNamespaceRequestProto
+	(*SaveNamespaceResponseProto)(nil),             // 82: verbena.hdfs.SaveNamespaceResponseProto
+	(*MetaSaveRequestProto)(nil),                   // 83: verbena.hdfs.MetaSaveRequestProto
+	(*MetaSaveResponseProto)(nil),                  // 84: verbena.hdfs.MetaSaveResponseProto
+	(*RefreshNodesRequestProto)(nil),               // 85: verbena.hdfs.RefreshNodesRequestProto
+	(*RefreshNodesResponseProto)(nil),              // 86: verbena.hdfs.RefreshNodesResponseProto
+	(*GetLocatedFileInfoRequestProto)(nil),         // 87: verbena.hdfs.GetLocatedFileInfoRequestProto
+	(*GetLocatedFileInfoResponseProto)(nil),        // 88: verbena.hdfs.GetLocatedFileInfoResponseProto
+	(*CheckAccessRequestProto)(nil),                // 89: verbena.hdfs.CheckAccessRequestProto
+	(*CheckAccessResponseProto)(nil),               // 90: verbena.hdfs.CheckAccessResponseProto
+	(*MsyncRequestProto)(nil),                      // 91: verbena.hdfs.MsyncRequestProto
+	(*MsyncResponseProto)(nil),                     // 92: verbena.hdfs.MsyncResponseProto
+	(*GetEnclosingRootRequestProto)(nil),           // 93: verbena.hdfs.GetEnclosingRootRequestProto
+	(*GetEnclosingRootResponseProto)(nil),          // 94: verbena.hdfs.GetEnclosingRootResponseProto
+	(*FsServerDefaultsProto)(nil),                  // 95: verbena.hdfs.FsServerDefaultsProto
+	(*HdfsFileStatusProto)(nil),                    // 96: verbena.hdfs.HdfsFileStatusProto
+	(*DirectoryListingProto)(nil),                  // 97: verbena.hdfs.DirectoryListingProto
+	(*FsPermissionProto)(nil),                      // 98: verbena.hdfs.FsPermissionProto
+	(CryptoProtocolVersionProto)(0),                // 99: verbena.hdfs.CryptoProtocolVersionProto
+	(*ExtendedBlockProto)(nil),                     // 100: verbena.hdfs.ExtendedBlockProto
+	(*DatanodeInfoProto)(nil),                      // 101: verbena.hdfs.DatanodeInfoProto
+	(*LocatedBlockProto)(nil),                      // 102: verbena.hdfs.LocatedBlockProto
+	(*DatanodeIDProto)(nil),                        // 103: verbena.hdfs.DatanodeIDProto
+	(*LocatedBlocksProto)(nil),                     // 104: verbena.hdfs.LocatedBlocksProto
+	(*ContentSummaryProto)(nil),                    // 105: verbena.hdfs.ContentSummaryProto
+	(*DataEncryptionKeyProto)(nil),                 // 106: verbena.hdfs.DataEncryptionKeyProto
+	(*StorageReportProto)(nil),                     // 107: verbena.hdfs.StorageReportProto
 }
 var file_hdfs_internal_hdfspb_clientnamenode_proto_depIdxs = []int32{
-	86, // 0: verbena.hdfs.GetServerDefaultsResponseProto.serverDefaults:type_name -> verbena.hdfs.FsServerDefaultsProto
-	87, // 1: verbena.hdfs.GetFileInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
-	87, // 2: verbena.hdfs.GetFileLinkInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
-	88, // 3: verbena.hdfs.GetListingResponseProto.dirList:type_name -> verbena.hdfs.DirectoryListingProto
-	89, // 4: verbena.hdfs.MkdirsRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
-	89, // 5: verbena.hdfs.MkdirsRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
-	89, // 6: verbena.hdfs.CreateRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
-	90, // 7: verbena.hdfs.CreateRequestProto.cryptoProtocolVersion:type_name -> verbena.hdfs.CryptoProtocolVersionProto
-	89, // 8: verbena.hdfs.CreateRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
-	87, // 9: verbena.hdfs.CreateResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
-	91, // 10: verbena.hdfs.AddBlockRequestProto.previous:type_name -> verbena.hdfs.ExtendedBlockProto
-	92, // 11: verbena.hdfs.AddBlockRequestProto.excludeNodes:type_name -> verbena.hdfs.DatanodeInfoProto
-	0,  // 12: verbena.hdfs.AddBlockRequestProto.flags:type_name -> verbena.hdfs.AddBlockFlagProto
-	93, // 13: verbena.hdfs.AddBlockResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	91, // 14: verbena.hdfs.UpdateBlockForPipelineRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
-	93, // 15: verbena.hdfs.UpdateBlockForPipelineResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	91, // 16: verbena.hdfs.UpdatePipelineRequestProto.oldBlock:type_name -> verbena.hdfs.ExtendedBlockProto
-	91, // 17: verbena.hdfs.UpdatePipelineRequestProto.newBlock:type_name -> verbena.hdfs.ExtendedBlockProto
-	94, // 18: verbena.hdfs.UpdatePipelineRequestProto.newNodes:type_name -> verbena.hdfs.DatanodeIDProto
-	91, // 19: verbena.hdfs.CompleteRequestProto.last:type_name -> verbena.hdfs.ExtendedBlockProto
-	91, // 20: verbena.hdfs.AbandonBlockRequestProto.b:type_name -> verbena.hdfs.ExtendedBlockProto
-	93, // 21: verbena.hdfs.AppendResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	87, // 22: verbena.hdfs.AppendResponseProto.stat:type_name -> verbena.hdfs.HdfsFileStatusProto
-	95, // 23: verbena.hdfs.GetBlockLocationsResponseProto.locations:type_name -> verbena.hdfs.LocatedBlocksProto
-	89, // 24: verbena.hdfs.SetPermissionRequestProto.permission:type_name -> verbena.hdfs.FsPermissionProto
-	96, // 25: verbena.hdfs.GetContentSummaryResponseProto.summary:type_name -> verbena.hdfs.ContentSummaryProto
-	1,  // 26: verbena.hdfs.GetDatanodeReportRequestProto.type:type_name -> verbena.hdfs.DatanodeReportTypeProto
-	92, // 27: verbena.hdfs.GetDatanodeReportResponseProto.di:type_name -> verbena.hdfs.DatanodeInfoProto
-	97, // 28: verbena.hdfs.GetDataEncryptionKeyResponseProto.dataEncryptionKey:type_name -> verbena.hdfs.DataEncryptionKeyProto
-	91, // 29: verbena.hdfs.GetAdditionalDatanodeRequestProto.blk:type_name -> verbena.hdfs.ExtendedBlockProto
-	92, // 30: verbena.hdfs.GetAdditionalDatanodeRequestProto.existings:type_name -> verbena.hdfs.DatanodeInfoProto
-	92, // 31: verbena.hdfs.GetAdditionalDatanodeRequestProto.excludes:type_name -> verbena.hdfs.DatanodeInfoProto
-	93, // 32: verbena.hdfs.GetAdditionalDatanodeResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
-	93, // 33: verbena.hdfs.ReportBadBlocksRequestProto.blocks:type_name -> verbena.hdfs.LocatedBlockProto
-	2,  // 34: verbena.hdfs.SetSafeModeRequestProto.action:type_name -> verbena.hdfs.SafeModeActionProto
-	1,  // 35: verbena.hdfs.GetDatanodeStorageReportRequestProto.type:type_name -> verbena.hdfs.DatanodeReportTypeProto
-	92, // 36: verbena.hdfs.DatanodeStorageReportProto.datanodeInfo:type_name -> verbena.hdfs.DatanodeInfoProto
-	98, // 37: verbena.hdfs.DatanodeStorageReportProto.storageReports:type_name -> verbena.hdfs.StorageReportProto
-	76, // 38: verbena.hdfs.GetDatanodeStorageReportResponseProto.datanodeStorageReports:type_name -> verbena.hdfs.DatanodeStorageReportProto
-	92, // 39: verbena.hdfs.GetSlowDatanodeReportResponseProto.datanodeInfoProto:type_name -> verbena.hdfs.DatanodeInfoProto
-	40, // [40:40] is the sub-list for method output_type
-	40, // [40:40] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	95,  // 0: verbena.hdfs.GetServerDefaultsResponseProto.serverDefaults:type_name -> verbena.hdfs.FsServerDefaultsProto
+	96,  // 1: verbena.hdfs.GetFileInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	96,  // 2: verbena.hdfs.GetFileLinkInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	97,  // 3: verbena.hdfs.GetListingResponseProto.dirList:type_name -> verbena.hdfs.DirectoryListingProto
+	98,  // 4: verbena.hdfs.MkdirsRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
+	98,  // 5: verbena.hdfs.MkdirsRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
+	98,  // 6: verbena.hdfs.CreateRequestProto.masked:type_name -> verbena.hdfs.FsPermissionProto
+	99,  // 7: verbena.hdfs.CreateRequestProto.cryptoProtocolVersion:type_name -> verbena.hdfs.CryptoProtocolVersionProto
+	98,  // 8: verbena.hdfs.CreateRequestProto.unmasked:type_name -> verbena.hdfs.FsPermissionProto
+	96,  // 9: verbena.hdfs.CreateResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	100, // 10: verbena.hdfs.AddBlockRequestProto.previous:type_name -> verbena.hdfs.ExtendedBlockProto
+	101, // 11: verbena.hdfs.AddBlockRequestProto.excludeNodes:type_name -> verbena.hdfs.DatanodeInfoProto
+	0,   // 12: verbena.hdfs.AddBlockRequestProto.flags:type_name -> verbena.hdfs.AddBlockFlagProto
+	102, // 13: verbena.hdfs.AddBlockResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	100, // 14: verbena.hdfs.UpdateBlockForPipelineRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	102, // 15: verbena.hdfs.UpdateBlockForPipelineResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	100, // 16: verbena.hdfs.UpdatePipelineRequestProto.oldBlock:type_name -> verbena.hdfs.ExtendedBlockProto
+	100, // 17: verbena.hdfs.UpdatePipelineRequestProto.newBlock:type_name -> verbena.hdfs.ExtendedBlockProto
+	103, // 18: verbena.hdfs.UpdatePipelineRequestProto.newNodes:type_name -> verbena.hdfs.DatanodeIDProto
+	100, // 19: verbena.hdfs.CompleteRequestProto.last:type_name -> verbena.hdfs.ExtendedBlockProto
+	100, // 20: verbena.hdfs.AbandonBlockRequestProto.b:type_name -> verbena.hdfs.ExtendedBlockProto
+	102, // 21: verbena.hdfs.AppendResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	96,  // 22: verbena.hdfs.AppendResponseProto.stat:type_name -> verbena.hdfs.HdfsFileStatusProto
+	104, // 23: verbena.hdfs.GetBlockLocationsResponseProto.locations:type_name -> verbena.hdfs.LocatedBlocksProto
+	98,  // 24: verbena.hdfs.SetPermissionRequestProto.permission:type_name -> verbena.hdfs.FsPermissionProto
+	105, // 25: verbena.hdfs.GetContentSummaryResponseProto.summary:type_name -> verbena.hdfs.ContentSummaryProto
+	1,   // 26: verbena.hdfs.GetDatanodeReportRequestProto.type:type_name -> verbena.hdfs.DatanodeReportTypeProto
+	101, // 27: verbena.hdfs.GetDatanodeReportResponseProto.di:type_name -> verbena.hdfs.DatanodeInfoProto
+	106, // 28: verbena.hdfs.GetDataEncryptionKeyResponseProto.dataEncryptionKey:type_name -> verbena.hdfs.DataEncryptionKeyProto
+	100, // 29: verbena.hdfs.GetAdditionalDatanodeRequestProto.blk:type_name -> verbena.hdfs.ExtendedBlockProto
+	101, // 30: verbena.hdfs.GetAdditionalDatanodeRequestProto.existings:type_name -> verbena.hdfs.DatanodeInfoProto
+	101, // 31: verbena.hdfs.GetAdditionalDatanodeRequestProto.excludes:type_name -> verbena.hdfs.DatanodeInfoProto
+	102, // 32: verbena.hdfs.GetAdditionalDatanodeResponseProto.block:type_name -> verbena.hdfs.LocatedBlockProto
+	102, // 33: verbena.hdfs.ReportBadBlocksRequestProto.blocks:type_name -> verbena.hdfs.LocatedBlockProto
+	2,   // 34: verbena.hdfs.SetSafeModeRequestProto.action:type_name -> verbena.hdfs.SafeModeActionProto
+	1,   // 35: verbena.hdfs.GetDatanodeStorageReportRequestProto.type:type_name -> verbena.hdfs.DatanodeReportTypeProto
+	101, // 36: verbena.hdfs.DatanodeStorageReportProto.datanodeInfo:type_name -> verbena.hdfs.DatanodeInfoProto
+	107, // 37: verbena.hdfs.DatanodeStorageReportProto.storageReports:type_name -> verbena.hdfs.StorageReportProto
+	77,  // 38: verbena.hdfs.GetDatanodeStorageReportResponseProto.datanodeStorageReports:type_name -> verbena.hdfs.DatanodeStorageReportProto
+	101, // 39: verbena.hdfs.GetSlowDatanodeReportResponseProto.datanodeInfoProto:type_name -> verbena.hdfs.DatanodeInfoProto
+	96,  // 40: verbena.hdfs.GetLocatedFileInfoResponseProto.fs:type_name -> verbena.hdfs.HdfsFileStatusProto
+	3,   // 41: verbena.hdfs.CheckAccessRequestProto.mode:type_name -> verbena.hdfs.FsActionProto
+	42,  // [42:42] is the sub-list for method output_type
+	42,  // [42:42] is the sub-list for method input_type
+	42,  // [42:42] is the sub-list for extension type_name
+	42,  // [42:42] is the sub-list for extension extendee
+	0,   // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_hdfspb_clientnamenode_proto_init() }
@@ -4889,8 +5349,8 @@ func file_hdfs_internal_hdfspb_clientnamenode_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc), len(file_hdfs_internal_hdfspb_clientnamenode_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   83,
+			NumEnums:      4,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -223,6 +223,9 @@ func (l *letter) run(f []string) (string, error) {
 		}
 		s.awaited = false
 		s.last.NumBytes = s.fit(*l.unsigned(f[3]))
+		if told := l.datanode.replicas[s.last.GetBlockId()]; told != nil { // two writers may have been given one block
+			s.last.NumBytes = proto.Uint64(told.GetBlock().GetLength())
+		}
 		l.datanode.receive(s.last)
 		return "ok", nil
 	case "grow":
@@ -300,6 +303,17 @@ func (l *letter) run(f []string) (string, error) {
 		return fmt.Sprint(r.GetBsize()), err
 	case "recoverLease":
 		return result(nn.recoverLease(ctx, &hdfspb.RecoverLeaseRequestProto{Src: l.path(f[2]), ClientName: &f[3]}))
+	case "getLocatedFileInfo":
+		r, err := nn.getLocatedFileInfo(ctx, &hdfspb.GetLocatedFileInfoRequestProto{Src: l.path(f[2])})
+		return statusText(r.GetFs()), err
+	case "checkAccess":
+		modes := map[string]hdfspb.FsActionProto{"---": 0, "--x": 1, "-w-": 2, "-wx": 3, "r--": 4, "r-x": 5, "rw-": 6, "rwx": 7}
+		return ok(nn.checkAccess(ctx, &hdfspb.CheckAccessRequestProto{Path: l.path(f[2]), Mode: modes[f[3]].Enum()}))
+	case "getEnclosingRoot":
+		r, err := nn.getEnclosingRoot(ctx, &hdfspb.GetEnclosingRootRequestProto{Filename: l.path(f[2])})
+		return r.GetEnclosingRootPath(), err
+	case "msync":
+		return ok(nn.msync(ctx, &hdfspb.MsyncRequestProto{}))
 	case "beat":
 		l.check()
 		l.datanode.heartbeat([]*fakeDatanode{l.datanode})

@@ -52,6 +52,60 @@ func (nn *NameNode) getFileLinkInfo(ctx context.Context, req *hdfspb.GetFileLink
 	return &hdfspb.GetFileLinkInfoResponseProto{Fs: fs}, err
 }
 
+// getLocatedFileInfo is getFileInfo with a file's blocks.
+func (nn *NameNode) getLocatedFileInfo(ctx context.Context, req *hdfspb.GetLocatedFileInfoRequestProto) (*hdfspb.GetLocatedFileInfoResponseProto, error) {
+	c := nn.callFrom(ctx)
+	var (
+		s   namespace.Status
+		f   namespace.FileBlocks
+		ok  bool
+		err error
+	)
+	nn.read(func(ns *namespace.Namespace) {
+		if s, ok, err = ns.Stat(c.who(), req.GetSrc()); ok && !s.Directory {
+			f, _ = ns.FileByID(s.ID)
+		}
+	})
+	if err != nil || !ok {
+		return &hdfspb.GetLocatedFileInfoResponseProto{}, err
+	}
+	fs := statusPB(s, "")
+	if !s.Directory {
+		fs.Locations = nn.locatedBlocks(s, f.Blocks, 0, s.Length, nn.placeOf(ctx, c.host))
+	}
+	return &hdfspb.GetLocatedFileInfoResponseProto{Fs: fs}, nil
+}
+
+func (nn *NameNode) checkAccess(ctx context.Context, req *hdfspb.CheckAccessRequestProto) (*hdfspb.CheckAccessResponseProto, error) {
+	c := nn.callFrom(ctx)
+	var err error
+	nn.read(func(ns *namespace.Namespace) {
+		err = ns.Access(c.who(), req.GetPath(), namespace.Access(req.GetMode()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &hdfspb.CheckAccessResponseProto{}, nil
+}
+
+func (nn *NameNode) getEnclosingRoot(ctx context.Context, req *hdfspb.GetEnclosingRootRequestProto) (*hdfspb.GetEnclosingRootResponseProto, error) {
+	c := nn.callFrom(ctx)
+	var (
+		root string
+		err  error
+	)
+	nn.read(func(ns *namespace.Namespace) { root, err = ns.EnclosingRoot(c.who(), req.GetFilename()) })
+	if err != nil {
+		return nil, err
+	}
+	return &hdfspb.GetEnclosingRootResponseProto{EnclosingRootPath: &root}, nil
+}
+
+// msync has nothing to wait for: one NameNode answers reads and writes.
+func (nn *NameNode) msync(context.Context, *hdfspb.MsyncRequestProto) (*hdfspb.MsyncResponseProto, error) {
+	return &hdfspb.MsyncResponseProto{}, nil
+}
+
 func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingRequestProto) (*hdfspb.GetListingResponseProto, error) {
 	c := nn.callFrom(ctx)
 	var (

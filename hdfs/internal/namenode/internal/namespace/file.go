@@ -203,8 +203,10 @@ func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, e
 			return nil, err
 		}
 		n = r.last()
-	} else if _, err := components(path); err != nil {
-		return nil, err
+	} else if n == nil {
+		if _, err := components(path); err != nil {
+			return nil, err
+		}
 	}
 	if n == nil {
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s (inode %d) Holder %s does not have any open files.", printable(shown), id, printable(holder))

@@ -69,6 +69,29 @@ func (ns *Namespace) Stat(c Caller, path string) (s Status, ok bool, err error) 
 	return ns.status(n), true, nil
 }
 
+// Access tells why the caller may not do what it wants with a path.
+func (ns *Namespace) Access(c Caller, path string, want Access) error {
+	r, err := ns.resolve(&c, path, reading)
+	if err != nil {
+		return err
+	}
+	n, err := r.existing()
+	if err != nil {
+		return err
+	}
+	return ns.need(&c, n, want)
+}
+
+// EnclosingRoot is the directory out of which what path names can't be renamed:
+// the root, as there are no encryption zones. The path need not exist.
+func (ns *Namespace) EnclosingRoot(c Caller, path string) (string, error) {
+	r, err := ns.resolve(&c, path, reading)
+	if err != nil {
+		return "", err
+	}
+	return "/", ns.needLast(&c, r, Read)
+}
+
 // StatID is Stat by inode id, without permission checks.
 func (ns *Namespace) StatID(id uint64) (Status, bool) {
 	n := ns.inodes[id]
