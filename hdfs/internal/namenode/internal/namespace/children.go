@@ -5,8 +5,19 @@ import "sort"
 // chunkSize bounds what one insertion moves, whatever the directory's size.
 const chunkSize = 256
 
-// children are a directory's inodes in the order of their names' bytes, in
-// chunks of at most chunkSize, none of them empty.
+// before tells whether one name comes before another, as in Apache HDFS: by their bytes,
+// which Java takes for signed. So what is not ASCII comes first.
+func before(a, b string) bool {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return int8(a[i]) < int8(b[i])
+		}
+	}
+	return len(a) < len(b)
+}
+
+// children are a directory's inodes in the order of their names, in chunks of at most
+// chunkSize, none of them empty.
 type children struct {
 	chunks [][]*Inode
 	count  int
@@ -16,13 +27,13 @@ type children struct {
 func (c *children) search(name string) (chunk, index int, found bool) {
 	chunk = sort.Search(len(c.chunks), func(i int) bool {
 		last := c.chunks[i]
-		return last[len(last)-1].name >= name
+		return !before(last[len(last)-1].name, name)
 	})
 	if chunk == len(c.chunks) {
 		return chunk, 0, false
 	}
 	inodes := c.chunks[chunk]
-	index = sort.Search(len(inodes), func(i int) bool { return inodes[i].name >= name })
+	index = sort.Search(len(inodes), func(i int) bool { return !before(inodes[i].name, name) })
 	return chunk, index, inodes[index].name == name
 }
 
