@@ -71,6 +71,9 @@ func TestReportOfTheFileSystem(t *testing.T) {
 	if all := report.GetDatanodeStorageReports(); len(all) != 1 || len(all[0].GetStorageReports()) != 1 || all[0].GetStorageReports()[0].GetRemaining() != all[0].GetDatanodeInfo().GetRemaining() {
 		t.Fatalf("%v", report)
 	}
+	if last, now := report.GetDatanodeStorageReports()[0].GetDatanodeInfo().GetLastBlockReportTime(), uint64(r.clock.now().UnixMilli()); last == 0 || last > now {
+		t.Errorf("its last full report came at %d ms, now it is %d", last, now)
+	}
 	if _, err := proto.Marshal(must[*hdfspb.GetFsECBlockGroupStatsResponseProto](t)(r.nn.getFsECBlockGroupStats(r.as("alice"), nil))); err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func (m *blockMap) infoPB(n *node) *hdfspb.DatanodeInfoProto {
 	if n.lastSeen.IsZero() {
 		seen = now.Sub(m.started)
 	}
-	return &hdfspb.DatanodeInfoProto{
+	info := &hdfspb.DatanodeInfoProto{
 		Id: &hdfspb.DatanodeIDProto{
 			IpAddr:       proto.String(n.dn.Host),
 			HostName:     proto.String(n.dn.Hostname),
@@ -98,6 +98,10 @@ func (m *blockMap) infoPB(n *node) *hdfspb.DatanodeInfoProto {
 		AdminState:    n.service.Enum(),
 		NumBlocks:     proto.Uint32(uint32(n.replicas)),
 	}
+	if !n.lastReport.IsZero() { // the dfsadmin command says "Never" of 0
+		info.LastBlockReportTime = proto.Uint64(uint64(n.lastReport.UnixMilli()))
+	}
+	return info
 }
 
 func blockPB(id, generation, length uint64) *clusterpb.Block {
