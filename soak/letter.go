@@ -114,7 +114,7 @@ func (l *letterRun) ask(ctx context.Context, dir string, operations []string) ([
 	if err := os.WriteFile(filepath.Join(dir, "log4j.properties"), []byte("log4j.rootLogger=OFF\n"), 0o644); err != nil {
 		return nil, err
 	}
-	java := exec.CommandContext(ctx, "java", "-Xmx1g", "-cp", dir+string(filepath.ListSeparator)+l.classpath, source, filepath.Join(dir, "apache"))
+	java := exec.CommandContext(ctx, "java", "-Xmx1g", "-Djava.io.tmpdir="+dir, "-cp", dir+string(filepath.ListSeparator)+l.classpath, source, filepath.Join(dir, "apache"))
 	for _, p := range []string{"java.lang", "java.nio", "java.util", "java.net", "sun.nio.ch"} {
 		java.Args = append(java.Args[:1:1], append([]string{"--add-opens=java.base/" + p + "=ALL-UNNAMED"}, java.Args[1:]...)...)
 	}

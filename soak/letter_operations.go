@@ -72,7 +72,7 @@ func (g *letterGenerator) fresh() string {
 		base = strings.TrimSuffix(g.known[g.IntN(len(g.known))], "/")
 	}
 	for range 1 + g.IntN(2)*g.IntN(2) {
-		base += "/" + pick(g, "a", "b", "c", "d", "x", "y")
+		base += "/" + pick(g, "a", "b", "c", "d", "x", "\u00e9")
 	}
 	return base
 }
@@ -239,7 +239,7 @@ func (g *letterGenerator) step() {
 	case n < 822:
 		g.op(user, "msync")
 	case n < 850:
-		g.op(user, "getListing", g.path(), pick(g, "", "", "", "a", "b", "c", "bb", "/a", "zz"), g.one(3))
+		g.op(user, "getListing", g.path(), pick(g, "", "", "", "a", "b", "c", "bb", "/a", "zz", "\u00e9"), g.one(3))
 	case n < 885:
 		g.op(user, "getContentSummary", g.path())
 	case n < 915:
