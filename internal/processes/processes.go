@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -32,20 +33,28 @@ type Process struct {
 }
 
 // Start runs a command that writes the address it listens on to addressFile
-// when it is ready, and returns then. The child gets no signal from the
-// terminal and does not outlive this process.
+// when it is ready, and returns then. What it prints is appended to a file of that name
+// with .log behind it. The child gets no signal from the terminal and does not outlive
+// this process.
 func Start(ctx context.Context, name, addressFile, executable string, args ...string) (*Process, error) {
 	if err := os.Remove(addressFile); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	p := &Process{Name: name, cmd: exec.Command(executable, args...), exited: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	log, err := os.OpenFile(addressFile+".log", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	out := io.MultiWriter(&p.log, log)
+	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.SysProcAttr = childAttributes()
 	if err := p.cmd.Start(); err != nil {
+		log.Close()
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 	go func() {
 		p.err = p.cmd.Wait()
+		log.Close()
 		close(p.exited)
 	}()
 	deadline := time.NewTimer(patience)

@@ -41,7 +41,9 @@ type blockMap struct {
 	waiting   map[uint64][]chan struct{}
 	// recovering tells since when a block\'s recovery is tried.
 	recovering map[uint64]time.Time
-	grown      chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
+	// asked are the DataNodes that the recovery of a block has to ask.
+	asked map[uint64][]*node
+	grown chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
 
 	hosts *hosts.List // nil: all are admitted
 
@@ -130,6 +132,7 @@ func newBlockMap(cfg *Config) *blockMap {
 		postponed:  make(map[uint64]struct{}),
 		waiting:    make(map[uint64][]chan struct{}),
 		recovering: make(map[uint64]time.Time),
+		asked:      make(map[uint64][]*node),
 		grown:      make(chan struct{}),
 	}
 }

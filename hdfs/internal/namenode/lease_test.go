@@ -457,3 +457,59 @@ func TestDeadPipelineHoldsNoLease(t *testing.T) {
 		})
 	}
 }
+
+// Whoever comes back when the others have been asked may have what they lack: its bytes
+// are not given up on their word. After a start that is each DataNode of the pipeline.
+func TestHolderThatComesBackKeepsTheBlock(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		t.Run(fmt.Sprint("restart ", restarts), func(t *testing.T) {
+			r := newRig(t)
+			dns := r.datanodes(2)
+			r.create("/f", "w", 2)
+			b := r.addBlock("/f", "w", nil).GetB()
+			dns[1].dead = true
+			if restarts {
+				r.nn.Close()
+				r.open()
+				dns[0].register()
+			}
+			for range 4 {
+				r.clock.advance(10 * time.Second)
+				r.turn(dns)
+			}
+			back := func() {
+				dns[1].dead = false
+				dns[1].store(b.GetBlockId(), b.GetGenerationStamp(), 40, clusterpb.ReplicaState_WAITING_RECOVERY)
+				dns[1].register()
+			}
+			refused := 0
+			dns[0].recover = func(c *clusterpb.Command) {
+				if !restarts {
+					back()
+				}
+				_, err := r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: c.NewGeneration})
+				if err != nil {
+					refused++
+				}
+				dns[0].recover = nil
+			}
+			must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")}))
+			r.check()
+			r.turn(dns[:1])
+			if refused != 1 || r.closed("/f") {
+				t.Fatalf("refused %d times, closed %t", refused, r.closed("/f"))
+			}
+			if restarts {
+				back()
+			}
+			for range 4 {
+				r.clock.advance(16 * time.Second)
+				r.turn(dns)
+				r.turn(dns)
+			}
+			if !r.closed("/f") || r.length("/f") != 40 {
+				t.Fatalf("closed %t with %d bytes, want 40", r.closed("/f"), r.length("/f"))
+			}
+		})
+	}
+}

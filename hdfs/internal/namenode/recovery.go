@@ -3,6 +3,7 @@ package namenode
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -93,6 +94,7 @@ func (m *blockMap) lead(b namespace.Block, r *recovery, now time.Time) bool {
 	if len(holders) == 0 {
 		return false
 	}
+	m.asked[b.ID] = holders
 	r.primary = holders[r.attempts%len(holders)]
 	r.attempts++
 	r.deadline = now.Add(m.cfg.RecoveryTimeout)
@@ -203,18 +205,32 @@ func (nn *NameNode) giveUp(id uint64) (keep bool, err error) {
 		}
 		return true, nil
 	}
-	var dead *node
-	for _, r := range m.replicas[id] {
-		n := m.byIndex[r.node]
-		if r.generation < b.Generation {
-			continue
-		}
-		if n.alive && n.reported {
-			return false, nil
-		}
-		dead = n
+	if late {
+		return false, nil
 	}
-	if dead != nil && !late {
+	asked := m.asked[id]
+	for _, uuid := range b.Construction.Targets {
+		switch n := m.nodes[uuid]; {
+		case n == nil || !n.registered:
+			return false, fmt.Errorf("DataNode %s of its pipeline has not come back since the NameNode's start", uuid)
+		case n.alive && !slices.Contains(asked, n):
+			return false, fmt.Errorf("DataNode %s of its pipeline came back when the others had been asked", n)
+		}
+	}
+	var dead *node
+	alive := false // one that has begun the block, as dead has
+	for _, r := range m.replicas[id] {
+		switch n := m.byIndex[r.node]; {
+		case r.generation < b.Generation:
+		case n.alive && !slices.Contains(asked, n):
+			return false, fmt.Errorf("DataNode %s, which has begun the block, came back when the others had been asked", n)
+		case n.alive && n.reported:
+			alive = true
+		default:
+			dead = n
+		}
+	}
+	if dead != nil && !alive {
 		return false, fmt.Errorf("DataNode %s of its pipeline could not be asked", dead)
 	}
 	return false, nil
@@ -245,6 +261,7 @@ func (m *blockMap) noteRecoveries(blocks []namespace.Block) (long map[uint64]boo
 		}
 	}
 	m.recovering = since
+	maps.DeleteFunc(m.asked, func(id uint64, _ []*node) bool { return since[id].IsZero() })
 	return long
 }
 
