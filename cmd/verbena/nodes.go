@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/verbena-data/verbena/hadoop/conf"
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // nodesHelp tells operators of HDFS where their settings are.
@@ -39,11 +40,12 @@ func newNodeFlags(flags *pflag.FlagSet) *nodeFlags {
 	return f
 }
 
-// read returns Hadoop's properties, with what these flags set.
-func (f *nodeFlags) read(h *hadoopFlags) (*conf.Properties, error) {
+// read returns Hadoop's properties, with what these flags set, and who may do what by
+// them and by flags of its own.
+func (f *nodeFlags) read(h *hadoopFlags, who *access) (*conf.Properties, hdfs.AccessConfig, error) {
 	p, err := h.read()
 	if err != nil {
-		return nil, err
+		return nil, hdfs.AccessConfig{}, err
 	}
 	for _, each := range []struct{ name, value, flag string }{
 		{"dfs.hosts", f.hosts, "--hosts"},
@@ -57,10 +59,11 @@ func (f *nodeFlags) read(h *hadoopFlags) (*conf.Properties, error) {
 	}
 	for _, d := range []time.Duration{f.dead, f.safe, f.forget} {
 		if d <= 0 {
-			return nil, errors.New("--dead-after, --safe-mode and --forget-after must be longer than 0")
+			return nil, hdfs.AccessConfig{}, errors.New("--dead-after, --safe-mode and --forget-after must be longer than 0")
 		}
 	}
-	return p, nil
+	config, err := who.resolved(p)
+	return p, config, err
 }
 
 // given returns a flag's value if the flag is given, else 0, so that a file may

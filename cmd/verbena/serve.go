@@ -60,11 +60,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 			if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 				return fmt.Errorf("--listen %s: clients are sent to the address that the DataNodes listen at: name one of this host's addresses that they can reach", listen)
 			}
-			properties, err := nodes.read(&hadoop)
-			if err != nil {
-				return err
-			}
-			config, err := who.resolved(properties)
+			properties, config, err := nodes.read(&hadoop, &who)
 			if err != nil {
 				return err
 			}
@@ -164,11 +160,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 				}
 				dir = filepath.Join(base, "namenode")
 			}
-			properties, err := nodes.read(&hadoop)
-			if err != nil {
-				return err
-			}
-			config, err := who.resolved(properties)
+			properties, config, err := nodes.read(&hadoop, &who)
 			if err != nil {
 				return err
 			}

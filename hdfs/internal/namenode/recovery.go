@@ -180,11 +180,15 @@ func (nn *NameNode) overtaken(id, generation uint64) (yes bool) {
 	return yes
 }
 
-// giveUp says what becomes of a block of which no holder that was asked has a
-// byte. As in HDFS a dead DataNode does not keep the file open: the block is
-// dropped. But one that is known to have begun the block, while none that lives
-// has, may hold flushed bytes, so it has the lease's hard limit to come back.
-// Bytes that a client has told to be flushed are never dropped: after that time
+// giveUp says what becomes of a block of which no holder that was asked has a byte: an
+// error keeps the block and has the recovery try again, keep closes the file with it, and
+// otherwise the block is dropped, as in HDFS.
+//
+// Until the recovery has been tried for the lease's hard limit, a DataNode that may have
+// flushed bytes keeps the block: one of its pipeline that has not come back since the
+// NameNode's start, one that came back when the others had been asked, and a dead one
+// that has begun the block while none that lives has. A dead one that has not begun it
+// does not. Bytes that a client has told to be flushed are never dropped: after the limit
 // the file is closed with them, and they are missing until a holder comes.
 func (nn *NameNode) giveUp(id uint64) (keep bool, err error) {
 	var (
