@@ -52,6 +52,8 @@ func NameNodeProperties() []NameNodeProperty {
 			c.HostsCombined = class == combinedHosts
 			return nil
 		}},
+		{"dfs.namenode.acls.enabled", "access control lists may be seen and changed", "true", off(func(c *namenode.Config) *bool { return &c.NoACLs })},
+		{"dfs.namenode.posix.acl.inheritance.enabled", "a directory's default list takes the place of clients' umasks", "true", off(func(c *namenode.Config) *bool { return &c.NoPosixACLInheritance })},
 		{"net.topology.table.file.name", "file of lines \"host /rack\"", "none: all on one rack", text(func(c *namenode.Config) *string { return &c.TopologyTable })},
 		{"net.topology.script.file.name", "program that prints the rack of each address it is given", "none", text(func(c *namenode.Config) *string { return &c.TopologyScript })},
 		{"net.topology.script.number.args", "addresses for one run of it", "100", number(func(c *namenode.Config) *int { return &c.TopologyScriptArgs })},
@@ -91,6 +93,17 @@ func size(field func(*namenode.Config) *uint64) func(*conf.Properties, string, *
 		}
 		if ok {
 			*field(c) = n
+		}
+		return err
+	}
+}
+
+// off sets a field if the property is false.
+func off(field func(*namenode.Config) *bool) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		on, ok, err := p.Bool(name)
+		if ok {
+			*field(c) = !on
 		}
 		return err
 	}

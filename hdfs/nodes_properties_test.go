@@ -21,8 +21,11 @@ func TestNameNodeProperties(t *testing.T) {
 	for _, each := range NameNodeProperties() {
 		p := &conf.Properties{}
 		value := "7"
-		if each.Name == "dfs.namenode.hosts.provider.classname" {
+		switch {
+		case each.Name == "dfs.namenode.hosts.provider.classname":
 			value = combinedHosts
+		case each.Default == "true":
+			value = "false"
 		}
 		p.Set(each.Name, value, "test")
 		got, err := nameNodeConfig(p)

@@ -40,6 +40,7 @@ go test ./hdfs/internal/namenode -run TestLetter -letter FILE replays without Ja
 	cmd.Flags().StringVar(&l.classpath, "classpath", "", "jars of hadoop-minicluster and what it needs (default: fetched with Maven)")
 	cmd.Flags().StringVar(&l.record, "record", "", "keep operations and answers in this file")
 	cmd.Flags().IntVar(&l.operations, "operations", 20_000, "how many operations")
+	cmd.Flags().BoolVar(&l.attributes, "attributes", false, "half of the operations on access control lists and the like")
 	cmd.Flags().Uint64Var(&l.seed, "seed", 1, "what the operations are made from")
 	return cmd
 }
@@ -48,6 +49,7 @@ type letterRun struct {
 	c                 *common
 	classpath, record string
 	operations        int
+	attributes        bool
 	seed              uint64
 }
 
@@ -72,7 +74,7 @@ func (l *letterRun) run(ctx context.Context, dir string) (err error) {
 			return err
 		}
 	}
-	operations := letterOperations(l.seed, l.operations)
+	operations := letterOperations(l.seed, l.operations, l.attributes)
 	answers, err := l.ask(ctx, dir, operations)
 	if err != nil {
 		return err
@@ -93,7 +95,11 @@ func (l *letterRun) run(ctx context.Context, dir string) (err error) {
 			refused++
 		}
 	}
-	l.c.printf("# Answers beside Apache HDFS %s\n\n`go run ./soak letter --operations %d --seed %d`\n\n", hadoopVersion, l.operations, l.seed)
+	attributes := ""
+	if l.attributes {
+		attributes = " --attributes"
+	}
+	l.c.printf("# Answers beside Apache HDFS %s\n\n`go run ./soak letter --operations %d --seed %d%s`\n\n", hadoopVersion, l.operations, l.seed, attributes)
 	l.c.printf("Apache's NameNode refused %d of %d operations. Operations and answers take %d KiB, compressed.\n", refused, len(operations), size>>10)
 	replay := exec.CommandContext(ctx, "go", "test", "./hdfs/internal/namenode", "-count=1", "-run", "^TestLetter$", "-letter", record)
 	out, err := replay.CombinedOutput()

@@ -12,8 +12,10 @@ import (
 // line as soak/letter/Oracle.java reads them: user, operation, arguments,
 // separated by tabs. They come in episodes, each of which begins with an empty
 // file system, so that one difference does not hide those of the others.
-func letterOperations(seed uint64, count int) []string {
-	g := &letterGenerator{Rand: rand.New(rand.NewPCG(seed, 0))}
+//
+// With attributes half of the operations are on access control lists and the like.
+func letterOperations(seed uint64, count int, attributes bool) []string {
+	g := &letterGenerator{Rand: rand.New(rand.NewPCG(seed, 0)), attributes: attributes}
 	for len(g.lines) < count {
 		g.episode(min(count, len(g.lines)+letterEpisode))
 	}
@@ -35,6 +37,8 @@ type letterGenerator struct {
 	known []string // paths that may exist
 	files []string // those of them that may be files
 	slots [letterSlots]letterSlot
+
+	attributes bool
 }
 
 func (g *letterGenerator) op(user, name string, args ...any) {
@@ -169,7 +173,7 @@ func (g *letterGenerator) episode(end int) {
 	for range 3 + g.IntN(3) {
 		p := g.fresh()
 		g.learn(p)
-		g.op("root", "mkdirs", p, g.mode(), "true")
+		g.op("root", "mkdirs", p, g.modes(), "true")
 		if !g.one(3) {
 			g.op("root", "setPermission", p, g.mode())
 		}
@@ -178,6 +182,10 @@ func (g *letterGenerator) episode(end int) {
 		}
 	}
 	for len(g.lines) < end-1 {
+		if g.attributes && g.one(2) {
+			g.attributeStep(g.user())
+			continue
+		}
 		g.step()
 	}
 	g.op("root", "tree")
@@ -188,7 +196,7 @@ func (g *letterGenerator) step() {
 	switch n := g.IntN(1000); {
 	case n < 90:
 		p := g.target()
-		g.op(user, "mkdirs", p, g.mode(), g.createParent(p))
+		g.op(user, "mkdirs", p, g.modes(), g.createParent(p))
 		g.learn(p)
 	case n < 250:
 		g.write(user)
@@ -265,7 +273,7 @@ func (g *letterGenerator) step() {
 func (g *letterGenerator) write(user string) {
 	p, client, slot := g.target(), g.client(), g.IntN(letterSlots)
 	size := pick(g, 1024, 1024, 1024, 1024, 1024, 512, 512, 511, 2048)
-	g.op(user, "create", slot, p, g.mode(), pick(g, "c", "c", "c", "co", "co", "co", "o", ""), g.createParent(p), pick(g, 1, 3, 3, 3, 3, 3, 3, 2, 0, 513), size, client)
+	g.op(user, "create", slot, p, g.modes(), pick(g, "c", "c", "c", "co", "co", "co", "o", ""), g.createParent(p), pick(g, 1, 3, 3, 3, 3, 3, 3, 2, 0, 513), size, client)
 	g.slots[slot] = letterSlot{p, client}
 	g.made(p)
 	if g.one(3) {

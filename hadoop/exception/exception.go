@@ -50,6 +50,7 @@ const (
 	PathComponentTooLong      Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException"
 	MaxDirectoryItemsExceeded Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$MaxDirectoryItemsExceededException"
 	Snapshot                  Class = "org.apache.hadoop.hdfs.protocol.SnapshotException"
+	ACL                       Class = "org.apache.hadoop.hdfs.protocol.AclException"
 	SnapshotAccessControl     Class = "org.apache.hadoop.hdfs.protocol.SnapshotAccessControlException"
 	SafeMode                  Class = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
 	LeaseExpired              Class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"

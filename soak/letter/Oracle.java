@@ -9,15 +9,20 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.crypto.CryptoProtocolVersion;
 import org.apache.hadoop.fs.ContentSummary;
 import org.apache.hadoop.fs.CreateFlag;
 import org.apache.hadoop.fs.Options;
+import org.apache.hadoop.fs.permission.AclEntry;
+import org.apache.hadoop.fs.permission.AclStatus;
 import org.apache.hadoop.fs.permission.FsAction;
+import org.apache.hadoop.fs.permission.FsCreateModes;
 import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.hdfs.MiniDFSCluster;
 import org.apache.hadoop.hdfs.NameNodeProxies;
@@ -66,6 +71,9 @@ import org.apache.hadoop.util.VersionInfo;
  */
 public final class Oracle {
   private static final int MIN_BLOCK_SIZE = 512;
+
+  private static final Set<String> TEXTS = new HashSet<>(Arrays.asList(
+      "setAcl", "modifyAclEntries", "removeAclEntries", "removeDefaultAcl", "removeAcl", "getAclStatus"));
 
   /** A file that some operation opened, as its writer knows it. */
   private static final class Slot {
@@ -158,10 +166,20 @@ public final class Oracle {
     try {
       return run(as(f[0]), f);
     } catch (RemoteException e) {
-      return "!" + e.getClassName();
+      return "!" + e.getClassName() + text(f[1], e);
     } catch (Exception e) {
       return "!!" + e; // not from the server: the operation is of no use
     }
+  }
+
+  /** What clients show of a refusal, where it is compared. */
+  private static String text(String operation, RemoteException e) {
+    if (!TEXTS.contains(operation) && !e.getClassName().contains("Quota")) {
+      return "";
+    }
+    String message = String.valueOf(e.getMessage());
+    int end = message.indexOf('\n');
+    return ": " + (end < 0 ? message : message.substring(0, end));
   }
 
   /** A path may name an inode: @3 is the id of the file in slot 3. */
@@ -357,6 +375,30 @@ public final class Oracle {
       }
       return lines + (b.hasMore() ? " more" : "");
     }
+    case "setAcl":
+      nn.setAcl(path(f[2]), AclEntry.parseAclSpec(f[3], true));
+      return "ok";
+    case "modifyAclEntries":
+      nn.modifyAclEntries(path(f[2]), AclEntry.parseAclSpec(f[3], true));
+      return "ok";
+    case "removeAclEntries":
+      nn.removeAclEntries(path(f[2]), AclEntry.parseAclSpec(f[3], true));
+      return "ok";
+    case "removeDefaultAcl":
+      nn.removeDefaultAcl(path(f[2]));
+      return "ok";
+    case "removeAcl":
+      nn.removeAcl(path(f[2]));
+      return "ok";
+    case "getAclStatus": {
+      AclStatus s = nn.getAclStatus(path(f[2]));
+      StringBuilder out = new StringBuilder(s.getOwner() + "," + s.getGroup() + "," + s.isStickyBit() + ",");
+      out.append(s.getPermission() == null ? "null" : Integer.toOctalString(s.getPermission().toShort()));
+      for (AclEntry e : s.getEntries()) {
+        out.append(' ').append(e.toStringStable());
+      }
+      return out.toString();
+    }
     case "msync":
       nn.msync();
       return "ok";
@@ -374,6 +416,10 @@ public final class Oracle {
   }
 
   private static FsPermission perm(String octal) {
+    int colon = octal.indexOf(':');
+    if (colon >= 0) { // what it was before the client's umask follows
+      return FsCreateModes.create(perm(octal.substring(0, colon)), perm(octal.substring(colon + 1)));
+    }
     return new FsPermission(Short.parseShort(octal, 8));
   }
 
@@ -390,6 +436,9 @@ public final class Oracle {
     out.append(',').append(s.getOwner()).append(',').append(s.getGroup()).append(',').append(s.getLen());
     out.append(',').append(s.getReplication()).append(',').append(s.getBlockSize()).append(',').append(s.getChildrenNum());
     out.append(',').append(time(s.getModificationTime())).append(',').append(time(s.getAccessTime()));
+    if (s.getPermission().getAclBit()) {
+      out.append('+');
+    }
     if (s instanceof HdfsLocatedFileStatus && ((HdfsLocatedFileStatus) s).getLocatedBlocks() != null) {
       out.append(',').append(located(((HdfsLocatedFileStatus) s).getLocatedBlocks()));
     }

@@ -30,6 +30,11 @@ type Config struct {
 	// remembers the answer for five minutes; users it does not know have no group.
 	Groups func(user string) []string
 
+	// NoACLs refuses what changes or shows access control lists; those that there are
+	// still count. NoPosixACLInheritance applies clients' umasks also where a directory
+	// has a default list, as Hadoop 2 did.
+	NoACLs, NoPosixACLInheritance bool
+
 	// Secret is the cluster's. Without one no operation on a block needs a token.
 	Secret *cluster.Secret
 	// ProxyUsers may act for others; users that are not named may not.

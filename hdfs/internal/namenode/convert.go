@@ -28,6 +28,9 @@ func statusPB(s namespace.Status, name string) *hdfspb.HdfsFileStatusProto {
 	if s.Directory {
 		fs.FileType = hdfspb.HdfsFileStatusProto_IS_DIR.Enum()
 	}
+	if s.ACL {
+		fs.Flags = proto.Uint32(uint32(hdfspb.HdfsFileStatusProto_HAS_ACL))
+	}
 	return fs
 }
 

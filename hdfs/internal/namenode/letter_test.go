@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,12 +21,22 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
 
-var letterFile = flag.String("letter", "testdata/letter.gz", "the answers of Apache HDFS that TestLetter compares with, as go run ./soak letter --record keeps them")
+var letterFile = flag.String("letter", "testdata/letter*.gz", "the answers of Apache HDFS that TestLetter compares with, as go run ./soak letter --record keeps them")
 
 // TestLetter repeats operations that Apache's NameNode has answered. Each episode of them
 // begins with an empty file system, and ends with the first difference.
 func TestLetter(t *testing.T) {
-	f, err := os.Open(*letterFile)
+	records, err := filepath.Glob(*letterFile)
+	if err != nil || len(records) == 0 {
+		t.Fatalf("%s: no record (%v)", *letterFile, err)
+	}
+	for _, name := range records {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".gz"), func(t *testing.T) { replayLetter(t, name) })
+	}
+}
+
+func replayLetter(t *testing.T, name string) {
+	f, err := os.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +153,11 @@ func (l *letter) answer(f []string) string {
 	}
 	var refused *exception.Error
 	if errors.As(err, &refused) {
-		return "!" + string(refused.Class)
+		out := "!" + string(refused.Class)
+		if attributeOperations[f[1]] != nil || strings.Contains(out, "Quota") {
+			out += ": " + refused.Message
+		}
+		return out
 	}
 	return "no exception of Java's: " + err.Error()
 }
@@ -157,12 +172,21 @@ func (l *letter) number(s string) int64 {
 
 func (l *letter) unsigned(s string) *uint64 { return proto.Uint64(uint64(l.number(s))) }
 
+// perm reads a mode. That before a client's umask may follow a colon.
 func (l *letter) perm(octal string) *hdfspb.FsPermissionProto {
+	octal, _, _ = strings.Cut(octal, ":")
 	n, err := strconv.ParseUint(octal, 8, 16)
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	return &hdfspb.FsPermissionProto{Perm: proto.Uint32(uint32(n))}
+}
+
+func (l *letter) unmasked(octal string) *hdfspb.FsPermissionProto {
+	if _, unmasked, ok := strings.Cut(octal, ":"); ok {
+		return l.perm(unmasked)
+	}
+	return nil
 }
 
 func boolean(s string) *bool { return proto.Bool(s == "true") }
@@ -203,7 +227,7 @@ func (l *letter) run(f []string) (string, error) {
 	case "reset":
 		return "ok", l.reset(ctx)
 	case "mkdirs":
-		return result(nn.mkdirs(ctx, &hdfspb.MkdirsRequestProto{Src: l.path(f[2]), Masked: l.perm(f[3]), CreateParent: boolean(f[4])}))
+		return result(nn.mkdirs(ctx, &hdfspb.MkdirsRequestProto{Src: l.path(f[2]), Masked: l.perm(f[3]), Unmasked: l.unmasked(f[3]), CreateParent: boolean(f[4])}))
 	case "create":
 		return l.create(ctx, f)
 	case "append":
@@ -328,6 +352,9 @@ func (l *letter) run(f []string) (string, error) {
 		out.WriteString("/=" + statusText(r.GetFs()))
 		return out.String() + l.tree(ctx, ""), nil
 	default:
+		if run := attributeOperations[f[1]]; run != nil {
+			return run(l, ctx, f)
+		}
 		l.t.Fatalf("operation %q is not known", f)
 		return "", nil
 	}
@@ -360,7 +387,7 @@ func (l *letter) create(ctx context.Context, f []string) (string, error) {
 		flags |= flagOverwrite
 	}
 	r, err := l.nn.create(ctx, &hdfspb.CreateRequestProto{
-		Src: l.path(f[3]), Masked: l.perm(f[4]), ClientName: &f[9], CreateFlag: &flags, CreateParent: boolean(f[6]),
+		Src: l.path(f[3]), Masked: l.perm(f[4]), Unmasked: l.unmasked(f[4]), ClientName: &f[9], CreateFlag: &flags, CreateParent: boolean(f[6]),
 		Replication: proto.Uint32(uint32(l.number(f[7]))), BlockSize: l.unsigned(f[8]),
 	})
 	if err != nil {
@@ -453,6 +480,9 @@ func statusText(fs *hdfspb.HdfsFileStatusProto) string {
 	}
 	out := fmt.Sprintf("%s%o,%s,%s,%d,%d,%d,%d,%s,%s", kind, fs.GetPermission().GetPerm(), fs.GetOwner(), fs.GetGroup(), fs.GetLength(),
 		fs.GetBlockReplication(), fs.GetBlocksize(), fs.GetChildrenNum(), timeText(fs.GetModificationTime()), timeText(fs.GetAccessTime()))
+	if fs.GetFlags()&uint32(hdfspb.HdfsFileStatusProto_HAS_ACL) != 0 {
+		out += "+"
+	}
 	if fs.Locations != nil {
 		out += "," + locationsText(fs.GetLocations())
 	}

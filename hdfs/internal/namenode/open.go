@@ -25,7 +25,7 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 	c := nn.callFrom(ctx)
 	flag := req.GetCreateFlag()
 	e := &nspb.Entry{Op: &nspb.Entry_Create{Create: &nspb.Create{
-		Path: req.Src, Mode: req.GetMasked().Perm, Holder: req.ClientName,
+		Path: req.Src, Mode: req.GetMasked().Perm, Unmasked: nn.unmasked(req.GetUnmasked()), Holder: req.ClientName,
 		Overwrite: proto.Bool(flag&flagOverwrite != 0), MustExist: proto.Bool(flag&flagCreate == 0),
 		CreateParent: req.CreateParent, Replication: req.Replication, BlockSize: req.BlockSize,
 	}}}

@@ -11,7 +11,7 @@ import (
 
 func (nn *NameNode) mkdirs(ctx context.Context, req *hdfspb.MkdirsRequestProto) (*hdfspb.MkdirsResponseProto, error) {
 	res, err := nn.change(ctx, nn.callFrom(ctx), false, &nspb.Entry{Op: &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{
-		Path: req.Src, Mode: req.GetMasked().Perm, CreateParent: req.CreateParent,
+		Path: req.Src, Mode: req.GetMasked().Perm, CreateParent: req.CreateParent, Unmasked: nn.unmasked(req.GetUnmasked()),
 	}}})
 	if err != nil {
 		return nil, err

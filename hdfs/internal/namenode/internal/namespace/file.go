@@ -108,10 +108,9 @@ func (t *txn) create(op *nspb.Create) error {
 	if n != nil {
 		t.remove(n)
 	}
-	mode := uint16(op.GetMode()) & modeBits
 	// As in HDFS, directories that a file needs inherit their parent's mode.
-	parent := t.makeParents(r, func(parent *Inode) uint16 { return parent.mode })
-	n = t.newChild(parent, r.base(), mode)
+	parent := t.makeParents(r, modes{masked: r.ancestor().mode})
+	n = t.newChild(parent, r.base(), nil, modes{masked: uint16(op.GetMode()), unmasked: op.Unmasked})
 	n.file = &file{replication: uint16(op.GetReplication()), blockSize: op.GetBlockSize()}
 	ns.files++
 	ns.lease(n, op.GetHolder())

@@ -53,6 +53,7 @@ type Inode struct {
 	mode   uint16
 	dir    *children // nil: a file
 	file   *file     // nil: a directory
+	more   *attributes
 }
 
 type file struct {
@@ -251,6 +252,8 @@ func (t *txn) run() error {
 		return t.registerDatanode(op.RegisterDatanode)
 	case *nspb.Entry_DatanodeGone:
 		return t.datanodeGone(op.DatanodeGone)
+	case *nspb.Entry_SetAcl:
+		return t.setACL(op.SetAcl)
 	default:
 		return fmt.Errorf("namespace: log entry with an operation this version does not know (%T): run a version at least as new as the one that wrote it", op)
 	}

@@ -95,6 +95,7 @@ func (m *machine) audit() {
 		n := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		inodes++
+		m.auditAttributes(n)
 		if ns.inodes[n.id] != n {
 			m.t.Fatalf("inode %d of %s is not in the index", n.id, n.Path())
 		}

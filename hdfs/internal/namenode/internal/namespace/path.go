@@ -103,8 +103,10 @@ func (ns *Namespace) resolve(c *caller, path string, intent intent) (resolved, e
 		return resolved{}, err
 	}
 	r := ns.walk(comps)
-	if raw && intent != reading && !c.Superuser {
-		return r, exception.New(exception.AccessControl, "Access denied for user %s. Superuser privilege is required", c.User)
+	if raw && intent != reading {
+		if err := needSuperuser(c); err != nil {
+			return r, err
+		}
 	}
 	file, err := ns.traverse(c, r)
 	switch {

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
 
@@ -28,6 +29,8 @@ type Caller struct {
 	User      string
 	Groups    []string
 	Superuser bool
+
+	operation string // as HDFS names it, empty: untold
 }
 
 type caller = Caller
@@ -40,9 +43,23 @@ func callerOf(e *nspb.Entry) caller {
 	return caller{User: c.GetUser(), Groups: c.GetGroups(), Superuser: c.GetSuperuser()}
 }
 
+// needSuperuser refuses everybody else.
+func needSuperuser(c *caller) error {
+	switch {
+	case c.Superuser:
+		return nil
+	case c.operation != "":
+		return exception.New(exception.AccessControl, "Access denied for user %s. Superuser privilege is required for operation %s", c.User, c.operation)
+	}
+	return exception.New(exception.AccessControl, "Access denied for user %s. Superuser privilege is required", c.User)
+}
+
 func (ns *Namespace) allowed(c *caller, n *Inode, want Access) bool {
 	if c.Superuser {
 		return true
+	}
+	if kept := n.acl(); acl.HasAccess(kept) {
+		return acl.Allows(n.mode, kept, ns.names[n.owner] == c.User, c.User, ns.names[n.group], c.Groups, uint8(want))
 	}
 	mode := Access(n.mode)
 	switch {

@@ -42,6 +42,9 @@ func (m *machine) randomEntry(rng *rand.Rand) (user string, e *nspb.Entry) {
 		}
 	}
 	stamp := func() *uint64 { m.stamp++; s := m.stamp - 1; return &s }
+	if rng.IntN(5) == 0 {
+		return user, randomAttribute(rng, p)
+	}
 	e = &nspb.Entry{}
 	switch rng.IntN(20) {
 	case 0, 1:

@@ -19,6 +19,7 @@ type Status struct {
 	Open        bool // a file under construction
 	Length      uint64
 	Mode        uint16
+	ACL         bool // its access control list has more than the mode says
 	Owner       string
 	Group       string
 	ModTime     int64 // Unix milliseconds
@@ -30,7 +31,7 @@ type Status struct {
 
 func (ns *Namespace) status(n *Inode) Status {
 	s := Status{
-		ID: n.id, Name: n.name, Mode: n.mode,
+		ID: n.id, Name: n.name, Mode: n.mode, ACL: len(n.acl()) > 0,
 		Owner: ns.names[n.owner], Group: ns.names[n.group],
 		ModTime: n.mtime, AccessTime: n.atime,
 	}

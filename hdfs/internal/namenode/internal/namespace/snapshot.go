@@ -56,6 +56,7 @@ func (ns *Namespace) AppendSnapshot(buf []byte) ([]byte, error) {
 			parent = n.parent.id
 		}
 		rec.Name = []byte(n.name)
+		rec.Attributes = snapshotAttributes(n.more)
 		rec.File = nil
 		if n.file != nil {
 			rec.File = snapshotFile(n.file)
@@ -224,6 +225,10 @@ func (ns *Namespace) restoreInode(rec *nspb.SnapshotInode, root bool) error {
 		parent.dir.insert(n)
 	}
 	ns.inodes[n.id] = n
+	var err error
+	if n.more, err = restoreAttributes(rec.Attributes, rec.File == nil); err != nil {
+		return err
+	}
 	if rec.File == nil {
 		n.dir = &children{}
 		return nil

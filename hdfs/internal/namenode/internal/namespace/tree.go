@@ -8,14 +8,14 @@ import (
 )
 
 // newDirectory adds a directory. Its access time is 0 until it is set.
-func (t *txn) newDirectory(parent *Inode, name string, mode uint16) *Inode {
-	n := t.newChild(parent, name, mode)
-	n.dir, n.atime = &children{}, 0
+func (t *txn) newDirectory(parent *Inode, name string, m modes) *Inode {
+	n := t.newChild(parent, name, &children{}, m)
+	n.atime = 0
 	return n
 }
 
 // newChild adds an inode to the tree. As in BSD and HDFS the group is the parent's.
-func (t *txn) newChild(parent *Inode, name string, mode uint16) *Inode {
+func (t *txn) newChild(parent *Inode, name string, dir *children, m modes) *Inode {
 	ns := t.ns
 	n := &Inode{
 		id:     ns.nextInode,
@@ -25,8 +25,9 @@ func (t *txn) newChild(parent *Inode, name string, mode uint16) *Inode {
 		atime:  t.now(),
 		owner:  ns.intern(t.caller.User),
 		group:  parent.group,
-		mode:   mode,
+		dir:    dir,
 	}
+	n.inherit(m)
 	ns.nextInode++
 	ns.inodes[n.id] = n
 	parent.dir.insert(n)
@@ -62,8 +63,8 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 	if !t.write() {
 		return nil
 	}
-	mode := uint16(op.GetMode()) & modeBits
-	n := t.newDirectory(t.makeParents(r, func(*Inode) uint16 { return mode }), r.base(), mode)
+	m := modes{masked: uint16(op.GetMode()), unmasked: op.Unmasked}
+	n := t.newDirectory(t.makeParents(r, m), r.base(), m)
 	t.res.OK, t.res.Inode = true, n.id
 	return nil
 }
@@ -94,11 +95,13 @@ func checkNewNames(r resolved) error {
 }
 
 // makeParents makes the missing directories above r and returns its parent.
-// Whatever mode says, their owner can go through them and write, and none is sticky.
-func (t *txn) makeParents(r resolved, mode func(parent *Inode) uint16) *Inode {
+// Whatever mode says, their owner can go through them and write, and none is sticky. What
+// they inherit may change that.
+func (t *txn) makeParents(r resolved, m modes) *Inode {
+	m.masked = m.masked&^sticky | 0o300
 	at := r.ancestor()
 	for i := len(r.nodes) - 1; i < len(r.comps)-1; i++ {
-		at = t.newDirectory(at, r.comps[i], mode(at)&^sticky|0o300)
+		at = t.newDirectory(at, r.comps[i], m)
 	}
 	return at
 }
@@ -346,11 +349,20 @@ func (t *txn) owned(path string) (*Inode, error) {
 	if path == reservedPath {
 		return nil, exception.New(exception.InvalidPath, "Invalid path name %s", path)
 	}
-	n, err := t.existing(path, writing)
-	if err == nil {
-		err = t.ns.needOwner(&t.caller, n)
-	}
+	n, _, err := t.ownedInode(path)
 	return n, err
+}
+
+// ownedInode is owned for what may be asked of any path, and tells how the path is shown.
+func (t *txn) ownedInode(path string) (n *Inode, shown string, err error) {
+	r, err := t.ns.resolve(&t.caller, path, writing)
+	if err != nil {
+		return nil, "", err
+	}
+	if n = r.last(); n == nil {
+		return nil, "", exception.New(exception.FileNotFound, "Directory/File does not exist %s", r)
+	}
+	return n, r.String(), t.ns.needOwner(&t.caller, n)
 }
 
 func (t *txn) setPermission(op *nspb.SetPermission) error {

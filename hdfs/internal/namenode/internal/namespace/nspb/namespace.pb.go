@@ -24,6 +24,74 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type SetAcl_Change int32
+
+const (
+	SetAcl_UNKNOWN        SetAcl_Change = 0 // also what a later version has written
+	SetAcl_REPLACE        SetAcl_Change = 1 // without entries: REMOVE
+	SetAcl_MERGE          SetAcl_Change = 2
+	SetAcl_FILTER         SetAcl_Change = 3 // take the entries away
+	SetAcl_FILTER_DEFAULT SetAcl_Change = 4 // take the default list away
+	SetAcl_REMOVE         SetAcl_Change = 5 // all that the mode can't say
+)
+
+// Enum value maps for SetAcl_Change.
+var (
+	SetAcl_Change_name = map[int32]string{
+		0: "UNKNOWN",
+		1: "REPLACE",
+		2: "MERGE",
+		3: "FILTER",
+		4: "FILTER_DEFAULT",
+		5: "REMOVE",
+	}
+	SetAcl_Change_value = map[string]int32{
+		"UNKNOWN":        0,
+		"REPLACE":        1,
+		"MERGE":          2,
+		"FILTER":         3,
+		"FILTER_DEFAULT": 4,
+		"REMOVE":         5,
+	}
+)
+
+func (x SetAcl_Change) Enum() *SetAcl_Change {
+	p := new(SetAcl_Change)
+	*p = x
+	return p
+}
+
+func (x SetAcl_Change) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SetAcl_Change) Descriptor() protoreflect.EnumDescriptor {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes[0].Descriptor()
+}
+
+func (SetAcl_Change) Type() protoreflect.EnumType {
+	return &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes[0]
+}
+
+func (x SetAcl_Change) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Do not use.
+func (x *SetAcl_Change) UnmarshalJSON(b []byte) error {
+	num, err := protoimpl.X.UnmarshalJSONEnum(x.Descriptor(), b)
+	if err != nil {
+		return err
+	}
+	*x = SetAcl_Change(num)
+	return nil
+}
+
+// Deprecated: Use SetAcl_Change.Descriptor instead.
+func (SetAcl_Change) EnumDescriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{18, 0}
+}
+
 // Entry is one operation. Everything that decides its outcome besides the
 // namespace itself is in it, so that replaying it gives the same state.
 type Entry struct {
@@ -57,6 +125,7 @@ type Entry struct {
 	//	*Entry_ReserveGenerations
 	//	*Entry_RegisterDatanode
 	//	*Entry_DatanodeGone
+	//	*Entry_SetAcl
 	Op            isEntry_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -334,6 +403,15 @@ func (x *Entry) GetDatanodeGone() *DatanodeGone {
 	return nil
 }
 
+func (x *Entry) GetSetAcl() *SetAcl {
+	if x != nil {
+		if x, ok := x.Op.(*Entry_SetAcl); ok {
+			return x.SetAcl
+		}
+	}
+	return nil
+}
+
 type isEntry_Op interface {
 	isEntry_Op()
 }
@@ -430,6 +508,10 @@ type Entry_DatanodeGone struct {
 	DatanodeGone *DatanodeGone `protobuf:"bytes,60,opt,name=datanode_gone,json=datanodeGone,oneof"`
 }
 
+type Entry_SetAcl struct {
+	SetAcl *SetAcl `protobuf:"bytes,61,opt,name=set_acl,json=setAcl,oneof"`
+}
+
 func (*Entry_Format) isEntry_Op() {}
 
 func (*Entry_Mkdirs) isEntry_Op() {}
@@ -475,6 +557,8 @@ func (*Entry_ReserveGenerations) isEntry_Op() {}
 func (*Entry_RegisterDatanode) isEntry_Op() {}
 
 func (*Entry_DatanodeGone) isEntry_Op() {}
+
+func (*Entry_SetAcl) isEntry_Op() {}
 
 type Caller struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -669,6 +753,7 @@ type Mkdirs struct {
 	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
 	Mode          *uint32                `protobuf:"varint,2,opt,name=mode" json:"mode,omitempty"`
 	CreateParent  *bool                  `protobuf:"varint,3,opt,name=create_parent,json=createParent" json:"create_parent,omitempty"`
+	Unmasked      *uint32                `protobuf:"varint,4,opt,name=unmasked" json:"unmasked,omitempty"` // the mode before the client's umask, for lists that are inherited
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,6 +809,13 @@ func (x *Mkdirs) GetCreateParent() bool {
 	return false
 }
 
+func (x *Mkdirs) GetUnmasked() uint32 {
+	if x != nil && x.Unmasked != nil {
+		return *x.Unmasked
+	}
+	return 0
+}
+
 type Create struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
@@ -734,6 +826,7 @@ type Create struct {
 	Replication   *uint32                `protobuf:"varint,6,opt,name=replication" json:"replication,omitempty"`
 	BlockSize     *uint64                `protobuf:"varint,7,opt,name=block_size,json=blockSize" json:"block_size,omitempty"`
 	MustExist     *bool                  `protobuf:"varint,8,opt,name=must_exist,json=mustExist" json:"must_exist,omitempty"` // only ever replace a file that exists
+	Unmasked      *uint32                `protobuf:"varint,9,opt,name=unmasked" json:"unmasked,omitempty"`                    // as in Mkdirs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -822,6 +915,13 @@ func (x *Create) GetMustExist() bool {
 		return *x.MustExist
 	}
 	return false
+}
+
+func (x *Create) GetUnmasked() uint32 {
+	if x != nil && x.Unmasked != nil {
+		return *x.Unmasked
+	}
+	return 0
 }
 
 type AddBlock struct {
@@ -1556,6 +1656,137 @@ func (x *SetOwner) GetGroup() string {
 	return ""
 }
 
+// AclEntry is an entry of an access control list; the numbers are those of Hadoop's
+// AclEntryProto.
+type AclEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Scope         *uint32                `protobuf:"varint,1,opt,name=scope" json:"scope,omitempty"`
+	Type          *uint32                `protobuf:"varint,2,opt,name=type" json:"type,omitempty"`
+	Permissions   *uint32                `protobuf:"varint,3,opt,name=permissions" json:"permissions,omitempty"`
+	Name          *string                `protobuf:"bytes,4,opt,name=name" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AclEntry) Reset() {
+	*x = AclEntry{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AclEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AclEntry) ProtoMessage() {}
+
+func (x *AclEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AclEntry.ProtoReflect.Descriptor instead.
+func (*AclEntry) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *AclEntry) GetScope() uint32 {
+	if x != nil && x.Scope != nil {
+		return *x.Scope
+	}
+	return 0
+}
+
+func (x *AclEntry) GetType() uint32 {
+	if x != nil && x.Type != nil {
+		return *x.Type
+	}
+	return 0
+}
+
+func (x *AclEntry) GetPermissions() uint32 {
+	if x != nil && x.Permissions != nil {
+		return *x.Permissions
+	}
+	return 0
+}
+
+func (x *AclEntry) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+// SetAcl is any change of a list.
+type SetAcl struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
+	Change        *SetAcl_Change         `protobuf:"varint,2,opt,name=change,enum=verbena.hdfs.namespace.SetAcl_Change" json:"change,omitempty"`
+	Entries       []*AclEntry            `protobuf:"bytes,3,rep,name=entries" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAcl) Reset() {
+	*x = SetAcl{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAcl) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAcl) ProtoMessage() {}
+
+func (x *SetAcl) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAcl.ProtoReflect.Descriptor instead.
+func (*SetAcl) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SetAcl) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *SetAcl) GetChange() SetAcl_Change {
+	if x != nil && x.Change != nil {
+		return *x.Change
+	}
+	return SetAcl_UNKNOWN
+}
+
+func (x *SetAcl) GetEntries() []*AclEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
 type SetTimes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
@@ -1567,7 +1798,7 @@ type SetTimes struct {
 
 func (x *SetTimes) Reset() {
 	*x = SetTimes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1810,7 @@ func (x *SetTimes) String() string {
 func (*SetTimes) ProtoMessage() {}
 
 func (x *SetTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1823,7 @@ func (x *SetTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimes.ProtoReflect.Descriptor instead.
 func (*SetTimes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{17}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetTimes) GetPath() string {
@@ -1626,7 +1857,7 @@ type SetReplication struct {
 
 func (x *SetReplication) Reset() {
 	*x = SetReplication{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1869,7 @@ func (x *SetReplication) String() string {
 func (*SetReplication) ProtoMessage() {}
 
 func (x *SetReplication) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1882,7 @@ func (x *SetReplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
 func (*SetReplication) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{18}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetReplication) GetPath() string {
@@ -1678,7 +1909,7 @@ type Concat struct {
 
 func (x *Concat) Reset() {
 	*x = Concat{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1921,7 @@ func (x *Concat) String() string {
 func (*Concat) ProtoMessage() {}
 
 func (x *Concat) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1934,7 @@ func (x *Concat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Concat.ProtoReflect.Descriptor instead.
 func (*Concat) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Concat) GetPath() string {
@@ -1733,7 +1964,7 @@ type StartRecovery struct {
 
 func (x *StartRecovery) Reset() {
 	*x = StartRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1976,7 @@ func (x *StartRecovery) String() string {
 func (*StartRecovery) ProtoMessage() {}
 
 func (x *StartRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1989,7 @@ func (x *StartRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRecovery.ProtoReflect.Descriptor instead.
 func (*StartRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{20}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StartRecovery) GetFile() uint64 {
@@ -1794,7 +2025,7 @@ type CommitRecovery struct {
 
 func (x *CommitRecovery) Reset() {
 	*x = CommitRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +2037,7 @@ func (x *CommitRecovery) String() string {
 func (*CommitRecovery) ProtoMessage() {}
 
 func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +2050,7 @@ func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecovery.ProtoReflect.Descriptor instead.
 func (*CommitRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{21}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CommitRecovery) GetBlock() uint64 {
@@ -1862,7 +2093,7 @@ type CloseFile struct {
 
 func (x *CloseFile) Reset() {
 	*x = CloseFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2105,7 @@ func (x *CloseFile) String() string {
 func (*CloseFile) ProtoMessage() {}
 
 func (x *CloseFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2118,7 @@ func (x *CloseFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseFile.ProtoReflect.Descriptor instead.
 func (*CloseFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CloseFile) GetFile() uint64 {
@@ -1923,7 +2154,7 @@ type ReserveGenerations struct {
 
 func (x *ReserveGenerations) Reset() {
 	*x = ReserveGenerations{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2166,7 @@ func (x *ReserveGenerations) String() string {
 func (*ReserveGenerations) ProtoMessage() {}
 
 func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2179,7 @@ func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveGenerations.ProtoReflect.Descriptor instead.
 func (*ReserveGenerations) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveGenerations) GetLimit() uint64 {
@@ -1978,7 +2209,7 @@ type RegisterDatanode struct {
 
 func (x *RegisterDatanode) Reset() {
 	*x = RegisterDatanode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1990,7 +2221,7 @@ func (x *RegisterDatanode) String() string {
 func (*RegisterDatanode) ProtoMessage() {}
 
 func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2003,7 +2234,7 @@ func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDatanode.ProtoReflect.Descriptor instead.
 func (*RegisterDatanode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RegisterDatanode) GetUuid() string {
@@ -2054,7 +2285,7 @@ type DatanodeGone struct {
 
 func (x *DatanodeGone) Reset() {
 	*x = DatanodeGone{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2297,7 @@ func (x *DatanodeGone) String() string {
 func (*DatanodeGone) ProtoMessage() {}
 
 func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2310,7 @@ func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatanodeGone.ProtoReflect.Descriptor instead.
 func (*DatanodeGone) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DatanodeGone) GetUuid() string {
@@ -2126,7 +2357,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2369,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2382,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2248,14 +2479,15 @@ type SnapshotInode struct {
 	Owner         *uint32                `protobuf:"varint,6,opt,name=owner" json:"owner,omitempty"`
 	Group         *uint32                `protobuf:"varint,7,opt,name=group" json:"group,omitempty"`
 	Mode          *uint32                `protobuf:"varint,8,opt,name=mode" json:"mode,omitempty"`
-	File          *SnapshotFile          `protobuf:"bytes,9,opt,name=file" json:"file,omitempty"` // absent: a directory
+	File          *SnapshotFile          `protobuf:"bytes,9,opt,name=file" json:"file,omitempty"`              // absent: a directory
+	Attributes    *SnapshotAttributes    `protobuf:"bytes,10,opt,name=attributes" json:"attributes,omitempty"` // what few inodes have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotInode) Reset() {
 	*x = SnapshotInode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2499,7 @@ func (x *SnapshotInode) String() string {
 func (*SnapshotInode) ProtoMessage() {}
 
 func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2512,7 @@ func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInode.ProtoReflect.Descriptor instead.
 func (*SnapshotInode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SnapshotInode) GetId() uint64 {
@@ -2346,6 +2578,57 @@ func (x *SnapshotInode) GetFile() *SnapshotFile {
 	return nil
 }
 
+func (x *SnapshotInode) GetAttributes() *SnapshotAttributes {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+type SnapshotAttributes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Acl           []*AclEntry            `protobuf:"bytes,1,rep,name=acl" json:"acl,omitempty"` // what the mode can't say, in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotAttributes) Reset() {
+	*x = SnapshotAttributes{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotAttributes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotAttributes) ProtoMessage() {}
+
+func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotAttributes.ProtoReflect.Descriptor instead.
+func (*SnapshotAttributes) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SnapshotAttributes) GetAcl() []*AclEntry {
+	if x != nil {
+		return x.Acl
+	}
+	return nil
+}
+
 type SnapshotFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Replication   *uint32                `protobuf:"varint,1,opt,name=replication" json:"replication,omitempty"`
@@ -2358,7 +2641,7 @@ type SnapshotFile struct {
 
 func (x *SnapshotFile) Reset() {
 	*x = SnapshotFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2653,7 @@ func (x *SnapshotFile) String() string {
 func (*SnapshotFile) ProtoMessage() {}
 
 func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2666,7 @@ func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFile.ProtoReflect.Descriptor instead.
 func (*SnapshotFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SnapshotFile) GetReplication() uint32 {
@@ -2426,7 +2709,7 @@ type SnapshotBlock struct {
 
 func (x *SnapshotBlock) Reset() {
 	*x = SnapshotBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2721,7 @@ func (x *SnapshotBlock) String() string {
 func (*SnapshotBlock) ProtoMessage() {}
 
 func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2734,7 @@ func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBlock.ProtoReflect.Descriptor instead.
 func (*SnapshotBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SnapshotBlock) GetId() uint64 {
@@ -2493,7 +2776,7 @@ type SnapshotConstruction struct {
 
 func (x *SnapshotConstruction) Reset() {
 	*x = SnapshotConstruction{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2788,7 @@ func (x *SnapshotConstruction) String() string {
 func (*SnapshotConstruction) ProtoMessage() {}
 
 func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2801,7 @@ func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotConstruction.ProtoReflect.Descriptor instead.
 func (*SnapshotConstruction) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SnapshotConstruction) GetTargets() []string {
@@ -2555,7 +2838,7 @@ type SnapshotCall struct {
 
 func (x *SnapshotCall) Reset() {
 	*x = SnapshotCall{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2850,7 @@ func (x *SnapshotCall) String() string {
 func (*SnapshotCall) ProtoMessage() {}
 
 func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2863,7 @@ func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotCall.ProtoReflect.Descriptor instead.
 func (*SnapshotCall) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SnapshotCall) GetClientId() []byte {
@@ -2622,7 +2905,7 @@ var File_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto protoref
 
 const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc = "" +
 	"\n" +
-	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\xd3\r\n" +
+	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\x8e\x0e\n" +
 	"\x05Entry\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12\x17\n" +
@@ -2652,7 +2935,8 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"close_file\x18\x1d \x01(\v2!.verbena.hdfs.namespace.CloseFileH\x00R\tcloseFile\x12]\n" +
 	"\x13reserve_generations\x18\x1e \x01(\v2*.verbena.hdfs.namespace.ReserveGenerationsH\x00R\x12reserveGenerations\x12W\n" +
 	"\x11register_datanode\x18\x1f \x01(\v2(.verbena.hdfs.namespace.RegisterDatanodeH\x00R\x10registerDatanode\x12K\n" +
-	"\rdatanode_gone\x18< \x01(\v2$.verbena.hdfs.namespace.DatanodeGoneH\x00R\fdatanodeGoneB\x04\n" +
+	"\rdatanode_gone\x18< \x01(\v2$.verbena.hdfs.namespace.DatanodeGoneH\x00R\fdatanodeGone\x129\n" +
+	"\aset_acl\x18= \x01(\v2\x1e.verbena.hdfs.namespace.SetAclH\x00R\x06setAclB\x04\n" +
 	"\x02op\"R\n" +
 	"\x06Caller\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
@@ -2671,11 +2955,12 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\tsuperuser\x18\x03 \x01(\tR\tsuperuser\x12\x1e\n" +
 	"\n" +
 	"supergroup\x18\x04 \x01(\tR\n" +
-	"supergroup\"U\n" +
+	"supergroup\"q\n" +
 	"\x06Mkdirs\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12#\n" +
-	"\rcreate_parent\x18\x03 \x01(\bR\fcreateParent\"\xeb\x01\n" +
+	"\rcreate_parent\x18\x03 \x01(\bR\fcreateParent\x12\x1a\n" +
+	"\bunmasked\x18\x04 \x01(\rR\bunmasked\"\x87\x02\n" +
 	"\x06Create\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x16\n" +
@@ -2686,7 +2971,8 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\n" +
 	"block_size\x18\a \x01(\x04R\tblockSize\x12\x1d\n" +
 	"\n" +
-	"must_exist\x18\b \x01(\bR\tmustExist\"\xbf\x01\n" +
+	"must_exist\x18\b \x01(\bR\tmustExist\x12\x1a\n" +
+	"\bunmasked\x18\t \x01(\rR\bunmasked\"\xbf\x01\n" +
 	"\bAddBlock\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\x04R\x04file\x12\x16\n" +
@@ -2743,7 +3029,25 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\bSetOwner\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
-	"\x05group\x18\x03 \x01(\tR\x05group\"T\n" +
+	"\x05group\x18\x03 \x01(\tR\x05group\"j\n" +
+	"\bAclEntry\x12\x14\n" +
+	"\x05scope\x18\x01 \x01(\rR\x05scope\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\rR\x04type\x12 \n" +
+	"\vpermissions\x18\x03 \x01(\rR\vpermissions\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\"\xf2\x01\n" +
+	"\x06SetAcl\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12=\n" +
+	"\x06change\x18\x02 \x01(\x0e2%.verbena.hdfs.namespace.SetAcl.ChangeR\x06change\x12:\n" +
+	"\aentries\x18\x03 \x03(\v2 .verbena.hdfs.namespace.AclEntryR\aentries\"Y\n" +
+	"\x06Change\x12\v\n" +
+	"\aUNKNOWN\x10\x00\x12\v\n" +
+	"\aREPLACE\x10\x01\x12\t\n" +
+	"\x05MERGE\x10\x02\x12\n" +
+	"\n" +
+	"\x06FILTER\x10\x03\x12\x12\n" +
+	"\x0eFILTER_DEFAULT\x10\x04\x12\n" +
+	"\n" +
+	"\x06REMOVE\x10\x05\"T\n" +
 	"\bSetTimes\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
 	"\bmtime_ms\x18\x02 \x01(\x03R\amtimeMs\x12\x19\n" +
@@ -2801,7 +3105,7 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\tdatanodes\x18\n" +
 	" \x01(\x04R\tdatanodes\x12\x14\n" +
 	"\x05calls\x18\v \x01(\x04R\x05calls\x12\x17\n" +
-	"\alast_ms\x18\f \x01(\x03R\x06lastMs\"\xfb\x01\n" +
+	"\alast_ms\x18\f \x01(\x03R\x06lastMs\"\xc7\x02\n" +
 	"\rSnapshotInode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x04R\x06parent\x12\x12\n" +
@@ -2811,7 +3115,13 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x05owner\x18\x06 \x01(\rR\x05owner\x12\x14\n" +
 	"\x05group\x18\a \x01(\rR\x05group\x12\x12\n" +
 	"\x04mode\x18\b \x01(\rR\x04mode\x128\n" +
-	"\x04file\x18\t \x01(\v2$.verbena.hdfs.namespace.SnapshotFileR\x04file\"\xa6\x01\n" +
+	"\x04file\x18\t \x01(\v2$.verbena.hdfs.namespace.SnapshotFileR\x04file\x12J\n" +
+	"\n" +
+	"attributes\x18\n" +
+	" \x01(\v2*.verbena.hdfs.namespace.SnapshotAttributesR\n" +
+	"attributes\"H\n" +
+	"\x12SnapshotAttributes\x122\n" +
+	"\x03acl\x18\x01 \x03(\v2 .verbena.hdfs.namespace.AclEntryR\x03acl\"\xa6\x01\n" +
 	"\fSnapshotFile\x12 \n" +
 	"\vreplication\x18\x01 \x01(\rR\vreplication\x12\x1d\n" +
 	"\n" +
@@ -2849,79 +3159,89 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc
 	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescData
 }
 
-var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes = []any{
-	(*Entry)(nil),                // 0: verbena.hdfs.namespace.Entry
-	(*Caller)(nil),               // 1: verbena.hdfs.namespace.Caller
-	(*Block)(nil),                // 2: verbena.hdfs.namespace.Block
-	(*Format)(nil),               // 3: verbena.hdfs.namespace.Format
-	(*Mkdirs)(nil),               // 4: verbena.hdfs.namespace.Mkdirs
-	(*Create)(nil),               // 5: verbena.hdfs.namespace.Create
-	(*AddBlock)(nil),             // 6: verbena.hdfs.namespace.AddBlock
-	(*AbandonBlock)(nil),         // 7: verbena.hdfs.namespace.AbandonBlock
-	(*Complete)(nil),             // 8: verbena.hdfs.namespace.Complete
-	(*Fsync)(nil),                // 9: verbena.hdfs.namespace.Fsync
-	(*Append)(nil),               // 10: verbena.hdfs.namespace.Append
-	(*Truncate)(nil),             // 11: verbena.hdfs.namespace.Truncate
-	(*UpdatePipeline)(nil),       // 12: verbena.hdfs.namespace.UpdatePipeline
-	(*Rename)(nil),               // 13: verbena.hdfs.namespace.Rename
-	(*Delete)(nil),               // 14: verbena.hdfs.namespace.Delete
-	(*SetPermission)(nil),        // 15: verbena.hdfs.namespace.SetPermission
-	(*SetOwner)(nil),             // 16: verbena.hdfs.namespace.SetOwner
-	(*SetTimes)(nil),             // 17: verbena.hdfs.namespace.SetTimes
-	(*SetReplication)(nil),       // 18: verbena.hdfs.namespace.SetReplication
-	(*Concat)(nil),               // 19: verbena.hdfs.namespace.Concat
-	(*StartRecovery)(nil),        // 20: verbena.hdfs.namespace.StartRecovery
-	(*CommitRecovery)(nil),       // 21: verbena.hdfs.namespace.CommitRecovery
-	(*CloseFile)(nil),            // 22: verbena.hdfs.namespace.CloseFile
-	(*ReserveGenerations)(nil),   // 23: verbena.hdfs.namespace.ReserveGenerations
-	(*RegisterDatanode)(nil),     // 24: verbena.hdfs.namespace.RegisterDatanode
-	(*DatanodeGone)(nil),         // 25: verbena.hdfs.namespace.DatanodeGone
-	(*SnapshotHeader)(nil),       // 26: verbena.hdfs.namespace.SnapshotHeader
-	(*SnapshotInode)(nil),        // 27: verbena.hdfs.namespace.SnapshotInode
-	(*SnapshotFile)(nil),         // 28: verbena.hdfs.namespace.SnapshotFile
-	(*SnapshotBlock)(nil),        // 29: verbena.hdfs.namespace.SnapshotBlock
-	(*SnapshotConstruction)(nil), // 30: verbena.hdfs.namespace.SnapshotConstruction
-	(*SnapshotCall)(nil),         // 31: verbena.hdfs.namespace.SnapshotCall
+	(SetAcl_Change)(0),           // 0: verbena.hdfs.namespace.SetAcl.Change
+	(*Entry)(nil),                // 1: verbena.hdfs.namespace.Entry
+	(*Caller)(nil),               // 2: verbena.hdfs.namespace.Caller
+	(*Block)(nil),                // 3: verbena.hdfs.namespace.Block
+	(*Format)(nil),               // 4: verbena.hdfs.namespace.Format
+	(*Mkdirs)(nil),               // 5: verbena.hdfs.namespace.Mkdirs
+	(*Create)(nil),               // 6: verbena.hdfs.namespace.Create
+	(*AddBlock)(nil),             // 7: verbena.hdfs.namespace.AddBlock
+	(*AbandonBlock)(nil),         // 8: verbena.hdfs.namespace.AbandonBlock
+	(*Complete)(nil),             // 9: verbena.hdfs.namespace.Complete
+	(*Fsync)(nil),                // 10: verbena.hdfs.namespace.Fsync
+	(*Append)(nil),               // 11: verbena.hdfs.namespace.Append
+	(*Truncate)(nil),             // 12: verbena.hdfs.namespace.Truncate
+	(*UpdatePipeline)(nil),       // 13: verbena.hdfs.namespace.UpdatePipeline
+	(*Rename)(nil),               // 14: verbena.hdfs.namespace.Rename
+	(*Delete)(nil),               // 15: verbena.hdfs.namespace.Delete
+	(*SetPermission)(nil),        // 16: verbena.hdfs.namespace.SetPermission
+	(*SetOwner)(nil),             // 17: verbena.hdfs.namespace.SetOwner
+	(*AclEntry)(nil),             // 18: verbena.hdfs.namespace.AclEntry
+	(*SetAcl)(nil),               // 19: verbena.hdfs.namespace.SetAcl
+	(*SetTimes)(nil),             // 20: verbena.hdfs.namespace.SetTimes
+	(*SetReplication)(nil),       // 21: verbena.hdfs.namespace.SetReplication
+	(*Concat)(nil),               // 22: verbena.hdfs.namespace.Concat
+	(*StartRecovery)(nil),        // 23: verbena.hdfs.namespace.StartRecovery
+	(*CommitRecovery)(nil),       // 24: verbena.hdfs.namespace.CommitRecovery
+	(*CloseFile)(nil),            // 25: verbena.hdfs.namespace.CloseFile
+	(*ReserveGenerations)(nil),   // 26: verbena.hdfs.namespace.ReserveGenerations
+	(*RegisterDatanode)(nil),     // 27: verbena.hdfs.namespace.RegisterDatanode
+	(*DatanodeGone)(nil),         // 28: verbena.hdfs.namespace.DatanodeGone
+	(*SnapshotHeader)(nil),       // 29: verbena.hdfs.namespace.SnapshotHeader
+	(*SnapshotInode)(nil),        // 30: verbena.hdfs.namespace.SnapshotInode
+	(*SnapshotAttributes)(nil),   // 31: verbena.hdfs.namespace.SnapshotAttributes
+	(*SnapshotFile)(nil),         // 32: verbena.hdfs.namespace.SnapshotFile
+	(*SnapshotBlock)(nil),        // 33: verbena.hdfs.namespace.SnapshotBlock
+	(*SnapshotConstruction)(nil), // 34: verbena.hdfs.namespace.SnapshotConstruction
+	(*SnapshotCall)(nil),         // 35: verbena.hdfs.namespace.SnapshotCall
 }
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs = []int32{
-	1,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
-	3,  // 1: verbena.hdfs.namespace.Entry.format:type_name -> verbena.hdfs.namespace.Format
-	4,  // 2: verbena.hdfs.namespace.Entry.mkdirs:type_name -> verbena.hdfs.namespace.Mkdirs
-	5,  // 3: verbena.hdfs.namespace.Entry.create:type_name -> verbena.hdfs.namespace.Create
-	6,  // 4: verbena.hdfs.namespace.Entry.add_block:type_name -> verbena.hdfs.namespace.AddBlock
-	7,  // 5: verbena.hdfs.namespace.Entry.abandon_block:type_name -> verbena.hdfs.namespace.AbandonBlock
-	8,  // 6: verbena.hdfs.namespace.Entry.complete:type_name -> verbena.hdfs.namespace.Complete
-	9,  // 7: verbena.hdfs.namespace.Entry.fsync:type_name -> verbena.hdfs.namespace.Fsync
-	10, // 8: verbena.hdfs.namespace.Entry.append:type_name -> verbena.hdfs.namespace.Append
-	11, // 9: verbena.hdfs.namespace.Entry.truncate:type_name -> verbena.hdfs.namespace.Truncate
-	12, // 10: verbena.hdfs.namespace.Entry.update_pipeline:type_name -> verbena.hdfs.namespace.UpdatePipeline
-	13, // 11: verbena.hdfs.namespace.Entry.rename:type_name -> verbena.hdfs.namespace.Rename
-	14, // 12: verbena.hdfs.namespace.Entry.delete:type_name -> verbena.hdfs.namespace.Delete
-	15, // 13: verbena.hdfs.namespace.Entry.set_permission:type_name -> verbena.hdfs.namespace.SetPermission
-	16, // 14: verbena.hdfs.namespace.Entry.set_owner:type_name -> verbena.hdfs.namespace.SetOwner
-	17, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
-	18, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
-	19, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
-	20, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
-	21, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
-	22, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
-	23, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
-	24, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
-	25, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
-	2,  // 24: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
-	2,  // 25: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
-	2,  // 26: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
-	2,  // 27: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
-	2,  // 28: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
-	28, // 29: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
-	29, // 30: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
-	30, // 31: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	2,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
+	4,  // 1: verbena.hdfs.namespace.Entry.format:type_name -> verbena.hdfs.namespace.Format
+	5,  // 2: verbena.hdfs.namespace.Entry.mkdirs:type_name -> verbena.hdfs.namespace.Mkdirs
+	6,  // 3: verbena.hdfs.namespace.Entry.create:type_name -> verbena.hdfs.namespace.Create
+	7,  // 4: verbena.hdfs.namespace.Entry.add_block:type_name -> verbena.hdfs.namespace.AddBlock
+	8,  // 5: verbena.hdfs.namespace.Entry.abandon_block:type_name -> verbena.hdfs.namespace.AbandonBlock
+	9,  // 6: verbena.hdfs.namespace.Entry.complete:type_name -> verbena.hdfs.namespace.Complete
+	10, // 7: verbena.hdfs.namespace.Entry.fsync:type_name -> verbena.hdfs.namespace.Fsync
+	11, // 8: verbena.hdfs.namespace.Entry.append:type_name -> verbena.hdfs.namespace.Append
+	12, // 9: verbena.hdfs.namespace.Entry.truncate:type_name -> verbena.hdfs.namespace.Truncate
+	13, // 10: verbena.hdfs.namespace.Entry.update_pipeline:type_name -> verbena.hdfs.namespace.UpdatePipeline
+	14, // 11: verbena.hdfs.namespace.Entry.rename:type_name -> verbena.hdfs.namespace.Rename
+	15, // 12: verbena.hdfs.namespace.Entry.delete:type_name -> verbena.hdfs.namespace.Delete
+	16, // 13: verbena.hdfs.namespace.Entry.set_permission:type_name -> verbena.hdfs.namespace.SetPermission
+	17, // 14: verbena.hdfs.namespace.Entry.set_owner:type_name -> verbena.hdfs.namespace.SetOwner
+	20, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
+	21, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
+	22, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
+	23, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
+	24, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
+	25, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
+	26, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
+	27, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
+	28, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
+	19, // 24: verbena.hdfs.namespace.Entry.set_acl:type_name -> verbena.hdfs.namespace.SetAcl
+	3,  // 25: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
+	3,  // 26: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
+	3,  // 27: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
+	3,  // 28: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
+	3,  // 29: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
+	0,  // 30: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
+	18, // 31: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
+	32, // 32: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
+	31, // 33: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
+	18, // 34: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
+	33, // 35: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
+	34, // 36: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() }
@@ -2953,19 +3273,21 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 		(*Entry_ReserveGenerations)(nil),
 		(*Entry_RegisterDatanode)(nil),
 		(*Entry_DatanodeGone)(nil),
+		(*Entry_SetAcl)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc), len(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   32,
+			NumEnums:      1,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes,
 		DependencyIndexes: file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs,
+		EnumInfos:         file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes,
 		MessageInfos:      file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes,
 	}.Build()
 	File_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto = out.File

@@ -1,0 +1,60 @@
+package namespace
+
+import (
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// attributes are what few inodes have beside their mode. A value is never changed: a
+// change makes another one, so that copies of an inode may share it.
+type attributes struct {
+	acl []acl.Entry // what the mode can't say, in order
+}
+
+// acl returns what the mode of an inode can't say of its access control list.
+func (n *Inode) acl() []acl.Entry {
+	if n.more == nil {
+		return nil
+	}
+	return n.more.acl
+}
+
+// alter gives the inode other attributes, none if nothing is left.
+func (n *Inode) alter(change func(*attributes)) {
+	var next attributes
+	if n.more != nil {
+		next = *n.more
+	}
+	change(&next)
+	n.more = nil
+	if !next.empty() {
+		n.more = &next
+	}
+}
+
+func (a *attributes) empty() bool { return len(a.acl) == 0 }
+
+func snapshotAttributes(a *attributes) *nspb.SnapshotAttributes {
+	if a == nil {
+		return nil
+	}
+	return &nspb.SnapshotAttributes{Acl: aclRecords(a.acl)}
+}
+
+// restoreAttributes checks what a snapshot says, and returns nil for nothing.
+func restoreAttributes(rec *nspb.SnapshotAttributes, directory bool) (*attributes, error) {
+	if rec == nil {
+		return nil, nil
+	}
+	var (
+		a   attributes
+		err error
+	)
+	if a.acl, err = restoreACL(rec.GetAcl(), directory); err != nil {
+		return nil, err
+	}
+	if a.empty() {
+		return nil, nil
+	}
+	return &a, nil
+}

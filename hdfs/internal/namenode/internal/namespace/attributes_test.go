@@ -1,0 +1,133 @@
+package namespace
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protodelim"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// randomAttribute is an operation on what few inodes have.
+func randomAttribute(rng *rand.Rand, path string) *nspb.Entry {
+	return randomACL(rng, path)
+}
+
+func randomACL(rng *rand.Rand, path string) *nspb.Entry {
+	op := &nspb.SetAcl{Path: &path, Change: nspb.SetAcl_Change(1 + rng.IntN(5)).Enum()}
+	for range rng.IntN(5) {
+		op.Entries = append(op.Entries, &nspb.AclEntry{
+			Scope: proto.Uint32(uint32(rng.IntN(2))), Type: proto.Uint32(uint32(rng.IntN(4))), Permissions: proto.Uint32(uint32(rng.IntN(8))),
+			Name: proto.String([]string{"", "", "alice", "bob"}[rng.IntN(4)]),
+		})
+	}
+	return &nspb.Entry{Op: &nspb.Entry_SetAcl{SetAcl: op}}
+}
+
+// auditAttributes checks what must hold of an inode's attributes.
+func (m *machine) auditAttributes(n *Inode) {
+	m.t.Helper()
+	if n.more == nil {
+		return
+	}
+	if n.more.empty() {
+		m.t.Fatalf("%s keeps a value for nothing", n.Path())
+	}
+	if len(n.acl()) == 0 {
+		return
+	}
+	if err := acl.Check(n.acl()); err != nil {
+		m.t.Fatalf("%s: %v", n.Path(), err)
+	}
+	if n.dir == nil && len(acl.DefaultsOf(n.acl())) > 0 {
+		m.t.Fatalf("the file %s has a default list", n.Path())
+	}
+}
+
+var writeGolden = flag.String("golden", "", "have TestGolden write golden/NAME.snapshot and golden/NAME.log, instead of reading all that is there")
+
+// TestGolden reads what earlier versions have written: a log, and the snapshot
+// that it had led to. It leads to the same state now.
+func TestGolden(t *testing.T) {
+	if *writeGolden != "" {
+		keepGolden(t, *writeGolden)
+	}
+	logs, err := filepath.Glob("golden/*.log")
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("no log in golden (%v)", err)
+	}
+	for _, name := range logs {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replayed := New()
+		in := bufio.NewReader(bytes.NewReader(data))
+		entries := 0
+		for ; ; entries++ {
+			var e nspb.Entry
+			err := protodelim.UnmarshalFrom(in, &e)
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatalf("%s: entry %d: %v", name, entries, err)
+			}
+			replayed.Apply(&e)
+		}
+		kept, err := os.ReadFile(name[:len(name)-len("log")] + "snapshot")
+		if err != nil {
+			t.Fatal(err)
+		}
+		restored, err := Restore(bytes.NewReader(kept))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got, want := stateOf(t, replayed), stateOf(t, restored); entries < 100 || got != want {
+			t.Errorf("%s: its %d entries lead to another state than its snapshot", name, entries)
+		}
+	}
+}
+
+func stateOf(t *testing.T, ns *Namespace) string {
+	data, err := ns.AppendSnapshot(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func keepGolden(t *testing.T, name string) {
+	m := newMachine(t)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 600 {
+		user, e := m.randomEntry(rng)
+		m.apply(user, e)
+		m.clock += int64(rng.IntN(2000))
+	}
+	var log bytes.Buffer
+	for _, data := range m.log {
+		var e nspb.Entry
+		if err := proto.Unmarshal(data, &e); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := protodelim.MarshalTo(&log, &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for suffix, data := range map[string][]byte{"log": log.Bytes(), "snapshot": m.snapshot()} {
+		if err := os.WriteFile(fmt.Sprintf("golden/%s.%s", name, suffix), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package main
+
+import "strings"
+
+// modes is a mode for what is made; half of the time with that before the client's
+// umask.
+func (g *letterGenerator) modes() string {
+	mode := g.mode()
+	if g.attributes && g.one(2) {
+		mode += ":" + pick(g, "777", "777", "777", "666", "1777", "755", "700", "0")
+	}
+	return mode
+}
+
+// attributeStep is an operation on what few files have.
+func (g *letterGenerator) attributeStep(user string) {
+	if g.one(2) {
+		user = "root"
+	}
+	g.aclStep(user)
+}
+
+func (g *letterGenerator) aclStep(user string) {
+	p := g.path()
+	switch n := g.IntN(100); {
+	case n < 20:
+		g.op(user, "setAcl", p, g.acl(true))
+	case n < 45:
+		g.op(user, "modifyAclEntries", p, g.acl(false))
+	case n < 55:
+		g.op(user, "removeAclEntries", p, g.acl(false))
+	case n < 59:
+		g.op(user, "removeDefaultAcl", p)
+	case n < 63:
+		g.op(user, "removeAcl", p)
+	case n < 85:
+		g.op(user, "getAclStatus", p)
+	default:
+		g.op(user, "checkAccess", p, pick(g, "---", "--x", "-w-", "r--", "r-x", "rw-", "rwx"))
+	}
+}
+
+// acl is a list of entries as the shell takes it; whole ones are mostly complete.
+func (g *letterGenerator) acl(whole bool) string {
+	perm := func() string { return pick(g, "rwx", "rwx", "r-x", "r--", "---", "-w-", "--x", "rw-") }
+	scope := func() string { return pick(g, "", "", "default:") }
+	var entries []string
+	if whole && !g.one(6) {
+		s := scope()
+		for _, who := range []string{"user::", "group::", "other::"} {
+			entries = append(entries, s+who+perm())
+		}
+	}
+	if whole && g.one(20) {
+		return ""
+	}
+	for range 1 + g.IntN(3) {
+		entries = append(entries, scope()+pick(g,
+			"user:alice:", "user:alice:", "user:bob:", "user:carol:", "user:dave:", "group:staff:", "group:staff:", "group:users:", "group::", "user::", "other::", "mask::", "mask::")+perm())
+	}
+	if g.one(40) {
+		for i := range 25 + g.IntN(10) {
+			entries = append(entries, "user:u"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+":"+perm())
+		}
+	}
+	if g.one(50) {
+		entries = append(entries, pick(g, "mask:x:rwx", "other:x:r--", "default:mask:x:rwx"))
+	}
+	g.Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
+	return strings.Join(entries, ",")
+}
