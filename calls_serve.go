@@ -352,31 +352,34 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 }
 
 // run implements sink: it handles requests.
-func (c *Caller) run(budget int) (more bool) {
-	for {
+func (c *Caller) run(budget int) {
+	for last := false; budget > 0 && !last; budget-- {
 		c.mu.Lock()
 		if c.queue.Len() == 0 {
-			c.queued = false
 			c.mu.Unlock()
-			return false
-		}
-		if budget == 0 {
-			c.mu.Unlock()
-			return true
+			return
 		}
 		r := c.queue.Pop()
+		last = c.queue.Len() == 0
 		canceled := r.canceled
 		// A long one counts until its handler begins.
 		full, unread := c.bytes > waitingBytes, c.out.bytes > waitingBytes
 		closing := c.closing
 		c.mu.Unlock()
-		budget--
 		if closing {
 			c.drop(r)
 			continue
 		}
 		c.handle(r, canceled, full, unread)
 	}
+}
+
+// more implements sink.
+func (c *Caller) more() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queued = c.queue.Len() > 0
+	return c.queued
 }
 
 // handle hands a request to its handler.

@@ -13,9 +13,12 @@ const runBudget = 16
 
 // A runnable has work that messages have brought and that needs no lock of the worker.
 type runnable interface {
-	// run does up to budget pieces of it and tells whether there is more. One
-	// goroutine at a time calls it.
-	run(budget int) (more bool)
+	// run does up to budget pieces of it. One goroutine at a time calls it, and then
+	// more.
+	run(budget int)
+	// more tells whether there is some left. If there is none, the next that messages
+	// bring is news again.
+	more() bool
 }
 
 // A runList is the endpoints whose requests wait to be handled, in turn. The
@@ -55,16 +58,17 @@ func (l *runList) next() runnable {
 	return r
 }
 
-// one gives the first of the list a budget, and reports false if there is none. It
-// polls before that one's next turn, so that whoever has come meanwhile is before it.
+// one gives the first of the list a budget, and reports false if there is none. Before
+// it asks that one for more it polls: whoever has come meanwhile is before its next turn,
+// in whatever order they came.
 func (l *runList) one(poll func()) bool {
 	r := l.next()
 	if r == nil {
 		return false
 	}
-	more := r.run(runBudget)
+	r.run(runBudget)
 	poll()
-	if more {
+	if r.more() {
 		l.add(r)
 	}
 	return true

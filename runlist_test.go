@@ -10,14 +10,15 @@ type steppedSink struct {
 	ready func() // is called at each request
 }
 
-func (s *steppedSink) run(budget int) bool {
+func (s *steppedSink) run(budget int) {
 	for ; budget > 0 && s.left > 0; budget-- {
 		s.left--
 		*s.steps = append(*s.steps, s.name)
 		s.ready()
 	}
-	return s.left > 0
 }
+
+func (s *steppedSink) more() bool { return s.left > 0 }
 
 // One endpoint floods; the requests of 63 others come at every point of its turn. None
 // of them waits for more than one budget of it, however long it floods.

@@ -154,7 +154,8 @@ func (s *stream) deliver() error {
 	s.up.Unlock()
 	// Requests are handled here, one endpoint's by its own reader.
 	for run {
-		run = to.run(runBudget)
+		to.run(runBudget)
+		run = to.more()
 	}
 	return err
 }

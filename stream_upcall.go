@@ -18,7 +18,8 @@ func (s *stream) upcalls(to sink) {
 	s.up.Unlock()
 	notify(s.room) // the inbox is empty
 	for run {
-		run = to.run(runBudget)
+		to.run(runBudget)
+		run = to.more()
 	}
 }
 

@@ -77,7 +77,7 @@ type worker struct {
 	polls     uint64 // that found something
 	batch     [pollBatch]rdma.Completion
 
-	look     func()       // poll
+	look     func()       // pollAll
 	runs     runList      // what completions have brought to be done without locks
 	serving  atomic.Int32 // endpoints that bring some
 	patience atomic.Int64 // the longest of their limits of polling, in nanoseconds
@@ -122,7 +122,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 		cq: cq, orphan: orphan, size: depth, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
-	w.look = w.poll
+	w.look = w.pollAll
 	go w.run(ctx)
 	return w, nil
 }
@@ -235,6 +235,20 @@ func (w *worker) poll() {
 	if w.mu.TryLock() {
 		defer w.mu.Unlock()
 		w.pollLocked()
+	}
+}
+
+// pollAll is poll until nothing is left of what has completed so far. So no endpoint's
+// many messages hide those of the others behind them.
+func (w *worker) pollAll() {
+	if !w.mu.TryLock() {
+		return
+	}
+	defer w.mu.Unlock()
+	for range workerQueue / pollBatch {
+		if w.pollLocked() < pollBatch {
+			return
+		}
 	}
 }
 

@@ -228,6 +228,18 @@ func (d *Device) HoldCompletions(hold bool) {
 	}
 }
 
+// Held lists the completions that are held back, in their order. The data of a receive
+// is where it belongs already.
+func (d *Device) Held() []rdma.Completion {
+	d.network.mu.Lock()
+	defer d.network.mu.Unlock()
+	list := make([]rdma.Completion, len(d.held))
+	for i := range d.held {
+		list[i] = d.held[i].entry.completion
+	}
+	return list
+}
+
 // DropAfter drops the connection that carries out the device's nth request
 // from now on, instead of carrying it out. Zero or less takes it back.
 func (d *Device) DropAfter(n int) {
