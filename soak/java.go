@@ -15,11 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/verbena-data/verbena/internal/maven"
 	"github.com/verbena-data/verbena/internal/processes"
 )
-
-// hadoopVersion is the release of Apache Hadoop whose client is run.
-const hadoopVersion = "3.4.1"
 
 func javaCommand(c *common) *cobra.Command {
 	var classpath string
@@ -39,34 +37,22 @@ org.apache.hadoop:hadoop-client, or its jars in --classpath.`,
 	return cmd
 }
 
-const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>verbena</groupId><artifactId>hadoop-client-jars</artifactId><version>1</version>
-<dependencies><dependency><groupId>org.apache.hadoop</groupId><artifactId>hadoop-client</artifactId>
-<version>` + hadoopVersion + `</version></dependency></dependencies></project>
-`
-
-// fetchJars has Maven put what a pom names, and what that needs, into dir.
-func fetchJars(ctx context.Context, dir, what, pom string) (string, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
+// fetchJars returns the class path of what the user has, or of jars in the cache.
+func fetchJars(ctx context.Context, classpath, name string, artifacts ...maven.Artifact) (string, error) {
+	if classpath != "" {
+		return classpath, nil
 	}
-	if err := os.WriteFile(filepath.Join(dir, "pom.xml"), []byte(pom), 0o644); err != nil {
-		return "", err
+	dir, err := maven.Cached(ctx, name, artifacts, func() { fmt.Fprintln(progress, "fetching the jars of", name, maven.Hadoop) })
+	if err != nil {
+		return "", fmt.Errorf("%w: or give the jars with --classpath", err)
 	}
-	fmt.Fprintln(progress, "fetching the jars of", what, hadoopVersion)
-	mvn := exec.CommandContext(ctx, "mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory="+filepath.Join(dir, "lib"))
-	mvn.Dir = dir
-	if out, err := mvn.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("mvn: %w: install maven, or give the jars with --classpath\n%s", err, out)
-	}
-	return filepath.Join(dir, "lib", "*"), nil
+	return filepath.Join(dir, "*"), nil
 }
 
 func java(ctx context.Context, c *common, dir, classpath string) (err error) {
-	if classpath == "" {
-		if classpath, err = fetchJars(ctx, filepath.Join(dir, "jars"), "hadoop-client", pom); err != nil {
-			return err
-		}
+	classpath, err = fetchJars(ctx, classpath, "hadoop-client", maven.Artifact{Group: "org.apache.hadoop", Name: "hadoop-client", Version: maven.Hadoop})
+	if err != nil {
+		return err
 	}
 	data, address := filepath.Join(dir, "data"), filepath.Join(dir, "up.address")
 	up, err := processes.Start(ctx, "verbena up", address, c.binary, "up", "--dir", data, "--listen", "127.0.0.1:0", "--address-file", address)
@@ -115,7 +101,7 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 			return nil
 		}
 	}
-	c.printf("# Apache Hadoop's Java client, %s\n\n`go run ./soak java`; against `verbena up` and the configuration that it writes, compared with what Verbena's client sees over shm.\n\n| command | outcome |\n|---|---|\n", hadoopVersion)
+	c.printf("# Apache Hadoop's Java client, %s\n\n`go run ./soak java`; against `verbena up` and the configuration that it writes, compared with what Verbena's client sees over shm.\n\n| command | outcome |\n|---|---|\n", maven.Hadoop)
 	for _, step := range []struct {
 		args  string
 		check func(output string) error

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/internal/maven"
 )
 
 func letterCommand(c *common) *cobra.Command {
@@ -56,23 +58,19 @@ type letterRun struct {
 //go:embed letter/Oracle.java
 var oracle []byte
 
-const letterPom = `<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>verbena</groupId><artifactId>hadoop-minicluster-jars</artifactId><version>1</version>
-<dependencies><dependency><groupId>org.apache.hadoop</groupId><artifactId>hadoop-minicluster</artifactId>
-<version>` + hadoopVersion + `</version></dependency>
-<dependency><groupId>junit</groupId><artifactId>junit</artifactId><version>4.13.2</version></dependency>
-<dependency><groupId>org.mockito</groupId><artifactId>mockito-core</artifactId><version>4.11.0</version></dependency>
-<dependency><groupId>com.fasterxml.jackson.core</groupId><artifactId>jackson-core</artifactId><version>2.12.7</version></dependency>
-<dependency><groupId>com.fasterxml.jackson.core</groupId><artifactId>jackson-annotations</artifactId><version>2.12.7</version></dependency>
-<dependency><groupId>com.fasterxml.jackson.core</groupId><artifactId>jackson-databind</artifactId><version>2.12.7.1</version></dependency>
-</dependencies></project>
-`
+// miniCluster is what runs a NameNode within a program.
+var miniCluster = []maven.Artifact{
+	{Group: "org.apache.hadoop", Name: "hadoop-minicluster", Version: maven.Hadoop},
+	{Group: "junit", Name: "junit", Version: "4.13.2"},
+	{Group: "org.mockito", Name: "mockito-core", Version: "4.11.0"},
+	{Group: "com.fasterxml.jackson.core", Name: "jackson-core", Version: "2.12.7"},
+	{Group: "com.fasterxml.jackson.core", Name: "jackson-annotations", Version: "2.12.7"},
+	{Group: "com.fasterxml.jackson.core", Name: "jackson-databind", Version: "2.12.7.1"},
+}
 
 func (l *letterRun) run(ctx context.Context, dir string) (err error) {
-	if l.classpath == "" {
-		if l.classpath, err = fetchJars(ctx, filepath.Join(dir, "jars"), "hadoop-minicluster", letterPom); err != nil {
-			return err
-		}
+	if l.classpath, err = fetchJars(ctx, l.classpath, "hadoop-minicluster", miniCluster...); err != nil {
+		return err
 	}
 	operations := letterOperations(l.seed, l.operations, l.attributes)
 	answers, err := l.ask(ctx, dir, operations)
@@ -99,7 +97,7 @@ func (l *letterRun) run(ctx context.Context, dir string) (err error) {
 	if l.attributes {
 		attributes = " --attributes"
 	}
-	l.c.printf("# Answers beside Apache HDFS %s\n\n`go run ./soak letter --operations %d --seed %d%s`\n\n", hadoopVersion, l.operations, l.seed, attributes)
+	l.c.printf("# Answers beside Apache HDFS %s\n\n`go run ./soak letter --operations %d --seed %d%s`\n\n", maven.Hadoop, l.operations, l.seed, attributes)
 	l.c.printf("Apache's NameNode refused %d of %d operations. Operations and answers take %d KiB, compressed.\n", refused, len(operations), size>>10)
 	replay := exec.CommandContext(ctx, "go", "test", "./hdfs/internal/namenode", "-count=1", "-run", "^TestLetter$", "-letter", record)
 	out, err := replay.CombinedOutput()

@@ -275,10 +275,11 @@ func (b *bench) server(ctx context.Context, system string, free bool) (*server, 
 	switch {
 	case system != java:
 		s, err = startServer("serve", system, fmt.Sprintf("--free=%t", free))
-	case b.hadoop == "":
-		err = errors.New("--hadoop names no directory of jars")
 	default:
-		s, err = startJava(ctx, b.hadoop)
+		var jars string
+		if jars, err = hadoopJars(ctx, b.hadoop); err == nil {
+			s, err = startJava(ctx, jars)
+		}
 	}
 	if err != nil {
 		b.skipped[key] = err

@@ -37,9 +37,9 @@ func command() *cobra.Command {
   go -C bench run ./rpc --quick --json   rows {what, beside, ours, theirs, ratio, target, met}, nothing written
   go -C bench run ./rpc --row 'memcpy|growth: peers'   these alone; the page keeps the others
 
-It takes two processors. Hadoop's Java server is measured when --hadoop names a
-directory with the jars of hadoop-common, its test jar (type test-jar) and what they
-need: mvn dependency:copy-dependencies. The page says when it was not.`,
+It takes two processors. Hadoop's Java server is measured when java is installed, by
+jars that Maven fetches once into the user's cache directory, or those of --hadoop
+DIRECTORY. The page says when it was not.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -51,7 +51,7 @@ need: mvn dependency:copy-dependencies. The page says when it was not.`,
 	flags.IntVar(&b.rounds, "rounds", 0, "rounds of each comparison (default: 7, with --quick 3)")
 	flags.StringVar(&b.only, "row", "", "only rows, and tables of growth, that match this `regexp`")
 	flags.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
-	flags.StringVar(&b.hadoop, "hadoop", os.Getenv("HADOOP_JARS"), "`directory` of Hadoop's jars (default: $HADOOP_JARS)")
+	flags.StringVar(&b.hadoop, "hadoop", os.Getenv("HADOOP_JARS"), "`directory` with the jars of hadoop-common, of its tests and of what they need (default: $HADOOP_JARS, or fetched by Maven)")
 	cmd.AddCommand(serveCommand(), driveCommand(), getCommand(), floodCommand())
 	return cmd
 }

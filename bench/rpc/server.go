@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena/bench/internal/host"
+	"github.com/verbena-data/verbena/internal/maven"
 )
 
 // serveCommand is the server's process: it prints its address and serves until
@@ -95,6 +96,26 @@ func startServer(command ...string) (*server, error) {
 	}
 	s.address = strings.TrimSpace(line)
 	return s, nil
+}
+
+// javaServer is what Hadoop's own benchmark needs.
+var javaServer = []maven.Artifact{
+	{Group: "org.apache.hadoop", Name: "hadoop-common", Version: maven.Hadoop},
+	{Group: "org.apache.hadoop", Name: "hadoop-common", Version: maven.Hadoop, Type: "test-jar"},
+	{Group: "junit", Name: "junit", Version: "4.13.2"},
+}
+
+// hadoopJars returns the directory of Hadoop's jars, of the user or from the cache.
+func hadoopJars(ctx context.Context, dir string) (string, error) {
+	if _, err := exec.LookPath("java"); err != nil {
+		return "", fmt.Errorf("Hadoop's server needs Java, which is not here (Debian: apt-get install openjdk-17-jre-headless): %w", err)
+	}
+	if dir != "" {
+		return dir, nil
+	}
+	return maven.Cached(ctx, "hadoop-rpc-benchmark", javaServer, func() {
+		fmt.Fprintln(os.Stderr, "fetching the jars of Hadoop's RPC benchmark", maven.Hadoop)
+	})
 }
 
 // startJava starts Hadoop's own benchmark server on the server's processor, and lets Java
