@@ -82,7 +82,8 @@ func TestProcessesMeasure(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, v, err)
 		}
 	}
-	if _, err := b.server(t.Context(), java, false); err == nil || !strings.Contains(err.Error(), "--hadoop") {
+	t.Setenv("PATH", t.TempDir())
+	if _, err := b.server(t.Context(), java, false); err == nil || !strings.Contains(err.Error(), "needs Java") {
 		t.Error(err)
 	}
 }
