@@ -42,7 +42,7 @@ func (l *Latch) wait() {
 			runtime.Gosched()
 			continue
 		}
-		time.Sleep(min(time.Duration(attempt-yields+1)*firstSleep, longestNap))
+		nap(min(time.Duration(attempt-yields+1)*firstSleep, longestNap))
 	}
 }
 
