@@ -27,14 +27,15 @@ import (
 )
 
 // StateMachine is what the journal keeps. Its methods are called one at a
-// time.
+// time; what Snapshot returned is written while they are.
 type StateMachine interface {
 	// Apply runs entries in order and returns, for each, what its Append
 	// returns. It must not keep the entries' memory.
 	Apply(entries [][]byte) []any
-	// Snapshot returns the state in a form that Restore understands. The
-	// journal owns the slice.
-	Snapshot() ([]byte, error)
+	// Snapshot returns the state of this moment, which writes itself in a form that
+	// Restore understands. No entry is applied before it returns; then they are, while
+	// the snapshot is written, once and by another goroutine.
+	Snapshot() (io.WriterTo, error)
 	// Restore replaces the state.
 	Restore(io.Reader) error
 }

@@ -41,7 +41,7 @@ func (l *list) Apply(entries [][]byte) []any {
 	return out
 }
 
-func (l *list) Snapshot() ([]byte, error) {
+func (l *list) Snapshot() (io.WriterTo, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var buf []byte
@@ -49,7 +49,7 @@ func (l *list) Snapshot() ([]byte, error) {
 		buf = binary.AppendUvarint(buf, uint64(len(e)))
 		buf = append(buf, e...)
 	}
-	return buf, nil
+	return bytes.NewReader(buf), nil
 }
 
 func (l *list) Restore(r io.Reader) error {
@@ -493,6 +493,52 @@ func (f countingFile) SyncData() error { f.count(); return f.File.SyncData() }
 
 func (f countingFile) SyncTo(n int64) (bool, error) { f.count(); return f.File.SyncTo(n) }
 
+// slow is a state whose snapshot is not written before it is let go.
+type slow struct {
+	list
+	begun, goOn chan struct{}
+}
+
+type slowState struct {
+	s    *slow
+	data io.WriterTo
+}
+
+func (s *slow) Snapshot() (io.WriterTo, error) {
+	data, err := s.list.Snapshot()
+	return slowState{s, data}, err
+}
+
+func (w slowState) WriteTo(out io.Writer) (int64, error) {
+	close(w.s.begun)
+	<-w.s.goOn
+	return w.data.WriteTo(out)
+}
+
+// Appends go on while a snapshot is written, which has the state of its beginning.
+func TestAppendsDuringASnapshot(t *testing.T) {
+	fs := vfs.NewMem()
+	s := &slow{begun: make(chan struct{}), goOn: make(chan struct{})}
+	j := mustOpen(t, fs, "/j", s)
+	appendEntry(t, j, "entry 0")
+	done := make(chan error)
+	go func() { done <- j.Snapshot() }()
+	<-s.begun
+	for i := 1; i < 20; i++ {
+		appendEntry(t, j, fmt.Sprint("entry ", i))
+	}
+	close(s.goOn)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := &list{}
+	defer mustOpen(t, fs, "/j", again).Close()
+	checkEntries(t, again, 20)
+}
+
 func FuzzDecodeLog(f *testing.F) {
 	f.Add(appendLog(nil, &raft.Log{Term: 3, Type: raft.LogCommand, Data: []byte("data"), Extensions: []byte("ext"), AppendedAt: time.Unix(5, 6)}))
 	f.Add(appendLog(nil, &raft.Log{}))
@@ -555,6 +601,6 @@ func appendDiscard(b *testing.B, j *Journal) {
 
 type discard struct{}
 
-func (discard) Apply(entries [][]byte) []any { return make([]any, len(entries)) }
-func (discard) Snapshot() ([]byte, error)    { return nil, nil }
-func (discard) Restore(io.Reader) error      { return nil }
+func (discard) Apply(entries [][]byte) []any   { return make([]any, len(entries)) }
+func (discard) Snapshot() (io.WriterTo, error) { return bytes.NewReader(nil), nil }
+func (discard) Restore(io.Reader) error        { return nil }

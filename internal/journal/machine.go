@@ -41,7 +41,7 @@ func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return frozen(state), nil
+	return frozen{state}, nil
 }
 
 func (m *machine) Restore(rc io.ReadCloser) error {
@@ -49,10 +49,10 @@ func (m *machine) Restore(rc io.ReadCloser) error {
 	return m.sm.Restore(rc)
 }
 
-type frozen []byte
+type frozen struct{ state io.WriterTo }
 
 func (f frozen) Persist(sink raft.SnapshotSink) error {
-	if _, err := sink.Write(f); err != nil {
+	if _, err := f.state.WriteTo(sink); err != nil {
 		return errors.Join(err, sink.Cancel())
 	}
 	return sink.Close()

@@ -32,6 +32,9 @@ func (nn *NameNode) monitor(ctx context.Context) {
 // check is one turn of the monitor.
 func (nn *NameNode) check(ctx context.Context) {
 	for more := true; more && ctx.Err() == nil; {
+		more = nn.state.reap()
+	}
+	for more := true; more && ctx.Err() == nil; {
 		nn.read(func(ns *namespace.Namespace) { more = nn.blocks.check(ns) })
 	}
 	if nn.blocks.inSafeMode() || nn.refuses() {

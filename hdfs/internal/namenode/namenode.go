@@ -84,7 +84,7 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	if nn.topology, err = topology.New(topology.Config{Table: cfg.TopologyTable, Script: cfg.TopologyScript, ScriptArgs: cfg.TopologyScriptArgs, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("namenode: open: %w", err)
 	}
-	nn.state = &state{ns: namespace.New(), blocks: nn.blocks}
+	nn.state = &state{ns: namespace.New(), blocks: nn.blocks, deleted: nn.wakeMonitor}
 	nn.journal, err = journal.Open(ctx, journal.Config{
 		Dir: cfg.Dir, Second: cfg.SecondDir, FS: cfg.FS, Logger: cfg.Logger, SnapshotEntries: cfg.SnapshotEntries,
 	}, nn.state)

@@ -37,6 +37,8 @@ func Check(dir, second string, fs vfs.FS, logger *slog.Logger, mend bool) (*Repo
 	if err != nil {
 		return out, fmt.Errorf("namenode: %w", err)
 	}
+	for s.reap() { // what is deleted does not count
+	}
 	out.ClusterID = s.ns.ClusterID()
 	out.Files, out.Directories, out.Blocks = s.ns.Counts()
 	return out, nil

@@ -35,7 +35,7 @@ func (m *blockMap) checkSafeMode(ns *namespace.Namespace, now time.Time) {
 func (m *blockMap) leaveSafeMode(ns *namespace.Namespace) {
 	m.safeMode = false
 	m.cfg.Logger.Info("namenode: leaving safe mode", "after", m.cfg.now().Sub(m.started))
-	ns.EachBlock(func(id uint64) bool {
+	ns.EachBlock(0, func(id uint64) bool {
 		m.ready = append(m.ready, id)
 		return true
 	})

@@ -19,6 +19,9 @@ type state struct {
 	ns     *namespace.Namespace
 	failed error
 	blocks *blockMap
+	// deleted is called when something was deleted that is more than one entry
+	// takes apart.
+	deleted func()
 }
 
 type applied struct {
@@ -33,6 +36,9 @@ func (s *state) Apply(entries [][]byte) []any {
 	for i, data := range entries {
 		res, err := s.applyOne(data)
 		out[i] = applied{res, err}
+	}
+	if s.ns.Reaping() && s.deleted != nil {
+		s.deleted()
 	}
 	return out
 }
@@ -64,14 +70,28 @@ func (s *state) failure() error {
 	return s.failed
 }
 
-func (s *state) Snapshot() ([]byte, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+func (s *state) Snapshot() (io.WriterTo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.failed != nil {
 		return nil, s.failed
 	}
-	files, directories, blocks := s.ns.Counts()
-	return s.ns.AppendSnapshot(make([]byte, 0, 4096+64*(files+directories)+32*blocks))
+	return s.ns.Freeze(), nil
+}
+
+// reapBatch is how many inodes of deleted trees go with one hold of the lock, some
+// milliseconds.
+const reapBatch = 2000
+
+// reap takes a part of what was deleted apart and tells whether there is more.
+func (s *state) reap() (more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ns.Reaping() {
+		return false
+	}
+	s.blocks.changed(s.ns, nil, s.ns.Reap(reapBatch))
+	return s.ns.Reaping()
 }
 
 func (s *state) Restore(r io.Reader) error {

@@ -50,7 +50,7 @@ func (t *txn) setACL(op *nspb.SetAcl) error {
 	} else {
 		full, err := by.change(acl.Full(n.mode, n.acl()), spec)
 		if err == nil && n.dir == nil && full[len(full)-1].Scope == acl.Default {
-			return exception.New(exception.ACL, "Invalid ACL: only directories may have a default ACL. Path: %s Path: %s", n.Path(), shown)
+			return exception.New(exception.ACL, "Invalid ACL: only directories may have a default ACL. Path: %s Path: %s", t.ns.path(n), shown)
 		}
 		if err != nil {
 			return aclError(err, shown)
@@ -58,6 +58,7 @@ func (t *txn) setACL(op *nspb.SetAcl) error {
 		mode, kept = acl.Split(n.mode, full)
 	}
 	if t.write() {
+		n = t.ns.inodes.Change(n.id)
 		n.mode = mode
 		n.alter(func(a *attributes) { a.acl = kept })
 	}
@@ -123,13 +124,13 @@ type modes struct {
 
 // inherit gives a new inode its mode, and what it inherits of its parent's access
 // control list. Of a client's umask the list takes the place, as POSIX has it.
-func (n *Inode) inherit(m modes) {
+func (n *Inode) inherit(parent *Inode, m modes) {
 	n.mode = m.masked & modeBits
 	asked := n.mode
 	if m.unmasked != nil {
 		asked = uint16(*m.unmasked) & modeBits
 	}
-	mode, kept, ok := acl.Inherit(n.parent.acl(), asked, n.dir != nil)
+	mode, kept, ok := acl.Inherit(parent.acl(), asked, n.dir != nil)
 	if ok {
 		n.mode = mode
 		n.alter(func(a *attributes) { a.acl = kept })

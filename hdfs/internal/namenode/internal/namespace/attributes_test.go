@@ -41,16 +41,16 @@ func (m *machine) auditAttributes(n *Inode) {
 		return
 	}
 	if n.more.empty() {
-		m.t.Fatalf("%s keeps a value for nothing", n.Path())
+		m.t.Fatalf("%s keeps a value for nothing", m.ns.path(n))
 	}
 	if len(n.acl()) == 0 {
 		return
 	}
 	if err := acl.Check(n.acl()); err != nil {
-		m.t.Fatalf("%s: %v", n.Path(), err)
+		m.t.Fatalf("%s: %v", m.ns.path(n), err)
 	}
 	if n.dir == nil && len(acl.DefaultsOf(n.acl())) > 0 {
-		m.t.Fatalf("the file %s has a default list", n.Path())
+		m.t.Fatalf("the file %s has a default list", m.ns.path(n))
 	}
 }
 

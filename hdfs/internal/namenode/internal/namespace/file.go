@@ -12,47 +12,48 @@ import (
 // that its old writer can't go on.
 const recoveryHolder = "HDFS_NameNode"
 
-func (ns *Namespace) lease(n *Inode, holder string) {
-	ns.release(n)
-	n.file.open, n.file.holder = true, holder
+func (ns *Namespace) lease(id uint64, holder string) {
+	ns.release(id)
+	ns.changeFile(id).holder = &holder
 	held := ns.leases[holder]
 	if held == nil {
-		held = make(map[uint64]*Inode)
+		held = make(map[uint64]struct{})
 		ns.leases[holder] = held
 	}
-	held[n.id] = n
+	held[id] = struct{}{}
 }
 
-func (ns *Namespace) release(n *Inode) {
-	if !n.file.open {
+func (ns *Namespace) release(id uint64) {
+	f := ns.inodes.Get(id).file
+	if !f.open() {
 		return
 	}
-	held := ns.leases[n.file.holder]
-	delete(held, n.id)
+	held := ns.leases[*f.holder]
+	delete(held, id)
 	if len(held) == 0 {
-		delete(ns.leases, n.file.holder)
+		delete(ns.leases, *f.holder)
 	}
-	n.file.open, n.file.holder = false, ""
+	ns.changeFile(id).holder = nil
 }
 
-func (f *file) last() *Block {
+func (ns *Namespace) lastBlock(f *file) *Block {
 	if len(f.blocks) == 0 {
 		return nil
 	}
-	return f.blocks[len(f.blocks)-1]
+	return ns.blocks.Get(f.blocks[len(f.blocks)-1])
 }
 
-func (f *file) secondLast() *Block {
+func (ns *Namespace) secondLastBlock(f *file) *Block {
 	if len(f.blocks) < 2 {
 		return nil
 	}
-	return f.blocks[len(f.blocks)-2]
+	return ns.blocks.Get(f.blocks[len(f.blocks)-2])
 }
 
-func (f *file) length() uint64 {
+func (ns *Namespace) length(f *file) uint64 {
 	var n uint64
-	for _, b := range f.blocks {
-		n += b.Length
+	for _, id := range f.blocks {
+		n += ns.blocks.Get(id).Length
 	}
 	return n
 }
@@ -94,10 +95,10 @@ func (t *txn) create(op *nspb.Create) error {
 	n := r.last()
 	switch {
 	case n == nil:
-		if err := checkNewNames(r); err != nil {
+		if err := ns.checkNewNames(r); err != nil {
 			return err
 		}
-	case !op.GetOverwrite() && n.file.open:
+	case !op.GetOverwrite() && n.file.open():
 		return t.beingCreated("CREATE_FILE", n, op.GetHolder())
 	case !op.GetOverwrite():
 		return exception.New(exception.FileAlreadyExists, "%s for client %s already exists", r, op.GetHolder())
@@ -106,14 +107,14 @@ func (t *txn) create(op *nspb.Create) error {
 		return nil
 	}
 	if n != nil {
-		t.remove(n)
+		t.remove(n.id)
 	}
 	// As in HDFS, directories that a file needs inherit their parent's mode.
 	parent := t.makeParents(r, modes{masked: r.ancestor().mode})
 	n = t.newChild(parent, r.base(), nil, modes{masked: uint16(op.GetMode()), unmasked: op.Unmasked})
 	n.file = &file{replication: uint16(op.GetReplication()), blockSize: op.GetBlockSize()}
 	ns.files++
-	ns.lease(n, op.GetHolder())
+	ns.lease(n.id, op.GetHolder())
 	t.res.OK, t.res.Inode = true, n.id
 	return nil
 }
@@ -168,13 +169,14 @@ func checkHolder(what, path, holder string) error {
 }
 
 func (t *txn) beingCreated(what string, n *Inode, holder string) error {
-	if n.file.holder == holder {
-		return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because %s is already the current lease holder.", what, n.Path(), holder, holder)
+	ns := t.ns
+	if n.file.heldBy() == holder {
+		return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because %s is already the current lease holder.", what, ns.path(n), holder, holder)
 	}
-	if last := n.file.last(); last != nil && last.Construction != nil && last.Construction.Recovery != 0 {
-		return exception.New(exception.RecoveryInProgress, "Failed to %s %s for %s because another recovery is in progress by %s.", what, n.Path(), holder, n.file.holder)
+	if last := ns.lastBlock(n.file); last != nil && last.Construction != nil && last.Construction.Recovery != 0 {
+		return exception.New(exception.RecoveryInProgress, "Failed to %s %s for %s because another recovery is in progress by %s.", what, ns.path(n), holder, n.file.heldBy())
 	}
-	return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because this file lease is currently owned by %s.", what, n.Path(), holder, n.file.holder)
+	return exception.New(exception.AlreadyBeingCreated, "Failed to %s %s for %s because this file lease is currently owned by %s.", what, ns.path(n), holder, n.file.heldBy())
 }
 
 // writable finds a file that holder is writing. A client that knows the
@@ -184,18 +186,19 @@ func (t *txn) writable(path string, id uint64, holder string) (*Inode, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !n.file.open {
-		return nil, exception.New(exception.LeaseExpired, "File is not open for writing: %s (inode %d) Holder %s does not have any open files.", n.Path(), n.id, holder)
+	ns := t.ns
+	if !n.file.open() {
+		return nil, exception.New(exception.LeaseExpired, "File is not open for writing: %s (inode %d) Holder %s does not have any open files.", ns.path(n), n.id, holder)
 	}
-	if n.file.holder != holder {
-		return nil, exception.New(exception.LeaseExpired, "Client (=%s) is not the lease owner (=%s): %s (inode %d) Holder %s does not have any open files.", holder, n.file.holder, n.Path(), n.id, holder)
+	if n.file.heldBy() != holder {
+		return nil, exception.New(exception.LeaseExpired, "Client (=%s) is not the lease owner (=%s): %s (inode %d) Holder %s does not have any open files.", holder, n.file.heldBy(), ns.path(n), n.id, holder)
 	}
 	return n, nil
 }
 
 func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, error) {
 	ns := t.ns
-	n, shown := ns.inodes[id], path
+	n, shown := ns.byID(id), path
 	if id == 0 {
 		r, err := ns.resolve(&t.caller, path, writing)
 		if err != nil {
@@ -211,14 +214,14 @@ func (t *txn) writableOrClosed(path string, id uint64, holder string) (*Inode, e
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s (inode %d) Holder %s does not have any open files.", printable(shown), id, printable(holder))
 	}
 	if n.file == nil {
-		return nil, exception.New(exception.LeaseExpired, "INode is not a regular file: %s (inode %d) Holder %s does not have any open files.", n.Path(), n.id, printable(holder))
+		return nil, exception.New(exception.LeaseExpired, "INode is not a regular file: %s (inode %d) Holder %s does not have any open files.", ns.path(n), n.id, printable(holder))
 	}
 	return n, nil
 }
 
 // checkCommit checks what a client says a block has become. Of one that is
 // complete already it may say anything.
-func checkCommit(b *Block, p *nspb.Block) error {
+func (ns *Namespace) checkCommit(b *Block, p *nspb.Block) error {
 	if b.Construction == nil {
 		return nil
 	}
@@ -234,16 +237,17 @@ func checkCommit(b *Block, p *nspb.Block) error {
 	if p.GetLength() < b.Length {
 		return exception.New(exception.IO, "Commit or complete block %d: commit length %d is less than the length %d already known", b.ID, p.GetLength(), b.Length)
 	}
-	if p.GetLength() > b.inode.file.blockSize {
-		return exception.New(exception.IO, "Commit or complete block %d: length %d is more than the file's block size %d", b.ID, p.GetLength(), b.inode.file.blockSize)
+	if limit := ns.inodes.Get(b.inode).file.blockSize; p.GetLength() > limit {
+		return exception.New(exception.IO, "Commit or complete block %d: length %d is more than the file's block size %d", b.ID, p.GetLength(), limit)
 	}
 	return nil
 }
 
-func (t *txn) commitBlock(b *Block, length uint64) {
-	if b.Construction == nil {
+func (t *txn) commitBlock(id, length uint64) {
+	if t.ns.blocks.Get(id).Construction == nil {
 		return
 	}
+	b := t.ns.blocks.Change(id)
 	b.Length = length
 	b.Construction = nil
 	delete(t.ns.recovering, b.ID)
@@ -257,17 +261,17 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 		return err
 	}
 	f, prev := n.file, op.GetPrevious()
-	last := f.last()
+	last := ns.lastBlock(f)
 	switch {
 	case last.matches(prev):
 		if last != nil {
-			if err := checkCommit(last, prev); err != nil {
+			if err := ns.checkCommit(last, prev); err != nil {
 				return err
 			}
 		}
 	case prev == nil && last != nil && last.Construction == nil && last.Length >= f.blockSize:
 		// Appending after a full block.
-	case f.secondLast().matches(prev):
+	case ns.secondLastBlock(f).matches(prev):
 		// Asked again: the answer to this very request was lost.
 		if last.Construction == nil || last.Length != 0 || last.Construction.Recovery != 0 {
 			return exception.New(exception.IO, "Request looked like a retry to allocate block %d but it already contains %d bytes", last.ID, last.Length)
@@ -275,10 +279,10 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 		t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(last)
 		return nil
 	default:
-		return exception.New(exception.IO, "Cannot allocate block in %s: passed 'previous' block %d does not match actual last block in file %d", n.Path(), prev.GetId(), idOf(last))
+		return exception.New(exception.IO, "Cannot allocate block in %s: passed 'previous' block %d does not match actual last block in file %d", ns.path(n), prev.GetId(), idOf(last))
 	}
 	if len(f.blocks) >= MaxFileBlocks {
-		return exception.New(exception.IO, "File %s has reached the limit on maximum number of blocks: %d >= %d", n.Path(), len(f.blocks), MaxFileBlocks)
+		return exception.New(exception.IO, "File %s has reached the limit on maximum number of blocks: %d >= %d", ns.path(n), len(f.blocks), MaxFileBlocks)
 	}
 	if op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps {
 		return exception.New(exception.IO, "generation stamp %d was not reserved", op.GetGeneration())
@@ -287,12 +291,12 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 		return nil
 	}
 	if last != nil && prev != nil {
-		t.commitBlock(last, prev.GetLength())
+		t.commitBlock(last.ID, prev.GetLength())
 	}
-	b := &Block{ID: ns.nextBlock, Generation: op.GetGeneration(), inode: n, Construction: &Construction{Targets: slices.Clone(op.GetTargets())}}
+	b := ns.blocks.Put(ns.nextBlock, Block{ID: ns.nextBlock, Generation: op.GetGeneration(), inode: n.id, Construction: &Construction{Targets: slices.Clone(op.GetTargets())}})
 	ns.nextBlock++
-	ns.blocks[b.ID] = b
-	f.blocks = append(f.blocks, b)
+	f = ns.changeFile(n.id)
+	f.blocks = append(f.blocks, b.ID)
 	t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(b)
 	return nil
 }
@@ -310,22 +314,15 @@ func (t *txn) abandonBlock(op *nspb.AbandonBlock) error {
 		return err
 	}
 	// As in HDFS it may be complete: after an append, say.
-	last := n.file.last()
+	last := t.ns.lastBlock(n.file)
 	if last == nil || last.ID != op.GetBlock().GetId() {
 		return nil
 	}
 	if !t.write() {
 		return nil
 	}
-	t.dropLast(n.file)
+	t.dropLast(n.id)
 	return nil
-}
-
-func (t *txn) dropLast(f *file) {
-	last := f.last()
-	f.blocks[len(f.blocks)-1] = nil
-	f.blocks = f.blocks[:len(f.blocks)-1]
-	t.forgetBlock(last)
 }
 
 func (t *txn) complete(op *nspb.Complete) error {
@@ -333,8 +330,9 @@ func (t *txn) complete(op *nspb.Complete) error {
 	if err != nil {
 		return err
 	}
-	last := n.file.last()
-	if !n.file.open && last.matches(op.GetLast()) {
+	ns := t.ns
+	last := ns.lastBlock(n.file)
+	if !n.file.open() && last.matches(op.GetLast()) {
 		t.res.OK = true // asked again
 		return nil
 	}
@@ -342,7 +340,7 @@ func (t *txn) complete(op *nspb.Complete) error {
 		return err
 	}
 	if last != nil && op.GetLast() != nil {
-		if err := checkCommit(last, op.GetLast()); err != nil {
+		if err := ns.checkCommit(last, op.GetLast()); err != nil {
 			return err
 		}
 	}
@@ -353,15 +351,16 @@ func (t *txn) complete(op *nspb.Complete) error {
 		return nil
 	}
 	if last != nil {
-		t.commitBlock(last, op.GetLast().GetLength())
+		t.commitBlock(last.ID, op.GetLast().GetLength())
 	}
-	t.close(n)
+	t.close(n.id)
 	t.res.OK = true
 	return nil
 }
 
-func (t *txn) close(n *Inode) {
-	t.ns.release(n)
+func (t *txn) close(id uint64) {
+	t.ns.release(id)
+	n := t.ns.inodes.Change(id)
 	n.mtime = t.now()
 	t.touch(n.file.blocks)
 }
@@ -371,16 +370,17 @@ func (t *txn) fsync(op *nspb.Fsync) error {
 	if err != nil {
 		return err
 	}
-	last := n.file.last()
+	ns := t.ns
+	last := ns.lastBlock(n.file)
 	if op.GetLastBlockLength() < 0 || last == nil || last.Construction == nil {
 		return nil
 	}
 	length := uint64(op.GetLastBlockLength())
 	if length > n.file.blockSize {
-		return exception.New(exception.IO, "fsync %s: last block length %d is more than the block size %d", n.Path(), length, n.file.blockSize)
+		return exception.New(exception.IO, "fsync %s: last block length %d is more than the block size %d", ns.path(n), length, n.file.blockSize)
 	}
 	if length > last.Length && t.write() {
-		last.Length = length
+		ns.blocks.Change(last.ID).Length = length
 	}
 	return nil
 }
@@ -404,18 +404,19 @@ func (t *txn) append(op *nspb.Append) error {
 	if err := ns.need(&t.caller, n, Write); err != nil {
 		return err
 	}
-	if n.file.open {
+	if n.file.open() {
 		return t.beingCreated("APPEND_FILE", n, op.GetHolder())
 	}
 	if !t.write() {
 		return nil
 	}
-	ns.lease(n, op.GetHolder())
+	ns.lease(n.id, op.GetHolder())
 	t.res.OK, t.res.Inode = true, n.id
-	last := n.file.last()
+	last := ns.lastBlock(n.file)
 	if last != nil && last.Length < n.file.blockSize && !op.GetNewBlock() {
 		// The generation stamp stays: replicas have it. A client that needs a new
 		// one for its pipeline asks for it, and then updates the pipeline.
+		last = ns.blocks.Change(last.ID)
 		last.Construction = &Construction{Targets: slices.Clone(op.GetTargets())}
 		t.res.Block = copyOf(last)
 	}
@@ -442,14 +443,14 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 		return err
 	}
 	f := n.file
-	length := f.length()
-	if last := f.last(); last != nil && last.Construction != nil && last.Construction.Recovery != 0 && last.Construction.Truncate {
+	length := ns.length(f)
+	if last := ns.lastBlock(f); last != nil && last.Construction != nil && last.Construction.Recovery != 0 && last.Construction.Truncate {
 		if op.GetLength() == length-last.Length+last.Construction.TruncateTo {
 			return nil // it is under way: OK stays false
 		}
-		return exception.New(exception.AlreadyBeingCreated, "Failed to TRUNCATE_FILE %s for %s because it is being truncated.", n.Path(), op.GetHolder())
+		return exception.New(exception.AlreadyBeingCreated, "Failed to TRUNCATE_FILE %s for %s because it is being truncated.", ns.path(n), op.GetHolder())
 	}
-	if f.open {
+	if f.open() {
 		return t.beingCreated("TRUNCATE_FILE", n, op.GetHolder())
 	}
 	if op.GetLength() > length {
@@ -460,8 +461,12 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 		return nil
 	}
 	keep, rest := 0, op.GetLength()
-	for keep < len(f.blocks) && f.blocks[keep].Length <= rest {
-		rest -= f.blocks[keep].Length
+	for keep < len(f.blocks) {
+		length := ns.blocks.Get(f.blocks[keep]).Length
+		if length > rest {
+			break
+		}
+		rest -= length
 		keep++
 	}
 	if rest > 0 && (op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps) {
@@ -470,38 +475,38 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 	if !t.write() {
 		return nil
 	}
-	n.mtime = t.now()
+	ns.inodes.Change(n.id).mtime = t.now()
 	if rest > 0 {
 		keep++
 	}
-	for len(f.blocks) > keep {
-		t.dropLast(f)
+	for range len(f.blocks) - keep {
+		t.dropLast(n.id)
 	}
 	if rest == 0 {
 		return nil
 	}
-	last := f.last()
-	ns.lease(n, op.GetHolder())
+	ns.lease(n.id, op.GetHolder())
+	last := ns.blocks.Change(f.blocks[keep-1])
 	last.Construction = &Construction{Targets: slices.Clone(op.GetTargets()), Recovery: op.GetGeneration(), Truncate: true, TruncateTo: rest}
-	ns.recovering[last.ID] = last
+	ns.recovering[last.ID] = struct{}{}
 	t.res.OK, t.res.Block = false, copyOf(last)
 	return nil
 }
 
 // Constructing finds a block that holder is writing.
 func (ns *Namespace) constructing(id uint64, holder string) (*Block, error) {
-	b := ns.blocks[id]
+	b := ns.blockByID(id)
 	if b == nil {
 		return nil, exception.New(exception.IO, "block %d does not exist: its file was deleted or the block abandoned", id)
 	}
-	if b.Construction == nil || !b.inode.file.open {
-		return nil, exception.New(exception.IO, "block %d of %s is not under construction", id, b.inode.Path())
+	if b.Construction == nil || !ns.inodes.Get(b.inode).file.open() {
+		return nil, exception.New(exception.IO, "block %d of %s is not under construction", id, ns.path(ns.inodes.Get(b.inode)))
 	}
-	if b.inode.file.holder != holder {
-		return nil, exception.New(exception.LeaseExpired, "Client (=%s) is not the lease owner (=%s): %s (inode %d)", holder, b.inode.file.holder, b.inode.Path(), b.inode.id)
+	if ns.inodes.Get(b.inode).file.heldBy() != holder {
+		return nil, exception.New(exception.LeaseExpired, "Client (=%s) is not the lease owner (=%s): %s (inode %d)", holder, ns.inodes.Get(b.inode).file.heldBy(), ns.path(ns.inodes.Get(b.inode)), b.inode)
 	}
 	if b.Construction.Recovery != 0 {
-		return nil, exception.New(exception.IO, "block %d of %s is being recovered", id, b.inode.Path())
+		return nil, exception.New(exception.IO, "block %d of %s is being recovered", id, ns.path(ns.inodes.Get(b.inode)))
 	}
 	return b, nil
 }
@@ -517,27 +522,30 @@ func (t *txn) updatePipeline(op *nspb.UpdatePipeline) error {
 		return exception.New(exception.IllegalArgument, "Update block %d: a pipeline of %d DataNodes", b.ID, len(op.GetTargets()))
 	}
 	if next.GetId() != b.ID || next.GetGeneration() <= b.Generation || next.GetGeneration() >= ns.stamps ||
-		next.GetLength() < b.Length || next.GetLength() > b.inode.file.blockSize {
+		next.GetLength() < b.Length || next.GetLength() > ns.inodes.Get(b.inode).file.blockSize {
 		return exception.New(exception.IO, "Update block %d (generation stamp %d, length %d) to an older state: block %d, generation stamp %d, length %d", b.ID, b.Generation, b.Length, next.GetId(), next.GetGeneration(), next.GetLength())
 	}
 	if !t.write() {
 		return nil
 	}
+	b = ns.blocks.Change(b.ID)
 	b.Generation, b.Length = next.GetGeneration(), next.GetLength()
-	b.Construction.Targets = slices.Clone(op.GetTargets())
+	u := *b.Construction
+	u.Targets = slices.Clone(op.GetTargets())
+	b.Construction = &u
 	t.res.OK = true
 	return nil
 }
 
 func (t *txn) startRecovery(op *nspb.StartRecovery) error {
 	ns := t.ns
-	n := ns.inodes[op.GetFile()]
-	if n == nil || n.file == nil || !n.file.open {
+	n := ns.byID(op.GetFile())
+	if n == nil || n.file == nil || !n.file.open() {
 		return exception.New(exception.IO, "inode %d is no file under construction", op.GetFile())
 	}
-	b := n.file.last()
+	b := ns.lastBlock(n.file)
 	if b == nil || b.ID != op.GetBlock() || b.Construction == nil {
-		return exception.New(exception.IO, "block %d is not the last block of %s under construction", op.GetBlock(), n.Path())
+		return exception.New(exception.IO, "block %d is not the last block of %s under construction", op.GetBlock(), ns.path(n))
 	}
 	if op.GetGeneration() <= max(b.Generation, b.Construction.Recovery) || op.GetGeneration() >= ns.stamps {
 		return exception.New(exception.IO, "recovery of block %d needs a generation stamp above %d, got %d", b.ID, max(b.Generation, b.Construction.Recovery), op.GetGeneration())
@@ -545,16 +553,19 @@ func (t *txn) startRecovery(op *nspb.StartRecovery) error {
 	if !t.write() {
 		return nil
 	}
-	ns.lease(n, recoveryHolder)
-	b.Construction.Recovery = op.GetGeneration()
-	ns.recovering[b.ID] = b
+	ns.lease(n.id, recoveryHolder)
+	b = ns.blocks.Change(b.ID)
+	u := *b.Construction
+	u.Recovery = op.GetGeneration()
+	b.Construction = &u
+	ns.recovering[b.ID] = struct{}{}
 	t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(b)
 	return nil
 }
 
 func (t *txn) commitRecovery(op *nspb.CommitRecovery) error {
 	ns := t.ns
-	b := ns.blocks[op.GetBlock()]
+	b := ns.blockByID(op.GetBlock())
 	if b == nil {
 		return exception.New(exception.IO, "block %d does not exist: its file was deleted", op.GetBlock())
 	}
@@ -572,46 +583,47 @@ func (t *txn) commitRecovery(op *nspb.CommitRecovery) error {
 	switch {
 	case drop && op.GetLength() != 0:
 		return exception.New(exception.IO, "recovery of block %d with length %d names no DataNode", b.ID, op.GetLength())
-	case op.GetLength() > b.inode.file.blockSize:
-		return exception.New(exception.IO, "recovery of block %d ends with length %d, more than the block size %d", b.ID, op.GetLength(), b.inode.file.blockSize)
+	case op.GetLength() > ns.inodes.Get(b.inode).file.blockSize:
+		return exception.New(exception.IO, "recovery of block %d ends with length %d, more than the block size %d", b.ID, op.GetLength(), ns.inodes.Get(b.inode).file.blockSize)
 	case !drop && b.Construction.Truncate && op.GetLength() != b.Construction.TruncateTo:
 		return exception.New(exception.IO, "truncation of block %d to %d bytes ended with %d", b.ID, b.Construction.TruncateTo, op.GetLength())
 	}
 	if !t.write() {
 		return nil
 	}
-	n := b.inode
+	file := b.inode
 	if drop {
-		t.dropLast(n.file)
+		t.dropLast(file)
 	} else {
-		b.Generation = op.GetGeneration()
-		t.commitBlock(b, op.GetLength())
+		ns.blocks.Change(b.ID).Generation = op.GetGeneration()
+		t.commitBlock(b.ID, op.GetLength())
 	}
-	t.close(n)
+	t.close(file)
 	t.res.OK = true
 	return nil
 }
 
 func (t *txn) closeFile(op *nspb.CloseFile) error {
-	n := t.ns.inodes[op.GetFile()]
-	if n == nil || n.file == nil || !n.file.open {
+	ns := t.ns
+	n := ns.byID(op.GetFile())
+	if n == nil || n.file == nil || !n.file.open() {
 		return nil
 	}
-	last := n.file.last()
+	last := ns.lastBlock(n.file)
 	unwritten := last != nil && last.Construction != nil
 	if unwritten && !op.GetDropLast() && !op.GetKeepLast() {
-		return exception.New(exception.IO, "the last block of %s is under construction", n.Path())
+		return exception.New(exception.IO, "the last block of %s is under construction", ns.path(n))
 	}
 	if !t.write() {
 		return nil
 	}
 	switch {
 	case unwritten && op.GetKeepLast():
-		t.commitBlock(last, last.Length)
+		t.commitBlock(last.ID, last.Length)
 	case unwritten:
-		t.dropLast(n.file)
+		t.dropLast(n.id)
 	}
-	t.close(n)
+	t.close(n.id)
 	t.res.OK = true
 	return nil
 }

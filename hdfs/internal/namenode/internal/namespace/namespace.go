@@ -17,6 +17,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/internal/cow"
 )
 
 // Limits of HDFS's defaults.
@@ -40,30 +41,6 @@ const (
 	firstStamp   = 1000
 )
 
-// Inode is a file or a directory. Those outside this package read it under
-// the caller's lock and keep none.
-type Inode struct {
-	id     uint64
-	name   string
-	parent *Inode
-	mtime  int64
-	atime  int64
-	owner  uint32
-	group  uint32
-	mode   uint16
-	dir    *children // nil: a file
-	file   *file     // nil: a directory
-	more   *attributes
-}
-
-type file struct {
-	replication uint16
-	blockSize   uint64
-	blocks      []*Block
-	holder      string // of the lease
-	open        bool   // under construction
-}
-
 // Block is one block of a file.
 type Block struct {
 	ID         uint64
@@ -72,10 +49,11 @@ type Block struct {
 	// Construction is nil once length and generation are final.
 	Construction *Construction
 
-	inode *Inode
+	inode uint64
 }
 
-// Construction is what a block has only while it is written or recovered.
+// Construction is what a block has only while it is written or recovered. Once a block has
+// it it does not change: a change makes another one.
 type Construction struct {
 	Targets    []string // uuids of the DataNodes of its pipeline
 	Recovery   uint64   // generation stamp of the recovery under way, 0: none
@@ -99,12 +77,14 @@ type Namespace struct {
 	clusterID   string
 	blockPoolID string
 
-	root   *Inode
-	inodes map[uint64]*Inode
-	blocks map[uint64]*Block
-	leases map[string]map[uint64]*Inode
+	gen    uint64 // counts the versions taken; see Freeze
+	inodes cow.Map[Inode]
+	blocks cow.Map[Block]
+	leases map[string]map[uint64]struct{} // inodes by holder
+	// detached are directories that were deleted and still have to be taken apart, see Reap.
+	detached []detached
 
-	recovering map[uint64]*Block // those with a recovery under way
+	recovering map[uint64]struct{} // blocks with a recovery under way
 	datanodes  map[string]Datanode
 
 	names   []string
@@ -118,27 +98,27 @@ type Namespace struct {
 
 	files int64
 	retry retryCache
+	// What goes of a deleted tree with an entry; constants, but in tests.
+	reapNow, reapBehind int
 }
 
 // New returns a namespace that has not been formatted: apply an entry with a
 // Format to it first.
 func New() *Namespace {
 	ns := &Namespace{
-		inodes:     make(map[uint64]*Inode),
-		blocks:     make(map[uint64]*Block),
-		leases:     make(map[string]map[uint64]*Inode),
-		recovering: make(map[uint64]*Block),
+		leases:     make(map[string]map[uint64]struct{}),
+		recovering: make(map[uint64]struct{}),
 		datanodes:  make(map[string]Datanode),
 		nameIDs:    make(map[string]uint32),
 		nextInode:  rootID,
 		nextBlock:  firstBlockID,
 		stamps:     firstStamp,
+		reapNow:    reapNow,
+		reapBehind: reapBehind,
 	}
 	ns.retry.calls = make(map[callKey]call)
-	ns.root = &Inode{id: ns.nextInode, dir: &children{}, mode: 0o755}
-	ns.root.owner = ns.intern("")
-	ns.root.group = ns.root.owner
-	ns.inodes[ns.root.id] = ns.root
+	nobody := ns.intern("")
+	ns.inodes.Put(rootID, Inode{id: rootID, dir: &directory{}, mode: 0o755, owner: nobody, group: nobody})
 	ns.nextInode++
 	return ns
 }
@@ -191,9 +171,12 @@ func (ns *Namespace) Apply(e *nspb.Entry) (Result, error) {
 		}
 	}
 	ns.tick(e.GetTimeMs())
+	reaped := ns.Reap(ns.reapBehind)
 	t := txn{ns: ns, entry: e, caller: callerOf(e)}
-	if err := t.run(); err != nil {
-		return Result{}, err
+	err := t.run()
+	t.res.Removed = append(t.res.Removed, reaped...)
+	if err != nil {
+		return Result{Removed: t.res.Removed}, err
 	}
 	if key, ok := keyOf(e); ok {
 		ns.retry.add(key, call{time: ns.clock, ok: t.res.OK, inode: t.res.Inode})
@@ -272,9 +255,10 @@ func (t *txn) format(op *nspb.Format) error {
 	}
 	ns.clusterID = op.GetClusterId()
 	ns.blockPoolID = op.GetBlockPoolId()
-	ns.root.owner = ns.intern(op.GetSuperuser())
-	ns.root.group = ns.intern(op.GetSupergroup())
-	ns.root.mtime = t.now()
+	root := ns.inodes.Change(rootID)
+	root.owner = ns.intern(op.GetSuperuser())
+	root.group = ns.intern(op.GetSupergroup())
+	root.mtime = t.now()
 	return nil
 }
 
@@ -355,9 +339,10 @@ func (ns *Namespace) Stamps() uint64 { return ns.stamps }
 // NextBlock returns a block id that no block has had so far, and none above it.
 func (ns *Namespace) NextBlock() uint64 { return ns.nextBlock }
 
-// Counts returns how many files, directories and blocks there are.
+// Counts returns how many files, directories and blocks there are, those included that
+// [Namespace.Reap] has yet to take apart.
 func (ns *Namespace) Counts() (files, directories, blocks int) {
-	return int(ns.files), len(ns.inodes) - int(ns.files), len(ns.blocks)
+	return int(ns.files), ns.inodes.Len() - int(ns.files), ns.blocks.Len()
 }
 
 // Datanodes returns the DataNodes known, by uuid.

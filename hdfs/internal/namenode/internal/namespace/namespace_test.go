@@ -15,6 +15,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/internal/cow"
 )
 
 // machine runs operations as the NameNode does, and checks what must hold for each.
@@ -59,6 +60,7 @@ func (m *machine) apply(user string, e *nspb.Entry) (Result, error) {
 	if compare {
 		before = m.snapshot()
 	}
+	reaping := m.ns.Reaping()
 	checked, changes, checkErr := m.ns.Check(e)
 	if compare && !bytes.Equal(m.snapshot(), before) {
 		m.t.Fatalf("Check changed the state: %v", e)
@@ -73,7 +75,7 @@ func (m *machine) apply(user string, e *nspb.Entry) (Result, error) {
 		m.t.Fatalf("Check says %v, Apply %v: %v", checkErr, err, e)
 	}
 	if !changes {
-		if res.OK != checked.OK || len(res.Removed)+len(res.Touched) > 0 {
+		if res.OK != checked.OK || len(res.Touched) > 0 || !reaping && len(res.Removed) > 0 {
 			m.t.Fatalf("Check says that nothing changes, and %+v; Apply %+v: %v", checked, res, e)
 		}
 	}
@@ -90,54 +92,58 @@ func (m *machine) audit() {
 	m.t.Helper()
 	ns := m.ns
 	inodes, files, blocks, leased, recovering := 0, int64(0), 0, 0, 0
-	stack := []*Inode{ns.root}
+	if len(ns.detached) > 0 {
+		m.auditDetached()
+	}
+	stack := []*Inode{ns.root()}
 	for len(stack) > 0 {
 		n := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		inodes++
 		m.auditAttributes(n)
-		if ns.inodes[n.id] != n {
-			m.t.Fatalf("inode %d of %s is not in the index", n.id, n.Path())
+		if ns.byID(n.id) != n {
+			m.t.Fatalf("inode %d of %s is not in the index", n.id, ns.path(n))
 		}
 		if n.dir != nil {
-			count, last := 0, ""
-			for _, chunk := range n.dir.chunks {
-				if len(chunk) == 0 || len(chunk) > chunkSize {
-					m.t.Fatalf("a chunk of %d", len(chunk))
+			count, directories, last := 0, 0, ""
+			n.dir.names.After("", func(name string, id uint64) bool {
+				child := ns.inodes.Get(id)
+				if child == nil || child.name != name || last != "" && !cow.Before(last, name) || child.parent != n.id {
+					m.t.Fatalf("child %q after %q in %s", name, last, ns.path(n))
 				}
-				for _, child := range chunk {
-					if child.name <= last || child.parent != n {
-						m.t.Fatalf("child %q after %q in %s", child.name, last, n.Path())
-					}
-					last = child.name
-					count++
-					stack = append(stack, child)
+				last = name
+				count++
+				if child.dir != nil {
+					directories++
 				}
-			}
-			if count != n.dir.count {
-				m.t.Fatalf("%s counts %d children and has %d", n.Path(), n.dir.count, count)
+				stack = append(stack, child)
+				return true
+			})
+			if count != n.dir.names.Len() || directories != n.dir.directories {
+				m.t.Fatalf("%s counts %d children, %d of them directories, and has %d and %d", ns.path(n), n.dir.names.Len(), n.dir.directories, count, directories)
 			}
 			continue
 		}
 		files++
-		if n.file.open {
+		if n.file.open() {
 			leased++
-			if ns.leases[n.file.holder][n.id] != n {
-				m.t.Fatalf("the lease of %s is not in the index", n.Path())
+			if _, ok := ns.leases[*n.file.holder][n.id]; !ok {
+				m.t.Fatalf("the lease of %s is not in the index", ns.path(n))
 			}
 		}
-		for i, b := range n.file.blocks {
+		for i, id := range n.file.blocks {
 			blocks++
-			if ns.blocks[b.ID] != b || b.inode != n || b.ID >= ns.nextBlock || b.Generation >= ns.stamps {
-				m.t.Fatalf("block %d of %s", b.ID, n.Path())
+			b := ns.blocks.Get(id)
+			if b == nil || b.ID != id || b.inode != n.id || b.ID >= ns.nextBlock || b.Generation >= ns.stamps {
+				m.t.Fatalf("block %d of %s", id, ns.path(n))
 			}
 			if b.Construction != nil {
-				if !n.file.open || i != len(n.file.blocks)-1 {
-					m.t.Fatalf("block %d of %s is under construction", b.ID, n.Path())
+				if !n.file.open() || i != len(n.file.blocks)-1 {
+					m.t.Fatalf("block %d of %s is under construction", b.ID, ns.path(n))
 				}
 				if b.Construction.Recovery != 0 {
 					recovering++
-					if ns.recovering[b.ID] != b {
+					if _, ok := ns.recovering[b.ID]; !ok {
 						m.t.Fatalf("recovery of block %d is not in the index", b.ID)
 					}
 				}
@@ -151,9 +157,53 @@ func (m *machine) audit() {
 		}
 		indexed += len(held)
 	}
-	if inodes != len(ns.inodes) || files != ns.files || blocks != len(ns.blocks) || leased != indexed || recovering != len(ns.recovering) {
+	if len(ns.detached) > 0 {
+		return
+	}
+	if inodes != ns.inodes.Len() || files != ns.files || blocks != ns.blocks.Len() || leased != indexed || recovering != len(ns.recovering) {
 		m.t.Fatalf("the tree has %d inodes, %d files, %d blocks, %d leases, %d recoveries; the indexes %d, %d, %d, %d, %d",
-			inodes, files, blocks, leased, recovering, len(ns.inodes), ns.files, len(ns.blocks), indexed, len(ns.recovering))
+			inodes, files, blocks, leased, recovering, ns.inodes.Len(), ns.files, ns.blocks.Len(), indexed, len(ns.recovering))
+	}
+}
+
+// auditDetached checks that nobody sees what was deleted and is still there.
+func (m *machine) auditDetached() {
+	ns := m.ns
+	seen := make(map[uint64]bool)
+	stack := []*Inode{ns.root()}
+	for len(stack) > 0 {
+		n := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		seen[n.id] = true
+		if n.dir != nil {
+			n.dir.names.After("", func(_ string, id uint64) bool {
+				stack = append(stack, ns.inodes.Get(id))
+				return true
+			})
+		}
+	}
+	for id, n := range ns.inodes.From(0) {
+		if (ns.byID(id) != nil) != seen[id] {
+			m.t.Fatalf("inode %d is seen by its id %t, in the tree %t", id, !seen[id], seen[id])
+		}
+		if _, ok := ns.StatID(id); ok != seen[id] {
+			m.t.Fatalf("inode %d has a status: %t", id, ok)
+		}
+		if n.file == nil {
+			continue
+		}
+		for _, b := range n.file.blocks {
+			if _, ok := ns.Block(b); ok != seen[id] {
+				m.t.Fatalf("block %d of inode %d is known: %t", b, id, ok)
+			}
+		}
+	}
+	for _, holder := range ns.Holders() {
+		for _, id := range ns.OpenFiles(holder) {
+			if !seen[id] {
+				m.t.Fatalf("%s has a lease of inode %d, which is deleted", holder, id)
+			}
+		}
 	}
 }
 
@@ -165,6 +215,7 @@ func (m *machine) roundTrip() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	ns.reapNow = m.ns.reapNow
 	second, err := ns.AppendSnapshot(nil)
 	if err != nil {
 		m.t.Fatal(err)
@@ -362,7 +413,7 @@ func (m *machine) command(d *datadriven.TestData, user, op string, args []string
 		return fmt.Sprintf("%d bytes, %d on disk, %d files, %d directories\n", s.Total.Length, s.Total.Space, s.Total.Files, s.Total.Directories)
 	case "tree":
 		var out strings.Builder
-		m.tree(&out, m.ns.root)
+		m.tree(&out, m.ns.root())
 		return out.String()
 	case "leases":
 		var out strings.Builder
@@ -440,12 +491,12 @@ func (m *machine) line(s Status) string {
 }
 
 func (m *machine) tree(out *strings.Builder, n *Inode) {
-	fmt.Fprintf(out, "%-12s %s\n", n.Path(), m.line(m.ns.status(n)))
+	fmt.Fprintf(out, "%-12s %s\n", m.ns.path(n), m.line(m.ns.status(n)))
 	if n.dir == nil {
 		return
 	}
-	n.dir.after("", func(child *Inode) bool {
-		m.tree(out, child)
+	n.dir.names.After("", func(_ string, id uint64) bool {
+		m.tree(out, m.ns.inodes.Get(id))
 		return true
 	})
 }

@@ -113,9 +113,9 @@ func (ns *Namespace) resolve(c *caller, path string, intent intent) (resolved, e
 	case err != nil:
 		return r, err
 	case file != nil && intent == creating:
-		return r, exception.New(exception.ParentNotDirectory, "%s (is not a directory)", file.Path())
+		return r, exception.New(exception.ParentNotDirectory, "%s (is not a directory)", ns.path(file))
 	case file != nil:
-		return r, exception.New(exception.AccessControl, "%s (is not a directory)", file.Path())
+		return r, exception.New(exception.AccessControl, "%s (is not a directory)", ns.path(file))
 	case r.snapshot && intent != reading:
 		return r, exception.New(exception.SnapshotAccessControl, "Modification on a read-only snapshot is disallowed")
 	}
@@ -142,24 +142,24 @@ func (ns *Namespace) expandID(comps []string) ([]string, error) {
 	if err != nil {
 		return nil, exception.New(exception.FileNotFound, "Invalid inode path: %s", printable(shown))
 	}
-	n := ns.inodes[uint64(id)]
+	n := ns.byID(uint64(id))
 	if n == nil {
 		return nil, exception.New(exception.FileNotFound, "File for given inode path does not exist: %s", printable(shown))
 	}
 	rest := comps[3:]
 	if len(rest) > 0 && rest[0] == ".." {
-		if n.parent != nil {
-			n = n.parent
+		if n.id != rootID {
+			n = ns.inodes.Get(n.parent)
 		}
 		rest = nil
 	}
-	at, err := components(n.Path())
+	at, err := components(ns.path(n))
 	return append(at, rest...), err
 }
 
 func (ns *Namespace) walk(comps []string) resolved {
 	r := resolved{comps: comps, nodes: make([]*Inode, 1, len(comps)+1)}
-	r.nodes[0] = ns.root
+	r.nodes[0] = ns.root()
 	if len(comps) > 0 && comps[0] == snapshotName {
 		r.snapshot = true
 		if len(comps) > 1 { // the snapshot and its directory are one step
@@ -172,11 +172,11 @@ func (ns *Namespace) walk(comps []string) resolved {
 		if last.dir == nil {
 			break
 		}
-		n := last.dir.get(c)
-		if n == nil {
+		id, ok := last.dir.names.Get(c)
+		if !ok {
 			break
 		}
-		r.nodes = append(r.nodes, n)
+		r.nodes = append(r.nodes, ns.inodes.Get(id))
 	}
 	return r
 }
@@ -226,34 +226,15 @@ func (r resolved) within(other resolved) bool {
 	return true
 }
 
-// Path returns the inode's full path.
-func (n *Inode) Path() string {
-	if n.parent == nil {
-		return "/"
-	}
-	size := 0
-	for at := n; at.parent != nil; at = at.parent {
-		size += len(at.name) + 1
-	}
-	buf := make([]byte, size)
-	for at := n; at.parent != nil; at = at.parent {
-		size -= len(at.name)
-		copy(buf[size:], at.name)
-		size--
-		buf[size] = '/'
-	}
-	return string(buf)
-}
-
-func checkNewName(parent *Inode, name string) error {
-	if parent.parent == nil && name == reservedName {
+func (ns *Namespace) checkNewName(parent *Inode, name string) error {
+	if parent.id == rootID && name == reservedName {
 		return exception.New(exception.IllegalArgument, "File name \"%s\" is reserved and cannot be created.", name)
 	}
 	if len(name) > MaxComponentLength {
-		return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), parent.Path(), MaxComponentLength, len(name))
+		return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), ns.path(parent), MaxComponentLength, len(name))
 	}
-	if parent.dir.count >= MaxDirectoryItems {
-		return exception.New(exception.MaxDirectoryItemsExceeded, "The directory item limit of %s is exceeded: limit=%d items=%d", parent.Path(), MaxDirectoryItems, parent.dir.count+1)
+	if parent.dir.names.Len() >= MaxDirectoryItems {
+		return exception.New(exception.MaxDirectoryItemsExceeded, "The directory item limit of %s is exceeded: limit=%d items=%d", ns.path(parent), MaxDirectoryItems, parent.dir.names.Len()+1)
 	}
 	return checkNoSnapshot(name)
 }

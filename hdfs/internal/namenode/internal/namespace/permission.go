@@ -75,7 +75,7 @@ func (ns *Namespace) need(c *caller, n *Inode, want Access) error {
 	if ns.allowed(c, n, want) {
 		return nil
 	}
-	return exception.New(exception.AccessControl, "Permission denied: user=%s, access=%s, inode=\"%s\":%s", c.User, accessNames[want], n.Path(), ns.describe(n))
+	return exception.New(exception.AccessControl, "Permission denied: user=%s, access=%s, inode=\"%s\":%s", c.User, accessNames[want], ns.path(n), ns.describe(n))
 }
 
 func (ns *Namespace) describe(n *Inode) string {
@@ -142,7 +142,7 @@ func (ns *Namespace) needSticky(c *caller, parent, n *Inode) error {
 	if c.Superuser || parent.mode&sticky == 0 || ns.names[n.owner] == c.User || ns.names[parent.owner] == c.User {
 		return nil
 	}
-	return exception.New(exception.AccessControl, "Permission denied by sticky bit: user=%s, path=\"%s\":%s, parent=\"%s\":%s", c.User, n.Path(), ns.describe(n), parent.Path(), ns.describe(parent))
+	return exception.New(exception.AccessControl, "Permission denied by sticky bit: user=%s, path=\"%s\":%s, parent=\"%s\":%s", c.User, ns.path(n), ns.describe(n), ns.path(parent), ns.describe(parent))
 }
 
 // needLast is for what the path names, if it names anything.
@@ -157,7 +157,7 @@ func (ns *Namespace) needOwner(c *caller, n *Inode) error {
 	if c.Superuser || ns.names[n.owner] == c.User {
 		return nil
 	}
-	return exception.New(exception.AccessControl, "Permission denied. user=%s is not the owner of inode=%s", c.User, n.Path())
+	return exception.New(exception.AccessControl, "Permission denied. user=%s is not the owner of inode=%s", c.User, ns.path(n))
 }
 
 // needSubtree is for deleting what is below n: all rights on every directory
@@ -166,42 +166,18 @@ func (ns *Namespace) needSubtree(c *caller, n *Inode) error {
 	if c.Superuser {
 		return nil
 	}
-	return eachDirectory(n, func(d *Inode) error {
-		if d.dir.count == 0 {
+	return ns.eachDirectory(n, func(d *Inode) error {
+		if d.dir.names.Len() == 0 {
 			return nil
 		}
 		if err := ns.need(c, d, Read|Write|Execute); err != nil || d.mode&sticky == 0 {
 			return err
 		}
 		var err error
-		d.dir.after("", func(child *Inode) bool {
-			err = ns.needSticky(c, d, child)
+		d.dir.names.After("", func(_ string, child uint64) bool {
+			err = ns.needSticky(c, d, ns.inodes.Get(child))
 			return err == nil
 		})
 		return err
 	})
-}
-
-// eachDirectory does not recurse: a path may be a thousand levels deep, but the
-// stack of a state machine should not depend on its input.
-func eachDirectory(n *Inode, visit func(*Inode) error) error {
-	if n.dir == nil {
-		return nil
-	}
-	stack := []*Inode{n}
-	for len(stack) > 0 {
-		d := stack[len(stack)-1]
-		stack = stack[:len(stack)-1]
-		if err := visit(d); err != nil {
-			return err
-		}
-		for _, chunk := range d.dir.chunks {
-			for _, child := range chunk {
-				if child.dir != nil {
-					stack = append(stack, child)
-				}
-			}
-		}
-	}
-	return nil
 }

@@ -72,7 +72,7 @@ func (m *machine) randomEntry(rng *rand.Rand) (user string, e *nspb.Entry) {
 		user = ""
 	case 18:
 		c := &nspb.CommitRecovery{Block: &lastID, Generation: stamp(), Length: proto.Uint64(last.GetLength()), Targets: []string{"d"}}
-		if b := m.ns.blocks[lastID]; b != nil && b.Construction != nil {
+		if b := m.ns.blocks.Get(lastID); b != nil && b.Construction != nil {
 			c.Generation = &b.Construction.Recovery
 			if b.Construction.Truncate {
 				c.Length = &b.Construction.TruncateTo
@@ -223,11 +223,11 @@ func TestRetryCacheIsBounded(t *testing.T) {
 		t.Fatal("the newest call is forgotten")
 	}
 	// As a version without the bound has written it.
-	var older []callKey
+	var older []remembered
 	for i := range 1000 {
 		key := callKey{client, -1 - int32(i)}
 		ns.retry.calls[key] = call{time: ns.clock}
-		older = append(older, key)
+		older = append(older, remembered{key, call{time: ns.clock}})
 	}
 	ns.retry.order = append(older, ns.retry.order...)
 	buf, err := ns.AppendSnapshot(nil)
@@ -243,54 +243,6 @@ func TestRetryCacheIsBounded(t *testing.T) {
 	}
 	if _, ok := again.Answered(client, maxCalls+999); !ok {
 		t.Fatal("the newest call was not restored")
-	}
-}
-
-func TestChildren(t *testing.T) {
-	for seed := range uint64(4) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		var c children
-		model := map[string]bool{}
-		for i := range 20000 {
-			name := fmt.Sprint(rng.IntN(5000))
-			if seed == 0 {
-				name = fmt.Sprintf("%08d", i) // in order
-			}
-			if model[name] != (c.get(name) != nil) {
-				t.Fatalf("%s: there %v, want %v", name, !model[name], model[name])
-			}
-			if model[name] && rng.IntN(2) == 0 {
-				c.remove(name)
-				delete(model, name)
-			} else if !model[name] {
-				c.insert(&Inode{name: name})
-				model[name] = true
-			}
-		}
-		if c.count != len(model) {
-			t.Fatalf("count %d, want %d", c.count, len(model))
-		}
-		for range 100 {
-			start := fmt.Sprint(rng.IntN(6000))
-			want := 0
-			for name := range model {
-				if name > start {
-					want++
-				}
-			}
-			got, last := 0, start
-			c.after(start, func(n *Inode) bool {
-				if n.name <= last {
-					t.Fatalf("%s after %s", n.name, last)
-				}
-				last = n.name
-				got++
-				return true
-			})
-			if got != want || c.rest(start) != want {
-				t.Fatalf("after %s: %d, rest says %d, want %d", start, got, c.rest(start), want)
-			}
-		}
 	}
 }
 

@@ -36,11 +36,11 @@ func (ns *Namespace) status(n *Inode) Status {
 		ModTime: n.mtime, AccessTime: n.atime,
 	}
 	if n.dir != nil {
-		s.Directory, s.Children = true, n.dir.count
+		s.Directory, s.Children = true, n.dir.names.Len()
 		return s
 	}
-	s.Open = n.file.open
-	s.Length = n.file.length()
+	s.Open = n.file.open()
+	s.Length = ns.length(n.file)
 	s.Replication = n.file.replication
 	s.BlockSize = n.file.blockSize
 	return s
@@ -95,7 +95,7 @@ func (ns *Namespace) EnclosingRoot(c Caller, path string) (string, error) {
 
 // StatID is Stat by inode id, without permission checks.
 func (ns *Namespace) StatID(id uint64) (Status, bool) {
-	n := ns.inodes[id]
+	n := ns.byID(id)
 	if n == nil {
 		return Status{}, false
 	}
@@ -135,22 +135,23 @@ func (ns *Namespace) List(c Caller, path, start string, limit int, blocks bool) 
 		e := Entry{Status: ns.status(n)}
 		e.Status.Name = ""
 		if blocks {
-			e.Blocks = blocksOf(n.file)
+			e.Blocks = ns.blocksOf(n.file)
 		}
 		return []Entry{e}, 0, true, nil
 	}
-	rest = n.dir.count
+	rest = n.dir.names.Len()
 	if start != "" {
-		rest = n.dir.rest(start)
+		rest = n.dir.names.Rest(start)
 	}
 	entries = make([]Entry, 0, min(limit, rest))
-	n.dir.after(start, func(child *Inode) bool {
+	n.dir.names.After(start, func(_ string, id uint64) bool {
 		if len(entries) == limit {
 			return false
 		}
+		child := ns.inodes.Get(id)
 		e := Entry{Status: ns.status(child)}
 		if blocks && child.file != nil {
-			e.Blocks = blocksOf(child.file)
+			e.Blocks = ns.blocksOf(child.file)
 		}
 		entries = append(entries, e)
 		return true
@@ -168,7 +169,7 @@ func (ns *Namespace) needListing(c *caller, r resolved) error {
 
 // reserved lists /.reserved.
 func (ns *Namespace) reserved() []Entry {
-	s := Status{ID: noID, Directory: true, Mode: 0o770, Group: ns.names[ns.root.group], ModTime: ns.created(), AccessTime: ns.created()}
+	s := Status{ID: noID, Directory: true, Mode: 0o770, Group: ns.names[ns.root().group], ModTime: ns.created(), AccessTime: ns.created()}
 	inodes, raw := s, s
 	inodes.Name, raw.Name = inodesName, rawName
 	return []Entry{{Status: inodes}, {Status: raw}}
@@ -199,10 +200,10 @@ func (r resolved) noSnapshots() error {
 	return exception.New(exception.Snapshot, "Directory is not a snapshottable directory: %s", r.parentString())
 }
 
-func blocksOf(f *file) []Block {
+func (ns *Namespace) blocksOf(f *file) []Block {
 	out := make([]Block, len(f.blocks))
-	for i, b := range f.blocks {
-		out[i] = copyOf(b)
+	for i, id := range f.blocks {
+		out[i] = copyOf(ns.blocks.Get(id))
 	}
 	return out
 }
@@ -227,7 +228,7 @@ func (ns *Namespace) File(c Caller, path string, access Access) (FileBlocks, err
 	if err := ns.need(&c, n, access); err != nil {
 		return FileBlocks{}, err
 	}
-	return FileBlocks{Status: ns.status(n), Holder: n.file.holder, Blocks: blocksOf(n.file)}, nil
+	return FileBlocks{Status: ns.status(n), Holder: n.file.heldBy(), Blocks: ns.blocksOf(n.file)}, nil
 }
 
 // Readable is File for reading. As HDFS it tells anybody what is no file.
@@ -250,7 +251,7 @@ func (ns *Namespace) Recoverable(c Caller, path string) (FileBlocks, error) {
 		return FileBlocks{}, err
 	}
 	n, err := r.existingFile()
-	if err != nil || !n.file.open {
+	if err != nil || !n.file.open() {
 		return FileBlocks{}, err
 	}
 	return ns.File(c, path, Write)
@@ -266,11 +267,11 @@ func (ns *Namespace) CheckCreate(c Caller, op *nspb.Create) error {
 
 // FileByID is File by inode id, without permission checks.
 func (ns *Namespace) FileByID(id uint64) (FileBlocks, bool) {
-	n := ns.inodes[id]
+	n := ns.byID(id)
 	if n == nil || n.file == nil {
 		return FileBlocks{}, false
 	}
-	return FileBlocks{Status: ns.status(n), Holder: n.file.holder, Blocks: blocksOf(n.file)}, true
+	return FileBlocks{Status: ns.status(n), Holder: n.file.heldBy(), Blocks: ns.blocksOf(n.file)}, true
 }
 
 // Written returns the file that holder writes, as addBlock and its like see it.
@@ -280,7 +281,7 @@ func (ns *Namespace) Written(c Caller, path string, id uint64, holder string) (F
 	if err != nil {
 		return FileBlocks{}, err
 	}
-	return FileBlocks{Status: ns.status(n), Holder: holder, Blocks: blocksOf(n.file)}, nil
+	return FileBlocks{Status: ns.status(n), Holder: holder, Blocks: ns.blocksOf(n.file)}, nil
 }
 
 // WrittenEnd is Written with none but the last block: files may have very many.
@@ -290,7 +291,7 @@ func (ns *Namespace) WrittenEnd(c Caller, path string, id uint64, holder string)
 	if err != nil {
 		return Status{}, Block{}, err
 	}
-	if b := n.file.last(); b != nil {
+	if b := ns.lastBlock(n.file); b != nil {
 		last = copyOf(b)
 	}
 	return ns.status(n), last, nil
@@ -302,7 +303,7 @@ func (ns *Namespace) Constructing(id uint64, holder string) (Block, uint64, erro
 	if err != nil {
 		return Block{}, 0, err
 	}
-	return copyOf(b), b.inode.id, nil
+	return copyOf(b), b.inode, nil
 }
 
 // BlockInfo is what block placement wants to know of a block.
@@ -317,20 +318,21 @@ type BlockInfo struct {
 
 // Block looks a block up.
 func (ns *Namespace) Block(id uint64) (BlockInfo, bool) {
-	b := ns.blocks[id]
+	b := ns.blockByID(id)
 	if b == nil {
 		return BlockInfo{}, false
 	}
 	return BlockInfo{
-		ID: id, Generation: b.Generation, Length: b.Length, File: b.inode.id,
-		Replication: int(b.inode.file.replication), Writing: b.Construction != nil,
+		ID: id, Generation: b.Generation, Length: b.Length, File: b.inode,
+		Replication: int(ns.inodes.Get(b.inode).file.replication), Writing: b.Construction != nil,
 	}, true
 }
 
-// EachBlock visits all blocks in no order, until visit returns false.
-func (ns *Namespace) EachBlock(visit func(id uint64) bool) {
-	for id := range ns.blocks {
-		if !visit(id) {
+// EachBlock visits the blocks with numbers from start on, in order, until visit returns
+// false.
+func (ns *Namespace) EachBlock(start uint64, visit func(id uint64) bool) {
+	for id := range ns.blocks.From(start) {
+		if ns.blockByID(id) != nil && !visit(id) {
 			return
 		}
 	}
@@ -340,21 +342,32 @@ func (ns *Namespace) EachBlock(visit func(id uint64) bool) {
 func (ns *Namespace) Holders() []string {
 	out := make([]string, 0, len(ns.leases))
 	for h := range ns.leases {
-		out = append(out, h)
+		if ns.Leased(h) {
+			out = append(out, h)
+		}
 	}
 	slices.Sort(out)
 	return out
 }
 
 // Leased tells whether holder has a lease.
-func (ns *Namespace) Leased(holder string) bool { return len(ns.leases[holder]) > 0 }
+func (ns *Namespace) Leased(holder string) bool {
+	for id := range ns.leases[holder] {
+		if ns.byID(id) != nil {
+			return true
+		}
+	}
+	return false
+}
 
 // OpenFiles returns the ids of the files that holder writes, in order.
 func (ns *Namespace) OpenFiles(holder string) []uint64 {
 	held := ns.leases[holder]
 	out := make([]uint64, 0, len(held))
 	for id := range held {
-		out = append(out, id)
+		if ns.byID(id) != nil {
+			out = append(out, id)
+		}
 	}
 	slices.Sort(out)
 	return out
@@ -364,24 +377,26 @@ func (ns *Namespace) OpenFiles(holder string) []uint64 {
 func (ns *Namespace) Recovering() (blocks []Block, files []uint64) {
 	ids := make([]uint64, 0, len(ns.recovering))
 	for id := range ns.recovering {
-		ids = append(ids, id)
+		if ns.blockByID(id) != nil {
+			ids = append(ids, id)
+		}
 	}
 	slices.Sort(ids)
 	for _, id := range ids {
-		b := ns.recovering[id]
+		b := ns.blocks.Get(id)
 		blocks = append(blocks, copyOf(b))
-		files = append(files, b.inode.id)
+		files = append(files, b.inode)
 	}
 	return blocks, files
 }
 
 // Recovery returns a block with a recovery under way, with its file's id.
 func (ns *Namespace) Recovery(id uint64) (b Block, file uint64, ok bool) {
-	found := ns.recovering[id]
-	if found == nil {
+	found := ns.blockByID(id)
+	if _, ok := ns.recovering[id]; !ok || found == nil {
 		return Block{}, 0, false
 	}
-	return copyOf(found), found.inode.id, true
+	return copyOf(found), found.inode, true
 }
 
 // RecoveryHolder is the lease holder of files that the NameNode recovers.
@@ -417,21 +432,21 @@ func (ns *Namespace) Sum(c Caller, path string) (*Summing, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Summing{caller: c, Root: n == ns.root}
+	s := &Summing{caller: c, Root: n.id == rootID}
 	if n.file != nil {
-		s.file(n)
+		s.file(ns, n)
 		return s, nil
 	}
 	s.queue = []summingDir{{id: n.id}}
 	return s, nil
 }
 
-func (s *Summing) file(n *Inode) {
-	length := n.file.length()
+func (s *Summing) file(ns *Namespace, n *Inode) {
+	length := ns.length(n.file)
 	s.Total.Files++
 	s.Total.Length += length
 	// A block that is written is expected to be filled.
-	if last := n.file.last(); last != nil && last.Construction != nil {
+	if last := ns.lastBlock(n.file); last != nil && last.Construction != nil {
 		length += n.file.blockSize - last.Length
 	}
 	s.Total.Space += length * uint64(n.file.replication)
@@ -441,7 +456,7 @@ func (s *Summing) file(n *Inode) {
 func (s *Summing) Step(ns *Namespace, limit int) (done bool, err error) {
 	for limit > 0 && len(s.queue) > 0 {
 		at := len(s.queue) - 1
-		d := ns.inodes[s.queue[at].id]
+		d := ns.byID(s.queue[at].id)
 		if d == nil || d.dir == nil {
 			s.queue = s.queue[:at]
 			continue
@@ -457,17 +472,17 @@ func (s *Summing) Step(ns *Namespace, limit int) (done bool, err error) {
 		}
 		more := false
 		var below []summingDir
-		d.dir.after(start, func(n *Inode) bool {
+		d.dir.names.After(start, func(name string, id uint64) bool {
 			if limit <= 0 {
 				more = true
 				return false
 			}
 			limit--
-			s.queue[at].after = n.name
-			if n.dir != nil {
-				below = append(below, summingDir{id: n.id})
+			s.queue[at].after = name
+			if n := ns.inodes.Get(id); n.dir != nil {
+				below = append(below, summingDir{id: id})
 			} else {
-				s.file(n)
+				s.file(ns, n)
 			}
 			return true
 		})

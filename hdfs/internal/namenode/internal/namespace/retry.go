@@ -27,7 +27,13 @@ type call struct {
 
 type retryCache struct {
 	calls map[callKey]call
-	order []callKey // by time
+	// order has them by time. Its elements never change, so that a version may share it.
+	order []remembered
+}
+
+type remembered struct {
+	callKey
+	call
 }
 
 // keyOf returns the key of an entry that is to be remembered.
@@ -47,7 +53,7 @@ func (ns *Namespace) tick(millis int64) {
 	}
 	ns.last = millis
 	rc := &ns.retry
-	for len(rc.order) > 0 && rc.calls[rc.order[0]].time <= ns.clock-retryMillis {
+	for len(rc.order) > 0 && rc.order[0].time <= ns.clock-retryMillis {
 		rc.dropFirst()
 	}
 }
@@ -57,11 +63,11 @@ func (rc *retryCache) add(key callKey, c call) {
 		rc.dropFirst()
 	}
 	rc.calls[key] = c
-	rc.order = append(rc.order, key)
+	rc.order = append(rc.order, remembered{key, c})
 }
 
 func (rc *retryCache) dropFirst() {
-	delete(rc.calls, rc.order[0])
+	delete(rc.calls, rc.order[0].callKey)
 	rc.order = rc.order[1:]
 }
 

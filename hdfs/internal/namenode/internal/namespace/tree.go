@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
@@ -9,29 +10,29 @@ import (
 
 // newDirectory adds a directory. Its access time is 0 until it is set.
 func (t *txn) newDirectory(parent *Inode, name string, m modes) *Inode {
-	n := t.newChild(parent, name, &children{}, m)
+	n := t.newChild(parent, name, &directory{gen: t.ns.gen}, m)
 	n.atime = 0
+	t.ns.changeDirectory(n.parent).directories++
 	return n
 }
 
 // newChild adds an inode to the tree. As in BSD and HDFS the group is the parent's.
-func (t *txn) newChild(parent *Inode, name string, dir *children, m modes) *Inode {
+func (t *txn) newChild(parent *Inode, name string, dir *directory, m modes) *Inode {
 	ns := t.ns
-	n := &Inode{
+	n := ns.inodes.Put(ns.nextInode, Inode{
 		id:     ns.nextInode,
-		name:   name,
-		parent: parent,
+		name:   strings.Clone(name), // not the whole path
+		parent: parent.id,
 		mtime:  t.now(),
 		atime:  t.now(),
 		owner:  ns.intern(t.caller.User),
 		group:  parent.group,
 		dir:    dir,
-	}
-	n.inherit(m)
+	})
+	n.inherit(parent, m)
 	ns.nextInode++
-	ns.inodes[n.id] = n
-	parent.dir.insert(n)
-	parent.mtime = t.now()
+	ns.changeDirectory(parent.id).names.Insert(ns.gen, n.name, n.id)
+	ns.inodes.Change(parent.id).mtime = t.now()
 	return n
 }
 
@@ -57,7 +58,7 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 	if err := checkParent(r, op.GetCreateParent()); err != nil {
 		return err
 	}
-	if err := checkNewNames(r); err != nil {
+	if err := ns.checkNewNames(r); err != nil {
 		return err
 	}
 	if !t.write() {
@@ -78,9 +79,9 @@ func checkParent(r resolved, create bool) error {
 }
 
 // checkNewNames checks the names of r that do not exist yet.
-func checkNewNames(r resolved) error {
+func (ns *Namespace) checkNewNames(r resolved) error {
 	missing := r.comps[len(r.nodes)-1:]
-	if err := checkNewName(r.ancestor(), missing[0]); err != nil {
+	if err := ns.checkNewName(r.ancestor(), missing[0]); err != nil {
 		return err
 	}
 	for _, name := range missing[1:] {
@@ -125,49 +126,15 @@ func (t *txn) delete(op *nspb.Delete) error {
 	if err := ns.needSubtree(&t.caller, n); err != nil {
 		return err
 	}
-	if n.dir != nil && n.dir.count > 0 && !op.GetRecursive() {
+	if n.dir != nil && n.dir.names.Len() > 0 && !op.GetRecursive() {
 		return exception.New(exception.PathIsNotEmptyDirectory, "%s is non empty", r)
 	}
-	if n == ns.root || !t.write() {
+	if n.id == rootID || !t.write() {
 		return nil
 	}
-	t.remove(n)
+	t.remove(n.id)
 	t.res.OK = true
 	return nil
-}
-
-// remove takes a whole subtree away, with its blocks and leases.
-func (t *txn) remove(n *Inode) {
-	n.parent.dir.remove(n.name)
-	n.parent.mtime = t.now()
-	t.forget(n)
-	_ = eachDirectory(n, func(d *Inode) error {
-		for _, chunk := range d.dir.chunks {
-			for _, child := range chunk {
-				t.forget(child)
-			}
-		}
-		return nil
-	})
-}
-
-func (t *txn) forget(n *Inode) {
-	ns := t.ns
-	delete(ns.inodes, n.id)
-	if n.file == nil {
-		return
-	}
-	ns.files--
-	ns.release(n)
-	for _, b := range n.file.blocks {
-		t.forgetBlock(b)
-	}
-}
-
-func (t *txn) forgetBlock(b *Block) {
-	delete(t.ns.blocks, b.ID)
-	delete(t.ns.recovering, b.ID)
-	t.res.Removed = append(t.res.Removed, b.ID)
 }
 
 func (t *txn) rename(op *nspb.Rename) error {
@@ -198,7 +165,7 @@ func (t *txn) rename(op *nspb.Rename) error {
 		return t.renameStrict(from, to, op.GetOverwrite())
 	}
 	n := from.last()
-	if n == nil || n == ns.root {
+	if n == nil || n.id == rootID {
 		return nil
 	}
 	if to.last() == n {
@@ -220,7 +187,7 @@ func (t *txn) rename(op *nspb.Rename) error {
 	if !t.write() {
 		return nil
 	}
-	t.move(n, to.parent(), to.base())
+	t.move(n.id, to.parent().id, to.base())
 	t.res.OK = true
 	return nil
 }
@@ -241,12 +208,11 @@ func (ns *Namespace) into(c *caller, from, to resolved) (resolved, error) {
 }
 
 func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
-	ns := t.ns
 	n, target, parent := from.last(), to.last(), to.parent()
 	switch {
 	case n == nil:
 		return exception.New(exception.FileNotFound, "rename source %s is not found.", from)
-	case n == ns.root:
+	case n.id == rootID:
 		return exception.New(exception.IO, "rename source cannot be the root")
 	case n == target:
 		return exception.New(exception.FileAlreadyExists, "The source %s and destination %s are the same", from, to)
@@ -254,13 +220,13 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 		return exception.New(exception.IO, "Rename destination %s is a directory or file under source %s", to, from)
 	case to.isReserved():
 		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", reservedPath)
-	case target == ns.root:
+	case target != nil && target.id == rootID:
 		return exception.New(exception.IO, "rename destination cannot be the root")
 	case target != nil && (target.dir == nil) != (n.dir == nil):
 		return exception.New(exception.IO, "Source %s and destination %s must both be directories", from, to)
 	case target != nil && !overwrite:
 		return exception.New(exception.FileAlreadyExists, "rename destination %s already exists", to)
-	case target != nil && target.dir != nil && target.dir.count > 0:
+	case target != nil && target.dir != nil && target.dir.names.Len() > 0:
 		return exception.New(exception.IO, "rename destination directory is not empty: %s", to)
 	case parent == nil:
 		return exception.New(exception.FileNotFound, "rename destination parent %s not found.", to.parentString())
@@ -272,9 +238,9 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 		return nil
 	}
 	if target != nil {
-		t.remove(target)
+		t.remove(target.id)
 	}
-	t.move(n, parent, to.base())
+	t.move(n.id, parent.id, to.base())
 	t.res.OK = true
 	return nil
 }
@@ -282,7 +248,7 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 // checkMove checks that the new name may be, and what moves with it.
 func (t *txn) checkMove(from, to resolved) error {
 	if to.last() == nil {
-		if err := checkNewName(to.parent(), to.base()); err != nil {
+		if err := t.ns.checkNewName(to.parent(), to.base()); err != nil {
 			return err
 		}
 	}
@@ -292,31 +258,40 @@ func (t *txn) checkMove(from, to resolved) error {
 // checkDepth keeps every path that exists within the limit that resolving has,
 // so that nothing can be moved out of reach.
 func (t *txn) checkDepth(n *Inode, depth int) error {
-	if n.dir == nil || depth <= n.depth() {
+	ns := t.ns
+	if n.dir == nil || depth <= ns.depth(n) {
 		return nil // the path of a file is checked by itself; otherwise nothing gets deeper
 	}
-	return eachDirectory(n, func(d *Inode) error {
-		if d.depth()-n.depth()+depth >= MaxPathDepth {
+	return ns.eachDirectory(n, func(d *Inode) error {
+		if ns.depth(d)-ns.depth(n)+depth >= MaxPathDepth {
 			return exception.New(exception.IO, "rename: Pathname too long.  Limit %d characters, %d levels.", MaxPathLength, MaxPathDepth)
 		}
 		return nil
 	})
 }
 
-func (n *Inode) depth() int {
-	d := 0
-	for at := n; at.parent != nil; at = at.parent {
-		d++
+func (t *txn) move(id, parent uint64, name string) {
+	ns := t.ns
+	n := ns.inodes.Change(id)
+	t.unlink(n)
+	n.parent, n.name = parent, strings.Clone(name)
+	dir := ns.changeDirectory(parent)
+	dir.names.Insert(ns.gen, n.name, id)
+	if n.dir != nil {
+		dir.directories++
 	}
-	return d
+	ns.inodes.Change(parent).mtime = t.now()
 }
 
-func (t *txn) move(n, parent *Inode, name string) {
-	n.parent.dir.remove(n.name)
-	n.parent.mtime = t.now()
-	n.parent, n.name = parent, name
-	parent.dir.insert(n)
-	parent.mtime = t.now()
+// unlink takes an inode out of its directory.
+func (t *txn) unlink(n *Inode) {
+	ns := t.ns
+	dir := ns.changeDirectory(n.parent)
+	dir.names.Delete(ns.gen, n.name)
+	if n.dir != nil {
+		dir.directories--
+	}
+	ns.inodes.Change(n.parent).mtime = t.now()
 }
 
 // existing resolves a path that must be there.
@@ -372,7 +347,7 @@ func (t *txn) setPermission(op *nspb.SetPermission) error {
 	}
 	mode := uint16(op.GetMode()) & modeBits
 	if n.mode != mode && t.write() {
-		n.mode = mode
+		t.ns.inodes.Change(n.id).mode = mode
 	}
 	return nil
 }
@@ -385,7 +360,7 @@ func (t *txn) setOwner(op *nspb.SetOwner) error {
 	}
 	owner, group := op.GetOwner(), op.GetGroup()
 	if len(owner) > maxNameLength || len(group) > maxNameLength {
-		return exception.New(exception.IllegalArgument, "setOwner %s: names of %d and %d bytes; the limit is %d", n.Path(), len(owner), len(group), maxNameLength)
+		return exception.New(exception.IllegalArgument, "setOwner %s: names of %d and %d bytes; the limit is %d", ns.path(n), len(owner), len(group), maxNameLength)
 	}
 	if !t.caller.Superuser {
 		if op.Owner != nil && owner != t.caller.User {
@@ -405,6 +380,7 @@ func (t *txn) setOwner(op *nspb.SetOwner) error {
 		return nil
 	}
 	if t.write() {
+		n = ns.inodes.Change(n.id)
 		n.owner, n.group = ns.intern(owner), ns.intern(group)
 	}
 	return nil
@@ -435,6 +411,7 @@ func (t *txn) setTimes(op *nspb.SetTimes) error {
 		atime = op.GetAtimeMs()
 	}
 	if (mtime != n.mtime || atime != n.atime) && t.write() {
+		n = t.ns.inodes.Change(n.id)
 		n.mtime, n.atime = mtime, atime
 	}
 	return nil
@@ -460,7 +437,7 @@ func (t *txn) setReplication(op *nspb.SetReplication) error {
 	if n.file.replication == uint16(op.GetReplication()) || !t.write() {
 		return nil
 	}
-	n.file.replication = uint16(op.GetReplication())
+	ns.changeFile(n.id).replication = uint16(op.GetReplication())
 	t.touch(n.file.blocks)
 	return nil
 }
@@ -475,11 +452,7 @@ func checkReplication(path string, r uint32) error {
 	return nil
 }
 
-func (t *txn) touch(blocks []*Block) {
-	for _, b := range blocks {
-		t.res.Touched = append(t.res.Touched, b.ID)
-	}
-}
+func (t *txn) touch(blocks []uint64) { t.res.Touched = append(t.res.Touched, blocks...) }
 
 func (t *txn) concat(op *nspb.Concat) error {
 	ns := t.ns
@@ -497,10 +470,10 @@ func (t *txn) concat(op *nspb.Concat) error {
 	if err != nil {
 		return err
 	}
-	if target.file.open {
-		return exception.New(exception.IllegalArgument, "concat: target file %s is under construction", target.Path())
+	if target.file.open() {
+		return exception.New(exception.IllegalArgument, "concat: target file %s is under construction", ns.path(target))
 	}
-	seen := make(map[*Inode]bool)
+	seen := make(map[uint64]bool)
 	sources := make([]*Inode, 0, len(op.GetSources()))
 	blocks := len(target.file.blocks)
 	for _, path := range op.GetSources() {
@@ -508,8 +481,8 @@ func (t *txn) concat(op *nspb.Concat) error {
 		if err != nil {
 			return err
 		}
-		if !seen[n] {
-			seen[n] = true
+		if !seen[n.id] {
+			seen[n.id] = true
 			sources = append(sources, n)
 			blocks += len(n.file.blocks)
 		}
@@ -518,21 +491,24 @@ func (t *txn) concat(op *nspb.Concat) error {
 		return exception.New(exception.IllegalArgument, "concat: at least two of the source files are the same")
 	}
 	if blocks > MaxFileBlocks {
-		return exception.New(exception.IO, "concat: %s would have %d blocks; the limit is %d", target.Path(), blocks, MaxFileBlocks)
+		return exception.New(exception.IO, "concat: %s would have %d blocks; the limit is %d", ns.path(target), blocks, MaxFileBlocks)
 	}
 	if !t.write() {
 		return nil
 	}
+	f := ns.changeFile(target.id)
+	f.blocks = slices.Grow(slices.Clip(f.blocks), blocks-len(f.blocks))
 	for _, n := range sources {
-		for _, b := range n.file.blocks {
-			b.inode = target
+		moved := n.file.blocks
+		for _, id := range moved {
+			ns.blocks.Change(id).inode = target.id
 		}
-		target.file.blocks = append(target.file.blocks, n.file.blocks...)
-		t.touch(n.file.blocks)
-		n.file.blocks = nil
-		t.remove(n)
+		f.blocks = append(f.blocks, moved...)
+		t.touch(moved)
+		ns.changeFile(n.id).blocks = nil
+		t.remove(n.id)
 	}
-	target.mtime = t.now()
+	ns.inodes.Change(target.id).mtime = t.now()
 	t.res.OK = true
 	return nil
 }
@@ -571,13 +547,13 @@ func (t *txn) concatSource(path string, target *Inode) (*Inode, error) {
 	}
 	switch {
 	case n.parent != target.parent:
-		return nil, exception.New(exception.IllegalArgument, "Source file %s is not in the same directory with the target %s", n.Path(), target.Path())
+		return nil, exception.New(exception.IllegalArgument, "Source file %s is not in the same directory with the target %s", ns.path(n), ns.path(target))
 	case n == target:
-		return nil, exception.New(exception.IllegalArgument, "concat: the src file %s is the same with the target file %s", n.Path(), target.Path())
-	case n.file.open || len(n.file.blocks) == 0:
-		return nil, exception.New(exception.IllegalArgument, "concat: source file %s is invalid or empty or underConstruction", n.Path())
+		return nil, exception.New(exception.IllegalArgument, "concat: the src file %s is the same with the target file %s", ns.path(n), ns.path(target))
+	case n.file.open() || len(n.file.blocks) == 0:
+		return nil, exception.New(exception.IllegalArgument, "concat: source file %s is invalid or empty or underConstruction", ns.path(n))
 	case n.file.blockSize > target.file.blockSize:
-		return nil, exception.New(exception.IllegalArgument, "concat: source file %s has preferred block size %d which is greater than the target file's preferred block size %d", n.Path(), n.file.blockSize, target.file.blockSize)
+		return nil, exception.New(exception.IllegalArgument, "concat: source file %s has preferred block size %d which is greater than the target file's preferred block size %d", ns.path(n), n.file.blockSize, target.file.blockSize)
 	}
 	return n, nil
 }

@@ -2334,9 +2334,11 @@ func (x *DatanodeGone) GetForget() bool {
 	return false
 }
 
-// A snapshot is a sequence of length-delimited records: one header, then as
-// many inodes, DataNodes and remembered calls as it says. Inodes come parents first,
-// children in the order of their names.
+// A snapshot is a sequence of length-delimited records: one header, then inodes, then as
+// many DataNodes and remembered calls as it says. Inodes come parents first, children in
+// the order of their names. Version 1 has as many as the header says, one by one. Version 2
+// has them in batches, each with its length as a varint before it, up to an empty one, and
+// leaves fields out that are 0.
 type SnapshotHeader struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Version         *uint32                `protobuf:"varint,1,opt,name=version" json:"version,omitempty"`
@@ -2347,7 +2349,7 @@ type SnapshotHeader struct {
 	GenerationLimit *uint64                `protobuf:"varint,6,opt,name=generation_limit,json=generationLimit" json:"generation_limit,omitempty"`
 	ClockMs         *int64                 `protobuf:"varint,7,opt,name=clock_ms,json=clockMs" json:"clock_ms,omitempty"` // the time by which calls are remembered
 	Names           []string               `protobuf:"bytes,8,rep,name=names" json:"names,omitempty"`                     // users and groups, by the numbers that inodes use
-	Inodes          *uint64                `protobuf:"varint,9,opt,name=inodes" json:"inodes,omitempty"`
+	Inodes          *uint64                `protobuf:"varint,9,opt,name=inodes" json:"inodes,omitempty"`                  // of version 1
 	Datanodes       *uint64                `protobuf:"varint,10,opt,name=datanodes" json:"datanodes,omitempty"`
 	Calls           *uint64                `protobuf:"varint,11,opt,name=calls" json:"calls,omitempty"`
 	LastMs          *int64                 `protobuf:"varint,12,opt,name=last_ms,json=lastMs" json:"last_ms,omitempty"` // the last entry's time; absent: clock_ms
