@@ -200,7 +200,7 @@ func TestGreetingGoesFirst(t *testing.T) {
 			s, ok := a.carrier.(*shell)
 			if ok {
 				s.mu.Lock()
-				s.out.busy = sending
+				s.sending = sending
 				s.mu.Unlock()
 			}
 			return ok

@@ -18,13 +18,20 @@ type copied struct {
 // copies makes copied messages, several of them from one piece of the heap.
 type copies struct {
 	mu   sync.Mutex
-	next stock[copied]
+	next []copied
 }
+
+const copiedAtOnce = 16
 
 func (c *copies) take() *copied {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.next.take()
+	if len(c.next) == 0 {
+		c.next = make([]copied, copiedAtOnce)
+	}
+	m := &c.next[0]
+	c.next = c.next[1:]
+	return m
 }
 
 // copied returns a copy of m.

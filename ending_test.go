@@ -69,7 +69,7 @@ func TestCloseBesideLateSend(t *testing.T) {
 		late.Go(func() {
 			for {
 				select {
-				case <-s.out.token:
+				case <-s.progress:
 				case <-stop:
 					return
 				}

@@ -134,7 +134,7 @@ func (s *shell) begin(b *Batch) (f *flight, posted bool, err error) {
 		s.flights = &flights{}
 	}
 	fl := s.flights
-	if s.life.reached(stageGrounded) || s.e.over() || s.queue.broken {
+	if s.grounded || s.e.over() || s.broken {
 		return nil, false, cmp.Or(s.e.Err(), ErrClosed)
 	}
 	if s.m.PeerSaidGoodbye() {
@@ -341,7 +341,7 @@ func (s *shell) tellLine() {
 
 // post hands the operations to the device. mu is held.
 func (s *shell) post(f *flight, b *Batch) error {
-	if s.queue.broken {
+	if s.broken {
 		return s.e.Err()
 	}
 	fl := s.flights
@@ -360,7 +360,8 @@ func (s *shell) post(f *flight, b *Batch) error {
 	fl.requests[f.size-1].Flags |= rdma.Signaled
 	fl.ring[(fl.first+uint32(fl.count))%MaxBatch] = f
 	fl.count++
-	if err := s.queue.post(fl.requests[:f.size]); err != nil {
+	if _, err := s.qp.PostSend(fl.requests[:f.size]); err != nil {
+		s.broken = true
 		s.postFailed(err) // the flight ends with the endpoint
 	}
 	return nil
@@ -380,7 +381,7 @@ func (s *shell) arriveUntil(seq uint32) {
 		fl.ring[fl.first%MaxBatch] = nil
 		fl.first++
 		fl.count--
-		if s.buffers.settling.any() {
+		if len(s.settling.waiters) > 0 {
 			s.settleFlight(f)
 		}
 		if f.abandoned {
@@ -415,7 +416,7 @@ func (fl *flights) use(b *Buffer) bool {
 func (s *shell) settleFlight(f *flight) {
 	for _, b := range f.buffers[:f.size] {
 		if b != nil && !s.uses(b) {
-			s.buffers.settling.settled(b)
+			s.settling.settled(b)
 		}
 	}
 }
@@ -424,8 +425,8 @@ func (s *shell) settleFlight(f *flight) {
 // it calls dropLoose when it has let go of that.
 func (s *shell) dropBuffers(f *flight) {
 	for _, b := range f.buffers[:f.size] {
-		if b != nil {
-			s.buffers.dropped(b)
+		if b != nil && b.last() {
+			s.loose = append(s.loose, b)
 		}
 	}
 }
@@ -441,7 +442,14 @@ func (s *shell) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, sp
 
 // freeMemory gives memory back. spoilt tells that the device may still use it.
 func (s *shell) freeMemory(memory *slab.Slab, spoilt bool) {
-	giveBack(s.n.sendPool, *memory, spoilt)
+	switch {
+	case memory.None():
+		return
+	case spoilt:
+		s.n.sendPool.Spoil(*memory, nil)
+	default:
+		s.n.sendPool.Put(*memory)
+	}
 	*memory = slab.Slab{}
 }
 
@@ -503,7 +511,7 @@ func (s *shell) sleepForFlight(ctx context.Context, f *flight) {
 // shell's memory. The endpoint has ended, which ends their waits.
 func (s *shell) groundFlights() {
 	s.mu.Lock()
-	s.life.advance(stageGrounded)
+	s.grounded = true
 	fl := s.flights
 	waits := fl != nil && fl.callers > 0
 	if waits {

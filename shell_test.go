@@ -124,12 +124,12 @@ func TestCloseFindsHandedMessage(t *testing.T) {
 			a, b := p.connect(t, "")
 			s := b.carrier.(*shell)
 			s.mu.Lock()
-			s.in.handing = true // as Receive does before it waits
+			s.handing = true // as Receive does before it waits
 			s.mu.Unlock()
 			if err := a.Send(p.ctx, 7, []byte("bytes")); err != nil {
 				t.Fatal(err)
 			}
-			for !s.in.handed.Load() {
+			for !s.handed.Load() {
 				s.w.poll()
 				runtime.Gosched()
 			}
@@ -237,7 +237,7 @@ func TestReadAheadIsBounded(t *testing.T) {
 		ahead := func() int {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			return s.long.ahead
+			return s.ahead
 		}
 		for ahead() < readAhead {
 			if p.ctx.Err() != nil {
@@ -313,13 +313,13 @@ func TestLongPairLeavesAtOnce(t *testing.T) {
 				t.Error("more than the peer takes was sent")
 			}
 			s.mu.Lock()
-			s.out.busy = true
+			s.sending = true
 			s.mu.Unlock()
 			if s.sendPair(7, header, make([]byte, 100<<10)) {
 				t.Error("sent between the parts of another message")
 			}
 			s.mu.Lock()
-			s.out.busy = false
+			s.sending = false
 			s.mu.Unlock()
 		})
 	}

@@ -1,6 +1,9 @@
 package main
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // modes is a mode for what is made; half of the time with that before the client's
 // umask.
@@ -17,7 +20,50 @@ func (g *letterGenerator) attributeStep(user string) {
 	if g.one(2) {
 		user = "root"
 	}
-	g.aclStep(user)
+	if g.one(2) {
+		g.aclStep(user)
+	} else {
+		g.xattrStep(user)
+	}
+}
+
+// xattrName is one of few, or one of as many as there must not be.
+func (g *letterGenerator) xattrName() string {
+	if g.one(12) {
+		return "user.n" + strconv.Itoa(g.IntN(40))
+	}
+	return pick(g, "user.a", "user.a", "user.b", "user.b", "user.", "user.\u00e9", "trusted.a", "trusted.b", "security.a", "system.a", "raw.a", "raw.b",
+		"security.hdfs.unreadable.by.superuser", "user.hdfs.unreadable.by.superuser")
+}
+
+func (g *letterGenerator) xattrStep(user string) {
+	p, name := g.path(), g.xattrName()
+	if strings.HasPrefix(name, "raw.") && g.one(2) && strings.HasPrefix(p, "/") && !strings.HasPrefix(p, "/.reserved") {
+		p = "/.reserved/raw" + p
+	}
+	switch n := g.IntN(100); {
+	case n < 3: // more than an inode may have
+		for i := range 34 {
+			g.op("root", "setXAttr", p, "user.n"+strconv.Itoa(i), "-", "cr")
+		}
+		g.op("root", "listXAttrs", p)
+	case n < 45:
+		value := pick(g, "-", "-", "v0", "v1", "w3", "x1024", "y1025", "z16383", "z16384", "z40000")
+		if name == "security.hdfs.unreadable.by.superuser" && !g.one(4) {
+			value = "-"
+		}
+		g.op(user, "setXAttr", p, name, value, pick(g, "c", "c", "cr", "cr", "cr", "r", ""))
+	case n < 60:
+		g.op(user, "removeXAttr", p, name)
+	case n < 80:
+		g.op(user, "listXAttrs", p)
+	default:
+		args := []any{p}
+		for range g.IntN(3) {
+			args = append(args, g.xattrName())
+		}
+		g.op(user, "getXAttrs", args...)
+	}
 }
 
 func (g *letterGenerator) aclStep(user string) {

@@ -51,6 +51,7 @@ const (
 	MaxDirectoryItemsExceeded Class = "org.apache.hadoop.hdfs.protocol.FSLimitException$MaxDirectoryItemsExceededException"
 	Snapshot                  Class = "org.apache.hadoop.hdfs.protocol.SnapshotException"
 	ACL                       Class = "org.apache.hadoop.hdfs.protocol.AclException"
+	XAttrNotFound             Class = "org.apache.hadoop.hdfs.protocol.XAttrNotFoundException"
 	SnapshotAccessControl     Class = "org.apache.hadoop.hdfs.protocol.SnapshotAccessControlException"
 	SafeMode                  Class = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
 	LeaseExpired              Class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"

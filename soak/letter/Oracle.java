@@ -19,6 +19,8 @@ import org.apache.hadoop.crypto.CryptoProtocolVersion;
 import org.apache.hadoop.fs.ContentSummary;
 import org.apache.hadoop.fs.CreateFlag;
 import org.apache.hadoop.fs.Options;
+import org.apache.hadoop.fs.XAttr;
+import org.apache.hadoop.fs.XAttrSetFlag;
 import org.apache.hadoop.fs.permission.AclEntry;
 import org.apache.hadoop.fs.permission.AclStatus;
 import org.apache.hadoop.fs.permission.FsAction;
@@ -73,7 +75,8 @@ public final class Oracle {
   private static final int MIN_BLOCK_SIZE = 512;
 
   private static final Set<String> TEXTS = new HashSet<>(Arrays.asList(
-      "setAcl", "modifyAclEntries", "removeAclEntries", "removeDefaultAcl", "removeAcl", "getAclStatus"));
+      "setAcl", "modifyAclEntries", "removeAclEntries", "removeDefaultAcl", "removeAcl", "getAclStatus",
+      "setXAttr", "getXAttrs", "listXAttrs", "removeXAttr"));
 
   /** A file that some operation opened, as its writer knows it. */
   private static final class Slot {
@@ -399,6 +402,29 @@ public final class Oracle {
       }
       return out.toString();
     }
+    case "setXAttr": {
+      EnumSet<XAttrSetFlag> flags = EnumSet.noneOf(XAttrSetFlag.class);
+      if (f[5].contains("c")) {
+        flags.add(XAttrSetFlag.CREATE);
+      }
+      if (f[5].contains("r")) {
+        flags.add(XAttrSetFlag.REPLACE);
+      }
+      nn.setXAttr(path(f[2]), xattr(f[3], f[4]), flags);
+      return "ok";
+    }
+    case "getXAttrs": {
+      List<XAttr> names = new ArrayList<>();
+      for (String name : Arrays.copyOfRange(f, 3, f.length)) {
+        names.add(xattr(name, "-"));
+      }
+      return xattrs(nn.getXAttrs(path(f[2]), names));
+    }
+    case "listXAttrs":
+      return xattrs(nn.listXAttrs(path(f[2])));
+    case "removeXAttr":
+      nn.removeXAttr(path(f[2]), xattr(f[3], "-"));
+      return "ok";
     case "msync":
       nn.msync();
       return "ok";
@@ -413,6 +439,28 @@ public final class Oracle {
     default:
       throw new IllegalArgumentException(f[1]);
     }
+  }
+
+  /** A value is a letter and how often it comes; "-" is none. */
+  private static XAttr xattr(String name, String value) {
+    int dot = name.indexOf('.');
+    XAttr.Builder b = new XAttr.Builder().setNameSpace(XAttr.NameSpace.valueOf(name.substring(0, dot).toUpperCase())).setName(name.substring(dot + 1));
+    if (!value.equals("-")) {
+      byte[] bytes = new byte[Integer.parseInt(value.substring(1))];
+      Arrays.fill(bytes, (byte) value.charAt(0));
+      b.setValue(bytes);
+    }
+    return b.build();
+  }
+
+  private static String xattrs(List<XAttr> list) {
+    StringBuilder out = new StringBuilder();
+    for (XAttr a : list) {
+      byte[] v = a.getValue();
+      out.append(out.length() == 0 ? "" : " ").append(a.getNameSpace().toString().toLowerCase()).append('.').append(a.getName());
+      out.append('=').append(v == null ? "-" : v.length == 0 ? "empty" : (char) v[0] + "" + v.length);
+    }
+    return out.toString();
   }
 
   private static FsPermission perm(String octal) {

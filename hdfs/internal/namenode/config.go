@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
 // Config says how a NameNode works. Only Dir is needed.
@@ -34,6 +35,12 @@ type Config struct {
 	// still count. NoPosixACLInheritance applies clients' umasks also where a directory
 	// has a default list, as Hadoop 2 did.
 	NoACLs, NoPosixACLInheritance bool
+
+	// NoXAttrs refuses what changes or shows extended attributes. MaxXAttrs is how many of the
+	// user and the trusted namespace an inode has at most, MaxXAttrSize how many bytes
+	// a name and its value may have. Defaults: 32 and 16,384.
+	NoXAttrs                bool
+	MaxXAttrs, MaxXAttrSize int
 
 	// Secret is the cluster's. Without one no operation on a block needs a token.
 	Secret *cluster.Secret
@@ -126,10 +133,6 @@ type Config struct {
 	// listing is how many entries one getListing returns at most.
 	listing int
 
-	// Clock tells the time of day, which may leap: a simulation makes it. Default time.Now. How
-	// long something takes is measured without it.
-	Clock func() time.Time
-
 	now func() time.Time
 	// manual leaves the periodic checks to a test.
 	manual bool
@@ -183,6 +186,8 @@ func (c *Config) setDefaults() error {
 		{&c.ReplicationStreams, 2},
 		{&c.DeletesPerHeartbeat, 1000},
 		{&c.MaintenanceReplication, 1},
+		{&c.MaxXAttrs, xattr.MaxPerInode},
+		{&c.MaxXAttrSize, xattr.MaxSize},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value
@@ -190,6 +195,9 @@ func (c *Config) setDefaults() error {
 		if *d.field < 0 {
 			return fmt.Errorf("a configured number is negative: %d", *d.field)
 		}
+	}
+	if c.MaxXAttrSize > xattr.MaxSizeLimit {
+		return fmt.Errorf("extended attributes of %d bytes are configured; the limit is %d", c.MaxXAttrSize, xattr.MaxSizeLimit)
 	}
 	if c.FS == nil {
 		c.FS = vfs.Default
@@ -226,9 +234,6 @@ func (c *Config) setDefaults() error {
 	}
 	if c.now == nil {
 		c.now = time.Now
-	}
-	if c.Clock == nil {
-		c.Clock = c.now
 	}
 	return nil
 }

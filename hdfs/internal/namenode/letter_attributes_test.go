@@ -1,6 +1,7 @@
 package namenode
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -46,6 +47,56 @@ var attributeOperations = map[string]func(*letter, context.Context, []string) (s
 		}
 		return out, nil
 	},
+	"setXAttr": func(l *letter, ctx context.Context, f []string) (string, error) {
+		var flag uint32
+		if strings.Contains(f[5], "c") {
+			flag |= flagXAttrCreate
+		}
+		if strings.Contains(f[5], "r") {
+			flag |= flagXAttrReplace
+		}
+		return ok(l.nn.setXAttr(ctx, &hdfspb.SetXAttrRequestProto{Src: l.path(f[2]), XAttr: l.xattr(f[3], f[4]), Flag: &flag}))
+	},
+	"removeXAttr": func(l *letter, ctx context.Context, f []string) (string, error) {
+		return ok(l.nn.removeXAttr(ctx, &hdfspb.RemoveXAttrRequestProto{Src: l.path(f[2]), XAttr: l.xattr(f[3], "-")}))
+	},
+	"getXAttrs": func(l *letter, ctx context.Context, f []string) (string, error) {
+		req := &hdfspb.GetXAttrsRequestProto{Src: l.path(f[2])}
+		for _, name := range f[3:] {
+			req.XAttrs = append(req.XAttrs, l.xattr(name, "-"))
+		}
+		r, err := l.nn.getXAttrs(ctx, req)
+		return xattrsText(r.GetXAttrs()), err
+	},
+	"listXAttrs": func(l *letter, ctx context.Context, f []string) (string, error) {
+		r, err := l.nn.listXAttrs(ctx, &hdfspb.ListXAttrsRequestProto{Src: l.path(f[2])})
+		return xattrsText(r.GetXAttrs()), err
+	},
+}
+
+// xattr has for a value a letter and how often it comes; "-" is none.
+func (l *letter) xattr(name, value string) *hdfspb.XAttrProto {
+	space, rest, _ := strings.Cut(name, ".")
+	a := &hdfspb.XAttrProto{Namespace: hdfspb.XAttrProto_XAttrNamespaceProto(hdfspb.XAttrProto_XAttrNamespaceProto_value[strings.ToUpper(space)]).Enum(), Name: &rest}
+	if value != "-" {
+		a.Value = bytes.Repeat([]byte(value[:1]), int(l.number(value[1:])))
+	}
+	return a
+}
+
+func xattrsText(list []*hdfspb.XAttrProto) string {
+	out := make([]string, len(list))
+	for i, a := range list {
+		value := "-"
+		switch {
+		case len(a.Value) > 0:
+			value = string(a.Value[:1]) + strconv.Itoa(len(a.Value))
+		case a.Value != nil:
+			value = "empty"
+		}
+		out[i] = strings.ToLower(a.GetNamespace().String()) + "." + a.GetName() + "=" + value
+	}
+	return strings.Join(out, " ")
 }
 
 // acl reads a list of entries as the shell takes it.

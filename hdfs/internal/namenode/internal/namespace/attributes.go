@@ -3,12 +3,14 @@ package namespace
 import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
 // attributes are what few inodes have beside their mode. A value is never changed: a
 // change makes another one, so that copies of an inode may share it.
 type attributes struct {
-	acl []acl.Entry // what the mode can't say, in order
+	acl    []acl.Entry // what the mode can't say, in order
+	xattrs []xattr.Attr
 }
 
 // acl returns what the mode of an inode can't say of its access control list.
@@ -32,13 +34,13 @@ func (n *Inode) alter(change func(*attributes)) {
 	}
 }
 
-func (a *attributes) empty() bool { return len(a.acl) == 0 }
+func (a *attributes) empty() bool { return len(a.acl) == 0 && len(a.xattrs) == 0 }
 
 func snapshotAttributes(a *attributes) *nspb.SnapshotAttributes {
 	if a == nil {
 		return nil
 	}
-	return &nspb.SnapshotAttributes{Acl: aclRecords(a.acl)}
+	return &nspb.SnapshotAttributes{Acl: aclRecords(a.acl), Xattrs: xattrRecords(a.xattrs)}
 }
 
 // restoreAttributes checks what a snapshot says, and returns nil for nothing.
@@ -51,6 +53,9 @@ func restoreAttributes(rec *nspb.SnapshotAttributes, directory bool) (*attribute
 		err error
 	)
 	if a.acl, err = restoreACL(rec.GetAcl(), directory); err != nil {
+		return nil, err
+	}
+	if a.xattrs, err = restoreXAttrs(rec.GetXattrs()); err != nil {
 		return nil, err
 	}
 	if a.empty() {

@@ -16,11 +16,29 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
 // randomAttribute is an operation on what few inodes have.
 func randomAttribute(rng *rand.Rand, path string) *nspb.Entry {
-	return randomACL(rng, path)
+	if rng.IntN(2) == 0 {
+		return randomACL(rng, path)
+	}
+	return randomXAttr(rng, path)
+}
+
+func randomXAttr(rng *rand.Rand, path string) *nspb.Entry {
+	a := &nspb.XAttr{Namespace: proto.Uint32(uint32(rng.IntN(6))), Name: proto.String([]string{"a", "b", "c", "d"}[rng.IntN(4)])}
+	if rng.IntN(4) == 0 {
+		path, a.Namespace = "/.reserved/raw"+path, proto.Uint32(uint32(xattr.Raw))
+	}
+	if rng.IntN(3) == 0 {
+		return &nspb.Entry{Op: &nspb.Entry_RemoveXattr{RemoveXattr: &nspb.RemoveXAttr{Path: &path, Attr: a}}}
+	}
+	a.Value = make([]byte, rng.IntN(3)*600)
+	return &nspb.Entry{Op: &nspb.Entry_SetXattr{SetXattr: &nspb.SetXAttr{
+		Path: &path, Attr: a, Limit: proto.Uint32(3), Create: proto.Bool(rng.IntN(3) > 0), Replace: proto.Bool(rng.IntN(3) > 0),
+	}}}
 }
 
 func randomACL(rng *rand.Rand, path string) *nspb.Entry {
@@ -42,6 +60,9 @@ func (m *machine) auditAttributes(n *Inode) {
 	}
 	if n.more.empty() {
 		m.t.Fatalf("%s keeps a value for nothing", m.ns.path(n))
+	}
+	if err := xattr.CheckList(n.xattrs()); err != nil {
+		m.t.Fatalf("%s: %v", m.ns.path(n), err)
 	}
 	if len(n.acl()) == 0 {
 		return

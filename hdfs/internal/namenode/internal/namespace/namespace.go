@@ -237,6 +237,10 @@ func (t *txn) run() error {
 		return t.datanodeGone(op.DatanodeGone)
 	case *nspb.Entry_SetAcl:
 		return t.setACL(op.SetAcl)
+	case *nspb.Entry_SetXattr:
+		return t.setXAttr(op.SetXattr)
+	case *nspb.Entry_RemoveXattr:
+		return t.removeXAttr(op.RemoveXattr)
 	default:
 		return fmt.Errorf("namespace: log entry with an operation this version does not know (%T): run a version at least as new as the one that wrote it", op)
 	}

@@ -237,10 +237,15 @@ func (ns *Namespace) Readable(c Caller, path string) (FileBlocks, error) {
 	if err != nil {
 		return FileBlocks{}, err
 	}
-	if _, err := r.existingFile(); err != nil {
+	n, err := r.existingFile()
+	if err != nil {
 		return FileBlocks{}, err
 	}
-	return ns.File(c, path, Read)
+	f, err := ns.File(c, path, Read)
+	if err == nil {
+		err = ns.needReadable(&c, n)
+	}
+	return f, err
 }
 
 // Recoverable is File for taking the file's lease from its writer, which needs the

@@ -126,6 +126,8 @@ type Entry struct {
 	//	*Entry_RegisterDatanode
 	//	*Entry_DatanodeGone
 	//	*Entry_SetAcl
+	//	*Entry_SetXattr
+	//	*Entry_RemoveXattr
 	Op            isEntry_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -412,6 +414,24 @@ func (x *Entry) GetSetAcl() *SetAcl {
 	return nil
 }
 
+func (x *Entry) GetSetXattr() *SetXAttr {
+	if x != nil {
+		if x, ok := x.Op.(*Entry_SetXattr); ok {
+			return x.SetXattr
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetRemoveXattr() *RemoveXAttr {
+	if x != nil {
+		if x, ok := x.Op.(*Entry_RemoveXattr); ok {
+			return x.RemoveXattr
+		}
+	}
+	return nil
+}
+
 type isEntry_Op interface {
 	isEntry_Op()
 }
@@ -512,6 +532,14 @@ type Entry_SetAcl struct {
 	SetAcl *SetAcl `protobuf:"bytes,61,opt,name=set_acl,json=setAcl,oneof"`
 }
 
+type Entry_SetXattr struct {
+	SetXattr *SetXAttr `protobuf:"bytes,62,opt,name=set_xattr,json=setXattr,oneof"`
+}
+
+type Entry_RemoveXattr struct {
+	RemoveXattr *RemoveXAttr `protobuf:"bytes,63,opt,name=remove_xattr,json=removeXattr,oneof"`
+}
+
 func (*Entry_Format) isEntry_Op() {}
 
 func (*Entry_Mkdirs) isEntry_Op() {}
@@ -559,6 +587,10 @@ func (*Entry_RegisterDatanode) isEntry_Op() {}
 func (*Entry_DatanodeGone) isEntry_Op() {}
 
 func (*Entry_SetAcl) isEntry_Op() {}
+
+func (*Entry_SetXattr) isEntry_Op() {}
+
+func (*Entry_RemoveXattr) isEntry_Op() {}
 
 type Caller struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1787,6 +1819,195 @@ func (x *SetAcl) GetEntries() []*AclEntry {
 	return nil
 }
 
+// XAttr is an extended attribute; the namespaces' numbers are those of Hadoop's XAttrProto.
+type XAttr struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     *uint32                `protobuf:"varint,1,opt,name=namespace" json:"namespace,omitempty"`
+	Name          *string                `protobuf:"bytes,2,opt,name=name" json:"name,omitempty"`   // without the namespace
+	Value         []byte                 `protobuf:"bytes,3,opt,name=value" json:"value,omitempty"` // absent: empty
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *XAttr) Reset() {
+	*x = XAttr{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *XAttr) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*XAttr) ProtoMessage() {}
+
+func (x *XAttr) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use XAttr.ProtoReflect.Descriptor instead.
+func (*XAttr) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *XAttr) GetNamespace() uint32 {
+	if x != nil && x.Namespace != nil {
+		return *x.Namespace
+	}
+	return 0
+}
+
+func (x *XAttr) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *XAttr) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+type SetXAttr struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
+	Attr          *XAttr                 `protobuf:"bytes,2,opt,name=attr" json:"attr,omitempty"`
+	Create        *bool                  `protobuf:"varint,3,opt,name=create" json:"create,omitempty"`   // if it is not there
+	Replace       *bool                  `protobuf:"varint,4,opt,name=replace" json:"replace,omitempty"` // if it is there
+	Limit         *uint32                `protobuf:"varint,5,opt,name=limit" json:"limit,omitempty"`     // how many an inode may have
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetXAttr) Reset() {
+	*x = SetXAttr{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetXAttr) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetXAttr) ProtoMessage() {}
+
+func (x *SetXAttr) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetXAttr.ProtoReflect.Descriptor instead.
+func (*SetXAttr) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SetXAttr) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *SetXAttr) GetAttr() *XAttr {
+	if x != nil {
+		return x.Attr
+	}
+	return nil
+}
+
+func (x *SetXAttr) GetCreate() bool {
+	if x != nil && x.Create != nil {
+		return *x.Create
+	}
+	return false
+}
+
+func (x *SetXAttr) GetReplace() bool {
+	if x != nil && x.Replace != nil {
+		return *x.Replace
+	}
+	return false
+}
+
+func (x *SetXAttr) GetLimit() uint32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
+type RemoveXAttr struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
+	Attr          *XAttr                 `protobuf:"bytes,2,opt,name=attr" json:"attr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveXAttr) Reset() {
+	*x = RemoveXAttr{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveXAttr) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveXAttr) ProtoMessage() {}
+
+func (x *RemoveXAttr) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveXAttr.ProtoReflect.Descriptor instead.
+func (*RemoveXAttr) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RemoveXAttr) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *RemoveXAttr) GetAttr() *XAttr {
+	if x != nil {
+		return x.Attr
+	}
+	return nil
+}
+
 type SetTimes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
@@ -1798,7 +2019,7 @@ type SetTimes struct {
 
 func (x *SetTimes) Reset() {
 	*x = SetTimes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +2031,7 @@ func (x *SetTimes) String() string {
 func (*SetTimes) ProtoMessage() {}
 
 func (x *SetTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +2044,7 @@ func (x *SetTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimes.ProtoReflect.Descriptor instead.
 func (*SetTimes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetTimes) GetPath() string {
@@ -1857,7 +2078,7 @@ type SetReplication struct {
 
 func (x *SetReplication) Reset() {
 	*x = SetReplication{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +2090,7 @@ func (x *SetReplication) String() string {
 func (*SetReplication) ProtoMessage() {}
 
 func (x *SetReplication) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +2103,7 @@ func (x *SetReplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
 func (*SetReplication) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{20}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetReplication) GetPath() string {
@@ -1909,7 +2130,7 @@ type Concat struct {
 
 func (x *Concat) Reset() {
 	*x = Concat{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2142,7 @@ func (x *Concat) String() string {
 func (*Concat) ProtoMessage() {}
 
 func (x *Concat) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2155,7 @@ func (x *Concat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Concat.ProtoReflect.Descriptor instead.
 func (*Concat) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{21}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Concat) GetPath() string {
@@ -1964,7 +2185,7 @@ type StartRecovery struct {
 
 func (x *StartRecovery) Reset() {
 	*x = StartRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2197,7 @@ func (x *StartRecovery) String() string {
 func (*StartRecovery) ProtoMessage() {}
 
 func (x *StartRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2210,7 @@ func (x *StartRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRecovery.ProtoReflect.Descriptor instead.
 func (*StartRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StartRecovery) GetFile() uint64 {
@@ -2025,7 +2246,7 @@ type CommitRecovery struct {
 
 func (x *CommitRecovery) Reset() {
 	*x = CommitRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2258,7 @@ func (x *CommitRecovery) String() string {
 func (*CommitRecovery) ProtoMessage() {}
 
 func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2271,7 @@ func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecovery.ProtoReflect.Descriptor instead.
 func (*CommitRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommitRecovery) GetBlock() uint64 {
@@ -2093,7 +2314,7 @@ type CloseFile struct {
 
 func (x *CloseFile) Reset() {
 	*x = CloseFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2326,7 @@ func (x *CloseFile) String() string {
 func (*CloseFile) ProtoMessage() {}
 
 func (x *CloseFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2339,7 @@ func (x *CloseFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseFile.ProtoReflect.Descriptor instead.
 func (*CloseFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CloseFile) GetFile() uint64 {
@@ -2154,7 +2375,7 @@ type ReserveGenerations struct {
 
 func (x *ReserveGenerations) Reset() {
 	*x = ReserveGenerations{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2387,7 @@ func (x *ReserveGenerations) String() string {
 func (*ReserveGenerations) ProtoMessage() {}
 
 func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2400,7 @@ func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveGenerations.ProtoReflect.Descriptor instead.
 func (*ReserveGenerations) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReserveGenerations) GetLimit() uint64 {
@@ -2209,7 +2430,7 @@ type RegisterDatanode struct {
 
 func (x *RegisterDatanode) Reset() {
 	*x = RegisterDatanode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2221,7 +2442,7 @@ func (x *RegisterDatanode) String() string {
 func (*RegisterDatanode) ProtoMessage() {}
 
 func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2234,7 +2455,7 @@ func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDatanode.ProtoReflect.Descriptor instead.
 func (*RegisterDatanode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RegisterDatanode) GetUuid() string {
@@ -2285,7 +2506,7 @@ type DatanodeGone struct {
 
 func (x *DatanodeGone) Reset() {
 	*x = DatanodeGone{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2518,7 @@ func (x *DatanodeGone) String() string {
 func (*DatanodeGone) ProtoMessage() {}
 
 func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2531,7 @@ func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatanodeGone.ProtoReflect.Descriptor instead.
 func (*DatanodeGone) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DatanodeGone) GetUuid() string {
@@ -2359,7 +2580,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2592,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2605,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2489,7 +2710,7 @@ type SnapshotInode struct {
 
 func (x *SnapshotInode) Reset() {
 	*x = SnapshotInode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2722,7 @@ func (x *SnapshotInode) String() string {
 func (*SnapshotInode) ProtoMessage() {}
 
 func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2735,7 @@ func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInode.ProtoReflect.Descriptor instead.
 func (*SnapshotInode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SnapshotInode) GetId() uint64 {
@@ -2590,13 +2811,14 @@ func (x *SnapshotInode) GetAttributes() *SnapshotAttributes {
 type SnapshotAttributes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Acl           []*AclEntry            `protobuf:"bytes,1,rep,name=acl" json:"acl,omitempty"` // what the mode can't say, in order
+	Xattrs        []*XAttr               `protobuf:"bytes,2,rep,name=xattrs" json:"xattrs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotAttributes) Reset() {
 	*x = SnapshotAttributes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2830,7 @@ func (x *SnapshotAttributes) String() string {
 func (*SnapshotAttributes) ProtoMessage() {}
 
 func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,12 +2843,19 @@ func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotAttributes.ProtoReflect.Descriptor instead.
 func (*SnapshotAttributes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SnapshotAttributes) GetAcl() []*AclEntry {
 	if x != nil {
 		return x.Acl
+	}
+	return nil
+}
+
+func (x *SnapshotAttributes) GetXattrs() []*XAttr {
+	if x != nil {
+		return x.Xattrs
 	}
 	return nil
 }
@@ -2643,7 +2872,7 @@ type SnapshotFile struct {
 
 func (x *SnapshotFile) Reset() {
 	*x = SnapshotFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2884,7 @@ func (x *SnapshotFile) String() string {
 func (*SnapshotFile) ProtoMessage() {}
 
 func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2897,7 @@ func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFile.ProtoReflect.Descriptor instead.
 func (*SnapshotFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SnapshotFile) GetReplication() uint32 {
@@ -2711,7 +2940,7 @@ type SnapshotBlock struct {
 
 func (x *SnapshotBlock) Reset() {
 	*x = SnapshotBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +2952,7 @@ func (x *SnapshotBlock) String() string {
 func (*SnapshotBlock) ProtoMessage() {}
 
 func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +2965,7 @@ func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBlock.ProtoReflect.Descriptor instead.
 func (*SnapshotBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SnapshotBlock) GetId() uint64 {
@@ -2778,7 +3007,7 @@ type SnapshotConstruction struct {
 
 func (x *SnapshotConstruction) Reset() {
 	*x = SnapshotConstruction{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +3019,7 @@ func (x *SnapshotConstruction) String() string {
 func (*SnapshotConstruction) ProtoMessage() {}
 
 func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +3032,7 @@ func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotConstruction.ProtoReflect.Descriptor instead.
 func (*SnapshotConstruction) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SnapshotConstruction) GetTargets() []string {
@@ -2840,7 +3069,7 @@ type SnapshotCall struct {
 
 func (x *SnapshotCall) Reset() {
 	*x = SnapshotCall{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +3081,7 @@ func (x *SnapshotCall) String() string {
 func (*SnapshotCall) ProtoMessage() {}
 
 func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +3094,7 @@ func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotCall.ProtoReflect.Descriptor instead.
 func (*SnapshotCall) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SnapshotCall) GetClientId() []byte {
@@ -2907,7 +3136,7 @@ var File_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto protoref
 
 const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc = "" +
 	"\n" +
-	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\x8e\x0e\n" +
+	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\x99\x0f\n" +
 	"\x05Entry\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12\x17\n" +
@@ -2938,7 +3167,9 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x13reserve_generations\x18\x1e \x01(\v2*.verbena.hdfs.namespace.ReserveGenerationsH\x00R\x12reserveGenerations\x12W\n" +
 	"\x11register_datanode\x18\x1f \x01(\v2(.verbena.hdfs.namespace.RegisterDatanodeH\x00R\x10registerDatanode\x12K\n" +
 	"\rdatanode_gone\x18< \x01(\v2$.verbena.hdfs.namespace.DatanodeGoneH\x00R\fdatanodeGone\x129\n" +
-	"\aset_acl\x18= \x01(\v2\x1e.verbena.hdfs.namespace.SetAclH\x00R\x06setAclB\x04\n" +
+	"\aset_acl\x18= \x01(\v2\x1e.verbena.hdfs.namespace.SetAclH\x00R\x06setAcl\x12?\n" +
+	"\tset_xattr\x18> \x01(\v2 .verbena.hdfs.namespace.SetXAttrH\x00R\bsetXattr\x12H\n" +
+	"\fremove_xattr\x18? \x01(\v2#.verbena.hdfs.namespace.RemoveXAttrH\x00R\vremoveXattrB\x04\n" +
 	"\x02op\"R\n" +
 	"\x06Caller\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
@@ -3049,7 +3280,20 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x06FILTER\x10\x03\x12\x12\n" +
 	"\x0eFILTER_DEFAULT\x10\x04\x12\n" +
 	"\n" +
-	"\x06REMOVE\x10\x05\"T\n" +
+	"\x06REMOVE\x10\x05\"O\n" +
+	"\x05XAttr\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value\"\x99\x01\n" +
+	"\bSetXAttr\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x121\n" +
+	"\x04attr\x18\x02 \x01(\v2\x1d.verbena.hdfs.namespace.XAttrR\x04attr\x12\x16\n" +
+	"\x06create\x18\x03 \x01(\bR\x06create\x12\x18\n" +
+	"\areplace\x18\x04 \x01(\bR\areplace\x12\x14\n" +
+	"\x05limit\x18\x05 \x01(\rR\x05limit\"T\n" +
+	"\vRemoveXAttr\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x121\n" +
+	"\x04attr\x18\x02 \x01(\v2\x1d.verbena.hdfs.namespace.XAttrR\x04attr\"T\n" +
 	"\bSetTimes\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
 	"\bmtime_ms\x18\x02 \x01(\x03R\amtimeMs\x12\x19\n" +
@@ -3121,9 +3365,10 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\n" +
 	"attributes\x18\n" +
 	" \x01(\v2*.verbena.hdfs.namespace.SnapshotAttributesR\n" +
-	"attributes\"H\n" +
+	"attributes\"\x7f\n" +
 	"\x12SnapshotAttributes\x122\n" +
-	"\x03acl\x18\x01 \x03(\v2 .verbena.hdfs.namespace.AclEntryR\x03acl\"\xa6\x01\n" +
+	"\x03acl\x18\x01 \x03(\v2 .verbena.hdfs.namespace.AclEntryR\x03acl\x125\n" +
+	"\x06xattrs\x18\x02 \x03(\v2\x1d.verbena.hdfs.namespace.XAttrR\x06xattrs\"\xa6\x01\n" +
 	"\fSnapshotFile\x12 \n" +
 	"\vreplication\x18\x01 \x01(\rR\vreplication\x12\x1d\n" +
 	"\n" +
@@ -3162,7 +3407,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc
 }
 
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes = []any{
 	(SetAcl_Change)(0),           // 0: verbena.hdfs.namespace.SetAcl.Change
 	(*Entry)(nil),                // 1: verbena.hdfs.namespace.Entry
@@ -3184,22 +3429,25 @@ var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes 
 	(*SetOwner)(nil),             // 17: verbena.hdfs.namespace.SetOwner
 	(*AclEntry)(nil),             // 18: verbena.hdfs.namespace.AclEntry
 	(*SetAcl)(nil),               // 19: verbena.hdfs.namespace.SetAcl
-	(*SetTimes)(nil),             // 20: verbena.hdfs.namespace.SetTimes
-	(*SetReplication)(nil),       // 21: verbena.hdfs.namespace.SetReplication
-	(*Concat)(nil),               // 22: verbena.hdfs.namespace.Concat
-	(*StartRecovery)(nil),        // 23: verbena.hdfs.namespace.StartRecovery
-	(*CommitRecovery)(nil),       // 24: verbena.hdfs.namespace.CommitRecovery
-	(*CloseFile)(nil),            // 25: verbena.hdfs.namespace.CloseFile
-	(*ReserveGenerations)(nil),   // 26: verbena.hdfs.namespace.ReserveGenerations
-	(*RegisterDatanode)(nil),     // 27: verbena.hdfs.namespace.RegisterDatanode
-	(*DatanodeGone)(nil),         // 28: verbena.hdfs.namespace.DatanodeGone
-	(*SnapshotHeader)(nil),       // 29: verbena.hdfs.namespace.SnapshotHeader
-	(*SnapshotInode)(nil),        // 30: verbena.hdfs.namespace.SnapshotInode
-	(*SnapshotAttributes)(nil),   // 31: verbena.hdfs.namespace.SnapshotAttributes
-	(*SnapshotFile)(nil),         // 32: verbena.hdfs.namespace.SnapshotFile
-	(*SnapshotBlock)(nil),        // 33: verbena.hdfs.namespace.SnapshotBlock
-	(*SnapshotConstruction)(nil), // 34: verbena.hdfs.namespace.SnapshotConstruction
-	(*SnapshotCall)(nil),         // 35: verbena.hdfs.namespace.SnapshotCall
+	(*XAttr)(nil),                // 20: verbena.hdfs.namespace.XAttr
+	(*SetXAttr)(nil),             // 21: verbena.hdfs.namespace.SetXAttr
+	(*RemoveXAttr)(nil),          // 22: verbena.hdfs.namespace.RemoveXAttr
+	(*SetTimes)(nil),             // 23: verbena.hdfs.namespace.SetTimes
+	(*SetReplication)(nil),       // 24: verbena.hdfs.namespace.SetReplication
+	(*Concat)(nil),               // 25: verbena.hdfs.namespace.Concat
+	(*StartRecovery)(nil),        // 26: verbena.hdfs.namespace.StartRecovery
+	(*CommitRecovery)(nil),       // 27: verbena.hdfs.namespace.CommitRecovery
+	(*CloseFile)(nil),            // 28: verbena.hdfs.namespace.CloseFile
+	(*ReserveGenerations)(nil),   // 29: verbena.hdfs.namespace.ReserveGenerations
+	(*RegisterDatanode)(nil),     // 30: verbena.hdfs.namespace.RegisterDatanode
+	(*DatanodeGone)(nil),         // 31: verbena.hdfs.namespace.DatanodeGone
+	(*SnapshotHeader)(nil),       // 32: verbena.hdfs.namespace.SnapshotHeader
+	(*SnapshotInode)(nil),        // 33: verbena.hdfs.namespace.SnapshotInode
+	(*SnapshotAttributes)(nil),   // 34: verbena.hdfs.namespace.SnapshotAttributes
+	(*SnapshotFile)(nil),         // 35: verbena.hdfs.namespace.SnapshotFile
+	(*SnapshotBlock)(nil),        // 36: verbena.hdfs.namespace.SnapshotBlock
+	(*SnapshotConstruction)(nil), // 37: verbena.hdfs.namespace.SnapshotConstruction
+	(*SnapshotCall)(nil),         // 38: verbena.hdfs.namespace.SnapshotCall
 }
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs = []int32{
 	2,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
@@ -3217,33 +3465,38 @@ var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs 
 	15, // 12: verbena.hdfs.namespace.Entry.delete:type_name -> verbena.hdfs.namespace.Delete
 	16, // 13: verbena.hdfs.namespace.Entry.set_permission:type_name -> verbena.hdfs.namespace.SetPermission
 	17, // 14: verbena.hdfs.namespace.Entry.set_owner:type_name -> verbena.hdfs.namespace.SetOwner
-	20, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
-	21, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
-	22, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
-	23, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
-	24, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
-	25, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
-	26, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
-	27, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
-	28, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
+	23, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
+	24, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
+	25, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
+	26, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
+	27, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
+	28, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
+	29, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
+	30, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
+	31, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
 	19, // 24: verbena.hdfs.namespace.Entry.set_acl:type_name -> verbena.hdfs.namespace.SetAcl
-	3,  // 25: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
-	3,  // 26: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
-	3,  // 27: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
-	3,  // 28: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
-	3,  // 29: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
-	0,  // 30: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
-	18, // 31: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
-	32, // 32: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
-	31, // 33: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
-	18, // 34: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
-	33, // 35: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
-	34, // 36: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	21, // 25: verbena.hdfs.namespace.Entry.set_xattr:type_name -> verbena.hdfs.namespace.SetXAttr
+	22, // 26: verbena.hdfs.namespace.Entry.remove_xattr:type_name -> verbena.hdfs.namespace.RemoveXAttr
+	3,  // 27: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
+	3,  // 28: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
+	3,  // 29: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
+	3,  // 30: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
+	3,  // 31: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
+	0,  // 32: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
+	18, // 33: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
+	20, // 34: verbena.hdfs.namespace.SetXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
+	20, // 35: verbena.hdfs.namespace.RemoveXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
+	35, // 36: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
+	34, // 37: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
+	18, // 38: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
+	20, // 39: verbena.hdfs.namespace.SnapshotAttributes.xattrs:type_name -> verbena.hdfs.namespace.XAttr
+	36, // 40: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
+	37, // 41: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
+	42, // [42:42] is the sub-list for method output_type
+	42, // [42:42] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() }
@@ -3276,6 +3529,8 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 		(*Entry_RegisterDatanode)(nil),
 		(*Entry_DatanodeGone)(nil),
 		(*Entry_SetAcl)(nil),
+		(*Entry_SetXattr)(nil),
+		(*Entry_RemoveXattr)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3283,7 +3538,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc), len(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
