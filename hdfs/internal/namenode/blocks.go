@@ -23,12 +23,13 @@ type blockMap struct {
 	mu       sync.Mutex
 	nodes    map[string]*node
 	byIndex  []*node
-	replicas map[uint64][]replica
+	replicas replicaMap
 
 	started  time.Time
 	safeMode bool
 
 	ready   []uint64            // blocks to be looked at now
+	scans   []*scan             // under way, oldest first
 	delayed []delayed           // blocks to be looked at later, ordered by time
 	needed  needs               // blocks that lack replicas
 	held    map[uint64]struct{} // lack replicas that may be on DataNodes yet to return after a start
@@ -46,6 +47,8 @@ type blockMap struct {
 	grown chan struct{} // closed, and made anew, when a DataNode can take blocks for the first time
 
 	hosts *hosts.List // nil: all are admitted
+
+	wakeMonitor func() // may be nil
 
 	clusterID, poolID string
 }
@@ -95,10 +98,16 @@ type node struct {
 	copies       int    // replications under way of which it is the source
 	copyingBytes uint64 // bytes of these
 	report       *partialReport
+	// mark is the number of the full report that comes or came last, never 0.
+	mark uint16
+	// reporting is held while a report of it is carried out, which takes several holds of
+	// the map's lock. It comes before both locks.
+	reporting sync.Mutex
 }
 
 type deletion struct {
 	generation uint64
+	mark       uint16 // of the last full report that named the replica
 	sent       time.Time
 }
 
@@ -108,22 +117,11 @@ type copyTask struct {
 	deadline       time.Time
 }
 
-// replica is one DataNode's copy of a block, as last reported.
-type replica struct {
-	generation uint64
-	length     uint64
-	added      int64 // Unix nanoseconds
-	node       uint32
-	state      clusterpb.ReplicaState
-	era        uint16 // of its DataNode when this was said
-	corrupt    bool
-}
-
 func newBlockMap(cfg *Config) *blockMap {
 	return &blockMap{
 		cfg:        cfg,
 		nodes:      make(map[string]*node),
-		replicas:   make(map[uint64][]replica),
+		replicas:   newReplicaMap(),
 		needed:     needs{of: make(map[uint64]int)},
 		held:       make(map[uint64]struct{}),
 		missing:    make(map[uint64]bool),
@@ -181,7 +179,7 @@ func (m *blockMap) changed(ns *namespace.Namespace, touched, removed []uint64) {
 		return // replaying the log: nobody has reported anything yet
 	}
 	for _, id := range removed {
-		for _, r := range m.replicas[id] {
+		for r := range m.replicas.of(id) {
 			m.deleteFrom(m.byIndex[r.node], id, r.generation)
 		}
 		m.forget(id)
@@ -194,10 +192,10 @@ func (m *blockMap) changed(ns *namespace.Namespace, touched, removed []uint64) {
 
 func (m *blockMap) forget(id uint64) {
 	m.release(id)
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		m.byIndex[r.node].replicas--
 	}
-	delete(m.replicas, id)
+	m.replicas.forget(id)
 	m.needed.remove(id)
 	delete(m.held, id)
 	delete(m.missing, id)
@@ -223,46 +221,40 @@ func (m *blockMap) deleteFrom(n *node, id, generation uint64) {
 
 // drop takes a replica off the map.
 func (m *blockMap) drop(id uint64, n *node) {
-	rs := m.replicas[id]
-	i := slices.IndexFunc(rs, func(r replica) bool { return r.node == n.index })
-	if i < 0 {
-		return
+	if m.replicas.drop(id, n.index) {
+		n.replicas--
+		delete(n.leaving, id)
 	}
-	n.replicas--
-	delete(n.leaving, id)
-	rs[i] = rs[len(rs)-1]
-	rs = rs[:len(rs)-1]
-	if len(rs) == 0 {
-		delete(m.replicas, id)
-		return
-	}
-	m.replicas[id] = rs
 }
 
 // put records what a DataNode says of a replica.
 func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.ReplicaState, fresh bool) {
+	was, held := m.replicas.find(id, n.index)
+	r := replica{generation: generation, length: length, node: n.index, state: st, added: tickOf(m.cfg.now()), era: n.era, mark: was.mark}
+	if !fresh {
+		r.mark = n.mark
+	}
 	if d := n.deletions[id]; d != nil {
-		if !fresh {
-			return // the DataNode has not carried out the deletion yet
+		if !fresh { // the DataNode has not carried out the deletion yet
+			d.mark = n.mark
+			if held {
+				was.mark = n.mark
+				m.replicas.put(id, was)
+			}
+			return
 		}
 		if generation > d.generation {
 			delete(n.deletions, id)
 		}
 	}
-	rs := m.replicas[id]
-	i := slices.IndexFunc(rs, func(r replica) bool { return r.node == n.index })
-	r := replica{generation: generation, length: length, node: n.index, state: st, added: m.cfg.now().UnixNano(), era: n.era}
-	var was clusterpb.ReplicaState
-	if i >= 0 {
-		was = rs[i].state
+	if held {
 		// A full report repeats what was there before: it heals nothing.
-		r.corrupt = rs[i].corrupt && !fresh && rs[i].generation == generation
-		rs[i] = r
+		r.corrupt = was.corrupt && !fresh && was.generation == generation
 	} else {
 		n.replicas++
-		m.replicas[id] = append(rs, r)
 	}
-	if fresh && st == clusterpb.ReplicaState_FINALIZED && (i < 0 || was != st) {
+	m.replicas.put(id, r)
+	if fresh && st == clusterpb.ReplicaState_FINALIZED && (!held || was.state != st) {
 		n.scheduled.done(m.cfg.now())
 	}
 	if n.leaving != nil {
@@ -309,7 +301,7 @@ func (m *blockMap) finalized(id, generation, length uint64) (changed chan struct
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	want := namespace.BlockInfo{ID: id, Generation: generation, Length: length}
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		if m.good(want, r) {
 			return nil, nil
 		}
@@ -330,13 +322,12 @@ func (m *blockMap) finalized(id, generation, length uint64) (changed chan struct
 
 // markCorrupt marks a replica that failed its checksums.
 func (m *blockMap) markCorrupt(ns *namespace.Namespace, id uint64, n *node) {
-	for i := range m.replicas[id] {
-		if r := &m.replicas[id][i]; r.node == n.index && !r.corrupt {
-			r.corrupt = true
-			m.corrupt[id] = true
-			m.ready = append(m.ready, id)
-			m.cfg.Logger.Warn("namenode: corrupt replica", "block", id, "datanode", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port)
-		}
+	if r, ok := m.replicas.find(id, n.index); ok && !r.corrupt {
+		r.corrupt = true
+		m.replicas.put(id, r)
+		m.corrupt[id] = true
+		m.ready = append(m.ready, id)
+		m.cfg.Logger.Warn("namenode: corrupt replica", "block", id, "datanode", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -111,9 +110,7 @@ func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64)
 		// The namespace has dropped the DataNode that had this address.
 		if other != n && other.dn.Host == dn.Host && other.dn.Port == dn.Port {
 			other.alive, other.registered = false, false
-			for id := range m.replicas {
-				m.drop(id, other)
-			}
+			m.eachOf(other, func(id uint64) { m.drop(id, other) })
 			delete(m.nodes, uuid)
 		}
 	}
@@ -132,9 +129,7 @@ func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64)
 	}
 	m.applyRule(n)
 	if !wasMany && m.manyRacks() {
-		for id := range m.replicas { // all may be on one rack
-			m.ready = append(m.ready, id)
-		}
+		m.begin(nil, &scan{visit: m.look}) // all may be on one rack
 	}
 	return n.session
 }
@@ -154,9 +149,9 @@ func (m *blockMap) revive(n *node) {
 		return
 	}
 	n.alive = true
-	for id, rs := range m.replicas {
-		if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
-			m.ready = append(m.ready, id)
+	m.eachOf(n, m.look)
+	for id := range m.waiting {
+		if _, ok := m.replicas.find(id, n.index); ok {
 			m.wake(id)
 		}
 	}

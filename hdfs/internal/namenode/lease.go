@@ -119,7 +119,7 @@ func (nn *NameNode) recoverFile(ctx context.Context, id uint64) (closed bool, er
 		last := f.Blocks[len(f.Blocks)-1]
 		nn.blocks.mu.Lock()
 		defer nn.blocks.mu.Unlock()
-		found = last.Construction == nil || len(last.Construction.Targets) > 0 || len(nn.blocks.replicas[last.ID]) > 0
+		found = last.Construction == nil || len(last.Construction.Targets) > 0 || nn.blocks.replicas.any(last.ID, func(replica) bool { return true })
 	})
 	if !ok || !f.Status.Open {
 		return true, nil

@@ -127,7 +127,7 @@ func (m *blockMap) locate(id uint64, b namespace.Block, reader place) located {
 				out.nodes = append(out.nodes, n)
 			}
 		}
-		for _, r := range m.replicas[id] {
+		for r := range m.replicas.of(id) {
 			n := m.byIndex[r.node]
 			if n.alive && !r.corrupt && r.generation >= b.Generation && !slices.Contains(out.nodes, n) {
 				out.nodes = append(out.nodes, n)
@@ -137,7 +137,7 @@ func (m *blockMap) locate(id uint64, b namespace.Block, reader place) located {
 	}
 	info := namespace.BlockInfo{ID: id, Generation: b.Generation, Length: b.Length}
 	var bad []*node
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		switch n := m.byIndex[r.node]; {
 		case n.service == inMaintenance: // it may go at any time
 		case m.good(info, r):

@@ -80,6 +80,7 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	nn.calls.waiting = make(map[callID]chan struct{})
 	nn.resources.stuck = make(chan struct{})
 	nn.blocks = newBlockMap(&nn.cfg)
+	nn.blocks.wakeMonitor = nn.wakeMonitor
 	var err error
 	if nn.topology, err = topology.New(topology.Config{Table: cfg.TopologyTable, Script: cfg.TopologyScript, ScriptArgs: cfg.TopologyScriptArgs, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("namenode: open: %w", err)

@@ -223,7 +223,7 @@ func (nn *NameNode) giveUp(id uint64) (keep bool, err error) {
 	}
 	var dead *node
 	alive := false // one that has begun the block, as dead has
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		switch n := m.byIndex[r.node]; {
 		case r.generation < b.Generation:
 		case n.alive && !slices.Contains(asked, n):

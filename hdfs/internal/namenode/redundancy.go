@@ -119,7 +119,7 @@ func (m *blockMap) waitsForReturn(now time.Time) bool {
 // copy orders count more replicas of a block.
 func (m *blockMap) copy(b namespace.BlockInfo, s *standing, count, urgency int, now time.Time) {
 	exclude := make(map[*node]bool)
-	for _, r := range m.replicas[b.ID] {
+	for r := range m.replicas.of(b.ID) {
 		exclude[m.byIndex[r.node]] = true
 	}
 	chosen := slices.Clone(s.live)

@@ -21,7 +21,7 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 		return
 	}
 	good := 0
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		if m.good(b, r) {
 			good++
 		} else if r.state != clusterpb.ReplicaState_BEING_WRITTEN || r.generation != b.Generation {
@@ -36,6 +36,9 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 	}
 }
 
+// settleBatch is how many blocks are looked at with one hold of the lock: some milliseconds.
+const settleBatch = 2000
+
 // check does what time demands, and what has been queued, in bounded steps.
 // The caller calls again if it returns true.
 func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
@@ -43,17 +46,16 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 	defer m.mu.Unlock()
 	now := m.cfg.now()
 	m.checkNodes(now)
+	m.scanOn(ns)
 	if m.safeMode {
 		m.checkSafeMode(ns, now)
 		if m.safeMode {
-			return false
+			return len(m.scans) > 0
 		}
 	}
 	if len(m.held) > 0 && !m.waitsForReturn(now) {
-		for id := range m.held {
-			m.ready = append(m.ready, id)
-		}
-		clear(m.held)
+		m.held = make(map[uint64]struct{})
+		m.begin(ns, &scan{files: true, visit: m.look})
 	}
 	for len(m.delayed) > 0 && !m.delayed[0].at.After(now) {
 		m.ready = append(m.ready, m.delayed[0].block)
@@ -77,13 +79,13 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 			m.ready = append(m.ready, id)
 		}
 	}
-	n := min(len(m.ready), 2000)
+	n := min(len(m.ready), settleBatch)
 	batch := m.ready[:n]
 	m.ready = m.ready[n:]
 	for _, id := range batch {
 		m.settle(ns, id, now)
 	}
-	if len(m.ready) > 0 {
+	if len(m.ready) > 0 || len(m.scans) > 0 {
 		return true
 	}
 	m.ready = nil
@@ -104,14 +106,7 @@ func (m *blockMap) checkNodes(now time.Time) {
 
 // queueBlocksOf has all blocks looked at that a DataNode is thought to hold.
 func (m *blockMap) queueBlocksOf(n *node) {
-	if n.replicas == 0 {
-		return
-	}
-	for id, rs := range m.replicas {
-		if slices.ContainsFunc(rs, func(r replica) bool { return r.node == n.index }) {
-			m.ready = append(m.ready, id)
-		}
-	}
+	m.eachOf(n, m.look)
 }
 
 // settle compares a block's replicas with what is wanted. It orders copies, and
@@ -128,7 +123,7 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	if b.Writing {
 		m.needed.remove(id)
 		// As in HDFS a DataNode may leave once another one has the block, too.
-		if slices.ContainsFunc(m.replicas[id], func(r replica) bool {
+		if m.replicas.any(id, func(r replica) bool {
 			n := m.byIndex[r.node]
 			return n.alive && n.inService() && r.generation >= b.Generation
 		}) {
@@ -182,14 +177,14 @@ func setIf(set map[uint64]bool, id uint64, in bool) {
 // orphan orders the deletion of the replicas of a block that is in no file, as
 // HDFS invalidates what its block map lacks.
 func (m *blockMap) orphan(id uint64) {
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		m.deleteFrom(m.byIndex[r.node], id, r.generation)
 	}
 	m.forget(id)
 }
 
 func (m *blockMap) deleteReplica(id uint64, n *node) {
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		if r.node == n.index {
 			m.deleteFrom(n, id, r.generation)
 		}

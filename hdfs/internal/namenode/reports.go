@@ -3,6 +3,7 @@ package namenode
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -14,6 +15,8 @@ import (
 // Limits on what a DataNode may send.
 const (
 	maxReportParts = 1 << 16
+	// So many replicas are taken with one hold of the lock: one or two milliseconds.
+	reportBatch = 1000
 	// A replica reported by itself up to this long before a full report may be
 	// newer than that report's list.
 	reportSlack = 10 * time.Second
@@ -21,11 +24,10 @@ const (
 
 // partialReport is a full report of which parts are still to come.
 type partialReport struct {
-	id       uint64
-	next     uint32
-	parts    uint32
-	begun    time.Time
-	replicas map[uint64]struct{}
+	id    uint64
+	next  uint32
+	parts uint32
+	begun time.Time
 }
 
 // reporting returns the DataNode that sends a report, and whether the report is one
@@ -62,8 +64,20 @@ func (nn *NameNode) BlockReport(ctx context.Context, req *clusterpb.BlockReportR
 	if err != nil {
 		return nil, fmt.Errorf("namenode: block report of DataNode %s: %w", req.GetUuid(), err)
 	}
+	defer nn.blocks.oneAtATime(req.GetUuid())()
+	again := false
+	nn.read(func(ns *namespace.Namespace) { again, err = nn.blocks.beginPart(req, parts) })
+	if err != nil || again {
+		return &clusterpb.BlockReportResponse{}, err
+	}
+	for batch := range slices.Chunk(req.GetReplicas(), reportBatch) {
+		nn.read(func(ns *namespace.Namespace) { err = nn.blocks.listed(ns, req, batch) })
+		if err != nil {
+			return nil, err
+		}
+	}
 	done := false
-	nn.read(func(ns *namespace.Namespace) { done, err = nn.blocks.reportPart(ns, req, parts) })
+	nn.read(func(ns *namespace.Namespace) { done, err = nn.blocks.endPart(req) })
 	if err != nil {
 		return nil, err
 	}
@@ -73,63 +87,99 @@ func (nn *NameNode) BlockReport(ctx context.Context, req *clusterpb.BlockReportR
 	return &clusterpb.BlockReportResponse{}, nil
 }
 
-func (m *blockMap) reportPart(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, parts uint32) (done bool, err error) {
+// oneAtATime has the reports of a DataNode wait for each other, until the function that
+// it returns is called.
+func (m *blockMap) oneAtATime(uuid string) (release func()) {
+	m.mu.Lock()
+	n := m.nodes[uuid]
+	m.mu.Unlock()
+	if n == nil {
+		return func() {} // it will be told to register
+	}
+	n.reporting.Lock()
+	return n.reporting.Unlock
+}
+
+// beginPart checks that a part is the one that should come.
+func (m *blockMap) beginPart(req *clusterpb.BlockReportRequest, parts uint32) (again bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n, again, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
 	if err != nil || again {
-		return false, err
+		return again, err
 	}
-	now := n.lastSeen
 	if req.GetPart() == 0 {
-		n.report = &partialReport{id: req.GetReportId(), parts: parts, begun: now, replicas: make(map[uint64]struct{})}
+		n.report = &partialReport{id: req.GetReportId(), parts: parts, begun: n.lastSeen}
+		n.mark = max(n.mark+1, 1)
 	}
 	rep := n.report
 	if rep == nil || rep.id != req.GetReportId() || rep.parts != parts || rep.next != req.GetPart() {
 		n.report = nil
 		return false, fmt.Errorf("namenode: block report %d of DataNode %s: part %d of %d does not follow what came before: begin again with part 0", req.GetReportId(), req.GetUuid(), req.GetPart(), parts)
 	}
-	n.sequence++
-	rep.next++
-	for _, r := range req.GetReplicas() {
+	return false, nil
+}
+
+// listed takes some of a part's replicas.
+func (m *blockMap) listed(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, replicas []*clusterpb.Replica) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, _, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
+	if err != nil {
+		return err
+	}
+	for _, r := range replicas {
 		b := r.GetBlock()
-		rep.replicas[b.GetId()] = struct{}{}
 		m.put(n, b.GetId(), b.GetGeneration(), b.GetLength(), r.GetState(), false)
 		m.judge(ns, b.GetId())
 	}
-	if rep.next < rep.parts {
+	return nil
+}
+
+// endPart ends a part, and with the last one the report.
+func (m *blockMap) endPart(req *clusterpb.BlockReportRequest) (done bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, _, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
+	if err != nil {
+		return false, err
+	}
+	n.sequence++
+	rep := n.report
+	if rep.next++; rep.next < rep.parts {
 		return false, nil
 	}
 	n.report = nil
-	n.reported, n.lastReport = true, now
-	m.sweep(ns, n, rep)
-	for id := range m.postponed {
-		m.ready = append(m.ready, id)
-	}
-	clear(m.postponed)
+	m.sweep(n, rep.begun, n.lastSeen)
 	return true, nil
 }
 
-// sweep drops the replicas that a full report did not name.
-func (m *blockMap) sweep(ns *namespace.Namespace, n *node, rep *partialReport) {
-	before := rep.begun.Add(-reportSlack).UnixNano()
-	for id := range n.deletions {
-		if _, ok := rep.replicas[id]; !ok {
-			delete(n.deletions, id)
-		}
-	}
-	for id, rs := range m.replicas {
-		if _, ok := rep.replicas[id]; ok {
-			continue
-		}
-		for _, r := range rs {
-			if r.node == n.index && (r.era != n.era || r.added < before) {
+// sweep drops the replicas that a full report did not name. Only then has its DataNode
+// reported in full: what it has lost would count until then.
+func (m *blockMap) sweep(n *node, begun, ended time.Time) {
+	before := tickOf(begun.Add(-reportSlack))
+	session, mark := n.session, n.mark
+	m.begin(nil, &scan{
+		useless: func() bool { return n.session != session || n.mark != mark },
+		visit: func(id uint64) {
+			r, ok := m.replicas.find(id, n.index)
+			if ok && r.mark != mark && (r.era != n.era || r.added.before(before)) {
 				m.drop(id, n)
 				m.ready = append(m.ready, id)
-				break
 			}
-		}
-	}
+		},
+		over: func() {
+			n.reported, n.lastReport = true, ended
+			// Where very many wait for the DataNode to confirm them, it will.
+			if len(n.deletions) <= scanStep {
+				maps.DeleteFunc(n.deletions, func(_ uint64, d *deletion) bool { return d.mark != mark })
+			}
+			for id := range m.postponed {
+				m.ready = append(m.ready, id)
+			}
+			clear(m.postponed)
+		},
+	})
 }
 
 // BlocksChanged takes what has happened to single replicas.
@@ -144,22 +194,36 @@ func (nn *NameNode) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChan
 	if err != nil {
 		return nil, fmt.Errorf("namenode: changed replicas of DataNode %s: %w", req.GetUuid(), err)
 	}
-	nn.read(func(ns *namespace.Namespace) { err = nn.blocks.blocksChanged(ns, req) })
-	if err != nil {
-		return nil, err
+	defer nn.blocks.oneAtATime(req.GetUuid())()
+	changes := req.GetChanges()
+	for last := false; !last; {
+		batch := changes[:min(len(changes), reportBatch)]
+		changes = changes[len(batch):]
+		last = len(changes) == 0
+		again := false
+		nn.read(func(ns *namespace.Namespace) { again, err = nn.blocks.blocksChanged(ns, req, batch, last) })
+		if err != nil {
+			return nil, err
+		}
+		if again {
+			break
+		}
 	}
 	return &clusterpb.BlocksChangedResponse{}, nil
 }
 
-func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksChangedRequest) error {
+// blocksChanged takes some of the changes of a request, the last ones if last is set.
+func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksChangedRequest, changes []*clusterpb.ReplicaChange, last bool) (again bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n, again, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
 	if err != nil || again {
-		return err
+		return again, err
 	}
-	n.sequence++
-	for _, c := range req.GetChanges() {
+	if last {
+		n.sequence++
+	}
+	for _, c := range changes {
 		b := c.GetReplica().GetBlock()
 		id := b.GetId()
 		switch c.GetKind() {
@@ -175,12 +239,12 @@ func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksC
 			}
 			continue
 		case clusterpb.ReplicaChange_CORRUPT:
-			if !slices.ContainsFunc(m.replicas[id], func(r replica) bool { return r.node == n.index }) {
+			if _, ok := m.replicas.find(id, n.index); !ok {
 				m.put(n, id, b.GetGeneration(), b.GetLength(), c.GetReplica().GetState(), true)
 			}
 			m.markCorrupt(ns, id, n)
 		}
 		m.judge(ns, id)
 	}
-	return nil
+	return false, nil
 }

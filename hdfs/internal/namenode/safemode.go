@@ -35,15 +35,8 @@ func (m *blockMap) checkSafeMode(ns *namespace.Namespace, now time.Time) {
 func (m *blockMap) leaveSafeMode(ns *namespace.Namespace) {
 	m.safeMode = false
 	m.cfg.Logger.Info("namenode: leaving safe mode", "after", m.cfg.now().Sub(m.started))
-	ns.EachBlock(0, func(id uint64) bool {
-		m.ready = append(m.ready, id)
-		return true
-	})
-	for id := range m.replicas {
-		if _, ok := ns.Block(id); !ok {
-			m.ready = append(m.ready, id)
-		}
-	}
+	m.begin(ns, &scan{files: true, visit: m.look})
+	m.begin(ns, &scan{visit: m.look}) // what no file has
 }
 
 // setSafeMode tells whether the NameNode still waits for reports or refuses

@@ -118,16 +118,12 @@ func (m *blockMap) reconsider(n *node) {
 	if n.leaves() {
 		n.leaving = make(map[uint64]struct{})
 	}
-	for id, rs := range m.replicas {
-		for _, r := range rs {
-			if r.node == n.index {
-				m.ready = append(m.ready, id)
-				if n.leaving != nil {
-					n.leaving[id] = struct{}{}
-				}
-			}
+	m.eachOf(n, func(id uint64) {
+		m.ready = append(m.ready, id)
+		if n.leaving != nil {
+			n.leaving[id] = struct{}{}
 		}
-	}
+	})
 }
 
 // checkService ends what is over: maintenances, and the departure of DataNodes all of
@@ -137,7 +133,7 @@ func (m *blockMap) checkService() {
 		if n.service == enteringMaintenance || n.service == inMaintenance {
 			m.applyRule(n) // it may have expired
 		}
-		if !n.leaves() || len(n.leaving) > 0 || n.alive && !n.reported || len(m.ready) > 0 {
+		if !n.leaves() || len(n.leaving) > 0 || n.alive && !n.reported || len(m.ready) > 0 || len(m.scans) > 0 {
 			continue
 		}
 		n.leaving = nil
@@ -208,10 +204,10 @@ func (m *blockMap) forgetNode(uuid string) {
 	if n == nil || n.alive {
 		return
 	}
-	m.queueBlocksOf(n)
-	for id := range m.replicas {
+	m.eachOf(n, func(id uint64) {
 		m.drop(id, n)
-	}
+		m.ready = append(m.ready, id)
+	})
 	delete(m.nodes, uuid)
 }
 
@@ -227,7 +223,7 @@ type standing struct {
 }
 
 func (m *blockMap) standing(b namespace.BlockInfo) (s standing) {
-	for _, r := range m.replicas[b.ID] {
+	for r := range m.replicas.of(b.ID) {
 		n := m.byIndex[r.node]
 		s.corrupt = s.corrupt || r.corrupt
 		s.stale = s.stale || n.alive && !n.reported
@@ -294,7 +290,7 @@ func (m *blockMap) letGo(b namespace.BlockInfo, s *standing) {
 }
 
 func (m *blockMap) release(id uint64) {
-	for _, r := range m.replicas[id] {
+	for r := range m.replicas.of(id) {
 		delete(m.byIndex[r.node].leaving, id)
 	}
 }
