@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/bench/internal/host"
@@ -20,10 +19,11 @@ import (
 )
 
 // What a flood costs the others: a server with one worker spins on its processor. A
-// client on the other calls on 63 endpoints in turn, after a pause each. A third process
-// has the 64th endpoint and may flood it with notifications that take the server 2 us
-// each. It runs while the client pauses, so that it takes the server's time and not the
-// client's.
+// client on the other processor calls on 63 endpoints in turn. For 200 us before each call
+// it may flood the server by a 64th endpoint with notifications that take the server 2 us
+// each: up to 256 of them wait there when the call comes. The one goroutine of the client
+// does both, so that each of the two processors has one program that wants it, and a
+// call's time is that of the runtime and not of the kernel's scheduler.
 
 const (
 	overSHM      = "shm"
@@ -61,9 +61,7 @@ func floodCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flood, "flood", false, "")
 	cmd.Flags().Float64Var(&quantile, "quantile", 0.5, "")
 	cmd.Flags().DurationVar(&duration, "duration", time.Second, "")
-	cmd.AddCommand(
-		&cobra.Command{Use: "server", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return serveFlood(cmd.Context()) }},
-		&cobra.Command{Use: "source ADDRESS", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error { return floodFrom(cmd.Context(), args[0]) }})
+	cmd.AddCommand(&cobra.Command{Use: "server", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return serveFlood(cmd.Context()) }})
 	return cmd
 }
 
@@ -90,20 +88,25 @@ func besideFlood(ctx context.Context, flood bool, quantile float64, duration tim
 		defer c.Close()
 		callers = append(callers, c)
 	}
-	if flood {
-		source, err := host.StartSelf(nil, "flood", "source", s.address)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, source.Kill()) }()
+	source, err := dialCaller(ctx, r, s.address)
+	if err != nil {
+		return err
 	}
-	request := payload(1 << 10)
+	defer source.Close()
+	request, notification := payload(1<<10), payload(100)
 	var times []time.Duration
 	began := time.Now()
 	warm := duration / 4
 	for i := 0; ; i++ {
-		time.Sleep(floodPause)
 		start := time.Now()
+		for end := start.Add(floodPause); start.Before(end); start = time.Now() {
+			if !flood {
+				continue
+			}
+			if err := source.Notify(ctx, methodCount, notification); err != nil {
+				return err
+			}
+		}
 		if start.Sub(began) > warm+duration {
 			break
 		}
@@ -173,39 +176,4 @@ func serveFlood(ctx context.Context) (err error) {
 	fmt.Println(ln.Addr())
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return errors.Join(err, ln.Close(), r.Close())
-}
-
-// floodFrom notifies until it is killed. It has the time that nobody else wants.
-func floodFrom(ctx context.Context, address string) error {
-	if err := host.PinProcess(host.ClientCPU); err != nil {
-		return err
-	}
-	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return err
-	}
-	for _, t := range threads {
-		var id int
-		if _, err := fmt.Sscan(t.Name(), &id); err != nil {
-			return err
-		}
-		if err := unix.SchedSetAttr(id, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0); err != nil {
-			return fmt.Errorf("SCHED_IDLE: %w", err)
-		}
-	}
-	r, err := verbena.New(verbena.Config{Providers: []rdma.Provider{shm.New(shm.Config{})}})
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	c, err := dialCaller(ctx, r, address)
-	if err != nil {
-		return err
-	}
-	notification := payload(100)
-	for {
-		if err := c.Notify(ctx, methodCount, notification); err != nil {
-			return err
-		}
-	}
 }
