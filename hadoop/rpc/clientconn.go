@@ -29,6 +29,9 @@ type Target struct {
 	// Token authenticates the user by SASL. A server that does not ask for it
 	// is refused. nil means to say only who the user is.
 	Token *Token
+	// Login authenticates the user by another mechanism of SASL, likewise. Targets
+	// with the same one share connections. At most one of Token and Login is set.
+	Login *Login
 }
 
 // Conn makes calls on one connection, any number at once. It neither reconnects
@@ -93,17 +96,18 @@ func startConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig
 	return c, nil
 }
 
-// introduce says who the client is, and proves it if it has a token.
+// introduce says who the client is, and proves it if it has a token or another login.
 func (c *Conn) introduce(ctx context.Context, target *Target) error {
 	hello := [preambleSize]byte{magic[0], magic[1], magic[2], magic[3], wire.Version, 0, authNone}
-	if target.Token != nil {
+	login := target.login()
+	if login != nil {
 		hello[6] = authSASL
 	}
 	if _, err := c.nc.Write(hello[:]); err != nil {
 		return err
 	}
-	if target.Token != nil {
-		if err := target.Token.authenticate(ctx, c.sasl); err != nil {
+	if login != nil {
+		if err := login.authenticate(ctx, c.sasl); err != nil {
 			return err
 		}
 	}
@@ -113,7 +117,7 @@ func (c *Conn) introduce(ctx context.Context, target *Target) error {
 // context is the connection context that tells a server of the target.
 func (t *Target) context() *rpcpb.IpcConnectionContextProto {
 	who := &rpcpb.IpcConnectionContextProto{Protocol: &t.Protocol}
-	if t.Token == nil {
+	if t.Token == nil && (t.Login == nil || t.User != "") {
 		who.UserInfo = &rpcpb.UserInformationProto{EffectiveUser: &t.User}
 		if t.RealUser != "" {
 			who.UserInfo.RealUser = &t.RealUser
@@ -124,43 +128,6 @@ func (t *Target) context() *rpcpb.IpcConnectionContextProto {
 
 // saslTurn sends a message of the negotiation and returns the answer.
 type saslTurn func(context.Context, *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error)
-
-// authenticate negotiates SASL with a token.
-func (token *Token) authenticate(ctx context.Context, sasl saslTurn) error {
-	answer, err := sasl(ctx, &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_NEGOTIATE.Enum()})
-	if err != nil {
-		return err
-	}
-	if answer.GetState() == rpcpb.RpcSaslProto_SUCCESS {
-		return errors.New("the server does not ask for the token: without one it takes anybody")
-	}
-	for _, auth := range answer.GetAuths() {
-		if auth.GetMethod() != tokenMethod || auth.GetMechanism() != tokenMechanism {
-			continue
-		}
-		client := token.client(auth.GetProtocol(), auth.GetServerId())
-		challenge := auth.GetChallenge()
-		chosen := proto.CloneOf(auth)
-		chosen.Challenge = nil
-		if challenge == nil {
-			return errors.New("the server offers tokens without a challenge")
-		}
-		response, err := client.Respond(challenge)
-		if err != nil {
-			return err
-		}
-		answer, err := sasl(ctx, &rpcpb.RpcSaslProto{
-			State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: response, Auths: []*rpcpb.RpcSaslProto_SaslAuth{chosen}})
-		if err != nil {
-			return err
-		}
-		if answer.GetState() != rpcpb.RpcSaslProto_SUCCESS {
-			return fmt.Errorf("the server answers a token with %v", answer.GetState())
-		}
-		return client.Check(answer.GetToken())
-	}
-	return errors.New("the server takes no tokens")
-}
 
 // sasl sends a message of the negotiation and reads the answer.
 func (c *Conn) sasl(ctx context.Context, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {

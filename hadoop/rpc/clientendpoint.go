@@ -95,10 +95,10 @@ func (c *EndpointConn) Close() error {
 	return c.c.caller.Close()
 }
 
-// introduce says who the client is, and proves it if it has a token.
+// introduce says who the client is, and proves it if it has a token or another login.
 func (c *endpointCaller) introduce(ctx context.Context, target *Target) error {
-	if target.Token != nil {
-		err := target.Token.authenticate(ctx, func(ctx context.Context, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
+	if login := target.login(); login != nil {
+		err := login.authenticate(ctx, func(ctx context.Context, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslProto, error) {
 			answer, err := c.control(ctx, wire.CallIDSASL, m)
 			if err != nil {
 				return nil, err

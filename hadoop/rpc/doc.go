@@ -7,7 +7,9 @@
 // length and, in it, protobuf messages that each follow their length as a
 // varint. The messages of the headers are those of Hadoop's RpcHeader.proto,
 // IpcConnectionContext.proto and ProtobufRpcEngine.proto. Clients say who they
-// are, or prove it with a token by SASL ([Tokens]).
+// are, or prove it by SASL: with a token ([Tokens], [Target].Token), or by a mechanism
+// that is hooked in at both ends ([Mechanism], [Login]). SASL's protection of what
+// follows is not supported, and refused.
 //
 // A server knows protocols by the Java class names that clients use for them:
 //

@@ -13,8 +13,9 @@ import (
 )
 
 // Mechanism is a way to authenticate by SASL, as a server offers it. [Tokens] makes
-// the usual one; another, as Kerberos, can be hooked in. What follows the
-// authentication is neither signed nor encrypted.
+// the usual one; another, as Kerberos, can be hooked in, at the client by [Login]. What
+// follows the authentication is neither signed nor encrypted: an exchange must agree on
+// SASL's protection auth, and a client that wraps messages is refused.
 type Mechanism struct {
 	// Method is what Hadoop calls it: TOKEN, KERBEROS or PLAIN.
 	Method string
@@ -121,16 +122,18 @@ func (s *session) authenticates(kind byte) error {
 
 // sasl takes a message of the negotiation.
 func (s *session) sasl(to replyTo, rest []byte) error {
-	if !s.auth.negotiating {
-		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
-	}
 	m := &rpcpb.RpcSaslProto{}
 	body, _, err := wire.Next(rest)
 	if err == nil {
 		err = proto.Unmarshal(body, m)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return s.tell(to, fatal(codeFatalRequest, exception.RPCServer, "SASL message: "+err.Error()))
+	case m.GetState() == rpcpb.RpcSaslProto_WRAP:
+		return s.tell(to, unauthorized(unprotected))
+	case !s.auth.negotiating:
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
 	}
 	answer, err := s.auth.next(s.server, m)
 	if err != nil {

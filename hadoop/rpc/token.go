@@ -67,7 +67,7 @@ func (e *tokenExchange) Next(token []byte) (answer []byte, done bool, err error)
 
 func (e *tokenExchange) User() string { return e.user }
 
-// client is the client's side.
+// client is the client's side of DIGEST-MD5.
 func (t *Token) client(protocol, serverID string) *digest.Client {
 	return &digest.Client{
 		User:     base64.StdEncoding.EncodeToString(t.Identifier),
