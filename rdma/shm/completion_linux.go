@@ -352,6 +352,16 @@ func (cq *completionQueue) harvest(into []rdma.Completion) int {
 
 // Arm implements rdma.CompletionQueue.
 func (cq *completionQueue) Arm(solicitedOnly bool) error {
+	if err := cq.arm(solicitedOnly); err != nil {
+		return err
+	}
+	if cq.blockedCount.Load() != 0 {
+		cq.askBlocked()
+	}
+	return nil
+}
+
+func (cq *completionQueue) arm(solicitedOnly bool) error {
 	cq.mu.Lock()
 	defer cq.mu.Unlock()
 	if cq.closed.Load() {
@@ -566,6 +576,20 @@ func (cq *completionQueue) retryBlocked() {
 }
 
 const mostSkips = 31
+
+// askBlocked asks the peers for whose receives requests wait to ring, because polls end.
+func (cq *completionQueue) askBlocked() {
+	cq.blockedMu.Lock()
+	pairs := slices.Clone(cq.blocked)
+	cq.blockedMu.Unlock()
+	for _, qp := range pairs {
+		qp.sendMu.Lock()
+		if qp.State() == rdma.StateConnected && qp.reason == outcomeReceive && qp.out.waiting().Load() == 0 {
+			qp.retryLocked()
+		}
+		qp.sendMu.Unlock()
+	}
+}
 
 // Close implements rdma.CompletionQueue.
 func (cq *completionQueue) Close() error {

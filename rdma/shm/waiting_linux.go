@@ -104,8 +104,17 @@ func (qp *queuePair) progress() bool {
 }
 
 // For this long polls alone look whether a request can go on. Then the peer is asked
-// to ring.
+// to ring. It is asked at once where nobody polls: a timer of 50 us takes 1 ms in a
+// process that rests, because Go waits by whole milliseconds then.
 const pollersFirst = 50 * time.Microsecond
+
+// left is how long the first request of the queue has left for polls. sendMu is held.
+func (qp *queuePair) left() time.Duration {
+	if qp.sendCQ.bell.armed().Load() != 0 {
+		return 0
+	}
+	return pollersFirst - time.Since(qp.since)
+}
 
 // startWaiting notes for what the first request of the queue waits.
 func (qp *queuePair) startWaiting(o outcome) {
@@ -122,6 +131,9 @@ func (qp *queuePair) startWaiting(o outcome) {
 		}
 	}
 	wait := pollersFirst
+	if o == outcomeReceive {
+		wait = qp.left()
+	}
 	if o == outcomeReceive && qp.receiverRetry >= 0 {
 		wait = min(wait, qp.receiverRetry)
 	}
@@ -185,8 +197,8 @@ func (qp *queuePair) retryLocked() {
 			qp.giveUp(rdma.StatusReceiverNotReady, fmt.Errorf("the peer posted no receive within %v", qp.receiverRetry))
 			return
 		}
-		if elapsed < pollersFirst {
-			qp.setTimer(qp.since.Add(pollersFirst))
+		if left := qp.left(); left > 0 {
+			qp.setTimer(time.Now().Add(left))
 			return
 		}
 		qp.askToRing()
