@@ -38,7 +38,7 @@ type Dialer struct {
 func NewDialer(rt *verbena.Runtime, transport string) *Dialer {
 	g, _ := group(rt) // there is none on a runtime that is closed; then dials fail
 	return &Dialer{
-		net:       rdmanet.Dialer{Runtime: rt, Service: Service, Group: g, Transport: transport, Timeout: dialTimeout},
+		net:       rdmanet.Dialer{Runtime: rt, Service: Service, Group: g, Transport: transport, Timeout: dialTimeout, CloseWait: -1},
 		transport: transport,
 	}
 }

@@ -49,7 +49,8 @@ func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog
 		Streams: &port.Streams{
 			Service: Service,
 			Listen: func(l *verbena.Listener) net.Listener {
-				return rdmanet.NewListener(l, rdmanet.Config{Service: Service, Logger: log})
+				// A block is complete when its last packet has been acknowledged.
+				return rdmanet.NewListener(l, rdmanet.Config{Service: Service, Logger: log, CloseWait: -1})
 			},
 		},
 	})

@@ -58,21 +58,25 @@ func TestCloseWithoutAnAnswer(t *testing.T) {
 		name   string
 		writes bool
 		linger int
+		wait   time.Duration
 		answer kind
 		takes  time.Duration
 		want   error
 	}{
-		{"nothing was written", false, -1, 0, 0, nil},
-		{"no answer", true, -1, 0, closePatience, verbena.ErrNotDelivered},
-		{"no answer, and more patience", true, 3, 0, 3 * time.Second, verbena.ErrNotDelivered},
-		{"abortive", true, 0, 0, 0, nil},
-		{"STOP", true, -1, kindStop, 0, nil},
-		{"CLOSE", true, -1, kindClose, 0, nil},
+		{"nothing was written", false, -1, 0, 0, 0, nil},
+		{"no answer", true, -1, 0, 0, closePatience, verbena.ErrNotDelivered},
+		{"no answer, and more patience", true, 3, 0, 0, 3 * time.Second, verbena.ErrNotDelivered},
+		{"abortive", true, 0, 0, 0, 0, nil},
+		{"STOP", true, -1, 0, kindStop, 0, nil},
+		{"CLOSE", true, -1, 0, kindClose, 0, nil},
+		{"no answer, and a dialer that waits 2 s", true, -1, 2 * time.Second, 0, 2 * time.Second, verbena.ErrNotDelivered},
+		{"no answer, and a dialer that does not wait", true, -1, -1, 0, 0, nil},
+		{"no answer, and patience in spite of the dialer", true, 3, -1, 0, 3 * time.Second, verbena.ErrNotDelivered},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newMemoryNetwork(t)
-				d := &Dialer{connect: n.dial}
+				d := &Dialer{connect: n.dial, CloseWait: test.wait}
 				defer d.Close()
 				peer := make(chan *memoryEndpoint, 1)
 				go func() { peer <- <-n.endpoints }()

@@ -117,7 +117,7 @@ type conn struct {
 
 func newConn(s *session, stream uint32) *conn {
 	c := &conn{s: s, stream: stream, dataTag: tagOf(kindData, stream), taken: make(chan struct{})}
-	c.patience.Store(int64(closePatience))
+	c.patience.Store(int64(s.cfg.wait))
 	c.rdl.init()
 	c.wdl.init()
 	return c
@@ -505,13 +505,14 @@ func (c *conn) CloseRead() error {
 
 // SetLinger sets how Close behaves. With 0 it is abortive: the endpoint is closed
 // at once and the peer gets ECONNRESET. Above 0 it is how many seconds Close
-// waits for the peer to take what was written. Below 0 it is the usual, one second.
+// waits for the peer to take what was written. Below 0 it is the usual,
+// [Config.CloseWait].
 func (c *conn) SetLinger(seconds int) error {
 	if c.closed.Load() {
 		return c.opError("set", errClosed)
 	}
 	c.abortive.Store(seconds == 0)
-	patience := closePatience
+	patience := c.s.cfg.wait
 	if seconds > 0 {
 		patience = time.Duration(seconds) * time.Second
 	}
@@ -524,8 +525,8 @@ func (c *conn) SetLinger(seconds int) error {
 // endpoint serves the next connection.
 //
 // Close waits until the peer's process has everything that was written, so that
-// this one may end: for a round trip if somebody reads there, for one second at
-// most unless SetLinger says otherwise. After that it returns an error
+// this one may end: for a round trip if somebody reads there, for [Config.CloseWait]
+// at most unless SetLinger says otherwise. After that it returns an error
 // that wraps [verbena.ErrNotDelivered]; then what is left is still on its way,
 // for [Config.Linger], as long as this process lives.
 func (c *conn) Close() error { return c.end(time.Duration(c.patience.Load())) }
@@ -581,6 +582,9 @@ func (c *conn) end(patience time.Duration) error {
 	default:
 	}
 	s.kick()
+	if patience < 0 {
+		return nil
+	}
 	return c.delivered(patience)
 }
 

@@ -51,6 +51,10 @@ type Dialer struct {
 	// Linger is how long a closed connection waits for the peer to close, until
 	// its endpoint is closed; default 30 s.
 	Linger time.Duration
+	// CloseWait is how long Close waits for the peer to take what was written; default
+	// one second. Below 0 it does not wait, as is right where the peer acknowledges all
+	// that matters before Close: it saves a round trip.
+	CloseWait time.Duration
 
 	once    sync.Once
 	pool    *pool
@@ -159,7 +163,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 		}
 		return nil, err
 	}
-	s := newSession(ep, settings{chunk: d.Chunk, linger: d.Linger}, true, d.pool)
+	s := newSession(ep, settings{chunk: d.Chunk, linger: d.Linger, wait: d.CloseWait}, true, d.pool)
 	if !d.pool.add(target, s) {
 		ep.Close()
 		return nil, errClosed

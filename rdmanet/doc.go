@@ -25,7 +25,7 @@
 //
 // What was written lies in this process until the peer's has taken it, where over
 // TCP the kernel has it. So [Conn.Close] waits for the peer's process, for a
-// second at most, and says if that was not enough. What the peer sends to a
+// second at most, and says if that was not enough ([Config.CloseWait]). What the peer sends to a
 // closed connection is read and thrown away until the peer closes too, for
 // [Config.Linger] at most; the peer's later writes fail with EPIPE. A peer that
 // was killed, and an endpoint that failed, is ECONNRESET.

@@ -24,6 +24,10 @@ type Config struct {
 	// Linger is how long a closed connection waits for the peer to close, until
 	// its endpoint is closed; default 30 s.
 	Linger time.Duration
+	// CloseWait is how long Close waits for the peer to take what was written; default
+	// one second. Below 0 it does not wait, as is right where the peer acknowledges all
+	// that matters before Close: it saves a round trip.
+	CloseWait time.Duration
 	// IdleTimeout is how long an endpoint may carry no connection until its
 	// dialer is asked to close it; default 5 minutes, which is longer than dialers
 	// park.
@@ -91,7 +95,7 @@ func newListener(src source, cfg Config) *Listener {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &Listener{
 		cfg:      cfg,
-		settings: settings{chunk: cfg.Chunk, linger: cfg.Linger},
+		settings: settings{chunk: cfg.Chunk, linger: cfg.Linger, wait: cfg.CloseWait},
 		source:   src,
 		log:      cfg.Logger,
 		accepted: make(chan net.Conn),

@@ -12,6 +12,7 @@ type settings struct {
 	piece  int // what short writes are cut into
 	pieces int // how many of them a short write has at most
 	linger time.Duration
+	wait   time.Duration // of Close; below 0: none
 }
 
 // pieceUnit is what the size of a piece is a multiple of, in bytes, so that pieces
@@ -33,6 +34,9 @@ func (s *settings) fill(t verbena.Tuning, eager int) {
 	}
 	if s.linger <= 0 {
 		s.linger = defaultLinger
+	}
+	if s.wait == 0 {
+		s.wait = closePatience
 	}
 }
 
