@@ -12,6 +12,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/client/names"
 	"github.com/verbena-data/verbena/rdmanet"
 )
 
@@ -71,7 +72,7 @@ func (d *Dialer) DialNameNode(ctx context.Context, _, address string) (net.Conn,
 	if d.err != nil {
 		return nil, d.err
 	}
-	return d.calls.DialFramed(ctx, address, repeatable)
+	return d.calls.DialFramed(ctx, address, names.Repeatable)
 }
 
 func (d *Dialer) start() {

@@ -55,6 +55,7 @@ const (
 	SnapshotAccessControl     Class = "org.apache.hadoop.hdfs.protocol.SnapshotAccessControlException"
 	SafeMode                  Class = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
 	LeaseExpired              Class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"
+	NotReplicatedYet          Class = "org.apache.hadoop.hdfs.server.namenode.NotReplicatedYetException"
 	ReplicaNotFound           Class = "org.apache.hadoop.hdfs.server.datanode.ReplicaNotFoundException"
 )
 

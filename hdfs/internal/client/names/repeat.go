@@ -1,21 +1,23 @@
-package hdfs
+package names
 
 import "github.com/verbena-data/verbena/hadoop/rpc"
 
-// repeatable tells how a NameNode takes a call of ClientProtocol that it gets twice, as
+// Repeatable tells how a NameNode takes a call of ClientProtocol that it gets twice, as
 // the annotations of Hadoop's interface say it and Verbena's NameNode keeps it. Methods
 // that are not named are not to be repeated.
-func repeatable(method string) rpc.Repeat { return repeats[method] }
+func Repeatable(method string) rpc.Repeat { return repeats[method] }
 
 var repeats = map[string]rpc.Repeat{
 	"abandonBlock":           rpc.Idempotent,
 	"addBlock":               rpc.Idempotent,
 	"append":                 rpc.AtMostOnce,
+	"checkAccess":            rpc.Idempotent,
 	"complete":               rpc.Idempotent,
 	"concat":                 rpc.AtMostOnce,
 	"create":                 rpc.AtMostOnce,
 	"delete":                 rpc.AtMostOnce,
 	"fsync":                  rpc.Idempotent,
+	"getAclStatus":           rpc.Idempotent,
 	"getAdditionalDatanode":  rpc.Idempotent,
 	"getBlockLocations":      rpc.Idempotent,
 	"getContentSummary":      rpc.Idempotent,
@@ -25,21 +27,38 @@ var repeats = map[string]rpc.Repeat{
 	"getFileLinkInfo":        rpc.Idempotent,
 	"getFsStats":             rpc.Idempotent,
 	"getListing":             rpc.Idempotent,
+	"getLocatedFileInfo":     rpc.Idempotent,
 	"getPreferredBlockSize":  rpc.Idempotent,
+	"getQuotaUsage":          rpc.Idempotent,
 	"getServerDefaults":      rpc.Idempotent,
+	"getStoragePolicies":     rpc.Idempotent,
+	"getStoragePolicy":       rpc.Idempotent,
+	"getXAttrs":              rpc.Idempotent,
 	"isFileClosed":           rpc.Idempotent,
+	"listXAttrs":             rpc.Idempotent,
 	"mkdirs":                 rpc.Idempotent,
+	"modifyAclEntries":       rpc.Idempotent,
+	"msync":                  rpc.Idempotent,
 	"recoverLease":           rpc.Idempotent,
+	"removeAcl":              rpc.Idempotent,
+	"removeAclEntries":       rpc.Idempotent,
+	"removeDefaultAcl":       rpc.Idempotent,
+	"removeXAttr":            rpc.AtMostOnce,
 	"rename":                 rpc.AtMostOnce,
 	"rename2":                rpc.AtMostOnce,
 	"renewLease":             rpc.Idempotent,
 	"reportBadBlocks":        rpc.Idempotent,
+	"setAcl":                 rpc.Idempotent,
 	"setOwner":               rpc.Idempotent,
 	"setPermission":          rpc.Idempotent,
+	"setQuota":               rpc.Idempotent,
 	"setReplication":         rpc.Idempotent,
 	"setSafeMode":            rpc.Idempotent,
+	"setStoragePolicy":       rpc.Idempotent,
 	"setTimes":               rpc.Idempotent,
+	"setXAttr":               rpc.AtMostOnce,
 	"truncate":               rpc.Idempotent,
+	"unsetStoragePolicy":     rpc.Idempotent,
 	"updateBlockForPipeline": rpc.Idempotent,
 	"updatePipeline":         rpc.AtMostOnce,
 }

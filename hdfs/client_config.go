@@ -1,0 +1,280 @@
+package hdfs
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/verbena-data/verbena/hadoop/conf"
+	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+)
+
+// ClientConfig configures a [Client]. Zero values stand for the defaults, which are
+// Hadoop's where nothing else is said. [ClientConfig.Take] fills it from Hadoop's
+// properties.
+type ClientConfig struct {
+	// NameNodes are their addresses, host:port. With several of them, the client finds
+	// the one that is active.
+	NameNodes []string
+	// User is who the client acts as; default HADOOP_USER_NAME, or who runs the process.
+	// RealUser is who it is, if that is another, who must be allowed to act for User.
+	User, RealUser string
+	// Dialer has the client's bytes travel over Verbena's endpoints; nil means TCP. It is
+	// to be closed after the client.
+	Dialer *Dialer
+	Logger *slog.Logger // default: slog.Default()
+
+	// Replication and BlockSize are those of new files; default: what the NameNode says.
+	Replication int
+	BlockSize   int64 // bytes
+	// Checksum and BytesPerChecksum protect new files; default: what the NameNode says.
+	Checksum         ChecksumType
+	BytesPerChecksum int
+	// Umask is taken from the modes of new files and directories for which no mode is
+	// given. Default 022.
+	Umask *uint32
+
+	// Patience is for how long a call is tried at NameNodes that do not answer it.
+	// Default 45 s.
+	Patience time.Duration
+	// PacketSize is of how many bytes packets are, Window how many bytes of packets a
+	// file that is written holds at most. Defaults 256 KiB and 4 MiB.
+	PacketSize, Window int
+	// Replace tells when a DataNode that failed is replaced in a pipeline. The write fails
+	// if none can be had, unless ReplaceBestEffort is set, or at least
+	// ReplaceMinReplication DataNodes (if that is not 0) are left.
+	Replace               ReplacePolicy
+	ReplaceBestEffort     bool
+	ReplaceMinReplication int
+	// BlockRetries is how often a block is begun anew on other DataNodes; default 3.
+	BlockRetries int
+	// LocateRetries is how often the NameNode is asked again for a block, or to close a
+	// file, that waits for the replicas of the blocks before; the pauses double from
+	// LocatePause. Defaults 5 and 400 ms.
+	LocateRetries int
+	LocatePause   time.Duration
+	// RestartTimeout is for how long a DataNode is waited for that says it restarts;
+	// default 30 s.
+	RestartTimeout time.Duration
+	// LeaseInterval is how often the lease on files being written is renewed; default
+	// 30 s. It is to be at most half of what the NameNode allows.
+	LeaseInterval time.Duration
+
+	// Prefetch is of how many bytes of a file the NameNode is asked for the blocks at
+	// once; default 10 blocks of 128 MiB.
+	Prefetch int64
+	// ReadFailures is how often all DataNodes of a block may fail a read one after the
+	// other; the pauses between grow by ReadPause. Defaults 5 and 1 s.
+	ReadFailures int
+	ReadPause    time.Duration
+	// HedgeAfter is after how long a positional read is begun at a second DataNode; 0
+	// for never. At most Hedges of those are under way, default 16.
+	HedgeAfter time.Duration
+	Hedges     int
+	// ReadAhead is how many pieces of 4 MiB of a file WriteTo reads at once; below 2 it
+	// reads one after the other, without a copy.
+	ReadAhead int
+	// Unverified reads without checksums.
+	Unverified bool
+
+	// UseHostname dials DataNodes by name, not by address.
+	UseHostname bool
+	// SocketTimeout is for how long a DataNode may be silent, WriteTimeout for how long
+	// it may take nothing. Defaults 60 s and 8 min.
+	SocketTimeout, WriteTimeout time.Duration
+	// IdleConnections are kept for the next read for IdleTime. Defaults 16 and 3 s;
+	// below 0 none is kept.
+	IdleConnections int
+	IdleTime        time.Duration
+
+	// TrashInterval is after how long trash is removed; 0 means what the NameNode says.
+	TrashInterval time.Duration
+	// ChecksumMode is of which kind [Client.Checksum] is; default MD5MD5CRC.
+	ChecksumMode ChecksumMode
+}
+
+// ReplacePolicy tells when a DataNode that failed is replaced in a pipeline.
+type ReplacePolicy int
+
+const (
+	// ReplaceDefault replaces if a file has three replicas or more, and half of them are
+	// lost, or its bytes have been flushed or appended.
+	ReplaceDefault ReplacePolicy = iota
+	// ReplaceAlways replaces each.
+	ReplaceAlways
+	// ReplaceNever replaces none.
+	ReplaceNever
+)
+
+func (r ReplacePolicy) policy() writer.Replace { return writer.Replace(r) }
+
+// ChecksumType is by what chunks of a block are protected.
+type ChecksumType int
+
+const (
+	// ChecksumDefault is what the NameNode suggests.
+	ChecksumDefault ChecksumType = iota
+	// ChecksumNone is no protection.
+	ChecksumNone
+	// ChecksumCRC32 is that of zip and Ethernet.
+	ChecksumCRC32
+	// ChecksumCRC32C is Castagnoli's, for which processors have an instruction.
+	ChecksumCRC32C
+)
+
+var checksumNames = map[string]ChecksumType{"NULL": ChecksumNone, "CRC32": ChecksumCRC32, "CRC32C": ChecksumCRC32C}
+
+func (t ChecksumType) String() string {
+	for name, as := range checksumNames {
+		if as == t {
+			return name
+		}
+	}
+	return "DEFAULT"
+}
+
+// proto is the type as the protocol has it.
+func (t ChecksumType) proto() hdfspb.ChecksumTypeProto {
+	return hdfspb.ChecksumTypeProto(t - ChecksumNone)
+}
+
+func checksumType(p hdfspb.ChecksumTypeProto) ChecksumType { return ChecksumType(p) + ChecksumNone }
+
+// Defaults of a client.
+const (
+	defaultPacket = 256 << 10
+	defaultWindow = 4 << 20
+)
+
+func fill[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// complete sets what is not set.
+func (c *ClientConfig) complete() error {
+	if len(c.NameNodes) == 0 {
+		return errors.New("an HDFS client needs the address of a NameNode: set ClientConfig.NameNodes, or take Hadoop's configuration, which has it as fs.defaultFS")
+	}
+	for _, address := range c.NameNodes {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return fmt.Errorf("address of a NameNode: %w: want host:port", err)
+		}
+	}
+	if c.User == "" {
+		var err error
+		if c.User, err = currentUser(); err != nil {
+			return err
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	fill(&c.PacketSize, defaultPacket)
+	fill(&c.Window, defaultWindow)
+	fill(&c.BlockRetries, 3)
+	fill(&c.LocateRetries, 5)
+	fill(&c.LocatePause, 400*time.Millisecond)
+	fill(&c.RestartTimeout, 30*time.Second)
+	fill(&c.LeaseInterval, 30*time.Second)
+	fill(&c.Prefetch, 10*128<<20)
+	fill(&c.ReadFailures, 5)
+	fill(&c.ReadPause, time.Second)
+	fill(&c.Hedges, 16)
+	fill(&c.SocketTimeout, time.Minute)
+	if c.Umask == nil {
+		umask := uint32(0o022)
+		c.Umask = &umask
+	}
+	const largest = 8 << 20 // HDFS takes packets of 16 MiB with their checksums
+	if c.PacketSize < 1 || c.PacketSize > largest || c.Window < 1 {
+		return fmt.Errorf("packets of %d bytes in a window of %d: want 1 to %d, and a window of 1 or more", c.PacketSize, c.Window, largest)
+	}
+	return nil
+}
+
+// LoadHadoopConf reads core-site.xml and hdfs-site.xml of the directory HADOOP_CONF_DIR,
+// or of HADOOP_HOME's conf or etc/hadoop. The result is nil if neither variable is set.
+func LoadHadoopConf() (*conf.Properties, error) {
+	if dir := os.Getenv("HADOOP_CONF_DIR"); dir != "" {
+		return conf.Read(dir)
+	}
+	if home := os.Getenv("HADOOP_HOME"); home != "" {
+		for _, dir := range []string{home + "/etc/hadoop", home + "/conf"} {
+			if _, err := os.Stat(dir); err == nil {
+				return conf.Read(dir)
+			}
+		}
+	}
+	return nil, nil
+}
+
+// NameNodesOf finds the NameNodes of a file system in Hadoop's properties. uri is
+// hdfs://NAMESERVICE or hdfs://HOST:PORT; empty means fs.defaultFS.
+func NameNodesOf(p *conf.Properties, uri string) ([]string, error) {
+	if uri == "" {
+		uri, _ = p.String("fs.defaultFS")
+		if uri == "" {
+			uri, _ = p.String("fs.default.name")
+		}
+	}
+	var host string
+	if uri != "" {
+		u, err := url.Parse(uri)
+		if err != nil {
+			return nil, fmt.Errorf("file system %q: %w", uri, err)
+		}
+		if u.Scheme != "hdfs" || u.Host == "" {
+			return nil, fmt.Errorf("file system %q: want hdfs://HOST:PORT or hdfs://NAMESERVICE", uri)
+		}
+		host = u.Host
+	}
+	services := p.List("dfs.nameservices")
+	for _, service := range services {
+		if host == service || host == "" && len(services) == 1 {
+			return nameNodesOfService(p, service)
+		}
+	}
+	if host == "" {
+		if address, ok := p.String("dfs.namenode.rpc-address"); ok {
+			return []string{withDefaultPort(address)}, nil
+		}
+		return nil, nil
+	}
+	return []string{withDefaultPort(host)}, nil
+}
+
+func nameNodesOfService(p *conf.Properties, service string) ([]string, error) {
+	ids := p.List("dfs.ha.namenodes." + service)
+	if len(ids) == 0 {
+		if address, ok := p.String("dfs.namenode.rpc-address." + service); ok {
+			return []string{withDefaultPort(address)}, nil
+		}
+		return nil, fmt.Errorf("name service %s: neither dfs.ha.namenodes.%s nor dfs.namenode.rpc-address.%s is set", service, service, service)
+	}
+	var out []string
+	for _, id := range ids {
+		address, ok := p.String("dfs.namenode.rpc-address." + service + "." + id)
+		if !ok {
+			return nil, fmt.Errorf("name service %s: dfs.namenode.rpc-address.%s.%s is not set", service, service, id)
+		}
+		out = append(out, withDefaultPort(address))
+	}
+	return out, nil
+}
+
+// withDefaultPort adds the port of NameNodes to an address without one.
+func withDefaultPort(address string) string {
+	if _, _, err := net.SplitHostPort(address); err == nil {
+		return address
+	}
+	return net.JoinHostPort(strings.Trim(address, "[]"), "8020")
+}

@@ -1,0 +1,53 @@
+// Package names makes the calls of ClientProtocol: to the NameNode, or to whichever
+// of several is active. It knows how each method may be repeated and what of a
+// NameNode's refusals passes by itself.
+package names
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc"
+)
+
+// Protocol is the Java name of ClientProtocol.
+const Protocol = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
+
+// Caller makes calls of ClientProtocol.
+type Caller interface {
+	Call(ctx context.Context, method string, req, resp proto.Message) error
+}
+
+// NameNodes calls the active one of some NameNodes. It may be used concurrently.
+type NameNodes struct {
+	failover *rpc.Failover
+}
+
+// New returns what calls the NameNodes at addresses (host:port) as user. A call is tried
+// for patience; 0 means the default of [rpc.FailoverConfig].
+func New(client *rpc.Client, addresses []string, user, realUser string, patience time.Duration) *NameNodes {
+	targets := make([]rpc.Target, len(addresses))
+	for i, a := range addresses {
+		targets[i] = rpc.Target{Address: a, Protocol: Protocol, User: user, RealUser: realUser}
+	}
+	return &NameNodes{client.Failover(targets, rpc.FailoverConfig{Patience: patience, Passing: passing})}
+}
+
+// Call makes a call and repeats it as its method allows. A refusal is an
+// [*exception.Error].
+func (n *NameNodes) Call(ctx context.Context, method string, req, resp proto.Message) error {
+	return n.failover.Call(ctx, method, req, resp, Repeatable(method))
+}
+
+// Active is the address of the NameNode that is asked first.
+func (n *NameNodes) Active() string { return n.failover.Active() }
+
+// passing tells of refusals that pass by themselves: a safe mode after a start does,
+// one that somebody has turned on, or that a full disk has, does not.
+func passing(e *exception.Error) bool {
+	return e.Class == exception.SafeMode && strings.Contains(e.Message, "turned off automatically")
+}

@@ -1,0 +1,177 @@
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+)
+
+// located is a block with its place in the file. It is not changed once it is known to
+// others.
+type located struct {
+	*hdfspb.LocatedBlockProto
+	start, length int64 // bytes
+	growing       bool  // it is being written
+}
+
+func (b *located) end() int64 { return b.start + b.length }
+
+// blocks are what is known of a file's blocks, in order, and its length.
+type blocks struct {
+	list   []*located
+	length int64
+	open   bool // somebody writes
+}
+
+// find returns the block that has the byte at off, or nil.
+func (bs *blocks) find(off int64) *located {
+	i := sort.Search(len(bs.list), func(i int) bool { return bs.list[i].end() > off })
+	if i == len(bs.list) || bs.list[i].start > off {
+		return nil
+	}
+	return bs.list[i]
+}
+
+// add takes located blocks over those that are known.
+func (bs *blocks) add(more []*located) {
+	for _, b := range more {
+		i := sort.Search(len(bs.list), func(i int) bool { return bs.list[i].start >= b.start })
+		if i < len(bs.list) && bs.list[i].start == b.start {
+			bs.list[i] = b
+			continue
+		}
+		bs.list = append(bs.list, nil)
+		copy(bs.list[i+1:], bs.list[i:])
+		bs.list[i] = b
+	}
+}
+
+// convert checks what the NameNode has sent.
+func convert(list []*hdfspb.LocatedBlockProto) ([]*located, error) {
+	out := make([]*located, 0, len(list))
+	for _, lb := range list {
+		b := &located{LocatedBlockProto: lb, start: int64(lb.GetOffset()), length: int64(lb.GetB().GetNumBytes())}
+		if b.start < 0 || b.length < 0 || b.end() < b.start {
+			return nil, fmt.Errorf("block %d at %d with %d bytes: the NameNode's answer makes no sense", lb.GetB().GetBlockId(), lb.GetOffset(), lb.GetB().GetNumBytes())
+		}
+		if b.length > 0 {
+			out = append(out, b)
+		}
+	}
+	return out, nil
+}
+
+// ask asks the NameNode for the blocks of a range.
+func (f *File) ask(ctx context.Context, off, length int64) (*hdfspb.LocatedBlocksProto, error) {
+	var resp hdfspb.GetBlockLocationsResponseProto
+	err := f.cfg.Names.Call(ctx, "getBlockLocations", &hdfspb.GetBlockLocationsRequestProto{
+		Src: &f.name, Offset: proto.Uint64(uint64(off)), Length: proto.Uint64(uint64(length)),
+	}, &resp)
+	if err != nil {
+		return nil, err
+	}
+	if resp.Locations == nil {
+		return nil, exception.New(exception.FileNotFound, "File does not exist: %s", f.name)
+	}
+	if resp.Locations.GetEcPolicy() != nil {
+		return nil, fmt.Errorf("%s is erasure-coded (%s), which this client does not read yet", f.name, resp.Locations.GetEcPolicy().GetName())
+	}
+	if resp.Locations.GetFileEncryptionInfo() != nil {
+		return nil, fmt.Errorf("%s is in an encryption zone, which this client does not read yet", f.name)
+	}
+	return resp.Locations, nil
+}
+
+// load finds out the length of the file and the first of its blocks.
+func (f *File) load(ctx context.Context) error {
+	lbs, err := f.ask(ctx, 0, f.cfg.Prefetch)
+	if err != nil {
+		return err
+	}
+	known := &blocks{length: int64(lbs.GetFileLength()), open: lbs.GetUnderConstruction()}
+	list, err := convert(lbs.GetBlocks())
+	if err != nil {
+		return err
+	}
+	known.add(list)
+	if last := lbs.GetLastBlock(); last != nil && !lbs.GetIsLastBlockComplete() {
+		b, err := f.growing(ctx, last)
+		if err != nil {
+			return err
+		}
+		if b.length > 0 {
+			known.add([]*located{b})
+			known.length = max(known.length, b.end())
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.known = known
+	return nil
+}
+
+// growing asks the DataNodes how much of a block that is being written may be read.
+func (f *File) growing(ctx context.Context, last *hdfspb.LocatedBlockProto) (*located, error) {
+	b := &located{LocatedBlockProto: last, start: int64(last.GetOffset()), growing: true}
+	var errs []error
+	missing := 0
+	for _, n := range last.GetLocs() {
+		length, err := f.cfg.Path.VisibleLength(ctx, n, last.GetB(), last.GetBlockToken())
+		if err == nil {
+			b.length = length
+			return b, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		var refused *exception.Error
+		if errors.As(err, &refused) && refused.Class == exception.ReplicaNotFound {
+			missing++ // the writer has not begun there
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", data.Name(n), err))
+	}
+	if missing == len(last.GetLocs()) {
+		return b, nil
+	}
+	return nil, fmt.Errorf("no DataNode tells how much of block %d of %s, which is being written, may be read: %w", last.GetB().GetBlockId(), f.name, errors.Join(errs...))
+}
+
+// block returns the block with the byte at off, from what is known or the NameNode.
+func (f *File) block(ctx context.Context, off int64, refresh bool) (*located, error) {
+	f.mu.Lock()
+	b := f.known.find(off)
+	f.mu.Unlock()
+	if b != nil && !refresh {
+		return b, nil
+	}
+	if b != nil && b.growing {
+		if err := f.load(ctx); err != nil { // it may be complete by now
+			return nil, err
+		}
+	} else {
+		lbs, err := f.ask(ctx, off, f.cfg.Prefetch)
+		if err != nil {
+			return nil, err
+		}
+		list, err := convert(lbs.GetBlocks())
+		if err != nil {
+			return nil, err
+		}
+		f.mu.Lock()
+		f.known.add(list)
+		f.mu.Unlock()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b := f.known.find(off); b != nil {
+		return b, nil
+	}
+	return nil, fmt.Errorf("%s: the NameNode knows no block at %d any more; the file has %d bytes when it was opened: open it again", f.name, off, f.known.length)
+}

@@ -1,0 +1,389 @@
+// Package reader reads files: it finds their blocks, reads each from a DataNode that has
+// it, goes on at another when one fails or sends bytes that do not match their checksums,
+// and asks the NameNode again when what it knows is out of date.
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/client/names"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// Config is what the files of a client have in common.
+type Config struct {
+	Names  names.Caller
+	Path   data.Path
+	Client string
+	// Prefetch is of how many bytes the NameNode is asked for the blocks at once.
+	Prefetch int64
+	// Failures is how often all DataNodes of a block may fail one after the other;
+	// between them the NameNode is asked again, after pauses that grow from Window.
+	Failures int
+	Window   time.Duration
+	// Hedge is after how long a positional read is begun at another DataNode, too; 0 for
+	// never. The first answer counts. Hedges bounds those under way.
+	Hedge  time.Duration
+	Hedges chan struct{}
+	// ReadAhead is how many pieces of 4 MiB WriteTo reads at once; below 2 it streams.
+	ReadAhead int
+	// Unverified reads without checksums.
+	Unverified bool
+	Logger     *slog.Logger
+}
+
+// File reads one file. ReadAt may be used concurrently, also with the others, of which
+// one goroutine at a time may call one.
+type File struct {
+	cfg  *Config
+	ctx  context.Context // of Read, Seek and WriteTo
+	name string
+
+	mu    sync.Mutex
+	known *blocks
+	dead  map[string]struct{} // DataNodes that failed, by UUID
+
+	pos  int64
+	from data.BlockReader // of the sequential read; nil if there is none
+	node *hdfspb.DatanodeInfoProto
+	rest []byte // of what it has given
+}
+
+// Open finds out a file's length and its first blocks. ctx also bounds Read and WriteTo.
+func Open(ctx context.Context, cfg *Config, name string) (*File, error) {
+	f := &File{cfg: cfg, ctx: ctx, name: name, dead: map[string]struct{}{}}
+	if err := f.load(ctx); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Length is the length when the file was opened, in bytes.
+func (f *File) Length() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.known.length
+}
+
+// Growing tells whether somebody was writing the file when it was opened.
+func (f *File) Growing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.known.open
+}
+
+// Refresh finds out the length again.
+func (f *File) Refresh(ctx context.Context) error { return f.load(ctx) }
+
+// Close ends the sequential read.
+func (f *File) Close() error {
+	f.leave()
+	return nil
+}
+
+func (f *File) leave() {
+	if f.from != nil {
+		f.from.Close()
+		f.from, f.rest = nil, nil
+	}
+}
+
+// Seek is [io.Seeker].
+func (f *File) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekStart:
+	case io.SeekCurrent:
+		offset += f.pos
+	case io.SeekEnd:
+		offset += f.Length()
+	default:
+		return 0, errors.New("seek: there is no such whence")
+	}
+	if offset < 0 {
+		return 0, errors.New("seek: before the file's start")
+	}
+	switch ahead := offset - f.pos; {
+	case ahead >= 0 && ahead <= int64(len(f.rest)):
+		f.rest = f.rest[ahead:]
+	default:
+		f.leave()
+	}
+	f.pos = offset
+	return offset, nil
+}
+
+// Read is [io.Reader].
+func (f *File) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if err := f.more(); err != nil {
+		return 0, err
+	}
+	n := copy(p, f.rest)
+	f.rest = f.rest[n:]
+	f.pos += int64(n)
+	return n, nil
+}
+
+// WriteTo is [io.WriterTo]: it hands what DataNodes send on without a copy.
+func (f *File) WriteTo(w io.Writer) (n int64, err error) {
+	if f.cfg.ReadAhead > 1 && f.Length()-f.pos > piece {
+		return f.writeAhead(w, f.cfg.ReadAhead)
+	}
+	for {
+		if err := f.more(); err != nil {
+			if err == io.EOF {
+				err = nil
+			}
+			return n, err
+		}
+		m, err := w.Write(f.rest)
+		f.rest = f.rest[m:]
+		f.pos += int64(m)
+		n += int64(m)
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
+// more has rest hold a byte at least.
+func (f *File) more() error {
+	if len(f.rest) > 0 {
+		return nil
+	}
+	if f.pos >= f.Length() {
+		f.leave()
+		return io.EOF
+	}
+	t := f.newTries(f.ctx)
+	for {
+		if f.from == nil {
+			if err := f.begin(t); err != nil {
+				return err
+			}
+		}
+		var err error
+		if f.rest, err = f.from.Next(); err == nil {
+			return nil
+		}
+		f.leave()
+		if err == io.EOF {
+			continue // at a block's end, where the read of the next one begins
+		}
+		if err := t.failed(f.node, err); err != nil {
+			return err
+		}
+	}
+}
+
+// begin begins to read at pos, up to the end of the block.
+func (f *File) begin(t *tries) error {
+	for {
+		b, node, err := t.next(f.pos)
+		if err != nil {
+			return err
+		}
+		end := min(b.end(), f.Length())
+		r, err := f.cfg.Path.Read(f.ctx, f.request(b, node, f.pos, end))
+		if err == nil {
+			f.from, f.node = r, node
+			return nil
+		}
+		if err := t.failed(node, err); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *File) request(b *located, node *hdfspb.DatanodeInfoProto, from, end int64) *data.ReadRequest {
+	return &data.ReadRequest{
+		Client: f.cfg.Client, Block: b.GetB(), Token: b.GetBlockToken(), Node: node,
+		Offset: from - b.start, Length: end - from, Unverified: f.cfg.Unverified,
+	}
+}
+
+// ReadAt reads len(p) bytes at off, or up to the end of the file, and then returns
+// io.EOF.
+func (f *File) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	if off < 0 {
+		return 0, errors.New("read at a negative offset")
+	}
+	short := false
+	if left := f.Length() - off; int64(len(p)) > left {
+		p, short = p[:max(0, left)], true
+	}
+	for n < len(p) {
+		m, err := f.readBlock(ctx, p[n:], off+int64(n))
+		n += m
+		if err != nil {
+			return n, err
+		}
+	}
+	if short {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// readBlock reads from the block with the byte at off, as much as it has of p.
+func (f *File) readBlock(ctx context.Context, p []byte, off int64) (n int, err error) {
+	t := f.newTries(ctx)
+	for {
+		b, node, err := t.next(off)
+		if err != nil {
+			return 0, err
+		}
+		part := p[:min(int64(len(p)), b.end()-off)]
+		if f.cfg.Hedge > 0 && len(b.GetLocs()) > 1 {
+			node, err = f.hedged(ctx, b, node, part, off)
+		} else {
+			err = f.fetch(ctx, b, node, part, off)
+		}
+		if err == nil {
+			return len(part), nil
+		}
+		if err := t.failed(node, err); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// fetch fills p from one DataNode.
+func (f *File) fetch(ctx context.Context, b *located, node *hdfspb.DatanodeInfoProto, p []byte, off int64) error {
+	r, err := f.cfg.Path.Read(ctx, f.request(b, node, off, off+int64(len(p))))
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	for len(p) > 0 {
+		got, err := r.Next()
+		if err != nil {
+			return err
+		}
+		p = p[copy(p, got):]
+	}
+	return nil
+}
+
+// tries are the attempts of one read at one place.
+type tries struct {
+	f        *File
+	ctx      context.Context
+	block    *located
+	refresh  bool
+	failures int  // of all DataNodes
+	retoken  bool // the NameNode has been asked for another token
+	last     error
+}
+
+func (f *File) newTries(ctx context.Context) *tries { return &tries{f: f, ctx: ctx} }
+
+// next returns a DataNode to read the byte at off from. When all have failed it asks the
+// NameNode again, after a pause, until that has been of no use too often.
+func (t *tries) next(off int64) (*located, *hdfspb.DatanodeInfoProto, error) {
+	f := t.f
+	for {
+		b, err := f.block(t.ctx, off, t.refresh)
+		if err != nil {
+			return nil, nil, err
+		}
+		t.refresh, t.block = false, b
+		if n := f.alive(b, nil); n != nil {
+			return b, n, nil
+		}
+		if t.failures++; t.failures > f.cfg.Failures {
+			return nil, nil, fmt.Errorf("%s: no DataNode gives block %d, at %d of the file (it has %d replicas): %w", f.name, b.GetB().GetBlockId(), b.start, len(b.GetLocs()), orMissing(t.last))
+		}
+		// Those who met the same failure do not come back together.
+		pause := time.Duration(t.failures-1)*f.cfg.Window + rand.N(f.cfg.Window*time.Duration(t.failures)+1)
+		f.cfg.Logger.Warn("hdfs: no DataNode gives a block; the NameNode is asked again", "file", f.name, "block", b.GetB().GetBlockId(), "after", pause, "err", t.last)
+		if !sleep(t.ctx, pause) {
+			return nil, nil, context.Cause(t.ctx)
+		}
+		f.mu.Lock()
+		clear(f.dead)
+		f.mu.Unlock()
+		t.refresh = true
+	}
+}
+
+var errMissing = errors.New("the NameNode knows none that is up")
+
+func orMissing(err error) error {
+	if err == nil {
+		return errMissing
+	}
+	return err
+}
+
+// failed notes that a DataNode did not give what it should. The error is one that no
+// further try can mend.
+func (t *tries) failed(node *hdfspb.DatanodeInfoProto, err error) error {
+	f := t.f
+	if t.ctx.Err() != nil {
+		return context.Cause(t.ctx)
+	}
+	t.last = err
+	if errors.Is(err, data.ErrToken) && !t.retoken {
+		t.retoken, t.refresh = true, true // it has expired, or the keys have changed
+		return nil
+	}
+	f.cfg.Logger.Info("hdfs: a read goes on at another DataNode", "file", f.name, "datanode", data.Name(node), "err", err)
+	f.mu.Lock()
+	f.dead[node.GetId().GetDatanodeUuid()] = struct{}{}
+	f.mu.Unlock()
+	if errors.Is(err, transfer.ErrChecksum) && t.block != nil {
+		f.reportCorrupt(t.ctx, t.block, node)
+	}
+	return nil
+}
+
+// reportCorrupt tells the NameNode of a bad replica. That it could not be told is no
+// reason to end the read.
+func (f *File) reportCorrupt(ctx context.Context, b *located, node *hdfspb.DatanodeInfoProto) {
+	corrupt := false
+	bad := &hdfspb.LocatedBlockProto{B: b.GetB(), Offset: b.Offset, Locs: []*hdfspb.DatanodeInfoProto{node}, Corrupt: &corrupt, BlockToken: b.GetBlockToken()}
+	for i, n := range b.GetLocs() {
+		if n == node && i < len(b.GetStorageIDs()) && i < len(b.GetStorageTypes()) {
+			bad.StorageIDs, bad.StorageTypes = b.GetStorageIDs()[i:i+1], b.GetStorageTypes()[i:i+1]
+		}
+	}
+	err := f.cfg.Names.Call(ctx, "reportBadBlocks", &hdfspb.ReportBadBlocksRequestProto{Blocks: []*hdfspb.LocatedBlockProto{bad}}, &hdfspb.ReportBadBlocksResponseProto{})
+	if err != nil {
+		f.cfg.Logger.Warn("hdfs: a bad replica could not be reported", "file", f.name, "block", b.GetB().GetBlockId(), "datanode", data.Name(node), "err", err)
+	}
+}
+
+// alive returns the first DataNode of a block that has not failed and is not other.
+func (f *File) alive(b *located, other *hdfspb.DatanodeInfoProto) *hdfspb.DatanodeInfoProto {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, n := range b.GetLocs() {
+		if _, dead := f.dead[n.GetId().GetDatanodeUuid()]; !dead && n != other {
+			return n
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
