@@ -443,6 +443,11 @@ func (rc *receiver) respondOne(pa *pendingAck, down *transfer.Ack) error {
 	if failure == nil {
 		failure = rc.readDown(pa, down)
 	}
+	if failure != nil && rc.dn.ctx.Err() != nil {
+		// This DataNode closes, and so do its connections: the next one is not to blame.
+		rc.p.Close()
+		return failure
+	}
 	rc.ack.Seqno, rc.ack.DownstreamNanos = pa.seqno, uint64(max(0, time.Since(pa.at)))
 	rc.ack.Replies = append(rc.ack.Replies[:0], hdfspb.Status_SUCCESS)
 	if failure != nil {

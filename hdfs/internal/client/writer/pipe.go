@@ -89,8 +89,10 @@ func (p *pipe) open() error {
 	if p.block != nil {
 		return p.rebuild(stageAppend, nil)
 	}
+	s := p.s
 	var err error
-	for range p.s.cfg.BlockRetries + 1 {
+	pause := s.cfg.LocatePause
+	for range s.cfg.BlockRetries + 1 {
 		var lb *hdfspb.LocatedBlockProto
 		if lb, err = p.locate(); err != nil {
 			return err
@@ -99,7 +101,16 @@ func (p *pipe) open() error {
 		p.block.NumBytes = proto.Uint64(0)
 		p.take(lb)
 		if len(p.nodes) == 0 {
-			return fmt.Errorf("write %s: the NameNode gives a block without a DataNode", p.s.file.Path)
+			// A NameNode that has just started may not know yet who is up.
+			err = errors.New("the NameNode gives a block without a DataNode")
+			if aerr := p.abandon(); aerr != nil {
+				return aerr
+			}
+			if !sleep(s.ctx, pause) {
+				return context.Cause(s.ctx)
+			}
+			pause *= 2
+			continue
 		}
 		p.s.mu.Lock()
 		p.s.length, p.s.persist = 0, true
@@ -117,13 +128,19 @@ func (p *pipe) open() error {
 		}
 		p.s.cfg.Logger.Warn("hdfs: a pipeline can't be set up; another one will be", "file", p.s.file.Path, "block", p.block.GetBlockId(), "without", data.Name(p.nodes[bad]), "err", err)
 		p.exclude(p.nodes[bad])
-		abandon := &hdfspb.AbandonBlockRequestProto{B: p.block, Src: &p.s.file.Path, Holder: &p.s.cfg.Client, FileId: &p.s.file.ID}
-		p.block = nil
-		if err := p.s.cfg.Names.Call(p.s.ctx, "abandonBlock", abandon, &hdfspb.AbandonBlockResponseProto{}); err != nil {
+		if err := p.abandon(); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("write %s: no pipeline of DataNodes for its next block: %w", p.s.file.Path, err)
+}
+
+// abandon gives a block back that was not begun.
+func (p *pipe) abandon() error {
+	s := p.s
+	req := &hdfspb.AbandonBlockRequestProto{B: p.block, Src: &s.file.Path, Holder: &s.cfg.Client, FileId: &s.file.ID}
+	p.block = nil
+	return s.cfg.Names.Call(s.ctx, "abandonBlock", req, &hdfspb.AbandonBlockResponseProto{})
 }
 
 func (p *pipe) exclude(n *hdfspb.DatanodeInfoProto) {
