@@ -54,6 +54,8 @@ const (
 	verbsPackage   = "./rdma/ibverbs/internal/verbs"
 	// providersPackage has the test that squeezes a process in a small cgroup.
 	providersPackage = "./providers"
+	// livenessPackage has the tests that want a kernel before 6.15.
+	livenessPackage = "./internal/liveness"
 	runtimePackage   = "."
 )
 
@@ -124,6 +126,7 @@ var boots = []boot{
 	{name: "runtime-rxe", pkg: runtimePackage, tests: onAdapters, world: "rxe", below: "/^ibverbs$", env: hosts("rxe")},
 	{name: "runtime-siw", pkg: runtimePackage, tests: onAdapters, world: "siw", below: "/^ibverbs$", env: hosts("siw")},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
+	{name: "partition", pkg: livenessPackage, tests: regexp.MustCompile(`.`), limit: brief},
 	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), env: []string{"VERBENA_SQUEEZE=1"}},
 	{name: "programs-siw", pkg: casesPackage, tests: foreignPrograms, world: "siw", env: []string{job.DriverVariable + "=siw"}},
 }

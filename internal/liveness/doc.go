@@ -10,7 +10,8 @@
 // A [Watcher] therefore looks at what the kernel counts (TCP_INFO). A peer is
 // gone when this host has transmitted at least twice and no segment at all
 // has come back for the whole timeout. A peer that does not read still answers
-// probes, so it stays. The watcher has a timer only while data is on its way: an
+// probes, so it stays. The kernel is made to probe often enough: by TCP_RTO_MAX_MS
+// since Linux 6.15, and before by a TCP_USER_TIMEOUT that moves ahead with each look. The watcher has a timer only while data is on its way: an
 // idle connection costs nothing and is the business of keep-alives.
 //
 // Everything that writes to TCP sockets of its own may use it: the carrier of

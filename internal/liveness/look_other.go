@@ -9,4 +9,6 @@ import (
 
 func look(syscall.RawConn) (counts, bool) { return counts{}, false }
 
-func boundBackoff(syscall.RawConn, time.Duration) {}
+func boundBackoff(syscall.RawConn, time.Duration) bool { return true }
+
+func setUserTimeout(syscall.RawConn, time.Duration) {}

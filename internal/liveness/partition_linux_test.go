@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -104,6 +105,63 @@ func TestSlowReaderSurvives(t *testing.T) {
 	}
 	if _, err := b.Read(make([]byte, 10)); err != nil {
 		t.Error(err)
+	}
+}
+
+// On a kernel that does not bound its back-off a peer that has not read for long is
+// asked often all the same: it survives as long as it answers, although the kernel would
+// have ended the connection many times over, and a partition is noticed long before one
+// is that nobody makes the kernel ask for.
+func TestPartitionOnOlderKernels(t *testing.T) {
+	const (
+		timeout  = 3 * time.Second
+		interval = 5 // doublings of some 200 ms until the next probe
+	)
+	bound := boundBackoff
+	defer func() { boundBackoff = bound }()
+	boundBackoff = func(syscall.RawConn, time.Duration) bool { return false }
+	cable := testnet.New(t)
+	noticed := make(chan string, 2)
+	watch := func(name string, length time.Duration) *Watcher {
+		a, _ := joined(t, cable)
+		w := Watch(a, timeout, func(err error) {
+			if !errors.Is(err, ErrSilent) {
+				t.Error(err)
+			}
+			noticed <- name
+		})
+		w.lease.length = length
+		t.Cleanup(w.Stop)
+		fill(t, a, w)
+		return w
+	}
+	asked := watch("asked", timeout/2)
+	left := watch("left alone", 0)
+	for {
+		select {
+		case name := <-noticed:
+			t.Fatalf("the peer that does not read is taken for dead: %s", name)
+		case <-time.After(asked.every):
+		}
+		c, ok := look(left.raw)
+		if !ok {
+			t.Fatal("the kernel has ended the connection")
+		}
+		if c.asked.backoff >= interval {
+			break
+		}
+	}
+	if c, ok := look(asked.raw); !ok || !c.inFlight {
+		t.Fatal("the kernel has ended the connection by the lease")
+	}
+	cable.Cut()
+	if first := <-noticed; first != "asked" {
+		t.Errorf("noticed first is the connection that is %s", first)
+	}
+	select {
+	case <-noticed:
+		t.Error("both are noticed: the lease is of no use")
+	default:
 	}
 }
 

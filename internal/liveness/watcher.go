@@ -19,8 +19,8 @@ const DefaultTimeout = 30 * time.Second
 const looksPerTimeout = 12
 
 // leastAsked is how many looks must have seen this host transmit since it heard
-// the peer. One lost packet proves nothing: a kernel whose back-off cannot be
-// bounded waits for up to two minutes between two probes of a closed window.
+// the peer. One lost packet proves nothing: a kernel whose back-off is not bounded waits
+// for up to two minutes between two probes of a closed window.
 const leastAsked = 2
 
 // ErrSilent is what a [SilentError] is.
@@ -60,6 +60,7 @@ type Watcher struct {
 	stopped bool
 	timer   *time.Timer
 	verdict verdict
+	lease   lease
 }
 
 // Watch returns a watcher of conn. It calls dead, once, when data is on its way
@@ -81,11 +82,14 @@ func Watch(conn net.Conn, timeout time.Duration, dead func(error)) *Watcher {
 	if _, ok := look(raw); !ok {
 		return nil
 	}
-	boundBackoff(raw, timeout/6)
-	return &Watcher{
+	w := &Watcher{
 		peer: conn.RemoteAddr(), raw: raw, dead: dead,
 		timeout: timeout, every: max(timeout/looksPerTimeout, time.Millisecond),
 	}
+	if !boundBackoff(raw, timeout/6) {
+		w.lease.length = timeout / leasesPerTimeout
+	}
+	return w
 }
 
 // Sent tells that data has been written to the connection. Call it after each
@@ -97,7 +101,7 @@ func (w *Watcher) Sent() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.stopped {
-		w.verdict = verdict{}
+		w.verdict, w.lease.since = verdict{}, time.Now()
 		w.arm()
 	}
 }
@@ -135,6 +139,7 @@ func (w *Watcher) tick() {
 	if ok && !c.inFlight {
 		// A Sent that came after the look has seen armed and relies on this call,
 		// so look again once Sent arms the timer by itself.
+		w.renew(time.Now(), c)
 		w.armed.Store(false)
 		if c, ok = look(w.raw); ok && (!c.inFlight || !w.armed.CompareAndSwap(false, true)) {
 			return
@@ -144,7 +149,9 @@ func (w *Watcher) tick() {
 	if !ok {
 		return // closed
 	}
-	silent := w.verdict.judge(time.Now(), c)
+	now := time.Now()
+	w.renew(now, c)
+	silent := w.verdict.judge(now, c)
 	if silent >= w.timeout && w.verdict.asked >= leastAsked {
 		w.stopped = true
 		w.dead(&SilentError{Peer: w.peer, For: silent})
@@ -153,10 +160,18 @@ func (w *Watcher) tick() {
 	w.arm()
 }
 
+// renew has the kernel ask often enough. The caller holds mu.
+func (w *Watcher) renew(now time.Time, c counts) {
+	if after, change := w.lease.renew(now, c); change {
+		setUserTimeout(w.raw, after)
+	}
+}
+
 // counts are what the kernel tells of a connection.
 type counts struct {
 	inFlight bool   // something is written that the peer has not acknowledged
 	heard    uint32 // segments that came from the peer
+	acked    uint64 // bytes that the peer has acknowledged
 	asked    asked
 }
 

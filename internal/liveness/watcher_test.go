@@ -46,6 +46,47 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// Looks one second apart at a window that closes and opens: until when may the kernel
+// leave the peer alone, counted from the first of them? The moment is always ahead of the
+// next look, and never further than two looks and a lease.
+func TestLease(t *testing.T) {
+	const never = time.Duration(-1)
+	at := func(backoff uint8, acked uint64) counts {
+		return counts{inFlight: backoff > 0, acked: acked, asked: asked{backoff: backoff}}
+	}
+	for _, c := range []struct {
+		name  string
+		looks []counts
+		want  []time.Duration // seconds; never: the kernel is told to leave it, 0: it is told nothing
+	}{
+		{"open", []counts{at(0, 1), at(0, 2)}, []time.Duration{0, 0}},
+		{"closed", []counts{at(0, 1), at(1, 1), at(4, 1), at(5, 1)}, []time.Duration{0, 11, 12, 13}},
+		{"closed at once", []counts{at(1, 1), at(2, 1)}, []time.Duration{10, 11}},
+		{"open again", []counts{at(0, 1), at(3, 1), at(0, 9), at(0, 9)}, []time.Duration{0, 11, never, 0}},
+		{"open for a moment", []counts{at(0, 1), at(3, 1), at(4, 1), at(1, 9), at(2, 9)}, []time.Duration{0, 11, 12, 11, 12}},
+	} {
+		start := time.Unix(100, 0)
+		l := lease{length: 10 * time.Second, since: start, acked: 1}
+		for i, look := range c.looks {
+			got, change := l.renew(start.Add(time.Duration(i)*time.Second), look)
+			switch {
+			case !change:
+			case got == 0:
+				got = never
+			default:
+				got /= time.Second
+			}
+			if got != c.want[i] {
+				t.Errorf("%s: look %d: %d, want %d", c.name, i, got, c.want[i])
+			}
+		}
+	}
+	var bounded lease
+	if _, change := bounded.renew(time.Unix(100, 0), at(5, 1)); change {
+		t.Error("a kernel that bounds its back-off is told to end the connection")
+	}
+}
+
 func TestSilentError(t *testing.T) {
 	var err error = &SilentError{Peer: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7}, For: time.Minute}
 	if !errors.Is(err, ErrSilent) || !errors.Is(err, syscall.ETIMEDOUT) || !os.IsTimeout(err) {
