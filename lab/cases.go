@@ -56,7 +56,7 @@ const (
 	providersPackage = "./providers"
 	// livenessPackage has the tests that want a kernel before 6.15.
 	livenessPackage = "./internal/liveness"
-	runtimePackage   = "."
+	runtimePackage  = "."
 )
 
 // onAdapters are those of the runtime's tests over all transports that run over

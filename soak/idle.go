@@ -25,21 +25,25 @@ const idleService = "soak-idle"
 
 func idleCommand(c *common) *cobra.Command {
 	var connections int
+	var transports []string
 	var duration time.Duration
 	cmd := &cobra.Command{
 		Use:   "idle",
 		Short: "Measure what idle connections cost, of each kind",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, dir string) error { return idle(ctx, c, dir, connections, duration) })
+			return c.run(cmd, func(ctx context.Context, dir string) error {
+				return idle(ctx, c, dir, transports, connections, duration)
+			})
 		},
 	}
+	cmd.Flags().StringSliceVar(&transports, "transports", []string{"tcp", "shm", "iwarp"}, "which to measure")
 	cmd.Flags().IntVar(&connections, "connections", 1000, "of each kind")
 	cmd.Flags().DurationVar(&duration, "duration", 30*time.Second, "of the measurement")
 	return cmd
 }
 
-func idle(ctx context.Context, c *common, dir string, connections int, duration time.Duration) error {
+func idle(ctx context.Context, c *common, dir string, transports []string, connections int, duration time.Duration) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -47,7 +51,7 @@ func idle(ctx context.Context, c *common, dir string, connections int, duration 
 	c.printf("# Idle connections\n\n`go run ./soak idle --connections %d --duration %v`; endpoints between two processes, a message sent and answered on each before.\n\n", connections, duration)
 	c.printf("| transport | connections | CPU of the server, %% of a core | CPU of the client | server's peak MB | registered by the client, KiB each | resident in both processes, KiB | each beyond the first |\n" +
 		"|---|---:|---:|---:|---:|---:|---:|---:|\n")
-	for _, transport := range []string{"tcp", "shm", "iwarp"} {
+	for _, transport := range transports {
 		var one int64
 		for _, n := range slices.Compact([]int{1, min(fewIdle, connections), connections}) {
 			if err := idleOver(ctx, c, self, dir, transport, n, &one, duration); err != nil {
