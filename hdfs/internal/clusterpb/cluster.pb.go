@@ -919,6 +919,8 @@ type Command struct {
 	Targets       []*Datanode            `protobuf:"bytes,3,rep,name=targets" json:"targets,omitempty"`
 	NewGeneration *uint64                `protobuf:"varint,4,opt,name=new_generation,json=newGeneration" json:"new_generation,omitempty"` // RECOVER: the recovery's generation stamp
 	TruncateTo    *uint64                `protobuf:"varint,5,opt,name=truncate_to,json=truncateTo" json:"truncate_to,omitempty"`          // RECOVER: cut to this length; absent: the shortest common length
+	Missing       *uint32                `protobuf:"varint,6,opt,name=missing" json:"missing,omitempty"`                                  // RECOVER: how many of the block's pipeline can't be asked now
+	Late          *bool                  `protobuf:"varint,7,opt,name=late" json:"late,omitempty"`                                        // RECOVER: go by those that answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -986,6 +988,20 @@ func (x *Command) GetTruncateTo() uint64 {
 		return *x.TruncateTo
 	}
 	return 0
+}
+
+func (x *Command) GetMissing() uint32 {
+	if x != nil && x.Missing != nil {
+		return *x.Missing
+	}
+	return 0
+}
+
+func (x *Command) GetLate() bool {
+	if x != nil && x.Late != nil {
+		return *x.Late
+	}
+	return false
 }
 
 type HeartbeatResponse struct {
@@ -1343,6 +1359,7 @@ type CommitRecoveryRequest struct {
 	Block         *Block                 `protobuf:"bytes,2,opt,name=block" json:"block,omitempty"` // id, the old generation, the agreed length
 	NewGeneration *uint64                `protobuf:"varint,3,opt,name=new_generation,json=newGeneration" json:"new_generation,omitempty"`
 	Datanodes     []*Datanode            `protobuf:"bytes,4,rep,name=datanodes" json:"datanodes,omitempty"`
+	Unwritten     *bool                  `protobuf:"varint,5,opt,name=unwritten" json:"unwritten,omitempty"` // without datanodes: a holder that has lost nothing has an empty replica
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1403,6 +1420,13 @@ func (x *CommitRecoveryRequest) GetDatanodes() []*Datanode {
 		return x.Datanodes
 	}
 	return nil
+}
+
+func (x *CommitRecoveryRequest) GetUnwritten() bool {
+	if x != nil && x.Unwritten != nil {
+		return *x.Unwritten
+	}
+	return false
 }
 
 type CommitRecoveryResponse struct {
@@ -1498,6 +1522,7 @@ func (x *InitRecoveryRequest) GetNewGeneration() uint64 {
 type InitRecoveryResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Replica       *Replica               `protobuf:"bytes,1,opt,name=replica" json:"replica,omitempty"` // absent: no such replica here
+	Whole         *bool                  `protobuf:"varint,2,opt,name=whole" json:"whole,omitempty"`    // it has every byte that was ever acknowledged here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1537,6 +1562,13 @@ func (x *InitRecoveryResponse) GetReplica() *Replica {
 		return x.Replica
 	}
 	return nil
+}
+
+func (x *InitRecoveryResponse) GetWhole() bool {
+	if x != nil && x.Whole != nil {
+		return *x.Whole
+	}
+	return false
 }
 
 type UpdateRecoveryRequest struct {
@@ -1757,14 +1789,16 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\tremaining\x18\x04 \x01(\x04R\tremaining\x12\x1c\n" +
 	"\ttransfers\x18\x05 \x01(\rR\ttransfers\x12\x18\n" +
 	"\asession\x18\x06 \x01(\x04R\asession\x12\x1b\n" +
-	"\tblock_key\x18\a \x01(\x05R\bblockKey\"\xc0\x02\n" +
+	"\tblock_key\x18\a \x01(\x05R\bblockKey\"\xee\x02\n" +
 	"\aCommand\x126\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\".verbena.hdfs.cluster.Command.KindR\x04kind\x121\n" +
 	"\x05block\x18\x02 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x128\n" +
 	"\atargets\x18\x03 \x03(\v2\x1e.verbena.hdfs.cluster.DatanodeR\atargets\x12%\n" +
 	"\x0enew_generation\x18\x04 \x01(\x04R\rnewGeneration\x12\x1f\n" +
 	"\vtruncate_to\x18\x05 \x01(\x04R\n" +
-	"truncateTo\"H\n" +
+	"truncateTo\x12\x18\n" +
+	"\amissing\x18\x06 \x01(\rR\amissing\x12\x12\n" +
+	"\x04late\x18\a \x01(\bR\x04late\"H\n" +
 	"\x04Kind\x12\f\n" +
 	"\bREGISTER\x10\x00\x12\n" +
 	"\n" +
@@ -1800,18 +1834,20 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\achanges\x18\x02 \x03(\v2#.verbena.hdfs.cluster.ReplicaChangeR\achanges\x12\x18\n" +
 	"\asession\x18\x03 \x01(\x04R\asession\x12\x1a\n" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\"\x17\n" +
-	"\x15BlocksChangedResponse\"\xc3\x01\n" +
+	"\x15BlocksChangedResponse\"\xe1\x01\n" +
 	"\x15CommitRecoveryRequest\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x121\n" +
 	"\x05block\x18\x02 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x12%\n" +
 	"\x0enew_generation\x18\x03 \x01(\x04R\rnewGeneration\x12<\n" +
-	"\tdatanodes\x18\x04 \x03(\v2\x1e.verbena.hdfs.cluster.DatanodeR\tdatanodes\"\x18\n" +
+	"\tdatanodes\x18\x04 \x03(\v2\x1e.verbena.hdfs.cluster.DatanodeR\tdatanodes\x12\x1c\n" +
+	"\tunwritten\x18\x05 \x01(\bR\tunwritten\"\x18\n" +
 	"\x16CommitRecoveryResponse\"o\n" +
 	"\x13InitRecoveryRequest\x121\n" +
 	"\x05block\x18\x01 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x12%\n" +
-	"\x0enew_generation\x18\x02 \x01(\x04R\rnewGeneration\"O\n" +
+	"\x0enew_generation\x18\x02 \x01(\x04R\rnewGeneration\"e\n" +
 	"\x14InitRecoveryResponse\x127\n" +
-	"\areplica\x18\x01 \x01(\v2\x1d.verbena.hdfs.cluster.ReplicaR\areplica\"\x89\x01\n" +
+	"\areplica\x18\x01 \x01(\v2\x1d.verbena.hdfs.cluster.ReplicaR\areplica\x12\x14\n" +
+	"\x05whole\x18\x02 \x01(\bR\x05whole\"\x89\x01\n" +
 	"\x15UpdateRecoveryRequest\x121\n" +
 	"\x05block\x18\x01 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x12%\n" +
 	"\x0enew_generation\x18\x02 \x01(\x04R\rnewGeneration\x12\x16\n" +

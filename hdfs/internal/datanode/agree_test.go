@@ -18,6 +18,7 @@ func TestAgree(t *testing.T) {
 		state       clusterpb.ReplicaState
 		gen, length uint64
 		in          bool // takes part
+		torn        bool
 	}
 	for _, c := range []struct {
 		name     string
@@ -27,28 +28,33 @@ func TestAgree(t *testing.T) {
 		fails    bool
 	}{
 		{name: "nobody"},
-		{name: "empty ones", holders: []holder{{written, 5, 0, false}, {waiting, 5, 0, false}}},
-		{name: "the shortest being written", length: 70, holders: []holder{{written, 5, 90, true}, {written, 5, 70, true}, {waiting, 5, 50, false}}},
-		{name: "after a restart of all", length: 50, holders: []holder{{waiting, 5, 90, true}, {waiting, 5, 50, true}, {waiting, 5, 0, false}}},
-		{name: "a finalized one decides", length: 90, holders: []holder{{final, 5, 90, true}, {written, 5, 90, true}, {written, 5, 80, false}}},
-		{name: "finalized ones that differ", fails: true, holders: []holder{{final, 5, 90, false}, {final, 5, 80, false}}},
+		{name: "empty ones", holders: []holder{{written, 5, 0, false, false}, {waiting, 5, 0, false, false}}},
+		{name: "the shortest being written", length: 70, holders: []holder{{written, 5, 90, true, false}, {written, 5, 70, true, false}}},
+		{name: "one of which its process has died", length: 50, holders: []holder{{written, 5, 90, true, false}, {written, 5, 70, true, false}, {waiting, 5, 50, true, false}}},
+		{name: "one of which its machine has died", length: 70, holders: []holder{{written, 5, 90, true, false}, {written, 5, 70, true, false}, {waiting, 5, 50, false, true}}},
+		{name: "after a restart of all", length: 50, holders: []holder{{waiting, 5, 90, true, false}, {waiting, 5, 50, true, false}, {waiting, 5, 0, false, false}}},
+		{name: "after a restart of one and a power cut on the other", length: 90, holders: []holder{{waiting, 5, 90, true, false}, {waiting, 5, 50, false, true}}},
+		{name: "after a power cut on all", length: 90, holders: []holder{{waiting, 5, 90, true, true}, {waiting, 5, 50, false, true}}},
+		{name: "one lost more than the restart of the other", length: 40, holders: []holder{{waiting, 5, 90, true, true}, {waiting, 5, 40, true, false}}},
+		{name: "a finalized one decides", length: 90, holders: []holder{{final, 5, 90, true, false}, {written, 5, 90, true, false}, {written, 5, 80, false, false}}},
+		{name: "finalized ones that differ", fails: true, holders: []holder{{final, 5, 90, false, false}, {final, 5, 80, false, false}}},
 		{name: "a finalized one shorter than its writer's bytes elsewhere", length: 70,
-			holders: []holder{{final, 5, 40, false}, {written, 5, 90, true}, {written, 5, 70, true}}},
+			holders: []holder{{final, 5, 40, false, false}, {written, 5, 90, true, false}, {written, 5, 70, true, false}}},
 		{name: "the same after a restart of the others", length: 70,
-			holders: []holder{{waiting, 5, 70, true}, {final, 5, 40, false}}},
+			holders: []holder{{waiting, 5, 70, true, false}, {final, 5, 40, false, false}}},
 		{name: "one finalized by an earlier recovery", length: 40,
-			holders: []holder{{final, 6, 40, true}, {written, 5, 90, false}}},
+			holders: []holder{{final, 6, 40, true, false}, {written, 5, 90, false, false}}},
 		{name: "one good and one bad finalized", length: 90,
-			holders: []holder{{final, 5, 40, false}, {final, 5, 90, true}, {written, 5, 90, true}}},
+			holders: []holder{{final, 5, 40, false, false}, {final, 5, 90, true, false}, {written, 5, 90, true, false}}},
 		{name: "cut", truncate: proto.Uint64(60), length: 60,
-			holders: []holder{{final, 5, 90, true}, {final, 5, 60, true}, {waiting, 5, 59, false}}},
-		{name: "cut what nobody has", truncate: proto.Uint64(60), fails: true, holders: []holder{{final, 5, 59, false}}},
+			holders: []holder{{final, 5, 90, true, false}, {final, 5, 60, true, false}, {waiting, 5, 59, false, false}}},
+		{name: "cut what nobody has", truncate: proto.Uint64(60), fails: true, holders: []holder{{final, 5, 59, false, false}}},
 	} {
 		var all []*participant
 		for _, h := range c.holders {
 			all = append(all, &participant{replica: &clusterpb.Replica{
 				Block: &clusterpb.Block{Generation: &h.gen, Length: &h.length}, State: h.state.Enum(),
-			}})
+			}, whole: !h.torn})
 		}
 		agreed, length, err := agree(all, &clusterpb.Command{TruncateTo: c.truncate})
 		if (err != nil) != c.fails || length != c.length {

@@ -1213,6 +1213,61 @@ func TestRecoveryWithAnEmptyReplica(t *testing.T) {
 	f.restart(1)
 }
 
+// A recovery has heard that a block is nowhere and gives it up. The writer that was given
+// it before, and was slow, gets no byte acknowledged any more.
+func TestWriterAfterTheRecovery(t *testing.T) {
+	f := newFixture(t, 2, nil)
+	if commit := f.recover(f.nodes[0], 1, 1001, 1010, nil); commit.GetUnwritten() || len(commit.GetDatanodes()) != 0 {
+		t.Fatalf("%v", commit)
+	}
+	for i := range f.nodes {
+		resp := dialNode(t, f.nodes[i]).request(create, 1, 1001, 0, 0, 0, nil)
+		if resp.GetStatus() == hdfspb.Status_SUCCESS || !strings.Contains(resp.GetMessage(), "recovery 1010") {
+			t.Fatalf("the pipeline was set up: %v", resp)
+		}
+	}
+}
+
+// Who does not answer may have flushed bytes that those who answer have lost in a power
+// cut. Somebody who has lost nothing speaks for all.
+func TestRecoveryWithoutSomeOfThePipeline(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		torn         bool // the leader's machine has died
+		late         bool
+		missing      uint32
+		length, fail bool
+	}{
+		{name: "all answer"},
+		{name: "all answer, one after a power cut", torn: true},
+		{name: "one is missing", missing: 1},
+		{name: "one is missing, the other one had a power cut", missing: 1, torn: true, fail: true},
+		{name: "the same, for longer than the limit", missing: 1, torn: true, late: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t, 1, nil)
+			n := f.nodes[0]
+			w := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
+			w.flush(0, random(1, 5000), false, 1)
+			w.nc.Close()
+			if c.torn {
+				n.cfg.BootID = "another boot"
+				n = f.restart(0)
+			}
+			cmd := &clusterpb.Command{Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001)}, NewGeneration: proto.Uint64(1010),
+				Targets: []*clusterpb.Datanode{n.proto()}, Missing: &c.missing, Late: &c.late}
+			if err := n.DataNode.recover(t.Context(), cmd); (err != nil) != c.fail {
+				t.Fatalf("%v", err)
+			}
+			f.nn.mu.Lock()
+			defer f.nn.mu.Unlock()
+			if c.fail != (len(f.nn.commits) == 0) || !c.fail && f.nn.commits[0].GetBlock().GetLength() != 5000 {
+				t.Fatalf("%v", f.nn.commits)
+			}
+		})
+	}
+}
+
 // Replicas closed without hsync are fsynced after a while, those of an earlier
 // process too.
 func TestSettle(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -32,25 +34,32 @@ func overtaken(err error) error {
 }
 
 func (h holder) InitRecovery(_ context.Context, req *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error) {
-	r, err := h.dn.store.Get(req.GetBlock().GetId())
-	if errors.Is(err, store.ErrNotFound) {
-		return &clusterpb.InitRecoveryResponse{}, nil
+	id := req.GetBlock().GetId()
+	for {
+		r, err := h.dn.store.Get(id)
+		if errors.Is(err, store.ErrNotFound) {
+			absent, err := h.dn.store.Promise(id, req.GetNewGeneration())
+			if err != nil || absent {
+				return &clusterpb.InitRecoveryResponse{}, err
+			}
+			continue // a writer has just come
+		}
+		if err != nil {
+			return nil, err
+		}
+		if info := r.Info(); info.Generation < req.GetBlock().GetGeneration() {
+			// It missed a change of the pipeline: what it has is old.
+			return &clusterpb.InitRecoveryResponse{}, nil
+		}
+		info, err := r.InitRecovery(req.GetBlock().GetGeneration(), req.GetNewGeneration())
+		if errors.Is(err, store.ErrNotFound) {
+			return &clusterpb.InitRecoveryResponse{}, nil
+		}
+		if err != nil {
+			return nil, overtaken(err)
+		}
+		return &clusterpb.InitRecoveryResponse{Replica: replicaOf(info), Whole: proto.Bool(!info.Torn)}, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	if info := r.Info(); info.Generation < req.GetBlock().GetGeneration() {
-		// It missed a change of the pipeline: what it has is old.
-		return &clusterpb.InitRecoveryResponse{}, nil
-	}
-	info, err := r.InitRecovery(req.GetBlock().GetGeneration(), req.GetNewGeneration())
-	if errors.Is(err, store.ErrNotFound) {
-		return &clusterpb.InitRecoveryResponse{}, nil
-	}
-	if err != nil {
-		return nil, overtaken(err)
-	}
-	return &clusterpb.InitRecoveryResponse{Replica: replicaOf(info)}, nil
 }
 
 func (h holder) UpdateRecovery(_ context.Context, req *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error) {
@@ -73,6 +82,7 @@ type participant struct {
 	node    *clusterpb.Datanode
 	peer    cluster.DataNode
 	replica *clusterpb.Replica
+	whole   bool // has every byte that was ever acknowledged by it
 }
 
 func (p *participant) length() uint64 { return p.replica.GetBlock().GetLength() }
@@ -96,21 +106,25 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 			all = append(all, p)
 		}
 	}
+	if n := cmd.GetMissing(); n > 0 {
+		failures = append(failures, fmt.Errorf("%d DataNodes of the pipeline can't be asked", n))
+	}
+	// Every byte that was acknowledged was so by all of the pipeline. One that has lost
+	// nothing therefore speaks for those that do not answer; nobody else does.
+	whole := slices.ContainsFunc(all, func(p *participant) bool { return p.whole })
+	if len(failures) > 0 && !whole && !cmd.GetLate() {
+		return fmt.Errorf("who does not answer may have bytes that those who do have lost: %w", errors.Join(failures...))
+	}
 	agreed, length, err := agree(all, cmd)
 	if err != nil {
 		return errors.Join(append(failures, err)...)
-	}
-	if len(agreed) == 0 && len(failures) > 0 && len(all) == 0 {
-		// A holder that did not answer may have what is missing. If one that did
-		// has an empty replica, no byte was ever acknowledged.
-		return fmt.Errorf("no replica found, but not all holders answered: %w", errors.Join(failures...))
 	}
 	commit := &clusterpb.CommitRecoveryRequest{
 		Block:         &clusterpb.Block{Id: block.Id, Generation: block.Generation, Length: &length},
 		NewGeneration: &gen,
 	}
 	uuid := dn.UUID()
-	commit.Uuid = &uuid
+	commit.Uuid, commit.Unwritten = &uuid, proto.Bool(len(agreed) == 0 && whole)
 	for _, p := range agreed {
 		ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 		_, err := p.peer.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{Block: block, NewGeneration: &gen, Length: &length})
@@ -152,61 +166,65 @@ func (dn *DataNode) ask(ctx context.Context, t *clusterpb.Datanode, block *clust
 	if err != nil || resp.GetReplica() == nil {
 		return nil, err
 	}
-	p.replica = resp.GetReplica()
+	p.replica, p.whole = resp.GetReplica(), resp.GetWhole()
 	return p, nil
 }
 
-// agree picks who takes part and the length, as HDFS does (syncBlock of its
-// BlockRecoveryWorker): a finalized replica decides; otherwise the shortest of
-// those in the best state, which has every byte that was acknowledged. A block
-// that is to be cut is cut wherever it is long enough. Unlike in HDFS a finalized
+// agree picks who takes part and the length. A block that is to be cut is cut wherever
+// it is long enough. Otherwise finalized replicas decide, and must agree. Without
+// one the shortest of those that have lost nothing gives the length: each of them has
+// every byte that was acknowledged. If all may have lost some, the longest does. All that
+// are at least as long take part.
+//
+// HDFS (syncBlock of its BlockRecoveryWorker) takes the shortest in either case, so that a
+// power cut on one machine takes flushed bytes from all. Unlike in HDFS, too, a finalized
 // replica that is shorter than another of its generation has no say: the writer's
 // last packet would have come to both, so it has lost bytes.
 func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, length uint64, err error) {
 	if cmd.TruncateTo != nil {
-		for _, p := range all {
-			if p.length() >= cmd.GetTruncateTo() {
-				agreed = append(agreed, p)
-			}
-		}
+		agreed = atLeast(all, cmd.GetTruncateTo())
 		if len(agreed) == 0 {
 			return nil, 0, fmt.Errorf("truncate to %d bytes: no replica is that long", cmd.GetTruncateTo())
 		}
 		return agreed, cmd.GetTruncateTo(), nil
 	}
-	all = withoutLosers(all)
-	best := clusterpb.ReplicaState_WAITING_RECOVERY
-	found := false
-	for _, p := range all {
-		if p.length() > 0 {
-			// FINALIZED, BEING_WRITTEN, WAITING_RECOVERY: the lower the better.
-			best, found = min(best, p.replica.GetState()), true
-		}
-	}
-	if !found {
+	all = slices.DeleteFunc(withoutLosers(all), func(p *participant) bool { return p.length() == 0 })
+	if len(all) == 0 {
 		return nil, 0, nil
 	}
-	first := true
-	for _, p := range all {
-		if p.length() == 0 || p.replica.GetState() != best {
-			continue
+	final := func(p *participant) bool { return p.replica.GetState() == clusterpb.ReplicaState_FINALIZED }
+	if i := slices.IndexFunc(all, final); i >= 0 {
+		length = all[i].length()
+		for _, p := range all {
+			switch {
+			case p.length() == length && p.replica.GetState() != clusterpb.ReplicaState_WAITING_RECOVERY:
+				agreed = append(agreed, p)
+			case final(p):
+				return nil, 0, fmt.Errorf("finalized replicas of %d and of %d bytes; one of them is damaged", length, p.length())
+			}
 		}
-		if best == clusterpb.ReplicaState_FINALIZED && !first && p.length() != length {
-			return nil, 0, fmt.Errorf("finalized replicas of %d and of %d bytes; one of them is damaged", length, p.length())
-		}
-		if first || p.length() < length {
-			first, length = false, p.length()
-		}
+		return agreed, length, nil
 	}
 	for _, p := range all {
-		switch state := p.replica.GetState(); {
-		case p.length() == 0:
-		case state == best,
-			best == clusterpb.ReplicaState_FINALIZED && state == clusterpb.ReplicaState_BEING_WRITTEN && p.length() == length:
-			agreed = append(agreed, p)
+		if p.whole && (length == 0 || p.length() < length) {
+			length = p.length()
 		}
 	}
-	return agreed, length, nil
+	if length == 0 {
+		for _, p := range all {
+			length = max(length, p.length())
+		}
+	}
+	return atLeast(all, length), length, nil
+}
+
+func atLeast(all []*participant, length uint64) (long []*participant) {
+	for _, p := range all {
+		if p.length() >= length {
+			long = append(long, p)
+		}
+	}
+	return long
 }
 
 // withoutLosers leaves out the finalized replicas that are shorter than one of

@@ -16,7 +16,7 @@ import (
 
 // propose makes an entry durable and applies it.
 func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Result, error) {
-	e.TimeMs = proto.Int64(nn.time.millis(nn.cfg.now(), nn.log))
+	e.TimeMs = proto.Int64(nn.time.millis(nn.cfg.Clock(), nn.log))
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return namespace.Result{}, fmt.Errorf("namenode: encode a log entry: %w", err)

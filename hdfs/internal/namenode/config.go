@@ -133,6 +133,10 @@ type Config struct {
 	// listing is how many entries one getListing returns at most.
 	listing int
 
+	// Clock tells the time of day, which may leap: a simulation makes it. Default time.Now. How
+	// long something takes is measured without it.
+	Clock func() time.Time
+
 	now func() time.Time
 	// manual leaves the periodic checks to a test.
 	manual bool
@@ -234,6 +238,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.now == nil {
 		c.now = time.Now
+	}
+	if c.Clock == nil {
+		c.Clock = c.now
 	}
 	return nil
 }

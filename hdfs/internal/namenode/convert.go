@@ -51,12 +51,14 @@ func (m *blockMap) locatedPB(b namespace.Block, offset uint64, l located) *hdfsp
 	return lb
 }
 
-// pipelinePB is a block with the DataNodes of its pipeline, in order.
+// pipelinePB is a block with the DataNodes of its pipeline, in order. Those that are away
+// are among them: bytes that the others alone acknowledged would be lost with these, as
+// the recovery goes by the word of any of the pipeline.
 func (m *blockMap) pipelinePB(b namespace.Block, offset uint64) *hdfspb.LocatedBlockProto {
 	var l located
 	if b.Construction != nil {
 		for _, uuid := range b.Construction.Targets {
-			if n := m.nodes[uuid]; n != nil && n.alive {
+			if n := m.nodes[uuid]; n != nil {
 				l.nodes = append(l.nodes, n)
 			}
 		}

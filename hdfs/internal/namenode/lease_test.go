@@ -398,19 +398,21 @@ func TestUnaskedHolderKeepsTheBlock(t *testing.T) {
 // The writer dies before its first byte, and DataNodes of its pipeline never
 // return. The file is closed all the same.
 func TestDeadPipelineHoldsNoLease(t *testing.T) {
+	const hardLimit, week = 20 * time.Minute, 7 * 24 * time.Hour
 	for _, c := range []struct {
-		name       string
-		begun      bool // the replicas were set up, empty
-		dead       int  // of two
-		fsync      int64
-		afterLimit bool // it takes the lease's hard limit
-		length     uint64
+		name   string
+		begun  bool // the replicas were set up, empty
+		dead   int  // of two
+		fsync  int64
+		after  time.Duration // it takes so long
+		length uint64
 	}{
-		{name: "nothing was set up, one is dead", dead: 1},
+		{name: "nothing was set up, one is dead", dead: 1, after: hardLimit},
 		{name: "empty replicas were set up, one is dead", begun: true, dead: 1},
-		{name: "nothing was set up, all are dead", dead: 2, afterLimit: true},
-		{name: "empty replicas were set up, all are dead", begun: true, dead: 2, afterLimit: true},
-		{name: "bytes were flushed, the living one has lost them", dead: 1, fsync: 40, afterLimit: true, length: 40},
+		{name: "nothing was set up, all are dead", dead: 2, after: week},
+		{name: "empty replicas were set up, all are dead", begun: true, dead: 2, after: week},
+		{name: "bytes were flushed, the living one has lost them", dead: 1, fsync: 40, after: hardLimit, length: 40},
+		{name: "bytes were flushed, all are dead", dead: 2, fsync: 40, after: week, length: 40},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -433,22 +435,34 @@ func TestDeadPipelineHoldsNoLease(t *testing.T) {
 				r.clock.advance(10 * time.Second)
 				r.turn(dns)
 			}
-			dns[0].recover = func(c *clusterpb.Command) {
+			dns[0].recover = func(cmd *clusterpb.Command) {
 				// It has no byte, and neither has any that it can ask.
-				_, _ = r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: c.NewGeneration})
+				if cmd.GetMissing() != uint32(c.dead) || cmd.GetLate() && c.after == 0 {
+					t.Errorf("%d are told to be missing, late %t", cmd.GetMissing(), cmd.GetLate())
+				}
+				_, _ = r.nn.CommitRecovery(context.Background(), &clusterpb.CommitRecoveryRequest{
+					Block: blockPB(b.GetBlockId(), b.GetGenerationStamp(), 0), NewGeneration: cmd.NewGeneration, Unwritten: &c.begun,
+				})
 			}
 			must[*hdfspb.RecoverLeaseResponseProto](t)(r.nn.recoverLease(r.as("root"), &hdfspb.RecoverLeaseRequestProto{Src: proto.String("/f"), ClientName: proto.String("x")}))
 			for range 5 {
 				r.clock.advance(16 * time.Second)
 				r.turn(dns)
 			}
-			if r.closed("/f") == c.afterLimit {
-				t.Fatalf("closed at once: %t", r.closed("/f"))
+			wait := func(d time.Duration) {
+				for range 12 {
+					r.clock.advance(d / 10)
+					for range 3 {
+						r.turn(dns)
+					}
+				}
 			}
-			for range 12 {
-				r.clock.advance(2 * time.Minute)
-				for range 3 {
-					r.turn(dns)
+			for _, d := range []time.Duration{hardLimit, week} {
+				if r.closed("/f") != (c.after < d) {
+					t.Fatalf("before %v: closed %t", d, r.closed("/f"))
+				}
+				if c.after >= d {
+					wait(d)
 				}
 			}
 			if !r.closed("/f") || r.length("/f") != c.length {

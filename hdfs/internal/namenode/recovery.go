@@ -65,10 +65,11 @@ func (nn *NameNode) driveRecoveries(ctx context.Context) {
 			nn.log.Info("namenode: recover block", "block", b.ID, "generation", r.generation, "primary", r.primary.dn.UUID, "attempt", r.attempts)
 		} else {
 			r = recovery{attempts: r.attempts}
-			if long[b.ID] && b.Length == 0 {
+			if long[b.ID] && !b.Construction.Truncate && nn.blocks.forgotten(b) {
 				// As HDFS after a start, when nobody is expected to have the block.
-				nn.log.Warn("namenode: no DataNode of a block's pipeline has come back; the block, of which no byte is known, is dropped", "block", b.ID, "inode", files[i])
-				if _, err := nn.propose(ctx, &nspb.Entry{Op: &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &files[i], DropLast: proto.Bool(true)}}}); err != nil {
+				nn.log.Warn("namenode: all DataNodes of a block's pipeline are forgotten; its file is closed", "block", b.ID, "inode", files[i], "bytes known", b.Length)
+				end := &nspb.CloseFile{File: &files[i], DropLast: proto.Bool(b.Length == 0), KeepLast: proto.Bool(b.Length > 0)}
+				if _, err := nn.propose(ctx, &nspb.Entry{Op: &nspb.Entry_CloseFile{CloseFile: end}}); err != nil {
 					nn.log.Warn("namenode: close a file whose writer is gone", "inode", files[i], "err", err)
 				}
 			}
@@ -82,6 +83,31 @@ func (m *blockMap) lives(n *node) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return n != nil && n.alive
+}
+
+// forgotten tells that no DataNode that may have the block is known any more. One that is
+// only away may come back with bytes that were acknowledged: as in HDFS it is waited for.
+func (m *blockMap) forgotten(b namespace.Block) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.replicas.any(b.ID, func(replica) bool { return true }) && !slices.ContainsFunc(b.Construction.Targets, func(uuid string) bool { return m.nodes[uuid] != nil })
+}
+
+// unaskable counts the known DataNodes that may have a block and are not among those asked.
+// The caller has m.mu.
+func (m *blockMap) unaskable(b namespace.Block, asked []*node) (count uint32) {
+	for _, uuid := range b.Construction.Targets {
+		if n := m.nodes[uuid]; n != nil && !slices.Contains(asked, n) {
+			count++
+		}
+	}
+	for r := range m.replicas.of(b.ID) {
+		n := m.byIndex[r.node]
+		if r.generation >= b.Generation && !slices.Contains(asked, n) && !slices.Contains(b.Construction.Targets, n.dn.UUID) {
+			count++
+		}
+	}
+	return count
 }
 
 // lead hands the recovery of a block to one of its holders; false if none
@@ -109,6 +135,7 @@ func (m *blockMap) lead(b namespace.Block, r *recovery, now time.Time) bool {
 	for _, n := range holders {
 		cmd.Targets = append(cmd.Targets, datanodePB(n.dn))
 	}
+	cmd.Missing, cmd.Late = proto.Uint32(m.unaskable(b, holders)), proto.Bool(m.triedLong(b.ID))
 	r.primary.commands = append(r.primary.commands, cmd)
 	return true
 }
@@ -121,7 +148,7 @@ func (nn *NameNode) CommitRecovery(ctx context.Context, req *clusterpb.CommitRec
 		op.Targets = append(op.Targets, dn.GetUuid())
 	}
 	if len(op.Targets) == 0 {
-		keep, err := nn.giveUp(id)
+		keep, err := nn.giveUp(id, req.GetUnwritten())
 		if err == nil && keep {
 			if err = nn.closeWithout(ctx, id, generation); err == nil {
 				return &clusterpb.CommitRecoveryResponse{}, nil
@@ -182,15 +209,15 @@ func (nn *NameNode) overtaken(id, generation uint64) (yes bool) {
 
 // giveUp says what becomes of a block of which no holder that was asked has a byte: an
 // error keeps the block and has the recovery try again, keep closes the file with it, and
-// otherwise the block is dropped, as in HDFS.
+// otherwise the block is dropped.
 //
-// Until the recovery has been tried for the lease's hard limit, a DataNode that may have
-// flushed bytes keeps the block: one of its pipeline that has not come back since the
-// NameNode's start, one that came back when the others had been asked, and a dead one
-// that has begun the block while none that lives has. A dead one that has not begun it
-// does not. Bytes that a client has told to be flushed are never dropped: after the limit
-// the file is closed with them, and they are missing until a holder comes.
-func (nn *NameNode) giveUp(id uint64) (keep bool, err error) {
+// It is dropped at once if all DataNodes that may have it were asked, or if one of its
+// pipeline that has lost nothing has an empty replica (unwritten): no byte was ever
+// acknowledged. Otherwise whoever was not asked may have what the others have lost, and
+// keeps the block until the recovery has been tried for the lease's hard limit. Bytes
+// that a client has told to be flushed are never dropped: after the limit the file is
+// closed with them, and they are missing until a holder comes.
+func (nn *NameNode) giveUp(id uint64, unwritten bool) (keep bool, err error) {
 	var (
 		b  namespace.Block
 		ok bool
@@ -203,39 +230,13 @@ func (nn *NameNode) giveUp(id uint64) (keep bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	late := m.triedLong(id)
-	if b.Length > 0 {
-		if !late || b.Construction.Truncate {
-			return false, fmt.Errorf("%d bytes of it are known to be flushed, so it can't be dropped", b.Length)
-		}
+	switch n := m.unaskable(b, m.asked[id]); {
+	case b.Length > 0 && (!late || b.Construction.Truncate):
+		return false, fmt.Errorf("%d bytes of it are known to be flushed, so it can't be dropped", b.Length)
+	case b.Length > 0:
 		return true, nil
-	}
-	if late {
-		return false, nil
-	}
-	asked := m.asked[id]
-	for _, uuid := range b.Construction.Targets {
-		switch n := m.nodes[uuid]; {
-		case n == nil || !n.registered:
-			return false, fmt.Errorf("DataNode %s of its pipeline has not come back since the NameNode's start", uuid)
-		case n.alive && !slices.Contains(asked, n):
-			return false, fmt.Errorf("DataNode %s of its pipeline came back when the others had been asked", n)
-		}
-	}
-	var dead *node
-	alive := false // one that has begun the block, as dead has
-	for r := range m.replicas.of(id) {
-		switch n := m.byIndex[r.node]; {
-		case r.generation < b.Generation:
-		case n.alive && !slices.Contains(asked, n):
-			return false, fmt.Errorf("DataNode %s, which has begun the block, came back when the others had been asked", n)
-		case n.alive && n.reported:
-			alive = true
-		default:
-			dead = n
-		}
-	}
-	if dead != nil && !alive {
-		return false, fmt.Errorf("DataNode %s of its pipeline could not be asked", dead)
+	case n > 0 && !late && !unwritten:
+		return false, fmt.Errorf("%d DataNodes that may have it were not asked", n)
 	}
 	return false, nil
 }

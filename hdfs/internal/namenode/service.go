@@ -187,7 +187,7 @@ func (m *blockMap) gone(known []namespace.Datanode) (out []*nspb.DatanodeGone) {
 			seen = m.started
 		}
 		switch {
-		case n.refused && m.hosts.Names(), dn.GoneMillis != 0 && now.Sub(time.UnixMilli(dn.GoneMillis)) > m.cfg.ForgetAfter && n.service != inMaintenance:
+		case n.refused && m.hosts.Names(), dn.GoneMillis != 0 && m.cfg.Clock().Sub(time.UnixMilli(dn.GoneMillis)) > m.cfg.ForgetAfter && n.service != inMaintenance:
 			out = append(out, &nspb.DatanodeGone{Uuid: &dn.UUID, Forget: proto.Bool(true)})
 		case dn.GoneMillis == 0 && now.Sub(seen) > m.cfg.DeadAfter:
 			out = append(out, &nspb.DatanodeGone{Uuid: &dn.UUID, SinceMs: proto.Int64(seen.UnixMilli())})

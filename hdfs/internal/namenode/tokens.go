@@ -29,7 +29,7 @@ func (nn *NameNode) grant(c *call, modes blocktoken.Mode, blocks ...*hdfspb.Loca
 	if nn.tokens == nil {
 		return
 	}
-	now := nn.cfg.now()
+	now := nn.cfg.Clock()
 	for _, lb := range blocks {
 		if lb == nil {
 			continue
@@ -49,7 +49,7 @@ func (nn *NameNode) grant(c *call, modes blocktoken.Mode, blocks ...*hdfspb.Loca
 // blockKeys are the keys for a DataNode that knows those up to the one that signs, or
 // nil if it needs none.
 func (nn *NameNode) blockKeys(known *int32) ([]byte, error) {
-	now := nn.cfg.now()
+	now := nn.cfg.Clock()
 	if nn.tokens == nil || known != nil && *known == nn.tokens.Current(now) {
 		return nil, nil
 	}

@@ -7,6 +7,7 @@
 //	DIR/boot                        the machine boot in which the store was last opened
 //	DIR/blocks/XX/blk_ID            the bytes; XX is the second lowest byte of the id
 //	DIR/blocks/XX/blk_ID_GEN.meta   checksums; GEN is the generation stamp
+//	DIR/blocks/XX/blk_ID_GEN.promised   recovery GEN was told that the block is not here
 //
 // # One file decides
 //
@@ -33,5 +34,7 @@
 // durable slots are written in turn, each followed by fsync, so one of them
 // always describes bytes that are on disk. A finalized replica that was never
 // fsynced is verified when the store is opened after another boot, and is
-// taken back to a replica that waits for recovery if it does not hold.
+// taken back to a replica that waits for recovery if it does not hold. A replica that was
+// not final is torn after another boot: its header says so until a writer or a
+// recovery has looked after it.
 package store

@@ -29,6 +29,7 @@ const (
 	slotCRC    = 16
 
 	flagTemporary = 1 // a copy under way: worthless until it is whole
+	flagTorn      = 2 // the machine has died since it was written: acknowledged bytes may be missing
 
 	slotValid  = 1
 	slotSynced = 2 // the bytes were on stable storage before the slot was written
@@ -60,6 +61,7 @@ type metaHeader struct {
 	id        uint64
 	sum       transfer.Checksum
 	temporary bool
+	torn      bool
 	slots     [slotCount]slot
 }
 
@@ -72,6 +74,9 @@ func appendHeader(dst []byte, h *metaHeader) []byte {
 	var flags byte
 	if h.temporary {
 		flags |= flagTemporary
+	}
+	if h.torn {
+		flags |= flagTorn
 	}
 	dst = append(dst, byte(h.sum.Type), flags)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(h.sum.BytesPerChunk))
@@ -141,6 +146,7 @@ func decodeHeader(b []byte) (metaHeader, error) {
 	}
 	h.sum = sum
 	h.temporary = b[11]&flagTemporary != 0
+	h.torn = b[11]&flagTorn != 0
 	h.id = binary.BigEndian.Uint64(b[16:])
 	for i := range h.slots {
 		h.slots[i] = decodeSlot(b[slotOffset(slotIndex(i)):], slotIndex(i))

@@ -33,6 +33,7 @@ type Replica struct {
 	durable     bool   // the directory entries are on stable storage
 	synced      bool   // finalized, and all of it on stable storage
 	excess      bool   // the meta file has checksums beyond length
+	torn        bool   // acknowledged bytes may be missing
 	recovery    uint64 // the highest recovery promised to
 	epoch       uint64 // counts the times bytes may have been taken back
 	gone        bool
@@ -47,6 +48,9 @@ type Info struct {
 	Recovery        uint64
 	Synced          bool
 	HasWriter       bool
+	// Torn says that the machine has died since the replica was written and before it was
+	// finalized: what was acknowledged without hsync may be missing.
+	Torn bool
 }
 
 // Info returns what the replica is now.
@@ -58,7 +62,7 @@ func (r *Replica) Info() Info {
 
 func (r *Replica) info() Info {
 	return Info{ID: r.id, Generation: r.gen, State: r.state, Length: r.length, Visible: r.visible,
-		Recovery: r.recovery, Synced: r.synced, HasWriter: r.writer != nil}
+		Recovery: r.recovery, Synced: r.synced, HasWriter: r.writer != nil, Torn: r.torn}
 }
 
 // stopWriter tells the writer to stop and waits for it; r.op is held, so that
@@ -301,7 +305,7 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 		r.epoch++
 	}
 	r.gen, r.length, r.tail = gen, length, tail
-	r.durable, r.excess = true, false
+	r.durable, r.excess, r.torn = true, false, false
 	if finalize {
 		r.state, r.synced = Finalized, true
 		r.visible, r.visibleTail = length, tail

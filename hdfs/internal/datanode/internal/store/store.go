@@ -70,6 +70,7 @@ type Store struct {
 	mu       sync.RWMutex
 	identity Identity
 	replicas map[uint64]*Replica
+	promises map[uint64]uint64 // by block: see Promise
 
 	dirMu sync.Mutex
 	dirs  [256]bool // subdirectories that exist, their entries on stable storage
@@ -80,7 +81,7 @@ type Store struct {
 // Open opens or creates a store and looks through everything in it. Replicas
 // that were being written are cut to what their checksums prove.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{fs: cfg.FS, dir: cfg.Dir, log: cfg.Logger, takeOver: cfg.TakeOver, replicas: map[uint64]*Replica{}}
+	s := &Store{fs: cfg.FS, dir: cfg.Dir, log: cfg.Logger, takeOver: cfg.TakeOver, replicas: map[uint64]*Replica{}, promises: map[uint64]uint64{}}
 	if s.fs == nil {
 		s.fs = vfs.Default
 	}
@@ -264,6 +265,12 @@ func (s *Store) scanDirectory(dir string, index byte, sameBoot bool) error {
 			if strings.HasSuffix(name, damagedSuffix) {
 				continue
 			}
+			if id, gen, ok := parsePromise(name); ok && subdirIndex(id) == index {
+				if err := s.loadPromise(dir, name, id, gen); err != nil {
+					return err
+				}
+				continue
+			}
 			if strings.HasSuffix(name, tmpSuffix) {
 				if err := s.fs.Remove(s.fs.PathJoin(dir, name)); err != nil {
 					return err
@@ -373,7 +380,7 @@ func (s *Store) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error) 
 	}
 	r := &Replica{store: s, id: id, gen: gen, sum: h.sum, durable: true}
 	entries := (metaInfo.Size() - headerSize) / 4
-	if final.valid && final.length <= dataInfo.Size() && final.length/int64(h.sum.BytesPerChunk) <= entries {
+	if final.valid && !h.torn && final.length <= dataInfo.Size() && final.length/int64(h.sum.BytesPerChunk) <= entries {
 		r.state = Finalized
 		r.length, r.tail, r.synced = final.length, final.tail, final.synced
 		r.visible, r.visibleTail = r.length, r.tail
@@ -403,7 +410,26 @@ func (s *Store) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error) 
 	}
 	r.visible, r.visibleTail = r.length, r.tail
 	r.excess = entries > r.length/int64(h.sum.BytesPerChunk)
+	r.torn = h.torn
+	if !sameBoot && !h.torn {
+		return r, s.tear(r, h)
+	}
 	return r, nil
+}
+
+// tear notes in the meta file that the machine has died since the replica was written:
+// after the next start in the same boot that would be forgotten. That it was finalized is
+// over.
+func (s *Store) tear(r *Replica, h metaHeader) error {
+	meta, err := s.fs.OpenReadWrite(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	defer meta.Close()
+	r.torn, h.torn = true, true
+	h.slots[slotFinal] = slot{}
+	_, err = meta.WriteAt(appendHeader(nil, &h), 0)
+	return err
 }
 
 // provenLength returns the longest length that checksums vouch for: full chunks

@@ -22,6 +22,7 @@ type Writer struct {
 	turn      slotIndex // the durable slot to write next
 	scratch   []byte
 	syncedTo  int64 // length at the last sync, -1 if never
+	keeps     bool  // some of the replica was put on stable storage: its end has to be, too
 	slotBuf   [slotSize]byte
 }
 
@@ -78,6 +79,11 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 		r.mu.Unlock()
 		i := old.Info()
 		return nil, fmt.Errorf("create block %d at generation %d: %w: %v at generation %d with %d bytes", id, gen, ErrExists, i.State, i.Generation, i.Length)
+	}
+	if promised := s.promises[id]; promised > gen {
+		s.mu.Unlock()
+		r.mu.Unlock()
+		return nil, fmt.Errorf("create block %d at generation %d: %w: recovery %d was told that it is not here", id, gen, ErrGeneration, promised)
 	}
 	s.replicas[id] = r
 	s.mu.Unlock()
@@ -194,7 +200,7 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		}
 		r.gen = o.NewGeneration
 	}
-	r.state, r.synced = BeingWritten, false
+	r.state, r.synced, r.torn = BeingWritten, false, false
 	r.writer = w
 	return w, nil
 }
@@ -263,6 +269,7 @@ func (w *Writer) openFiles() error {
 	if h.id != r.id || h.sum.Type != r.sum.Type || h.sum.BytesPerChunk != r.sum.BytesPerChunk {
 		return fmt.Errorf("%w: the header is not the one that was read at the start", ErrCorrupt)
 	}
+	w.keeps = h.slots[slotDurableA].valid || h.slots[slotDurableB].valid || r.synced
 	if d := h.slots; d[slotDurableB].length < d[slotDurableA].length || !d[slotDurableB].valid {
 		w.turn = slotDurableB
 	}
@@ -276,6 +283,7 @@ func (w *Writer) openFiles() error {
 	final := h.slots[slotFinal].valid
 	h.slots[slotFlushed] = now
 	h.slots[slotFinal] = slot{}
+	h.torn = false // or it would not have had what its writer expects
 	if _, err = w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil || !final {
 		return err
 	}
@@ -415,14 +423,17 @@ func (w *Writer) Sync() error {
 		r.mu.Unlock()
 	}
 	w.turn ^= 1
-	w.syncedTo = r.length
+	w.syncedTo, w.keeps = r.length, true
 	return nil
 }
 
 // Finalize makes the replica complete. Like its bytes, that survives the death
-// of the process; and that of the machine, if sync.
+// of the process; and that of the machine, if sync, or if bytes of the replica
+// were ever synced: were the replica shorter than the NameNode knows the block
+// to be, nobody could read even those.
 func (w *Writer) Finalize(sync bool) error {
 	r := w.r
+	sync = sync || w.keeps
 	if sync {
 		if err := w.Sync(); err != nil {
 			return err

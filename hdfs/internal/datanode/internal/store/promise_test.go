@@ -1,0 +1,134 @@
+package store
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// A writer that was given a block comes when a recovery has heard that the block is not
+// here: what it would have acknowledged is given up already.
+func TestPromisedBlockIsNotCreated(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	if absent, err := s.Promise(7, 1010); err != nil || !absent {
+		t.Fatal(absent, err)
+	}
+	refused := func(s *Store) {
+		t.Helper()
+		if _, err := s.Create(7, 1001, transfer.CRC32C(), false, nil); !errors.Is(err, ErrGeneration) {
+			t.Fatalf("created: %v", err)
+		}
+	}
+	refused(s)
+	must(t, s.Close())
+	s = open(t, fs.CrashClone(vfs.CrashCloneCfg{}), "b")
+	refused(s)
+	// What the recovery has settled on elsewhere may be copied here.
+	w, err := s.Create(7, 1010, transfer.CRC32C(), true, nil)
+	must(t, err)
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	if absent, err := s.Promise(7, 1020); err != nil || absent {
+		t.Fatal(absent, err)
+	}
+	must(t, s.Close())
+}
+
+// A replica that may have lost acknowledged bytes says so, for as long as nobody has
+// looked after it.
+func TestPowerCutTearsOpenReplicas(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	data := random(rng, 9000)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, data[:4096])
+	must(t, w.Sync())
+	write(t, w, 4096, data[4096:])
+	// One that was finalized without hsync, too, if it does not hold.
+	f, err := s.Create(8, 1001, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, f, 0, data[:4096])
+	must(t, f.Sync())
+	f.keeps = false
+	write(t, f, 4096, data[4096:])
+	must(t, f.Finalize(false))
+	must(t, f.meta.Sync())
+	torn := func(s *Store, id uint64, want bool) {
+		t.Helper()
+		r, err := s.Get(id)
+		must(t, err)
+		if i := r.Info(); i.State != WaitingRecovery || i.Torn != want {
+			t.Fatalf("block %d is %+v, want torn %t", id, i, want)
+		}
+	}
+
+	same := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+	after := open(t, same, "a") // the process has died
+	torn(after, 7, false)
+	must(t, after.Close())
+
+	cut := fs.CrashClone(vfs.CrashCloneCfg{})
+	after = open(t, cut, "b")
+	torn(after, 7, true)
+	torn(after, 8, true)
+	must(t, after.Close())
+	after = open(t, cut, "b") // and once more in the same boot
+	torn(after, 7, true)
+	torn(after, 8, true)
+	r, err := after.Get(7)
+	must(t, err)
+	n := r.Info().Length
+	_, err = r.InitRecovery(1001, 1010)
+	must(t, err)
+	must(t, r.Settle(1010, n))
+	if r.Info().Torn {
+		t.Fatal("torn after a recovery")
+	}
+	must(t, after.Close())
+	must(t, w.Close(false))
+	must(t, f.Close(false))
+}
+
+// Bytes that were hsynced can be read after a power cut on all DataNodes only if the
+// replica is as long as the NameNode knows the block to be: its end is synced, too.
+func TestEndOfSyncedReplicaIsDurable(t *testing.T) {
+	rng := rand.New(rand.NewPCG(4, 4))
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	data := random(rng, 6000)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, data[:100])
+	must(t, w.Sync())
+	write(t, w, 100, data[100:5000])
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	after := open(t, fs.CrashClone(vfs.CrashCloneCfg{}), "b")
+	if got := contents(t, after, 7); len(got) != 5000 {
+		t.Fatalf("%d bytes", len(got))
+	}
+	// And after an append, in which nothing is hsynced.
+	w, err = after.Reopen(7, ReopenOptions{Mode: Append, Generation: 1001, NewGeneration: 1002, Min: 5000})
+	must(t, err)
+	write(t, w, 5000, data[5000:])
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	must(t, after.Close())
+	cut, ok := after.fs.(*vfs.MemFS)
+	if !ok {
+		t.Fatal("no memory")
+	}
+	after = open(t, cut.CrashClone(vfs.CrashCloneCfg{}), "c")
+	if got := contents(t, after, 7); len(got) != 6000 {
+		t.Fatalf("%d bytes", len(got))
+	}
+	must(t, after.Close())
+	must(t, s.Close())
+}
