@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -94,6 +95,29 @@ func TestPowerCutTearsOpenReplicas(t *testing.T) {
 	must(t, after.Close())
 	must(t, w.Close(false))
 	must(t, f.Close(false))
+}
+
+// A replica that was copied here is appended to; the process dies.
+func TestAppendToACopySurvives(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	data := random(rng, 3000)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), true, nil)
+	must(t, err)
+	write(t, w, 0, data[:1000])
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	w, err = s.Reopen(7, ReopenOptions{Mode: Append, Generation: 1001, NewGeneration: 1002, Min: 1000})
+	must(t, err)
+	write(t, w, 1000, data[1000:])
+	after := open(t, fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng}), "a")
+	if got := contents(t, after, 7); !bytes.Equal(got, data) {
+		t.Fatalf("%d bytes", len(got))
+	}
+	must(t, after.Close())
+	must(t, w.Close(false))
+	must(t, s.Close())
 }
 
 // Bytes that were hsynced can be read after a power cut on all DataNodes only if the

@@ -283,7 +283,8 @@ func (w *Writer) openFiles() error {
 	final := h.slots[slotFinal].valid
 	h.slots[slotFlushed] = now
 	h.slots[slotFinal] = slot{}
-	h.torn = false // or it would not have had what its writer expects
+	h.torn = false      // or it would not have had what its writer expects
+	h.temporary = false // a copy, which its being finalized has kept until now
 	if _, err = w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil || !final {
 		return err
 	}
