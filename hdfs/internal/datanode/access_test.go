@@ -158,7 +158,7 @@ func TestTokensAreWanted(t *testing.T) {
 	g.write(2, 1001, data, g.nodes[:1])
 	g.nn.event(func() {
 		g.nn.commands[g.nodes[0].UUID()] = []*clusterpb.Command{{Kind: clusterpb.Command_REPLICATE.Enum(),
-			Block: &clusterpb.Block{Id: proto.Uint64(2), Generation: proto.Uint64(1001)}, Targets: []*clusterpb.Datanode{g.nodes[2].proto()}}}
+			Block: &clusterpb.Block{Id: proto.Uint64(2), Generation: proto.Uint64(1001), Length: proto.Uint64(uint64(len(data)))}, Targets: []*clusterpb.Datanode{g.nodes[2].proto()}}}
 	})
 	g.nn.wait("the copy that was ordered", func() bool {
 		return slices.ContainsFunc(g.nn.changes[g.nodes[2].UUID()], func(c *clusterpb.ReplicaChange) bool {

@@ -25,21 +25,28 @@ func (dn *DataNode) transferBlock(p *peer, op *hdfspb.OpTransferBlockProto) erro
 	if n := len(op.GetTargets()); n == 0 || n > maxPipeline {
 		return dn.answered(p, nil, fmt.Errorf("%w: a transfer to %d DataNodes", transfer.ErrMalformed, n))
 	}
-	if err := dn.copyBlock(dn.ctx, block.GetBlockId(), block.GetGenerationStamp(), op.GetHeader().GetClientName(), op.GetTargets()); err != nil {
+	asked := &clusterpb.Block{Id: block.BlockId, Generation: block.GenerationStamp}
+	if err := dn.copyBlock(dn.ctx, asked, op.GetHeader().GetClientName(), op.GetTargets()); err != nil {
 		return dn.answered(p, nil, err)
 	}
 	return transfer.WriteMessage(p, &hdfspb.BlockOpResponseProto{Status: hdfspb.Status_SUCCESS.Enum()})
 }
 
 // copyBlock sends what is visible of a replica to a pipeline of DataNodes and
-// returns when all of them have it.
-func (dn *DataNode) copyBlock(ctx context.Context, id, gen uint64, client string, targets []*hdfspb.DatanodeInfoProto) error {
-	pool := dn.store.Identity().BlockPoolID
+// returns when all of them have it. Without a client, who has them take part in the
+// pipeline afterwards, the replica must be final and just the block asked for: a copy of one
+// that is being written would soon lack acknowledged bytes, and in a recovery pass for one
+// that has them.
+func (dn *DataNode) copyBlock(ctx context.Context, asked *clusterpb.Block, client string, targets []*hdfspb.DatanodeInfoProto) error {
+	pool, id, gen := dn.store.Identity().BlockPoolID, asked.GetId(), asked.GetGeneration()
 	rd, err := dn.openReader(&hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &gen}, 0)
 	if err != nil {
 		return err
 	}
 	defer rd.Close()
+	if i := rd.Info; client == "" && (i.State != store.Finalized || i.Generation != gen || uint64(i.Length) != asked.GetLength()) {
+		return fmt.Errorf("copy block %d at generation %d with %d bytes: %w: here it is %v at generation %d with %d bytes", id, gen, asked.GetLength(), store.ErrState, i.State, i.Generation, i.Length)
+	}
 	stage := hdfspb.OpWriteBlockProto_TRANSFER_RBW
 	if rd.Info.State == store.Finalized {
 		stage = hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED
@@ -90,7 +97,7 @@ func (dn *DataNode) replicate(cmd *clusterpb.Command) error {
 	for i, t := range cmd.GetTargets() {
 		targets[i] = infoOf(t)
 	}
-	return dn.copyBlock(dn.ctx, cmd.GetBlock().GetId(), cmd.GetBlock().GetGeneration(), "", targets)
+	return dn.copyBlock(dn.ctx, cmd.GetBlock(), "", targets)
 }
 
 func infoOf(d *clusterpb.Datanode) *hdfspb.DatanodeInfoProto {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 	"github.com/verbena-data/verbena/internal/port"
@@ -808,7 +809,7 @@ func TestDamageIsNeverServed(t *testing.T) {
 			f.nn.wait("deletion", func() bool { return f.nn.told(bad.UUID(), clusterpb.ReplicaChange_DELETED, 1, 1001) })
 			f.nn.mu.Lock()
 			f.nn.changes[bad.UUID()] = nil
-			f.nn.commands[f.nodes[0].UUID()] = []*clusterpb.Command{{Kind: clusterpb.Command_REPLICATE.Enum(), Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001)}, Targets: []*clusterpb.Datanode{bad.proto()}}}
+			f.nn.commands[f.nodes[0].UUID()] = []*clusterpb.Command{{Kind: clusterpb.Command_REPLICATE.Enum(), Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001), Length: proto.Uint64(uint64(len(data)))}, Targets: []*clusterpb.Datanode{bad.proto()}}}
 			f.nn.mu.Unlock()
 			f.nn.wait("copy", func() bool { return f.nn.told(bad.UUID(), clusterpb.ReplicaChange_RECEIVED, 1, 1001) })
 			wantRead(t, bad, 1, 1001, data)
@@ -942,9 +943,32 @@ func TestTransferBlock(t *testing.T) {
 		wantRead(t, n, 2, 1002, data[:5000])
 	}
 	// A second copy to the same place is refused, and the source says why.
-	if err := f.nodes[0].copyBlock(context.Background(), 1, 1001, "", targets(f.nodes[1:2])); err == nil || !strings.Contains(err.Error(), "exists") {
+	if err := f.nodes[0].copyBlock(context.Background(), &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001), Length: proto.Uint64(uint64(len(data)))}, "", targets(f.nodes[1:2])); err == nil || !strings.Contains(err.Error(), "exists") {
 		t.Fatalf("%v", err)
 	}
+}
+
+// An append has begun when the NameNode's order to copy the block comes. The copy would
+// lack what the append's pipeline acknowledges next, and have its generation.
+func TestNoCopyOfWhatIsBeingWritten(t *testing.T) {
+	f := newFixture(t, 2, nil)
+	data := random(1, 5000)
+	writeBlock(t, f.nodes[:1], 1, 1001, data[:1000])
+	c := openWrite(t, f.nodes[:1], appending, 1, 1001, 1002, 1000, 0)
+	c.flush(1000, data[1000:], false, 1)
+	for _, b := range []*clusterpb.Block{
+		{Id: proto.Uint64(1), Generation: proto.Uint64(1001), Length: proto.Uint64(1000)},
+		{Id: proto.Uint64(1), Generation: proto.Uint64(1002), Length: proto.Uint64(5000)},
+	} {
+		err := f.nodes[0].replicate(&clusterpb.Command{Block: b, Targets: []*clusterpb.Datanode{f.nodes[1].proto()}})
+		if !errors.Is(err, store.ErrState) {
+			t.Fatalf("%v", err)
+		}
+	}
+	c.finish(5000, 1)
+	must(t, f.nodes[0].replicate(&clusterpb.Command{Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1002), Length: proto.Uint64(5000)},
+		Targets: []*clusterpb.Datanode{f.nodes[1].proto()}}))
+	wantRead(t, f.nodes[1], 1, 1002, data)
 }
 
 func (f *fixture) recover(leader *node, id, gen, newGen uint64, truncateTo *uint64) *clusterpb.CommitRecoveryRequest {

@@ -308,15 +308,17 @@ func (m *blockMap) finalized(id, generation, length uint64) (changed chan struct
 	}
 	c := make(chan struct{})
 	m.waiting[id] = append(m.waiting[id], c)
-	return c, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		ws := slices.DeleteFunc(m.waiting[id], func(w chan struct{}) bool { return w == c })
-		if len(ws) == 0 {
-			delete(m.waiting, id)
-		} else {
-			m.waiting[id] = ws
-		}
+	return c, func() { m.stopWaiting(id, c) }
+}
+
+func (m *blockMap) stopWaiting(id uint64, c chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ws := slices.DeleteFunc(m.waiting[id], func(w chan struct{}) bool { return w == c })
+	if len(ws) == 0 {
+		delete(m.waiting, id)
+	} else {
+		m.waiting[id] = ws
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -186,6 +187,7 @@ func (nn *NameNode) holdersOf(ctx context.Context, c *call, src string, pick fun
 		return nil, nil
 	}
 	from := nn.placeOf(ctx, c.host)
+	nn.waitForReplicas(ctx, *b, int(f.Status.Replication))
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -194,4 +196,38 @@ func (nn *NameNode) holdersOf(ctx context.Context, c *call, src string, pick fun
 		return nil, exception.New(exception.IO, "%s: no good replica of its block %d is known now; try again when a DataNode has reported it", src, b.ID)
 	}
 	return uuids(l.nodes), nil
+}
+
+// waitForReplicas gives DataNodes a moment after a start to report their replicas of a
+// block that is about to change: those that are not known then become old, and what
+// was on count DataNodes is on fewer. HDFS refuses such changes after a start.
+func (nn *NameNode) waitForReplicas(ctx context.Context, b namespace.Block, count int) {
+	limit := time.NewTimer(nn.cfg.CompleteWait)
+	defer limit.Stop()
+	m := nn.blocks
+	info := namespace.BlockInfo{ID: b.ID, Generation: b.Generation, Length: b.Length}
+	for {
+		good := 0
+		m.mu.Lock()
+		for r := range m.replicas.of(b.ID) {
+			if m.good(info, r) {
+				good++
+			}
+		}
+		if !m.safeMode || good >= count {
+			m.mu.Unlock()
+			return
+		}
+		changed := make(chan struct{})
+		m.waiting[b.ID] = append(m.waiting[b.ID], changed)
+		m.mu.Unlock()
+		select {
+		case <-changed:
+			continue
+		case <-limit.C:
+		case <-ctx.Done():
+		}
+		m.stopWaiting(b.ID, changed)
+		return
+	}
 }
