@@ -26,6 +26,7 @@ func TestAgree(t *testing.T) {
 		holders  []holder
 		length   uint64
 		fails    bool
+		late     bool
 	}{
 		{name: "nobody"},
 		{name: "empty ones", holders: []holder{{written, 5, 0, false, false}, {waiting, 5, 0, false, false}}},
@@ -48,6 +49,7 @@ func TestAgree(t *testing.T) {
 			holders: []holder{{final, 5, 40, false, false}, {final, 5, 90, true, false}, {written, 5, 90, true, false}}},
 		{name: "cut", truncate: proto.Uint64(60), length: 60,
 			holders: []holder{{final, 5, 90, true, false}, {final, 5, 60, true, false}, {waiting, 5, 59, false, false}}},
+		{name: "cut what nobody has, for long", late: true, truncate: proto.Uint64(60), holders: []holder{{final, 5, 59, false, false}}},
 		{name: "cut what nobody has", truncate: proto.Uint64(60), fails: true, holders: []holder{{final, 5, 59, false, false}}},
 	} {
 		var all []*participant
@@ -56,7 +58,7 @@ func TestAgree(t *testing.T) {
 				Block: &clusterpb.Block{Generation: &h.gen, Length: &h.length}, State: h.state.Enum(),
 			}, whole: !h.torn})
 		}
-		agreed, length, err := agree(all, &clusterpb.Command{TruncateTo: c.truncate})
+		agreed, length, err := agree(all, &clusterpb.Command{TruncateTo: c.truncate, Late: &c.late})
 		if (err != nil) != c.fails || length != c.length {
 			t.Errorf("%s: %d bytes, %v; want %d, failure %t", c.name, length, err, c.length, c.fails)
 		}

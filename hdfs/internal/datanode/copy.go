@@ -25,7 +25,7 @@ func (dn *DataNode) transferBlock(p *peer, op *hdfspb.OpTransferBlockProto) erro
 	if n := len(op.GetTargets()); n == 0 || n > maxPipeline {
 		return dn.answered(p, nil, fmt.Errorf("%w: a transfer to %d DataNodes", transfer.ErrMalformed, n))
 	}
-	asked := &clusterpb.Block{Id: block.BlockId, Generation: block.GenerationStamp}
+	asked := &clusterpb.Block{Id: block.BlockId, Generation: block.GenerationStamp, Length: block.NumBytes}
 	if err := dn.copyBlock(dn.ctx, asked, op.GetHeader().GetClientName(), op.GetTargets()); err != nil {
 		return dn.answered(p, nil, err)
 	}
@@ -46,6 +46,10 @@ func (dn *DataNode) copyBlock(ctx context.Context, asked *clusterpb.Block, clien
 	defer rd.Close()
 	if i := rd.Info; client == "" && (i.State != store.Finalized || i.Generation != gen || uint64(i.Length) != asked.GetLength()) {
 		return fmt.Errorf("copy block %d at generation %d with %d bytes: %w: here it is %v at generation %d with %d bytes", id, gen, asked.GetLength(), store.ErrState, i.State, i.Generation, i.Length)
+	}
+	if i := rd.Info; i.Torn || uint64(rd.Length) < asked.GetLength() {
+		// The copy would not know that bytes are missing.
+		return fmt.Errorf("copy block %d with %d bytes: %w: of %d bytes here some that were acknowledged may be missing", id, asked.GetLength(), store.ErrState, rd.Length)
 	}
 	stage := hdfspb.OpWriteBlockProto_TRANSFER_RBW
 	if rd.Info.State == store.Finalized {

@@ -965,7 +965,22 @@ func TestNoCopyOfWhatIsBeingWritten(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 	}
+	// Nor for a client that knows of more bytes, or of a replica that may have lost some.
+	asked := &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1002), Length: proto.Uint64(5001)}
+	if err := f.nodes[0].copyBlock(t.Context(), asked, "client", targets(f.nodes[1:])); !errors.Is(err, store.ErrState) {
+		t.Fatalf("%v", err)
+	}
+	torn := openWrite(t, f.nodes[:1], create, 2, 1001, 0, 0, 0)
+	torn.flush(0, data, false, 1)
+	torn.nc.Close()
 	c.finish(5000, 1)
+	c.nc.Close()
+	f.nodes[0].cfg.BootID = "another boot"
+	f.restart(0)
+	asked = &clusterpb.Block{Id: proto.Uint64(2), Generation: proto.Uint64(1001), Length: proto.Uint64(1)}
+	if err := f.nodes[0].copyBlock(t.Context(), asked, "client", targets(f.nodes[1:])); !errors.Is(err, store.ErrState) {
+		t.Fatalf("%v", err)
+	}
 	must(t, f.nodes[0].replicate(&clusterpb.Command{Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1002), Length: proto.Uint64(5000)},
 		Targets: []*clusterpb.Datanode{f.nodes[1].proto()}}))
 	wantRead(t, f.nodes[1], 1, 1002, data)

@@ -183,6 +183,9 @@ func (dn *DataNode) ask(ctx context.Context, t *clusterpb.Datanode, block *clust
 func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, length uint64, err error) {
 	if cmd.TruncateTo != nil {
 		agreed = atLeast(all, cmd.GetTruncateTo())
+		if len(agreed) == 0 && cmd.GetLate() {
+			return nil, 0, nil // the block stays as it was known, and is missing
+		}
 		if len(agreed) == 0 {
 			return nil, 0, fmt.Errorf("truncate to %d bytes: no replica is that long", cmd.GetTruncateTo())
 		}

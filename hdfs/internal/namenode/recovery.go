@@ -231,7 +231,7 @@ func (nn *NameNode) giveUp(id uint64, unwritten bool) (keep bool, err error) {
 	defer m.mu.Unlock()
 	late := m.triedLong(id)
 	switch n := m.unaskable(b, m.asked[id]); {
-	case b.Length > 0 && (!late || b.Construction.Truncate):
+	case b.Length > 0 && !late:
 		return false, fmt.Errorf("%d bytes of it are known to be flushed, so it can't be dropped", b.Length)
 	case b.Length > 0:
 		return true, nil

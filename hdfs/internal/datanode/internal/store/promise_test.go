@@ -97,6 +97,27 @@ func TestPowerCutTearsOpenReplicas(t *testing.T) {
 	must(t, f.Close(false))
 }
 
+// A replica that was closed without hsync, and synced later, has its names on stable
+// storage, too.
+func TestSyncFinalizedKeepsTheNames(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 6))
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	data := random(rng, 3000)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, data)
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	must(t, w.Replica().SyncFinalized())
+	after := open(t, fs.CrashClone(vfs.CrashCloneCfg{}), "b")
+	if got := contents(t, after, 7); !bytes.Equal(got, data) {
+		t.Fatalf("%d bytes", len(got))
+	}
+	must(t, after.Close())
+	must(t, s.Close())
+}
+
 // A replica that was copied here is appended to; the process dies.
 func TestAppendToACopySurvives(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))

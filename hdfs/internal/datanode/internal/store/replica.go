@@ -404,7 +404,7 @@ func (r *Replica) SyncFinalized() error {
 	r.mu.Lock()
 	needed := r.state == Finalized && !r.synced && !r.gone
 	final := slot{length: r.length, tail: r.tail, valid: true, synced: true}
-	gen := r.gen
+	gen, durable := r.gen, r.durable
 	r.mu.Unlock()
 	if !needed {
 		return nil
@@ -424,11 +424,17 @@ func (r *Replica) SyncFinalized() error {
 	if err := errors.Join(data.Sync(), meta.Sync()); err != nil {
 		return err
 	}
+	if !durable {
+		// Or the names of what was synced could be lost.
+		if err := syncDir(s.fs, s.subdir(r.id)); err != nil {
+			return err
+		}
+	}
 	if _, err := meta.WriteAt(appendSlot(nil, slotFinal, final), slotOffset(slotFinal)); err != nil {
 		return err
 	}
 	r.mu.Lock()
-	r.synced = true
+	r.synced, r.durable = true, true
 	r.mu.Unlock()
 	return nil
 }
