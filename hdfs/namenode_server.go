@@ -83,6 +83,15 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	}
 	nc.Secret, nc.NoBlockTokens, nc.BlockKeyInterval, nc.BlockTokenLifetime = secret, cfg.Access.NoBlockTokens, cfg.Access.BlockKeyInterval, cfg.Access.BlockTokenLifetime
 	nc.Superuser, nc.Supergroup, nc.ProxyUsers = cfg.Access.Superuser, cfg.Access.Supergroup, cfg.Access.ProxyUsers
+	nc.ReadProxyUsers = func() (map[string]ProxyUser, error) {
+		p, err := cfg.Properties.Again()
+		if err != nil {
+			return nil, err
+		}
+		var access AccessConfig
+		err = access.Take(p)
+		return access.ProxyUsers, err
+	}
 	nc.Dir, nc.SecondDir, nc.Logger = cfg.Dir, cfg.SecondDir, cfg.Logger
 	nc.Replication = cmp.Or(uint32(max(cfg.Replication, 0)), nc.Replication)
 	nc.LeaseHardLimit = cmp.Or(cfg.LeaseLimit, nc.LeaseHardLimit)

@@ -34,6 +34,7 @@ func NameNodeProperties() []NameNodeProperty {
 			}
 			return err
 		}},
+		{"dfs.ls.limit", "entries of a directory in one answer", "1000", number(func(c *namenode.Config) *int { return &c.ListLimit })},
 		{"dfs.heartbeat.interval", "pause between two heartbeats of a DataNode, s", "1s", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.HeartbeatInterval })},
 		{"dfs.namenode.heartbeat.recheck-interval", "a DataNode is dead after twice this and ten heartbeat intervals, ms", "5m", dead},
 		{"dfs.namenode.stale.datanode.interval", "silence after which a DataNode is used only if there is no other, ms", "30s", span(time.Millisecond, func(c *namenode.Config) *time.Duration { return &c.StaleAfter })},

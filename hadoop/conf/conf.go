@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -27,6 +28,8 @@ var Files = []string{"core-site.xml", "hdfs-site.xml"}
 // Properties are names with their values. A nil *Properties has none.
 type Properties struct {
 	values map[string]value
+	paths  []string         // that were read
+	set    map[string]value // by Set
 }
 
 type value struct {
@@ -37,7 +40,7 @@ type value struct {
 // Read reads files, or directories with any of [Files] in them, each over the one
 // before. A property that is final in one stays.
 func Read(paths ...string) (*Properties, error) {
-	p := &Properties{values: make(map[string]value)}
+	p := &Properties{values: make(map[string]value), paths: paths}
 	for _, path := range paths {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -96,7 +99,26 @@ func (p *Properties) Set(name, text, from string) {
 	if p.values == nil {
 		p.values = make(map[string]value)
 	}
-	p.values[name] = value{strings.TrimSpace(text), from, true}
+	v := value{strings.TrimSpace(text), from, true}
+	p.values[name] = v
+	if p.set == nil {
+		p.set = make(map[string]value)
+	}
+	p.set[name] = v
+}
+
+// Again reads the same files again. What was [Properties.Set] stays.
+func (p *Properties) Again() (*Properties, error) {
+	if p == nil {
+		return nil, nil
+	}
+	again, err := Read(p.paths...)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(again.values, p.set)
+	again.set = p.set
+	return again, nil
 }
 
 // Names are those of all properties, sorted.

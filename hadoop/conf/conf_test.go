@@ -117,3 +117,32 @@ func TestValues(t *testing.T) {
 	check("n", []any{yes, ok}, "[false false] true", err)
 	check("list", p.List("list"), "[a b c] false", nil)
 }
+
+func TestAgain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "hdfs-site.xml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("<configuration><property><name>a</name><value>"+text+"</value></property></configuration>"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one")
+	p, err := Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Set("b", "set", "a flag")
+	write("two")
+	again, err := p.Again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"a": "two", "b": "set"} {
+		if got, _ := again.String(name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if none, err := (*Properties)(nil).Again(); none != nil || err != nil {
+		t.Errorf("nothing read again is %v, %v", none, err)
+	}
+}

@@ -28,6 +28,7 @@ const (
 	VersionMismatch Class = "org.apache.hadoop.ipc.RPC$VersionMismatch"
 	Standby         Class = "org.apache.hadoop.ipc.StandbyException"
 	Retriable       Class = "org.apache.hadoop.ipc.RetriableException" // nothing was done: try again later
+	ServiceFailed   Class = "org.apache.hadoop.ha.ServiceFailedException"
 	InvalidToken    Class = "org.apache.hadoop.security.token.SecretManager$InvalidToken"
 )
 
@@ -36,6 +37,8 @@ const (
 	IllegalArgument         Class = "org.apache.hadoop.HadoopIllegalArgumentException"
 	AccessControl           Class = "org.apache.hadoop.security.AccessControlException"
 	Authorization           Class = "org.apache.hadoop.security.authorize.AuthorizationException"
+	InvalidRequest          Class = "org.apache.hadoop.fs.InvalidRequestException"
+	InvalidProtocolBuffer   Class = "org.apache.hadoop.thirdparty.protobuf.InvalidProtocolBufferException"
 	InvalidPath             Class = "org.apache.hadoop.fs.InvalidPathException"
 	FileAlreadyExists       Class = "org.apache.hadoop.fs.FileAlreadyExistsException"
 	ParentNotDirectory      Class = "org.apache.hadoop.fs.ParentNotDirectoryException"
@@ -54,8 +57,11 @@ const (
 	XAttrNotFound             Class = "org.apache.hadoop.hdfs.protocol.XAttrNotFoundException"
 	SnapshotAccessControl     Class = "org.apache.hadoop.hdfs.protocol.SnapshotAccessControlException"
 	SafeMode                  Class = "org.apache.hadoop.hdfs.server.namenode.SafeModeException"
+	UnsupportedAction         Class = "org.apache.hadoop.hdfs.server.namenode.UnsupportedActionException"
+	NoErasureCodingPolicy     Class = "org.apache.hadoop.hdfs.protocol.NoECPolicySetException"
 	LeaseExpired              Class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"
 	NotReplicatedYet          Class = "org.apache.hadoop.hdfs.server.namenode.NotReplicatedYetException"
+	DiskBalancer              Class = "org.apache.hadoop.hdfs.server.diskbalancer.DiskBalancerException"
 	ReplicaNotFound           Class = "org.apache.hadoop.hdfs.server.datanode.ReplicaNotFoundException"
 )
 

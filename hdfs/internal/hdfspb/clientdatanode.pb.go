@@ -279,6 +279,1382 @@ func (*TriggerBlockReportResponseProto) Descriptor() ([]byte, []int) {
 	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{5}
 }
 
+type RefreshNamenodesRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshNamenodesRequestProto) Reset() {
+	*x = RefreshNamenodesRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshNamenodesRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshNamenodesRequestProto) ProtoMessage() {}
+
+func (x *RefreshNamenodesRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshNamenodesRequestProto.ProtoReflect.Descriptor instead.
+func (*RefreshNamenodesRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{6}
+}
+
+type RefreshNamenodesResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefreshNamenodesResponseProto) Reset() {
+	*x = RefreshNamenodesResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefreshNamenodesResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefreshNamenodesResponseProto) ProtoMessage() {}
+
+func (x *RefreshNamenodesResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefreshNamenodesResponseProto.ProtoReflect.Descriptor instead.
+func (*RefreshNamenodesResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{7}
+}
+
+type DeleteBlockPoolRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BlockPool     *string                `protobuf:"bytes,1,req,name=blockPool" json:"blockPool,omitempty"`
+	Force         *bool                  `protobuf:"varint,2,req,name=force" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteBlockPoolRequestProto) Reset() {
+	*x = DeleteBlockPoolRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteBlockPoolRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteBlockPoolRequestProto) ProtoMessage() {}
+
+func (x *DeleteBlockPoolRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteBlockPoolRequestProto.ProtoReflect.Descriptor instead.
+func (*DeleteBlockPoolRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DeleteBlockPoolRequestProto) GetBlockPool() string {
+	if x != nil && x.BlockPool != nil {
+		return *x.BlockPool
+	}
+	return ""
+}
+
+func (x *DeleteBlockPoolRequestProto) GetForce() bool {
+	if x != nil && x.Force != nil {
+		return *x.Force
+	}
+	return false
+}
+
+type DeleteBlockPoolResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteBlockPoolResponseProto) Reset() {
+	*x = DeleteBlockPoolResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteBlockPoolResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteBlockPoolResponseProto) ProtoMessage() {}
+
+func (x *DeleteBlockPoolResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteBlockPoolResponseProto.ProtoReflect.Descriptor instead.
+func (*DeleteBlockPoolResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{9}
+}
+
+type GetBlockLocalPathInfoRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *ExtendedBlockProto    `protobuf:"bytes,1,req,name=block" json:"block,omitempty"`
+	Token         *TokenProto            `protobuf:"bytes,2,req,name=token" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBlockLocalPathInfoRequestProto) Reset() {
+	*x = GetBlockLocalPathInfoRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBlockLocalPathInfoRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBlockLocalPathInfoRequestProto) ProtoMessage() {}
+
+func (x *GetBlockLocalPathInfoRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBlockLocalPathInfoRequestProto.ProtoReflect.Descriptor instead.
+func (*GetBlockLocalPathInfoRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GetBlockLocalPathInfoRequestProto) GetBlock() *ExtendedBlockProto {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *GetBlockLocalPathInfoRequestProto) GetToken() *TokenProto {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type GetBlockLocalPathInfoResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *ExtendedBlockProto    `protobuf:"bytes,1,req,name=block" json:"block,omitempty"`
+	LocalPath     *string                `protobuf:"bytes,2,req,name=localPath" json:"localPath,omitempty"`
+	LocalMetaPath *string                `protobuf:"bytes,3,req,name=localMetaPath" json:"localMetaPath,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBlockLocalPathInfoResponseProto) Reset() {
+	*x = GetBlockLocalPathInfoResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBlockLocalPathInfoResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBlockLocalPathInfoResponseProto) ProtoMessage() {}
+
+func (x *GetBlockLocalPathInfoResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBlockLocalPathInfoResponseProto.ProtoReflect.Descriptor instead.
+func (*GetBlockLocalPathInfoResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GetBlockLocalPathInfoResponseProto) GetBlock() *ExtendedBlockProto {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *GetBlockLocalPathInfoResponseProto) GetLocalPath() string {
+	if x != nil && x.LocalPath != nil {
+		return *x.LocalPath
+	}
+	return ""
+}
+
+func (x *GetBlockLocalPathInfoResponseProto) GetLocalMetaPath() string {
+	if x != nil && x.LocalMetaPath != nil {
+		return *x.LocalMetaPath
+	}
+	return ""
+}
+
+type ShutdownDatanodeRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ForUpgrade    *bool                  `protobuf:"varint,1,req,name=forUpgrade" json:"forUpgrade,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShutdownDatanodeRequestProto) Reset() {
+	*x = ShutdownDatanodeRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShutdownDatanodeRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShutdownDatanodeRequestProto) ProtoMessage() {}
+
+func (x *ShutdownDatanodeRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShutdownDatanodeRequestProto.ProtoReflect.Descriptor instead.
+func (*ShutdownDatanodeRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ShutdownDatanodeRequestProto) GetForUpgrade() bool {
+	if x != nil && x.ForUpgrade != nil {
+		return *x.ForUpgrade
+	}
+	return false
+}
+
+type ShutdownDatanodeResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShutdownDatanodeResponseProto) Reset() {
+	*x = ShutdownDatanodeResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShutdownDatanodeResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShutdownDatanodeResponseProto) ProtoMessage() {}
+
+func (x *ShutdownDatanodeResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShutdownDatanodeResponseProto.ProtoReflect.Descriptor instead.
+func (*ShutdownDatanodeResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{13}
+}
+
+type EvictWritersRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictWritersRequestProto) Reset() {
+	*x = EvictWritersRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictWritersRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictWritersRequestProto) ProtoMessage() {}
+
+func (x *EvictWritersRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictWritersRequestProto.ProtoReflect.Descriptor instead.
+func (*EvictWritersRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{14}
+}
+
+type EvictWritersResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvictWritersResponseProto) Reset() {
+	*x = EvictWritersResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvictWritersResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvictWritersResponseProto) ProtoMessage() {}
+
+func (x *EvictWritersResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvictWritersResponseProto.ProtoReflect.Descriptor instead.
+func (*EvictWritersResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{15}
+}
+
+type GetVolumeReportRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetVolumeReportRequestProto) Reset() {
+	*x = GetVolumeReportRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetVolumeReportRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetVolumeReportRequestProto) ProtoMessage() {}
+
+func (x *GetVolumeReportRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetVolumeReportRequestProto.ProtoReflect.Descriptor instead.
+func (*GetVolumeReportRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{16}
+}
+
+type GetVolumeReportResponseProto struct {
+	state         protoimpl.MessageState     `protogen:"open.v1"`
+	VolumeInfo    []*DatanodeVolumeInfoProto `protobuf:"bytes,1,rep,name=volumeInfo" json:"volumeInfo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetVolumeReportResponseProto) Reset() {
+	*x = GetVolumeReportResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetVolumeReportResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetVolumeReportResponseProto) ProtoMessage() {}
+
+func (x *GetVolumeReportResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetVolumeReportResponseProto.ProtoReflect.Descriptor instead.
+func (*GetVolumeReportResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GetVolumeReportResponseProto) GetVolumeInfo() []*DatanodeVolumeInfoProto {
+	if x != nil {
+		return x.VolumeInfo
+	}
+	return nil
+}
+
+type GetBalancerBandwidthRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBalancerBandwidthRequestProto) Reset() {
+	*x = GetBalancerBandwidthRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBalancerBandwidthRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBalancerBandwidthRequestProto) ProtoMessage() {}
+
+func (x *GetBalancerBandwidthRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBalancerBandwidthRequestProto.ProtoReflect.Descriptor instead.
+func (*GetBalancerBandwidthRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{18}
+}
+
+type GetBalancerBandwidthResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bandwidth     *uint64                `protobuf:"varint,1,req,name=bandwidth" json:"bandwidth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBalancerBandwidthResponseProto) Reset() {
+	*x = GetBalancerBandwidthResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBalancerBandwidthResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBalancerBandwidthResponseProto) ProtoMessage() {}
+
+func (x *GetBalancerBandwidthResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBalancerBandwidthResponseProto.ProtoReflect.Descriptor instead.
+func (*GetBalancerBandwidthResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *GetBalancerBandwidthResponseProto) GetBandwidth() uint64 {
+	if x != nil && x.Bandwidth != nil {
+		return *x.Bandwidth
+	}
+	return 0
+}
+
+type SubmitDiskBalancerPlanRequestProto struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	PlanID          *string                `protobuf:"bytes,1,req,name=planID" json:"planID,omitempty"`
+	Plan            *string                `protobuf:"bytes,2,req,name=plan" json:"plan,omitempty"`
+	PlanVersion     *uint64                `protobuf:"varint,3,opt,name=planVersion" json:"planVersion,omitempty"`
+	IgnoreDateCheck *bool                  `protobuf:"varint,4,opt,name=ignoreDateCheck" json:"ignoreDateCheck,omitempty"`
+	PlanFile        *string                `protobuf:"bytes,5,req,name=planFile" json:"planFile,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) Reset() {
+	*x = SubmitDiskBalancerPlanRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitDiskBalancerPlanRequestProto) ProtoMessage() {}
+
+func (x *SubmitDiskBalancerPlanRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitDiskBalancerPlanRequestProto.ProtoReflect.Descriptor instead.
+func (*SubmitDiskBalancerPlanRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) GetPlanID() string {
+	if x != nil && x.PlanID != nil {
+		return *x.PlanID
+	}
+	return ""
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) GetPlan() string {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return ""
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) GetPlanVersion() uint64 {
+	if x != nil && x.PlanVersion != nil {
+		return *x.PlanVersion
+	}
+	return 0
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) GetIgnoreDateCheck() bool {
+	if x != nil && x.IgnoreDateCheck != nil {
+		return *x.IgnoreDateCheck
+	}
+	return false
+}
+
+func (x *SubmitDiskBalancerPlanRequestProto) GetPlanFile() string {
+	if x != nil && x.PlanFile != nil {
+		return *x.PlanFile
+	}
+	return ""
+}
+
+type SubmitDiskBalancerPlanResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubmitDiskBalancerPlanResponseProto) Reset() {
+	*x = SubmitDiskBalancerPlanResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubmitDiskBalancerPlanResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubmitDiskBalancerPlanResponseProto) ProtoMessage() {}
+
+func (x *SubmitDiskBalancerPlanResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubmitDiskBalancerPlanResponseProto.ProtoReflect.Descriptor instead.
+func (*SubmitDiskBalancerPlanResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{21}
+}
+
+type CancelPlanRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PlanID        *string                `protobuf:"bytes,1,req,name=planID" json:"planID,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelPlanRequestProto) Reset() {
+	*x = CancelPlanRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelPlanRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelPlanRequestProto) ProtoMessage() {}
+
+func (x *CancelPlanRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelPlanRequestProto.ProtoReflect.Descriptor instead.
+func (*CancelPlanRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CancelPlanRequestProto) GetPlanID() string {
+	if x != nil && x.PlanID != nil {
+		return *x.PlanID
+	}
+	return ""
+}
+
+type CancelPlanResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelPlanResponseProto) Reset() {
+	*x = CancelPlanResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelPlanResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelPlanResponseProto) ProtoMessage() {}
+
+func (x *CancelPlanResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelPlanResponseProto.ProtoReflect.Descriptor instead.
+func (*CancelPlanResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{23}
+}
+
+type QueryPlanStatusRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryPlanStatusRequestProto) Reset() {
+	*x = QueryPlanStatusRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryPlanStatusRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryPlanStatusRequestProto) ProtoMessage() {}
+
+func (x *QueryPlanStatusRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryPlanStatusRequestProto.ProtoReflect.Descriptor instead.
+func (*QueryPlanStatusRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{24}
+}
+
+type QueryPlanStatusResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Result        *uint32                `protobuf:"varint,1,opt,name=result" json:"result,omitempty"`
+	PlanID        *string                `protobuf:"bytes,2,opt,name=planID" json:"planID,omitempty"`
+	CurrentStatus *string                `protobuf:"bytes,3,opt,name=currentStatus" json:"currentStatus,omitempty"`
+	PlanFile      *string                `protobuf:"bytes,4,opt,name=planFile" json:"planFile,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryPlanStatusResponseProto) Reset() {
+	*x = QueryPlanStatusResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryPlanStatusResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryPlanStatusResponseProto) ProtoMessage() {}
+
+func (x *QueryPlanStatusResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryPlanStatusResponseProto.ProtoReflect.Descriptor instead.
+func (*QueryPlanStatusResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *QueryPlanStatusResponseProto) GetResult() uint32 {
+	if x != nil && x.Result != nil {
+		return *x.Result
+	}
+	return 0
+}
+
+func (x *QueryPlanStatusResponseProto) GetPlanID() string {
+	if x != nil && x.PlanID != nil {
+		return *x.PlanID
+	}
+	return ""
+}
+
+func (x *QueryPlanStatusResponseProto) GetCurrentStatus() string {
+	if x != nil && x.CurrentStatus != nil {
+		return *x.CurrentStatus
+	}
+	return ""
+}
+
+func (x *QueryPlanStatusResponseProto) GetPlanFile() string {
+	if x != nil && x.PlanFile != nil {
+		return *x.PlanFile
+	}
+	return ""
+}
+
+type DiskBalancerSettingRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *string                `protobuf:"bytes,1,req,name=key" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskBalancerSettingRequestProto) Reset() {
+	*x = DiskBalancerSettingRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskBalancerSettingRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskBalancerSettingRequestProto) ProtoMessage() {}
+
+func (x *DiskBalancerSettingRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskBalancerSettingRequestProto.ProtoReflect.Descriptor instead.
+func (*DiskBalancerSettingRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *DiskBalancerSettingRequestProto) GetKey() string {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return ""
+}
+
+type DiskBalancerSettingResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Value         *string                `protobuf:"bytes,1,req,name=value" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskBalancerSettingResponseProto) Reset() {
+	*x = DiskBalancerSettingResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskBalancerSettingResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskBalancerSettingResponseProto) ProtoMessage() {}
+
+func (x *DiskBalancerSettingResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskBalancerSettingResponseProto.ProtoReflect.Descriptor instead.
+func (*DiskBalancerSettingResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *DiskBalancerSettingResponseProto) GetValue() string {
+	if x != nil && x.Value != nil {
+		return *x.Value
+	}
+	return ""
+}
+
+type StartReconfigurationRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartReconfigurationRequestProto) Reset() {
+	*x = StartReconfigurationRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartReconfigurationRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartReconfigurationRequestProto) ProtoMessage() {}
+
+func (x *StartReconfigurationRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartReconfigurationRequestProto.ProtoReflect.Descriptor instead.
+func (*StartReconfigurationRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{28}
+}
+
+type StartReconfigurationResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartReconfigurationResponseProto) Reset() {
+	*x = StartReconfigurationResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartReconfigurationResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartReconfigurationResponseProto) ProtoMessage() {}
+
+func (x *StartReconfigurationResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartReconfigurationResponseProto.ProtoReflect.Descriptor instead.
+func (*StartReconfigurationResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{29}
+}
+
+type GetReconfigurationStatusRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReconfigurationStatusRequestProto) Reset() {
+	*x = GetReconfigurationStatusRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReconfigurationStatusRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReconfigurationStatusRequestProto) ProtoMessage() {}
+
+func (x *GetReconfigurationStatusRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReconfigurationStatusRequestProto.ProtoReflect.Descriptor instead.
+func (*GetReconfigurationStatusRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{30}
+}
+
+type GetReconfigurationStatusResponseProto struct {
+	state         protoimpl.MessageState                       `protogen:"open.v1"`
+	StartTime     *int64                                       `protobuf:"varint,1,req,name=startTime" json:"startTime,omitempty"`
+	EndTime       *int64                                       `protobuf:"varint,2,opt,name=endTime" json:"endTime,omitempty"`
+	Changes       []*GetReconfigurationStatusConfigChangeProto `protobuf:"bytes,3,rep,name=changes" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReconfigurationStatusResponseProto) Reset() {
+	*x = GetReconfigurationStatusResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReconfigurationStatusResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReconfigurationStatusResponseProto) ProtoMessage() {}
+
+func (x *GetReconfigurationStatusResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReconfigurationStatusResponseProto.ProtoReflect.Descriptor instead.
+func (*GetReconfigurationStatusResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *GetReconfigurationStatusResponseProto) GetStartTime() int64 {
+	if x != nil && x.StartTime != nil {
+		return *x.StartTime
+	}
+	return 0
+}
+
+func (x *GetReconfigurationStatusResponseProto) GetEndTime() int64 {
+	if x != nil && x.EndTime != nil {
+		return *x.EndTime
+	}
+	return 0
+}
+
+func (x *GetReconfigurationStatusResponseProto) GetChanges() []*GetReconfigurationStatusConfigChangeProto {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type ListReconfigurablePropertiesRequestProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListReconfigurablePropertiesRequestProto) Reset() {
+	*x = ListReconfigurablePropertiesRequestProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListReconfigurablePropertiesRequestProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListReconfigurablePropertiesRequestProto) ProtoMessage() {}
+
+func (x *ListReconfigurablePropertiesRequestProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListReconfigurablePropertiesRequestProto.ProtoReflect.Descriptor instead.
+func (*ListReconfigurablePropertiesRequestProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{32}
+}
+
+type ListReconfigurablePropertiesResponseProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          []string               `protobuf:"bytes,1,rep,name=name" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListReconfigurablePropertiesResponseProto) Reset() {
+	*x = ListReconfigurablePropertiesResponseProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListReconfigurablePropertiesResponseProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListReconfigurablePropertiesResponseProto) ProtoMessage() {}
+
+func (x *ListReconfigurablePropertiesResponseProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListReconfigurablePropertiesResponseProto.ProtoReflect.Descriptor instead.
+func (*ListReconfigurablePropertiesResponseProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListReconfigurablePropertiesResponseProto) GetName() []string {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+type GetReconfigurationStatusConfigChangeProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          *string                `protobuf:"bytes,1,req,name=name" json:"name,omitempty"`
+	OldValue      *string                `protobuf:"bytes,2,req,name=oldValue" json:"oldValue,omitempty"`
+	NewValue      *string                `protobuf:"bytes,3,opt,name=newValue" json:"newValue,omitempty"`
+	ErrorMessage  *string                `protobuf:"bytes,4,opt,name=errorMessage" json:"errorMessage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReconfigurationStatusConfigChangeProto) Reset() {
+	*x = GetReconfigurationStatusConfigChangeProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReconfigurationStatusConfigChangeProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReconfigurationStatusConfigChangeProto) ProtoMessage() {}
+
+func (x *GetReconfigurationStatusConfigChangeProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReconfigurationStatusConfigChangeProto.ProtoReflect.Descriptor instead.
+func (*GetReconfigurationStatusConfigChangeProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *GetReconfigurationStatusConfigChangeProto) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *GetReconfigurationStatusConfigChangeProto) GetOldValue() string {
+	if x != nil && x.OldValue != nil {
+		return *x.OldValue
+	}
+	return ""
+}
+
+func (x *GetReconfigurationStatusConfigChangeProto) GetNewValue() string {
+	if x != nil && x.NewValue != nil {
+		return *x.NewValue
+	}
+	return ""
+}
+
+func (x *GetReconfigurationStatusConfigChangeProto) GetErrorMessage() string {
+	if x != nil && x.ErrorMessage != nil {
+		return *x.ErrorMessage
+	}
+	return ""
+}
+
+type DatanodeVolumeInfoProto struct {
+	state                    protoimpl.MessageState `protogen:"open.v1"`
+	Path                     *string                `protobuf:"bytes,1,req,name=path" json:"path,omitempty"`
+	StorageType              *StorageTypeProto      `protobuf:"varint,2,req,name=storageType,enum=verbena.hdfs.StorageTypeProto" json:"storageType,omitempty"`
+	UsedSpace                *uint64                `protobuf:"varint,3,req,name=usedSpace" json:"usedSpace,omitempty"`
+	FreeSpace                *uint64                `protobuf:"varint,4,req,name=freeSpace" json:"freeSpace,omitempty"`
+	ReservedSpace            *uint64                `protobuf:"varint,5,req,name=reservedSpace" json:"reservedSpace,omitempty"`
+	ReservedSpaceForReplicas *uint64                `protobuf:"varint,6,req,name=reservedSpaceForReplicas" json:"reservedSpaceForReplicas,omitempty"`
+	NumBlocks                *uint64                `protobuf:"varint,7,req,name=numBlocks" json:"numBlocks,omitempty"`
+	unknownFields            protoimpl.UnknownFields
+	sizeCache                protoimpl.SizeCache
+}
+
+func (x *DatanodeVolumeInfoProto) Reset() {
+	*x = DatanodeVolumeInfoProto{}
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DatanodeVolumeInfoProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DatanodeVolumeInfoProto) ProtoMessage() {}
+
+func (x *DatanodeVolumeInfoProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DatanodeVolumeInfoProto.ProtoReflect.Descriptor instead.
+func (*DatanodeVolumeInfoProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *DatanodeVolumeInfoProto) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *DatanodeVolumeInfoProto) GetStorageType() StorageTypeProto {
+	if x != nil && x.StorageType != nil {
+		return *x.StorageType
+	}
+	return StorageTypeProto_DISK
+}
+
+func (x *DatanodeVolumeInfoProto) GetUsedSpace() uint64 {
+	if x != nil && x.UsedSpace != nil {
+		return *x.UsedSpace
+	}
+	return 0
+}
+
+func (x *DatanodeVolumeInfoProto) GetFreeSpace() uint64 {
+	if x != nil && x.FreeSpace != nil {
+		return *x.FreeSpace
+	}
+	return 0
+}
+
+func (x *DatanodeVolumeInfoProto) GetReservedSpace() uint64 {
+	if x != nil && x.ReservedSpace != nil {
+		return *x.ReservedSpace
+	}
+	return 0
+}
+
+func (x *DatanodeVolumeInfoProto) GetReservedSpaceForReplicas() uint64 {
+	if x != nil && x.ReservedSpaceForReplicas != nil {
+		return *x.ReservedSpaceForReplicas
+	}
+	return 0
+}
+
+func (x *DatanodeVolumeInfoProto) GetNumBlocks() uint64 {
+	if x != nil && x.NumBlocks != nil {
+		return *x.NumBlocks
+	}
+	return 0
+}
+
 var File_hdfs_internal_hdfspb_clientdatanode_proto protoreflect.FileDescriptor
 
 const file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc = "" +
@@ -294,7 +1670,78 @@ const file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc = "" +
 	"\x1eTriggerBlockReportRequestProto\x12 \n" +
 	"\vincremental\x18\x01 \x02(\bR\vincremental\x12\x1c\n" +
 	"\tnnAddress\x18\x02 \x01(\tR\tnnAddress\"!\n" +
-	"\x1fTriggerBlockReportResponseProtoB6Z4github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"\x1fTriggerBlockReportResponseProto\"\x1e\n" +
+	"\x1cRefreshNamenodesRequestProto\"\x1f\n" +
+	"\x1dRefreshNamenodesResponseProto\"Q\n" +
+	"\x1bDeleteBlockPoolRequestProto\x12\x1c\n" +
+	"\tblockPool\x18\x01 \x02(\tR\tblockPool\x12\x14\n" +
+	"\x05force\x18\x02 \x02(\bR\x05force\"\x1e\n" +
+	"\x1cDeleteBlockPoolResponseProto\"\x8b\x01\n" +
+	"!GetBlockLocalPathInfoRequestProto\x126\n" +
+	"\x05block\x18\x01 \x02(\v2 .verbena.hdfs.ExtendedBlockProtoR\x05block\x12.\n" +
+	"\x05token\x18\x02 \x02(\v2\x18.verbena.hdfs.TokenProtoR\x05token\"\xa0\x01\n" +
+	"\"GetBlockLocalPathInfoResponseProto\x126\n" +
+	"\x05block\x18\x01 \x02(\v2 .verbena.hdfs.ExtendedBlockProtoR\x05block\x12\x1c\n" +
+	"\tlocalPath\x18\x02 \x02(\tR\tlocalPath\x12$\n" +
+	"\rlocalMetaPath\x18\x03 \x02(\tR\rlocalMetaPath\">\n" +
+	"\x1cShutdownDatanodeRequestProto\x12\x1e\n" +
+	"\n" +
+	"forUpgrade\x18\x01 \x02(\bR\n" +
+	"forUpgrade\"\x1f\n" +
+	"\x1dShutdownDatanodeResponseProto\"\x1a\n" +
+	"\x18EvictWritersRequestProto\"\x1b\n" +
+	"\x19EvictWritersResponseProto\"\x1d\n" +
+	"\x1bGetVolumeReportRequestProto\"e\n" +
+	"\x1cGetVolumeReportResponseProto\x12E\n" +
+	"\n" +
+	"volumeInfo\x18\x01 \x03(\v2%.verbena.hdfs.DatanodeVolumeInfoProtoR\n" +
+	"volumeInfo\"\"\n" +
+	" GetBalancerBandwidthRequestProto\"A\n" +
+	"!GetBalancerBandwidthResponseProto\x12\x1c\n" +
+	"\tbandwidth\x18\x01 \x02(\x04R\tbandwidth\"\xb8\x01\n" +
+	"\"SubmitDiskBalancerPlanRequestProto\x12\x16\n" +
+	"\x06planID\x18\x01 \x02(\tR\x06planID\x12\x12\n" +
+	"\x04plan\x18\x02 \x02(\tR\x04plan\x12 \n" +
+	"\vplanVersion\x18\x03 \x01(\x04R\vplanVersion\x12(\n" +
+	"\x0fignoreDateCheck\x18\x04 \x01(\bR\x0fignoreDateCheck\x12\x1a\n" +
+	"\bplanFile\x18\x05 \x02(\tR\bplanFile\"%\n" +
+	"#SubmitDiskBalancerPlanResponseProto\"0\n" +
+	"\x16CancelPlanRequestProto\x12\x16\n" +
+	"\x06planID\x18\x01 \x02(\tR\x06planID\"\x19\n" +
+	"\x17CancelPlanResponseProto\"\x1d\n" +
+	"\x1bQueryPlanStatusRequestProto\"\x90\x01\n" +
+	"\x1cQueryPlanStatusResponseProto\x12\x16\n" +
+	"\x06result\x18\x01 \x01(\rR\x06result\x12\x16\n" +
+	"\x06planID\x18\x02 \x01(\tR\x06planID\x12$\n" +
+	"\rcurrentStatus\x18\x03 \x01(\tR\rcurrentStatus\x12\x1a\n" +
+	"\bplanFile\x18\x04 \x01(\tR\bplanFile\"3\n" +
+	"\x1fDiskBalancerSettingRequestProto\x12\x10\n" +
+	"\x03key\x18\x01 \x02(\tR\x03key\"8\n" +
+	" DiskBalancerSettingResponseProto\x12\x14\n" +
+	"\x05value\x18\x01 \x02(\tR\x05value\"\"\n" +
+	" StartReconfigurationRequestProto\"#\n" +
+	"!StartReconfigurationResponseProto\"&\n" +
+	"$GetReconfigurationStatusRequestProto\"\xb2\x01\n" +
+	"%GetReconfigurationStatusResponseProto\x12\x1c\n" +
+	"\tstartTime\x18\x01 \x02(\x03R\tstartTime\x12\x18\n" +
+	"\aendTime\x18\x02 \x01(\x03R\aendTime\x12Q\n" +
+	"\achanges\x18\x03 \x03(\v27.verbena.hdfs.GetReconfigurationStatusConfigChangeProtoR\achanges\"*\n" +
+	"(ListReconfigurablePropertiesRequestProto\"?\n" +
+	")ListReconfigurablePropertiesResponseProto\x12\x12\n" +
+	"\x04name\x18\x01 \x03(\tR\x04name\"\x9b\x01\n" +
+	")GetReconfigurationStatusConfigChangeProto\x12\x12\n" +
+	"\x04name\x18\x01 \x02(\tR\x04name\x12\x1a\n" +
+	"\boldValue\x18\x02 \x02(\tR\boldValue\x12\x1a\n" +
+	"\bnewValue\x18\x03 \x01(\tR\bnewValue\x12\"\n" +
+	"\ferrorMessage\x18\x04 \x01(\tR\ferrorMessage\"\xab\x02\n" +
+	"\x17DatanodeVolumeInfoProto\x12\x12\n" +
+	"\x04path\x18\x01 \x02(\tR\x04path\x12@\n" +
+	"\vstorageType\x18\x02 \x02(\x0e2\x1e.verbena.hdfs.StorageTypeProtoR\vstorageType\x12\x1c\n" +
+	"\tusedSpace\x18\x03 \x02(\x04R\tusedSpace\x12\x1c\n" +
+	"\tfreeSpace\x18\x04 \x02(\x04R\tfreeSpace\x12$\n" +
+	"\rreservedSpace\x18\x05 \x02(\x04R\rreservedSpace\x12:\n" +
+	"\x18reservedSpaceForReplicas\x18\x06 \x02(\x04R\x18reservedSpaceForReplicas\x12\x1c\n" +
+	"\tnumBlocks\x18\a \x02(\x04R\tnumBlocksB6Z4github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 
 var (
 	file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescOnce sync.Once
@@ -308,25 +1755,63 @@ func file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescGZIP() []byte {
 	return file_hdfs_internal_hdfspb_clientdatanode_proto_rawDescData
 }
 
-var file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_hdfs_internal_hdfspb_clientdatanode_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_hdfs_internal_hdfspb_clientdatanode_proto_goTypes = []any{
-	(*GetReplicaVisibleLengthRequestProto)(nil),  // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto
-	(*GetReplicaVisibleLengthResponseProto)(nil), // 1: verbena.hdfs.GetReplicaVisibleLengthResponseProto
-	(*GetDatanodeInfoRequestProto)(nil),          // 2: verbena.hdfs.GetDatanodeInfoRequestProto
-	(*GetDatanodeInfoResponseProto)(nil),         // 3: verbena.hdfs.GetDatanodeInfoResponseProto
-	(*TriggerBlockReportRequestProto)(nil),       // 4: verbena.hdfs.TriggerBlockReportRequestProto
-	(*TriggerBlockReportResponseProto)(nil),      // 5: verbena.hdfs.TriggerBlockReportResponseProto
-	(*ExtendedBlockProto)(nil),                   // 6: verbena.hdfs.ExtendedBlockProto
-	(*DatanodeLocalInfoProto)(nil),               // 7: verbena.hdfs.DatanodeLocalInfoProto
+	(*GetReplicaVisibleLengthRequestProto)(nil),       // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto
+	(*GetReplicaVisibleLengthResponseProto)(nil),      // 1: verbena.hdfs.GetReplicaVisibleLengthResponseProto
+	(*GetDatanodeInfoRequestProto)(nil),               // 2: verbena.hdfs.GetDatanodeInfoRequestProto
+	(*GetDatanodeInfoResponseProto)(nil),              // 3: verbena.hdfs.GetDatanodeInfoResponseProto
+	(*TriggerBlockReportRequestProto)(nil),            // 4: verbena.hdfs.TriggerBlockReportRequestProto
+	(*TriggerBlockReportResponseProto)(nil),           // 5: verbena.hdfs.TriggerBlockReportResponseProto
+	(*RefreshNamenodesRequestProto)(nil),              // 6: verbena.hdfs.RefreshNamenodesRequestProto
+	(*RefreshNamenodesResponseProto)(nil),             // 7: verbena.hdfs.RefreshNamenodesResponseProto
+	(*DeleteBlockPoolRequestProto)(nil),               // 8: verbena.hdfs.DeleteBlockPoolRequestProto
+	(*DeleteBlockPoolResponseProto)(nil),              // 9: verbena.hdfs.DeleteBlockPoolResponseProto
+	(*GetBlockLocalPathInfoRequestProto)(nil),         // 10: verbena.hdfs.GetBlockLocalPathInfoRequestProto
+	(*GetBlockLocalPathInfoResponseProto)(nil),        // 11: verbena.hdfs.GetBlockLocalPathInfoResponseProto
+	(*ShutdownDatanodeRequestProto)(nil),              // 12: verbena.hdfs.ShutdownDatanodeRequestProto
+	(*ShutdownDatanodeResponseProto)(nil),             // 13: verbena.hdfs.ShutdownDatanodeResponseProto
+	(*EvictWritersRequestProto)(nil),                  // 14: verbena.hdfs.EvictWritersRequestProto
+	(*EvictWritersResponseProto)(nil),                 // 15: verbena.hdfs.EvictWritersResponseProto
+	(*GetVolumeReportRequestProto)(nil),               // 16: verbena.hdfs.GetVolumeReportRequestProto
+	(*GetVolumeReportResponseProto)(nil),              // 17: verbena.hdfs.GetVolumeReportResponseProto
+	(*GetBalancerBandwidthRequestProto)(nil),          // 18: verbena.hdfs.GetBalancerBandwidthRequestProto
+	(*GetBalancerBandwidthResponseProto)(nil),         // 19: verbena.hdfs.GetBalancerBandwidthResponseProto
+	(*SubmitDiskBalancerPlanRequestProto)(nil),        // 20: verbena.hdfs.SubmitDiskBalancerPlanRequestProto
+	(*SubmitDiskBalancerPlanResponseProto)(nil),       // 21: verbena.hdfs.SubmitDiskBalancerPlanResponseProto
+	(*CancelPlanRequestProto)(nil),                    // 22: verbena.hdfs.CancelPlanRequestProto
+	(*CancelPlanResponseProto)(nil),                   // 23: verbena.hdfs.CancelPlanResponseProto
+	(*QueryPlanStatusRequestProto)(nil),               // 24: verbena.hdfs.QueryPlanStatusRequestProto
+	(*QueryPlanStatusResponseProto)(nil),              // 25: verbena.hdfs.QueryPlanStatusResponseProto
+	(*DiskBalancerSettingRequestProto)(nil),           // 26: verbena.hdfs.DiskBalancerSettingRequestProto
+	(*DiskBalancerSettingResponseProto)(nil),          // 27: verbena.hdfs.DiskBalancerSettingResponseProto
+	(*StartReconfigurationRequestProto)(nil),          // 28: verbena.hdfs.StartReconfigurationRequestProto
+	(*StartReconfigurationResponseProto)(nil),         // 29: verbena.hdfs.StartReconfigurationResponseProto
+	(*GetReconfigurationStatusRequestProto)(nil),      // 30: verbena.hdfs.GetReconfigurationStatusRequestProto
+	(*GetReconfigurationStatusResponseProto)(nil),     // 31: verbena.hdfs.GetReconfigurationStatusResponseProto
+	(*ListReconfigurablePropertiesRequestProto)(nil),  // 32: verbena.hdfs.ListReconfigurablePropertiesRequestProto
+	(*ListReconfigurablePropertiesResponseProto)(nil), // 33: verbena.hdfs.ListReconfigurablePropertiesResponseProto
+	(*GetReconfigurationStatusConfigChangeProto)(nil), // 34: verbena.hdfs.GetReconfigurationStatusConfigChangeProto
+	(*DatanodeVolumeInfoProto)(nil),                   // 35: verbena.hdfs.DatanodeVolumeInfoProto
+	(*ExtendedBlockProto)(nil),                        // 36: verbena.hdfs.ExtendedBlockProto
+	(*DatanodeLocalInfoProto)(nil),                    // 37: verbena.hdfs.DatanodeLocalInfoProto
+	(*TokenProto)(nil),                                // 38: verbena.hdfs.TokenProto
+	(StorageTypeProto)(0),                             // 39: verbena.hdfs.StorageTypeProto
 }
 var file_hdfs_internal_hdfspb_clientdatanode_proto_depIdxs = []int32{
-	6, // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
-	7, // 1: verbena.hdfs.GetDatanodeInfoResponseProto.localInfo:type_name -> verbena.hdfs.DatanodeLocalInfoProto
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	36, // 0: verbena.hdfs.GetReplicaVisibleLengthRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	37, // 1: verbena.hdfs.GetDatanodeInfoResponseProto.localInfo:type_name -> verbena.hdfs.DatanodeLocalInfoProto
+	36, // 2: verbena.hdfs.GetBlockLocalPathInfoRequestProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	38, // 3: verbena.hdfs.GetBlockLocalPathInfoRequestProto.token:type_name -> verbena.hdfs.TokenProto
+	36, // 4: verbena.hdfs.GetBlockLocalPathInfoResponseProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	35, // 5: verbena.hdfs.GetVolumeReportResponseProto.volumeInfo:type_name -> verbena.hdfs.DatanodeVolumeInfoProto
+	34, // 6: verbena.hdfs.GetReconfigurationStatusResponseProto.changes:type_name -> verbena.hdfs.GetReconfigurationStatusConfigChangeProto
+	39, // 7: verbena.hdfs.DatanodeVolumeInfoProto.storageType:type_name -> verbena.hdfs.StorageTypeProto
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_hdfspb_clientdatanode_proto_init() }
@@ -341,7 +1826,7 @@ func file_hdfs_internal_hdfspb_clientdatanode_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc), len(file_hdfs_internal_hdfspb_clientdatanode_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os/user"
+	"path/filepath"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/groups"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
@@ -46,16 +48,24 @@ type Config struct {
 	Secret *cluster.Secret
 	// ProxyUsers may act for others; users that are not named may not.
 	ProxyUsers map[string]ProxyUser
+	// ReadProxyUsers, if set, reads them again when an operator asks for it.
+	ReadProxyUsers func() (map[string]ProxyUser, error)
 	// NoBlockTokens has DataNodes let everybody at blocks who knows their ids.
 	NoBlockTokens bool
 	// BlockKeyInterval is how long a key signs tokens for blocks, BlockTokenLifetime
 	// how long a token is good. Defaults: 10 h each.
 	BlockKeyInterval, BlockTokenLifetime time.Duration
 
+	// LogDir is where metaSave writes. Default: logs in Dir.
+	LogDir string
+
 	// What getServerDefaults tells clients. Defaults: 128 MiB, 3, 64 KiB packets.
 	BlockSize       uint64
 	Replication     uint32
 	WritePacketSize uint32
+	// TrashInterval is how long clients are to keep what they delete in the trash, and
+	// after how long the NameNode deletes it. 0: there is no trash.
+	TrashInterval time.Duration
 	// MinBlockSize is the least block size a file may have. Default 1 MiB.
 	MinBlockSize uint64
 
@@ -130,8 +140,13 @@ type Config struct {
 	// Default 65,536.
 	SnapshotEntries uint64
 
-	// listing is how many entries one getListing returns at most.
-	listing int
+	// openFiles is how many entries one listOpenFiles returns at most.
+	openFiles int
+	// forgetGroups has Groups ask again.
+	forgetGroups func()
+
+	// ListLimit is how many entries one getListing returns at most. Default 1,000.
+	ListLimit int
 
 	// Clock tells the time of day, which may leap: a simulation makes it. Default time.Now. How
 	// long something takes is measured without it.
@@ -213,7 +228,8 @@ func (c *Config) setDefaults() error {
 		c.Supergroup = "supergroup"
 	}
 	if c.Groups == nil {
-		c.Groups = newSystemGroups().lookup
+		system := groups.New()
+		c.Groups, c.forgetGroups = system.Lookup, system.Forget
 	}
 	if c.BlockSize == 0 {
 		c.BlockSize = 128 << 20
@@ -233,8 +249,14 @@ func (c *Config) setDefaults() error {
 	if c.BlockSize%bytesPerChecksum != 0 || c.BlockSize < c.MinBlockSize {
 		return fmt.Errorf("block size %d is not a multiple of %d, or less than the least allowed, %d", c.BlockSize, bytesPerChecksum, c.MinBlockSize)
 	}
-	if c.listing == 0 {
-		c.listing = listingLimit
+	if c.LogDir == "" {
+		c.LogDir = filepath.Join(c.Dir, "logs")
+	}
+	if c.openFiles == 0 {
+		c.openFiles = openFilesLimit
+	}
+	if c.ListLimit == 0 {
+		c.ListLimit = listingLimit
 	}
 	if c.now == nil {
 		c.now = time.Now

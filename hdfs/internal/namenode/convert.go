@@ -46,10 +46,13 @@ func (m *blockMap) locatedPB(b namespace.Block, offset uint64, l located) *hdfsp
 		lb.Locs = append(lb.Locs, m.infoPB(n))
 		lb.IsCached = append(lb.IsCached, false)
 		lb.StorageTypes = append(lb.StorageTypes, hdfspb.StorageTypeProto_DISK)
-		lb.StorageIDs = append(lb.StorageIDs, "DS-"+n.dn.UUID)
+		lb.StorageIDs = append(lb.StorageIDs, storageID(n))
 	}
 	return lb
 }
+
+// storageID names what a DataNode keeps replicas in.
+func storageID(n *node) string { return "DS-" + n.dn.UUID }
 
 // pipelinePB is a block with the DataNodes of its pipeline, in order. Those that are away
 // are among them: bytes that the others alone acknowledged would be lost with these, as

@@ -17,25 +17,37 @@ import (
 // start every lease counts as just renewed.
 type leases struct {
 	mu      sync.Mutex
-	renewed map[string]time.Time // by holder
+	renewed map[string]renewal // by holder
 }
 
-func (l *leases) renew(holder string, now time.Time) {
+type renewal struct {
+	at   time.Time
+	host string // the holder's address, empty until it is heard of
+}
+
+func (l *leases) renew(holder, host string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.renewed[holder] = now
+	l.renewed[holder] = renewal{now, host}
+}
+
+// host is where a holder was last heard from.
+func (l *leases) host(holder string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewed[holder].host
 }
 
 // age returns how long ago holder was heard of.
 func (l *leases) age(holder string, now time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	at, ok := l.renewed[holder]
+	last, ok := l.renewed[holder]
 	if !ok {
-		l.renewed[holder] = now
+		l.renewed[holder] = renewal{at: now}
 		return 0
 	}
-	return now.Sub(at)
+	return now.Sub(last.at)
 }
 
 // keep forgets all holders but these.
@@ -53,7 +65,7 @@ func (nn *NameNode) renewLease(ctx context.Context, req *hdfspb.RenewLeaseReques
 	held := false
 	nn.read(func(ns *namespace.Namespace) { held = ns.Leased(req.GetClientName()) })
 	if held {
-		nn.leases.renew(req.GetClientName(), nn.cfg.now())
+		nn.leases.renew(req.GetClientName(), nn.callFrom(ctx).host, nn.cfg.now())
 	}
 	return &hdfspb.RenewLeaseResponseProto{}, nil
 }

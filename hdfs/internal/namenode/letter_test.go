@@ -97,7 +97,7 @@ type letterSlot struct {
 
 func newLetter(t *testing.T) *letter {
 	r := newRig(t, func(c *Config) {
-		c.listing = 4
+		c.ListLimit = 4
 		c.Groups = func(u string) []string {
 			return map[string][]string{"alice": {"staff"}, "bob": {"staff", "users"}, "carol": {"users"}}[u]
 		}

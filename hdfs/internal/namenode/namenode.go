@@ -30,7 +30,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -57,6 +57,10 @@ type NameNode struct {
 	calls    callsUnderWay
 	// resources is the room for the log.
 	resources resources
+	// proxyUsers may act for others.
+	proxyUsers atomic.Pointer[map[string]ProxyUser]
+	metaSaving sync.Mutex
+	restoreDir atomic.Bool // a directory that failed is tried again
 
 	recoveries map[uint64]recovery // by block; the monitor's own
 	kick       chan struct{}
@@ -76,7 +80,8 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 		recoveries: make(map[uint64]recovery),
 		kick:       make(chan struct{}, 1),
 	}
-	nn.leases.renewed = make(map[string]time.Time)
+	nn.leases.renewed = make(map[string]renewal)
+	nn.proxyUsers.Store(&nn.cfg.ProxyUsers)
 	nn.calls.waiting = make(map[callID]chan struct{})
 	nn.resources.stuck = make(chan struct{})
 	nn.blocks = newBlockMap(&nn.cfg)

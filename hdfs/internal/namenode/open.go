@@ -39,14 +39,14 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 		case req.GetBlockSize() < nn.cfg.MinBlockSize:
 			return nil, exception.New(exception.IO, "Specified block size is less than configured minimum value (dfs.namenode.fs-limits.min-block-size): %d < %d", req.GetBlockSize(), nn.cfg.MinBlockSize)
 		default:
-			return nil, exception.New(exception.UnsupportedOperation, "create %s: erasure coding is not supported", req.GetSrc())
+			return nil, disabledPolicy(req.GetEcPolicyName())
 		}
 	}
 	res, err := nn.changeUnlessLeased(ctx, c, "CREATE_FILE", req.GetSrc(), req.GetClientName(), e)
 	if err != nil {
 		return nil, err
 	}
-	nn.leases.renew(req.GetClientName(), nn.cfg.now())
+	nn.leases.renew(req.GetClientName(), c.host, nn.cfg.now())
 	var (
 		s  namespace.Status
 		ok bool
@@ -76,7 +76,7 @@ func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) 
 	if err != nil {
 		return nil, err
 	}
-	nn.leases.renew(req.GetClientName(), nn.cfg.now())
+	nn.leases.renew(req.GetClientName(), c.host, nn.cfg.now())
 	var (
 		f  namespace.FileBlocks
 		ok bool
@@ -131,7 +131,7 @@ func (nn *NameNode) truncate(ctx context.Context, req *hdfspb.TruncateRequestPro
 		return nil, err
 	}
 	if !res.OK {
-		nn.leases.renew(req.GetClientName(), nn.cfg.now())
+		nn.leases.renew(req.GetClientName(), c.host, nn.cfg.now())
 		nn.wakeMonitor()
 	}
 	return &hdfspb.TruncateResponseProto{Result: proto.Bool(res.OK)}, nil

@@ -24,7 +24,7 @@ const lookupLimit = 2 * time.Second
 // Impersonate tells whether realUser may act as user for a client at peer. The error is
 // Hadoop's.
 func (nn *NameNode) Impersonate(realUser, user string, peer net.Addr) error {
-	p, ok := nn.cfg.ProxyUsers[realUser]
+	p, ok := (*nn.proxyUsers.Load())[realUser]
 	allowed := ok && (has(p.Users, user) || has(p.Groups, "*"))
 	if ok && !allowed && len(p.Groups) > 0 {
 		allowed = slices.ContainsFunc(nn.cfg.Groups(user), func(g string) bool { return slices.Contains(p.Groups, g) })

@@ -2,6 +2,7 @@ package namenode
 
 import (
 	"context"
+	"maps"
 	"net"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
@@ -12,9 +13,10 @@ import (
 // ClientProtocol is the Java name of the protocol that clients speak.
 const ClientProtocol = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 
-// RegisterRPC has srv serve ClientProtocol from this NameNode.
+// RegisterRPC has srv serve ClientProtocol, and what operators use beside it, from this
+// NameNode.
 func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
-	srv.Register(ClientProtocol, 1, rpc.Methods{
+	methods := rpc.Methods{
 		"abandonBlock":              rpc.Handle(nn.abandonBlock),
 		"addBlock":                  rpc.Handle(nn.addBlock),
 		"append":                    rpc.Handle(nn.append),
@@ -69,7 +71,12 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"truncate":                  rpc.Handle(nn.truncate),
 		"updateBlockForPipeline":    rpc.Handle(nn.updateBlockForPipeline),
 		"updatePipeline":            rpc.Handle(nn.updatePipeline),
-	})
+	}
+	for _, more := range nn.operatorMethods() {
+		maps.Copy(methods, more)
+	}
+	srv.Register(ClientProtocol, 1, methods)
+	nn.registerRefresh(srv)
 }
 
 // call is one client's call: who, from where, and which.

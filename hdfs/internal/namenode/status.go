@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -15,6 +16,7 @@ const (
 	listingLimit     = 1000 // entries of one getListing, and locations in it, as in HDFS
 	summaryStep      = 5000 // inodes that getContentSummary counts before writers may go on
 	bytesPerChecksum = 512
+	defaultPolicy    = 7 // HOT: of storage
 )
 
 func (nn *NameNode) getServerDefaults(context.Context, *hdfspb.GetServerDefaultsRequestProto) (*hdfspb.GetServerDefaultsResponseProto, error) {
@@ -25,6 +27,11 @@ func (nn *NameNode) getServerDefaults(context.Context, *hdfspb.GetServerDefaults
 		Replication:      proto.Uint32(nn.cfg.Replication),
 		FileBufferSize:   proto.Uint32(4096),
 		ChecksumType:     hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C.Enum(),
+
+		EncryptDataTransfer: proto.Bool(false),
+		TrashInterval:       proto.Uint64(uint64(nn.cfg.TrashInterval / time.Minute)),
+		KeyProviderUri:      proto.String(""), // said, so that clients take none of their own
+		PolicyId:            proto.Uint32(defaultPolicy),
 	}}, nil
 }
 
@@ -115,14 +122,14 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 		err     error
 	)
 	nn.read(func(ns *namespace.Namespace) {
-		entries, rest, ok, err = ns.List(c.who(), req.GetSrc(), string(req.GetStartAfter()), nn.cfg.listing, req.GetNeedLocation())
+		entries, rest, ok, err = ns.List(c.who(), req.GetSrc(), string(req.GetStartAfter()), nn.cfg.ListLimit, req.GetNeedLocation())
 	})
 	if err != nil || !ok {
 		return &hdfspb.GetListingResponseProto{}, err
 	}
 	from := nn.placeOf(ctx, c.host)
 	list := &hdfspb.DirectoryListingProto{PartialListing: make([]*hdfspb.HdfsFileStatusProto, 0, len(entries))}
-	room := nn.cfg.listing // for locations, as HDFS counts them: those that are wanted
+	room := nn.cfg.ListLimit // for locations, as HDFS counts them: those that are wanted
 	for i, e := range entries {
 		if room <= 0 {
 			rest += len(entries) - i

@@ -126,8 +126,8 @@ func (t *txn) creatable(op *nspb.Create) (resolved, error) {
 	if err := checkLength("create", path); err != nil {
 		return resolved{}, err
 	}
-	if !validName(path) || path == reservedPath || strings.HasPrefix(path, reservedPath+"/") &&
-		!strings.HasPrefix(path, reservedPath+"/"+rawName) && !strings.HasPrefix(path, reservedPath+"/"+inodesName) {
+	if !validName(path) || path == ReservedPath || strings.HasPrefix(path, ReservedPath+"/") &&
+		!strings.HasPrefix(path, ReservedPath+"/"+rawName) && !strings.HasPrefix(path, ReservedPath+"/"+inodesName) {
 		return resolved{}, exception.New(exception.InvalidPath, "Invalid path name %s", printable(path))
 	}
 	r, err := ns.resolve(&t.caller, path, creating)

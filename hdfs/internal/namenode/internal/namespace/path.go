@@ -23,7 +23,8 @@ const (
 	inodesName   = ".inodes"
 	snapshotName = ".snapshot"
 
-	reservedPath = "/" + reservedName
+	// ReservedPath is the directory of what is no name of a file.
+	ReservedPath = "/" + reservedName
 )
 
 // components splits an absolute path. Slashes that follow others count for
@@ -228,7 +229,7 @@ func (r resolved) within(other resolved) bool {
 
 func (ns *Namespace) checkNewName(parent *Inode, name string) error {
 	if parent.id == rootID && name == reservedName {
-		return exception.New(exception.IllegalArgument, "File name \"%s\" is reserved and cannot be created.", name)
+		return exception.New(exception.IllegalArgument, "File name \"%s\" is reserved and cannot be created. If this is during upgrade change the name of the existing file or directory to another name before upgrading to the new release.", name)
 	}
 	if len(name) > MaxComponentLength {
 		return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), ns.path(parent), MaxComponentLength, len(name))

@@ -40,7 +40,36 @@ func callerOf(e *nspb.Entry) caller {
 	if c == nil {
 		return caller{Superuser: true}
 	}
-	return caller{User: c.GetUser(), Groups: c.GetGroups(), Superuser: c.GetSuperuser()}
+	return caller{User: c.GetUser(), Groups: c.GetGroups(), Superuser: c.GetSuperuser(), operation: operationOf(e)}
+}
+
+// operationOf is how HDFS names the operations that may be refused below /.reserved/raw.
+func operationOf(e *nspb.Entry) string {
+	switch e.GetOp().(type) {
+	case *nspb.Entry_Mkdirs:
+		return "mkdirs"
+	case *nspb.Entry_Create:
+		return "create"
+	case *nspb.Entry_Append:
+		return "append"
+	case *nspb.Entry_Truncate:
+		return "truncate"
+	case *nspb.Entry_Rename:
+		return "rename"
+	case *nspb.Entry_Delete:
+		return "delete"
+	case *nspb.Entry_SetPermission:
+		return "setPermission"
+	case *nspb.Entry_SetOwner:
+		return "setOwner"
+	case *nspb.Entry_SetTimes:
+		return "setTimes"
+	case *nspb.Entry_SetReplication:
+		return "setReplication"
+	case *nspb.Entry_Concat:
+		return "concat"
+	}
+	return ""
 }
 
 // needSuperuser refuses everybody else.

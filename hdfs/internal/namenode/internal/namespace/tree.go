@@ -47,7 +47,7 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 	}
 	if n := r.last(); n != nil {
 		if n.dir == nil {
-			return exception.New(exception.FileAlreadyExists, "Path is not a directory: %s", r)
+			return exception.New(exception.FileAlreadyExists, "Path is not a directory: %s", op.GetPath())
 		}
 		t.res.OK, t.res.Inode = true, n.id
 		return nil
@@ -109,7 +109,7 @@ func (t *txn) makeParents(r resolved, m modes) *Inode {
 
 func (t *txn) delete(op *nspb.Delete) error {
 	ns := t.ns
-	if op.GetPath() == reservedPath {
+	if op.GetPath() == ReservedPath {
 		return exception.New(exception.InvalidPath, "Invalid path name %s", op.GetPath())
 	}
 	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
@@ -127,7 +127,7 @@ func (t *txn) delete(op *nspb.Delete) error {
 		return err
 	}
 	if n.dir != nil && n.dir.names.Len() > 0 && !op.GetRecursive() {
-		return exception.New(exception.PathIsNotEmptyDirectory, "%s is non empty", r)
+		return exception.New(exception.PathIsNotEmptyDirectory, "`%s is non empty': Directory is not empty", r)
 	}
 	if n.id == rootID || !t.write() {
 		return nil
@@ -176,7 +176,7 @@ func (t *txn) rename(op *nspb.Rename) error {
 		return nil
 	}
 	if to.isReserved() {
-		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", reservedPath)
+		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", ReservedPath)
 	}
 	if to.last() != nil || to.parent() == nil {
 		return nil
@@ -219,7 +219,7 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 	case to.within(from):
 		return exception.New(exception.IO, "Rename destination %s is a directory or file under source %s", to, from)
 	case to.isReserved():
-		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", reservedPath)
+		return exception.New(exception.InvalidPath, "Cannot rename to or from %s", ReservedPath)
 	case target != nil && target.id == rootID:
 		return exception.New(exception.IO, "rename destination cannot be the root")
 	case target != nil && (target.dir == nil) != (n.dir == nil):
@@ -321,7 +321,7 @@ func (r resolved) existingFile() (*Inode, error) {
 
 // owned resolves a path that must be there and the caller's.
 func (t *txn) owned(path string) (*Inode, error) {
-	if path == reservedPath {
+	if path == ReservedPath {
 		return nil, exception.New(exception.InvalidPath, "Invalid path name %s", path)
 	}
 	n, _, err := t.ownedInode(path)
@@ -521,7 +521,7 @@ func checkConcatPaths(op *nspb.Concat) error {
 		return exception.New(exception.JavaIllegalArgument, "No sources given")
 	}
 	for _, path := range append([]string{op.GetPath()}, op.GetSources()...) {
-		if strings.HasPrefix(path, reservedPath+"/"+rawName) || strings.HasPrefix(path, reservedPath+"/"+inodesName) {
+		if strings.HasPrefix(path, ReservedPath+"/"+rawName) || strings.HasPrefix(path, ReservedPath+"/"+inodesName) {
 			return exception.New(exception.IO, "Concat operation doesn't support %s relative path : %s", reservedName, printable(path))
 		}
 	}

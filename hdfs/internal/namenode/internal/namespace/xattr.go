@@ -10,7 +10,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
-func isRaw(path string) bool { return strings.HasPrefix(path, reservedPath+"/"+rawName) }
+func isRaw(path string) bool { return strings.HasPrefix(path, ReservedPath+"/"+rawName) }
 
 func attrOf(rec *nspb.XAttr) (xattr.Attr, error) {
 	a := xattr.Attr{Namespace: xattr.Namespace(min(rec.GetNamespace(), 255)), Name: rec.GetName(), Value: rec.GetValue()}

@@ -1,4 +1,8 @@
-package namenode
+// Package groups asks the operating system which groups users are in, and remembers
+// the answers for five minutes.
+//
+// It imports nothing of the project.
+package groups
 
 import (
 	"os/user"
@@ -6,8 +10,8 @@ import (
 	"time"
 )
 
-// systemGroups asks the operating system for users' groups.
-type systemGroups struct {
+// System is the operating system. Its methods may be called concurrently.
+type System struct {
 	mu    sync.Mutex
 	known map[string]knownGroups
 }
@@ -23,11 +27,13 @@ const (
 	maxKnownUsers = 4096
 )
 
-func newSystemGroups() *systemGroups {
-	return &systemGroups{known: make(map[string]knownGroups)}
+// New returns the operating system, of which nothing is known yet.
+func New() *System {
+	return &System{known: make(map[string]knownGroups)}
 }
 
-func (g *systemGroups) lookup(name string) []string {
+// Lookup returns a user's groups, none of one that the system does not know.
+func (g *System) Lookup(name string) []string {
 	now := time.Now()
 	g.mu.Lock()
 	k, ok := g.known[name]
@@ -43,6 +49,13 @@ func (g *systemGroups) lookup(name string) []string {
 	}
 	g.known[name] = k
 	return k.names
+}
+
+// Forget has everything asked again.
+func (g *System) Forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	clear(g.known)
 }
 
 // lookupGroups returns no groups for a user that the system does not know, and
