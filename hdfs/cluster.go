@@ -99,8 +99,8 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			port += i
 		}
 		dn, err := StartDataNode(ctx, DataNodeConfig{
-			ClusterSecret: secret,
-			Runtime:       cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)),
+			ClusterSecret: secret, Superuser: cfg.Access.Superuser, Supergroup: cfg.Access.Supergroup, shared: true,
+			Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)),
 			Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(port)), NameNode: c.NameNode.Addr(),
 		})
 		if err != nil {

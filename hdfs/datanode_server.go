@@ -30,7 +30,16 @@ type DataNodeConfig struct {
 	Advertise string
 	// NameNode is the NameNode's host:port. It need not be up yet.
 	NameNode string
+	// Superuser may do what operators do, and so may the members of the group Supergroup.
+	// Defaults: the user of this process, and "supergroup".
+	Superuser, Supergroup string
+
+	shared bool // the process is not the DataNode's alone: operators may not end it
 }
+
+// ErrShutdown is why a DataNode has ended that an operator has told to
+// (hdfs dfsadmin -shutdownDatanode).
+var ErrShutdown = errors.New("an operator has ended the DataNode")
 
 // DataNode is a DataNode that serves its port.
 type DataNode struct {
@@ -64,7 +73,12 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
 	}
 	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
+	shutdown := func() { p.End(ErrShutdown) }
+	if cfg.shared {
+		shutdown = nil
+	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
+		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown,
 		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },

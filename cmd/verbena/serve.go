@@ -328,7 +328,7 @@ func tellOther(out io.Writer, rep *hdfs.NameNodeState) {
 }
 
 func dataNodeCommand(o *options) *cobra.Command {
-	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret string
+	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret, superuser, supergroup string
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
@@ -358,6 +358,7 @@ any of the nodes: hand it over by ways that nobody reads.`,
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
+				Superuser: superuser, Supergroup: supergroup,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -389,6 +390,8 @@ any of the nodes: hand it over by ways that nobody reads.`,
 	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
 	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
 	metricsFlag(flags, &metricsAt)
+	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
+	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: supergroup)")
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd
@@ -425,7 +428,10 @@ func serve(ctx context.Context, server interface {
 	case <-ctx.Done():
 		return nil
 	case <-server.Done():
-		if err := server.Err(); err != nil {
+		switch err := server.Err(); {
+		case errors.Is(err, hdfs.ErrShutdown):
+			return nil
+		case err != nil:
 			return err
 		}
 		return errors.New("the server ended by itself")

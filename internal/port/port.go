@@ -117,7 +117,7 @@ func (p *Port) Serve(h Handlers) {
 				p.wg.Go(func() { p.serveConnection(c, h.Connections) })
 			})
 			if p.ctx.Err() == nil {
-				p.end(err)
+				p.End(err)
 			}
 		})
 	}
@@ -128,7 +128,7 @@ func (p *Port) acceptEndpoints(service *verbena.Service, serve func(context.Cont
 		ep, err := service.Accept(p.ctx)
 		if err != nil {
 			if p.ctx.Err() == nil {
-				p.end(err)
+				p.End(err)
 			}
 			return
 		}
@@ -190,8 +190,9 @@ func (p *Port) serveEndpoint(ep *verbena.Endpoint, serve func(context.Context, *
 	}
 }
 
-// end tells Done that the port has ended.
-func (p *Port) end(err error) {
+// End tells Done that the port has ended, and Err why, unless it has already. Its owner then
+// closes it.
+func (p *Port) End(err error) {
 	p.endOnce.Do(func() {
 		p.err = err
 		close(p.done)
@@ -227,6 +228,6 @@ func (p *Port) Close() error {
 	p.mu.Unlock()
 	err := p.listener.Close()
 	p.wg.Wait()
-	p.end(nil)
+	p.End(nil)
 	return err
 }

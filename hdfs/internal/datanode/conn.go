@@ -182,7 +182,7 @@ func (dn *DataNode) serveOp(p *peer, op transfer.Op) (err error) {
 	switch op {
 	case transfer.OpWriteBlock:
 		m := &hdfspb.OpWriteBlockProto{}
-		req, run = m, func() error { return dn.writeBlock(p, m) }
+		req, run = m, func() error { return dn.writing(p.Conn, func() error { return dn.writeBlock(p, m) }) }
 	case transfer.OpReadBlock:
 		m := &hdfspb.OpReadBlockProto{}
 		req, run = m, func() error { return dn.readBlock(p, m) }
@@ -261,9 +261,10 @@ func (dn *DataNode) newRPC() *rpc.Server {
 	s := rpc.NewServer(rpc.Config{
 		Logger: dn.log, MaxFrame: 1 << 20, HandshakeTimeout: dn.cfg.HandshakeTimeout, Mechanisms: []rpc.Mechanism{dn.tokens()},
 	})
-	s.Register("org.apache.hadoop.hdfs.protocol.ClientDatanodeProtocol", 1, rpc.Methods{
-		"getReplicaVisibleLength": rpc.Handle(dn.getReplicaVisibleLength),
-	})
+	methods := dn.operatorMethods()
+	methods["getReplicaVisibleLength"] = rpc.Handle(dn.getReplicaVisibleLength)
+	s.Register("org.apache.hadoop.hdfs.protocol.ClientDatanodeProtocol", 1, methods)
+	s.Register("org.apache.hadoop.hdfs.protocol.ReconfigurationProtocol", 1, dn.reconfigurationMethods())
 	return s
 }
 

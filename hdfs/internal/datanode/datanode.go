@@ -35,6 +35,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os/user"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/groups"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -75,6 +77,15 @@ type Config struct {
 	Port     uint16
 	Hostname string // default Host
 	Version  string // told to the NameNode
+
+	// Superuser, and the members of Supergroup, may do what operators do; Groups tells a user's
+	// groups. Defaults: the user of this process, "supergroup", and what the operating system
+	// says, remembered for five minutes.
+	Superuser, Supergroup string
+	Groups                func(user string) []string
+	// Shutdown, if set, ends this DataNode when an operator asks for it. It must not wait
+	// for Close.
+	Shutdown func()
 
 	MaxTransfers int   // operations at one time; default 4096
 	MaxConns     int   // connections at one time, idle ones included; default 16,384
@@ -118,6 +129,17 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Hostname == "" {
 		c.Hostname = c.Host
+	}
+	if c.Superuser == "" {
+		u, err := user.Current()
+		if err != nil {
+			return c, fmt.Errorf("datanode: find out who runs this process, who would be the superuser; name one instead: %w", err)
+		}
+		c.Superuser = u.Username
+	}
+	setDefault(&c.Supergroup, "supergroup")
+	if c.Groups == nil {
+		c.Groups = groups.New().Lookup
 	}
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)
@@ -163,7 +185,11 @@ type DataNode struct {
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]struct{}
+	// writers are those of conns that are writing a block.
+	writers map[net.Conn]struct{}
 
+	started   time.Time
+	ending    atomic.Bool // an operator has asked for the end
 	transfers atomic.Int64
 	names     session
 	keys      *blocktoken.Keys
@@ -193,6 +219,8 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		cfg: cfg, log: cfg.Logger, store: s,
 		budget:   &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
 		conns:    map[net.Conn]struct{}{},
+		writers:  map[net.Conn]struct{}{},
+		started:  time.Now(),
 		reported: make(chan struct{}),
 		keys:     blocktoken.NewKeys(),
 	}

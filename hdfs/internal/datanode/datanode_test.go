@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/md5"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -909,6 +911,41 @@ func TestBlockChecksum(t *testing.T) {
 		if got := resp.GetChecksumResponse(); !bytes.Equal(got.GetBlockChecksum(), want[:]) || got.GetBytesPerCrc() != 512 || got.GetCrcPerBlock() != uint64(len(sums)/4) || got.GetCrcType() != hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C {
 			t.Fatalf("%d bytes: %v", n, resp)
 		}
+	}
+}
+
+// A composite checksum is the CRC of the bytes themselves, of all or of each stripe.
+func TestCompositeBlockChecksum(t *testing.T) {
+	f := newFixture(t, 1, nil)
+	data := random(1, 300_001)
+	writeBlock(t, f.nodes, 1, 1001, data)
+	ask := func(length int, stripe uint64) *hdfspb.BlockOpResponseProto {
+		c := dialNode(t, f.nodes[0])
+		must(t, transfer.WriteRequest(c.nc, transfer.OpBlockChecksum, &hdfspb.OpBlockChecksumProto{
+			Header:               &hdfspb.BaseHeaderProto{Block: extended(1, 1001, uint64(length))},
+			BlockChecksumOptions: &hdfspb.BlockChecksumOptionsProto{BlockChecksumType: hdfspb.BlockChecksumTypeProto_COMPOSITE_CRC.Enum(), StripeLength: &stripe},
+		}))
+		resp := &hdfspb.BlockOpResponseProto{}
+		must(t, c.r.ReadMessage(resp))
+		return resp
+	}
+	for _, c := range []struct{ length, stripe int }{{300_001, 0}, {300_001, 1 << 20}, {1000, 0}, {512, 512}, {1, 0}, {300_001, 1000}, {300_000, 1000}, {5000, 1}} {
+		resp := ask(c.length, uint64(c.stripe))
+		var want []byte
+		step := c.stripe
+		if step == 0 {
+			step = c.length
+		}
+		for part := range slices.Chunk(data[:c.length], step) {
+			want = binary.BigEndian.AppendUint32(want, crc32.Checksum(part, crc32.MakeTable(crc32.Castagnoli)))
+		}
+		got := resp.GetChecksumResponse()
+		if !bytes.Equal(got.GetBlockChecksum(), want) || got.GetBlockChecksumOptions().GetBlockChecksumType() != hdfspb.BlockChecksumTypeProto_COMPOSITE_CRC {
+			t.Errorf("%d bytes in stripes of %d: %v, want %x", c.length, c.stripe, resp, want)
+		}
+	}
+	if resp := ask(2<<20, 1); resp.GetStatus() == hdfspb.Status_SUCCESS {
+		t.Errorf("more stripes than a block may have: %v", resp.GetStatus())
 	}
 }
 

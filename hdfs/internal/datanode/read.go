@@ -2,12 +2,15 @@ package datanode
 
 import (
 	"crypto/md5"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -188,10 +191,6 @@ func (dn *DataNode) blockChecksum(p *peer, op *hdfspb.OpBlockChecksumProto) erro
 	if err := dn.allow(op.GetHeader().GetToken(), blocktoken.Access{Block: block, Mode: blocktoken.Read}); err != nil {
 		return dn.answered(p, nil, err)
 	}
-	if t := op.GetBlockChecksumOptions().GetBlockChecksumType(); t != hdfspb.BlockChecksumTypeProto_MD5CRC {
-		dn.refuse(p, hdfspb.Status_ERROR_UNSUPPORTED, nil, fmt.Errorf("block checksum of type %v is not offered, only MD5CRC; set dfs.checksum.combine.mode to MD5MD5CRC", t))
-		return errAnswered
-	}
 	rd, err := dn.openReader(block, int64(block.GetNumBytes()))
 	if err != nil {
 		return dn.answered(p, nil, err)
@@ -201,7 +200,16 @@ func (dn *DataNode) blockChecksum(p *peer, op *hdfspb.OpBlockChecksumProto) erro
 	if length == 0 {
 		length = rd.Length
 	}
-	sum, err := md5OfSums(rd, length)
+	options := op.GetBlockChecksumOptions()
+	var sum []byte
+	switch t := options.GetBlockChecksumType(); t {
+	case hdfspb.BlockChecksumTypeProto_MD5CRC:
+		sum, err = md5OfSums(rd, length)
+	case hdfspb.BlockChecksumTypeProto_COMPOSITE_CRC:
+		sum, err = compositeSums(rd, length, options.GetStripeLength())
+	default:
+		err = fmt.Errorf("%w: unknown type %d of a block's checksum", transfer.ErrMalformed, t)
+	}
 	if err != nil {
 		dn.noteCorrupt(rd, err)
 		return dn.answered(p, nil, err)
@@ -211,32 +219,80 @@ func (dn *DataNode) blockChecksum(p *peer, op *hdfspb.OpBlockChecksumProto) erro
 		Status: hdfspb.Status_SUCCESS.Enum(),
 		ChecksumResponse: &hdfspb.OpBlockChecksumResponseProto{
 			BytesPerCrc: &bpc, CrcPerBlock: &chunks, BlockChecksum: sum, CrcType: rd.Sum.Type.Enum(),
-			BlockChecksumOptions: &hdfspb.BlockChecksumOptionsProto{BlockChecksumType: hdfspb.BlockChecksumTypeProto_MD5CRC.Enum()},
+			BlockChecksumOptions: &hdfspb.BlockChecksumOptionsProto{BlockChecksumType: options.GetBlockChecksumType().Enum(), StripeLength: proto.Uint64(options.GetStripeLength())},
 		},
 	})
 }
 
-// md5OfSums is the MD5 of the checksums of the first length bytes. The bytes
-// are read too: a checksum that no longer fits its bytes must not stand for a file.
+// md5OfSums is the MD5 of the checksums of the first length bytes.
 func md5OfSums(rd *store.Reader, length int64) ([]byte, error) {
+	digest := md5.New()
+	err := eachVerified(rd, length, func(_, sums []byte) { digest.Write(sums) })
+	return digest.Sum(nil), err
+}
+
+// maxStripes bounds how many sums [compositeSums] makes for one block.
+const maxStripes = 1 << 20
+
+// compositeSums are the CRCs of the first length bytes in stripes, each of stripe bytes but the
+// last, which may be shorter; 0 for a stripe means one for all. Unlike [md5OfSums] they do
+// not depend on the chunks that the block's own checksums cover. Each has 4 bytes,
+// big-endian. Hadoop composes them of the chunks' checksums, which gives the same.
+func compositeSums(rd *store.Reader, length int64, stripe uint64) ([]byte, error) {
+	if rd.Sum.Size() == 0 {
+		return nil, errors.New("the block has no checksums that could be composed")
+	}
+	if stripe == 0 || stripe > uint64(length) {
+		stripe = uint64(length)
+	}
+	if length == 0 {
+		return nil, nil
+	}
+	if uint64(length)/stripe >= maxStripes {
+		return nil, fmt.Errorf("%w: stripes of %d bytes are too many in %d", transfer.ErrMalformed, stripe, length)
+	}
+	var (
+		out  []byte
+		sum  uint32
+		left = stripe
+	)
+	err := eachVerified(rd, length, func(data, _ []byte) {
+		for len(data) > 0 {
+			n := min(uint64(len(data)), left)
+			sum = rd.Sum.Update(sum, data[:n])
+			data, left = data[n:], left-n
+			if left == 0 {
+				out = binary.BigEndian.AppendUint32(out, sum)
+				sum, left = 0, stripe
+			}
+		}
+	})
+	if left != stripe {
+		out = binary.BigEndian.AppendUint32(out, sum)
+	}
+	return out, err
+}
+
+// eachVerified visits the first length bytes with their checksums. The bytes are
+// read even for the checksums alone: one that no longer fits its bytes must not stand for a file.
+func eachVerified(rd *store.Reader, length int64, visit func(data, sums []byte)) error {
 	bpc := rd.Sum.BytesPerChunk
 	chunks := max(1, sendBuffer/(bpc+4))
 	buf := transfer.GetBuffer(chunks * (bpc + 4))
 	defer transfer.PutBuffer(buf)
-	digest := md5.New()
 	for off := int64(0); off < length; {
 		n := int(min(int64(chunks*bpc), rd.Length-off))
 		data, sums := (*buf)[:n], (*buf)[n:n+4*int(rd.Sum.Chunks(int64(n)))]
 		if err := rd.ReadVerified(data, sums, off); err != nil {
-			return nil, err
+			return err
 		}
 		if rest := length - off; rest < int64(n) {
 			data = data[:rest]
 			sums = sums[:4*rd.Sum.Chunks(rest)]
 			rd.Sum.Sum(sums, data)
 		}
-		digest.Write(sums)
+		visit(data, sums)
 		off += int64(n)
 	}
-	return digest.Sum(nil), nil
+	return nil
 }

@@ -1,0 +1,209 @@
+package datanode
+
+import (
+	"context"
+	"maps"
+	"math"
+	"net"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+)
+
+// operatorMethods are those of ClientDatanodeProtocol that operators call. What is not there
+// (the balancer, the disk balancer, settings that change while the DataNode runs) answers as an
+// HDFS in which it is switched off.
+func (dn *DataNode) operatorMethods() rpc.Methods {
+	m := rpc.Methods{
+		"cancelDiskBalancerPlan": rpc.Handle(refusal[hdfspb.CancelPlanRequestProto, hdfspb.CancelPlanResponseProto](dn, errNoDiskBalancer)),
+		"deleteBlockPool":        rpc.Handle(dn.deleteBlockPool),
+		"evictWriters":           rpc.Handle(dn.evictWriters),
+		"getBalancerBandwidth":   rpc.Handle(getBalancerBandwidth),
+		"getBlockLocalPathInfo":  rpc.Handle(getBlockLocalPathInfo),
+		"getDatanodeInfo":        rpc.Handle(dn.getDatanodeInfo),
+		"getDiskBalancerSetting": rpc.Handle(refusal[hdfspb.DiskBalancerSettingRequestProto, hdfspb.DiskBalancerSettingResponseProto](dn, errNoDiskBalancer)),
+		"getVolumeReport":        rpc.Handle(dn.getVolumeReport),
+		"queryDiskBalancerPlan":  rpc.Handle(refusal[hdfspb.QueryPlanStatusRequestProto, hdfspb.QueryPlanStatusResponseProto](dn, errNoDiskBalancer)),
+		"refreshNamenodes":       rpc.Handle(dn.refreshNamenodes),
+		"shutdownDatanode":       rpc.Handle(dn.shutdownDatanode),
+		"submitDiskBalancerPlan": rpc.Handle(refusal[hdfspb.SubmitDiskBalancerPlanRequestProto, hdfspb.SubmitDiskBalancerPlanResponseProto](dn, errNoDiskBalancer)),
+		"triggerBlockReport":     rpc.Handle(dn.triggerBlockReport),
+	}
+	maps.Copy(m, dn.reconfigurationMethods())
+	return m
+}
+
+// reconfigurationMethods are also those of ReconfigurationProtocol.
+func (dn *DataNode) reconfigurationMethods() rpc.Methods {
+	return rpc.Methods{
+		"getReconfigurationStatus":     rpc.Handle(dn.getReconfigurationStatus),
+		"listReconfigurableProperties": rpc.Handle(dn.listReconfigurableProperties),
+		"startReconfiguration":         rpc.Handle(refusal[hdfspb.StartReconfigurationRequestProto, hdfspb.StartReconfigurationResponseProto](dn, errNoReconfiguration)),
+	}
+}
+
+var (
+	errNoDiskBalancer    = exception.New(exception.DiskBalancer, "Disk Balancer is not enabled.")
+	errNoReconfiguration = exception.New(exception.UnsupportedOperation, "this DataNode reads its settings when it starts: start it anew")
+)
+
+// refusal makes a method that superusers call in vain, and others may not.
+func refusal[Req, Resp any](dn *DataNode, why error) func(context.Context, *Req) (*Resp, error) {
+	return func(ctx context.Context, _ *Req) (*Resp, error) {
+		if err := dn.superuser(ctx); err != nil {
+			return nil, err
+		}
+		return nil, why
+	}
+}
+
+// superuser refuses all but the user of this process and the members of the supergroup.
+func (dn *DataNode) superuser(ctx context.Context) error {
+	c := rpc.FromContext(ctx)
+	if c != nil && (c.User == dn.cfg.Superuser || slices.Contains(dn.cfg.Groups(c.User), dn.cfg.Supergroup)) {
+		return nil
+	}
+	return exception.New(exception.AccessControl, "Permission denied.")
+}
+
+func (dn *DataNode) getDatanodeInfo(context.Context, *hdfspb.GetDatanodeInfoRequestProto) (*hdfspb.GetDatanodeInfoResponseProto, error) {
+	version := dn.cfg.Version
+	if version == "" {
+		version = "verbena"
+	}
+	return &hdfspb.GetDatanodeInfoResponseProto{LocalInfo: &hdfspb.DatanodeLocalInfoProto{
+		SoftwareVersion: &version, ConfigVersion: proto.String("core-default, hdfs-default"), Uptime: proto.Uint64(uint64(time.Since(dn.started).Seconds())),
+	}}, nil
+}
+
+// triggerBlockReport has the NameNode told at once: of changes, or of all replicas.
+func (dn *DataNode) triggerBlockReport(ctx context.Context, req *hdfspb.TriggerBlockReportRequestProto) (*hdfspb.TriggerBlockReportResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	if !req.GetIncremental() {
+		dn.names.mu.Lock()
+		dn.names.full = true
+		dn.names.mu.Unlock()
+	}
+	dn.names.poke()
+	return &hdfspb.TriggerBlockReportResponseProto{}, nil
+}
+
+// refreshNamenodes has nothing to read again: there is one NameNode.
+func (dn *DataNode) refreshNamenodes(ctx context.Context, _ *hdfspb.RefreshNamenodesRequestProto) (*hdfspb.RefreshNamenodesResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	return &hdfspb.RefreshNamenodesResponseProto{}, nil
+}
+
+func (dn *DataNode) deleteBlockPool(ctx context.Context, req *hdfspb.DeleteBlockPoolRequestProto) (*hdfspb.DeleteBlockPoolResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	if req.GetBlockPool() == dn.store.Identity().BlockPoolID {
+		return nil, exception.New(exception.IO, "The block pool is still running. First do a refreshNamenodes to shutdown the block pool service")
+	}
+	return &hdfspb.DeleteBlockPoolResponseProto{}, nil // there is no other
+}
+
+// getBlockLocalPathInfo lets nobody at a block's file, as HDFS unless users are named.
+func getBlockLocalPathInfo(ctx context.Context, _ *hdfspb.GetBlockLocalPathInfoRequestProto) (*hdfspb.GetBlockLocalPathInfoResponseProto, error) {
+	return nil, exception.New(exception.AccessControl, "Can't continue with getBlockLocalPathInfo() authorization. The user %s is not configured in dfs.block.local-path-access.user", rpc.FromContext(ctx).User)
+}
+
+func getBalancerBandwidth(context.Context, *hdfspb.GetBalancerBandwidthRequestProto) (*hdfspb.GetBalancerBandwidthResponseProto, error) {
+	return nil, exception.New(exception.UnsupportedOperation, "there is no balancer, and nothing that would bound its copies")
+}
+
+// shutdownDatanode ends this DataNode, soon after it has answered.
+func (dn *DataNode) shutdownDatanode(ctx context.Context, _ *hdfspb.ShutdownDatanodeRequestProto) (*hdfspb.ShutdownDatanodeResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	if dn.cfg.Shutdown == nil {
+		return nil, exception.New(exception.UnsupportedOperation, "this DataNode shares its process with the NameNode: stop that process")
+	}
+	if dn.ending.Swap(true) {
+		return nil, exception.New(exception.IO, "Shutdown already in progress.")
+	}
+	dn.log.Info("an operator ends this DataNode", "user", rpc.FromContext(ctx).User)
+	dn.goBackground(func() {
+		dn.sleep(shutdownDelay)
+		dn.cfg.Shutdown()
+	})
+	return &hdfspb.ShutdownDatanodeResponseProto{}, nil
+}
+
+// shutdownDelay lets the answer to who asked for the end get away.
+const shutdownDelay = 200 * time.Millisecond
+
+// evictWriters ends the connections of all who write, who go on with other DataNodes.
+func (dn *DataNode) evictWriters(ctx context.Context, _ *hdfspb.EvictWritersRequestProto) (*hdfspb.EvictWritersResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	dn.mu.Lock()
+	defer dn.mu.Unlock()
+	dn.log.Info("an operator evicts all writers", "writers", len(dn.writers))
+	for nc := range dn.writers {
+		nc.Close()
+	}
+	return &hdfspb.EvictWritersResponseProto{}, nil
+}
+
+// writing runs what writes a block over a connection.
+func (dn *DataNode) writing(nc net.Conn, write func() error) error {
+	dn.mu.Lock()
+	dn.writers[nc] = struct{}{}
+	dn.mu.Unlock()
+	defer func() {
+		dn.mu.Lock()
+		delete(dn.writers, nc)
+		dn.mu.Unlock()
+	}()
+	return write()
+}
+
+// getVolumeReport tells about the directories of replicas.
+func (dn *DataNode) getVolumeReport(ctx context.Context, _ *hdfspb.GetVolumeReportRequestProto) (*hdfspb.GetVolumeReportResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	u, err := dn.store.Usage()
+	if err != nil {
+		return nil, exception.New(exception.IO, "%v", err)
+	}
+	blocks := 0
+	for _, i := range dn.store.Replicas() {
+		if i.State == store.Finalized {
+			blocks++
+		}
+	}
+	return &hdfspb.GetVolumeReportResponseProto{VolumeInfo: []*hdfspb.DatanodeVolumeInfoProto{{
+		Path: &dn.cfg.Dir, StorageType: hdfspb.StorageTypeProto_DISK.Enum(), UsedSpace: &u.Used, FreeSpace: proto.Uint64(min(u.Remaining, math.MaxInt64)),
+		ReservedSpace: proto.Uint64(0), ReservedSpaceForReplicas: proto.Uint64(0), NumBlocks: proto.Uint64(uint64(blocks)),
+	}}}, nil
+}
+
+// getReconfigurationStatus tells that nothing was ever changed.
+func (dn *DataNode) getReconfigurationStatus(ctx context.Context, _ *hdfspb.GetReconfigurationStatusRequestProto) (*hdfspb.GetReconfigurationStatusResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	return &hdfspb.GetReconfigurationStatusResponseProto{StartTime: proto.Int64(0)}, nil
+}
+
+func (dn *DataNode) listReconfigurableProperties(ctx context.Context, _ *hdfspb.ListReconfigurablePropertiesRequestProto) (*hdfspb.ListReconfigurablePropertiesResponseProto, error) {
+	if err := dn.superuser(ctx); err != nil {
+		return nil, err
+	}
+	return &hdfspb.ListReconfigurablePropertiesResponseProto{}, nil
+}
