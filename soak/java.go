@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"os/exec"
@@ -127,7 +128,17 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 			}
 			return shows(hex.EncodeToString(sum))(out)
 		}},
+		{"-D dfs.checksum.combine.mode=COMPOSITE_CRC -checksum " + name, shows(fmt.Sprintf("%08x", crc32.Checksum(content, crc32.MakeTable(crc32.Castagnoli))))},
 		{"-appendToFile " + local + " " + name, has(whole)},
+		{"-D dfs.checksum.type=NULL -put " + local + " /java/unsummed", nil},
+		{"-D dfs.checksum.type=NULL -appendToFile " + local + " /java/unsummed", nil},
+		{"-get /java/unsummed " + filepath.Join(dir, "unsummed"), func(string) error {
+			got, err := os.ReadFile(filepath.Join(dir, "unsummed"))
+			if err == nil && !bytes.Equal(got, whole) {
+				err = errors.New("other bytes came back")
+			}
+			return err
+		}},
 		{"-setrep 2 " + name, shows("Replication 2 set")},
 		{"-chmod 600 " + name, nil},
 		{"-chown ada:staff " + name, nil},

@@ -110,19 +110,11 @@ func (l *letterRun) run(ctx context.Context, dir string) (err error) {
 
 // ask has Apache's NameNode answer.
 func (l *letterRun) ask(ctx context.Context, dir string, operations []string) ([]string, error) {
-	source := filepath.Join(dir, "Oracle.java")
-	if err := os.WriteFile(source, oracle, 0o644); err != nil {
+	source, err := writeJava(dir, "Oracle.java", oracle)
+	if err != nil {
 		return nil, err
 	}
-	// The configuration of the log comes before the jars, which have their own.
-	if err := os.WriteFile(filepath.Join(dir, "log4j.properties"), []byte("log4j.rootLogger=OFF\n"), 0o644); err != nil {
-		return nil, err
-	}
-	java := exec.CommandContext(ctx, "java", "-Xmx1g", "-Djava.io.tmpdir="+dir, "-cp", dir+string(filepath.ListSeparator)+l.classpath, source, filepath.Join(dir, "apache"))
-	for _, p := range []string{"java.lang", "java.nio", "java.util", "java.net", "sun.nio.ch"} {
-		java.Args = append(java.Args[:1:1], append([]string{"--add-opens=java.base/" + p + "=ALL-UNNAMED"}, java.Args[1:]...)...)
-	}
-	java.Env = append(os.Environ(), "HADOOP_USER_NAME=root")
+	java := javaCommandLine(ctx, dir, l.classpath, source, filepath.Join(dir, "apache"))
 	java.Stdin = strings.NewReader(strings.Join(operations, "\n") + "\n")
 	var out, said bytes.Buffer
 	java.Stdout, java.Stderr = &out, &said
