@@ -225,5 +225,5 @@ const (
 	why64      = "64 callers: by a profile of both ends, 34 % of the time is polling and what completions bring, 19 % sending requests, 12 % sending answers, 7 % the sleep of callers and 5 % the kernel's futexes."
 	whyRelay   = "Relay: by a profile of the three processes, 57 % of the time is the two copies, one by the relay and one by the sink, of what another processor has written ([measured](../endpoints.md#buffers)) and 14 % futexes, by which the processes and Go's threads wake each other."
 	whyTCP     = "Hadoop RPC on TCP, bound: each call wakes two processors that sleep, and the wake-ups are most of the time of ours and of gRPC."
-	whyHadoop  = "Hadoop RPC over shm, 512 KiB: the echo is decoded into new memory of Go's heap at both ends, and so the garbage collector takes 39 % of the processor time, the kernel 29 %, copying and clearing memory 14 % and the runtime 5 %."
+	whyHadoop  = "Hadoop RPC over shm, 512 KiB: each of the two messages is copied where it is encoded and where the peer reads it, and the answer once more into the caller's message. By a profile of both ends the kernel takes 37 % of the processor time, mostly to wake and to put to sleep, copying memory 29 %, the runtime and protobuf, polls included, 24 %, Go's scheduler 9 % and its garbage collector 2 %."
 )
