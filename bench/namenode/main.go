@@ -1,0 +1,53 @@
+// Command namenode measures the NameNode beside Apache HDFS's: one load generator makes
+// the same calls of both, over TCP by Hadoop RPC, and the processor time of each server is
+// taken from its accounting. Apache's comes from Maven Central.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "namenode:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	b := &bench{}
+	cmd := &cobra.Command{
+		Use:   "namenode",
+		Short: "Measure the NameNode beside Apache HDFS's",
+		Long: `Measure calls a second of the NameNode, and its processor time for each, beside Apache
+HDFS's NameNode from Maven, with one load generator:
+
+  go -C bench run ./namenode                  five rounds, some minutes, on a quiet machine
+  go -C bench run ./namenode --quick          three short rounds
+  go -C bench run ./namenode --quick --json   rows {what, beside, ours, theirs, ratio, target, met}
+
+Both write their logs below --dir. Each is warmed up by rounds that do not count: Java
+compiles in them. It needs java and, the first time, mvn.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context()) },
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&b.quick, "quick", false, "three short rounds")
+	flags.BoolVar(&b.json, "json", false, "print the rows as JSON")
+	flags.IntVar(&b.clients, "clients", 32, "clients, each with a connection of its own")
+	flags.IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 3)")
+	flags.IntVar(&b.calls, "calls", 0, "calls of each client and kind in a round (default: 600, with --quick 200)")
+	flags.StringVar(&b.dir, "dir", "", "`directory` for the logs of both (default: a temporary one)")
+	return cmd
+}
