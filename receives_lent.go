@@ -65,7 +65,14 @@ func (r *receives) demanded(n int) int {
 
 // ebbs begins to take back what is not needed, if that may be anything. r.mu is held.
 func (r *receives) ebbs() {
-	if r.lender == nil || r.ebb != nil || r.closed || r.target.Load() <= r.least() {
+	if r.lender != nil && r.target.Load() > r.least() {
+		r.ebbsOnce()
+	}
+}
+
+// ebbsOnce looks in a while what is not needed. r.mu is held.
+func (r *receives) ebbsOnce() {
+	if r.ebb != nil || r.closed {
 		return
 	}
 	r.ebb = time.AfterFunc(ebbEvery, func() {
@@ -75,8 +82,11 @@ func (r *receives) ebbs() {
 			return
 		}
 		r.ebb = nil
-		r.recall()
-		r.ebbs()
+		if r.recall() {
+			r.ebbsOnce() // what is left may lie here and there
+		} else {
+			r.ebbs()
+		}
 	})
 }
 
@@ -90,8 +100,8 @@ func (r *receives) thin() bool {
 }
 
 // recall takes receives back that are neither lent nor needed as the first ones of
-// peers to come. r.mu is held.
-func (r *receives) recall() {
+// peers to come. It tells whether memory went back. r.mu is held.
+func (r *receives) recall() (dropped bool) {
 	least := r.least()
 	n := int(r.posted.Load())
 	if cap(r.recalled) < n {
@@ -118,4 +128,5 @@ func (r *receives) recall() {
 			r.drop(b)
 		}
 	}
+	return n > kept
 }

@@ -29,8 +29,8 @@ func (p *Pool) Trim() error {
 	return p.giveBack(p.evictAll())
 }
 
-// Denser returns a slab of the same size as s from a region of which more is used,
-// if there is one. Whoever keeps a slab for long moves there, puts s back, and what is
+// Denser returns a slab of the same size as s from a region with less room, if there is
+// one: one that is fuller, or smaller, be it idle. Whoever keeps a slab for long moves there, puts s back, and what is
 // used here and there comes together, so that the rest can go back.
 func (p *Pool) Denser(s Slab) (Slab, bool) {
 	p.mu.Lock()
@@ -40,9 +40,18 @@ func (p *Pool) Denser(s Slab) (Slab, bool) {
 		return Slab{}, false
 	}
 	p.shutShelves() // what lies there counts as used
+	class := &p.classes[a.class]
 	var best *arena
-	for b := p.classes[a.class].partial.top; b != nil; b = b.prev {
-		if b.out >= a.out && b != a && (best == nil || b.out > best.out) {
+	for b := class.partial.top; b != nil; b = b.prev {
+		if b != a && b.room() <= a.room() && (best == nil || b.room() < best.room()) {
+			best = b
+		}
+	}
+	if idle := class.kept.top; best == nil && idle != nil && idle.room() < a.room() {
+		best = idle
+	}
+	for b := p.spare.top; best == nil && b != nil; b = b.prev {
+		if b.class == a.class && b.room() < a.room() {
 			best = b
 		}
 	}
@@ -51,6 +60,9 @@ func (p *Pool) Denser(s Slab) (Slab, bool) {
 	}
 	return p.handOut(best), true
 }
+
+// room is how many slabs an arena has that are not out. The pool's mu is held.
+func (a *arena) room() int { return a.count - a.out }
 
 // The methods below are called with p.mu held, unless they say otherwise.
 

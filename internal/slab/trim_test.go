@@ -157,3 +157,55 @@ func TestDenser(t *testing.T) {
 		p.check(t)
 	})
 }
+
+// A few slabs that are left in a large region move to small ones, so that it goes back:
+// what counts is how much room a region has, and not how much of it is used. Where none is
+// used, an idle one takes the first.
+func TestDenserIsSmaller(t *testing.T) {
+	for _, others := range []int{4, 0} {
+		synctest.Test(t, func(t *testing.T) {
+			p, _ := newPool(t, 256<<20)
+			var all []Slab
+			for p.Registered() < 8<<20 {
+				all = append(all, get(t, p, 32<<10))
+			}
+			large := all[len(all)-1].arena
+			for large.out < large.count {
+				all = append(all, get(t, p, 32<<10))
+			}
+			var left []Slab
+			inLarge, inSmall := 0, 0
+			for _, s := range all {
+				switch a := s.arena; {
+				case a == large && inLarge < 6:
+					inLarge++
+					left = append(left, s)
+				case a.count < 5 && s.index == 0 && inSmall < others:
+					inSmall++
+					left = append(left, s)
+				default:
+					p.Put(s)
+				}
+			}
+			if large.count < 30 || inSmall != others {
+				t.Fatalf("a region of %d slabs and %d small ones: this shows nothing", large.count, inSmall)
+			}
+			for i, s := range left {
+				if better, ok := p.Denser(s); ok {
+					p.Put(s)
+					left[i] = better
+				}
+			}
+			p.check(t)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if n := p.Registered(); n > 4*(firstArena+arenaExtra) {
+				t.Errorf("%d bytes are registered for %d slabs beside %d others", n, len(left), others)
+			}
+			for _, s := range left {
+				p.Put(s)
+			}
+			p.check(t)
+		})
+	}
+}
