@@ -1,6 +1,8 @@
 package main
 
 import (
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,10 +22,51 @@ func (g *letterGenerator) attributeStep(user string) {
 	if g.one(2) {
 		user = "root"
 	}
-	if g.one(2) {
+	switch n := g.IntN(10); {
+	case g.quotas && n < 6:
+		g.quotaStep(user)
+	case n < 4:
 		g.aclStep(user)
-	} else {
+	case n < 7 || g.quotas:
 		g.xattrStep(user)
+	default:
+		g.policyStep(user)
+	}
+}
+
+func (g *letterGenerator) quotaStep(user string) {
+	p := g.path()
+	if !g.one(6) {
+		user = "root"
+	}
+	const keep, none = math.MaxInt64, -1
+	switch n := g.IntN(20); {
+	case n < 6:
+		g.op(user, "setQuota", p, pick(g, keep, keep, none, 0, 1, 2, 3, 4, 6, -2), pick(g, keep, keep, none, 0, 512, 1024, 3072, 6144, 6144, 20000, 20000), "-")
+	case n < 8:
+		g.op(user, "setQuota", p, pick(g, keep, keep, keep, keep, 1), pick(g, none, 0, 1024, 2048, 6144, 20000), pick(g, "DISK", "SSD", "ARCHIVE", "PROVIDED"))
+	case n < 14:
+		// Of the root Apache's NameNode counts kinds of storage wrong, below 0 too.
+		if slices.Contains(g.known, p) && p != "/" {
+			g.op(user, "getQuotaUsage", p)
+		}
+	default:
+		g.op(user, "getContentSummary", p)
+	}
+}
+
+func (g *letterGenerator) policyStep(user string) {
+	p := g.path()
+	switch n := g.IntN(20); {
+	case n < 10:
+		// Apache's NameNode has no storage for COLD either, but looks for some for long.
+		g.op(user, "setStoragePolicy", p, pick(g, "HOT", "WARM", "warm", "ALL_SSD", "ONE_SSD", "LAZY_PERSIST", "PROVIDED", "ALL_NVDIMM", "TEPID"))
+	case n < 13:
+		g.op(user, "unsetStoragePolicy", p)
+	case n < 19:
+		g.op(user, "getStoragePolicy", p)
+	default:
+		g.op(user, pick(g, "getStoragePolicies", "satisfyStoragePolicy"), p)
 	}
 }
 

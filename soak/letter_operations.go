@@ -39,6 +39,7 @@ type letterGenerator struct {
 	slots [letterSlots]letterSlot
 
 	attributes bool
+	quotas     bool // this episode has quotas
 }
 
 func (g *letterGenerator) op(user, name string, args ...any) {
@@ -136,7 +137,12 @@ func (g *letterGenerator) odd() string {
 // createParent tells whether the directories above path are to be made. Apache's
 // NameNode makes them even if it then refuses the last name, ours changes nothing
 // then; so not for such a name.
+//
+// The same holds where a quota may be in the way.
 func (g *letterGenerator) createParent(path string) bool {
+	if g.quotas {
+		return false
+	}
 	return !g.one(3) && !strings.Contains(path, "nnnnnnnn") && !strings.Contains(path, ".snapshot")
 }
 
@@ -170,6 +176,10 @@ func (g *letterGenerator) episode(end int) {
 	g.known, g.files, g.slots = nil, nil, [letterSlots]letterSlot{}
 	g.op("root", "reset")
 	g.op("root", "setPermission", "/", pick(g, "755", "777", "777", "1777"))
+	if g.quotas = g.attributes && g.one(2); g.quotas && g.one(2) {
+		// Apache's NameNode does not count anew when a policy changes later.
+		g.op("root", "setStoragePolicy", "/", pick(g, "HOT", "WARM", "ONE_SSD", "ALL_SSD", "PROVIDED"))
+	}
 	for range 3 + g.IntN(3) {
 		p := g.fresh()
 		g.learn(p)

@@ -19,6 +19,8 @@ import org.apache.hadoop.crypto.CryptoProtocolVersion;
 import org.apache.hadoop.fs.ContentSummary;
 import org.apache.hadoop.fs.CreateFlag;
 import org.apache.hadoop.fs.Options;
+import org.apache.hadoop.fs.QuotaUsage;
+import org.apache.hadoop.fs.StorageType;
 import org.apache.hadoop.fs.XAttr;
 import org.apache.hadoop.fs.XAttrSetFlag;
 import org.apache.hadoop.fs.permission.AclEntry;
@@ -30,11 +32,13 @@ import org.apache.hadoop.hdfs.MiniDFSCluster;
 import org.apache.hadoop.hdfs.NameNodeProxies;
 import org.apache.hadoop.hdfs.protocol.BatchedDirectoryListing;
 import org.apache.hadoop.hdfs.protocol.Block;
+import org.apache.hadoop.hdfs.protocol.BlockStoragePolicy;
 import org.apache.hadoop.hdfs.protocol.BlockListAsLongs;
 import org.apache.hadoop.hdfs.protocol.ClientProtocol;
 import org.apache.hadoop.hdfs.protocol.DatanodeID;
 import org.apache.hadoop.hdfs.protocol.DirectoryListing;
 import org.apache.hadoop.hdfs.protocol.ExtendedBlock;
+import org.apache.hadoop.hdfs.protocol.HdfsConstants;
 import org.apache.hadoop.hdfs.protocol.HdfsFileStatus;
 import org.apache.hadoop.hdfs.protocol.HdfsLocatedFileStatus;
 import org.apache.hadoop.hdfs.protocol.HdfsPartialListing;
@@ -76,7 +80,8 @@ public final class Oracle {
 
   private static final Set<String> TEXTS = new HashSet<>(Arrays.asList(
       "setAcl", "modifyAclEntries", "removeAclEntries", "removeDefaultAcl", "removeAcl", "getAclStatus",
-      "setXAttr", "getXAttrs", "listXAttrs", "removeXAttr"));
+      "setXAttr", "getXAttrs", "listXAttrs", "removeXAttr",
+      "getStoragePolicies", "getStoragePolicy", "setStoragePolicy", "unsetStoragePolicy", "satisfyStoragePolicy", "setQuota", "getQuotaUsage"));
 
   /** A file that some operation opened, as its writer knows it. */
   private static final class Slot {
@@ -182,7 +187,8 @@ public final class Oracle {
     }
     String message = String.valueOf(e.getMessage());
     int end = message.indexOf('\n');
-    return ": " + (end < 0 ? message : message.substring(0, end));
+    // The two servers number files in their own ways.
+    return ": " + (end < 0 ? message : message.substring(0, end)).replaceAll("(/\\.inodes/)\\d+", "$1#");
   }
 
   /** A path may name an inode: @3 is the id of the file in slot 3. */
@@ -206,6 +212,15 @@ public final class Oracle {
       }
       nn.setPermission("/", new FsPermission((short) 0755));
       nn.setOwner("/", "root", "supergroup");
+      nn.removeAcl("/");
+      nn.unsetStoragePolicy("/");
+      for (XAttr a : nn.listXAttrs("/.reserved/raw")) {
+        nn.removeXAttr("/.reserved/raw", a);
+      }
+      nn.setQuota("/", HdfsConstants.QUOTA_RESET, HdfsConstants.QUOTA_RESET, null);
+      for (StorageType t : StorageType.getTypesSupportingQuota()) {
+        nn.setQuota("/", HdfsConstants.QUOTA_DONT_SET, HdfsConstants.QUOTA_RESET, t);
+      }
       nn.setTimes("/", 1, 1);
       slots.clear();
       return "ok";
@@ -347,7 +362,7 @@ public final class Oracle {
     }
     case "getContentSummary": {
       ContentSummary s = nn.getContentSummary(path(f[2]));
-      return s.getLength() + " " + s.getFileCount() + " " + s.getDirectoryCount() + " " + s.getSpaceConsumed() + " " + s.getQuota() + " " + s.getSpaceQuota();
+      return s.getLength() + " " + s.getFileCount() + " " + s.getDirectoryCount() + " " + s.getSpaceConsumed() + " " + s.getQuota() + " " + s.getSpaceQuota() + types(s);
     }
     case "concat": {
       String[] sources = new String[f.length - 3];
@@ -402,6 +417,31 @@ public final class Oracle {
       }
       return out.toString();
     }
+    case "getStoragePolicies": {
+      StringBuilder out = new StringBuilder();
+      for (BlockStoragePolicy p : nn.getStoragePolicies()) {
+        out.append(p).append(' ');
+      }
+      return out.toString();
+    }
+    case "getStoragePolicy":
+      return "" + nn.getStoragePolicy(path(f[2]));
+    case "setStoragePolicy":
+      nn.setStoragePolicy(path(f[2]), f[3]);
+      return "ok";
+    case "unsetStoragePolicy":
+      nn.unsetStoragePolicy(path(f[2]));
+      return "ok";
+    case "satisfyStoragePolicy":
+      nn.satisfyStoragePolicy(path(f[2]));
+      return "ok";
+    case "setQuota":
+      nn.setQuota(path(f[2]), Long.parseLong(f[3]), Long.parseLong(f[4]), f[5].equals("-") ? null : StorageType.valueOf(f[5]));
+      return "ok";
+    case "getQuotaUsage": {
+      QuotaUsage u = nn.getQuotaUsage(path(f[2]));
+      return u.getFileAndDirectoryCount() + " " + u.getSpaceConsumed() + " " + u.getQuota() + " " + u.getSpaceQuota() + types(u);
+    }
     case "setXAttr": {
       EnumSet<XAttrSetFlag> flags = EnumSet.noneOf(XAttrSetFlag.class);
       if (f[5].contains("c")) {
@@ -439,6 +479,18 @@ public final class Oracle {
     default:
       throw new IllegalArgumentException(f[1]);
     }
+  }
+
+  /** What is told of the kinds of storage, if anything is. */
+  private static String types(QuotaUsage u) {
+    if (!u.isTypeQuotaSet() && !u.isTypeConsumedAvailable()) {
+      return "";
+    }
+    StringBuilder out = new StringBuilder();
+    for (StorageType t : StorageType.getTypesSupportingQuota()) {
+      out.append(' ').append(t).append('=').append(u.getTypeConsumed(t)).append('/').append(u.getTypeQuota(t));
+    }
+    return out.toString();
   }
 
   /** A value is a letter and how often it comes; "-" is none. */
@@ -484,6 +536,9 @@ public final class Oracle {
     out.append(',').append(s.getOwner()).append(',').append(s.getGroup()).append(',').append(s.getLen());
     out.append(',').append(s.getReplication()).append(',').append(s.getBlockSize()).append(',').append(s.getChildrenNum());
     out.append(',').append(time(s.getModificationTime())).append(',').append(time(s.getAccessTime()));
+    if (s.getStoragePolicy() != 0) {
+      out.append(",policy").append(s.getStoragePolicy());
+    }
     if (s.getPermission().getAclBit()) {
       out.append('+');
     }

@@ -87,6 +87,7 @@ const (
 	StorageTypeProto_ARCHIVE  StorageTypeProto = 3
 	StorageTypeProto_RAM_DISK StorageTypeProto = 4
 	StorageTypeProto_PROVIDED StorageTypeProto = 5
+	StorageTypeProto_NVDIMM   StorageTypeProto = 6
 )
 
 // Enum value maps for StorageTypeProto.
@@ -97,6 +98,7 @@ var (
 		3: "ARCHIVE",
 		4: "RAM_DISK",
 		5: "PROVIDED",
+		6: "NVDIMM",
 	}
 	StorageTypeProto_value = map[string]int32{
 		"DISK":     1,
@@ -104,6 +106,7 @@ var (
 		"ARCHIVE":  3,
 		"RAM_DISK": 4,
 		"PROVIDED": 5,
+		"NVDIMM":   6,
 	}
 )
 
@@ -2789,13 +2792,15 @@ const file_hdfs_internal_hdfspb_hdfs_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x02(\tR\x05value*P\n" +
 	"\x1aCryptoProtocolVersionProto\x12\x1c\n" +
 	"\x18UNKNOWN_PROTOCOL_VERSION\x10\x01\x12\x14\n" +
-	"\x10ENCRYPTION_ZONES\x10\x02*N\n" +
+	"\x10ENCRYPTION_ZONES\x10\x02*Z\n" +
 	"\x10StorageTypeProto\x12\b\n" +
 	"\x04DISK\x10\x01\x12\a\n" +
 	"\x03SSD\x10\x02\x12\v\n" +
 	"\aARCHIVE\x10\x03\x12\f\n" +
 	"\bRAM_DISK\x10\x04\x12\f\n" +
-	"\bPROVIDED\x10\x05*O\n" +
+	"\bPROVIDED\x10\x05\x12\n" +
+	"\n" +
+	"\x06NVDIMM\x10\x06*O\n" +
 	"\x11ChecksumTypeProto\x12\x11\n" +
 	"\rCHECKSUM_NULL\x10\x00\x12\x12\n" +
 	"\x0eCHECKSUM_CRC32\x10\x01\x12\x13\n" +

@@ -7,6 +7,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
 // statusPB names the file; the name is empty where the client knows it.
@@ -27,6 +28,9 @@ func statusPB(s namespace.Status, name string) *hdfspb.HdfsFileStatusProto {
 	}
 	if s.Directory {
 		fs.FileType = hdfspb.HdfsFileStatusProto_IS_DIR.Enum()
+	}
+	if s.Policy != storagepolicy.Unspecified {
+		fs.StoragePolicy = proto.Uint32(uint32(s.Policy))
 	}
 	if s.ACL {
 		fs.Flags = proto.Uint32(uint32(hdfspb.HdfsFileStatusProto_HAS_ACL))

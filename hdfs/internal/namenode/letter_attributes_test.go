@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
 // attributeOperations are those of which also the texts of refusals are compared.
@@ -46,6 +48,39 @@ var attributeOperations = map[string]func(*letter, context.Context, []string) (s
 			out += " " + acl.Entry{Scope: acl.Scope(e.GetScope()), Type: acl.Type(e.GetType()), Perm: uint8(e.GetPermissions()), Name: e.GetName()}.String()
 		}
 		return out, nil
+	},
+	"getStoragePolicies": func(l *letter, ctx context.Context, f []string) (string, error) {
+		r, err := l.nn.getStoragePolicies(ctx, &hdfspb.GetStoragePoliciesRequestProto{})
+		out := ""
+		for _, p := range r.GetPolicies() {
+			out += policyText(p) + " "
+		}
+		return out, err
+	},
+	"getStoragePolicy": func(l *letter, ctx context.Context, f []string) (string, error) {
+		r, err := l.nn.getStoragePolicy(ctx, &hdfspb.GetStoragePolicyRequestProto{Path: l.path(f[2])})
+		return policyText(r.GetStoragePolicy()), err
+	},
+	"setStoragePolicy": func(l *letter, ctx context.Context, f []string) (string, error) {
+		return ok(l.nn.setStoragePolicy(ctx, &hdfspb.SetStoragePolicyRequestProto{Src: l.path(f[2]), PolicyName: &f[3]}))
+	},
+	"unsetStoragePolicy": func(l *letter, ctx context.Context, f []string) (string, error) {
+		return ok(l.nn.unsetStoragePolicy(ctx, &hdfspb.UnsetStoragePolicyRequestProto{Src: l.path(f[2])}))
+	},
+	"satisfyStoragePolicy": func(l *letter, ctx context.Context, f []string) (string, error) {
+		return ok(l.nn.satisfyStoragePolicy(ctx, &hdfspb.SatisfyStoragePolicyRequestProto{Src: l.path(f[2])}))
+	},
+	"setQuota": func(l *letter, ctx context.Context, f []string) (string, error) {
+		req := &hdfspb.SetQuotaRequestProto{Path: l.path(f[2]), NamespaceQuota: l.unsigned(f[3]), StoragespaceQuota: l.unsigned(f[4])}
+		if f[5] != "-" {
+			req.StorageType = hdfspb.StorageTypeProto(hdfspb.StorageTypeProto_value[f[5]]).Enum()
+		}
+		return ok(l.nn.setQuota(ctx, req))
+	},
+	"getQuotaUsage": func(l *letter, ctx context.Context, f []string) (string, error) {
+		r, err := l.nn.getQuotaUsage(ctx, &hdfspb.GetQuotaUsageRequestProto{Path: l.path(f[2])})
+		u := r.GetUsage()
+		return fmt.Sprint(u.GetFileAndDirectoryCount(), u.GetSpaceConsumed(), int64(u.GetQuota()), int64(u.GetSpaceQuota())) + typesText(u.GetTypeQuotaInfos()), err
 	},
 	"setXAttr": func(l *letter, ctx context.Context, f []string) (string, error) {
 		var flag uint32
@@ -84,6 +119,21 @@ func (l *letter) xattr(name, value string) *hdfspb.XAttrProto {
 	return a
 }
 
+func typesText(infos *hdfspb.StorageTypeQuotaInfosProto) (out string) {
+	for _, i := range infos.GetTypeQuotaInfo() {
+		out += fmt.Sprintf(" %v=%d/%d", i.GetType(), int64(i.GetConsumed()), int64(i.GetQuota()))
+	}
+	return out
+}
+
+func policyText(p *hdfspb.BlockStoragePolicyProto) string {
+	types := func(list *hdfspb.StorageTypesProto) string {
+		return strings.ReplaceAll(fmt.Sprint(list.GetStorageTypes()), " ", ", ")
+	}
+	return fmt.Sprintf("BlockStoragePolicy{%s:%d, storageTypes=%s, creationFallbacks=%s, replicationFallbacks=%s}",
+		p.GetName(), p.GetPolicyId(), types(p.GetCreationPolicy()), types(p.GetCreationFallbackPolicy()), types(p.GetReplicationFallbackPolicy()))
+}
+
 func xattrsText(list []*hdfspb.XAttrProto) string {
 	out := make([]string, len(list))
 	for i, a := range list {
@@ -97,6 +147,34 @@ func xattrsText(list []*hdfspb.XAttrProto) string {
 		out[i] = strings.ToLower(a.GetNamespace().String()) + "." + a.GetName() + "=" + value
 	}
 	return strings.Join(out, " ")
+}
+
+// resetAttributes takes from the root what operations gave it.
+func (l *letter) resetAttributes(ctx context.Context) error {
+	root, raw := "/", "/.reserved/raw"
+	if _, err := l.nn.removeACL(ctx, &hdfspb.RemoveAclRequestProto{Src: &root}); err != nil {
+		return err
+	}
+	if _, err := l.nn.unsetStoragePolicy(ctx, &hdfspb.UnsetStoragePolicyRequestProto{Src: &root}); err != nil {
+		return err
+	}
+	reset, keep := proto.Uint64(math.MaxUint64), proto.Uint64(math.MaxInt64)
+	requests := []*hdfspb.SetQuotaRequestProto{{Path: &root, NamespaceQuota: reset, StoragespaceQuota: reset}}
+	for _, typ := range storagepolicy.Counted {
+		requests = append(requests, &hdfspb.SetQuotaRequestProto{Path: &root, NamespaceQuota: keep, StoragespaceQuota: reset, StorageType: hdfspb.StorageTypeProto(typ).Enum()})
+	}
+	for _, req := range requests {
+		if _, err := l.nn.setQuota(ctx, req); err != nil {
+			return err
+		}
+	}
+	r, err := l.nn.listXAttrs(ctx, &hdfspb.ListXAttrsRequestProto{Src: &raw})
+	for _, a := range r.GetXAttrs() {
+		if err == nil {
+			_, err = l.nn.removeXAttr(l.as("root"), &hdfspb.RemoveXAttrRequestProto{Src: &raw, XAttr: a})
+		}
+	}
+	return err
 }
 
 // acl reads a list of entries as the shell takes it.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -155,12 +156,15 @@ func (l *letter) answer(f []string) string {
 	if errors.As(err, &refused) {
 		out := "!" + string(refused.Class)
 		if attributeOperations[f[1]] != nil || strings.Contains(out, "Quota") {
-			out += ": " + refused.Message
+			out += ": " + inodePath.ReplaceAllString(refused.Message, "$1#")
 		}
 		return out
 	}
 	return "no exception of Java's: " + err.Error()
 }
+
+// inodePath is a path with the number of a file, which each server makes in its own way.
+var inodePath = regexp.MustCompile(`(/\.inodes/)\d+`)
 
 func (l *letter) number(s string) int64 {
 	n, err := strconv.ParseInt(s, 10, 64)
@@ -310,7 +314,7 @@ func (l *letter) run(f []string) (string, error) {
 	case "getContentSummary":
 		r, err := nn.getContentSummary(ctx, &hdfspb.GetContentSummaryRequestProto{Path: l.path(f[2])})
 		s := r.GetSummary()
-		return fmt.Sprint(s.GetLength(), s.GetFileCount(), s.GetDirectoryCount(), s.GetSpaceConsumed(), int64(s.GetQuota()), int64(s.GetSpaceQuota())), err
+		return fmt.Sprint(s.GetLength(), s.GetFileCount(), s.GetDirectoryCount(), s.GetSpaceConsumed(), int64(s.GetQuota()), int64(s.GetSpaceQuota())) + typesText(s.GetTypeQuotaInfos()), err
 	case "concat":
 		req := &hdfspb.ConcatRequestProto{Trg: l.path(f[2])}
 		for _, p := range f[3:] {
@@ -371,6 +375,9 @@ func (l *letter) reset(ctx context.Context) error {
 	_, err := l.nn.setPermission(ctx, &hdfspb.SetPermissionRequestProto{Src: &root, Permission: l.perm("755")})
 	if err == nil {
 		_, err = l.nn.setOwner(ctx, &hdfspb.SetOwnerRequestProto{Src: &root, Username: proto.String("root"), Groupname: proto.String("supergroup")})
+	}
+	if err == nil {
+		err = l.resetAttributes(ctx)
 	}
 	if err == nil {
 		_, err = l.nn.setTimes(ctx, &hdfspb.SetTimesRequestProto{Src: &root, Mtime: proto.Uint64(1), Atime: proto.Uint64(1)})
@@ -480,6 +487,9 @@ func statusText(fs *hdfspb.HdfsFileStatusProto) string {
 	}
 	out := fmt.Sprintf("%s%o,%s,%s,%d,%d,%d,%d,%s,%s", kind, fs.GetPermission().GetPerm(), fs.GetOwner(), fs.GetGroup(), fs.GetLength(),
 		fs.GetBlockReplication(), fs.GetBlocksize(), fs.GetChildrenNum(), timeText(fs.GetModificationTime()), timeText(fs.GetAccessTime()))
+	if fs.GetStoragePolicy() != 0 {
+		out += fmt.Sprintf(",policy%d", fs.GetStoragePolicy())
+	}
 	if fs.GetFlags()&uint32(hdfspb.HdfsFileStatusProto_HAS_ACL) != 0 {
 		out += "+"
 	}

@@ -15,7 +15,7 @@
 // Access times are kept but reading a file does not change them.
 //
 // A call of a client arrives in rpc.go and is answered in the file of its theme:
-// status, tree, attributes, acl, xattr, open, write, pipeline, locations, lease, safemode,
+// status, tree, attributes, acl, xattr, storagepolicy, quota, open, write, pipeline, locations, lease, safemode,
 // admin. What DataNodes send arrives in datanodes, reports and recovery. Both
 // stand on change (one operation made durable), state (the namespace behind the
 // log), blocks (where replicas are), placement, repair and convert (protobuf).

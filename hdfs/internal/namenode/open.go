@@ -20,6 +20,8 @@ const (
 	flagCreate    = 1
 	flagOverwrite = 2
 	flagNewBlock  = 0x20
+	// flagLazyPersist asks for a replica in memory first; here it is only remembered.
+	flagLazyPersist = 0x10
 )
 
 func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) (*hdfspb.CreateResponseProto, error) {
@@ -30,7 +32,9 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 		Overwrite: proto.Bool(flag&flagOverwrite != 0), MustExist: proto.Bool(flag&flagCreate == 0),
 		CreateParent: req.CreateParent, Replication: req.Replication, BlockSize: req.BlockSize,
 	}}}
-	if req.GetBlockSize() < nn.cfg.MinBlockSize || req.GetEcPolicyName() != "" {
+	policy, policyErr := createdPolicy(req)
+	e.GetCreate().StoragePolicy = policy
+	if req.GetBlockSize() < nn.cfg.MinBlockSize || req.GetEcPolicyName() != "" || policyErr != nil {
 		var err error
 		nn.read(func(ns *namespace.Namespace) { err = ns.CheckCreate(c.who(), e.GetCreate()) })
 		switch {
@@ -38,6 +42,8 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 			return nil, err
 		case req.GetBlockSize() < nn.cfg.MinBlockSize:
 			return nil, exception.New(exception.IO, "Specified block size is less than configured minimum value (dfs.namenode.fs-limits.min-block-size): %d < %d", req.GetBlockSize(), nn.cfg.MinBlockSize)
+		case policyErr != nil:
+			return nil, policyErr
 		default:
 			return nil, disabledPolicy(req.GetEcPolicyName())
 		}

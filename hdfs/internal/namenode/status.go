@@ -3,7 +3,6 @@ package namenode
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -146,30 +145,32 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 	return &hdfspb.GetListingResponseProto{DirList: list}, nil
 }
 
-func (nn *NameNode) getContentSummary(ctx context.Context, req *hdfspb.GetContentSummaryRequestProto) (*hdfspb.GetContentSummaryResponseProto, error) {
+// summary adds up what is below a path, in steps.
+func (nn *NameNode) summary(ctx context.Context, path string) (*namespace.Summing, error) {
 	c := nn.callFrom(ctx)
 	var (
 		sum *namespace.Summing
 		err error
 	)
-	nn.read(func(ns *namespace.Namespace) { sum, err = ns.Sum(c.who(), req.GetPath()) })
+	nn.read(func(ns *namespace.Namespace) { sum, err = ns.Sum(c.who(), path) })
 	for done := false; err == nil && !done; {
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("namenode: content summary of %s: %w", req.GetPath(), context.Cause(ctx))
+			return nil, fmt.Errorf("namenode: content summary of %s: %w", path, context.Cause(ctx))
 		}
 		nn.read(func(ns *namespace.Namespace) { done, err = sum.Step(ns, summaryStep) })
 	}
+	return sum, err
+}
+
+func (nn *NameNode) getContentSummary(ctx context.Context, req *hdfspb.GetContentSummaryRequestProto) (*hdfspb.GetContentSummaryResponseProto, error) {
+	sum, err := nn.summary(ctx, req.GetPath())
 	if err != nil {
 		return nil, err
 	}
-	const none = math.MaxUint64 // -1: no quota
-	quota := uint64(none)
-	if sum.Root {
-		quota = math.MaxInt64 // in HDFS the root always has one
-	}
 	return &hdfspb.GetContentSummaryResponseProto{Summary: &hdfspb.ContentSummaryProto{
 		Length: &sum.Total.Length, FileCount: &sum.Total.Files, DirectoryCount: &sum.Total.Directories,
-		Quota: &quota, SpaceConsumed: &sum.Total.Space, SpaceQuota: proto.Uint64(none),
+		Quota: proto.Uint64(uint64(sum.Limits.Names)), SpaceConsumed: &sum.Total.Space, SpaceQuota: proto.Uint64(uint64(sum.Limits.Space)),
+		TypeQuotaInfos: typeQuotasPB(&sum.Limits, &sum.Total.TypeLengths),
 	}}, nil
 }
 

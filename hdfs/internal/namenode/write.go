@@ -39,6 +39,9 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 		return nil, err
 	}
 	if changes {
+		if err := checkStorage(req.GetSrc(), file); err != nil {
+			return nil, err
+		}
 		if op.Targets, err = nn.placeSoon(ctx, req, file, c.host); err != nil {
 			return nil, err
 		}

@@ -1,8 +1,15 @@
 package namespace
 
 import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
@@ -11,6 +18,8 @@ import (
 type attributes struct {
 	acl    []acl.Entry // what the mode can't say, in order
 	xattrs []xattr.Attr
+	policy uint8         // for the kinds of storage, see package storagepolicy
+	limits *quota.Limits // what a directory may hold, nil: anything
 }
 
 // acl returns what the mode of an inode can't say of its access control list.
@@ -34,13 +43,19 @@ func (n *Inode) alter(change func(*attributes)) {
 	}
 }
 
-func (a *attributes) empty() bool { return len(a.acl) == 0 && len(a.xattrs) == 0 }
+func (a *attributes) empty() bool {
+	return len(a.acl) == 0 && len(a.xattrs) == 0 && a.policy == storagepolicy.Unspecified && a.limits == nil
+}
 
 func snapshotAttributes(a *attributes) *nspb.SnapshotAttributes {
 	if a == nil {
 		return nil
 	}
-	return &nspb.SnapshotAttributes{Acl: aclRecords(a.acl), Xattrs: xattrRecords(a.xattrs)}
+	out := &nspb.SnapshotAttributes{Acl: aclRecords(a.acl), Xattrs: xattrRecords(a.xattrs), Limits: limitsRecord(a.limits)}
+	if a.policy != storagepolicy.Unspecified {
+		out.StoragePolicy = proto.Uint32(uint32(a.policy))
+	}
+	return out
 }
 
 // restoreAttributes checks what a snapshot says, and returns nil for nothing.
@@ -57,6 +72,19 @@ func restoreAttributes(rec *nspb.SnapshotAttributes, directory bool) (*attribute
 	}
 	if a.xattrs, err = restoreXAttrs(rec.GetXattrs()); err != nil {
 		return nil, err
+	}
+	if a.limits, err = restoreLimits(rec.GetLimits()); err != nil {
+		return nil, err
+	}
+	if a.limits != nil && !directory {
+		return nil, errors.New("a file with a quota")
+	}
+	policy, ok := storagepolicy.ByID(uint8(min(rec.GetStoragePolicy(), 255)))
+	if !ok {
+		return nil, fmt.Errorf("a storage policy numbered %d", rec.GetStoragePolicy())
+	}
+	if rec.GetStoragePolicy() != storagepolicy.Unspecified {
+		a.policy = policy.ID
 	}
 	if a.empty() {
 		return nil, nil

@@ -16,15 +16,34 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/acl"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
 // randomAttribute is an operation on what few inodes have.
 func randomAttribute(rng *rand.Rand, path string) *nspb.Entry {
-	if rng.IntN(2) == 0 {
+	switch rng.IntN(4) {
+	case 3:
+		return randomQuota(rng, path)
+	case 0:
 		return randomACL(rng, path)
+	case 1:
+		return randomXAttr(rng, path)
 	}
-	return randomXAttr(rng, path)
+	policies := []uint32{0, 1, 2, 3, 5, 7, 10, 12, 14, 15, 300}
+	return &nspb.Entry{Op: &nspb.Entry_SetStoragePolicy{SetStoragePolicy: &nspb.SetStoragePolicy{Path: &path, Policy: proto.Uint32(policies[rng.IntN(len(policies))])}}}
+}
+
+func randomQuota(rng *rand.Rand, path string) *nspb.Entry {
+	limits := []int64{-1, -1, 0, 1, 3, 5, quota.DontSet, quota.DontSet}
+	op := &nspb.SetQuota{Path: &path, Names: &limits[rng.IntN(len(limits))], Space: &limits[rng.IntN(len(limits))]}
+	if *op.Space > 0 && *op.Space < quota.DontSet {
+		op.Space = proto.Int64(*op.Space * 200)
+	}
+	if rng.IntN(3) == 0 {
+		op.Names, op.Type = proto.Int64(quota.DontSet), proto.Uint32(uint32(1+rng.IntN(6)))
+	}
+	return &nspb.Entry{Op: &nspb.Entry_SetQuota{SetQuota: op}}
 }
 
 func randomXAttr(rng *rand.Rand, path string) *nspb.Entry {
@@ -60,6 +79,14 @@ func (m *machine) auditAttributes(n *Inode) {
 	}
 	if n.more.empty() {
 		m.t.Fatalf("%s keeps a value for nothing", m.ns.path(n))
+	}
+	if n.ownPolicy() != 0 && !m.ns.policies {
+		m.t.Fatalf("%s has a storage policy, but nobody knows", m.ns.path(n))
+	}
+	if used, ok := m.ns.usage[n.id]; ok != (n.more.limits != nil) {
+		m.t.Fatalf("%s has limits: %t, but is counted: %t", m.ns.path(n), n.more.limits != nil, ok)
+	} else if want := m.ns.usageOf(n, m.ns.policy(n), false); ok && used != want {
+		m.t.Fatalf("%s counts %+v and holds %+v", m.ns.path(n), used, want)
 	}
 	if err := xattr.CheckList(n.xattrs()); err != nil {
 		m.t.Fatalf("%s: %v", m.ns.path(n), err)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
 // recoveryHolder has the lease of a file while the NameNode recovers it, so
@@ -92,6 +94,9 @@ func (t *txn) create(op *nspb.Create) error {
 	if err := checkReplication(op.GetPath(), op.GetReplication()); err != nil {
 		return err
 	}
+	if _, ok := storagepolicy.ByID(uint8(min(op.GetStoragePolicy(), 255))); !ok {
+		return exception.New(exception.IllegalArgument, "Cannot find a block policy with the number %d", op.GetStoragePolicy())
+	}
 	n := r.last()
 	switch {
 	case n == nil:
@@ -102,6 +107,13 @@ func (t *txn) create(op *nspb.Create) error {
 		return t.beingCreated("CREATE_FILE", n, op.GetHolder())
 	case !op.GetOverwrite():
 		return exception.New(exception.FileAlreadyExists, "%s for client %s already exists", r, op.GetHolder())
+	}
+	freed := quota.Counts{}
+	if n != nil && ns.limited(n.parent) {
+		freed = ns.usageOf(n, ns.policy(n), true)
+	}
+	if err := ns.roomForNames(r.ancestor(), max(1, len(r.comps)+1-len(r.nodes)), freed); err != nil {
+		return err
 	}
 	if !t.write() {
 		return nil
@@ -114,6 +126,7 @@ func (t *txn) create(op *nspb.Create) error {
 	n = t.newChild(parent, r.base(), nil, modes{masked: uint16(op.GetMode()), unmasked: op.Unmasked})
 	n.file = &file{replication: uint16(op.GetReplication()), blockSize: op.GetBlockSize()}
 	ns.files++
+	t.newFilePolicy(n, uint8(op.GetStoragePolicy()))
 	ns.lease(n.id, op.GetHolder())
 	t.res.OK, t.res.Inode = true, n.id
 	return nil
@@ -250,6 +263,7 @@ func (t *txn) commitBlock(id, length uint64) {
 	b := t.ns.blocks.Change(id)
 	b.Length = length
 	b.Construction = nil
+	t.ns.chargeBytes(b.inode, int64(length)-int64(t.ns.inodes.Get(b.inode).file.blockSize))
 	delete(t.ns.recovering, b.ID)
 	t.res.Touched = append(t.res.Touched, b.ID)
 }
@@ -287,6 +301,13 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 	if op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps {
 		return exception.New(exception.IO, "generation stamp %d was not reserved", op.GetGeneration())
 	}
+	freed := int64(0)
+	if last != nil && prev != nil && last.Construction != nil {
+		freed = int64(f.blockSize) - int64(prev.GetLength())
+	}
+	if err := ns.roomForBytes(n, int64(f.blockSize), freed); err != nil {
+		return err
+	}
 	if !t.write() {
 		return nil
 	}
@@ -297,6 +318,7 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 	ns.nextBlock++
 	f = ns.changeFile(n.id)
 	f.blocks = append(f.blocks, b.ID)
+	ns.chargeBytes(n.id, int64(f.blockSize))
 	t.res.OK, t.res.Inode, t.res.Block = true, n.id, copyOf(b)
 	return nil
 }
@@ -404,20 +426,29 @@ func (t *txn) append(op *nspb.Append) error {
 	if err := ns.need(&t.caller, n, Write); err != nil {
 		return err
 	}
+	if ns.lazy(n) {
+		return exception.New(exception.UnsupportedOperation, "Cannot append to lazy persist file %s", r)
+	}
 	if n.file.open() {
 		return t.beingCreated("APPEND_FILE", n, op.GetHolder())
+	}
+	last := ns.lastBlock(n.file)
+	if last != nil { // HDFS asks for room even if a new block is wanted
+		if err := ns.roomForBytes(n, int64(n.file.blockSize)-int64(last.Length), 0); err != nil {
+			return err
+		}
 	}
 	if !t.write() {
 		return nil
 	}
 	ns.lease(n.id, op.GetHolder())
 	t.res.OK, t.res.Inode = true, n.id
-	last := ns.lastBlock(n.file)
 	if last != nil && last.Length < n.file.blockSize && !op.GetNewBlock() {
 		// The generation stamp stays: replicas have it. A client that needs a new
 		// one for its pipeline asks for it, and then updates the pipeline.
 		last = ns.blocks.Change(last.ID)
 		last.Construction = &Construction{Targets: slices.Clone(op.GetTargets())}
+		ns.chargeBytes(n.id, int64(n.file.blockSize)-int64(last.Length))
 		t.res.Block = copyOf(last)
 	}
 	return nil
@@ -441,6 +472,9 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 	n, err := r.existingFile()
 	if err != nil {
 		return err
+	}
+	if ns.lazy(n) {
+		return exception.New(exception.UnsupportedOperation, "Cannot truncate lazy persist file %s", r)
 	}
 	f := n.file
 	length := ns.length(f)
@@ -472,6 +506,10 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 	if rest > 0 && (op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps) {
 		return exception.New(exception.IO, "generation stamp %d was not reserved", op.GetGeneration())
 	}
+	if err := ns.roomForBytes(n, ns.truncatedBytes(f, keep, rest), 0); err != nil {
+		t.res = Result{}
+		return err
+	}
 	if !t.write() {
 		return nil
 	}
@@ -489,8 +527,21 @@ func (t *txn) truncate(op *nspb.Truncate) error {
 	last := ns.blocks.Change(f.blocks[keep-1])
 	last.Construction = &Construction{Targets: slices.Clone(op.GetTargets()), Recovery: op.GetGeneration(), Truncate: true, TruncateTo: rest}
 	ns.recovering[last.ID] = struct{}{}
+	ns.chargeBytes(n.id, int64(f.blockSize)-int64(last.Length))
 	t.res.OK, t.res.Block = false, copyOf(last)
 	return nil
+}
+
+// truncatedBytes is how much longer each replica counts for, as long as a file is cut: the block
+// that is cut inside counts as full. It may be below 0.
+func (ns *Namespace) truncatedBytes(f *file, keep int, rest uint64) (bytes int64) {
+	for i, id := range f.blocks[keep:] {
+		bytes -= int64(ns.blocks.Get(id).Length)
+		if i == 0 && rest > 0 {
+			bytes += int64(f.blockSize)
+		}
+	}
+	return bytes
 }
 
 // Constructing finds a block that holder is writing.

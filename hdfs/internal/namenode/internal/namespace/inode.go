@@ -3,6 +3,7 @@ package namespace
 import (
 	"slices"
 
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
 	"github.com/verbena-data/verbena/internal/cow"
 )
 
@@ -174,6 +175,10 @@ type detached struct {
 func (t *txn) remove(id uint64) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
+	if ns.limited(n.parent) {
+		used := ns.usageOf(n, ns.policy(n), true)
+		ns.charge(n.parent, &quota.Counts{}, &used)
+	}
 	t.unlink(n)
 	if n.file != nil {
 		t.res.Removed = ns.forget(n, t.res.Removed)
@@ -209,6 +214,7 @@ func (ns *Namespace) Reap(limit int) (removed []uint64) {
 			limit--
 			// Its subdirectories hang in the air from here on, and are in the list.
 			ns.inodes.Delete(top.id)
+			delete(ns.usage, top.id)
 			ns.detached = ns.detached[1:]
 		}
 		ns.detached = append(ns.detached, below...)
@@ -244,6 +250,7 @@ func (ns *Namespace) forgetBlock(id uint64) {
 func (t *txn) dropLast(id uint64) {
 	f := t.ns.changeFile(id)
 	last := f.blocks[len(f.blocks)-1]
+	t.ns.chargeBytes(id, -f.counted(t.ns.blocks.Get(last)))
 	f.blocks = slices.Clip(f.blocks[:len(f.blocks)-1])
 	t.ns.forgetBlock(last)
 	t.res.Removed = append(t.res.Removed, last)

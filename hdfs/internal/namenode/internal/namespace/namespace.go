@@ -17,6 +17,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
 	"github.com/verbena-data/verbena/internal/cow"
 )
 
@@ -98,6 +99,9 @@ type Namespace struct {
 
 	files int64
 	retry retryCache
+	// policies tells that some inode may have a storage policy.
+	policies bool
+	usage    map[uint64]quota.Counts // of directories with limits
 	// What goes of a deleted tree with an entry; constants, but in tests.
 	reapNow, reapBehind int
 }
@@ -110,6 +114,7 @@ func New() *Namespace {
 		recovering: make(map[uint64]struct{}),
 		datanodes:  make(map[string]Datanode),
 		nameIDs:    make(map[string]uint32),
+		usage:      make(map[uint64]quota.Counts),
 		nextInode:  rootID,
 		nextBlock:  firstBlockID,
 		stamps:     firstStamp,
@@ -237,6 +242,10 @@ func (t *txn) run() error {
 		return t.datanodeGone(op.DatanodeGone)
 	case *nspb.Entry_SetAcl:
 		return t.setACL(op.SetAcl)
+	case *nspb.Entry_SetQuota:
+		return t.setQuota(op.SetQuota)
+	case *nspb.Entry_SetStoragePolicy:
+		return t.setStoragePolicy(op.SetStoragePolicy)
 	case *nspb.Entry_SetXattr:
 		return t.setXAttr(op.SetXattr)
 	case *nspb.Entry_RemoveXattr:

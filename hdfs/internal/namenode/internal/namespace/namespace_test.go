@@ -323,6 +323,16 @@ func (m *machine) command(d *datadriven.TestData, user, op string, args []string
 		e.Op = &nspb.Entry_SetTimes{SetTimes: &nspb.SetTimes{Path: &args[0], MtimeMs: proto.Int64(int64(num(1, 10))), AtimeMs: proto.Int64(-1)}}
 	case "setrep":
 		e.Op = &nspb.Entry_SetReplication{SetReplication: &nspb.SetReplication{Path: &args[0], Replication: proto.Uint32(uint32(num(1, 10)))}}
+	case "quota":
+		names, _ := strconv.ParseInt(args[1], 10, 64)
+		space, _ := strconv.ParseInt(args[2], 10, 64)
+		e.Op = &nspb.Entry_SetQuota{SetQuota: &nspb.SetQuota{Path: &args[0], Names: &names, Space: &space}}
+	case "used":
+		u, ok, err := m.ns.QuotaUsage(who, args[0])
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		return fmt.Sprintf("%d names of %d, %d bytes of %d, counted %t\n", u.Used.Names, u.Limits.Names, u.Used.Space, u.Limits.Space, ok)
 	case "concat":
 		e.Op = &nspb.Entry_Concat{Concat: &nspb.Concat{Path: &args[0], Sources: args[1:]}}
 	case "recover":

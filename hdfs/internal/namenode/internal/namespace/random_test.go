@@ -90,7 +90,7 @@ func (m *machine) randomEntry(rng *rand.Rand) (user string, e *nspb.Entry) {
 	}
 	if rng.IntN(3) == 0 {
 		e.ClientId = []byte("0123456789abcdef")
-		e.CallId = proto.Int32(int32(rng.IntN(1 << 20)))
+		e.CallId = proto.Int32(int32(len(m.log))) // no other call has it
 	}
 	return user, e
 }

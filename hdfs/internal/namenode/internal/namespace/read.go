@@ -9,6 +9,8 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
 // Status is what a file or directory looks like from outside.
@@ -19,7 +21,8 @@ type Status struct {
 	Open        bool // a file under construction
 	Length      uint64
 	Mode        uint16
-	ACL         bool // its access control list has more than the mode says
+	Policy      uint8 // the storage policy that counts for it
+	ACL         bool  // its access control list has more than the mode says
 	Owner       string
 	Group       string
 	ModTime     int64 // Unix milliseconds
@@ -31,7 +34,7 @@ type Status struct {
 
 func (ns *Namespace) status(n *Inode) Status {
 	s := Status{
-		ID: n.id, Name: n.name, Mode: n.mode, ACL: len(n.acl()) > 0,
+		ID: n.id, Name: n.name, Mode: n.mode, ACL: len(n.acl()) > 0, Policy: ns.policy(n),
 		Owner: ns.names[n.owner], Group: ns.names[n.group],
 		ModTime: n.mtime, AccessTime: n.atime,
 	}
@@ -413,6 +416,9 @@ type Summary struct {
 	Space       uint64 // bytes that all replicas take, or are expected to
 	Files       uint64
 	Directories uint64
+	// TypeSpaces are what files with a storage policy take of each kind of storage, TypeLengths
+	// the same without what a block that is written will take.
+	TypeSpaces, TypeLengths [storagepolicy.Types]int64
 }
 
 // Summing is a walk over a subtree in steps, between which the namespace may
@@ -421,6 +427,7 @@ type Summing struct {
 	caller Caller
 	queue  []summingDir
 	Root   bool // it is all there is
+	Limits quota.Limits
 	Total  Summary
 }
 
@@ -437,7 +444,7 @@ func (ns *Namespace) Sum(c Caller, path string) (*Summing, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Summing{caller: c, Root: n.id == rootID}
+	s := &Summing{caller: c, Root: n.id == rootID, Limits: n.limits()}
 	if n.file != nil {
 		s.file(ns, n)
 		return s, nil
@@ -450,11 +457,13 @@ func (s *Summing) file(ns *Namespace, n *Inode) {
 	length := ns.length(n.file)
 	s.Total.Files++
 	s.Total.Length += length
-	// A block that is written is expected to be filled.
-	if last := ns.lastBlock(n.file); last != nil && last.Construction != nil {
-		length += n.file.blockSize - last.Length
+	policy, replication := ns.policy(n), int(n.file.replication)
+	lengths, spaces := quota.Blocks(int64(length), replication, policy), quota.Blocks(ns.bytesOf(n.file), replication, policy)
+	for t := range lengths.Types {
+		s.Total.TypeLengths[t] += lengths.Types[t]
+		s.Total.TypeSpaces[t] += spaces.Types[t]
 	}
-	s.Total.Space += length * uint64(n.file.replication)
+	s.Total.Space += uint64(spaces.Space)
 }
 
 // Step visits about limit inodes and tells whether that was all.

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
 // Restore reads a snapshot of this version or of version 1. Whatever the bytes are, it
@@ -63,6 +65,7 @@ func restore(in io.Reader) (*Namespace, error) {
 	if ns.root() == nil {
 		return nil, errors.New("it has no root")
 	}
+	ns.countLimited()
 	if err := ns.readRest(r, &h); err != nil {
 		return nil, err
 	}
@@ -456,6 +459,10 @@ func (ns *Namespace) restoreInode(n *Inode, blocks []Block) error {
 			parent.dir.directories++
 		}
 	}
+	if n.more != nil && n.more.limits != nil {
+		ns.usage[n.id] = quota.Counts{} // counted when all is there
+	}
+	ns.policies = ns.policies || n.ownPolicy() != storagepolicy.Unspecified
 	if n.file == nil {
 		n.dir = &directory{gen: ns.gen}
 		ns.inodes.Put(n.id, *n)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
 )
 
 // newDirectory adds a directory. Its access time is 0 until it is set.
@@ -33,6 +34,7 @@ func (t *txn) newChild(parent *Inode, name string, dir *directory, m modes) *Ino
 	ns.nextInode++
 	ns.changeDirectory(parent.id).names.Insert(ns.gen, n.name, n.id)
 	ns.inodes.Change(parent.id).mtime = t.now()
+	ns.charge(parent.id, &quota.Counts{Names: 1}, &quota.Counts{})
 	return n
 }
 
@@ -59,6 +61,9 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 		return err
 	}
 	if err := ns.checkNewNames(r); err != nil {
+		return err
+	}
+	if err := ns.roomForNames(r.ancestor(), len(r.comps)+1-len(r.nodes), quota.Counts{}); err != nil {
 		return err
 	}
 	if !t.write() {
@@ -252,7 +257,10 @@ func (t *txn) checkMove(from, to resolved) error {
 			return err
 		}
 	}
-	return t.checkDepth(from.last(), len(to.comps))
+	if err := t.checkDepth(from.last(), len(to.comps)); err != nil {
+		return err
+	}
+	return t.ns.roomForMove(from, to)
 }
 
 // checkDepth keeps every path that exists within the limit that resolving has,
@@ -273,8 +281,20 @@ func (t *txn) checkDepth(n *Inode, depth int) error {
 func (t *txn) move(id, parent uint64, name string) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
+	policy := ns.policy(n)
+	if ns.limited(n.parent) {
+		used := ns.usageOf(n, policy, true)
+		ns.charge(n.parent, &quota.Counts{}, &used)
+	}
 	t.unlink(n)
 	n.parent, n.name = parent, strings.Clone(name)
+	if ns.policy(n) != policy {
+		ns.recount(n)
+	}
+	if ns.limited(parent) {
+		used := ns.usageOf(n, ns.policy(n), true)
+		ns.charge(parent, &used, &quota.Counts{})
+	}
 	dir := ns.changeDirectory(parent)
 	dir.names.Insert(ns.gen, n.name, id)
 	if n.dir != nil {
@@ -434,10 +454,23 @@ func (t *txn) setReplication(op *nspb.SetReplication) error {
 		return nil
 	}
 	t.res.OK = true
-	if n.file.replication == uint16(op.GetReplication()) || !t.write() {
+	replication, limited := int(op.GetReplication()), ns.limited(n.parent)
+	var before, after quota.Counts
+	if limited {
+		bytes, policy := ns.bytesOf(n.file), ns.policy(n)
+		before, after = quota.Blocks(bytes, int(n.file.replication), policy), quota.Blocks(bytes, replication, policy)
+		more := after
+		more.Sub(&before)
+		if err := ns.room(ns.inodes.Get(n.parent), &more, &quota.Counts{}, 0); err != nil {
+			t.res.OK = false
+			return err
+		}
+	}
+	if int(n.file.replication) == replication || !t.write() {
 		return nil
 	}
-	ns.changeFile(n.id).replication = uint16(op.GetReplication())
+	ns.charge(n.parent, &after, &before)
+	ns.changeFile(n.id).replication = uint16(replication)
 	t.touch(n.file.blocks)
 	return nil
 }
@@ -493,9 +526,17 @@ func (t *txn) concat(op *nspb.Concat) error {
 	if blocks > MaxFileBlocks {
 		return exception.New(exception.IO, "concat: %s would have %d blocks; the limit is %d", ns.path(target), blocks, MaxFileBlocks)
 	}
+	more, less := ns.concatUsage(target, sources)
+	change := more
+	change.Sub(&less)
+	change.Names = -int64(len(sources))
+	if err := ns.room(ns.inodes.Get(target.parent), &change, &quota.Counts{}, 0); err != nil {
+		return err
+	}
 	if !t.write() {
 		return nil
 	}
+	ns.charge(target.parent, &more, &less)
 	f := ns.changeFile(target.id)
 	f.blocks = slices.Grow(slices.Clip(f.blocks), blocks-len(f.blocks))
 	for _, n := range sources {
@@ -511,6 +552,21 @@ func (t *txn) concat(op *nspb.Concat) error {
 	ns.inodes.Change(target.id).mtime = t.now()
 	t.res.OK = true
 	return nil
+}
+
+// concatUsage is what the blocks of the sources will count for, and do now.
+func (ns *Namespace) concatUsage(target *Inode, sources []*Inode) (more, less quota.Counts) {
+	if !ns.limited(target.parent) {
+		return more, less
+	}
+	for _, n := range sources {
+		bytes := ns.bytesOf(n.file)
+		theirs := quota.Blocks(bytes, int(n.file.replication), ns.policy(n))
+		ours := quota.Blocks(bytes, int(target.file.replication), ns.policy(target))
+		more.Add(&ours)
+		less.Add(&theirs)
+	}
+	return more, less
 }
 
 func checkConcatPaths(op *nspb.Concat) error {

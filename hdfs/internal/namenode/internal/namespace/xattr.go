@@ -7,6 +7,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
 
@@ -36,7 +37,7 @@ func (t *txn) removeXAttr(op *nspb.RemoveXAttr) error {
 	if err != nil {
 		return err
 	}
-	next, err := xattr.Remove(n.xattrs(), a)
+	next, err := xattr.Remove(n.xattrs(), a, n.dir != nil && n.ownPolicy() != storagepolicy.Unspecified)
 	if err == nil && t.write() {
 		t.ns.inodes.Change(n.id).alter(func(a *attributes) { a.xattrs = next })
 	}

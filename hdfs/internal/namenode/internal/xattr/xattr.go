@@ -187,12 +187,14 @@ func large(a Attr) int {
 	return 0
 }
 
-// Remove takes an attribute away.
-func Remove(list []Attr, a Attr) ([]Attr, error) {
+// Remove takes an attribute away. others tells that the inode has some that are not in
+// the list: HDFS keeps a directory's storage policy as one.
+func Remove(list []Attr, a Attr, others bool) ([]Attr, error) {
+	some := others || len(list) > 0
 	switch {
-	case len(list) > 0 && a.String() == UnreadableBySuperuser:
+	case some && a.String() == UnreadableBySuperuser:
 		return nil, exception.New(exception.AccessControl, "The xattr '%s' can not be deleted.", UnreadableBySuperuser)
-	case len(list) > 0 && a.String() == encryptionZone:
+	case some && a.String() == encryptionZone:
 		return nil, exception.New(exception.JavaIllegalArgument, "The encryption zone xattr should never be deleted.")
 	}
 	at := slices.IndexFunc(list, a.same)

@@ -125,12 +125,17 @@ func TestRemove(t *testing.T) {
 		{nil, unreadable, "", exception.IO},
 		{list, Attr{Raw, "hdfs.crypto.encryption.zone", nil}, "", exception.JavaIllegalArgument},
 	} {
-		left, err := Remove(c.list, c.attr)
+		left, err := Remove(c.list, c.attr, false)
 		wantClass(t, err, c.want)
 		if names(left) != c.left {
 			t.Errorf("%s less %s: %s", names(c.list), c.attr, names(left))
 		}
 	}
+}
+
+func TestRemoveBesideOthers(t *testing.T) {
+	_, err := Remove(nil, Attr{Namespace: Security, Name: "hdfs.unreadable.by.superuser"}, true)
+	wantClass(t, err, exception.AccessControl)
 }
 
 func TestCheck(t *testing.T) {

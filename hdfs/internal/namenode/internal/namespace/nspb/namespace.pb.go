@@ -128,6 +128,8 @@ type Entry struct {
 	//	*Entry_SetAcl
 	//	*Entry_SetXattr
 	//	*Entry_RemoveXattr
+	//	*Entry_SetStoragePolicy
+	//	*Entry_SetQuota
 	Op            isEntry_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -432,6 +434,24 @@ func (x *Entry) GetRemoveXattr() *RemoveXAttr {
 	return nil
 }
 
+func (x *Entry) GetSetStoragePolicy() *SetStoragePolicy {
+	if x != nil {
+		if x, ok := x.Op.(*Entry_SetStoragePolicy); ok {
+			return x.SetStoragePolicy
+		}
+	}
+	return nil
+}
+
+func (x *Entry) GetSetQuota() *SetQuota {
+	if x != nil {
+		if x, ok := x.Op.(*Entry_SetQuota); ok {
+			return x.SetQuota
+		}
+	}
+	return nil
+}
+
 type isEntry_Op interface {
 	isEntry_Op()
 }
@@ -540,6 +560,14 @@ type Entry_RemoveXattr struct {
 	RemoveXattr *RemoveXAttr `protobuf:"bytes,63,opt,name=remove_xattr,json=removeXattr,oneof"`
 }
 
+type Entry_SetStoragePolicy struct {
+	SetStoragePolicy *SetStoragePolicy `protobuf:"bytes,64,opt,name=set_storage_policy,json=setStoragePolicy,oneof"`
+}
+
+type Entry_SetQuota struct {
+	SetQuota *SetQuota `protobuf:"bytes,65,opt,name=set_quota,json=setQuota,oneof"`
+}
+
 func (*Entry_Format) isEntry_Op() {}
 
 func (*Entry_Mkdirs) isEntry_Op() {}
@@ -591,6 +619,10 @@ func (*Entry_SetAcl) isEntry_Op() {}
 func (*Entry_SetXattr) isEntry_Op() {}
 
 func (*Entry_RemoveXattr) isEntry_Op() {}
+
+func (*Entry_SetStoragePolicy) isEntry_Op() {}
+
+func (*Entry_SetQuota) isEntry_Op() {}
 
 type Caller struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -857,8 +889,9 @@ type Create struct {
 	CreateParent  *bool                  `protobuf:"varint,5,opt,name=create_parent,json=createParent" json:"create_parent,omitempty"`
 	Replication   *uint32                `protobuf:"varint,6,opt,name=replication" json:"replication,omitempty"`
 	BlockSize     *uint64                `protobuf:"varint,7,opt,name=block_size,json=blockSize" json:"block_size,omitempty"`
-	MustExist     *bool                  `protobuf:"varint,8,opt,name=must_exist,json=mustExist" json:"must_exist,omitempty"` // only ever replace a file that exists
-	Unmasked      *uint32                `protobuf:"varint,9,opt,name=unmasked" json:"unmasked,omitempty"`                    // as in Mkdirs
+	MustExist     *bool                  `protobuf:"varint,8,opt,name=must_exist,json=mustExist" json:"must_exist,omitempty"`              // only ever replace a file that exists
+	Unmasked      *uint32                `protobuf:"varint,9,opt,name=unmasked" json:"unmasked,omitempty"`                                 // as in Mkdirs
+	StoragePolicy *uint32                `protobuf:"varint,10,opt,name=storage_policy,json=storagePolicy" json:"storage_policy,omitempty"` // absent: as the directory wants
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -952,6 +985,13 @@ func (x *Create) GetMustExist() bool {
 func (x *Create) GetUnmasked() uint32 {
 	if x != nil && x.Unmasked != nil {
 		return *x.Unmasked
+	}
+	return 0
+}
+
+func (x *Create) GetStoragePolicy() uint32 {
+	if x != nil && x.StoragePolicy != nil {
+		return *x.StoragePolicy
 	}
 	return 0
 }
@@ -2008,6 +2048,128 @@ func (x *RemoveXAttr) GetAttr() *XAttr {
 	return nil
 }
 
+type SetStoragePolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
+	Policy        *uint32                `protobuf:"varint,2,opt,name=policy" json:"policy,omitempty"` // HDFS's number; absent: the parent's counts
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetStoragePolicy) Reset() {
+	*x = SetStoragePolicy{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetStoragePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetStoragePolicy) ProtoMessage() {}
+
+func (x *SetStoragePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetStoragePolicy.ProtoReflect.Descriptor instead.
+func (*SetStoragePolicy) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SetStoragePolicy) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *SetStoragePolicy) GetPolicy() uint32 {
+	if x != nil && x.Policy != nil {
+		return *x.Policy
+	}
+	return 0
+}
+
+// SetQuota bounds what a directory may hold. As in Hadoop the largest number leaves a
+// limit as it is, and -1 takes it away.
+type SetQuota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
+	Names         *int64                 `protobuf:"zigzag64,2,opt,name=names" json:"names,omitempty"`
+	Space         *int64                 `protobuf:"zigzag64,3,opt,name=space" json:"space,omitempty"` // bytes of all replicas
+	Type          *uint32                `protobuf:"varint,4,opt,name=type" json:"type,omitempty"`     // the kind of storage that space is meant for, as in Hadoop's StorageTypeProto
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetQuota) Reset() {
+	*x = SetQuota{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetQuota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetQuota) ProtoMessage() {}
+
+func (x *SetQuota) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetQuota.ProtoReflect.Descriptor instead.
+func (*SetQuota) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SetQuota) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+func (x *SetQuota) GetNames() int64 {
+	if x != nil && x.Names != nil {
+		return *x.Names
+	}
+	return 0
+}
+
+func (x *SetQuota) GetSpace() int64 {
+	if x != nil && x.Space != nil {
+		return *x.Space
+	}
+	return 0
+}
+
+func (x *SetQuota) GetType() uint32 {
+	if x != nil && x.Type != nil {
+		return *x.Type
+	}
+	return 0
+}
+
 type SetTimes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
@@ -2019,7 +2181,7 @@ type SetTimes struct {
 
 func (x *SetTimes) Reset() {
 	*x = SetTimes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2193,7 @@ func (x *SetTimes) String() string {
 func (*SetTimes) ProtoMessage() {}
 
 func (x *SetTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2206,7 @@ func (x *SetTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimes.ProtoReflect.Descriptor instead.
 func (*SetTimes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetTimes) GetPath() string {
@@ -2078,7 +2240,7 @@ type SetReplication struct {
 
 func (x *SetReplication) Reset() {
 	*x = SetReplication{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2252,7 @@ func (x *SetReplication) String() string {
 func (*SetReplication) ProtoMessage() {}
 
 func (x *SetReplication) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2265,7 @@ func (x *SetReplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
 func (*SetReplication) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetReplication) GetPath() string {
@@ -2130,7 +2292,7 @@ type Concat struct {
 
 func (x *Concat) Reset() {
 	*x = Concat{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2304,7 @@ func (x *Concat) String() string {
 func (*Concat) ProtoMessage() {}
 
 func (x *Concat) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2317,7 @@ func (x *Concat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Concat.ProtoReflect.Descriptor instead.
 func (*Concat) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Concat) GetPath() string {
@@ -2185,7 +2347,7 @@ type StartRecovery struct {
 
 func (x *StartRecovery) Reset() {
 	*x = StartRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2359,7 @@ func (x *StartRecovery) String() string {
 func (*StartRecovery) ProtoMessage() {}
 
 func (x *StartRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2372,7 @@ func (x *StartRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRecovery.ProtoReflect.Descriptor instead.
 func (*StartRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartRecovery) GetFile() uint64 {
@@ -2246,7 +2408,7 @@ type CommitRecovery struct {
 
 func (x *CommitRecovery) Reset() {
 	*x = CommitRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2420,7 @@ func (x *CommitRecovery) String() string {
 func (*CommitRecovery) ProtoMessage() {}
 
 func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2433,7 @@ func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecovery.ProtoReflect.Descriptor instead.
 func (*CommitRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CommitRecovery) GetBlock() uint64 {
@@ -2314,7 +2476,7 @@ type CloseFile struct {
 
 func (x *CloseFile) Reset() {
 	*x = CloseFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2488,7 @@ func (x *CloseFile) String() string {
 func (*CloseFile) ProtoMessage() {}
 
 func (x *CloseFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2501,7 @@ func (x *CloseFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseFile.ProtoReflect.Descriptor instead.
 func (*CloseFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CloseFile) GetFile() uint64 {
@@ -2375,7 +2537,7 @@ type ReserveGenerations struct {
 
 func (x *ReserveGenerations) Reset() {
 	*x = ReserveGenerations{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2387,7 +2549,7 @@ func (x *ReserveGenerations) String() string {
 func (*ReserveGenerations) ProtoMessage() {}
 
 func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2400,7 +2562,7 @@ func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveGenerations.ProtoReflect.Descriptor instead.
 func (*ReserveGenerations) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReserveGenerations) GetLimit() uint64 {
@@ -2430,7 +2592,7 @@ type RegisterDatanode struct {
 
 func (x *RegisterDatanode) Reset() {
 	*x = RegisterDatanode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2604,7 @@ func (x *RegisterDatanode) String() string {
 func (*RegisterDatanode) ProtoMessage() {}
 
 func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2617,7 @@ func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDatanode.ProtoReflect.Descriptor instead.
 func (*RegisterDatanode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RegisterDatanode) GetUuid() string {
@@ -2506,7 +2668,7 @@ type DatanodeGone struct {
 
 func (x *DatanodeGone) Reset() {
 	*x = DatanodeGone{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2680,7 @@ func (x *DatanodeGone) String() string {
 func (*DatanodeGone) ProtoMessage() {}
 
 func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2693,7 @@ func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatanodeGone.ProtoReflect.Descriptor instead.
 func (*DatanodeGone) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DatanodeGone) GetUuid() string {
@@ -2580,7 +2742,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2754,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2767,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2710,7 +2872,7 @@ type SnapshotInode struct {
 
 func (x *SnapshotInode) Reset() {
 	*x = SnapshotInode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +2884,7 @@ func (x *SnapshotInode) String() string {
 func (*SnapshotInode) ProtoMessage() {}
 
 func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2735,7 +2897,7 @@ func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInode.ProtoReflect.Descriptor instead.
 func (*SnapshotInode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SnapshotInode) GetId() uint64 {
@@ -2812,13 +2974,15 @@ type SnapshotAttributes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Acl           []*AclEntry            `protobuf:"bytes,1,rep,name=acl" json:"acl,omitempty"` // what the mode can't say, in order
 	Xattrs        []*XAttr               `protobuf:"bytes,2,rep,name=xattrs" json:"xattrs,omitempty"`
+	StoragePolicy *uint32                `protobuf:"varint,3,opt,name=storage_policy,json=storagePolicy" json:"storage_policy,omitempty"`
+	Limits        *SnapshotLimits        `protobuf:"bytes,4,opt,name=limits" json:"limits,omitempty"` // of a directory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotAttributes) Reset() {
 	*x = SnapshotAttributes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2994,7 @@ func (x *SnapshotAttributes) String() string {
 func (*SnapshotAttributes) ProtoMessage() {}
 
 func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3007,7 @@ func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotAttributes.ProtoReflect.Descriptor instead.
 func (*SnapshotAttributes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SnapshotAttributes) GetAcl() []*AclEntry {
@@ -2860,6 +3024,81 @@ func (x *SnapshotAttributes) GetXattrs() []*XAttr {
 	return nil
 }
 
+func (x *SnapshotAttributes) GetStoragePolicy() uint32 {
+	if x != nil && x.StoragePolicy != nil {
+		return *x.StoragePolicy
+	}
+	return 0
+}
+
+func (x *SnapshotAttributes) GetLimits() *SnapshotLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// SnapshotLimits are what a directory may hold; -1: no limit.
+type SnapshotLimits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         *int64                 `protobuf:"zigzag64,1,opt,name=names" json:"names,omitempty"`
+	Space         *int64                 `protobuf:"zigzag64,2,opt,name=space" json:"space,omitempty"`
+	Types         []int64                `protobuf:"zigzag64,3,rep,packed,name=types" json:"types,omitempty"` // by the kinds of storage
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotLimits) Reset() {
+	*x = SnapshotLimits{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotLimits) ProtoMessage() {}
+
+func (x *SnapshotLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotLimits.ProtoReflect.Descriptor instead.
+func (*SnapshotLimits) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SnapshotLimits) GetNames() int64 {
+	if x != nil && x.Names != nil {
+		return *x.Names
+	}
+	return 0
+}
+
+func (x *SnapshotLimits) GetSpace() int64 {
+	if x != nil && x.Space != nil {
+		return *x.Space
+	}
+	return 0
+}
+
+func (x *SnapshotLimits) GetTypes() []int64 {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
 type SnapshotFile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Replication   *uint32                `protobuf:"varint,1,opt,name=replication" json:"replication,omitempty"`
@@ -2872,7 +3111,7 @@ type SnapshotFile struct {
 
 func (x *SnapshotFile) Reset() {
 	*x = SnapshotFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +3123,7 @@ func (x *SnapshotFile) String() string {
 func (*SnapshotFile) ProtoMessage() {}
 
 func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +3136,7 @@ func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFile.ProtoReflect.Descriptor instead.
 func (*SnapshotFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SnapshotFile) GetReplication() uint32 {
@@ -2940,7 +3179,7 @@ type SnapshotBlock struct {
 
 func (x *SnapshotBlock) Reset() {
 	*x = SnapshotBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3191,7 @@ func (x *SnapshotBlock) String() string {
 func (*SnapshotBlock) ProtoMessage() {}
 
 func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3204,7 @@ func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBlock.ProtoReflect.Descriptor instead.
 func (*SnapshotBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{35}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SnapshotBlock) GetId() uint64 {
@@ -3007,7 +3246,7 @@ type SnapshotConstruction struct {
 
 func (x *SnapshotConstruction) Reset() {
 	*x = SnapshotConstruction{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3258,7 @@ func (x *SnapshotConstruction) String() string {
 func (*SnapshotConstruction) ProtoMessage() {}
 
 func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3271,7 @@ func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotConstruction.ProtoReflect.Descriptor instead.
 func (*SnapshotConstruction) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{36}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SnapshotConstruction) GetTargets() []string {
@@ -3069,7 +3308,7 @@ type SnapshotCall struct {
 
 func (x *SnapshotCall) Reset() {
 	*x = SnapshotCall{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3320,7 @@ func (x *SnapshotCall) String() string {
 func (*SnapshotCall) ProtoMessage() {}
 
 func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3333,7 @@ func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotCall.ProtoReflect.Descriptor instead.
 func (*SnapshotCall) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{37}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SnapshotCall) GetClientId() []byte {
@@ -3136,7 +3375,7 @@ var File_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto protoref
 
 const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc = "" +
 	"\n" +
-	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\x99\x0f\n" +
+	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\xb4\x10\n" +
 	"\x05Entry\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12\x17\n" +
@@ -3169,7 +3408,9 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\rdatanode_gone\x18< \x01(\v2$.verbena.hdfs.namespace.DatanodeGoneH\x00R\fdatanodeGone\x129\n" +
 	"\aset_acl\x18= \x01(\v2\x1e.verbena.hdfs.namespace.SetAclH\x00R\x06setAcl\x12?\n" +
 	"\tset_xattr\x18> \x01(\v2 .verbena.hdfs.namespace.SetXAttrH\x00R\bsetXattr\x12H\n" +
-	"\fremove_xattr\x18? \x01(\v2#.verbena.hdfs.namespace.RemoveXAttrH\x00R\vremoveXattrB\x04\n" +
+	"\fremove_xattr\x18? \x01(\v2#.verbena.hdfs.namespace.RemoveXAttrH\x00R\vremoveXattr\x12X\n" +
+	"\x12set_storage_policy\x18@ \x01(\v2(.verbena.hdfs.namespace.SetStoragePolicyH\x00R\x10setStoragePolicy\x12?\n" +
+	"\tset_quota\x18A \x01(\v2 .verbena.hdfs.namespace.SetQuotaH\x00R\bsetQuotaB\x04\n" +
 	"\x02op\"R\n" +
 	"\x06Caller\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
@@ -3193,7 +3434,7 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12#\n" +
 	"\rcreate_parent\x18\x03 \x01(\bR\fcreateParent\x12\x1a\n" +
-	"\bunmasked\x18\x04 \x01(\rR\bunmasked\"\x87\x02\n" +
+	"\bunmasked\x18\x04 \x01(\rR\bunmasked\"\xae\x02\n" +
 	"\x06Create\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x16\n" +
@@ -3205,7 +3446,9 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"block_size\x18\a \x01(\x04R\tblockSize\x12\x1d\n" +
 	"\n" +
 	"must_exist\x18\b \x01(\bR\tmustExist\x12\x1a\n" +
-	"\bunmasked\x18\t \x01(\rR\bunmasked\"\xbf\x01\n" +
+	"\bunmasked\x18\t \x01(\rR\bunmasked\x12%\n" +
+	"\x0estorage_policy\x18\n" +
+	" \x01(\rR\rstoragePolicy\"\xbf\x01\n" +
 	"\bAddBlock\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\x04R\x04file\x12\x16\n" +
@@ -3293,7 +3536,15 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x05limit\x18\x05 \x01(\rR\x05limit\"T\n" +
 	"\vRemoveXAttr\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x121\n" +
-	"\x04attr\x18\x02 \x01(\v2\x1d.verbena.hdfs.namespace.XAttrR\x04attr\"T\n" +
+	"\x04attr\x18\x02 \x01(\v2\x1d.verbena.hdfs.namespace.XAttrR\x04attr\">\n" +
+	"\x10SetStoragePolicy\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\rR\x06policy\"^\n" +
+	"\bSetQuota\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05names\x18\x02 \x01(\x12R\x05names\x12\x14\n" +
+	"\x05space\x18\x03 \x01(\x12R\x05space\x12\x12\n" +
+	"\x04type\x18\x04 \x01(\rR\x04type\"T\n" +
 	"\bSetTimes\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
 	"\bmtime_ms\x18\x02 \x01(\x03R\amtimeMs\x12\x19\n" +
@@ -3365,10 +3616,16 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\n" +
 	"attributes\x18\n" +
 	" \x01(\v2*.verbena.hdfs.namespace.SnapshotAttributesR\n" +
-	"attributes\"\x7f\n" +
+	"attributes\"\xe6\x01\n" +
 	"\x12SnapshotAttributes\x122\n" +
 	"\x03acl\x18\x01 \x03(\v2 .verbena.hdfs.namespace.AclEntryR\x03acl\x125\n" +
-	"\x06xattrs\x18\x02 \x03(\v2\x1d.verbena.hdfs.namespace.XAttrR\x06xattrs\"\xa6\x01\n" +
+	"\x06xattrs\x18\x02 \x03(\v2\x1d.verbena.hdfs.namespace.XAttrR\x06xattrs\x12%\n" +
+	"\x0estorage_policy\x18\x03 \x01(\rR\rstoragePolicy\x12>\n" +
+	"\x06limits\x18\x04 \x01(\v2&.verbena.hdfs.namespace.SnapshotLimitsR\x06limits\"V\n" +
+	"\x0eSnapshotLimits\x12\x14\n" +
+	"\x05names\x18\x01 \x01(\x12R\x05names\x12\x14\n" +
+	"\x05space\x18\x02 \x01(\x12R\x05space\x12\x18\n" +
+	"\x05types\x18\x03 \x03(\x12B\x02\x10\x01R\x05types\"\xa6\x01\n" +
 	"\fSnapshotFile\x12 \n" +
 	"\vreplication\x18\x01 \x01(\rR\vreplication\x12\x1d\n" +
 	"\n" +
@@ -3407,7 +3664,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc
 }
 
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes = []any{
 	(SetAcl_Change)(0),           // 0: verbena.hdfs.namespace.SetAcl.Change
 	(*Entry)(nil),                // 1: verbena.hdfs.namespace.Entry
@@ -3432,22 +3689,25 @@ var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes 
 	(*XAttr)(nil),                // 20: verbena.hdfs.namespace.XAttr
 	(*SetXAttr)(nil),             // 21: verbena.hdfs.namespace.SetXAttr
 	(*RemoveXAttr)(nil),          // 22: verbena.hdfs.namespace.RemoveXAttr
-	(*SetTimes)(nil),             // 23: verbena.hdfs.namespace.SetTimes
-	(*SetReplication)(nil),       // 24: verbena.hdfs.namespace.SetReplication
-	(*Concat)(nil),               // 25: verbena.hdfs.namespace.Concat
-	(*StartRecovery)(nil),        // 26: verbena.hdfs.namespace.StartRecovery
-	(*CommitRecovery)(nil),       // 27: verbena.hdfs.namespace.CommitRecovery
-	(*CloseFile)(nil),            // 28: verbena.hdfs.namespace.CloseFile
-	(*ReserveGenerations)(nil),   // 29: verbena.hdfs.namespace.ReserveGenerations
-	(*RegisterDatanode)(nil),     // 30: verbena.hdfs.namespace.RegisterDatanode
-	(*DatanodeGone)(nil),         // 31: verbena.hdfs.namespace.DatanodeGone
-	(*SnapshotHeader)(nil),       // 32: verbena.hdfs.namespace.SnapshotHeader
-	(*SnapshotInode)(nil),        // 33: verbena.hdfs.namespace.SnapshotInode
-	(*SnapshotAttributes)(nil),   // 34: verbena.hdfs.namespace.SnapshotAttributes
-	(*SnapshotFile)(nil),         // 35: verbena.hdfs.namespace.SnapshotFile
-	(*SnapshotBlock)(nil),        // 36: verbena.hdfs.namespace.SnapshotBlock
-	(*SnapshotConstruction)(nil), // 37: verbena.hdfs.namespace.SnapshotConstruction
-	(*SnapshotCall)(nil),         // 38: verbena.hdfs.namespace.SnapshotCall
+	(*SetStoragePolicy)(nil),     // 23: verbena.hdfs.namespace.SetStoragePolicy
+	(*SetQuota)(nil),             // 24: verbena.hdfs.namespace.SetQuota
+	(*SetTimes)(nil),             // 25: verbena.hdfs.namespace.SetTimes
+	(*SetReplication)(nil),       // 26: verbena.hdfs.namespace.SetReplication
+	(*Concat)(nil),               // 27: verbena.hdfs.namespace.Concat
+	(*StartRecovery)(nil),        // 28: verbena.hdfs.namespace.StartRecovery
+	(*CommitRecovery)(nil),       // 29: verbena.hdfs.namespace.CommitRecovery
+	(*CloseFile)(nil),            // 30: verbena.hdfs.namespace.CloseFile
+	(*ReserveGenerations)(nil),   // 31: verbena.hdfs.namespace.ReserveGenerations
+	(*RegisterDatanode)(nil),     // 32: verbena.hdfs.namespace.RegisterDatanode
+	(*DatanodeGone)(nil),         // 33: verbena.hdfs.namespace.DatanodeGone
+	(*SnapshotHeader)(nil),       // 34: verbena.hdfs.namespace.SnapshotHeader
+	(*SnapshotInode)(nil),        // 35: verbena.hdfs.namespace.SnapshotInode
+	(*SnapshotAttributes)(nil),   // 36: verbena.hdfs.namespace.SnapshotAttributes
+	(*SnapshotLimits)(nil),       // 37: verbena.hdfs.namespace.SnapshotLimits
+	(*SnapshotFile)(nil),         // 38: verbena.hdfs.namespace.SnapshotFile
+	(*SnapshotBlock)(nil),        // 39: verbena.hdfs.namespace.SnapshotBlock
+	(*SnapshotConstruction)(nil), // 40: verbena.hdfs.namespace.SnapshotConstruction
+	(*SnapshotCall)(nil),         // 41: verbena.hdfs.namespace.SnapshotCall
 }
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs = []int32{
 	2,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
@@ -3465,38 +3725,41 @@ var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs 
 	15, // 12: verbena.hdfs.namespace.Entry.delete:type_name -> verbena.hdfs.namespace.Delete
 	16, // 13: verbena.hdfs.namespace.Entry.set_permission:type_name -> verbena.hdfs.namespace.SetPermission
 	17, // 14: verbena.hdfs.namespace.Entry.set_owner:type_name -> verbena.hdfs.namespace.SetOwner
-	23, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
-	24, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
-	25, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
-	26, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
-	27, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
-	28, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
-	29, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
-	30, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
-	31, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
+	25, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
+	26, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
+	27, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
+	28, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
+	29, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
+	30, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
+	31, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
+	32, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
+	33, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
 	19, // 24: verbena.hdfs.namespace.Entry.set_acl:type_name -> verbena.hdfs.namespace.SetAcl
 	21, // 25: verbena.hdfs.namespace.Entry.set_xattr:type_name -> verbena.hdfs.namespace.SetXAttr
 	22, // 26: verbena.hdfs.namespace.Entry.remove_xattr:type_name -> verbena.hdfs.namespace.RemoveXAttr
-	3,  // 27: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
-	3,  // 28: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
-	3,  // 29: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
-	3,  // 30: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
-	3,  // 31: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
-	0,  // 32: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
-	18, // 33: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
-	20, // 34: verbena.hdfs.namespace.SetXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
-	20, // 35: verbena.hdfs.namespace.RemoveXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
-	35, // 36: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
-	34, // 37: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
-	18, // 38: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
-	20, // 39: verbena.hdfs.namespace.SnapshotAttributes.xattrs:type_name -> verbena.hdfs.namespace.XAttr
-	36, // 40: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
-	37, // 41: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
-	42, // [42:42] is the sub-list for method output_type
-	42, // [42:42] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	23, // 27: verbena.hdfs.namespace.Entry.set_storage_policy:type_name -> verbena.hdfs.namespace.SetStoragePolicy
+	24, // 28: verbena.hdfs.namespace.Entry.set_quota:type_name -> verbena.hdfs.namespace.SetQuota
+	3,  // 29: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
+	3,  // 30: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
+	3,  // 31: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
+	3,  // 32: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
+	3,  // 33: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
+	0,  // 34: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
+	18, // 35: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
+	20, // 36: verbena.hdfs.namespace.SetXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
+	20, // 37: verbena.hdfs.namespace.RemoveXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
+	38, // 38: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
+	36, // 39: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
+	18, // 40: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
+	20, // 41: verbena.hdfs.namespace.SnapshotAttributes.xattrs:type_name -> verbena.hdfs.namespace.XAttr
+	37, // 42: verbena.hdfs.namespace.SnapshotAttributes.limits:type_name -> verbena.hdfs.namespace.SnapshotLimits
+	39, // 43: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
+	40, // 44: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
+	45, // [45:45] is the sub-list for method output_type
+	45, // [45:45] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() }
@@ -3531,6 +3794,8 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 		(*Entry_SetAcl)(nil),
 		(*Entry_SetXattr)(nil),
 		(*Entry_RemoveXattr)(nil),
+		(*Entry_SetStoragePolicy)(nil),
+		(*Entry_SetQuota)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3538,7 +3803,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc), len(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   38,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
