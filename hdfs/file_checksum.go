@@ -19,7 +19,8 @@ const (
 	// MD5MD5CRC is HDFS's usual one: the MD5 of the blocks' MD5s of their chunks' CRCs. It
 	// depends on the sizes of blocks and chunks.
 	MD5MD5CRC ChecksumMode = iota
-	// CompositeCRC is the CRC of the whole file, whatever its blocks and chunks are.
+	// CompositeCRC is the CRC of the whole file, whatever its blocks and chunks are. An
+	// empty file has the other kind, as in Hadoop.
 	CompositeCRC
 )
 
@@ -145,14 +146,11 @@ func (f *fileSum) add(r *hdfspb.OpBlockChecksumResponseProto, length int64, seve
 const paddedFrom = 32
 
 func (f *fileSum) result() *FileChecksum {
-	kind := checksumType(f.kind).String()
-	if !f.any {
-		kind = ChecksumCRC32.String() // as in Hadoop; nothing depends on it
-		if f.mode == CompositeCRC {
-			kind = ChecksumCRC32C.String()
-		}
+	kind := ChecksumCRC32.String() // of an empty file, in Hadoop; nothing depends on it
+	if f.any {
+		kind = checksumType(f.kind).String()
 	}
-	if f.mode == CompositeCRC {
+	if f.mode == CompositeCRC && f.any {
 		sum := binary.BigEndian.AppendUint32(nil, f.crc)
 		return &FileChecksum{"COMPOSITE-" + kind, sum, sum}
 	}
@@ -161,8 +159,9 @@ func (f *fileSum) result() *FileChecksum {
 		padded *= 2
 	}
 	sum := md5.Sum(append(f.sums, make([]byte, padded-len(f.sums))...))
-	encoded := binary.BigEndian.AppendUint32(nil, f.chunk)
-	encoded = binary.BigEndian.AppendUint64(encoded, f.chunks)
-	encoded = append(encoded, sum[:]...)
+	encoded := make([]byte, paddedFrom) // the rest of this buffer counts, too
+	binary.BigEndian.PutUint32(encoded, f.chunk)
+	binary.BigEndian.PutUint64(encoded[4:], f.chunks)
+	copy(encoded[12:], sum[:])
 	return &FileChecksum{fmt.Sprintf("MD5-of-%dMD5-of-%d%s", f.chunks, f.chunk, kind), sum[:], encoded}
 }

@@ -284,8 +284,15 @@ func (c *Client) BlockLocations(ctx context.Context, name string, offset, length
 	if err != nil {
 		return nil, err
 	}
+	blocks := lbs.GetBlocks()
+	if last := lbs.GetLastBlock(); last != nil && !lbs.GetIsLastBlockComplete() && (length < 0 || int64(last.GetOffset()) < offset+length) {
+		// Apache's NameNode does not list the block that is being written.
+		if n := len(blocks); n == 0 || blocks[n-1].GetB().GetBlockId() != last.GetB().GetBlockId() {
+			blocks = append(blocks, last)
+		}
+	}
 	var out []BlockLocation
-	for _, lb := range lbs.GetBlocks() {
+	for _, lb := range blocks {
 		b := BlockLocation{ID: lb.GetB().GetBlockId(), Generation: lb.GetB().GetGenerationStamp(), Offset: int64(lb.GetOffset()), Length: int64(lb.GetB().GetNumBytes()), Corrupt: lb.GetCorrupt()}
 		for _, d := range lb.GetLocs() {
 			b.DataNodes = append(b.DataNodes, dataNodeInfo(d))

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	client "github.com/colinmarc/hdfs/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
@@ -26,7 +25,7 @@ func demoCommand(o *options) *cobra.Command {
 		Use:   "demo",
 		Short: "Store and read back real files over each transport, and measure",
 		Long: `Bring up a cluster in processes of its own in a temporary directory, store a
-directory tree and a file of 1 GiB with the unmodified HDFS client over TCP, then
+directory tree and a file of 1 GiB with Verbena's HDFS client over TCP, then
 through shared memory, iWARP and an RDMA adapter if there is one, read all of it
 back, compare SHA-256, print a table and clean up.
 
@@ -135,18 +134,19 @@ type connector struct {
 	dialers map[string]*hdfs.Dialer
 }
 
-// connect returns a client over transport; over "tcp" it is the client as its
-// authors made it. One goroutine at a time.
-func (c *connector) connect(ctx context.Context, address, transport string) (*client.Client, error) {
-	if transport == verbena.TransportTCP {
-		return client.NewClient(client.ClientOptions{Addresses: []string{address}, User: c.user})
+// connect returns a client over transport; over "tcp" it knows nothing of Verbena's
+// endpoints. One goroutine at a time.
+func (c *connector) connect(_ context.Context, address, transport string) (*hdfs.Client, error) {
+	cfg := hdfs.ClientConfig{NameNodes: []string{address}, User: c.user}
+	if transport != verbena.TransportTCP {
+		d := c.dialers[transport]
+		if d == nil {
+			d = hdfs.NewDialer(c.rt, transport)
+			c.dialers[transport] = d
+		}
+		cfg.Dialer = d
 	}
-	d := c.dialers[transport]
-	if d == nil {
-		d = hdfs.NewDialer(c.rt, transport)
-		c.dialers[transport] = d
-	}
-	return d.Connect(ctx, address, c.user)
+	return hdfs.NewClient(cfg)
 }
 
 func (c *connector) Close() error {

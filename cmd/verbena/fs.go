@@ -8,9 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
-	client "github.com/colinmarc/hdfs/v2"
-	"github.com/colinmarc/hdfs/v2/hadoopconf"
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
@@ -25,24 +24,21 @@ func fsCommand(o *options) *cobra.Command {
 	var nameNode, user, transport string
 	var rt *verbena.Runtime
 	var dialer *hdfs.Dialer
-	cmd := fscmd.Command(func(ctx context.Context) (*client.Client, error) {
+	cmd := fscmd.Command(func(context.Context) (*hdfs.Client, error) {
 		if err := checkTransport(transport); err != nil {
 			return nil, err
 		}
-		address, err := findNameNode(nameNode)
-		if err != nil {
+		cfg := hdfs.ClientConfig{User: user, Patience: fsPatience}
+		if err := findNameNode(&cfg, nameNode); err != nil {
 			return nil, err
 		}
-		if user == "" {
-			if user, err = userName(); err != nil {
-				return nil, err
-			}
-		}
+		var err error
 		if rt, err = o.runtime(); err != nil {
 			return nil, err
 		}
 		dialer = hdfs.NewDialer(rt, transport)
-		return dialer.Connect(ctx, address, user)
+		cfg.Dialer = dialer
+		return hdfs.NewClient(cfg)
 	})
 	cmd.PersistentPostRunE = func(*cobra.Command, []string) error {
 		if rt == nil {
@@ -78,18 +74,25 @@ func withPort(address string) string {
 	return net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(nameNodePort))
 }
 
-// findNameNode takes the command line's word, then the Hadoop configuration's,
-// then the default.
-func findNameNode(flag string) (string, error) {
+// fsPatience is for how long a call is tried at a NameNode that does not answer: who waits
+// at a terminal wants to know soon.
+const fsPatience = 5 * time.Second
+
+// findNameNode takes the command line's word, then the Hadoop configuration's, then the
+// default. The configuration has more to say than that.
+func findNameNode(cfg *hdfs.ClientConfig, flag string) error {
 	if flag != "" {
-		return withPort(flag), nil
+		cfg.NameNodes = []string{withPort(flag)}
 	}
-	conf, err := hadoopconf.LoadFromEnvironment()
+	properties, err := hdfs.LoadHadoopConf()
 	if err != nil {
-		return "", fmt.Errorf("reading the Hadoop configuration that HADOOP_CONF_DIR or HADOOP_HOME points at: %w", err)
+		return fmt.Errorf("reading the Hadoop configuration that HADOOP_CONF_DIR or HADOOP_HOME points at: %w", err)
 	}
-	if addresses := client.ClientOptionsFromConf(conf).Addresses; len(addresses) > 0 {
-		return addresses[0], nil
+	if err := cfg.Take(properties); err != nil {
+		return err
 	}
-	return defaultNameNode, nil
+	if len(cfg.NameNodes) == 0 {
+		cfg.NameNodes = []string{defaultNameNode}
+	}
+	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/colinmarc/hdfs/v2"
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // Config says what to store, where, and over what.
@@ -28,7 +28,7 @@ type Config struct {
 	Workers    int      // clients at work at once
 	Transports []string // in the order of the rows
 	// Connect returns a client of the NameNode at addr; its bytes travel over
-	// transport. For "tcp" it is the client as its authors made it.
+	// transport. For "tcp" it knows nothing of endpoints.
 	Connect func(ctx context.Context, addr, transport string) (*hdfs.Client, error)
 	// Executable is the verbena binary, to run the cluster's processes with.
 	Executable string
@@ -136,7 +136,7 @@ func measure(ctx context.Context, cfg Config, cluster *cluster, transport, base 
 		}
 		clients[i] = c
 	}
-	if err := makeDirectories(clients[0], base, files); err != nil {
+	if err := makeDirectories(ctx, clients[0], base, files); err != nil {
 		return row, err
 	}
 
@@ -190,5 +190,5 @@ func measure(ctx context.Context, cfg Config, cluster *cluster, transport, base 
 	// Only the large file goes. The small ones wait for the end: DataNodes remove
 	// replicas in the background, in the time of the next transport, and file
 	// systems pass over inodes freed just before, one by one, for each new file.
-	return row, clients[0].Remove(base + "/" + files[0].name)
+	return row, clients[0].Remove(ctx, base+"/"+files[0].name)
 }

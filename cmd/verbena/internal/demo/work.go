@@ -16,10 +16,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/colinmarc/hdfs/v2"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // blockSize keeps the large file in several blocks.
@@ -105,7 +104,7 @@ func makeLarge(ctx context.Context, name string, length int64) error {
 	return f.Close()
 }
 
-func makeDirectories(c *hdfs.Client, base string, files []file) error {
+func makeDirectories(ctx context.Context, c *hdfs.Client, base string, files []file) error {
 	made := map[string]bool{}
 	for _, f := range files {
 		dir := path.Dir(base + "/" + f.name)
@@ -113,11 +112,11 @@ func makeDirectories(c *hdfs.Client, base string, files []file) error {
 			continue
 		}
 		made[dir] = true
-		if err := c.MkdirAll(dir, 0o755); err != nil {
+		if err := c.MkdirAll(ctx, dir, 0o755); err != nil {
 			return err
 		}
 	}
-	return c.MkdirAll(base+"/small", 0o755)
+	return c.MkdirAll(ctx, base+"/small", 0o755)
 }
 
 // forEach deals the files to the clients; each takes the next when it is free.
@@ -149,21 +148,21 @@ func store(ctx context.Context, c *hdfs.Client, base string, f file, replicas in
 		return err
 	}
 	defer from.Close()
-	w, err := c.CreateFile(base+"/"+f.name, replicas, blockSize, 0o644)
+	w, err := c.Create(ctx, base+"/"+f.name, hdfs.CreateOptions{Replication: replicas, BlockSize: blockSize})
 	if err != nil {
 		return err
 	}
-	_, err = fscmd.Copy(ctx, w, from)
-	return errors.Join(err, fscmd.CloseWriter(ctx, w))
+	_, err = w.ReadFrom(from)
+	return errors.Join(err, w.Close())
 }
 
 func read(ctx context.Context, c *hdfs.Client, base string, f file) error {
-	r, err := c.Open(base + "/" + f.name)
+	r, err := c.Open(ctx, base+"/"+f.name)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	n, err := fscmd.Copy(ctx, io.Discard, r)
+	n, err := r.WriteTo(io.Discard)
 	if err == nil && n != f.size {
 		return fmt.Errorf("%d of %d bytes came", n, f.size)
 	}
@@ -178,13 +177,13 @@ func (e *differsError) Error() string {
 }
 
 func verify(ctx context.Context, c *hdfs.Client, base string, f file) error {
-	r, err := c.Open(base + "/" + f.name)
+	r, err := c.Open(ctx, base+"/"+f.name)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
 	h := sha256.New()
-	if _, err := fscmd.Copy(ctx, h, r); err != nil {
+	if _, err := r.WriteTo(h); err != nil {
 		return err
 	}
 	if got := h.Sum(nil); !bytes.Equal(got, f.sum[:]) {
@@ -200,12 +199,12 @@ func createLatency(ctx context.Context, c *hdfs.Client, dir string, n, replicas 
 	times := make([]time.Duration, 0, n)
 	for i := range n {
 		began := time.Now()
-		w, err := c.CreateFile(fmt.Sprintf("%s/%06d", dir, i), replicas, blockSize, 0o644)
+		w, err := c.Create(ctx, fmt.Sprintf("%s/%06d", dir, i), hdfs.CreateOptions{Replication: replicas, BlockSize: blockSize})
 		if err != nil {
 			return 0, 0, err
 		}
 		_, err = w.Write(payload)
-		if err := errors.Join(err, fscmd.CloseWriter(ctx, w)); err != nil {
+		if err := errors.Join(err, w.Close()); err != nil {
 			return 0, 0, err
 		}
 		times = append(times, time.Since(began))

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 func mkdirCommand(run runner) *cobra.Command {
@@ -19,12 +21,12 @@ func mkdirCommand(run runner) *cobra.Command {
 		Use:   "mkdir PATH...",
 		Short: "Make directories",
 		Args:  cobra.MinimumNArgs(1),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				if parents {
-					return s.client.MkdirAll(s.path(name), 0o755)
+					return s.client.MkdirAll(ctx, s.path(name), 0o755)
 				}
-				return s.client.Mkdir(s.path(name), 0o755)
+				return s.client.Mkdir(ctx, s.path(name), 0o755)
 			})
 		}),
 	}
@@ -33,18 +35,18 @@ func mkdirCommand(run runner) *cobra.Command {
 }
 
 func removeCommand(run runner) *cobra.Command {
-	var recursive, force bool
+	var recursive, force, skipTrash bool
 	cmd := &cobra.Command{
 		Use:   "rm PATH...",
-		Short: "Remove files, or directories with -r; there is no trash",
+		Short: "Remove files, or directories with -r; to the trash, if the cluster keeps one",
 		Args:  cobra.MinimumNArgs(1),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
 				if name == "/" {
 					return errors.New("the root directory can't be removed")
 				}
-				info, err := s.client.Stat(name)
+				info, err := s.client.Stat(ctx, name)
 				if errors.Is(err, fs.ErrNotExist) && force {
 					return nil
 				}
@@ -54,15 +56,26 @@ func removeCommand(run runner) *cobra.Command {
 				if info.IsDir() && !recursive {
 					return fmt.Errorf("%s is a directory: use rm -r to remove it and all that is in it", name)
 				}
-				if info.IsDir() {
-					return s.client.RemoveAll(name)
+				if !skipTrash {
+					to, err := s.client.MoveToTrash(ctx, name)
+					if err == nil {
+						_, err = fmt.Fprintf(s.errOut, "%s is in the trash now: %s\n", name, to)
+						return err
+					}
+					if !errors.Is(err, hdfs.ErrNoTrash) {
+						return fmt.Errorf("%w: use rm --skip-trash to remove it for good", err)
+					}
 				}
-				return s.client.Remove(name)
+				if info.IsDir() {
+					return s.client.RemoveAll(ctx, name)
+				}
+				return s.client.Remove(ctx, name)
 			})
 		}),
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories, too, with all that is in them")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "a path that is not there is no error")
+	cmd.Flags().BoolVar(&skipTrash, "skip-trash", false, "remove for good")
 	return cmd
 }
 
@@ -72,9 +85,9 @@ func moveCommand(run runner) *cobra.Command {
 		Use:   "mv SOURCE... DESTINATION",
 		Short: "Rename, or move into a directory",
 		Args:  cobra.MinimumNArgs(2),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			to := s.path(args[len(args)-1])
-			into, err := s.isDir(to)
+			into, err := s.isDir(ctx, to)
 			if err != nil {
 				return err
 			}
@@ -87,10 +100,10 @@ func moveCommand(run runner) *cobra.Command {
 				if into {
 					target = join(to, path.Base(from))
 				}
-				if _, err := s.client.Stat(target); err == nil && !force {
+				if _, err := s.client.Stat(ctx, target); err == nil && !force {
 					return fmt.Errorf("%s exists: use mv -f to replace it", target)
 				}
-				return s.client.Rename(from, target)
+				return s.client.Rename(ctx, from, target, force)
 			})
 		}),
 	}
@@ -103,13 +116,13 @@ func touchCommand(run runner) *cobra.Command {
 		Use:   "touch PATH...",
 		Short: "Make empty files, or set the times of those that exist to now",
 		Args:  cobra.MinimumNArgs(1),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
-				err := s.client.CreateEmptyFile(name)
+				err := s.create(ctx, name)
 				if errors.Is(err, fs.ErrExist) {
 					now := time.Now()
-					return s.client.Chtimes(name, now, now)
+					return s.client.Chtimes(ctx, name, now, now)
 				}
 				return err
 			})
@@ -123,14 +136,14 @@ func modeCommand(run runner) *cobra.Command {
 		Use:   "chmod MODE PATH...",
 		Short: "Change permissions: 0644, u+x, go-w, a=r",
 		Args:  cobra.MinimumNArgs(2),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			change, err := parseMode(args[0])
 			if err != nil {
 				return err
 			}
 			return s.each(args[1:], func(name string) error {
-				return s.walk(s.path(name), recursive, func(name string, info os.FileInfo) error {
-					return s.client.Chmod(name, os.FileMode(change(octal(info.Mode()), info.IsDir())))
+				return s.walk(ctx, s.path(name), recursive, func(name string, info os.FileInfo) error {
+					return s.client.Chmod(ctx, name, fileMode(change(octal(info.Mode()), info.IsDir())))
 				})
 			})
 		}),
@@ -145,14 +158,14 @@ func ownerCommand(run runner) *cobra.Command {
 		Use:   "chown OWNER[:GROUP] PATH...",
 		Short: "Change the owner (superuser only) or the group (:GROUP)",
 		Args:  cobra.MinimumNArgs(2),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			owner, group, _ := strings.Cut(args[0], ":")
 			if owner == "" && group == "" {
 				return fmt.Errorf("%q names neither an owner nor a group: write OWNER, OWNER:GROUP or :GROUP", args[0])
 			}
 			return s.each(args[1:], func(name string) error {
-				return s.walk(s.path(name), recursive, func(name string, _ os.FileInfo) error {
-					return s.client.Chown(name, owner, group)
+				return s.walk(ctx, s.path(name), recursive, func(name string, _ os.FileInfo) error {
+					return s.client.Chown(ctx, name, owner, group)
 				})
 			})
 		}),
@@ -163,16 +176,16 @@ func ownerCommand(run runner) *cobra.Command {
 
 // walk calls f for name and, if recursive, for what is below it, a directory
 // before its children.
-func (s *session) walk(name string, recursive bool, f func(string, os.FileInfo) error) error {
+func (s *session) walk(ctx context.Context, name string, recursive bool, f func(string, os.FileInfo) error) error {
 	if recursive {
-		return s.client.Walk(name, func(name string, info os.FileInfo, err error) error {
+		return s.client.Walk(ctx, name, func(name string, info *hdfs.FileInfo, err error) error {
 			if err != nil {
 				return err
 			}
 			return f(name, info)
 		})
 	}
-	info, err := s.client.Stat(name)
+	info, err := s.client.Stat(ctx, name)
 	if err != nil {
 		return err
 	}

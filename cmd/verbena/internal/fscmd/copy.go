@@ -11,57 +11,19 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/colinmarc/hdfs/v2"
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/verbena-data/verbena/hdfs"
 )
 
-// copyBuffer is what one read or write moves: enough to keep a pipeline of
-// 64 KiB packets busy.
-const copyBuffer = 1 << 20
-
-var buffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
-
-// Copy copies until the end of from, or the end of ctx.
-func Copy(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
-	buf := buffers.Get().(*[copyBuffer]byte)
-	defer buffers.Put(buf)
-	var total int64
-	for {
-		if err := ctx.Err(); err != nil {
-			return total, err
-		}
-		n, err := from.Read(buf[:])
-		if n > 0 {
-			if _, werr := to.Write(buf[:n]); werr != nil {
-				return total, werr
-			}
-			total += int64(n)
-		}
-		if errors.Is(err, io.EOF) {
-			return total, nil
-		}
-		if err != nil {
-			return total, err
-		}
-	}
-}
-
-// copyFile copies a whole file. The client calls it the end of the file, too,
-// when its connection to the NameNode ends in the middle.
-func copyFile(ctx context.Context, to io.Writer, from *hdfs.FileReader) error {
-	n, err := Copy(ctx, to, from)
-	if err == nil && n < from.Stat().Size() {
-		err = fmt.Errorf("%d of %d bytes came: %w", n, from.Stat().Size(), io.ErrUnexpectedEOF)
-	}
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", from.Name(), err)
-	}
-	return nil
+// copyFile copies a whole file.
+func copyFile(to io.Writer, from *hdfs.FileReader) error {
+	_, err := from.WriteTo(to)
+	return err
 }
 
 // progress is a bar on a terminal, and nothing elsewhere. A length of -1 is
@@ -99,7 +61,7 @@ func putCommand(run runner) *cobra.Command {
 		Args: cobra.MinimumNArgs(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			sources, to := args[:len(args)-1], s.path(args[len(args)-1])
-			into, err := s.isDir(to)
+			into, err := s.isDir(ctx, to)
 			if err != nil {
 				return err
 			}
@@ -162,17 +124,17 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 			if err != nil {
 				return err
 			}
-			if there, err := s.isDir(to); err != nil || there {
+			if there, err := s.isDir(ctx, to); err != nil || there {
 				return err // what is there keeps its mode
 			}
-			return s.client.MkdirAll(to, later.forNow(to, info.Mode().Perm()))
+			return s.client.MkdirAll(ctx, to, later.forNow(to, info.Mode().Perm()))
 		case d.Type().IsRegular():
 			return p.file(ctx, s, name, to)
 		}
 		fmt.Fprintf(s.errOut, "put: %s is neither a file nor a directory: left out\n", name)
 		return nil
 	})
-	return errors.Join(err, later.set(s.client.Chmod))
+	return errors.Join(err, later.set(func(name string, mode os.FileMode) error { return s.client.Chmod(ctx, name, mode) }))
 }
 
 // modes are those of directories that are to become unwritable for their owner
@@ -220,7 +182,7 @@ func (p *put) file(ctx context.Context, s *session, local, target string) error 
 // stream writes under a name of its own and renames at the end, so that nobody
 // sees half a file and a failed put leaves the old one.
 func (p *put) stream(ctx context.Context, s *session, from io.Reader, name string, length int64, mode os.FileMode, target string) (err error) {
-	if info, serr := s.client.Stat(target); serr == nil {
+	if info, serr := s.client.Stat(ctx, target); serr == nil {
 		switch {
 		case info.IsDir():
 			return fmt.Errorf("%s is a directory", target)
@@ -230,57 +192,27 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 	} else if !errors.Is(serr, fs.ErrNotExist) {
 		return serr
 	}
-	replication, blockSize := p.replication, p.blockSize
-	if replication == 0 || blockSize == 0 {
-		defaults, err := s.client.ServerDefaults()
-		if err != nil {
-			return err
-		}
-		if replication == 0 {
-			replication = defaults.Replication
-		}
-		if blockSize == 0 {
-			blockSize = defaults.BlockSize
-		}
-	}
 	partial := fmt.Sprintf("%s.%s._COPYING_", target, rand.Text()[:8])
-	w, err := s.client.CreateFile(partial, replication, blockSize, mode)
+	w, err := s.client.Create(ctx, partial, hdfs.CreateOptions{Mode: mode, Replication: p.replication, BlockSize: p.blockSize})
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, ignoreMissing(s.client.Remove(partial)))
+			err = errors.Join(err, ignoreMissing(s.client.Remove(context.WithoutCancel(ctx), partial)))
 		}
 	}()
 	bar := s.progress(name, length)
-	_, err = Copy(ctx, w, io.TeeReader(from, bar))
-	if cerr := CloseWriter(ctx, w); err == nil {
-		err = cerr
+	if _, err = w.ReadFrom(io.TeeReader(from, bar)); err == nil {
+		err = w.Close()
+	} else {
+		w.Abort()
 	}
 	bar.Close()
 	if err != nil {
 		return fmt.Errorf("storing %s: %w", target, err)
 	}
-	return s.client.Rename(partial, target)
-}
-
-// CloseWriter closes a file and waits while its last block has not reached as
-// many DataNodes as it must.
-func CloseWriter(ctx context.Context, w *hdfs.FileWriter) error {
-	wait := 5 * time.Millisecond
-	for {
-		err := w.Close()
-		if !hdfs.IsErrReplicating(err) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, time.Second)
-	}
+	return s.client.Rename(ctx, partial, target, true)
 }
 
 func ignoreMissing(err error) error {
@@ -300,12 +232,12 @@ func getCommand(run runner) *cobra.Command {
 			sources, to := args[:len(args)-1], args[len(args)-1]
 			if to == "-" {
 				return s.each(sources, func(name string) error {
-					f, err := s.openFile(s.path(name))
+					f, err := s.openFile(ctx, s.path(name))
 					if err != nil {
 						return err
 					}
 					defer f.Close()
-					return copyFile(ctx, s.out, f)
+					return copyFile(s.out, f)
 				})
 			}
 			info, err := os.Stat(to)
@@ -330,7 +262,7 @@ func getCommand(run runner) *cobra.Command {
 type get struct{ force, recursive bool }
 
 func (g *get) source(ctx context.Context, s *session, name, local string) error {
-	info, err := s.client.Stat(name)
+	info, err := s.client.Stat(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -341,7 +273,7 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		return fmt.Errorf("%s is a directory: use get -r to fetch it and all that is in it", name)
 	}
 	var later modes
-	err = s.client.Walk(name, func(at string, info os.FileInfo, err error) error {
+	err = s.client.Walk(ctx, name, func(at string, info *hdfs.FileInfo, err error) error {
 		if err != nil {
 			return err
 		}
@@ -370,7 +302,7 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info os.
 	if _, err := os.Lstat(local); err == nil && !g.force {
 		return fmt.Errorf("%s exists: use get -f to replace it", local)
 	}
-	f, err := s.openFile(name)
+	f, err := s.openFile(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -387,7 +319,7 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info os.
 	}()
 	bar := s.progress(path.Base(name), info.Size())
 	defer bar.Close()
-	if err := copyFile(ctx, io.MultiWriter(tmp, bar), f); err != nil {
+	if err := copyFile(io.MultiWriter(tmp, bar), f); err != nil {
 		return err
 	}
 	if err := tmp.Chmod(os.FileMode(octal(info.Mode())) & 0o777); err != nil {

@@ -15,8 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/colinmarc/hdfs/v2"
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // Connect connects to the file system that the command line names.
@@ -26,7 +27,7 @@ type Connect func(ctx context.Context) (*hdfs.Client, error)
 func Command(connect Connect) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fs",
-		Short: "Work with files: ls, put, get, cat, mkdir, rm, mv, stat, du, df, chmod, chown, touch, checksum",
+		Short: "Work with files: ls, put, get, cat, find, tail, append, getfacl and more, as hdfs dfs",
 		Long: `Work with the files of a cluster.
 
 Paths are absolute, or relative to /user/NAME; hdfs://HOST:PORT/PATH is not
@@ -46,13 +47,15 @@ in put and for standard output in get.`,
 			}
 			defer client.Close()
 			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.Name()}
-			return explain(f(c.Context(), s, args))
+			return f(c.Context(), s, args)
 		}
 	}
 	cmd.AddCommand(
 		listCommand(run), putCommand(run), getCommand(run), catCommand(run), mkdirCommand(run),
 		removeCommand(run), moveCommand(run), statCommand(run), usageCommand(run), freeCommand(run),
 		modeCommand(run), ownerCommand(run), touchCommand(run), checksumCommand(run),
+		findCommand(run), tailCommand(run), headCommand(run), appendCommand(run), truncateCommand(run), testCommand(run),
+		countCommand(run), replicationCommand(run), concatCommand(run), getACLCommand(run), setACLCommand(run), getAttributeCommand(run), setAttributeCommand(run),
 	)
 	return cmd
 }
@@ -94,7 +97,7 @@ func (s *session) each(args []string, f func(name string) error) error {
 			if len(args) == 1 {
 				return err
 			}
-			fmt.Fprintf(s.errOut, "%s: %v\n", s.verb, explain(err))
+			fmt.Fprintf(s.errOut, "%s: %v\n", s.verb, err)
 		}
 	}
 	if failed > 0 {
@@ -103,23 +106,9 @@ func (s *session) each(args []string, f func(name string) error) error {
 	return nil
 }
 
-// explain adds what a server said: the client's error has no more of it than
-// the name of a Java class.
-func explain(err error) error {
-	var remote hdfs.Error
-	if !errors.As(err, &remote) {
-		return err
-	}
-	said, _, _ := strings.Cut(remote.Message(), "\n") // the rest is a stack trace
-	if said == "" || strings.Contains(err.Error(), said) {
-		return err
-	}
-	return fmt.Errorf("%w: %s", err, said)
-}
-
 // isDir tells whether a name is a directory; a missing one is not.
-func (s *session) isDir(name string) (bool, error) {
-	info, err := s.client.Stat(name)
+func (s *session) isDir(ctx context.Context, name string) (bool, error) {
+	info, err := s.client.Stat(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -137,16 +126,10 @@ type entry struct {
 	Owner       string    `json:"owner"`
 	Group       string    `json:"group"`
 	Length      int64     `json:"length"`
-	Replication uint32    `json:"replication"`
-	BlockSize   uint64    `json:"block_size"`
+	Replication int       `json:"replication"`
+	BlockSize   int64     `json:"block_size"`
 	Modified    time.Time `json:"modified"`
 	Accessed    time.Time `json:"accessed"`
-}
-
-// hdfsStatus is what the client keeps of the NameNode's answer.
-type hdfsStatus interface {
-	GetBlockReplication() uint32
-	GetBlocksize() uint64
 }
 
 func newEntry(name string, info os.FileInfo) entry {
@@ -158,10 +141,8 @@ func newEntry(name string, info os.FileInfo) entry {
 		e.Type = "directory"
 	}
 	if f, ok := info.(*hdfs.FileInfo); ok {
-		e.Owner, e.Group, e.Accessed = f.Owner(), f.OwnerGroup(), f.AccessTime().UTC()
-	}
-	if status, ok := info.Sys().(hdfsStatus); ok {
-		e.Replication, e.BlockSize = status.GetBlockReplication(), status.GetBlocksize()
+		e.Owner, e.Group, e.Accessed = f.Owner(), f.Group(), f.AccessTime().UTC()
+		e.Replication, e.BlockSize = f.Replication(), f.BlockSize()
 	}
 	return e
 }
@@ -169,10 +150,28 @@ func newEntry(name string, info os.FileInfo) entry {
 // octal is a mode as HDFS writes it: nine bits and the sticky bit.
 func octal(mode os.FileMode) uint32 {
 	bits := uint32(mode.Perm())
-	if mode&os.ModeSticky != 0 || uint32(mode)&0o1000 != 0 {
+	if mode&os.ModeSticky != 0 {
 		bits |= 0o1000
 	}
 	return bits
+}
+
+// fileMode is a mode of HDFS as Go has it.
+func fileMode(bits uint32) os.FileMode {
+	mode := os.FileMode(bits & 0o777)
+	if bits&0o1000 != 0 {
+		mode |= os.ModeSticky
+	}
+	return mode
+}
+
+// create makes an empty file.
+func (s *session) create(ctx context.Context, name string) error {
+	w, err := s.client.Create(ctx, name, hdfs.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	return w.Close()
 }
 
 // size writes a length for people: 1.5 GiB.

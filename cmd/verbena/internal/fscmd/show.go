@@ -6,17 +6,16 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"text/tabwriter"
 	"time"
 
-	"github.com/colinmarc/hdfs/v2"
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/hdfs"
 )
 
-// pageSize is how many entries of a directory are asked for and shown at once,
-// so that a directory of any size needs the memory of one page.
+// pageSize is after how many entries of a directory the output is shown.
 const pageSize = 1000
 
 func listCommand(run runner) *cobra.Command {
@@ -60,41 +59,35 @@ func listCommand(run runner) *cobra.Command {
 	return cmd
 }
 
-// list shows name, or what is in it, page by page.
+// list shows name, or what is in it.
 func (s *session) list(ctx context.Context, name string, recursive bool, show func(string, os.FileInfo) error, out *bufio.Writer) error {
-	f, err := s.client.Open(name)
+	info, err := s.client.Stat(ctx, name)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if info := f.Stat(); !info.IsDir() {
+	if !info.IsDir() {
 		return show(name, info)
 	}
-	for {
-		page, err := f.Readdir(pageSize)
-		for _, info := range page {
-			if err := show(join(name, info.Name()), info); err != nil {
-				return err
-			}
-			if recursive && info.IsDir() {
-				if err := s.list(ctx, join(name, info.Name()), true, show, out); err != nil {
-					return err
-				}
-			}
-		}
-		if errors.Is(err, io.EOF) || (err == nil && len(page) == 0) {
-			return out.Flush()
-		}
+	shown := 0
+	for info, err := range s.client.List(ctx, name) {
 		if err != nil {
 			return err
 		}
-		if err := ctx.Err(); err != nil {
+		if err := show(join(name, info.Name()), info); err != nil {
 			return err
 		}
-		if err := out.Flush(); err != nil {
-			return err
+		if recursive && info.IsDir() {
+			if err := s.list(ctx, join(name, info.Name()), true, show, out); err != nil {
+				return err
+			}
+		}
+		if shown++; shown%pageSize == 0 {
+			if err := out.Flush(); err != nil {
+				return err
+			}
 		}
 	}
+	return out.Flush()
 }
 
 // longLine has columns wide enough that pages line up without knowing each other.
@@ -141,28 +134,26 @@ func catCommand(run runner) *cobra.Command {
 		Args:  cobra.MinimumNArgs(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
-				f, err := s.openFile(s.path(name))
+				f, err := s.openFile(ctx, s.path(name))
 				if err != nil {
 					return err
 				}
 				defer f.Close()
-				return copyFile(ctx, s.out, f)
+				return copyFile(s.out, f)
 			})
 		}),
 	}
 }
 
 // openFile opens a file for reading and refuses a directory by name.
-func (s *session) openFile(name string) (*hdfs.FileReader, error) {
-	f, err := s.client.Open(name)
+func (s *session) openFile(ctx context.Context, name string) (*hdfs.FileReader, error) {
+	f, err := s.client.Open(ctx, name)
 	if err != nil {
-		return nil, err
+		if dir, derr := s.isDir(ctx, name); derr == nil && dir {
+			return nil, fmt.Errorf("%s is a directory", name)
+		}
 	}
-	if f.Stat().IsDir() {
-		f.Close()
-		return nil, fmt.Errorf("%s is a directory", name)
-	}
-	return f, nil
+	return f, err
 }
 
 func statCommand(run runner) *cobra.Command {
@@ -171,10 +162,10 @@ func statCommand(run runner) *cobra.Command {
 		Use:   "stat PATH...",
 		Short: "Tell all that is known of a file or directory",
 		Args:  cobra.MinimumNArgs(1),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
-				info, err := s.client.Stat(name)
+				info, err := s.client.Stat(ctx, name)
 				if err != nil {
 					return err
 				}
@@ -208,7 +199,7 @@ func usageCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "du [PATH...]",
 		Short: "Count the bytes, files and directories below a path",
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			if len(args) == 0 {
 				args = []string{"/"}
 			}
@@ -218,7 +209,7 @@ func usageCommand(run runner) *cobra.Command {
 			}
 			err := s.each(args, func(name string) error {
 				name = s.path(name)
-				sum, err := s.client.GetContentSummary(name)
+				sum, err := s.client.Summary(ctx, name)
 				if err != nil {
 					return err
 				}
@@ -227,16 +218,16 @@ func usageCommand(run runner) *cobra.Command {
 						Path        string `json:"path"`
 						Length      int64  `json:"length"`
 						Consumed    int64  `json:"space_consumed"`
-						Files       int    `json:"files"`
-						Directories int    `json:"directories"`
-					}{name, sum.Size(), sum.SizeAfterReplication(), sum.FileCount(), sum.DirectoryCount()})
+						Files       int64  `json:"files"`
+						Directories int64  `json:"directories"`
+					}{name, sum.Length, sum.Space, sum.Files, sum.Directories})
 				}
 				show := size
 				if exact {
 					show = func(n int64) string { return fmt.Sprint(n) }
 				}
-				_, err = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t  %s\n", show(sum.Size()), show(sum.SizeAfterReplication()),
-					sum.FileCount(), sum.DirectoryCount(), name)
+				_, err = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t  %s\n", show(sum.Length), show(sum.Space),
+					sum.Files, sum.Directories, name)
 				return err
 			})
 			return errors.Join(w.Flush(), err)
@@ -253,31 +244,31 @@ func freeCommand(run runner) *cobra.Command {
 		Use:   "df",
 		Short: "Tell the capacity of the file system and the health of its blocks",
 		Args:  cobra.NoArgs,
-		RunE: run(func(_ context.Context, s *session, _ []string) error {
-			info, err := s.client.StatFs()
+		RunE: run(func(ctx context.Context, s *session, _ []string) error {
+			info, err := s.client.Status(ctx)
 			if err != nil {
 				return err
 			}
 			if asJSON {
 				return s.json(struct {
-					Capacity        uint64 `json:"capacity"`
-					Used            uint64 `json:"used"`
-					Remaining       uint64 `json:"remaining"`
-					UnderReplicated uint64 `json:"under_replicated_blocks"`
-					Corrupt         uint64 `json:"corrupt_blocks"`
-					Missing         uint64 `json:"missing_blocks"`
-				}{info.Capacity, info.Used, info.Remaining, info.UnderReplicated, info.CorruptBlocks, info.MissingBlocks})
+					Capacity        int64 `json:"capacity"`
+					Used            int64 `json:"used"`
+					Remaining       int64 `json:"remaining"`
+					UnderReplicated int64 `json:"under_replicated_blocks"`
+					Corrupt         int64 `json:"corrupt_blocks"`
+					Missing         int64 `json:"missing_blocks"`
+				}{info.Capacity, info.Used, info.Remaining, info.UnderReplicated, info.Corrupt, info.Gone})
 			}
 			w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 			for _, row := range []struct {
 				name  string
-				bytes uint64
+				bytes int64
 			}{{"capacity", info.Capacity}, {"used", info.Used}, {"remaining", info.Remaining}} {
-				fmt.Fprintf(w, "%s\t%s\n", row.name, size(int64(row.bytes)))
+				fmt.Fprintf(w, "%s\t%s\n", row.name, size(row.bytes))
 			}
 			fmt.Fprintf(w, "under-replicated blocks\t%d\n", info.UnderReplicated)
-			fmt.Fprintf(w, "blocks with corrupt replicas\t%d\n", info.CorruptBlocks)
-			fmt.Fprintf(w, "missing blocks\t%d\n", info.MissingBlocks)
+			fmt.Fprintf(w, "blocks with corrupt replicas\t%d\n", info.Corrupt)
+			fmt.Fprintf(w, "missing blocks\t%d\n", info.Gone)
 			return w.Flush()
 		}),
 	}
@@ -286,25 +277,32 @@ func freeCommand(run runner) *cobra.Command {
 }
 
 func checksumCommand(run runner) *cobra.Command {
-	return &cobra.Command{
+	var composite, asSum bool
+	cmd := &cobra.Command{
 		Use:   "checksum PATH...",
-		Short: "Tell a file's HDFS checksum (an MD5 of the blocks' MD5s of CRC32Cs)",
+		Short: "Tell a file's HDFS checksum as hdfs dfs does: its kind, and its bytes",
 		Args:  cobra.MinimumNArgs(1),
-		RunE: run(func(_ context.Context, s *session, args []string) error {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
-				f, err := s.openFile(name)
+				mode := hdfs.MD5MD5CRC
+				if composite {
+					mode = hdfs.CompositeCRC
+				}
+				sum, err := s.client.ChecksumOf(ctx, name, mode)
 				if err != nil {
 					return err
 				}
-				defer f.Close()
-				sum, err := f.Checksum()
-				if err != nil {
+				if !asSum {
+					_, err = fmt.Fprintf(s.out, "%s\t%s\t%s\n", name, sum.Algorithm, hex.EncodeToString(sum.Encoded))
 					return err
 				}
-				_, err = fmt.Fprintf(s.out, "%s  %s\n", hex.EncodeToString(sum), name)
+				_, err = fmt.Fprintf(s.out, "%s  %s\n", hex.EncodeToString(sum.Sum), name)
 				return err
 			})
 		}),
 	}
+	cmd.Flags().BoolVar(&composite, "composite", false, "the CRC of the whole file, which does not depend on its blocks")
+	cmd.Flags().BoolVar(&asSum, "sum", false, "the MD5 or CRC alone, before the path")
+	return cmd
 }
