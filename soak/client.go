@@ -88,7 +88,7 @@ func startApache(ctx context.Context, dir, classpath string, tokens bool) (*apac
 	}
 	port, err := a.out.ReadString('\n')
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("Apache HDFS did not start: %w", err), a.stop())
+		return nil, errors.Join(fmt.Errorf("starting Apache HDFS: %w", err), a.stop())
 	}
 	a.nameNode = "127.0.0.1:" + strings.TrimSpace(port)
 	return a, nil
@@ -102,7 +102,7 @@ func (a *apache) ask(words ...string) (string, error) {
 	answer, err := a.out.ReadString('\n')
 	answer = strings.TrimSpace(answer)
 	if why, refused := strings.CutPrefix(answer, "!"); refused {
-		return "", fmt.Errorf("Apache HDFS, %s: %s", strings.Join(words, " "), why)
+		return "", fmt.Errorf("the cluster, %s: %s", strings.Join(words, " "), why)
 	}
 	return answer, err
 }

@@ -117,6 +117,9 @@ func peakMemory(pid int) (int64, error) {
 type dialers struct {
 	rt    *verbena.Runtime
 	other map[string]*hdfs.Dialer
+
+	mu      sync.Mutex
+	clients map[string]*hdfs.Client // ours, by NameNode and transport
 }
 
 func newDialers() (*dialers, error) {
@@ -124,11 +127,37 @@ func newDialers() (*dialers, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &dialers{rt, map[string]*hdfs.Dialer{}}
+	d := &dialers{rt: rt, other: map[string]*hdfs.Dialer{}, clients: map[string]*hdfs.Client{}}
 	for _, p := range providers.Default() {
 		d.other[p.Name()] = hdfs.NewDialer(rt, p.Name())
 	}
 	return d, nil
+}
+
+// own returns our client over transport, the same each time.
+func (d *dialers) own(nameNode, transport string) (*hdfs.Client, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	key := nameNode + " " + transport
+	if c := d.clients[key]; c != nil {
+		return c, nil
+	}
+	name, err := superuser()
+	if err != nil {
+		return nil, err
+	}
+	cfg := hdfs.ClientConfig{NameNodes: []string{nameNode}, User: name, LeaseInterval: leaseLimit / 3}
+	if transport != verbena.TransportTCP {
+		if cfg.Dialer = d.other[transport]; cfg.Dialer == nil {
+			return nil, fmt.Errorf("no provider %q in this binary", transport)
+		}
+	}
+	c, err := hdfs.NewClient(cfg)
+	if err != nil {
+		return nil, err
+	}
+	d.clients[key] = c
+	return c, nil
 }
 
 // dial is a function that a client dials with.
@@ -165,6 +194,9 @@ func (d *dialers) watched(ctx context.Context, nameNode, transport string, wrap 
 
 func (d *dialers) Close() error {
 	var errs []error
+	for _, c := range d.clients {
+		errs = append(errs, c.Close())
+	}
 	for _, dialer := range d.other {
 		errs = append(errs, dialer.Close())
 	}

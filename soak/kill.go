@@ -15,6 +15,8 @@ import (
 	client "github.com/colinmarc/hdfs/v2"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 // leaseLimit is how long the files of a writer that has died stay open.
@@ -43,6 +45,7 @@ a wrong byte.`,
 	flags.IntVar(&k.writers, "writers", 4, "writers at once")
 	flags.DurationVar(&k.pause, "pause", 1500*time.Millisecond, "mean time between kills")
 	flags.Uint64Var(&k.seed, "seed", 1, "of the random choices")
+	flags.BoolVar(&k.foreign, "foreign", false, "use the client of github.com/colinmarc/hdfs, which repairs no pipeline")
 	flags.StringSliceVar(&k.transports, "transports", []string{"tcp", "shm", "iwarp"}, "what writers and readers use")
 	return cmd
 }
@@ -52,6 +55,7 @@ type killLoop struct {
 	pause                                  time.Duration
 	seed                                   uint64
 	transports                             []string
+	foreign                                bool
 
 	mu       sync.Mutex
 	files    map[string]*record
@@ -156,8 +160,16 @@ func (k *killLoop) write(ctx context.Context, id int) error {
 	for i := 0; ctx.Err() == nil; i++ {
 		transport := k.transports[random.IntN(len(k.transports))]
 		name := fmt.Sprintf("/kill-%d-%06d-%s", id, i, transport)
-		err := k.writeOne(ctx, random, name, transport)
+		write := k.writeOne
+		if k.foreign {
+			write = k.writeForeign
+		}
+		err := write(ctx, random, name, transport)
+		if ctx.Err() != nil {
+			break // the end of the run, which is nobody's failure
+		}
 		if err != nil {
+			fmt.Fprintf(progress, "\n%s: %v\n", name, err)
 			k.count("writes that ended with an error, " + transport)
 			k.failed(err)
 			select {
@@ -171,7 +183,63 @@ func (k *killLoop) write(ctx context.Context, id int) error {
 	return nil
 }
 
+// patience is for how long one file is written or read: longer than any process is away.
+const patience = 60 * time.Second
+
+// note makes the record of a file that is about to be written.
+func (k *killLoop) note(name string) *record {
+	r := &record{}
+	k.mu.Lock()
+	k.files[name] = r
+	k.mu.Unlock()
+	return r
+}
+
+// acknowledged notes that so many bytes are certain to be kept.
+func (k *killLoop) acknowledged(r *record, bytes int64, closed bool) {
+	k.mu.Lock()
+	r.flushed, r.closed = bytes, closed
+	k.mu.Unlock()
+}
+
 func (k *killLoop) writeOne(ctx context.Context, random *rand.Rand, name, transport string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := k.dialers.own(k.nameNode, transport)
+	if err != nil {
+		return err
+	}
+	r := k.note(name)
+	w, err := c.Create(ctx, name, hdfs.CreateOptions{Replication: k.replication, BlockSize: 4 << 20})
+	if err != nil {
+		return err
+	}
+	defer w.Abort() // of no effect after Close
+	from := newContent(name)
+	var written int64
+	for range 1 + random.IntN(6) {
+		part := make([]byte, random.IntN(3<<20))
+		_, _ = from.Read(part) // never fails
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
+		written += int64(len(part))
+		if random.IntN(2) == 0 {
+			if err := w.Flush(ctx); err != nil {
+				return err
+			}
+			k.acknowledged(r, written, false)
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	k.acknowledged(r, written, true)
+	return nil
+}
+
+// writeForeign is writeOne with colinmarc's client.
+func (k *killLoop) writeForeign(ctx context.Context, random *rand.Rand, name, transport string) error {
 	var acks ackWatch
 	c, err := k.dialers.watched(ctx, k.nameNode, transport, acks.dial)
 	if err != nil {
@@ -251,6 +319,8 @@ func (k *killLoop) read(ctx context.Context) error {
 		var wrong *wrongByteError
 		var short *shortError
 		switch {
+		case ctx.Err() != nil:
+			return nil
 		case errors.As(err, &wrong), errors.As(err, &short):
 			return err
 		case err != nil:
@@ -278,21 +348,7 @@ func (k *killLoop) verify(ctx context.Context, name, transport string) error {
 	k.mu.Lock()
 	want := *k.files[name]
 	k.mu.Unlock()
-	c, err := k.dialers.client(ctx, k.nameNode, transport)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	f, err := c.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		return err
-	}
-	length := f.Stat().Size()
-	got, err := compare(name, f)
+	length, got, err := k.readOne(ctx, name, transport)
 	if err != nil {
 		return err
 	}
@@ -305,6 +361,40 @@ func (k *killLoop) verify(ctx context.Context, name, transport string) error {
 		return fmt.Errorf("%s: the NameNode says %d bytes, %d came: %w", name, length, got, io.ErrUnexpectedEOF)
 	}
 	return nil
+}
+
+// readOne reads a file and compares it. length is what the NameNode says.
+func (k *killLoop) readOne(ctx context.Context, name, transport string) (length, got int64, err error) {
+	if k.foreign {
+		c, err := k.dialers.client(ctx, k.nameNode, transport)
+		if err != nil {
+			return 0, 0, err
+		}
+		defer c.Close()
+		f, err := c.Open(name)
+		if err != nil {
+			return 0, 0, err
+		}
+		defer f.Close()
+		if err := f.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			return 0, 0, err
+		}
+		got, err = compare(name, f)
+		return f.Stat().Size(), got, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := k.dialers.own(k.nameNode, transport)
+	if err != nil {
+		return 0, 0, err
+	}
+	f, err := c.Open(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	got, err = compare(name, f)
+	return f.Size(), got, err
 }
 
 // check reads everything at the end, with all processes up. Files whose writer

@@ -182,7 +182,7 @@ func statCommand(run runner) *cobra.Command {
 				if e.Type == "file" {
 					fmt.Fprintf(w, "length\t%d (%s)\n", e.Length, size(e.Length))
 					fmt.Fprintf(w, "replication\t%d\n", e.Replication)
-					fmt.Fprintf(w, "block size\t%d (%s)\n", e.BlockSize, size(int64(e.BlockSize)))
+					fmt.Fprintf(w, "block size\t%d (%s)\n", e.BlockSize, size(e.BlockSize))
 					fmt.Fprintf(w, "accessed\t%s\n", e.Accessed.Local().Format(time.RFC3339Nano))
 				}
 				fmt.Fprintf(w, "modified\t%s\n", e.Modified.Local().Format(time.RFC3339Nano))

@@ -132,8 +132,7 @@ func (r *blockReader) finish() error {
 	if r.sum.Size() > 0 {
 		status = hdfspb.Status_CHECKSUM_OK
 	}
-	err := transfer.WriteMessage(r.c, &hdfspb.ClientReadStatusProto{Status: &status})
-	r.end(err == nil)
+	r.end(transfer.WriteMessage(r.c, &hdfspb.ClientReadStatusProto{Status: &status}) == nil)
 	return nil
 }
 
