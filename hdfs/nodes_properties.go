@@ -35,6 +35,8 @@ func NameNodeProperties() []NameNodeProperty {
 			return err
 		}},
 		{"dfs.ls.limit", "entries of a directory in one answer", "1000", number(func(c *namenode.Config) *int { return &c.ListLimit })},
+		{"fs.trash.interval", "how long clients keep what they delete in the trash, and after how long it goes, min; 0: no trash", "0", atLeast0(time.Minute, func(c *namenode.Config) *time.Duration { return &c.TrashInterval })},
+		{"fs.trash.checkpoint.interval", "how often what is in the trash is set apart, min; 0: as fs.trash.interval", "0", atLeast0(time.Minute, func(c *namenode.Config) *time.Duration { return &c.TrashCheckpoint })},
 		{"dfs.heartbeat.interval", "pause between two heartbeats of a DataNode, s", "1s", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.HeartbeatInterval })},
 		{"dfs.namenode.heartbeat.recheck-interval", "a DataNode is dead after twice this and ten heartbeat intervals, ms", "5m", dead},
 		{"dfs.namenode.stale.datanode.interval", "silence after which a DataNode is used only if there is no other, ms", "30s", span(time.Millisecond, func(c *namenode.Config) *time.Duration { return &c.StaleAfter })},
@@ -72,6 +74,17 @@ func span(unit time.Duration, field func(*namenode.Config) *time.Duration) func(
 		if ok && d == 0 {
 			return fmt.Errorf("%s (%s): a time of 0 is not possible", name, p.From(name))
 		}
+		if ok {
+			*field(c) = d
+		}
+		return err
+	}
+}
+
+// atLeast0 is span for a time that may be 0.
+func atLeast0(unit time.Duration, field func(*namenode.Config) *time.Duration) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		d, ok, err := p.Time(name, unit)
 		if ok {
 			*field(c) = d
 		}

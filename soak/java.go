@@ -139,6 +139,7 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 			}
 			return err
 		}},
+		{"-rm -skipTrash /java/unsummed", shows("Deleted /java/unsummed")},
 		{"-setrep 2 " + name, shows("Replication 2 set")},
 		{"-chmod 600 " + name, nil},
 		{"-chown ada:staff " + name, nil},

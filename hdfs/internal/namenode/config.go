@@ -66,6 +66,9 @@ type Config struct {
 	// TrashInterval is how long clients are to keep what they delete in the trash, and
 	// after how long the NameNode deletes it. 0: there is no trash.
 	TrashInterval time.Duration
+	// TrashCheckpoint is how often what is in the trash is set apart, to be deleted after
+	// TrashInterval. 0, or more than that: TrashInterval.
+	TrashCheckpoint time.Duration
 	// MinBlockSize is the least block size a file may have. Default 1 MiB.
 	MinBlockSize uint64
 

@@ -42,5 +42,6 @@ func (nn *NameNode) check(ctx context.Context) {
 	}
 	nn.noteGone(ctx)
 	nn.checkLeases(ctx)
+	nn.checkTrash(ctx)
 	nn.driveRecoveries(ctx)
 }

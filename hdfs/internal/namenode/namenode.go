@@ -31,6 +31,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -63,6 +64,7 @@ type NameNode struct {
 	restoreDir atomic.Bool // a directory that failed is tried again
 
 	recoveries map[uint64]recovery // by block; the monitor's own
+	trashDue   time.Time           // the next checkpoint of trash; the monitor's own
 	kick       chan struct{}
 	cancel     context.CancelFunc
 	wg         sync.WaitGroup
