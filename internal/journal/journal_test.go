@@ -401,6 +401,59 @@ func TestAllSnapshotsDamaged(t *testing.T) {
 	}
 }
 
+// A log whose manifest is gone does not open as a new one, whether or not there is a
+// snapshot. The offline recovery goes on with the snapshot.
+func TestNoManifest(t *testing.T) {
+	without := func(fs vfs.FS) {
+		t.Helper()
+		names, err := fs.List("/j/log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			if strings.Contains(name, "MANIFEST") { // and the marker that names it
+				if err := fs.Remove(fs.PathJoin("/j/log", name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	refused := func(fs vfs.FS) {
+		t.Helper()
+		j, err := Open(t.Context(), Config{Dir: "/j", FS: fs}, &list{})
+		if err == nil {
+			j.Close()
+		}
+		if !errors.Is(err, errNoManifest) {
+			t.Fatalf("the start without a manifest: %v", err)
+		}
+	}
+	fs := vfs.NewMem()
+	j := mustOpen(t, fs, "/j", &list{})
+	appendEntry(t, j, "only")
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	without(fs)
+	refused(fs)
+
+	fs = vfs.NewMem()
+	withSnapshots(t, fs, 1)
+	without(fs)
+	refused(fs)
+	rep, err := Recover(Config{Dir: "/j", FS: fs}, &list{})
+	if err != nil || rep.Good == 0 {
+		t.Fatalf("recover: %+v, %v", rep, err)
+	}
+	sm := &list{}
+	j = mustOpen(t, fs, "/j", sm)
+	defer j.Close()
+	if len(sm.entries) == 0 {
+		t.Error("nothing is left of the snapshot")
+	}
+	appendEntry(t, j, "more")
+}
+
 // A damaged entry is told of at the start, and the offline recovery gives up
 // what follows it.
 func TestDamagedEntry(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,6 +58,9 @@ func openStore(fs vfs.FS, dir string, logger *slog.Logger) (*store, error) {
 	if err := makeDir(fs, dir); err != nil {
 		return nil, err
 	}
+	if err := whole(fs, dir); err != nil {
+		return nil, fmt.Errorf("open the log in %s: %w", dir, err)
+	}
 	s := &store{cache: pebble.NewCache(4 << 20)}
 	opts := &pebble.Options{
 		FS:                 fs,
@@ -84,6 +88,35 @@ func openStore(fs vfs.FS, dir string, logger *slog.Logger) (*store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// errNoManifest says that the file is gone that tells which others make up the log.
+var errNoManifest = errors.New("files of the log are there, but not the manifest that names them: put a copy of the directory in place, or have the offline recovery set the log aside and go on with the newest snapshot")
+
+// whole refuses a directory in which pebble would begin a new log, although it has entries
+// of an old one: those would be lost without a word.
+func whole(fs vfs.FS, dir string) error {
+	desc, err := pebble.Peek(dir, fs)
+	if err != nil || desc.Exists {
+		return err
+	}
+	names, err := fs.List(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".log") && !strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		info, err := fs.Stat(fs.PathJoin(dir, name))
+		if err != nil {
+			return err
+		}
+		if info.Size() > 0 { // an empty one may be of a first start that was killed
+			return errNoManifest
+		}
+	}
+	return nil
 }
 
 func (s *store) bounds() error {
