@@ -96,7 +96,8 @@ func startApache(ctx context.Context, dir, user string) (*system, error) {
 		return nil, err
 	}
 	conf := filepath.Join(dir, "conf")
-	if err := os.MkdirAll(conf, 0o755); err != nil {
+	// Its web server wants its pages on the class path, which no jar from Maven has.
+	if err := os.MkdirAll(filepath.Join(conf, "webapps", "hdfs"), 0o755); err != nil {
 		return nil, err
 	}
 	property := func(name, value string) string {
