@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
@@ -52,7 +53,7 @@ func startOurs(ctx context.Context, root, dir, user string) (*system, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Stop())
 	}
-	return &system{name: "ours", address: string(at), user: user, process: p}, nil
+	return &system{name: "ours", address: strings.TrimSpace(string(at)), user: user, process: p}, nil
 }
 
 var jars = []maven.Artifact{
