@@ -407,8 +407,8 @@ func TestPeerDiesUnderOffer(t *testing.T) {
 			t.Errorf("settled although the peer has died: %v", err)
 		}
 		near.mu.Lock()
-		if near.inFlight != 1 {
-			t.Errorf("%d buffers are in flight", near.inFlight)
+		if near.queue.inFlight != 1 {
+			t.Errorf("%d buffers are in flight", near.queue.inFlight)
 		}
 		near.mu.Unlock()
 		m.Release()

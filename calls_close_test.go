@@ -56,7 +56,7 @@ func holdSends(e *Endpoint) (release func()) {
 	if s, ok := e.carrier.(*shell); ok {
 		sending = func(is bool) {
 			s.mu.Lock()
-			s.sending = is
+			s.out.busy = is
 			s.mu.Unlock()
 		}
 	}

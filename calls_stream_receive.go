@@ -182,7 +182,7 @@ func (c *Caller) streamed(h call.Header, m *Message) (v disposal, err error) {
 	switch h.Kind {
 	case call.Data:
 		if long, ok := m.owner.(*longMessage); ok {
-			if c.longPieces+len(m.data) > long.s.n.shares.endpointShare()/2 {
+			if c.longPieces+len(m.data) > long.share.of.endpointShare()/2 {
 				// The rest is for messages that must not wait until pieces are read.
 				m = c.e.copied(m)
 				s.pieces.Push(m)

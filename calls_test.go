@@ -200,7 +200,7 @@ func TestGreetingGoesFirst(t *testing.T) {
 			s, ok := a.carrier.(*shell)
 			if ok {
 				s.mu.Lock()
-				s.sending = sending
+				s.out.busy = sending
 				s.mu.Unlock()
 			}
 			return ok

@@ -18,20 +18,13 @@ type copied struct {
 // copies makes copied messages, several of them from one piece of the heap.
 type copies struct {
 	mu   sync.Mutex
-	next []copied
+	next stock[copied]
 }
-
-const copiedAtOnce = 16
 
 func (c *copies) take() *copied {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.next) == 0 {
-		c.next = make([]copied, copiedAtOnce)
-	}
-	m := &c.next[0]
-	c.next = c.next[1:]
-	return m
+	return c.next.take()
 }
 
 // copied returns a copy of m.

@@ -69,7 +69,7 @@ func TestCloseBesideLateSend(t *testing.T) {
 		late.Go(func() {
 			for {
 				select {
-				case <-s.progress:
+				case <-s.out.token:
 				case <-stop:
 					return
 				}

@@ -106,7 +106,7 @@ func TestOffersAreOfOnePeer(t *testing.T) {
 			sent := make(chan error, 1)
 			go func() { sent <- a.Send(p.ctx, 1, pattern(700<<10, i)) }()
 			s.mu.Lock()
-			for _, o := range s.offers {
+			for _, o := range s.queue.offers {
 				memory := o.slab
 				if memory.None() {
 					continue
@@ -165,7 +165,7 @@ func TestGroupsAreApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, other := a.carrier.(*shell), c.carrier.(*shell)
-	if own.n == other.n || own.n.domain == other.n.domain || own.recv == other.recv || own.e.count != other.e.count {
+	if own.n == other.n || own.n.domain == other.n.domain || own.window.recv == other.window.recv || own.e.count != other.e.count {
 		t.Error("the groups share what is theirs, or not the device")
 	}
 	if c.Eager() != 500 || a.Eager() == 500 || c.Tuning().Eager != 500 {

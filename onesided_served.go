@@ -195,11 +195,11 @@ func (s *shell) ask(ctx context.Context, set *askSet, o *operation) error {
 	}
 	defer func() { <-s.e.sendLock }()
 	s.mu.Lock()
-	s.sending = true
+	s.out.busy = true
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
-		s.sending = false
+		s.out.busy = false
 		s.mu.Unlock()
 	}()
 	for done := 0; ; {
@@ -289,7 +289,7 @@ func (s *shell) answered(answer wire.Answer, data []byte) error {
 func (s *shell) asked(o wire.Operation) {
 	v := &s.served
 	v.due.Push(o)
-	if v.serving || s.closed {
+	if v.serving || s.life.reached(stageClosing) {
 		return
 	}
 	v.serving = true
@@ -303,12 +303,12 @@ func (s *shell) serve() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := &s.served
-	for v.due.Len() > 0 && !s.closed && !s.e.over() && !s.m.Unanswered() {
+	for v.due.Len() > 0 && !s.life.reached(stageClosing) && !s.e.over() && !s.m.Unanswered() {
 		o := v.due.Pop()
 		s.mu.Unlock()
 		code, memory, data := s.carryOut(o)
 		s.mu.Lock()
-		for !s.m.MayAnswer() && !s.m.Unanswered() && !s.closed && !s.broken && !s.e.over() {
+		for !s.m.MayAnswer() && !s.m.Unanswered() && !s.life.reached(stageClosing) && !s.queue.broken && !s.e.over() {
 			s.mu.Unlock()
 			select {
 			case <-v.room:
@@ -316,15 +316,15 @@ func (s *shell) serve() {
 			}
 			s.mu.Lock()
 		}
-		if !s.m.MayAnswer() || s.closed || s.broken || s.e.over() {
+		if !s.m.MayAnswer() || s.life.reached(stageClosing) || s.queue.broken || s.e.over() {
 			if !memory.None() {
 				s.n.sendPool.Put(memory)
 			}
 			break
 		}
-		s.payload = slab.Slab{}
+		s.queue.payload = slab.Slab{}
 		if wire.AnswerSize+len(data) > link.Small {
-			s.payload, memory = memory, slab.Slab{}
+			s.queue.payload, memory = memory, slab.Slab{}
 		}
 		s.m.Answer(wire.Answer{ID: o.ID, Verdict: uint8(code)}, data)
 		s.flush()

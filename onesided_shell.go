@@ -134,7 +134,7 @@ func (s *shell) begin(b *Batch) (f *flight, posted bool, err error) {
 		s.flights = &flights{}
 	}
 	fl := s.flights
-	if s.grounded || s.e.over() || s.broken {
+	if s.life.reached(stageGrounded) || s.e.over() || s.queue.broken {
 		return nil, false, cmp.Or(s.e.Err(), ErrClosed)
 	}
 	if s.m.PeerSaidGoodbye() {
@@ -341,7 +341,7 @@ func (s *shell) tellLine() {
 
 // post hands the operations to the device. mu is held.
 func (s *shell) post(f *flight, b *Batch) error {
-	if s.broken {
+	if s.queue.broken {
 		return s.e.Err()
 	}
 	fl := s.flights
@@ -360,8 +360,7 @@ func (s *shell) post(f *flight, b *Batch) error {
 	fl.requests[f.size-1].Flags |= rdma.Signaled
 	fl.ring[(fl.first+uint32(fl.count))%MaxBatch] = f
 	fl.count++
-	if _, err := s.qp.PostSend(fl.requests[:f.size]); err != nil {
-		s.broken = true
+	if err := s.queue.post(fl.requests[:f.size]); err != nil {
 		s.postFailed(err) // the flight ends with the endpoint
 	}
 	return nil
@@ -381,7 +380,7 @@ func (s *shell) arriveUntil(seq uint32) {
 		fl.ring[fl.first%MaxBatch] = nil
 		fl.first++
 		fl.count--
-		if len(s.settling.waiters) > 0 {
+		if s.buffers.settling.any() {
 			s.settleFlight(f)
 		}
 		if f.abandoned {
@@ -416,7 +415,7 @@ func (fl *flights) use(b *Buffer) bool {
 func (s *shell) settleFlight(f *flight) {
 	for _, b := range f.buffers[:f.size] {
 		if b != nil && !s.uses(b) {
-			s.settling.settled(b)
+			s.buffers.settling.settled(b)
 		}
 	}
 }
@@ -425,8 +424,8 @@ func (s *shell) settleFlight(f *flight) {
 // it calls dropLoose when it has let go of that.
 func (s *shell) dropBuffers(f *flight) {
 	for _, b := range f.buffers[:f.size] {
-		if b != nil && b.last() {
-			s.loose = append(s.loose, b)
+		if b != nil {
+			s.buffers.dropped(b)
 		}
 	}
 }
@@ -442,14 +441,7 @@ func (s *shell) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, sp
 
 // freeMemory gives memory back. spoilt tells that the device may still use it.
 func (s *shell) freeMemory(memory *slab.Slab, spoilt bool) {
-	switch {
-	case memory.None():
-		return
-	case spoilt:
-		s.n.sendPool.Spoil(*memory, nil)
-	default:
-		s.n.sendPool.Put(*memory)
-	}
+	giveBack(s.n.sendPool, *memory, spoilt)
 	*memory = slab.Slab{}
 }
 
@@ -511,7 +503,7 @@ func (s *shell) sleepForFlight(ctx context.Context, f *flight) {
 // shell's memory. The endpoint has ended, which ends their waits.
 func (s *shell) groundFlights() {
 	s.mu.Lock()
-	s.grounded = true
+	s.life.advance(stageGrounded)
 	fl := s.flights
 	waits := fl != nil && fl.callers > 0
 	if waits {

@@ -14,7 +14,7 @@ func TestFirstEndpointsHaveTheirOwnReceives(t *testing.T) {
 			const most = 2
 			w := worldOf(t, name)
 			p := w.pair(t, Config{Tuning: TuningTable{name: {Own: most}}}, ListenConfig{})
-			own := func(e *Endpoint) bool { return e.carrier.(*shell).own }
+			own := func(e *Endpoint) bool { return e.carrier.(*shell).window.own }
 			talk := func(from, to *Endpoint) {
 				t.Helper()
 				for range 100 {

@@ -100,7 +100,7 @@ func (p *pair) hasMemory(t *testing.T, e *Endpoint) {
 	t.Helper()
 	for s := e.carrier.(*shell); ; runtime.Gosched() {
 		s.mu.Lock()
-		have := s.longBytes > 0
+		have := s.long.bytes > 0
 		s.mu.Unlock()
 		if have {
 			return

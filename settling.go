@@ -58,6 +58,9 @@ func (s *settling) remove(w *settler) {
 	settlers.Put(w)
 }
 
+// any tells whether somebody waits.
+func (s *settling) any() bool { return len(s.waiters) > 0 }
+
 // settled tells those who wait for b, which is not used any more.
 func (s *settling) settled(b *Buffer) {
 	for _, w := range s.waiters {

@@ -251,7 +251,7 @@ func TestReceivesComeBackByThemselves(t *testing.T) {
 		}
 		held = append(held, m)
 	}
-	for i := 0; b.carrier.(*shell).recv.posted.Load() > 0; i++ {
+	for i := 0; b.carrier.(*shell).window.recv.posted.Load() > 0; i++ {
 		if err := a.Send(p.ctx, uint32(i), []byte("held")); err != nil {
 			t.Fatal(err)
 		}

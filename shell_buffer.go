@@ -24,12 +24,36 @@ type blank struct {
 	private *slab.Private // of a region that the peer may have the key to
 }
 
-// blanksAtOnce come from the heap together.
-const blanksAtOnce = 16
+// bufferUses is what a shell knows of buffers beside those that it sends from. Its mu
+// guards it.
+type bufferUses struct {
+	blanks   stock[blank] // for buffers to come
+	settling settling
+	loose    []*Buffer // without a reference, to be given back without mu
+}
+
+// anyLoose tells whether there are some to be given back.
+func (u *bufferUses) anyLoose() bool { return len(u.loose) > 0 }
+
+// takeLoose takes one of them, or nil.
+func (u *bufferUses) takeLoose() (b *Buffer) {
+	if n := len(u.loose); n > 0 {
+		b, u.loose[n-1] = u.loose[n-1], nil
+		u.loose = u.loose[:n-1]
+	}
+	return b
+}
+
+// dropped keeps a buffer that has lost a reference, if it was the last one.
+func (u *bufferUses) dropped(b *Buffer) {
+	if b.last() {
+		u.loose = append(u.loose, b)
+	}
+}
 
 func (s *shell) buffer(ctx context.Context, size int) (*Buffer, error) {
 	s.mu.Lock()
-	if err := s.e.Err(); err != nil || s.dead {
+	if err := s.e.Err(); err != nil || s.life.reached(stageClosed) {
 		s.mu.Unlock()
 		if err == nil {
 			err = ErrClosed
@@ -37,15 +61,11 @@ func (s *shell) buffer(ctx context.Context, size int) (*Buffer, error) {
 		return nil, err
 	}
 	s.held++ // the domain stays as long as the memory
-	if len(s.blanks) == 0 {
-		s.blanks = make([]blank, blanksAtOnce)
-	}
-	b := &s.blanks[0]
-	s.blanks = s.blanks[1:]
+	b := s.buffers.blanks.take()
 	s.mu.Unlock()
 
 	b.s, b.pool = s, s.n.offerPool
-	var from memorySource = s.private
+	var from memorySource = s.queue.private
 	switch {
 	case size <= s.m.MaxEager():
 		b.pool = s.n.sendPool
@@ -53,7 +73,7 @@ func (s *shell) buffer(ctx context.Context, size int) (*Buffer, error) {
 	case s.trusts():
 		from = b.pool
 	default:
-		b.private = s.private
+		b.private = s.queue.private
 	}
 	memory, err := s.take(ctx, from, size)
 	s.mu.Lock()
@@ -94,14 +114,14 @@ func (b *blank) release() {
 func (s *shell) trusts() bool { return s.n.cfg.relay && s.e.trusted }
 
 // mayGather tells whether the device can send a buffer from where it lies.
-func (s *shell) mayGather(at *location) bool { return s.gathers && s.n.reaches(at) }
+func (s *shell) mayGather(at *location) bool { return s.queue.gathers && s.n.reaches(at) }
 
 // mayShow tells whether the peer may have the key to where a buffer lies. It opens
 // the whole region.
 func (s *shell) mayShow(at *location) bool {
 	switch {
 	case at.owner != nil:
-		return at.owner == s.private
+		return at.owner == s.queue.private
 	case at.user != nil:
 		return s.trusts() && s.n.reaches(at) && at.user.access&rdma.AccessRemoteRead != 0
 	}
@@ -112,7 +132,7 @@ func (s *shell) mayShow(at *location) bool {
 func (s *shell) sendBufferNow(p parcel) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sending || p.size() > s.m.MaxEager() || s.e.over() || !s.m.MaySend() {
+	if s.out.busy || p.size() > s.m.MaxEager() || s.e.over() || !s.m.MaySend() {
 		return false
 	}
 	return s.tryGather(&p)
@@ -127,24 +147,13 @@ func (s *shell) tryGather(p *parcel) bool {
 			return false
 		}
 		p.buffer.Retain()
-		s.gather = p.buffer
-		s.gatherEntry = rdma.SGE{Region: at.region(), Offset: at.place() + p.from, Length: len(p.body)}
+		s.queue.gather = p.buffer
+		s.queue.piece = rdma.SGE{Region: at.region(), Offset: at.place() + p.from, Length: len(p.body)}
 	}
 	s.m.Gather(p.tag, p.header, p.body, p.size() > link.Small)
 	s.flush()
-	s.traffic.add(p.size())
+	s.sent.add(p.size())
 	return true
-}
-
-// gathered fills in the entries of a request for the header and the buffer that
-// tryGather has laid down.
-func (s *shell) gathered(slot int, p *link.Post, entries []rdma.SGE) []rdma.SGE {
-	entries = entries[:2]
-	entries[0] = rdma.SGE{Region: s.places.Region(), Offset: s.places.Offset() + slot*link.PlaceSize, Length: p.Size}
-	entries[1] = s.gatherEntry
-	s.gatherings[slot], s.gather = s.gather, nil
-	s.inFlight++
-	return entries
 }
 
 // offerInPlace offers a part of a long message from where it lies.
@@ -156,20 +165,17 @@ func (s *shell) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *l
 	region := at.region()
 	p.buffer.Retain()
 	s.offer(p.tag, o, region.Address()+uint64(at.place()+p.from), region.Key(), len(p.body), offered{buffer: p.buffer})
-	s.inFlight++
+	s.queue.inFlight++
 	return s.e.Err() // posting may have failed
 }
 
 // letGo ends the use of a buffer by a send. mu is held; whoever holds it calls
 // dropLoose when it has let go of that.
 func (s *shell) letGo(b *Buffer) {
-	s.inFlight--
-	if len(s.settling.waiters) > 0 && !s.uses(b) {
-		s.settling.settled(b)
+	if s.buffers.settling.any() && !s.uses(b) {
+		s.buffers.settling.settled(b)
 	}
-	if b.last() {
-		s.loose = append(s.loose, b)
-	}
+	s.buffers.dropped(b)
 }
 
 // dropLoose gives back buffers whose last reference was that of a send. It takes the
@@ -177,42 +183,22 @@ func (s *shell) letGo(b *Buffer) {
 func (s *shell) dropLoose() {
 	for {
 		s.mu.Lock()
-		n := len(s.loose)
-		if n == 0 {
-			s.mu.Unlock()
+		b := s.buffers.takeLoose()
+		s.mu.Unlock()
+		if b == nil {
 			return
 		}
-		b := s.loose[n-1]
-		s.loose[n-1] = nil
-		s.loose = s.loose[:n-1]
-		s.mu.Unlock()
 		b.owner.release()
 	}
 }
 
 // uses tells whether a send of b is under way, or a one-sided operation. mu is held.
 func (s *shell) uses(b *Buffer) bool {
-	if s.flights != nil && s.flights.use(b) {
-		return true
-	}
-	if s.inFlight == 0 {
-		return false
-	}
-	for _, other := range s.gatherings {
-		if other == b {
-			return true
-		}
-	}
-	for i := range s.offers {
-		if s.offers[i].buffer == b {
-			return true
-		}
-	}
-	return false
+	return s.flights != nil && s.flights.use(b) || s.queue.uses(b)
 }
 
 func (s *shell) settle(ctx context.Context, b *Buffer) error {
-	return s.settling.wait(ctx, &s.mu, s.uses, b, s.t.Spin, s.e.Err, func(w *settler) {
+	return s.buffers.settling.wait(ctx, &s.mu, s.uses, b, s.t.Spin, s.e.Err, func(w *settler) {
 		if !s.w.drive(&w.spin, w.ready) {
 			s.w.sleep()
 			w.sleep(ctx, s.e.done)

@@ -3,8 +3,6 @@ package verbena
 import (
 	"context"
 	"errors"
-
-	"github.com/verbena-data/verbena/internal/slab"
 )
 
 func (s *shell) close(ctx context.Context) error {
@@ -67,13 +65,13 @@ func (s *shell) await(ctx context.Context, ready func() bool) bool {
 	locked := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.waiting = true
+		s.out.waiting = true
 		return ready()
 	}
 	for !locked() {
 		s.w.sleep()
 		select {
-		case <-s.progress:
+		case <-s.out.token:
 		case <-s.qp.Done():
 			s.w.awake()
 			s.w.drain()
@@ -94,48 +92,23 @@ func (s *shell) free() {
 	}
 	close(s.unwatch)
 	s.mu.Lock()
-	s.closed = true
+	s.life.advance(stageClosing)
 	s.mu.Unlock()
 	s.wg.Wait()
-	stuck := false
-	if s.qp != nil {
-		if err := s.qp.Close(); err != nil {
-			s.n.log.Error("queue pair not closed", "peer", s.e.remote, "error", err)
-			stuck = true
-		}
-		// The receives that it had taken come back through the queue.
-		s.w.drain()
-		s.w.remove(s.qp.Number())
-	}
-	s.mu.Lock()
-	s.dead, s.stuck, s.handing = true, stuck, false
-	for i := range s.early {
-		if c := &s.early[i]; c.ID&idKind == idReceive {
-			s.putBack(s.recv.arrived(c.ID))
-		}
-	}
-	if s.m != nil {
-		s.m.Discard(s.dropBuffer)
-	}
-	s.freeFlights(stuck)
-	// What the application holds stays readable: the domain keeps the memory.
-	held, standing := s.held, s.standing()
-	s.left = true
-	s.mu.Unlock()
+	stuck := s.closeQueuePair()
+	held, standing := s.discard(stuck)
 	if !stuck {
-		s.letAllGo()
+		// The device and the peer do not reach buffers any more.
+		s.mu.Lock()
+		s.queue.dropAll()
+		s.mu.Unlock()
+		s.dropLoose()
 	}
-	var shared *receives
-	if s.recv != nil {
-		if s.recv.number > 0 {
-			shared = s.recv
-		} else {
-			s.recv.reclaim(stuck) // they were the queue pair's own
-		}
-		s.recv.withdraw(s.share, s.promised, standing)
+	shared := s.freeReceives(stuck, standing)
+	if err := s.queue.free(stuck); err != nil {
+		s.n.log.Error("memory of offers not closed", "peer", s.e.remote, "error", err)
 	}
-	s.freeSends(stuck)
-	if s.serving {
+	if s.upcall.serving {
 		s.w.serving.Add(-1)
 	}
 	if s.w != nil {
@@ -144,58 +117,58 @@ func (s *shell) free() {
 	if shared != nil {
 		s.n.unshare(shared)
 	}
-	s.share.leave()
-	s.n.leave(held, s.own)
+	s.long.share.leave()
+	s.n.leave(held, s.window.own)
 }
 
-// letAllGo ends the use of all buffers: the device and the peer do not reach them any
-// more.
-func (s *shell) letAllGo() {
+// closeQueuePair reports true if it failed.
+func (s *shell) closeQueuePair() (stuck bool) {
+	if s.qp == nil {
+		return false
+	}
+	err := s.qp.Close()
+	if err != nil {
+		s.n.log.Error("queue pair not closed", "peer", s.e.remote, "error", err)
+	}
+	// The receives that it had taken come back through the queue.
+	s.w.drain()
+	s.w.remove(s.qp.Number())
+	return err != nil
+}
+
+// discard frees what arrived and nobody has received. It returns how many messages the
+// application holds, which stay readable: the domain keeps the memory. And it returns
+// how many receives stand behind what the peer was promised.
+func (s *shell) discard(stuck bool) (held, standing int) {
 	s.mu.Lock()
-	if s.gather != nil {
-		s.inFlight++ // it was not posted
-		s.letGo(s.gather)
-		s.gather = nil
-	}
-	for i, b := range s.gatherings {
-		if b != nil {
-			s.gatherings[i] = nil
-			s.letGo(b)
+	defer s.mu.Unlock()
+	s.life.advance(stageClosed)
+	s.life.stuck, s.in.handing = stuck, false
+	for i := range s.early {
+		if c := &s.early[i]; c.ID&idKind == idReceive {
+			s.putBack(s.window.recv.arrived(c.ID))
 		}
 	}
-	for i := range s.offers {
-		if b := s.offers[i].buffer; b != nil {
-			s.offers[i] = offered{}
-			s.letGo(b)
-		}
+	if s.m != nil {
+		s.m.Discard(s.in.drop)
 	}
-	s.mu.Unlock()
-	s.dropLoose()
+	s.freeFlights(stuck)
+	s.life.advance(stageLeft)
+	return s.held, s.window.standing()
 }
 
-// freeSends gives back the memory that the device was given to send from.
-func (s *shell) freeSends(stuck bool) {
-	put := func(p *slab.Pool, memory slab.Slab) {
-		switch {
-		case memory.None():
-		case stuck:
-			p.Spoil(memory, nil)
-		default:
-			p.Put(memory)
-		}
+// freeReceives gives back the receives that the peer was promised. It returns those
+// that other endpoints share.
+func (s *shell) freeReceives(stuck bool, standing int) (shared *receives) {
+	w := &s.window
+	if w.recv == nil {
+		return nil
 	}
-	for _, memory := range s.sends {
-		put(s.n.sendPool, memory)
+	if w.recv.number > 0 {
+		shared = w.recv
+	} else {
+		w.recv.reclaim(stuck) // they were the queue pair's own
 	}
-	for _, o := range s.offers {
-		put(s.n.offerPool, o.slab)
-	}
-	if s.private != nil {
-		if err := s.private.Close(); err != nil { // no peer reads any more
-			s.n.log.Error("memory of offers not closed", "peer", s.e.remote, "error", err)
-		}
-	}
-	put(s.n.sendPool, s.payload)
-	put(s.n.sendPool, s.places)
-	s.sends, s.offers, s.payload, s.places = nil, nil, slab.Slab{}, slab.Slab{}
+	w.recv.withdraw(w.share, w.promised, standing)
+	return shared
 }

@@ -24,8 +24,8 @@ func (s *shell) receive(ctx context.Context) (*Message, error) {
 		}
 		want, wanted := s.m.Wanted()
 		wanted = wanted && want.First
-		s.receiving = false
-		s.handing = m == nil && !wanted && !cut && !s.breach
+		s.in.asleep = false
+		s.in.handing = m == nil && !wanted && !cut && !s.life.breach
 		s.mu.Unlock()
 		switch {
 		case m != nil:
@@ -38,52 +38,37 @@ func (s *shell) receive(ctx context.Context) (*Message, error) {
 		case cut:
 			return nil, context.Cause(ctx)
 		}
-		if !s.w.drive(&s.spin, s.inReady) {
+		if !s.w.drive(&s.in.spin, s.in.ready) {
 			s.sleepForMessage(ctx)
 		}
-		if s.handed.Load() {
-			return s.takeHanded(), nil
+		if s.in.handed.Load() {
+			return s.in.take(), nil
 		}
 	}
 }
 
-// takeHanded takes the message that was handed over. Only Receive calls it.
-func (s *shell) takeHanded() *Message {
-	m := s.hand
-	s.hand = nil
-	s.handed.Clear()
-	return m
-}
-
-// sleepForMessage sleeps until inReady, or the end of ctx or of the endpoint.
+// sleepForMessage sleeps until there is something to do, or the end of ctx or of the endpoint.
 func (s *shell) sleepForMessage(ctx context.Context) {
 	s.mu.Lock()
-	s.receiving = true
+	s.in.asleep = true
 	s.mu.Unlock()
 	s.w.sleep()
 	defer s.w.awake()
-	if s.inReady() {
-		return
-	}
-	select {
-	case <-s.received:
-	case <-ctx.Done():
-	case <-s.e.done:
-	}
+	s.in.sleep(ctx, s.e.done)
 }
 
 // next takes the message that was handed over, or else the first one that is
 // complete out of the inbox. mu is held.
 func (s *shell) next() *Message {
-	s.handing = false
-	if s.handed.Load() {
-		return s.takeHanded()
+	s.in.handing = false
+	if s.in.handed.Load() {
+		return s.in.take()
 	}
-	in, ok := s.m.Next(s.dropBuffer)
+	in, ok := s.m.Next(s.in.drop)
 	if ok && s.m.Ready() || s.e.over() {
-		s.readable.Set()
+		s.in.readable.Set()
 	} else {
-		s.readable.Clear()
+		s.in.readable.Clear()
 	}
 	if !ok {
 		// Nothing was ready when the flag was cleared under mu.
@@ -99,13 +84,13 @@ func (s *shell) accept(in link.Message[*Message]) *Message {
 	if in.Long {
 		l := m.owner.(*longMessage)
 		m.data, m.front = l.slab.Bytes()[:in.Length:in.Length], 0
-		s.ahead -= l.slab.Size()
+		s.long.received(l)
 	} else {
-		s.heldEager++
+		s.window.held++
 	}
 	m.held = true
 	s.held++
-	s.taken.add(in.Length)
+	s.received.add(in.Length)
 	return m
 }
 
@@ -113,8 +98,8 @@ func (s *shell) accept(in link.Message[*Message]) *Message {
 func (s *shell) last() (*Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.handed.Load() && s.e.closing.Load() {
-		s.handing = false
+	if !s.in.handed.Load() && s.e.closing.Load() {
+		s.in.handing = false
 		return nil, ErrClosed
 	}
 	if m := s.next(); m != nil {
@@ -123,36 +108,23 @@ func (s *shell) last() (*Message, error) {
 	return nil, s.e.lastError()
 }
 
-// readAhead is how many bytes of long messages the application has to leave unreceived
-// for no more to be read. What it receives later is not in the caches any more.
-const readAhead = 2 << 20
-
 // provideAtOnce gives a long message memory when it is announced, while there is
 // plenty and the endpoint has less than its share. mu is held.
 func (s *shell) provideAtOnce() {
 	want, ok := s.m.Wanted()
-	if !ok || want.Have > 0 || s.ahead >= readAhead || s.e.closing.Load() || s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
+	if !ok || s.e.closing.Load() {
 		return
 	}
-	size := s.portion(want)
-	if s.longBytes > 0 && s.longBytes+size > s.n.shares.endpointShare() {
+	size := s.long.atOnce(want)
+	if size == 0 {
 		return // Receive asks for it
 	}
 	// A device that cannot register more may be able to later.
-	memory, ok, err := s.share.tryGrowing(size, s.n.longPool.TryQuick)
+	memory, ok, err := s.long.share.tryGrowing(size, s.n.longPool.TryQuick)
 	if !ok || err != nil {
 		return
 	}
 	s.place(want, memory, growingMemory)
-}
-
-// portion is how much memory a message gets: the best size, or only what it needs if
-// that would be above the endpoint's share.
-func (s *shell) portion(want link.Want) int {
-	if want.Size > s.n.shares.endpointShare() {
-		return want.Need
-	}
-	return want.Size
 }
 
 // provide gets memory for the message that Receive waits for. Those behind it do
@@ -167,8 +139,8 @@ func (s *shell) provide(ctx context.Context, want link.Want) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, ok := s.m.Wanted()
-	if !ok || now.Message != want.Message || now.Have != want.Have || now.Need > memory.Size() || s.dead {
-		s.share.put(memory, kind)
+	if !ok || now.Message != want.Message || now.Have != want.Have || now.Need > memory.Size() || s.life.reached(stageClosed) {
+		s.long.share.put(memory, kind)
 		return nil
 	}
 	s.place(want, memory, kind)
@@ -182,16 +154,16 @@ func (s *shell) provide(ctx context.Context, want link.Want) error {
 // of which nothing has arrived yet, from a peer that has sent none as long, gets
 // the first part all the same and has to fill that.
 func (s *shell) obtain(ctx context.Context, want link.Want) (slab.Slab, memoryKind, error) {
-	size := s.portion(want)
+	size := s.long.portion(want)
 	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
 		size = want.Need
 	}
-	if memory, ok, err := s.share.tryGrowing(size, s.n.longPool.TryGet); ok || err != nil {
+	if memory, ok, err := s.long.share.tryGrowing(size, s.n.longPool.TryGet); ok || err != nil {
 		return memory, growingMemory, err
 	}
 	proven := want.Have > 0 || want.Size == want.Total
 	if proven {
-		if memory, ok, err := s.share.tryFirm(want.Total); ok || err != nil {
+		if memory, ok, err := s.long.share.tryFirm(want.Total); ok || err != nil {
 			return memory, firmMemory, err
 		}
 	}
@@ -199,12 +171,12 @@ func (s *shell) obtain(ctx context.Context, want link.Want) (slab.Slab, memoryKi
 	defer stop()
 	defer s.n.endStalled()()
 	if !proven {
-		memory, err := s.share.getTrial(ctx, want.Need, trialPatience)
+		memory, err := s.long.share.getTrial(ctx, want.Need, trialPatience)
 		if !errors.Is(err, errNoTrial) {
 			return memory, trialMemory, err
 		}
 	}
-	memory, err := s.share.getFirm(ctx, want.Total)
+	memory, err := s.long.share.getFirm(ctx, want.Total)
 	return memory, firmMemory, err
 }
 
@@ -219,7 +191,7 @@ func (s *shell) whileWanted(ctx context.Context, want link.Want) (_ context.Cont
 	wanted := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.receiving = true // settled tells of what has happened
+		s.in.asleep = true // settled tells of what has happened
 		now, ok := s.m.Wanted()
 		return ok && now == want
 	}
@@ -227,7 +199,7 @@ func (s *shell) whileWanted(ctx context.Context, want link.Want) (_ context.Cont
 		defer close(watched)
 		for wanted() {
 			select {
-			case <-s.received:
+			case <-s.in.token:
 			case <-s.e.done:
 				cancel(s.e.err)
 				return
@@ -244,37 +216,15 @@ func (s *shell) whileWanted(ctx context.Context, want link.Want) (_ context.Cont
 	}
 }
 
-// longsAtOnce come from the heap together. Each carries one message in its life, so
-// that it can tell a second Release from the first.
-const longsAtOnce = 16
-
-func (s *shell) newLong() *longMessage {
-	if len(s.longs) == 0 {
-		s.longs = make([]longMessage, longsAtOnce)
-	}
-	l := &s.longs[0]
-	s.longs = s.longs[1:]
-	l.s, l.share, l.message.owner = s, s.share, l
-	return l
-}
-
 // place moves a message into memory. mu is held.
 func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
-	m := s.m.Handle(want.Message)
 	var l *longMessage
-	if m == nil {
-		l = s.newLong()
-	} else {
+	if m := s.m.Handle(want.Message); m != nil {
 		l = m.owner.(*longMessage)
-		copy(memory.Bytes(), l.slab.Bytes()[:want.Have])
-		s.longBytes -= l.slab.Size()
-		s.ahead -= l.slab.Size()
-		l.share.put(l.slab, l.kind)
+	} else {
+		l = s.long.begin(s)
 	}
-	l.slab, l.kind = memory, kind
-	s.longBytes += memory.Size()
-	s.ahead += memory.Size()
-	s.pace.begin(time.Now())
+	s.long.move(l, memory, kind, want.Have)
 	s.m.Provide(want.Message, &l.message, memory.Size())
 	s.flush()
 }
@@ -283,7 +233,7 @@ func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
 func (s *shell) drop(m *Message) {
 	switch owner := m.owner.(type) {
 	case *longMessage:
-		s.ahead -= owner.slab.Size()
+		s.long.received(owner)
 		s.freeLong(owner)
 	case *buffer:
 		owner.holder = nil
@@ -292,23 +242,11 @@ func (s *shell) drop(m *Message) {
 }
 
 // freeLong gives the memory of a long message back. mu is held.
-func (s *shell) freeLong(l *longMessage) {
-	s.longBytes -= l.slab.Size()
-	if s.stuck { // a Read may be under way
-		l.share.spoil(l.slab, l.kind)
-	} else {
-		l.share.put(l.slab, l.kind)
-	}
-	l.slab = slab.Slab{}
-}
+func (s *shell) freeLong(l *longMessage) { s.long.free(l, s.life.stuck) }
 
-func (l *longMessage) location() location {
-	return location{pool: l.s.n.longPool, slab: l.slab}
-}
-
-// release takes a message back from the application.
-func (l *longMessage) release() {
-	s, m := l.s, &l.message
+// releasedLong takes a message back from the application.
+func (s *shell) releasedLong(l *longMessage) {
+	m := &l.message
 	s.mu.Lock()
 	if !m.held {
 		s.mu.Unlock()
@@ -334,7 +272,7 @@ func (s *shell) released(b *buffer) {
 		s.releasedTwice()
 		return
 	}
-	if s.dead {
+	if s.life.reached(stageClosed) {
 		m.held, m.data, b.holder = false, nil, nil
 		b.home.putLate(b, true)
 		s.releasedOne()
@@ -349,8 +287,9 @@ func (s *shell) returned(b *buffer) {
 	m := &b.message
 	m.held, m.data, b.holder = false, nil, nil
 	s.held--
-	s.heldEager--
-	if s.narrow() {
+	s.window.held--
+	if s.window.narrow(s.m.Window(), s.m.Stopped()) {
+		s.m.Withdraw()
 		s.putBack(b)
 	} else {
 		// The receive is there before the credit.
@@ -363,7 +302,7 @@ func (s *shell) returned(b *buffer) {
 // releasedOne counts a message that came back. It unlocks mu.
 func (s *shell) releasedOne() {
 	s.held--
-	left := s.left
+	left := s.life.reached(stageLeft)
 	s.mu.Unlock()
 	if left {
 		s.n.cameBack()
@@ -375,7 +314,7 @@ func (s *shell) releasedOne() {
 func (s *shell) endIfStalled(limit time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if reading, ok := s.m.Unfinished(); ok && s.pace.late(time.Now(), reading, limit) {
+	if reading, ok := s.m.Unfinished(); ok && s.long.pace.late(time.Now(), reading, limit) {
 		s.fail(fmt.Errorf("%w: it left a message unfinished for %v, or brought less than %d bytes a second of it, while others waited for the memory",
 			ErrProtocol, limit, leastRate))
 	}

@@ -12,7 +12,7 @@ import (
 func (s *shell) sendNow(tag uint32, message []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.sending && len(message) <= s.m.MaxEager() && s.trySend(tag, message)
+	return !s.out.busy && len(message) <= s.m.MaxEager() && s.trySend(tag, message)
 }
 
 // trySend sends an eager message if there is a credit and memory. mu is held.
@@ -31,27 +31,27 @@ func (s *shell) trySend(tag uint32, message []byte) bool {
 	}
 	s.m.Eager(tag, message, false)
 	s.flush()
-	s.traffic.add(len(message))
+	s.sent.add(len(message))
 	return true
 }
 
 // postEager sends a message whose bytes are in memory behind the place of its
 // header. mu is held.
 func (s *shell) postEager(tag uint32, length int, memory slab.Slab) {
-	s.payload = memory
-	s.m.Eager(tag, memory.Bytes()[wire.HeaderSize:][:length], length > soon-s.quiet)
+	s.queue.payload = memory
+	s.m.Eager(tag, memory.Bytes()[wire.HeaderSize:][:length], length > soon-s.queue.quiet)
 	s.flush()
-	s.traffic.add(length)
+	s.sent.add(length)
 }
 
 // send carries a message that may have to wait. The caller holds sendLock.
 func (s *shell) send(ctx context.Context, p parcel) error {
 	s.mu.Lock()
-	s.sending = true
+	s.out.busy = true
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
-		s.sending = false
+		s.out.busy = false
 		s.mu.Unlock()
 	}()
 	if p.size() > s.m.MaxEager() {
@@ -79,7 +79,7 @@ func (s *shell) send(ctx context.Context, p parcel) error {
 	default:
 		s.m.Eager(p.tag, p.body, false)
 		s.flush()
-		s.traffic.add(len(p.body))
+		s.sent.add(len(p.body))
 	}
 	return s.e.Err() // posting may have failed
 }
@@ -148,7 +148,7 @@ func (s *shell) sendLong(ctx context.Context, p parcel) error {
 
 // sendPart offers a part of a long message.
 func (s *shell) sendPart(ctx context.Context, p parcel, o *wire.Offer) error {
-	memory, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, s.private, s.n.offerPool, p.size(), p)
+	memory, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, s.queue.private, s.n.offerPool, p.size(), p)
 	if err != nil {
 		return err
 	}
@@ -161,10 +161,10 @@ func (s *shell) sendPart(ctx context.Context, p parcel, o *wire.Offer) error {
 // offer posts the next part of a long message. mu is held.
 func (s *shell) offer(tag uint32, o *wire.Offer, address uint64, key uint32, length int, memory offered) {
 	o.Address, o.Key, o.Length = address, key, uint32(length)
-	s.offers[s.m.Offer(tag, *o)] = memory
+	s.queue.offers[s.m.Offer(tag, *o)] = memory
 	s.flush()
 	if o.End() == int(o.Total) {
-		s.traffic.add(int(o.Total))
+		s.sent.add(int(o.Total))
 	}
 	o.Offset += o.Length
 }
@@ -175,7 +175,7 @@ func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]
 	if ok, _, err := s.credited(may); ok || err != nil {
 		return err
 	}
-	ready := func() bool { return s.writable.Load() || ctx.Err() != nil }
+	ready := func() bool { return s.out.writable.Load() || ctx.Err() != nil }
 	for {
 		ok, lacks, err := s.credited(may)
 		if ok || err != nil {
@@ -190,17 +190,11 @@ func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]
 			}
 			continue
 		}
-		if s.w.drive(&s.sendSpin, ready) {
+		if s.w.drive(&s.out.spin, ready) {
 			continue
 		}
 		s.w.sleep()
-		if !s.writable.Load() {
-			select {
-			case <-s.progress:
-			case <-ctx.Done():
-			case <-s.e.done:
-			}
-		}
+		s.out.sleep(ctx, s.e.done)
 		s.w.awake()
 	}
 }
@@ -217,8 +211,8 @@ func (s *shell) credited(may func(*link.Machine[*Message]) bool) (ok bool, lacks
 		return false, 0, ErrPeerClosed
 	}
 	ok = may(s.m)
-	if s.waiting = !ok; s.waiting {
-		s.writable.Clear()
+	if s.out.waiting = !ok; !ok {
+		s.out.writable.Clear()
 		lacks = s.m.Lacks()
 	}
 	return ok, lacks, nil

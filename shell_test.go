@@ -124,12 +124,12 @@ func TestCloseFindsHandedMessage(t *testing.T) {
 			a, b := p.connect(t, "")
 			s := b.carrier.(*shell)
 			s.mu.Lock()
-			s.handing = true // as Receive does before it waits
+			s.in.handing = true // as Receive does before it waits
 			s.mu.Unlock()
 			if err := a.Send(p.ctx, 7, []byte("bytes")); err != nil {
 				t.Fatal(err)
 			}
-			for !s.handed.Load() {
+			for !s.in.handed.Load() {
 				s.w.poll()
 				runtime.Gosched()
 			}
@@ -237,7 +237,7 @@ func TestReadAheadIsBounded(t *testing.T) {
 		ahead := func() int {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			return s.ahead
+			return s.long.ahead
 		}
 		for ahead() < readAhead {
 			if p.ctx.Err() != nil {
@@ -313,13 +313,13 @@ func TestLongPairLeavesAtOnce(t *testing.T) {
 				t.Error("more than the peer takes was sent")
 			}
 			s.mu.Lock()
-			s.sending = true
+			s.out.busy = true
 			s.mu.Unlock()
 			if s.sendPair(7, header, make([]byte, 100<<10)) {
 				t.Error("sent between the parts of another message")
 			}
 			s.mu.Lock()
-			s.sending = false
+			s.out.busy = false
 			s.mu.Unlock()
 		})
 	}

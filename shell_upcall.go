@@ -15,20 +15,28 @@ import (
 // wake up. A caller that sleeps meanwhile waits as long again for its own.
 const answerSpins = 5
 
+// An upcall is who gets an endpoint's messages instead of Receive. The shell's mu guards
+// it.
+type upcall struct {
+	sink      sink // nil: Receive gets them
+	serving   bool // it counts in its worker
+	providing bool // a goroutine gets memory for the sink's next message
+}
+
 // upcalls hands messages to a sink from here on.
 func (s *shell) upcalls(to sink) {
 	if to.serves() && s.t.Spin > 0 {
 		raise(&s.w.patience, int64(s.t.Spin))
 	}
-	s.spin = newSpinner(answerSpins * s.t.Spin) // nobody receives any more
+	s.in.spin = newSpinner(answerSpins * s.t.Spin) // nobody receives any more
 	s.mu.Lock()
-	s.sink = to
-	if to.serves() && !s.dead {
+	s.upcall.sink = to
+	if to.serves() && !s.life.reached(stageClosed) {
 		s.w.serving.Add(1)
-		s.serving = true
+		s.upcall.serving = true
 	}
-	if s.handed.Load() {
-		s.deliver(s.takeHanded())
+	if s.in.handed.Load() {
+		s.deliver(s.in.take())
 	}
 	s.deliverReady()
 	s.mu.Unlock()
@@ -44,8 +52,8 @@ func raise(v *atomic.Int64, n int64) {
 // deliverReady hands the sink what is in the inbox. mu is held.
 func (s *shell) deliverReady() {
 	// Once this side has closed, long messages are told to be here without having been read.
-	for !s.breach && !s.e.closing.Load() {
-		in, ok := s.m.Next(s.dropBuffer)
+	for !s.life.breach && !s.e.closing.Load() {
+		in, ok := s.m.Next(s.in.drop)
 		if !ok {
 			break
 		}
@@ -54,15 +62,15 @@ func (s *shell) deliverReady() {
 	if !s.e.over() {
 		s.flush() // a credit for the last that the peer has used
 	}
-	s.handing = !s.breach && !s.dead // all that follows passes the inbox by
-	if s.providing {
-		notify(s.received) // the message may have been given up
+	s.in.handing = !s.life.breach && !s.life.reached(stageClosed) // all that follows passes the inbox by
+	if s.upcall.providing {
+		notify(s.in.token) // the message may have been given up
 	}
 	want, wanted := s.m.Wanted()
-	if !wanted || !want.First || s.providing || s.closed || s.breach || s.e.over() {
+	if !wanted || !want.First || s.upcall.providing || s.life.reached(stageClosing) || s.life.breach || s.e.over() {
 		return
 	}
-	s.providing = true
+	s.upcall.providing = true
 	s.wg.Go(func() { s.provideForSink(want) })
 }
 
@@ -75,8 +83,8 @@ func (s *shell) provideForSink(want link.Want) {
 			s.fail(err)
 		}
 		now, wanted := s.m.Wanted()
-		if s.e.over() || s.breach || !wanted || !now.First {
-			s.providing = false
+		if s.e.over() || s.life.breach || !wanted || !now.First {
+			s.upcall.providing = false
 			s.deliverReady()
 			s.mu.Unlock()
 			s.w.runs.kick(s.w.look)
@@ -89,14 +97,14 @@ func (s *shell) provideForSink(want link.Want) {
 
 // deliver hands the sink a message. mu is held.
 func (s *shell) deliver(m *Message) {
-	if b, ok := m.owner.(*buffer); ok && 2*s.heldEager > s.m.Window() {
+	if b, ok := m.owner.(*buffer); ok && 2*s.window.held > s.m.Window() {
 		// The rest of the window is for answers, which must not wait until requests
 		// have been handled.
 		copied := s.e.copied(m)
 		s.returned(b)
 		m = copied
 	}
-	v, err := s.sink.arrived(m)
+	v, err := s.upcall.sink.arrived(m)
 	if !v.kept {
 		switch owner := m.owner.(type) {
 		case *buffer:
@@ -110,11 +118,10 @@ func (s *shell) deliver(m *Message) {
 		}
 	}
 	if err != nil {
-		s.breach, s.handing = true, false
-		s.fail(err)
+		s.breached(err)
 	}
 	if v.run {
-		s.w.runs.add(s.sink)
+		s.w.runs.add(s.upcall.sink)
 	}
 }
 
@@ -124,7 +131,7 @@ func (s *shell) drive(ready func() bool) bool {
 	if !s.w.driver.TryLock() {
 		return false
 	}
-	ok := s.w.drive(&s.spin, ready)
+	ok := s.w.drive(&s.in.spin, ready)
 	s.w.driver.Unlock()
 	if ok && s.w.sleepers.Load() > 0 {
 		// Those who were woken meanwhile go on before this caller's next call, so that
@@ -146,7 +153,7 @@ func (s *shell) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sending || s.e.over() || !s.m.MaySend() {
+	if s.out.busy || s.e.over() || !s.m.MaySend() {
 		return false
 	}
 	if size <= link.Small {
@@ -155,7 +162,7 @@ func (s *shell) sendPair(tag uint32, header call.Header, payload []byte) bool {
 		copy(small[call.HeaderSize:], payload)
 		s.m.Eager(tag, small[:size], false)
 		s.flush()
-		s.traffic.add(size)
+		s.sent.add(size)
 		return true
 	}
 	memory, ok, err := s.n.sendPool.TryQuick(wire.HeaderSize + size)
@@ -176,7 +183,7 @@ func (s *shell) offerPair(tag uint32, header call.Header, payload []byte) bool {
 	if size > min(s.t.Chunk, s.maxMessage()) || !s.mayOfferNow() {
 		return false
 	}
-	memory, ok, err := s.private.TryQuick(size)
+	memory, ok, err := s.queue.private.TryQuick(size)
 	if !ok || err != nil {
 		return false
 	}
@@ -185,7 +192,7 @@ func (s *shell) offerPair(tag uint32, header call.Header, payload []byte) bool {
 	copy(memory.Bytes()[call.HeaderSize:], payload)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sending || s.e.over() || !s.m.MayOffer() {
+	if s.out.busy || s.e.over() || !s.m.MayOffer() {
 		s.n.offerPool.Put(memory)
 		return false
 	}
@@ -198,5 +205,5 @@ func (s *shell) offerPair(tag uint32, header call.Header, payload []byte) bool {
 func (s *shell) mayOfferNow() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.sending && !s.e.over() && s.m.MayOffer()
+	return !s.out.busy && !s.e.over() && s.m.MayOffer()
 }

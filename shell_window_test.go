@@ -73,7 +73,7 @@ func posted(t *testing.T, ends []*Endpoint) {
 	for _, e := range ends {
 		s := e.carrier.(*shell)
 		s.mu.Lock()
-		may[s.recv] += s.limits.Receives(s.m.Window()-s.heldEager, s.limits.AllAnswers()-s.unasked)
+		may[s.window.recv] += s.limits.Receives(s.m.Window()-s.window.held, s.limits.AllAnswers()-s.window.unasked)
 		s.mu.Unlock()
 	}
 	for r, most := range may {

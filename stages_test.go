@@ -48,7 +48,7 @@ func BenchmarkStages(b *testing.B) {
 					}
 					lap(0)
 					for n := 0; n < batch; {
-						if to.w.poll(); !to.readable.Load() {
+						if to.w.poll(); !to.in.readable.Load() {
 							from.w.poll() // a Send may wait for a receive
 							continue
 						}

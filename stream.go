@@ -72,7 +72,7 @@ type stream struct {
 
 	// Of the reader.
 	memory   *budget.Account
-	letters  []letter      // for messages to come
+	letters  stock[letter] // for messages to come; an idle stream keeps what is left of them, 2 KiB
 	current  *letter       // the message that is arriving
 	room     chan struct{} // one token when the reader's wait may be over
 	hungry   atomic.Bool   // the reader waits for memory

@@ -42,19 +42,6 @@ type letter struct {
 	released atomic.Bool
 }
 
-// lettersAtOnce come from the heap together, so that a message costs no
-// allocation of its own. An idle stream keeps what is left of them, 2 KiB.
-const lettersAtOnce = 16
-
-func (s *stream) newLetter() *letter {
-	if len(s.letters) == 0 {
-		s.letters = make([]letter, lettersAtOnce)
-	}
-	l := &s.letters[0]
-	s.letters = s.letters[1:]
-	return l
-}
-
 // A heapBuffer is memory on the Go heap, of one of a few sizes.
 type heapBuffer struct {
 	data  []byte
@@ -188,7 +175,7 @@ func followWithBuffers(r pressure.Reading, classes []*bufferClass) {
 
 // begin gives the message that is arriving its first memory.
 func (s *stream) begin(a *assembly) error {
-	l := s.newLetter()
+	l := s.letters.take()
 	l.Tag, l.owner, l.s, l.total = a.tag, l, s, a.total
 	s.current = l
 	class := classOf(l.total)

@@ -103,6 +103,9 @@ func (m *Machine[M]) Start(peer wire.Parameters) error {
 	return nil
 }
 
+// Started tells whether Start has succeeded.
+func (m *Machine[M]) Started() bool { return m.live }
+
 // MaxMessage is the longest message in bytes that the peer accepts.
 func (m *Machine[M]) MaxMessage() int { return int(m.peer.MaxMessage) }
 

@@ -1,0 +1,108 @@
+package verbena
+
+import (
+	"time"
+
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/slab"
+)
+
+// readAhead is how many bytes of long messages the application has to leave unreceived
+// for no more to be read. What it receives later is not in the caches any more.
+const readAhead = 2 << 20
+
+// A longMessage is one that was read out of the peer's memory.
+type longMessage struct {
+	message Message
+	holder  longHolder
+	share   *share // of the peer: what it has of its pool
+	slab    slab.Slab
+	kind    memoryKind // of slab
+}
+
+// A longHolder is the endpoint whose message it is.
+type longHolder interface {
+	// releasedLong takes the message back from the application.
+	releasedLong(*longMessage)
+}
+
+func (l *longMessage) location() location { return location{pool: l.share.of.long, slab: l.slab} }
+
+func (l *longMessage) release() { l.holder.releasedLong(l) }
+
+// longMemory is the account of the memory that an endpoint's long messages have: those
+// that are arriving, wait to be received, or are the application's. The shell's mu
+// guards it.
+type longMemory struct {
+	share   *share // of the peer
+	bytes   int
+	ahead   int    // of them, those of messages that the application has not received
+	pace    pace   // of the peer
+	fetched uint64 // bytes that Reads had brought at the last look
+	fresh   stock[longMessage]
+}
+
+// portion is how much memory a message gets: the best size, or only what it needs if
+// that would be above the endpoint's share.
+func (a *longMemory) portion(want link.Want) int {
+	if want.Size > a.share.of.endpointShare() {
+		return want.Need
+	}
+	return want.Size
+}
+
+// atOnce is how much a message gets when it is announced; 0 tells that it gets none
+// before Receive asks for it. The first message of an endpoint may exceed its share.
+func (a *longMemory) atOnce(want link.Want) int {
+	pool := a.share.of.long
+	if want.Have > 0 || a.ahead >= readAhead || pool.Used() >= pool.Limit()/2 {
+		return 0
+	}
+	size := a.portion(want)
+	if a.bytes > 0 && a.bytes+size > a.share.of.endpointShare() {
+		return 0
+	}
+	return size
+}
+
+// begin makes a message that has no memory yet.
+func (a *longMemory) begin(holder longHolder) *longMessage {
+	l := a.fresh.take()
+	l.holder, l.share, l.message.owner = holder, a.share, l
+	return l
+}
+
+// move moves a message, of which have bytes are there, into memory.
+func (a *longMemory) move(l *longMessage, memory slab.Slab, kind memoryKind, have int) {
+	if !l.slab.None() {
+		copy(memory.Bytes(), l.slab.Bytes()[:have])
+		a.bytes -= l.slab.Size()
+		a.ahead -= l.slab.Size()
+		l.share.put(l.slab, l.kind)
+	}
+	l.slab, l.kind = memory, kind
+	a.bytes += memory.Size()
+	a.ahead += memory.Size()
+	a.pace.begin(time.Now())
+}
+
+// brought notes that Reads have brought so many bytes in all.
+func (a *longMemory) brought(fetched uint64) {
+	a.pace.brought(time.Now(), int(fetched-a.fetched))
+	a.fetched = fetched
+}
+
+// received notes that the application has a message, or that it never will.
+func (a *longMemory) received(l *longMessage) { a.ahead -= l.slab.Size() }
+
+// free gives the memory of a message back. It was received before. spoilt tells that a
+// Read may be under way.
+func (a *longMemory) free(l *longMessage, spoilt bool) {
+	a.bytes -= l.slab.Size()
+	if spoilt {
+		l.share.spoil(l.slab, l.kind)
+	} else {
+		l.share.put(l.slab, l.kind)
+	}
+	l.slab = slab.Slab{}
+}

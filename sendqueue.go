@@ -1,0 +1,227 @@
+package verbena
+
+import (
+	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
+)
+
+const (
+	// soon is the length in bytes of an eager message whose memory is wanted back
+	// at once. What is shorter waits for the next signalled request; on a strict
+	// device, where an idle endpoint holds more, all that waits counts.
+	soon = 2 << 10
+	// flushBatch is how many requests a post has at most.
+	flushBatch = 4
+)
+
+// A sendQueue is the send queue of an endpoint's queue pair: it turns the posts of the
+// machine into work requests, and knows what memory each of them was given. The shell's
+// mu guards all of it.
+type sendQueue struct {
+	qp      rdma.QueuePair
+	pool    *slab.Pool // of eager messages
+	places  slab.Slab  // link.PlaceSize bytes for each request: headers and short messages
+	inline  int        // bytes of a message that are posted inline
+	gathers bool       // the device sends in two pieces
+	strict  bool       // memory of messages is wanted back early
+	broken  bool       // a post has failed: no other may follow
+	quiet   int        // bytes that wait for the next signalled request, if strict
+
+	// Of the eager message that is about to be posted: its memory, or the buffer and
+	// where in it the bytes lie.
+	payload slab.Slab
+	gather  *Buffer
+	piece   rdma.SGE
+
+	// By place, a power of two of them, since sequence numbers wrap.
+	slabs      []slab.Slab // to be freed when the request is done
+	gatherings []*Buffer   // that the request sends from
+
+	offers    []offered // by id
+	offerPool *slab.Pool
+	private   *slab.Private // where offers come from: the peer gets keys to it
+	inFlight  int           // buffers in gatherings and offers
+	letGo     func(*Buffer) // is told when a send does not use a buffer any more
+
+	requests [flushBatch]rdma.SendRequest
+	entries  [flushBatch][2]rdma.SGE
+}
+
+// An offered part of a long message lies in memory of its own, or in a buffer.
+type offered struct {
+	slab   slab.Slab
+	buffer *Buffer
+}
+
+// make makes room for as many requests and offers as the machine may have.
+func (q *sendQueue) make(limits *link.Limits) {
+	q.slabs, q.offers = make([]slab.Slab, limits.Places()), make([]offered, limits.Chunks)
+	q.gatherings = make([]*Buffer, limits.Places())
+}
+
+// slot is where a request has its place.
+func (q *sendQueue) slot(seq uint32) int { return int(seq) & (len(q.slabs) - 1) }
+
+// send makes work request i of the next post: a message.
+func (q *sendQueue) send(i int, p *link.Post) {
+	r, entry := &q.requests[i], q.entries[i][:1]
+	*r = rdma.SendRequest{ID: idSend | uint64(p.Seq), Op: rdma.OpSend, SGEs: entry}
+	if p.Signaled {
+		r.Flags = rdma.Signaled
+		q.quiet = 0
+	}
+	slot := q.slot(p.Seq)
+	at := slot * link.PlaceSize
+	if p.Payload == 0 {
+		entry[0] = rdma.SGE{Region: q.places.Region(), Offset: q.places.Offset() + at, Length: p.Size}
+		if p.Size <= q.inline {
+			r.Flags |= rdma.Inline
+		}
+		return
+	}
+	if q.gather != nil {
+		r.SGEs = q.gathered(slot, p, entry)
+		return
+	}
+	memory := q.payload
+	copy(memory.Bytes()[:p.Size], q.places.Bytes()[at:])
+	q.slabs[slot], q.payload = memory, slab.Slab{}
+	if !p.Signaled && q.strict {
+		q.quiet += memory.Size()
+	}
+	entry[0] = rdma.SGE{Region: memory.Region(), Offset: memory.Offset(), Length: p.Size + p.Payload}
+}
+
+// gathered fills in the entries of a request for a header, and for the buffer that lies
+// ready in gather.
+func (q *sendQueue) gathered(slot int, p *link.Post, entries []rdma.SGE) []rdma.SGE {
+	entries = entries[:2]
+	entries[0] = rdma.SGE{Region: q.places.Region(), Offset: q.places.Offset() + slot*link.PlaceSize, Length: p.Size}
+	entries[1] = q.piece
+	q.gatherings[slot], q.gather = q.gather, nil
+	q.inFlight++
+	return entries
+}
+
+// read makes work request i of the next post: a Read of a long message into memory.
+func (q *sendQueue) read(i int, p *link.Post, memory slab.Slab) {
+	r, entry := &q.requests[i], q.entries[i][:1]
+	*r = rdma.SendRequest{ID: idSend | uint64(p.Seq), Op: rdma.OpRead, SGEs: entry, Remote: rdma.Remote{Address: p.Address, Key: p.Key}}
+	if p.Signaled {
+		r.Flags = rdma.Signaled
+		q.quiet = 0
+	}
+	entry[0] = rdma.SGE{Region: memory.Region(), Offset: memory.Offset() + p.Offset, Length: p.Length}
+}
+
+// post hands requests to the device. After an error no other post may follow: requests
+// complete in order, so a later one would tell that those that failed are done.
+func (q *sendQueue) post(requests []rdma.SendRequest) error {
+	_, err := q.qp.PostSend(requests)
+	q.broken = err != nil
+	return err
+}
+
+// done takes back the memory of the requests from sequence number from to before to.
+func (q *sendQueue) done(from, to uint32) {
+	for ; from != to; from++ {
+		if slot := &q.slabs[q.slot(from)]; !slot.None() {
+			q.pool.Put(*slot)
+			*slot = slab.Slab{}
+		}
+		if q.inFlight > 0 {
+			if slot := &q.gatherings[q.slot(from)]; *slot != nil {
+				b := *slot
+				*slot = nil
+				q.drop(b)
+			}
+		}
+	}
+}
+
+// confirmed takes back the memory of an offer with which the peer is through.
+func (q *sendQueue) confirmed(id uint32) {
+	o := q.offers[id]
+	q.offers[id] = offered{}
+	if o.buffer != nil {
+		q.drop(o.buffer)
+	} else {
+		q.offerPool.Put(o.slab)
+	}
+}
+
+func (q *sendQueue) drop(b *Buffer) {
+	q.inFlight--
+	q.letGo(b)
+}
+
+// uses tells whether a message is sent from b.
+func (q *sendQueue) uses(b *Buffer) bool {
+	if q.inFlight == 0 {
+		return false
+	}
+	for _, other := range q.gatherings {
+		if other == b {
+			return true
+		}
+	}
+	for i := range q.offers {
+		if q.offers[i].buffer == b {
+			return true
+		}
+	}
+	return false
+}
+
+// dropAll ends the use of all buffers: neither the device nor the peer reaches them any
+// more.
+func (q *sendQueue) dropAll() {
+	if b := q.gather; b != nil { // it was not posted
+		q.gather = nil
+		q.letGo(b)
+	}
+	for i, b := range q.gatherings {
+		if b != nil {
+			q.gatherings[i] = nil
+			q.drop(b)
+		}
+	}
+	for i := range q.offers {
+		if b := q.offers[i].buffer; b != nil {
+			q.offers[i] = offered{}
+			q.drop(b)
+		}
+	}
+}
+
+// free gives back all memory that the device was given to send from. The queue pair is
+// closed; spoilt tells that it could not be, and that the device may still use the
+// memory. The error is that of memory which peers could read.
+func (q *sendQueue) free(spoilt bool) (err error) {
+	for _, memory := range q.slabs {
+		giveBack(q.pool, memory, spoilt)
+	}
+	for _, o := range q.offers {
+		giveBack(q.offerPool, o.slab, spoilt)
+	}
+	if q.private != nil {
+		err = q.private.Close() // no peer reads any more
+	}
+	giveBack(q.pool, q.payload, spoilt)
+	giveBack(q.pool, q.places, spoilt)
+	q.slabs, q.offers, q.payload, q.places = nil, nil, slab.Slab{}, slab.Slab{}
+	return err
+}
+
+// giveBack puts memory back if there is any. spoilt tells that the device may still use
+// it.
+func giveBack(p *slab.Pool, memory slab.Slab, spoilt bool) {
+	switch {
+	case memory.None():
+	case spoilt:
+		p.Spoil(memory, nil)
+	default:
+		p.Put(memory)
+	}
+}

@@ -1,0 +1,141 @@
+package verbena
+
+import (
+	"time"
+
+	"github.com/verbena-data/verbena/internal/link"
+)
+
+// On a strict device, and where an endpoint has receives of its own, each credit is a
+// posted receive. There a peer begins with one, and a receive stands behind one of the
+// answers to what this side sends; the rest of what is promised sleeps until it is
+// needed. A peer whose message has not been released yet gets another credit at once,
+// and that goes again with the release. One that sends so often, or has to wait, keeps
+// what it gets.
+
+const (
+	// lendAgain is the pause before memory is asked for again, to lend a credit.
+	lendAgain = 100 * time.Millisecond
+	// A peer to which credits were lent lendOften times in lendOftenIn keeps so many
+	// that credits ride in answers, and need no messages of their own.
+	lendOften, lendOftenIn, lendKept = 64, time.Second, 4
+)
+
+// A receiveWindow is the account of the receives behind what a peer may send: how many
+// are promised to it, and which of them are not posted yet. The machine counts the
+// credits; what changes their number here, the caller tells it. The shell's mu guards
+// all of it.
+type receiveWindow struct {
+	recv   *receives
+	share  *share // of the peer
+	own    bool   // recv is this endpoint's alone
+	strict bool   // a receive has to be posted for each message that may come
+
+	first    int // credits that the peer has at first
+	most     int // and at most
+	promised int // receives of recv
+	base     int // of them, those for the peer's first credits
+	asleep   int // of those, not posted yet
+	unasked  int // for answers, not posted yet
+	held     int // with messages that the application has
+
+	lent    int  // credits that go again with messages that are released
+	lends   int  // times since since
+	lendDue bool // the shell lends again in a while
+	since   time.Time
+}
+
+// grant notes that n receives are promised. They stand behind the first window, which
+// is smaller when they are scarce, and rest of them behind what costs no credit.
+func (w *receiveWindow) grant(n, rest int, limits *link.Limits) {
+	w.promised, w.base = n, n-rest
+	w.first, w.most = w.base, limits.MaxWindow
+	if rest > 0 {
+		w.first = min(w.base, 1)
+		w.asleep = w.base - w.first
+		w.unasked = limits.AllAnswers() - limits.Answers
+	}
+	limits.Window = w.first
+}
+
+// standing is how many of the promised receives neither sleep nor have a message that
+// the application holds.
+func (w *receiveWindow) standing() int { return w.promised - w.asleep - w.unasked - w.held }
+
+// widen promises a peer that had to wait up to twice as many receives as its window,
+// and tells how many credits it gets for them.
+func (w *receiveWindow) widen(window int) (n int) {
+	w.lent = 0
+	want := min(window, w.most-window)
+	if w.asleep > 0 && !w.recv.pool.Squeezed() {
+		n = w.awaken(want)
+	}
+	if want > n {
+		more := w.recv.more(w.share, want-n)
+		w.promised += more
+		n += more
+	}
+	return n
+}
+
+// awaken posts at most n receives of the first window that sleep, and tells how many.
+func (w *receiveWindow) awaken(n int) int {
+	n = min(n, w.asleep)
+	if w.recv.wake(n) != nil {
+		return 0
+	}
+	w.asleep -= n
+	return n
+}
+
+// lend gives a peer that has used all its credits others, up to the first window, and
+// tells how many. If there is no memory it is none.
+func (w *receiveWindow) lend(window int) int {
+	want, keep := window, false
+	if w.lends++; w.lends == lendOften {
+		now := time.Now()
+		if keep = now.Sub(w.since) < lendOftenIn; keep {
+			want = max(want, lendKept-want)
+		}
+		w.lends, w.since = 0, now
+	}
+	n := w.awaken(want)
+	if n == 0 {
+		w.lends--
+		return 0
+	}
+	if w.lent += n; keep {
+		w.lent = 0
+	}
+	return n
+}
+
+// narrow takes back a receive by which the window has grown, instead of the credit for
+// a message that is released. It reports false if there is no reason. stopped tells
+// that the peer has no credit.
+func (w *receiveWindow) narrow(window int, stopped bool) bool {
+	lent := w.lent > 0 && !stopped
+	if window <= w.first || !lent && !w.recv.scarce(w.share) {
+		return false
+	}
+	w.lent = max(w.lent-1, 0)
+	if window <= w.base {
+		w.asleep++
+		w.recv.sleep(1)
+	} else {
+		w.promised--
+		w.recv.withdraw(w.share, 1, 1)
+	}
+	return true
+}
+
+// expect posts up to n receives more for answers to what this side is about to send,
+// and tells how many.
+func (w *receiveWindow) expect(n int) (int, error) {
+	n = min(n, w.unasked)
+	err := w.recv.wake(n)
+	if err == nil {
+		w.unasked -= n
+	}
+	return n, err
+}
