@@ -118,6 +118,25 @@ func TestSyncFinalizedKeepsTheNames(t *testing.T) {
 	must(t, s.Close())
 }
 
+// What a client has copied to a new member of its pipeline may have been hsynced.
+func TestPublishedCopyIsDurable(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 7))
+	fs := vfs.NewCrashableMem()
+	s := open(t, fs, "a")
+	data := random(rng, 3000)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), true, nil)
+	must(t, err)
+	write(t, w, 0, data)
+	must(t, w.Publish())
+	after := open(t, fs.CrashClone(vfs.CrashCloneCfg{}), "b")
+	if got := contents(t, after, 7); !bytes.Equal(got, data) {
+		t.Fatalf("%d bytes", len(got))
+	}
+	must(t, after.Close())
+	must(t, w.Close(false))
+	must(t, s.Close())
+}
+
 // A replica that was copied here is appended to; the process dies.
 func TestAppendToACopySurvives(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))

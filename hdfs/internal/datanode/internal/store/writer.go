@@ -458,7 +458,8 @@ func (w *Writer) Finalize(sync bool) error {
 }
 
 // Publish makes a temporary replica one that is being written, all of it
-// visible: what a client transfers to a new member of its pipeline.
+// visible: what a client transfers to a new member of its pipeline. It is on stable
+// storage then, since its bytes may have been hsynced where they came from.
 func (w *Writer) Publish() error {
 	r := w.r
 	var b [headerSize]byte
@@ -472,6 +473,9 @@ func (w *Writer) Publish() error {
 	h.temporary = false
 	if _, err := w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil {
 		return fmt.Errorf("publish block %d: %w", r.id, err)
+	}
+	if err := w.Sync(); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
