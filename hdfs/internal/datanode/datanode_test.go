@@ -1021,6 +1021,11 @@ func TestNoCopyOfWhatIsBeingWritten(t *testing.T) {
 	must(t, f.nodes[0].replicate(&clusterpb.Command{Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1002), Length: proto.Uint64(5000)},
 		Targets: []*clusterpb.Datanode{f.nodes[1].proto()}}))
 	wantRead(t, f.nodes[1], 1, 1002, data)
+	r, err := f.nodes[1].store.Get(1)
+	must(t, err)
+	if !r.Info().Synced {
+		t.Fatal("the copy is not on stable storage, and what it was made of may be deleted")
+	}
 }
 
 func (f *fixture) recover(leader *node, id, gen, newGen uint64, truncateTo *uint64) *clusterpb.CommitRecoveryRequest {

@@ -509,7 +509,9 @@ func (rc *receiver) receiveCopy() error {
 		}
 	}
 	if rc.op.GetStage() == hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED {
-		err = rc.finish(false)
+		// On stable storage, because the replica that it was made of, and that is, may be
+		// deleted as soon as the NameNode knows of this one.
+		err = rc.finish(true)
 	} else if err = rc.w.Publish(); err == nil {
 		rc.dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
 	}

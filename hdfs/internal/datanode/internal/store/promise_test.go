@@ -160,6 +160,35 @@ func TestAppendToACopySurvives(t *testing.T) {
 	must(t, s.Close())
 }
 
+// A bit has flipped in a replica that is being written when the process dies: what the
+// checksums still prove is not all that was acknowledged.
+func TestDamageTearsOpenReplicas(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 8))
+	fs := vfs.NewMem()
+	s := open(t, fs, "a")
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, random(rng, 3000))
+	must(t, s.Close())
+	for _, damaged := range []bool{false, true} {
+		if damaged {
+			f, err := fs.OpenReadWrite(s.dataPath(7), vfs.WriteCategoryUnspecified)
+			must(t, err)
+			_, err = f.WriteAt([]byte{1, 2, 3, 4}, 2000)
+			must(t, err)
+			must(t, f.Close())
+		}
+		after := open(t, fs, "a")
+		r, err := after.Get(7)
+		must(t, err)
+		if i := r.Info(); i.Torn != damaged || !damaged && i.Length != 3000 {
+			t.Fatalf("damaged %t: %+v", damaged, i)
+		}
+		must(t, after.Close())
+	}
+	must(t, w.Close(false))
+}
+
 // Bytes that were hsynced can be read after a power cut on all DataNodes only if the
 // replica is as long as the NameNode knows the block to be: its end is synced, too.
 func TestEndOfSyncedReplicaIsDurable(t *testing.T) {

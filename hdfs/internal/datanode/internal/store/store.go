@@ -411,15 +411,28 @@ func (s *Store) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error) 
 	r.visible, r.visibleTail = r.length, r.tail
 	r.excess = entries > r.length/int64(h.sum.BytesPerChunk)
 	r.torn = h.torn
-	if !sameBoot && !h.torn {
+	if !h.torn && (!sameBoot || r.length < claimed(entries, &h)) {
 		return r, s.tear(r, h)
 	}
 	return r, nil
 }
 
-// tear notes in the meta file that the machine has died since the replica was written:
-// after the next start in the same boot that would be forgotten. That it was finalized is
-// over.
+// claimed is how long a replica would be if all that its meta file tells were true. A
+// process that dies leaves it so, since data comes before checksums; a machine that dies
+// does not, nor does a disk that loses bits.
+func claimed(entries int64, h *metaHeader) int64 {
+	length := max(0, entries) * int64(h.sum.BytesPerChunk)
+	for _, sl := range h.slots {
+		if sl.valid {
+			length = max(length, sl.length)
+		}
+	}
+	return length
+}
+
+// tear notes in the meta file that bytes may be missing, because the machine has died since
+// the replica was written, or is damaged: after the next start in the same boot that would
+// be forgotten. That it was finalized is over.
 func (s *Store) tear(r *Replica, h metaHeader) error {
 	meta, err := s.fs.OpenReadWrite(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified)
 	if err != nil {
