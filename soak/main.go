@@ -35,6 +35,7 @@ func main() {
 type common struct {
 	binary, dir, out string
 	keep             bool
+	withoutBinary    bool // the run needs none
 	report           strings.Builder
 }
 
@@ -56,6 +57,7 @@ wrong data ends with exit status 1 and keeps the directory.`,
 	flags.BoolVar(&c.keep, "keep", false, "keep the data")
 	root.AddCommand(killCommand(c), filesCommand(c), largeCommand(c), javaCommand(c), idleCommand(c), idleServerCommand(), fabricCommand(c), fabricPeerCommand(),
 		attacksCommand(c), attacksServerCommand(), attackerCommand(), callsCommand(c), callsServerCommand(), methodsCommand(c), letterCommand(c), clientCommand(c))
+	root.AddCommand(simulateCommand(c))
 	return root
 }
 
@@ -77,7 +79,7 @@ func (c *common) run(cmd *cobra.Command, f func(ctx context.Context, dir string)
 			err = os.RemoveAll(dir)
 		}
 	}()
-	if c.binary == "" {
+	if c.binary == "" && !c.withoutBinary {
 		c.binary = filepath.Join(dir, "verbena-binary")
 		build := exec.CommandContext(cmd.Context(), "go", "build", "-o", c.binary, "./cmd/verbena")
 		build.Stderr = os.Stderr

@@ -1,0 +1,210 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/errors/oserror"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// faultKinds are those that a seed has.
+type faultKinds struct {
+	kill, power, nameNode, partition, full, leap, damage, blackout bool
+}
+
+func (k faultKinds) String() string {
+	var out []string
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{
+		{k.kill, "kills"}, {k.power, "power cuts"}, {k.nameNode, "NameNode too"}, {k.partition, "partitions"},
+		{k.full, "full disks"}, {k.leap, "clock leaps"}, {k.damage, "damaged disks"}, {k.blackout, "blackouts"},
+	} {
+		if f.on {
+			out = append(out, f.name)
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+func drawFaults(rng *rand.Rand) faultKinds {
+	some := func(of int) bool { return rng.IntN(of) == 0 }
+	return faultKinds{
+		kill: !some(4), power: some(2), nameNode: some(2), partition: some(2), full: some(4), leap: some(4), damage: some(3), blackout: some(8),
+	}
+}
+
+// faults has things go wrong until ctx ends.
+func (s *system) faults(ctx context.Context, victim *machine) error {
+	for sleep(ctx, time.Duration(s.rng.Int64N(int64(8*time.Second)))) {
+		if err := s.fault(ctx, victim); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *system) fault(ctx context.Context, victim *machine) error {
+	k := s.cfg.faults
+	dn := s.dataNodes[s.rng.IntN(len(s.dataNodes))]
+	down := time.Duration(s.rng.Int64N(int64(5 * time.Second)))
+	if s.rng.IntN(5) == 0 {
+		// Who is away for longer than a recovery waits may be the only one with bytes that
+		// others have lost: that is told to be a loss.
+		most := s.cfg.hardLimit / 4
+		if !k.power && !k.damage && !k.blackout {
+			most = s.cfg.deadAfter * 2
+		}
+		down = time.Duration(s.rng.Int64N(int64(most)))
+	}
+	switch n := s.rng.IntN(16); {
+	case n < 4 && k.kill:
+		s.h.count("DataNodes killed", 1)
+		s.h.add("kill -9 of DataNode %s", dn.host)
+		s.kill(dn)
+		return s.startLater(ctx, dn, down)
+	case n < 7 && k.power:
+		s.h.count("power cuts of DataNodes", 1)
+		s.h.add("power cut of DataNode %s", dn.host)
+		s.cutPower(dn)
+		s.model.loses(dn.host, false)
+		return s.startLater(ctx, dn, down)
+	case n < 9 && k.nameNode:
+		s.h.count("NameNodes killed", 1)
+		s.h.add("kill -9 of the NameNode")
+		s.kill(s.nameNode)
+		return s.startLater(ctx, s.nameNode, down/4)
+	case n < 10 && k.nameNode && k.power:
+		s.h.count("power cuts of NameNodes", 1)
+		s.h.add("power cut of the NameNode")
+		s.cutPower(s.nameNode)
+		return s.startLater(ctx, s.nameNode, down/4)
+	case n < 12 && k.partition:
+		hosts := []string{nameNodeHost}
+		for _, m := range s.dataNodes {
+			hosts = append(hosts, m.host)
+		}
+		for i := range s.cfg.clients {
+			hosts = append(hosts, fmt.Sprintf("10.0.1.%d", i+1))
+		}
+		a, b := hosts[s.rng.IntN(len(hosts))], hosts[s.rng.IntN(len(hosts))]
+		s.h.count("partitions", 1)
+		s.h.add("%s and %s are cut off from each other", a, b)
+		s.net.cut(a, b, true)
+		sleep(ctx, down)
+		s.net.cut(a, b, false)
+	case n < 13 && k.full:
+		s.h.count("full disks", 1)
+		s.h.add("the disk of %s is full", dn.host)
+		dn.disk.setFull(true)
+		sleep(ctx, down)
+		dn.disk.setFull(false)
+	case n < 14 && k.leap:
+		to := time.Duration(s.rng.Int64N(int64(8*time.Hour))) - 4*time.Hour
+		s.h.count("clock leaps", 1)
+		s.h.add("the NameNode's clock leaps to %v from the right time", to)
+		s.leap.Store(int64(to))
+	case n < 15 && k.damage:
+		return s.damage(ctx, victim, down)
+	case n == 15 && k.blackout && s.rng.IntN(3) == 0:
+		s.h.count("power cuts of everything", 1)
+		s.h.add("power cut of everything")
+		for _, m := range append(s.dataNodes[:len(s.dataNodes):len(s.dataNodes)], s.nameNode) {
+			s.cutPower(m)
+			s.model.loses(m.host, false)
+		}
+		for _, m := range append([]*machine{s.nameNode}, s.dataNodes...) {
+			if err := s.startLater(ctx, m, down/10); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *system) startLater(ctx context.Context, m *machine, after time.Duration) error {
+	sleep(ctx, after)
+	s.h.add("%s starts", m.host)
+	return s.start(m)
+}
+
+// damage has a DataNode come back with less than it had, or with wrong bytes. One
+// machine alone is damaged in a round.
+func (s *system) damage(ctx context.Context, m *machine, down time.Duration) error {
+	switch s.rng.IntN(3) {
+	case 0:
+		s.h.count("DataNodes that came back with an old disk", 1)
+		s.h.add("%s comes back with an old copy of its disk", m.host)
+		old := m.disk.image(s.rng)
+		if m.old != nil {
+			old, m.old = m.old, old
+		} else {
+			m.old = old
+			return nil
+		}
+		s.kill(m)
+		m.disk.mem = old
+		m.boot++
+	case 1:
+		s.h.count("DataNodes that came back without blocks", 1)
+		s.h.add("%s comes back without its blocks", m.host)
+		s.kill(m)
+		m.boot++
+		if err := m.disk.mem.RemoveAll("/dn/blocks"); err != nil {
+			return err
+		}
+		_ = m.disk.mem.Remove("/dn/boot")
+	default:
+		name, err := m.flip(s.rng)
+		if err != nil {
+			return err
+		}
+		if name != "" {
+			s.h.count("flipped bits", 1)
+			s.h.add("a bit of %s flips on %s", name, m.host)
+			s.model.loses(m.host, true)
+		}
+		return nil
+	}
+	s.model.loses(m.host, true)
+	return s.startLater(ctx, m, down)
+}
+
+// flip changes a bit of a block.
+func (m *machine) flip(rng *rand.Rand) (string, error) {
+	var files []string
+	m.each(func(dir, name string, size int64) {
+		if size > 0 && !strings.HasSuffix(name, ".meta") {
+			files = append(files, dir+"/"+name)
+		}
+	})
+	if len(files) == 0 {
+		return "", nil
+	}
+	name := files[rng.IntN(len(files))]
+	f, err := m.disk.mem.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+	if oserror.IsNotExist(err) {
+		return "", nil // it has just been deleted
+	}
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return "", err
+	}
+	var b [1]byte
+	at := rng.Int64N(info.Size())
+	if _, err := f.ReadAt(b[:], at); err != nil {
+		return "", err
+	}
+	b[0] ^= 1 << rng.IntN(8)
+	_, err = f.WriteAt(b[:], at)
+	return name, err
+}

@@ -1,0 +1,150 @@
+package simulate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// model is what has been acknowledged to the clients.
+type model struct {
+	mu    sync.Mutex
+	files []*modelFile
+}
+
+// modelFile is a file as its only writer knows it. The writer changes it with the
+// model's lock held.
+type modelFile struct {
+	paths  []string // it is at one of them
+	maybe  bool     // it may not exist: its creation or its deletion had no answer
+	data   []byte   // all that was ever written, acknowledged or not
+	least  int      // bytes that were there before the blocks below
+	blocks []*modelBlock
+	closed bool // with just the length of data
+	open   bool // somebody writes it
+	failed bool // its writer was refused or lost; it may be open still
+	gone   bool
+}
+
+// modelBlock is a block that was written in this round.
+type modelBlock struct {
+	id            uint64
+	start         int
+	acked, synced int             // bytes of it
+	nodes         map[string]bool // hosts of the last pipeline that has acknowledged
+	syncedNodes   map[string]bool // and that of the last hsync
+	lost          map[string]bool // of these have lost what was not synced
+	damaged       map[string]bool // and these anything
+}
+
+func (f *modelFile) String() string { return f.paths[0] }
+
+// lastBlock returns the record of a block, a new one if it is new.
+func (f *modelFile) block(id uint64, start int) *modelBlock {
+	for _, b := range f.blocks {
+		if b.id == id {
+			return b
+		}
+	}
+	b := &modelBlock{id: id, start: start, lost: map[string]bool{}, damaged: map[string]bool{}}
+	f.blocks = append(f.blocks, b)
+	return b
+}
+
+// loses tells of a power cut, or, if it is for good, of a disk that has lost what was synced.
+func (m *model) loses(host string, forGood bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, f := range m.files {
+		for _, b := range f.blocks {
+			b.lost[host] = true
+			if forGood {
+				b.damaged[host] = true
+			}
+		}
+	}
+}
+
+// promised is how many bytes of the file must be there, and whether all that were ever
+// acknowledged: false if all machines that had acknowledged some of them lost power
+// before these were synced.
+func (f *modelFile) promised() (bytes int, all bool) {
+	bytes = f.least
+	for _, b := range f.blocks {
+		kept := b.acked
+		if !anyBut(b.nodes, b.lost) {
+			kept = 0
+			if anyBut(b.syncedNodes, b.damaged) {
+				kept = b.synced
+			}
+		}
+		switch {
+		case kept > 0:
+			bytes = max(bytes, b.start+kept)
+		case !anyBut(b.nodes, b.damaged):
+			bytes = min(bytes, b.start) // what was there before is under an older generation
+		}
+		if kept < b.acked {
+			return bytes, false
+		}
+	}
+	return bytes, true
+}
+
+// anyBut tells whether there are others than those in but.
+func anyBut(hosts, but map[string]bool) bool {
+	for h := range hosts {
+		if !but[h] {
+			return true
+		}
+	}
+	return false
+}
+
+// settle begins a new round: all is as it was read.
+func (f *modelFile) settle(path string, length int) {
+	f.paths, f.maybe = []string{path}, false
+	f.data = f.data[:length]
+	f.least, f.blocks = length, nil
+	f.closed, f.open, f.failed = true, false, false
+}
+
+// judge compares what was read of a file with what was promised.
+func (f *modelFile) judge(got []byte) error {
+	least, _ := f.promised()
+	if len(got) < least {
+		return fmt.Errorf("LOST BYTES: %s has %d bytes, %d were acknowledged (%s)", f, len(got), least, f.record())
+	}
+	if len(got) > len(f.data) {
+		return fmt.Errorf("WRONG BYTES: %s has %d bytes, %d were ever written", f, len(got), len(f.data))
+	}
+	if err := sameBytes(f.data, got, 0); err != nil {
+		return fmt.Errorf("%w of %s", err, f)
+	}
+	if _, all := f.promised(); f.closed && all && len(got) != len(f.data) {
+		return fmt.Errorf("LOST BYTES: %s was closed with %d bytes and has %d", f, len(f.data), len(got))
+	}
+	return nil
+}
+
+func (f *modelFile) record() string {
+	out := fmt.Sprintf("before this round %d", f.least)
+	for _, b := range f.blocks {
+		out += fmt.Sprintf("; block %d from %d: %d acknowledged by %v, %d synced", b.id, b.start, b.acked, slices.Sorted(maps.Keys(b.nodes)), b.synced)
+	}
+	return out
+}
+
+// sameBytes compares bytes at an offset with those written.
+func sameBytes(written, got []byte, at int) error {
+	if at+len(got) > len(written) {
+		return fmt.Errorf("WRONG BYTES: bytes %d to %d, %d were ever written", at, at+len(got), len(written))
+	}
+	for i, c := range got {
+		if c != written[at+i] {
+			return fmt.Errorf("WRONG BYTES: byte %d is %#x, %#x was written", at+i, c, written[at+i])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,383 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+const (
+	packetBytes = 8 << 10
+	chunk512    = 512
+)
+
+// output writes a file, block after block.
+type output struct {
+	c    *client
+	rng  *rand.Rand
+	f    *modelFile
+	path string
+	size int // of a block
+
+	block *hdfspb.ExtendedBlockProto // being written; nil: none
+	token *hdfspb.TokenProto
+	nodes []*hdfspb.DatanodeInfoProto
+	conn  *dataConn
+	seqno int64
+	start int // of the block in the file
+	sent  int // bytes of the block
+	acked int
+	ended bool // the last packet is acknowledged
+}
+
+type stage = hdfspb.OpWriteBlockProto_BlockConstructionStage
+
+const (
+	create            = hdfspb.OpWriteBlockProto_PIPELINE_SETUP_CREATE
+	appending         = hdfspb.OpWriteBlockProto_PIPELINE_SETUP_APPEND
+	appendRecovery    = hdfspb.OpWriteBlockProto_PIPELINE_SETUP_APPEND_RECOVERY
+	streamingRecovery = hdfspb.OpWriteBlockProto_PIPELINE_SETUP_STREAMING_RECOVERY
+	closeRecovery     = hdfspb.OpWriteBlockProto_PIPELINE_CLOSE_RECOVERY
+)
+
+// badNode is the error of a pipeline with a member that is to go.
+type badNode struct {
+	index int
+	err   error
+}
+
+func (e *badNode) Error() string {
+	return fmt.Sprintf("DataNode %d of the pipeline: %v", e.index, e.err)
+}
+func (e *badNode) Unwrap() error { return e.err }
+
+// setUp connects the pipeline under a generation stamp.
+func (o *output) setUp(ctx context.Context, st stage, generation uint64, token *hdfspb.TokenProto) error {
+	if o.conn != nil {
+		o.conn.close()
+		o.conn = nil
+	}
+	sum := transfer.CRC32C()
+	conn, resp, err := o.c.ask(ctx, dataAddress(o.nodes[0]), transfer.OpWriteBlock, &hdfspb.OpWriteBlockProto{
+		Header: o.c.header(o.block, token), Targets: o.nodes[1:], Stage: st.Enum(), PipelineSize: proto.Uint32(uint32(len(o.nodes))),
+		MinBytesRcvd: proto.Uint64(uint64(o.acked)), MaxBytesRcvd: proto.Uint64(uint64(o.sent)), LatestGenerationStamp: &generation,
+		RequestedChecksum: sum.Proto(),
+	})
+	if err != nil {
+		bad := 0
+		for i, n := range o.nodes {
+			if resp.GetFirstBadLink() == dataAddress(n) {
+				bad = i
+			}
+		}
+		return &badNode{bad, err}
+	}
+	o.conn, o.seqno = conn, 0
+	return nil
+}
+
+// ofNow is the block with its present length.
+func (o *output) ofNow() *hdfspb.ExtendedBlockProto {
+	if o.block == nil {
+		return nil
+	}
+	b := proto.Clone(o.block).(*hdfspb.ExtendedBlockProto)
+	b.NumBytes = proto.Uint64(uint64(o.acked))
+	return b
+}
+
+// newBlock asks for the next block and sets its pipeline up. As Hadoop's client it gives
+// up a block whose pipeline can't be set up, and asks for another one without that DataNode.
+func (o *output) newBlock(ctx context.Context) error {
+	previous, start := o.ofNow(), o.start+o.acked
+	var excluded []*hdfspb.DatanodeInfoProto
+	for range 4 {
+		resp := &hdfspb.AddBlockResponseProto{}
+		if err := o.c.call(ctx, "addBlock", &hdfspb.AddBlockRequestProto{Src: &o.path, ClientName: &o.c.name, Previous: previous, ExcludeNodes: excluded}, resp, rpc.Idempotent); err != nil {
+			return err
+		}
+		lb := resp.GetBlock()
+		if len(lb.GetLocs()) == 0 {
+			return errors.New("addBlock: no DataNodes")
+		}
+		o.block, o.token, o.nodes, o.start, o.sent, o.acked, o.ended = lb.GetB(), lb.GetBlockToken(), lb.GetLocs(), start, 0, 0, false
+		if o.rng.IntN(20) == 0 { // a client that has other things to do
+			time.Sleep(time.Duration(o.rng.Int64N(int64(2 * o.c.s.cfg.hardLimit))))
+		}
+		err := o.setUp(ctx, create, 0, o.token)
+		if err == nil {
+			return nil
+		}
+		var bad *badNode
+		if !errors.As(err, &bad) {
+			return err
+		}
+		excluded = append(excluded, o.nodes[bad.index])
+		if err := o.c.call(ctx, "abandonBlock", &hdfspb.AbandonBlockRequestProto{B: o.block, Src: &o.path, Holder: &o.c.name}, &hdfspb.AbandonBlockResponseProto{}, rpc.Idempotent); err != nil {
+			return err
+		}
+		o.block = previous
+	}
+	return errors.New("no pipeline could be set up")
+}
+
+// packet encodes one.
+func packet(h transfer.PacketHeader, data []byte) []byte {
+	sum := transfer.CRC32C()
+	sums := make([]byte, int(sum.Chunks(int64(len(data))))*sum.Size())
+	if len(sums) > 0 {
+		sum.Sum(sums, data)
+	}
+	h.DataLen = int32(len(data))
+	return append(append(transfer.AppendPacketPrefix(nil, &h, len(sums)), sums...), data...)
+}
+
+// stream sends the block's bytes from acked to upTo, and its end if last, and waits until
+// all are acknowledged.
+func (o *output) stream(upTo int, sync, last bool) error {
+	first := o.seqno
+	block := o.f.data[o.start:]
+	from := o.acked / chunk512 * chunk512
+	if from == upTo && !last || sync && upTo == o.acked && !last {
+		from = max(0, upTo-1) / chunk512 * chunk512 // an hsync without new bytes sends the last ones again
+	}
+	send := func(h transfer.PacketHeader, data []byte) error {
+		h.Seqno = o.seqno
+		o.seqno++
+		if _, err := o.conn.Write(packet(h, data)); err != nil {
+			return &badNode{0, err}
+		}
+		return nil
+	}
+	o.sent = max(o.sent, upTo)
+	_ = o.conn.SetDeadline(time.Now().Add(70 * time.Second))
+	for at := from; at < upTo && (upTo > o.acked || !last); {
+		end := min(upTo, at+packetBytes)
+		if err := send(transfer.PacketHeader{Offset: int64(at), Sync: sync && end == upTo}, block[at:end]); err != nil {
+			return err
+		}
+		at = end
+	}
+	if last {
+		if err := send(transfer.PacketHeader{Offset: int64(upTo), Last: true, Sync: sync}, nil); err != nil {
+			return err
+		}
+	}
+	var a transfer.Ack
+	for seqno := first; seqno < o.seqno; seqno++ {
+		if err := o.conn.r.ReadAck(&a); err != nil {
+			return &badNode{0, err}
+		}
+		if bad := slices.IndexFunc(a.Replies, func(s hdfspb.Status) bool { return s != hdfspb.Status_SUCCESS }); bad >= 0 {
+			return &badNode{min(bad, len(o.nodes)-1), fmt.Errorf("status %v", a.Replies)}
+		}
+		if a.Seqno != seqno || len(a.Replies) != len(o.nodes) {
+			return fmt.Errorf("acknowledgement %+v; due is %d of %d DataNodes", a, seqno, len(o.nodes))
+		}
+	}
+	o.ended = last
+	o.acknowledged(upTo, sync)
+	return nil
+}
+
+// acknowledged notes what all DataNodes of the pipeline have.
+func (o *output) acknowledged(upTo int, sync bool) {
+	o.acked = upTo
+	o.c.s.model.mu.Lock()
+	defer o.c.s.model.mu.Unlock()
+	b := o.f.block(o.block.GetBlockId(), o.start)
+	o.c.s.h.count("bytes acknowledged", max(0, upTo-b.acked))
+	b.acked, b.nodes = max(b.acked, upTo), o.hosts()
+	// Replicas of older pipelines are no longer of use.
+	maps.DeleteFunc(b.syncedNodes, func(h string, _ bool) bool { return !b.nodes[h] })
+	switch {
+	case sync || o.ended && o.f.least > b.start:
+		b.synced, b.syncedNodes = max(b.synced, upTo), o.hosts()
+	case o.ended && len(b.syncedNodes) > 0:
+		b.synced = max(b.synced, upTo) // the end of a replica that was synced is, too
+	}
+	if upTo > 0 || o.ended {
+		o.c.s.h.add("%s: %d bytes of %s acknowledged by %v, synced %t", o.c.name, o.start+upTo, o.path, o.order(), sync)
+	}
+}
+
+func (o *output) hosts() map[string]bool {
+	hosts := map[string]bool{}
+	for _, n := range o.nodes {
+		hosts[n.GetId().GetIpAddr()] = true
+	}
+	return hosts
+}
+
+func (o *output) order() (out []string) {
+	for _, n := range o.nodes {
+		out = append(out, n.GetId().GetIpAddr())
+	}
+	return out
+}
+
+// recover goes on without a DataNode, perhaps with another one in its place, under a
+// new generation stamp.
+func (o *output) recover(ctx context.Context, st stage, err error) error {
+	for {
+		var bad *badNode
+		if !errors.As(err, &bad) {
+			return err
+		}
+		gone := o.nodes[bad.index]
+		o.nodes = slices.Delete(slices.Clone(o.nodes), bad.index, bad.index+1)
+		if len(o.nodes) == 0 {
+			return fmt.Errorf("all DataNodes of the pipeline are bad: %w", err)
+		}
+		o.c.s.h.add("%s: pipeline of block %d goes on without %s: %v", o.c.name, o.block.GetBlockId(), gone.GetId().GetIpAddr(), bad.err)
+		resp := &hdfspb.UpdateBlockForPipelineResponseProto{}
+		if err := o.c.call(ctx, "updateBlockForPipeline", &hdfspb.UpdateBlockForPipelineRequestProto{Block: o.block, ClientName: &o.c.name}, resp, rpc.Idempotent); err != nil {
+			return err
+		}
+		generation, token := resp.GetBlock().GetB().GetGenerationStamp(), resp.GetBlock().GetBlockToken()
+		if st == streamingRecovery && o.rng.IntN(2) == 0 {
+			o.replace(ctx, gone)
+		}
+		if err = o.setUp(ctx, st, generation, token); err != nil {
+			continue
+		}
+		if err := o.update(ctx, generation); err != nil {
+			return err
+		}
+		o.token = token
+		return nil
+	}
+}
+
+// update tells the NameNode of a new pipeline.
+func (o *output) update(ctx context.Context, generation uint64) error {
+	next := o.ofNow()
+	next.GenerationStamp = &generation
+	req := &hdfspb.UpdatePipelineRequestProto{ClientName: &o.c.name, OldBlock: o.ofNow(), NewBlock: next}
+	for _, n := range o.nodes {
+		req.NewNodes = append(req.NewNodes, n.GetId())
+	}
+	if err := o.c.call(ctx, "updatePipeline", req, &hdfspb.UpdatePipelineResponseProto{}, rpc.AtMostOnce); err != nil {
+		return err
+	}
+	o.block = next
+	return nil
+}
+
+// replace has another DataNode get what the first of the pipeline has.
+func (o *output) replace(ctx context.Context, gone *hdfspb.DatanodeInfoProto) {
+	resp := &hdfspb.GetAdditionalDatanodeResponseProto{}
+	err := o.c.call(ctx, "getAdditionalDatanode", &hdfspb.GetAdditionalDatanodeRequestProto{
+		Src: &o.path, Blk: o.block, Existings: o.nodes, Excludes: []*hdfspb.DatanodeInfoProto{gone}, NumAdditionalNodes: proto.Uint32(1), ClientName: &o.c.name,
+	}, resp, rpc.Idempotent)
+	locs := resp.GetBlock().GetLocs()
+	if err != nil || len(locs) <= len(o.nodes) {
+		return
+	}
+	more := locs[len(locs)-1]
+	conn, _, err := o.c.ask(ctx, dataAddress(o.nodes[0]), transfer.OpTransferBlock, &hdfspb.OpTransferBlockProto{
+		Header: o.c.header(o.ofNow(), resp.GetBlock().GetBlockToken()), Targets: []*hdfspb.DatanodeInfoProto{more},
+	})
+	if err != nil {
+		return
+	}
+	conn.close()
+	o.c.s.h.add("%s: block %d is copied to %s", o.c.name, o.block.GetBlockId(), more.GetId().GetIpAddr())
+	o.c.s.model.mu.Lock()
+	b, host := o.f.block(o.block.GetBlockId(), o.start), more.GetId().GetIpAddr()
+	delete(b.lost, host)
+	delete(b.damaged, host)
+	if b.synced > 0 {
+		b.syncedNodes[host] = true
+	}
+	o.c.s.model.mu.Unlock()
+	o.nodes = append(slices.Clone(o.nodes), more)
+}
+
+// step sends bytes of the present block, over as many pipelines as it takes.
+func (o *output) step(ctx context.Context, upTo int, sync, last bool) error {
+	err := o.stream(upTo, sync, last)
+	for range 5 {
+		if err == nil {
+			return nil
+		}
+		st := streamingRecovery
+		if last && o.acked == upTo {
+			st = closeRecovery
+		}
+		if err := o.recover(ctx, st, err); err != nil {
+			return err
+		}
+		if st == closeRecovery {
+			o.ended = true
+			o.acknowledged(upTo, false)
+			return nil
+		}
+		err = o.stream(upTo, sync, last)
+	}
+	return err
+}
+
+// write writes all of the file's data that was not written yet, and waits until it is
+// acknowledged: as hflush does, or hsync.
+func (o *output) write(ctx context.Context, sync bool) error {
+	for {
+		if o.block == nil || o.ended {
+			if o.start+o.acked == len(o.f.data) {
+				return nil
+			}
+			if err := o.newBlock(ctx); err != nil {
+				return err
+			}
+		}
+		upTo := min(len(o.f.data)-o.start, o.size)
+		if err := o.step(ctx, upTo, sync, upTo == o.size); err != nil {
+			return err
+		}
+		if o.start+o.acked == len(o.f.data) {
+			return nil
+		}
+	}
+}
+
+// close ends the last block and the file.
+func (o *output) close(ctx context.Context) error {
+	if o.block != nil && !o.ended {
+		if err := o.step(ctx, o.acked, false, true); err != nil {
+			return err
+		}
+	}
+	o.release()
+	req := &hdfspb.CompleteRequestProto{Src: &o.path, ClientName: &o.c.name, Last: o.ofNow()}
+	for range 20 {
+		resp := &hdfspb.CompleteResponseProto{}
+		if err := o.c.call(ctx, "complete", req, resp, rpc.Idempotent); err != nil {
+			return err
+		}
+		if resp.GetResult() {
+			return nil
+		}
+		if !sleep(ctx, time.Second) {
+			break
+		}
+	}
+	return errors.New("complete: the last block was not reported")
+}
+
+// release closes the connection.
+func (o *output) release() {
+	if o.conn != nil {
+		o.conn.close()
+		o.conn = nil
+	}
+}
