@@ -74,7 +74,8 @@ type worker struct {
 
 	mu        sync.Mutex // held to poll
 	consumers map[uint32]consumer
-	last      consumer // of the completion before, whose number is lastNumber
+	removed   sync.Cond // one of them, on mu
+	last      consumer  // of the completion before, whose number is lastNumber
 	number    uint32
 	polls     uint64 // that found something
 	batch     [pollBatch]rdma.Completion
@@ -124,7 +125,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 		cq: cq, orphan: orphan, size: depth, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
-	w.look = w.pollAll
+	w.look, w.removed.L = w.pollAll, &w.mu
 	go w.run(ctx)
 	return w, nil
 }
@@ -319,8 +320,14 @@ func (w *worker) all() []consumer {
 	return list
 }
 
+// add gives q the completions of a queue pair that is not connected yet. The device may
+// have taken the number of one that has been closed, as siw takes the least that is
+// free: then it waits until nothing of that one is left in the queue.
 func (w *worker) add(number uint32, q consumer) {
 	w.mu.Lock()
+	for w.consumers[number] != nil {
+		w.removed.Wait()
+	}
 	w.consumers[number] = q
 	w.last = nil
 	w.mu.Unlock()
@@ -332,6 +339,7 @@ func (w *worker) remove(number uint32) {
 	w.mu.Lock()
 	delete(w.consumers, number)
 	w.last = nil
+	w.removed.Broadcast()
 	w.mu.Unlock()
 }
 

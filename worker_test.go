@@ -1,0 +1,81 @@
+package verbena
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+)
+
+// A numberedQueue has the completions that a test puts there.
+type numberedQueue struct {
+	rdma.CompletionQueue
+	waiting []rdma.Completion
+	closed  chan struct{}
+}
+
+func (q *numberedQueue) Poll(into []rdma.Completion) (int, error) {
+	n := copy(into, q.waiting)
+	q.waiting = q.waiting[n:]
+	return n, nil
+}
+
+func (q *numberedQueue) Arm(bool) error             { return nil }
+func (q *numberedQueue) Wait(context.Context) error { <-q.closed; return rdma.ErrClosed }
+func (q *numberedQueue) Close() error               { close(q.closed); return nil }
+
+type numberedDomain struct {
+	rdma.Domain
+	queue *numberedQueue
+}
+
+func (d *numberedDomain) NewCompletionQueue(int) (rdma.CompletionQueue, error) { return d.queue, nil }
+
+type countingConsumer struct{ got int }
+
+func (c *countingConsumer) complete(*rdma.Completion)  { c.got++ }
+func (c *countingConsumer) fail(error)                 {}
+func (c *countingConsumer) endIfStalled(time.Duration) {}
+
+// A device gives the number of a queue pair that has been closed to the next one at once.
+// What is left in the queue is the first one's, what comes later the second one's, and the
+// removal of the first does not take the second away.
+func TestNumberIsUsedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &numberedQueue{closed: make(chan struct{})}
+		w, err := newWorker(&numberedDomain{queue: q}, workerQueue, func(*rdma.Completion) { t.Error("a completion is nobody's") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // it sleeps
+		const number = 1
+		var first, second countingConsumer
+		completes := func() {
+			w.mu.Lock()
+			q.waiting = append(q.waiting, rdma.Completion{QueuePair: number})
+			w.mu.Unlock()
+		}
+		w.add(number, &first)
+		completes() // and then the queue pair is closed
+		added := make(chan struct{})
+		go func() {
+			w.add(number, &second)
+			close(added)
+		}()
+		synctest.Wait()
+		w.drain()
+		w.remove(number)
+		<-added
+		completes()
+		w.drain()
+		if first.got != 1 || second.got != 1 {
+			t.Errorf("the first got %d completions and the second %d, want one each", first.got, second.got)
+		}
+		w.remove(number)
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
