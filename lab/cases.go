@@ -60,8 +60,7 @@ const (
 )
 
 // onAdapters are those of the runtime's tests over all transports that run over
-// adapters, too: what endpoints have beside messages, which TestRuntime has. Pools whose
-// endpoints die are not among them: over siw one in three did not come back in a minute.
+// adapters, too: what endpoints have beside messages, which TestRuntime has.
 var onAdapters = regexp.MustCompile("^(" + strings.Join([]string{
 	"TestOneSided", "TestPutNotifyOrder", "TestRevokeUnderWay", "TestForeignToken", "TestOneSidedPeerDies",
 	"TestExposeFile", "TestFileTruncated", "TestExposeAnonymous", "TestWrap", "TestUserMemoryRefused",
