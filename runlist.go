@@ -59,30 +59,33 @@ func (l *runList) next() runnable {
 }
 
 // one gives the first of the list a budget, and reports false if there is none. Before
-// it asks that one for more it polls: whoever has come meanwhile is before its next turn,
-// in whatever order they came.
-func (l *runList) one(poll func()) bool {
+// that one's next turn it polls: whoever has come meanwhile is first, in whatever order
+// they came. If another goroutine polls, that is waited for only if there is a next turn.
+func (l *runList) one(poll func(wait bool) bool) bool {
 	r := l.next()
 	if r == nil {
 		return false
 	}
 	r.run(runBudget)
-	poll()
+	polled := poll(false)
 	if r.more() {
+		if !polled {
+			poll(true)
+		}
 		l.add(r)
 	}
 	return true
 }
 
 // kick sees to it that somebody takes what is on the list.
-func (l *runList) kick(poll func()) {
+func (l *runList) kick(poll func(wait bool) bool) {
 	if l.any() && !l.kicked.Load() && l.kicked.CompareAndSwap(false, true) {
 		l.helpers.Go(func() { l.all(poll) })
 	}
 }
 
 // all takes everything that is on the list.
-func (l *runList) all(poll func()) {
+func (l *runList) all(poll func(wait bool) bool) {
 	for {
 		for l.one(poll) {
 		}

@@ -28,11 +28,12 @@ func TestFloodDelaysByOneBudget(t *testing.T) {
 		var l runList
 		var steps []int
 		var arrived []runnable // not polled yet
-		poll := func() {
+		poll := func(bool) bool {
 			for _, r := range arrived {
 				l.add(r)
 			}
 			arrived = nil
+			return true
 		}
 		seen := 0
 		flood := &steppedSink{name: 0, left: 10 * others * runBudget, steps: &steps}

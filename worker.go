@@ -80,12 +80,12 @@ type worker struct {
 	polls     uint64 // that found something
 	batch     [pollBatch]rdma.Completion
 
-	look     func()       // pollAll
-	runs     runList      // what completions have brought to be done without locks
-	serving  atomic.Int32 // endpoints that bring some
-	patience atomic.Int64 // the longest of their limits of polling, in nanoseconds
-	patient  spinner      // of the worker's own goroutine
-	driver   latch.Latch  // held by the one caller that polls for the answer to its call
+	look     func(wait bool) bool // pollAll
+	runs     runList              // what completions have brought to be done without locks
+	serving  atomic.Int32         // endpoints that bring some
+	patience atomic.Int64         // the longest of their limits of polling, in nanoseconds
+	patient  spinner              // of the worker's own goroutine
+	driver   latch.Latch          // held by the one caller that polls for the answer to its call
 
 	callers  callers
 	sleepers atomic.Int32  // callers that wait for the worker
@@ -242,17 +242,22 @@ func (w *worker) poll() {
 }
 
 // pollAll is poll until nothing is left of what has completed so far. So no endpoint's
-// many messages hide those of the others behind them.
-func (w *worker) pollAll() {
+// many messages hide those of the others behind them. If another goroutine is at it, it
+// waits its turn, or reports false.
+func (w *worker) pollAll(wait bool) bool {
 	if !w.mu.TryLock() {
-		return
+		if !wait {
+			return false
+		}
+		w.mu.Lock()
 	}
 	defer w.mu.Unlock()
 	for range workerQueue / pollBatch {
 		if w.pollLocked() < pollBatch {
-			return
+			break
 		}
 	}
+	return true
 }
 
 // pollInTurn is poll for the worker's own goroutine, which waits for whoever is at it. A
