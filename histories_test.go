@@ -19,16 +19,19 @@ import (
 )
 
 var (
-	historyCount = flag.Int("histories", 1, "random histories of calls, operations and crashes in each world")
+	historyCount = flag.Int("histories", 4, "random histories of calls, operations and crashes in each world")
 	historySeed  = flag.Uint64("history-seed", 0, "of the first one; 0: by the clock")
 )
 
-// TestHistories has clients call, notify and operate on exposed memory by pools, and give
-// up at random moments, while the server's endpoints end and its runtime is closed and
-// made anew. A model knows what each of them may have done: no call that was not sent is
-// carried out, none is carried out twice unless it may be, one that was answered has been
-// carried out, every answer is the caller's own, memory holds what was put there, and at
-// the end nothing is registered. A thousand of them in each world:
+// TestHistories has clients call, with streams and without, notify and operate on exposed
+// memory by pools, and give up at random moments, while the server's endpoints end, in
+// order or cut off, and its runtime is closed and made anew; every fourth history is calm.
+// A model knows what each of them may have done: no call that was not sent is carried out,
+// none is carried out twice unless it may be, one that was answered has been carried out,
+// an outcome is unknown only to who has given up or lost the endpoint, every answer is the
+// caller's own, a stream brings a prefix of what was sent, memory holds what was put
+// there, and at the end nothing is registered. A thousand of them in each world, some
+// 300,000 steps:
 //
 //	go test . -run TestHistories -histories 1000
 func TestHistories(t *testing.T) {
@@ -54,6 +57,7 @@ const (
 	historyOnceLong                   // long
 	historyBlock                      // long, until the caller gives up
 	historyNotify                     // short, a notification
+	historyStream                     // sends back what comes, and answers with its length
 )
 
 // An outcome is what a client knows of a call or a notification in the end.
@@ -77,6 +81,7 @@ type history struct {
 	calls     *CallPool
 	pool      *Pool
 	numbers   atomic.Uint64
+	troubled  bool // endpoints end
 
 	serving sync.WaitGroup
 
@@ -91,7 +96,7 @@ func newHistory(t *testing.T, w world, seed uint64) *history {
 	client, server := w.providers(t)
 	h := &history{
 		t: t, w: w, seed: seed, ctx: testContext(t), addr: "127.0.0.1:0", providers: server, mux: NewMux(MuxConfig{Handlers: 4}),
-		runs: map[uint64]int{}, outcomes: map[uint64]outcome{},
+		runs: map[uint64]int{}, outcomes: map[uint64]outcome{}, troubled: seed%4 != 0,
 	}
 	h.client = h.runtime(client)
 	h.calls = newCallPool(t, h.client, CallPoolConfig{PoolConfig: PoolConfig{Service: "calls/1", Endpoints: 2, Dial: DialConfig{Transport: w.transport}}})
@@ -112,6 +117,17 @@ func newHistory(t *testing.T, w world, seed uint64) *history {
 		once(q)
 	})
 	h.mux.Short(historyNotify, once)
+	h.mux.Stream(historyStream, func(q Request, s *Stream) {
+		n, err := io.Copy(s, s)
+		if err != nil {
+			_ = q.Fail(CodeApplication, err.Error()) // nobody is there
+			return
+		}
+		h.mu.Lock()
+		h.runs[binary.BigEndian.Uint64(q.Payload())]++
+		h.mu.Unlock()
+		_ = q.Reply(binary.BigEndian.AppendUint64(nil, uint64(n)))
+	})
 	h.start()
 	return h
 }
@@ -202,7 +218,9 @@ func (h *history) run() bool {
 	for i := range uint64(6) {
 		clients.Go(func() { h.act(rand.New(rand.NewPCG(h.seed, i+1)), steps) })
 	}
-	trouble.Go(func() { h.trouble(rng, over) })
+	if h.troubled {
+		trouble.Go(func() { h.trouble(rng, over) })
+	}
 	clients.Wait()
 	close(over)
 	trouble.Wait()
@@ -257,8 +275,12 @@ func (h *history) trouble(rng *rand.Rand, over chan struct{}) {
 				e = h.ends[rng.IntN(len(h.ends))]
 			}
 			h.mu.Unlock()
-			if e != nil {
+			switch {
+			case e == nil:
+			case rng.IntN(2) == 0:
 				_ = e.Close() // its peer may be sending
+			default:
+				cutOff(e)
 			}
 		case n < 30:
 			_ = h.server.Close()
@@ -278,15 +300,28 @@ func (h *history) act(rng *rand.Rand, steps int) {
 		if gives {
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(4000))*time.Microsecond)
 		}
-		switch rng.IntN(8) {
+		switch rng.IntN(9) {
 		case 0:
 			h.operate(ctx, rng)
 		case 1:
 			h.notify(ctx, rng)
+		case 2:
+			h.stream(ctx, rng, gives)
 		default:
 			h.call(ctx, rng, gives)
 		}
 		cancel()
+	}
+}
+
+// cutOff ends the connection of an endpoint without a goodbye, as the death of one of its
+// ends does.
+func cutOff(e *Endpoint) {
+	switch c := e.carrier.(type) {
+	case *shell:
+		_ = c.qp.Disconnect() // the ends see it
+	case *stream:
+		_ = c.conn.Close()
 	}
 }
 
@@ -329,11 +364,94 @@ func (h *history) call(ctx context.Context, rng *rand.Rand, gives bool) {
 	case errors.As(err, &told) && (told.Code == CodeLate || told.Code == CodeBusy || told.Code == CodeCanceled), errors.Is(err, ErrNotSent):
 		o = outcomeNotDone
 	case errors.Is(err, ErrOutcomeUnknown):
+		h.excused(ctx, "call", id, err)
+		if repeat != nil && ctx.Err() == nil && !h.troubled {
+			h.t.Errorf("call %d, which may be repeated: %v", id, err)
+		}
 	default:
 		h.t.Errorf("call %d: %v", id, err)
 	}
 	if repeat == nil {
 		h.note(id, o)
+	}
+}
+
+// excused sees to it that who does not know the outcome has given up, or has lost the
+// endpoint: and nobody loses one in a calm history.
+func (h *history) excused(ctx context.Context, what string, id uint64, err error) {
+	ended := errors.Is(err, ErrPeerClosed) || errors.Is(err, ErrPeerDied) || errors.Is(err, ErrClosed)
+	if ctx.Err() == nil && (!ended || !h.troubled) {
+		h.t.Errorf("the outcome of %s %d is unknown although nobody has given up and no endpoint ended: %v", what, id, err)
+	}
+}
+
+// stream makes a call with streams in both directions. What comes back is a prefix of what
+// was sent, in order, whatever ends it; all of it, if there is an answer.
+func (h *history) stream(ctx context.Context, rng *rand.Rand, gives bool) {
+	id := h.numbers.Add(1)
+	s, err := h.calls.Stream(ctx, h.addr, Intent{}, historyStream, binary.BigEndian.AppendUint64(nil, id))
+	if err != nil {
+		switch {
+		case errors.Is(err, ErrNotSent):
+			h.note(id, outcomeNotDone)
+		case errors.Is(err, ErrOutcomeUnknown):
+			h.excused(ctx, "stream", id, err)
+			h.note(id, outcomeUnknown)
+		default:
+			h.t.Errorf("stream %d: %v", id, err)
+		}
+		return
+	}
+	sent := pattern(rng.IntN(300<<10), int(id))
+	piece := 1 + rng.IntN(60<<10)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer s.Close()
+	sending.Go(func() {
+		for rest := sent; len(rest) > 0; rest = rest[min(piece, len(rest)):] {
+			if s.Send(ctx, rest[:min(piece, len(rest))]) != nil {
+				return // the answer tells why
+			}
+		}
+		_ = s.CloseSend() // likewise
+	})
+	got, whole := 0, false
+	for {
+		b, err := s.Recv(ctx)
+		if err != nil {
+			whole = err == io.EOF
+			break // otherwise the answer tells, or has come meanwhile
+		}
+		n := len(b.Bytes())
+		if got+n > len(sent) || !bytes.Equal(b.Bytes(), sent[got:got+n]) {
+			h.t.Errorf("stream %d brings other bytes behind %d", id, got)
+			b.Release()
+			break
+		}
+		got += n
+		b.Release()
+	}
+	m, err := s.Answer(ctx)
+	var told *CallError
+	switch {
+	case err == nil:
+		if n := binary.BigEndian.Uint64(m.Bytes()); whole && got != len(sent) || n != uint64(len(sent)) {
+			h.t.Errorf("stream %d of %d bytes brought %d, and its answer says %d", id, len(sent), got, n)
+		}
+		m.Release()
+		h.note(id, outcomeAnswered)
+	case ctx.Err() != nil:
+		h.note(id, outcomeUnknown)
+	case errors.As(err, &told): // the handler has heard of an end before the caller has
+		if !h.troubled && !gives {
+			h.t.Errorf("stream %d: %v", id, err)
+		}
+		h.note(id, outcomeUnknown)
+	case errors.Is(err, ErrOutcomeUnknown):
+		h.excused(ctx, "stream", id, err)
+		h.note(id, outcomeUnknown)
+	default:
+		h.t.Errorf("the answer of stream %d: %v", id, err)
 	}
 }
 
@@ -360,6 +478,12 @@ func (h *history) operate(ctx context.Context, rng *rand.Rand) {
 	defer h.pool.Put(e)
 	defer e.Close()
 	failed := func(what string, err error) bool {
+		if h.troubled && errors.Is(err, ErrPeerDied) { // a lane over TCP may end a moment before
+			select {
+			case <-e.Done():
+			case <-h.ctx.Done():
+			}
+		}
 		// An end that closes ends its exposures before it has said goodbye.
 		if err != nil && err != io.EOF && !errors.Is(err, ErrRevoked) && ctx.Err() == nil && e.Err() == nil {
 			h.t.Errorf("%s on an endpoint that lives: %v", what, err)
