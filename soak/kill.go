@@ -101,7 +101,7 @@ func (k *killLoop) run(ctx context.Context, c *common, dir string) error {
 	defer stop()
 	var group errgroup.Group
 	for i := range k.writers {
-		group.Go(func() error { return k.write(work, i) })
+		group.Go(func() error { k.write(work, i); return nil })
 	}
 	group.Go(func() error { return k.read(work) })
 	killed, err := k.kill(ctx, cluster)
@@ -155,7 +155,7 @@ func (k *killLoop) kill(ctx context.Context, cluster *cluster) (map[string]int, 
 
 // write stores files until ctx ends. Errors are expected, but what was
 // acknowledged before them must not be lost.
-func (k *killLoop) write(ctx context.Context, id int) error {
+func (k *killLoop) write(ctx context.Context, id int) {
 	random := rand.New(rand.NewPCG(k.seed, uint64(id+1)))
 	for i := 0; ctx.Err() == nil; i++ {
 		transport := k.transports[random.IntN(len(k.transports))]
@@ -180,7 +180,6 @@ func (k *killLoop) write(ctx context.Context, id int) error {
 			k.count("files written, " + transport)
 		}
 	}
-	return nil
 }
 
 // patience is for how long one file is written or read: longer than any process is away.
@@ -319,8 +318,7 @@ func (k *killLoop) read(ctx context.Context) error {
 		var wrong *wrongByteError
 		var short *shortError
 		switch {
-		case ctx.Err() != nil:
-			return nil
+		case ctx.Err() != nil: // the end of the run, which is nobody's failure
 		case errors.As(err, &wrong), errors.As(err, &short):
 			return err
 		case err != nil:

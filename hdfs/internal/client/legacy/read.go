@@ -69,9 +69,7 @@ func (r *blockReader) begin(req *data.ReadRequest, resp *hdfspb.BlockOpResponseP
 // Next returns the verified data of the next packet.
 func (r *blockReader) Next() ([]byte, error) {
 	if r.left == 0 {
-		if err := r.finish(); err != nil {
-			return nil, err
-		}
+		r.finish()
 		return nil, io.EOF
 	}
 	for {
@@ -117,15 +115,16 @@ func (r *blockReader) packet() error {
 }
 
 // finish takes the last packet, tells the DataNode that all is well, and keeps the
-// connection.
-func (r *blockReader) finish() error {
+// connection. If that fails, only the connection is of no further use: all that was
+// asked for has come.
+func (r *blockReader) finish() {
 	if r.c == nil {
-		return nil
+		return
 	}
 	for !r.done {
 		if r.packet() != nil {
-			r.end(false) // all that was asked for has come: only the connection is of no further use
-			return nil
+			r.end(false)
+			return
 		}
 	}
 	status := hdfspb.Status_SUCCESS
@@ -133,7 +132,6 @@ func (r *blockReader) finish() error {
 		status = hdfspb.Status_CHECKSUM_OK
 	}
 	r.end(transfer.WriteMessage(r.c, &hdfspb.ClientReadStatusProto{Status: &status}) == nil)
-	return nil
 }
 
 func (r *blockReader) end(keep bool) {
@@ -152,7 +150,8 @@ func (r *blockReader) Close() error {
 		return nil
 	}
 	if r.left == 0 {
-		return r.finish()
+		r.finish()
+		return nil
 	}
 	r.end(false)
 	return nil
