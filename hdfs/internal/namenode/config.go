@@ -1,6 +1,7 @@
 package namenode
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os/user"
@@ -171,6 +172,61 @@ func (c *Config) setDefaults() error {
 		}
 		c.Superuser = u.Username
 	}
+	if err := c.setTimes(); err != nil {
+		return err
+	}
+	for _, d := range []struct {
+		field *int
+		value int
+	}{
+		{&c.ReplicationWork, 2},
+		{&c.ReplicationStreams, 2},
+		{&c.DeletesPerHeartbeat, 1000},
+		{&c.MaintenanceReplication, 1},
+		{&c.MaxXAttrs, xattr.MaxPerInode},
+		{&c.MaxXAttrSize, xattr.MaxSize},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+		if *d.field < 0 {
+			return fmt.Errorf("a configured number is negative: %d", *d.field)
+		}
+	}
+	if c.MaxXAttrSize > xattr.MaxSizeLimit {
+		return fmt.Errorf("extended attributes of %d bytes are configured; the limit is %d", c.MaxXAttrSize, xattr.MaxSizeLimit)
+	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+	c.Supergroup = cmp.Or(c.Supergroup, "supergroup")
+	c.BlockSize = cmp.Or(c.BlockSize, 128<<20)
+	c.MinBlockSize = cmp.Or(c.MinBlockSize, 1<<20)
+	c.ReservedSpace = cmp.Or(c.ReservedSpace, 100<<20)
+	c.Replication = cmp.Or(c.Replication, 3)
+	c.WritePacketSize = cmp.Or(c.WritePacketSize, 64<<10)
+	c.LogDir = cmp.Or(c.LogDir, filepath.Join(c.Dir, "logs"))
+	c.openFiles = cmp.Or(c.openFiles, openFilesLimit)
+	c.ListLimit = cmp.Or(c.ListLimit, listingLimit)
+	if c.BlockSize%bytesPerChecksum != 0 || c.BlockSize < c.MinBlockSize {
+		return fmt.Errorf("block size %d is not a multiple of %d, or less than the least allowed, %d", c.BlockSize, bytesPerChecksum, c.MinBlockSize)
+	}
+	if c.FS == nil {
+		c.FS = vfs.Default
+	}
+	if c.Groups == nil {
+		system := groups.New()
+		c.Groups, c.forgetGroups = system.Lookup, system.Forget
+	}
+	if c.now == nil {
+		c.now = time.Now
+	}
+	if c.Clock == nil {
+		c.Clock = c.now
+	}
+	return nil
+}
+
+// setTimes puts the defaults in the place of times that are 0.
+func (c *Config) setTimes() error {
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
@@ -199,73 +255,6 @@ func (c *Config) setDefaults() error {
 		if *d.field < 0 {
 			return fmt.Errorf("a configured time is negative: %v", *d.field)
 		}
-	}
-	for _, d := range []struct {
-		field *int
-		value int
-	}{
-		{&c.ReplicationWork, 2},
-		{&c.ReplicationStreams, 2},
-		{&c.DeletesPerHeartbeat, 1000},
-		{&c.MaintenanceReplication, 1},
-		{&c.MaxXAttrs, xattr.MaxPerInode},
-		{&c.MaxXAttrSize, xattr.MaxSize},
-	} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
-		if *d.field < 0 {
-			return fmt.Errorf("a configured number is negative: %d", *d.field)
-		}
-	}
-	if c.MaxXAttrSize > xattr.MaxSizeLimit {
-		return fmt.Errorf("extended attributes of %d bytes are configured; the limit is %d", c.MaxXAttrSize, xattr.MaxSizeLimit)
-	}
-	if c.FS == nil {
-		c.FS = vfs.Default
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	if c.Supergroup == "" {
-		c.Supergroup = "supergroup"
-	}
-	if c.Groups == nil {
-		system := groups.New()
-		c.Groups, c.forgetGroups = system.Lookup, system.Forget
-	}
-	if c.BlockSize == 0 {
-		c.BlockSize = 128 << 20
-	}
-	if c.ReservedSpace == 0 {
-		c.ReservedSpace = 100 << 20
-	}
-	if c.MinBlockSize == 0 {
-		c.MinBlockSize = 1 << 20
-	}
-	if c.Replication == 0 {
-		c.Replication = 3
-	}
-	if c.WritePacketSize == 0 {
-		c.WritePacketSize = 64 << 10
-	}
-	if c.BlockSize%bytesPerChecksum != 0 || c.BlockSize < c.MinBlockSize {
-		return fmt.Errorf("block size %d is not a multiple of %d, or less than the least allowed, %d", c.BlockSize, bytesPerChecksum, c.MinBlockSize)
-	}
-	if c.LogDir == "" {
-		c.LogDir = filepath.Join(c.Dir, "logs")
-	}
-	if c.openFiles == 0 {
-		c.openFiles = openFilesLimit
-	}
-	if c.ListLimit == 0 {
-		c.ListLimit = listingLimit
-	}
-	if c.now == nil {
-		c.now = time.Now
-	}
-	if c.Clock == nil {
-		c.Clock = c.now
 	}
 	return nil
 }
