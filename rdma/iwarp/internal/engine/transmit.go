@@ -30,6 +30,7 @@ type Batch struct {
 	// Size is the sum of the vectors' lengths.
 	Size int
 
+	held   []byte   // payloads of Read Responses, where there are CRCs
 	marked []byte   // everything, where there are markers
 	parts  [][]byte // of a frame, while it is marked
 
@@ -46,6 +47,7 @@ type frame struct {
 	start, header int // in the arena: from the length to the end of what is copied
 	vector, count int // the payload's vectors, if it was not copied
 	crc           int // in the arena, after the padding
+	response      bool
 }
 
 var batches = sync.Pool{New: func() any {
@@ -101,11 +103,43 @@ func (b *Batch) close() {
 	}
 }
 
+// hold copies the payloads of Read Responses. Others may write to memory that peers
+// read, at any time, and the CRC has to be that of the bytes which go out.
+func (b *Batch) hold() {
+	size := 0
+	for i := range b.frames {
+		if f := &b.frames[i]; f.response {
+			for _, v := range b.Vectors[f.vector : f.vector+f.count] {
+				size += len(v)
+			}
+		}
+	}
+	if size == 0 {
+		return
+	}
+	if cap(b.held) < size {
+		b.held = make([]byte, 0, max(size, batchPayload))
+	}
+	b.held = b.held[:0]
+	for i := range b.frames {
+		f := &b.frames[i]
+		if !f.response {
+			continue
+		}
+		for j, v := range b.Vectors[f.vector : f.vector+f.count] {
+			at := len(b.held)
+			b.held = append(b.held, v...)
+			b.Vectors[f.vector+j] = b.held[at:len(b.held):len(b.held)]
+		}
+	}
+}
+
 // seal computes the CRCs. The batch holds pins, the engine is not locked.
 func (b *Batch) seal(crc bool) {
 	if !crc {
 		return
 	}
+	b.hold()
 	for i := range b.frames {
 		f := &b.frames[i]
 		sum := wire.UpdateCRC(0, b.arena[f.start:f.header])
@@ -168,7 +202,7 @@ func (e *Engine) emit(b *Batch) {
 	start, vectors, pins, flat := len(b.arena), len(b.Vectors), len(b.pins), b.flat
 	b.arena = binary.BigEndian.AppendUint16(b.arena, uint16(header+n))
 	b.arena = m.segment.Append(b.arena)
-	f := frame{start: start}
+	f := frame{start: start, response: m.kind == messageResponse}
 	if len(m.body) > 0 {
 		b.arena = append(b.arena, m.body[:n]...)
 		m.body = m.body[n:]

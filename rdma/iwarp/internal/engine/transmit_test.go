@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/mem"
+)
+
+// TestReadOfMemoryThatChanges has the target's program write to its memory after the
+// CRCs of a Read Response were computed and before its bytes have gone out. The
+// initiator gets bytes of one time or the other, and the connection lives on.
+func TestReadOfMemoryThatChanges(t *testing.T) {
+	const size = 200_000 // more than one segment
+	table := mem.NewTable()
+	p := Params{Initiator: true, CRC: true, IRD: 1, ORD: 1, MaxULPDU: 65486}
+	initiator := newEnd(t, table, size, p)
+	p.Initiator = false
+	target := newEnd(t, table, size, p)
+	read := rdma.SendRequest{Op: rdma.OpRead, Flags: rdma.Signaled,
+		SGEs:   []rdma.SGE{{Region: initiator.region, Length: size}},
+		Remote: rdma.Remote{Key: target.region.Key(), Address: target.region.Address()}}
+	_, kick, err := initiator.engine.PostSend([]rdma.SendRequest{read})
+	if err != nil {
+		t.Fatal(err)
+	}
+	initiator.role = initiator.role || kick
+	initiator.write()
+	target.read(initiator, len(initiator.wire))
+	if !target.engine.Kick() {
+		t.Fatal("the target has nothing to send")
+	}
+	b := NewBatch()
+	for target.engine.Fill(b) {
+		for i := range target.region.Bytes() {
+			target.region.Bytes()[i]++
+		}
+		for _, v := range b.Vectors {
+			target.wire = append(target.wire, v...)
+		}
+		target.engine.Written(b)
+	}
+	b.Free()
+	initiator.read(target, len(target.wire))
+	if initiator.failed {
+		t.Fatal("the initiator has ended the connection")
+	}
+	var done [1]rdma.Completion
+	if n, err := initiator.sends.Poll(done[:]); n != 1 || err != nil || done[0].Status != rdma.StatusSuccess {
+		t.Fatalf("%d completions, %v, %v; one success was due", n, done[0].Status, err)
+	}
+	if bytes.Equal(initiator.region.Bytes(), target.region.Bytes()) {
+		t.Error("the bytes were read after they had been put into the batch")
+	}
+}
