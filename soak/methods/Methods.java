@@ -188,8 +188,6 @@ public class Methods {
     both("finalizeUpgrade", p -> { p.finalizeUpgrade(); return "ok"; });
     both("upgradeStatus", p -> p.upgradeStatus());
     both("restoreFailedStorage check", p -> p.restoreFailedStorage("check"));
-    both("restoreFailedStorage true", p -> p.restoreFailedStorage("true"));
-    both("restoreFailedStorage check again", p -> p.restoreFailedStorage("check"));
     both("restoreFailedStorage false", p -> p.restoreFailedStorage("false"));
     both("rollEdits", p -> p.rollEdits() > 0);
     say("setBalancerBandwidth alice", () -> { alice.setBalancerBandwidth(1); return "ok"; });

@@ -61,7 +61,6 @@ type NameNode struct {
 	// proxyUsers may act for others.
 	proxyUsers atomic.Pointer[map[string]ProxyUser]
 	metaSaving sync.Mutex
-	restoreDir atomic.Bool // a directory that failed is tried again
 
 	recoveries map[uint64]recovery // by block; the monitor's own
 	trashDue   time.Time           // the next checkpoint of trash; the monitor's own

@@ -73,21 +73,21 @@ func (nn *NameNode) getEditsFromTxid(ctx context.Context, _ *hdfspb.GetEditsFrom
 	return nil, exception.New(exception.UnsupportedOperation, "this NameNode does not tell what has changed (inotify)")
 }
 
-// restoreFailedStorage tells or sets whether a directory that failed is tried again while
-// the NameNode runs.
+// restoreFailedStorage tells whether a directory that failed is tried again while the
+// NameNode runs. It is not: the next start brings it up to date.
 func (nn *NameNode) restoreFailedStorage(ctx context.Context, req *hdfspb.RestoreFailedStorageRequestProto) (*hdfspb.RestoreFailedStorageResponseProto, error) {
-	operation, on := "disableRestoreFailedStorage", false
+	operation := "disableRestoreFailedStorage"
 	switch req.GetArg() {
 	case "check":
 		operation = "checkRestoreFailedStorage"
 	case "true":
-		operation, on = "enableRestoreFailedStorage", true
+		operation = "enableRestoreFailedStorage"
 	}
 	if err := nn.superuser(ctx, operation); err != nil {
 		return nil, err
 	}
-	if req.GetArg() != "check" {
-		nn.restoreDir.Store(on)
+	if req.GetArg() == "true" {
+		return nil, exception.New(exception.UnsupportedOperation, "a directory of this NameNode that failed comes back at its next start, not before")
 	}
-	return &hdfspb.RestoreFailedStorageResponseProto{Result: proto.Bool(nn.restoreDir.Load())}, nil
+	return &hdfspb.RestoreFailedStorageResponseProto{Result: proto.Bool(false)}, nil
 }
