@@ -2,6 +2,7 @@ package legacy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -100,6 +101,9 @@ func (r *blockReader) packet() error {
 		}
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
+		}
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("DataNode %s broke off, as it does when it closes or when a checksum shows that its replica is corrupt: %w", r.c.address, err)
 		}
 		return fmt.Errorf("DataNode %s: %w", r.c.address, err)
 	}
