@@ -139,12 +139,12 @@ type batch struct {
 // processor decodes batches, and this one puts them in place in their order.
 func (ns *Namespace) readBatches(r *bufio.Reader) error {
 	workers := runtime.GOMAXPROCS(0)
-	todo, ordered := make(chan *batch, workers), make(chan *batch, workers)
+	encoded, ordered := make(chan *batch, workers), make(chan *batch, workers)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			for b := range todo {
+			for b := range encoded {
 				b.err = b.decode()
 				close(b.decoded)
 			}
@@ -152,7 +152,7 @@ func (ns *Namespace) readBatches(r *bufio.Reader) error {
 	}
 	var readErr error
 	wg.Go(func() {
-		defer close(todo)
+		defer close(encoded)
 		defer close(ordered)
 		for {
 			data, err := readSized(r, maxRecord+batchSize)
@@ -166,7 +166,7 @@ func (ns *Namespace) readBatches(r *bufio.Reader) error {
 			case <-stop:
 				return
 			}
-			todo <- b
+			encoded <- b
 		}
 	})
 	var err error
