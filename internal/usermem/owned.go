@@ -10,10 +10,17 @@ import (
 // ErrOwned says that the memory is the runtime's.
 var ErrOwned = errors.New("it is memory of the runtime, which goes to other endpoints when its Buffer is released: hand over the Buffer itself (verbena.ExposeConfig.Buffer)")
 
-// owned are the runtime's own mappings, ordered, none of which overlap.
+// owned are the runtime's own mappings, ordered, none of which overlap. They are
+// reachable from here: memory of a device without a mapping of its own (a fake one's, from
+// the Go heap) that never comes back must not become someone else's at this address.
 var owned struct {
 	sync.RWMutex
-	all []span
+	all []ownedSpan
+}
+
+type ownedSpan struct {
+	span
+	memory *byte
 }
 
 type span struct{ from, to uintptr }
@@ -25,7 +32,7 @@ func spanOf(memory []byte) span {
 
 // place is where the first span is that ends behind address.
 func place(address uintptr) int {
-	i, _ := slices.BinarySearchFunc(owned.all, address, func(s span, address uintptr) int {
+	i, _ := slices.BinarySearchFunc(owned.all, address, func(s ownedSpan, address uintptr) int {
 		if s.to <= address {
 			return -1
 		}
@@ -39,7 +46,7 @@ func Own(memory []byte) {
 	s := spanOf(memory)
 	owned.Lock()
 	defer owned.Unlock()
-	owned.all = slices.Insert(owned.all, place(s.from), s)
+	owned.all = slices.Insert(owned.all, place(s.from), ownedSpan{s, unsafe.SliceData(memory)})
 }
 
 // Disown ends Own, before the memory is unmapped. For other memory it does nothing.
@@ -47,7 +54,7 @@ func Disown(memory []byte) {
 	s := spanOf(memory)
 	owned.Lock()
 	defer owned.Unlock()
-	if i := place(s.from); i < len(owned.all) && owned.all[i] == s {
+	if i := place(s.from); i < len(owned.all) && owned.all[i].span == s {
 		owned.all = slices.Delete(owned.all, i, i+1)
 	}
 }

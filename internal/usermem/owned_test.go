@@ -1,6 +1,10 @@
 package usermem
 
-import "testing"
+import (
+	"runtime"
+	"slices"
+	"testing"
+)
 
 var ownedMemory [100]byte // on no stack, which may move
 
@@ -34,4 +38,31 @@ func TestOwned(t *testing.T) {
 	if len(owned.all) != 0 {
 		t.Error(owned.all)
 	}
+}
+
+// Memory of the Go heap that is owned and never given back goes to nobody else, who would
+// be told that the new memory at its address is the runtime's.
+func TestOwnedIsKept(t *testing.T) {
+	collected := make(chan struct{})
+	var kept span
+	func() {
+		memory := make([]byte, 1<<20)
+		runtime.AddCleanup(&memory[0], func(collected chan struct{}) { close(collected) }, collected)
+		Own(memory)
+		kept = spanOf(memory)
+	}()
+	for range 3 {
+		runtime.GC()
+	}
+	select {
+	case <-collected:
+		t.Error("collected while owned")
+	default:
+	}
+	owned.Lock()
+	i := place(kept.from)
+	owned.all = slices.Delete(owned.all, i, i+1)
+	owned.Unlock()
+	runtime.GC()
+	<-collected
 }
