@@ -61,6 +61,10 @@ type carrier interface {
 	// whose sending failed by ctx never arrives, not even in part, and the next one
 	// can be sent.
 	send(ctx context.Context, p parcel) error
+	// sendAtOnce is send for a message that nothing holds up and that need not be copied.
+	// If anything is, it reports false and has done nothing. Calls are serialized with
+	// those of send.
+	sendAtOnce(p parcel) bool
 	// buffer returns memory for what is to be sent.
 	buffer(ctx context.Context, size int) (*Buffer, error)
 	// settle waits until no send of a buffer is under way.

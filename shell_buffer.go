@@ -162,11 +162,16 @@ func (s *shell) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *l
 		return err
 	}
 	defer s.mu.Unlock()
+	s.postInPlace(p, o, at)
+	return s.e.Err() // posting may have failed
+}
+
+// postInPlace posts an offer of a part from where it lies. MayOffer, and mu is held.
+func (s *shell) postInPlace(p parcel, o *wire.Offer, at *location) {
 	region := at.region()
 	p.buffer.Retain()
 	s.offer(p.tag, o, region.Address()+uint64(at.place()+p.from), region.Key(), len(p.body), offered{buffer: p.buffer})
 	s.queue.inFlight++
-	return s.e.Err() // posting may have failed
 }
 
 // letGo ends the use of a buffer by a send. mu is held; whoever holds it calls

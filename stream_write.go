@@ -15,6 +15,11 @@ const (
 )
 
 func (s *stream) send(ctx context.Context, p parcel) error {
+	return s.writeMessage(p, func() error { return s.waitBacklog(ctx, s.e.done, backlogLimit) })
+}
+
+// writeMessage writes a message in fragments. It calls wait before each.
+func (s *stream) writeMessage(p parcel, wait func() error) error {
 	total := p.size()
 	f := frame{kind: frameData, flags: fragmentFirst, tag: p.tag, total: uint32(total)}
 	for {
@@ -23,7 +28,7 @@ func (s *stream) send(ctx context.Context, p parcel) error {
 		if p.size() == 0 {
 			f.flags |= fragmentLast
 		}
-		if err := s.waitBacklog(ctx, s.e.done, backlogLimit); err != nil {
+		if err := wait(); err != nil {
 			// The peer drops fragments that have gone when the next message
 			// begins.
 			return err

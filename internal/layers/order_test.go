@@ -27,7 +27,7 @@ var runtimeOrder = [][]string{
 	{"group.go", "device.go"},
 	{"calls.go", "calls_stream.go", "calls_stream_send.go", "calls_stream_receive.go", "calls_serve.go", "calls_buffer.go", "mux.go", "outbox.go"}, // calls on an endpoint
 	{ // an endpoint, on a queue pair or a TCP connection
-		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go",
+		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go", "try.go",
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
 		"onesided.go", "onesided_batch.go", "onesided_shell.go", "onesided_stream.go", "wrapped.go", "onesided_served.go", "onesided_file.go", "onesided_buffer.go",
 		"shell.go", "shell_complete.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
