@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -64,7 +65,8 @@ over tcp, in frames as Hadoop's own clients send them.
 In bw and rate the percentiles are of the time between messages. CPU seconds are those
 of both processes. --verify is a mode of its own: its times include making and
 checking every byte. Lists, such as --size 8,1K --wait spin,event, are measured in
-all combinations.`,
+all combinations; levels in mode lat by turns of a tenth of a second, so that they
+can be compared although a host moves the processors of its virtual machines.`,
 		Example: `  verbena perf
   verbena perf db1:8029 --test write --mode bw --all --plot write.svg
   verbena perf --transport shm --size 8,1K,64K --wait spin,event
@@ -327,36 +329,46 @@ func (p *perfOptions) measure(cmd *cobra.Command, c *perf.Client, plans []perf.P
 	bar := p.progress(len(plans))
 	table := perf.NewTable(out, p.plan.Verify, len(p.connections) > 1 || p.connections[0] > 1, len(p.posters) > 1 || p.posters[0] > 1)
 	var rows []perf.Row
-	for _, plan := range plans {
-		bar.Describe(fmt.Sprintf("%s %s %s %s", plan.Transport, plan.Test, plan.Mode, perf.FormatSize(plan.Size)))
-		ctx, cancel := context.WithTimeoutCause(cmd.Context(), p.timeout, fmt.Errorf("nothing came of it in %s, the --timeout: is the server still running?", p.timeout))
-		m, err := c.Run(ctx, plan, p.amount)
+	for _, group := range perf.Alike(plans) {
+		bar.Describe(fmt.Sprintf("%s %s %s %s", group[0].Transport, group[0].Test, group[0].Mode, perf.FormatSize(group[0].Size)))
+		limit := p.timeout * time.Duration(len(group))
+		ctx, cancel := context.WithTimeoutCause(cmd.Context(), limit, fmt.Errorf("nothing came of it in %s, the --timeout: is the server still running?", limit))
+		measured, err := c.RunInTurns(ctx, group, p.amount)
 		cancel()
-		if err != nil {
-			_ = bar.Clear() // the terminal's matter
-			return err
-		}
-		row := m.Row()
-		rows = append(rows, row)
-		_ = bar.Clear() // makes room for the row
-		switch {
-		case p.details:
-			err = row.WriteDetails(out)
-		case p.asJSON:
-			err = row.WriteJSON(out)
-		default:
-			err = table.Add(row)
-		}
+		_ = bar.Clear() // makes room for the rows; the terminal's matter
 		if err != nil {
 			return err
 		}
-		_ = bar.Add(1)
+		for _, m := range measured {
+			row := m.Row()
+			rows = append(rows, row)
+			if err := p.show(out, table, row); err != nil {
+				return err
+			}
+		}
+		for _, m := range measured[1:] {
+			if line := m.Beside(measured[0]); line != "" && !p.asJSON {
+				fmt.Fprintln(out, line)
+			}
+		}
+		_ = bar.Add(len(group))
 	}
 	_ = bar.Clear()
 	if plot != nil {
 		return perf.Plot(plot, rows)
 	}
 	return nil
+}
+
+// show prints a row as the flags want it.
+func (p *perfOptions) show(out io.Writer, table *perf.Table, row perf.Row) error {
+	switch {
+	case p.details:
+		return row.WriteDetails(out)
+	case p.asJSON:
+		return row.WriteJSON(out)
+	}
+	return table.Add(row)
 }
 
 // progress is a bar on the terminal, or nothing where there is none.

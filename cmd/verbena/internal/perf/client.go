@@ -45,6 +45,8 @@ type Measurement struct {
 	// Registered and Resident are bytes of both ends together: what the measurement
 	// has registered, and what the two processes have in memory.
 	Registered, Resident int64
+	// Turns are the medians, in nanoseconds, of the turns in which it was measured.
+	Turns []float64
 }
 
 // Quantile is a latency in nanoseconds; q in percent.

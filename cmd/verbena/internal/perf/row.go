@@ -163,6 +163,8 @@ type Details struct {
 	Registered  int64 `json:"registered_bytes"` // by both ends for the measurement; at level runtime by its pools
 	Resident    int64 `json:"resident_bytes"`   // of both processes
 	Verified    int64 `json:"verified_bytes"`
+	// Turns are the medians of the turns in which rows of several levels are measured.
+	Turns []float64 `json:"turn_p50_ns"`
 }
 
 // WriteDetails writes the row and its details as one line.
@@ -172,6 +174,6 @@ func (r Row) WriteDetails(w io.Writer) error {
 	return json.NewEncoder(w).Encode(Details{
 		Row: r, Connections: p.Connections, Posters: p.Posters, Window: p.Window, Receives: p.Receives, Buffers: p.Buffers,
 		Signal: p.Signal, Batch: p.Batch, Inline: p.Inline, ReadPayload: p.ReadPayload, Shared: p.SharedReceives,
-		Registered: m.Registered, Resident: m.Resident, Verified: m.Verified,
+		Registered: m.Registered, Resident: m.Resident, Verified: m.Verified, Turns: m.Turns,
 	})
 }
