@@ -1,0 +1,100 @@
+package native
+
+import (
+	"context"
+	"sync"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/fifo"
+)
+
+// A Link sends messages on an endpoint, in order, and nobody who sends waits: what does
+// not go at once is sent by a goroutine that lives as long as something is left. So the
+// goroutine that receives from one peer never waits for another one, and relays in a ring
+// never for each other. How much is left is bounded by who sends: by the windows of blocks.
+// Its methods may be called concurrently.
+type Link struct {
+	ep *verbena.Endpoint
+
+	mu      sync.Mutex
+	queue   fifo.Queue[outgoing]
+	sending bool
+	sender  sync.WaitGroup
+}
+
+// An outgoing message is a buffer or bytes.
+type outgoing struct {
+	tag    uint32
+	buffer *verbena.Buffer
+	bytes  []byte
+}
+
+// NewLink makes an endpoint a link. It stays the caller's, who closes it.
+func NewLink(ep *verbena.Endpoint) *Link { return &Link{ep: ep} }
+
+// Endpoint is what carries the messages.
+func (l *Link) Endpoint() *verbena.Endpoint { return l.ep }
+
+// Post sends bytes, which may be used again when it returns. That the endpoint has ended
+// shows to who receives.
+func (l *Link) Post(tag uint32, message []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.sending && l.ep.TrySend(tag, message) {
+		return
+	}
+	l.later(outgoing{tag: tag, bytes: append([]byte(nil), message...)})
+}
+
+// Forward sends what a buffer holds, and takes over the caller's reference.
+func (l *Link) Forward(tag uint32, b *verbena.Buffer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.sending && l.ep.TrySendRange(tag, b, 0, len(b.Bytes())) {
+		return
+	}
+	l.later(outgoing{tag: tag, buffer: b})
+}
+
+// Waiting is how many messages have not been sent.
+func (l *Link) Waiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.queue.Len()
+}
+
+// later has a message sent by the goroutine. mu is held.
+func (l *Link) later(m outgoing) {
+	l.queue.Push(m)
+	if !l.sending {
+		l.sending = true
+		l.sender.Go(l.send)
+	}
+}
+
+func (l *Link) send() {
+	for {
+		l.mu.Lock()
+		if l.queue.Len() == 0 {
+			l.sending = false
+			l.mu.Unlock()
+			return
+		}
+		m := l.queue.Pop()
+		l.mu.Unlock()
+		// An error is that of the endpoint, which shows to who receives. What is left
+		// fails at once then.
+		if m.buffer == nil {
+			_ = l.ep.Send(context.Background(), m.tag, m.bytes)
+		} else if l.ep.SendBuffer(context.Background(), m.tag, nil, m.buffer) != nil {
+			m.buffer.Release()
+		}
+	}
+}
+
+// Close closes the endpoint and returns when nothing is being sent any more.
+func (l *Link) Close() error {
+	err := l.ep.Close()
+	l.sender.Wait()
+	return err
+}

@@ -1,0 +1,371 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena"
+)
+
+// TableConfig configures a table. Zero values stand for the defaults told.
+type TableConfig struct {
+	Runtime *verbena.Runtime // must be set
+	Dial    verbena.DialConfig
+	// Prove, if set, finds out on a new link whether the peer is the DataNode of an
+	// address, by what it answers to a nonce. One that is may see what other peers of
+	// the group have sent (see [verbena.GroupConfig].Relay), so that packets go on
+	// without a copy. One that is not is dialled again, without that trust.
+	Prove func(nonce [NonceLen]byte, address string, proof []byte) bool
+	// DialTimeout bounds an attempt to connect, and the proof. Default 10 s.
+	DialTimeout time.Duration
+	// Idle is how long a connection without users stays. Default 1 minute.
+	Idle time.Duration
+	// Remember is for how long a server that does not have the service counts as one
+	// that does not. Default 1 minute.
+	Remember time.Duration
+	Logger   *slog.Logger
+}
+
+// NotNativeError says that a server does not have the service: use the legacy protocol.
+type NotNativeError struct {
+	Address string
+	Err     error
+}
+
+func (e *NotNativeError) Error() string {
+	return fmt.Sprintf("%s takes no %s: %v", e.Address, Service, e.Err)
+}
+func (e *NotNativeError) Unwrap() error { return e.Err }
+
+// A Table has one connection to each peer, for all that is between the two. It is set up
+// when it is needed first, by one attempt for all who wait, and again after it has ended.
+// Its methods may be called concurrently.
+type Table struct {
+	cfg    TableConfig
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	peers  map[string]*peer
+}
+
+// peer is what a table knows of an address.
+type peer struct {
+	conn  *Conn
+	ready chan struct{} // closed when the attempt is over; nil: there is none
+	err   error         // of the last one
+	until time.Time     // until when err holds
+}
+
+// NewTable returns a table without connections.
+func NewTable(cfg TableConfig) *Table {
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{{&cfg.DialTimeout, 10 * time.Second}, {&cfg.Idle, time.Minute}, {&cfg.Remember, time.Minute}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	t := &Table{cfg: cfg, peers: map[string]*peer{}}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	return t
+}
+
+// ErrClosed is what a table returns after Close.
+var ErrClosed = errors.New("the table of native connections is closed")
+
+// retry is how long the error of a failed attempt counts for those who come later.
+const retry = 200 * time.Millisecond
+
+// Get returns the connection to a server, host:port. The error is a [*NotNativeError] if
+// it has none of these.
+func (t *Table) Get(ctx context.Context, address string) (*Conn, error) {
+	for {
+		t.mu.Lock()
+		if t.closed {
+			t.mu.Unlock()
+			return nil, ErrClosed
+		}
+		p := t.peers[address]
+		if p == nil {
+			p = &peer{}
+			t.peers[address] = p
+		}
+		if c := p.conn; c != nil && c.usable() {
+			t.mu.Unlock()
+			return c, nil
+		}
+		if p.err != nil && time.Now().Before(p.until) {
+			err := p.err
+			t.mu.Unlock()
+			return nil, err
+		}
+		if p.ready == nil {
+			p.ready, p.err = make(chan struct{}), nil
+			t.wg.Go(func() { t.connect(p, address) })
+		}
+		ready := p.ready
+		t.mu.Unlock()
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("connect to %s: %w", address, context.Cause(ctx))
+		}
+	}
+}
+
+// Join has the connection to a server get a user.
+func (t *Table) Join(ctx context.Context, address string, u User) (*Conn, uint32, error) {
+	for {
+		c, err := t.Get(ctx, address)
+		if err != nil {
+			return nil, 0, err
+		}
+		id, err := c.Join(u)
+		if err == nil || !errors.Is(err, errIdle) {
+			return c, id, err
+		}
+	}
+}
+
+// Peek returns the connection to a server if there is one. native is false if the server
+// is known not to have the service.
+func (t *Table) Peek(address string) (c *Conn, native bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers[address]
+	if p == nil {
+		return nil, true
+	}
+	var not *NotNativeError
+	if errors.As(p.err, &not) && time.Now().Before(p.until) {
+		return nil, false
+	}
+	if p.conn != nil && p.conn.usable() {
+		return p.conn, true
+	}
+	return nil, true
+}
+
+// Deny notes that a server does not have the service, as another one has found out.
+func (t *Table) Deny(address string, why error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	p := t.peers[address]
+	if p == nil {
+		p = &peer{}
+		t.peers[address] = p
+	}
+	p.err, p.until = &NotNativeError{address, why}, time.Now().Add(t.cfg.Remember)
+}
+
+// connect is the attempt for all who wait.
+func (t *Table) connect(p *peer, address string) {
+	c, err := t.dial(address)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil && t.closed {
+		err = ErrClosed
+		t.wg.Go(func() { c.Link.Close() })
+	}
+	if err == nil {
+		p.conn = c
+		t.wg.Go(func() { t.run(p, c) })
+	} else {
+		p.err, p.until = err, time.Now().Add(retry)
+		var not *NotNativeError
+		if errors.As(err, &not) {
+			p.until = time.Now().Add(t.cfg.Remember)
+		}
+	}
+	close(p.ready)
+	p.ready = nil
+}
+
+func (t *Table) dial(address string) (*Conn, error) {
+	ctx, cancel := context.WithTimeout(t.ctx, t.cfg.DialTimeout)
+	defer cancel()
+	cfg := t.cfg.Dial
+	cfg.Trusted = t.cfg.Prove != nil
+	ep, err := t.cfg.Runtime.Dial(ctx, address, Service, cfg)
+	if err == nil && cfg.Trusted {
+		if proved, perr := t.prove(ctx, ep, address); !proved {
+			ep.Close()
+			if perr != nil {
+				return nil, fmt.Errorf("connect to %s: %w", address, perr)
+			}
+			t.cfg.Logger.Warn("a peer has not proved to be the DataNode of its address; packets to it are copied", "address", address)
+			cfg.Trusted = false
+			ep, err = t.cfg.Runtime.Dial(ctx, address, Service, cfg)
+		}
+	}
+	if err != nil {
+		var refused *verbena.RefusedError
+		var legacy *verbena.LegacyPeerError
+		if errors.As(err, &refused) && !refused.Temporary() || errors.As(err, &legacy) {
+			return nil, &NotNativeError{address, err}
+		}
+		return nil, fmt.Errorf("connect to %s: %w", address, err)
+	}
+	return &Conn{Link: NewLink(ep), address: address, users: map[uint32]User{}}, nil
+}
+
+// run receives on a connection until it ends.
+func (t *Table) run(p *peer, c *Conn) {
+	idle := time.AfterFunc(t.cfg.Idle, func() { c.closeIdle(t.cfg.Idle) })
+	err := c.receive()
+	idle.Stop()
+	t.mu.Lock()
+	if p.conn == c {
+		p.conn = nil
+	}
+	t.mu.Unlock()
+	c.end(err)
+	c.Link.Close()
+}
+
+// Close ends all connections, and returns when no user is called any more.
+func (t *Table) Close() {
+	t.mu.Lock()
+	t.closed = true
+	t.cancel()
+	for _, p := range t.peers {
+		if p.conn != nil {
+			c := p.conn
+			t.wg.Go(func() { c.ep.Close() })
+		}
+	}
+	t.mu.Unlock()
+	t.wg.Wait()
+}
+
+// A User is who uses a connection under an id of its own: a block that is written.
+type User interface {
+	// Take takes a message for the user, and its reference. It must not wait: all users
+	// of the connection get their messages by one goroutine.
+	Take(m *verbena.Message)
+	// End says that the connection has ended. Nothing follows.
+	End(err error)
+}
+
+// A Conn is the end of a link that has dialled. Its methods may be called concurrently.
+type Conn struct {
+	*Link
+	address string
+
+	mu    sync.Mutex
+	users map[uint32]User
+	last  uint32
+	used  time.Time // when the last user has left
+	err   error     // why it has ended
+	timer *time.Timer
+}
+
+// Address is what was dialled, host:port.
+func (c *Conn) Address() string { return c.address }
+
+// Join makes u a user, whose messages have the id as their tag, in both directions.
+func (c *Conn) Join(u User) (id uint32, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0, c.err
+	}
+	for {
+		c.last++
+		if _, taken := c.users[c.last]; !taken && c.last != 0 {
+			break
+		}
+	}
+	c.users[c.last] = u
+	return c.last, nil
+}
+
+// Leave ends a use: messages for the id are dropped from now on. One may be being taken.
+func (c *Conn) Leave(id uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.users, id)
+	if len(c.users) == 0 {
+		c.used = time.Now()
+	}
+}
+
+// receive hands messages to users.
+func (c *Conn) receive() error {
+	for {
+		m, err := c.ep.Receive(context.Background())
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		u := c.users[m.Tag]
+		c.mu.Unlock()
+		if u == nil {
+			m.Release() // it has crossed the end of the use
+			continue
+		}
+		u.Take(m)
+	}
+}
+
+// end tells all users.
+func (c *Conn) end(err error) {
+	c.mu.Lock()
+	if c.err == nil || !errors.Is(c.err, errIdle) {
+		c.err = fmt.Errorf("the connection to DataNode %s has ended: %w", c.address, err)
+	}
+	users := c.users
+	c.users = map[uint32]User{}
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.mu.Unlock()
+	for _, u := range users {
+		u.End(c.err)
+	}
+}
+
+// closeIdle closes a connection that nobody has used for some time, and looks again
+// later otherwise.
+func (c *Conn) closeIdle(after time.Duration) {
+	c.mu.Lock()
+	left := after
+	if len(c.users) == 0 {
+		left = after - time.Since(c.used)
+	}
+	if left > 0 && c.err == nil {
+		c.timer = time.AfterFunc(left, func() { c.closeIdle(after) })
+	}
+	if left <= 0 && c.err == nil {
+		c.err = errIdle
+	}
+	idle := c.err == errIdle
+	c.mu.Unlock()
+	if idle {
+		c.ep.Close()
+	}
+}
+
+// errIdle is why a connection ends that nobody uses.
+var errIdle = errors.New("the connection was idle")
+
+// usable tells whether users may join.
+func (c *Conn) usable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err == nil && c.ep.Err() == nil
+}

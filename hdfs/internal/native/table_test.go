@@ -1,0 +1,231 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/internal/port"
+	"github.com/verbena-data/verbena/providers"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func runtimeOf(t *testing.T) (*verbena.Runtime, *verbena.Group) {
+	t.Helper()
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rt.Close() })
+	g, err := rt.NewGroup(verbena.GroupConfig{Name: "test", Relay: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt, g
+}
+
+// serve publishes the services of messages at a port and counts the endpoints.
+func serve(t *testing.T, rt *verbena.Runtime, g *verbena.Group, service string, f func(context.Context, *verbena.Endpoint) error) (*port.Port, *atomic.Int32) {
+	t.Helper()
+	p, err := port.Listen(t.Context(), rt, "127.0.0.1:0", port.Config{Group: g, Messages: []string{service}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	count := &atomic.Int32{}
+	p.Serve(port.Handlers{Messages: map[string]func(context.Context, *verbena.Endpoint) error{service: func(ctx context.Context, ep *verbena.Endpoint) error {
+		count.Add(1)
+		return f(ctx, ep)
+	}}})
+	return p, count
+}
+
+// echo sends all messages back.
+func echo(ctx context.Context, ep *verbena.Endpoint) error {
+	for {
+		m, err := ep.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		if err := ep.SendBuffer(ctx, m.Tag, nil, &m.Buffer); err != nil {
+			return err
+		}
+	}
+}
+
+// recorder is a user that keeps what it gets.
+type recorder struct {
+	got chan string
+	end chan error
+}
+
+func newRecorder() *recorder { return &recorder{make(chan string, 100), make(chan error, 1)} }
+
+func (r *recorder) Take(m *verbena.Message) { r.got <- string(m.Bytes()); m.Release() }
+func (r *recorder) End(err error)           { r.end <- err }
+
+// All who want a peer at once, and later, get the one connection, and each gets its own
+// messages; when it ends all are told, and the next one gets another.
+func TestTableHasOneConnectionToAPeer(t *testing.T) {
+	rt, g := runtimeOf(t)
+	var mu sync.Mutex
+	var last *verbena.Endpoint
+	p, count := serve(t, rt, g, Service, func(ctx context.Context, ep *verbena.Endpoint) error {
+		mu.Lock()
+		last = ep
+		mu.Unlock()
+		return echo(ctx, ep)
+	})
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
+	defer table.Close()
+	users := make([]*recorder, 20)
+	var wg sync.WaitGroup
+	for i := range users {
+		users[i] = newRecorder()
+		wg.Go(func() {
+			c, id, err := table.Join(t.Context(), p.Addr(), users[i])
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for n := range 50 { // more than the window
+				c.Post(id, fmt.Appendf(nil, "%d %d", i, n))
+			}
+		})
+	}
+	wg.Wait()
+	for i, u := range users {
+		for n := range 50 {
+			if got, want := <-u.got, fmt.Sprintf("%d %d", i, n); got != want {
+				t.Fatalf("%q, want %q", got, want)
+			}
+		}
+	}
+	if n := count.Load(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	mu.Lock()
+	last.Close()
+	mu.Unlock()
+	for _, u := range users {
+		if err := <-u.end; err == nil {
+			t.Error("no reason")
+		}
+	}
+	again := newRecorder()
+	c, id, err := table.Join(t.Context(), p.Addr(), again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Post(id, []byte("again"))
+	if got := <-again.got; got != "again" || count.Load() != 2 {
+		t.Errorf("%q over connection %d", got, count.Load())
+	}
+}
+
+func TestTableRemembersWhoIsNotNative(t *testing.T) {
+	rt, g := runtimeOf(t)
+	p, count := serve(t, rt, g, "other/1", echo)
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
+	defer table.Close()
+	for range 3 {
+		_, err := table.Get(t.Context(), p.Addr())
+		var not *NotNativeError
+		if !errors.As(err, &not) || not.Address != p.Addr() {
+			t.Fatal(err)
+		}
+		if _, native := table.Peek(p.Addr()); native {
+			t.Error("it is forgotten")
+		}
+	}
+	if count.Load() != 0 {
+		t.Error("an endpoint of another service")
+	}
+	table.Deny("elsewhere:1", errors.New("told"))
+	if _, native := table.Peek("elsewhere:1"); native {
+		t.Error("what was told is forgotten")
+	}
+}
+
+// A connection that nobody uses ends, and comes back with the next user.
+func TestTableClosesIdleConnections(t *testing.T) {
+	rt, g := runtimeOf(t)
+	p, count := serve(t, rt, g, Service, echo)
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}, Idle: time.Millisecond})
+	defer table.Close()
+	for round := range int32(3) {
+		u := newRecorder()
+		c, id, err := table.Join(t.Context(), p.Addr(), u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Post(id, []byte("x"))
+		if got := <-u.got; got != "x" || count.Load() != round+1 {
+			t.Fatalf("%q over connection %d, want %d", got, count.Load(), round+1)
+		}
+		c.Leave(id)
+		<-c.ep.Done()
+	}
+}
+
+// Only who proves to be the DataNode of its address is trusted.
+func TestTableTrustsWhoProves(t *testing.T) {
+	rt, g := runtimeOf(t)
+	secret, err := cluster.NewSecret([]byte("0123456789abcdef0123456789abcdef"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var address string
+	prove := func(as func() string) func(context.Context, *verbena.Endpoint) error {
+		return func(ctx context.Context, ep *verbena.Endpoint) error {
+			m, err := ep.Receive(ctx)
+			if err != nil {
+				return err
+			}
+			if KindOf(m.Bytes()) != Hello {
+				m.Release()
+				return ep.Send(ctx, 1, []byte("untrusted"))
+			}
+			nonce, err := ParseHello(m.Bytes())
+			m.Release()
+			if err != nil {
+				return err
+			}
+			if err := ep.Send(ctx, 0, AppendProof(nil, ProofOf(secret, nonce, as()))); err != nil {
+				return err
+			}
+			if m, err = ep.Receive(ctx); err != nil {
+				return err
+			}
+			m.Release()
+			return ep.Send(ctx, 1, []byte("trusted"))
+		}
+	}
+	honest, _ := serve(t, rt, g, Service, prove(func() string { return address }))
+	address = honest.Addr()
+	relay, _ := serve(t, rt, g, Service, prove(func() string { return address })) // has the honest one answer
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}, Prove: func(nonce [NonceLen]byte, address string, proof []byte) bool {
+		return string(proof) == string(ProofOf(secret, nonce, address))
+	}})
+	defer table.Close()
+	for at, want := range map[string]string{honest.Addr(): "trusted", relay.Addr(): "untrusted"} {
+		u := newRecorder()
+		c, id, err := table.Join(t.Context(), at, u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Post(id, AppendAbort(nil))
+		if got := <-u.got; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
