@@ -83,6 +83,18 @@ type ClientConfig struct {
 	// Unverified reads without checksums.
 	Unverified bool
 
+	// NoLocalReads has blocks on this host, too, read over connections; so has a Dialer of
+	// one transport alone. Otherwise their DataNodes hand over descriptors: Verbena's by
+	// themselves, Apache's at DomainSocket, which is what dfs.domain.socket.path names.
+	NoLocalReads bool
+	DomainSocket string
+	// LocalReplicas is how many blocks of this host are kept open, two descriptors each,
+	// for LocalExpiry. Defaults 256 and 5 min.
+	LocalReplicas int
+	LocalExpiry   time.Duration
+	// LocalUnverified reads those blocks without checksums.
+	LocalUnverified bool
+
 	// UseHostname dials DataNodes by name, not by address.
 	UseHostname bool
 	// SocketTimeout is for how long a DataNode may be silent, WriteTimeout for how long

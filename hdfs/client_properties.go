@@ -144,6 +144,18 @@ var clientProperties = []clientProperty{
 		}
 		return err
 	}},
+	{"dfs.client.read.shortcircuit", "read blocks of this host without their DataNode; true unless it is set", func(c *ClientConfig, p *conf.Properties, name string) error {
+		on, ok, err := p.Bool(name)
+		c.NoLocalReads = c.NoLocalReads || ok && !on
+		if path, set := p.String("dfs.domain.socket.path"); set && on {
+			fill(&c.DomainSocket, path)
+		}
+		return err
+	}},
+	{"dfs.domain.socket.path", "where DataNodes of this host have their socket, _PORT for the port, if the one before is true; Verbena's are found without", func(*ClientConfig, *conf.Properties, string) error { return nil }},
+	{"dfs.client.read.shortcircuit.skip.checksum", "read them without checksums", takeBool(func(c *ClientConfig) *bool { return &c.LocalUnverified })},
+	{"dfs.client.read.shortcircuit.streams.cache.size", "blocks of this host kept open", takeInt(func(c *ClientConfig) *int { return &c.LocalReplicas })},
+	{"dfs.client.read.shortcircuit.streams.cache.expiry.ms", "for how long", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.LocalExpiry })},
 	{"dfs.client.use.datanode.hostname", "dial DataNodes by name", takeBool(func(c *ClientConfig) *bool { return &c.UseHostname })},
 	{"dfs.client.socket-timeout", "ms for which a DataNode may be silent", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.SocketTimeout })},
 	{"dfs.datanode.socket.write.timeout", "ms for which a DataNode may take nothing", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.WriteTimeout })},

@@ -20,10 +20,11 @@ import (
 	"github.com/verbena-data/verbena/hadoop/exception"
 )
 
-// own returns our client over a transport; plain is TCP without Verbena.
+// own returns our client over a transport; plain is TCP without Verbena. It reads blocks of
+// this host over connections, too.
 func (s *system) own(transport string, change ...func(*ClientConfig)) *Client {
 	s.t.Helper()
-	cfg := ClientConfig{NameNodes: []string{s.NameNode.Addr()}, User: superuser(s.t), Patience: 10 * time.Second, BlockSize: 1 << 20}
+	cfg := ClientConfig{NameNodes: []string{s.NameNode.Addr()}, User: superuser(s.t), Patience: 10 * time.Second, BlockSize: 1 << 20, NoLocalReads: true}
 	if transport != plain {
 		if s.dialers[transport] == nil {
 			s.dialers[transport] = NewDialer(s.rt, transport)

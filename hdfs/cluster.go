@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +35,10 @@ type ClusterConfig struct {
 	NameNodePort, DataNodePort int
 	DataNodes                  int
 	Replication                int // 0: 3, or as many as there are DataNodes
+	// DomainSocket and NoLocalReads are those of the DataNodes; see [DataNodeConfig].
+	// DomainSocket needs _PORT in it if there are several.
+	DomainSocket string
+	NoLocalReads bool
 	// The others are the NameNode's; see [NameNodeConfig].
 	SnapshotEntries                       uint64
 	DeadAfter, SafeModeLimit, ForgetAfter time.Duration
@@ -59,6 +64,9 @@ type Cluster struct {
 func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error) {
 	if cfg.DataNodes < 1 {
 		return nil, fmt.Errorf("a file system needs at least one DataNode, not %d", cfg.DataNodes)
+	}
+	if cfg.DomainSocket != "" && cfg.DataNodes > 1 && !strings.Contains(cfg.DomainSocket, "_PORT") {
+		return nil, fmt.Errorf("domain socket %s: %d DataNodes need one each: have _PORT in the path stand for their ports", cfg.DomainSocket, cfg.DataNodes)
 	}
 	if cfg.Replication == 0 {
 		cfg.Replication = min(3, cfg.DataNodes)
@@ -100,7 +108,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		}
 		dn, err := StartDataNode(ctx, DataNodeConfig{
 			ClusterSecret: secret, Superuser: cfg.Access.Superuser, Supergroup: cfg.Access.Supergroup, shared: true,
-			Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)),
+			Runtime: cfg.Runtime, Logger: cfg.Logger, Dir: filepath.Join(cfg.Dir, fmt.Sprintf("datanode-%d", i)), DomainSocket: cfg.DomainSocket, NoLocalReads: cfg.NoLocalReads,
 			Listen: net.JoinHostPort(cfg.Host, strconv.Itoa(port)), NameNode: c.NameNode.Addr(),
 		})
 		if err != nil {
@@ -113,7 +121,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			return nil, err
 		}
 	}
-	if err := writeConf(c.ConfDir, c.NameNode.Addr(), cfg.Replication); err != nil {
+	if err := writeConf(c.ConfDir, c.NameNode.Addr(), cfg.Replication, cfg.DomainSocket); err != nil {
 		return nil, err
 	}
 	c.watchServer(c.NameNode.Done(), c.NameNode.Err)
@@ -173,18 +181,21 @@ type configuration struct {
 }
 
 // writeConf writes what an HDFS client needs to find the file system.
-func writeConf(dir, nameNode string, replication int) error {
+func writeConf(dir, nameNode string, replication int, domainSocket string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	site := []property{
+		{"dfs.namenode.rpc-address", nameNode},
+		{"dfs.replication", strconv.Itoa(replication)},
+		{"dfs.client.use.datanode.hostname", "false"},
+	}
+	if domainSocket != "" {
+		site = append(site, property{"dfs.client.read.shortcircuit", "true"}, property{"dfs.domain.socket.path", domainSocket})
+	}
 	for name, properties := range map[string][]property{
 		"core-site.xml": {{"fs.defaultFS", "hdfs://" + nameNode}},
-		"hdfs-site.xml": {
-			{"dfs.namenode.rpc-address", nameNode},
-			{"dfs.replication", strconv.Itoa(replication)},
-			{"dfs.client.use.datanode.hostname", "false"},
-			{"dfs.client.read.shortcircuit", "false"},
-		},
+		"hdfs-site.xml": site,
 	} {
 		text, err := xml.MarshalIndent(configuration{Properties: properties}, "", "  ")
 		if err != nil {

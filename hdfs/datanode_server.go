@@ -33,6 +33,14 @@ type DataNodeConfig struct {
 	// Superuser may do what operators do, and so may the members of the group Supergroup.
 	// Defaults: the user of this process, and "supergroup".
 	Superuser, Supergroup string
+	// DomainSocket is a path at which HDFS's clients on this host find a socket for
+	// short-circuit reads, as dfs.domain.socket.path names it: _PORT in it stands for the
+	// port. The directories above may be written to by root and this process's user alone.
+	// Empty: there is none.
+	DomainSocket string
+	// NoLocalReads has Verbena's clients on this host, too, read over connections. They
+	// find the DataNode without a path.
+	NoLocalReads bool
 
 	shared bool // the process is not the DataNode's alone: operators may not end it
 }
@@ -48,6 +56,7 @@ type DataNode struct {
 	dialer  *Dialer           // of blocks
 	calls   *verbena.CallPool // to the NameNode and to other DataNodes
 	answers *verbena.Mux
+	local   *localSockets
 }
 
 // StartDataNode opens the store, publishes the port and serves.
@@ -68,17 +77,21 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
 	}
-	calls, err := newCalls(cfg.Runtime, "hdfs-datanode "+p.Addr())
+	local, socket, err := listenLocally(&cfg, number)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), p.Close())
 	}
-	dn := &DataNode{port: p, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
+	calls, err := newCalls(cfg.Runtime, "hdfs-datanode "+p.Addr())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), local.Close(), p.Close())
+	}
+	dn := &DataNode{port: p, local: local, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
 	shutdown := func() { p.End(ErrShutdown) }
 	if cfg.shared {
 		shutdown = nil
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
-		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown,
+		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket,
 		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
@@ -87,8 +100,9 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		},
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), dn.dialer.Close(), p.Close())
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), dn.dialer.Close(), local.Close(), p.Close())
 	}
+	local.serve(dn.state.ServeConn)
 	cluster.ServeDataNode(dn.answers, dn.state.Recoveries(), secret)
 	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: onEndpoints(dn.answers)})
 	return dn, nil
@@ -139,7 +153,8 @@ func (d *DataNode) Err() error { return d.port.Err() }
 
 // Close stops serving and closes the store.
 func (d *DataNode) Close() error {
-	err := errors.Join(d.state.Close(), d.calls.Close(), d.port.Close())
+	err := errors.Join(d.local.Close(), d.state.Close(), d.calls.Close(), d.port.Close())
+	d.local.wait()
 	d.answers.Close()
 	return errors.Join(err, d.dialer.Close())
 }

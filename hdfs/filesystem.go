@@ -15,10 +15,12 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/client/lease"
 	"github.com/verbena-data/verbena/hdfs/internal/client/legacy"
+	"github.com/verbena-data/verbena/hdfs/internal/client/local"
 	"github.com/verbena-data/verbena/hdfs/internal/client/names"
 	"github.com/verbena-data/verbena/hdfs/internal/client/reader"
 	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
@@ -41,6 +43,7 @@ type Client struct {
 	rpc    *rpc.Client
 	names  *names.NameNodes
 	legacy *legacy.Path
+	local  *local.Path // nil if there is none
 	path   data.Path
 	holder string
 	lease  *lease.Renewer
@@ -74,12 +77,19 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	calls.Dial = func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, "tcp", address) }
 	c.rpc = rpc.NewClient(calls)
 	c.names = names.New(c.rpc, cfg.NameNodes, cfg.User, cfg.RealUser, cfg.Patience)
+	c.holder = fmt.Sprintf("DFSClient_verbena_%s_%d", rand.Text()[:12], os.Getpid())
 	c.legacy = legacy.New(legacy.Config{
 		Dial: dial, Calls: c.rpc, User: cfg.User, UseHostname: cfg.UseHostname,
 		SocketTimeout: cfg.SocketTimeout, WriteTimeout: cfg.WriteTimeout, Idle: cfg.IdleConnections, IdleTime: cfg.IdleTime,
 	})
 	c.path = c.legacy
-	c.holder = fmt.Sprintf("DFSClient_verbena_%s_%d", rand.Text()[:12], os.Getpid())
+	if !cfg.NoLocalReads && (cfg.Dialer == nil || cfg.Dialer.transport == verbena.TransportAuto) {
+		c.local = local.New(local.Config{
+			Socket: cfg.DomainSocket, Ask: c.askForSocket, Client: c.holder, SkipChecksum: cfg.LocalUnverified,
+			Replicas: cfg.LocalReplicas, Expiry: cfg.LocalExpiry, Logger: cfg.Logger,
+		}, c.path)
+		c.path = c.local
+	}
 	c.lease = lease.New(func(ctx context.Context) error {
 		return c.names.Call(ctx, "renewLease", &hdfspb.RenewLeaseRequestProto{ClientName: &c.holder}, &hdfspb.RenewLeaseResponseProto{})
 	}, cfg.LeaseInterval, leaseLost)
@@ -116,6 +126,9 @@ func (c *Client) Close() error {
 		w.Abort()
 	}
 	c.lease.Close()
+	if c.local != nil {
+		c.local.Close()
+	}
 	err := c.rpc.Close()
 	c.legacy.Close()
 	return err

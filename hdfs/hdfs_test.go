@@ -57,7 +57,7 @@ func startSystem(t testing.TB, dataNodes, replication int) *system {
 	return systemIn(t, dataNodes, replication, "127.0.0.1")
 }
 
-func systemIn(t testing.TB, dataNodes, replication int, host string) *system {
+func systemIn(t testing.TB, dataNodes, replication int, host string, change ...func(*ClusterConfig)) *system {
 	t.Helper()
 	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 	if err != nil {
@@ -66,6 +66,9 @@ func systemIn(t testing.TB, dataNodes, replication int, host string) *system {
 	s := &system{t: t, rt: rt, dialers: map[string]*Dialer{}, cfg: ClusterConfig{
 		Runtime: rt, Dir: t.TempDir(), Host: host, DataNodes: dataNodes, Replication: replication,
 	}}
+	for _, f := range change {
+		f(&s.cfg)
+	}
 	s.start()
 	t.Cleanup(func() {
 		for _, d := range s.dialers {

@@ -28,6 +28,7 @@ const (
 func upCommand(o *options) *cobra.Command {
 	var dir, secondDir, listen, addressFile, metricsAt, secret string
 	var who access
+	var local localFlags
 	var hadoop hadoopFlags
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
@@ -74,7 +75,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 			defer closing(&err, rt)
 			cluster, err := hdfs.StartCluster(cmd.Context(), hdfs.ClusterConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: secret, Access: config, Host: host, NameNodePort: port, DataNodePort: dataPort,
-				DataNodes: dataNodes, Replication: replication, SecondDir: secondDir, Properties: properties,
+				DataNodes: dataNodes, Replication: replication, SecondDir: secondDir, Properties: properties, DomainSocket: local.path, NoLocalReads: local.off,
 				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
 				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
 			})
@@ -82,7 +83,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				return explainListen(err, "--listen and --datanode-port")
 			}
 			defer closing(&err, cluster)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode)
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...))
 			if err != nil {
 				return err
 			}
@@ -127,6 +128,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 	flags.StringVar(&listen, "listen", "127.0.0.1", "`HOST[:PORT]` to listen at; the port is the NameNode's, 8020 unless given, 0 for any")
 	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
 	metricsFlag(flags, &metricsAt)
+	local.add(flags)
 	flags.IntVar(&dataPort, "datanode-port", dataNodePort, "port of the first DataNode; the others follow")
 	return cmd
 }
@@ -327,8 +329,20 @@ func tellOther(out io.Writer, rep *hdfs.NameNodeState) {
 	fmt.Fprintln(out)
 }
 
+// localFlags are the flags of reads without the DataNode.
+type localFlags struct {
+	path string
+	off  bool
+}
+
+func (l *localFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&l.path, "domain-socket", "", "`PATH` of a socket for short-circuit reads of HDFS's clients on this host (their dfs.domain.socket.path); _PORT in it stands for the DataNode's port")
+	flags.BoolVar(&l.off, "no-local-reads", false, "have Verbena's own clients on this host read over connections, too")
+}
+
 func dataNodeCommand(o *options) *cobra.Command {
 	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret, superuser, supergroup string
+	var local localFlags
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
@@ -358,13 +372,13 @@ any of the nodes: hand it over by ways that nobody reads.`,
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
-				Superuser: superuser, Supergroup: supergroup,
+				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
 			}
 			defer closing(&err, dn)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt)
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, hdfs.NewReadsCollector(dn))
 			if err != nil {
 				return err
 			}
@@ -392,6 +406,7 @@ any of the nodes: hand it over by ways that nobody reads.`,
 	metricsFlag(flags, &metricsAt)
 	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
 	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: supergroup)")
+	local.add(flags)
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd

@@ -193,6 +193,9 @@ func (dn *DataNode) serveOp(p *peer, op transfer.Op) (err error) {
 		m := &hdfspb.OpTransferBlockProto{}
 		req, run = m, func() error { return dn.transferBlock(p, m) }
 	default:
+		if req, run = dn.localOp(p, op); req != nil {
+			break
+		}
 		dn.refuse(p, hdfspb.Status_ERROR_UNSUPPORTED, nil, fmt.Errorf("%v is not offered by this DataNode; read and write blocks over the connection", op))
 		p.part()
 		return errAnswered

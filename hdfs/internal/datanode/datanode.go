@@ -87,6 +87,16 @@ type Config struct {
 	// for Close.
 	Shutdown func()
 
+	// LocalSocket is the Unix socket whose connections the owner hands to ServeConn, too:
+	// processes of this host are told of it when they ask, and get blocks' descriptors
+	// there. A name that begins with @ is in no file system. Empty: there is none.
+	LocalSocket string
+	// MaxLocalClients bounds the processes that have descriptors, LocalMemory the bytes of
+	// the checksums that those of other releases than this one's need; default 4096 and
+	// 256 MiB.
+	MaxLocalClients int
+	LocalMemory     int64
+
 	MaxTransfers int   // operations at one time; default 4096
 	MaxConns     int   // connections at one time, idle ones included; default 16,384
 	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
@@ -141,6 +151,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Groups == nil {
 		c.Groups = groups.New().Lookup
 	}
+	setDefault(&c.MaxLocalClients, 4096)
+	setDefault(&c.LocalMemory, 256<<20)
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)
 	setDefault(&c.PacketMemory, 256<<20)
@@ -199,6 +211,8 @@ type DataNode struct {
 	recovers  queue
 	settling  settling
 	disk      disk
+	local     *local
+	reads     reads
 }
 
 // Open opens the replicas in cfg.Dir and starts to look for the NameNode; it
@@ -211,7 +225,8 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID})
+	local := newLocal(&cfg)
+	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID, Changing: local.changing})
 	if err != nil {
 		return nil, fmt.Errorf("datanode: %w", err)
 	}
@@ -223,6 +238,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		started:  time.Now(),
 		reported: make(chan struct{}),
 		keys:     blocktoken.NewKeys(),
+		local:    local,
 	}
 	if cfg.Secret == nil {
 		dn.keys.Set(time.Now(), nil)

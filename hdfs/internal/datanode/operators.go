@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"net"
+	"os"
 	"slices"
 	"time"
 
@@ -77,9 +78,13 @@ func (dn *DataNode) getDatanodeInfo(context.Context, *hdfspb.GetDatanodeInfoRequ
 	if version == "" {
 		version = "verbena"
 	}
-	return &hdfspb.GetDatanodeInfoResponseProto{LocalInfo: &hdfspb.DatanodeLocalInfoProto{
+	info := &hdfspb.DatanodeLocalInfoProto{
 		SoftwareVersion: &version, ConfigVersion: proto.String("core-default, hdfs-default"), Uptime: proto.Uint64(uint64(time.Since(dn.started).Seconds())),
-	}}, nil
+	}
+	if dn.cfg.LocalSocket != "" {
+		info.LocalSocket, info.LocalUser = &dn.cfg.LocalSocket, proto.Uint32(uint32(os.Geteuid()))
+	}
+	return &hdfspb.GetDatanodeInfoResponseProto{LocalInfo: info}, nil
 }
 
 // triggerBlockReport has the NameNode told at once: of changes, or of all replicas.

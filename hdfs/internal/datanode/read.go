@@ -47,6 +47,8 @@ func (dn *DataNode) readBlock(p *peer, op *hdfspb.OpReadBlockProto) error {
 		return dn.answered(p, nil, err)
 	}
 	defer rd.Close()
+	dn.reads.served.Add(1)
+	dn.reads.bytes.Add(op.GetLen())
 	bpc := int64(rd.Sum.BytesPerChunk)
 	s := sender{p: p, rd: rd, off: offset / bpc * bpc, end: min((end+bpc-1)/bpc*bpc, rd.Length), sums: op.GetSendChecksums()}
 	started, err := s.run(func(buf []byte) ([]byte, error) {

@@ -580,8 +580,10 @@ type BlockOpResponseProto struct {
 	ReadOpChecksumInfo        *ReadOpChecksumInfoProto      `protobuf:"bytes,4,opt,name=readOpChecksumInfo" json:"readOpChecksumInfo,omitempty"`
 	Message                   *string                       `protobuf:"bytes,5,opt,name=message" json:"message,omitempty"`
 	ShortCircuitAccessVersion *uint32                       `protobuf:"varint,6,opt,name=shortCircuitAccessVersion" json:"shortCircuitAccessVersion,omitempty"`
-	unknownFields             protoimpl.UnknownFields
-	sizeCache                 protoimpl.SizeCache
+	// Verbena's own: where the second of the descriptors has what is needed to verify the first.
+	LocalReplica  *LocalReplicaProto `protobuf:"bytes,1001,opt,name=localReplica" json:"localReplica,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BlockOpResponseProto) Reset() {
@@ -656,6 +658,82 @@ func (x *BlockOpResponseProto) GetShortCircuitAccessVersion() uint32 {
 	return 0
 }
 
+func (x *BlockOpResponseProto) GetLocalReplica() *LocalReplicaProto {
+	if x != nil {
+		return x.LocalReplica
+	}
+	return nil
+}
+
+// Verbena's own: a replica whose descriptors have been handed over.
+type LocalReplicaProto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checksum      *ChecksumProto         `protobuf:"bytes,1,req,name=checksum" json:"checksum,omitempty"`
+	Length        *uint64                `protobuf:"varint,2,req,name=length" json:"length,omitempty"`         // bytes that may be read
+	SumsOffset    *uint64                `protobuf:"varint,3,req,name=sumsOffset" json:"sumsOffset,omitempty"` // of the full chunks' checksums in the second file, four bytes each
+	Tail          *uint32                `protobuf:"fixed32,4,opt,name=tail" json:"tail,omitempty"`            // checksum of the last chunk, if it is not full
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocalReplicaProto) Reset() {
+	*x = LocalReplicaProto{}
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocalReplicaProto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocalReplicaProto) ProtoMessage() {}
+
+func (x *LocalReplicaProto) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocalReplicaProto.ProtoReflect.Descriptor instead.
+func (*LocalReplicaProto) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *LocalReplicaProto) GetChecksum() *ChecksumProto {
+	if x != nil {
+		return x.Checksum
+	}
+	return nil
+}
+
+func (x *LocalReplicaProto) GetLength() uint64 {
+	if x != nil && x.Length != nil {
+		return *x.Length
+	}
+	return 0
+}
+
+func (x *LocalReplicaProto) GetSumsOffset() uint64 {
+	if x != nil && x.SumsOffset != nil {
+		return *x.SumsOffset
+	}
+	return 0
+}
+
+func (x *LocalReplicaProto) GetTail() uint32 {
+	if x != nil && x.Tail != nil {
+		return *x.Tail
+	}
+	return 0
+}
+
 type ClientReadStatusProto struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Status        *Status                `protobuf:"varint,1,req,name=status,enum=verbena.hdfs.Status" json:"status,omitempty"`
@@ -665,7 +743,7 @@ type ClientReadStatusProto struct {
 
 func (x *ClientReadStatusProto) Reset() {
 	*x = ClientReadStatusProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[5]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +755,7 @@ func (x *ClientReadStatusProto) String() string {
 func (*ClientReadStatusProto) ProtoMessage() {}
 
 func (x *ClientReadStatusProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[5]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +768,7 @@ func (x *ClientReadStatusProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientReadStatusProto.ProtoReflect.Descriptor instead.
 func (*ClientReadStatusProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{5}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ClientReadStatusProto) GetStatus() Status {
@@ -709,7 +787,7 @@ type DNTransferAckProto struct {
 
 func (x *DNTransferAckProto) Reset() {
 	*x = DNTransferAckProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[6]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +799,7 @@ func (x *DNTransferAckProto) String() string {
 func (*DNTransferAckProto) ProtoMessage() {}
 
 func (x *DNTransferAckProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[6]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +812,7 @@ func (x *DNTransferAckProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DNTransferAckProto.ProtoReflect.Descriptor instead.
 func (*DNTransferAckProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{6}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DNTransferAckProto) GetStatus() Status {
@@ -757,7 +835,7 @@ type OpBlockChecksumResponseProto struct {
 
 func (x *OpBlockChecksumResponseProto) Reset() {
 	*x = OpBlockChecksumResponseProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[7]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +847,7 @@ func (x *OpBlockChecksumResponseProto) String() string {
 func (*OpBlockChecksumResponseProto) ProtoMessage() {}
 
 func (x *OpBlockChecksumResponseProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[7]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +860,7 @@ func (x *OpBlockChecksumResponseProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpBlockChecksumResponseProto.ProtoReflect.Descriptor instead.
 func (*OpBlockChecksumResponseProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{7}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OpBlockChecksumResponseProto) GetBytesPerCrc() uint32 {
@@ -830,7 +908,7 @@ type ReadOpChecksumInfoProto struct {
 
 func (x *ReadOpChecksumInfoProto) Reset() {
 	*x = ReadOpChecksumInfoProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[8]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +920,7 @@ func (x *ReadOpChecksumInfoProto) String() string {
 func (*ReadOpChecksumInfoProto) ProtoMessage() {}
 
 func (x *ReadOpChecksumInfoProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[8]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +933,7 @@ func (x *ReadOpChecksumInfoProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOpChecksumInfoProto.ProtoReflect.Descriptor instead.
 func (*ReadOpChecksumInfoProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{8}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReadOpChecksumInfoProto) GetChecksum() *ChecksumProto {
@@ -890,7 +968,7 @@ const (
 
 func (x *PacketHeaderProto) Reset() {
 	*x = PacketHeaderProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[9]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -902,7 +980,7 @@ func (x *PacketHeaderProto) String() string {
 func (*PacketHeaderProto) ProtoMessage() {}
 
 func (x *PacketHeaderProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[9]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -915,7 +993,7 @@ func (x *PacketHeaderProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketHeaderProto.ProtoReflect.Descriptor instead.
 func (*PacketHeaderProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{9}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PacketHeaderProto) GetOffsetInBlock() int64 {
@@ -970,7 +1048,7 @@ const (
 
 func (x *PipelineAckProto) Reset() {
 	*x = PipelineAckProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[10]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1060,7 @@ func (x *PipelineAckProto) String() string {
 func (*PipelineAckProto) ProtoMessage() {}
 
 func (x *PipelineAckProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[10]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1073,7 @@ func (x *PipelineAckProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineAckProto.ProtoReflect.Descriptor instead.
 func (*PipelineAckProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{10}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PipelineAckProto) GetSeqno() int64 {
@@ -1036,7 +1114,7 @@ type ClientOperationHeaderProto struct {
 
 func (x *ClientOperationHeaderProto) Reset() {
 	*x = ClientOperationHeaderProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[11]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1126,7 @@ func (x *ClientOperationHeaderProto) String() string {
 func (*ClientOperationHeaderProto) ProtoMessage() {}
 
 func (x *ClientOperationHeaderProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[11]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1139,7 @@ func (x *ClientOperationHeaderProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientOperationHeaderProto.ProtoReflect.Descriptor instead.
 func (*ClientOperationHeaderProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{11}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ClientOperationHeaderProto) GetBaseHeader() *BaseHeaderProto {
@@ -1088,7 +1166,7 @@ type CachingStrategyProto struct {
 
 func (x *CachingStrategyProto) Reset() {
 	*x = CachingStrategyProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[12]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1178,7 @@ func (x *CachingStrategyProto) String() string {
 func (*CachingStrategyProto) ProtoMessage() {}
 
 func (x *CachingStrategyProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[12]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1191,7 @@ func (x *CachingStrategyProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachingStrategyProto.ProtoReflect.Descriptor instead.
 func (*CachingStrategyProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{12}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CachingStrategyProto) GetDropBehind() bool {
@@ -1140,7 +1218,7 @@ type ChecksumProto struct {
 
 func (x *ChecksumProto) Reset() {
 	*x = ChecksumProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[13]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1230,7 @@ func (x *ChecksumProto) String() string {
 func (*ChecksumProto) ProtoMessage() {}
 
 func (x *ChecksumProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[13]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1243,7 @@ func (x *ChecksumProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChecksumProto.ProtoReflect.Descriptor instead.
 func (*ChecksumProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{13}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ChecksumProto) GetType() ChecksumTypeProto {
@@ -1193,7 +1271,7 @@ type BaseHeaderProto struct {
 
 func (x *BaseHeaderProto) Reset() {
 	*x = BaseHeaderProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[14]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1283,7 @@ func (x *BaseHeaderProto) String() string {
 func (*BaseHeaderProto) ProtoMessage() {}
 
 func (x *BaseHeaderProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[14]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1296,7 @@ func (x *BaseHeaderProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BaseHeaderProto.ProtoReflect.Descriptor instead.
 func (*BaseHeaderProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{14}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BaseHeaderProto) GetBlock() *ExtendedBlockProto {
@@ -1252,7 +1330,7 @@ type DataTransferTraceInfoProto struct {
 
 func (x *DataTransferTraceInfoProto) Reset() {
 	*x = DataTransferTraceInfoProto{}
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[15]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1342,7 @@ func (x *DataTransferTraceInfoProto) String() string {
 func (*DataTransferTraceInfoProto) ProtoMessage() {}
 
 func (x *DataTransferTraceInfoProto) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[15]
+	mi := &file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1355,7 @@ func (x *DataTransferTraceInfoProto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataTransferTraceInfoProto.ProtoReflect.Descriptor instead.
 func (*DataTransferTraceInfoProto) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{15}
+	return file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DataTransferTraceInfoProto) GetTraceId() uint64 {
@@ -1341,14 +1419,22 @@ const file_hdfs_internal_hdfspb_datatransfer_proto_rawDesc = "" +
 	"\x10targetStorageIds\x18\x04 \x03(\tR\x10targetStorageIds\"\xaa\x01\n" +
 	"\x14OpBlockChecksumProto\x125\n" +
 	"\x06header\x18\x01 \x02(\v2\x1d.verbena.hdfs.BaseHeaderProtoR\x06header\x12[\n" +
-	"\x14blockChecksumOptions\x18\x02 \x01(\v2'.verbena.hdfs.BlockChecksumOptionsProtoR\x14blockChecksumOptions\"\xef\x02\n" +
+	"\x14blockChecksumOptions\x18\x02 \x01(\v2'.verbena.hdfs.BlockChecksumOptionsProtoR\x14blockChecksumOptions\"\xb5\x03\n" +
 	"\x14BlockOpResponseProto\x12,\n" +
 	"\x06status\x18\x01 \x02(\x0e2\x14.verbena.hdfs.StatusR\x06status\x12\"\n" +
 	"\ffirstBadLink\x18\x02 \x01(\tR\ffirstBadLink\x12V\n" +
 	"\x10checksumResponse\x18\x03 \x01(\v2*.verbena.hdfs.OpBlockChecksumResponseProtoR\x10checksumResponse\x12U\n" +
 	"\x12readOpChecksumInfo\x18\x04 \x01(\v2%.verbena.hdfs.ReadOpChecksumInfoProtoR\x12readOpChecksumInfo\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12<\n" +
-	"\x19shortCircuitAccessVersion\x18\x06 \x01(\rR\x19shortCircuitAccessVersion\"E\n" +
+	"\x19shortCircuitAccessVersion\x18\x06 \x01(\rR\x19shortCircuitAccessVersion\x12D\n" +
+	"\flocalReplica\x18\xe9\a \x01(\v2\x1f.verbena.hdfs.LocalReplicaProtoR\flocalReplica\"\x98\x01\n" +
+	"\x11LocalReplicaProto\x127\n" +
+	"\bchecksum\x18\x01 \x02(\v2\x1b.verbena.hdfs.ChecksumProtoR\bchecksum\x12\x16\n" +
+	"\x06length\x18\x02 \x02(\x04R\x06length\x12\x1e\n" +
+	"\n" +
+	"sumsOffset\x18\x03 \x02(\x04R\n" +
+	"sumsOffset\x12\x12\n" +
+	"\x04tail\x18\x04 \x01(\aR\x04tail\"E\n" +
 	"\x15ClientReadStatusProto\x12,\n" +
 	"\x06status\x18\x01 \x02(\x0e2\x14.verbena.hdfs.StatusR\x06status\"B\n" +
 	"\x12DNTransferAckProto\x12,\n" +
@@ -1425,7 +1511,7 @@ func file_hdfs_internal_hdfspb_datatransfer_proto_rawDescGZIP() []byte {
 }
 
 var file_hdfs_internal_hdfspb_datatransfer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_hdfs_internal_hdfspb_datatransfer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_hdfs_internal_hdfspb_datatransfer_proto_goTypes = []any{
 	(Status)(0), // 0: verbena.hdfs.Status
 	(OpWriteBlockProto_BlockConstructionStage)(0), // 1: verbena.hdfs.OpWriteBlockProto.BlockConstructionStage
@@ -1434,59 +1520,62 @@ var file_hdfs_internal_hdfspb_datatransfer_proto_goTypes = []any{
 	(*OpTransferBlockProto)(nil),                  // 4: verbena.hdfs.OpTransferBlockProto
 	(*OpBlockChecksumProto)(nil),                  // 5: verbena.hdfs.OpBlockChecksumProto
 	(*BlockOpResponseProto)(nil),                  // 6: verbena.hdfs.BlockOpResponseProto
-	(*ClientReadStatusProto)(nil),                 // 7: verbena.hdfs.ClientReadStatusProto
-	(*DNTransferAckProto)(nil),                    // 8: verbena.hdfs.DNTransferAckProto
-	(*OpBlockChecksumResponseProto)(nil),          // 9: verbena.hdfs.OpBlockChecksumResponseProto
-	(*ReadOpChecksumInfoProto)(nil),               // 10: verbena.hdfs.ReadOpChecksumInfoProto
-	(*PacketHeaderProto)(nil),                     // 11: verbena.hdfs.PacketHeaderProto
-	(*PipelineAckProto)(nil),                      // 12: verbena.hdfs.PipelineAckProto
-	(*ClientOperationHeaderProto)(nil),            // 13: verbena.hdfs.ClientOperationHeaderProto
-	(*CachingStrategyProto)(nil),                  // 14: verbena.hdfs.CachingStrategyProto
-	(*ChecksumProto)(nil),                         // 15: verbena.hdfs.ChecksumProto
-	(*BaseHeaderProto)(nil),                       // 16: verbena.hdfs.BaseHeaderProto
-	(*DataTransferTraceInfoProto)(nil),            // 17: verbena.hdfs.DataTransferTraceInfoProto
-	(*DatanodeInfoProto)(nil),                     // 18: verbena.hdfs.DatanodeInfoProto
-	(StorageTypeProto)(0),                         // 19: verbena.hdfs.StorageTypeProto
-	(*BlockChecksumOptionsProto)(nil),             // 20: verbena.hdfs.BlockChecksumOptionsProto
-	(ChecksumTypeProto)(0),                        // 21: verbena.hdfs.ChecksumTypeProto
-	(*ExtendedBlockProto)(nil),                    // 22: verbena.hdfs.ExtendedBlockProto
-	(*TokenProto)(nil),                            // 23: verbena.hdfs.TokenProto
+	(*LocalReplicaProto)(nil),                     // 7: verbena.hdfs.LocalReplicaProto
+	(*ClientReadStatusProto)(nil),                 // 8: verbena.hdfs.ClientReadStatusProto
+	(*DNTransferAckProto)(nil),                    // 9: verbena.hdfs.DNTransferAckProto
+	(*OpBlockChecksumResponseProto)(nil),          // 10: verbena.hdfs.OpBlockChecksumResponseProto
+	(*ReadOpChecksumInfoProto)(nil),               // 11: verbena.hdfs.ReadOpChecksumInfoProto
+	(*PacketHeaderProto)(nil),                     // 12: verbena.hdfs.PacketHeaderProto
+	(*PipelineAckProto)(nil),                      // 13: verbena.hdfs.PipelineAckProto
+	(*ClientOperationHeaderProto)(nil),            // 14: verbena.hdfs.ClientOperationHeaderProto
+	(*CachingStrategyProto)(nil),                  // 15: verbena.hdfs.CachingStrategyProto
+	(*ChecksumProto)(nil),                         // 16: verbena.hdfs.ChecksumProto
+	(*BaseHeaderProto)(nil),                       // 17: verbena.hdfs.BaseHeaderProto
+	(*DataTransferTraceInfoProto)(nil),            // 18: verbena.hdfs.DataTransferTraceInfoProto
+	(*DatanodeInfoProto)(nil),                     // 19: verbena.hdfs.DatanodeInfoProto
+	(StorageTypeProto)(0),                         // 20: verbena.hdfs.StorageTypeProto
+	(*BlockChecksumOptionsProto)(nil),             // 21: verbena.hdfs.BlockChecksumOptionsProto
+	(ChecksumTypeProto)(0),                        // 22: verbena.hdfs.ChecksumTypeProto
+	(*ExtendedBlockProto)(nil),                    // 23: verbena.hdfs.ExtendedBlockProto
+	(*TokenProto)(nil),                            // 24: verbena.hdfs.TokenProto
 }
 var file_hdfs_internal_hdfspb_datatransfer_proto_depIdxs = []int32{
-	13, // 0: verbena.hdfs.OpReadBlockProto.header:type_name -> verbena.hdfs.ClientOperationHeaderProto
-	14, // 1: verbena.hdfs.OpReadBlockProto.cachingStrategy:type_name -> verbena.hdfs.CachingStrategyProto
-	13, // 2: verbena.hdfs.OpWriteBlockProto.header:type_name -> verbena.hdfs.ClientOperationHeaderProto
-	18, // 3: verbena.hdfs.OpWriteBlockProto.targets:type_name -> verbena.hdfs.DatanodeInfoProto
-	18, // 4: verbena.hdfs.OpWriteBlockProto.source:type_name -> verbena.hdfs.DatanodeInfoProto
+	14, // 0: verbena.hdfs.OpReadBlockProto.header:type_name -> verbena.hdfs.ClientOperationHeaderProto
+	15, // 1: verbena.hdfs.OpReadBlockProto.cachingStrategy:type_name -> verbena.hdfs.CachingStrategyProto
+	14, // 2: verbena.hdfs.OpWriteBlockProto.header:type_name -> verbena.hdfs.ClientOperationHeaderProto
+	19, // 3: verbena.hdfs.OpWriteBlockProto.targets:type_name -> verbena.hdfs.DatanodeInfoProto
+	19, // 4: verbena.hdfs.OpWriteBlockProto.source:type_name -> verbena.hdfs.DatanodeInfoProto
 	1,  // 5: verbena.hdfs.OpWriteBlockProto.stage:type_name -> verbena.hdfs.OpWriteBlockProto.BlockConstructionStage
-	15, // 6: verbena.hdfs.OpWriteBlockProto.requestedChecksum:type_name -> verbena.hdfs.ChecksumProto
-	14, // 7: verbena.hdfs.OpWriteBlockProto.cachingStrategy:type_name -> verbena.hdfs.CachingStrategyProto
-	19, // 8: verbena.hdfs.OpWriteBlockProto.storageType:type_name -> verbena.hdfs.StorageTypeProto
-	19, // 9: verbena.hdfs.OpWriteBlockProto.targetStorageTypes:type_name -> verbena.hdfs.StorageTypeProto
-	13, // 10: verbena.hdfs.OpTransferBlockProto.header:type_name -> verbena.hdfs.ClientOperationHeaderProto
-	18, // 11: verbena.hdfs.OpTransferBlockProto.targets:type_name -> verbena.hdfs.DatanodeInfoProto
-	19, // 12: verbena.hdfs.OpTransferBlockProto.targetStorageTypes:type_name -> verbena.hdfs.StorageTypeProto
-	16, // 13: verbena.hdfs.OpBlockChecksumProto.header:type_name -> verbena.hdfs.BaseHeaderProto
-	20, // 14: verbena.hdfs.OpBlockChecksumProto.blockChecksumOptions:type_name -> verbena.hdfs.BlockChecksumOptionsProto
+	16, // 6: verbena.hdfs.OpWriteBlockProto.requestedChecksum:type_name -> verbena.hdfs.ChecksumProto
+	15, // 7: verbena.hdfs.OpWriteBlockProto.cachingStrategy:type_name -> verbena.hdfs.CachingStrategyProto
+	20, // 8: verbena.hdfs.OpWriteBlockProto.storageType:type_name -> verbena.hdfs.StorageTypeProto
+	20, // 9: verbena.hdfs.OpWriteBlockProto.targetStorageTypes:type_name -> verbena.hdfs.StorageTypeProto
+	14, // 10: verbena.hdfs.OpTransferBlockProto.header:type_name -> verbena.hdfs.ClientOperationHeaderProto
+	19, // 11: verbena.hdfs.OpTransferBlockProto.targets:type_name -> verbena.hdfs.DatanodeInfoProto
+	20, // 12: verbena.hdfs.OpTransferBlockProto.targetStorageTypes:type_name -> verbena.hdfs.StorageTypeProto
+	17, // 13: verbena.hdfs.OpBlockChecksumProto.header:type_name -> verbena.hdfs.BaseHeaderProto
+	21, // 14: verbena.hdfs.OpBlockChecksumProto.blockChecksumOptions:type_name -> verbena.hdfs.BlockChecksumOptionsProto
 	0,  // 15: verbena.hdfs.BlockOpResponseProto.status:type_name -> verbena.hdfs.Status
-	9,  // 16: verbena.hdfs.BlockOpResponseProto.checksumResponse:type_name -> verbena.hdfs.OpBlockChecksumResponseProto
-	10, // 17: verbena.hdfs.BlockOpResponseProto.readOpChecksumInfo:type_name -> verbena.hdfs.ReadOpChecksumInfoProto
-	0,  // 18: verbena.hdfs.ClientReadStatusProto.status:type_name -> verbena.hdfs.Status
-	0,  // 19: verbena.hdfs.DNTransferAckProto.status:type_name -> verbena.hdfs.Status
-	21, // 20: verbena.hdfs.OpBlockChecksumResponseProto.crcType:type_name -> verbena.hdfs.ChecksumTypeProto
-	20, // 21: verbena.hdfs.OpBlockChecksumResponseProto.blockChecksumOptions:type_name -> verbena.hdfs.BlockChecksumOptionsProto
-	15, // 22: verbena.hdfs.ReadOpChecksumInfoProto.checksum:type_name -> verbena.hdfs.ChecksumProto
-	0,  // 23: verbena.hdfs.PipelineAckProto.reply:type_name -> verbena.hdfs.Status
-	16, // 24: verbena.hdfs.ClientOperationHeaderProto.baseHeader:type_name -> verbena.hdfs.BaseHeaderProto
-	21, // 25: verbena.hdfs.ChecksumProto.type:type_name -> verbena.hdfs.ChecksumTypeProto
-	22, // 26: verbena.hdfs.BaseHeaderProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
-	23, // 27: verbena.hdfs.BaseHeaderProto.token:type_name -> verbena.hdfs.TokenProto
-	17, // 28: verbena.hdfs.BaseHeaderProto.traceInfo:type_name -> verbena.hdfs.DataTransferTraceInfoProto
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	10, // 16: verbena.hdfs.BlockOpResponseProto.checksumResponse:type_name -> verbena.hdfs.OpBlockChecksumResponseProto
+	11, // 17: verbena.hdfs.BlockOpResponseProto.readOpChecksumInfo:type_name -> verbena.hdfs.ReadOpChecksumInfoProto
+	7,  // 18: verbena.hdfs.BlockOpResponseProto.localReplica:type_name -> verbena.hdfs.LocalReplicaProto
+	16, // 19: verbena.hdfs.LocalReplicaProto.checksum:type_name -> verbena.hdfs.ChecksumProto
+	0,  // 20: verbena.hdfs.ClientReadStatusProto.status:type_name -> verbena.hdfs.Status
+	0,  // 21: verbena.hdfs.DNTransferAckProto.status:type_name -> verbena.hdfs.Status
+	22, // 22: verbena.hdfs.OpBlockChecksumResponseProto.crcType:type_name -> verbena.hdfs.ChecksumTypeProto
+	21, // 23: verbena.hdfs.OpBlockChecksumResponseProto.blockChecksumOptions:type_name -> verbena.hdfs.BlockChecksumOptionsProto
+	16, // 24: verbena.hdfs.ReadOpChecksumInfoProto.checksum:type_name -> verbena.hdfs.ChecksumProto
+	0,  // 25: verbena.hdfs.PipelineAckProto.reply:type_name -> verbena.hdfs.Status
+	17, // 26: verbena.hdfs.ClientOperationHeaderProto.baseHeader:type_name -> verbena.hdfs.BaseHeaderProto
+	22, // 27: verbena.hdfs.ChecksumProto.type:type_name -> verbena.hdfs.ChecksumTypeProto
+	23, // 28: verbena.hdfs.BaseHeaderProto.block:type_name -> verbena.hdfs.ExtendedBlockProto
+	24, // 29: verbena.hdfs.BaseHeaderProto.token:type_name -> verbena.hdfs.TokenProto
+	18, // 30: verbena.hdfs.BaseHeaderProto.traceInfo:type_name -> verbena.hdfs.DataTransferTraceInfoProto
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_hdfspb_datatransfer_proto_init() }
@@ -1501,7 +1590,7 @@ func file_hdfs_internal_hdfspb_datatransfer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_hdfspb_datatransfer_proto_rawDesc), len(file_hdfs_internal_hdfspb_datatransfer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1479,8 +1479,11 @@ type DatanodeLocalInfoProto struct {
 	SoftwareVersion *string                `protobuf:"bytes,1,req,name=softwareVersion" json:"softwareVersion,omitempty"`
 	ConfigVersion   *string                `protobuf:"bytes,2,req,name=configVersion" json:"configVersion,omitempty"`
 	Uptime          *uint64                `protobuf:"varint,3,req,name=uptime" json:"uptime,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Verbena's own: the socket at which this host's processes get blocks' descriptors, and whose it is.
+	LocalSocket   *string `protobuf:"bytes,1001,opt,name=localSocket" json:"localSocket,omitempty"`
+	LocalUser     *uint32 `protobuf:"varint,1002,opt,name=localUser" json:"localUser,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DatanodeLocalInfoProto) Reset() {
@@ -1530,6 +1533,20 @@ func (x *DatanodeLocalInfoProto) GetConfigVersion() string {
 func (x *DatanodeLocalInfoProto) GetUptime() uint64 {
 	if x != nil && x.Uptime != nil {
 		return *x.Uptime
+	}
+	return 0
+}
+
+func (x *DatanodeLocalInfoProto) GetLocalSocket() string {
+	if x != nil && x.LocalSocket != nil {
+		return *x.LocalSocket
+	}
+	return ""
+}
+
+func (x *DatanodeLocalInfoProto) GetLocalUser() uint32 {
+	if x != nil && x.LocalUser != nil {
+		return *x.LocalUser
 	}
 	return 0
 }
@@ -2688,11 +2705,13 @@ const file_hdfs_internal_hdfspb_hdfs_proto_rawDesc = "" +
 	"\n" +
 	"nonDfsUsed\x18\b \x01(\x04R\n" +
 	"nonDfsUsed\x12\x14\n" +
-	"\x05mount\x18\t \x01(\tR\x05mount\"\x80\x01\n" +
+	"\x05mount\x18\t \x01(\tR\x05mount\"\xc2\x01\n" +
 	"\x16DatanodeLocalInfoProto\x12(\n" +
 	"\x0fsoftwareVersion\x18\x01 \x02(\tR\x0fsoftwareVersion\x12$\n" +
 	"\rconfigVersion\x18\x02 \x02(\tR\rconfigVersion\x12\x16\n" +
-	"\x06uptime\x18\x03 \x02(\x04R\x06uptime\"\xc8\x03\n" +
+	"\x06uptime\x18\x03 \x02(\x04R\x06uptime\x12!\n" +
+	"\vlocalSocket\x18\xe9\a \x01(\tR\vlocalSocket\x12\x1d\n" +
+	"\tlocalUser\x18\xea\a \x01(\rR\tlocalUser\"\xc8\x03\n" +
 	"\x11LocatedBlockProto\x12.\n" +
 	"\x01b\x18\x01 \x02(\v2 .verbena.hdfs.ExtendedBlockProtoR\x01b\x12\x16\n" +
 	"\x06offset\x18\x02 \x02(\x04R\x06offset\x123\n" +

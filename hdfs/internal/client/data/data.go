@@ -87,6 +87,14 @@ type BlockReader interface {
 	Close() error
 }
 
+// Filler is what a [Path] may be, besides: one that reads into memory of the caller.
+type Filler interface {
+	// Fill fills p, of the request's length, with good bytes. done is false, without an
+	// error, if that can't be done here and now: then [Path].Read is the way. It keeps
+	// neither req nor p.
+	Fill(ctx context.Context, req *ReadRequest, p []byte) (done bool, err error)
+}
+
 // TransferRequest describes a copy.
 type TransferRequest struct {
 	Client   string

@@ -261,7 +261,13 @@ func (f *File) readBlock(ctx context.Context, p []byte, off int64) (n int, err e
 
 // fetch fills p from one DataNode.
 func (f *File) fetch(ctx context.Context, b *located, node *hdfspb.DatanodeInfoProto, p []byte, off int64) error {
-	r, err := f.cfg.Path.Read(ctx, f.request(b, node, off, off+int64(len(p))))
+	req := f.request(b, node, off, off+int64(len(p)))
+	if filler, ok := f.cfg.Path.(data.Filler); ok {
+		if done, err := filler.Fill(ctx, req, p); done || err != nil {
+			return err
+		}
+	}
+	r, err := f.cfg.Path.Read(ctx, req)
 	if err != nil {
 		return err
 	}

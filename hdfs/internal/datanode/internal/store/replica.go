@@ -246,6 +246,7 @@ func (r *Replica) Settle(recovery uint64, length int64) error {
 	if r.gone {
 		return fmt.Errorf("settle block %d: %w", r.id, ErrNotFound)
 	}
+	r.store.changing(r.id)
 	if err := r.cut(recovery, length, true); err != nil {
 		return fmt.Errorf("settle block %d at %d bytes: %w", r.id, length, err)
 	}

@@ -57,6 +57,10 @@ type Config struct {
 	BootID string
 	// TakeOver bounds the wait for a writer that is told to stop.
 	TakeOver time.Duration
+	// Changing, if it is set, is called before a replica of a block that others may have
+	// open is written to, cut, given a new generation stamp or removed. It is called with
+	// locks held and must not call the store.
+	Changing func(id uint64)
 }
 
 // Store is a directory of replicas. Its methods may be called concurrently.
@@ -66,6 +70,7 @@ type Store struct {
 	log      *slog.Logger
 	lock     io.Closer
 	takeOver time.Duration
+	changing func(id uint64)
 
 	mu       sync.RWMutex
 	identity Identity
@@ -81,12 +86,15 @@ type Store struct {
 // Open opens or creates a store and looks through everything in it. Replicas
 // that were being written are cut to what their checksums prove.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{fs: cfg.FS, dir: cfg.Dir, log: cfg.Logger, takeOver: cfg.TakeOver, replicas: map[uint64]*Replica{}, promises: map[uint64]uint64{}}
+	s := &Store{fs: cfg.FS, dir: cfg.Dir, log: cfg.Logger, takeOver: cfg.TakeOver, changing: cfg.Changing, replicas: map[uint64]*Replica{}, promises: map[uint64]uint64{}}
 	if s.fs == nil {
 		s.fs = vfs.Default
 	}
 	if s.log == nil {
 		s.log = slog.Default()
+	}
+	if s.changing == nil {
+		s.changing = func(uint64) {}
 	}
 	if s.takeOver == 0 {
 		s.takeOver = 10 * time.Second
@@ -584,6 +592,7 @@ func (s *Store) drop(r *Replica) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone = true
+	s.changing(r.id)
 	// The meta file first: data without it is removed at the next start.
 	for _, name := range []string{s.metaPath(r.id, r.gen), s.dataPath(r.id)} {
 		if err := s.fs.Remove(name); err != nil && !oserror.IsNotExist(err) {

@@ -176,6 +176,7 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 	if err := r.admitLocked(o); err != nil {
 		return nil, err
 	}
+	r.store.changing(r.id)
 	if r.excess || (o.Mode == RecoverAppend || o.Mode == RecoverClose) && r.length > o.Min {
 		length := r.length
 		if o.Mode == RecoverAppend || o.Mode == RecoverClose {
