@@ -44,7 +44,9 @@ func TestAgree(t *testing.T) {
 		{name: "the same after a restart of the others", length: 70,
 			holders: []holder{{waiting, 5, 70, true, false}, {final, 5, 40, false, false}}},
 		{name: "one finalized by an earlier recovery", length: 40,
-			holders: []holder{{final, 6, 40, true, false}, {written, 5, 90, false, false}}},
+			holders: []holder{{final, 6, 40, true, false}, {written, 5, 90, true, false}, {waiting, 5, 40, true, true}, {waiting, 5, 39, false, true}}},
+		{name: "two finalized by two earlier recoveries", length: 90,
+			holders: []holder{{final, 6, 40, false, false}, {final, 7, 90, true, false}, {written, 5, 90, true, false}}},
 		{name: "one good and one bad finalized", length: 90,
 			holders: []holder{{final, 5, 40, false, false}, {final, 5, 90, true, false}, {written, 5, 90, true, false}}},
 		{name: "cut", truncate: proto.Uint64(60), length: 60,
@@ -58,7 +60,7 @@ func TestAgree(t *testing.T) {
 				Block: &clusterpb.Block{Generation: &h.gen, Length: &h.length}, State: h.state.Enum(),
 			}, whole: !h.torn})
 		}
-		agreed, length, err := agree(all, &clusterpb.Command{TruncateTo: c.truncate, Late: &c.late})
+		agreed, length, err := agree(all, &clusterpb.Command{Block: &clusterpb.Block{Generation: proto.Uint64(5)}, TruncateTo: c.truncate, Late: &c.late})
 		if (err != nil) != c.fails || length != c.length {
 			t.Errorf("%s: %d bytes, %v; want %d, failure %t", c.name, length, err, c.length, c.fails)
 		}

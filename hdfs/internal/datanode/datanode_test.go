@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -1344,6 +1345,51 @@ func TestRecoveryWithoutSomeOfThePipeline(t *testing.T) {
 			defer f.nn.mu.Unlock()
 			if c.fail != (len(f.nn.commits) == 0) || !c.fail && f.nn.commits[0].GetBlock().GetLength() != 5000 {
 				t.Fatalf("%v", f.nn.commits)
+			}
+		})
+	}
+}
+
+// fullDisk is a holder that has no room to settle on anything.
+type fullDisk struct{ cluster.DataNode }
+
+func (fullDisk) UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error) {
+	return nil, syscall.ENOSPC
+}
+
+// Bytes that two DataNodes have stay on two: a recovery does not go on with the only one
+// that can settle, unless it has been tried for long. The next attempt has both.
+func TestRecoveryThatOneCannotSettle(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("late=%t", late), func(t *testing.T) {
+			full := true
+			var f *fixture
+			f = newFixture(t, 2, func(_ int, c *Config) {
+				c.Holder = func(addr string) cluster.DataNode {
+					if full {
+						return fullDisk{f.net.holder(addr)}
+					}
+					return f.net.holder(addr)
+				}
+			})
+			w := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
+			w.flush(0, random(1, 5000), false, 2)
+			w.nc.Close()
+			cmd := &clusterpb.Command{Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001)}, NewGeneration: proto.Uint64(1010),
+				Targets: []*clusterpb.Datanode{f.nodes[0].proto(), f.nodes[1].proto()}, Late: &late}
+			if err := f.nodes[0].DataNode.recover(t.Context(), cmd); late != (err == nil) || err != nil && !errors.Is(err, syscall.ENOSPC) {
+				t.Fatal(err)
+			}
+			want := 1
+			if !late {
+				full, want = false, 2
+				cmd.NewGeneration = proto.Uint64(1011)
+				must(t, f.nodes[0].DataNode.recover(t.Context(), cmd))
+			}
+			f.nn.mu.Lock()
+			defer f.nn.mu.Unlock()
+			if c := f.nn.commits; len(c) != 1 || len(c[0].GetDatanodes()) != want || c[0].GetBlock().GetLength() != 5000 {
+				t.Fatalf("%v", c)
 			}
 		})
 	}

@@ -138,6 +138,12 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 	if len(agreed) > 0 && len(commit.Datanodes) == 0 {
 		return fmt.Errorf("no holder could settle on %d bytes: %w", length, errors.Join(failures...))
 	}
+	// Unlike in HDFS: bytes that two disks have stay on two. The replica of who could not
+	// settle, because its disk is full, say, would be old from now on.
+	if len(commit.Datanodes) < min(2, len(agreed)) && !cmd.GetLate() {
+		return fmt.Errorf("of %d DataNodes with %d bytes %d could settle on them, too few to go on without the others yet: %w",
+			len(agreed), length, len(commit.Datanodes), errors.Join(failures...))
+	}
 	for _, err := range failures {
 		dn.log.Warn("block recovery goes on without a holder", "block", block.GetId(), "err", err)
 	}
@@ -179,7 +185,8 @@ func (dn *DataNode) ask(ctx context.Context, t *clusterpb.Datanode, block *clust
 // HDFS (syncBlock of its BlockRecoveryWorker) takes the shortest in either case, so that a
 // power cut on one machine takes flushed bytes from all. Unlike in HDFS, too, a finalized
 // replica that is shorter than another of its generation has no say: the writer's
-// last packet would have come to both, so it has lost bytes.
+// last packet would have come to both, so it has lost bytes. And those that did not settle
+// in an earlier attempt may still do so, at its length.
 func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, length uint64, err error) {
 	if cmd.TruncateTo != nil {
 		agreed = atLeast(all, cmd.GetTruncateTo())
@@ -194,6 +201,10 @@ func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, l
 	all = slices.DeleteFunc(withoutLosers(all), func(p *participant) bool { return p.length() == 0 })
 	if len(all) == 0 {
 		return nil, 0, nil
+	}
+	// An earlier attempt that did not get to its end has settled the length already.
+	if p := settled(all, cmd.GetBlock()); p != nil {
+		return atLeast(all, p.length()), p.length(), nil
 	}
 	final := func(p *participant) bool { return p.replica.GetState() == clusterpb.ReplicaState_FINALIZED }
 	if i := slices.IndexFunc(all, final); i >= 0 {
@@ -219,6 +230,19 @@ func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, l
 		}
 	}
 	return atLeast(all, length), length, nil
+}
+
+// settled returns the participant that an attempt to recover the block has settled, of the
+// last such attempt; nil if there was none.
+func settled(all []*participant, block *clusterpb.Block) (last *participant) {
+	for _, p := range all {
+		gen := p.replica.GetBlock().GetGeneration()
+		if p.replica.GetState() == clusterpb.ReplicaState_FINALIZED && gen > block.GetGeneration() &&
+			(last == nil || gen > last.replica.GetBlock().GetGeneration()) {
+			last = p
+		}
+	}
+	return last
 }
 
 func atLeast(all []*participant, length uint64) (long []*participant) {
