@@ -50,6 +50,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/groups"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -69,6 +70,9 @@ type Config struct {
 	Secret *cluster.Secret
 	// Dial connects to another DataNode's data transfer. Default: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// Native is how to connect to other DataNodes for pipelines over registered memory. Without
+	// it there are none.
+	Native *native.TableConfig
 	// Holder returns another DataNode for block recovery. Without it this
 	// DataNode leads recoveries only of blocks that it alone holds.
 	Holder func(addr string) cluster.DataNode
@@ -100,6 +104,7 @@ type Config struct {
 	MaxTransfers int   // operations at one time; default 4096
 	MaxConns     int   // connections at one time, idle ones included; default 16,384
 	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
+	NativeMemory int64 // bytes for the windows of native pipelines, all together; default 512 MiB
 	MaxCopies    int   // copies that the NameNode ordered at one time; default 4
 
 	HandshakeTimeout time.Duration // until a connection's first request; default 10 s
@@ -156,6 +161,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)
 	setDefault(&c.PacketMemory, 256<<20)
+	setDefault(&c.NativeMemory, 512<<20)
 	setDefault(&c.MaxCopies, 4)
 	setDefault(&c.HandshakeTimeout, 10*time.Second)
 	setDefault(&c.KeepAlive, 30*time.Second)
@@ -213,6 +219,7 @@ type DataNode struct {
 	disk      disk
 	local     *local
 	reads     reads
+	native    natives
 }
 
 // Open opens the replicas in cfg.Dir and starts to look for the NameNode; it
@@ -251,6 +258,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	dn.copies.init(dn, cfg.MaxCopies)
 	dn.recovers.init(dn, 4)
 	dn.settling.init()
+	dn.initNatives()
 	for _, i := range s.Replicas() {
 		if i.State == store.Finalized && !i.Synced {
 			dn.settling.add(i.ID, time.Now())
@@ -316,6 +324,7 @@ func (dn *DataNode) Close() error {
 	}
 	dn.mu.Unlock()
 	dn.rpc.Close()
+	dn.closeNatives()
 	dn.wg.Wait()
 	if err := dn.store.Close(); err != nil {
 		return fmt.Errorf("datanode: close the store: %w", err)

@@ -156,11 +156,12 @@ func (dn *DataNode) evictWriters(ctx context.Context, _ *hdfspb.EvictWritersRequ
 		return nil, err
 	}
 	dn.mu.Lock()
-	defer dn.mu.Unlock()
-	dn.log.Info("an operator evicts all writers", "writers", len(dn.writers))
+	writers := len(dn.writers)
 	for nc := range dn.writers {
 		nc.Close()
 	}
+	dn.mu.Unlock()
+	dn.log.Info("an operator evicts all writers", "writers", writers+dn.evictNatives())
 	return &hdfspb.EvictWritersResponseProto{}, nil
 }
 

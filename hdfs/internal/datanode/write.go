@@ -8,9 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
@@ -27,13 +24,15 @@ const (
 	lingering = 3 * time.Second
 )
 
-// stages of WRITE_BLOCK, and what they ask of the replica.
-var stages = map[hdfspb.OpWriteBlockProto_BlockConstructionStage]struct {
+// writeStage is what a stage of WRITE_BLOCK asks of the replica.
+type writeStage struct {
 	create   bool
 	transfer bool // a copy from another DataNode: one answer at the end instead of acknowledgements
 	noData   bool
 	mode     store.Mode
-}{
+}
+
+var stages = map[hdfspb.OpWriteBlockProto_BlockConstructionStage]writeStage{
 	hdfspb.OpWriteBlockProto_PIPELINE_SETUP_CREATE:             {create: true},
 	hdfspb.OpWriteBlockProto_TRANSFER_RBW:                      {create: true, transfer: true},
 	hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED:                {create: true, transfer: true},
@@ -45,25 +44,12 @@ var stages = map[hdfspb.OpWriteBlockProto_BlockConstructionStage]struct {
 
 func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	none := ""
-	block := op.GetHeader().GetBaseHeader().GetBlock()
-	stage, ok := stages[op.GetStage()]
-	if !ok {
-		return dn.answered(p, &none, fmt.Errorf("%w: a connection can't begin with stage %v", transfer.ErrMalformed, op.GetStage()))
-	}
-	if err := dn.checkBlock(block); err != nil {
-		return dn.answered(p, &none, err)
-	}
-	if err := dn.allow(op.GetHeader().GetBaseHeader().GetToken(), blocktoken.Access{Block: block, Newest: op.GetLatestGenerationStamp(), Mode: blocktoken.Write}); err != nil {
-		return dn.answered(p, dn.refusedWrite(err), err)
-	}
-	if len(op.GetTargets()) > maxPipeline {
-		return dn.answered(p, &none, fmt.Errorf("%w: a pipeline with %d more DataNodes, at most %d are allowed", transfer.ErrMalformed, len(op.GetTargets()), maxPipeline))
-	}
-	sum, err := transfer.NewChecksum(op.GetRequestedChecksum().GetType(), op.GetRequestedChecksum().GetBytesPerChecksum())
+	bw, link, err := dn.admitWrite(op)
 	if err != nil {
-		return dn.answered(p, &none, err)
+		return dn.answered(p, link, err)
 	}
-	rc := &receiver{dn: dn, p: p, op: op, sum: sum, transfer: stage.transfer}
+	rc := &receiver{blockWriter: bw, p: p}
+	stage := bw.stage
 	if stage.create {
 		// The DataNodes behind make their files while this one does. If it
 		// fails here, the NameNode has theirs deleted when it drops the block.
@@ -71,17 +57,8 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 			bad := rc.firstBadLink
 			return dn.answered(p, &bad, err)
 		}
-		rc.w, err = dn.store.Create(block.GetBlockId(), block.GetGenerationStamp(), sum, stage.transfer, rc.interrupt)
-	} else {
-		rc.w, err = dn.store.Reopen(block.GetBlockId(), store.ReopenOptions{
-			Mode:       stage.mode,
-			Generation: block.GetGenerationStamp(), NewGeneration: op.GetLatestGenerationStamp(),
-			Min: int64(min(op.GetMinBytesRcvd(), 1<<63-1)), Max: int64(min(op.GetMaxBytesRcvd(), 1<<63-1)),
-			Interrupt: rc.interrupt,
-		})
 	}
-	if err != nil {
-		dn.noteDisk(err)
+	if err := rc.open(rc.interrupt); err != nil {
 		rc.closeMirror()
 		return dn.answered(p, &none, err)
 	}
@@ -89,9 +66,7 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 	defer func() {
 		// From its set-up on a replica lives, empty or not, until a recovery or the
 		// NameNode decides: as in HDFS the client's next pipeline goes on with it.
-		if err := rc.w.Close(stage.create && !setUp); err != nil {
-			dn.log.Error("replica left in disorder", "block", block.GetBlockId(), "err", err)
-		}
+		rc.close(stage.create && !setUp)
 	}()
 	defer rc.closeMirror()
 	if !stage.create {
@@ -105,7 +80,7 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 		return dn.answered(p, &bad, err)
 	}
 	if stage.noData {
-		if err := rc.finish(false); err != nil {
+		if err := rc.finish(false, rc.mirror == nil); err != nil {
 			return dn.answered(p, &none, err)
 		}
 		return rc.accept()
@@ -126,12 +101,8 @@ func (dn *DataNode) writeBlock(p *peer, op *hdfspb.OpWriteBlockProto) error {
 // A receiver is one WRITE_BLOCK: packets come from p and go to the replica and
 // to the mirror, the next DataNode of the pipeline, if there is one.
 type receiver struct {
-	dn           *DataNode
+	blockWriter
 	p            *peer
-	op           *hdfspb.OpWriteBlockProto
-	sum          transfer.Checksum
-	transfer     bool
-	w            *store.Writer
 	firstBadLink string
 
 	mirrorAddr string
@@ -189,18 +160,7 @@ func (rc *receiver) requestMirror() error {
 	id := targets[0].GetId()
 	rc.mirrorAddr = address(id.GetIpAddr(), id.GetXferPort())
 	rc.firstBadLink = rc.mirrorAddr
-	next := proto.Clone(rc.op).(*hdfspb.OpWriteBlockProto)
-	next.Targets = targets[1:]
-	if n := len(next.TargetStorageTypes); n > 0 {
-		next.StorageType, next.TargetStorageTypes = next.TargetStorageTypes[0].Enum(), next.TargetStorageTypes[1:]
-	}
-	if n := len(next.TargetStorageIds); n > 0 {
-		next.StorageId, next.TargetStorageIds = &next.TargetStorageIds[0], next.TargetStorageIds[1:]
-	}
-	if n := len(next.TargetPinnings); n > 0 {
-		next.Pinning, next.TargetPinnings = &next.TargetPinnings[0], next.TargetPinnings[1:]
-	}
-	m, err := rc.dn.requestWrite(rc.dn.ctx, rc.mirrorAddr, next)
+	m, err := rc.dn.requestWrite(rc.dn.ctx, rc.mirrorAddr, nextOp(rc.op))
 	if err != nil {
 		return fmt.Errorf("pipeline: %w", err)
 	}
@@ -289,42 +249,10 @@ func (rc *receiver) take(pkt *transfer.Packet) pendingAck {
 		}
 		pa.at = time.Now()
 	}
-	if pkt.Seqno == transfer.HeartbeatSeqno {
-		return pa
-	}
-	pa.end = pkt.Offset + int64(len(pkt.Data))
-	var err error
-	if len(pkt.Data) > 0 {
-		pa.tail, err = rc.w.Write(pkt.Offset, pkt.Data, pkt.Sums, rc.sum)
-	} else if pkt.Last && pkt.Offset != rc.w.Info().Length {
-		err = fmt.Errorf("%w: the block ends at %d, but %d bytes have come", store.ErrLength, pkt.Offset, rc.w.Info().Length)
-	}
-	if err == nil && pkt.Sync && !pkt.Last {
-		err = rc.w.Sync()
-	}
-	if err != nil {
-		rc.dn.noteDisk(err)
-		pa.status, pa.cause = hdfspb.Status_ERROR, err
-		if errors.Is(err, transfer.ErrChecksum) {
-			pa.status = hdfspb.Status_ERROR_CHECKSUM
-		}
+	if pkt.Seqno != transfer.HeartbeatSeqno {
+		rc.store(pkt, true, &pa)
 	}
 	return pa
-}
-
-// finish finalizes the replica and tells the NameNode. The last DataNode of a
-// pipeline waits until the NameNode knows; the others need not, as it does then.
-func (rc *receiver) finish(sync bool) error {
-	if err := rc.w.Finalize(sync); err != nil {
-		rc.dn.noteDisk(err)
-		return err
-	}
-	info := rc.w.Info()
-	if !info.Synced {
-		rc.dn.settling.add(info.ID, time.Now().Add(rc.dn.cfg.SyncAfter))
-	}
-	rc.dn.changed(clusterpb.ReplicaChange_RECEIVED, info, rc.mirror == nil)
-	return nil
 }
 
 // receive takes packets from a client, or from the DataNode before in its
@@ -392,7 +320,7 @@ func (rc *receiver) complete(pa *pendingAck) {
 		rc.w.Acked(pa.end, pa.tail)
 		return
 	}
-	if err := rc.finish(pa.sync); err != nil {
+	if err := rc.finish(pa.sync, rc.mirror == nil); err != nil {
 		pa.status, pa.cause = hdfspb.Status_ERROR, err
 	}
 }
@@ -511,7 +439,7 @@ func (rc *receiver) receiveCopy() error {
 	if rc.op.GetStage() == hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED {
 		// On stable storage, because the replica that it was made of, and that is, may be
 		// deleted as soon as the NameNode knows of this one.
-		err = rc.finish(true)
+		err = rc.finish(true, rc.mirror == nil)
 	} else if err = rc.w.Publish(); err == nil {
 		rc.dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
 	}

@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
 	"fmt"
 
@@ -14,6 +15,11 @@ import (
 // another one can have it made by a DataNode.
 func ProofOf(secret *cluster.Secret, nonce [NonceLen]byte, address string) []byte {
 	return secret.Derive(Service+" proof", nonce[:], []byte(address))
+}
+
+// Proves tells whether a proof is that of [ProofOf].
+func Proves(secret *cluster.Secret, nonce [NonceLen]byte, address string, proof []byte) bool {
+	return hmac.Equal(proof, ProofOf(secret, nonce, address))
 }
 
 // prove asks for a proof, on an endpoint on which nothing was sent yet.

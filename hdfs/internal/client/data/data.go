@@ -44,7 +44,10 @@ type WriteRequest struct {
 	Sent       int64  // bytes of the block that any DataNode may have
 	Generation uint64 // the new stamp, in a recovery or an append
 	BlockSize  int64  // of the file
-	Checksum   transfer.Checksum
+	// Window is how many bytes of packets, with what goes with them, wait for
+	// acknowledgements at most.
+	Window   int
+	Checksum transfer.Checksum
 }
 
 // Pipeline takes the packets of one block. One goroutine sends and one receives
@@ -57,11 +60,30 @@ type Pipeline interface {
 	Close() error
 }
 
+// Lender is a Pipeline with memory from which it sends without a copy.
+type Lender interface {
+	// Lend returns memory for a packet, or nil if there is none now. It does not wait.
+	Lend(size int) Memory
+}
+
+// Memory is what a packet may lie in instead of the Go heap.
+type Memory interface {
+	Bytes() []byte
+	// Release gives it back, when nobody reads or writes it any more but the pipeline.
+	Release()
+}
+
 // PipelineError tells which DataNode of a pipeline failed.
 type PipelineError struct {
 	Node       int  // index in [WriteRequest].Nodes
 	Restarting bool // it has said that it will be back
-	Err        error
+	// SetUp, of an error that [Pipeline].Ack returns, says that the pipeline was never set
+	// up, though packets were sent: no DataNode has anything of the block.
+	SetUp bool
+	// Blameless says that the DataNode has not failed: the same pipeline may be had a
+	// little later.
+	Blameless bool
+	Err       error
 }
 
 func (e *PipelineError) Error() string { return e.Err.Error() }

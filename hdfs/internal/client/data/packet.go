@@ -14,13 +14,16 @@ const headroom = 64
 type Packet struct {
 	transfer.PacketHeader
 	buf   []byte
-	data  int // where the data begins in buf
-	sums  int // bytes of checksums, right before the data
-	limit int // bytes of data that may come
+	mem   Memory // that buf is; nil: the heap
+	data  int    // where the data begins in buf
+	sums  int    // bytes of checksums, right before the data
+	limit int    // bytes of data that may come
 
 	// Acked and Busy are the writer's: whether the packet has been acknowledged, and
 	// whether it is being sent.
 	Acked, Busy bool
+	// Sent says that a pipeline may be reading its header where it lies.
+	Sent bool
 }
 
 // Pool makes packets of one size and keeps those that are given back. It may be used
@@ -29,6 +32,7 @@ type Pool struct {
 	size int
 	sum  transfer.Checksum
 	pool sync.Pool
+	lent sync.Pool // packets without memory
 }
 
 // NewPool returns a pool of packets of at most size bytes of data, rounded to whole
@@ -41,24 +45,68 @@ func NewPool(size int, sum transfer.Checksum) *Pool {
 // Size is how many bytes of data a packet takes at most.
 func (p *Pool) Size() int { return p.size }
 
+// Memory is how many bytes a packet takes, with its checksums and a header.
+func (p *Pool) Memory() int {
+	return headroom + int(p.sum.Chunks(int64(p.size)))*p.sum.Size() + p.size
+}
+
 // Checksum is what protects the data.
 func (p *Pool) Checksum() transfer.Checksum { return p.sum }
 
-// Get returns an empty packet for limit bytes of data from offset.
-func (p *Pool) Get(seqno, offset int64, limit int) *Packet {
-	k, ok := p.pool.Get().(*Packet)
-	if !ok {
-		sums := int(p.sum.Chunks(int64(p.size))) * p.sum.Size()
-		k = &Packet{buf: make([]byte, headroom+sums+p.size), data: headroom + sums}
+// Get returns an empty packet for limit bytes of data from offset. It lies in memory of
+// from, which may be nil, if that has some.
+func (p *Pool) Get(seqno, offset int64, limit int, from Lender) *Packet {
+	k := p.lend(p.Memory(), from)
+	if k == nil {
+		var ok bool
+		if k, ok = p.pool.Get().(*Packet); !ok {
+			k = &Packet{buf: make([]byte, p.Memory())}
+		}
 	}
 	k.PacketHeader = transfer.PacketHeader{Offset: offset, Seqno: seqno}
-	k.sums, k.limit = 0, min(limit, p.size)
-	k.Acked, k.Busy = false, false
+	k.data, k.sums, k.limit = p.Memory()-p.size, 0, min(limit, p.size)
+	k.Acked, k.Busy, k.Sent = false, false, false
+	return k
+}
+
+func (p *Pool) lend(size int, from Lender) *Packet {
+	if from == nil {
+		return nil
+	}
+	m := from.Lend(size)
+	if m == nil {
+		return nil
+	}
+	k, ok := p.lent.Get().(*Packet)
+	if !ok {
+		k = &Packet{}
+	}
+	k.mem, k.buf = m, m.Bytes()
 	return k
 }
 
 // Put gives a packet back, which nobody may use any more.
-func (p *Pool) Put(k *Packet) { p.pool.Put(k) }
+func (p *Pool) Put(k *Packet) {
+	if k.mem == nil {
+		p.pool.Put(k)
+		return
+	}
+	k.mem.Release()
+	k.mem, k.buf = nil, nil
+	p.lent.Put(k)
+}
+
+// Memory is what the packet lies in, or nil if that is the heap.
+func (k *Packet) Memory() Memory { return k.mem }
+
+// Place returns where in the packet's memory checksums and data lie, behind size bytes
+// for a header, at most 64.
+func (k *Packet) Place(size int) (from, to int) {
+	return k.data - k.sums - size, k.data + int(k.DataLen)
+}
+
+// Bytes is the packet's memory.
+func (k *Packet) Bytes() []byte { return k.buf }
 
 // Room is where more data may be put.
 func (k *Packet) Room() []byte {

@@ -120,17 +120,13 @@ func refusal(address string, resp *hdfspb.BlockOpResponseProto) error {
 	return fmt.Errorf("DataNode %s: %w", address, &data.StatusError{Status: resp.GetStatus(), Message: resp.GetMessage()})
 }
 
-func header(block *hdfspb.ExtendedBlockProto, token *hdfspb.TokenProto, client string) *hdfspb.ClientOperationHeaderProto {
-	return &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: block, Token: token}, ClientName: &client}
-}
-
 // Transfer is [data.Path].Transfer.
 func (p *Path) Transfer(ctx context.Context, req *data.TransferRequest) error {
 	// The copy takes as long as the block is large: 8 s more for each 64 MiB.
 	wait := p.cfg.SocketTimeout + perNode*time.Duration(1+len(req.To)) + time.Duration(req.Block.GetNumBytes()>>23)*time.Second
 	var resp hdfspb.BlockOpResponseProto
 	c, stop, err := p.operate(ctx, req.From, transfer.OpTransferBlock, &hdfspb.OpTransferBlockProto{
-		Header: header(req.Block, req.Token, req.Client), Targets: req.To, TargetStorageTypes: req.Types, TargetStorageIds: req.Storages,
+		Header: data.Header(req.Block, req.Token, req.Client), Targets: req.To, TargetStorageTypes: req.Types, TargetStorageIds: req.Storages,
 	}, false, wait, &resp)
 	if err != nil {
 		return err

@@ -31,7 +31,7 @@ type blockReader struct {
 func (p *Path) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReader, error) {
 	var resp hdfspb.BlockOpResponseProto
 	c, stop, err := p.operate(ctx, req.Node, transfer.OpReadBlock, &hdfspb.OpReadBlockProto{
-		Header: header(req.Block, req.Token, req.Client),
+		Header: data.Header(req.Block, req.Token, req.Client),
 		Offset: proto.Uint64(uint64(req.Offset)), Len: proto.Uint64(uint64(req.Length)),
 		SendChecksums: proto.Bool(!req.Unverified), CachingStrategy: &hdfspb.CachingStrategyProto{},
 	}, true, p.cfg.SocketTimeout, &resp)

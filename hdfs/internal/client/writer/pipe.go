@@ -50,6 +50,7 @@ type pipe struct {
 
 	excluded   []exclusion // from the next blocks
 	recoveries int         // in a row
+	begun      int         // how often the block was begun anew after packets had been sent
 	stuckAt    int64       // what was acknowledged at the last of them
 }
 
@@ -135,6 +136,28 @@ func (p *pipe) open() error {
 	return fmt.Errorf("write %s: no pipeline of DataNodes for its next block: %w", p.s.file.Path, err)
 }
 
+// anew gives up a block whose pipeline was never set up, though packets were sent: the
+// next one gets them.
+func (p *pipe) anew(why *failure) error {
+	s := p.s
+	bad := p.nodes[min(why.bad, len(p.nodes)-1)]
+	s.cfg.Logger.Warn("hdfs: a pipeline was not set up; another one will be", "file", s.file.Path, "block", p.block.GetBlockId(), "datanode", data.Name(bad), "err", why.err)
+	if p.begun++; why.blameless {
+		if !sleep(s.ctx, s.cfg.LocatePause>>4<<min(p.begun, 6)) {
+			return context.Cause(s.ctx)
+		}
+	} else {
+		p.exclude(bad)
+	}
+	if p.begun > s.cfg.BlockRetries && !why.blameless || p.begun > maxBegun {
+		return fmt.Errorf("write %s: no pipeline of DataNodes for its next block: %w", s.file.Path, why.err)
+	}
+	return p.abandon()
+}
+
+// maxBegun is how often a block is begun anew although no DataNode has failed.
+const maxBegun = 20
+
 // abandon gives a block back that was not begun.
 func (p *pipe) abandon() error {
 	s := p.s
@@ -191,6 +214,7 @@ func (p *pipe) connect(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, ge
 	line, err := s.cfg.Path.Write(s.ctx, &data.WriteRequest{
 		Client: s.cfg.Client, Block: p.block, Token: p.token, Nodes: p.nodes, Types: p.types, Storages: p.stores,
 		Stage: stage, Sent: p.sent, Generation: generation, BlockSize: s.file.BlockSize, Checksum: s.cfg.Packets.Checksum(),
+		Window: s.cfg.Window * s.cfg.Packets.Memory(),
 	})
 	if err != nil {
 		return err
@@ -249,6 +273,6 @@ func (p *pipe) end() {
 	defer s.mu.Unlock()
 	p.block.NumBytes = proto.Uint64(uint64(s.length))
 	p.last, p.block = p.block, nil
-	p.appends, p.failed, p.recoveries = false, nil, 0
+	p.appends, p.failed, p.recoveries, p.begun = false, nil, 0, 0
 	s.ackLast, s.sentLast, s.failure = false, false, nil
 }

@@ -66,8 +66,14 @@ func (s *Stream) recover() error {
 	}
 	acked := s.acked
 	p.block.NumBytes = proto.Uint64(uint64(s.length))
+	if why.setUp {
+		s.sentLast = false
+	}
 	s.mu.Unlock()
 
+	if why.setUp {
+		return p.anew(why)
+	}
 	if p.recoveries == 0 || p.stuckAt != acked {
 		p.recoveries, p.stuckAt = 0, acked
 	}

@@ -15,6 +15,8 @@ import (
 type failure struct {
 	bad        int  // index of the DataNode to blame
 	restarting bool // it has said that it will be back
+	setUp      bool // of a pipeline that was never set up
+	blameless  bool // the DataNode has not failed
 	err        error
 }
 
@@ -140,7 +142,7 @@ func (s *Stream) sendOne(k *data.Packet) {
 }
 
 func (s *Stream) heartbeat() {
-	k := s.cfg.Packets.Get(transfer.HeartbeatSeqno, 0, 0)
+	k := s.cfg.Packets.Get(transfer.HeartbeatSeqno, 0, 0, nil)
 	err := s.pipe.line.Send(k)
 	s.cfg.Packets.Put(k)
 	s.pipe.lastSent = time.Now()
@@ -178,7 +180,12 @@ func (s *Stream) respond(line data.Pipeline, nodes []*hdfspb.DatanodeInfoProto) 
 	ack := transfer.Ack{Replies: make([]hdfspb.Status, 0, len(nodes))}
 	for {
 		if err := line.Ack(&ack); err != nil {
-			s.fail(line, &failure{err: err})
+			f := &failure{err: err}
+			var broken *data.PipelineError
+			if errors.As(err, &broken) {
+				f.bad, f.restarting, f.setUp, f.blameless = broken.Node, broken.Restarting, broken.SetUp, broken.Blameless
+			}
+			s.fail(line, f)
 			return
 		}
 		if f := blame(&ack, nodes); f != nil {

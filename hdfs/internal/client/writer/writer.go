@@ -209,12 +209,20 @@ func (s *Stream) packet() (*data.Packet, error) {
 	if err := s.reserve(); err != nil {
 		return nil, err
 	}
-	k := s.cfg.Packets.Get(s.seqno, at, int(min(limit, int64(s.cfg.Packets.Size()))))
+	k := s.cfg.Packets.Get(s.seqno, at, int(min(limit, int64(s.cfg.Packets.Size()))), s.lender())
 	s.kept = copy(k.Room(), s.tail)
 	k.Grow(s.kept)
 	s.tail = s.tail[:0]
 	s.current = k
 	return k, nil
+}
+
+// lender is the pipeline, if it has memory for packets.
+func (s *Stream) lender() data.Lender {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, _ := s.live.(data.Lender)
+	return l
 }
 
 // failed is the error that has ended the stream.
@@ -279,7 +287,7 @@ func (s *Stream) endBlock() error {
 	if err := s.reserve(); err != nil {
 		return err
 	}
-	s.current = s.cfg.Packets.Get(s.seqno, s.off, 0)
+	s.current = s.cfg.Packets.Get(s.seqno, s.off, 0, nil)
 	s.current.Last = true
 	if err := s.enqueue(false); err != nil {
 		return err
@@ -314,7 +322,7 @@ func (s *Stream) Flush(ctx context.Context, o FlushOptions) error {
 		if err := s.reserve(); err != nil {
 			return err
 		}
-		s.current = s.cfg.Packets.Get(s.seqno, s.off, 0)
+		s.current = s.cfg.Packets.Get(s.seqno, s.off, 0, nil)
 		if err := s.enqueue(true); err != nil {
 			return err
 		}

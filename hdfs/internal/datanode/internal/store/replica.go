@@ -34,6 +34,7 @@ type Replica struct {
 	synced      bool   // finalized, and all of it on stable storage
 	excess      bool   // the meta file has checksums beyond length
 	torn        bool   // acknowledged bytes may be missing
+	unproven    bool   // bytes that are not visible may not be what their checksums say
 	recovery    uint64 // the highest recovery promised to
 	epoch       uint64 // counts the times bytes may have been taken back
 	gone        bool
@@ -184,6 +185,25 @@ func (rd *Reader) readVerified(data, sums []byte, off int64) error {
 		return err
 	}
 	return rd.Sum.Verify(sums, data)
+}
+
+// Read is [Reader.ReadVerified] without the comparison, for who sends both to a client
+// that makes it. Bytes that were cut or removed meanwhile are an error all the same.
+func (rd *Reader) Read(data, sums []byte, off int64) error {
+	err := readFull(rd.data, data, off)
+	if err == nil {
+		err = rd.Sums(sums, off/int64(rd.Sum.BytesPerChunk))
+	}
+	rd.r.mu.Lock()
+	changed := rd.r.gone || rd.r.epoch != rd.epoch
+	rd.r.mu.Unlock()
+	switch {
+	case changed:
+		return fmt.Errorf("read block %d at %d: %w", rd.Info.ID, off, errors.Join(ErrChanged, err))
+	case err != nil:
+		return fmt.Errorf("read block %d at %d: %w: %w", rd.Info.ID, off, ErrCorrupt, err)
+	}
+	return nil
 }
 
 // Sums fills sums with the checksums of the chunks from chunk on.
@@ -375,6 +395,9 @@ func (r *Replica) sumBefore(data, meta vfs.File, off int64) (uint32, error) {
 	}
 	if off == r.length {
 		return r.tail, nil
+	}
+	if off == r.visible && r.unproven {
+		return r.visibleTail, nil // the rest of the chunk may be wrong
 	}
 	chunk := make([]byte, min(bpc, r.length-start))
 	if err := readFull(data, chunk, start); err != nil {

@@ -177,15 +177,19 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		return nil, err
 	}
 	r.store.changing(r.id)
-	if r.excess || (o.Mode == RecoverAppend || o.Mode == RecoverClose) && r.length > o.Min {
-		length := r.length
-		if o.Mode == RecoverAppend || o.Mode == RecoverClose {
-			length = o.Min
-		}
+	length := r.length
+	switch {
+	case o.Mode == RecoverAppend || o.Mode == RecoverClose:
+		length = min(length, o.Min)
+	case o.Mode == RecoverWriting && r.unproven:
+		length = min(length, r.visible)
+	}
+	if r.excess || length < r.length {
 		if err := r.cut(o.NewGeneration, length, false); err != nil {
 			return nil, err
 		}
 	}
+	r.unproven = false
 	w := &Writer{r: r, interrupt: o.Interrupt, done: make(chan struct{}), syncedTo: -1}
 	if w.interrupt == nil {
 		w.interrupt = func() {}
@@ -309,6 +313,18 @@ func (w *Writer) Replica() *Replica { return w.r }
 // When Write returns the bytes are the operating system's: they survive the
 // death of the process.
 func (w *Writer) Write(off int64, data, sums []byte, sum transfer.Checksum) (tail uint32, err error) {
+	return w.write(off, data, sums, sum, true)
+}
+
+// WriteUnproven is [Writer.Write] without the comparison of data and checksums, for bytes
+// that another DataNode compares before they are acknowledged. What has not become
+// visible is cut off when another pipeline goes on with the replica: it may be what the
+// other one has refused.
+func (w *Writer) WriteUnproven(off int64, data, sums []byte, sum transfer.Checksum) (tail uint32, err error) {
+	return w.write(off, data, sums, sum, false)
+}
+
+func (w *Writer) write(off int64, data, sums []byte, sum transfer.Checksum, prove bool) (tail uint32, err error) {
 	r := w.r
 	if off < 0 || off > MaxBlock-int64(len(data)) {
 		return 0, fmt.Errorf("write block %d: %w: offset %d", r.id, ErrLength, off)
@@ -316,13 +332,16 @@ func (w *Writer) Write(off int64, data, sums []byte, sum transfer.Checksum) (tai
 	if off > r.length {
 		return 0, fmt.Errorf("write block %d: %w: a packet at %d, but only %d bytes have come", r.id, ErrLength, off, r.length)
 	}
-	if err := sum.Verify(sums, data); err != nil {
-		return 0, fmt.Errorf("write block %d, packet at %d: %w", r.id, off, err)
-	}
 	bpc := int64(r.sum.BytesPerChunk)
 	end := off + int64(len(data))
 	own := sums
-	if sum.Type != r.sum.Type || sum.BytesPerChunk != r.sum.BytesPerChunk || off%bpc != 0 {
+	others := sum.Type != r.sum.Type || sum.BytesPerChunk != r.sum.BytesPerChunk || off%bpc != 0
+	if prove || others { // checksums that are made here must not be of bytes that are wrong
+		if err := sum.Verify(sums, data); err != nil {
+			return 0, fmt.Errorf("write block %d, packet at %d: %w", r.id, off, err)
+		}
+	}
+	if others {
 		if own, err = w.ownSums(off, data); err != nil {
 			return 0, fmt.Errorf("write block %d at %d: %w", r.id, off, err)
 		}
@@ -356,6 +375,7 @@ func (w *Writer) Write(off int64, data, sums []byte, sum transfer.Checksum) (tai
 	r.store.used.Add(end - r.length)
 	r.mu.Lock()
 	r.length, r.tail = end, tail
+	r.unproven = r.unproven || !prove
 	r.mu.Unlock()
 	return tail, nil
 }

@@ -1,0 +1,130 @@
+package datanode
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// A blockWriter is what a WRITE_BLOCK does with the replica, whatever carries the packets.
+type blockWriter struct {
+	dn    *DataNode
+	op    *hdfspb.OpWriteBlockProto
+	stage writeStage
+	sum   transfer.Checksum
+	w     *store.Writer
+}
+
+// admitWrite checks a WRITE_BLOCK. With an error it returns what firstBadLink says.
+func (dn *DataNode) admitWrite(op *hdfspb.OpWriteBlockProto) (b blockWriter, link *string, err error) {
+	none := ""
+	block := op.GetHeader().GetBaseHeader().GetBlock()
+	s, ok := stages[op.GetStage()]
+	if !ok {
+		return b, &none, fmt.Errorf("%w: a connection can't begin with stage %v", transfer.ErrMalformed, op.GetStage())
+	}
+	if err := dn.checkBlock(block); err != nil {
+		return b, &none, err
+	}
+	if err := dn.allow(op.GetHeader().GetBaseHeader().GetToken(), blocktoken.Access{Block: block, Newest: op.GetLatestGenerationStamp(), Mode: blocktoken.Write}); err != nil {
+		return b, dn.refusedWrite(err), err
+	}
+	if len(op.GetTargets()) > maxPipeline {
+		return b, &none, fmt.Errorf("%w: a pipeline with %d more DataNodes, at most %d are allowed", transfer.ErrMalformed, len(op.GetTargets()), maxPipeline)
+	}
+	sum, err := transfer.NewChecksum(op.GetRequestedChecksum().GetType(), op.GetRequestedChecksum().GetBytesPerChecksum())
+	if err != nil {
+		return b, &none, err
+	}
+	return blockWriter{dn: dn, op: op, stage: s, sum: sum}, nil, nil
+}
+
+// open begins to write the replica. interrupt is called when another writer takes over.
+func (b *blockWriter) open(interrupt func()) (err error) {
+	block, s := b.op.GetHeader().GetBaseHeader().GetBlock(), b.dn.store
+	if b.stage.create {
+		b.w, err = s.Create(block.GetBlockId(), block.GetGenerationStamp(), b.sum, b.stage.transfer, interrupt)
+	} else {
+		b.w, err = s.Reopen(block.GetBlockId(), store.ReopenOptions{
+			Mode:       b.stage.mode,
+			Generation: block.GetGenerationStamp(), NewGeneration: b.op.GetLatestGenerationStamp(),
+			Min: int64(min(b.op.GetMinBytesRcvd(), 1<<63-1)), Max: int64(min(b.op.GetMaxBytesRcvd(), 1<<63-1)),
+			Interrupt: interrupt,
+		})
+	}
+	if err != nil {
+		b.dn.noteDisk(err)
+	}
+	return err
+}
+
+// nextOp is a WRITE_BLOCK as the next DataNode of the pipeline gets it.
+func nextOp(op *hdfspb.OpWriteBlockProto) *hdfspb.OpWriteBlockProto {
+	next := proto.CloneOf(op)
+	next.Targets = next.Targets[1:]
+	if n := len(next.TargetStorageTypes); n > 0 {
+		next.StorageType, next.TargetStorageTypes = next.TargetStorageTypes[0].Enum(), next.TargetStorageTypes[1:]
+	}
+	if n := len(next.TargetStorageIds); n > 0 {
+		next.StorageId, next.TargetStorageIds = &next.TargetStorageIds[0], next.TargetStorageIds[1:]
+	}
+	if n := len(next.TargetPinnings); n > 0 {
+		next.Pinning, next.TargetPinnings = &next.TargetPinnings[0], next.TargetPinnings[1:]
+	}
+	return next
+}
+
+// store writes a packet, and tells pa what has become of it. Without verify its bytes are
+// not compared with their checksums, which a DataNode behind this one does.
+func (b *blockWriter) store(pkt *transfer.Packet, verify bool, pa *pendingAck) {
+	pa.end = pkt.Offset + int64(len(pkt.Data))
+	var err error
+	switch {
+	case len(pkt.Data) > 0 && verify:
+		pa.tail, err = b.w.Write(pkt.Offset, pkt.Data, pkt.Sums, b.sum)
+	case len(pkt.Data) > 0:
+		pa.tail, err = b.w.WriteUnproven(pkt.Offset, pkt.Data, pkt.Sums, b.sum)
+	case pkt.Last && pkt.Offset != b.w.Info().Length:
+		err = fmt.Errorf("%w: the block ends at %d, but %d bytes have come", store.ErrLength, pkt.Offset, b.w.Info().Length)
+	}
+	if err == nil && pkt.Sync && !pkt.Last {
+		err = b.w.Sync()
+	}
+	if err != nil {
+		b.dn.noteDisk(err)
+		pa.status, pa.cause = hdfspb.Status_ERROR, err
+		if errors.Is(err, transfer.ErrChecksum) {
+			pa.status = hdfspb.Status_ERROR_CHECKSUM
+		}
+	}
+}
+
+// finish finalizes the replica and tells the NameNode. The last DataNode of a
+// pipeline waits until the NameNode knows; the others need not, as it does then.
+func (b *blockWriter) finish(sync, last bool) error {
+	if err := b.w.Finalize(sync); err != nil {
+		b.dn.noteDisk(err)
+		return err
+	}
+	info := b.w.Info()
+	if !info.Synced {
+		b.dn.settling.add(info.ID, time.Now().Add(b.dn.cfg.SyncAfter))
+	}
+	b.dn.changed(clusterpb.ReplicaChange_RECEIVED, info, last)
+	return nil
+}
+
+// close ends the writing.
+func (b *blockWriter) close(drop bool) {
+	if err := b.w.Close(drop); err != nil {
+		b.dn.log.Error("replica left in disorder", "block", b.op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), "err", err)
+	}
+}

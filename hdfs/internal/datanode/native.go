@@ -1,0 +1,242 @@
+package datanode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+)
+
+// natives is what the native data path of a DataNode has: docs/hdfs-data.md.
+type natives struct {
+	mirrors *native.Table // to the next DataNodes of pipelines; nil: there is no native path
+
+	mu       sync.Mutex
+	links    map[*nativeLink]struct{}
+	reserved int64 // bytes of windows
+}
+
+func (dn *DataNode) initNatives() {
+	dn.native.links = map[*nativeLink]struct{}{}
+	if dn.cfg.Native == nil {
+		return
+	}
+	cfg := *dn.cfg.Native
+	cfg.DialTimeout, cfg.Logger = dn.cfg.DialTimeout, dn.log
+	if secret := dn.cfg.Secret; secret != nil {
+		cfg.Prove = func(nonce [native.NonceLen]byte, address string, proof []byte) bool {
+			return native.Proves(secret, nonce, address, proof)
+		}
+	}
+	dn.native.mirrors = native.NewTable(cfg)
+}
+
+func (dn *DataNode) closeNatives() {
+	if dn.native.mirrors != nil {
+		dn.native.mirrors.Close()
+	}
+}
+
+// reserve takes a window of a block out of NativeMemory, or reports that there is no room
+// now. It never waits: who waits for memory while he has some may wait for ever.
+func (n *natives) reserve(window, limit int64) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.reserved+window > limit {
+		return false
+	}
+	n.reserved += window
+	return true
+}
+
+func (n *natives) release(window int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reserved -= window
+}
+
+// A nativeLink is one endpoint of [native.Service], of a client or of the DataNode before
+// this one in pipelines, with the blocks that are written over it. One goroutine receives:
+// it forwards packets and writes them. What may take long, a set-up, the end of a block, a
+// packet that is to be synced, has a goroutine while it lasts, in which the block's next
+// packets are dealt with, too.
+type nativeLink struct {
+	*native.Link
+	dn *DataNode
+
+	mu     sync.Mutex
+	closed bool
+	breach error
+	blocks map[uint32]*nativeBlock // by their tags
+}
+
+// ServeNative serves an endpoint of [native.Service] until it ends.
+func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) (err error) {
+	l := &nativeLink{Link: native.NewLink(ep), dn: dn, blocks: map[uint32]*nativeBlock{}}
+	done := make(chan struct{})
+	if !dn.goBackground(func() { defer close(done); err = l.serve(ctx) }) {
+		return ErrClosed
+	}
+	<-done
+	return err
+}
+
+func (l *nativeLink) serve(ctx context.Context) error {
+	n := &l.dn.native
+	n.mu.Lock()
+	n.links[l] = struct{}{}
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		delete(n.links, l)
+		n.mu.Unlock()
+		l.end()
+	}()
+	defer context.AfterFunc(l.dn.ctx, func() { l.Endpoint().Close() })()
+	for {
+		m, err := l.Endpoint().Receive(ctx)
+		if err == nil {
+			err = l.take(m)
+		}
+		if err != nil {
+			l.mu.Lock()
+			breach := l.breach
+			l.mu.Unlock()
+			if breach != nil {
+				return breach
+			}
+			if err == io.EOF || l.dn.ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// take takes a message and its reference. The error is a breach.
+func (l *nativeLink) take(m *verbena.Message) error {
+	switch native.KindOf(m.Bytes()) {
+	case native.Packet:
+		l.mu.Lock()
+		b := l.blocks[m.Tag]
+		l.mu.Unlock()
+		if b == nil {
+			m.Release() // it has crossed the block's end
+			return nil
+		}
+		return b.take(m)
+	case native.SetUp:
+		defer m.Release()
+		window, op, err := native.ParseSetUp(m.Bytes())
+		if err != nil {
+			return err
+		}
+		return l.setUp(m.Tag, window, op)
+	case native.Abort:
+		defer m.Release()
+		l.mu.Lock()
+		b := l.blocks[m.Tag]
+		l.mu.Unlock()
+		if b != nil {
+			b.end()
+		}
+		return nil
+	case native.Hello:
+		defer m.Release()
+		nonce, err := native.ParseHello(m.Bytes())
+		if err != nil {
+			return err
+		}
+		var proof []byte
+		if l.dn.cfg.Secret != nil {
+			proof = native.ProofOf(l.dn.cfg.Secret, nonce, address(l.dn.cfg.Host, uint32(l.dn.cfg.Port)))
+		}
+		l.Post(m.Tag, native.AppendProof(nil, proof))
+		return nil
+	}
+	defer m.Release()
+	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), native.KindOf(m.Bytes()))
+}
+
+// setUp begins a block.
+func (l *nativeLink) setUp(tag uint32, window int, op *hdfspb.OpWriteBlockProto) error {
+	b := &nativeBlock{link: l, tag: tag, window: int64(window), running: true}
+	b.dn, b.op = l.dn, op
+	l.mu.Lock()
+	if _, used := l.blocks[tag]; used {
+		l.mu.Unlock()
+		return fmt.Errorf("%w: block %d is set up twice", native.ErrMalformed, tag)
+	}
+	l.blocks[tag] = b
+	l.mu.Unlock()
+	if !l.dn.goBackground(b.setUp) {
+		return ErrClosed
+	}
+	return nil
+}
+
+// broken ends the endpoint, whose peer does what the protocol forbids.
+func (l *nativeLink) broken(err error) {
+	l.mu.Lock()
+	if l.breach == nil {
+		l.breach = err
+	}
+	l.mu.Unlock()
+	l.dn.spawn(func() { l.Endpoint().Close() })
+}
+
+func (l *nativeLink) forget(b *nativeBlock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.blocks[b.tag] == b {
+		delete(l.blocks, b.tag)
+	}
+}
+
+// all returns the blocks that are being written.
+func (l *nativeLink) all() []*nativeBlock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	blocks := make([]*nativeBlock, 0, len(l.blocks))
+	for _, b := range l.blocks {
+		blocks = append(blocks, b)
+	}
+	return blocks
+}
+
+func (l *nativeLink) end() {
+	for _, b := range l.all() {
+		b.end()
+	}
+	l.Link.Close()
+}
+
+// evictNatives ends all blocks that are being written: their writers go on elsewhere.
+func (dn *DataNode) evictNatives() (blocks int) {
+	dn.native.mu.Lock()
+	var all []*nativeBlock
+	for l := range dn.native.links {
+		all = append(all, l.all()...)
+	}
+	dn.native.mu.Unlock()
+	for _, b := range all {
+		b.fail(hdfspb.Status_ERROR, errors.New("an operator evicts all writers"))
+	}
+	return len(all)
+}
+
+// spawn runs f in a goroutine that Close waits for, or here if the DataNode closes.
+func (dn *DataNode) spawn(f func()) {
+	if !dn.goBackground(f) {
+		f()
+	}
+}
+
+// errEnded says that a block is not written any more.
+var errEnded = fmt.Errorf("%w: the block is not written any more", store.ErrState)

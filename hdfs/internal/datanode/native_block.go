@@ -1,0 +1,548 @@
+package datanode
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/internal/fifo"
+)
+
+// A nativeBlock is a block that is written over a link. Its packets are dealt with by one
+// goroutine at a time: the one that receives from the link, or one that has been started
+// for what takes long. Acknowledgements of the DataNode behind come by the goroutine that
+// receives from there.
+type nativeBlock struct {
+	blockWriter
+	link   *nativeLink
+	tag    uint32
+	window int64
+
+	// writing is held by whoever uses the replica's writer.
+	writing sync.Mutex
+	shut    bool
+
+	// Of the goroutine that deals with packets.
+	packet transfer.Packet
+	seqno  int64 // of the last one
+	last   bool  // it was the block's last
+
+	// Of the goroutine that receives from the mirror.
+	reply transfer.Ack
+
+	mu       sync.Mutex
+	queue    fifo.Queue[*verbena.Message]
+	running  bool // a goroutine deals with packets, and takes what is in queue
+	held     int64
+	pending  fifo.Queue[nativeAck]
+	reserved bool
+	mirror   *native.Conn // nil at the end of a pipeline
+	id       uint32       // of the block there
+	opened   bool         // the replica is
+	behind   bool         // all DataNodes behind have accepted
+	accepted bool
+	acked    int64 // the last packet that all behind have acknowledged
+	over     bool
+	done     bool        // it is complete
+	lost     error       // the mirror, before it was asked
+	timer    *time.Timer // of the mirror's silence
+	heard    time.Time
+	out      []byte
+}
+
+// A nativeAck is a packet that has been dealt with here.
+type nativeAck struct {
+	pendingAck
+	size int64
+}
+
+// setUp does what a set-up asks for, and then deals with the packets that have come
+// meanwhile.
+func (b *nativeBlock) setUp() {
+	if v, resp := b.begin(); v != native.Accepted {
+		b.answer(v, resp)
+		b.end()
+		return
+	}
+	b.mu.Lock()
+	b.opened = true
+	b.mu.Unlock()
+	b.settle()
+	b.run()
+}
+
+// begin admits a block, reserves its window, has the next DataNode begin, and opens the
+// replica.
+func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
+	dn, op := b.dn, b.op
+	if n := dn.transfers.Add(1); n > int64(dn.cfg.MaxTransfers) {
+		dn.transfers.Add(-1)
+		return native.Busy, refusedBy(hdfspb.Status_ERROR, "", fmt.Errorf("this DataNode serves %d operations already, as many as MaxTransfers allows", n-1))
+	}
+	if !dn.native.reserve(b.window, dn.cfg.NativeMemory) {
+		dn.transfers.Add(-1)
+		return native.Busy, refusedBy(hdfspb.Status_ERROR, "", fmt.Errorf("no memory for a window of %d bytes: other blocks have what NativeMemory allows", b.window))
+	}
+	b.mu.Lock()
+	over := b.over
+	b.reserved = !over
+	b.mu.Unlock()
+	if over {
+		dn.transfers.Add(-1)
+		dn.native.release(b.window)
+		return native.Refused, nil
+	}
+	bw, link, err := dn.admitWrite(op)
+	if err == nil && bw.stage.transfer {
+		link, err = new(string), fmt.Errorf("%w: copies come by the data transfer protocol", transfer.ErrMalformed)
+	}
+	if err != nil {
+		return native.Refused, refusedBy(statusOf(err), *link, err)
+	}
+	b.writing.Lock()
+	b.stage, b.sum = bw.stage, bw.sum
+	b.writing.Unlock()
+	if bw.stage.create {
+		// The DataNodes behind make their files while this one does.
+		if v, resp := b.requestMirror(); v != native.Accepted {
+			return v, resp
+		}
+	}
+	b.writing.Lock()
+	if b.shut {
+		err = errEnded
+	} else {
+		err = b.open(func() { b.dn.spawn(b.end) })
+	}
+	b.writing.Unlock()
+	if err != nil {
+		return native.Refused, refusedBy(statusOf(err), "", err)
+	}
+	if !bw.stage.create {
+		return b.requestMirror()
+	}
+	return native.Accepted, nil
+}
+
+func refusedBy(status hdfspb.Status, link string, err error) *hdfspb.BlockOpResponseProto {
+	return transfer.ErrorResponse(status, &link, err.Error())
+}
+
+// requestMirror begins to set up the rest of the pipeline, if there is one.
+func (b *nativeBlock) requestMirror() (native.Verdict, *hdfspb.BlockOpResponseProto) {
+	targets := b.op.GetTargets()
+	if len(targets) == 0 {
+		b.mu.Lock()
+		b.behind = true
+		b.mu.Unlock()
+		return native.Accepted, nil
+	}
+	id := targets[0].GetId()
+	to := address(id.GetIpAddr(), id.GetXferPort())
+	mirror, tag, err := b.dn.native.mirrors.Join(b.dn.ctx, to, b)
+	if err != nil {
+		var not *native.NotNativeError
+		if errors.As(err, &not) {
+			return native.Unreachable, refusedBy(hdfspb.Status_ERROR_UNSUPPORTED, to, err)
+		}
+		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, fmt.Errorf("pipeline: %w", err))
+	}
+	message, err := native.AppendSetUp(nil, int(b.window), nextOp(b.op))
+	b.mu.Lock()
+	if err == nil && b.over {
+		err = errEnded
+	}
+	if err = errors.Join(err, b.lost); err != nil {
+		b.mu.Unlock()
+		mirror.Leave(tag)
+		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, err)
+	}
+	b.mirror, b.id, b.heard = mirror, tag, time.Now()
+	b.timer = time.AfterFunc(b.patience(), b.silent)
+	mirror.Post(tag, message)
+	b.mu.Unlock()
+	return native.Accepted, nil
+}
+
+// patience is for how long the DataNodes behind may owe something.
+func (b *nativeBlock) patience() time.Duration {
+	return b.dn.cfg.ReadTimeout + perHop*time.Duration(len(b.op.GetTargets()))
+}
+
+// silent looks whether the mirror has owed something for too long.
+func (b *nativeBlock) silent() {
+	b.mu.Lock()
+	owes := !b.behind
+	since := b.heard
+	if b.pending.Len() > 0 {
+		owes = true
+		if at := b.pending.Front().at; at.After(since) {
+			since = at
+		}
+	}
+	left := b.patience()
+	if owes {
+		left -= time.Since(since)
+	}
+	if b.over {
+		b.mu.Unlock()
+		return
+	}
+	if left > 0 {
+		b.timer.Reset(left)
+		b.mu.Unlock()
+		return
+	}
+	b.mu.Unlock()
+	b.mirrorFailed(fmt.Errorf("it has been silent for %v", b.patience()))
+}
+
+// settle answers the set-up when this DataNode and all behind it have what they need.
+func (b *nativeBlock) settle() {
+	b.mu.Lock()
+	ready := b.opened && b.behind && !b.accepted && !b.over
+	if ready {
+		b.accepted = true
+	}
+	w := b.w
+	b.mu.Unlock()
+	switch {
+	case !ready:
+	case b.stage.noData:
+		b.dn.spawn(func() {
+			b.writing.Lock()
+			err := errEnded
+			if !b.shut {
+				err = b.blockWriter.finish(false, b.mirror == nil)
+			}
+			b.writing.Unlock()
+			if err != nil {
+				b.answer(native.Refused, refusedBy(statusOf(err), "", err))
+			} else {
+				b.answer(native.Accepted, nil)
+			}
+			b.end()
+		})
+	default:
+		b.dn.changed(clusterpb.ReplicaChange_RECEIVING, w.Info(), false)
+		b.answer(native.Accepted, nil)
+		b.advance()
+	}
+}
+
+func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto) {
+	message, err := native.AppendAnswer(nil, v, resp)
+	if err != nil || len(message) > native.MaxRequest {
+		message, _ = native.AppendAnswer(nil, v, nil)
+	}
+	b.link.Post(b.tag, message)
+}
+
+// take takes a packet that has come. The error is a breach.
+func (b *nativeBlock) take(m *verbena.Message) error {
+	size := int64(len(m.Bytes()))
+	long := m.Bytes()[1] != 0 // the last one, or one that is to be synced
+	b.mu.Lock()
+	if b.over {
+		b.mu.Unlock()
+		m.Release()
+		return nil
+	}
+	if b.held += size; b.held > b.window {
+		b.mu.Unlock()
+		m.Release()
+		return fmt.Errorf("%w: %d bytes without an acknowledgement in a window of %d", native.ErrMalformed, b.held, b.window)
+	}
+	if b.running || long {
+		b.queue.Push(m)
+		begin := !b.running
+		b.running = true
+		b.mu.Unlock()
+		if begin && !b.dn.goBackground(b.run) {
+			return ErrClosed
+		}
+		return nil
+	}
+	b.running = true
+	b.mu.Unlock()
+	b.process(m)
+	b.run()
+	return nil
+}
+
+// run deals with packets until none is left.
+func (b *nativeBlock) run() {
+	for {
+		b.mu.Lock()
+		if b.queue.Len() == 0 {
+			b.running = false
+			b.mu.Unlock()
+			return
+		}
+		m := b.queue.Pop()
+		b.mu.Unlock()
+		b.process(m)
+	}
+}
+
+// process sends a packet on and writes it.
+func (b *nativeBlock) process(m *verbena.Message) {
+	defer m.Release()
+	pkt := &b.packet
+	if err := native.ParsePacket(m.Bytes(), b.sum, pkt); err != nil {
+		b.link.broken(err)
+		return
+	}
+	if b.last || pkt.Seqno <= b.seqno && b.seqno > 0 {
+		b.link.broken(fmt.Errorf("%w: packet %d behind packet %d, which was the last: %v", native.ErrMalformed, pkt.Seqno, b.seqno, b.last))
+		return
+	}
+	b.seqno, b.last = pkt.Seqno, pkt.Last
+	b.mu.Lock()
+	mirror, over := b.mirror, b.over
+	b.mu.Unlock()
+	if over {
+		return
+	}
+	ack := nativeAck{size: int64(len(m.Bytes()))}
+	ack.seqno, ack.last, ack.sync = pkt.Seqno, pkt.Last, pkt.Sync
+	if mirror != nil {
+		m.Retain()
+		mirror.Forward(b.id, &m.Buffer)
+		ack.at = time.Now()
+	}
+	b.writing.Lock()
+	if b.shut {
+		b.writing.Unlock()
+		return
+	}
+	b.store(pkt, mirror == nil, &ack.pendingAck)
+	b.writing.Unlock()
+	if ack.status != hdfspb.Status_SUCCESS {
+		b.fail(ack.status, ack.cause)
+		return
+	}
+	b.mu.Lock()
+	b.pending.Push(ack)
+	b.mu.Unlock()
+	b.advance()
+}
+
+// advance acknowledges what is written here and acknowledged behind.
+func (b *nativeBlock) advance() {
+	b.mu.Lock()
+	if !b.accepted || b.over {
+		b.mu.Unlock()
+		return
+	}
+	upTo, last := int64(-1), nativeAck{}
+	for b.pending.Len() > 0 {
+		front := b.pending.Front()
+		if b.mirror != nil && front.seqno > b.acked {
+			break
+		}
+		ack := b.pending.Pop()
+		b.held -= ack.size
+		if ack.last {
+			last = ack
+			break
+		}
+		b.w.Acked(ack.end, ack.tail)
+		upTo = ack.seqno
+	}
+	if upTo >= 0 {
+		b.acknowledge(upTo)
+	}
+	b.mu.Unlock()
+	if last.last {
+		b.dn.spawn(func() { b.finish(last) })
+	}
+}
+
+// acknowledge tells the end before this one that all have the packets up to seqno. mu is
+// held, so that acknowledgements go in order.
+func (b *nativeBlock) acknowledge(seqno int64) {
+	var replies [1 + maxPipeline]hdfspb.Status // all SUCCESS
+	b.out = native.AppendAck(b.out[:0], &transfer.Ack{Seqno: seqno, Replies: replies[:1+len(b.op.GetTargets())]})
+	b.link.Post(b.tag, b.out)
+}
+
+// finish ends a block of which all have everything.
+func (b *nativeBlock) finish(last nativeAck) {
+	b.writing.Lock()
+	err := errEnded
+	if !b.shut {
+		err = b.blockWriter.finish(last.sync, b.mirror == nil)
+	}
+	b.writing.Unlock()
+	if err != nil {
+		b.fail(hdfspb.Status_ERROR, err)
+		return
+	}
+	b.mu.Lock()
+	if b.done = true; !b.over {
+		b.acknowledge(last.seqno)
+	}
+	b.mu.Unlock()
+	b.end()
+}
+
+// fail tells the end before this one that the block goes no further here.
+func (b *nativeBlock) fail(status hdfspb.Status, cause error) {
+	b.failWith(cause, status)
+}
+
+// mirrorFailed tells the end before this one that the DataNode behind has failed.
+func (b *nativeBlock) mirrorFailed(cause error) {
+	if b.dn.ctx.Err() != nil {
+		b.end() // this DataNode closes, and so do its connections: the next one is not to blame
+		return
+	}
+	b.mu.Lock()
+	setUp, mirror := b.behind, b.mirror
+	b.mu.Unlock()
+	cause = fmt.Errorf("DataNode %s: %w", mirror.Address(), cause)
+	if !setUp {
+		b.refused(native.Refused, refusedBy(hdfspb.Status_ERROR, mirror.Address(), cause))
+		return
+	}
+	b.failWith(cause, hdfspb.Status_SUCCESS, hdfspb.Status_ERROR)
+}
+
+func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
+	b.mu.Lock()
+	if b.over {
+		b.mu.Unlock()
+		return
+	}
+	if accepted := b.accepted; !accepted {
+		b.mu.Unlock()
+		b.refused(native.Refused, refusedBy(replies[0], "", cause))
+		return
+	}
+	b.out = native.AppendAck(b.out[:0], &transfer.Ack{Seqno: max(0, b.acked), Replies: replies})
+	b.link.Post(b.tag, b.out)
+	b.mu.Unlock()
+	b.dn.log.Info("a block is not written further", "block", b.op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), "err", cause)
+	b.end()
+}
+
+// refused answers the set-up with a no.
+func (b *nativeBlock) refused(v native.Verdict, resp *hdfspb.BlockOpResponseProto) {
+	b.mu.Lock()
+	silent := b.over || b.accepted
+	b.mu.Unlock()
+	if !silent {
+		b.answer(v, resp)
+		b.end()
+	}
+}
+
+// Take implements [native.User]: messages of the mirror.
+func (b *nativeBlock) Take(m *verbena.Message) {
+	defer m.Release()
+	b.mu.Lock()
+	b.heard = time.Now()
+	behind := b.behind
+	b.mu.Unlock()
+	switch kind := native.KindOf(m.Bytes()); {
+	case kind == native.Answer && !behind:
+		v, resp, err := native.ParseAnswer(m.Bytes())
+		if err != nil {
+			b.mirrorFailed(err)
+			return
+		}
+		if v != native.Accepted {
+			link := resp.GetFirstBadLink()
+			if link == "" {
+				link = b.mirror.Address()
+			}
+			text := fmt.Errorf("pipeline: DataNode %s: %s", b.mirror.Address(), resp.GetMessage())
+			b.refused(v, refusedBy(resp.GetStatus(), link, text))
+			return
+		}
+		b.mu.Lock()
+		b.behind = true
+		b.mu.Unlock()
+		b.settle()
+	case kind == native.Ack && behind:
+		if err := native.ParseAck(m.Bytes(), &b.reply); err != nil {
+			b.mirrorFailed(err)
+			return
+		}
+		if !b.reply.OK() || len(b.reply.Replies) != len(b.op.GetTargets()) {
+			replies := append([]hdfspb.Status{hdfspb.Status_SUCCESS}, b.reply.Replies...)
+			b.failWith(fmt.Errorf("DataNode %s or one behind it: %v", b.mirror.Address(), b.reply.Replies), replies[:min(len(replies), native.MaxReplies)]...)
+			return
+		}
+		b.mu.Lock()
+		b.acked = max(b.acked, b.reply.Seqno)
+		b.mu.Unlock()
+		b.advance()
+	default:
+		b.mirrorFailed(fmt.Errorf("%w: kind %d", native.ErrMalformed, kind))
+	}
+}
+
+// End implements [native.User].
+func (b *nativeBlock) End(err error) {
+	b.mu.Lock()
+	early := b.mirror == nil
+	if early {
+		b.lost = err
+	}
+	b.mu.Unlock()
+	if !early {
+		b.mirrorFailed(err)
+	}
+}
+
+// end ends the writing, once: after the last packet, a failure, an abort, another writer
+// or the end of the link. What is visible stays.
+func (b *nativeBlock) end() {
+	b.mu.Lock()
+	if b.over {
+		b.mu.Unlock()
+		return
+	}
+	b.over = true
+	for b.queue.Len() > 0 {
+		b.queue.Pop().Release()
+	}
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+	mirror, reserved, done := b.mirror, b.reserved, b.done
+	b.mu.Unlock()
+	b.link.forget(b)
+	if mirror != nil {
+		mirror.Leave(b.id)
+		if !done {
+			mirror.Post(b.id, native.AppendAbort(nil))
+		}
+	}
+	if reserved {
+		b.dn.native.release(b.window)
+		b.dn.transfers.Add(-1)
+	}
+	b.dn.spawn(b.close)
+}
+
+// close lets the replica go. One whose pipeline was never set up is of no use.
+func (b *nativeBlock) close() {
+	b.writing.Lock()
+	defer b.writing.Unlock()
+	b.mu.Lock()
+	accepted := b.accepted
+	b.mu.Unlock()
+	if b.shut = true; b.w != nil {
+		b.blockWriter.close(b.stage.create && !accepted)
+		b.w = nil
+	}
+}
