@@ -13,6 +13,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/client/names"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/rdmanet"
 )
 
@@ -31,6 +32,11 @@ type Dialer struct {
 	err   error
 	pool  *verbena.CallPool // to NameNodes
 	calls *rpc.Client
+
+	natives    sync.Mutex
+	nativesErr error
+	table      *native.Table     // of native pipelines; nil until they are wanted
+	reads      *verbena.CallPool // of blocks
 }
 
 // NewDialer returns a dialer over rt. Transport is what [verbena.DialConfig]
@@ -88,6 +94,26 @@ func (d *Dialer) start() {
 	})
 }
 
+// native returns what the native data path needs.
+func (d *Dialer) native() (*native.Table, *verbena.CallPool, error) {
+	d.natives.Lock()
+	defer d.natives.Unlock()
+	if d.table != nil || d.nativesErr != nil {
+		return d.table, d.reads, d.nativesErr
+	}
+	cfg, err := nativeTable(d.net.Runtime, d.transport, nil)
+	if err == nil {
+		d.reads, err = d.net.Runtime.NewCallPool(verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{
+			Service: native.CallService, Dial: cfg.Dial, DialTimeout: dialTimeout, Endpoints: 2,
+		}, Attempts: 2})
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	d.table = native.NewTable(cfg)
+	return d.table, d.reads, nil
+}
+
 // callAttempts is how often a call of a client is tried: a NameNode that is gone is
 // missed for some ten seconds.
 const callAttempts = 5
@@ -107,5 +133,13 @@ func (d *Dialer) Close() error {
 	if d.calls != nil {
 		err = errors.Join(d.calls.Close(), d.pool.Close())
 	}
+	d.natives.Lock()
+	d.nativesErr = verbena.ErrClosed
+	if d.table != nil {
+		d.table.Close()
+		err = errors.Join(err, d.reads.Close())
+		d.table = nil
+	}
+	d.natives.Unlock()
 	return errors.Join(err, d.net.Close())
 }

@@ -28,7 +28,10 @@ type ClientConfig struct {
 	// Dialer has the client's bytes travel over Verbena's endpoints; nil means TCP. It is
 	// to be closed after the client.
 	Dialer *Dialer
-	Logger *slog.Logger // default: slog.Default()
+	// LegacyTransfers has blocks written and read by HDFS's data transfer protocol alone.
+	// Otherwise a client with a Dialer takes hdfs-data/1 to DataNodes that have it.
+	LegacyTransfers bool
+	Logger          *slog.Logger // default: slog.Default()
 
 	// Replication and BlockSize are those of new files; default: what the NameNode says.
 	Replication int

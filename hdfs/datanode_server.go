@@ -12,6 +12,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/internal/port"
 )
 
@@ -42,6 +43,11 @@ type DataNodeConfig struct {
 	// find the DataNode without a path.
 	NoLocalReads bool
 
+	// NativeMemory bounds the windows of blocks that are being written over the native data
+	// path, in bytes, all together. Writers who find no room wait a little, and then take the
+	// legacy protocol. Default 512 MiB.
+	NativeMemory int64
+
 	shared bool // the process is not the DataNode's alone: operators may not end it
 }
 
@@ -55,13 +61,14 @@ type DataNode struct {
 	state   *datanode.DataNode
 	dialer  *Dialer           // of blocks
 	calls   *verbena.CallPool // to the NameNode and to other DataNodes
-	answers *verbena.Mux
+	answers *verbena.Mux      // of the cluster protocol
+	blocks  *verbena.Mux      // of reads
 	local   *localSockets
 }
 
 // StartDataNode opens the store, publishes the port and serves.
 func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
-	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger)
+	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger, native.Service, native.CallService)
 	if err != nil {
 		return nil, fmt.Errorf("DataNode: %w", err)
 	}
@@ -85,13 +92,17 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), local.Close(), p.Close())
 	}
-	dn := &DataNode{port: p, local: local, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{})}
+	dn := &DataNode{port: p, local: local, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{}), blocks: verbena.NewMux(verbena.MuxConfig{})}
+	table, err := nativeTable(cfg.Runtime, verbena.TransportAuto, cfg.Logger)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), local.Close(), p.Close())
+	}
 	shutdown := func() { p.End(ErrShutdown) }
 	if cfg.shared {
 		shutdown = nil
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
-		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket,
+		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory,
 		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
@@ -104,7 +115,10 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	}
 	local.serve(dn.state.ServeConn)
 	cluster.ServeDataNode(dn.answers, dn.state.Recoveries(), secret)
-	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: onEndpoints(dn.answers)})
+	dn.state.NativeCalls(dn.blocks)
+	messages := onEndpoints(dn.answers)
+	messages[native.Service], messages[native.CallService] = dn.state.ServeNative, serveCalls(dn.blocks)
+	p.Serve(port.Handlers{Connections: dn.state.ServeConn, Messages: messages})
 	return dn, nil
 }
 
@@ -156,5 +170,6 @@ func (d *DataNode) Close() error {
 	err := errors.Join(d.local.Close(), d.state.Close(), d.calls.Close(), d.port.Close())
 	d.local.wait()
 	d.answers.Close()
+	d.blocks.Close()
 	return errors.Join(err, d.dialer.Close())
 }

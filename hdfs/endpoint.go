@@ -9,6 +9,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/internal/port"
 	"github.com/verbena-data/verbena/rdmanet"
 )
@@ -28,7 +29,7 @@ func group(rt *verbena.Runtime) (*verbena.Group, error) {
 	if g := rt.Group(GroupName); g != nil {
 		return g, nil
 	}
-	g, err := rt.NewGroup(verbena.GroupConfig{Name: GroupName})
+	g, err := rt.NewGroup(verbena.GroupConfig{Name: GroupName, Relay: true})
 	if other := rt.Group(GroupName); other != nil {
 		return other, nil // of two that make it at the same time one fails
 	}
@@ -68,13 +69,22 @@ func secretFile(named, dir string) string {
 	return filepath.Join(dir, SecretFile)
 }
 
+// nativeTable tells how to connect for native pipelines.
+func nativeTable(rt *verbena.Runtime, transport string, log *slog.Logger) (native.TableConfig, error) {
+	g, err := group(rt)
+	return native.TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g, Transport: transport}, Logger: log}, err
+}
+
 // onEndpoints serves calls on the endpoints of the cluster protocol.
 func onEndpoints(mux *verbena.Mux) map[string]func(context.Context, *verbena.Endpoint) error {
-	return map[string]func(context.Context, *verbena.Endpoint) error{
-		cluster.Service: func(ctx context.Context, ep *verbena.Endpoint) error {
-			defer context.AfterFunc(ctx, func() { ep.Close() })()
-			return mux.Serve(ep)
-		},
+	return map[string]func(context.Context, *verbena.Endpoint) error{cluster.Service: serveCalls(mux)}
+}
+
+// serveCalls serves calls on endpoints, until their context ends.
+func serveCalls(mux *verbena.Mux) func(context.Context, *verbena.Endpoint) error {
+	return func(ctx context.Context, ep *verbena.Endpoint) error {
+		defer context.AfterFunc(ctx, func() { ep.Close() })()
+		return mux.Serve(ep)
 	}
 }
 

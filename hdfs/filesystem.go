@@ -22,6 +22,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/client/legacy"
 	"github.com/verbena-data/verbena/hdfs/internal/client/local"
 	"github.com/verbena-data/verbena/hdfs/internal/client/names"
+	nativepath "github.com/verbena-data/verbena/hdfs/internal/client/native"
 	"github.com/verbena-data/verbena/hdfs/internal/client/reader"
 	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
@@ -43,7 +44,8 @@ type Client struct {
 	rpc    *rpc.Client
 	names  *names.NameNodes
 	legacy *legacy.Path
-	local  *local.Path // nil if there is none
+	native *nativepath.Path // nil: there is none
+	local  *local.Path      // nil if there is none
 	path   data.Path
 	holder string
 	lease  *lease.Renewer
@@ -83,6 +85,16 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		SocketTimeout: cfg.SocketTimeout, WriteTimeout: cfg.WriteTimeout, Idle: cfg.IdleConnections, IdleTime: cfg.IdleTime,
 	})
 	c.path = c.legacy
+	if cfg.Dialer != nil && !cfg.LegacyTransfers {
+		table, reads, err := cfg.Dialer.native()
+		if err != nil {
+			return nil, err
+		}
+		c.native = nativepath.New(nativepath.Config{
+			Table: table, Calls: reads, Legacy: c.legacy, UseHostname: cfg.UseHostname, SocketTimeout: cfg.SocketTimeout, Logger: cfg.Logger,
+		})
+		c.path = c.native
+	}
 	if !cfg.NoLocalReads && (cfg.Dialer == nil || cfg.Dialer.transport == verbena.TransportAuto) {
 		c.local = local.New(local.Config{
 			Socket: cfg.DomainSocket, Ask: c.askForSocket, Client: c.holder, SkipChecksum: cfg.LocalUnverified,
@@ -222,6 +234,18 @@ func (c *Client) writing(ctx context.Context) (*writer.Config, *ServerDefaults, 
 		RestartTimeout: c.cfg.RestartTimeout, Heartbeat: c.cfg.SocketTimeout / 2, ExcludeFor: 10 * time.Minute, Logger: c.cfg.Logger,
 	}
 	return c.write, d, nil
+}
+
+// ExplainTransfers tells by what protocol the blocks of a DataNode, host:port, would be
+// written and read now, and over which transport.
+func (c *Client) ExplainTransfers(dataNode string) string {
+	switch {
+	case c.native != nil:
+		return c.native.Explain(dataNode)
+	case c.cfg.Dialer == nil:
+		return "legacy: the client has no Dialer"
+	}
+	return "legacy: ClientConfig.LegacyTransfers says so"
 }
 
 // currentUser is HADOOP_USER_NAME, or who runs the process.

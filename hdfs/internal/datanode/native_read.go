@@ -49,6 +49,8 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 		return nil, err
 	}
 	defer rd.Close()
+	dn.reads.served.Add(1)
+	dn.reads.bytes.Add(uint64(req.Length))
 	bpc := int64(rd.Sum.BytesPerChunk)
 	start := req.Offset / bpc * bpc
 	data := int(min((end+bpc-1)/bpc*bpc, rd.Length) - start)
