@@ -114,4 +114,7 @@ func TestAlike(t *testing.T) {
 		groups[0][1] != a(LevelRuntime, 8) || groups[1][0] != a(LevelVerbs, 64) || groups[2][0] != a(LevelRuntime, 1024) {
 		t.Errorf("%+v", groups)
 	}
+	if groups := Alike([]Plan{a(LevelVerbs, 8), a(LevelVerbs, 8), a(LevelVerbs, 8)}); len(groups) != 3 {
+		t.Errorf("a plan that is there three times: %+v", groups)
+	}
 }
