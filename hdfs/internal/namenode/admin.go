@@ -32,7 +32,7 @@ func (nn *NameNode) getFsStats(context.Context, *hdfspb.GetFsStatusRequestProto)
 
 // lacking is how many blocks have fewer replicas than wanted.
 func (m *blockMap) lacking() int {
-	under := len(m.copying) + len(m.held)
+	under := len(m.copying) + len(m.waits)
 	for id := range m.needed.of {
 		if len(m.copying[id]) == 0 {
 			under++

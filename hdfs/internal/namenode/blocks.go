@@ -21,6 +21,7 @@ type blockMap struct {
 	cfg *Config
 
 	mu       sync.Mutex
+	held     holds
 	nodes    map[string]*node
 	byIndex  []*node
 	replicas replicaMap
@@ -28,15 +29,17 @@ type blockMap struct {
 	started  time.Time
 	safeMode bool
 
-	ready   []uint64            // blocks to be looked at now
-	scans   []*scan             // under way, oldest first
-	delayed []delayed           // blocks to be looked at later, ordered by time
-	needed  needs               // blocks that lack replicas
-	held    map[uint64]struct{} // lack replicas that may be on DataNodes yet to return after a start
-	copied  time.Time           // when copies were last ordered
-	missing map[uint64]bool     // no good replica known
-	corrupt map[uint64]bool     // with a replica marked corrupt
-	copying map[uint64][]copyTask
+	ready       []uint64            // blocks to be looked at now
+	scans       []*scan             // under way, oldest first
+	delayed     []delayed           // blocks to be looked at later, ordered by time
+	needed      needs               // blocks that lack replicas
+	waits       map[uint64]struct{} // lack replicas that may be on DataNodes yet to return after a start
+	copied      time.Time           // when copies were last ordered
+	copyBudget  float64             // how many blocks may still be copied until the next time
+	missing     map[uint64]bool     // no good replica known
+	mostMissing int                 // the most that missing has had since it was made
+	corrupt     map[uint64]bool     // with a replica marked corrupt
+	copying     map[uint64][]copyTask
 	// postponed have something to delete that waits for a full report.
 	postponed map[uint64]struct{}
 	waiting   map[uint64][]chan struct{}
@@ -122,8 +125,8 @@ func newBlockMap(cfg *Config) *blockMap {
 		cfg:        cfg,
 		nodes:      make(map[string]*node),
 		replicas:   newReplicaMap(),
-		needed:     needs{of: make(map[uint64]int)},
-		held:       make(map[uint64]struct{}),
+		needed:     newNeeds(),
+		waits:      make(map[uint64]struct{}),
 		missing:    make(map[uint64]bool),
 		corrupt:    make(map[uint64]bool),
 		copying:    make(map[uint64][]copyTask),
@@ -197,7 +200,7 @@ func (m *blockMap) forget(id uint64) {
 	}
 	m.replicas.forget(id)
 	m.needed.remove(id)
-	delete(m.held, id)
+	delete(m.waits, id)
 	delete(m.missing, id)
 	delete(m.corrupt, id)
 	delete(m.postponed, id)

@@ -27,60 +27,112 @@ const (
 
 // needs are the blocks that lack replicas, by urgency, oldest first.
 type needs struct {
-	queues [urgencies][]uint64
+	queues [urgencies]blockQueue
 	of     map[uint64]int // the urgency of those that are in a queue; others in the queues have been satisfied
+	most   int            // the most that of has had since it was made
 }
+
+func newNeeds() needs { return needs{of: make(map[uint64]int)} }
 
 func (s *needs) add(id uint64, urgency int) {
 	if was, ok := s.of[id]; ok && was == urgency {
 		return
 	}
 	s.of[id] = urgency
-	s.queues[urgency] = append(s.queues[urgency], id)
+	s.most = max(s.most, len(s.of))
+	s.queues[urgency].push(id)
 }
 
 func (s *needs) remove(id uint64) { delete(s.of, id) }
 
-// take returns the oldest block of an urgency.
-func (s *needs) take(urgency int) (id uint64, ok bool) {
-	q := s.queues[urgency]
-	for len(q) > 0 && !ok {
-		id, q = q[0], q[1:]
-		var at int
-		if at, ok = s.of[id]; ok {
-			ok = at == urgency
+// take returns the oldest block of an urgency. It passes by those that have been satisfied,
+// at most *left, and counts them off; it finds nothing when none are left.
+func (s *needs) take(urgency int, left *int) (id uint64, ok bool) {
+	for q := &s.queues[urgency]; *left > 0; *left-- {
+		if id, ok = q.pop(); !ok {
+			return 0, false
+		}
+		if at, ok := s.of[id]; ok && at == urgency {
+			delete(s.of, id)
+			return id, true
 		}
 	}
-	if s.queues[urgency] = q; len(q) == 0 {
-		s.queues[urgency] = nil
+	return 0, false
+}
+
+// shrink gives memory back once nothing is needed any more: after a start without
+// DataNodes all blocks have been.
+func (s *needs) shrink() {
+	if len(s.of) > 0 {
+		return
 	}
-	if ok {
-		delete(s.of, id)
+	s.queues = [urgencies]blockQueue{}
+	if s.most >= manyBlocks {
+		s.of, s.most = make(map[uint64]int), 0
 	}
-	return id, ok
+}
+
+// manyBlocks is how many a map of blocks has had that is made anew when it is empty: Go's maps do
+// not shrink.
+const manyBlocks = 1 << 16
+
+// blockQueue is a queue of blocks in chunks, so that no push copies what is there.
+type blockQueue struct {
+	chunks [][]uint64 // none is empty
+	count  int
+}
+
+const queueChunk = 4096 // blocks
+
+func (q *blockQueue) push(id uint64) {
+	last := len(q.chunks) - 1
+	if last < 0 || len(q.chunks[last]) == cap(q.chunks[last]) {
+		q.chunks = append(q.chunks, make([]uint64, 0, queueChunk))
+		last++
+	}
+	q.chunks[last] = append(q.chunks[last], id)
+	q.count++
+}
+
+func (q *blockQueue) pop() (id uint64, ok bool) {
+	if q.count == 0 {
+		return 0, false
+	}
+	id = q.chunks[0][0]
+	if q.chunks[0] = q.chunks[0][1:]; len(q.chunks[0]) == 0 {
+		q.chunks[0] = nil
+		q.chunks = q.chunks[1:]
+	}
+	q.count--
+	return id, true
 }
 
 // copyNeeded orders copies of the most urgent blocks, at HDFS's pace: at each
 // RedundancyInterval as many blocks as there are DataNodes in service, times ReplicationWork,
-// and from each DataNode ReplicationStreams at a time.
-func (m *blockMap) copyNeeded(ns *namespace.Namespace, now time.Time) {
-	if now.Sub(m.copied) < m.cfg.RedundancyInterval {
-		return
-	}
-	m.copied = now
-	budget := 0.0
-	for _, n := range m.nodes {
-		if n.alive && n.inService() {
-			budget += float64(m.cfg.ReplicationWork)
+// and from each DataNode ReplicationStreams at a time. It tells whether it has more to look at
+// before it has used that up; the caller lets go of the lock and calls again.
+func (m *blockMap) copyNeeded(ns *namespace.Namespace, now time.Time) (more bool) {
+	if now.Sub(m.copied) >= m.cfg.RedundancyInterval {
+		m.copied = now
+		m.copyBudget = 0
+		for _, n := range m.nodes {
+			if n.alive && n.inService() {
+				m.copyBudget += float64(m.cfg.ReplicationWork)
+			}
 		}
 	}
+	m.needed.shrink()
+	left := scanStep
 	for urgency := range urgencies {
 		// Those that come back into the queue wait for the next time.
-		for range len(m.needed.queues[urgency]) {
-			if budget <= 0 {
-				return
+		for range m.needed.queues[urgency].count {
+			if m.copyBudget <= 0 {
+				return false
 			}
-			id, ok := m.needed.take(urgency)
+			id, ok := m.needed.take(urgency, &left)
+			if left == 0 {
+				return true
+			}
 			if !ok {
 				break
 			}
@@ -89,9 +141,9 @@ func (m *blockMap) copyNeeded(ns *namespace.Namespace, now time.Time) {
 				continue
 			}
 			if b.Length < shortBlock {
-				budget -= shortShare
+				m.copyBudget -= shortShare
 			} else {
-				budget--
+				m.copyBudget--
 			}
 			s := m.standing(b)
 			if want := s.lacks(m, b); want > 0 {
@@ -99,6 +151,8 @@ func (m *blockMap) copyNeeded(ns *namespace.Namespace, now time.Time) {
 			}
 		}
 	}
+	m.copyBudget = 0 // those that came back wait for the next time
+	return false
 }
 
 // waitsForReturn tells whether, after a start, DataNodes may still come back: until

@@ -44,6 +44,7 @@ const settleBatch = 2000
 func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	defer m.held.since(holdMonitor, time.Now())
 	now := m.cfg.now()
 	m.checkNodes(now)
 	m.scanOn(ns)
@@ -53,8 +54,8 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 			return len(m.scans) > 0
 		}
 	}
-	if len(m.held) > 0 && !m.waitsForReturn(now) {
-		m.held = make(map[uint64]struct{})
+	if len(m.waits) > 0 && !m.waitsForReturn(now) {
+		m.waits = make(map[uint64]struct{})
 		m.begin(ns, &scan{files: true, visit: m.look})
 	}
 	for len(m.delayed) > 0 && !m.delayed[0].at.After(now) {
@@ -89,9 +90,12 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 		return true
 	}
 	m.ready = nil
+	if len(m.missing) == 0 && m.mostMissing >= manyBlocks {
+		m.missing, m.mostMissing = make(map[uint64]bool), 0
+	}
 	m.checkService()
-	m.copyNeeded(ns, now)
-	return len(m.ready) > 0
+	more = m.copyNeeded(ns, now)
+	return more || len(m.ready) > 0
 }
 
 func (m *blockMap) checkNodes(now time.Time) {
@@ -135,8 +139,9 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	live := len(s.live)
 	setIf(m.corrupt, id, s.corrupt)
 	setIf(m.missing, id, live+len(s.leaving) == 0)
+	m.mostMissing = max(m.mostMissing, len(m.missing))
 	m.needed.remove(id)
-	delete(m.held, id)
+	delete(m.waits, id)
 	m.letGo(b, &s)
 	if live+len(s.leaving) == 0 {
 		return // a report will bring it back here
@@ -146,7 +151,7 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	}
 	switch {
 	case s.lacks(m, b) > 0 && m.waitsForReturn(now):
-		m.held[id] = struct{}{}
+		m.waits[id] = struct{}{}
 	case s.lacks(m, b) > 0:
 		m.needed.add(id, s.urgency(m, b))
 	case live > b.Replication && !s.stale:

@@ -124,6 +124,7 @@ func (m *blockMap) beginPart(req *clusterpb.BlockReportRequest, parts uint32) (a
 func (m *blockMap) listed(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, replicas []*clusterpb.Replica) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	defer m.held.since(holdReport, time.Now())
 	n, _, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
 	if err != nil {
 		return err
@@ -216,6 +217,7 @@ func (nn *NameNode) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChan
 func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksChangedRequest, changes []*clusterpb.ReplicaChange, last bool) (again bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	defer m.held.since(holdReport, time.Now())
 	n, again, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
 	if err != nil || again {
 		return again, err

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,8 +34,9 @@ import (
 //	VERBENA_SCALE=10000000 go test -run TestScale -timeout 1h -v ./hdfs/internal/namenode
 //
 // It writes to TMPDIR; on a disk that is shared the stops are the disk's. The making takes
-// minutes, and is done once if VERBENA_SCALE_DIR names a directory to keep it in; the
-// rest asks for a quiet machine.
+// minutes and stops there with VERBENA_SCALE_ONLY_BUILD; it is not repeated if VERBENA_SCALE_DIR
+// names a directory that has the files. The rest asks for a quiet machine.
+// VERBENA_SCALE_PHASES chooses phases by the names in scalePhases, separated by commas.
 func TestScale(t *testing.T) {
 	files := scaleOf(t, "VERBENA_SCALE")
 	dir := cmp.Or(os.Getenv("VERBENA_SCALE_DIR"), t.TempDir())
@@ -135,28 +137,46 @@ func TestScaleServer(t *testing.T) {
 	}
 	r.say("live heap: %d B a file with its block, without locations", (liveHeap()-before)/uint64(files))
 	r.wg.Go(r.writer)
-	r.phase("nothing else", func() { r.settle(3 * time.Second) })
-	r.phase("full reports of three DataNodes", func() { r.reports(scaleUUIDs) })
-	r.say("live heap: %d B a file with its block and three locations", (liveHeap()-before)/uint64(files))
-	r.phase("after a garbage collection", func() { runtime.GC() })
-	r.phase("a snapshot", func() {
-		if err := r.nn.journal.Snapshot(); err != nil {
-			t.Fatal(err)
+	for _, p := range scalePhases {
+		if r.chosen(p.name) {
+			r.phase(p.what, func() { p.run(r) })
 		}
-	})
-	r.phase("one DataNode registers and reports again", func() { r.reports(scaleUUIDs[:1]) })
-	r.phase("a DataNode's death", r.death)
-	r.phase(fmt.Sprintf("the delete of a tree of %d", files/10), r.delete)
-	r.phase("a snapshot after it", func() {
-		if err := r.nn.journal.Snapshot(); err != nil {
-			t.Fatal(err)
+		if p.name == "reports" {
+			r.say("live heap: %d B a file with its block and three locations", (liveHeap()-before)/uint64(files))
 		}
-	})
+	}
 	close(r.stop)
 	r.wg.Wait()
 	r.trail()
 	fmt.Println("SCALE ready")
 	select {} // until it is killed
+}
+
+// scalePhases are in the order in which they run. A death and repeated reports need the reports
+// before them.
+var scalePhases = []struct {
+	name, what string
+	run        func(*scaleRun)
+}{
+	{"idle", "nothing else", func(r *scaleRun) { r.settle(3 * time.Second) }},
+	{"reports", "full reports of three DataNodes", func(r *scaleRun) { r.reports(scaleUUIDs) }},
+	{"gc", "after a garbage collection", func(*scaleRun) { runtime.GC() }},
+	{"snapshot", "a snapshot", (*scaleRun).snapshot},
+	{"again", "one DataNode registers and reports again", func(r *scaleRun) { r.reports(scaleUUIDs[:1]) }},
+	{"death", "a DataNode's death", (*scaleRun).death},
+	{"delete", "the delete of a tenth", (*scaleRun).delete},
+	{"smaller", "a snapshot after it", (*scaleRun).snapshot},
+}
+
+func (r *scaleRun) chosen(phase string) bool {
+	names := os.Getenv("VERBENA_SCALE_PHASES")
+	return names == "" || slices.Contains(strings.Split(names, ","), phase)
+}
+
+func (r *scaleRun) snapshot() {
+	if err := r.nn.journal.Snapshot(); err != nil {
+		r.t.Error(err)
+	}
 }
 
 func (r *scaleRun) count() (files int) {
@@ -233,20 +253,29 @@ func (r *scaleRun) phase(name string, f func()) {
 	f()
 	r.settle(200 * time.Millisecond)
 	r.say("%-45s longest write %8v of %6d, took %v", name+":", time.Duration(r.worst.Load()).Round(10*time.Microsecond), r.write.Load(), time.Since(start).Round(time.Millisecond))
+	for _, h := range []*holds{&r.nn.state.held, &r.nn.blocks.held} {
+		for s := range h {
+			if held := time.Duration(h[s].Swap(0)); held > time.Millisecond {
+				r.say("    longest hold by %s: %v", sectionNames[s], held.Round(10*time.Microsecond))
+			}
+		}
+	}
 }
 
 // settle waits until the monitor has nothing left to do, and for at least.
 func (r *scaleRun) settle(least time.Duration) {
 	timer := time.NewTimer(least)
 	<-timer.C
-	for busy := true; busy; {
+	// A loop without a pause would be what the writer waits for.
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for busy := true; busy; <-tick.C {
 		r.nn.wakeMonitor()
 		m := r.nn.blocks
 		m.mu.Lock()
 		busy = len(m.scans) > 0 || !m.safeMode && len(m.ready) > 0
 		m.mu.Unlock()
 		r.nn.read(func(ns *namespace.Namespace) { busy = busy || ns.Reaping() })
-		runtime.Gosched()
 	}
 }
 
@@ -295,11 +324,12 @@ func (r *scaleRun) death() {
 	n.lastSeen = n.lastSeen.Add(-25 * time.Hour)
 	m.mu.Unlock()
 	r.nn.wakeMonitor()
-	for alive := true; alive; {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for alive := true; alive; <-tick.C {
 		m.mu.Lock()
 		alive = n.alive
 		m.mu.Unlock()
-		runtime.Gosched()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -22,6 +23,7 @@ type state struct {
 	// deleted is called when something was deleted that is more than one entry
 	// takes apart.
 	deleted func()
+	held    holds
 }
 
 type applied struct {
@@ -33,6 +35,7 @@ func (s *state) Apply(entries [][]byte) []any {
 	out := make([]any, len(entries))
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.held.since(holdEntries, time.Now())
 	for i, data := range entries {
 		res, err := s.applyOne(data)
 		out[i] = applied{res, err}
@@ -73,6 +76,7 @@ func (s *state) failure() error {
 func (s *state) Snapshot() (io.WriterTo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.held.since(holdFreeze, time.Now())
 	if s.failed != nil {
 		return nil, s.failed
 	}
@@ -87,6 +91,7 @@ const reapBatch = 2000
 func (s *state) reap() (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.held.since(holdReap, time.Now())
 	if !s.ns.Reaping() {
 		return false
 	}
