@@ -27,6 +27,9 @@ func NameNodeProperties() []NameNodeProperty {
 	return []NameNodeProperty{
 		{"dfs.blocksize", "block size of clients that ask for none, bytes", "128m", size(func(c *namenode.Config) *uint64 { return &c.BlockSize })},
 		{"dfs.namenode.fs-limits.min-block-size", "least block size of a file, bytes", "1m", size(func(c *namenode.Config) *uint64 { return &c.MinBlockSize })},
+		{"dfs.namenode.fs-limits.max-component-length", "bytes of a name, 255 at most", "255", number(func(c *namenode.Config) *int { return &c.MaxComponentLength })},
+		{"dfs.namenode.fs-limits.max-directory-items", "children of a directory, 6400000 at most", "1048576", number(func(c *namenode.Config) *int { return &c.MaxDirectoryItems })},
+		{"dfs.namenode.fs-limits.max-blocks-per-file", "blocks of a file, 1048576 at most", "10000", number(func(c *namenode.Config) *int { return &c.MaxFileBlocks })},
 		{"dfs.replication", "replicas of a block unless a client asks for another number", "3", func(p *conf.Properties, name string, c *namenode.Config) error {
 			n, ok, err := p.Number(name, 1)
 			if ok {

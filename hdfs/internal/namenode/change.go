@@ -36,7 +36,7 @@ func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Resul
 // is answered from memory; else it is made durable first. If remember is set, a
 // repeated call gets the answer of the first.
 func (nn *NameNode) change(ctx context.Context, c *call, remember bool, e *nspb.Entry) (namespace.Result, error) {
-	e.Caller = c.caller
+	e.Caller, e.Limits = c.caller, nn.limitsOf(e)
 	if remember && c.id.client != [16]byte{} && c.id.call >= 0 {
 		release, err := nn.calls.begin(ctx, c.id)
 		if err != nil {
@@ -99,4 +99,26 @@ func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), e
 			return nil, fmt.Errorf("namenode: wait for the first run of a repeated call: %w", context.Cause(ctx))
 		}
 	}
+}
+
+// limitsOf returns the configured limits that an entry's operation heeds.
+func (nn *NameNode) limitsOf(e *nspb.Entry) *nspb.Limits {
+	switch e.Op.(type) {
+	case *nspb.Entry_Mkdirs, *nspb.Entry_Create, *nspb.Entry_Rename:
+		return nn.nameLimits
+	case *nspb.Entry_AddBlock:
+		return nn.blockLimits
+	}
+	return nil
+}
+
+// setLimits makes what limitsOf returns. Entries say nothing of limits that are those of the
+// namespace.
+func (nn *NameNode) setLimits() {
+	if nn.cfg.MaxComponentLength != namespace.MaxComponentLength || nn.cfg.MaxDirectoryItems != namespace.MaxDirectoryItems {
+		nn.nameLimits = &nspb.Limits{
+			ComponentLength: proto.Uint32(uint32(nn.cfg.MaxComponentLength)), DirectoryItems: proto.Uint32(uint32(nn.cfg.MaxDirectoryItems)),
+		}
+	}
+	nn.blockLimits = &nspb.Limits{FileBlocks: proto.Uint32(uint32(nn.cfg.MaxFileBlocks))}
 }

@@ -12,8 +12,12 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/groups"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/xattr"
 )
+
+// directoryItemsLimit is the most children of a directory that can be configured, as in HDFS.
+const directoryItemsLimit = 64 * 100 * 1000
 
 // Config says how a NameNode works. Only Dir is needed.
 type Config struct {
@@ -72,6 +76,10 @@ type Config struct {
 	TrashCheckpoint time.Duration
 	// MinBlockSize is the least block size a file may have. Default 1 MiB.
 	MinBlockSize uint64
+	// MaxComponentLength is how many bytes a name may have, MaxDirectoryItems how many children
+	// a directory, MaxFileBlocks how many blocks a file. What is there already stays.
+	// Defaults, as in HDFS: 255, which is the most, 1,048,576 and 10,000.
+	MaxComponentLength, MaxDirectoryItems, MaxFileBlocks int
 
 	// HeartbeatInterval is asked of DataNodes. Default 1 s.
 	HeartbeatInterval time.Duration
@@ -185,6 +193,9 @@ func (c *Config) setDefaults() error {
 		{&c.MaintenanceReplication, 1},
 		{&c.MaxXAttrs, xattr.MaxPerInode},
 		{&c.MaxXAttrSize, xattr.MaxSize},
+		{&c.MaxComponentLength, namespace.MaxComponentLength},
+		{&c.MaxDirectoryItems, namespace.MaxDirectoryItems},
+		{&c.MaxFileBlocks, 10_000},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value
@@ -195,6 +206,18 @@ func (c *Config) setDefaults() error {
 	}
 	if c.MaxXAttrSize > xattr.MaxSizeLimit {
 		return fmt.Errorf("extended attributes of %d bytes are configured; the limit is %d", c.MaxXAttrSize, xattr.MaxSizeLimit)
+	}
+	for _, l := range []struct {
+		what        string
+		value, most int
+	}{
+		{"bytes of a name", c.MaxComponentLength, namespace.MaxComponentLength},
+		{"children of a directory", c.MaxDirectoryItems, directoryItemsLimit},
+		{"blocks of a file", c.MaxFileBlocks, namespace.MaxFileBlocks},
+	} {
+		if l.value > l.most {
+			return fmt.Errorf("%d %s are configured; the limit is %d", l.value, l.what, l.most)
+		}
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	c.Supergroup = cmp.Or(c.Supergroup, "supergroup")

@@ -61,6 +61,8 @@ type NameNode struct {
 	// proxyUsers may act for others.
 	proxyUsers atomic.Pointer[map[string]ProxyUser]
 	metaSaving sync.Mutex
+	// nameLimits and blockLimits are what entries say of the configured limits.
+	nameLimits, blockLimits *nspb.Limits
 
 	recoveries map[uint64]recovery // by block; the monitor's own
 	trashDue   time.Time           // the next checkpoint of trash; the monitor's own
@@ -81,6 +83,7 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 		recoveries: make(map[uint64]recovery),
 		kick:       make(chan struct{}, 1),
 	}
+	nn.setLimits()
 	nn.leases.renewed = make(map[string]renewal)
 	nn.proxyUsers.Store(&nn.cfg.ProxyUsers)
 	nn.calls.waiting = make(map[callID]chan struct{})

@@ -23,7 +23,7 @@ func (nn *NameNode) addBlock(ctx context.Context, req *hdfspb.AddBlockRequestPro
 		return nil, err
 	}
 	op := &nspb.AddBlock{Path: req.Src, File: proto.Uint64(req.GetFileId()), Holder: req.ClientName, Previous: extended(req.GetPrevious()), Generation: &stamp}
-	e := &nspb.Entry{Caller: c.caller, Op: &nspb.Entry_AddBlock{AddBlock: op}}
+	e := &nspb.Entry{Caller: c.caller, Op: &nspb.Entry_AddBlock{AddBlock: op}, Limits: nn.blockLimits}
 	var (
 		file    namespace.Status
 		last    namespace.Block

@@ -100,7 +100,7 @@ func (t *txn) create(op *nspb.Create) error {
 	n := r.last()
 	switch {
 	case n == nil:
-		if err := ns.checkNewNames(r); err != nil {
+		if err := t.checkNewNames(r); err != nil {
 			return err
 		}
 	case !op.GetOverwrite() && n.file.open():
@@ -295,8 +295,8 @@ func (t *txn) addBlock(op *nspb.AddBlock) error {
 	default:
 		return exception.New(exception.IO, "Cannot allocate block in %s: passed 'previous' block %d does not match actual last block in file %d", ns.path(n), prev.GetId(), idOf(last))
 	}
-	if len(f.blocks) >= MaxFileBlocks {
-		return exception.New(exception.IO, "File %s has reached the limit on maximum number of blocks: %d >= %d", ns.path(n), len(f.blocks), MaxFileBlocks)
+	if most := t.fileBlocks(); len(f.blocks) >= most {
+		return exception.New(exception.IO, "File has reached the limit on maximum number of blocks (dfs.namenode.fs-limits.max-blocks-per-file): %d >= %d", len(f.blocks), most)
 	}
 	if op.GetGeneration() == 0 || op.GetGeneration() >= ns.stamps {
 		return exception.New(exception.IO, "generation stamp %d was not reserved", op.GetGeneration())

@@ -21,7 +21,8 @@ import (
 	"github.com/verbena-data/verbena/internal/cow"
 )
 
-// Limits of HDFS's defaults.
+// Limits of HDFS's defaults. Those on names, children and blocks may be set lower, or for
+// children higher, by an entry.
 const (
 	MaxComponentLength = 255     // bytes of one name
 	MaxPathLength      = 8000    // bytes
@@ -154,6 +155,26 @@ type txn struct {
 func (t *txn) write() bool {
 	t.changes = true
 	return !t.dry
+}
+
+// limit returns a limit of the entry, or what is the limit if that says none.
+func limit(set uint32, most int) int {
+	if set == 0 {
+		return most
+	}
+	return int(set)
+}
+
+func (t *txn) componentLength() int {
+	return min(limit(t.entry.GetLimits().GetComponentLength(), MaxComponentLength), MaxComponentLength)
+}
+
+func (t *txn) directoryItems() int {
+	return limit(t.entry.GetLimits().GetDirectoryItems(), MaxDirectoryItems)
+}
+
+func (t *txn) fileBlocks() int {
+	return min(limit(t.entry.GetLimits().GetFileBlocks(), MaxFileBlocks), MaxFileBlocks)
 }
 
 func (t *txn) now() int64 { return t.entry.GetTimeMs() }

@@ -227,15 +227,16 @@ func (r resolved) within(other resolved) bool {
 	return true
 }
 
-func (ns *Namespace) checkNewName(parent *Inode, name string) error {
+func (t *txn) checkNewName(parent *Inode, name string) error {
+	ns := t.ns
 	if parent.id == rootID && name == reservedName {
 		return exception.New(exception.IllegalArgument, "File name \"%s\" is reserved and cannot be created. If this is during upgrade change the name of the existing file or directory to another name before upgrading to the new release.", name)
 	}
-	if len(name) > MaxComponentLength {
-		return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), ns.path(parent), MaxComponentLength, len(name))
+	if most := t.componentLength(); len(name) > most {
+		return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), ns.path(parent), most, len(name))
 	}
-	if parent.dir.names.Len() >= MaxDirectoryItems {
-		return exception.New(exception.MaxDirectoryItemsExceeded, "The directory item limit of %s is exceeded: limit=%d items=%d", ns.path(parent), MaxDirectoryItems, parent.dir.names.Len()+1)
+	if most := t.directoryItems(); parent.dir.names.Len() >= most {
+		return exception.New(exception.MaxDirectoryItemsExceeded, "The directory item limit of %s is exceeded: limit=%d items=%d", ns.path(parent), most, parent.dir.names.Len()+1)
 	}
 	return checkNoSnapshot(name)
 }

@@ -60,7 +60,7 @@ func (t *txn) mkdirs(op *nspb.Mkdirs) error {
 	if err := checkParent(r, op.GetCreateParent()); err != nil {
 		return err
 	}
-	if err := ns.checkNewNames(r); err != nil {
+	if err := t.checkNewNames(r); err != nil {
 		return err
 	}
 	if err := ns.roomForNames(r.ancestor(), len(r.comps)+1-len(r.nodes), quota.Counts{}); err != nil {
@@ -84,14 +84,14 @@ func checkParent(r resolved, create bool) error {
 }
 
 // checkNewNames checks the names of r that do not exist yet.
-func (ns *Namespace) checkNewNames(r resolved) error {
+func (t *txn) checkNewNames(r resolved) error {
 	missing := r.comps[len(r.nodes)-1:]
-	if err := ns.checkNewName(r.ancestor(), missing[0]); err != nil {
+	if err := t.checkNewName(r.ancestor(), missing[0]); err != nil {
 		return err
 	}
 	for _, name := range missing[1:] {
-		if len(name) > MaxComponentLength {
-			return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), printable(r.parentString()), MaxComponentLength, len(name))
+		if most := t.componentLength(); len(name) > most {
+			return exception.New(exception.PathComponentTooLong, "The maximum path component name limit of %s in directory %s is exceeded: limit=%d length=%d", printable(name), printable(r.parentString()), most, len(name))
 		}
 		if err := checkNoSnapshot(name); err != nil {
 			return err
@@ -253,7 +253,7 @@ func (t *txn) renameStrict(from, to resolved, overwrite bool) error {
 // checkMove checks that the new name may be, and what moves with it.
 func (t *txn) checkMove(from, to resolved) error {
 	if to.last() == nil {
-		if err := t.ns.checkNewName(to.parent(), to.base()); err != nil {
+		if err := t.checkNewName(to.parent(), to.base()); err != nil {
 			return err
 		}
 	}

@@ -89,7 +89,7 @@ func (x *SetAcl_Change) UnmarshalJSON(b []byte) error {
 
 // Deprecated: Use SetAcl_Change.Descriptor instead.
 func (SetAcl_Change) EnumDescriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{18, 0}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19, 0}
 }
 
 // Entry is one operation. Everything that decides its outcome besides the
@@ -100,6 +100,7 @@ type Entry struct {
 	ClientId []byte                 `protobuf:"bytes,2,opt,name=client_id,json=clientId" json:"client_id,omitempty"` // 16 bytes; absent: the call is not remembered for retries
 	CallId   *int32                 `protobuf:"zigzag32,3,opt,name=call_id,json=callId" json:"call_id,omitempty"`
 	Caller   *Caller                `protobuf:"bytes,4,opt,name=caller" json:"caller,omitempty"` // absent: the NameNode itself, which may do anything
+	Limits   *Limits                `protobuf:"bytes,5,opt,name=limits" json:"limits,omitempty"` // absent: those that were once constants
 	// Types that are valid to be assigned to Op:
 	//
 	//	*Entry_Format
@@ -189,6 +190,13 @@ func (x *Entry) GetCallId() int32 {
 func (x *Entry) GetCaller() *Caller {
 	if x != nil {
 		return x.Caller
+	}
+	return nil
+}
+
+func (x *Entry) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
 	}
 	return nil
 }
@@ -624,6 +632,68 @@ func (*Entry_SetStoragePolicy) isEntry_Op() {}
 
 func (*Entry_SetQuota) isEntry_Op() {}
 
+// Limits are what the NameNode's configuration bounds. A limit that is absent or 0 is the
+// largest there is.
+type Limits struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ComponentLength *uint32                `protobuf:"varint,1,opt,name=component_length,json=componentLength" json:"component_length,omitempty"` // bytes of one name
+	DirectoryItems  *uint32                `protobuf:"varint,2,opt,name=directory_items,json=directoryItems" json:"directory_items,omitempty"`    // children of one directory
+	FileBlocks      *uint32                `protobuf:"varint,3,opt,name=file_blocks,json=fileBlocks" json:"file_blocks,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Limits) Reset() {
+	*x = Limits{}
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limits) ProtoMessage() {}
+
+func (x *Limits) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limits.ProtoReflect.Descriptor instead.
+func (*Limits) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Limits) GetComponentLength() uint32 {
+	if x != nil && x.ComponentLength != nil {
+		return *x.ComponentLength
+	}
+	return 0
+}
+
+func (x *Limits) GetDirectoryItems() uint32 {
+	if x != nil && x.DirectoryItems != nil {
+		return *x.DirectoryItems
+	}
+	return 0
+}
+
+func (x *Limits) GetFileBlocks() uint32 {
+	if x != nil && x.FileBlocks != nil {
+		return *x.FileBlocks
+	}
+	return 0
+}
+
 type Caller struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          *string                `protobuf:"bytes,1,opt,name=user" json:"user,omitempty"`
@@ -635,7 +705,7 @@ type Caller struct {
 
 func (x *Caller) Reset() {
 	*x = Caller{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[1]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -647,7 +717,7 @@ func (x *Caller) String() string {
 func (*Caller) ProtoMessage() {}
 
 func (x *Caller) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[1]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -660,7 +730,7 @@ func (x *Caller) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Caller.ProtoReflect.Descriptor instead.
 func (*Caller) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{1}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Caller) GetUser() string {
@@ -695,7 +765,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[2]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +777,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[2]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +790,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{2}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Block) GetId() uint64 {
@@ -756,7 +826,7 @@ type Format struct {
 
 func (x *Format) Reset() {
 	*x = Format{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[3]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +838,7 @@ func (x *Format) String() string {
 func (*Format) ProtoMessage() {}
 
 func (x *Format) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[3]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +851,7 @@ func (x *Format) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Format.ProtoReflect.Descriptor instead.
 func (*Format) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{3}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Format) GetClusterId() string {
@@ -824,7 +894,7 @@ type Mkdirs struct {
 
 func (x *Mkdirs) Reset() {
 	*x = Mkdirs{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[4]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +906,7 @@ func (x *Mkdirs) String() string {
 func (*Mkdirs) ProtoMessage() {}
 
 func (x *Mkdirs) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[4]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +919,7 @@ func (x *Mkdirs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mkdirs.ProtoReflect.Descriptor instead.
 func (*Mkdirs) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{4}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Mkdirs) GetPath() string {
@@ -898,7 +968,7 @@ type Create struct {
 
 func (x *Create) Reset() {
 	*x = Create{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[5]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +980,7 @@ func (x *Create) String() string {
 func (*Create) ProtoMessage() {}
 
 func (x *Create) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[5]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +993,7 @@ func (x *Create) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Create.ProtoReflect.Descriptor instead.
 func (*Create) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{5}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Create) GetPath() string {
@@ -1010,7 +1080,7 @@ type AddBlock struct {
 
 func (x *AddBlock) Reset() {
 	*x = AddBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[6]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1092,7 @@ func (x *AddBlock) String() string {
 func (*AddBlock) ProtoMessage() {}
 
 func (x *AddBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[6]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1105,7 @@ func (x *AddBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddBlock.ProtoReflect.Descriptor instead.
 func (*AddBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{6}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AddBlock) GetPath() string {
@@ -1092,7 +1162,7 @@ type AbandonBlock struct {
 
 func (x *AbandonBlock) Reset() {
 	*x = AbandonBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[7]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1174,7 @@ func (x *AbandonBlock) String() string {
 func (*AbandonBlock) ProtoMessage() {}
 
 func (x *AbandonBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[7]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1187,7 @@ func (x *AbandonBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbandonBlock.ProtoReflect.Descriptor instead.
 func (*AbandonBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{7}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AbandonBlock) GetPath() string {
@@ -1160,7 +1230,7 @@ type Complete struct {
 
 func (x *Complete) Reset() {
 	*x = Complete{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[8]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1242,7 @@ func (x *Complete) String() string {
 func (*Complete) ProtoMessage() {}
 
 func (x *Complete) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[8]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1255,7 @@ func (x *Complete) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Complete.ProtoReflect.Descriptor instead.
 func (*Complete) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{8}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Complete) GetPath() string {
@@ -1228,7 +1298,7 @@ type Fsync struct {
 
 func (x *Fsync) Reset() {
 	*x = Fsync{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[9]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1310,7 @@ func (x *Fsync) String() string {
 func (*Fsync) ProtoMessage() {}
 
 func (x *Fsync) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[9]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1323,7 @@ func (x *Fsync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fsync.ProtoReflect.Descriptor instead.
 func (*Fsync) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{9}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Fsync) GetPath() string {
@@ -1296,7 +1366,7 @@ type Append struct {
 
 func (x *Append) Reset() {
 	*x = Append{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[10]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1378,7 @@ func (x *Append) String() string {
 func (*Append) ProtoMessage() {}
 
 func (x *Append) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[10]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1391,7 @@ func (x *Append) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Append.ProtoReflect.Descriptor instead.
 func (*Append) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{10}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Append) GetPath() string {
@@ -1365,7 +1435,7 @@ type Truncate struct {
 
 func (x *Truncate) Reset() {
 	*x = Truncate{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[11]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1447,7 @@ func (x *Truncate) String() string {
 func (*Truncate) ProtoMessage() {}
 
 func (x *Truncate) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[11]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1460,7 @@ func (x *Truncate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Truncate.ProtoReflect.Descriptor instead.
 func (*Truncate) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{11}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Truncate) GetPath() string {
@@ -1440,7 +1510,7 @@ type UpdatePipeline struct {
 
 func (x *UpdatePipeline) Reset() {
 	*x = UpdatePipeline{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[12]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1522,7 @@ func (x *UpdatePipeline) String() string {
 func (*UpdatePipeline) ProtoMessage() {}
 
 func (x *UpdatePipeline) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[12]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1535,7 @@ func (x *UpdatePipeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePipeline.ProtoReflect.Descriptor instead.
 func (*UpdatePipeline) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{12}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UpdatePipeline) GetHolder() string {
@@ -1508,7 +1578,7 @@ type Rename struct {
 
 func (x *Rename) Reset() {
 	*x = Rename{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[13]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1590,7 @@ func (x *Rename) String() string {
 func (*Rename) ProtoMessage() {}
 
 func (x *Rename) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[13]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1603,7 @@ func (x *Rename) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rename.ProtoReflect.Descriptor instead.
 func (*Rename) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{13}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Rename) GetFrom() string {
@@ -1574,7 +1644,7 @@ type Delete struct {
 
 func (x *Delete) Reset() {
 	*x = Delete{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[14]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1656,7 @@ func (x *Delete) String() string {
 func (*Delete) ProtoMessage() {}
 
 func (x *Delete) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[14]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1669,7 @@ func (x *Delete) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delete.ProtoReflect.Descriptor instead.
 func (*Delete) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{14}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Delete) GetPath() string {
@@ -1626,7 +1696,7 @@ type SetPermission struct {
 
 func (x *SetPermission) Reset() {
 	*x = SetPermission{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[15]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1708,7 @@ func (x *SetPermission) String() string {
 func (*SetPermission) ProtoMessage() {}
 
 func (x *SetPermission) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[15]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1721,7 @@ func (x *SetPermission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPermission.ProtoReflect.Descriptor instead.
 func (*SetPermission) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{15}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetPermission) GetPath() string {
@@ -1679,7 +1749,7 @@ type SetOwner struct {
 
 func (x *SetOwner) Reset() {
 	*x = SetOwner{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[16]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1761,7 @@ func (x *SetOwner) String() string {
 func (*SetOwner) ProtoMessage() {}
 
 func (x *SetOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[16]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1774,7 @@ func (x *SetOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetOwner.ProtoReflect.Descriptor instead.
 func (*SetOwner) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{16}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetOwner) GetPath() string {
@@ -1742,7 +1812,7 @@ type AclEntry struct {
 
 func (x *AclEntry) Reset() {
 	*x = AclEntry{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1824,7 @@ func (x *AclEntry) String() string {
 func (*AclEntry) ProtoMessage() {}
 
 func (x *AclEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[17]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1837,7 @@ func (x *AclEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclEntry.ProtoReflect.Descriptor instead.
 func (*AclEntry) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{17}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AclEntry) GetScope() uint32 {
@@ -1810,7 +1880,7 @@ type SetAcl struct {
 
 func (x *SetAcl) Reset() {
 	*x = SetAcl{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +1892,7 @@ func (x *SetAcl) String() string {
 func (*SetAcl) ProtoMessage() {}
 
 func (x *SetAcl) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[18]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +1905,7 @@ func (x *SetAcl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAcl.ProtoReflect.Descriptor instead.
 func (*SetAcl) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{18}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetAcl) GetPath() string {
@@ -1871,7 +1941,7 @@ type XAttr struct {
 
 func (x *XAttr) Reset() {
 	*x = XAttr{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +1953,7 @@ func (x *XAttr) String() string {
 func (*XAttr) ProtoMessage() {}
 
 func (x *XAttr) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[19]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +1966,7 @@ func (x *XAttr) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XAttr.ProtoReflect.Descriptor instead.
 func (*XAttr) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{19}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *XAttr) GetNamespace() uint32 {
@@ -1933,7 +2003,7 @@ type SetXAttr struct {
 
 func (x *SetXAttr) Reset() {
 	*x = SetXAttr{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2015,7 @@ func (x *SetXAttr) String() string {
 func (*SetXAttr) ProtoMessage() {}
 
 func (x *SetXAttr) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[20]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2028,7 @@ func (x *SetXAttr) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetXAttr.ProtoReflect.Descriptor instead.
 func (*SetXAttr) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{20}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetXAttr) GetPath() string {
@@ -2006,7 +2076,7 @@ type RemoveXAttr struct {
 
 func (x *RemoveXAttr) Reset() {
 	*x = RemoveXAttr{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2088,7 @@ func (x *RemoveXAttr) String() string {
 func (*RemoveXAttr) ProtoMessage() {}
 
 func (x *RemoveXAttr) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[21]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2101,7 @@ func (x *RemoveXAttr) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveXAttr.ProtoReflect.Descriptor instead.
 func (*RemoveXAttr) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{21}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemoveXAttr) GetPath() string {
@@ -2058,7 +2128,7 @@ type SetStoragePolicy struct {
 
 func (x *SetStoragePolicy) Reset() {
 	*x = SetStoragePolicy{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2140,7 @@ func (x *SetStoragePolicy) String() string {
 func (*SetStoragePolicy) ProtoMessage() {}
 
 func (x *SetStoragePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[22]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2153,7 @@ func (x *SetStoragePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStoragePolicy.ProtoReflect.Descriptor instead.
 func (*SetStoragePolicy) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{22}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetStoragePolicy) GetPath() string {
@@ -2114,7 +2184,7 @@ type SetQuota struct {
 
 func (x *SetQuota) Reset() {
 	*x = SetQuota{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2196,7 @@ func (x *SetQuota) String() string {
 func (*SetQuota) ProtoMessage() {}
 
 func (x *SetQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[23]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2209,7 @@ func (x *SetQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuota.ProtoReflect.Descriptor instead.
 func (*SetQuota) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{23}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetQuota) GetPath() string {
@@ -2181,7 +2251,7 @@ type SetTimes struct {
 
 func (x *SetTimes) Reset() {
 	*x = SetTimes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2263,7 @@ func (x *SetTimes) String() string {
 func (*SetTimes) ProtoMessage() {}
 
 func (x *SetTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[24]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2276,7 @@ func (x *SetTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimes.ProtoReflect.Descriptor instead.
 func (*SetTimes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{24}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetTimes) GetPath() string {
@@ -2240,7 +2310,7 @@ type SetReplication struct {
 
 func (x *SetReplication) Reset() {
 	*x = SetReplication{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2322,7 @@ func (x *SetReplication) String() string {
 func (*SetReplication) ProtoMessage() {}
 
 func (x *SetReplication) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[25]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2335,7 @@ func (x *SetReplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetReplication.ProtoReflect.Descriptor instead.
 func (*SetReplication) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{25}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetReplication) GetPath() string {
@@ -2292,7 +2362,7 @@ type Concat struct {
 
 func (x *Concat) Reset() {
 	*x = Concat{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2374,7 @@ func (x *Concat) String() string {
 func (*Concat) ProtoMessage() {}
 
 func (x *Concat) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[26]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2387,7 @@ func (x *Concat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Concat.ProtoReflect.Descriptor instead.
 func (*Concat) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{26}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Concat) GetPath() string {
@@ -2347,7 +2417,7 @@ type StartRecovery struct {
 
 func (x *StartRecovery) Reset() {
 	*x = StartRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2429,7 @@ func (x *StartRecovery) String() string {
 func (*StartRecovery) ProtoMessage() {}
 
 func (x *StartRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[27]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2442,7 @@ func (x *StartRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRecovery.ProtoReflect.Descriptor instead.
 func (*StartRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{27}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartRecovery) GetFile() uint64 {
@@ -2408,7 +2478,7 @@ type CommitRecovery struct {
 
 func (x *CommitRecovery) Reset() {
 	*x = CommitRecovery{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2490,7 @@ func (x *CommitRecovery) String() string {
 func (*CommitRecovery) ProtoMessage() {}
 
 func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[28]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2503,7 @@ func (x *CommitRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecovery.ProtoReflect.Descriptor instead.
 func (*CommitRecovery) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{28}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CommitRecovery) GetBlock() uint64 {
@@ -2476,7 +2546,7 @@ type CloseFile struct {
 
 func (x *CloseFile) Reset() {
 	*x = CloseFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +2558,7 @@ func (x *CloseFile) String() string {
 func (*CloseFile) ProtoMessage() {}
 
 func (x *CloseFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[29]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +2571,7 @@ func (x *CloseFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseFile.ProtoReflect.Descriptor instead.
 func (*CloseFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{29}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CloseFile) GetFile() uint64 {
@@ -2537,7 +2607,7 @@ type ReserveGenerations struct {
 
 func (x *ReserveGenerations) Reset() {
 	*x = ReserveGenerations{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2619,7 @@ func (x *ReserveGenerations) String() string {
 func (*ReserveGenerations) ProtoMessage() {}
 
 func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[30]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2632,7 @@ func (x *ReserveGenerations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveGenerations.ProtoReflect.Descriptor instead.
 func (*ReserveGenerations) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{30}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReserveGenerations) GetLimit() uint64 {
@@ -2592,7 +2662,7 @@ type RegisterDatanode struct {
 
 func (x *RegisterDatanode) Reset() {
 	*x = RegisterDatanode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2674,7 @@ func (x *RegisterDatanode) String() string {
 func (*RegisterDatanode) ProtoMessage() {}
 
 func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[31]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2687,7 @@ func (x *RegisterDatanode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDatanode.ProtoReflect.Descriptor instead.
 func (*RegisterDatanode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{31}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RegisterDatanode) GetUuid() string {
@@ -2668,7 +2738,7 @@ type DatanodeGone struct {
 
 func (x *DatanodeGone) Reset() {
 	*x = DatanodeGone{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2750,7 @@ func (x *DatanodeGone) String() string {
 func (*DatanodeGone) ProtoMessage() {}
 
 func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[32]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2763,7 @@ func (x *DatanodeGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatanodeGone.ProtoReflect.Descriptor instead.
 func (*DatanodeGone) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{32}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DatanodeGone) GetUuid() string {
@@ -2742,7 +2812,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2824,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[33]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2837,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{33}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2872,7 +2942,7 @@ type SnapshotInode struct {
 
 func (x *SnapshotInode) Reset() {
 	*x = SnapshotInode{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2954,7 @@ func (x *SnapshotInode) String() string {
 func (*SnapshotInode) ProtoMessage() {}
 
 func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[34]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2967,7 @@ func (x *SnapshotInode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotInode.ProtoReflect.Descriptor instead.
 func (*SnapshotInode) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{34}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SnapshotInode) GetId() uint64 {
@@ -2982,7 +3052,7 @@ type SnapshotAttributes struct {
 
 func (x *SnapshotAttributes) Reset() {
 	*x = SnapshotAttributes{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3064,7 @@ func (x *SnapshotAttributes) String() string {
 func (*SnapshotAttributes) ProtoMessage() {}
 
 func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[35]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3077,7 @@ func (x *SnapshotAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotAttributes.ProtoReflect.Descriptor instead.
 func (*SnapshotAttributes) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{35}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SnapshotAttributes) GetAcl() []*AclEntry {
@@ -3050,7 +3120,7 @@ type SnapshotLimits struct {
 
 func (x *SnapshotLimits) Reset() {
 	*x = SnapshotLimits{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3132,7 @@ func (x *SnapshotLimits) String() string {
 func (*SnapshotLimits) ProtoMessage() {}
 
 func (x *SnapshotLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[36]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3145,7 @@ func (x *SnapshotLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotLimits.ProtoReflect.Descriptor instead.
 func (*SnapshotLimits) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{36}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SnapshotLimits) GetNames() int64 {
@@ -3111,7 +3181,7 @@ type SnapshotFile struct {
 
 func (x *SnapshotFile) Reset() {
 	*x = SnapshotFile{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3123,7 +3193,7 @@ func (x *SnapshotFile) String() string {
 func (*SnapshotFile) ProtoMessage() {}
 
 func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[37]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3136,7 +3206,7 @@ func (x *SnapshotFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotFile.ProtoReflect.Descriptor instead.
 func (*SnapshotFile) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{37}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SnapshotFile) GetReplication() uint32 {
@@ -3179,7 +3249,7 @@ type SnapshotBlock struct {
 
 func (x *SnapshotBlock) Reset() {
 	*x = SnapshotBlock{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[38]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3261,7 @@ func (x *SnapshotBlock) String() string {
 func (*SnapshotBlock) ProtoMessage() {}
 
 func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[38]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3274,7 @@ func (x *SnapshotBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBlock.ProtoReflect.Descriptor instead.
 func (*SnapshotBlock) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{38}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SnapshotBlock) GetId() uint64 {
@@ -3246,7 +3316,7 @@ type SnapshotConstruction struct {
 
 func (x *SnapshotConstruction) Reset() {
 	*x = SnapshotConstruction{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[39]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3258,7 +3328,7 @@ func (x *SnapshotConstruction) String() string {
 func (*SnapshotConstruction) ProtoMessage() {}
 
 func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[39]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3341,7 @@ func (x *SnapshotConstruction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotConstruction.ProtoReflect.Descriptor instead.
 func (*SnapshotConstruction) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{39}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SnapshotConstruction) GetTargets() []string {
@@ -3308,7 +3378,7 @@ type SnapshotCall struct {
 
 func (x *SnapshotCall) Reset() {
 	*x = SnapshotCall{}
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[40]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3390,7 @@ func (x *SnapshotCall) String() string {
 func (*SnapshotCall) ProtoMessage() {}
 
 func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[40]
+	mi := &file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3403,7 @@ func (x *SnapshotCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotCall.ProtoReflect.Descriptor instead.
 func (*SnapshotCall) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{40}
+	return file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SnapshotCall) GetClientId() []byte {
@@ -3375,12 +3445,13 @@ var File_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto protoref
 
 const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc = "" +
 	"\n" +
-	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\xb4\x10\n" +
+	">hdfs/internal/namenode/internal/namespace/nspb/namespace.proto\x12\x16verbena.hdfs.namespace\"\xec\x10\n" +
 	"\x05Entry\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x1b\n" +
 	"\tclient_id\x18\x02 \x01(\fR\bclientId\x12\x17\n" +
 	"\acall_id\x18\x03 \x01(\x11R\x06callId\x126\n" +
-	"\x06caller\x18\x04 \x01(\v2\x1e.verbena.hdfs.namespace.CallerR\x06caller\x128\n" +
+	"\x06caller\x18\x04 \x01(\v2\x1e.verbena.hdfs.namespace.CallerR\x06caller\x126\n" +
+	"\x06limits\x18\x05 \x01(\v2\x1e.verbena.hdfs.namespace.LimitsR\x06limits\x128\n" +
 	"\x06format\x18\n" +
 	" \x01(\v2\x1e.verbena.hdfs.namespace.FormatH\x00R\x06format\x128\n" +
 	"\x06mkdirs\x18\v \x01(\v2\x1e.verbena.hdfs.namespace.MkdirsH\x00R\x06mkdirs\x128\n" +
@@ -3411,7 +3482,12 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\fremove_xattr\x18? \x01(\v2#.verbena.hdfs.namespace.RemoveXAttrH\x00R\vremoveXattr\x12X\n" +
 	"\x12set_storage_policy\x18@ \x01(\v2(.verbena.hdfs.namespace.SetStoragePolicyH\x00R\x10setStoragePolicy\x12?\n" +
 	"\tset_quota\x18A \x01(\v2 .verbena.hdfs.namespace.SetQuotaH\x00R\bsetQuotaB\x04\n" +
-	"\x02op\"R\n" +
+	"\x02op\"}\n" +
+	"\x06Limits\x12)\n" +
+	"\x10component_length\x18\x01 \x01(\rR\x0fcomponentLength\x12'\n" +
+	"\x0fdirectory_items\x18\x02 \x01(\rR\x0edirectoryItems\x12\x1f\n" +
+	"\vfile_blocks\x18\x03 \x01(\rR\n" +
+	"fileBlocks\"R\n" +
 	"\x06Caller\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
 	"\x06groups\x18\x02 \x03(\tR\x06groups\x12\x1c\n" +
@@ -3664,102 +3740,104 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc
 }
 
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_goTypes = []any{
 	(SetAcl_Change)(0),           // 0: verbena.hdfs.namespace.SetAcl.Change
 	(*Entry)(nil),                // 1: verbena.hdfs.namespace.Entry
-	(*Caller)(nil),               // 2: verbena.hdfs.namespace.Caller
-	(*Block)(nil),                // 3: verbena.hdfs.namespace.Block
-	(*Format)(nil),               // 4: verbena.hdfs.namespace.Format
-	(*Mkdirs)(nil),               // 5: verbena.hdfs.namespace.Mkdirs
-	(*Create)(nil),               // 6: verbena.hdfs.namespace.Create
-	(*AddBlock)(nil),             // 7: verbena.hdfs.namespace.AddBlock
-	(*AbandonBlock)(nil),         // 8: verbena.hdfs.namespace.AbandonBlock
-	(*Complete)(nil),             // 9: verbena.hdfs.namespace.Complete
-	(*Fsync)(nil),                // 10: verbena.hdfs.namespace.Fsync
-	(*Append)(nil),               // 11: verbena.hdfs.namespace.Append
-	(*Truncate)(nil),             // 12: verbena.hdfs.namespace.Truncate
-	(*UpdatePipeline)(nil),       // 13: verbena.hdfs.namespace.UpdatePipeline
-	(*Rename)(nil),               // 14: verbena.hdfs.namespace.Rename
-	(*Delete)(nil),               // 15: verbena.hdfs.namespace.Delete
-	(*SetPermission)(nil),        // 16: verbena.hdfs.namespace.SetPermission
-	(*SetOwner)(nil),             // 17: verbena.hdfs.namespace.SetOwner
-	(*AclEntry)(nil),             // 18: verbena.hdfs.namespace.AclEntry
-	(*SetAcl)(nil),               // 19: verbena.hdfs.namespace.SetAcl
-	(*XAttr)(nil),                // 20: verbena.hdfs.namespace.XAttr
-	(*SetXAttr)(nil),             // 21: verbena.hdfs.namespace.SetXAttr
-	(*RemoveXAttr)(nil),          // 22: verbena.hdfs.namespace.RemoveXAttr
-	(*SetStoragePolicy)(nil),     // 23: verbena.hdfs.namespace.SetStoragePolicy
-	(*SetQuota)(nil),             // 24: verbena.hdfs.namespace.SetQuota
-	(*SetTimes)(nil),             // 25: verbena.hdfs.namespace.SetTimes
-	(*SetReplication)(nil),       // 26: verbena.hdfs.namespace.SetReplication
-	(*Concat)(nil),               // 27: verbena.hdfs.namespace.Concat
-	(*StartRecovery)(nil),        // 28: verbena.hdfs.namespace.StartRecovery
-	(*CommitRecovery)(nil),       // 29: verbena.hdfs.namespace.CommitRecovery
-	(*CloseFile)(nil),            // 30: verbena.hdfs.namespace.CloseFile
-	(*ReserveGenerations)(nil),   // 31: verbena.hdfs.namespace.ReserveGenerations
-	(*RegisterDatanode)(nil),     // 32: verbena.hdfs.namespace.RegisterDatanode
-	(*DatanodeGone)(nil),         // 33: verbena.hdfs.namespace.DatanodeGone
-	(*SnapshotHeader)(nil),       // 34: verbena.hdfs.namespace.SnapshotHeader
-	(*SnapshotInode)(nil),        // 35: verbena.hdfs.namespace.SnapshotInode
-	(*SnapshotAttributes)(nil),   // 36: verbena.hdfs.namespace.SnapshotAttributes
-	(*SnapshotLimits)(nil),       // 37: verbena.hdfs.namespace.SnapshotLimits
-	(*SnapshotFile)(nil),         // 38: verbena.hdfs.namespace.SnapshotFile
-	(*SnapshotBlock)(nil),        // 39: verbena.hdfs.namespace.SnapshotBlock
-	(*SnapshotConstruction)(nil), // 40: verbena.hdfs.namespace.SnapshotConstruction
-	(*SnapshotCall)(nil),         // 41: verbena.hdfs.namespace.SnapshotCall
+	(*Limits)(nil),               // 2: verbena.hdfs.namespace.Limits
+	(*Caller)(nil),               // 3: verbena.hdfs.namespace.Caller
+	(*Block)(nil),                // 4: verbena.hdfs.namespace.Block
+	(*Format)(nil),               // 5: verbena.hdfs.namespace.Format
+	(*Mkdirs)(nil),               // 6: verbena.hdfs.namespace.Mkdirs
+	(*Create)(nil),               // 7: verbena.hdfs.namespace.Create
+	(*AddBlock)(nil),             // 8: verbena.hdfs.namespace.AddBlock
+	(*AbandonBlock)(nil),         // 9: verbena.hdfs.namespace.AbandonBlock
+	(*Complete)(nil),             // 10: verbena.hdfs.namespace.Complete
+	(*Fsync)(nil),                // 11: verbena.hdfs.namespace.Fsync
+	(*Append)(nil),               // 12: verbena.hdfs.namespace.Append
+	(*Truncate)(nil),             // 13: verbena.hdfs.namespace.Truncate
+	(*UpdatePipeline)(nil),       // 14: verbena.hdfs.namespace.UpdatePipeline
+	(*Rename)(nil),               // 15: verbena.hdfs.namespace.Rename
+	(*Delete)(nil),               // 16: verbena.hdfs.namespace.Delete
+	(*SetPermission)(nil),        // 17: verbena.hdfs.namespace.SetPermission
+	(*SetOwner)(nil),             // 18: verbena.hdfs.namespace.SetOwner
+	(*AclEntry)(nil),             // 19: verbena.hdfs.namespace.AclEntry
+	(*SetAcl)(nil),               // 20: verbena.hdfs.namespace.SetAcl
+	(*XAttr)(nil),                // 21: verbena.hdfs.namespace.XAttr
+	(*SetXAttr)(nil),             // 22: verbena.hdfs.namespace.SetXAttr
+	(*RemoveXAttr)(nil),          // 23: verbena.hdfs.namespace.RemoveXAttr
+	(*SetStoragePolicy)(nil),     // 24: verbena.hdfs.namespace.SetStoragePolicy
+	(*SetQuota)(nil),             // 25: verbena.hdfs.namespace.SetQuota
+	(*SetTimes)(nil),             // 26: verbena.hdfs.namespace.SetTimes
+	(*SetReplication)(nil),       // 27: verbena.hdfs.namespace.SetReplication
+	(*Concat)(nil),               // 28: verbena.hdfs.namespace.Concat
+	(*StartRecovery)(nil),        // 29: verbena.hdfs.namespace.StartRecovery
+	(*CommitRecovery)(nil),       // 30: verbena.hdfs.namespace.CommitRecovery
+	(*CloseFile)(nil),            // 31: verbena.hdfs.namespace.CloseFile
+	(*ReserveGenerations)(nil),   // 32: verbena.hdfs.namespace.ReserveGenerations
+	(*RegisterDatanode)(nil),     // 33: verbena.hdfs.namespace.RegisterDatanode
+	(*DatanodeGone)(nil),         // 34: verbena.hdfs.namespace.DatanodeGone
+	(*SnapshotHeader)(nil),       // 35: verbena.hdfs.namespace.SnapshotHeader
+	(*SnapshotInode)(nil),        // 36: verbena.hdfs.namespace.SnapshotInode
+	(*SnapshotAttributes)(nil),   // 37: verbena.hdfs.namespace.SnapshotAttributes
+	(*SnapshotLimits)(nil),       // 38: verbena.hdfs.namespace.SnapshotLimits
+	(*SnapshotFile)(nil),         // 39: verbena.hdfs.namespace.SnapshotFile
+	(*SnapshotBlock)(nil),        // 40: verbena.hdfs.namespace.SnapshotBlock
+	(*SnapshotConstruction)(nil), // 41: verbena.hdfs.namespace.SnapshotConstruction
+	(*SnapshotCall)(nil),         // 42: verbena.hdfs.namespace.SnapshotCall
 }
 var file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_depIdxs = []int32{
-	2,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
-	4,  // 1: verbena.hdfs.namespace.Entry.format:type_name -> verbena.hdfs.namespace.Format
-	5,  // 2: verbena.hdfs.namespace.Entry.mkdirs:type_name -> verbena.hdfs.namespace.Mkdirs
-	6,  // 3: verbena.hdfs.namespace.Entry.create:type_name -> verbena.hdfs.namespace.Create
-	7,  // 4: verbena.hdfs.namespace.Entry.add_block:type_name -> verbena.hdfs.namespace.AddBlock
-	8,  // 5: verbena.hdfs.namespace.Entry.abandon_block:type_name -> verbena.hdfs.namespace.AbandonBlock
-	9,  // 6: verbena.hdfs.namespace.Entry.complete:type_name -> verbena.hdfs.namespace.Complete
-	10, // 7: verbena.hdfs.namespace.Entry.fsync:type_name -> verbena.hdfs.namespace.Fsync
-	11, // 8: verbena.hdfs.namespace.Entry.append:type_name -> verbena.hdfs.namespace.Append
-	12, // 9: verbena.hdfs.namespace.Entry.truncate:type_name -> verbena.hdfs.namespace.Truncate
-	13, // 10: verbena.hdfs.namespace.Entry.update_pipeline:type_name -> verbena.hdfs.namespace.UpdatePipeline
-	14, // 11: verbena.hdfs.namespace.Entry.rename:type_name -> verbena.hdfs.namespace.Rename
-	15, // 12: verbena.hdfs.namespace.Entry.delete:type_name -> verbena.hdfs.namespace.Delete
-	16, // 13: verbena.hdfs.namespace.Entry.set_permission:type_name -> verbena.hdfs.namespace.SetPermission
-	17, // 14: verbena.hdfs.namespace.Entry.set_owner:type_name -> verbena.hdfs.namespace.SetOwner
-	25, // 15: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
-	26, // 16: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
-	27, // 17: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
-	28, // 18: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
-	29, // 19: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
-	30, // 20: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
-	31, // 21: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
-	32, // 22: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
-	33, // 23: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
-	19, // 24: verbena.hdfs.namespace.Entry.set_acl:type_name -> verbena.hdfs.namespace.SetAcl
-	21, // 25: verbena.hdfs.namespace.Entry.set_xattr:type_name -> verbena.hdfs.namespace.SetXAttr
-	22, // 26: verbena.hdfs.namespace.Entry.remove_xattr:type_name -> verbena.hdfs.namespace.RemoveXAttr
-	23, // 27: verbena.hdfs.namespace.Entry.set_storage_policy:type_name -> verbena.hdfs.namespace.SetStoragePolicy
-	24, // 28: verbena.hdfs.namespace.Entry.set_quota:type_name -> verbena.hdfs.namespace.SetQuota
-	3,  // 29: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
-	3,  // 30: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
-	3,  // 31: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
-	3,  // 32: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
-	3,  // 33: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
-	0,  // 34: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
-	18, // 35: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
-	20, // 36: verbena.hdfs.namespace.SetXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
-	20, // 37: verbena.hdfs.namespace.RemoveXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
-	38, // 38: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
-	36, // 39: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
-	18, // 40: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
-	20, // 41: verbena.hdfs.namespace.SnapshotAttributes.xattrs:type_name -> verbena.hdfs.namespace.XAttr
-	37, // 42: verbena.hdfs.namespace.SnapshotAttributes.limits:type_name -> verbena.hdfs.namespace.SnapshotLimits
-	39, // 43: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
-	40, // 44: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
-	45, // [45:45] is the sub-list for method output_type
-	45, // [45:45] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	3,  // 0: verbena.hdfs.namespace.Entry.caller:type_name -> verbena.hdfs.namespace.Caller
+	2,  // 1: verbena.hdfs.namespace.Entry.limits:type_name -> verbena.hdfs.namespace.Limits
+	5,  // 2: verbena.hdfs.namespace.Entry.format:type_name -> verbena.hdfs.namespace.Format
+	6,  // 3: verbena.hdfs.namespace.Entry.mkdirs:type_name -> verbena.hdfs.namespace.Mkdirs
+	7,  // 4: verbena.hdfs.namespace.Entry.create:type_name -> verbena.hdfs.namespace.Create
+	8,  // 5: verbena.hdfs.namespace.Entry.add_block:type_name -> verbena.hdfs.namespace.AddBlock
+	9,  // 6: verbena.hdfs.namespace.Entry.abandon_block:type_name -> verbena.hdfs.namespace.AbandonBlock
+	10, // 7: verbena.hdfs.namespace.Entry.complete:type_name -> verbena.hdfs.namespace.Complete
+	11, // 8: verbena.hdfs.namespace.Entry.fsync:type_name -> verbena.hdfs.namespace.Fsync
+	12, // 9: verbena.hdfs.namespace.Entry.append:type_name -> verbena.hdfs.namespace.Append
+	13, // 10: verbena.hdfs.namespace.Entry.truncate:type_name -> verbena.hdfs.namespace.Truncate
+	14, // 11: verbena.hdfs.namespace.Entry.update_pipeline:type_name -> verbena.hdfs.namespace.UpdatePipeline
+	15, // 12: verbena.hdfs.namespace.Entry.rename:type_name -> verbena.hdfs.namespace.Rename
+	16, // 13: verbena.hdfs.namespace.Entry.delete:type_name -> verbena.hdfs.namespace.Delete
+	17, // 14: verbena.hdfs.namespace.Entry.set_permission:type_name -> verbena.hdfs.namespace.SetPermission
+	18, // 15: verbena.hdfs.namespace.Entry.set_owner:type_name -> verbena.hdfs.namespace.SetOwner
+	26, // 16: verbena.hdfs.namespace.Entry.set_times:type_name -> verbena.hdfs.namespace.SetTimes
+	27, // 17: verbena.hdfs.namespace.Entry.set_replication:type_name -> verbena.hdfs.namespace.SetReplication
+	28, // 18: verbena.hdfs.namespace.Entry.concat:type_name -> verbena.hdfs.namespace.Concat
+	29, // 19: verbena.hdfs.namespace.Entry.start_recovery:type_name -> verbena.hdfs.namespace.StartRecovery
+	30, // 20: verbena.hdfs.namespace.Entry.commit_recovery:type_name -> verbena.hdfs.namespace.CommitRecovery
+	31, // 21: verbena.hdfs.namespace.Entry.close_file:type_name -> verbena.hdfs.namespace.CloseFile
+	32, // 22: verbena.hdfs.namespace.Entry.reserve_generations:type_name -> verbena.hdfs.namespace.ReserveGenerations
+	33, // 23: verbena.hdfs.namespace.Entry.register_datanode:type_name -> verbena.hdfs.namespace.RegisterDatanode
+	34, // 24: verbena.hdfs.namespace.Entry.datanode_gone:type_name -> verbena.hdfs.namespace.DatanodeGone
+	20, // 25: verbena.hdfs.namespace.Entry.set_acl:type_name -> verbena.hdfs.namespace.SetAcl
+	22, // 26: verbena.hdfs.namespace.Entry.set_xattr:type_name -> verbena.hdfs.namespace.SetXAttr
+	23, // 27: verbena.hdfs.namespace.Entry.remove_xattr:type_name -> verbena.hdfs.namespace.RemoveXAttr
+	24, // 28: verbena.hdfs.namespace.Entry.set_storage_policy:type_name -> verbena.hdfs.namespace.SetStoragePolicy
+	25, // 29: verbena.hdfs.namespace.Entry.set_quota:type_name -> verbena.hdfs.namespace.SetQuota
+	4,  // 30: verbena.hdfs.namespace.AddBlock.previous:type_name -> verbena.hdfs.namespace.Block
+	4,  // 31: verbena.hdfs.namespace.AbandonBlock.block:type_name -> verbena.hdfs.namespace.Block
+	4,  // 32: verbena.hdfs.namespace.Complete.last:type_name -> verbena.hdfs.namespace.Block
+	4,  // 33: verbena.hdfs.namespace.UpdatePipeline.old:type_name -> verbena.hdfs.namespace.Block
+	4,  // 34: verbena.hdfs.namespace.UpdatePipeline.new:type_name -> verbena.hdfs.namespace.Block
+	0,  // 35: verbena.hdfs.namespace.SetAcl.change:type_name -> verbena.hdfs.namespace.SetAcl.Change
+	19, // 36: verbena.hdfs.namespace.SetAcl.entries:type_name -> verbena.hdfs.namespace.AclEntry
+	21, // 37: verbena.hdfs.namespace.SetXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
+	21, // 38: verbena.hdfs.namespace.RemoveXAttr.attr:type_name -> verbena.hdfs.namespace.XAttr
+	39, // 39: verbena.hdfs.namespace.SnapshotInode.file:type_name -> verbena.hdfs.namespace.SnapshotFile
+	37, // 40: verbena.hdfs.namespace.SnapshotInode.attributes:type_name -> verbena.hdfs.namespace.SnapshotAttributes
+	19, // 41: verbena.hdfs.namespace.SnapshotAttributes.acl:type_name -> verbena.hdfs.namespace.AclEntry
+	21, // 42: verbena.hdfs.namespace.SnapshotAttributes.xattrs:type_name -> verbena.hdfs.namespace.XAttr
+	38, // 43: verbena.hdfs.namespace.SnapshotAttributes.limits:type_name -> verbena.hdfs.namespace.SnapshotLimits
+	40, // 44: verbena.hdfs.namespace.SnapshotFile.blocks:type_name -> verbena.hdfs.namespace.SnapshotBlock
+	41, // 45: verbena.hdfs.namespace.SnapshotBlock.construction:type_name -> verbena.hdfs.namespace.SnapshotConstruction
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() }
@@ -3803,7 +3881,7 @@ func file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_init() 
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc), len(file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
