@@ -1,0 +1,346 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/bench/internal/host"
+)
+
+// bench is a run of the command.
+type bench struct {
+	quick, json  bool
+	dir, out     string
+	size         int64 // MiB
+	rounds       int
+	root, binary string
+	self         string // this program
+	user         string
+	work         string // directory of this run, on the file system in memory
+	log          *os.File
+	machine      host.Machine
+}
+
+// run prepares the place and calls f.
+func (b *bench) run(ctx context.Context, f func(context.Context) error) (err error) {
+	if b.size == 0 {
+		b.size = 1024
+		if b.quick {
+			b.size = 256
+		}
+	}
+	if b.rounds == 0 {
+		b.rounds = 5
+		if b.quick {
+			b.rounds = 2
+		}
+	}
+	if b.size < 1 || b.rounds < 1 {
+		return fmt.Errorf("%d rounds with %d MiB: want 1 or more of each", b.rounds, b.size)
+	}
+	if b.root, err = host.ModuleRoot(ctx); err != nil {
+		return err
+	}
+	if b.out == "" {
+		b.out = filepath.Join(b.root, "docs", "benchmarks")
+	}
+	if b.self, err = os.Executable(); err != nil {
+		return err
+	}
+	b.machine = host.Describe(ctx, b.root, nil)
+	b.machine.Short = b.quick
+	u, err := user.Current()
+	if err != nil {
+		return err
+	}
+	b.user = u.Username
+	if b.work, err = os.MkdirTemp(b.dir, "verbena-hdfs-"); err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			err = os.RemoveAll(b.work)
+		} else {
+			fmt.Fprintln(os.Stderr, "logs are kept in", b.work)
+		}
+	}()
+	if b.log, err = os.Create(filepath.Join(b.work, "clients.log")); err != nil {
+		return err
+	}
+	defer b.log.Close()
+	b.binary = filepath.Join(b.work, "verbena")
+	if err := host.Build(ctx, b.root, b.binary, []string{"build"}, "./cmd/verbena"); err != nil {
+		return err
+	}
+	return f(ctx)
+}
+
+// An operation is one of the things a client does in a round.
+type operation struct {
+	name string
+	args func(b *bench) []any // behind the path
+	// path is what it works on, below the client's directory.
+	path string
+}
+
+const (
+	smallFiles, smallSize, smallWriters = 2000, 4096, 8
+	readSize                            = 4096
+)
+
+func (b *bench) calls() int {
+	if b.quick {
+		return 500
+	}
+	return 2000
+}
+
+var operations = []operation{
+	{"write", func(b *bench) []any { return []any{b.size << 20, dataNodes} }, "large"},
+	{"read", func(b *bench) []any { return []any{b.size << 20} }, "large"},
+	{"pread", func(b *bench) []any { return []any{b.calls(), readSize, 1} }, "large"},
+	{"small", func(b *bench) []any { return []any{b.smallFiles(), smallSize, smallWriters} }, "small"},
+	{"stat", func(b *bench) []any { return []any{b.calls()} }, "large"},
+}
+
+func (b *bench) smallFiles() int {
+	if b.quick {
+		return smallFiles / 4
+	}
+	return smallFiles
+}
+
+// A contender is a client on a system, and what it does there. It reads the file of
+// another client, if it writes none.
+type contender struct {
+	*client
+	does   []string
+	reads  string
+	system *system
+}
+
+// figure is what one operation came to: numbers[0] is the time of all, or the median, in
+// nanoseconds.
+type figure struct {
+	numbers []int64
+	cpu     float64 // nanoseconds of all processes
+}
+
+// figures are by client and operation.
+type figures map[string]figure
+
+var everything = []string{"write", "read", "pread", "small", "stat"}
+
+// A field is all that is compared: the systems, and the clients by system.
+type field struct {
+	sockets string // directory of Apache's sockets
+	systems []*system
+	clients [][]*contender
+}
+
+func (f *field) stop() error {
+	var errs []error
+	for _, list := range f.clients {
+		for _, c := range list {
+			errs = append(errs, c.Stop())
+		}
+	}
+	for _, s := range f.systems {
+		errs = append(errs, s.stop())
+	}
+	return errors.Join(append(errs, os.RemoveAll(f.sockets))...)
+}
+
+// known are all operations of all clients, as comparisons name them.
+func (f *field) known() map[string]bool {
+	out := map[string]bool{"floor": true}
+	for _, list := range f.clients {
+		for _, c := range list {
+			for _, op := range c.does {
+				out[c.name+"/"+op] = true
+			}
+		}
+	}
+	return out
+}
+
+// transports are those of our own that are compared.
+var transports = []string{"shm", verbena.TransportTCP, "iwarp"}
+
+// start brings all up.
+func (b *bench) start(ctx context.Context) (f *field, err error) {
+	f = &field{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.stop())
+		}
+	}()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, err
+	}
+	sockets, err := os.MkdirTemp(cache, "verbena-dn-")
+	if err != nil {
+		return nil, err
+	}
+	f.sockets = sockets
+	h, err := fetchHadoop(ctx, b.work, b.user)
+	if err != nil {
+		return nil, err
+	}
+	apache, err := startApache(ctx, h, filepath.Join(b.work, "apache"), sockets)
+	if err != nil {
+		return nil, err
+	}
+	f.systems = append(f.systems, apache)
+	java := func(name string, s *system, properties ...string) (*client, error) {
+		return javaClient(ctx, name, h, b.work, s.nameNode, b.log, properties...)
+	}
+	add := func(s *system, c *client, err error, reads string, does ...string) error {
+		if err != nil {
+			return err
+		}
+		at := slices.Index(f.systems, s)
+		for len(f.clients) <= at {
+			f.clients = append(f.clients, nil)
+		}
+		f.clients[at] = append(f.clients[at], &contender{client: c, does: does, reads: reads, system: s})
+		return nil
+	}
+	c, err := java("java", apache)
+	if err := add(apache, c, err, "java", everything...); err != nil {
+		return nil, err
+	}
+	c, err = java("java short-circuit", apache, "dfs.client.read.shortcircuit=true", "dfs.domain.socket.path="+apache.socket)
+	if err := add(apache, c, err, "java", "read", "pread"); err != nil {
+		return nil, err
+	}
+	c, err = ourClient(ctx, b.self, "our client on Apache", apache.nameNode, "", b.user, 0, b.log)
+	if err := add(apache, c, err, "our client on Apache", "write", "read", "pread", "stat"); err != nil {
+		return nil, err
+	}
+	for _, transport := range transports {
+		s, err := startOurs(ctx, b.binary, filepath.Join(b.work, transport), transport, b.user)
+		if err != nil {
+			return nil, err
+		}
+		f.systems = append(f.systems, s)
+		c, err := ourClient(ctx, b.self, transport, s.nameNode, transport, b.user, 0, b.log)
+		if err := add(s, c, err, transport, everything...); err != nil {
+			return nil, err
+		}
+		if transport == "shm" {
+			c, err := java("java on ours", s)
+			if err := add(s, c, err, "java on ours", everything...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return f, nil
+}
+
+// round has each client do all that it does, once; from is the system that begins.
+func (b *bench) round(ctx context.Context, f *field, from int) (figures, error) {
+	out := figures{}
+	for i := range f.systems {
+		at := (from + i) % len(f.systems)
+		for _, c := range f.clients[at] {
+			for _, op := range operations {
+				if !slices.Contains(c.does, op.name) {
+					continue
+				}
+				fig, err := b.measure(c, op)
+				if err != nil {
+					return nil, err
+				}
+				out[c.name+"/"+op.name] = fig
+				fmt.Fprintf(os.Stderr, "%-22s %-6s %10.2f ms, %8.2f CPU s\n", c.name, op.name, float64(fig.numbers[0])/1e6, fig.cpu/1e9)
+			}
+		}
+		for _, c := range f.clients[at] {
+			if _, err := c.ask("delete", directory(c.name)); err != nil {
+				return nil, err
+			}
+		}
+		if err := f.systems[at].settle(ctx); err != nil {
+			return nil, err
+		}
+	}
+	floor, err := b.measure(f.clients[1][0], operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }})
+	out["floor"] = floor
+	return out, err
+}
+
+// directory is where a client's files are.
+func directory(name string) string {
+	dir := []byte("/" + name)
+	for i, c := range dir {
+		if c == ' ' {
+			dir[i] = '-'
+		}
+	}
+	return string(dir)
+}
+
+func (b *bench) measure(c *contender, op operation) (figure, error) {
+	owner := c.name
+	if op.path == "large" {
+		owner = c.reads
+	}
+	path := directory(owner) + "/" + op.path
+	if op.name == "floor" {
+		path = b.work
+	}
+	before, err := c.system.cpu(c)
+	if err != nil {
+		return figure{}, err
+	}
+	numbers, err := c.ask(append([]any{op.name, path}, op.args(b)...)...)
+	if err != nil {
+		return figure{}, err
+	}
+	after, err := c.system.cpu(c)
+	return figure{numbers, float64(after - before)}, err
+}
+
+// compare is the command without a subcommand.
+func (b *bench) compare(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f, err := b.start(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.stop()) }()
+	if err := check(f.known()); err != nil {
+		return err
+	}
+	// Java compiles what it runs often: these rounds do not count.
+	warm := *b
+	warm.quick, warm.size = true, min(b.size, 256)
+	for n := range warmRounds {
+		fmt.Fprintf(os.Stderr, "warming up, %d of %d\n", n+1, warmRounds)
+		if _, err := warm.round(ctx, f, 0); err != nil {
+			return err
+		}
+	}
+	var measured []figures
+	for n := range b.rounds {
+		fmt.Fprintf(os.Stderr, "round %d of %d\n", n+1, b.rounds)
+		fs, err := b.round(ctx, f, n)
+		if err != nil {
+			return err
+		}
+		measured = append(measured, fs)
+	}
+	return b.report(measured)
+}
+
+// warmRounds are how many rounds come before those that count.
+const warmRounds = 2

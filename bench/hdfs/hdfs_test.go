@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/host"
+)
+
+// Every comparison is of something that a client does.
+func TestComparisonsAreMeasured(t *testing.T) {
+	known := map[string]bool{"floor": true}
+	for client, does := range map[string][]string{
+		"java": everything, "java on ours": everything, "java short-circuit": {"read", "pread"}, "our client on Apache": {"write", "read", "pread", "stat"},
+		"shm": everything, "tcp": everything, "iwarp": everything,
+	} {
+		for _, op := range does {
+			known[client+"/"+op] = true
+			if !slices.ContainsFunc(operations, func(o operation) bool { return o.name == op }) {
+				t.Errorf("no operation %q", op)
+			}
+		}
+	}
+	if err := check(known); err != nil {
+		t.Error(err)
+	}
+	if err := check(map[string]bool{}); err == nil {
+		t.Error("comparisons without clients pass")
+	}
+}
+
+func TestRowsAreMedians(t *testing.T) {
+	b := &bench{size: 1}
+	var rounds []figures
+	for _, ours := range []int64{4e6, 1e6, 2e6} {
+		f := figures{}
+		for _, c := range comparisons {
+			f[c.theirs] = figure{[]int64{4e6}, 40}
+		}
+		for _, c := range comparisons {
+			if c.theirs == "java/write" {
+				f[c.ours] = figure{[]int64{ours}, float64(ours) / 1e5}
+			}
+		}
+		rounds = append(rounds, f)
+	}
+	rows := b.rows(rounds)
+	if len(rows) != len(comparisons) {
+		t.Fatalf("%d rows", len(rows))
+	}
+	cpu, rate := rows[0], rows[1]
+	if cpu.Ours != 20 || cpu.Theirs != 40 || cpu.Ratio != 0.5 || cpu.Low != 0.25 || cpu.High != 1 || *cpu.Met {
+		t.Errorf("%+v", cpu)
+	}
+	if math.Abs(rate.Ours-(1<<20)/0.002) > 1 || rate.Ratio != 2 || rate.Low != 1 || rate.High != 4 || *rate.Met || rate.Unit != beside.Bandwidth {
+		t.Errorf("%+v", rate)
+	}
+	for i, c := range comparisons {
+		if skipped := rows[i].Skipped != ""; skipped != (c.skipped != "") || skipped && rows[i].Met != nil {
+			t.Errorf("%+v", rows[i])
+		}
+	}
+	if table := b.table(rows); !strings.Contains(table, "not measured: "+noGet) || strings.Count(table, "\n") != len(rows)+4 {
+		t.Error(table)
+	}
+}
+
+func TestBestPacketIsMarked(t *testing.T) {
+	took := map[cell][]float64{}
+	for i, packet := range packetSizes {
+		for _, transport := range transports {
+			took[cell{1, packet, transport}] = []float64{float64(10 - i), 1000, 0}
+		}
+	}
+	table := packetTable([]int64{1}, took)
+	if strings.Count(table, "**6.00**") != len(transports) || strings.Count(table, "**") != 2*len(transports) {
+		t.Error(table)
+	}
+}
+
+func TestPageKeepsWhatPeopleWrote(t *testing.T) {
+	const page = "before\n<!-- rows: written by the command -->\nold\n<!-- end of rows -->\nbehind\n"
+	got, err := between(page, "rows", "new\n")
+	if err != nil || got != strings.Replace(page, "old", "new", 1) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := between(page, "packets", ""); err == nil {
+		t.Error("a page without the part's marks is taken")
+	}
+	real, err := os.ReadFile("../../docs/benchmarks/hdfs.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"rows", "packets"} {
+		if _, err := between(string(real), part, ""); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Our client obeys each of the commands on a small cluster of ours.
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	root, err := host.ModuleRoot(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(dir, "verbena")
+	if err := host.Build(ctx, root, binary, []string{"build"}, "./cmd/verbena"); err != nil {
+		t.Fatal(err)
+	}
+	s, err := startOurs(ctx, binary, filepath.Join(dir, "shm"), "shm", "root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	self := filepath.Join(dir, "bench")
+	if err := host.Build(ctx, filepath.Join(root, "bench"), self, []string{"build"}, "./hdfs"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := ourClient(ctx, self, "shm", s.nameNode, "shm", "root", 64<<10, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	b := &bench{quick: true, size: 3, work: dir}
+	at := &contender{client: c, reads: "shm", system: s}
+	for _, op := range append(operations, operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }}) {
+		f, err := b.measure(at, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.numbers[0] <= 0 || f.cpu <= 0 {
+			t.Errorf("%s: %+v", op.name, f)
+		}
+	}
+	if n, err := s.stored(); err != nil || n < dataNodes*3<<20 {
+		t.Errorf("%d bytes are stored, %v", n, err)
+	}
+	if _, err := c.ask("read", "/shm/large", 5); err == nil || !strings.Contains(err.Error(), "3145728 bytes of 5") {
+		t.Errorf("a file of another length: %v", err)
+	}
+	if _, err := c.ask("dance", "/"); err == nil {
+		t.Error("it dances")
+	}
+	if _, err := c.ask("delete", "/shm"); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/providers"
+)
+
+// A loader is our client in a process of its own. It obeys the same lines as Load.java:
+// a command with its arguments, answered by numbers, or by an exclamation mark and why not.
+type loader struct {
+	nameNode, transport, user string
+	packet                    int
+	client                    *hdfs.Client
+	buffer                    []byte
+}
+
+// bufferSize is TestDFSIO's: 1,000,000 bytes go in one call.
+const bufferSize = 1_000_000
+
+func loadCommand() *cobra.Command {
+	l := &loader{}
+	cmd := &cobra.Command{
+		Use: "load", Short: "Be our client: obey commands on standard input", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&l.nameNode, "namenode", "", "`address` of the NameNode")
+	flags.StringVar(&l.transport, "transport", verbena.TransportTCP, "what the bytes go over")
+	flags.StringVar(&l.user, "user", "", "who to act as")
+	flags.IntVar(&l.packet, "packet", 0, "`bytes` of a packet (default: the client's)")
+	return cmd
+}
+
+func (l *loader) run(ctx context.Context) (err error) {
+	cfg := hdfs.ClientConfig{NameNodes: []string{l.nameNode}, User: l.user, PacketSize: l.packet}
+	if l.transport != verbena.TransportTCP {
+		rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, rt.Close()) }()
+		cfg.Dialer = hdfs.NewDialer(rt, l.transport)
+		defer func() { err = errors.Join(err, cfg.Dialer.Close()) }()
+	}
+	if l.client, err = hdfs.NewClient(cfg); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.client.Close()) }()
+	l.buffer = make([]byte, bufferSize)
+	for i := range l.buffer {
+		l.buffer[i] = byte(i)
+	}
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		words := strings.Fields(in.Text())
+		if len(words) == 0 {
+			continue
+		}
+		numbers, err := l.obey(ctx, words[0], words[1:])
+		if err != nil {
+			fmt.Println("!" + strings.ReplaceAll(err.Error(), "\n", " "))
+			continue
+		}
+		fmt.Println(strings.Trim(fmt.Sprint(numbers), "[]"))
+	}
+	return in.Err()
+}
+
+// obey carries one command out. Its numbers are nanoseconds.
+func (l *loader) obey(ctx context.Context, command string, args []string) ([]int64, error) {
+	path, numbers := "", make([]int64, 4)
+	for i, arg := range args {
+		if i == 0 {
+			path = arg
+		} else if i <= len(numbers) {
+			n, err := strconv.ParseInt(arg, 10, 64)
+			if err != nil {
+				return nil, err
+			}
+			numbers[i-1] = n
+		}
+	}
+	began := time.Now()
+	var err error
+	switch command {
+	case "write":
+		err = l.write(ctx, path, numbers[0], int(numbers[1]))
+	case "read":
+		err = l.read(ctx, path, numbers[0])
+	case "small":
+		err = l.small(ctx, path, numbers[0], numbers[1], int(numbers[2]))
+	case "pread":
+		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
+	case "stat":
+		return l.timed(int(numbers[0]), func(int) error { _, err := l.client.Stat(ctx, path); return err })
+	case "delete":
+		err = l.client.RemoveAll(ctx, path)
+	case "floor":
+		err = l.floor(path, numbers[0])
+	default:
+		err = fmt.Errorf("no command %q", command)
+	}
+	return []int64{time.Since(began).Nanoseconds()}, err
+}
+
+// write stores length bytes, as TestDFSIO's mapper does.
+func (l *loader) write(ctx context.Context, path string, length int64, replication int) error {
+	w, err := l.client.Create(ctx, path, hdfs.CreateOptions{Replace: true, Replication: replication})
+	if err != nil {
+		return err
+	}
+	for left := length; left > 0; {
+		n, err := w.Write(l.buffer[:min(left, bufferSize)])
+		if err != nil {
+			w.Abort()
+			return err
+		}
+		left -= int64(n)
+	}
+	return w.Close()
+}
+
+// read reads a file from end to end.
+func (l *loader) read(ctx context.Context, path string, length int64) error {
+	f, err := l.client.Open(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	buffer := make([]byte, bufferSize)
+	for got := int64(0); ; {
+		n, err := f.Read(buffer)
+		got += int64(n)
+		switch {
+		case err == io.EOF && got == length:
+			return nil
+		case err == io.EOF:
+			return fmt.Errorf("%s ends after %d bytes of %d", path, got, length)
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// pread reads size bytes at random places, which have to be what write stores, and tells
+// the median and the 99th percentile.
+func (l *loader) pread(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
+	f, err := l.client.Open(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	random := rand.New(rand.NewPCG(uint64(seed), 0))
+	b := make([]byte, size)
+	return l.timed(count, func(int) error {
+		at := random.Int64N(f.Size() - int64(size) + 1)
+		_, err := f.ReadAt(b, at)
+		if err == nil && b[0] != byte(at%bufferSize) {
+			err = fmt.Errorf("byte %d of %s is %#x", at, path, b[0])
+		}
+		return err
+	})
+}
+
+// timed calls f and tells the median and the 99th percentile.
+func (l *loader) timed(count int, f func(i int) error) ([]int64, error) {
+	took := make([]int64, count)
+	for i := range took {
+		began := time.Now()
+		if err := f(i); err != nil {
+			return nil, err
+		}
+		took[i] = time.Since(began).Nanoseconds()
+	}
+	slices.Sort(took)
+	return []int64{took[count/2], took[count*99/100]}, nil
+}
+
+// small writes and closes count files of size bytes by several writers.
+func (l *loader) small(ctx context.Context, dir string, count, size int64, writers int) error {
+	var (
+		next atomic.Int64
+		wg   sync.WaitGroup
+		errs = make([]error, writers)
+	)
+	for w := range writers {
+		wg.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= count {
+					return
+				}
+				if errs[w] = l.write(ctx, fmt.Sprintf("%s/%d", dir, i), size, 0); errs[w] != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// floor writes length bytes into three files, and nothing else: what the page cache costs
+// whoever keeps three replicas on one host.
+func (l *loader) floor(dir string, length int64) (err error) {
+	piece := make([]byte, 256<<10)
+	binary.LittleEndian.PutUint64(piece, uint64(length))
+	for i := range 3 {
+		f, err := os.OpenFile(fmt.Sprintf("%s/floor-%d", dir, i), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		for left := length; left > 0 && err == nil; left -= int64(len(piece)) {
+			_, err = f.Write(piece[:min(left, int64(len(piece)))])
+		}
+		if err = errors.Join(err, f.Close(), os.Remove(f.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+// Command hdfs measures the file system beside Apache HDFS: both run on this host, three
+// DataNodes of each on a file system in memory, with our client and Apache's in processes
+// of their own. Apache's programs come from Maven Central.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+//go:embed Load.java
+var loadSource []byte
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hdfs:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	b := &bench{}
+	cmd := &cobra.Command{
+		Use:   "hdfs",
+		Short: "Measure the file system beside Apache HDFS",
+		Long: `Measure what docs/benchmarks/hdfs.md shows, beside Apache HDFS from Maven:
+
+  go -C bench run ./hdfs                  five rounds with 1 GiB, on a quiet machine; the page is written anew
+  go -C bench run ./hdfs --quick          two rounds with 256 MiB, under ten minutes
+  go -C bench run ./hdfs --quick --json   rows {what, beside, ours, theirs, ratio, target, met}, nothing written
+  go -C bench run ./hdfs packets          the time to write files by size of packets and transport
+
+Processor time is that of all processes, clients included, by the scheduler's clock.
+It needs a JDK (java runs a source file) and, the first time, mvn.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), b.compare) },
+	}
+	all := cmd.PersistentFlags()
+	all.BoolVar(&b.quick, "quick", false, "two rounds with 256 MiB, fewer calls")
+	all.BoolVar(&b.json, "json", false, "print the rows as JSON and write nothing")
+	all.StringVar(&b.dir, "dir", "/dev/shm", "`directory` in memory for the data of both")
+	all.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
+	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")
+	cmd.Flags().IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
+	cmd.AddCommand(loadCommand(), packetsCommand(b))
+	return cmd
+}

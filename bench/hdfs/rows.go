@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
+)
+
+// A quantity is what is compared of an operation.
+type quantity struct {
+	name, unit string
+	of         func(b *bench, f figure) float64
+}
+
+var (
+	cpuSeconds = quantity{"CPU", beside.Nanoseconds, func(_ *bench, f figure) float64 { return f.cpu }}
+	bandwidth  = quantity{"bandwidth", beside.Bandwidth, func(b *bench, f figure) float64 { return float64(b.size<<20) / (float64(f.numbers[0]) / 1e9) }}
+	median     = quantity{"p50", beside.Nanoseconds, func(_ *bench, f figure) float64 { return float64(f.numbers[0]) }}
+	filesRate  = quantity{"files a second", "files/s", func(b *bench, f figure) float64 { return float64(b.smallFiles()) / (float64(f.numbers[0]) / 1e9) }}
+)
+
+// A comparison is a row: of which operation, by which clients.
+type comparison struct {
+	what, beside string
+	ours, theirs string // client/operation
+	of           quantity
+	target       beside.Target
+	skipped      string // why it can't be measured yet
+}
+
+const (
+	javaBeside  = "Apache HDFS, Java client, TCP"
+	shortBeside = "Apache HDFS, Java client, short-circuit"
+	tcpBeside   = "ours over TCP"
+	noNative    = "there is no native data path yet"
+	noLocal     = "no block is handed over by its descriptor yet"
+	noGet       = "DataNodes expose no blocks for one-sided reads yet"
+)
+
+// comparisons are the rows, in their order.
+var comparisons = []comparison{
+	{"write, 3 replicas, shm, our client", javaBeside, "shm/write", "java/write", cpuSeconds, beside.AtMost(0.35), ""},
+	{"write, 3 replicas, shm, our client", javaBeside, "shm/write", "java/write", bandwidth, beside.AtLeast(2.5), ""},
+	{"write, 3 replicas, TCP, our client", javaBeside, "tcp/write", "java/write", cpuSeconds, beside.AtMost(0.6), ""},
+	{"write, 3 replicas, TCP, our client", javaBeside, "tcp/write", "java/write", bandwidth, beside.Target{}, ""},
+	{"write, 3 replicas, Java's client on both", javaBeside, "java on ours/write", "java/write", cpuSeconds, beside.AtMost(0.8), ""},
+	{"write, 3 replicas, Java's client on both", javaBeside, "java on ours/write", "java/write", bandwidth, beside.Target{}, ""},
+	{"write, 3 replicas, our client on Apache's servers", javaBeside, "our client on Apache/write", "java/write", cpuSeconds, beside.Target{}, ""},
+	{"write, 3 replicas, shm", tcpBeside, "shm/write", "tcp/write", cpuSeconds, beside.AtMost(0.6), ""},
+	{"write, 3 replicas, shm", "three writes into the page cache, the floor", "shm/write", "floor", cpuSeconds, beside.Target{}, ""},
+	{"read by descriptor", shortBeside, "", "", cpuSeconds, beside.AtMost(0.8), noLocal},
+	{"read by descriptor", shortBeside, "", "", bandwidth, beside.AtLeast(1.3), noLocal},
+	{"read, shm messages, our client", javaBeside, "shm/read", "java/read", cpuSeconds, beside.AtMost(0.4), ""},
+	{"read, shm messages, our client", javaBeside, "shm/read", "java/read", bandwidth, beside.AtLeast(2), ""},
+	{"read, shm messages, our client", shortBeside, "shm/read", "java short-circuit/read", cpuSeconds, beside.Target{}, ""},
+	{"read, TCP, our client", javaBeside, "tcp/read", "java/read", cpuSeconds, beside.Target{}, ""},
+	{"read, TCP, our client", javaBeside, "tcp/read", "java/read", bandwidth, beside.Target{}, ""},
+	{"read, our client on Apache's servers", javaBeside, "our client on Apache/read", "java/read", cpuSeconds, beside.Target{}, ""},
+	{"read, Java's client on both", javaBeside, "java on ours/read", "java/read", cpuSeconds, beside.Target{}, ""},
+	{"read of 4 KiB at random, by descriptor", shortBeside, "", "", median, beside.AtMost(0.1), noLocal},
+	{"read of 4 KiB at random, shm", javaBeside, "shm/pread", "java/pread", median, beside.AtMost(0.05), ""},
+	{"read of 4 KiB at random, by Get over shm", javaBeside, "", "", median, beside.AtMost(1.0 / 30), noGet},
+	{"read of 4 KiB at random, TCP", javaBeside, "tcp/pread", "java/pread", median, beside.Target{}, ""},
+	{"read of 4 KiB at random, TCP", shortBeside, "tcp/pread", "java short-circuit/pread", median, beside.Target{}, ""},
+	{"read of 4 KiB by one-sided Get over iwarp", "our native read over TCP", "", "", median, beside.AtMost(0.8), noGet},
+	{"read of 4 KiB by one-sided Get over iwarp, the DataNode's", "our native read over TCP", "", "", cpuSeconds, beside.AtMost(0.5), noGet},
+	{"files of 4 KiB, 8 writers, shm", javaBeside, "shm/small", "java/small", cpuSeconds, beside.AtMost(0.2), ""},
+	{"files of 4 KiB, 8 writers, shm", javaBeside, "shm/small", "java/small", filesRate, beside.AtLeast(4), ""},
+	{"files of 4 KiB, 8 writers, TCP", javaBeside, "tcp/small", "java/small", cpuSeconds, beside.Target{}, ""},
+	{"getFileInfo, shm", javaBeside, "shm/stat", "java/stat", median, beside.AtMost(0.1), ""},
+	{"getFileInfo, TCP", javaBeside, "tcp/stat", "java/stat", median, beside.Target{}, ""},
+	{"write, 3 replicas, iwarp", tcpBeside, "iwarp/write", "tcp/write", cpuSeconds, beside.AtMost(1.2), ""},
+	{"read, iwarp", tcpBeside, "iwarp/read", "tcp/read", cpuSeconds, beside.AtMost(1.2), ""},
+	{"communication of a block of 64 MiB, native, shm", "native over TCP", "", "", median, beside.AtMost(0.4), noNative},
+}
+
+// rows are the medians over the rounds, and the spread of the ratios.
+func (b *bench) rows(rounds []figures) []beside.Row {
+	var out []beside.Row
+	for _, c := range comparisons {
+		r := beside.Row{What: c.what + ", " + c.of.name, Beside: c.beside, Unit: c.of.unit, Skipped: c.skipped}
+		if c.skipped == "" {
+			var ours, theirs, ratios []float64
+			for _, f := range rounds {
+				o, t := c.of.of(b, f[c.ours]), c.of.of(b, f[c.theirs])
+				ours, theirs, ratios = append(ours, o), append(theirs, t), append(ratios, o/t)
+			}
+			r.Ours, r.Theirs = beside.Middle(ours), beside.Middle(theirs)
+			r.Ratio, r.Low, r.High = r.Ours/r.Theirs, ratios[0], ratios[0]
+			for _, ratio := range ratios {
+				r.Low, r.High = min(r.Low, ratio), max(r.High, ratio)
+			}
+		}
+		r.Judge(c.target)
+		out = append(out, r)
+	}
+	return out
+}
+
+// check tells of comparisons that name what nobody measures.
+func check(known map[string]bool) error {
+	for _, c := range comparisons {
+		for _, name := range []string{c.ours, c.theirs} {
+			if c.skipped == "" && !known[name] {
+				return fmt.Errorf("%s: no client does %q", c.what, name)
+			}
+		}
+	}
+	return nil
+}
