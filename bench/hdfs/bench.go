@@ -235,9 +235,23 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 		if err := add(s, c, err, transport, everything...); err != nil {
 			return nil, err
 		}
-		if transport == "shm" {
+		switch transport {
+		case "shm":
 			c, err := java("java on ours", s)
 			if err := add(s, c, err, "java on ours", everything...); err != nil {
+				return nil, err
+			}
+			c, err = ourClient(ctx, b.self, "shm legacy", s.nameNode, transport, b.user, 0, b.log, "--legacy")
+			if err := add(s, c, err, "shm legacy", "write", "read", "pread"); err != nil {
+				return nil, err
+			}
+		case verbena.TransportTCP:
+			c, err := ourClient(ctx, b.self, "tcp native", s.nameNode, transport, b.user, 0, b.log, "--native")
+			if err := add(s, c, err, "tcp native", "write", "read", "pread"); err != nil {
+				return nil, err
+			}
+			c, err = ourClient(ctx, b.self, "descriptor", s.nameNode, transport, b.user, 0, b.log, "--local")
+			if err := add(s, c, err, transport, "read", "pread"); err != nil {
 				return nil, err
 			}
 		}

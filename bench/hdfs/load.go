@@ -28,6 +28,7 @@ import (
 type loader struct {
 	nameNode, transport, user string
 	packet                    int
+	legacy, native, local     bool
 	client                    *hdfs.Client
 	buffer                    []byte
 }
@@ -45,13 +46,16 @@ func loadCommand() *cobra.Command {
 	flags.StringVar(&l.nameNode, "namenode", "", "`address` of the NameNode")
 	flags.StringVar(&l.transport, "transport", verbena.TransportTCP, "what the bytes go over")
 	flags.StringVar(&l.user, "user", "", "who to act as")
+	flags.BoolVar(&l.legacy, "legacy", false, "blocks by HDFS's data transfer protocol alone")
+	flags.BoolVar(&l.native, "native", false, "endpoints over TCP, too, and with them the native data path")
+	flags.BoolVar(&l.local, "local", false, "read blocks of this host by their descriptors")
 	flags.IntVar(&l.packet, "packet", 0, "`bytes` of a packet (default: the client's)")
 	return cmd
 }
 
 func (l *loader) run(ctx context.Context) (err error) {
-	cfg := hdfs.ClientConfig{NameNodes: []string{l.nameNode}, User: l.user, PacketSize: l.packet}
-	if l.transport != verbena.TransportTCP {
+	cfg := hdfs.ClientConfig{NameNodes: []string{l.nameNode}, User: l.user, PacketSize: l.packet, LegacyTransfers: l.legacy, NoLocalReads: !l.local}
+	if l.transport != verbena.TransportTCP || l.native {
 		rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 		if err != nil {
 			return err

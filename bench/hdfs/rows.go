@@ -31,10 +31,9 @@ type comparison struct {
 const (
 	javaBeside  = "Apache HDFS, Java client, TCP"
 	shortBeside = "Apache HDFS, Java client, short-circuit"
-	tcpBeside   = "ours over TCP"
-	noNative    = "there is no native data path yet"
-	noLocal     = "no block is handed over by its descriptor yet"
-	noGet       = "DataNodes expose no blocks for one-sided reads yet"
+	tcpBeside   = "our native path over TCP"
+	noStages    = "DataNodes do not tell how long the stages of a block take"
+	noGet       = "DataNodes expose no blocks for one-sided reads"
 )
 
 // comparisons are the rows, in their order.
@@ -46,10 +45,10 @@ var comparisons = []comparison{
 	{"write, 3 replicas, Java's client on both", javaBeside, "java on ours/write", "java/write", cpuSeconds, beside.AtMost(0.8), ""},
 	{"write, 3 replicas, Java's client on both", javaBeside, "java on ours/write", "java/write", bandwidth, beside.Target{}, ""},
 	{"write, 3 replicas, our client on Apache's servers", javaBeside, "our client on Apache/write", "java/write", cpuSeconds, beside.Target{}, ""},
-	{"write, 3 replicas, shm", tcpBeside, "shm/write", "tcp/write", cpuSeconds, beside.AtMost(0.6), ""},
+	{"write, 3 replicas, shm", tcpBeside, "shm/write", "tcp native/write", cpuSeconds, beside.AtMost(0.6), ""},
 	{"write, 3 replicas, shm", "three writes into the page cache, the floor", "shm/write", "floor", cpuSeconds, beside.Target{}, ""},
-	{"read by descriptor", shortBeside, "", "", cpuSeconds, beside.AtMost(0.8), noLocal},
-	{"read by descriptor", shortBeside, "", "", bandwidth, beside.AtLeast(1.3), noLocal},
+	{"read by descriptor", shortBeside, "descriptor/read", "java short-circuit/read", cpuSeconds, beside.AtMost(0.8), ""},
+	{"read by descriptor", shortBeside, "descriptor/read", "java short-circuit/read", bandwidth, beside.AtLeast(1.3), ""},
 	{"read, shm messages, our client", javaBeside, "shm/read", "java/read", cpuSeconds, beside.AtMost(0.4), ""},
 	{"read, shm messages, our client", javaBeside, "shm/read", "java/read", bandwidth, beside.AtLeast(2), ""},
 	{"read, shm messages, our client", shortBeside, "shm/read", "java short-circuit/read", cpuSeconds, beside.Target{}, ""},
@@ -57,7 +56,7 @@ var comparisons = []comparison{
 	{"read, TCP, our client", javaBeside, "tcp/read", "java/read", bandwidth, beside.Target{}, ""},
 	{"read, our client on Apache's servers", javaBeside, "our client on Apache/read", "java/read", cpuSeconds, beside.Target{}, ""},
 	{"read, Java's client on both", javaBeside, "java on ours/read", "java/read", cpuSeconds, beside.Target{}, ""},
-	{"read of 4 KiB at random, by descriptor", shortBeside, "", "", median, beside.AtMost(0.1), noLocal},
+	{"read of 4 KiB at random, by descriptor", shortBeside, "descriptor/pread", "java short-circuit/pread", median, beside.AtMost(0.1), ""},
 	{"read of 4 KiB at random, shm", javaBeside, "shm/pread", "java/pread", median, beside.AtMost(0.05), ""},
 	{"read of 4 KiB at random, by Get over shm", javaBeside, "", "", median, beside.AtMost(1.0 / 30), noGet},
 	{"read of 4 KiB at random, TCP", javaBeside, "tcp/pread", "java/pread", median, beside.Target{}, ""},
@@ -69,9 +68,15 @@ var comparisons = []comparison{
 	{"files of 4 KiB, 8 writers, TCP", javaBeside, "tcp/small", "java/small", cpuSeconds, beside.Target{}, ""},
 	{"getFileInfo, shm", javaBeside, "shm/stat", "java/stat", median, beside.AtMost(0.1), ""},
 	{"getFileInfo, TCP", javaBeside, "tcp/stat", "java/stat", median, beside.Target{}, ""},
-	{"write, 3 replicas, iwarp", tcpBeside, "iwarp/write", "tcp/write", cpuSeconds, beside.AtMost(1.2), ""},
-	{"read, iwarp", tcpBeside, "iwarp/read", "tcp/read", cpuSeconds, beside.AtMost(1.2), ""},
-	{"communication of a block of 64 MiB, native, shm", "native over TCP", "", "", median, beside.AtMost(0.4), noNative},
+	{"write, 3 replicas, iwarp", tcpBeside, "iwarp/write", "tcp native/write", cpuSeconds, beside.AtMost(1.2), ""},
+	{"read, iwarp", tcpBeside, "iwarp/read", "tcp native/read", cpuSeconds, beside.AtMost(1.2), ""},
+	{"write, 3 replicas, iwarp", "our legacy path over TCP", "iwarp/write", "tcp/write", cpuSeconds, beside.Target{}, ""},
+	{"read, iwarp", "our legacy path over TCP", "iwarp/read", "tcp/read", cpuSeconds, beside.Target{}, ""},
+	{"write, 3 replicas, shm", "our legacy path over shm", "shm/write", "shm legacy/write", cpuSeconds, beside.Target{}, ""},
+	{"read, shm", "our legacy path over shm", "shm/read", "shm legacy/read", cpuSeconds, beside.Target{}, ""},
+	{"read of 4 KiB at random, shm", "our legacy path over shm", "shm/pread", "shm legacy/pread", median, beside.Target{}, ""},
+	{"read of 4 KiB at random, native over TCP", "our legacy path over TCP", "tcp native/pread", "tcp/pread", median, beside.Target{}, ""},
+	{"communication of a block of 64 MiB, native, shm", "native over TCP", "", "", median, beside.AtMost(0.4), noStages},
 }
 
 // rows are the medians over the rounds, and the spread of the ratios.

@@ -370,12 +370,12 @@ func startClient(name string, cmd *exec.Cmd) (*client, error) {
 }
 
 // ourClient starts our client, which is this command itself; packet is the size of packets, 0
-// for its default.
-func ourClient(ctx context.Context, self, name, nameNode, transport, user string, packet int, log io.Writer) (*client, error) {
+// for its default. Flags choose how blocks are reached.
+func ourClient(ctx context.Context, self, name, nameNode, transport, user string, packet int, log io.Writer, flags ...string) (*client, error) {
 	if transport == "" {
 		transport = verbena.TransportTCP
 	}
-	cmd := exec.CommandContext(ctx, self, "load", "--namenode", nameNode, "--transport", transport, "--user", user, "--packet", fmt.Sprint(packet))
+	cmd := exec.CommandContext(ctx, self, append([]string{"load", "--namenode", nameNode, "--transport", transport, "--user", user, "--packet", fmt.Sprint(packet)}, flags...)...)
 	cmd.Stderr = log
 	return startClient(name, cmd)
 }
