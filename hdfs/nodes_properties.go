@@ -60,6 +60,11 @@ func NameNodeProperties() []NameNodeProperty {
 		}},
 		{"dfs.namenode.acls.enabled", "access control lists may be seen and changed", "true", off(func(c *namenode.Config) *bool { return &c.NoACLs })},
 		{"dfs.namenode.posix.acl.inheritance.enabled", "a directory's default list takes the place of clients' umasks", "true", off(func(c *namenode.Config) *bool { return &c.NoPosixACLInheritance })},
+		{"dfs.storage.policy.enabled", "storage policies may be changed", "true", off(func(c *namenode.Config) *bool { return &c.NoStoragePolicies })},
+		{"dfs.storage.policy.permissions.superuser-only", "superusers alone may change storage policies", "false", func(p *conf.Properties, name string, c *namenode.Config) (err error) {
+			c.StoragePoliciesBySuperuser, _, err = p.Bool(name)
+			return err
+		}},
 		{"dfs.namenode.xattrs.enabled", "extended attributes may be seen and changed", "true", off(func(c *namenode.Config) *bool { return &c.NoXAttrs })},
 		{"dfs.namenode.fs-limits.max-xattrs-per-inode", "extended attributes of the user and the trusted namespace that a file has at most", "32", number(func(c *namenode.Config) *int { return &c.MaxXAttrs })},
 		{"dfs.namenode.fs-limits.max-xattr-size", "bytes of an extended attribute's name and value, 32768 at most", "16384", number(func(c *namenode.Config) *int { return &c.MaxXAttrSize })},

@@ -26,6 +26,8 @@ func TestNameNodeProperties(t *testing.T) {
 			value = combinedHosts
 		case each.Default == "true":
 			value = "false"
+		case each.Default == "false":
+			value = "true"
 		}
 		p.Set(each.Name, value, "test")
 		got, err := nameNodeConfig(p)

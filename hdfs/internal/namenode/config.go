@@ -43,6 +43,10 @@ type Config struct {
 	// has a default list, as Hadoop 2 did.
 	NoACLs, NoPosixACLInheritance bool
 
+	// NoStoragePolicies refuses what changes storage policies; those that there are still count.
+	// StoragePoliciesBySuperuser lets superusers alone change them.
+	NoStoragePolicies, StoragePoliciesBySuperuser bool
+
 	// NoXAttrs refuses what changes or shows extended attributes. MaxXAttrs is how many of the
 	// user and the trusted namespace an inode has at most, MaxXAttrSize how many bytes
 	// a name and its value may have. Defaults: 32 and 16,384.

@@ -24,7 +24,6 @@ func (nn *NameNode) operatorMethods() []rpc.Methods {
 			"listCorruptFileBlocks": rpc.Handle(nn.listCorruptFileBlocks),
 			"listOpenFiles":         rpc.Handle(nn.listOpenFiles),
 			"metaSave":              rpc.Handle(nn.metaSave),
-			"satisfyStoragePolicy":  rpc.Handle(satisfyStoragePolicy),
 			"renewDelegationToken":  rpc.Handle(nn.renewDelegationToken),
 			"setBalancerBandwidth":  rpc.Handle(nn.setBalancerBandwidth),
 		},
@@ -76,11 +75,6 @@ func (nn *NameNode) getLinkTarget(ctx context.Context, req *hdfspb.GetLinkTarget
 		err = exception.New(exception.IO, "Path %s is not a symbolic link", req.GetPath())
 	}
 	return nil, err
-}
-
-// satisfyStoragePolicy answers as HDFS unless its satisfier is switched on.
-func satisfyStoragePolicy(context.Context, *hdfspb.SatisfyStoragePolicyRequestProto) (*hdfspb.SatisfyStoragePolicyResponseProto, error) {
-	return nil, exception.New(exception.UnsupportedAction, "Cannot request to satisfy storage policy when storage policy satisfier feature has been disabled by admin. Seek for an admin help to enable it or use Mover tool.")
 }
 
 // setBalancerBandwidth is for the copies of a balancer, which is not there.

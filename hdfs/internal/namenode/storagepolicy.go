@@ -43,12 +43,26 @@ func checkStorage(src string, file namespace.Status) error {
 	return nil
 }
 
+// mayChangePolicies refuses what the configuration does, before anything else is looked at.
+func (nn *NameNode) mayChangePolicies(ctx context.Context, what, method string) error {
+	if nn.cfg.NoStoragePolicies {
+		return exception.New(exception.IO, "Failed to %s since dfs.storage.policy.enabled is set to false.", what)
+	}
+	if method != "" && nn.cfg.StoragePoliciesBySuperuser {
+		return nn.superuser(ctx, method)
+	}
+	return nil
+}
+
 func (nn *NameNode) changePolicy(ctx context.Context, src string, id uint32) error {
 	_, err := nn.change(ctx, nn.callFrom(ctx), false, &nspb.Entry{Op: &nspb.Entry_SetStoragePolicy{SetStoragePolicy: &nspb.SetStoragePolicy{Path: &src, Policy: &id}}})
 	return err
 }
 
 func (nn *NameNode) setStoragePolicy(ctx context.Context, req *hdfspb.SetStoragePolicyRequestProto) (*hdfspb.SetStoragePolicyResponseProto, error) {
+	if err := nn.mayChangePolicies(ctx, "set storage policy", "setStoragePolicy"); err != nil {
+		return nil, err
+	}
 	id, err := policyNamed(req.GetPolicyName())
 	if err == nil {
 		err = nn.changePolicy(ctx, req.GetSrc(), id)
@@ -57,6 +71,9 @@ func (nn *NameNode) setStoragePolicy(ctx context.Context, req *hdfspb.SetStorage
 }
 
 func (nn *NameNode) unsetStoragePolicy(ctx context.Context, req *hdfspb.UnsetStoragePolicyRequestProto) (*hdfspb.UnsetStoragePolicyResponseProto, error) {
+	if err := nn.mayChangePolicies(ctx, "unset storage policy", "unsetStoragePolicy"); err != nil {
+		return nil, err
+	}
 	return &hdfspb.UnsetStoragePolicyResponseProto{}, nn.changePolicy(ctx, req.GetSrc(), storagepolicy.Unspecified)
 }
 
@@ -83,7 +100,10 @@ func (nn *NameNode) getStoragePolicies(context.Context, *hdfspb.GetStoragePolici
 
 // satisfyStoragePolicy answers as HDFS does where nothing moves blocks between kinds of
 // storage, which is its default.
-func (nn *NameNode) satisfyStoragePolicy(context.Context, *hdfspb.SatisfyStoragePolicyRequestProto) (*hdfspb.SatisfyStoragePolicyResponseProto, error) {
+func (nn *NameNode) satisfyStoragePolicy(ctx context.Context, _ *hdfspb.SatisfyStoragePolicyRequestProto) (*hdfspb.SatisfyStoragePolicyResponseProto, error) {
+	if err := nn.mayChangePolicies(ctx, "satisfy storage policy", ""); err != nil {
+		return nil, err
+	}
 	return nil, exception.New(exception.UnsupportedAction, "Cannot request to satisfy storage policy when storage policy satisfier feature has been disabled by admin. Seek for an admin help to enable it or use Mover tool.")
 }
 
