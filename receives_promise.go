@@ -1,0 +1,135 @@
+package verbena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/verbena-data/verbena/internal/slab"
+)
+
+// errNoPlaces says that a queue is too short for more promises.
+var errNoPlaces = errors.New("verbena: the receive queue is full")
+
+// promise lets a peer use from least to most receives more, and tells how many. On a
+// strict device all but awake of them sleep until wake. errNoPlaces says that the
+// queue has too few places.
+func (r *receives) promise(sh *share, least, most, awake int) (int, error) {
+	return r.promiseWith(sh, least, most, awake, nil)
+}
+
+// promiseWith is promise with memory that the caller has fetched. What is left of it
+// stays the caller's.
+func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]slab.Slab) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.strict {
+		if most = min(most, r.depth-r.base-r.promised); most < least {
+			return 0, errNoPlaces
+		}
+	}
+	n, err := sh.promise(least, most)
+	if err != nil {
+		return 0, err
+	}
+	r.promised += n
+	awake = min(awake, n)
+	if r.strict {
+		r.target.Add(int32(awake))
+	} else {
+		r.target.Store(max(r.target.Load(), r.least()))
+	}
+	if err := r.fill(fetched); err != nil {
+		r.takeBack(sh, n, awake)
+		return 0, err
+	}
+	return n, nil
+}
+
+// mostRefusals is how many slabs beyond those that it posts an endpoint that is
+// being set up may have to fetch: other endpoints use the same queue up meanwhile.
+const mostRefusals = 4
+
+// admit is promise for an endpoint that is being set up, and holds no lock: it may wait
+// while others register or close regions.
+func (r *receives) admit(sh *share, least, most, awake int) (int, error) {
+	var fetched []slab.Slab
+	defer func() {
+		for _, s := range fetched {
+			r.pool.Put(s)
+		}
+	}()
+	for refused := 0; ; refused++ {
+		n, err := r.promiseWith(sh, least, most, awake, &fetched)
+		if !errors.Is(err, errNoReceive) || refused == r.base+awake+mostRefusals {
+			return n, err
+		}
+		memory, err := r.pool.GetNow(context.Background(), r.size)
+		if err != nil {
+			return 0, fmt.Errorf("memory of a receive: %w", err)
+		}
+		fetched = append(fetched, memory)
+	}
+}
+
+// wake posts n promised receives that sleep.
+func (r *receives) wake(n int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.target.Add(int32(n))
+	err := r.fill(nil)
+	if err != nil {
+		r.target.Add(int32(-n))
+	}
+	return err
+}
+
+// sleep takes n receives back that stay promised. Those that are posted go when they
+// are used next.
+func (r *receives) sleep(n int) { r.target.Add(int32(-n)) }
+
+// more is promise for a peer that had to wait, as long as memory is plentiful. As
+// many more are posted: a peer that sends so fast would wait for them, too.
+func (r *receives) more(sh *share, most int) int {
+	if most <= 0 || !sh.plenty() || r.pool.Squeezed() {
+		return 0
+	}
+	n, err := r.promise(sh, 0, most, most)
+	if err != nil {
+		return 0 // it waits on
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.strict && r.lender == nil {
+		r.target.Store(min(r.target.Load()+int32(n), int32(r.promised+baseReceives)))
+		_ = r.fill(nil) // there are some posted; what comes back is posted, too
+	}
+	return n
+}
+
+// scarce tells that endpoints of a peer should give back what they have grown by.
+func (r *receives) scarce(sh *share) bool { return sh.scarce() || r.pool.Squeezed() }
+
+// withdraw takes back n promises. Of them awake neither sleep nor have a message that
+// an application holds.
+func (r *receives) withdraw(sh *share, n, awake int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.takeBack(sh, n, awake)
+}
+
+// takeBack needs mu.
+func (r *receives) takeBack(sh *share, n, awake int) {
+	sh.withdraw(n)
+	r.promised -= n
+	if r.strict {
+		r.target.Add(int32(-awake))
+	} else {
+		most := r.promised + baseReceives
+		if r.lender != nil {
+			most = r.most()
+		}
+		r.target.Store(min(r.target.Load(), int32(most)))
+		r.ebbs()
+	}
+}
