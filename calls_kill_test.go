@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,9 @@ func serveCalls(e *Endpoint) {
 	mux := NewMux(MuxConfig{})
 	mux.Short(methodEcho, func(q Request) { _ = q.Reply(q.Payload()) })
 	mux.Long(methodBlock, func(q Request) { <-q.Context().Done() })
+	if book := os.Getenv(bookVariable); book != "" {
+		mux.Long(methodBook, func(q Request) { keepBook(book, q) })
+	}
 	mux.Stream(streamBack, func(q Request, s *Stream) {
 		for {
 			b, err := s.Recv(q.Context())

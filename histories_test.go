@@ -69,6 +69,12 @@ const (
 	outcomeNotDone
 )
 
+// contradicts tells that a caller cannot know o of what was carried out so many times and
+// must not be twice.
+func (o outcome) contradicts(runs int) bool {
+	return runs > 1 || runs > 0 && o == outcomeNotDone || runs == 0 && o == outcomeAnswered
+}
+
 type history struct {
 	t         *testing.T
 	w         world
@@ -237,8 +243,7 @@ func (h *history) run() bool {
 	h.serving.Wait()
 	h.mux.Close()
 	for id, o := range h.outcomes {
-		switch n := h.runs[id]; {
-		case n > 1, n > 0 && o == outcomeNotDone, n == 0 && o == outcomeAnswered:
+		if n := h.runs[id]; o.contradicts(n) {
 			h.t.Errorf("number %d was carried out %d times, and its caller knows %d (0 nothing, 1 that it was answered, 2 that it was not done)", id, n, o)
 		}
 	}

@@ -2,6 +2,7 @@ package verbena
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,9 @@ import (
 // The test binary is its own peer process when this is set to the name of a
 // world.
 const peerVariable = "VERBENA_TEST_PEER"
+
+// listenVariable is where the peer process listens, if not at any port.
+const listenVariable = "VERBENA_TEST_LISTEN"
 
 // servePeer is the peer process: it takes what it is sent until it is killed.
 func servePeer(name string) {
@@ -39,7 +43,7 @@ func servePeer(name string) {
 			panic(err)
 		}
 		ctx := context.Background()
-		l, err := r.Listen(ctx, w.anyPort(), ListenConfig{})
+		l, err := r.Listen(ctx, cmp.Or(os.Getenv(listenVariable), w.anyPort()), ListenConfig{})
 		if err != nil {
 			panic(err)
 		}

@@ -67,7 +67,7 @@ var onAdapters = regexp.MustCompile("^(" + strings.Join([]string{
 	"TestBuffersAreSent", "TestRelay", "TestBufferOfCancelledSend",
 	"TestCallsWithBuffers", "TestCallGivenUp", "TestCallsWhenTheEndpointEnds", "TestCallsOfAPeerThatEnds",
 	"TestStreamAdapters", "TestStreamGivenUp", "TestStreamThatFails", "TestStreamsWhenTheEndpointEnds",
-	"TestPoolStreams", "TestPoolCalls",
+	"TestPoolStreams", "TestPoolCalls", "TestPoolCallsOfKilledServers",
 }, "|") + ")$")
 
 // hosts tells the runtime's tests which devices they have, and where to listen.

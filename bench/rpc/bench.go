@@ -21,7 +21,7 @@ type bench struct {
 	quick, json     bool
 	rounds          int
 	duration        time.Duration // of one measurement
-	only            string
+	only, lines     string
 	out, hadoop     string
 	root, temporary string
 	running         map[string]*server // by system, and whether it is bound
@@ -51,6 +51,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 	match, err := regexp.Compile(b.only)
 	if err != nil {
 		return fmt.Errorf("--row: %w", err)
+	}
+	lines, err := regexp.Compile(b.lines)
+	if err != nil {
+		return fmt.Errorf("--line: %w", err)
 	}
 	if runtime.NumCPU() < 2 {
 		return errors.New("two processors are needed, one for each end")
@@ -110,7 +114,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	grown := 0
 	for _, s := range b.sweeps() {
 		if match.MatchString("growth: " + s.name) {
-			if r.Growth[s.name], err = s.run(ctx, machine); err != nil {
+			if r.Growth[s.name], err = s.run(ctx, machine, lines, r.Growth[s.name]); err != nil {
 				return err
 			}
 			grown++

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
@@ -45,6 +48,7 @@ type chart struct {
 // growth is a sweep that was measured.
 type growth struct {
 	Rows     map[string]map[int]host.PerfRow `json:"rows"`             // by line and x
+	Text     string                          `json:"text,omitempty"`   // how it was measured
 	Failed   []string                        `json:"failed,omitempty"` // what could not be measured, and why
 	Measured host.Machine                    `json:"measured"`
 }
@@ -179,9 +183,19 @@ func powers(from, to, step int) (all []int) {
 	return append(all, to)
 }
 
-func (s *sweep) run(ctx context.Context, machine host.Machine) (growth, error) {
-	g := growth{Rows: map[string]map[int]host.PerfRow{}, Measured: machine}
+// run measures the lines that match. The others stay as they were in before, if they
+// were measured in the same way at the same commit.
+func (s *sweep) run(ctx context.Context, machine host.Machine, match *regexp.Regexp, before growth) (growth, error) {
+	g := growth{Rows: map[string]map[int]host.PerfRow{}, Measured: machine, Text: s.text}
+	same := before.Measured.Commit == machine.Commit && before.Text == s.text
 	for _, l := range s.lines {
+		if !match.MatchString(l.name) {
+			if same && before.Rows[l.name] != nil {
+				g.Rows[l.name] = before.Rows[l.name]
+				g.Failed = append(g.Failed, slices.DeleteFunc(slices.Clone(before.Failed), func(f string) bool { return !strings.HasPrefix(f, l.name+", "+s.x) })...)
+			}
+			continue
+		}
 		g.Rows[l.name] = map[int]host.PerfRow{}
 		for _, x := range s.xs {
 			r, err := l.measure(ctx, x)

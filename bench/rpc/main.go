@@ -36,6 +36,7 @@ func command() *cobra.Command {
   go -C bench run ./rpc --quick          three short rounds and few sizes, under ten minutes
   go -C bench run ./rpc --quick --json   rows {what, beside, ours, theirs, ratio, target, met}, nothing written
   go -C bench run ./rpc --row 'memcpy|growth: peers'   these alone; the page keeps the others
+  go -C bench run ./rpc --row 'growth: hadoop'   OSU's latency and throughput at full length, 20 minutes
 
 It takes two processors. Hadoop's Java server is measured when java is installed, by
 jars that Maven fetches once into the user's cache directory, or those of --hadoop
@@ -50,6 +51,7 @@ DIRECTORY. The page says when it was not.`,
 	flags.BoolVar(&b.json, "json", false, "print the rows as JSON and write nothing")
 	flags.IntVar(&b.rounds, "rounds", 0, "rounds of each comparison (default: 7, with --quick 3)")
 	flags.StringVar(&b.only, "row", "", "only rows, and tables of growth, that match this `regexp`")
+	flags.StringVar(&b.lines, "line", "", "of tables of growth only the columns of systems that match this `regexp`; those measured at the same commit stay")
 	flags.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	flags.StringVar(&b.hadoop, "hadoop", os.Getenv("HADOOP_JARS"), "`directory` with the jars of hadoop-common, of its tests and of what they need (default: $HADOOP_JARS, or fetched by Maven)")
 	cmd.AddCommand(serveCommand(), driveCommand(), getCommand(), floodCommand())

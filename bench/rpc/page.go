@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -150,7 +151,7 @@ func ran(m host.Machine) string {
 
 func (s *sweep) page(p func(string, ...any), g *growth) {
 	p("### %s\n", s.title)
-	p("%s %s\n", s.text, ran(g.Measured))
+	p("%s %s\n", cmp.Or(g.Text, s.text), ran(g.Measured))
 	p("    %s\n", s.command)
 	head, rule := "| "+s.x+" |", "|---:|"
 	var lines []line

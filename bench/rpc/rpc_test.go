@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -204,9 +205,17 @@ func TestPage(t *testing.T) {
 				return host.PerfRow{RoundP50: 1000, RoundP99: 2000, OpsPerS: 1e6, Iterations: 10, CPU: 1}, nil
 			}
 		}
-		g, err := s.run(t.Context(), host.Machine{Commit: "abc"})
+		g, err := s.run(t.Context(), host.Machine{Commit: "abc"}, regexp.MustCompile(""), growth{})
 		if err != nil || len(g.Failed) != 1 {
 			t.Fatal(s.name, g.Failed, err)
+		}
+		// What was measured at the same commit stays, and tells why it ended.
+		last := regexp.MustCompile("^" + regexp.QuoteMeta(s.lines[0].name) + "$")
+		for commit, kept := range map[string]int{"abc": len(s.lines), "abd": 1} {
+			again, err := s.run(t.Context(), host.Machine{Commit: commit}, last, g)
+			if err != nil || len(again.Rows) != kept || len(again.Failed) != min(kept-1, 1) {
+				t.Errorf("%s: %d lines are left, %d wanted; %q, %v", s.name, len(again.Rows), kept, again.Failed, err)
+			}
 		}
 		r.Growth[s.name] = g
 	}
