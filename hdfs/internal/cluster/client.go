@@ -179,3 +179,8 @@ func (c *DataNodeClient) InitRecovery(ctx context.Context, req *clusterpb.InitRe
 func (c *DataNodeClient) UpdateRecovery(ctx context.Context, req *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error) {
 	return call[clusterpb.UpdateRecoveryResponse](ctx, c.c, methodUpdateRecovery, req)
 }
+
+// ExtendRecovery implements [DataNode].
+func (c *DataNodeClient) ExtendRecovery(ctx context.Context, req *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error) {
+	return call[clusterpb.ExtendRecoveryResponse](ctx, c.c, methodExtendRecovery, req)
+}

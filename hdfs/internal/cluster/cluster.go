@@ -30,6 +30,7 @@ type NameNode interface {
 type DataNode interface {
 	InitRecovery(context.Context, *clusterpb.InitRecoveryRequest) (*clusterpb.InitRecoveryResponse, error)
 	UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequest) (*clusterpb.UpdateRecoveryResponse, error)
+	ExtendRecovery(context.Context, *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error)
 }
 
 // method numbers a kind of call.
@@ -45,10 +46,11 @@ const (
 	methodUpdateRecovery
 	methodHello
 	methodProve
+	methodExtendRecovery
 )
 
 var methodNames = [...]string{
-	"?", "Register", "Heartbeat", "BlockReport", "BlocksChanged", "CommitRecovery", "InitRecovery", "UpdateRecovery", "Hello", "Prove",
+	"?", "Register", "Heartbeat", "BlockReport", "BlocksChanged", "CommitRecovery", "InitRecovery", "UpdateRecovery", "Hello", "Prove", "ExtendRecovery",
 }
 
 func (m method) String() string {

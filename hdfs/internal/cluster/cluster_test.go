@@ -81,6 +81,10 @@ func (dataNode) UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequest
 	return &clusterpb.UpdateRecoveryResponse{}, nil
 }
 
+func (dataNode) ExtendRecovery(context.Context, *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error) {
+	return &clusterpb.ExtendRecoveryResponse{}, nil
+}
+
 // system is a server of calls, and a pool that makes them, over one transport.
 type system struct {
 	t         *testing.T
@@ -385,7 +389,7 @@ func TestGoldenNumbers(t *testing.T) {
 	for want, m := range map[string]method{
 		"Register 1": methodRegister, "Heartbeat 2": methodHeartbeat, "BlockReport 3": methodBlockReport, "BlocksChanged 4": methodBlocksChanged,
 		"CommitRecovery 5": methodCommitRecovery, "InitRecovery 6": methodInitRecovery, "UpdateRecovery 7": methodUpdateRecovery,
-		"Hello 8": methodHello, "Prove 9": methodProve,
+		"Hello 8": methodHello, "Prove 9": methodProve, "ExtendRecovery 10": methodExtendRecovery,
 	} {
 		if got := fmt.Sprintf("%v %d", m, uint32(m)); got != want {
 			t.Errorf("%s, want %s", got, want)

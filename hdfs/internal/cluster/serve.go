@@ -28,6 +28,7 @@ func ServeDataNode(mux *verbena.Mux, s DataNode, secret *Secret) {
 	greet(mux, g)
 	handle(mux, g, methodInitRecovery, s.InitRecovery)
 	handle(mux, g, methodUpdateRecovery, s.UpdateRecovery)
+	handle(mux, g, methodExtendRecovery, s.ExtendRecovery)
 }
 
 // greet answers the calls by which channels begin, the only ones that need none.

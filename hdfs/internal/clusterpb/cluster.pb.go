@@ -1667,6 +1667,135 @@ func (*UpdateRecoveryResponse) Descriptor() ([]byte, []int) {
 	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{23}
 }
 
+// The leader brings bytes to a holder that lacks them, before it has it settle.
+type ExtendRecoveryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *Block                 `protobuf:"bytes,1,opt,name=block" json:"block,omitempty"`
+	NewGeneration *uint64                `protobuf:"varint,2,opt,name=new_generation,json=newGeneration" json:"new_generation,omitempty"`
+	Offset        *uint64                `protobuf:"varint,3,opt,name=offset" json:"offset,omitempty"`                                 // in the block, a multiple of bytes_per_chunk, and no more than the holder has
+	Data          []byte                 `protobuf:"bytes,4,opt,name=data" json:"data,omitempty"`                                      // at most 1 MiB
+	Checksums     []byte                 `protobuf:"bytes,5,opt,name=checksums" json:"checksums,omitempty"`                            // of each chunk of data, four bytes, big-endian
+	ChecksumType  *uint32                `protobuf:"varint,6,opt,name=checksum_type,json=checksumType" json:"checksum_type,omitempty"` // ChecksumTypeProto of HDFS
+	BytesPerChunk *uint32                `protobuf:"varint,7,opt,name=bytes_per_chunk,json=bytesPerChunk" json:"bytes_per_chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendRecoveryRequest) Reset() {
+	*x = ExtendRecoveryRequest{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendRecoveryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendRecoveryRequest) ProtoMessage() {}
+
+func (x *ExtendRecoveryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendRecoveryRequest.ProtoReflect.Descriptor instead.
+func (*ExtendRecoveryRequest) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ExtendRecoveryRequest) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *ExtendRecoveryRequest) GetNewGeneration() uint64 {
+	if x != nil && x.NewGeneration != nil {
+		return *x.NewGeneration
+	}
+	return 0
+}
+
+func (x *ExtendRecoveryRequest) GetOffset() uint64 {
+	if x != nil && x.Offset != nil {
+		return *x.Offset
+	}
+	return 0
+}
+
+func (x *ExtendRecoveryRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *ExtendRecoveryRequest) GetChecksums() []byte {
+	if x != nil {
+		return x.Checksums
+	}
+	return nil
+}
+
+func (x *ExtendRecoveryRequest) GetChecksumType() uint32 {
+	if x != nil && x.ChecksumType != nil {
+		return *x.ChecksumType
+	}
+	return 0
+}
+
+func (x *ExtendRecoveryRequest) GetBytesPerChunk() uint32 {
+	if x != nil && x.BytesPerChunk != nil {
+		return *x.BytesPerChunk
+	}
+	return 0
+}
+
+type ExtendRecoveryResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendRecoveryResponse) Reset() {
+	*x = ExtendRecoveryResponse{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendRecoveryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendRecoveryResponse) ProtoMessage() {}
+
+func (x *ExtendRecoveryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendRecoveryResponse.ProtoReflect.Descriptor instead.
+func (*ExtendRecoveryResponse) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{25}
+}
+
 type BlockKeys_Key struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
@@ -1678,7 +1807,7 @@ type BlockKeys_Key struct {
 
 func (x *BlockKeys_Key) Reset() {
 	*x = BlockKeys_Key{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1819,7 @@ func (x *BlockKeys_Key) String() string {
 func (*BlockKeys_Key) ProtoMessage() {}
 
 func (x *BlockKeys_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +1981,16 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\x05block\x18\x01 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x12%\n" +
 	"\x0enew_generation\x18\x02 \x01(\x04R\rnewGeneration\x12\x16\n" +
 	"\x06length\x18\x03 \x01(\x04R\x06length\"\x18\n" +
-	"\x16UpdateRecoveryResponse*F\n" +
+	"\x16UpdateRecoveryResponse\"\x88\x02\n" +
+	"\x15ExtendRecoveryRequest\x121\n" +
+	"\x05block\x18\x01 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x12%\n" +
+	"\x0enew_generation\x18\x02 \x01(\x04R\rnewGeneration\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\x12\x1c\n" +
+	"\tchecksums\x18\x05 \x01(\fR\tchecksums\x12#\n" +
+	"\rchecksum_type\x18\x06 \x01(\rR\fchecksumType\x12&\n" +
+	"\x0fbytes_per_chunk\x18\a \x01(\rR\rbytesPerChunk\"\x18\n" +
+	"\x16ExtendRecoveryResponse*F\n" +
 	"\fReplicaState\x12\r\n" +
 	"\tFINALIZED\x10\x00\x12\x11\n" +
 	"\rBEING_WRITTEN\x10\x01\x12\x14\n" +
@@ -1871,7 +2009,7 @@ func file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_hdfs_internal_clusterpb_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_hdfs_internal_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_hdfs_internal_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_hdfs_internal_clusterpb_cluster_proto_goTypes = []any{
 	(ReplicaState)(0),              // 0: verbena.hdfs.cluster.ReplicaState
 	(Command_Kind)(0),              // 1: verbena.hdfs.cluster.Command.Kind
@@ -1900,12 +2038,14 @@ var file_hdfs_internal_clusterpb_cluster_proto_goTypes = []any{
 	(*InitRecoveryResponse)(nil),   // 24: verbena.hdfs.cluster.InitRecoveryResponse
 	(*UpdateRecoveryRequest)(nil),  // 25: verbena.hdfs.cluster.UpdateRecoveryRequest
 	(*UpdateRecoveryResponse)(nil), // 26: verbena.hdfs.cluster.UpdateRecoveryResponse
-	(*BlockKeys_Key)(nil),          // 27: verbena.hdfs.cluster.BlockKeys.Key
+	(*ExtendRecoveryRequest)(nil),  // 27: verbena.hdfs.cluster.ExtendRecoveryRequest
+	(*ExtendRecoveryResponse)(nil), // 28: verbena.hdfs.cluster.ExtendRecoveryResponse
+	(*BlockKeys_Key)(nil),          // 29: verbena.hdfs.cluster.BlockKeys.Key
 }
 var file_hdfs_internal_clusterpb_cluster_proto_depIdxs = []int32{
 	4,  // 0: verbena.hdfs.cluster.Replica.block:type_name -> verbena.hdfs.cluster.Block
 	0,  // 1: verbena.hdfs.cluster.Replica.state:type_name -> verbena.hdfs.cluster.ReplicaState
-	27, // 2: verbena.hdfs.cluster.BlockKeys.keys:type_name -> verbena.hdfs.cluster.BlockKeys.Key
+	29, // 2: verbena.hdfs.cluster.BlockKeys.keys:type_name -> verbena.hdfs.cluster.BlockKeys.Key
 	3,  // 3: verbena.hdfs.cluster.RegisterRequest.datanode:type_name -> verbena.hdfs.cluster.Datanode
 	1,  // 4: verbena.hdfs.cluster.Command.kind:type_name -> verbena.hdfs.cluster.Command.Kind
 	4,  // 5: verbena.hdfs.cluster.Command.block:type_name -> verbena.hdfs.cluster.Block
@@ -1921,11 +2061,12 @@ var file_hdfs_internal_clusterpb_cluster_proto_depIdxs = []int32{
 	4,  // 15: verbena.hdfs.cluster.InitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
 	5,  // 16: verbena.hdfs.cluster.InitRecoveryResponse.replica:type_name -> verbena.hdfs.cluster.Replica
 	4,  // 17: verbena.hdfs.cluster.UpdateRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	4,  // 18: verbena.hdfs.cluster.ExtendRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_clusterpb_cluster_proto_init() }
@@ -1939,7 +2080,7 @@ func file_hdfs_internal_clusterpb_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_clusterpb_cluster_proto_rawDesc), len(file_hdfs_internal_clusterpb_cluster_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -247,6 +247,10 @@ func (addr nobody) UpdateRecovery(context.Context, *clusterpb.UpdateRecoveryRequ
 	return nil, fmt.Errorf("nobody at %s", string(addr))
 }
 
+func (addr nobody) ExtendRecovery(context.Context, *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error) {
+	return nil, fmt.Errorf("nobody at %s", string(addr))
+}
+
 type fixture struct {
 	t     testing.TB
 	nn    *fakeNameNode
@@ -1345,6 +1349,63 @@ func TestRecoveryWithoutSomeOfThePipeline(t *testing.T) {
 			defer f.nn.mu.Unlock()
 			if c.fail != (len(f.nn.commits) == 0) || !c.fail && f.nn.commits[0].GetBlock().GetLength() != 5000 {
 				t.Fatalf("%v", f.nn.commits)
+			}
+		})
+	}
+}
+
+// After a power cut on all the longest replica decides. Who has lost its end gets it, so that
+// bytes that two had synced do not hang on one disk.
+func TestRecoveryExtendsTheShorter(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		one       int   // bytes of the second DataNode's replica
+		damaged   int64 // an offset in it
+		leader    int
+		fails     bool // first: it is not the leader that has all
+		datanodes int
+	}{
+		{name: "a shorter one", one: 3000, datanodes: 2},
+		{name: "one that ends with a chunk", one: 1024, datanodes: 2},
+		{name: "one with checksums behind its end", one: 70_000, damaged: 3100, datanodes: 2},
+		{name: "led by the shorter one", one: 3000, leader: 1, fails: true, datanodes: 2},
+		{name: "an empty one", one: 0, datanodes: 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t, 2, nil)
+			data := random(1, 70_000)
+			for i, n := range []int{len(data), c.one} {
+				w := openWrite(t, f.nodes[i:i+1], create, 1, 1001, 0, 0, 0)
+				if n > 0 {
+					w.flush(0, data[:n], false, 1)
+				}
+				f.nn.wait("begun", func() bool { return f.nn.told(f.nodes[i].UUID(), clusterpb.ReplicaChange_RECEIVING, 1, 1001) })
+				w.nc.Close()
+			}
+			if c.damaged > 0 {
+				f.damage(f.nodes[1], 1, "data", c.damaged)
+			}
+			for i := range f.nodes {
+				f.nodes[i].cfg.BootID = "another boot"
+				f.restart(i)
+			}
+			cmd := &clusterpb.Command{Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001)}, NewGeneration: proto.Uint64(1010),
+				Targets: []*clusterpb.Datanode{f.nodes[0].proto(), f.nodes[1].proto()}}
+			if err := f.nodes[c.leader].DataNode.recover(t.Context(), cmd); c.fails != (err != nil) {
+				t.Fatal(err)
+			}
+			if c.fails {
+				cmd.NewGeneration = proto.Uint64(1011)
+				must(t, f.nodes[0].DataNode.recover(t.Context(), cmd))
+			}
+			f.nn.mu.Lock()
+			commits := f.nn.commits
+			f.nn.mu.Unlock()
+			if len(commits) != 1 || len(commits[0].GetDatanodes()) != c.datanodes || commits[0].GetBlock().GetLength() != uint64(len(data)) {
+				t.Fatalf("%v", commits)
+			}
+			for _, n := range f.nodes[:c.datanodes] {
+				wantRead(t, n, 1, cmd.GetNewGeneration(), data)
 			}
 		})
 	}

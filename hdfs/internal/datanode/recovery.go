@@ -12,6 +12,8 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
 // recoveryTimeout bounds one question to one holder. It covers a writer that
@@ -77,6 +79,24 @@ func (h holder) UpdateRecovery(_ context.Context, req *clusterpb.UpdateRecoveryR
 	return &clusterpb.UpdateRecoveryResponse{}, nil
 }
 
+func (h holder) ExtendRecovery(_ context.Context, req *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error) {
+	r, err := h.dn.store.Get(req.GetBlock().GetId())
+	if err != nil {
+		return nil, err
+	}
+	sum, err := transfer.NewChecksum(hdfspb.ChecksumTypeProto(req.GetChecksumType()), req.GetBytesPerChunk())
+	if err != nil {
+		return nil, fmt.Errorf("extend block %d: %w", req.GetBlock().GetId(), err)
+	}
+	if off := req.GetOffset(); off > store.MaxBlock || off%uint64(sum.BytesPerChunk) != 0 || sum.Size() == 0 {
+		return nil, fmt.Errorf("extend block %d at %d: no offset of a chunk of %d bytes with a checksum", req.GetBlock().GetId(), off, sum.BytesPerChunk)
+	}
+	if err := r.Extend(req.GetNewGeneration(), int64(req.GetOffset()), req.GetData(), req.GetChecksums(), sum); err != nil {
+		return nil, overtaken(err)
+	}
+	return &clusterpb.ExtendRecoveryResponse{}, nil
+}
+
 // A participant is a holder in the eyes of the leader.
 type participant struct {
 	node    *clusterpb.Datanode
@@ -119,38 +139,121 @@ func (dn *DataNode) recover(ctx context.Context, cmd *clusterpb.Command) error {
 	if err != nil {
 		return errors.Join(append(failures, err)...)
 	}
-	commit := &clusterpb.CommitRecoveryRequest{
-		Block:         &clusterpb.Block{Id: block.Id, Generation: block.Generation, Length: &length},
-		NewGeneration: &gen,
-	}
-	uuid := dn.UUID()
-	commit.Uuid, commit.Unwritten = &uuid, proto.Bool(len(agreed) == 0 && whole)
-	for _, p := range agreed {
-		ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
-		_, err := p.peer.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{Block: block, NewGeneration: &gen, Length: &length})
-		cancel()
-		if err != nil {
-			failures = append(failures, fmt.Errorf("DataNode %s: %w", address(p.node.GetHost(), p.node.GetPort()), err))
-			continue
-		}
-		commit.Datanodes = append(commit.Datanodes, p.node)
-	}
-	if len(agreed) > 0 && len(commit.Datanodes) == 0 {
+	settled, errs := dn.settleOn(ctx, cmd, agreed, length)
+	failures = append(failures, errs...)
+	if len(agreed) > 0 && len(settled) == 0 {
 		return fmt.Errorf("no holder could settle on %d bytes: %w", length, errors.Join(failures...))
 	}
-	// Unlike in HDFS: bytes that two disks have stay on two. The replica of who could not
-	// settle, because its disk is full, say, would be old from now on.
-	if len(commit.Datanodes) < min(2, len(agreed)) && !cmd.GetLate() {
-		return fmt.Errorf("of %d DataNodes with %d bytes %d could settle on them, too few to go on without the others yet: %w",
-			len(agreed), length, len(commit.Datanodes), errors.Join(failures...))
+	// Unlike in HDFS: acknowledged bytes that two disks have stay on two. The replicas of
+	// others are old from now on, and will be deleted.
+	behind := lacking(all, agreed, length, cmd)
+	if len(settled) == 1 && len(behind) > 0 && !cmd.GetLate() {
+		longer, errs := dn.extend(ctx, cmd, settled[0], behind, length)
+		settled, failures = append(settled, longer...), append(failures, errs...)
+	}
+	if len(settled) < min(2, len(agreed)+len(behind)) && !cmd.GetLate() {
+		return fmt.Errorf("of %d DataNodes with bytes %d could settle on %d of them, too few to go on without the others yet: %w",
+			len(agreed)+len(behind), len(settled), length, errors.Join(failures...))
 	}
 	for _, err := range failures {
 		dn.log.Warn("block recovery goes on without a holder", "block", block.GetId(), "err", err)
+	}
+	commit := &clusterpb.CommitRecoveryRequest{
+		Uuid: proto.String(dn.UUID()), NewGeneration: &gen, Unwritten: proto.Bool(len(agreed) == 0 && whole),
+		Block: &clusterpb.Block{Id: block.Id, Generation: block.Generation, Length: &length},
+	}
+	for _, p := range settled {
+		commit.Datanodes = append(commit.Datanodes, p.node)
 	}
 	if _, err := call(ctx, dn.cfg.NameNode.CommitRecovery, commit); err != nil {
 		return fmt.Errorf("commit to the NameNode: %w", err)
 	}
 	dn.log.Info("block recovered", "block", block.GetId(), "generation", gen, "length", length, "replicas", len(commit.Datanodes))
+	return nil
+}
+
+// settleOn has holders settle on a length, and returns those that have.
+func (dn *DataNode) settleOn(ctx context.Context, cmd *clusterpb.Command, holders []*participant, length uint64) (settled []*participant, errs []error) {
+	for _, p := range holders {
+		ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+		_, err := p.peer.UpdateRecovery(ctx, &clusterpb.UpdateRecoveryRequest{Block: cmd.GetBlock(), NewGeneration: cmd.NewGeneration, Length: &length})
+		cancel()
+		if err != nil {
+			errs = append(errs, p.failed(err))
+			continue
+		}
+		settled = append(settled, p)
+	}
+	return settled, errs
+}
+
+func (p *participant) failed(err error) error {
+	return fmt.Errorf("DataNode %s: %w", address(p.node.GetHost(), p.node.GetPort()), err)
+}
+
+// lacking returns the holders that have bytes, and fewer than those that take part: they
+// have lost the rest with their machines. A block that is to be cut has none.
+func lacking(all, agreed []*participant, length uint64, cmd *clusterpb.Command) (some []*participant) {
+	for _, p := range all {
+		if cmd.TruncateTo == nil && p.length() > 0 && p.length() < length && p.replica.GetState() != clusterpb.ReplicaState_FINALIZED && !slices.Contains(agreed, p) {
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+// extendPiece is what one call of ExtendRecovery brings, at most, in bytes.
+const extendPiece = 512 << 10
+
+// extend brings what the only holder that has settled has to those that lack it, and has
+// them settle, too. It returns those that have. That holder must be this DataNode: another
+// one leads the next attempt.
+func (dn *DataNode) extend(ctx context.Context, cmd *clusterpb.Command, from *participant, to []*participant, length uint64) (settled []*participant, errs []error) {
+	if from.node.GetUuid() != dn.UUID() {
+		return nil, []error{from.failed(errors.New("it alone has all bytes; the others get them when it leads"))}
+	}
+	for _, p := range to {
+		if err := dn.extendOne(ctx, cmd, p); err != nil {
+			errs = append(errs, p.failed(err))
+			continue
+		}
+		longer, failed := dn.settleOn(ctx, cmd, []*participant{p}, length)
+		settled, errs = append(settled, longer...), append(errs, failed...)
+	}
+	return settled, errs
+}
+
+func (dn *DataNode) extendOne(ctx context.Context, cmd *clusterpb.Command, p *participant) error {
+	r, err := dn.store.Get(cmd.GetBlock().GetId())
+	if err != nil {
+		return err
+	}
+	rd, err := r.Open()
+	if err != nil {
+		return err
+	}
+	defer rd.Close()
+	chunk := int64(rd.Sum.BytesPerChunk)
+	piece := max(extendPiece/chunk, 1) * chunk
+	buf := transfer.GetBuffer(int(piece + 4*rd.Sum.Chunks(piece)))
+	defer transfer.PutBuffer(buf)
+	for off := int64(p.length()) / chunk * chunk; off < rd.Length; off += piece {
+		n := min(piece, rd.Length-off)
+		data, sums := (*buf)[:n], (*buf)[n:n+4*rd.Sum.Chunks(n)]
+		if err := rd.ReadVerified(data, sums, off); err != nil {
+			dn.noteCorrupt(rd, err)
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+		_, err := p.peer.ExtendRecovery(ctx, &clusterpb.ExtendRecoveryRequest{
+			Block: cmd.GetBlock(), NewGeneration: cmd.NewGeneration, Offset: proto.Uint64(uint64(off)), Data: data, Checksums: sums,
+			ChecksumType: proto.Uint32(uint32(rd.Sum.Type)), BytesPerChunk: proto.Uint32(uint32(chunk)),
+		})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("bring bytes %d to %d: %w", off, off+n, err)
+		}
+	}
 	return nil
 }
 
@@ -203,7 +306,7 @@ func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, l
 		return nil, 0, nil
 	}
 	// An earlier attempt that did not get to its end has settled the length already.
-	if p := settled(all, cmd.GetBlock()); p != nil {
+	if p := lastSettled(all, cmd.GetBlock()); p != nil {
 		return atLeast(all, p.length()), p.length(), nil
 	}
 	final := func(p *participant) bool { return p.replica.GetState() == clusterpb.ReplicaState_FINALIZED }
@@ -232,9 +335,9 @@ func agree(all []*participant, cmd *clusterpb.Command) (agreed []*participant, l
 	return atLeast(all, length), length, nil
 }
 
-// settled returns the participant that an attempt to recover the block has settled, of the
+// lastSettled returns the participant that an attempt to recover the block has settled, of the
 // last such attempt; nil if there was none.
-func settled(all []*participant, block *clusterpb.Block) (last *participant) {
+func lastSettled(all []*participant, block *clusterpb.Block) (last *participant) {
 	for _, p := range all {
 		gen := p.replica.GetBlock().GetGeneration()
 		if p.replica.GetState() == clusterpb.ReplicaState_FINALIZED && gen > block.GetGeneration() &&

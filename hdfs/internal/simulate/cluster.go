@@ -312,3 +312,9 @@ func (l *holderLink) UpdateRecovery(ctx context.Context, req *clusterpb.UpdateRe
 		return p.dn.Recoveries().UpdateRecovery(ctx, req)
 	})
 }
+
+func (l *holderLink) ExtendRecovery(ctx context.Context, req *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error) {
+	return remote(ctx, l.s, l.from, l.host, hostOf(l.addr), l.target, req, func(p *process, ctx context.Context, req *clusterpb.ExtendRecoveryRequest) (*clusterpb.ExtendRecoveryResponse, error) {
+		return p.dn.Recoveries().ExtendRecovery(ctx, req)
+	})
+}

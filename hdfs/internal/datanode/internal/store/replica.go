@@ -242,6 +242,72 @@ func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 	return r.info(), nil
 }
 
+// Extend adds bytes at off to a replica that takes part in a recovery and lacks them. Bytes
+// that it has already are compared, as [Writer.Write] does. The replica stays what it is
+// until Settle puts it on stable storage: torn, if it was.
+func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum transfer.Checksum) error {
+	if n := len(sums); n == 0 || int64(n) != 4*sum.Chunks(int64(len(data))) {
+		return fmt.Errorf("extend block %d: %w: %d bytes of checksums for %d bytes of data in chunks of %d", r.id, transfer.ErrChecksum, n, len(data), sum.BytesPerChunk)
+	}
+	r.op.Lock()
+	defer r.op.Unlock()
+	r.mu.Lock()
+	var err error
+	switch {
+	case r.gone:
+		err = ErrNotFound
+	case r.recovery != recovery || r.gen >= recovery:
+		err = fmt.Errorf("%w: recovery %d is not under way, the last is %d", ErrGeneration, recovery, r.recovery)
+	case r.state != BeingWritten && r.state != WaitingRecovery || r.writer != nil:
+		err = fmt.Errorf("%w: %v", ErrState, r.state)
+	case r.excess:
+		err = r.forgetExcess()
+	}
+	gen := r.gen
+	r.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("extend block %d: %w", r.id, err)
+	}
+	// r.op keeps the generation, and so the names, as they are, and writers away.
+	w := &Writer{r: r, syncedTo: -1}
+	defer func() { _ = w.closeFiles() }()
+	if w.data, err = r.store.fs.OpenReadWrite(r.store.dataPath(r.id), vfs.WriteCategoryUnspecified); err == nil {
+		w.meta, err = r.store.fs.OpenReadWrite(r.store.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
+	}
+	if err != nil {
+		return fmt.Errorf("extend block %d: %w", r.id, err)
+	}
+	_, err = w.Write(off, data, sums, sum)
+	return err
+}
+
+// forgetExcess takes the checksums behind the replica's end away: bytes that come there
+// may be found without theirs after a crash. r.op and r.mu are held, and there is no
+// writer.
+func (r *Replica) forgetExcess() error {
+	s := r.store
+	data, err := s.fs.Open(s.dataPath(r.id))
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	if err := data.Sync(); err != nil {
+		return err
+	}
+	meta, err := s.fs.Open(s.metaPath(r.id, r.gen))
+	if err != nil {
+		return err
+	}
+	defer meta.Close()
+	h := metaHeader{id: r.id, sum: r.sum, torn: r.torn}
+	h.slots[slotDurableA] = slot{length: r.length, tail: r.tail, valid: true, synced: true}
+	if err := r.rewriteMeta(meta, r.gen, r.length/int64(r.sum.BytesPerChunk), &h); err != nil {
+		return err
+	}
+	r.durable, r.excess = true, false
+	return nil
+}
+
 // Settle ends a recovery: the replica is cut to length, gets the recovery's
 // generation stamp and is finalized, durably. Repeating it is harmless.
 func (r *Replica) Settle(recovery uint64, length int64) error {

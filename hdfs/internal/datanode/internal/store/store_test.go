@@ -352,6 +352,10 @@ func crashRun(t *testing.T, seed uint64) {
 			must(t, err)
 			_, err = r.InitRecovery(m.gen, gen)
 			must(t, err)
+			if !m.final && rng.IntN(2) == 0 { // which brings what is lacking
+				m.bytes = append(bytes.Clone(m.bytes), random(rng, 1+rng.IntN(3000))...)
+				extend(t, r, gen, m.bytes)
+			}
 			n := len(m.bytes)
 			if rng.IntN(3) > 0 {
 				n = rng.IntN(n + 1)
@@ -484,6 +488,108 @@ func TestCreateReplacesAnOlderGeneration(t *testing.T) {
 		}
 		must(t, s.Close())
 	}
+}
+
+// extend brings a replica what it lacks of data.
+func extend(t testing.TB, r *Replica, recovery uint64, data []byte) {
+	t.Helper()
+	sum := transfer.CRC32C()
+	off := r.Info().Length / 512 * 512
+	sums := make([]byte, 4*sum.Chunks(int64(len(data))-off))
+	sum.Sum(sums, data[off:])
+	must(t, r.Extend(recovery, off, data[off:], sums, sum))
+}
+
+// A torn replica that was extended is torn still after a power cut, and has what it had.
+func TestExtendAndPowerCuts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	data := random(rng, 5000)
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		fs := vfs.NewCrashableMem()
+		s := open(t, fs, "a")
+		w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+		must(t, err)
+		synced := rng.IntN(3000)
+		write(t, w, 0, data[:synced])
+		must(t, w.Sync())
+		write(t, w, int64(synced), data[synced:synced+rng.IntN(2000)])
+		cut := vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}
+		fs = fs.CrashClone(cut)
+		must(t, w.Close(false))
+		must(t, s.Close())
+		s = open(t, fs, "b")
+		r, err := s.Get(1)
+		must(t, err)
+		_, err = r.InitRecovery(10, 20)
+		must(t, err)
+		extend(t, r, 20, data)
+		fs = fs.CrashClone(cut)
+		must(t, s.Close())
+		s = open(t, fs, "c")
+		r, err = s.Get(1)
+		must(t, err)
+		if i := r.Info(); i.State != WaitingRecovery || !i.Torn || i.Generation != 10 || i.Length < int64(synced) {
+			t.Errorf("seed %d, %d bytes synced: %+v", seed, synced, i)
+		}
+		_, err = r.InitRecovery(10, 21)
+		must(t, err)
+		extend(t, r, 21, data)
+		must(t, r.Settle(21, int64(len(data))))
+		if got := contents(t, s, 1); !bytes.Equal(got, data) {
+			t.Errorf("seed %d: wrong bytes", seed)
+		}
+		must(t, s.Close())
+	}
+}
+
+// What does not fit is refused, and changes nothing.
+func TestExtendRefuses(t *testing.T) {
+	s := open(t, vfs.NewMem(), "a")
+	data := random(rand.New(rand.NewPCG(1, 1)), 3000)
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, data[:1000])
+	must(t, w.Close(false))
+	r, err := s.Get(1)
+	must(t, err)
+	_, err = r.InitRecovery(10, 20)
+	must(t, err)
+	sum, other := transfer.CRC32C(), bytes.Clone(data)
+	other[600]++
+	for _, c := range []struct {
+		name     string
+		recovery uint64
+		off      int64
+		data     []byte
+		sums     []byte // nil: the right ones
+		want     error
+	}{
+		{"another recovery", 19, 512, data[512:], nil, ErrGeneration},
+		{"a gap", 20, 1024, data[1024:], nil, ErrLength},
+		{"other bytes than those here", 20, 512, other[512:], nil, transfer.ErrChecksum},
+		{"wrong checksums", 20, 512, data[512:], make([]byte, 20), transfer.ErrChecksum},
+		{"no checksums", 20, 512, data[512:], []byte{}, transfer.ErrChecksum},
+	} {
+		sums := c.sums
+		if sums == nil {
+			sums = make([]byte, 4*sum.Chunks(int64(len(c.data))))
+			sum.Sum(sums, c.data)
+		}
+		if err := r.Extend(c.recovery, c.off, c.data, sums, sum); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if i := r.Info(); i.Length != 1000 {
+			t.Errorf("%s: %d bytes now", c.name, i.Length)
+		}
+	}
+	must(t, r.Settle(20, 1000))
+	sums := make([]byte, 4*sum.Chunks(int64(len(data)-512)))
+	sum.Sum(sums, data[512:])
+	if err := r.Extend(20, 512, data[512:], sums, sum); !errors.Is(err, ErrGeneration) {
+		t.Error(err)
+	}
+	must(t, s.Close())
 }
 
 // A power cut after an append has begun never leaves a replica that passes for
