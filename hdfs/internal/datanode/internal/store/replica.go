@@ -34,6 +34,7 @@ type Replica struct {
 	synced      bool   // finalized, and all of it on stable storage
 	excess      bool   // the meta file has checksums beyond length
 	torn        bool   // acknowledged bytes may be missing
+	damaged     bool   // a recovery could not cut it
 	unproven    bool   // bytes that are not visible may not be what their checksums say
 	recovery    uint64 // the highest recovery promised to
 	epoch       uint64 // counts the times bytes may have been taken back
@@ -219,7 +220,8 @@ func (rd *Reader) Sums(sums []byte, chunk int64) error {
 }
 
 // InitRecovery stops the writer and promises to the recovery with the given
-// generation stamp that no older one will succeed. It returns what is here.
+// generation stamp that no older one will succeed. It returns what is here: no byte, if an
+// earlier recovery found that it can't be cut because it is damaged.
 func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 	r.op.Lock()
 	defer r.op.Unlock()
@@ -239,7 +241,11 @@ func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 		return Info{}, fmt.Errorf("recover block %d: %w: recovery %d is under way, this one is %d", r.id, ErrGeneration, r.recovery, recovery)
 	}
 	r.recovery = recovery
-	return r.info(), nil
+	info := r.info()
+	if r.damaged {
+		info.Length, info.Torn = 0, true
+	}
+	return info, nil
 }
 
 // Extend adds bytes at off to a replica that takes part in a recovery and lacks them. Bytes
@@ -334,6 +340,7 @@ func (r *Replica) Settle(recovery uint64, length int64) error {
 	}
 	r.store.changing(r.id)
 	if err := r.cut(recovery, length, true); err != nil {
+		r.damaged = errors.Is(err, ErrCorrupt)
 		return fmt.Errorf("settle block %d at %d bytes: %w", r.id, length, err)
 	}
 	return nil

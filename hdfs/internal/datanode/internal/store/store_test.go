@@ -543,6 +543,34 @@ func TestExtendAndPowerCuts(t *testing.T) {
 	}
 }
 
+// A replica that can't be cut because it is damaged is of no use to the next recovery, which
+// would choose it for ever.
+func TestRecoveryOfADamagedReplica(t *testing.T) {
+	fs := vfs.NewMem()
+	s := open(t, fs, "a")
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, random(rand.New(rand.NewPCG(1, 1)), 400))
+	must(t, w.Finalize(true))
+	must(t, w.Close(false))
+	r, err := s.Get(1)
+	must(t, err)
+	f, err := fs.OpenReadWrite(s.dataPath(1), vfs.WriteCategoryUnspecified)
+	must(t, err)
+	_, err = f.WriteAt([]byte{0xa5, 0x5a, 0xa5}, 10)
+	must(t, err)
+	must(t, f.Close())
+	i, err := r.InitRecovery(10, 20)
+	must(t, err)
+	if err := r.Settle(20, 300); !errors.Is(err, ErrCorrupt) || i.Length != 400 {
+		t.Fatalf("%d bytes: %v", i.Length, err)
+	}
+	if i, err := r.InitRecovery(10, 21); err != nil || i.Length != 0 || !i.Torn {
+		t.Fatalf("%+v %v", i, err)
+	}
+	must(t, s.Close())
+}
+
 // What does not fit is refused, and changes nothing.
 func TestExtendRefuses(t *testing.T) {
 	s := open(t, vfs.NewMem(), "a")
