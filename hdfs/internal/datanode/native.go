@@ -71,7 +71,6 @@ type nativeLink struct {
 	dn *DataNode
 
 	mu     sync.Mutex
-	closed bool
 	breach error
 	blocks map[uint32]*nativeBlock // by their tags
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -207,10 +208,10 @@ func (b *nativeBlock) silent() {
 func (b *nativeBlock) settle() {
 	b.mu.Lock()
 	ready := b.opened && b.behind && !b.accepted && !b.over
+	var w *store.Writer
 	if ready {
-		b.accepted = true
+		b.accepted, w = true, b.w
 	}
-	w := b.w
 	b.mu.Unlock()
 	switch {
 	case !ready:

@@ -86,6 +86,15 @@ func (p *Path) learn(nodes []*hdfspb.DatanodeInfoProto) {
 	}
 }
 
+// forget has the next block on some DataNodes wait for their answer.
+func (p *Path) forget(nodes []*hdfspb.DatanodeInfoProto) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range nodes {
+		delete(p.known, data.Name(n))
+	}
+}
+
 // deny notes that a DataNode does not have the native path.
 func (p *Path) deny(name string, why error) {
 	p.cfg.Table.Deny(name, why)
@@ -110,7 +119,7 @@ func (p *Path) Explain(name string) string {
 const (
 	firstPause = 10 * time.Millisecond
 	// busyFor is for how long a DataNode is asked again that has no memory for a window.
-	busyFor = 5 * time.Second
+	busyFor = 2 * time.Second
 )
 
 // Write is [data.Path].Write. A block whose DataNodes are all known to take native

@@ -184,6 +184,9 @@ func (l *pipeline) refusal(v native.Verdict, resp *hdfspb.BlockOpResponseProto) 
 	err := fmt.Errorf("DataNode %s: %w", l.conn.Address(), &data.StatusError{Status: status, Message: resp.GetMessage()})
 	bad := l.req.Refused(resp, err)
 	bad.SetUp, bad.Blameless = true, v == native.Busy || v == native.Unreachable
+	if bad.Blameless {
+		l.p.forget(l.req.Nodes)
+	}
 	if v == native.Unreachable {
 		l.p.deny(resp.GetFirstBadLink(), errors.New(resp.GetMessage()))
 	}
