@@ -19,6 +19,7 @@ type Link struct {
 	mu      sync.Mutex
 	queue   fifo.Queue[outgoing]
 	sending bool
+	closed  bool // nothing begins to be sent any more
 	sender  sync.WaitGroup
 }
 
@@ -65,6 +66,12 @@ func (l *Link) Waiting() int {
 
 // later has a message sent by the goroutine. mu is held.
 func (l *Link) later(m outgoing) {
+	if l.closed {
+		if m.buffer != nil {
+			m.buffer.Release()
+		}
+		return
+	}
 	l.queue.Push(m)
 	if !l.sending {
 		l.sending = true
@@ -94,6 +101,9 @@ func (l *Link) send() {
 
 // Close closes the endpoint and returns when nothing is being sent any more.
 func (l *Link) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
 	err := l.ep.Close()
 	l.sender.Wait()
 	return err
