@@ -824,6 +824,18 @@ func TestDamageIsNeverServed(t *testing.T) {
 	}
 }
 
+func TestRefusedDeletionIsTold(t *testing.T) {
+	f := newFixture(t, 1, nil)
+	n, data := f.nodes[0], random(1, 1000)
+	writeBlock(t, f.nodes, 1, 1002, data)
+	f.nn.mu.Lock()
+	f.nn.changes[n.UUID()] = nil
+	f.nn.commands[n.UUID()] = []*clusterpb.Command{{Kind: clusterpb.Command_DELETE.Enum(), Block: &clusterpb.Block{Id: proto.Uint64(1), Generation: proto.Uint64(1001)}}}
+	f.nn.mu.Unlock()
+	f.nn.wait("report of the newer replica", func() bool { return f.nn.told(n.UUID(), clusterpb.ReplicaChange_RECEIVED, 1, 1002) })
+	wantRead(t, n, 1, 1002, data)
+}
+
 func TestScannerFindsDamage(t *testing.T) {
 	f := newFixture(t, 1, func(_ int, c *Config) {
 		c.ScanRate, c.ScanDelay, c.ScanInterval = 1<<30, time.Millisecond, time.Millisecond

@@ -386,12 +386,30 @@ func (dn *DataNode) delete(b *clusterpb.Block) {
 	err := dn.store.Delete(b.GetId(), b.GetGeneration())
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		dn.log.Warn("deletion ordered by the NameNode failed", "block", b.GetId(), "err", err)
+		if errors.Is(err, store.ErrGeneration) {
+			dn.tellNewer(b.GetId())
+		}
 		return
 	}
 	dn.names.mu.Lock()
 	delete(dn.names.corrupt, b.GetId())
 	dn.names.mu.Unlock()
 	dn.changed(clusterpb.ReplicaChange_DELETED, store.Info{ID: b.GetId(), Generation: b.GetGeneration()}, false)
+}
+
+// tellNewer tells the NameNode of a replica that is newer than the one it wants deleted:
+// it would repeat the order otherwise, and put no good replica here.
+func (dn *DataNode) tellNewer(id uint64) {
+	r, err := dn.store.Get(id)
+	if err != nil {
+		return // gone meanwhile, and that is told
+	}
+	info := r.Info()
+	kind := clusterpb.ReplicaChange_RECEIVING
+	if info.State == store.Finalized {
+		kind = clusterpb.ReplicaChange_RECEIVED
+	}
+	dn.changed(kind, info, false)
 }
 
 // A queue runs tasks of one kind, a few at a time, and each of them once.

@@ -238,7 +238,7 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 		r.mark = n.mark
 	}
 	if d := n.deletions[id]; d != nil {
-		if !fresh { // the DataNode has not carried out the deletion yet
+		if !fresh && generation <= d.generation { // the DataNode has not carried out the deletion yet
 			d.mark = n.mark
 			if held {
 				was.mark = n.mark

@@ -187,6 +187,30 @@ func TestCorruptReplicaIsReplaced(t *testing.T) {
 	}
 }
 
+// A DataNode refuses to delete a replica that is newer than the one it is told to delete.
+// Its next full report ends the order, or the block would never have its replicas.
+func TestDeletionOfAnOlderReplicaEnds(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(3)
+	b := r.write("/f", 3, 100, dns...)
+	m, d := r.nn.blocks, dns[0]
+	m.mu.Lock()
+	n := m.nodes[d.uuid]
+	m.deleteFrom(n, b.GetBlockId(), b.GetGenerationStamp()-1)
+	m.drop(b.GetBlockId(), n)
+	m.mu.Unlock()
+	d.report()
+	m.mu.Lock()
+	left := len(n.deletions)
+	m.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d deletions are still ordered", left)
+	}
+	if n := len(r.locations("/f").GetBlocks()[0].GetLocs()); n != 3 {
+		t.Errorf("%d good replicas, want 3", n)
+	}
+}
+
 func TestLastReplicaIsKept(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(3)
