@@ -9,8 +9,9 @@ import (
 
 // model is what has been acknowledged to the clients.
 type model struct {
-	mu    sync.Mutex
-	files []*modelFile
+	mu     sync.Mutex
+	files  []*modelFile
+	losses map[string]int // by host: power cuts and damages
 }
 
 // modelFile is a file as its only writer knows it. The writer changes it with the
@@ -56,6 +57,7 @@ func (f *modelFile) block(id uint64, start int) *modelBlock {
 func (m *model) loses(host string, forGood bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.losses[host]++
 	for _, f := range m.files {
 		for _, b := range f.blocks {
 			b.lost[host] = true
@@ -90,6 +92,43 @@ func (f *modelFile) promised() (bytes int, all bool) {
 		}
 	}
 	return bytes, true
+}
+
+// excuse tells why acknowledged bytes of a file may be gone: what became of those that had
+// acknowledged the first block of which some may be.
+func (f *modelFile) excuse() string {
+	for _, b := range f.blocks {
+		switch damaged := len(b.damaged) > 0 && anyOf(b.nodes, b.damaged); {
+		case anyBut(b.nodes, b.lost):
+		case b.synced == b.acked && anyBut(b.syncedNodes, b.damaged):
+		case !anyBut(b.nodes, b.damaged):
+			return "every holder's disk was damaged"
+		case damaged:
+			return "a holder's disk was damaged, the others lost power before an hsync"
+		default:
+			return "every holder lost power before an hsync"
+		}
+	}
+	return "none"
+}
+
+// acknowledged is how many bytes of the file were ever acknowledged.
+func (f *modelFile) acknowledged() int {
+	n := f.least
+	for _, b := range f.blocks {
+		n = max(n, b.start+b.acked)
+	}
+	return n
+}
+
+// anyOf tells whether some of the hosts are in a set.
+func anyOf(hosts, set map[string]bool) bool {
+	for h := range hosts {
+		if set[h] {
+			return true
+		}
+	}
+	return false
 }
 
 // anyBut tells whether there are others than those in but.

@@ -33,6 +33,7 @@ type output struct {
 	token *hdfspb.TokenProto
 	nodes []*hdfspb.DatanodeInfoProto
 	conn  *dataConn
+	known map[string]int // by host: its losses before this pipeline was set up
 	seqno int64
 	start int // of the block in the file
 	sent  int // bytes of the block
@@ -67,6 +68,9 @@ func (o *output) setUp(ctx context.Context, st stage, generation uint64, token *
 		o.conn.close()
 		o.conn = nil
 	}
+	o.c.s.model.mu.Lock()
+	o.known = maps.Clone(o.c.s.model.losses)
+	o.c.s.model.mu.Unlock()
 	sum := transfer.CRC32C()
 	conn, resp, err := o.c.ask(ctx, dataAddress(o.nodes[0]), transfer.OpWriteBlock, &hdfspb.OpWriteBlockProto{
 		Header: o.c.header(o.block, token), Targets: o.nodes[1:], Stage: st.Enum(), PipelineSize: proto.Uint32(uint32(len(o.nodes))),
@@ -198,6 +202,12 @@ func (o *output) acknowledged(upTo int, sync bool) {
 	b := o.f.block(o.block.GetBlockId(), o.start)
 	o.c.s.h.count("bytes acknowledged", max(0, upTo-b.acked))
 	b.acked, b.nodes = max(b.acked, upTo), o.hosts()
+	for h := range b.nodes {
+		// Who lost power before this pipeline, and is in it, has made sure that all is there.
+		if !b.damaged[h] && o.known[h] == o.c.s.model.losses[h] {
+			delete(b.lost, h)
+		}
+	}
 	// Replicas of older pipelines are no longer of use.
 	maps.DeleteFunc(b.syncedNodes, func(h string, _ bool) bool { return !b.nodes[h] })
 	switch {

@@ -39,7 +39,7 @@ func draw(rng *rand.Rand) settings {
 func Run(seed uint64) (out Outcome, err error) {
 	h := &history{began: time.Now(), counts: map[string]int{}}
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s := &system{h: h, net: newNetwork(seed), rng: rng, cfg: draw(rng), model: &model{}}
+	s := &system{h: h, net: newNetwork(seed), rng: rng, cfg: draw(rng), model: &model{losses: map[string]int{}}}
 	defer func() {
 		if err != nil {
 			h.add("%v", err)
@@ -165,7 +165,8 @@ func (s *system) check() error {
 			continue
 		}
 		for {
-			err := s.checkFile(ctx, c, f)
+			// What a read says counts, not that the time was up in the middle of it.
+			err := s.checkFile(context.WithoutCancel(ctx), c, f)
 			if err == nil {
 				break
 			}
@@ -229,8 +230,12 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 		return err
 	}
 	if !all {
-		s.h.count("files that lost bytes as they may, all holders having lost power", 1)
-		s.h.add("%s lost bytes as it may: %d of %d are left, %d were promised", path, len(data), len(f.data), least)
+		fate, acked := "lost acknowledged bytes", f.acknowledged()
+		if len(data) >= acked {
+			fate = "kept all acknowledged bytes"
+		}
+		s.h.count(fmt.Sprintf("files that %s (%s)", fate, f.excuse()), 1)
+		s.h.add("%s %s: %d are left, %d were acknowledged, %d must be there; %s", path, fate, len(data), acked, least, f.excuse())
 		f.gone = true
 		return c.call(ctx, "delete", &hdfspb.DeleteRequestProto{Src: &path, Recursive: proto.Bool(false)}, &hdfspb.DeleteResponseProto{}, rpc.AtMostOnce)
 	}
