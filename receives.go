@@ -47,7 +47,7 @@ type receives struct {
 
 	slots  atomic.Pointer[[]*buffer] // by the ID of their receive
 	posted atomic.Int32
-	target atomic.Int32 // to be posted; written under mu
+	target atomic.Int32 // to be posted; of a strict queue endpoints change it, of another one who holds mu
 
 	mu       sync.Mutex
 	spare    []*buffer // without memory
