@@ -105,7 +105,8 @@ func (d *Dialer) native() (*native.Table, *verbena.CallPool, error) {
 	if err == nil {
 		d.reads, err = d.net.Runtime.NewCallPool(verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{
 			Service: native.CallService, Dial: cfg.Dial, DialTimeout: dialTimeout, Endpoints: 2,
-		}, Attempts: 2})
+			Backoff: readBackoff, MaxBackoff: maxReadBackoff,
+		}, Attempts: 1})
 	}
 	if err != nil {
 		return nil, nil, err
@@ -113,6 +114,13 @@ func (d *Dialer) native() (*native.Table, *verbena.CallPool, error) {
 	d.table = native.NewTable(cfg)
 	return d.table, d.reads, nil
 }
+
+// A read of a DataNode that is gone fails after these pauses, and is not tried again there:
+// another replica is read meanwhile.
+const (
+	readBackoff    = 50 * time.Millisecond
+	maxReadBackoff = 500 * time.Millisecond
+)
 
 // callAttempts is how often a call of a client is tried: a NameNode that is gone is
 // missed for some ten seconds.

@@ -27,8 +27,8 @@ type Config struct {
 	// Expiry is after how long without a read one is closed. Default 5 min.
 	Expiry time.Duration
 	// RetryTime is for how long a DataNode is left alone that has no socket or can't be
-	// talked to; RefusalTime is the same for a block that is not handed over, such as one
-	// that is being written. Defaults 10 min and 2 s.
+	// talked to; RefusalTime is the same for one whose process is away, and for a block
+	// that is not handed over, such as one that is being written. Defaults 10 min and 2 s.
 	RetryTime, RefusalTime time.Duration
 	// Timeout bounds a request to the DataNode. Default 5 s.
 	Timeout time.Duration

@@ -4,7 +4,9 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"io"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
@@ -151,12 +153,26 @@ func (p *Path) open(ctx context.Context, k key, req *data.ReadRequest) (*replica
 	default:
 		p.drop(r)
 		if ctx.Err() == nil {
-			p.cfg.Logger.Info("hdfs: blocks on this host are read over connections for a while", "datanode", data.Name(req.Node), "for", p.cfg.RetryTime, "err", err)
-			n.until = time.Now().Add(p.cfg.RetryTime)
+			pause := p.cfg.RetryTime
+			if away(err) {
+				pause = p.cfg.RefusalTime // it may be back soon
+			}
+			p.cfg.Logger.Info("hdfs: blocks on this host are read over connections for a while", "datanode", data.Name(req.Node), "for", pause, "err", err)
+			n.until = time.Now().Add(pause)
 		}
 	}
 	p.stats.Passed++
 	return nil, nil
+}
+
+// away tells whether an error says that nobody is there, or not any more.
+func away(err error) bool {
+	for _, e := range []error{syscall.ECONNREFUSED, syscall.ENOENT, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // node returns the DataNode if it is on this host and may be asked. p.mu is held.
