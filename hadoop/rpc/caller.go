@@ -202,9 +202,13 @@ func (c *caller) deliver(m carrier.Message) error {
 	} else {
 		err = &exception.Error{Class: exception.Class(h.Exception), Message: h.Message}
 	}
+	last := h.Status > wire.StatusError || h.Status < 0
 	c.mu.Lock()
 	w := c.waiting[h.CallID]
 	delete(c.waiting, h.CallID)
+	if last && c.failed == nil {
+		c.failed = err // before anybody hears of it: no call begins from here on
+	}
 	c.mu.Unlock()
 	if w != nil { // else its caller has given up
 		switch {
@@ -218,7 +222,7 @@ func (c *caller) deliver(m carrier.Message) error {
 		}
 		w.done <- struct{}{}
 	}
-	if h.Status > wire.StatusError || h.Status < 0 {
+	if last {
 		return err
 	}
 	return nil
