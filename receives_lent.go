@@ -51,6 +51,7 @@ func (r *receives) demanded(n int) int {
 	if r.closed {
 		return 0
 	}
+	r.thinned = 0
 	// Messages that applications hold have made room for others already.
 	if lack := int32(n) - (r.target.Load() - r.posted.Load()); lack > 0 && !r.pool.Squeezed() {
 		r.target.Store(max(r.target.Load(), min(r.target.Load()+lack, int32(r.most()), int32(r.depth))))
@@ -82,13 +83,19 @@ func (r *receives) ebbsOnce() {
 			return
 		}
 		r.ebb = nil
-		if r.recall() {
+		switch again := r.recall() || r.thin() && r.thinned < mostThinned; {
+		case again:
+			r.thinned++
 			r.ebbsOnce() // what is left may lie here and there
-		} else {
+		default:
 			r.ebbs()
 		}
 	})
 }
+
+// mostThinned is how often receives are moved together, without a demand in between, for
+// memory that others may keep from going back.
+const mostThinned = 16
 
 // thinFrom is how many bytes a pool may hold in any way when receives are taken back.
 const thinFrom = 512 << 10
