@@ -60,18 +60,18 @@ func (l *runList) next() runnable {
 
 // one gives the first of the list a budget, and reports false if there is none. Before
 // that one's next turn it polls: whoever has come meanwhile is first, in whatever order
-// they came. If another goroutine polls, that is waited for only if there is a next turn.
+// they came. If another goroutine polls, that is waited for only if there is a next turn,
+// or nobody else's: what comes for r meanwhile would be news, and before the others.
 func (l *runList) one(poll func(wait bool) bool) bool {
 	r := l.next()
 	if r == nil {
 		return false
 	}
 	r.run(runBudget)
-	polled := poll(false)
+	if !poll(false) && (r.more() || !l.any()) {
+		poll(true)
+	}
 	if r.more() {
-		if !polled {
-			poll(true)
-		}
 		l.add(r)
 	}
 	return true
