@@ -241,11 +241,22 @@ func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 		return Info{}, fmt.Errorf("recover block %d: %w: recovery %d is under way, this one is %d", r.id, ErrGeneration, r.recovery, recovery)
 	}
 	r.recovery = recovery
+	r.forgetUnproven()
 	info := r.info()
 	if r.damaged {
 		info.Length, info.Torn = 0, true
 	}
 	return info, nil
+}
+
+// forgetUnproven gives up the bytes that nobody has compared and that are not visible, and so
+// not acknowledged. r.mu is held, and there is no writer.
+func (r *Replica) forgetUnproven() {
+	if r.unproven && r.visible < r.length {
+		r.store.used.Add(r.visible - r.length)
+		r.length, r.tail, r.excess = r.visible, r.visibleTail, true
+	}
+	r.unproven = false
 }
 
 // Extend adds bytes at off to a replica that takes part in a recovery and lacks them. Bytes
@@ -468,9 +479,6 @@ func (r *Replica) sumBefore(data, meta vfs.File, off int64) (uint32, error) {
 	}
 	if off == r.length {
 		return r.tail, nil
-	}
-	if off == r.visible && r.unproven {
-		return r.visibleTail, nil // the rest of the chunk may be wrong
 	}
 	chunk := make([]byte, min(bpc, r.length-start))
 	if err := readFull(data, chunk, start); err != nil {

@@ -65,3 +65,35 @@ func TestUnprovenBytesAreCutOff(t *testing.T) {
 		t.Errorf("of a replica that is gone: %v", err)
 	}
 }
+
+// A recovery is told of no byte that nobody has compared: the wrong ones would end the file.
+func TestUnprovenBytesAndRecovery(t *testing.T) {
+	sum := transfer.CRC32C()
+	data := random(rand.New(rand.NewPCG(1, 2)), 2048)
+	for _, length := range []int{700, 650, 512, 100} {
+		s := open(t, vfs.NewMem(), "a")
+		w, err := s.Create(1, 10, sum, false, nil)
+		must(t, err)
+		tail, err := w.WriteUnproven(0, data[:700], packet(sum, data[:700]), sum)
+		must(t, err)
+		w.Acked(700, tail)
+		wrong, sums := bytes.Clone(data[512:]), packet(sum, data[512:])
+		wrong[600] ^= 1
+		_, err = w.WriteUnproven(512, wrong, sums, sum)
+		must(t, err)
+		must(t, w.Close(false))
+		r, err := s.Get(1)
+		must(t, err)
+		if i, err := r.InitRecovery(10, 20); err != nil || i.Length != 700 || i.Torn {
+			t.Fatalf("%+v %v", i, err)
+		}
+		if u, err := s.Usage(); err == nil && u.Used != 700 {
+			t.Errorf("%d bytes used, want 700", u.Used)
+		}
+		must(t, r.Settle(20, int64(length)))
+		if got := contents(t, s, 1); !bytes.Equal(got, data[:length]) {
+			t.Errorf("settled on %d bytes: others are there", length)
+		}
+		must(t, s.Close())
+	}
+}

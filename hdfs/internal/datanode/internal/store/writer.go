@@ -177,12 +177,12 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		return nil, err
 	}
 	r.store.changing(r.id)
+	if r.visible >= o.Min {
+		r.forgetUnproven()
+	}
 	length := r.length
-	switch {
-	case o.Mode == RecoverAppend || o.Mode == RecoverClose:
+	if o.Mode == RecoverAppend || o.Mode == RecoverClose {
 		length = min(length, o.Min)
-	case o.Mode == RecoverWriting && r.unproven:
-		length = min(length, r.visible)
 	}
 	if r.excess || length < r.length {
 		if err := r.cut(o.NewGeneration, length, false); err != nil {
