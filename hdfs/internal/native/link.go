@@ -57,13 +57,6 @@ func (l *Link) Forward(tag uint32, b *verbena.Buffer) {
 	l.later(outgoing{tag: tag, buffer: b})
 }
 
-// Waiting is how many messages have not been sent.
-func (l *Link) Waiting() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.queue.Len()
-}
-
 // later has a message sent by the goroutine. mu is held.
 func (l *Link) later(m outgoing) {
 	if l.closed {

@@ -243,7 +243,6 @@ func (l *pipeline) Close() error {
 	}
 	l.ended = true
 	l.timer.Stop()
-	alive := l.err == nil || l.refused == nil
 	if l.err == nil {
 		l.err = errClosed
 	}
@@ -251,8 +250,6 @@ func (l *pipeline) Close() error {
 	l.mu.Unlock()
 	l.stop()
 	l.conn.Leave(l.id)
-	if alive {
-		l.conn.Post(l.id, native.AppendAbort(nil)) // which a block that is complete does not heed
-	}
+	l.conn.Post(l.id, native.AppendAbort(nil)) // which means nothing to a block that is over
 	return nil
 }
