@@ -92,52 +92,12 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 	defer end()
 	// Streams in both directions.
 	flowing := make(chan struct{}, 2)
-	for i := range 2 {
+	for i := range cap(flowing) {
 		s, err := c.Stream(stop, streamBack, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ends := func(what string, err error) {
-			if !errors.Is(err, ErrOutcomeUnknown) {
-				t.Errorf("%s on a stream that was under way: %v", what, err)
-			}
-		}
-		all.Go(func() {
-			payload := pattern(100<<10, i)
-			var err error
-			for err == nil {
-				err = s.Send(ctx, payload)
-			}
-			ends("Send", err)
-			_, err = s.Answer(ctx)
-			ends("Answer", err)
-		})
-		all.Go(func() {
-			defer s.Close()
-			got := 0
-			for {
-				b, err := s.Recv(ctx)
-				if err != nil {
-					ends("Recv", err)
-					return
-				}
-				for rest := b.Bytes(); len(rest) > 0; {
-					want := pattern(100<<10, i)[got%(100<<10):]
-					n := min(len(rest), len(want))
-					if !bytes.Equal(rest[:n], want[:n]) {
-						t.Error("a stream has other bytes")
-					}
-					rest, got = rest[n:], got+n
-				}
-				b.Release()
-				if got > 512<<10 {
-					select {
-					case flowing <- struct{}{}:
-					default:
-					}
-				}
-			}
-		})
+		flowsUntilTheEnd(ctx, t, s, &all, i, flowing)
 	}
 	for i := range 16 {
 		all.Go(func() {
@@ -194,4 +154,50 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 			t.Errorf("%d messages are held", held)
 		}
 	}
+}
+
+// flowsUntilTheEnd sends and receives on a stream until its peer ends, and tells flowing when
+// half a MiB has come back.
+func flowsUntilTheEnd(ctx context.Context, t *testing.T, s *Stream, all *sync.WaitGroup, i int, flowing chan<- struct{}) {
+	ends := func(what string, err error) {
+		if !errors.Is(err, ErrOutcomeUnknown) {
+			t.Errorf("%s on a stream that was under way: %v", what, err)
+		}
+	}
+	all.Go(func() {
+		payload := pattern(100<<10, i)
+		var err error
+		for err == nil {
+			err = s.Send(ctx, payload)
+		}
+		ends("Send", err)
+		_, err = s.Answer(ctx)
+		ends("Answer", err)
+	})
+	all.Go(func() {
+		defer s.Close()
+		got := 0
+		for {
+			b, err := s.Recv(ctx)
+			if err != nil {
+				ends("Recv", err)
+				return
+			}
+			for rest := b.Bytes(); len(rest) > 0; {
+				want := pattern(100<<10, i)[got%(100<<10):]
+				n := min(len(rest), len(want))
+				if !bytes.Equal(rest[:n], want[:n]) {
+					t.Error("a stream has other bytes")
+				}
+				rest, got = rest[n:], got+n
+			}
+			b.Release()
+			if got > 512<<10 {
+				select {
+				case flowing <- struct{}{}:
+				default:
+				}
+			}
+		}
+	})
 }

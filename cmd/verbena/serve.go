@@ -88,27 +88,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				return err
 			}
 			defer closing(&err, m)
-			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "A file system is up after %d ms, its data in %s\n\n", time.Since(began).Milliseconds(), dir)
-			fmt.Fprintf(out, "  NameNode   %s\n", cluster.NameNode.Addr())
-			for _, dn := range cluster.DataNodes {
-				fmt.Fprintf(out, "  DataNode   %s\n", dn.Addr())
-			}
-			m.tell(out)
-			fmt.Fprintf(out, "\nTry, in another terminal:\n\n")
-			at := ""
-			if cluster.NameNode.Addr() != defaultNameNode {
-				at = "--namenode " + cluster.NameNode.Addr() + " "
-			}
-			run := "go run ./cmd/verbena"
-			if self, err := os.Executable(); err == nil && !strings.Contains(self, "go-build") {
-				run = "verbena"
-			}
-			fmt.Fprintf(out, "  %s fs put %sREADME.md /\n", run, at)
-			fmt.Fprintf(out, "  %s fs ls %s-l /\n", run, at)
-			fmt.Fprintf(out, "  %s info %s\n", run, cluster.NameNode.Addr())
-			fmt.Fprintf(out, "  HADOOP_CONF_DIR=%s hdfs dfs -ls /      # any HDFS client\n", cluster.ConfDir)
-			fmt.Fprintf(out, "\nCtrl-C stops it.\n")
+			tellUp(cmd.OutOrStdout(), cluster, m, dir, time.Since(began))
 			if err := writeAddress(addressFile, cluster.NameNode.Addr()); err != nil {
 				return err
 			}
@@ -131,6 +111,30 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 	local.add(flags)
 	flags.IntVar(&dataPort, "datanode-port", dataNodePort, "port of the first DataNode; the others follow")
 	return cmd
+}
+
+// tellUp says where a file system is, and what to try with it.
+func tellUp(out io.Writer, cluster *hdfs.Cluster, m *metricsServer, dir string, took time.Duration) {
+	fmt.Fprintf(out, "A file system is up after %d ms, its data in %s\n\n", took.Milliseconds(), dir)
+	fmt.Fprintf(out, "  NameNode   %s\n", cluster.NameNode.Addr())
+	for _, dn := range cluster.DataNodes {
+		fmt.Fprintf(out, "  DataNode   %s\n", dn.Addr())
+	}
+	m.tell(out)
+	fmt.Fprintf(out, "\nTry, in another terminal:\n\n")
+	at := ""
+	if cluster.NameNode.Addr() != defaultNameNode {
+		at = "--namenode " + cluster.NameNode.Addr() + " "
+	}
+	run := "go run ./cmd/verbena"
+	if self, err := os.Executable(); err == nil && !strings.Contains(self, "go-build") {
+		run = "verbena"
+	}
+	fmt.Fprintf(out, "  %s fs put %sREADME.md /\n", run, at)
+	fmt.Fprintf(out, "  %s fs ls %s-l /\n", run, at)
+	fmt.Fprintf(out, "  %s info %s\n", run, cluster.NameNode.Addr())
+	fmt.Fprintf(out, "  HADOOP_CONF_DIR=%s hdfs dfs -ls /      # any HDFS client\n", cluster.ConfDir)
+	fmt.Fprintf(out, "\nCtrl-C stops it.\n")
 }
 
 func nameNodeCommand(o *options) *cobra.Command {
