@@ -56,7 +56,7 @@ type receives struct {
 	pause    time.Duration // before that
 	ebb      *time.Timer   // takes back what is not needed, of a queue that lends
 	recalled []uint64      // IDs, for ebb
-	thinned  int           // times that ebb has looked since the last demand
+	thinned  int           // times that the last receives have moved in vain since a demand
 	closed   bool
 }
 

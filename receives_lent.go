@@ -83,18 +83,19 @@ func (r *receives) ebbsOnce() {
 			return
 		}
 		r.ebb = nil
-		switch again := r.recall() || r.thin() && r.thinned < mostThinned; {
-		case again:
-			r.thinned++
+		if r.recall() {
 			r.ebbsOnce() // what is left may lie here and there
-		default:
+		} else if r.thin() && r.thinned < mostThinned {
+			r.thinned++
+			r.ebbsOnce() // what moved may have freed nothing yet
+		} else {
 			r.ebbs()
 		}
 	})
 }
 
-// mostThinned is how often receives are moved together, without a demand in between, for
-// memory that others may keep from going back.
+// mostThinned is how often the last receives move since a demand, where memory does not go
+// back because others still use it.
 const mostThinned = 16
 
 // thinFrom is how many bytes a pool may hold in any way when receives are taken back.
