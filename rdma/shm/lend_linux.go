@@ -119,7 +119,9 @@ func (qp *queuePair) mostLent() int { return int(qp.inbox.shape.slots) - 1 }
 
 // lend lends the queue pair what it should have, and at least so many receives if
 // the pool has them. If it has not, the queue pair waits in line for the next that
-// is posted. lend tells whether anything was lent. recvCQ.mu is held.
+// is posted. lend tells whether anything was lent. A message that has waited for it is
+// found by the next poll. Who lends outside of a poll has to wake who waits for one
+// (unlockAfterLend). recvCQ.mu is held.
 func (s *sharedReceiveQueue) lend(qp *queuePair, least int) bool {
 	if least > 0 && qp.lent() == qp.mostLent() {
 		qp.tellStarved(starvedOfSlots)
@@ -193,7 +195,27 @@ func (s *sharedReceiveQueue) lend(qp *queuePair, least int) bool {
 	release.Store(&qp.posted, position)
 	release.Store(qp.inbox.limit(), position)
 	qp.ringIfWaiting()
+	if unbacked {
+		// Polls may have stopped looking here: the message had no receive.
+		if _, found := qp.pending(); found {
+			qp.recvCQ.bell.bits().set(qp.bit)
+		}
+	}
 	return true
+}
+
+// unlockAfterLend is for who lends outside of a poll. If it lent, and a message has
+// waited for that, it wakes who waits for messages. mu is held, and released.
+func (cq *completionQueue) unlockAfterLend(qp *queuePair, lent bool) {
+	var header slotHeader
+	found := false
+	if lent {
+		header, found = qp.pending()
+	}
+	cq.mu.Unlock()
+	if found {
+		cq.notify(header.solicited())
+	}
 }
 
 // starve puts the queue pair in line. It tells whether there is nothing to be had
@@ -256,18 +278,8 @@ func (s *sharedReceiveQueue) feed() {
 
 		cq := qp.recvCQ
 		cq.mu.Lock()
-		found, solicited := false, false
-		if !qp.drained && qp.usedUp() && s.lend(qp, 1) {
-			var header slotHeader
-			if header, found = qp.pending(); found {
-				solicited = header.solicited()
-				cq.bell.bits().set(qp.bit)
-			}
-		}
-		cq.mu.Unlock()
-		if found {
-			cq.notify(solicited) // its message has waited for this
-		}
+		lent := !qp.drained && qp.usedUp() && s.lend(qp, 1)
+		cq.unlockAfterLend(qp, lent)
 	}
 }
 
@@ -276,23 +288,24 @@ func (qp *queuePair) answer() {
 	if qp.srq == nil {
 		return
 	}
-	qp.recvCQ.mu.Lock()
-	if !qp.drained {
-		qp.lendIfAsked()
-	}
-	short := qp.recvCQ.short != nil
-	qp.recvCQ.mu.Unlock()
+	cq := qp.recvCQ
+	cq.mu.Lock()
+	lent := !qp.drained && qp.lendIfAsked()
+	short := cq.short != nil
+	cq.unlockAfterLend(qp, lent)
 	if short {
-		qp.recvCQ.supply()
+		cq.supply()
 	}
 }
 
-// lendIfAsked lends to a peer that has nothing and asks. recvCQ.mu is held.
-func (qp *queuePair) lendIfAsked() {
-	if qp.inbox.asks().Load() != 0 && qp.usedUp() {
-		qp.widen()
-		qp.srq.lend(qp, 1)
+// lendIfAsked lends to a peer that has nothing and asks. It tells whether it did.
+// recvCQ.mu is held.
+func (qp *queuePair) lendIfAsked() bool {
+	if qp.inbox.asks().Load() == 0 || !qp.usedUp() {
+		return false
 	}
+	qp.widen()
+	return qp.srq.lend(qp, 1)
 }
 
 // lendToMessage lends to a queue pair that has a message without a receive. It tells

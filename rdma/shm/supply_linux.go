@@ -77,17 +77,7 @@ func (cq *completionQueue) lendSupplied(qp *queuePair, posted int) {
 		qp.denied = false
 		cq.forgetShort(qp) // until it has used more
 	}
-	var message slotHeader
-	found := false
-	if lent && least > 0 {
-		if message, found = qp.pending(); found {
-			cq.bell.bits().set(qp.bit)
-		}
-	}
-	cq.mu.Unlock()
-	if found {
-		cq.notify(message.solicited()) // it has waited for this
-	}
+	cq.unlockAfterLend(qp, lent)
 }
 
 // Recall implements rdma.RecallingReceiveQueue.
