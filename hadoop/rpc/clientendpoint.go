@@ -17,6 +17,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+	"github.com/verbena-data/verbena/internal/limit"
 )
 
 // endpointCaller makes calls on an endpoint, each as a call of the runtime. Who made
@@ -176,10 +177,10 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	}
 	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: retry}
 	n := proto.Size(req)
-	limit := newLimit(ctx, time.Now(), c.timeout)
-	defer limit.end()
+	bound := limit.New(ctx, time.Now(), c.timeout)
+	defer bound.End()
 	answered := c.answers.Load()
-	m, err := c.memory.Alloc(limit, sizeCall(&h, method, c.class, c.version, n))
+	m, err := c.memory.Alloc(bound, sizeCall(&h, method, c.class, c.version, n))
 	if err == nil {
 		m, err = encodeCall(m, &h, method, c.class, c.version, n, req)
 		if err != nil {
@@ -190,10 +191,10 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	}
 	var answer *verbena.Message
 	if err == nil {
-		answer, err = c.send(limit, calls.MethodCall, m)
+		answer, err = c.send(bound, calls.MethodCall, m)
 	}
 	if err != nil {
-		return c.explain(ctx, limit, answered, err)
+		return c.explain(ctx, bound, answered, err)
 	}
 	c.answers.Add(1)
 	defer answer.Release()
@@ -201,8 +202,8 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 		return err
 	}
 	err = c.decode(answer.Bytes(), resp)
-	if err != nil && limit.passed() {
-		return c.explain(ctx, limit, answered, err) // the method may have failed because of that
+	if err != nil && bound.Passed() {
+		return c.explain(ctx, bound, answered, err) // the method may have failed because of that
 	}
 	return err
 }
@@ -221,12 +222,12 @@ func (c *endpointCaller) raw(ctx context.Context, request []byte) (*verbena.Mess
 	if err := c.reason(); err != nil {
 		return nil, &unsent{err}
 	}
-	limit := newLimit(ctx, time.Now(), c.timeout)
-	defer limit.end()
+	bound := limit.New(ctx, time.Now(), c.timeout)
+	defer bound.End()
 	answered := c.answers.Load()
-	answer, err := c.caller.Call(limit, calls.MethodCall, request)
+	answer, err := c.caller.Call(bound, calls.MethodCall, request)
 	if err != nil {
-		return nil, c.explain(ctx, limit, answered, err)
+		return nil, c.explain(ctx, bound, answered, err)
 	}
 	c.answers.Add(1)
 	if err = c.tooLong(answer); err != nil {
@@ -259,13 +260,13 @@ func (c *endpointCaller) decode(b []byte, resp proto.Message) error {
 }
 
 // explain is an error of the runtime as one of calls.
-func (c *endpointCaller) explain(ctx context.Context, l *limit, answered uint64, err error) error {
+func (c *endpointCaller) explain(ctx context.Context, l *limit.Limit, answered uint64, err error) error {
 	var told *verbena.CallError
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case l.passed():
-		if !l.own {
+	case l.Passed():
+		if !l.Own() {
 			return context.DeadlineExceeded // its timer has not been run yet
 		}
 		// Nothing at all has come since the call began: another endpoint may do better.

@@ -1,4 +1,4 @@
-package rpc
+package limit
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 func TestLimit(t *testing.T) {
 	for range 3 { // limits are used again
-		l := newLimit(context.Background(), time.Now(), time.Hour)
-		if at, has := l.Deadline(); !has || time.Until(at) <= 0 || time.Until(at) > time.Hour || l.Err() != nil || l.passed() {
+		l := New(context.Background(), time.Now(), time.Hour)
+		if at, has := l.Deadline(); !has || time.Until(at) <= 0 || time.Until(at) > time.Hour || l.Err() != nil || l.Passed() {
 			t.Errorf("a fresh limit: %v %v %v", at, has, l.Err())
 		}
 		select {
@@ -20,30 +20,30 @@ func TestLimit(t *testing.T) {
 			t.Error("it ended too early")
 		default:
 		}
-		l.end()
-		l = newLimit(context.Background(), time.Now(), time.Millisecond)
+		l.End()
+		l = New(context.Background(), time.Now(), time.Millisecond)
 		<-l.Done()
-		if !l.passed() || !errors.Is(l.Err(), context.DeadlineExceeded) {
+		if !l.Passed() || !errors.Is(l.Err(), context.DeadlineExceeded) {
 			t.Errorf("after the deadline: %v", l.Err())
 		}
-		l.end()
+		l.End()
 
 		ctx, cancel := context.WithCancel(t.Context())
-		l = newLimit(ctx, time.Now(), time.Hour)
+		l = New(ctx, time.Now(), time.Hour)
 		done := l.Done()
 		cancel()
 		<-done
-		if l.passed() || !errors.Is(l.Err(), context.Canceled) {
+		if l.Passed() || !errors.Is(l.Err(), context.Canceled) {
 			t.Errorf("after a cancel: %v", l.Err())
 		}
-		l.end()
+		l.End()
 
 		ctx, cancel = context.WithTimeout(t.Context(), time.Hour)
-		l = newLimit(ctx, time.Now(), 2*time.Hour)
+		l = New(ctx, time.Now(), 2*time.Hour)
 		if l.own || l.Done() != ctx.Done() {
 			t.Error("the caller's own deadline is the nearer one, and not used")
 		}
-		l.end()
+		l.End()
 		cancel()
 	}
 }
@@ -53,9 +53,9 @@ func TestLimitAllocatesNothing(t *testing.T) {
 		t.Skip("the race detector empties pools")
 	}
 	if n := testing.AllocsPerRun(1000, func() {
-		l := newLimit(context.Background(), time.Now(), time.Minute)
+		l := New(context.Background(), time.Now(), time.Minute)
 		_ = l.Done()
-		l.end()
+		l.End()
 	}); n != 0 {
 		t.Errorf("a limit allocates %v times", n)
 	}

@@ -1,4 +1,6 @@
-package rpc
+// Package limit is the time-out of one call as a context that costs no allocation: it has
+// a timer set only if somebody asks for Done, and it is used again for later calls.
+package limit
 
 import (
 	"context"
@@ -6,10 +8,9 @@ import (
 	"time"
 )
 
-// A limit is the context of one run of a call: the caller's, with the time-out of the
-// run. Only if somebody asks for Done it has a timer set, and it is used again unless it
-// has ended. So a call costs no allocation for its time-out.
-type limit struct {
+// A Limit is the caller's context with a time-out: a [context.Context] for one goroutine,
+// from New to End.
+type Limit struct {
 	context.Context // the caller's
 	deadline        time.Time
 	own             bool // deadline is the time-out's, not the caller's
@@ -24,15 +25,16 @@ type limit struct {
 
 var limits = sync.Pool{New: func() any {
 	const never = 1 << 62
-	l := &limit{done: make(chan struct{})}
+	l := &Limit{done: make(chan struct{})}
 	l.timer = time.AfterFunc(never, func() { l.over(context.DeadlineExceeded) })
 	l.timer.Stop()
 	return l
 }}
 
-// newLimit returns a limit for one goroutine, which calls end. 0 is no time-out.
-func newLimit(ctx context.Context, now time.Time, timeout time.Duration) *limit {
-	l := limits.Get().(*limit)
+// New returns a limit for one goroutine, which calls End. It ends timeout after now, or
+// with ctx if that is sooner; 0 is no time-out.
+func New(ctx context.Context, now time.Time, timeout time.Duration) *Limit {
+	l := limits.Get().(*Limit)
 	l.Context = ctx
 	var has bool
 	l.deadline, has = ctx.Deadline()
@@ -42,8 +44,8 @@ func newLimit(ctx context.Context, now time.Time, timeout time.Duration) *limit 
 	return l
 }
 
-// end gives the limit back. Nobody uses it any more.
-func (l *limit) end() {
+// End gives the limit back. Nobody uses it any more.
+func (l *Limit) End() {
 	again := true
 	if l.armed {
 		again = l.timer.Stop()
@@ -60,7 +62,7 @@ func (l *limit) end() {
 }
 
 // over ends the context.
-func (l *limit) over(err error) {
+func (l *Limit) over(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil {
@@ -69,14 +71,17 @@ func (l *limit) over(err error) {
 	}
 }
 
-// passed tells that the deadline has passed.
-func (l *limit) passed() bool { return !l.deadline.IsZero() && !time.Now().Before(l.deadline) }
+// Own tells that the deadline is the time-out's, not the caller's.
+func (l *Limit) Own() bool { return l.own }
+
+// Passed tells that the deadline has passed.
+func (l *Limit) Passed() bool { return !l.deadline.IsZero() && !time.Now().Before(l.deadline) }
 
 // Deadline implements [context.Context].
-func (l *limit) Deadline() (time.Time, bool) { return l.deadline, !l.deadline.IsZero() }
+func (l *Limit) Deadline() (time.Time, bool) { return l.deadline, !l.deadline.IsZero() }
 
-// Done implements [context.Context]. The goroutine of newLimit calls it first.
-func (l *limit) Done() <-chan struct{} {
+// Done implements [context.Context]. The goroutine of New calls it first.
+func (l *Limit) Done() <-chan struct{} {
 	if !l.own {
 		return l.Context.Done()
 	}
@@ -91,7 +96,7 @@ func (l *limit) Done() <-chan struct{} {
 }
 
 // Err implements [context.Context].
-func (l *limit) Err() error {
+func (l *Limit) Err() error {
 	if l.own && l.armed {
 		l.mu.Lock()
 		defer l.mu.Unlock()
