@@ -219,7 +219,11 @@ func (dn *DataNode) requestWrite(ctx context.Context, addr string, op *hdfspb.Op
 func (p *peer) accepted() (*hdfspb.BlockOpResponseProto, error) {
 	resp := &hdfspb.BlockOpResponseProto{}
 	err := p.r.ReadMessage(resp)
-	if err == nil && resp.GetStatus() != hdfspb.Status_SUCCESS {
+	switch {
+	case err != nil || resp.GetStatus() == hdfspb.Status_SUCCESS:
+	case resp.GetStatus() == hdfspb.Status_ERROR_EXISTS: // who asked for a copy is to know
+		err = fmt.Errorf("%w: %s", store.ErrExists, resp.GetMessage())
+	default:
 		err = fmt.Errorf("%v: %s", resp.GetStatus(), resp.GetMessage())
 	}
 	return resp, err

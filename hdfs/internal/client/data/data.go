@@ -140,7 +140,11 @@ type ChecksumRequest struct {
 // another.
 var ErrToken = errors.New("the DataNode refuses the token of the block")
 
-// StatusError is a DataNode's refusal. It wraps [ErrToken] if that was the reason.
+// ErrExists says that a DataNode to which a replica was to be copied has one.
+var ErrExists = errors.New("the DataNode has a replica of the block already")
+
+// StatusError is a DataNode's refusal. It wraps [ErrToken] or [ErrExists] if that was the
+// reason.
 type StatusError struct {
 	Status  hdfspb.Status
 	Message string
@@ -154,8 +158,11 @@ func (e *StatusError) Error() string {
 }
 
 func (e *StatusError) Unwrap() error {
-	if e.Status == hdfspb.Status_ERROR_ACCESS_TOKEN {
+	switch e.Status {
+	case hdfspb.Status_ERROR_ACCESS_TOKEN:
 		return ErrToken
+	case hdfspb.Status_ERROR_EXISTS:
+		return ErrExists
 	}
 	return nil
 }

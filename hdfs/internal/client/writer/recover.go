@@ -246,7 +246,10 @@ func (p *pipe) add() error {
 		if p.stores != nil {
 			req.Storages = p.stores[at : at+1]
 		}
-		if last = s.cfg.Path.Transfer(s.ctx, req); last == nil {
+		// A DataNode that has the replica of a file which was closed just now, and has not
+		// told the NameNode yet, needs no copy. Setting the pipeline up tells whether its
+		// replica is as long as it must be.
+		if last = s.cfg.Path.Transfer(s.ctx, req); last == nil || errors.Is(last, data.ErrExists) {
 			return nil
 		}
 		exclude = append(exclude, p.nodes[at])
