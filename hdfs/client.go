@@ -84,12 +84,13 @@ func (d *Dialer) DialNameNode(ctx context.Context, _, address string) (net.Conn,
 func (d *Dialer) start() {
 	d.pool, d.err = rpc.NewPool(d.net.Runtime, verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{
 		Dial: verbena.DialConfig{Group: d.net.Group, Transport: d.transport}, DialTimeout: dialTimeout, Endpoints: 2,
+		Backoff: callBackoff, MaxBackoff: maxCallBackoff,
 	}})
 	if d.err != nil {
 		return
 	}
 	d.calls = rpc.NewClient(rpc.ClientConfig{
-		Pool: d.pool, ConnectTimeout: dialTimeout, Attempts: callAttempts,
+		Pool: d.pool, ConnectTimeout: dialTimeout, Attempts: callAttempts, MaxBackoff: maxCallBackoff,
 		Dial: func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) },
 	})
 }
@@ -122,9 +123,16 @@ const (
 	maxReadBackoff = 500 * time.Millisecond
 )
 
+// A NameNode that can't be reached is dialled again after these pauses. It is busy after a
+// start; but clients that come back late lose their leases.
+const (
+	callBackoff    = 100 * time.Millisecond
+	maxCallBackoff = time.Second
+)
+
 // callAttempts is how often a call of a client is tried: a NameNode that is gone is
 // missed for some ten seconds.
-const callAttempts = 5
+const callAttempts = 12
 
 // DialContext dials a NameNode or a DataNode for a stream of bytes. It is what a client
 // takes as its dial function for DataNodes whose other options the caller wants to set.

@@ -68,7 +68,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, open: map[*FileWriter]struct{}{}}
 	dial := (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}}).DialContext
-	calls := rpc.ClientConfig{ConnectTimeout: dialTimeout, MaxBackoff: 2 * time.Second}
+	calls := rpc.ClientConfig{ConnectTimeout: dialTimeout, Backoff: callBackoff, MaxBackoff: maxCallBackoff}
 	if d := cfg.Dialer; d != nil {
 		d.once.Do(d.start)
 		if d.err != nil {

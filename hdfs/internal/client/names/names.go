@@ -27,6 +27,11 @@ type NameNodes struct {
 	failover *rpc.Failover
 }
 
+// maxPause is the longest mean pause between attempts of a call that no NameNode takes.
+// HDFS's client dials every second, too: a NameNode that comes back has to hear of leases
+// before they expire.
+const maxPause = time.Second
+
 // New returns what calls the NameNodes at addresses (host:port) as user. A call is tried
 // for patience; 0 means the default of [rpc.FailoverConfig].
 func New(client *rpc.Client, addresses []string, user, realUser string, patience time.Duration) *NameNodes {
@@ -34,7 +39,7 @@ func New(client *rpc.Client, addresses []string, user, realUser string, patience
 	for i, a := range addresses {
 		targets[i] = rpc.Target{Address: a, Protocol: Protocol, User: user, RealUser: realUser}
 	}
-	return &NameNodes{client.Failover(targets, rpc.FailoverConfig{Patience: patience, Passing: passing})}
+	return &NameNodes{client.Failover(targets, rpc.FailoverConfig{Patience: patience, MaxBackoff: maxPause, Passing: passing})}
 }
 
 // Call makes a call and repeats it as its method allows. A refusal is an
