@@ -107,6 +107,7 @@ var operations = []operation{
 	{"pread", func(b *bench) []any { return []any{b.calls(), readSize, 1} }, "large"},
 	{"small", func(b *bench) []any { return []any{b.smallFiles(), smallSize, smallWriters} }, "small"},
 	{"stat", func(b *bench) []any { return []any{b.calls()} }, "large"},
+	{"block", func(*bench) []any { return []any{stagedFiles, stagedSize, 1} }, "blocks"},
 }
 
 func (b *bench) smallFiles() int {
@@ -130,6 +131,7 @@ type contender struct {
 type figure struct {
 	numbers []int64
 	cpu     float64 // nanoseconds of all processes
+	stages  stages  // of a block, where DataNodes tell
 }
 
 // figures are by client and operation.
@@ -232,7 +234,7 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 		}
 		f.systems = append(f.systems, s)
 		c, err := ourClient(ctx, b.self, transport, s.nameNode, transport, b.user, 0, b.log)
-		if err := add(s, c, err, transport, everything...); err != nil {
+		if err := add(s, c, err, transport, append(everything, "block")...); err != nil {
 			return nil, err
 		}
 		switch transport {
@@ -247,7 +249,7 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 			}
 		case verbena.TransportTCP:
 			c, err := ourClient(ctx, b.self, "tcp native", s.nameNode, transport, b.user, 0, b.log, "--native")
-			if err := add(s, c, err, "tcp native", "write", "read", "pread"); err != nil {
+			if err := add(s, c, err, "tcp native", "write", "read", "pread", "block"); err != nil {
 				return nil, err
 			}
 			c, err = ourClient(ctx, b.self, "descriptor", s.nameNode, transport, b.user, 0, b.log, "--local")
@@ -269,7 +271,7 @@ func (b *bench) round(ctx context.Context, f *field, from int) (figures, error) 
 				if !slices.Contains(c.does, op.name) {
 					continue
 				}
-				fig, err := b.measure(c, op)
+				fig, err := b.measure(ctx, c, op)
 				if err != nil {
 					return nil, err
 				}
@@ -286,7 +288,7 @@ func (b *bench) round(ctx context.Context, f *field, from int) (figures, error) 
 			return nil, err
 		}
 	}
-	floor, err := b.measure(f.clients[1][0], operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }})
+	floor, err := b.measure(ctx, f.clients[1][0], operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }})
 	out["floor"] = floor
 	return out, err
 }
@@ -302,7 +304,7 @@ func directory(name string) string {
 	return string(dir)
 }
 
-func (b *bench) measure(c *contender, op operation) (figure, error) {
+func (b *bench) measure(ctx context.Context, c *contender, op operation) (figure, error) {
 	owner := c.name
 	if op.path == "large" {
 		owner = c.reads
@@ -310,6 +312,10 @@ func (b *bench) measure(c *contender, op operation) (figure, error) {
 	path := directory(owner) + "/" + op.path
 	if op.name == "floor" {
 		path = b.work
+	}
+	blocks, spent, err := c.system.written(ctx)
+	if err != nil {
+		return figure{}, err
 	}
 	before, err := c.system.cpu(c)
 	if err != nil {
@@ -320,7 +326,11 @@ func (b *bench) measure(c *contender, op operation) (figure, error) {
 		return figure{}, err
 	}
 	after, err := c.system.cpu(c)
-	return figure{numbers, float64(after - before)}, err
+	f := figure{numbers: numbers, cpu: float64(after - before)}
+	if err == nil && op.name == "block" {
+		f.stages, err = c.system.since(ctx, blocks, spent)
+	}
+	return f, err
 }
 
 // compare is the command without a subcommand.

@@ -18,8 +18,8 @@ func TestComparisonsAreMeasured(t *testing.T) {
 	known := map[string]bool{"floor": true}
 	for client, does := range map[string][]string{
 		"java": everything, "java on ours": everything, "java short-circuit": {"read", "pread"}, "our client on Apache": {"write", "read", "pread", "stat"},
-		"shm": everything, "tcp": everything, "iwarp": everything,
-		"shm legacy": {"write", "read", "pread"}, "tcp native": {"write", "read", "pread"}, "descriptor": {"read", "pread"},
+		"shm": append(everything, "block"), "tcp": append(everything, "block"), "iwarp": append(everything, "block"),
+		"shm legacy": {"write", "read", "pread"}, "tcp native": {"write", "read", "pread", "block"}, "descriptor": {"read", "pread"},
 	} {
 		for _, op := range does {
 			known[client+"/"+op] = true
@@ -42,11 +42,11 @@ func TestRowsAreMedians(t *testing.T) {
 	for _, ours := range []int64{4e6, 1e6, 2e6} {
 		f := figures{}
 		for _, c := range comparisons {
-			f[c.ours], f[c.theirs] = figure{[]int64{4e6}, 40}, figure{[]int64{4e6}, 40}
+			f[c.ours], f[c.theirs] = figure{numbers: []int64{4e6}, cpu: 40}, figure{numbers: []int64{4e6}, cpu: 40}
 		}
 		for _, c := range comparisons {
 			if c.theirs == "java/write" && c.ours == "shm/write" {
-				f[c.ours] = figure{[]int64{ours}, float64(ours) / 1e5}
+				f[c.ours] = figure{numbers: []int64{ours}, cpu: float64(ours) / 1e5}
 			}
 		}
 		rounds = append(rounds, f)
@@ -139,7 +139,7 @@ func TestLoad(t *testing.T) {
 	b := &bench{quick: true, size: 3, work: dir}
 	at := &contender{client: c, reads: "shm", system: s}
 	for _, op := range append(operations, operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }}) {
-		f, err := b.measure(at, op)
+		f, err := b.measure(t.Context(), at, op)
 		if err != nil {
 			t.Fatal(err)
 		}

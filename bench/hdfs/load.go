@@ -109,6 +109,12 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 		err = l.write(ctx, path, numbers[0], int(numbers[1]))
 	case "read":
 		err = l.read(ctx, path, numbers[0])
+	case "block":
+		for i := range numbers[0] {
+			if err = l.write(ctx, fmt.Sprintf("%s/%d", path, i), numbers[1], int(numbers[2])); err != nil {
+				break
+			}
+		}
 	case "small":
 		err = l.small(ctx, path, numbers[0], numbers[1], int(numbers[2]))
 	case "pread":

@@ -38,6 +38,7 @@ func command() *cobra.Command {
   go -C bench run ./hdfs --quick          two rounds with 256 MiB, under ten minutes
   go -C bench run ./hdfs --quick --json   rows {what, beside, ours, theirs, ratio, target, met}, nothing written
   go -C bench run ./hdfs packets          the time to write files by size of packets and transport
+  go -C bench run ./hdfs stages           the time of a block's write by stage and transport
 
 Processor time is that of all processes, clients included, by the scheduler's clock.
 It needs a JDK (java runs a source file) and, the first time, mvn.`,
@@ -53,6 +54,6 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 	all.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")
 	cmd.Flags().IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
-	cmd.AddCommand(loadCommand(), packetsCommand(b))
+	cmd.AddCommand(loadCommand(), packetsCommand(b), stagesCommand(b))
 	return cmd
 }

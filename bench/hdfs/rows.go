@@ -13,10 +13,11 @@ type quantity struct {
 }
 
 var (
-	cpuSeconds = quantity{"CPU", beside.Nanoseconds, func(_ *bench, f figure) float64 { return f.cpu }}
-	bandwidth  = quantity{"bandwidth", beside.Bandwidth, func(b *bench, f figure) float64 { return float64(b.size<<20) / (float64(f.numbers[0]) / 1e9) }}
-	median     = quantity{"p50", beside.Nanoseconds, func(_ *bench, f figure) float64 { return float64(f.numbers[0]) }}
-	filesRate  = quantity{"files a second", "files/s", func(b *bench, f figure) float64 { return float64(b.smallFiles()) / (float64(f.numbers[0]) / 1e9) }}
+	cpuSeconds    = quantity{"CPU", beside.Nanoseconds, func(_ *bench, f figure) float64 { return f.cpu }}
+	bandwidth     = quantity{"bandwidth", beside.Bandwidth, func(b *bench, f figure) float64 { return float64(b.size<<20) / (float64(f.numbers[0]) / 1e9) }}
+	median        = quantity{"p50", beside.Nanoseconds, func(_ *bench, f figure) float64 { return float64(f.numbers[0]) }}
+	communication = quantity{"communication", beside.Nanoseconds, func(_ *bench, f figure) float64 { return f.stages["communication"] }}
+	filesRate     = quantity{"files a second", "files/s", func(b *bench, f figure) float64 { return float64(b.smallFiles()) / (float64(f.numbers[0]) / 1e9) }}
 )
 
 // A comparison is a row: of which operation, by which clients.
@@ -32,7 +33,6 @@ const (
 	javaBeside  = "Apache HDFS, Java client, TCP"
 	shortBeside = "Apache HDFS, Java client, short-circuit"
 	tcpBeside   = "our native path over TCP"
-	noStages    = "DataNodes do not tell how long the stages of a block take"
 	noGet       = "DataNodes expose no blocks for one-sided reads"
 )
 
@@ -76,7 +76,8 @@ var comparisons = []comparison{
 	{"read, shm", "our legacy path over shm", "shm/read", "shm legacy/read", cpuSeconds, beside.Target{}, ""},
 	{"read of 4 KiB at random, shm", "our legacy path over shm", "shm/pread", "shm legacy/pread", median, beside.Target{}, ""},
 	{"read of 4 KiB at random, native over TCP", "our legacy path over TCP", "tcp native/pread", "tcp/pread", median, beside.Target{}, ""},
-	{"communication of a block of 64 MiB, native, shm", "native over TCP", "", "", median, beside.AtMost(0.4), noStages},
+	{"block of 64 MiB, 1 replica, shm", tcpBeside, "shm/block", "tcp native/block", communication, beside.AtMost(0.4), ""},
+	{"block of 64 MiB, 1 replica, iwarp", tcpBeside, "iwarp/block", "tcp native/block", communication, beside.Target{}, ""},
 }
 
 // rows are the medians over the rounds, and the spread of the ratios.

@@ -36,8 +36,9 @@ type child interface {
 type system struct {
 	name     string
 	nameNode string
-	data     string // directory with the DataNodes' blocks
-	socket   string // of short-circuit reads: a path with _PORT in it
+	data     string   // directory with the DataNodes' blocks
+	socket   string   // of short-circuit reads: a path with _PORT in it
+	metrics  []string // addresses of the DataNodes', if they have some
 	servers  []child
 }
 
@@ -156,9 +157,14 @@ func startOurs(ctx context.Context, binary, dir, transport, user string) (s *sys
 	}
 	for i := range dataNodes {
 		name := fmt.Sprint("datanode-", i)
-		if _, err := start(name, filepath.Join(s.data, name), "datanode", "--namenode", s.nameNode); err != nil {
+		metrics, err := freeAddress()
+		if err != nil {
 			return nil, err
 		}
+		if _, err := start(name, filepath.Join(s.data, name), "datanode", "--namenode", s.nameNode, "--metrics", metrics); err != nil {
+			return nil, err
+		}
+		s.metrics = append(s.metrics, metrics)
 	}
 	return s, s.ready(ctx, user)
 }

@@ -83,7 +83,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				return explainListen(err, "--listen and --datanode-port")
 			}
 			defer closing(&err, cluster)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...))
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...), hdfs.NewWritesCollector(cluster.DataNodes...))
 			if err != nil {
 				return err
 			}
@@ -382,7 +382,7 @@ any of the nodes: hand it over by ways that nobody reads.`,
 				return explainListen(err, "--listen")
 			}
 			defer closing(&err, dn)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, hdfs.NewReadsCollector(dn))
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn))
 			if err != nil {
 				return err
 			}

@@ -21,6 +21,7 @@ type blockWriter struct {
 	stage writeStage
 	sum   transfer.Checksum
 	w     *store.Writer
+	spent writeTimes
 }
 
 // admitWrite checks a WRITE_BLOCK. With an error it returns what firstBadLink says.
@@ -50,6 +51,7 @@ func (dn *DataNode) admitWrite(op *hdfspb.OpWriteBlockProto) (b blockWriter, lin
 // open begins to write the replica. interrupt is called when another writer takes over.
 func (b *blockWriter) open(interrupt func()) (err error) {
 	block, s := b.op.GetHeader().GetBaseHeader().GetBlock(), b.dn.store
+	defer b.spent.opened(time.Now())
 	if b.stage.create {
 		b.w, err = s.Create(block.GetBlockId(), block.GetGenerationStamp(), b.sum, b.stage.transfer, interrupt)
 	} else {
@@ -86,6 +88,7 @@ func nextOp(op *hdfspb.OpWriteBlockProto) *hdfspb.OpWriteBlockProto {
 // not compared with their checksums, which a DataNode behind this one does.
 func (b *blockWriter) store(pkt *transfer.Packet, verify bool, pa *pendingAck) {
 	pa.end = pkt.Offset + int64(len(pkt.Data))
+	defer b.spent.packet(b.w, time.Now(), b.w.IO())
 	var err error
 	switch {
 	case len(pkt.Data) > 0 && verify:
@@ -110,16 +113,25 @@ func (b *blockWriter) store(pkt *transfer.Packet, verify bool, pa *pendingAck) {
 // finish finalizes the replica and tells the NameNode. The last DataNode of a
 // pipeline waits until the NameNode knows; the others need not, as it does then.
 func (b *blockWriter) finish(sync, last bool) error {
+	began, files := time.Now(), b.w.IO()
 	if err := b.w.Finalize(sync); err != nil {
 		b.dn.noteDisk(err)
 		return err
 	}
+	b.spent.packet(b.w, began, files)
 	info := b.w.Info()
 	if !info.Synced {
 		b.dn.settling.add(info.ID, time.Now().Add(b.dn.cfg.SyncAfter))
 	}
+	told := time.Now()
 	b.dn.changed(clusterpb.ReplicaChange_RECEIVED, info, last)
+	b.spent.namenode += time.Since(told)
 	return nil
+}
+
+// written counts a block that has been written to its end, and acknowledged.
+func (b *blockWriter) written(by transferPath) {
+	b.dn.writes[by].add(b.w.Info().Length, &b.spent)
 }
 
 // close ends the writing.

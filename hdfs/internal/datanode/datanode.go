@@ -219,6 +219,7 @@ type DataNode struct {
 	disk      disk
 	local     *local
 	reads     reads
+	writes    [transferPaths]writes
 	native    natives
 }
 

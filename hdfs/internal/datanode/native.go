@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -16,6 +17,8 @@ import (
 // natives is what the native data path of a DataNode has: docs/hdfs-data.md.
 type natives struct {
 	mirrors *native.Table // to the next DataNodes of pipelines; nil: there is no native path
+
+	packets, waits, acks atomic.Uint64 // [PacketStats]
 
 	mu       sync.Mutex
 	links    map[*nativeLink]struct{}
@@ -63,7 +66,7 @@ func (n *natives) release(window int64) {
 
 // A nativeLink is one endpoint of [native.Service], of a client or of the DataNode before
 // this one in pipelines, with the blocks that are written over it. One goroutine receives:
-// it forwards packets and writes them. What may take long, a set-up, the end of a block, a
+// it forwards packets and writes them, and acknowledges when no more messages are there. What may take long, a set-up, the end of a block, a
 // packet that is to be synced, has a goroutine while it lasts, in which the block's next
 // packets are dealt with, too.
 type nativeLink struct {
@@ -73,6 +76,8 @@ type nativeLink struct {
 	mu     sync.Mutex
 	breach error
 	blocks map[uint32]*nativeBlock // by their tags
+
+	owing []*nativeBlock // whose acknowledgements wait; of the goroutine that receives
 }
 
 // ServeNative serves an endpoint of [native.Service] until it ends.
@@ -99,7 +104,7 @@ func (l *nativeLink) serve(ctx context.Context) error {
 	}()
 	defer context.AfterFunc(l.dn.ctx, func() { l.Endpoint().Close() })()
 	for {
-		m, err := l.Endpoint().Receive(ctx)
+		m, err := l.receive(ctx)
 		if err == nil {
 			err = l.take(m)
 		}
@@ -118,6 +123,21 @@ func (l *nativeLink) serve(ctx context.Context) error {
 	}
 }
 
+// receive waits for a message. What the DataNode owes for those before goes out first:
+// one acknowledgement for a block and all of its packets that were there.
+func (l *nativeLink) receive(ctx context.Context) (*verbena.Message, error) {
+	if m := l.Endpoint().TryReceive(); m != nil {
+		return m, nil
+	}
+	for i, b := range l.owing {
+		b.acknowledgeOwed()
+		l.owing[i] = nil
+	}
+	l.owing = l.owing[:0]
+	l.dn.native.waits.Add(1)
+	return l.Endpoint().Receive(ctx)
+}
+
 // take takes a message and its reference. The error is a breach.
 func (l *nativeLink) take(m *verbena.Message) error {
 	switch native.KindOf(m.Bytes()) {
@@ -125,6 +145,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 		l.mu.Lock()
 		b := l.blocks[m.Tag]
 		l.mu.Unlock()
+		l.dn.native.packets.Add(1)
 		if b == nil {
 			m.Release() // it has crossed the block's end
 			return nil

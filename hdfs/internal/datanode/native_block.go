@@ -55,6 +55,8 @@ type nativeBlock struct {
 	timer    *time.Timer // of the mirror's silence
 	heard    time.Time
 	out      []byte
+	owed     int64 // the packet to acknowledge
+	unsaid   int64 // bytes of the packets that owed stands for
 }
 
 // A nativeAck is a packet that has been dealt with here.
@@ -273,12 +275,20 @@ func (b *nativeBlock) take(m *verbena.Message) error {
 	b.running = true
 	b.mu.Unlock()
 	b.process(m)
-	b.run()
+	if b.work(); b.owes() {
+		b.link.owing = append(b.link.owing, b)
+	}
 	return nil
 }
 
-// run deals with packets until none is left.
+// run deals with packets until none is left, in a goroutine for that.
 func (b *nativeBlock) run() {
+	b.work()
+	b.acknowledgeOwed()
+}
+
+// work deals with packets until none is left.
+func (b *nativeBlock) work() {
 	for {
 		b.mu.Lock()
 		if b.queue.Len() == 0 {
@@ -342,7 +352,7 @@ func (b *nativeBlock) advance() {
 		b.mu.Unlock()
 		return
 	}
-	upTo, last := int64(-1), nativeAck{}
+	last := nativeAck{}
 	for b.pending.Len() > 0 {
 		front := b.pending.Front()
 		if b.mirror != nil && front.seqno > b.acked {
@@ -355,10 +365,11 @@ func (b *nativeBlock) advance() {
 			break
 		}
 		b.w.Acked(ack.end, ack.tail)
-		upTo = ack.seqno
+		b.owed, b.unsaid = ack.seqno, b.unsaid+ack.size
 	}
-	if upTo >= 0 {
-		b.acknowledge(upTo)
+	// Those of the DataNodes behind have been gathered there.
+	if b.mirror != nil || b.unsaid > b.window/4 {
+		b.acknowledgeNow()
 	}
 	b.mu.Unlock()
 	if last.last {
@@ -366,11 +377,34 @@ func (b *nativeBlock) advance() {
 	}
 }
 
+// owes tells whether an acknowledgement waits.
+func (b *nativeBlock) owes() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.unsaid > 0
+}
+
+// acknowledgeOwed sends the acknowledgement that waits, if one does.
+func (b *nativeBlock) acknowledgeOwed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.acknowledgeNow()
+}
+
+// acknowledgeNow is acknowledgeOwed. mu is held.
+func (b *nativeBlock) acknowledgeNow() {
+	if b.unsaid > 0 && !b.over {
+		b.acknowledge(b.owed)
+	}
+	b.unsaid = 0
+}
+
 // acknowledge tells the end before this one that all have the packets up to seqno. mu is
 // held, so that acknowledgements go in order.
 func (b *nativeBlock) acknowledge(seqno int64) {
 	var replies [1 + maxPipeline]hdfspb.Status // all SUCCESS
 	b.out = native.AppendAck(b.out[:0], &transfer.Ack{Seqno: seqno, Replies: replies[:1+len(b.op.GetTargets())]})
+	b.dn.native.acks.Add(1)
 	b.link.Post(b.tag, b.out)
 }
 
@@ -379,7 +413,9 @@ func (b *nativeBlock) finish(last nativeAck) {
 	b.writing.Lock()
 	err := errEnded
 	if !b.shut {
-		err = b.blockWriter.finish(last.sync, b.mirror == nil)
+		if err = b.blockWriter.finish(last.sync, b.mirror == nil); err == nil {
+			b.written(byNative)
+		}
 	}
 	b.writing.Unlock()
 	if err != nil {

@@ -1,6 +1,86 @@
 package datanode
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+)
+
+// transferPath is what brings a block's packets.
+type transferPath int
+
+const (
+	byLegacy transferPath = iota
+	byNative
+	transferPaths
+)
+
+// writeTimes are the stages of one block's writing. One goroutine at a time.
+type writeTimes struct {
+	began                    time.Time
+	io, processing, namenode time.Duration
+}
+
+// opened counts the making of the replica's files, since began.
+func (t *writeTimes) opened(began time.Time) {
+	t.began = began
+	t.io += time.Since(began)
+}
+
+// packet counts what w has done since began, when it had spent files on its files.
+func (t *writeTimes) packet(w *store.Writer, began time.Time, files time.Duration) {
+	io := w.IO() - files
+	t.io += io
+	t.processing += time.Since(began) - io
+}
+
+// writes counts the blocks that have been written to their end by one path.
+type writes struct {
+	blocks, bytes                     atomic.Uint64
+	elapsed, io, processing, namenode atomic.Int64 // nanoseconds
+}
+
+func (w *writes) add(length int64, t *writeTimes) {
+	w.elapsed.Add(int64(time.Since(t.began)))
+	w.io.Add(int64(t.io))
+	w.processing.Add(int64(t.processing))
+	w.namenode.Add(int64(t.namenode))
+	w.bytes.Add(uint64(length))
+	w.blocks.Add(1)
+}
+
+// WriteStats are the blocks that clients and other DataNodes have written to a DataNode to
+// their end by one path, and where the time went, from the opening of the replica's files
+// to the last acknowledgement: after the HDFS paper, table II. The stages of a block
+// follow each other; those of different blocks overlap.
+type WriteStats struct {
+	Blocks, Bytes uint64
+	// Communication is all that is no other stage: to wait for packets, to take them out
+	// of the transport, to send them on and to acknowledge them.
+	Communication time.Duration
+	// Processing is to compare packets with their checksums and to keep account of them.
+	Processing time.Duration
+	// IO is to open, write, sync and close the replica's files.
+	IO time.Duration
+	// NameNode is to tell the NameNode of the block's end.
+	NameNode time.Duration
+}
+
+func (w *writes) stats() WriteStats {
+	s := WriteStats{
+		Blocks: w.blocks.Load(), Bytes: w.bytes.Load(), Processing: time.Duration(w.processing.Load()),
+		IO: time.Duration(w.io.Load()), NameNode: time.Duration(w.namenode.Load()),
+	}
+	s.Communication = max(0, time.Duration(w.elapsed.Load())-s.Processing-s.IO-s.NameNode)
+	return s
+}
+
+// Writes returns the numbers of a DataNode's writes since it was opened, by hdfs-data/1
+// and by the data transfer protocol.
+func (dn *DataNode) Writes() (native, legacy WriteStats) {
+	return dn.writes[byNative].stats(), dn.writes[byLegacy].stats()
+}
 
 // reads counts how clients came by bytes.
 type reads struct {
@@ -34,4 +114,20 @@ func (dn *DataNode) Reads() ReadStats {
 	}
 	r.Local = dn.local.collect()
 	return r
+}
+
+// PacketStats are the numbers of what receives packets of hdfs-data/1.
+type PacketStats struct {
+	Packets uint64
+	// Waits is how often a receiver found no message and had to wait for one. So each
+	// hop is woken at most Waits times for its packets, set-ups and aborts together.
+	Waits uint64
+	// Acknowledgements that this DataNode has sent: one may stand for many packets.
+	Acknowledgements uint64
+}
+
+// Packets returns the numbers of what receives packets, since the DataNode was opened.
+func (dn *DataNode) Packets() PacketStats {
+	n := &dn.native
+	return PacketStats{Packets: n.packets.Load(), Waits: n.waits.Load(), Acknowledgements: n.acks.Load()}
 }

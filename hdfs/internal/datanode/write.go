@@ -326,7 +326,9 @@ func (rc *receiver) complete(pa *pendingAck) {
 	}
 	if err := rc.finish(pa.sync, rc.mirror == nil); err != nil {
 		pa.status, pa.cause = hdfspb.Status_ERROR, err
+		return
 	}
+	rc.written(byLegacy)
 }
 
 // respondLast acknowledges at the end of a pipeline. Acknowledgements are

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -24,7 +25,15 @@ type Writer struct {
 	syncedTo  int64 // length at the last sync, -1 if never
 	keeps     bool  // some of the replica was put on stable storage: its end has to be, too
 	slotBuf   [slotSize]byte
+	io        time.Duration // spent on files since it began
 }
+
+// IO is how long the writer has been at its files: writing, syncing and finalizing. It
+// may be called when Write may.
+func (w *Writer) IO() time.Duration { return w.io }
+
+// lap counts the time since began as spent on files.
+func (w *Writer) lap(began time.Time) { w.io += time.Since(began) }
 
 // Mode tells how a writer comes to a replica that exists.
 type Mode int
@@ -359,6 +368,7 @@ func (w *Writer) write(off int64, data, sums []byte, sum transfer.Checksum, prov
 			return 0, fmt.Errorf("write block %d at %d: %w: bytes that were sent again differ from those sent before", r.id, off, transfer.ErrChecksum)
 		}
 	}
+	defer w.lap(time.Now())
 	if _, err := w.data.WriteAt(data[r.length-off:], r.length); err != nil {
 		return 0, fmt.Errorf("write block %d: %w", r.id, err)
 	}
@@ -427,6 +437,7 @@ func (w *Writer) Sync() error {
 	if w.syncedTo == r.length {
 		return nil
 	}
+	defer w.lap(time.Now())
 	if err := w.writeSlot(w.turn, slot{length: r.length, tail: r.tail, valid: true}); err != nil {
 		return fmt.Errorf("sync block %d: %w", r.id, err)
 	}
@@ -461,6 +472,7 @@ func (w *Writer) Finalize(sync bool) error {
 			return err
 		}
 	}
+	defer w.lap(time.Now())
 	final := slot{length: r.length, tail: r.tail, valid: true, synced: w.syncedTo == r.length}
 	if err := w.writeSlot(slotFinal, final); err != nil {
 		return fmt.Errorf("finalize block %d: %w", r.id, err)

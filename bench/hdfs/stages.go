@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/bench/internal/beside"
+)
+
+// Blocks of which the stages are told.
+const (
+	stagedSize  = 64 << 20 // bytes
+	stagedFiles = 8        // of one block and one replica each, one after the other
+)
+
+// stages are nanoseconds by the DataNodes' names for what they are spent on.
+type stages map[string]float64
+
+// stageNames are what the table shows, in order.
+var stageNames = []string{"communication", "processing", "io", "namenode"}
+
+func stagesCommand(b *bench) *cobra.Command {
+	return &cobra.Command{
+		Use:   "stages",
+		Short: "Where the time of writing a block goes, a column for each transport",
+		Long: `Write files of one block of 64 MiB and one replica over each transport, and tell the
+milliseconds that DataNodes have spent on communication, processing and I/O of a block: the medians
+of the rounds. It is the second table of the HDFS paper.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), b.splitUp) },
+	}
+}
+
+// A column of the table is a client on a system of ours.
+type stagesColumn struct {
+	name, transport string
+	flags           []string
+}
+
+var stagesColumns = []stagesColumn{
+	{"shm", "shm", nil}, {"iwarp", "iwarp", nil},
+	{"TCP, native", verbena.TransportTCP, []string{"--native"}}, {"TCP, legacy", verbena.TransportTCP, nil},
+}
+
+// splitUp is the command.
+func (b *bench) splitUp(ctx context.Context) error {
+	took := map[string][]stages{}
+	for _, c := range stagesColumns {
+		if err := b.splitUpOver(ctx, c, took); err != nil {
+			return err
+		}
+	}
+	text := b.ran() + fmt.Sprintf(". Medians of %d rounds of %d blocks, in milliseconds.\n\n", b.rounds, stagedFiles) + stagesTable(took)
+	fmt.Print(text)
+	if b.json {
+		return nil
+	}
+	return b.replace("stages", text)
+}
+
+func (b *bench) splitUpOver(ctx context.Context, col stagesColumn, took map[string][]stages) (err error) {
+	s, err := startOurs(ctx, b.binary, filepath.Join(b.work, col.transport+strings.Join(col.flags, "")), col.transport, b.user)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	c, err := ourClient(ctx, b.self, col.name, s.nameNode, col.transport, b.user, 0, b.log, col.flags...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Stop()) }()
+	at := &contender{client: c, reads: col.name, system: s}
+	i := slices.IndexFunc(operations, func(op operation) bool { return op.name == "block" })
+	for round := -1; round < b.rounds; round++ { // the first one warms up
+		f, err := b.measure(ctx, at, operations[i])
+		if err == nil {
+			_, err = c.ask("delete", directory(col.name))
+		}
+		if err == nil {
+			err = s.settle(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if round >= 0 {
+			took[col.name] = append(took[col.name], f.stages)
+			fmt.Fprintf(os.Stderr, "%s: round %d of %d: communication %.1f ms\n", col.name, round+1, b.rounds, f.stages["communication"]/1e6)
+		}
+	}
+	return nil
+}
+
+// stagesTable shows the medians, a row for each stage.
+func stagesTable(took map[string][]stages) string {
+	var s strings.Builder
+	fmt.Fprint(&s, "| |")
+	for _, c := range stagesColumns {
+		fmt.Fprintf(&s, " %s |", c.name)
+	}
+	fmt.Fprintf(&s, "\n|---|%s\n", strings.Repeat("---:|", len(stagesColumns)))
+	total := make([]float64, len(stagesColumns))
+	for _, stage := range stageNames {
+		fmt.Fprintf(&s, "| %s |", stage)
+		for i, c := range stagesColumns {
+			var all []float64
+			for _, of := range took[c.name] {
+				all = append(all, of[stage])
+			}
+			ms := beside.Middle(all) / 1e6
+			total[i] += ms
+			fmt.Fprintf(&s, " %.1f |", ms)
+		}
+		fmt.Fprintln(&s)
+	}
+	fmt.Fprint(&s, "| all |")
+	for _, ms := range total {
+		fmt.Fprintf(&s, " %.1f |", ms)
+	}
+	return s.String() + "\n"
+}
+
+// written is what DataNodes tell of the blocks that they have: their number, and the
+// nanoseconds of all of them by stage.
+func (s *system) written(ctx context.Context) (blocks float64, spent stages, err error) {
+	spent = stages{}
+	for _, address := range s.metrics {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+		if err != nil {
+			return 0, nil, err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return 0, nil, err
+		}
+		parser := expfmt.NewTextParser(model.UTF8Validation)
+		families, err := parser.TextToMetricFamilies(resp.Body)
+		if err := errors.Join(err, resp.Body.Close()); err != nil {
+			return 0, nil, fmt.Errorf("metrics of a DataNode: %w", err)
+		}
+		for _, m := range families["verbena_hdfs_datanode_blocks_written_total"].GetMetric() {
+			blocks += m.GetCounter().GetValue()
+		}
+		for _, m := range families["verbena_hdfs_datanode_write_seconds_total"].GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "stage" {
+					spent[l.GetValue()] += m.GetCounter().GetValue() * 1e9
+				}
+			}
+		}
+	}
+	return blocks, spent, nil
+}
+
+// since tells what one block has cost since an earlier call of written.
+func (s *system) since(ctx context.Context, blocks float64, spent stages) (stages, error) {
+	now, total, err := s.written(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if now == blocks {
+		return nil, errors.New("DataNodes tell of no block that was written")
+	}
+	for stage := range total {
+		total[stage] = (total[stage] - spent[stage]) / (now - blocks)
+	}
+	return total, nil
+}

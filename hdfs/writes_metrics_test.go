@@ -1,0 +1,72 @@
+package hdfs
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// DataNodes tell of each block by which path it has come, and where the time went; and each
+// hop of the native path is woken at most once a packet.
+func TestWritesTellTheirStages(t *testing.T) {
+	s := startSystem(t, 3, 3)
+	const blocks, size = 4, 1 << 20
+	content := randomBytes(blocks * size)
+	put := func(c *Client, path string) {
+		t.Helper()
+		w, err := c.Create(t.Context(), path, CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	packets := func(cfg *ClientConfig) { cfg.PacketSize = 64 << 10 }
+	put(s.own("shm", packets), "/native")
+	put(s.own("shm", packets, func(cfg *ClientConfig) { cfg.LegacyTransfers = true }), "/legacy")
+	for i, d := range s.DataNodes {
+		native, legacy := d.Writes()
+		for name, w := range map[string]WriteStats{"native": native, "legacy": legacy} {
+			if w.Blocks != blocks || w.Bytes != uint64(len(content)) {
+				t.Errorf("DataNode %d, %s: %d blocks with %d bytes", i, name, w.Blocks, w.Bytes)
+			}
+			for stage, spent := range map[string]time.Duration{"communication": w.Communication, "processing": w.Processing, "io": w.IO} {
+				if spent <= 0 || spent > time.Minute {
+					t.Errorf("DataNode %d, %s: %v of %s", i, name, spent, stage)
+				}
+			}
+		}
+		p := d.Packets()
+		const sent = blocks * (size/(64<<10) + 1) // one that ends each block
+		// Beside packets there are set-ups, aborts, a hello and the first wait.
+		if p.Packets != sent || p.Waits > sent+2*blocks+2 || p.Acknowledgements < blocks || p.Acknowledgements > sent {
+			t.Errorf("DataNode %d: %+v, %d packets were sent", i, p, sent)
+		}
+	}
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(NewWritesCollector(s.DataNodes...)); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := map[string]int{}
+	total := 0.0
+	for _, f := range families {
+		series[f.GetName()] = len(f.GetMetric())
+		if f.GetName() == "verbena_hdfs_datanode_blocks_written_total" {
+			for _, m := range f.GetMetric() {
+				total += m.GetCounter().GetValue()
+			}
+		}
+	}
+	if series["verbena_hdfs_datanode_write_seconds_total"] != 8 || len(series) != 6 || total != 2*3*blocks {
+		t.Errorf("%v, %v blocks", series, total)
+	}
+}
