@@ -257,8 +257,12 @@ func replay(s *store, base uint64, sm StateMachine) (good uint64, err error) {
 		if err := s.GetLog(i, &l); err != nil {
 			return good, err
 		}
-		if l.Type == raft.LogCommand && sm != nil {
-			sm.Apply([][]byte{l.Data})
+		entries, err := entriesOf(nil, &l)
+		if err != nil {
+			return good, fmt.Errorf("read log entry %d: %w", i, err)
+		}
+		if len(entries) > 0 && sm != nil {
+			sm.Apply(entries)
 		}
 		good = i
 	}

@@ -6,8 +6,8 @@
 // The group has one voter today. Nothing above this package knows that; three
 // need a transport and their addresses in [Config], and no other change.
 //
-// Many callers of [Journal.Append] at once share a sync: raft's leader takes
-// all entries that are waiting into one write of the log.
+// Many callers of [Journal.Append] at once share a sync and one way through raft: what comes
+// while entries are on their way goes into the log together, as one entry of raft's.
 //
 // It belongs to the service kit: services import it, it knows none of them and
 // imports nothing of the project.
@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -30,8 +31,8 @@ import (
 // time; what Snapshot returned is written while they are.
 type StateMachine interface {
 	// Apply runs entries in order and returns, for each, what its Append
-	// returns. It must not keep the entries' memory.
-	Apply(entries [][]byte) []any
+	// returns. It must not keep the memory of their bytes.
+	Apply(entries []Entry) []any
 	// Snapshot returns the state of this moment, which writes itself in a form that
 	// Restore understands. No entry is applied before it returns; then they are, while
 	// the snapshot is written, once and by another goroutine.
@@ -84,14 +85,18 @@ func (c *Config) setDefaults() {
 
 // Journal is an open journal. Its methods may be called concurrently.
 type Journal struct {
-	dir   string
-	raft  *raft.Raft
-	store *store
-	locks []io.Closer
-	pair  *mirror // nil: one directory
+	dir     string
+	raft    *raft.Raft
+	machine *machine
+	store   *store
+	locks   []io.Closer
+	pair    *mirror // nil: one directory
+	commits *committer
+	cancel  context.CancelFunc // of takeSnapshots
+	wg      sync.WaitGroup
 
 	// Raft does not answer what still waits in its queue when it shuts down.
-	// So appends hold gate for reading, and Close takes it first.
+	// So snapshots hold gate for reading, and Close takes it first; it waits for the appends, too.
 	gate   sync.RWMutex
 	closed bool
 	close  sync.Once
@@ -153,8 +158,8 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 	rc.LeaderLeaseTimeout = 5 * time.Second
 	rc.MaxAppendEntries = 512
 	rc.BatchApplyCh = true
-	rc.SnapshotThreshold = cfg.SnapshotEntries
-	rc.SnapshotInterval = cfg.SnapshotInterval
+	rc.SnapshotThreshold = math.MaxUint64 // takeSnapshots does that
+	rc.SnapshotInterval = 24 * time.Hour
 	rc.TrailingLogs = cfg.TrailingEntries
 
 	first, err := neverStarted(j.store, snapshots)
@@ -173,7 +178,8 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 			return nil, fmt.Errorf("first start: %w", err)
 		}
 	}
-	if j.raft, err = raft.NewRaft(rc, &machine{sm: sm}, j.store, j.store, snapshots, transport); err != nil {
+	j.machine = &machine{sm: sm}
+	if j.raft, err = raft.NewRaft(rc, j.machine, j.store, j.store, snapshots, transport); err != nil {
 		return nil, err
 	}
 	// The only voter need not wait for the silence of another leader.
@@ -188,6 +194,11 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 	if err := j.raft.Barrier(0).Error(); err != nil {
 		return nil, fmt.Errorf("replay the log: %w", err)
 	}
+	j.commits = newCommitter()
+	go j.commits.run(j.raft, j.machine)
+	run, cancel := context.WithCancel(context.Background())
+	j.cancel = cancel
+	j.wg.Go(func() { j.takeSnapshots(run, &cfg) })
 	return j, nil
 }
 
@@ -281,27 +292,6 @@ func neverStarted(s *store, snapshots *snapshotStore) (bool, error) {
 	return len(list) == 0, err
 }
 
-// Append makes entry durable, applies it, and returns what the state machine
-// said. The entry must not be changed afterwards. If ctx is done already,
-// nothing is appended. A ctx that ends later does not interrupt: an entry on its
-// way to disk can't be called back. After an error that is [ErrNotLeader] the
-// entry may have been appended all the same.
-func (j *Journal) Append(ctx context.Context, entry []byte) (any, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("journal: append: %w", context.Cause(ctx))
-	}
-	j.gate.RLock()
-	defer j.gate.RUnlock()
-	if j.closed {
-		return nil, fmt.Errorf("%w: append: it is closed", ErrNotLeader)
-	}
-	f := j.raft.Apply(entry, 0)
-	if err := f.Error(); err != nil {
-		return nil, fmt.Errorf("%w: append: %w", ErrNotLeader, err)
-	}
-	return f.Response(), nil
-}
-
 // Snapshot takes a snapshot now and cuts the log.
 func (j *Journal) Snapshot() error {
 	j.gate.RLock()
@@ -325,6 +315,11 @@ func (j *Journal) Close() error {
 		j.gate.Lock()
 		j.closed = true
 		j.gate.Unlock()
+		if j.commits != nil {
+			j.cancel()
+			j.wg.Wait()
+			j.commits.close()
+		}
 		var errs []error
 		if j.raft != nil {
 			errs = append(errs, j.raft.Shutdown().Error())

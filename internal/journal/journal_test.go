@@ -30,12 +30,12 @@ type list struct {
 	entries [][]byte
 }
 
-func (l *list) Apply(entries [][]byte) []any {
+func (l *list) Apply(entries []Entry) []any {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := make([]any, len(entries))
 	for i, e := range entries {
-		l.entries = append(l.entries, bytes.Clone(e))
+		l.entries = append(l.entries, bytes.Clone(e.Data))
 		out[i] = len(l.entries)
 	}
 	return out
@@ -654,6 +654,6 @@ func appendDiscard(b *testing.B, j *Journal) {
 
 type discard struct{}
 
-func (discard) Apply(entries [][]byte) []any   { return make([]any, len(entries)) }
+func (discard) Apply(entries []Entry) []any    { return make([]any, len(entries)) }
 func (discard) Snapshot() (io.WriterTo, error) { return bytes.NewReader(nil), nil }
 func (discard) Restore(io.Reader) error        { return nil }

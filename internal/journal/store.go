@@ -313,16 +313,21 @@ func (s *store) GetUint64(key []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(value), nil
 }
 
-// A log entry: version 1, raft's type, term (8 bytes big-endian), time of appending
+// A log entry: the version, 2 if there are extensions and 1 if there are none, raft's type, term (8 bytes big-endian), time of appending
 // (Unix nanoseconds, 8 bytes big-endian, 0 for none), the extensions with their length as a
 // varint, the data. The index is the key.
 const (
 	logVersion   = 1
+	groupVersion = 2
 	logHeaderLen = 1 + 1 + 8 + 8
 )
 
 func appendLog(buf []byte, l *raft.Log) []byte {
-	buf = append(buf, logVersion, byte(l.Type))
+	version := byte(logVersion)
+	if len(l.Extensions) > 0 {
+		version = groupVersion
+	}
+	buf = append(buf, version, byte(l.Type))
 	buf = binary.BigEndian.AppendUint64(buf, l.Term)
 	var at int64
 	if !l.AppendedAt.IsZero() {
@@ -339,8 +344,8 @@ func decodeLog(buf []byte, l *raft.Log) error {
 	if len(buf) < logHeaderLen {
 		return fmt.Errorf("%d bytes are too few for an entry", len(buf))
 	}
-	if buf[0] != logVersion {
-		return fmt.Errorf("entry of version %d, this program reads %d: run a version at least as new as the one that wrote it", buf[0], logVersion)
+	if buf[0] != logVersion && buf[0] != groupVersion {
+		return fmt.Errorf("entry of version %d, this program reads %d and %d: run a version at least as new as the one that wrote it", buf[0], logVersion, groupVersion)
 	}
 	l.Type = raft.LogType(buf[1])
 	l.Term = binary.BigEndian.Uint64(buf[2:])

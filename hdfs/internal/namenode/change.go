@@ -14,14 +14,14 @@ import (
 	"github.com/verbena-data/verbena/internal/journal"
 )
 
-// propose makes an entry durable and applies it.
+// propose makes an entry durable and applies it. The entry must not be changed afterwards.
 func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Result, error) {
 	e.TimeMs = proto.Int64(nn.time.millis(nn.cfg.Clock(), nn.log))
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return namespace.Result{}, fmt.Errorf("namenode: encode a log entry: %w", err)
 	}
-	out, err := nn.appendEntry(ctx, data)
+	out, err := nn.appendEntry(ctx, data, e)
 	if err != nil {
 		if errors.Is(err, journal.ErrNotLeader) {
 			return namespace.Result{}, exception.New(exception.Standby, "this NameNode is stopping or does not lead: %v", err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
 
 // resources tells whether the disk has room for the log. When it has less than
@@ -89,31 +90,26 @@ func (nn *NameNode) refusal() (stuck <-chan struct{}, err error) {
 	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode.\n%s", r.low)
 }
 
-// appendEntry makes an entry durable. If the disk has become full meanwhile and there is
+// appendEntry makes an entry, of which data are the bytes, durable. If the disk has become full meanwhile and there is
 // no room in time, it returns an error, though the entry will be carried out if
 // there is room later.
-func (nn *NameNode) appendEntry(ctx context.Context, data []byte) (any, error) {
+func (nn *NameNode) appendEntry(ctx context.Context, data []byte, e *nspb.Entry) (any, error) {
 	stuck, err := nn.refusal()
 	if err != nil {
 		return nil, err
 	}
-	type outcome struct {
-		value any
-		err   error
+	p, err := nn.journal.Start(ctx, data, e)
+	if err != nil {
+		return nil, err
 	}
-	done := make(chan outcome, 1)
-	go func() {
-		value, err := nn.journal.Append(ctx, data)
-		done <- outcome{value, err}
-	}()
 	select {
-	case out := <-done:
-		return out.value, out.err
+	case <-p.Done():
+		return p.Result()
 	case <-stuck:
 	}
 	select { // both may have come
-	case out := <-done:
-		return out.value, out.err
+	case <-p.Done():
+		return p.Result()
 	default:
 	}
 	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode: the disk has become full while this change was on its way to it. It may be carried out when there is room; the same call, made again, tells. Resources are low on NN. Please add or free up more resources in %s.", strings.Join(nn.journal.Dirs(), " and "))

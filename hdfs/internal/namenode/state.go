@@ -12,6 +12,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+	"github.com/verbena-data/verbena/internal/journal"
 )
 
 // state is the namespace as the journal keeps it.
@@ -31,14 +32,53 @@ type applied struct {
 	err error
 }
 
-func (s *state) Apply(entries [][]byte) []any {
-	out := make([]any, len(entries))
+// applyTime is about how long entries hold the lock at a time; the rest of a batch follows once
+// others have had it.
+const applyTime = 2 * time.Millisecond
+
+func (s *state) Apply(entries []journal.Entry) []any {
+	decoded := decodeEntries(entries)
+	out := make([]any, 0, len(entries))
+	for len(out) < len(entries) {
+		out = s.applySome(decoded[len(out):], out)
+	}
+	return out
+}
+
+// logEntry is an entry of the log, or why it is none.
+type logEntry struct {
+	*nspb.Entry
+	err error
+}
+
+// decodeEntries reads what comes from the log. Entries of this process's own come with what they say.
+func decodeEntries(entries []journal.Entry) []logEntry {
+	out := make([]logEntry, len(entries))
+	for i, e := range entries {
+		if known, ok := e.Value.(*nspb.Entry); ok {
+			out[i].Entry = known
+			continue
+		}
+		out[i].Entry = new(nspb.Entry)
+		if err := proto.Unmarshal(e.Data, out[i].Entry); err != nil {
+			out[i].err = fmt.Errorf("namenode: decode a log entry of %d bytes: %w", len(e.Data), err)
+		}
+	}
+	return out
+}
+
+// applySome applies entries for applyTime, at least one, and appends what they did to out.
+func (s *state) applySome(entries []logEntry, out []any) []any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.held.since(holdEntries, time.Now())
-	for i, data := range entries {
-		res, err := s.applyOne(data)
-		out[i] = applied{res, err}
+	start := time.Now()
+	defer s.held.since(holdEntries, start)
+	for i, e := range entries {
+		if i > 0 && i%8 == 0 && time.Since(start) > applyTime {
+			break
+		}
+		res, err := s.applyOne(e)
+		out = append(out, applied{res, err})
 	}
 	if s.ns.Reaping() && s.deleted != nil {
 		s.deleted()
@@ -46,17 +86,14 @@ func (s *state) Apply(entries [][]byte) []any {
 	return out
 }
 
-func (s *state) applyOne(data []byte) (namespace.Result, error) {
+func (s *state) applyOne(e logEntry) (namespace.Result, error) {
+	if s.failed == nil {
+		s.failed = e.err
+	}
 	if s.failed != nil {
 		return namespace.Result{}, s.failed
 	}
-	var e nspb.Entry
-	err := proto.Unmarshal(data, &e)
-	if err != nil {
-		s.failed = fmt.Errorf("namenode: decode a log entry of %d bytes: %w", len(data), err)
-		return namespace.Result{}, s.failed
-	}
-	res, err := s.ns.Apply(&e)
+	res, err := s.ns.Apply(e.Entry)
 	var refused *exception.Error
 	if err != nil && !errors.As(err, &refused) {
 		s.failed = err

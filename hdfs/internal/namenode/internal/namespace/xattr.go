@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"bytes"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -14,7 +15,7 @@ import (
 func isRaw(path string) bool { return strings.HasPrefix(path, ReservedPath+"/"+rawName) }
 
 func attrOf(rec *nspb.XAttr) (xattr.Attr, error) {
-	a := xattr.Attr{Namespace: xattr.Namespace(min(rec.GetNamespace(), 255)), Name: rec.GetName(), Value: rec.GetValue()}
+	a := xattr.Attr{Namespace: xattr.Namespace(min(rec.GetNamespace(), 255)), Name: rec.GetName(), Value: bytes.Clone(rec.GetValue())}
 	return a, a.Check()
 }
 
