@@ -31,6 +31,8 @@ func (m *readsMetric) desc() *prometheus.Desc {
 var readsMetrics = []readsMetric{
 	{"reads_total", "Reads over connections.", prometheus.CounterValue, func(s *ReadStats) float64 { return float64(s.Served) }},
 	{"read_bytes_total", "Bytes that reads over connections asked for.", prometheus.CounterValue, func(s *ReadStats) float64 { return float64(s.ServedBytes) }},
+	{"reads_at_once_total", "Small reads over endpoints that were answered at once.", prometheus.CounterValue, func(s *ReadStats) float64 { return float64(s.Now) }},
+	{"replicas_open", "Replicas that are kept open between reads now.", prometheus.GaugeValue, func(s *ReadStats) float64 { return float64(s.Open) }},
 	{"descriptors_handed_over_total", "Replicas whose descriptors were handed to processes of this host.", prometheus.CounterValue, func(s *ReadStats) float64 { return float64(s.HandedOver) }},
 	{"descriptors_refused_total", "Requests for descriptors that were refused.", prometheus.CounterValue, func(s *ReadStats) float64 { return float64(s.Refused) }},
 	{"descriptors_revoked_total", "Slots taken back because the replica changed.", prometheus.CounterValue, func(s *ReadStats) float64 { return float64(s.Local.Revoked) }},

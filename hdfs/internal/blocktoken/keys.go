@@ -200,6 +200,17 @@ func (k *Keys) Check(now time.Time, token *hdfspb.TokenProto, a Access) (user st
 	return id.User, id.gives(a)
 }
 
+// Until is when a token that Check has found good will not be any more.
+func (k *Keys) Until(token *hdfspb.TokenProto) time.Time {
+	id, err := Parse(token.GetIdentifier())
+	if err != nil {
+		return time.Time{}
+	}
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return time.UnixMilli(min(id.Expiry, k.keys[id.KeyID].GetExpiryMs()))
+}
+
 // Password returns what an identifier says and its password, which proves a token.
 func (k *Keys) Password(now time.Time, identifier []byte) (*Identifier, []byte, error) {
 	id, err := Parse(identifier)

@@ -101,6 +101,10 @@ type Config struct {
 	MaxLocalClients int
 	LocalMemory     int64
 
+	// MaxOpenReplicas bounds the finalized replicas that stay open between reads over
+	// endpoints, two descriptors each; default 512.
+	MaxOpenReplicas int
+
 	MaxTransfers int   // operations at one time; default 4096
 	MaxConns     int   // connections at one time, idle ones included; default 16,384
 	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
@@ -158,6 +162,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	setDefault(&c.MaxLocalClients, 4096)
 	setDefault(&c.LocalMemory, 256<<20)
+	setDefault(&c.MaxOpenReplicas, 512)
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)
 	setDefault(&c.PacketMemory, 256<<20)
@@ -221,6 +226,7 @@ type DataNode struct {
 	reads     reads
 	writes    [transferPaths]writes
 	native    natives
+	kept      *kept
 }
 
 // Open opens the replicas in cfg.Dir and starts to look for the NameNode; it
@@ -234,7 +240,13 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		return nil, err
 	}
 	local := newLocal(&cfg)
-	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID, Changing: local.changing})
+	keys := blocktoken.NewKeys()
+	kept := newKept(cfg.MaxOpenReplicas, keys)
+	changing := func(id uint64) {
+		local.changing(id)
+		kept.changing(id)
+	}
+	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID, Changing: changing})
 	if err != nil {
 		return nil, fmt.Errorf("datanode: %w", err)
 	}
@@ -245,8 +257,9 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		writers:  map[net.Conn]struct{}{},
 		started:  time.Now(),
 		reported: make(chan struct{}),
-		keys:     blocktoken.NewKeys(),
+		keys:     keys,
 		local:    local,
+		kept:     kept,
 	}
 	if cfg.Secret == nil {
 		dn.keys.Set(time.Now(), nil)
@@ -327,6 +340,7 @@ func (dn *DataNode) Close() error {
 	dn.rpc.Close()
 	dn.closeNatives()
 	dn.wg.Wait()
+	dn.kept.close()
 	if err := dn.store.Close(); err != nil {
 		return fmt.Errorf("datanode: close the store: %w", err)
 	}

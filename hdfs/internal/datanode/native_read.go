@@ -3,6 +3,8 @@ package datanode
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
@@ -13,6 +15,7 @@ import (
 // NativeCalls makes mux answer the calls of [native.CallService].
 func (dn *DataNode) NativeCalls(mux *verbena.Mux) {
 	mux.Long(native.MethodRead, dn.nativeRead)
+	mux.Short(native.MethodReadNow, dn.nativeReadNow)
 }
 
 // nativeRead reads a range into registered memory and sends it from there. As HDFS does
@@ -36,26 +39,13 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 		return nil, errBusy
 	}
 	defer dn.transfers.Add(-1)
-	block := header.GetBaseHeader().GetBlock()
-	if err := dn.checkBlock(block); err != nil {
-		return nil, err
-	}
-	if err := dn.allow(header.GetBaseHeader().GetToken(), blocktoken.Access{Block: block, Mode: blocktoken.Read}); err != nil {
-		return nil, err
-	}
-	end := req.Offset + int64(req.Length)
-	rd, err := dn.openReader(block, end)
+	r, err := dn.openKept(header, req.Offset+int64(req.Length))
 	if err != nil {
 		return nil, err
 	}
-	defer rd.Close()
-	dn.reads.served.Add(1)
-	dn.reads.bytes.Add(uint64(req.Length))
-	bpc := int64(rd.Sum.BytesPerChunk)
-	start := req.Offset / bpc * bpc
-	data := int(min((end+bpc-1)/bpc*bpc, rd.Length) - start)
-	sums := int(rd.Sum.Chunks(int64(data))) * rd.Sum.Size()
-	answer := native.ReadAnswer{Sum: rd.Sum, Offset: start}
+	defer dn.kept.done(r)
+	dn.countRead(&req)
+	start, data, sums := r.extent(&req)
 	ctx, cancel := context.WithTimeout(q.Context(), dn.cfg.WriteTimeout)
 	defer cancel()
 	buf, err := q.Caller().Endpoint().Buffer(ctx, native.ReadHeaderLen+sums+data)
@@ -67,13 +57,111 @@ func (dn *DataNode) readRange(q verbena.Request) (*verbena.Buffer, error) {
 	if req.Unverified {
 		read = (*store.Reader).ReadVerified
 	}
-	if err := read(rd, body[sums:], body[:sums], start); err != nil {
+	if err := read(r.Reader, body[sums:], body[:sums], start); err != nil {
 		buf.Release()
-		dn.noteCorrupt(rd, err)
+		dn.noteCorrupt(r.Reader, err)
 		return nil, err
 	}
-	native.PutReadHeader(buf.Bytes(), &answer, sums, data)
+	native.PutReadHeader(buf.Bytes(), &native.ReadAnswer{Sum: r.Sum, Offset: start}, sums, data)
 	return buf, nil
+}
+
+// openKept returns the replica that a request may read up to end, to be given back by
+// done. request is an encoded ClientOperationHeaderProto.
+func (dn *DataNode) openKept(request []byte, end int64) (*keptReplica, error) {
+	if r := dn.kept.find(request, time.Now()); r != nil {
+		if end <= r.Length {
+			return r, nil
+		}
+		dn.kept.done(r)
+	}
+	header, err := native.ParseReadHeader(request)
+	if err != nil {
+		return nil, err
+	}
+	block, token := header.GetBaseHeader().GetBlock(), header.GetBaseHeader().GetToken()
+	if err := dn.checkBlock(block); err != nil {
+		return nil, err
+	}
+	if err := dn.allow(token, blocktoken.Access{Block: block, Mode: blocktoken.Read}); err != nil {
+		return nil, err
+	}
+	if r := dn.kept.prove(request, token, block); r != nil {
+		if end <= r.Length {
+			return r, nil
+		}
+		dn.kept.done(r)
+	}
+	rd, err := dn.openReader(block, end)
+	if err != nil {
+		return nil, err
+	}
+	return dn.kept.keep(request, token, rd), nil
+}
+
+func (dn *DataNode) countRead(q *native.ReadRequest) {
+	dn.reads.served.Add(1)
+	dn.reads.bytes.Add(uint64(q.Length))
+}
+
+// extent is what is read for a request whose range the replica has: where it starts, and
+// how many bytes of data and of checksums it has.
+func (r *keptReplica) extent(q *native.ReadRequest) (start int64, data, sums int) {
+	bpc := int64(r.Sum.BytesPerChunk)
+	start = q.Offset / bpc * bpc
+	data = int(min((q.Offset+int64(q.Length)+bpc-1)/bpc*bpc, r.Length) - start)
+	return start, data, int(r.Sum.Chunks(int64(data))) * r.Sum.Size()
+}
+
+// answers has memory for the answer to a small read.
+var answers = sync.Pool{New: func() any {
+	b := make([]byte, native.MaxReadNow+native.MaxReadNow/8)
+	return &b
+}}
+
+// nativeReadNow answers a small read on the goroutine that polls for requests, if the
+// client's token has been found good before and no disk has to be waited for. Otherwise
+// the client asks by [native.MethodRead].
+func (dn *DataNode) nativeReadNow(q verbena.Request) {
+	b := answers.Get().(*[]byte)
+	defer answers.Put(b)
+	req, header, err := native.ParseReadRequest(q.Payload())
+	if err != nil {
+		_ = q.Fail(native.CodeOf(statusOf(err)), err.Error())
+		return
+	}
+	n := dn.readNow(&req, header, *b)
+	if n == 0 {
+		_ = q.Fail(native.CodeNotNow, "")
+		return
+	}
+	_ = q.Reply((*b)[:n]) // its error is that of the endpoint, whose end tells more
+}
+
+// readNow makes the answer to a small read in b, and tells how long it is; 0 if it can't
+// be given now.
+func (dn *DataNode) readNow(req *native.ReadRequest, header, b []byte) int {
+	r := dn.kept.find(header, time.Now())
+	if r == nil {
+		return 0
+	}
+	defer dn.kept.done(r)
+	if req.Length > native.MaxReadNow || req.Offset+int64(req.Length) > r.Length {
+		return 0
+	}
+	start, data, sums := r.extent(req)
+	size := native.ReadHeaderLen + sums + data
+	if size > len(b) {
+		return 0 // the chunks are very small, or very long
+	}
+	native.PutReadHeader(b, &native.ReadAnswer{Sum: r.Sum, Offset: start}, sums, data)
+	body := b[native.ReadHeaderLen:size]
+	if !r.readNow(body[sums:], body[:sums], start) || req.Unverified && r.Sum.Verify(body[:sums], body[sums:]) != nil {
+		return 0
+	}
+	dn.countRead(req)
+	dn.reads.now.Add(1)
+	return size
 }
 
 var errBusy = errors.New("this DataNode serves as many operations as MaxTransfers allows; try another or later")

@@ -86,6 +86,7 @@ func (dn *DataNode) Writes() (native, legacy WriteStats) {
 type reads struct {
 	served  atomic.Uint64 // READ_BLOCK
 	bytes   atomic.Uint64 // that those asked for
+	now     atomic.Uint64 // of served, small ones that waited for nothing
 	local   atomic.Uint64 // replicas whose descriptors were handed over
 	refused atomic.Uint64 // and not
 }
@@ -93,6 +94,10 @@ type reads struct {
 // ReadStats are the numbers of a DataNode's reads since it was opened.
 type ReadStats struct {
 	Served, ServedBytes uint64 // reads over connections, and the bytes that they asked for
+	// Now are small reads that were answered at once, of a replica that was open. Open are
+	// the replicas that are kept open now.
+	Now  uint64
+	Open int
 	// HandedOver are replicas whose descriptors went to processes of this host, Refused
 	// requests for them that were refused.
 	HandedOver, Refused uint64
@@ -110,6 +115,7 @@ type LocalStats struct {
 func (dn *DataNode) Reads() ReadStats {
 	r := ReadStats{
 		Served: dn.reads.served.Load(), ServedBytes: dn.reads.bytes.Load(),
+		Now: dn.reads.now.Load(), Open: dn.kept.count(),
 		HandedOver: dn.reads.local.Load(), Refused: dn.reads.refused.Load(),
 	}
 	r.Local = dn.local.collect()

@@ -119,7 +119,7 @@ func FuzzMessages(f *testing.F) {
 		if proof, err := ParseProof(b); err == nil && !bytes.Equal(AppendProof(nil, proof), b) {
 			t.Error("another proof came back")
 		}
-		if q, header, err := ParseReadRequest(b); err == nil && (q.Offset < 0 || q.Length < 1 || q.Length > MaxRead || header == nil) {
+		if q, header, err := ParseReadRequest(b); err == nil && (q.Offset < 0 || q.Length < 1 || q.Length > MaxRead || len(header) > MaxRequest) {
 			t.Errorf("%+v", q)
 		}
 		if r, err := ParseReadAnswer(b); err == nil && (r.Offset < 0 || r.Sum.BytesPerChunk < 1 || int64(len(r.Sums)) != r.Sum.Chunks(int64(len(r.Data)))*int64(r.Sum.Size())) {

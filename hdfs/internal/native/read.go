@@ -14,17 +14,26 @@ import (
 // Methods of the calls. Others of the service begin at 16.
 const (
 	MethodRead uint32 = 1
+	// MethodReadNow has request and answer of a MethodRead, of at most MaxReadNow bytes. It
+	// fails with CodeNotNow if the DataNode would have to wait for anything, or has yet to
+	// look at the token: then MethodRead is the way.
+	MethodReadNow uint32 = 2
 )
 
 // Sizes in bytes.
 const (
 	// MaxRead is the longest range of one call.
 	MaxRead = 8 << 20
+	// MaxReadNow is the longest range of a MethodReadNow.
+	MaxReadNow = 64 << 10
 	// ReadHeaderLen is what stands before the checksums of an answer.
 	ReadHeaderLen    = 24
 	readRequestLen   = 16
 	flagUnverified   = 1 // of a read: no checksums are wanted
 	failureOfStatus0 = verbena.CodeApplication
+	mostStatus       = 1 << 15
+	// CodeNotNow is that of a MethodReadNow which waits for nothing.
+	CodeNotNow = failureOfStatus0 + mostStatus + 1
 )
 
 // ReadRequest asks for a range of a block. A ClientOperationHeaderProto with block and
@@ -48,8 +57,9 @@ func AppendReadRequest(dst []byte, q *ReadRequest, header []byte) []byte {
 	return append(dst, header...)
 }
 
-// ParseReadRequest decodes the payload of a [MethodRead].
-func ParseReadRequest(b []byte) (q ReadRequest, header *hdfspb.ClientOperationHeaderProto, err error) {
+// ParseReadRequest decodes the payload of a [MethodRead], but for the header behind it,
+// which lies in b: ParseReadHeader does.
+func ParseReadRequest(b []byte) (q ReadRequest, header []byte, err error) {
 	if len(b) < readRequestLen || len(b) > readRequestLen+MaxRequest {
 		return q, nil, fmt.Errorf("%w: a read of %d bytes", ErrMalformed, len(b))
 	}
@@ -58,11 +68,16 @@ func ParseReadRequest(b []byte) (q ReadRequest, header *hdfspb.ClientOperationHe
 	if q.Offset < 0 || q.Offset > 1<<62 || length == 0 || length > MaxRead || flags&^flagUnverified != 0 {
 		return q, nil, fmt.Errorf("%w: a read of %d bytes at %d, flags %#x", ErrMalformed, length, q.Offset, flags)
 	}
-	header = &hdfspb.ClientOperationHeaderProto{}
-	if err := proto.Unmarshal(b[readRequestLen:], header); err != nil {
-		return q, nil, fmt.Errorf("%w: read: %w", ErrMalformed, err)
+	return q, b[readRequestLen:], nil
+}
+
+// ParseReadHeader decodes what follows a read's request.
+func ParseReadHeader(b []byte) (*hdfspb.ClientOperationHeaderProto, error) {
+	header := &hdfspb.ClientOperationHeaderProto{}
+	if err := proto.Unmarshal(b, header); err != nil {
+		return nil, fmt.Errorf("%w: read: %w", ErrMalformed, err)
 	}
-	return q, header, nil
+	return header, nil
 }
 
 // ReadAnswer is the answer to a [MethodRead]. Sums and Data lie in the message.
@@ -107,7 +122,7 @@ func CodeOf(s hdfspb.Status) uint32 { return failureOfStatus0 + uint32(s) }
 // StatusOf is the status that a code stands for: ERROR for those that CodeOf does not
 // make.
 func StatusOf(code uint32) hdfspb.Status {
-	if code > failureOfStatus0 && code-failureOfStatus0 <= 1<<15 {
+	if code > failureOfStatus0 && code-failureOfStatus0 <= mostStatus {
 		s := int32(code - failureOfStatus0)
 		if _, known := hdfspb.Status_name[s]; known {
 			return hdfspb.Status(s)

@@ -147,14 +147,18 @@ func (t *Table) Peek(address string) (c *Conn, native bool) {
 	if p == nil {
 		return nil, true
 	}
-	var not *NotNativeError
-	if errors.As(p.err, &not) && time.Now().Before(p.until) {
+	if p.err != nil && notNative(p.err) && time.Now().Before(p.until) {
 		return nil, false
 	}
 	if p.conn != nil && p.conn.usable() {
 		return p.conn, true
 	}
 	return nil, true
+}
+
+func notNative(err error) bool {
+	var not *NotNativeError
+	return errors.As(err, &not)
 }
 
 // Deny notes that a server does not have the service, as another one has found out.

@@ -99,6 +99,8 @@ type ReadRequest struct {
 	Length int64 // bytes, 1 or more
 	// Unverified asks for no checksums, which then protect nothing.
 	Unverified bool
+	// Encoded, if it is not nil, is what EncodeHeader makes of Block, Token and Client.
+	Encoded []byte
 }
 
 // BlockReader reads one range. One goroutine at a time.

@@ -13,6 +13,11 @@ func Header(block *hdfspb.ExtendedBlockProto, token *hdfspb.TokenProto, client s
 	return &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: block, Token: token}, ClientName: &client}
 }
 
+// EncodeHeader encodes a Header.
+func EncodeHeader(block *hdfspb.ExtendedBlockProto, token *hdfspb.TokenProto, client string) ([]byte, error) {
+	return proto.Marshal(Header(block, token, client))
+}
+
 // Op is the request as the first DataNode of the pipeline gets it.
 func (req *WriteRequest) Op() *hdfspb.OpWriteBlockProto {
 	block := proto.CloneOf(req.Block)

@@ -17,7 +17,8 @@ import (
 // Path wraps a path. Close it when nothing uses it any more.
 type Path struct {
 	data.Path
-	cfg Config
+	filler data.Filler // the path that it wraps, or nil
+	cfg    Config
 
 	mu       sync.Mutex
 	closed   bool
@@ -45,7 +46,8 @@ type Stats struct {
 // New returns a path that leaves to next what it can't do.
 func New(cfg Config, next data.Path) *Path {
 	cfg.complete()
-	return &Path{Path: next, cfg: cfg, nodes: map[string]*node{}, replicas: map[key]*replica{}}
+	filler, _ := next.(data.Filler)
+	return &Path{Path: next, filler: filler, cfg: cfg, nodes: map[string]*node{}, replicas: map[key]*replica{}}
 }
 
 // Stats returns what the path has done so far.
@@ -280,8 +282,14 @@ func (p *Path) sweep() {
 // Fill is [data.Filler].
 func (p *Path) Fill(ctx context.Context, req *data.ReadRequest, b []byte) (bool, error) {
 	r, err := p.acquire(ctx, req)
-	if r == nil || err != nil {
+	if err != nil {
 		return false, err
+	}
+	if r == nil {
+		if p.filler == nil {
+			return false, nil
+		}
+		return p.filler.Fill(ctx, req, b)
 	}
 	defer p.release(r)
 	verify := !req.Unverified && !p.cfg.SkipChecksum

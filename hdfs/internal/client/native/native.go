@@ -42,6 +42,8 @@ type Path struct {
 
 	mu    sync.Mutex
 	known map[string]struct{} // DataNodes that have been in a native pipeline
+	// addresses are what addressOf has returned.
+	addresses map[place]string
 }
 
 // New returns a path.
@@ -49,16 +51,20 @@ func New(cfg Config) *Path {
 	if cfg.SocketTimeout == 0 {
 		cfg.SocketTimeout = time.Minute
 	}
-	return &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}}
+	return &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}, addresses: map[place]string{}}
+}
+
+// host is the one by which a DataNode is dialled.
+func (p *Path) host(n *hdfspb.DatanodeInfoProto) string {
+	if p.cfg.UseHostname && n.GetId().GetHostName() != "" {
+		return n.GetId().GetHostName()
+	}
+	return n.GetId().GetIpAddr()
 }
 
 // address is where a DataNode takes transfers.
 func (p *Path) address(n *hdfspb.DatanodeInfoProto) string {
-	host := n.GetId().GetIpAddr()
-	if p.cfg.UseHostname && n.GetId().GetHostName() != "" {
-		host = n.GetId().GetHostName()
-	}
-	return net.JoinHostPort(host, strconv.FormatUint(uint64(n.GetId().GetXferPort()), 10))
+	return net.JoinHostPort(p.host(n), strconv.FormatUint(uint64(n.GetId().GetXferPort()), 10))
 }
 
 // native tells whether all of some DataNodes may have the native path, and whether they

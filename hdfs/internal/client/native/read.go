@@ -2,11 +2,8 @@ package native
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
@@ -46,19 +43,19 @@ func (p *Path) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReade
 	if _, may := p.cfg.Table.Peek(address); !may {
 		return p.Path.Read(ctx, req)
 	}
-	header, err := proto.Marshal(data.Header(req.Block, req.Token, req.Client))
-	if err != nil {
-		return nil, err
+	header := req.Encoded
+	if header == nil {
+		var err error
+		if header, err = data.EncodeHeader(req.Block, req.Token, req.Client); err != nil {
+			return nil, err
+		}
 	}
 	r := &blockReader{p: p, req: req, address: address, header: header, from: req.Offset, end: req.Offset + req.Length}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	f := r.fetch(r.take())
 	if f.err != nil {
 		r.cancel()
-		var refused *verbena.RefusedError
-		var legacy *verbena.LegacyPeerError
-		if errors.As(f.err, &refused) && !refused.Temporary() || errors.As(f.err, &legacy) {
-			p.deny(address, f.err)
+		if p.denied(address, f.err) {
 			return p.Path.Read(ctx, req)
 		}
 		return nil, f.err
@@ -92,15 +89,11 @@ func (r *blockReader) fetch(offset int64, length int) (f fetched) {
 	defer cancel()
 	q := native.ReadRequest{Offset: offset, Length: length, Unverified: r.req.Unverified}
 	request := native.AppendReadRequest(make([]byte, 0, 16+len(r.header)), &q, r.header)
-	m, err := r.p.cfg.Calls.Call(ctx, r.address, verbena.Intent{Operation: readOperation, Size: int64(length)}, native.MethodRead, request, verbena.Idempotent)
+	m, err := r.p.call(ctx, r.address, native.MethodRead, int64(length), request)
 	if err != nil {
-		var refused *verbena.CallError
-		if errors.As(err, &refused) && refused.Code > verbena.CodeApplication {
-			err = &data.StatusError{Status: native.StatusOf(refused.Code), Message: refused.Text}
-		}
-		return fetched{err: fmt.Errorf("DataNode %s: %w", r.address, err)}
+		return fetched{err: fmt.Errorf("DataNode %s: %w", r.address, told(err))}
 	}
-	if f.bytes, f.err = r.verified(m.Bytes(), offset, length); f.err != nil {
+	if f.bytes, f.err = verified(m.Bytes(), offset, length, r.req.Unverified); f.err != nil {
 		m.Release()
 		return fetched{err: fmt.Errorf("DataNode %s, data at %d of the block: %w", r.address, offset, f.err)}
 	}
@@ -108,8 +101,9 @@ func (r *blockReader) fetch(offset int64, length int) (f fetched) {
 	return f
 }
 
-// verified returns the bytes of an answer that were asked for.
-func (r *blockReader) verified(b []byte, offset int64, length int) ([]byte, error) {
+// verified returns the bytes of an answer that were asked for, after a comparison with
+// their checksums in place.
+func verified(b []byte, offset int64, length int, unverified bool) ([]byte, error) {
 	a, err := native.ParseReadAnswer(b)
 	if err != nil {
 		return nil, err
@@ -118,7 +112,7 @@ func (r *blockReader) verified(b []byte, offset int64, length int) ([]byte, erro
 	if skip < 0 || skip >= int64(a.Sum.BytesPerChunk) || int64(len(a.Data))-skip < int64(length) {
 		return nil, fmt.Errorf("%w: %d bytes at %d where %d at %d were asked for", native.ErrMalformed, len(a.Data), a.Offset, length, offset)
 	}
-	if !r.req.Unverified {
+	if !unverified {
 		if err := a.Sum.Verify(a.Sums, a.Data); err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sort"
+	"sync"
 
 	"google.golang.org/protobuf/proto"
 
@@ -19,6 +20,15 @@ type located struct {
 	*hdfspb.LocatedBlockProto
 	start, length int64 // bytes
 	growing       bool  // it is being written
+
+	encode  sync.Once
+	encoded []byte // of a request for it; nil if it can't be encoded
+}
+
+// request is the header of a request for the block by a client, encoded once.
+func (b *located) request(client string) []byte {
+	b.encode.Do(func() { b.encoded, _ = data.EncodeHeader(b.GetB(), b.GetBlockToken(), client) })
+	return b.encoded
 }
 
 func (b *located) end() int64 { return b.start + b.length }

@@ -195,7 +195,8 @@ func (f *File) begin(t *tries) error {
 			return err
 		}
 		end := min(b.end(), f.Length())
-		r, err := f.cfg.Path.Read(f.ctx, f.request(b, node, f.pos, end))
+		req := f.request(b, node, f.pos, end)
+		r, err := f.cfg.Path.Read(f.ctx, &req)
 		if err == nil {
 			f.from, f.node = r, node
 			return nil
@@ -206,12 +207,15 @@ func (f *File) begin(t *tries) error {
 	}
 }
 
-func (f *File) request(b *located, node *hdfspb.DatanodeInfoProto, from, end int64) *data.ReadRequest {
-	return &data.ReadRequest{
+func (f *File) request(b *located, node *hdfspb.DatanodeInfoProto, from, end int64) data.ReadRequest {
+	return data.ReadRequest{
 		Client: f.cfg.Client, Block: b.GetB(), Token: b.GetBlockToken(), Node: node,
-		Offset: from - b.start, Length: end - from, Unverified: f.cfg.Unverified,
+		Offset: from - b.start, Length: end - from, Unverified: f.cfg.Unverified, Encoded: b.request(f.cfg.Client),
 	}
 }
+
+// requests are of reads that a path has kept nothing of.
+var requests = sync.Pool{New: func() any { return new(data.ReadRequest) }}
 
 // ReadAt reads len(p) bytes at off, or up to the end of the file, and then returns
 // io.EOF.
@@ -261,13 +265,18 @@ func (f *File) readBlock(ctx context.Context, p []byte, off int64) (n int, err e
 
 // fetch fills p from one DataNode.
 func (f *File) fetch(ctx context.Context, b *located, node *hdfspb.DatanodeInfoProto, p []byte, off int64) error {
-	req := f.request(b, node, off, off+int64(len(p)))
 	if filler, ok := f.cfg.Path.(data.Filler); ok {
-		if done, err := filler.Fill(ctx, req, p); done || err != nil {
+		req := requests.Get().(*data.ReadRequest)
+		*req = f.request(b, node, off, off+int64(len(p)))
+		done, err := filler.Fill(ctx, req, p)
+		*req = data.ReadRequest{}
+		requests.Put(req)
+		if done || err != nil {
 			return err
 		}
 	}
-	r, err := f.cfg.Path.Read(ctx, req)
+	req := f.request(b, node, off, off+int64(len(p)))
+	r, err := f.cfg.Path.Read(ctx, &req)
 	if err != nil {
 		return err
 	}
