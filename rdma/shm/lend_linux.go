@@ -445,6 +445,8 @@ func sweepQueue(cq *completionQueue, s *sharedReceiveQueue, pairs []*queuePair) 
 			kept = true
 		}
 		qp.inbox.limit().Store(n)
+		// While the limit was lowered the peer may have looked for the last time.
+		qp.ringIfWaiting()
 	}
 	return kept
 }

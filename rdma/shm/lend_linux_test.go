@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -146,6 +147,59 @@ func TestLoanInUseStays(t *testing.T) {
 	if p.srq.free() != 3 || p.srq.left() != 3 {
 		t.Errorf("%d receives are free and %d outstanding, want 3", p.srq.free(), p.srq.left())
 	}
+}
+
+// A peer that waits for a receive while its loan is about to be taken back is told when
+// it keeps the loan after all: it may sleep by then.
+func TestKeptLoanIsTold(t *testing.T) {
+	p := newPool(t, 1, 4, 1024, nil)
+	p.post(0, 1, 2, 3)
+	peer, pair := p.peers[0], p.pairs[0]
+	peer.send(sendOf(peer, 1, 1000))
+	p.post(p.received(0))
+	peer.expect(1, rdma.StatusSuccess)
+	qp := peer.qp.(*queuePair)
+
+	// The round has begun, and is held up before it decides.
+	pair.recvCQ.mu.Lock()
+	if pair.lent() == 0 {
+		t.Fatal("nothing was lent to who has just sent")
+	}
+	pair.recent = false
+	pair.inbox.limit().Store(pair.arrived)
+	pair.inbox.gate().Add(gateEpoch)
+	pair.recvCQ.mu.Unlock()
+	peer.send(sendOf(peer, 2, 1000))
+	for deadline := time.Now().Add(healInterval / 2); qp.out.waiting().Load() == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the sender does not ask to be told")
+		}
+		runtime.Gosched()
+	}
+
+	// It finds the peer inside an access, which is just about to end.
+	qp.sendMu.Lock()
+	qp.enter()
+	if !sweepQueue(pair.recvCQ, p.srq, p.pairs) {
+		t.Error("the loan was taken back")
+	}
+	qp.leave()
+	qp.sendMu.Unlock()
+
+	// Polls of the sender would find the receive by themselves.
+	for deadline := time.Now().Add(healInterval / 2); ; runtime.Gosched() {
+		qp.sendMu.Lock()
+		waits := qp.queueCount > 0
+		qp.sendMu.Unlock()
+		if !waits {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the sender was not told of its receives")
+		}
+	}
+	peer.expect(2, rdma.StatusSuccess)
+	p.received(0)
 }
 
 // Senders that stream while their loans are taken back all the time lose nothing and
