@@ -353,12 +353,12 @@ func (n *domain) queue(i int) (*receives, error) {
 	}
 	n.number = n.number%maxQueueNumber + 1
 	r := newReceives(nil, n.receivePool, n.log, n.number, n.receiveSize(), depth, !n.waits)
-	q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1, OnScarce: r.scarcity()})
+	q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1, OnScarce: r.onScarce()})
 	if err != nil {
 		_ = n.shares.reserve(-baseReceives) // cannot fail
 		return nil, fmt.Errorf("shared receive queue of %d places on %s: %w", depth, a.Name, err)
 	}
-	r.of(q)
+	r.attach(q)
 	l := link.Limits{Chunks: n.cfg.tuning.Chunks}
 	r.unpaid = l.Receives(0, l.AllAnswers())
 	r.users.Store(1)

@@ -13,25 +13,28 @@ import (
 )
 
 const (
-	// baseReceives of a shared queue are posted as long as there is an endpoint. They
-	// take the messages that cost no credit, and the first ones that do.
+	// baseReceives is how many receives a shared queue posts before it knows its load.
+	// They take the messages that cost no credit, and the first that do.
 	baseReceives = 8
 	// sharedDepth is how many receives a shared queue can hold.
 	sharedDepth = 2048
 )
 
-// receives are the posted receives of a group on a device, which its endpoints
-// share, or those of one endpoint: where the device has no shared receive queues, and
-// of as many endpoints of a group as Tuning.Own says.
+// receives are the receives of one queue. Endpoints of a group share it, or it is the
+// queue of one queue pair: where the device has no shared receive queues, and for the
+// first endpoints of a group if Tuning.Own says how many, which no built-in tuning does.
 //
-// What peers may use is promised and counted; memory is taken as messages come. A
-// device that makes a sender wait for a receive needs few posted ones, and gets
-// more as they run low.
+// Peers are promised receives, and the promises are counted. How many receives are
+// posted, which takes memory, depends on the device:
 //
-// On any other device, and for one endpoint, a receive is posted for each message
-// that may come: for what is promised, less what is asleep, since endpoints have not
-// told their peers of it yet, and less what messages lie in. A group has as many shared
-// queues as it needs.
+//   - A device that lends receives to queue pairs says how many more it could use. The
+//     queue posts those, and takes back what nobody has used for a while.
+//   - Another device that makes a sender wait for a receive gets 8, and twice as many
+//     each time that fewer than 4 are left.
+//   - On a device that does neither, and for one endpoint, no message may find the queue
+//     empty: it is strict. A receive is posted for each promise but for two kinds: those
+//     that sleep, since the peer has not been told of them, and those for which the
+//     application holds a message.
 type receives struct {
 	queue  poster
 	pool   *slab.Pool
@@ -39,7 +42,7 @@ type receives struct {
 	number uint32       // of a shared queue in its domain, from 1; 0: an endpoint's own
 	size   int          // bytes of a receive
 	strict bool         // a message must never find the queue empty
-	base   int          // receives that are posted beside those promised
+	base   int          // receives that are posted beside those promised, if it is strict
 	depth  int          // of the queue
 	users  atomic.Int32 // endpoints of a shared queue; changed under its domain's mu
 	lender lender       // nil unless the queue lends its receives
@@ -54,9 +57,9 @@ type receives struct {
 	promised int
 	retry    *time.Timer   // posts again after none could be posted
 	pause    time.Duration // before that
-	ebb      *time.Timer   // takes back what is not needed, of a queue that lends
-	recalled []uint64      // IDs, for ebb
-	thinned  int           // times that the last receives have moved in vain since a demand
+	recaller *time.Timer   // takes back what is not needed, of a queue that lends
+	recalled []uint64      // IDs, for recall
+	moves    int           // times since a demand that the last receives moved in vain
 	closed   bool
 }
 
@@ -77,16 +80,16 @@ func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32,
 	return r
 }
 
-// places is how many more receives a strict queue has room for if depth of its
-// places are used.
+// places is how many more receives a strict queue may promise if it uses depth of its
+// places at most.
 func (r *receives) places(depth int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return depth - r.base - r.promised
 }
 
-// least is how many receives a queue that is not strict has posted at least. Where
-// they are lent, it is no more than one for each endpoint.
+// least is how many receives a queue that is not strict keeps posted: 8, or one for each
+// endpoint if those are fewer and the queue lends.
 func (r *receives) least() int32 {
 	if r.lender == nil {
 		return baseReceives
@@ -94,14 +97,15 @@ func (r *receives) least() int32 {
 	return min(baseReceives, max(r.users.Load(), 1))
 }
 
-// fill posts receives up to the target, in memory that was fetched or else the pool's.
-// r.mu is held.
+// fill posts receives up to the target. It uses up the fetched memory before it takes
+// any of the pool. r.mu is held.
 func (r *receives) fill(fetched *[]slab.Slab) error {
 	_, err := r.fillSome(math.MaxInt, fetched)
 	return err
 }
 
-// fillSome is fill for at most so many, and tells how many it has posted. r.mu is held.
+// fillSome is fill for at most that many receives. It tells how many it has posted.
+// r.mu is held.
 func (r *receives) fillSome(most int, fetched *[]slab.Slab) (n int, err error) {
 	for n < most && r.reserve() {
 		b, err := r.take(fetched)
@@ -122,8 +126,8 @@ func (r *receives) fillSome(most int, fetched *[]slab.Slab) (n int, err error) {
 	return n, nil
 }
 
-// reserve counts one more posted receive if so many are wanted. More than the queue
-// holds would be refused.
+// reserve counts one more posted receive, unless the target is reached or the queue is
+// full.
 func (r *receives) reserve() bool {
 	for {
 		n := r.posted.Load()
@@ -147,8 +151,8 @@ func (r *receives) post(b *buffer) error {
 	return nil
 }
 
-// arrived returns the buffer of a receive that has completed. It belongs to the
-// caller until put. It is nil for a completion that belongs to none.
+// arrived returns the buffer of a receive that has completed, which is the caller's until
+// put. It returns nil if no such receive is posted.
 func (r *receives) arrived(id uint64) *buffer {
 	b := r.look(id)
 	if b != nil {
@@ -157,7 +161,8 @@ func (r *receives) arrived(id uint64) *buffer {
 	return b
 }
 
-// look is arrived without taking the buffer, which is up to took.
+// look is arrived for a caller that may leave the receive posted. Who takes it calls
+// took.
 func (r *receives) look(id uint64) *buffer {
 	slots := *r.slots.Load()
 	slot := uint32(id)
@@ -167,11 +172,12 @@ func (r *receives) look(id uint64) *buffer {
 	return slots[slot]
 }
 
-// took counts a receive that look has found as used.
+// took takes a receive that look has found.
 func (r *receives) took(b *buffer) {
 	b.posted = false
 	if r.strict {
-		// One less is wanted until put, and never one more than is.
+		// Until put one receive less is wanted. The target goes first, so that no other
+		// is posted in its place.
 		r.target.Add(-1)
 		r.posted.Add(-1)
 	} else if left := r.posted.Add(-1); left < baseReceives/2 && r.lender == nil {
@@ -179,7 +185,8 @@ func (r *receives) took(b *buffer) {
 	}
 }
 
-// shrink lets one receive less be posted, while memory is short.
+// shrink lowers the target by one, because memory is short. A strict queue keeps its
+// target.
 func (r *receives) shrink() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,13 +195,13 @@ func (r *receives) shrink() {
 	}
 }
 
-// put takes a buffer back and posts it again if that many are wanted. The queue is
-// not being closed: the caller is one of those for whom it is open.
+// put takes a buffer back. It posts it again, or gives its memory back if the target is
+// reached. The caller is an endpoint that uses the queue, which is therefore open.
 func (r *receives) put(b *buffer) error {
 	if r.pool.Squeezed() {
 		r.shrink()
 	}
-	if b.uses++; b.uses%movedAfter == 0 && r.sparse() {
+	if b.uses++; b.uses%movedAfter == 0 && r.fragmented(fragmentedFrom) {
 		r.move(b)
 	}
 	if r.strict {
@@ -216,8 +223,9 @@ func (r *receives) put(b *buffer) error {
 	return nil
 }
 
-// putLate is put by an endpoint that has gone: the queue may be closed meanwhile. held
-// says that the application had the message when the endpoint took its promises back.
+// putLate is put after the endpoint has gone, when the queue may be closed. held says that
+// the application still had the message when the endpoint gave its promises back, among
+// which this receive was not counted then.
 func (r *receives) putLate(b *buffer, held bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -229,8 +237,9 @@ func (r *receives) putLate(b *buffer, held bool) {
 	}
 }
 
-// reclaim takes back what is still posted. The queue has been closed and its
-// completions have been handled. If it is stuck, the device may still use the memory.
+// reclaim takes back what is still posted. The queue is closed and its completions have
+// been handled. stuck says that closing failed: the device may still use the memory,
+// which is then never used again.
 func (r *receives) reclaim(stuck bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -264,7 +273,7 @@ func (r *receives) close() error {
 	return nil
 }
 
-// suspend ends, or allows again, that a timer posts.
+// suspend stops the timers, and lets none begin while closed is true.
 func (r *receives) suspend(closed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -272,8 +281,8 @@ func (r *receives) suspend(closed bool) {
 		r.retry.Stop()
 		r.retry = nil
 	}
-	if closed && r.ebb != nil {
-		r.ebb.Stop()
-		r.ebb = nil
+	if closed && r.recaller != nil {
+		r.recaller.Stop()
+		r.recaller = nil
 	}
 }

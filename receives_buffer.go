@@ -9,14 +9,16 @@ import (
 )
 
 const (
-	// movedAfter is after how many uses a receive may move to other memory.
+	// movedAfter is how many uses of a receive lie between two looks whether it should
+	// move to other memory.
 	movedAfter = 16
-	// sparseFrom is how many bytes a pool may hold, used or not, before receives move.
-	sparseFrom = 4 << 20
+	// Receives in use move out of a pool that is fragmented and has more than 4 MiB. The
+	// last ones of a queue that lends move out of one that has more than 512 KiB.
+	fragmentedFrom, fragmentedFromIdle = 4 << 20, 512 << 10
 )
 
-// errNoReceive says that there is no memory for a receive, but for what might be had
-// without the locks that are held.
+// errNoReceive says that the pool has no memory for a receive right now. Who holds no
+// lock can wait for some.
 var errNoReceive = fmt.Errorf("memory of a receive: %w", slab.ErrExhausted)
 
 // A buffer is the memory of a receive and the message that comes to lie in it.
@@ -27,7 +29,7 @@ type buffer struct {
 	home    *receives
 	holder  holder // the endpoint whose message lies here
 	posted  bool   // the device has it
-	uses    uint8  // since it got its memory, in a circle
+	uses    uint8  // since it got its memory, modulo 256
 	request [1]rdma.RecvRequest
 	entry   [1]rdma.SGE
 }
@@ -50,7 +52,8 @@ func (b *buffer) location() location {
 	return location{pool: b.home.pool, slab: b.slab, offset: wire.HeaderSize}
 }
 
-// take returns a buffer with memory. r.mu is held.
+// take returns a buffer with memory, of what was fetched or else of the pool. r.mu is
+// held.
 func (r *receives) take(fetched *[]slab.Slab) (*buffer, error) {
 	var s slab.Slab
 	if fetched != nil && len(*fetched) > 0 {
@@ -59,7 +62,7 @@ func (r *receives) take(fetched *[]slab.Slab) (*buffer, error) {
 	} else {
 		var ok bool
 		var err error
-		// Whoever calls may hold locks that others want.
+		// Callers hold locks of endpoints and of workers: they do not wait for a region.
 		if s, ok, err = r.pool.TryNow(r.size); err != nil {
 			return nil, fmt.Errorf("memory of a receive: %w", err)
 		} else if !ok {
@@ -78,7 +81,7 @@ func (r *receives) take(fetched *[]slab.Slab) (*buffer, error) {
 		grown := append(slots[:len(slots):len(slots)], b)
 		r.slots.Store(&grown)
 	}
-	r.lie(b, s)
+	r.place(b, s)
 	return b, nil
 }
 
@@ -89,23 +92,24 @@ func (r *receives) drop(b *buffer) {
 	r.spare = append(r.spare, b)
 }
 
-// sparse tells that the pool holds much more than is used, here and there.
-func (r *receives) sparse() bool {
+// fragmented tells that less than half of the pool's memory is used, and that it has more
+// than from bytes. What is used may then keep each of its regions from going back.
+func (r *receives) fragmented(from int64) bool {
 	registered := r.pool.Registered()
-	return registered > sparseFrom && r.pool.Used() < registered/2
+	return registered > from && r.pool.Used() < registered/2
 }
 
-// move gives a buffer other memory, so that what lies here and there comes together
-// and the rest can go back.
+// move gives a buffer memory in a region that is fuller or smaller, if there is one, so
+// that the region that it leaves can go back.
 func (r *receives) move(b *buffer) {
 	if memory, ok := r.pool.Denser(b.slab); ok {
 		r.pool.Put(b.slab)
-		r.lie(b, memory)
+		r.place(b, memory)
 	}
 }
 
-// lie gives a buffer its memory.
-func (r *receives) lie(b *buffer, s slab.Slab) {
+// place gives a buffer its memory.
+func (r *receives) place(b *buffer, s slab.Slab) {
 	b.slab, b.memory, b.uses = s, s.Bytes()[:r.size], 0
 	b.entry[0] = rdma.SGE{Region: s.Region(), Offset: s.Offset(), Length: r.size}
 }

@@ -6,53 +6,61 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// A device that lends shared receives to queue pairs tells when it has too few, and
-// gives back what nobody has used for a while. So a group posts as many as its peers
-// use at the moment, and one for each endpoint, eight at most, when all are idle.
+// Shared receives over a device that lends them to queue pairs (decision 0026). The
+// device tells when it could lend more than are posted, and gives back what nobody has
+// used for a while. So as many are posted as peers use at the moment. When all are idle,
+// one is for each endpoint, 8 at most.
 
-// ebbEvery is how often receives are taken back that have not been used, while there
-// are more than when all are idle. What was lent goes after two such rounds at most.
-// Tests make it shorter.
-var ebbEvery = 3 * time.Second
+// recallEvery is how often receives that have not been used are taken back, while more
+// are posted than when all are idle. A receive that was lent goes back after 3 to 6 s
+// without use. Tests make it shorter.
+var recallEvery = 3 * time.Second
 
-// lentPlaces is how many places of a queue that lends there are for each endpoint: a
-// loan of two, and as many more for those that are busier.
+// lentPlaces is how many places of a queue that lends an endpoint needs: 2 for its first
+// loan, and 2 that busier ones use. A queue of 2,048 takes 512 endpoints.
 const lentPlaces = 4
+
+// mostMoves is how many rounds move the last receives in vain after a demand. Others that
+// use the same region may keep it from going back for as long as they like.
+const mostMoves = 16
 
 // A lender is a shared receive queue that lends.
 type lender = rdma.RecallingReceiveQueue
 
-// scarcity is what a device calls that lends.
-func (r *receives) scarcity() func(n int) int {
+// onScarce is what a device that lends calls when it could lend more receives; nil for a
+// strict queue, where all that may be used are posted.
+func (r *receives) onScarce() func(n int) int {
 	if r.strict {
 		return nil
 	}
 	return r.demanded
 }
 
-// of makes q the queue.
-func (r *receives) of(q rdma.SharedReceiveQueue) {
+// attach makes q the queue.
+func (r *receives) attach(q rdma.SharedReceiveQueue) {
 	r.queue = q
 	if l, ok := q.(lender); ok && !r.strict {
 		r.lender = l
 	}
 }
 
-// most is how many receives peers can use at a time: those that they have been
-// promised, and those for what costs no credit. r.mu is held.
+// most is how many receives peers can use at a time where they are lent: those that they
+// were promised, and those for messages that cost no credit. r.mu is held.
 func (r *receives) most() int {
 	return r.promised + int(r.users.Load())*r.unpaid + baseReceives
 }
 
-// demanded posts up to n receives more, and tells how many it has posted.
+// demanded posts up to n receives more, as many as peers can use at most. It tells how
+// many it has posted. The device calls it, in a poll or on a goroutine of its own.
 func (r *receives) demanded(n int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return 0
 	}
-	r.thinned = 0
-	// Messages that applications hold have made room for others already.
+	r.moves = 0
+	// A receive whose message an application holds is in the target and not posted: as
+	// many can be posted without raising the target.
 	if lack := int32(n) - (r.target.Load() - r.posted.Load()); lack > 0 && !r.pool.Squeezed() {
 		r.target.Store(max(r.target.Load(), min(r.target.Load()+lack, int32(r.most()), int32(r.depth))))
 	}
@@ -60,55 +68,44 @@ func (r *receives) demanded(n int) int {
 	if r.keepTrying(err); posted == 0 && r.posted.Load() < r.target.Load() {
 		r.tryLater(errNoReceive) // others are registering memory, or there is none
 	}
-	r.ebbs()
+	r.recallSurplus()
 	return posted
 }
 
-// ebbs begins to take back what is not needed, if that may be anything. r.mu is held.
-func (r *receives) ebbs() {
+// recallSurplus has unused receives taken back later, if more are posted than when all
+// are idle. r.mu is held.
+func (r *receives) recallSurplus() {
 	if r.lender != nil && r.target.Load() > r.least() {
-		r.ebbsOnce()
+		r.recallLater()
 	}
 }
 
-// ebbsOnce looks in a while what is not needed. r.mu is held.
-func (r *receives) ebbsOnce() {
-	if r.ebb != nil || r.closed {
+// recallLater makes a round in recallEvery, and further ones while they are of use. r.mu
+// is held.
+func (r *receives) recallLater() {
+	if r.recaller != nil || r.closed {
 		return
 	}
-	r.ebb = time.AfterFunc(ebbEvery, func() {
+	r.recaller = time.AfterFunc(recallEvery, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.ebb == nil || r.closed {
+		if r.recaller == nil || r.closed {
 			return
 		}
-		r.ebb = nil
+		r.recaller = nil
 		if r.recall() {
-			r.ebbsOnce() // what is left may lie here and there
-		} else if r.thin() && r.thinned < mostThinned {
-			r.thinned++
-			r.ebbsOnce() // what moved may have freed nothing yet
+			r.recallLater() // what is left may be in regions that are nearly empty
+		} else if r.fragmented(fragmentedFromIdle) && r.moves < mostMoves {
+			r.moves++
+			r.recallLater() // the regions that receives moved out of may not be empty yet
 		} else {
-			r.ebbs()
+			r.recallSurplus()
 		}
 	})
 }
 
-// mostThinned is how often the last receives move since a demand, where memory does not go
-// back because others still use it.
-const mostThinned = 16
-
-// thinFrom is how many bytes a pool may hold in any way when receives are taken back.
-const thinFrom = 512 << 10
-
-// thin is sparse for receives of which few are left.
-func (r *receives) thin() bool {
-	registered := r.pool.Registered()
-	return registered > thinFrom && r.pool.Used() < registered/2
-}
-
-// recall takes receives back that are neither lent nor needed as the first ones of
-// peers to come. It tells whether memory went back. r.mu is held.
+// recall takes receives back that are not lent, but for the first ones of peers to come.
+// It tells whether memory went back. r.mu is held.
 func (r *receives) recall() (dropped bool) {
 	least := r.least()
 	n := int(r.posted.Load())
@@ -116,7 +113,7 @@ func (r *receives) recall() (dropped bool) {
 		r.recalled = make([]uint64, n)
 	}
 	keep := int(least)
-	if r.thin() {
+	if r.fragmented(fragmentedFromIdle) {
 		keep = 0 // the first ones move, too, so that they keep no large region
 	}
 	n = r.lender.Recall(r.recalled[:n], keep)

@@ -10,9 +10,9 @@ import (
 // Where receives are lent, an idle peer holds little registered memory however few or
 // many peers there are, and also after they have been busy.
 func TestIdlePeersHoldLittleMemoryAfterWork(t *testing.T) {
-	every := ebbEvery
-	t.Cleanup(func() { ebbEvery = every })
-	ebbEvery = 20 * time.Millisecond
+	every := recallEvery
+	t.Cleanup(func() { recallEvery = every })
+	recallEvery = 20 * time.Millisecond
 	for _, w := range worlds {
 		if w.name != "shm" {
 			continue // on the others, eight receives at least are posted for all
@@ -42,11 +42,11 @@ func TestIdlePeersHoldLittleMemoryAfterWork(t *testing.T) {
 						}
 						// Each of two pools has two regions that are not full at most, for
 						// two sizes of memory.
-						few := n.receivePool.Registered() <= max(thinFrom, 2*n.receivePool.Used())
+						few := n.receivePool.Registered() <= max(fragmentedFromIdle, 2*n.receivePool.Used())
 						if few && used <= int64(count*idleMemory) && registered <= int64(count*idleMemory)+4*largestRegion(count) {
 							break
 						}
-						if ebbing(n) {
+						if recalling(n) {
 							runtime.Gosched()
 							continue // what is idle may be needed to move to
 						}
@@ -64,15 +64,15 @@ func TestIdlePeersHoldLittleMemoryAfterWork(t *testing.T) {
 	}
 }
 
-// ebbing tells whether receives are still taken back.
-func ebbing(n *domain) bool {
+// recalling tells whether receives are still taken back.
+func recalling(n *domain) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, r := range n.queues {
 		r.mu.Lock()
-		ebbs := r.ebb != nil
+		recalls := r.recaller != nil
 		r.mu.Unlock()
-		if ebbs {
+		if recalls {
 			return true
 		}
 	}

@@ -11,15 +11,15 @@ import (
 // errNoPlaces says that a queue is too short for more promises.
 var errNoPlaces = errors.New("verbena: the receive queue is full")
 
-// promise lets a peer use from least to most receives more, and tells how many. On a
-// strict device all but awake of them sleep until wake. errNoPlaces says that the
-// queue has too few places.
+// promise lets a peer use from least to most receives more, and tells how many. Of a
+// strict queue all but awake of them sleep until wake. errNoPlaces says that the queue
+// has fewer than least places left.
 func (r *receives) promise(sh *share, least, most, awake int) (int, error) {
 	return r.promiseWith(sh, least, most, awake, nil)
 }
 
-// promiseWith is promise with memory that the caller has fetched. What is left of it
-// stays the caller's.
+// promiseWith is promise for a caller who has fetched memory. What it does not use stays
+// in fetched, and is the caller's.
 func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]slab.Slab) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,12 +46,12 @@ func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]sla
 	return n, nil
 }
 
-// mostRefusals is how many slabs beyond those that it posts an endpoint that is
-// being set up may have to fetch: other endpoints use the same queue up meanwhile.
+// mostRefusals is how many slabs an endpoint that is being set up fetches beyond those
+// that it posts. Other endpoints that share the queue may post those first.
 const mostRefusals = 4
 
-// admit is promise for an endpoint that is being set up, and holds no lock: it may wait
-// while others register or close regions.
+// admit is promise for an endpoint that is being set up. It holds no lock, so it can wait
+// for memory while others register or close regions.
 func (r *receives) admit(sh *share, least, most, awake int) (int, error) {
 	var fetched []slab.Slab
 	defer func() {
@@ -72,7 +72,7 @@ func (r *receives) admit(sh *share, least, most, awake int) (int, error) {
 	}
 }
 
-// wake posts n promised receives that sleep.
+// wake posts n promised receives that sleep. If it fails, all of them sleep on.
 func (r *receives) wake(n int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,12 +84,13 @@ func (r *receives) wake(n int) error {
 	return err
 }
 
-// sleep takes n receives back that stay promised. Those that are posted go when they
-// are used next.
+// sleep lowers the target by n receives that stay promised. As many that are posted go
+// when they are used next.
 func (r *receives) sleep(n int) { r.target.Add(int32(-n)) }
 
-// more is promise for a peer that had to wait, as long as memory is plentiful. As
-// many more are posted: a peer that sends so fast would wait for them, too.
+// more is promise for a peer that had to wait for credits, as long as memory is
+// plentiful. As many receives more are posted, unless the device asks for them itself: a
+// peer that sends so fast would wait for those next.
 func (r *receives) more(sh *share, most int) int {
 	if most <= 0 || !sh.plenty() || r.pool.Squeezed() {
 		return 0
@@ -102,16 +103,17 @@ func (r *receives) more(sh *share, most int) int {
 	defer r.mu.Unlock()
 	if !r.strict && r.lender == nil {
 		r.target.Store(min(r.target.Load()+int32(n), int32(r.promised+baseReceives)))
-		_ = r.fill(nil) // there are some posted; what comes back is posted, too
+		_ = r.fill(nil) // some are posted; what comes back is posted, too
 	}
 	return n
 }
 
-// scarce tells that endpoints of a peer should give back what they have grown by.
+// scarce tells that endpoints of a peer should give back what they have grown by, because
+// promises or memory run short.
 func (r *receives) scarce(sh *share) bool { return sh.scarce() || r.pool.Squeezed() }
 
-// withdraw takes back n promises. Of them awake neither sleep nor have a message that
-// an application holds.
+// withdraw takes n promises back. awake is for how many of them a receive is in the target:
+// neither those that sleep nor those whose message an application holds.
 func (r *receives) withdraw(sh *share, n, awake int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,6 +132,6 @@ func (r *receives) takeBack(sh *share, n, awake int) {
 			most = r.most()
 		}
 		r.target.Store(min(r.target.Load(), int32(most)))
-		r.ebbs()
+		r.recallSurplus()
 	}
 }

@@ -4,11 +4,11 @@ import (
 	"time"
 )
 
-// firstRetry is the pause before receives are posted again after none could be. It
-// doubles up to lastRetry.
+// After receives could not be posted for lack of memory they are posted again after 10 ms,
+// doubling up to 1 s.
 const firstRetry, lastRetry = 10 * time.Millisecond, time.Second
 
-// low posts more receives: peers use them faster than they come back.
+// low doubles the target, because peers use receives faster than they come back.
 func (r *receives) low() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -19,9 +19,9 @@ func (r *receives) low() {
 // replenish posts receives up to the target. r.mu is held.
 func (r *receives) replenish() { r.keepTrying(r.fill(nil)) }
 
-// keepTrying takes the error of fill. If there are no receives at all it tries again
-// later: nothing may ever come back while applications hold what there was. r.mu is
-// held.
+// keepTrying takes the error of fill for a queue that is not strict, where it means that
+// nothing is posted. Nothing may ever come back then while applications hold all messages
+// there were. So it is tried again later. r.mu is held.
 func (r *receives) keepTrying(err error) {
 	if err != nil {
 		r.tryLater(err)
@@ -30,8 +30,8 @@ func (r *receives) keepTrying(err error) {
 	r.pause = 0
 }
 
-// tryLater posts receives after a pause if there are none then, or if peers want more
-// of a queue that lends. r.mu is held.
+// tryLater posts receives after a pause, if there are none by then or the queue lends.
+// r.mu is held.
 func (r *receives) tryLater(err error) {
 	if r.closed || r.retry != nil {
 		return
