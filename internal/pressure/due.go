@@ -32,8 +32,8 @@ func (s *Sample) expect(registered int64) {
 // parseOwn reads /proc/self/status.
 func parseOwn(b []byte) (own Own) {
 	var anonymous, shared, all int64
-	parseSizes(b, func(key string, n int64) {
-		switch key {
+	parseSizes(b, func(key []byte, n int64) {
+		switch string(key) {
 		case "VmRSS":
 			all = n
 		case "RssAnon":

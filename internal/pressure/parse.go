@@ -26,22 +26,22 @@ func parseBytes(b []byte) (n int64, ok bool) {
 
 // parseKeyed calls each with the lines "key number" of a file such as memory.stat
 // or memory.events. Other lines are left out.
-func parseKeyed(b []byte, each func(key string, value uint64)) {
+func parseKeyed(b []byte, each func(key []byte, value uint64)) {
 	for line := range bytes.Lines(b) {
 		key, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
 		if !ok {
 			continue
 		}
 		if n, err := strconv.ParseUint(string(rest), 10, 64); err == nil {
-			each(string(key), n)
+			each(key, n)
 		}
 	}
 }
 
 // keyed is the value of one key of such a file.
 func keyed(b []byte, key string) (value uint64) {
-	parseKeyed(b, func(k string, v uint64) {
-		if k == key {
+	parseKeyed(b, func(k []byte, v uint64) {
+		if string(k) == key {
 			value = v
 		}
 	})
@@ -50,14 +50,14 @@ func keyed(b []byte, key string) (value uint64) {
 
 // parseSizes calls each with the lines "key: number kB" of a file such as
 // /proc/meminfo, in bytes. Other lines are left out.
-func parseSizes(b []byte, each func(key string, n int64)) {
+func parseSizes(b []byte, each func(key []byte, n int64)) {
 	for line := range bytes.Lines(b) {
-		key, rest, ok := strings.Cut(string(line), ":")
-		fields := strings.Fields(rest)
-		if !ok || len(fields) != 2 || fields[1] != "kB" {
+		key, rest, ok := bytes.Cut(line, []byte(":"))
+		number, isSize := bytes.CutSuffix(bytes.TrimSpace(rest), []byte(" kB"))
+		if !ok || !isSize {
 			continue
 		}
-		if kb, err := strconv.ParseUint(fields[0], 10, 64); err == nil && kb <= unlimited>>10 {
+		if kb, err := strconv.ParseUint(string(bytes.TrimSpace(number)), 10, 64); err == nil && kb <= unlimited>>10 {
 			each(key, int64(kb)<<10)
 		}
 	}
@@ -68,8 +68,8 @@ func parseSizes(b []byte, each func(key string, n int64)) {
 func parseMeminfo(b []byte) (total, available int64) {
 	var free, buffers, cached int64
 	known := false
-	parseSizes(b, func(key string, n int64) {
-		switch key {
+	parseSizes(b, func(key []byte, n int64) {
+		switch string(key) {
 		case "MemTotal":
 			total = n
 		case "MemAvailable":

@@ -219,7 +219,7 @@ func FuzzParsers(f *testing.F) {
 		if s, _ := parseStalls(b); s.Some < 0 || s.Full < 0 {
 			t.Errorf("%+v", s)
 		}
-		parseKeyed(b, func(string, uint64) {})
+		parseKeyed(b, func([]byte, uint64) {})
 		v2, v1 := cgroupPaths(b)
 		mounts := parseMounts(b)
 		for _, memory := range []bool{false, true} {
@@ -240,6 +240,7 @@ func FuzzParsers(f *testing.F) {
 }
 
 func BenchmarkSample(b *testing.B) {
+	b.ReportAllocs()
 	s := At("/")
 	for b.Loop() {
 		s.Sample()
