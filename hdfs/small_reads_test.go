@@ -9,7 +9,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/providers"
 )
 
 // at reads size bytes of an open file and compares them.
@@ -88,8 +90,16 @@ func TestSmallReadsAllocateNothing(t *testing.T) {
 		t.Skip("the race detector empties pools")
 	}
 	s := startSystem(t, 1, 1)
+	// A runtime of its own, as in another process: one end's poller hands nothing to the other.
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rt.Close() })
 	for _, transport := range []string{"shm", "tcp"} {
-		c := s.own(transport)
+		d := NewDialer(rt, transport)
+		t.Cleanup(func() { d.Close() })
+		c := s.own(transport, func(cfg *ClientConfig) { cfg.Dialer = d })
 		content := randomBytes(1 << 20)
 		store(t, c, "/"+transport, content, CreateOptions{Replace: true})
 		f, err := c.Open(t.Context(), "/"+transport)
