@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -109,18 +108,6 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	return n, nil
 }
 
-// own tells whether an endpoint gets receives of its own, as long as fewer than so
-// many have them.
-func (n *domain) own(most int) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	own := n.owners < most || !n.attributes.Has(rdma.CapSharedReceive)
-	if own {
-		n.owners++
-	}
-	return own
-}
-
 // has tells whether a pool is one of the domain's.
 func (n *domain) has(p *slab.Pool) bool {
 	return p != nil && (p == n.receivePool || p == n.longPool || p == n.sendPool || p == n.offerPool)
@@ -144,117 +131,6 @@ func (n *domain) fail(err error) {
 	}
 }
 
-// claim deals a worker to an endpoint that can have so many requests outstanding.
-// shared are the receives that it shares, if it does: a worker has room for all of
-// them to complete at once.
-func (n *domain) claim(entries int, shared *receives) (*worker, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.workers) >= n.cfg.workers {
-		for _, serving := range []bool{true, false} { // those that serve the receives already cost less
-			for range n.workers {
-				w := n.workers[n.next%len(n.workers)]
-				n.next++
-				if serves(w, shared) == serving && !w.broken.Load() && dealTo(w, entries, shared) {
-					return w, nil
-				}
-			}
-		}
-	}
-	depth := workerQueue
-	if m := n.attributes.MaxCompletions; m > 0 {
-		depth = min(depth, m)
-	}
-	w, err := newWorker(n.domain, depth, n.orphan)
-	if err != nil {
-		return nil, err
-	}
-	if !dealTo(w, entries, shared) {
-		return nil, errors.Join(fmt.Errorf("an endpoint needs %d completions, the device's queues have %d: lower the window", entries, w.size), w.close())
-	}
-	n.workers = append(n.workers[:len(n.workers):len(n.workers)], w)
-	return w, nil
-}
-
-// dealTo takes an endpoint's entries of a worker if it has room. It needs mu.
-func dealTo(w *worker, entries int, shared *receives) bool {
-	if shared != nil && !serves(w, shared) {
-		entries += reservedFor(w, shared)
-	}
-	if w.room < entries {
-		return false
-	}
-	w.room -= entries
-	w.endpoints++
-	if shared != nil {
-		w.serves[shared.number]++
-	}
-	return true
-}
-
-func serves(w *worker, shared *receives) bool { return shared != nil && w.serves[shared.number] > 0 }
-
-// reservedFor is how many entries are for the completions of shared receives.
-func reservedFor(w *worker, shared *receives) int { return min(shared.depth, w.size/2) }
-
-// unclaim takes an endpoint's worker back. Its queue pair has been closed. A worker
-// that the load has brought goes with its last endpoint.
-func (n *domain) unclaim(w *worker, entries int, shared *receives) {
-	n.mu.Lock()
-	w.room += entries
-	w.endpoints--
-	if shared != nil {
-		if w.serves[shared.number]--; !serves(w, shared) {
-			delete(w.serves, shared.number)
-			w.room += reservedFor(w, shared)
-		}
-	}
-	surplus := len(n.workers) > n.cfg.workers && w.endpoints == 0 && !w.broken.Load()
-	if surplus {
-		n.workers = without(n.workers, w)
-	}
-	n.mu.Unlock()
-	if !surplus {
-		return
-	}
-	w.drain() // completions of receives that queue pairs left behind
-	if err := w.close(); err != nil {
-		n.log.Error("worker not closed", "error", err)
-		w.broken.Store(true)
-		n.mu.Lock()
-		n.workers = append(n.workers[:len(n.workers):len(n.workers)], w) // it ends with the domain
-		n.mu.Unlock()
-	}
-}
-
-func without(workers []*worker, w *worker) []*worker {
-	rest := make([]*worker, 0, len(workers)-1)
-	for _, each := range workers {
-		if each != w {
-			rest = append(rest, each)
-		}
-	}
-	return rest
-}
-
-// orphan takes back the receive of a completion whose queue pair has gone.
-func (n *domain) orphan(c *rdma.Completion) {
-	if c.ID&idKind != idReceive {
-		return
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	number := uint32(c.ID &^ idKind >> idQueue)
-	for _, r := range n.queues {
-		if r.number != number {
-			continue
-		}
-		if b := r.arrived(c.ID); b != nil {
-			r.putLate(b, false)
-		}
-	}
-}
-
 // enter counts an endpoint.
 func (n *domain) enter() error {
 	n.mu.Lock()
@@ -265,131 +141,6 @@ func (n *domain) enter() error {
 	n.shells++
 	n.entered.Add(1)
 	return nil
-}
-
-// share promises from least to most shared receives to an endpoint of a peer, awake of
-// which are needed at once. The caller calls unshare.
-//
-// A queue of a strict device takes endpoints until half of it is promised; the rest
-// is for their windows to grow. One that lends takes one for every four places. Then
-// a further queue is opened. When the device has no more of them, endpoints share
-// what is left.
-func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted int, err error) {
-	for i := 0; ; i++ {
-		r, err := n.queue(i)
-		if err != nil {
-			return n.squeeze(sh, least, most, awake, err)
-		}
-		full := min(most, r.depth-baseReceives)
-		switch {
-		case r.strict && full < least:
-			err = fmt.Errorf("shared receive queue on %s: it has %d places at most and an endpoint needs %d: lower the chunks", n.attributes.Name, r.depth, least+baseReceives)
-		case r.strict && r.places(max(r.depth/2, full+baseReceives)) < full:
-			err = errNoPlaces
-		case r.lender != nil && int(r.users.Load()) > r.depth/lentPlaces:
-			err = errNoPlaces
-		default:
-			granted, err = r.admit(sh, least, most, awake)
-		}
-		if err == nil {
-			return r, granted, nil
-		}
-		n.unshare(r)
-		if !errors.Is(err, errNoPlaces) {
-			return nil, 0, err
-		}
-	}
-}
-
-// squeeze is share without a further queue.
-func (n *domain) squeeze(sh *share, least, most, awake int, openErr error) (chosen *receives, granted int, err error) {
-	n.mu.Lock()
-	queues := slices.Clone(n.queues)
-	for _, r := range queues {
-		r.users.Add(1)
-	}
-	n.mu.Unlock()
-	err = openErr
-	for _, r := range queues {
-		if chosen == nil {
-			var refusal error
-			if granted, refusal = r.admit(sh, least, most, awake); refusal == nil {
-				chosen = r
-				continue
-			} else if !errors.Is(refusal, errNoPlaces) {
-				err = refusal
-			}
-		}
-		n.unshare(r)
-	}
-	switch {
-	case chosen != nil:
-		return chosen, granted, nil
-	case len(queues) > 0 && err == openErr:
-		err = fmt.Errorf("%w: no room in %d shared receive queues, and no further one: %w", slab.ErrExhausted, len(queues), openErr)
-	}
-	return nil, 0, err
-}
-
-// queue returns a shared queue by its place, or opens a further one. Its user calls
-// unshare.
-func (n *domain) queue(i int) (*receives, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if i < len(n.queues) {
-		n.queues[i].users.Add(1)
-		return n.queues[i], nil
-	}
-	a := &n.attributes
-	depth := sharedDepth
-	if a.MaxQueueDepth > 0 {
-		depth = min(depth, a.MaxQueueDepth)
-	}
-	if a.MaxCompletions > 0 {
-		depth = min(depth, a.MaxCompletions/2)
-	}
-	if err := n.shares.reserve(baseReceives); err != nil {
-		return nil, err
-	}
-	n.number = n.number%maxQueueNumber + 1
-	r := newReceives(nil, n.receivePool, n.log, n.number, n.receiveSize(), depth, !n.waits)
-	q, err := n.domain.NewSharedReceiveQueue(rdma.SharedReceiveConfig{Depth: depth, MaxSGE: 1, OnScarce: r.onScarce()})
-	if err != nil {
-		_ = n.shares.reserve(-baseReceives) // cannot fail
-		return nil, fmt.Errorf("shared receive queue of %d places on %s: %w", depth, a.Name, err)
-	}
-	r.attach(q)
-	l := link.Limits{Chunks: n.cfg.tuning.Chunks}
-	r.unpaid = l.Receives(0, l.AllAnswers())
-	r.users.Store(1)
-	n.queues = append(n.queues[:len(n.queues):len(n.queues)], r)
-	return r, nil
-}
-
-// unshare takes an endpoint off its shared receives. The last one takes the queue
-// with it.
-func (n *domain) unshare(r *receives) {
-	n.mu.Lock()
-	last, workers := r.users.Add(-1) == 0, n.workers
-	n.mu.Unlock()
-	if !last {
-		return
-	}
-	for _, w := range workers {
-		w.drain() // completions of receives that queue pairs left behind
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	at := slices.Index(n.queues, r)
-	if r.users.Load() > 0 || at < 0 {
-		return
-	}
-	if err := r.close(); err != nil {
-		n.log.Error("receives not closed", "error", err)
-		return
-	}
-	n.queues = slices.Delete(slices.Clone(n.queues), at, at+1)
-	_ = n.shares.reserve(-baseReceives) // cannot fail
 }
 
 // hold counts memory that an application has, as the messages are that it holds of

@@ -91,3 +91,38 @@ func TestAdmissionWaitsForEachReceive(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Applications hold all receives that were posted while no memory is left for
+// others. When there is some again, messages come in although nothing was released.
+func TestReceivesComeBackByThemselves(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	p := w.pair(t, Config{ReceiveMemory: 8 << 20, Tuning: TuningTable{w.transport: {Window: 64}}}, ListenConfig{})
+	a, b := p.connect(t, "")
+	n := p.server.firstDomain(w.transport)
+	giveBack := takeAll(t, n.receivePool)
+	var held []*Message
+	receive := func() {
+		m, err := b.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, m)
+	}
+	for i := 0; b.carrier.(*shell).window.recv.posted.Load() > 0; i++ {
+		if err := a.Send(p.ctx, uint32(i), []byte("held")); err != nil {
+			t.Fatal(err)
+		}
+		receive()
+	}
+	if err := a.Send(p.ctx, 99, []byte("waits")); err != nil {
+		t.Fatal(err)
+	}
+	giveBack()
+	receive()
+	if last := held[len(held)-1]; last.Tag != 99 {
+		t.Errorf("got message %d", last.Tag)
+	}
+	for _, m := range held {
+		m.Release()
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
@@ -149,4 +150,34 @@ func (p *pair) accept(t *testing.T) *Endpoint {
 		t.Fatal(err)
 	}
 	return e
+}
+
+// fakeConfig is the device of a fake world.
+func fakeConfig(name string) fake.Config {
+	if name == "fakewarp" {
+		return fake.IWARP(name)
+	}
+	return fake.InfiniBand(name)
+}
+
+// takeAll uses a pool up, and returns what gives it back.
+func takeAll(t *testing.T, p *slab.Pool) (giveBack func()) {
+	t.Helper()
+	var slabs []slab.Slab
+	for size := 1 << 20; size >= 256; {
+		s, ok, err := p.TryGet(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			size /= 2
+			continue
+		}
+		slabs = append(slabs, s)
+	}
+	return func() {
+		for _, s := range slabs {
+			p.Put(s)
+		}
+	}
 }
