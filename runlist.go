@@ -21,9 +21,9 @@ type runnable interface {
 	more() bool
 }
 
-// A runList is the endpoints whose requests wait to be handled, in turn. The
-// worker's own goroutine takes them from it, because handlers may take locks that
-// callers who poll hold; when a caller has polled, a goroutine of the list's does.
+// A runList is the endpoints whose requests wait to be handled, in turn. Callers who poll
+// do not handle requests: a handler may take a lock that the caller holds. The worker's
+// own goroutine does, or a helper when a caller has polled what it finds there.
 type runList struct {
 	waiting atomic.Int32
 	kicked  atomic.Bool
@@ -58,10 +58,14 @@ func (l *runList) next() runnable {
 	return r
 }
 
-// one gives the first of the list a budget, and reports false if there is none. Before
-// that one's next turn it polls: whoever has come meanwhile is first, in whatever order
-// they came. If another goroutine polls, that is waited for only if there is a next turn,
-// or nobody else's: what comes for r meanwhile would be news, and before the others.
+// one lets the first of the list, r, handle up to runBudget requests. It reports false if
+// the list is empty.
+//
+// Then it polls, so that endpoints whose requests have come meanwhile get on the list
+// before r does again. If another goroutine polls just now, one waits for it in two
+// cases: if r has more to do, and if nobody else is on the list. In the second case r,
+// off the list, would be put there as soon as something came for it, and before those
+// whose requests came earlier and are still to be polled.
 func (l *runList) one(poll func(wait bool) bool) bool {
 	r := l.next()
 	if r == nil {
@@ -77,7 +81,7 @@ func (l *runList) one(poll func(wait bool) bool) bool {
 	return true
 }
 
-// kick sees to it that somebody takes what is on the list.
+// kick starts a helper, unless there is one, if something is on the list.
 func (l *runList) kick(poll func(wait bool) bool) {
 	if l.any() && !l.kicked.Load() && l.kicked.CompareAndSwap(false, true) {
 		l.helpers.Go(func() { l.all(poll) })

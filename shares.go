@@ -7,22 +7,22 @@ import (
 	"github.com/verbena-data/verbena/internal/slab"
 )
 
-// peerShare is the part of a group's memory on a device that the endpoints of one
-// peer may have together: one in so many.
+// peerShare says that the endpoints of one peer may together have half of a group's
+// memory on a device.
 const peerShare = 2
 
 // shares counts what the peers of a domain have of its receives and of its memory
 // for long messages, so that a peer with many endpoints does not starve another.
 type shares struct {
 	long     *slab.Pool
-	receives int // that there is memory for
+	receives int // how many there is memory for
 
 	mu       sync.Mutex
 	peers    map[string]*share
-	promised int   // receives
-	growing  int64 // bytes of messages that may need more, or did when they got them
-	onTrial  int64 // bytes of messages on trial
-	trialEnd chan struct{}
+	promised int           // receives
+	growing  int64         // bytes of growingMemory
+	onTrial  int64         // bytes of trialMemory
+	trialEnd chan struct{} // closed, and replaced, when a trial ends
 }
 
 // A share is what one peer has. Its fields are guarded by the mutex of all.
@@ -32,16 +32,16 @@ type share struct {
 	users    int // endpoints and long messages
 	promised int
 	growing  int64
-	firm     int64         // bytes of messages that need no more
+	firm     int64         // bytes of firmMemory
 	trial    bool          // one of its messages is on trial
-	line     []*firmWaiter // the first has waited longest
+	line     []*firmWaiter // of those who wait for firmMemory; the first has waited longest
 }
 
 func newShares(long *slab.Pool, receives int) *shares {
 	return &shares{long: long, receives: receives, peers: map[string]*share{}, trialEnd: make(chan struct{})}
 }
 
-// join returns the share of a peer, for an endpoint or a message of its.
+// join returns the share of a peer for one more endpoint, which calls leave.
 func (a *shares) join(peer string) *share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -63,13 +63,13 @@ func (sh *share) leave() {
 
 // unuse needs the mutex.
 func (sh *share) unuse() {
-	// Memory that comes late is given back when the peer may have another share.
+	// A message may be released when the peer has gone, come back and got a new share.
 	if sh.users--; sh.users == 0 && sh.of.peers[sh.name] == sh {
 		delete(sh.of.peers, sh.name)
 	}
 }
 
-// promise takes from least to most receives for the peer.
+// promise counts from least to most receives more for the peer, and tells how many.
 func (sh *share) promise(least, most int) (int, error) {
 	a := sh.of
 	a.mu.Lock()
@@ -100,7 +100,8 @@ func (sh *share) withdraw(n int) {
 	a.mu.Unlock()
 }
 
-// plenty tells that the peer may have more receives because it sends fast.
+// plenty tells that a peer that sends fast may have more receives: less than half is
+// promised of all, and of its share.
 func (sh *share) plenty() bool {
 	a := sh.of
 	a.mu.Lock()
@@ -108,7 +109,8 @@ func (sh *share) plenty() bool {
 	return a.promised < a.receives/2 && sh.promised < a.receives/peerShare/2
 }
 
-// scarce tells that endpoints of the peer should give back what they have grown by.
+// scarce tells that endpoints of the peer should give back what they have grown by: more
+// than three quarters are promised of all, or of its share.
 func (sh *share) scarce() bool {
 	a := sh.of
 	a.mu.Lock()
@@ -116,7 +118,7 @@ func (sh *share) scarce() bool {
 	return a.promised > a.receives/4*3 || sh.promised > a.receives/peerShare/4*3
 }
 
-// reserve takes n receives that belong to no peer, and gives back those below 0.
+// reserve counts n receives that belong to no peer. A negative n gives them back.
 func (a *shares) reserve(n int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -18,22 +18,25 @@ type firmWaiter struct {
 type memoryKind uint8
 
 const (
-	// growingMemory is given on an announcement, or as a message grows.
+	// growingMemory is given on an announcement, or as a message arrives: the message may
+	// need more.
 	growingMemory memoryKind = iota
-	// trialMemory is the first of a message that Receive waits for when no growing
-	// memory is left.
+	// trialMemory is the first part of a message that Receive waits for, when no growing
+	// memory is left. It proves that the peer sends what it has announced.
 	trialMemory
-	// firmMemory is for a whole message.
+	// firmMemory is for a whole message, which needs no more.
 	firmMemory
 )
 
-// endpointShare is how much memory the long messages of one endpoint get for being
-// announced. One that Receive waits for may have more.
+// endpointShare is how many bytes the long messages of one endpoint get for being
+// announced: a sixteenth of the pool. One that Receive waits for may have more.
 func (a *shares) endpointShare() int { return int(a.long.Limit() / 16) }
 
-// growingLimit is what the longest message and those on trial leave of the large
-// regions' part of the pool, which makes each region up to an eighth longer; a quarter
-// of the pool at most, less an arena that may hold little.
+// growingLimit is how many bytes all growing messages may have together. The longest
+// message, half of the pool, and all on trial, an eighth, always fit beside them into
+// the part of the pool for large regions, which may be an eighth longer than asked for.
+// It is at most a quarter of the pool, less 2 MiB for an arena that is nearly empty, and
+// at least an eighth.
 func (a *shares) growingLimit() int64 {
 	limit := a.long.Limit()
 	rest := a.long.LargeLimit() - int64(slab.RegionFor(int(limit/2)))
@@ -44,9 +47,9 @@ func (a *shares) growingLimit() int64 {
 // exceed it.
 func (a *shares) firmLimit() int64 { return a.long.Limit() / peerShare }
 
-// tryGrowing gets memory for a message that may come to need more. Together those
-// hold so little that a whole message always fits beside them: they never wait for
-// each other. try is the pool's TryGet or TryQuick.
+// tryGrowing gets growing memory if there is some within growingLimit, of which a peer
+// may have half. So such messages never wait for each other. try is the pool's TryGet or
+// TryQuick.
 func (sh *share) tryGrowing(size int, try func(int) (slab.Slab, bool, error)) (slab.Slab, bool, error) {
 	a := sh.of
 	limit := a.growingLimit()
@@ -112,7 +115,7 @@ func (sh *share) gotFirm(size int64, memory slab.Slab, err error) {
 	sh.users++ // the message's
 }
 
-// takeFirm needs the mutex.
+// takeFirm counts n bytes of firm memory if the peer may have them. It needs the mutex.
 func (sh *share) takeFirm(n int64) bool {
 	if sh.firm > 0 && sh.firm+n > sh.of.firmLimit() {
 		return false
@@ -121,7 +124,8 @@ func (sh *share) takeFirm(n int64) bool {
 	return true
 }
 
-// serve lets those go on who wait for the peer's share. It needs the mutex.
+// serve grants firm memory to those in line while the peer may have it. It needs the
+// mutex.
 func (sh *share) serve() {
 	for len(sh.line) > 0 && sh.takeFirm(sh.line[0].size) {
 		close(sh.line[0].granted)

@@ -9,8 +9,7 @@ import (
 	"github.com/verbena-data/verbena/internal/slab"
 )
 
-// trialShare is the part of the long messages' memory that messages on trial may
-// have: one in so many.
+// trialShare says that messages on trial may have an eighth of the long messages' memory.
 const trialShare = 8
 
 // trialPatience is how long Receive waits for a place on trial, before it asks for
@@ -20,10 +19,9 @@ var trialPatience = 10 * time.Second
 // errNoTrial says that no place on trial has come free in time.
 var errNoTrial = errors.New("verbena: no place on trial")
 
-// getTrial waits for the first memory of a message that Receive waits for and that
-// has proved nothing yet: at most patience, then it returns errNoTrial. One message
-// of a peer is on trial at a time. Those on trial hold so little that a whole
-// message fits beside them and all that are growing.
+// getTrial gets trial memory. It waits for a place on trial, at most patience, and then
+// returns errNoTrial. One message of a peer is on trial at a time, and all together have
+// an eighth of the memory; one that is larger may be on trial alone.
 func (sh *share) getTrial(ctx context.Context, size int, patience time.Duration) (slab.Slab, error) {
 	t := time.NewTimer(patience)
 	defer t.Stop()
@@ -59,7 +57,7 @@ func (sh *share) getTrial(ctx context.Context, size int, patience time.Duration)
 	return memory, nil
 }
 
-// endTrial needs the mutex.
+// endTrial gives the peer's place on trial back. It needs the mutex.
 func (sh *share) endTrial(n int64) {
 	sh.trial = false
 	sh.of.onTrial -= n

@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// Polling stops after a wait of limit/8 without a completion. It is tried again
-	// after 8 waits, doubling up to 256.
+	// Polling stops after limit/8 without a completion. It is tried again after 8 waits,
+	// doubling up to 256.
 	spinPause, maxSpinPause = 8, 256
 
 	// A poller that is not run for 300 us shares its processor with somebody else:
@@ -16,16 +16,17 @@ const (
 	// After that nobody in the process polls for 10 ms, doubling up to 100 ms while
 	// it goes on.
 	crowdPause, maxCrowdPause = 10 * time.Millisecond, 100 * time.Millisecond
-	// After 1 s in peace the pause is forgotten, and the clock left alone.
+	// 1 s after the last pause the clock is no longer read to see whether one goes on.
 	crowdMemory = time.Second
 )
 
-// A spinner decides how long the next wait polls before it sleeps. It belongs to
-// one waiter at a time.
+// A spinner decides how long the next wait polls before it sleeps. One that was in vain
+// halves it; one that polling ended in less than half of the limit restores it. It belongs
+// to one waiter at a time.
 type spinner struct {
-	limit  time.Duration // the longest poll; not above 0: never poll
-	budget time.Duration // of the next wait; 0: only now and then
-	pause  int           // waits between two tries
+	limit  time.Duration // the longest poll; 0 or less: never poll
+	budget time.Duration // of the next wait; 0: polling has stopped
+	pause  int           // waits between two tries, once it has
 	skip   int           // of them, those to come
 }
 
@@ -66,9 +67,9 @@ func (s *spinner) vain(spent time.Duration) {
 	}
 }
 
-// A crowd tells whether more programs want to run than there are processors.
-// Polling then takes the time from those who would answer, even where the answer
-// comes soon; and a scheduler prefers those who sleep.
+// A crowd tells whether more threads want to run than there are processors. Polling then
+// takes processor time from those who would answer, and a scheduler prefers those who
+// sleep to those who poll.
 type crowd struct {
 	start time.Time
 	until atomic.Int64 // nanoseconds since start: nobody polls before
@@ -80,8 +81,8 @@ var processors = crowd{start: time.Now()}
 
 func (c *crowd) now() time.Duration { return time.Since(c.start) }
 
-// dense tells that polling is of no use now. It reads the clock only if polling
-// has been of no use lately.
+// dense tells that nobody should poll now. It reads the clock only within 1 s of the last
+// pause.
 func (c *crowd) dense() bool { return c.until.Load() != 0 && c.denseAt(c.now()) }
 
 func (c *crowd) denseAt(now time.Duration) bool {

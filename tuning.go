@@ -40,8 +40,9 @@ type Tuning struct {
 	// of up to Pieces times Eager goes in messages of about Eager bytes instead,
 	// which arrive sooner than one that the peer has to fetch.
 	Stream, Pieces int
-	// Own is how many endpoints of a group on a device have receives of their own.
-	// Those that come when there are so many share theirs, where the device can.
+	// Own is how many endpoints of a group on a device have receives of their own; 0, as
+	// in the built-in table: none. Further ones share theirs. On a device without shared
+	// receives all have their own, whatever Own says.
 	Own int
 }
 

@@ -18,19 +18,18 @@ const (
 	// workerQueue is the depth of a completion queue. Endpoints are dealt to
 	// queues that have room for all that they can have outstanding.
 	workerQueue = 16 << 10
-	// takeover is how long callers that poll may leave their worker alone before
-	// it watches the queue itself again.
+	// takeover is how long no caller may have polled before the worker watches the queue
+	// itself again.
 	takeover = time.Millisecond
-	// lingering is how many times a worker polls in vain before it sleeps: 2 us over shm,
-	// 30 over iwarp, where a poll reads sockets. This is so in the wait mode event,
-	// too, in which callers do not poll. See decision 0029.
+	// lingering is how many times a worker polls in vain before it sleeps, also where
+	// Spin is negative (decision 0029). That takes 2 us over shm, and 30 us over iwarp,
+	// where a poll reads sockets.
 	lingering = 60
-	// spinBatch is how many times a caller polls before it looks whether others
-	// want the queue, and clockBatches after how many such batches it reads the
-	// clock: reading it takes as long as a few polls.
+	// A caller that polls lets others at the queue after 8 polls, and reads the clock
+	// after 4 times 8: reading it takes as long as a few polls.
 	spinBatch, clockBatches = 8, 4
 	// yieldEvery is how long a caller polls before it lets other goroutines run. Where
-	// a processor is idle, each time costs two processors 5 us: Go wakes a thread
+	// a processor is idle, each yield costs two processors 5 us: Go wakes a thread
 	// there, and that thread fetches the caller.
 	yieldEvery = 10 * time.Microsecond
 )
@@ -55,22 +54,19 @@ type consumer interface {
 	endIfStalled(time.Duration)
 }
 
-// A worker is a completion queue with a poller. Whoever waits for something
-// that arrives there may poll as well, and then needs no hand-over from one
-// goroutine to another; the worker's own goroutine leaves the queue to such
-// callers while there are any, so that peers need not raise events, and
-// watches it at all other times.
+// A worker is a completion queue with a poller. Whoever waits for something that arrives
+// there may poll as well, and then needs no hand-over from one goroutine to another. While
+// callers poll, the worker's own goroutine leaves the queue to them and arms nothing, so
+// peers need not raise events. At all other times it watches the queue.
 type worker struct {
 	cq     rdma.CompletionQueue
 	orphan func(*rdma.Completion) // takes those of queue pairs that have gone
 	size   int                    // entries of the queue
 
-	// Its domain's: how many entries are not claimed, for how many endpoints the
-	// others are, and for how many of them by the number of the shared receives that
-	// they use.
-	room      int
-	endpoints int
-	serves    map[uint32]int
+	// The domain's mu guards these.
+	room      int            // entries of the queue that no endpoint has claimed
+	endpoints int            // that have claimed some
+	serves    map[uint32]int // how many of them use the shared receives of that number
 
 	mu        sync.Mutex // held to poll
 	consumers map[uint32]consumer
@@ -183,8 +179,8 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// serve polls for requests for a while, if there is somebody whose requests are
-// handled here. It tells whether some came.
+// serve polls for up to the greatest Spin of the endpoints whose requests are handled
+// here, if there are any. It tells whether requests came.
 func (w *worker) serve() bool {
 	if w.serving.Load() == 0 || processors.dense() {
 		return false
@@ -241,9 +237,9 @@ func (w *worker) poll() {
 	}
 }
 
-// pollAll is poll until nothing is left of what has completed so far. So no endpoint's
-// many messages hide those of the others behind them. If another goroutine is at it, it
-// waits its turn, or reports false.
+// pollAll handles all that has completed so far, so that no endpoint's many messages hide
+// those of others behind them. If another goroutine is at it, pollAll waits for its turn,
+// or reports false.
 func (w *worker) pollAll(wait bool) bool {
 	if !w.mu.TryLock() {
 		if !wait {
@@ -371,9 +367,9 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 	return true
 }
 
-// spin polls until ready, for about budget. It tells how long it has polled; what
-// ends before the first look at the clock counts as nothing. What the list of runs
-// gets meanwhile is up to others, unless it is the worker's own goroutine that polls.
+// spin polls until ready, for about budget. It tells how long it has polled: 0 if that
+// ended before the first look at the clock. own says that the caller is the worker's
+// goroutine, which handles requests itself; for others a helper does.
 func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok bool, waited time.Duration) {
 	var start time.Duration
 	var last time.Duration // of the look at the clock before; 0: much has been done since
@@ -415,8 +411,8 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 			start, yielded = now, now
 		}
 		waited = now - start
-		// Polls in vain take no time. Who was not run between two of them has been
-		// pushed aside.
+		// 32 polls in vain take some microseconds. If 300 have passed, something else
+		// ran on this processor.
 		if last != 0 && now-last > preempted {
 			processors.pushed(now)
 			break
@@ -448,7 +444,7 @@ func (w *worker) sleep() {
 	w.watch()
 }
 
-// sleepBeside is sleep for a caller for whom another one polls, if one does.
+// sleepBeside is sleep for a caller who needs the worker only if no other caller polls.
 func (w *worker) sleepBeside() {
 	w.sleepers.Add(1)
 	if !w.callers.any() {
