@@ -7,9 +7,10 @@ import (
 )
 
 const (
-	// soon is the length in bytes of an eager message whose memory is wanted back
-	// at once. What is shorter waits for the next signalled request; on a strict
-	// device, where an idle endpoint holds more, all that waits counts.
+	// An eager message of more than soon bytes is signalled, so that its memory comes
+	// back at once. The memory of shorter ones comes back with the next signalled
+	// request. On a strict device, where an idle endpoint holds more, what waits for
+	// that counts, too.
 	soon = 2 << 10
 	// flushBatch is how many requests a post has at most.
 	flushBatch = 4

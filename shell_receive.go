@@ -119,7 +119,7 @@ func (s *shell) provideAtOnce() {
 	if size == 0 {
 		return // Receive asks for it
 	}
-	// A device that cannot register more may be able to later.
+	// An error is no failure: a device that cannot register more may be able to later.
 	memory, ok, err := s.long.share.tryGrowing(size, s.n.longPool.TryQuick)
 	if !ok || err != nil {
 		return
@@ -127,8 +127,8 @@ func (s *shell) provideAtOnce() {
 	s.place(want, memory, growingMemory)
 }
 
-// provide gets memory for the message that Receive waits for. Those behind it do
-// not get any in this way.
+// provide gets memory for the message that Receive waits for. Messages behind that one
+// wait for none, and get theirs from provideAtOnce.
 func (s *shell) provide(ctx context.Context, want link.Want) error {
 	memory, kind, err := s.obtain(ctx, want)
 	if errors.Is(err, errGivenUp) {
@@ -148,11 +148,10 @@ func (s *shell) provide(ctx context.Context, want link.Want) error {
 	return nil
 }
 
-// obtain gets the memory. If none is left for a part it waits for memory for the
-// whole message, so that what is waited for is only held by messages that are
-// arriving and need no more, or that applications have and will release. A message
-// of which nothing has arrived yet, from a peer that has sent none as long, gets
-// the first part all the same and has to fill that.
+// obtain gets the memory: growing memory, if some is left. If not, it waits for firm
+// memory for the whole message. Firm memory is held by messages that are arriving and need
+// no more, and by applications, so some always comes back. A message of which nothing has
+// arrived yet first gets a trial: memory for its first part, which it has to fill.
 func (s *shell) obtain(ctx context.Context, want link.Want) (slab.Slab, memoryKind, error) {
 	size := s.long.portion(want)
 	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {

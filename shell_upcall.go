@@ -10,9 +10,9 @@ import (
 	"github.com/verbena-data/verbena/internal/link/wire"
 )
 
-// answerSpins is for how many times Spin a caller polls for its answer. Where both ends
-// have rested, it is there after 50 to 60 us, most of which the peer's processor takes to
-// wake up. A caller that sleeps meanwhile waits as long again for its own.
+// A caller polls for its answer for up to 5 times Spin. Where both ends have rested, the
+// answer comes after 50 to 60 us, most of which the peer's processor takes to wake up. A
+// caller that slept would have to wait as long again for its own processor.
 const answerSpins = 5
 
 // An upcall is who gets an endpoint's messages instead of Receive. The shell's mu guards
@@ -51,7 +51,7 @@ func raise(v *atomic.Int64, n int64) {
 
 // deliverReady hands the sink what is in the inbox. mu is held.
 func (s *shell) deliverReady() {
-	// Once this side has closed, long messages are told to be here without having been read.
+	// After this side's Close the machine reports long messages that it has not read.
 	for !s.life.breach && !s.e.closing.Load() {
 		in, ok := s.m.Next(s.in.drop)
 		if !ok {
@@ -98,8 +98,8 @@ func (s *shell) provideForSink(want link.Want) {
 // deliver hands the sink a message. mu is held.
 func (s *shell) deliver(m *Message) {
 	if b, ok := m.owner.(*buffer); ok && 2*s.window.held > s.m.Window() {
-		// The rest of the window is for answers, which must not wait until requests
-		// have been handled.
+		// Requests that wait to be handled hold half of the window at most. The rest is
+		// for answers, which must not wait until requests have been handled.
 		copied := s.e.copied(m)
 		s.returned(b)
 		m = copied

@@ -7,17 +7,17 @@ import (
 )
 
 // On a strict device, and where an endpoint has receives of its own, each credit is a
-// posted receive. There a peer begins with one, and a receive stands behind one of the
-// answers to what this side sends; the rest of what is promised sleeps until it is
-// needed. A peer whose message has not been released yet gets another credit at once,
-// and that goes again with the release. One that sends so often, or has to wait, keeps
-// what it gets.
+// posted receive. There a peer begins with one credit, and one receive is posted for
+// answers to what this side sends. The other promised receives sleep until they are
+// needed. A peer whose message has not been released yet is lent another credit at once,
+// which goes with the release. A peer that borrows often, or has to wait, keeps what it
+// was lent.
 
 const (
 	// lendAgain is the pause before memory is asked for again, to lend a credit.
 	lendAgain = 100 * time.Millisecond
-	// A peer to which credits were lent lendOften times in lendOftenIn keeps so many
-	// that credits ride in answers, and need no messages of their own.
+	// A peer to which credits were lent 64 times within 1 s keeps 4 of them: then credits
+	// go back in answers, and need no messages of their own.
 	lendOften, lendOftenIn, lendKept = 64, time.Second, 4
 )
 
