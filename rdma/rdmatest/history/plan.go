@@ -261,9 +261,7 @@ func (d *direction) plan(round int) {
 			d.planBroken(p)
 			continue
 		}
-		if !d.planStep(p, &messages) {
-			continue
-		}
+		d.planStep(p, &messages)
 	}
 	for p := range d.count {
 		d.signalOften(p)
@@ -311,28 +309,61 @@ func (d *direction) requests() int {
 	return n
 }
 
-func (d *direction) planStep(p int, messages *int) bool {
-	random, t, u, out := d.random, d.t, &d.use[p], &d.posters[p]
+// planStep adds a step to what a poster does. It adds none if the request that it draws
+// would touch memory that the poster's outstanding requests use in another order.
+func (d *direction) planStep(p int, messages *int) {
+	random, u, out := d.random, &d.use[p], &d.posters[p]
 	switch random.IntN(40) {
 	case 0:
 		if d.brokenAt < 0 {
 			out.steps = append(out.steps, step{kind: stepSettle})
 			u.clear()
 		}
-		return true
+		return
 	case 1:
 		out.steps = append(out.steps, step{kind: stepWrong, wrong: random.IntN(wrongPosts)})
-		return true
+		return
 	case 2:
 		d.planFill(p)
-		return true
+		return
 	}
-	op := d.randomOp(*messages < maxMessages)
-	fetches := op >= rdma.OpRead
-	isAtomic := op > rdma.OpRead
+	r := d.draw(p, d.randomOp(*messages < maxMessages))
+	if !r.fits(u) || r.fence && d.t.unfenced {
+		d.spans = d.spans[:r.firstSpan]
+		return
+	}
+	d.complete(&r, u)
+	if r.op < rdma.OpWrite || r.op == rdma.OpWriteImmediate {
+		*messages++
+	}
+	if d.brokenAt < 0 {
+		d.carryOut(&r.step, out)
+	}
+	u.add(&r)
+	out.steps = append(out.steps, r.step)
+	if r.flags&rdma.Inline != 0 && random.IntN(2) == 0 {
+		d.fill(p, r.spans[random.IntN(len(r.spans))])
+	}
+}
+
+// A draft is a request that is being planned.
+type draft struct {
+	step
+	fetches bool   // a Read or an atomic operation, which writes the spans
+	atomic  bool   // an atomic operation
+	spans   []span // in the local memory
+	there   span   // in the exposed memory
+	fence   bool   // it has to wait for fetches before it
+	inline  bool   // it may be posted inline
+}
+
+// draw draws a request: where it reads and writes, and how long it is.
+func (d *direction) draw(p int, op rdma.Opcode) draft {
+	random, t := d.random, d.t
+	r := draft{fetches: op >= rdma.OpRead, atomic: op > rdma.OpRead}
 	part := partAll
-	if d.brokenAt < 0 && !isAtomic && op >= rdma.OpWrite && random.IntN(3) == 0 {
-		if part = partWritable; fetches {
+	if d.brokenAt < 0 && !r.atomic && op >= rdma.OpWrite && random.IntN(3) == 0 {
+		if part = partWritable; r.fetches {
 			part = partReadable
 		}
 	}
@@ -343,101 +374,107 @@ func (d *direction) planStep(p int, messages *int) bool {
 	}
 	length = min(length, place.length())
 	at := place.from + random.IntN(place.length()-length+1)
-	if isAtomic {
-		length, at = 8, place.from+random.IntN(place.length()/8)*8
-	}
 	entries := 1
-	if !isAtomic {
+	if r.atomic {
+		length, at = 8, place.from+random.IntN(place.length()/8)*8
+	} else {
 		most := t.sendSGE[d.from]
-		if fetches {
+		if r.fetches {
 			most = t.readSGE[d.from]
 		}
-		entries = 1 + random.IntN(most)
+		entries += random.IntN(most)
 	}
 	first := len(d.spans)
-	left := length
+	length -= d.drawSpans(p, entries, length, r.atomic)
+	r.spans, r.there = d.spans[first:], span{at, at + length}
+	r.step = step{op: op, part: part, at: at, length: length, firstSpan: first, spanCount: len(r.spans)}
+	r.inline = !r.fetches && length <= t.inline[d.from]
+	return r
+}
+
+// drawSpans draws the local memory of a request, an entry for each span. It returns how
+// many bytes of length the last one had no room for.
+func (d *direction) drawSpans(p, entries, length int, atomic bool) (left int) {
+	random := d.random
+	left = length
 	for i := range entries {
 		piece := left
 		if i < entries-1 {
 			piece = random.IntN(left + 1)
 		}
-		home := d.window(localPart(random.IntN(localParts), t.area), p)
+		home := d.window(localPart(random.IntN(localParts), d.t.area), p)
 		piece = min(piece, home.length())
 		from := home.from + random.IntN(home.length()-piece+1)
-		if isAtomic {
+		if atomic {
 			from &^= 7
 		}
 		d.spans = append(d.spans, span{from, from + piece})
 		left -= piece
 	}
-	length -= left // what the last entry had no room for
-	spans := d.spans[first:]
-	there := span{at, at + length}
-	fence, inline := false, !fetches && length <= t.inline[d.from]
-	for i, s := range spans {
-		if fetches {
+	return left
+}
+
+// fits tells whether the request may go out beside the outstanding ones: whether the bytes
+// are the same in every order in which devices may carry them out. It sets fence if that
+// takes a fence, and clears inline if the data must not be taken when it is posted.
+func (r *draft) fits(u *use) bool {
+	for i, s := range r.spans {
+		if r.fetches {
 			// A fetch writes its target at any time until it completes.
-			if overlaps(u.sources, s) || overlaps(u.targets, s) || overlaps(spans[:i], s) {
-				d.spans = d.spans[:first]
+			if overlaps(u.sources, s) || overlaps(u.targets, s) || overlaps(r.spans[:i], s) {
 				return false
 			}
-		} else {
-			// A request may send what an earlier fetch brings if it is fenced. It may not
-			// do so inline: PostSend takes inline data before the fetch is done.
-			fence = fence || overlaps(u.late, s)
-			inline = inline && !overlaps(u.targets, s)
+			continue
 		}
+		// A request may send what an earlier fetch brings if it is fenced. It may not do
+		// so inline: PostSend takes inline data before the fetch is done.
+		r.fence = r.fence || overlaps(u.late, s)
+		r.inline = r.inline && !overlaps(u.targets, s)
 	}
-	if op == rdma.OpWrite || op == rdma.OpWriteImmediate || isAtomic {
+	if r.op == rdma.OpWrite || r.op == rdma.OpWriteImmediate || r.atomic {
 		// A fetch without a fence behind it may read after this request has written.
-		fence = fence || overlaps(u.looked, there)
+		r.fence = r.fence || overlaps(u.looked, r.there)
 	}
-	if fence && t.unfenced {
-		d.spans = d.spans[:first]
-		return false
-	}
-	s := step{op: op, part: part, at: at, length: length, firstSpan: first, spanCount: len(spans)}
-	if fence || !t.unfenced && random.IntN(10) == 0 {
-		s.flags |= rdma.Fence
+	return true
+}
+
+// complete draws what is left of a request that fits: flags, immediate and operands.
+func (d *direction) complete(r *draft, u *use) {
+	random := d.random
+	if r.fence || !d.t.unfenced && random.IntN(10) == 0 {
+		r.flags |= rdma.Fence
 		u.late, u.looked = u.late[:0], u.looked[:0]
 	}
 	if random.IntN(3) == 0 {
-		s.flags |= rdma.Signaled
+		r.flags |= rdma.Signaled
 	}
 	if random.IntN(3) == 0 {
-		s.flags |= rdma.Solicited
+		r.flags |= rdma.Solicited
 	}
-	if inline && random.IntN(2) == 0 {
-		s.flags |= rdma.Inline
+	if r.inline && random.IntN(2) == 0 {
+		r.flags |= rdma.Inline
 	}
-	if op == rdma.OpSendImmediate || op == rdma.OpWriteImmediate {
-		s.immediate = random.Uint32()
+	if r.op == rdma.OpSendImmediate || r.op == rdma.OpWriteImmediate {
+		r.immediate = random.Uint32()
 	}
-	if isAtomic {
-		s.compareAdd, s.swap = random.Uint64(), random.Uint64()
-		if op == rdma.OpCompareSwap && random.IntN(2) == 0 {
-			s.compareAdd = binary.NativeEndian.Uint64(d.exposed[at:])
+	if r.atomic {
+		r.compareAdd, r.swap = random.Uint64(), random.Uint64()
+		if r.op == rdma.OpCompareSwap && random.IntN(2) == 0 {
+			r.compareAdd = binary.NativeEndian.Uint64(d.exposed[r.at:])
 		}
 	}
-	if op < rdma.OpWrite || op == rdma.OpWriteImmediate {
-		*messages++
-	}
-	if d.brokenAt < 0 {
-		d.carryOut(&s, out)
-	}
+}
+
+// add notes what an outstanding request touches. An inline one has been read already.
+func (u *use) add(r *draft) {
 	switch {
-	case fetches:
-		u.targets = append(u.targets, spans...)
-		u.late = append(u.late, spans...)
-		u.looked = append(u.looked, there)
-	case s.flags&rdma.Inline == 0:
-		u.sources = append(u.sources, spans...)
+	case r.fetches:
+		u.targets = append(u.targets, r.spans...)
+		u.late = append(u.late, r.spans...)
+		u.looked = append(u.looked, r.there)
+	case r.flags&rdma.Inline == 0:
+		u.sources = append(u.sources, r.spans...)
 	}
-	out.steps = append(out.steps, s)
-	if s.flags&rdma.Inline != 0 && random.IntN(2) == 0 {
-		d.fill(p, spans[random.IntN(len(spans))])
-	}
-	return true
 }
 
 func (d *direction) randomOp(messages bool) rdma.Opcode {
