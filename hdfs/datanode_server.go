@@ -93,6 +93,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), local.Close(), p.Close())
 	}
 	dn := &DataNode{port: p, local: local, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{}), blocks: verbena.NewMux(verbena.MuxConfig{})}
+	dn.dialer.net.PlainTCP = true // Java's clients keep to the byte stream
 	table, err := nativeTable(cfg.Runtime, verbena.TransportAuto, cfg.Logger)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), local.Close(), p.Close())

@@ -33,6 +33,11 @@ type Dialer struct {
 	// Plain dials a peer that has never heard of Verbena, unless Transport
 	// forces a provider. Default: a net.Dialer.
 	Plain func(ctx context.Context, network, address string) (net.Conn, error)
+	// PlainTCP has a plain TCP connection take the place of one whose messages would go
+	// over TCP, unless Transport asks for that: without frames it costs less. The
+	// peer's port has to serve such connections, too. After ParkedLife, or 30 s if
+	// that is for ever, a dial looks for something better than TCP again.
+	PlainTCP bool
 
 	// MaxParkedPerPeer and MaxParked bound the endpoints that are kept for later
 	// dials. 0 is the default, 8 and 64; below 0 none are kept.
@@ -58,8 +63,12 @@ type Dialer struct {
 
 	once    sync.Once
 	pool    *pool
+	sockets sockets
 	connect func(ctx context.Context, address string) (endpoint, error)
 }
+
+// defaultLife is what ParkedLife is by default.
+const defaultLife = 30 * time.Second
 
 func (d *Dialer) init() {
 	d.once.Do(func() {
@@ -75,7 +84,7 @@ func (d *Dialer) init() {
 		}
 		life := d.ParkedLife
 		if life == 0 {
-			life = 30 * time.Second
+			life = defaultLife
 		}
 		d.pool = newPool(perPeer, total, expiry, life)
 		if d.connect == nil {
@@ -141,6 +150,9 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 	default:
 		return nil, net.UnknownNetworkError(network)
 	}
+	if d.sockets.only(target) {
+		return d.plain(ctx, network, address)
+	}
 	for ctx.Value(newEndpointKey{}) == nil {
 		s := d.pool.take(ctx, target)
 		if s == nil {
@@ -163,6 +175,11 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 		}
 		return nil, err
 	}
+	if chosen, ok := ep.(selected); ok && d.PlainTCP && d.Transport != verbena.TransportTCP && chosen.Selection().Transport == verbena.TransportTCP {
+		ep.Close()
+		d.sockets.add(target, d.pool.life)
+		return d.plain(ctx, network, address)
+	}
 	s := newSession(ep, settings{chunk: d.Chunk, linger: d.Linger, wait: d.CloseWait}, true, d.pool)
 	if !d.pool.add(target, s) {
 		ep.Close()
@@ -174,6 +191,41 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 		return nil, err
 	}
 	return wrap(c), nil
+}
+
+// selected is an endpoint that tells by what transport, and why.
+type selected interface{ Selection() verbena.Selection }
+
+// sockets are the peers to which nothing better than TCP was found lately.
+type sockets struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+// maxSockets bounds the peers that are remembered.
+const maxSockets = 4096
+
+func (s *sockets) only(peer string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until, ok := s.until[peer]
+	if ok && time.Now().After(until) {
+		delete(s.until, peer)
+		ok = false
+	}
+	return ok
+}
+
+func (s *sockets) add(peer string, life time.Duration) {
+	if life <= 0 {
+		life = defaultLife
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until == nil || len(s.until) >= maxSockets {
+		s.until = map[string]time.Time{}
+	}
+	s.until[peer] = time.Now().Add(life)
 }
 
 func (d *Dialer) plainAllowed() bool {

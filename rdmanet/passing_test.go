@@ -1,6 +1,8 @@
 package rdmanet
 
 import (
+	"io"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,4 +105,55 @@ func TestFallbacksAreTriedWithPauses(t *testing.T) {
 			t.Error("one after the pause does not try again")
 		}
 	})
+}
+
+// A dialer that prefers plain connections to messages over TCP makes one, and finds
+// the better transport when its time has come.
+func TestPlainTCPInsteadOfMessages(t *testing.T) {
+	network := fake.NewNetwork()
+	runtime := func(name string) (*verbena.Runtime, *fake.Device) {
+		c := fake.InfiniBand(name)
+		c.Capabilities &^= rdma.CapStreams
+		device := network.NewDevice(c)
+		r := must[*verbena.Runtime](t)(verbena.New(verbena.Config{Providers: []rdma.Provider{fake.NewProvider("near", device)}}))
+		t.Cleanup(func() { _ = r.Close() })
+		return r, device
+	}
+	client, _ := runtime("client")
+	server, device := runtime("server")
+	l := must[*Listener](t)(Listen(t.Context(), server, "127.0.0.1:0", Config{}))
+	defer l.Close()
+	d := &Dialer{Runtime: client, PlainTCP: true, ParkedLife: time.Hour}
+	defer d.Close()
+	connect := func() (plain bool) {
+		a := must[net.Conn](t)(d.Dial("tcp", l.Addr().String()))
+		defer a.Close()
+		// By its first bytes the listener tells a plain connection.
+		if _, err := a.Write([]byte("plain")); err != nil {
+			t.Fatal(err)
+		}
+		b := must[net.Conn](t)(l.Accept())
+		defer b.Close()
+		var got [5]byte
+		if _, err := io.ReadFull(b, got[:]); err != nil || string(got[:]) != "plain" {
+			t.Fatalf("read %q, %v", got, err)
+		}
+		exchange(t, a, b)
+		_, messages := a.(*Conn)
+		return !messages
+	}
+	device.Refuse(&rdma.RejectedError{Peer: "server", PrivateData: []byte("no resources")})
+	if !connect() {
+		t.Fatal("messages over TCP")
+	}
+	device.Refuse(nil)
+	if !connect() {
+		t.Error("the peer was asked again before its time")
+	}
+	d.sockets.mu.Lock()
+	d.sockets.until[l.Addr().String()] = time.Now().Add(-time.Second)
+	d.sockets.mu.Unlock()
+	if connect() {
+		t.Error("a plain connection, although there is a better one")
+	}
 }

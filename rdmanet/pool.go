@@ -5,8 +5,6 @@ import (
 	"context"
 	"sync"
 	"time"
-
-	"github.com/verbena-data/verbena"
 )
 
 // headStart is how long a dial waits for an endpoint whose peer has still to
@@ -62,7 +60,7 @@ func (p *pool) add(key string, s *session) bool {
 	if p.closed {
 		return false
 	}
-	chosen, ok := s.ep.(interface{ Selection() verbena.Selection })
+	chosen, ok := s.ep.(selected)
 	passing := ok && chosen.Selection().Passing()
 	p.sessions[s] = &pooled{key: key, born: time.Now(), passing: passing}
 	pr := p.peers[key]

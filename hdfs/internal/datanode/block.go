@@ -102,11 +102,34 @@ func (b *blockWriter) store(pkt *transfer.Packet, verify bool, pa *pendingAck) {
 		err = b.w.Sync()
 	}
 	if err != nil {
-		b.dn.noteDisk(err)
-		pa.status, pa.cause = hdfspb.Status_ERROR, err
-		if errors.Is(err, transfer.ErrChecksum) {
-			pa.status = hdfspb.Status_ERROR_CHECKSUM
-		}
+		b.notStored(err, pa)
+	}
+}
+
+// storeAll is store of packets that bring data and ask for nothing else. It returns how
+// many it has dealt with: the last of them may have failed. pieces has room for all.
+func (b *blockWriter) storeAll(packets []transfer.Packet, pieces []store.Piece, verify bool, acks []pendingAck) int {
+	for i := range packets {
+		p := &packets[i]
+		pieces[i] = store.Piece{Off: p.Offset, Data: p.Data, Sums: p.Sums}
+	}
+	defer b.spent.packet(b.w, time.Now(), b.w.IO())
+	n, err := b.w.WriteAll(pieces, b.sum, verify)
+	for i := range n {
+		acks[i].end, acks[i].tail = packets[i].Offset+int64(len(packets[i].Data)), pieces[i].Tail
+	}
+	if err != nil {
+		b.notStored(err, &acks[n])
+		n++
+	}
+	return n
+}
+
+func (b *blockWriter) notStored(err error, pa *pendingAck) {
+	b.dn.noteDisk(err)
+	pa.status, pa.cause = hdfspb.Status_ERROR, err
+	if errors.Is(err, transfer.ErrChecksum) {
+		pa.status = hdfspb.Status_ERROR_CHECKSUM
 	}
 }
 

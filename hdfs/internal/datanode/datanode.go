@@ -13,12 +13,13 @@
 //
 // # The write path
 //
-// A packet is read into one buffer, sent on to the next DataNode from there,
-// compared with its checksums, and written to the block's two files from there;
-// nothing is copied. A DataNode with another one behind it has a second
-// goroutine, the responder, that waits for the acknowledgement from behind,
-// makes the bytes visible to readers and acknowledges upstream; the last one in
-// a pipeline does that between two packets.
+// A packet is read into one buffer, sent on to the next DataNode from there, and
+// written to the block's two files from there; nothing is copied. Packets that have
+// come together are sent on, written and acknowledged together. The last DataNode of a
+// pipeline compares them with their checksums first. A DataNode with another one behind
+// it has a second goroutine, the responder, that waits for the acknowledgements from
+// behind, makes the bytes visible to readers and acknowledges upstream; the last one
+// does that itself.
 //
 // # Differences from Apache's DataNode
 //

@@ -864,6 +864,45 @@ func TestWrongChecksumFromTheClient(t *testing.T) {
 	}
 }
 
+// Packets that come together are acknowledged one by one and in order, those before a bad
+// one as good.
+func TestPacketsThatComeTogether(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		f := newFixture(t, nodes, nil)
+		c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
+		const size = 20 * 512
+		data := random(1, 6*size)
+		var together []byte
+		for i := range int64(6) {
+			part := encodePacket(c.sum, transfer.PacketHeader{Offset: i * size, Seqno: c.seq, Sync: i == 2}, data[i*size:(i+1)*size])
+			if c.seq++; i == 4 {
+				part[len(part)-1]++
+			}
+			together = append(together, part...)
+		}
+		_, err := c.nc.Write(together)
+		must(t, err)
+		for seqno := range int64(4) {
+			c.ackOK(seqno, nodes)
+		}
+		if a := c.ack(); a.Seqno != 4 || len(a.Replies) != nodes || a.Replies[nodes-1] != hdfspb.Status_ERROR_CHECKSUM {
+			t.Fatalf("acknowledgement %+v of a bad packet", a)
+		}
+		c.nc.Close()
+		for _, n := range f.nodes {
+			n.waitIdle(t, 1)
+			wantRead(t, n, 1, 1001, data[:4*size])
+		}
+		// Another pipeline goes on where all have agreed.
+		c = openWrite(t, f.nodes, streamingRecovery, 1, 1001, 1002, 4*size, 6*size)
+		c.flush(4*size, data[4*size:], false, nodes)
+		c.finish(6*size, nodes)
+		for _, n := range f.nodes {
+			wantRead(t, n, 1, 1002, data)
+		}
+	}
+}
+
 func TestAppendAndRecoveryStages(t *testing.T) {
 	f := newFixture(t, 2, nil)
 	data := random(1, 100_000)

@@ -16,6 +16,9 @@ import (
 
 const (
 	maxPipeline = 32 // DataNodes behind this one
+	// maxBatch is how many packets are sent on, written and acknowledged together, if
+	// they have come together.
+	maxBatch = 8
 	// pendingAcks bounds the packets on their way down the pipeline.
 	pendingAcks = 256
 	// perHop is added to a timeout for each DataNode that it waits for.
@@ -109,8 +112,11 @@ type receiver struct {
 	mirror     *peer
 	mirrorConn atomic.Pointer[peer] // mirror, for interrupt
 
+	batch   [maxBatch]transfer.Packet
+	taken   [maxBatch]pendingAck
+	pieces  [maxBatch]store.Piece
 	acks    chan pendingAck
-	ackBuf  []byte
+	ackBuf  []byte // acknowledgements that are still to be sent
 	ack     transfer.Ack
 	failed  atomic.Bool // the responder gave up, and told upstream
 	failure error       // why; read after the responder has ended
@@ -244,19 +250,55 @@ func (dn *DataNode) openWrite(ctx context.Context, addr string, op *hdfspb.OpWri
 	return m, nil
 }
 
-// take forwards and stores one packet.
-func (rc *receiver) take(pkt *transfer.Packet) pendingAck {
-	pa := pendingAck{seqno: pkt.Seqno, last: pkt.Last, sync: pkt.Sync}
+// take reads packets, at least one, forwards and stores them. It returns what has
+// become of them, as far as the first that was not stored.
+func (rc *receiver) take() ([]pendingAck, error) {
+	n, raw, err := rc.p.r.ReadPackets(rc.sum, rc.batch[:])
+	if err != nil {
+		return nil, err
+	}
+	if rc.failed.Load() {
+		return nil, errAnswered
+	}
+	var (
+		mirror error
+		at     time.Time
+	)
 	if rc.mirror != nil {
-		if _, err := rc.mirror.Write(pkt.Raw); err != nil {
-			pa.mirror = fmt.Errorf("send to DataNode %s: %w", rc.mirrorAddr, err)
+		if _, err := rc.mirror.Write(raw); err != nil {
+			mirror = fmt.Errorf("send to DataNode %s: %w", rc.mirrorAddr, err)
 		}
-		pa.at = time.Now()
+		at = time.Now()
 	}
-	if pkt.Seqno != transfer.HeartbeatSeqno {
-		rc.store(pkt, true, &pa)
+	packets, taken := rc.batch[:n], rc.taken[:n]
+	for i := range packets {
+		pkt := &packets[i]
+		taken[i] = pendingAck{seqno: pkt.Seqno, last: pkt.Last, sync: pkt.Sync, mirror: mirror, at: at}
 	}
-	return pa
+	// The last DataNode verifies for all, as in HDFS, but each one what it copies.
+	verify := rc.mirror == nil || rc.stage.transfer
+	for i := 0; i < n; {
+		stored := 1
+		if run := plain(packets[i:]); run > 1 {
+			stored = rc.storeAll(packets[i:i+run], rc.pieces[:run], verify, taken[i:i+run])
+		} else if packets[i].Seqno != transfer.HeartbeatSeqno {
+			rc.store(&packets[i], verify, &taken[i])
+		}
+		if i += stored; taken[i-1].status != hdfspb.Status_SUCCESS {
+			return taken[:i], nil
+		}
+	}
+	return taken, nil
+}
+
+// plain is how many packets at the start bring data and ask for nothing else.
+func plain(packets []transfer.Packet) int {
+	for i := range packets {
+		if p := &packets[i]; len(p.Data) == 0 || p.Last || p.Sync {
+			return i
+		}
+	}
+	return len(packets)
 }
 
 // receive takes packets from a client, or from the DataNode before in its
@@ -272,7 +314,7 @@ func (rc *receiver) receive() error {
 			defer close(responder)
 			rc.respond()
 		}()
-		respond = func(pa pendingAck) error {
+		respond = func(pa pendingAck, _ bool) error {
 			rc.acks <- pa
 			return nil
 		}
@@ -293,24 +335,22 @@ func (rc *receiver) receive() error {
 	return err
 }
 
-func (rc *receiver) packets(respond func(pendingAck) error) error {
-	var pkt transfer.Packet
+func (rc *receiver) packets(respond func(pa pendingAck, more bool) error) error {
 	for {
-		if err := rc.p.r.ReadPacket(rc.sum, &pkt); err != nil {
-			return fmt.Errorf("block %d: read a packet: %w", rc.w.Info().ID, err)
+		taken, err := rc.take()
+		if err != nil {
+			return fmt.Errorf("block %d: take a packet: %w", rc.w.Info().ID, err)
 		}
-		if rc.failed.Load() {
-			return errAnswered
-		}
-		pa := rc.take(&pkt)
-		if err := respond(pa); err != nil {
-			return err
-		}
-		if pa.status != hdfspb.Status_SUCCESS {
-			return fmt.Errorf("%w: %w", errAnswered, pa.cause)
-		}
-		if pa.last {
-			return nil
+		for i, pa := range taken {
+			if err := respond(pa, i < len(taken)-1); err != nil {
+				return err
+			}
+			if pa.status != hdfspb.Status_SUCCESS {
+				return fmt.Errorf("%w: %w", errAnswered, pa.cause)
+			}
+			if pa.last {
+				return nil
+			}
 		}
 	}
 }
@@ -331,24 +371,33 @@ func (rc *receiver) complete(pa *pendingAck) {
 	rc.written(byLegacy)
 }
 
-// respondLast acknowledges at the end of a pipeline. Acknowledgements are
-// gathered as long as whole packets wait in the buffer.
-func (rc *receiver) respondLast(pa pendingAck) error {
+// respondLast acknowledges at the end of a pipeline. Acknowledgements are gathered as
+// long as more of what came together follow.
+func (rc *receiver) respondLast(pa pendingAck, more bool) error {
 	if pa.status == hdfspb.Status_SUCCESS {
 		rc.complete(&pa)
 	}
 	rc.ack.Seqno = pa.seqno
 	rc.ack.Replies = append(rc.ack.Replies[:0], pa.status)
 	rc.ackBuf = transfer.AppendAck(rc.ackBuf, &rc.ack)
-	if pa.status == hdfspb.Status_SUCCESS && !pa.last && rc.p.r.PacketBuffered() {
+	if pa.status == hdfspb.Status_SUCCESS && more {
 		return nil
 	}
-	_, err := rc.p.Write(rc.ackBuf)
-	rc.ackBuf = rc.ackBuf[:0]
+	err := rc.acknowledge()
 	if err == nil && pa.status != hdfspb.Status_SUCCESS {
 		return fmt.Errorf("%w: %w", errAnswered, pa.cause)
 	}
 	return err
+}
+
+// acknowledge sends the acknowledgements that have been gathered.
+func (rc *receiver) acknowledge() error {
+	_, err := rc.p.Write(rc.ackBuf)
+	rc.ackBuf = rc.ackBuf[:0]
+	if err != nil {
+		return fmt.Errorf("acknowledge: %w", err)
+	}
+	return nil
 }
 
 // respond is the responder of a DataNode with others behind it.
@@ -357,6 +406,9 @@ func (rc *receiver) respond() {
 	for {
 		pa := <-rc.acks
 		if pa.end == endOfAcks {
+			if rc.failure == nil && len(rc.ackBuf) > 0 {
+				rc.failure = rc.acknowledge()
+			}
 			return
 		}
 		if rc.failure != nil {
@@ -399,9 +451,12 @@ func (rc *receiver) respondOne(pa *pendingAck, down *transfer.Ack) error {
 		failure = pa.cause
 	}
 	rc.ack.Replies[0] = pa.status
-	rc.ackBuf = transfer.AppendAck(rc.ackBuf[:0], &rc.ack)
-	if _, err := rc.p.Write(rc.ackBuf); err != nil && failure == nil {
-		failure = fmt.Errorf("acknowledge: %w", err)
+	rc.ackBuf = transfer.AppendAck(rc.ackBuf, &rc.ack)
+	if failure == nil && !pa.last && len(rc.acks) > 0 && rc.mirror.r.MessageBuffered() {
+		return nil // the next goes with it
+	}
+	if err := rc.acknowledge(); failure == nil {
+		failure = err
 	}
 	return failure
 }
@@ -423,14 +478,16 @@ func (rc *receiver) readDown(pa *pendingAck, down *transfer.Ack) error {
 // receiveCopy takes a replica from another DataNode: no packet is
 // acknowledged, but all of them are answered together at the end.
 func (rc *receiver) receiveCopy() error {
-	var pkt transfer.Packet
-	for !pkt.Last {
-		if err := rc.p.r.ReadPacket(rc.sum, &pkt); err != nil {
+	for last := false; !last; {
+		taken, err := rc.take()
+		if err != nil {
 			return fmt.Errorf("copy of block %d: read a packet: %w", rc.w.Info().ID, err)
 		}
-		if pa := rc.take(&pkt); pa.cause != nil || pa.mirror != nil {
+		pa := taken[len(taken)-1]
+		if pa.cause != nil || pa.mirror != nil {
 			return rc.dn.answered(rc.p, &rc.firstBadLink, errors.Join(pa.cause, pa.mirror))
 		}
+		last = pa.last
 	}
 	info := rc.w.Info()
 	if want := rc.op.GetHeader().GetBaseHeader().GetBlock().GetNumBytes(); uint64(info.Length) != want {

@@ -12,11 +12,13 @@ import (
 
 const (
 	smallBuffer = 4 << 10
-	// An ordinary packet of 64 KiB fits the first large class together with
-	// the read-ahead; beyond it memory is asked of the budget.
+	// Three ordinary packets of 64 KiB fit this one; beyond it memory is asked of the budget.
 	freeBuffer = 256 << 10
-	minClass   = 12 // 4 KiB
-	maxClass   = 25 // 32 MiB: the largest packet and the read-ahead
+	// Packets from this size on are read several at a time, as far as freeBuffer holds
+	// them. A writer of small packets keeps a small buffer.
+	manyPackets = 32 << 10
+	minClass    = 12 // 4 KiB
+	maxClass    = 25 // 32 MiB: the largest packet and the read-ahead
 )
 
 var buffers [maxClass + 1]sync.Pool
@@ -47,8 +49,8 @@ type Budget interface {
 // A Reader reads messages and packets from a stream through a buffer that it
 // borrows from a pool: 4 KiB between operations, as large as the largest packet
 // seen within one. What it returns stands in that buffer and is valid until the
-// next call. It reads a packet with one call of Read where the stream has that
-// much. One goroutine at a time.
+// next call. It reads a packet, or several, with one call of Read where the stream
+// has that much. One goroutine at a time.
 type Reader struct {
 	src    io.Reader
 	buf    *[]byte
@@ -247,8 +249,7 @@ func (r *Reader) ReadAck(a *Ack) error {
 
 // ReadPacket reads a packet whose data has checksums as c tells.
 func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
-	const ahead = smallBuffer
-	if err := r.fill(packetPrefixLen, min(ahead, len(*r.buf)-packetPrefixLen)); err != nil {
+	if err := r.fill(packetPrefixLen, len(*r.buf)-packetPrefixLen); err != nil {
 		return err
 	}
 	b := (*r.buf)[r.r:]
@@ -262,7 +263,7 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 	// The header comes first, so that a body is believed only under a header
 	// that agrees with it.
 	start := packetPrefixLen + hlen
-	if err := r.fill(start, min(ahead, max(0, len(*r.buf)-start))); err != nil {
+	if err := r.fill(start, max(0, len(*r.buf)-start)); err != nil {
 		return noEOF(err, true)
 	}
 	h, err := ParsePacketHeader((*r.buf)[r.r+packetPrefixLen : r.r+start])
@@ -274,7 +275,10 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 	if sums+int(h.DataLen) != body {
 		return fmt.Errorf("%w: packet with %d bytes of checksums and data; %d bytes of data have %d bytes of checksums", ErrMalformed, body, h.DataLen, sums)
 	}
-	total := start + body
+	total, ahead := start+body, smallBuffer
+	if total >= manyPackets {
+		ahead = max(ahead, freeBuffer-total)
+	}
 	// A large packet gets its memory as its bytes arrive. The buffer stays for
 	// those that follow it, so this happens once.
 	for have := freeBuffer / 2; have < total && len(*r.buf) < total+ahead; have *= 2 {
@@ -289,6 +293,28 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 	r.r += total
 	*p = Packet{PacketHeader: h, Raw: raw, Sums: raw[start : start+sums], Data: raw[start+sums:]}
 	return nil
+}
+
+// ReadPackets reads a packet as [Reader.ReadPacket] does, and those behind it that
+// are in the buffer already, as far as packets has room for them and not beyond the
+// block's last. It returns how many, and the bytes of all of them as they came. A
+// malformed packet behind the first is left to the next call.
+func (r *Reader) ReadPackets(c Checksum, packets []Packet) (n int, raw []byte, err error) {
+	if err := r.ReadPacket(c, &packets[0]); err != nil {
+		return 0, nil, err
+	}
+	start := r.r - len(packets[0].Raw)
+	for n = 1; n < len(packets) && !packets[n-1].Last && r.PacketBuffered() && r.ReadPacket(c, &packets[n]) == nil; {
+		n++
+	}
+	return n, (*r.buf)[start:r.r:r.r], nil
+}
+
+// MessageBuffered tells whether a whole varint-delimited message is in the buffer,
+// so that ReadMessage and ReadAck will not wait for the stream.
+func (r *Reader) MessageBuffered() bool {
+	size, n := binary.Uvarint((*r.buf)[r.r:r.w])
+	return n > 0 && size <= uint64(r.w-r.r-n)
 }
 
 // PacketBuffered tells whether a whole packet is in the buffer, so that

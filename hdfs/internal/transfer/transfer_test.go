@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"testing"
 	"testing/iotest"
 
@@ -108,6 +109,102 @@ func appendPacket(dst []byte, c Checksum, h PacketHeader, data []byte) []byte {
 	h.DataLen = int32(len(data))
 	dst = AppendPacketPrefix(dst, &h, len(sums))
 	return append(append(dst, sums...), data...)
+}
+
+// What has come together is read together, up to the block's last packet, and a malformed
+// packet does not spoil those before it.
+func TestPacketsReadTogether(t *testing.T) {
+	c := CRC32C()
+	data := make([]byte, 64512)
+	for i := range data {
+		data[i] = byte(i * 7)
+	}
+	const ordinary = 7
+	var stream []byte
+	for i := range ordinary {
+		stream = appendPacket(stream, c, PacketHeader{Seqno: int64(i), Offset: int64(i * len(data))}, data)
+	}
+	stream = appendPacket(stream, c, PacketHeader{Seqno: ordinary, Offset: int64(ordinary * len(data)), Last: true}, nil)
+	behind := appendPacket(nil, c, PacketHeader{Seqno: 100}, data[:1])
+	malformed := append([]byte{0, 0, 0, 3, 0, 25}, behind...)
+	for name, rest := range map[string][]byte{"another block": behind, "malformed": malformed} {
+		src := &counted{Reader: bytes.NewReader(append(slices.Clone(stream), rest...))}
+		r := NewReader(src, nil)
+		var packets [4]Packet
+		var raw []byte
+		for next := int64(0); next <= ordinary; {
+			n, all, err := r.ReadPackets(c, packets[:])
+			must(t, err)
+			raw = append(raw, all...)
+			for i := range packets[:n] {
+				p := &packets[i]
+				if p.Seqno != next || p.Last != (next == ordinary) || !p.Last && !bytes.Equal(p.Data, data) {
+					t.Fatalf("%s: packet %+v with %d bytes where %d is due", name, p.PacketHeader, len(p.Data), next)
+				}
+				must(t, c.Verify(p.Sums, p.Data))
+				next++
+			}
+		}
+		if !bytes.Equal(raw, stream) {
+			t.Errorf("%s: %d bytes to hand on, want %d", name, len(raw), len(stream))
+		}
+		if src.calls > 4 {
+			t.Errorf("%s: %d reads of the stream for %d bytes", name, src.calls, len(stream))
+		}
+		switch n, _, err := r.ReadPackets(c, packets[:]); {
+		case name == "malformed" && !errors.Is(err, ErrMalformed):
+			t.Errorf("a malformed packet is %v", err)
+		case name != "malformed" && (err != nil || n != 1 || packets[0].Seqno != 100):
+			t.Errorf("%d packets behind the last, %v", n, err)
+		}
+		r.Release()
+	}
+}
+
+// A writer of small packets does not take a large buffer.
+func TestSmallPacketsKeepASmallBuffer(t *testing.T) {
+	c := CRC32C()
+	var stream []byte
+	for i := range 100 {
+		stream = appendPacket(stream, c, PacketHeader{Seqno: int64(i)}, make([]byte, 4096))
+	}
+	r := NewReader(bytes.NewReader(stream), nil)
+	defer r.Release()
+	var packets [8]Packet
+	for got := 0; got < 100; {
+		n, _, err := r.ReadPackets(c, packets[:])
+		must(t, err)
+		got += n
+	}
+	if len(*r.buf) > 16<<10 {
+		t.Errorf("%d bytes for packets of 4 KiB", len(*r.buf))
+	}
+}
+
+func TestMessageBuffered(t *testing.T) {
+	ack := AppendAck(nil, &Ack{Seqno: 1 << 40, Replies: []hdfspb.Status{0, 0, 0}})
+	for n := range len(ack) + 2 {
+		r := NewReader(bytes.NewReader(append(slices.Clone(ack), 0)[:n]), nil)
+		if n > 0 {
+			_, err := r.Peek(1)
+			must(t, err)
+		}
+		if got := r.MessageBuffered(); got != (n >= len(ack)) {
+			t.Errorf("%d bytes of %d: %v", n, len(ack), got)
+		}
+		r.Release()
+	}
+}
+
+// counted counts the calls of Read.
+type counted struct {
+	io.Reader
+	calls int
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	c.calls++
+	return c.Reader.Read(b)
 }
 
 func TestReaderOfManyPackets(t *testing.T) {

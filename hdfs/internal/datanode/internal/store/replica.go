@@ -280,13 +280,12 @@ func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum tran
 	case r.excess:
 		err = r.forgetExcess()
 	}
-	gen := r.gen
+	gen, w := r.gen, &Writer{r: r, syncedTo: -1, length: r.length, tail: r.tail}
 	r.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("extend block %d: %w", r.id, err)
 	}
 	// r.op keeps the generation, and so the names, as they are, and writers away.
-	w := &Writer{r: r, syncedTo: -1}
 	defer func() { _ = w.closeFiles() }()
 	if w.data, err = r.store.fs.OpenReadWrite(r.store.dataPath(r.id), vfs.WriteCategoryUnspecified); err == nil {
 		w.meta, err = r.store.fs.OpenReadWrite(r.store.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -64,6 +67,123 @@ func contents(t testing.TB, s *Store, id uint64) []byte {
 	data := make([]byte, rd.Length)
 	must(t, rd.ReadVerified(data, make([]byte, 4*rd.Sum.Chunks(rd.Length)), 0))
 	return data
+}
+
+// countingFS counts the writes to files whose names end so.
+type countingFS struct {
+	vfs.FS
+	suffix string
+	writes int
+	fail   int // so many writes from now on are done; 0 is all
+}
+
+type countingFile struct {
+	vfs.File
+	fs *countingFS
+}
+
+func (fs *countingFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.Create(name, c)
+	if err == nil && strings.HasSuffix(name, fs.suffix) {
+		f = &countingFile{f, fs}
+	}
+	return f, err
+}
+
+func (f *countingFile) WriteAt(b []byte, off int64) (int, error) {
+	if f.fs.writes++; f.fs.fail > 0 && f.fs.writes > f.fs.fail {
+		return 0, syscall.ENOSPC
+	}
+	return f.File.WriteAt(b, off)
+}
+
+// piecesOf cuts data from off on as packets do, each beginning at a chunk.
+func piecesOf(sum transfer.Checksum, off int64, data []byte, size int) []Piece {
+	var out []Piece
+	for at := 0; at < len(data); at += size {
+		part := data[at:min(at+size, len(data))]
+		out = append(out, Piece{Off: off + int64(at), Data: part, Sums: packet(sum, part)})
+	}
+	return out
+}
+
+func TestWriteAll(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, typ := range []hdfspb.ChecksumTypeProto{hdfspb.ChecksumTypeProto_CHECKSUM_NULL, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C} {
+		sum, err := transfer.NewChecksum(typ, 512)
+		must(t, err)
+		fs := &countingFS{FS: vfs.NewMem(), suffix: ".meta"}
+		s := open(t, fs, "a")
+		w, err := s.Create(1, 1001, sum, false, nil)
+		must(t, err)
+		data := random(rng, 10*4096+100)
+		fs.writes = 0
+		n, err := w.WriteAll(piecesOf(sum, 0, data[:8*4096], 4096), sum, true)
+		must(t, err)
+		if n != 8 || fs.writes != 1 || w.Info().Length != 8*4096 {
+			t.Errorf("%v: %d pieces, %d writes of checksums, %+v", typ, n, fs.writes, w.Info())
+		}
+		// Sent again in part, and with an end inside a chunk.
+		pieces := piecesOf(sum, 7*4096, data[7*4096:], 4096)
+		n, err = w.WriteAll(pieces, sum, true)
+		must(t, err)
+		last := pieces[n-1]
+		w.Acked(last.Off+int64(len(last.Data)), last.Tail)
+		// From inside a chunk, behind one that is not written yet.
+		more := random(rng, 1000)
+		at := int64(len(data))
+		start := at / 512 * 512
+		again := append(slices.Clone(data[start:]), more[:300]...)
+		n, err = w.WriteAll([]Piece{
+			{Off: start, Data: again, Sums: packet(sum, again)},
+			{Off: at + 300, Data: more[300:], Sums: packet(sum, more[300:])},
+		}, sum, false)
+		if n != 2 || err != nil {
+			t.Fatalf("%v: %d pieces, %v", typ, n, err)
+		}
+		must(t, w.Finalize(false))
+		must(t, w.Close(false))
+		if got := contents(t, s, 1); !bytes.Equal(got, append(data, more...)) {
+			t.Errorf("%v: other bytes came back", typ)
+		}
+		must(t, s.Close())
+	}
+}
+
+// Of pieces of which one is wrong those before it count, and none if the checksums can't be
+// written.
+func TestWriteAllInPart(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	sum := transfer.CRC32C()
+	fs := &countingFS{FS: vfs.NewMem(), suffix: ".meta"}
+	s := open(t, fs, "a")
+	defer s.Close()
+	w, err := s.Create(1, 1001, sum, false, nil)
+	must(t, err)
+	data := random(rng, 5*4096)
+	pieces := piecesOf(sum, 0, data, 4096)
+	bad := slices.Clone(pieces)
+	bad[2].Sums = slices.Clone(bad[2].Sums)
+	bad[2].Sums[0]++
+	n, err := w.WriteAll(bad, sum, true)
+	if n != 2 || !errors.Is(err, transfer.ErrChecksum) || w.Info().Length != 2*4096 {
+		t.Fatalf("%d pieces, %v, %+v", n, err, w.Info())
+	}
+	fs.fail = fs.writes
+	n, err = w.WriteAll(pieces[2:], sum, true)
+	if n != 0 || !errors.Is(err, syscall.ENOSPC) || w.Info().Length != 2*4096 {
+		t.Fatalf("%d pieces, %v, %+v", n, err, w.Info())
+	}
+	fs.fail = 0
+	n, err = w.WriteAll(pieces[2:], sum, true)
+	if n != 3 || err != nil {
+		t.Fatalf("%d pieces, %v", n, err)
+	}
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	if !bytes.Equal(contents(t, s, 1), data) {
+		t.Error("other bytes came back")
+	}
 }
 
 func TestWriteFinalizeRead(t *testing.T) {

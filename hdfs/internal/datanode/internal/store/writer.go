@@ -22,8 +22,11 @@ type Writer struct {
 	done      chan struct{}
 	turn      slotIndex // the durable slot to write next
 	scratch   []byte
-	syncedTo  int64 // length at the last sync, -1 if never
-	keeps     bool  // some of the replica was put on stable storage: its end has to be, too
+	length    int64  // with what has been taken and is not told to r yet
+	tail      uint32 // checksum of the partial chunk at length
+	sums      []byte // of the full chunks between r.length and length, to be written
+	syncedTo  int64  // length at the last sync, -1 if never
+	keeps     bool   // some of the replica was put on stable storage: its end has to be, too
 	slotBuf   [slotSize]byte
 	io        time.Duration // spent on files since it began
 }
@@ -199,7 +202,7 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		}
 	}
 	r.unproven = false
-	w := &Writer{r: r, interrupt: o.Interrupt, done: make(chan struct{}), syncedTo: -1}
+	w := &Writer{r: r, interrupt: o.Interrupt, done: make(chan struct{}), syncedTo: -1, length: r.length, tail: r.tail}
 	if w.interrupt == nil {
 		w.interrupt = func() {}
 	}
@@ -334,65 +337,129 @@ func (w *Writer) WriteUnproven(off int64, data, sums []byte, sum transfer.Checks
 }
 
 func (w *Writer) write(off int64, data, sums []byte, sum transfer.Checksum, prove bool) (tail uint32, err error) {
-	r := w.r
-	if off < 0 || off > MaxBlock-int64(len(data)) {
-		return 0, fmt.Errorf("write block %d: %w: offset %d", r.id, ErrLength, off)
+	p := Piece{Off: off, Data: data, Sums: sums}
+	err = w.take(&p, sum, prove)
+	if err == nil {
+		err = w.commit(prove)
 	}
-	if off > r.length {
-		return 0, fmt.Errorf("write block %d: %w: a packet at %d, but only %d bytes have come", r.id, ErrLength, off, r.length)
+	if err != nil {
+		return 0, w.failed(off, err)
+	}
+	return p.Tail, nil
+}
+
+// A Piece is a packet's part of a block, as [Writer.Write] describes it.
+type Piece struct {
+	Off        int64
+	Data, Sums []byte
+	Tail       uint32 // what Write returns
+}
+
+// WriteAll is [Writer.Write], or without prove [Writer.WriteUnproven], of pieces that
+// follow each other; their checksums are written together. It returns how many were
+// written; the error is that of the next one, or of all if it is 0.
+func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (done int, err error) {
+	for done < len(pieces) && err == nil {
+		if err = w.take(&pieces[done], sum, prove); err == nil {
+			done++
+		}
+	}
+	if cerr := w.commit(prove); cerr != nil {
+		done, err = 0, cerr
+	}
+	if err != nil {
+		return done, w.failed(pieces[min(done, len(pieces)-1)].Off, err)
+	}
+	return done, nil
+}
+
+func (w *Writer) failed(off int64, err error) error {
+	return fmt.Errorf("write block %d, packet at %d: %w", w.r.id, off, err)
+}
+
+// take writes the data of a piece, and keeps its checksums for commit.
+func (w *Writer) take(p *Piece, sum transfer.Checksum, prove bool) error {
+	r, off, data := w.r, p.Off, p.Data
+	if off < 0 || off > MaxBlock-int64(len(data)) {
+		return fmt.Errorf("%w: offset %d", ErrLength, off)
+	}
+	if off > w.length {
+		return fmt.Errorf("%w: only %d bytes have come", ErrLength, w.length)
 	}
 	bpc := int64(r.sum.BytesPerChunk)
 	end := off + int64(len(data))
-	own := sums
+	own := p.Sums
 	others := sum.Type != r.sum.Type || sum.BytesPerChunk != r.sum.BytesPerChunk || off%bpc != 0
 	if prove || others { // checksums that are made here must not be of bytes that are wrong
-		if err := sum.Verify(sums, data); err != nil {
-			return 0, fmt.Errorf("write block %d, packet at %d: %w", r.id, off, err)
+		if err := sum.Verify(p.Sums, data); err != nil {
+			return err
 		}
 	}
 	if others {
-		if own, err = w.ownSums(off, data); err != nil {
-			return 0, fmt.Errorf("write block %d at %d: %w", r.id, off, err)
+		var err error
+		if own, err = w.ownSums(off, data, prove); err != nil {
+			return err
 		}
 	}
 	if end%bpc != 0 {
-		tail = binary.BigEndian.Uint32(own[len(own)-4:])
+		p.Tail = binary.BigEndian.Uint32(own[len(own)-4:])
 	}
-	if end <= r.length {
-		return tail, nil
+	if end <= w.length {
+		return nil
 	}
-	first, from, to := off/bpc, r.length/bpc, end/bpc // chunks
-	if off < r.length && r.length%bpc != 0 {
+	first, from, to := off/bpc, w.length/bpc, end/bpc // chunks
+	if off < w.length && w.length%bpc != 0 {
 		chunkEnd := min((from+1)*bpc, end)
-		if got := r.sum.Update(r.tail, data[r.length-off:chunkEnd-off]); got != binary.BigEndian.Uint32(own[4*(from-first):]) {
-			return 0, fmt.Errorf("write block %d at %d: %w: bytes that were sent again differ from those sent before", r.id, off, transfer.ErrChecksum)
+		if got := r.sum.Update(w.tail, data[w.length-off:chunkEnd-off]); got != binary.BigEndian.Uint32(own[4*(from-first):]) {
+			return fmt.Errorf("%w: bytes that were sent again differ from those sent before", transfer.ErrChecksum)
 		}
 	}
 	defer w.lap(time.Now())
-	if _, err := w.data.WriteAt(data[r.length-off:], r.length); err != nil {
-		return 0, fmt.Errorf("write block %d: %w", r.id, err)
+	if _, err := w.data.WriteAt(data[w.length-off:], w.length); err != nil {
+		return err
 	}
-	if to > from {
-		if _, err := w.meta.WriteAt(own[4*(from-first):4*(to-first)], headerSize+4*from); err != nil {
-			return 0, fmt.Errorf("write checksums of block %d: %w", r.id, err)
+	w.sums = append(w.sums, own[4*(from-first):4*(to-first)]...)
+	w.length, w.tail = end, p.Tail
+	return nil
+}
+
+// commit writes the checksums that take has kept: the bytes they cover are the
+// replica's from then on. After an error they are not.
+func (w *Writer) commit(proven bool) (err error) {
+	r := w.r
+	if w.length == r.length {
+		return nil
+	}
+	defer func() {
+		w.sums = w.sums[:0]
+		if err != nil {
+			w.length, w.tail = r.length, r.tail
+			err = fmt.Errorf("checksums: %w", err)
+		}
+	}()
+	defer w.lap(time.Now())
+	bpc := int64(r.sum.BytesPerChunk)
+	if len(w.sums) > 0 {
+		if _, err := w.meta.WriteAt(w.sums, headerSize+4*(r.length/bpc)); err != nil {
+			return err
 		}
 	}
-	if tail != 0 || end%bpc != 0 {
-		if err := w.writeSlot(slotFlushed, slot{length: end, tail: tail, valid: true}); err != nil {
-			return 0, fmt.Errorf("write checksums of block %d: %w", r.id, err)
+	if w.length%bpc != 0 {
+		if err := w.writeSlot(slotFlushed, slot{length: w.length, tail: w.tail, valid: true}); err != nil {
+			return err
 		}
 	}
-	r.store.used.Add(end - r.length)
+	r.store.used.Add(w.length - r.length)
 	r.mu.Lock()
-	r.length, r.tail = end, tail
-	r.unproven = r.unproven || !prove
+	r.length, r.tail = w.length, w.tail
+	r.unproven = r.unproven || !proven
 	r.mu.Unlock()
-	return tail, nil
+	return nil
 }
 
 // ownSums computes the replica's kind of checksums for the chunks that data at
 // off touches; the first covers its chunk from the start.
-func (w *Writer) ownSums(off int64, data []byte) ([]byte, error) {
+func (w *Writer) ownSums(off int64, data []byte, prove bool) ([]byte, error) {
 	r := w.r
 	bpc := int64(r.sum.BytesPerChunk)
 	n := 4 * int((off%bpc+int64(len(data))+bpc-1)/bpc)
@@ -403,6 +470,9 @@ func (w *Writer) ownSums(off int64, data []byte) ([]byte, error) {
 	if off%bpc == 0 {
 		r.sum.Sum(own, data)
 		return own, nil
+	}
+	if err := w.commit(prove); err != nil { // sumBefore knows only the replica's bytes
+		return nil, err
 	}
 	before, err := r.sumBefore(w.data, w.meta, off)
 	if err != nil {
