@@ -358,8 +358,8 @@ func (r *Replica) Settle(recovery uint64, length int64) error {
 
 // cut gives the replica a new generation and a length of at most what it has,
 // durably, and finalizes it or leaves it being written. Without a writer; r.mu
-// is held. The data file keeps its bytes beyond the length: without checksums
-// they count for nothing, and an append writes over them.
+// is held. The data file may keep bytes beyond the length after a crash: without
+// checksums they count for nothing, and an append writes over them.
 func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 	s := r.store
 	bpc := int64(r.sum.BytesPerChunk)
@@ -404,6 +404,7 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 			return err
 		}
 	}
+	s.trim(r.id, length)
 	s.used.Add(length - r.length)
 	if length < r.length {
 		r.epoch++
@@ -420,6 +421,25 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 		}
 	}
 	return nil
+}
+
+// trim gives the room back that bytes of a data file behind the replica's end take. Nobody
+// needs it to succeed: it is tried again when the store is opened.
+func (s *Store) trim(id uint64, length int64) {
+	info, err := s.fs.Stat(s.dataPath(id))
+	if err != nil || info.Size() <= length {
+		return
+	}
+	f, err := s.fs.OpenReadWrite(s.dataPath(id), vfs.WriteCategoryUnspecified)
+	if err == nil {
+		if t, ok := f.(interface{ Truncate(size int64) error }); ok { // not of one in memory
+			err = t.Truncate(length)
+		}
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		s.log.Warn("the room of bytes behind a replica's end can't be given back", "block", id, "err", err)
+	}
 }
 
 func (s *Store) renameMeta(id, from, to uint64) error {

@@ -394,6 +394,7 @@ func (s *Store) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error) 
 		r.visible, r.visibleTail = r.length, r.tail
 		r.excess = entries > r.length/int64(h.sum.BytesPerChunk)
 		if final.synced || sameBoot {
+			s.trim(id, r.length)
 			return r, nil
 		}
 		err := r.Verify(nil)

@@ -186,6 +186,58 @@ func TestWriteAllInPart(t *testing.T) {
 	}
 }
 
+// What a truncate takes away takes no room any more, also if the process died meanwhile.
+func TestCutFreesRoom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 3))
+	dir := t.TempDir()
+	s, err := Open(Config{Dir: dir, BootID: "a"})
+	must(t, err)
+	data := random(rng, 1<<20)
+	w, err := s.Create(1, 1001, transfer.CRC32C(), false, nil)
+	must(t, err)
+	write(t, w, 0, data)
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	r, err := s.Get(1)
+	must(t, err)
+	_, err = r.InitRecovery(1001, 1002)
+	must(t, err)
+	const left = 100_001
+	must(t, r.Settle(1002, left))
+	usage, err := s.Usage()
+	must(t, err)
+	if usage.Used != left {
+		t.Errorf("%d bytes are used, want %d", usage.Used, left)
+	}
+	size := func() int64 {
+		info, err := vfs.Default.Stat(s.dataPath(1))
+		must(t, err)
+		return info.Size()
+	}
+	if size() != left {
+		t.Errorf("the file has %d bytes, want %d", size(), left)
+	}
+	if !bytes.Equal(contents(t, s, 1), data[:left]) {
+		t.Error("other bytes came back")
+	}
+	// As if it had died before the room was given back.
+	f, err := vfs.Default.OpenReadWrite(s.dataPath(1), vfs.WriteCategoryUnspecified)
+	must(t, err)
+	_, err = f.WriteAt(data[left:], left)
+	must(t, err)
+	must(t, f.Close())
+	must(t, s.Close())
+	s, err = Open(Config{Dir: dir, BootID: "a"})
+	must(t, err)
+	defer s.Close()
+	if size() != left {
+		t.Errorf("the file has %d bytes after a start, want %d", size(), left)
+	}
+	if !bytes.Equal(contents(t, s, 1), data[:left]) {
+		t.Error("other bytes came back")
+	}
+}
+
 func TestWriteFinalizeRead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for _, typ := range []hdfspb.ChecksumTypeProto{hdfspb.ChecksumTypeProto_CHECKSUM_NULL, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C} {
