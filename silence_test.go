@@ -61,21 +61,53 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// A dial whose own context is short tells nothing about the server.
+// A dial that its own context cuts short, by a deadline or otherwise, tells nothing about
+// the server.
 func TestShortDialsRememberNothing(t *testing.T) {
-	addr, _ := legacyServer(t, readAll)
-	r := newRuntime(t, Config{HelloTimeout: time.Hour}, nil)
-	for range 4 {
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
-		_, err := r.Dial(ctx, addr, "test/1", DialConfig{})
-		cancel()
-		var legacy *LegacyPeerError
-		if errors.As(err, &legacy) && !legacy.Until.IsZero() {
-			t.Fatalf("remembered: %v", err)
+	heard := make(chan struct{}, 1)
+	addr, _ := legacyServer(t, func(c net.Conn) {
+		if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
+			notify(heard)
 		}
-	}
-	if _, _, known := r.peers.legacy(addr); known {
-		t.Error("it counts as a legacy server")
+		readAll(c)
+	})
+	for name, cut := range map[string]func() (context.Context, context.CancelFunc){
+		"deadline": func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(t.Context(), 60*time.Millisecond)
+		},
+		"cancelled": func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				<-heard
+				cancel()
+			}()
+			return ctx, cancel
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// A look in the background takes an hour, and so long two silences lie apart.
+			r := newRuntime(t, Config{HelloTimeout: time.Hour}, nil)
+			for range 4 {
+				select {
+				case <-heard: // the hello of such a look
+				default:
+				}
+				ctx, cancel := cut()
+				_, err := r.Dial(ctx, addr, "test/1", DialConfig{})
+				cancel()
+				if err == nil {
+					t.Fatal("a server that says nothing was dialled")
+				}
+				r.peers.mu.Lock()
+				if p := r.peers.peers[addr]; p != nil && !p.suspect.IsZero() {
+					t.Errorf("counts as a silence: %v", err)
+				}
+				r.peers.mu.Unlock()
+			}
+			if _, _, known := r.peers.legacy(addr); known {
+				t.Error("it counts as a legacy server")
+			}
+		})
 	}
 }
 
