@@ -30,6 +30,8 @@ type Call struct {
 	Protocol   string
 	Method     string
 	Peer       net.Addr
+	// Host is the peer's IP address, or empty if it has none.
+	Host string
 }
 
 type callKey struct{}
@@ -41,8 +43,13 @@ func FromContext(ctx context.Context) *Call {
 }
 
 // WithCall returns a context in which call is being served, for callers that
-// reach a method by another way than a connection.
+// reach a method by another way than a connection. Host is taken from Peer if it is empty.
 func WithCall(ctx context.Context, call *Call) context.Context {
+	if call.Host == "" && call.Peer != nil {
+		with := *call
+		with.Host = hostOf(call.Peer)
+		call = &with
+	}
 	return context.WithValue(ctx, callKey{}, call)
 }
 

@@ -218,7 +218,7 @@ func (c *caller) deliver(m carrier.Message) error {
 			w.answer, w.body = m, body
 			m = carrier.Message{}
 		default:
-			w.err = proto.Unmarshal(body, w.resp)
+			w.err = unmarshalOver(body, w.resp)
 		}
 		w.done <- struct{}{}
 	}

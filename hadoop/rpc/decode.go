@@ -24,9 +24,16 @@ func unmarshalLent(b []byte, m proto.Message) (refers bool, err error) {
 	return true, nil
 }
 
+// An Unmarshaler is a response that decodes itself, for instance into memory that it has
+// for all of its fields. The bytes are lent to UnmarshalRPC, which gets them once.
+type Unmarshaler interface{ UnmarshalRPC([]byte) error }
+
 // unmarshalOver decodes b into m, and puts a long field of bytes where m has memory for
 // it already.
 func unmarshalOver(b []byte, m proto.Message) error {
+	if u, ok := m.(Unmarshaler); ok {
+		return u.UnmarshalRPC(b)
+	}
 	field, value, rest := splitLong(b, m)
 	if field == nil {
 		return proto.Unmarshal(b, m)

@@ -27,6 +27,7 @@ type session struct {
 	line   carrier.Line
 	out    carrier.Answerer // for what answers no request; nil where each answer has one
 	peer   net.Addr
+	host   string // of peer
 	ctx    context.Context
 	cancel context.CancelFunc
 	ending atomic.Bool // the last answer is out; whatever still comes is dropped
@@ -48,9 +49,21 @@ type session struct {
 }
 
 func newSession(s *Server, line carrier.Line, peer net.Addr) *session {
-	c := &session{server: s, line: line, peer: peer}
+	c := &session{server: s, line: line, peer: peer, host: hostOf(peer)}
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	return c
+}
+
+// hostOf is the IP address in an address, or empty.
+func hostOf(peer net.Addr) string {
+	if peer == nil {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(peer.String())
+	if err != nil {
+		return ""
+	}
+	return host
 }
 
 // newStreamSession returns a session whose messages follow each other.
@@ -184,7 +197,7 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 	c.Context, c.session, c.method = s.ctx, s, method
 	c.Call = Call{
 		User: s.user, RealUser: s.realUser, CallID: h.CallID, RetryCount: h.RetryCount,
-		Protocol: method.class, Method: method.name, Peer: s.peer,
+		Protocol: method.class, Method: method.name, Peer: s.peer, Host: s.host,
 	}
 	if len(h.ClientID) == len(c.ClientID) {
 		c.ClientID = ClientID(h.ClientID)
