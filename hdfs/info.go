@@ -15,8 +15,8 @@ type FileInfo struct {
 	s    *hdfspb.HdfsFileStatusProto
 }
 
-func newInfo(name string, s *hdfspb.HdfsFileStatusProto) *FileInfo {
-	return &FileInfo{path.Base(name), s}
+func newInfo(name string, s *hdfspb.HdfsFileStatusProto) FileInfo {
+	return FileInfo{path.Base(name), s}
 }
 
 // Name is the last part of the path.

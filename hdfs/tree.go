@@ -16,6 +16,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/statuses"
 )
 
 func joinPort(host string, port uint32) string {
@@ -30,14 +31,21 @@ func notFound(name string) error {
 // Stat tells of a file or directory.
 func (c *Client) Stat(ctx context.Context, name string) (*FileInfo, error) {
 	name = c.Abs(name)
-	var resp hdfspb.GetFileInfoResponseProto
-	if err := c.call(ctx, "stat", name, "getFileInfo", &hdfspb.GetFileInfoRequestProto{Src: &name}, &resp); err != nil {
+	s := &struct {
+		name  string
+		req   hdfspb.GetFileInfoRequestProto
+		reply statuses.FileInfo
+		info  FileInfo
+	}{name: name}
+	s.req.Src = &s.name
+	if err := c.call(ctx, "stat", name, "getFileInfo", &s.req, &s.reply); err != nil {
 		return nil, err
 	}
-	if resp.Fs == nil {
+	if s.reply.Fs == nil {
 		return nil, c.fail("stat", name, notFound(name))
 	}
-	return newInfo(name, resp.Fs), nil
+	s.info = newInfo(name, s.reply.Fs)
+	return &s.info, nil
 }
 
 // List goes through a directory in the order of its names, a page at a time, so that one
@@ -48,7 +56,7 @@ func (c *Client) List(ctx context.Context, name string) iter.Seq2[*FileInfo, err
 	return func(yield func(*FileInfo, error) bool) {
 		start := []byte{}
 		for {
-			var resp hdfspb.GetListingResponseProto
+			var resp statuses.Listing
 			err := c.call(ctx, "list", name, "getListing", &hdfspb.GetListingRequestProto{Src: &name, StartAfter: start, NeedLocation: proto.Bool(false)}, &resp)
 			if err == nil && resp.DirList == nil {
 				err = c.fail("list", name, notFound(name))
@@ -58,12 +66,19 @@ func (c *Client) List(ctx context.Context, name string) iter.Seq2[*FileInfo, err
 				return
 			}
 			page := resp.GetDirList().GetPartialListing()
-			for _, s := range page {
+			var some []FileInfo
+			for i, s := range page {
 				entry := string(s.GetPath())
 				if entry == "" {
 					entry = name // a file lists itself
 				}
-				if !yield(newInfo(entry, s), nil) {
+				if len(some) == 0 {
+					some = make([]FileInfo, min(statuses.Together, len(page)-i))
+				}
+				info := &some[0]
+				some = some[1:]
+				*info = newInfo(entry, s)
+				if !yield(info, nil) {
 					return
 				}
 			}

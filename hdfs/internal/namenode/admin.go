@@ -145,7 +145,7 @@ func (nn *NameNode) getDatanodeReport(_ context.Context, req *hdfspb.GetDatanode
 				continue
 			}
 		}
-		out.Di = append(out.Di, m.infoPB(n))
+		out.Di = append(out.Di, m.infoPB(new(infoMemory), n, m.cfg.now()))
 	}
 	return out, nil
 }

@@ -1,6 +1,8 @@
 package namenode
 
 import (
+	"time"
+
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
@@ -8,49 +10,68 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
+	"github.com/verbena-data/verbena/hdfs/internal/statuses"
 )
 
-// statusPB names the file; the name is empty where the client knows it.
-func statusPB(s namespace.Status, name string) *hdfspb.HdfsFileStatusProto {
-	fs := &hdfspb.HdfsFileStatusProto{
-		FileType:         hdfspb.HdfsFileStatusProto_IS_FILE.Enum(),
-		Path:             []byte(name),
-		Length:           proto.Uint64(s.Length),
-		Permission:       &hdfspb.FsPermissionProto{Perm: proto.Uint32(uint32(s.Mode))},
-		Owner:            proto.String(s.Owner),
-		Group:            proto.String(s.Group),
-		ModificationTime: proto.Uint64(uint64(s.ModTime)),
-		AccessTime:       proto.Uint64(uint64(s.AccessTime)),
-		BlockReplication: proto.Uint32(uint32(s.Replication)),
-		Blocksize:        proto.Uint64(s.BlockSize),
-		FileId:           proto.Uint64(s.ID),
-		ChildrenNum:      proto.Int32(int32(s.Children)),
-	}
+// statusPB fills memory that is new. It names the file; the name is empty where the client
+// knows it.
+func statusPB(memory *statuses.Status, s *namespace.Status, name []byte) *hdfspb.HdfsFileStatusProto {
+	kind := hdfspb.HdfsFileStatusProto_IS_FILE
 	if s.Directory {
-		fs.FileType = hdfspb.HdfsFileStatusProto_IS_DIR.Enum()
+		kind = hdfspb.HdfsFileStatusProto_IS_DIR
 	}
+	memory.Set(&statuses.Values{
+		Type: kind, Path: name, Length: s.Length, Mode: uint32(s.Mode), Owner: s.Owner, Group: s.Group,
+		Modified: uint64(s.ModTime), Accessed: uint64(s.AccessTime), Replication: uint32(s.Replication), BlockSize: s.BlockSize,
+		ID: s.ID, Children: int32(s.Children),
+	})
 	if s.Policy != storagepolicy.Unspecified {
-		fs.StoragePolicy = proto.Uint32(uint32(s.Policy))
+		memory.SetPolicy(uint32(s.Policy))
 	}
 	if s.ACL {
-		fs.Flags = proto.Uint32(uint32(hdfspb.HdfsFileStatusProto_HAS_ACL))
+		memory.SetFlags(hdfspb.HdfsFileStatusProto_HAS_ACL)
 	}
-	return fs
+	return &memory.Proto
+}
+
+// noName is the name in a status of what the client has named itself.
+var noName = []byte{}
+
+// namelessPB is statusPB with memory of its own.
+func namelessPB(s *namespace.Status) *hdfspb.HdfsFileStatusProto {
+	return statusPB(new(statuses.Status), s, noName)
+}
+
+// blockMemory is a block's location with the memory of its fields.
+type blockMemory struct {
+	located                        hdfspb.LocatedBlockProto
+	extended                       hdfspb.ExtendedBlockProto
+	token                          hdfspb.TokenProto
+	id, generation, length, offset uint64
+	corrupt                        bool
+	tokenKind, tokenService        string
 }
 
 // locatedPB needs m.mu held.
 func (m *blockMap) locatedPB(b namespace.Block, offset uint64, l located) *hdfspb.LocatedBlockProto {
-	lb := &hdfspb.LocatedBlockProto{
-		B:          m.extendedPB(b.ID, b.Generation, b.Length),
-		Offset:     proto.Uint64(offset),
-		Corrupt:    proto.Bool(l.corrupt),
-		BlockToken: &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
+	x := &blockMemory{id: b.ID, generation: b.Generation, length: b.Length, offset: offset, corrupt: l.corrupt}
+	x.extended.PoolId, x.extended.BlockId, x.extended.GenerationStamp, x.extended.NumBytes = &m.poolID, &x.id, &x.generation, &x.length
+	x.token.Identifier, x.token.Password, x.token.Kind, x.token.Service = []byte{}, []byte{}, &x.tokenKind, &x.tokenService
+	lb := &x.located
+	lb.B, lb.Offset, lb.Corrupt, lb.BlockToken = &x.extended, &x.offset, &x.corrupt, &x.token
+	if len(l.nodes) == 0 {
+		return lb
 	}
-	for _, n := range l.nodes {
-		lb.Locs = append(lb.Locs, m.infoPB(n))
-		lb.IsCached = append(lb.IsCached, false)
-		lb.StorageTypes = append(lb.StorageTypes, hdfspb.StorageTypeProto_DISK)
-		lb.StorageIDs = append(lb.StorageIDs, storageID(n))
+	infos := make([]infoMemory, len(l.nodes))
+	lb.Locs = make([]*hdfspb.DatanodeInfoProto, len(l.nodes))
+	lb.IsCached = make([]bool, len(l.nodes))
+	lb.StorageTypes = make([]hdfspb.StorageTypeProto, len(l.nodes))
+	lb.StorageIDs = make([]string, len(l.nodes))
+	now := m.cfg.now()
+	for i, n := range l.nodes {
+		lb.Locs[i] = m.infoPB(&infos[i], n, now)
+		lb.StorageTypes[i] = hdfspb.StorageTypeProto_DISK
+		lb.StorageIDs[i] = storageID(n)
 	}
 	return lb
 }
@@ -73,10 +94,6 @@ func (m *blockMap) pipelinePB(b namespace.Block, offset uint64) *hdfspb.LocatedB
 	return m.locatedPB(b, offset, l)
 }
 
-func (m *blockMap) extendedPB(id, generation, length uint64) *hdfspb.ExtendedBlockProto {
-	return &hdfspb.ExtendedBlockProto{PoolId: proto.String(m.poolID), BlockId: proto.Uint64(id), GenerationStamp: proto.Uint64(generation), NumBytes: proto.Uint64(length)}
-}
-
 func extended(b *hdfspb.ExtendedBlockProto) *nspb.Block {
 	if b == nil {
 		return nil
@@ -84,34 +101,35 @@ func extended(b *hdfspb.ExtendedBlockProto) *nspb.Block {
 	return &nspb.Block{Id: b.BlockId, Generation: b.GenerationStamp, Length: proto.Uint64(b.GetNumBytes())}
 }
 
-func (m *blockMap) infoPB(n *node) *hdfspb.DatanodeInfoProto {
-	now := m.cfg.now()
+// infoMemory is what clients are told of a DataNode, with the memory of its fields.
+type infoMemory struct {
+	info                                                         hdfspb.DatanodeInfoProto
+	id                                                           hdfspb.DatanodeIDProto
+	ip, name, uuid, rack                                         string
+	port, infoPort, transfers, replicas                          uint32
+	capacity, used, poolUsed, remaining, others, updated, report uint64
+	state                                                        hdfspb.DatanodeInfoProto_AdminState
+}
+
+// infoPB fills memory that is new, as things are now. It needs m.mu held.
+func (m *blockMap) infoPB(x *infoMemory, n *node, now time.Time) *hdfspb.DatanodeInfoProto {
 	seen := now.Sub(n.lastSeen)
 	if n.lastSeen.IsZero() {
 		seen = now.Sub(m.started)
 	}
-	info := &hdfspb.DatanodeInfoProto{
-		Id: &hdfspb.DatanodeIDProto{
-			IpAddr:       proto.String(n.dn.Host),
-			HostName:     proto.String(n.dn.Hostname),
-			DatanodeUuid: proto.String(n.dn.UUID),
-			XferPort:     proto.Uint32(n.dn.Port),
-			InfoPort:     proto.Uint32(0),
-			IpcPort:      proto.Uint32(n.dn.Port),
-		},
-		Capacity:      proto.Uint64(n.capacity),
-		DfsUsed:       proto.Uint64(n.used),
-		Remaining:     proto.Uint64(n.remaining),
-		BlockPoolUsed: proto.Uint64(n.used),
-		LastUpdate:    proto.Uint64(uint64(now.Add(-seen).UnixMilli())),
-		XceiverCount:  proto.Uint32(n.transfers),
-		Location:      proto.String(n.rack),
-		NonDfsUsed:    proto.Uint64(n.capacity - min(n.capacity, n.used+n.remaining)),
-		AdminState:    n.service.Enum(),
-		NumBlocks:     proto.Uint32(uint32(n.replicas)),
-	}
+	x.ip, x.name, x.uuid, x.port, x.rack = n.dn.Host, n.dn.Hostname, n.dn.UUID, n.dn.Port, n.rack
+	x.capacity, x.used, x.poolUsed, x.remaining = n.capacity, n.used, n.used, n.remaining
+	x.others = n.capacity - min(n.capacity, n.used+n.remaining)
+	x.updated, x.transfers, x.replicas, x.state = uint64(now.Add(-seen).UnixMilli()), n.transfers, uint32(n.replicas), n.service
+	x.id.IpAddr, x.id.HostName, x.id.DatanodeUuid = &x.ip, &x.name, &x.uuid
+	x.id.XferPort, x.id.InfoPort, x.id.IpcPort = &x.port, &x.infoPort, &x.port
+	info := &x.info
+	info.Id, info.Location, info.AdminState = &x.id, &x.rack, &x.state
+	info.Capacity, info.DfsUsed, info.Remaining, info.BlockPoolUsed, info.NonDfsUsed = &x.capacity, &x.used, &x.remaining, &x.poolUsed, &x.others
+	info.LastUpdate, info.XceiverCount, info.NumBlocks = &x.updated, &x.transfers, &x.replicas
 	if !n.lastReport.IsZero() { // the dfsadmin command says "Never" of 0
-		info.LastBlockReportTime = proto.Uint64(uint64(n.lastReport.UnixMilli()))
+		x.report = uint64(n.lastReport.UnixMilli())
+		info.LastBlockReportTime = &x.report
 	}
 	return info
 }

@@ -180,9 +180,8 @@ func (nn *NameNode) read(f func(*namespace.Namespace)) {
 	f(nn.state.ns)
 }
 
-// callerFor says who a user is.
-func (nn *NameNode) callerFor(user string) *nspb.Caller {
-	groups := nn.cfg.Groups(user)
-	super := user == nn.cfg.Superuser || slices.Contains(groups, nn.cfg.Supergroup)
-	return &nspb.Caller{User: &user, Groups: groups, Superuser: &super}
+// rights tells a user's groups, and whether the user may do anything.
+func (nn *NameNode) rights(user string) (groups []string, superuser bool) {
+	groups = nn.cfg.Groups(user)
+	return groups, user == nn.cfg.Superuser || slices.Contains(groups, nn.cfg.Supergroup)
 }

@@ -61,7 +61,7 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 	if !ok {
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s: it was deleted at once", req.GetSrc())
 	}
-	return &hdfspb.CreateResponseProto{Fs: statusPB(s, "")}, nil
+	return &hdfspb.CreateResponseProto{Fs: namelessPB(&s)}, nil
 }
 
 func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) (*hdfspb.AppendResponseProto, error) {
@@ -91,7 +91,7 @@ func (nn *NameNode) append(ctx context.Context, req *hdfspb.AppendRequestProto) 
 	if !ok {
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s: it was deleted at once", req.GetSrc())
 	}
-	out := &hdfspb.AppendResponseProto{Stat: statusPB(f.Status, "")}
+	out := &hdfspb.AppendResponseProto{Stat: namelessPB(&f.Status)}
 	switch n := len(f.Blocks); {
 	case n > 0 && f.Blocks[n-1].Construction == nil && op.GetNewBlock():
 		// The client names it as the one before the new block.

@@ -3,7 +3,6 @@ package namenode
 import (
 	"context"
 	"maps"
-	"net"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
@@ -102,13 +101,21 @@ func (c *call) who() namespace.Caller {
 func (nn *NameNode) callFrom(ctx context.Context) *call {
 	rc := rpc.FromContext(ctx)
 	if rc == nil {
-		return &call{caller: nn.callerFor("nobody")}
+		rc = &rpc.Call{User: "nobody"}
 	}
-	c := &call{caller: nn.callerFor(rc.User), id: callID{client: rc.ClientID, call: rc.CallID}}
-	if rc.Peer != nil {
-		if host, _, err := net.SplitHostPort(rc.Peer.String()); err == nil {
-			c.host = host
-		}
+	groups, super := nn.rights(rc.User)
+	return &call{
+		caller: &nspb.Caller{User: &rc.User, Groups: groups, Superuser: &super},
+		host:   rc.Host, id: callID{client: rc.ClientID, call: rc.CallID},
 	}
-	return c
+}
+
+// readerFrom tells only who calls.
+func (nn *NameNode) readerFrom(ctx context.Context) namespace.Caller {
+	user := "nobody"
+	if rc := rpc.FromContext(ctx); rc != nil {
+		user = rc.User
+	}
+	groups, super := nn.rights(user)
+	return namespace.Caller{User: user, Groups: groups, Superuser: super}
 }

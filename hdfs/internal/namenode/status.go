@@ -9,6 +9,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
+	"github.com/verbena-data/verbena/hdfs/internal/statuses"
 )
 
 const (
@@ -34,27 +35,27 @@ func (nn *NameNode) getServerDefaults(context.Context, *hdfspb.GetServerDefaults
 	}}, nil
 }
 
-func (nn *NameNode) stat(ctx context.Context, src string) (*hdfspb.HdfsFileStatusProto, error) {
-	c := nn.callFrom(ctx)
-	var (
-		s   namespace.Status
-		ok  bool
-		err error
-	)
-	nn.read(func(ns *namespace.Namespace) { s, ok, err = ns.Stat(c.who(), src) })
+// stat returns nil if there is nothing.
+func (nn *NameNode) stat(ctx context.Context, src string, memory *statuses.Status) (*hdfspb.HdfsFileStatusProto, error) {
+	who := nn.readerFrom(ctx)
+	nn.state.mu.RLock()
+	s, ok, err := nn.state.ns.Stat(who, src)
+	nn.state.mu.RUnlock()
 	if err != nil || !ok {
 		return nil, err
 	}
-	return statusPB(s, ""), nil
+	return statusPB(memory, &s, noName), nil
 }
 
 func (nn *NameNode) getFileInfo(ctx context.Context, req *hdfspb.GetFileInfoRequestProto) (*hdfspb.GetFileInfoResponseProto, error) {
-	fs, err := nn.stat(ctx, req.GetSrc())
-	return &hdfspb.GetFileInfoResponseProto{Fs: fs}, err
+	out := new(statuses.FileInfo)
+	fs, err := nn.stat(ctx, req.GetSrc(), &out.Status)
+	out.Fs = fs
+	return &out.GetFileInfoResponseProto, err
 }
 
 func (nn *NameNode) getFileLinkInfo(ctx context.Context, req *hdfspb.GetFileLinkInfoRequestProto) (*hdfspb.GetFileLinkInfoResponseProto, error) {
-	fs, err := nn.stat(ctx, req.GetSrc())
+	fs, err := nn.stat(ctx, req.GetSrc(), new(statuses.Status))
 	return &hdfspb.GetFileLinkInfoResponseProto{Fs: fs}, err
 }
 
@@ -75,7 +76,7 @@ func (nn *NameNode) getLocatedFileInfo(ctx context.Context, req *hdfspb.GetLocat
 	if err != nil || !ok {
 		return &hdfspb.GetLocatedFileInfoResponseProto{}, err
 	}
-	fs := statusPB(s, "")
+	fs := namelessPB(&s)
 	if !s.Directory {
 		fs.Locations = nn.locatedBlocks(s, f.Blocks, 0, s.Length, nn.placeOf(ctx, c.host))
 	}
@@ -129,12 +130,16 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 	from := nn.placeOf(ctx, c.host)
 	list := &hdfspb.DirectoryListingProto{PartialListing: make([]*hdfspb.HdfsFileStatusProto, 0, len(entries))}
 	room := nn.cfg.ListLimit // for locations, as HDFS counts them: those that are wanted
-	for i, e := range entries {
+	memory, names := make([]statuses.Status, len(entries)), namesOf(entries)
+	for i := range entries {
+		e := &entries[i]
 		if room <= 0 {
 			rest += len(entries) - i
 			break
 		}
-		fs := statusPB(e.Status, e.Status.Name)
+		n := len(e.Status.Name)
+		fs := statusPB(&memory[i], &e.Status, names[:n:n])
+		names = names[n:]
 		if req.GetNeedLocation() && !e.Status.Directory {
 			fs.Locations = nn.locatedBlocks(e.Status, e.Blocks, 0, e.Status.Length, from)
 			room -= len(fs.Locations.GetBlocks()) * int(e.Status.Replication)
@@ -143,6 +148,19 @@ func (nn *NameNode) getListing(ctx context.Context, req *hdfspb.GetListingReques
 	}
 	list.RemainingEntries = proto.Uint32(uint32(rest))
 	return &hdfspb.GetListingResponseProto{DirList: list}, nil
+}
+
+// namesOf returns the names of entries, one behind the other.
+func namesOf(entries []namespace.Entry) []byte {
+	total := 0
+	for i := range entries {
+		total += len(entries[i].Status.Name)
+	}
+	names := make([]byte, 0, total)
+	for i := range entries {
+		names = append(names, entries[i].Status.Name...)
+	}
+	return names
 }
 
 // summary adds up what is below a path, in steps.
