@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -44,8 +45,8 @@ this process or in a server.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&r.epochs, "epochs", 3, "runtimes, one after the other")
-	flags.IntVar(&r.faults, "faults", 40, "faults in an epoch")
+	flags.IntVar(&r.epochs, "epochs", 2, "runtimes, one after the other")
+	flags.IntVar(&r.faults, "faults", 24, "faults in an epoch")
 	flags.IntVar(&r.callers, "callers", 16, "callers over each transport to each server")
 	flags.Uint64Var(&r.seed, "seed", 1, "of the random choices")
 	flags.BoolVar(&r.quick, "quick", false, "one epoch, a fault of each kind, nothing that takes half a minute to notice")
@@ -125,6 +126,9 @@ func (r *callsRun) run(ctx context.Context, dir string) (err error) {
 		r.servers = append(r.servers, &callsServer{name: "far", self: r.self, dir: dir, listen: r.cable.far + ":0", inside: r.cable.name})
 	}
 	for _, s := range r.servers {
+		if err := os.Remove(s.book()); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a run before
+			return err
+		}
 		if err := s.start(ctx); err != nil {
 			return err
 		}
@@ -337,7 +341,7 @@ at the end of the fault.
 	if len(r.wrong) > 0 {
 		c.printf(".\n\nWRONG, %d times, on %s.\n", len(r.wrong), runtime.GOOS)
 	} else {
-		c.printf(", none of them twice in the life of a server. After each epoch the servers and this process had what they had before: " +
+		c.printf(", none of them twice, those included that were killed. After each epoch the servers and this process had what they had before: " +
 			"goroutines, descriptors, mappings, endpoints and registered memory in use.\n")
 	}
 	for _, left := range r.left {

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -60,10 +62,13 @@ func (s *callsServer) address() string {
 	return s.at
 }
 
+// book is the file of the calls that the server has carried out.
+func (s *callsServer) book() string { return filepath.Join(s.dir, s.name+".book") }
+
 // start starts the server, each time at the same address.
 func (s *callsServer) start(ctx context.Context) error {
 	file := filepath.Join(s.dir, s.name+".address")
-	executable, args := s.self, []string{"calls-server", file, s.listen}
+	executable, args := s.self, []string{"calls-server", file, s.listen, s.book()}
 	if s.inside != "" {
 		executable, args = "ip", append([]string{"netns", "exec", s.inside, s.self}, append(args, "--remote")...)
 	}
@@ -121,7 +126,7 @@ func (s *callsServer) settles(ctx context.Context, first callsState) error {
 		}
 		kept := now.kept(first.serverState, false)
 		if kept == nil {
-			s.carried += now.Carried
+			s.carried = now.Carried // by all servers at this address, one after the other
 			return nil
 		}
 		if time.Since(began) > callsPatience {
@@ -133,21 +138,54 @@ func (s *callsServer) settles(ctx context.Context, first callsState) error {
 	}
 }
 
-// callsBook has the numbers of calls that must not be carried out twice.
+// callsBook is a file with the numbers of calls that must not be carried out twice, eight
+// bytes big-endian each. What a server has written outlives it, so that the next one at
+// its address goes on with its book.
 type callsBook struct {
+	file *os.File
+
 	mu      sync.Mutex
-	numbers map[uint64]struct{}
+	numbers map[uint64]struct{} // those that are in the file
 	twice   uint64
 }
 
-func (b *callsBook) enter(q verbena.Request) {
-	number := binary.BigEndian.Uint64(q.Payload())
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// openCallsBook opens a book, or begins one.
+func openCallsBook(name string) (*callsBook, error) {
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	before, err := io.ReadAll(f)
+	if err == nil && len(before)%8 != 0 {
+		err = fmt.Errorf("%s has %d bytes, which is no number of calls", name, len(before))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	b := &callsBook{file: f, numbers: map[uint64]struct{}{}}
+	for ; len(before) > 0; before = before[8:] {
+		b.note(binary.BigEndian.Uint64(before))
+	}
+	return b, nil
+}
+
+// note counts a call. mu is held, or nobody else knows of the book.
+func (b *callsBook) note(number uint64) {
 	if _, there := b.numbers[number]; there {
 		b.twice++
 	}
 	b.numbers[number] = struct{}{}
+}
+
+// enter writes a call into the book before it is answered.
+func (b *callsBook) enter(q verbena.Request) {
+	number := q.Payload()[:8]
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, err := b.file.Write(number); err != nil { // at once, behind those of others
+		panic(err)
+	}
+	b.note(binary.BigEndian.Uint64(number))
 }
 
 func (b *callsBook) mux() *verbena.Mux {
@@ -175,9 +213,9 @@ func (b *callsBook) mux() *verbena.Mux {
 func callsServerCommand() *cobra.Command {
 	var remote bool
 	cmd := &cobra.Command{
-		Use:    "calls-server ADDRESS-FILE LISTEN",
+		Use:    "calls-server ADDRESS-FILE LISTEN BOOK",
 		Hidden: true,
-		Args:   cobra.ExactArgs(2),
+		Args:   cobra.ExactArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			ctx := cmd.Context()
 			list, err := attackProviders(remote)
@@ -188,11 +226,15 @@ func callsServerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			book := &callsBook{numbers: map[uint64]struct{}{}}
+			book, err := openCallsBook(args[2])
+			if err != nil {
+				return errors.Join(err, rt.Close())
+			}
 			mux := book.mux()
 			defer func() {
 				err = errors.Join(err, rt.Close())
 				mux.Close()
+				err = errors.Join(err, book.file.Close())
 			}()
 			l, err := rt.Listen(ctx, args[1], verbena.ListenConfig{Services: []string{callsService}})
 			if err != nil {
