@@ -99,11 +99,15 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	nc.DeadAfter = cmp.Or(cfg.DeadAfter, nc.DeadAfter)
 	nc.SafeModeTimeout = cmp.Or(cfg.SafeModeLimit, nc.SafeModeTimeout)
 	nc.ForgetAfter = cfg.ForgetAfter
+	principals, err := cfg.Access.principals()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("NameNode: rules of principals: %w", err), p.Close())
+	}
 	state, err := namenode.Open(ctx, nc)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("NameNode: %w", err), p.Close())
 	}
-	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger, Impersonate: state.Impersonate}), answers: verbena.NewMux(verbena.MuxConfig{})}
+	nn := &NameNode{port: p, state: state, calls: rpc.NewServer(rpc.Config{Logger: cfg.Logger, Impersonate: state.Impersonate, ShortName: principals.Short}), answers: verbena.NewMux(verbena.MuxConfig{})}
 	cluster.ServeNameNode(nn.answers, state, secret)
 	state.RegisterRPC(nn.calls)
 	messages := onEndpoints(nn.answers)

@@ -1,6 +1,7 @@
 package hdfs
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hadoop/conf"
+	"github.com/verbena-data/verbena/hadoop/principal"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode"
 )
 
@@ -29,6 +31,11 @@ type AccessConfig struct {
 	BlockKeyInterval, BlockTokenLifetime time.Duration
 	// ProxyUsers may act for others; users that are not named may not.
 	ProxyUsers map[string]ProxyUser
+	// PrincipalRules make short names of those of Kerberos principals, which clients have
+	// that fall back to none; PrincipalMechanism, hadoop or mit, is how they are evaluated.
+	// Defaults: the first part of a name, and hadoop. The rule DEFAULT takes names of the
+	// realm that Kerberos's configuration on this host names.
+	PrincipalRules, PrincipalMechanism string
 }
 
 // proxyUserPrefix begins the properties of proxy users: USER.hosts, USER.groups and
@@ -56,6 +63,25 @@ var accessProperties = map[string]func(a *AccessConfig, p *conf.Properties, name
 	"dfs.block.access.token.lifetime": func(a *AccessConfig, p *conf.Properties, name string) error {
 		return minutes(&a.BlockTokenLifetime, p, name)
 	},
+	"hadoop.security.auth_to_local": func(a *AccessConfig, p *conf.Properties, name string) error {
+		if rules, ok := p.String(name); ok {
+			a.PrincipalRules = rules
+		}
+		_, err := a.principals()
+		return err
+	},
+	"hadoop.security.auth_to_local.mechanism": func(a *AccessConfig, p *conf.Properties, name string) error {
+		if mechanism, ok := p.String(name); ok {
+			a.PrincipalMechanism = mechanism
+		}
+		_, err := a.principals()
+		return err
+	},
+}
+
+// principals makes short names.
+func (a *AccessConfig) principals() (*principal.Rules, error) {
+	return principal.Parse(cmp.Or(strings.TrimSpace(a.PrincipalRules), principal.Simple), a.PrincipalMechanism, principal.DefaultRealm())
 }
 
 func minutes(d *time.Duration, p *conf.Properties, name string) error {

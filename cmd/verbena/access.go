@@ -21,7 +21,8 @@ Who may do what is set by flags, or as in Hadoop by --hadoop-conf or --property 
   dfs.block.access.token.lifetime         of a token, in minutes: 600
   dfs.block.access.key.update.interval    until another key signs them, in minutes: 600
   hadoop.proxyuser.USER.hosts             from where USER may act for others: addresses, names, prefixes, *
-  hadoop.proxyuser.USER.groups, .users    for whom; nobody may act for others unless it is set`
+  hadoop.proxyuser.USER.groups, .users    for whom; nobody may act for others unless it is set
+  hadoop.security.auth_to_local           short names of Kerberos principals; their first part unless it is set`
 
 func (a *access) add(flags *pflag.FlagSet) {
 	flags.StringVar(&a.config.Superuser, "superuser", "", "`user` who may do anything (default: the one of this process)")

@@ -139,6 +139,9 @@ func (s *session) sasl(to replyTo, rest []byte) error {
 	if err != nil {
 		return s.tell(to, refused(err))
 	}
+	if failed := s.server.shorten(&s.auth.user); failed != nil {
+		return s.tell(to, failed)
+	}
 	if answer == nil {
 		return nil
 	}

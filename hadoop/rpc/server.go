@@ -61,6 +61,10 @@ type Config struct {
 	// reaches the client, an [*exception.Error] as it is. A client with a token never may. If it is nil, only simple
 	// clients may, who could as well say that they were user.
 	Impersonate func(realUser, user string, peer net.Addr) error
+	// ShortName, if it is set, is what a client's name is here, which may be that of a
+	// Kerberos principal; its error reaches the client, an [*exception.Error] as it is.
+	// Methods and Impersonate know short names alone. It may be called concurrently.
+	ShortName func(name string) (string, error)
 	// RefuseSimple refuses clients that only say who they are. It needs a mechanism.
 	RefuseSimple bool
 }

@@ -159,11 +159,37 @@ func (s *session) introduce(to replyTo, rest []byte) error {
 		s.user, s.realUser = "", ""
 		return s.tell(to, unauthorized(fmt.Sprintf("the name of a user has %d bytes, at most %d are allowed", n, mostName)))
 	}
+	for _, name := range []*string{&s.user, &s.realUser} {
+		if failed := s.server.shorten(name); failed != nil {
+			s.user, s.realUser = "", ""
+			return s.tell(to, failed)
+		}
+	}
 	if failed := s.auth.check(s); failed != nil {
 		return s.tell(to, failed)
 	}
 	s.known = true
 	return nil
+}
+
+// shorten makes a client's name a short one.
+func (s *Server) shorten(name *string) *failure {
+	if *name == "" || s.cfg.ShortName == nil {
+		return nil
+	}
+	short, err := s.cfg.ShortName(*name)
+	if err == nil && len(short) > mostName {
+		err = fmt.Errorf("the short name of a user has %d bytes, at most %d are allowed", len(short), mostName)
+	}
+	var e *exception.Error
+	switch {
+	case err == nil:
+		*name = short
+		return nil
+	case errors.As(err, &e):
+		return &failure{refusal: e, fatal: true, code: codeFatalUnauthorized}
+	}
+	return unauthorized(err.Error())
 }
 
 // call starts a call. What is wrong with the call alone is answered; the
