@@ -13,8 +13,11 @@ const (
 	// A poller that is not run for 300 us shares its processor with somebody else:
 	// a scheduler's turns last a few milliseconds.
 	preempted = 300 * time.Microsecond
-	// After that nobody in the process polls for 10 ms, doubling up to 100 ms while
-	// it goes on.
+	// After that nobody in the process polls for 1 ms: somebody had something to do, and
+	// has done it.
+	passingPause = time.Millisecond
+	// If it comes again within 40 ms, there is a crowd: nobody polls for 10 ms, doubling
+	// up to 100 ms while it goes on.
 	crowdPause, maxCrowdPause = 10 * time.Millisecond, 100 * time.Millisecond
 	// 1 s after the last pause the clock is no longer read to see whether one goes on.
 	crowdMemory = time.Second
@@ -93,18 +96,18 @@ func (c *crowd) denseAt(now time.Duration) bool {
 	return int64(now) < until
 }
 
-// pushed notes that a poller was not run for a while, until now. The pause doubles
-// each time that this comes within 4 pauses of the last one.
+// pushed notes that a poller was not run for a while, until now. The pause grows each
+// time that this comes within 4 pauses of the last one, or within 40 ms.
 func (c *crowd) pushed(now time.Duration) {
 	until := c.until.Load()
 	if int64(now) < until {
 		return // somebody else has noted the same
 	}
 	pause := time.Duration(c.pause.Load())
-	if since := now - time.Duration(until); pause == 0 || since > 4*pause {
-		pause = crowdPause
+	if since := now - time.Duration(until); pause == 0 || since > 4*max(pause, crowdPause) {
+		pause = passingPause
 	} else {
-		pause = min(2*pause, maxCrowdPause)
+		pause = min(max(2*pause, crowdPause), maxCrowdPause)
 	}
 	if c.until.CompareAndSwap(until, int64(now+pause)) {
 		c.pause.Store(int64(pause))

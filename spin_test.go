@@ -87,7 +87,11 @@ func TestCrowd(t *testing.T) {
 		var pause time.Duration
 		for pause = 0; c.denseAt(now + pause); pause += time.Millisecond {
 		}
-		if pause < last || pause > maxCrowdPause || last > 0 && pause != min(2*last, maxCrowdPause) {
+		want := passingPause
+		if last > 0 {
+			want = min(max(2*last, crowdPause), maxCrowdPause)
+		}
+		if pause != want {
 			t.Fatalf("pauses of %v, then %v", last, pause)
 		}
 		last = pause
@@ -98,8 +102,11 @@ func TestCrowd(t *testing.T) {
 	}
 	// A rare push costs little.
 	now += 10 * maxCrowdPause
-	c.pushed(now)
-	if c.denseAt(now + crowdPause) {
-		t.Error("pauses for long after a long time in peace")
+	for range 5 {
+		c.pushed(now)
+		if c.denseAt(now + passingPause) {
+			t.Error("pauses for long after a long time in peace")
+		}
+		now += passingPause + 5*crowdPause
 	}
 }
