@@ -23,6 +23,7 @@ const (
 // What Hadoop's RPC declares.
 const (
 	RPCServer       Class = "org.apache.hadoop.ipc.RpcServerException"
+	IPC             Class = "org.apache.hadoop.ipc.IpcException"
 	NoSuchMethod    Class = "org.apache.hadoop.ipc.RpcNoSuchMethodException"
 	NoSuchProtocol  Class = "org.apache.hadoop.ipc.RpcNoSuchProtocolException"
 	VersionMismatch Class = "org.apache.hadoop.ipc.RPC$VersionMismatch"

@@ -219,8 +219,4 @@ func (c *conn) preamble() error {
 	return c.session.authenticates(b[2])
 }
 
-func unknownAuth(kind byte) string {
-	return fmt.Sprintf("authentication of kind %#x is not known here", kind)
-}
-
 var _ carrier.Sender = (*stream.Writer)(nil)

@@ -133,7 +133,7 @@ func (l *Login) unexpected(answer *rpcpb.RpcSaslProto) error {
 	return fmt.Errorf("%s: the server answers with %v", l.Method, answer.GetState())
 }
 
-// unprotected is what either end is told that wraps messages.
+// unprotected is what a client is told whose server wraps messages.
 const unprotected = "messages that are signed or encrypted by SASL (auth-int, auth-conf) are not supported: hadoop.rpc.protection has to be authentication"
 
 // login is the token's.

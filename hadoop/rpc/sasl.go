@@ -3,6 +3,8 @@ package rpc
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -56,7 +58,7 @@ func (a *authentication) check(s *session) *failure {
 	cfg := &s.server.cfg
 	if a.user == "" {
 		if cfg.RefuseSimple {
-			return unauthorized("SIMPLE authentication is not enabled.  Available:" + available(s.server))
+			return s.server.notEnabled(simpleMethod)
 		}
 		if s.realUser == s.user {
 			s.realUser = ""
@@ -71,7 +73,11 @@ func (a *authentication) check(s *session) *failure {
 		return nil
 	}
 	if cfg.Impersonate == nil || s.realUser != "" && s.realUser != a.user || a.chosen != nil && a.chosen.Method == tokenMethod {
-		return unauthorized("Authenticated user (" + a.user + ") doesn't match what the client claims to be (" + s.user + ")")
+		method := simpleMethod
+		if a.chosen != nil {
+			method = a.chosen.Method
+		}
+		return unauthorized(fmt.Sprintf("Authenticated user (%s (auth:%s)) doesn't match what the client claims to be (%s (auth:%s))", a.user, method, s.user, simpleMethod))
 	}
 	s.realUser = a.user
 	return s.impersonates(a.user)
@@ -94,15 +100,19 @@ func unauthorized(message string) *failure {
 	return fatal(codeFatalUnauthorized, exception.AccessControl, message)
 }
 
-func available(s *Server) string {
-	list := "["
+// notEnabled refuses a method, as Hadoop does.
+func (s *Server) notEnabled(method string) *failure {
+	var list []string
 	for i := range s.cfg.Mechanisms {
-		if i > 0 {
-			list += ", "
-		}
-		list += s.cfg.Mechanisms[i].Method
+		list = append(list, s.cfg.Mechanisms[i].Method)
 	}
-	return list + "]"
+	if !s.cfg.RefuseSimple {
+		list = append(list, simpleMethod)
+	}
+	if q := quoted([]byte(method)); q != strconv.Quote(method) || len(q) != len(method)+2 {
+		method = q // it is long, or not printable
+	}
+	return unauthorized(method + " authentication is not enabled.  Available:[" + strings.Join(list, ", ") + "]")
 }
 
 // authenticates takes what the preamble says of the authentication.
@@ -113,11 +123,11 @@ func (s *session) authenticates(kind byte) error {
 		return nil
 	case authNone:
 		if s.server.cfg.RefuseSimple {
-			return s.tell(s.unasked(wire.CallIDSASL), unauthorized("SIMPLE authentication is not enabled.  Available:"+available(s.server)))
+			return s.tell(s.unasked(wire.CallIDNone), s.server.notEnabled(simpleMethod))
 		}
 		return nil
 	}
-	return s.tell(s.unasked(wire.CallIDNone), fatal(codeFatalUnauthorized, exception.AccessControl, unknownAuth(kind)))
+	return s.tell(s.unasked(wire.CallIDNone), fatal(codeFatalUnauthorized, exception.IPC, fmt.Sprintf("Unknown auth protocol:%d", kind)))
 }
 
 // sasl takes a message of the negotiation.
@@ -130,10 +140,12 @@ func (s *session) sasl(to replyTo, rest []byte) error {
 	switch {
 	case err != nil:
 		return s.tell(to, fatal(codeFatalRequest, exception.RPCServer, "SASL message: "+err.Error()))
-	case m.GetState() == rpcpb.RpcSaslProto_WRAP:
-		return s.tell(to, unauthorized(unprotected))
-	case !s.auth.negotiating:
+	case !s.auth.negotiating && s.auth.user == "":
 		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "SASL protocol not requested by client"))
+	case m.GetState() == rpcpb.RpcSaslProto_WRAP: // where hadoop.rpc.protection is not authentication
+		return s.tell(to, fatal(codeFatalHeader, exception.SASL, "Server is not wrapping data"))
+	case !s.auth.negotiating:
+		return s.tell(to, fatal(codeFatalHeader, exception.SASL, "Negotiation is already complete"))
 	}
 	answer, err := s.auth.next(s.server, m)
 	if err != nil {
@@ -177,7 +189,7 @@ func (a *authentication) next(s *Server, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSaslP
 	case rpcpb.RpcSaslProto_RESPONSE:
 		return a.step(m)
 	}
-	return nil, unauthorized("Client sent unsupported state " + m.GetState().String())
+	return nil, errors.New("Client sent unsupported state " + m.GetState().String())
 }
 
 // offer tells the client what there is. A server of simple clients alone ends
@@ -224,7 +236,7 @@ func (a *authentication) choose(s *Server, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSas
 	}
 	for i := range s.cfg.Mechanisms {
 		mechanism := &s.cfg.Mechanisms[i]
-		if auth.GetMethod() != mechanism.Method || auth.GetMechanism() != mechanism.Name {
+		if !proto.Equal(auth, mechanism.offered()) {
 			continue
 		}
 		if a.exchange == nil || i > 0 {
@@ -234,7 +246,7 @@ func (a *authentication) choose(s *Server, m *rpcpb.RpcSaslProto) (*rpcpb.RpcSas
 		return a.step(m)
 	}
 	if a.offered {
-		return nil, unauthorized(quoted([]byte(auth.GetMethod())) + " authentication is not enabled.  Available:" + available(s))
+		return nil, s.notEnabled(auth.GetMethod())
 	}
 	return a.offer(s)
 }

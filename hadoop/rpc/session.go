@@ -129,7 +129,7 @@ func (s *session) control(to replyTo, rest []byte) error {
 	case wire.CallIDContext:
 		return s.introduce(to, rest)
 	}
-	return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("call id %d is not known", to.callID)))
+	return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, fmt.Sprintf("Unknown out of band call #%d", to.callID)))
 }
 
 // mostName is the longest name of a user in bytes: a host's name of 255 and the
@@ -139,7 +139,7 @@ const mostName = 512
 // introduce takes the connection context: who the client is.
 func (s *session) introduce(to replyTo, rest []byte) error {
 	if s.known {
-		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "a second connection context"))
+		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "Connection context already processed"))
 	}
 	if s.auth.negotiating {
 		return s.tell(to, fatal(codeFatalHeader, exception.RPCServer, "Connection header sent during SASL negotiation"))
