@@ -63,7 +63,7 @@ func Parse(rules, mechanism, realm string) (*Rules, error) {
 	for rest := strings.TrimSpace(rules); rest != ""; {
 		m := ruleParser.FindStringSubmatch(rest)
 		if m == nil {
-			return nil, fmt.Errorf("Invalid rule: %s", rest)
+			return nil, fmt.Errorf("invalid rule: %s", rest)
 		}
 		next, err := parseRule(m)
 		if err != nil {
