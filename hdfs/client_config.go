@@ -31,7 +31,10 @@ type ClientConfig struct {
 	// LegacyTransfers has blocks written and read by HDFS's data transfer protocol alone.
 	// Otherwise a client with a Dialer takes hdfs-data/1 to DataNodes that have it.
 	LegacyTransfers bool
-	Logger          *slog.Logger // default: slog.Default()
+	// NoWindows has small reads answered by messages alone, not read one-sidedly from
+	// memory that DataNodes expose.
+	NoWindows bool
+	Logger    *slog.Logger // default: slog.Default()
 
 	// Replication and BlockSize are those of new files; default: what the NameNode says.
 	Replication int

@@ -156,6 +156,7 @@ var clientProperties = []clientProperty{
 	{"dfs.client.read.shortcircuit.skip.checksum", "read them without checksums", takeBool(func(c *ClientConfig) *bool { return &c.LocalUnverified })},
 	{"dfs.client.read.shortcircuit.streams.cache.size", "blocks of this host kept open", takeInt(func(c *ClientConfig) *int { return &c.LocalReplicas })},
 	{"dfs.client.read.shortcircuit.streams.cache.expiry.ms", "for how long", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.LocalExpiry })},
+	{"verbena.client.no-windows", "make small reads by messages alone, not from memory that DataNodes expose", takeBool(func(c *ClientConfig) *bool { return &c.NoWindows })},
 	{"verbena.client.legacy-transfers", "write and read blocks by the data transfer protocol alone", takeBool(func(c *ClientConfig) *bool { return &c.LegacyTransfers })},
 	{"dfs.client.use.datanode.hostname", "dial DataNodes by name", takeBool(func(c *ClientConfig) *bool { return &c.UseHostname })},
 	{"dfs.client.socket-timeout", "ms for which a DataNode may be silent", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.SocketTimeout })},

@@ -47,6 +47,9 @@ type DataNodeConfig struct {
 	// path, in bytes, all together. Writers who find no room wait a little, and then take the
 	// legacy protocol. Default 512 MiB.
 	NativeMemory int64
+	// WindowMemory bounds the copies of ranges of blocks in memory that clients read
+	// one-sidedly, in bytes. Default 128 MiB; negative: there are none.
+	WindowMemory int64
 
 	shared bool // the process is not the DataNode's alone: operators may not end it
 }
@@ -103,7 +106,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		shutdown = nil
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
-		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory,
+		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
 		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },

@@ -91,7 +91,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			return nil, err
 		}
 		c.native = nativepath.New(nativepath.Config{
-			Table: table, Calls: reads, Legacy: c.legacy, UseHostname: cfg.UseHostname, SocketTimeout: cfg.SocketTimeout, Logger: cfg.Logger,
+			Table: table, Calls: reads, Legacy: c.legacy, UseHostname: cfg.UseHostname, SocketTimeout: cfg.SocketTimeout, NoWindows: cfg.NoWindows, Logger: cfg.Logger,
 		})
 		c.path = c.native
 	}
@@ -140,6 +140,9 @@ func (c *Client) Close() error {
 	c.lease.Close()
 	if c.local != nil {
 		c.local.Close()
+	}
+	if c.native != nil {
+		c.native.Close()
 	}
 	err := c.rpc.Close()
 	c.legacy.Close()

@@ -347,6 +347,7 @@ func (l *localFlags) add(flags *pflag.FlagSet) {
 func dataNodeCommand(o *options) *cobra.Command {
 	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret, superuser, supergroup string
 	var local localFlags
+	var windows int64
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
@@ -376,7 +377,7 @@ any of the nodes: hand it over by ways that nobody reads.`,
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
-				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off,
+				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, WindowMemory: windows,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -411,6 +412,7 @@ any of the nodes: hand it over by ways that nobody reads.`,
 	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
 	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: supergroup)")
 	local.add(flags)
+	flags.Int64Var(&windows, "window-memory", 0, "`bytes` for copies of hot ranges that clients read one-sidedly (default: 128 MiB; negative: none)")
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd

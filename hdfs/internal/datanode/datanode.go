@@ -106,6 +106,10 @@ type Config struct {
 	// endpoints, two descriptors each; default 512.
 	MaxOpenReplicas int
 
+	// WindowMemory bounds the copies of ranges that clients read one-sidedly, in bytes; default
+	// 128 MiB, negative: there are none.
+	WindowMemory int64
+
 	MaxTransfers int   // operations at one time; default 4096
 	MaxConns     int   // connections at one time, idle ones included; default 16,384
 	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
@@ -164,6 +168,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxLocalClients, 4096)
 	setDefault(&c.LocalMemory, 256<<20)
 	setDefault(&c.MaxOpenReplicas, 512)
+	setDefault(&c.WindowMemory, 128<<20)
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)
 	setDefault(&c.PacketMemory, 256<<20)
@@ -228,6 +233,7 @@ type DataNode struct {
 	writes    [transferPaths]writes
 	native    natives
 	kept      *kept
+	windows   windows
 }
 
 // Open opens the replicas in cfg.Dir and starts to look for the NameNode; it
@@ -243,15 +249,17 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	local := newLocal(&cfg)
 	keys := blocktoken.NewKeys()
 	kept := newKept(cfg.MaxOpenReplicas, keys)
+	dn := &DataNode{}
 	changing := func(id uint64) {
 		local.changing(id)
 		kept.changing(id)
+		dn.windows.changing(id)
 	}
 	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID, Changing: changing})
 	if err != nil {
 		return nil, fmt.Errorf("datanode: %w", err)
 	}
-	dn := &DataNode{
+	*dn = DataNode{
 		cfg: cfg, log: cfg.Logger, store: s,
 		budget:   &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
 		conns:    map[net.Conn]struct{}{},
@@ -274,6 +282,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	dn.recovers.init(dn, 4)
 	dn.settling.init()
 	dn.initNatives()
+	dn.initWindows()
 	for _, i := range s.Replicas() {
 		if i.State == store.Finalized && !i.Synced {
 			dn.settling.add(i.ID, time.Now())
@@ -341,6 +350,7 @@ func (dn *DataNode) Close() error {
 	dn.rpc.Close()
 	dn.closeNatives()
 	dn.wg.Wait()
+	dn.windows.close()
 	dn.kept.close()
 	if err := dn.store.Close(); err != nil {
 		return fmt.Errorf("datanode: close the store: %w", err)

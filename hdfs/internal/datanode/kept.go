@@ -49,11 +49,14 @@ type keptReplica struct {
 	proofs map[*proof]struct{}
 }
 
+// endless is when no token's right ends, in ms: in a hundred million years.
+const endless = math.MaxInt64 / 1000
+
 // States of a keptReplica.
 const (
 	unproven  = int32(iota) // it may have changed before it was kept
 	unchanged               // what is read while it is so is the replica
-	changed                 // or about to be
+	changed                 // or about to be, or it is not kept any more
 )
 
 // A proof says that a request may read a replica.
@@ -90,6 +93,16 @@ func (k *kept) find(request []byte, now time.Time) *keptReplica {
 	return r
 }
 
+// until is when a request's token expires; the zero time if nothing is known of it.
+func (k *kept) until(request []byte) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.proofs[string(request)]; p != nil {
+		return time.UnixMilli(p.expires)
+	}
+	return time.Time{}
+}
+
 // done ends a read.
 func (k *kept) done(r *keptReplica) {
 	k.mu.Lock()
@@ -103,7 +116,7 @@ func (k *kept) done(r *keptReplica) {
 
 // proof makes one of a request whose token has been found good.
 func (k *kept) proof(request []byte, token *hdfspb.TokenProto) *proof {
-	p := &proof{request: string(request), expires: math.MaxInt64, free: !k.tokens.Enabled()}
+	p := &proof{request: string(request), expires: endless, free: !k.tokens.Enabled()}
 	if !p.free {
 		p.expires = k.tokens.Until(token).UnixMilli()
 	}
@@ -194,6 +207,7 @@ func (k *kept) drop(r *keptReplica) {
 	}
 	k.used.Remove(r.place)
 	r.place = nil
+	r.state.Store(changed) // from here on nobody would tell
 	delete(k.replicas, r.Info.ID)
 	for p := range r.proofs {
 		k.forget(p)
@@ -208,7 +222,6 @@ func (k *kept) changing(id uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if r := k.replicas[id]; r != nil {
-		r.state.Store(changed)
 		k.drop(r)
 	}
 }

@@ -16,6 +16,7 @@ import (
 func (dn *DataNode) NativeCalls(mux *verbena.Mux) {
 	mux.Long(native.MethodRead, dn.nativeRead)
 	mux.Short(native.MethodReadNow, dn.nativeReadNow)
+	mux.Long(native.MethodWindow, dn.nativeWindow)
 }
 
 // nativeRead reads a range into registered memory and sends it from there. As HDFS does

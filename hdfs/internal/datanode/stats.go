@@ -102,6 +102,7 @@ type ReadStats struct {
 	// requests for them that were refused.
 	HandedOver, Refused uint64
 	Local               LocalStats
+	Windows             WindowStats
 }
 
 // LocalStats are what processes of this host have of a DataNode.
@@ -118,7 +119,7 @@ func (dn *DataNode) Reads() ReadStats {
 		Now: dn.reads.now.Load(), Open: dn.kept.count(),
 		HandedOver: dn.reads.local.Load(), Refused: dn.reads.refused.Load(),
 	}
-	r.Local = dn.local.collect()
+	r.Local, r.Windows = dn.local.collect(), dn.windows.collect()
 	return r
 }
 

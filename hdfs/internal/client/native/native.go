@@ -29,7 +29,9 @@ type Config struct {
 	// SocketTimeout is for how long a DataNode may owe an answer. A pipeline has 5 s more
 	// for each of its DataNodes. Default 60 s.
 	SocketTimeout time.Duration
-	Logger        *slog.Logger
+	// NoWindows reads by messages alone, not from memory that DataNodes expose.
+	NoWindows bool
+	Logger    *slog.Logger
 }
 
 // perNode is added to timeouts for each DataNode of a pipeline, as in HDFS.
@@ -44,14 +46,18 @@ type Path struct {
 	known map[string]struct{} // DataNodes that have been in a native pipeline
 	// addresses are what addressOf has returned.
 	addresses map[place]string
+
+	windows windows
 }
 
-// New returns a path.
+// New returns a path. Close it when nothing uses it any more.
 func New(cfg Config) *Path {
 	if cfg.SocketTimeout == 0 {
 		cfg.SocketTimeout = time.Minute
 	}
-	return &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}, addresses: map[place]string{}}
+	p := &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}, addresses: map[place]string{}}
+	p.windows.init(p)
+	return p
 }
 
 // host is the one by which a DataNode is dialled.

@@ -14,7 +14,8 @@ import (
 	"github.com/verbena-data/verbena/internal/limit"
 )
 
-// Fill is [data.Filler].Fill for small ranges: a call, whose answer is compared in place
+// Fill is [data.Filler].Fill for small ranges: a Get where the DataNode has exposed them, or
+// a call, whose answer is compared in place
 // and copied once. In steady state it allocates nothing.
 func (p *Path) Fill(ctx context.Context, req *data.ReadRequest, b []byte) (bool, error) {
 	if len(b) > native.MaxReadNow || req.Encoded == nil {
@@ -23,6 +24,9 @@ func (p *Path) Fill(ctx context.Context, req *data.ReadRequest, b []byte) (bool,
 	address := p.addressOf(req.Node)
 	if _, may := p.cfg.Table.Peek(address); !may {
 		return false, nil
+	}
+	if !p.cfg.NoWindows && !req.Unverified && p.windows.fill(ctx, address, req, b) {
+		return true, nil
 	}
 	m, err := p.ask(ctx, address, req, len(b))
 	if err != nil {
