@@ -15,7 +15,8 @@ import (
 // FailoverConfig tells how a [Failover] tries. Zero values stand for defaults.
 type FailoverConfig struct {
 	// Patience is for how long after its beginning a call is tried again. An attempt
-	// under way at its end goes on. Default 45 s.
+	// under way at its end goes on, and each server is asked once: one that takes a call
+	// and never answers takes [ClientConfig].CallTimeout. Default 45 s.
 	Patience time.Duration
 	// Backoff is the mean pause before a call is tried again after all servers have
 	// failed it once; it doubles with each further round up to MaxBackoff. Defaults
@@ -78,7 +79,8 @@ func (f *Failover) Call(ctx context.Context, method string, req, resp proto.Mess
 			return nil
 		}
 		next := f.judge(err, repeatable)
-		if next == giveUp || ctx.Err() != nil || time.Since(began) > f.cfg.Patience {
+		unasked := next == elsewhere && failures+1 < len(f.proxies)
+		if next == giveUp || ctx.Err() != nil || !unasked && time.Since(began) > f.cfg.Patience {
 			return named(method, p.link.target.Address, plain(err))
 		}
 		var round int // of pauses
