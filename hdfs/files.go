@@ -113,6 +113,10 @@ type CreateOptions struct {
 	StoragePolicy string
 }
 
+// ErrNoDataNodeLeft says that all DataNodes of a block that was being written have failed,
+// so that nobody has what was not flushed. What was flushed is on them.
+var ErrNoDataNodeLeft = writer.ErrNoneLeft
+
 // FileWriter writes a file. One goroutine at a time writes. What was written is certain
 // to be kept when a Flush or the Close after it has returned nil; Sync has it on disks,
 // too. When a DataNode fails, the write goes on with the others, and with new ones as

@@ -11,9 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	client "github.com/colinmarc/hdfs/v2"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/verbena-data/verbena/hdfs"
 )
 
 func filesCommand(c *common) *cobra.Command {
@@ -46,23 +47,22 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 	name := func(i int) string { return fmt.Sprintf("/many/file-%07d", i) }
 	length := func(i int) int { return i % 2048 }
 	// all deals the numbers to clients, over the transports in turn.
-	all := func(what string, f func(*client.Client, int) error) error {
+	all := func(what string, f func(context.Context, *hdfs.Client, int) error) error {
 		began := time.Now()
 		group, ctx := errgroup.WithContext(ctx)
 		var next atomic.Int64
 		for w := range clients {
 			group.Go(func() error {
-				hc, err := d.client(ctx, cluster.nameNode, []string{"tcp", "shm", "iwarp"}[w%3])
+				own, err := d.own(cluster.nameNode, []string{"tcp", "shm", "iwarp"}[w%3])
 				if err != nil {
 					return err
 				}
-				defer hc.Close()
 				for {
 					i := int(next.Add(1)) - 1
 					if i >= count {
 						return nil
 					}
-					if err := errors.Join(f(hc, i), ctx.Err()); err != nil {
+					if err := errors.Join(f(ctx, own, i), ctx.Err()); err != nil {
 						return fmt.Errorf("%s: %w", name(i), err)
 					}
 					if i%1000 == 0 {
@@ -76,26 +76,20 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 		c.printf("| %s, files a second | %.0f |\n", what, float64(count)/time.Since(began).Seconds())
 		return err
 	}
-	first, err := d.client(ctx, cluster.nameNode, "tcp")
+	first, err := d.own(cluster.nameNode, "tcp")
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(first.Mkdir("/many", 0o755), first.Close()); err != nil {
+	if err := first.Mkdir(ctx, "/many", 0o755); err != nil {
 		return err
 	}
-	err = all("written", func(hc *client.Client, i int) error {
-		w, err := hc.CreateFile(name(i), 1, 1<<20, 0o644)
+	err = all("written", func(ctx context.Context, own *hdfs.Client, i int) error {
+		w, err := own.Create(ctx, name(i), hdfs.CreateOptions{Replication: 1, BlockSize: 1 << 20})
 		if err != nil {
 			return err
 		}
 		_, err = io.CopyN(w, newContent(name(i)), int64(length(i)))
-		for {
-			cerr := w.Close()
-			if !client.IsErrReplicating(cerr) {
-				return errors.Join(err, cerr)
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
+		return errors.Join(err, w.Close())
 	})
 	if err != nil {
 		return err
@@ -133,9 +127,9 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 		}
 		c.printf("| start of %s after kill -9, s | %.2f |\n", n.name, time.Since(began).Seconds())
 	}
-	err = all("read and compared after the restart", func(hc *client.Client, i int) error {
+	err = all("read and compared after the restart", func(ctx context.Context, own *hdfs.Client, i int) error {
 		return until(ctx, 30*time.Second, func() error {
-			f, err := hc.Open(name(i))
+			f, err := own.Open(ctx, name(i))
 			if err != nil {
 				return err
 			}
@@ -183,27 +177,26 @@ func largeFile(ctx context.Context, c *common, dir string, gib int64, transports
 	c.printf("# One file of %d GiB, replication 1\n\n`go run ./soak large --gib %d`; the client makes the bytes while writing and compares each while reading.\n\n", gib, gib)
 	c.printf("| transport | written MB/s | read and compared MB/s | peak resident NameNode MB | DataNode MB | client's Go heap MB |\n|---|---:|---:|---:|---:|---:|\n")
 	for _, transport := range transports {
-		hc, err := d.client(ctx, cluster.nameNode, transport)
+		own, err := d.own(cluster.nameNode, transport)
 		if err != nil {
 			return err
 		}
-		defer hc.Close()
 		name := "/large-" + transport
 		fmt.Fprintf(progress, "%s...\n", name)
 		began := time.Now()
-		w, err := hc.CreateFile(name, 1, 128<<20, 0o644)
+		w, err := own.Create(ctx, name, hdfs.CreateOptions{Replication: 1, BlockSize: 128 << 20})
 		if err != nil {
 			return err
 		}
-		if _, err := io.CopyBuffer(struct{ io.Writer }{w}, io.LimitReader(newContent(name), gib<<30), make([]byte, 1<<20)); err != nil {
+		if _, err := io.Copy(w, io.LimitReader(newContent(name), gib<<30)); err != nil {
 			return err
 		}
-		if err := until(ctx, 30*time.Second, w.Close); err != nil {
+		if err := w.Close(); err != nil {
 			return err
 		}
 		written := time.Since(began)
 		began = time.Now()
-		f, err := hc.Open(name)
+		f, err := own.Open(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -225,7 +218,7 @@ func largeFile(ctx context.Context, c *common, dir string, gib int64, transports
 		runtime.ReadMemStats(&heap)
 		mb := float64(gib<<30) / 1e6
 		c.printf("| %s | %.0f | %.0f | %d | %d | %d |\n", transport, mb/written.Seconds(), mb/read.Seconds(), peaks[0]/1e6, peaks[1]/1e6, heap.HeapSys/1e6)
-		if err := hc.Remove(name); err != nil {
+		if err := own.Remove(ctx, name); err != nil {
 			return err
 		}
 	}

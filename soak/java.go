@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/maven"
 	"github.com/verbena-data/verbena/internal/processes"
 )
@@ -67,11 +68,10 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 		return err
 	}
 	defer d.Close()
-	own, err := d.client(ctx, up.Address, "shm")
+	own, err := d.own(up.Address, "shm")
 	if err != nil {
 		return err
 	}
-	defer own.Close()
 
 	const name, length, cut = "/java/data", 3_000_017, 1_234_567
 	local := filepath.Join(dir, "local")
@@ -86,7 +86,7 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 	has := func(want []byte) func(string) error {
 		return func(string) error {
 			return until(ctx, 30*time.Second, func() error { // a cut inside a block takes a recovery
-				got, err := own.ReadFile(name)
+				got, err := own.ReadFile(ctx, name)
 				if err == nil && !bytes.Equal(got, want) {
 					err = fmt.Errorf("%d bytes that differ from the %d stored", len(got), len(want))
 				}
@@ -117,16 +117,11 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 			return nil
 		}},
 		{"-checksum " + name, func(out string) error {
-			f, err := own.Open(name)
+			sum, err := own.ChecksumOf(ctx, name, hdfs.MD5MD5CRC)
 			if err != nil {
 				return err
 			}
-			defer f.Close()
-			sum, err := f.Checksum()
-			if err != nil {
-				return err
-			}
-			return shows(hex.EncodeToString(sum))(out)
+			return shows(hex.EncodeToString(sum.Encoded))(out)
 		}},
 		{"-D dfs.checksum.combine.mode=COMPOSITE_CRC -checksum " + name, shows(fmt.Sprintf("%08x", crc32.Checksum(content, crc32.MakeTable(crc32.Castagnoli))))},
 		{"-appendToFile " + local + " " + name, has(whole)},

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,7 +33,8 @@ a record of what was acknowledged; readers read acknowledged files back. All the
 while a process, the NameNode or a DataNode, is killed with SIGKILL at a random
 moment and started again. At the end every acknowledged file must be there with
 every byte, every flushed byte must be there, and no read may ever have returned
-a wrong byte.`,
+a wrong byte. With our own client no read may fail, and no write that HDFS's client
+would have saved: one fails only when all DataNodes of a block have.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, dir string) error { return k.run(ctx, c, dir) })
@@ -61,6 +63,7 @@ type killLoop struct {
 	files    map[string]*record
 	stats    map[string]int // of the report
 	last     error          // of a writer or reader
+	failures []failedFile
 	dialers  *dialers
 	nameNode string
 }
@@ -77,9 +80,22 @@ func (k *killLoop) count(what string) {
 	k.mu.Unlock()
 }
 
-func (k *killLoop) failed(err error) {
+// failedFile is a write or a read that ended with an error.
+type failedFile struct {
+	name string
+	err  error
+	read bool
+}
+
+// excusable tells of an error after which HDFS's own client would give up, too.
+func (f *failedFile) excusable() bool {
+	return !f.read && errors.Is(f.err, hdfs.ErrNoDataNodeLeft)
+}
+
+func (k *killLoop) failed(name string, err error, read bool) {
 	k.mu.Lock()
 	k.last = err
+	k.failures = append(k.failures, failedFile{name, err, read})
 	k.mu.Unlock()
 }
 
@@ -111,6 +127,11 @@ func (k *killLoop) run(ctx context.Context, c *common, dir string) error {
 	}
 	lost, err := k.check(ctx)
 	k.print(c, killed, lost)
+	for i := range k.failures {
+		if f := &k.failures[i]; !k.foreign && !f.excusable() {
+			err = errors.Join(err, fmt.Errorf("%s: HDFS's client would have gone on: %w", f.name, f.err))
+		}
+	}
 	// A run in which nothing was at stake proves nothing.
 	for _, transport := range k.transports {
 		for _, what := range []string{"files written, ", "files read and compared, "} {
@@ -171,7 +192,7 @@ func (k *killLoop) write(ctx context.Context, id int) {
 		if err != nil {
 			fmt.Fprintf(progress, "\n%s: %v\n", name, err)
 			k.count("writes that ended with an error, " + transport)
-			k.failed(err)
+			k.failed(name, err, false)
 			select {
 			case <-ctx.Done():
 			case <-time.After(50 * time.Millisecond):
@@ -323,7 +344,7 @@ func (k *killLoop) read(ctx context.Context) error {
 			return err
 		case err != nil:
 			k.count("reads that ended with an error, " + transport)
-			k.failed(err)
+			k.failed(name, err, true)
 			time.Sleep(20 * time.Millisecond)
 		default:
 			k.count("files read and compared, " + transport)
@@ -451,5 +472,12 @@ func (k *killLoop) print(c *common, killed map[string]int, lost []string) {
 	c.printf("| acknowledged bytes | %d |\n| files not as acknowledged | %d |\n", bytes, len(lost))
 	for _, l := range lost {
 		c.printf("\n- %s", l)
+	}
+	for i, f := range k.failures {
+		if i == 0 {
+			c.printf("\nWhat ended with an error:\n\n")
+		}
+		said, _, _ := strings.Cut(f.err.Error(), "\n")
+		c.printf("- %s\n", said)
 	}
 }

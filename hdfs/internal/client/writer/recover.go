@@ -98,6 +98,9 @@ func (s *Stream) recover() error {
 	return nil
 }
 
+// ErrNoneLeft is how a stream ends whose DataNodes have all failed in one block.
+var ErrNoneLeft = errors.New("all DataNodes of a block have failed")
+
 // rebuild sets up a pipeline for a block that DataNodes have already, with a new
 // generation stamp, by which replicas that are left behind are known. why is nil when an
 // append begins.
@@ -122,7 +125,7 @@ func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, wh
 			}
 			if !why.restarting {
 				if len(p.nodes) == 1 {
-					return fmt.Errorf("write %s: all DataNodes of block %d have failed, %s the last: %w", s.file.Path, p.block.GetBlockId(), data.Name(p.nodes[0]), why.err)
+					return fmt.Errorf("write %s: %w: block %d, %s the last: %w", s.file.Path, ErrNoneLeft, p.block.GetBlockId(), data.Name(p.nodes[0]), why.err)
 				}
 				p.drop(min(why.bad, len(p.nodes)-1))
 			}
