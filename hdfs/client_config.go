@@ -49,6 +49,9 @@ type ClientConfig struct {
 	// Patience is for how long a call is tried at NameNodes that do not answer it.
 	// Default 45 s.
 	Patience time.Duration
+	// CallTimeout is for how long a NameNode may be silent that has taken a call; then
+	// the next one is asked, if the call may be repeated. Default 2 min.
+	CallTimeout time.Duration
 	// PacketSize is of how many bytes packets are, Window how many bytes of packets a
 	// file that is written holds at most. Defaults 256 KiB and 4 MiB.
 	PacketSize, Window int
@@ -58,11 +61,15 @@ type ClientConfig struct {
 	Replace               ReplacePolicy
 	ReplaceBestEffort     bool
 	ReplaceMinReplication int
-	// BlockRetries is how often a block is begun anew on other DataNodes; default 3.
+	// BlockRetries is how often a block is begun anew on other DataNodes; default 3, below
+	// 0 never.
 	BlockRetries int
+	// ExcludeFor is for how long a file gets no further block on a DataNode at which one
+	// could not be begun. Default 10 min.
+	ExcludeFor time.Duration
 	// LocateRetries is how often the NameNode is asked again for a block, or to close a
 	// file, that waits for the replicas of the blocks before; the pauses double from
-	// LocatePause. Defaults 5 and 400 ms.
+	// LocatePause. Defaults 5 and 400 ms; below 0 it is not asked again.
 	LocateRetries int
 	LocatePause   time.Duration
 	// RestartTimeout is for how long a DataNode is waited for that says it restarts;
@@ -76,7 +83,8 @@ type ClientConfig struct {
 	// once; default 10 blocks of 128 MiB.
 	Prefetch int64
 	// ReadFailures is how often all DataNodes of a block may fail a read one after the
-	// other; the pauses between grow by ReadPause. Defaults 5 and 1 s.
+	// other; the pauses between grow by ReadPause. Defaults 5 and 1 s; below 0 the first
+	// time ends the read.
 	ReadFailures int
 	ReadPause    time.Duration
 	// HedgeAfter is after how long a positional read is begun at a second DataNode; 0
@@ -168,6 +176,7 @@ func checksumType(p hdfspb.ChecksumTypeProto) ChecksumType { return ChecksumType
 const (
 	defaultPacket = 256 << 10
 	defaultWindow = 4 << 20
+	largestWindow = 1 << 30
 )
 
 func fill[T comparable](field *T, value T) {
@@ -200,6 +209,7 @@ func (c *ClientConfig) complete() error {
 	fill(&c.Window, defaultWindow)
 	fill(&c.BlockRetries, 3)
 	fill(&c.LocateRetries, 5)
+	fill(&c.ExcludeFor, 10*time.Minute)
 	fill(&c.LocatePause, 400*time.Millisecond)
 	fill(&c.RestartTimeout, 30*time.Second)
 	fill(&c.LeaseInterval, 30*time.Second)
@@ -208,6 +218,9 @@ func (c *ClientConfig) complete() error {
 	fill(&c.ReadPause, time.Second)
 	fill(&c.Hedges, 16)
 	fill(&c.SocketTimeout, time.Minute)
+	for _, count := range []*int{&c.BlockRetries, &c.LocateRetries, &c.ReadFailures} {
+		*count = max(0, *count)
+	}
 	if c.Umask == nil {
 		umask := uint32(0o022)
 		c.Umask = &umask

@@ -2,6 +2,7 @@ package hdfs
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -103,6 +104,16 @@ var clientProperties = []clientProperty{
 	}},
 	{"fs.trash.interval", "minutes until trash is removed", takeTime(time.Minute, func(c *ClientConfig) *time.Duration { return &c.TrashInterval })},
 	{"dfs.client-write-packet-size", "bytes of a packet", takeInt(func(c *ClientConfig) *int { return &c.PacketSize })},
+	{"dfs.client.write.max-packets-in-flight", "packets of a file that wait for acknowledgements", func(c *ClientConfig, p *conf.Properties, name string) error {
+		n, ok, err := p.Number(name, 1)
+		if ok && c.Window == 0 {
+			size := int64(c.PacketSize)
+			fill(&size, defaultPacket)
+			c.Window = int(min(n, largestWindow/size) * size)
+		}
+		return err
+	}},
+	{"dfs.client.write.exclude.nodes.cache.expiry.interval.millis", "ms for which a DataNode that failed gets no further block of a file", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.ExcludeFor })},
 	{replaceProperty + "enable", "replace DataNodes that fail in a pipeline", func(c *ClientConfig, p *conf.Properties, name string) error {
 		on, ok, err := p.Bool(name)
 		if ok && !on {
@@ -124,11 +135,18 @@ var clientProperties = []clientProperty{
 	}},
 	{replaceProperty + "best-effort", "go on without, if none can be had", takeBool(func(c *ClientConfig) *bool { return &c.ReplaceBestEffort })},
 	{replaceProperty + "min-replication", "go on without, if so many are left", takeInt(func(c *ClientConfig) *int { return &c.ReplaceMinReplication })},
-	{"dfs.client.block.write.retries", "how often a block is begun anew", takeInt(func(c *ClientConfig) *int { return &c.BlockRetries })},
-	{"dfs.client.block.write.locateFollowingBlock.retries", "how often the NameNode is asked again for a block", takeInt(func(c *ClientConfig) *int { return &c.LocateRetries })},
+	{"dfs.client.block.write.retries", "how often a block is begun anew", takeCount(func(c *ClientConfig) *int { return &c.BlockRetries })},
+	{"dfs.client.block.write.locateFollowingBlock.retries", "how often the NameNode is asked again for a block", takeCount(func(c *ClientConfig) *int { return &c.LocateRetries })},
 	{"dfs.client.block.write.locateFollowingBlock.initial.delay.ms", "first pause between", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.LocatePause })},
 	{"dfs.client.datanode-restart.timeout", "how long a DataNode that restarts is waited for", takeTime(time.Second, func(c *ClientConfig) *time.Duration { return &c.RestartTimeout })},
-	{"dfs.client.max.block.acquire.failures", "how often all DataNodes of a block may fail a read", takeInt(func(c *ClientConfig) *int { return &c.ReadFailures })},
+	{"dfs.client.read.prefetch.size", "bytes of a file whose blocks the NameNode is asked for at once", func(c *ClientConfig, p *conf.Properties, name string) error {
+		n, ok, err := p.Bytes(name)
+		if ok && c.Prefetch == 0 {
+			c.Prefetch = int64(min(n, math.MaxInt64))
+		}
+		return err
+	}},
+	{"dfs.client.max.block.acquire.failures", "how often all DataNodes of a block may fail a read", takeCount(func(c *ClientConfig) *int { return &c.ReadFailures })},
 	{"dfs.client.retry.window.base", "ms by which the pauses between grow", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.ReadPause })},
 	{"dfs.client.hedged.read.threadpool.size", "hedged reads at once; 0 for none", func(c *ClientConfig, p *conf.Properties, name string) error {
 		n, ok, err := p.Number(name, 0)
@@ -158,16 +176,31 @@ var clientProperties = []clientProperty{
 	{"dfs.client.read.shortcircuit.streams.cache.expiry.ms", "for how long", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.LocalExpiry })},
 	{"verbena.client.no-windows", "make small reads by messages alone, not from memory that DataNodes expose", takeBool(func(c *ClientConfig) *bool { return &c.NoWindows })},
 	{"verbena.client.legacy-transfers", "write and read blocks by the data transfer protocol alone", takeBool(func(c *ClientConfig) *bool { return &c.LegacyTransfers })},
+	{"ipc.client.rpc-timeout.ms", "ms within which a NameNode has to answer a call", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.CallTimeout })},
 	{"dfs.client.use.datanode.hostname", "dial DataNodes by name", takeBool(func(c *ClientConfig) *bool { return &c.UseHostname })},
 	{"dfs.client.socket-timeout", "ms for which a DataNode may be silent", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.SocketTimeout })},
 	{"dfs.datanode.socket.write.timeout", "ms for which a DataNode may take nothing", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.WriteTimeout })},
-	{"dfs.client.socketcache.capacity", "connections kept for the next read", takeInt(func(c *ClientConfig) *int { return &c.IdleConnections })},
+	{"dfs.client.socketcache.capacity", "connections kept for the next read", takeCount(func(c *ClientConfig) *int { return &c.IdleConnections })},
 	{"dfs.client.socketcache.expiryMsec", "for how long", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.IdleTime })},
 }
 
 func takeInt(field func(*ClientConfig) *int) func(*ClientConfig, *conf.Properties, string) error {
 	return func(c *ClientConfig, p *conf.Properties, name string) error {
 		n, ok, err := p.Number(name, 0)
+		if ok {
+			fill(field(c), int(n))
+		}
+		return err
+	}
+}
+
+// takeCount takes a number of which 0 means none, where a field of 0 means the default.
+func takeCount(field func(*ClientConfig) *int) func(*ClientConfig, *conf.Properties, string) error {
+	return func(c *ClientConfig, p *conf.Properties, name string) error {
+		n, ok, err := p.Number(name, 0)
+		if ok && n == 0 {
+			n = -1
+		}
 		if ok {
 			fill(field(c), int(n))
 		}

@@ -68,7 +68,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, open: map[*FileWriter]struct{}{}}
 	dial := (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}}).DialContext
-	calls := rpc.ClientConfig{ConnectTimeout: dialTimeout, Backoff: callBackoff, MaxBackoff: maxCallBackoff}
+	calls := rpc.ClientConfig{ConnectTimeout: dialTimeout, CallTimeout: cfg.CallTimeout, Backoff: callBackoff, MaxBackoff: maxCallBackoff}
 	if d := cfg.Dialer; d != nil {
 		d.once.Do(d.start)
 		if d.err != nil {
@@ -234,7 +234,7 @@ func (c *Client) writing(ctx context.Context) (*writer.Config, *ServerDefaults, 
 		Names: c.names, Path: c.path, Client: c.holder, Packets: packets, Window: max(2, c.cfg.Window/packets.Size()),
 		Replace: c.cfg.Replace.policy(), BestEffort: c.cfg.ReplaceBestEffort, MinReplication: c.cfg.ReplaceMinReplication,
 		BlockRetries: c.cfg.BlockRetries, LocateRetries: c.cfg.LocateRetries, LocatePause: c.cfg.LocatePause,
-		RestartTimeout: c.cfg.RestartTimeout, Heartbeat: c.cfg.SocketTimeout / 2, ExcludeFor: 10 * time.Minute, Logger: c.cfg.Logger,
+		RestartTimeout: c.cfg.RestartTimeout, Heartbeat: c.cfg.SocketTimeout / 2, ExcludeFor: c.cfg.ExcludeFor, Logger: c.cfg.Logger,
 	}
 	return c.write, d, nil
 }
