@@ -291,13 +291,9 @@ var ErrNoTrash = errors.New("no trash is kept: fs.trash.interval is 0 here and a
 // be moved there. The NameNode, or Hadoop's shell, empties the trash in time.
 func (c *Client) MoveToTrash(ctx context.Context, name string) (string, error) {
 	name = c.Abs(name)
-	interval := c.cfg.TrashInterval
-	if interval == 0 {
-		d, err := c.ServerDefaults(ctx)
-		if err != nil {
-			return "", err
-		}
-		interval = d.TrashInterval
+	interval, err := c.trashInterval(ctx)
+	if err != nil {
+		return "", err
 	}
 	if interval == 0 {
 		return "", c.fail("trash", name, ErrNoTrash)
@@ -320,4 +316,56 @@ func (c *Client) MoveToTrash(ctx context.Context, name string) (string, error) {
 		to = fmt.Sprintf("%s%d", to, time.Now().UnixMilli()) // as Hadoop
 	}
 	return to, c.Rename(ctx, name, to, false)
+}
+
+// checkpoints are how trash that was set aside is named: by when, in local time.
+const checkpoints = "060102150405"
+
+// ExpungeTrash sets aside what is in the user's trash, under the time of now, and removes
+// what was set aside longer ago than trash is kept; immediately removes all of it. The
+// NameNode does the same by itself.
+func (c *Client) ExpungeTrash(ctx context.Context, immediately bool) error {
+	root := path.Join(c.Home(), ".Trash")
+	if immediately {
+		err := c.RemoveAll(ctx, root)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return err
+	}
+	interval, err := c.trashInterval(ctx)
+	if err != nil {
+		return err
+	}
+	if interval == 0 {
+		return c.fail("expunge", root, ErrNoTrash)
+	}
+	now := time.Now()
+	err = c.Rename(ctx, root+"/Current", root+"/"+now.Format(checkpoints), false)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	entries, err := c.ReadDir(ctx, root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		when, perr := time.ParseInLocation(checkpoints, e.Name(), time.Local)
+		if perr == nil && now.Sub(when) > interval { // what has another name is no checkpoint
+			err = errors.Join(err, c.RemoveAll(ctx, path.Join(root, e.Name())))
+		}
+	}
+	return err
+}
+
+// trashInterval is how long trash is kept; 0: there is none.
+func (c *Client) trashInterval(ctx context.Context) (time.Duration, error) {
+	if c.cfg.TrashInterval != 0 {
+		return c.cfg.TrashInterval, nil
+	}
+	d, err := c.ServerDefaults(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return d.TrashInterval, nil
 }
