@@ -22,13 +22,14 @@ var defaultNameNode = net.JoinHostPort("127.0.0.1", strconv.Itoa(nameNodePort))
 
 func fsCommand(o *options) *cobra.Command {
 	var nameNode, user, transport string
+	var legacy bool
 	var rt *verbena.Runtime
 	var dialer *hdfs.Dialer
 	cmd := fscmd.Command(func(context.Context) (*hdfs.Client, error) {
 		if err := checkTransport(transport); err != nil {
 			return nil, err
 		}
-		cfg := hdfs.ClientConfig{User: user, Patience: fsPatience}
+		cfg := hdfs.ClientConfig{User: user, Patience: fsPatience, LegacyTransfers: legacy}
 		if err := findNameNode(&cfg, nameNode); err != nil {
 			return nil, err
 		}
@@ -50,6 +51,7 @@ func fsCommand(o *options) *cobra.Command {
 	flags.StringVar(&nameNode, "namenode", "", "`HOST:PORT` of the NameNode (default: HADOOP_CONF_DIR's, or "+defaultNameNode+")")
 	flags.StringVar(&user, "user", "", "act as this user (default: HADOOP_USER_NAME, or who you are)")
 	flags.StringVar(&transport, "transport", "auto", choiceOfTransports()+"; auto takes the fastest that both ends have")
+	flags.BoolVar(&legacy, "legacy-transfers", false, "move blocks by HDFS's data transfer protocol alone, not by hdfs-data/1")
 	return cmd
 }
 

@@ -121,6 +121,32 @@ func TestFileCommands(t *testing.T) {
 		{"", "checksum --sum /tree/small /a/small", "  /tree/small\n"},
 		{"", "checksum /tree/small", "/tree/small\tMD5-of-0MD5-of-512CRC32C\t00000200"},
 		{"", "find /tree --name s* --type f", "/tree/small\n"},
+		{"", "cat /tree/sma*", "hello\n"},
+		{"", "ls /{tree,a}/s*", "/tree/small\n/tree/sub/empty\n/a/small\n/a/stdin\n"},
+		{"", "cat /tree/nothing*", "!no such file"},
+		{"", "ls -h -l /tree/big", "3.1 MiB"},
+		{"", "cp -p /tree /copied", ""},
+		{"", "ls -R /copied", "/copied/big\n/copied/small\n/copied/sub/\n/copied/sub/empty\n"},
+		{"", "stat --json /copied/sub", `"mode":"0550"`},
+		{"", "cp /tree /tree/below", "!itself or below"},
+		{"", "cp /tree/small /tree/big", "!put -f"},
+		{"", "chgrp -R crew /copied", ""},
+		{"", "ls -l /copied/small", "crew"},
+		{"", "rmdir /copied", "!not empty"},
+		{"", "rmdir --ignore-fail-on-non-empty /copied", ""},
+		{"", "rmdir /copied/small", "!not a directory"},
+		{"", "getmerge --nl /a/small /tree/small OUT.merged", ""},
+		{"", "rm -r --skipTrash /copied", "Deleted /copied\n"},
+		{"", "mkdir /copied", ""},
+		{"", "rmdir /copied", ""},
+		{"", "touchz /a/zero", ""},
+		{"", "touchz /a/zero", ""},
+		{"", "touchz /a/small", "!Not a zero-length file"},
+		{"", "rm /a/zero", "Deleted /a/zero\n"},
+		{"", "text /a/small", "hello\n"},
+		{"", "expunge", "!no trash is kept"},
+		{"", "cat --legacy-transfers /a/small", "hello\n"},
+		{"", "cat --explain /a/small", "hello\n"},
 		{"", "find /tree --name [", "!syntax error"},
 		{"more", "append - /a/small", ""},
 		{"", "tail /a/small", "hello\nmore"},
@@ -176,6 +202,9 @@ func TestFileCommands(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(out, "sub")); err != nil || info.Mode().Perm() != 0o550 {
 		t.Errorf("%v %v", info, err)
+	}
+	if got, err := os.ReadFile(out + ".merged"); err != nil || string(got) != "hello\n\nhello\n\n" {
+		t.Errorf("merged: %q %v", got, err)
 	}
 	if err := up.Stop(); err != nil {
 		t.Errorf("up does not stop in order: %v", err)

@@ -66,16 +66,23 @@ func removeCommand(run runner) *cobra.Command {
 						return fmt.Errorf("%w: use rm --skip-trash to remove it for good", err)
 					}
 				}
+				remove := s.client.Remove
 				if info.IsDir() {
-					return s.client.RemoveAll(ctx, name)
+					remove = s.client.RemoveAll
 				}
-				return s.client.Remove(ctx, name)
+				if err := remove(ctx, name); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(s.out, "Deleted %s\n", name)
+				return err
 			})
 		}),
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories, too, with all that is in them")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "a path that is not there is no error")
 	cmd.Flags().BoolVar(&skipTrash, "skip-trash", false, "remove for good")
+	cmd.Flags().BoolVar(&skipTrash, "skipTrash", false, "the same, as hdfs dfs has it")
+	_ = cmd.Flags().MarkHidden("skipTrash") // it is there
 	return cmd
 }
 

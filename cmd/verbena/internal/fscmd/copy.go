@@ -58,26 +58,10 @@ func putCommand(run runner) *cobra.Command {
 		Example: `  verbena fs put access.log /logs/
   tar c src | verbena fs put - /backup/src.tar
   verbena fs put -r ./src /backup/`,
-		Args: cobra.MinimumNArgs(2),
+		Args:    cobra.MinimumNArgs(2),
+		Aliases: []string{"copyFromLocal"},
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			sources, to := args[:len(args)-1], s.path(args[len(args)-1])
-			into, err := s.isDir(ctx, to)
-			if err != nil {
-				return err
-			}
-			if len(sources) > 1 && !into {
-				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
-			}
-			return s.each(sources, func(name string) error {
-				target := to
-				if into {
-					if name == "-" {
-						return errors.New("standard input has no name: give the path of a file, not of a directory")
-					}
-					target = join(to, filepath.Base(filepath.Clean(name)))
-				}
-				return p.source(ctx, s, name, target)
-			})
+			return p.all(ctx, s, args, func(string) error { return nil })
 		}),
 	}
 	flags := cmd.Flags()
@@ -92,6 +76,32 @@ type put struct {
 	force, recursive bool
 	replication      int
 	blockSize        int64
+}
+
+// all stores what is local of the arguments under the last one, and then calls done for
+// each.
+func (p *put) all(ctx context.Context, s *session, args []string, done func(local string) error) error {
+	sources, to := args[:len(args)-1], s.path(args[len(args)-1])
+	into, err := s.isDir(ctx, to)
+	if err != nil {
+		return err
+	}
+	if len(sources) > 1 && !into {
+		return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
+	}
+	return s.each(sources, func(name string) error {
+		target := to
+		if into {
+			if name == "-" {
+				return errors.New("standard input has no name: give the path of a file, not of a directory")
+			}
+			target = join(to, filepath.Base(filepath.Clean(name)))
+		}
+		if err := p.source(ctx, s, name, target); err != nil {
+			return err
+		}
+		return done(name)
+	})
 }
 
 func (p *put) source(ctx context.Context, s *session, local, target string) error {
@@ -225,20 +235,14 @@ func ignoreMissing(err error) error {
 func getCommand(run runner) *cobra.Command {
 	g := get{}
 	cmd := &cobra.Command{
-		Use:   "get PATH... LOCAL",
-		Short: "Fetch files, trees with -r, to local files or standard output (-)",
-		Args:  cobra.MinimumNArgs(2),
+		Use:     "get PATH... LOCAL",
+		Short:   "Fetch files, trees with -r, to local files or standard output (-)",
+		Aliases: []string{"copyToLocal"},
+		Args:    cobra.MinimumNArgs(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			sources, to := args[:len(args)-1], args[len(args)-1]
 			if to == "-" {
-				return s.each(sources, func(name string) error {
-					f, err := s.openFile(ctx, s.path(name))
-					if err != nil {
-						return err
-					}
-					defer f.Close()
-					return copyFile(s.out, f)
-				})
+				return s.eachFile(ctx, sources, func(f *hdfs.FileReader) error { return copyFile(s.out, f) })
 			}
 			info, err := os.Stat(to)
 			into := err == nil && info.IsDir()

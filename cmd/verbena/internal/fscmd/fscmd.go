@@ -30,7 +30,8 @@ func Command(connect Connect) *cobra.Command {
 		Short: "Work with files: ls, put, get, cat, find, tail, append, getfacl and more, as hdfs dfs",
 		Long: `Work with the files of a cluster.
 
-Paths are absolute, or relative to /user/NAME; hdfs://HOST:PORT/PATH is not
+Paths are absolute, or relative to /user/NAME, and may be patterns of paths that are
+there: *, ?, [a-z] and {one,two}, in quotes because of the shell. hdfs://HOST:PORT/PATH is not
 needed, --namenode tells where the file system is. "-" stands for standard input
 in put and for standard output in get.`,
 		Example: `  verbena fs put report.csv /reports/     # a file into a directory
@@ -39,6 +40,7 @@ in put and for standard output in get.`,
   verbena fs ls -l /
   verbena fs get --transport shm /photos/1.jpg -  > 1.jpg`,
 	}
+	var explain bool
 	run := func(f func(context.Context, *session, []string) error) func(*cobra.Command, []string) error {
 		return func(c *cobra.Command, args []string) error {
 			client, err := connect(c.Context())
@@ -47,17 +49,39 @@ in put and for standard output in get.`,
 			}
 			defer client.Close()
 			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.Name()}
-			return f(c.Context(), s, args)
+			err = f(c.Context(), s, args)
+			if explain {
+				err = errors.Join(err, s.explain(c.Context()))
+			}
+			return err
 		}
 	}
+	paths, behind, sources := expanding(run, 0, 0), expanding(run, 1, 0), expanding(run, 0, 1)
 	cmd.AddCommand(
-		listCommand(run), putCommand(run), getCommand(run), catCommand(run), mkdirCommand(run),
-		removeCommand(run), moveCommand(run), statCommand(run), usageCommand(run), freeCommand(run),
-		modeCommand(run), ownerCommand(run), touchCommand(run), checksumCommand(run),
-		findCommand(run), tailCommand(run), headCommand(run), appendCommand(run), truncateCommand(run), testCommand(run),
-		countCommand(run), replicationCommand(run), concatCommand(run), getACLCommand(run), setACLCommand(run), getAttributeCommand(run), setAttributeCommand(run),
+		listCommand(paths), putCommand(run), getCommand(sources), catCommand(paths), mkdirCommand(run),
+		removeCommand(paths), moveCommand(sources), statCommand(paths), usageCommand(paths), freeCommand(run),
+		modeCommand(behind), ownerCommand(behind), groupCommand(behind), touchCommand(run), emptyFileCommand(run), checksumCommand(paths),
+		findCommand(paths), tailCommand(paths), headCommand(paths), textCommand(paths), appendCommand(run), truncateCommand(behind), testCommand(paths),
+		countCommand(paths), replicationCommand(behind), concatCommand(run), getACLCommand(paths), setACLCommand(paths), getAttributeCommand(paths), setAttributeCommand(paths),
+		copyCommand(sources), mergeCommand(sources), moveFromLocalCommand(run), removeDirCommand(paths), expungeCommand(run),
 	)
+	cmd.PersistentFlags().BoolVar(&explain, "explain", false, "tell on standard error how blocks were read, and how each DataNode is reached")
 	return cmd
+}
+
+// explain tells how the bytes of a command went.
+func (s *session) explain(ctx context.Context) error {
+	nodes, err := s.client.DataNodes(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.errOut, "NameNode %s\n", s.client.NameNode())
+	for _, n := range nodes {
+		fmt.Fprintf(s.errOut, "DataNode %s: %s\n", n.Address, s.client.ExplainTransfers(n.Address))
+	}
+	local := s.client.LocalReads()
+	_, err = fmt.Fprintf(s.errOut, "%d ranges were read by descriptor, %d over connections\n", local.Reads, local.Passed)
+	return err
 }
 
 type runner func(func(context.Context, *session, []string) error) func(*cobra.Command, []string) error

@@ -73,13 +73,8 @@ func headCommand(run runner) *cobra.Command {
 		Short: "Show the first 1 KiB of files",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			return s.each(args, func(name string) error {
-				f, err := s.openFile(ctx, s.path(name))
-				if err != nil {
-					return err
-				}
-				defer f.Close()
-				_, err = io.Copy(s.out, io.NewSectionReader(f, 0, min(edge, f.Size())))
+			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error {
+				_, err := io.Copy(s.out, io.NewSectionReader(f, 0, min(edge, f.Size())))
 				return err
 			})
 		}),
@@ -290,7 +285,7 @@ func countCommand(run runner) *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&quotas, "quotas", "q", false, "quotas and what is left of them, too")
-	cmd.Flags().BoolVar(&human, "human", false, "in KiB, MiB, ...")
+	humanFlag(cmd, &human)
 	cmd.Flags().BoolVar(&header, "header", false, "a line of names first")
 	return cmd
 }

@@ -15,6 +15,12 @@ import (
 	"github.com/verbena-data/verbena/hdfs"
 )
 
+// humanFlag is -h, as in hdfs dfs, where other commands have their help.
+func humanFlag(cmd *cobra.Command, human *bool) {
+	cmd.Flags().Bool("help", false, "help for "+cmd.Name())
+	cmd.Flags().BoolVarP(human, "human", "h", false, "lengths in KiB, MiB, ...")
+}
+
 // pageSize is after how many entries of a directory the output is shown.
 const pageSize = 1000
 
@@ -54,7 +60,7 @@ func listCommand(run runner) *cobra.Command {
 	flags := cmd.Flags()
 	flags.BoolVarP(&long, "long", "l", false, "mode, replication, owner, group, length and time of each")
 	flags.BoolVarP(&recursive, "recursive", "R", false, "directories below, too")
-	flags.BoolVar(&human, "human", false, "lengths in KiB, MiB, ...")
+	humanFlag(cmd, &human)
 	flags.BoolVar(&asJSON, "json", false, "an object a line")
 	return cmd
 }
@@ -133,14 +139,7 @@ func catCommand(run runner) *cobra.Command {
 		Short: "Write files to standard output",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			return s.each(args, func(name string) error {
-				f, err := s.openFile(ctx, s.path(name))
-				if err != nil {
-					return err
-				}
-				defer f.Close()
-				return copyFile(s.out, f)
-			})
+			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error { return copyFile(s.out, f) })
 		}),
 	}
 }

@@ -1,0 +1,298 @@
+package fscmd
+
+import (
+	"bufio"
+	"compress/bzip2"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/hdfs"
+)
+
+func copyCommand(run runner) *cobra.Command {
+	var force, preserve bool
+	cmd := &cobra.Command{
+		Use:   "cp SOURCE... DESTINATION",
+		Short: "Copy files, and directories with all that is in them, within the file system",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			to := s.path(args[len(args)-1])
+			into, err := s.isDir(ctx, to)
+			if err != nil {
+				return err
+			}
+			sources := args[:len(args)-1]
+			if len(sources) > 1 && !into {
+				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
+			}
+			return s.each(sources, func(name string) error {
+				from, target := s.path(name), to
+				if into {
+					target = join(to, path.Base(from))
+				}
+				if target == from || strings.HasPrefix(target, strings.TrimSuffix(from, "/")+"/") {
+					return fmt.Errorf("%s can't be copied to %s, which is itself or below it", from, target)
+				}
+				return s.copyTree(ctx, from, target, put{force: force}, preserve)
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace files that are there")
+	cmd.Flags().BoolVarP(&preserve, "preserve", "p", false, "keep times, owner, group and mode")
+	return cmd
+}
+
+// copyTree copies a file, or a directory with what is in it.
+func (s *session) copyTree(ctx context.Context, from, to string, p put, preserve bool) error {
+	var later []func() error // a directory's times change while it is filled
+	err := s.client.Walk(ctx, from, func(at string, info *hdfs.FileInfo, err error) error {
+		if err != nil {
+			return err
+		}
+		target := join(to, strings.TrimPrefix(at, from))
+		if info.IsDir() {
+			if err := s.client.MkdirAll(ctx, target, 0o755); err != nil {
+				return err
+			}
+		} else if err := s.copyOne(ctx, at, target, info, p); err != nil {
+			return err
+		}
+		if preserve {
+			later = append(later, func() error { return s.preserve(ctx, target, info) })
+		}
+		return nil
+	})
+	for i := len(later) - 1; i >= 0 && err == nil; i-- {
+		err = later[i]()
+	}
+	return err
+}
+
+func (s *session) copyOne(ctx context.Context, from, to string, info *hdfs.FileInfo, p put) error {
+	f, err := s.openFile(ctx, from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return p.stream(ctx, s, f, path.Base(from), info.Size(), info.Mode().Perm(), to)
+}
+
+// preserve gives a copy what its original has.
+func (s *session) preserve(ctx context.Context, name string, info *hdfs.FileInfo) error {
+	return errors.Join(
+		s.client.Chmod(ctx, name, info.Mode()),
+		s.client.Chown(ctx, name, info.Owner(), info.Group()),
+		s.client.Chtimes(ctx, name, info.AccessTime(), info.ModTime()),
+	)
+}
+
+func mergeCommand(run runner) *cobra.Command {
+	var newline, skipEmpty bool
+	cmd := &cobra.Command{
+		Use:   "getmerge PATH... LOCAL",
+		Short: "Fetch files, and the files of directories in their order, into one local file",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(ctx context.Context, s *session, args []string) (err error) {
+			local := args[len(args)-1]
+			tmp, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
+			if err != nil {
+				return err
+			}
+			defer func() {
+				if err != nil {
+					tmp.Close()
+					err = errors.Join(err, os.Remove(tmp.Name()))
+				}
+			}()
+			merge := func(info *hdfs.FileInfo, name string) error {
+				if skipEmpty && info.Size() == 0 {
+					return nil
+				}
+				f, err := s.openFile(ctx, name)
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				if err := copyFile(tmp, f); err != nil || !newline {
+					return err
+				}
+				_, err = tmp.WriteString("\n")
+				return err
+			}
+			for _, name := range args[:len(args)-1] {
+				name = s.path(name)
+				info, err := s.client.Stat(ctx, name)
+				if err != nil {
+					return err
+				}
+				if !info.IsDir() {
+					if err := merge(info, name); err != nil {
+						return err
+					}
+					continue
+				}
+				for info, err := range s.client.List(ctx, name) {
+					if err != nil {
+						return err
+					}
+					if info.IsDir() {
+						continue
+					}
+					if err := merge(info, join(name, info.Name())); err != nil {
+						return err
+					}
+				}
+			}
+			if err := errors.Join(tmp.Chmod(0o644), tmp.Close()); err != nil {
+				return err
+			}
+			return os.Rename(tmp.Name(), local)
+		}),
+	}
+	cmd.Flags().BoolVar(&newline, "nl", false, "a new line after each file")
+	cmd.Flags().BoolVar(&skipEmpty, "skip-empty-file", false, "no new line for empty files")
+	return cmd
+}
+
+func textCommand(run runner) *cobra.Command {
+	return &cobra.Command{
+		Use:   "text PATH...",
+		Short: "Write files to standard output, unpacked if they are gzip's or bzip2's",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error {
+				r, err := unpacked(f)
+				if err != nil {
+					return err
+				}
+				_, err = io.Copy(s.out, r)
+				return err
+			})
+		}),
+	}
+}
+
+// unpacked reads what r has packed, which its first bytes tell.
+func unpacked(r io.Reader) (io.Reader, error) {
+	b := bufio.NewReaderSize(r, 1<<20)
+	head, err := b.Peek(3)
+	switch {
+	case err != nil && err != io.EOF:
+		return nil, err
+	case strings.HasPrefix(string(head), "\x1f\x8b"):
+		return gzip.NewReader(b)
+	case string(head) == "BZh":
+		return bzip2.NewReader(b), nil
+	}
+	return b, nil
+}
+
+func emptyFileCommand(run runner) *cobra.Command {
+	return &cobra.Command{
+		Use:   "touchz PATH...",
+		Short: "Make empty files; one that is there must be empty",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			return s.each(args, func(name string) error {
+				name = s.path(name)
+				info, err := s.client.Stat(ctx, name)
+				switch {
+				case errors.Is(err, fs.ErrNotExist):
+					return s.create(ctx, name)
+				case err != nil:
+					return err
+				case info.IsDir():
+					return fmt.Errorf("%s is a directory", name)
+				case info.Size() > 0:
+					return fmt.Errorf("%s: Not a zero-length file", name)
+				}
+				return nil
+			})
+		}),
+	}
+}
+
+func removeDirCommand(run runner) *cobra.Command {
+	var ignore bool
+	cmd := &cobra.Command{
+		Use:   "rmdir PATH...",
+		Short: "Remove empty directories",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			return s.each(args, func(name string) error {
+				name = s.path(name)
+				info, err := s.client.Stat(ctx, name)
+				if err != nil {
+					return err
+				}
+				if !info.IsDir() {
+					return &fs.PathError{Op: "rmdir", Path: name, Err: syscall.ENOTDIR}
+				}
+				err = s.client.Remove(ctx, name)
+				if ignore && errors.Is(err, syscall.ENOTEMPTY) {
+					return nil
+				}
+				return err
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&ignore, "ignore-fail-on-non-empty", false, "a directory that is not empty is no error")
+	return cmd
+}
+
+func groupCommand(run runner) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "chgrp GROUP PATH...",
+		Short: "Change the group",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			return s.each(args[1:], func(name string) error {
+				return s.walk(ctx, s.path(name), recursive, func(name string, _ os.FileInfo) error {
+					return s.client.Chown(ctx, name, "", args[0])
+				})
+			})
+		}),
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "R", false, "all that is below, too")
+	return cmd
+}
+
+func moveFromLocalCommand(run runner) *cobra.Command {
+	p := put{recursive: true}
+	cmd := &cobra.Command{
+		Use:   "moveFromLocal LOCAL... PATH",
+		Short: "Store local files and trees, and remove them here",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			return p.all(ctx, s, args, func(local string) error { return os.RemoveAll(local) })
+		}),
+	}
+	cmd.Flags().BoolVarP(&p.force, "force", "f", false, "replace files that are there")
+	return cmd
+}
+
+func expungeCommand(run runner) *cobra.Command {
+	var immediate bool
+	cmd := &cobra.Command{
+		Use:   "expunge",
+		Short: "Set aside what is in your trash now, and remove what was set aside longer ago than the trash is kept",
+		Args:  cobra.NoArgs,
+		RunE: run(func(ctx context.Context, s *session, _ []string) error {
+			return s.client.ExpungeTrash(ctx, immediate)
+		}),
+	}
+	cmd.Flags().BoolVar(&immediate, "immediate", false, "remove all of it")
+	return cmd
+}
