@@ -64,7 +64,9 @@ public final class Load {
         small(words[1], n[0], n[1], (int) n[2]);
         break;
       case "pread":
-        return pread(path, (int) n[0], (int) n[1], n[2]);
+        return pread(path, (int) n[0], (int) n[1], n[2], Long.MAX_VALUE);
+      case "hot":
+        return pread(path, (int) n[0], (int) n[1], n[2], 16 << 20);
       case "stat":
         return timed((int) n[0], () -> fs.getFileStatus(path));
       case "delete":
@@ -102,8 +104,8 @@ public final class Load {
     }
   }
 
-  private static long[] pread(Path path, int count, int size, long seed) throws Exception {
-    long length = fs.getFileStatus(path).getLen();
+  private static long[] pread(Path path, int count, int size, long seed, long span) throws Exception {
+    long length = Math.min(span, fs.getFileStatus(path).getLen());
     Random random = new Random(seed);
     byte[] b = new byte[size];
     try (FSDataInputStream in = fs.open(path)) {

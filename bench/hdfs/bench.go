@@ -92,6 +92,8 @@ type operation struct {
 const (
 	smallFiles, smallSize, smallWriters = 2000, 4096, 8
 	readSize                            = 4096
+	// hotCalls is how many reads of a hot range, of hotSpan bytes, come on one of a file.
+	hotCalls, hotSpan = 10, 16 << 20
 )
 
 func (b *bench) calls() int {
@@ -105,6 +107,7 @@ var operations = []operation{
 	{"write", func(b *bench) []any { return []any{b.size << 20, dataNodes} }, "large"},
 	{"read", func(b *bench) []any { return []any{b.size << 20} }, "large"},
 	{"pread", func(b *bench) []any { return []any{b.calls(), readSize, 1} }, "large"},
+	{"hot", func(b *bench) []any { return []any{hotCalls * b.calls(), readSize, 1} }, "large"},
 	{"small", func(b *bench) []any { return []any{b.smallFiles(), smallSize, smallWriters} }, "small"},
 	{"stat", func(b *bench) []any { return []any{b.calls()} }, "large"},
 	{"block", func(*bench) []any { return []any{stagedFiles, stagedSize, 1} }, "blocks"},
@@ -131,6 +134,7 @@ type contender struct {
 type figure struct {
 	numbers []int64
 	cpu     float64 // nanoseconds of all processes
+	servers float64 // of those, the servers'
 	stages  stages  // of a block, where DataNodes tell
 }
 
@@ -216,7 +220,7 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 		return nil
 	}
 	c, err := java("java", apache)
-	if err := add(apache, c, err, "java", everything...); err != nil {
+	if err := add(apache, c, err, "java", append(everything, "hot")...); err != nil {
 		return nil, err
 	}
 	c, err = java("java short-circuit", apache, "dfs.client.read.shortcircuit=true", "dfs.domain.socket.path="+apache.socket)
@@ -233,9 +237,15 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 			return nil, err
 		}
 		f.systems = append(f.systems, s)
-		c, err := ourClient(ctx, b.self, transport, s.nameNode, transport, b.user, 0, b.log)
-		if err := add(s, c, err, transport, append(everything, "block")...); err != nil {
+		c, err := ourClient(ctx, b.self, transport, s.nameNode, transport, b.user, 0, b.log, "--no-windows")
+		if err := add(s, c, err, transport, append(everything, "hot", "block")...); err != nil {
 			return nil, err
+		}
+		if transport != verbena.TransportTCP {
+			c, err := ourClient(ctx, b.self, transport+" get", s.nameNode, transport, b.user, 0, b.log)
+			if err := add(s, c, err, transport, "hot"); err != nil {
+				return nil, err
+			}
 		}
 		switch transport {
 		case "shm":
@@ -249,7 +259,7 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 			}
 		case verbena.TransportTCP:
 			c, err := ourClient(ctx, b.self, "tcp native", s.nameNode, transport, b.user, 0, b.log, "--native")
-			if err := add(s, c, err, "tcp native", "write", "read", "pread", "block"); err != nil {
+			if err := add(s, c, err, "tcp native", "write", "read", "pread", "hot", "block"); err != nil {
 				return nil, err
 			}
 			c, err = ourClient(ctx, b.self, "descriptor", s.nameNode, transport, b.user, 0, b.log, "--local")
@@ -321,12 +331,20 @@ func (b *bench) measure(ctx context.Context, c *contender, op operation) (figure
 	if err != nil {
 		return figure{}, err
 	}
+	own, err := c.CPU()
+	if err != nil {
+		return figure{}, err
+	}
 	numbers, err := c.ask(append([]any{op.name, path}, op.args(b)...)...)
 	if err != nil {
 		return figure{}, err
 	}
 	after, err := c.system.cpu(c)
-	f := figure{numbers: numbers, cpu: float64(after - before)}
+	if err != nil {
+		return figure{}, err
+	}
+	ownAfter, err := c.CPU()
+	f := figure{numbers: numbers, cpu: float64(after - before), servers: float64(after - before - (ownAfter - own))}
 	if err == nil && op.name == "block" {
 		f.stages, err = c.system.since(ctx, blocks, spent)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -29,6 +30,7 @@ type loader struct {
 	nameNode, transport, user string
 	packet                    int
 	legacy, native, local     bool
+	messages                  bool // no Gets
 	client                    *hdfs.Client
 	buffer                    []byte
 }
@@ -49,12 +51,13 @@ func loadCommand() *cobra.Command {
 	flags.BoolVar(&l.legacy, "legacy", false, "blocks by HDFS's data transfer protocol alone")
 	flags.BoolVar(&l.native, "native", false, "endpoints over TCP, too, and with them the native data path")
 	flags.BoolVar(&l.local, "local", false, "read blocks of this host by their descriptors")
+	flags.BoolVar(&l.messages, "no-windows", false, "small reads by messages alone")
 	flags.IntVar(&l.packet, "packet", 0, "`bytes` of a packet (default: the client's)")
 	return cmd
 }
 
 func (l *loader) run(ctx context.Context) (err error) {
-	cfg := hdfs.ClientConfig{NameNodes: []string{l.nameNode}, User: l.user, PacketSize: l.packet, LegacyTransfers: l.legacy, NoLocalReads: !l.local}
+	cfg := hdfs.ClientConfig{NameNodes: []string{l.nameNode}, User: l.user, PacketSize: l.packet, LegacyTransfers: l.legacy, NoLocalReads: !l.local, NoWindows: l.messages}
 	if l.transport != verbena.TransportTCP || l.native {
 		rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 		if err != nil {
@@ -118,7 +121,9 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 	case "small":
 		err = l.small(ctx, path, numbers[0], numbers[1], int(numbers[2]))
 	case "pread":
-		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
+		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], math.MaxInt64)
+	case "hot":
+		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
 	case "stat":
 		return l.timed(int(numbers[0]), func(int) error { _, err := l.client.Stat(ctx, path); return err })
 	case "delete":
@@ -170,9 +175,21 @@ func (l *loader) read(ctx context.Context, path string, length int64) error {
 	}
 }
 
-// pread reads size bytes at random places, which have to be what write stores, and tells
-// the median and the 99th percentile.
-func (l *loader) pread(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
+// hot is pread in the first hotSpan bytes. A client that may make small reads by Get has
+// to make nine in ten of them so.
+func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
+	before := l.client.WindowReads().Reads
+	numbers, err := l.pread(ctx, path, count, size, seed, hotSpan)
+	gets := l.transport != verbena.TransportTCP && !l.messages && !l.legacy
+	if by := l.client.WindowReads().Reads - before; err == nil && gets && by < uint64(count)*9/10 {
+		err = fmt.Errorf("of %d reads %d were made by Get", count, by)
+	}
+	return numbers, err
+}
+
+// pread reads size bytes at random places in the first span bytes, which have to be what
+// write stores, and tells the median and the 99th percentile.
+func (l *loader) pread(ctx context.Context, path string, count, size int, seed, span int64) ([]int64, error) {
 	f, err := l.client.Open(ctx, path)
 	if err != nil {
 		return nil, err
@@ -181,7 +198,7 @@ func (l *loader) pread(ctx context.Context, path string, count, size int, seed i
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	b := make([]byte, size)
 	return l.timed(count, func(int) error {
-		at := random.Int64N(f.Size() - int64(size) + 1)
+		at := random.Int64N(min(f.Size(), span) - int64(size) + 1)
 		_, err := f.ReadAt(b, at)
 		if err == nil && b[0] != byte(at%bufferSize) {
 			err = fmt.Errorf("byte %d of %s is %#x", at, path, b[0])
