@@ -46,6 +46,25 @@ func TestAnnouncementsHoldLittleMemory(t *testing.T) {
 	}
 }
 
+// While memory is plentiful an announcement gets some at once, before anybody waits for
+// the message. That is the commitment, however long the message is to be.
+func TestAnnouncementAloneIsACommitment(t *testing.T) {
+	w := worldOf(t, "fakeband")
+	const whole = 32 << 20
+	p := w.pair(t, Config{ReceiveMemory: 1 << 30, MaxMessage: 128 << 20, IgnorePressure: true, Linger: 10 * time.Millisecond}, ListenConfig{})
+	raw, e := newRawEnd(t, p, w, "127.0.0.1")
+	defer e.Close()
+	raw.announce(t, 4096, whole)
+	p.hasMemory(t, e)
+	n := p.server.firstDomain(w.transport)
+	if limit := n.shares.growingLimit() / peerShare; limit < whole {
+		t.Fatalf("a message of %d bytes exceeds what a peer's may have anyhow, %d", whole, limit)
+	}
+	if used := n.longPool.Used(); used > commitment+4096 {
+		t.Errorf("%d bytes are held by an announcement, want at most %d", used, commitment)
+	}
+}
+
 // Peers that leave messages unfinished until nothing is left are ended as soon as
 // somebody has waited for the memory.
 func TestUnfinishedMessagesGiveWay(t *testing.T) {
