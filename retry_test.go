@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -310,28 +309,6 @@ func TestFailuresPauseLonger(t *testing.T) {
 	c.connected("a", "near")
 	if _, _, failed := c.failed("a", "near"); failed {
 		t.Error("still left out")
-	}
-}
-
-func TestReasons(t *testing.T) {
-	secret := errors.New("process 12 of user 34 at @name")
-	for _, c := range []struct {
-		err             error
-		passing, repeat bool
-		public          string
-	}{
-		{&rdma.RejectedError{Peer: "process 12", PrivateData: []byte("busy")}, true, true, "rejected: busy"},
-		{&rdma.RejectedError{PrivateData: []byte("unknown token")}, true, true, "rejected: unknown token"},
-		{&rdma.RejectedError{PrivateData: []byte("no resources")}, true, false, "rejected: no resources"},
-		{&rdma.RejectedError{PrivateData: []byte("endpoint parameters not understood")}, false, false, "rejected: endpoint parameters not understood"},
-		{errors.Join(secret, syscall.EMFILE), true, false, "out of memory or descriptors"},
-		{errors.Join(secret, rdma.ErrTimeout), true, false, "timed out"},
-		{errors.Join(secret, syscall.ECONNREFUSED), false, false, "nobody listens at its address, as seen from here"},
-		{secret, false, false, "failed"},
-	} {
-		if passing(c.err) != c.passing || worthRepeating(c.err) != c.repeat || publicReason(c.err) != c.public {
-			t.Errorf("%v: passing %t, repeat %t, %q", c.err, passing(c.err), worthRepeating(c.err), publicReason(c.err))
-		}
 	}
 }
 
