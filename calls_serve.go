@@ -352,12 +352,12 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 }
 
 // run implements sink: it handles requests.
-func (c *Caller) run(budget int) {
+func (c *Caller) run(budget int) (handed bool) {
 	for last := false; budget > 0 && !last; budget-- {
 		c.mu.Lock()
 		if c.queue.Len() == 0 {
 			c.mu.Unlock()
-			return
+			return handed
 		}
 		r := c.queue.Pop()
 		last = c.queue.Len() == 0
@@ -370,8 +370,11 @@ func (c *Caller) run(budget int) {
 			c.drop(r)
 			continue
 		}
-		c.handle(r, canceled, full, unread)
+		if c.handle(r, canceled, full, unread) {
+			handed = true
+		}
 	}
+	return handed
 }
 
 // more implements sink.
@@ -382,9 +385,10 @@ func (c *Caller) more() bool {
 	return c.queued
 }
 
-// handle hands a request to its handler.
-func (c *Caller) handle(r *request, canceled, full, unread bool) {
-	q := Request{r, r.age.Load()}
+// handle hands a request to its handler, and tells whether another goroutine may have it
+// now, or news of it.
+func (c *Caller) handle(r *request, canceled, full, unread bool) (handed bool) {
+	q, notifies := Request{r, r.age.Load()}, r.notifies
 	h := c.mux.handler(r.method)
 	switch {
 	case h == nil:
@@ -405,10 +409,13 @@ func (c *Caller) handle(r *request, canceled, full, unread bool) {
 	case h.long:
 		r.handler = h
 		c.mux.enqueue(r)
+		return true
 	default:
 		r.handler = h
 		c.serve(q)
+		return notifies || r.age.Load() == q.age
 	}
+	return false
 }
 
 // waits notes that a request does not wait any more.

@@ -561,3 +561,42 @@ func TestAnswerSentOn(t *testing.T) {
 		c.close(t)
 	})
 }
+
+// A watchedSink tells what its runs say.
+type watchedSink struct {
+	*Caller
+	handed chan bool
+}
+
+func (s *watchedSink) run(budget int) bool {
+	handed := s.Caller.run(budget)
+	s.handed <- handed
+	return handed
+}
+
+// A worker lets other goroutines run only if a request has given them something to do: one
+// that a short handler has answered has not.
+func TestRunsTellWhetherTheyHandOn(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		const methodPass = 8
+		c.mux.Short(methodPass, func(q Request) { go q.Reply(nil) })
+		watched := &watchedSink{c.b, make(chan bool, 16)}
+		c.b.e.carrier.upcalls(watched)
+		for method, want := range map[uint32]bool{methodEcho: false, methodFail: false, methodEchoLong: true, methodPass: true, 99: false} {
+			if m, err := c.a.Call(p.ctx, method, nil); err == nil {
+				m.Release()
+			}
+			if got := <-watched.handed; got != want {
+				t.Errorf("method %d: %t", method, got)
+			}
+		}
+		if err := c.a.Notify(p.ctx, methodCount, nil); err != nil {
+			t.Fatal(err)
+		}
+		if !<-watched.handed {
+			t.Error("a notification, of which its handler may have told others, is nobody's news")
+		}
+	})
+}

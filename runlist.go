@@ -13,9 +13,9 @@ const runBudget = 16
 
 // A runnable has work that messages have brought and that needs no lock of the worker.
 type runnable interface {
-	// run does up to budget pieces of it. One goroutine at a time calls it, and then
-	// more.
-	run(budget int)
+	// run does up to budget pieces of it, and tells whether other goroutines have been
+	// given something to do. One goroutine at a time calls it, and then more.
+	run(budget int) (handed bool)
 	// more tells whether there is some left. If there is none, the next that messages
 	// bring is news again.
 	more() bool
@@ -27,6 +27,7 @@ type runnable interface {
 type runList struct {
 	waiting atomic.Int32
 	kicked  atomic.Bool
+	handed  atomic.Bool    // a run has given other goroutines something to do
 	helpers sync.WaitGroup // goroutines of kick, one at most
 
 	mu   latch.Latch
@@ -71,7 +72,9 @@ func (l *runList) one(poll func(wait bool) bool) bool {
 	if r == nil {
 		return false
 	}
-	r.run(runBudget)
+	if r.run(runBudget) {
+		l.handed.Store(true)
+	}
 	if !poll(false) && (r.more() || !l.any()) {
 		poll(true)
 	}

@@ -10,12 +10,13 @@ type steppedSink struct {
 	ready func() // is called at each request
 }
 
-func (s *steppedSink) run(budget int) {
+func (s *steppedSink) run(budget int) (handed bool) {
 	for ; budget > 0 && s.left > 0; budget-- {
 		s.left--
 		*s.steps = append(*s.steps, s.name)
 		s.ready()
 	}
+	return false
 }
 
 func (s *steppedSink) more() bool { return s.left > 0 }

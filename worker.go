@@ -154,7 +154,7 @@ func (w *worker) run(ctx context.Context) {
 			}
 			if done {
 				idle = 0
-				runtime.Gosched() // to those whom this has woken
+				w.yield()
 			}
 		}
 		if w.callers.any() || w.serve() {
@@ -176,6 +176,15 @@ func (w *worker) run(ctx context.Context) {
 			w.fail(fmt.Errorf("waiting for completions: %w", err))
 			return
 		}
+	}
+}
+
+// yield lets those run whom the worker has woken. If there are none, it would have Go wake
+// a thread that finds nothing to do, and takes the worker's processor: a call of ends that
+// sleep takes 31 us then, in place of 15 to 20.
+func (w *worker) yield() {
+	if w.sleepers.Load() > 0 || w.runs.handed.Swap(false) {
+		runtime.Gosched()
 	}
 }
 
