@@ -29,7 +29,7 @@ type blockMap struct {
 	started  time.Time
 	safeMode bool
 
-	ready       []uint64            // blocks to be looked at now
+	ready       blockQueue          // blocks to be looked at now
 	scans       []*scan             // under way, oldest first
 	delayed     []delayed           // blocks to be looked at later, ordered by time
 	needed      needs               // blocks that lack replicas
@@ -42,7 +42,9 @@ type blockMap struct {
 	copying     map[uint64][]copyTask
 	// postponed have something to delete that waits for a full report.
 	postponed map[uint64]struct{}
-	waiting   map[uint64][]chan struct{}
+	// due are blocks that were postponed until a report that has come.
+	due     []map[uint64]struct{}
+	waiting map[uint64][]chan struct{}
 	// recovering tells since when a block\'s recovery is tried.
 	recovering map[uint64]time.Time
 	// asked are the DataNodes that the recovery of a block has to ask.
@@ -96,7 +98,7 @@ type node struct {
 
 	replicas int
 
-	deletions    map[uint64]*deletion
+	deletions    map[uint64]deletion
 	commands     []*clusterpb.Command
 	copies       int    // replications under way of which it is the source
 	copyingBytes uint64 // bytes of these
@@ -158,7 +160,7 @@ func (m *blockMap) knows(uuid string) bool {
 }
 
 func (m *blockMap) addNode(dn namespace.Datanode) *node {
-	n := &node{index: uint32(len(m.byIndex)), dn: dn, rack: topology.DefaultRack, deletions: make(map[uint64]*deletion)}
+	n := &node{index: uint32(len(m.byIndex)), dn: dn, rack: topology.DefaultRack, deletions: make(map[uint64]deletion)}
 	m.nodes[dn.UUID] = n
 	m.byIndex = append(m.byIndex, n)
 	return n
@@ -217,8 +219,8 @@ func (n *node) copied(t copyTask) {
 }
 
 func (m *blockMap) deleteFrom(n *node, id, generation uint64) {
-	if d := n.deletions[id]; d == nil || d.generation != generation {
-		n.deletions[id] = &deletion{generation: generation}
+	if d, ok := n.deletions[id]; !ok || d.generation != generation {
+		n.deletions[id] = deletion{generation: generation}
 	}
 }
 
@@ -237,9 +239,10 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 	if !fresh {
 		r.mark = n.mark
 	}
-	if d := n.deletions[id]; d != nil {
+	if d, ok := n.deletions[id]; ok {
 		if !fresh && generation <= d.generation { // the DataNode has not carried out the deletion yet
 			d.mark = n.mark
+			n.deletions[id] = d
 			if held {
 				was.mark = n.mark
 				m.replicas.put(id, was)
@@ -262,7 +265,7 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 	}
 	if n.leaving != nil {
 		n.leaving[id] = struct{}{}
-		m.ready = append(m.ready, id)
+		m.look(id)
 	}
 	if st == clusterpb.ReplicaState_FINALIZED {
 		m.arrived(id, n)
@@ -331,7 +334,7 @@ func (m *blockMap) markCorrupt(ns *namespace.Namespace, id uint64, n *node) {
 		r.corrupt = true
 		m.replicas.put(id, r)
 		m.corrupt[id] = true
-		m.ready = append(m.ready, id)
+		m.look(id)
 		m.cfg.Logger.Warn("namenode: corrupt replica", "block", id, "datanode", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port)
 	}
 }

@@ -167,6 +167,7 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	defer m.held.end(holdHeartbeat, m.held.begin())
 	n := m.inSession(req.GetUuid(), req.GetSession())
 	if n == nil {
 		return &clusterpb.HeartbeatResponse{Commands: []*clusterpb.Command{{Kind: clusterpb.Command_REGISTER.Enum()}}}, nil
@@ -197,14 +198,16 @@ func (m *blockMap) commandsFor(n *node, now time.Time) []*clusterpb.Command {
 		return out
 	}
 	count := 0
+	left := scanStep // to be looked at; a map begins anywhere each time
 	for id, d := range n.deletions {
-		if count == m.cfg.DeletesPerHeartbeat {
+		if left--; left < 0 || count == m.cfg.DeletesPerHeartbeat {
 			break
 		}
 		if !d.sent.IsZero() && now.Sub(d.sent) < m.cfg.DeleteRetry {
 			continue
 		}
 		d.sent = now
+		n.deletions[id] = d
 		count++
 		out = append(out, &clusterpb.Command{Kind: clusterpb.Command_DELETE.Enum(), Block: blockPB(id, d.generation, 0)})
 	}

@@ -2,6 +2,7 @@ package namenode
 
 import (
 	"context"
+	"runtime"
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
@@ -14,6 +15,11 @@ func (nn *NameNode) wakeMonitor() {
 	default:
 	}
 }
+
+// giveWay lets goroutines run that have waited for the lock, or for a processor. Whoever works
+// through many blocks calls it between two holds: it would keep its processor for 10 ms, and an
+// operation of a client changes goroutines five times.
+func giveWay() { runtime.Gosched() }
 
 func (nn *NameNode) monitor(ctx context.Context) {
 	tick := time.NewTicker(nn.cfg.CheckInterval)
@@ -33,9 +39,11 @@ func (nn *NameNode) monitor(ctx context.Context) {
 func (nn *NameNode) check(ctx context.Context) {
 	for more := true; more && ctx.Err() == nil; {
 		more = nn.state.reap()
+		giveWay()
 	}
 	for more := true; more && ctx.Err() == nil; {
 		nn.read(func(ns *namespace.Namespace) { more = nn.blocks.check(ns) })
+		giveWay()
 	}
 	if nn.blocks.inSafeMode() || nn.refuses() {
 		return // what follows is changes

@@ -103,7 +103,9 @@ func (q *blockQueue) pop() (id uint64, ok bool) {
 		q.chunks[0] = nil
 		q.chunks = q.chunks[1:]
 	}
-	q.count--
+	if q.count--; q.count == 0 {
+		*q = blockQueue{}
+	}
 	return id, true
 }
 
@@ -181,7 +183,7 @@ func (m *blockMap) copy(b namespace.BlockInfo, s *standing, count, urgency int, 
 		chosen = append(chosen, t.target)
 	}
 	for _, n := range m.nodes {
-		if n.deletions[b.ID] != nil {
+		if _, ok := n.deletions[b.ID]; ok {
 			exclude[n] = true
 		}
 	}

@@ -16,7 +16,7 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 	b, ok := ns.Block(id)
 	if !ok || b.Writing {
 		if !ok {
-			m.ready = append(m.ready, id)
+			m.look(id)
 		}
 		return
 	}
@@ -27,24 +27,24 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 		} else if r.state != clusterpb.ReplicaState_BEING_WRITTEN || r.generation != b.Generation {
 			// A replica being written of a complete block, as HDFS has it, only
 			// lacks its last report, unless it is of another generation.
-			m.ready = append(m.ready, id)
+			m.look(id)
 			return
 		}
 	}
 	if good > b.Replication || m.missing[id] || m.needs(id) {
-		m.ready = append(m.ready, id)
+		m.look(id)
 	}
 }
 
-// settleBatch is how many blocks are looked at with one hold of the lock: some milliseconds.
-const settleBatch = 2000
+// settleBatch is how many blocks are looked at with one hold of the lock: about a millisecond.
+const settleBatch = 500
 
 // check does what time demands, and what has been queued, in bounded steps.
 // The caller calls again if it returns true.
 func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	defer m.held.since(holdMonitor, time.Now())
+	defer m.held.end(holdMonitor, m.held.begin())
 	now := m.cfg.now()
 	m.checkNodes(now)
 	m.scanOn(ns)
@@ -58,8 +58,8 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 		m.waits = make(map[uint64]struct{})
 		m.begin(ns, &scan{files: true, visit: m.look})
 	}
-	for len(m.delayed) > 0 && !m.delayed[0].at.After(now) {
-		m.ready = append(m.ready, m.delayed[0].block)
+	for left := scanStep; left > 0 && len(m.delayed) > 0 && !m.delayed[0].at.After(now); left-- {
+		m.look(m.delayed[0].block)
 		m.delayed = m.delayed[1:]
 	}
 	for id, tasks := range m.copying {
@@ -77,25 +77,39 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 			if len(tasks) == 0 {
 				delete(m.copying, id)
 			}
-			m.ready = append(m.ready, id)
+			m.look(id)
 		}
 	}
-	n := min(len(m.ready), settleBatch)
-	batch := m.ready[:n]
-	m.ready = m.ready[n:]
-	for _, id := range batch {
+	m.takeDue()
+	for range min(m.ready.count, settleBatch) {
+		id, _ := m.ready.pop()
 		m.settle(ns, id, now)
 	}
-	if len(m.ready) > 0 || len(m.scans) > 0 {
+	if m.ready.count > 0 || len(m.scans) > 0 || len(m.due) > 0 {
 		return true
 	}
-	m.ready = nil
 	if len(m.missing) == 0 && m.mostMissing >= manyBlocks {
 		m.missing, m.mostMissing = make(map[uint64]bool), 0
 	}
 	m.checkService()
 	more = m.copyNeeded(ns, now)
-	return more || len(m.ready) > 0
+	return more || m.ready.count > 0
+}
+
+// takeDue has some of the blocks looked at that waited for a full report.
+func (m *blockMap) takeDue() {
+	if len(m.due) == 0 {
+		return
+	}
+	left := settleBatch
+	for id := range m.due[0] {
+		if left--; left < 0 {
+			return
+		}
+		delete(m.due[0], id)
+		m.look(id)
+	}
+	m.due = m.due[1:]
 }
 
 func (m *blockMap) checkNodes(now time.Time) {

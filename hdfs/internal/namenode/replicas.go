@@ -220,6 +220,51 @@ func (m *replicaMap) set(id uint64, s slot) {
 	p.slots = slices.Insert(p.slots, i, s)
 }
 
+// sparePages is memory for pages that a report will fill, made while no lock is held.
+type sparePages struct {
+	wanted []uint64 // the pages of which the report names so many blocks that they will be full
+	free   [][]slot // of 64 each
+}
+
+// fullPage is from how many blocks of a page on it gets room for all 64 at once.
+const fullPage = 48
+
+// provide makes what replicas, in the order of their blocks, may need.
+func (s *sparePages) provide(replicas []*clusterpb.Replica) {
+	s.wanted = s.wanted[:0]
+	for len(replicas) > 0 {
+		page := replicas[0].GetBlock().GetId() >> 6
+		n := 1
+		for n < len(replicas) && replicas[n].GetBlock().GetId()>>6 == page {
+			n++
+		}
+		if n >= fullPage {
+			s.wanted = append(s.wanted, page)
+		}
+		replicas = replicas[n:]
+	}
+	for len(s.free) < len(s.wanted) {
+		s.free = append(s.free, make([]slot, 0, 64))
+	}
+}
+
+// reserve gives a page that is not there yet room for all its blocks.
+func (m *replicaMap) reserve(page uint64, spare *sparePages) {
+	if m.pages.Get(page) != nil {
+		return
+	}
+	last := len(spare.free) - 1
+	m.pages.Put(page, replicaPage{slots: spare.free[last]})
+	spare.free = spare.free[:last]
+}
+
+// tidy drops a page that was reserved and has stayed empty.
+func (m *replicaMap) tidy(page uint64) {
+	if p := m.pages.Get(page); p != nil && p.used == 0 {
+		m.pages.Delete(page)
+	}
+}
+
 // forget drops all replicas of a block.
 func (m *replicaMap) forget(id uint64) {
 	p := m.pages.Change(id >> 6)

@@ -131,7 +131,9 @@ func TestSweepInSteps(t *testing.T) {
 		if _, err := m.beginPart(req, 1); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.listed(ns, req, rs); err != nil {
+		var spare sparePages
+		spare.provide(rs)
+		if err := m.listed(ns, req, rs, &spare); err != nil {
 			t.Fatal(err)
 		}
 		if done, err := m.endPart(req); err != nil || !done {
@@ -166,5 +168,123 @@ func TestSweepInSteps(t *testing.T) {
 	}
 	if n.reported {
 		t.Error("a report of an earlier session counts")
+	}
+}
+
+// The pages that a report fills are made before it has the lock; a page of which nothing is kept
+// goes again: a walk would end there.
+func TestPagesOfAReport(t *testing.T) {
+	const first = uint64(1 << 30)
+	var rs []*clusterpb.Replica
+	for id := first; id < first+3*64+10; id++ {
+		rs = append(rs, &clusterpb.Replica{Block: blockPB(id, 1000, 1), State: clusterpb.ReplicaState_FINALIZED.Enum()})
+	}
+	cfg := Config{Dir: "unused", Superuser: "root", Groups: func(string) []string { return nil }}
+	if err := cfg.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	m := newBlockMap(&cfg)
+	m.start(nil, "c", "b")
+	session := m.register(namespace.Datanode{UUID: "a", Host: "h", Port: 1}, "/r")
+	n := m.nodes["a"]
+	for id := first + 64; id < first+128; id++ {
+		m.deleteFrom(n, id, 1000)
+	}
+	req := &clusterpb.BlockReportRequest{Uuid: &n.dn.UUID, Session: &session, Sequence: proto.Uint64(1), ReportId: proto.Uint64(1), Parts: proto.Uint32(1)}
+	if _, err := m.beginPart(req, 1); err != nil {
+		t.Fatal(err)
+	}
+	var spare sparePages
+	spare.provide(rs)
+	if len(spare.wanted) != 3 || len(spare.free) != 3 {
+		t.Fatalf("%d pages are wanted, %d made", len(spare.wanted), len(spare.free))
+	}
+	if n := testing.AllocsPerRun(10, func() { spare.provide(rs) }); n != 0 {
+		t.Errorf("what is there already was made again, with %v allocations", n)
+	}
+	if err := m.listed(namespace.New(), req, rs, &spare); err != nil {
+		t.Fatal(err)
+	}
+	var walked []uint64
+	for next, done := uint64(0), false; !done; {
+		next, done = m.replicas.walk(next, 10, func(id uint64) { walked = append(walked, id) })
+	}
+	if len(spare.free) != 0 || m.replicas.pages.Len() != 3 || len(walked) != 2*64+10 || m.replicas.count != len(walked) {
+		t.Errorf("%d pages left, %d in the map, %d blocks found of %d", len(spare.free), m.replicas.pages.Len(), len(walked), m.replicas.count)
+	}
+}
+
+// Many deletions that wait for their DataNode do not make a heartbeat look at all of them.
+func TestHeartbeatsLookAtAFewDeletions(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	cfg := Config{Dir: "unused", Superuser: "root", Groups: func(string) []string { return nil }, now: func() time.Time { return now }}
+	if err := cfg.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	m := newBlockMap(&cfg)
+	m.start(nil, "c", "b")
+	m.register(namespace.Datanode{UUID: "a", Host: "h", Port: 1}, "/r")
+	m.safeMode = false
+	n := m.nodes["a"]
+	const blocks = 10 * scanStep
+	for id := range uint64(blocks) {
+		m.deleteFrom(n, id, 1000)
+	}
+	told := make(map[uint64]bool)
+	for range 100_000 {
+		if len(told) == blocks {
+			break
+		}
+		for _, cmd := range m.commandsFor(n, now) {
+			id := cmd.GetBlock().GetId()
+			if told[id] {
+				t.Fatalf("the deletion of %d was told twice at once", id)
+			}
+			told[id] = true
+		}
+	}
+	if len(told) != blocks {
+		t.Fatalf("%d deletions of %d were told", len(told), blocks)
+	}
+	if cmds := m.commandsFor(n, now); len(cmds) != 0 {
+		t.Errorf("%d deletions were told again at once", len(cmds))
+	}
+	now = now.Add(cfg.DeleteRetry)
+	if cmds := m.commandsFor(n, now); len(cmds) != cfg.DeletesPerHeartbeat {
+		t.Errorf("%d deletions were told again in time", len(cmds))
+	}
+}
+
+// Blocks that were postponed until a full report come back in steps, each once.
+func TestPostponedInSteps(t *testing.T) {
+	cfg := Config{Dir: "unused", Superuser: "root", Groups: func(string) []string { return nil }}
+	if err := cfg.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	m := newBlockMap(&cfg)
+	due := make(map[uint64]struct{})
+	for id := range uint64(3*settleBatch + 7) {
+		due[id] = struct{}{}
+	}
+	m.due = append(m.due, due, map[uint64]struct{}{1 << 20: {}})
+	seen, turns := make(map[uint64]bool), 0
+	for ; len(m.due) > 0; turns++ {
+		m.takeDue()
+		if m.ready.count > settleBatch {
+			t.Fatalf("%d blocks in one turn", m.ready.count)
+		}
+		for {
+			id, ok := m.ready.pop()
+			if !ok {
+				break
+			}
+			if seen[id] {
+				t.Fatalf("block %d came twice", id)
+			}
+			seen[id] = true
+		}
+	}
+	if len(seen) != 3*settleBatch+8 || turns < 4 {
+		t.Errorf("%d blocks in %d turns", len(seen), turns)
 	}
 }

@@ -15,8 +15,8 @@ import (
 // Limits on what a DataNode may send.
 const (
 	maxReportParts = 1 << 16
-	// So many replicas are taken with one hold of the lock: one or two milliseconds.
-	reportBatch = 1000
+	// So many replicas are taken with one hold of the lock: less than a millisecond.
+	reportBatch = 512
 	// A replica reported by itself up to this long before a full report may be
 	// newer than that report's list.
 	reportSlack = 10 * time.Second
@@ -70,11 +70,14 @@ func (nn *NameNode) BlockReport(ctx context.Context, req *clusterpb.BlockReportR
 	if err != nil || again {
 		return &clusterpb.BlockReportResponse{}, err
 	}
+	var spare sparePages
 	for batch := range slices.Chunk(req.GetReplicas(), reportBatch) {
-		nn.read(func(ns *namespace.Namespace) { err = nn.blocks.listed(ns, req, batch) })
+		spare.provide(batch)
+		nn.read(func(ns *namespace.Namespace) { err = nn.blocks.listed(ns, req, batch, &spare) })
 		if err != nil {
 			return nil, err
 		}
+		giveWay()
 	}
 	done := false
 	nn.read(func(ns *namespace.Namespace) { done, err = nn.blocks.endPart(req) })
@@ -121,18 +124,24 @@ func (m *blockMap) beginPart(req *clusterpb.BlockReportRequest, parts uint32) (a
 }
 
 // listed takes some of a part's replicas.
-func (m *blockMap) listed(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, replicas []*clusterpb.Replica) error {
+func (m *blockMap) listed(ns *namespace.Namespace, req *clusterpb.BlockReportRequest, replicas []*clusterpb.Replica, spare *sparePages) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	defer m.held.since(holdReport, time.Now())
+	defer m.held.end(holdReport, m.held.begin())
 	n, _, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
 	if err != nil {
 		return err
+	}
+	for _, page := range spare.wanted {
+		m.replicas.reserve(page, spare)
 	}
 	for _, r := range replicas {
 		b := r.GetBlock()
 		m.put(n, b.GetId(), b.GetGeneration(), b.GetLength(), r.GetState(), false)
 		m.judge(ns, b.GetId())
+	}
+	for _, page := range spare.wanted {
+		m.replicas.tidy(page)
 	}
 	return nil
 }
@@ -166,19 +175,19 @@ func (m *blockMap) sweep(n *node, begun, ended time.Time) {
 			r, ok := m.replicas.find(id, n.index)
 			if ok && r.mark != mark && (r.era != n.era || r.added.before(before)) {
 				m.drop(id, n)
-				m.ready = append(m.ready, id)
+				m.look(id)
 			}
 		},
 		over: func() {
 			n.reported, n.lastReport = true, ended
 			// Where very many wait for the DataNode to confirm them, it will.
 			if len(n.deletions) <= scanStep {
-				maps.DeleteFunc(n.deletions, func(_ uint64, d *deletion) bool { return d.mark != mark })
+				maps.DeleteFunc(n.deletions, func(_ uint64, d deletion) bool { return d.mark != mark })
 			}
-			for id := range m.postponed {
-				m.ready = append(m.ready, id)
+			if len(m.postponed) > 0 {
+				m.due = append(m.due, m.postponed)
+				m.postponed = make(map[uint64]struct{})
 			}
-			clear(m.postponed)
 		},
 	})
 }
@@ -209,6 +218,7 @@ func (nn *NameNode) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChan
 		if again {
 			break
 		}
+		giveWay()
 	}
 	return &clusterpb.BlocksChangedResponse{}, nil
 }
@@ -217,7 +227,7 @@ func (nn *NameNode) BlocksChanged(ctx context.Context, req *clusterpb.BlocksChan
 func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksChangedRequest, changes []*clusterpb.ReplicaChange, last bool) (again bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	defer m.held.since(holdReport, time.Now())
+	defer m.held.end(holdReport, m.held.begin())
 	n, again, err := m.reporting(req.GetUuid(), req.GetSession(), req.GetSequence())
 	if err != nil || again {
 		return again, err
@@ -237,7 +247,7 @@ func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksC
 			delete(n.deletions, id)
 			m.drop(id, n)
 			if !m.safeMode {
-				m.ready = append(m.ready, id)
+				m.look(id)
 			}
 			continue
 		case clusterpb.ReplicaChange_CORRUPT:

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
@@ -118,6 +119,13 @@ type scaleRun struct {
 func TestScaleServer(t *testing.T) {
 	files := scaleOf(t, "VERBENA_SCALE_SERVER")
 	debug.SetGCPercent(100)
+	threadTime = func() time.Duration {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+			t.Error(err)
+		}
+		return time.Duration(now.Nano())
+	}
 	before := liveHeap()
 	r := &scaleRun{t: t, nn: openScale(t, os.Getenv("VERBENA_SCALE_DIR")), files: files, stop: make(chan struct{})}
 	if r.count() == 0 {
@@ -213,7 +221,7 @@ func (r *scaleRun) build() {
 		apply(&nspb.Entry{Op: &nspb.Entry_Complete{Complete: &nspb.Complete{Path: path, File: &file, Holder: holder, Last: &nspb.Block{Id: &res.Block.ID, Generation: &res.Block.Generation, Length: proto.Uint64(1000)}}}})
 	}
 	r.nn.blocks.mu.Lock()
-	r.nn.blocks.delayed, r.nn.blocks.ready = nil, nil
+	r.nn.blocks.delayed, r.nn.blocks.ready = nil, blockQueue{}
 	r.nn.blocks.mu.Unlock()
 }
 
@@ -254,9 +262,10 @@ func (r *scaleRun) phase(name string, f func()) {
 	r.settle(200 * time.Millisecond)
 	r.say("%-45s longest write %8v of %6d, took %v", name+":", time.Duration(r.worst.Load()).Round(10*time.Microsecond), r.write.Load(), time.Since(start).Round(time.Millisecond))
 	for _, h := range []*holds{&r.nn.state.held, &r.nn.blocks.held} {
-		for s := range h {
-			if held := time.Duration(h[s].Swap(0)); held > time.Millisecond {
-				r.say("    longest hold by %s: %v", sectionNames[s], held.Round(10*time.Microsecond))
+		for s := range sections {
+			if held := h.reset(section(s)); held.wall > time.Millisecond {
+				round := func(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+				r.say("    longest hold by %s: %v, of it %v on a processor; most on a processor: %v", sectionNames[s], round(held.wall), round(held.cpu), round(held.most))
 			}
 		}
 	}
@@ -273,7 +282,7 @@ func (r *scaleRun) settle(least time.Duration) {
 		r.nn.wakeMonitor()
 		m := r.nn.blocks
 		m.mu.Lock()
-		busy = len(m.scans) > 0 || !m.safeMode && len(m.ready) > 0
+		busy = len(m.scans) > 0 || !m.safeMode && m.ready.count > 0
 		m.mu.Unlock()
 		r.nn.read(func(ns *namespace.Namespace) { busy = busy || ns.Reaping() })
 	}

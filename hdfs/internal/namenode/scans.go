@@ -2,8 +2,8 @@ package namenode
 
 import "github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 
-// scanStep is how many blocks a scan visits with one hold of the lock: some milliseconds.
-const scanStep = 10_000
+// scanStep is how many blocks a scan visits with one hold of the lock: about a millisecond.
+const scanStep = 4000
 
 // scan is a walk over all blocks, for what concerns those of one DataNode or all: a map has
 // no list of a DataNode's blocks, which would cost it more than all else. The monitor
@@ -58,7 +58,7 @@ func (m *blockMap) advance(ns *namespace.Namespace, s *scan) (over bool) {
 
 // scanOn takes the oldest scan one step further, if what it finds can be looked at.
 func (m *blockMap) scanOn(ns *namespace.Namespace) {
-	if len(m.scans) == 0 || !m.safeMode && len(m.ready) >= settleBatch {
+	if len(m.scans) == 0 || !m.safeMode && m.ready.count >= settleBatch {
 		return
 	}
 	s := m.scans[0]
@@ -70,7 +70,7 @@ func (m *blockMap) scanOn(ns *namespace.Namespace) {
 }
 
 // look has a block looked at by the monitor.
-func (m *blockMap) look(id uint64) { m.ready = append(m.ready, id) }
+func (m *blockMap) look(id uint64) { m.ready.push(id) }
 
 // eachOf has visit see all blocks that a DataNode is thought to hold.
 func (m *blockMap) eachOf(n *node, visit func(id uint64)) {

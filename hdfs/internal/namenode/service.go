@@ -119,7 +119,7 @@ func (m *blockMap) reconsider(n *node) {
 		n.leaving = make(map[uint64]struct{})
 	}
 	m.eachOf(n, func(id uint64) {
-		m.ready = append(m.ready, id)
+		m.look(id)
 		if n.leaving != nil {
 			n.leaving[id] = struct{}{}
 		}
@@ -133,7 +133,7 @@ func (m *blockMap) checkService() {
 		if n.service == enteringMaintenance || n.service == inMaintenance {
 			m.applyRule(n) // it may have expired
 		}
-		if !n.leaves() || len(n.leaving) > 0 || n.alive && !n.reported || len(m.ready) > 0 || len(m.scans) > 0 {
+		if !n.leaves() || len(n.leaving) > 0 || n.alive && !n.reported || m.ready.count > 0 || len(m.scans) > 0 {
 			continue
 		}
 		n.leaving = nil
@@ -206,7 +206,7 @@ func (m *blockMap) forgetNode(uuid string) {
 	}
 	m.eachOf(n, func(id uint64) {
 		m.drop(id, n)
-		m.ready = append(m.ready, id)
+		m.look(id)
 	})
 	delete(m.nodes, uuid)
 }

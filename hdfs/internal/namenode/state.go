@@ -71,10 +71,10 @@ func decodeEntries(entries []journal.Entry) []logEntry {
 func (s *state) applySome(entries []logEntry, out []any) []any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	start := time.Now()
-	defer s.held.since(holdEntries, start)
+	held := s.held.begin()
+	defer s.held.end(holdEntries, held)
 	for i, e := range entries {
-		if i > 0 && i%8 == 0 && time.Since(start) > applyTime {
+		if i > 0 && i%8 == 0 && time.Since(held.begun) > applyTime {
 			break
 		}
 		res, err := s.applyOne(e)
@@ -113,22 +113,22 @@ func (s *state) failure() error {
 func (s *state) Snapshot() (io.WriterTo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.held.since(holdFreeze, time.Now())
+	defer s.held.end(holdFreeze, s.held.begin())
 	if s.failed != nil {
 		return nil, s.failed
 	}
 	return s.ns.Freeze(), nil
 }
 
-// reapBatch is how many inodes of deleted trees go with one hold of the lock, some
-// milliseconds.
-const reapBatch = 2000
+// reapBatch is how many inodes of deleted trees go with one hold of the lock, about a
+// millisecond.
+const reapBatch = 500
 
 // reap takes a part of what was deleted apart and tells whether there is more.
 func (s *state) reap() (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer s.held.since(holdReap, time.Now())
+	defer s.held.end(holdReap, s.held.begin())
 	if !s.ns.Reaping() {
 		return false
 	}
