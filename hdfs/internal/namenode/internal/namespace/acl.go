@@ -61,6 +61,7 @@ func (t *txn) setACL(op *nspb.SetAcl) error {
 		n = t.ns.inodes.Change(n.id)
 		n.mode = mode
 		n.alter(func(a *attributes) { a.acl = kept })
+		n.more = t.ns.lists.share(n.more)
 	}
 	return nil
 }

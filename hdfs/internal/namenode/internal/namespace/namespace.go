@@ -103,6 +103,7 @@ type Namespace struct {
 	// policies tells that some inode may have a storage policy.
 	policies bool
 	usage    map[uint64]quota.Counts // of directories with limits
+	lists    sharing
 	// What goes of a deleted tree with an entry; constants, but in tests.
 	reapNow, reapBehind int
 }
@@ -116,6 +117,7 @@ func New() *Namespace {
 		datanodes:  make(map[string]Datanode),
 		nameIDs:    make(map[string]uint32),
 		usage:      make(map[uint64]quota.Counts),
+		lists:      make(sharing),
 		nextInode:  rootID,
 		nextBlock:  firstBlockID,
 		stamps:     firstStamp,

@@ -433,6 +433,7 @@ func inodeOf(rec *nspb.SnapshotInode) (n *Inode, blocks []Block, err error) {
 // restoreInode puts an inode with its blocks in its place, and keeps a copy of it.
 func (ns *Namespace) restoreInode(n *Inode, blocks []Block) error {
 	root := ns.inodes.Len() == 0
+	n.more = ns.lists.share(n.more)
 	switch {
 	case n.id == 0 || n.id >= ns.nextInode || ns.inodes.Get(n.id) != nil:
 		return fmt.Errorf("id %d is not below the next (%d), or another's", n.id, ns.nextInode)

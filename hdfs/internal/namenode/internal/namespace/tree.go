@@ -31,6 +31,7 @@ func (t *txn) newChild(parent *Inode, name string, dir *directory, m modes) *Ino
 		dir:    dir,
 	})
 	n.inherit(parent, m)
+	n.more = ns.lists.share(n.more)
 	ns.nextInode++
 	ns.changeDirectory(parent.id).names.Insert(ns.gen, n.name, n.id)
 	ns.inodes.Change(parent.id).mtime = t.now()
