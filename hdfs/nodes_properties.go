@@ -3,6 +3,8 @@ package hdfs
 import (
 	"fmt"
 	"math"
+	"net/url"
+	"path/filepath"
 	"time"
 
 	"github.com/verbena-data/verbena/hadoop/conf"
@@ -44,6 +46,9 @@ func NameNodeProperties() []NameNodeProperty {
 		{"dfs.namenode.heartbeat.recheck-interval", "a DataNode is dead after twice this and ten heartbeat intervals, ms", "5m", dead},
 		{"dfs.namenode.stale.datanode.interval", "silence after which a DataNode is used only if there is no other, ms", "30s", span(time.Millisecond, func(c *namenode.Config) *time.Duration { return &c.StaleAfter })},
 		{"dfs.namenode.safemode.extension", "longest wait of a start for the reports of DataNodes that are not known to be dead, ms", "30s", span(time.Millisecond, func(c *namenode.Config) *time.Duration { return &c.SafeModeTimeout })},
+		{"dfs.namenode.safemode.threshold-pct", "share of the blocks that must have been reported for a start to end its wait; 0: it ends after the time above, whatever is missing; above 1: an operator ends it", "0", fraction(func(c *namenode.Config) *float64 { return &c.SafeModeShare })},
+		{"dfs.namenode.safemode.replication.min", "replicas of a block that counts there", "1", number(func(c *namenode.Config) *int { return &c.SafeModeReplicas })},
+		{"dfs.namenode.safemode.min.datanodes", "DataNodes that must live for a start to end its wait", "0", wholeNumber(func(c *namenode.Config) *int { return &c.SafeModeNodes })},
 		{"dfs.namenode.lease-hard-limit-sec", "silence of a writer after which its file is closed, s", "20m", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.LeaseHardLimit })},
 		{"dfs.namenode.redundancy.interval.seconds", "pause between two rounds of copies, s", "3s", span(time.Second, func(c *namenode.Config) *time.Duration { return &c.RedundancyInterval })},
 		{"dfs.namenode.replication.work.multiplier.per.iteration", "blocks copied in a round, for each DataNode; those below 1 MiB count a sixteenth", "2", number(func(c *namenode.Config) *int { return &c.ReplicationWork })},
@@ -65,12 +70,27 @@ func NameNodeProperties() []NameNodeProperty {
 			c.StoragePoliciesBySuperuser, _, err = p.Bool(name)
 			return err
 		}},
+		{"dfs.quota.by.storage.type.enabled", "quotas on kinds of storage may be set", "true", off(func(c *namenode.Config) *bool { return &c.NoTypeQuotas })},
+		{"dfs.permissions.allow.owner.set.quota", "who owns a directory may set quotas on those in it", "false", func(p *conf.Properties, name string, c *namenode.Config) (err error) {
+			c.QuotasByOwner, _, err = p.Bool(name)
+			return err
+		}},
 		{"dfs.namenode.xattrs.enabled", "extended attributes may be seen and changed", "true", off(func(c *namenode.Config) *bool { return &c.NoXAttrs })},
 		{"dfs.namenode.fs-limits.max-xattrs-per-inode", "extended attributes of the user and the trusted namespace that a file has at most", "32", number(func(c *namenode.Config) *int { return &c.MaxXAttrs })},
 		{"dfs.namenode.fs-limits.max-xattr-size", "bytes of an extended attribute's name and value, 32768 at most", "16384", number(func(c *namenode.Config) *int { return &c.MaxXAttrSize })},
 		{"net.topology.table.file.name", "file of lines \"host /rack\"", "none: all on one rack", text(func(c *namenode.Config) *string { return &c.TopologyTable })},
 		{"net.topology.script.file.name", "program that prints the rack of each address it is given", "none", text(func(c *namenode.Config) *string { return &c.TopologyScript })},
 		{"net.topology.script.number.args", "addresses for one run of it", "100", number(func(c *namenode.Config) *int { return &c.TopologyScriptArgs })},
+		{nameDirProperty, "directories of the names, one or two, on different disks: file:///d1,file:///d2; heeded by namenode without --dir", "verbena/namenode in the user's data home", func(p *conf.Properties, _ string, c *namenode.Config) error {
+			dirs, err := NameDirectories(p)
+			if len(dirs) > 0 {
+				c.Dir = dirs[0]
+			}
+			if len(dirs) > 1 {
+				c.SecondDir = dirs[1]
+			}
+			return err
+		}},
 		{"dfs.namenode.resource.du.reserved", "bytes that the NameNode's disk must have available for changes to be taken", "100m", size(func(c *namenode.Config) *uint64 { return &c.ReservedSpace })},
 		{"dfs.namenode.checkpoint.txns", "changes after which a snapshot of the names is written", "65536", size(func(c *namenode.Config) *uint64 { return &c.SnapshotEntries })},
 	}
@@ -108,6 +128,52 @@ func number(field func(*namenode.Config) *int) func(*conf.Properties, string, *n
 		}
 		return err
 	}
+}
+
+// wholeNumber is number for one that may be 0.
+func wholeNumber(field func(*namenode.Config) *int) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		n, ok, err := p.Number(name, 0)
+		if ok {
+			*field(c) = int(min(n, math.MaxInt32))
+		}
+		return err
+	}
+}
+
+func fraction(field func(*namenode.Config) *float64) func(*conf.Properties, string, *namenode.Config) error {
+	return func(p *conf.Properties, name string, c *namenode.Config) error {
+		x, ok, err := p.Fraction(name)
+		if ok {
+			*field(c) = x
+		}
+		return err
+	}
+}
+
+const nameDirProperty = "dfs.namenode.name.dir"
+
+// NameDirectories are the directories that dfs.namenode.name.dir names, none if it is not set. As in
+// HDFS an entry is a path or a file URI.
+func NameDirectories(p *conf.Properties) ([]string, error) {
+	dirs := p.List(nameDirProperty)
+	if len(dirs) > 2 {
+		return nil, fmt.Errorf("%s (%s): %d directories: the names are kept in two at most", nameDirProperty, p.From(nameDirProperty), len(dirs))
+	}
+	for i, dir := range dirs {
+		u, err := url.Parse(dir)
+		if err != nil || u.Scheme != "" && u.Scheme != "file" || u.Host != "" || u.Scheme != "" && !filepath.IsAbs(u.Path) {
+			return nil, fmt.Errorf("%s (%s): %s is neither a path nor a URI such as file:///srv/names", nameDirProperty, p.From(nameDirProperty), dir)
+		}
+		if u.Scheme != "" {
+			dirs[i] = u.Path
+		}
+		dirs[i] = filepath.Clean(dirs[i])
+	}
+	if len(dirs) == 2 && dirs[0] == dirs[1] {
+		return nil, fmt.Errorf("%s (%s): %s is there twice", nameDirProperty, p.From(nameDirProperty), dirs[0])
+	}
+	return dirs, nil
 }
 
 func size(field func(*namenode.Config) *uint64) func(*conf.Properties, string, *namenode.Config) error {

@@ -37,7 +37,7 @@ func TestNameNodeProperties(t *testing.T) {
 		if !strings.Contains(string(manual), "| `"+each.Name+"` |") {
 			t.Errorf("docs/configuration.md has no row for %s", each.Name)
 		}
-		if !strings.Contains(each.Name, "hosts") && !strings.Contains(each.Name, "file.name") {
+		if !strings.Contains(each.Name, "hosts") && !strings.Contains(each.Name, "file.name") && each.Name != nameDirProperty {
 			p.Set(each.Name, "-7", "test")
 			if _, err := nameNodeConfig(p); err == nil || !strings.Contains(err.Error(), each.Name) {
 				t.Errorf("%s of -7: %v", each.Name, err)
@@ -59,5 +59,29 @@ func TestNameNodeProperties(t *testing.T) {
 	got, err := nameNodeConfig(p)
 	if err != nil || got.DeadAfter != 10*time.Minute+30*time.Second || got.HeartbeatInterval != 3*time.Second || got.BlockSize != 256<<20 {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestNameDirectories(t *testing.T) {
+	for _, c := range []struct {
+		text, first, second string
+		refused             bool
+	}{
+		{text: ""},
+		{text: "/srv/a", first: "/srv/a"},
+		{text: "file:///srv/a/, file:/srv/b", first: "/srv/a", second: "/srv/b"},
+		{text: "names,/srv/b", first: "names", second: "/srv/b"},
+		{text: "/a,/b,/c", refused: true},
+		{text: "/a,file:///a/", refused: true},
+		{text: "hdfs://nn/a", refused: true},
+		{text: "file://host/a", refused: true},
+		{text: "file:a", refused: true},
+	} {
+		p := &conf.Properties{}
+		p.Set(nameDirProperty, c.text, "test")
+		got, err := nameNodeConfig(p)
+		if (err != nil) != c.refused || err == nil && (got.Dir != c.first || got.SecondDir != c.second) {
+			t.Errorf("%q: %q and %q, %v", c.text, got.Dir, got.SecondDir, err)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs"
 )
 
@@ -159,15 +160,11 @@ cluster-secret of its data directory with the mode 0600; each DataNode needs a c
 Whoever has it can be any of the nodes: hand it over by ways that nobody reads.` + accessHelp + nodesHelp,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if dir == "" {
-				base, err := defaultDir()
-				if err != nil {
-					return err
-				}
-				dir = filepath.Join(base, "namenode")
-			}
 			properties, config, err := nodes.read(&hadoop, &who)
 			if err != nil {
+				return err
+			}
+			if err := nameDirs(properties, &dir, &secondDir); err != nil {
 				return err
 			}
 			rt, err := o.runtime()
@@ -199,7 +196,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/namenode in the user's data home)")
+	flags.StringVar(&dir, "dir", "", "data directory (default: as dfs.namenode.name.dir says, else verbena/namenode in the user's data home)")
 	secretFlag(flags, &secret, "cluster-secret in the data directory; made if it is missing")
 	who.add(flags)
 	hadoop.add(flags)
@@ -213,6 +210,30 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready")
 	cmd.AddCommand(nameNodeDiskCommand(o, false), nameNodeDiskCommand(o, true))
 	return cmd
+}
+
+// nameDirs fills in where a NameNode keeps its names: as the flags say, else as Hadoop's property
+// does, else in the user's data home.
+func nameDirs(properties *conf.Properties, dir, second *string) error {
+	if *dir != "" {
+		return nil
+	}
+	dirs, err := hdfs.NameDirectories(properties)
+	if err != nil {
+		return err
+	}
+	if len(dirs) == 0 {
+		base, err := defaultDir()
+		if err != nil {
+			return err
+		}
+		dirs = []string{filepath.Join(base, "namenode")}
+	}
+	*dir = dirs[0]
+	if len(dirs) > 1 && *second == "" {
+		*second = dirs[1]
+	}
+	return nil
 }
 
 func secretFlag(flags *pflag.FlagSet, file *string, otherwise string) {

@@ -28,6 +28,7 @@ type blockMap struct {
 
 	started  time.Time
 	safeMode bool
+	safe     safeCount
 
 	ready       blockQueue          // blocks to be looked at now
 	scans       []*scan             // under way, oldest first

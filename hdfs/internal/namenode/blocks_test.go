@@ -393,6 +393,54 @@ func TestSafeMode(t *testing.T) {
 	}
 }
 
+// A start that asks for a share of the blocks, and for DataNodes, waits for them beyond its time.
+func TestSafeModeThreshold(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(2)
+	r.write("/one", 2, 100, dns...)
+	two := r.write("/two", 2, 100, dns...)
+	for _, c := range []struct {
+		name   string
+		change func(*Config)
+		nodes  int  // that come
+		ends   bool // the wait
+	}{
+		{"as ever", func(*Config) {}, 1, true},
+		{"all blocks", func(c *Config) { c.SafeModeShare = 1 }, 1, false},
+		{"half of them", func(c *Config) { c.SafeModeShare = 0.5 }, 1, true},
+		{"half of them, twice", func(c *Config) { c.SafeModeShare, c.SafeModeReplicas = 0.5, 2 }, 1, false},
+		{"half of them, twice, and they come", func(c *Config) { c.SafeModeShare, c.SafeModeReplicas = 0.5, 2 }, 2, true},
+		{"all blocks, and they come", func(c *Config) { c.SafeModeShare = 1 }, 2, true},
+		{"two DataNodes", func(c *Config) { c.SafeModeNodes = 2 }, 1, false},
+		{"two DataNodes, and they come", func(c *Config) { c.SafeModeNodes = 2 }, 2, true},
+		{"never", func(c *Config) { c.SafeModeShare = 1.5 }, 2, false},
+	} {
+		delete(dns[0].replicas, two.GetBlockId())
+		r.nn.Close()
+		r.open(c.change)
+		for _, d := range dns[:c.nodes] {
+			d.register()
+		}
+		r.clock.advance(29 * time.Second)
+		r.turn(dns[:c.nodes])
+		r.clock.advance(2 * time.Second)
+		for range 4 {
+			r.turn(dns[:c.nodes])
+			r.clock.advance(2 * time.Second)
+		}
+		if r.nn.InSafeMode() == c.ends {
+			t.Errorf("%s: safe mode %t", c.name, !c.ends)
+		}
+		if c.ends {
+			continue
+		}
+		must[*hdfspb.SetSafeModeResponseProto](t)(r.nn.setSafeMode(r.as("root"), &hdfspb.SetSafeModeRequestProto{Action: hdfspb.SafeModeActionProto_SAFEMODE_LEAVE.Enum()}))
+		if r.nn.InSafeMode() {
+			t.Errorf("%s: an operator can't end it", c.name)
+		}
+	}
+}
+
 func TestAddBlockWaitsForDatanodesAfterAStart(t *testing.T) {
 	r := newRig(t)
 	r.datanodes(1)

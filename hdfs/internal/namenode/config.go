@@ -47,6 +47,10 @@ type Config struct {
 	// StoragePoliciesBySuperuser lets superusers alone change them.
 	NoStoragePolicies, StoragePoliciesBySuperuser bool
 
+	// QuotasByOwner lets who owns a directory set quotas on those in it. NoTypeQuotas refuses
+	// to set quotas on kinds of storage; those that there are still count.
+	QuotasByOwner, NoTypeQuotas bool
+
 	// NoXAttrs refuses what changes or shows extended attributes. MaxXAttrs is how many of the
 	// user and the trusted namespace an inode has at most, MaxXAttrSize how many bytes
 	// a name and its value may have. Defaults: 32 and 16,384.
@@ -98,6 +102,12 @@ type Config struct {
 	// full reports of all DataNodes it knows before it repairs or deletes
 	// anything. It does not wait for those that were dead. Default 30 s.
 	SafeModeTimeout time.Duration
+	// SafeModeShare, if it is not 0, is the share of the blocks that must have
+	// SafeModeReplicas final replicas, and SafeModeNodes how many DataNodes must live, for
+	// that wait to end without an operator; a share above 1 has it never end. Defaults: 0, 1, 0. The wait
+	// goes on for all blocks' reports until SafeModeTimeout anyway.
+	SafeModeShare                   float64
+	SafeModeReplicas, SafeModeNodes int
 	// ForgetAfter is how long a DataNode may be dead before it is forgotten, as if it
 	// had never registered. Default 7 days.
 	ForgetAfter time.Duration
@@ -195,6 +205,7 @@ func (c *Config) setDefaults() error {
 		{&c.ReplicationStreams, 2},
 		{&c.DeletesPerHeartbeat, 1000},
 		{&c.MaintenanceReplication, 1},
+		{&c.SafeModeReplicas, 1},
 		{&c.MaxXAttrs, xattr.MaxPerInode},
 		{&c.MaxXAttrSize, xattr.MaxSize},
 		{&c.MaxComponentLength, namespace.MaxComponentLength},

@@ -14,6 +14,12 @@ import (
 
 func (nn *NameNode) setQuota(ctx context.Context, req *hdfspb.SetQuotaRequestProto) (*hdfspb.SetQuotaResponseProto, error) {
 	op := &nspb.SetQuota{Path: req.Path, Names: proto.Int64(int64(req.GetNamespaceQuota())), Space: proto.Int64(int64(req.GetStoragespaceQuota()))}
+	if nn.cfg.QuotasByOwner {
+		op.ByOwner = proto.Bool(true)
+	}
+	if nn.cfg.NoTypeQuotas {
+		op.NoTypes = proto.Bool(true)
+	}
 	if req.StorageType != nil {
 		op.Type = proto.Uint32(uint32(req.GetStorageType()))
 	}

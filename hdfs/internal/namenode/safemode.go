@@ -29,7 +29,67 @@ func (m *blockMap) checkSafeMode(ns *namespace.Namespace, now time.Time) {
 			}
 		}
 	}
-	m.leaveSafeMode(ns)
+	if m.enoughNodes() && m.enoughBlocks(ns, now) {
+		m.leaveSafeMode(ns)
+	}
+}
+
+func (m *blockMap) enoughNodes() bool {
+	live := 0
+	for _, n := range m.nodes {
+		if n.alive && n.registered {
+			live++
+		}
+	}
+	return live >= m.cfg.SafeModeNodes
+}
+
+// safeCount counts the blocks that are safe, in steps: the share is known a while after it was asked.
+type safeCount struct {
+	begun  time.Time // the last count, zero: there was none
+	under  bool      // way
+	enough bool      // said the last count
+}
+
+// enoughBlocks tells whether the share of the blocks is safe that is asked for. It counts them, and
+// again at each CheckInterval while they are too few.
+func (m *blockMap) enoughBlocks(ns *namespace.Namespace, now time.Time) bool {
+	if m.cfg.SafeModeShare == 0 || m.safe.enough {
+		return true
+	}
+	if m.safe.under || now.Sub(m.safe.begun) < m.cfg.CheckInterval {
+		return false
+	}
+	m.safe.begun, m.safe.under = now, true
+	safe, all := 0, 0
+	m.begin(ns, &scan{
+		files:   true,
+		useless: func() bool { return !m.safeMode },
+		visit: func(id uint64) {
+			b, ok := ns.Block(id)
+			if !ok || b.Writing {
+				return // as in HDFS, what is being written does not count
+			}
+			all++
+			good := 0
+			for r := range m.replicas.of(id) {
+				if m.good(b, r) {
+					good++
+				}
+			}
+			if good >= m.cfg.SafeModeReplicas {
+				safe++
+			}
+		},
+		over: func() {
+			m.safe.under = false
+			m.safe.enough = float64(safe) >= m.cfg.SafeModeShare*float64(all)
+			if !m.safe.enough {
+				m.cfg.Logger.Info("namenode: safe mode goes on", "blocks", all, "reported", safe, "share asked for", m.cfg.SafeModeShare)
+			}
+		},
+	})
+	return m.safe.enough
 }
 
 func (m *blockMap) leaveSafeMode(ns *namespace.Namespace) {

@@ -214,14 +214,19 @@ func (t *txn) setQuota(op *nspb.SetQuota) error {
 	ns := t.ns
 	request := quota.Request{Names: op.GetNames(), Space: op.GetSpace(), Type: storagepolicy.Type(min(op.GetType(), 255))}
 	t.caller.operation = request.Operation()
-	if err := needSuperuser(&t.caller); err != nil {
-		return err
+	if !op.GetByOwner() {
+		if err := needSuperuser(&t.caller); err != nil {
+			return err
+		}
 	}
 	r, err := ns.resolve(&t.caller, op.GetPath(), writing)
 	if err != nil {
 		return err
 	}
-	if err := request.Check(); err != nil {
+	if parent := r.parent(); !t.caller.Superuser && (parent == nil || ns.needOwner(&t.caller, parent) != nil) {
+		return exception.New(exception.AccessControl, "Access denied for user %s. Superuser or owner of parent folder privilege is required", t.caller.User)
+	}
+	if err := request.Check(!op.GetNoTypes()); err != nil {
 		return err
 	}
 	n := r.last()

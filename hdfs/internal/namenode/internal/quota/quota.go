@@ -111,16 +111,16 @@ func (q Request) Operation() string {
 	return "setSpaceQuota"
 }
 
-// Check refuses what nobody can ask for.
-func (q Request) Check() error {
+// Check refuses what nobody can ask for. types tells whether there are limits on kinds of storage.
+func (q Request) Check(types bool) error {
 	if q.Names < Reset || q.Space < Reset {
 		return exception.New(exception.JavaIllegalArgument, "Illegal value for nsQuota or ssQuota : %d and %d", q.Names, q.Space)
 	}
 	if q.Type >= storagepolicy.Types {
 		return exception.New(exception.UnsupportedAction, "%s is no kind of storage", q.Type)
 	}
-	if q.Type != 0 && q.Names != DontSet {
-		return exception.New(exception.UnsupportedAction, "Failed to set quota by storage type because eitherdfs.quota.by.storage.type.enabled is set to true or nsQuota value is illegal %d", q.Names)
+	if q.Type != 0 && (!types || q.Names != DontSet) {
+		return exception.New(exception.UnsupportedAction, "Failed to set quota by storage type because eitherdfs.quota.by.storage.type.enabled is set to %t or nsQuota value is illegal %d", types, q.Names)
 	}
 	return nil
 }

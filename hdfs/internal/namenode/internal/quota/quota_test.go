@@ -78,7 +78,7 @@ func TestRequest(t *testing.T) {
 		if got := c.request.Operation(); got != c.operation {
 			t.Errorf("%+v is %s, want %s", c.request, got, c.operation)
 		}
-		err := c.request.Check()
+		err := c.request.Check(true)
 		var refused *exception.Error
 		if errors.As(err, &refused) != (c.class != "") || refused != nil && refused.Class != c.class {
 			t.Errorf("%+v: %v, want %q", c.request, err, c.class)

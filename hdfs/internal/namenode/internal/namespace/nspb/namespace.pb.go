@@ -2173,11 +2173,15 @@ func (x *SetStoragePolicy) GetPolicy() uint32 {
 // SetQuota bounds what a directory may hold. As in Hadoop the largest number leaves a
 // limit as it is, and -1 takes it away.
 type SetQuota struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
-	Names         *int64                 `protobuf:"zigzag64,2,opt,name=names" json:"names,omitempty"`
-	Space         *int64                 `protobuf:"zigzag64,3,opt,name=space" json:"space,omitempty"` // bytes of all replicas
-	Type          *uint32                `protobuf:"varint,4,opt,name=type" json:"type,omitempty"`     // the kind of storage that space is meant for, as in Hadoop's StorageTypeProto
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  *string                `protobuf:"bytes,1,opt,name=path" json:"path,omitempty"`
+	Names *int64                 `protobuf:"zigzag64,2,opt,name=names" json:"names,omitempty"`
+	Space *int64                 `protobuf:"zigzag64,3,opt,name=space" json:"space,omitempty"` // bytes of all replicas
+	Type  *uint32                `protobuf:"varint,4,opt,name=type" json:"type,omitempty"`     // the kind of storage that space is meant for, as in Hadoop's StorageTypeProto
+	// What the configuration said: who owns the directory above may do it, too, and there are no
+	// limits on kinds of storage.
+	ByOwner       *bool `protobuf:"varint,5,opt,name=by_owner,json=byOwner" json:"by_owner,omitempty"`
+	NoTypes       *bool `protobuf:"varint,6,opt,name=no_types,json=noTypes" json:"no_types,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2238,6 +2242,20 @@ func (x *SetQuota) GetType() uint32 {
 		return *x.Type
 	}
 	return 0
+}
+
+func (x *SetQuota) GetByOwner() bool {
+	if x != nil && x.ByOwner != nil {
+		return *x.ByOwner
+	}
+	return false
+}
+
+func (x *SetQuota) GetNoTypes() bool {
+	if x != nil && x.NoTypes != nil {
+		return *x.NoTypes
+	}
+	return false
 }
 
 type SetTimes struct {
@@ -3615,12 +3633,14 @@ const file_hdfs_internal_namenode_internal_namespace_nspb_namespace_proto_rawDes
 	"\x04attr\x18\x02 \x01(\v2\x1d.verbena.hdfs.namespace.XAttrR\x04attr\">\n" +
 	"\x10SetStoragePolicy\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
-	"\x06policy\x18\x02 \x01(\rR\x06policy\"^\n" +
+	"\x06policy\x18\x02 \x01(\rR\x06policy\"\x94\x01\n" +
 	"\bSetQuota\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05names\x18\x02 \x01(\x12R\x05names\x12\x14\n" +
 	"\x05space\x18\x03 \x01(\x12R\x05space\x12\x12\n" +
-	"\x04type\x18\x04 \x01(\rR\x04type\"T\n" +
+	"\x04type\x18\x04 \x01(\rR\x04type\x12\x19\n" +
+	"\bby_owner\x18\x05 \x01(\bR\abyOwner\x12\x19\n" +
+	"\bno_types\x18\x06 \x01(\bR\anoTypes\"T\n" +
 	"\bSetTimes\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
 	"\bmtime_ms\x18\x02 \x01(\x03R\amtimeMs\x12\x19\n" +
