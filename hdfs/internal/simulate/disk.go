@@ -16,9 +16,10 @@ type disk struct {
 	mu   sync.Mutex
 	mem  *vfs.MemFS
 	full bool
+	left uint64 // bytes that it says to have room for, while it is not full
 }
 
-func newDisk() *disk { return &disk{mem: vfs.NewCrashableMem()} }
+func newDisk() *disk { return &disk{mem: vfs.NewCrashableMem(), left: room} }
 
 // room of a disk that is not full, in bytes.
 const room = 1 << 40
@@ -27,6 +28,23 @@ func (d *disk) setFull(full bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.full = full
+}
+
+// setLeft sets how much room the disk tells of while it takes what is written.
+func (d *disk) setLeft(bytes uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left = bytes
+}
+
+// available is how much room the disk tells of.
+func (d *disk) available() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.full {
+		return 0
+	}
+	return d.left
 }
 
 // isFull is the error of a write that needs room.
@@ -176,11 +194,8 @@ func (m *mount) PathDir(path string) string     { return m.mem.PathDir(path) }
 func (m *mount) Unwrap() vfs.FS                 { return nil }
 
 func (m *mount) GetDiskUsage(string) (vfs.DiskUsage, error) {
-	usage := vfs.DiskUsage{AvailBytes: room, TotalBytes: room}
-	if full := m.disk.isFull() != nil; full {
-		usage = vfs.DiskUsage{TotalBytes: room, UsedBytes: room}
-	}
-	return usage, nil
+	left := m.disk.available()
+	return vfs.DiskUsage{AvailBytes: left, TotalBytes: room, UsedBytes: room - left}, nil
 }
 
 // file is an open file; what a dead process writes to it is gone.

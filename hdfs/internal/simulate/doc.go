@@ -11,7 +11,7 @@
 // machines lose power (what was not synced stays or goes, each 4 KiB and each name
 // by itself, so that later writes may survive earlier ones); NameNodes too, and all at once; hosts are
 // cut off from each other; calls come late and twice; disks are full; the NameNode's
-// clock leaps; a DataNode comes back with an old copy of its disk, without its blocks, or
+// has less room than it reserves, and then none; its clock leaps; a DataNode comes back with an old copy of its disk, without its blocks, or
 // with a flipped bit. Clients write, hflush, hsync, close, append, truncate, rename, delete
 // and read, recover pipelines as Hadoop's does, dawdle, and die.
 //
@@ -20,6 +20,9 @@
 // replica reads as it was written, and every file is there under its name with all bytes
 // that were acknowledged. Bytes may be gone only if all DataNodes that acknowledged them
 // have lost power before they were synced, or have had their disks damaged.
+//
+// Disks are never slow: who waits for one may hold a lock, and time does not pass in a bubble while
+// anybody waits for a lock.
 //
 // A seed determines what the clients try and what goes wrong when; which of two
 // goroutines comes first at the same virtual moment, and what the servers draw themselves

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -9,11 +10,14 @@ import (
 
 	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/hadoop/rpc"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
 
 // faultKinds are those that a seed has.
 type faultKinds struct {
-	kill, power, nameNode, partition, full, leap, damage, blackout bool
+	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull bool
 }
 
 func (k faultKinds) String() string {
@@ -24,6 +28,7 @@ func (k faultKinds) String() string {
 	}{
 		{k.kill, "kills"}, {k.power, "power cuts"}, {k.nameNode, "NameNode too"}, {k.partition, "partitions"},
 		{k.full, "full disks"}, {k.leap, "clock leaps"}, {k.damage, "damaged disks"}, {k.blackout, "blackouts"},
+		{k.nameNodeFull, "the NameNode's disk full"},
 	} {
 		if f.on {
 			out = append(out, f.name)
@@ -36,6 +41,7 @@ func drawFaults(rng *rand.Rand) faultKinds {
 	some := func(of int) bool { return rng.IntN(of) == 0 }
 	return faultKinds{
 		kill: !some(4), power: some(2), nameNode: some(2), partition: some(2), full: some(4), leap: some(4), damage: some(3), blackout: some(8),
+		nameNodeFull: some(3),
 	}
 }
 
@@ -62,7 +68,7 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		}
 		down = time.Duration(s.rng.Int64N(int64(most)))
 	}
-	switch n := s.rng.IntN(16); {
+	switch n := s.rng.IntN(18); {
 	case n < 4 && k.kill:
 		s.h.count("DataNodes killed", 1)
 		s.h.add("kill -9 of DataNode %s", dn.host)
@@ -111,6 +117,8 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		s.leap.Store(int64(to))
 	case n < 15 && k.damage:
 		return s.damage(ctx, victim, down)
+	case n > 15 && k.nameNodeFull:
+		return s.fillNameNode(ctx, down)
 	case n == 15 && k.blackout && s.rng.IntN(3) == 0:
 		s.h.count("power cuts of everything", 1)
 		s.h.add("power cut of everything")
@@ -123,6 +131,45 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// fillNameNode has the NameNode's disk fill up. There is less room than the NameNode reserves for its
+// log before there is none: it looks each second, and writes nothing more.
+func (s *system) fillNameNode(ctx context.Context, down time.Duration) error {
+	s.h.count("full disks of NameNodes", 1)
+	s.h.add("the NameNode's disk is low on room")
+	d := s.nameNode.disk
+	d.setLeft(50 << 20)
+	defer func() {
+		s.h.add("the NameNode's disk has room again")
+		d.setFull(false)
+		d.setLeft(room)
+	}()
+	if !sleep(ctx, 3*time.Second) {
+		return nil
+	}
+	if err := s.refusesChanges(ctx); err != nil {
+		return err
+	}
+	s.h.add("the NameNode's disk is full")
+	d.setFull(true)
+	sleep(ctx, down)
+	return nil
+}
+
+// refusesChanges returns an error if the NameNode says that it takes changes. It may not be reached.
+func (s *system) refusesChanges(ctx context.Context) error {
+	c := newClient(s, "10.0.1.251", "operator")
+	defer c.rpc.Close()
+	resp := &hdfspb.SetSafeModeResponseProto{}
+	err := c.call(ctx, "setSafeMode", &hdfspb.SetSafeModeRequestProto{Action: hdfspb.SafeModeActionProto_SAFEMODE_GET.Enum()}, resp, rpc.Idempotent)
+	if err == nil && !resp.GetResult() {
+		return errors.New("NO SAFE MODE: the NameNode takes changes, though its disk has less room than it reserves")
+	}
+	if err == nil {
+		s.h.count("NameNodes in safe mode for want of room", 1)
 	}
 	return nil
 }
