@@ -74,6 +74,15 @@ func randomACL(rng *rand.Rand, path string) *nspb.Entry {
 // auditAttributes checks what must hold of an inode's attributes.
 func (m *machine) auditAttributes(n *Inode) {
 	m.t.Helper()
+	limited := false
+	for at := n; at != nil; at = m.ns.inodes.Get(at.parent) {
+		limited = limited || at.bound()
+	}
+	if used, ok := m.ns.usage[n.id]; ok != (limited && n.dir != nil) {
+		m.t.Fatalf("%s has limits, or one above has: %t, but is counted: %t", m.ns.path(n), limited, ok)
+	} else if want := m.ns.usageOf(n, m.ns.policy(n), false); ok && used != want {
+		m.t.Fatalf("%s counts %+v and holds %+v", m.ns.path(n), used, want)
+	}
 	if n.more == nil {
 		return
 	}
@@ -82,11 +91,6 @@ func (m *machine) auditAttributes(n *Inode) {
 	}
 	if n.ownPolicy() != 0 && !m.ns.policies {
 		m.t.Fatalf("%s has a storage policy, but nobody knows", m.ns.path(n))
-	}
-	if used, ok := m.ns.usage[n.id]; ok != (n.more.limits != nil) {
-		m.t.Fatalf("%s has limits: %t, but is counted: %t", m.ns.path(n), n.more.limits != nil, ok)
-	} else if want := m.ns.usageOf(n, m.ns.policy(n), false); ok && used != want {
-		m.t.Fatalf("%s counts %+v and holds %+v", m.ns.path(n), used, want)
 	}
 	if err := xattr.CheckList(n.xattrs()); err != nil {
 		m.t.Fatalf("%s: %v", m.ns.path(n), err)

@@ -14,8 +14,9 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
-// What directories with limits hold is counted as operations go: ns.usage has it by their
-// ids. It follows from the tree, so that snapshots leave it out and Restore counts
+// What directories hold is counted as operations go, in those with limits and all below them:
+// ns.usage has it by their ids. So what a deletion or a rename takes away there is known without a
+// walk. It follows from the tree, so that snapshots leave it out and Restore counts
 // anew. Where there is no limit above, nothing is counted.
 
 // limits are what a directory may hold.
@@ -26,17 +27,13 @@ func (n *Inode) limits() quota.Limits {
 	return *n.more.limits
 }
 
+// bound tells whether the directory itself has limits.
+func (n *Inode) bound() bool { return n.more != nil && n.more.limits != nil }
+
 // limited tells whether there is a limit in the directory or above.
-func (ns *Namespace) limited(id uint64) bool {
-	if len(ns.usage) == 0 {
-		return false
-	}
-	for n := ns.inodes.Get(id); n != nil; n = ns.inodes.Get(n.parent) {
-		if _, ok := ns.usage[n.id]; ok {
-			return true
-		}
-	}
-	return false
+func (ns *Namespace) limited(directory uint64) bool {
+	_, ok := ns.usage[directory]
+	return ok
 }
 
 // charge counts more, or less, in the directory and all above.
@@ -45,11 +42,13 @@ func (ns *Namespace) charge(id uint64, more *quota.Counts, less *quota.Counts) {
 		return
 	}
 	for n := ns.inodes.Get(id); n != nil; n = ns.inodes.Get(n.parent) {
-		if used, ok := ns.usage[n.id]; ok {
-			used.Add(more)
-			used.Sub(less)
-			ns.usage[n.id] = used
+		used, ok := ns.usage[n.id]
+		if !ok {
+			return // nor above
 		}
+		used.Add(more)
+		used.Sub(less)
+		ns.usage[n.id] = used
 	}
 }
 
@@ -80,7 +79,7 @@ func (ns *Namespace) bytesOf(f *file) (bytes int64) {
 }
 
 // usageOf counts a subtree under a storage policy from above. With known it takes what
-// is known of directories with limits.
+// is known of directories that are counted.
 func (ns *Namespace) usageOf(n *Inode, policy uint8, known bool) (c quota.Counts) {
 	type level struct {
 		n      *Inode
@@ -111,30 +110,102 @@ func (ns *Namespace) usageOf(n *Inode, policy uint8, known bool) (c quota.Counts
 	return c
 }
 
-// recount counts anew in all directories with limits below n, n among them: their storage
-// policy has changed.
-func (ns *Namespace) recount(n *Inode) {
-	for id := range ns.usage {
-		d := ns.inodes.Get(id)
-		for at := d; at != nil; at = ns.inodes.Get(at.parent) {
-			if at.id == n.id {
-				ns.usage[id] = ns.usageOf(d, ns.policy(d), false)
-				break
+// count counts in a directory and all below it.
+func (ns *Namespace) count(n *Inode, policy uint8) {
+	type level struct {
+		n      *Inode
+		policy uint8
+		above  int
+		used   quota.Counts
+	}
+	levels := []level{{n: n, policy: policy, above: -1}}
+	for i := 0; i < len(levels); i++ {
+		at := &levels[i]
+		if own := at.n.ownPolicy(); own != storagepolicy.Unspecified {
+			at.policy = own
+		}
+		at.used.Names++
+		under, dir := at.policy, at.n.dir
+		var files quota.Counts
+		dir.names.After("", func(_ string, id uint64) bool {
+			child := ns.inodes.Get(id)
+			if child.dir != nil {
+				levels = append(levels, level{n: child, policy: under, above: i})
+				return true
 			}
+			c := ns.usageOf(child, under, false)
+			files.Add(&c)
+			return true
+		})
+		levels[i].used.Add(&files)
+	}
+	for i := len(levels) - 1; i >= 0; i-- { // those below come behind
+		at := &levels[i]
+		ns.usage[at.n.id] = at.used
+		if at.above >= 0 {
+			levels[at.above].used.Add(&at.used)
 		}
 	}
 }
 
-// countLimited counts in all directories with limits, after a restart.
+// uncount ends that a directory and those below it are counted, but for those that have limits,
+// and what is below these. Nothing above it is counted any more.
+func (ns *Namespace) uncount(n *Inode) {
+	ns.eachUnlimited(n, func(d *Inode) { delete(ns.usage, d.id) })
+}
+
+// eachUnlimited visits n and the directories below it that have no limits, nor one between
+// them and n that has, and returns those at which it turned back.
+func (ns *Namespace) eachUnlimited(n *Inode, visit func(*Inode)) (limited []*Inode) {
+	stack := []*Inode{n}
+	for len(stack) > 0 {
+		d := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		if d.bound() {
+			limited = append(limited, d)
+			continue
+		}
+		visit(d)
+		left := d.dir.directories
+		if left == 0 {
+			continue
+		}
+		d.dir.names.After("", func(_ string, id uint64) bool {
+			if child := ns.inodes.Get(id); child.dir != nil {
+				stack = append(stack, child)
+				left--
+			}
+			return left > 0
+		})
+	}
+	return limited
+}
+
+// recount counts anew in n, and in what is counted below it: their storage policy has changed.
+func (ns *Namespace) recount(n *Inode) {
+	switch {
+	case n.dir == nil || len(ns.usage) == 0:
+	case ns.limited(n.id):
+		ns.count(n, ns.policy(n))
+	default:
+		for _, d := range ns.eachUnlimited(n, func(*Inode) {}) {
+			ns.count(d, ns.policy(d))
+		}
+	}
+}
+
+// countLimited counts where there are limits, after a restart: ns.usage has the directories that have
+// some.
 func (ns *Namespace) countLimited() {
 	ids := slices.Collect(maps.Keys(ns.usage))
+	clear(ns.usage)
 	slices.SortFunc(ids, func(a, b uint64) int {
-		return cmp.Compare(ns.depth(ns.inodes.Get(b)), ns.depth(ns.inodes.Get(a)))
+		return cmp.Compare(ns.depth(ns.inodes.Get(a)), ns.depth(ns.inodes.Get(b)))
 	})
-	for _, id := range ids { // the deepest first: what is known of those serves the others
-		delete(ns.usage, id)
-		d := ns.inodes.Get(id)
-		ns.usage[id] = ns.usageOf(d, ns.policy(d), true)
+	for _, id := range ids { // those above count what is below, too
+		if d := ns.inodes.Get(id); !ns.limited(id) {
+			ns.count(d, ns.policy(d))
+		}
 	}
 }
 
@@ -145,7 +216,8 @@ func (ns *Namespace) room(d *Inode, more *quota.Counts, freed *quota.Counts, sto
 		return nil
 	}
 	for ; d != nil && d.id != stop; d = ns.inodes.Get(d.parent) {
-		if used, ok := ns.usage[d.id]; ok {
+		if d.bound() {
+			used := ns.usage[d.id]
 			used.Sub(freed)
 			l := d.limits()
 			if err := l.Check(&used, more, ns.path(d)); err != nil {
@@ -196,13 +268,13 @@ func (ns *Namespace) roomForMove(from, to resolved) error {
 	}
 	bound := false
 	for d := to.parent(); d != nil && d.id != common; d = ns.inodes.Get(d.parent) {
-		_, limited := ns.usage[d.id]
-		bound = bound || limited
+		bound = bound || d.bound()
 	}
 	if !bound {
 		return nil
 	}
-	more := ns.usageOf(from.last(), ns.policy(to.parent()), false)
+	moved, policy := from.last(), ns.policy(to.parent())
+	more := ns.usageOf(moved, policy, ns.policy(moved) == cmp.Or(moved.ownPolicy(), policy))
 	if target := to.last(); target != nil {
 		less := ns.usageOf(target, ns.policy(target), true)
 		more.Sub(&less)
@@ -244,12 +316,14 @@ func (t *txn) setQuota(op *nspb.SetQuota) error {
 	n = ns.inodes.Change(n.id)
 	if !after.Bound(n.id == rootID) {
 		n.alter(func(a *attributes) { a.limits = nil })
-		delete(ns.usage, n.id)
+		if !ns.limited(n.parent) {
+			ns.uncount(n)
+		}
 		return nil
 	}
 	n.alter(func(a *attributes) { a.limits = &after })
-	if _, known := ns.usage[n.id]; !known {
-		ns.usage[n.id] = ns.usageOf(n, ns.policy(n), true)
+	if !ns.limited(n.id) {
+		ns.count(n, ns.policy(n))
 	}
 	return nil
 }
@@ -296,6 +370,5 @@ func (ns *Namespace) QuotaUsage(c Caller, path string) (u QuotaUsage, ok bool, e
 			return u, false, err
 		}
 	}
-	used, ok := ns.usage[n.id]
-	return QuotaUsage{Limits: n.limits(), Used: used}, ok, nil
+	return QuotaUsage{Limits: n.limits(), Used: ns.usage[n.id]}, n.bound(), nil
 }

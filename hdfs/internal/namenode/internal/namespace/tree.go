@@ -35,6 +35,9 @@ func (t *txn) newChild(parent *Inode, name string, dir *directory, m modes) *Ino
 	ns.nextInode++
 	ns.changeDirectory(parent.id).names.Insert(ns.gen, n.name, n.id)
 	ns.inodes.Change(parent.id).mtime = t.now()
+	if dir != nil && ns.limited(parent.id) {
+		ns.usage[n.id] = quota.Counts{Names: 1}
+	}
 	ns.charge(parent.id, &quota.Counts{Names: 1}, &quota.Counts{})
 	return n
 }
@@ -283,16 +286,23 @@ func (t *txn) move(id, parent uint64, name string) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
 	policy := ns.policy(n)
-	if ns.limited(n.parent) {
+	was, will := ns.limited(n.parent), ns.limited(parent)
+	if was {
 		used := ns.usageOf(n, policy, true)
 		ns.charge(n.parent, &quota.Counts{}, &used)
 	}
 	t.unlink(n)
 	n.parent, n.name = parent, strings.Clone(name)
+	if n.dir != nil && was && !will {
+		ns.uncount(n)
+	}
 	if ns.policy(n) != policy {
 		ns.recount(n)
 	}
-	if ns.limited(parent) {
+	if n.dir != nil && will && !ns.limited(n.id) {
+		ns.count(n, ns.policy(n))
+	}
+	if will {
 		used := ns.usageOf(n, ns.policy(n), true)
 		ns.charge(parent, &used, &quota.Counts{})
 	}
