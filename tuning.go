@@ -40,6 +40,9 @@ type Tuning struct {
 	// of up to Pieces times Eager goes in messages of about Eager bytes instead,
 	// which arrive sooner than one that the peer has to fetch.
 	Stream, Pieces int
+	// Packet is how many bytes a service puts into each of many messages that follow each
+	// other, such as the packets of HDFS's blocks, with all that goes with them.
+	Packet int
 	// Own is how many endpoints of a group on a device have receives of their own; 0, as
 	// in the built-in table: none. Further ones share theirs. On a device without shared
 	// receives all have their own, whatever Own says.
@@ -103,6 +106,7 @@ var tuningFields = []tuningField{
 	{name: "spin", least: -1, most: int64(10 * time.Second), duration: func(t *Tuning) *time.Duration { return &t.Spin }},
 	{name: "stream", least: 4 << 10, most: 16 << 20, number: func(t *Tuning) *int { return &t.Stream }, tcp: true},
 	{name: "pieces", least: 1, most: 64, number: func(t *Tuning) *int { return &t.Pieces }},
+	{name: "packet", least: 4 << 10, most: 8 << 20, number: func(t *Tuning) *int { return &t.Packet }, tcp: true},
 	{name: "own", least: 1, most: 1 << 20, number: func(t *Tuning) *int { return &t.Own }},
 }
 

@@ -52,9 +52,12 @@ type ClientConfig struct {
 	// CallTimeout is for how long a NameNode may be silent that has taken a call; then
 	// the next one is asked, if the call may be repeated. Default 2 min.
 	CallTimeout time.Duration
-	// PacketSize is of how many bytes packets are, Window how many bytes of packets a
-	// file that is written holds at most. Defaults 256 KiB and 4 MiB.
-	PacketSize, Window int
+	// PacketSize is of how many bytes of data packets are. By default it is what suits the
+	// transport (see [verbena.Tuning].Packet), and 256 KiB for HDFS's own protocol.
+	PacketSize int
+	// Window is how many bytes of packets a file that is written holds at most, or two
+	// packets if that is more. Default 4 MiB.
+	Window int
 	// Replace tells when a DataNode that failed is replaced in a pipeline. The write fails
 	// if none can be had, unless ReplaceBestEffort is set, or at least
 	// ReplaceMinReplication DataNodes (if that is not 0) are left.
@@ -174,7 +177,7 @@ func checksumType(p hdfspb.ChecksumTypeProto) ChecksumType { return ChecksumType
 
 // Defaults of a client.
 const (
-	defaultPacket = 256 << 10
+	defaultPacket = 256 << 10 // where no transport says how many
 	defaultWindow = 4 << 20
 	largestWindow = 1 << 30
 )
@@ -205,7 +208,6 @@ func (c *ClientConfig) complete() error {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	fill(&c.PacketSize, defaultPacket)
 	fill(&c.Window, defaultWindow)
 	fill(&c.BlockRetries, 3)
 	fill(&c.LocateRetries, 5)
@@ -226,8 +228,8 @@ func (c *ClientConfig) complete() error {
 		c.Umask = &umask
 	}
 	const largest = 8 << 20 // HDFS takes packets of 16 MiB with their checksums
-	if c.PacketSize < 1 || c.PacketSize > largest || c.Window < 1 {
-		return fmt.Errorf("packets of %d bytes in a window of %d: want 1 to %d, and a window of 1 or more", c.PacketSize, c.Window, largest)
+	if c.PacketSize < 0 || c.PacketSize > largest || c.Window < 1 {
+		return fmt.Errorf("packets of %d bytes in a window of %d: want 1 to %d, or 0, and a window of 1 or more", c.PacketSize, c.Window, largest)
 	}
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"net"
 	"strconv"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode"
@@ -51,7 +53,8 @@ type DataNodeConfig struct {
 	// one-sidedly, in bytes. Default 128 MiB; negative: there are none.
 	WindowMemory int64
 
-	shared bool // the process is not the DataNode's alone: operators may not end it
+	shared bool   // the process is not the DataNode's alone: operators may not end it
+	disk   vfs.FS // of tests; nil: the operating system's
 }
 
 // ErrShutdown is why a DataNode has ended that an operator has told to
@@ -107,7 +110,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
 		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
-		Dir: cfg.Dir, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
+		Dir: cfg.Dir, FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {

@@ -1,6 +1,7 @@
 package hdfs
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -229,9 +230,13 @@ func (c *Client) writing(ctx context.Context) (*writer.Config, *ServerDefaults, 
 	if err != nil {
 		return nil, nil, err
 	}
-	packets := data.NewPool(c.cfg.PacketSize, sum)
+	packets := data.NewPool(cmp.Or(c.cfg.PacketSize, defaultPacket), sum)
+	window := max(c.cfg.Window, 2*packets.Memory())
+	if c.cfg.PacketSize == 0 {
+		packets.Suit(window / 2)
+	}
 	c.write = &writer.Config{
-		Names: c.names, Path: c.path, Client: c.holder, Packets: packets, Window: max(2, c.cfg.Window/packets.Size()),
+		Names: c.names, Path: c.path, Client: c.holder, Packets: packets, Window: window,
 		Replace: c.cfg.Replace.policy(), BestEffort: c.cfg.ReplaceBestEffort, MinReplication: c.cfg.ReplaceMinReplication,
 		BlockRetries: c.cfg.BlockRetries, LocateRetries: c.cfg.LocateRetries, LocatePause: c.cfg.LocatePause,
 		RestartTimeout: c.cfg.RestartTimeout, Heartbeat: c.cfg.SocketTimeout / 2, ExcludeFor: c.cfg.ExcludeFor, Logger: c.cfg.Logger,

@@ -70,3 +70,41 @@ func TestWritesTellTheirStages(t *testing.T) {
 		t.Errorf("%v, %v blocks", series, total)
 	}
 }
+
+// Packets on their way allocate nothing: not at the client, and at none of three DataNodes.
+// What is left, less than one allocation a packet at all four together, is of their timers
+// and heartbeats.
+func TestPacketsAllocateNothing(t *testing.T) {
+	s := startSystem(t, 3, 3)
+	for _, transport := range []string{"shm", "iwarp"} {
+		t.Run(transport, func(t *testing.T) {
+			const packets = 64
+			c := s.own(transport, func(cfg *ClientConfig) { cfg.PacketSize, cfg.BlockSize = 64<<10, 128<<20 })
+			w, err := c.Create(t.Context(), "/steady-"+transport, CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			content := randomBytes(packets * 64 << 10)
+			write := func() {
+				if _, err := w.Write(content); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 4 {
+				write() // windows and pools grow
+			}
+			if err := w.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			// Heartbeats and what tests run beside it allocate, too.
+			if perPacket := testing.AllocsPerRun(10, write) / packets; perPacket > 1 {
+				t.Errorf("%.2f allocations a packet, at all four together", perPacket)
+			} else {
+				t.Logf("%.2f allocations a packet", perPacket)
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

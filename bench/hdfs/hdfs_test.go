@@ -68,14 +68,27 @@ func TestRowsAreMedians(t *testing.T) {
 }
 
 func TestBestPacketIsMarked(t *testing.T) {
-	took := map[cell][]float64{}
+	took := map[cell]*taken{}
 	for i, packet := range packetSizes {
-		for _, transport := range transports {
-			took[cell{1, packet, transport}] = []float64{float64(10 - i), 1000, 0}
+		for _, col := range columns {
+			took[cell{1, packet, col.name}] = &taken{seconds: []float64{float64(10 - i), 1000, 0}, cpu: []float64{float64(20 + i)}}
 		}
 	}
 	table := packetTable([]int64{1}, took)
-	if strings.Count(table, "**6.00**") != len(transports) || strings.Count(table, "**") != 2*len(transports) {
+	if strings.Count(table, "**6.00**") != len(columns) || strings.Count(table, "**20.00**") != len(columns) || strings.Count(table, "**") != 4*len(columns) {
+		t.Error(table)
+	}
+}
+
+func TestStagesAreMedians(t *testing.T) {
+	took := map[string][]stages{}
+	for _, col := range columns {
+		for _, ms := range []float64{9, 1, 2} {
+			took[col.name] = append(took[col.name], stages{"communication": ms * 1e6, "processing": 1e6, "io": 3e6, "namenode": 0})
+		}
+	}
+	table := stagesTable(took)
+	if !strings.Contains(table, "| communication | 2.0 | 2.0 | 2.0 | 2.0 |") || !strings.Contains(table, "| all | 6.0 | 6.0 | 6.0 | 6.0 |") {
 		t.Error(table)
 	}
 }
@@ -93,7 +106,7 @@ func TestPageKeepsWhatPeopleWrote(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"rows", "packets"} {
+	for _, part := range []string{"rows", "packets", "stages"} {
 		if _, err := between(string(real), part, ""); err != nil {
 			t.Error(err)
 		}

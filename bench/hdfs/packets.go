@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,8 +25,8 @@ func packetsCommand(b *bench) *cobra.Command {
 		Use:   "packets",
 		Short: "Time to write files by size of packets, a column for each transport",
 		Long: `Write files with three replicas, with packets of 64 KiB to 1 MiB over each transport, and
-tell the seconds: the medians of the rounds, the best size marked. It draws a plot of the first
-size of files.`,
+tell the seconds, and the processor seconds of all processes: the medians of the rounds, the best
+size marked. It draws a plot of the first size of files.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(files) == 0 {
@@ -44,19 +45,22 @@ size of files.`,
 
 // cell is one place of the table.
 type cell struct {
-	file      int64
-	packet    int
-	transport string
+	file   int64
+	packet int
+	column string
 }
 
+// taken is what writing a file has taken, round by round: seconds, and those of processors.
+type taken struct{ seconds, cpu []float64 }
+
 func (b *bench) packets(ctx context.Context, files []int64) (err error) {
-	took := map[cell][]float64{}
-	for _, transport := range transports {
-		if err := b.packetsOver(ctx, transport, files, took); err != nil {
+	took := map[cell]*taken{}
+	for _, col := range columns {
+		if err := b.packetsOver(ctx, &col, files, took); err != nil {
 			return err
 		}
 	}
-	text := b.ran() + fmt.Sprintf(". %d rounds; medians, in seconds.\n\n", b.rounds) + packetTable(files, took)
+	text := b.ran() + fmt.Sprintf(". %d rounds; medians: seconds, and processor seconds.\n\n", b.rounds) + packetTable(files, took)
 	fmt.Print(text)
 	if b.json {
 		return nil
@@ -65,10 +69,10 @@ func (b *bench) packets(ctx context.Context, files []int64) (err error) {
 		Title: fmt.Sprintf("Writing %d GiB, 3 replicas", files[0]), Subtitle: b.ran(), XLabel: "bytes of a packet", YLabel: "seconds",
 		FormatX: beside.Bytes,
 	}
-	for _, transport := range transports {
-		s := plot.Series{Name: transport}
+	for _, col := range columns {
+		s := plot.Series{Name: col.name}
 		for _, packet := range packetSizes {
-			v := took[cell{files[0], packet, transport}]
+			v := took[cell{files[0], packet, col.name}].seconds
 			s.Points = append(s.Points, plot.Point{X: float64(packet), Y: beside.Middle(v), Low: slices.Min(v), High: slices.Max(v)})
 		}
 		chart.Series = append(chart.Series, s)
@@ -83,63 +87,82 @@ func (b *bench) packets(ctx context.Context, files []int64) (err error) {
 	return b.replace("packets", text)
 }
 
+// warmFile is how many bytes a client writes before it counts.
+const warmFile = 128 << 20
+
 // packetsOver measures one transport: all sizes in turn, round after round.
-func (b *bench) packetsOver(ctx context.Context, transport string, files []int64, took map[cell][]float64) (err error) {
-	s, err := startOurs(ctx, b.binary, filepath.Join(b.work, transport), transport, b.user)
+func (b *bench) packetsOver(ctx context.Context, col *column, files []int64, took map[cell]*taken) (err error) {
+	s, err := col.start(ctx, b)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	for round := -1; round < b.rounds; round++ { // the first one warms up
+	for round := range b.rounds {
 		for _, packet := range packetSizes {
-			c, err := ourClient(ctx, b.self, transport, s.nameNode, transport, b.user, packet, b.log)
+			c, err := col.client(ctx, b, s, packet)
 			if err != nil {
 				return err
 			}
-			for _, file := range files {
-				numbers, err := c.ask("write", "/file", file<<30, dataNodes)
+			write := func(length int64) (f figure, err error) {
+				at := &contender{client: c, system: s}
+				f, err = b.measure(ctx, at, operation{name: "write", path: "file", args: func(*bench) []any { return []any{length, dataNodes} }})
 				if err == nil {
-					_, err = c.ask("delete", "/file")
+					_, err = c.ask("delete", directory(c.name))
 				}
 				if err == nil {
 					err = s.settle(ctx)
 				}
+				return f, err
+			}
+			_, err = write(warmFile)
+			for _, file := range files {
+				var f figure
+				if err == nil {
+					f, err = write(file << 30)
+				}
 				if err != nil {
 					return errors.Join(err, c.Stop())
 				}
-				if round >= 0 {
-					at := cell{file, packet, transport}
-					took[at] = append(took[at], float64(numbers[0])/1e9)
+				at := cell{file, packet, col.name}
+				if took[at] == nil {
+					took[at] = &taken{}
 				}
+				took[at].seconds = append(took[at].seconds, float64(f.numbers[0])/1e9)
+				took[at].cpu = append(took[at].cpu, f.cpu/1e9)
 			}
 			if err := c.Stop(); err != nil {
 				return err
 			}
 		}
-		fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", transport, round+1, b.rounds)
+		fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", col.name, round+1, b.rounds)
 	}
 	return nil
 }
 
 // packetTable shows the medians; the best of each file and transport is bold.
-func packetTable(files []int64, took map[cell][]float64) string {
+func packetTable(files []int64, took map[cell]*taken) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "| file | packets of | %s |\n|---|---|%s\n", strings.Join(transports, " | "), strings.Repeat("---:|", len(transports)))
+	fmt.Fprint(&s, "| file | packets of |")
+	for _, col := range columns {
+		fmt.Fprintf(&s, " %s | CPU |", col.name)
+	}
+	fmt.Fprintf(&s, "\n|---|---|%s\n", strings.Repeat("---:|", 2*len(columns)))
+	quantities := []func(*taken) []float64{func(t *taken) []float64 { return t.seconds }, func(t *taken) []float64 { return t.cpu }}
 	for _, file := range files {
-		best := map[string]float64{}
-		for at, v := range took {
-			if m := beside.Middle(v); at.file == file && (best[at.transport] == 0 || m < best[at.transport]) {
-				best[at.transport] = m
-			}
-		}
 		for _, packet := range packetSizes {
 			fmt.Fprintf(&s, "| %d GiB | %s |", file, beside.Bytes(float64(packet)))
-			for _, transport := range transports {
-				m, bold := beside.Middle(took[cell{file, packet, transport}]), ""
-				if m == best[transport] {
-					bold = "**"
+			for _, col := range columns {
+				for _, of := range quantities {
+					m, best := beside.Middle(of(took[cell{file, packet, col.name}])), math.Inf(1)
+					for _, other := range packetSizes {
+						best = min(best, beside.Middle(of(took[cell{file, other, col.name}])))
+					}
+					bold := ""
+					if m == best {
+						bold = "**"
+					}
+					fmt.Fprintf(&s, " %s%.2f%s |", bold, m, bold)
 				}
-				fmt.Fprintf(&s, " %s%.2f%s |", bold, m, bold)
 			}
 			fmt.Fprintln(&s)
 		}

@@ -42,21 +42,31 @@ of the rounds. It is the second table of the HDFS paper.`,
 	}
 }
 
-// A column of the table is a client on a system of ours.
-type stagesColumn struct {
+// A column of the papers' tables is a client on a system of ours.
+type column struct {
 	name, transport string
 	flags           []string
 }
 
-var stagesColumns = []stagesColumn{
+var columns = []column{
 	{"shm", "shm", nil}, {"iwarp", "iwarp", nil},
 	{"TCP, native", verbena.TransportTCP, []string{"--native"}}, {"TCP, legacy", verbena.TransportTCP, nil},
+}
+
+// start starts the system of a column.
+func (c *column) start(ctx context.Context, b *bench) (*system, error) {
+	return startOurs(ctx, b.binary, filepath.Join(b.work, c.transport+strings.Join(c.flags, "")), c.transport, b.user)
+}
+
+// client starts its client, with packets of so many bytes, 0 for the default.
+func (c *column) client(ctx context.Context, b *bench, s *system, packet int) (*client, error) {
+	return ourClient(ctx, b.self, c.name, s.nameNode, c.transport, b.user, packet, b.log, c.flags...)
 }
 
 // splitUp is the command.
 func (b *bench) splitUp(ctx context.Context) error {
 	took := map[string][]stages{}
-	for _, c := range stagesColumns {
+	for _, c := range columns {
 		if err := b.splitUpOver(ctx, c, took); err != nil {
 			return err
 		}
@@ -69,13 +79,13 @@ func (b *bench) splitUp(ctx context.Context) error {
 	return b.replace("stages", text)
 }
 
-func (b *bench) splitUpOver(ctx context.Context, col stagesColumn, took map[string][]stages) (err error) {
-	s, err := startOurs(ctx, b.binary, filepath.Join(b.work, col.transport+strings.Join(col.flags, "")), col.transport, b.user)
+func (b *bench) splitUpOver(ctx context.Context, col column, took map[string][]stages) (err error) {
+	s, err := col.start(ctx, b)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	c, err := ourClient(ctx, b.self, col.name, s.nameNode, col.transport, b.user, 0, b.log, col.flags...)
+	c, err := col.client(ctx, b, s, 0)
 	if err != nil {
 		return err
 	}
@@ -105,14 +115,14 @@ func (b *bench) splitUpOver(ctx context.Context, col stagesColumn, took map[stri
 func stagesTable(took map[string][]stages) string {
 	var s strings.Builder
 	fmt.Fprint(&s, "| |")
-	for _, c := range stagesColumns {
+	for _, c := range columns {
 		fmt.Fprintf(&s, " %s |", c.name)
 	}
-	fmt.Fprintf(&s, "\n|---|%s\n", strings.Repeat("---:|", len(stagesColumns)))
-	total := make([]float64, len(stagesColumns))
+	fmt.Fprintf(&s, "\n|---|%s\n", strings.Repeat("---:|", len(columns)))
+	total := make([]float64, len(columns))
 	for _, stage := range stageNames {
 		fmt.Fprintf(&s, "| %s |", stage)
-		for i, c := range stagesColumns {
+		for i, c := range columns {
 			var all []float64
 			for _, of := range took[c.name] {
 				all = append(all, of[stage])

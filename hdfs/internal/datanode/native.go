@@ -77,8 +77,15 @@ type nativeLink struct {
 	breach error
 	blocks map[uint32]*nativeBlock // by their tags
 
-	owing []*nativeBlock // whose acknowledgements wait; of the goroutine that receives
+	// Of the goroutine that receives: the blocks whose acknowledgements wait, and how many
+	// messages have been taken since none waited.
+	owing []*nativeBlock
+	taken int
 }
+
+// ackBatch is how many messages are taken at most before what is owed for them goes out:
+// one block's stream must not keep back what another one's client waits for.
+const ackBatch = 8
 
 // ServeNative serves an endpoint of [native.Service] until it ends.
 func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) (err error) {
@@ -123,17 +130,21 @@ func (l *nativeLink) serve(ctx context.Context) error {
 	}
 }
 
-// receive waits for a message. What the DataNode owes for those before goes out first:
-// one acknowledgement for a block and all of its packets that were there.
+// receive waits for a message. What the DataNode owes goes out before it waits: one
+// acknowledgement for a block and all of its packets that were there.
 func (l *nativeLink) receive(ctx context.Context) (*verbena.Message, error) {
-	if m := l.Endpoint().TryReceive(); m != nil {
+	m := l.Endpoint().TryReceive()
+	if m == nil || l.taken == ackBatch {
+		for i, b := range l.owing {
+			b.acknowledgeOwed()
+			l.owing[i] = nil
+		}
+		l.owing, l.taken = l.owing[:0], 0
+	}
+	if m != nil {
+		l.taken++
 		return m, nil
 	}
-	for i, b := range l.owing {
-		b.acknowledgeOwed()
-		l.owing[i] = nil
-	}
-	l.owing = l.owing[:0]
 	l.dn.native.waits.Add(1)
 	return l.Endpoint().Receive(ctx)
 }

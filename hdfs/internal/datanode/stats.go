@@ -131,10 +131,14 @@ type PacketStats struct {
 	Waits uint64
 	// Acknowledgements that this DataNode has sent: one may stand for many packets.
 	Acknowledgements uint64
+	Reserved         int64 // bytes of windows, now
 }
 
 // Packets returns the numbers of what receives packets, since the DataNode was opened.
 func (dn *DataNode) Packets() PacketStats {
 	n := &dn.native
-	return PacketStats{Packets: n.packets.Load(), Waits: n.waits.Load(), Acknowledgements: n.acks.Load()}
+	n.mu.Lock()
+	reserved := n.reserved
+	n.mu.Unlock()
+	return PacketStats{Packets: n.packets.Load(), Waits: n.waits.Load(), Acknowledgements: n.acks.Load(), Reserved: reserved}
 }

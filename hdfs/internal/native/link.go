@@ -21,17 +21,25 @@ type Link struct {
 	sending bool
 	closed  bool // nothing begins to be sent any more
 	sender  sync.WaitGroup
+	run     func()   // send
+	now     outgoing // what send is sending
 }
 
-// An outgoing message is a buffer or bytes.
+// An outgoing message is a buffer or bytes: those of an acknowledgement lie in small.
 type outgoing struct {
 	tag    uint32
 	buffer *verbena.Buffer
 	bytes  []byte
+	small  [ackHeaderLen + MaxReplies]byte
+	length int // of what is in small
 }
 
 // NewLink makes an endpoint a link. It stays the caller's, who closes it.
-func NewLink(ep *verbena.Endpoint) *Link { return &Link{ep: ep} }
+func NewLink(ep *verbena.Endpoint) *Link {
+	l := &Link{ep: ep}
+	l.run = l.send
+	return l
+}
 
 // Endpoint is what carries the messages.
 func (l *Link) Endpoint() *verbena.Endpoint { return l.ep }
@@ -44,7 +52,13 @@ func (l *Link) Post(tag uint32, message []byte) {
 	if !l.sending && l.ep.TrySend(tag, message) {
 		return
 	}
-	l.later(outgoing{tag: tag, bytes: append([]byte(nil), message...)})
+	m := outgoing{tag: tag}
+	if len(message) <= len(m.small) {
+		m.length = copy(m.small[:], message)
+	} else {
+		m.bytes = append([]byte(nil), message...)
+	}
+	l.later(m)
 }
 
 // Forward sends what a buffer holds, and takes over the caller's reference.
@@ -68,11 +82,14 @@ func (l *Link) later(m outgoing) {
 	l.queue.Push(m)
 	if !l.sending {
 		l.sending = true
-		l.sender.Go(l.send)
+		l.sender.Add(1)
+		go l.run() // without a closure, which would be allocated
 	}
 }
 
 func (l *Link) send() {
+	defer l.sender.Done()
+	m := &l.now
 	for {
 		l.mu.Lock()
 		if l.queue.Len() == 0 {
@@ -80,12 +97,16 @@ func (l *Link) send() {
 			l.mu.Unlock()
 			return
 		}
-		m := l.queue.Pop()
+		*m = l.queue.Pop()
 		l.mu.Unlock()
 		// An error is that of the endpoint, which shows to who receives. What is left
 		// fails at once then.
 		if m.buffer == nil {
-			_ = l.ep.Send(context.Background(), m.tag, m.bytes)
+			bytes := m.bytes
+			if bytes == nil {
+				bytes = m.small[:m.length]
+			}
+			_ = l.ep.Send(context.Background(), m.tag, bytes)
 		} else if l.ep.SendBuffer(context.Background(), m.tag, nil, m.buffer) != nil {
 			m.buffer.Release()
 		}

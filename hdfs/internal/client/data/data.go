@@ -64,6 +64,8 @@ type Pipeline interface {
 type Lender interface {
 	// Lend returns memory for a packet, or nil if there is none now. It does not wait.
 	Lend(size int) Memory
+	// Packet is how many bytes a packet has best, with its checksums and a header.
+	Packet() int
 }
 
 // Memory is what a packet may lie in instead of the Go heap.

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,6 +62,14 @@ func (l *pipeline) Lend(size int) data.Memory {
 	}
 	return b
 }
+
+// Packet implements [data.Lender].
+func (l *pipeline) Packet() int {
+	return cmp.Or(l.conn.Endpoint().Tuning().Packet, defaultPacket)
+}
+
+// defaultPacket is for transports that the tuning table says nothing of.
+const defaultPacket = 256 << 10
 
 // Send implements [data.Pipeline]. A packet in a buffer of the runtime goes from where it
 // lies, with its header in front. One that is sent again leaves the header there alone,

@@ -214,7 +214,7 @@ func (p *pipe) connect(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, ge
 	line, err := s.cfg.Path.Write(s.ctx, &data.WriteRequest{
 		Client: s.cfg.Client, Block: p.block, Token: p.token, Nodes: p.nodes, Types: p.types, Storages: p.stores,
 		Stage: stage, Sent: p.sent, Generation: generation, BlockSize: s.file.BlockSize, Checksum: s.cfg.Packets.Checksum(),
-		Window: s.cfg.Window * s.cfg.Packets.Memory(),
+		Window: s.cfg.Window,
 	})
 	if err != nil {
 		return err

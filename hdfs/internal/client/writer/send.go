@@ -241,6 +241,7 @@ func (s *Stream) acknowledge(seqno int64) (last bool, err error) {
 // takeAcked takes the first unacknowledged packet as acknowledged.
 func (s *Stream) takeAcked() {
 	k := s.unacked.Pop()
+	s.held -= k.Cost()
 	s.acked = k.Seqno
 	s.length = max(s.length, k.End())
 	if k.Last {

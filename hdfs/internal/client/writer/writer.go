@@ -31,8 +31,8 @@ type Config struct {
 	Path    data.Path
 	Client  string // the holder of its leases
 	Packets *data.Pool
-	// Window is how many packets of a stream may wait for their acknowledgements or to
-	// be sent: 2 or more.
+	// Window is how many bytes of memory packets of a stream may have that wait for their
+	// acknowledgements or to be sent: as many as two packets have, or more.
 	Window int
 	// Replace tells when DataNodes that failed are replaced in a pipeline. If none can
 	// be had, the write fails, unless BestEffort is set or MinReplication DataNodes are
@@ -91,6 +91,7 @@ type Stream struct {
 	work     sync.Cond                // for the goroutine that sends
 	queue    fifo.Queue[*data.Packet] // to be sent
 	unacked  fifo.Queue[*data.Packet] // sent
+	held     int                      // bytes of memory of both
 	acked    int64                    // seqno, -1 for none
 	length   int64                    // of the block, acknowledged
 	live     data.Pipeline            // nil between pipelines
@@ -142,6 +143,10 @@ func newStream(ctx context.Context, cfg *Config, file File) *Stream {
 // ErrClosed is what calls after Close return.
 var ErrClosed = errors.New("the file is closed")
 
+// piece is how many bytes are copied and then summed up: they fit into a processor's
+// first cache, or nearly.
+const piece = 32 << 10
+
 // Write takes all of p, or fails. It waits while the window is full.
 func (s *Stream) Write(p []byte) (n int, err error) {
 	s.user.Lock()
@@ -151,7 +156,8 @@ func (s *Stream) Write(p []byte) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		m := copy(k.Room(), p)
+		// What the processor has just copied is summed up before the next piece.
+		m := copy(k.Room(), p[:min(len(p), piece)])
 		k.Grow(m)
 		s.off += int64(m)
 		p, n = p[m:], n+m
@@ -206,23 +212,16 @@ func (s *Stream) packet() (*data.Packet, error) {
 	if chunk := int64(s.cfg.Packets.Checksum().BytesPerChunk); at%chunk != 0 {
 		limit = min(limit, chunk-at%chunk) // such a packet has to end with its chunk
 	}
-	if err := s.reserve(); err != nil {
+	lender, err := s.reserve()
+	if err != nil {
 		return nil, err
 	}
-	k := s.cfg.Packets.Get(s.seqno, at, int(min(limit, int64(s.cfg.Packets.Size()))), s.lender())
+	k := s.cfg.Packets.Get(s.seqno, at, int(min(limit, int64(s.cfg.Packets.Limit(lender)))), lender)
 	s.kept = copy(k.Room(), s.tail)
 	k.Grow(s.kept)
 	s.tail = s.tail[:0]
 	s.current = k
 	return k, nil
-}
-
-// lender is the pipeline, if it has memory for packets.
-func (s *Stream) lender() data.Lender {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l, _ := s.live.(data.Lender)
-	return l
 }
 
 // failed is the error that has ended the stream.
@@ -232,14 +231,19 @@ func (s *Stream) failed() error {
 	return s.err
 }
 
-// reserve waits until the window has room for a packet.
-func (s *Stream) reserve() error {
+// reserve waits until the window has room for a packet. It may lie in memory of what
+// reserve returns: the pipeline, if that has some.
+func (s *Stream) reserve() (data.Lender, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.err == nil && s.queue.Len()+s.unacked.Len() >= s.cfg.Window {
+	for s.err == nil {
+		from, _ := s.live.(data.Lender)
+		if s.held+s.cfg.Packets.Most(from) <= s.cfg.Window {
+			return from, nil
+		}
 		s.room.Wait()
 	}
-	return s.err
+	return nil, s.err
 }
 
 // filled sends a packet that takes no more, and ends a block that is full.
@@ -262,7 +266,7 @@ func (s *Stream) enqueue(sync bool) error {
 	s.current = nil
 	k.Sync = sync
 	sum := s.cfg.Packets.Checksum()
-	k.Seal(sum)
+	k.Seal()
 	// The rest of a chunk that is not full goes again, with what fills it.
 	if chunk := int64(sum.BytesPerChunk); k.End()%chunk != 0 && k.DataLen > 0 {
 		s.tailAt = max(k.Offset, k.End()-k.End()%chunk)
@@ -276,6 +280,7 @@ func (s *Stream) enqueue(sync bool) error {
 		return s.err
 	}
 	s.queue.Push(k)
+	s.held += k.Cost()
 	if s.queue.Len() == 1 {
 		s.work.Signal()
 	}
@@ -284,7 +289,7 @@ func (s *Stream) enqueue(sync bool) error {
 
 // endBlock sends the packet that ends a block.
 func (s *Stream) endBlock() error {
-	if err := s.reserve(); err != nil {
+	if _, err := s.reserve(); err != nil {
 		return err
 	}
 	s.current = s.cfg.Packets.Get(s.seqno, s.off, 0, nil)
@@ -319,7 +324,7 @@ func (s *Stream) Flush(ctx context.Context, o FlushOptions) error {
 	case o.Sync && s.off > 0 && s.synced != s.off:
 		// All has been sent, but without the wish to have it on disks.
 		s.drop()
-		if err := s.reserve(); err != nil {
+		if _, err := s.reserve(); err != nil {
 			return err
 		}
 		s.current = s.cfg.Packets.Get(s.seqno, s.off, 0, nil)
