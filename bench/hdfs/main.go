@@ -53,7 +53,7 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 	all.StringVar(&b.dir, "dir", "/dev/shm", "`directory` in memory for the data of both")
 	all.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")
-	cmd.Flags().IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
+	all.IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
 	cmd.AddCommand(loadCommand(), packetsCommand(b), stagesCommand(b))
 	return cmd
 }

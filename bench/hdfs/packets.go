@@ -39,7 +39,6 @@ size marked. It draws a plot of the first size of files.`,
 		},
 	}
 	cmd.Flags().Int64SliceVar(&files, "files", nil, "`GiB` of each file (default: 1 to 5, with --quick 1)")
-	cmd.Flags().IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
 	return cmd
 }
 
