@@ -60,7 +60,8 @@ func idle(ctx context.Context, c *common, dir string, transports []string, conne
 		}
 	}
 	c.printf("\nRegistered is what is in use of the pools for receives, messages and queues. Resident is what connecting has added, less what went again in %v; the first connection brings what all share: "+
-		"pools' first regions, queues, heap.\n", idleSettled)
+		"pools' first regions, queues, heap. The soak fails above %v %% of a core; and from %d connections on above %d KiB registered for a peer, and %d KiB resident for each connection over shm beyond the first.\n",
+		idleSettled, mostIdleShare, fewIdle, mostIdleRegistered>>10, mostIdleResident>>10)
 	return nil
 }
 
@@ -69,6 +70,14 @@ const (
 	fewIdle = 64
 	// idleSettled is how long what setting up has taken needs to be given back.
 	idleSettled = 20 * time.Second
+)
+
+// What idle connections may cost at most. Memory is judged from fewIdle connections on: the
+// first bring what all share.
+const (
+	mostIdleShare      = 0.1       // percent of a core, of either process
+	mostIdleRegistered = 64 << 10  // bytes of a peer
+	mostIdleResident   = 128 << 10 // bytes of a connection over shm, in both processes
 )
 
 // idleOver measures so many connections. one is the resident memory that one of them
@@ -85,77 +94,17 @@ func idleOver(ctx context.Context, c *common, self, dir, transport string, conne
 		return err
 	}
 	defer rt.Close()
-	resident := func() (int64, error) {
-		debug.FreeOSMemory() // the runs before are no part of this one
-		own, err := residentMemory(os.Getpid())
-		theirs, serr := residentMemory(server.Pid())
-		return own + theirs, errors.Join(err, serr)
-	}
-	before, err := resident()
+	before, err := residentOf(server)
 	if err != nil {
 		return err
 	}
-	endpoints := make([]*verbena.Endpoint, connections)
-	group, gctx := errgroup.WithContext(ctx)
-	group.SetLimit(16)
-	for i := range endpoints {
-		group.Go(func() error {
-			dctx, cancel := context.WithTimeout(gctx, 30*time.Second)
-			defer cancel()
-			ep, err := rt.Dial(dctx, server.Address, idleService, verbena.DialConfig{Transport: transport})
-			if err != nil {
-				return err
-			}
-			endpoints[i] = ep
-			if err := ep.Send(dctx, 1, []byte("hello")); err != nil {
-				return err
-			}
-			m, err := ep.Receive(dctx)
-			if err != nil {
-				return err
-			}
-			m.Release()
-			return nil
-		})
-	}
-	err = group.Wait()
-	defer func() {
-		var closers sync.WaitGroup
-		for _, ep := range endpoints {
-			if ep != nil {
-				closers.Go(func() { ep.Close() })
-			}
-		}
-		closers.Wait()
-	}()
+	endpoints, err := idleEndpoints(ctx, rt, server.Address, transport, connections)
+	defer closeTogether(endpoints)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(progress, "%s: %d connections idle for %v\n", transport, connections, duration)
-	wait := func(d time.Duration) error {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(d):
-			return nil
-		}
-	}
-	if err := wait(idleSettled); err != nil {
-		return err
-	}
-	measure := func() (own, theirs time.Duration, err error) {
-		own, err = processes.CPUTime(os.Getpid())
-		theirs, serr := server.CPU()
-		return own, theirs, errors.Join(err, serr)
-	}
-	own, theirs, err := measure()
-	if err != nil {
-		return err
-	}
-	if err := wait(duration); err != nil {
-		return err
-	}
-	ownAfter, theirsAfter, err := measure()
+	own, theirs, err := idleShares(ctx, server, duration)
 	if err != nil {
 		return err
 	}
@@ -163,24 +112,107 @@ func idleOver(ctx context.Context, c *common, self, dir, transport string, conne
 	if err != nil {
 		return err
 	}
-	after, err := resident()
+	after, err := residentOf(server)
 	if err != nil {
 		return err
 	}
 	after -= before
-	further := "–"
+	registered, further, furtherText := registeredBy(rt, transport)/int64(connections), int64(0), "–"
 	if *one == 0 {
 		*one = after
 	} else if connections > 1 {
-		further = strconv.FormatInt((after-*one)/int64(connections-1)>>10, 10)
+		further = (after - *one) / int64(connections-1)
+		furtherText = strconv.FormatInt(further>>10, 10)
 	}
-	share := func(d time.Duration) float64 { return 100 * d.Seconds() / duration.Seconds() }
-	c.printf("| %s | %d | %.3f | %.3f | %d | %d | %d | %s |\n", transport, connections, share(theirsAfter-theirs), share(ownAfter-own), peak/1e6,
-		registeredBy(rt, transport)/int64(connections)>>10, after>>10, further)
-	if s := max(share(theirsAfter-theirs), share(ownAfter-own)); s > 0.1 {
-		return fmt.Errorf("%.3f %% of a core while idle, more than 0.1", s)
+	c.printf("| %s | %d | %.3f | %.3f | %d | %d | %d | %s |\n", transport, connections, theirs, own, peak/1e6, registered>>10, after>>10, furtherText)
+	return judgeIdle(transport, connections, max(own, theirs), registered, further)
+}
+
+// judgeIdle tells what exceeds the limits: the share of a core in percent, and the bytes
+// of each connection that are registered and resident.
+func judgeIdle(transport string, connections int, share float64, registered, resident int64) error {
+	var errs []error
+	if share > mostIdleShare {
+		errs = append(errs, fmt.Errorf("%.3f %% of a core while idle, more than %v", share, mostIdleShare))
 	}
-	return nil
+	if connections >= fewIdle && registered > mostIdleRegistered {
+		errs = append(errs, fmt.Errorf("%d bytes are registered for each of %d peers, more than %d", registered, connections, mostIdleRegistered))
+	}
+	if connections >= fewIdle && transport == "shm" && resident > mostIdleResident {
+		errs = append(errs, fmt.Errorf("%d bytes are resident for each of %d connections, more than %d", resident, connections, mostIdleResident))
+	}
+	return errors.Join(errs...)
+}
+
+// residentOf is the resident memory of this process and another, in bytes.
+func residentOf(server *processes.Process) (int64, error) {
+	debug.FreeOSMemory() // the runs before are no part of this one
+	own, err := residentMemory(os.Getpid())
+	theirs, serr := residentMemory(server.Pid())
+	return own + theirs, errors.Join(err, serr)
+}
+
+// idleEndpoints dials, and has a message answered on each connection. The caller closes
+// what it returns, also beside an error.
+func idleEndpoints(ctx context.Context, rt *verbena.Runtime, address, transport string, connections int) ([]*verbena.Endpoint, error) {
+	endpoints := make([]*verbena.Endpoint, connections)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for i := range endpoints {
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			ep, err := rt.Dial(ctx, address, idleService, verbena.DialConfig{Transport: transport})
+			if err != nil {
+				return err
+			}
+			endpoints[i] = ep
+			if err := ep.Send(ctx, 1, []byte("hello")); err != nil {
+				return err
+			}
+			m, err := ep.Receive(ctx)
+			if err != nil {
+				return err
+			}
+			m.Release()
+			return nil
+		})
+	}
+	return endpoints, group.Wait()
+}
+
+// closeTogether closes endpoints, of which some may be nil.
+func closeTogether(endpoints []*verbena.Endpoint) {
+	var closers sync.WaitGroup
+	for _, ep := range endpoints {
+		if ep != nil {
+			closers.Go(func() { ep.Close() })
+		}
+	}
+	closers.Wait()
+}
+
+// idleShares lets things settle, and measures what part of a core this process and the
+// server use, in percent.
+func idleShares(ctx context.Context, server *processes.Process, duration time.Duration) (own, theirs float64, err error) {
+	used := func() (own, theirs time.Duration, err error) {
+		own, err = processes.CPUTime(os.Getpid())
+		theirs, serr := server.CPU()
+		return own, theirs, errors.Join(err, serr)
+	}
+	if err := wait(ctx, idleSettled); err != nil {
+		return 0, 0, err
+	}
+	ownBefore, theirsBefore, err := used()
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := wait(ctx, duration); err != nil {
+		return 0, 0, err
+	}
+	ownAfter, theirsAfter, err := used()
+	percent := func(d time.Duration) float64 { return 100 * d.Seconds() / duration.Seconds() }
+	return percent(ownAfter - ownBefore), percent(theirsAfter - theirsBefore), err
 }
 
 // idleServerCommand is the other process of idle: it answers every message.
