@@ -56,7 +56,7 @@ type ClientConfig struct {
 	// transport (see [verbena.Tuning].Packet), and 256 KiB for HDFS's own protocol.
 	PacketSize int
 	// Window is how many bytes of packets a file that is written holds at most, or two
-	// packets if that is more. Default 4 MiB.
+	// packets if that is more; 64 MiB at most. Default 4 MiB.
 	Window int
 	// Replace tells when a DataNode that failed is replaced in a pipeline. The write fails
 	// if none can be had, unless ReplaceBestEffort is set, or at least

@@ -27,6 +27,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/client/reader"
 	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -231,7 +232,8 @@ func (c *Client) writing(ctx context.Context) (*writer.Config, *ServerDefaults, 
 		return nil, nil, err
 	}
 	packets := data.NewPool(cmp.Or(c.cfg.PacketSize, defaultPacket), sum)
-	window := max(c.cfg.Window, 2*packets.Memory())
+	// No more than a set-up can announce, or a DataNode would take it for a breach.
+	window := min(max(c.cfg.Window, 2*packets.Memory()), native.MaxWindow)
 	if c.cfg.PacketSize == 0 {
 		packets.Suit(window / 2)
 	}

@@ -99,6 +99,20 @@ func TestWindowsAreBounded(t *testing.T) {
 	}
 }
 
+// A client has no more on its way than a set-up can announce, whatever its window: a
+// DataNode would end its endpoint.
+func TestLongWindowsAreCut(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	c := s.own("shm", func(cfg *ClientConfig) { cfg.Window, cfg.PacketSize = largestWindow, 8<<20 })
+	w, _, err := c.writing(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Window > native.MaxWindow || w.Window < 2*w.Packets.Memory() {
+		t.Errorf("a window of %d bytes, packets of %d", w.Window, w.Packets.Memory())
+	}
+}
+
 // rawNative dials a DataNode's native service.
 func (s *system) rawNative(g *verbena.Group, transport string) *verbena.Endpoint {
 	s.t.Helper()
