@@ -103,7 +103,7 @@ type Config struct {
 	LocalMemory     int64
 
 	// MaxOpenReplicas bounds the finalized replicas that stay open between reads over
-	// endpoints, two descriptors each; default 512.
+	// endpoints, two descriptors each; default 256.
 	MaxOpenReplicas int
 
 	// WindowMemory bounds the copies of ranges that clients read one-sidedly, in bytes; default
@@ -167,7 +167,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	setDefault(&c.MaxLocalClients, 4096)
 	setDefault(&c.LocalMemory, 256<<20)
-	setDefault(&c.MaxOpenReplicas, 512)
+	setDefault(&c.MaxOpenReplicas, 256)
 	setDefault(&c.WindowMemory, 128<<20)
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)

@@ -22,6 +22,9 @@ const (
 	windowGrace = 5 * time.Second
 	// windowLook is how often windows are looked at whose leases may be over.
 	windowLook = time.Second
+	// leastWindow is what a window counts at least, in bytes: each has a descriptor and pages
+	// of its own, so that half a thousand of them is the most by default.
+	leastWindow = 256 << 10
 	// exposing bounds the wait for memory that may be exposed.
 	exposing = time.Second
 )
@@ -32,6 +35,8 @@ const (
 type windows struct {
 	dn    *DataNode
 	limit int64
+
+	sweeping sync.Mutex // one sweep at a time: exposures are closed before their memory
 
 	mu      sync.Mutex
 	closed  bool
@@ -54,7 +59,7 @@ type window struct {
 	sum    transfer.Checksum
 	key    windowKey
 	length int
-	size   int64
+	size   int64            // what it counts
 	memory *verbena.Mapping // nil until it is filled
 	by     *verbena.Caller  // who asked first
 	users  int              // requests that are dealt with
@@ -112,9 +117,8 @@ func (dn *DataNode) grantWindow(q verbena.Request) (*native.Window, error) {
 	}
 	at := req.Offset / native.WindowSize * native.WindowSize
 	length := int(min(native.WindowSize, r.Length-at))
-	size := native.WindowBytes(r.Sum, length)
 	switch {
-	case size == 0:
+	case native.WindowBytes(r.Sum, length) == 0:
 		return nil, fmt.Errorf("%w: chunks of %d bytes do not fit one", errNoWindow, r.Sum.BytesPerChunk)
 	case r.Info.State != store.Finalized:
 		return nil, fmt.Errorf("%w: the block is %v", errNoWindow, r.Info.State)
@@ -122,7 +126,7 @@ func (dn *DataNode) grantWindow(q verbena.Request) (*native.Window, error) {
 		return nil, fmt.Errorf("%w: the token is about to expire", errNoWindow)
 	}
 	ws := &dn.windows
-	w, err := ws.find(windowKey{r.Info.ID, at}, r, length, int64(size), q.Caller())
+	w, err := ws.find(windowKey{r.Info.ID, at}, r, length, q.Caller())
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +140,8 @@ func (dn *DataNode) grantWindow(q verbena.Request) (*native.Window, error) {
 
 // find returns the window of a range, and makes it if there is none, to be given back by
 // done.
-func (ws *windows) find(key windowKey, r *keptReplica, length int, size int64, c *verbena.Caller) (*window, error) {
+func (ws *windows) find(key windowKey, r *keptReplica, length int, c *verbena.Caller) (*window, error) {
+	size := max(leastWindow, int64(native.WindowBytes(r.Sum, length)))
 	ws.mu.Lock()
 	w := ws.all[key]
 	if w != nil {
@@ -212,7 +217,7 @@ func fill(w *window, r *keptReplica) (*verbena.Mapping, error) {
 	if err := r.ReadVerified(data, rest, w.key.at); err != nil {
 		return nil, err
 	}
-	m, err := verbena.NewMapping(int(w.size))
+	m, err := verbena.NewMapping(native.WindowBytes(w.sum, w.length))
 	if err != nil {
 		return nil, err
 	}
@@ -305,6 +310,8 @@ func (ws *windows) watch() {
 
 // sweep closes what has no lease any more, and returns how many windows are left.
 func (ws *windows) sweep(now time.Time) int {
+	ws.sweeping.Lock()
+	defer ws.sweeping.Unlock()
 	var ended []*verbena.Exposure
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

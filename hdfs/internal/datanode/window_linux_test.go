@@ -122,7 +122,7 @@ func TestWindowsWantTokens(t *testing.T) {
 // A window that is taken back gives no byte that matches, while the lease lasts, and its
 // memory goes when that is over. The memory is bounded, and what one client has of it.
 func TestWindowsAreTakenBack(t *testing.T) {
-	const size = 100_000
+	const size = 300_000
 	most := int64(3 * native.WindowBytes(transfer.CRC32C(), size))
 	f := newFixture(t, 1, onDisk(t, func(c *Config) { c.WindowMemory = 2 * most }))
 	n, data := f.nodes[0], random(1, size)
