@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	"github.com/verbena-data/verbena"
@@ -19,6 +20,7 @@ type bench struct {
 	dir, out     string
 	size         int64 // MiB
 	rounds       int
+	clients      *regexp.Regexp // only these, by their names in entries; nil: all
 	root, binary string
 	self         string // this program
 	user         string
@@ -179,7 +181,34 @@ func (f *field) known() map[string]bool {
 // transports are those of our own that are compared.
 var transports = []string{"shm", verbena.TransportTCP, "iwarp"}
 
-// start brings all up.
+// An entry is a client on a system, and what it does there.
+type entry struct {
+	name, system string // a system is "apache", or ours by its transport
+	java         bool   // Apache's client, else ours
+	transport    string // of ours; empty is the system's
+	short        bool   // Java's short-circuit reads
+	flags        []string
+	reads        string // whose file, if not its own
+	does         []string
+}
+
+var entries = []entry{
+	{name: "java", system: "apache", java: true, does: append(everything, "hot")},
+	{name: "java short-circuit", system: "apache", java: true, short: true, reads: "java", does: []string{"read", "pread"}},
+	{name: "our client on Apache", system: "apache", transport: verbena.TransportTCP, does: []string{"write", "read", "pread", "stat"}},
+	{name: "shm", system: "shm", flags: []string{"--no-windows"}, does: append(everything, "hot", "block")},
+	{name: "shm get", system: "shm", reads: "shm", does: []string{"hot"}},
+	{name: "java on ours", system: "shm", java: true, does: everything},
+	{name: "java short-circuit on ours", system: "shm", java: true, short: true, reads: "java on ours", does: []string{"read", "pread"}},
+	{name: "shm legacy", system: "shm", flags: []string{"--legacy"}, does: []string{"write", "read", "pread"}},
+	{name: "tcp", system: verbena.TransportTCP, flags: []string{"--no-windows"}, does: append(everything, "hot", "block")},
+	{name: "tcp native", system: verbena.TransportTCP, flags: []string{"--native"}, does: []string{"write", "read", "pread", "hot", "block"}},
+	{name: "descriptor", system: verbena.TransportTCP, flags: []string{"--local"}, reads: "tcp", does: []string{"read", "pread"}},
+	{name: "iwarp", system: "iwarp", flags: []string{"--no-windows"}, does: append(everything, "hot", "block")},
+	{name: "iwarp get", system: "iwarp", reads: "iwarp", does: []string{"hot"}},
+}
+
+// start brings up what b.clients wants, all if it is nil.
 func (b *bench) start(ctx context.Context) (f *field, err error) {
 	f = &field{}
 	defer func() {
@@ -191,84 +220,73 @@ func (b *bench) start(ctx context.Context) (f *field, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sockets, err := os.MkdirTemp(cache, "verbena-dn-")
-	if err != nil {
+	if f.sockets, err = os.MkdirTemp(cache, "verbena-dn-"); err != nil {
 		return nil, err
 	}
-	f.sockets = sockets
 	h, err := fetchHadoop(ctx, b.work, b.user)
 	if err != nil {
 		return nil, err
 	}
-	apache, err := startApache(ctx, h, filepath.Join(b.work, "apache"), sockets)
-	if err != nil {
-		return nil, err
-	}
-	f.systems = append(f.systems, apache)
-	java := func(name string, s *system, properties ...string) (*client, error) {
-		return javaClient(ctx, name, h, b.work, s.nameNode, b.log, properties...)
-	}
-	add := func(s *system, c *client, err error, reads string, does ...string) error {
-		if err != nil {
-			return err
+	places := map[string]int{} // in f, by system
+	for _, e := range entries {
+		if b.clients != nil && !b.clients.MatchString(e.name) {
+			continue
 		}
-		at := slices.Index(f.systems, s)
-		for len(f.clients) <= at {
-			f.clients = append(f.clients, nil)
+		at, ok := places[e.system]
+		if !ok {
+			s, err := b.startSystem(ctx, h, e.system, f.sockets)
+			if err != nil {
+				return nil, err
+			}
+			at = len(f.systems)
+			places[e.system] = at
+			f.systems, f.clients = append(f.systems, s), append(f.clients, nil)
 		}
-		f.clients[at] = append(f.clients[at], &contender{client: c, does: does, reads: reads, system: s})
-		return nil
-	}
-	c, err := java("java", apache)
-	if err := add(apache, c, err, "java", append(everything, "hot")...); err != nil {
-		return nil, err
-	}
-	c, err = java("java short-circuit", apache, "dfs.client.read.shortcircuit=true", "dfs.domain.socket.path="+apache.socket)
-	if err := add(apache, c, err, "java", "read", "pread"); err != nil {
-		return nil, err
-	}
-	c, err = ourClient(ctx, b.self, "our client on Apache", apache.nameNode, "", b.user, 0, b.log)
-	if err := add(apache, c, err, "our client on Apache", "write", "read", "pread", "stat"); err != nil {
-		return nil, err
-	}
-	for _, transport := range transports {
-		s, err := startOurs(ctx, b.binary, filepath.Join(b.work, transport), transport, b.user)
+		c, err := b.startClient(ctx, h, &e, f.systems[at])
 		if err != nil {
 			return nil, err
 		}
-		f.systems = append(f.systems, s)
-		c, err := ourClient(ctx, b.self, transport, s.nameNode, transport, b.user, 0, b.log, "--no-windows")
-		if err := add(s, c, err, transport, append(everything, "hot", "block")...); err != nil {
-			return nil, err
-		}
-		if transport != verbena.TransportTCP {
-			c, err := ourClient(ctx, b.self, transport+" get", s.nameNode, transport, b.user, 0, b.log)
-			if err := add(s, c, err, transport, "hot"); err != nil {
-				return nil, err
-			}
-		}
-		switch transport {
-		case "shm":
-			c, err := java("java on ours", s)
-			if err := add(s, c, err, "java on ours", everything...); err != nil {
-				return nil, err
-			}
-			c, err = ourClient(ctx, b.self, "shm legacy", s.nameNode, transport, b.user, 0, b.log, "--legacy")
-			if err := add(s, c, err, "shm legacy", "write", "read", "pread"); err != nil {
-				return nil, err
-			}
-		case verbena.TransportTCP:
-			c, err := ourClient(ctx, b.self, "tcp native", s.nameNode, transport, b.user, 0, b.log, "--native")
-			if err := add(s, c, err, "tcp native", "write", "read", "pread", "hot", "block"); err != nil {
-				return nil, err
-			}
-			c, err = ourClient(ctx, b.self, "descriptor", s.nameNode, transport, b.user, 0, b.log, "--local")
-			if err := add(s, c, err, transport, "read", "pread"); err != nil {
-				return nil, err
-			}
-		}
+		f.clients[at] = append(f.clients[at], c)
+	}
+	if len(f.systems) == 0 {
+		return nil, fmt.Errorf("no client has a name like %q", b.clients)
 	}
 	return f, nil
+}
+
+func (b *bench) startSystem(ctx context.Context, h *hadoop, name, sockets string) (*system, error) {
+	dir := filepath.Join(b.work, name)
+	if name == "apache" {
+		return startApache(ctx, h, dir, sockets)
+	}
+	socket := filepath.Join(sockets, name+"._PORT")
+	s, err := startOurs(ctx, b.binary, dir, name, b.user, "--domain-socket", socket)
+	if err == nil {
+		s.socket = socket
+	}
+	return s, err
+}
+
+func (b *bench) startClient(ctx context.Context, h *hadoop, e *entry, s *system) (*contender, error) {
+	out := &contender{does: e.does, reads: e.reads, system: s}
+	if out.reads == "" {
+		out.reads = e.name
+	}
+	var err error
+	if e.java {
+		var properties []string
+		if e.short {
+			properties = []string{"dfs.client.read.shortcircuit=true", "dfs.domain.socket.path=" + s.socket}
+		}
+		out.client, err = javaClient(ctx, e.name, h, b.work, s.nameNode, b.log, properties...)
+		return out, err
+	}
+	transport := e.transport
+	if transport == "" {
+		transport = e.system
+	}
+	out.client, err = ourClient(ctx, b.self, e.name, s.nameNode, transport, b.user, 0, b.log, e.flags...)
+	return out, err
 }
 
 // round has each client do all that it does, once; from is the system that begins.
@@ -298,9 +316,25 @@ func (b *bench) round(ctx context.Context, f *field, from int) (figures, error) 
 			return nil, err
 		}
 	}
-	floor, err := b.measure(ctx, f.clients[1][0], operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }})
+	ours := slices.IndexFunc(entries, func(e entry) bool { return !e.java && out[e.name+"/write"].numbers != nil })
+	if ours < 0 {
+		return out, nil
+	}
+	floor, err := b.measure(ctx, f.contender(entries[ours].name), operation{name: "floor", args: func(b *bench) []any { return []any{b.size << 20} }})
 	out["floor"] = floor
 	return out, err
+}
+
+// contender is the one of that name.
+func (f *field) contender(name string) *contender {
+	for _, list := range f.clients {
+		for _, c := range list {
+			if c.name == name {
+				return c
+			}
+		}
+	}
+	return nil
 }
 
 // directory is where a client's files are.
@@ -360,7 +394,7 @@ func (b *bench) compare(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.stop()) }()
-	if err := check(f.known()); err != nil {
+	if err := check(f.known()); err != nil && b.clients == nil {
 		return err
 	}
 	// Java compiles what it runs often: these rounds do not count.

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -13,16 +14,39 @@ import (
 	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
+// Of clients that were chosen only the rows that compare two of them are shown.
+func TestRowsOfChosenClients(t *testing.T) {
+	b := &bench{size: 1, clients: regexp.MustCompile("java")}
+	round := figures{}
+	for _, e := range entries {
+		for _, op := range e.does {
+			if b.clients.MatchString(e.name) {
+				round[e.name+"/"+op] = figure{numbers: []int64{1e6}, cpu: 1}
+			}
+		}
+	}
+	rows := b.rows([]figures{round})
+	if len(rows) == 0 || len(rows) == len(comparisons) {
+		t.Errorf("%d of %d rows", len(rows), len(comparisons))
+	}
+	for _, r := range rows {
+		if !strings.Contains(r.What, "Java") || r.Ratio != 1 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // Every comparison is of something that a client does.
 func TestComparisonsAreMeasured(t *testing.T) {
 	known := map[string]bool{"floor": true}
-	for client, does := range map[string][]string{
-		"java": append(everything, "hot"), "java on ours": everything, "java short-circuit": {"read", "pread"}, "our client on Apache": {"write", "read", "pread", "stat"},
-		"shm": append(everything, "hot", "block"), "tcp": append(everything, "hot", "block"), "iwarp": append(everything, "hot", "block"), "shm get": {"hot"}, "iwarp get": {"hot"},
-		"shm legacy": {"write", "read", "pread"}, "tcp native": {"write", "read", "pread", "hot", "block"}, "descriptor": {"read", "pread"},
-	} {
-		for _, op := range does {
-			known[client+"/"+op] = true
+	names := map[string]bool{}
+	for _, e := range entries {
+		names[e.name] = true
+		if e.reads != "" && !names[e.reads] {
+			t.Errorf("%s reads the file of %s, which has not been written then", e.name, e.reads)
+		}
+		for _, op := range e.does {
+			known[e.name+"/"+op] = true
 			if !slices.ContainsFunc(operations, func(o operation) bool { return o.name == op }) {
 				t.Errorf("no operation %q", op)
 			}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -29,6 +30,7 @@ func main() {
 
 func command() *cobra.Command {
 	b := &bench{}
+	var clients string
 	cmd := &cobra.Command{
 		Use:   "hdfs",
 		Short: "Measure the file system beside Apache HDFS",
@@ -37,6 +39,7 @@ func command() *cobra.Command {
   go -C bench run ./hdfs                  five rounds with 1 GiB, on a quiet machine; the page is written anew
   go -C bench run ./hdfs --quick          two rounds with 256 MiB, under ten minutes
   go -C bench run ./hdfs --quick --json   rows {what, beside, ours, theirs, ratio, target, met}, nothing written
+  go -C bench run ./hdfs --clients java   the rows of Java's clients alone, nothing written
   go -C bench run ./hdfs packets          the time to write files by size of packets and transport
   go -C bench run ./hdfs stages           the time of a block's write by stage and transport
 
@@ -45,7 +48,15 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), b.compare) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if clients != "" {
+				var err error
+				if b.clients, err = regexp.Compile(clients); err != nil {
+					return fmt.Errorf("--clients: %w", err)
+				}
+			}
+			return b.run(cmd.Context(), b.compare)
+		},
 	}
 	all := cmd.PersistentFlags()
 	all.BoolVar(&b.quick, "quick", false, "two rounds with 256 MiB, fewer calls")
@@ -54,6 +65,7 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 	all.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")
 	all.IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
+	cmd.Flags().StringVar(&clients, "clients", "", "only the clients whose names match this `regexp`, and the rows that compare them")
 	cmd.AddCommand(loadCommand(), packetsCommand(b), stagesCommand(b))
 	return cmd
 }

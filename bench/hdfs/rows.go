@@ -55,6 +55,9 @@ var comparisons = []comparison{
 	{"read, TCP, our client", javaBeside, "tcp/read", "java/read", bandwidth, beside.Target{}},
 	{"read, our client on Apache's servers", javaBeside, "our client on Apache/read", "java/read", cpuSeconds, beside.Target{}},
 	{"read, Java's client on both", javaBeside, "java on ours/read", "java/read", cpuSeconds, beside.Target{}},
+	{"read by descriptor, Java's client on both", shortBeside, "java short-circuit on ours/read", "java short-circuit/read", cpuSeconds, beside.Target{}},
+	{"read by descriptor, Java's client on both", shortBeside, "java short-circuit on ours/read", "java short-circuit/read", bandwidth, beside.Target{}},
+	{"read of 4 KiB at random, by descriptor, Java's client on both", shortBeside, "java short-circuit on ours/pread", "java short-circuit/pread", median, beside.Target{}},
 	{"read of 4 KiB at random, by descriptor", shortBeside, "descriptor/pread", "java short-circuit/pread", median, beside.AtMost(0.1)},
 	{"read of 4 KiB at random, shm", javaBeside, "shm/pread", "java/pread", median, beside.AtMost(0.05)},
 	{"read of 4 KiB at random in 16 MiB, by Get over shm", javaBeside, "shm get/hot", "java/hot", median, beside.AtMost(1.0 / 30)},
@@ -85,6 +88,9 @@ var comparisons = []comparison{
 func (b *bench) rows(rounds []figures) []beside.Row {
 	var out []beside.Row
 	for _, c := range comparisons {
+		if b.clients != nil && !c.measured(rounds) {
+			continue
+		}
 		r := beside.Row{What: c.what + ", " + c.of.name, Beside: c.beside, Unit: c.of.unit}
 		var ours, theirs, ratios []float64
 		for _, f := range rounds {
@@ -100,6 +106,11 @@ func (b *bench) rows(rounds []figures) []beside.Row {
 		out = append(out, r)
 	}
 	return out
+}
+
+// measured tells whether both sides have been.
+func (c *comparison) measured(rounds []figures) bool {
+	return rounds[0][c.ours].numbers != nil && rounds[0][c.theirs].numbers != nil
 }
 
 // check tells of comparisons that name what nobody measures.

@@ -131,8 +131,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// startOurs runs our servers; DataNodes reach each other over transport.
-func startOurs(ctx context.Context, binary, dir, transport, user string) (s *system, err error) {
+// startOurs runs our servers; DataNodes reach each other over transport. They get flags, too.
+func startOurs(ctx context.Context, binary, dir, transport, user string, flags ...string) (s *system, err error) {
 	s = &system{name: "ours over " + transport, data: filepath.Join(dir, "data")}
 	defer func() {
 		if err != nil {
@@ -161,7 +161,7 @@ func startOurs(ctx context.Context, binary, dir, transport, user string) (s *sys
 		if err != nil {
 			return nil, err
 		}
-		if _, err := start(name, filepath.Join(s.data, name), "datanode", "--namenode", s.nameNode, "--metrics", metrics); err != nil {
+		if _, err := start(name, filepath.Join(s.data, name), append([]string{"datanode", "--namenode", s.nameNode, "--metrics", metrics}, flags...)...); err != nil {
 			return nil, err
 		}
 		s.metrics = append(s.metrics, metrics)
