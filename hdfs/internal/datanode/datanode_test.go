@@ -903,6 +903,52 @@ func TestPacketsThatComeTogether(t *testing.T) {
 	}
 }
 
+// counted counts what is read from a connection, by calls.
+type counted struct {
+	io.Reader
+	calls int
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	c.calls++
+	return c.Reader.Read(b)
+}
+
+// Acknowledgements wait for a packet of which a part has come, and not beyond it.
+func TestAcknowledgementsAreGathered(t *testing.T) {
+	f := newFixture(t, 1, nil)
+	c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
+	const size, count = 4 * 512, 5
+	data := random(1, count*size)
+	var stream []byte
+	for i := range int64(count) {
+		stream = append(stream, encodePacket(c.sum, transfer.PacketHeader{Offset: i * size, Seqno: c.seq}, data[i*size:(i+1)*size])...)
+		c.seq++
+	}
+	// The last packet comes by halves. Nobody sends so and then waits, so nothing is to come
+	// in the pause.
+	half := len(stream) - size/2
+	_, err := c.nc.Write(stream[:half])
+	must(t, err)
+	must(t, c.nc.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	if n, err := c.nc.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	must(t, c.nc.SetReadDeadline(time.Now().Add(patient)))
+	from := &counted{Reader: c.nc}
+	c.r = transfer.NewReader(from, nil)
+	_, err = c.nc.Write(stream[half:])
+	must(t, err)
+	for i := range int64(count) {
+		c.ackOK(i, 1)
+	}
+	if from.calls != 1 {
+		t.Errorf("%d messages for %d acknowledgements", from.calls, count)
+	}
+	c.finish(count*size, 1)
+	wantRead(t, f.nodes[0], 1, 1001, data)
+}
+
 func TestAppendAndRecoveryStages(t *testing.T) {
 	f := newFixture(t, 2, nil)
 	data := random(1, 100_000)

@@ -112,14 +112,15 @@ type receiver struct {
 	mirror     *peer
 	mirrorConn atomic.Pointer[peer] // mirror, for interrupt
 
-	batch   [maxBatch]transfer.Packet
-	taken   [maxBatch]pendingAck
-	pieces  [maxBatch]store.Piece
-	acks    chan pendingAck
-	ackBuf  []byte // acknowledgements that are still to be sent
-	ack     transfer.Ack
-	failed  atomic.Bool // the responder gave up, and told upstream
-	failure error       // why; read after the responder has ended
+	batch    [maxBatch]transfer.Packet
+	taken    [maxBatch]pendingAck
+	pieces   [maxBatch]store.Piece
+	acks     chan pendingAck
+	ackBuf   []byte // acknowledgements that are still to be sent
+	gathered int    // in ackBuf, at the end of a pipeline
+	ack      transfer.Ack
+	failed   atomic.Bool // the responder gave up, and told upstream
+	failure  error       // why; read after the responder has ended
 }
 
 // A pendingAck is a packet that has been dealt with here.
@@ -342,7 +343,10 @@ func (rc *receiver) packets(respond func(pa pendingAck, more bool) error) error 
 			return fmt.Errorf("block %d: take a packet: %w", rc.w.Info().ID, err)
 		}
 		for i, pa := range taken {
-			if err := respond(pa, i < len(taken)-1); err != nil {
+			// A packet that has come in part will come in whole: senders wait between
+			// packets alone.
+			more := i < len(taken)-1 || rc.p.r.Buffered() > 0
+			if err := respond(pa, more); err != nil {
 				return err
 			}
 			if pa.status != hdfspb.Status_SUCCESS {
@@ -371,8 +375,9 @@ func (rc *receiver) complete(pa *pendingAck) {
 	rc.written(byLegacy)
 }
 
-// respondLast acknowledges at the end of a pipeline. Acknowledgements are gathered as
-// long as more of what came together follow.
+// respondLast acknowledges at the end of a pipeline. Acknowledgements are gathered, as
+// many as maxBatch, as long as more packets are sure to follow: each message of them
+// wakes every process of the pipeline.
 func (rc *receiver) respondLast(pa pendingAck, more bool) error {
 	if pa.status == hdfspb.Status_SUCCESS {
 		rc.complete(&pa)
@@ -380,9 +385,10 @@ func (rc *receiver) respondLast(pa pendingAck, more bool) error {
 	rc.ack.Seqno = pa.seqno
 	rc.ack.Replies = append(rc.ack.Replies[:0], pa.status)
 	rc.ackBuf = transfer.AppendAck(rc.ackBuf, &rc.ack)
-	if pa.status == hdfspb.Status_SUCCESS && more {
+	if rc.gathered++; pa.status == hdfspb.Status_SUCCESS && more && !pa.last && rc.gathered < maxBatch {
 		return nil
 	}
+	rc.gathered = 0
 	err := rc.acknowledge()
 	if err == nil && pa.status != hdfspb.Status_SUCCESS {
 		return fmt.Errorf("%w: %w", errAnswered, pa.cause)
