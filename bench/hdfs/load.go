@@ -175,9 +175,12 @@ func (l *loader) read(ctx context.Context, path string, length int64) error {
 	}
 }
 
-// hot is pread in the first hotSpan bytes. A client that may make small reads by Get has
-// to make nine in ten of them so.
+// hot is pread in the first hotSpan bytes, behind a tenth of as many that are not timed. A
+// client that may make small reads by Get has to make nine in ten of them so.
 func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
+	if _, err := l.pread(ctx, path, max(1, count/10), size, seed+1, hotSpan); err != nil {
+		return nil, err
+	}
 	before := l.client.WindowReads().Reads
 	numbers, err := l.pread(ctx, path, count, size, seed, hotSpan)
 	gets := l.transport != verbena.TransportTCP && !l.messages && !l.legacy
