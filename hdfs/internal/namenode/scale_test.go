@@ -263,7 +263,7 @@ func (r *scaleRun) phase(name string, f func()) {
 	r.say("%-45s longest write %8v of %6d, took %v", name+":", time.Duration(r.worst.Load()).Round(10*time.Microsecond), r.write.Load(), time.Since(start).Round(time.Millisecond))
 	for _, h := range []*holds{&r.nn.state.held, &r.nn.blocks.held} {
 		for s := range sections {
-			if held := h.reset(section(s)); held.wall > time.Millisecond {
+			if held := h.reset(s); held.wall > time.Millisecond {
 				round := func(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 				r.say("    longest hold by %s: %v, of it %v on a processor; most on a processor: %v", sectionNames[s], round(held.wall), round(held.cpu), round(held.most))
 			}
