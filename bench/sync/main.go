@@ -1,0 +1,49 @@
+// Command sync measures what fsync costs: the journal of the NameNode, each of whose changes
+// waits for one, and files of which the DataNodes sync the last block before the close. The same
+// work without syncing stands beside it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sync:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	b := &bench{}
+	cmd := &cobra.Command{
+		Use:   "sync",
+		Short: "Measure what fsync costs the NameNode and the DataNodes",
+		Long: `Measure what fsync costs on the disk of a directory:
+
+  go -C bench run ./sync --dir /var/tmp
+
+It prints a table for docs/benchmarks/sync.md. Three parts: appends of 4 KiB to a file, each
+synced; changes of the NameNode's journal by 1 and by 32 callers, and the same on a file system
+whose syncs do nothing; files of three sizes with three replicas on DataNodes in this process, with
+and without an hsync before the close. The rounds of what is compared alternate.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), cmd.OutOrStdout()) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&b.dir, "dir", "", "`directory` on the disk to be measured (default: a temporary one)")
+	flags.IntVar(&b.rounds, "rounds", 5, "rounds")
+	flags.DurationVar(&b.each, "each", 0, "time of each part of a round (default: 500ms)")
+	return cmd
+}
