@@ -75,40 +75,52 @@ func globIn(root fs.FS, pattern string) (out []string, err error) {
 	return nil, &fs.PathError{Op: "find", Path: pattern, Err: fs.ErrNotExist}
 }
 
-// mostAlternatives bounds what the braces of one pattern stand for.
+// mostAlternatives bounds what the braces of one pattern stand for, and what is between.
 const mostAlternatives = 10_000
 
 // braces returns what a pattern with {one,two} in it stands for. A brace that is not
 // closed is an error, as in Java.
 func braces(pattern string) ([]string, error) {
-	open := -1
+	var out []string
+	todo := []string{pattern}
+	for steps := 0; len(todo) > 0; steps++ {
+		p := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		open, end := innermost(p)
+		switch {
+		case open >= 0 && end < 0:
+			return nil, fmt.Errorf("%s: a brace is not closed: %w", pattern, path.ErrBadPattern)
+		case open < 0:
+			out = append(out, p)
+			continue
+		case steps+len(todo) > mostAlternatives:
+			return nil, fmt.Errorf("%s stands for more than %d patterns", pattern, mostAlternatives)
+		}
+		choices := strings.Split(p[open+1:end], ",")
+		for _, choice := range slices.Backward(choices) {
+			todo = append(todo, p[:open]+choice+p[end+1:])
+		}
+	}
+	return out, nil
+}
+
+// innermost returns where the first pair of braces is that has no other in it. open is -1
+// if there is none, end if it is not closed.
+func innermost(pattern string) (open, end int) {
+	open = -1
 	for i := 0; i < len(pattern); i++ {
 		switch pattern[i] {
 		case '\\':
 			i++
 		case '{':
-			open = i // the innermost comes first
+			open = i
 		case '}':
-			if open < 0 {
-				continue
+			if open >= 0 {
+				return open, i
 			}
-			var out []string
-			for _, choice := range strings.Split(pattern[open+1:i], ",") {
-				more, err := braces(pattern[:open] + choice + pattern[i+1:])
-				if err != nil {
-					return nil, err
-				}
-				if out = append(out, more...); len(out) > mostAlternatives {
-					return nil, fmt.Errorf("%s stands for more than %d patterns", pattern, mostAlternatives)
-				}
-			}
-			return out, nil
 		}
 	}
-	if open >= 0 {
-		return nil, fmt.Errorf("%s: a brace is not closed: %w", pattern, path.ErrBadPattern)
-	}
-	return []string{pattern}, nil
+	return open, -1
 }
 
 // eachFile opens every file in turn.
