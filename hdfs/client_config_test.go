@@ -72,6 +72,7 @@ var trials = map[string]struct {
 		"1500", func(c *ClientConfig) any { return c.LocalExpiry }, 1500 * time.Millisecond, notTimes, nil,
 	},
 	"verbena.client.legacy-transfers":   {"true", func(c *ClientConfig) any { return c.LegacyTransfers }, true, notBools, nil},
+	"verbena.client.no-windows":         {"true", func(c *ClientConfig) any { return c.NoWindows }, true, notBools, nil},
 	"ipc.client.rpc-timeout.ms":         {"30000", func(c *ClientConfig) any { return c.CallTimeout }, 30 * time.Second, notTimes, nil},
 	"dfs.client.use.datanode.hostname":  {"true", func(c *ClientConfig) any { return c.UseHostname }, true, notBools, nil},
 	"dfs.client.socket-timeout":         {"1m", func(c *ClientConfig) any { return c.SocketTimeout }, time.Minute, notTimes, nil},
@@ -252,5 +253,29 @@ func TestLoadHadoopConf(t *testing.T) {
 	t.Setenv("HADOOP_CONF_DIR", other+"/none")
 	if _, err := LoadHadoopConf(); err == nil {
 		t.Error("a directory that is not there")
+	}
+}
+
+// The page about the client lists the properties that it heeds, and no others.
+func TestPropertiesAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../docs/hdfs-client.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "## Hadoop's properties")
+	rows := map[string]bool{}
+	for line := range strings.Lines(table) {
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "` |"); ok && strings.HasPrefix(line, "| `") {
+			rows[name] = true
+		}
+	}
+	for _, p := range ClientProperties() {
+		if !rows[p.Name] {
+			t.Errorf("%s is missing", p.Name)
+		}
+		delete(rows, p.Name)
+	}
+	for name := range rows {
+		t.Errorf("%s is not heeded", name)
 	}
 }
