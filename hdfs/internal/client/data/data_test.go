@@ -1,0 +1,146 @@
+package data
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// lent is memory of a pipeline.
+type lent struct {
+	b        []byte
+	released int
+}
+
+func (l *lent) Bytes() []byte { return l.b }
+func (l *lent) Release()      { l.released++ }
+
+// lender lends what it has, once.
+type lender struct{ has *lent }
+
+func (l *lender) Lend(size int) Memory {
+	if l.has == nil || len(l.has.b) < size {
+		return nil
+	}
+	m := l.has
+	l.has = nil
+	return m
+}
+
+// A sealed packet is header, checksums and data in one piece, which a reader of the
+// protocol takes, wherever its memory is.
+func TestPacketsInOnePiece(t *testing.T) {
+	sum := transfer.CRC32C()
+	pool := NewPool(3000, sum)
+	if pool.Size() != 5*512 || NewPool(1, sum).Size() != 512 {
+		t.Fatalf("packets of %d bytes", pool.Size())
+	}
+	for _, length := range []int{0, 1, 511, 512, 513, 5 * 512} {
+		for _, from := range []Lender{nil, &lender{}, &lender{&lent{b: make([]byte, pool.Memory())}}} {
+			k := pool.Get(42, 1024, length, from)
+			if len(k.Room()) != length {
+				t.Fatalf("room for %d bytes, want %d", len(k.Room()), length)
+			}
+			content := bytes.Repeat([]byte{byte(length), 7}, length)[:length]
+			k.Grow(copy(k.Room(), content))
+			k.Last = length == 0
+			k.Seal(sum)
+			if k.End() != 1024+int64(length) || !bytes.Equal(k.Data(), content) || len(k.Sums()) != (length+511)/512*4 {
+				t.Errorf("%d bytes: end %d, %d bytes of checksums", length, k.End(), len(k.Sums()))
+			}
+			from, to := k.Place(10)
+			if to-from != 10+len(k.Sums())+length || from < 0 || to > len(k.Bytes()) {
+				t.Errorf("it lies at %d to %d of %d", from, to, len(k.Bytes()))
+			}
+			r := transfer.NewReader(bytes.NewReader(k.Frame()), nil)
+			var got transfer.Packet
+			if err := r.ReadPacket(sum, &got); err != nil || got.Seqno != 42 || got.Offset != 1024 || got.Last != k.Last || !bytes.Equal(got.Data, content) {
+				t.Errorf("%d bytes: %+v %v", length, got.PacketHeader, err)
+			}
+			if err := sum.Verify(got.Sums, got.Data); err != nil {
+				t.Error(err)
+			}
+			r.Release()
+			memory, _ := k.Memory().(*lent)
+			pool.Put(k)
+			if memory != nil && (memory.released != 1 || k.Memory() != nil) {
+				t.Errorf("lent memory was given back %d times", memory.released)
+			}
+		}
+	}
+}
+
+// In steady state packets cost no memory.
+func TestPacketsAllocateNothing(t *testing.T) {
+	sum := transfer.CRC32C()
+	pool := NewPool(64<<10, sum)
+	if n := testing.AllocsPerRun(100, func() {
+		k := pool.Get(0, 0, 4096, nil)
+		k.Grow(4096)
+		k.Seal(sum)
+		k.Frame()
+		pool.Put(k)
+	}); n > 0.5 { // a collection may empty the pool
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func request(nodes int) *WriteRequest {
+	req := &WriteRequest{
+		Client: "client", Block: &hdfspb.ExtendedBlockProto{PoolId: proto.String("pool"), BlockId: proto.Uint64(7), GenerationStamp: proto.Uint64(1000), NumBytes: proto.Uint64(500)},
+		Stage: hdfspb.OpWriteBlockProto_PIPELINE_SETUP_STREAMING_RECOVERY, Sent: 900, Generation: 1001, BlockSize: 4096, Checksum: transfer.CRC32C(),
+	}
+	for i := range nodes {
+		ip, name := fmt.Sprintf("192.0.2.%d", i+1), fmt.Sprintf("host-%d", i+1)
+		req.Nodes = append(req.Nodes, &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{IpAddr: &ip, HostName: &name, XferPort: proto.Uint32(9866)}})
+		req.Types, req.Storages = append(req.Types, hdfspb.StorageTypeProto_SSD), append(req.Storages, "storage of "+name)
+	}
+	return req
+}
+
+// The first DataNode gets its own storage and the others as targets; the block's length
+// is what to reserve, and the acknowledged bytes are the least that it must have.
+func TestWriteRequests(t *testing.T) {
+	req := request(3)
+	op := req.Op()
+	if op.GetHeader().GetBaseHeader().GetBlock().GetNumBytes() != 4096 || op.GetMinBytesRcvd() != 500 || op.GetMaxBytesRcvd() != 900 || op.GetLatestGenerationStamp() != 1001 ||
+		op.GetPipelineSize() != 3 || len(op.GetTargets()) != 2 || len(op.GetTargetPinnings()) != 2 || op.GetStorageType() != hdfspb.StorageTypeProto_SSD ||
+		len(op.GetTargetStorageTypes()) != 2 || op.GetStorageId() != "storage of host-1" || len(op.GetTargetStorageIds()) != 2 {
+		t.Errorf("%v", op)
+	}
+	if req.Block.GetNumBytes() != 500 {
+		t.Error("the request has changed")
+	}
+	req.Types, req.Storages = nil, nil
+	if op := req.Op(); op.StorageType != nil || op.StorageId != nil || op.TargetStorageTypes != nil {
+		t.Errorf("%v", op)
+	}
+}
+
+// Whom a refusal names, by address or by name; without a name it is the first.
+func TestRefusals(t *testing.T) {
+	why := errors.New("no")
+	for link, want := range map[string]int{"": 0, "192.0.2.1:9866": 0, "192.0.2.3:9866": 2, "host-2:9866": 1, "192.0.2.3:9867": 0, "elsewhere": 0} {
+		bad := request(3).Refused(&hdfspb.BlockOpResponseProto{Status: hdfspb.Status_ERROR.Enum(), FirstBadLink: &link}, why)
+		if bad.Node != want || bad.Restarting || !errors.Is(bad, why) {
+			t.Errorf("%q: %+v", link, bad)
+		}
+	}
+	if bad := request(1).Refused(&hdfspb.BlockOpResponseProto{Status: hdfspb.Status_OOB_RESTART.Enum()}, why); !bad.Restarting {
+		t.Errorf("%+v", bad)
+	}
+	for status, want := range map[hdfspb.Status]error{hdfspb.Status_ERROR_ACCESS_TOKEN: ErrToken, hdfspb.Status_ERROR_EXISTS: ErrExists} {
+		err := fmt.Errorf("DataNode: %w", &StatusError{Status: status, Message: "m"})
+		for _, e := range []error{ErrToken, ErrExists} {
+			if errors.Is(err, e) != (e == want) {
+				t.Errorf("%v is %v", err, e)
+			}
+		}
+	}
+}

@@ -1,0 +1,472 @@
+package reader
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const testBlock = 10_000
+
+// cluster has one file, in memory. The hooks, which may be nil, make things go wrong.
+type cluster struct {
+	data.Path
+	content []byte
+	nodes   []*hdfspb.DatanodeInfoProto
+	open    bool // the last block is being written
+
+	read    func(req *data.ReadRequest, n int) error // before the n-th read begins
+	next    func(req *data.ReadRequest, n int) error // before the n-th piece of all
+	visible func(node string) (int64, error)
+	answer  func(resp *hdfspb.LocatedBlocksProto) // before it goes out
+
+	mu       sync.Mutex
+	counts   map[string]int
+	asked    []time.Time // when the NameNode was
+	reported []string    // DataNodes with bad replicas
+	from     []string    // DataNodes that were read from
+}
+
+func newCluster(size, nodes int) *cluster {
+	c := &cluster{content: make([]byte, size), counts: map[string]int{}}
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(c.content) // never fails
+	for i := range nodes {
+		uuid, ip := fmt.Sprintf("uuid-%d", i+1), fmt.Sprintf("192.0.2.%d", i+1)
+		c.nodes = append(c.nodes, &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{DatanodeUuid: &uuid, IpAddr: &ip, HostName: &uuid, XferPort: proto.Uint32(9866), InfoPort: proto.Uint32(0), IpcPort: proto.Uint32(9867)}})
+	}
+	return c
+}
+
+func (c *cluster) config() *Config {
+	return &Config{Names: c, Path: c, Client: "client", Prefetch: 2 * testBlock, Failures: 5, Window: time.Second, Logger: slog.New(slog.DiscardHandler)}
+}
+
+func (c *cluster) count(what string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[what]++
+	return c.counts[what]
+}
+
+func (c *cluster) located(at int) *hdfspb.LocatedBlockProto {
+	n := min(testBlock, len(c.content)-at)
+	lb := &hdfspb.LocatedBlockProto{
+		B:      &hdfspb.ExtendedBlockProto{PoolId: proto.String("pool"), BlockId: proto.Uint64(uint64(100 + at/testBlock)), GenerationStamp: proto.Uint64(1), NumBytes: proto.Uint64(uint64(n))},
+		Offset: proto.Uint64(uint64(at)), Locs: slices.Clone(c.nodes), Corrupt: proto.Bool(false), BlockToken: &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
+	}
+	for range c.nodes {
+		lb.StorageIDs, lb.StorageTypes = append(lb.StorageIDs, "storage"), append(lb.StorageTypes, hdfspb.StorageTypeProto_DISK)
+	}
+	return lb
+}
+
+// Call is the NameNode.
+func (c *cluster) Call(ctx context.Context, _ string, req, resp proto.Message) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch req := req.(type) {
+	case *hdfspb.ReportBadBlocksRequestProto:
+		for _, b := range req.GetBlocks() {
+			c.reported = append(c.reported, b.GetLocs()[0].GetId().GetDatanodeUuid())
+		}
+	case *hdfspb.GetBlockLocationsRequestProto:
+		c.asked = append(c.asked, time.Now())
+		out := &hdfspb.LocatedBlocksProto{FileLength: proto.Uint64(uint64(len(c.content))), UnderConstruction: proto.Bool(c.open), IsLastBlockComplete: proto.Bool(!c.open)}
+		last := (len(c.content) - 1) / testBlock * testBlock
+		if c.open {
+			out.FileLength = proto.Uint64(uint64(last))
+		}
+		for at := 0; at < len(c.content); at += testBlock {
+			if c.open && at == last {
+				break
+			}
+			if uint64(at+testBlock) > req.GetOffset() && uint64(at) < req.GetOffset()+req.GetLength() {
+				out.Blocks = append(out.Blocks, c.located(at))
+			}
+		}
+		out.LastBlock = c.located(last)
+		if c.answer != nil {
+			c.answer(out)
+		}
+		resp.(*hdfspb.GetBlockLocationsResponseProto).Locations = out
+	}
+	return nil
+}
+
+func (c *cluster) VisibleLength(_ context.Context, node *hdfspb.DatanodeInfoProto, _ *hdfspb.ExtendedBlockProto, _ *hdfspb.TokenProto) (int64, error) {
+	return c.visible(node.GetId().GetDatanodeUuid())
+}
+
+type ranged struct {
+	c   *cluster
+	ctx context.Context
+	req *data.ReadRequest
+	at  int
+	end int
+}
+
+func (c *cluster) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReader, error) {
+	n := c.count("read")
+	c.mu.Lock()
+	c.from = append(c.from, req.Node.GetId().GetDatanodeUuid())
+	c.mu.Unlock()
+	if c.read != nil {
+		if err := c.read(req, n); err != nil {
+			return nil, err
+		}
+	}
+	at := int(req.Block.GetBlockId()-100)*testBlock + int(req.Offset)
+	return &ranged{c, ctx, req, at, at + int(req.Length)}, nil
+}
+
+func (r *ranged) Next() ([]byte, error) {
+	if r.ctx.Err() != nil {
+		return nil, context.Cause(r.ctx)
+	}
+	if r.at == r.end {
+		return nil, io.EOF
+	}
+	if n := r.c.count("next"); r.c.next != nil {
+		if err := r.c.next(r.req, n); err != nil {
+			return nil, err
+		}
+	}
+	n := min(777, r.end-r.at)
+	p := r.c.content[r.at : r.at+n]
+	r.at += n
+	return p, nil
+}
+
+func (r *ranged) Close() error { return nil }
+
+// whole reads the file with WriteTo, and with Read, and compares.
+func (c *cluster) whole(t *testing.T, cfg *Config) {
+	t.Helper()
+	f, err := Open(t.Context(), cfg, "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var out bytes.Buffer
+	if n, err := f.WriteTo(&out); err != nil || n != int64(len(c.content)) || !bytes.Equal(out.Bytes(), c.content) {
+		t.Errorf("WriteTo: %d bytes of %d, %v", n, len(c.content), err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(struct{ io.Reader }{f})
+	if err != nil || !bytes.Equal(got, c.content) {
+		t.Errorf("Read: %d bytes of %d, %v", len(got), len(c.content), err)
+	}
+}
+
+func TestReads(t *testing.T) {
+	for _, size := range []int{0, 1, testBlock - 1, testBlock, testBlock + 1, 5*testBlock + 123} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(size, 3)
+			c.whole(t, c.config())
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(5*testBlock+123, 2)
+		f, err := Open(t.Context(), c.config(), "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		random := rand.New(rand.NewPCG(1, 2))
+		for range 300 {
+			off, p := random.IntN(len(c.content)+100), make([]byte, random.IntN(3*testBlock))
+			n, err := f.ReadAt(t.Context(), p, int64(off))
+			want := c.content[min(off, len(c.content)):min(off+len(p), len(c.content))]
+			if !bytes.Equal(p[:n], want) || (err == io.EOF) != (len(want) < len(p)) || err != nil && err != io.EOF {
+				t.Fatalf("ReadAt(%d, %d): %d, %v", len(p), off, n, err)
+			}
+		}
+		if _, err := f.ReadAt(t.Context(), make([]byte, 1), -1); err == nil {
+			t.Error("a read before the start")
+		}
+		for whence, ok := range map[int]bool{io.SeekStart: false, io.SeekCurrent: false, io.SeekEnd: true, 7: false} {
+			if _, err := f.Seek(-1, whence); (err == nil) != ok {
+				t.Errorf("Seek(-1, %d): %v", whence, err)
+			}
+			if _, err := f.Seek(0, io.SeekStart); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// A seek within what has come already asks nobody.
+func TestShortSeeks(t *testing.T) {
+	c := newCluster(testBlock, 1)
+	f, err := Open(t.Context(), c.config(), "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	p := make([]byte, 10)
+	for _, at := range []int64{0, 100, 700} {
+		if _, err := f.Seek(at, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(f, p); err != nil || !bytes.Equal(p, c.content[at:at+10]) {
+			t.Fatal(err)
+		}
+	}
+	if c.counts["read"] != 1 {
+		t.Errorf("%d reads were begun", c.counts["read"])
+	}
+}
+
+// A DataNode that fails at any piece is left for another one, which goes on where it was.
+func TestReadsGoOnElsewhere(t *testing.T) {
+	for at := 1; at <= 26; at += 5 {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(testBlock+testBlock/2, 2)
+			c.next = func(req *data.ReadRequest, n int) error {
+				if n == at {
+					return errors.New("connection reset")
+				}
+				return nil
+			}
+			c.whole(t, c.config())
+			if !slices.Contains(c.from, "uuid-2") {
+				t.Errorf("read from %v", c.from)
+			}
+		})
+	}
+}
+
+// When all DataNodes fail, the NameNode is asked again after pauses that grow, and the
+// error names the block.
+func TestReadsGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(100, 3)
+		broken := errors.New("connection refused")
+		c.read = func(*data.ReadRequest, int) error { return broken }
+		f, err := Open(t.Context(), c.config(), "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		began := time.Now()
+		_, err = f.ReadAt(t.Context(), make([]byte, 10), 0)
+		if !errors.Is(err, broken) {
+			t.Errorf("%v", err)
+		}
+		if c.counts["read"] != 3*6 || len(c.asked) != 1+5 {
+			t.Errorf("%d reads, the NameNode was asked %d times", c.counts["read"], len(c.asked))
+		}
+		// The pauses are 0 to 1 s, 1 to 3, 2 to 5, 3 to 7 and 4 to 9.
+		if took := time.Since(began); took < 10*time.Second || took > 25*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		began = time.Now()
+		if _, err := f.ReadAt(ctx, make([]byte, 10), 0); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 2*time.Second {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}
+
+// A replica that moved is found by asking the NameNode again.
+func TestReadsFindMovedReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(100, 1)
+		gone := c.nodes[0].GetId().GetDatanodeUuid()
+		c.read = func(req *data.ReadRequest, _ int) error {
+			if req.Node.GetId().GetDatanodeUuid() == gone {
+				return &data.StatusError{Status: hdfspb.Status_ERROR, Message: "there is no such replica"}
+			}
+			return nil
+		}
+		f, err := Open(t.Context(), c.config(), "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		c.nodes = newCluster(0, 2).nodes[1:]
+		p := make([]byte, 100)
+		if _, err := f.ReadAt(t.Context(), p, 0); err != nil || !bytes.Equal(p, c.content) {
+			t.Error(err)
+		}
+	})
+}
+
+// Bytes that do not match their checksums are read elsewhere, and the NameNode hears of
+// the replica.
+func TestCorruptReplicasAreReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(testBlock, 3)
+		c.next = func(req *data.ReadRequest, _ int) error {
+			if req.Node.GetId().GetDatanodeUuid() == "uuid-1" {
+				return fmt.Errorf("at 512: %w", transfer.ErrChecksum)
+			}
+			return nil
+		}
+		c.whole(t, c.config())
+		if !slices.Equal(c.reported, []string{"uuid-1"}) {
+			t.Errorf("reported %v", c.reported)
+		}
+	})
+}
+
+// A token that is refused is replaced once, and the DataNode is not to blame.
+func TestTokensAreReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(100, 2)
+		c.read = func(_ *data.ReadRequest, n int) error {
+			if n == 1 {
+				return &data.StatusError{Status: hdfspb.Status_ERROR_ACCESS_TOKEN}
+			}
+			return nil
+		}
+		f, err := Open(t.Context(), c.config(), "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		began := time.Now()
+		if _, err := f.ReadAt(t.Context(), make([]byte, 100), 0); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(c.from, []string{"uuid-1", "uuid-1"}) || len(c.asked) != 2 || time.Since(began) != 0 {
+			t.Errorf("read from %v, asked %d times, in %v", c.from, len(c.asked), time.Since(began))
+		}
+	})
+}
+
+// The length of a file that is being written is what its DataNodes say.
+func TestGrowingFiles(t *testing.T) {
+	notThere := exception.New(exception.ReplicaNotFound, "Replica not found")
+	for _, test := range []struct {
+		name    string
+		visible func(string) (int64, error)
+		length  int64
+		bad     bool
+	}{
+		{"the first", func(string) (int64, error) { return 77, nil }, testBlock + 77, false},
+		{"the second", func(node string) (int64, error) {
+			if node == "uuid-1" {
+				return 0, errors.New("connection refused")
+			}
+			return 78, nil
+		}, testBlock + 78, false},
+		{"not begun", func(string) (int64, error) { return 0, notThere }, testBlock, false},
+		{"nobody knows", func(node string) (int64, error) {
+			if node == "uuid-1" {
+				return 0, notThere
+			}
+			return 0, errors.New("connection refused")
+		}, 0, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := newCluster(2*testBlock, 2)
+			c.open, c.visible = true, test.visible
+			f, err := Open(t.Context(), c.config(), "/file")
+			if (err != nil) != test.bad {
+				t.Fatal(err)
+			}
+			if err != nil {
+				return
+			}
+			defer f.Close()
+			got, err := io.ReadAll(f)
+			if f.Length() != test.length || !f.Growing() || err != nil || !bytes.Equal(got, c.content[:test.length]) {
+				t.Errorf("%d bytes of %d: %v", len(got), f.Length(), err)
+			}
+			c.open = false
+			if err := f.Refresh(t.Context()); err != nil || f.Length() != 2*testBlock || f.Growing() {
+				t.Errorf("closed, and it has %d bytes: %v", f.Length(), err)
+			}
+		})
+	}
+}
+
+// A read that takes long is begun at a second DataNode, if so many may be under way, and
+// no goroutine stays.
+func TestHedges(t *testing.T) {
+	for _, room := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(100, 2)
+			c.next = func(req *data.ReadRequest, _ int) error {
+				if req.Node.GetId().GetDatanodeUuid() == "uuid-1" {
+					time.Sleep(10 * time.Second)
+				}
+				return nil
+			}
+			cfg := c.config()
+			cfg.Hedge, cfg.Hedges = time.Second, make(chan struct{}, room)
+			f, err := Open(t.Context(), cfg, "/file")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			p := make([]byte, 100)
+			if _, err := f.ReadAt(t.Context(), p, 0); err != nil || !bytes.Equal(p, c.content) {
+				t.Error(err)
+			}
+			if want := 1 + room; c.counts["read"] != want {
+				t.Errorf("%d reads, want %d", c.counts["read"], want)
+			}
+		})
+	}
+}
+
+// Whatever a NameNode answers, opening and reading end, without a panic and with no byte
+// at a wrong place.
+func FuzzLocatedBlocks(f *testing.F) {
+	seed, err := proto.Marshal(&hdfspb.LocatedBlocksProto{
+		FileLength: proto.Uint64(2 * testBlock), UnderConstruction: proto.Bool(false), IsLastBlockComplete: proto.Bool(true),
+		Blocks: []*hdfspb.LocatedBlockProto{newCluster(testBlock, 1).located(0)}, LastBlock: newCluster(testBlock, 1).located(0),
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed, int64(0))
+	f.Add([]byte{}, int64(5))
+	f.Fuzz(func(t *testing.T, answer []byte, at int64) {
+		var lbs hdfspb.LocatedBlocksProto
+		if proto.Unmarshal(answer, &lbs) != nil {
+			return
+		}
+		list, err := convert(lbs.GetBlocks())
+		if err != nil {
+			return
+		}
+		var known blocks
+		known.add(list)
+		for i, b := range known.list {
+			if b.length < 1 || b.start < 0 || b.end() < b.start || i > 0 && known.list[i-1].start >= b.start {
+				t.Fatalf("block %d is at %d with %d bytes", i, b.start, b.length)
+			}
+		}
+		if b := known.find(at); b != nil && (b.start > at || b.end() <= at) {
+			t.Fatalf("%d is found in the block at %d with %d bytes", at, b.start, b.length)
+		}
+	})
+}
