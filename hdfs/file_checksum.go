@@ -159,9 +159,8 @@ func (f *fileSum) result() *FileChecksum {
 		padded *= 2
 	}
 	sum := md5.Sum(append(f.sums, make([]byte, padded-len(f.sums))...))
-	encoded := make([]byte, paddedFrom) // the rest of this buffer counts, too
-	binary.BigEndian.PutUint32(encoded, f.chunk)
-	binary.BigEndian.PutUint64(encoded[4:], f.chunks)
-	copy(encoded[12:], sum[:])
+	encoded := binary.BigEndian.AppendUint32(nil, f.chunk)
+	encoded = binary.BigEndian.AppendUint64(encoded, f.chunks)
+	encoded = append(encoded, sum[:]...)
 	return &FileChecksum{fmt.Sprintf("MD5-of-%dMD5-of-%d%s", f.chunks, f.chunk, kind), sum[:], encoded}
 }

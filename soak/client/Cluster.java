@@ -7,6 +7,7 @@ import java.io.PrintStream;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
+import java.util.Arrays;
 
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileChecksum;
@@ -68,7 +69,7 @@ public final class Cluster {
         own.set("dfs.checksum.combine.mode", words[2]);
         try (FileSystem fs = FileSystem.newInstance(new URI("hdfs://127.0.0.1:" + cluster.getNameNodePort()), own)) {
           FileChecksum sum = fs.getFileChecksum(new Path(words[1]));
-          return sum.getAlgorithmName() + " " + hex(sum.getBytes());
+          return sum.getAlgorithmName() + " " + hex(Arrays.copyOf(sum.getBytes(), sum.getLength())) /* as the shell shows it */;
         }
       }
       case "read": { // the SHA-256 of a file
