@@ -13,6 +13,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 )
 
 // ClientConfig configures a [Client]. Zero values stand for the defaults, which are
@@ -179,7 +180,7 @@ func checksumType(p hdfspb.ChecksumTypeProto) ChecksumType { return ChecksumType
 const (
 	defaultPacket = 256 << 10 // where no transport says how many
 	defaultWindow = 4 << 20
-	largestWindow = 1 << 30
+	largestWindow = native.MaxWindow
 )
 
 func fill[T comparable](field *T, value T) {

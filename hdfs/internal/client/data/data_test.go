@@ -1,7 +1,6 @@
 package data
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"testing"
@@ -11,85 +10,6 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
-
-// lent is memory of a pipeline.
-type lent struct {
-	b        []byte
-	released int
-}
-
-func (l *lent) Bytes() []byte { return l.b }
-func (l *lent) Release()      { l.released++ }
-
-// lender lends what it has, once.
-type lender struct{ has *lent }
-
-func (l *lender) Lend(size int) Memory {
-	if l.has == nil || len(l.has.b) < size {
-		return nil
-	}
-	m := l.has
-	l.has = nil
-	return m
-}
-
-// A sealed packet is header, checksums and data in one piece, which a reader of the
-// protocol takes, wherever its memory is.
-func TestPacketsInOnePiece(t *testing.T) {
-	sum := transfer.CRC32C()
-	pool := NewPool(3000, sum)
-	if pool.Size() != 5*512 || NewPool(1, sum).Size() != 512 {
-		t.Fatalf("packets of %d bytes", pool.Size())
-	}
-	for _, length := range []int{0, 1, 511, 512, 513, 5 * 512} {
-		for _, from := range []Lender{nil, &lender{}, &lender{&lent{b: make([]byte, pool.Memory())}}} {
-			k := pool.Get(42, 1024, length, from)
-			if len(k.Room()) != length {
-				t.Fatalf("room for %d bytes, want %d", len(k.Room()), length)
-			}
-			content := bytes.Repeat([]byte{byte(length), 7}, length)[:length]
-			k.Grow(copy(k.Room(), content))
-			k.Last = length == 0
-			k.Seal(sum)
-			if k.End() != 1024+int64(length) || !bytes.Equal(k.Data(), content) || len(k.Sums()) != (length+511)/512*4 {
-				t.Errorf("%d bytes: end %d, %d bytes of checksums", length, k.End(), len(k.Sums()))
-			}
-			from, to := k.Place(10)
-			if to-from != 10+len(k.Sums())+length || from < 0 || to > len(k.Bytes()) {
-				t.Errorf("it lies at %d to %d of %d", from, to, len(k.Bytes()))
-			}
-			r := transfer.NewReader(bytes.NewReader(k.Frame()), nil)
-			var got transfer.Packet
-			if err := r.ReadPacket(sum, &got); err != nil || got.Seqno != 42 || got.Offset != 1024 || got.Last != k.Last || !bytes.Equal(got.Data, content) {
-				t.Errorf("%d bytes: %+v %v", length, got.PacketHeader, err)
-			}
-			if err := sum.Verify(got.Sums, got.Data); err != nil {
-				t.Error(err)
-			}
-			r.Release()
-			memory, _ := k.Memory().(*lent)
-			pool.Put(k)
-			if memory != nil && (memory.released != 1 || k.Memory() != nil) {
-				t.Errorf("lent memory was given back %d times", memory.released)
-			}
-		}
-	}
-}
-
-// In steady state packets cost no memory.
-func TestPacketsAllocateNothing(t *testing.T) {
-	sum := transfer.CRC32C()
-	pool := NewPool(64<<10, sum)
-	if n := testing.AllocsPerRun(100, func() {
-		k := pool.Get(0, 0, 4096, nil)
-		k.Grow(4096)
-		k.Seal(sum)
-		k.Frame()
-		pool.Put(k)
-	}); n > 0.5 { // a collection may empty the pool
-		t.Errorf("%v allocations", n)
-	}
-}
 
 func request(nodes int) *WriteRequest {
 	req := &WriteRequest{

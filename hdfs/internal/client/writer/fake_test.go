@@ -71,7 +71,7 @@ const (
 // config is a writer's on the cluster.
 func (c *cluster) config() *Config {
 	return &Config{
-		Names: c, Path: c, Client: "client", Packets: data.NewPool(testPacket, transfer.CRC32C()), Window: 8, BlockRetries: 3,
+		Names: c, Path: c, Client: "client", Packets: data.NewPool(testPacket, transfer.CRC32C()), Window: 9 * testPacket, BlockRetries: 3,
 		LocateRetries: 5, LocatePause: 400 * time.Millisecond, RestartTimeout: 30 * time.Second, Heartbeat: 30 * time.Second,
 		ExcludeFor: 10 * time.Minute, Logger: slog.New(slog.DiscardHandler),
 	}
