@@ -178,9 +178,6 @@ func (f *field) known() map[string]bool {
 	return out
 }
 
-// transports are those of our own that are compared.
-var transports = []string{"shm", verbena.TransportTCP, "iwarp"}
-
 // An entry is a client on a system, and what it does there.
 type entry struct {
 	name, system string // a system is "apache", or ours by its transport
