@@ -45,6 +45,10 @@ type conn struct {
 	wants   []want // that were sent and have no answer yet
 }
 
+// checkForeign tells whether memory of another user may be mapped on this host. Tests
+// change it.
+var checkForeign = memfd.CheckForeign
+
 // newConn looks who is at the other end of a socket. If that is somebody who may
 // not connect, it returns the conn as well as the error, which says so.
 func newConn(socket *net.UnixConn, config *Config) (*conn, error) {
@@ -71,7 +75,7 @@ func newConn(socket *net.UnixConn, config *Config) (*conn, error) {
 		return c, fmt.Errorf("%s: %s: %s", c.name(), served.Why(peer.Uid), refusal)
 	}
 	if c.foreign {
-		if err := memfd.CheckForeign(); err != nil {
+		if err := checkForeign(); err != nil {
 			return c, fmt.Errorf("%s: memory of another user: %w", c.name(), err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -138,30 +139,47 @@ func asNobody(t *testing.T) func(*exec.Cmd) {
 	}
 }
 
-// A process of another user is refused, and told why.
+// A process of another user is refused where it is not named, and where this host may
+// refuse pages that it has mapped. It is told which, and no number of a user.
 func TestOtherUserIsRefused(t *testing.T) {
-	change := asNobody(t)
-	device := openDevice(t, Config{})
-	l, err := device.Listen(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	command := exec.CommandContext(t.Context(), os.Args[0])
-	command.Env = append(os.Environ(), partVariable+"=reader", addressVariable+"="+l.Address())
-	change(command)
-	var text bytes.Buffer
-	command.Stderr = &text
-	if err := command.Run(); err == nil {
-		t.Fatal("connected")
-	}
-	if !strings.Contains(text.String(), "AllowUIDs") || strings.Contains(text.String(), "65534") {
-		t.Fatalf("the child says: %s", text.String())
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if r, err := l.Accept(ctx); err == nil {
-		t.Fatalf("a request of %s reached Accept", r.RemoteAddress())
+	defer func(check func() error) { checkForeign = check }(checkForeign)
+	for _, c := range []struct {
+		name   string
+		config Config
+		host   error // what checkForeign says
+		says   string
+	}{
+		{"not named", Config{}, nil, "AllowUIDs"},
+		{"strict overcommit", Config{AllowUIDs: []uint32{nobody}}, memfd.ErrStrictOvercommit, "vm.overcommit_memory is 2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			change := asNobody(t)
+			checkForeign = func() error { return c.host }
+			device := openDevice(t, c.config)
+			l, err := device.Listen(t.Context(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			limited, stop := context.WithTimeout(t.Context(), 20*time.Second) // for one that is let in
+			defer stop()
+			command := exec.CommandContext(limited, os.Args[0])
+			command.Env = append(os.Environ(), partVariable+"=reader", addressVariable+"="+l.Address())
+			change(command)
+			var text bytes.Buffer
+			command.Stderr = &text
+			if err := command.Run(); err == nil {
+				t.Fatal("connected")
+			}
+			if !strings.Contains(text.String(), c.says) || strings.Contains(text.String(), "65534") {
+				t.Fatalf("the child says: %s", text.String())
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if r, err := l.Accept(ctx); err == nil {
+				t.Fatalf("a request of %s reached Accept", r.RemoteAddress())
+			}
+		})
 	}
 }
 
