@@ -47,8 +47,10 @@ type nativeBlock struct {
 	id       uint32       // of the block there
 	opened   bool         // the replica is
 	behind   bool         // all DataNodes behind have accepted
-	accepted bool
-	acked    int64 // the last packet that all behind have acknowledged
+	settled  bool         // both, and the answer is being made
+	answered bool         // the set-up is
+	accepted bool         // by a yes
+	acked    int64        // the last packet that all behind have acknowledged, -1 before the first
 	over     bool
 	done     bool        // it is complete
 	lost     error       // the mirror, before it was asked
@@ -69,7 +71,7 @@ type nativeAck struct {
 // meanwhile.
 func (b *nativeBlock) setUp() {
 	if v, resp := b.begin(); v != native.Accepted {
-		b.answer(v, resp)
+		b.refused(v, resp)
 		b.end()
 		return
 	}
@@ -209,10 +211,10 @@ func (b *nativeBlock) silent() {
 // settle answers the set-up when this DataNode and all behind it have what they need.
 func (b *nativeBlock) settle() {
 	b.mu.Lock()
-	ready := b.opened && b.behind && !b.accepted && !b.over
+	ready := b.opened && b.behind && !b.settled && !b.over
 	var w *store.Writer
 	if ready {
-		b.accepted, w = true, b.w
+		b.settled, w = true, b.w
 	}
 	b.mu.Unlock()
 	switch {
@@ -226,24 +228,37 @@ func (b *nativeBlock) settle() {
 			}
 			b.writing.Unlock()
 			if err != nil {
-				b.answer(native.Refused, refusedBy(statusOf(err), "", err))
+				b.refused(native.Refused, refusedBy(statusOf(err), "", err))
 			} else {
-				b.answer(native.Accepted, nil)
+				b.accept()
 			}
 			b.end()
 		})
 	default:
 		b.dn.changed(clusterpb.ReplicaChange_RECEIVING, w.Info(), false)
-		b.answer(native.Accepted, nil)
+		b.accept()
 		b.advance()
 	}
 }
 
+// accept answers the set-up with a yes, unless it has been refused. With mu held, so that
+// no acknowledgement goes before it.
+func (b *nativeBlock) accept() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.over && !b.answered {
+		b.accepted = true
+		b.answer(native.Accepted, nil)
+	}
+}
+
+// answer answers the set-up. mu is held.
 func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto) {
 	message, err := native.AppendAnswer(nil, v, resp)
 	if err != nil || len(message) > native.MaxRequest {
 		message, _ = native.AppendAnswer(nil, v, nil)
 	}
+	b.answered = true
 	b.link.Post(b.tag, message)
 }
 
@@ -458,9 +473,12 @@ func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
 		b.mu.Unlock()
 		return
 	}
-	if accepted := b.accepted; !accepted {
+	if !b.accepted {
+		if !b.answered {
+			b.answer(native.Refused, refusedBy(replies[0], "", cause))
+		}
 		b.mu.Unlock()
-		b.refused(native.Refused, refusedBy(replies[0], "", cause))
+		b.end()
 		return
 	}
 	b.out = native.AppendAck(b.out[:0], &transfer.Ack{Seqno: max(0, b.acked), Replies: replies})
@@ -473,10 +491,12 @@ func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
 // refused answers the set-up with a no.
 func (b *nativeBlock) refused(v native.Verdict, resp *hdfspb.BlockOpResponseProto) {
 	b.mu.Lock()
-	silent := b.over || b.accepted
-	b.mu.Unlock()
+	silent := b.over || b.answered
 	if !silent {
 		b.answer(v, resp)
+	}
+	b.mu.Unlock()
+	if !silent {
 		b.end()
 	}
 }
