@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
@@ -195,4 +197,58 @@ func TestAWindowHoldsTheClientBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, c, "/held", append(first, content...))
+}
+
+// A first packet that the last DataNode has not written is not acknowledged, though all
+// before it have it.
+func TestFlushWaitsForTheLastDataNode(t *testing.T) {
+	var held atomic.Pointer[string] // the directory of the DataNode that does not write
+	free := make(chan struct{})
+	disk := errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if dir := held.Load(); dir != nil && op.Kind == errorfs.OpFileWriteAt && strings.Contains(op.Path, *dir) && !strings.HasSuffix(op.Path, ".meta") {
+			<-free
+		}
+		return nil
+	}))
+	name, nodes, rt := onFakes(t, 2, 8<<20, 8<<20, disk)
+	d := NewDialer(rt, "fakeband")
+	defer d.Close()
+	c, err := NewClient(ClientConfig{NameNodes: []string{name}, User: superuser(t), Dialer: d, NoLocalReads: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	inject(c, &faulty{setup: func(req *data.WriteRequest, _ int) {
+		last := req.Nodes[len(req.Nodes)-1].GetId().GetXferPort()
+		for i, dn := range nodes {
+			if strings.HasSuffix(dn.Addr(), fmt.Sprint(":", last)) {
+				dir := fmt.Sprint("datanode-", i)
+				held.Store(&dir)
+			}
+		}
+	}})
+	w, err := c.Create(t.Context(), "/last", CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	content := randomBytes(1000)
+	flushed := make(chan error, 1)
+	go func() {
+		_, err := w.Write(content)
+		flushed <- errors.Join(err, w.Flush(t.Context()))
+	}()
+	select {
+	case err := <-flushed:
+		t.Errorf("flushed before the last DataNode wrote: %v", err)
+		flushed <- err
+	case <-time.After(500 * time.Millisecond):
+		if held.Load() == nil {
+			t.Error("no pipeline was set up")
+		}
+	}
+	close(free)
+	if err := errors.Join(<-flushed, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "/last", content)
 }
