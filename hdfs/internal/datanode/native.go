@@ -66,9 +66,9 @@ func (n *natives) release(window int64) {
 
 // A nativeLink is one endpoint of [native.Service], of a client or of the DataNode before
 // this one in pipelines, with the blocks that are written over it. One goroutine receives:
-// it forwards packets and writes them, and acknowledges when no more messages are there. What may take long, a set-up, the end of a block, a
-// packet that is to be synced, has a goroutine while it lasts, in which the block's next
-// packets are dealt with, too.
+// it forwards packets and writes them, and acknowledges when no more messages are there.
+// What may take long, a set-up, the end of a block, a packet that is to be synced, has a
+// goroutine while it lasts, in which the block's next packets are dealt with, too.
 type nativeLink struct {
 	*native.Link
 	dn *DataNode

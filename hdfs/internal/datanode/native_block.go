@@ -72,7 +72,6 @@ type nativeAck struct {
 func (b *nativeBlock) setUp() {
 	if v, resp := b.begin(); v != native.Accepted {
 		b.refused(v, resp)
-		b.end()
 		return
 	}
 	b.mu.Lock()
@@ -229,9 +228,9 @@ func (b *nativeBlock) settle() {
 			b.writing.Unlock()
 			if err != nil {
 				b.refused(native.Refused, refusedBy(statusOf(err), "", err))
-			} else {
-				b.accept()
+				return
 			}
+			b.accept()
 			b.end()
 		})
 	default:
@@ -241,25 +240,26 @@ func (b *nativeBlock) settle() {
 	}
 }
 
-// accept answers the set-up with a yes, unless it has been refused. With mu held, so that
-// no acknowledgement goes before it.
+// accept answers the set-up with a yes.
 func (b *nativeBlock) accept() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.over && !b.answered {
-		b.accepted = true
-		b.answer(native.Accepted, nil)
-	}
+	b.answer(native.Accepted, nil)
 }
 
-// answer answers the set-up. mu is held.
-func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto) {
+// answer answers the set-up, once, and tells whether it has done so now. mu is held, so
+// that no acknowledgement goes before the answer.
+func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto) bool {
+	if b.answered || b.over {
+		return false
+	}
 	message, err := native.AppendAnswer(nil, v, resp)
 	if err != nil || len(message) > native.MaxRequest {
 		message, _ = native.AppendAnswer(nil, v, nil)
 	}
-	b.answered = true
+	b.answered, b.accepted = true, v == native.Accepted
 	b.link.Post(b.tag, message)
+	return true
 }
 
 // take takes a packet that has come. The error is a breach.
@@ -290,7 +290,7 @@ func (b *nativeBlock) take(m *verbena.Message) error {
 	b.running = true
 	b.mu.Unlock()
 	b.process(m)
-	if b.work(); b.owes() {
+	if b.work() {
 		b.link.owing = append(b.link.owing, b)
 	}
 	return nil
@@ -302,14 +302,15 @@ func (b *nativeBlock) run() {
 	b.acknowledgeOwed()
 }
 
-// work deals with packets until none is left.
-func (b *nativeBlock) work() {
+// work deals with packets until none is left. It tells whether an acknowledgement waits.
+func (b *nativeBlock) work() (owes bool) {
 	for {
 		b.mu.Lock()
 		if b.queue.Len() == 0 {
 			b.running = false
+			owes = b.unsaid > 0
 			b.mu.Unlock()
-			return
+			return owes
 		}
 		m := b.queue.Pop()
 		b.mu.Unlock()
@@ -392,13 +393,6 @@ func (b *nativeBlock) advance() {
 	}
 }
 
-// owes tells whether an acknowledgement waits.
-func (b *nativeBlock) owes() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.unsaid > 0
-}
-
 // acknowledgeOwed sends the acknowledgement that waits, if one does.
 func (b *nativeBlock) acknowledgeOwed() {
 	b.mu.Lock()
@@ -474,9 +468,7 @@ func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
 		return
 	}
 	if !b.accepted {
-		if !b.answered {
-			b.answer(native.Refused, refusedBy(replies[0], "", cause))
-		}
+		b.answer(native.Refused, refusedBy(replies[0], "", cause))
 		b.mu.Unlock()
 		b.end()
 		return
@@ -488,15 +480,12 @@ func (b *nativeBlock) failWith(cause error, replies ...hdfspb.Status) {
 	b.end()
 }
 
-// refused answers the set-up with a no.
+// refused answers the set-up with a no, and ends the block, unless it has an answer.
 func (b *nativeBlock) refused(v native.Verdict, resp *hdfspb.BlockOpResponseProto) {
 	b.mu.Lock()
-	silent := b.over || b.answered
-	if !silent {
-		b.answer(v, resp)
-	}
+	refused := b.answer(v, resp)
 	b.mu.Unlock()
-	if !silent {
+	if refused {
 		b.end()
 	}
 }
