@@ -102,10 +102,10 @@ type Config struct {
 	// full reports of all DataNodes it knows before it repairs or deletes
 	// anything. It does not wait for those that were dead. Default 30 s.
 	SafeModeTimeout time.Duration
-	// SafeModeShare, if it is not 0, is the share of the blocks that must have
-	// SafeModeReplicas final replicas, and SafeModeNodes how many DataNodes must live, for
-	// that wait to end without an operator; a share above 1 has it never end. Defaults: 0, 1, 0. The wait
-	// goes on for all blocks' reports until SafeModeTimeout anyway.
+	// SafeModeShare is the share of the blocks that must have SafeModeReplicas final
+	// replicas before that wait ends without an operator; 0 asks for none, and above 1 it
+	// never ends. SafeModeNodes is how many DataNodes must live. Defaults: 0, 1, 0. The
+	// wait goes on for all blocks' reports until SafeModeTimeout anyway.
 	SafeModeShare                   float64
 	SafeModeReplicas, SafeModeNodes int
 	// ForgetAfter is how long a DataNode may be dead before it is forgotten, as if it

@@ -90,9 +90,9 @@ func (nn *NameNode) refusal() (stuck <-chan struct{}, err error) {
 	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode.\n%s", r.low)
 }
 
-// appendEntry makes an entry, of which data are the bytes, durable. If the disk has become full meanwhile and there is
-// no room in time, it returns an error, though the entry will be carried out if
-// there is room later.
+// appendEntry makes an entry durable; data are its bytes. If the disk has become full
+// meanwhile and there is no room in time, it returns an error, though the entry will be
+// carried out if there is room later.
 func (nn *NameNode) appendEntry(ctx context.Context, data []byte, e *nspb.Entry) (any, error) {
 	stuck, err := nn.refusal()
 	if err != nil {

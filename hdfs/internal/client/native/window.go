@@ -22,6 +22,8 @@ const (
 	// noWindows where none are to be had at all.
 	windowPause = time.Second
 	noWindows   = time.Minute
+	// idleNode is for how long an endpoint stays whose windows are over.
+	idleNode = time.Minute
 	// sparePieces is how many buffers an endpoint keeps for later reads.
 	sparePieces = 8
 )
@@ -268,7 +270,7 @@ func (ws *windows) node(ctx context.Context, address string) (*windowNode, error
 		}
 		return other, nil
 	}
-	n = &windowNode{lease: l, ep: ep, until: time.Now().Add(noWindows)}
+	n = &windowNode{lease: l, ep: ep, until: time.Now().Add(idleNode)}
 	ws.nodes[address] = n
 	ws.wg.Go(func() { ws.watch(address, n) })
 	return n, nil
@@ -276,7 +278,7 @@ func (ws *windows) node(ctx context.Context, address string) (*windowNode, error
 
 // watch drops an endpoint that has ended, or whose windows nobody has used for a while.
 func (ws *windows) watch(address string, n *windowNode) {
-	t := time.NewTicker(noWindows)
+	t := time.NewTicker(idleNode)
 	defer t.Stop()
 	for {
 		var over bool
