@@ -110,7 +110,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
 		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
-		Dir: cfg.Dir, FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
+		Dirs: []datanode.Directory{{Path: cfg.Dir}}, Ended: p.End, FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {

@@ -16,7 +16,7 @@ import (
 const benchBlock = 128 << 20
 
 func benchFixture(b *testing.B, count int) *fixture {
-	return newFixture(b, count, func(_ int, c *Config) { c.FS, c.Dir = vfs.Default, b.TempDir() })
+	return newFixture(b, count, func(_ int, c *Config) { c.FS, c.Dirs = vfs.Default, []Directory{{Path: b.TempDir()}} })
 }
 
 // BenchmarkWrite streams blocks of 128 MiB over TCP on loopback.

@@ -53,7 +53,9 @@ func (b *blockWriter) open(interrupt func()) (err error) {
 	block, s := b.op.GetHeader().GetBaseHeader().GetBlock(), b.dn.store
 	defer b.spent.opened(time.Now())
 	if b.stage.create {
-		b.w, err = s.Create(block.GetBlockId(), block.GetGenerationStamp(), b.sum, b.stage.transfer, interrupt)
+		b.w, err = s.Create(block.GetBlockId(), block.GetGenerationStamp(), b.sum, b.stage.transfer, interrupt, store.Want{
+			Size: int64(min(block.GetNumBytes(), store.MaxBlock)), Type: b.op.GetStorageType(),
+		})
 	} else {
 		b.w, err = s.Reopen(block.GetBlockId(), store.ReopenOptions{
 			Mode:       b.stage.mode,
@@ -62,9 +64,7 @@ func (b *blockWriter) open(interrupt func()) (err error) {
 			Interrupt: interrupt,
 		})
 	}
-	if err != nil {
-		b.dn.noteDisk(err)
-	}
+	b.dn.noteDisk(err)
 	return err
 }
 

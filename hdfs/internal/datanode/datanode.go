@@ -6,7 +6,7 @@
 // TCP or of anything else that is a net.Conn. On one port it tells data
 // transfer (which begins with 00 1C) from Hadoop RPC (which begins with "hrpc").
 //
-//	dn, err := datanode.Open(ctx, datanode.Config{Dir: dir, Host: "127.0.0.1", Port: 9866, NameNode: client})
+//	dn, err := datanode.Open(ctx, datanode.Config{Dirs: []datanode.Directory{{Path: dir}}, Host: "127.0.0.1", Port: 9866, NameNode: client})
 //	go dn.ServeConn(conn) // each connection that its owner accepts
 //	...
 //	dn.Close()
@@ -55,10 +55,25 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
-// Config configures a DataNode. Dir, NameNode, Host and Port are required; zero
+// Directory is a directory of replicas; see the store's documentation.
+type Directory = store.Directory
+
+// Choice is how a directory is chosen for a new replica. The zero value has them take turns.
+type Choice = store.Choice
+
+// Config configures a DataNode. Dirs, NameNode, Host and Port are required; zero
 // values of the others stand for the defaults told.
 type Config struct {
-	Dir    string // everything is kept in here; see the store's documentation
+	// Dirs are where everything is kept, each of them on a disk of its own.
+	Dirs []Directory
+	// FailedDirs is how many of them may fail before the DataNode ends, negative: all but one.
+	FailedDirs int
+	// Choice is how one of them is chosen for a new replica.
+	Choice Choice
+	// Ended, if set, is called once when the DataNode can't go on because more of Dirs have
+	// failed than may. It must not wait for Close.
+	Ended func(err error)
+
 	FS     vfs.FS // default vfs.Default
 	Logger *slog.Logger
 	// BootID tells one boot of the machine from the next. Default: the kernel's.
@@ -137,8 +152,8 @@ type Config struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Dir == "" || c.NameNode == nil || c.Host == "" || c.Port == 0 {
-		return c, errors.New("datanode: Config needs Dir, NameNode, Host and Port")
+	if len(c.Dirs) == 0 || c.NameNode == nil || c.Host == "" || c.Port == 0 {
+		return c, errors.New("datanode: Config needs Dirs, NameNode, Host and Port")
 	}
 	if c.FS == nil {
 		c.FS = vfs.Default
@@ -227,7 +242,7 @@ type DataNode struct {
 	copies    queue
 	recovers  queue
 	settling  settling
-	disk      disk
+	suspects  suspects
 	local     *local
 	reads     reads
 	writes    [transferPaths]writes
@@ -236,7 +251,7 @@ type DataNode struct {
 	windows   windows
 }
 
-// Open opens the replicas in cfg.Dir and starts to look for the NameNode; it
+// Open opens the replicas in cfg.Dirs and starts to look for the NameNode; it
 // does not wait for it. ctx bounds the opening alone.
 func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	cfg, err := cfg.withDefaults()
@@ -255,7 +270,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		kept.changing(id)
 		dn.windows.changing(id)
 	}
-	s, err := store.Open(store.Config{FS: cfg.FS, Dir: cfg.Dir, Logger: cfg.Logger, BootID: cfg.BootID, Changing: changing})
+	s, err := store.Open(store.Config{FS: cfg.FS, Dirs: cfg.Dirs, Tolerated: cfg.FailedDirs, Choice: cfg.Choice, Logger: cfg.Logger, BootID: cfg.BootID, Changing: changing})
 	if err != nil {
 		return nil, fmt.Errorf("datanode: %w", err)
 	}
@@ -281,6 +296,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	dn.copies.init(dn, cfg.MaxCopies)
 	dn.recovers.init(dn, 4)
 	dn.settling.init()
+	dn.suspects.init(len(cfg.Dirs))
 	dn.initNatives()
 	dn.initWindows()
 	for _, i := range s.Replicas() {
@@ -316,7 +332,7 @@ func (dn *DataNode) goBackground(f func()) bool {
 // DataNode: from then on blocks are placed here and found here.
 func (dn *DataNode) Reported() <-chan struct{} { return dn.reported }
 
-// UUID is the DataNode's identity, kept on its disk.
+// UUID is the DataNode's identity, kept on its disks.
 func (dn *DataNode) UUID() string { return dn.store.Identity().DatanodeUUID }
 
 // ServeConn serves one connection until it ends, and closes it.
@@ -332,7 +348,7 @@ func (dn *DataNode) ServeConn(nc net.Conn) {
 // Recoveries is what this DataNode answers to others that lead a recovery.
 func (dn *DataNode) Recoveries() cluster.DataNode { return holder{dn} }
 
-// Close stops everything, waits for it and lets go of the directory. What was
+// Close stops everything, waits for it and lets go of the directories. What was
 // being written stays as after the death of the process.
 func (dn *DataNode) Close() error {
 	dn.mu.Lock()

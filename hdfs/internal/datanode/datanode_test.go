@@ -265,7 +265,7 @@ func newFixture(t testing.TB, count int, change func(i int, c *Config)) *fixture
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{Dir: "/dn", FS: vfs.NewMem(), BootID: "boot", NameNode: f.nn, Holder: f.net.holder,
+		cfg := Config{Dirs: []Directory{{Path: "/dn"}}, FS: vfs.NewMem(), BootID: "boot", NameNode: f.nn, Holder: f.net.holder,
 			Host: "127.0.0.1", Port: uint16(l.Addr().(*net.TCPAddr).Port), ScanRate: -1, ReportTimeout: patient}
 		if change != nil {
 			change(i, &cfg)

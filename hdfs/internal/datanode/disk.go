@@ -7,51 +7,107 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 )
 
-// disk remembers that the disk failed a write. For diskRest after that, this
-// DataNode tells the NameNode that it has no room, so that blocks are placed
-// elsewhere; what it holds can still be read. HDFS's DataNode gives up the
-// volume for good.
-type disk struct {
-	mu     sync.Mutex
-	failed time.Time
-}
-
-// diskRest is how long a DataNode takes no block after its disk has failed.
+// diskRest is how long a directory takes no block after its disk has failed an operation.
 const diskRest = time.Minute
 
-// noteDisk looks at the error of a write to the store: those of the operating
-// system speak of the disk.
-func (dn *DataNode) noteDisk(err error) {
-	var errno syscall.Errno
-	if !errors.As(err, &errno) {
-		return
-	}
-	d := &dn.disk
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if time.Since(d.failed) > diskRest {
-		dn.log.Error("the disk is full or fails; the NameNode is told that there is no room", "dir", dn.cfg.Dir, "for", diskRest, "err", err)
-	}
-	d.failed = time.Now()
+// checkGap is the least time between two checks of a directory.
+const checkGap = 10 * time.Second
+
+// suspects are the directories that have failed an operation and are being checked, or were.
+type suspects struct {
+	mu    sync.Mutex
+	of    []suspect // by directory
+	ended bool      // the owner knows that too many have failed
 }
 
-// rests tells whether the disk has failed lately.
-func (d *disk) rests() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return !d.failed.IsZero() && time.Since(d.failed) < diskRest
+type suspect struct {
+	checking bool
+	checked  time.Time
+}
+
+func (s *suspects) init(dirs int) { s.of = make([]suspect, dirs) }
+
+// noteDisk looks at the error of an operation on the store: those of the operating system
+// speak of a directory's disk. For diskRest the NameNode is told that there is no room, so
+// that blocks are placed elsewhere; what the directory holds can still be read. If the error
+// is not of a disk that is full, the directory is checked, and taken out of service if it
+// fails that.
+func (dn *DataNode) noteDisk(err error) {
+	var in *store.DirError
+	if !errors.As(err, &in) || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		return
+	}
+	if !dn.store.Rest(in.Index, diskRest) {
+		dn.log.Error("a disk is full or fails; the NameNode is told that there is no room", "dir", dn.cfg.Dirs[in.Index].Path, "for", diskRest, "err", err)
+	}
+	if store.Broken(err) {
+		dn.checkSoon(in.Index, err)
+	}
+}
+
+// suspectDisk looks at the error of a read: what can't be read may still be written.
+func (dn *DataNode) suspectDisk(err error) {
+	var in *store.DirError
+	if errors.As(err, &in) && store.Broken(err) {
+		dn.checkSoon(in.Index, err)
+	}
+}
+
+// checkSoon checks a directory, unless that is done already or was done just now.
+func (dn *DataNode) checkSoon(index int, cause error) {
+	s := &dn.suspects
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := &s.of[index]
+	if d.checking || !d.checked.IsZero() && time.Since(d.checked) < checkGap || dn.store.Failed(index) {
+		return
+	}
+	d.checking = dn.goBackground(func() {
+		err := dn.store.Check(index)
+		s.mu.Lock()
+		d.checking, d.checked = false, time.Now()
+		s.mu.Unlock()
+		if err != nil {
+			dn.giveUp(index, errors.Join(err, cause))
+		}
+	})
+}
+
+// giveUp takes a directory out of service. The NameNode hears of it with the next heartbeat,
+// which is sent at once, and has the blocks copied elsewhere.
+func (dn *DataNode) giveUp(index int, cause error) {
+	replicas, first := dn.store.Fail(index, cause)
+	if !first {
+		return
+	}
+	dn.log.Error("a data directory has failed and is out of service", "dir", dn.cfg.Dirs[index].Path, "replicas", replicas, "err", cause)
+	dn.names.beatNow()
+	err := dn.store.Enough()
+	if err == nil || dn.cfg.Ended == nil {
+		return
+	}
+	s := &dn.suspects
+	s.mu.Lock()
+	ended := s.ended
+	s.ended = true
+	s.mu.Unlock()
+	if !ended {
+		dn.cfg.Ended(err)
+	}
 }
 
 // usage fills in what a heartbeat tells of the room.
 func (dn *DataNode) usage(req *clusterpb.HeartbeatRequest) {
-	u, err := dn.store.Usage()
-	if err != nil {
-		dn.log.Warn("disk usage unknown; the NameNode is told that there is no room", "err", err)
+	var capacity, used, remaining uint64
+	for _, s := range dn.store.Storages() {
+		if s.Err != nil {
+			dn.log.Warn("disk usage unknown; the NameNode is told that there is no room", "err", s.Err)
+			dn.suspectDisk(s.Err)
+		}
+		capacity, used, remaining = capacity+s.Capacity, used+s.Used, remaining+s.Remaining
 	}
-	if dn.disk.rests() {
-		u.Remaining = 0
-	}
-	req.Capacity, req.Used, req.Remaining = &u.Capacity, &u.Used, &u.Remaining
+	req.Capacity, req.Used, req.Remaining = &capacity, &used, &remaining
 }

@@ -53,7 +53,7 @@ func newFileSystem(t *testing.T) *fileSystem {
 	for range 3 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		must(t, err)
-		f.nodes = append(f.nodes, f.start(Config{Dir: t.TempDir(), FS: vfs.Default, Holder: f.net.holder,
+		f.nodes = append(f.nodes, f.start(Config{Dirs: []Directory{{Path: t.TempDir()}}, FS: vfs.Default, Holder: f.net.holder,
 			Host: "127.0.0.1", Port: uint16(l.Addr().(*net.TCPAddr).Port), ScanRate: -1,
 			NameNode: nn}, l))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
@@ -41,13 +42,13 @@ func FuzzConnection(f *testing.F) {
 	f.Add(append(read, 2, 8, 6, 0, 28, 85, 0))
 	data := random(1, 5000)
 	f.Fuzz(func(t *testing.T, in []byte) {
-		dn, err := Open(context.Background(), Config{Dir: "/dn", FS: vfs.NewMem(), BootID: "b", Host: "127.0.0.1", Port: 1, ScanRate: -1,
+		dn, err := Open(context.Background(), Config{Dirs: []Directory{{Path: "/dn"}}, FS: vfs.NewMem(), BootID: "b", Host: "127.0.0.1", Port: 1, ScanRate: -1,
 			NameNode:  &fakeNameNode{away: true},
 			Dial:      func(context.Context, string) (net.Conn, error) { return nil, errors.New("none") },
 			KeepAlive: time.Second, HandshakeTimeout: time.Second, ReadTimeout: time.Second, WriteTimeout: time.Second})
 		must(t, err)
 		defer dn.Close()
-		w, err := dn.store.Create(1, 1001, sum, false, nil)
+		w, err := dn.store.Create(1, 1001, sum, false, nil, store.Want{})
 		must(t, err)
 		sums := make([]byte, 4*sum.Chunks(int64(len(data))))
 		sum.Sum(sums, data)

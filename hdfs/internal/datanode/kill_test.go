@@ -33,7 +33,7 @@ func killChild(dir string) error {
 	if err != nil {
 		return err
 	}
-	dn, err := Open(context.Background(), Config{Dir: dir, Host: "127.0.0.1", Port: 1,
+	dn, err := Open(context.Background(), Config{Dirs: []Directory{{Path: dir}}, Host: "127.0.0.1", Port: 1,
 		NameNode: &fakeNameNode{away: true}})
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func TestKill(t *testing.T) {
 		<-killed
 		_ = cmd.Wait()
 
-		s, err := store.Open(store.Config{FS: vfs.Default, Dir: dir})
+		s, err := store.Open(store.Config{FS: vfs.Default, Dirs: []Directory{{Path: dir}}})
 		must(t, err)
 		for id, n := range acked {
 			r, err := s.Get(id)

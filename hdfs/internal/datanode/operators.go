@@ -183,20 +183,24 @@ func (dn *DataNode) getVolumeReport(ctx context.Context, _ *hdfspb.GetVolumeRepo
 	if err := dn.superuser(ctx); err != nil {
 		return nil, err
 	}
-	u, err := dn.store.Usage()
-	if err != nil {
-		return nil, exception.New(exception.IO, "%v", err)
-	}
-	blocks := 0
+	storages := dn.store.Storages()
+	blocks := make([]uint64, len(storages))
 	for _, i := range dn.store.Replicas() {
 		if i.State == store.Finalized {
-			blocks++
+			blocks[i.Storage]++
 		}
 	}
-	return &hdfspb.GetVolumeReportResponseProto{VolumeInfo: []*hdfspb.DatanodeVolumeInfoProto{{
-		Path: &dn.cfg.Dir, StorageType: hdfspb.StorageTypeProto_DISK.Enum(), UsedSpace: &u.Used, FreeSpace: proto.Uint64(min(u.Remaining, math.MaxInt64)),
-		ReservedSpace: proto.Uint64(0), ReservedSpaceForReplicas: proto.Uint64(0), NumBlocks: proto.Uint64(uint64(blocks)),
-	}}}, nil
+	resp := &hdfspb.GetVolumeReportResponseProto{}
+	for i, s := range storages {
+		if s.Failed != nil {
+			continue
+		}
+		resp.VolumeInfo = append(resp.VolumeInfo, &hdfspb.DatanodeVolumeInfoProto{
+			Path: &s.Dir, StorageType: s.Type.Enum(), UsedSpace: &s.Used, FreeSpace: proto.Uint64(min(s.Remaining, math.MaxInt64)),
+			ReservedSpace: proto.Uint64(0), ReservedSpaceForReplicas: &s.Reserved, NumBlocks: &blocks[i],
+		})
+	}
+	return resp, nil
 }
 
 // getReconfigurationStatus tells that nothing was ever changed.

@@ -30,7 +30,7 @@ func wantClass(t *testing.T, err error, class exception.Class) {
 func TestOperators(t *testing.T) {
 	ended := make(chan struct{})
 	f := newFixture(t, 1, func(_ int, c *Config) {
-		c.Dir, c.FS = t.TempDir(), vfs.Default // which tells its room
+		c.Dirs, c.FS = []Directory{{Path: t.TempDir()}}, vfs.Default // which tells its room
 		c.Superuser, c.Groups = "root", func(u string) []string { return map[string][]string{"ops": {"supergroup"}}[u] }
 		c.Shutdown = func() { close(ended) }
 	})

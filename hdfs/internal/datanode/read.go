@@ -97,6 +97,7 @@ func (dn *DataNode) openReader(block *hdfspb.ExtendedBlockProto, end int64) (*st
 	}
 	rd, err := r.Open()
 	if err != nil {
+		dn.suspectDisk(err)
 		if errors.Is(err, store.ErrCorrupt) {
 			dn.reportCorrupt(info, err)
 		}
@@ -115,6 +116,7 @@ func (dn *DataNode) openReader(block *hdfspb.ExtendedBlockProto, end int64) (*st
 
 // noteCorrupt reports a replica whose bytes did not match their checksums.
 func (dn *DataNode) noteCorrupt(rd *store.Reader, err error) {
+	dn.suspectDisk(err)
 	if errors.Is(err, store.ErrCorrupt) {
 		dn.reportCorrupt(rd.Info, err)
 	}

@@ -39,6 +39,7 @@ type session struct {
 	full       bool // a full report is due
 	corrupt    map[uint64]time.Time
 	wake       chan struct{}
+	beat       chan struct{} // a heartbeat is due
 }
 
 type change struct {
@@ -47,13 +48,17 @@ type change struct {
 }
 
 func (s *session) init() {
-	s.wake = make(chan struct{}, 1)
+	s.wake, s.beat = make(chan struct{}, 1), make(chan struct{}, 1)
 	s.corrupt = map[uint64]time.Time{}
 }
 
-func (s *session) poke() {
+func (s *session) poke() { signal(s.wake) }
+
+func (s *session) beatNow() { signal(s.beat) }
+
+func signal(c chan struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -148,7 +153,7 @@ func (dn *DataNode) followNameNode() {
 		case errors.Is(err, errRegisterAgain), errors.Is(err, cluster.ErrNotRegistered):
 			dn.log.Info("registering again", "after", pause, "reason", err)
 		case errors.Is(err, cluster.ErrForeign):
-			dn.log.Error("the NameNode refuses this DataNode; is DIR of another cluster?", "dir", dn.cfg.Dir, "err", err)
+			dn.log.Error("the NameNode refuses this DataNode; is DIR of another cluster?", "dir", dn.cfg.Dirs[0].Path, "err", err)
 			pause = registerPauses.Most
 		case errors.Is(err, cluster.ErrUnproven):
 			dn.log.Error("the NameNode and this DataNode do not know the same secret", "trying again after", registerPauses.Most, "err", err)
@@ -183,11 +188,12 @@ func (dn *DataNode) registered() error {
 	if id.ClusterID == "" {
 		id.ClusterID, id.BlockPoolID = resp.GetClusterId(), resp.GetBlockPoolId()
 		if err := dn.store.SetIdentity(id); err != nil {
+			dn.noteDisk(err)
 			return err
 		}
 	} else if id.ClusterID != resp.GetClusterId() || id.BlockPoolID != resp.GetBlockPoolId() {
 		return fmt.Errorf("the NameNode is of cluster %q, block pool %q; %s holds blocks of %q, %q: %w",
-			resp.GetClusterId(), resp.GetBlockPoolId(), dn.cfg.Dir, id.ClusterID, id.BlockPoolID, cluster.ErrForeign)
+			resp.GetClusterId(), resp.GetBlockPoolId(), dn.cfg.Dirs[0].Path, id.ClusterID, id.BlockPoolID, cluster.ErrForeign)
 	}
 	if err := dn.takeKeys(resp.BlockKeys); err != nil {
 		return err
@@ -240,6 +246,7 @@ func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.D
 		}
 		select {
 		case <-t.C:
+		case <-dn.names.beat:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -384,6 +391,7 @@ func (dn *DataNode) obey(commands []*clusterpb.Command) error {
 
 func (dn *DataNode) delete(b *clusterpb.Block) {
 	err := dn.store.Delete(b.GetId(), b.GetGeneration())
+	dn.noteDisk(err)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		dn.log.Warn("deletion ordered by the NameNode failed", "block", b.GetId(), "err", err)
 		if errors.Is(err, store.ErrGeneration) {

@@ -34,7 +34,7 @@ type neighbour struct {
 // onDisk has the first DataNode keep its blocks in files, which alone have descriptors.
 func onDisk(t *testing.T, change func(*Config)) func(int, *Config) {
 	return func(_ int, c *Config) {
-		c.FS, c.Dir = vfs.Default, t.TempDir()
+		c.FS, c.Dirs = vfs.Default, []Directory{{Path: t.TempDir()}}
 		if change != nil {
 			change(c)
 		}
@@ -343,7 +343,7 @@ func FuzzLocalConnection(f *testing.F) {
 	f.Add(ask(transfer.OpRequestShortCircuitFDs, &hdfspb.OpRequestShortCircuitAccessProto{Header: &hdfspb.BaseHeaderProto{Block: extended(1, 1001, 0)}, MaxVersion: proto.Uint32(1), SlotId: slot}))
 	f.Add(ask(transfer.OpRequestShortCircuitFDs, &hdfspb.OpRequestShortCircuitAccessProto{Header: &hdfspb.BaseHeaderProto{Block: extended(1, 1001, 0)}, MaxVersion: proto.Uint32(1 << 31)}))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		dn, err := Open(t.Context(), Config{Dir: "/dn", FS: vfs.NewMem(), BootID: "b", Host: "127.0.0.1", Port: 1, ScanRate: -1, NameNode: &fakeNameNode{away: true},
+		dn, err := Open(t.Context(), Config{Dirs: []Directory{{Path: "/dn"}}, FS: vfs.NewMem(), BootID: "b", Host: "127.0.0.1", Port: 1, ScanRate: -1, NameNode: &fakeNameNode{away: true},
 			KeepAlive: time.Second, HandshakeTimeout: time.Second, ReadTimeout: time.Second, WriteTimeout: time.Second})
 		must(t, err)
 		defer dn.Close()

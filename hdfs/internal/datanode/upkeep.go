@@ -85,6 +85,7 @@ func (dn *DataNode) settle() {
 		if err == nil {
 			err = r.SyncFinalized()
 		}
+		dn.noteDisk(err)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			dn.log.Warn("a closed replica could not be fsynced", "block", d.id, "err", err)
 		}
@@ -125,6 +126,7 @@ func (dn *DataNode) scanReplica(id uint64) bool {
 	err = r.Verify(func(n int) bool {
 		return dn.sleep(time.Duration(float64(n) / float64(dn.cfg.ScanRate) * float64(time.Second)))
 	})
+	dn.suspectDisk(err)
 	switch {
 	case errors.Is(err, store.ErrCorrupt):
 		dn.reportCorrupt(info, err)

@@ -130,7 +130,7 @@ func (s *system) startNameNode(m *machine, p *process) error {
 
 func (s *system) startDataNode(m *machine, p *process) error {
 	dn, err := datanode.Open(context.Background(), datanode.Config{
-		Dir: "/dn", FS: p.mount, Logger: s.logger("datanode " + m.host), BootID: fmt.Sprint("boot ", m.boot), Secret: s.secret,
+		Dirs: []datanode.Directory{{Path: "/dn"}}, FS: p.mount, Logger: s.logger("datanode " + m.host), BootID: fmt.Sprint("boot ", m.boot), Secret: s.secret,
 		Host: m.host, Port: port, NameNode: &nameNodeLink{s, p, m.host},
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			if !p.alive.Load() {

@@ -1,13 +1,18 @@
 // Package store keeps a DataNode's replicas on disk: the bytes of each block
 // and their checksums, through a vfs.FS so that crashes can be rehearsed. It
-// knows neither connections nor the NameNode.
+// knows neither connections nor the NameNode. It has one directory or several, on a disk each:
 //
-//	DIR/VERSION                     identity: cluster, block pool, DataNode
+//	DIR/VERSION                     identity: cluster, block pool, DataNode, storage
 //	DIR/in_use.lock                 held while a process has the store open
 //	DIR/boot                        the machine boot in which the store was last opened
 //	DIR/blocks/XX/blk_ID            the bytes; XX is the second lowest byte of the id
 //	DIR/blocks/XX/blk_ID_GEN.meta   checksums; GEN is the generation stamp
 //	DIR/blocks/XX/blk_ID_GEN.promised   recovery GEN was told that the block is not here
+//
+// A replica is in one of them, chosen when it is made: they take turns, and those without room
+// for a block are passed over. A directory that fails is taken out of service with all its
+// replicas; the others go on. Directories may come and go while no process has the store
+// open. All must be one DataNode's; a new one becomes that.
 //
 // # One file decides
 //

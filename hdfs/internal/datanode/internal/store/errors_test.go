@@ -22,7 +22,7 @@ func TestFailingDisk(t *testing.T) {
 		s := open(t, mem, "a")
 		must(t, s.Close())
 		index := errorfs.OnIndex(at)
-		s, err := Open(Config{FS: errorfs.Wrap(mem, errorfs.ErrInjected.If(index)), Dir: "/dn", BootID: "a"})
+		s, err := Open(Config{FS: errorfs.Wrap(mem, errorfs.ErrInjected.If(index)), Dirs: []Directory{{Path: "/dn"}}, BootID: "a"})
 		if err != nil {
 			failed++
 			continue
@@ -30,7 +30,7 @@ func TestFailingDisk(t *testing.T) {
 		data := random(rand.New(rand.NewPCG(1, 1)), 20_000)
 		safe, gen := 0, uint64(10)
 		story := func() error {
-			w, err := s.Create(1, gen, sum, false, nil)
+			w, err := s.Create(1, gen, sum, false, nil, Want{})
 			if err != nil {
 				return err
 			}

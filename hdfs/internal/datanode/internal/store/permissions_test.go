@@ -17,7 +17,7 @@ func TestBlocksAreClosedToOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		s, err := Open(Config{Dir: dir})
+		s, err := Open(Config{Dirs: []Directory{{Path: dir}}})
 		if err != nil {
 			t.Fatal(err)
 		}

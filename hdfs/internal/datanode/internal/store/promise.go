@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cockroachdb/errors/oserror"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -14,8 +15,8 @@ const promiseLife = 24 * time.Hour
 
 const promiseSuffix = ".promised"
 
-func (s *Store) promisePath(id, gen uint64) string {
-	return s.fs.PathJoin(s.subdir(id), strings.TrimSuffix(metaName(id, gen), ".meta")+promiseSuffix)
+func (v *volume) promisePath(id, gen uint64) string {
+	return v.fs.PathJoin(v.subdir(id), strings.TrimSuffix(metaName(id, gen), ".meta")+promiseSuffix)
 }
 
 func parsePromise(name string) (id, gen uint64, ok bool) {
@@ -33,8 +34,12 @@ func parsePromise(name string) (id, gen uint64, ok bool) {
 // given up. The promise is on stable storage when it returns. It returns false if there
 // is a replica.
 func (s *Store) Promise(id, recovery uint64) (bool, error) {
-	if err := s.makeSubdir(id); err != nil {
-		return false, fmt.Errorf("promise that block %d is not here: %w", id, err)
+	v := s.volumeOf(id)
+	if v == nil {
+		return false, s.Enough()
+	}
+	if err := v.makeSubdir(id); err != nil {
+		return false, v.at(fmt.Errorf("promise that block %d is not here: %w", id, err))
 	}
 	s.mu.Lock()
 	if s.replicas[id] != nil {
@@ -47,34 +52,49 @@ func (s *Store) Promise(id, recovery uint64) (bool, error) {
 	if before >= recovery {
 		return true, nil
 	}
-	f, err := s.fs.Create(s.promisePath(id, recovery), vfs.WriteCategoryUnspecified)
+	f, err := v.fs.Create(v.promisePath(id, recovery), vfs.WriteCategoryUnspecified)
 	if err == nil {
 		err = f.Close()
 	}
 	if err == nil {
-		err = syncDir(s.fs, s.subdir(id))
+		err = syncDir(v.fs, v.subdir(id))
 	}
 	if err == nil && before != 0 {
-		err = s.fs.Remove(s.promisePath(id, before))
+		err = v.fs.Remove(v.promisePath(id, before))
+		if oserror.IsNotExist(err) {
+			err = nil // in a directory that is out of service, or was
+		}
 	}
 	if err != nil {
-		return false, fmt.Errorf("promise that block %d is not here: %w", id, err)
+		return false, v.at(fmt.Errorf("promise that block %d is not here: %w", id, err))
 	}
 	return true, nil
 }
 
+// volumeOf returns the directory that has the promises for a block, nil if all are out of
+// service.
+func (s *Store) volumeOf(id uint64) *volume {
+	n := uint64(len(s.volumes))
+	for i := range n {
+		if v := s.volumes[(id+i)%n]; v.good() {
+			return v
+		}
+	}
+	return nil
+}
+
 // loadPromise takes up one of an earlier process, or removes it if it is old.
-func (s *Store) loadPromise(dir, name string, id, gen uint64) error {
-	path := s.fs.PathJoin(dir, name)
-	info, err := s.fs.Stat(path)
+func (v *volume) loadPromise(dir, name string, id, gen uint64) error {
+	path := v.fs.PathJoin(dir, name)
+	info, err := v.fs.Stat(path)
 	if err != nil {
 		return err
 	}
 	if at := info.ModTime(); !at.IsZero() && time.Since(at) > promiseLife { // zero: the file system does not tell
-		return s.fs.Remove(path)
+		return v.fs.Remove(path)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.promises[id] = max(s.promises[id], gen)
+	v.loading.Lock()
+	defer v.loading.Unlock()
+	v.promises[id] = max(v.promises[id], gen)
 	return nil
 }

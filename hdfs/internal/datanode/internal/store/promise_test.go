@@ -21,7 +21,7 @@ func TestPromisedBlockIsNotCreated(t *testing.T) {
 	}
 	refused := func(s *Store) {
 		t.Helper()
-		if _, err := s.Create(7, 1001, transfer.CRC32C(), false, nil); !errors.Is(err, ErrGeneration) {
+		if _, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{}); !errors.Is(err, ErrGeneration) {
 			t.Fatalf("created: %v", err)
 		}
 	}
@@ -30,7 +30,7 @@ func TestPromisedBlockIsNotCreated(t *testing.T) {
 	s = open(t, fs.CrashClone(vfs.CrashCloneCfg{}), "b")
 	refused(s)
 	// What the recovery has settled on elsewhere may be copied here.
-	w, err := s.Create(7, 1010, transfer.CRC32C(), true, nil)
+	w, err := s.Create(7, 1010, transfer.CRC32C(), true, nil, Want{})
 	must(t, err)
 	must(t, w.Finalize(false))
 	must(t, w.Close(false))
@@ -47,13 +47,13 @@ func TestPowerCutTearsOpenReplicas(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
 	data := random(rng, 9000)
-	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data[:4096])
 	must(t, w.Sync())
 	write(t, w, 4096, data[4096:])
 	// One that was finalized without hsync, too, if it does not hold.
-	f, err := s.Create(8, 1001, transfer.CRC32C(), false, nil)
+	f, err := s.Create(8, 1001, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, f, 0, data[:4096])
 	must(t, f.Sync())
@@ -104,7 +104,7 @@ func TestSyncFinalizedKeepsTheNames(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
 	data := random(rng, 3000)
-	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data)
 	must(t, w.Finalize(false))
@@ -124,7 +124,7 @@ func TestPublishedCopyIsDurable(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
 	data := random(rng, 3000)
-	w, err := s.Create(7, 1001, transfer.CRC32C(), true, nil)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), true, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data)
 	must(t, w.Publish())
@@ -143,7 +143,7 @@ func TestAppendToACopySurvives(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
 	data := random(rng, 3000)
-	w, err := s.Create(7, 1001, transfer.CRC32C(), true, nil)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), true, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data[:1000])
 	must(t, w.Finalize(false))
@@ -166,13 +166,13 @@ func TestDamageTearsOpenReplicas(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 8))
 	fs := vfs.NewMem()
 	s := open(t, fs, "a")
-	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, random(rng, 3000))
 	must(t, s.Close())
 	for _, damaged := range []bool{false, true} {
 		if damaged {
-			f, err := fs.OpenReadWrite(s.dataPath(7), vfs.WriteCategoryUnspecified)
+			f, err := fs.OpenReadWrite(s.volumes[0].dataPath(7), vfs.WriteCategoryUnspecified)
 			must(t, err)
 			_, err = f.WriteAt([]byte{1, 2, 3, 4}, 2000)
 			must(t, err)
@@ -196,7 +196,7 @@ func TestEndOfSyncedReplicaIsDurable(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
 	data := random(rng, 6000)
-	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil)
+	w, err := s.Create(7, 1001, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data[:100])
 	must(t, w.Sync())
@@ -214,7 +214,7 @@ func TestEndOfSyncedReplicaIsDurable(t *testing.T) {
 	must(t, w.Finalize(false))
 	must(t, w.Close(false))
 	must(t, after.Close())
-	cut, ok := after.fs.(*vfs.MemFS)
+	cut, ok := after.volumes[0].fs.(*vfs.MemFS)
 	if !ok {
 		t.Fatal("no memory")
 	}

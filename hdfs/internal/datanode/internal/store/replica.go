@@ -16,6 +16,7 @@ import (
 // A Replica is one block as it is here. Its methods may be called concurrently.
 type Replica struct {
 	store *Store
+	vol   *volume // where its files are
 	id    uint64
 	sum   transfer.Checksum
 
@@ -47,6 +48,7 @@ type Info struct {
 	ID, Generation  uint64
 	State           State
 	Length, Visible int64 // bytes
+	Storage         int   // index in [Config].Dirs
 	Recovery        uint64
 	Synced          bool
 	HasWriter       bool
@@ -63,7 +65,7 @@ func (r *Replica) Info() Info {
 }
 
 func (r *Replica) info() Info {
-	return Info{ID: r.id, Generation: r.gen, State: r.state, Length: r.length, Visible: r.visible,
+	return Info{ID: r.id, Generation: r.gen, State: r.state, Length: r.length, Visible: r.visible, Storage: r.vol.index,
 		Recovery: r.recovery, Synced: r.synced, HasWriter: r.writer != nil, Torn: r.torn}
 }
 
@@ -135,11 +137,11 @@ func (r *Replica) Open() (*Reader, error) {
 		return nil, fmt.Errorf("block %d: %w", r.id, ErrNotFound)
 	}
 	// With the lock held, because a new generation renames the meta file.
-	data, err := r.store.fs.Open(r.store.dataPath(r.id))
+	data, err := r.vol.fs.Open(r.vol.dataPath(r.id))
 	if err != nil {
 		return nil, r.openError(err)
 	}
-	meta, err := r.store.fs.Open(r.store.metaPath(r.id, r.gen))
+	meta, err := r.vol.fs.Open(r.vol.metaPath(r.id, r.gen))
 	if err != nil {
 		data.Close()
 		return nil, r.openError(err)
@@ -152,7 +154,7 @@ func (r *Replica) openError(err error) error {
 	if oserror.IsNotExist(err) {
 		return fmt.Errorf("open block %d: %w: %w", r.id, ErrCorrupt, err)
 	}
-	return fmt.Errorf("open block %d: %w", r.id, err)
+	return r.vol.at(fmt.Errorf("open block %d: %w", r.id, err))
 }
 
 // Close closes the reader.
@@ -175,7 +177,7 @@ func (rd *Reader) ReadVerified(data, sums []byte, off int64) error {
 	if changed {
 		return fmt.Errorf("read block %d at %d: %w: %w", rd.Info.ID, off, ErrChanged, err)
 	}
-	return fmt.Errorf("read block %d at %d: %w: %w", rd.Info.ID, off, ErrCorrupt, err)
+	return rd.r.vol.at(fmt.Errorf("read block %d at %d: %w: %w", rd.Info.ID, off, ErrCorrupt, err))
 }
 
 func (rd *Reader) readVerified(data, sums []byte, off int64) error {
@@ -202,7 +204,7 @@ func (rd *Reader) Read(data, sums []byte, off int64) error {
 	case changed:
 		return fmt.Errorf("read block %d at %d: %w", rd.Info.ID, off, errors.Join(ErrChanged, err))
 	case err != nil:
-		return fmt.Errorf("read block %d at %d: %w: %w", rd.Info.ID, off, ErrCorrupt, err)
+		return rd.r.vol.at(fmt.Errorf("read block %d at %d: %w: %w", rd.Info.ID, off, ErrCorrupt, err))
 	}
 	return nil
 }
@@ -253,7 +255,7 @@ func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 // not acknowledged. r.mu is held, and there is no writer.
 func (r *Replica) forgetUnproven() {
 	if r.unproven && r.visible < r.length {
-		r.store.used.Add(r.visible - r.length)
+		r.vol.used.Add(r.visible - r.length)
 		r.length, r.tail, r.excess = r.visible, r.visibleTail, true
 	}
 	r.unproven = false
@@ -262,14 +264,14 @@ func (r *Replica) forgetUnproven() {
 // Extend adds bytes at off to a replica that takes part in a recovery and lacks them. Bytes
 // that it has already are compared, as [Writer.Write] does. The replica stays what it is
 // until Settle puts it on stable storage: torn, if it was.
-func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum transfer.Checksum) error {
+func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum transfer.Checksum) (err error) {
+	defer func() { err = r.vol.at(err) }()
 	if n := len(sums); n == 0 || int64(n) != 4*sum.Chunks(int64(len(data))) {
 		return fmt.Errorf("extend block %d: %w: %d bytes of checksums for %d bytes of data in chunks of %d", r.id, transfer.ErrChecksum, n, len(data), sum.BytesPerChunk)
 	}
 	r.op.Lock()
 	defer r.op.Unlock()
 	r.mu.Lock()
-	var err error
 	switch {
 	case r.gone:
 		err = ErrNotFound
@@ -287,8 +289,8 @@ func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum tran
 	}
 	// r.op keeps the generation, and so the names, as they are, and writers away.
 	defer func() { _ = w.closeFiles() }()
-	if w.data, err = r.store.fs.OpenReadWrite(r.store.dataPath(r.id), vfs.WriteCategoryUnspecified); err == nil {
-		w.meta, err = r.store.fs.OpenReadWrite(r.store.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
+	if w.data, err = r.vol.fs.OpenReadWrite(r.vol.dataPath(r.id), vfs.WriteCategoryUnspecified); err == nil {
+		w.meta, err = r.vol.fs.OpenReadWrite(r.vol.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
 	}
 	if err != nil {
 		return fmt.Errorf("extend block %d: %w", r.id, err)
@@ -301,8 +303,8 @@ func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum tran
 // may be found without theirs after a crash. r.op and r.mu are held, and there is no
 // writer.
 func (r *Replica) forgetExcess() error {
-	s := r.store
-	data, err := s.fs.Open(s.dataPath(r.id))
+	v := r.vol
+	data, err := v.fs.Open(v.dataPath(r.id))
 	if err != nil {
 		return err
 	}
@@ -310,7 +312,7 @@ func (r *Replica) forgetExcess() error {
 	if err := data.Sync(); err != nil {
 		return err
 	}
-	meta, err := s.fs.Open(s.metaPath(r.id, r.gen))
+	meta, err := v.fs.Open(v.metaPath(r.id, r.gen))
 	if err != nil {
 		return err
 	}
@@ -326,7 +328,8 @@ func (r *Replica) forgetExcess() error {
 
 // Settle ends a recovery: the replica is cut to length, gets the recovery's
 // generation stamp and is finalized, durably. Repeating it is harmless.
-func (r *Replica) Settle(recovery uint64, length int64) error {
+func (r *Replica) Settle(recovery uint64, length int64) (err error) {
+	defer func() { err = r.vol.at(err) }()
 	r.op.Lock()
 	defer r.op.Unlock()
 	info := r.Info()
@@ -361,14 +364,14 @@ func (r *Replica) Settle(recovery uint64, length int64) error {
 // is held. The data file may keep bytes beyond the length after a crash: without
 // checksums they count for nothing, and an append writes over them.
 func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
-	s := r.store
+	v := r.vol
 	bpc := int64(r.sum.BytesPerChunk)
-	data, err := s.fs.Open(s.dataPath(r.id))
+	data, err := v.fs.Open(v.dataPath(r.id))
 	if err != nil {
 		return err
 	}
 	defer data.Close()
-	meta, err := s.fs.OpenReadWrite(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified)
+	meta, err := v.fs.OpenReadWrite(v.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -400,12 +403,12 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 		if err := meta.Sync(); err != nil {
 			return err
 		}
-		if err := s.renameMeta(r.id, r.gen, gen); err != nil {
+		if err := v.renameMeta(r.id, r.gen, gen); err != nil {
 			return err
 		}
 	}
-	s.trim(r.id, length)
-	s.used.Add(length - r.length)
+	v.trim(r.id, length)
+	v.used.Add(length - r.length)
 	if length < r.length {
 		r.epoch++
 	}
@@ -425,12 +428,12 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 
 // trim gives the room back that bytes of a data file behind the replica's end take. Nobody
 // needs it to succeed: it is tried again when the store is opened.
-func (s *Store) trim(id uint64, length int64) {
-	info, err := s.fs.Stat(s.dataPath(id))
+func (v *volume) trim(id uint64, length int64) {
+	info, err := v.fs.Stat(v.dataPath(id))
 	if err != nil || info.Size() <= length {
 		return
 	}
-	f, err := s.fs.OpenReadWrite(s.dataPath(id), vfs.WriteCategoryUnspecified)
+	f, err := v.fs.OpenReadWrite(v.dataPath(id), vfs.WriteCategoryUnspecified)
 	if err == nil {
 		if t, ok := f.(interface{ Truncate(size int64) error }); ok { // not of one in memory
 			err = t.Truncate(length)
@@ -438,25 +441,25 @@ func (s *Store) trim(id uint64, length int64) {
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		s.log.Warn("the room of bytes behind a replica's end can't be given back", "block", id, "err", err)
+		v.log.Warn("the room of bytes behind a replica's end can't be given back", "block", id, "err", err)
 	}
 }
 
-func (s *Store) renameMeta(id, from, to uint64) error {
+func (v *volume) renameMeta(id, from, to uint64) error {
 	if from != to {
-		if err := s.fs.Rename(s.metaPath(id, from), s.metaPath(id, to)); err != nil {
+		if err := v.fs.Rename(v.metaPath(id, from), v.metaPath(id, to)); err != nil {
 			return err
 		}
 	}
-	return syncDir(s.fs, s.subdir(id))
+	return syncDir(v.fs, v.subdir(id))
 }
 
 // rewriteMeta puts a new meta file with the first chunks checksums of old in
 // the place of the present one.
 func (r *Replica) rewriteMeta(old vfs.File, gen uint64, chunks int64, h *metaHeader) error {
-	s := r.store
-	name := s.metaPath(r.id, gen)
-	f, err := s.fs.Create(name+tmpSuffix, vfs.WriteCategoryUnspecified)
+	v := r.vol
+	name := v.metaPath(r.id, gen)
+	f, err := v.fs.Create(name+tmpSuffix, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -473,16 +476,16 @@ func (r *Replica) rewriteMeta(old vfs.File, gen uint64, chunks int64, h *metaHea
 	if err != nil {
 		return err
 	}
-	if err := s.fs.Rename(name+tmpSuffix, name); err != nil {
+	if err := v.fs.Rename(name+tmpSuffix, name); err != nil {
 		return err
 	}
-	if err := syncDir(s.fs, s.subdir(r.id)); err != nil {
+	if err := syncDir(v.fs, v.subdir(r.id)); err != nil {
 		return err
 	}
 	if gen == r.gen {
 		return nil
 	}
-	return s.fs.Remove(s.metaPath(r.id, r.gen))
+	return v.fs.Remove(v.metaPath(r.id, r.gen))
 }
 
 type onlyWriter struct{ io.Writer }
@@ -522,7 +525,8 @@ func (r *Replica) sumBefore(data, meta vfs.File, off int64) (uint32, error) {
 // machine. It promises nothing to anybody: the note itself is left to the
 // operating system, which makes this cheap for a replica that has been written
 // back already.
-func (r *Replica) SyncFinalized() error {
+func (r *Replica) SyncFinalized() (err error) {
+	defer func() { err = r.vol.at(err) }()
 	r.op.Lock()
 	defer r.op.Unlock()
 	r.mu.Lock()
@@ -533,14 +537,14 @@ func (r *Replica) SyncFinalized() error {
 	if !needed {
 		return nil
 	}
-	s := r.store
+	v := r.vol
 	// r.op keeps the generation, and so the names, as they are.
-	data, err := s.fs.Open(s.dataPath(r.id))
+	data, err := v.fs.Open(v.dataPath(r.id))
 	if err != nil {
 		return err
 	}
 	defer data.Close()
-	meta, err := s.fs.OpenReadWrite(s.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
+	meta, err := v.fs.OpenReadWrite(v.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -550,7 +554,7 @@ func (r *Replica) SyncFinalized() error {
 	}
 	if !durable {
 		// Or the names of what was synced could be lost.
-		if err := syncDir(s.fs, s.subdir(r.id)); err != nil {
+		if err := syncDir(v.fs, v.subdir(r.id)); err != nil {
 			return err
 		}
 	}

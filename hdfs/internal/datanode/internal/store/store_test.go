@@ -19,7 +19,7 @@ import (
 
 func open(t testing.TB, fs vfs.FS, boot string) *Store {
 	t.Helper()
-	s, err := Open(Config{FS: fs, Dir: "/dn", BootID: boot})
+	s, err := Open(Config{FS: fs, Dirs: []Directory{{Path: "/dn"}}, BootID: boot})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestWriteAll(t *testing.T) {
 		must(t, err)
 		fs := &countingFS{FS: vfs.NewMem(), suffix: ".meta"}
 		s := open(t, fs, "a")
-		w, err := s.Create(1, 1001, sum, false, nil)
+		w, err := s.Create(1, 1001, sum, false, nil, Want{})
 		must(t, err)
 		data := random(rng, 10*4096+100)
 		fs.writes = 0
@@ -158,7 +158,7 @@ func TestWriteAllInPart(t *testing.T) {
 	fs := &countingFS{FS: vfs.NewMem(), suffix: ".meta"}
 	s := open(t, fs, "a")
 	defer s.Close()
-	w, err := s.Create(1, 1001, sum, false, nil)
+	w, err := s.Create(1, 1001, sum, false, nil, Want{})
 	must(t, err)
 	data := random(rng, 5*4096)
 	pieces := piecesOf(sum, 0, data, 4096)
@@ -190,10 +190,10 @@ func TestWriteAllInPart(t *testing.T) {
 func TestCutFreesRoom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 3))
 	dir := t.TempDir()
-	s, err := Open(Config{Dir: dir, BootID: "a"})
+	s, err := Open(Config{Dirs: []Directory{{Path: dir}}, BootID: "a"})
 	must(t, err)
 	data := random(rng, 1<<20)
-	w, err := s.Create(1, 1001, transfer.CRC32C(), false, nil)
+	w, err := s.Create(1, 1001, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data)
 	must(t, w.Finalize(false))
@@ -204,13 +204,12 @@ func TestCutFreesRoom(t *testing.T) {
 	must(t, err)
 	const left = 100_001
 	must(t, r.Settle(1002, left))
-	usage, err := s.Usage()
-	must(t, err)
+	usage := s.Storages()[0]
 	if usage.Used != left {
 		t.Errorf("%d bytes are used, want %d", usage.Used, left)
 	}
 	size := func() int64 {
-		info, err := vfs.Default.Stat(s.dataPath(1))
+		info, err := vfs.Default.Stat(s.volumes[0].dataPath(1))
 		must(t, err)
 		return info.Size()
 	}
@@ -221,13 +220,13 @@ func TestCutFreesRoom(t *testing.T) {
 		t.Error("other bytes came back")
 	}
 	// As if it had died before the room was given back.
-	f, err := vfs.Default.OpenReadWrite(s.dataPath(1), vfs.WriteCategoryUnspecified)
+	f, err := vfs.Default.OpenReadWrite(s.volumes[0].dataPath(1), vfs.WriteCategoryUnspecified)
 	must(t, err)
 	_, err = f.WriteAt(data[left:], left)
 	must(t, err)
 	must(t, f.Close())
 	must(t, s.Close())
-	s, err = Open(Config{Dir: dir, BootID: "a"})
+	s, err = Open(Config{Dirs: []Directory{{Path: dir}}, BootID: "a"})
 	must(t, err)
 	defer s.Close()
 	if size() != left {
@@ -249,7 +248,7 @@ func TestWriteFinalizeRead(t *testing.T) {
 					sum, err := transfer.NewChecksum(typ, bpc)
 					must(t, err)
 					data := random(rng, size)
-					w, err := s.Create(7, 1001, sum, false, nil)
+					w, err := s.Create(7, 1001, sum, false, nil, Want{})
 					must(t, err)
 					for off := 0; off < size; off += 5000 {
 						p := data[off:min(off+5000, size)]
@@ -274,7 +273,7 @@ func TestWriteFinalizeRead(t *testing.T) {
 func TestRefused(t *testing.T) {
 	s := open(t, vfs.NewMem(), "a")
 	defer s.Close()
-	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	data := random(rand.New(rand.NewPCG(1, 1)), 1000)
 	write(t, w, 0, data)
@@ -290,7 +289,7 @@ func TestRefused(t *testing.T) {
 	if _, err := w.Write(0, other, packet(transfer.CRC32C(), other), transfer.CRC32C()); !errors.Is(err, transfer.ErrChecksum) {
 		t.Fatalf("other bytes sent again: %v", err)
 	}
-	if _, err := s.Create(1, 10, transfer.CRC32C(), false, nil); !errors.Is(err, ErrExists) {
+	if _, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{}); !errors.Is(err, ErrExists) {
 		t.Fatalf("create again: %v", err)
 	}
 	must(t, w.Finalize(false))
@@ -314,7 +313,7 @@ func TestRefused(t *testing.T) {
 	if _, err := s.Get(1); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("after deletion: %v", err)
 	}
-	if u := s.used.Load(); u != 0 {
+	if u := s.volumes[0].used.Load(); u != 0 {
 		t.Fatalf("%d bytes used by nothing", u)
 	}
 }
@@ -324,7 +323,7 @@ func TestTakeOver(t *testing.T) {
 	s := open(t, vfs.NewMem(), "a")
 	defer s.Close()
 	stop := make(chan struct{}, 8)
-	w, err := s.Create(1, 10, transfer.CRC32C(), false, func() { stop <- struct{}{} })
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, func() { stop <- struct{}{} }, Want{})
 	must(t, err)
 	data := random(rand.New(rand.NewPCG(1, 1)), 1000)
 	write(t, w, 0, data)
@@ -350,15 +349,15 @@ func TestDamage(t *testing.T) {
 			fs := vfs.NewMem()
 			s := open(t, fs, "a")
 			defer s.Close()
-			w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+			w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 			must(t, err)
 			write(t, w, 0, random(rand.New(rand.NewPCG(1, 1)), 100_000))
 			must(t, w.Finalize(false))
 			must(t, w.Close(false))
-			name, off := s.dataPath(1), int64(77_777)
+			name, off := s.volumes[0].dataPath(1), int64(77_777)
 			switch what {
 			case "sums":
-				name, off = s.metaPath(1, 10), headerSize+400
+				name, off = s.volumes[0].metaPath(1, 10), headerSize+400
 			case "data missing":
 				must(t, fs.Remove(name))
 			case "data short":
@@ -389,7 +388,7 @@ func TestIdentity(t *testing.T) {
 	if id.DatanodeUUID == "" || id.ClusterID != "" {
 		t.Fatalf("%+v", id)
 	}
-	if _, err := Open(Config{FS: fs, Dir: "/dn", BootID: "a"}); err == nil {
+	if _, err := Open(Config{FS: fs, Dirs: []Directory{{Path: "/dn"}}, BootID: "a"}); err == nil {
 		t.Fatal("opened twice")
 	}
 	id.ClusterID, id.BlockPoolID = "CID-1", "BP-1"
@@ -461,7 +460,7 @@ func crashRun(t *testing.T, seed uint64) {
 	for range steps {
 		if len(blocks) == 0 || len(blocks) < 4 && rng.IntN(6) == 0 {
 			gen++
-			w, err := s.Create(id(len(blocks)), gen, transfer.CRC32C(), false, nil)
+			w, err := s.Create(id(len(blocks)), gen, transfer.CRC32C(), false, nil, Want{})
 			must(t, err)
 			blocks = append(blocks, &model{w: w, gen: gen})
 			continue
@@ -590,7 +589,7 @@ func TestSyncedPartialChunkSurvivesTornAppend(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		fs := vfs.NewCrashableMem()
 		s := open(t, fs, "a")
-		w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+		w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 		must(t, err)
 		data := random(rng, 5000)
 		write(t, w, 0, data[:700])
@@ -613,7 +612,7 @@ func TestCreateReplacesAnOlderGeneration(t *testing.T) {
 		fs := vfs.NewMem()
 		s := open(t, fs, "a")
 		stopped := make(chan struct{})
-		w, err := s.Create(1, 10, transfer.CRC32C(), state == Temporary, func() { close(stopped) })
+		w, err := s.Create(1, 10, transfer.CRC32C(), state == Temporary, func() { close(stopped) }, Want{})
 		must(t, err)
 		write(t, w, 0, make([]byte, 700))
 		switch state {
@@ -633,11 +632,11 @@ func TestCreateReplacesAnOlderGeneration(t *testing.T) {
 			}()
 		}
 		for _, gen := range []uint64{9, 10} {
-			if _, err := s.Create(1, gen, transfer.CRC32C(), true, nil); !errors.Is(err, ErrExists) {
+			if _, err := s.Create(1, gen, transfer.CRC32C(), true, nil, Want{}); !errors.Is(err, ErrExists) {
 				t.Fatalf("%v: created at generation %d over 10: %v", state, gen, err)
 			}
 		}
-		w2, err := s.Create(1, 11, transfer.CRC32C(), true, nil)
+		w2, err := s.Create(1, 11, transfer.CRC32C(), true, nil, Want{})
 		if err != nil {
 			t.Fatalf("%v: %v", state, err)
 		}
@@ -648,14 +647,14 @@ func TestCreateReplacesAnOlderGeneration(t *testing.T) {
 		if got := contents(t, s, 1); !bytes.Equal(got, data) {
 			t.Fatalf("%v: wrong bytes", state)
 		}
-		if u, err := s.Usage(); err == nil && u.Used != 600 {
+		if u := s.Storages()[0]; u.Used != 600 {
 			t.Fatalf("%v: %d bytes used, want 600", state, u.Used)
 		}
 		r, err := s.Get(1)
 		must(t, err)
 		_, err = r.InitRecovery(11, 20)
 		must(t, err)
-		if _, err := s.Create(1, 20, transfer.CRC32C(), false, nil); !errors.Is(err, ErrExists) {
+		if _, err := s.Create(1, 20, transfer.CRC32C(), false, nil, Want{}); !errors.Is(err, ErrExists) {
 			t.Fatalf("created what is being recovered: %v", err)
 		}
 		must(t, s.Close())
@@ -680,7 +679,7 @@ func TestExtendAndPowerCuts(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		fs := vfs.NewCrashableMem()
 		s := open(t, fs, "a")
-		w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+		w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 		must(t, err)
 		synced := rng.IntN(3000)
 		write(t, w, 0, data[:synced])
@@ -720,14 +719,14 @@ func TestExtendAndPowerCuts(t *testing.T) {
 func TestRecoveryOfADamagedReplica(t *testing.T) {
 	fs := vfs.NewMem()
 	s := open(t, fs, "a")
-	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, random(rand.New(rand.NewPCG(1, 1)), 400))
 	must(t, w.Finalize(true))
 	must(t, w.Close(false))
 	r, err := s.Get(1)
 	must(t, err)
-	f, err := fs.OpenReadWrite(s.dataPath(1), vfs.WriteCategoryUnspecified)
+	f, err := fs.OpenReadWrite(s.volumes[0].dataPath(1), vfs.WriteCategoryUnspecified)
 	must(t, err)
 	_, err = f.WriteAt([]byte{0xa5, 0x5a, 0xa5}, 10)
 	must(t, err)
@@ -747,7 +746,7 @@ func TestRecoveryOfADamagedReplica(t *testing.T) {
 func TestExtendRefuses(t *testing.T) {
 	s := open(t, vfs.NewMem(), "a")
 	data := random(rand.New(rand.NewPCG(1, 1)), 3000)
-	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	write(t, w, 0, data[:1000])
 	must(t, w.Close(false))
@@ -800,7 +799,7 @@ func TestReopenedReplicaIsNotFinalAfterAPowerCut(t *testing.T) {
 			fs := vfs.NewCrashableMem()
 			s := open(t, fs, "a")
 			data := random(rand.New(rand.NewPCG(1, 1)), 3000)
-			w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+			w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 			must(t, err)
 			write(t, w, 0, data[:1000])
 			must(t, w.Sync())
@@ -825,7 +824,7 @@ func TestReopenedReplicaIsNotFinalAfterAPowerCut(t *testing.T) {
 func TestTemporaryReplicasDoNotSurvive(t *testing.T) {
 	fs := vfs.NewMem()
 	s := open(t, fs, "a")
-	w, err := s.Create(1, 10, transfer.CRC32C(), true, nil)
+	w, err := s.Create(1, 10, transfer.CRC32C(), true, nil, Want{})
 	must(t, err)
 	write(t, w, 0, make([]byte, 100))
 	if r, _ := s.Get(1); r != nil {
@@ -841,7 +840,7 @@ func TestTemporaryReplicasDoNotSurvive(t *testing.T) {
 	if _, err := s.Get(1); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("%v", err)
 	}
-	w, err = s.Create(1, 10, transfer.CRC32C(), true, nil)
+	w, err = s.Create(1, 10, transfer.CRC32C(), true, nil, Want{})
 	must(t, err)
 	write(t, w, 0, make([]byte, 100))
 	must(t, w.Publish())
@@ -873,20 +872,20 @@ func FuzzDecodeHeader(f *testing.F) {
 }
 
 func FuzzDecodeVersion(f *testing.F) {
-	b, _ := encodeVersion(Identity{DatanodeUUID: "u", ClusterID: "c", BlockPoolID: "b"})
+	b, _ := encodeVersion(Identity{DatanodeUUID: "u", ClusterID: "c", BlockPoolID: "b"}, "s")
 	f.Add(b)
 	f.Add([]byte("layoutVersion=1\n"))
 	f.Add([]byte("#\n\n=\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := decodeVersion(b)
+		id, storage, err := decodeVersion(b)
 		if err != nil {
 			return
 		}
-		again, err := encodeVersion(id)
+		again, err := encodeVersion(id, storage)
 		if err != nil {
 			return
 		}
-		if got, err := decodeVersion(again); err != nil || got != id {
+		if got, of, err := decodeVersion(again); err != nil || got != id || of != storage {
 			t.Fatalf("%+v became %+v, %v", id, got, err)
 		}
 	})
@@ -930,7 +929,7 @@ func TestMetaGolden(t *testing.T) {
 func TestSyncFinalized(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := open(t, fs, "a")
-	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil)
+	w, err := s.Create(1, 10, transfer.CRC32C(), false, nil, Want{})
 	must(t, err)
 	data := random(rand.New(rand.NewPCG(1, 1)), 100_000)
 	write(t, w, 0, data)

@@ -18,7 +18,7 @@ func TestUnprovenBytesAreCutOff(t *testing.T) {
 	defer s.Close()
 	sum := transfer.CRC32C()
 	data := random(rand.New(rand.NewPCG(1, 2)), 3000)
-	w, err := s.Create(1, 10, sum, false, nil)
+	w, err := s.Create(1, 10, sum, false, nil, Want{})
 	must(t, err)
 	put := func(off, end int, acked bool, spoil int) {
 		t.Helper()
@@ -72,7 +72,7 @@ func TestUnprovenBytesAndRecovery(t *testing.T) {
 	data := random(rand.New(rand.NewPCG(1, 2)), 2048)
 	for _, length := range []int{700, 650, 512, 100} {
 		s := open(t, vfs.NewMem(), "a")
-		w, err := s.Create(1, 10, sum, false, nil)
+		w, err := s.Create(1, 10, sum, false, nil, Want{})
 		must(t, err)
 		tail, err := w.WriteUnproven(0, data[:700], packet(sum, data[:700]), sum)
 		must(t, err)
@@ -87,7 +87,7 @@ func TestUnprovenBytesAndRecovery(t *testing.T) {
 		if i, err := r.InitRecovery(10, 20); err != nil || i.Length != 700 || i.Torn {
 			t.Fatalf("%+v %v", i, err)
 		}
-		if u, err := s.Usage(); err == nil && u.Used != 700 {
+		if u := s.Storages()[0]; u.Used != 700 {
 			t.Errorf("%d bytes used, want 700", u.Used)
 		}
 		must(t, r.Settle(20, int64(length)))

@@ -20,16 +20,19 @@ type Identity struct {
 
 const (
 	layoutVersion  = "1"
+	storageKey     = "storageID"
 	maxVersionFile = 4 << 10
 )
 
 var errVersion = errors.New("damaged VERSION file")
 
-var versionKeys = []string{"layoutVersion", "datanodeUuid", "clusterID", "blockpoolID"}
+// versionKeys end with one that files of earlier releases lack.
+var versionKeys = []string{"layoutVersion", "datanodeUuid", "clusterID", "blockpoolID", storageKey}
 
-func encodeVersion(id Identity) ([]byte, error) {
+// encodeVersion makes the file of the storage with the given id.
+func encodeVersion(id Identity, storage string) ([]byte, error) {
 	var b strings.Builder
-	for i, v := range []string{layoutVersion, id.DatanodeUUID, id.ClusterID, id.BlockPoolID} {
+	for i, v := range []string{layoutVersion, id.DatanodeUUID, id.ClusterID, id.BlockPoolID, storage} {
 		if strings.ContainsAny(v, "\n\r=") || len(v) > 256 {
 			return nil, fmt.Errorf("identity %q: %s must be one line of at most 256 bytes without '='", v, versionKeys[i])
 		}
@@ -38,11 +41,11 @@ func encodeVersion(id Identity) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-func decodeVersion(b []byte) (Identity, error) {
+func decodeVersion(b []byte) (id Identity, storage string, err error) {
 	if len(b) > maxVersionFile {
-		return Identity{}, fmt.Errorf("%w: longer than %d bytes", errVersion, maxVersionFile)
+		return id, "", fmt.Errorf("%w: longer than %d bytes", errVersion, maxVersionFile)
 	}
-	var values [4]string
+	var values [5]string
 	seen := 0
 	for line := range strings.Lines(string(b)) {
 		line = strings.TrimRight(line, "\r\n")
@@ -51,7 +54,7 @@ func decodeVersion(b []byte) (Identity, error) {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
-			return Identity{}, fmt.Errorf("%w: line %q is not key=value", errVersion, line)
+			return id, "", fmt.Errorf("%w: line %q is not key=value", errVersion, line)
 		}
 		for i, k := range versionKeys {
 			if k == key {
@@ -60,16 +63,16 @@ func decodeVersion(b []byte) (Identity, error) {
 			}
 		}
 	}
-	if seen != 1<<len(versionKeys)-1 {
-		return Identity{}, fmt.Errorf("%w: it must have the keys %s", errVersion, strings.Join(versionKeys, ", "))
+	if needed := len(versionKeys) - 1; seen&(1<<needed-1) != 1<<needed-1 {
+		return id, "", fmt.Errorf("%w: it must have the keys %s", errVersion, strings.Join(versionKeys[:needed], ", "))
 	}
 	if values[0] != layoutVersion {
-		return Identity{}, fmt.Errorf("%w: layout version %q, this program knows %s", errVersion, values[0], layoutVersion)
+		return id, "", fmt.Errorf("%w: layout version %q, this program knows %s", errVersion, values[0], layoutVersion)
 	}
 	if values[1] == "" {
-		return Identity{}, fmt.Errorf("%w: datanodeUuid is empty", errVersion)
+		return id, "", fmt.Errorf("%w: datanodeUuid is empty", errVersion)
 	}
-	return Identity{DatanodeUUID: values[1], ClusterID: values[2], BlockPoolID: values[3]}, nil
+	return Identity{DatanodeUUID: values[1], ClusterID: values[2], BlockPoolID: values[3]}, values[4], nil
 }
 
 // newUUID returns a random UUID (RFC 9562, version 4).

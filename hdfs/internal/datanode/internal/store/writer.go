@@ -27,6 +27,7 @@ type Writer struct {
 	sums      []byte // of the full chunks between r.length and length, to be written
 	syncedTo  int64  // length at the last sync, -1 if never
 	keeps     bool   // some of the replica was put on stable storage: its end has to be, too
+	reserved  int64  // of its directory's bytes
 	slotBuf   [slotSize]byte
 	io        time.Duration // spent on files since it began
 }
@@ -65,11 +66,15 @@ type ReopenOptions struct {
 // of no use to anybody, makes room, unless a recovery of gen or above has begun
 // with it; its writer is stopped. sum of the NULL type is replaced by
 // CRC32C: nothing is stored without checksums.
-func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, interrupt func()) (*Writer, error) {
+func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, interrupt func(), want Want) (*Writer, error) {
 	if sum.Type == hdfspb.ChecksumTypeProto_CHECKSUM_NULL {
 		sum = transfer.CRC32C()
 	}
-	r := &Replica{store: s, id: id, gen: gen, sum: sum, state: BeingWritten}
+	v, err := s.choose(want)
+	if err != nil {
+		return nil, fmt.Errorf("create block %d: %w", id, err)
+	}
+	r := &Replica{store: s, vol: v, id: id, gen: gen, sum: sum, state: BeingWritten}
 	if temporary {
 		r.state = Temporary
 	}
@@ -97,9 +102,14 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 		r.mu.Unlock()
 		return nil, fmt.Errorf("create block %d at generation %d: %w: recovery %d was told that it is not here", id, gen, ErrGeneration, promised)
 	}
+	if !v.good() { // Fail would not find r any more
+		s.mu.Unlock()
+		r.mu.Unlock()
+		return nil, fmt.Errorf("create block %d: the data directory %s has just failed", id, v.dir)
+	}
 	s.replicas[id] = r
 	s.mu.Unlock()
-	err := w.create(temporary)
+	err = w.create(temporary)
 	if err != nil {
 		r.writer = nil
 	}
@@ -110,8 +120,10 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 		if derr := s.drop(r); derr != nil {
 			s.log.Warn("remains of a replica", "block", id, "err", derr)
 		}
-		return nil, fmt.Errorf("create block %d: %w", id, err)
+		return nil, v.at(fmt.Errorf("create block %d: %w", id, err))
 	}
+	w.reserved = max(0, want.Size)
+	v.reserved.Add(w.reserved)
 	return w, nil
 }
 
@@ -139,15 +151,15 @@ func (s *Store) removeOlder(id, gen uint64) error {
 }
 
 func (w *Writer) create(temporary bool) error {
-	r, s := w.r, w.r.store
-	if err := s.makeSubdir(r.id); err != nil {
+	r, v := w.r, w.r.vol
+	if err := v.makeSubdir(r.id); err != nil {
 		return err
 	}
 	var err error
-	if w.data, err = s.fs.Create(s.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
+	if w.data, err = v.fs.Create(v.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
 		return err
 	}
-	if w.meta, err = s.fs.Create(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
+	if w.meta, err = v.fs.Create(v.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
 		return err
 	}
 	h := metaHeader{id: r.id, sum: r.sum, temporary: temporary}
@@ -165,7 +177,7 @@ func (s *Store) Reopen(id uint64, o ReopenOptions) (*Writer, error) {
 	}
 	w, err := r.reopen(o)
 	if err != nil {
-		return nil, fmt.Errorf("reopen block %d: %w", id, err)
+		return nil, r.vol.at(fmt.Errorf("reopen block %d: %w", id, err))
 	}
 	return w, nil
 }
@@ -211,7 +223,7 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		return nil, err
 	}
 	if r.gen != o.NewGeneration {
-		if err := r.store.renameMeta(r.id, r.gen, o.NewGeneration); err != nil {
+		if err := r.vol.renameMeta(r.id, r.gen, o.NewGeneration); err != nil {
 			_ = w.closeFiles()
 			return nil, err
 		}
@@ -267,12 +279,12 @@ func (r *Replica) admitLocked(o ReopenOptions) error {
 // openFiles opens the files of a replica and takes back its being finalized;
 // r.mu is held.
 func (w *Writer) openFiles() error {
-	r, s := w.r, w.r.store
+	r, v := w.r, w.r.vol
 	var err error
-	if w.data, err = s.fs.OpenReadWrite(s.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
+	if w.data, err = v.fs.OpenReadWrite(v.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
 		return err
 	}
-	if w.meta, err = s.fs.OpenReadWrite(s.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
+	if w.meta, err = v.fs.OpenReadWrite(v.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
 		return err
 	}
 	var b [headerSize]byte
@@ -374,7 +386,7 @@ func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (do
 }
 
 func (w *Writer) failed(off int64, err error) error {
-	return fmt.Errorf("write block %d, packet at %d: %w", w.r.id, off, err)
+	return w.r.vol.at(fmt.Errorf("write block %d, packet at %d: %w", w.r.id, off, err))
 }
 
 // take writes the data of a piece, and keeps its checksums for commit.
@@ -449,12 +461,21 @@ func (w *Writer) commit(proven bool) (err error) {
 			return err
 		}
 	}
-	r.store.used.Add(w.length - r.length)
+	r.vol.used.Add(w.length - r.length)
+	w.release(min(w.reserved, w.length-r.length))
 	r.mu.Lock()
 	r.length, r.tail = w.length, w.tail
 	r.unproven = r.unproven || !proven
 	r.mu.Unlock()
 	return nil
+}
+
+// release gives room back that was reserved.
+func (w *Writer) release(n int64) {
+	if n > 0 {
+		w.reserved -= n
+		w.r.vol.reserved.Add(-n)
+	}
 }
 
 // ownSums computes the replica's kind of checksums for the chunks that data at
@@ -502,8 +523,9 @@ func (w *Writer) Acked(end int64, tail uint32) {
 }
 
 // Sync returns when everything written so far is on stable storage.
-func (w *Writer) Sync() error {
+func (w *Writer) Sync() (err error) {
 	r := w.r
+	defer func() { err = r.vol.at(err) }()
 	if w.syncedTo == r.length {
 		return nil
 	}
@@ -518,7 +540,7 @@ func (w *Writer) Sync() error {
 		return fmt.Errorf("sync checksums of block %d: %w", r.id, err)
 	}
 	if !r.durable {
-		if err := syncDir(r.store.fs, r.store.subdir(r.id)); err != nil {
+		if err := syncDir(r.vol.fs, r.vol.subdir(r.id)); err != nil {
 			return fmt.Errorf("sync the directory of block %d: %w", r.id, err)
 		}
 		r.mu.Lock()
@@ -534,8 +556,9 @@ func (w *Writer) Sync() error {
 // of the process; and that of the machine, if sync, or if bytes of the replica
 // were ever synced: were the replica shorter than the NameNode knows the block
 // to be, nobody could read even those.
-func (w *Writer) Finalize(sync bool) error {
+func (w *Writer) Finalize(sync bool) (err error) {
 	r := w.r
+	defer func() { err = r.vol.at(err) }()
 	sync = sync || w.keeps
 	if sync {
 		if err := w.Sync(); err != nil {
@@ -554,6 +577,9 @@ func (w *Writer) Finalize(sync bool) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.gone {
+		return fmt.Errorf("finalize block %d: %w", r.id, ErrNotFound)
+	}
 	r.state = Finalized
 	r.synced = sync // the slot too, not only what it tells of
 	r.visible, r.visibleTail = r.length, r.tail
@@ -563,8 +589,9 @@ func (w *Writer) Finalize(sync bool) error {
 // Publish makes a temporary replica one that is being written, all of it
 // visible: what a client transfers to a new member of its pipeline. It is on stable
 // storage then, since its bytes may have been hsynced where they came from.
-func (w *Writer) Publish() error {
+func (w *Writer) Publish() (err error) {
 	r := w.r
+	defer func() { err = r.vol.at(err) }()
 	var b [headerSize]byte
 	if err := readFull(w.meta, b[:], 0); err != nil {
 		return fmt.Errorf("publish block %d: %w", r.id, err)
@@ -591,10 +618,11 @@ func (w *Writer) Publish() error {
 // writer or a recovery; a temporary one, or any if drop, is removed.
 func (w *Writer) Close(drop bool) error {
 	err := w.closeFiles()
+	w.release(w.reserved)
 	r := w.r
 	r.mu.Lock()
 	r.writer = nil
-	drop = drop && r.state != Finalized || r.state == Temporary
+	drop = (drop && r.state != Finalized || r.state == Temporary) && !r.gone
 	r.mu.Unlock()
 	if drop {
 		// Before done: whoever takes over finds it gone.
