@@ -172,7 +172,14 @@ func (d *DataNode) Done() <-chan struct{} { return d.port.Done() }
 // Err tells why the server has ended.
 func (d *DataNode) Err() error { return d.port.Err() }
 
-// Close stops serving and closes the store.
+// AnnounceRestart tells all who write blocks here that this DataNode restarts, before Close,
+// and takes no more: who writes on this host, or to this DataNode alone, waits for it to come back, 30 s by
+// default (dfs.client.datanode-restart.timeout), and others go on without it. It returns when
+// they have left, after a second at most.
+func (d *DataNode) AnnounceRestart() { d.state.AnnounceRestart() }
+
+// Close stops serving and closes the store. Who writes is not told: to him the DataNode has
+// failed.
 func (d *DataNode) Close() error {
 	err := errors.Join(d.local.Close(), d.state.Close(), d.calls.Close(), d.port.Close())
 	d.local.wait()

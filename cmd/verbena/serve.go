@@ -381,7 +381,11 @@ secret, and believes nobody who does not know it. Copy the NameNode's to this ho
   verbena datanode --dir /srv/verbena/datanode --namenode nn1:8020
 
 The file may be read by its owner and group alone (chmod 600). Whoever has it can be
-any of the nodes: hand it over by ways that nobody reads.`,
+any of the nodes: hand it over by ways that nobody reads.
+
+SIGTERM stops it to be started again: who writes on this host, or to this DataNode alone,
+is told so and waits for it, 30 s unless configured otherwise. SIGINT (Ctrl-C), and
+hdfs dfsadmin -shutdownDatanode without "upgrade", stop it for good.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if dir == "" {
@@ -421,7 +425,11 @@ any of the nodes: hand it over by ways that nobody reads.`,
 			if err := writeAddress(addressFile, dn.Addr()); err != nil {
 				return err
 			}
-			return serve(cmd.Context(), dn)
+			err = serve(cmd.Context(), dn)
+			if terminated(cmd.Context()) {
+				dn.AnnounceRestart()
+			}
+			return err
 		},
 	}
 	flags := cmd.Flags()
@@ -478,6 +486,13 @@ func serve(ctx context.Context, server interface {
 		}
 		return errors.New("the server ended by itself")
 	}
+}
+
+// terminated tells whether SIGTERM has ended a context of [signal.NotifyContext], which keeps
+// the signal's name alone.
+func terminated(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return cause != nil && strings.HasPrefix(cause.Error(), syscall.SIGTERM.String())
 }
 
 func defaultDir() (string, error) {

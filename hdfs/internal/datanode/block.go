@@ -32,6 +32,9 @@ func (dn *DataNode) admitWrite(op *hdfspb.OpWriteBlockProto) (b blockWriter, lin
 	if !ok {
 		return b, &none, fmt.Errorf("%w: a connection can't begin with stage %v", transfer.ErrMalformed, op.GetStage())
 	}
+	if dn.refusesWriters() {
+		return b, &none, fmt.Errorf("block %d is not begun: this DataNode is stopping: %w", block.GetBlockId(), errRestarts)
+	}
 	if err := dn.checkBlock(block); err != nil {
 		return b, &none, err
 	}

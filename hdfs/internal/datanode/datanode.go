@@ -231,6 +231,10 @@ type DataNode struct {
 	conns  map[net.Conn]struct{}
 	// writers are those of conns that are writing a block.
 	writers map[net.Conn]struct{}
+	// receivers are the pipelines over them, with DataNodes behind or not.
+	receivers  map[*receiver]struct{}
+	restarting bool          // their writers have been told, or are being told
+	idle       chan struct{} // of who waits for receivers to become empty
 
 	started   time.Time
 	ending    atomic.Bool // an operator has asked for the end
@@ -276,14 +280,15 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	}
 	*dn = DataNode{
 		cfg: cfg, log: cfg.Logger, store: s,
-		budget:   &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
-		conns:    map[net.Conn]struct{}{},
-		writers:  map[net.Conn]struct{}{},
-		started:  time.Now(),
-		reported: make(chan struct{}),
-		keys:     keys,
-		local:    local,
-		kept:     kept,
+		budget:    &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
+		conns:     map[net.Conn]struct{}{},
+		writers:   map[net.Conn]struct{}{},
+		receivers: map[*receiver]struct{}{},
+		started:   time.Now(),
+		reported:  make(chan struct{}),
+		keys:      keys,
+		local:     local,
+		kept:      kept,
 	}
 	if cfg.Secret == nil {
 		dn.keys.Set(time.Now(), nil)

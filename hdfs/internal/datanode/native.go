@@ -2,7 +2,6 @@ package datanode
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -248,8 +247,8 @@ func (l *nativeLink) end() {
 	l.Link.Close()
 }
 
-// evictNatives ends all blocks that are being written: their writers go on elsewhere.
-func (dn *DataNode) evictNatives() (blocks int) {
+// failNatives ends all blocks that are being written, and tells their writers why.
+func (dn *DataNode) failNatives(status hdfspb.Status, why error) (blocks int) {
 	dn.native.mu.Lock()
 	var all []*nativeBlock
 	for l := range dn.native.links {
@@ -257,7 +256,7 @@ func (dn *DataNode) evictNatives() (blocks int) {
 	}
 	dn.native.mu.Unlock()
 	for _, b := range all {
-		b.fail(hdfspb.Status_ERROR, errors.New("an operator evicts all writers"))
+		b.fail(status, why)
 	}
 	return len(all)
 }

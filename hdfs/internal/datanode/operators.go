@@ -2,6 +2,7 @@ package datanode
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math"
 	"net"
@@ -128,8 +129,9 @@ func getBalancerBandwidth(context.Context, *hdfspb.GetBalancerBandwidthRequestPr
 	return nil, exception.New(exception.UnsupportedOperation, "there is no balancer, and nothing that would bound its copies")
 }
 
-// shutdownDatanode ends this DataNode, soon after it has answered.
-func (dn *DataNode) shutdownDatanode(ctx context.Context, _ *hdfspb.ShutdownDatanodeRequestProto) (*hdfspb.ShutdownDatanodeResponseProto, error) {
+// shutdownDatanode ends this DataNode, soon after it has answered. For an upgrade writers are
+// told that it will be back.
+func (dn *DataNode) shutdownDatanode(ctx context.Context, req *hdfspb.ShutdownDatanodeRequestProto) (*hdfspb.ShutdownDatanodeResponseProto, error) {
 	if err := dn.superuser(ctx); err != nil {
 		return nil, err
 	}
@@ -139,9 +141,12 @@ func (dn *DataNode) shutdownDatanode(ctx context.Context, _ *hdfspb.ShutdownData
 	if dn.ending.Swap(true) {
 		return nil, exception.New(exception.IO, "Shutdown already in progress.")
 	}
-	dn.log.Info("an operator ends this DataNode", "user", rpc.FromContext(ctx).User)
+	dn.log.Info("an operator ends this DataNode", "user", rpc.FromContext(ctx).User, "upgrade", req.GetForUpgrade())
 	dn.goBackground(func() {
 		dn.sleep(shutdownDelay)
+		if req.GetForUpgrade() {
+			dn.AnnounceRestart()
+		}
 		dn.cfg.Shutdown()
 	})
 	return &hdfspb.ShutdownDatanodeResponseProto{}, nil
@@ -161,7 +166,7 @@ func (dn *DataNode) evictWriters(ctx context.Context, _ *hdfspb.EvictWritersRequ
 		nc.Close()
 	}
 	dn.mu.Unlock()
-	dn.log.Info("an operator evicts all writers", "writers", writers+dn.evictNatives())
+	dn.log.Info("an operator evicts all writers", "writers", writers+dn.failNatives(hdfspb.Status_ERROR, errors.New("an operator evicts all writers")))
 	return &hdfspb.EvictWritersResponseProto{}, nil
 }
 

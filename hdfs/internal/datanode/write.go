@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -116,8 +117,9 @@ type receiver struct {
 	taken    [maxBatch]pendingAck
 	pieces   [maxBatch]store.Piece
 	acks     chan pendingAck
-	ackBuf   []byte // acknowledgements that are still to be sent
-	gathered int    // in ackBuf, at the end of a pipeline
+	ackBuf   []byte     // acknowledgements that are still to be sent
+	sending  sync.Mutex // held by whoever sends acknowledgements
+	gathered int        // in ackBuf, at the end of a pipeline
 	ack      transfer.Ack
 	failed   atomic.Bool // the responder gave up, and told upstream
 	failure  error       // why; read after the responder has ended
@@ -306,6 +308,10 @@ func plain(packets []transfer.Packet) int {
 // pipeline, until the last one or a failure.
 func (rc *receiver) receive() error {
 	rc.ack.Replies = make([]hdfspb.Status, 0, 1+len(rc.op.GetTargets()))
+	if !rc.dn.beginReceiving(rc) {
+		rc.announceRestart()
+	}
+	defer rc.dn.endReceiving(rc)
 	respond := rc.respondLast
 	var responder chan struct{}
 	if rc.mirror != nil {
@@ -398,7 +404,9 @@ func (rc *receiver) respondLast(pa pendingAck, more bool) error {
 
 // acknowledge sends the acknowledgements that have been gathered.
 func (rc *receiver) acknowledge() error {
+	rc.sending.Lock()
 	_, err := rc.p.Write(rc.ackBuf)
+	rc.sending.Unlock()
 	rc.ackBuf = rc.ackBuf[:0]
 	if err != nil {
 		return fmt.Errorf("acknowledge: %w", err)
@@ -431,9 +439,12 @@ func (rc *receiver) respond() {
 }
 
 func (rc *receiver) respondOne(pa *pendingAck, down *transfer.Ack) error {
-	failure := pa.mirror
-	if failure == nil {
-		failure = rc.readDown(pa, down)
+	failure := rc.readDown(pa, down)
+	if errors.Is(failure, errRestarts) {
+		rc.ack.Seqno, rc.ack.DownstreamNanos = transfer.UnknownSeqno, 0
+		rc.ack.Replies = append(append(rc.ack.Replies[:0], hdfspb.Status_SUCCESS), down.Replies...)
+		rc.ackBuf = transfer.AppendAck(rc.ackBuf, &rc.ack)
+		return errors.Join(failure, rc.acknowledge())
 	}
 	if failure != nil && rc.dn.ctx.Err() != nil {
 		// This DataNode closes, and so do its connections: the next one is not to blame.
@@ -467,13 +478,23 @@ func (rc *receiver) respondOne(pa *pendingAck, down *transfer.Ack) error {
 	return failure
 }
 
+// readDown reads the acknowledgement of a packet by the DataNodes behind. One that could not
+// be sent may not be acknowledged, but the DataNode may have said before that it restarts.
 func (rc *receiver) readDown(pa *pendingAck, down *transfer.Ack) error {
 	// It may have been a while since the last packet.
-	if rc.mirror.r.Buffered() == 0 {
+	if pa.mirror != nil {
+		rc.mirror.wait(restartGrace)
+	} else if rc.mirror.r.Buffered() == 0 {
 		rc.mirror.wait(rc.mirror.readTimeout)
 	}
 	if err := rc.mirror.r.ReadAck(down); err != nil {
-		return fmt.Errorf("acknowledgement from DataNode %s: %w", rc.mirrorAddr, err)
+		return fmt.Errorf("acknowledgement from DataNode %s: %w", rc.mirrorAddr, errors.Join(pa.mirror, err))
+	}
+	if down.Seqno == transfer.UnknownSeqno && slices.Contains(down.Replies, hdfspb.Status_OOB_RESTART) {
+		return fmt.Errorf("DataNode %s or one behind it: %w", rc.mirrorAddr, errRestarts)
+	}
+	if pa.mirror != nil {
+		return pa.mirror
 	}
 	if down.Seqno != pa.seqno {
 		return fmt.Errorf("%w: DataNode %s acknowledges packet %d, due is %d", transfer.ErrMalformed, rc.mirrorAddr, down.Seqno, pa.seqno)

@@ -19,6 +19,10 @@ const (
 // the pipeline alive.
 const HeartbeatSeqno = -1
 
+// UnknownSeqno is the sequence number of acknowledgements that are out of band: of no packet,
+// but of why the pipeline ends.
+const UnknownSeqno = -2
+
 // PacketHeader is a PacketHeaderProto.
 type PacketHeader struct {
 	Offset  int64 // of the data in the block

@@ -107,6 +107,7 @@ var ErrNoneLeft = errors.New("all DataNodes of a block have failed")
 func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, why *failure) error {
 	s := p.s
 	var back time.Time // until when a DataNode that restarts is waited for
+	pause := firstRestartPause
 	for {
 		if why != nil {
 			if why.restarting && p.worthWaiting(why.bad) {
@@ -114,9 +115,10 @@ func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, wh
 					back = time.Now().Add(s.cfg.RestartTimeout)
 				}
 				if time.Now().Before(back) {
-					if !sleep(s.ctx, min(s.cfg.RestartTimeout, 4*time.Second)) {
+					if !sleep(s.ctx, min(s.cfg.RestartTimeout, pause)) {
 						return context.Cause(s.ctx)
 					}
+					pause = min(2*pause, mostRestartPause)
 				} else {
 					why.restarting = false
 				}
@@ -156,6 +158,13 @@ func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, wh
 		why = &failure{bad: broken.Node, restarting: broken.Restarting || waits, err: err}
 	}
 }
+
+// Between attempts to set a pipeline up with a DataNode that restarts there are pauses that
+// double up to the one that HDFS's client always makes.
+const (
+	firstRestartPause = 500 * time.Millisecond
+	mostRestartPause  = 4 * time.Second
+)
 
 // updated tells the NameNode of the pipeline's new stamp and DataNodes.
 func (p *pipe) updated(generation uint64) error {
