@@ -59,10 +59,26 @@ func (nn *NameNode) change(ctx context.Context, c *call, remember bool, e *nspb.
 		err     error
 	)
 	nn.read(func(ns *namespace.Namespace) { res, changes, err = ns.Check(e) })
+	if errors.Is(err, namespace.ErrLarge) {
+		defer nn.state.asked(e)
+		res, changes, err = nn.checkInParts(ctx, e)
+	}
 	if err != nil || !changes {
 		return res, err
 	}
 	return nn.propose(ctx, e)
+}
+
+// checkInParts checks what takes longer than one hold of the lock may be.
+func (nn *NameNode) checkInParts(ctx context.Context, e *nspb.Entry) (res namespace.Result, changes bool, err error) {
+	nn.state.ask(e)
+	for err = namespace.ErrLarge; errors.Is(err, namespace.ErrLarge); giveWay() {
+		if ctx.Err() != nil {
+			return res, false, fmt.Errorf("namenode: ask for the rights below a directory: %w", context.Cause(ctx))
+		}
+		nn.read(func(ns *namespace.Namespace) { res, changes, err = ns.Check(e) })
+	}
+	return res, changes, err
 }
 
 // callID names a client's call.

@@ -136,6 +136,19 @@ func (s *state) reap() (more bool) {
 	return s.ns.Reaping()
 }
 
+// ask and asked begin and end a check in parts.
+func (s *state) ask(e *nspb.Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ns.Ask(e)
+}
+
+func (s *state) asked(e *nspb.Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ns.Asked(e)
+}
+
 func (s *state) Restore(r io.Reader) error {
 	ns, err := namespace.Restore(r)
 	if err != nil {

@@ -62,6 +62,7 @@ func (t *txn) setACL(op *nspb.SetAcl) error {
 		n.mode = mode
 		n.alter(func(a *attributes) { a.acl = kept })
 		n.more = t.ns.lists.share(n.more)
+		t.ns.askAgain(n.id)
 	}
 	return nil
 }

@@ -104,8 +104,12 @@ type Namespace struct {
 	policies bool
 	usage    map[uint64]quota.Counts // of directories with limits
 	lists    sharing
-	// What goes of a deleted tree with an entry; constants, but in tests.
-	reapNow, reapBehind int
+	// subtrees are those that users want to delete, as far as they have been asked; see Ask. They are no
+	// part of the state: who asks for all at once hears the same.
+	subtrees map[*nspb.Entry]*subtree
+	// What goes of a deleted tree with an entry, and how many names one Check asks for below a
+	// directory; constants, but in tests.
+	reapNow, reapBehind, askedAtOnce int
 }
 
 // New returns a namespace that has not been formatted: apply an entry with a
@@ -123,6 +127,8 @@ func New() *Namespace {
 		stamps:     firstStamp,
 		reapNow:    reapNow,
 		reapBehind: reapBehind,
+
+		askedAtOnce: askedAtOnce,
 	}
 	ns.retry.calls = make(map[callKey]call)
 	nobody := ns.intern("")

@@ -188,25 +188,3 @@ func (ns *Namespace) needOwner(c *caller, n *Inode) error {
 	}
 	return exception.New(exception.AccessControl, "Permission denied. user=%s is not the owner of inode=%s", c.User, ns.path(n))
 }
-
-// needSubtree is for deleting what is below n: all rights on every directory
-// that has children, and on none of them a sticky bit in the way.
-func (ns *Namespace) needSubtree(c *caller, n *Inode) error {
-	if c.Superuser {
-		return nil
-	}
-	return ns.eachDirectory(n, func(d *Inode) error {
-		if d.dir.names.Len() == 0 {
-			return nil
-		}
-		if err := ns.need(c, d, Read|Write|Execute); err != nil || d.mode&sticky == 0 {
-			return err
-		}
-		var err error
-		d.dir.names.After("", func(_ string, child uint64) bool {
-			err = ns.needSticky(c, d, ns.inodes.Get(child))
-			return err == nil
-		})
-		return err
-	})
-}

@@ -34,6 +34,7 @@ func (t *txn) newChild(parent *Inode, name string, dir *directory, m modes) *Ino
 	n.more = ns.lists.share(n.more)
 	ns.nextInode++
 	ns.changeDirectory(parent.id).names.Insert(ns.gen, n.name, n.id)
+	ns.askAgain(parent.id)
 	ns.inodes.Change(parent.id).mtime = t.now()
 	if dir != nil && ns.limited(parent.id) {
 		ns.usage[n.id] = quota.Counts{Names: 1}
@@ -132,7 +133,7 @@ func (t *txn) delete(op *nspb.Delete) error {
 	if n == nil {
 		return nil
 	}
-	if err := ns.needSubtree(&t.caller, n); err != nil {
+	if err := t.needSubtree(n); err != nil {
 		return err
 	}
 	if n.dir != nil && n.dir.names.Len() > 0 && !op.GetRecursive() {
@@ -310,7 +311,9 @@ func (t *txn) move(id, parent uint64, name string) {
 	dir.names.Insert(ns.gen, n.name, id)
 	if n.dir != nil {
 		dir.directories++
+		ns.askBelow(id)
 	}
+	ns.askAgain(parent)
 	ns.inodes.Change(parent).mtime = t.now()
 }
 
@@ -379,6 +382,7 @@ func (t *txn) setPermission(op *nspb.SetPermission) error {
 	mode := uint16(op.GetMode()) & modeBits
 	if n.mode != mode && t.write() {
 		t.ns.inodes.Change(n.id).mode = mode
+		t.ns.askAgain(n.id)
 	}
 	return nil
 }
@@ -413,6 +417,8 @@ func (t *txn) setOwner(op *nspb.SetOwner) error {
 	if t.write() {
 		n = ns.inodes.Change(n.id)
 		n.owner, n.group = ns.intern(owner), ns.intern(group)
+		ns.askAgain(n.id)
+		ns.askAgain(n.parent) // which may be sticky
 	}
 	return nil
 }

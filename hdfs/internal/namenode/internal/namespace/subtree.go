@@ -1,0 +1,155 @@
+package namespace
+
+import (
+	"errors"
+	"math"
+	"slices"
+
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
+)
+
+// ErrLarge is what [Namespace.Check] says of a delete by a user whose rights below the directory
+// take longer to ask for than one hold of the lock may be: [Namespace.Ask] for it, and check
+// again until Check says something else.
+var ErrLarge = errors.New("namespace: the rights below a directory are asked for in parts")
+
+// askedAtOnce is how many names one Check looks at below a directory, in less than a
+// millisecond.
+const askedAtOnce = 2000
+
+// A subtree is a directory that somebody wants to delete with all that is below, as far as
+// has been asked whether he may. A change that may matter to what has been asked has it asked again,
+// so that at the end the answer is that of the present.
+type subtree struct {
+	root  uint64
+	stack []position // of the directories that are left, the last one is next
+}
+
+// A position in a directory: its names up to after, and what is below them, have been asked.
+type position struct {
+	id    uint64
+	after string
+	left  int  // so many subdirectories are behind it at most
+	alone bool // what is below its names is not asked
+}
+
+// Ask makes Check go on where it stopped for this entry, until Asked. Neither may run
+// with Check.
+func (ns *Namespace) Ask(e *nspb.Entry) {
+	if ns.subtrees == nil {
+		ns.subtrees = make(map[*nspb.Entry]*subtree)
+	}
+	ns.subtrees[e] = &subtree{}
+}
+
+// Asked forgets what Ask began.
+func (ns *Namespace) Asked(e *nspb.Entry) { delete(ns.subtrees, e) }
+
+// needSubtree is for deleting what is below n: all rights on every directory
+// that has children, and on none of them a sticky bit in the way. An entry that is
+// applied gets an answer at once: all that is left is asked, which after Check has been content
+// are the changes since.
+func (t *txn) needSubtree(n *Inode) error {
+	if t.caller.Superuser || n.dir == nil {
+		return nil
+	}
+	begun := t.ns.subtrees[t.entry]
+	if begun == nil || !t.dry && begun.root != n.id {
+		begun = &subtree{}
+	}
+	if begun.root != n.id {
+		*begun = subtree{root: n.id, stack: []position{{id: n.id}}}
+	}
+	limit := t.ns.askedAtOnce
+	if !t.dry {
+		limit = math.MaxInt
+	}
+	if err := t.ns.ask(&t.caller, begun, limit); err != nil {
+		return err
+	}
+	if len(begun.stack) > 0 {
+		return ErrLarge
+	}
+	return nil
+}
+
+// ask looks at limit names, and takes what it has asked off the stack.
+func (ns *Namespace) ask(c *caller, s *subtree, limit int) error {
+	for limit > 0 && len(s.stack) > 0 {
+		limit--
+		top := &s.stack[len(s.stack)-1]
+		d := ns.byID(top.id)
+		if d == nil || !ns.below(d, s.root) || d.dir.names.Len() == 0 {
+			s.pop() // it was deleted or moved away, or nothing is in it
+			continue
+		}
+		if top.after == "" {
+			if err := ns.need(c, d, Read|Write|Execute); err != nil {
+				return err
+			}
+			top.left = d.dir.directories
+		}
+		var (
+			next uint64
+			err  error
+			done = true
+		)
+		d.dir.names.After(top.after, func(name string, id uint64) bool {
+			child := ns.inodes.Get(id)
+			if err = ns.needSticky(c, d, child); err != nil {
+				return false
+			}
+			top.after = name
+			if child.dir != nil && !top.alone {
+				top.left--
+				next, done = id, false
+				return false
+			}
+			limit--
+			done = d.mode&sticky == 0 && (top.alone || top.left <= 0)
+			return !done && limit > 0
+		})
+		switch {
+		case err != nil:
+			return err
+		case next != 0:
+			s.stack = append(s.stack, position{id: next})
+		case done || limit > 0: // or there are no more names
+			s.pop()
+		}
+	}
+	return nil
+}
+
+func (s *subtree) pop() { s.stack = s.stack[:len(s.stack)-1] }
+
+// below tells whether a directory is root or below it.
+func (ns *Namespace) below(n *Inode, root uint64) bool {
+	for n != nil && n.id != root && n.id != rootID {
+		n = ns.inodes.Get(n.parent)
+	}
+	return n != nil && n.id == root
+}
+
+// askAgain has a directory asked again by all who have begun to ask above it: who may do what with
+// it, or which names are in it, has changed.
+func (ns *Namespace) askAgain(id uint64) { ns.askAt(position{id: id, alone: true}) }
+
+// askBelow is askAgain for a directory that has come from elsewhere with all that is below.
+func (ns *Namespace) askBelow(id uint64) { ns.askAt(position{id: id}) }
+
+func (ns *Namespace) askAt(at position) {
+	for _, s := range ns.subtrees {
+		for i := range s.stack {
+			if s.stack[i].id == at.id {
+				s.stack[i].left++ // there may be one more
+			}
+		}
+		if s.root == 0 || slices.ContainsFunc(s.stack, func(p position) bool { return p.id == at.id && p.alone == at.alone && p.after == "" }) {
+			continue
+		}
+		if n := ns.inodes.Get(at.id); n != nil && n.dir != nil && ns.below(n, s.root) {
+			s.stack = slices.Insert(s.stack, 0, at)
+		}
+	}
+}
