@@ -36,6 +36,8 @@ type boot struct {
 	skip string
 	// below is which of their subtests run unless --run says so, with its slash.
 	below string
+	// brief is which of their subtests run with --brief, with its slash.
+	brief string
 	// verbena brings the binary, which takes a while to build.
 	verbena bool
 	// limit is when it is killed unless --timeout says something else; 0 means the
@@ -43,8 +45,8 @@ type boot struct {
 	limit time.Duration
 }
 
-// brief is the limit of machines whose cases take seconds.
-const brief = 2 * time.Minute
+// quickLimit is the limit of machines whose cases take seconds.
+const quickLimit = 2 * time.Minute
 
 const (
 	// casesPackage has the cases that are the lab's own.
@@ -98,6 +100,11 @@ const killedPeers = "Killed.*"
 // nothing. Its own machine has them.
 const patientPeers = "Stopped|SilentTarget"
 
+// losses are the cases that say most about lost packets: data in order and whole, under
+// every operation, and the ends of connections.
+const losses = "/^(Connect|Reject|Disconnect|Send|Write|Read|ScatterGather|ManyReads|SendsInOrder|WriteThenSend|BothWays|" +
+	"SelectiveSignalling|WaitRounds|SharedReceiveKeepsAll|OutOfBounds|TargetClosesUnderLoad|CloseWhilePosting|Killed.*|History)$"
+
 // without is a pattern for go test's -skip.
 func without(cases ...string) string {
 	return "Conformance$/^(" + strings.Join(cases, "|") + ")$"
@@ -107,16 +114,16 @@ func without(cases ...string) string {
 var boots = []boot{
 	{name: "ibverbs-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "rxe", env: ibverbsOn("rxe")},
 	{name: "ibverbs-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^(TestConformance|TestLabSignals)$`), world: "siw", env: ibverbsOn("siw")},
-	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, skip: without(manyConnections, killedPeers), env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1")},
-	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, skip: without(manyConnections), env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1")},
-	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", limit: brief},
-	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", limit: brief},
+	{name: "ibverbs-rxe-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "rxe", loss: 2, brief: losses, skip: without(manyConnections, killedPeers), env: ibverbsOn("rxe", "VERBENA_LAB_LOSSY=1")},
+	{name: "ibverbs-siw-loss", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestConformance$`), world: "siw", loss: 2, brief: losses, skip: without(manyConnections), env: ibverbsOn("siw", "VERBENA_LAB_LOSSY=1")},
+	{name: "verbs-rxe", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "rxe", limit: quickLimit},
+	{name: "verbs-siw", pkg: verbsPackage, tests: regexp.MustCompile(`^TestLab`), world: "siw", limit: quickLimit},
 	// Each of these leaves its machine without a link or a device.
-	{name: "down-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: brief},
-	{name: "down-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1"), limit: brief},
-	{name: "keepalive-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabKeepAlive$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: brief},
-	{name: "removal-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: brief},
-	{name: "removal-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1"), limit: brief},
+	{name: "down-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: quickLimit},
+	{name: "down-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabLinkDown$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1"), limit: quickLimit},
+	{name: "keepalive-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabKeepAlive$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: quickLimit},
+	{name: "removal-rxe", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "rxe", env: ibverbsOn("rxe", "VERBENA_LAB_SPOIL=1"), limit: quickLimit},
+	{name: "removal-siw", pkg: ibverbsPackage, tests: regexp.MustCompile(`^TestLabRemoval$`), world: "siw", env: ibverbsOn("siw", "VERBENA_LAB_SPOIL=1"), limit: quickLimit},
 	{name: "iwarp", pkg: casesPackage, tests: regexp.MustCompile(`^TestIWARP`)},
 	{name: "split-accepts", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitAcceptsConformance$`), skip: without(patientPeers)},
 	{name: "split-connects", pkg: casesPackage, tests: regexp.MustCompile(`^TestSplitConnectsConformance$`), skip: without(patientPeers)},
@@ -125,7 +132,7 @@ var boots = []boot{
 	{name: "runtime-rxe", pkg: runtimePackage, tests: onAdapters, world: "rxe", below: "/^ibverbs$", env: hosts("rxe")},
 	{name: "runtime-siw", pkg: runtimePackage, tests: onAdapters, world: "siw", below: "/^ibverbs$", env: hosts("siw")},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
-	{name: "partition", pkg: livenessPackage, tests: regexp.MustCompile(`.`), limit: brief},
+	{name: "partition", pkg: livenessPackage, tests: regexp.MustCompile(`.`), limit: quickLimit},
 	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), env: []string{"VERBENA_SQUEEZE=1"}},
 	{name: "programs-siw", pkg: casesPackage, tests: foreignPrograms, world: "siw", env: []string{job.DriverVariable + "=siw"}},
 }
@@ -148,6 +155,7 @@ var allowedSkips = []allowedSkip{
 type casesOptions struct {
 	run, machine  string
 	verbose, list bool
+	brief         bool
 	tries         int
 	json, keep    bool
 	patient       bool // no machine has a limit of its own
@@ -190,6 +198,7 @@ func casesCommand(o *options) *cobra.Command {
 	f.BoolVar(&c.list, "list", false, "list the cases by the machine that they run in")
 	f.BoolVar(&c.json, "json", false, "print the events of go test -json")
 	f.BoolVar(&c.keep, "keep", false, "when a case fails, open a shell in its machine before that goes (one machine at a time)")
+	f.BoolVar(&c.brief, "brief", false, "repeat less within the cases of the conformance suite, and leave out most of it where packets are lost: two thirds of the time")
 	f.IntVar(&c.tries, "tries", 1, "how often a machine's cases may run until they pass; the summary names those that needed more than one")
 	f.IntVarP(&c.parallel, "parallel", "j", 2, "machines at a time")
 	return cmd
@@ -267,7 +276,7 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 				copied.job = job.Job{
 					World: p.world, Loss: p.loss, Dir: "/root", ShellOnFailure: c.keep,
 					Env:  append([]string{requireVariable + "=1", "GOTRACEBACK=all"}, p.env...),
-					Argv: append([]string{guestPath(p.pkg)}, p.arguments(copied.limit)...),
+					Argv: append([]string{guestPath(p.pkg)}, p.arguments(copied.limit, c.brief)...),
 				}
 				copied.terminal = c.keep
 				copied.files = []file{{guestPath(p.pkg), binaries[p.pkg]}}
@@ -319,15 +328,22 @@ type planned struct {
 	below string // the part of --run that names subtests, with its slash
 }
 
-func (p planned) arguments(limit time.Duration) []string {
+func (p planned) arguments(limit time.Duration, brief bool) []string {
 	below := p.below
+	if below == "" && brief {
+		below = p.boot.brief
+	}
 	if below == "" {
 		below = p.boot.below
 	}
 	pattern := "^(" + strings.Join(p.names, "|") + ")$" + below
 	// The test's own limit comes first and shows the stacks. Cases that are parallel
 	// wait more than they compute.
-	return []string{"-test.parallel=4", "-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0", "-test.short", "-test.skip=" + p.skip}
+	arguments := []string{"-test.parallel=4", "-test.v=test2json", "-test.run=" + pattern, "-test.timeout=" + (limit * 9 / 10).String(), "-test.paniconexit0", "-test.short", "-test.skip=" + p.skip}
+	if brief && slices.ContainsFunc(p.names, func(n string) bool { return strings.HasSuffix(n, "Conformance") }) {
+		arguments = append(arguments, "-rdmatest.brief")
+	}
+	return arguments
 }
 
 // choose lists the tests and deals those that match to the boots.

@@ -19,6 +19,7 @@ var historyCases = []testCase{
 
 var (
 	seedFlag  = flag.Uint64("rdmatest.seed", 0, "of the random histories, instead of the usual ones; a failure tells its own, and a run with it repeats the plan")
+	briefFlag = flag.Bool("rdmatest.brief", false, "repeat in each case a few times what is usually repeated often: for emulated processors")
 	linksFlag = flag.Int("rdmatest.links", 0, "connections of the random histories; 0 means a few")
 )
 
@@ -34,6 +35,8 @@ func testHistory(e *env) {
 	alone, together, rounds, area := 12, 12, 8, 0
 	if isRemote(e.suite.initiator) || isRemote(e.suite.target) {
 		alone, together, rounds, area = 2, 3, 2, 8<<10
+	} else if *briefFlag {
+		alone, together, rounds = 3, 3, 3
 	} else if testingShort() || race.Enabled {
 		alone, together, rounds = 8, 8, 5
 	}

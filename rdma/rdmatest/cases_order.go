@@ -19,8 +19,12 @@ var orderCases = []testCase{
 	{"BothWays", nil, testBothWays},
 }
 
-// rounds is fewer when a side is remote or the tests are short.
+// rounds is fewer when a side is remote or the tests are short, and fewest when they
+// are brief.
 func (e *env) rounds(n int) int {
+	if *briefFlag {
+		return min(n, max(n/20, 3))
+	}
 	most, least := n, 10
 	if isRemote(e.suite.initiator) || isRemote(e.suite.target) {
 		least = 4
