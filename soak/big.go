@@ -109,7 +109,7 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 	}
 	// Run the command itself: its paging is what is tested.
 	began := time.Now()
-	out, err := exec.CommandContext(ctx, c.binary, "fs", "ls", "--namenode", cluster.nameNode, "/many").Output()
+	out, err := exec.CommandContext(ctx, c.binary, "fs", "ls", "-C", "--namenode", cluster.nameNode, "/many").Output()
 	if err != nil {
 		return fmt.Errorf("verbena fs ls: %w", err)
 	}

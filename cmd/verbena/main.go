@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/settings"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/rdma"
@@ -27,9 +28,15 @@ func main() {
 	// The first signal ends the command in order, a second one at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	err := command().ExecuteContext(ctx)
+	root := command()
+	root.SetArgs(fscmd.Arguments(os.Args[1:]))
+	err := root.ExecuteContext(ctx)
 	stop()
-	if err != nil {
+	var told *fscmd.Failure
+	switch {
+	case errors.As(err, &told):
+		os.Exit(told.Code)
+	case err != nil:
 		// The runtime's errors begin with its name, which is the command's, too.
 		fmt.Fprintln(os.Stderr, "verbena:", strings.TrimPrefix(err.Error(), "verbena: "))
 		os.Exit(1)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,7 +45,7 @@ func removeCommand(run runner) *cobra.Command {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
 				if name == "/" {
-					return errors.New("the root directory can't be removed")
+					return usage{errors.New("the root directory can't be removed")}
 				}
 				info, err := s.client.Stat(ctx, name)
 				if errors.Is(err, fs.ErrNotExist) && force {
@@ -54,7 +55,7 @@ func removeCommand(run runner) *cobra.Command {
 					return err
 				}
 				if info.IsDir() && !recursive {
-					return fmt.Errorf("%s is a directory: use rm -r to remove it and all that is in it", name)
+					return isNo("rm", name, syscall.EISDIR) // which -r removes
 				}
 				if !skipTrash {
 					to, err := s.client.MoveToTrash(ctx, name)
@@ -73,7 +74,7 @@ func removeCommand(run runner) *cobra.Command {
 				if err := remove(ctx, name); err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(s.out, "Deleted %s\n", name)
+				_, err = fmt.Fprintf(s.out, "Deleted %s\n", s.shown(name))
 				return err
 			})
 		}),
@@ -93,24 +94,20 @@ func moveCommand(run runner) *cobra.Command {
 		Short: "Rename, or move into a directory",
 		Args:  cobra.MinimumNArgs(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			to := s.path(args[len(args)-1])
-			into, err := s.isDir(ctx, to)
+			sources, target, err := s.destination(ctx, args)
 			if err != nil {
 				return err
 			}
-			sources := args[:len(args)-1]
-			if len(sources) > 1 && !into {
-				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
-			}
 			return s.each(sources, func(name string) error {
-				from, target := s.path(name), to
-				if into {
-					target = join(to, path.Base(from))
+				from := s.path(name)
+				if _, err := s.client.Stat(ctx, from); err != nil {
+					return err
 				}
-				if _, err := s.client.Stat(ctx, target); err == nil && !force {
-					return fmt.Errorf("%s exists: use mv -f to replace it", target)
+				to := target(path.Base(from))
+				if _, err := s.client.Stat(ctx, to); err == nil && !force {
+					return isNo("mv", to, fs.ErrExist)
 				}
-				return s.client.Rename(ctx, from, target, force)
+				return s.client.Rename(ctx, from, to, force)
 			})
 		}),
 	}
@@ -146,7 +143,7 @@ func modeCommand(run runner) *cobra.Command {
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			change, err := parseMode(args[0])
 			if err != nil {
-				return err
+				return usage{err}
 			}
 			return s.each(args[1:], func(name string) error {
 				return s.walk(ctx, s.path(name), recursive, func(name string, info os.FileInfo) error {

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -27,24 +26,17 @@ func copyCommand(run runner) *cobra.Command {
 		Short: "Copy files, and directories with all that is in them, within the file system",
 		Args:  cobra.MinimumNArgs(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			to := s.path(args[len(args)-1])
-			into, err := s.isDir(ctx, to)
+			sources, target, err := s.destination(ctx, args)
 			if err != nil {
 				return err
 			}
-			sources := args[:len(args)-1]
-			if len(sources) > 1 && !into {
-				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
-			}
 			return s.each(sources, func(name string) error {
-				from, target := s.path(name), to
-				if into {
-					target = join(to, path.Base(from))
+				from := s.path(name)
+				to := target(path.Base(from))
+				if to == from || strings.HasPrefix(to, strings.TrimSuffix(from, "/")+"/") {
+					return fmt.Errorf("`%s' to `%s': is a subdirectory of itself", s.shown(from), s.shown(to))
 				}
-				if target == from || strings.HasPrefix(target, strings.TrimSuffix(from, "/")+"/") {
-					return fmt.Errorf("%s can't be copied to %s, which is itself or below it", from, target)
-				}
-				return s.copyTree(ctx, from, target, put{force: force}, preserve)
+				return s.copyTree(ctx, from, to, put{force: force}, preserve)
 			})
 		}),
 	}
@@ -103,66 +95,60 @@ func mergeCommand(run runner) *cobra.Command {
 		Use:   "getmerge PATH... LOCAL",
 		Short: "Fetch files, and the files of directories in their order, into one local file",
 		Args:  cobra.MinimumNArgs(2),
-		RunE: run(func(ctx context.Context, s *session, args []string) (err error) {
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			local := args[len(args)-1]
-			tmp, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
-			if err != nil {
-				return err
-			}
-			defer func() {
-				if err != nil {
-					tmp.Close()
-					err = errors.Join(err, os.Remove(tmp.Name()))
-				}
-			}()
-			merge := func(info *hdfs.FileInfo, name string) error {
-				if skipEmpty && info.Size() == 0 {
-					return nil
-				}
-				f, err := s.openFile(ctx, name)
-				if err != nil {
-					return err
-				}
-				defer f.Close()
-				if err := copyFile(tmp, f); err != nil || !newline {
-					return err
-				}
-				_, err = tmp.WriteString("\n")
-				return err
-			}
-			for _, name := range args[:len(args)-1] {
-				name = s.path(name)
-				info, err := s.client.Stat(ctx, name)
-				if err != nil {
-					return err
-				}
-				if !info.IsDir() {
-					if err := merge(info, name); err != nil {
-						return err
-					}
-					continue
-				}
-				for info, err := range s.client.List(ctx, name) {
-					if err != nil {
-						return err
-					}
-					if info.IsDir() {
-						continue
-					}
-					if err := merge(info, join(name, info.Name())); err != nil {
-						return err
-					}
-				}
-			}
-			if err := errors.Join(tmp.Chmod(0o644), tmp.Close()); err != nil {
-				return err
-			}
-			return os.Rename(tmp.Name(), local)
+			return fillLocal(local, 0o644, func(to io.Writer) error {
+				return s.merge(ctx, args[:len(args)-1], to, newline, skipEmpty)
+			})
 		}),
 	}
 	cmd.Flags().BoolVar(&newline, "nl", false, "a new line after each file")
 	cmd.Flags().BoolVar(&skipEmpty, "skip-empty-file", false, "no new line for empty files")
 	return cmd
+}
+
+// merge writes files, and the files of directories in their order, one after the other.
+func (s *session) merge(ctx context.Context, names []string, to io.Writer, newline, skipEmpty bool) error {
+	merge := func(info *hdfs.FileInfo, name string) error {
+		if skipEmpty && info.Size() == 0 {
+			return nil
+		}
+		f, err := s.openFile(ctx, name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := copyFile(to, f); err != nil || !newline {
+			return err
+		}
+		_, err = io.WriteString(to, "\n")
+		return err
+	}
+	for _, name := range names {
+		name = s.path(name)
+		info, err := s.client.Stat(ctx, name)
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			if err := merge(info, name); err != nil {
+				return err
+			}
+			continue
+		}
+		for info, err := range s.client.List(ctx, name) {
+			if err != nil {
+				return err
+			}
+			if info.IsDir() {
+				continue
+			}
+			if err := merge(info, join(name, info.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func textCommand(run runner) *cobra.Command {
@@ -213,9 +199,9 @@ func emptyFileCommand(run runner) *cobra.Command {
 				case err != nil:
 					return err
 				case info.IsDir():
-					return fmt.Errorf("%s is a directory", name)
+					return isNo("touchz", name, syscall.EISDIR)
 				case info.Size() > 0:
-					return fmt.Errorf("%s: Not a zero-length file", name)
+					return fmt.Errorf("`%s': Not a zero-length file", s.shown(name))
 				}
 				return nil
 			})
@@ -290,7 +276,11 @@ func expungeCommand(run runner) *cobra.Command {
 		Short: "Set aside what is in your trash now, and remove what was set aside longer ago than the trash is kept",
 		Args:  cobra.NoArgs,
 		RunE: run(func(ctx context.Context, s *session, _ []string) error {
-			return s.client.ExpungeTrash(ctx, immediate)
+			err := s.client.ExpungeTrash(ctx, immediate)
+			if errors.Is(err, hdfs.ErrNoTrash) {
+				return nil // as in hdfs dfs
+			}
+			return err
 		}),
 	}
 	cmd.Flags().BoolVar(&immediate, "immediate", false, "remove all of it")

@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -81,23 +82,16 @@ type put struct {
 // all stores what is local of the arguments under the last one, and then calls done for
 // each.
 func (p *put) all(ctx context.Context, s *session, args []string, done func(local string) error) error {
-	sources, to := args[:len(args)-1], s.path(args[len(args)-1])
-	into, err := s.isDir(ctx, to)
+	sources, target, err := s.destination(ctx, args)
 	if err != nil {
 		return err
 	}
-	if len(sources) > 1 && !into {
-		return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
-	}
 	return s.each(sources, func(name string) error {
-		target := to
-		if into {
-			if name == "-" {
-				return errors.New("standard input has no name: give the path of a file, not of a directory")
-			}
-			target = join(to, filepath.Base(filepath.Clean(name)))
+		to := target(filepath.Base(filepath.Clean(name)))
+		if name == "-" && to != target("") {
+			return errors.New("standard input has no name: give the path of a file, not of a directory")
 		}
-		if err := p.source(ctx, s, name, target); err != nil {
+		if err := p.source(ctx, s, name, to); err != nil {
 			return err
 		}
 		return done(name)
@@ -195,9 +189,9 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 	if info, serr := s.client.Stat(ctx, target); serr == nil {
 		switch {
 		case info.IsDir():
-			return fmt.Errorf("%s is a directory", target)
+			return isNo(s.verb, target, syscall.EISDIR)
 		case !p.force:
-			return fmt.Errorf("%s exists: use put -f to replace it", target)
+			return isNo(s.verb, target, fs.ErrExist) // which -f replaces
 		}
 	} else if !errors.Is(serr, fs.ErrNotExist) {
 		return serr
@@ -247,7 +241,7 @@ func getCommand(run runner) *cobra.Command {
 			info, err := os.Stat(to)
 			into := err == nil && info.IsDir()
 			if len(sources) > 1 && !into {
-				return fmt.Errorf("%s is not a directory: several sources need one to go into", to)
+				return isNo(s.verb, to, syscall.ENOTDIR)
 			}
 			return s.each(sources, func(name string) error {
 				name, local := s.path(name), to
@@ -302,35 +296,35 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 
 // file fetches into a temporary file beside the target and renames it, for the
 // same reasons as put does.
-func (g *get) file(ctx context.Context, s *session, name, local string, info os.FileInfo) (err error) {
+func (g *get) file(ctx context.Context, s *session, name, local string, info os.FileInfo) error {
 	if _, err := os.Lstat(local); err == nil && !g.force {
-		return fmt.Errorf("%s exists: use get -f to replace it", local)
+		return isNo("get", local, fs.ErrExist) // which -f replaces
 	}
 	f, err := s.openFile(ctx, name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	bar := s.progress(path.Base(name), info.Size())
+	defer bar.Close()
+	return fillLocal(local, os.FileMode(octal(info.Mode()))&0o777, func(to io.Writer) error { return copyFile(io.MultiWriter(to, bar), f) })
+}
+
+// fillLocal has fill write a temporary file beside local, which takes its place if all goes
+// well.
+func fillLocal(local string, mode os.FileMode, fill func(io.Writer) error) error {
 	tmp, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			tmp.Close()
-			err = errors.Join(err, os.Remove(tmp.Name()))
-		}
-	}()
-	bar := s.progress(path.Base(name), info.Size())
-	defer bar.Close()
-	if err := copyFile(io.MultiWriter(tmp, bar), f); err != nil {
-		return err
+	if err = fill(tmp); err == nil {
+		err = tmp.Chmod(mode)
 	}
-	if err := tmp.Chmod(os.FileMode(octal(info.Mode())) & 0o777); err != nil {
-		return err
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), local)
 	}
-	if err := tmp.Close(); err != nil {
-		return err
+	if err != nil {
+		err = errors.Join(err, os.Remove(tmp.Name()))
 	}
-	return os.Rename(tmp.Name(), local)
+	return err
 }

@@ -12,7 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,14 +31,23 @@ func Command(connect Connect) *cobra.Command {
 		Long: `Work with the files of a cluster.
 
 Paths are absolute, or relative to /user/NAME, and may be patterns of paths that are
-there: *, ?, [a-z] and {one,two}, in quotes because of the shell. hdfs://HOST:PORT/PATH is not
-needed, --namenode tells where the file system is. "-" stands for standard input
-in put and for standard output in get.`,
+there: *, ?, [a-z] and {one,two}, in quotes because of the shell. hdfs://HOST:PORT/PATH is
+a path, too, but --namenode tells where the file system is. "-" stands for standard input
+in put and for standard output in get. Commands may be written as in hdfs dfs: -ls.`,
 		Example: `  verbena fs put report.csv /reports/     # a file into a directory
   verbena fs put -r ./photos /photos      # a tree
   verbena fs cat /reports/report.csv | head
-  verbena fs ls -l /
+  verbena fs ls /
   verbena fs get --transport shm /photos/1.jpg -  > 1.jpg`,
+	}
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return c.Help()
+		}
+		f := &Failure{255, "Unknown command"}
+		fmt.Fprintf(c.ErrOrStderr(), "-%s: %s\n", args[0], f.text)
+		return f
 	}
 	var explain bool
 	run := func(f func(context.Context, *session, []string) error) func(*cobra.Command, []string) error {
@@ -48,8 +57,10 @@ in put and for standard output in get.`,
 				return err
 			}
 			defer client.Close()
-			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.Name()}
-			err = f(c.Context(), s, args)
+			s := &session{client: client, in: c.InOrStdin(), out: c.OutOrStdout(), errOut: c.ErrOrStderr(), verb: c.CalledAs()}
+			if err = f(c.Context(), s, args); err != nil {
+				err = s.say(err)
+			}
 			if explain {
 				err = errors.Join(err, s.explain(c.Context()))
 			}
@@ -59,12 +70,15 @@ in put and for standard output in get.`,
 	paths, behind, sources := expanding(run, 0, 0), expanding(run, 1, 0), expanding(run, 0, 1)
 	cmd.AddCommand(
 		listCommand(paths), putCommand(run), getCommand(sources), catCommand(paths), mkdirCommand(run),
-		removeCommand(paths), moveCommand(sources), statCommand(paths), usageCommand(paths), freeCommand(run),
+		removeCommand(paths), moveCommand(sources), statCommand(run), usageCommand(paths), freeCommand(paths),
 		modeCommand(behind), ownerCommand(behind), groupCommand(behind), touchCommand(run), emptyFileCommand(run), checksumCommand(paths),
 		findCommand(paths), tailCommand(paths), headCommand(paths), textCommand(paths), appendCommand(run), truncateCommand(behind), testCommand(paths),
 		countCommand(paths), replicationCommand(behind), concatCommand(run), getACLCommand(paths), setACLCommand(paths), getAttributeCommand(paths), setAttributeCommand(paths),
 		copyCommand(sources), mergeCommand(sources), moveFromLocalCommand(run), removeDirCommand(paths), expungeCommand(run),
 	)
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return (&session{errOut: c.ErrOrStderr(), verb: c.Name()}).say(usage{err})
+	})
 	cmd.PersistentFlags().BoolVar(&explain, "explain", false, "tell on standard error how blocks were read, and how each DataNode is reached")
 	return cmd
 }
@@ -93,15 +107,11 @@ type session struct {
 	out    io.Writer
 	errOut io.Writer
 	verb   string
+	roots  []root
 }
 
-// path makes a name absolute, as HDFS does: relative to the user's home.
-func (s *session) path(name string) string {
-	if !strings.HasPrefix(name, "/") {
-		name = "/user/" + s.client.User() + "/" + name
-	}
-	return path.Clean(name)
-}
+// clean is path.Clean.
+func clean(name string) string { return path.Clean(name) }
 
 // join puts a name into a directory.
 func join(dir, name string) string { return path.Join(dir, name) }
@@ -110,24 +120,6 @@ func (s *session) json(v any) error {
 	e := json.NewEncoder(s.out)
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
-}
-
-// each runs f for every argument, tells what failed and goes on.
-func (s *session) each(args []string, f func(name string) error) error {
-	failed := 0
-	for _, name := range args {
-		if err := f(name); err != nil {
-			failed++
-			if len(args) == 1 {
-				return err
-			}
-			fmt.Fprintf(s.errOut, "%s: %v\n", s.verb, err)
-		}
-	}
-	if failed > 0 {
-		return fmt.Errorf("%d of %d failed", failed, len(args))
-	}
-	return nil
 }
 
 // isDir tells whether a name is a directory; a missing one is not.
@@ -140,6 +132,27 @@ func (s *session) isDir(ctx context.Context, name string) (bool, error) {
 		return false, err
 	}
 	return info.IsDir(), nil
+}
+
+// destination tells where what a command line names goes: to the last argument, or into it if
+// that is a directory. target tells it of a name.
+func (s *session) destination(ctx context.Context, args []string) (sources []string, target func(name string) string, err error) {
+	to := s.path(args[len(args)-1])
+	sources = args[:len(args)-1]
+	info, err := s.client.Stat(ctx, to)
+	into := err == nil && info.IsDir()
+	switch {
+	case err != nil && (!errors.Is(err, fs.ErrNotExist) || len(sources) > 1):
+		return nil, nil, err
+	case len(sources) > 1 && !into:
+		return nil, nil, isNo(s.verb, to, syscall.ENOTDIR)
+	}
+	return sources, func(name string) string {
+		if into {
+			return join(to, name)
+		}
+		return to
+	}, nil
 }
 
 // entry is a file or directory as --json shows it.
@@ -189,24 +202,17 @@ func fileMode(bits uint32) os.FileMode {
 	return mode
 }
 
-// create makes an empty file.
+// create makes an empty file in a directory that is there.
 func (s *session) create(ctx context.Context, name string) error {
+	if _, err := s.client.Stat(ctx, path.Dir(name)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return isNo(s.verb, name, fs.ErrNotExist)
+		}
+		return err
+	}
 	w, err := s.client.Create(ctx, name, hdfs.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	return w.Close()
-}
-
-// size writes a length for people: 1.5 GiB.
-func size(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	f, unit := float64(n)/1024, 0
-	for f >= 1024 && unit < len(units)-1 {
-		f, unit = f/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %ciB", f, units[unit])
 }

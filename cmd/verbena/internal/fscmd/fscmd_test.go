@@ -1,6 +1,12 @@
 package fscmd
 
-import "testing"
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/verbena-data/verbena/hdfs"
+)
 
 func TestParseMode(t *testing.T) {
 	for _, c := range []struct {
@@ -39,7 +45,7 @@ func TestParseMode(t *testing.T) {
 }
 
 func TestSize(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536 << 20: "1.5 GiB", 1 << 62: "4.0 EiB"} {
+	for n, want := range map[int64]string{0: "0", 1023: "1023", 1024: "1.0 K", 1536 << 20: "1.5 G", 1 << 62: "4.0 E"} {
 		if got := size(n); got != want {
 			t.Errorf("size(%d) = %q, want %q", n, got, want)
 		}
@@ -52,4 +58,76 @@ func TestPathsAreRelativeToTheHome(t *testing.T) {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}
+}
+
+// A command line as Hadoop has it, and as this program does.
+func TestArguments(t *testing.T) {
+	for from, to := range map[string]string{
+		"fs -ls -R /":                            "fs ls -R /",
+		"-v fs --namenode rm:1 -rm -skipTrash x": "-v fs --namenode rm:1 rm --skipTrash x",
+		"fs find / -name ls -print":              "fs find / --name ls --print",
+		"fs du -s -v /":                          "fs du -s --header /",
+		"fs setfattr -n user.a -v -nl /":         "fs setfattr -n user.a --value --nl /",
+		"fs cat -v /":                            "fs cat -v /",
+		"fs rm -- -skipTrash":                    "fs rm -- -skipTrash",
+		"info -nl":                               "info -nl",
+	} {
+		if got := strings.Join(Arguments(strings.Fields(from)), " "); got != to {
+			t.Errorf("%s: %s, want %s", from, got, to)
+		}
+	}
+}
+
+// What a mode does keeps to the bits that there are, and done twice it does no more.
+func FuzzParseMode(f *testing.F) {
+	for _, mode := range []string{"0644", "u=rwx,go=rX", "+t", "a-w,u+x", "1777"} {
+		f.Add(mode, uint32(0o644), true)
+	}
+	f.Fuzz(func(t *testing.T, mode string, bits uint32, dir bool) {
+		change, err := parseMode(mode)
+		if err != nil {
+			return
+		}
+		once := change(bits&0o1777, dir)
+		if once&^0o1777 != 0 {
+			t.Fatalf("%q makes %o of %o", mode, once, bits&0o1777)
+		}
+		if twice := change(once, dir); !strings.ContainsAny(mode, "X,") && twice != once {
+			t.Fatalf("%q makes %o of %o, and then %o", mode, once, bits&0o1777, twice)
+		}
+	})
+}
+
+// What getfattr shows in an encoding setfattr takes.
+func FuzzAttributeValue(f *testing.F) {
+	for _, text := range []string{"blue", `"blue"`, "0x00ff", "0sAP8=", "0x0", "", `"`} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		value, err := attributeValue(text)
+		if err != nil {
+			return
+		}
+		for _, name := range []string{"hex", "base64"} {
+			encode, err := encoder(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := attributeValue(encode(value)); err != nil || !bytes.Equal(again, value) {
+				t.Fatalf("%q: %q as %s is %q: %v", text, value, name, again, err)
+			}
+		}
+	})
+}
+
+// FuzzFormatted has any format written; what is no directive stays.
+func FuzzFormatted(f *testing.F) {
+	f.Add("%a %A %b %F %g %n %o %r %u %x %X %y %Y %% %")
+	info := &hdfs.FileInfo{}
+	f.Fuzz(func(t *testing.T, format string) {
+		got := formatted(format, info)
+		if !strings.Contains(format, "%") && got != format {
+			t.Fatalf("%q: %q", format, got)
+		}
+	})
 }

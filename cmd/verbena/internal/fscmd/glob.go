@@ -24,15 +24,28 @@ func expanding(run runner, first, last int) runner {
 			}
 			out := append([]string(nil), args[:first]...)
 			for _, arg := range args[first : len(args)-last] {
-				paths, err := s.glob(ctx, arg)
+				found, err := s.glob(ctx, arg)
 				if err != nil {
 					return err
 				}
-				out = append(out, paths...)
+				out = append(out, found...)
 			}
 			return f(ctx, s, append(out, args[len(args)-last:]...))
 		})
 	}
+}
+
+// eachMatch is each of the paths that patterns stand for.
+func (s *session) eachMatch(ctx context.Context, args []string, f func(name string) error) error {
+	var all []string
+	for _, arg := range args {
+		found, err := s.glob(ctx, arg)
+		if err != nil {
+			return err
+		}
+		all = append(all, found...)
+	}
+	return s.each(all, func(name string) error { return f(s.path(name)) })
 }
 
 // glob returns the paths that match a pattern; what is no pattern is itself.
@@ -40,7 +53,19 @@ func (s *session) glob(ctx context.Context, arg string) ([]string, error) {
 	if !strings.ContainsAny(arg, `*?[{\`) {
 		return []string{arg}, nil
 	}
-	return globIn(s.client.FS(ctx, "/"), s.path(arg))
+	pattern := s.path(arg)
+	found, err := globIn(s.client.FS(ctx, "/"), pattern)
+	switch at := strings.Index(strings.TrimPrefix(arg, "hdfs://"), "/"); {
+	case strings.HasPrefix(arg, "hdfs://"):
+		for i := range found {
+			found[i] = arg[:len("hdfs://")+max(at, 0)] + found[i]
+		}
+	case !strings.HasPrefix(arg, "/"):
+		for i := range found {
+			found[i] = strings.TrimPrefix(found[i], s.path(".")+"/")
+		}
+	}
+	return found, err
 }
 
 // globIn finds what matches a pattern below the root of a file system.

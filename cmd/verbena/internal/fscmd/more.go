@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ import (
 
 func findCommand(run runner) *cobra.Command {
 	var name, iname, kind string
+	var printed bool
 	cmd := &cobra.Command{
 		Use:     "find [PATH...]",
 		Short:   "List what is below a path, by name and type",
@@ -52,7 +54,7 @@ func findCommand(run runner) *cobra.Command {
 					if err != nil || !ok || kind == "f" && info.IsDir() || kind == "d" && !info.IsDir() {
 						return err
 					}
-					_, err = fmt.Fprintln(s.out, at)
+					_, err = fmt.Fprintln(s.out, s.shown(at))
 					return err
 				})
 			})
@@ -61,6 +63,8 @@ func findCommand(run runner) *cobra.Command {
 	cmd.Flags().StringVar(&name, "name", "", "what the last part matches: `PATTERN` with *, ? and [...]")
 	cmd.Flags().StringVar(&iname, "iname", "", "the same, in capitals or not")
 	cmd.Flags().StringVar(&kind, "type", "", "f: files alone; d: directories alone")
+	cmd.Flags().BoolVar(&printed, "print", false, "which is so anyway")
+	_ = cmd.Flags().MarkHidden("print") // it is there
 	return cmd
 }
 
@@ -168,13 +172,16 @@ func truncateCommand(run runner) *cobra.Command {
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			length, err := strconv.ParseInt(args[0], 10, 64)
 			if err != nil || length < 0 {
-				return fmt.Errorf("%q is no length in bytes", args[0])
+				return usage{fmt.Errorf("%q is no length in bytes", args[0])}
 			}
 			return s.each(args[1:], func(name string) error {
 				name = s.path(name)
 				done, err := s.client.Truncate(ctx, name, length)
 				if err != nil {
 					return err
+				}
+				if wait {
+					fmt.Fprintf(s.out, "Waiting for %s ...\n", s.shown(name))
 				}
 				if !done && wait {
 					if err := s.client.WaitClosed(ctx, name); err != nil {
@@ -183,9 +190,9 @@ func truncateCommand(run runner) *cobra.Command {
 					done = true
 				}
 				if done {
-					_, err = fmt.Fprintf(s.out, "Truncated %s to length: %d\n", name, length)
+					_, err = fmt.Fprintf(s.out, "Truncated %s to length: %d\n", s.shown(name), length)
 				} else {
-					_, err = fmt.Fprintf(s.out, "Truncating %s to length: %d. Wait for block recovery to complete before further updating this file.\n", name, length)
+					_, err = fmt.Fprintf(s.out, "Truncating %s to length: %d. Wait for block recovery to complete before further updating this file.\n", s.shown(name), length)
 				}
 				return err
 			})
@@ -196,15 +203,14 @@ func truncateCommand(run runner) *cobra.Command {
 }
 
 // errNo ends test with a failure and without a word.
-var errNo = errors.New("no")
+var errNo = &Failure{1, "no"}
 
 func testCommand(run runner) *cobra.Command {
 	var exists, dir, file, empty, nonempty, readable, writable bool
 	cmd := &cobra.Command{
-		Use:           "test -e|-d|-f|-z|-s|-r|-w PATH",
-		Short:         "Answer a question about a path by the exit status",
-		Args:          cobra.ExactArgs(1),
-		SilenceErrors: true,
+		Use:   "test -e|-d|-f|-z|-s|-r|-w PATH",
+		Short: "Answer a question about a path by the exit status",
+		Args:  cobra.ExactArgs(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			name := s.path(args[0])
 			info, err := s.client.Stat(ctx, name)
@@ -245,48 +251,55 @@ func testCommand(run runner) *cobra.Command {
 }
 
 func countCommand(run runner) *cobra.Command {
-	var quotas, human, header bool
+	var quotas, alone, human, header, withoutSnapshots bool
 	cmd := &cobra.Command{
 		Use:   "count PATH...",
 		Short: "Count directories, files and bytes below paths, as hdfs dfs does",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			quotas = quotas || alone
+			const ofQuotas, ofCounts = "%12s %15s %15s %15s ", "%12s %12s %18s "
 			if header {
 				if quotas {
-					fmt.Fprintf(s.out, "%12s %15s %15s %15s ", "QUOTA", "REM_QUOTA", "SPACE_QUOTA", "REM_SPACE_QUOTA")
+					fmt.Fprintf(s.out, ofQuotas, "QUOTA", "REM_QUOTA", "SPACE_QUOTA", "REM_SPACE_QUOTA")
 				}
-				fmt.Fprintf(s.out, "%12s %12s %18s PATHNAME\n", "DIR_COUNT", "FILE_COUNT", "CONTENT_SIZE")
-			}
-			show := func(n int64) string {
-				if human {
-					return size(n)
+				if !alone {
+					fmt.Fprintf(s.out, ofCounts, "DIR_COUNT", "FILE_COUNT", "CONTENT_SIZE")
 				}
-				return strconv.FormatInt(n, 10)
+				fmt.Fprintln(s.out, "PATHNAME")
 			}
-			left := func(quota, used int64, none string) (string, string) {
+			show := sizes(human)
+			left := func(quota, used int64) (string, string) {
 				if quota < 0 {
-					return "none", none
+					return "none", "inf"
 				}
 				return show(quota), show(quota - used)
 			}
 			return s.each(args, func(name string) error {
-				sum, err := s.client.Summary(ctx, s.path(name))
+				name = s.path(name)
+				sum, err := s.client.Summary(ctx, name)
 				if err != nil {
 					return err
 				}
 				if quotas {
-					q, rest := left(sum.Quota, sum.Files+sum.Directories, "inf")
-					sq, srest := left(sum.SpaceQuota, sum.Space, "inf")
-					fmt.Fprintf(s.out, "%12s %15s %15s %15s ", q, rest, sq, srest)
+					q, rest := left(sum.Quota, sum.Files+sum.Directories)
+					sq, srest := left(sum.SpaceQuota, sum.Space)
+					fmt.Fprintf(s.out, ofQuotas, q, rest, sq, srest)
 				}
-				_, err = fmt.Fprintf(s.out, "%12s %12s %18s %s\n", show(sum.Directories), show(sum.Files), show(sum.Length), name)
+				if !alone {
+					fmt.Fprintf(s.out, ofCounts, show(sum.Directories), show(sum.Files), show(sum.Length))
+				}
+				_, err = fmt.Fprintln(s.out, s.shown(name))
 				return err
 			})
 		}),
 	}
-	cmd.Flags().BoolVarP(&quotas, "quotas", "q", false, "quotas and what is left of them, too")
+	flags := cmd.Flags()
+	flags.BoolVarP(&quotas, "quotas", "q", false, "quotas and what is left of them, too")
+	flags.BoolVarP(&alone, "quotas-alone", "u", false, "quotas and what is left of them, and nothing else")
 	humanFlag(cmd, &human)
-	cmd.Flags().BoolVar(&header, "header", false, "a line of names first")
+	flags.BoolVar(&header, "header", false, "a line of names first (or -v)")
+	flags.BoolVarP(&withoutSnapshots, "without-snapshots", "x", false, "leave out snapshots, of which there are none")
 	return cmd
 }
 
@@ -299,7 +312,7 @@ func replicationCommand(run runner) *cobra.Command {
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			n, err := strconv.Atoi(args[0])
 			if err != nil || n < 1 {
-				return fmt.Errorf("%q is no number of replicas", args[0])
+				return usage{errors.New("replication must be >= 1")}
 			}
 			return s.each(args[1:], func(name string) error {
 				return s.walk(ctx, s.path(name), true, func(at string, info os.FileInfo) error {
@@ -309,7 +322,7 @@ func replicationCommand(run runner) *cobra.Command {
 					if err := s.client.SetReplication(ctx, at, n); err != nil {
 						return err
 					}
-					fmt.Fprintf(s.out, "Replication %d set: %s\n", n, at)
+					fmt.Fprintf(s.out, "Replication %d set: %s\n", n, s.shown(at))
 					if !wait {
 						return nil
 					}
@@ -372,7 +385,7 @@ func getACLCommand(run runner) *cobra.Command {
 					if err != nil {
 						return err
 					}
-					_, err = io.WriteString(s.out, showACL(at, acl))
+					_, err = io.WriteString(s.out, showACL(s.shown(at), acl))
 					return err
 				})
 			})
@@ -452,13 +465,13 @@ func setACLCommand(run runner) *cobra.Command {
 			case remove != "":
 				entries, err := hdfs.ParseACL(remove, false)
 				if err != nil {
-					return err
+					return usage{err}
 				}
 				change = func(name string) error { return s.client.RemoveACLEntries(ctx, name, entries) }
 			default:
 				entries, err := hdfs.ParseACL(modify+set, true)
 				if err != nil {
-					return err
+					return usage{err}
 				}
 				change = func(name string) error {
 					if set != "" {
@@ -502,11 +515,12 @@ func getAttributeCommand(run runner) *cobra.Command {
 			}
 			return s.each(args, func(arg string) error {
 				return s.walk(ctx, s.path(arg), recursive, func(at string, _ os.FileInfo) error {
+					fmt.Fprintf(s.out, "# file: %s\n", s.shown(at))
 					attributes, err := s.client.XAttrs(ctx, at, names...)
 					if err != nil {
 						return err
 					}
-					fmt.Fprintf(s.out, "# file: %s\n", at)
+					slices.SortFunc(attributes, func(a, b hdfs.XAttr) int { return strings.Compare(a.Name, b.Name) })
 					for _, a := range attributes {
 						if len(a.Value) == 0 {
 							fmt.Fprintln(s.out, a.Name)
@@ -532,7 +546,7 @@ func getAttributeCommand(run runner) *cobra.Command {
 func encoder(name string) (func([]byte) string, error) {
 	switch name {
 	case "text":
-		return func(b []byte) string { return `"` + string(b) + `"` }, nil
+		return func(b []byte) string { return `"` + strings.ToValidUTF8(string(b), "\uFFFD") + `"` }, nil
 	case "hex":
 		return func(b []byte) string { return "0x" + hex.EncodeToString(b) }, nil
 	case "base64":
@@ -569,12 +583,16 @@ func setAttributeCommand(run runner) *cobra.Command {
 				if remove != "" {
 					return s.client.RemoveXAttr(ctx, s.path(arg), remove)
 				}
-				return s.client.SetXAttr(ctx, s.path(arg), name, content)
+				err := s.client.SetXAttr(ctx, s.path(arg), name, content)
+				if errors.Is(err, fs.ErrInvalid) {
+					return usage{err}
+				}
+				return err
 			})
 		}),
 	}
 	cmd.Flags().StringVarP(&name, "name", "n", "", "the attribute to set: user.`NAME`")
-	cmd.Flags().StringVar(&value, "value", "", "text, 0xHEX or 0sBASE64")
+	cmd.Flags().StringVar(&value, "value", "", "or -v: text, 0xHEX or 0sBASE64")
 	cmd.Flags().StringVarP(&remove, "remove", "x", "", "the attribute to remove")
 	cmd.MarkFlagsOneRequired("name", "remove")
 	cmd.MarkFlagsMutuallyExclusive("name", "remove")

@@ -2,12 +2,16 @@ package fscmd
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
-	"text/tabwriter"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,77 +22,84 @@ import (
 // humanFlag is -h, as in hdfs dfs, where other commands have their help.
 func humanFlag(cmd *cobra.Command, human *bool) {
 	cmd.Flags().Bool("help", false, "help for "+cmd.Name())
-	cmd.Flags().BoolVarP(human, "human", "h", false, "lengths in KiB, MiB, ...")
+	cmd.Flags().BoolVarP(human, "human", "h", false, "lengths in K, M, ... (of 1024)")
 }
 
-// pageSize is after how many entries of a directory the output is shown.
-const pageSize = 1000
+// listing is what ls is to show, and how.
+type listing struct {
+	recursive, json, human, paths, directories bool
+	byTime, bySize, reverse, accessed          bool
+
+	replication, owner, group, length int // columns
+}
 
 func listCommand(run runner) *cobra.Command {
-	var long, recursive, asJSON, human bool
+	var l listing
+	var long bool
 	cmd := &cobra.Command{
 		Use:   "ls [PATH...]",
 		Short: "List files and directories",
 		Example: `  verbena fs ls /
-  verbena fs ls -l --human /data
+  verbena fs ls -t -h /data
   verbena fs ls -R --json / | jq .path`,
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			if len(args) == 0 {
 				args = []string{"."}
 			}
+			l.replication, l.length = 3, 10
 			out := bufio.NewWriter(s.out)
-			show := func(name string, info os.FileInfo) error {
-				switch {
-				case asJSON:
-					return (&session{out: out}).json(newEntry(name, info))
-				case long:
-					_, err := fmt.Fprintln(out, longLine(name, info, human))
-					return err
-				}
-				if info.IsDir() {
-					name += "/"
-				}
-				_, err := fmt.Fprintln(out, name)
-				return err
-			}
-			err := s.each(args, func(name string) error {
-				return s.list(ctx, s.path(name), recursive, show, out)
-			})
+			err := s.each(args, func(name string) error { return l.list(ctx, s, s.path(name), out) })
 			return errors.Join(out.Flush(), err)
 		}),
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&long, "long", "l", false, "mode, replication, owner, group, length and time of each")
-	flags.BoolVarP(&recursive, "recursive", "R", false, "directories below, too")
-	humanFlag(cmd, &human)
-	flags.BoolVar(&asJSON, "json", false, "an object a line")
+	flags.BoolVarP(&l.paths, "paths", "C", false, "paths alone")
+	flags.BoolVarP(&l.directories, "directories", "d", false, "directories themselves, not what is in them")
+	flags.BoolVarP(&l.recursive, "recursive", "R", false, "directories below, too")
+	flags.BoolVarP(&l.byTime, "time", "t", false, "the last modified first")
+	flags.BoolVarP(&l.bySize, "size", "S", false, "the longest first")
+	flags.BoolVarP(&l.reverse, "reverse", "r", false, "the other way round")
+	flags.BoolVarP(&l.accessed, "access", "u", false, "the time of the last access, also to sort by")
+	humanFlag(cmd, &l.human)
+	flags.BoolVar(&l.json, "json", false, "an object a line")
+	flags.BoolVarP(&long, "long", "l", false, "which is so anyway")
+	_ = flags.MarkHidden("long") // it is there
 	return cmd
 }
 
 // list shows name, or what is in it.
-func (s *session) list(ctx context.Context, name string, recursive bool, show func(string, os.FileInfo) error, out *bufio.Writer) error {
+func (l *listing) list(ctx context.Context, s *session, name string, out *bufio.Writer) error {
 	info, err := s.client.Stat(ctx, name)
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() {
-		return show(name, info)
+	if !info.IsDir() || l.directories {
+		l.widen(info)
+		return l.show(s, name, info, out)
 	}
-	shown := 0
-	for info, err := range s.client.List(ctx, name) {
-		if err != nil {
+	return l.in(ctx, s, name, out)
+}
+
+// in shows what is in a directory.
+func (l *listing) in(ctx context.Context, s *session, dir string, out *bufio.Writer) error {
+	entries, err := s.client.ReadDir(ctx, dir)
+	if err != nil {
+		return err
+	}
+	l.sort(entries)
+	if len(entries) > 0 && !l.paths && !l.recursive && !l.json {
+		fmt.Fprintf(out, "Found %d items\n", len(entries))
+	}
+	for _, info := range entries {
+		l.widen(info)
+	}
+	for _, info := range entries {
+		name := join(dir, info.Name())
+		if err := l.show(s, name, info, out); err != nil {
 			return err
 		}
-		if err := show(join(name, info.Name()), info); err != nil {
-			return err
-		}
-		if recursive && info.IsDir() {
-			if err := s.list(ctx, join(name, info.Name()), true, show, out); err != nil {
-				return err
-			}
-		}
-		if shown++; shown%pageSize == 0 {
-			if err := out.Flush(); err != nil {
+		if l.recursive && info.IsDir() {
+			if err := l.in(ctx, s, name, out); err != nil {
 				return err
 			}
 		}
@@ -96,19 +107,58 @@ func (s *session) list(ctx context.Context, name string, recursive bool, show fu
 	return out.Flush()
 }
 
-// longLine has columns wide enough that pages line up without knowing each other.
-func longLine(name string, info os.FileInfo, human bool) string {
-	e := newEntry(name, info)
-	length := fmt.Sprint(e.Length)
-	if human {
-		length = size(e.Length)
+// sort puts entries, which come by their names, in order.
+func (l *listing) sort(entries []*hdfs.FileInfo) {
+	if l.byTime || l.bySize {
+		slices.SortStableFunc(entries, func(a, b *hdfs.FileInfo) int {
+			order := cmp.Compare(b.Size(), a.Size())
+			if l.byTime {
+				order = l.time(b).Compare(l.time(a))
+			}
+			if l.reverse {
+				return -order
+			}
+			return order
+		})
+		return
 	}
-	replication := "-"
+	if l.reverse {
+		slices.Reverse(entries)
+	}
+}
+
+func (l *listing) time(info *hdfs.FileInfo) time.Time {
+	if l.accessed {
+		return info.AccessTime()
+	}
+	return info.ModTime()
+}
+
+// widen has the columns hold an entry.
+func (l *listing) widen(info *hdfs.FileInfo) {
+	l.replication = max(l.replication, len(fmt.Sprint(info.Replication())))
+	l.owner, l.group = max(l.owner, len(info.Owner())), max(l.group, len(info.Group()))
+	l.length = max(l.length, len(sizes(l.human)(info.Size())))
+}
+
+func (l *listing) show(s *session, name string, info *hdfs.FileInfo, out *bufio.Writer) (err error) {
+	switch {
+	case l.json:
+		return (&session{out: out}).json(newEntry(name, info))
+	case l.paths:
+		_, err = fmt.Fprintln(out, s.shown(name))
+		return err
+	}
+	replication, more := "-", " "
 	if !info.IsDir() {
-		replication = fmt.Sprint(e.Replication)
+		replication = fmt.Sprint(info.Replication())
 	}
-	return fmt.Sprintf("%s %3s %-10s %-10s %14s %s %s", modeString(info), replication, e.Owner, e.Group,
-		length, e.Modified.Local().Format("2006-01-02 15:04"), name)
+	if info.HasACL() {
+		more = "+"
+	}
+	_, err = fmt.Fprintf(out, "%s%s%*s %-*s %-*s %*s %s %s\n", modeString(info), more, l.replication, replication, l.owner, info.Owner(), l.group, info.Group(),
+		l.length, sizes(l.human)(info.Size()), l.time(info).Local().Format("2006-01-02 15:04"), s.shown(name))
+	return err
 }
 
 func modeString(info os.FileInfo) string {
@@ -149,7 +199,7 @@ func (s *session) openFile(ctx context.Context, name string) (*hdfs.FileReader, 
 	f, err := s.client.Open(ctx, name)
 	if err != nil {
 		if dir, derr := s.isDir(ctx, name); derr == nil && dir {
-			return nil, fmt.Errorf("%s is a directory", name)
+			return nil, isNo("open", name, syscall.EISDIR)
 		}
 	}
 	return f, err
@@ -158,56 +208,93 @@ func (s *session) openFile(ctx context.Context, name string) (*hdfs.FileReader, 
 func statCommand(run runner) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "stat PATH...",
-		Short: "Tell all that is known of a file or directory",
-		Args:  cobra.MinimumNArgs(1),
+		Use:   "stat [FORMAT] PATH...",
+		Short: "Tell what is known of files and directories",
+		Long: `Tell what is known of files and directories. FORMAT has a % in it; without one it is %y.
+
+  %a %A   permissions: 644, rw-r--r--    %o   bytes of a block
+  %b      length in bytes                %r   replicas
+  %F      what it is                     %u   owner
+  %g      group                          %x %X   last access: UTC, milliseconds since 1970
+  %n      name                           %y %Y   last change, alike`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			return s.each(args, func(name string) error {
-				name = s.path(name)
+			format := "%y"
+			if strings.Contains(args[0], "%") {
+				format, args = args[0], args[1:]
+			}
+			return s.eachMatch(ctx, args, func(name string) error {
 				info, err := s.client.Stat(ctx, name)
 				if err != nil {
 					return err
 				}
-				e := newEntry(name, info)
 				if asJSON {
-					return s.json(e)
+					return s.json(newEntry(name, info))
 				}
-				w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-				fmt.Fprintf(w, "path\t%s\n", e.Path)
-				fmt.Fprintf(w, "type\t%s\n", e.Type)
-				fmt.Fprintf(w, "mode\t%s (%s)\n", e.Mode, modeString(info))
-				fmt.Fprintf(w, "owner\t%s\n", e.Owner)
-				fmt.Fprintf(w, "group\t%s\n", e.Group)
-				if e.Type == "file" {
-					fmt.Fprintf(w, "length\t%d (%s)\n", e.Length, size(e.Length))
-					fmt.Fprintf(w, "replication\t%d\n", e.Replication)
-					fmt.Fprintf(w, "block size\t%d (%s)\n", e.BlockSize, size(e.BlockSize))
-					fmt.Fprintf(w, "accessed\t%s\n", e.Accessed.Local().Format(time.RFC3339Nano))
-				}
-				fmt.Fprintf(w, "modified\t%s\n", e.Modified.Local().Format(time.RFC3339Nano))
-				return w.Flush()
+				_, err = fmt.Fprintln(s.out, formatted(format, info))
+				return err
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "an object a line")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "all of it, an object a line")
 	return cmd
 }
 
+// formatted writes what is known of a file as Hadoop's stat does.
+func formatted(format string, info *hdfs.FileInfo) string {
+	moment := func(t time.Time) string { return t.UTC().Format(time.DateTime) }
+	known := map[byte]func() string{
+		'a': func() string { return strconv.FormatUint(uint64(octal(info.Mode())), 8) },
+		'A': func() string { return modeString(info)[1:] },
+		'b': func() string { return fmt.Sprint(info.Size()) },
+		'F': func() string {
+			if info.IsDir() {
+				return "directory"
+			}
+			return "regular file"
+		},
+		'g': info.Group,
+		'n': info.Name,
+		'o': func() string { return fmt.Sprint(info.BlockSize()) },
+		'r': func() string { return fmt.Sprint(info.Replication()) },
+		'u': info.Owner,
+		'x': func() string { return moment(info.AccessTime()) },
+		'X': func() string { return fmt.Sprint(info.AccessTime().UnixMilli()) },
+		'y': func() string { return moment(info.ModTime()) },
+		'Y': func() string { return fmt.Sprint(info.ModTime().UnixMilli()) },
+	}
+	var b strings.Builder
+	for i := 0; i < len(format); i++ {
+		if format[i] != '%' {
+			b.WriteByte(format[i])
+			continue
+		}
+		if i++; i == len(format) {
+			break
+		}
+		if f := known[format[i]]; f != nil {
+			b.WriteString(f())
+		} else {
+			b.WriteByte(format[i])
+		}
+	}
+	return b.String()
+}
+
 func usageCommand(run runner) *cobra.Command {
-	var asJSON, exact bool
+	var asJSON, human, summary, header, withoutSnapshots bool
 	cmd := &cobra.Command{
 		Use:   "du [PATH...]",
-		Short: "Count the bytes, files and directories below a path",
+		Short: "Tell the bytes of what is in directories, without and with replicas",
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			if len(args) == 0 {
-				args = []string{"/"}
+				args = []string{"."}
 			}
-			w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-			if !asJSON {
-				fmt.Fprintln(w, "length\twith replicas\tfiles\tdirectories\t  path")
+			var t table
+			if header {
+				t.add("SIZE", "DISK_SPACE_CONSUMED_WITH_ALL_REPLICAS", "FULL_PATH_NAME")
 			}
-			err := s.each(args, func(name string) error {
-				name = s.path(name)
+			one := func(name string) error {
 				sum, err := s.client.Summary(ctx, name)
 				if err != nil {
 					return err
@@ -221,29 +308,46 @@ func usageCommand(run runner) *cobra.Command {
 						Directories int64  `json:"directories"`
 					}{name, sum.Length, sum.Space, sum.Files, sum.Directories})
 				}
-				show := size
-				if exact {
-					show = func(n int64) string { return fmt.Sprint(n) }
+				t.add(sizes(human)(sum.Length), sizes(human)(sum.Space), s.shown(name))
+				return nil
+			}
+			err := s.each(args, func(name string) error {
+				name = s.path(name)
+				info, err := s.client.Stat(ctx, name)
+				if err != nil {
+					return err
 				}
-				_, err = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t  %s\n", show(sum.Length), show(sum.Space),
-					sum.Files, sum.Directories, name)
-				return err
+				if summary || asJSON || !info.IsDir() {
+					return one(name)
+				}
+				for info, err := range s.client.List(ctx, name) {
+					if err == nil {
+						err = one(join(name, info.Name()))
+					}
+					if err != nil {
+						return err
+					}
+				}
+				return nil
 			})
-			return errors.Join(w.Flush(), err)
+			return errors.Join(t.print(s.out), err)
 		}),
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "an object a line")
-	cmd.Flags().BoolVar(&exact, "bytes", false, "lengths in bytes")
+	flags := cmd.Flags()
+	flags.BoolVarP(&summary, "summary", "s", false, "the sum of a directory alone")
+	humanFlag(cmd, &human)
+	flags.BoolVar(&header, "header", false, "a line of names first (or -v)")
+	flags.BoolVarP(&withoutSnapshots, "without-snapshots", "x", false, "leave out snapshots, of which there are none")
+	flags.BoolVar(&asJSON, "json", false, "sums, an object a line")
 	return cmd
 }
 
 func freeCommand(run runner) *cobra.Command {
-	var asJSON bool
+	var asJSON, human bool
 	cmd := &cobra.Command{
-		Use:   "df",
-		Short: "Tell the capacity of the file system and the health of its blocks",
-		Args:  cobra.NoArgs,
-		RunE: run(func(ctx context.Context, s *session, _ []string) error {
+		Use:   "df [PATH...]",
+		Short: "Tell the capacity of the file system, and with --json the health of its blocks",
+		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			info, err := s.client.Status(ctx)
 			if err != nil {
 				return err
@@ -258,19 +362,26 @@ func freeCommand(run runner) *cobra.Command {
 					Missing         int64 `json:"missing_blocks"`
 				}{info.Capacity, info.Used, info.Remaining, info.UnderReplicated, info.Corrupt, info.Gone})
 			}
-			w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-			for _, row := range []struct {
-				name  string
-				bytes int64
-			}{{"capacity", info.Capacity}, {"used", info.Used}, {"remaining", info.Remaining}} {
-				fmt.Fprintf(w, "%s\t%s\n", row.name, size(row.bytes))
+			t := table{right: map[int]bool{1: true, 2: true, 3: true, 4: true}}
+			t.add("Filesystem", "Size", "Used", "Available", "Use%")
+			show, share := sizes(human), 0.0
+			if info.Capacity > 0 {
+				share = 100 * float64(info.Used) / float64(info.Capacity)
 			}
-			fmt.Fprintf(w, "under-replicated blocks\t%d\n", info.UnderReplicated)
-			fmt.Fprintf(w, "blocks with corrupt replicas\t%d\n", info.Corrupt)
-			fmt.Fprintf(w, "missing blocks\t%d\n", info.Gone)
-			return w.Flush()
+			if len(args) == 0 {
+				args = []string{"/"}
+			}
+			err = s.each(args, func(name string) error {
+				if _, err := s.client.Stat(ctx, s.path(name)); err != nil {
+					return err
+				}
+				t.add("hdfs://"+s.client.NameNode(), show(info.Capacity), show(info.Used), show(info.Remaining), fmt.Sprintf("%.0f%%", share))
+				return nil
+			})
+			return errors.Join(t.print(s.out), err)
 		}),
 	}
+	humanFlag(cmd, &human)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "one object")
 	return cmd
 }
@@ -290,13 +401,16 @@ func checksumCommand(run runner) *cobra.Command {
 				}
 				sum, err := s.client.ChecksumOf(ctx, name, mode)
 				if err != nil {
+					if dir, derr := s.isDir(ctx, name); derr == nil && dir {
+						err = isNo("checksum", name, syscall.EISDIR)
+					}
 					return err
 				}
 				if !asSum {
-					_, err = fmt.Fprintf(s.out, "%s\t%s\t%s\n", name, sum.Algorithm, hex.EncodeToString(sum.Encoded))
+					_, err = fmt.Fprintf(s.out, "%s\t%s\t%s\n", s.shown(name), sum.Algorithm, hex.EncodeToString(sum.Encoded))
 					return err
 				}
-				_, err = fmt.Fprintf(s.out, "%s  %s\n", hex.EncodeToString(sum.Sum), name)
+				_, err = fmt.Fprintf(s.out, "%s  %s\n", hex.EncodeToString(sum.Sum), s.shown(name))
 				return err
 			})
 		}),

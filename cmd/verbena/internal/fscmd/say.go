@@ -1,0 +1,238 @@
+package fscmd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"syscall"
+
+	"github.com/verbena-data/verbena/hdfs"
+)
+
+// Failure is a command that has failed and has told why.
+type Failure struct {
+	// Code is the status to exit with: 1, or 255 of a command that makes no sense whatever is
+	// there.
+	Code int
+	text string
+}
+
+// Error is what was told, without the command's name.
+func (f *Failure) Error() string { return f.text }
+
+// usage is the error of a command that makes no sense, whatever is there.
+type usage struct{ error }
+
+func (u usage) Unwrap() error { return u.error }
+
+// A root is a path as it was typed, which is shown so.
+type root struct{ typed, path string }
+
+// path makes a name absolute, as HDFS does: relative to the user's home. Of a URI it takes the
+// path.
+func (s *session) path(name string) string {
+	abs := name
+	if rest, ok := strings.CutPrefix(name, "hdfs://"); ok {
+		_, abs, _ = strings.Cut(rest, "/")
+		abs = "/" + abs
+	}
+	if !strings.HasPrefix(abs, "/") {
+		abs = "/user/" + s.client.User() + "/" + abs
+	}
+	if abs = clean(abs); abs != name {
+		s.roots = append(s.roots, root{strings.TrimSuffix(name, "/"), abs})
+	}
+	return abs
+}
+
+// shown is a path as the user has typed it or what it lies below.
+func (s *session) shown(name string) string {
+	for i := len(s.roots) - 1; i >= 0; i-- {
+		r := s.roots[i]
+		rest, below := strings.CutPrefix(name, strings.TrimSuffix(r.path, "/")+"/")
+		switch {
+		case name == r.path:
+			return r.typed
+		case below && r.typed == ".":
+			return rest
+		case below:
+			return r.typed + "/" + rest
+		}
+	}
+	return name
+}
+
+// reasons are what Hadoop says of errors, behind the path.
+var reasons = []struct {
+	is   error
+	text string
+}{
+	{fs.ErrNotExist, "No such file or directory"},
+	{fs.ErrExist, "File exists"},
+	{syscall.EISDIR, "Is a directory"},
+	{syscall.ENOTDIR, "Is not a directory"},
+	{syscall.ENOTEMPTY, "Directory is not empty"},
+}
+
+// explained is an error in Hadoop's words, where it has some.
+func (s *session) explained(err error) string {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		for _, r := range reasons {
+			if errors.Is(at.Err, r.is) {
+				return fmt.Sprintf("`%s': %s", s.shown(at.Path), r.text)
+			}
+		}
+	}
+	var refused *hdfs.ServerError
+	if errors.As(err, &refused) && refused.Message != "" {
+		said, _, _ := strings.Cut(refused.Message, "\n")
+		return said
+	}
+	return err.Error()
+}
+
+// say tells of an error on standard error, and returns it as one that is told.
+func (s *session) say(err error) error {
+	var told *Failure
+	if errors.As(err, &told) {
+		return err
+	}
+	f := &Failure{1, s.explained(err)}
+	verb := s.verb
+	var refused *hdfs.ServerError
+	if errors.As(err, &usage{}) || errors.As(err, &refused) && errors.Is(err, fs.ErrInvalid) {
+		f.Code, verb = 255, "-"+verb
+	}
+	fmt.Fprintf(s.errOut, "%s: %s\n", verb, f.text)
+	return f
+}
+
+// each runs f for every argument, tells what failed and goes on.
+func (s *session) each(args []string, f func(name string) error) error {
+	var failed []string
+	code := 0
+	for _, name := range args {
+		if err := f(name); err != nil {
+			err = s.say(err)
+			var told *Failure
+			errors.As(err, &told)
+			failed, code = append(failed, err.Error()), max(code, told.Code)
+		}
+	}
+	if failed == nil {
+		return nil
+	}
+	return &Failure{code, strings.Join(failed, "; ")}
+}
+
+// isNo are the errors of a path that is of the wrong kind.
+func isNo(op, name string, err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }
+
+// size writes a length for people, as Hadoop does: 1.5 G.
+func size(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprint(n)
+	}
+	f, unit := float64(n)/1024, 0
+	for f >= 1024 && unit < len(units)-1 {
+		f, unit = f/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %c", f, units[unit])
+}
+
+// sizes is how lengths are written: for people, or in bytes.
+func sizes(human bool) func(int64) string {
+	if human {
+		return size
+	}
+	return func(n int64) string { return fmt.Sprint(n) }
+}
+
+// A table has columns as wide as what is in them, two blanks between. Those in right are
+// written to the right; the last column is not filled.
+type table struct {
+	rows  [][]string
+	right map[int]bool
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+func (t *table) print(w io.Writer) error {
+	var width []int
+	for _, row := range t.rows {
+		for i, cell := range row {
+			if i == len(width) {
+				width = append(width, 0)
+			}
+			width[i] = max(width[i], len(cell))
+		}
+	}
+	var b strings.Builder
+	for _, row := range t.rows {
+		for i, cell := range row {
+			switch {
+			case t.right[i]:
+				fmt.Fprintf(&b, "%*s", width[i], cell)
+			case i == len(row)-1:
+				b.WriteString(cell)
+			default:
+				fmt.Fprintf(&b, "%-*s", width[i], cell)
+			}
+			if i < len(row)-1 {
+				b.WriteString("  ")
+			}
+		}
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// Arguments returns the words of a command line with the options that Hadoop writes with one
+// dash, and the command, if it has one, as this program has them.
+func Arguments(args []string) []string {
+	out := append([]string(nil), args...)
+	at := 0
+	for at < len(out) && out[at] != "fs" {
+		at++
+	}
+	verb := ""
+	for i := at + 1; i < len(out); i++ {
+		word, dashed := strings.CutPrefix(out[i], "-")
+		switch {
+		case out[i] == "--":
+			return out
+		case verb == "" && commands[word]: // and not the value of a flag before it
+			out[i], verb = word, word
+		case out[i] == "-v" && lettersOf[verb] != "":
+			out[i] = lettersOf[verb]
+		case dashed && hadoopOptions[word]:
+			out[i] = "-" + out[i]
+		}
+	}
+	return out
+}
+
+// lettersOf are what -v stands for behind a command. Elsewhere it is --verbose.
+var lettersOf = map[string]string{"du": "--header", "count": "--header", "setfattr": "--value"}
+
+// hadoopOptions are Hadoop's options of more than one letter.
+var hadoopOptions = map[string]bool{
+	"skipTrash": true, "nl": true, "skip-empty-file": true, "immediate": true, "name": true, "iname": true, "print": true,
+}
+
+// commands are those of fs.
+var commands = map[string]bool{}
+
+func init() {
+	for _, c := range Command(nil).Commands() {
+		commands[c.Name()] = true
+		for _, a := range c.Aliases {
+			commands[a] = true
+		}
+	}
+}
