@@ -49,8 +49,8 @@ type DataNodeConfig struct {
 	// path, in bytes, all together. Writers who find no room wait a little, and then take the
 	// legacy protocol. Default 512 MiB.
 	NativeMemory int64
-	// WindowMemory bounds the copies of ranges of blocks in memory that clients read
-	// one-sidedly, in bytes. Default 128 MiB; negative: there are none.
+	// WindowMemory bounds the memory that clients read one-sidedly, in bytes: copies of
+	// ranges of blocks, and rings of long reads. Default 128 MiB; negative: there is none.
 	WindowMemory int64
 
 	shared bool   // the process is not the DataNode's alone: operators may not end it

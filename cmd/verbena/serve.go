@@ -441,7 +441,7 @@ hdfs dfsadmin -shutdownDatanode without "upgrade", stop it for good.`,
 	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
 	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: supergroup)")
 	local.add(flags)
-	flags.Int64Var(&windows, "window-memory", 0, "`bytes` for copies of hot ranges that clients read one-sidedly (default: 128 MiB; negative: none)")
+	flags.Int64Var(&windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads (default: 128 MiB; negative: none)")
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd

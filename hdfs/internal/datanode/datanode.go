@@ -121,8 +121,8 @@ type Config struct {
 	// endpoints, two descriptors each; default 256.
 	MaxOpenReplicas int
 
-	// WindowMemory bounds the copies of ranges that clients read one-sidedly, in bytes; default
-	// 128 MiB, negative: there are none.
+	// WindowMemory bounds what clients read one-sidedly, in bytes: copies of ranges, and rings
+	// of long reads. Default 128 MiB, negative: there are none.
 	WindowMemory int64
 
 	MaxTransfers int   // operations at one time; default 4096
@@ -253,6 +253,7 @@ type DataNode struct {
 	native    natives
 	kept      *kept
 	windows   windows
+	rings     rings
 }
 
 // Open opens the replicas in cfg.Dirs and starts to look for the NameNode; it
@@ -371,6 +372,7 @@ func (dn *DataNode) Close() error {
 	dn.rpc.Close()
 	dn.closeNatives()
 	dn.wg.Wait()
+	dn.rings.close()
 	dn.windows.close()
 	dn.kept.close()
 	if err := dn.store.Close(); err != nil {

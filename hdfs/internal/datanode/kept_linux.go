@@ -8,6 +8,13 @@ func inMemory(fd uintptr) bool {
 	return unix.Fstatfs(int(fd), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
 }
 
+// advise has the kernel read a part of the replica from its disk, without waiting for it.
+func (r *keptReplica) advise(off, length int64) {
+	if r.direct && !r.memory {
+		_ = unix.Fadvise(int(r.files.Data), off, length, unix.FADV_WILLNEED) // it is advice
+	}
+}
+
 // readAtOnce fills b with what the page cache has of a file from off on. It is false if
 // that is not all of it. Of a file in memory it takes no special call, which some kernels
 // do not have there.

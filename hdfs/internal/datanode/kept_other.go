@@ -4,5 +4,7 @@ package datanode
 
 func inMemory(uintptr) bool { return false }
 
+func (*keptReplica) advise(off, length int64) {}
+
 // readAtOnce does nothing where a read can't be told not to wait.
 func readAtOnce(uintptr, []byte, int64, bool) bool { return false }

@@ -17,6 +17,7 @@ func (dn *DataNode) NativeCalls(mux *verbena.Mux) {
 	mux.Long(native.MethodRead, dn.nativeRead)
 	mux.Short(native.MethodReadNow, dn.nativeReadNow)
 	mux.Long(native.MethodWindow, dn.nativeWindow)
+	mux.Stream(native.MethodRing, dn.nativeRing)
 }
 
 // nativeRead reads a range into registered memory and sends it from there. As HDFS does

@@ -98,6 +98,9 @@ type ReadStats struct {
 	// the replicas that are kept open now.
 	Now  uint64
 	Open int
+	// Rings are those of the reads that went through a ring: long ones, fetched by the
+	// client out of the DataNode's memory.
+	Rings uint64
 	// HandedOver are replicas whose descriptors went to processes of this host, Refused
 	// requests for them that were refused.
 	HandedOver, Refused uint64
@@ -116,7 +119,7 @@ type LocalStats struct {
 func (dn *DataNode) Reads() ReadStats {
 	r := ReadStats{
 		Served: dn.reads.served.Load(), ServedBytes: dn.reads.bytes.Load(),
-		Now: dn.reads.now.Load(), Open: dn.kept.count(),
+		Now: dn.reads.now.Load(), Open: dn.kept.count(), Rings: dn.rings.served.Load(),
 		HandedOver: dn.reads.local.Load(), Refused: dn.reads.refused.Load(),
 	}
 	r.Local, r.Windows = dn.local.collect(), dn.windows.collect()

@@ -43,6 +43,7 @@ type windows struct {
 	all     map[windowKey]*window
 	leaving []*window // taken back, with clients that may still read
 	bytes   int64
+	loans   map[*verbena.Caller]int64 // of bytes, those of clients' rings
 	looking bool
 
 	granted, refused, revoked atomic.Uint64
@@ -76,7 +77,8 @@ type grant struct {
 
 func (dn *DataNode) initWindows() {
 	dn.windows.dn, dn.windows.limit = dn, dn.cfg.WindowMemory
-	dn.windows.all = map[windowKey]*window{}
+	dn.windows.all, dn.windows.loans = map[windowKey]*window{}, map[*verbena.Caller]int64{}
+	dn.rings.dn = dn
 }
 
 // nativeWindow grants a client a window.
@@ -152,13 +154,9 @@ func (ws *windows) find(key windowKey, r *keptReplica, length int, c *verbena.Ca
 		w.users++
 		return w, nil
 	}
-	switch {
-	case ws.closed:
+	if err := ws.room(c, size); err != nil {
 		ws.mu.Unlock()
-		return nil, ErrClosed
-	case ws.bytes+size > ws.limit || ws.held(c)+size > ws.limit/2:
-		ws.mu.Unlock()
-		return nil, fmt.Errorf("%w: windows have %d bytes already, %d are allowed, half of them for one client", errNoWindow, ws.bytes, ws.limit)
+		return nil, err
 	}
 	w = &window{sum: r.Sum, key: key, length: length, size: size, by: c, users: 1, grants: map[*verbena.Caller]*grant{}}
 	ws.all[key] = w
@@ -180,6 +178,43 @@ func (ws *windows) find(key windowKey, r *keptReplica, length int, c *verbena.Ca
 	return w, nil
 }
 
+// room tells why a client may not have size bytes more, if so. mu is held.
+func (ws *windows) room(c *verbena.Caller, size int64) error {
+	switch {
+	case ws.closed:
+		return ErrClosed
+	case ws.bytes+size > ws.limit || ws.held(c)+size > ws.limit/2:
+		return fmt.Errorf("%w: clients have %d bytes already, %d are allowed, half of them for one client", errNoWindow, ws.bytes, ws.limit)
+	}
+	return nil
+}
+
+// lend counts the memory of a ring, if there is room for it.
+func (ws *windows) lend(c *verbena.Caller, size int64) error {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if err := ws.room(c, size); err != nil {
+		return err
+	}
+	ws.count(c, size)
+	return nil
+}
+
+// lent counts memory of rings that has come back, which is negative.
+func (ws *windows) lent(c *verbena.Caller, size int64) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.count(c, size)
+}
+
+// count adds to the memory of a client's rings. mu is held.
+func (ws *windows) count(c *verbena.Caller, size int64) {
+	ws.bytes += size
+	if ws.loans[c] += size; ws.loans[c] == 0 {
+		delete(ws.loans, c)
+	}
+}
+
 // done ends a request's use of a window.
 func (ws *windows) done(w *window) {
 	ws.mu.Lock()
@@ -196,6 +231,7 @@ var never = time.Unix(1<<40, 0)
 
 // held is how many bytes a client has. mu is held.
 func (ws *windows) held(c *verbena.Caller) (bytes int64) {
+	bytes = ws.loans[c]
 	for _, w := range ws.all {
 		if w.by == c || w.grants[c] != nil {
 			bytes += w.size
@@ -385,7 +421,7 @@ func (ws *windows) close() {
 // WindowStats are the numbers of a DataNode's windows.
 type WindowStats struct {
 	Windows                   int    // now
-	Bytes                     int64  // of memory, now
+	Bytes                     int64  // of memory, now, with that of rings
 	Granted, Refused, Revoked uint64 // since it was opened
 }
 

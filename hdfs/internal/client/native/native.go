@@ -48,6 +48,7 @@ type Path struct {
 	addresses map[place]string
 
 	windows windows
+	rings   rings
 }
 
 // New returns a path. Close it when nothing uses it any more.
@@ -57,6 +58,7 @@ func New(cfg Config) *Path {
 	}
 	p := &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}, addresses: map[place]string{}}
 	p.windows.init(p)
+	p.rings.init(p)
 	return p
 }
 

@@ -50,6 +50,14 @@ func (p *Path) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReade
 			return nil, err
 		}
 	}
+	if r, err := p.readRing(ctx, address, req, header); r != nil || err != nil {
+		return r, err
+	}
+	return p.readCalls(ctx, address, req, header)
+}
+
+// readCalls begins to read a range by calls.
+func (p *Path) readCalls(ctx context.Context, address string, req *data.ReadRequest, header []byte) (data.BlockReader, error) {
 	r := &blockReader{p: p, req: req, address: address, header: header, from: req.Offset, end: req.Offset + req.Length}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	f := r.fetch(r.take())

@@ -329,5 +329,8 @@ func (p *Path) Windows() WindowStats {
 	return WindowStats{p.windows.reads.Load(), p.windows.stale.Load(), p.windows.granted.Load()}
 }
 
-// Close gives up the windows. No read is under way any more.
-func (p *Path) Close() { p.windows.close() }
+// Close gives up what DataNodes expose. No read is under way any more.
+func (p *Path) Close() {
+	p.windows.close()
+	p.rings.close()
+}

@@ -1,0 +1,293 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+)
+
+const (
+	// leastRing is the shortest range that is read through a ring, in bytes: to set one up
+	// takes as long as to ask for a piece by a call.
+	leastRing = 2 << 20
+	// step is how much is fetched out of a slot at a time, in bytes: the processor still
+	// has it when its checksums are computed, and when it is copied to where the
+	// application wants it.
+	step = native.SlotData
+	// creditEvery is how many slots are given back at a time: half of a ring, so that the
+	// DataNode has the other half to fill.
+	creditEvery = native.RingSlots / 2
+	// noRings is for how long a DataNode is not asked for a ring that has none for us.
+	noRings = 10 * time.Second
+	// farewell bounds the wait for a DataNode to take a ring back.
+	farewell = 10 * time.Second
+)
+
+// rings are how long ranges are read. Their endpoints are those of windows, and carry no
+// other calls: a DataNode that takes a ring back from a client which still reads ends the
+// endpoint.
+type rings struct {
+	p  *Path
+	wg sync.WaitGroup // of rings that are given back
+
+	mu    sync.Mutex
+	until map[string]time.Time // by address: none is asked for before
+}
+
+func (rs *rings) init(p *Path) {
+	rs.p, rs.until = p, map[string]time.Time{}
+}
+
+// close waits for what the end of the windows' session ends.
+func (rs *rings) close() { rs.wg.Wait() }
+
+// may tells whether a DataNode may have a ring for us.
+func (rs *rings) may(address string) bool {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return time.Now().After(rs.until[address])
+}
+
+// refused notes that a DataNode has none.
+func (rs *rings) refused(address string) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.until[address] = time.Now().Add(noRings)
+}
+
+// ringReader reads a range through a ring. Whatever goes wrong there, it reads the rest by
+// calls, whose errors tell which DataNode is to blame.
+type ringReader struct {
+	p       *Path
+	ctx     context.Context // the caller's
+	address string
+	req     data.ReadRequest // Offset and Length are what is left
+	header  []byte           // encoded
+
+	stop   context.CancelFunc // of all that follows
+	within context.Context
+	timer  *time.Timer // ends within when the DataNode owes something for too long
+	stream *verbena.Stream
+	ring   native.Ring
+	batch  *verbena.Batch
+	memory *verbena.Buffer
+	piece  native.Filled // the one that is being fetched
+	taken  int           // of its data
+	pieces uint64        // that have come
+	owed   byte          // slots that can be given back
+
+	left  bool // the ring has been given back
+	other data.BlockReader
+}
+
+// readRing begins to read a range through a ring. It returns nil where there is none.
+func (p *Path) readRing(ctx context.Context, address string, req *data.ReadRequest, header []byte) (data.BlockReader, error) {
+	if req.Length < leastRing || !p.rings.may(address) {
+		return nil, nil
+	}
+	r := &ringReader{p: p, ctx: ctx, address: address, req: *req, header: header}
+	r.within, r.stop = context.WithCancel(ctx)
+	r.timer = time.AfterFunc(p.cfg.SocketTimeout, r.stop)
+	err := r.open()
+	if err == nil {
+		return r, nil
+	}
+	r.leave()
+	if !refusal(err) {
+		return nil, fmt.Errorf("DataNode %s: %w", address, err)
+	}
+	p.cfg.Logger.Debug("hdfs: no ring", "datanode", address, "reason", err)
+	p.rings.refused(address)
+	return nil, nil
+}
+
+// refusal tells whether an error is the answer of a DataNode that is there.
+func refusal(err error) bool {
+	var told *verbena.CallError
+	var refused *verbena.RefusedError
+	var legacy *verbena.LegacyPeerError
+	return errors.As(err, &told) || errors.As(err, &refused) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams)
+}
+
+// open asks for a ring and waits until the DataNode has told of it.
+func (r *ringReader) open() (err error) {
+	q := native.RingRequest{Offset: r.req.Offset, Length: r.req.Length, Unverified: r.req.Unverified}
+	request := native.AppendRingRequest(make([]byte, 0, 32+len(r.header)), &q, r.header)
+	intent := verbena.Intent{Operation: readOperation, Size: r.req.Length}
+	if r.stream, err = r.p.windows.session.Stream(r.within, r.address, intent, native.MethodRing, request, verbena.Idempotent); err != nil {
+		return err
+	}
+	var b [native.RingLen]byte
+	if _, err = io.ReadFull(r.stream, b[:]); err != nil {
+		return err
+	}
+	if r.ring, err = native.ParseRing(b[:]); err != nil {
+		return err
+	}
+	r.timer.Stop()
+	ep := r.stream.Caller().Endpoint()
+	r.batch = ep.Batch()
+	r.memory, err = ep.Buffer(r.within, r.step()+native.SlotSums)
+	return err
+}
+
+// step is how much is fetched at a time: whole chunks.
+func (r *ringReader) step() int {
+	bpc := r.ring.Sum.BytesPerChunk
+	return max(bpc, step/bpc*bpc)
+}
+
+// Next implements [data.BlockReader].
+func (r *ringReader) Next() ([]byte, error) {
+	if r.other != nil {
+		return r.other.Next()
+	}
+	if r.req.Length == 0 {
+		return nil, io.EOF
+	}
+	b, err := r.next()
+	if r.ctx.Err() != nil {
+		return nil, context.Cause(r.ctx) // what has been fetched may be another reader's
+	}
+	if err == nil {
+		return b, nil
+	}
+	if r.within.Err() != nil {
+		return nil, fmt.Errorf("DataNode %s owes the data at %d of the block for %v: %w", r.address, r.req.Offset, r.p.cfg.SocketTimeout, err)
+	}
+	r.p.cfg.Logger.Debug("hdfs: a read goes on without its ring", "datanode", r.address, "reason", err)
+	r.leave()
+	if r.other, err = r.p.readCalls(r.ctx, r.address, &r.req, r.header); err != nil {
+		r.other = nil
+		return nil, err
+	}
+	return r.other.Next()
+}
+
+// next fetches some bytes and compares them in place.
+func (r *ringReader) next() ([]byte, error) {
+	if r.stream == nil {
+		return nil, io.ErrClosedPipe
+	}
+	if r.taken == r.piece.Data {
+		if err := r.filled(); err != nil {
+			return nil, err
+		}
+	}
+	sum := r.ring.Sum
+	n := min(r.step(), r.piece.Data-r.taken)
+	size, chunk := sum.Size()*int(sum.Chunks(int64(n))), sum.Size()*int(sum.Chunks(int64(r.taken)))
+	if r.req.Unverified {
+		size = 0
+	}
+	at, behind := native.Slot(r.pieces - 1)
+	if size > 0 {
+		r.batch.GetBuffer(r.ring.Token, behind+chunk, r.memory, n, n+size)
+	}
+	r.batch.GetBuffer(r.ring.Token, at+r.taken, r.memory, 0, n)
+	if err := r.batch.Do(r.within); err != nil {
+		return nil, err
+	}
+	off := r.piece.Offset + int64(r.taken)
+	r.taken += n
+	if err := r.credit(); err != nil {
+		return nil, err
+	}
+	b := r.memory.Bytes()
+	if size > 0 {
+		if err := sum.Verify(b[n:n+size], b[:n]); err != nil {
+			return nil, fmt.Errorf("data at %d of the block: %w", off, err)
+		}
+	}
+	// The range may begin inside a chunk, and end in one.
+	skip := r.req.Offset - off
+	b = b[skip : skip+min(int64(n)-skip, r.req.Length)]
+	r.req.Offset += int64(len(b))
+	r.req.Length -= int64(len(b))
+	return b, nil
+}
+
+// filled waits until the DataNode has filled the next slot.
+func (r *ringReader) filled() error {
+	r.timer.Reset(r.p.cfg.SocketTimeout)
+	defer r.timer.Stop()
+	var b [native.FilledLen]byte
+	if _, err := io.ReadFull(r.stream, b[:]); err != nil {
+		return err
+	}
+	f, err := native.ParseFilled(b[:], r.ring.Sum)
+	if err != nil {
+		return err
+	}
+	due, skip := r.piece.Offset+int64(r.piece.Data), r.req.Offset-f.Offset
+	if r.pieces > 0 && f.Offset != due || skip < 0 || skip >= min(int64(r.ring.Sum.BytesPerChunk), int64(f.Data)) {
+		return fmt.Errorf("%w: a slot with %d bytes at %d, due is %d", native.ErrMalformed, f.Data, f.Offset, r.req.Offset)
+	}
+	r.piece, r.taken = f, 0
+	r.pieces++
+	return nil
+}
+
+// credit gives slots back that have been fetched whole.
+func (r *ringReader) credit() error {
+	if r.taken < r.piece.Data {
+		return nil
+	}
+	if r.owed++; r.owed < creditEvery {
+		return nil
+	}
+	_, err := r.stream.Write([]byte{r.owed})
+	r.owed = 0
+	return err
+}
+
+// leave gives the ring back. Nothing is fetched from it any more.
+func (r *ringReader) leave() {
+	if r.left {
+		return
+	}
+	r.left = true
+	r.timer.Stop()
+	if r.memory != nil {
+		r.memory.Release()
+		r.memory = nil
+	}
+	s, rs := r.stream, &r.p.rings
+	r.stream = nil
+	if s == nil {
+		r.stop()
+		return
+	}
+	if _, err := s.Write([]byte{native.RingFinished}); err != nil {
+		_ = s.Close() // its error says nothing
+		r.stop()
+		return
+	}
+	// The DataNode has to hear it before it hears that nobody waits for the answer.
+	rs.wg.Go(func() {
+		defer r.stop()
+		ctx, cancel := context.WithTimeout(r.within, farewell)
+		defer cancel()
+		if m, err := s.Answer(ctx); err == nil {
+			m.Release()
+		}
+		_ = s.Close() // its error says nothing
+	})
+}
+
+// Close implements [data.BlockReader].
+func (r *ringReader) Close() error {
+	r.leave()
+	r.req.Length = 0
+	if r.other != nil {
+		return r.other.Close()
+	}
+	return nil
+}

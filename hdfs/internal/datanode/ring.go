@@ -1,0 +1,314 @@
+package datanode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/internal/limit"
+)
+
+const (
+	// idleRing is for how long a ring stays that its client does not use: to make one takes
+	// as long as to read some MiB.
+	idleRing = 10 * time.Second
+	// spoiltRing is for how long one stays that its reader has not given back.
+	spoiltRing = time.Minute
+	// ringLook is how often the rings that are in no use are looked at.
+	ringLook = 2 * time.Second
+	// firstPiece is how much the first slot of a reader gets, in bytes. Each further one
+	// gets twice as much, up to native.SlotData: a reader that needs little waits for little.
+	firstPiece = 128 << 10
+	// aheadOf is how far in front of a reader the kernel is told to read from a disk, in
+	// bytes: dfs.datanode.readahead.bytes.
+	aheadOf = 4 << 20
+)
+
+// rings are memory through which clients read long ranges: docs/hdfs-data.md. Their memory
+// counts with that of windows.
+type rings struct {
+	dn *DataNode
+
+	mu      sync.Mutex
+	closed  bool
+	idle    []*ring // in no use
+	looking bool
+
+	served atomic.Uint64 // ranges
+}
+
+// A ring is one client's. At any time one reader of it has it, or it is idle.
+type ring struct {
+	memory   *verbena.Mapping
+	exposure *verbena.Exposure
+	client   *verbena.Caller
+	// spoilt says that a reader has not told that it reads no more: another reader's bytes
+	// must not come where it may read.
+	spoilt bool
+	until  time.Time // it may stay idle
+}
+
+// nativeRing has a client read a range through a ring.
+func (dn *DataNode) nativeRing(q verbena.Request, s *verbena.Stream) {
+	err := dn.serveRing(q, s)
+	if err == nil {
+		_ = q.Reply(nil) // its error is that of the endpoint, whose end tells more
+		return
+	}
+	code := native.CodeOf(statusOf(err))
+	if errors.Is(err, errNoWindow) {
+		code = native.CodeNotNow
+	}
+	_ = q.Fail(code, err.Error())
+}
+
+func (dn *DataNode) serveRing(q verbena.Request, s *verbena.Stream) error {
+	req, header, err := native.ParseRingRequest(q.Payload())
+	if err != nil {
+		return err
+	}
+	if q.Caller().Endpoint().Selection().Transport == verbena.TransportTCP {
+		return fmt.Errorf("%w: over TCP a Get is a message, too", errNoWindow)
+	}
+	if n := dn.transfers.Add(1); n > int64(dn.cfg.MaxTransfers) {
+		dn.transfers.Add(-1)
+		return errBusy
+	}
+	defer dn.transfers.Add(-1)
+	r, err := dn.openKept(header, req.Offset+req.Length)
+	if err != nil {
+		return err
+	}
+	defer dn.kept.done(r)
+	if !native.RingFits(r.Sum) {
+		return fmt.Errorf("%w: chunks of %d bytes do not fit one", errNoWindow, r.Sum.BytesPerChunk)
+	}
+	g, err := dn.rings.take(q.Context(), q.Caller())
+	if err != nil {
+		return err
+	}
+	defer dn.rings.put(g)
+	dn.rings.served.Add(1)
+	dn.reads.served.Add(1)
+	dn.reads.bytes.Add(uint64(req.Length))
+	defer context.AfterFunc(dn.ctx, func() { _ = s.Close() })() // its error says nothing
+	bpc := int64(r.Sum.BytesPerChunk)
+	f := feeder{dn: dn, s: s, r: r, ring: g, free: native.RingSlots, size: firstPiece, unverified: req.Unverified}
+	f.off = req.Offset / bpc * bpc
+	f.end = min((req.Offset+req.Length+bpc-1)/bpc*bpc, r.Length)
+	f.advised = f.off
+	err = f.run(q.Context())
+	dn.noteCorrupt(r.Reader, err)
+	g.spoilt = !f.finished && f.free < native.RingSlots
+	return err
+}
+
+// A feeder fills the slots of a ring for one reader.
+type feeder struct {
+	dn         *DataNode
+	s          *verbena.Stream
+	r          *keptReplica
+	ring       *ring
+	unverified bool // the client compares nothing
+
+	off, end int64 // what is still to be read: from a chunk's start to one's end, or the block's
+	advised  int64 // up to where the kernel has been told to read
+	pieces   uint64
+	size     int // of the next piece, at most
+	free     int // slots
+	finished bool
+	scratch  [max(native.RingLen, native.FilledLen)]byte
+}
+
+// run fills slots until the client has given back all of them, or says that it is
+// finished.
+func (f *feeder) run(ctx context.Context) error {
+	if _, err := f.s.Write(native.AppendRing(f.scratch[:0], &native.Ring{Sum: f.r.Sum, Token: f.ring.exposure.Token()})); err != nil {
+		return err
+	}
+	for !f.finished && (f.off < f.end || f.free < native.RingSlots) {
+		var err error
+		if f.free > 0 && f.off < f.end {
+			err = f.fill()
+		} else {
+			err = f.wait(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill reads a piece into the next slot, and tells the client.
+func (f *feeder) fill() error {
+	f.advise()
+	bpc := f.r.Sum.BytesPerChunk
+	n := int(min(int64(max(bpc, f.size/bpc*bpc)), f.end-f.off))
+	sums := int(f.r.Sum.Chunks(int64(n))) * f.r.Sum.Size()
+	at, behind := native.Slot(f.pieces)
+	memory := f.ring.memory.Bytes()
+	read := (*store.Reader).Read
+	if f.unverified {
+		read = (*store.Reader).ReadVerified
+	}
+	if err := read(f.r.Reader, memory[at:at+n], memory[behind:behind+sums], f.off); err != nil {
+		return err
+	}
+	filled := native.Filled{Offset: f.off, Data: n, Sums: sums}
+	f.off += int64(n)
+	f.pieces++
+	f.free--
+	f.size = min(2*f.size, native.SlotData)
+	_, err := f.s.Write(native.AppendFilled(f.scratch[:0], &filled))
+	return err
+}
+
+// advise has the kernel read ahead of the reader.
+func (f *feeder) advise() {
+	if to := min(f.end, f.off+aheadOf); to > f.advised {
+		f.r.advise(f.advised, to-f.advised)
+		f.advised = to
+	}
+}
+
+// wait waits until the client gives slots back. A client that needs longer than a peer that
+// does not read may is left alone: it reads the rest by other methods.
+func (f *feeder) wait(ctx context.Context) error {
+	bound := limit.New(ctx, time.Now(), f.dn.cfg.WriteTimeout)
+	defer bound.End()
+	b, err := f.s.Recv(bound)
+	if err != nil {
+		return err
+	}
+	defer b.Release()
+	for _, n := range b.Bytes() {
+		if n == native.RingFinished {
+			f.finished = true
+			return nil
+		}
+		if f.free += int(n); n < 1 || f.free > native.RingSlots {
+			return fmt.Errorf("%w: %d slots are given back, and then %d of %d are free", native.ErrMalformed, n, f.free, native.RingSlots)
+		}
+	}
+	return nil
+}
+
+// take returns a ring for a reader of a client, to be given back by put.
+func (rs *rings) take(ctx context.Context, c *verbena.Caller) (*ring, error) {
+	rs.mu.Lock()
+	for i := len(rs.idle) - 1; i >= 0; i-- {
+		if g := rs.idle[i]; g.client == c && !g.spoilt {
+			rs.idle = append(rs.idle[:i], rs.idle[i+1:]...)
+			rs.mu.Unlock()
+			return g, nil
+		}
+	}
+	rs.mu.Unlock()
+	ws := &rs.dn.windows
+	if err := ws.lend(c, native.RingBytes); err != nil {
+		return nil, err
+	}
+	g, err := expose(ctx, c)
+	if err != nil {
+		ws.lent(c, -native.RingBytes)
+		return nil, fmt.Errorf("%w: %w", errNoWindow, err)
+	}
+	return g, nil
+}
+
+// expose makes a ring for a client.
+func expose(ctx context.Context, c *verbena.Caller) (*ring, error) {
+	m, err := verbena.NewMapping(native.RingBytes)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, exposing)
+	defer cancel()
+	x, err := c.Endpoint().Expose(ctx, verbena.ExposeConfig{Memory: m.Bytes(), Rights: verbena.MayRead})
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return &ring{memory: m, exposure: x, client: c}, nil
+}
+
+// put keeps a ring for the client's next reader.
+func (rs *rings) put(g *ring) {
+	rs.mu.Lock()
+	g.until = time.Now().Add(idleRing)
+	if g.spoilt {
+		g.until = time.Now().Add(spoiltRing)
+	}
+	keep := !rs.closed && g.client.Endpoint().Err() == nil
+	if keep {
+		rs.idle = append(rs.idle, g)
+		if !rs.looking {
+			rs.looking = rs.dn.goBackground(rs.watch)
+		}
+	}
+	rs.mu.Unlock()
+	if !keep {
+		rs.free(g)
+	}
+}
+
+func (rs *rings) watch() {
+	tick := time.NewTicker(ringLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-rs.dn.ctx.Done():
+			return // close sees to the rest
+		}
+		if rs.sweep(time.Now()) == 0 {
+			return
+		}
+	}
+}
+
+// sweep frees what has been idle for long, and returns how many idle rings are left.
+func (rs *rings) sweep(now time.Time) int {
+	rs.mu.Lock()
+	var over []*ring
+	left := rs.idle[:0]
+	for _, g := range rs.idle {
+		if now.After(g.until) || g.client.Endpoint().Err() != nil {
+			over = append(over, g)
+			continue
+		}
+		left = append(left, g)
+	}
+	clear(rs.idle[len(left):])
+	rs.idle = left
+	n := len(left)
+	rs.looking = n > 0
+	rs.mu.Unlock()
+	for _, g := range over {
+		rs.free(g)
+	}
+	return n
+}
+
+// free gives the memory of a ring back. A client that still reads from it loses the
+// endpoint, which carries such reads alone.
+func (rs *rings) free(g *ring) {
+	if err := errors.Join(g.exposure.Close(), g.memory.Close()); err != nil {
+		rs.dn.log.Warn("the memory of a ring can't be given back", "err", err)
+	}
+	rs.dn.windows.lent(g.client, -native.RingBytes)
+}
+
+// close frees all. Those in use follow when their readers' handlers return.
+func (rs *rings) close() {
+	rs.mu.Lock()
+	rs.closed = true
+	rs.mu.Unlock()
+	rs.sweep(never)
+}
