@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
@@ -22,8 +23,19 @@ import (
 type DataNodeConfig struct {
 	Runtime *verbena.Runtime
 	Logger  *slog.Logger // default: slog.Default()
-	// Dir holds the blocks. It is made if it is missing.
+	// Dir holds the blocks, unless DataDirs do, and the cluster's secret. It is made if it is
+	// missing.
 	Dir string
+	// DataDirs hold the blocks, each a directory on a disk of its own; the missing ones are
+	// made. An entry is as in Hadoop's dfs.datanode.data.dir: a path or a file URI, with the
+	// kind of the storage before it if it is not a disk, [SSD]/ssd1 for example. Directories may
+	// be added and left out from one start to the next.
+	DataDirs []string
+	// FailedDirs is how many of DataDirs may fail before the DataNode ends, -1 all but one. 0 is
+	// what Properties say, or none.
+	FailedDirs int
+	// Properties are Hadoop's, see [DataNodeProperties]. The fields above come before them.
+	Properties *conf.Properties
 	// ClusterSecret is the file of the cluster's secret, the same as the NameNode's.
 	// Default: cluster-secret in Dir.
 	ClusterSecret string
@@ -74,6 +86,13 @@ type DataNode struct {
 
 // StartDataNode opens the store, publishes the port and serves.
 func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
+	state, err := dataNodeConfig(&cfg)
+	if err != nil {
+		return nil, fmt.Errorf("DataNode: %w", err)
+	}
+	if cfg.Dir == "" {
+		cfg.Dir = state.Dirs[0].Path
+	}
 	p, err := publish(ctx, cfg.Runtime, cfg.Listen, cfg.Logger, native.Service, native.CallService)
 	if err != nil {
 		return nil, fmt.Errorf("DataNode: %w", err)
@@ -109,8 +128,9 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		shutdown = nil
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
+		Dirs: state.Dirs, FailedDirs: state.FailedDirs, Choice: state.Choice, Ended: p.End,
 		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
-		Dirs: []datanode.Directory{{Path: cfg.Dir}}, Ended: p.End, FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
+		FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {

@@ -161,19 +161,27 @@ func NameDirectories(p *conf.Properties) ([]string, error) {
 		return nil, fmt.Errorf("%s (%s): %d directories: the names are kept in two at most", nameDirProperty, p.From(nameDirProperty), len(dirs))
 	}
 	for i, dir := range dirs {
-		u, err := url.Parse(dir)
-		if err != nil || u.Scheme != "" && u.Scheme != "file" || u.Host != "" || u.Scheme != "" && !filepath.IsAbs(u.Path) {
-			return nil, fmt.Errorf("%s (%s): %s is neither a path nor a URI such as file:///srv/names", nameDirProperty, p.From(nameDirProperty), dir)
+		var err error
+		if dirs[i], err = localDirectory(dir); err != nil {
+			return nil, fmt.Errorf("%s (%s): %w", nameDirProperty, p.From(nameDirProperty), err)
 		}
-		if u.Scheme != "" {
-			dirs[i] = u.Path
-		}
-		dirs[i] = filepath.Clean(dirs[i])
 	}
 	if len(dirs) == 2 && dirs[0] == dirs[1] {
 		return nil, fmt.Errorf("%s (%s): %s is there twice", nameDirProperty, p.From(nameDirProperty), dirs[0])
 	}
 	return dirs, nil
+}
+
+// localDirectory is the path that an entry is, or that its file URI has.
+func localDirectory(entry string) (string, error) {
+	u, err := url.Parse(entry)
+	if err != nil || u.Scheme != "" && u.Scheme != "file" || u.Host != "" || u.Scheme != "" && !filepath.IsAbs(u.Path) {
+		return "", fmt.Errorf("%s is neither a path nor a URI such as file:///srv/names", entry)
+	}
+	if u.Scheme != "" {
+		entry = u.Path
+	}
+	return filepath.Clean(entry), nil
 }
 
 func size(field func(*namenode.Config) *uint64) func(*conf.Properties, string, *namenode.Config) error {

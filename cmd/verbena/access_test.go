@@ -23,7 +23,7 @@ func parseAccess(t *testing.T, args ...string) (hdfs.AccessConfig, error) {
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	p, err := h.read()
+	p, err := h.read(isNameNodeProperty)
 	if err != nil {
 		return hdfs.AccessConfig{}, err
 	}

@@ -19,8 +19,18 @@ func (f *hadoopFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.properties, "property", nil, "one of Hadoop's properties, `NAME=VALUE`, such as dfs.heartbeat.interval=3s; may be repeated")
 }
 
+// isNameNodeProperty tells whether NameNodes heed a property.
+func isNameNodeProperty(name string) bool {
+	return hdfs.IsAccessProperty(name) || slices.ContainsFunc(hdfs.NameNodeProperties(), func(p hdfs.NameNodeProperty) bool { return p.Name == name })
+}
+
+// isDataNodeProperty tells whether DataNodes heed a property.
+func isDataNodeProperty(name string) bool {
+	return slices.ContainsFunc(hdfs.DataNodeProperties(), func(p hdfs.DataNodeProperty) bool { return p.Name == name })
+}
+
 // read returns the properties, those of --property before those of files.
-func (f *hadoopFlags) read() (*conf.Properties, error) {
+func (f *hadoopFlags) read(heeded func(name string) bool) (*conf.Properties, error) {
 	p, err := conf.Read(f.conf...)
 	if err != nil {
 		return nil, err
@@ -30,7 +40,7 @@ func (f *hadoopFlags) read() (*conf.Properties, error) {
 		if !ok {
 			return nil, fmt.Errorf("--property %s: want NAME=VALUE", each)
 		}
-		if !hdfs.IsAccessProperty(name) && !slices.ContainsFunc(hdfs.NameNodeProperties(), func(p hdfs.NameNodeProperty) bool { return p.Name == name }) {
+		if !heeded(name) {
 			return nil, fmt.Errorf("--property %s: no such property is heeded here: docs/configuration.md lists those that are", name)
 		}
 		p.Set(name, value, "--property")

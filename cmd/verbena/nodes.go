@@ -43,7 +43,7 @@ func newNodeFlags(flags *pflag.FlagSet) *nodeFlags {
 // read returns Hadoop's properties, with what these flags set, and who may do what by
 // them and by flags of its own.
 func (f *nodeFlags) read(h *hadoopFlags, who *access) (*conf.Properties, hdfs.AccessConfig, error) {
-	p, err := h.read()
+	p, err := h.read(isNameNodeProperty)
 	if err != nil {
 		return nil, hdfs.AccessConfig{}, err
 	}

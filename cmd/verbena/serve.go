@@ -368,6 +368,9 @@ func (l *localFlags) add(flags *pflag.FlagSet) {
 func dataNodeCommand(o *options) *cobra.Command {
 	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret, superuser, supergroup string
 	var local localFlags
+	var hadoop hadoopFlags
+	var dataDirs []string
+	var failedDirs int
 	var windows int64
 	cmd := &cobra.Command{
 		Use:   "datanode",
@@ -385,9 +388,20 @@ any of the nodes: hand it over by ways that nobody reads.
 
 SIGTERM stops it to be started again: who writes on this host, or to this DataNode alone,
 is told so and waits for it, 30 s unless configured otherwise. SIGINT (Ctrl-C), and
-hdfs dfsadmin -shutdownDatanode without "upgrade", stop it for good.`,
+hdfs dfsadmin -shutdownDatanode without "upgrade", stop it for good.
+
+Several --data-dir, on a disk each, hold the blocks in turn:
+
+  verbena datanode --data-dir /d1,/d2,[SSD]/d3 --failed-dirs 1 --cluster-secret /etc/verbena-secret --namenode nn1:8020
+
+--hadoop-conf takes the properties that docs/configuration.md lists for DataNodes from
+Hadoop's own files, --property takes one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			properties, err := hadoop.read(isDataNodeProperty)
+			if err != nil {
+				return err
+			}
 			if dir == "" {
 				base, err := defaultDir()
 				if err != nil {
@@ -403,6 +417,7 @@ hdfs dfsadmin -shutdownDatanode without "upgrade", stop it for good.`,
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
 				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, WindowMemory: windows,
+				DataDirs: dataDirs, FailedDirs: failedDirs, Properties: properties,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
@@ -434,6 +449,9 @@ hdfs dfsadmin -shutdownDatanode without "upgrade", stop it for good.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
+	flags.StringSliceVar(&dataDirs, "data-dir", nil, "`[KIND]DIR` of blocks, several with commas or by repeating it, as dfs.datanode.data.dir has them (default: that property's, else --dir)")
+	flags.IntVar(&failedDirs, "failed-dirs", 0, "how many of them may fail before the DataNode ends; -1: all but one (dfs.datanode.failed.volumes.tolerated)")
+	hadoop.add(flags)
 	secretFlag(flags, &secret, "cluster-secret in the data directory, or that of this user's NameNode on this host")
 	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")
 	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")

@@ -193,7 +193,7 @@ func TestEveryMethod(t *testing.T) {
 			report.Replicas[i] = &clusterpb.Replica{Block: &clusterpb.Block{Id: proto.Uint64(uint64(i))}}
 		}
 		register := &clusterpb.RegisterRequest{Version: proto.String("v")}
-		heartbeat := &clusterpb.HeartbeatRequest{Uuid: id, Used: proto.Uint64(7)}
+		heartbeat := &clusterpb.HeartbeatRequest{Uuid: id, Storages: []*clusterpb.Storage{{Used: proto.Uint64(7)}}}
 		changed := &clusterpb.BlocksChangedRequest{Uuid: id, Changes: []*clusterpb.ReplicaChange{{Kind: clusterpb.ReplicaChange_CORRUPT.Enum()}}}
 		commit := &clusterpb.CommitRecoveryRequest{Uuid: id, NewGeneration: proto.Uint64(1 << 40)}
 		if resp, err := c.Register(ctx, register); err != nil || resp.GetClusterId() != "c1" {

@@ -146,7 +146,7 @@ func (x *Command_Kind) UnmarshalJSON(b []byte) error {
 
 // Deprecated: Use Command_Kind.Descriptor instead.
 func (Command_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{11, 0}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type ReplicaChange_Kind int32
@@ -208,7 +208,7 @@ func (x *ReplicaChange_Kind) UnmarshalJSON(b []byte) error {
 
 // Deprecated: Use ReplicaChange_Kind.Descriptor instead.
 func (ReplicaChange_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{15, 0}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{16, 0}
 }
 
 // Datanode tells where one DataNode is. One port serves the data transfer
@@ -345,6 +345,7 @@ type Replica struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Block         *Block                 `protobuf:"bytes,1,opt,name=block" json:"block,omitempty"`
 	State         *ReplicaState          `protobuf:"varint,2,opt,name=state,enum=verbena.hdfs.cluster.ReplicaState" json:"state,omitempty"`
+	Storage       *uint32                `protobuf:"varint,3,opt,name=storage" json:"storage,omitempty"` // its number among those of the registration
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -393,6 +394,99 @@ func (x *Replica) GetState() ReplicaState {
 	return ReplicaState_FINALIZED
 }
 
+func (x *Replica) GetStorage() uint32 {
+	if x != nil && x.Storage != nil {
+		return *x.Storage
+	}
+	return 0
+}
+
+// Storage is a directory of replicas. Its number is its place among those of the
+// registration, and stays the same until the next one.
+type Storage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *string                `protobuf:"bytes,1,opt,name=id" json:"id,omitempty"`                // absent: the directory has failed, and its id can't be read
+	Type          *uint32                `protobuf:"varint,2,opt,name=type" json:"type,omitempty"`           // StorageTypeProto of HDFS
+	Failed        *bool                  `protobuf:"varint,3,opt,name=failed" json:"failed,omitempty"`       // out of service: there are no replicas in it any more
+	Capacity      *uint64                `protobuf:"varint,4,opt,name=capacity" json:"capacity,omitempty"`   // bytes
+	Used          *uint64                `protobuf:"varint,5,opt,name=used" json:"used,omitempty"`           // bytes
+	Remaining     *uint64                `protobuf:"varint,6,opt,name=remaining" json:"remaining,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Storage) Reset() {
+	*x = Storage{}
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Storage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Storage) ProtoMessage() {}
+
+func (x *Storage) ProtoReflect() protoreflect.Message {
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Storage.ProtoReflect.Descriptor instead.
+func (*Storage) Descriptor() ([]byte, []int) {
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Storage) GetId() string {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return ""
+}
+
+func (x *Storage) GetType() uint32 {
+	if x != nil && x.Type != nil {
+		return *x.Type
+	}
+	return 0
+}
+
+func (x *Storage) GetFailed() bool {
+	if x != nil && x.Failed != nil {
+		return *x.Failed
+	}
+	return false
+}
+
+func (x *Storage) GetCapacity() uint64 {
+	if x != nil && x.Capacity != nil {
+		return *x.Capacity
+	}
+	return 0
+}
+
+func (x *Storage) GetUsed() uint64 {
+	if x != nil && x.Used != nil {
+		return *x.Used
+	}
+	return 0
+}
+
+func (x *Storage) GetRemaining() uint64 {
+	if x != nil && x.Remaining != nil {
+		return *x.Remaining
+	}
+	return 0
+}
+
 // Hello and Prove come before all other calls: both ends prove by a challenge that
 // they know the cluster's secret, and agree on the key of a channel.
 type HelloRequest struct {
@@ -405,7 +499,7 @@ type HelloRequest struct {
 
 func (x *HelloRequest) Reset() {
 	*x = HelloRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -417,7 +511,7 @@ func (x *HelloRequest) String() string {
 func (*HelloRequest) ProtoMessage() {}
 
 func (x *HelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[3]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -430,7 +524,7 @@ func (x *HelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloRequest.ProtoReflect.Descriptor instead.
 func (*HelloRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{3}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *HelloRequest) GetNonce() []byte {
@@ -458,7 +552,7 @@ type HelloResponse struct {
 
 func (x *HelloResponse) Reset() {
 	*x = HelloResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +564,7 @@ func (x *HelloResponse) String() string {
 func (*HelloResponse) ProtoMessage() {}
 
 func (x *HelloResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[4]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +577,7 @@ func (x *HelloResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloResponse.ProtoReflect.Descriptor instead.
 func (*HelloResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{4}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HelloResponse) GetNonce() []byte {
@@ -519,7 +613,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +625,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[5]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +638,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{5}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ProveRequest) GetClientNonce() []byte {
@@ -583,7 +677,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -595,7 +689,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[6]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -608,7 +702,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{6}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 // BlockKeys are the keys by which tokens for blocks are signed and checked.
@@ -623,7 +717,7 @@ type BlockKeys struct {
 
 func (x *BlockKeys) Reset() {
 	*x = BlockKeys{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +729,7 @@ func (x *BlockKeys) String() string {
 func (*BlockKeys) ProtoMessage() {}
 
 func (x *BlockKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[7]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +742,7 @@ func (x *BlockKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockKeys.ProtoReflect.Descriptor instead.
 func (*BlockKeys) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{7}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BlockKeys) GetKeys() []*BlockKeys_Key {
@@ -680,13 +774,14 @@ type RegisterRequest struct {
 	ClusterId     *string                `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId" json:"cluster_id,omitempty"`
 	BlockPoolId   *string                `protobuf:"bytes,3,opt,name=block_pool_id,json=blockPoolId" json:"block_pool_id,omitempty"`
 	Version       *string                `protobuf:"bytes,4,opt,name=version" json:"version,omitempty"`
+	Storages      []*Storage             `protobuf:"bytes,5,rep,name=storages" json:"storages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +793,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[8]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +806,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{8}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterRequest) GetDatanode() *Datanode {
@@ -742,6 +837,13 @@ func (x *RegisterRequest) GetVersion() string {
 	return ""
 }
 
+func (x *RegisterRequest) GetStorages() []*Storage {
+	if x != nil {
+		return x.Storages
+	}
+	return nil
+}
+
 type RegisterResponse struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId           *string                `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId" json:"cluster_id,omitempty"`
@@ -755,7 +857,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +869,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[9]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +882,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{9}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterResponse) GetClusterId() string {
@@ -821,19 +923,17 @@ func (x *RegisterResponse) GetBlockKeys() []byte {
 type HeartbeatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          *string                `protobuf:"bytes,1,opt,name=uuid" json:"uuid,omitempty"`
-	Capacity      *uint64                `protobuf:"varint,2,opt,name=capacity" json:"capacity,omitempty"`   // bytes
-	Used          *uint64                `protobuf:"varint,3,opt,name=used" json:"used,omitempty"`           // bytes
-	Remaining     *uint64                `protobuf:"varint,4,opt,name=remaining" json:"remaining,omitempty"` // bytes
 	Transfers     *uint32                `protobuf:"varint,5,opt,name=transfers" json:"transfers,omitempty"` // connections that move data now
 	Session       *uint64                `protobuf:"varint,6,opt,name=session" json:"session,omitempty"`
 	BlockKey      *int32                 `protobuf:"varint,7,opt,name=block_key,json=blockKey" json:"block_key,omitempty"` // the id of the key that signs, as the DataNode knows it
+	Storages      []*Storage             `protobuf:"bytes,8,rep,name=storages" json:"storages,omitempty"`                  // all of the registration, in its order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +945,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[10]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +958,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{10}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HeartbeatRequest) GetUuid() string {
@@ -866,27 +966,6 @@ func (x *HeartbeatRequest) GetUuid() string {
 		return *x.Uuid
 	}
 	return ""
-}
-
-func (x *HeartbeatRequest) GetCapacity() uint64 {
-	if x != nil && x.Capacity != nil {
-		return *x.Capacity
-	}
-	return 0
-}
-
-func (x *HeartbeatRequest) GetUsed() uint64 {
-	if x != nil && x.Used != nil {
-		return *x.Used
-	}
-	return 0
-}
-
-func (x *HeartbeatRequest) GetRemaining() uint64 {
-	if x != nil && x.Remaining != nil {
-		return *x.Remaining
-	}
-	return 0
 }
 
 func (x *HeartbeatRequest) GetTransfers() uint32 {
@@ -910,6 +989,13 @@ func (x *HeartbeatRequest) GetBlockKey() int32 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetStorages() []*Storage {
+	if x != nil {
+		return x.Storages
+	}
+	return nil
+}
+
 // Command is work for a DataNode, handed out in the answer to a heartbeat and
 // repeated by the NameNode until a later report shows that it is done.
 type Command struct {
@@ -927,7 +1013,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -939,7 +1025,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[11]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -952,7 +1038,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{11}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Command) GetKind() Command_Kind {
@@ -1014,7 +1100,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1112,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[12]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1125,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{12}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HeartbeatResponse) GetCommands() []*Command {
@@ -1073,7 +1159,7 @@ type BlockReportRequest struct {
 
 func (x *BlockReportRequest) Reset() {
 	*x = BlockReportRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1171,7 @@ func (x *BlockReportRequest) String() string {
 func (*BlockReportRequest) ProtoMessage() {}
 
 func (x *BlockReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[13]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1184,7 @@ func (x *BlockReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockReportRequest.ProtoReflect.Descriptor instead.
 func (*BlockReportRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{13}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BlockReportRequest) GetUuid() string {
@@ -1159,7 +1245,7 @@ type BlockReportResponse struct {
 
 func (x *BlockReportResponse) Reset() {
 	*x = BlockReportResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1257,7 @@ func (x *BlockReportResponse) String() string {
 func (*BlockReportResponse) ProtoMessage() {}
 
 func (x *BlockReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[14]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1270,7 @@ func (x *BlockReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockReportResponse.ProtoReflect.Descriptor instead.
 func (*BlockReportResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{14}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BlockReportResponse) GetCommands() []*Command {
@@ -1204,7 +1290,7 @@ type ReplicaChange struct {
 
 func (x *ReplicaChange) Reset() {
 	*x = ReplicaChange{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1302,7 @@ func (x *ReplicaChange) String() string {
 func (*ReplicaChange) ProtoMessage() {}
 
 func (x *ReplicaChange) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[15]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1315,7 @@ func (x *ReplicaChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaChange.ProtoReflect.Descriptor instead.
 func (*ReplicaChange) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{15}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReplicaChange) GetKind() ReplicaChange_Kind {
@@ -1258,7 +1344,7 @@ type BlocksChangedRequest struct {
 
 func (x *BlocksChangedRequest) Reset() {
 	*x = BlocksChangedRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1356,7 @@ func (x *BlocksChangedRequest) String() string {
 func (*BlocksChangedRequest) ProtoMessage() {}
 
 func (x *BlocksChangedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[16]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1369,7 @@ func (x *BlocksChangedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksChangedRequest.ProtoReflect.Descriptor instead.
 func (*BlocksChangedRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{16}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BlocksChangedRequest) GetUuid() string {
@@ -1322,7 +1408,7 @@ type BlocksChangedResponse struct {
 
 func (x *BlocksChangedResponse) Reset() {
 	*x = BlocksChangedResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1334,7 +1420,7 @@ func (x *BlocksChangedResponse) String() string {
 func (*BlocksChangedResponse) ProtoMessage() {}
 
 func (x *BlocksChangedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[17]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1347,7 +1433,7 @@ func (x *BlocksChangedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksChangedResponse.ProtoReflect.Descriptor instead.
 func (*BlocksChangedResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{17}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 // CommitRecovery ends a RECOVER command: block now has the new generation
@@ -1366,7 +1452,7 @@ type CommitRecoveryRequest struct {
 
 func (x *CommitRecoveryRequest) Reset() {
 	*x = CommitRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1464,7 @@ func (x *CommitRecoveryRequest) String() string {
 func (*CommitRecoveryRequest) ProtoMessage() {}
 
 func (x *CommitRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[18]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1477,7 @@ func (x *CommitRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*CommitRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{18}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CommitRecoveryRequest) GetUuid() string {
@@ -1437,7 +1523,7 @@ type CommitRecoveryResponse struct {
 
 func (x *CommitRecoveryResponse) Reset() {
 	*x = CommitRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[19]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1535,7 @@ func (x *CommitRecoveryResponse) String() string {
 func (*CommitRecoveryResponse) ProtoMessage() {}
 
 func (x *CommitRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[19]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1548,7 @@ func (x *CommitRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*CommitRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{19}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 // Among DataNodes: the leader of a recovery asks each holder to stop its
@@ -1477,7 +1563,7 @@ type InitRecoveryRequest struct {
 
 func (x *InitRecoveryRequest) Reset() {
 	*x = InitRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[20]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1575,7 @@ func (x *InitRecoveryRequest) String() string {
 func (*InitRecoveryRequest) ProtoMessage() {}
 
 func (x *InitRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[20]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1588,7 @@ func (x *InitRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*InitRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{20}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InitRecoveryRequest) GetBlock() *Block {
@@ -1529,7 +1615,7 @@ type InitRecoveryResponse struct {
 
 func (x *InitRecoveryResponse) Reset() {
 	*x = InitRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[21]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1627,7 @@ func (x *InitRecoveryResponse) String() string {
 func (*InitRecoveryResponse) ProtoMessage() {}
 
 func (x *InitRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[21]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1640,7 @@ func (x *InitRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*InitRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{21}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InitRecoveryResponse) GetReplica() *Replica {
@@ -1582,7 +1668,7 @@ type UpdateRecoveryRequest struct {
 
 func (x *UpdateRecoveryRequest) Reset() {
 	*x = UpdateRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[22]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1680,7 @@ func (x *UpdateRecoveryRequest) String() string {
 func (*UpdateRecoveryRequest) ProtoMessage() {}
 
 func (x *UpdateRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[22]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1693,7 @@ func (x *UpdateRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{22}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpdateRecoveryRequest) GetBlock() *Block {
@@ -1639,7 +1725,7 @@ type UpdateRecoveryResponse struct {
 
 func (x *UpdateRecoveryResponse) Reset() {
 	*x = UpdateRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[23]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1737,7 @@ func (x *UpdateRecoveryResponse) String() string {
 func (*UpdateRecoveryResponse) ProtoMessage() {}
 
 func (x *UpdateRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[23]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1750,7 @@ func (x *UpdateRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*UpdateRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{23}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 // The leader brings bytes to a holder that lacks them, before it has it settle.
@@ -1683,7 +1769,7 @@ type ExtendRecoveryRequest struct {
 
 func (x *ExtendRecoveryRequest) Reset() {
 	*x = ExtendRecoveryRequest{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1781,7 @@ func (x *ExtendRecoveryRequest) String() string {
 func (*ExtendRecoveryRequest) ProtoMessage() {}
 
 func (x *ExtendRecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[24]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1794,7 @@ func (x *ExtendRecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRecoveryRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{24}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExtendRecoveryRequest) GetBlock() *Block {
@@ -1768,7 +1854,7 @@ type ExtendRecoveryResponse struct {
 
 func (x *ExtendRecoveryResponse) Reset() {
 	*x = ExtendRecoveryResponse{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[25]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1866,7 @@ func (x *ExtendRecoveryResponse) String() string {
 func (*ExtendRecoveryResponse) ProtoMessage() {}
 
 func (x *ExtendRecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[25]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1879,7 @@ func (x *ExtendRecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRecoveryResponse.ProtoReflect.Descriptor instead.
 func (*ExtendRecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{25}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 type BlockKeys_Key struct {
@@ -1807,7 +1893,7 @@ type BlockKeys_Key struct {
 
 func (x *BlockKeys_Key) Reset() {
 	*x = BlockKeys_Key{}
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[26]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1905,7 @@ func (x *BlockKeys_Key) String() string {
 func (*BlockKeys_Key) ProtoMessage() {}
 
 func (x *BlockKeys_Key) ProtoReflect() protoreflect.Message {
-	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[26]
+	mi := &file_hdfs_internal_clusterpb_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1918,7 @@ func (x *BlockKeys_Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockKeys_Key.ProtoReflect.Descriptor instead.
 func (*BlockKeys_Key) Descriptor() ([]byte, []int) {
-	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{7, 0}
+	return file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP(), []int{8, 0}
 }
 
 func (x *BlockKeys_Key) GetId() int32 {
@@ -1871,10 +1957,18 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x16\n" +
-	"\x06length\x18\x03 \x01(\x04R\x06length\"v\n" +
+	"\x06length\x18\x03 \x01(\x04R\x06length\"\x90\x01\n" +
 	"\aReplica\x121\n" +
 	"\x05block\x18\x01 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x128\n" +
-	"\x05state\x18\x02 \x01(\x0e2\".verbena.hdfs.cluster.ReplicaStateR\x05state\"8\n" +
+	"\x05state\x18\x02 \x01(\x0e2\".verbena.hdfs.cluster.ReplicaStateR\x05state\x12\x18\n" +
+	"\astorage\x18\x03 \x01(\rR\astorage\"\x93\x01\n" +
+	"\aStorage\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\rR\x04type\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\bR\x06failed\x12\x1a\n" +
+	"\bcapacity\x18\x04 \x01(\x04R\bcapacity\x12\x12\n" +
+	"\x04used\x18\x05 \x01(\x04R\x04used\x12\x1c\n" +
+	"\tremaining\x18\x06 \x01(\x04R\tremaining\"8\n" +
 	"\fHelloRequest\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\"S\n" +
@@ -1896,13 +1990,14 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\x03Key\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x1b\n" +
 	"\texpiry_ms\x18\x02 \x01(\x03R\bexpiryMs\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\fR\x03key\"\xaa\x01\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\"\xe5\x01\n" +
 	"\x0fRegisterRequest\x12:\n" +
 	"\bdatanode\x18\x01 \x01(\v2\x1e.verbena.hdfs.cluster.DatanodeR\bdatanode\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12\"\n" +
 	"\rblock_pool_id\x18\x03 \x01(\tR\vblockPoolId\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion\"\xc2\x01\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x129\n" +
+	"\bstorages\x18\x05 \x03(\v2\x1d.verbena.hdfs.cluster.StorageR\bstorages\"\xc2\x01\n" +
 	"\x10RegisterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\"\n" +
@@ -1910,15 +2005,13 @@ const file_hdfs_internal_clusterpb_cluster_proto_rawDesc = "" +
 	"\x15heartbeat_interval_ms\x18\x03 \x01(\rR\x13heartbeatIntervalMs\x12\x18\n" +
 	"\asession\x18\x04 \x01(\x04R\asession\x12\x1d\n" +
 	"\n" +
-	"block_keys\x18\x05 \x01(\fR\tblockKeys\"\xc9\x01\n" +
+	"block_keys\x18\x05 \x01(\fR\tblockKeys\"\xc8\x01\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
-	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x1a\n" +
-	"\bcapacity\x18\x02 \x01(\x04R\bcapacity\x12\x12\n" +
-	"\x04used\x18\x03 \x01(\x04R\x04used\x12\x1c\n" +
-	"\tremaining\x18\x04 \x01(\x04R\tremaining\x12\x1c\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x1c\n" +
 	"\ttransfers\x18\x05 \x01(\rR\ttransfers\x12\x18\n" +
 	"\asession\x18\x06 \x01(\x04R\asession\x12\x1b\n" +
-	"\tblock_key\x18\a \x01(\x05R\bblockKey\"\xee\x02\n" +
+	"\tblock_key\x18\a \x01(\x05R\bblockKey\x129\n" +
+	"\bstorages\x18\b \x03(\v2\x1d.verbena.hdfs.cluster.StorageR\bstoragesJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\xee\x02\n" +
 	"\aCommand\x126\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\".verbena.hdfs.cluster.Command.KindR\x04kind\x121\n" +
 	"\x05block\x18\x02 \x01(\v2\x1b.verbena.hdfs.cluster.BlockR\x05block\x128\n" +
@@ -2009,7 +2102,7 @@ func file_hdfs_internal_clusterpb_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_hdfs_internal_clusterpb_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_hdfs_internal_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_hdfs_internal_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_hdfs_internal_clusterpb_cluster_proto_goTypes = []any{
 	(ReplicaState)(0),              // 0: verbena.hdfs.cluster.ReplicaState
 	(Command_Kind)(0),              // 1: verbena.hdfs.cluster.Command.Kind
@@ -2017,56 +2110,59 @@ var file_hdfs_internal_clusterpb_cluster_proto_goTypes = []any{
 	(*Datanode)(nil),               // 3: verbena.hdfs.cluster.Datanode
 	(*Block)(nil),                  // 4: verbena.hdfs.cluster.Block
 	(*Replica)(nil),                // 5: verbena.hdfs.cluster.Replica
-	(*HelloRequest)(nil),           // 6: verbena.hdfs.cluster.HelloRequest
-	(*HelloResponse)(nil),          // 7: verbena.hdfs.cluster.HelloResponse
-	(*ProveRequest)(nil),           // 8: verbena.hdfs.cluster.ProveRequest
-	(*ProveResponse)(nil),          // 9: verbena.hdfs.cluster.ProveResponse
-	(*BlockKeys)(nil),              // 10: verbena.hdfs.cluster.BlockKeys
-	(*RegisterRequest)(nil),        // 11: verbena.hdfs.cluster.RegisterRequest
-	(*RegisterResponse)(nil),       // 12: verbena.hdfs.cluster.RegisterResponse
-	(*HeartbeatRequest)(nil),       // 13: verbena.hdfs.cluster.HeartbeatRequest
-	(*Command)(nil),                // 14: verbena.hdfs.cluster.Command
-	(*HeartbeatResponse)(nil),      // 15: verbena.hdfs.cluster.HeartbeatResponse
-	(*BlockReportRequest)(nil),     // 16: verbena.hdfs.cluster.BlockReportRequest
-	(*BlockReportResponse)(nil),    // 17: verbena.hdfs.cluster.BlockReportResponse
-	(*ReplicaChange)(nil),          // 18: verbena.hdfs.cluster.ReplicaChange
-	(*BlocksChangedRequest)(nil),   // 19: verbena.hdfs.cluster.BlocksChangedRequest
-	(*BlocksChangedResponse)(nil),  // 20: verbena.hdfs.cluster.BlocksChangedResponse
-	(*CommitRecoveryRequest)(nil),  // 21: verbena.hdfs.cluster.CommitRecoveryRequest
-	(*CommitRecoveryResponse)(nil), // 22: verbena.hdfs.cluster.CommitRecoveryResponse
-	(*InitRecoveryRequest)(nil),    // 23: verbena.hdfs.cluster.InitRecoveryRequest
-	(*InitRecoveryResponse)(nil),   // 24: verbena.hdfs.cluster.InitRecoveryResponse
-	(*UpdateRecoveryRequest)(nil),  // 25: verbena.hdfs.cluster.UpdateRecoveryRequest
-	(*UpdateRecoveryResponse)(nil), // 26: verbena.hdfs.cluster.UpdateRecoveryResponse
-	(*ExtendRecoveryRequest)(nil),  // 27: verbena.hdfs.cluster.ExtendRecoveryRequest
-	(*ExtendRecoveryResponse)(nil), // 28: verbena.hdfs.cluster.ExtendRecoveryResponse
-	(*BlockKeys_Key)(nil),          // 29: verbena.hdfs.cluster.BlockKeys.Key
+	(*Storage)(nil),                // 6: verbena.hdfs.cluster.Storage
+	(*HelloRequest)(nil),           // 7: verbena.hdfs.cluster.HelloRequest
+	(*HelloResponse)(nil),          // 8: verbena.hdfs.cluster.HelloResponse
+	(*ProveRequest)(nil),           // 9: verbena.hdfs.cluster.ProveRequest
+	(*ProveResponse)(nil),          // 10: verbena.hdfs.cluster.ProveResponse
+	(*BlockKeys)(nil),              // 11: verbena.hdfs.cluster.BlockKeys
+	(*RegisterRequest)(nil),        // 12: verbena.hdfs.cluster.RegisterRequest
+	(*RegisterResponse)(nil),       // 13: verbena.hdfs.cluster.RegisterResponse
+	(*HeartbeatRequest)(nil),       // 14: verbena.hdfs.cluster.HeartbeatRequest
+	(*Command)(nil),                // 15: verbena.hdfs.cluster.Command
+	(*HeartbeatResponse)(nil),      // 16: verbena.hdfs.cluster.HeartbeatResponse
+	(*BlockReportRequest)(nil),     // 17: verbena.hdfs.cluster.BlockReportRequest
+	(*BlockReportResponse)(nil),    // 18: verbena.hdfs.cluster.BlockReportResponse
+	(*ReplicaChange)(nil),          // 19: verbena.hdfs.cluster.ReplicaChange
+	(*BlocksChangedRequest)(nil),   // 20: verbena.hdfs.cluster.BlocksChangedRequest
+	(*BlocksChangedResponse)(nil),  // 21: verbena.hdfs.cluster.BlocksChangedResponse
+	(*CommitRecoveryRequest)(nil),  // 22: verbena.hdfs.cluster.CommitRecoveryRequest
+	(*CommitRecoveryResponse)(nil), // 23: verbena.hdfs.cluster.CommitRecoveryResponse
+	(*InitRecoveryRequest)(nil),    // 24: verbena.hdfs.cluster.InitRecoveryRequest
+	(*InitRecoveryResponse)(nil),   // 25: verbena.hdfs.cluster.InitRecoveryResponse
+	(*UpdateRecoveryRequest)(nil),  // 26: verbena.hdfs.cluster.UpdateRecoveryRequest
+	(*UpdateRecoveryResponse)(nil), // 27: verbena.hdfs.cluster.UpdateRecoveryResponse
+	(*ExtendRecoveryRequest)(nil),  // 28: verbena.hdfs.cluster.ExtendRecoveryRequest
+	(*ExtendRecoveryResponse)(nil), // 29: verbena.hdfs.cluster.ExtendRecoveryResponse
+	(*BlockKeys_Key)(nil),          // 30: verbena.hdfs.cluster.BlockKeys.Key
 }
 var file_hdfs_internal_clusterpb_cluster_proto_depIdxs = []int32{
 	4,  // 0: verbena.hdfs.cluster.Replica.block:type_name -> verbena.hdfs.cluster.Block
 	0,  // 1: verbena.hdfs.cluster.Replica.state:type_name -> verbena.hdfs.cluster.ReplicaState
-	29, // 2: verbena.hdfs.cluster.BlockKeys.keys:type_name -> verbena.hdfs.cluster.BlockKeys.Key
+	30, // 2: verbena.hdfs.cluster.BlockKeys.keys:type_name -> verbena.hdfs.cluster.BlockKeys.Key
 	3,  // 3: verbena.hdfs.cluster.RegisterRequest.datanode:type_name -> verbena.hdfs.cluster.Datanode
-	1,  // 4: verbena.hdfs.cluster.Command.kind:type_name -> verbena.hdfs.cluster.Command.Kind
-	4,  // 5: verbena.hdfs.cluster.Command.block:type_name -> verbena.hdfs.cluster.Block
-	3,  // 6: verbena.hdfs.cluster.Command.targets:type_name -> verbena.hdfs.cluster.Datanode
-	14, // 7: verbena.hdfs.cluster.HeartbeatResponse.commands:type_name -> verbena.hdfs.cluster.Command
-	5,  // 8: verbena.hdfs.cluster.BlockReportRequest.replicas:type_name -> verbena.hdfs.cluster.Replica
-	14, // 9: verbena.hdfs.cluster.BlockReportResponse.commands:type_name -> verbena.hdfs.cluster.Command
-	2,  // 10: verbena.hdfs.cluster.ReplicaChange.kind:type_name -> verbena.hdfs.cluster.ReplicaChange.Kind
-	5,  // 11: verbena.hdfs.cluster.ReplicaChange.replica:type_name -> verbena.hdfs.cluster.Replica
-	18, // 12: verbena.hdfs.cluster.BlocksChangedRequest.changes:type_name -> verbena.hdfs.cluster.ReplicaChange
-	4,  // 13: verbena.hdfs.cluster.CommitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	3,  // 14: verbena.hdfs.cluster.CommitRecoveryRequest.datanodes:type_name -> verbena.hdfs.cluster.Datanode
-	4,  // 15: verbena.hdfs.cluster.InitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	5,  // 16: verbena.hdfs.cluster.InitRecoveryResponse.replica:type_name -> verbena.hdfs.cluster.Replica
-	4,  // 17: verbena.hdfs.cluster.UpdateRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	4,  // 18: verbena.hdfs.cluster.ExtendRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	6,  // 4: verbena.hdfs.cluster.RegisterRequest.storages:type_name -> verbena.hdfs.cluster.Storage
+	6,  // 5: verbena.hdfs.cluster.HeartbeatRequest.storages:type_name -> verbena.hdfs.cluster.Storage
+	1,  // 6: verbena.hdfs.cluster.Command.kind:type_name -> verbena.hdfs.cluster.Command.Kind
+	4,  // 7: verbena.hdfs.cluster.Command.block:type_name -> verbena.hdfs.cluster.Block
+	3,  // 8: verbena.hdfs.cluster.Command.targets:type_name -> verbena.hdfs.cluster.Datanode
+	15, // 9: verbena.hdfs.cluster.HeartbeatResponse.commands:type_name -> verbena.hdfs.cluster.Command
+	5,  // 10: verbena.hdfs.cluster.BlockReportRequest.replicas:type_name -> verbena.hdfs.cluster.Replica
+	15, // 11: verbena.hdfs.cluster.BlockReportResponse.commands:type_name -> verbena.hdfs.cluster.Command
+	2,  // 12: verbena.hdfs.cluster.ReplicaChange.kind:type_name -> verbena.hdfs.cluster.ReplicaChange.Kind
+	5,  // 13: verbena.hdfs.cluster.ReplicaChange.replica:type_name -> verbena.hdfs.cluster.Replica
+	19, // 14: verbena.hdfs.cluster.BlocksChangedRequest.changes:type_name -> verbena.hdfs.cluster.ReplicaChange
+	4,  // 15: verbena.hdfs.cluster.CommitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	3,  // 16: verbena.hdfs.cluster.CommitRecoveryRequest.datanodes:type_name -> verbena.hdfs.cluster.Datanode
+	4,  // 17: verbena.hdfs.cluster.InitRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	5,  // 18: verbena.hdfs.cluster.InitRecoveryResponse.replica:type_name -> verbena.hdfs.cluster.Replica
+	4,  // 19: verbena.hdfs.cluster.UpdateRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	4,  // 20: verbena.hdfs.cluster.ExtendRecoveryRequest.block:type_name -> verbena.hdfs.cluster.Block
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_hdfs_internal_clusterpb_cluster_proto_init() }
@@ -2080,7 +2176,7 @@ func file_hdfs_internal_clusterpb_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hdfs_internal_clusterpb_cluster_proto_rawDesc), len(file_hdfs_internal_clusterpb_cluster_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 )
@@ -99,15 +101,21 @@ func (dn *DataNode) giveUp(index int, cause error) {
 	}
 }
 
-// usage fills in what a heartbeat tells of the room.
-func (dn *DataNode) usage(req *clusterpb.HeartbeatRequest) {
-	var capacity, used, remaining uint64
-	for _, s := range dn.store.Storages() {
+// storages are what the NameNode is told of the directories.
+func (dn *DataNode) storages() []*clusterpb.Storage {
+	all := dn.store.Storages()
+	out := make([]*clusterpb.Storage, len(all))
+	for i, s := range all {
 		if s.Err != nil {
 			dn.log.Warn("disk usage unknown; the NameNode is told that there is no room", "err", s.Err)
 			dn.suspectDisk(s.Err)
 		}
-		capacity, used, remaining = capacity+s.Capacity, used+s.Used, remaining+s.Remaining
+		out[i] = &clusterpb.Storage{
+			Type: proto.Uint32(uint32(s.Type)), Failed: proto.Bool(s.Failed != nil), Capacity: &s.Capacity, Used: &s.Used, Remaining: &s.Remaining,
+		}
+		if s.ID != "" {
+			out[i].Id = &s.ID
+		}
 	}
-	req.Capacity, req.Used, req.Remaining = &capacity, &used, &remaining
+	return out
 }

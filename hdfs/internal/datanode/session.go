@@ -70,8 +70,8 @@ var replicaStates = map[store.State]clusterpb.ReplicaState{
 }
 
 func replicaOf(i store.Info) *clusterpb.Replica {
-	n := uint64(i.Length)
-	return &clusterpb.Replica{Block: &clusterpb.Block{Id: &i.ID, Generation: &i.Generation, Length: &n}, State: replicaStates[i.State].Enum()}
+	n, in := uint64(i.Length), uint32(i.Storage)
+	return &clusterpb.Replica{Block: &clusterpb.Block{Id: &i.ID, Generation: &i.Generation, Length: &n}, State: replicaStates[i.State].Enum(), Storage: &in}
 }
 
 // changed tells the NameNode of a replica. If wait is set it returns when the
@@ -180,7 +180,7 @@ func call[Req, Resp any](ctx context.Context, f func(context.Context, Req) (Resp
 func (dn *DataNode) registered() error {
 	id := dn.store.Identity()
 	resp, err := call(dn.ctx, dn.cfg.NameNode.Register, &clusterpb.RegisterRequest{
-		Datanode: dn.self(), ClusterId: &id.ClusterID, BlockPoolId: &id.BlockPoolID, Version: &dn.cfg.Version,
+		Datanode: dn.self(), ClusterId: &id.ClusterID, BlockPoolId: &id.BlockPoolID, Version: &dn.cfg.Version, Storages: dn.storages(),
 	})
 	if err != nil {
 		return fmt.Errorf("register with the NameNode: %w", err)
@@ -230,8 +230,7 @@ func (dn *DataNode) heartbeats(ctx context.Context, session uint64, every time.D
 	for {
 		dn.names.poke() // changes that could wait
 		uuid, transfers := dn.UUID(), uint32(max(0, dn.transfers.Load()))
-		req := &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: &session, Transfers: &transfers, BlockKey: proto.Int32(dn.keys.Current())}
-		dn.usage(req)
+		req := &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: &session, Transfers: &transfers, BlockKey: proto.Int32(dn.keys.Current()), Storages: dn.storages()}
 		resp, err := call(ctx, dn.cfg.NameNode.Heartbeat, req)
 		if err != nil {
 			return fmt.Errorf("heartbeat: %w", err)

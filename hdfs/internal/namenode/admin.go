@@ -90,26 +90,26 @@ func (nn *NameNode) getSlowDatanodeReport(context.Context, *hdfspb.GetSlowDatano
 	return &hdfspb.GetSlowDatanodeReportResponseProto{}, nil
 }
 
-// getDatanodeStorageReport tells of the one storage that each DataNode has.
+// getDatanodeStorageReport tells of each DataNode's storages, with those that have failed.
 func (nn *NameNode) getDatanodeStorageReport(ctx context.Context, req *hdfspb.GetDatanodeStorageReportRequestProto) (*hdfspb.GetDatanodeStorageReportResponseProto, error) {
 	if err := nn.superuser(ctx, "getDatanodeStorageReport"); err != nil {
 		return nil, err
 	}
-	report, err := nn.getDatanodeReport(ctx, &hdfspb.GetDatanodeReportRequestProto{Type: req.Type})
-	if err != nil {
-		return nil, err
-	}
+	m := nn.blocks
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	out := &hdfspb.GetDatanodeStorageReportResponseProto{}
-	for _, d := range report.GetDi() {
-		id := proto.String("DS-" + d.GetId().GetDatanodeUuid())
-		out.DatanodeStorageReports = append(out.DatanodeStorageReports, &hdfspb.DatanodeStorageReportProto{
-			DatanodeInfo: d,
-			StorageReports: []*hdfspb.StorageReportProto{{
-				StorageUuid: id, Storage: &hdfspb.DatanodeStorageProto{StorageUuid: id},
-				Capacity: d.Capacity, DfsUsed: d.DfsUsed, Remaining: d.Remaining, BlockPoolUsed: d.BlockPoolUsed, NonDfsUsed: d.NonDfsUsed,
-			}},
+	m.eachNode(req.GetType(), func(n *node) {
+		report := &hdfspb.DatanodeStorageReportProto{DatanodeInfo: m.infoPB(new(infoMemory), n, m.cfg.now())}
+		n.storages.here(func(s *storage) {
+			report.StorageReports = append(report.StorageReports, &hdfspb.StorageReportProto{
+				StorageUuid: proto.String(s.id), Storage: &hdfspb.DatanodeStorageProto{StorageUuid: proto.String(s.id), StorageType: s.kind.Enum()}, Failed: proto.Bool(s.failed),
+				Capacity: proto.Uint64(s.capacity), DfsUsed: proto.Uint64(s.used), Remaining: proto.Uint64(s.remaining), BlockPoolUsed: proto.Uint64(s.used),
+				NonDfsUsed: proto.Uint64(s.capacity - min(s.capacity, s.used+s.remaining)),
+			})
 		})
-	}
+		out.DatanodeStorageReports = append(out.DatanodeStorageReports, report)
+	})
 	return out, nil
 }
 
@@ -118,11 +118,17 @@ func (nn *NameNode) getDatanodeReport(_ context.Context, req *hdfspb.GetDatanode
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := &hdfspb.GetDatanodeReportResponseProto{}
+	m.eachNode(req.GetType(), func(n *node) { out.Di = append(out.Di, m.infoPB(new(infoMemory), n, m.cfg.now())) })
+	return out, nil
+}
+
+// eachNode calls f for all DataNodes of a kind; m.mu is held.
+func (m *blockMap) eachNode(kind hdfspb.DatanodeReportTypeProto, f func(*node)) {
 	for _, n := range m.byIndex {
 		if m.nodes[n.dn.UUID] != n {
 			continue
 		}
-		switch req.GetType() {
+		switch kind {
 		case hdfspb.DatanodeReportTypeProto_ALL:
 		case hdfspb.DatanodeReportTypeProto_LIVE:
 			if !n.alive {
@@ -145,9 +151,8 @@ func (nn *NameNode) getDatanodeReport(_ context.Context, req *hdfspb.GetDatanode
 				continue
 			}
 		}
-		out.Di = append(out.Di, m.infoPB(new(infoMemory), n, m.cfg.now()))
+		f(n)
 	}
-	return out, nil
 }
 
 func (nn *NameNode) reportBadBlocks(ctx context.Context, req *hdfspb.ReportBadBlocksRequestProto) (*hdfspb.ReportBadBlocksResponseProto, error) {

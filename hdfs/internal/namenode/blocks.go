@@ -83,7 +83,8 @@ type node struct {
 	lastSeen     time.Time
 	lastReport   time.Time
 
-	capacity, used, remaining uint64
+	storages                  storages
+	capacity, used, remaining uint64 // of all of them
 	transfers                 uint32
 	rack                      string
 	scheduled                 scheduled
@@ -234,9 +235,15 @@ func (m *blockMap) drop(id uint64, n *node) {
 }
 
 // put records what a DataNode says of a replica.
-func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.ReplicaState, fresh bool) {
+func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.ReplicaState, storage uint8, fresh bool) {
+	if n.storages.failed(storage) {
+		return // it was said before the storage failed
+	}
 	was, held := m.replicas.find(id, n.index)
-	r := replica{generation: generation, length: length, node: n.index, state: st, added: tickOf(m.cfg.now()), era: n.era, mark: was.mark}
+	r := replica{generation: generation, length: length, node: n.index, state: st, storage: storage, added: tickOf(m.cfg.now()), era: n.era, mark: was.mark}
+	if held && storage == unknownStorage {
+		r.storage = was.storage
+	}
 	if !fresh {
 		r.mark = n.mark
 	}

@@ -129,7 +129,7 @@ func TestCopyIsRetried(t *testing.T) {
 	// The command is lost with the heartbeat's answer.
 	sent := 0
 	for _, d := range dns {
-		resp, err := r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Remaining: &d.room})
+		resp, err := r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Storages: []*clusterpb.Storage{{Remaining: &d.room}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -704,7 +704,8 @@ func TestChooseFavoursRoom(t *testing.T) {
 	m := newBlockMap(&cfg)
 	for i := range 10 {
 		n := m.addNode(namespace.Datanode{UUID: fmt.Sprint(i)})
-		n.alive, n.registered, n.remaining, n.lastSeen = true, true, uint64(1000*(i+1)), time.Now()
+		n.alive, n.registered, n.lastSeen = true, true, time.Now()
+		n.setRoom(uint64(1000 * (i + 1)))
 	}
 	count := map[string]int{}
 	for range 2000 {
@@ -746,7 +747,7 @@ func TestNothingIsDeletedOnTheWordOfTheReturned(t *testing.T) {
 		d.dead = false
 		d.enroll()
 		d.room *= 2 // an empty disk
-		if _, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Capacity: proto.Uint64(2 << 40), Remaining: &d.room}); err != nil {
+		if _, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Storages: []*clusterpb.Storage{{Capacity: proto.Uint64(2 << 40), Remaining: &d.room}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -70,14 +70,14 @@ func (m *blockMap) locatedPB(b namespace.Block, offset uint64, l located) *hdfsp
 	now := m.cfg.now()
 	for i, n := range l.nodes {
 		lb.Locs[i] = m.infoPB(&infos[i], n, now)
-		lb.StorageTypes[i] = hdfspb.StorageTypeProto_DISK
-		lb.StorageIDs[i] = storageID(n)
+		index := uint8(unknownStorage)
+		if r, ok := m.replicas.find(b.ID, n.index); ok {
+			index = r.storage
+		}
+		lb.StorageIDs[i], lb.StorageTypes[i] = n.storages.named(index)
 	}
 	return lb
 }
-
-// storageID names what a DataNode keeps replicas in.
-func storageID(n *node) string { return "DS-" + n.dn.UUID }
 
 // pipelinePB is a block with the DataNodes of its pipeline, in order. Those that are away
 // are among them: bytes that the others alone acknowledged would be lost with these, as

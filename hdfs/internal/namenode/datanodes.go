@@ -30,6 +30,9 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	if d.GetUuid() == "" || d.GetPort() == 0 || d.GetPort() > 65535 {
 		return nil, fmt.Errorf("namenode: register DataNode %q at %s: it needs a uuid and a port, got port %d", d.GetUuid(), host, d.GetPort())
 	}
+	if err := checkStorages(req.GetStorages()); err != nil {
+		return nil, fmt.Errorf("namenode: register DataNode %s: %w", d.GetUuid(), err)
+	}
 	clusterID, poolID := nn.ClusterID(), nn.BlockPoolID()
 	if id := req.GetClusterId(); id != "" && id != clusterID {
 		return nil, fmt.Errorf("namenode: register DataNode %s: %w: it has cluster id %s, here it is %s: start it with an empty directory or against its own NameNode", d.GetUuid(), cluster.ErrForeign, id, clusterID)
@@ -60,7 +63,7 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	if err != nil {
 		return nil, err
 	}
-	session := nn.blocks.register(dn, rack)
+	session := nn.blocks.register(dn, rack, req.GetStorages()...)
 	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port, "rack", rack)
 	return &clusterpb.RegisterResponse{
 		ClusterId: &clusterID, BlockPoolId: &poolID,
@@ -99,7 +102,7 @@ func (m *blockMap) admits(dn namespace.Datanode) bool {
 }
 
 // register begins a session.
-func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64) {
+func (m *blockMap) register(dn namespace.Datanode, rack string, storages ...*clusterpb.Storage) (session uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.nodes[dn.UUID]
@@ -116,6 +119,7 @@ func (m *blockMap) register(dn namespace.Datanode, rack string) (session uint64)
 	}
 	now := m.cfg.now()
 	n.dn = dn
+	n.storages.register(dn.UUID, storages)
 	n.reported = false
 	n.era++
 	n.session, n.sequence = rand.Uint64()|1, 0 // not 0, which is none
@@ -178,7 +182,13 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 		close(m.grown)
 		m.grown = make(chan struct{})
 	}
-	n.capacity, n.used, n.remaining = req.GetCapacity(), req.GetUsed(), req.GetRemaining()
+	for _, index := range n.storages.report(req.GetStorages()) {
+		m.dropFailed(n, index)
+	}
+	n.capacity, n.used, n.remaining = 0, 0, 0
+	n.storages.here(func(s *storage) {
+		n.capacity, n.used, n.remaining = n.capacity+s.capacity, n.used+s.used, n.remaining+s.remaining
+	})
 	n.transfers = req.GetTransfers()
 	m.revive(n)
 	cmds := m.commandsFor(n, now)

@@ -101,7 +101,7 @@ func FuzzRequests(f *testing.F) {
 	dn := &clusterpb.Datanode{Uuid: proto.String("d"), Host: proto.String("10.0.0.1"), Port: proto.Uint32(1)}
 	replica := &clusterpb.Replica{Block: blockPB(1<<30, 1000, 5), State: clusterpb.ReplicaState_FINALIZED.Enum()}
 	add(30, &clusterpb.RegisterRequest{Datanode: dn})
-	add(31, &clusterpb.HeartbeatRequest{Uuid: dn.Uuid, Remaining: proto.Uint64(1 << 40)})
+	add(31, &clusterpb.HeartbeatRequest{Uuid: dn.Uuid, Storages: []*clusterpb.Storage{{Remaining: proto.Uint64(1 << 40)}}})
 	add(32, &clusterpb.BlockReportRequest{Uuid: dn.Uuid, Parts: proto.Uint32(1), Replicas: []*clusterpb.Replica{replica}})
 	add(33, &clusterpb.BlocksChangedRequest{Uuid: dn.Uuid, Changes: []*clusterpb.ReplicaChange{{Kind: clusterpb.ReplicaChange_RECEIVED.Enum(), Replica: replica}}})
 	add(34, &clusterpb.CommitRecoveryRequest{Uuid: dn.Uuid, Block: replica.Block, NewGeneration: proto.Uint64(1001), Datanodes: []*clusterpb.Datanode{dn}})

@@ -171,6 +171,7 @@ type fakeDatanode struct {
 	port     uint32
 	replicas map[uint64]*clusterpb.Replica
 	room     uint64
+	storages []*clusterpb.Storage // nil: one, with room
 	// recover is called for RECOVER commands; the default does what a leader would.
 	recover func(*clusterpb.Command)
 	seen    []*clusterpb.Command
@@ -211,7 +212,7 @@ func (d *fakeDatanode) register() {
 // enroll registers and says nothing else yet.
 func (d *fakeDatanode) enroll() {
 	d.r.t.Helper()
-	resp, err := d.r.nn.Register(context.Background(), &clusterpb.RegisterRequest{Datanode: d.pb()})
+	resp, err := d.r.nn.Register(context.Background(), &clusterpb.RegisterRequest{Datanode: d.pb(), Storages: d.storages})
 	if err != nil {
 		d.r.t.Fatal(err)
 	}
@@ -261,7 +262,11 @@ func (d *fakeDatanode) heartbeat(all []*fakeDatanode) {
 	if d.dead {
 		return
 	}
-	resp, err := d.r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Capacity: proto.Uint64(2 << 40), Remaining: &d.room})
+	storages := d.storages
+	if storages == nil {
+		storages = []*clusterpb.Storage{{Capacity: proto.Uint64(2 << 40), Remaining: &d.room}}
+	}
+	resp, err := d.r.nn.Heartbeat(context.Background(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Storages: storages})
 	if err != nil {
 		d.r.t.Fatal(err)
 	}

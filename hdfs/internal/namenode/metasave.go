@@ -85,8 +85,9 @@ func (m *blockMap) metaSave(ns *namespace.Namespace, w io.Writer) {
 		}
 		for r := range m.replicas.of(id) {
 			if n := m.byIndex[r.node]; r.corrupt {
+				in, _ := n.storages.named(r.storage)
 				fmt.Fprintf(w, "Block=%s\tSize=%d\tNode=%s:%d\tStorageID=%s\tStorageState=NORMAL\tTotalReplicas=%d\tReason=CORRUPTION_REPORTED\n",
-					blockName(id, r.generation), r.length, n.dn.Host, n.dn.Port, storageID(n), total)
+					blockName(id, r.generation), r.length, n.dn.Host, n.dn.Port, in, total)
 			}
 		}
 	}

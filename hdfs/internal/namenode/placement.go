@@ -144,7 +144,8 @@ func (s *scheduled) count(at time.Time) int {
 // scheduled will take as much each, as HDFS assumes.
 func (n *node) room(size uint64, now time.Time) uint64 {
 	taken := uint64(n.scheduled.count(now)) * size
-	return n.remaining - min(n.remaining, taken)
+	left := n.storages.room(size)
+	return left - min(left, taken)
 }
 
 // place is where a writer or a reader is; the zero value is nowhere.

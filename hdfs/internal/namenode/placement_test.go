@@ -24,7 +24,8 @@ func onRacks(racks ...string) *blockMap {
 	m := newBlockMap(&Config{now: clock.now, StaleAfter: 30 * time.Second})
 	for i, rack := range racks {
 		n := m.addNode(namespace.Datanode{UUID: fmt.Sprint(i), Host: fmt.Sprint("h", i), Hostname: fmt.Sprint("name", i), Port: uint32(100 + i)})
-		n.alive, n.registered, n.remaining, n.lastSeen, n.rack = true, true, 1<<30, clock.now(), rack
+		n.alive, n.registered, n.lastSeen, n.rack = true, true, clock.now(), rack
+		n.setRoom(1 << 30)
 	}
 	return m
 }

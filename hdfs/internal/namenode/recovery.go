@@ -275,7 +275,7 @@ func (m *blockMap) recovered(ns *namespace.Namespace, op *nspb.CommitRecovery) {
 	defer m.mu.Unlock()
 	for _, uuid := range op.GetTargets() {
 		if n := m.nodes[uuid]; n != nil {
-			m.put(n, op.GetBlock(), op.GetGeneration(), op.GetLength(), clusterpb.ReplicaState_FINALIZED, true)
+			m.put(n, op.GetBlock(), op.GetGeneration(), op.GetLength(), clusterpb.ReplicaState_FINALIZED, unknownStorage, true)
 		}
 	}
 	m.judge(ns, op.GetBlock())

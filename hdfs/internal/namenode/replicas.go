@@ -21,6 +21,7 @@ type replica struct {
 	mark    uint16
 	state   clusterpb.ReplicaState
 	corrupt bool
+	storage uint8 // of its DataNode, see [storages]
 }
 
 // tick is a time in tenths of a second, of which it has the lower 32 bits.
@@ -58,9 +59,11 @@ type location struct {
 	added     tick
 	node      uint16
 	era, mark uint16
-	state     uint8
-	corrupt   bool
+	state     uint8 // the highest bit: it is corrupt
+	storage   uint8
 }
+
+const corruptBit = 1 << 7
 
 func newReplicaMap() replicaMap { return replicaMap{lists: make(map[uint64][]replica)} }
 
@@ -80,7 +83,7 @@ func (s *slot) replica(i int) replica {
 	l := &s.at[i]
 	return replica{
 		generation: s.generation, length: s.length, added: l.added, node: uint32(l.node), era: l.era, mark: l.mark,
-		state: clusterpb.ReplicaState(l.state), corrupt: l.corrupt,
+		state: clusterpb.ReplicaState(l.state &^ corruptBit), corrupt: l.state&corruptBit != 0, storage: l.storage,
 	}
 }
 
@@ -151,7 +154,7 @@ func (m *replicaMap) put(id uint64, r replica) {
 
 // place puts a replica among those of a slot that it agrees with, if there is room.
 func (s *slot) place(r replica) bool {
-	if r.node > 1<<16-1 || r.state > 1<<8-1 || r.state < 0 {
+	if r.node > 1<<16-1 || r.state >= corruptBit || r.state < 0 {
 		return false
 	}
 	i := 0
@@ -161,7 +164,10 @@ func (s *slot) place(r replica) bool {
 	if i == len(s.at) {
 		return false
 	}
-	s.at[i] = location{added: r.added, node: uint16(r.node), era: r.era, mark: r.mark, state: uint8(r.state), corrupt: r.corrupt}
+	s.at[i] = location{added: r.added, node: uint16(r.node), era: r.era, mark: r.mark, state: uint8(r.state), storage: r.storage}
+	if r.corrupt {
+		s.at[i].state |= corruptBit
+	}
 	s.count = max(s.count, uint8(i)+1)
 	return true
 }

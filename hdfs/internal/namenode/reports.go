@@ -137,7 +137,7 @@ func (m *blockMap) listed(ns *namespace.Namespace, req *clusterpb.BlockReportReq
 	}
 	for _, r := range replicas {
 		b := r.GetBlock()
-		m.put(n, b.GetId(), b.GetGeneration(), b.GetLength(), r.GetState(), false)
+		m.put(n, b.GetId(), b.GetGeneration(), b.GetLength(), r.GetState(), n.storages.of(r), false)
 		m.judge(ns, b.GetId())
 	}
 	for _, page := range spare.wanted {
@@ -236,13 +236,13 @@ func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksC
 		n.sequence++
 	}
 	for _, c := range changes {
-		b := c.GetReplica().GetBlock()
+		b, in := c.GetReplica().GetBlock(), n.storages.of(c.GetReplica())
 		id := b.GetId()
 		switch c.GetKind() {
 		case clusterpb.ReplicaChange_RECEIVING:
-			m.put(n, id, b.GetGeneration(), b.GetLength(), clusterpb.ReplicaState_BEING_WRITTEN, true)
+			m.put(n, id, b.GetGeneration(), b.GetLength(), clusterpb.ReplicaState_BEING_WRITTEN, in, true)
 		case clusterpb.ReplicaChange_RECEIVED:
-			m.put(n, id, b.GetGeneration(), b.GetLength(), clusterpb.ReplicaState_FINALIZED, true)
+			m.put(n, id, b.GetGeneration(), b.GetLength(), clusterpb.ReplicaState_FINALIZED, in, true)
 		case clusterpb.ReplicaChange_DELETED:
 			delete(n.deletions, id)
 			m.drop(id, n)
@@ -252,7 +252,7 @@ func (m *blockMap) blocksChanged(ns *namespace.Namespace, req *clusterpb.BlocksC
 			continue
 		case clusterpb.ReplicaChange_CORRUPT:
 			if _, ok := m.replicas.find(id, n.index); !ok {
-				m.put(n, id, b.GetGeneration(), b.GetLength(), c.GetReplica().GetState(), true)
+				m.put(n, id, b.GetGeneration(), b.GetLength(), c.GetReplica().GetState(), in, true)
 			}
 			m.markCorrupt(ns, id, n)
 		}

@@ -305,7 +305,7 @@ func (r *scaleRun) reports(uuids []string) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		if _, err := r.nn.Heartbeat(ctx, &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: resp.Session, Capacity: proto.Uint64(1 << 50), Remaining: proto.Uint64(1 << 49)}); err != nil {
+		if _, err := r.nn.Heartbeat(ctx, &clusterpb.HeartbeatRequest{Uuid: &uuid, Session: resp.Session, Storages: []*clusterpb.Storage{{Capacity: proto.Uint64(1 << 50), Remaining: proto.Uint64(1 << 49)}}}); err != nil {
 			r.t.Fatal(err)
 		}
 		sessions[i] = resp.Session

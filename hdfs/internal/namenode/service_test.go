@@ -393,7 +393,7 @@ func TestCopiesArePaced(t *testing.T) {
 	delete(with[0].replicas, urgent)
 	r.clock.advance(31 * time.Second)
 	for _, d := range dns[:3] {
-		if resp, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Capacity: proto.Uint64(2 << 40), Remaining: &d.room}); err != nil || len(resp.GetCommands()) > 0 {
+		if resp, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Storages: []*clusterpb.Storage{{Capacity: proto.Uint64(2 << 40), Remaining: &d.room}}}); err != nil || len(resp.GetCommands()) > 0 {
 			t.Fatal(resp, err)
 		}
 	}
@@ -404,7 +404,7 @@ func TestCopiesArePaced(t *testing.T) {
 	for ; ordered < lacking+1 && turns < 1000; turns++ {
 		r.check()
 		for _, d := range dns[:3] {
-			resp, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Capacity: proto.Uint64(2 << 40), Remaining: &d.room})
+			resp, err := r.nn.Heartbeat(t.Context(), &clusterpb.HeartbeatRequest{Uuid: &d.uuid, Session: &d.session, Storages: []*clusterpb.Storage{{Capacity: proto.Uint64(2 << 40), Remaining: &d.room}}})
 			if err != nil {
 				t.Fatal(err)
 			}
