@@ -44,6 +44,9 @@ type machine struct {
 	disk *disk
 	boot int
 	old  *vfs.MemFS // an old copy of the disk
+	dirs []string   // of a DataNode
+	// failed is the process that has had one of its directories fail, and runs without it.
+	failed *process
 
 	mu      sync.Mutex
 	process *process // nil: none runs
@@ -69,6 +72,7 @@ type system struct {
 	model     *model
 	leap      atomic.Int64 // nanoseconds by which the NameNode's clock is ahead
 	ending    sync.WaitGroup
+	end       atomic.Pointer[error] // of a DataNode that should have gone on
 }
 
 // settings are drawn from the seed.
@@ -129,8 +133,12 @@ func (s *system) startNameNode(m *machine, p *process) error {
 }
 
 func (s *system) startDataNode(m *machine, p *process) error {
+	var dirs []datanode.Directory
+	for _, d := range m.dirs {
+		dirs = append(dirs, datanode.Directory{Path: d})
+	}
 	dn, err := datanode.Open(context.Background(), datanode.Config{
-		Dirs: []datanode.Directory{{Path: "/dn"}}, FS: p.mount, Logger: s.logger("datanode " + m.host), BootID: fmt.Sprint("boot ", m.boot), Secret: s.secret,
+		Dirs: dirs, FailedDirs: min(1, len(dirs)-1), Ended: func(err error) { s.ended(m, p, err) }, FS: p.mount, Logger: s.logger("datanode " + m.host), BootID: fmt.Sprint("boot ", m.boot), Secret: s.secret,
 		Host: m.host, Port: port, NameNode: &nameNodeLink{s, p, m.host},
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			if !p.alive.Load() {
@@ -148,6 +156,15 @@ func (s *system) startDataNode(m *machine, p *process) error {
 	s.run(m, p)
 	s.net.listen(m.address(), dn.ServeConn)
 	return nil
+}
+
+// ended takes note that a DataNode can't go on, which must not happen: no more directories of a
+// machine fail than may.
+func (s *system) ended(m *machine, p *process, err error) {
+	if p.alive.Load() {
+		err = fmt.Errorf("DATANODE ENDED: %s: %w", m.host, err)
+		s.end.CompareAndSwap(nil, &err)
+	}
 }
 
 // kill ends the process of a machine as SIGKILL does.

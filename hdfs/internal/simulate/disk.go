@@ -4,8 +4,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -16,10 +18,19 @@ type disk struct {
 	mu   sync.Mutex
 	mem  *vfs.MemFS
 	full bool
-	left uint64 // bytes that it says to have room for, while it is not full
+	// broken is a directory in which everything fails, as if it were on a disk of its own.
+	broken string
+	// slow bounds how long a write to a block takes, and hangs is when the disk goes on, if it
+	// does not now.
+	slow  time.Duration
+	hangs time.Time
+	rng   *rand.Rand // of how slow it is
+	left  uint64     // bytes that it says to have room for, while it is not full
 }
 
-func newDisk() *disk { return &disk{mem: vfs.NewCrashableMem(), left: room} }
+func newDisk(rng *rand.Rand) *disk {
+	return &disk{mem: vfs.NewCrashableMem(), left: room, rng: rand.New(rand.NewPCG(rng.Uint64(), 0))}
+}
 
 // room of a disk that is not full, in bytes.
 const room = 1 << 40
@@ -47,11 +58,40 @@ func (d *disk) available() uint64 {
 	return d.left
 }
 
-// isFull is the error of a write that needs room.
-func (d *disk) isFull() error {
+// setBroken breaks a directory; an empty name mends all.
+func (d *disk) setBroken(dir string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.full {
+	d.broken = dir
+}
+
+// setSlow has writes to blocks take up to so long, and those that come before now and hangs
+// wait until then, too. Zeros end it, but not for who waits already.
+func (d *disk) setSlow(slow, hangs time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.slow, d.hangs = slow, time.Now().Add(hangs)
+}
+
+// delay is how long a write takes.
+func (d *disk) delay() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delay := max(0, time.Until(d.hangs))
+	if d.slow > 0 {
+		delay += time.Duration(d.rng.Int64N(int64(d.slow)))
+	}
+	return delay
+}
+
+// fails is the error of an operation on a file, which needs room or not.
+func (d *disk) fails(name string, grows bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.broken != "" && strings.HasPrefix(name+"/", d.broken+"/"):
+		return syscall.EIO
+	case d.full && grows:
 		return syscall.ENOSPC
 	}
 	return nil
@@ -107,12 +147,10 @@ func (m *mount) fs() vfs.FS {
 	return m.mem
 }
 
-// change makes a change that needs room or not.
-func (m *mount) change(grows bool, f func(fs vfs.FS) error) error {
-	if grows {
-		if err := m.disk.isFull(); err != nil {
-			return err
-		}
+// change makes a change to a file, which needs room or not.
+func (m *mount) change(name string, grows bool, f func(fs vfs.FS) error) error {
+	if err := m.disk.fails(name, grows); err != nil {
+		return &os.PathError{Op: "change", Path: name, Err: err}
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -120,10 +158,10 @@ func (m *mount) change(grows bool, f func(fs vfs.FS) error) error {
 }
 
 func (m *mount) file(op, name string, open func(vfs.FS) (vfs.File, error)) (f vfs.File, err error) {
-	err = m.change(op != "open", func(fs vfs.FS) error {
+	err = m.change(name, op != "open", func(fs vfs.FS) error {
 		inner, err := open(fs)
 		if err == nil {
-			f = &file{File: inner, m: m, ghost: m.ghost != nil}
+			f = &file{File: inner, m: m, name: name, ghost: m.ghost != nil}
 		}
 		return err
 	})
@@ -134,7 +172,20 @@ func (m *mount) file(op, name string, open func(vfs.FS) (vfs.File, error)) (f vf
 }
 
 func (m *mount) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
-	return m.file("create", name, func(fs vfs.FS) (vfs.File, error) { return fs.Create(name, category) })
+	f, err := m.file("create", name, func(fs vfs.FS) (vfs.File, error) { return fs.Create(name, category) })
+	if err != nil {
+		return nil, err
+	}
+	// A new block's bytes are written and synced with no lock held but one for which time
+	// passes, so they may take their time.
+	f.(*file).waits = isBlock(name)
+	return f, nil
+}
+
+// isBlock tells the bytes of a block from checksums and all else.
+func isBlock(name string) bool {
+	base := name[strings.LastIndexByte(name, '/')+1:]
+	return strings.HasPrefix(base, "blk_") && !strings.ContainsRune(base, '.')
 }
 
 func (m *mount) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
@@ -154,35 +205,41 @@ func (m *mount) ReuseForWrite(oldname, newname string, category vfs.DiskWriteCat
 }
 
 func (m *mount) Link(oldname, newname string) error {
-	return m.change(false, func(fs vfs.FS) error { return fs.Link(oldname, newname) })
+	return m.change(newname, false, func(fs vfs.FS) error { return fs.Link(oldname, newname) })
 }
 
 func (m *mount) Remove(name string) error {
-	return m.change(false, func(fs vfs.FS) error { return fs.Remove(name) })
+	return m.change(name, false, func(fs vfs.FS) error { return fs.Remove(name) })
 }
 
 func (m *mount) RemoveAll(name string) error {
-	return m.change(false, func(fs vfs.FS) error { return fs.RemoveAll(name) })
+	return m.change(name, false, func(fs vfs.FS) error { return fs.RemoveAll(name) })
 }
 
 func (m *mount) Rename(oldname, newname string) error {
-	return m.change(false, func(fs vfs.FS) error { return fs.Rename(oldname, newname) })
+	return m.change(newname, false, func(fs vfs.FS) error { return fs.Rename(oldname, newname) })
 }
 
 func (m *mount) MkdirAll(dir string, perm os.FileMode) error {
-	return m.change(true, func(fs vfs.FS) error { return fs.MkdirAll(dir, perm) })
+	return m.change(dir, true, func(fs vfs.FS) error { return fs.MkdirAll(dir, perm) })
 }
 
 // Lock succeeds: the processes of a machine follow one another.
 func (m *mount) Lock(string) (io.Closer, error) { return io.NopCloser(nil), nil }
 
 func (m *mount) List(dir string) ([]string, error) {
+	if err := m.disk.fails(dir, false); err != nil {
+		return nil, err
+	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.fs().List(dir)
 }
 
 func (m *mount) Stat(name string) (vfs.FileInfo, error) {
+	if err := m.disk.fails(name, false); err != nil {
+		return nil, err
+	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.fs().Stat(name)
@@ -193,7 +250,10 @@ func (m *mount) PathJoin(elem ...string) string { return m.mem.PathJoin(elem...)
 func (m *mount) PathDir(path string) string     { return m.mem.PathDir(path) }
 func (m *mount) Unwrap() vfs.FS                 { return nil }
 
-func (m *mount) GetDiskUsage(string) (vfs.DiskUsage, error) {
+func (m *mount) GetDiskUsage(dir string) (vfs.DiskUsage, error) {
+	if err := m.disk.fails(dir, false); err != nil {
+		return vfs.DiskUsage{}, err
+	}
 	left := m.disk.available()
 	return vfs.DiskUsage{AvailBytes: left, TotalBytes: room, UsedBytes: room - left}, nil
 }
@@ -202,12 +262,14 @@ func (m *mount) GetDiskUsage(string) (vfs.DiskUsage, error) {
 type file struct {
 	vfs.File
 	m     *mount
+	name  string
 	ghost bool // made by a dead process
+	waits bool // takes as long as its disk
 }
 
 // write writes, unless the process is dead.
 func (f *file) write(p []byte, write func() (int, error)) (int, error) {
-	if err := f.m.disk.isFull(); err != nil {
+	if err := f.m.disk.fails(f.name, true); err != nil {
 		return 0, err
 	}
 	f.m.mu.RLock()
@@ -222,11 +284,29 @@ func (f *file) Write(p []byte) (int, error) {
 	return f.write(p, func() (int, error) { return f.File.Write(p) })
 }
 
+// wait has an operation take its time.
+func (f *file) wait() {
+	if f.waits {
+		time.Sleep(f.m.disk.delay())
+	}
+}
+
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
+	f.wait()
 	return f.write(p, func() (int, error) { return f.File.WriteAt(p, off) })
 }
 
+func (f *file) ReadAt(p []byte, off int64) (int, error) {
+	if err := f.m.disk.fails(f.name, false); err != nil {
+		return 0, err
+	}
+	return f.File.ReadAt(p, off)
+}
+
 func (f *file) sync(sync func() error) error {
+	if err := f.m.disk.fails(f.name, false); err != nil {
+		return err
+	}
 	f.m.mu.RLock()
 	defer f.m.mu.RUnlock()
 	if f.m.ghost != nil && !f.ghost {
@@ -235,8 +315,12 @@ func (f *file) sync(sync func() error) error {
 	return sync()
 }
 
-func (f *file) Sync() error     { return f.sync(f.File.Sync) }
-func (f *file) SyncData() error { return f.sync(f.File.SyncData) }
+func (f *file) Sync() error { return f.sync(f.File.Sync) }
+
+func (f *file) SyncData() error {
+	f.wait()
+	return f.sync(f.File.SyncData)
+}
 
 func (f *file) SyncTo(length int64) (fullSync bool, err error) {
 	err = f.sync(func() error { fullSync, err = f.File.SyncTo(length); return err })

@@ -10,8 +10,9 @@
 // What goes wrong, as the seed has it: processes die (what they have written stays) and
 // machines lose power (what was not synced stays or goes, each 4 KiB and each name
 // by itself, so that later writes may survive earlier ones); NameNodes too, and all at once; hosts are
-// cut off from each other; calls come late and twice; disks are full; the NameNode's
-// has less room than it reserves, and then none; its clock leaps; a DataNode comes back with an old copy of its disk, without its blocks, or
+// cut off from each other; calls come late and twice; disks are full, slow, or hang; one of a
+// DataNode's directories fails, and works again when the DataNode has given it up; the NameNode's
+// disk has less room than it reserves, and then none; its clock leaps; a DataNode comes back with an old copy of its disk, without its blocks, or
 // with a flipped bit. Clients write, hflush, hsync, close, append, truncate, rename, delete
 // and read, recover pipelines as Hadoop's does, dawdle, and die.
 //
@@ -21,8 +22,10 @@
 // that were acknowledged. Bytes may be gone only if all DataNodes that acknowledged them
 // have lost power before they were synced, or have had their disks damaged.
 //
-// Disks are never slow: who waits for one may hold a lock, and time does not pass in a bubble while
-// anybody waits for a lock.
+// A slow disk is slow, or hangs, in what is written to and synced of new blocks alone: who waits for
+// another operation may hold a lock, and time does not pass in a bubble while anybody waits for a
+// sync.Mutex. Writers of blocks hold none meanwhile, and who waits for a writer to stop holds a lock
+// for which time passes.
 //
 // A seed determines what the clients try and what goes wrong when; which of two
 // goroutines comes first at the same virtual moment, and what the servers draw themselves

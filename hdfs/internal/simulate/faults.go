@@ -17,7 +17,7 @@ import (
 
 // faultKinds are those that a seed has.
 type faultKinds struct {
-	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull bool
+	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull, slow bool
 }
 
 func (k faultKinds) String() string {
@@ -28,7 +28,7 @@ func (k faultKinds) String() string {
 	}{
 		{k.kill, "kills"}, {k.power, "power cuts"}, {k.nameNode, "NameNode too"}, {k.partition, "partitions"},
 		{k.full, "full disks"}, {k.leap, "clock leaps"}, {k.damage, "damaged disks"}, {k.blackout, "blackouts"},
-		{k.nameNodeFull, "the NameNode's disk full"},
+		{k.nameNodeFull, "the NameNode's disk full"}, {k.slow, "slow disks"},
 	} {
 		if f.on {
 			out = append(out, f.name)
@@ -41,7 +41,7 @@ func drawFaults(rng *rand.Rand) faultKinds {
 	some := func(of int) bool { return rng.IntN(of) == 0 }
 	return faultKinds{
 		kill: !some(4), power: some(2), nameNode: some(2), partition: some(2), full: some(4), leap: some(4), damage: some(3), blackout: some(8),
-		nameNodeFull: some(3),
+		nameNodeFull: some(3), slow: some(3),
 	}
 }
 
@@ -68,7 +68,7 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		}
 		down = time.Duration(s.rng.Int64N(int64(most)))
 	}
-	switch n := s.rng.IntN(18); {
+	switch n := s.rng.IntN(20); {
 	case n < 4 && k.kill:
 		s.h.count("DataNodes killed", 1)
 		s.h.add("kill -9 of DataNode %s", dn.host)
@@ -117,7 +117,9 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		s.leap.Store(int64(to))
 	case n < 15 && k.damage:
 		return s.damage(ctx, victim, down)
-	case n > 15 && k.nameNodeFull:
+	case n > 17 && k.slow:
+		s.slowDisk(ctx, dn, down)
+	case n > 15 && n < 18 && k.nameNodeFull:
 		return s.fillNameNode(ctx, down)
 	case n == 15 && k.blackout && s.rng.IntN(3) == 0:
 		s.h.count("power cuts of everything", 1)
@@ -133,6 +135,25 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		}
 	}
 	return nil
+}
+
+// slowDisk has writes and hsyncs of blocks on a DataNode take long, or all of them wait until the
+// disk goes on.
+func (s *system) slowDisk(ctx context.Context, m *machine, down time.Duration) {
+	slow, hangs := time.Duration(s.rng.Int64N(int64(4*time.Second))), time.Duration(0)
+	if s.rng.IntN(2) == 0 {
+		// Longer than a recovery waits for a writer (10 s), and than a client for an answer (30 s).
+		slow, hangs = 0, time.Duration(s.rng.Int64N(int64(45*time.Second)))
+		s.h.count("disks that hung", 1)
+		s.h.add("the disk of %s hangs for %v", m.host, hangs)
+	} else {
+		s.h.count("slow disks", 1)
+		s.h.add("the disk of %s is slow: up to %v for a write", m.host, slow)
+	}
+	m.disk.setSlow(slow, hangs)
+	sleep(ctx, max(down, hangs))
+	s.h.add("the disk of %s is as fast as ever", m.host)
+	m.disk.setSlow(0, 0)
 }
 
 // fillNameNode has the NameNode's disk fill up. There is less room than the NameNode reserves for its
@@ -183,7 +204,10 @@ func (s *system) startLater(ctx context.Context, m *machine, after time.Duration
 // damage has a DataNode come back with less than it had, or with wrong bytes. One
 // machine alone is damaged in a round.
 func (s *system) damage(ctx context.Context, m *machine, down time.Duration) error {
-	switch s.rng.IntN(3) {
+	switch s.rng.IntN(4) {
+	case 3:
+		s.breakDirectory(ctx, m, down)
+		return nil
 	case 0:
 		s.h.count("DataNodes that came back with an old disk", 1)
 		s.h.add("%s comes back with an old copy of its disk", m.host)
@@ -202,10 +226,12 @@ func (s *system) damage(ctx context.Context, m *machine, down time.Duration) err
 		s.h.add("%s comes back without its blocks", m.host)
 		s.kill(m)
 		m.boot++
-		if err := m.disk.mem.RemoveAll("/dn/blocks"); err != nil {
-			return err
+		for _, d := range m.dirs {
+			if err := m.disk.mem.RemoveAll(d + "/blocks"); err != nil {
+				return err
+			}
+			_ = m.disk.mem.Remove(d + "/boot")
 		}
-		_ = m.disk.mem.Remove("/dn/boot")
 	default:
 		name, err := m.flip(s.rng)
 		if err != nil {
@@ -220,6 +246,24 @@ func (s *system) damage(ctx context.Context, m *machine, down time.Duration) err
 	}
 	s.model.loses(m.host, true)
 	return s.startLater(ctx, m, down)
+}
+
+// breakDirectory has one of a DataNode's directories fail for a while. The DataNode goes on
+// without it until its process ends, and may find old replicas in it when it starts again.
+func (s *system) breakDirectory(ctx context.Context, m *machine, down time.Duration) {
+	p := m.running()
+	if p == nil || len(m.dirs) == 1 || m.failed == p {
+		return
+	}
+	m.failed = p
+	dir := m.dirs[s.rng.IntN(len(m.dirs))]
+	s.h.count("directories that failed", 1)
+	s.h.add("directory %s of %s fails", dir, m.host)
+	s.model.loses(m.host, true)
+	m.disk.setBroken(dir)
+	sleep(ctx, down)
+	s.h.add("directory %s of %s works again", dir, m.host)
+	m.disk.setBroken("")
 }
 
 // flip changes a bit of a block.

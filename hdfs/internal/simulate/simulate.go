@@ -52,9 +52,13 @@ func Run(seed uint64) (out Outcome, err error) {
 	if s.secret, err = cluster.NewSecret([]byte(strings.Repeat("simulated secret", 3))); err != nil {
 		return out, err
 	}
-	s.nameNode = &machine{host: nameNodeHost, disk: newDisk()}
+	s.nameNode = &machine{host: nameNodeHost, disk: newDisk(rng)}
 	for i := range c.dataNodes {
-		s.dataNodes = append(s.dataNodes, &machine{host: fmt.Sprintf("10.0.0.%d", i+1), disk: newDisk()})
+		m := &machine{host: fmt.Sprintf("10.0.0.%d", i+1), disk: newDisk(rng)}
+		for d := range 1 + rng.IntN(3) {
+			m.dirs = append(m.dirs, fmt.Sprintf("/dn%d", d))
+		}
+		s.dataNodes = append(s.dataNodes, m)
 	}
 	defer s.stop()
 	for _, m := range append([]*machine{s.nameNode}, s.dataNodes...) {
@@ -101,9 +105,14 @@ func (s *system) round(users []*user) error {
 	}
 	s.h.add("all faults end")
 	s.h.count("rounds", 1)
+	if err := s.end.Load(); err != nil {
+		return *err
+	}
 	s.net.heal()
 	for _, m := range append([]*machine{s.nameNode}, s.dataNodes...) {
 		m.disk.setFull(false)
+		m.disk.setBroken("")
+		m.disk.setSlow(0, 0)
 		if m.running() == nil {
 			if err := s.start(m); err != nil {
 				return err
@@ -131,19 +140,21 @@ func (s *system) disks(located *hdfspb.LocatedBlocksProto) {
 // each calls f for all files of a DataNode's blocks.
 func (m *machine) each(f func(dir, name string, size int64)) {
 	fs := m.disk.mem
-	dirs, err := fs.List("/dn/blocks")
-	if err != nil {
-		return
-	}
-	for _, d := range dirs {
-		d = "/dn/blocks/" + d
-		names, err := fs.List(d)
+	for _, in := range m.dirs {
+		dirs, err := fs.List(in + "/blocks")
 		if err != nil {
 			continue
 		}
-		for _, name := range names {
-			if info, err := fs.Stat(d + "/" + name); err == nil {
-				f(d, name, info.Size())
+		for _, d := range dirs {
+			d = in + "/blocks/" + d
+			names, err := fs.List(d)
+			if err != nil {
+				continue
+			}
+			for _, name := range names {
+				if info, err := fs.Stat(d + "/" + name); err == nil {
+					f(d, name, info.Size())
+				}
 			}
 		}
 	}
@@ -230,6 +241,11 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 		return err
 	}
 	if !all {
+		f.maybe = true // from now on it may be gone
+		// The NameNode may not have seen yet that its disk has room again.
+		if err := c.call(ctx, "delete", &hdfspb.DeleteRequestProto{Src: &path, Recursive: proto.Bool(false)}, &hdfspb.DeleteResponseProto{}, rpc.AtMostOnce); err != nil {
+			return &unfinishedError{fmt.Sprintf("delete of %s: %v", path, err)}
+		}
 		fate, acked := "lost acknowledged bytes", f.acknowledged()
 		if len(data) >= acked {
 			fate = "kept all acknowledged bytes"
@@ -237,7 +253,7 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 		s.h.count(fmt.Sprintf("files that %s (%s)", fate, f.excuse()), 1)
 		s.h.add("%s %s: %d are left, %d were acknowledged, %d must be there; %s", path, fate, len(data), acked, least, f.excuse())
 		f.gone = true
-		return c.call(ctx, "delete", &hdfspb.DeleteRequestProto{Src: &path, Recursive: proto.Bool(false)}, &hdfspb.DeleteResponseProto{}, rpc.AtMostOnce)
+		return nil
 	}
 	s.h.count("files checked", 1)
 	f.settle(path, len(data))

@@ -22,7 +22,7 @@ type Replica struct {
 
 	// op is held by whoever changes what the replica is: a new writer, a
 	// recovery, a deletion.
-	op sync.Mutex
+	op opLock
 
 	mu          sync.Mutex
 	gen         uint64
