@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/backoff"
 )
 
 // TableConfig configures a table. Zero values stand for the defaults told.
@@ -53,6 +54,7 @@ type Table struct {
 	mu     sync.Mutex
 	closed bool
 	peers  map[string]*peer
+	conns  map[*Conn]struct{} // that have not ended: those of peers, and those in whose place they came
 }
 
 // peer is what a table knows of an address.
@@ -76,7 +78,7 @@ func NewTable(cfg TableConfig) *Table {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	t := &Table{cfg: cfg, peers: map[string]*peer{}}
+	t := &Table{cfg: cfg, peers: map[string]*peer{}, conns: map[*Conn]struct{}{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
@@ -186,8 +188,7 @@ func (t *Table) connect(p *peer, address string) {
 		t.wg.Go(func() { c.Link.Close() })
 	}
 	if err == nil {
-		p.conn = c
-		t.wg.Go(func() { t.run(p, c) })
+		t.take(p, c)
 	} else {
 		p.err, p.until = err, time.Now().Add(retry)
 		var not *NotNativeError
@@ -198,6 +199,64 @@ func (t *Table) connect(p *peer, address string) {
 	close(p.ready)
 	p.ready = nil
 }
+
+// take makes c the connection to a peer. mu is held.
+func (t *Table) take(p *peer, c *Conn) {
+	ctx, cancel := context.WithCancel(t.ctx)
+	p.conn = c
+	t.conns[c] = struct{}{}
+	t.wg.Go(func() {
+		defer cancel()
+		t.run(p, c)
+	})
+	if c.ep.Selection().Passing() {
+		t.wg.Go(func() { t.improve(ctx, p, c) })
+	}
+}
+
+// improve has a connection replaced whose transport was chosen because a better one was left
+// for a passing reason, when that can be had again. ctx ends with the connection. Its users
+// stay, and those who come later take the other one.
+func (t *Table) improve(ctx context.Context, p *peer, c *Conn) {
+	for attempt := 1; ; attempt++ {
+		probe, err := t.cfg.Runtime.Better(ctx, c.ep, t.cfg.Dial)
+		if err != nil {
+			return // the connection has ended, or the table
+		}
+		// The attempt proves that the transport is back, but not who answers.
+		probe.Close()
+		better, err := t.dial(c.address)
+		if err == nil && better.ep.Selection().Transport == c.ep.Selection().Transport {
+			err = better.Link.Close()
+			better = nil
+		}
+		if better != nil {
+			t.mu.Lock()
+			replaces := p.conn == c && !t.closed
+			if replaces {
+				t.take(p, better)
+			}
+			t.mu.Unlock()
+			if replaces {
+				t.cfg.Logger.Info("a better transport is back", "address", c.address, "transport", better.ep.Selection().Transport, "in place of", c.ep.Selection().Transport)
+				c.closeIdle(retired)
+			} else {
+				better.Link.Close()
+			}
+			return
+		}
+		t.cfg.Logger.Debug("a better transport was back for a moment", "address", c.address, "err", err)
+		if !backoff.Sleep(ctx, improvePauses.Pause(attempt), nil) {
+			return
+		}
+	}
+}
+
+// improvePauses are those after a better transport has come and gone again.
+var improvePauses = backoff.Policy{First: 100 * time.Millisecond, Most: 30 * time.Second}
+
+// retired is how long a connection stays without users that another one has replaced.
+const retired = time.Second
 
 func (t *Table) dial(address string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(t.ctx, t.cfg.DialTimeout)
@@ -233,6 +292,7 @@ func (t *Table) run(p *peer, c *Conn) {
 	err := c.receive()
 	idle.Stop()
 	t.mu.Lock()
+	delete(t.conns, c)
 	if p.conn == c {
 		p.conn = nil
 	}
@@ -246,11 +306,8 @@ func (t *Table) Close() {
 	t.mu.Lock()
 	t.closed = true
 	t.cancel()
-	for _, p := range t.peers {
-		if p.conn != nil {
-			c := p.conn
-			t.wg.Go(func() { c.ep.Close() })
-		}
+	for c := range t.conns {
+		t.wg.Go(func() { c.ep.Close() })
 	}
 	t.mu.Unlock()
 	t.wg.Wait()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/internal/port"
 	"github.com/verbena-data/verbena/providers"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -227,5 +230,70 @@ func TestTableTrustsWhoProves(t *testing.T) {
 		if got := <-u.got; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// A connection over a transport that was chosen because a better one failed is replaced when
+// that is back: who uses it stays, who comes later gets the better one, and the old one ends
+// with its last user.
+func TestTableReturnsToABetterTransport(t *testing.T) {
+	network := fake.NewNetwork()
+	runtimes := [2]*verbena.Runtime{}
+	var near [2]*fake.Device
+	for i, side := range []string{"client", "server"} {
+		a := fake.InfiniBand("near-" + side)
+		a.Capabilities &^= rdma.CapStreams
+		near[i] = network.NewDevice(a)
+		var err error
+		runtimes[i], err = verbena.New(verbena.Config{Providers: []rdma.Provider{fake.NewProvider("near", near[i])}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { runtimes[i].Close() })
+	}
+	near[1].Refuse(rdma.ErrTimeout)
+	g, err := runtimes[1].NewGroup(verbena.GroupConfig{Name: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _ := serve(t, runtimes[1], g, Service, echo)
+	table := NewTable(TableConfig{Runtime: runtimes[0]})
+	defer table.Close()
+	early := newRecorder()
+	old, id, err := table.Join(t.Context(), p.Addr(), early)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := old.Endpoint().Selection(); s.Transport == "near" || !s.Passing() {
+		t.Fatalf("while it fails: %+v", s)
+	}
+	near[1].Refuse(nil)
+	for c := old; c == old; { // until users come to another one
+		if c, err = table.Get(t.Context(), p.Addr()); err != nil {
+			t.Fatal(err)
+		}
+		runtime.Gosched()
+	}
+	late := newRecorder()
+	better, lateID, err := table.Join(t.Context(), p.Addr(), late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := better.Endpoint().Selection(); s.Transport != "near" {
+		t.Errorf("when it is back: %+v", s)
+	}
+	old.Post(id, []byte("stays"))
+	better.Post(lateID, []byte("comes"))
+	if got := <-early.got + " " + <-late.got; got != "stays comes" {
+		t.Error(got)
+	}
+	old.Leave(id)
+	for old.Endpoint().Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case err := <-late.end:
+		t.Errorf("the better one ended, too: %v", err)
+	default:
 	}
 }
