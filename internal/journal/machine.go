@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -101,7 +102,7 @@ type frozen struct {
 }
 
 func (f frozen) Persist(sink raft.SnapshotSink) error {
-	if _, err := f.state.WriteTo(sink); err != nil {
+	if _, err := f.state.WriteTo(considerate{sink}); err != nil {
 		return errors.Join(err, sink.Cancel())
 	}
 	if err := sink.Close(); err != nil {
@@ -112,6 +113,16 @@ func (f frozen) Persist(sink raft.SnapshotSink) error {
 }
 
 func (f frozen) Release() {}
+
+// considerate lets goroutines run after each piece of a snapshot. Whoever writes one without a pause
+// keeps a processor for 10 ms at a time, and an append changes goroutines five times.
+type considerate struct{ w io.Writer }
+
+func (c considerate) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	runtime.Gosched()
+	return n, err
+}
 
 // takeSnapshots takes a snapshot whenever enough entries have come. Raft would count its own, of
 // which each may have many.

@@ -286,12 +286,17 @@ func (r *checkedReader) Close() error {
 	return f.Close()
 }
 
+// bytesPerSync is how much of a snapshot is written before the disk is told to begin with it.
+const bytesPerSync = 1 << 20
+
 func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration, configurationIndex uint64, _ raft.Transport) (raft.SnapshotSink, error) {
 	id := fmt.Sprintf("%d-%d-%d", term, index, time.Now().UnixNano())
 	f, err := s.fs.Create(s.fs.PathJoin(s.dir, id+stateSuffix), writeCategory)
 	if err != nil {
 		return nil, fmt.Errorf("create snapshot: %w", err)
 	}
+	// The disk gets the state as it is written: all at the end would keep the log's syncs waiting.
+	f = vfs.NewSyncingFile(f, vfs.SyncingFileOptions{BytesPerSync: bytesPerSync})
 	sink := &snapshotSink{store: s, file: f, meta: snapshotMeta{
 		Version: 1, ID: id, RaftVersion: int(version), Index: index, Term: term,
 		Configuration:      configuration,
