@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"testing"
 )
@@ -25,5 +26,25 @@ func TestTerminated(t *testing.T) {
 		}
 		cancel()
 		stop()
+	}
+}
+
+func TestThreadsOfANameNode(t *testing.T) {
+	was := runtime.GOMAXPROCS(1)
+	defer runtime.GOMAXPROCS(was)
+	t.Setenv("GOMAXPROCS", "1")
+	moreThreads()
+	if n := runtime.GOMAXPROCS(0); n != 1 {
+		t.Errorf("%d threads, 1 was set", n)
+	}
+	t.Setenv("GOMAXPROCS", "")
+	moreThreads()
+	if n := runtime.GOMAXPROCS(0); n != leastThreads {
+		t.Errorf("%d threads on one processor", n)
+	}
+	runtime.GOMAXPROCS(leastThreads + 1)
+	moreThreads()
+	if n := runtime.GOMAXPROCS(0); n != leastThreads+1 {
+		t.Errorf("%d threads on %d processors", n, leastThreads+1)
 	}
 }
