@@ -114,11 +114,17 @@ type scaleRun struct {
 	wg    sync.WaitGroup
 	worst atomic.Int64 // nanoseconds, of a write since the phase began
 	write atomic.Int64 // how many
+	// stops is the writer's; between two phases it is the run's.
+	stops  *stopwatch
+	paused sync.Mutex
 }
 
 func TestScaleServer(t *testing.T) {
 	files := scaleOf(t, "VERBENA_SCALE_SERVER")
 	debug.SetGCPercent(100)
+	if os.Getenv("GOMAXPROCS") == "" { // as the command does
+		runtime.GOMAXPROCS(max(4, runtime.GOMAXPROCS(0)))
+	}
 	threadTime = func() time.Duration {
 		var now unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
@@ -144,6 +150,7 @@ func TestScaleServer(t *testing.T) {
 		t.Fatalf("the directory has %d files", got)
 	}
 	r.say("live heap: %d B a file with its block, without locations", (liveHeap()-before)/uint64(files))
+	r.stops = newStopwatch(t)
 	r.wg.Go(r.writer)
 	for _, p := range scalePhases {
 		if r.chosen(p.name) {
@@ -238,12 +245,18 @@ func (r *scaleRun) writer() {
 			return
 		default:
 		}
+		req := &hdfspb.MkdirsRequestProto{Src: proto.String(fmt.Sprintf("/w/%d/%d", i/1000, i)), Masked: &hdfspb.FsPermissionProto{Perm: proto.Uint32(0o755)}, CreateParent: proto.Bool(true)}
+		r.paused.Lock()
+		r.stops.begin(i)
 		start := time.Now()
-		if _, err := r.nn.mkdirs(ctx, &hdfspb.MkdirsRequestProto{Src: proto.String(fmt.Sprintf("/w/%d/%d", i/1000, i)), Masked: &hdfspb.FsPermissionProto{Perm: proto.Uint32(0o755)}, CreateParent: proto.Bool(true)}); err != nil {
+		_, err := r.nn.mkdirs(ctx, req)
+		took := int64(time.Since(start))
+		r.stops.end(i, time.Duration(took))
+		r.paused.Unlock()
+		if err != nil {
 			r.t.Error(err)
 			return
 		}
-		took := int64(time.Since(start))
 		r.write.Add(1)
 		for {
 			worst := r.worst.Load()
@@ -255,12 +268,21 @@ func (r *scaleRun) writer() {
 }
 
 func (r *scaleRun) phase(name string, f func()) {
+	r.paused.Lock()
+	r.stops.took = 0
 	r.worst.Store(0)
 	r.write.Store(0)
+	r.paused.Unlock()
 	start := time.Now()
 	f()
 	r.settle(200 * time.Millisecond)
+	r.paused.Lock()
+	lines := r.stops.reset()
+	r.paused.Unlock()
 	r.say("%-45s longest write %8v of %6d, took %v", name+":", time.Duration(r.worst.Load()).Round(10*time.Microsecond), r.write.Load(), time.Since(start).Round(time.Millisecond))
+	for _, line := range lines {
+		r.say("    %s", line)
+	}
 	for _, h := range []*holds{&r.nn.state.held, &r.nn.blocks.held} {
 		for s := range sections {
 			if held := h.reset(s); held.wall > time.Millisecond {
@@ -290,14 +312,29 @@ func (r *scaleRun) settle(least time.Duration) {
 
 var scaleUUIDs = []string{"node-a", "node-b", "node-c"}
 
+// blocks returns the ids of all blocks. It holds the lock for as many as the NameNode itself would.
+func (r *scaleRun) blocks() []uint64 {
+	ids := make([]uint64, 0, r.files)
+	for before := -1; before < len(ids); giveWay() {
+		before = len(ids)
+		next := uint64(0)
+		if before > 0 {
+			next = ids[before-1] + 1
+		}
+		r.nn.read(func(ns *namespace.Namespace) {
+			ns.EachBlock(next, func(id uint64) bool {
+				ids = append(ids, id)
+				return len(ids) < before+scanStep
+			})
+		})
+	}
+	return ids
+}
+
 // reports has DataNodes register and report all blocks, in parts as a DataNode sends them.
 func (r *scaleRun) reports(uuids []string) {
 	const part = 10_000
-	var ids []uint64
-	r.nn.read(func(ns *namespace.Namespace) {
-		ids = make([]uint64, 0, r.files)
-		ns.EachBlock(0, func(id uint64) bool { ids = append(ids, id); return true })
-	})
+	ids := r.blocks()
 	ctx := context.Background()
 	sessions := make([]*uint64, len(uuids))
 	for i, uuid := range uuids {
