@@ -458,6 +458,51 @@ func TestAddBlockWaitsForDatanodesAfterAStart(t *testing.T) {
 	}
 }
 
+// The first DataNode that is back gets no block alone while the others are on their way, unless they take
+// too long.
+func TestAddBlockWaitsForAllDatanodesAfterAStart(t *testing.T) {
+	r := newRig(t)
+	r.datanodes(3)
+	r.create("/f", "w", 3)
+	add := func(ctx context.Context) (*hdfspb.AddBlockResponseProto, error) {
+		return r.nn.addBlock(ctx, &hdfspb.AddBlockRequestProto{Src: proto.String("/f"), ClientName: proto.String("w")})
+	}
+	r.nn.Close()
+	r.open(func(c *Config) { c.CompleteWait = time.Minute })
+	r.datanode(1)
+	gone, cancel := context.WithCancel(r.as("root"))
+	cancel()
+	if resp, err := add(gone); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a client that is gone got %v, %v", resp.GetBlock().GetLocs(), err)
+	}
+	for _, n := range r.nn.blocks.nodes {
+		if left := n.scheduled.count(r.clock.now()); left != 0 {
+			t.Errorf("%d blocks are scheduled on %s", left, n.dn.UUID)
+		}
+	}
+	got := make(chan *hdfspb.AddBlockResponseProto)
+	go func() {
+		resp, err := add(r.as("root"))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- resp
+	}()
+	r.datanode(2)
+	r.datanode(3)
+	if n := len((<-got).GetBlock().GetLocs()); n != 3 {
+		t.Errorf("a block on %d DataNodes", n)
+	}
+	r.nn.Close()
+	r.open()
+	r.datanode(1)
+	r.create("/g", "w", 3)
+	resp := must[*hdfspb.AddBlockResponseProto](t)(r.nn.addBlock(r.as("root"), &hdfspb.AddBlockRequestProto{Src: proto.String("/g"), ClientName: proto.String("w")}))
+	if n := len(resp.GetBlock().GetLocs()); n != 1 {
+		t.Errorf("a block on %d DataNodes, one is back", n)
+	}
+}
+
 func TestReadWaitsForReportsAfterAStart(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(1)

@@ -2,6 +2,7 @@ package namenode
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -15,28 +16,41 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/topology"
 )
 
-// placeSoon is place, but after a start it gives the DataNodes a moment to come.
+// placeSoon is place, but after a start it gives the DataNodes a moment to come: all that are expected, so
+// that the first blocks are not written to whichever came first.
 func (nn *NameNode) placeSoon(ctx context.Context, req *hdfspb.AddBlockRequestProto, s namespace.Status, host string) ([]string, error) {
 	from := nn.placeOf(ctx, host)
 	limit := time.NewTimer(nn.cfg.CompleteWait)
 	defer limit.Stop()
-	for {
+	for late := false; ; {
 		targets, grown, err := nn.place(req, int(s.Replication), s.BlockSize, from)
-		if err == nil || !nn.InSafeMode() {
+		if grown == nil || late || !nn.InSafeMode() {
 			return targets, err
 		}
+		nn.blocks.unplace(targets)
 		select {
 		case <-grown:
 		case <-limit.C:
-			return nil, err
+			late = true
 		case <-ctx.Done():
-			return nil, err
+			return nil, fmt.Errorf("namenode: wait for DataNodes after the start: %w", context.Cause(ctx))
 		}
 	}
 }
 
+// awaits tells whether a DataNode that was not dead before the start has yet to say what room it has. The caller has m.mu.
+func (m *blockMap) awaits() bool {
+	for _, n := range m.nodes {
+		if n.expected && n.capacity == 0 && n.inService() {
+			return true
+		}
+	}
+	return false
+}
+
 // place chooses DataNodes for a new block, and counts the block as scheduled on each of
-// them. With an error it returns grown, which closes when another DataNode can take blocks.
+// them. With an error, or with fewer DataNodes than replicas while others are expected, it returns grown, which
+// closes when another DataNode can take blocks.
 func (nn *NameNode) place(req *hdfspb.AddBlockRequestProto, replication int, blockSize uint64, from place) (targets []string, grown chan struct{}, err error) {
 	m := nn.blocks
 	m.mu.Lock()
@@ -70,7 +84,10 @@ func (nn *NameNode) place(req *hdfspb.AddBlockRequestProto, replication int, blo
 		for _, n := range nodes {
 			n.scheduled.add(m.cfg.now())
 		}
-		return uuids(nodes), nil, nil
+		if len(nodes) < replication && m.awaits() {
+			grown = m.grown
+		}
+		return uuids(nodes), grown, nil
 	}
 	live, full := 0, 0
 	for _, n := range m.nodes {
