@@ -41,7 +41,7 @@ func (n *domain) share(sh *share, least, most, awake int) (r *receives, granted 
 			err = fmt.Errorf("shared receive queue on %s: it has %d places at most and an endpoint needs %d: lower the chunks", n.attributes.Name, r.depth, least+baseReceives)
 		case r.strict && r.places(max(r.depth/2, full+baseReceives)) < full:
 			err = errNoPlaces
-		case r.lender != nil && int(r.users.Load()) > r.depth/lentPlaces:
+		case r.lends && int(r.users.Load()) > r.depth/lentPlaces:
 			err = errNoPlaces
 		default:
 			granted, err = r.admit(sh, least, most, awake)
@@ -113,7 +113,7 @@ func (n *domain) queue(i int) (*receives, error) {
 		_ = n.shares.reserve(-baseReceives) // cannot fail
 		return nil, fmt.Errorf("shared receive queue of %d places on %s: %w", depth, a.Name, err)
 	}
-	r.attach(q)
+	r.attach(q, n.attributes.Has(rdma.CapLendsReceives))
 	l := link.Limits{Chunks: n.cfg.tuning.Chunks}
 	r.unpaid = l.Receives(0, l.AllAnswers())
 	r.users.Store(1)

@@ -28,9 +28,12 @@ const (
 // posted, which takes memory, depends on the device:
 //
 //   - A device that lends receives to queue pairs says how many more it could use. The
-//     queue posts those, and takes back what nobody has used for a while.
-//   - Another device that makes a sender wait for a receive gets 8, and twice as many
-//     each time that fewer than 4 are left.
+//     queue posts those.
+//   - Another device that makes a sender wait for a receive gets one for each endpoint,
+//     2 at least and 8 at most, and twice as many each time that fewer than 4 are left,
+//     or than half of what is posted.
+//   - A device that gives receives back is asked for what nobody has used for a while.
+//     It begins with one receive.
 //   - On a device that does neither, and for one endpoint, no message may find the queue
 //     empty: it is strict. A receive is posted for each promise but for two kinds: those
 //     that sleep, since the peer has not been told of them, and those for which the
@@ -42,11 +45,13 @@ type receives struct {
 	number uint32       // of a shared queue in its domain, from 1; 0: an endpoint's own
 	size   int          // bytes of a receive
 	strict bool         // a message must never find the queue empty
-	base   int          // receives that are posted beside those promised, if it is strict
+	kept   int          // places of a strict queue that are not promised
+	base   int          // receives that are posted there
 	depth  int          // of the queue
 	users  atomic.Int32 // endpoints of a shared queue; changed under its domain's mu
-	lender lender       // nil unless the queue lends its receives
-	unpaid int          // of a lender: messages without a credit that a peer may have on their way
+	lends  bool         // the device lends the receives to queue pairs
+	unpaid int          // if it does: messages without a credit that a peer may have on their way
+	giver  giver        // nil unless the queue gives receives back
 
 	slots  atomic.Pointer[[]*buffer] // by the ID of their receive
 	posted atomic.Int32
@@ -57,7 +62,7 @@ type receives struct {
 	promised int
 	retry    *time.Timer   // posts again after none could be posted
 	pause    time.Duration // before that
-	recaller *time.Timer   // takes back what is not needed, of a queue that lends
+	recaller *time.Timer   // takes back what is not needed
 	recalled []uint64      // IDs, for recall
 	moves    int           // times since a demand that the last receives moved in vain
 	closed   bool
@@ -71,10 +76,7 @@ type poster interface {
 func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32, size, depth int, strict bool) *receives {
 	r := &receives{queue: queue, pool: pool, log: log, number: number, size: size, depth: depth, strict: strict}
 	if number > 0 {
-		r.base = baseReceives
-	}
-	if strict {
-		r.target.Store(int32(r.base))
+		r.kept = baseReceives
 	}
 	r.slots.Store(new([]*buffer))
 	return r
@@ -85,16 +87,18 @@ func newReceives(queue poster, pool *slab.Pool, log *slog.Logger, number uint32,
 func (r *receives) places(depth int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return depth - r.base - r.promised
+	return depth - r.kept - r.promised
 }
 
-// least is how many receives a queue that is not strict keeps posted: 8, or one for each
-// endpoint if those are fewer and the queue lends.
+// least is how many receives a queue that is not strict keeps posted: one for each
+// endpoint, 8 at most. A queue that gives none back keeps 2 at least: as many as a peer
+// needs who waits for each answer.
 func (r *receives) least() int32 {
-	if r.lender == nil {
-		return baseReceives
+	few := int32(2)
+	if r.giver != nil {
+		few = 1
 	}
-	return min(baseReceives, max(r.users.Load(), 1))
+	return min(baseReceives, max(r.users.Load(), few))
 }
 
 // fill posts receives up to the target. It uses up the fetched memory before it takes
@@ -180,7 +184,7 @@ func (r *receives) took(b *buffer) {
 		// is posted in its place.
 		r.target.Add(-1)
 		r.posted.Add(-1)
-	} else if left := r.posted.Add(-1); left < baseReceives/2 && r.lender == nil {
+	} else if left := r.posted.Add(-1); !r.lends && 2*left < min(baseReceives, r.target.Load()) {
 		r.low()
 	}
 }

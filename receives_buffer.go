@@ -13,8 +13,8 @@ const (
 	// move to other memory.
 	movedAfter = 16
 	// Receives in use move out of a pool that is fragmented and has more than 4 MiB. The
-	// last ones of a queue that lends move out of one that has more than 512 KiB.
-	fragmentedFrom, fragmentedFromIdle = 4 << 20, 512 << 10
+	// last ones of a queue that gives receives back move out of one that has more than 64 KiB.
+	fragmentedFrom, fragmentedFromIdle = 4 << 20, 64 << 10
 )
 
 // errNoReceive says that the pool has no memory for a receive right now. Who holds no

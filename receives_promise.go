@@ -24,7 +24,7 @@ func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]sla
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.strict {
-		if most = min(most, r.depth-r.base-r.promised); most < least {
+		if most = min(most, r.depth-r.kept-r.promised); most < least {
 			return 0, errNoPlaces
 		}
 	}
@@ -35,7 +35,7 @@ func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]sla
 	r.promised += n
 	awake = min(awake, n)
 	if r.strict {
-		r.target.Add(int32(awake))
+		r.target.Add(int32(awake + r.spareForMore()))
 	} else {
 		r.target.Store(max(r.target.Load(), r.least()))
 	}
@@ -44,6 +44,15 @@ func (r *receives) promiseWith(sh *share, least, most, awake int, fetched *[]sla
 		return 0, err
 	}
 	return n, nil
+}
+
+// spareForMore is by how many receives more a strict queue exceeds its promises: one for
+// each endpoint beside the first, 8 at most. The queue pair of an endpoint that has gone
+// may hold one until its last completion has been polled. r.mu is held.
+func (r *receives) spareForMore() (n int) {
+	n = max(min(int(r.users.Load())-1, r.kept)-r.base, 0)
+	r.base += n
+	return n
 }
 
 // mostRefusals is how many slabs an endpoint that is being set up fetches beyond those
@@ -61,7 +70,7 @@ func (r *receives) admit(sh *share, least, most, awake int) (int, error) {
 	}()
 	for refused := 0; ; refused++ {
 		n, err := r.promiseWith(sh, least, most, awake, &fetched)
-		if !errors.Is(err, errNoReceive) || refused == r.base+awake+mostRefusals {
+		if !errors.Is(err, errNoReceive) || refused == r.kept+awake+mostRefusals {
 			return n, err
 		}
 		memory, err := r.pool.GetNow(context.Background(), r.size)
@@ -101,9 +110,10 @@ func (r *receives) more(sh *share, most int) int {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.strict && r.lender == nil {
+	if !r.strict && !r.lends {
 		r.target.Store(min(r.target.Load()+int32(n), int32(r.promised+baseReceives)))
 		_ = r.fill(nil) // some are posted; what comes back is posted, too
+		r.recallSurplus()
 	}
 	return n
 }
@@ -128,7 +138,7 @@ func (r *receives) takeBack(sh *share, n, awake int) {
 		r.target.Add(int32(-awake))
 	} else {
 		most := r.promised + baseReceives
-		if r.lender != nil {
+		if r.lends {
 			most = r.most()
 		}
 		r.target.Store(min(r.target.Load(), int32(most)))

@@ -12,8 +12,10 @@ const firstRetry, lastRetry = 10 * time.Millisecond, time.Second
 func (r *receives) low() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.moves = 0
 	r.target.Store(min(2*r.target.Load(), int32(r.promised+baseReceives)))
 	r.replenish()
+	r.recallSurplus()
 }
 
 // replenish posts receives up to the target. r.mu is held.
@@ -41,7 +43,7 @@ func (r *receives) tryLater(err error) {
 	r.retry = time.AfterFunc(r.pause, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.retry = nil; !r.closed && (r.posted.Load() == 0 || r.lender != nil) {
+		if r.retry = nil; !r.closed && (r.posted.Load() == 0 || r.lends) {
 			r.replenish()
 		}
 	})

@@ -2,6 +2,7 @@ package verbena
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -15,14 +16,7 @@ const idleMemory = 64 << 10
 
 // An idle peer holds little registered memory at either end, on any device.
 func TestIdlePeersHoldLittleMemory(t *testing.T) {
-	for _, w := range []world{
-		worldOf(t, "fakeband"), worldOf(t, "fakewarp"),
-		fakeWorld("fakelone", func(name string) fake.Config { // receives are an endpoint's own
-			c := fake.IWARP(name)
-			c.Capabilities &^= rdma.CapSharedReceive
-			return c
-		}),
-	} {
+	for _, w := range idleWorlds(t) {
 		t.Run(w.name, func(t *testing.T) {
 			p := w.pair(t, Config{ReceiveMemory: 2 << 30, SendMemory: 1 << 30, IgnorePressure: true}, ListenConfig{})
 			const count = 300
@@ -60,6 +54,61 @@ func TestIdlePeersHoldLittleMemory(t *testing.T) {
 				if most := int64(count*idleMemory + 2*(2<<20)); registered > most {
 					t.Errorf("%s: %d bytes are registered for %d idle peers, want at most %d", name, registered, count, most)
 				}
+			}
+		})
+	}
+}
+
+// idleWorlds have the ways in which devices keep a message from finding no receive.
+func idleWorlds(t *testing.T) []world {
+	return []world{
+		worldOf(t, "fakeband"), worldOf(t, "fakewarp"),
+		fakeWorld("fakelone", func(name string) fake.Config { // receives are an endpoint's own
+			c := fake.IWARP(name)
+			c.Capabilities &^= rdma.CapSharedReceive
+			return c
+		}),
+	}
+}
+
+// One idle peer alone holds as little as one of many.
+func TestOneIdlePeerHoldsLittleMemory(t *testing.T) {
+	every := recallEvery
+	t.Cleanup(func() { recallEvery = every })
+	recallEvery = 20 * time.Millisecond
+	list := idleWorlds(t)
+	for _, w := range worlds {
+		if w.name == "shm" || w.name == "iwarp" {
+			list = append(list, w)
+		}
+	}
+	for _, w := range list {
+		t.Run(w.name, func(t *testing.T) {
+			p := w.pair(t, Config{IgnorePressure: true}, ListenConfig{})
+			a, b := p.connect(t, w.transport)
+			for _, e := range [][2]*Endpoint{{a, b}, {b, a}} {
+				if err := e[0].Send(p.ctx, 1, make([]byte, 1000)); err != nil {
+					t.Fatal(err)
+				}
+				m, err := e[1].Receive(p.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Release()
+			}
+			for _, r := range []*Runtime{p.client, p.server} {
+				n := r.firstDomain(w.transport)
+				used := int64(idleMemory + 1)
+				for ; used > idleMemory; runtime.Gosched() {
+					if p.ctx.Err() != nil {
+						t.Fatalf("%d bytes are used for one idle peer, want at most %d", used, idleMemory)
+					}
+					used = 0
+					for _, pool := range n.pools() {
+						used += pool.Used
+					}
+				}
+				t.Logf("%d bytes are used", used)
 			}
 		})
 	}

@@ -114,11 +114,15 @@ const (
 	// ends the connection meanwhile, what waits may be lost; if there is more than the
 	// network holds, the end is seen only behind it.
 	CapReceiverWaits
+	// CapLendsReceives lends shared receives to queue pairs ahead of need, and asks for
+	// more: see [SharedReceiveConfig.OnScarce]. Shared receive queues are
+	// [RecallingReceiveQueue]s then.
+	CapLendsReceives
 )
 
 var capabilityNames = [...]string{
 	"send-immediate", "write-immediate", "atomics", "shared-receive",
-	"polled-writes", "receiver-not-ready", "streams", "send-invalidate", "receiver-waits",
+	"polled-writes", "receiver-not-ready", "streams", "send-invalidate", "receiver-waits", "lends-receives",
 }
 
 // Has tells whether every capability of want is there.

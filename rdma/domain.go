@@ -126,8 +126,8 @@ type SharedReceiveConfig struct {
 	MaxSGE int // entries of each, at most Attributes.MaxRecvSGE
 	// LimitEvent raises EventReceiveLimit once when fewer are left; 0 never does.
 	LimitEvent int
-	// OnScarce, if it is set and the device lends receives to queue pairs ahead of
-	// need, is called when it would lend n more than there are. It may post receives,
+	// OnScarce, if it is set and the device has [CapLendsReceives], is called when it
+	// would lend n more than there are. It may post receives,
 	// and returns how many it has posted. Whoever polls calls it, or the device itself,
 	// with no lock held; calls may be concurrent.
 	OnScarce func(n int) (posted int)
@@ -150,10 +150,14 @@ type SharedReceiveQueue interface {
 // A RecallingReceiveQueue can give receives back that have been posted.
 type RecallingReceiveQueue interface {
 	SharedReceiveQueue
-	// Recall takes back what was lent to queue pairs that have used none of it since
-	// the last call. Then it takes at most len(ids) receives out that are not lent, but
-	// leaves keep of those, and returns how many, with their IDs in ids. They never
-	// complete, and their memory is the caller's again.
+	// Recall takes at most len(ids) receives out of the queue, leaves keep there, and
+	// returns how many it took, with their IDs in ids. They never complete, and their
+	// memory is the caller's again.
+	//
+	// A device that lends receives first takes back what was lent to queue pairs that
+	// have used none of it since the last call. Then it takes out what is not lent.
+	// Another device takes as many as were left in the queue at all times since the
+	// last call.
 	Recall(ids []uint64, keep int) int
 }
 

@@ -8,7 +8,8 @@ const (
 	largest  = 1 << 20
 	extra    = 64 // of each slab, for a header beside a round payload
 
-	firstArena = 128 << 10
+	firstArena = 16 << 10  // a pool that one peer uses has few slabs
+	fastArena  = 128 << 10 // up to here an arena has as much as all before it
 	lastArena  = 2 << 20
 	arenaExtra = 4096 // of each arena, for the extra bytes of its slabs
 	arenaSizes = 5
@@ -23,7 +24,7 @@ const (
 
 var (
 	strides [classCount]int // bytes of a slab
-	leasts  [classCount]int // bytes of the smallest arena that suits the class
+	leasts  [classCount]int // bytes of the smallest arena that suits the class, as all larger ones do
 )
 
 func init() {
@@ -33,9 +34,9 @@ func init() {
 		} else {
 			strides[k] = smallest<<(k/2)*3/2 + extra
 		}
-		leasts[k] = firstArena + arenaExtra
-		for !suits(leasts[k], strides[k]) {
-			leasts[k] = (leasts[k]-arenaExtra)*2 + arenaExtra
+		leasts[k] = lastArena + arenaExtra
+		for half := lastArena / 2; half >= firstArena && suits(half+arenaExtra, strides[k]); half /= 2 {
+			leasts[k] = half + arenaExtra
 		}
 	}
 }
@@ -52,17 +53,22 @@ func classOf(size int) int {
 	return k
 }
 
-// suits tells whether cutting an arena into slabs wastes little enough.
+// suits tells whether cutting an arena into slabs wastes little enough: an eighth, or
+// a page of the smallest.
 func suits(arena, stride int) bool {
-	return arena >= lastArena || arena >= stride && arena%stride <= arena/8
+	return arena >= lastArena || arena >= stride && arena%stride <= max(arena/8, page)
 }
 
 // arenaFor is the size of a new arena for a class in a pool that has registered
 // so much.
 func arenaFor(k int, registered int64) int {
 	size := leasts[k]
-	for size < lastArena && int64(size)*2 <= registered/4 {
-		size = (size-arenaExtra)*2 + arenaExtra
+	for size < lastArena {
+		next := (size-arenaExtra)*2 + arenaExtra
+		if next <= fastArena+arenaExtra && int64(next) > registered || next > fastArena+arenaExtra && int64(next) > registered/4 {
+			break
+		}
+		size = next
 	}
 	return size
 }

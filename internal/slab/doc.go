@@ -13,12 +13,13 @@
 // beside a round payload. A request takes the next larger class, so it wastes a
 // third of the slab at most, and nothing at the sizes that a runtime asks for.
 //
-// The slabs of a class lie in arenas. The first arenas of a pool have 128 KiB;
-// later ones have a quarter of what is registered, up to 2 MiB. An arena has
-// 4 KiB more than the power of two, where the headers of its slabs go. It is
-// chosen large enough that cutting it leaves an eighth over at most. (The one
-// exception is the class of 768 KiB, of which two fit into 2 MiB.) An arena
-// whose slabs are all free serves any class.
+// The slabs of a class lie in arenas. The first arena of a pool has 16 KiB, so that a
+// pool with one user is small. The next ones have as much as is registered, up to
+// 128 KiB, and later ones a quarter of that, up to 2 MiB. An arena has 4 KiB more
+// than the power of two, where the headers of its slabs go. It is chosen large enough
+// that cutting it leaves an eighth over at most, or 4 KiB. (The one exception is the
+// class of 768 KiB, of which two fit into 2 MiB.) An arena whose slabs are all free
+// serves any class that it suits.
 //
 // What is longer than the largest class gets a region of its own, which is kept
 // for the next request of its kind.

@@ -61,7 +61,7 @@ func TestSizes(t *testing.T) {
 }
 
 // Every size up to the largest class has the class that wastes least, and every
-// class but one an arena of which cutting wastes an eighth at most.
+// class but one an arena of which cutting wastes an eighth or a page at most.
 func TestClasses(t *testing.T) {
 	for size := range largest + extra + 1 {
 		k := classOf(size)
@@ -71,7 +71,7 @@ func TestClasses(t *testing.T) {
 	}
 	for k, stride := range strides {
 		for arena := leasts[k]; arena <= lastArena+arenaExtra; arena = (arena-arenaExtra)*2 + arenaExtra {
-			if waste := arena % stride; waste > arena/8 && stride != 768<<10+extra {
+			if waste := arena % stride; waste > max(arena/8, page) && stride != 768<<10+extra {
 				t.Errorf("%d bytes of an arena of %d are left over by slabs of %d", waste, arena, stride)
 			}
 		}
@@ -82,12 +82,13 @@ func TestClasses(t *testing.T) {
 // chunks of 512 KiB, each with their headers.
 func TestUsualSizesWasteLittle(t *testing.T) {
 	for _, test := range []struct{ size, slab, arena, count int }{
-		{32<<10 + 64, 32<<10 + 64, 128<<10 + 4096, 4},
-		{16<<10 + 64, 16<<10 + 64, 128<<10 + 4096, 8},
-		{6 << 10, 6<<10 + 64, 128<<10 + 4096, 21},
+		{32<<10 + 64, 32<<10 + 64, 32<<10 + 4096, 1},
+		{16<<10 + 64, 16<<10 + 64, 16<<10 + 4096, 1},
+		{8 << 10, 8<<10 + 64, 16<<10 + 4096, 2},
+		{6 << 10, 6<<10 + 64, 64<<10 + 4096, 11},
 		{512<<10 + 64, 512<<10 + 64, 512<<10 + 4096, 1},
 		{1<<20 + 64, 1<<20 + 64, 1<<20 + 4096, 1},
-		{64, 256 + 64, 128<<10 + 4096, 422},
+		{64, 256 + 64, 16<<10 + 4096, 64},
 	} {
 		k := classOf(test.size)
 		if strides[k] != test.slab || leasts[k] != test.arena || leasts[k]/strides[k] != test.count {
@@ -101,13 +102,19 @@ func TestArenasGrowWithThePool(t *testing.T) {
 	p, d := newPool(t, 256<<20)
 	var out []Slab
 	out = append(out, get(t, p, 1000))
-	if n := p.Registered(); n != 128<<10+4096 {
+	if n := p.Registered(); n != 16<<10+4096 {
 		t.Errorf("the first slab took %d bytes", n)
+	}
+	for p.Registered() < 1<<20 {
+		out = append(out, get(t, p, 32<<10+64))
+	}
+	if d.allocated > 12 {
+		t.Errorf("%d regions for 1 MiB", d.allocated)
 	}
 	for p.Registered() < 128<<20 {
 		out = append(out, get(t, p, 32<<10+64))
 	}
-	if d.allocated > 64+20 {
+	if d.allocated > 64+24 {
 		t.Errorf("%d regions for 128 MiB", d.allocated)
 	}
 	if n, m := p.Used(), p.Registered(); n < m/100*97 {

@@ -30,18 +30,43 @@ func (p *Pool) Trim() error {
 }
 
 // Denser returns a slab of the same size as s from a region with less room, if there is
-// one: one that is fuller, or smaller, be it idle. Whoever keeps a slab for long moves there, puts s back, and what is
-// used here and there comes together, so that the rest can go back.
+// one: one that is fuller, or smaller, be it idle. For a slab that is alone in a region
+// it registers a smaller one, if that can be had without closing another. Whoever keeps
+// a slab for long moves there, puts s back, and what is used here and there comes
+// together, so that the rest can go back.
 func (p *Pool) Denser(s Slab) (Slab, bool) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	a := s.arena
 	if p.closed || a.class == noClass {
+		p.mu.Unlock()
 		return Slab{}, false
 	}
 	p.shutShelves() // what lies there counts as used
+	best := p.denser(a)
+	if best != nil {
+		defer p.mu.Unlock()
+		return p.handOut(best), true
+	}
+	var pl *plan
+	r, err := p.newRequest(a.stride, nil)
+	r.quick = true
+	if err == nil && a.out == 1 && int(a.size()) >= r.bytes*3/2 && !p.classes[r.class].filling && p.line.head == nil && p.fits(&r, r.bytes, false, false) {
+		pl = p.newPlan(&r, r.bytes, false)
+	}
+	p.mu.Unlock()
+	if pl == nil {
+		return Slab{}, false
+	}
+	s, again, err := p.carryOut(pl)
+	return s, !again && err == nil
+}
+
+// The methods below are called with p.mu held, unless they say otherwise.
+
+// denser is the region with less room than a that has a slab of its class and least
+// room; an idle one if no other.
+func (p *Pool) denser(a *arena) (best *arena) {
 	class := &p.classes[a.class]
-	var best *arena
 	for b := class.partial.top; b != nil; b = b.prev {
 		if b != a && b.room() <= a.room() && (best == nil || b.room() < best.room()) {
 			best = b
@@ -55,16 +80,11 @@ func (p *Pool) Denser(s Slab) (Slab, bool) {
 			best = b
 		}
 	}
-	if best == nil {
-		return Slab{}, false
-	}
-	return p.handOut(best), true
+	return best
 }
 
-// room is how many slabs an arena has that are not out. The pool's mu is held.
+// room is how many slabs an arena has that are not out.
 func (a *arena) room() int { return a.count - a.out }
-
-// The methods below are called with p.mu held, unless they say otherwise.
 
 // arm sees to it that the trimmer looks soon.
 func (p *Pool) arm() { p.armAfter(tick) }

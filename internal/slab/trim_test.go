@@ -158,6 +158,39 @@ func TestDenser(t *testing.T) {
 	})
 }
 
+// A slab that is alone in a large region moves to a new small one.
+func TestDenserMakesASmallRegion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newPool(t, 64<<20)
+		var all []Slab
+		for p.Registered() < 8<<20 {
+			all = append(all, get(t, p, 32<<10))
+		}
+		last := all[len(all)-1]
+		for _, s := range all[:len(all)-1] {
+			p.Put(s)
+		}
+		if err := p.Trim(); err != nil {
+			t.Fatal(err)
+		}
+		better, ok := p.Denser(last)
+		if !ok {
+			t.Fatalf("a slab keeps %d bytes registered", p.Registered())
+		}
+		p.Put(last)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n, least := p.Registered(), int64(leasts[classOf(32<<10)]); n != least {
+			t.Errorf("%d bytes are registered for one slab, %d would do", n, least)
+		}
+		if _, ok := p.Denser(better); ok {
+			t.Error("a slab that is alone in the smallest region has a denser one")
+		}
+		p.Put(better)
+		p.check(t)
+	})
+}
+
 // A few slabs that are left in a large region move to small ones, so that it goes back:
 // what counts is how much room a region has, and not how much of it is used. Where none is
 // used, an idle one takes the first.
@@ -199,7 +232,7 @@ func TestDenserIsSmaller(t *testing.T) {
 			p.check(t)
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			if n := p.Registered(); n > 4*(firstArena+arenaExtra) {
+			if n := p.Registered(); n > 4*(fastArena+arenaExtra) {
 				t.Errorf("%d bytes are registered for %d slabs beside %d others", n, len(left), others)
 			}
 			for _, s := range left {

@@ -131,7 +131,7 @@ func (m *domain) overrun(q *cq.Queue) {
 	}, rdma.Event{Kind: rdma.EventCompletionOverrun, Completions: q, Err: rdma.ErrOverrun})
 }
 
-// sharedReceives implements [rdma.SharedReceiveQueue].
+// sharedReceives implements [rdma.RecallingReceiveQueue].
 type sharedReceives struct {
 	domain *domain
 	queue  *engine.RecvQueue
@@ -161,6 +161,10 @@ func (m *domain) NewSharedReceiveQueue(config rdma.SharedReceiveConfig) (rdma.Sh
 
 func (s *sharedReceives) PostRecv(requests []rdma.RecvRequest) (int, error) {
 	return s.queue.Post(requests)
+}
+
+func (s *sharedReceives) Recall(ids []uint64, keep int) int {
+	return s.queue.Recall(ids, keep)
 }
 
 func (s *sharedReceives) Close() error {

@@ -52,7 +52,7 @@ func (d *device) Attributes() rdma.Attributes {
 		Name:     deviceName,
 		Class:    rdma.ClassInfiniBand,
 		Capabilities: rdma.CapSendImmediate | rdma.CapWriteImmediate | rdma.CapAtomics |
-			rdma.CapSharedReceive | rdma.CapPolledWrites | rdma.CapReceiverNotReady,
+			rdma.CapSharedReceive | rdma.CapPolledWrites | rdma.CapReceiverNotReady | rdma.CapLendsReceives,
 		MaxInline:       slotInline,
 		MaxSendSGE:      maxEntries,
 		MaxReadSGE:      maxEntries,

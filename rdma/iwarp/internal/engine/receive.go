@@ -60,6 +60,7 @@ type RecvQueue struct {
 	ring       []receive
 	head, tail uint64
 	limit      int
+	unneeded   int // receives that were left at all times since the last Recall
 	closed     bool
 
 	first, last *waiter // engines with a message that found no receive, in order
@@ -207,6 +208,7 @@ func (q *RecvQueue) pop(r *receive) (low bool) {
 	r.id, r.length = slot.id, slot.length
 	r.pieces = append(r.pieces[:0], slot.pieces...)
 	q.head++
+	q.unneeded = min(q.unneeded, int(q.tail-q.head))
 	if low = q.limit > 0 && int(q.tail-q.head) < q.limit; low {
 		q.limit = 0
 	}
@@ -217,6 +219,21 @@ func (q *RecvQueue) tell(low bool) {
 	if low && q.onLimit != nil {
 		q.onLimit()
 	}
+}
+
+// Recall takes receives out that were not needed since the last call, the youngest
+// first: at most len(ids), whose IDs it returns there, and none of the last keep.
+func (q *RecvQueue) Recall(ids []uint64, keep int) (n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	left := int(q.tail - q.head)
+	for most := min(q.unneeded, left-keep, len(ids)); n < most && !q.closed; n++ {
+		q.tail--
+		ids[n] = q.ring[q.tail%uint64(q.depth)].id
+	}
+	q.used.Add(int32(-n))
+	q.unneeded = left - n
+	return n
 }
 
 // Close refuses further posts.

@@ -76,3 +76,47 @@ func TestPostBesideWaiters(t *testing.T) {
 		t.Fatalf("%d taken, %v, woken %d times for %d", n, err, woken, w.into.id)
 	}
 }
+
+// TestRecall takes back what no message has needed since the last time.
+func TestRecall(t *testing.T) {
+	q := NewRecvQueue(&owner{}, 8, 1, 0, nil)
+	var requests []rdma.RecvRequest
+	for id := range uint64(8) {
+		requests = append(requests, rdma.RecvRequest{ID: id})
+	}
+	post := func(requests ...rdma.RecvRequest) {
+		t.Helper()
+		if n, err := q.Post(requests); n != len(requests) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	into := make([]uint64, 8)
+	recall := func(most, keep int, want ...uint64) {
+		t.Helper()
+		if n := q.Recall(into[:most], keep); !slices.Equal(into[:n], want) {
+			t.Fatalf("recalled %v, want %v", into[:n], want)
+		}
+	}
+	post(requests...)
+	recall(8, 1) // they have only just come
+	recall(2, 1, 7, 6)
+	var r receive
+	for id := range uint64(3) {
+		if !q.take(&r) || r.id != id {
+			t.Fatalf("took %d, want %d", r.id, id)
+		}
+		q.used.Add(-1) // its completion has been polled
+		post(requests[6+id%2])
+	}
+	recall(8, 0, 6, 7, 6, 5, 4) // one of six was needed, and came back
+	recall(8, 2)
+	recall(8, 0, 3)
+	recall(8, 0)
+	post(requests...)
+	if _, err := q.Post(requests[:1]); err == nil {
+		t.Error("the queue takes more than its depth")
+	}
+	q.Recall(nil, 0)
+	q.Close()
+	recall(8, 0)
+}

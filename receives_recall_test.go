@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Where receives are lent, an idle peer holds little registered memory however few or
+// Where receives can be taken back, an idle peer holds little registered memory however few or
 // many peers there are, and also after they have been busy.
 func TestIdlePeersHoldLittleMemoryAfterWork(t *testing.T) {
 	every := recallEvery
 	t.Cleanup(func() { recallEvery = every })
 	recallEvery = 20 * time.Millisecond
 	for _, w := range worlds {
-		if w.name != "shm" {
-			continue // on the others, eight receives at least are posted for all
+		if w.name != "shm" && w.name != "iwarp" {
+			continue // the others give no receive back
 		}
 		for _, count := range []int{1, 2, 9, 70} {
 			t.Run(fmt.Sprint(w.name, count), func(t *testing.T) {
