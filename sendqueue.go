@@ -37,7 +37,7 @@ type sendQueue struct {
 
 	// By place, a power of two of them, since sequence numbers wrap.
 	slabs      []slab.Slab // to be freed when the request is done
-	gatherings []*Buffer   // that the request sends from
+	gatherings []*Buffer   // that the request sends from; nil before the first
 
 	offers    []offered // by id
 	offerPool *slab.Pool
@@ -58,7 +58,6 @@ type offered struct {
 // make makes room for as many requests and offers as the machine may have.
 func (q *sendQueue) make(limits *link.Limits) {
 	q.slabs, q.offers = make([]slab.Slab, limits.Places()), make([]offered, limits.Chunks)
-	q.gatherings = make([]*Buffer, limits.Places())
 }
 
 // slot is where a request has its place.
@@ -100,6 +99,9 @@ func (q *sendQueue) gathered(slot int, p *link.Post, entries []rdma.SGE) []rdma.
 	entries = entries[:2]
 	entries[0] = rdma.SGE{Region: q.places.Region(), Offset: q.places.Offset() + slot*link.PlaceSize, Length: p.Size}
 	entries[1] = q.piece
+	if q.gatherings == nil { // few endpoints send buffers: 1 KiB
+		q.gatherings = make([]*Buffer, len(q.slabs))
+	}
 	q.gatherings[slot], q.gather = q.gather, nil
 	q.inFlight++
 	return entries
@@ -131,7 +133,7 @@ func (q *sendQueue) done(from, to uint32) {
 			q.pool.Put(*slot)
 			*slot = slab.Slab{}
 		}
-		if q.inFlight > 0 {
+		if q.inFlight > 0 && q.gatherings != nil {
 			if slot := &q.gatherings[q.slot(from)]; *slot != nil {
 				b := *slot
 				*slot = nil

@@ -59,9 +59,9 @@ func idle(ctx context.Context, c *common, dir string, transports []string, conne
 			}
 		}
 	}
-	c.printf("\nRegistered is what is in use of the pools for receives, messages and queues. Resident is what connecting has added, less what went again in %v; the first connection brings what all share: "+
-		"pools' first regions, queues, heap. The soak fails above %v %% of a core; and from %d connections on above %d KiB registered for a peer, and %d KiB resident for each connection over shm beyond the first.\n",
-		idleSettled, mostIdleShare, fewIdle, mostIdleRegistered>>10, mostIdleResident>>10)
+	c.printf("\nRegistered are all regions of the pools for receives, messages and queues, also what of them nobody uses. Resident is what connecting has added, less what went again in %v; the first connection brings what all share: "+
+		"pools' first regions, queues, heap. The soak fails above %v %% of a core, above %d KiB registered for a peer, and from %d connections on above %d KiB resident for each connection over shm beyond the first.\n",
+		idleSettled, mostIdleShare, mostIdleRegistered>>10, fewIdle, mostIdleResident>>10)
 	return nil
 }
 
@@ -72,8 +72,8 @@ const (
 	idleSettled = 20 * time.Second
 )
 
-// What idle connections may cost at most. Memory is judged from fewIdle connections on: the
-// first bring what all share.
+// What idle connections may cost at most. What is resident is judged from fewIdle
+// connections on: the first bring what all share.
 const (
 	mostIdleShare      = 0.1       // percent of a core, of either process
 	mostIdleRegistered = 64 << 10  // bytes of a peer
@@ -135,7 +135,7 @@ func judgeIdle(transport string, connections int, share float64, registered, res
 	if share > mostIdleShare {
 		errs = append(errs, fmt.Errorf("%.3f %% of a core while idle, more than %v", share, mostIdleShare))
 	}
-	if connections >= fewIdle && registered > mostIdleRegistered {
+	if registered > mostIdleRegistered {
 		errs = append(errs, fmt.Errorf("%d bytes are registered for each of %d peers, more than %d", registered, connections, mostIdleRegistered))
 	}
 	if connections >= fewIdle && transport == "shm" && resident > mostIdleResident {
@@ -272,15 +272,16 @@ func writeAddress(file string, address net.Addr) error {
 	return os.Rename(file+".tmp", file)
 }
 
-// registeredBy is how many bytes of registered memory a runtime uses over a transport.
-func registeredBy(rt *verbena.Runtime, transport string) (used int64) {
+// registeredBy is how many bytes of memory a runtime has registered over a transport,
+// used or not.
+func registeredBy(rt *verbena.Runtime, transport string) (registered int64) {
 	for _, d := range rt.Stats().Devices {
 		if d.Transport != transport || transport == verbena.TransportTCP {
 			continue
 		}
 		for _, p := range d.Pools {
-			used += p.Used
+			registered += p.Registered
 		}
 	}
-	return used
+	return registered
 }
