@@ -20,7 +20,7 @@ const asFabric = "VERBENA_TEST_AS_FABRIC"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asFabric) != "" {
-		if err := command().ExecuteContext(context.Background()); err != nil {
+		if err := root().ExecuteContext(context.Background()); err != nil {
 			println(err.Error())
 			os.Exit(1)
 		}

@@ -6,26 +6,14 @@
 package main
 
 import (
-	"context"
-	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
-
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/bench/internal/command"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := command().ExecuteContext(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "fabric:", err)
-		os.Exit(1)
-	}
-}
+func main() { command.Run(root()) }
 
-func command() *cobra.Command {
+func root() *cobra.Command {
 	b := &bench{}
 	cmd := &cobra.Command{
 		Use:   "fabric",

@@ -4,31 +4,21 @@
 package main
 
 import (
-	"context"
 	_ "embed"
 	"fmt"
-	"os"
-	"os/signal"
 	"regexp"
-	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/bench/internal/command"
 )
 
 //go:embed Load.java
 var loadSource []byte
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := command().ExecuteContext(ctx)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "hdfs:", err)
-		os.Exit(1)
-	}
-}
+func main() { command.Run(root()) }
 
-func command() *cobra.Command {
+func root() *cobra.Command {
 	b := &bench{}
 	var clients string
 	cmd := &cobra.Command{

@@ -21,7 +21,7 @@ const asCommand = "VERBENA_TEST_AS_RPC"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
-		if err := command().ExecuteContext(context.Background()); err != nil {
+		if err := root().ExecuteContext(context.Background()); err != nil {
 			println(err.Error())
 			os.Exit(1)
 		}

@@ -12,7 +12,7 @@ func TestShortRun(t *testing.T) {
 		t.Skip("it starts a cluster")
 	}
 	var out bytes.Buffer
-	cmd := command()
+	cmd := root()
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--dir", t.TempDir(), "--rounds", "1", "--each", "20ms"})
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
