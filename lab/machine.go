@@ -89,18 +89,7 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 	if m.console != nil {
 		sinks[3].w = io.MultiWriter(last, m.console)
 	}
-	args := []string{
-		"-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memory),
-		"-kernel", m.image.kernel, "-initrd", initrd.Name(),
-		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on unknown_nmi_panic panic_print=0x40 psi=1",
-		"-device", "virtio-serial-pci", "-qmp", "unix:" + control + ",server=on,wait=off",
-	}
-	if m.accelerator == kvm {
-		args = append(args, "-accel", "kvm", "-cpu", "host")
-	} else {
-		args = append(args, "-accel", "tcg,thread=multi", "-cpu", "max")
-	}
+	args := m.arguments(initrd.Name(), control)
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64")
 	cmd.Cancel = func() error {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -137,9 +126,6 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 			}
 		})
 	}
-	if m.share != "" {
-		args = append(args, "-virtfs", "local,path="+m.share+",mount_tag="+job.ShareTag+",security_model=none,multidevs=remap")
-	}
 	cmd.Args = append(cmd.Args, args...)
 	cmd.ExtraFiles = theirs
 	complaint := &ring{size: 4 << 10}
@@ -162,16 +148,42 @@ func (m *machine) run(ctx context.Context) (status int, err error) {
 			return status, nil
 		}
 	}
-	failure := &machineError{what: "ended without telling the command's status", console: tail(last.String(), 120), err: ended}
+	return 0, m.failure(ctx, ended, last.String(), complaint.String())
+}
+
+// arguments are QEMU's, but for what the machine writes to.
+func (m *machine) arguments(initrd, control string) []string {
+	args := []string{
+		"-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memory),
+		"-kernel", m.image.kernel, "-initrd", initrd,
+		"-append", "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable nokaslr random.trust_cpu=on unknown_nmi_panic panic_print=0x40 psi=1",
+		"-device", "virtio-serial-pci", "-qmp", "unix:" + control + ",server=on,wait=off",
+	}
+	if m.accelerator == kvm {
+		args = append(args, "-accel", "kvm", "-cpu", "host")
+	} else {
+		args = append(args, "-accel", "tcg,thread=multi", "-cpu", "max")
+	}
+	if m.share != "" {
+		args = append(args, "-virtfs", "local,path="+m.share+",mount_tag="+job.ShareTag+",security_model=none,multidevs=remap")
+	}
+	return args
+}
+
+// failure tells why the machine has no status to tell: how QEMU ended, and what it and
+// the console said.
+func (m *machine) failure(ctx context.Context, ended error, console, complaint string) error {
+	failure := &machineError{what: "ended without telling the command's status", console: tail(console, 120), err: ended}
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		failure.what, failure.err = fmt.Sprintf("was killed after %v (--timeout)", m.limit), ctx.Err()
 	case ctx.Err() != nil:
 		failure.what, failure.err = "was killed", ctx.Err()
-	case complaint.String() != "":
-		failure.what = "failed: qemu-system-x86_64: " + strings.TrimSpace(complaint.String())
+	case complaint != "":
+		failure.what = "failed: qemu-system-x86_64: " + strings.TrimSpace(complaint)
 	}
-	return 0, failure
+	return failure
 }
 
 // interrogate makes a virtual machine that hangs show on its console where its

@@ -46,32 +46,17 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 	c.printf("# %d small files in one directory\n\n`go run ./soak files --count %d --clients %d`\n\n| what | value |\n|---|---:|\n", count, count, clients)
 	name := func(i int) string { return fmt.Sprintf("/many/file-%07d", i) }
 	length := func(i int) int { return i % 2048 }
-	// all deals the numbers to clients, over the transports in turn.
 	all := func(what string, f func(context.Context, *hdfs.Client, int) error) error {
 		began := time.Now()
-		group, ctx := errgroup.WithContext(ctx)
-		var next atomic.Int64
-		for w := range clients {
-			group.Go(func() error {
-				own, err := d.own(cluster.nameNode, []string{"tcp", "shm", "iwarp"}[w%3])
-				if err != nil {
-					return err
-				}
-				for {
-					i := int(next.Add(1)) - 1
-					if i >= count {
-						return nil
-					}
-					if err := errors.Join(f(ctx, own, i), ctx.Err()); err != nil {
-						return fmt.Errorf("%s: %w", name(i), err)
-					}
-					if i%1000 == 0 {
-						fmt.Fprintf(progress, "\r%s: %d of %d ", what, i, count)
-					}
-				}
-			})
-		}
-		err := group.Wait()
+		err := deal(ctx, d, cluster.nameNode, clients, count, func(ctx context.Context, own *hdfs.Client, i int) error {
+			if err := f(ctx, own, i); err != nil {
+				return fmt.Errorf("%s: %w", name(i), err)
+			}
+			if i%1000 == 0 {
+				fmt.Fprintf(progress, "\r%s: %d of %d ", what, i, count)
+			}
+			return nil
+		})
 		fmt.Fprintln(progress)
 		c.printf("| %s, files a second | %.0f |\n", what, float64(count)/time.Since(began).Seconds())
 		return err
@@ -94,17 +79,7 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 	if err != nil {
 		return err
 	}
-	memory := func(when string) error {
-		for _, n := range cluster.nodes {
-			peak, err := peakMemory(n.proc.Pid())
-			if err != nil {
-				return err
-			}
-			c.printf("| peak resident memory of %s %s, MB | %d |\n", n.name, when, peak/1e6)
-		}
-		return nil
-	}
-	if err := memory("after writing"); err != nil {
+	if err := peaks(c, cluster, "after writing"); err != nil {
 		return err
 	}
 	// Run the command itself: its paging is what is tested.
@@ -144,7 +119,44 @@ func manyFiles(ctx context.Context, c *common, dir string, count, clients int) (
 	if err != nil {
 		return err
 	}
-	return memory("after reading")
+	return peaks(c, cluster, "after reading")
+}
+
+// deal calls f with the numbers below count, from so many clients at a time, which work
+// over the transports in turn.
+func deal(ctx context.Context, d *dialers, nameNode string, clients, count int, f func(context.Context, *hdfs.Client, int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for w := range clients {
+		group.Go(func() error {
+			own, err := d.own(nameNode, []string{"tcp", "shm", "iwarp"}[w%3])
+			if err != nil {
+				return err
+			}
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= count {
+					return nil
+				}
+				if err := errors.Join(f(ctx, own, i), ctx.Err()); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	return group.Wait()
+}
+
+// peaks prints the peak memory of a cluster's processes.
+func peaks(c *common, cluster *cluster, when string) error {
+	for _, n := range cluster.nodes {
+		peak, err := peakMemory(n.proc.Pid())
+		if err != nil {
+			return err
+		}
+		c.printf("| peak resident memory of %s %s, MB | %d |\n", n.name, when, peak/1e6)
+	}
+	return nil
 }
 
 func largeCommand(c *common) *cobra.Command {

@@ -73,15 +73,46 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 		return err
 	}
 
-	const name, length, cut = "/java/data", 3_000_017, 1_234_567
 	local := filepath.Join(dir, "local")
-	content := make([]byte, length)
-	if _, err := io.ReadFull(newContent(name), content); err != nil {
+	content := make([]byte, 3_000_017)
+	if _, err := io.ReadFull(newContent(javaFile), content); err != nil {
 		return err
 	}
 	if err := os.WriteFile(local, content, 0o644); err != nil {
 		return err
 	}
+	c.printf("# Apache Hadoop's Java client, %s\n\n`go run ./soak java`; against `verbena up` and the configuration that it writes, compared with what Verbena's client sees over shm.\n\n| command | outcome |\n|---|---|\n", maven.Hadoop)
+	for _, step := range javaSteps(ctx, own, dir, local, content) {
+		shell := exec.CommandContext(ctx, "java", "-cp", classpath, "org.apache.hadoop.fs.FsShell")
+		shell.Args = append(shell.Args, strings.Fields(step.args)...)
+		var said bytes.Buffer
+		shell.Stderr = &said
+		out, err := shell.Output()
+		if err == nil && step.check != nil {
+			err = step.check(string(out))
+		}
+		shown := strings.NewReplacer(local, "LOCAL", dir, "DIR").Replace(step.args)
+		if err != nil {
+			c.printf("| `%s` | FAILED |\n", shown)
+			return fmt.Errorf("FsShell %s: %w\n%s", step.args, err, said.String())
+		}
+		c.printf("| `%s` | as it should |\n", shown)
+		fmt.Fprintf(progress, "FsShell %s: ok\n", shown)
+	}
+	return nil
+}
+
+// A javaStep is a command of Hadoop's shell, and what must hold after it.
+type javaStep struct {
+	args  string
+	check func(output string) error // nil: that it succeeds is enough
+}
+
+const javaFile = "/java/data"
+
+// javaSteps are the commands for a local file with that content.
+func javaSteps(ctx context.Context, own *hdfs.Client, dir, local string, content []byte) []javaStep {
+	const name, cut = javaFile, 1_234_567
 	whole := append(append([]byte(nil), content...), content...)
 	has := func(want []byte) func(string) error {
 		return func(string) error {
@@ -102,11 +133,7 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 			return nil
 		}
 	}
-	c.printf("# Apache Hadoop's Java client, %s\n\n`go run ./soak java`; against `verbena up` and the configuration that it writes, compared with what Verbena's client sees over shm.\n\n| command | outcome |\n|---|---|\n", maven.Hadoop)
-	for _, step := range []struct {
-		args  string
-		check func(output string) error
-	}{
+	return []javaStep{
 		{"-mkdir -p /java", nil},
 		{"-put " + local + " " + name, has(content)},
 		{"-ls /java", shows("3000017")},
@@ -151,22 +178,5 @@ func java(ctx context.Context, c *common, dir, classpath string) (err error) {
 		{"-count /java", shows(fmt.Sprintf("%d /java", cut))},
 		{"-df /", shows("hdfs://")},
 		{"-rm -r -skipTrash /java", shows("Deleted /java")},
-	} {
-		shell := exec.CommandContext(ctx, "java", "-cp", classpath, "org.apache.hadoop.fs.FsShell")
-		shell.Args = append(shell.Args, strings.Fields(step.args)...)
-		var said bytes.Buffer
-		shell.Stderr = &said
-		out, err := shell.Output()
-		if err == nil && step.check != nil {
-			err = step.check(string(out))
-		}
-		shown := strings.NewReplacer(local, "LOCAL", dir, "DIR").Replace(step.args)
-		if err != nil {
-			c.printf("| `%s` | FAILED |\n", shown)
-			return fmt.Errorf("FsShell %s: %w\n%s", step.args, err, said.String())
-		}
-		c.printf("| `%s` | as it should |\n", shown)
-		fmt.Fprintf(progress, "FsShell %s: ok\n", shown)
 	}
-	return nil
 }
