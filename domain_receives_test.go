@@ -22,19 +22,6 @@ func TestFirstEndpointsHaveTheirOwnReceives(t *testing.T) {
 			w := worldOf(t, name)
 			p := w.pair(t, Config{Tuning: TuningTable{name: {Own: most}}}, ListenConfig{})
 			own := func(e *Endpoint) bool { return e.carrier.(*shell).window.own }
-			talk := func(from, to *Endpoint) {
-				t.Helper()
-				for range 100 {
-					if err := from.Send(p.ctx, 1, make([]byte, 1000)); err != nil {
-						t.Fatal(err)
-					}
-					m, err := to.Receive(p.ctx)
-					if err != nil {
-						t.Fatal(err)
-					}
-					m.Release()
-				}
-			}
 			var ends [][2]*Endpoint
 			for i := range most + 2 {
 				a, b := p.connect(t, "")
@@ -42,8 +29,8 @@ func TestFirstEndpointsHaveTheirOwnReceives(t *testing.T) {
 				if want := i < most; own(a) != want || own(b) != want {
 					t.Errorf("endpoint %d: own receives %t and %t, want %t", i, own(a), own(b), want)
 				}
-				talk(a, b)
-				talk(b, a)
+				talk(t, p, a, b, 100)
+				talk(t, p, b, a, 100)
 			}
 			if n := len(p.server.firstDomain(name).queues); n != 1 {
 				t.Errorf("%d shared queues, want 1", n)
@@ -57,7 +44,7 @@ func TestFirstEndpointsHaveTheirOwnReceives(t *testing.T) {
 			if !own(a) || !own(b) {
 				t.Errorf("after one has gone: own receives %t and %t", own(a), own(b))
 			}
-			talk(a, b)
+			talk(t, p, a, b, 100)
 			for _, e := range append(ends[1:], [2]*Endpoint{a, b}) {
 				_ = e[0].Close()
 				_ = e[1].Close()

@@ -25,19 +25,9 @@ func TestIdlePeersHoldLittleMemory(t *testing.T) {
 				if s := a.Selection(); s.Transport != w.transport {
 					t.Fatal(s)
 				}
-				for i := range 6 {
-					from, to := a, b
-					if i%2 == 1 {
-						from, to = b, a
-					}
-					if err := from.Send(p.ctx, 1, make([]byte, 1000)); err != nil {
-						t.Fatal(err)
-					}
-					m, err := to.Receive(p.ctx)
-					if err != nil {
-						t.Fatal(err)
-					}
-					m.Release()
+				for range 3 {
+					talk(t, p, a, b, 1)
+					talk(t, p, b, a, 1)
 				}
 			}
 			for name, r := range map[string]*Runtime{"client": p.client, "server": p.server} {
@@ -86,16 +76,8 @@ func TestOneIdlePeerHoldsLittleMemory(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			p := w.pair(t, Config{IgnorePressure: true}, ListenConfig{})
 			a, b := p.connect(t, w.transport)
-			for _, e := range [][2]*Endpoint{{a, b}, {b, a}} {
-				if err := e[0].Send(p.ctx, 1, make([]byte, 1000)); err != nil {
-					t.Fatal(err)
-				}
-				m, err := e[1].Receive(p.ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				m.Release()
-			}
+			talk(t, p, a, b, 1)
+			talk(t, p, b, a, 1)
 			for _, r := range []*Runtime{p.client, p.server} {
 				n := r.firstDomain(w.transport)
 				used := int64(idleMemory + 1)

@@ -142,6 +142,21 @@ func worldOf(t *testing.T, name string) world {
 	return world{}
 }
 
+// talk sends messages of 1,000 bytes, and receives each before the next.
+func talk(t testing.TB, p *pair, from, to *Endpoint, messages int) {
+	t.Helper()
+	for range messages {
+		if err := from.Send(p.ctx, 1, make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		m, err := to.Receive(p.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+	}
+}
+
 // accept returns the server's end of what has just been connected.
 func (p *pair) accept(t *testing.T) *Endpoint {
 	t.Helper()

@@ -12,9 +12,9 @@ import (
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
-// When the reason for which a connection fell back to TCP has passed, the next one
-// has the better transport, although the endpoint of the first is parked.
-func TestNextConnectionComesBack(t *testing.T) {
+// nearby makes a runtime and a listener of another, between which there is a transport
+// "near", without streams. The device is the listener's.
+func nearby(t *testing.T) (client *verbena.Runtime, l *Listener, device *fake.Device) {
 	network := fake.NewNetwork()
 	runtime := func(name string) (*verbena.Runtime, *fake.Device) {
 		c := fake.InfiniBand(name)
@@ -24,10 +24,17 @@ func TestNextConnectionComesBack(t *testing.T) {
 		t.Cleanup(func() { _ = r.Close() })
 		return r, device
 	}
-	client, _ := runtime("client")
+	client, _ = runtime("client")
 	server, device := runtime("server")
-	l := must[*Listener](t)(Listen(t.Context(), server, "127.0.0.1:0", Config{}))
-	defer l.Close()
+	l = must[*Listener](t)(Listen(t.Context(), server, "127.0.0.1:0", Config{}))
+	t.Cleanup(func() { _ = l.Close() })
+	return client, l, device
+}
+
+// When the reason for which a connection fell back to TCP has passed, the next one
+// has the better transport, although the endpoint of the first is parked.
+func TestNextConnectionComesBack(t *testing.T) {
+	client, l, device := nearby(t)
 	d := &Dialer{Runtime: client}
 	defer d.Close()
 	connect := func() string {
@@ -110,19 +117,7 @@ func TestFallbacksAreTriedWithPauses(t *testing.T) {
 // A dialer that prefers plain connections to messages over TCP makes one, and finds
 // the better transport when its time has come.
 func TestPlainTCPInsteadOfMessages(t *testing.T) {
-	network := fake.NewNetwork()
-	runtime := func(name string) (*verbena.Runtime, *fake.Device) {
-		c := fake.InfiniBand(name)
-		c.Capabilities &^= rdma.CapStreams
-		device := network.NewDevice(c)
-		r := must[*verbena.Runtime](t)(verbena.New(verbena.Config{Providers: []rdma.Provider{fake.NewProvider("near", device)}}))
-		t.Cleanup(func() { _ = r.Close() })
-		return r, device
-	}
-	client, _ := runtime("client")
-	server, device := runtime("server")
-	l := must[*Listener](t)(Listen(t.Context(), server, "127.0.0.1:0", Config{}))
-	defer l.Close()
+	client, l, device := nearby(t)
 	d := &Dialer{Runtime: client, PlainTCP: true, ParkedLife: time.Hour}
 	defer d.Close()
 	connect := func() (plain bool) {

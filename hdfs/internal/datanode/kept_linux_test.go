@@ -107,14 +107,15 @@ func TestReadsAtOnceWantAProof(t *testing.T) {
 	}
 }
 
-// What is kept of a replica goes before it changes.
-func TestKeptReplicasChange(t *testing.T) {
-	f := newFixture(t, 1, onDisk(t, nil))
-	n, data := f.nodes[0], random(1, 5000)
-	for i, c := range []struct {
-		what string
-		do   func(id uint64)
-	}{
+// A replicaChange is made to a finalized replica of 5,000 bytes with the generation 1001.
+type replicaChange struct {
+	what string
+	do   func(id uint64)
+}
+
+// replicaChanges are those that what readers hold of a replica does not outlive.
+func replicaChanges(t *testing.T, n *node) []replicaChange {
+	return []replicaChange{
 		{"append", func(id uint64) { openWrite(t, []*node{n}, appending, id, 1001, 1002, 5000, 5000).nc.Close() }},
 		{"delete", func(id uint64) { must(t, n.store.Delete(id, 1001)) }},
 		{"cut", func(id uint64) {
@@ -124,7 +125,14 @@ func TestKeptReplicasChange(t *testing.T) {
 			must(t, err)
 			must(t, r.Settle(1003, 4000))
 		}},
-	} {
+	}
+}
+
+// What is kept of a replica goes before it changes.
+func TestKeptReplicasChange(t *testing.T) {
+	f := newFixture(t, 1, onDisk(t, nil))
+	n, data := f.nodes[0], random(1, 5000)
+	for i, c := range replicaChanges(t, n) {
 		id := uint64(i + 1)
 		finalized(t, n, id, 1001, data)
 		h := header(t, id, 1001, nil)

@@ -285,20 +285,7 @@ func TestTakesDescriptorsBack(t *testing.T) {
 	f := newFixture(t, 1, onDisk(t, nil))
 	n := f.nodes[0]
 	b := newNeighbour(t, n, shortcircuit.VersionOwn)
-	for i, change := range []struct {
-		what string
-		do   func(id uint64)
-	}{
-		{"append", func(id uint64) { openWrite(t, []*node{n}, appending, id, 1001, 1002, 5000, 5000).nc.Close() }},
-		{"delete", func(id uint64) { must(t, n.store.Delete(id, 1001)) }},
-		{"cut", func(id uint64) {
-			r, err := n.store.Get(id)
-			must(t, err)
-			_, err = r.InitRecovery(1001, 1003)
-			must(t, err)
-			must(t, r.Settle(1003, 4000))
-		}},
-	} {
+	for i, change := range replicaChanges(t, n) {
 		id := uint64(10 + i)
 		finalized(t, n, id, 1001, random(id, 5000))
 		if resp, _ := b.claim(i, id, 1001, nil); resp.GetStatus() != hdfspb.Status_SUCCESS {

@@ -145,17 +145,26 @@ func (ns *Namespace) eachDirectory(n *Inode, visit func(*Inode) error) error {
 		if err := visit(d); err != nil {
 			return err
 		}
-		if left := d.dir.directories; left > 0 {
-			d.dir.names.After("", func(_ string, id uint64) bool {
-				if child := ns.inodes.Get(id); child.dir != nil {
-					stack = append(stack, child)
-					left--
-				}
-				return left > 0
-			})
-		}
+		stack = ns.pushDirectories(stack, d)
 	}
 	return nil
+}
+
+// pushDirectories appends the directories in d. It looks no further than the last of
+// them.
+func (ns *Namespace) pushDirectories(stack []*Inode, d *Inode) []*Inode {
+	left := d.dir.directories
+	if left == 0 {
+		return stack
+	}
+	d.dir.names.After("", func(_ string, id uint64) bool {
+		if child := ns.inodes.Get(id); child.dir != nil {
+			stack = append(stack, child)
+			left--
+		}
+		return left > 0
+	})
+	return stack
 }
 
 // How much of a deleted tree goes with one entry. The rest is Reap's.

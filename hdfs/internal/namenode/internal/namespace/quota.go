@@ -166,17 +166,7 @@ func (ns *Namespace) eachUnlimited(n *Inode, visit func(*Inode)) (limited []*Ino
 			continue
 		}
 		visit(d)
-		left := d.dir.directories
-		if left == 0 {
-			continue
-		}
-		d.dir.names.After("", func(_ string, id uint64) bool {
-			if child := ns.inodes.Get(id); child.dir != nil {
-				stack = append(stack, child)
-				left--
-			}
-			return left > 0
-		})
+		stack = ns.pushDirectories(stack, d)
 	}
 	return limited
 }
