@@ -37,6 +37,7 @@ type modelBlock struct {
 	syncedNodes   map[string]bool // and that of the last hsync
 	lost          map[string]bool // of these have lost what was not synced
 	damaged       map[string]bool // and these anything
+	more          bool            // a truncation that may not have been carried out has taken bytes from acked
 }
 
 func (f *modelFile) String() string { return f.paths[0] }
@@ -87,7 +88,7 @@ func (f *modelFile) promised() (bytes int, all bool) {
 		case !anyBut(b.nodes, b.damaged):
 			bytes = min(bytes, b.start) // what was there before is under an older generation
 		}
-		if kept < b.acked {
+		if kept < b.acked || b.more && !anyBut(b.nodes, b.lost) {
 			return bytes, false
 		}
 	}

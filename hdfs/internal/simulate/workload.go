@@ -284,13 +284,20 @@ func (u *user) truncate(ctx context.Context, f *modelFile) {
 		f.closed = false
 		f.least = min(f.least, to)
 		for _, b := range f.blocks {
-			b.acked, b.synced = min(b.acked, max(0, to-b.start)), min(b.synced, max(0, to-b.start))
+			keep := max(0, to-b.start)
+			b.more = b.more || b.acked > keep
+			b.acked, b.synced = min(b.acked, keep), min(b.synced, keep)
 		}
 	})
 	err := u.c.call(ctx, "truncate", &hdfspb.TruncateRequestProto{Src: &f.paths[0], NewLength: proto.Uint64(uint64(to)), ClientName: &u.c.name}, resp, rpc.AtMostOnce)
 	switch {
 	case err == nil:
-		u.change(func() { f.data, f.closed, f.failed = f.data[:to], resp.GetResult(), !resp.GetResult() })
+		u.change(func() {
+			f.data, f.closed, f.failed = f.data[:to], resp.GetResult(), !resp.GetResult()
+			for _, b := range f.blocks {
+				b.more = false
+			}
+		})
 	case refused(err):
 		u.change(func() { f.failed, f.closed, f.least = true, false, min(before.least, to) })
 	default:
