@@ -84,9 +84,10 @@ var (
 	iwarpOnAMD64 = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
 )
 
-// blockPacket is a packet of 512 KiB of an HDFS block, with its checksums and room for a
-// header.
-const blockPacket = 516<<10 + 64
+// blockPacket is a packet of an HDFS block: 508 KiB of data, which are whole pages of its
+// file, with their checksums and room for a header. All of it is one part of a long message
+// (Chunk). A packet of 512 KiB would be two, the second one of 4 KiB.
+const blockPacket = 512<<10 + 64
 
 // DefaultTuning returns the built-in table. The row without a transport is for
 // providers that have none of their own.

@@ -77,6 +77,10 @@ func TestBuiltInTuning(t *testing.T) {
 		if !strings.HasPrefix(row.Source, "measured") && !strings.HasPrefix(row.Source, "inherited") {
 			t.Errorf("%s: source %q", row.Transport, row.Source)
 		}
+		// One offer of the sender and one Read of the receiver for each of many messages.
+		if packet, chunk := row.Tuning.Packet, row.Tuning.Chunk; row.Transport != TransportTCP && packet > chunk {
+			t.Errorf("%s: a packet of %d bytes takes more than one chunk of %d", row.Transport, packet, chunk)
+		}
 		names = append(names, row.Transport)
 	}
 	for _, want := range []string{"shm", "iwarp", "ibverbs", TransportTCP, ""} {
