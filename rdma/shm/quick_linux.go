@@ -6,7 +6,7 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// The short paths of PostSend. Most requests are a Send or a Write of one entry that
+// The short paths of PostSend. Most requests are a Send, Write or Read of one entry that
 // need not wait and are right in every way.
 
 // quick carries out such a request. If it is anything else, quick reports false and
@@ -26,17 +26,24 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
 		return false
 	case r.Op == rdma.OpWrite && len(source) > 0:
-		region := qp.cache[r.Remote.Key%uint32(len(qp.cache))]
-		if region == nil || region.key != r.Remote.Key || !region.has(rdma.AccessRemoteWrite) {
-			return false
-		}
-		to := region.at(r.Remote.Address, len(source))
+		to, region := qp.remoteQuick(r, len(source), rdma.AccessRemoteWrite)
 		if to == nil {
 			return false
 		}
 		done := qp.enter()&gateClosed == 0 && region.open()
 		if done {
 			copyTailLast(to, source)
+		}
+		qp.leave()
+		return done
+	case r.Op == rdma.OpRead && len(source) > 0 && r.Flags&rdma.Inline == 0 && from.access&rdma.AccessLocalWrite != 0:
+		memory, region := qp.remoteQuick(r, len(source), rdma.AccessRemoteRead)
+		if memory == nil {
+			return false
+		}
+		done := qp.enter()&gateClosed == 0 && region.open()
+		if done {
+			move(source, memory)
 		}
 		qp.leave()
 		return done
@@ -62,6 +69,16 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 		return qp.quickPlaced(r.Flags, source)
 	}
 	return false
+}
+
+// remoteQuick returns the memory of the peer that a request names, if its region was used
+// lately and has the right. The caller still has to see that the region is open.
+func (qp *queuePair) remoteQuick(r *rdma.SendRequest, length int, right rdma.Access) ([]byte, *peerRegion) {
+	region := qp.cache[r.Remote.Key%uint32(len(qp.cache))]
+	if region == nil || region.key != r.Remote.Key || !region.has(right) {
+		return nil, nil
+	}
+	return region.at(r.Remote.Address, length), region
 }
 
 // quickLent puts a message into a slot whose receive is lent. The peer may take that
