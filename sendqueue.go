@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
@@ -16,11 +17,31 @@ const (
 	flushBatch = 4
 )
 
+// A postLatch guards an endpoint's posts. Whoever lets it go rings the doorbell of what
+// was posted under it: while the kernel wakes somebody, others may have the latch, and
+// who is woken finds it free.
+type postLatch struct {
+	latch.Latch
+	doorbell rdma.DoorbellQueuePair // nil: the device rings while it posts
+	due      bool                   // guarded by the latch
+}
+
+// Unlock lets the latch go.
+func (l *postLatch) Unlock() {
+	due := l.due
+	l.due = false
+	l.Latch.Unlock()
+	if due {
+		l.doorbell.Ring()
+	}
+}
+
 // A sendQueue is the send queue of an endpoint's queue pair: it turns the posts of the
 // machine into work requests, and knows what memory each of them was given. The shell's
 // mu guards all of it.
 type sendQueue struct {
 	qp      rdma.QueuePair
+	mu      *postLatch
 	pool    *slab.Pool // of eager messages
 	places  slab.Slab  // link.PlaceSize bytes for each request: headers and short messages
 	inline  int        // bytes of a message that are posted inline
@@ -120,8 +141,14 @@ func (q *sendQueue) read(i int, p *link.Post, memory slab.Slab) {
 
 // post hands requests to the device. After an error no other post may follow: requests
 // complete in order, so a later one would tell that those that failed are done.
-func (q *sendQueue) post(requests []rdma.SendRequest) error {
-	_, err := q.qp.PostSend(requests)
+func (q *sendQueue) post(requests []rdma.SendRequest) (err error) {
+	if held := q.mu.doorbell; held != nil {
+		var ring bool
+		_, ring, err = held.PostSendHeld(requests)
+		q.mu.due = q.mu.due || ring
+	} else {
+		_, err = q.qp.PostSend(requests)
+	}
 	q.broken = err != nil
 	return err
 }

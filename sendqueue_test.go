@@ -44,7 +44,7 @@ func newSendQueue(t *testing.T) (q *sendQueue, qp *recordingQueuePair, gone *[]*
 	limits := link.Limits{MaxWindow: 2, Chunks: 1}
 	qp, gone = &recordingQueuePair{}, &[]*Buffer{}
 	q = &sendQueue{
-		qp: qp, pool: pool, offerPool: pool, inline: 24, strict: true, gathers: true,
+		qp: qp, mu: &postLatch{}, pool: pool, offerPool: pool, inline: 24, strict: true, gathers: true,
 		letGo: func(b *Buffer) { *gone = append(*gone, b) },
 	}
 	q.places = slabOf(t, pool, limits.Places()*link.PlaceSize)
@@ -167,5 +167,57 @@ func TestSendQueueBreaks(t *testing.T) {
 	q.send(0, &link.Post{Size: 16})
 	if err := q.post(q.requests[:1]); !errors.Is(err, rdma.ErrState) || !q.broken {
 		t.Errorf("%v, broken: %v", err, q.broken)
+	}
+}
+
+// doorbellQueuePair holds the doorbell, and counts how often it is rung.
+type doorbellQueuePair struct {
+	recordingQueuePair
+	rung func()
+}
+
+func (q *doorbellQueuePair) PostSendHeld(requests []rdma.SendRequest) (n int, ring bool, err error) {
+	n, err = q.PostSend(requests)
+	return n, n > 0, err
+}
+
+func (q *doorbellQueuePair) Ring() { q.rung() }
+
+// The doorbell rings once for all posts of a turn, when the latch is free.
+func TestDoorbellBehindTheLatch(t *testing.T) {
+	q, _, _ := newSendQueue(t)
+	rung := 0
+	qp := &doorbellQueuePair{rung: func() {
+		if rung++; !q.mu.TryLock() {
+			t.Fatal("the doorbell rings while the latch is held")
+		}
+		q.mu.Latch.Unlock()
+	}}
+	q.qp, q.mu.doorbell = qp, qp
+	for turn := range 3 {
+		q.mu.Lock()
+		for range 2 {
+			if err := q.post([]rdma.SendRequest{{Op: rdma.OpSend}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if rung != turn {
+			t.Fatalf("the doorbell has been rung %d times under the latch", rung-turn)
+		}
+		q.mu.Unlock()
+		q.mu.Lock()   // a turn without a post
+		q.mu.Unlock() //nolint:staticcheck // it is the turn that is tested
+		if rung != turn+1 {
+			t.Fatalf("after %d turns with posts the doorbell has been rung %d times", turn+1, rung)
+		}
+	}
+	q.mu.Lock()
+	qp.refusal = rdma.ErrState
+	if err := q.post([]rdma.SendRequest{{Op: rdma.OpSend}}); err == nil {
+		t.Fatal("a post is taken that the device refuses")
+	}
+	q.mu.Unlock()
+	if rung != 3 {
+		t.Fatal("the doorbell is rung for what was not posted")
 	}
 }

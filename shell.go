@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/slab"
@@ -34,7 +33,7 @@ type shell struct {
 	in  receiver // the Receive that waits
 	out sender   // the Send that waits
 
-	mu       latch.Latch
+	mu       postLatch
 	m        *link.Machine[*Message]
 	life     life
 	held     int // messages, and memory of Buffer, that the application has
@@ -136,7 +135,8 @@ func (s *shell) make(a *rdma.Attributes) (err error) {
 	if s.qp, err = s.n.domain.NewQueuePair(config); err != nil {
 		return fmt.Errorf("queue pair: %w", err)
 	}
-	s.queue.qp = s.qp
+	s.queue.qp, s.queue.mu = s.qp, &s.mu
+	s.mu.doorbell, _ = s.qp.(rdma.DoorbellQueuePair)
 	if shared != nil {
 		return nil
 	}

@@ -89,6 +89,23 @@ type QueuePair interface {
 	Close() error
 }
 
+// A DoorbellQueuePair lets a program post under a lock and ring the doorbell behind it.
+//
+// Where no adapter does the work, the doorbell is a system call of some microseconds, by
+// which the kernel wakes those who wait for completions. Others want the lock meanwhile,
+// those who have just been woken among them.
+type DoorbellQueuePair interface {
+	QueuePair
+	// PostSendHeld is PostSend without the doorbell. What it has appended is carried out,
+	// and who waits for completions in [CompletionQueue.Wait] is woken, when Ring is
+	// called at the latest. ring tells whether that is needed: then it must be soon.
+	PostSendHeld(requests []SendRequest) (n int, ring bool, err error)
+	// Ring rings for everything that has been posted so far. It may be called
+	// concurrently with everything, by any goroutine, and after Close. It does not
+	// allocate.
+	Ring()
+}
+
 // Credentials tell whose process is at the other end, in the words of this
 // process's namespaces.
 type Credentials struct {

@@ -38,6 +38,7 @@ type queuePair struct {
 	done   chan struct{} // closed when the engine fails
 
 	handOver chan *outgoing // to the writer's goroutine; by the role's holder alone
+	held     atomic.Bool    // whoever clears it has the role
 
 	peer      atomic.Pointer[string]
 	localEnd  atomic.Bool // Disconnect or Close came first
@@ -136,6 +137,22 @@ func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	return n, err
 }
 
+// PostSendHeld implements [rdma.DoorbellQueuePair]: Ring writes to the socket.
+func (q *queuePair) PostSendHeld(requests []rdma.SendRequest) (n int, ring bool, err error) {
+	n, ring, err = q.engine.PostSend(requests)
+	if ring {
+		q.held.Store(true)
+	}
+	return n, ring, err
+}
+
+// Ring implements [rdma.DoorbellQueuePair].
+func (q *queuePair) Ring() {
+	if q.held.Load() && q.held.CompareAndSwap(true, false) {
+		q.pump()
+	}
+}
+
 func (q *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
 	if q.shared != nil {
 		return 0, fmt.Errorf("iwarp: queue pair %d: %w: its receives come from the shared receive queue", q.number, rdma.ErrInvalid)
@@ -143,14 +160,18 @@ func (q *queuePair) PostRecv(requests []rdma.RecvRequest) (int, error) {
 	return q.engine.Receives().Post(requests)
 }
 
-// pump has the writer's role. It writes one batch, if that goes without
+// pumped is how many batches whoever has posted writes himself. Those behind the first are
+// what others have posted meanwhile.
+const pumped = 4
+
+// pump has the writer's role. It writes some batches, as far as that goes without
 // waiting, and hands everything else over.
 func (q *queuePair) pump() {
 	c := q.connected.Load()
 	o := newOutgoing()
-	for inline := true; q.engine.Fill(o.batch); inline = false {
+	for batch := 0; q.engine.Fill(o.batch); batch++ {
 		o.prepare()
-		if !inline {
+		if batch == pumped {
 			q.handOn(c, o)
 			return
 		}
@@ -299,6 +320,7 @@ func (q *queuePair) reader(c *connection) {
 	q.drive((*cq.Queue).RemoveDriver, c.stream)
 	kick() // a Terminate may have to go out
 	reason := q.engine.End(err)
+	q.Ring() // whoever holds the doorbell may come too late
 	<-q.engine.Stopped()
 	q.engine.Flush()
 	q.raise(reason)

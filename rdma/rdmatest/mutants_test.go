@@ -41,6 +41,7 @@ var mutants = map[fake.Bugs]struct {
 	fake.BugLostWakeup:          {"ib", "WaitRounds|WaitContext"},
 	fake.BugWakesUnsolicited:    {"ib", "Solicited"},
 	fake.BugDeafWait:            {"ib", "WaitContext"},
+	fake.BugDeafDoorbell:        {"both", "HeldDoorbell"},
 	fake.BugDeafConnect:         {"ib", "SilentTarget"},
 	fake.BugNoFence:             {"both", "FencedSend"},
 	fake.BugEarlyRead:           {"both", "ManyReads|Read"},

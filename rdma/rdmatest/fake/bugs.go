@@ -120,6 +120,8 @@ const (
 	BugDropsWaiting
 	// BugSleepsOverClose does not end a Wait when its queue is closed.
 	BugSleepsOverClose
+	// BugDeafDoorbell carries out nothing when the doorbell is rung.
+	BugDeafDoorbell
 	bugsEnd
 )
 
@@ -181,6 +183,7 @@ var bugNames = [...]string{
 	"LosesShared",
 	"DropsWaiting",
 	"SleepsOverClose",
+	"DeafDoorbell",
 }
 
 // String names the bugs of the set.

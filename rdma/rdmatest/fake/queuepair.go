@@ -182,6 +182,7 @@ type queuePair struct {
 	oldest, complete, next, end uint64
 	scratch, waste              []byte
 	late                        []uint64 // Reads and atomics that have been started and not carried out
+	held                        bool     // until Ring
 }
 
 func (d *domain) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
@@ -275,6 +276,31 @@ func (q *queuePair) PostSend(requests []rdma.SendRequest) (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	defer q.cond.Broadcast()
+	return q.post(requests)
+}
+
+// PostSendHeld implements [rdma.DoorbellQueuePair]. Nothing is carried out before Ring,
+// so that who forgets to ring waits for ever.
+func (q *queuePair) PostSendHeld(requests []rdma.SendRequest) (n int, ring bool, err error) {
+	mu := &q.domain.network.mu
+	mu.Lock()
+	defer mu.Unlock()
+	n, err = q.post(requests)
+	q.held = q.held || n > 0
+	return n, q.held, err
+}
+
+// Ring implements [rdma.DoorbellQueuePair].
+func (q *queuePair) Ring() {
+	mu := &q.domain.network.mu
+	mu.Lock()
+	defer mu.Unlock()
+	q.held = q.held && q.domain.device.has(BugDeafDoorbell)
+	q.cond.Broadcast()
+}
+
+// post needs mu.
+func (q *queuePair) post(requests []rdma.SendRequest) (int, error) {
 	for i := range requests {
 		if err := q.postSend(&requests[i]); err != nil {
 			if q.domain.device.has(BugFullFails) && err == rdma.ErrQueueFull || q.domain.device.has(BugInvalidFails) && err != rdma.ErrQueueFull {
@@ -390,7 +416,7 @@ func (q *queuePair) work() {
 		if here.dead {
 			return
 		}
-		if here.stopped || there.dead || there.stopped || !q.step() {
+		if here.stopped || there.dead || there.stopped || q.held || !q.step() {
 			q.cond.Wait()
 			continue
 		}
