@@ -130,7 +130,7 @@ func TestPageKeepsWhatPeopleWrote(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"rows", "packets", "stages"} {
+	for _, part := range []string{"rows", "packets", "stages", "dfsio"} {
 		if _, err := between(string(real), part, ""); err != nil {
 			t.Error(err)
 		}
@@ -181,6 +181,11 @@ func TestLoad(t *testing.T) {
 	}
 	if n, err := s.stored(); err != nil || n < dataNodes*3<<20 {
 		t.Errorf("%d bytes are stored, %v", n, err)
+	}
+	for _, read := range []int{0, 1} {
+		if took, err := c.ask("dfsio", "/shm/dfsio", 3, 1<<20, 2, read); err != nil || len(took) != 4 || took[0] <= 0 || took[3] <= 0 {
+			t.Errorf("TestDFSIO, reading %d: %v, %v", read, took, err)
+		}
 	}
 	if _, err := c.ask("read", "/shm/large", 5); err == nil || !strings.Contains(err.Error(), "3145728 bytes of 5") {
 		t.Errorf("a file of another length: %v", err)

@@ -124,6 +124,8 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], math.MaxInt64)
 	case "hot":
 		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
+	case "dfsio":
+		return l.dfsio(ctx, path, numbers[0], numbers[1], int(numbers[2]), numbers[3] == 1)
 	case "stat":
 		return l.timed(int(numbers[0]), func(int) error { _, err := l.client.Stat(ctx, path); return err })
 	case "delete":
