@@ -581,16 +581,26 @@ func TestRunsTellWhetherTheyHandOn(t *testing.T) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		c := p.callers(t, MuxConfig{})
 		const methodPass = 8
-		c.mux.Short(methodPass, func(q Request) { go q.Reply(nil) })
+		passed := make(chan Request, 1)
+		c.mux.Short(methodPass, func(q Request) { passed <- q })
 		watched := &watchedSink{c.b, make(chan bool, 16)}
 		c.b.e.carrier.upcalls(watched)
 		for method, want := range map[uint32]bool{methodEcho: false, methodFail: false, methodEchoLong: true, methodPass: true, 99: false} {
-			if m, err := c.a.Call(p.ctx, method, nil); err == nil {
-				m.Release()
-			}
+			var calling sync.WaitGroup
+			calling.Go(func() {
+				if m, err := c.a.Call(p.ctx, method, nil); err == nil {
+					m.Release()
+				}
+			})
 			if got := <-watched.handed; got != want {
 				t.Errorf("method %d: %t", method, got)
 			}
+			if method == methodPass { // answered by another goroutine, behind its handler's end
+				if err := (<-passed).Reply(nil); err != nil {
+					t.Error(err)
+				}
+			}
+			calling.Wait()
 		}
 		if err := c.a.Notify(p.ctx, methodCount, nil); err != nil {
 			t.Fatal(err)
