@@ -403,6 +403,13 @@ func TestHedgedReads(t *testing.T) {
 	c := s.own(plain, func(cfg *ClientConfig) { cfg.HedgeAfter = time.Millisecond })
 	content := randomBytes(100_000)
 	store(t, c, "/file", content, CreateOptions{})
+	eventually(t, "the second DataNode has told of its replica", func() error {
+		blocks, err := c.BlockLocations(t.Context(), "/file", 0, 1)
+		if err == nil && (len(blocks) != 1 || len(blocks[0].DataNodes) != 2) {
+			err = fmt.Errorf("%+v", blocks)
+		}
+		return err
+	})
 	slow := make(chan struct{})
 	inject(c, &faulty{next: func(n int) {
 		if n == 1 {
