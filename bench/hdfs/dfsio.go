@@ -244,14 +244,17 @@ func (d *dfsio) hadoops(ctx context.Context, name string) (*runner, error) {
 	if err := os.MkdirAll(place, 0o755); err != nil {
 		return nil, err
 	}
-	var s *system
-	if name == "apache" {
-		s, err = startApache(ctx, h, filepath.Join(place, "system"), place)
-	} else {
-		s, err = startOurs(ctx, d.binary, filepath.Join(place, "system"), name, d.user)
-	}
+	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil, err
+	}
+	sockets, err := os.MkdirTemp(cache, "verbena-dn-")
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.startSystem(ctx, h, name, sockets)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(sockets))
 	}
 	conf := filepath.Join(place, "conf")
 	properties := map[string]string{
@@ -267,7 +270,8 @@ func (d *dfsio) hadoops(ctx context.Context, name string) (*runner, error) {
 		return nil, errors.Join(err, s.stop())
 	}
 	return &runner{
-		name: "TestDFSIO.java on " + s.name, system: s, stop: s.stop,
+		name: "TestDFSIO.java on " + s.name, system: s,
+		stop: func() error { return errors.Join(s.stop(), os.RemoveAll(sockets)) },
 		run: func(ctx context.Context, size int64, read bool) (rates, error) {
 			how := "-write"
 			if read {
