@@ -249,27 +249,12 @@ func (rs *rings) put(g *ring) {
 	if keep {
 		rs.idle = append(rs.idle, g)
 		if !rs.looking {
-			rs.looking = rs.dn.goBackground(rs.watch)
+			rs.looking = rs.dn.goBackground(func() { rs.dn.sweepUntilNone(ringLook, rs.sweep) })
 		}
 	}
 	rs.mu.Unlock()
 	if !keep {
 		rs.free(g)
-	}
-}
-
-func (rs *rings) watch() {
-	tick := time.NewTicker(ringLook)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-rs.dn.ctx.Done():
-			return // close sees to the rest
-		}
-		if rs.sweep(time.Now()) == 0 {
-			return
-		}
 	}
 }
 

@@ -325,20 +325,22 @@ func (ws *windows) end(w *window) {
 // look has a goroutine look at the leases as long as there are windows. mu is held.
 func (ws *windows) look() {
 	if !ws.looking {
-		ws.looking = ws.dn.goBackground(ws.watch)
+		ws.looking = ws.dn.goBackground(func() { ws.dn.sweepUntilNone(windowLook, ws.sweep) })
 	}
 }
 
-func (ws *windows) watch() {
-	tick := time.NewTicker(windowLook)
+// sweepUntilNone calls sweep every so often, until it returns that nothing is left or the
+// DataNode closes, which sees to the rest.
+func (dn *DataNode) sweepUntilNone(every time.Duration, sweep func(now time.Time) (left int)) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-		case <-ws.dn.ctx.Done():
-			return // close sees to the rest
+		case <-dn.ctx.Done():
+			return
 		}
-		if ws.sweep(time.Now()) == 0 {
+		if sweep(time.Now()) == 0 {
 			return
 		}
 	}
