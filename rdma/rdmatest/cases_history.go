@@ -32,17 +32,7 @@ func testHistory(e *env) {
 	if *seedFlag != 0 {
 		fresh = *seedFlag
 	}
-	alone, together, rounds, area := 12, 12, 8, 0
-	if isRemote(e.suite.initiator) || isRemote(e.suite.target) {
-		alone, together, rounds, area = 2, 3, 2, 8<<10
-	} else if *briefFlag {
-		alone, together, rounds = 3, 3, 3
-	} else if testingShort() || race.Enabled {
-		alone, together, rounds = 8, 8, 5
-	}
-	if *linksFlag > 0 {
-		alone, together = *linksFlag/2, *linksFlag-*linksFlag/2
-	}
+	alone, together, rounds, area := e.historySize()
 	e.logf("seeds %d and %d", e.suite.Seed, fresh)
 	options := history.Options{Seed: fresh, Bound: e.suite.Bound, Area: area, Lossy: e.suite.Lossy}
 	if !e.suite.has(FeatureLengthStatus) || !e.suite.has(FeatureRefusalReason) {
@@ -133,6 +123,25 @@ func testHistory(e *env) {
 	for i, s := range sides {
 		e.logf("%s: %s", history.Role(i), historySummary(&s.Stats))
 	}
+}
+
+// historySize is how many links run one by one and how many several at once, the rounds of
+// each, and the bytes of its memory, 0 for the usual.
+func (e *env) historySize() (alone, together, rounds, area int) {
+	switch {
+	case isRemote(e.suite.initiator) || isRemote(e.suite.target):
+		alone, together, rounds, area = 2, 3, 2, 8<<10
+	case *briefFlag:
+		alone, together, rounds = 3, 3, 3
+	case testingShort() || race.Enabled:
+		alone, together, rounds = 8, 8, 5
+	default:
+		alone, together, rounds = 12, 12, 8
+	}
+	if *linksFlag > 0 {
+		alone, together = *linksFlag/2, *linksFlag-*linksFlag/2
+	}
+	return alone, together, rounds, area
 }
 
 func historySummary(s *history.Stats) string {
