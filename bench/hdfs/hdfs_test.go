@@ -117,21 +117,14 @@ func TestStagesAreMedians(t *testing.T) {
 	}
 }
 
-func TestPageKeepsWhatPeopleWrote(t *testing.T) {
-	const page = "before\n<!-- rows: written by the command -->\nold\n<!-- end of rows -->\nbehind\n"
-	got, err := between(page, "rows", "new\n")
-	if err != nil || got != strings.Replace(page, "old", "new", 1) {
-		t.Errorf("%q, %v", got, err)
-	}
-	if _, err := between(page, "packets", ""); err == nil {
-		t.Error("a page without the part's marks is taken")
-	}
-	real, err := os.ReadFile("../../docs/benchmarks/hdfs.md")
+// The command finds the parts of the page that it writes.
+func TestPageHasParts(t *testing.T) {
+	page, err := os.ReadFile("../../docs/benchmarks/hdfs.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"rows", "packets", "stages", "dfsio"} {
-		if _, err := between(string(real), part, ""); err != nil {
+		if _, err := beside.Between(string(page), part, ""); err != nil {
 			t.Error(err)
 		}
 	}

@@ -91,19 +91,11 @@ func (b *bench) rows(rounds []figures) []beside.Row {
 		if b.clients != nil && !c.measured(rounds) {
 			continue
 		}
-		r := beside.Row{What: c.what + ", " + c.of.name, Beside: c.beside, Unit: c.of.unit}
-		var ours, theirs, ratios []float64
+		var ours, theirs []float64
 		for _, f := range rounds {
-			o, t := c.of.of(b, f[c.ours]), c.of.of(b, f[c.theirs])
-			ours, theirs, ratios = append(ours, o), append(theirs, t), append(ratios, o/t)
+			ours, theirs = append(ours, c.of.of(b, f[c.ours])), append(theirs, c.of.of(b, f[c.theirs]))
 		}
-		r.Ours, r.Theirs = beside.Middle(ours), beside.Middle(theirs)
-		r.Ratio, r.Low, r.High = r.Ours/r.Theirs, ratios[0], ratios[0]
-		for _, ratio := range ratios {
-			r.Low, r.High = min(r.Low, ratio), max(r.High, ratio)
-		}
-		r.Judge(c.target)
-		out = append(out, r)
+		out = append(out, beside.Medians(c.what+", "+c.of.name, c.beside, c.of.unit, ours, theirs, c.target))
 	}
 	return out
 }

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"text/tabwriter"
+	"slices"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/bench/internal/host"
@@ -17,7 +18,8 @@ import (
 type bench struct {
 	quick, json            bool
 	clients, rounds, calls int
-	dir                    string
+	dir, out, against      string
+	machine                host.Machine
 }
 
 // warm is how many times the calls of a round each system gets before, so that Java has
@@ -44,30 +46,20 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if b.out == "" {
+		b.out = filepath.Join(root, "docs", "benchmarks")
+	}
+	b.machine = host.Describe(ctx, root, nil)
 	dir, err := os.MkdirTemp(b.dir, "verbena-namenode-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	user, err := me()
+	ours, theirs, err := b.start(ctx, root, dir)
 	if err != nil {
 		return err
 	}
-	for _, part := range []string{"ours", "apache"} {
-		if err := os.Mkdir(filepath.Join(dir, part), 0o755); err != nil {
-			return err
-		}
-	}
-	ours, err := startOurs(ctx, root, filepath.Join(dir, "ours"), user)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, ours.stop()) }()
-	theirs, err := startApache(ctx, filepath.Join(dir, "apache"), user)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, theirs.stop()) }()
+	defer func() { err = errors.Join(err, ours.stop(), theirs.stop()) }()
 	for _, s := range []*system{theirs, ours} {
 		for n := range warm {
 			if _, err := s.drive(ctx, n, b.clients, max(b.calls, 300)); err != nil {
@@ -87,63 +79,84 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 		fmt.Fprintf(os.Stderr, "round %d of %d\n", n+1, b.rounds)
 	}
-	rows := b.rows(measured)
-	if b.json {
-		return beside.Write(os.Stdout, rows)
+	return b.report(b.rows(measured))
+}
+
+// start starts both systems, with their data below dir.
+func (b *bench) start(ctx context.Context, root, dir string) (ours, theirs *system, err error) {
+	user, err := me()
+	if err != nil {
+		return nil, nil, err
 	}
-	return show(rows)
+	places := make(map[string]string)
+	for _, part := range []string{"ours", "theirs"} {
+		places[part] = filepath.Join(dir, part)
+		if err := os.Mkdir(places[part], 0o755); err != nil {
+			return nil, nil, err
+		}
+	}
+	binary := filepath.Join(dir, "verbena")
+	if err := host.Build(ctx, root, binary, []string{"build"}, "./cmd/verbena"); err != nil {
+		return nil, nil, err
+	}
+	if ours, err = startOurs(ctx, "ours", binary, places["ours"], user); err != nil {
+		return nil, nil, err
+	}
+	if b.against == "" {
+		theirs, err = startApache(ctx, places["theirs"], user)
+	} else {
+		theirs, err = startOurs(ctx, b.against, b.against, places["theirs"], user)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, ours.stop())
+	}
+	return ours, theirs, nil
 }
 
 // rows are the medians over the rounds: of each kind the calls a second, and the
 // processor time of the server.
 func (b *bench) rows(measured [2][]map[string]figure) []beside.Row {
+	peer := "Apache HDFS " + maven.Hadoop + "'s NameNode"
+	rate, cost := beside.AtLeast(1.5), beside.AtMost(0.5)
+	if b.against != "" {
+		peer, rate, cost = b.against, beside.Target{}, beside.Target{}
+	}
 	var rates, costs []beside.Row
 	for _, k := range kinds {
 		if !k.counts {
 			continue
 		}
-		name := k.method
-		if short, ok := names[name]; ok {
-			name = short
-		}
 		row := func(what, unit string, target beside.Target, of func(figure) float64) beside.Row {
+			what = fmt.Sprintf("%s, %d clients over TCP, %s", cmp.Or(names[k.method], k.method), b.clients, what)
 			var values [2][]float64
-			var ratios []float64
-			for n := range measured[0] {
-				for i := range 2 {
-					values[i] = append(values[i], of(measured[i][n][k.method]))
-				}
-				if theirs := values[1][n]; theirs > 0 {
-					ratios = append(ratios, values[0][n]/theirs)
+			for i := range values {
+				for _, round := range measured[i] {
+					values[i] = append(values[i], of(round[k.method]))
 				}
 			}
-			r := beside.Row{
-				What:   fmt.Sprintf("NameNode, %s, %d clients over TCP, %s", name, b.clients, what),
-				Beside: "Apache HDFS " + maven.Hadoop + "'s NameNode", Unit: unit,
-				Ours: beside.Middle(values[0]), Theirs: beside.Middle(values[1]),
+			if slices.Contains(values[1], 0) {
+				r := beside.Row{What: what, Beside: peer, Unit: unit, Skipped: "too few calls for the accounting of processor time: more --calls"}
+				r.Judge(target)
+				return r
 			}
-			if len(ratios) < len(measured[0]) || r.Theirs == 0 {
-				r.Skipped = "too few calls for the accounting of processor time: more --calls"
-			} else {
-				r.Ratio, r.Low, r.High = r.Ours/r.Theirs, ratios[0], ratios[0]
-				for _, ratio := range ratios {
-					r.Low, r.High = min(r.Low, ratio), max(r.High, ratio)
-				}
-			}
-			r.Judge(target)
-			return r
+			return beside.Medians(what, peer, unit, values[0], values[1], target)
 		}
-		rates = append(rates, row("calls a second", "calls/s", beside.AtLeast(1.5), func(f figure) float64 { return f.rate }))
-		costs = append(costs, row("processor time of the server a call", beside.Nanoseconds, beside.AtMost(0.5), func(f figure) float64 { return f.cpu }))
+		rates = append(rates, row("calls a second", "calls/s", rate, func(f figure) float64 { return f.rate }))
+		costs = append(costs, row("processor time of the server a call", beside.Nanoseconds, cost, func(f figure) float64 { return f.cpu }))
 	}
 	return append(rates, costs...)
 }
 
-func show(rows []beside.Row) error {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "what\tours\tApache's\tratio\tof the rounds\ttarget\t")
-	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%.2f\t%.2f to %.2f\t%s\t%s\n", r.What, beside.Show(r.Ours, r.Unit), beside.Show(r.Theirs, r.Unit), r.Ratio, r.Low, r.High, r.Target, r.Mark())
+// report prints the rows, and writes the page if they are those that it shows.
+func (b *bench) report(rows []beside.Row) error {
+	if b.json {
+		return beside.Write(os.Stdout, rows)
 	}
-	return w.Flush()
+	text := fmt.Sprintf("%s. %d clients, %d rounds of %d calls of each client and kind after %d that warm up; medians, and in brackets the least and the greatest ratio of a round.\n\n",
+		beside.Ran(b.machine), b.clients, b.rounds, b.calls, warm) + beside.Table(rows)
+	fmt.Print(text)
+	if b.against != "" {
+		return nil
+	}
+	return beside.Replace(filepath.Join(b.out, "namenode.md"), "rows", text)
 }

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // The requests have the fields of ClientNamenodeProtocol.proto.
@@ -51,5 +55,35 @@ func TestRowsAreMedians(t *testing.T) {
 	rows = b.rows([2][]map[string]figure{{round(1, 1)}, {round(1, 0)}})
 	if rows[6].Skipped == "" || rows[6].Met != nil {
 		t.Errorf("%+v", rows[6])
+	}
+}
+
+// The command finds the part of the page that it writes, and writes nothing else.
+func TestReport(t *testing.T) {
+	page, err := os.ReadFile("../../docs/benchmarks/namenode.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{out: t.TempDir()}
+	file := filepath.Join(b.out, "namenode.md")
+	if err := os.WriteFile(file, page, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.report([]beside.Row{{What: "what is new", Skipped: "a test"}}); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(after), "| what is new |") {
+		t.Error("the row is not there")
+	}
+	want, err := beside.Between(string(page), "rows", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := beside.Between(string(after), "rows", ""); err != nil || got != want {
+		t.Errorf("the rest of the page has changed: %v", err)
 	}
 }

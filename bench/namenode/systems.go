@@ -35,14 +35,8 @@ func (s *system) stop() error {
 	return errors.Join(append(errs, s.process.Stop())...)
 }
 
-// startOurs builds the project's binary and runs its NameNode.
-func startOurs(ctx context.Context, root, dir, user string) (*system, error) {
-	binary := filepath.Join(dir, "verbena")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "./cmd/verbena")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build verbena: %w: %s", err, out)
-	}
+// startOurs runs the NameNode of a binary of the project.
+func startOurs(ctx context.Context, name, binary, dir, user string) (*system, error) {
 	address := filepath.Join(dir, "address")
 	p, err := processes.Start(ctx, "verbena namenode", address, binary, "namenode", "--dir", filepath.Join(dir, "namenode"),
 		"--listen", "127.0.0.1:0", "--address-file", address, "--superuser", user)
@@ -53,7 +47,7 @@ func startOurs(ctx context.Context, root, dir, user string) (*system, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.Stop())
 	}
-	return &system{name: "ours", address: strings.TrimSpace(string(at)), user: user, process: p}, nil
+	return &system{name: name, address: strings.TrimSpace(string(at)), user: user, process: p}, nil
 }
 
 var jars = []maven.Artifact{
