@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 
@@ -18,8 +17,9 @@ import (
 const (
 	// streamOperations is how many operations an end may have that are not answered.
 	streamOperations = 32
-	// operationHead is the part of an operation's contents before what is its own.
-	operationHead = 16
+	// operationHead is the part of an operation's contents before what is its own, and
+	// operands what an atomic operation has of its own at most.
+	operationHead, operands = 16, 16
 )
 
 // A verdictCode is the peer's answer to an operation.
@@ -192,26 +192,14 @@ func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, don
 			return s.e.err
 		}
 	}
-	var contents [operationHead + 16]byte
-	head := contents[:operationHead]
-	binary.BigEndian.PutUint64(head, o.token.id)
-	binary.BigEndian.PutUint64(head[8:], uint64(o.offset+done))
-	var data []byte
 	e := errand{batch: f, kind: o.kind}
-	frame := frame{kind: frameOperation, flags: uint8(o.kind), tag: id}
 	switch o.kind {
 	case opPut:
-		data = o.local[done : done+n]
 	case opGet:
-		e.into, e.want, frame.total = o.local[done:done+n], n, uint32(n)
+		e.into, e.want = o.local[done:done+n], n
 	default:
-		head = binary.BigEndian.AppendUint64(head, o.operand)
-		if o.kind == opCompareSwap {
-			head = binary.BigEndian.AppendUint64(head, o.swap)
-		}
 		e.value, e.want = o.result, 8
 	}
-	frame.length = uint32(len(head) + len(data))
 	q.mu.Lock()
 	q.all[id] = e
 	f.left++
@@ -239,7 +227,29 @@ func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, don
 	if lost != nil {
 		return lost
 	}
-	return via.write(frame, parcel{header: head, body: data})
+	return via.writeOperation(id, o, done, n)
+}
+
+// writeOperation writes n bytes of an operation from done on. The holder of the stream's
+// turn calls it.
+func (s *stream) writeOperation(id uint32, o *operation, done, n int) error {
+	head := binary.BigEndian.AppendUint64(s.head[:0], o.token.id)
+	head = binary.BigEndian.AppendUint64(head, uint64(o.offset+done))
+	f := frame{kind: frameOperation, flags: uint8(o.kind), tag: id}
+	var data []byte
+	switch o.kind {
+	case opPut:
+		data = o.local[done : done+n]
+	case opGet:
+		f.total = uint32(n)
+	case opCompareSwap:
+		head = binary.BigEndian.AppendUint64(head, o.operand)
+		head = binary.BigEndian.AppendUint64(head, o.swap)
+	case opFetchAdd:
+		head = binary.BigEndian.AppendUint64(head, o.operand)
+	}
+	f.length = uint32(len(head) + len(data))
+	return s.write(f, parcel{header: head, body: data})
 }
 
 func (s *stream) awaitErrands(ctx context.Context, f *streamBatch) error {
@@ -284,15 +294,16 @@ func (s *stream) answered(r *bufio.Reader, f frame) error {
 	}
 	q.mu.Unlock()
 	if kind >= opCompareSwap && want > 0 {
-		var b [8]byte
-		if _, err := io.ReadFull(r, b[:]); err != nil {
+		b, err := r.Peek(want)
+		if err != nil {
 			return err
 		}
 		q.mu.Lock()
 		if e.value != nil {
-			*e.value = binary.BigEndian.Uint64(b[:])
+			*e.value = binary.BigEndian.Uint64(b)
 		}
 		q.mu.Unlock()
+		_, _ = r.Discard(want) // it is in the buffer
 		want = 0
 	}
 	for done := 0; done < want; {
@@ -330,13 +341,14 @@ func (s *stream) answered(r *bufio.Reader, f frame) error {
 func (s *stream) asked(r *bufio.Reader, f frame, via *stream) error {
 	a := service{id: f.tag, kind: operationKind(f.flags), via: via}
 	rest := int(f.length) - operationHead
-	var head [operationHead]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
+	head, err := r.Peek(operationHead)
+	if err != nil {
 		return err
 	}
-	x := s.e.exposed.find(binary.BigEndian.Uint64(head[:]))
+	x := s.e.exposed.find(binary.BigEndian.Uint64(head))
 	offset := binary.BigEndian.Uint64(head[8:])
-	length := rest // of the memory that is touched
+	_, _ = r.Discard(len(head)) // it is in the buffer
+	length := rest              // of the memory that is touched
 	switch a.kind {
 	case opGet:
 		length = int(f.total)
@@ -345,16 +357,23 @@ func (s *stream) asked(r *bufio.Reader, f frame, via *stream) error {
 	}
 	a.verdict = judge(x, offset, length, operationNeeds[a.kind])
 	a.memory, a.offset, a.length = x, int(offset), length
-	var err error
 	switch a.kind {
 	case opPut:
 		err = s.put(r, &a, rest)
 	case opGet:
 	default:
-		var operands [16]byte
-		if _, err = io.ReadFull(r, operands[:rest]); err == nil && a.verdict == verdictDone {
-			a.verdict = a.swap(binary.BigEndian.Uint64(operands[:]), binary.BigEndian.Uint64(operands[8:]))
+		var words []byte
+		if words, err = r.Peek(rest); err != nil {
+			break
 		}
+		if a.verdict == verdictDone {
+			var replacement uint64
+			if rest == operands {
+				replacement = binary.BigEndian.Uint64(words[8:])
+			}
+			a.verdict = a.swap(binary.BigEndian.Uint64(words), replacement)
+		}
+		_, _ = r.Discard(rest) // it is in the buffer
 	}
 	if err != nil || s.e.closing.Load() {
 		return err

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/budget"
-	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/liveness"
 )
@@ -80,7 +79,7 @@ type stream struct {
 	readDone chan struct{}
 	readErr  error // set before readDone is closed; nil after a goodbye
 
-	callHeader [call.HeaderSize]byte // of a message that is being written; the holder of sendLock's
+	head [operationHead + operands]byte // of a call or an operation that is being written; who holds sendLock, or the turn of a lane, has it
 
 	asking atomic.Int64 // bytes of requests that wait for handlers, as they are charged
 

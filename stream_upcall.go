@@ -74,9 +74,10 @@ func (s *stream) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	if full {
 		return false
 	}
-	header.Put(s.callHeader[:])
+	head := s.head[:call.HeaderSize]
+	header.Put(head)
 	f := frame{kind: frameData, flags: fragmentFirst | fragmentLast, tag: tag, length: uint32(size), total: uint32(size)}
-	if s.write(f, parcel{tag: tag, header: s.callHeader[:], body: payload}) != nil {
+	if s.write(f, parcel{tag: tag, header: head, body: payload}) != nil {
 		return true // the endpoint has ended, and tells
 	}
 	s.mu.Lock()
