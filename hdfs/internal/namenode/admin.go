@@ -24,18 +24,18 @@ func (nn *NameNode) getFsStats(context.Context, *hdfspb.GetFsStatusRequestProto)
 	return &hdfspb.GetFsStatsResponseProto{
 		Capacity: &capacity, Used: &used, Remaining: &remaining,
 		UnderReplicated:       proto.Uint64(uint64(under)),
-		CorruptBlocks:         proto.Uint64(uint64(len(m.corrupt))),
-		MissingBlocks:         proto.Uint64(uint64(len(m.missing))),
+		CorruptBlocks:         proto.Uint64(uint64(m.corrupt.len())),
+		MissingBlocks:         proto.Uint64(uint64(m.missing.len())),
 		PendingDeletionBlocks: &deletions,
 	}, nil
 }
 
 // lacking is how many blocks have fewer replicas than wanted.
 func (m *blockMap) lacking() int {
-	under := len(m.copying) + len(m.waits)
-	for id := range m.needed.of {
-		if len(m.copying[id]) == 0 {
-			under++
+	under := len(m.copying) + m.waits.len() + m.needed.len()
+	for id := range m.copying {
+		if m.needed.has(id) {
+			under--
 		}
 	}
 	return under
@@ -48,30 +48,22 @@ func (nn *NameNode) getFsReplicatedBlockStats(context.Context, *hdfspb.GetFsRepl
 		m := nn.blocks
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		var deletions, urgent, badlyPlaced int
+		var deletions int
 		for _, n := range m.nodes {
 			deletions += len(n.deletions)
 		}
-		for id := range m.missing {
+		for id := range m.missing.all() {
 			if b, ok := ns.Block(id); ok && b.Replication == 1 {
 				lostOnly++
 			}
 		}
-		for _, urgency := range m.needed.of {
-			switch urgency {
-			case oneLeft:
-				urgent++
-			case oneRack:
-				badlyPlaced++
-			}
-		}
 		out.LowRedundancy = proto.Uint64(uint64(m.lacking()))
-		out.CorruptBlocks = proto.Uint64(uint64(len(m.corrupt)))
-		out.MissingBlocks = proto.Uint64(uint64(len(m.missing)))
+		out.CorruptBlocks = proto.Uint64(uint64(m.corrupt.len()))
+		out.MissingBlocks = proto.Uint64(uint64(m.missing.len()))
 		out.MissingReplOneBlocks = proto.Uint64(uint64(lostOnly))
 		out.PendingDeletionBlocks = proto.Uint64(uint64(deletions))
-		out.HighestPrioLowRedundancyBlocks = proto.Uint64(uint64(urgent))
-		out.BadlyDistributedBlocks = proto.Uint64(uint64(badlyPlaced))
+		out.HighestPrioLowRedundancyBlocks = proto.Uint64(uint64(m.needed.sets[oneLeft].len()))
+		out.BadlyDistributedBlocks = proto.Uint64(uint64(m.needed.sets[oneRack].len()))
 	})
 	return out, nil
 }

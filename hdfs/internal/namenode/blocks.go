@@ -30,21 +30,20 @@ type blockMap struct {
 	safeMode bool
 	safe     safeCount
 
-	ready       blockQueue          // blocks to be looked at now
-	scans       []*scan             // under way, oldest first
-	delayed     []delayed           // blocks to be looked at later, ordered by time
-	needed      needs               // blocks that lack replicas
-	waits       map[uint64]struct{} // lack replicas that may be on DataNodes yet to return after a start
-	copied      time.Time           // when copies were last ordered
-	copyBudget  float64             // how many blocks may still be copied until the next time
-	missing     map[uint64]bool     // no good replica known
-	mostMissing int                 // the most that missing has had since it was made
-	corrupt     map[uint64]bool     // with a replica marked corrupt
-	copying     map[uint64][]copyTask
+	ready      blockQueue // blocks to be looked at now
+	scans      []*scan    // under way, oldest first
+	delayed    []delayed  // blocks to be looked at later, ordered by time
+	needed     needs      // blocks that lack replicas
+	waits      blockSet   // lack replicas that may be on DataNodes yet to return after a start
+	copied     time.Time  // when copies were last ordered
+	copyBudget float64    // how many blocks may still be copied until the next time
+	missing    blockSet   // no good replica known
+	corrupt    blockSet   // with a replica marked corrupt
+	copying    map[uint64][]copyTask
 	// postponed have something to delete that waits for a full report.
-	postponed map[uint64]struct{}
+	postponed *blockSet
 	// due are blocks that were postponed until a report that has come.
-	due     []map[uint64]struct{}
+	due     []*blockSet
 	waiting map[uint64][]chan struct{}
 	// recovering tells since when a block\'s recovery is tried.
 	recovering map[uint64]time.Time
@@ -93,7 +92,7 @@ type node struct {
 	refused bool // the lists of hosts do not admit it
 	// leaving are the blocks that need this DataNode's replica while it leaves the
 	// service, nil if it does not.
-	leaving map[uint64]struct{}
+	leaving *blockSet
 	// expected says that it is known from before the start, was not dead then, and
 	// has not been since.
 	expected bool
@@ -129,12 +128,8 @@ func newBlockMap(cfg *Config) *blockMap {
 		cfg:        cfg,
 		nodes:      make(map[string]*node),
 		replicas:   newReplicaMap(),
-		needed:     newNeeds(),
-		waits:      make(map[uint64]struct{}),
-		missing:    make(map[uint64]bool),
-		corrupt:    make(map[uint64]bool),
 		copying:    make(map[uint64][]copyTask),
-		postponed:  make(map[uint64]struct{}),
+		postponed:  new(blockSet),
 		waiting:    make(map[uint64][]chan struct{}),
 		recovering: make(map[uint64]time.Time),
 		asked:      make(map[uint64][]*node),
@@ -204,10 +199,10 @@ func (m *blockMap) forget(id uint64) {
 	}
 	m.replicas.forget(id)
 	m.needed.remove(id)
-	delete(m.waits, id)
-	delete(m.missing, id)
-	delete(m.corrupt, id)
-	delete(m.postponed, id)
+	m.waits.remove(id)
+	m.missing.remove(id)
+	m.corrupt.remove(id)
+	m.postponed.remove(id)
 	for _, t := range m.copying[id] {
 		t.source.copied(t)
 	}
@@ -230,7 +225,7 @@ func (m *blockMap) deleteFrom(n *node, id, generation uint64) {
 func (m *blockMap) drop(id uint64, n *node) {
 	if m.replicas.drop(id, n.index) {
 		n.replicas--
-		delete(n.leaving, id)
+		n.leaving.remove(id)
 	}
 }
 
@@ -272,7 +267,7 @@ func (m *blockMap) put(n *node, id, generation, length uint64, st clusterpb.Repl
 		n.scheduled.done(m.cfg.now())
 	}
 	if n.leaving != nil {
-		n.leaving[id] = struct{}{}
+		n.leaving.add(id)
 		m.look(id)
 	}
 	if st == clusterpb.ReplicaState_FINALIZED {
@@ -341,7 +336,7 @@ func (m *blockMap) markCorrupt(ns *namespace.Namespace, id uint64, n *node) {
 	if r, ok := m.replicas.find(id, n.index); ok && !r.corrupt {
 		r.corrupt = true
 		m.replicas.put(id, r)
-		m.corrupt[id] = true
+		m.corrupt.add(id)
 		m.look(id)
 		m.cfg.Logger.Warn("namenode: corrupt replica", "block", id, "datanode", n.dn.UUID, "host", n.dn.Host, "port", n.dn.Port)
 	}

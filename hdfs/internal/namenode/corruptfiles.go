@@ -49,10 +49,5 @@ func (nn *NameNode) listCorruptFileBlocks(ctx context.Context, req *hdfspb.ListC
 func (m *blockMap) missingBlocks() []uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	ids := make([]uint64, 0, len(m.missing))
-	for id := range m.missing {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.AppendSeq(make([]uint64, 0, m.missing.len()), m.missing.all())
 }

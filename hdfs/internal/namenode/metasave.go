@@ -63,13 +63,17 @@ func (m *blockMap) metaSave(ns *namespace.Namespace, w io.Writer) {
 		}
 	}
 	fmt.Fprintf(w, "Live Datanodes: %d\nDead Datanodes: %d\n", alive, len(m.nodes)-alive)
-	lacking := slices.Sorted(maps.Keys(m.needed.of))
+	var lacking []uint64
+	for u := range m.needed.sets {
+		lacking = slices.AppendSeq(lacking, m.needed.sets[u].all())
+	}
+	slices.Sort(lacking)
 	fmt.Fprintf(w, "Metasave: Blocks waiting for reconstruction: %d\n", len(lacking))
 	m.metaBlocks(ns, w, lacking)
-	fmt.Fprintf(w, "Metasave: Blocks currently missing: %d\n", len(m.missing))
-	m.metaBlocks(ns, w, slices.Sorted(maps.Keys(m.missing)))
+	fmt.Fprintf(w, "Metasave: Blocks currently missing: %d\n", m.missing.len())
+	m.metaBlocks(ns, w, slices.Collect(m.missing.all()))
 	fmt.Fprintln(w, "Mis-replicated blocks that have been postponed:")
-	m.metaBlocks(ns, w, slices.Sorted(maps.Keys(m.postponed)))
+	m.metaBlocks(ns, w, slices.Collect(m.postponed.all()))
 	fmt.Fprintf(w, "Metasave: Blocks being reconstructed: %d\n", len(m.copying))
 	for _, id := range slices.Sorted(maps.Keys(m.copying)) {
 		tasks := m.copying[id]
@@ -78,7 +82,7 @@ func (m *blockMap) metaSave(ns *namespace.Namespace, w io.Writer) {
 	}
 	m.metaDeletions(w)
 	fmt.Fprintln(w, "Corrupt Blocks:")
-	for _, id := range slices.Sorted(maps.Keys(m.corrupt)) {
+	for id := range m.corrupt.all() {
 		total := 0
 		for range m.replicas.of(id) {
 			total++

@@ -75,7 +75,7 @@ func (m *blockMap) openOnLeaving(ns *namespace.Namespace) (ids []uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, n := range m.nodes {
-		for id := range n.leaving {
+		for id := range n.leaving.all() {
 			if b, ok := ns.Block(id); ok {
 				ids = append(ids, b.File)
 			}

@@ -25,56 +25,53 @@ const (
 	urgencies        // how many there are
 )
 
-// needs are the blocks that lack replicas, by urgency, oldest first.
+// needs are the blocks that lack replicas, by urgency. Those of an urgency take turns, in the order of
+// their ids.
 type needs struct {
-	queues [urgencies]blockQueue
-	of     map[uint64]int // the urgency of those that are in a queue; others in the queues have been satisfied
-	most   int            // the most that of has had since it was made
+	sets [urgencies]blockSet
+	turn [urgencies]uint64 // the id from which the next one is taken
 }
 
-func newNeeds() needs { return needs{of: make(map[uint64]int)} }
+func (s *needs) len() (n int) {
+	for u := range s.sets {
+		n += s.sets[u].len()
+	}
+	return n
+}
+
+func (s *needs) has(id uint64) bool {
+	for u := range s.sets {
+		if s.sets[u].has(id) {
+			return true
+		}
+	}
+	return false
+}
 
 func (s *needs) add(id uint64, urgency int) {
-	if was, ok := s.of[id]; ok && was == urgency {
-		return
+	for u := range s.sets {
+		s.sets[u].set(id, u == urgency)
 	}
-	s.of[id] = urgency
-	s.most = max(s.most, len(s.of))
-	s.queues[urgency].push(id)
 }
 
-func (s *needs) remove(id uint64) { delete(s.of, id) }
+func (s *needs) remove(id uint64) {
+	for u := range s.sets {
+		s.sets[u].remove(id)
+	}
+}
 
-// take returns the oldest block of an urgency. It passes by those that have been satisfied,
-// at most *left, and counts them off; it finds nothing when none are left.
-func (s *needs) take(urgency int, left *int) (id uint64, ok bool) {
-	for q := &s.queues[urgency]; *left > 0; *left-- {
-		if id, ok = q.pop(); !ok {
+// take takes the block of an urgency whose turn it is.
+func (s *needs) take(urgency int) (id uint64, ok bool) {
+	set := &s.sets[urgency]
+	if id, ok = set.next(s.turn[urgency]); !ok {
+		if id, ok = set.next(0); !ok {
 			return 0, false
 		}
-		if at, ok := s.of[id]; ok && at == urgency {
-			delete(s.of, id)
-			return id, true
-		}
 	}
-	return 0, false
+	set.remove(id)
+	s.turn[urgency] = id + 1
+	return id, true
 }
-
-// shrink gives memory back once nothing is needed any more: after a start without
-// DataNodes all blocks have been.
-func (s *needs) shrink() {
-	if len(s.of) > 0 {
-		return
-	}
-	s.queues = [urgencies]blockQueue{}
-	if s.most >= manyBlocks {
-		s.of, s.most = make(map[uint64]int), 0
-	}
-}
-
-// manyBlocks is how many a map of blocks has had that is made anew when it is empty: Go's maps do
-// not shrink.
-const manyBlocks = 1 << 16
 
 // blockQueue is a queue of blocks in chunks, so that no push copies what is there.
 type blockQueue struct {
@@ -123,18 +120,17 @@ func (m *blockMap) copyNeeded(ns *namespace.Namespace, now time.Time) (more bool
 			}
 		}
 	}
-	m.needed.shrink()
-	left := scanStep
+	left := settleBatch
 	for urgency := range urgencies {
-		// Those that come back into the queue wait for the next time.
-		for range m.needed.queues[urgency].count {
+		// Those that come back wait for the next time.
+		for range m.needed.sets[urgency].len() {
 			if m.copyBudget <= 0 {
 				return false
 			}
-			id, ok := m.needed.take(urgency, &left)
-			if left == 0 {
+			if left--; left < 0 {
 				return true
 			}
+			id, ok := m.needed.take(urgency)
 			if !ok {
 				break
 			}

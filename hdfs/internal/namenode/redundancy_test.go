@@ -2,7 +2,6 @@ package namenode
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 )
 
@@ -36,42 +35,25 @@ func TestBlockQueue(t *testing.T) {
 	}
 }
 
-// However many have been satisfied in the meantime, a take passes by a bounded number.
-func TestNeedsTakeIsBounded(t *testing.T) {
-	s := newNeeds()
-	const many = 3 * scanStep
-	for id := range uint64(many) {
+// Blocks that lack replicas take turns: one that comes back is behind all others of its urgency.
+func TestNeedsTakeTurns(t *testing.T) {
+	var s needs
+	for _, id := range []uint64{7, 3, 1 << 40, 5} {
 		s.add(id, someLeft)
 	}
-	for id := range uint64(many - 1) {
-		s.remove(id)
-	}
-	takes := 0
-	for {
-		left := scanStep
-		id, ok := s.take(someLeft, &left)
-		takes++
-		if ok {
-			if id != many-1 {
-				t.Fatalf("took %d", id)
-			}
-			break
+	s.add(5, fewLeft)
+	s.remove(7)
+	for _, want := range []uint64{3, 1 << 40, 3, 1 << 40} {
+		id, ok := s.take(someLeft)
+		if !ok || id != want {
+			t.Fatalf("took %d, %t, not %d", id, ok, want)
 		}
-		if left != 0 {
-			t.Fatalf("gave up with %d left", left)
-		}
+		s.add(id, someLeft)
 	}
-	if takes != 3 {
-		t.Errorf("%d takes", takes)
+	if id, ok := s.take(fewLeft); !ok || id != 5 || s.has(5) {
+		t.Errorf("took %d, %t", id, ok)
 	}
-	if s.most != many {
-		t.Errorf("had %d at most", s.most)
-	}
-	s.most = manyBlocks
-	s.add(1, oneLeft)
-	s.remove(1)
-	s.shrink()
-	if s.most != 0 || slices.ContainsFunc(s.queues[:], func(q blockQueue) bool { return q.count > 0 }) {
-		t.Errorf("%+v is kept", s.queues)
+	if _, ok := s.take(fewLeft); ok || s.len() != 2 {
+		t.Errorf("%d are left", s.len())
 	}
 }

@@ -31,7 +31,7 @@ func (m *blockMap) judge(ns *namespace.Namespace, id uint64) {
 			return
 		}
 	}
-	if good > b.Replication || m.missing[id] || m.needs(id) {
+	if good > b.Replication || m.missing.has(id) || m.needed.has(id) {
 		m.look(id)
 	}
 }
@@ -54,8 +54,8 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 			return len(m.scans) > 0
 		}
 	}
-	if len(m.waits) > 0 && !m.waitsForReturn(now) {
-		m.waits = make(map[uint64]struct{})
+	if m.waits.len() > 0 && !m.waitsForReturn(now) {
+		m.waits = blockSet{}
 		m.begin(ns, &scan{files: true, visit: m.look})
 	}
 	for left := scanStep; left > 0 && len(m.delayed) > 0 && !m.delayed[0].at.After(now); left-- {
@@ -88,9 +88,6 @@ func (m *blockMap) check(ns *namespace.Namespace) (more bool) {
 	if m.ready.count > 0 || len(m.scans) > 0 || len(m.due) > 0 {
 		return true
 	}
-	if len(m.missing) == 0 && m.mostMissing >= manyBlocks {
-		m.missing, m.mostMissing = make(map[uint64]bool), 0
-	}
 	m.checkService()
 	more = m.copyNeeded(ns, now)
 	return more || m.ready.count > 0
@@ -101,15 +98,17 @@ func (m *blockMap) takeDue() {
 	if len(m.due) == 0 {
 		return
 	}
-	left := settleBatch
-	for id := range m.due[0] {
-		if left--; left < 0 {
+	due := m.due[0]
+	for range settleBatch {
+		id, ok := due.next(0)
+		if !ok {
+			m.due[0] = nil
+			m.due = m.due[1:]
 			return
 		}
-		delete(m.due[0], id)
+		due.remove(id)
 		m.look(id)
 	}
-	m.due = m.due[1:]
 }
 
 func (m *blockMap) checkNodes(now time.Time) {
@@ -151,21 +150,20 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 	}
 	s := m.standing(b)
 	live := len(s.live)
-	setIf(m.corrupt, id, s.corrupt)
-	setIf(m.missing, id, live+len(s.leaving) == 0)
-	m.mostMissing = max(m.mostMissing, len(m.missing))
+	m.corrupt.set(id, s.corrupt)
+	m.missing.set(id, live+len(s.leaving) == 0)
 	m.needed.remove(id)
-	delete(m.waits, id)
+	m.waits.remove(id)
 	m.letGo(b, &s)
 	if live+len(s.leaving) == 0 {
 		return // a report will bring it back here
 	}
 	if s.stale && (live > b.Replication || len(s.bad) > 0) {
-		m.postponed[id] = struct{}{}
+		m.postponed.add(id)
 	}
 	switch {
 	case s.lacks(m, b) > 0 && m.waitsForReturn(now):
-		m.waits[id] = struct{}{}
+		m.waits.add(id)
 	case s.lacks(m, b) > 0:
 		m.needed.add(id, s.urgency(m, b))
 	case live > b.Replication && !s.stale:
@@ -175,21 +173,7 @@ func (m *blockMap) settle(ns *namespace.Namespace, id uint64, now time.Time) {
 		for _, n := range s.bad {
 			m.deleteReplica(id, n)
 		}
-		delete(m.corrupt, id)
-	}
-}
-
-// needs tells whether copies of a block are waited for.
-func (m *blockMap) needs(id uint64) bool {
-	_, ok := m.needed.of[id]
-	return ok
-}
-
-func setIf(set map[uint64]bool, id uint64, in bool) {
-	if in {
-		set[id] = true
-	} else {
-		delete(set, id)
+		m.corrupt.remove(id)
 	}
 }
 

@@ -250,7 +250,9 @@ func (s *sparePages) provide(replicas []*clusterpb.Replica) {
 		replicas = replicas[n:]
 	}
 	for len(s.free) < len(s.wanted) {
-		s.free = append(s.free, make([]slot, 0, 64))
+		page := make([]slot, 64)
+		page[0].count, page[63].count = 1, 1 // the system finds memory at the first touch: now, not under the lock
+		s.free = append(s.free, page[:0])
 	}
 }
 

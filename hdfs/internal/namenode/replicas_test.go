@@ -262,11 +262,12 @@ func TestPostponedInSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newBlockMap(&cfg)
-	due := make(map[uint64]struct{})
+	due, far := new(blockSet), new(blockSet)
+	far.add(1 << 20)
 	for id := range uint64(3*settleBatch + 7) {
-		due[id] = struct{}{}
+		due.add(id)
 	}
-	m.due = append(m.due, due, map[uint64]struct{}{1 << 20: {}})
+	m.due = append(m.due, due, far)
 	seen, turns := make(map[uint64]bool), 0
 	for ; len(m.due) > 0; turns++ {
 		m.takeDue()

@@ -184,9 +184,9 @@ func (m *blockMap) sweep(n *node, begun, ended time.Time) {
 			if len(n.deletions) <= scanStep {
 				maps.DeleteFunc(n.deletions, func(_ uint64, d deletion) bool { return d.mark != mark })
 			}
-			if len(m.postponed) > 0 {
+			if m.postponed.len() > 0 {
 				m.due = append(m.due, m.postponed)
-				m.postponed = make(map[uint64]struct{})
+				m.postponed = new(blockSet)
 			}
 		},
 	})

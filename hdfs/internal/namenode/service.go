@@ -116,12 +116,12 @@ func (m *blockMap) applyRule(n *node) {
 func (m *blockMap) reconsider(n *node) {
 	n.leaving = nil
 	if n.leaves() {
-		n.leaving = make(map[uint64]struct{})
+		n.leaving = new(blockSet)
 	}
 	m.eachOf(n, func(id uint64) {
 		m.look(id)
 		if n.leaving != nil {
-			n.leaving[id] = struct{}{}
+			n.leaving.add(id)
 		}
 	})
 }
@@ -133,7 +133,7 @@ func (m *blockMap) checkService() {
 		if n.service == enteringMaintenance || n.service == inMaintenance {
 			m.applyRule(n) // it may have expired
 		}
-		if !n.leaves() || len(n.leaving) > 0 || n.alive && !n.reported || m.ready.count > 0 || len(m.scans) > 0 {
+		if !n.leaves() || n.leaving.len() > 0 || n.alive && !n.reported || m.ready.count > 0 || len(m.scans) > 0 {
 			continue
 		}
 		n.leaving = nil
@@ -291,6 +291,6 @@ func (m *blockMap) letGo(b namespace.BlockInfo, s *standing) {
 
 func (m *blockMap) release(id uint64) {
 	for r := range m.replicas.of(id) {
-		delete(m.byIndex[r.node].leaving, id)
+		m.byIndex[r.node].leaving.remove(id)
 	}
 }
