@@ -69,7 +69,7 @@ func TestSecondReleaseLeavesWaitingMessages(t *testing.T) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				for _, c := range *s.window.recv.slots.Load() {
-					if c.holder == s {
+					if c.holder == &s.inbound {
 						all++
 						if released[&c.message] {
 							again++

@@ -17,7 +17,7 @@ type exposedBuffer struct {
 	user   *exposedUser // nil over TCP
 }
 
-func (s *shell) exposeBuffer(ctx context.Context, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
+func (s *queuePair) exposeBuffer(ctx context.Context, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
 	n := s.n
 	local := rdma.AccessLocalWrite
 	if at := c.Buffer.owner.location(); at.pool == nil {

@@ -106,7 +106,7 @@ func (f *exposedFile) free() error { return f.file.Close() }
 
 func (s *stream) exposeFile(*exposedFile) error { return nil }
 
-func (s *shell) exposeFile(f *exposedFile) (err error) {
+func (s *operator) exposeFile(f *exposedFile) (err error) {
 	if !s.servesOperations() {
 		return ErrUnsupported
 	}

@@ -52,10 +52,10 @@ const (
 )
 
 // servesOperations tells whether both ends have agreed on operations as messages.
-func (s *shell) servesOperations() bool { return s.e.features.has(hello.FeatureServed) }
+func (s *queuePair) servesOperations() bool { return s.e.features.has(hello.FeatureServed) }
 
 // way tells how an operation is carried out, or why it is not.
-func (s *shell) way(o *operation) (operationWay, error) {
+func (s *operator) way(o *operation) (operationWay, error) {
 	asks := s.servesOperations() && s.m.Asks()
 	switch {
 	case o.token.ways&byDescriptor != 0 && s.reader() != nil:
@@ -73,7 +73,7 @@ func (s *shell) way(o *operation) (operationWay, error) {
 }
 
 // reader is the queue pair if files can be read through it.
-func (s *shell) reader() rdma.FileQueuePair {
+func (s *operator) reader() rdma.FileQueuePair {
 	if q, ok := s.qp.(rdma.FileQueuePair); ok && s.servesOperations() && q.SharesFiles() {
 		return q
 	}
@@ -81,7 +81,7 @@ func (s *shell) reader() rdma.FileQueuePair {
 }
 
 // files is what the selection says.
-func (s *shell) files() string {
+func (s *operator) files() string {
 	switch {
 	case !s.servesOperations():
 		return oneSidedUnknown
@@ -93,7 +93,7 @@ func (s *shell) files() string {
 
 // operateMixed carries out a batch of which not all is the device's: first what is, then
 // the rest, then the notification.
-func (s *shell) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]operationWay) error {
+func (s *operator) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]operationWay) error {
 	s.mu.Lock()
 	gone := s.m.PeerSaidGoodbye()
 	s.mu.Unlock()
@@ -153,7 +153,7 @@ func (s *shell) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]oper
 var errNoDescriptor = errors.New("verbena: the file is not to be had")
 
 // readFile reads from the peer's file.
-func (s *shell) readFile(ctx context.Context, o *operation) error {
+func (s *operator) readFile(ctx context.Context, o *operation) error {
 	n, err := s.reader().ReadPeerFile(ctx, o.token.key, o.local, int64(o.token.address)+int64(o.offset))
 	switch {
 	case n == len(o.local):
@@ -173,7 +173,7 @@ func (s *shell) readFile(ctx context.Context, o *operation) error {
 }
 
 // ask asks the peer for an operation, in pieces that fit into an answer.
-func (s *shell) ask(ctx context.Context, set *askSet, o *operation) error {
+func (s *operator) ask(ctx context.Context, set *askSet, o *operation) error {
 	request := wire.Operation{Exposure: o.token.id}
 	switch o.kind {
 	case opGet:
@@ -194,14 +194,8 @@ func (s *shell) ask(ctx context.Context, set *askSet, o *operation) error {
 		return s.e.err
 	}
 	defer func() { <-s.e.sendLock }()
-	s.mu.Lock()
-	s.out.busy = true
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.out.busy = false
-		s.mu.Unlock()
-	}()
+	s.messages.setBusy(true)
+	defer s.messages.setBusy(false)
 	for done := 0; ; {
 		a := query{of: set, open: true, want: 8, value: o.result}
 		request.Offset = uint64(o.offset + done)
@@ -210,7 +204,7 @@ func (s *shell) ask(ctx context.Context, set *askSet, o *operation) error {
 			a.into, request.A = o.local[done:done+a.want], uint64(a.want)
 			done += a.want
 		}
-		if _, err := s.ready(ctx, (*link.Machine[*Message]).MayAsk, nil, nil, 0, parcel{}); err != nil {
+		if _, err := s.messages.ready(ctx, (*link.Machine[*Message]).MayAsk, nil, nil, 0, parcel{}); err != nil {
 			return err
 		}
 		set.left++
@@ -229,7 +223,7 @@ func (s *shell) ask(ctx context.Context, set *askSet, o *operation) error {
 
 // awaitAnswers waits for the answers to a set. If it fails, or giveUp is set, nobody
 // waits for them any more: their memory is the caller's.
-func (s *shell) awaitAnswers(ctx context.Context, set *askSet, giveUp bool) (err error) {
+func (s *operator) awaitAnswers(ctx context.Context, set *askSet, giveUp bool) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for set.left > 0 && !giveUp && err == nil {
@@ -258,7 +252,7 @@ func (s *shell) awaitAnswers(ctx context.Context, set *askSet, giveUp bool) (err
 }
 
 // answered takes the peer's answer. mu is held, and data is good until this returns.
-func (s *shell) answered(answer wire.Answer, data []byte) error {
+func (s *operator) answered(answer wire.Answer, data []byte) error {
 	a := s.served.asks[answer.ID] // the machine knows it
 	s.served.asks[answer.ID] = query{}
 	if answer.Verdict >= uint8(verdictCodes) || verdictCode(answer.Verdict) == verdictDone && len(data) != a.want ||
@@ -286,7 +280,7 @@ func (s *shell) answered(answer wire.Answer, data []byte) error {
 
 // asked keeps an operation of the peer for the goroutine that serves them. It ends when
 // nothing is due. mu is held.
-func (s *shell) asked(o wire.Operation) {
+func (s *operator) asked(o wire.Operation) {
 	v := &s.served
 	v.due.Push(o)
 	if v.serving || s.life.reached(stageClosing) {
@@ -299,7 +293,7 @@ func (s *shell) asked(o wire.Operation) {
 	s.wg.Go(s.serve)
 }
 
-func (s *shell) serve() {
+func (s *operator) serve() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := &s.served
@@ -340,7 +334,7 @@ const answerFront = wire.HeaderSize + wire.AnswerSize
 
 // carryOut serves an operation of the peer. The data of a Get lies in memory, behind
 // room for what goes before it.
-func (s *shell) carryOut(o wire.Operation) (code verdictCode, memory slab.Slab, data []byte) {
+func (s *operator) carryOut(o wire.Operation) (code verdictCode, memory slab.Slab, data []byte) {
 	x := s.e.exposed.find(o.Exposure)
 	a := service{memory: x, length: 8}
 	switch o.Code {

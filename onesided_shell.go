@@ -15,6 +15,14 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
+// operator is what carries out an endpoint's one-sided operations over its queue pair, and
+// serves those of the peer that no device does.
+type operator struct {
+	*queuePair
+	messages *outbound // operations that are messages go out between the others
+	served   served
+}
+
 // flights are a shell's one-sided operations that are under way, and who waits for
 // room. There are none before the first operation. mu of the shell guards them.
 type flights struct {
@@ -57,7 +65,7 @@ type place struct {
 // wholeFlight is how many bytes the results of a flight need.
 const wholeFlight = 8 * MaxBatch
 
-func (s *shell) operate(ctx context.Context, b *Batch) error {
+func (s *operator) operate(ctx context.Context, b *Batch) error {
 	var ways [MaxBatch]operationWay
 	mixed := false
 	for i := range b.ops[:b.count] {
@@ -75,7 +83,7 @@ func (s *shell) operate(ctx context.Context, b *Batch) error {
 }
 
 // fly carries out a batch of operations of the device.
-func (s *shell) fly(ctx context.Context, b *Batch) error {
+func (s *operator) fly(ctx context.Context, b *Batch) error {
 	f, posted, err := s.begin(b)
 	if err != nil {
 		return err
@@ -91,7 +99,7 @@ func (s *shell) fly(ctx context.Context, b *Batch) error {
 	}
 	// Behind the Puts on the same queue pair, and the peer gets it behind them. If it
 	// has to wait, it does so when it holds no memory that others may wait for.
-	told := b.notify && s.sendNow(b.tag, b.message)
+	told := b.notify && s.messages.sendNow(b.tag, b.message)
 	if err := s.land(ctx, f); err != nil {
 		return err
 	}
@@ -113,7 +121,7 @@ func (s *shell) fly(ctx context.Context, b *Batch) error {
 }
 
 // oneSided is what the selection says.
-func (s *shell) oneSided() string {
+func (s *operator) oneSided() string {
 	switch {
 	case !s.e.features.has(hello.FeatureOneSided):
 		return oneSidedUnknown
@@ -127,7 +135,7 @@ func (s *shell) oneSided() string {
 
 // begin makes a flight of the batch, and posts it at once if it needs no memory and
 // nothing holds it up.
-func (s *shell) begin(b *Batch) (f *flight, posted bool, err error) {
+func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.flights == nil {
@@ -159,7 +167,7 @@ func (s *shell) begin(b *Batch) (f *flight, posted bool, err error) {
 	return f, true, s.post(f, b)
 }
 
-func (s *shell) newFlight() *flight {
+func (s *operator) newFlight() *flight {
 	f := &flight{wake: make(chan struct{}, 1), spin: newSpinner(s.t.Spin)}
 	f.ready = func() bool { return f.done.Load() || s.e.over() }
 	return f
@@ -167,7 +175,7 @@ func (s *shell) newFlight() *flight {
 
 // inPlace uses the memory that there is already for an operation, and reports false if
 // there is none.
-func (s *shell) inPlace(f *flight, i int, o *operation) bool {
+func (s *operator) inPlace(f *flight, i int, o *operation) bool {
 	if o.atomic() {
 		if f.results.None() {
 			return false
@@ -188,7 +196,7 @@ func (s *shell) inPlace(f *flight, i int, o *operation) bool {
 }
 
 // putFlight frees the memory of a flight that no device uses.
-func (s *shell) putFlight(f *flight) {
+func (s *operator) putFlight(f *flight) {
 	s.freeStaged(f)
 	s.mu.Lock()
 	s.park(f)
@@ -197,7 +205,7 @@ func (s *shell) putFlight(f *flight) {
 }
 
 // callerGone notes that a call does not use the shell's memory any more. mu is held.
-func (s *shell) callerGone() {
+func (s *operator) callerGone() {
 	fl := s.flights
 	if fl.callers--; fl.deserted != nil && fl.callers == 0 {
 		close(fl.deserted)
@@ -205,7 +213,7 @@ func (s *shell) callerGone() {
 }
 
 // park keeps a flight for the next batch. mu is held.
-func (s *shell) park(f *flight) {
+func (s *operator) park(f *flight) {
 	f.done.Clear()
 	f.asleep, f.abandoned = false, false
 	select {
@@ -226,7 +234,7 @@ const stagingUnit = 64
 
 // stage gets registered memory for the operations, with what is to be written. It takes
 // all of it at once: who waits for memory holds none that others wait for.
-func (s *shell) stage(ctx context.Context, f *flight, b *Batch) (err error) {
+func (s *operator) stage(ctx context.Context, f *flight, b *Batch) (err error) {
 	var offsets [MaxBatch]int
 	size, atomics, copies := 0, false, false
 	for i := range b.ops[:b.count] {
@@ -264,7 +272,7 @@ func (s *shell) stage(ctx context.Context, f *flight, b *Batch) (err error) {
 }
 
 // takeStaged waits for memory, and refuses at once what there will never be.
-func (s *shell) takeStaged(ctx context.Context, size int) (slab.Slab, error) {
+func (s *operator) takeStaged(ctx context.Context, size int) (slab.Slab, error) {
 	if size > MaxOperation { // that is a region of its own
 		most := s.n.sendPool.LargeLimit()
 		if m := s.n.attributes.MaxRegion; m > 0 {
@@ -282,7 +290,7 @@ func (s *shell) takeStaged(ctx context.Context, size int) (slab.Slab, error) {
 }
 
 // launch posts the operations, by one doorbell, when there is room for all of them.
-func (s *shell) launch(ctx context.Context, f *flight, b *Batch) error {
+func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for waits := false; ; waits = true {
@@ -317,7 +325,7 @@ func (s *shell) launch(ctx context.Context, f *flight, b *Batch) error {
 }
 
 // leaveLine takes a flight out of the line of those who wait for room. mu is held.
-func (s *shell) leaveLine(f *flight, waits bool) {
+func (s *operator) leaveLine(f *flight, waits bool) {
 	if !waits {
 		return
 	}
@@ -333,14 +341,14 @@ func (s *shell) leaveLine(f *flight, waits bool) {
 }
 
 // tellLine lets the first in the line look whether there is room. mu is held.
-func (s *shell) tellLine() {
+func (s *operator) tellLine() {
 	if len(s.flights.line) > 0 {
 		notify(s.flights.line[0].wake)
 	}
 }
 
 // post hands the operations to the device. mu is held.
-func (s *shell) post(f *flight, b *Batch) error {
+func (s *operator) post(f *flight, b *Batch) error {
 	if s.queue.broken {
 		return s.e.Err()
 	}
@@ -370,7 +378,7 @@ var operationCodes = [...]rdma.Opcode{opPut: rdma.OpWrite, opGet: rdma.OpRead, o
 
 // arriveUntil ends the flights whose last operation is before seq in the send queue.
 // mu is held.
-func (s *shell) arriveUntil(seq uint32) {
+func (s *operator) arriveUntil(seq uint32) {
 	fl := s.flights
 	for fl.count > 0 {
 		f := fl.ring[fl.first%MaxBatch]
@@ -412,7 +420,7 @@ func (fl *flights) use(b *Buffer) bool {
 
 // settleFlight tells those who wait for the buffers of a flight that has left the ring.
 // mu is held.
-func (s *shell) settleFlight(f *flight) {
+func (s *operator) settleFlight(f *flight) {
 	for _, b := range f.buffers[:f.size] {
 		if b != nil && !s.uses(b) {
 			s.buffers.settling.settled(b)
@@ -422,7 +430,7 @@ func (s *shell) settleFlight(f *flight) {
 
 // dropBuffers drops the references of an abandoned flight. mu is held; whoever holds
 // it calls dropLoose when it has let go of that.
-func (s *shell) dropBuffers(f *flight) {
+func (s *operator) dropBuffers(f *flight) {
 	for _, b := range f.buffers[:f.size] {
 		if b != nil {
 			s.buffers.dropped(b)
@@ -431,23 +439,23 @@ func (s *shell) dropBuffers(f *flight) {
 }
 
 // freeStaged frees the memory of a flight's operations.
-func (s *shell) freeStaged(f *flight) {
+func (s *operator) freeStaged(f *flight) {
 	clear(f.buffers[:f.size])
 	clear(f.bytes[:f.size])
 	s.freeMemory(&f.staged, false)
 }
 
-func (s *shell) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, spoilt) }
+func (s *operator) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, spoilt) }
 
 // freeMemory gives memory back. spoilt tells that the device may still use it.
-func (s *shell) freeMemory(memory *slab.Slab, spoilt bool) {
+func (s *operator) freeMemory(memory *slab.Slab, spoilt bool) {
 	giveBack(s.n.sendPool, *memory, spoilt)
 	*memory = slab.Slab{}
 }
 
 // land waits until a flight is done. If it fails, the flight is not the caller's any
 // more.
-func (s *shell) land(ctx context.Context, f *flight) error {
+func (s *operator) land(ctx context.Context, f *flight) error {
 	for !f.done.Load() {
 		if s.w.drive(&f.spin, f.ready) {
 			if f.done.Load() {
@@ -484,7 +492,7 @@ func (s *shell) land(ctx context.Context, f *flight) error {
 	return nil
 }
 
-func (s *shell) sleepForFlight(ctx context.Context, f *flight) {
+func (s *operator) sleepForFlight(ctx context.Context, f *flight) {
 	s.mu.Lock()
 	f.asleep = true
 	s.mu.Unlock()
@@ -501,7 +509,7 @@ func (s *shell) sleepForFlight(ctx context.Context, f *flight) {
 
 // groundFlights lets no further operation begin, and waits until no call uses the
 // shell's memory. The endpoint has ended, which ends their waits.
-func (s *shell) groundFlights() {
+func (s *operator) groundFlights() {
 	s.mu.Lock()
 	s.life.advance(stageGrounded)
 	fl := s.flights
@@ -517,7 +525,7 @@ func (s *shell) groundFlights() {
 
 // freeFlights frees what the device was given for operations. The queue pair is
 // closed, and all callers have gone. mu is held.
-func (s *shell) freeFlights(stuck bool) {
+func (s *operator) freeFlights(stuck bool) {
 	fl := s.flights
 	if fl == nil {
 		return
@@ -550,7 +558,7 @@ type exposedRegion struct {
 	ways   tokenWays
 }
 
-func (s *shell) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
+func (s *queuePair) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
 	n, size := s.n, c.Size
 	if m := n.attributes.MaxRegion; m > 0 && int64(size) > m {
 		return nil, fmt.Errorf("%w: %d bytes, a region of the device has %d at most", ErrTooLong, size, m)

@@ -18,7 +18,7 @@ import (
 // second Release from the first.
 type blank struct {
 	Buffer
-	s       *shell
+	s       *queuePair
 	pool    *slab.Pool
 	slab    slab.Slab
 	private *slab.Private // of a region that the peer may have the key to
@@ -51,7 +51,7 @@ func (u *bufferUses) dropped(b *Buffer) {
 	}
 }
 
-func (s *shell) buffer(ctx context.Context, size int) (*Buffer, error) {
+func (s *queuePair) buffer(ctx context.Context, size int) (*Buffer, error) {
 	s.mu.Lock()
 	if err := s.e.Err(); err != nil || s.life.reached(stageClosed) {
 		s.mu.Unlock()
@@ -111,14 +111,14 @@ func (b *blank) release() {
 
 // trusts tells that the peer may have keys to memory that holds what other trusted
 // peers of the group have sent.
-func (s *shell) trusts() bool { return s.n.cfg.relay && s.e.trusted }
+func (s *queuePair) trusts() bool { return s.n.cfg.relay && s.e.trusted }
 
 // mayGather tells whether the device can send a buffer from where it lies.
-func (s *shell) mayGather(at *location) bool { return s.queue.gathers && s.n.reaches(at) }
+func (s *queuePair) mayGather(at *location) bool { return s.queue.gathers && s.n.reaches(at) }
 
 // mayShow tells whether the peer may have the key to where a buffer lies. It opens
 // the whole region.
-func (s *shell) mayShow(at *location) bool {
+func (s *queuePair) mayShow(at *location) bool {
 	switch {
 	case at.owner != nil:
 		return at.owner == s.queue.private
@@ -129,7 +129,7 @@ func (s *shell) mayShow(at *location) bool {
 }
 
 // sendBufferNow is sendNow for a buffer that the device can send from where it lies.
-func (s *shell) sendBufferNow(p parcel) bool {
+func (s *outbound) sendBufferNow(p parcel) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.out.busy || p.size() > s.m.MaxEager() || s.e.over() || !s.m.MaySend() {
@@ -140,7 +140,7 @@ func (s *shell) sendBufferNow(p parcel) bool {
 
 // tryGather posts an eager message whose bytes need not be copied to other memory.
 // MaySend, and mu is held.
-func (s *shell) tryGather(p *parcel) bool {
+func (s *outbound) tryGather(p *parcel) bool {
 	if p.size() > link.Small {
 		at := p.buffer.owner.location()
 		if !s.mayGather(&at) {
@@ -157,7 +157,7 @@ func (s *shell) tryGather(p *parcel) bool {
 }
 
 // offerInPlace offers a part of a long message from where it lies.
-func (s *shell) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *location) error {
+func (s *outbound) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *location) error {
 	if _, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, nil, nil, 0, parcel{}); err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (s *shell) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at *l
 }
 
 // postInPlace posts an offer of a part from where it lies. MayOffer, and mu is held.
-func (s *shell) postInPlace(p parcel, o *wire.Offer, at *location) {
+func (s *outbound) postInPlace(p parcel, o *wire.Offer, at *location) {
 	region := at.region()
 	p.buffer.Retain()
 	s.offer(p.tag, o, region.Address()+uint64(at.place()+p.from), region.Key(), len(p.body), offered{buffer: p.buffer})
@@ -176,7 +176,7 @@ func (s *shell) postInPlace(p parcel, o *wire.Offer, at *location) {
 
 // letGo ends the use of a buffer by a send. mu is held; whoever holds it calls
 // dropLoose when it has let go of that.
-func (s *shell) letGo(b *Buffer) {
+func (s *queuePair) letGo(b *Buffer) {
 	if s.buffers.settling.any() && !s.uses(b) {
 		s.buffers.settling.settled(b)
 	}
@@ -185,7 +185,7 @@ func (s *shell) letGo(b *Buffer) {
 
 // dropLoose gives back buffers whose last reference was that of a send. It takes the
 // lock of the endpoint that they belong to, so mu is not held.
-func (s *shell) dropLoose() {
+func (s *queuePair) dropLoose() {
 	for {
 		s.mu.Lock()
 		b := s.buffers.takeLoose()
@@ -198,11 +198,11 @@ func (s *shell) dropLoose() {
 }
 
 // uses tells whether a send of b is under way, or a one-sided operation. mu is held.
-func (s *shell) uses(b *Buffer) bool {
+func (s *queuePair) uses(b *Buffer) bool {
 	return s.flights != nil && s.flights.use(b) || s.queue.uses(b)
 }
 
-func (s *shell) settle(ctx context.Context, b *Buffer) error {
+func (s *queuePair) settle(ctx context.Context, b *Buffer) error {
 	return s.buffers.settling.wait(ctx, &s.mu, s.uses, b, s.t.Spin, s.e.Err, func(w *settler) {
 		if !s.w.drive(&w.spin, w.ready) {
 			s.w.sleep()

@@ -122,7 +122,7 @@ func (s *shell) free() {
 }
 
 // closeQueuePair reports true if it failed.
-func (s *shell) closeQueuePair() (stuck bool) {
+func (s *queuePair) closeQueuePair() (stuck bool) {
 	if s.qp == nil {
 		return false
 	}
@@ -159,7 +159,7 @@ func (s *shell) discard(stuck bool) (held, standing int) {
 
 // freeReceives gives back the receives that the peer was promised. It returns those
 // that other endpoints share.
-func (s *shell) freeReceives(stuck bool, standing int) (shared *receives) {
+func (s *queuePair) freeReceives(stuck bool, standing int) (shared *receives) {
 	w := &s.window
 	if w.recv == nil {
 		return nil

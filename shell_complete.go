@@ -12,6 +12,7 @@ func (s *shell) complete(c *rdma.Completion) {
 	s.mu.Lock()
 	switch {
 	case s.in.handing && c.ID&idKind == idReceive && s.handOver(c):
+		s.out.tell()
 	case s.life.reached(stageClosed):
 		if c.ID&idKind == idReceive {
 			s.putBack(s.window.recv.arrived(c.ID))
@@ -49,13 +50,7 @@ func (s *shell) settled() {
 		s.wake()
 		return
 	}
-	if s.m.Announced() {
-		s.provideAtOnce()
-	}
-	if !s.in.readable.Load() && s.m.Ready() {
-		s.in.readable.Set()
-	}
-	s.in.tell()
+	s.tellReceive()
 	s.out.tell()
 }
 
@@ -97,39 +92,6 @@ func (s *shell) arrived(c *rdma.Completion) {
 	s.arrivedIn(b, c)
 }
 
-// handOver is arrived for a message that goes to the Receive that waits for it, past
-// the inbox. If it is anything else, handOver reports false and has done nothing.
-func (s *shell) handOver(c *rdma.Completion) bool {
-	recv := s.window.recv
-	b := recv.look(c.ID)
-	if b == nil || c.Status != rdma.StatusSuccess || int64(c.Length) > int64(b.home.size) {
-		return false
-	}
-	memory := b.memory[:c.Length]
-	tag, ok := s.m.Take(memory)
-	if !ok {
-		return false
-	}
-	recv.took(b)
-	m := &b.message
-	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
-	m.front = 0
-	s.held++
-	s.window.held++
-	s.received.add(len(m.data))
-	if s.upcall.sink != nil {
-		s.deliver(m)
-	} else {
-		s.in.give(m)
-	}
-	s.out.tell()
-	if s.window.asleep > 0 {
-		s.lend()
-		s.flush()
-	}
-	return true
-}
-
 // arrivedIn is arrived for a message in b.
 func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 	if s.life.breach {
@@ -152,7 +114,7 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 	}
 	if effects.Kept {
 		b.message.data, b.message.front = memory[wire.HeaderSize:c.Length:c.Length], 0
-		b.holder = s
+		b.holder = &s.inbound
 	} else {
 		s.putBack(b)
 	}
@@ -170,42 +132,4 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 		s.lend()
 	}
 	s.flush()
-}
-
-// breached ends an endpoint whose peer has broken the protocol. mu is held.
-func (s *shell) breached(err error) {
-	s.life.breach, s.in.handing = true, false
-	s.fail(err)
-}
-
-// putBack posts a receive again.
-func (s *shell) putBack(b *buffer) {
-	if b == nil {
-		return
-	}
-	if s.life.reached(stageClosed) {
-		b.home.putLate(b, false)
-	} else if err := b.home.put(b); err != nil {
-		s.postFailed(err)
-	}
-}
-
-// flush posts what the machine wants posted. mu is held.
-func (s *shell) flush() {
-	posts := s.m.Posts()
-	for len(posts) > 0 && !s.queue.broken {
-		n := min(len(posts), flushBatch)
-		for i := range posts[:n] {
-			if p := &posts[i]; p.Read {
-				s.queue.read(i, p, s.m.Handle(p.Message).owner.(*longMessage).slab)
-			} else {
-				s.queue.send(i, p)
-			}
-		}
-		if err := s.queue.post(s.queue.requests[:n]); err != nil {
-			s.postFailed(err)
-			return
-		}
-		posts = posts[n:]
-	}
 }

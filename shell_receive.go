@@ -2,16 +2,30 @@ package verbena
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
-	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/rdma"
 )
 
+// inbound is what hands an endpoint's messages to Receive, or to a sink, and takes them
+// back. It gets memory for long ones. The queue pair's mu guards it.
+type inbound struct {
+	*queuePair
+	in       receiver   // the Receive that waits
+	received Traffic    // by Receive, or by the sink
+	long     longMemory // of messages that are read
+	upcall   upcall     // who gets messages instead of Receive
+}
+
+func (s *inbound) receivedTraffic() Traffic {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.received
+}
+
 // receive waits for the next message, and makes progress meanwhile.
-func (s *shell) receive(ctx context.Context) (*Message, error) {
+func (s *inbound) receive(ctx context.Context) (*Message, error) {
 	for {
 		over, cut := s.e.over(), ctx.Err() != nil
 		if over {
@@ -48,7 +62,7 @@ func (s *shell) receive(ctx context.Context) (*Message, error) {
 }
 
 // sleepForMessage sleeps until there is something to do, or the end of ctx or of the endpoint.
-func (s *shell) sleepForMessage(ctx context.Context) {
+func (s *inbound) sleepForMessage(ctx context.Context) {
 	s.mu.Lock()
 	s.in.asleep = true
 	s.mu.Unlock()
@@ -59,7 +73,7 @@ func (s *shell) sleepForMessage(ctx context.Context) {
 
 // next takes the message that was handed over, or else the first one that is
 // complete out of the inbox. mu is held.
-func (s *shell) next() *Message {
+func (s *inbound) next() *Message {
 	s.in.handing = false
 	if s.in.handed.Load() {
 		return s.in.take()
@@ -77,8 +91,20 @@ func (s *shell) next() *Message {
 	return s.accept(in)
 }
 
+// tellReceive gives memory to messages that have been announced, and tells Receive of those that
+// are complete. mu is held.
+func (s *inbound) tellReceive() {
+	if s.m.Announced() {
+		s.provideAtOnce()
+	}
+	if !s.in.readable.Load() && s.m.Ready() {
+		s.in.readable.Set()
+	}
+	s.in.tell()
+}
+
 // accept makes a message of the inbox the application's. mu is held.
-func (s *shell) accept(in link.Message[*Message]) *Message {
+func (s *inbound) accept(in link.Message[*Message]) *Message {
 	m := in.Handle
 	m.Tag = in.Tag
 	if in.Long {
@@ -95,7 +121,7 @@ func (s *shell) accept(in link.Message[*Message]) *Message {
 }
 
 // last is Receive once the endpoint has ended.
-func (s *shell) last() (*Message, error) {
+func (s *inbound) last() (*Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.in.handed.Load() && s.e.closing.Load() {
@@ -108,128 +134,40 @@ func (s *shell) last() (*Message, error) {
 	return nil, s.e.lastError()
 }
 
-// provideAtOnce gives a long message memory when it is announced, while there is
-// plenty and the endpoint has less than its share. mu is held.
-func (s *shell) provideAtOnce() {
-	want, ok := s.m.Wanted()
-	if !ok || s.e.closing.Load() {
-		return
+// handOver is arrived for a message that goes to the Receive that waits for it, past
+// the inbox. If it is anything else, handOver reports false and has done nothing.
+func (s *inbound) handOver(c *rdma.Completion) bool {
+	recv := s.window.recv
+	b := recv.look(c.ID)
+	if b == nil || c.Status != rdma.StatusSuccess || int64(c.Length) > int64(b.home.size) {
+		return false
 	}
-	size := s.long.atOnce(want)
-	if size == 0 {
-		return // Receive asks for it
+	memory := b.memory[:c.Length]
+	tag, ok := s.m.Take(memory)
+	if !ok {
+		return false
 	}
-	// An error is no failure: a device that cannot register more may be able to later.
-	memory, ok, err := s.long.share.tryGrowing(size, s.n.longPool.TryQuick)
-	if !ok || err != nil {
-		return
-	}
-	s.place(want, memory, growingMemory)
-}
-
-// provide gets memory for the message that Receive waits for. Messages behind that one
-// wait for none, and get theirs from provideAtOnce.
-func (s *shell) provide(ctx context.Context, want link.Want) error {
-	memory, kind, err := s.obtain(ctx, want)
-	if errors.Is(err, errGivenUp) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now, ok := s.m.Wanted()
-	if !ok || now.Message != want.Message || now.Have != want.Have || now.Need > memory.Size() || s.life.reached(stageClosed) {
-		s.long.share.put(memory, kind)
-		return nil
-	}
-	s.place(want, memory, kind)
-	s.settled()
-	return nil
-}
-
-// obtain gets the memory: growing memory, if some is left. If not, it waits for firm
-// memory for the whole message. Firm memory is held by messages that are arriving and need
-// no more, and by applications, so some always comes back. A message of which nothing has
-// arrived yet first gets a trial: memory for its first part, which it has to fill.
-func (s *shell) obtain(ctx context.Context, want link.Want) (slab.Slab, memoryKind, error) {
-	size := s.long.portion(want)
-	if s.n.longPool.Used() >= s.n.longPool.Limit()/2 {
-		size = want.Need
-	}
-	if memory, ok, err := s.long.share.tryGrowing(size, s.n.longPool.TryGet); ok || err != nil {
-		return memory, growingMemory, err
-	}
-	proven := want.Have > 0 || want.Size == want.Total
-	if proven {
-		if memory, ok, err := s.long.share.tryFirm(want.Total); ok || err != nil {
-			return memory, firmMemory, err
-		}
-	}
-	ctx, stop := s.whileWanted(ctx, want)
-	defer stop()
-	defer s.n.endStalled()()
-	if !proven {
-		memory, err := s.long.share.getTrial(ctx, want.Need, trialPatience)
-		if !errors.Is(err, errNoTrial) {
-			return memory, trialMemory, err
-		}
-	}
-	memory, err := s.long.share.getFirm(ctx, want.Total)
-	return memory, firmMemory, err
-}
-
-// errGivenUp says that a message that waits for memory will not come.
-var errGivenUp = errors.New("verbena: the peer gave the message up")
-
-// whileWanted ends ctx when the endpoint ends or the message does not wait for
-// memory any more, because the peer gave it up.
-func (s *shell) whileWanted(ctx context.Context, want link.Want) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	over, watched := make(chan struct{}), make(chan struct{})
-	wanted := func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.in.asleep = true // settled tells of what has happened
-		now, ok := s.m.Wanted()
-		return ok && now == want
-	}
-	go func() {
-		defer close(watched)
-		for wanted() {
-			select {
-			case <-s.in.token:
-			case <-s.e.done:
-				cancel(s.e.err)
-				return
-			case <-over:
-				return
-			}
-		}
-		cancel(errGivenUp)
-	}()
-	return ctx, func() {
-		close(over)
-		<-watched
-		cancel(nil)
-	}
-}
-
-// place moves a message into memory. mu is held.
-func (s *shell) place(want link.Want, memory slab.Slab, kind memoryKind) {
-	var l *longMessage
-	if m := s.m.Handle(want.Message); m != nil {
-		l = m.owner.(*longMessage)
+	recv.took(b)
+	m := &b.message
+	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
+	m.front = 0
+	s.held++
+	s.window.held++
+	s.received.add(len(m.data))
+	if s.upcall.sink != nil {
+		s.deliver(m)
 	} else {
-		l = s.long.begin(s)
+		s.in.give(m)
 	}
-	s.long.move(l, memory, kind, want.Have)
-	s.m.Provide(want.Message, &l.message, memory.Size())
-	s.flush()
+	if s.window.asleep > 0 {
+		s.lend()
+		s.flush()
+	}
+	return true
 }
 
 // drop frees a message that no application has seen. mu is held.
-func (s *shell) drop(m *Message) {
+func (s *inbound) drop(m *Message) {
 	switch owner := m.owner.(type) {
 	case *longMessage:
 		s.long.received(owner)
@@ -241,10 +179,10 @@ func (s *shell) drop(m *Message) {
 }
 
 // freeLong gives the memory of a long message back. mu is held.
-func (s *shell) freeLong(l *longMessage) { s.long.free(l, s.life.stuck) }
+func (s *inbound) freeLong(l *longMessage) { s.long.free(l, s.life.stuck) }
 
 // releasedLong takes a message back from the application.
-func (s *shell) releasedLong(l *longMessage) {
+func (s *inbound) releasedLong(l *longMessage) {
 	m := &l.message
 	s.mu.Lock()
 	if !m.held {
@@ -258,12 +196,12 @@ func (s *shell) releasedLong(l *longMessage) {
 }
 
 // releasedTwice reports what a program did wrong and harms nobody else.
-func (s *shell) releasedTwice() {
+func (s *queuePair) releasedTwice() {
 	s.n.log.Error("a message was released twice; the second Release did nothing", "peer", s.e.remote, "service", s.e.service)
 }
 
 // released takes a buffer back from the application.
-func (s *shell) released(b *buffer) {
+func (s *inbound) released(b *buffer) {
 	m := &b.message
 	s.mu.Lock()
 	if !m.held || b.holder != s {
@@ -282,7 +220,7 @@ func (s *shell) released(b *buffer) {
 }
 
 // returned gives a buffer that the application has had back to the peer. mu is held.
-func (s *shell) returned(b *buffer) {
+func (s *inbound) returned(b *buffer) {
 	m := &b.message
 	m.held, m.data, b.holder = false, nil, nil
 	s.held--
@@ -299,7 +237,7 @@ func (s *shell) returned(b *buffer) {
 }
 
 // releasedOne counts a message that came back. It unlocks mu.
-func (s *shell) releasedOne() {
+func (s *queuePair) releasedOne() {
 	s.held--
 	left := s.life.reached(stageLeft)
 	s.mu.Unlock()
@@ -308,13 +246,8 @@ func (s *shell) releasedOne() {
 	}
 }
 
-// endIfStalled looks whether the peer has left a message unfinished for so long although
-// it has memory, or brings it more slowly than leastRate, and ends the endpoint.
-func (s *shell) endIfStalled(limit time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if reading, ok := s.m.Unfinished(); ok && s.long.pace.late(time.Now(), reading, limit) {
-		s.fail(fmt.Errorf("%w: it left a message unfinished for %v, or brought less than %d bytes a second of it, while others waited for the memory",
-			ErrProtocol, limit, leastRate))
-	}
+// breached ends an endpoint whose peer has broken the protocol. mu is held.
+func (s *inbound) breached(err error) {
+	s.life.breach, s.in.handing = true, false
+	s.fail(err)
 }

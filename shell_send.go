@@ -8,15 +8,29 @@ import (
 	"github.com/verbena-data/verbena/internal/slab"
 )
 
+// outbound is what sends an endpoint's messages over its queue pair: at once what nothing
+// holds up, and otherwise one at a time, in order, when there are credits and memory.
+type outbound struct {
+	*queuePair
+	out  sender  // the Send that waits
+	sent Traffic // mu guards it
+}
+
+func (s *outbound) sentTraffic() Traffic {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sent
+}
+
 // sendNow sends a message that nothing holds up, and reports false otherwise.
-func (s *shell) sendNow(tag uint32, message []byte) bool {
+func (s *outbound) sendNow(tag uint32, message []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.out.busy && len(message) <= s.m.MaxEager() && s.trySend(tag, message)
 }
 
 // trySend sends an eager message if there is a credit and memory. mu is held.
-func (s *shell) trySend(tag uint32, message []byte) bool {
+func (s *outbound) trySend(tag uint32, message []byte) bool {
 	if s.e.over() || !s.m.MaySend() {
 		return false
 	}
@@ -37,7 +51,7 @@ func (s *shell) trySend(tag uint32, message []byte) bool {
 
 // postEager sends a message whose bytes are in memory behind the place of its
 // header. mu is held.
-func (s *shell) postEager(tag uint32, length int, memory slab.Slab) {
+func (s *outbound) postEager(tag uint32, length int, memory slab.Slab) {
 	s.queue.payload = memory
 	s.m.Eager(tag, memory.Bytes()[wire.HeaderSize:][:length], length > soon-s.queue.quiet)
 	s.flush()
@@ -45,15 +59,9 @@ func (s *shell) postEager(tag uint32, length int, memory slab.Slab) {
 }
 
 // send carries a message that may have to wait. The caller holds sendLock.
-func (s *shell) send(ctx context.Context, p parcel) error {
-	s.mu.Lock()
-	s.out.busy = true
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.out.busy = false
-		s.mu.Unlock()
-	}()
+func (s *outbound) send(ctx context.Context, p parcel) error {
+	s.setBusy(true)
+	defer s.setBusy(false)
 	if p.size() > s.m.MaxEager() {
 		return s.sendLong(ctx, p)
 	}
@@ -84,9 +92,16 @@ func (s *shell) send(ctx context.Context, p parcel) error {
 	return s.e.Err() // posting may have failed
 }
 
+// setBusy says whether a message that had to wait is being sent, which no other passes.
+func (s *outbound) setBusy(busy bool) {
+	s.mu.Lock()
+	s.out.busy = busy
+	s.mu.Unlock()
+}
+
 // ready waits until the machine may send, and for memory of size bytes, at whose
 // end it puts the message. It returns with mu held if it does not fail.
-func (s *shell) ready(ctx context.Context, may func(*link.Machine[*Message]) bool, from memorySource, pool *slab.Pool, size int, p parcel) (slab.Slab, error) {
+func (s *outbound) ready(ctx context.Context, may func(*link.Machine[*Message]) bool, from memorySource, pool *slab.Pool, size int, p parcel) (slab.Slab, error) {
 	var memory slab.Slab
 	for {
 		err := s.waitCredit(ctx, may)
@@ -114,7 +129,7 @@ func (s *shell) ready(ctx context.Context, may func(*link.Machine[*Message]) boo
 
 // sendLong offers the message in parts, each copied into memory that the peer may
 // read, unless it lies in such memory.
-func (s *shell) sendLong(ctx context.Context, p parcel) error {
+func (s *outbound) sendLong(ctx context.Context, p parcel) error {
 	o := wire.Offer{Total: uint32(p.size())}
 	var at location
 	shown := false
@@ -147,7 +162,7 @@ func (s *shell) sendLong(ctx context.Context, p parcel) error {
 }
 
 // sendPart offers a part of a long message.
-func (s *shell) sendPart(ctx context.Context, p parcel, o *wire.Offer) error {
+func (s *outbound) sendPart(ctx context.Context, p parcel, o *wire.Offer) error {
 	memory, err := s.ready(ctx, (*link.Machine[*Message]).MayOffer, s.queue.private, s.n.offerPool, p.size(), p)
 	if err != nil {
 		return err
@@ -159,7 +174,7 @@ func (s *shell) sendPart(ctx context.Context, p parcel, o *wire.Offer) error {
 }
 
 // offer posts the next part of a long message. mu is held.
-func (s *shell) offer(tag uint32, o *wire.Offer, address uint64, key uint32, length int, memory offered) {
+func (s *outbound) offer(tag uint32, o *wire.Offer, address uint64, key uint32, length int, memory offered) {
 	o.Address, o.Key, o.Length = address, key, uint32(length)
 	s.queue.offers[s.m.Offer(tag, *o)] = memory
 	s.flush()
@@ -171,7 +186,7 @@ func (s *shell) offer(tag uint32, o *wire.Offer, address uint64, key uint32, len
 
 // waitCredit waits until the machine may send. The caller holds sendLock, so
 // nobody else uses the credit up; places in the send queue others may.
-func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]) bool) error {
+func (s *outbound) waitCredit(ctx context.Context, may func(*link.Machine[*Message]) bool) error {
 	if ok, _, err := s.credited(may); ok || err != nil {
 		return err
 	}
@@ -201,7 +216,7 @@ func (s *shell) waitCredit(ctx context.Context, may func(*link.Machine[*Message]
 
 // credited tells whether the machine may send, or else how many receives for answers
 // it lacks. If none, writable tells when that may have changed.
-func (s *shell) credited(may func(*link.Machine[*Message]) bool) (ok bool, lacks int, err error) {
+func (s *outbound) credited(may func(*link.Machine[*Message]) bool) (ok bool, lacks int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.e.Err(); err != nil {

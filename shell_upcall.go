@@ -5,9 +5,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link"
-	"github.com/verbena-data/verbena/internal/link/wire"
 )
 
 // A caller polls for its answer for up to 5 times Spin. Where both ends have rested, the
@@ -24,7 +22,7 @@ type upcall struct {
 }
 
 // upcalls hands messages to a sink from here on.
-func (s *shell) upcalls(to sink) {
+func (s *inbound) upcalls(to sink) {
 	if to.serves() && s.t.Spin > 0 {
 		raise(&s.w.patience, int64(s.t.Spin))
 	}
@@ -50,7 +48,7 @@ func raise(v *atomic.Int64, n int64) {
 }
 
 // deliverReady hands the sink what is in the inbox. mu is held.
-func (s *shell) deliverReady() {
+func (s *inbound) deliverReady() {
 	// After this side's Close the machine reports long messages that it has not read.
 	for !s.life.breach && !s.e.closing.Load() {
 		in, ok := s.m.Next(s.in.drop)
@@ -75,7 +73,7 @@ func (s *shell) deliverReady() {
 }
 
 // provideForSink gets memory for a long message that has to wait for some.
-func (s *shell) provideForSink(want link.Want) {
+func (s *inbound) provideForSink(want link.Want) {
 	for {
 		err := s.provide(context.Background(), want)
 		s.mu.Lock()
@@ -96,7 +94,7 @@ func (s *shell) provideForSink(want link.Want) {
 }
 
 // deliver hands the sink a message. mu is held.
-func (s *shell) deliver(m *Message) {
+func (s *inbound) deliver(m *Message) {
 	if b, ok := m.owner.(*buffer); ok && 2*s.window.held > s.m.Window() {
 		// Requests that wait to be handled hold half of the window at most. The rest is
 		// for answers, which must not wait until requests have been handled.
@@ -127,7 +125,7 @@ func (s *shell) deliver(m *Message) {
 
 // drive polls until ready, if no other caller of the worker does. It tells whether it
 // is ready.
-func (s *shell) drive(ready func() bool) bool {
+func (s *inbound) drive(ready func() bool) bool {
 	if !s.w.driver.TryLock() {
 		return false
 	}
@@ -139,71 +137,4 @@ func (s *shell) drive(ready func() bool) bool {
 		runtime.Gosched()
 	}
 	return ok
-}
-
-func (s *shell) sleep() { s.w.sleepBeside() }
-
-func (s *shell) awake() { s.w.awake() }
-
-// sendPair is sendNow for a message in two parts, of which the first is a header.
-func (s *shell) sendPair(tag uint32, header call.Header, payload []byte) bool {
-	size := call.HeaderSize + len(payload)
-	if size > s.m.MaxEager() {
-		return s.offerPair(tag, header, payload)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.out.busy || s.e.over() || !s.m.MaySend() {
-		return false
-	}
-	if size <= link.Small {
-		var small [link.Small]byte
-		header.Put(small[:])
-		copy(small[call.HeaderSize:], payload)
-		s.m.Eager(tag, small[:size], false)
-		s.flush()
-		s.sent.add(size)
-		return true
-	}
-	memory, ok, err := s.n.sendPool.TryQuick(wire.HeaderSize + size)
-	if !ok || err != nil {
-		return false
-	}
-	message := memory.Bytes()[wire.HeaderSize : wire.HeaderSize+size]
-	header.Put(message)
-	copy(message[call.HeaderSize:], payload)
-	s.postEager(tag, size, memory)
-	return true
-}
-
-// offerPair is sendPair for a long message of one part. Without it a short handler's
-// answer would wait for a goroutine to be scheduled.
-func (s *shell) offerPair(tag uint32, header call.Header, payload []byte) bool {
-	size := call.HeaderSize + len(payload)
-	if size > min(s.t.Chunk, s.maxMessage()) || !s.mayOfferNow() {
-		return false
-	}
-	memory, ok, err := s.queue.private.TryQuick(size)
-	if !ok || err != nil {
-		return false
-	}
-	// Without the lock: the worker goes on meanwhile.
-	header.Put(memory.Bytes())
-	copy(memory.Bytes()[call.HeaderSize:], payload)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.out.busy || s.e.over() || !s.m.MayOffer() {
-		s.n.offerPool.Put(memory)
-		return false
-	}
-	remote := memory.Remote()
-	s.offer(tag, &wire.Offer{Total: uint32(size)}, remote.Address, remote.Key, size, offered{slab: memory})
-	return true
-}
-
-// mayOfferNow tells whether nothing holds an offer up.
-func (s *shell) mayOfferNow() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.out.busy && !s.e.over() && s.m.MayOffer()
 }

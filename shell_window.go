@@ -9,7 +9,7 @@ import (
 )
 
 // widen lets a peer that had to wait use more receives. mu is held.
-func (s *shell) widen() {
+func (s *queuePair) widen() {
 	if n := s.window.widen(s.m.Window()); n > 0 {
 		s.m.Grant(n)
 	}
@@ -17,13 +17,13 @@ func (s *shell) widen() {
 
 // lend gives a peer that has used all its credits others, if some of what it was
 // promised sleep. The caller flushes. mu is held.
-func (s *shell) lend() {
+func (s *queuePair) lend() {
 	if s.window.asleep > 0 && s.m.Stopped() {
 		s.lendNow()
 	}
 }
 
-func (s *shell) lendNow() {
+func (s *queuePair) lendNow() {
 	if n := s.window.lend(s.m.Window()); n > 0 {
 		s.m.Grant(n)
 	} else if !s.window.lendDue {
@@ -33,7 +33,7 @@ func (s *shell) lendNow() {
 }
 
 // lendLate is lend after there was no memory.
-func (s *shell) lendLate() {
+func (s *queuePair) lendLate() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.window.lendDue = false
@@ -44,7 +44,7 @@ func (s *shell) lendLate() {
 }
 
 // expect posts n receives more for answers to what this side is about to send.
-func (s *shell) expect(ctx context.Context, n int) error {
+func (s *queuePair) expect(ctx context.Context, n int) error {
 	recv := s.window.recv
 	for {
 		s.mu.Lock()

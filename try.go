@@ -68,7 +68,7 @@ func (e *Endpoint) TryReceive() *Message {
 
 // sendAtOnce implements carrier: a long message of one part that lies in memory that the
 // peer may read. sendNow and sendBufferNow send others.
-func (s *shell) sendAtOnce(p parcel) bool {
+func (s *outbound) sendAtOnce(p parcel) bool {
 	if p.buffer == nil || p.size() <= s.m.MaxEager() || p.size() > wire.MaxChunk {
 		return false
 	}

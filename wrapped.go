@@ -74,7 +74,7 @@ func (e *Endpoint) use(ctx context.Context, from *registrations, memory []byte, 
 	return from.take(ctx, memory, access, alone)
 }
 
-func (s *shell) wrap(ctx context.Context, memory []byte) (*Buffer, error) {
+func (s *queuePair) wrap(ctx context.Context, memory []byte) (*Buffer, error) {
 	n := s.n
 	access, err := n.user.access(memory, 0)
 	if err != nil {
@@ -118,7 +118,7 @@ type exposedUser struct {
 	ways tokenWays
 }
 
-func (s *shell) exposeUser(ctx context.Context, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
+func (s *queuePair) exposeUser(ctx context.Context, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
 	n := s.n
 	local, err := n.user.access(c.Memory, c.Rights)
 	if err != nil {
