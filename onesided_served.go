@@ -368,14 +368,14 @@ func (s *operator) carryOut(o wire.Operation) (code verdictCode, memory slab.Sla
 
 // get reads from what is exposed.
 func (x *Exposure) get(into []byte, offset int) (code verdictCode) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if x.over {
-		return verdictRevoked
-	}
-	if f, ok := x.memory.(*exposedFile); ok {
-		return f.read(into, offset)
-	}
-	copy(into, x.memory.bytes()[offset:])
-	return verdictDone
+	code = verdictRevoked
+	x.serve(func(memory []byte) {
+		if f, ok := x.memory.(*exposedFile); ok {
+			code = f.read(into, offset)
+			return
+		}
+		copy(into, memory[offset:])
+		code = verdictDone
+	})
+	return code
 }
