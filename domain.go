@@ -9,6 +9,7 @@ import (
 
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/onesided"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -187,7 +188,7 @@ func (n *domain) cameBack() {
 }
 
 // operationsAtOnce is how many one-sided operations of an endpoint are under way.
-const operationsAtOnce = 16
+const operationsAtOnce = onesided.Most
 
 // limits are those of an endpoint with a tuning.
 func (n *domain) limits(t Tuning, strict bool) link.Limits {

@@ -11,6 +11,7 @@ import (
 	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/onesided"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -20,26 +21,10 @@ import (
 
 // served is what a shell has to do with such messages. mu of the shell guards it.
 type served struct {
-	asks    []query // by id
+	asked   onesided.Asked
 	due     fifo.Queue[wire.Operation]
 	serving bool          // a goroutine carries out what is due
 	room    chan struct{} // one token when an answer may be sent
-}
-
-// A query is an operation that the peer has not answered.
-type query struct {
-	of    *askSet // nil: nobody waits for it
-	open  bool
-	want  int // bytes of the answer
-	into  []byte
-	value *uint64
-}
-
-// An askSet is what a batch waits for.
-type askSet struct {
-	left int // without an answer
-	err  error
-	done chan struct{} // one token when left is 0
 }
 
 // operationWay tells how an operation is carried out.
@@ -117,7 +102,7 @@ func (s *operator) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]o
 			return err
 		}
 	}
-	var set *askSet
+	var set *onesided.Set
 	var err error
 	for i := range b.ops[:b.count] {
 		o := &b.ops[i]
@@ -128,7 +113,7 @@ func (s *operator) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]o
 		}
 		if err == nil && ways[i] == wayMessage {
 			if set == nil {
-				set = &askSet{done: make(chan struct{}, 1)}
+				set = onesided.NewSet()
 			}
 			err = s.ask(ctx, set, o)
 		}
@@ -173,7 +158,7 @@ func (s *operator) readFile(ctx context.Context, o *operation) error {
 }
 
 // ask asks the peer for an operation, in pieces that fit into an answer.
-func (s *operator) ask(ctx context.Context, set *askSet, o *operation) error {
+func (s *operator) ask(ctx context.Context, set *onesided.Set, o *operation) error {
 	request := wire.Operation{Exposure: o.token.id}
 	switch o.kind {
 	case opGet:
@@ -197,21 +182,23 @@ func (s *operator) ask(ctx context.Context, set *askSet, o *operation) error {
 	s.messages.setBusy(true)
 	defer s.messages.setBusy(false)
 	for done := 0; ; {
-		a := query{of: set, open: true, want: 8, value: o.result}
+		q := onesided.Query{Set: set, Want: 8, Number: true, Value: o.result}
 		request.Offset = uint64(o.offset + done)
 		if o.kind == opGet {
-			a.want = min(len(o.local)-done, s.m.LongestAnswer())
-			a.into, request.A = o.local[done:done+a.want], uint64(a.want)
-			done += a.want
+			n := min(len(o.local)-done, s.m.LongestAnswer())
+			q = onesided.Query{Set: set, Want: n, Into: o.local[done : done+n]}
+			request.A = uint64(n)
+			done += n
 		}
 		if _, err := s.messages.ready(ctx, (*link.Machine[*Message]).MayAsk, nil, nil, 0, parcel{}); err != nil {
 			return err
 		}
-		set.left++
-		if s.served.asks == nil {
-			s.served.asks = make([]query, s.limits.Chunks)
+		if s.served.asked.None() {
+			s.served.asked = onesided.NewAsked(s.limits.Chunks)
 		}
-		s.served.asks[s.m.Ask(request)] = a
+		id := s.m.Ask(request)
+		s.served.asked.Add(id, q)
+		s.served.asked.Sent(id)
 		s.flush()
 		err := s.e.Err() // posting may have failed
 		s.mu.Unlock()
@@ -223,14 +210,14 @@ func (s *operator) ask(ctx context.Context, set *askSet, o *operation) error {
 
 // awaitAnswers waits for the answers to a set. If it fails, or giveUp is set, nobody
 // waits for them any more: their memory is the caller's.
-func (s *operator) awaitAnswers(ctx context.Context, set *askSet, giveUp bool) (err error) {
+func (s *operator) awaitAnswers(ctx context.Context, set *onesided.Set, giveUp bool) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for set.left > 0 && !giveUp && err == nil {
+	for set.Left() > 0 && !giveUp && err == nil {
 		s.mu.Unlock()
 		s.w.sleep()
 		select {
-		case <-set.done:
+		case <-set.Done:
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		case <-s.e.done:
@@ -240,41 +227,24 @@ func (s *operator) awaitAnswers(ctx context.Context, set *askSet, giveUp bool) (
 		s.w.awake()
 		s.mu.Lock()
 	}
-	if set.left == 0 {
-		return set.err
+	if set.Left() == 0 {
+		return set.Err()
 	}
-	for id := range s.served.asks {
-		if a := &s.served.asks[id]; a.of == set {
-			a.of, a.into, a.value = nil, nil, nil
-		}
-	}
+	s.served.asked.Forget(set, func(uint32) {}) // the machine has the ids
 	return err
 }
 
 // answered takes the peer's answer. mu is held, and data is good until this returns.
 func (s *operator) answered(answer wire.Answer, data []byte) error {
-	a := s.served.asks[answer.ID] // the machine knows it
-	s.served.asks[answer.ID] = query{}
-	if answer.Verdict >= uint8(verdictCodes) || verdictCode(answer.Verdict) == verdictDone && len(data) != a.want ||
-		verdictCode(answer.Verdict) != verdictDone && len(data) > 0 {
-		return fmt.Errorf("%w: an answer %d with %d bytes to operation %d", ErrProtocol, answer.Verdict, len(data), answer.ID)
+	asked := &s.served.asked
+	code := verdictCode(answer.Verdict)
+	if code >= verdictCodes || !asked.Expected(answer.ID, code == verdictDone, len(data)) {
+		return fmt.Errorf("%w: an answer %d with %d bytes to operation %d", ErrProtocol, code, len(data), answer.ID)
 	}
-	set := a.of
-	if set == nil {
-		return nil
+	if code == verdictDone {
+		asked.Take(answer.ID, 0, data)
 	}
-	switch err := verdictErrors[answer.Verdict]; {
-	case err != nil && set.err == nil:
-		set.err = err
-	case err != nil:
-	case a.into != nil:
-		copy(a.into, data)
-	case a.value != nil:
-		*a.value = binary.BigEndian.Uint64(data)
-	}
-	if set.left--; set.left == 0 {
-		notify(set.done)
-	}
+	asked.Answered(answer.ID, verdictErrors[code])
 	return nil
 }
 

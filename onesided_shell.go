@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/onesided"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/internal/usermem"
@@ -26,14 +28,8 @@ type operator struct {
 // flights are a shell's one-sided operations that are under way, and who waits for
 // room. There are none before the first operation. mu of the shell guards them.
 type flights struct {
-	ring  [MaxBatch]*flight // in the order of their posts
-	first uint32
-	count int
-	line  []*flight // wait for room in the send queue, in order
-	idle  []*flight
-
-	callers  int           // calls that use the shell's memory
-	deserted chan struct{} // closed when callers is 0 and none begins any more
+	onesided.Flights[*flight]
+	idle []*flight
 
 	requests [MaxBatch]rdma.SendRequest
 	entries  [MaxBatch]rdma.SGE
@@ -42,7 +38,6 @@ type flights struct {
 // A flight is a batch on its way. It belongs to its caller until it is abandoned.
 type flight struct {
 	size      int // operations
-	last      uint32
 	done      release.Flag
 	ready     func() bool
 	wake      chan struct{} // one token when done, or when there may be room
@@ -148,7 +143,7 @@ func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
 	if s.m.PeerSaidGoodbye() {
 		return nil, false, ErrPeerClosed // its exposures end
 	}
-	fl.callers++
+	fl.Enter()
 	if n := len(fl.idle); n > 0 {
 		f = fl.idle[n-1]
 		fl.idle = fl.idle[:n-1]
@@ -161,7 +156,7 @@ func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
 			return f, false, nil
 		}
 	}
-	if len(fl.line) > 0 || !s.m.MayOperate(f.size) {
+	if _, waits := fl.Next(); waits || !s.m.MayOperate(f.size) {
 		return f, false, nil
 	}
 	return f, true, s.post(f, b)
@@ -200,16 +195,8 @@ func (s *operator) putFlight(f *flight) {
 	s.freeStaged(f)
 	s.mu.Lock()
 	s.park(f)
-	s.callerGone()
+	s.flights.Exit()
 	s.mu.Unlock()
-}
-
-// callerGone notes that a call does not use the shell's memory any more. mu is held.
-func (s *operator) callerGone() {
-	fl := s.flights
-	if fl.callers--; fl.deserted != nil && fl.callers == 0 {
-		close(fl.deserted)
-	}
 }
 
 // park keeps a flight for the next batch. mu is held.
@@ -301,7 +288,7 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 			err = ErrPeerClosed
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
-		case (waits && s.flights.line[0] == f || len(s.flights.line) == 0) && s.m.MayOperate(f.size):
+		case s.flights.Turn(f) && s.m.MayOperate(f.size):
 			s.leaveLine(f, waits)
 			return s.post(f, b)
 		}
@@ -310,7 +297,7 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 			return err
 		}
 		if !waits {
-			s.flights.line = append(s.flights.line, f)
+			s.flights.Wait(f)
 		}
 		s.mu.Unlock()
 		s.w.sleep()
@@ -326,24 +313,16 @@ func (s *operator) launch(ctx context.Context, f *flight, b *Batch) error {
 
 // leaveLine takes a flight out of the line of those who wait for room. mu is held.
 func (s *operator) leaveLine(f *flight, waits bool) {
-	if !waits {
-		return
+	if waits {
+		s.flights.Leave(f)
+		s.tellLine()
 	}
-	line := s.flights.line
-	for i := range line {
-		if line[i] == f {
-			s.flights.line = append(line[:i], line[i+1:]...)
-			line[len(line)-1] = nil
-			break
-		}
-	}
-	s.tellLine()
 }
 
 // tellLine lets the first in the line look whether there is room. mu is held.
 func (s *operator) tellLine() {
-	if len(s.flights.line) > 0 {
-		notify(s.flights.line[0].wake)
+	if f, ok := s.flights.Next(); ok {
+		notify(f.wake)
 	}
 }
 
@@ -362,12 +341,10 @@ func (s *operator) post(f *flight, b *Batch) error {
 			Remote: rdma.Remote{Address: o.token.address + uint64(o.offset), Key: o.token.key}, CompareAdd: o.operand, Swap: o.swap,
 		}
 		entry[0] = rdma.SGE{Region: f.places[i].region, Offset: f.places[i].offset, Length: o.length()}
-		f.last = seq
 		seq++
 	}
 	fl.requests[f.size-1].Flags |= rdma.Signaled
-	fl.ring[(fl.first+uint32(fl.count))%MaxBatch] = f
-	fl.count++
+	fl.Post(f, seq-1)
 	if err := s.queue.post(fl.requests[:f.size]); err != nil {
 		s.postFailed(err) // the flight ends with the endpoint
 	}
@@ -379,15 +356,11 @@ var operationCodes = [...]rdma.Opcode{opPut: rdma.OpWrite, opGet: rdma.OpRead, o
 // arriveUntil ends the flights whose last operation is before seq in the send queue.
 // mu is held.
 func (s *operator) arriveUntil(seq uint32) {
-	fl := s.flights
-	for fl.count > 0 {
-		f := fl.ring[fl.first%MaxBatch]
-		if int32(seq-f.last) <= 0 {
+	for {
+		f, ok := s.flights.Land(seq)
+		if !ok {
 			break
 		}
-		fl.ring[fl.first%MaxBatch] = nil
-		fl.first++
-		fl.count--
 		if s.buffers.settling.any() {
 			s.settleFlight(f)
 		}
@@ -407,15 +380,7 @@ func (s *operator) arriveUntil(seq uint32) {
 
 // use tells whether a buffer is that of an operation under way.
 func (fl *flights) use(b *Buffer) bool {
-	for i := range uint32(fl.count) {
-		f := fl.ring[(fl.first+i)%MaxBatch]
-		for _, other := range f.buffers[:f.size] {
-			if other == b {
-				return true
-			}
-		}
-	}
-	return false
+	return fl.Under(func(f *flight) bool { return slices.Contains(f.buffers[:f.size], b) })
 }
 
 // settleFlight tells those who wait for the buffers of a flight that has left the ring.
@@ -479,7 +444,7 @@ func (s *operator) land(ctx context.Context, f *flight) error {
 					b.Retain() // the caller has one reference now
 				}
 			}
-			s.callerGone()
+			s.flights.Exit()
 		}
 		s.mu.Unlock()
 		switch {
@@ -512,14 +477,13 @@ func (s *operator) sleepForFlight(ctx context.Context, f *flight) {
 func (s *operator) groundFlights() {
 	s.mu.Lock()
 	s.life.advance(stageGrounded)
-	fl := s.flights
-	waits := fl != nil && fl.callers > 0
-	if waits {
-		fl.deserted = make(chan struct{})
+	var deserted <-chan struct{}
+	if s.flights != nil {
+		deserted = s.flights.Deserted()
 	}
 	s.mu.Unlock()
-	if waits {
-		<-fl.deserted
+	if deserted != nil {
+		<-deserted
 	}
 }
 
@@ -530,19 +494,14 @@ func (s *operator) freeFlights(stuck bool) {
 	if fl == nil {
 		return
 	}
-	if stuck { // the buffers of these stay in use
-		for i := range uint32(fl.count) {
-			f := fl.ring[(fl.first+i)%MaxBatch]
+	for f, ok := fl.Take(); ok; f, ok = fl.Take() {
+		if stuck { // its buffers stay in use
 			s.freeMemory(&f.staged, true)
-			s.dropFlight(f, true)
+		} else {
+			s.dropBuffers(f)
+			s.freeStaged(f)
 		}
-	}
-	for ; !stuck && fl.count > 0; fl.count-- {
-		f := fl.ring[fl.first%MaxBatch]
-		fl.first++
-		s.dropBuffers(f)
-		s.freeStaged(f)
-		s.dropFlight(f, false)
+		s.dropFlight(f, stuck)
 	}
 	for _, f := range fl.idle {
 		s.dropFlight(f, false)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/onesided"
 	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -36,29 +37,12 @@ const (
 
 var verdictErrors = [verdictCodes]error{verdictRevoked: ErrRevoked, verdictBounds: ErrBounds, verdictRights: ErrRights}
 
-// An errand is an operation that the peer is asked for, in the place of its id.
-type errand struct {
-	batch *streamBatch // nil: nobody waits for it
-	kind  operationKind
-	want  int    // bytes of the answer
-	into  []byte // where they go
-	value *uint64
-	sent  bool
-}
-
-// A streamBatch is a batch on its way.
-type streamBatch struct {
-	left int // errands without an answer
-	err  error
-	done chan struct{} // one token when left is 0
-}
-
 // errands are an end's operations that the peer has not answered.
 type errands struct {
 	mu    sync.Mutex
-	all   [streamOperations]errand
+	asked onesided.Asked
 	free  chan uint32 // ids
-	idle  []*streamBatch
+	idle  []*onesided.Set
 	lost  error   // of the lane
 	word  [8]byte // the serving goroutine's
 	begin sync.Once
@@ -90,64 +74,42 @@ func (q *errands) lose(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.lost = err
-	for id := range q.all {
-		e := &q.all[id]
-		if !e.sent {
-			continue
-		}
-		if b := e.batch; b != nil {
-			if b.err == nil {
-				b.err = err
-			}
-			if b.left--; b.left == 0 {
-				notify(b.done)
-			}
-		}
-		*e = errand{}
-		q.free <- uint32(id)
-	}
+	q.asked.Lose(err, q.put)
 }
 
-func (q *errands) take() *streamBatch {
+// put gives an id back.
+func (q *errands) put(id uint32) { q.free <- id }
+
+func (q *errands) take() *onesided.Set {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.asked.None() {
+		q.asked = onesided.NewAsked(streamOperations)
+	}
 	n := len(q.idle)
 	if n == 0 {
-		return &streamBatch{done: make(chan struct{}, 1)}
+		return onesided.NewSet()
 	}
-	b := q.idle[n-1]
+	set := q.idle[n-1]
 	q.idle = q.idle[:n-1]
-	return b
+	return set
 }
 
 func (s *stream) operate(ctx context.Context, b *Batch) error {
 	s.wantLane(ctx)
 	q := &s.errands
-	f := q.take()
-	err := s.ask(ctx, f, b)
+	set := q.take()
+	err := s.ask(ctx, set, b)
 	if err == nil {
-		err = s.awaitErrands(ctx, f)
+		err = s.awaitErrands(ctx, set)
 	}
 	q.mu.Lock()
-	if f.left > 0 {
-		for id := range q.all {
-			if e := &q.all[id]; e.batch == f {
-				*e = errand{kind: e.kind, want: e.want, sent: e.sent} // the answer is awaited all the same
-				if !e.sent {
-					q.free <- uint32(id)
-				}
-			}
-		}
-	}
+	q.asked.Forget(set, q.put)
 	if err == nil {
-		err = f.err
+		err = set.Err()
 	}
-	f.left, f.err = 0, nil
-	select {
-	case <-f.done:
-	default:
-	}
-	q.idle = append(q.idle, f)
+	set.Reset()
+	q.idle = append(q.idle, set)
 	q.mu.Unlock()
 	if err == nil && b.notify {
 		// The peer has done it all.
@@ -157,7 +119,7 @@ func (s *stream) operate(ctx context.Context, b *Batch) error {
 }
 
 // ask sends the operations, each in pieces that fit into a frame.
-func (s *stream) ask(ctx context.Context, f *streamBatch, b *Batch) error {
+func (s *stream) ask(ctx context.Context, set *onesided.Set, b *Batch) error {
 	for i := range b.ops[:b.count] {
 		o := &b.ops[i]
 		if o.token.ways != 0 {
@@ -168,7 +130,7 @@ func (s *stream) ask(ctx context.Context, f *streamBatch, b *Batch) error {
 			if !o.atomic() {
 				n = min(len(o.local)-done, s.fragment)
 			}
-			if err := s.askPiece(ctx, f, o, done, n); err != nil {
+			if err := s.askPiece(ctx, set, o, done, n); err != nil {
 				return err
 			}
 			if done += n; done >= len(o.local) {
@@ -179,7 +141,7 @@ func (s *stream) ask(ctx context.Context, f *streamBatch, b *Batch) error {
 	return nil
 }
 
-func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, done, n int) error {
+func (s *stream) askPiece(ctx context.Context, set *onesided.Set, o *operation, done, n int) error {
 	q := &s.errands
 	var id uint32
 	select {
@@ -193,17 +155,16 @@ func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, don
 			return s.e.err
 		}
 	}
-	e := errand{batch: f, kind: o.kind}
+	query := onesided.Query{Set: set}
 	switch o.kind {
 	case opPut:
 	case opGet:
-		e.into, e.want = o.local[done:done+n], n
+		query.Into, query.Want = o.local[done:done+n], n
 	default:
-		e.value, e.want = o.result, 8
+		query.Number, query.Value, query.Want = true, o.result, 8
 	}
 	q.mu.Lock()
-	q.all[id] = e
-	f.left++
+	q.asked.Add(id, query)
 	q.mu.Unlock()
 	// On the lane, or behind messages that are waiting to be sent.
 	via, turn := s, s.e.sendLock
@@ -223,7 +184,9 @@ func (s *stream) askPiece(ctx context.Context, f *streamBatch, o *operation, don
 	}
 	q.mu.Lock()
 	lost := q.lost
-	q.all[id].sent = lost == nil
+	if lost == nil {
+		q.asked.Sent(id)
+	}
 	q.mu.Unlock()
 	if lost != nil {
 		return lost
@@ -253,22 +216,22 @@ func (s *stream) writeOperation(id uint32, o *operation, done, n int) error {
 	return s.write(f, parcel{header: head, body: data})
 }
 
-func (s *stream) awaitErrands(ctx context.Context, f *streamBatch) error {
+func (s *stream) awaitErrands(ctx context.Context, set *onesided.Set) error {
 	for {
 		s.errands.mu.Lock()
-		left := f.left
+		left := set.Left()
 		s.errands.mu.Unlock()
 		if left == 0 {
 			return nil
 		}
 		select {
-		case <-f.done:
+		case <-set.Done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-s.e.done:
 			// What had arrived by then counts.
 			s.errands.mu.Lock()
-			left = f.left
+			left = set.Left()
 			s.errands.mu.Unlock()
 			if left > 0 {
 				return s.e.err
@@ -280,60 +243,33 @@ func (s *stream) awaitErrands(ctx context.Context, f *streamBatch) error {
 // answered takes the peer's answer to an operation.
 func (s *stream) answered(r *bufio.Reader, f frame) error {
 	q := &s.errands
-	if f.tag >= streamOperations || f.flags >= uint8(verdictCodes) {
-		return fmt.Errorf("%w: an answer %d to operation %d", ErrProtocol, f.flags, f.tag)
-	}
+	code := verdictCode(f.flags)
 	q.mu.Lock()
-	e := &q.all[f.tag]
-	kind, want := e.kind, e.want
-	if verdictCode(f.flags) != verdictDone {
-		want = 0
-	}
-	if !e.sent || int(f.length) != want {
-		q.mu.Unlock()
-		return fmt.Errorf("%w: an answer of %d bytes to operation %d", ErrProtocol, f.length, f.tag)
-	}
+	ok := code < verdictCodes && q.asked.Expected(f.tag, code == verdictDone, int(f.length))
+	whole := ok && q.asked.Number(f.tag)
 	q.mu.Unlock()
-	if kind >= opCompareSwap && want > 0 {
-		b, err := r.Peek(want)
-		if err != nil {
-			return err
-		}
-		q.mu.Lock()
-		if e.value != nil {
-			*e.value = binary.BigEndian.Uint64(b)
-		}
-		q.mu.Unlock()
-		_, _ = r.Discard(want) // it is in the buffer
-		want = 0
+	if !ok {
+		return fmt.Errorf("%w: an answer %d of %d bytes to operation %d", ErrProtocol, f.flags, f.length, f.tag)
 	}
-	for done := 0; done < want; {
-		if _, err := r.Peek(1); err != nil {
+	for done, want := 0, int(f.length); done < want; {
+		least := 1
+		if whole {
+			least = want
+		}
+		if _, err := r.Peek(least); err != nil {
 			return err
 		}
-		n := min(r.Buffered(), want-done)
+		data, _ := r.Peek(min(r.Buffered(), want-done)) // they are in the buffer
 		q.mu.Lock()
-		// The caller may have gone, and its memory with it.
-		if e.batch != nil {
-			_, _ = r.Read(e.into[done : done+n]) // it is in the buffer
-		} else {
-			_, _ = r.Discard(n)
-		}
+		q.asked.Take(f.tag, done, data)
 		q.mu.Unlock()
-		done += n
+		_, _ = r.Discard(len(data))
+		done += len(data)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if b := e.batch; b != nil {
-		if err := verdictErrors[f.flags]; err != nil && b.err == nil {
-			b.err = err
-		}
-		if b.left--; b.left == 0 {
-			notify(b.done)
-		}
-	}
-	*e = errand{}
-	q.free <- f.tag
+	q.asked.Answered(f.tag, verdictErrors[code])
+	q.put(f.tag)
 	return nil
 }
 

@@ -68,7 +68,7 @@ func (s *shell) requestDone(c *rdma.Completion) {
 		s.long.brought(n)
 	}
 	s.queue.done(from, to)
-	if s.flights != nil && s.flights.count > 0 {
+	if s.flights != nil && s.flights.Any() {
 		s.arriveUntil(to)
 	}
 	s.flush()
