@@ -91,7 +91,7 @@ func (s *queuePair) make(a *rdma.Attributes) (err error) {
 	if s.w, err = s.n.claim(s.claim, shared); err != nil {
 		return err
 	}
-	places, err := s.n.sendPool.GetNow(context.Background(), s.limits.Places()*link.PlaceSize)
+	places, err := s.n.sendPool.GetNow(context.Background(), s.limits.FirstPlaces()*link.PlaceSize)
 	if err != nil {
 		return fmt.Errorf("memory of a send queue, or raise SendMemory: %w", err)
 	}
@@ -115,7 +115,7 @@ func (s *queuePair) make(a *rdma.Attributes) (err error) {
 		}
 		w.grant(granted, rest, &s.limits)
 	}
-	s.m = link.New[*Message](s.limits, s.queue.places.Bytes())
+	s.m = link.New[*Message](s.limits, s.queue.places.Bytes()[:s.limits.FirstPlaces()*link.PlaceSize])
 	if s.servesOperations() {
 		s.m.Serve()
 	}
@@ -219,7 +219,27 @@ func (s *queuePair) eager() int { return s.m.MaxEager() }
 
 // flush posts what the machine wants posted. mu is held.
 func (s *queuePair) flush() {
-	posts := s.m.Posts()
+	s.postAll(s.m.Posts())
+	for s.m.Crowded() && s.grow() {
+		s.postAll(s.m.Posts())
+	}
+}
+
+// grow gives the send queue twice as many places, and reports false if there is no
+// memory at once: a later flush tries again. mu is held, and all posts have been posted.
+func (s *queuePair) grow() bool {
+	if s.queue.broken {
+		return false
+	}
+	places, ok := s.queue.morePlaces()
+	if ok {
+		first, last := s.m.Grow(places.Bytes()[:2*len(s.queue.slabs)*link.PlaceSize])
+		s.queue.grow(places, first, last)
+	}
+	return ok
+}
+
+func (s *queuePair) postAll(posts []link.Post) {
 	for len(posts) > 0 && !s.queue.broken {
 		n := min(len(posts), flushBatch)
 		for i := range posts[:n] {

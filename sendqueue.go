@@ -1,6 +1,8 @@
 package verbena
 
 import (
+	"slices"
+
 	"github.com/verbena-data/verbena/internal/latch"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/slab"
@@ -44,6 +46,7 @@ type sendQueue struct {
 	mu      *postLatch
 	pool    *slab.Pool // of eager messages
 	places  slab.Slab  // link.PlaceSize bytes for each request: headers and short messages
+	former  []former   // places that requests have which were posted before there were more
 	inline  int        // bytes of a message that are posted inline
 	gathers bool       // the device sends in two pieces
 	strict  bool       // memory of messages is wanted back early
@@ -70,15 +73,52 @@ type sendQueue struct {
 	entries  [flushBatch][2]rdma.SGE
 }
 
+// former are places that the queue had. The device uses them until the request with
+// sequence number until is done.
+type former struct {
+	places slab.Slab
+	until  uint32
+}
+
 // An offered part of a long message lies in memory of its own, or in a buffer.
 type offered struct {
 	slab   slab.Slab
 	buffer *Buffer
 }
 
-// make makes room for as many requests and offers as the machine may have.
+// make makes room for the first requests, whose places are there, and for as many
+// offers as the machine may have.
 func (q *sendQueue) make(limits *link.Limits) {
-	q.slabs, q.offers = make([]slab.Slab, limits.Places()), make([]offered, limits.Chunks)
+	q.slabs, q.offers = make([]slab.Slab, limits.FirstPlaces()), make([]offered, limits.Chunks)
+}
+
+// morePlaces is memory for twice as many requests, if there is some at once.
+func (q *sendQueue) morePlaces() (places slab.Slab, ok bool) {
+	places, ok, err := q.pool.TryQuick(2 * len(q.slabs) * link.PlaceSize)
+	return places, ok && err == nil
+}
+
+// grow makes room for twice as many requests, from morePlaces. Those from first to
+// before last are under way.
+func (q *sendQueue) grow(places slab.Slab, first, last uint32) {
+	if first == last {
+		q.pool.Put(q.places)
+	} else {
+		q.former = append(q.former, former{places: q.places, until: last - 1})
+	}
+	q.places = places
+	slabs, gatherings := q.slabs, q.gatherings
+	q.slabs = make([]slab.Slab, 2*len(slabs))
+	if gatherings != nil {
+		q.gatherings = make([]*Buffer, len(q.slabs))
+	}
+	for seq := first; seq != last; seq++ {
+		from := int(seq) & (len(slabs) - 1)
+		q.slabs[q.slot(seq)] = slabs[from]
+		if gatherings != nil {
+			q.gatherings[q.slot(seq)] = gatherings[from]
+		}
+	}
 }
 
 // slot is where a request has its place.
@@ -120,7 +160,7 @@ func (q *sendQueue) gathered(slot int, p *link.Post, entries []rdma.SGE) []rdma.
 	entries = entries[:2]
 	entries[0] = rdma.SGE{Region: q.places.Region(), Offset: q.places.Offset() + slot*link.PlaceSize, Length: p.Size}
 	entries[1] = q.piece
-	if q.gatherings == nil { // few endpoints send buffers: 1 KiB
+	if q.gatherings == nil { // few endpoints send buffers: up to 1 KiB
 		q.gatherings = make([]*Buffer, len(q.slabs))
 	}
 	q.gatherings[slot], q.gather = q.gather, nil
@@ -155,6 +195,10 @@ func (q *sendQueue) post(requests []rdma.SendRequest) (err error) {
 
 // done takes back the memory of the requests from sequence number from to before to.
 func (q *sendQueue) done(from, to uint32) {
+	for len(q.former) > 0 && q.former[0].until-from < to-from {
+		q.pool.Put(q.former[0].places)
+		q.former = slices.Delete(q.former, 0, 1)
+	}
 	for ; from != to; from++ {
 		if slot := &q.slabs[q.slot(from)]; !slot.None() {
 			q.pool.Put(*slot)
@@ -238,9 +282,12 @@ func (q *sendQueue) free(spoilt bool) (err error) {
 	if q.private != nil {
 		err = q.private.Close() // no peer reads any more
 	}
+	for _, f := range q.former {
+		giveBack(q.pool, f.places, spoilt)
+	}
 	giveBack(q.pool, q.payload, spoilt)
 	giveBack(q.pool, q.places, spoilt)
-	q.slabs, q.offers, q.payload, q.places = nil, nil, slab.Slab{}, slab.Slab{}
+	q.slabs, q.offers, q.former, q.payload, q.places = nil, nil, nil, slab.Slab{}, slab.Slab{}
 	return err
 }
 

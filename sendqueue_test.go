@@ -47,7 +47,7 @@ func newSendQueue(t *testing.T) (q *sendQueue, qp *recordingQueuePair, gone *[]*
 		qp: qp, mu: &postLatch{}, pool: pool, offerPool: pool, inline: 24, strict: true, gathers: true,
 		letGo: func(b *Buffer) { *gone = append(*gone, b) },
 	}
-	q.places = slabOf(t, pool, limits.Places()*link.PlaceSize)
+	q.places = slabOf(t, pool, limits.FirstPlaces()*link.PlaceSize)
 	q.make(&limits)
 	t.Cleanup(func() {
 		q.dropAll()
@@ -119,6 +119,60 @@ func TestSendQueueKnowsWhatRequestsUse(t *testing.T) {
 		if q.confirmed(0); !slices.Equal(*gone, []*Buffer{b, offer}) || q.inFlight != 0 {
 			t.Errorf("let go: %v; %d are in flight", *gone, q.inFlight)
 		}
+	}
+}
+
+// When the queue gets more places, what is under way keeps the memory that it was posted
+// with, and everything comes back as before: also where sequence numbers wrap, and where
+// the queue grows again meanwhile.
+func TestSendQueueGrows(t *testing.T) {
+	q, _, gone := newSendQueue(t)
+	first := uint32(1<<32 - 3)
+	b := &Buffer{owner: noOwner{}}
+	send := func(seq uint32) {
+		if seq&1 == 0 {
+			q.payload = slabOf(t, q.pool, 1000)
+		} else {
+			q.gather = b
+		}
+		q.send(0, &link.Post{Seq: seq, Size: 16, Payload: 900})
+	}
+	grow := func(first, last uint32) {
+		before := len(q.slabs)
+		places, ok := q.morePlaces()
+		if !ok {
+			t.Fatal("no memory")
+		}
+		if q.grow(places, first, last); len(q.slabs) != 2*before || places != q.places || places.Size() < len(q.slabs)*link.PlaceSize {
+			t.Fatalf("%d places, after %d, in %d bytes", len(q.slabs), before, places.Size())
+		}
+	}
+	used := func() int64 { return q.pool.Used() - int64(q.places.Size()) }
+
+	grow(first, first) // with nothing under way
+	if used() != 0 {
+		t.Fatalf("%d bytes are used beside the places", used())
+	}
+	for i := range uint32(4) {
+		send(first + i)
+	}
+	two := used()
+	small := int64(q.places.Size())
+	grow(first, first+4)
+	larger := int64(q.places.Size())
+	send(first + 4)
+	grow(first, first+5)
+	if n := used(); n != two+small+larger || q.inFlight != 3 {
+		t.Errorf("%d bytes are used beside the places, and %d buffers; want %d", n, q.inFlight, two+small+larger)
+	}
+	if q.done(first, first+3); used() != two/2+small+larger || len(*gone) != 2 {
+		t.Errorf("%d bytes are used beside the places while former ones are; %d buffers have gone", used(), len(*gone))
+	}
+	if q.done(first+3, first+4); used() != larger || len(*gone) != 2 {
+		t.Errorf("%d bytes are used beside the places; %d buffers have gone", used(), len(*gone))
+	}
+	if q.done(first+4, first+5); used() != 0 || len(*gone) != 3 || q.inFlight != 0 {
+		t.Errorf("%d bytes are used beside the places; %d buffers have gone, %d are in flight", used(), len(*gone), q.inFlight)
 	}
 }
 

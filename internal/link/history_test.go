@@ -97,7 +97,7 @@ func newHistory(seed uint64) *history {
 		l.Answers = 1 + h.rng.IntN(l.AllAnswers())
 		l.Operations = h.rng.IntN(5)
 		e := &end{name: string('A' + byte(i)), limits: l, exposed: map[uint64][]byte{}, byID: map[uint32]uint64{}, asked: map[uint32]wire.Operation{}, next: 1}
-		e.places = make([]byte, l.Places()*PlaceSize)
+		e.places = make([]byte, min(8<<h.rng.IntN(4), l.Places())*PlaceSize)
 		e.m = New[*letter](l, e.places)
 		e.m.queue.head -= h.rng.Uint32N(100) // so that sequence numbers wrap
 		e.m.queue.tail = e.m.queue.head
@@ -265,7 +265,7 @@ func (h *history) flush(e *end) error {
 	for _, p := range e.m.Posts() {
 		r := &request{post: p}
 		if !p.Read {
-			at := int(p.Seq%uint32(e.limits.Places())) * PlaceSize
+			at := int(p.Seq) * PlaceSize % len(e.places)
 			r.data = append(r.data, e.places[at:at+p.Size]...)
 			if answer(r.data) {
 				e.peer.answered++
@@ -275,11 +275,20 @@ func (h *history) flush(e *end) error {
 			}
 		}
 		e.queue = append(e.queue, r)
-		if len(e.queue) > e.limits.SendDepth() {
-			return fmt.Errorf("%d requests in a send queue of %d", len(e.queue), e.limits.SendDepth())
+		if most := min(e.limits.SendDepth(), len(e.places)/PlaceSize); len(e.queue) > most {
+			return fmt.Errorf("%d requests in a send queue of %d", len(e.queue), most)
 		}
 	}
-	return nil
+	if !e.m.Crowded() || h.rng.IntN(3) == 0 { // no memory, for now
+		return nil
+	}
+	h.say("%s gets more places", e.name)
+	e.places = make([]byte, 2*len(e.places))
+	first, last := e.m.Grow(e.places)
+	if n := len(e.queue); n != int(last-first) || n > 0 && (e.queue[0].post.Seq != first || e.queue[n-1].post.Seq != last-1) {
+		return fmt.Errorf("%d requests are outstanding, and it tells of those from %d to before %d", n, first, last)
+	}
+	return h.flush(e)
 }
 
 // answer tells whether a message is one that costs no credit, and no goodbye.

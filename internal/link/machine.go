@@ -36,9 +36,14 @@ func (l Limits) ownDepth() int {
 	return l.paid() + 2*l.Chunks + ControlReceives + goodbyeReceives + unsignaled
 }
 
-// Places is how many places the send queue has, a power of two so that sequence
-// numbers may wrap: at least SendDepth.
+// Places is how many places the send queue has at most, a power of two so that
+// sequence numbers may wrap: at least SendDepth.
 func (l Limits) Places() int { return 1 << bits.Len(uint(l.SendDepth()-1)) }
+
+// FirstPlaces is how many it has at first, a power of two, too.
+func (l Limits) FirstPlaces() int {
+	return min(1<<bits.Len(uint(firstDepth+l.Operations-1)), l.Places())
+}
 
 // paid bounds the messages in the send queue that cost a credit, so that they
 // leave room for those that free something.
@@ -81,7 +86,8 @@ type Machine[M any] struct {
 }
 
 // New returns an end. places is registered memory of PlaceSize bytes for each of
-// limits.Places requests: the machine writes headers there.
+// limits.FirstPlaces requests, or twice as many, and so on up to limits.Places: the
+// machine writes headers there.
 func New[M any](limits Limits, places []byte) *Machine[M] {
 	m := &Machine[M]{limits: limits}
 	m.credits.window, m.credits.first, m.credits.peers = limits.Window, limits.Window, limits.Window
@@ -121,6 +127,24 @@ func (m *Machine[M]) Posts() []Post {
 	out := m.out
 	m.out = m.out[:0]
 	return out
+}
+
+// Crowded tells that the send queue takes no message that costs a credit for want of
+// places, and that it could have more: see Grow. Otherwise such messages wait for requests
+// that are done.
+func (m *Machine[M]) Crowded() bool {
+	return m.queue.tail-m.queue.head-m.queue.operations >= m.queue.crowded
+}
+
+// Grow gives the send queue twice as many places, in other memory. Everything from
+// Posts has been posted. The requests with sequence numbers from first to before last
+// are outstanding: the memory from before is the device's until they are done. Further
+// posts may be due.
+func (m *Machine[M]) Grow(places []byte) (first, last uint32) {
+	m.queue.grow(places)
+	first, last = m.queue.head, m.queue.tail
+	m.pump()
+	return first, last
 }
 
 // Effects is what a received message asks the caller for.

@@ -1,5 +1,7 @@
 package link
 
+import "math"
+
 const (
 	// PlaceSize is the memory in bytes that each request of the send queue has for
 	// a header and what fits beside it.
@@ -8,11 +10,14 @@ const (
 	// queue is at least twice as long: otherwise it could be full with nothing to
 	// free it.
 	unsignaled = 8
+	// firstDepth is how many requests beside operations have a place at first: an end
+	// that is idle needs no more.
+	firstDepth = 2 * unsignaled
 )
 
 // A Post is a request for the send queue.
 type Post struct {
-	Seq      uint32 // its place is this modulo Limits.Places
+	Seq      uint32 // its place is this modulo the number of places
 	Signaled bool
 	Read     bool
 
@@ -50,19 +55,41 @@ type readOffer struct{ id, length uint32 }
 type sendQueue struct {
 	places     []place // a power of two, for seq to wrap
 	memory     []byte
-	depth      uint32 // without operations
+	limits     Limits
+	depth      uint32 // without operations, with the places that there are
 	head, tail uint32 // outstanding are head to tail
 	paid       uint32 // of those that cost a credit
+	crowded    uint32 // outstanding requests, without operations, from which on more places are wanted
 	quiet      int    // requests since the last signalled one
 	pace       int    // one in so many is signalled
 	operations uint32 // outstanding
 }
 
 func newSendQueue(memory []byte, l Limits) sendQueue {
-	return sendQueue{
-		places: make([]place, l.Places()), memory: memory, depth: uint32(l.ownDepth()),
-		paid: uint32(l.paid()), pace: min(unsignaled, l.paid()/2),
+	q := sendQueue{limits: l}
+	q.grow(memory)
+	return q
+}
+
+// grow gives the requests to come places in other memory, which has more. Those that
+// are outstanding keep the memory that they were posted with.
+func (q *sendQueue) grow(memory []byte) {
+	former := q.places
+	q.memory, q.places = memory, make([]place, len(memory)/PlaceSize)
+	for seq := q.head; seq != q.tail; seq++ {
+		*q.at(seq) = former[int(seq)&(len(former)-1)]
 	}
+	l := &q.limits
+	depth, paid := l.ownDepth(), l.paid()
+	q.crowded = math.MaxUint32
+	if n := len(q.places); n < l.Places() {
+		// Operations keep their places, and so does a quarter of the rest for what frees
+		// something.
+		depth = n - l.Operations
+		paid = min(paid, depth-depth/4)
+		q.crowded = uint32(paid)
+	}
+	q.depth, q.paid, q.pace = uint32(depth), uint32(paid), min(unsignaled, l.paid()/2, paid)
 }
 
 func (q *sendQueue) slot(seq uint32) int { return int(seq) & (len(q.places) - 1) }
