@@ -206,6 +206,29 @@ func (n *domain) limits(t Tuning, strict bool) link.Limits {
 	return l
 }
 
+// queuePairConfig is what a queue pair of an endpoint needs, but for queues that it
+// shares. own says that its receives are its own.
+func (n *domain) queuePairConfig(limits *link.Limits, q *sendQueue, own bool) (rdma.QueuePairConfig, error) {
+	a := &n.attributes
+	config := rdma.QueuePairConfig{
+		SendDepth: limits.SendDepth(), MaxSGE: 1, MaxInline: q.inline, MaxReads: limits.Chunks,
+		ReceiverNotReadyRetry: -1, // the peer promised receives
+	}
+	if q.gathers {
+		config.MaxSGE = 2
+	}
+	if a.MaxReads > 0 {
+		config.MaxReads = min(config.MaxReads, a.MaxReads)
+	}
+	if own {
+		config.RecvDepth = limits.Receives(limits.MaxWindow, limits.AllAnswers())
+	}
+	if m := a.MaxQueueDepth; m > 0 && max(config.SendDepth, config.RecvDepth) > m {
+		return config, fmt.Errorf("queues of %d and %d requests, the device has %d at most: lower the window", config.SendDepth, config.RecvDepth, m)
+	}
+	return config, nil
+}
+
 // endStalled ends endpoints whose peers leave a message unfinished, as long as
 // somebody waits for memory: until the function that it returns is called.
 func (n *domain) endStalled() (stop func()) {

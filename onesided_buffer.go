@@ -17,8 +17,7 @@ type exposedBuffer struct {
 	user   *exposedUser // nil over TCP
 }
 
-func (s *queuePair) exposeBuffer(ctx context.Context, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
-	n := s.n
+func (n *domain) exposeBuffer(ctx context.Context, e *Endpoint, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
 	local := rdma.AccessLocalWrite
 	if at := c.Buffer.owner.location(); at.pool == nil {
 		var err error
@@ -30,7 +29,7 @@ func (s *queuePair) exposeBuffer(ctx context.Context, c *ExposeConfig, access rd
 		return nil, err
 	}
 	c.Buffer.Retain()
-	g, err := s.e.use(ctx, n.user, c.Memory, access|local, true)
+	g, err := e.use(ctx, n.user, c.Memory, access|local, true)
 	if err != nil {
 		c.Buffer.Release()
 		n.cameBack()

@@ -4,61 +4,17 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"slices"
-	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/hello"
-	"github.com/verbena-data/verbena/internal/onesided"
-	"github.com/verbena-data/verbena/internal/release"
-	"github.com/verbena-data/verbena/internal/slab"
-	"github.com/verbena-data/verbena/internal/usermem"
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// operator is what carries out an endpoint's one-sided operations over its queue pair, and
-// serves those of the peer that no device does.
+// operator is what carries out an endpoint's one-sided operations over its queue pair.
 type operator struct {
 	*queuePair
-	messages *outbound // operations that are messages go out between the others
-	served   served
+	asks asker // for what no device carries out
 }
-
-// flights are a shell's one-sided operations that are under way, and who waits for
-// room. There are none before the first operation. mu of the shell guards them.
-type flights struct {
-	onesided.Flights[*flight]
-	idle []*flight
-
-	requests [MaxBatch]rdma.SendRequest
-	entries  [MaxBatch]rdma.SGE
-}
-
-// A flight is a batch on its way. It belongs to its caller until it is abandoned.
-type flight struct {
-	size      int // operations
-	done      release.Flag
-	ready     func() bool
-	wake      chan struct{} // one token when done, or when there may be room
-	asleep    bool
-	abandoned bool // whoever lands it frees it
-	spin      spinner
-	staged    slab.Slab         // memory of all operations that have none, given to the device
-	results   slab.Slab         // likewise 8 bytes for each atomic operation, kept for the next batch
-	bytes     [MaxBatch][]byte  // of an operation, in one of these
-	buffers   [MaxBatch]*Buffer // memory of the application, given to the device
-	places    [MaxBatch]place   // where in the region an operation's memory is
-}
-
-// A place is where in a region the memory of an operation begins.
-type place struct {
-	region rdma.Region
-	offset int
-}
-
-// wholeFlight is how many bytes the results of a flight need.
-const wholeFlight = 8 * MaxBatch
 
 func (s *operator) operate(ctx context.Context, b *Batch) error {
 	var ways [MaxBatch]operationWay
@@ -94,7 +50,7 @@ func (s *operator) fly(ctx context.Context, b *Batch) error {
 	}
 	// Behind the Puts on the same queue pair, and the peer gets it behind them. If it
 	// has to wait, it does so when it holds no memory that others may wait for.
-	told := b.notify && s.messages.sendNow(b.tag, b.message)
+	told := b.notify && s.asks.messages.sendNow(b.tag, b.message)
 	if err := s.land(ctx, f); err != nil {
 		return err
 	}
@@ -144,15 +100,12 @@ func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
 		return nil, false, ErrPeerClosed // its exposures end
 	}
 	fl.Enter()
-	if n := len(fl.idle); n > 0 {
-		f = fl.idle[n-1]
-		fl.idle = fl.idle[:n-1]
-	} else {
-		f = s.newFlight()
+	if f = fl.take(); f == nil {
+		f = newFlight(s.e, s.t.Spin)
 	}
 	f.size = b.count
 	for i := range b.ops[:b.count] {
-		if !s.inPlace(f, i, &b.ops[i]) {
+		if !f.inPlace(s.n, i, &b.ops[i]) {
 			return f, false, nil
 		}
 	}
@@ -162,118 +115,13 @@ func (s *operator) begin(b *Batch) (f *flight, posted bool, err error) {
 	return f, true, s.post(f, b)
 }
 
-func (s *operator) newFlight() *flight {
-	f := &flight{wake: make(chan struct{}, 1), spin: newSpinner(s.t.Spin)}
-	f.ready = func() bool { return f.done.Load() || s.e.over() }
-	return f
-}
-
-// inPlace uses the memory that there is already for an operation, and reports false if
-// there is none.
-func (s *operator) inPlace(f *flight, i int, o *operation) bool {
-	if o.atomic() {
-		if f.results.None() {
-			return false
-		}
-		f.lay(i, f.results, 8*i, 8)
-		return true
-	}
-	if o.buffer == nil {
-		return false
-	}
-	at := o.buffer.owner.location()
-	if !s.n.reaches(&at) {
-		return false
-	}
-	f.buffers[i] = o.buffer
-	f.places[i] = place{at.region(), at.place() + o.from}
-	return true
-}
-
 // putFlight frees the memory of a flight that no device uses.
 func (s *operator) putFlight(f *flight) {
-	s.freeStaged(f)
+	f.freeStaged(s.n.sendPool, false)
 	s.mu.Lock()
-	s.park(f)
+	s.flights.park(f)
 	s.flights.Exit()
 	s.mu.Unlock()
-}
-
-// park keeps a flight for the next batch. mu is held.
-func (s *operator) park(f *flight) {
-	f.done.Clear()
-	f.asleep, f.abandoned = false, false
-	select {
-	case <-f.wake:
-	default:
-	}
-	s.flights.idle = append(s.flights.idle, f)
-}
-
-// lay places an operation in memory of the flight.
-func (f *flight) lay(i int, memory slab.Slab, offset, n int) {
-	f.places[i] = place{memory.Region(), memory.Offset() + offset}
-	f.bytes[i] = memory.Bytes()[offset : offset+n]
-}
-
-// stagingUnit is what the offsets of operations in staged memory are multiples of.
-const stagingUnit = 64
-
-// stage gets registered memory for the operations, with what is to be written. It takes
-// all of it at once: who waits for memory holds none that others wait for.
-func (s *operator) stage(ctx context.Context, f *flight, b *Batch) (err error) {
-	var offsets [MaxBatch]int
-	size, atomics, copies := 0, false, false
-	for i := range b.ops[:b.count] {
-		o := &b.ops[i]
-		if offsets[i] = -1; s.inPlace(f, i, o) {
-			continue
-		}
-		offsets[i] = (size + stagingUnit - 1) / stagingUnit * stagingUnit
-		size = offsets[i] + o.length()
-		atomics, copies = atomics || o.atomic(), copies || !o.atomic()
-	}
-	switch {
-	case copies:
-		if f.staged, err = s.takeStaged(ctx, size); err != nil {
-			return err
-		}
-	case atomics:
-		if f.results, err = s.take(ctx, s.n.sendPool, wholeFlight); err != nil {
-			return err
-		}
-	}
-	for i, offset := range offsets[:b.count] {
-		switch o := &b.ops[i]; {
-		case offset < 0:
-		case !copies:
-			s.inPlace(f, i, o) // there is memory for results now
-		default:
-			f.lay(i, f.staged, offset, o.length())
-			if o.kind == opPut {
-				copy(f.bytes[i], o.local)
-			}
-		}
-	}
-	return nil
-}
-
-// takeStaged waits for memory, and refuses at once what there will never be.
-func (s *operator) takeStaged(ctx context.Context, size int) (slab.Slab, error) {
-	if size > MaxOperation { // that is a region of its own
-		most := s.n.sendPool.LargeLimit()
-		if m := s.n.attributes.MaxRegion; m > 0 {
-			most = min(most, m)
-		}
-		if n := slab.RegionFor(size); int64(n) > most {
-			return slab.Slab{}, fmt.Errorf("%w: a batch that copies %d bytes takes %d of memory, and SendMemory and the device allow %d", ErrTooLong, size, n, most)
-		}
-	}
-	memory, err := s.take(ctx, s.n.sendPool, size)
-	if errors.Is(err, slab.ErrTooLarge) {
-		err = fmt.Errorf("%w: %w", ErrTooLong, err)
-	}
-	return memory, err
 }
 
 // launch posts the operations, by one doorbell, when there is room for all of them.
@@ -366,8 +214,8 @@ func (s *operator) arriveUntil(seq uint32) {
 		}
 		if f.abandoned {
 			s.dropBuffers(f)
-			s.freeStaged(f)
-			s.park(f)
+			f.freeStaged(s.n.sendPool, false)
+			s.flights.park(f)
 			continue
 		}
 		f.done.Set()
@@ -376,11 +224,6 @@ func (s *operator) arriveUntil(seq uint32) {
 		}
 	}
 	s.tellLine()
-}
-
-// use tells whether a buffer is that of an operation under way.
-func (fl *flights) use(b *Buffer) bool {
-	return fl.Under(func(f *flight) bool { return slices.Contains(f.buffers[:f.size], b) })
 }
 
 // settleFlight tells those who wait for the buffers of a flight that has left the ring.
@@ -401,21 +244,6 @@ func (s *operator) dropBuffers(f *flight) {
 			s.buffers.dropped(b)
 		}
 	}
-}
-
-// freeStaged frees the memory of a flight's operations.
-func (s *operator) freeStaged(f *flight) {
-	clear(f.buffers[:f.size])
-	clear(f.bytes[:f.size])
-	s.freeMemory(&f.staged, false)
-}
-
-func (s *operator) dropFlight(f *flight, spoilt bool) { s.freeMemory(&f.results, spoilt) }
-
-// freeMemory gives memory back. spoilt tells that the device may still use it.
-func (s *operator) freeMemory(memory *slab.Slab, spoilt bool) {
-	giveBack(s.n.sendPool, *memory, spoilt)
-	*memory = slab.Slab{}
 }
 
 // land waits until a flight is done. If it fails, the flight is not the caller's any
@@ -495,103 +323,14 @@ func (s *operator) freeFlights(stuck bool) {
 		return
 	}
 	for f, ok := fl.Take(); ok; f, ok = fl.Take() {
-		if stuck { // its buffers stay in use
-			s.freeMemory(&f.staged, true)
-		} else {
+		if !stuck { // otherwise they stay in use
 			s.dropBuffers(f)
-			s.freeStaged(f)
 		}
-		s.dropFlight(f, stuck)
+		f.freeStaged(s.n.sendPool, stuck)
+		f.free(s.n.sendPool, stuck)
 	}
 	for _, f := range fl.idle {
-		s.dropFlight(f, false)
+		f.free(s.n.sendPool, false)
 	}
 	fl.idle = nil
-}
-
-// An exposedRegion is memory of a device that peers may be given the key of.
-type exposedRegion struct {
-	n      *domain
-	region rdma.Region
-	size   int
-	ways   tokenWays
-}
-
-func (s *queuePair) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
-	n, size := s.n, c.Size
-	if m := n.attributes.MaxRegion; m > 0 && int64(size) > m {
-		return nil, fmt.Errorf("%w: %d bytes, a region of the device has %d at most", ErrTooLong, size, m)
-	}
-	access, ways := n.opens(c.Rights)
-	if c.Buffer != nil {
-		return s.exposeBuffer(ctx, c, access, ways)
-	}
-	if c.Memory != nil {
-		return s.exposeUser(ctx, c, access, ways)
-	}
-	access |= rdma.AccessLocalWrite
-	if err := s.e.borrow(ctx, n.exposed, int64(size)); err != nil {
-		return nil, err
-	}
-	if err := n.hold(); err != nil {
-		n.exposed.give(int64(size))
-		return nil, err
-	}
-	region, err := n.domain.Allocate(size, access)
-	if err != nil {
-		n.exposed.give(int64(size))
-		n.cameBack()
-		return nil, fmt.Errorf("register %d bytes: %w", size, err)
-	}
-	usermem.Own(region.Bytes())
-	return &exposedRegion{n: n, region: region, size: size, ways: ways}, nil
-}
-
-// opens tells what a region must let peers do that have rights, and how they reach it.
-func (n *domain) opens(rights Rights) (access rdma.Access, ways tokenWays) {
-	ways = byDevice
-	if rights&MayRead != 0 {
-		access |= rdma.AccessRemoteRead
-	}
-	if rights&MayWrite != 0 {
-		access |= rdma.AccessRemoteWrite
-	}
-	if n.attributes.Has(rdma.CapAtomics) {
-		ways |= atomicsByDevice
-		if rights&MayAtomic != 0 {
-			access |= rdma.AccessRemoteAtomic
-		}
-	}
-	return access, ways
-}
-
-func (r *exposedRegion) bytes() []byte { return r.region.Bytes() }
-
-func (r *exposedRegion) remote() (rdma.Remote, tokenWays) {
-	return rdma.Remote{Address: r.region.Address(), Key: r.region.Key()}, r.ways
-}
-
-func (r *exposedRegion) withdraw() error { return r.n.withdraw(r.region) }
-
-func (n *domain) withdraw(region rdma.Region) error {
-	if w, ok := region.(rdma.WithdrawableRegion); ok {
-		return w.Withdraw()
-	}
-	return fmt.Errorf("%w: provider %s cannot end access to a region and keep it", rdma.ErrUnsupported, n.attributes.Provider)
-}
-
-func (r *exposedRegion) free() error {
-	usermem.Disown(r.region.Bytes())
-	err := r.region.Close()
-	if err == nil { // otherwise the device may still reach it
-		r.n.exposed.give(int64(r.size))
-	}
-	r.n.cameBack()
-	return err
-}
-
-// word is the 8 bytes of memory at offset, aligned to them, for atomic operations of
-// this side.
-func word(memory []byte, offset int) *uint64 {
-	return (*uint64)(unsafe.Pointer(unsafe.SliceData(memory[offset : offset+8])))
 }

@@ -67,7 +67,7 @@ func (s *queuePair) open(e *Endpoint, n *domain) error {
 }
 
 // make gets what it owns of the device, and the machine.
-func (s *queuePair) make(a *rdma.Attributes) (err error) {
+func (s *queuePair) make() (err error) {
 	w := &s.window
 	rest := 0 // receives for what costs no credit
 	if w.strict {
@@ -83,7 +83,7 @@ func (s *queuePair) make(a *rdma.Attributes) (err error) {
 		w.recv = shared
 		w.grant(granted, rest, &s.limits)
 	}
-	config, err := s.queuePairConfig(a)
+	config, err := s.n.queuePairConfig(&s.limits, &s.queue, w.own)
 	if err != nil {
 		return err
 	}
@@ -120,27 +120,6 @@ func (s *queuePair) make(a *rdma.Attributes) (err error) {
 		s.m.Serve()
 	}
 	return nil
-}
-
-// queuePairConfig is what the queue pair needs, but for queues that it shares.
-func (s *queuePair) queuePairConfig(a *rdma.Attributes) (rdma.QueuePairConfig, error) {
-	config := rdma.QueuePairConfig{
-		SendDepth: s.limits.SendDepth(), MaxSGE: 1, MaxInline: s.queue.inline, MaxReads: s.limits.Chunks,
-		ReceiverNotReadyRetry: -1, // the peer promised receives
-	}
-	if s.queue.gathers {
-		config.MaxSGE = 2
-	}
-	if a.MaxReads > 0 {
-		config.MaxReads = min(config.MaxReads, a.MaxReads)
-	}
-	if s.window.own {
-		config.RecvDepth = s.limits.Receives(s.limits.MaxWindow, s.limits.AllAnswers())
-	}
-	if m := a.MaxQueueDepth; m > 0 && max(config.SendDepth, config.RecvDepth) > m {
-		return config, fmt.Errorf("queues of %d and %d requests, the device has %d at most: lower the window", config.SendDepth, config.RecvDepth, m)
-	}
-	return config, nil
 }
 
 // watch notices the end of the connection, and ends it when the endpoint has

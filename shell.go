@@ -1,19 +1,22 @@
 package verbena
 
 import (
+	"context"
+
 	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/rdma"
 )
 
 // A shell is the carrier over a queue pair. It brings together its parts, each of which
 // has one job: the queue pair with the protocol's machine on it, what sends, what
-// receives, and what carries out one-sided operations. The parts know the queue pair and
-// not each other; only operations that the peer's runtime serves go out between messages.
+// receives, what carries out one-sided operations, and what serves the peer's. The parts
+// know the queue pair and not each other, but for operations that go out as messages.
 type shell struct {
 	queuePair
 	outbound
 	inbound
 	operator
+	answerer
 
 	early []rdma.Completion // that came before the machine was started; mu guards it
 }
@@ -22,8 +25,9 @@ type shell struct {
 // closed by the endpoint's Close, or by free if connecting fails.
 func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 	s = &shell{}
-	s.outbound.queuePair, s.inbound.queuePair = &s.queuePair, &s.queuePair
-	s.operator.queuePair, s.operator.messages = &s.queuePair, &s.outbound
+	q := &s.queuePair
+	s.outbound.queuePair, s.inbound.queuePair, s.operator.queuePair, s.answerer.queuePair = q, q, q, q
+	s.asks = asker{queuePair: q, messages: &s.outbound}
 	if err := s.open(e, n); err != nil {
 		return nil, err
 	}
@@ -36,7 +40,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 	s.long.share = s.window.share
 	s.in.init(newSpinner(s.t.Spin), s.drop)
 	s.out.init(newSpinner(s.t.Spin))
-	if err := s.make(&n.attributes); err != nil {
+	if err := s.make(); err != nil {
 		return s, err
 	}
 	e.carrier, e.selection.Device = s, n.attributes.Name
@@ -78,4 +82,12 @@ func (s *shell) start(peer wire.Parameters) error {
 func (s *shell) wake() {
 	s.in.wake()
 	s.out.wake()
+}
+
+func (s *shell) expose(ctx context.Context, c *ExposeConfig) (exposable, error) {
+	return s.n.expose(ctx, s.e, c)
+}
+
+func (s *shell) wrap(ctx context.Context, memory []byte) (*Buffer, error) {
+	return s.n.wrap(ctx, s.e, memory, s.trusts())
 }

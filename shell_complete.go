@@ -72,9 +72,7 @@ func (s *shell) requestDone(c *rdma.Completion) {
 		s.arriveUntil(to)
 	}
 	s.flush()
-	if s.served.serving {
-		notify(s.served.room)
-	}
+	s.mayGoOn()
 }
 
 // arrived takes a message of the peer. Its receive is posted again at once unless
@@ -108,7 +106,7 @@ func (s *shell) arrivedIn(b *buffer, c *rdma.Completion) {
 	effects, err := s.m.Received(memory, &b.message)
 	switch {
 	case effects.Answered:
-		err = s.answered(effects.Answer, effects.Data)
+		err = s.asks.answered(effects.Answer, effects.Data)
 	case effects.Asked:
 		s.asked(effects.Operation)
 	}

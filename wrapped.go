@@ -74,8 +74,9 @@ func (e *Endpoint) use(ctx context.Context, from *registrations, memory []byte, 
 	return from.take(ctx, memory, access, alone)
 }
 
-func (s *queuePair) wrap(ctx context.Context, memory []byte) (*Buffer, error) {
-	n := s.n
+// wrap makes a buffer of memory of the application for e. shown tells that its peer may
+// have the key.
+func (n *domain) wrap(ctx context.Context, e *Endpoint, memory []byte, shown bool) (*Buffer, error) {
 	access, err := n.user.access(memory, 0)
 	if err != nil {
 		return nil, err
@@ -84,18 +85,18 @@ func (s *queuePair) wrap(ctx context.Context, memory []byte) (*Buffer, error) {
 		return nil, err
 	}
 	var g *registration
-	if s.trusts() {
+	if shown {
 		// A key is good for as long as the region, so this one goes with its use.
-		g, err = s.e.use(ctx, n.user, memory, access|rdma.AccessRemoteRead, true)
+		g, err = e.use(ctx, n.user, memory, access|rdma.AccessRemoteRead, true)
 	}
 	if g == nil && (err == nil || errors.Is(err, rdma.ErrUnsupported)) {
-		g, err = s.e.use(ctx, n.user, memory, access, false)
+		g, err = e.use(ctx, n.user, memory, access, false)
 	}
 	if err != nil {
 		n.cameBack()
 		return nil, err
 	}
-	return s.e.newWrapped(n, g, memory), nil
+	return e.newWrapped(n, g, memory), nil
 }
 
 func (s *stream) wrap(ctx context.Context, memory []byte) (*Buffer, error) {
@@ -118,8 +119,7 @@ type exposedUser struct {
 	ways tokenWays
 }
 
-func (s *queuePair) exposeUser(ctx context.Context, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
-	n := s.n
+func (n *domain) exposeUser(ctx context.Context, e *Endpoint, c *ExposeConfig, access rdma.Access, ways tokenWays) (exposable, error) {
 	local, err := n.user.access(c.Memory, c.Rights)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (s *queuePair) exposeUser(ctx context.Context, c *ExposeConfig, access rdma
 	if err := n.hold(); err != nil {
 		return nil, err
 	}
-	g, err := s.e.use(ctx, n.user, c.Memory, access|local, true)
+	g, err := e.use(ctx, n.user, c.Memory, access|local, true)
 	if err != nil {
 		n.cameBack()
 		if errors.Is(err, rdma.ErrUnsupported) {
