@@ -1,8 +1,10 @@
 package verbena
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
@@ -43,6 +45,14 @@ type Config struct {
 	// that ask for a transport.
 	Rules Rules
 
+	// Connect makes the connections of dials: network is "tcp" or "unix". Default: a
+	// [net.Dialer] with keep-alives. Through a proxy or a tunnel, or in memory, as
+	// [Runtime.NewListener] takes listeners of any kind. What it returns has to keep deadlines,
+	// and to take some KiB before the peer reads.
+	// A network other than the system's carries [TransportTCP] alone, and tells by itself when a
+	// peer's host is gone.
+	Connect func(ctx context.Context, network, address string) (net.Conn, error)
+
 	// HelloTimeout bounds the wait for a server's answer to a hello, after which
 	// it counts as a legacy server. It is cut to a third of what the context of
 	// a dial leaves. Default 2 s.
@@ -56,6 +66,10 @@ type Config struct {
 	// Default 5 s.
 	Linger time.Duration
 }
+
+// keepAlive notices within about half a minute that a peer's host is gone; the
+// kernel does it, so an idle connection costs this process nothing.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
 
 const maxMessageLimit = wire.MaxMessage
 
@@ -80,6 +94,9 @@ func shareOf(share, most int64) int64 {
 func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Connect == nil {
+		c.Connect = (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
 	}
 	set(&c.MaxMessage, 128<<20)
 	if c.ReceiveMemory == 0 || c.SendMemory == 0 {

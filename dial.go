@@ -356,14 +356,13 @@ func (d *dialer) askOnce(ctx context.Context) (hello.Answer, error) {
 
 // open connects to the port.
 func (d *dialer) open(ctx context.Context) error {
-	nd := net.Dialer{KeepAliveConfig: keepAlive}
 	network, address := splitAddress(d.addr)
 	limit, ok := ctx.Deadline()
 	if !ok {
 		limit = time.Now().Add(d.r.cfg.ConnectTimeout)
 	}
 	for {
-		conn, err := nd.DialContext(ctx, network, address)
+		conn, err := d.r.cfg.Connect(ctx, network, address)
 		if err == nil {
 			d.conn, d.hellos = conn, 0
 			return nil
@@ -600,7 +599,3 @@ func (d *dialer) hangUp() {
 		d.conn, d.hellos = nil, 0
 	}
 }
-
-// keepAlive notices within about half a minute that a peer's host is gone; the
-// kernel does it, so an idle connection costs this process nothing.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}

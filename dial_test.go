@@ -492,3 +492,40 @@ func TestHangUpIsAskedAgain(t *testing.T) {
 		t.Errorf("%d connections after the first, want 4", n)
 	}
 }
+
+// Dials go through what the configuration connects by.
+func TestConnect(t *testing.T) {
+	ctx := testContext(t)
+	far := newRuntime(t, Config{}, nil)
+	l, err := far.Listen(ctx, "127.0.0.1:0", ListenConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near := newRuntime(t, Config{Connect: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if network != "tcp" || address != "far.example:1" {
+			return nil, fmt.Errorf("connect by %s to %s", network, address)
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, l.Addr().String())
+	}}, nil)
+	ep, err := near.Dial(ctx, "far.example:1", "test", DialConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ep.Close()
+	other, err := l.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := ep.Send(ctx, 7, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	m, err := other.Receive(ctx)
+	if err != nil || m.Tag != 7 || string(m.Bytes()) != "hello" {
+		t.Fatal(m, err)
+	}
+	m.Release()
+	if _, err := near.Dial(ctx, "elsewhere:1", "test", DialConfig{}); err == nil || !strings.Contains(err.Error(), "connect by tcp to elsewhere:1") {
+		t.Error(err)
+	}
+}

@@ -24,6 +24,8 @@ type Config struct {
 	Logger *slog.Logger // default: slog.Default()
 	// Group is that of the endpoints. Default: the runtime's own.
 	Group *verbena.Group
+	// Listener, if set, is where connections come from, whatever the address.
+	Listener net.Listener
 	// Messages are the names of the services that get their endpoints as they are.
 	Messages []string
 	// Streams is for ports that plain connections and byte streams reach, too.
@@ -75,7 +77,14 @@ func Listen(ctx context.Context, rt *verbena.Runtime, address string, cfg Config
 	if cfg.Streams != nil {
 		services = append(services, cfg.Streams.Service)
 	}
-	l, err := rt.Listen(ctx, address, verbena.ListenConfig{Services: services, Group: cfg.Group})
+	listen := verbena.ListenConfig{Services: services, Group: cfg.Group}
+	var l *verbena.Listener
+	var err error
+	if cfg.Listener != nil {
+		l, err = rt.NewListener(cfg.Listener, listen)
+	} else {
+		l, err = rt.Listen(ctx, address, listen)
+	}
 	if err != nil {
 		return nil, err
 	}

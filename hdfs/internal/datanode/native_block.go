@@ -26,7 +26,7 @@ type nativeBlock struct {
 	window int64
 
 	// writing is held by whoever uses the replica's writer.
-	writing sync.Mutex
+	writing turn
 	shut    bool
 
 	// Of the goroutine that deals with packets.
@@ -60,6 +60,13 @@ type nativeBlock struct {
 	owed     int64 // the packet to acknowledge
 	unsaid   int64 // bytes of the packets that owed stands for
 }
+
+// A turn is a lock that is held while disks and the NameNode are waited for. It is no
+// sync.Mutex because in a bubble of testing/synctest no time passes for who waits for one.
+type turn chan struct{}
+
+func (t turn) take() { t <- struct{}{} }
+func (t turn) give() { <-t }
 
 // A nativeAck is a packet that has been dealt with here.
 type nativeAck struct {
@@ -109,22 +116,22 @@ func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
 	if err != nil {
 		return native.Refused, refusedBy(statusOf(err), *link, err)
 	}
-	b.writing.Lock()
+	b.writing.take()
 	b.stage, b.sum = bw.stage, bw.sum
-	b.writing.Unlock()
+	b.writing.give()
 	if bw.stage.create {
 		// The DataNodes behind make their files while this one does.
 		if v, resp := b.requestMirror(); v != native.Accepted {
 			return v, resp
 		}
 	}
-	b.writing.Lock()
+	b.writing.take()
 	if b.shut {
 		err = errEnded
 	} else {
 		err = b.open(func() { b.dn.spawn(b.end) })
 	}
-	b.writing.Unlock()
+	b.writing.give()
 	if err != nil {
 		return native.Refused, refusedBy(statusOf(err), "", err)
 	}
@@ -220,12 +227,12 @@ func (b *nativeBlock) settle() {
 	case !ready:
 	case b.stage.noData:
 		b.dn.spawn(func() {
-			b.writing.Lock()
+			b.writing.take()
 			err := errEnded
 			if !b.shut {
 				err = b.blockWriter.finish(false, b.mirror == nil)
 			}
-			b.writing.Unlock()
+			b.writing.give()
 			if err != nil {
 				b.refused(native.Refused, refusedBy(statusOf(err), "", err))
 				return
@@ -344,13 +351,13 @@ func (b *nativeBlock) process(m *verbena.Message) {
 		mirror.Forward(b.id, &m.Buffer)
 		ack.at = time.Now()
 	}
-	b.writing.Lock()
+	b.writing.take()
 	if b.shut {
-		b.writing.Unlock()
+		b.writing.give()
 		return
 	}
 	b.store(pkt, mirror == nil, &ack.pendingAck)
-	b.writing.Unlock()
+	b.writing.give()
 	if ack.status != hdfspb.Status_SUCCESS {
 		b.fail(ack.status, ack.cause)
 		return
@@ -419,14 +426,14 @@ func (b *nativeBlock) acknowledge(seqno int64) {
 
 // finish ends a block of which all have everything.
 func (b *nativeBlock) finish(last nativeAck) {
-	b.writing.Lock()
+	b.writing.take()
 	err := errEnded
 	if !b.shut {
 		if err = b.blockWriter.finish(last.sync, b.mirror == nil); err == nil {
 			b.written(byNative)
 		}
 	}
-	b.writing.Unlock()
+	b.writing.give()
 	if err != nil {
 		b.fail(hdfspb.Status_ERROR, err)
 		return
@@ -582,8 +589,8 @@ func (b *nativeBlock) end() {
 
 // close lets the replica go. One whose pipeline was never set up is of no use.
 func (b *nativeBlock) close() {
-	b.writing.Lock()
-	defer b.writing.Unlock()
+	b.writing.take()
+	defer b.writing.give()
 	b.mu.Lock()
 	accepted := b.accepted
 	b.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,13 +18,16 @@ import (
 )
 
 // client is a small HDFS client that works as Hadoop's does: it recovers pipelines, and
-// tells all that it knows to be acknowledged.
+// tells all that it knows to be acknowledged. It reaches DataNodes by several ways.
 type client struct {
 	s    *system
 	host string
 	name string // of its leases
 	rpc  *rpc.Client
 	nn   *rpc.Proxy
+
+	mu  sync.Mutex
+	own *paths // made when they are needed
 }
 
 func newClient(s *system, host, name string) *client {
@@ -91,8 +95,11 @@ func (c *client) ask(ctx context.Context, address string, op transfer.Op, req pr
 	return d, resp, nil
 }
 
-// readReplica reads the first bytes of a block from one DataNode.
+// readReplica reads the first bytes of a block from one DataNode, by any way.
 func (c *client) readReplica(ctx context.Context, lb *hdfspb.LocatedBlockProto, at *hdfspb.DatanodeInfoProto, n int) ([]byte, error) {
+	if w := way(c.s.net.chanceOf(int64(ways))); w != foreign && n > 0 {
+		return c.readOwn(ctx, w, lb, at, n)
+	}
 	d, resp, err := c.ask(ctx, dataAddress(at), transfer.OpReadBlock, &hdfspb.OpReadBlockProto{
 		Header: c.header(lb.GetB(), lb.GetBlockToken()), Offset: proto.Uint64(0), Len: proto.Uint64(uint64(n)),
 	})
@@ -123,6 +130,7 @@ func (c *client) readReplica(ctx context.Context, lb *hdfspb.LocatedBlockProto, 
 	if len(out) < n {
 		return nil, io.ErrUnexpectedEOF
 	}
+	c.s.h.count("replicas read by "+foreign.String(), 1)
 	return out[:n], nil
 }
 

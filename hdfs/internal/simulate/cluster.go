@@ -20,10 +20,11 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
 )
 
 const (
-	port         = 9866
+	dataPort     = 9866
 	nameNodeHost = "10.0.0.100"
 	nameNodeAddr = nameNodeHost + ":9866"
 	superuser    = "root"
@@ -45,6 +46,8 @@ type machine struct {
 	boot int
 	old  *vfs.MemFS // an old copy of the disk
 	dirs []string   // of a DataNode
+	// native says that the DataNode has the native path.
+	native bool
 	// failed is the process that has had one of its directories fail, and runs without it.
 	failed *process
 
@@ -58,7 +61,7 @@ func (m *machine) running() *process {
 	return m.process
 }
 
-func (m *machine) address() string { return net.JoinHostPort(m.host, fmt.Sprint(port)) }
+func (m *machine) address() string { return net.JoinHostPort(m.host, fmt.Sprint(dataPort)) }
 
 // system is the whole cluster.
 type system struct {
@@ -85,6 +88,7 @@ type settings struct {
 	hardLimit   time.Duration
 	softLimit   time.Duration
 	deadAfter   time.Duration
+	windows     int64 // bytes of native windows that a DataNode has memory for
 	faults      faultKinds
 }
 
@@ -133,28 +137,43 @@ func (s *system) startNameNode(m *machine, p *process) error {
 }
 
 func (s *system) startDataNode(m *machine, p *process) error {
+	var srv *server
+	var table *native.TableConfig
+	if m.native {
+		var err error
+		if srv, err = s.newServer(m, p); err != nil {
+			return err
+		}
+		table = &srv.table
+	}
 	var dirs []datanode.Directory
 	for _, d := range m.dirs {
 		dirs = append(dirs, datanode.Directory{Path: d})
 	}
 	dn, err := datanode.Open(context.Background(), datanode.Config{
 		Dirs: dirs, FailedDirs: min(1, len(dirs)-1), Ended: func(err error) { s.ended(m, p, err) }, FS: p.mount, Logger: s.logger("datanode " + m.host), BootID: fmt.Sprint("boot ", m.boot), Secret: s.secret,
-		Host: m.host, Port: port, NameNode: &nameNodeLink{s, p, m.host},
+		Host: m.host, Port: dataPort, NameNode: &nameNodeLink{s, p, m.host},
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			if !p.alive.Load() {
 				return nil, syscall.ENETUNREACH
 			}
 			return s.net.dial(ctx, m.host, addr)
 		},
-		Holder:    func(addr string) cluster.DataNode { return &holderLink{s, p, m.host, addr} },
-		SyncAfter: time.Minute, ReportInterval: 10 * time.Minute, ScanRate: 1 << 30, ScanDelay: 2 * time.Minute, ScanInterval: 5 * time.Minute,
+		Holder: func(addr string) cluster.DataNode { return &holderLink{s, p, m.host, addr} },
+		Native: table, NativeMemory: s.cfg.windows, SyncAfter: time.Minute, ReportInterval: 10 * time.Minute, ScanRate: 1 << 30, ScanDelay: 2 * time.Minute, ScanInterval: 5 * time.Minute,
 	})
 	if err != nil {
 		return err
 	}
 	p.dn, p.stop = dn, dn.Close
 	s.run(m, p)
-	s.net.listen(m.address(), dn.ServeConn)
+	if srv == nil {
+		s.net.listen(m.address(), dn.ServeConn)
+		return nil
+	}
+	p.stop = func() error { return errors.Join(dn.Close(), srv.close()) }
+	srv.serve(dn)
+	s.net.listen(m.address(), srv.gate.take)
 	return nil
 }
 

@@ -4,13 +4,17 @@
 //
 // The NameNode and the DataNodes are those that run in production, with all of their
 // goroutines. Each is on a machine with a disk in memory ([vfs.NewCrashableMem]), and
-// reaches others over a network in memory. The time is that of a bubble of
+// reaches others over a network in memory. DataNodes, but for a few, serve hdfs-data/1 beside
+// the legacy protocol, on runtimes of their own whose endpoints that network carries. Clients
+// take another way each time they set a pipeline up or read: the legacy protocol as others speak
+// it, our client's package for it, and our client's native path. So all of them meet at one
+// block. The time is that of a bubble of
 // testing/synctest: it passes when everybody waits, so that a minute costs milliseconds.
 //
 // What goes wrong, as the seed has it: processes die (what they have written stays) and
 // machines lose power (what was not synced stays or goes, each 4 KiB and each name
 // by itself, so that later writes may survive earlier ones); NameNodes too, and all at once; hosts are
-// cut off from each other; calls come late and twice; disks are full, slow, or hang; one of a
+// cut off from each other, and all connections between two of them break; calls come late and twice; disks are full, slow, or hang; one of a
 // DataNode's directories fails, and works again when the DataNode has given it up; the NameNode's
 // disk has less room than it reserves, and then none; its clock leaps; a DataNode comes back with an old copy of its disk, without its blocks, or
 // with a flipped bit. Clients write, hflush, hsync, close, append, truncate, rename, delete

@@ -17,7 +17,7 @@ import (
 
 // faultKinds are those that a seed has.
 type faultKinds struct {
-	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull, slow bool
+	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull, slow, broken bool
 }
 
 func (k faultKinds) String() string {
@@ -28,7 +28,7 @@ func (k faultKinds) String() string {
 	}{
 		{k.kill, "kills"}, {k.power, "power cuts"}, {k.nameNode, "NameNode too"}, {k.partition, "partitions"},
 		{k.full, "full disks"}, {k.leap, "clock leaps"}, {k.damage, "damaged disks"}, {k.blackout, "blackouts"},
-		{k.nameNodeFull, "the NameNode's disk full"}, {k.slow, "slow disks"},
+		{k.nameNodeFull, "the NameNode's disk full"}, {k.slow, "slow disks"}, {k.broken, "connections that break"},
 	} {
 		if f.on {
 			out = append(out, f.name)
@@ -41,7 +41,7 @@ func drawFaults(rng *rand.Rand) faultKinds {
 	some := func(of int) bool { return rng.IntN(of) == 0 }
 	return faultKinds{
 		kill: !some(4), power: some(2), nameNode: some(2), partition: some(2), full: some(4), leap: some(4), damage: some(3), blackout: some(8),
-		nameNodeFull: some(3), slow: some(3),
+		nameNodeFull: some(3), slow: some(3), broken: !some(3),
 	}
 }
 
@@ -68,7 +68,7 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		}
 		down = time.Duration(s.rng.Int64N(int64(most)))
 	}
-	switch n := s.rng.IntN(20); {
+	switch n := s.rng.IntN(22); {
 	case n < 4 && k.kill:
 		s.h.count("DataNodes killed", 1)
 		s.h.add("kill -9 of DataNode %s", dn.host)
@@ -91,14 +91,7 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		s.cutPower(s.nameNode)
 		return s.startLater(ctx, s.nameNode, down/4)
 	case n < 12 && k.partition:
-		hosts := []string{nameNodeHost}
-		for _, m := range s.dataNodes {
-			hosts = append(hosts, m.host)
-		}
-		for i := range s.cfg.clients {
-			hosts = append(hosts, fmt.Sprintf("10.0.1.%d", i+1))
-		}
-		a, b := hosts[s.rng.IntN(len(hosts))], hosts[s.rng.IntN(len(hosts))]
+		a, b := s.anyHost(), s.anyHost()
 		s.h.count("partitions", 1)
 		s.h.add("%s and %s are cut off from each other", a, b)
 		s.net.cut(a, b, true)
@@ -117,7 +110,12 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		s.leap.Store(int64(to))
 	case n < 15 && k.damage:
 		return s.damage(ctx, victim, down)
-	case n > 17 && k.slow:
+	case n > 19 && k.broken:
+		a, b := s.anyHost(), s.anyHost()
+		s.h.count("pairs of hosts whose connections broke", 1)
+		s.h.add("all connections between %s and %s break", a, b)
+		s.net.breakAll(a, b)
+	case n > 17 && n < 20 && k.slow:
 		s.slowDisk(ctx, dn, down)
 	case n > 15 && n < 18 && k.nameNodeFull:
 		return s.fillNameNode(ctx, down)
@@ -135,6 +133,18 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		}
 	}
 	return nil
+}
+
+// anyHost draws one of all hosts.
+func (s *system) anyHost() string {
+	hosts := []string{nameNodeHost}
+	for _, m := range s.dataNodes {
+		hosts = append(hosts, m.host)
+	}
+	for i := range s.cfg.clients {
+		hosts = append(hosts, fmt.Sprintf("10.0.1.%d", i+1))
+	}
+	return hosts[s.rng.IntN(len(hosts))]
 }
 
 // slowDisk has writes and hsyncs of blocks on a DataNode take long, or all of them wait until the
@@ -183,7 +193,7 @@ func (s *system) fillNameNode(ctx context.Context, down time.Duration) error {
 // refusesChanges returns an error if the NameNode says that it takes changes. It may not be reached.
 func (s *system) refusesChanges(ctx context.Context) error {
 	c := newClient(s, "10.0.1.251", "operator")
-	defer c.rpc.Close()
+	defer c.close()
 	resp := &hdfspb.SetSafeModeResponseProto{}
 	err := c.call(ctx, "setSafeMode", &hdfspb.SetSafeModeRequestProto{Action: hdfspb.SafeModeActionProto_SAFEMODE_GET.Enum()}, resp, rpc.Idempotent)
 	if err == nil && !resp.GetResult() {

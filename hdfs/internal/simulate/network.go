@@ -106,7 +106,7 @@ func (n *network) listen(address string, serve func(net.Conn)) {
 	n.listeners[address] = serve
 }
 
-// kill ends all that a dead process had open. What it has sent may still arrive, or not.
+// kill ends all that a dead process had open.
 func (n *network) kill(host string) {
 	n.mu.Lock()
 	for address := range n.listeners {
@@ -114,9 +114,21 @@ func (n *network) kill(host string) {
 			delete(n.listeners, address)
 		}
 	}
+	n.mu.Unlock()
+	n.end(func(c *conn) bool { return hostOf(c.local) == host })
+}
+
+// breakAll ends all connections between two hosts.
+func (n *network) breakAll(a, b string) {
+	n.end(func(c *conn) bool { return pair(hostOf(c.local), hostOf(c.remote)) == pair(a, b) })
+}
+
+// end ends connections. What is on its way out may still arrive, or not.
+func (n *network) end(which func(c *conn) bool) {
+	n.mu.Lock()
 	var dead []*conn
 	for c := range n.conns {
-		if hostOf(c.local) == host {
+		if which(c) {
 			dead = append(dead, c)
 		}
 	}

@@ -32,13 +32,25 @@ type output struct {
 	block *hdfspb.ExtendedBlockProto // being written; nil: none
 	token *hdfspb.TokenProto
 	nodes []*hdfspb.DatanodeInfoProto
-	conn  *dataConn
+	line  line
 	known map[string]int // by host: its losses before this pipeline was set up
-	seqno int64
-	start int // of the block in the file
-	sent  int // bytes of the block
+	start int            // of the block in the file
+	sent  int            // bytes of the block
 	acked int
 	ended bool // the last packet is acknowledged
+
+	before *hdfspb.ExtendedBlockProto // the block before
+	window int                        // bytes of packets that wait for acknowledgements at most
+	seqno  int64                      // of the next packet
+	due    int64                      // of the next acknowledgement
+	held   int                        // bytes of the packets between
+	sizes  []int                      // of each
+}
+
+func (u *user) newOutput(f *modelFile, path string) *output {
+	// One packet at a time, some, or a whole block.
+	window := []int{packetBytes + 256, 3 * packetBytes, 256 << 10}[u.rng.IntN(3)]
+	return &output{c: u.c, rng: u.rng, f: f, path: path, size: int(u.s.cfg.blockSize), window: window}
 }
 
 type stage = hdfspb.OpWriteBlockProto_BlockConstructionStage
@@ -55,6 +67,8 @@ const (
 type badNode struct {
 	index int
 	err   error
+	// neverSetUp says that no DataNode has anything of the block, though packets were sent.
+	neverSetUp bool
 }
 
 func (e *badNode) Error() string {
@@ -64,29 +78,23 @@ func (e *badNode) Unwrap() error { return e.err }
 
 // setUp connects the pipeline under a generation stamp.
 func (o *output) setUp(ctx context.Context, st stage, generation uint64, token *hdfspb.TokenProto) error {
-	if o.conn != nil {
-		o.conn.close()
-		o.conn = nil
-	}
+	o.release()
 	o.c.s.model.mu.Lock()
 	o.known = maps.Clone(o.c.s.model.losses)
 	o.c.s.model.mu.Unlock()
-	sum := transfer.CRC32C()
-	conn, resp, err := o.c.ask(ctx, dataAddress(o.nodes[0]), transfer.OpWriteBlock, &hdfspb.OpWriteBlockProto{
-		Header: o.c.header(o.block, token), Targets: o.nodes[1:], Stage: st.Enum(), PipelineSize: proto.Uint32(uint32(len(o.nodes))),
-		MinBytesRcvd: proto.Uint64(uint64(o.acked)), MaxBytesRcvd: proto.Uint64(uint64(o.sent)), LatestGenerationStamp: &generation,
-		RequestedChecksum: sum.Proto(),
-	})
+	w := way(o.rng.IntN(int(ways)))
+	l, bad, err := o.connect(ctx, w, st, generation, token)
 	if err != nil {
-		bad := 0
-		for i, n := range o.nodes {
-			if resp.GetFirstBadLink() == dataAddress(n) {
-				bad = i
-			}
+		if ctx.Err() != nil {
+			return err
 		}
-		return &badNode{bad, err}
+		return &badNode{index: bad, err: fmt.Errorf("by %v: %w", w, err)}
 	}
-	o.conn, o.seqno = conn, 0
+	if own, ok := l.(*ownLine); ok && own.lender == nil {
+		w = ownLegacy // if one of the DataNodes does not have the native path, or no memory for a window
+	}
+	o.c.s.h.count("pipelines by "+w.String(), 1)
+	o.line, o.seqno, o.due, o.held, o.sizes = l, 0, 0, 0, o.sizes[:0]
 	return nil
 }
 
@@ -100,21 +108,46 @@ func (o *output) ofNow() *hdfspb.ExtendedBlockProto {
 	return b
 }
 
-// newBlock asks for the next block and sets its pipeline up. As Hadoop's client it gives
-// up a block whose pipeline can't be set up, and asks for another one without that DataNode.
+// newBlock asks for the next block and sets its pipeline up.
 func (o *output) newBlock(ctx context.Context) error {
-	previous, start := o.ofNow(), o.start+o.acked
-	var excluded []*hdfspb.DatanodeInfoProto
+	o.before, o.start = o.ofNow(), o.start+o.acked
+	return o.begin(ctx, nil)
+}
+
+// anew gives up a block whose pipeline was never set up, and begins another one in its place.
+func (o *output) anew(ctx context.Context, bad *badNode) error {
+	gone := o.nodes[bad.index]
+	o.c.s.h.add("%s: block %d is begun anew without %s: %v", o.c.name, o.block.GetBlockId(), gone.GetId().GetIpAddr(), bad.err)
+	o.c.s.h.count("blocks begun anew", 1)
+	o.release()
+	if err := o.abandon(ctx); err != nil {
+		return err
+	}
+	return o.begin(ctx, []*hdfspb.DatanodeInfoProto{gone})
+}
+
+func (o *output) abandon(ctx context.Context) error {
+	req := &hdfspb.AbandonBlockRequestProto{B: o.block, Src: &o.path, Holder: &o.c.name}
+	if err := o.c.call(ctx, "abandonBlock", req, &hdfspb.AbandonBlockResponseProto{}, rpc.Idempotent); err != nil {
+		return err
+	}
+	o.block = o.before
+	return nil
+}
+
+// begin begins the block behind the one before. As Hadoop's client it gives up a block whose
+// pipeline can't be set up, and asks for another one without that DataNode.
+func (o *output) begin(ctx context.Context, excluded []*hdfspb.DatanodeInfoProto) error {
 	for range 4 {
 		resp := &hdfspb.AddBlockResponseProto{}
-		if err := o.c.call(ctx, "addBlock", &hdfspb.AddBlockRequestProto{Src: &o.path, ClientName: &o.c.name, Previous: previous, ExcludeNodes: excluded}, resp, rpc.Idempotent); err != nil {
+		if err := o.c.call(ctx, "addBlock", &hdfspb.AddBlockRequestProto{Src: &o.path, ClientName: &o.c.name, Previous: o.before, ExcludeNodes: excluded}, resp, rpc.Idempotent); err != nil {
 			return err
 		}
 		lb := resp.GetBlock()
 		if len(lb.GetLocs()) == 0 {
 			return errors.New("addBlock: no DataNodes")
 		}
-		o.block, o.token, o.nodes, o.start, o.sent, o.acked, o.ended = lb.GetB(), lb.GetBlockToken(), lb.GetLocs(), start, 0, 0, false
+		o.block, o.token, o.nodes, o.sent, o.acked, o.ended = lb.GetB(), lb.GetBlockToken(), lb.GetLocs(), 0, 0, false
 		if o.rng.IntN(20) == 0 { // a client that has other things to do
 			time.Sleep(time.Duration(o.rng.Int64N(int64(2 * o.c.s.cfg.hardLimit))))
 		}
@@ -127,70 +160,75 @@ func (o *output) newBlock(ctx context.Context) error {
 			return err
 		}
 		excluded = append(excluded, o.nodes[bad.index])
-		if err := o.c.call(ctx, "abandonBlock", &hdfspb.AbandonBlockRequestProto{B: o.block, Src: &o.path, Holder: &o.c.name}, &hdfspb.AbandonBlockResponseProto{}, rpc.Idempotent); err != nil {
+		if err := o.abandon(ctx); err != nil {
 			return err
 		}
-		o.block = previous
 	}
 	return errors.New("no pipeline could be set up")
 }
 
-// packet encodes one.
-func packet(h transfer.PacketHeader, data []byte) []byte {
-	sum := transfer.CRC32C()
-	sums := make([]byte, int(sum.Chunks(int64(len(data))))*sum.Size())
-	if len(sums) > 0 {
-		sum.Sum(sums, data)
-	}
-	h.DataLen = int32(len(data))
-	return append(append(transfer.AppendPacketPrefix(nil, &h, len(sums)), sums...), data...)
-}
-
 // stream sends the block's bytes from acked to upTo, and its end if last, and waits until
 // all are acknowledged.
-func (o *output) stream(upTo int, sync, last bool) error {
-	first := o.seqno
+func (o *output) stream(ctx context.Context, upTo int, sync, last bool) error {
 	block := o.f.data[o.start:]
 	from := o.acked / chunk512 * chunk512
 	if from == upTo && !last || sync && upTo == o.acked && !last {
 		from = max(0, upTo-1) / chunk512 * chunk512 // an hsync without new bytes sends the last ones again
 	}
-	send := func(h transfer.PacketHeader, data []byte) error {
-		h.Seqno = o.seqno
-		o.seqno++
-		if _, err := o.conn.Write(packet(h, data)); err != nil {
-			return &badNode{0, err}
-		}
-		return nil
-	}
 	o.sent = max(o.sent, upTo)
-	_ = o.conn.SetDeadline(time.Now().Add(70 * time.Second))
 	for at := from; at < upTo && (upTo > o.acked || !last); {
 		end := min(upTo, at+packetBytes)
-		if err := send(transfer.PacketHeader{Offset: int64(at), Sync: sync && end == upTo}, block[at:end]); err != nil {
+		if err := o.send(ctx, transfer.PacketHeader{Offset: int64(at), Sync: sync && end == upTo}, block[at:end]); err != nil {
 			return err
 		}
 		at = end
 	}
 	if last {
-		if err := send(transfer.PacketHeader{Offset: int64(upTo), Last: true, Sync: sync}, nil); err != nil {
+		if err := o.send(ctx, transfer.PacketHeader{Offset: int64(upTo), Last: true, Sync: sync}, nil); err != nil {
 			return err
 		}
 	}
-	var a transfer.Ack
-	for seqno := first; seqno < o.seqno; seqno++ {
-		if err := o.conn.r.ReadAck(&a); err != nil {
-			return &badNode{0, err}
-		}
-		if bad := slices.IndexFunc(a.Replies, func(s hdfspb.Status) bool { return s != hdfspb.Status_SUCCESS }); bad >= 0 {
-			return &badNode{min(bad, len(o.nodes)-1), fmt.Errorf("status %v", a.Replies)}
-		}
-		if a.Seqno != seqno || len(a.Replies) != len(o.nodes) {
-			return fmt.Errorf("acknowledgement %+v; due is %d of %d DataNodes", a, seqno, len(o.nodes))
+	for o.due < o.seqno {
+		if err := o.await(ctx); err != nil {
+			return err
 		}
 	}
 	o.ended = last
 	o.acknowledged(upTo, sync)
+	return nil
+}
+
+// send sends a packet, and waits before it while the window is full.
+func (o *output) send(ctx context.Context, h transfer.PacketHeader, data []byte) error {
+	size := len(data) + len(data)/chunk512*4 + 128 // with its checksums and whatever header
+	for o.held > 0 && o.held+size > o.window {
+		if err := o.await(ctx); err != nil {
+			return err
+		}
+	}
+	h.Seqno = o.seqno
+	o.seqno++
+	o.held, o.sizes = o.held+size, append(o.sizes, size)
+	if err := o.line.send(h, data); err != nil {
+		return blame(ctx, err)
+	}
+	return nil
+}
+
+// await waits for the next acknowledgement.
+func (o *output) await(ctx context.Context) error {
+	var a transfer.Ack
+	if err := o.line.ack(&a); err != nil {
+		return blame(ctx, err)
+	}
+	if bad := slices.IndexFunc(a.Replies, func(s hdfspb.Status) bool { return s != hdfspb.Status_SUCCESS }); bad >= 0 {
+		return &badNode{index: min(bad, len(o.nodes)-1), err: fmt.Errorf("status %v", a.Replies)}
+	}
+	if a.Seqno != o.due || len(a.Replies) != len(o.nodes) {
+		return fmt.Errorf("acknowledgement %+v; due is %d of %d DataNodes", a, o.due, len(o.nodes))
+	}
+	o.due++
+	o.held, o.sizes = o.held-o.sizes[0], o.sizes[1:]
 	return nil
 }
 
@@ -316,10 +354,18 @@ func (o *output) replace(ctx context.Context, gone *hdfspb.DatanodeInfoProto) {
 
 // step sends bytes of the present block, over as many pipelines as it takes.
 func (o *output) step(ctx context.Context, upTo int, sync, last bool) error {
-	err := o.stream(upTo, sync, last)
+	err := o.stream(ctx, upTo, sync, last)
 	for range 5 {
 		if err == nil {
 			return nil
+		}
+		var bad *badNode
+		if errors.As(err, &bad) && bad.neverSetUp {
+			if err := o.anew(ctx, bad); err != nil {
+				return err
+			}
+			err = o.stream(ctx, upTo, sync, last)
+			continue
 		}
 		st := streamingRecovery
 		if last && o.acked == upTo {
@@ -333,7 +379,7 @@ func (o *output) step(ctx context.Context, upTo int, sync, last bool) error {
 			o.acknowledged(upTo, false)
 			return nil
 		}
-		err = o.stream(upTo, sync, last)
+		err = o.stream(ctx, upTo, sync, last)
 	}
 	return err
 }
@@ -384,10 +430,10 @@ func (o *output) close(ctx context.Context) error {
 	return errors.New("complete: the last block was not reported")
 }
 
-// release closes the connection.
+// release closes the pipeline.
 func (o *output) release() {
-	if o.conn != nil {
-		o.conn.close()
-		o.conn = nil
+	if o.line != nil {
+		o.line.close()
+		o.line = nil
 	}
 }

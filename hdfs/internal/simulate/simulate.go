@@ -31,6 +31,7 @@ func draw(rng *rand.Rand) settings {
 	}
 	c.replication = uint32(2 + rng.IntN(2))
 	c.softLimit = c.hardLimit / 2
+	c.windows = []int64{32 << 10, 300 << 10, 16 << 20}[rng.IntN(3)]
 	return c
 }
 
@@ -54,7 +55,7 @@ func Run(seed uint64) (out Outcome, err error) {
 	}
 	s.nameNode = &machine{host: nameNodeHost, disk: newDisk(rng)}
 	for i := range c.dataNodes {
-		m := &machine{host: fmt.Sprintf("10.0.0.%d", i+1), disk: newDisk(rng)}
+		m := &machine{host: fmt.Sprintf("10.0.0.%d", i+1), disk: newDisk(rng), native: rng.IntN(8) > 0}
 		for d := range 1 + rng.IntN(3) {
 			m.dirs = append(m.dirs, fmt.Sprintf("/dn%d", d))
 		}
@@ -72,7 +73,7 @@ func Run(seed uint64) (out Outcome, err error) {
 	}
 	defer func() {
 		for _, u := range users {
-			u.c.rpc.Close()
+			u.c.close()
 		}
 	}()
 	for round := range c.rounds {
@@ -168,7 +169,7 @@ const patience = 20 * time.Minute
 // reads every replica.
 func (s *system) check() error {
 	c := newClient(s, "10.0.1.250", "checker")
-	defer c.rpc.Close()
+	defer c.close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, f := range s.model.files {

@@ -13,11 +13,11 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 1, "of the first history")
-	seedsFlag = flag.Uint64("seeds", 1, "how many histories")
+	seedsFlag = flag.Uint64("seeds", 4, "how many histories")
 	allFlag   = flag.Bool("all", false, "go on after one that failed")
 )
 
-// TestSimulate runs a seed; go run ./soak simulate runs thousands.
+// TestSimulate runs a few seeds; go run ./soak simulate runs thousands.
 func TestSimulate(t *testing.T) {
 	total := map[string]int{}
 	for seed := *seedFlag; seed < *seedFlag+*seedsFlag; seed++ {
@@ -45,5 +45,15 @@ func TestSimulate(t *testing.T) {
 	}
 	if total["bytes acknowledged"] == 0 {
 		t.Error("nothing was at stake")
+	}
+	if *seedsFlag < 4 {
+		return // one seed may have but little
+	}
+	for w := range ways {
+		for _, what := range []string{"pipelines by ", "replicas read by "} {
+			if total[what+w.String()] == 0 {
+				t.Errorf("there are no %s%v", what, w)
+			}
+		}
 	}
 }

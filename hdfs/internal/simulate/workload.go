@@ -56,7 +56,7 @@ func (u *user) die() {
 		u.change(func() { f.open, f.failed = false, true })
 		delete(u.outs, f)
 	}
-	u.c.rpc.Close()
+	u.c.close()
 }
 
 func (u *user) change(f func()) {
@@ -73,7 +73,7 @@ func (u *user) renew(ctx context.Context) {
 		u.mu.Unlock()
 		c := newClient(u.s, fmt.Sprintf("10.0.1.%d", u.index+1), name)
 		_ = c.call(ctx, "renewLease", &hdfspb.RenewLeaseRequestProto{ClientName: &name}, &hdfspb.RenewLeaseResponseProto{}, rpc.Idempotent)
-		c.rpc.Close()
+		c.close()
 	}
 }
 
@@ -172,7 +172,7 @@ func (u *user) create(ctx context.Context) {
 	} else {
 		u.s.h.count("files created", 1)
 		u.s.h.add("%s: created %s", u.c.name, path)
-		u.outs[f] = &output{c: u.c, rng: u.rng, f: f, path: path, size: int(u.s.cfg.blockSize)}
+		u.outs[f] = u.newOutput(f, path)
 	}
 	u.files = append(u.files, f)
 	u.change(func() { u.s.model.files = append(u.s.model.files, f) })
@@ -231,7 +231,7 @@ func (u *user) append(ctx context.Context, f *modelFile) {
 		u.fails(f, "append", err)
 		return
 	}
-	o := &output{c: u.c, rng: u.rng, f: f, path: path, size: int(u.s.cfg.blockSize)}
+	o := u.newOutput(f, path)
 	u.outs[f] = o
 	u.change(func() { f.open = true })
 	u.s.h.add("%s: appends to %s at %d", u.c.name, f, len(f.data))
