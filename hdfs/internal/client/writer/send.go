@@ -36,6 +36,7 @@ func (s *Stream) run() {
 	stop()
 	s.pipe.close()
 	s.cancel(ErrClosed)
+	defer s.discard()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {

@@ -150,7 +150,7 @@ const piece = 32 << 10
 // Write takes all of p, or fails. It waits while the window is full.
 func (s *Stream) Write(p []byte) (n int, err error) {
 	s.user.Lock()
-	defer s.user.Unlock()
+	defer s.leave()
 	for len(p) > 0 {
 		k, err := s.packet()
 		if err != nil {
@@ -171,7 +171,7 @@ func (s *Stream) Write(p []byte) (n int, err error) {
 // ReadFrom writes what r has, without a copy in between, until its end.
 func (s *Stream) ReadFrom(r io.Reader) (n int64, err error) {
 	s.user.Lock()
-	defer s.user.Unlock()
+	defer s.leave()
 	for {
 		k, err := s.packet()
 		if err != nil {
@@ -193,6 +193,25 @@ func (s *Stream) ReadFrom(r io.Reader) (n int64, err error) {
 		if err != nil {
 			return n, err
 		}
+	}
+}
+
+// leave is the end of a turn of the goroutine that writes.
+func (s *Stream) leave() {
+	s.user.Unlock()
+	s.discard()
+}
+
+// discard gives the packet that is being filled back once the stream has ended, however that
+// came: nobody may call Close. If somebody writes at this moment, his turn's end does it.
+func (s *Stream) discard() {
+	if s.failed() == nil || !s.user.TryLock() {
+		return
+	}
+	defer s.user.Unlock()
+	if s.current != nil {
+		s.cfg.Packets.Put(s.current)
+		s.current = nil
 	}
 }
 
@@ -312,7 +331,7 @@ type FlushOptions struct {
 // acknowledged everything. The end of ctx ends the wait alone.
 func (s *Stream) Flush(ctx context.Context, o FlushOptions) error {
 	s.user.Lock()
-	defer s.user.Unlock()
+	defer s.leave()
 	if s.closed {
 		return ErrClosed
 	}
@@ -390,7 +409,7 @@ func (s *Stream) wait(ctx context.Context, seqno int64) error {
 // expires. A second Close returns what the first did.
 func (s *Stream) Close(ctx context.Context) error {
 	s.user.Lock()
-	defer s.user.Unlock()
+	defer s.leave()
 	if s.closed {
 		return s.result
 	}
