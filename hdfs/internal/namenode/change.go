@@ -74,8 +74,9 @@ func (nn *NameNode) checkInParts(ctx context.Context, e *nspb.Entry) (res namesp
 	nn.state.ask(e)
 	for err = namespace.ErrLarge; errors.Is(err, namespace.ErrLarge); giveWay() {
 		if ctx.Err() != nil {
-			return res, false, fmt.Errorf("namenode: ask for the rights below a directory: %w", context.Cause(ctx))
+			return res, false, fmt.Errorf("namenode: look at all below a directory: %w", context.Cause(ctx))
 		}
+		nn.state.countOn(e)
 		nn.read(func(ns *namespace.Namespace) { res, changes, err = ns.Check(e) })
 	}
 	return res, changes, err

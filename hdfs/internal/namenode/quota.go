@@ -2,6 +2,7 @@ package namenode
 
 import (
 	"context"
+	"fmt"
 
 	"google.golang.org/protobuf/proto"
 
@@ -30,15 +31,21 @@ func (nn *NameNode) setQuota(ctx context.Context, req *hdfspb.SetQuotaRequestPro
 func (nn *NameNode) getQuotaUsage(ctx context.Context, req *hdfspb.GetQuotaUsageRequestProto) (*hdfspb.GetQuotaUsageResponseProto, error) {
 	c := nn.callFrom(ctx)
 	var (
+		q   *namespace.UsageQuestion
 		u   namespace.QuotaUsage
-		ok  bool
 		err error
 	)
-	nn.read(func(ns *namespace.Namespace) { u, ok, err = ns.QuotaUsage(c.who(), req.GetPath()) })
+	nn.read(func(ns *namespace.Namespace) { q, err = ns.QuotaUsage(c.who(), req.GetPath()) })
+	for done := false; q != nil && !done && err == nil; giveWay() {
+		nn.read(func(ns *namespace.Namespace) { u, done, err = q.Step(ns, summaryStep) })
+		if err == nil && ctx.Err() != nil {
+			err = fmt.Errorf("namenode: ask for the rights below a directory: %w", context.Cause(ctx))
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	if !ok {
+	if q == nil {
 		sum, err := nn.summary(ctx, req.GetPath())
 		if err != nil {
 			return nil, err

@@ -149,6 +149,13 @@ func (s *state) asked(e *nspb.Entry) {
 	s.ns.Asked(e)
 }
 
+// countOn counts a part of what the check has to know.
+func (s *state) countOn(e *nspb.Entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ns.CountOn(e)
+}
+
 func (s *state) Restore(r io.Reader) error {
 	ns, err := namespace.Restore(r)
 	if err != nil {

@@ -78,8 +78,9 @@ func (m *machine) auditAttributes(n *Inode) {
 	for at := n; at != nil; at = m.ns.inodes.Get(at.parent) {
 		limited = limited || at.bound()
 	}
-	if used, ok := m.ns.usage[n.id]; ok != (limited && n.dir != nil) {
-		m.t.Fatalf("%s has limits, or one above has: %t, but is counted: %t", m.ns.path(n), limited, ok)
+	limited = limited || n.id != rootID && m.ns.limited(n.parent)
+	if used, ok := m.ns.usage[n.id]; !ok && limited && n.dir != nil || ok && n.dir == nil {
+		m.t.Fatalf("%s has limits, or is below what is counted: %t, but is counted: %t", m.ns.path(n), limited, ok)
 	} else if want := m.ns.usageOf(n, m.ns.policy(n), false); ok && used != want {
 		m.t.Fatalf("%s counts %+v and holds %+v", m.ns.path(n), used, want)
 	}

@@ -131,25 +131,6 @@ func pathOf(inodes *cow.Map[Inode], n *Inode) string {
 	return string(buf)
 }
 
-// eachDirectory visits n, if it is a directory, and all directories below it. It does
-// not recurse: a path may be a thousand levels deep, but the stack of a state machine
-// should not depend on its input. It looks at no files where there are no directories.
-func (ns *Namespace) eachDirectory(n *Inode, visit func(*Inode) error) error {
-	if n.dir == nil {
-		return nil
-	}
-	stack := []*Inode{n}
-	for len(stack) > 0 {
-		d := stack[len(stack)-1]
-		stack = stack[:len(stack)-1]
-		if err := visit(d); err != nil {
-			return err
-		}
-		stack = ns.pushDirectories(stack, d)
-	}
-	return nil
-}
-
 // pushDirectories appends the directories in d. It looks no further than the last of
 // them.
 func (ns *Namespace) pushDirectories(stack []*Inode, d *Inode) []*Inode {
@@ -184,9 +165,9 @@ type detached struct {
 func (t *txn) remove(id uint64) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
-	if ns.limited(n.parent) {
+	if ns.counts(n.parent, n.name) {
 		used := ns.usageOf(n, ns.policy(n), true)
-		ns.charge(n.parent, &quota.Counts{}, &used)
+		ns.charge(n, &quota.Counts{}, &used)
 	}
 	t.unlink(n)
 	if n.file != nil {
@@ -222,8 +203,12 @@ func (ns *Namespace) Reap(limit int) (removed []uint64) {
 		if done {
 			limit--
 			// Its subdirectories hang in the air from here on, and are in the list.
+			bound := ns.inodes.Get(top.id).bound()
 			ns.inodes.Delete(top.id)
 			delete(ns.usage, top.id)
+			if bound {
+				ns.unbound()
+			}
 			ns.detached = ns.detached[1:]
 		}
 		ns.detached = append(ns.detached, below...)

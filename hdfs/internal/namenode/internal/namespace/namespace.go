@@ -103,8 +103,9 @@ type Namespace struct {
 	// policies tells that some inode may have a storage policy.
 	policies bool
 	usage    map[uint64]quota.Counts // of directories with limits
+	bounds   int                     // directories with limits
 	lists    sharing
-	// subtrees are those that users want to delete, as far as they have been asked; see Ask. They are no
+	// subtrees are those that operations need to look at, as far as they have; see Ask. They are no
 	// part of the state: who asks for all at once hears the same.
 	subtrees map[*nspb.Entry]*subtree
 	// What goes of a deleted tree with an entry, and how many names one Check asks for below a

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"sort"
 	"strconv"
 	"strings"
@@ -328,11 +329,18 @@ func (m *machine) command(d *datadriven.TestData, user, op string, args []string
 		space, _ := strconv.ParseInt(args[2], 10, 64)
 		e.Op = &nspb.Entry_SetQuota{SetQuota: &nspb.SetQuota{Path: &args[0], Names: &names, Space: &space}}
 	case "used":
-		u, ok, err := m.ns.QuotaUsage(who, args[0])
+		q, err := m.ns.QuotaUsage(who, args[0])
 		if err != nil {
 			return err.Error() + "\n"
 		}
-		return fmt.Sprintf("%d names of %d, %d bytes of %d, counted %t\n", u.Used.Names, u.Limits.Names, u.Used.Space, u.Limits.Space, ok)
+		if q == nil {
+			return "no limits\n"
+		}
+		u, _, err := q.Step(m.ns, math.MaxInt)
+		if err != nil {
+			return err.Error() + "\n"
+		}
+		return fmt.Sprintf("%d names of %d, %d bytes of %d\n", u.Used.Names, u.Limits.Names, u.Used.Space, u.Limits.Space)
 	case "concat":
 		e.Op = &nspb.Entry_Concat{Concat: &nspb.Concat{Path: &args[0], Sources: args[1:]}}
 	case "recover":

@@ -17,7 +17,8 @@ import (
 // What directories hold is counted as operations go, in those with limits and all below them:
 // ns.usage has it by their ids. So what a deletion or a rename takes away there is known without a
 // walk. It follows from the tree, so that snapshots leave it out and Restore counts
-// anew. Where there is no limit above, nothing is counted.
+// anew. Where nothing is counted above, a change ends at the first directory that is not. Directories
+// that have lost their limits are counted on, until there is no limit any more.
 
 // limits are what a directory may hold.
 func (n *Inode) limits() quota.Limits {
@@ -30,36 +31,45 @@ func (n *Inode) limits() quota.Limits {
 // bound tells whether the directory itself has limits.
 func (n *Inode) bound() bool { return n.more != nil && n.more.limits != nil }
 
-// limited tells whether there is a limit in the directory or above.
+// limited tells whether the directory is counted. All are that have limits, or lie below one that has.
 func (ns *Namespace) limited(directory uint64) bool {
 	_, ok := ns.usage[directory]
 	return ok
 }
 
-// charge counts more, or less, in the directory and all above.
-func (ns *Namespace) charge(id uint64, more *quota.Counts, less *quota.Counts) {
-	if len(ns.usage) == 0 {
+// charge counts more, or less, of what n is or has in all directories above it.
+func (ns *Namespace) charge(n *Inode, more *quota.Counts, less *quota.Counts) {
+	if len(ns.usage) == 0 && len(ns.subtrees) == 0 {
 		return
 	}
-	for n := ns.inodes.Get(id); n != nil; n = ns.inodes.Get(n.parent) {
-		used, ok := ns.usage[n.id]
-		if !ok {
-			return // nor above
+	for n.id != rootID {
+		parent := ns.inodes.Get(n.parent)
+		if parent == nil {
+			return
+		}
+		used, ok := ns.usage[parent.id]
+		if !ok { // nor above
+			for l := range ns.levels(parent.id, n.name) {
+				l.used.Add(more)
+				l.used.Sub(less)
+			}
+			return
 		}
 		used.Add(more)
 		used.Sub(less)
-		ns.usage[n.id] = used
+		ns.usage[parent.id] = used
+		n = parent
 	}
 }
 
 // chargeBytes counts that each replica of a file has become longer.
 func (ns *Namespace) chargeBytes(file uint64, bytes int64) {
-	if len(ns.usage) == 0 {
+	n := ns.inodes.Get(file)
+	if !ns.counts(n.parent, n.name) {
 		return
 	}
-	n := ns.inodes.Get(file)
 	c := quota.Blocks(bytes, int(n.file.replication), ns.policy(n))
-	ns.charge(n.parent, &c, &quota.Counts{})
+	ns.charge(n, &c, &quota.Counts{})
 }
 
 // counted are the bytes that a replica of a block counts for.
@@ -148,37 +158,31 @@ func (ns *Namespace) count(n *Inode, policy uint8) {
 	}
 }
 
-// uncount ends that a directory and those below it are counted, but for those that have limits,
-// and what is below these. Nothing above it is counted any more.
-func (ns *Namespace) uncount(n *Inode) {
-	ns.eachUnlimited(n, func(d *Inode) { delete(ns.usage, d.id) })
-}
-
-// eachUnlimited visits n and the directories below it that have no limits, nor one between
-// them and n that has, and returns those at which it turned back.
-func (ns *Namespace) eachUnlimited(n *Inode, visit func(*Inode)) (limited []*Inode) {
+// eachUncounted visits n and the directories below it that are not counted, and returns those at which
+// it turned back.
+func (ns *Namespace) eachUncounted(n *Inode) (counted []*Inode) {
 	stack := []*Inode{n}
 	for len(stack) > 0 {
 		d := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
-		if d.bound() {
-			limited = append(limited, d)
+		if ns.limited(d.id) {
+			counted = append(counted, d)
 			continue
 		}
-		visit(d)
 		stack = ns.pushDirectories(stack, d)
 	}
-	return limited
+	return counted
 }
 
 // recount counts anew in n, and in what is counted below it: their storage policy has changed.
 func (ns *Namespace) recount(n *Inode) {
+	ns.countAgain()
 	switch {
 	case n.dir == nil || len(ns.usage) == 0:
 	case ns.limited(n.id):
 		ns.count(n, ns.policy(n))
 	default:
-		for _, d := range ns.eachUnlimited(n, func(*Inode) {}) {
+		for _, d := range ns.eachUncounted(n) {
 			ns.count(d, ns.policy(d))
 		}
 	}
@@ -188,6 +192,7 @@ func (ns *Namespace) recount(n *Inode) {
 // some.
 func (ns *Namespace) countLimited() {
 	ids := slices.Collect(maps.Keys(ns.usage))
+	ns.bounds = len(ids)
 	clear(ns.usage)
 	slices.SortFunc(ids, func(a, b uint64) int {
 		return cmp.Compare(ns.depth(ns.inodes.Get(a)), ns.depth(ns.inodes.Get(b)))
@@ -300,22 +305,42 @@ func (t *txn) setQuota(op *nspb.SetQuota) error {
 	}
 	before := n.limits()
 	after := request.Apply(before, n.id == rootID)
-	if after == before || !t.write() {
+	if after == before {
 		return nil
 	}
+	if after.Bound(n.id == rootID) {
+		if err := t.needCounted(n); err != nil {
+			return err
+		}
+	}
+	if !t.write() {
+		return nil
+	}
+	was := n.bound()
 	n = ns.inodes.Change(n.id)
 	if !after.Bound(n.id == rootID) {
 		n.alter(func(a *attributes) { a.limits = nil })
-		if !ns.limited(n.parent) {
-			ns.uncount(n)
+		if was {
+			ns.unbound()
 		}
 		return nil
 	}
 	n.alter(func(a *attributes) { a.limits = &after })
+	if !was {
+		ns.bounds++
+	}
 	if !ns.limited(n.id) {
 		ns.count(n, ns.policy(n))
 	}
 	return nil
+}
+
+// unbound notes that a directory with limits has none any more, or is no more. Without any nothing needs
+// to be counted.
+func (ns *Namespace) unbound() {
+	if ns.bounds--; ns.bounds == 0 && len(ns.subtrees) == 0 {
+		ns.usage = make(map[uint64]quota.Counts)
+	}
 }
 
 func limitsRecord(l *quota.Limits) *nspb.SnapshotLimits {
@@ -344,21 +369,42 @@ type QuotaUsage struct {
 	Used   quota.Counts
 }
 
-// QuotaUsage returns what a directory with limits may hold and holds. ok is false for
-// other paths: then it takes a summary. The caller needs access to all below.
-func (ns *Namespace) QuotaUsage(c Caller, path string) (u QuotaUsage, ok bool, err error) {
+// UsageQuestion asks what a directory with limits holds, in steps: of a caller who is no superuser whether
+// he may know of all below. What changes between the steps may be heard or not.
+type UsageQuestion struct {
+	caller Caller
+	walk   subtree
+}
+
+// QuotaUsage begins to ask what path may hold and holds. It returns nil for what is no directory with
+// limits: then it takes a summary.
+func (ns *Namespace) QuotaUsage(c Caller, path string) (*UsageQuestion, error) {
 	r, err := ns.resolve(&c, path, reading)
 	if err != nil {
-		return u, false, err
+		return nil, err
 	}
 	n := r.last()
 	if n == nil {
-		return u, false, exception.New(exception.FileNotFound, "File/Directory does not exist: %s", r)
+		return nil, exception.New(exception.FileNotFound, "File/Directory does not exist: %s", r)
 	}
-	if !c.Superuser {
-		if err := ns.eachDirectory(n, func(d *Inode) error { return ns.need(&c, d, Read|Execute) }); err != nil {
+	if !n.bound() {
+		return nil, nil
+	}
+	q := &UsageQuestion{caller: c}
+	q.walk.begin(n.id, question{want: Read | Execute})
+	return q, nil
+}
+
+// Step looks at about limit names, and says what the directory holds once it is done.
+func (q *UsageQuestion) Step(ns *Namespace, limit int) (u QuotaUsage, done bool, err error) {
+	if !q.caller.Superuser {
+		if err := ns.ask(&q.caller, &q.walk, limit); err != nil || len(q.walk.stack) > 0 {
 			return u, false, err
 		}
 	}
-	return QuotaUsage{Limits: n.limits(), Used: ns.usage[n.id]}, n.bound(), nil
+	n := ns.byID(q.walk.root)
+	if n == nil {
+		return u, false, exception.New(exception.FileNotFound, "File/Directory does not exist: it was deleted")
+	}
+	return QuotaUsage{Limits: n.limits(), Used: ns.usage[n.id]}, true, nil
 }

@@ -86,7 +86,7 @@ func (t *txn) setStoragePolicy(op *nspb.SetStoragePolicy) error {
 	ns.recount(n)
 	if limited {
 		after := ns.usageOf(n, ns.policy(n), true)
-		ns.charge(n.parent, &after, &before)
+		ns.charge(n, &after, &before)
 	}
 	return nil
 }

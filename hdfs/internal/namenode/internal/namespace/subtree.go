@@ -8,21 +8,34 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 )
 
-// ErrLarge is what [Namespace.Check] says of a delete by a user whose rights below the directory
-// take longer to ask for than one hold of the lock may be: [Namespace.Ask] for it, and check
-// again until Check says something else.
-var ErrLarge = errors.New("namespace: the rights below a directory are asked for in parts")
+// ErrLarge is what [Namespace.Check] says of an operation for which more of the tree has to be looked at
+// than one hold of the lock may: [Namespace.Ask] for it, and in turns check again and have
+// [Namespace.CountOn] count, until Check says something else.
+var ErrLarge = errors.New("namespace: what is below a directory is looked at in parts")
 
 // askedAtOnce is how many names one Check looks at below a directory, in less than a
 // millisecond.
 const askedAtOnce = 2000
 
-// A subtree is a directory that somebody wants to delete with all that is below, as far as
-// has been asked whether he may. A change that may matter to what has been asked has it asked again,
-// so that at the end the answer is that of the present.
+// A question is what somebody wants to know of a directory and all those below it.
+type question struct {
+	want Access // the rights that he needs on each of them
+	// deleting: none of them has a sticky bit in the way, and those without names do not matter.
+	deleting bool
+	// depth is how many names the path of the directory is to have, 0: it stays where it is. None below
+	// may come to lie too deep.
+	depth int
+}
+
+// A subtree is a directory with all that is below, as far as a question has been asked of it. A change
+// that may matter to what has been asked has it asked again, so that at the end the answer is that of
+// the present.
 type subtree struct {
-	root  uint64
-	stack []position // of the directories that are left, the last one is next
+	root uint64
+	question
+	stack  []position // of the directories that are left, the last one is next
+	looked int        // names that the last part has looked at
+	count  counting
 }
 
 // A position in a directory: its names up to after, and what is below them, have been asked.
@@ -31,6 +44,10 @@ type position struct {
 	after string
 	left  int  // so many subdirectories are behind it at most
 	alone bool // what is below its names is not asked
+}
+
+func (s *subtree) begin(root uint64, q question) {
+	s.root, s.question, s.stack = root, q, []position{{id: root}}
 }
 
 // Ask makes Check go on where it stopped for this entry, until Asked. Neither may run
@@ -46,19 +63,26 @@ func (ns *Namespace) Ask(e *nspb.Entry) {
 func (ns *Namespace) Asked(e *nspb.Entry) { delete(ns.subtrees, e) }
 
 // needSubtree is for deleting what is below n: all rights on every directory
-// that has children, and on none of them a sticky bit in the way. An entry that is
-// applied gets an answer at once: all that is left is asked, which after Check has been content
-// are the changes since.
+// that has children, and on none of them a sticky bit in the way.
 func (t *txn) needSubtree(n *Inode) error {
-	if t.caller.Superuser || n.dir == nil {
+	if t.caller.Superuser {
+		return nil
+	}
+	return t.askSubtree(n, question{want: Read | Write | Execute, deleting: true})
+}
+
+// askSubtree asks of n and all directories below. An entry that is applied gets an answer at once: all that
+// is left is asked, which after Check has been content are the changes since.
+func (t *txn) askSubtree(n *Inode, q question) error {
+	if n.dir == nil {
 		return nil
 	}
 	begun := t.ns.subtrees[t.entry]
-	if begun == nil || !t.dry && begun.root != n.id {
+	if begun == nil || !t.dry && (begun.root != n.id || begun.question != q) {
 		begun = &subtree{}
 	}
-	if begun.root != n.id {
-		*begun = subtree{root: n.id, stack: []position{{id: n.id}}}
+	if begun.root != n.id || begun.question != q {
+		begun.begin(n.id, q)
 	}
 	limit := t.ns.askedAtOnce
 	if !t.dry {
@@ -75,19 +99,25 @@ func (t *txn) needSubtree(n *Inode) error {
 
 // ask looks at limit names, and takes what it has asked off the stack.
 func (ns *Namespace) ask(c *caller, s *subtree, limit int) error {
+	s.looked = 0
 	for limit > 0 && len(s.stack) > 0 {
 		limit--
 		top := &s.stack[len(s.stack)-1]
 		d := ns.byID(top.id)
-		if d == nil || !ns.below(d, s.root) || d.dir.names.Len() == 0 {
+		if d == nil || !ns.below(d, s.root) || s.deleting && d.dir.names.Len() == 0 {
 			s.pop() // it was deleted or moved away, or nothing is in it
 			continue
 		}
 		if top.after == "" {
-			if err := ns.need(c, d, Read|Write|Execute); err != nil {
+			if err := ns.askOne(c, s, d); err != nil {
 				return err
 			}
 			top.left = d.dir.directories
+		}
+		byName := s.deleting && d.mode&sticky != 0
+		if !byName && (top.alone || top.left <= 0) {
+			s.pop()
+			continue
 		}
 		var (
 			next uint64
@@ -95,9 +125,12 @@ func (ns *Namespace) ask(c *caller, s *subtree, limit int) error {
 			done = true
 		)
 		d.dir.names.After(top.after, func(name string, id uint64) bool {
+			s.looked++
 			child := ns.inodes.Get(id)
-			if err = ns.needSticky(c, d, child); err != nil {
-				return false
+			if byName {
+				if err = ns.needSticky(c, d, child); err != nil {
+					return false
+				}
 			}
 			top.after = name
 			if child.dir != nil && !top.alone {
@@ -106,7 +139,7 @@ func (ns *Namespace) ask(c *caller, s *subtree, limit int) error {
 				return false
 			}
 			limit--
-			done = d.mode&sticky == 0 && (top.alone || top.left <= 0)
+			done = !byName && (top.alone || top.left <= 0)
 			return !done && limit > 0
 		})
 		switch {
@@ -114,9 +147,22 @@ func (ns *Namespace) ask(c *caller, s *subtree, limit int) error {
 			return err
 		case next != 0:
 			s.stack = append(s.stack, position{id: next})
-		case done || limit > 0: // or there are no more names
+		case done || limit > 0: // there are no more names
 			s.pop()
 		}
+	}
+	return nil
+}
+
+// askOne asks what concerns a directory itself, and how deep those in it lie.
+func (ns *Namespace) askOne(c *caller, s *subtree, d *Inode) error {
+	if s.want != 0 {
+		if err := ns.need(c, d, s.want); err != nil {
+			return err
+		}
+	}
+	if s.depth > 0 && d.dir.directories > 0 && s.depth+ns.depth(d)-ns.depth(ns.inodes.Get(s.root))+1 >= MaxPathDepth {
+		return errTooDeep
 	}
 	return nil
 }

@@ -36,10 +36,10 @@ func (t *txn) newChild(parent *Inode, name string, dir *directory, m modes) *Ino
 	ns.changeDirectory(parent.id).names.Insert(ns.gen, n.name, n.id)
 	ns.askAgain(parent.id)
 	ns.inodes.Change(parent.id).mtime = t.now()
-	if dir != nil && ns.limited(parent.id) {
+	if dir != nil && ns.counts(n.parent, n.name) {
 		ns.usage[n.id] = quota.Counts{Names: 1}
 	}
-	ns.charge(parent.id, &quota.Counts{Names: 1}, &quota.Counts{})
+	ns.charge(n, &quota.Counts{Names: 1}, &quota.Counts{})
 	return n
 }
 
@@ -265,6 +265,11 @@ func (t *txn) checkMove(from, to resolved) error {
 	if err := t.checkDepth(from.last(), len(to.comps)); err != nil {
 		return err
 	}
+	if t.ns.limited(to.parent().id) {
+		if err := t.needCounted(from.last()); err != nil {
+			return err
+		}
+	}
 	return t.ns.roomForMove(from, to)
 }
 
@@ -275,37 +280,37 @@ func (t *txn) checkDepth(n *Inode, depth int) error {
 	if n.dir == nil || depth <= ns.depth(n) {
 		return nil // the path of a file is checked by itself; otherwise nothing gets deeper
 	}
-	return ns.eachDirectory(n, func(d *Inode) error {
-		if ns.depth(d)-ns.depth(n)+depth >= MaxPathDepth {
-			return exception.New(exception.IO, "rename: Pathname too long.  Limit %d characters, %d levels.", MaxPathLength, MaxPathDepth)
-		}
-		return nil
-	})
+	if depth >= MaxPathDepth {
+		return errTooDeep
+	}
+	return t.askSubtree(n, question{depth: depth})
 }
+
+var errTooDeep = exception.New(exception.IO, "rename: Pathname too long.  Limit %d characters, %d levels.", MaxPathLength, MaxPathDepth)
 
 func (t *txn) move(id, parent uint64, name string) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
 	policy := ns.policy(n)
-	was, will := ns.limited(n.parent), ns.limited(parent)
-	if was {
+	if ns.counts(n.parent, n.name) {
 		used := ns.usageOf(n, policy, true)
-		ns.charge(n.parent, &quota.Counts{}, &used)
+		ns.charge(n, &quota.Counts{}, &used)
 	}
 	t.unlink(n)
 	n.parent, n.name = parent, strings.Clone(name)
-	if n.dir != nil && was && !will {
-		ns.uncount(n)
-	}
 	if ns.policy(n) != policy {
 		ns.recount(n)
 	}
-	if n.dir != nil && will && !ns.limited(n.id) {
-		ns.count(n, ns.policy(n))
+	if n.dir != nil && !ns.limited(n.id) {
+		if ns.limited(parent) {
+			ns.count(n, ns.policy(n))
+		} else {
+			ns.countAnew(parent, n.name)
+		}
 	}
-	if will {
+	if ns.counts(parent, n.name) {
 		used := ns.usageOf(n, ns.policy(n), true)
-		ns.charge(parent, &used, &quota.Counts{})
+		ns.charge(n, &used, &quota.Counts{})
 	}
 	dir := ns.changeDirectory(parent)
 	dir.names.Insert(ns.gen, n.name, id)
@@ -471,7 +476,7 @@ func (t *txn) setReplication(op *nspb.SetReplication) error {
 		return nil
 	}
 	t.res.OK = true
-	replication, limited := int(op.GetReplication()), ns.limited(n.parent)
+	replication, limited := int(op.GetReplication()), ns.counts(n.parent, n.name)
 	var before, after quota.Counts
 	if limited {
 		bytes, policy := ns.bytesOf(n.file), ns.policy(n)
@@ -486,7 +491,7 @@ func (t *txn) setReplication(op *nspb.SetReplication) error {
 	if int(n.file.replication) == replication || !t.write() {
 		return nil
 	}
-	ns.charge(n.parent, &after, &before)
+	ns.charge(n, &after, &before)
 	ns.changeFile(n.id).replication = uint16(replication)
 	t.touch(n.file.blocks)
 	return nil
@@ -545,7 +550,9 @@ func (t *txn) concat(op *nspb.Concat) error {
 	}
 	more, less := ns.concatUsage(target, sources)
 	change := more
-	change.Sub(&less)
+	for i := range less {
+		change.Sub(&less[i])
+	}
 	change.Names = -int64(len(sources))
 	if err := ns.room(ns.inodes.Get(target.parent), &change, &quota.Counts{}, 0); err != nil {
 		return err
@@ -553,7 +560,10 @@ func (t *txn) concat(op *nspb.Concat) error {
 	if !t.write() {
 		return nil
 	}
-	ns.charge(target.parent, &more, &less)
+	ns.charge(target, &more, &quota.Counts{})
+	for i := range less {
+		ns.charge(sources[i], &quota.Counts{}, &less[i])
+	}
 	f := ns.changeFile(target.id)
 	f.blocks = slices.Grow(slices.Clip(f.blocks), blocks-len(f.blocks))
 	for _, n := range sources {
@@ -571,17 +581,17 @@ func (t *txn) concat(op *nspb.Concat) error {
 	return nil
 }
 
-// concatUsage is what the blocks of the sources will count for, and do now.
-func (ns *Namespace) concatUsage(target *Inode, sources []*Inode) (more, less quota.Counts) {
-	if !ns.limited(target.parent) {
-		return more, less
+// concatUsage is what the blocks of the sources will count for, and those of each do now.
+func (ns *Namespace) concatUsage(target *Inode, sources []*Inode) (more quota.Counts, less []quota.Counts) {
+	if len(ns.usage) == 0 && len(ns.subtrees) == 0 {
+		return more, nil
 	}
 	for _, n := range sources {
 		bytes := ns.bytesOf(n.file)
 		theirs := quota.Blocks(bytes, int(n.file.replication), ns.policy(n))
 		ours := quota.Blocks(bytes, int(target.file.replication), ns.policy(target))
 		more.Add(&ours)
-		less.Add(&theirs)
+		less = append(less, theirs)
 	}
 	return more, less
 }
