@@ -41,7 +41,7 @@ type NameNodeConfig struct {
 	// 0 means HDFS's 20 minutes.
 	LeaseLimit time.Duration
 	// SnapshotEntries is after how many changes a snapshot of the namespace is
-	// written; 0 means 65,536. A start replays as many at most, and twice as many
+	// written; 0 means 262,144. A start replays as many at most, and twice as many
 	// if the newest snapshot is damaged.
 	SnapshotEntries uint64
 	// DeadAfter is how long a DataNode may be silent before its blocks are copied from

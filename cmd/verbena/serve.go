@@ -276,7 +276,7 @@ func theirSecret(named, dir string) string {
 }
 
 func snapshotFlag(flags *pflag.FlagSet, entries *uint64) {
-	flags.Uint64Var(entries, "snapshot-entries", 1<<16, "after how many changes the NameNode writes a snapshot of the names; the two newest are kept, and the log between")
+	flags.Uint64Var(entries, "snapshot-entries", 1<<18, "after how many changes the NameNode writes a snapshot of the names; the two newest are kept, and the log between")
 }
 
 func secondFlag(flags *pflag.FlagSet, dir *string) {

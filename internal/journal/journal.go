@@ -57,7 +57,7 @@ type Config struct {
 
 	// The journal takes a snapshot once SnapshotEntries entries have come since
 	// the last one. It looks after a random time between SnapshotInterval and
-	// twice that. Defaults: 65,536 entries and 10 s.
+	// twice that. Defaults: 262,144 entries and 10 s.
 	SnapshotEntries  uint64
 	SnapshotInterval time.Duration
 	// TrailingEntries stay in the log behind a snapshot. Default 1,024. The
@@ -73,7 +73,7 @@ func (c *Config) setDefaults() {
 		c.Logger = slog.Default()
 	}
 	if c.SnapshotEntries == 0 {
-		c.SnapshotEntries = 1 << 16
+		c.SnapshotEntries = 1 << 18
 	}
 	if c.SnapshotInterval == 0 {
 		c.SnapshotInterval = 10 * time.Second
