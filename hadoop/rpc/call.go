@@ -32,6 +32,8 @@ type Call struct {
 	Peer       net.Addr
 	// Host is the peer's IP address, or empty if it has none.
 	Host string
+	// Short says that the call runs where its connection is read, and may answer [ErrLong].
+	Short bool
 }
 
 type callKey struct{}
@@ -169,6 +171,9 @@ func (c *call) invoke() (resp proto.Message, err error) {
 			err = refuse(codeServer, exception.IO, "the server failed at "+c.Method+"; its log tells more")
 		}
 		m.running.Dec()
+		if c.Short && err == ErrLong {
+			return // it begins anew
+		}
 		m.seconds.Observe(time.Since(start).Seconds())
 		if err != nil {
 			m.failed.Inc()

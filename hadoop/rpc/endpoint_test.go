@@ -164,12 +164,21 @@ func (s *endpoints) proxy(t testing.TB, cfg ClientConfig, target Target) *Proxy 
 
 func echoBlob(_ context.Context, req *blob) (*blob, error) { return req, nil }
 
+// echoLater is echoBlob where a connection is not read.
+func echoLater(ctx context.Context, req *blob) (*blob, error) {
+	if FromContext(ctx).Short {
+		return nil, ErrLong
+	}
+	return req, nil
+}
+
 func TestEndpointCalls(t *testing.T) {
 	eachTransport(t, func(t *testing.T, providers func() (client, server []rdma.Provider)) {
 		s := newEndpoints(t, Config{}, Methods{
 			"short": Handle(echoBlob).Short(),
 			"long":  Handle(echoBlob),
 			"once":  Handle(echoBlob).Once(),
+			"later": Handle(echoLater).Short(),
 			"grow": Handle(func(_ context.Context, req *blob) (*blob, error) {
 				return &blob{Value: bytes.Repeat(req.Value, 100_000)}, nil
 			}).Short(),
@@ -186,7 +195,7 @@ func TestEndpointCalls(t *testing.T) {
 		p := s.proxy(t, ClientConfig{}, ada)
 		var all sync.WaitGroup
 		for i, size := range []int{0, 1, 100, 1 << 10, 30 << 10, 33 << 10, 100 << 10, 512 << 10, 3 << 20} {
-			for _, method := range []string{"short", "long", "once"} {
+			for _, method := range []string{"short", "long", "once", "later"} {
 				all.Go(func() {
 					want := bytes.Repeat([]byte{byte(i), 1, 2, 3, 4, 5, 6}, size/7+1)[:size]
 					for range 5 {

@@ -59,10 +59,16 @@ var errNoAnswer = errors.New("the server has no answer to give")
 // Short has the method run where its connection is read: it is called sooner
 // and its answers go out together, but until it returns nothing else of the
 // connection is read. It is for methods of microseconds that wait for nothing.
+// One that finds out that a call is not short answers [ErrLong].
 func (m Method) Short() Method {
 	m.short = true
 	return m
 }
+
+// ErrLong is what a method made by [Method.Short] answers if this call has to wait, or takes longer than a
+// short one may, while [Call.Short] is set. A handler runs the call then, from the start and with
+// Call.Short unset.
+var ErrLong = errors.New("the call is not a short one")
 
 // Urgent has the calls of the method stand in the first level of the queue,
 // whoever makes them: for what keeps a cluster together, as heartbeats do.

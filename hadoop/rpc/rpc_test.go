@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
@@ -509,5 +510,21 @@ func BenchmarkEcho(b *testing.B) {
 		if err := c.Call(context.Background(), "echo", &ping{}, &ping{}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A short method finds out that a call is none: a handler runs it, and it counts as one that went well.
+func TestShortCallThatIsLong(t *testing.T) {
+	address, s := startServer(t, Config{}, Methods{"later": Handle(echoLater).Short()})
+	c := dialClient(t, address)
+	for i := range 40 {
+		want := bytes.Repeat([]byte{byte(i)}, i*1000)
+		var got blob
+		if err := c.Call(t.Context(), "later", &blob{Value: want}, &got); err != nil || !bytes.Equal(got.Value, want) {
+			t.Fatalf("%d bytes came back of %d, or others: %v", len(got.Value), len(want), err)
+		}
+	}
+	if n := testutil.ToFloat64(s.protocols[testProtocol].methods["later"].failed); n != 0 {
+		t.Errorf("%v of the calls failed", n)
 	}
 }

@@ -239,13 +239,9 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 			c.answer(nil, badArguments(method.name, err), carrier.Later)
 			return nil
 		}
-		resp, err := c.invoke()
-		if endpoint && err == nil && c.via.Long(proto.Size(resp)) {
-			s.waits.Go(func() { c.answer(resp, nil, carrier.Now) })
+		if c.short(endpoint) {
 			return nil
 		}
-		c.answer(resp, err, carrier.Later)
-		return nil
 	}
 	c.to.clientID = append(c.id[:0], to.clientID...) // the message's memory goes
 	if endpoint {
@@ -261,6 +257,22 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 		return nil
 	}
 	return s.enqueue(c, size)
+}
+
+// short runs a call where its connection is read, and reports false if it is not short.
+func (c *call) short(endpoint bool) bool {
+	c.Short = true
+	resp, err := c.invoke()
+	switch {
+	case err == ErrLong:
+		c.Short, c.req = false, nil
+		return false
+	case endpoint && err == nil && c.via.Long(proto.Size(resp)):
+		c.session.waits.Go(func() { c.answer(resp, nil, carrier.Now) })
+	default:
+		c.answer(resp, err, carrier.Later)
+	}
+	return true
 }
 
 // find finds a method.

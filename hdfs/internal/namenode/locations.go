@@ -10,10 +10,14 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 )
+
+// fewBlocks is up to how many blocks of a file are looked up where a connection is read.
+const fewBlocks = 64
 
 func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockLocationsRequestProto) (*hdfspb.GetBlockLocationsResponseProto, error) {
 	c := nn.callFrom(ctx)
@@ -24,9 +28,15 @@ func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockL
 		f   namespace.FileBlocks
 		err error
 	)
+	if c.short && (nn.InSafeMode() || !nn.topology.Known(c.host)) {
+		return nil, rpc.ErrLong // it may wait for reports, or for a script
+	}
 	nn.read(func(ns *namespace.Namespace) { f, err = ns.Readable(c.who(), req.GetSrc()) })
 	if err != nil {
 		return nil, err
+	}
+	if c.short && len(f.Blocks) > fewBlocks {
+		return nil, rpc.ErrLong
 	}
 	from := nn.placeOf(ctx, c.host)
 	locate := func() *hdfspb.LocatedBlocksProto {

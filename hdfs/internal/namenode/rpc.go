@@ -27,7 +27,7 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"fsync":                     rpc.Handle(nn.fsync),
 		"getAclStatus":              rpc.Handle(nn.getACLStatus),
 		"getAdditionalDatanode":     rpc.Handle(nn.getAdditionalDatanode),
-		"getBlockLocations":         rpc.Handle(nn.getBlockLocations),
+		"getBlockLocations":         rpc.Handle(nn.getBlockLocations).Short(),
 		"getContentSummary":         rpc.Handle(nn.getContentSummary),
 		"getDataEncryptionKey":      rpc.Handle(nn.getDataEncryptionKey),
 		"getDatanodeReport":         rpc.Handle(nn.getDatanodeReport),
@@ -90,6 +90,7 @@ type call struct {
 	caller *nspb.Caller
 	host   string // the peer's IP address, empty if it has none
 	id     callID
+	short  bool // it may answer rpc.ErrLong
 }
 
 func (c *call) who() namespace.Caller {
@@ -106,7 +107,7 @@ func (nn *NameNode) callFrom(ctx context.Context) *call {
 	groups, super := nn.rights(rc.User)
 	return &call{
 		caller: &nspb.Caller{User: &rc.User, Groups: groups, Superuser: &super},
-		host:   rc.Host, id: callID{client: rc.ClientID, call: rc.CallID},
+		host:   rc.Host, short: rc.Short, id: callID{client: rc.ClientID, call: rc.CallID},
 	}
 }
 

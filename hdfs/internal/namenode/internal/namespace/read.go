@@ -231,7 +231,11 @@ func (ns *Namespace) File(c Caller, path string, access Access) (FileBlocks, err
 	if err := ns.need(&c, n, access); err != nil {
 		return FileBlocks{}, err
 	}
-	return FileBlocks{Status: ns.status(n), Holder: n.file.heldBy(), Blocks: ns.blocksOf(n.file)}, nil
+	return ns.fileBlocks(n), nil
+}
+
+func (ns *Namespace) fileBlocks(n *Inode) FileBlocks {
+	return FileBlocks{Status: ns.status(n), Holder: n.file.heldBy(), Blocks: ns.blocksOf(n.file)}
 }
 
 // Readable is File for reading. As HDFS it tells anybody what is no file.
@@ -244,11 +248,16 @@ func (ns *Namespace) Readable(c Caller, path string) (FileBlocks, error) {
 	if err != nil {
 		return FileBlocks{}, err
 	}
-	f, err := ns.File(c, path, Read)
-	if err == nil {
-		err = ns.needReadable(&c, n)
+	if _, err := ns.traverse(&c, r); err != nil {
+		return FileBlocks{}, err
 	}
-	return f, err
+	if err := ns.need(&c, n, Read); err != nil {
+		return FileBlocks{}, err
+	}
+	if err := ns.needReadable(&c, n); err != nil {
+		return FileBlocks{}, err
+	}
+	return ns.fileBlocks(n), nil
 }
 
 // Recoverable is File for taking the file's lease from its writer, which needs the
@@ -279,7 +288,7 @@ func (ns *Namespace) FileByID(id uint64) (FileBlocks, bool) {
 	if n == nil || n.file == nil {
 		return FileBlocks{}, false
 	}
-	return FileBlocks{Status: ns.status(n), Holder: n.file.heldBy(), Blocks: ns.blocksOf(n.file)}, true
+	return ns.fileBlocks(n), true
 }
 
 // Written returns the file that holder writes, as addBlock and its like see it.

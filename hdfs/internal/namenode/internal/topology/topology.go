@@ -136,6 +136,12 @@ func (m *Map) Rack(ctx context.Context, address, name string) string {
 	return DefaultRack
 }
 
+// Known tells whether Rack knows an address's rack, or that it has none, without asking the script.
+func (m *Map) Known(address string) bool {
+	_, ok := m.known(address, "")
+	return ok
+}
+
 func (m *Map) known(address, name string) (string, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
