@@ -43,10 +43,15 @@ func (p *parcel) part(n int) parcel {
 // until ctx or the endpoint ends. Buffers that an application keeps are missing to
 // others, and to Send.
 func (e *Endpoint) Buffer(ctx context.Context, size int) (*Buffer, error) {
-	if size < 0 || size > e.carrier.maxMessage() {
-		return nil, e.failure("get a buffer for", fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, size, e.carrier.maxMessage()))
+	return e.bufferBehind(ctx, 0, size)
+}
+
+// bufferBehind is Buffer for what a header of front bytes will go before.
+func (e *Endpoint) bufferBehind(ctx context.Context, front, size int) (*Buffer, error) {
+	if most := e.carrier.maxMessage() - front; size < 0 || size > most {
+		return nil, e.failure("get a buffer for", fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, size, most))
 	}
-	b, err := e.carrier.buffer(ctx, size)
+	b, err := e.carrier.buffer(ctx, front, size)
 	if err != nil {
 		return nil, e.failure("get a buffer for", err)
 	}

@@ -7,6 +7,12 @@ import (
 	"github.com/verbena-data/verbena/internal/call"
 )
 
+// Buffer is [Endpoint.Buffer] for the payload of a call or of an answer. It lies behind
+// room for the header of either, so that a long one goes out in one piece.
+func (c *Caller) Buffer(ctx context.Context, size int) (*Buffer, error) {
+	return c.e.bufferBehind(ctx, call.HeaderSize, size)
+}
+
 // CallBuffer is [Caller.Call] with a payload that lies in a buffer, which is sent from
 // where it lies if the transport reaches it: see [Endpoint.SendBuffer]. The caller's
 // reference to b is gone when CallBuffer returns, whatever it returns: Retain before to

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync"
 	"testing"
 )
 
@@ -69,6 +70,64 @@ func TestCallsWithBuffers(t *testing.T) {
 		var told *CallError
 		if _, err := c.a.CallBuffer(p.ctx, methodFail, b); !errors.As(err, &told) {
 			t.Errorf("the failure of a handler: %v", err)
+		}
+	})
+}
+
+// Calls with the same buffer at the same time each get their own answer: the header of one
+// is not written over that of another.
+func TestCallsFromOneBuffer(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		defer c.close(t)
+		c.mux.Long(methodEchoBuffer, func(q Request) {
+			b, err := q.Caller().Buffer(q.Context(), len(q.Payload())+1)
+			if err != nil {
+				_ = q.Fail(CodeApplication, err.Error())
+				return
+			}
+			copy(b.Bytes()[1:], q.Payload())
+			b.Bytes()[0] = byte(q.Method())
+			if err := q.ReplyBuffer(b); err != nil {
+				t.Error(err)
+			}
+		})
+		c.mux.Long(methodEchoKept, func(q Request) {
+			if err := q.ReplyBuffer(&q.Keep().Buffer); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, size := range []int{0, 100, 8 << 10, 200 << 10} {
+			b, err := c.a.Buffer(p.ctx, size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			copy(b.Bytes(), pattern(size, 3))
+			var wg sync.WaitGroup
+			for i := range 8 {
+				method := []uint32{methodEchoBuffer, methodEchoKept}[i%2]
+				wg.Go(func() {
+					for range 20 {
+						b.Retain()
+						m, err := c.a.CallBuffer(p.ctx, method, b)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						got := m.Bytes()
+						if method == methodEchoBuffer && len(got) > 0 && got[0] == methodEchoBuffer {
+							got = got[1:]
+						}
+						if !bytes.Equal(got, b.Bytes()) || len(m.Bytes())-len(got) != int(methodEchoKept-method) {
+							t.Errorf("method %d answered %d bytes, or others than were sent", method, len(m.Bytes()))
+						}
+						m.Release()
+					}
+				})
+			}
+			wg.Wait()
+			b.Release()
 		}
 	})
 }

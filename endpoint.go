@@ -65,8 +65,9 @@ type carrier interface {
 	// If anything is, it reports false and has done nothing. Calls are serialized with
 	// those of send.
 	sendAtOnce(p parcel) bool
-	// buffer returns memory for what is to be sent.
-	buffer(ctx context.Context, size int) (*Buffer, error)
+	// buffer returns memory for what is to be sent. It may lie behind room for a header
+	// of front bytes.
+	buffer(ctx context.Context, front, size int) (*Buffer, error)
 	// settle waits until no send of a buffer is under way.
 	settle(ctx context.Context, b *Buffer) error
 	// receive waits for the next message of the endpoint's inbox, and makes

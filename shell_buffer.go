@@ -51,7 +51,7 @@ func (u *bufferUses) dropped(b *Buffer) {
 	}
 }
 
-func (s *queuePair) buffer(ctx context.Context, size int) (*Buffer, error) {
+func (s *queuePair) buffer(ctx context.Context, front, size int) (*Buffer, error) {
 	s.mu.Lock()
 	if err := s.e.Err(); err != nil || s.life.reached(stageClosed) {
 		s.mu.Unlock()
@@ -67,7 +67,8 @@ func (s *queuePair) buffer(ctx context.Context, size int) (*Buffer, error) {
 	b.s, b.pool = s, s.n.offerPool
 	var from memorySource = s.queue.private
 	switch {
-	case size <= s.m.MaxEager():
+	case front+size <= s.m.MaxEager():
+		front = 0 // it is gathered, or copied behind its header
 		b.pool = s.n.sendPool
 		from = b.pool
 	case s.trusts():
@@ -75,7 +76,7 @@ func (s *queuePair) buffer(ctx context.Context, size int) (*Buffer, error) {
 	default:
 		b.private = s.queue.private
 	}
-	memory, err := s.take(ctx, from, size)
+	memory, err := s.take(ctx, from, front+size)
 	s.mu.Lock()
 	if err != nil {
 		s.releasedOne()
@@ -84,7 +85,8 @@ func (s *queuePair) buffer(ctx context.Context, size int) (*Buffer, error) {
 		}
 		return nil, err
 	}
-	b.slab, b.data, b.owner, b.held = memory, memory.Bytes()[:size:size], b, true
+	b.slab, b.data, b.owner, b.held = memory, memory.Bytes()[front:front+size:front+size], b, true
+	b.front = front
 	s.mu.Unlock()
 	return &b.Buffer, nil
 }
@@ -107,6 +109,25 @@ func (b *blank) release() {
 	b.pool.Put(memory) // it may have to close a region
 	s.mu.Lock()
 	s.releasedOne()
+}
+
+// prepend puts the header of a message before its body, if that lies behind room for it
+// which no other send uses. The caller holds sendLock, and the room is for the endpoint
+// alone that the buffer was made for.
+func (s *queuePair) prepend(p *parcel) {
+	b, ok := p.buffer.owner.(*blank)
+	n := len(p.header)
+	if !ok || n == 0 || b.s != s || p.from != b.front || n > b.front {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uses(p.buffer) {
+		return // the peer may be about to read the header of another message
+	}
+	whole := b.slab.Bytes()[b.front-n : b.front+len(p.body)]
+	copy(whole, p.header)
+	p.header, p.body, p.from = nil, whole, p.from-n
 }
 
 // trusts tells that the peer may have keys to memory that holds what other trusted

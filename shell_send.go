@@ -135,7 +135,9 @@ func (s *outbound) sendLong(ctx context.Context, p parcel) error {
 	shown := false
 	if p.buffer != nil {
 		at = p.buffer.owner.location()
-		shown = s.mayShow(&at)
+		if shown = s.mayShow(&at); shown {
+			s.prepend(&p)
+		}
 	}
 	for p.size() > 0 {
 		most := s.t.Chunk

@@ -22,7 +22,7 @@ type lease struct {
 	released atomic.Bool
 }
 
-func (s *stream) buffer(ctx context.Context, size int) (*Buffer, error) {
+func (s *stream) buffer(ctx context.Context, _, size int) (*Buffer, error) {
 	if err := s.e.Err(); err != nil {
 		return nil, err
 	}

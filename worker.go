@@ -209,6 +209,7 @@ func (w *worker) serve() bool {
 	w.patient.helped(waited)
 	for w.runs.one(w.look) {
 	}
+	w.yield()
 	return true
 }
 

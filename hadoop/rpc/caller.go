@@ -131,8 +131,7 @@ func (c *caller) forget(id int32, w *waiter) bool {
 func (c *caller) result(w *waiter) error {
 	err := w.err
 	if w.answer.Owner != nil {
-		err = unmarshalOver(w.body, w.resp)
-		w.answer.Release()
+		err = unmarshalAnswer(&w.answer, w.body, w.resp)
 	}
 	c.giveBack(w)
 	return err
@@ -218,7 +217,7 @@ func (c *caller) deliver(m carrier.Message) error {
 			w.answer, w.body = m, body
 			m = carrier.Message{}
 		default:
-			w.err = unmarshalOver(body, w.resp)
+			w.err = unmarshalAnswer(&m, body, w.resp)
 		}
 		w.done <- struct{}{}
 	}

@@ -157,7 +157,7 @@ func (c *Client) Proxy(target Target) *Proxy {
 
 // Call calls a method and decodes its answer into resp, which must not be used
 // until then; if resp has memory for a field of 32 KiB of bytes or more, that is used
-// again, and an [Unmarshaler] decodes itself. The server's refusal is an [*exception.Error].
+// again, a [Kept] takes the answer's own memory over, and an [Unmarshaler] decodes itself. The server's refusal is an [*exception.Error].
 //
 // A call that did not reach the server, and one that it answers with
 // RetriableException, is tried again within ctx and the configured attempts.

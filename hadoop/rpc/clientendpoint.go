@@ -129,7 +129,7 @@ func (c *endpointCaller) introduce(ctx context.Context, target *Target) error {
 // control makes a call with a message that is none of Hadoop RPC's calls.
 func (c *endpointCaller) control(ctx context.Context, id int32, body proto.Message) (*verbena.Message, error) {
 	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: -1}
-	m, err := c.memory.Alloc(ctx, h.Size()+wire.SizeDelimited(proto.Size(body)))
+	m, err := c.memory.Alloc(ctx, c.caller, h.Size()+wire.SizeDelimited(proto.Size(body)))
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	bound := limit.New(ctx, time.Now(), c.timeout)
 	defer bound.End()
 	answered := c.answers.Load()
-	m, err := c.memory.Alloc(bound, sizeCall(&h, method, c.class, c.version, n))
+	m, err := c.memory.Alloc(bound, c.caller, sizeCall(&h, method, c.class, c.version, n))
 	if err == nil {
 		m, err = encodeCall(m, &h, method, c.class, c.version, n, req)
 		if err != nil {
@@ -197,11 +197,12 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 		return c.explain(ctx, bound, answered, err)
 	}
 	c.answers.Add(1)
-	defer answer.Release()
+	kept := carrier.Message{Bytes: answer.Bytes(), Owner: answer}
+	defer func() { kept.Release() }() // unless resp has taken it
 	if err = c.tooLong(answer); err != nil {
 		return err
 	}
-	err = c.decode(answer.Bytes(), resp)
+	err = c.decode(&kept, resp)
 	if err != nil && bound.Passed() {
 		return c.explain(ctx, bound, answered, err) // the method may have failed because of that
 	}
@@ -237,9 +238,10 @@ func (c *endpointCaller) raw(ctx context.Context, request []byte) (*verbena.Mess
 	return answer, nil
 }
 
-// decode decodes an answer into resp, or returns the error that it tells.
-func (c *endpointCaller) decode(b []byte, resp proto.Message) error {
-	h, rest, err := wire.ParseResponse(b)
+// decode decodes an answer into resp, which may take m over, or returns the error that it
+// tells.
+func (c *endpointCaller) decode(m *carrier.Message, resp proto.Message) error {
+	h, rest, err := wire.ParseResponse(m.Bytes)
 	if err != nil {
 		err = fmt.Errorf("response header: %w", err)
 		c.fail(err)
@@ -256,7 +258,7 @@ func (c *endpointCaller) decode(b []byte, resp proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("response: %w", err)
 	}
-	return unmarshalOver(body, resp)
+	return unmarshalAnswer(m, body, resp)
 }
 
 // explain is an error of the runtime as one of calls.

@@ -4,6 +4,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 )
 
 // longField is from how many bytes on a field of bytes is not copied by the protobuf
@@ -27,6 +29,46 @@ func unmarshalLent(b []byte, m proto.Message) (refers bool, err error) {
 // An Unmarshaler is a response that decodes itself, for instance into memory that it has
 // for all of its fields. The bytes are lent to UnmarshalRPC, which gets them once.
 type Unmarshaler interface{ UnmarshalRPC([]byte) error }
+
+// A Kept is a response that takes an answer over without copying it. Where the answer has
+// a field of bytes of 32 KiB or more, the field of Message refers to the memory that the
+// answer came in, which over endpoints is registered memory of the runtime. It belongs to
+// the Kept until Release, or until the Kept is the response of another call; both clear
+// Message. It is of one call at a time.
+type Kept struct {
+	proto.Message
+	memory carrier.Owner // of what Message refers to, or nil
+}
+
+// Release gives the memory back, if there is some. What referred to it must not be used
+// any more.
+func (k *Kept) Release() {
+	if owner := k.memory; owner != nil {
+		k.memory = nil
+		proto.Reset(k.Message)
+		owner.Release()
+	}
+}
+
+// unmarshalAnswer decodes body, a part of m, into resp, and releases m unless resp keeps
+// it.
+func unmarshalAnswer(m *carrier.Message, body []byte, resp proto.Message) error {
+	defer func() { m.Release() }()
+	k, ok := resp.(*Kept)
+	if !ok {
+		return unmarshalOver(body, resp)
+	}
+	k.Release()
+	if m.Owner == nil { // the memory is only lent
+		return proto.Unmarshal(body, k.Message)
+	}
+	refers, err := unmarshalLent(body, k.Message)
+	if refers {
+		k.memory = m.Owner
+		*m = carrier.Message{}
+	}
+	return err
+}
 
 // unmarshalOver decodes b into m, and puts a long field of bytes where m has memory for
 // it already.

@@ -52,9 +52,12 @@ func (t *talk) newEcho(token []byte) *rpc.Server {
 func (t *talk) echo(ctx context.Context, first, _ int, _ []int64, amount Amount, r *recorder) error {
 	call := t.echoes[first%len(t.echoes)]
 	question, answer := &blob{Value: make([]byte, t.plan.Size)}, &blob{}
+	kept := &rpc.Kept{Message: answer}
 	return t.callInTurn(amount, r, func() (int, error) {
-		err := call(ctx, question, answer)
-		return len(answer.Value), err
+		err := call(ctx, question, kept)
+		n := len(answer.Value)
+		kept.Release() // the next call's answer goes there
+		return n, err
 	})
 }
 
@@ -65,7 +68,9 @@ func (t *talk) dialEcho(ctx context.Context, token []byte, address string) error
 	for i := range t.plan.Connections {
 		call, err := t.newCall(ctx, i, target, cfg)
 		if err == nil {
-			err = call(ctx, &blob{Value: make([]byte, t.plan.Size)}, &blob{})
+			answer := &rpc.Kept{Message: &blob{}}
+			err = call(ctx, &blob{Value: make([]byte, t.plan.Size)}, answer)
+			answer.Release()
 		}
 		if err != nil {
 			return fmt.Errorf("perf: client %d of %d: %w", i+1, t.plan.Connections, err)
@@ -81,18 +86,18 @@ func (t *talk) newCall(ctx context.Context, i int, target rpc.Target, cfg rpc.Cl
 		c := rpc.NewClient(cfg)
 		t.clients = append(t.clients, c)
 		p := c.Proxy(target)
-		return func(ctx context.Context, req, resp *blob) error { return p.Call(ctx, echoMethod, req, resp) }, nil
+		return func(ctx context.Context, req *blob, resp *rpc.Kept) error { return p.Call(ctx, echoMethod, req, resp) }, nil
 	}
 	c, err := rpc.NewEndpointConn(ctx, t.endpoints[i], target, cfg)
 	if err != nil {
 		return nil, err
 	}
 	t.clients = append(t.clients, c)
-	return func(ctx context.Context, req, resp *blob) error { return c.Call(ctx, echoMethod, req, resp) }, nil
+	return func(ctx context.Context, req *blob, resp *rpc.Kept) error { return c.Call(ctx, echoMethod, req, resp) }, nil
 }
 
 // echoCall makes a call of the echo.
-type echoCall func(ctx context.Context, req, resp *blob) error
+type echoCall func(ctx context.Context, req *blob, resp *rpc.Kept) error
 
 // serveEcho is the server's part for an endpoint.
 func (t *talk) serveEcho(ctx context.Context, i int) error {

@@ -29,13 +29,12 @@ const headerSize = 16
 // registered memory, so that nothing copies them before the peer does; short ones
 // are copied by the runtime anyway.
 type Memory struct {
-	endpoint *verbena.Endpoint
-	long     int // from how many bytes on a message is long
+	long int // from how many bytes on a message is long
 }
 
 // NewMemory returns that of an endpoint.
 func NewMemory(e *verbena.Endpoint) Memory {
-	m := Memory{e, e.Eager() - headerSize + 1}
+	m := Memory{e.Eager() - headerSize + 1}
 	if e.Selection().Transport == verbena.TransportTCP {
 		m.long = e.MaxMessage() // the kernel copies from where it lies
 	}
@@ -45,9 +44,9 @@ func NewMemory(e *verbena.Endpoint) Memory {
 // Long tells whether a message of n bytes is long: to send it may take time.
 func (m *Memory) Long(n int) bool { return n >= m.long }
 
-// Alloc returns a message without bytes, with room for n. It may wait if the
-// message is long.
-func (m *Memory) Alloc(ctx context.Context, n int) (carrier.Message, error) {
+// Alloc returns a message of the caller's or the server's without bytes, with room for n.
+// It may wait if the message is long.
+func (m *Memory) Alloc(ctx context.Context, c *verbena.Caller, n int) (carrier.Message, error) {
 	if n < m.long {
 		s := scratches.Get().(*scratch)
 		if cap(s.b) < n {
@@ -55,7 +54,7 @@ func (m *Memory) Alloc(ctx context.Context, n int) (carrier.Message, error) {
 		}
 		return carrier.Message{Bytes: s.b[:0], Owner: s}, nil
 	}
-	b, err := m.endpoint.Buffer(ctx, n)
+	b, err := c.Buffer(ctx, n)
 	if err != nil {
 		return carrier.Message{}, err
 	}
@@ -106,7 +105,7 @@ const mostHeader = 64
 
 // Alloc implements [carrier.Answerer].
 func (a *Answer) Alloc(n int) carrier.Message {
-	m, err := a.memory.Alloc(context.Background(), n) // the endpoint's end ends it
+	m, err := a.memory.Alloc(context.Background(), a.Request.Caller(), n) // the endpoint's end ends it
 	if err != nil {
 		return carrier.Message{} // Send fails, too
 	}
