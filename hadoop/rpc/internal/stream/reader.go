@@ -34,7 +34,7 @@ type Reader struct {
 
 // NewReader returns a reader of frames of at most limit bytes.
 func NewReader(r io.Reader, limit int) *Reader {
-	return &Reader{r: r, limit: limit, buf: make([]byte, leastBuffer)}
+	return &Reader{r: direct(r), limit: limit, buf: make([]byte, leastBuffer)}
 }
 
 // Unread has b read again, before anything else is read.

@@ -1,0 +1,9 @@
+//go:build unix && !linux
+
+package stream
+
+import "golang.org/x/sys/unix"
+
+func writeNow(fd int, b []byte) (int, error) { return unix.Write(fd, b) }
+
+func readNow(fd int, b []byte) (int, error) { return unix.Read(fd, b) }
