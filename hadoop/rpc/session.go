@@ -314,10 +314,14 @@ func (s *session) enqueue(c *call, size int64) error {
 	}
 	select {
 	case s.slots <- struct{}{}:
-	case <-s.ctx.Done():
-		s.bytes.Release(size)
-		c.done()
-		return net.ErrClosed
+	default:
+		select {
+		case s.slots <- struct{}{}:
+		case <-s.ctx.Done():
+			s.bytes.Release(size)
+			c.done()
+			return net.ErrClosed
+		}
 	}
 	c.size = size
 	if !s.begin(c) {

@@ -91,7 +91,7 @@ type callID struct {
 // callsUnderWay makes a repeated call wait for the first one.
 type callsUnderWay struct {
 	mu      sync.Mutex
-	waiting map[callID]chan struct{}
+	waiting map[callID]chan struct{} // nil as long as nobody waits
 }
 
 func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), err error) {
@@ -99,15 +99,13 @@ func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), e
 		u.mu.Lock()
 		done, busy := u.waiting[id]
 		if !busy {
+			u.waiting[id] = nil
+			u.mu.Unlock()
+			return func() { u.end(id) }, nil
+		}
+		if done == nil {
 			done = make(chan struct{})
 			u.waiting[id] = done
-			u.mu.Unlock()
-			return func() {
-				u.mu.Lock()
-				delete(u.waiting, id)
-				u.mu.Unlock()
-				close(done)
-			}, nil
 		}
 		u.mu.Unlock()
 		select {
@@ -115,6 +113,16 @@ func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), e
 		case <-ctx.Done():
 			return nil, fmt.Errorf("namenode: wait for the first run of a repeated call: %w", context.Cause(ctx))
 		}
+	}
+}
+
+func (u *callsUnderWay) end(id callID) {
+	u.mu.Lock()
+	done := u.waiting[id]
+	delete(u.waiting, id)
+	u.mu.Unlock()
+	if done != nil {
+		close(done)
 	}
 }
 

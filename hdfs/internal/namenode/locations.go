@@ -28,15 +28,15 @@ func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockL
 		f   namespace.FileBlocks
 		err error
 	)
-	if c.short && (nn.InSafeMode() || !nn.topology.Known(c.host)) {
-		return nil, rpc.ErrLong // it may wait for reports, or for a script
-	}
 	nn.read(func(ns *namespace.Namespace) { f, err = ns.Readable(c.who(), req.GetSrc()) })
 	if err != nil {
 		return nil, err
 	}
-	if c.short && len(f.Blocks) > fewBlocks {
-		return nil, rpc.ErrLong
+	if len(f.Blocks) == 0 {
+		return &hdfspb.GetBlockLocationsResponseProto{Locations: nn.locatedBlocks(f.Status, nil, 0, 0, place{})}, nil
+	}
+	if c.short && (len(f.Blocks) > fewBlocks || nn.InSafeMode() || !nn.topology.Known(c.host)) {
+		return nil, rpc.ErrLong // it may wait for reports, or for a script
 	}
 	from := nn.placeOf(ctx, c.host)
 	locate := func() *hdfspb.LocatedBlocksProto {

@@ -33,7 +33,14 @@ func components(path string) ([]string, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, exception.New(exception.Assertion, "Absolute path required, but got '%s'", printable(path))
 	}
-	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' }), nil
+	comps := make([]string, 0, strings.Count(path, "/"))
+	for rest := path; rest != ""; {
+		var name string
+		if name, rest, _ = strings.Cut(rest, "/"); name != "" {
+			comps = append(comps, name)
+		}
+	}
+	return comps, nil
 }
 
 // validName tells whether HDFS lets something be made at path.
