@@ -139,24 +139,6 @@ func tellUp(out io.Writer, cluster *hdfs.Cluster, m *metricsServer, dir string, 
 	fmt.Fprintf(out, "\nCtrl-C stops it.\n")
 }
 
-// leastThreads is how many goroutines of a NameNode may run at once, at least. On two processors Go's collector
-// takes both for 10 to 20 ms at a time, and whoever works through many blocks one for 10 ms, while a call
-// that has all it needs waits for its turn. With more of them than processors the system divides these
-// between threads, at once.
-const leastThreads = 4
-
-// moreThreads raises Go's limit to leastThreads, unless whoever started the process has set it.
-func moreThreads() {
-	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastThreads {
-		runtime.GOMAXPROCS(leastThreads)
-	}
-}
-
-// leastHeap is what a NameNode's heap counts at least when Go decides when to collect the next time. With a
-// namespace of some MiB it would collect ten times a second under load. It is never touched, and takes no
-// memory of the system.
-const leastHeap = 64 << 20
-
 func nameNodeCommand(o *options) *cobra.Command {
 	var dir, secondDir, listen, addressFile, metricsAt, secret string
 	var who access
@@ -191,7 +173,6 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 				return err
 			}
 			defer closing(&err, rt)
-			moreThreads()
 			ballast := make([]byte, leastHeap)
 			defer runtime.KeepAlive(ballast)
 			nn, err := hdfs.StartNameNode(cmd.Context(), hdfs.NameNodeConfig{
@@ -204,6 +185,7 @@ Whoever has it can be any of the nodes: hand it over by ways that nobody reads.`
 				return explainListen(err, "--listen")
 			}
 			defer closing(&err, nn)
+			defer followHeap()()
 			m, err := serveMetrics(cmd.Context(), metricsAt, rt, nn)
 			if err != nil {
 				return err

@@ -32,19 +32,21 @@ func TestTerminated(t *testing.T) {
 func TestThreadsOfANameNode(t *testing.T) {
 	was := runtime.GOMAXPROCS(1)
 	defer runtime.GOMAXPROCS(was)
+	look := func(heap uint64, wantDone bool, want int) {
+		t.Helper()
+		done := moreThreads(heap)
+		if n := runtime.GOMAXPROCS(0); done != wantDone || n != want {
+			t.Errorf("%d B of heap: %d threads, done %t; want %d, %t", heap, n, done, want, wantDone)
+		}
+	}
 	t.Setenv("GOMAXPROCS", "1")
-	moreThreads()
-	if n := runtime.GOMAXPROCS(0); n != 1 {
-		t.Errorf("%d threads, 1 was set", n)
-	}
+	look(largeHeap, true, 1)
 	t.Setenv("GOMAXPROCS", "")
-	moreThreads()
-	if n := runtime.GOMAXPROCS(0); n != leastThreads {
-		t.Errorf("%d threads on one processor", n)
-	}
+	look(largeHeap-1, false, 1)
+	look(largeHeap, true, leastThreads)
 	runtime.GOMAXPROCS(leastThreads + 1)
-	moreThreads()
-	if n := runtime.GOMAXPROCS(0); n != leastThreads+1 {
-		t.Errorf("%d threads on %d processors", n, leastThreads+1)
-	}
+	look(largeHeap, true, leastThreads+1)
+	runtime.GOMAXPROCS(1)
+	followHeap()()
+	look(0, false, 1)
 }
