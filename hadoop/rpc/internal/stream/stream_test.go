@@ -568,3 +568,50 @@ func TestMessagesAllocateNothing(t *testing.T) {
 		})
 	}
 }
+
+// What reads a socket by itself ends as the socket's Read does, and allocates nothing.
+func TestDirectReader(t *testing.T) {
+	here, there := pair(t)
+	r := direct(here)
+	b := make([]byte, 128<<10)
+	if n, err := r.Read(nil); n != 0 || err != nil {
+		t.Errorf("no bytes: %d, %v", n, err)
+	}
+	want := text(1, 1000)
+	go func() { _, _ = there.Write(want) }() // what goes wrong is seen below
+	if n, err := io.ReadFull(r, b[:len(want)]); err != nil || !bytes.Equal(b[:n], want) {
+		t.Errorf("%d bytes: %v", n, err)
+	}
+	if !race.Enabled {
+		if n := testing.AllocsPerRun(100, func() {
+			if _, err := there.Write(want); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(r, b[:len(want)]); err != nil {
+				t.Fatal(err)
+			}
+		}); n > 0 {
+			t.Errorf("%v allocations for a read", n)
+		}
+	}
+	var timeout net.Error
+	if err := here.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Read(b); !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("behind the deadline: %v", err)
+	}
+	if err := here.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := there.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Read(b); err != io.EOF {
+		t.Errorf("at the end: %v", err)
+	}
+	here.Close()
+	if _, err := r.Read(b); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
