@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -252,197 +253,31 @@ func TestTranscripts(t *testing.T) {
 
 func (m *machine) command(d *datadriven.TestData, user, op string, args []string) string {
 	t := m.t.(*testing.T)
-	has := func(word string) bool {
-		for _, a := range args {
-			if a == word {
-				return true
-			}
-		}
-		return false
+	w := words{t, d, args}
+	if op == "write" {
+		return m.write(d, user, w)
 	}
-	num := func(i int, base int) uint64 {
-		n, err := strconv.ParseUint(args[i], base, 64)
-		if err != nil {
-			d.Fatalf(t, "%v", err)
-		}
-		return n
-	}
-	block := func(word string) *nspb.Block {
-		for _, a := range args {
-			if rest, ok := strings.CutPrefix(a, word+"="); ok {
-				p := strings.Split(rest, ":")
-				b := &nspb.Block{Id: new(uint64), Generation: new(uint64), Length: new(uint64)}
-				for i, f := range []*uint64{b.Id, b.Generation, b.Length} {
-					v, err := strconv.ParseUint(p[i], 10, 64)
-					if err != nil {
-						d.Fatalf(t, "%v", err)
-					}
-					*f = v
-				}
-				*b.Id += firstBlockID
-				return b
-			}
-		}
-		return nil
-	}
-	next := func() *uint64 { m.stamp++; s := m.stamp - 1; return &s }
-	who := callerOf(&nspb.Entry{Caller: &nspb.Caller{User: &user, Groups: groups[user], Superuser: proto.Bool(user == "root")}})
-	var e nspb.Entry
-	switch op {
-	case "mkdirs":
-		e.Op = &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{Path: &args[0], Mode: proto.Uint32(uint32(num(1, 8))), CreateParent: proto.Bool(!has("noparent"))}}
-	case "create":
-		e.Op = &nspb.Entry_Create{Create: &nspb.Create{Path: &args[0], Holder: &args[1], Mode: proto.Uint32(0o644), Replication: proto.Uint32(3), BlockSize: proto.Uint64(100),
-			Overwrite: proto.Bool(has("overwrite")), CreateParent: proto.Bool(!has("noparent")), MustExist: proto.Bool(has("mustexist"))}}
-	case "addblock":
-		e.Op = &nspb.Entry_AddBlock{AddBlock: &nspb.AddBlock{Path: &args[0], Holder: &args[1], Previous: block("prev"), Generation: next(), Targets: []string{"dn1", "dn2"}}}
-	case "abandon":
-		e.Op = &nspb.Entry_AbandonBlock{AbandonBlock: &nspb.AbandonBlock{Path: &args[0], Holder: &args[1], Block: block("block")}}
-	case "complete":
-		e.Op = &nspb.Entry_Complete{Complete: &nspb.Complete{Path: &args[0], Holder: &args[1], Last: block("last")}}
-	case "fsync":
-		e.Op = &nspb.Entry_Fsync{Fsync: &nspb.Fsync{Path: &args[0], Holder: &args[1], LastBlockLength: proto.Int64(int64(num(2, 10)))}}
-	case "append":
-		e.Op = &nspb.Entry_Append{Append: &nspb.Append{Path: &args[0], Holder: &args[1], NewBlock: proto.Bool(has("newblock")), Targets: []string{"dn1"}}}
-	case "truncate":
-		e.Op = &nspb.Entry_Truncate{Truncate: &nspb.Truncate{Path: &args[0], Holder: &args[1], Length: proto.Uint64(num(2, 10)), Generation: next(), Targets: []string{"dn1"}}}
-	case "pipeline":
-		e.Op = &nspb.Entry_UpdatePipeline{UpdatePipeline: &nspb.UpdatePipeline{Holder: &args[0], Old: block("old"), New: block("new"), Targets: []string{"dn2"}}}
-	case "rename":
-		e.Op = &nspb.Entry_Rename{Rename: &nspb.Rename{From: &args[0], To: &args[1]}}
-	case "rename2":
-		e.Op = &nspb.Entry_Rename{Rename: &nspb.Rename{From: &args[0], To: &args[1], Strict: proto.Bool(true), Overwrite: proto.Bool(has("overwrite"))}}
-	case "delete":
-		e.Op = &nspb.Entry_Delete{Delete: &nspb.Delete{Path: &args[0], Recursive: proto.Bool(has("recursive"))}}
-	case "chmod":
-		e.Op = &nspb.Entry_SetPermission{SetPermission: &nspb.SetPermission{Path: &args[0], Mode: proto.Uint32(uint32(num(1, 8)))}}
-	case "chown":
-		e.Op = &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &args[0], Owner: &args[1], Group: &args[2]}}
-	case "chgrp":
-		e.Op = &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &args[0], Group: &args[1]}}
-	case "times":
-		e.Op = &nspb.Entry_SetTimes{SetTimes: &nspb.SetTimes{Path: &args[0], MtimeMs: proto.Int64(int64(num(1, 10))), AtimeMs: proto.Int64(-1)}}
-	case "setrep":
-		e.Op = &nspb.Entry_SetReplication{SetReplication: &nspb.SetReplication{Path: &args[0], Replication: proto.Uint32(uint32(num(1, 10)))}}
-	case "quota":
-		names, _ := strconv.ParseInt(args[1], 10, 64)
-		space, _ := strconv.ParseInt(args[2], 10, 64)
-		e.Op = &nspb.Entry_SetQuota{SetQuota: &nspb.SetQuota{Path: &args[0], Names: &names, Space: &space}}
-	case "used":
-		q, err := m.ns.QuotaUsage(who, args[0])
+	if ask := queries[op]; ask != nil {
+		who := callerOf(&nspb.Entry{Caller: &nspb.Caller{User: &user, Groups: groups[user], Superuser: proto.Bool(user == "root")}})
+		out, err := ask(m, who, w)
 		if err != nil {
 			return err.Error() + "\n"
 		}
-		if q == nil {
-			return "no limits\n"
-		}
-		u, _, err := q.Step(m.ns, math.MaxInt)
-		if err != nil {
-			return err.Error() + "\n"
-		}
-		return fmt.Sprintf("%d names of %d, %d bytes of %d\n", u.Used.Names, u.Limits.Names, u.Used.Space, u.Limits.Space)
-	case "concat":
-		e.Op = &nspb.Entry_Concat{Concat: &nspb.Concat{Path: &args[0], Sources: args[1:]}}
-	case "recover":
-		f, err := m.ns.File(Caller{Superuser: true}, args[0], 0)
-		if err != nil {
-			return err.Error() + "\n"
-		}
-		id := idOf(nil)
-		if len(f.Blocks) > 0 {
-			id = f.Blocks[len(f.Blocks)-1].ID
-		}
-		user = ""
-		e.Op = &nspb.Entry_StartRecovery{StartRecovery: &nspb.StartRecovery{File: &f.Status.ID, Block: &id, Generation: next()}}
-	case "recovered":
-		b := block("block")
-		user = ""
-		rec := &nspb.CommitRecovery{Block: b.Id, Generation: b.Generation, Length: b.Length, Targets: []string{"dn1"}}
-		if has("nobody") {
-			rec.Targets = nil
-		}
-		e.Op = &nspb.Entry_CommitRecovery{CommitRecovery: rec}
-	case "close":
-		f, err := m.ns.File(Caller{Superuser: true}, args[0], 0)
-		if err != nil {
+		return out
+	}
+	var e *nspb.Entry
+	if entry := changes[op]; entry != nil {
+		e = entry(m, w)
+	} else if entry := ownChanges[op]; entry != nil {
+		var err error
+		if e, err = entry(m, w); err != nil {
 			return err.Error() + "\n"
 		}
 		user = ""
-		e.Op = &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &f.Status.ID, DropLast: proto.Bool(has("drop"))}}
-	case "write": // a closed file with blocks of these lengths
-		out := m.command(d, user, "create", []string{args[0], "w"})
-		prev := ""
-		for _, a := range args[1:] {
-			var cmd []string
-			if prev != "" {
-				cmd = append(cmd, "prev="+prev)
-			}
-			m.command(d, user, "addblock", append([]string{args[0], "w"}, cmd...))
-			prev = fmt.Sprintf("%d:%d:%s", m.ns.nextBlock-1-firstBlockID, m.stamp-1, a)
-		}
-		cmd := []string{args[0], "w"}
-		if prev != "" {
-			cmd = append(cmd, "last="+prev)
-		}
-		if !strings.HasPrefix(out, "ok") {
-			return out
-		}
-		return m.command(d, user, "complete", cmd)
-	case "ls":
-		after := ""
-		if len(args) > 1 {
-			after = args[1]
-		}
-		entries, rest, ok, err := m.ns.List(who, args[0], after, 3, false)
-		if err != nil {
-			return err.Error() + "\n"
-		}
-		if !ok {
-			return "nothing there\n"
-		}
-		var names []string
-		for _, e := range entries {
-			names = append(names, strconv.Quote(e.Status.Name))
-		}
-		return fmt.Sprintf("%s and %d more\n", strings.Join(names, " "), rest)
-	case "stat":
-		s, ok, err := m.ns.Stat(who, args[0])
-		if err != nil {
-			return err.Error() + "\n"
-		}
-		if !ok {
-			return "nothing there\n"
-		}
-		return m.line(s) + "\n"
-	case "read":
-		f, err := m.ns.File(who, args[0], Read)
-		if err != nil {
-			return err.Error() + "\n"
-		}
-		return m.line(f.Status) + blocksLine(f.Blocks) + "\n"
-	case "du":
-		s, err := m.ns.Sum(who, args[0])
-		for done := false; err == nil && !done; {
-			done, err = s.Step(m.ns, 2)
-		}
-		if err != nil {
-			return err.Error() + "\n"
-		}
-		return fmt.Sprintf("%d bytes, %d on disk, %d files, %d directories\n", s.Total.Length, s.Total.Space, s.Total.Files, s.Total.Directories)
-	case "tree":
-		var out strings.Builder
-		m.tree(&out, m.ns.root())
-		return out.String()
-	case "leases":
-		var out strings.Builder
-		for _, h := range m.ns.Holders() {
-			fmt.Fprintf(&out, "%s: %d\n", h, len(m.ns.OpenFiles(h)))
-		}
-		return out.String() + fmt.Sprintf("%d recovering\n", len(m.ns.recovering))
-	default:
+	} else {
 		d.Fatalf(t, "unknown operation %s", op)
 	}
-	res, err := m.apply(user, &e)
+	res, err := m.apply(user, e)
 	if err != nil {
 		return err.Error() + "\n"
 	}
@@ -461,6 +296,255 @@ func (m *machine) command(d *datadriven.TestData, user, op string, args []string
 		out += fmt.Sprintf(" removed %d", relative(res.Removed))
 	}
 	return out + "\n"
+}
+
+// words are the arguments of an operation in a script.
+type words struct {
+	t    *testing.T
+	d    *datadriven.TestData
+	args []string
+}
+
+func (w words) has(word string) *bool { return proto.Bool(slices.Contains(w.args, word)) }
+
+func (w words) lacks(word string) *bool { return proto.Bool(!slices.Contains(w.args, word)) }
+
+func (w words) num(i, base int) uint64 {
+	n, err := strconv.ParseUint(w.args[i], base, 64)
+	if err != nil {
+		w.d.Fatalf(w.t, "%v", err)
+	}
+	return n
+}
+
+// mode is argument i, an octal number.
+func (w words) mode(i int) *uint32 { return proto.Uint32(uint32(w.num(i, 8))) }
+
+// signed is argument i, which may be negative.
+func (w words) signed(i int) *int64 {
+	n, err := strconv.ParseInt(w.args[i], 10, 64)
+	if err != nil {
+		w.d.Fatalf(w.t, "%v", err)
+	}
+	return &n
+}
+
+// block is what stands behind word= as id:generation:length, or nil.
+func (w words) block(word string) *nspb.Block {
+	for _, a := range w.args {
+		rest, ok := strings.CutPrefix(a, word+"=")
+		if !ok {
+			continue
+		}
+		p := strings.Split(rest, ":")
+		b := &nspb.Block{Id: new(uint64), Generation: new(uint64), Length: new(uint64)}
+		for i, f := range []*uint64{b.Id, b.Generation, b.Length} {
+			v, err := strconv.ParseUint(p[i], 10, 64)
+			if err != nil {
+				w.d.Fatalf(w.t, "%v", err)
+			}
+			*f = v
+		}
+		*b.Id += firstBlockID
+		return b
+	}
+	return nil
+}
+
+// next is a new generation.
+func (m *machine) next() *uint64 {
+	s := m.stamp
+	m.stamp++
+	return &s
+}
+
+// changes are what users ask for.
+var changes = map[string]func(m *machine, w words) *nspb.Entry{
+	"mkdirs": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Mkdirs{Mkdirs: &nspb.Mkdirs{Path: &w.args[0], Mode: w.mode(1), CreateParent: w.lacks("noparent")}}}
+	},
+	"create": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Create{Create: &nspb.Create{Path: &w.args[0], Holder: &w.args[1], Mode: proto.Uint32(0o644), Replication: proto.Uint32(3), BlockSize: proto.Uint64(100),
+			Overwrite: w.has("overwrite"), CreateParent: w.lacks("noparent"), MustExist: w.has("mustexist")}}}
+	},
+	"addblock": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_AddBlock{AddBlock: &nspb.AddBlock{Path: &w.args[0], Holder: &w.args[1], Previous: w.block("prev"), Generation: m.next(), Targets: []string{"dn1", "dn2"}}}}
+	},
+	"abandon": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_AbandonBlock{AbandonBlock: &nspb.AbandonBlock{Path: &w.args[0], Holder: &w.args[1], Block: w.block("block")}}}
+	},
+	"complete": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Complete{Complete: &nspb.Complete{Path: &w.args[0], Holder: &w.args[1], Last: w.block("last")}}}
+	},
+	"fsync": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Fsync{Fsync: &nspb.Fsync{Path: &w.args[0], Holder: &w.args[1], LastBlockLength: proto.Int64(int64(w.num(2, 10)))}}}
+	},
+	"append": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Append{Append: &nspb.Append{Path: &w.args[0], Holder: &w.args[1], NewBlock: w.has("newblock"), Targets: []string{"dn1"}}}}
+	},
+	"truncate": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Truncate{Truncate: &nspb.Truncate{Path: &w.args[0], Holder: &w.args[1], Length: proto.Uint64(w.num(2, 10)), Generation: m.next(), Targets: []string{"dn1"}}}}
+	},
+	"pipeline": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_UpdatePipeline{UpdatePipeline: &nspb.UpdatePipeline{Holder: &w.args[0], Old: w.block("old"), New: w.block("new"), Targets: []string{"dn2"}}}}
+	},
+	"rename": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Rename{Rename: &nspb.Rename{From: &w.args[0], To: &w.args[1]}}}
+	},
+	"rename2": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Rename{Rename: &nspb.Rename{From: &w.args[0], To: &w.args[1], Strict: proto.Bool(true), Overwrite: w.has("overwrite")}}}
+	},
+	"delete": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Delete{Delete: &nspb.Delete{Path: &w.args[0], Recursive: w.has("recursive")}}}
+	},
+	"chmod": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_SetPermission{SetPermission: &nspb.SetPermission{Path: &w.args[0], Mode: w.mode(1)}}}
+	},
+	"chown": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &w.args[0], Owner: &w.args[1], Group: &w.args[2]}}}
+	},
+	"chgrp": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_SetOwner{SetOwner: &nspb.SetOwner{Path: &w.args[0], Group: &w.args[1]}}}
+	},
+	"times": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_SetTimes{SetTimes: &nspb.SetTimes{Path: &w.args[0], MtimeMs: proto.Int64(int64(w.num(1, 10))), AtimeMs: proto.Int64(-1)}}}
+	},
+	"setrep": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_SetReplication{SetReplication: &nspb.SetReplication{Path: &w.args[0], Replication: proto.Uint32(uint32(w.num(1, 10)))}}}
+	},
+	"quota": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_SetQuota{SetQuota: &nspb.SetQuota{Path: &w.args[0], Names: w.signed(1), Space: w.signed(2)}}}
+	},
+	"concat": func(m *machine, w words) *nspb.Entry {
+		return &nspb.Entry{Op: &nspb.Entry_Concat{Concat: &nspb.Concat{Path: &w.args[0], Sources: w.args[1:]}}}
+	},
+}
+
+// ownChanges are the NameNode's own.
+var ownChanges = map[string]func(m *machine, w words) (*nspb.Entry, error){
+	"recover": func(m *machine, w words) (*nspb.Entry, error) {
+		f, err := m.ns.File(Caller{Superuser: true}, w.args[0], 0)
+		if err != nil {
+			return nil, err
+		}
+		id := idOf(nil)
+		if len(f.Blocks) > 0 {
+			id = f.Blocks[len(f.Blocks)-1].ID
+		}
+		return &nspb.Entry{Op: &nspb.Entry_StartRecovery{StartRecovery: &nspb.StartRecovery{File: &f.Status.ID, Block: &id, Generation: m.next()}}}, nil
+	},
+	"recovered": func(m *machine, w words) (*nspb.Entry, error) {
+		b := w.block("block")
+		rec := &nspb.CommitRecovery{Block: b.Id, Generation: b.Generation, Length: b.Length, Targets: []string{"dn1"}}
+		if *w.has("nobody") {
+			rec.Targets = nil
+		}
+		return &nspb.Entry{Op: &nspb.Entry_CommitRecovery{CommitRecovery: rec}}, nil
+	},
+	"close": func(m *machine, w words) (*nspb.Entry, error) {
+		f, err := m.ns.File(Caller{Superuser: true}, w.args[0], 0)
+		if err != nil {
+			return nil, err
+		}
+		return &nspb.Entry{Op: &nspb.Entry_CloseFile{CloseFile: &nspb.CloseFile{File: &f.Status.ID, DropLast: w.has("drop")}}}, nil
+	},
+}
+
+// queries change nothing.
+var queries = map[string]func(m *machine, who Caller, w words) (string, error){
+	"used": func(m *machine, who Caller, w words) (string, error) {
+		q, err := m.ns.QuotaUsage(who, w.args[0])
+		if err != nil {
+			return "", err
+		}
+		if q == nil {
+			return "no limits\n", nil
+		}
+		u, _, err := q.Step(m.ns, math.MaxInt)
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d names of %d, %d bytes of %d\n", u.Used.Names, u.Limits.Names, u.Used.Space, u.Limits.Space), nil
+	},
+	"ls": func(m *machine, who Caller, w words) (string, error) {
+		after := ""
+		if len(w.args) > 1 {
+			after = w.args[1]
+		}
+		entries, rest, ok, err := m.ns.List(who, w.args[0], after, 3, false)
+		if err != nil {
+			return "", err
+		}
+		if !ok {
+			return "nothing there\n", nil
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, strconv.Quote(e.Status.Name))
+		}
+		return fmt.Sprintf("%s and %d more\n", strings.Join(names, " "), rest), nil
+	},
+	"stat": func(m *machine, who Caller, w words) (string, error) {
+		s, ok, err := m.ns.Stat(who, w.args[0])
+		if err != nil {
+			return "", err
+		}
+		if !ok {
+			return "nothing there\n", nil
+		}
+		return m.line(s) + "\n", nil
+	},
+	"read": func(m *machine, who Caller, w words) (string, error) {
+		f, err := m.ns.File(who, w.args[0], Read)
+		if err != nil {
+			return "", err
+		}
+		return m.line(f.Status) + blocksLine(f.Blocks) + "\n", nil
+	},
+	"du": func(m *machine, who Caller, w words) (string, error) {
+		s, err := m.ns.Sum(who, w.args[0])
+		for done := false; err == nil && !done; {
+			done, err = s.Step(m.ns, 2)
+		}
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d bytes, %d on disk, %d files, %d directories\n", s.Total.Length, s.Total.Space, s.Total.Files, s.Total.Directories), nil
+	},
+	"tree": func(m *machine, who Caller, w words) (string, error) {
+		var out strings.Builder
+		m.tree(&out, m.ns.root())
+		return out.String(), nil
+	},
+	"leases": func(m *machine, who Caller, w words) (string, error) {
+		var out strings.Builder
+		for _, h := range m.ns.Holders() {
+			fmt.Fprintf(&out, "%s: %d\n", h, len(m.ns.OpenFiles(h)))
+		}
+		return out.String() + fmt.Sprintf("%d recovering\n", len(m.ns.recovering)), nil
+	},
+}
+
+// write makes a closed file with blocks of the lengths that follow its name.
+func (m *machine) write(d *datadriven.TestData, user string, w words) string {
+	out := m.command(d, user, "create", []string{w.args[0], "w"})
+	prev := ""
+	for _, a := range w.args[1:] {
+		var cmd []string
+		if prev != "" {
+			cmd = append(cmd, "prev="+prev)
+		}
+		m.command(d, user, "addblock", append([]string{w.args[0], "w"}, cmd...))
+		prev = fmt.Sprintf("%d:%d:%s", m.ns.nextBlock-1-firstBlockID, m.stamp-1, a)
+	}
+	cmd := []string{w.args[0], "w"}
+	if prev != "" {
+		cmd = append(cmd, "last="+prev)
+	}
+	if !strings.HasPrefix(out, "ok") {
+		return out
+	}
+	return m.command(d, user, "complete", cmd)
 }
 
 func relative(ids []uint64) []uint64 {
