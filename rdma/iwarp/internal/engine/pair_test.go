@@ -122,276 +122,347 @@ func randomParams(r *rand.Rand, damage int) (a, b Params) {
 	return a, b
 }
 
-func randomPair(t *testing.T, seed uint64, steps, damage int) {
-	const (
-		half = 96 << 10 // what a side owns; the rest of its region belongs to the other
-		size = 2 * half
-	)
-	r := rand.New(rand.NewPCG(seed, 7))
-	table := mem.NewTable()
-	pa, pb := randomParams(r, damage)
-	ends := [2]*end{newEnd(t, table, size, pa), newEnd(t, table, size, pb)}
-	damaged := damage > 0
+const (
+	half = 96 << 10 // what a side owns; the rest of its region belongs to the other
+	slot = 4 << 10  // what an operation has of it
+)
 
-	// The model: what each side's memory must be, once everything has settled.
-	// Operations of one direction use places of their own until they are done.
-	type pending struct {
-		op     rdma.Opcode
-		offset int // in the poster's own half, and at the same place at the other's
-		length int
-		was    uint64 // of an atomic operation
-		now    uint64
-	}
-	type message struct {
-		op        rdma.Opcode
-		data      []byte
-		offset    int
-		immediate uint32
-	}
-	var outstanding [2][]pending
-	var messages [2][]message      // what comes, at the receiver
-	var late [2][]rdma.RecvRequest // the receives of the last of them, not yet posted
-	var busy [2]map[int]bool
-	for i, n := range ends {
-		busy[i] = map[int]bool{}
+// pairOperations are chosen from: sends, Writes and Reads more often.
+var pairOperations = []rdma.Opcode{rdma.OpSend, rdma.OpWrite, rdma.OpRead, rdma.OpSend, rdma.OpWrite, rdma.OpRead,
+	rdma.OpSendInvalidate, rdma.OpWriteImmediate, rdma.OpFetchAdd, rdma.OpCompareSwap}
+
+// A pairStory is two ends that do random things, and the model: what each side's memory
+// must be, once everything has settled. Operations of one direction use places of their own
+// until they are done.
+type pairStory struct {
+	t       *testing.T
+	r       *rand.Rand
+	table   *mem.Table
+	ends    [2]*end
+	damage  int // bytes until one is damaged
+	damaged bool
+
+	outstanding [2][]pending
+	messages    [2][]coming           // what comes, at the receiver
+	late        [2][]rdma.RecvRequest // the receives of the last of them, not yet posted
+	writes      [2][]coming           // by this side: what must be there in the end
+	busy        [2]map[int]bool       // slots
+}
+
+// pending is a request that has not completed.
+type pending struct {
+	op     rdma.Opcode
+	offset int // in the poster's own half, and at the same place at the other's
+	length int
+	was    uint64 // of an atomic operation
+	now    uint64
+}
+
+// coming is what completes a receive.
+type coming struct {
+	op        rdma.Opcode
+	data      []byte
+	offset    int
+	immediate uint32
+}
+
+func randomPair(t *testing.T, seed uint64, steps, damage int) {
+	r := rand.New(rand.NewPCG(seed, 7))
+	p := &pairStory{t: t, r: r, table: mem.NewTable(), damage: damage, damaged: damage > 0}
+	pa, pb := randomParams(r, damage)
+	p.ends = [2]*end{newEnd(t, p.table, 2*half, pa), newEnd(t, p.table, 2*half, pb)}
+	for i, n := range p.ends {
+		p.busy[i] = map[int]bool{}
 		for k := range n.region.Bytes() {
 			n.region.Bytes()[k] = byte(r.Uint32())
 		}
 	}
-	const slot = 4 << 10
-	place := func(side int) (int, bool) {
-		for range 8 {
-			s := r.IntN(half / slot)
-			if !busy[side][s] {
-				busy[side][s] = true
-				return s * slot, true
-			}
-		}
-		return 0, false
-	}
-	pieces := func(region *mem.Region, offset, length int) []rdma.SGE {
-		var list []rdma.SGE
-		for length > 0 && len(list) < 3 && r.IntN(3) > 0 {
-			k := 1 + r.IntN(length)
-			list = append(list, rdma.SGE{Region: region, Offset: offset, Length: k})
-			offset, length = offset+k, length-k
-		}
-		return append(list, rdma.SGE{Region: region, Offset: offset, Length: length})
-	}
-	word := func(n *end, at int) uint64 { return binary.NativeEndian.Uint64(n.region.Bytes()[at:]) }
-	check := func(side int) {
-		self, other := ends[side], ends[1-side]
-		var c [16]rdma.Completion
-		k, err := self.sends.Poll(c[:])
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range c[:k] {
-			o := outstanding[side][0]
-			outstanding[side] = outstanding[side][1:]
-			if c.Status != rdma.StatusSuccess && damaged {
-				continue
-			}
-			if c.Status != rdma.StatusSuccess || c.Op != o.op {
-				t.Fatalf("completion %+v, want %+v: %v", c, o, self.engine.Err())
-			}
-			switch o.op {
-			case rdma.OpRead:
-				if int(c.Length) != o.length || !bytes.Equal(self.region.Bytes()[o.offset:o.offset+o.length], other.region.Bytes()[half+o.offset:half+o.offset+o.length]) {
-					t.Fatalf("a Read of %d bytes brought something else", o.length)
-				}
-			case rdma.OpFetchAdd, rdma.OpCompareSwap:
-				if was, now := word(self, o.offset), word(other, half+o.offset); was != o.was || now != o.now {
-					t.Fatalf("a %s returned %x and left %x, want %x and %x", o.op, was, now, o.was, o.now)
-				}
-			}
-			if o.op != rdma.OpWrite && o.op != rdma.OpWriteImmediate && o.length > 0 {
-				delete(busy[side], o.offset/slot)
-			}
-		}
-		k, err = self.recvs.Poll(c[:])
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range c[:k] {
-			m := messages[side][0]
-			messages[side] = messages[side][1:]
-			if c.Status != rdma.StatusSuccess && damaged {
-				continue
-			}
-			want := rdma.OpRecv
-			if m.op == rdma.OpWriteImmediate {
-				want = rdma.OpRecvWriteImmediate
-			}
-			if c.Status != rdma.StatusSuccess || int(c.Length) != len(m.data) || c.Op != want || c.Immediate != m.immediate ||
-				c.HasImmediate != (m.op == rdma.OpWriteImmediate) || c.Invalidated != (m.op == rdma.OpSendInvalidate) {
-				t.Fatalf("receive %+v of %d bytes by a %s: %v", c, len(m.data), m.op, self.engine.Err())
-			}
-			if got := self.region.Bytes()[m.offset : m.offset+len(m.data)]; !bytes.Equal(got, m.data) {
-				t.Fatalf("a %s of %d bytes brought something else", m.op, len(m.data))
-			}
-			if c.Invalidated && table.Lookup(m.immediate) != nil {
-				t.Fatalf("key %#x is invalidated and names a region", m.immediate)
-			}
-			if m.op != rdma.OpWriteImmediate {
-				delete(busy[side], m.offset/slot)
-			}
-		}
-	}
-	ops := []rdma.Opcode{rdma.OpSend, rdma.OpWrite, rdma.OpRead, rdma.OpSend, rdma.OpWrite, rdma.OpRead,
-		rdma.OpSendInvalidate, rdma.OpWriteImmediate, rdma.OpFetchAdd, rdma.OpCompareSwap}
-	post := func(side int) {
-		self, other := ends[side], ends[1-side]
-		if len(outstanding[side]) > 20 || self.failed || other.failed {
-			return
-		}
-		at, ok := place(side)
-		if !ok {
-			return
-		}
-		n := r.IntN(slot + 1)
-		if r.IntN(3) == 0 {
-			n = r.IntN(33)
-		}
-		p := pending{op: ops[r.IntN(len(ops))], offset: at, length: n}
-		q := rdma.SendRequest{Op: p.op, Flags: rdma.Signaled,
-			Remote: rdma.Remote{Key: other.region.Key(), Address: other.region.Address() + half + uint64(at)}}
-		if r.IntN(4) == 0 {
-			q.Flags |= rdma.Fence
-		}
-		m := message{op: p.op}
-		switch p.op {
-		case rdma.OpRead:
-			q.SGEs = []rdma.SGE{{Region: self.region, Offset: at, Length: n}}
-		case rdma.OpFetchAdd, rdma.OpCompareSwap:
-			p.length = 8
-			q.SGEs = []rdma.SGE{{Region: self.region, Offset: at, Length: 8}}
-			p.was = word(other, half+at)
-			q.CompareAdd, q.Swap = r.Uint64(), r.Uint64()
-			p.now = p.was + q.CompareAdd
-			if p.op == rdma.OpCompareSwap {
-				p.now = p.was
-				if r.IntN(2) == 0 {
-					q.CompareAdd, p.now = p.was, q.Swap
-				}
-			}
-		default:
-			q.SGEs = pieces(self.region, at, n)
-			if n <= 32 && r.IntN(2) == 0 {
-				q.Flags |= rdma.Inline
-			}
-			m.data = bytes.Clone(self.region.Bytes()[at : at+n])
-		}
-		switch p.op {
-		case rdma.OpSendInvalidate:
-			revocable, err := table.Allocate(other.owner, 64, rdma.AccessRemoteInvalidate)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = revocable.Close() })
-			q.Remote = rdma.Remote{Key: revocable.Key()}
-			m.immediate = revocable.Key()
-			fallthrough
-		case rdma.OpSend:
-			to, ok := place(1 - side)
-			if !ok {
-				delete(busy[side], at/slot)
-				return
-			}
-			late[1-side] = append(late[1-side], rdma.RecvRequest{SGEs: pieces(other.region, to, slot)})
-			m.offset = to
-			messages[1-side] = append(messages[1-side], m)
-		case rdma.OpWriteImmediate:
-			late[1-side] = append(late[1-side], rdma.RecvRequest{})
-			q.Immediate = r.Uint32()
-			m.offset, m.immediate = half+at, q.Immediate
-			messages[1-side] = append(messages[1-side], m)
-		}
-		_, kick, err := self.engine.PostSend([]rdma.SendRequest{q})
-		if err != nil {
-			t.Fatal(err)
-		}
-		self.role = self.role || kick
-		outstanding[side] = append(outstanding[side], p)
-		if p.length == 0 {
-			delete(busy[side], at/slot)
-		}
-		// A Write keeps its place until the end: the model compares then.
-	}
-	read := func(side, limit int) {
-		from := ends[1-side]
-		if n := min(limit, len(from.wire)); damage > 0 && n > 0 {
-			if damage <= n {
-				from.wire[damage-1] ^= 1 << r.IntN(8)
-			}
-			damage = max(damage-n, 0)
-		}
-		ends[side].read(from, limit)
-	}
-	receive := func(side, n int) {
-		k, err := ends[side].receives.Post(late[side][:n])
-		late[side] = late[side][k:]
-		if err == nil {
-			return
-		}
-		if !ends[side].failed {
-			t.Fatal(err)
-		}
-		messages[side] = messages[side][:len(messages[side])-len(late[side])]
-		late[side] = nil
-	}
 	for range steps {
-		side := r.IntN(2)
-		if n := len(late[side]); n > 0 && r.IntN(3) == 0 {
-			receive(side, 1+r.IntN(n))
-		}
-		switch r.IntN(6) {
-		case 0, 1:
-			post(side)
-		case 2:
-			ends[side].write()
-		case 3, 4:
-			read(side, 1+r.IntN([]int{4, 100, 5000, 100000}[r.IntN(4)]))
-		case 5:
-			check(side)
-		}
+		p.step()
 	}
-	for settled := 0; settled < 4; settled++ {
-		for side, n := range ends {
-			receive(side, len(late[side]))
-			n.write()
-			if len(n.wire) > 0 && !ends[1-side].failed {
-				settled = 0
-			}
-			read(1-side, 1<<20)
-			check(side)
-		}
-	}
-	if !damaged && (ends[0].failed || ends[1].failed) {
-		t.Fatalf("failed: %v, %v", ends[0].engine.Err(), ends[1].engine.Err())
-	}
-	if damaged {
-		// A damaged length may have made a side wait for more than will come.
-		for side, n := range ends {
-			n.engine.End(io.EOF)
-			n.write()
-			<-n.engine.Stopped()
-			n.engine.Flush()
-			for len(outstanding[side])+len(messages[side]) > 0 {
-				before := len(outstanding[side]) + len(messages[side])
-				check(side)
-				if len(outstanding[side])+len(messages[side]) == before {
-					t.Fatalf("side %d: %d requests and %d receives are not flushed", side, len(outstanding[side]), len(messages[side]))
-				}
-			}
-		}
+	p.settle()
+	if p.damaged {
+		p.flush()
 		return
 	}
-	for side := range ends {
-		if len(outstanding[side]) != 0 || len(messages[side]) != 0 {
-			t.Fatalf("side %d: %d requests and %d receives did not complete; %v", side, len(outstanding[side]), len(messages[side]), ends[side].engine.Err())
+	if p.ends[0].failed || p.ends[1].failed {
+		t.Fatalf("failed: %v, %v", p.ends[0].engine.Err(), p.ends[1].engine.Err())
+	}
+	for side := range p.ends {
+		if len(p.outstanding[side]) != 0 || len(p.messages[side]) != 0 {
+			t.Fatalf("side %d: %d requests and %d receives did not complete; %v", side, len(p.outstanding[side]), len(p.messages[side]), p.ends[side].engine.Err())
+		}
+		for _, m := range p.writes[side] {
+			if got := p.ends[1-side].region.Bytes()[m.offset:][:len(m.data)]; !bytes.Equal(got, m.data) {
+				t.Fatalf("side %d: a %s of %d bytes left something else", side, m.op, len(m.data))
+			}
 		}
 	}
+}
+
+// step does something at one of the ends.
+func (p *pairStory) step() {
+	r := p.r
+	side := r.IntN(2)
+	if n := len(p.late[side]); n > 0 && r.IntN(3) == 0 {
+		p.receive(side, 1+r.IntN(n))
+	}
+	switch r.IntN(6) {
+	case 0, 1:
+		p.post(side)
+	case 2:
+		p.ends[side].write()
+	case 3, 4:
+		p.read(side, 1+r.IntN([]int{4, 100, 5000, 100000}[r.IntN(4)]))
+	case 5:
+		p.check(side)
+	}
+}
+
+// settle goes on until nothing happens any more.
+func (p *pairStory) settle() {
+	for settled := 0; settled < 4; settled++ {
+		for side, n := range p.ends {
+			p.receive(side, len(p.late[side]))
+			n.write()
+			if len(n.wire) > 0 && !p.ends[1-side].failed {
+				settled = 0
+			}
+			p.read(1-side, 1<<20)
+			p.check(side)
+		}
+	}
+}
+
+// flush ends both sides: a damaged length may have made one wait for more than will come.
+func (p *pairStory) flush() {
+	for side, n := range p.ends {
+		n.engine.End(io.EOF)
+		n.write()
+		<-n.engine.Stopped()
+		n.engine.Flush()
+		for len(p.outstanding[side])+len(p.messages[side]) > 0 {
+			before := len(p.outstanding[side]) + len(p.messages[side])
+			p.check(side)
+			if len(p.outstanding[side])+len(p.messages[side]) == before {
+				p.t.Fatalf("side %d: %d requests and %d receives are not flushed", side, len(p.outstanding[side]), len(p.messages[side]))
+			}
+		}
+	}
+}
+
+// place is a slot of a side that nobody uses.
+func (p *pairStory) place(side int) (int, bool) {
+	for range 8 {
+		s := p.r.IntN(half / slot)
+		if !p.busy[side][s] {
+			p.busy[side][s] = true
+			return s * slot, true
+		}
+	}
+	return 0, false
+}
+
+// pieces cuts memory into up to four entries.
+func (p *pairStory) pieces(region *mem.Region, offset, length int) []rdma.SGE {
+	var list []rdma.SGE
+	for length > 0 && len(list) < 3 && p.r.IntN(3) > 0 {
+		k := 1 + p.r.IntN(length)
+		list = append(list, rdma.SGE{Region: region, Offset: offset, Length: k})
+		offset, length = offset+k, length-k
+	}
+	return append(list, rdma.SGE{Region: region, Offset: offset, Length: length})
+}
+
+func word(n *end, at int) uint64 { return binary.NativeEndian.Uint64(n.region.Bytes()[at:]) }
+
+// check compares what has completed at a side with the model.
+func (p *pairStory) check(side int) {
+	p.checkSends(side)
+	p.checkReceives(side)
+}
+
+func (p *pairStory) checkSends(side int) {
+	self, other := p.ends[side], p.ends[1-side]
+	var c [16]rdma.Completion
+	k, err := self.sends.Poll(c[:])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, c := range c[:k] {
+		o := p.outstanding[side][0]
+		p.outstanding[side] = p.outstanding[side][1:]
+		if c.Status != rdma.StatusSuccess && p.damaged {
+			continue
+		}
+		if c.Status != rdma.StatusSuccess || c.Op != o.op {
+			p.t.Fatalf("completion %+v, want %+v: %v", c, o, self.engine.Err())
+		}
+		switch o.op {
+		case rdma.OpRead:
+			if int(c.Length) != o.length || !bytes.Equal(self.region.Bytes()[o.offset:o.offset+o.length], other.region.Bytes()[half+o.offset:half+o.offset+o.length]) {
+				p.t.Fatalf("a Read of %d bytes brought something else", o.length)
+			}
+		case rdma.OpFetchAdd, rdma.OpCompareSwap:
+			if was, now := word(self, o.offset), word(other, half+o.offset); was != o.was || now != o.now {
+				p.t.Fatalf("a %s returned %x and left %x, want %x and %x", o.op, was, now, o.was, o.now)
+			}
+		}
+		if o.op != rdma.OpWrite && o.op != rdma.OpWriteImmediate && o.length > 0 {
+			delete(p.busy[side], o.offset/slot)
+		}
+	}
+}
+
+func (p *pairStory) checkReceives(side int) {
+	self := p.ends[side]
+	var c [16]rdma.Completion
+	k, err := self.recvs.Poll(c[:])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, c := range c[:k] {
+		m := p.messages[side][0]
+		p.messages[side] = p.messages[side][1:]
+		if c.Status != rdma.StatusSuccess && p.damaged {
+			continue
+		}
+		want := rdma.OpRecv
+		if m.op == rdma.OpWriteImmediate {
+			want = rdma.OpRecvWriteImmediate
+		}
+		if c.Status != rdma.StatusSuccess || int(c.Length) != len(m.data) || c.Op != want || c.Immediate != m.immediate ||
+			c.HasImmediate != (m.op == rdma.OpWriteImmediate) || c.Invalidated != (m.op == rdma.OpSendInvalidate) {
+			p.t.Fatalf("receive %+v of %d bytes by a %s: %v", c, len(m.data), m.op, self.engine.Err())
+		}
+		if got := self.region.Bytes()[m.offset : m.offset+len(m.data)]; !bytes.Equal(got, m.data) {
+			p.t.Fatalf("a %s of %d bytes brought something else", m.op, len(m.data))
+		}
+		if c.Invalidated && p.table.Lookup(m.immediate) != nil {
+			p.t.Fatalf("key %#x is invalidated and names a region", m.immediate)
+		}
+		if m.op != rdma.OpWriteImmediate {
+			delete(p.busy[side], m.offset/slot)
+		}
+	}
+}
+
+// post posts a random request.
+func (p *pairStory) post(side int) {
+	self, other := p.ends[side], p.ends[1-side]
+	if len(p.outstanding[side]) > 20 || self.failed || other.failed {
+		return
+	}
+	at, ok := p.place(side)
+	if !ok {
+		return
+	}
+	n := p.r.IntN(slot + 1)
+	if p.r.IntN(3) == 0 {
+		n = p.r.IntN(33)
+	}
+	o := pending{op: pairOperations[p.r.IntN(len(pairOperations))], offset: at, length: n}
+	q := rdma.SendRequest{Op: o.op, Flags: rdma.Signaled,
+		Remote: rdma.Remote{Key: other.region.Key(), Address: other.region.Address() + half + uint64(at)}}
+	if p.r.IntN(4) == 0 {
+		q.Flags |= rdma.Fence
+	}
+	m := coming{op: o.op, offset: half + at}
+	switch o.op {
+	case rdma.OpRead:
+		q.SGEs = []rdma.SGE{{Region: self.region, Offset: at, Length: n}}
+	case rdma.OpFetchAdd, rdma.OpCompareSwap:
+		o.length = 8
+		q.SGEs = []rdma.SGE{{Region: self.region, Offset: at, Length: 8}}
+		o.was = word(other, half+at)
+		q.CompareAdd, q.Swap = p.r.Uint64(), p.r.Uint64()
+		o.now = o.was + q.CompareAdd
+		if o.op == rdma.OpCompareSwap {
+			o.now = o.was
+			if p.r.IntN(2) == 0 {
+				q.CompareAdd, o.now = o.was, q.Swap
+			}
+		}
+	default:
+		q.SGEs = p.pieces(self.region, at, n)
+		if n <= 32 && p.r.IntN(2) == 0 {
+			q.Flags |= rdma.Inline
+		}
+		m.data = bytes.Clone(self.region.Bytes()[at : at+n])
+	}
+	if !p.expect(side, &q, &m) {
+		delete(p.busy[side], at/slot)
+		return
+	}
+	_, kick, err := self.engine.PostSend([]rdma.SendRequest{q})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	self.role = self.role || kick
+	p.outstanding[side] = append(p.outstanding[side], o)
+	if o.length == 0 {
+		delete(p.busy[side], at/slot)
+	}
+	if o.op == rdma.OpWrite || o.op == rdma.OpWriteImmediate { // it keeps its place until the end
+		p.writes[side] = append(p.writes[side], m)
+	}
+}
+
+// expect notes what a request brings the other side as a message, and what receive it
+// needs. It reports false if there is no place for it.
+func (p *pairStory) expect(side int, q *rdma.SendRequest, m *coming) bool {
+	other := p.ends[1-side]
+	switch m.op {
+	case rdma.OpSendInvalidate:
+		revocable, err := p.table.Allocate(other.owner, 64, rdma.AccessRemoteInvalidate)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.t.Cleanup(func() { _ = revocable.Close() })
+		q.Remote = rdma.Remote{Key: revocable.Key()}
+		m.immediate = revocable.Key()
+		fallthrough
+	case rdma.OpSend:
+		to, ok := p.place(1 - side)
+		if !ok {
+			return false
+		}
+		p.late[1-side] = append(p.late[1-side], rdma.RecvRequest{SGEs: p.pieces(other.region, to, slot)})
+		m.offset = to
+		p.messages[1-side] = append(p.messages[1-side], *m)
+	case rdma.OpWriteImmediate:
+		p.late[1-side] = append(p.late[1-side], rdma.RecvRequest{})
+		q.Immediate = p.r.Uint32()
+		m.immediate = q.Immediate
+		p.messages[1-side] = append(p.messages[1-side], *m)
+	}
+	return true
+}
+
+// read lets a side read what the other has written, and damages a byte when it is its turn.
+func (p *pairStory) read(side, limit int) {
+	from := p.ends[1-side]
+	if n := min(limit, len(from.wire)); p.damage > 0 && n > 0 {
+		if p.damage <= n {
+			from.wire[p.damage-1] ^= 1 << p.r.IntN(8)
+		}
+		p.damage = max(p.damage-n, 0)
+	}
+	p.ends[side].read(from, limit)
+}
+
+// receive posts the next n receives of a side.
+func (p *pairStory) receive(side, n int) {
+	k, err := p.ends[side].receives.Post(p.late[side][:n])
+	p.late[side] = p.late[side][k:]
+	if err == nil {
+		return
+	}
+	if !p.ends[side].failed {
+		p.t.Fatal(err)
+	}
+	p.messages[side] = p.messages[side][:len(p.messages[side])-len(p.late[side])]
+	p.late[side] = nil
 }
 
 // streamMode is a mode of FuzzStream, by the bits of a byte.
