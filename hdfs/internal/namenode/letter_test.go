@@ -226,142 +226,14 @@ func result[T interface{ GetResult() bool }](r T, err error) (string, error) {
 }
 
 func (l *letter) run(f []string) (string, error) {
-	ctx, nn := l.as(f[0]), l.nn
-	switch f[1] {
-	case "reset":
-		return "ok", l.reset(ctx)
-	case "mkdirs":
-		return result(nn.mkdirs(ctx, &hdfspb.MkdirsRequestProto{Src: l.path(f[2]), Masked: l.perm(f[3]), Unmasked: l.unmasked(f[3]), CreateParent: boolean(f[4])}))
-	case "create":
-		return l.create(ctx, f)
-	case "append":
-		return l.append(ctx, f)
-	case "addBlock":
-		s := l.slot(f[2])
-		r, err := nn.addBlock(ctx, &hdfspb.AddBlockRequestProto{Src: l.path(f[3]), ClientName: &f[4], Previous: s.said(f[6]), FileId: s.fileID(f[5])})
-		if err != nil {
-			return "", err
-		}
-		s.last, s.awaited = r.GetBlock().GetB(), true
-		return locatedText(r.GetBlock()), nil
-	case "received":
-		s := l.slot(f[2])
-		if !s.awaited {
-			return "none", nil
-		}
-		s.awaited = false
-		s.last.NumBytes = s.fit(*l.unsigned(f[3]))
-		if told := l.datanode.replicas[s.last.GetBlockId()]; told != nil { // two writers may have been given one block
-			s.last.NumBytes = proto.Uint64(told.GetBlock().GetLength())
-		}
-		l.datanode.receive(s.last)
-		return "ok", nil
-	case "grow":
-		return l.grow(ctx, f)
-	case "abandon":
-		s := l.slot(f[2])
-		if s.last == nil {
-			return "none", nil
-		}
-		_, err := nn.abandonBlock(ctx, &hdfspb.AbandonBlockRequestProto{B: s.last, FileId: s.fileID(f[5]), Src: l.path(f[3]), Holder: &f[4]})
-		if err == nil {
-			s.last, s.awaited = nil, false
-		}
-		return "ok", err
-	case "fsync":
-		return ok(nn.fsync(ctx, &hdfspb.FsyncRequestProto{Src: l.path(f[3]), FileId: l.slot(f[2]).fileID(f[5]), Client: &f[4], LastBlockLength: proto.Int64(l.number(f[6]))}))
-	case "complete":
-		s := l.slot(f[2])
-		return result(nn.complete(ctx, &hdfspb.CompleteRequestProto{Src: l.path(f[3]), ClientName: &f[4], Last: s.said(f[6]), FileId: s.fileID(f[5])}))
-	case "rename":
-		return result(nn.rename(ctx, &hdfspb.RenameRequestProto{Src: l.path(f[2]), Dst: l.path(f[3])}))
-	case "rename2":
-		return ok(nn.rename2(ctx, &hdfspb.Rename2RequestProto{Src: l.path(f[2]), Dst: l.path(f[3]), OverwriteDest: boolean(f[4])}))
-	case "delete":
-		return result(nn.delete(ctx, &hdfspb.DeleteRequestProto{Src: l.path(f[2]), Recursive: boolean(f[3])}))
-	case "setPermission":
-		return ok(nn.setPermission(ctx, &hdfspb.SetPermissionRequestProto{Src: l.path(f[2]), Permission: l.perm(f[3])}))
-	case "setOwner":
-		req := &hdfspb.SetOwnerRequestProto{Src: l.path(f[2])}
-		if f[3] != "-" {
-			req.Username = &f[3]
-		}
-		if f[4] != "-" {
-			req.Groupname = &f[4]
-		}
-		return ok(nn.setOwner(ctx, req))
-	case "setReplication":
-		return result(nn.setReplication(ctx, &hdfspb.SetReplicationRequestProto{Src: l.path(f[2]), Replication: proto.Uint32(uint32(l.number(f[3])))}))
-	case "setTimes":
-		return ok(nn.setTimes(ctx, &hdfspb.SetTimesRequestProto{Src: l.path(f[2]), Mtime: l.unsigned(f[3]), Atime: l.unsigned(f[4])}))
-	case "truncate":
-		return result(nn.truncate(ctx, &hdfspb.TruncateRequestProto{Src: l.path(f[2]), NewLength: l.unsigned(f[3]), ClientName: &f[4]}))
-	case "getFileInfo":
-		r, err := nn.getFileInfo(ctx, &hdfspb.GetFileInfoRequestProto{Src: l.path(f[2])})
-		return statusText(r.GetFs()), err
-	case "getFileLinkInfo":
-		r, err := nn.getFileLinkInfo(ctx, &hdfspb.GetFileLinkInfoRequestProto{Src: l.path(f[2])})
-		return statusText(r.GetFs()), err
-	case "learn":
-		r, err := nn.getFileInfo(ctx, &hdfspb.GetFileInfoRequestProto{Src: l.path(f[3])})
-		if fs := r.GetFs(); fs != nil {
-			*l.slot(f[2]) = letterSlot{id: fs.GetFileId(), size: fs.GetBlocksize()}
-		}
-		return statusText(r.GetFs()), err
-	case "getListing":
-		r, err := nn.getListing(ctx, &hdfspb.GetListingRequestProto{Src: l.path(f[2]), StartAfter: []byte(f[3]), NeedLocation: boolean(f[4])})
-		return listingText(r.GetDirList()), err
-	case "getContentSummary":
-		r, err := nn.getContentSummary(ctx, &hdfspb.GetContentSummaryRequestProto{Path: l.path(f[2])})
-		s := r.GetSummary()
-		return fmt.Sprint(s.GetLength(), s.GetFileCount(), s.GetDirectoryCount(), s.GetSpaceConsumed(), int64(s.GetQuota()), int64(s.GetSpaceQuota())) + typesText(s.GetTypeQuotaInfos()), err
-	case "concat":
-		req := &hdfspb.ConcatRequestProto{Trg: l.path(f[2])}
-		for _, p := range f[3:] {
-			req.Srcs = append(req.Srcs, *l.path(p))
-		}
-		return ok(nn.concat(ctx, req))
-	case "getBlockLocations":
-		r, err := nn.getBlockLocations(ctx, &hdfspb.GetBlockLocationsRequestProto{Src: l.path(f[2]), Offset: l.unsigned(f[3]), Length: l.unsigned(f[4])})
-		return locationsText(r.GetLocations()), err
-	case "isFileClosed":
-		return result(nn.isFileClosed(ctx, &hdfspb.IsFileClosedRequestProto{Src: l.path(f[2])}))
-	case "getPreferredBlockSize":
-		r, err := nn.getPreferredBlockSize(ctx, &hdfspb.GetPreferredBlockSizeRequestProto{Filename: l.path(f[2])})
-		return fmt.Sprint(r.GetBsize()), err
-	case "recoverLease":
-		return result(nn.recoverLease(ctx, &hdfspb.RecoverLeaseRequestProto{Src: l.path(f[2]), ClientName: &f[3]}))
-	case "getLocatedFileInfo":
-		r, err := nn.getLocatedFileInfo(ctx, &hdfspb.GetLocatedFileInfoRequestProto{Src: l.path(f[2])})
-		return statusText(r.GetFs()), err
-	case "checkAccess":
-		modes := map[string]hdfspb.FsActionProto{"---": 0, "--x": 1, "-w-": 2, "-wx": 3, "r--": 4, "r-x": 5, "rw-": 6, "rwx": 7}
-		return ok(nn.checkAccess(ctx, &hdfspb.CheckAccessRequestProto{Path: l.path(f[2]), Mode: modes[f[3]].Enum()}))
-	case "getEnclosingRoot":
-		r, err := nn.getEnclosingRoot(ctx, &hdfspb.GetEnclosingRootRequestProto{Filename: l.path(f[2])})
-		return r.GetEnclosingRootPath(), err
-	case "msync":
-		return ok(nn.msync(ctx, &hdfspb.MsyncRequestProto{}))
-	case "beat":
-		l.check()
-		l.datanode.heartbeat([]*fakeDatanode{l.datanode})
-		return "ok", nil
-	case "tree":
-		root := "/"
-		r, err := nn.getFileInfo(ctx, &hdfspb.GetFileInfoRequestProto{Src: &root})
-		if err != nil {
-			return "", err
-		}
-		out := &strings.Builder{}
-		out.WriteString("/=" + statusText(r.GetFs()))
-		return out.String() + l.tree(ctx, ""), nil
-	default:
-		if run := attributeOperations[f[1]]; run != nil {
+	ctx := l.as(f[0])
+	for _, all := range []map[string]func(*letter, context.Context, []string) (string, error){blockOperations, nameOperations, queryOperations, attributeOperations} {
+		if run := all[f[1]]; run != nil {
 			return run(l, ctx, f)
 		}
-		l.t.Fatalf("operation %q is not known", f)
-		return "", nil
 	}
+	l.t.Fatalf("operation %q is not known", f)
+	return "", nil
 }
 
 func (l *letter) reset(ctx context.Context) error {
