@@ -49,8 +49,8 @@ func idle(ctx context.Context, c *common, dir string, transports []string, conne
 		return err
 	}
 	c.printf("# Idle connections\n\n`go run ./soak idle --connections %d --duration %v`; endpoints between two processes, a message sent and answered on each before.\n\n", connections, duration)
-	c.printf("| transport | connections | CPU of the server, %% of a core | CPU of the client | server's peak MB | registered by the client, KiB each | resident in both processes, KiB | each beyond the first |\n" +
-		"|---|---:|---:|---:|---:|---:|---:|---:|\n")
+	c.printf("| transport | connections | CPU of the server, %% of a core | CPU of the client | server's peak MB | registered by the client, KiB each | resident in both processes, KiB | each, with the first | each beyond the first |\n" +
+		"|---|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, transport := range transports {
 		var one int64
 		for _, n := range slices.Compact([]int{1, min(fewIdle, connections), connections}) {
@@ -75,9 +75,9 @@ const (
 // What idle connections may cost at most. What is resident is judged from fewIdle
 // connections on: the first bring what all share.
 const (
-	mostIdleShare      = 0.1       // percent of a core, of either process
-	mostIdleRegistered = 64 << 10  // bytes of a peer
-	mostIdleResident   = 128 << 10 // bytes of a connection over shm, in both processes
+	mostIdleShare      = 0.1      // percent of a core, of either process
+	mostIdleRegistered = 64 << 10 // bytes of a peer
+	mostIdleResident   = 96 << 10 // bytes of a further connection over shm, in both processes
 )
 
 // idleOver measures so many connections. one is the resident memory that one of them
@@ -124,7 +124,7 @@ func idleOver(ctx context.Context, c *common, self, dir, transport string, conne
 		further = (after - *one) / int64(connections-1)
 		furtherText = strconv.FormatInt(further>>10, 10)
 	}
-	c.printf("| %s | %d | %.3f | %.3f | %d | %d | %d | %s |\n", transport, connections, theirs, own, peak/1e6, registered>>10, after>>10, furtherText)
+	c.printf("| %s | %d | %.3f | %.3f | %d | %d | %d | %d | %s |\n", transport, connections, theirs, own, peak/1e6, registered>>10, after>>10, (after>>10)/int64(connections), furtherText)
 	return judgeIdle(transport, connections, max(own, theirs), registered, further)
 }
 

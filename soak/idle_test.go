@@ -15,11 +15,11 @@ func TestIdleIsJudged(t *testing.T) {
 		registered, resident int64
 		want                 string // in the error; empty: none
 	}{
-		{"in bounds", "shm", 1000, 0.1, 64 << 10, 128 << 10, ""},
+		{"in bounds", "shm", 1000, 0.1, 64 << 10, 96 << 10, ""},
 		{"processor", "tcp", 1, 0.11, 0, 0, "of a core"},
 		{"registered", "iwarp", fewIdle, 0, 64<<10 + 1, 0, "are registered"},
 		{"registered by the first", "iwarp", 1, 0, 264 << 10, 0, "are registered"},
-		{"resident", "shm", fewIdle, 0, 0, 128<<10 + 1, "are resident"},
+		{"resident", "shm", fewIdle, 0, 0, 96<<10 + 1, "are resident"},
 		{"resident over sockets", "tcp", fewIdle, 0, 0, 200 << 10, ""},
 	} {
 		err := judgeIdle(c.transport, c.connections, c.share, c.registered, c.resident)
