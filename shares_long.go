@@ -161,8 +161,9 @@ func (sh *share) waitFirm(ctx context.Context, n int64) error {
 
 // put takes memory of a long message back.
 func (sh *share) put(memory slab.Slab, kind memoryKind) {
+	n := int64(memory.Size()) // once it is put, its region may be cut into other sizes
 	sh.of.long.Put(memory)
-	sh.uncount(int64(memory.Size()), kind)
+	sh.uncount(n, kind)
 }
 
 // spoil is put for memory that the device or the peer may still use. The peer's share
