@@ -49,20 +49,22 @@ func TestSecondReleaseLeavesWaitingMessages(t *testing.T) {
 			continue
 		}
 		t.Run(w.name, func(t *testing.T) {
-			const count = 16
-			p := w.pair(t, Config{Tuning: TuningTable{w.transport: {Window: count}}}, ListenConfig{})
+			const window = 16
+			p := w.pair(t, Config{Tuning: TuningTable{w.transport: {Window: window}}}, ListenConfig{})
 			a, b := p.connect(t, w.transport)
 			released := map[*Message]bool{}
-			for i := range 64 * count { // each of the receives has been used by then
-				if err := a.Send(p.ctx, uint32(i), pattern(100, i)); err != nil {
-					t.Fatal(err)
+			exchange := func() {
+				for i := range 64 * window { // each of the receives has been used by then
+					if err := a.Send(p.ctx, uint32(i), pattern(100, i)); err != nil {
+						t.Fatal(err)
+					}
+					m, err := b.Receive(p.ctx)
+					if err != nil {
+						t.Fatal(err)
+					}
+					m.Release()
+					released[m] = true
 				}
-				m, err := b.Receive(p.ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				m.Release()
-				released[m] = true
 			}
 			s := b.carrier.(*shell)
 			waiting := func() (all, again int) {
@@ -78,33 +80,42 @@ func TestSecondReleaseLeavesWaitingMessages(t *testing.T) {
 				}
 				return all, again
 			}
-			for i := range count {
-				if err := a.Send(p.ctx, uint32(i), pattern(100, i)); err != nil {
-					t.Fatal(err)
-				}
-				for all, _ := waiting(); all <= i; all, _ = waiting() {
-					if p.ctx.Err() != nil {
-						t.Fatalf("message %d does not come in", i)
+			// fill sends what the peer has room for, which follows the load.
+			fill := func() (sent int) {
+				for a.TrySend(uint32(sent), pattern(100, sent)) {
+					sent++
+					for all, _ := waiting(); all < sent; all, _ = waiting() {
+						if p.ctx.Err() != nil {
+							t.Fatalf("message %d does not come in", sent)
+						}
+						runtime.Gosched()
 					}
-					runtime.Gosched()
+				}
+				return sent
+			}
+			receive := func(count int) {
+				for i := range count {
+					m, err := b.Receive(p.ctx)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if m.Tag != uint32(i) || !bytes.Equal(m.Bytes(), pattern(100, i)) {
+						t.Errorf("message %d has the tag %d, or other bytes", i, m.Tag)
+					}
+					m.Release()
 				}
 			}
-			if _, again := waiting(); again == 0 {
-				t.Fatal("no receive is used again")
+			exchange()
+			count := fill()
+			for _, again := waiting(); again == 0; _, again = waiting() { // new receives have come
+				receive(count)
+				exchange()
+				count = fill()
 			}
 			for m := range released {
 				m.Release()
 			}
-			for i := range count {
-				m, err := b.Receive(p.ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if m.Tag != uint32(i) || !bytes.Equal(m.Bytes(), pattern(100, i)) {
-					t.Errorf("message %d has the tag %d, or other bytes", i, m.Tag)
-				}
-				m.Release()
-			}
+			receive(count)
 		})
 	}
 }
