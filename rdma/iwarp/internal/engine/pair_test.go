@@ -219,9 +219,16 @@ func (p *pairStory) step() {
 	}
 }
 
-// settle goes on until nothing happens any more.
+// settle goes on until nothing happens any more. Damaged ends may never be done.
 func (p *pairStory) settle() {
+	const most = 10_000
+	rounds := 0
 	for settled := 0; settled < 4; settled++ {
+		if rounds++; rounds > most && p.damaged {
+			return
+		} else if rounds > most {
+			p.t.Fatalf("after %d rounds there is still something to do", most)
+		}
 		for side, n := range p.ends {
 			p.receive(side, len(p.late[side]))
 			n.write()
