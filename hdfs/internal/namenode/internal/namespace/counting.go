@@ -74,7 +74,7 @@ func (ns *Namespace) CountOn(e *nspb.Entry) {
 			c.pop() // it was deleted, or another one has counted it
 			continue
 		}
-		below, whole, policy := uint64(0), true, ns.policy(d)
+		below, whole := uint64(0), true
 		d.dir.names.After(top.after, func(name string, id uint64) bool {
 			s.looked++
 			child := ns.inodes.Get(id)
@@ -82,7 +82,7 @@ func (ns *Namespace) CountOn(e *nspb.Entry) {
 				below, whole = id, false
 				return false
 			}
-			used := ns.usageOf(child, policy, child.dir != nil)
+			used := ns.usageOf(child, child.dir != nil)
 			top.used.Add(&used)
 			top.after = name
 			left--
@@ -135,13 +135,5 @@ func (ns *Namespace) counts(directory uint64, name string) bool {
 func (ns *Namespace) countAnew(directory uint64, name string) {
 	for l := range ns.levels(directory, name) {
 		*l = countLevel{id: l.id}
-	}
-}
-
-// countAgain has all countings begin again, but for what is whole: files may count for other kinds of
-// storage.
-func (ns *Namespace) countAgain() {
-	for _, s := range ns.subtrees {
-		s.count.levels = nil
 	}
 }

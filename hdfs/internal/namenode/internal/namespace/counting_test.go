@@ -10,6 +10,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/quota"
+	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/storagepolicy"
 )
 
 func quotaEntry(path string, names int64) *nspb.Entry {
@@ -195,7 +196,7 @@ func (m *machine) auditLevels() {
 					if n := m.ns.inodes.Get(id); n.dir != nil && !m.ns.limited(id) {
 						m.t.Fatalf("%s is not counted, the directory above is up to %q", m.ns.path(n), l.after)
 					}
-					used := m.ns.usageOf(m.ns.inodes.Get(id), m.ns.policy(d), false)
+					used := m.ns.usageOf(m.ns.inodes.Get(id), false)
 					want.Add(&used)
 					break
 				}
@@ -204,6 +205,48 @@ func (m *machine) auditLevels() {
 			if l.used != want {
 				m.t.Fatalf("%s up to %q counts %+v and holds %+v", m.ns.path(d), l.after, l.used, want)
 			}
+		}
+	}
+}
+
+// A change of storage policy, and a rename to where another one counts, look at nothing below: a tree of
+// which a name leads nowhere would end who walks it.
+func TestPoliciesAndRenamesLookAtNothingBelow(t *testing.T) {
+	m := newMachine(t)
+	policy := func(path, name string) *nspb.Entry {
+		p, _ := storagepolicy.ByName(name)
+		return &nspb.Entry{Op: &nspb.Entry_SetStoragePolicy{SetStoragePolicy: &nspb.SetStoragePolicy{Path: &path, Policy: proto.Uint32(uint32(p.ID))}}}
+	}
+	// 3 replicas of 1 MiB each: of a file without a policy, and of one below a directory that has its own.
+	for _, path := range []string{"/q/t/x/open", "/q/t/warm/f", "/q/t/x/gone"} {
+		m.quickly(createEntry(path))
+		m.quickly(&nspb.Entry{Op: &nspb.Entry_AddBlock{AddBlock: &nspb.AddBlock{Path: &path, Holder: proto.String("c"), Generation: m.next(), Targets: []string{"d"}}}})
+	}
+	m.quickly(mkdirsEntry("/p", 0o755))
+	m.quickly(policy("/q/t/warm", "WARM"))
+	m.quickly(policy("/p", "ALL_SSD"))
+	m.quickly(quotaEntry("/", 1<<40))
+	m.ns.inodes.Delete(m.ns.walk([]string{"q", "t", "x", "gone"}).last().id)
+	for _, c := range []struct {
+		e                  *nspb.Entry
+		path               []string
+		disk, ssd, archive int64 // MiB below path
+	}{
+		{policy("/q", "ONE_SSD"), []string{"q"}, 2*2 + 1, 2, 2},
+		{policy("/q/t", "HOT"), []string{"q"}, 2*3 + 1, 0, 2},
+		{policy("/q/t", "ALL_SSD"), []string{"q", "t", "x"}, 0, 6, 0},
+		{policy("/q/t", ""), []string{"q"}, 2*2 + 1, 2, 2},
+		{renameEntry("/q/t", "/p/t"), []string{"p", "t"}, 1, 6, 2},
+		{renameEntry("/p/t", "/t"), nil, 1, 0, 2},
+		{policy("/", "COLD"), []string{"t", "x"}, 0, 0, 6},
+	} {
+		m.quickly(c.e)
+		n := m.ns.walk(c.path).last()
+		used := m.ns.usage[n.id].Under(m.ns.policy(n))
+		var want quota.Counts
+		want.Types[storagepolicy.Disk], want.Types[storagepolicy.SSD], want.Types[storagepolicy.Archive] = c.disk<<20, c.ssd<<20, c.archive<<20
+		if used.Types != want.Types {
+			t.Errorf("after %v %v counts %v, want %v", c.e, c.path, used.Types, want.Types)
 		}
 	}
 }

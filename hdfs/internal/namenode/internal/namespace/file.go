@@ -110,7 +110,7 @@ func (t *txn) create(op *nspb.Create) error {
 	}
 	freed := quota.Counts{}
 	if n != nil && ns.limited(n.parent) {
-		freed = ns.usageOf(n, ns.policy(n), true)
+		freed = ns.usageOf(n, true)
 	}
 	if err := ns.roomForNames(r.ancestor(), max(1, len(r.comps)+1-len(r.nodes)), freed); err != nil {
 		return err

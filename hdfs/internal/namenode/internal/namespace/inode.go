@@ -166,7 +166,7 @@ func (t *txn) remove(id uint64) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
 	if ns.counts(n.parent, n.name) {
-		used := ns.usageOf(n, ns.policy(n), true)
+		used := ns.usageOf(n, true)
 		ns.charge(n, &quota.Counts{}, &used)
 	}
 	t.unlink(n)

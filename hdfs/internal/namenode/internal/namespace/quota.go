@@ -16,7 +16,8 @@ import (
 
 // What directories hold is counted as operations go, in those with limits and all below them:
 // ns.usage has it by their ids. So what a deletion or a rename takes away there is known without a
-// walk. It follows from the tree, so that snapshots leave it out and Restore counts
+// walk. Of files for which a storage policy above would count it leaves open for which kinds of storage they
+// count: so no change of policies above, and no rename, changes what is counted below. It follows from the tree, so that snapshots leave it out and Restore counts
 // anew. Where nothing is counted above, a change ends at the first directory that is not. Directories
 // that have lost their limits are counted on, until there is no limit any more.
 
@@ -37,11 +38,17 @@ func (ns *Namespace) limited(directory uint64) bool {
 	return ok
 }
 
-// charge counts more, or less, of what n is or has in all directories above it.
+// own is what an inode adds to the directory that it is in, if that is what the inode holds: if it has a
+// storage policy, that tells the kinds of storage of what is open.
+func (n *Inode) own(c quota.Counts) quota.Counts { return c.Under(n.ownPolicy()) }
+
+// charge counts more, or less, of what n adds to its directory, in all directories above it.
 func (ns *Namespace) charge(n *Inode, more *quota.Counts, less *quota.Counts) {
 	if len(ns.usage) == 0 && len(ns.subtrees) == 0 {
 		return
 	}
+	change := *more
+	change.Sub(less)
 	for n.id != rootID {
 		parent := ns.inodes.Get(n.parent)
 		if parent == nil {
@@ -50,14 +57,13 @@ func (ns *Namespace) charge(n *Inode, more *quota.Counts, less *quota.Counts) {
 		used, ok := ns.usage[parent.id]
 		if !ok { // nor above
 			for l := range ns.levels(parent.id, n.name) {
-				l.used.Add(more)
-				l.used.Sub(less)
+				l.used.Add(&change)
 			}
 			return
 		}
-		used.Add(more)
-		used.Sub(less)
+		used.Add(&change)
 		ns.usage[parent.id] = used
+		change = parent.own(change)
 		n = parent
 	}
 }
@@ -68,8 +74,13 @@ func (ns *Namespace) chargeBytes(file uint64, bytes int64) {
 	if !ns.counts(n.parent, n.name) {
 		return
 	}
-	c := quota.Blocks(bytes, int(n.file.replication), ns.policy(n))
+	c := n.blocksOf(bytes)
 	ns.charge(n, &c, &quota.Counts{})
+}
+
+// blocksOf is what so many bytes of each replica of a file add to its directory.
+func (n *Inode) blocksOf(bytes int64) quota.Counts {
+	return quota.Blocks(bytes, int(n.file.replication), n.ownPolicy())
 }
 
 // counted are the bytes that a replica of a block counts for.
@@ -88,23 +99,24 @@ func (ns *Namespace) bytesOf(f *file) (bytes int64) {
 	return bytes
 }
 
-// usageOf counts a subtree under a storage policy from above. With known it takes what
-// is known of directories that are counted.
-func (ns *Namespace) usageOf(n *Inode, policy uint8, known bool) (c quota.Counts) {
+// usageOf counts what n and all below it add to the directory that n is in. With known it takes
+// what is known of directories that are counted.
+func (ns *Namespace) usageOf(n *Inode, known bool) (c quota.Counts) {
 	type level struct {
 		n      *Inode
-		policy uint8
+		policy uint8 // the nearest above, up to n
 	}
-	stack := []level{{n, policy}}
+	stack := []level{{n: n}}
 	for len(stack) > 0 {
 		at := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
-		if used, ok := ns.usage[at.n.id]; ok && known {
-			c.Add(&used)
-			continue
-		}
 		if own := at.n.ownPolicy(); own != storagepolicy.Unspecified {
 			at.policy = own
+		}
+		if used, ok := ns.usage[at.n.id]; ok && known {
+			used = used.Under(at.policy)
+			c.Add(&used)
+			continue
 		}
 		c.Names++
 		if at.n.file != nil {
@@ -121,69 +133,33 @@ func (ns *Namespace) usageOf(n *Inode, policy uint8, known bool) (c quota.Counts
 }
 
 // count counts in a directory and all below it.
-func (ns *Namespace) count(n *Inode, policy uint8) {
+func (ns *Namespace) count(n *Inode) {
 	type level struct {
-		n      *Inode
-		policy uint8
-		above  int
-		used   quota.Counts
+		n     *Inode
+		above int
+		used  quota.Counts
 	}
-	levels := []level{{n: n, policy: policy, above: -1}}
+	levels := []level{{n: n, above: -1}}
 	for i := 0; i < len(levels); i++ {
-		at := &levels[i]
-		if own := at.n.ownPolicy(); own != storagepolicy.Unspecified {
-			at.policy = own
-		}
-		at.used.Names++
-		under, dir := at.policy, at.n.dir
-		var files quota.Counts
-		dir.names.After("", func(_ string, id uint64) bool {
+		used := quota.Counts{Names: 1}
+		levels[i].n.dir.names.After("", func(_ string, id uint64) bool {
 			child := ns.inodes.Get(id)
 			if child.dir != nil {
-				levels = append(levels, level{n: child, policy: under, above: i})
+				levels = append(levels, level{n: child, above: i})
 				return true
 			}
-			c := ns.usageOf(child, under, false)
-			files.Add(&c)
+			c := ns.usageOf(child, false)
+			used.Add(&c)
 			return true
 		})
-		levels[i].used.Add(&files)
+		levels[i].used = used
 	}
 	for i := len(levels) - 1; i >= 0; i-- { // those below come behind
 		at := &levels[i]
 		ns.usage[at.n.id] = at.used
 		if at.above >= 0 {
-			levels[at.above].used.Add(&at.used)
-		}
-	}
-}
-
-// eachUncounted visits n and the directories below it that are not counted, and returns those at which
-// it turned back.
-func (ns *Namespace) eachUncounted(n *Inode) (counted []*Inode) {
-	stack := []*Inode{n}
-	for len(stack) > 0 {
-		d := stack[len(stack)-1]
-		stack = stack[:len(stack)-1]
-		if ns.limited(d.id) {
-			counted = append(counted, d)
-			continue
-		}
-		stack = ns.pushDirectories(stack, d)
-	}
-	return counted
-}
-
-// recount counts anew in n, and in what is counted below it: their storage policy has changed.
-func (ns *Namespace) recount(n *Inode) {
-	ns.countAgain()
-	switch {
-	case n.dir == nil || len(ns.usage) == 0:
-	case ns.limited(n.id):
-		ns.count(n, ns.policy(n))
-	default:
-		for _, d := range ns.eachUncounted(n) {
-			ns.count(d, ns.policy(d))
+			more := at.n.own(at.used)
+			levels[at.above].used.Add(&more)
 		}
 	}
 }
@@ -199,25 +175,32 @@ func (ns *Namespace) countLimited() {
 	})
 	for _, id := range ids { // those above count what is below, too
 		if d := ns.inodes.Get(id); !ns.limited(id) {
-			ns.count(d, ns.policy(d))
+			ns.count(d)
 		}
 	}
 }
 
 // room tells why there is no room for more in the directory or one above it, up to the
-// one with the id stop, if that is not 0. freed is what is to be taken away before.
+// one with the id stop, if that is not 0. freed is what is to be taken away before. Both are as they are
+// added to the directory.
 func (ns *Namespace) room(d *Inode, more *quota.Counts, freed *quota.Counts, stop uint64) error {
 	if len(ns.usage) == 0 {
 		return nil
 	}
 	for ; d != nil && d.id != stop; d = ns.inodes.Get(d.parent) {
 		if d.bound() {
-			used := ns.usage[d.id]
+			policy := ns.policy(d)
+			used, wanted := ns.usage[d.id], more.Under(policy)
 			used.Sub(freed)
+			used = used.Under(policy)
 			l := d.limits()
-			if err := l.Check(&used, more, ns.path(d)); err != nil {
+			if err := l.Check(&used, &wanted, ns.path(d)); err != nil {
 				return err
 			}
+		}
+		if d.ownPolicy() != storagepolicy.Unspecified {
+			above, gone := d.own(*more), d.own(*freed)
+			more, freed = &above, &gone
 		}
 	}
 	return nil
@@ -243,9 +226,7 @@ func (ns *Namespace) roomForBytes(n *Inode, bytes, freed int64) error {
 	if !ns.limited(n.parent) {
 		return nil
 	}
-	policy := ns.policy(n)
-	more := quota.Blocks(bytes, int(n.file.replication), policy)
-	less := quota.Blocks(freed, int(n.file.replication), policy)
+	more, less := n.blocksOf(bytes), n.blocksOf(freed)
 	return ns.room(ns.inodes.Get(n.parent), &more, &less, 0)
 }
 
@@ -268,10 +249,9 @@ func (ns *Namespace) roomForMove(from, to resolved) error {
 	if !bound {
 		return nil
 	}
-	moved, policy := from.last(), ns.policy(to.parent())
-	more := ns.usageOf(moved, policy, ns.policy(moved) == cmp.Or(moved.ownPolicy(), policy))
+	more := ns.usageOf(from.last(), true)
 	if target := to.last(); target != nil {
-		less := ns.usageOf(target, ns.policy(target), true)
+		less := ns.usageOf(target, true)
 		more.Sub(&less)
 	}
 	return ns.room(to.parent(), &more, &quota.Counts{}, common)
@@ -330,7 +310,7 @@ func (t *txn) setQuota(op *nspb.SetQuota) error {
 		ns.bounds++
 	}
 	if !ns.limited(n.id) {
-		ns.count(n, ns.policy(n))
+		ns.count(n)
 	}
 	return nil
 }
@@ -406,5 +386,5 @@ func (q *UsageQuestion) Step(ns *Namespace, limit int) (u QuotaUsage, done bool,
 	if n == nil {
 		return u, false, exception.New(exception.FileNotFound, "File/Directory does not exist: it was deleted")
 	}
-	return QuotaUsage{Limits: n.limits(), Used: ns.usage[n.id]}, true, nil
+	return QuotaUsage{Limits: n.limits(), Used: ns.usage[n.id].Under(ns.policy(n))}, true, nil
 }

@@ -75,17 +75,17 @@ func (t *txn) setStoragePolicy(op *nspb.SetStoragePolicy) error {
 	if !t.write() {
 		return nil
 	}
-	// What is counted by kinds of storage changes with the policy.
-	limited := ns.limited(n.parent)
+	// What is counted by kinds of storage changes with the policy in all directories above. What is
+	// counted below leaves open which policy comes from here.
+	counted := ns.counts(n.parent, n.name)
 	var before quota.Counts
-	if limited {
-		before = ns.usageOf(n, ns.policy(n), true)
+	if counted {
+		before = ns.usageOf(n, true)
 	}
 	ns.givePolicy(n.id, wanted)
-	n = ns.inodes.Get(n.id)
-	ns.recount(n)
-	if limited {
-		after := ns.usageOf(n, ns.policy(n), true)
+	if counted {
+		n = ns.inodes.Get(n.id)
+		after := ns.usageOf(n, true)
 		ns.charge(n, &after, &before)
 	}
 	return nil

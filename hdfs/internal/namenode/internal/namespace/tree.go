@@ -291,25 +291,21 @@ var errTooDeep = exception.New(exception.IO, "rename: Pathname too long.  Limit 
 func (t *txn) move(id, parent uint64, name string) {
 	ns := t.ns
 	n := ns.inodes.Change(id)
-	policy := ns.policy(n)
 	if ns.counts(n.parent, n.name) {
-		used := ns.usageOf(n, policy, true)
+		used := ns.usageOf(n, true)
 		ns.charge(n, &quota.Counts{}, &used)
 	}
 	t.unlink(n)
 	n.parent, n.name = parent, strings.Clone(name)
-	if ns.policy(n) != policy {
-		ns.recount(n)
-	}
 	if n.dir != nil && !ns.limited(n.id) {
 		if ns.limited(parent) {
-			ns.count(n, ns.policy(n))
+			ns.count(n)
 		} else {
 			ns.countAnew(parent, n.name)
 		}
 	}
 	if ns.counts(parent, n.name) {
-		used := ns.usageOf(n, ns.policy(n), true)
+		used := ns.usageOf(n, true)
 		ns.charge(n, &used, &quota.Counts{})
 	}
 	dir := ns.changeDirectory(parent)
@@ -479,7 +475,7 @@ func (t *txn) setReplication(op *nspb.SetReplication) error {
 	replication, limited := int(op.GetReplication()), ns.counts(n.parent, n.name)
 	var before, after quota.Counts
 	if limited {
-		bytes, policy := ns.bytesOf(n.file), ns.policy(n)
+		bytes, policy := ns.bytesOf(n.file), n.ownPolicy()
 		before, after = quota.Blocks(bytes, int(n.file.replication), policy), quota.Blocks(bytes, replication, policy)
 		more := after
 		more.Sub(&before)
@@ -588,8 +584,7 @@ func (ns *Namespace) concatUsage(target *Inode, sources []*Inode) (more quota.Co
 	}
 	for _, n := range sources {
 		bytes := ns.bytesOf(n.file)
-		theirs := quota.Blocks(bytes, int(n.file.replication), ns.policy(n))
-		ours := quota.Blocks(bytes, int(target.file.replication), ns.policy(target))
+		theirs, ours := n.blocksOf(bytes), target.blocksOf(bytes)
 		more.Add(&ours)
 		less = append(less, theirs)
 	}

@@ -27,6 +27,14 @@ type Counts struct {
 	// Types are the bytes by the kinds of storage that the storage policy wants, of files
 	// that have one.
 	Types [storagepolicy.Types]int64
+	// Open are those bytes of which a policy further above, if there is any, tells the kinds.
+	Open Undecided
+}
+
+// Undecided are bytes of some files.
+type Undecided struct {
+	First int64 // of one replica of each file
+	All   int64 // of all replicas
 }
 
 // Add adds others.
@@ -36,6 +44,8 @@ func (c *Counts) Add(d *Counts) {
 	for t := range c.Types {
 		c.Types[t] += d.Types[t]
 	}
+	c.Open.First += d.Open.First
+	c.Open.All += d.Open.All
 }
 
 // Sub subtracts others.
@@ -45,6 +55,28 @@ func (c *Counts) Sub(d *Counts) {
 	for t := range c.Types {
 		c.Types[t] -= d.Types[t]
 	}
+	c.Open.First -= d.Open.First
+	c.Open.All -= d.Open.All
+}
+
+// Under are the counts under a storage policy, which tells the kinds of what is open. Unspecified tells
+// nothing.
+func (c Counts) Under(policy uint8) Counts {
+	if policy == storagepolicy.Unspecified {
+		return c
+	}
+	p, _ := storagepolicy.ByID(policy)
+	// As Choose has it: one replica is for the first kind, all others are for the last one.
+	switch types := p.Choose(2); {
+	case len(types) == 0:
+	case types[0] == types[1]:
+		c.Types[types[0]] += c.Open.All
+	default:
+		c.Types[types[0]] += c.Open.First
+		c.Types[types[1]] += c.Open.All - c.Open.First
+	}
+	c.Open = Undecided{}
+	return c
 }
 
 // grows tells whether anything is more than 0.
@@ -57,17 +89,10 @@ func (c *Counts) grows() bool {
 	return c.Names > 0 || c.Space > 0
 }
 
-// Blocks are the bytes of each replica, so many times.
+// Blocks are the bytes of each replica, so many times, at least once, under a storage policy.
 func Blocks(bytes int64, replication int, policy uint8) Counts {
-	c := Counts{Space: bytes * int64(replication)}
-	if policy == storagepolicy.Unspecified {
-		return c
-	}
-	p, _ := storagepolicy.ByID(policy)
-	for _, t := range p.Choose(replication) {
-		c.Types[t] += bytes
-	}
-	return c
+	all := bytes * int64(replication)
+	return Counts{Space: all, Open: Undecided{First: bytes, All: all}}.Under(policy)
 }
 
 // Limits are what a directory may hold; -1 stands for no limit.

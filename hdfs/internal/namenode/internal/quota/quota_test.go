@@ -92,13 +92,40 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// What is open is decided by a policy as the policy chooses for each file.
+func TestUnder(t *testing.T) {
+	for _, p := range append(storagepolicy.All(), storagepolicy.Policy{}) {
+		var open, want Counts
+		for replication := 1; replication <= 5; replication++ {
+			bytes := int64(100 + replication)
+			c := Blocks(bytes, replication, storagepolicy.Unspecified)
+			open.Add(&c)
+			want.Space += bytes * int64(replication)
+			if p.ID == storagepolicy.Unspecified {
+				want.Open.First += bytes
+				want.Open.All += bytes * int64(replication)
+				continue
+			}
+			for _, t := range p.Choose(replication) {
+				want.Types[t] += bytes
+			}
+		}
+		if got := open.Under(p.ID); got != want {
+			t.Errorf("under %q: %+v, want %+v", p.Name, got, want)
+		}
+		if got := open.Under(p.ID).Under(storagepolicy.LazyPersist().ID); p.ID != storagepolicy.Unspecified && got != want {
+			t.Errorf("what %s has decided is decided again: %+v, want %+v", p.Name, got, want)
+		}
+	}
+}
+
 func TestBlocks(t *testing.T) {
 	warm, _ := storagepolicy.ByName("WARM")
 	c := Blocks(100, 3, warm.ID)
 	if c.Space != 300 || c.Types[storagepolicy.Disk] != 100 || c.Types[storagepolicy.Archive] != 200 {
 		t.Errorf("three warm replicas of 100 bytes are %+v", c)
 	}
-	if got := Blocks(100, 3, storagepolicy.Unspecified); got != (Counts{Space: 300}) {
+	if got := Blocks(100, 3, storagepolicy.Unspecified); got != (Counts{Space: 300, Open: Undecided{First: 100, All: 300}}) {
 		t.Errorf("three replicas without a policy are %+v", got)
 	}
 	c.Add(&Counts{Names: 1, Space: 1})
