@@ -317,7 +317,17 @@ func (l *nameNodeLink) BlocksChanged(ctx context.Context, req *clusterpb.BlocksC
 }
 
 func (l *nameNodeLink) CommitRecovery(ctx context.Context, req *clusterpb.CommitRecoveryRequest) (*clusterpb.CommitRecoveryResponse, error) {
-	return toNameNode(ctx, l, req, (*namenode.NameNode).CommitRecovery)
+	return toNameNode(ctx, l, req, func(nn *namenode.NameNode, ctx context.Context, req *clusterpb.CommitRecoveryRequest) (*clusterpb.CommitRecoveryResponse, error) {
+		resp, err := nn.CommitRecovery(ctx, req)
+		if err == nil {
+			var hosts []string
+			for _, d := range req.GetDatanodes() {
+				hosts = append(hosts, d.GetHost())
+			}
+			l.s.model.recovered(req.GetBlock().GetId(), req.GetNewGeneration(), hosts)
+		}
+		return resp, err
+	})
 }
 
 // holderLink is a DataNode as the leader of a recovery reaches it.

@@ -24,7 +24,8 @@
 // faults have ended: every lease ends, every block has as many replicas as it should, each
 // replica reads as it was written, and every file is there under its name with all bytes
 // that were acknowledged. Bytes may be gone only if all DataNodes that acknowledged them
-// have lost power before they were synced, or have had their disks damaged.
+// have lost power before they were synced, or have had their disks damaged; or all that a recovery
+// went on with, because the others did not answer, have had theirs damaged before there were copies.
 //
 // A slow disk is slow, or hangs, in what is written to and synced of new blocks alone: who waits for
 // another operation may hold a lock, and time does not pass in a bubble while anybody waits for a

@@ -5,13 +5,58 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 )
 
 // model is what has been acknowledged to the clients.
 type model struct {
-	mu     sync.Mutex
-	files  []*modelFile
-	losses map[string]int // by host: power cuts and damages
+	mu      sync.Mutex
+	files   []*modelFile
+	losses  map[string]int         // by host: power cuts and damages
+	damaged map[string]time.Time   // by host: when its disk last was
+	settled map[uint64]*settlement // by block: its last recovery
+}
+
+func newModel() *model {
+	return &model{losses: map[string]int{}, damaged: map[string]time.Time{}, settled: map[uint64]*settlement{}}
+}
+
+// A settlement is the end of a block's recovery: on these hosts, of which some have had their disks
+// damaged since. Without hosts a pipeline has gone on under that generation.
+type settlement struct {
+	generation uint64
+	hosts      map[string]bool
+	damaged    map[string]bool
+}
+
+// settlesWithin is how long before a recovery is committed its hosts may have settled.
+const settlesWithin = time.Minute
+
+// recovered tells on which hosts a recovery has settled a block. As in HDFS it goes on with those that
+// answer, so that one whose disk is damaged a moment later may have been the only one. What the others
+// have is of an older generation from then on, and nobody uses it.
+func (m *model) recovered(id, generation uint64, hosts []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if last := m.settled[id]; last != nil && last.generation >= generation {
+		return // told again
+	}
+	s := &settlement{generation: generation, hosts: map[string]bool{}, damaged: map[string]bool{}}
+	for _, h := range hosts {
+		s.hosts[h] = true
+		if at, ok := m.damaged[h]; ok && time.Since(at) < settlesWithin {
+			s.damaged[h] = true
+		}
+	}
+	m.settled[id] = s
+}
+
+// gone tells that all hosts which the last recovery of a block settled on have had their disks damaged.
+func (m *model) gone(id uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.settled[id]
+	return s != nil && len(s.hosts) > 0 && !anyBut(s.hosts, s.damaged)
 }
 
 // modelFile is a file as its only writer knows it. The writer changes it with the
@@ -26,6 +71,9 @@ type modelFile struct {
 	open   bool // somebody writes it
 	failed bool // its writer was refused or lost; it may be open still
 	gone   bool
+	// lostFrom is the first byte that may be gone because a recovery settled on hosts that have all been
+	// damaged since, nil: there is none.
+	lostFrom *int
 }
 
 // modelBlock is a block that was written in this round.
@@ -59,6 +107,12 @@ func (m *model) loses(host string, forGood bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.losses[host]++
+	if forGood {
+		m.damaged[host] = time.Now()
+		for _, s := range m.settled {
+			s.damaged[host] = true
+		}
+	}
 	for _, f := range m.files {
 		for _, b := range f.blocks {
 			b.lost[host] = true
@@ -71,8 +125,17 @@ func (m *model) loses(host string, forGood bool) {
 
 // promised is how many bytes of the file must be there, and whether all that were ever
 // acknowledged: false if all machines that had acknowledged some of them lost power
-// before these were synced.
+// before these were synced, or all that a recovery went on with were damaged.
 func (f *modelFile) promised() (bytes int, all bool) {
+	bytes, all = f.promisedByWriters()
+	if f.lostFrom != nil {
+		return min(bytes, *f.lostFrom), false
+	}
+	return bytes, all
+}
+
+// promisedByWriters is promised as the pipelines have acknowledged.
+func (f *modelFile) promisedByWriters() (bytes int, all bool) {
 	bytes = f.least
 	for _, b := range f.blocks {
 		kept := b.acked
@@ -109,6 +172,9 @@ func (f *modelFile) excuse() string {
 		default:
 			return "every holder lost power before an hsync"
 		}
+	}
+	if f.lostFrom != nil {
+		return "the disks of all that a recovery went on with were damaged"
 	}
 	return "none"
 }
@@ -148,6 +214,7 @@ func (f *modelFile) settle(path string, length int) {
 	f.data = f.data[:length]
 	f.least, f.blocks = length, nil
 	f.closed, f.open, f.failed = true, false, false
+	f.lostFrom = nil
 }
 
 // judge compares what was read of a file with what was promised.

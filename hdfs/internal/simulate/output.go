@@ -238,6 +238,9 @@ func (o *output) acknowledged(upTo int, sync bool) {
 	o.c.s.model.mu.Lock()
 	defer o.c.s.model.mu.Unlock()
 	b := o.f.block(o.block.GetBlockId(), o.start)
+	if s := o.c.s.model.settled[b.id]; s != nil && s.generation < o.block.GetGenerationStamp() {
+		o.c.s.model.settled[b.id] = &settlement{generation: o.block.GetGenerationStamp(), damaged: map[string]bool{}}
+	}
 	o.c.s.h.count("bytes acknowledged", max(0, upTo-b.acked))
 	b.acked, b.nodes = max(b.acked, upTo), o.hosts()
 	for h := range b.nodes {

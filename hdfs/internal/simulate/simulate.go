@@ -40,7 +40,7 @@ func draw(rng *rand.Rand) settings {
 func Run(seed uint64) (out Outcome, err error) {
 	h := &history{began: time.Now(), counts: map[string]int{}}
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s := &system{h: h, net: newNetwork(seed), rng: rng, cfg: draw(rng), model: &model{losses: map[string]int{}}}
+	s := &system{h: h, net: newNetwork(seed), rng: rng, cfg: draw(rng), model: newModel()}
 	defer func() {
 		if err != nil {
 			h.add("%v", err)
@@ -191,6 +191,7 @@ func (s *system) check() error {
 			}
 		}
 	}
+	clear(s.model.settled)      // all have their replicas
 	time.Sleep(2 * time.Minute) // until replicas that were closed without hsync are synced
 	return nil
 }
@@ -207,6 +208,13 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 	}
 	if located.GetUnderConstruction() {
 		return &unfinishedError{fmt.Sprintf("%s is open; its writer is gone", path)}
+	}
+	f.lostFrom = nil
+	for at, blocks := 0, located.GetBlocks(); len(blocks) > 0 && f.lostFrom == nil; blocks = blocks[1:] {
+		if from := at; s.model.gone(blocks[0].GetB().GetBlockId()) {
+			f.lostFrom = &from
+		}
+		at += int(blocks[0].GetB().GetNumBytes())
 	}
 	least, all := f.promised()
 	want := min(int(s.cfg.replication), s.cfg.dataNodes)
