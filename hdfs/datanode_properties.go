@@ -5,6 +5,7 @@ import (
 	"math"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode"
@@ -23,12 +24,21 @@ type DataNodeProperty struct {
 const (
 	dataDirProperty    = "dfs.datanode.data.dir"
 	failedDirsProperty = "dfs.datanode.failed.volumes.tolerated"
+	// diskTimeoutProperty is how long Hadoop waits for the check of a directory. Here all
+	// operations are watched.
+	diskTimeoutProperty = "dfs.datanode.disk.check.timeout"
+	choiceProperty      = "dfs.datanode.fsdataset.volume.choosing.policy"
+	thresholdProperty   = bySpaceOptions + "balanced-space-threshold"
+	preferenceProperty  = bySpaceOptions + "balanced-space-preference-fraction"
 	// volumeChoosing begins the names of Hadoop's classes that choose a directory.
 	volumeChoosing = "org.apache.hadoop.hdfs.server.datanode.fsdataset."
 	inTurn         = volumeChoosing + "RoundRobinVolumeChoosingPolicy"
 	bySpace        = volumeChoosing + "AvailableSpaceVolumeChoosingPolicy"
 	bySpaceOptions = "dfs.datanode.available-space-volume-choosing-policy."
 )
+
+// adjustableOfDataNodes are those that may change while a DataNode runs.
+var adjustableOfDataNodes = []string{diskTimeoutProperty, choiceProperty, thresholdProperty, preferenceProperty}
 
 // DataNodeProperties returns the properties that [DataNodeConfig].Properties may have. Others
 // are not heeded.
@@ -49,7 +59,17 @@ func DataNodeProperties() []DataNodeProperty {
 			}
 			return err
 		}},
-		{"dfs.datanode.fsdataset.volume.choosing.policy", "how a directory is chosen for a new block: " + inTurn + ", or " + bySpace, "in turn", func(p *conf.Properties, name string, c *datanode.Config) error {
+		{diskTimeoutProperty, "time after which an operation on a disk that has not returned takes the directory out of service", "10m", func(p *conf.Properties, name string, c *datanode.Config) error {
+			d, ok, err := p.Time(name, time.Millisecond)
+			if ok {
+				c.DiskTimeout = d
+			}
+			if err == nil && ok && d <= 0 {
+				err = fmt.Errorf("%s (%s): %v is no time to wait", name, p.From(name), d)
+			}
+			return err
+		}},
+		{choiceProperty, "how a directory is chosen for a new block: " + inTurn + ", or " + bySpace, "in turn", func(p *conf.Properties, name string, c *datanode.Config) error {
 			class, ok := p.String(name)
 			if ok && class != inTurn && class != bySpace {
 				return fmt.Errorf("%s (%s): %s is not known: want %s or %s", name, p.From(name), class, inTurn, bySpace)
@@ -57,7 +77,7 @@ func DataNodeProperties() []DataNodeProperty {
 			c.Choice.BySpace = class == bySpace
 			return nil
 		}},
-		{bySpaceOptions + "balanced-space-threshold", "by space: bytes that a directory has more than the fullest one to be preferred", "10g", func(p *conf.Properties, name string, c *datanode.Config) error {
+		{thresholdProperty, "by space: bytes that a directory has more than the fullest one to be preferred", "10g", func(p *conf.Properties, name string, c *datanode.Config) error {
 			n, ok, err := p.Bytes(name)
 			c.Choice.Threshold = 10 << 30
 			if ok {
@@ -65,7 +85,7 @@ func DataNodeProperties() []DataNodeProperty {
 			}
 			return err
 		}},
-		{bySpaceOptions + "balanced-space-preference-fraction", "by space: share of the blocks for those preferred, if they were as many as the others", "0.75", func(p *conf.Properties, name string, c *datanode.Config) error {
+		{preferenceProperty, "by space: share of the blocks for those preferred, if they were as many as the others", "0.75", func(p *conf.Properties, name string, c *datanode.Config) error {
 			x, ok, err := p.Fraction(name)
 			c.Choice.Preference = 0.75
 			if ok {
@@ -96,6 +116,9 @@ func dataNodeConfig(cfg *DataNodeConfig) (c datanode.Config, err error) {
 	}
 	if cfg.FailedDirs != 0 {
 		c.FailedDirs = cfg.FailedDirs
+	}
+	if cfg.DiskTimeout != 0 {
+		c.DiskTimeout = cfg.DiskTimeout
 	}
 	if c.FailedDirs < -1 || c.FailedDirs >= len(c.Dirs) {
 		return c, fmt.Errorf("%d of %d data directories may fail (%s): it must be fewer, or -1 for all but one", c.FailedDirs, len(c.Dirs), failedDirsProperty)

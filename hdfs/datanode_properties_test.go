@@ -30,6 +30,9 @@ func TestDataNodeProperties(t *testing.T) {
 		v, ok := values[each.Name]
 		if !ok {
 			v = [2]string{"0.5", "-7"}
+			if strings.HasSuffix(each.Name, "timeout") {
+				v[0] = "3m"
+			}
 			if strings.HasSuffix(each.Name, "threshold") {
 				v[0] = "1g"
 			}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -34,6 +35,9 @@ type DataNodeConfig struct {
 	// FailedDirs is how many of DataDirs may fail before the DataNode ends, -1 all but one. 0 is
 	// what Properties say, or none.
 	FailedDirs int
+	// DiskTimeout is how long an operation on a directory's disk may take: then the directory is
+	// out of service. Negative: there is no limit; 0 is what Properties say, or 10 min.
+	DiskTimeout time.Duration
 	// Properties are Hadoop's, see [DataNodeProperties]. The fields above come before them.
 	Properties *conf.Properties
 	// ClusterSecret is the file of the cluster's secret, the same as the NameNode's.
@@ -128,7 +132,13 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 		shutdown = nil
 	}
 	dn.state, err = datanode.Open(ctx, datanode.Config{
-		Dirs: state.Dirs, FailedDirs: state.FailedDirs, Choice: state.Choice, Ended: p.End,
+		Properties: cfg.Properties, Adjustable: adjustableOfDataNodes, Again: func(p *conf.Properties) (datanode.Adjustment, error) {
+			again := cfg
+			again.Properties = p
+			now, err := dataNodeConfig(&again)
+			return datanode.Adjustment{DiskTimeout: now.DiskTimeout, Choice: now.Choice}, err
+		},
+		Dirs: state.Dirs, FailedDirs: state.FailedDirs, DiskTimeout: state.DiskTimeout, Choice: state.Choice, Ended: p.End,
 		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
 		FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),

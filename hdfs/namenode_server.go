@@ -97,6 +97,12 @@ func StartNameNode(ctx context.Context, cfg NameNodeConfig) (*NameNode, error) {
 	nc.LeaseHardLimit = cmp.Or(cfg.LeaseLimit, nc.LeaseHardLimit)
 	nc.SnapshotEntries = cmp.Or(cfg.SnapshotEntries, nc.SnapshotEntries)
 	nc.DeadAfter = cmp.Or(cfg.DeadAfter, nc.DeadAfter)
+	nc.Properties, nc.Adjustable = cfg.Properties, adjustableOfNameNodes
+	nc.Again = func(p *conf.Properties) (namenode.Adjustment, error) {
+		now, err := nameNodeConfig(p)
+		now.DeadAfter = cmp.Or(cfg.DeadAfter, now.DeadAfter)
+		return now.Adjustment(), err
+	}
 	nc.SafeModeTimeout = cmp.Or(cfg.SafeModeLimit, nc.SafeModeTimeout)
 	nc.ForgetAfter = cfg.ForgetAfter
 	principals, err := cfg.Access.principals()

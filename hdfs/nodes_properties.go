@@ -23,6 +23,12 @@ type NameNodeProperty struct {
 // combinedHosts is the class that reads one JSON file for both lists of hosts.
 const combinedHosts = "org.apache.hadoop.hdfs.server.blockmanagement.CombinedHostFileManager"
 
+// adjustableOfNameNodes are those that may change while a NameNode runs.
+var adjustableOfNameNodes = []string{
+	"dfs.heartbeat.interval", "dfs.namenode.heartbeat.recheck-interval", "dfs.namenode.stale.datanode.interval", "dfs.namenode.redundancy.interval.seconds",
+	"dfs.namenode.replication.work.multiplier.per.iteration", "dfs.namenode.replication.max-streams", "dfs.namenode.reconstruction.pending.timeout-sec", "dfs.block.invalidate.limit",
+}
+
 // NameNodeProperties returns the properties that [NameNodeConfig].Properties may
 // have. Others, of which Hadoop has hundreds, are not heeded.
 func NameNodeProperties() []NameNodeProperty {
@@ -92,7 +98,7 @@ func NameNodeProperties() []NameNodeProperty {
 			return err
 		}},
 		{"dfs.namenode.resource.du.reserved", "bytes that the NameNode's disk must have available for changes to be taken", "100m", size(func(c *namenode.Config) *uint64 { return &c.ReservedSpace })},
-		{"dfs.namenode.checkpoint.txns", "changes after which a snapshot of the names is written", "65536", size(func(c *namenode.Config) *uint64 { return &c.SnapshotEntries })},
+		{"dfs.namenode.checkpoint.txns", "changes after which a snapshot of the names is written", "262144", size(func(c *namenode.Config) *uint64 { return &c.SnapshotEntries })},
 	}
 }
 

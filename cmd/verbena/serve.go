@@ -85,7 +85,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				return explainListen(err, "--listen and --datanode-port")
 			}
 			defer closing(&err, cluster)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...), hdfs.NewWritesCollector(cluster.DataNodes...))
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, cluster.NameNode, hdfs.NewReadsCollector(cluster.DataNodes...), hdfs.NewWritesCollector(cluster.DataNodes...), hdfs.NewDisksCollector(cluster.DataNodes...))
 			if err != nil {
 				return err
 			}
@@ -375,6 +375,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 	var hadoop hadoopFlags
 	var dataDirs []string
 	var failedDirs int
+	var diskTimeout time.Duration
 	var windows int64
 	cmd := &cobra.Command{
 		Use:   "datanode",
@@ -421,13 +422,13 @@ Hadoop's own files, --property takes one.`,
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
 				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, WindowMemory: windows,
-				DataDirs: dataDirs, FailedDirs: failedDirs, Properties: properties,
+				DataDirs: dataDirs, FailedDirs: failedDirs, DiskTimeout: diskTimeout, Properties: properties,
 			})
 			if err != nil {
 				return explainListen(err, "--listen")
 			}
 			defer closing(&err, dn)
-			m, err := serveMetrics(cmd.Context(), metricsAt, rt, hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn))
+			m, err := serveMetrics(cmd.Context(), metricsAt, rt, hdfs.NewReadsCollector(dn), hdfs.NewWritesCollector(dn), hdfs.NewDisksCollector(dn))
 			if err != nil {
 				return err
 			}
@@ -455,6 +456,7 @@ Hadoop's own files, --property takes one.`,
 	flags.StringVar(&dir, "dir", "", "data directory (default: verbena/datanode in the user's data home)")
 	flags.StringSliceVar(&dataDirs, "data-dir", nil, "`[KIND]DIR` of blocks, several with commas or by repeating it, as dfs.datanode.data.dir has them (default: that property's, else --dir)")
 	flags.IntVar(&failedDirs, "failed-dirs", 0, "how many of them may fail before the DataNode ends; -1: all but one (dfs.datanode.failed.volumes.tolerated)")
+	flags.DurationVar(&diskTimeout, "disk-timeout", 0, "how long an operation on a disk may take before its directory is out of service (dfs.datanode.disk.check.timeout; default: 10m; negative: for ever)")
 	hadoop.add(flags)
 	secretFlag(flags, &secret, "cluster-secret in the data directory, or that of this user's NameNode on this host")
 	flags.StringVar(&listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(dataNodePort)), "`HOST:PORT` to listen at; port 0 for any")

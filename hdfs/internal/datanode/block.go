@@ -147,7 +147,7 @@ func (b *blockWriter) finish(sync, last bool) error {
 	b.spent.packet(b.w, began, files)
 	info := b.w.Info()
 	if !info.Synced {
-		b.dn.settling.add(info.ID, time.Now().Add(b.dn.cfg.SyncAfter))
+		b.dn.settling[info.Storage].add(info.ID, time.Now().Add(b.dn.cfg.SyncAfter))
 	}
 	told := time.Now()
 	b.dn.changed(clusterpb.ReplicaChange_RECEIVED, info, last)

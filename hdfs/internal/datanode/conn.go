@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/reconfigure"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -266,8 +268,10 @@ func (dn *DataNode) newRPC() *rpc.Server {
 	})
 	methods := dn.operatorMethods()
 	methods["getReplicaVisibleLength"] = rpc.Handle(dn.getReplicaVisibleLength)
+	reconfiguration := dn.newReconfiguration().Methods()
+	maps.Copy(methods, reconfiguration)
 	s.Register("org.apache.hadoop.hdfs.protocol.ClientDatanodeProtocol", 1, methods)
-	s.Register("org.apache.hadoop.hdfs.protocol.ReconfigurationProtocol", 1, dn.reconfigurationMethods())
+	s.Register(reconfigure.Protocol, 1, reconfiguration)
 	return s
 }
 

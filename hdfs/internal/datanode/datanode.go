@@ -45,6 +45,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
@@ -68,11 +69,22 @@ type Config struct {
 	Dirs []Directory
 	// FailedDirs is how many of them may fail before the DataNode ends, negative: all but one.
 	FailedDirs int
+	// DiskTimeout is how long an operation on a directory's disk may take: then the directory has
+	// failed. After DiskPatience nothing new is put there, until the disk goes on. Defaults 10 min,
+	// negative: neither, and 30 s, but at most half of DiskTimeout. Close waits for operations under
+	// way, whatever the limits.
+	DiskTimeout, DiskPatience time.Duration
 	// Choice is how one of them is chosen for a new replica.
 	Choice Choice
 	// Ended, if set, is called once when the DataNode can't go on because more of Dirs have
 	// failed than may. It must not wait for Close.
 	Ended func(err error)
+
+	// Properties are Hadoop's, and Adjustable the names of those that may change while the DataNode
+	// runs: when an operator asks for it their files are read again, and Again tells what they say.
+	Properties *conf.Properties
+	Adjustable []string
+	Again      func(p *conf.Properties) (Adjustment, error)
 
 	FS     vfs.FS // default vfs.Default
 	Logger *slog.Logger
@@ -146,9 +158,16 @@ type Config struct {
 
 	ReportInterval time.Duration // between full block reports; default 1 h
 	SyncAfter      time.Duration // until a replica closed without hsync is fsynced anyway; default 1 min
-	ScanRate       int64         // bytes per second of the scanner; default 1 MiB, negative: no scanner
+	ScanRate       int64         // bytes per second that the scanner reads of each directory; default 1 MiB, negative: no scanner
 	ScanInterval   time.Duration // between two looks at everything; default 21 days
 	ScanDelay      time.Duration // until the first look; default 10 min
+}
+
+// Adjustment are the settings that may change while a DataNode runs. Zero values stand for the
+// defaults.
+type Adjustment struct {
+	DiskTimeout time.Duration
+	Choice      Choice
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -189,6 +208,8 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.PacketMemory, 256<<20)
 	setDefault(&c.NativeMemory, 512<<20)
 	setDefault(&c.MaxCopies, 4)
+	setDefault(&c.DiskTimeout, defaultDiskTimeout)
+	setDefault(&c.DiskPatience, 30*time.Second)
 	setDefault(&c.HandshakeTimeout, 10*time.Second)
 	setDefault(&c.KeepAlive, 30*time.Second)
 	setDefault(&c.ReadTimeout, time.Minute)
@@ -245,15 +266,17 @@ type DataNode struct {
 	deletions queue
 	copies    queue
 	recovers  queue
-	settling  settling
+	settling  []settling // by directory
 	suspects  suspects
-	local     *local
-	reads     reads
-	writes    [transferPaths]writes
-	native    natives
-	kept      *kept
-	windows   windows
-	rings     rings
+	// diskTimeout is that of cfg, or what it was adjusted to.
+	diskTimeout atomic.Int64
+	local       *local
+	reads       reads
+	writes      [transferPaths]writes
+	native      natives
+	kept        *kept
+	windows     windows
+	rings       rings
 }
 
 // Open opens the replicas in cfg.Dirs and starts to look for the NameNode; it
@@ -296,25 +319,29 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	}
 	dn.ctx, dn.cancel = context.WithCancel(context.Background())
 	dn.budget.ctx, dn.budget.wait = dn.ctx, cfg.ReadTimeout
+	dn.diskTimeout.Store(int64(cfg.DiskTimeout))
 	dn.rpc = dn.newRPC()
 	dn.names.init()
 	dn.deletions.init(dn, 2)
 	dn.copies.init(dn, cfg.MaxCopies)
 	dn.recovers.init(dn, 4)
-	dn.settling.init()
+	dn.settling = newSettling(len(cfg.Dirs))
 	dn.suspects.init(len(cfg.Dirs))
 	dn.initNatives()
 	dn.initWindows()
 	for _, i := range s.Replicas() {
 		if i.State == store.Finalized && !i.Synced {
-			dn.settling.add(i.ID, time.Now())
+			dn.settling[i.Storage].add(i.ID, time.Now())
 		}
 	}
 	dn.goBackground(dn.followNameNode)
-	dn.goBackground(dn.settle)
-	if cfg.ScanRate > 0 {
-		dn.goBackground(dn.scan)
+	for i := range cfg.Dirs { // or one that hangs would keep the others waiting
+		dn.goBackground(func() { dn.settle(i) })
+		if cfg.ScanRate > 0 {
+			dn.goBackground(func() { dn.scan(i) })
+		}
 	}
+	dn.goBackground(dn.watchDisks)
 	return dn, nil
 }
 

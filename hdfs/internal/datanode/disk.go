@@ -2,12 +2,15 @@ package datanode
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"sync"
 	"syscall"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 )
@@ -99,6 +102,87 @@ func (dn *DataNode) giveUp(index int, cause error) {
 	if !ended {
 		dn.cfg.Ended(err)
 	}
+}
+
+const defaultDiskTimeout = 10 * time.Minute
+
+// adjust takes what may change while the DataNode runs.
+func (dn *DataNode) adjust(p *conf.Properties) error {
+	if dn.cfg.Again == nil {
+		return nil
+	}
+	a, err := dn.cfg.Again(p)
+	if err != nil {
+		return err
+	}
+	setDefault(&a.DiskTimeout, defaultDiskTimeout)
+	dn.diskTimeout.Store(int64(a.DiskTimeout))
+	dn.store.SetChoice(a.Choice)
+	return nil
+}
+
+// watchDisks looks for operations on disks that do not return. The directory gets nothing new, and
+// is taken out of service at the limit, if the disk has not answered by then.
+func (dn *DataNode) watchDisks() {
+	hung := make([]bool, len(dn.cfg.Dirs))
+	for dn.sleep(max(dn.cfg.DiskPatience/4, time.Millisecond)) {
+		limit, patience := time.Duration(dn.diskTimeout.Load()), dn.cfg.DiskPatience
+		if limit > 0 {
+			patience = min(patience, limit/2)
+		} else {
+			limit, patience = math.MaxInt64, math.MaxInt64
+		}
+		for i, d := range dn.cfg.Dirs {
+			waited := dn.store.Look(i, patience)
+			if dn.store.Failed(i) {
+				if waited >= patience {
+					dn.passBy(i)
+				}
+				continue
+			}
+			switch hangs := waited >= patience; {
+			case waited >= limit:
+				dn.giveUp(i, fmt.Errorf("%w: an operation has not returned for %v, the limit is %v", store.ErrHangs, waited.Round(time.Millisecond), limit))
+				dn.passBy(i)
+			case hangs:
+				dn.store.Rest(i, patience)
+				if !hung[i] {
+					dn.log.Error("a disk hangs; the NameNode is told that there is no room", "dir", d.Path, "waited", waited, "out of service after", limit)
+					dn.names.beatNow()
+				}
+				dn.passBy(i)
+				hung[i] = true
+			case hung[i]:
+				dn.log.Info("a disk that hung goes on", "dir", d.Path)
+				dn.reportAll() // the last report may lack what waited for the disk
+				hung[i] = false
+			}
+		}
+	}
+}
+
+// passBy has nothing that the NameNode has ordered wait for a directory.
+func (dn *DataNode) passBy(dir int) {
+	for _, q := range []*queue{&dn.deletions, &dn.copies, &dn.recovers} {
+		q.passBy(dir)
+	}
+}
+
+// DiskStats are the state of one of a DataNode's directories.
+type DiskStats struct {
+	Dir    string
+	Failed error         // why it is out of service; nil: it is not
+	Hangs  bool          // nothing new is put there until the disk goes on
+	Waited time.Duration // for the oldest operation under way
+}
+
+// Disks returns the state of the directories.
+func (dn *DataNode) Disks() []DiskStats {
+	out := make([]DiskStats, len(dn.cfg.Dirs))
+	for i, s := range dn.store.Health() {
+		out[i] = DiskStats{Dir: s.Dir, Failed: s.Failed, Hangs: s.Hangs, Waited: s.Waited}
+	}
+	return out
 }
 
 // storages are what the NameNode is told of the directories.

@@ -3,7 +3,6 @@ package datanode
 import (
 	"context"
 	"errors"
-	"maps"
 	"math"
 	"net"
 	"os"
@@ -16,13 +15,13 @@ import (
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/reconfigure"
 )
 
 // operatorMethods are those of ClientDatanodeProtocol that operators call. What is not there
-// (the balancer, the disk balancer, settings that change while the DataNode runs) answers as an
-// HDFS in which it is switched off.
+// (the balancer, the disk balancer) answers as an HDFS in which it is switched off.
 func (dn *DataNode) operatorMethods() rpc.Methods {
-	m := rpc.Methods{
+	return rpc.Methods{
 		"cancelDiskBalancerPlan": rpc.Handle(refusal[hdfspb.CancelPlanRequestProto, hdfspb.CancelPlanResponseProto](dn, errNoDiskBalancer)),
 		"deleteBlockPool":        rpc.Handle(dn.deleteBlockPool),
 		"evictWriters":           rpc.Handle(dn.evictWriters),
@@ -37,23 +36,19 @@ func (dn *DataNode) operatorMethods() rpc.Methods {
 		"submitDiskBalancerPlan": rpc.Handle(refusal[hdfspb.SubmitDiskBalancerPlanRequestProto, hdfspb.SubmitDiskBalancerPlanResponseProto](dn, errNoDiskBalancer)),
 		"triggerBlockReport":     rpc.Handle(dn.triggerBlockReport),
 	}
-	maps.Copy(m, dn.reconfigurationMethods())
-	return m
 }
 
-// reconfigurationMethods are also those of ReconfigurationProtocol.
-func (dn *DataNode) reconfigurationMethods() rpc.Methods {
-	return rpc.Methods{
-		"getReconfigurationStatus":     rpc.Handle(dn.getReconfigurationStatus),
-		"listReconfigurableProperties": rpc.Handle(dn.listReconfigurableProperties),
-		"startReconfiguration":         rpc.Handle(refusal[hdfspb.StartReconfigurationRequestProto, hdfspb.StartReconfigurationResponseProto](dn, errNoReconfiguration)),
+// newReconfiguration makes what answers to ReconfigurationProtocol, whose methods are also ones of
+// ClientDatanodeProtocol.
+func (dn *DataNode) newReconfiguration() *reconfigure.Service {
+	var settings []reconfigure.Setting
+	for _, name := range dn.cfg.Adjustable {
+		settings = append(settings, reconfigure.Setting{Name: name, Take: dn.adjust})
 	}
+	return reconfigure.New(reconfigure.Config{Settings: settings, Properties: dn.cfg.Properties, Allowed: dn.superuser, Logger: dn.log})
 }
 
-var (
-	errNoDiskBalancer    = exception.New(exception.DiskBalancer, "Disk Balancer is not enabled.")
-	errNoReconfiguration = exception.New(exception.UnsupportedOperation, "this DataNode reads its settings when it starts: start it anew")
-)
+var errNoDiskBalancer = exception.New(exception.DiskBalancer, "Disk Balancer is not enabled.")
 
 // refusal makes a method that superusers call in vain, and others may not.
 func refusal[Req, Resp any](dn *DataNode, why error) func(context.Context, *Req) (*Resp, error) {
@@ -94,9 +89,7 @@ func (dn *DataNode) triggerBlockReport(ctx context.Context, req *hdfspb.TriggerB
 		return nil, err
 	}
 	if !req.GetIncremental() {
-		dn.names.mu.Lock()
-		dn.names.full = true
-		dn.names.mu.Unlock()
+		dn.reportAll()
 	}
 	dn.names.poke()
 	return &hdfspb.TriggerBlockReportResponseProto{}, nil
@@ -206,19 +199,4 @@ func (dn *DataNode) getVolumeReport(ctx context.Context, _ *hdfspb.GetVolumeRepo
 		})
 	}
 	return resp, nil
-}
-
-// getReconfigurationStatus tells that nothing was ever changed.
-func (dn *DataNode) getReconfigurationStatus(ctx context.Context, _ *hdfspb.GetReconfigurationStatusRequestProto) (*hdfspb.GetReconfigurationStatusResponseProto, error) {
-	if err := dn.superuser(ctx); err != nil {
-		return nil, err
-	}
-	return &hdfspb.GetReconfigurationStatusResponseProto{StartTime: proto.Int64(0)}, nil
-}
-
-func (dn *DataNode) listReconfigurableProperties(ctx context.Context, _ *hdfspb.ListReconfigurablePropertiesRequestProto) (*hdfspb.ListReconfigurablePropertiesResponseProto, error) {
-	if err := dn.superuser(ctx); err != nil {
-		return nil, err
-	}
-	return &hdfspb.ListReconfigurablePropertiesResponseProto{}, nil
 }

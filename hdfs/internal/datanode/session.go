@@ -326,7 +326,10 @@ func (dn *DataNode) sendChanges(ctx context.Context, order *reportOrder, changes
 
 func (dn *DataNode) sendFull(ctx context.Context, order *reportOrder) error {
 	uuid, id := dn.UUID(), rand.Uint64()
-	replicas := dn.store.Replicas()
+	replicas, all := dn.store.List()
+	if !all {
+		dn.log.Warn("a full report lacks replicas that wait for a disk which hangs")
+	}
 	parts := uint32(max(1, (len(replicas)+reportPart-1)/reportPart))
 	for part := range parts {
 		n := min(len(replicas), reportPart)
@@ -363,20 +366,17 @@ func (dn *DataNode) obey(commands []*clusterpb.Command) error {
 		case clusterpb.Command_REGISTER:
 			return errRegisterAgain
 		case clusterpb.Command_REPORT:
-			dn.names.mu.Lock()
-			dn.names.full = true
-			dn.names.mu.Unlock()
-			dn.names.poke()
+			dn.reportAll()
 		case clusterpb.Command_DELETE:
-			dn.deletions.add(b.GetId(), b.GetGeneration(), func() { dn.delete(b) })
+			dn.deletions.add(b.GetId(), b.GetGeneration(), dn.directoryOf(b), func() { dn.delete(b) })
 		case clusterpb.Command_REPLICATE:
-			dn.copies.add(b.GetId(), b.GetGeneration(), func() {
+			dn.copies.add(b.GetId(), b.GetGeneration(), dn.directoryOf(b), func() {
 				if err := dn.replicate(cmd); err != nil {
 					dn.log.Warn("copy ordered by the NameNode failed", "block", b.GetId(), "err", err)
 				}
 			})
 		case clusterpb.Command_RECOVER:
-			dn.recovers.add(b.GetId(), cmd.GetNewGeneration(), func() {
+			dn.recovers.add(b.GetId(), cmd.GetNewGeneration(), dn.directoryOf(b), func() {
 				if err := dn.recover(dn.ctx, cmd); err != nil {
 					dn.log.Warn("block recovery failed", "block", b.GetId(), "recovery", cmd.GetNewGeneration(), "err", err)
 				}
@@ -386,6 +386,23 @@ func (dn *DataNode) obey(commands []*clusterpb.Command) error {
 		}
 	}
 	return nil
+}
+
+// reportAll has the NameNode told of all replicas.
+func (dn *DataNode) reportAll() {
+	dn.names.mu.Lock()
+	dn.names.full = true
+	dn.names.mu.Unlock()
+	dn.names.poke()
+}
+
+// directoryOf is the index of the directory that a block is in, nowhere if it is not here.
+func (dn *DataNode) directoryOf(b *clusterpb.Block) int {
+	r, err := dn.store.Get(b.GetId())
+	if err != nil {
+		return nowhere
+	}
+	return r.Storage()
 }
 
 func (dn *DataNode) delete(b *clusterpb.Block) {
@@ -417,55 +434,4 @@ func (dn *DataNode) tellNewer(id uint64) {
 		kind = clusterpb.ReplicaChange_RECEIVED
 	}
 	dn.changed(kind, info, false)
-}
-
-// A queue runs tasks of one kind, a few at a time, and each of them once.
-type queue struct {
-	dn      *DataNode
-	limit   int
-	mu      sync.Mutex
-	known   map[[2]uint64]struct{}
-	waiting []task
-	running int
-}
-
-type task struct {
-	key [2]uint64
-	run func()
-}
-
-func (q *queue) init(dn *DataNode, limit int) {
-	q.dn, q.limit, q.known = dn, limit, map[[2]uint64]struct{}{}
-}
-
-func (q *queue) add(block, gen uint64, run func()) {
-	key := [2]uint64{block, gen}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if _, ok := q.known[key]; ok || len(q.known) > maxChanges {
-		return
-	}
-	q.known[key] = struct{}{}
-	q.waiting = append(q.waiting, task{key, run})
-	if q.running < q.limit && q.dn.goBackground(q.work) {
-		q.running++
-	}
-}
-
-func (q *queue) work() {
-	for {
-		q.mu.Lock()
-		if len(q.waiting) == 0 || q.dn.ctx.Err() != nil {
-			q.running--
-			q.mu.Unlock()
-			return
-		}
-		t := q.waiting[0]
-		q.waiting = q.waiting[1:]
-		q.mu.Unlock()
-		t.run()
-		q.mu.Lock()
-		delete(q.known, t.key)
-		q.mu.Unlock()
-	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
 )
 
-// settling are the replicas that were closed without hsync and have yet to be
+// settling are the replicas of a directory that were closed without hsync and have yet to be
 // put on stable storage, oldest first.
 type settling struct {
 	mu   sync.Mutex
@@ -23,7 +23,13 @@ type dueReplica struct {
 	at time.Time
 }
 
-func (s *settling) init() { s.wake = make(chan struct{}, 1) }
+func newSettling(dirs int) []settling {
+	all := make([]settling, dirs)
+	for i := range all {
+		all[i].wake = make(chan struct{}, 1)
+	}
+	return all
+}
 
 func (s *settling) add(id uint64, at time.Time) {
 	s.mu.Lock()
@@ -59,11 +65,11 @@ func (s *settling) pop() {
 // settlePause is the time between two fsyncs, in which others get at the disk.
 const settlePause = 10 * time.Millisecond
 
-// settle fsyncs replicas some time after they were closed, when the operating
+// settle fsyncs replicas of a directory some time after they were closed, when the operating
 // system has written most of them anyway. A crash of the machine then leaves
 // little to verify.
-func (dn *DataNode) settle() {
-	s := &dn.settling
+func (dn *DataNode) settle(dir int) {
+	s := &dn.settling[dir]
 	for {
 		d, ok := s.first()
 		if !ok {
@@ -92,12 +98,12 @@ func (dn *DataNode) settle() {
 	}
 }
 
-// scan reads all replicas now and then at a bounded rate, so that damage is
+// scan reads all replicas of a directory now and then at a bounded rate, so that damage is
 // noticed while other replicas are good.
-func (dn *DataNode) scan() {
+func (dn *DataNode) scan(dir int) {
 	pause := dn.cfg.ScanDelay
-	for dn.sleep(pause/2 + rand.N(pause/2+1)) {
-		infos := dn.store.Replicas()
+	for dn.sleep(pause/2+rand.N(pause/2+1)) && !dn.store.Failed(dir) {
+		infos := slices.DeleteFunc(dn.store.Replicas(), func(i store.Info) bool { return i.Storage != dir })
 		slices.SortFunc(infos, func(a, b store.Info) int {
 			if a.ID < b.ID {
 				return -1

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/groups"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
@@ -18,6 +19,18 @@ import (
 
 // directoryItemsLimit is the most children of a directory that can be configured, as in HDFS.
 const directoryItemsLimit = 64 * 100 * 1000
+
+// The defaults of what may change while a NameNode runs.
+const (
+	defaultHeartbeat          = time.Second
+	defaultDeadAfter          = 10*time.Minute + 30*time.Second
+	defaultStaleAfter         = 30 * time.Second
+	defaultRedundancyInterval = 3 * time.Second
+	defaultCopyTimeout        = 2 * time.Minute
+	defaultReplicationWork    = 2
+	defaultReplicationStreams = 2
+	defaultDeletes            = 1000
+)
 
 // Config says how a NameNode works. Only Dir is needed.
 type Config struct {
@@ -163,8 +176,14 @@ type Config struct {
 	RoomWait time.Duration
 
 	// SnapshotEntries is after how many log entries a snapshot is taken.
-	// Default 65,536.
+	// Default 262,144.
 	SnapshotEntries uint64
+
+	// Properties are Hadoop's, and Adjustable the names of those that may change while the NameNode
+	// runs: when an operator asks for it their files are read again, and Again tells what they say.
+	Properties *conf.Properties
+	Adjustable []string
+	Again      func(p *conf.Properties) (Adjustment, error)
 
 	// openFiles is how many entries one listOpenFiles returns at most.
 	openFiles int
@@ -201,9 +220,9 @@ func (c *Config) setDefaults() error {
 		field *int
 		value int
 	}{
-		{&c.ReplicationWork, 2},
-		{&c.ReplicationStreams, 2},
-		{&c.DeletesPerHeartbeat, 1000},
+		{&c.ReplicationWork, defaultReplicationWork},
+		{&c.ReplicationStreams, defaultReplicationStreams},
+		{&c.DeletesPerHeartbeat, defaultDeletes},
 		{&c.MaintenanceReplication, 1},
 		{&c.SafeModeReplicas, 1},
 		{&c.MaxXAttrs, xattr.MaxPerInode},
@@ -271,14 +290,14 @@ func (c *Config) setTimes() error {
 	}{
 		{&c.BlockKeyInterval, 10 * time.Hour},
 		{&c.BlockTokenLifetime, 10 * time.Hour},
-		{&c.HeartbeatInterval, time.Second},
-		{&c.DeadAfter, 10*time.Minute + 30*time.Second},
+		{&c.HeartbeatInterval, defaultHeartbeat},
+		{&c.DeadAfter, defaultDeadAfter},
 		{&c.SafeModeTimeout, 30 * time.Second},
 		{&c.ForgetAfter, 7 * 24 * time.Hour},
-		{&c.RedundancyInterval, 3 * time.Second},
-		{&c.StaleAfter, 30 * time.Second},
+		{&c.RedundancyInterval, defaultRedundancyInterval},
+		{&c.StaleAfter, defaultStaleAfter},
 		{&c.RepairDelay, 5 * time.Second},
-		{&c.CopyTimeout, 2 * time.Minute},
+		{&c.CopyTimeout, defaultCopyTimeout},
 		{&c.DeleteRetry, 10 * time.Second},
 		{&c.RecoveryTimeout, 15 * time.Second},
 		{&c.CompleteWait, 5 * time.Second},

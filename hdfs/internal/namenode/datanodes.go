@@ -67,7 +67,7 @@ func (nn *NameNode) Register(ctx context.Context, req *clusterpb.RegisterRequest
 	nn.log.Info("namenode: DataNode registered", "uuid", dn.UUID, "host", dn.Host, "port", dn.Port, "rack", rack)
 	return &clusterpb.RegisterResponse{
 		ClusterId: &clusterID, BlockPoolId: &poolID,
-		HeartbeatIntervalMs: proto.Uint32(uint32(nn.cfg.HeartbeatInterval.Milliseconds())), Session: &session, BlockKeys: keys,
+		HeartbeatIntervalMs: proto.Uint32(uint32(nn.blocks.heartbeatInterval().Milliseconds())), Session: &session, BlockKeys: keys,
 	}, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/reconfigure"
 )
 
 // registerRefresh has srv serve the protocols beside ClientProtocol by which operators have
@@ -25,6 +26,7 @@ func (nn *NameNode) registerRefresh(srv *rpc.Server) {
 	srv.Register("org.apache.hadoop.ipc.RefreshCallQueueProtocol", 1, rpc.Methods{
 		"refreshCallQueue": rpc.Handle(refreshCallQueue),
 	})
+	srv.Register(reconfigure.Protocol, 1, nn.newReconfiguration().Methods())
 	srv.Register("org.apache.hadoop.ipc.GenericRefreshProtocol", 1, rpc.Methods{
 		"refresh": rpc.Handle(genericRefresh),
 	})

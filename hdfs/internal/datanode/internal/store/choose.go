@@ -36,6 +36,13 @@ type chooser struct {
 	next   map[turn]int
 }
 
+// SetChoice changes how a directory is chosen.
+func (s *Store) SetChoice(c Choice) {
+	s.chooser.mu.Lock()
+	defer s.chooser.mu.Unlock()
+	s.chooser.choice = c
+}
+
 // turn is one of the lists that are gone through in turn.
 type turn struct {
 	kind  hdfspb.StorageTypeProto
@@ -55,6 +62,9 @@ func (s *Store) choose(want Want) (*volume, error) {
 	}
 	if len(those) == 0 {
 		those, want.Type = all, 0
+	}
+	if len(those) == 1 && those[0].hangs.Load() {
+		return nil, fmt.Errorf("the data directory %s takes no replica: %w", those[0].dir, ErrHangs)
 	}
 	if len(those) == 1 {
 		return those[0], nil // it will say itself that it is full

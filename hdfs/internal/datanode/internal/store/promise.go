@@ -38,6 +38,7 @@ func (s *Store) Promise(id, recovery uint64) (bool, error) {
 	if v == nil {
 		return false, s.Enough()
 	}
+	defer v.watch.end(v.watch.begin())
 	if err := v.makeSubdir(id); err != nil {
 		return false, v.at(fmt.Errorf("promise that block %d is not here: %w", id, err))
 	}
@@ -72,15 +73,18 @@ func (s *Store) Promise(id, recovery uint64) (bool, error) {
 }
 
 // volumeOf returns the directory that has the promises for a block, nil if all are out of
-// service.
-func (s *Store) volumeOf(id uint64) *volume {
+// service. One that hangs is taken if there is no other.
+func (s *Store) volumeOf(id uint64) (hangs *volume) {
 	n := uint64(len(s.volumes))
 	for i := range n {
-		if v := s.volumes[(id+i)%n]; v.good() {
+		switch v := s.volumes[(id+i)%n]; {
+		case !v.lost():
 			return v
+		case v.good() && hangs == nil:
+			hangs = v
 		}
 	}
-	return nil
+	return hangs
 }
 
 // loadPromise takes up one of an earlier process, or removes it if it is old.

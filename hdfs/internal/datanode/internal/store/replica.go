@@ -57,7 +57,11 @@ type Info struct {
 	Torn bool
 }
 
-// Info returns what the replica is now.
+// Storage is the index of the replica's directory in [Config].Dirs.
+func (r *Replica) Storage() int { return r.vol.index }
+
+// Info returns what the replica is now. It waits for whoever changes the replica, and so for the
+// disk.
 func (r *Replica) Info() Info {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,6 +140,7 @@ func (r *Replica) Open() (*Reader, error) {
 	if r.gone || r.state == Temporary {
 		return nil, fmt.Errorf("block %d: %w", r.id, ErrNotFound)
 	}
+	defer r.vol.watch.end(r.vol.watch.begin())
 	// With the lock held, because a new generation renames the meta file.
 	data, err := r.vol.fs.Open(r.vol.dataPath(r.id))
 	if err != nil {
@@ -181,6 +186,7 @@ func (rd *Reader) ReadVerified(data, sums []byte, off int64) error {
 }
 
 func (rd *Reader) readVerified(data, sums []byte, off int64) error {
+	defer rd.r.vol.watch.end(rd.r.vol.watch.begin())
 	if err := readFull(rd.data, data, off); err != nil {
 		return fmt.Errorf("data: %w", err)
 	}
@@ -193,6 +199,7 @@ func (rd *Reader) readVerified(data, sums []byte, off int64) error {
 // Read is [Reader.ReadVerified] without the comparison, for who sends both to a client
 // that makes it. Bytes that were cut or removed meanwhile are an error all the same.
 func (rd *Reader) Read(data, sums []byte, off int64) error {
+	defer rd.r.vol.watch.end(rd.r.vol.watch.begin())
 	err := readFull(rd.data, data, off)
 	if err == nil {
 		err = rd.Sums(sums, off/int64(rd.Sum.BytesPerChunk))
@@ -288,6 +295,7 @@ func (r *Replica) Extend(recovery uint64, off int64, data, sums []byte, sum tran
 		return fmt.Errorf("extend block %d: %w", r.id, err)
 	}
 	// r.op keeps the generation, and so the names, as they are, and writers away.
+	defer r.vol.watch.end(r.vol.watch.begin())
 	defer func() { _ = w.closeFiles() }()
 	if w.data, err = r.vol.fs.OpenReadWrite(r.vol.dataPath(r.id), vfs.WriteCategoryUnspecified); err == nil {
 		w.meta, err = r.vol.fs.OpenReadWrite(r.vol.metaPath(r.id, gen), vfs.WriteCategoryUnspecified)
@@ -351,6 +359,7 @@ func (r *Replica) Settle(recovery uint64, length int64) (err error) {
 	if r.gone {
 		return fmt.Errorf("settle block %d: %w", r.id, ErrNotFound)
 	}
+	defer r.vol.watch.end(r.vol.watch.begin())
 	r.store.changing(r.id)
 	if err := r.cut(recovery, length, true); err != nil {
 		r.damaged = errors.Is(err, ErrCorrupt)
@@ -538,6 +547,7 @@ func (r *Replica) SyncFinalized() (err error) {
 		return nil
 	}
 	v := r.vol
+	defer v.watch.end(v.watch.begin())
 	// r.op keeps the generation, and so the names, as they are.
 	data, err := v.fs.Open(v.dataPath(r.id))
 	if err != nil {

@@ -196,21 +196,43 @@ func (s *Store) Get(id uint64) (*Replica, error) {
 	return r, nil
 }
 
-// Replicas returns all replicas that others may know of, in no order.
+// Replicas returns all replicas that others may know of, in no order. Those that wait for a
+// directory which hangs are left out.
 func (s *Store) Replicas() []Info {
+	infos, _ := s.List()
+	return infos
+}
+
+// List is Replicas, and tells whether it has left none out.
+func (s *Store) List() (infos []Info, all bool) {
 	s.mu.RLock()
-	all := make([]*Replica, 0, len(s.replicas))
+	replicas := make([]*Replica, 0, len(s.replicas))
 	for _, r := range s.replicas {
-		all = append(all, r)
+		replicas = append(replicas, r)
 	}
 	s.mu.RUnlock()
-	infos := make([]Info, 0, len(all))
-	for _, r := range all {
-		if i := r.Info(); i.State != Temporary {
+	infos, all = make([]Info, 0, len(replicas)), true
+	for _, r := range replicas {
+		i, ok := r.infoUnlessLost()
+		if ok && i.State != Temporary {
 			infos = append(infos, i)
 		}
+		all = all && ok
 	}
-	return infos
+	return infos, all
+}
+
+// infoUnlessLost is Info. It returns false if whoever has the replica's lock waits for a disk that
+// hangs.
+func (r *Replica) infoUnlessLost() (Info, bool) {
+	for wait := time.Millisecond; !r.mu.TryLock(); wait = min(2*wait, 100*time.Millisecond) {
+		if r.vol.lost() {
+			return Info{}, false
+		}
+		time.Sleep(wait)
+	}
+	defer r.mu.Unlock()
+	return r.info(), true
 }
 
 // Delete drops the replica of a block if its generation is at most gen, and
@@ -242,6 +264,7 @@ func (s *Store) drop(r *Replica) error {
 	s.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.vol.watch.end(r.vol.watch.begin())
 	r.gone = true
 	s.changing(r.id)
 	if err := r.removeFiles(); err != nil {

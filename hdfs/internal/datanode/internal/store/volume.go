@@ -37,6 +37,9 @@ type volume struct {
 	reserved atomic.Int64 // bytes that writers may still bring
 	failed   atomic.Pointer[error]
 	rests    atomic.Int64 // Unix nanoseconds until which it counts as full
+	watch    watch
+	hangs    atomic.Bool
+	room     room
 
 	loading  sync.Mutex
 	loaded   map[uint64]*Replica // until all directories have been looked through
@@ -129,6 +132,7 @@ func (v *volume) writeVersion(id Identity) error {
 
 // check tries the directory: to make a file, to sync it, to list what is there.
 func (v *volume) check() error {
+	defer v.watch.end(v.watch.begin())
 	name := v.fs.PathJoin(v.blocks(), "check"+tmpSuffix)
 	f, err := v.fs.Create(name, vfs.WriteCategoryUnspecified)
 	if err == nil {
@@ -160,10 +164,10 @@ func (v *volume) resting() bool {
 
 // available is how many bytes new replicas may take.
 func (v *volume) available() (uint64, error) {
-	if v.resting() {
+	if v.resting() || v.hangs.Load() {
 		return 0, nil
 	}
-	d, err := v.fs.GetDiskUsage(v.dir)
+	d, err := v.usage()
 	if errors.Is(err, vfs.ErrUnsupported) {
 		return math.MaxUint64, nil
 	}

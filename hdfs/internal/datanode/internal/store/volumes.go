@@ -186,7 +186,7 @@ func (s *Store) Storages() []Storage {
 			continue
 		}
 		out[i].Used, out[i].Reserved = uint64(max(0, v.used.Load())), uint64(max(0, v.reserved.Load()))
-		d, err := v.fs.GetDiskUsage(v.dir)
+		d, err := v.usage()
 		if err != nil {
 			out[i].Err = v.at(fmt.Errorf("disk usage of %s: %w", v.dir, err))
 			continue
@@ -199,11 +199,13 @@ func (s *Store) Storages() []Storage {
 	return out
 }
 
-// Rest has a directory count as full for a while. It tells whether it did before.
+// Rest has a directory count as full for a while, or longer if it does already, and tells whether
+// it does.
 func (s *Store) Rest(index int, d time.Duration) bool {
 	v := s.volumes[index]
-	before := v.resting()
-	v.rests.Store(time.Now().Add(d).UnixNano())
+	before, until := v.resting(), time.Now().Add(d).UnixNano()
+	for old := v.rests.Load(); old < until && !v.rests.CompareAndSwap(old, until); old = v.rests.Load() {
+	}
 	return before
 }
 
@@ -232,14 +234,26 @@ func (s *Store) Fail(index int, cause error) (replicas int, first bool) {
 	}
 	s.mu.Unlock()
 	for _, r := range lost {
-		r.mu.Lock()
-		r.gone = true
-		s.changing(r.id)
-		w := r.writer
-		r.mu.Unlock()
-		if w != nil {
-			w.interrupt()
+		if r.mu.TryLock() {
+			r.end()
+			continue
 		}
+		go func() { // whoever has the lock may wait for the disk, for ever
+			r.mu.Lock()
+			r.end()
+		}()
 	}
 	return len(lost), true
+}
+
+// end takes a replica that is no longer known from its writer. The caller has r.mu, which end gives
+// back.
+func (r *Replica) end() {
+	r.gone = true
+	r.store.changing(r.id)
+	w := r.writer
+	r.mu.Unlock()
+	if w != nil {
+		w.interrupt()
+	}
 }

@@ -152,6 +152,7 @@ func (s *Store) removeOlder(id, gen uint64) error {
 
 func (w *Writer) create(temporary bool) error {
 	r, v := w.r, w.r.vol
+	defer v.watch.end(v.watch.begin())
 	if err := v.makeSubdir(r.id); err != nil {
 		return err
 	}
@@ -196,6 +197,7 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.vol.watch.end(r.vol.watch.begin())
 	// Checked again: the stopped writer may have written until then.
 	if err := r.admitLocked(o); err != nil {
 		return nil, err
@@ -349,6 +351,7 @@ func (w *Writer) WriteUnproven(off int64, data, sums []byte, sum transfer.Checks
 }
 
 func (w *Writer) write(off int64, data, sums []byte, sum transfer.Checksum, prove bool) (tail uint32, err error) {
+	defer w.r.vol.watch.end(w.r.vol.watch.begin())
 	p := Piece{Off: off, Data: data, Sums: sums}
 	err = w.take(&p, sum, prove)
 	if err == nil {
@@ -371,6 +374,7 @@ type Piece struct {
 // follow each other; their checksums are written together. It returns how many were
 // written; the error is that of the next one, or of all if it is 0.
 func (w *Writer) WriteAll(pieces []Piece, sum transfer.Checksum, prove bool) (done int, err error) {
+	defer w.r.vol.watch.end(w.r.vol.watch.begin())
 	for done < len(pieces) && err == nil {
 		if err = w.take(&pieces[done], sum, prove); err == nil {
 			done++
@@ -529,6 +533,7 @@ func (w *Writer) Sync() (err error) {
 	if w.syncedTo == r.length {
 		return nil
 	}
+	defer r.vol.watch.end(r.vol.watch.begin())
 	defer w.lap(time.Now())
 	if err := w.writeSlot(w.turn, slot{length: r.length, tail: r.tail, valid: true}); err != nil {
 		return fmt.Errorf("sync block %d: %w", r.id, err)
@@ -559,6 +564,7 @@ func (w *Writer) Sync() (err error) {
 func (w *Writer) Finalize(sync bool) (err error) {
 	r := w.r
 	defer func() { err = r.vol.at(err) }()
+	defer r.vol.watch.end(r.vol.watch.begin())
 	sync = sync || w.keeps
 	if sync {
 		if err := w.Sync(); err != nil {
@@ -592,6 +598,7 @@ func (w *Writer) Finalize(sync bool) (err error) {
 func (w *Writer) Publish() (err error) {
 	r := w.r
 	defer func() { err = r.vol.at(err) }()
+	defer r.vol.watch.end(r.vol.watch.begin())
 	var b [headerSize]byte
 	if err := readFull(w.meta, b[:], 0); err != nil {
 		return fmt.Errorf("publish block %d: %w", r.id, err)

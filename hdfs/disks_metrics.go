@@ -1,0 +1,53 @@
+package hdfs
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/verbena-data/verbena/hdfs/internal/datanode"
+)
+
+// DiskStats are the state of one of a DataNode's data directories.
+type DiskStats = datanode.DiskStats
+
+// Disks returns the state of the DataNode's data directories.
+func (d *DataNode) Disks() []DiskStats { return d.state.Disks() }
+
+// NewDisksCollector returns the state of the data directories of some DataNodes of this process,
+// added up.
+func NewDisksCollector(nodes ...*DataNode) prometheus.Collector { return disksCollector(nodes) }
+
+type disksCollector []*DataNode
+
+var (
+	directories = prometheus.NewDesc("verbena_hdfs_datanode_directories", "Data directories: in service, hanging (nothing new is put there) and failed (out of service).", []string{"state"}, nil)
+	diskWait    = prometheus.NewDesc("verbena_hdfs_datanode_disk_wait_seconds", "Time for which the oldest operation under way on any disk has been waited for.", nil, nil)
+)
+
+// Describe implements [prometheus.Collector].
+func (disksCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- directories
+	ch <- diskWait
+}
+
+// Collect implements [prometheus.Collector].
+func (c disksCollector) Collect(ch chan<- prometheus.Metric) {
+	states := map[string]int{"in service": 0, "hanging": 0, "failed": 0}
+	waited := 0.0
+	for _, d := range c {
+		for _, s := range d.Disks() {
+			switch {
+			case s.Failed != nil:
+				states["failed"]++
+			case s.Hangs:
+				states["hanging"]++
+			default:
+				states["in service"]++
+			}
+			waited = max(waited, s.Waited.Seconds())
+		}
+	}
+	for state, n := range states {
+		ch <- prometheus.MustNewConstMetric(directories, prometheus.GaugeValue, float64(n), state)
+	}
+	ch <- prometheus.MustNewConstMetric(diskWait, prometheus.GaugeValue, waited)
+}
