@@ -131,7 +131,7 @@ func New() *Namespace {
 
 		askedAtOnce: askedAtOnce,
 	}
-	ns.retry.calls = make(map[callKey]call)
+	ns.retry.places = newPlaceTable()
 	nobody := ns.intern("")
 	ns.inodes.Put(rootID, Inode{id: rootID, dir: &directory{}, mode: 0o755, owner: nobody, group: nobody})
 	ns.nextInode++
@@ -201,7 +201,7 @@ func (ns *Namespace) Check(e *nspb.Entry) (res Result, changes bool, err error) 
 // is not understood, so that this state can't follow the log any further.
 func (ns *Namespace) Apply(e *nspb.Entry) (Result, error) {
 	if key, ok := keyOf(e); ok {
-		if c, ok := ns.retry.calls[key]; ok {
+		if c, ok := ns.retry.get(key); ok {
 			return Result{OK: c.ok, Inode: c.inode}, nil
 		}
 	}

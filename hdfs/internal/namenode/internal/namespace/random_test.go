@@ -216,7 +216,7 @@ func TestRetryCacheIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(ns.retry.order) != maxCalls || len(ns.retry.calls) != maxCalls {
+	if len(ns.retry.order) != maxCalls || ns.retry.places.used != maxCalls {
 		t.Fatalf("%d calls are kept", len(ns.retry.order))
 	}
 	if _, ok := ns.Answered(client, maxCalls+999); !ok {
@@ -225,9 +225,7 @@ func TestRetryCacheIsBounded(t *testing.T) {
 	// As a version without the bound has written it.
 	var older []remembered
 	for i := range 1000 {
-		key := callKey{client, -1 - int32(i)}
-		ns.retry.calls[key] = call{time: ns.clock}
-		older = append(older, remembered{key, call{time: ns.clock}})
+		older = append(older, remembered{callKey{client, -1 - int32(i)}, call{time: ns.clock}})
 	}
 	ns.retry.order = append(older, ns.retry.order...)
 	buf, err := ns.AppendSnapshot(nil)
@@ -291,7 +289,7 @@ func FuzzApply(f *testing.F) {
 		m := &machine{t: t, ns: ns}
 		_, _, checkErr := ns.Check(&e)
 		key, remembered := keyOf(&e)
-		_, answered := ns.retry.calls[key]
+		_, answered := ns.retry.get(key)
 		_, err = ns.Apply(&e)
 		if !(remembered && answered) && fmt.Sprint(err) != fmt.Sprint(checkErr) {
 			t.Fatalf("Check says %v, Apply %v", checkErr, err)

@@ -99,7 +99,7 @@ func (ns *Namespace) readRest(r *bufio.Reader, h *nspb.SnapshotHeader) error {
 			return fmt.Errorf("call %d has a client id of %d bytes, not 16", i, len(c.GetClientId()))
 		}
 		key := callKey{client: [16]byte(c.GetClientId()), id: c.GetCallId()}
-		if _, ok := ns.retry.calls[key]; ok {
+		if _, ok := ns.retry.get(key); ok {
 			return fmt.Errorf("call %d is there twice", i)
 		}
 		ns.retry.add(key, call{time: c.GetTimeMs(), ok: c.GetOk(), inode: c.GetInode()})

@@ -26,9 +26,11 @@ type call struct {
 }
 
 type retryCache struct {
-	calls map[callKey]call
+	places placeTable
 	// order has them by time. Its elements never change, so that a version may share it.
 	order []remembered
+	// first is the number of the first one of order: calls are counted as they come, modulo 2^32.
+	first uint32
 }
 
 type remembered struct {
@@ -58,21 +60,36 @@ func (ns *Namespace) tick(millis int64) {
 	}
 }
 
+// get returns the call of a key, if it is remembered.
+func (rc *retryCache) get(key callKey) (c call, ok bool) {
+	ok = rc.places.numbers(key, func(number uint32) bool {
+		r := &rc.order[number-rc.first]
+		c = r.call
+		return r.callKey == key
+	})
+	if !ok {
+		c = call{}
+	}
+	return c, ok
+}
+
+// add remembers a call that is not.
 func (rc *retryCache) add(key callKey, c call) {
 	if len(rc.order) >= maxCalls {
 		rc.dropFirst()
 	}
-	rc.calls[key] = c
+	rc.places.add(key, rc.first+uint32(len(rc.order)))
 	rc.order = append(rc.order, remembered{key, c})
 }
 
 func (rc *retryCache) dropFirst() {
-	delete(rc.calls, rc.order[0].callKey)
+	rc.places.remove(rc.order[0].callKey, rc.first)
 	rc.order = rc.order[1:]
+	rc.first++
 }
 
 // Answered returns the result of a call that has been answered before.
 func (ns *Namespace) Answered(client [16]byte, id int32) (Result, bool) {
-	c, ok := ns.retry.calls[callKey{client, id}]
+	c, ok := ns.retry.get(callKey{client, id})
 	return Result{OK: c.ok, Inode: c.inode}, ok
 }
