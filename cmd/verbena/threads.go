@@ -10,7 +10,7 @@ import (
 // leastHeap is what a NameNode's heap counts at least, in bytes, when Go decides when to collect the next
 // time. With a namespace of some MiB it would collect ten times a second under load. It is never touched,
 // and takes no memory of the system.
-const leastHeap = 64 << 20
+const leastHeap = 128 << 20
 
 // leastThreads is how many goroutines of a NameNode with a large heap may run at once, at least. On two
 // processors Go's collector takes both for 10 to 20 ms at a time, and whoever works through many blocks one
@@ -19,7 +19,7 @@ const leastHeap = 64 << 20
 const leastThreads = 4
 
 // largeHeap is the heap from which on that is worth it, in bytes: that of some 700,000 files.
-const largeHeap = 256 << 20
+const largeHeap = leastHeap + 192<<20
 
 // moreThreads raises Go's limit to leastThreads for a large heap, unless whoever started the process has
 // set it. It tells whether the limit is what it stays.

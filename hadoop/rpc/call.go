@@ -70,6 +70,8 @@ type call struct {
 	body     carrier.Message // of the request, if it has memory of its own
 	entry    *retryEntry
 	slot     bool // it counts among the session's calls under way
+	deferred bool // its answer comes by Answers
+	began    time.Time
 	outlives bool // the session, because the retry cache keeps its answer
 	size     int64
 	to       replyTo
@@ -79,8 +81,11 @@ type call struct {
 
 // Value implements [context.Context].
 func (c *call) Value(key any) any {
-	if key == (callKey{}) {
+	switch key {
+	case callKey{}:
 		return &c.Call
+	case deferKey{}:
+		return c
 	}
 	return c.base().Value(key)
 }
@@ -164,22 +169,38 @@ var errServerClosing = refuse(codeServer, exception.IO, "the server is closing")
 func (c *call) invoke() (resp proto.Message, err error) {
 	m := c.method
 	m.running.Inc()
-	start := time.Now()
+	c.began = time.Now()
 	defer func() {
 		if p := recover(); p != nil {
-			c.session.server.cfg.Logger.Error("rpc: method panicked", "method", c.Method, "peer", c.Peer, "panic", p, "stack", string(debug.Stack()))
-			err = refuse(codeServer, exception.IO, "the server failed at "+c.Method+"; its log tells more")
+			err = c.panicked(p)
 		}
-		m.running.Dec()
-		if c.Short && err == ErrLong {
-			return // it begins anew
-		}
-		m.seconds.Observe(time.Since(start).Seconds())
-		if err != nil {
-			m.failed.Inc()
+		switch err {
+		case ErrDeferred: // it is over elsewhere, or will be
+		case ErrLong:
+			m.running.Dec()
+			if !c.Short { // else it begins anew
+				c.over(err)
+			}
+		default:
+			m.running.Dec()
+			c.over(err)
 		}
 	}()
 	return m.call(c, c.req)
+}
+
+// panicked is the error of a call in which p was caught.
+func (c *call) panicked(p any) error {
+	c.session.server.cfg.Logger.Error("rpc: method panicked", "method", c.Method, "peer", c.Peer, "panic", p, "stack", string(debug.Stack()))
+	return refuse(codeServer, exception.IO, "the server failed at "+c.Method+"; its log tells more")
+}
+
+// over counts the call as having run.
+func (c *call) over(err error) {
+	c.method.seconds.Observe(time.Since(c.began).Seconds())
+	if err != nil {
+		c.method.failed.Inc()
+	}
 }
 
 // answer sends the answer and ends the call.
@@ -222,6 +243,9 @@ func (c *call) unencoded(err error, urgency carrier.Urgency) {
 func (c *call) done() {
 	c.req, c.entry = nil, nil
 	c.body.Release()
+	if c.deferred {
+		c.session.server.queue.End()
+	}
 	if c.slot {
 		c.slot = false
 		c.session.release(c)

@@ -59,7 +59,8 @@ var errNoAnswer = errors.New("the server has no answer to give")
 // Short has the method run where its connection is read: it is called sooner
 // and its answers go out together, but until it returns nothing else of the
 // connection is read. It is for methods of microseconds that wait for nothing.
-// One that finds out that a call is not short answers [ErrLong].
+// One that finds out that a call is not short answers [ErrLong]. One whose answer comes from
+// elsewhere may have it sent from there, see [Defer].
 func (m Method) Short() Method {
 	m.short = true
 	return m

@@ -234,7 +234,8 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 		c.via, endpoint = *a, true // the session's is used for the next one
 		c.to.out = &c.via
 	}
-	if method.short && !method.once && !(endpoint && c.via.Long(len(body))) {
+	c.size = int64(len(body))
+	if method.short && !method.once && m.Owner == nil && !(endpoint && c.via.Long(len(body))) {
 		if c.req, _, err = method.decode(body, true); err != nil {
 			c.answer(nil, badArguments(method.name, err), carrier.Later)
 			return nil
@@ -264,7 +265,8 @@ func (c *call) short(endpoint bool) bool {
 	c.Short = true
 	resp, err := c.invoke()
 	switch {
-	case err == ErrLong:
+	case err == ErrDeferred:
+	case err == ErrLong && !c.deferred:
 		c.Short, c.req = false, nil
 		return false
 	case endpoint && err == nil && c.via.Long(proto.Size(resp)):

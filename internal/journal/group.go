@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/hashicorp/raft"
@@ -32,16 +33,20 @@ const grouped = 1
 
 // Pending is an entry on its way.
 type Pending struct {
-	entry Entry
-	done  chan struct{}
-	value any
-	err   error
+	entry  Entry
+	done   chan struct{} // nil if Config.Finished hears of the end
+	waiter any
+	value  any
+	err    error
 }
+
+// Waiter is what was given to [Journal.Queue] with the entry.
+func (p *Pending) Waiter() any { return p.waiter }
 
 // Done is closed when the entry has been applied, or can't be.
 func (p *Pending) Done() <-chan struct{} { return p.done }
 
-// Result returns what the state machine said, after Done. An error wraps [ErrNotLeader];
+// Result returns what the state machine said, after Done, or in [Config].Finished. An error wraps [ErrNotLeader];
 // the entry may have been appended all the same.
 func (p *Pending) Result() (any, error) {
 	if p.err != nil {
@@ -54,15 +59,21 @@ func (p *Pending) Result() (any, error) {
 // then go together: as one entry of raft's, which costs its goroutines and the disk as much
 // as a single one.
 type committer struct {
-	mu      sync.Mutex
-	waiting []*Pending
-	closed  bool
-	wake    chan struct{} // has room for one
-	ended   chan struct{}
+	finished func([]*Pending)
+	queued   []*Pending // for finished
+	data     []byte     // of a group
+
+	mu       sync.Mutex
+	waiting  []*Pending
+	underWay []*Pending
+	spare    []*Pending // empty, the memory of groups that are over
+	closed   bool
+	wake     chan struct{} // has room for one
+	ended    chan struct{}
 }
 
-func newCommitter() *committer {
-	return &committer{wake: make(chan struct{}, 1), ended: make(chan struct{})}
+func newCommitter(finished func([]*Pending)) *committer {
+	return &committer{finished: finished, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
 // add queues an entry, and returns false if the committer has been closed.
@@ -99,10 +110,14 @@ func (c *committer) take() (group []*Pending, closed bool) {
 		}
 		n++
 	}
+	if n == 0 {
+		return nil, c.closed
+	}
 	group = c.waiting[:n:n]
 	if c.waiting = c.waiting[n:]; len(c.waiting) == 0 {
-		c.waiting = nil
+		c.waiting, c.spare = c.spare, nil
 	}
+	c.underWay = group
 	return group, c.closed
 }
 
@@ -116,7 +131,8 @@ func (c *committer) run(r *raft.Raft, m *machine) {
 		group, closed := c.take()
 		switch {
 		case len(group) > 0:
-			commit(r, m, group)
+			c.commit(r, m, group)
+			c.finish(group)
 		case closed:
 			return
 		default:
@@ -134,11 +150,33 @@ func (c *committer) close() {
 	<-c.ended
 }
 
+// finish tells those who wait for entries.
+func (c *committer) finish(group []*Pending) {
+	for _, p := range group {
+		if p.done != nil {
+			close(p.done)
+		} else {
+			c.queued = append(c.queued, p)
+		}
+	}
+	if len(c.queued) > 0 {
+		c.finished(c.queued)
+		clear(c.queued)
+		c.queued = c.queued[:0]
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.underWay = nil
+	clear(group)
+	c.spare = group[:0] // of groupEntries at most
+}
+
 // commit makes entries durable and applies them.
-func commit(r *raft.Raft, m *machine, group []*Pending) {
+func (c *committer) commit(r *raft.Raft, m *machine, group []*Pending) {
 	l := raft.Log{Data: group[0].entry.Data}
 	if len(group) > 1 {
-		l = raft.Log{Data: encodeGroup(group), Extensions: []byte{grouped}}
+		c.data = appendGroup(c.data[:0], group)
+		l = raft.Log{Data: c.data, Extensions: groupedExtensions}
 	}
 	m.expect(l.Data, group)
 	f := r.ApplyLog(l, 0)
@@ -148,20 +186,22 @@ func commit(r *raft.Raft, m *machine, group []*Pending) {
 	if err == nil {
 		values = f.Response().([]any)
 	}
+	if err != nil || cap(c.data) > mostSpare {
+		c.data = nil // raft may have it still
+	}
 	for i, p := range group {
 		if p.err = err; err == nil {
 			p.value = values[i]
 		}
-		close(p.done)
 	}
 }
 
-func encodeGroup(group []*Pending) []byte {
-	size := 0
-	for _, p := range group {
-		size += len(p.entry.Data) + binary.MaxVarintLen32
-	}
-	data := make([]byte, 0, size)
+// mostSpare is the largest memory of a group that is kept for the next one, in bytes.
+const mostSpare = 64 << 10
+
+var groupedExtensions = []byte{grouped}
+
+func appendGroup(data []byte, group []*Pending) []byte {
 	for _, p := range group {
 		data = binary.AppendUvarint(data, uint64(len(p.entry.Data)))
 		data = append(data, p.entry.Data...)
@@ -202,9 +242,36 @@ func (j *Journal) Start(ctx context.Context, entry []byte, value any) (*Pending,
 	}
 	p := &Pending{entry: Entry{entry, value}, done: make(chan struct{})}
 	if !j.commits.add(p) {
-		return nil, fmt.Errorf("%w: append: it is closed", ErrNotLeader)
+		return nil, errClosed
 	}
 	return p, nil
+}
+
+var errClosed = fmt.Errorf("%w: append: it is closed", ErrNotLeader)
+
+// Queue is Start for an entry of whose end [Config].Finished hears, together with that of
+// others, so that nobody waits for it. It may hear of it before Queue returns. p is memory of the caller's, which
+// belongs to the journal until then.
+func (j *Journal) Queue(p *Pending, entry []byte, value, waiter any) error {
+	*p = Pending{entry: Entry{entry, value}, waiter: waiter}
+	if !j.commits.add(p) {
+		return errClosed
+	}
+	return nil
+}
+
+// Queued calls f with the waiter of each entry of [Journal.Queue] that is on its way. Finished may
+// have heard of some of them, or hear of them meanwhile.
+func (j *Journal) Queued(f func(waiter any)) {
+	c := j.commits
+	c.mu.Lock()
+	all := slices.Concat(c.underWay, c.waiting)
+	c.mu.Unlock()
+	for _, p := range all {
+		if p.done == nil {
+			f(p.waiter)
+		}
+	}
 }
 
 // Append makes entry durable, applies it, and returns what the state machine

@@ -43,7 +43,7 @@ func TestWaitingEntriesGoTogether(t *testing.T) {
 	fs := vfs.NewMem()
 	h := &held{begun: make(chan struct{}), goOn: make(chan struct{})}
 	j := mustOpen(t, fs, "/j", h)
-	before := j.LastIndex()
+	before := j.raft.LastIndex()
 	var pending []*Pending
 	start := func(i int) {
 		p, err := j.Start(t.Context(), []byte(fmt.Sprint("entry ", i)), i)
@@ -64,8 +64,8 @@ func TestWaitingEntriesGoTogether(t *testing.T) {
 			t.Fatalf("entry %d: %v, %v", i, got, err)
 		}
 	}
-	if len(h.sizes) != 2 || h.sizes[1] != waiting || j.LastIndex() != before+2 {
-		t.Errorf("applied %d at a time, %d of raft's entries", h.sizes, j.LastIndex()-before)
+	if len(h.sizes) != 2 || h.sizes[1] != waiting || j.raft.LastIndex() != before+2 {
+		t.Errorf("applied %d at a time, %d of raft's entries", h.sizes, j.raft.LastIndex()-before)
 	}
 	for i, v := range h.values {
 		if v != i {
@@ -99,7 +99,7 @@ func TestWaitingEntriesGoTogether(t *testing.T) {
 
 // Entries that are long in sum go in several groups, and one that is longer than a group alone.
 func TestGroupsAreBounded(t *testing.T) {
-	c := newCommitter()
+	c := newCommitter(nil)
 	sizes := []int{groupBytes + 1, groupBytes / 2, groupBytes / 2, 1, groupBytes}
 	for _, n := range sizes {
 		c.add(&Pending{entry: Entry{Data: make([]byte, n)}})
@@ -196,7 +196,7 @@ func TestDamagedGroup(t *testing.T) {
 }
 
 func FuzzGroup(f *testing.F) {
-	f.Add(encodeGroup([]*Pending{{entry: Entry{Data: []byte("one")}}, {entry: Entry{Data: []byte("other")}}}), []byte{grouped})
+	f.Add(appendGroup(nil, []*Pending{{entry: Entry{Data: []byte("one")}}, {entry: Entry{Data: []byte("other")}}}), []byte{grouped})
 	f.Add([]byte{0, 0, 1, 'x'}, []byte{grouped})
 	f.Add([]byte{5, 'x'}, []byte{grouped})
 	f.Add([]byte("single"), []byte(nil))
@@ -215,7 +215,7 @@ func FuzzGroup(f *testing.F) {
 		for _, e := range entries {
 			group = append(group, &Pending{entry: e})
 		}
-		again, err := entriesOf(nil, &raft.Log{Type: raft.LogCommand, Data: encodeGroup(group), Extensions: extensions})
+		again, err := entriesOf(nil, &raft.Log{Type: raft.LogCommand, Data: appendGroup(nil, group), Extensions: extensions})
 		if err != nil || len(again) != len(entries) {
 			t.Fatalf("%d entries became %d: %v", len(entries), len(again), err)
 		}
@@ -225,4 +225,70 @@ func FuzzGroup(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Entries for which nobody waits are told of together, in their order; meanwhile they can be asked for.
+func TestQueuedEntries(t *testing.T) {
+	const queued = 20
+	h := &held{begun: make(chan struct{}), goOn: make(chan struct{})}
+	told := make(chan []string, 3)
+	j, err := Open(t.Context(), Config{Dir: "/j", FS: vfs.NewMem(), Finished: func(group []*Pending) {
+		var list []string
+		for _, p := range group {
+			value, err := p.Result()
+			list = append(list, fmt.Sprint(p.Waiter(), value, err))
+		}
+		told <- list
+	}}, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Queue(&Pending{}, []byte("entry 0"), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	<-h.begun
+	var between *Pending
+	for i := 1; i < queued; i++ {
+		if i == queued/2 {
+			if between, err = j.Start(t.Context(), []byte("between"), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := j.Queue(&Pending{}, []byte(fmt.Sprint("entry ", i)), nil, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var asked []any
+	j.Queued(func(waiter any) { asked = append(asked, waiter) })
+	for i, w := range asked {
+		if w != i || len(asked) != queued {
+			t.Fatalf("on their way are %v", asked)
+		}
+	}
+	close(h.goOn)
+	if got := <-told; fmt.Sprint(got) != "[0 1 <nil>]" {
+		t.Errorf("the first one ended as %v", got)
+	}
+	<-between.Done()
+	got := <-told
+	if len(got) != queued-1 {
+		t.Fatalf("told of %q", got)
+	}
+	for i, s := range got {
+		n := i + 1
+		count := n + 1
+		if n >= queued/2 {
+			count++ // the one between
+		}
+		if want := fmt.Sprint(n, count, error(nil)); s != want {
+			t.Errorf("told %q, want %q", s, want)
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j.Queued(func(waiter any) { t.Errorf("%v is on its way after the end", waiter) })
+	if err := j.Queue(&Pending{}, []byte("late"), nil, 0); !errors.Is(err, ErrNotLeader) {
+		t.Errorf("an entry after the end: %v", err)
+	}
 }

@@ -63,6 +63,11 @@ type Config struct {
 	// TrailingEntries stay in the log behind a snapshot. Default 1,024. The
 	// entries behind the older of the two snapshots that are kept stay anyway.
 	TrailingEntries uint64
+
+	// Finished hears of the ends of entries that were given to [Journal.Queue], in the order in which
+	// they were applied. It is called by one goroutine; while it runs, no other entry is applied. The slice is its
+	// own only until it returns.
+	Finished func([]*Pending)
 }
 
 func (c *Config) setDefaults() {
@@ -156,7 +161,7 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 	rc.HeartbeatTimeout = 5 * time.Second
 	rc.ElectionTimeout = 5 * time.Second
 	rc.LeaderLeaseTimeout = 5 * time.Second
-	rc.MaxAppendEntries = 512
+	rc.MaxAppendEntries = 64 // the committer makes one of many; raft allocates room for as many each time
 	rc.BatchApplyCh = true
 	rc.SnapshotThreshold = math.MaxUint64 // takeSnapshots does that
 	rc.SnapshotInterval = 24 * time.Hour
@@ -194,7 +199,7 @@ func open(ctx context.Context, cfg Config, sm StateMachine) (_ *Journal, err err
 	if err := j.raft.Barrier(0).Error(); err != nil {
 		return nil, fmt.Errorf("replay the log: %w", err)
 	}
-	j.commits = newCommitter()
+	j.commits = newCommitter(cfg.Finished)
 	go j.commits.run(j.raft, j.machine)
 	run, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel

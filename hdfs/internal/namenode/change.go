@@ -16,19 +16,33 @@ import (
 
 // propose makes an entry durable and applies it. The entry must not be changed afterwards.
 func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Result, error) {
-	e.TimeMs = proto.Int64(nn.time.millis(nn.cfg.Clock(), nn.log))
-	data, err := proto.Marshal(e)
+	data, err := nn.encode(e, new(int64))
 	if err != nil {
-		return namespace.Result{}, fmt.Errorf("namenode: encode a log entry: %w", err)
+		return namespace.Result{}, err
 	}
-	out, err := nn.appendEntry(ctx, data, e)
+	return outcome(nn.appendEntry(ctx, data, e))
+}
+
+// encode gives an entry its time, which millis has the memory for, and returns its bytes.
+func (nn *NameNode) encode(e *nspb.Entry, millis *int64) ([]byte, error) {
+	*millis = nn.time.millis(nn.cfg.Clock(), nn.log)
+	e.TimeMs = millis
+	data, err := namespace.Encode(e)
+	if err != nil {
+		return nil, fmt.Errorf("namenode: encode a log entry: %w", err)
+	}
+	return data, nil
+}
+
+// outcome is what came of an entry, from what the journal says.
+func outcome(out any, err error) (namespace.Result, error) {
 	if err != nil {
 		if errors.Is(err, journal.ErrNotLeader) {
 			return namespace.Result{}, exception.New(exception.Standby, "this NameNode is stopping or does not lead: %v", err)
 		}
 		return namespace.Result{}, err
 	}
-	done := out.(applied)
+	done := out.(*applied)
 	return done.res, done.err
 }
 
@@ -36,29 +50,13 @@ func (nn *NameNode) propose(ctx context.Context, e *nspb.Entry) (namespace.Resul
 // is answered from memory; else it is made durable first. If remember is set, a
 // repeated call gets the answer of the first.
 func (nn *NameNode) change(ctx context.Context, c *call, remember bool, e *nspb.Entry) (namespace.Result, error) {
-	e.Caller, e.Limits = c.caller, nn.limitsOf(e)
-	if remember && c.id.client != [16]byte{} && c.id.call >= 0 {
-		release, err := nn.calls.begin(ctx, c.id)
-		if err != nil {
+	if remember && c.id.remembered() {
+		if err := nn.calls.begin(ctx, c.id); err != nil {
 			return namespace.Result{}, err
 		}
-		defer release()
-		var (
-			res      namespace.Result
-			answered bool
-		)
-		nn.read(func(ns *namespace.Namespace) { res, answered = ns.Answered(c.id.client, c.id.call) })
-		if answered {
-			return res, nil
-		}
-		e.ClientId, e.CallId = c.id.client[:], proto.Int32(c.id.call)
+		defer nn.calls.end(c.id)
 	}
-	var (
-		res     namespace.Result
-		changes bool
-		err     error
-	)
-	nn.read(func(ns *namespace.Namespace) { res, changes, err = ns.Check(e) })
+	res, changes, err := nn.checkChange(c, remember, e)
 	if errors.Is(err, namespace.ErrLarge) {
 		defer nn.state.asked(e)
 		res, changes, err = nn.checkInParts(ctx, e)
@@ -67,6 +65,25 @@ func (nn *NameNode) change(ctx context.Context, c *call, remember bool, e *nspb.
 		return res, err
 	}
 	return nn.propose(ctx, e)
+}
+
+// checkChange tells what e would do now, and completes it: changes says that it has to be logged, else the
+// result or the error is the answer.
+func (nn *NameNode) checkChange(c *call, remember bool, e *nspb.Entry) (res namespace.Result, changes bool, err error) {
+	e.Caller, e.Limits = c.caller, nn.limitsOf(e)
+	remember = remember && c.id.remembered()
+	if remember {
+		e.ClientId, e.CallId = c.id.client[:], &c.id.call
+	}
+	nn.state.mu.RLock()
+	defer nn.state.mu.RUnlock()
+	ns := nn.state.ns
+	if remember {
+		if res, answered := ns.Answered(c.id.client, c.id.call); answered {
+			return res, false, nil
+		}
+	}
+	return ns.Check(e)
 }
 
 // checkInParts checks what takes longer than one hold of the lock may be.
@@ -88,20 +105,35 @@ type callID struct {
 	call   int32
 }
 
+// remembered tells whether a repetition of the call can be told from another one.
+func (id *callID) remembered() bool { return id.client != [16]byte{} && id.call >= 0 }
+
 // callsUnderWay makes a repeated call wait for the first one.
 type callsUnderWay struct {
 	mu      sync.Mutex
 	waiting map[callID]chan struct{} // nil as long as nobody waits
 }
 
-func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), err error) {
+// beginNow is begin for who does not wait; it reports false if another one is under way.
+func (u *callsUnderWay) beginNow(id callID) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, busy := u.waiting[id]; busy {
+		return false
+	}
+	u.waiting[id] = nil
+	return true
+}
+
+// begin waits until no other one of the call is under way. After it has returned nil, end ends this one.
+func (u *callsUnderWay) begin(ctx context.Context, id callID) error {
 	for {
 		u.mu.Lock()
 		done, busy := u.waiting[id]
 		if !busy {
 			u.waiting[id] = nil
 			u.mu.Unlock()
-			return func() { u.end(id) }, nil
+			return nil
 		}
 		if done == nil {
 			done = make(chan struct{})
@@ -111,7 +143,7 @@ func (u *callsUnderWay) begin(ctx context.Context, id callID) (release func(), e
 		select {
 		case <-done:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("namenode: wait for the first run of a repeated call: %w", context.Cause(ctx))
+			return fmt.Errorf("namenode: wait for the first run of a repeated call: %w", context.Cause(ctx))
 		}
 	}
 }

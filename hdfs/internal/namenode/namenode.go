@@ -35,6 +35,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace/nspb"
@@ -56,6 +57,7 @@ type NameNode struct {
 	time     logClock
 	tokens   *blocktoken.Issuer // nil: none are needed
 	calls    callsUnderWay
+	answers  rpc.Answers // of finished
 	// resources is the room for the log.
 	resources resources
 	// proxyUsers may act for others.
@@ -96,7 +98,7 @@ func Open(ctx context.Context, cfg Config) (*NameNode, error) {
 	}
 	nn.state = &state{ns: namespace.New(), blocks: nn.blocks, deleted: nn.wakeMonitor}
 	nn.journal, err = journal.Open(ctx, journal.Config{
-		Dir: cfg.Dir, Second: cfg.SecondDir, FS: cfg.FS, Logger: cfg.Logger, SnapshotEntries: cfg.SnapshotEntries,
+		Dir: cfg.Dir, Second: cfg.SecondDir, FS: cfg.FS, Logger: cfg.Logger, SnapshotEntries: cfg.SnapshotEntries, Finished: nn.finished,
 	}, nn.state)
 	if err != nil {
 		return nil, fmt.Errorf("namenode: %w", err)

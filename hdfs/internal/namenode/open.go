@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
+	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode/internal/namespace"
@@ -48,10 +49,22 @@ func (nn *NameNode) create(ctx context.Context, req *hdfspb.CreateRequestProto) 
 			return nil, disabledPolicy(req.GetEcPolicyName())
 		}
 	}
+	if c.short {
+		resp, err := changeAnd[*hdfspb.CreateResponseProto](ctx, nn, c, true, e, func(res namespace.Result) (proto.Message, error) { return nn.created(c, req, res) })
+		if refusedAs(err, exception.AlreadyBeingCreated) {
+			err = rpc.ErrLong // its writer may have gone
+		}
+		return resp, err
+	}
 	res, err := nn.changeUnlessLeased(ctx, c, "CREATE_FILE", req.GetSrc(), req.GetClientName(), e)
 	if err != nil {
 		return nil, err
 	}
+	return nn.created(c, req, res)
+}
+
+// created answers for a file that has been created.
+func (nn *NameNode) created(c *call, req *hdfspb.CreateRequestProto, res namespace.Result) (*hdfspb.CreateResponseProto, error) {
 	nn.leases.renew(req.GetClientName(), c.host, nn.cfg.now())
 	var (
 		s  namespace.Status

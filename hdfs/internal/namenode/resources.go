@@ -53,11 +53,18 @@ func (nn *NameNode) checkResources() {
 		}
 		available = max(available, usage.AvailBytes)
 	}
+	if nn.note(available, strings.Join(dirs, " and ")) {
+		nn.abandon()
+	}
+}
+
+// note takes over how many bytes are available in the directories that in names. It tells whether nobody
+// waits any more from now on.
+func (nn *NameNode) note(available uint64, in string) (stuck bool) {
 	r := &nn.resources
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	low := available < nn.cfg.ReservedSpace
-	in := strings.Join(dirs, " and ")
 	switch {
 	case low && r.low == "":
 		nn.log.Error("namenode: low on available disk space, entering safe mode: changes are refused until there is room", "dir", in, "available", available, "reserved", nn.cfg.ReservedSpace)
@@ -65,7 +72,7 @@ func (nn *NameNode) checkResources() {
 		r.since = nn.cfg.now()
 	case low && !r.closed && nn.cfg.now().Sub(r.since) >= nn.cfg.RoomWait:
 		close(r.stuck)
-		r.closed = true
+		r.closed, stuck = true, true
 	case !low && r.low != "":
 		nn.log.Info("namenode: the disk has room again, leaving safe mode", "dir", in, "available", available)
 		r.low = ""
@@ -73,6 +80,7 @@ func (nn *NameNode) checkResources() {
 			r.stuck, r.closed = make(chan struct{}), false
 		}
 	}
+	return stuck
 }
 
 // refusal is the error for changes while the disk is full, else nil, and a channel
@@ -112,7 +120,12 @@ func (nn *NameNode) appendEntry(ctx context.Context, data []byte, e *nspb.Entry)
 		return p.Result()
 	default:
 	}
-	return nil, exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode: the disk has become full while this change was on its way to it. It may be carried out when there is room; the same call, made again, tells. Resources are low on NN. Please add or free up more resources in %s.", strings.Join(nn.journal.Dirs(), " and "))
+	return nil, nn.noRoom()
+}
+
+// noRoom is the error for changes that were on their way when the disk became full.
+func (nn *NameNode) noRoom() error {
+	return exception.New(exception.SafeMode, "Cannot change the namespace. Name node is in safe mode: the disk has become full while this change was on its way to it. It may be carried out when there is room; the same call, made again, tells. Resources are low on NN. Please add or free up more resources in %s.", strings.Join(nn.journal.Dirs(), " and "))
 }
 
 // setByHand turns the safe mode of operators on or off.

@@ -22,8 +22,8 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"checkAccess":               rpc.Handle(nn.checkAccess),
 		"complete":                  rpc.Handle(nn.complete),
 		"concat":                    rpc.Handle(nn.concat),
-		"create":                    rpc.Handle(nn.create),
-		"delete":                    rpc.Handle(nn.delete),
+		"create":                    rpc.Handle(nn.create).Short(),
+		"delete":                    rpc.Handle(nn.delete).Short(),
 		"fsync":                     rpc.Handle(nn.fsync),
 		"getAclStatus":              rpc.Handle(nn.getACLStatus),
 		"getAdditionalDatanode":     rpc.Handle(nn.getAdditionalDatanode),
@@ -49,7 +49,7 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"getXAttrs":                 rpc.Handle(nn.getXAttrs),
 		"isFileClosed":              rpc.Handle(nn.isFileClosed),
 		"listXAttrs":                rpc.Handle(nn.listXAttrs),
-		"mkdirs":                    rpc.Handle(nn.mkdirs),
+		"mkdirs":                    rpc.Handle(nn.mkdirs).Short(),
 		"modifyAclEntries":          rpc.Handle(nn.modifyACLEntries),
 		"msync":                     rpc.Handle(nn.msync).Short(),
 		"recoverLease":              rpc.Handle(nn.recoverLease),
@@ -58,8 +58,8 @@ func (nn *NameNode) RegisterRPC(srv *rpc.Server) {
 		"removeAclEntries":          rpc.Handle(nn.removeACLEntries),
 		"removeDefaultAcl":          rpc.Handle(nn.removeDefaultACL),
 		"removeXAttr":               rpc.Handle(nn.removeXAttr),
-		"rename":                    rpc.Handle(nn.rename),
-		"rename2":                   rpc.Handle(nn.rename2),
+		"rename":                    rpc.Handle(nn.rename).Short(),
+		"rename2":                   rpc.Handle(nn.rename2).Short(),
 		"renewLease":                rpc.Handle(nn.renewLease),
 		"reportBadBlocks":           rpc.Handle(nn.reportBadBlocks),
 		"satisfyStoragePolicy":      rpc.Handle(nn.satisfyStoragePolicy),
@@ -91,6 +91,9 @@ type call struct {
 	host   string // the peer's IP address, empty if it has none
 	id     callID
 	short  bool // it may answer rpc.ErrLong
+
+	memory nspb.Caller // of caller
+	super  bool
 }
 
 func (c *call) who() namespace.Caller {
@@ -104,11 +107,11 @@ func (nn *NameNode) callFrom(ctx context.Context) *call {
 	if rc == nil {
 		rc = &rpc.Call{User: "nobody"}
 	}
-	groups, super := nn.rights(rc.User)
-	return &call{
-		caller: &nspb.Caller{User: &rc.User, Groups: groups, Superuser: &super},
-		host:   rc.Host, short: rc.Short, id: callID{client: rc.ClientID, call: rc.CallID},
-	}
+	c := &call{host: rc.Host, short: rc.Short, id: callID{client: rc.ClientID, call: rc.CallID}}
+	c.caller = &c.memory
+	c.memory.User, c.memory.Superuser = &rc.User, &c.super
+	c.memory.Groups, c.super = nn.rights(rc.User)
+	return c
 }
 
 // readerFrom tells only who calls.

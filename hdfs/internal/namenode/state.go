@@ -38,9 +38,13 @@ const applyTime = 2 * time.Millisecond
 
 func (s *state) Apply(entries []journal.Entry) []any {
 	decoded := decodeEntries(entries)
-	out := make([]any, 0, len(entries))
-	for len(out) < len(entries) {
-		out = s.applySome(decoded[len(out):], out)
+	done := make([]applied, len(entries))
+	for n := 0; n < len(entries); {
+		n += s.applySome(decoded[n:], done[n:])
+	}
+	out := make([]any, len(entries))
+	for i := range done {
+		out[i] = &done[i]
 	}
 	return out
 }
@@ -67,23 +71,24 @@ func decodeEntries(entries []journal.Entry) []logEntry {
 	return out
 }
 
-// applySome applies entries for applyTime, at least one, and appends what they did to out.
-func (s *state) applySome(entries []logEntry, out []any) []any {
+// applySome applies entries for applyTime, at least one. It puts what they did into out, and returns their
+// number.
+func (s *state) applySome(entries []logEntry, out []applied) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held := s.held.begin()
 	defer s.held.end(holdEntries, held)
-	for i, e := range entries {
-		if i > 0 && i%8 == 0 && time.Since(held.begun) > applyTime {
+	n := 0
+	for ; n < len(entries); n++ {
+		if n > 0 && n%8 == 0 && time.Since(held.begun) > applyTime {
 			break
 		}
-		res, err := s.applyOne(e)
-		out = append(out, applied{res, err})
+		out[n].res, out[n].err = s.applyOne(entries[n])
 	}
 	if s.ns.Reaping() && s.deleted != nil {
 		s.deleted()
 	}
-	return out
+	return n
 }
 
 func (s *state) applyOne(e logEntry) (namespace.Result, error) {

@@ -30,6 +30,7 @@ type Queue[T any] struct {
 	outside [Levels]list.List // of *outsider, who wait for room
 	waiting int               // in outside
 	running int               // workers, idle ones included
+	away    int               // items that count as being worked on, see Begin
 	idle    int
 	woken   int // idle ones that have been told to look
 	closed  bool
@@ -160,14 +161,47 @@ func (q *Queue[T]) push(level int, e entry[T]) {
 	q.queued[level].add(1, e.size)
 	q.total.add(1, e.size)
 	q.levels.push(level, e)
+	q.rouse()
+}
+
+// rouse has an item served that nobody has been told of, if there is a worker for it. The
+// caller holds mu.
+func (q *Queue[T]) rouse() {
 	switch {
+	case q.running-q.idle+q.woken+q.away >= q.workers: // who is done looks
 	case q.idle > q.woken:
 		q.woken++
 		q.ready.Signal()
-	case q.running < q.workers:
+	default:
 		q.running++
 		q.wg.Add(1)
 		go q.serve()
+	}
+}
+
+// Begin counts an item of a user, or an urgent one, as one that a worker works on, until End. It reports false, and
+// does nothing, where an item that is pushed would have to wait: others wait, or all workers
+// have work.
+func (q *Queue[T]) Begin(user string, urgent bool) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed || q.total.calls > 0 || q.running-q.idle+q.away >= q.workers {
+		return false
+	}
+	if !urgent {
+		q.shares.level(user, time.Now())
+	}
+	q.away++
+	return true
+}
+
+// End ends what Begin began.
+func (q *Queue[T]) End() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.away--
+	if q.total.calls > 0 {
+		q.rouse()
 	}
 }
 

@@ -299,3 +299,68 @@ func TestManyWaitForRoom(t *testing.T) {
 		t.Errorf("%d wait, %+v is counted", q.waiting, q.total)
 	}
 }
+
+// What is worked on elsewhere takes a worker's place, but not that of those who wait.
+func TestWorkElsewhereCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		running, goOn := make(chan int, 10), make(chan struct{})
+		q := New(10, 100, 2, func(i int) {
+			running <- i
+			<-goOn
+		})
+		for _, want := range []bool{true, true, false} {
+			if got := q.Begin("ada", false); got != want {
+				t.Fatalf("Begin: %v, want %v", got, want)
+			}
+		}
+		for i := range 3 {
+			q.Push(i, "ada", false, 1)
+		}
+		synctest.Wait()
+		if len(running) != 0 || q.Len() != 3 {
+			t.Fatalf("%d run beside two elsewhere, of two", len(running))
+		}
+		q.End()
+		if i := <-running; i != 0 {
+			t.Errorf("item %d runs first", i)
+		}
+		synctest.Wait()
+		if len(running) != 0 {
+			t.Error("three are worked on at once")
+		}
+		if q.Begin("bob", true) {
+			t.Error("something passed by those who wait")
+		}
+		q.End()
+		if i := <-running; i != 1 {
+			t.Errorf("item %d runs second", i)
+		}
+		for range 3 {
+			goOn <- struct{}{}
+		}
+		if i := <-running; i != 2 {
+			t.Errorf("item %d runs third", i)
+		}
+		synctest.Wait() // two workers are idle now
+		for i, want := range []bool{true, true, false} {
+			if q.Begin("ada", false) != want {
+				t.Errorf("Begin beside two idle workers, number %d: want %t", i, want)
+			}
+		}
+		q.Push(3, "ada", false, 1)
+		synctest.Wait()
+		if len(running) != 0 {
+			t.Error("an idle worker came in beside two elsewhere")
+		}
+		q.End()
+		q.End()
+		if i := <-running; i != 3 {
+			t.Errorf("item %d runs last", i)
+		}
+		goOn <- struct{}{}
+		q.Close()
+		if q.Begin("ada", false) {
+			t.Error("Begin after Close")
+		}
+	})
+}
