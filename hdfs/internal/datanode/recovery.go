@@ -242,6 +242,9 @@ func (dn *DataNode) extendOne(ctx context.Context, cmd *clusterpb.Command, p *pa
 		data, sums := (*buf)[:n], (*buf)[n:n+4*rd.Sum.Chunks(n)]
 		if err := rd.ReadVerified(data, sums, off); err != nil {
 			dn.noteCorrupt(rd, err)
+			if errors.Is(err, store.ErrCorrupt) {
+				r.NoteDamaged() // the next attempt goes by what others have
+			}
 			return err
 		}
 		ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)

@@ -35,7 +35,7 @@ type Replica struct {
 	synced      bool   // finalized, and all of it on stable storage
 	excess      bool   // the meta file has checksums beyond length
 	torn        bool   // acknowledged bytes may be missing
-	damaged     bool   // a recovery could not cut it
+	damaged     bool   // a recovery could not cut it, or bring its bytes to others
 	unproven    bool   // bytes that are not visible may not be what their checksums say
 	recovery    uint64 // the highest recovery promised to
 	epoch       uint64 // counts the times bytes may have been taken back
@@ -230,7 +230,7 @@ func (rd *Reader) Sums(sums []byte, chunk int64) error {
 
 // InitRecovery stops the writer and promises to the recovery with the given
 // generation stamp that no older one will succeed. It returns what is here: no byte, if an
-// earlier recovery found that it can't be cut because it is damaged.
+// earlier recovery found that the replica is damaged.
 func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 	r.op.Lock()
 	defer r.op.Unlock()
@@ -256,6 +256,14 @@ func (r *Replica) InitRecovery(blockGen, recovery uint64) (Info, error) {
 		info.Length, info.Torn = 0, true
 	}
 	return info, nil
+}
+
+// NoteDamaged notes that a recovery could not read the replica's bytes, which others need: as if it
+// had none, it has no say in later recoveries.
+func (r *Replica) NoteDamaged() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.damaged = true
 }
 
 // forgetUnproven gives up the bytes that nobody has compared and that are not visible, and so
