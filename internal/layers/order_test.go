@@ -20,12 +20,12 @@ var runtimeOrder = [][]string{
 	{"doc.go"},
 	{"pool.go", "pool_calls.go", "pool_core.go", "pool_better.go"}, // endpoints for requests
 	{ // dials and listens
-		"runtime.go", "stats.go", "dial.go", "connect.go", "peers.go", "reasons.go",
-		"better.go", "listen.go", "listener.go", "admission.go", "handshake.go", "service.go", "legacy.go", "tickets.go",
+		"runtime.go", "stats.go", "dial.go", "dial_candidates.go", "dial_ask.go", "connect.go", "peers.go", "reasons.go",
+		"better.go", "listen.go", "listener.go", "admission.go", "handshake.go", "handshake_choose.go", "service.go", "legacy.go", "tickets.go",
 	},
 	{"transport.go"},
 	{"group.go", "device.go"},
-	{"calls.go", "calls_stream.go", "calls_stream_send.go", "calls_stream_receive.go", "calls_serve.go", "calls_buffer.go", "mux.go", "outbox.go"}, // calls on an endpoint
+	{"calls.go", "calls_line.go", "request.go", "calls_stream.go", "calls_stream_send.go", "calls_stream_receive.go", "calls_serve.go", "calls_buffer.go", "mux.go", "outbox.go"}, // calls on an endpoint
 	{ // an endpoint, on a queue pair or a TCP connection
 		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go", "try.go",
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
@@ -35,7 +35,7 @@ var runtimeOrder = [][]string{
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go", "stream_lane.go",
 	},
 	{"domain.go", "domain_workers.go", "domain_receives.go", "shares.go", "shares_long.go", "shares_trial.go", "receives.go", "receives_buffer.go", "receives_promise.go", "receives_retry.go", "receives_lent.go", "receives_recall.go", "message.go", "checks_off.go", "checks_on.go", "memory.go", "pace.go", "settling.go", "sendqueue.go", "window.go", "longmemory.go", "waits.go", "life.go", "stock.go", "lending.go", "registrations.go", "mapping.go", "mapping_linux.go", "mapping_other.go"}, // what endpoints on queue pairs share
-	{"worker.go", "runlist.go", "spin.go"},
+	{"worker.go", "worker_poll.go", "runlist.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go", "files_unix.go", "files_other.go",
 		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
