@@ -73,13 +73,6 @@ func TestAbandonedFileIsClosed(t *testing.T) {
 			t.Fatalf("the writer ended before it had flushed: %v", errors.Join(err, cmd.Wait()))
 		}
 	}
-	// The client's Flush does not wait for acknowledgements.
-	eventually(t, "the bytes to arrive", func() error {
-		if n := len(replicas(t, dir, abandonedBytes-abandonedBlock)); n != 3 {
-			return fmt.Errorf("%d DataNodes have all bytes of the last block", n)
-		}
-		return nil
-	})
 	cmd.Process.Kill()
 	cmd.Wait()
 
@@ -112,18 +105,18 @@ func TestAbandoningWriter(t *testing.T) {
 	if addr == "" {
 		t.Skip("part of TestAbandonedFileIsClosed, which runs it")
 	}
-	c, err := client.NewClient(client.ClientOptions{Addresses: []string{addr}, User: superuser(t)})
+	c, err := NewClient(ClientConfig{NameNodes: []string{addr}, User: superuser(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := c.CreateFile("/abandoned", 3, abandonedBlock, 0o644)
+	w, err := c.Create(t.Context(), "/abandoned", CreateOptions{Replication: 3, BlockSize: abandonedBlock})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Write(randomBytes(abandonedBytes)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Flush(); err != nil {
+	if err := w.Flush(t.Context()); err != nil { // all DataNodes have acknowledged them
 		t.Fatal(err)
 	}
 	fmt.Println("flushed")
