@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // The soak fails for what an idle connection costs too much, and for nothing else.
@@ -26,5 +27,18 @@ func TestIdleIsJudged(t *testing.T) {
 		if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}
+	}
+}
+
+// One busy tenth is told apart; two are not.
+func TestBusiestTenthIsToldApart(t *testing.T) {
+	used := make([]time.Duration, idleTenths)
+	used[3] = 50 * time.Millisecond
+	if s := shareOf(used, time.Second); s.mean != 0 || s.busiest != 5 {
+		t.Errorf("50 ms in one of ten seconds: %+v", s)
+	}
+	used[7] = 36 * time.Millisecond
+	if s := shareOf(used, time.Second); s.mean < 0.39 || s.mean > 0.41 || s.busiest != 5 {
+		t.Errorf("50 and 36 ms in two of ten seconds: %+v", s)
 	}
 }
