@@ -229,6 +229,13 @@ func (c *Caller) run(budget int) (handed bool) {
 	return handed
 }
 
+// waits implements sink.
+func (c *Caller) waits() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queue.Len() > 0
+}
+
 // more implements sink.
 func (c *Caller) more() bool {
 	c.mu.Lock()
@@ -244,19 +251,19 @@ func (c *Caller) handle(r *request, canceled, full, unread bool) (handed bool) {
 	h := c.mux.handler(r.method)
 	switch {
 	case h == nil:
-		c.waits(r)
+		c.begun(r)
 		q.refuse(CodeUnknownMethod, fmt.Sprintf("no handler of method %d", r.method))
 	case canceled:
-		c.waits(r)
+		c.begun(r)
 		q.refuse(CodeCanceled, "given up")
 	case unread && !r.notifies:
-		c.waits(r)
+		c.begun(r)
 		q.refuse(CodeBusy, "too many bytes of answers wait until they are received")
 	case (h.stream != nil) != (r.stream != nil):
-		c.waits(r)
+		c.begun(r)
 		q.refuse(CodeStreams, fmt.Sprintf("method %d takes streams: %t", r.method, h.stream != nil))
 	case h.long && full && !r.notifies:
-		c.waits(r)
+		c.begun(r)
 		q.refuse(CodeBusy, "too many bytes of requests wait for handlers")
 	case h.long:
 		r.handler = h
@@ -270,8 +277,8 @@ func (c *Caller) handle(r *request, canceled, full, unread bool) (handed bool) {
 	return false
 }
 
-// waits notes that a request does not wait any more.
-func (c *Caller) waits(r *request) {
+// begun notes that a request does not wait any more.
+func (c *Caller) begun(r *request) {
 	c.mu.Lock()
 	c.bytes -= len(r.message.data)
 	c.mu.Unlock()
@@ -280,7 +287,7 @@ func (c *Caller) waits(r *request) {
 
 // serve calls the handler.
 func (c *Caller) serve(q Request) {
-	c.waits(q.r)
+	c.begun(q.r)
 	r := q.r
 	method, h := r.method, r.handler
 	if r.late() {

@@ -189,7 +189,7 @@ func (c *Caller) serveLong(r *request) {
 	case ended:
 		c.drop(r)
 	case canceled:
-		c.waits(r)
+		c.begun(r)
 		q.refuse(CodeCanceled, "given up")
 	default:
 		c.serve(q)

@@ -16,8 +16,10 @@ type runnable interface {
 	// run does up to budget pieces of it, and tells whether other goroutines have been
 	// given something to do. One goroutine at a time calls it, and then more.
 	run(budget int) (handed bool)
-	// more tells whether there is some left. If there is none, the next that messages
-	// bring is news again.
+	// waits tells whether there is some left.
+	waits() bool
+	// more is waits of who is not on the list. If there is none left, the next that
+	// messages bring puts it there again, and more is not asked before it has run.
 	more() bool
 }
 
@@ -75,7 +77,7 @@ func (l *runList) one(poll func(wait bool) bool) bool {
 	if r.run(runBudget) {
 		l.handed.Store(true)
 	}
-	if !poll(false) && (r.more() || !l.any()) {
+	if !poll(false) && (r.waits() || !l.any()) {
 		poll(true)
 	}
 	if r.more() {

@@ -4,10 +4,11 @@ import "testing"
 
 // A stepped list: who handled how many requests, in order.
 type steppedSink struct {
-	name  int
-	left  int
-	steps *[]int
-	ready func() // is called at each request
+	name   int
+	left   int
+	queued bool // on the list, or running
+	steps  *[]int
+	ready  func() // is called at each request
 }
 
 func (s *steppedSink) run(budget int) (handed bool) {
@@ -19,7 +20,21 @@ func (s *steppedSink) run(budget int) (handed bool) {
 	return false
 }
 
-func (s *steppedSink) more() bool { return s.left > 0 }
+func (s *steppedSink) waits() bool { return s.left > 0 }
+
+func (s *steppedSink) more() bool {
+	s.queued = s.left > 0
+	return s.queued
+}
+
+// arrive is a request that a poll has found.
+func (s *steppedSink) arrive(l *runList) {
+	s.left++
+	if !s.queued {
+		s.queued = true
+		l.add(s)
+	}
+}
 
 // One endpoint floods; the requests of 63 others come at every point of its turn. None
 // of them waits for more than one budget of it, however long it floods.
@@ -63,5 +78,23 @@ func TestFloodDelaysByOneBudget(t *testing.T) {
 		if handled != others || waited > runBudget {
 			t.Errorf("come at request %d: %d of %d others were handled, and %d requests of the flood before the last of them, at most %d", at, handled, others, waited, runBudget)
 		}
+	}
+}
+
+// A request that another goroutine polls while the list waits for it to be done puts its
+// endpoint on the list once: twice there, two goroutines would handle its requests.
+func TestArrivesWhileAnotherPolls(t *testing.T) {
+	var l runList
+	var steps []int
+	r := &steppedSink{name: 1, steps: &steps, ready: func() {}}
+	r.arrive(&l)
+	l.one(func(wait bool) bool {
+		if wait { // the other one has polled
+			r.arrive(&l)
+		}
+		return wait
+	})
+	if n := l.line.Len(); n != 1 {
+		t.Errorf("%d times on the list", n)
 	}
 }
