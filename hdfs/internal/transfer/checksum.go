@@ -1,12 +1,14 @@
 package transfer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/internal/crc32c"
 )
 
 // ErrChecksum says that bytes do not match their checksum.
@@ -71,12 +73,19 @@ func (c Checksum) Chunks(n int64) int64 {
 // Update extends the checksum of some bytes by those that follow them. The
 // checksum of nothing is 0.
 func (c Checksum) Update(sum uint32, data []byte) uint32 {
+	if c.table == castagnoli {
+		return crc32c.Update(sum, data)
+	}
 	return crc32.Update(sum, c.table, data)
 }
 
 // Sum writes the checksums of data, which starts at a chunk boundary, to sums:
 // Chunks(len(data)) * Size() bytes, big-endian.
 func (c Checksum) Sum(sums, data []byte) {
+	if c.table == castagnoli {
+		crc32c.Sums(sums, data, c.BytesPerChunk)
+		return
+	}
 	for i := 0; len(data) > 0; i += 4 {
 		n := min(c.BytesPerChunk, len(data))
 		binary.BigEndian.PutUint32(sums[i:], crc32.Update(0, c.table, data[:n]))
@@ -91,13 +100,27 @@ func (c Checksum) Verify(sums, data []byte) error {
 	if c.table == nil {
 		return nil
 	}
-	bpc := c.BytesPerChunk
-	for i, off := 0, 0; off < len(data); i, off = i+4, off+bpc {
-		end := min(off+bpc, len(data))
-		want := binary.BigEndian.Uint32(sums[i : i+4])
-		if got := crc32.Update(0, c.table, data[off:end]); got != want {
-			return fmt.Errorf("%w: chunk at %d of %d bytes has %08x, its checksum is %08x", ErrChecksum, off, end-off, got, want)
+	const together = 64 // chunks whose checksums are made and compared together
+	var made [4 * together]byte
+	for off := 0; off < len(data); {
+		part := data[off:min(off+together*c.BytesPerChunk, len(data))]
+		n := 4 * int(c.Chunks(int64(len(part))))
+		c.Sum(made[:n], part)
+		if !bytes.Equal(made[:n], sums[:n]) {
+			return c.mismatch(off, part, made[:n], sums[:n])
 		}
+		off, sums = off+len(part), sums[n:]
 	}
 	return nil
+}
+
+// mismatch tells the first chunk of data, at off, whose checksum is not the one that was made.
+func (c Checksum) mismatch(off int, data, made, sums []byte) error {
+	for i := 0; ; i += 4 {
+		got, want := binary.BigEndian.Uint32(made[i:]), binary.BigEndian.Uint32(sums[i:])
+		if n := min(c.BytesPerChunk, len(data)); got != want {
+			return fmt.Errorf("%w: chunk at %d of %d bytes has %08x, its checksum is %08x", ErrChecksum, off, n, got, want)
+		}
+		off, data = off+c.BytesPerChunk, data[c.BytesPerChunk:]
+	}
 }

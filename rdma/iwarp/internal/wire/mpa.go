@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/verbena-data/verbena/rdma/iwarp/internal/crc32c"
+	"github.com/verbena-data/verbena/internal/crc32c"
 )
 
 // Sizes of the set-up frames (RFC 5044 section 7.1), in bytes.

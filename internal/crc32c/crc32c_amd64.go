@@ -43,6 +43,36 @@ func power(n int) uint64 {
 //go:noescape
 func fold(crc uint32, data *byte, n int, factors *[6]uint64) uint32
 
+// chunk is the length, in bytes, of the chunks that have a function of their own: HDFS's.
+const chunk = 512
+
+// places are factors of sums512, two for each 128 bits of a chunk: they move it to the last 128
+// bits. Those have none, and are added as they are.
+var places = func() (f [2 * chunk / 16]uint64) {
+	for i := range chunk/16 - 1 {
+		distance := 8 * (chunk - 16*(i+1))
+		f[2*i], f[2*i+1] = power(distance+32), power(distance-32)
+	}
+	return f
+}()
+
+// sums512 writes the CRCs of n chunks, 1 or more, to sums. Other than in fold no product waits for
+// another one of the chunk.
+//
+//go:noescape
+func sums512(sums, data *byte, n int, places *[2 * chunk / 16]uint64)
+
+// fastSums is Sums for a part of data, the length of which it returns: whole chunks.
+func fastSums(sums, data []byte, length int) int {
+	n := len(data) / chunk
+	if !able || length != chunk || n == 0 {
+		return 0
+	}
+	_ = sums[Size*n-1]
+	sums512(unsafe.SliceData(sums), unsafe.SliceData(data), n, &places)
+	return n * chunk
+}
+
 // fast adds most of data and returns the rest.
 func fast(crc uint32, data []byte) (uint32, []byte) {
 	if !able || len(data) < least {

@@ -1,6 +1,7 @@
 package crc32c
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
@@ -39,6 +40,33 @@ func TestAgainstStandardLibrary(t *testing.T) {
 	}
 }
 
+// Checksums of chunks are those of hash/crc32, of whole and of broken chunks, and nothing is
+// written behind them.
+func TestSums(t *testing.T) {
+	data := random(300 * 512)
+	for _, chunk := range []int{1, 8, 511, 512, 513, 1024, 4096, 65536} {
+		for n := range 40 {
+			for _, length := range []int{n, n * 511, n*512 + n, n * 3333} {
+				from := (n * 13) % 67 // any alignment
+				b := data[from : from+length]
+				chunks := (length + chunk - 1) / chunk
+				sums := make([]byte, Size*chunks+Size)
+				copy(sums[Size*chunks:], "rest")
+				Sums(sums[:Size*chunks], b, chunk)
+				for i := range chunks {
+					want := crc32.Checksum(b[i*chunk:min((i+1)*chunk, length)], castagnoli)
+					if got := binary.BigEndian.Uint32(sums[Size*i:]); got != want {
+						t.Fatalf("chunk %d of %d bytes, in %d: %#x, want %#x", i, chunk, length, got, want)
+					}
+				}
+				if string(sums[Size*chunks:]) != "rest" {
+					t.Fatalf("%d bytes in chunks of %d: more was written than checksums", length, chunk)
+				}
+			}
+		}
+	}
+}
+
 func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0), random(5000), 700)
 	f.Add(^uint32(0), make([]byte, 2048), 1)
@@ -68,6 +96,26 @@ func BenchmarkUpdate(b *testing.B) {
 			b.SetBytes(int64(n))
 			for b.Loop() {
 				crc32.Update(0, castagnoli, data)
+			}
+		})
+	}
+}
+
+func BenchmarkSums(b *testing.B) {
+	for _, n := range []int{512, 32 << 10, 508 << 10} {
+		data, sums := random(n), make([]byte, n/512*Size)
+		b.Run(fmt.Sprintf("%d", n), func(b *testing.B) {
+			b.SetBytes(int64(n))
+			for b.Loop() {
+				Sums(sums, data, 512)
+			}
+		})
+		b.Run(fmt.Sprintf("%d hash/crc32", n), func(b *testing.B) {
+			b.SetBytes(int64(n))
+			for b.Loop() {
+				for i := 0; i < n; i += 512 {
+					binary.BigEndian.PutUint32(sums[i/512*Size:], crc32.Update(0, castagnoli, data[i:i+512]))
+				}
 			}
 		})
 	}

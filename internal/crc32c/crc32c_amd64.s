@@ -1,0 +1,134 @@
+#include "textflag.h"
+
+// Moves the polynomials in Z by the distance of Z5's factors and adds NEXT.
+#define FOLD(Z, NEXT) \
+	VPCLMULQDQ $0x00, Z5, Z, Z6   \
+	VPCLMULQDQ $0x11, Z5, Z, Z7   \
+	VMOVDQU64  NEXT, Z            \
+	VPTERNLOGD $0x96, Z6, Z7, Z
+
+// The same of 128 bits.
+#define FOLD128(X, NEXT) \
+	VPCLMULQDQ $0x00, X5, X, X6 \
+	VPCLMULQDQ $0x11, X5, X, X7 \
+	VPXOR      X6, X7, X6       \
+	VPXOR      X6, NEXT, NEXT
+
+// func fold(crc uint32, data *byte, n int, factors *[6]uint64) uint32
+TEXT ·fold(SB), NOSPLIT, $0-36
+	MOVL crc+0(FP), AX
+	MOVQ data+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVQ factors+24(FP), DI
+
+	VMOVDQU64 0(SI), Z0
+	VMOVDQU64 64(SI), Z1
+	VMOVDQU64 128(SI), Z2
+	VMOVDQU64 192(SI), Z3
+	VMOVD     AX, X4
+	VPXORQ    Z4, Z0, Z0
+
+	VBROADCASTI32X4 0(DI), Z5
+
+next:
+	ADDQ $256, SI
+	SUBQ $256, CX
+	JZ   last
+	FOLD(Z0, 0(SI))
+	FOLD(Z1, 64(SI))
+	FOLD(Z2, 128(SI))
+	FOLD(Z3, 192(SI))
+	JMP  next
+
+last:
+	VBROADCASTI32X4 16(DI), Z5
+	FOLD(Z0, Z1)
+	FOLD(Z0, Z2)
+	FOLD(Z0, Z3)
+
+	VMOVDQU       32(DI), X5
+	VEXTRACTI32X4 $1, Z0, X1
+	VEXTRACTI32X4 $2, Z0, X2
+	VEXTRACTI32X4 $3, Z0, X3
+	FOLD128(X0, X1)
+	FOLD128(X1, X2)
+	FOLD128(X2, X3)
+
+	// What is left has the CRC of the whole.
+	VMOVQ   X3, AX
+	VPEXTRQ $1, X3, DX
+	VZEROUPPER
+	XORL    BX, BX
+	CRC32Q  AX, BX
+	CRC32Q  DX, BX
+	MOVL    BX, ret+32(FP)
+	RET
+
+// Moves the polynomials in Z by the distances of PLACES to the end of the chunk, and adds them
+// to SUM. TEMP is overwritten.
+#define PLACE(Z, PLACES, TEMP, SUM) \
+	VPCLMULQDQ $0x00, PLACES, Z, TEMP \
+	VPCLMULQDQ $0x11, PLACES, Z, Z    \
+	VPTERNLOGD $0x96, TEMP, Z, SUM
+
+// func sums512(sums, data *byte, n int, places *[64]uint64)
+TEXT ·sums512(SB), NOSPLIT, $0-32
+	MOVQ sums+0(FP), DI
+	MOVQ data+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVQ places+24(FP), DX
+
+	VMOVDQU64 0(DX), Z16
+	VMOVDQU64 64(DX), Z17
+	VMOVDQU64 128(DX), Z18
+	VMOVDQU64 192(DX), Z19
+	VMOVDQU64 256(DX), Z20
+	VMOVDQU64 320(DX), Z21
+	VMOVDQU64 384(DX), Z22
+	VMOVDQU64 448(DX), Z23
+
+	MOVL  $0xFFFFFFFF, AX
+	VMOVD AX, X15
+	MOVL  $0xC0, AX // the last 128 bits
+	KMOVW AX, K1
+
+chunk:
+	VPXORQ      0(SI), Z15, Z0 // a CRC begins with ones
+	VMOVDQU64   64(SI), Z1
+	VMOVDQU64   128(SI), Z2
+	VMOVDQU64   192(SI), Z3
+	VMOVDQU64   256(SI), Z4
+	VMOVDQU64   320(SI), Z5
+	VMOVDQU64   384(SI), Z6
+	VMOVDQU64   448(SI), Z7
+	VMOVDQU64.Z 448(SI), K1, Z12
+	VPXORQ      Z13, Z13, Z13
+	PLACE(Z0, Z16, Z8, Z12)
+	PLACE(Z1, Z17, Z9, Z13)
+	PLACE(Z2, Z18, Z10, Z12)
+	PLACE(Z3, Z19, Z11, Z13)
+	PLACE(Z4, Z20, Z8, Z12)
+	PLACE(Z5, Z21, Z9, Z13)
+	PLACE(Z6, Z22, Z10, Z12)
+	PLACE(Z7, Z23, Z11, Z13)
+
+	// What is left has the CRC of the whole.
+	VPXORQ        Z12, Z13, Z12
+	VEXTRACTI64X4 $1, Z12, Y13
+	VPXOR         Y13, Y12, Y12
+	VEXTRACTI128  $1, Y12, X13
+	VPXOR         X13, X12, X12
+	VMOVQ         X12, AX
+	VPEXTRQ       $1, X12, R8
+	XORL          BX, BX
+	CRC32Q        AX, BX
+	CRC32Q        R8, BX
+	NOTL          BX
+	BSWAPL        BX
+	MOVL          BX, (DI)
+	ADDQ          $4, DI
+	ADDQ          $512, SI
+	DECQ          CX
+	JNZ           chunk
+	VZEROUPPER
+	RET
