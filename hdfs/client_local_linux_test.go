@@ -58,6 +58,23 @@ func TestClientReadsByDescriptor(t *testing.T) {
 					t.Fatalf("%d bytes at %d of %d: %d, %v", len(p), off, len(data), n, err)
 				}
 			}
+			// Long Reads from anywhere, by buffers that end within chunks.
+			for _, from := range []int{0, 1, 1 << 20, 2<<20 - 5} {
+				if _, err := f.Seek(int64(from), io.SeekStart); err != nil {
+					t.Fatal(err)
+				}
+				got := make([]byte, 0, len(data))
+				for p := make([]byte, 200_001); len(got) < len(data)-from; {
+					n, err := f.Read(p)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got = append(got, p[:n]...)
+				}
+				if !bytes.Equal(got, data[from:]) {
+					t.Fatalf("Reads from %d return other bytes", from)
+				}
+			}
 			if err := f.Close(); err != nil {
 				t.Fatal(err)
 			}

@@ -54,6 +54,7 @@ type File struct {
 
 	pos  int64
 	from data.BlockReader // of the sequential read; nil if there is none
+	till int64            // where from ends in the file
 	node *hdfspb.DatanodeInfoProto
 	rest []byte // of what it has given
 }
@@ -126,6 +127,9 @@ func (f *File) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	if n := f.fill(p); n > 0 {
+		return n, nil
+	}
 	if err := f.more(); err != nil {
 		return 0, err
 	}
@@ -133,6 +137,50 @@ func (f *File) Read(p []byte) (int, error) {
 	f.rest = f.rest[n:]
 	f.pos += int64(n)
 	return n, nil
+}
+
+const (
+	// leastFill is how long a Read is at least, in bytes, that is filled without a buffer in
+	// between. Shorter ones are better served from larger pieces.
+	leastFill = 128 << 10
+	// fillUnit is where in a block such a Read ends, in bytes: with a chunk, so that the next
+	// one begins with one.
+	fillUnit = 4096
+)
+
+// fill is Read where the path can put what p begins with straight there. It returns 0 where that
+// is not so, or fails.
+func (f *File) fill(p []byte) int {
+	filler, ok := f.cfg.Path.(data.Filler)
+	if f.from != nil && f.pos == f.till {
+		f.leave() // nothing but the end of its block is left in it
+	}
+	if !ok || f.from != nil || len(f.rest) > 0 || len(p) < leastFill || f.pos >= f.Length() {
+		return 0
+	}
+	b, err := f.block(f.ctx, f.pos, false)
+	if err != nil {
+		return 0
+	}
+	node := f.alive(b, nil)
+	if node == nil {
+		return 0
+	}
+	end := min(b.end(), f.Length())
+	if most := f.pos + int64(len(p)); most < end {
+		end = most - (most-b.start)%fillUnit
+	}
+	req := requests.Get().(*data.ReadRequest)
+	*req = f.request(b, node, f.pos, end)
+	done, err := filler.Fill(f.ctx, req, p[:req.Length])
+	n := int(req.Length)
+	*req = data.ReadRequest{}
+	requests.Put(req)
+	if !done || err != nil {
+		return 0
+	}
+	f.pos += int64(n)
+	return n
 }
 
 // WriteTo is [io.WriterTo]: it hands what DataNodes send on without a copy.
@@ -198,7 +246,7 @@ func (f *File) begin(t *tries) error {
 		req := f.request(b, node, f.pos, end)
 		r, err := f.cfg.Path.Read(f.ctx, &req)
 		if err == nil {
-			f.from, f.node = r, node
+			f.from, f.node, f.till = r, node, end
 			return nil
 		}
 		if err := t.failed(node, err); err != nil {

@@ -219,6 +219,70 @@ func TestReads(t *testing.T) {
 	})
 }
 
+// filling is a cluster that fills memory of the caller, if answer says so.
+type filling struct {
+	*cluster
+	answer func(n int) (bool, error) // to the n-th request
+}
+
+func (c *filling) Fill(_ context.Context, req *data.ReadRequest, p []byte) (bool, error) {
+	done, err := c.answer(c.count("fill"))
+	if done && err == nil {
+		copy(p, c.content[int(req.Block.GetBlockId()-100)*testBlock+int(req.Offset):])
+	}
+	return done, err
+}
+
+// A long Read is filled by the path, if that will: up to a block's end. A refusal or a failure
+// has the same bytes come in pieces, up to the same end, and short Reads do from the start.
+func TestLongReadsAreFilled(t *testing.T) {
+	const blocks = 5
+	for _, k := range []struct {
+		name   string
+		buffer int
+		answer func(n int) (bool, error)
+		fills  int // that are asked for
+		reads  int // that the other way takes
+	}{
+		{"all", leastFill, func(int) (bool, error) { return true, nil }, blocks, 0},
+		{"none", leastFill, func(int) (bool, error) { return false, nil }, blocks, blocks},
+		{"some", leastFill, func(n int) (bool, error) { return n%2 == 0, nil }, blocks, (blocks + 1) / 2},
+		{"failures", leastFill, func(n int) (bool, error) { return false, fmt.Errorf("at 512: %w", transfer.ErrChecksum) }, blocks, blocks},
+		{"short", leastFill - 1, func(int) (bool, error) { return true, nil }, 0, blocks},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := &filling{newCluster(blocks*testBlock, 3), k.answer}
+				cfg := c.config()
+				cfg.Path = c
+				f, err := Open(t.Context(), cfg, "/file")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				var got []byte
+				p := make([]byte, k.buffer)
+				for {
+					n, err := f.Read(p)
+					got = append(got, p[:n]...)
+					if err == io.EOF {
+						break
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !bytes.Equal(got, c.content) {
+					t.Errorf("%d bytes, not those of the file", len(got))
+				}
+				if c.counts["fill"] != k.fills || c.counts["read"] != k.reads {
+					t.Errorf("%d fills, %d reads; want %d, %d", c.counts["fill"], c.counts["read"], k.fills, k.reads)
+				}
+			})
+		})
+	}
+}
+
 // A seek within what has come already asks nobody.
 func TestShortSeeks(t *testing.T) {
 	c := newCluster(testBlock, 1)
