@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/rpc"
@@ -51,6 +52,10 @@ type machine struct {
 	// failed is the process that has had one of its directories fail, and runs without it.
 	failed *process
 
+	// turn is held by whoever starts or ends the process, or changes the disk meanwhile. It is
+	// no sync.Mutex because time passes for who waits.
+	turn chan struct{}
+
 	mu      sync.Mutex
 	process *process // nil: none runs
 }
@@ -76,6 +81,8 @@ type system struct {
 	leap      atomic.Int64 // nanoseconds by which the NameNode's clock is ahead
 	ending    sync.WaitGroup
 	end       atomic.Pointer[error] // of a DataNode that should have gone on
+	now       *errgroup.Group       // of all that goes on in this round
+	ambushes  ambushes
 }
 
 // settings are drawn from the seed.
@@ -96,7 +103,13 @@ func (s *system) logger(node string) *slog.Logger {
 	return slog.New(s.h.handler(node))
 }
 
+// start starts the process of a machine, unless it runs.
 func (s *system) start(m *machine) error {
+	m.turn <- struct{}{}
+	defer func() { <-m.turn }()
+	if m.running() != nil {
+		return nil
+	}
 	p := &process{mount: m.disk.mount()}
 	p.alive.Store(true)
 	var err error
@@ -163,6 +176,9 @@ func (s *system) startDataNode(m *machine, p *process) error {
 		Native: table, NativeMemory: s.cfg.windows, SyncAfter: time.Minute, ReportInterval: 10 * time.Minute, ScanRate: 1 << 30, ScanDelay: 2 * time.Minute, ScanInterval: 5 * time.Minute,
 	})
 	if err != nil {
+		if srv != nil {
+			err = errors.Join(err, srv.close())
+		}
 		return err
 	}
 	p.dn, p.stop = dn, dn.Close
@@ -186,32 +202,43 @@ func (s *system) ended(m *machine, p *process, err error) {
 	}
 }
 
-// kill ends the process of a machine as SIGKILL does.
-func (s *system) kill(m *machine) {
+// kill ends the process of a machine as SIGKILL does, and then changes what the machine is left
+// with by f, which may be nil, before anybody starts it again.
+func (s *system) kill(m *machine, rng *rand.Rand, f func() error) error {
+	m.turn <- struct{}{}
+	defer func() { <-m.turn }()
 	m.mu.Lock()
 	p := m.process
 	m.process = nil
 	m.mu.Unlock()
-	if p == nil {
-		return
+	if p != nil {
+		p.mount.kill(rng)
+		p.alive.Store(false)
+		s.net.kill(m.host)
+		s.ending.Go(func() { _ = p.stop() }) // whatever it says, nobody hears it
 	}
-	p.mount.kill(s.rng)
-	p.alive.Store(false)
-	s.net.kill(m.host)
-	s.ending.Go(func() { _ = p.stop() }) // whatever it says, nobody hears it
+	if f == nil {
+		return nil
+	}
+	return f()
 }
 
 // cutPower ends the process, and what the machine had not synced may be gone.
-func (s *system) cutPower(m *machine) {
-	s.kill(m)
-	m.disk.cutPower(s.rng)
-	m.boot++
+func (s *system) cutPower(m *machine, rng *rand.Rand) {
+	_ = s.kill(m, rng, func() error {
+		m.disk.cutPower(rng)
+		m.boot++
+		return nil
+	})
+	if m != s.nameNode {
+		s.model.loses(m.host, false)
+	}
 }
 
 // stop ends everything.
 func (s *system) stop() {
 	for _, m := range append([]*machine{s.nameNode}, s.dataNodes...) {
-		s.kill(m)
+		_ = s.kill(m, s.rng, nil)
 	}
 	s.ending.Wait()
 }

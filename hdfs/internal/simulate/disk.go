@@ -41,6 +41,13 @@ func (d *disk) setFull(full bool) {
 	d.full = full
 }
 
+// unfit tells whether the disk is full, or a directory on it broken.
+func (d *disk) unfit() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.full || d.broken != ""
+}
+
 // setLeft sets how much room the disk tells of while it takes what is written.
 func (d *disk) setLeft(bytes uint64) {
 	d.mu.Lock()

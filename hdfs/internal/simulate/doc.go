@@ -17,7 +17,10 @@
 // cut off from each other, and all connections between two of them break; calls come late and twice; disks are full, slow, or hang; one of a
 // DataNode's directories fails, and works again when the DataNode has given it up; the NameNode's
 // disk has less room than it reserves, and then none; its clock leaps; a DataNode comes back with an old copy of its disk, without its blocks, or
-// with a flipped bit. Clients write, hflush, hsync, close, append, truncate, rename, delete
+// with a flipped bit. DataNodes restart in order, and tell their writers, some of whom wait for
+// them. And ambushes: at the very moment at which a client hears that bytes are acknowledged, all
+// DataNodes of its pipeline but one are cut off, and most of the time die or lose power; the
+// client may die, too. Each DataNode must have by itself what it has acknowledged. Clients write, hflush, hsync, close, append, truncate, rename, delete
 // and read, recover pipelines as Hadoop's does, dawdle, and die.
 //
 // Checked while this goes on: no read returns a wrong byte. After each round, when all

@@ -17,7 +17,7 @@ import (
 
 // faultKinds are those that a seed has.
 type faultKinds struct {
-	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull, slow, broken bool
+	kill, power, nameNode, partition, full, leap, damage, blackout, nameNodeFull, slow, broken, restart, ambush bool
 }
 
 func (k faultKinds) String() string {
@@ -29,6 +29,7 @@ func (k faultKinds) String() string {
 		{k.kill, "kills"}, {k.power, "power cuts"}, {k.nameNode, "NameNode too"}, {k.partition, "partitions"},
 		{k.full, "full disks"}, {k.leap, "clock leaps"}, {k.damage, "damaged disks"}, {k.blackout, "blackouts"},
 		{k.nameNodeFull, "the NameNode's disk full"}, {k.slow, "slow disks"}, {k.broken, "connections that break"},
+		{k.restart, "restarts"}, {k.ambush, "ambushes"},
 	} {
 		if f.on {
 			out = append(out, f.name)
@@ -41,7 +42,7 @@ func drawFaults(rng *rand.Rand) faultKinds {
 	some := func(of int) bool { return rng.IntN(of) == 0 }
 	return faultKinds{
 		kill: !some(4), power: some(2), nameNode: some(2), partition: some(2), full: some(4), leap: some(4), damage: some(3), blackout: some(8),
-		nameNodeFull: some(3), slow: some(3), broken: !some(3),
+		nameNodeFull: some(3), slow: some(3), broken: !some(3), restart: some(2), ambush: !some(3),
 	}
 }
 
@@ -58,37 +59,27 @@ func (s *system) faults(ctx context.Context, victim *machine) error {
 func (s *system) fault(ctx context.Context, victim *machine) error {
 	k := s.cfg.faults
 	dn := s.dataNodes[s.rng.IntN(len(s.dataNodes))]
-	down := time.Duration(s.rng.Int64N(int64(5 * time.Second)))
-	if s.rng.IntN(5) == 0 {
-		// Who is away for longer than a recovery waits may be the only one with bytes that
-		// others have lost: that is told to be a loss.
-		most := s.cfg.hardLimit / 4
-		if !k.power && !k.damage && !k.blackout {
-			most = s.cfg.deadAfter * 2
-		}
-		down = time.Duration(s.rng.Int64N(int64(most)))
-	}
-	switch n := s.rng.IntN(22); {
+	down := s.downtime(s.rng)
+	switch n := s.rng.IntN(24); {
 	case n < 4 && k.kill:
 		s.h.count("DataNodes killed", 1)
 		s.h.add("kill -9 of DataNode %s", dn.host)
-		s.kill(dn)
+		_ = s.kill(dn, s.rng, nil)
 		return s.startLater(ctx, dn, down)
 	case n < 7 && k.power:
 		s.h.count("power cuts of DataNodes", 1)
 		s.h.add("power cut of DataNode %s", dn.host)
-		s.cutPower(dn)
-		s.model.loses(dn.host, false)
+		s.cutPower(dn, s.rng)
 		return s.startLater(ctx, dn, down)
 	case n < 9 && k.nameNode:
 		s.h.count("NameNodes killed", 1)
 		s.h.add("kill -9 of the NameNode")
-		s.kill(s.nameNode)
+		_ = s.kill(s.nameNode, s.rng, nil)
 		return s.startLater(ctx, s.nameNode, down/4)
 	case n < 10 && k.nameNode && k.power:
 		s.h.count("power cuts of NameNodes", 1)
 		s.h.add("power cut of the NameNode")
-		s.cutPower(s.nameNode)
+		s.cutPower(s.nameNode, s.rng)
 		return s.startLater(ctx, s.nameNode, down/4)
 	case n < 12 && k.partition:
 		a, b := s.anyHost(), s.anyHost()
@@ -110,6 +101,8 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		s.leap.Store(int64(to))
 	case n < 15 && k.damage:
 		return s.damage(ctx, victim, down)
+	case n > 21 && k.restart:
+		return s.restart(ctx, dn, down)
 	case n > 19 && k.broken:
 		a, b := s.anyHost(), s.anyHost()
 		s.h.count("pairs of hosts whose connections broke", 1)
@@ -123,8 +116,7 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		s.h.count("power cuts of everything", 1)
 		s.h.add("power cut of everything")
 		for _, m := range append(s.dataNodes[:len(s.dataNodes):len(s.dataNodes)], s.nameNode) {
-			s.cutPower(m)
-			s.model.loses(m.host, false)
+			s.cutPower(m, s.rng)
 		}
 		for _, m := range append([]*machine{s.nameNode}, s.dataNodes...) {
 			if err := s.startLater(ctx, m, down/10); err != nil {
@@ -133,6 +125,20 @@ func (s *system) fault(ctx context.Context, victim *machine) error {
 		}
 	}
 	return nil
+}
+
+// downtime draws for how long a machine is away.
+func (s *system) downtime(rng *rand.Rand) time.Duration {
+	k, most := s.cfg.faults, 5*time.Second
+	if rng.IntN(5) == 0 {
+		// Who is away for longer than a recovery waits may be the only one with bytes that
+		// others have lost: that is told to be a loss.
+		most = s.cfg.hardLimit / 4
+		if !k.power && !k.damage && !k.blackout {
+			most = s.cfg.deadAfter * 2
+		}
+	}
+	return time.Duration(rng.Int64N(int64(most)))
 }
 
 // anyHost draws one of all hosts.
@@ -205,8 +211,13 @@ func (s *system) refusesChanges(ctx context.Context) error {
 	return nil
 }
 
+// startLater starts the process of a machine after a while. Nobody starts a DataNode on a disk
+// that takes nothing, which does not last.
 func (s *system) startLater(ctx context.Context, m *machine, after time.Duration) error {
 	sleep(ctx, after)
+	for m.disk.unfit() {
+		time.Sleep(time.Second)
+	}
 	s.h.add("%s starts", m.host)
 	return s.start(m)
 }
@@ -228,19 +239,26 @@ func (s *system) damage(ctx context.Context, m *machine, down time.Duration) err
 			m.old = old
 			return nil
 		}
-		s.kill(m)
-		m.disk.mem = old
-		m.boot++
+		_ = s.kill(m, s.rng, func() error {
+			m.disk.mem = old
+			m.boot++
+			return nil
+		})
 	case 1:
 		s.h.count("DataNodes that came back without blocks", 1)
 		s.h.add("%s comes back without its blocks", m.host)
-		s.kill(m)
-		m.boot++
-		for _, d := range m.dirs {
-			if err := m.disk.mem.RemoveAll(d + "/blocks"); err != nil {
-				return err
+		err := s.kill(m, s.rng, func() error {
+			m.boot++
+			for _, d := range m.dirs {
+				if err := m.disk.mem.RemoveAll(d + "/blocks"); err != nil {
+					return err
+				}
+				_ = m.disk.mem.Remove(d + "/boot")
 			}
-			_ = m.disk.mem.Remove(d + "/boot")
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 	default:
 		name, err := m.flip(s.rng)
@@ -278,6 +296,8 @@ func (s *system) breakDirectory(ctx context.Context, m *machine, down time.Durat
 
 // flip changes a bit of a block.
 func (m *machine) flip(rng *rand.Rand) (string, error) {
+	m.turn <- struct{}{}
+	defer func() { <-m.turn }()
 	var files []string
 	m.each(func(dir, name string, size int64) {
 		if size > 0 && !strings.HasSuffix(name, ".meta") {

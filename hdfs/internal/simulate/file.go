@@ -12,21 +12,29 @@ import (
 type model struct {
 	mu      sync.Mutex
 	files   []*modelFile
-	losses  map[string]int         // by host: power cuts and damages
+	losses  map[string]losses      // by host
 	damaged map[string]time.Time   // by host: when its disk last was
+	lost    map[string]time.Time   // by host: when that was so, or it lost power
 	settled map[uint64]*settlement // by block: its last recovery
 }
 
 func newModel() *model {
-	return &model{losses: map[string]int{}, damaged: map[string]time.Time{}, settled: map[uint64]*settlement{}}
+	return &model{losses: map[string]losses{}, damaged: map[string]time.Time{}, lost: map[string]time.Time{}, settled: map[uint64]*settlement{}}
+}
+
+// losses are how often a machine has lost something.
+type losses struct {
+	power  int // what was not synced
+	damage int // anything
 }
 
 // A settlement is the end of a block's recovery: on these hosts, of which some have had their disks
-// damaged since. Without hosts a pipeline has gone on under that generation.
+// damaged since, or lost power, if not both. Without hosts a pipeline has gone on under that generation.
 type settlement struct {
 	generation uint64
 	hosts      map[string]bool
 	damaged    map[string]bool
+	lost       map[string]bool
 }
 
 // settlesWithin is how long before a recovery is committed its hosts may have settled.
@@ -41,14 +49,29 @@ func (m *model) recovered(id, generation uint64, hosts []string) {
 	if last := m.settled[id]; last != nil && last.generation >= generation {
 		return // told again
 	}
-	s := &settlement{generation: generation, hosts: map[string]bool{}, damaged: map[string]bool{}}
+	s := &settlement{generation: generation, hosts: map[string]bool{}, damaged: map[string]bool{}, lost: map[string]bool{}}
 	for _, h := range hosts {
 		s.hosts[h] = true
 		if at, ok := m.damaged[h]; ok && time.Since(at) < settlesWithin {
 			s.damaged[h] = true
 		}
+		if at, ok := m.lost[h]; ok && time.Since(at) < settlesWithin {
+			s.lost[h] = true
+		}
 	}
 	m.settled[id] = s
+	m.findAdrift()
+}
+
+// findAdrift marks the blocks whose last recovery went on with hosts that have all lost power since,
+// or more. mu is held.
+func (m *model) findAdrift() {
+	for _, f := range m.files {
+		for _, b := range f.blocks {
+			s := m.settled[b.id]
+			b.adrift = s != nil && len(s.hosts) > 0 && !anyBut(s.hosts, s.lost)
+		}
+	}
 }
 
 // gone tells that all hosts which the last recovery of a block settled on have had their disks damaged.
@@ -85,8 +108,13 @@ type modelBlock struct {
 	syncedNodes   map[string]bool // and that of the last hsync
 	lost          map[string]bool // of these have lost what was not synced
 	damaged       map[string]bool // and these anything
+	adrift        bool            // see findAdrift
 	more          bool            // a truncation that may not have been carried out has taken bytes from acked
 }
+
+// powerless tells whether all who have acknowledged, or that a recovery has gone on with, have
+// lost what was not synced.
+func (b *modelBlock) powerless() bool { return !anyBut(b.nodes, b.lost) || b.adrift }
 
 func (f *modelFile) String() string { return f.paths[0] }
 
@@ -106,13 +134,24 @@ func (f *modelFile) block(id uint64, start int) *modelBlock {
 func (m *model) loses(host string, forGood bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.losses[host]++
+	l := m.losses[host]
+	if forGood {
+		l.damage++
+	} else {
+		l.power++
+	}
+	m.losses[host] = l
 	if forGood {
 		m.damaged[host] = time.Now()
 		for _, s := range m.settled {
 			s.damaged[host] = true
 		}
 	}
+	m.lost[host] = time.Now()
+	for _, s := range m.settled {
+		s.lost[host] = true
+	}
+	m.findAdrift()
 	for _, f := range m.files {
 		for _, b := range f.blocks {
 			b.lost[host] = true
@@ -139,7 +178,7 @@ func (f *modelFile) promisedByWriters() (bytes int, all bool) {
 	bytes = f.least
 	for _, b := range f.blocks {
 		kept := b.acked
-		if !anyBut(b.nodes, b.lost) {
+		if b.powerless() {
 			kept = 0
 			if anyBut(b.syncedNodes, b.damaged) {
 				kept = b.synced
@@ -151,7 +190,7 @@ func (f *modelFile) promisedByWriters() (bytes int, all bool) {
 		case !anyBut(b.nodes, b.damaged):
 			bytes = min(bytes, b.start) // what was there before is under an older generation
 		}
-		if kept < b.acked || b.more && !anyBut(b.nodes, b.lost) {
+		if kept < b.acked || b.more && b.powerless() {
 			return bytes, false
 		}
 	}
@@ -163,7 +202,7 @@ func (f *modelFile) promisedByWriters() (bytes int, all bool) {
 func (f *modelFile) excuse() string {
 	for _, b := range f.blocks {
 		switch damaged := len(b.damaged) > 0 && anyOf(b.nodes, b.damaged); {
-		case anyBut(b.nodes, b.lost):
+		case !b.powerless():
 		case b.synced == b.acked && anyBut(b.syncedNodes, b.damaged):
 		case !anyBut(b.nodes, b.damaged):
 			return "every holder's disk was damaged"

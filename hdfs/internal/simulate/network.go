@@ -115,16 +115,21 @@ func (n *network) kill(host string) {
 		}
 	}
 	n.mu.Unlock()
-	n.end(func(c *conn) bool { return hostOf(c.local) == host })
+	n.end(n.chance(2), func(c *conn) bool { return hostOf(c.local) == host })
 }
 
 // breakAll ends all connections between two hosts.
 func (n *network) breakAll(a, b string) {
-	n.end(func(c *conn) bool { return pair(hostOf(c.local), hostOf(c.remote)) == pair(a, b) })
+	n.end(n.chance(2), func(c *conn) bool { return pair(hostOf(c.local), hostOf(c.remote)) == pair(a, b) })
 }
 
-// end ends connections. What is on its way out may still arrive, or not.
-func (n *network) end(which func(c *conn) bool) {
+// lose ends all connections of a host, and nothing of what is on its way arrives.
+func (n *network) lose(host string) {
+	n.end(false, func(c *conn) bool { return hostOf(c.local) == host || hostOf(c.remote) == host })
+}
+
+// end ends connections. What is on its way out still arrives, if delivered.
+func (n *network) end(delivered bool, which func(c *conn) bool) {
 	n.mu.Lock()
 	var dead []*conn
 	for c := range n.conns {
@@ -132,7 +137,6 @@ func (n *network) end(which func(c *conn) bool) {
 			dead = append(dead, c)
 		}
 	}
-	delivered := n.rng.IntN(2) == 0
 	n.mu.Unlock()
 	for _, c := range dead {
 		c.out.reset(delivered)

@@ -33,9 +33,9 @@ type output struct {
 	token *hdfspb.TokenProto
 	nodes []*hdfspb.DatanodeInfoProto
 	line  line
-	known map[string]int // by host: its losses before this pipeline was set up
-	start int            // of the block in the file
-	sent  int            // bytes of the block
+	known map[string]losses // by host, before this pipeline was set up
+	start int               // of the block in the file
+	sent  int               // bytes of the block
 	acked int
 	ended bool // the last packet is acknowledged
 
@@ -62,19 +62,6 @@ const (
 	streamingRecovery = hdfspb.OpWriteBlockProto_PIPELINE_SETUP_STREAMING_RECOVERY
 	closeRecovery     = hdfspb.OpWriteBlockProto_PIPELINE_CLOSE_RECOVERY
 )
-
-// badNode is the error of a pipeline with a member that is to go.
-type badNode struct {
-	index int
-	err   error
-	// neverSetUp says that no DataNode has anything of the block, though packets were sent.
-	neverSetUp bool
-}
-
-func (e *badNode) Error() string {
-	return fmt.Sprintf("DataNode %d of the pipeline: %v", e.index, e.err)
-}
-func (e *badNode) Unwrap() error { return e.err }
 
 // setUp connects the pipeline under a generation stamp.
 func (o *output) setUp(ctx context.Context, st stage, generation uint64, token *hdfspb.TokenProto) error {
@@ -112,27 +99,6 @@ func (o *output) ofNow() *hdfspb.ExtendedBlockProto {
 func (o *output) newBlock(ctx context.Context) error {
 	o.before, o.start = o.ofNow(), o.start+o.acked
 	return o.begin(ctx, nil)
-}
-
-// anew gives up a block whose pipeline was never set up, and begins another one in its place.
-func (o *output) anew(ctx context.Context, bad *badNode) error {
-	gone := o.nodes[bad.index]
-	o.c.s.h.add("%s: block %d is begun anew without %s: %v", o.c.name, o.block.GetBlockId(), gone.GetId().GetIpAddr(), bad.err)
-	o.c.s.h.count("blocks begun anew", 1)
-	o.release()
-	if err := o.abandon(ctx); err != nil {
-		return err
-	}
-	return o.begin(ctx, []*hdfspb.DatanodeInfoProto{gone})
-}
-
-func (o *output) abandon(ctx context.Context) error {
-	req := &hdfspb.AbandonBlockRequestProto{B: o.block, Src: &o.path, Holder: &o.c.name}
-	if err := o.c.call(ctx, "abandonBlock", req, &hdfspb.AbandonBlockResponseProto{}, rpc.Idempotent); err != nil {
-		return err
-	}
-	o.block = o.before
-	return nil
 }
 
 // begin begins the block behind the one before. As Hadoop's client it gives up a block whose
@@ -222,7 +188,7 @@ func (o *output) await(ctx context.Context) error {
 		return blame(ctx, err)
 	}
 	if bad := slices.IndexFunc(a.Replies, func(s hdfspb.Status) bool { return s != hdfspb.Status_SUCCESS }); bad >= 0 {
-		return &badNode{index: min(bad, len(o.nodes)-1), err: fmt.Errorf("status %v", a.Replies)}
+		return &badNode{index: min(bad, len(o.nodes)-1), err: fmt.Errorf("status %v", a.Replies), restarts: a.Replies[bad] == hdfspb.Status_OOB_RESTART}
 	}
 	if a.Seqno != o.due || len(a.Replies) != len(o.nodes) {
 		return fmt.Errorf("acknowledgement %+v; due is %d of %d DataNodes", a, o.due, len(o.nodes))
@@ -239,13 +205,19 @@ func (o *output) acknowledged(upTo int, sync bool) {
 	defer o.c.s.model.mu.Unlock()
 	b := o.f.block(o.block.GetBlockId(), o.start)
 	if s := o.c.s.model.settled[b.id]; s != nil && s.generation < o.block.GetGenerationStamp() {
-		o.c.s.model.settled[b.id] = &settlement{generation: o.block.GetGenerationStamp(), damaged: map[string]bool{}}
+		o.c.s.model.settled[b.id] = &settlement{generation: o.block.GetGenerationStamp(), damaged: map[string]bool{}, lost: map[string]bool{}}
+		b.adrift = false
 	}
 	o.c.s.h.count("bytes acknowledged", max(0, upTo-b.acked))
 	b.acked, b.nodes = max(b.acked, upTo), o.hosts()
 	for h := range b.nodes {
-		// Who lost power before this pipeline, and is in it, has made sure that all is there.
-		if !b.damaged[h] && o.known[h] == o.c.s.model.losses[h] {
+		// Who lost power before this pipeline, and is in it, has made sure that all is there. Who
+		// has since may have lost it before this acknowledgement came.
+		switch lost := o.c.s.model.losses[h]; {
+		case o.known[h] != lost:
+			b.lost[h] = true
+			b.damaged[h] = b.damaged[h] || o.known[h].damage != lost.damage
+		case !b.damaged[h]:
 			delete(b.lost, h)
 		}
 	}
@@ -275,84 +247,6 @@ func (o *output) order() (out []string) {
 		out = append(out, n.GetId().GetIpAddr())
 	}
 	return out
-}
-
-// recover goes on without a DataNode, perhaps with another one in its place, under a
-// new generation stamp.
-func (o *output) recover(ctx context.Context, st stage, err error) error {
-	for {
-		var bad *badNode
-		if !errors.As(err, &bad) {
-			return err
-		}
-		gone := o.nodes[bad.index]
-		o.nodes = slices.Delete(slices.Clone(o.nodes), bad.index, bad.index+1)
-		if len(o.nodes) == 0 {
-			return fmt.Errorf("all DataNodes of the pipeline are bad: %w", err)
-		}
-		o.c.s.h.add("%s: pipeline of block %d goes on without %s: %v", o.c.name, o.block.GetBlockId(), gone.GetId().GetIpAddr(), bad.err)
-		resp := &hdfspb.UpdateBlockForPipelineResponseProto{}
-		if err := o.c.call(ctx, "updateBlockForPipeline", &hdfspb.UpdateBlockForPipelineRequestProto{Block: o.block, ClientName: &o.c.name}, resp, rpc.Idempotent); err != nil {
-			return err
-		}
-		generation, token := resp.GetBlock().GetB().GetGenerationStamp(), resp.GetBlock().GetBlockToken()
-		if st == streamingRecovery && o.rng.IntN(2) == 0 {
-			o.replace(ctx, gone)
-		}
-		if err = o.setUp(ctx, st, generation, token); err != nil {
-			continue
-		}
-		if err := o.update(ctx, generation); err != nil {
-			return err
-		}
-		o.token = token
-		return nil
-	}
-}
-
-// update tells the NameNode of a new pipeline.
-func (o *output) update(ctx context.Context, generation uint64) error {
-	next := o.ofNow()
-	next.GenerationStamp = &generation
-	req := &hdfspb.UpdatePipelineRequestProto{ClientName: &o.c.name, OldBlock: o.ofNow(), NewBlock: next}
-	for _, n := range o.nodes {
-		req.NewNodes = append(req.NewNodes, n.GetId())
-	}
-	if err := o.c.call(ctx, "updatePipeline", req, &hdfspb.UpdatePipelineResponseProto{}, rpc.AtMostOnce); err != nil {
-		return err
-	}
-	o.block = next
-	return nil
-}
-
-// replace has another DataNode get what the first of the pipeline has.
-func (o *output) replace(ctx context.Context, gone *hdfspb.DatanodeInfoProto) {
-	resp := &hdfspb.GetAdditionalDatanodeResponseProto{}
-	err := o.c.call(ctx, "getAdditionalDatanode", &hdfspb.GetAdditionalDatanodeRequestProto{
-		Src: &o.path, Blk: o.block, Existings: o.nodes, Excludes: []*hdfspb.DatanodeInfoProto{gone}, NumAdditionalNodes: proto.Uint32(1), ClientName: &o.c.name,
-	}, resp, rpc.Idempotent)
-	locs := resp.GetBlock().GetLocs()
-	if err != nil || len(locs) <= len(o.nodes) {
-		return
-	}
-	more := locs[len(locs)-1]
-	conn, _, err := o.c.ask(ctx, dataAddress(o.nodes[0]), transfer.OpTransferBlock, &hdfspb.OpTransferBlockProto{
-		Header: o.c.header(o.ofNow(), resp.GetBlock().GetBlockToken()), Targets: []*hdfspb.DatanodeInfoProto{more},
-	})
-	if err != nil {
-		return
-	}
-	conn.close()
-	o.c.s.h.add("%s: block %d is copied to %s", o.c.name, o.block.GetBlockId(), more.GetId().GetIpAddr())
-	o.c.s.model.mu.Lock()
-	b, host := o.f.block(o.block.GetBlockId(), o.start), more.GetId().GetIpAddr()
-	delete(b.lost, host)
-	delete(b.damaged, host)
-	if b.synced > 0 {
-		b.syncedNodes[host] = true
-	}
-	o.c.s.model.mu.Unlock()
-	o.nodes = append(slices.Clone(o.nodes), more)
 }
 
 // step sends bytes of the present block, over as many pipelines as it takes.

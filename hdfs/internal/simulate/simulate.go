@@ -53,9 +53,9 @@ func Run(seed uint64) (out Outcome, err error) {
 	if s.secret, err = cluster.NewSecret([]byte(strings.Repeat("simulated secret", 3))); err != nil {
 		return out, err
 	}
-	s.nameNode = &machine{host: nameNodeHost, disk: newDisk(rng)}
+	s.nameNode = &machine{host: nameNodeHost, disk: newDisk(rng), turn: make(chan struct{}, 1)}
 	for i := range c.dataNodes {
-		m := &machine{host: fmt.Sprintf("10.0.0.%d", i+1), disk: newDisk(rng), native: rng.IntN(8) > 0}
+		m := &machine{host: fmt.Sprintf("10.0.0.%d", i+1), disk: newDisk(rng), turn: make(chan struct{}, 1), native: rng.IntN(8) > 0}
 		for d := range 1 + rng.IntN(3) {
 			m.dirs = append(m.dirs, fmt.Sprintf("/dn%d", d))
 		}
@@ -92,6 +92,7 @@ func (s *system) round(users []*user) error {
 	began := time.Now()
 	defer func() { s.h.count("virtual seconds", int(time.Since(began).Seconds())) }()
 	group, ctx := errgroup.WithContext(ctx)
+	s.now = group
 	for _, u := range users {
 		group.Go(func() error { return u.work(ctx) })
 		group.Go(func() error { u.renew(ctx); return nil })
@@ -114,10 +115,8 @@ func (s *system) round(users []*user) error {
 		m.disk.setFull(false)
 		m.disk.setBroken("")
 		m.disk.setSlow(0, 0)
-		if m.running() == nil {
-			if err := s.start(m); err != nil {
-				return err
-			}
+		if err := s.start(m); err != nil {
+			return err
 		}
 	}
 	return s.check()

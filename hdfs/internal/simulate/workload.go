@@ -202,7 +202,9 @@ func (u *user) write(ctx context.Context, f *modelFile) {
 	u.change(func() { f.data = append(f.data, more...) })
 	if err := o.write(ctx, u.rng.IntN(4) == 0); err != nil {
 		u.fails(f, "write", err)
+		return
 	}
+	u.ambush(ctx, o)
 }
 
 func (u *user) close(ctx context.Context, f *modelFile) {
@@ -217,6 +219,7 @@ func (u *user) close(ctx context.Context, f *modelFile) {
 	delete(u.outs, f)
 	u.s.h.add("%s: closed %s with %d bytes", u.c.name, f, len(f.data))
 	u.change(func() { f.open, f.closed = false, true })
+	u.ambush(ctx, o)
 }
 
 func (u *user) append(ctx context.Context, f *modelFile) {
