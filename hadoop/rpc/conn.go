@@ -144,7 +144,11 @@ func (c *conn) wait() error {
 		return c.r.Wait()
 	}
 	idle := c.server.cfg.IdleTimeout
-	now := time.Now()
+	now := c.session.latest // a call of microseconds, as most often
+	c.session.latest = time.Time{}
+	if now.IsZero() {
+		now = time.Now()
+	}
 	c.active = now
 	for {
 		if now.Add(idle).Sub(c.deadline) > idle/8 {

@@ -37,7 +37,7 @@ func (s *session) deferCall(c *call) bool {
 	if s.slots == nil || len(s.slots) == cap(s.slots) || !s.bytes.TryAcquire(c.size) {
 		return false
 	}
-	if !s.server.queue.Begin(c.User, c.method.urgent) {
+	if !s.server.queue.Begin(c.User, c.method.urgent, c.began) {
 		s.bytes.Release(c.size)
 		return false
 	}

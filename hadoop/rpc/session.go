@@ -41,6 +41,7 @@ type session struct {
 	underWay atomic.Int64   // queued and running, of an endpoint
 	waits    sync.WaitGroup // of an endpoint: goroutines that wait in place of the worker
 	fresh    []call         // allocated and not used yet
+	latest   time.Time      // when a call began that was run where it was read; who reads takes it
 
 	// Bounds of a stream. On an endpoint the runtime bounds what is under way.
 	slots chan struct{}       // one token for each call under way
@@ -264,11 +265,13 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 func (c *call) short(endpoint bool) bool {
 	c.Short = true
 	resp, err := c.invoke()
-	switch {
-	case err == ErrDeferred:
-	case err == ErrLong && !c.deferred:
+	if err == ErrLong && !c.deferred {
 		c.Short, c.req = false, nil
 		return false
+	}
+	c.session.latest = c.began
+	switch {
+	case err == ErrDeferred:
 	case endpoint && err == nil && c.via.Long(proto.Size(resp)):
 		c.session.waits.Go(func() { c.answer(resp, nil, carrier.Now) })
 	default:

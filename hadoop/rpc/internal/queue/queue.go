@@ -182,14 +182,14 @@ func (q *Queue[T]) rouse() {
 // Begin counts an item of a user, or an urgent one, as one that a worker works on, until End. It reports false, and
 // does nothing, where an item that is pushed would have to wait: others wait, or all workers
 // have work.
-func (q *Queue[T]) Begin(user string, urgent bool) bool {
+func (q *Queue[T]) Begin(user string, urgent bool, now time.Time) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed || q.total.calls > 0 || q.running-q.idle+q.away >= q.workers {
 		return false
 	}
 	if !urgent {
-		q.shares.level(user, time.Now())
+		q.shares.level(user, now)
 	}
 	q.away++
 	return true

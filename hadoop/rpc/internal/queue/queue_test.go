@@ -309,7 +309,7 @@ func TestWorkElsewhereCounts(t *testing.T) {
 			<-goOn
 		})
 		for _, want := range []bool{true, true, false} {
-			if got := q.Begin("ada", false); got != want {
+			if got := q.Begin("ada", false, time.Now()); got != want {
 				t.Fatalf("Begin: %v, want %v", got, want)
 			}
 		}
@@ -328,7 +328,7 @@ func TestWorkElsewhereCounts(t *testing.T) {
 		if len(running) != 0 {
 			t.Error("three are worked on at once")
 		}
-		if q.Begin("bob", true) {
+		if q.Begin("bob", true, time.Now()) {
 			t.Error("something passed by those who wait")
 		}
 		q.End()
@@ -343,7 +343,7 @@ func TestWorkElsewhereCounts(t *testing.T) {
 		}
 		synctest.Wait() // two workers are idle now
 		for i, want := range []bool{true, true, false} {
-			if q.Begin("ada", false) != want {
+			if q.Begin("ada", false, time.Now()) != want {
 				t.Errorf("Begin beside two idle workers, number %d: want %t", i, want)
 			}
 		}
@@ -359,7 +359,7 @@ func TestWorkElsewhereCounts(t *testing.T) {
 		}
 		goOn <- struct{}{}
 		q.Close()
-		if q.Begin("ada", false) {
+		if q.Begin("ada", false, time.Now()) {
 			t.Error("Begin after Close")
 		}
 	})

@@ -48,15 +48,13 @@ func validName(path string) bool {
 	if !strings.HasPrefix(path, "/") || !utf8.ValidString(path) || strings.IndexByte(path, 0) >= 0 {
 		return false
 	}
-	comps := strings.Split(strings.TrimRight(path[1:], "/"), "/")
-	if len(comps) == 1 && comps[0] == "" {
-		return true
-	}
-	for _, c := range comps {
-		switch {
-		case c == "" || c == "." || strings.IndexByte(c, ':') >= 0:
-			return false
-		case c == ".." && (len(comps) < 4 || comps[0] != reservedName || comps[1] != inodesName):
+	rest := strings.TrimRight(path[1:], "/")
+	const byID = reservedName + "/" + inodesName + "/"
+	upwards := strings.HasPrefix(rest, byID) && strings.Contains(rest[len(byID):], "/")
+	for more := rest != ""; more; {
+		var c string
+		c, rest, more = strings.Cut(rest, "/")
+		if c == "" || c == "." || c == ".." && !upwards || strings.IndexByte(c, ':') >= 0 {
 			return false
 		}
 	}
