@@ -389,14 +389,17 @@ func (r *scaleRun) delete() {
 	r.say("the call of the delete took %v", time.Since(start).Round(10*time.Microsecond))
 }
 
-// trail writes what a start has to read beside the snapshot: as many entries as come
+// trail writes what a start has to read beside the snapshot: almost as many entries as come
 // between two snapshots.
 func (r *scaleRun) trail() {
+	r.snapshot()
+	const writers, each = 64, 4080 // of 262,144
+	start := time.Now()
 	var wg sync.WaitGroup
-	for w := range 64 {
+	for w := range writers {
 		wg.Go(func() {
 			ctx := rpc.WithCall(context.Background(), &rpc.Call{User: "root"})
-			for i := range 1000 {
+			for i := range each {
 				if _, err := r.nn.mkdirs(ctx, &hdfspb.MkdirsRequestProto{Src: proto.String(fmt.Sprintf("/trail/%d/%d", w, i)), Masked: &hdfspb.FsPermissionProto{Perm: proto.Uint32(0o755)}, CreateParent: proto.Bool(true)}); err != nil {
 					r.t.Error(err)
 					return
@@ -405,4 +408,5 @@ func (r *scaleRun) trail() {
 		})
 	}
 	wg.Wait()
+	r.say("%d entries behind the last snapshot, written in %v", writers*each, time.Since(start).Round(time.Millisecond))
 }
