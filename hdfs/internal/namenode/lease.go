@@ -18,6 +18,8 @@ import (
 type leases struct {
 	mu      sync.Mutex
 	renewed map[string]renewal // by holder
+	// unreported are files that wait for a report of their last block, by inode, since when.
+	unreported map[uint64]time.Time
 }
 
 type renewal struct {
@@ -48,6 +50,28 @@ func (l *leases) age(holder string, now time.Time) time.Duration {
 		return 0
 	}
 	return now.Sub(last.at)
+}
+
+// waited tells for how long a file has waited for a report of its last block.
+func (l *leases) waited(file uint64, now time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.unreported == nil {
+		l.unreported = make(map[uint64]time.Time)
+	}
+	since, ok := l.unreported[file]
+	if !ok {
+		since = now
+		l.unreported[file] = now
+	}
+	return now.Sub(since)
+}
+
+// reported ends that wait.
+func (l *leases) reported(file uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.unreported, file)
 }
 
 // keep forgets all holders but these.
@@ -144,8 +168,13 @@ func (nn *NameNode) recoverFile(ctx context.Context, id uint64) (closed bool, er
 			changed, cancel := nn.blocks.finalized(last.ID, last.Generation, last.Length)
 			if changed != nil {
 				cancel()
-				return false, nil // until a DataNode reports it
+				if nn.leases.waited(id, nn.cfg.now()) <= nn.cfg.LeaseHardLimit {
+					return false, nil // until a DataNode reports it
+				}
+				// Its length is known, and so is its generation: a holder that comes later has it all the same.
+				nn.log.Error("namenode: nobody has reported the last block of a file whose writer is gone; it is closed and the block counts as missing", "inode", id, "block", last.ID)
 			}
+			nn.leases.reported(id)
 		case last.Construction.Recovery != 0:
 			return false, nil
 		case found || last.Length > 0:

@@ -67,6 +67,31 @@ func TestHardLimit(t *testing.T) {
 	wantClass(t, err, exception.LeaseExpired)
 }
 
+// The writer is gone, and all that had the last block, which is complete: the file is closed after the hard
+// limit all the same, with the bytes that it has.
+func TestLostLastBlockHoldsNoLease(t *testing.T) {
+	r := newRig(t)
+	dns := r.datanodes(1)
+	r.create("/f", "gone", 1)
+	b := r.addBlock("/f", "gone", nil).GetB()
+	b.NumBytes = proto.Uint64(1024)
+	next := r.addBlock("/f", "gone", b).GetB()
+	must[*hdfspb.AbandonBlockResponseProto](t)(r.nn.abandonBlock(r.as("root"), &hdfspb.AbandonBlockRequestProto{B: next, Src: proto.String("/f"), Holder: proto.String("gone")}))
+	turns := func(d time.Duration) {
+		for end := r.clock.now().Add(d); r.clock.now().Before(end); r.clock.advance(10 * time.Second) {
+			r.turn(dns)
+		}
+	}
+	turns(r.nn.cfg.LeaseHardLimit + time.Minute)
+	if r.closed("/f") {
+		t.Fatal("it is closed before anybody could report the block")
+	}
+	turns(r.nn.cfg.LeaseHardLimit)
+	if !r.closed("/f") || r.length("/f") != 1024 {
+		t.Errorf("closed %t, %d bytes", r.closed("/f"), r.length("/f"))
+	}
+}
+
 func TestSoftLimit(t *testing.T) {
 	r := newRig(t)
 	dns := r.datanodes(1)
