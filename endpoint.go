@@ -80,6 +80,9 @@ type carrier interface {
 	// operate carries out the operations of a batch, at least one, and sends the
 	// message behind them. It may be called concurrently.
 	operate(ctx context.Context, b *Batch) error
+	// prompt carries out a Get or a Put of one operation, if that can be done at once.
+	// If not, it reports false and has done nothing.
+	prompt(kind operationKind, remote rdma.Remote, local []byte) bool
 	// expose makes memory that the peer may reach.
 	expose(ctx context.Context, c *ExposeConfig) (exposable, error)
 	// exposeFile completes what the peer needs to read a file.

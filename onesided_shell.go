@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"fmt"
 
 	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/rdma"
@@ -13,7 +12,8 @@ import (
 // operator is what carries out an endpoint's one-sided operations over its queue pair.
 type operator struct {
 	*queuePair
-	asks asker // for what no device carries out
+	asks   asker                // for what no device carries out
+	device rdma.PromptQueuePair // nil: the device carries nothing out within a call
 }
 
 func (s *operator) operate(ctx context.Context, b *Batch) error {
@@ -64,9 +64,7 @@ func (s *operator) fly(ctx context.Context, b *Batch) error {
 	}
 	s.putFlight(f)
 	if b.notify && !told {
-		if err := s.e.Send(ctx, b.tag, b.message); err != nil {
-			return fmt.Errorf("the notification was not sent: %w", err)
-		}
+		return s.e.notified(ctx, b.tag, b.message)
 	}
 	return nil
 }

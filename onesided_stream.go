@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/verbena-data/verbena/internal/onesided"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // One-sided operations over TCP are frames that the peer's runtime answers.
@@ -243,3 +244,6 @@ func (s *stream) answered(r *bufio.Reader, f frame) error {
 	q.put(f.tag)
 	return nil
 }
+
+// prompt implements carrier: over TCP there is a message each.
+func (s *stream) prompt(operationKind, rdma.Remote, []byte) bool { return false }

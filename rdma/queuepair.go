@@ -106,6 +106,20 @@ type DoorbellQueuePair interface {
 	Ring()
 }
 
+// A PromptQueuePair carries out some Reads and Writes within a call, since the processor
+// does it and no adapter. Nothing is posted, and no completion comes.
+//
+// ReadNow reads the whole of into, and WriteNow writes data, which need not lie in a
+// region. If they report true it is done: later requests of the queue pair find it so. If
+// not, nothing has been done: requests are under way, or it would have to wait or fail,
+// which PostSend tells. Both may be called concurrently with everything, also after Close,
+// and do not allocate.
+type PromptQueuePair interface {
+	QueuePair
+	ReadNow(into []byte, from Remote) bool
+	WriteNow(to Remote, data []byte) bool
+}
+
 // Credentials tell whose process is at the other end, in the words of this
 // process's namespaces.
 type Credentials struct {

@@ -25,11 +25,11 @@ var runtimeOrder = [][]string{
 	},
 	{"transport.go"},
 	{"group.go", "device.go"},
-	{"calls.go", "calls_line.go", "request.go", "calls_stream.go", "calls_stream_send.go", "calls_stream_receive.go", "calls_serve.go", "calls_buffer.go", "mux.go", "outbox.go"}, // calls on an endpoint
+	{"calls.go", "calls_line.go", "request.go", "calls_stream.go", "calls_stream_send.go", "calls_stream_receive.go", "calls_serve.go", "calls_buffer.go", "calls_joined.go", "mux.go", "outbox.go"}, // calls on an endpoint
 	{ // an endpoint, on a queue pair or a TCP connection
 		"endpoint.go", "buffer.go", "buffer_checks.go", "buffer_debug.go", "credentials.go", "upcall.go", "try.go",
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
-		"onesided.go", "onesided_batch.go", "onesided_shell.go", "onesided_flight.go", "onesided_mixed.go", "onesided_asked.go", "onesided_served.go", "onesided_service.go", "onesided_exposed.go",
+		"onesided.go", "onesided_batch.go", "onesided_prompt.go", "onesided_shell.go", "onesided_flight.go", "onesided_mixed.go", "onesided_asked.go", "onesided_served.go", "onesided_service.go", "onesided_exposed.go",
 		"onesided_stream.go", "onesided_stream_served.go", "wrapped.go", "onesided_file.go", "onesided_buffer.go",
 		"queuepair.go", "shell.go", "shell_pair.go", "shell_long.go", "shell_complete.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_window.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go", "stream_lane.go",

@@ -26,27 +26,21 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 	case r.Flags&rdma.Inline != 0 && len(source) > slotInline:
 		return false
 	case r.Op == rdma.OpWrite && len(source) > 0:
-		to, region := qp.remoteQuick(r, len(source), rdma.AccessRemoteWrite)
+		to := qp.openQuick(r.Remote, len(source), rdma.AccessRemoteWrite)
 		if to == nil {
 			return false
 		}
-		done := qp.enter()&gateClosed == 0 && region.open()
-		if done {
-			copyTailLast(to, source)
-		}
+		copyTailLast(to, source)
 		qp.leave()
-		return done
+		return true
 	case r.Op == rdma.OpRead && len(source) > 0 && r.Flags&rdma.Inline == 0 && from.access&rdma.AccessLocalWrite != 0:
-		memory, region := qp.remoteQuick(r, len(source), rdma.AccessRemoteRead)
+		memory := qp.openQuick(r.Remote, len(source), rdma.AccessRemoteRead)
 		if memory == nil {
 			return false
 		}
-		done := qp.enter()&gateClosed == 0 && region.open()
-		if done {
-			move(source, memory)
-		}
+		move(source, memory)
 		qp.leave()
-		return done
+		return true
 	case r.Op == rdma.OpSend && len(source) <= slotInline:
 		if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
 			return false
@@ -71,14 +65,60 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 	return false
 }
 
+var _ rdma.PromptQueuePair = (*queuePair)(nil)
+
+// ReadNow implements [rdma.PromptQueuePair].
+func (qp *queuePair) ReadNow(into []byte, from rdma.Remote) bool {
+	qp.sendMu.Lock()
+	var memory []byte
+	if qp.queueCount == 0 && len(into) > 0 && len(into) <= maxMessage && qp.State() == rdma.StateConnected {
+		memory = qp.openQuick(from, len(into), rdma.AccessRemoteRead)
+	}
+	if memory != nil {
+		move(into, memory)
+		qp.leave()
+	}
+	qp.sendMu.Unlock()
+	return memory != nil
+}
+
+// WriteNow implements [rdma.PromptQueuePair].
+func (qp *queuePair) WriteNow(to rdma.Remote, data []byte) bool {
+	qp.sendMu.Lock()
+	var memory []byte
+	if qp.queueCount == 0 && len(data) > 0 && len(data) <= maxMessage && qp.State() == rdma.StateConnected {
+		memory = qp.openQuick(to, len(data), rdma.AccessRemoteWrite)
+	}
+	if memory != nil {
+		copyTailLast(memory, data)
+		qp.leave()
+	}
+	qp.sendMu.Unlock()
+	return memory != nil
+}
+
+// openQuick begins an access to memory of the peer that was used lately, and returns the
+// memory. If anything is not as usual it returns nil, outside an access. sendMu is held.
+func (qp *queuePair) openQuick(remote rdma.Remote, length int, right rdma.Access) []byte {
+	memory, region := qp.remoteQuick(remote, length, right)
+	if memory == nil {
+		return nil
+	}
+	if qp.enter()&gateClosed != 0 || !region.open() {
+		qp.leave()
+		return nil
+	}
+	return memory
+}
+
 // remoteQuick returns the memory of the peer that a request names, if its region was used
-// lately and has the right. The caller still has to see that the region is open.
-func (qp *queuePair) remoteQuick(r *rdma.SendRequest, length int, right rdma.Access) ([]byte, *peerRegion) {
-	region := qp.cache[r.Remote.Key%uint32(len(qp.cache))]
-	if region == nil || region.key != r.Remote.Key || !region.has(right) {
+// lately and has the right. Whether the region is open is still to be seen.
+func (qp *queuePair) remoteQuick(remote rdma.Remote, length int, right rdma.Access) ([]byte, *peerRegion) {
+	region := qp.cache[remote.Key%uint32(len(qp.cache))]
+	if region == nil || region.key != remote.Key || !region.has(right) {
 		return nil, nil
 	}
-	return region.at(r.Remote.Address, length), region
+	return region.at(remote.Address, length), region
 }
 
 // quickLent puts a message into a slot whose receive is lent. The peer may take that
