@@ -46,6 +46,11 @@ func (c *Caller) requestBuffer(ctx context.Context, w *pendingCall, method uint3
 	if p.size() <= c.e.carrier.maxMessage() && c.e.carrier.sendBufferNow(p) {
 		return nil
 	}
+	return c.requestInTurn(ctx, w, p)
+}
+
+// requestInTurn sends a request that may have to wait. If it fails the call has ended.
+func (c *Caller) requestInTurn(ctx context.Context, w *pendingCall, p parcel) error {
 	begun, err := c.e.sendInTurn(ctx, p)
 	switch {
 	case err == nil:
@@ -75,15 +80,24 @@ func (q Request) ReplyBuffer(b *Buffer) error {
 	if r.notifies || len(b.data) > c.e.MaxMessage()-call.HeaderSize {
 		return q.Reply(b.data)
 	}
+	return q.replyParcel(b.parcel(0, call.Header{Kind: call.Reply}))
+}
+
+// replyParcel answers with a message that may have to wait. Its header gets the id.
+func (q Request) replyParcel(p parcel) error {
+	r := q.r
+	c := r.c
 	if !r.age.CompareAndSwap(q.age, q.age+1) {
 		return c.e.failure("answer", ErrAnswered)
 	}
-	err := c.answerBuffer(r, b)
+	h := call.Header{Kind: call.Reply, ID: r.id}
+	h.Put(p.header)
+	err := c.answerParcel(r, p)
 	c.recycle(r)
 	return err
 }
 
-func (c *Caller) answerBuffer(r *request, b *Buffer) error {
+func (c *Caller) answerParcel(r *request, p parcel) error {
 	c.mu.Lock()
 	if c.ended {
 		c.mu.Unlock()
@@ -92,8 +106,7 @@ func (c *Caller) answerBuffer(r *request, b *Buffer) error {
 	// The peer may use the slot again as soon as it hears.
 	c.side.Answered(r.id)
 	c.mu.Unlock()
-	p := b.parcel(0, call.Header{Kind: call.Reply, ID: r.id})
-	if c.e.carrier.sendBufferNow(p) {
+	if p.buffer != nil && c.e.carrier.sendBufferNow(p) {
 		return nil
 	}
 	_, err := c.e.sendInTurn(c.ctx, p)

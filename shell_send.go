@@ -139,8 +139,12 @@ func (s *outbound) sendLong(ctx context.Context, p parcel) error {
 			s.prepend(&p)
 		}
 	}
+	piece := s.t.Chunk
+	if !shown && s.nothingOffered() {
+		piece = pieceOf(p.size(), piece)
+	}
 	for p.size() > 0 {
-		most := s.t.Chunk
+		most := piece
 		inPlace := shown && len(p.header) == 0
 		switch {
 		case inPlace:
@@ -161,6 +165,24 @@ func (s *outbound) sendLong(ctx context.Context, p parcel) error {
 		}
 	}
 	return nil
+}
+
+// nothingOffered tells that the peer has read all that it was offered.
+func (s *outbound) nothingOffered() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m.OffersOpen() == 0
+}
+
+// A long message that is copied goes in 4 pieces while nothing else is offered, so that the
+// peer reads one while this side copies the next. A piece has 32 KiB at least.
+const copyPieces, leastPiece = 4, 32 << 10
+
+// pieceOf is how many bytes each piece of a message has but the last, at most most: whole
+// lines of the cache.
+func pieceOf(size, most int) int {
+	n := (size + copyPieces - 1) / copyPieces
+	return min(most, max(leastPiece, (n+63)&^63))
 }
 
 // sendPart offers a part of a long message.
@@ -207,7 +229,9 @@ func (s *outbound) waitCredit(ctx context.Context, may func(*link.Machine[*Messa
 			}
 			continue
 		}
-		if s.w.drive(&s.out.spin, ready) {
+		helped := s.w.drive(&s.out.spin, ready)
+		s.w.serveOn()
+		if helped {
 			continue
 		}
 		s.w.sleep()

@@ -85,6 +85,7 @@ type worker struct {
 	callers  callers
 	sleepers atomic.Int32  // callers that wait for the worker
 	deferred atomic.Bool   // the queue is left to callers
+	recalled atomic.Bool   // it is the worker's again, as soon as no caller polls
 	wake     chan struct{} // ends that
 
 	broken atomic.Bool // takes no more endpoints
@@ -195,11 +196,15 @@ func (w *worker) serve() bool {
 	return true
 }
 
-// leave leaves the queue to polling callers until they stop or one goes to sleep.
+// leave leaves the queue to polling callers until they stop, one goes to sleep, or one
+// has answered a request.
 func (w *worker) leave(ctx context.Context, timer *time.Timer) bool {
 	w.deferred.Store(true)
-	defer w.deferred.Store(false)
-	for w.sleepers.Load() == 0 || w.callers.any() {
+	defer func() {
+		w.deferred.Store(false)
+		w.recalled.Store(false)
+	}()
+	for w.callers.any() || w.sleepers.Load() == 0 && !w.recalled.Load() {
 		polls := w.polled()
 		timer.Reset(takeover)
 		select {

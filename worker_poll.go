@@ -50,12 +50,13 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 
 // spin polls until ready, for about budget. It tells how long it has polled: 0 if that
 // ended before the first look at the clock. own says that the caller is the worker's
-// goroutine, which handles requests itself; for others a helper does.
+// goroutine, which handles requests itself; for others a helper does. Its budget begins
+// anew whenever something has come: the next piece of a long message is about to follow.
 func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok bool, waited time.Duration) {
 	var start time.Duration
 	var last time.Duration // of the look at the clock before; 0: much has been done since
 	var yielded time.Duration
-	counted := false
+	counted, came := false, false
 	for batch := 1; ; batch++ {
 		woke := false // others, who go on first
 		if w.mu.TryLock() {
@@ -65,7 +66,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 			}
 			for range spinBatch {
 				if w.pollLocked() > 0 {
-					last = 0
+					last, came = 0, own
 					woke = w.sleepers.Load() > 0
 					if ok = ready(); ok {
 						counted = false
@@ -90,6 +91,9 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		now := processors.now()
 		if start == 0 {
 			start, yielded = now, now
+		}
+		if came {
+			start, came = now, false
 		}
 		waited = now - start
 		// 32 polls in vain take some microseconds. If 300 have passed, something else
@@ -116,6 +120,15 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 func (w *worker) watch() {
 	if w.deferred.Load() {
 		notify(w.wake)
+	}
+}
+
+// serveOn has the worker's own goroutine look for requests again at once, if there may be
+// some: whoever has polled to send an answer will not poll for the next request.
+func (w *worker) serveOn() {
+	if w.serving.Load() > 0 && !w.callers.any() {
+		w.recalled.Store(true)
+		w.watch()
 	}
 }
 

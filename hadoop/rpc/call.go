@@ -128,6 +128,12 @@ type replyTo struct {
 	clientID           []byte
 }
 
+// joiner is where an answer of n bytes goes, if that sends it from two places.
+func (to *replyTo) joiner(n int) (carrier.Joiner, bool) {
+	j, ok := to.out.(carrier.Joiner)
+	return j, ok && j.Joins(n)
+}
+
 func toReply(out carrier.Answerer, h *wire.Request) replyTo {
 	to := replyTo{out: out, callID: h.CallID, retryCount: h.RetryCount}
 	if len(h.ClientID) <= len(ClientID{}) { // a longer one is not a client's id

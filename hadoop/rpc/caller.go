@@ -152,14 +152,18 @@ func sizeCall(h *wire.Request, method, class string, version uint64, n int) int 
 // encodeCall puts a call into m, which it releases if that fails. The request has n
 // bytes.
 func encodeCall(m carrier.Message, h *wire.Request, method, class string, version uint64, n int, req proto.Message) (carrier.Message, error) {
-	m.Bytes = wire.AppendInvocation(h.Append(m.Bytes), method, class, version)
-	m.Bytes = wire.AppendLength(m.Bytes, n)
+	m.Bytes = appendCall(m.Bytes, h, method, class, version, n)
 	var err error
 	if m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, req); err != nil {
 		m.Release()
 		return m, fmt.Errorf("encode the request: %w", err)
 	}
 	return m, nil
+}
+
+// appendCall appends what stands before a request of n bytes.
+func appendCall(b []byte, h *wire.Request, method, class string, version uint64, n int) []byte {
+	return wire.AppendLength(wire.AppendInvocation(h.Append(b), method, class, version), n)
 }
 
 // header is that of a message that is no call.

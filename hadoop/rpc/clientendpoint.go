@@ -180,18 +180,9 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	bound := limit.New(ctx, time.Now(), c.timeout)
 	defer bound.End()
 	answered := c.answers.Load()
-	m, err := c.memory.Alloc(bound, c.caller, sizeCall(&h, method, c.class, c.version, n))
-	if err == nil {
-		m, err = encodeCall(m, &h, method, c.class, c.version, n, req)
-		if err != nil {
-			return err
-		}
-	} else {
-		err = fmt.Errorf("%w: %w", verbena.ErrNotSent, err)
-	}
-	var answer *verbena.Message
-	if err == nil {
-		answer, err = c.send(bound, calls.MethodCall, m)
+	answer, encoding, err := c.ask(bound, &h, method, n, req)
+	if encoding {
+		return err
 	}
 	if err != nil {
 		return c.explain(ctx, bound, answered, err)
@@ -207,6 +198,34 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 		return c.explain(ctx, bound, answered, err) // the method may have failed because of that
 	}
 	return err
+}
+
+// ask encodes a request of n bytes and waits for the answer. An error while encoding is no
+// error of the call.
+func (c *endpointCaller) ask(ctx context.Context, h *wire.Request, method string, n int, req proto.Message) (answer *verbena.Message, encoding bool, err error) {
+	size := sizeCall(h, method, c.class, c.version, n)
+	var l long
+	joined := false
+	if c.memory.Long(size) {
+		l, joined = findLong(req, n)
+	}
+	m, err := c.memory.Alloc(ctx, c.caller, size-len(l.value))
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %w", verbena.ErrNotSent, err)
+	}
+	if !joined {
+		if m, err = encodeCall(m, h, method, c.class, c.version, n, req); err != nil {
+			return nil, true, err
+		}
+		answer, err = c.send(ctx, calls.MethodCall, m)
+		return answer, false, err
+	}
+	defer m.Release()
+	if m.Bytes, err = l.appendRest(appendCall(m.Bytes, h, method, c.class, c.version, n)); err != nil {
+		return nil, true, fmt.Errorf("encode the request: %w", err)
+	}
+	answer, err = c.caller.CallJoined(ctx, calls.MethodCall, m.Bytes, l.value)
+	return answer, false, err
 }
 
 func (c *endpointCaller) tooLong(answer *verbena.Message) error {

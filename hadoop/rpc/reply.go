@@ -23,7 +23,14 @@ func (s *session) reply(to *replyTo, body proto.Message, urgency carrier.Urgency
 // replyBytes sends a success whose body is encoded already.
 func (s *session) replyBytes(to *replyTo, body []byte, urgency carrier.Urgency) {
 	h := wire.Response{CallID: to.callID, RetryCount: to.retryCount, ClientID: to.clientID}
-	m := to.out.Alloc(h.Size() + wire.SizeDelimited(len(body)))
+	size := h.Size() + wire.SizeDelimited(len(body))
+	if j, ok := to.joiner(size); ok {
+		m := to.out.Alloc(size - len(body))
+		m.Bytes = wire.AppendLength(h.Append(m.Bytes), len(body))
+		_ = s.gave(j.SendJoined(m, body, urgency)) // else the session has ended
+		return
+	}
+	m := to.out.Alloc(size)
 	m.Bytes = h.Append(m.Bytes)
 	m.Bytes = wire.AppendLength(m.Bytes, len(body))
 	m.Bytes = append(m.Bytes, body...)
@@ -56,6 +63,17 @@ func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency
 	if size > maxResponse {
 		return &encodeError{fmt.Errorf("a frame of %d bytes is more than the %d that clients take: ask for less at once", size, maxResponse)}
 	}
+	if j, ok := to.joiner(size); ok {
+		if l, ok := findLong(body, n); ok {
+			m := to.out.Alloc(size - len(l.value))
+			var err error
+			if m.Bytes, err = l.appendRest(wire.AppendLength(h.Append(m.Bytes), n)); err != nil {
+				m.Release()
+				return &encodeError{err}
+			}
+			return s.gave(j.SendJoined(m, l.value, urgency))
+		}
+	}
 	m := to.out.Alloc(size)
 	var err error
 	m.Bytes = wire.AppendLength(h.Append(m.Bytes), n)
@@ -70,7 +88,11 @@ var errUnsent = errors.New("an answer could not be sent")
 
 // give hands a message to the carrier. If that fails, so has the session.
 func (s *session) give(to *replyTo, m carrier.Message, urgency carrier.Urgency) error {
-	err := to.out.Send(m, urgency)
+	return s.gave(to.out.Send(m, urgency))
+}
+
+// gave takes the error of a message that was handed to the carrier.
+func (s *session) gave(err error) error {
 	if err != nil && !errors.Is(err, carrier.ErrFinished) { // then the last answers are on their way
 		s.cancel()
 		s.line.Abort(errUnsent)

@@ -121,3 +121,15 @@ func (a *Answer) Send(m carrier.Message, _ carrier.Urgency) error {
 	defer m.Release()
 	return a.Request.Reply(m.Bytes)
 }
+
+// Joins implements [carrier.Joiner].
+func (a *Answer) Joins(n int) bool { return a.memory.Long(n) }
+
+// SendJoined implements [carrier.Joiner].
+func (a *Answer) SendJoined(m carrier.Message, body []byte, _ carrier.Urgency) error {
+	a.Sent = true
+	defer m.Release()
+	return a.Request.ReplyJoined(m.Bytes, body)
+}
+
+var _ carrier.Joiner = (*Answer)(nil)

@@ -46,6 +46,15 @@ type Answerer interface {
 	Send(m Message, urgency Urgency) error
 }
 
+// A Joiner is an Answerer that sends a long message from two places.
+type Joiner interface {
+	// Joins tells whether a message of n bytes is long enough for that.
+	Joins(n int) bool
+	// SendJoined is Send for a message that ends with body, which may be used again
+	// when it returns.
+	SendJoined(m Message, body []byte, urgency Urgency) error
+}
+
 // A Line is a connection to a peer. Its methods may be called concurrently.
 type Line interface {
 	// Flush sends what waits since a Send of the urgency [Later].
