@@ -79,3 +79,66 @@ func TestNumberIsUsedAgain(t *testing.T) {
 		}
 	})
 }
+
+// A wokenQueue ends a wait when the test says so.
+type wokenQueue struct {
+	numberedQueue
+	woken chan struct{}
+}
+
+func (q *wokenQueue) Wait(context.Context) error {
+	select {
+	case <-q.woken:
+		return nil
+	case <-q.closed:
+		return rdma.ErrClosed
+	}
+}
+
+type wokenDomain struct {
+	rdma.Domain
+	queue *wokenQueue
+}
+
+func (d *wokenDomain) NewCompletionQueue(int) (rdma.CompletionQueue, error) { return d.queue, nil }
+
+// Whoever has polled to send an answer gives the worker its queue back: no request waits
+// for the time after which it would be missed.
+func TestWorkerServesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &wokenQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}, woken: make(chan struct{})}
+		w, err := newWorker(&wokenDomain{queue: q}, workerQueue, func(*rdma.Completion) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.serving.Store(1)
+		count := func(f func()) {
+			w.mu.Lock()
+			f()
+			w.mu.Unlock()
+		}
+		for range 2 {
+			synctest.Wait() // it sleeps
+			count(w.callers.comes)
+			q.woken <- struct{}{}
+			synctest.Wait()
+			if !w.deferred.Load() {
+				t.Fatal("the worker does not leave its queue to a caller that polls")
+			}
+			w.serveOn()
+			synctest.Wait()
+			if !w.deferred.Load() {
+				t.Fatal("the worker takes its queue from a caller that polls")
+			}
+			count(w.callers.goes)
+			w.serveOn()
+			synctest.Wait()
+			if w.deferred.Load() {
+				t.Fatal("the worker leaves its queue to callers, of whom none is left")
+			}
+		}
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
