@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
 )
@@ -12,6 +13,14 @@ import (
 // answer comes after 50 to 60 us, most of which the peer's processor takes to wake up. A
 // caller that slept would have to wait as long again for its own processor.
 const answerSpins = 5
+
+// callSpins tells how long a caller polls for its answer, and a worker for requests.
+func (t *Tuning) callSpins() (answers, requests time.Duration) {
+	if t.CallSpin != 0 {
+		return t.CallSpin, t.CallSpin
+	}
+	return answerSpins * t.Spin, t.Spin
+}
 
 // An upcall is who gets an endpoint's messages instead of Receive. The shell's mu guards
 // it.
@@ -23,10 +32,11 @@ type upcall struct {
 
 // upcalls hands messages to a sink from here on.
 func (s *inbound) upcalls(to sink) {
-	if to.serves() && s.t.Spin > 0 {
-		raise(&s.w.patience, int64(s.t.Spin))
+	answers, requests := s.t.callSpins()
+	if to.serves() && requests > 0 {
+		raise(&s.w.patience, int64(requests))
 	}
-	s.in.spin = newSpinner(answerSpins * s.t.Spin) // nobody receives any more
+	s.in.spin = newSpinner(answers) // nobody receives any more
 	s.mu.Lock()
 	s.upcall.sink = to
 	if to.serves() && !s.life.reached(stageClosed) {

@@ -36,6 +36,10 @@ type Tuning struct {
 	// about four in a row stop polling but for a try now and then. Nobody polls
 	// while more programs want to run than there are processors.
 	Spin time.Duration
+	// CallSpin is Spin of callers, who wait for the answer to a call, and of workers
+	// that wait for requests. 0, where the built-in table has it so, means five times
+	// Spin for callers and Spin for workers.
+	CallSpin time.Duration
 	// Stream is the longest message in bytes that rdmanet makes of a write. A write
 	// of up to Pieces times Eager goes in messages of about Eager bytes instead,
 	// which arrive sooner than one that the peer has to fetch.
@@ -69,7 +73,7 @@ type TuningRow struct {
 var builtIn = []TuningRow{
 	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md); packet: files with three replicas (docs/benchmarks/hdfs.md)"},
 	{Transport: "shm", Tuning: shmOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
-	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer"},
+	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer; call-spin: docs/benchmarks/hdfs-data.md"},
 	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "ibverbs", Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU; packet from shm",
 		Tuning: Tuning{Packet: blockPacket, Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
@@ -81,7 +85,7 @@ var builtIn = []TuningRow{
 
 var (
 	shmOnAMD64   = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
-	iwarpOnAMD64 = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
+	iwarpOnAMD64 = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, CallSpin: -1, Stream: 512 << 10, Pieces: 4}
 )
 
 // blockPacket is a packet of an HDFS block: 508 KiB of data, which are whole pages of its
@@ -109,6 +113,7 @@ var tuningFields = []tuningField{
 	{name: "chunk", least: 4 << 10, most: wire.MaxChunk, number: func(t *Tuning) *int { return &t.Chunk }, tcp: true},
 	{name: "chunks", least: 1, most: 64, number: func(t *Tuning) *int { return &t.Chunks }},
 	{name: "spin", least: -1, most: int64(10 * time.Second), duration: func(t *Tuning) *time.Duration { return &t.Spin }},
+	{name: "call-spin", least: -1, most: int64(10 * time.Second), duration: func(t *Tuning) *time.Duration { return &t.CallSpin }},
 	{name: "stream", least: 4 << 10, most: 16 << 20, number: func(t *Tuning) *int { return &t.Stream }, tcp: true},
 	{name: "pieces", least: 1, most: 64, number: func(t *Tuning) *int { return &t.Pieces }},
 	{name: "packet", least: 4 << 10, most: 8 << 20, number: func(t *Tuning) *int { return &t.Packet }, tcp: true},

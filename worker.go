@@ -24,6 +24,9 @@ const (
 	// Spin is negative (decision 0029). That takes 2 us over shm, and 30 us over iwarp,
 	// where a poll reads sockets.
 	lingering = 60
+	// eventTurns is how often event looks for more before it leaves the rest to the worker's
+	// goroutine. The connection that has called it is not read meanwhile.
+	eventTurns = 8
 	// A caller that polls lets others at the queue after 8 polls, and reads the clock
 	// after 4 times 8: reading it takes as long as a few polls.
 	spinBatch, clockBatches = 8, 4
@@ -53,7 +56,8 @@ type consumer interface {
 	endIfStalled(time.Duration)
 }
 
-// A worker is a completion queue with a poller. Whoever waits for something that arrives
+// A worker is a completion queue with a poller. Where the queue is a [rdma.EventQueue], who
+// brings completions to a worker that sleeps does its work, and nobody has to be woken. Whoever waits for something that arrives
 // there may poll as well, and then needs no hand-over from one goroutine to another. While
 // callers poll, the worker's own goroutine leaves the queue to them and arms nothing, so
 // peers need not raise events. At all other times it watches the queue.
@@ -105,6 +109,9 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
 	w.look, w.removed.L = w.pollAll, &w.mu
+	if q, ok := cq.(rdma.EventQueue); ok {
+		q.OnEvent(w.event)
+	}
 	go w.run(ctx)
 	return w, nil
 }
@@ -160,6 +167,32 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// event does the work of the worker's goroutine for who has brought completions, and arms
+// the queue again. It reports false if something is left to that goroutine: callers poll,
+// or more comes all the time.
+func (w *worker) event() (done bool) {
+	for range eventTurns {
+		if w.callers.any() {
+			return false
+		}
+		busy := w.pollInTurn() > 0
+		for turns := 0; turns < eventTurns && w.runs.one(w.look); turns++ {
+			busy = true
+		}
+		if busy {
+			continue
+		}
+		if w.cq.Arm(false) != nil {
+			return false
+		}
+		// What came before the arming raises no event.
+		if w.pollInTurn() == 0 && !w.runs.any() {
+			return true
+		}
+	}
+	return false
 }
 
 // yield lets those run whom the worker has woken. If there are none, it would have Go wake

@@ -142,3 +142,74 @@ func TestWorkerServesOn(t *testing.T) {
 		}
 	})
 }
+
+// An eventQueue tells of events by a function.
+type eventQueue struct {
+	numberedQueue
+	event   func() bool
+	arms    int
+	endless bool // there is always one more completion
+	late    int  // completions that come just when the queue is armed
+}
+
+func (q *eventQueue) OnEvent(f func() bool) { q.event = f }
+
+func (q *eventQueue) Arm(bool) error {
+	q.arms++
+	q.waiting = append(q.waiting, make([]rdma.Completion, q.late)...)
+	q.late = 0
+	return nil
+}
+
+func (q *eventQueue) Poll(into []rdma.Completion) (int, error) {
+	if q.endless {
+		q.waiting = append(q.waiting, rdma.Completion{})
+	}
+	return q.numberedQueue.Poll(into)
+}
+
+type eventDomain struct {
+	rdma.Domain
+	queue *eventQueue
+}
+
+func (d *eventDomain) NewCompletionQueue(int) (rdma.CompletionQueue, error) { return d.queue, nil }
+
+// Who brings completions to a worker that sleeps takes all of them and arms the queue, or
+// leaves that to the worker's goroutine.
+func TestEventsOfAWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &eventQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}}
+		w, err := newWorker(&eventDomain{queue: q}, workerQueue, func(*rdma.Completion) { t.Error("a completion is nobody's") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // it sleeps
+		var c countingConsumer
+		w.add(0, &c)
+		arms := q.arms
+		q.waiting, q.late = make([]rdma.Completion, 3), 2
+		if !q.event() {
+			t.Error("something is left to the worker's goroutine")
+		}
+		if c.got != 5 || q.arms != arms+2 {
+			t.Errorf("%d completions and %d times armed, want 5, of which 2 came with the first arming, and 2", c.got, q.arms-arms)
+		}
+		arms = q.arms
+		w.callers.others.Add(1)
+		if q.event() || q.arms != arms {
+			t.Error("a queue that callers poll is armed, or not left to them")
+		}
+		w.callers.others.Add(-1)
+		q.endless = true
+		if q.event() {
+			t.Error("whoever brings completions stays although more come all the time")
+		}
+		q.endless = false
+		w.drain()
+		w.remove(0)
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -120,6 +120,21 @@ type CompletionQueue interface {
 	Close() error
 }
 
+// An EventQueue can tell of an event by a function instead of ending a Wait. Who is in a
+// Wait has to be woken, by the system or by Go's scheduler, which costs as much as some
+// messages do.
+type EventQueue interface {
+	CompletionQueue
+	// OnEvent has f called, where the provider can, when what Arm asked for has happened.
+	// A goroutine of the provider calls it, which holds no lock, and which moves the bytes
+	// of a queue pair again only when f has returned. f may call Arm, while others are in
+	// Wait, too. It may do all with queue pairs but close them. If f returns false, or
+	// where the provider cannot call it, the event ends a Wait.
+	//
+	// OnEvent comes before the queue is armed for the first time.
+	OnEvent(f func() (done bool))
+}
+
 // SharedReceiveConfig configures a shared receive queue.
 type SharedReceiveConfig struct {
 	Depth  int // receives it can hold

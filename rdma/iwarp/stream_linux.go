@@ -18,6 +18,7 @@ import (
 
 	"github.com/verbena-data/verbena/internal/liveness"
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/cq"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
@@ -220,7 +221,7 @@ func (s *socketStream) readable(fd uintptr) bool {
 			continue
 		default:
 		}
-		if s.round(fd, stage) {
+		if s.roundThenTell(fd, stage) {
 			vain = 0
 			continue
 		}
@@ -425,6 +426,20 @@ func (s *socketStream) watch() {
 	}
 	s.fast = n
 	s.watchdog.Reset(quietCheck)
+}
+
+// roundThenTell is round for the reader's goroutine, which tells of what it has completed
+// itself: to wake another goroutine for that costs more than most messages do.
+func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
+	queue := s.pair.config.RecvCompletions.(*cq.Queue)
+	queue.Collect()
+	came := s.round(fd, stage)
+	if queue.Collected() {
+		s.release() // whoever is told may post, poll and arm
+		queue.Tell()
+		s.reading.Lock()
+	}
+	return came
 }
 
 // round reads once and tells whether anything came.

@@ -35,7 +35,7 @@ func newRuntime(providers []rdma.Provider, table verbena.TuningTable, log *slog.
 // tuning waits as a plan says.
 func (p *Plan) tuning() verbena.TuningTable {
 	if spin := map[string]time.Duration{WaitSpin: time.Second, WaitEvent: -1}[p.Wait]; spin != 0 && p.Transport != verbena.TransportTCP {
-		return verbena.TuningTable{p.Transport: {Spin: spin}}
+		return verbena.TuningTable{p.Transport: {Spin: spin, CallSpin: spin}}
 	}
 	return nil
 }

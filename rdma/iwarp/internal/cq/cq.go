@@ -45,6 +45,10 @@ type Queue struct {
 	told    bool
 	closed  bool
 
+	onEvent    func() (done bool) // nil: events end a Wait
+	collectors int                // between Collect and Collected
+	owed       bool               // an event of which a collector has to tell
+
 	event chan struct{} // holds one token once what was armed for has happened
 	done  chan struct{}
 }
@@ -111,9 +115,54 @@ func (q *Queue) signal() {
 	}
 	q.armed = notArmed
 	q.watched.Store(false)
+	if q.collectors > 0 && q.onEvent != nil {
+		q.owed = true
+		return
+	}
+	q.wake()
+}
+
+// wake ends a Wait.
+func (q *Queue) wake() {
 	select {
 	case q.event <- struct{}{}:
 	default:
+	}
+}
+
+// OnEvent implements [rdma.EventQueue].
+func (q *Queue) OnEvent(f func() (done bool)) {
+	q.mu.Lock()
+	q.onEvent = f
+	q.mu.Unlock()
+}
+
+// Collect keeps events for Collected, which must follow soon, if there is a function for
+// them. It is for who adds completions, and may call that function when he holds no lock.
+func (q *Queue) Collect() {
+	q.mu.Lock()
+	q.collectors++
+	q.mu.Unlock()
+}
+
+// Collected ends what Collect has begun. It tells whether there was an event. Then the
+// caller calls Tell, without any lock.
+func (q *Queue) Collected() bool {
+	q.mu.Lock()
+	q.collectors--
+	event := q.owed
+	q.owed = false
+	q.mu.Unlock()
+	return event
+}
+
+// Tell calls the function for events, and ends a Wait if that leaves it something to do.
+func (q *Queue) Tell() {
+	q.mu.Lock()
+	f := q.onEvent
+	q.mu.Unlock()
+	if f == nil || !f() {
+		q.wake()
 	}
 }
 

@@ -109,6 +109,61 @@ func TestArm(t *testing.T) {
 	}
 }
 
+// What is added while somebody collects is told by the function, and ends no Wait unless
+// the function leaves something to do.
+func TestEventsByFunction(t *testing.T) {
+	q := New(8, nil, nil)
+	calls, done := 0, true
+	waits := func() bool {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		return q.Wait(ctx) != nil // an event comes before the context
+	}
+	arm := func() {
+		t.Helper()
+		if err := q.Arm(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	collect := func() bool {
+		q.Collect()
+		push(q, 1)
+		return q.Collected()
+	}
+	arm()
+	if collect() {
+		t.Error("an event waits for a function that there is not")
+	}
+	if waits() {
+		t.Error("without a function an event ends no Wait")
+	}
+	q.OnEvent(func() bool { calls++; return done })
+	if collect() {
+		t.Error("an event without Arm")
+	}
+	arm()
+	push(q, 1)
+	if waits() {
+		t.Error("while nobody collects an event ends no Wait")
+	}
+	if arm(); !collect() {
+		t.Fatal("who collects is told of no event")
+	}
+	if collect() {
+		t.Error("two events for one Arm")
+	}
+	if q.Tell(); calls != 1 || !waits() {
+		t.Errorf("%d calls of the function, want 1 and no more", calls)
+	}
+	done = false
+	if arm(); !collect() {
+		t.Fatal("who collects is told of no event")
+	}
+	if q.Tell(); calls != 2 || waits() {
+		t.Errorf("%d calls of the function, want 2, and the end of a Wait", calls)
+	}
+}
+
 func TestClose(t *testing.T) {
 	used := true
 	q := New(1, nil, func(*Queue) error {
