@@ -109,6 +109,9 @@ type socketStream struct {
 	ending    bool        // one waits and the peer has ended the connection
 	abandoned *time.Timer // ends the wait then
 	tcp       bool
+	told      bool // the last bytes have completed something, of which the reader told
+	looks     int  // for more, before the reader sleeps
+	rare      int  // times without looks
 
 	lowat    int           // SO_RCVLOWAT if it was set
 	quiet    atomic.Bool   // changed by the holder of reading
@@ -167,7 +170,7 @@ func newStream(conn net.Conn, q *queuePair) stream {
 	if err != nil {
 		return newPlainStream(conn, q.done)
 	}
-	s := &socketStream{conn: conn, raw: raw, pair: q}
+	s := &socketStream{conn: conn, raw: raw, pair: q, looks: mostLooks}
 	_, s.tcp = conn.(*net.TCPConn)
 	s.onRead, s.onPoll, s.onPost, s.onWrite = s.readable, s.polled, s.posted, s.writable
 	s.onStir = func(fd uintptr) { s.wakeAt(fd, 1) }
@@ -222,6 +225,9 @@ func (s *socketStream) readable(fd uintptr) bool {
 		default:
 		}
 		if s.roundThenTell(fd, stage) {
+			if vain > 1 && s.told {
+				s.looks = mostLooks // it was worth it
+			}
 			vain = 0
 			continue
 		}
@@ -231,10 +237,12 @@ func (s *socketStream) readable(fd uintptr) bool {
 		}
 		// In the middle of a segment more is on its way: to look again is cheaper
 		// than to be woken.
-		if vain++; vain > patience || !s.engine.Within() {
+		if vain++; (vain > patience || !s.engine.Within()) && !s.lingers(vain) {
 			break
 		}
-		runtime.Gosched()
+		if vain == 1 || s.engine.Within() {
+			runtime.Gosched() // for those who were told, too
+		}
 	}
 	if !s.over && !s.quiet.Load() {
 		s.wakeAt(fd, s.engine.Due())
@@ -428,6 +436,25 @@ func (s *socketStream) watch() {
 	s.watchdog.Reset(quietCheck)
 }
 
+// lingers tells whether the reader looks again, after vain looks, at a socket whose last
+// bytes have completed something. Looks that find nothing halve how many there are the next
+// time; when there are none, it tries again after retryLooks times.
+func (s *socketStream) lingers(vain int) bool {
+	if !s.told {
+		return false
+	}
+	if vain <= s.looks {
+		return true
+	}
+	s.told = false
+	if s.looks /= 2; s.looks == 0 {
+		if s.rare++; s.rare == retryLooks {
+			s.rare, s.looks = 0, mostLooks
+		}
+	}
+	return false
+}
+
 // roundThenTell is round for the reader's goroutine, which tells of what it has completed
 // itself: to wake another goroutine for that costs more than most messages do.
 func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
@@ -435,6 +462,7 @@ func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
 	queue.Collect()
 	came := s.round(fd, stage)
 	if queue.Collected() {
+		s.told = true
 		s.release() // whoever is told may post, poll and arm
 		queue.Tell()
 		s.reading.Lock()
@@ -600,6 +628,10 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 		}
 	})
 }
+
+// mostLooks is how often the reader looks again for what may follow, such as the next
+// request: that takes some 20 us. retryLooks is how often it does not, once it was in vain.
+const mostLooks, retryLooks = 40, 64
 
 // patience is how often the reader looks again in the middle of a segment.
 const patience = 8
