@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
 
 // model is what has been acknowledged to the clients.
@@ -75,11 +77,52 @@ func (m *model) findAdrift() {
 }
 
 // gone tells that all hosts which the last recovery of a block settled on have had their disks damaged.
+// mu is held.
 func (m *model) gone(id uint64) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	s := m.settled[id]
 	return s != nil && len(s.hosts) > 0 && !anyBut(s.hosts, s.damaged)
+}
+
+func (m *model) forgetRecoveries() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.settled)
+}
+
+// promised is f's promised, with what recoveries have given up of the blocks that it has, and
+// the record that says why. Recoveries may go on meanwhile, as with judge, excuse and settle.
+func (m *model) promised(f *modelFile, blocks []*hdfspb.LocatedBlockProto) (bytes int, all bool, record string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f.lostFrom = nil
+	at := 0
+	for _, b := range blocks {
+		if m.gone(b.GetB().GetBlockId()) {
+			f.lostFrom = &at
+			break
+		}
+		at += int(b.GetB().GetNumBytes())
+	}
+	bytes, all = f.promised()
+	return bytes, all, f.record()
+}
+
+func (m *model) judge(f *modelFile, got []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return f.judge(got)
+}
+
+func (m *model) excuse(f *modelFile) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return f.excuse()
+}
+
+func (m *model) settle(f *modelFile, path string, length int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f.settle(path, length)
 }
 
 // modelFile is a file as its only writer knows it. The writer changes it with the

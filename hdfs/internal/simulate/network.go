@@ -237,8 +237,9 @@ func (s *stream) read(p []byte, d *deadline) (int, error) {
 			s.mu.Unlock()
 			return 0, net.ErrClosed
 		case s.broken != nil:
+			err := s.broken
 			s.mu.Unlock()
-			return 0, s.broken
+			return 0, err
 		case len(s.chunks) > 0 && !cut:
 			if wait := time.Until(s.chunks[0].at); wait > 0 {
 				due = time.After(wait)

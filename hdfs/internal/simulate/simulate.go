@@ -190,7 +190,7 @@ func (s *system) check() error {
 			}
 		}
 	}
-	clear(s.model.settled)      // all have their replicas
+	s.model.forgetRecoveries()  // all have their replicas
 	time.Sleep(2 * time.Minute) // until replicas that were closed without hsync are synced
 	return nil
 }
@@ -208,20 +208,13 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 	if located.GetUnderConstruction() {
 		return &unfinishedError{fmt.Sprintf("%s is open; its writer is gone", path)}
 	}
-	f.lostFrom = nil
-	for at, blocks := 0, located.GetBlocks(); len(blocks) > 0 && f.lostFrom == nil; blocks = blocks[1:] {
-		if from := at; s.model.gone(blocks[0].GetB().GetBlockId()) {
-			f.lostFrom = &from
-		}
-		at += int(blocks[0].GetB().GetNumBytes())
-	}
-	least, all := f.promised()
+	least, all, record := s.model.promised(f, located.GetBlocks())
 	want := min(int(s.cfg.replication), s.cfg.dataNodes)
 	var data []byte
 	for _, lb := range located.GetBlocks() {
 		id, n := lb.GetB().GetBlockId(), int(lb.GetB().GetNumBytes())
 		if len(lb.GetLocs()) != want && all {
-			return &unfinishedError{fmt.Sprintf("block %d of %s has %d replicas, of %d (%s)", id, path, len(lb.GetLocs()), want, f.record())}
+			return &unfinishedError{fmt.Sprintf("block %d of %s has %d replicas, of %d (%s)", id, path, len(lb.GetLocs()), want, record)}
 		}
 		var replica []byte
 		for _, at := range lb.GetLocs() {
@@ -242,7 +235,7 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 		}
 		data = append(data, replica...)
 	}
-	if err := f.judge(data); err != nil {
+	if err := s.model.judge(f, data); err != nil {
 		if !all {
 			return &unfinishedError{err.Error()}
 		}
@@ -254,17 +247,17 @@ func (s *system) checkFile(ctx context.Context, c *client, f *modelFile) error {
 		if err := c.call(ctx, "delete", &hdfspb.DeleteRequestProto{Src: &path, Recursive: proto.Bool(false)}, &hdfspb.DeleteResponseProto{}, rpc.AtMostOnce); err != nil {
 			return &unfinishedError{fmt.Sprintf("delete of %s: %v", path, err)}
 		}
-		fate, acked := "lost acknowledged bytes", f.acknowledged()
+		fate, acked, excuse := "lost acknowledged bytes", f.acknowledged(), s.model.excuse(f)
 		if len(data) >= acked {
 			fate = "kept all acknowledged bytes"
 		}
-		s.h.count(fmt.Sprintf("files that %s (%s)", fate, f.excuse()), 1)
-		s.h.add("%s %s: %d are left, %d were acknowledged, %d must be there; %s", path, fate, len(data), acked, least, f.excuse())
+		s.h.count(fmt.Sprintf("files that %s (%s)", fate, excuse), 1)
+		s.h.add("%s %s: %d are left, %d were acknowledged, %d must be there; %s", path, fate, len(data), acked, least, excuse)
 		f.gone = true
 		return nil
 	}
 	s.h.count("files checked", 1)
-	f.settle(path, len(data))
+	s.model.settle(f, path, len(data))
 	return nil
 }
 

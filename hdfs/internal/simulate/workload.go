@@ -346,7 +346,5 @@ func (u *user) read(ctx context.Context, f *modelFile) error {
 	if err != nil || open {
 		return nil
 	}
-	u.s.model.mu.Lock()
-	defer u.s.model.mu.Unlock()
-	return f.judge(got)
+	return u.s.model.judge(f, got)
 }
