@@ -1,0 +1,242 @@
+package shuffle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
+
+// groups numbers the groups of the exchanges of all runtimes in the process.
+var groups atomic.Uint64
+
+// retry is how long a dial waits before it tries again: the peer has not joined yet.
+const retry = 20 * time.Millisecond
+
+// connect sets up an endpoint with each peer. Of two processes the one with the greater
+// rank dials.
+func (x *Exchange) connect(ctx context.Context) (err error) {
+	c := &x.c
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	places := c.shape().Size()
+	own := int64(c.blocks()) * int64(x.blocks.size)
+	// An exposure, and a buffer of the blocks, count once for each peer.
+	need := int64(c.Size) * (int64(places) + own)
+	x.group, err = c.Runtime.NewGroup(verbena.GroupConfig{
+		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 2*need + 64<<20,
+	})
+	if err != nil {
+		return err
+	}
+	incoming, err := verbena.NewMapping((c.Size - 1) * places)
+	if err != nil {
+		return fmt.Errorf("memory for %d bytes of places: %w", (c.Size-1)*places, err)
+	}
+	x.mappings = append(x.mappings, incoming)
+	outgoing, err := verbena.NewMapping(int(own))
+	if err != nil {
+		return fmt.Errorf("memory for %d bytes of blocks: %w", own, err)
+	}
+	x.mappings = append(x.mappings, outgoing)
+	x.blocks.memory = outgoing.Bytes()
+	x.memory, x.registered = int64(len(incoming.Bytes()))+own, int64(len(incoming.Bytes()))
+	free := incoming.Bytes()
+	for _, p := range x.peers {
+		if !p.local {
+			p.places, free = free[:places:places], free[places:]
+		}
+	}
+
+	if x.service, err = c.Listener.Service(c.service(), verbena.ServiceConfig{Group: x.group, Backlog: c.Size}); err != nil {
+		return err
+	}
+	results := make(chan error, 2*c.Size)
+	waits := 0
+	for rank := range c.Rank {
+		waits++
+		go func() { results <- x.dial(ctx, x.peers[rank]) }()
+	}
+	if missing := c.Size - 1 - c.Rank; missing > 0 {
+		waits++
+		go func() { results <- x.accept(ctx, missing) }()
+	}
+	for range waits {
+		if e := <-results; e != nil && err == nil {
+			err = e
+			cancel(e)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for _, p := range x.peers {
+		if !p.local {
+			p.start()
+		}
+	}
+	return nil
+}
+
+func (x *Exchange) dial(ctx context.Context, p *peer) error {
+	for {
+		e, err := x.c.Runtime.Dial(ctx, x.c.Addresses[p.rank], x.c.service(), verbena.DialConfig{Transport: x.c.Transport, Group: x.group})
+		if err == nil {
+			p.ep = e
+			if err = x.greet(ctx, p); err == nil {
+				return nil
+			}
+			return fmt.Errorf("process %d at %s: %w", p.rank, x.c.Addresses[p.rank], err)
+		}
+		var legacy *verbena.LegacyPeerError
+		var selection *verbena.SelectionError
+		if errors.As(err, &legacy) || errors.As(err, &selection) && ctx.Err() == nil {
+			return fmt.Errorf("process %d: %w", p.rank, err)
+		}
+		// It may not have begun to listen, or not joined yet.
+		x.c.Runtime.Forget(x.c.Addresses[p.rank])
+		timer := time.NewTimer(retry)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("process %d: %w, last: %w", p.rank, context.Cause(ctx), err)
+		}
+	}
+}
+
+// greet exchanges hellos on an endpoint that this side has dialled.
+func (x *Exchange) greet(ctx context.Context, p *peer) error {
+	h, err := x.hello(ctx, p)
+	if err != nil {
+		return err
+	}
+	if err := p.ep.Send(ctx, wire.TagHello, h.Append(nil)); err != nil {
+		return err
+	}
+	theirs, err := x.receiveHello(ctx, p.ep)
+	if err != nil {
+		return err
+	}
+	if theirs.Rank != p.rank {
+		return fmt.Errorf("process %d answers at its address", theirs.Rank)
+	}
+	return x.agree(p, h, theirs)
+}
+
+// accept takes the endpoints of peers of greater ranks. One that does not belong to the
+// exchange is closed, and another one waited for: what it has said is logged.
+func (x *Exchange) accept(ctx context.Context, missing int) error {
+	for missing > 0 {
+		e, err := x.service.Accept(ctx)
+		if err != nil {
+			return fmt.Errorf("%d processes have not joined: %w", missing, err)
+		}
+		p, err := x.welcome(ctx, e)
+		if err != nil {
+			_ = e.Close()
+			if p != nil || ctx.Err() != nil {
+				return err
+			}
+			x.c.Logger.Warn("shuffle: a process was turned away", "address", e.RemoteAddr(), "err", err)
+			continue
+		}
+		missing--
+	}
+	return nil
+}
+
+// welcome exchanges hellos on an endpoint that was accepted. With a peer beside it an
+// error is fatal.
+func (x *Exchange) welcome(ctx context.Context, e *verbena.Endpoint) (*peer, error) {
+	theirs, err := x.receiveHello(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	if theirs.Rank <= x.c.Rank || theirs.Rank >= x.c.Size {
+		return nil, fmt.Errorf("it says that it is process %d", theirs.Rank)
+	}
+	p := x.peers[theirs.Rank]
+	if p.ep != nil {
+		return nil, fmt.Errorf("process %d has joined already", theirs.Rank)
+	}
+	p.ep = e
+	h, err := x.hello(ctx, p)
+	if err == nil {
+		if err = e.Send(ctx, wire.TagHello, h.Append(nil)); err == nil {
+			err = x.agree(p, h, theirs)
+		}
+	}
+	if err != nil {
+		return p, fmt.Errorf("process %d: %w", p.rank, err)
+	}
+	return p, nil
+}
+
+func (x *Exchange) receiveHello(ctx context.Context, e *verbena.Endpoint) (h wire.Hello, err error) {
+	m, err := e.Receive(ctx)
+	if err != nil {
+		return h, fmt.Errorf("no hello: %w", err)
+	}
+	defer m.Release()
+	if m.Tag != wire.TagHello {
+		return h, fmt.Errorf("%w: a message with tag %d in place of a hello", wire.ErrFormat, m.Tag)
+	}
+	return wire.ParseHello(m.Bytes())
+}
+
+// hello is this side's, with the token of the places that the peer fills.
+func (x *Exchange) hello(ctx context.Context, p *peer) (*wire.Hello, error) {
+	h := &wire.Hello{
+		Rank: x.c.Rank, Size: x.c.Size, Threads: x.c.Threads, Block: x.c.block, Depth: x.c.depth, MaxRecord: int64(x.c.MaxRecord),
+		OneSided: x.c.Mode == OneSided || x.c.Mode == Auto && p.ep.Selection().Transport != verbena.TransportTCP,
+	}
+	if !h.OneSided {
+		return h, nil
+	}
+	var err error
+	p.exposure, err = p.ep.Expose(ctx, verbena.ExposeConfig{Memory: p.places, Rights: verbena.MayWrite})
+	if err != nil {
+		return nil, err
+	}
+	h.Token = p.exposure.Token().Append(nil)
+	return h, nil
+}
+
+// agree compares the hellos, and chooses how blocks go to the peer.
+func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
+	for _, v := range []struct {
+		what         string
+		ours, theirs int64
+	}{
+		{"Size", int64(ours.Size), int64(theirs.Size)}, {"Threads", int64(ours.Threads), int64(theirs.Threads)},
+		{"MaxRecord", ours.MaxRecord, theirs.MaxRecord},
+		{"Memory (it makes the length of blocks)", int64(ours.Block), int64(theirs.Block)}, {"Memory (it makes the number of places)", int64(ours.Depth), int64(theirs.Depth)},
+	} {
+		if v.ours != v.theirs {
+			return fmt.Errorf("the processes have different configurations: %s is %d in process %d, %d in process %d", v.what, v.ours, ours.Rank, v.theirs, theirs.Rank)
+		}
+	}
+	p.oneSided = ours.OneSided && theirs.OneSided
+	if !p.oneSided {
+		return nil
+	}
+	var err error
+	if p.token, err = verbena.ParseToken(theirs.Token); err != nil {
+		return err
+	}
+	if p.token.Len() != x.c.shape().Size() || p.token.Rights() != verbena.MayWrite {
+		return fmt.Errorf("%w: a token for %d bytes with rights %v", wire.ErrFormat, p.token.Len(), p.token.Rights())
+	}
+	p.direct = p.ep.Selection().Transport == "shm"
+	if !p.direct {
+		if p.buffer, err = p.ep.Wrap(x.ctx, x.blocks.memory); err != nil {
+			return err
+		}
+	}
+	return nil
+}

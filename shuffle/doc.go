@@ -1,0 +1,56 @@
+// Package shuffle exchanges records all to all among the threads of many processes,
+// while they are still computing.
+//
+// The processes of a job, Config.Size of them, join an [Exchange]. Each has
+// Config.Threads partitions, so that partition p is received by thread p modulo Threads
+// of process p divided by Threads. Each thread has a [Sender], which pushes records to
+// any partition, and a [Receiver], which takes those of its own:
+//
+//	x, err := shuffle.Join(ctx, shuffle.Config{Runtime: rt, Listener: ln, Rank: rank, Size: len(addresses), Addresses: addresses, Threads: 4})
+//	go func() {
+//		s := x.Sender(0)
+//		for ... {
+//			err = s.SendKey(shuffle.Hash(x.Partitions()), key, record)
+//		}
+//		err = s.Close()
+//	}()
+//	r := x.Receiver(0)
+//	for {
+//		record, err := r.Next(ctx)
+//		if err == io.EOF { break } // all senders of all processes have closed
+//		use(record)                // until the next call of Next
+//	}
+//	err = x.Wait(ctx)           // every process has all that is meant for it
+//	err = x.Close()
+//
+// # Sending is asynchronous
+//
+// Send copies the record to the end of a block of the stream between the sender's thread
+// and the partition, and returns. A full block is written into memory of the receiving
+// process by a one-sided Write, which costs no system call over shared memory and wakes
+// nobody there but by notifications, which are batched; or it travels as a message, where
+// that is better. Threads of one process hand blocks over by reference. A partial block
+// goes out by Flush and by Close.
+//
+// Send blocks when the receiver has not freed the stream's places, and then only the
+// sender of that stream. With Config.Spill set, a receiving process writes what its
+// threads do not take to disk instead.
+//
+// # Who waits for whom
+//
+// Each stream has places of its own. So a receiver that takes nothing holds up those who
+// send to it, and nobody else: any receiver may wait for any other. A goroutine that
+// sends and receives by turns can wait for itself, though: when it waits in Send for a
+// thread that waits in Send for it. Send and receive in goroutines of their own.
+//
+// # Exactly once, or an error
+//
+// Blocks are numbered and have a checksum, which the receiving thread computes anew from
+// what it hands out. At the end of a stream both sides compare how many records, bytes
+// and blocks there were. When anything differs, when a process dies, leaves before the
+// end, or calls [Exchange.Abort], every call in every process fails with the reason: see
+// [ProcessError]. A nil from [Exchange.Wait] says that every record has been received
+// once, in all processes.
+//
+// What the processes say to each other is defined in docs/shuffle.md.
+package shuffle

@@ -1,0 +1,227 @@
+package shuffle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/shuffle/internal/flow"
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
+
+// An Exchange is one process's part in a shuffle. All its methods may be called
+// concurrently. It must be closed.
+type Exchange struct {
+	c     Config
+	peers []*peer // by rank, this process among them
+
+	senders   []*Sender
+	receivers []*Receiver
+	blocks    blocks
+	spill     *spiller
+
+	ctx    context.Context // of all calls of the runtime; ends with the failure, or Close
+	cancel context.CancelCauseFunc
+	failed chan struct{} // closed with the failure
+	fail1  sync.Once
+	err    error // of the failure; set before failed is closed
+
+	unfinished atomic.Int32  // senders that have not closed, and receivers that have not come to the end
+	finished   chan struct{} // closed when there are none
+	over       chan struct{} // closed when the peers have finished, too
+	left       atomic.Int32  // processes that have not finished
+	close1     sync.Once
+	closeErr   error
+
+	gather gatherer
+
+	group              *verbena.Group
+	service            *verbena.Service
+	mappings           []*verbena.Mapping
+	memory, registered int64 // bytes
+	loops              sync.WaitGroup
+}
+
+// Join connects this process with all others, and returns when that is done. ctx bounds
+// the joining alone.
+func Join(ctx context.Context, c Config) (*Exchange, error) {
+	if err := c.complete(); err != nil {
+		return nil, fmt.Errorf("shuffle: join: %w", err)
+	}
+	x := &Exchange{c: c, failed: make(chan struct{}), finished: make(chan struct{}), over: make(chan struct{})}
+	x.ctx, x.cancel = context.WithCancelCause(context.Background())
+	x.unfinished.Store(int32(2 * c.Threads))
+	x.left.Store(int32(c.Size))
+	x.gather.init(c.Size)
+	x.blocks = blocks{size: wire.BlockPrefix + c.block, spare: c.spare}
+	for rank := range c.Size {
+		p := &peer{x: x, rank: rank, local: rank == c.Rank, work: make(chan struct{}, 1)}
+		p.out, p.in = flow.NewOut[*block](c.shape()), flow.NewIn(c.shape())
+		x.peers = append(x.peers, p)
+	}
+	for i := range c.Threads {
+		x.senders = append(x.senders, newSender(x, i))
+		x.receivers = append(x.receivers, newReceiver(x, i))
+	}
+	if c.Spill != "" {
+		var err error
+		if x.spill, err = newSpiller(x, c.Spill); err != nil {
+			return nil, fmt.Errorf("shuffle: join: %w", err)
+		}
+	}
+	if c.Size > 1 {
+		if err := x.connect(ctx); err != nil {
+			x.cancel(ErrClosed)
+			return nil, errors.Join(fmt.Errorf("shuffle: join as process %d of %d: %w", c.Rank, c.Size, err), x.free())
+		}
+	}
+	x.loops.Go(x.finish)
+	return x, nil
+}
+
+// Rank is this process's number.
+func (x *Exchange) Rank() int { return x.c.Rank }
+
+// Size is the number of processes.
+func (x *Exchange) Size() int { return x.c.Size }
+
+// Threads is the number of partitions, and of senders, of each process.
+func (x *Exchange) Threads() int { return x.c.Threads }
+
+// Partitions is the number of partitions, which are numbered from 0. Partition p is
+// received by thread p modulo Threads of process p divided by Threads.
+func (x *Exchange) Partitions() int { return x.c.Size * x.c.Threads }
+
+// Sender returns the sender of a thread, always the same one.
+func (x *Exchange) Sender(thread int) *Sender { return x.senders[thread] }
+
+// Receiver returns the receiver of a thread, always the same one.
+func (x *Exchange) Receiver(thread int) *Receiver { return x.receivers[thread] }
+
+// Done is closed when the exchange has failed.
+func (x *Exchange) Done() <-chan struct{} { return x.failed }
+
+// Err tells why the exchange has failed, or is nil.
+func (x *Exchange) Err() error {
+	select {
+	case <-x.failed:
+		return x.err
+	default:
+		return nil
+	}
+}
+
+// Abort ends the exchange in all processes: every call fails with an error that names
+// this process's rank and has err's text.
+func (x *Exchange) Abort(err error) {
+	_ = x.fail(&ProcessError{Rank: x.c.Rank, Err: fmt.Errorf("%w: %w", ErrAborted, err)})
+}
+
+// fail ends the exchange, once, and returns what it has failed with. err is a
+// *ProcessError.
+func (x *Exchange) fail(err error) error {
+	x.fail1.Do(func() {
+		x.err = err
+		close(x.failed)
+		x.loops.Go(func() {
+			x.tell(err)
+			x.cancel(err)
+		})
+	})
+	return x.err
+}
+
+// one counts a sender or a receiver that has come to its end.
+func (x *Exchange) one() {
+	if x.unfinished.Add(-1) == 0 {
+		close(x.finished)
+	}
+}
+
+// finish tells the peers that all has arrived here.
+func (x *Exchange) finish() {
+	select {
+	case <-x.finished:
+	case <-x.ctx.Done():
+		return
+	}
+	for _, p := range x.peers {
+		if !p.local {
+			p.mu.Lock()
+			p.bye = true
+			p.mu.Unlock()
+			p.poke()
+		}
+	}
+	x.processFinished()
+}
+
+// processFinished counts a process that has said goodbye.
+func (x *Exchange) processFinished() {
+	if x.left.Add(-1) == 0 {
+		close(x.over)
+	}
+}
+
+// Wait returns nil when all senders have closed and all receivers have come to the end,
+// in all processes; so every record has been received once. Otherwise it tells why the
+// exchange has failed, or that ctx has ended the wait.
+func (x *Exchange) Wait(ctx context.Context) error {
+	select {
+	case <-x.over:
+		return nil
+	case <-x.failed:
+		return x.err
+	case <-ctx.Done():
+		return fmt.Errorf("shuffle: wait for the end: %w", context.Cause(ctx))
+	}
+}
+
+// Close frees everything. Nothing of the exchange may be used after it, batches of
+// records included. Before the end of the exchange it is an Abort; after a failure it
+// returns nil, since all other calls have told of that.
+func (x *Exchange) Close() error {
+	x.close1.Do(func() {
+		select {
+		case <-x.over:
+		default:
+			x.Abort(errors.New("closed before the end"))
+		}
+		x.closeErr = x.free()
+	})
+	return x.closeErr
+}
+
+// free gives everything back.
+func (x *Exchange) free() error {
+	var errs []error
+	if x.service != nil {
+		errs = append(errs, x.service.Close())
+	}
+	select {
+	case <-x.failed:
+		<-x.ctx.Done() // the peers have been told
+	default:
+	}
+	for _, p := range x.peers {
+		p.hangUp()
+	}
+	x.cancel(ErrClosed)
+	x.loops.Wait()
+	for _, p := range x.peers {
+		errs = append(errs, p.free())
+	}
+	if x.group != nil {
+		errs = append(errs, x.group.Close())
+	}
+	for _, m := range x.mappings {
+		errs = append(errs, m.Close())
+	}
+	if x.spill != nil {
+		errs = append(errs, x.spill.close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,97 @@
+package shuffle
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/verbena-data/verbena/shuffle/internal/flow"
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
+
+// A gatherer collects what the processes contribute to collectives.
+type gatherer struct {
+	turn   sync.Mutex // one collective at a time
+	mu     sync.Mutex
+	size   int
+	round  uint32 // of the collective that is next, or under way
+	rounds map[uint32]*gathering
+}
+
+type gathering struct {
+	data [][]byte // by rank
+	left int
+	done chan struct{}
+}
+
+func (g *gatherer) init(size int) { g.size, g.rounds = size, map[uint32]*gathering{} }
+
+// of returns the collective of a number. mu is held.
+func (g *gatherer) of(round uint32) *gathering {
+	c := g.rounds[round]
+	if c == nil {
+		c = &gathering{data: make([][]byte, g.size), left: g.size, done: make(chan struct{})}
+		g.rounds[round] = c
+	}
+	return c
+}
+
+// arrived adds a process's contribution. A process can be one collective ahead of this
+// one, since its next begins when it has this one's contribution.
+func (g *gatherer) arrived(rank int, round uint32, data []byte) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if ahead := round - g.round; ahead > 1 {
+		return fmt.Errorf("%w: a contribution to collective %d, at %d", flow.ErrBreach, round, g.round)
+	}
+	c := g.of(round)
+	if c.data[rank] != nil {
+		return fmt.Errorf("%w: a second contribution to collective %d", flow.ErrBreach, round)
+	}
+	c.data[rank] = append(make([]byte, 0, len(data)), data...)
+	if c.left--; c.left == 0 {
+		close(c.done)
+	}
+	return nil
+}
+
+// AllGather is a collective of the processes, for samples, counts and barriers: it gives
+// data, at most 1 MiB, to all processes, and returns what they have given, by rank, when
+// all have. Each process calls it as often as the others; the calls of a process take
+// turns. What it returns is the caller's.
+func (x *Exchange) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
+	if len(data) > wire.MaxGather {
+		return nil, fmt.Errorf("shuffle: gather: %d bytes, at most %d are possible", len(data), wire.MaxGather)
+	}
+	g := &x.gather
+	g.turn.Lock()
+	defer g.turn.Unlock()
+	g.mu.Lock()
+	round := g.round
+	c := g.of(round)
+	g.mu.Unlock()
+	message := wire.AppendGather(nil, round, data)
+	for _, p := range x.peers {
+		if p.local {
+			if err := g.arrived(p.rank, round, data); err != nil {
+				return nil, err // a call that ctx has ended; this one cannot be told from it
+			}
+			continue
+		}
+		if err := p.ep.Send(x.ctx, wire.TagGather, message); err != nil {
+			return nil, p.lost(err)
+		}
+	}
+	select {
+	case <-c.done:
+	case <-x.failed:
+		return nil, x.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("shuffle: gather: %w", context.Cause(ctx))
+	}
+	g.mu.Lock()
+	delete(g.rounds, round)
+	g.round++
+	g.mu.Unlock()
+	return c.data, nil
+}

@@ -1,0 +1,206 @@
+package shuffle
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// patience is how long a stream is full before its receiver's blocks are written to disk.
+const patience = 10 * time.Millisecond
+
+// A spiller writes blocks that receivers do not take to disk, so that their places are
+// free again. It has a goroutine while there is something to write.
+type spiller struct {
+	x   *Exchange
+	dir string
+
+	mu      sync.Mutex
+	wanting []*Receiver
+	running bool
+	stop    bool
+
+	bytes atomic.Uint64
+}
+
+// A spillFile has blocks of one receiver. It has no name, so that it goes with the
+// process.
+type spillFile struct {
+	f     *os.File
+	end   int64
+	items int // that have not been read
+}
+
+func newSpiller(x *Exchange, dir string) (*spiller, error) {
+	f, err := unnamed(dir) // so that a directory that will not do shows now
+	if err != nil {
+		return nil, err
+	}
+	return &spiller{x: x, dir: dir}, f.Close()
+}
+
+func unnamed(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "verbena-shuffle-")
+	if err != nil {
+		return nil, fmt.Errorf("the spill directory: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(fmt.Errorf("the spill directory: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// wants says that a stream to a receiver is full.
+func (s *spiller) wants(r *Receiver) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stop {
+		return
+	}
+	for _, other := range s.wanting {
+		if other == r {
+			return
+		}
+	}
+	s.wanting = append(s.wanting, r)
+	if !s.running {
+		s.running = true
+		s.x.loops.Go(s.run)
+	}
+}
+
+func (s *spiller) run() {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		timer.Reset(patience)
+		select {
+		case <-timer.C:
+		case <-s.x.ctx.Done():
+		}
+		s.mu.Lock()
+		wanting := s.wanting
+		s.wanting = nil
+		if len(wanting) == 0 || s.stop || s.x.ctx.Err() != nil {
+			s.running = false
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+		for _, r := range wanting {
+			if err := s.spill(r); err != nil {
+				_ = s.x.fail(&ProcessError{Rank: s.x.c.Rank, Err: fmt.Errorf("%w: spill to %s: %w", ErrAborted, s.dir, err)})
+			}
+		}
+	}
+}
+
+// spill writes what is in a receiver's queue, if a stream is still full.
+func (s *spiller) spill(r *Receiver) error {
+	r.spilling.Lock()
+	defer r.spilling.Unlock()
+	r.mu.Lock()
+	items := append([]item(nil), r.queue...)
+	r.mu.Unlock()
+	full := false
+	for i := range items {
+		if it := &items[i]; !it.spilt {
+			it.from.mu.Lock()
+			full = full || it.from.in.Full(it.sender, r.thread)
+			it.from.mu.Unlock()
+		}
+	}
+	if !full {
+		return nil
+	}
+	if r.file == nil {
+		f, err := unnamed(s.dir)
+		if err != nil {
+			return err
+		}
+		r.file = &spillFile{f: f}
+	}
+	if r.file.items == 0 {
+		r.file.end = 0
+	}
+	var freed []item
+	for i := range items {
+		it := &items[i]
+		if it.spilt {
+			continue
+		}
+		if _, err := r.file.f.WriteAt(it.data, r.file.end); err != nil {
+			return err
+		}
+		freed = append(freed, *it)
+		s.bytes.Add(uint64(len(it.data)))
+		it.spilt, it.offset, it.length = true, r.file.end, len(it.data)
+		it.data, it.block = nil, nil
+		r.file.end += int64(it.length)
+		r.file.items++
+	}
+	r.mu.Lock()
+	copy(r.queue, items) // none was taken meanwhile
+	r.mu.Unlock()
+	for i := range freed {
+		freed[i].from.freed(r.thread, &freed[i])
+	}
+	return nil
+}
+
+// takeOne takes an item for the receiver's goroutine, and leaves the others where they can
+// be spilt.
+func (r *Receiver) takeOne() (it item, ok bool) {
+	r.spilling.Lock()
+	defer r.spilling.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.queue) == 0 {
+		return it, false
+	}
+	it = r.queue[0]
+	copy(r.queue, r.queue[1:])
+	r.queue[len(r.queue)-1] = item{}
+	r.queue = r.queue[:len(r.queue)-1]
+	return it, true
+}
+
+// detach copies an item, so that its place is free although the receiver's goroutine may
+// do nothing for long.
+func (r *Receiver) detach(it *item) {
+	if cap(r.fetched) < len(it.data) {
+		r.fetched = make([]byte, max(len(it.data), r.x.c.block))
+	}
+	b := r.fetched[:copy(r.fetched[:len(it.data)], it.data)]
+	it.from.freed(r.thread, it)
+	it.data, it.block, it.spilt = b, nil, true
+}
+
+// fetch reads an item that was spilt. Its bytes are valid until the next call.
+func (r *Receiver) fetch(it *item) ([]byte, error) {
+	if cap(r.fetched) < it.length {
+		r.fetched = make([]byte, max(it.length, r.x.c.block))
+	}
+	b := r.fetched[:it.length]
+	r.spilling.Lock()
+	defer r.spilling.Unlock()
+	if _, err := r.file.f.ReadAt(b, it.offset); err != nil {
+		return nil, err
+	}
+	r.file.items--
+	return b, nil
+}
+
+// close closes the files. Nothing runs any more.
+func (s *spiller) close() error {
+	var errs []error
+	for _, r := range s.x.receivers {
+		if r.file != nil {
+			errs = append(errs, r.file.f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
