@@ -1,0 +1,262 @@
+package external
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sorted runs records through a sorter.
+func sorted(t testing.TB, cfg Config, records [][]byte) (out []byte, s *Sorter) {
+	t.Helper()
+	s, err := newSorter(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	size := 0
+	for _, r := range records {
+		if err := s.Add(r); err != nil {
+			t.Fatal(err)
+		}
+		size += len(r)
+	}
+	if err := s.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Size() != int64(size) || s.Records() != int64(len(records)) {
+		t.Errorf("%d records, %d bytes counted of %d, %d", s.Records(), s.Size(), len(records), size)
+	}
+	var b bytes.Buffer
+	told := 0
+	if err := s.Merge(&b, func(n int) { told += n }); err != nil {
+		t.Fatal(err)
+	}
+	if len(records) > 0 && told != size {
+		t.Errorf("progress tells of %d bytes, not %d", told, size)
+	}
+	return b.Bytes(), s
+}
+
+// kinds of lines, without their newlines.
+var kinds = map[string]func(r *rand.Rand) []byte{
+	"random": func(r *rand.Rand) []byte { return random(r, r.IntN(40), 256) },
+	"few":    func(r *rand.Rand) []byte { return random(r, r.IntN(12), 2) }, // zeros, ones, many equal
+	"shared": func(r *rand.Rand) []byte {
+		return append(bytes.Repeat([]byte("common "), r.IntN(3)*5), random(r, r.IntN(6), 3)...)
+	},
+	"empty": func(r *rand.Rand) []byte { return nil },
+	"equal": func(r *rand.Rand) []byte { return []byte("the same line of more than eight bytes") },
+	"long":  func(r *rand.Rand) []byte { return random(r, r.IntN(4000), 4) },
+	"tail":  func(r *rand.Rand) []byte { return append(make([]byte, r.IntN(40)), random(r, r.IntN(2), 3)...) },
+}
+
+func random(r *rand.Rand, n, values int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		if b[i] = byte(r.IntN(values)); b[i] == '\n' {
+			b[i] = 11
+		}
+	}
+	return b
+}
+
+func TestLines(t *testing.T) {
+	for name, kind := range kinds {
+		for _, n := range []int{0, 1, 2, 27, 1000, 30000} {
+			if name == "long" {
+				n /= 30
+			}
+			for _, memory := range []int64{256 << 10, 16 << 20} {
+				t.Run(fmt.Sprint(name, "/", n, "/", memory), func(t *testing.T) {
+					r := rand.New(rand.NewPCG(uint64(n), 1))
+					var lines, want [][]byte
+					for range n {
+						line := kind(r)
+						want = append(want, line)
+						lines = append(lines, append(slices.Clone(line), '\n'))
+					}
+					slices.SortFunc(want, bytes.Compare)
+					got, _ := sorted(t, Config{Memory: memory, Dir: t.TempDir()}, lines)
+					expected := []byte(nil)
+					for _, line := range want {
+						expected = append(append(expected, line...), '\n')
+					}
+					if !bytes.Equal(got, expected) {
+						t.Errorf("%d lines differ from those that slices.SortFunc orders", n)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestFixed(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	var records [][]byte
+	for range 50000 {
+		records = append(records, random(r, 100, 256))
+	}
+	got, s := sorted(t, Config{Fixed: 100, Memory: 512 << 10, Dir: t.TempDir()}, records)
+	slices.SortFunc(records, bytes.Compare)
+	if !bytes.Equal(got, bytes.Join(records, nil)) {
+		t.Error("wrong order")
+	}
+	_ = s
+}
+
+// TestManyRuns has more runs than can be merged at a time.
+func TestManyRuns(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 2))
+	var lines [][]byte
+	for range 40000 {
+		lines = append(lines, append(random(r, 50+r.IntN(3000), 90), '\n'))
+		if len(lines) == 1500 {
+			break
+		}
+	}
+	s, err := newSorter(Config{Memory: 64 << 10, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, line := range lines {
+		if err := s.Add(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	_, fanIn := s.buffers()
+	if s.Runs() <= fanIn {
+		t.Fatalf("%d runs, %d can be merged at a time: the test proves nothing", s.Runs(), fanIn)
+	}
+	var got bytes.Buffer
+	if err := s.Merge(&got, func(int) {}); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(lines, func(a, b []byte) int { return bytes.Compare(a[:len(a)-1], b[:len(b)-1]) })
+	if !bytes.Equal(got.Bytes(), bytes.Join(lines, nil)) {
+		t.Error("wrong order")
+	}
+}
+
+func TestTooLong(t *testing.T) {
+	s, err := newSorter(Config{Memory: 64 << 10, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Add([]byte(strings.Repeat("x", 20<<10) + "\n")); !errors.Is(err, ErrTooLong) {
+		t.Error(err)
+	}
+}
+
+// TestNoRoom can't write temporary files.
+func TestNoRoom(t *testing.T) {
+	s, err := newSorter(Config{Memory: 64 << 10, Dir: "/nowhere"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for range 100000 {
+		if err = s.Add([]byte("a line\n")); err != nil {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "temporary file") {
+		t.Error(err)
+	}
+	if err := s.Finish(); err == nil {
+		t.Error("Finish says nothing about it")
+	}
+}
+
+type failing struct{ after int }
+
+func (f *failing) Write(p []byte) (int, error) {
+	if f.after--; f.after < 0 {
+		return 0, errors.New("full")
+	}
+	return len(p), nil
+}
+
+func TestOutputFails(t *testing.T) {
+	s, err := newSorter(Config{Memory: 64 << 10, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i := range 10000 {
+		if err := s.Add(fmt.Appendf(nil, "line %d\n", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Merge(&failing{after: 3}, func(int) {}); err == nil || err.Error() != "full" {
+		t.Error(err)
+	}
+}
+
+func BenchmarkSort(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 400_000
+	var records [][]byte
+	for range n {
+		records = append(records, append(random(r, 20+r.IntN(120), 90), '\n'))
+	}
+	size := 0
+	for _, x := range records {
+		size += len(x)
+	}
+	a := &arena{memory: make([]byte, 2*size)}
+	a.memory = a.memory[:len(a.memory)/16*16]
+	b.SetBytes(int64(size))
+	for b.Loop() {
+		a.reset()
+		for _, x := range records {
+			if !a.add(x, len(x)-1) {
+				b.Fatal("no room")
+			}
+		}
+		a.sort()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/record")
+}
+
+func FuzzLines(f *testing.F) {
+	f.Add([]byte("b\na\n\n\x00\na\x00\n"), uint8(3))
+	f.Fuzz(func(t *testing.T, data []byte, copies uint8) {
+		var lines [][]byte
+		for range int(copies%40) + 1 {
+			for line := range bytes.Lines(data) {
+				if line[len(line)-1] == '\n' {
+					lines = append(lines, line)
+				}
+			}
+		}
+		if len(data) > 2000 {
+			return
+		}
+		got, _ := sorted(t, Config{Memory: 64 << 10, Dir: t.TempDir()}, lines)
+		slices.SortFunc(lines, func(a, b []byte) int { return bytes.Compare(a[:len(a)-1], b[:len(b)-1]) })
+		if !bytes.Equal(got, bytes.Join(lines, nil)) {
+			t.Error("wrong order")
+		}
+	})
+}

@@ -1,0 +1,136 @@
+package external
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// A run is sorted records in a temporary file that has no name any more.
+type run struct {
+	file   *os.File
+	length int64
+}
+
+func (r *run) close() error { return r.file.Close() }
+
+// newRun makes a file in dir, which is gone with its descriptor.
+func newRun(dir string) (*run, error) {
+	f, err := os.CreateTemp(dir, "verbena-sort-*")
+	if err != nil {
+		return nil, fmt.Errorf("a temporary file: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &run{file: f}, nil
+}
+
+// A source yields records in order.
+type source interface {
+	// next returns the next record, which is valid until the call after it, or io.EOF.
+	next() ([]byte, error)
+}
+
+// memorySource yields the records of a sorted arena.
+type memorySource struct {
+	arena   *arena
+	entries []entry
+	tail    int // bytes of a record behind its key
+}
+
+func (m *memorySource) next() ([]byte, error) {
+	if len(m.entries) == 0 {
+		return nil, io.EOF
+	}
+	e := m.entries[0]
+	m.entries = m.entries[1:]
+	return m.arena.memory[e.at : int(e.at)+int(e.length)+m.tail], nil
+}
+
+// runSource reads a run through a buffer that holds the longest record at least.
+type runSource struct {
+	run    *run
+	fixed  int // length of each record; 0: lines
+	buffer []byte
+	from   int   // where the next record begins in the buffer
+	to     int   // how far the buffer is filled
+	read   int64 // bytes of the run that have been read
+	freed  int64 // bytes of the run that the file system has got back
+}
+
+// freeAfter is after how many bytes a run gives back what has been read, so that the kernel
+// need not write it to the disk any more.
+const freeAfter = 16 << 20
+
+func (r *runSource) next() ([]byte, error) {
+	for {
+		rest := r.buffer[r.from:r.to]
+		if r.fixed > 0 && len(rest) >= r.fixed {
+			r.from += r.fixed
+			return rest[:r.fixed], nil
+		}
+		if r.fixed == 0 {
+			if i := bytes.IndexByte(rest, '\n'); i >= 0 {
+				r.from += i + 1
+				return rest[:i+1], nil
+			}
+		}
+		if err := r.fill(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (r *runSource) fill() error {
+	if r.read == r.run.length {
+		if r.from < r.to {
+			return fmt.Errorf("a temporary file ends within a record: %w", io.ErrUnexpectedEOF)
+		}
+		return io.EOF
+	}
+	r.to = copy(r.buffer, r.buffer[r.from:r.to])
+	r.from = 0
+	if r.to == len(r.buffer) {
+		return errors.New("a temporary file holds a record that is longer than any written")
+	}
+	n, err := r.run.file.ReadAt(r.buffer[r.to:][:min(int64(len(r.buffer)-r.to), r.run.length-r.read)], r.read)
+	r.to += n
+	r.read += int64(n)
+	if n == 0 && err != nil {
+		return fmt.Errorf("reading a temporary file back: %w", errors.Join(err, io.ErrUnexpectedEOF))
+	}
+	if r.read-r.freed >= freeAfter {
+		free(r.run.file, r.freed, r.read-r.freed)
+		r.freed = r.read
+	}
+	return nil
+}
+
+// blockWriter gathers what is written into large blocks.
+type blockWriter struct {
+	to     io.Writer
+	buffer []byte
+	n      int
+}
+
+func (b *blockWriter) write(p []byte) error {
+	for b.n+len(p) > len(b.buffer) {
+		k := copy(b.buffer[b.n:], p)
+		b.n += k
+		p = p[k:]
+		if err := b.flush(); err != nil {
+			return err
+		}
+	}
+	b.n += copy(b.buffer[b.n:], p)
+	return nil
+}
+
+func (b *blockWriter) flush() error {
+	_, err := b.to.Write(b.buffer[:b.n])
+	b.n = 0
+	return err
+}

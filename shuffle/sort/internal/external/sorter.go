@@ -1,0 +1,329 @@
+package external
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+)
+
+// Config says what is sorted, and with what.
+type Config struct {
+	// Fixed is the length of each record; 0 stands for lines, which end with a newline
+	// that does not count in the order.
+	Fixed int
+	// Memory is how many bytes the sorter may take, MinMemory at least.
+	Memory int64
+	// Dir is where temporary files go. They have no names, and are gone with the process.
+	Dir string
+}
+
+// MinMemory is the least memory of a sorter in bytes.
+const MinMemory = 8 << 20
+
+const (
+	arenas      = 4         // of which one fills while others are sorted and written
+	blockSize   = 1 << 20   // of what is written at once
+	leastBuffer = 128 << 10 // for reading a run
+	pageSize    = 4096
+)
+
+// ErrTooLong says that a record does not fit into the sorter's memory.
+var ErrTooLong = errors.New("longer than a quarter of the memory for sorting")
+
+// A Sorter takes records by Add, by one goroutine, then Finish, then Merge, once each.
+// Close frees everything at any time, but not beside another call.
+type Sorter struct {
+	cfg    Config
+	tail   int // bytes of a record behind its key
+	block  []byte
+	arenas []*arena
+	filled *arena // the one that Add fills
+	size   int64
+	count  int64
+	long   int // the longest record
+
+	work chan *arena
+	done chan struct{} // closed when nobody takes work any more
+
+	mu     sync.Mutex
+	change sync.Cond
+	free   []*arena
+	sorted []*arena // in memory, in order
+	runs   []*run
+	err    error
+}
+
+// New returns a sorter.
+func New(cfg Config) (*Sorter, error) {
+	if cfg.Memory < MinMemory {
+		return nil, fmt.Errorf("sorting wants at least %d MiB of memory", MinMemory>>20)
+	}
+	return newSorter(cfg)
+}
+
+func newSorter(cfg Config) (*Sorter, error) {
+	block := min(blockSize, int(cfg.Memory/8))
+	s := &Sorter{cfg: cfg, work: make(chan *arena, 2*arenas), done: make(chan struct{})}
+	s.change.L = &s.mu
+	if cfg.Fixed == 0 {
+		s.tail = 1
+	}
+	n := int64(arenas)
+	if each := (cfg.Memory - int64(block)) / n; each > arenaLimit {
+		n = (cfg.Memory - int64(block)) / arenaLimit
+		s.work = make(chan *arena, n)
+	}
+	each := int((cfg.Memory-int64(block))/n) / pageSize * pageSize
+	var err error
+	if s.block, err = mapMemory(block); err != nil {
+		return nil, err
+	}
+	for range n {
+		m, err := mapMemory(each)
+		if err != nil {
+			s.work = nil
+			close(s.done)
+			return nil, errors.Join(err, s.Close())
+		}
+		s.arenas = append(s.arenas, &arena{memory: m})
+	}
+	s.free = slices.Clone(s.arenas[1:])
+	s.filled = s.arenas[0]
+	go s.sortAndSpill(s.work)
+	return s, nil
+}
+
+// Add copies a record: one of the fixed length, or a line with its newline.
+func (s *Sorter) Add(record []byte) error {
+	key := len(record) - s.tail
+	for !s.filled.add(record, key) {
+		if s.filled.entries == 0 {
+			if err := s.failure(); err != nil {
+				return err
+			}
+			return fmt.Errorf("a record of %d bytes is %w (%d MiB)", len(record), ErrTooLong, s.cfg.Memory>>20)
+		}
+		s.work <- s.filled
+		if err := s.take(); err != nil {
+			return err
+		}
+	}
+	s.size += int64(len(record))
+	s.count++
+	s.long = max(s.long, len(record))
+	return nil
+}
+
+func (s *Sorter) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// take waits for an empty arena.
+func (s *Sorter) take() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.free) == 0 && s.err == nil {
+		s.change.Wait()
+	}
+	if s.err != nil {
+		s.filled = &arena{} // nothing fits
+		return s.err
+	}
+	s.filled = s.free[len(s.free)-1]
+	s.free = s.free[:len(s.free)-1]
+	return nil
+}
+
+// sortAndSpill sorts filled arenas, and writes them to runs when few empty ones are left.
+func (s *Sorter) sortAndSpill(work <-chan *arena) {
+	defer close(s.done)
+	for a := range work {
+		a.sort()
+		s.mu.Lock()
+		s.sorted = append(s.sorted, a)
+		var oldest []*arena
+		if len(s.free) == 0 && s.err == nil {
+			oldest, s.sorted = s.sorted[:1:1], s.sorted[1:]
+		}
+		s.mu.Unlock()
+		s.fail(s.spill(oldest))
+	}
+}
+
+func (s *Sorter) fail(err error) {
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.change.Broadcast()
+}
+
+// spill merges sorted arenas into a run.
+func (s *Sorter) spill(from []*arena) error {
+	if len(from) == 0 {
+		return nil
+	}
+	r, err := s.write(s.memorySources(from))
+	for _, a := range from {
+		a.reset()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, from...)
+	if err == nil {
+		s.runs = append(s.runs, r)
+	}
+	s.change.Broadcast()
+	return err
+}
+
+func (s *Sorter) memorySources(from []*arena) (sources []source) {
+	for _, a := range from {
+		sources = append(sources, &memorySource{a, a.all(), s.tail})
+	}
+	return sources
+}
+
+// write merges sources into a new run.
+func (s *Sorter) write(sources []source) (*run, error) {
+	r, err := newRun(s.cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newMerger(sources, s.tail)
+	if err == nil {
+		count := counter{r.file, &r.length}
+		err = m.writeTo(&blockWriter{to: count, buffer: s.block}, func(int) {})
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("writing sorted records to %s: %w", s.cfg.Dir, err), r.close())
+	}
+	return r, nil
+}
+
+type counter struct {
+	file *os.File
+	n    *int64
+}
+
+func (c counter) Write(p []byte) (int, error) {
+	n, err := c.file.Write(p)
+	*c.n += int64(n)
+	return n, err
+}
+
+// Finish waits until all that was added is sorted.
+func (s *Sorter) Finish() error {
+	if s.filled.entries > 0 {
+		s.work <- s.filled
+	} else {
+		s.free = append(s.free, s.filled)
+	}
+	s.filled = &arena{}
+	close(s.work)
+	s.work = nil
+	<-s.done
+	return s.err
+}
+
+// Size is how many bytes were added.
+func (s *Sorter) Size() int64 { return s.size }
+
+// Records is how many records were added.
+func (s *Sorter) Records() int64 { return s.count }
+
+// Runs is how many temporary files there are.
+func (s *Sorter) Runs() int { return len(s.runs) }
+
+// Merge writes all records in order, in blocks of 1 MiB. It calls progress with the bytes
+// that are done since the last call.
+func (s *Sorter) Merge(w io.Writer, progress func(bytes int)) error {
+	buffer, fanIn := s.buffers()
+	if len(s.runs) > fanIn || len(s.runs) > 0 && len(s.free) == 0 {
+		// More runs than can be read at a time: all the memory goes to buffers.
+		sorted := s.sorted
+		s.sorted = nil
+		if err := s.spill(sorted); err != nil {
+			return err
+		}
+		buffer, fanIn = s.buffers()
+	}
+	for len(s.runs) > fanIn {
+		// No more than what is needed, the shortest first.
+		slices.SortFunc(s.runs, func(a, b *run) int { return int(min(max(a.length-b.length, -1), 1)) })
+		n := min(fanIn, len(s.runs)-fanIn+1)
+		r, err := s.write(s.runSources(s.runs[:n], buffer))
+		if err != nil {
+			return err
+		}
+		for _, old := range s.runs[:n] {
+			if err := old.close(); err != nil {
+				return err
+			}
+		}
+		s.runs = append(s.runs[n:], r)
+	}
+	sources := append(s.memorySources(s.sorted), s.runSources(s.runs, buffer)...)
+	if len(sources) == 0 {
+		return nil
+	}
+	m, err := newMerger(sources, s.tail)
+	if err != nil {
+		return err
+	}
+	return m.writeTo(&blockWriter{to: w, buffer: s.block}, progress)
+}
+
+// buffers says how large a buffer of a run is, and how many there can be: two at least,
+// since no record is longer than an arena.
+func (s *Sorter) buffers() (size, count int) {
+	if len(s.free) == 0 {
+		return 0, 0
+	}
+	each := len(s.free[0].memory)
+	least := max(min(leastBuffer, each/8), s.long)
+	size = max(least, each/max(1, (len(s.runs)+len(s.free)-1)/len(s.free)))
+	return size, each / size * len(s.free)
+}
+
+// runSources reads runs with buffers in the free arenas.
+func (s *Sorter) runSources(runs []*run, size int) (sources []source) {
+	for i, r := range runs {
+		each := len(s.free[0].memory) / size
+		memory := s.free[i/each].memory
+		sources = append(sources, &runSource{run: r, fixed: s.cfg.Fixed, buffer: memory[i%each*size:][:size]})
+	}
+	return sources
+}
+
+// Close frees the memory and the temporary files.
+func (s *Sorter) Close() error {
+	if s.work != nil {
+		close(s.work)
+		s.work = nil
+	}
+	<-s.done
+	var errs []error
+	for _, r := range s.runs {
+		errs = append(errs, r.close())
+	}
+	s.runs = nil
+	for _, a := range s.arenas {
+		errs = append(errs, unmap(a.memory))
+	}
+	s.arenas = nil
+	if s.block != nil {
+		errs = append(errs, unmap(s.block))
+		s.block = nil
+	}
+	return errors.Join(errs...)
+}
