@@ -1,0 +1,240 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// childVariable says that this process is a child of Local: its input ends when its parent
+// does, and descriptor 3 takes events.
+const childVariable = "VERBENA_CHILD"
+
+// endLimit is how long processes may take to end.
+const endLimit = 10 * time.Second
+
+// Local starts the processes of a job on this host.
+type Local struct {
+	Executable string
+	Arguments  []string
+	Workers    int
+	// Output takes what rank 0 writes, Errors what all write to their standard error,
+	// each line with its process's number in front.
+	Output, Errors io.Writer
+	// Event takes what processes tell by [Child.Tell], one call at a time.
+	Event func(rank int, data json.RawMessage)
+}
+
+// event is a line on descriptor 3.
+type event struct {
+	Data json.RawMessage `json:"data,omitempty"`
+	// Failed is why the process ends; Caused tells that another one's end is the reason.
+	Failed string `json:"failed,omitempty"`
+	Caused bool   `json:"caused,omitempty"`
+}
+
+// ended is how a process has ended.
+type ended struct {
+	rank   int
+	err    error // nil: in order
+	said   string
+	caused bool
+}
+
+// Run starts the processes and waits until all have ended. When one fails, the others are
+// told to end, and killed 10 s later. The error is the first process's whose failure was not
+// that of another one.
+func (l Local) Run(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "verbena-job-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	results := make(chan ended)
+	var one sync.Mutex // Event and Errors
+	var children []*child
+	failStart := error(nil)
+	for rank := range l.Workers {
+		c, err := l.start(rank, "unix:"+filepath.Join(dir, "meet"), &one)
+		if err != nil {
+			failStart = fmt.Errorf("starting process %d: %w", rank, err)
+			break
+		}
+		children = append(children, c)
+		go func() { results <- c.wait() }()
+	}
+	end := sync.OnceFunc(func() {
+		for _, c := range children {
+			_ = c.input.Close()
+		}
+		time.AfterFunc(endLimit, func() {
+			for _, c := range children {
+				_ = c.command.Process.Kill() // an error if it has ended
+			}
+		})
+	})
+	if failStart != nil {
+		end()
+	}
+	stop := context.AfterFunc(ctx, end)
+	defer stop()
+	var first *ended
+	for range children {
+		r := <-results
+		if r.err == nil {
+			continue
+		}
+		if first == nil || first.caused && !r.caused {
+			first = &r
+		}
+		end()
+	}
+	switch {
+	case failStart != nil:
+		return failStart
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case first == nil:
+		return nil
+	case first.said != "":
+		return fmt.Errorf("process %d of %d: %s", first.rank, l.Workers, first.said)
+	}
+	return fmt.Errorf("process %d of %d ended: %w", first.rank, l.Workers, first.err)
+}
+
+type child struct {
+	rank    int
+	command *exec.Cmd
+	input   io.Closer
+	read    chan struct{} // closed when its events have ended
+	last    event
+}
+
+func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (*child, error) {
+	cmd := exec.Command(l.Executable, l.Arguments...)
+	cmd.Env = append(os.Environ(), childVariable+"=1",
+		fmt.Sprintf("%s=%d", RankVariable, rank), fmt.Sprintf("%s=%d", SizeVariable, l.Workers), RendezvousVariable+"="+rendezvous)
+	if rank == 0 {
+		cmd.Stdout = l.Output
+	}
+	cmd.Stderr = &prefixed{to: l.Errors, prefix: fmt.Sprintf("[%d] ", rank), one: one}
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	events, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.ExtraFiles = []*os.File{theirs}
+	err = cmd.Start()
+	_ = theirs.Close()
+	if err != nil {
+		_ = events.Close()
+		return nil, err
+	}
+	c := &child{rank: rank, command: cmd, input: input, read: make(chan struct{})}
+	go func() {
+		defer close(c.read)
+		defer events.Close()
+		for d := json.NewDecoder(events); ; {
+			var e event
+			if d.Decode(&e) != nil {
+				return
+			}
+			if e.Failed != "" {
+				c.last = e
+			} else if l.Event != nil {
+				one.Lock()
+				l.Event(rank, e.Data)
+				one.Unlock()
+			}
+		}
+	}()
+	return c, nil
+}
+
+func (c *child) wait() ended {
+	err := c.command.Wait()
+	<-c.read
+	return ended{c.rank, err, c.last.Failed, c.last.Caused}
+}
+
+// prefixed writes whole lines, with a prefix each.
+type prefixed struct {
+	to     io.Writer
+	prefix string
+	one    *sync.Mutex
+	rest   []byte
+}
+
+func (p *prefixed) Write(b []byte) (int, error) {
+	p.rest = append(p.rest, b...)
+	for {
+		line, rest, ok := bytes.Cut(p.rest, []byte("\n"))
+		if !ok {
+			return len(b), nil
+		}
+		p.one.Lock()
+		_, err := fmt.Fprintf(p.to, "%s%s\n", p.prefix, line)
+		p.one.Unlock()
+		if err != nil {
+			return 0, err
+		}
+		p.rest = rest
+	}
+}
+
+// A Child is this process as one that [Local] has started.
+type Child struct {
+	mu     sync.Mutex
+	events *os.File
+}
+
+// AsChild returns this process as a child of Local, or nil if it is none, and a context that
+// ends when the parent does. A process that is still there 10 s later exits by itself.
+func AsChild(ctx context.Context) (*Child, context.Context, context.CancelFunc) {
+	if os.Getenv(childVariable) != "1" {
+		ctx, cancel := context.WithCancel(ctx)
+		return nil, ctx, cancel
+	}
+	_ = os.Unsetenv(childVariable) // not for children of this one
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() { // ends with the input or with the process
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		time.AfterFunc(endLimit, func() { os.Exit(1) })
+		cancel(errors.New("the job has been ended"))
+	}()
+	return &Child{events: os.NewFile(3, "events")}, ctx, func() { cancel(nil) }
+}
+
+// Tell hands something to the parent's Event. It may be used concurrently.
+func (c *Child) Tell(data any) error {
+	b, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	return c.write(event{Data: b})
+}
+
+// Fail tells the parent why this process ends; caused says that another process's end is
+// the reason.
+func (c *Child) Fail(err error, caused bool) error {
+	return c.write(event{Failed: err.Error(), Caused: caused})
+}
+
+func (c *Child) write(e event) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return json.NewEncoder(c.events).Encode(e)
+}

@@ -1,0 +1,270 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	unixPrefix = "unix:"
+	protocol   = "verbena-job/1"
+	// maxLine bounds what one side says: 65,536 addresses of 60 bytes.
+	maxLine = 4 << 20
+	// retryFirst and retryLast are how long a process waits before it tries rank 0 again.
+	retryFirst, retryLast = 10 * time.Millisecond, time.Second
+)
+
+// hello is what a process tells rank 0, in one line.
+type hello struct {
+	Protocol string `json:"protocol"`
+	Job      string `json:"job"`
+	Rank     int    `json:"rank"`
+	Size     int    `json:"size"`
+	Address  string `json:"address"`
+}
+
+// answer is what it gets when all have come.
+type answer struct {
+	Addresses []string `json:"addresses,omitempty"`
+	Error     string   `json:"error,omitempty"`
+}
+
+// Meet tells all processes of a job the address at which this one listens, and returns
+// everybody's, by rank. An address without a host, such as ":4711" or "0.0.0.0:4711", gets
+// the one under which rank 0 sees this process. It waits until all have come, or for ctx.
+func Meet(ctx context.Context, w Worker, address string) ([]string, error) {
+	if w.Size <= 1 {
+		return []string{address}, nil
+	}
+	var all []string
+	var err error
+	if w.Rank == 0 {
+		all, err = receiveAll(ctx, w, address)
+	} else {
+		all, err = tell(ctx, w, address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("process %d of %d at the rendezvous %s: %w", w.Rank, w.Size, w.Rendezvous, err)
+	}
+	return all, nil
+}
+
+func network(address string) (string, string) {
+	if path, ok := strings.CutPrefix(address, unixPrefix); ok {
+		return "unix", path
+	}
+	return "tcp", address
+}
+
+// withHost puts a host where there is none, or one that stands for all.
+func withHost(address string, seen net.Addr) string {
+	host, port, err := net.SplitHostPort(address)
+	if ip := net.ParseIP(host); err != nil || host != "" && (ip == nil || !ip.IsUnspecified()) {
+		return address
+	}
+	if tcp, ok := seen.(*net.TCPAddr); ok {
+		return net.JoinHostPort(tcp.IP.String(), port)
+	}
+	return net.JoinHostPort("127.0.0.1", port)
+}
+
+// listen is rank 0's. A socket's directory is the user's alone.
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	kind, place := network(address)
+	if kind == "unix" && !strings.HasPrefix(place, "@") {
+		dir := filepath.Dir(place)
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		// What an earlier job left is in the way.
+		if err := os.Remove(place); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		return (&net.ListenConfig{}).Listen(ctx, kind, place)
+	}
+	if kind == "tcp" {
+		// The name is for the others; here it may stand for a loopback address.
+		if host, port, err := net.SplitHostPort(place); err == nil && net.ParseIP(host) == nil {
+			place = net.JoinHostPort("", port)
+		}
+	}
+	return (&net.ListenConfig{}).Listen(ctx, kind, place)
+}
+
+// meeting is what rank 0 knows of the others.
+type meeting struct {
+	w  Worker
+	mu sync.Mutex
+	// by rank
+	conns     []net.Conn
+	addresses []string
+	missing   int
+	complete  chan struct{}
+	failed    chan error // for one
+}
+
+func receiveAll(ctx context.Context, w Worker, own string) ([]string, error) {
+	l, err := listen(ctx, w.Rendezvous)
+	if err != nil {
+		return nil, err
+	}
+	m := &meeting{w: w, conns: make([]net.Conn, w.Size), addresses: make([]string, w.Size), missing: w.Size - 1, complete: make(chan struct{}), failed: make(chan error, 1)}
+	var serving sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		_ = l.Close()
+		serving.Wait()
+		for _, c := range m.conns {
+			if c != nil {
+				_ = c.Close()
+			}
+		}
+	}()
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() { m.welcome(ctx, c) })
+		}
+	})
+	select {
+	case <-m.complete:
+	case err := <-m.failed:
+		return nil, err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s did not come: %w", m.absent(), context.Cause(ctx))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for rank, c := range m.conns[1:] {
+		// Each one reaches rank 0 in its own way.
+		m.addresses[0] = withHost(own, c.LocalAddr())
+		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
+		if err := json.NewEncoder(c).Encode(answer{Addresses: m.addresses}); err != nil {
+			return nil, fmt.Errorf("telling process %d: %w", rank+1, err)
+		}
+	}
+	return m.addresses, nil
+}
+
+// welcome reads what a process says. Its connection stays open until all have come.
+func (m *meeting) welcome(ctx context.Context, c net.Conn) {
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	var h hello
+	err := readLine(c, &h)
+	if err == nil {
+		err = m.take(h, c)
+	}
+	if err != nil {
+		_ = json.NewEncoder(c).Encode(answer{Error: err.Error()})
+		_ = c.Close()
+	}
+}
+
+func (m *meeting) take(h hello, c net.Conn) error {
+	switch {
+	case h.Protocol != protocol:
+		return fmt.Errorf("this is a rendezvous of %s", protocol)
+	case h.Job != m.w.Job:
+		return errors.New("another job meets here")
+	case h.Size != m.w.Size:
+		err := fmt.Errorf("process %d believes that there are %d, process 0 that there are %d", h.Rank, h.Size, m.w.Size)
+		select {
+		case m.failed <- err:
+		default:
+		}
+		return err
+	case h.Rank <= 0 || h.Rank >= m.w.Size:
+		return fmt.Errorf("there is no process %d of %d", h.Rank, m.w.Size)
+	}
+	if _, _, err := net.SplitHostPort(h.Address); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.conns[h.Rank] != nil {
+		return fmt.Errorf("there is a process %d already", h.Rank)
+	}
+	m.conns[h.Rank], m.addresses[h.Rank] = c, withHost(h.Address, c.RemoteAddr())
+	if m.missing--; m.missing == 0 {
+		close(m.complete)
+	}
+	return nil
+}
+
+// absent names those that are missing.
+func (m *meeting) absent() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ranks []string
+	for rank, c := range m.conns {
+		if rank > 0 && c == nil {
+			if ranks = append(ranks, strconv.Itoa(rank)); len(ranks) == 8 {
+				ranks = append(ranks, "...")
+				break
+			}
+		}
+	}
+	return "processes " + strings.Join(ranks, ", ")
+}
+
+func tell(ctx context.Context, w Worker, own string) ([]string, error) {
+	kind, place := network(w.Rendezvous)
+	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
+		c, err := (&net.Dialer{}).DialContext(ctx, kind, place)
+		if err == nil {
+			return ask(ctx, c, w, own)
+		}
+		select {
+		case <-time.After(pause): // rank 0 does not listen yet
+		case <-ctx.Done():
+			return nil, fmt.Errorf("process 0 does not answer: %w", errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+func ask(ctx context.Context, c net.Conn, w Worker, own string) ([]string, error) {
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := json.NewEncoder(c).Encode(hello{protocol, w.Job, w.Rank, w.Size, own}); err != nil {
+		return nil, err
+	}
+	var a answer
+	switch err := readLine(c, &a); {
+	case err != nil && ctx.Err() != nil:
+		return nil, fmt.Errorf("not all processes have come: %w", context.Cause(ctx))
+	case err != nil:
+		return nil, fmt.Errorf("process 0 has gone: %w", err)
+	case a.Error != "":
+		return nil, errors.New(a.Error)
+	case len(a.Addresses) != w.Size:
+		return nil, fmt.Errorf("process 0 tells %d addresses of %d", len(a.Addresses), w.Size)
+	}
+	return a.Addresses, nil
+}
+
+func readLine(r io.Reader, v any) error {
+	line, err := bufio.NewReader(io.LimitReader(r, maxLine)).ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(line, v)
+}
