@@ -34,7 +34,7 @@ func (a *arena) add(record []byte, keyLength int) bool {
 		return false
 	}
 	copy(a.memory[a.used:], record)
-	*(*entry)(unsafe.Pointer(&a.memory[end])) = entry{prefixOf(record[:keyLength]), uint32(a.used), uint32(keyLength)}
+	*(*entry)(unsafe.Pointer(&a.memory[end])) = entry{Prefix(record[:keyLength]), uint32(a.used), uint32(keyLength)}
 	a.used += len(record)
 	a.entries++
 	return true
@@ -54,8 +54,9 @@ func (a *arena) sort() {
 	sorter{a.memory[:a.used]}.sort(entries, 0)
 }
 
-// prefixOf are the first eight bytes as a number that orders as they do.
-func prefixOf(key []byte) uint64 {
+// Prefix is the first eight bytes of a key as a number that orders as they do, with zeros
+// behind a shorter one.
+func Prefix(key []byte) uint64 {
 	if len(key) >= 8 {
 		return binary.BigEndian.Uint64(key)
 	}

@@ -68,7 +68,7 @@ func (m *merger) advance(i int) error {
 	record, err := c.source.next()
 	switch {
 	case err == nil:
-		c.record, c.prefix = record, prefixOf(record[:len(record)-m.tail])
+		c.record, c.prefix = record, Prefix(record[:len(record)-m.tail])
 	case errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 		c.record, c.prefix = nil, ^uint64(0)
 	default:

@@ -64,11 +64,11 @@ func (s sorter) sortTies(entries []entry, depth int) {
 		}
 		depth += common
 		for i := range entries {
-			entries[i].prefix = prefixOf(s.key(entries[i])[depth:])
+			entries[i].prefix = Prefix(s.key(entries[i])[depth:])
 		}
 		s.sort(entries, depth)
 		for i := range entries {
-			entries[i].prefix = prefixOf(s.key(entries[i]))
+			entries[i].prefix = Prefix(s.key(entries[i]))
 		}
 	}
 }

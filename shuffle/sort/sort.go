@@ -1,0 +1,370 @@
+package sort
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/verbena-data/verbena/shuffle"
+	"github.com/verbena-data/verbena/shuffle/dataset"
+	"github.com/verbena-data/verbena/shuffle/sort/internal/external"
+)
+
+// Config says what is sorted. All processes of a job have the same, but for Temporary and
+// Progress.
+type Config struct {
+	Format Format
+	Inputs []string
+	Output string
+	// Memory is this process's share for sorting, without that of the exchange: see Divide.
+	Memory int64
+	// Temporary is the directory for temporary files, which have no names there.
+	Temporary string
+	Files     *dataset.Files
+	// Progress is told how many bytes of this process's part have been read and sent, and
+	// how many sorted and written, of how many bytes of all processes. It may be nil, and
+	// is called concurrently.
+	Progress func(Progress)
+}
+
+// Progress is how far this process is.
+type Progress struct {
+	Read    int64 `json:"read"`
+	Written int64 `json:"written"`
+	Total   int64 `json:"total"` // of all processes' input, in bytes
+}
+
+// Result is what was done, by all processes together.
+type Result struct {
+	Bytes     int64         `json:"bytes"`
+	Records   int64         `json:"records"`
+	Runs      int           `json:"runs"`      // temporary files
+	Largest   int64         `json:"largest"`   // bytes of the largest partition
+	Shuffled  time.Duration `json:"shuffled"`  // until all was received and sorted in parts
+	Finished  time.Duration `json:"finished"`  // until the output was on the disk, under its name
+	Processes int           `json:"processes"` // that took part
+}
+
+const (
+	// overhead is what a process takes beside what Divide gives out: the program, its
+	// heap, the runtime's memory for messages.
+	overhead = 44 << 20
+	// exchangeShare is the part of the memory that the exchange gets, at most exchangeMost.
+	exchangeShare, exchangeMost = 16, 64 << 20
+)
+
+// MinMemory is the least memory of a process with one thread.
+const MinMemory = overhead + 20<<20
+
+// Divide gives a process's memory to the exchange and to sorting. threads is that of the
+// exchange.
+func Divide(memory int64, threads int) (exchange, sorting int64, err error) {
+	if least := int64(MinMemory) + int64(threads-1)*(external.MinMemory+blocksAhead*blockSize); memory < least {
+		return 0, 0, fmt.Errorf("a process with %d threads needs %d MiB of memory at least, it would have %d MiB: raise --memory, or take fewer --workers", threads, (least+1<<20-1)>>20, memory>>20)
+	}
+	exchange = min(max(memory/exchangeShare, 4<<20), exchangeMost)
+	return exchange, memory - overhead - exchange - int64(threads)*blocksAhead*blockSize, nil
+}
+
+// plan is what the processes tell each other before they begin.
+type plan struct {
+	ID    string `json:"id"`
+	Total int64  `json:"total"`
+}
+
+// share is what a process has of the sorted records.
+type share struct {
+	Bytes   []int64 `json:"bytes"` // by thread
+	Records int64   `json:"records"`
+	Runs    int     `json:"runs"`
+}
+
+// job is one process's part.
+type job struct {
+	cfg    Config
+	x      *shuffle.Exchange
+	inputs []*dataset.Input
+	total  int64
+	output dataset.Output
+	ranges ranges
+	read   atomic.Int64
+	wrote  atomic.Int64
+	result Result
+}
+
+// Run sorts. All processes of the exchange call it. When it fails in one, it fails in all,
+// and the output is not there, or is what it was.
+func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err error) {
+	j := &job{cfg: cfg, x: x}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	failed := make(chan struct{})
+	defer close(failed)
+	go func() {
+		select {
+		case <-x.Done():
+			if err := x.Err(); err != nil {
+				cancel(err)
+			}
+		case <-failed:
+		}
+	}()
+	defer func() {
+		for _, in := range j.inputs {
+			_ = in.Close()
+		}
+		if err == nil {
+			return
+		}
+		// What the others' failure has led to here is not the reason.
+		if why := x.Err(); why != nil {
+			err = why
+		}
+		x.Abort(err)
+		if j.output != nil {
+			clean, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer stop()
+			err = errors.Join(err, j.output.Abort(clean))
+		}
+	}()
+	begin := time.Now()
+	sorters, err := j.shuffle(ctx)
+	defer func() {
+		for _, s := range sorters {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if err != nil {
+		return Result{}, err
+	}
+	j.result.Shuffled = time.Since(begin)
+	if err := j.write(ctx, sorters); err != nil {
+		return Result{}, err
+	}
+	if err := x.Wait(ctx); err != nil {
+		return Result{}, err
+	}
+	j.result.Finished = time.Since(begin)
+	return j.result, nil
+}
+
+// open opens the inputs and agrees with the others on them and the output.
+func (j *job) open(ctx context.Context) (spans [][]dataset.Span, err error) {
+	for _, name := range j.cfg.Inputs {
+		in, err := j.cfg.Files.Open(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		j.inputs = append(j.inputs, in)
+		j.total += in.Size()
+	}
+	plans, err := gather(ctx, j.x, plan{dataset.NewID(), j.total})
+	if err != nil {
+		return nil, err
+	}
+	for rank, p := range plans {
+		if p.Total != plans[0].Total {
+			return nil, fmt.Errorf("process %d sees inputs of %d bytes, process 0 of %d: all must see the same files, and nobody may write them", rank, p.Total, plans[0].Total)
+		}
+	}
+	if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, plans[0].ID); err != nil {
+		return nil, err
+	}
+	unit := int64(max(1, j.cfg.Format.fixed()))
+	for thread := range j.x.Threads() {
+		s, err := dataset.Split(j.inputs, j.x.Rank()*j.x.Threads()+thread, j.x.Partitions(), unit)
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, s)
+	}
+	return spans, nil
+}
+
+// shuffle sends this process's part of the input, and sorts what it receives.
+func (j *job) shuffle(ctx context.Context) (sorters []*external.Sorter, err error) {
+	spans, err := j.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var keys [][]byte
+	for _, s := range spans {
+		k, err := sample(j.cfg.Format, s)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, k...)
+	}
+	samples, err := j.x.AllGather(ctx, encodeKeys(keys))
+	if err != nil {
+		return nil, err
+	}
+	keys = nil
+	for _, s := range samples {
+		k, err := decodeKeys(s)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, k...)
+	}
+	j.ranges = newRanges(evenBounds(keys, j.x.Partitions()))
+	threads := j.x.Threads()
+	for range threads {
+		s, err := external.New(external.Config{Fixed: j.cfg.Format.fixed(), Memory: j.cfg.Memory / int64(threads), Dir: j.cfg.Temporary})
+		if err != nil {
+			return sorters, err
+		}
+		sorters = append(sorters, s)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for thread := range threads {
+		g.Go(func() error { return j.abortIf(j.send(ctx, j.x.Sender(thread), spans[thread])) })
+		g.Go(func() error { return j.abortIf(receive(ctx, j.x.Receiver(thread), sorters[thread])) })
+	}
+	return sorters, g.Wait()
+}
+
+// abortIf ends the exchange with an error, so that nobody waits for this process any more.
+func (j *job) abortIf(err error) error {
+	if err != nil {
+		j.x.Abort(err)
+	}
+	return err
+}
+
+func (j *job) send(ctx context.Context, to *shuffle.Sender, spans []dataset.Span) error {
+	tail := j.cfg.Format.tail()
+	longest := int(j.cfg.Memory / int64(j.x.Threads()) / 5) // see external.ErrTooLong
+	s := newScanner(j.cfg.Format, longest)
+	for _, span := range spans {
+		err := s.scan(ctx, span, func(record []byte) error {
+			return to.Send(j.ranges.of(record[:len(record)-tail]), record)
+		}, func(n int) {
+			j.read.Add(int64(n))
+			j.tell()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return to.Close()
+}
+
+func receive(ctx context.Context, from *shuffle.Receiver, to *external.Sorter) error {
+	for {
+		batch, err := from.NextBatch(ctx)
+		if errors.Is(err, io.EOF) {
+			return to.Finish()
+		}
+		if err != nil {
+			return err
+		}
+		for record, ok := batch.Next(); ok; record, ok = batch.Next() {
+			if err := to.Add(record); err != nil {
+				batch.Release()
+				return err
+			}
+		}
+		batch.Release()
+	}
+}
+
+// write merges the partitions into the output.
+func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
+	own := share{}
+	for _, s := range sorters {
+		own.Bytes = append(own.Bytes, s.Size())
+		own.Records += s.Records()
+		own.Runs += s.Runs()
+	}
+	shares, err := gather(ctx, j.x, own)
+	if err != nil {
+		return err
+	}
+	offsets := make([]int64, len(sorters))
+	for rank, s := range shares {
+		if len(s.Bytes) != len(sorters) {
+			return fmt.Errorf("process %d has %d threads, this one %d", rank, len(s.Bytes), len(sorters))
+		}
+		for thread, n := range s.Bytes {
+			if rank == j.x.Rank() {
+				offsets[thread] = j.result.Bytes
+			}
+			j.result.Bytes += n
+			j.result.Largest = max(j.result.Largest, n)
+		}
+		j.result.Records += s.Records
+		j.result.Runs += s.Runs
+	}
+	j.result.Processes = len(shares)
+	if err := j.byOwner(ctx, func() error { return j.output.Prepare(ctx, j.result.Bytes) }); err != nil {
+		return err
+	}
+	g, part := errgroup.WithContext(ctx)
+	for thread, s := range sorters {
+		g.Go(func() (err error) {
+			w, err := j.output.Part(part, j.x.Rank()*j.x.Threads()+thread, offsets[thread], s.Size())
+			if err != nil {
+				return err
+			}
+			defer func() { err = j.abortIf(errors.Join(err, w.Close())) }()
+			return s.Merge(w, func(n int) {
+				j.wrote.Add(int64(n))
+				j.tell()
+			})
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := barrier(ctx, j.x); err != nil {
+		return err
+	}
+	return j.byOwner(ctx, func() error { return j.output.Commit(ctx, j.x.Partitions()) })
+}
+
+// byOwner has process 0 do something that the others wait for.
+func (j *job) byOwner(ctx context.Context, do func() error) error {
+	if j.x.Rank() == 0 {
+		if err := do(); err != nil {
+			return j.abortIf(err)
+		}
+	}
+	return barrier(ctx, j.x)
+}
+
+func (j *job) tell() {
+	if j.cfg.Progress != nil {
+		j.cfg.Progress(Progress{j.read.Load(), j.wrote.Load(), j.total})
+	}
+}
+
+func barrier(ctx context.Context, x *shuffle.Exchange) error {
+	_, err := x.AllGather(ctx, nil)
+	return err
+}
+
+// gather is AllGather of values.
+func gather[T any](ctx context.Context, x *shuffle.Exchange, own T) (all []T, err error) {
+	b, err := json.Marshal(own)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := x.AllGather(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	all = make([]T, len(parts))
+	for rank, p := range parts {
+		if err := json.Unmarshal(p, &all[rank]); err != nil {
+			return nil, fmt.Errorf("what process %d tells: %w", rank, err)
+		}
+	}
+	return all, nil
+}
