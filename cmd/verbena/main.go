@@ -86,7 +86,8 @@ environment, the environment before the file.`,
 	root.PersistentFlags().StringArrayVar(&o.rules, "rule", nil, "a `RULE` that chooses transports, such as \"bulk: size=1M.. only=tcp\"; may be repeated, the first that fits decides")
 	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network (--set iwarp.remote=true)")
 	root.PersistentFlags().BoolVar(&o.hugePages, "huge-pages", false, "take large memory from the huge pages that the host has reserved (vm.nr_hugepages), while there are any")
-	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o), tuneCommand(o))
+	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o), tuneCommand(o),
+		sortCommand(o), gensortCommand(o), valsortCommand(o))
 	return root
 }
 
@@ -145,8 +146,15 @@ func (o *options) load() (err error) {
 	return err
 }
 
-func (o *options) runtime() (*verbena.Runtime, error) {
-	cfg := verbena.Config{Providers: o.providers(), Logger: o.logger()}
+func (o *options) runtime() (*verbena.Runtime, error) { return o.runtimeWith(verbena.Config{}) }
+
+// runtimeWith is a runtime with a configuration of which the settings come before what
+// cfg has.
+func (o *options) runtimeWith(cfg verbena.Config) (*verbena.Runtime, error) {
+	cfg.Providers = o.providers()
+	if cfg.Logger == nil {
+		cfg.Logger = o.logger()
+	}
 	o.settings.Apply(&cfg)
 	return verbena.New(cfg)
 }

@@ -238,3 +238,6 @@ func (c *Child) write(e event) error {
 	defer c.mu.Unlock()
 	return json.NewEncoder(c.events).Encode(e)
 }
+
+// IsChild tells whether this process is a child of Local.
+func IsChild() bool { return os.Getenv(childVariable) == "1" }

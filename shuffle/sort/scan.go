@@ -153,6 +153,9 @@ func (s *scanner) scan(ctx context.Context, span dataset.Span, take func(record 
 // a record that begins at end or behind it.
 func (s *scanner) block(data []byte, at, end int64, skip *bool, take func([]byte) error) (done bool, err error) {
 	if size := s.format.fixed(); size > 0 {
+		if at >= end { // spans are whole records
+			return true, nil
+		}
 		for ; len(data) >= size; data = data[size:] {
 			if err := take(data[:size]); err != nil {
 				return false, err

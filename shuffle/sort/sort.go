@@ -303,6 +303,10 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 		j.result.Runs += s.Runs
 	}
 	j.result.Processes = len(shares)
+	// Lines may have got a newline at the end of a file.
+	if n := j.result.Bytes - j.total; n < 0 || n > 0 && (j.cfg.Format != Lines || n > int64(len(j.inputs))) {
+		return fmt.Errorf("%d bytes were read and %d received: a defect, or somebody writes the input", j.total, j.result.Bytes)
+	}
 	if err := j.byOwner(ctx, func() error { return j.output.Prepare(ctx, j.result.Bytes) }); err != nil {
 		return err
 	}

@@ -1,0 +1,306 @@
+// Package job runs a command as a job of several processes: it finds out whether a launcher
+// has started them, starts them on this host if none has, connects them, divides the memory,
+// shows how far they are, and ends all when one fails.
+package job
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/shuffle"
+	"github.com/verbena-data/verbena/shuffle/launch"
+)
+
+// Size is a number of bytes as a flag: 512MiB, 2G, 65536.
+type Size int64
+
+var units = []struct {
+	suffix string
+	bytes  int64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {"T", 1 << 40}, {"B", 1}, {"", 1}}
+
+// Set parses it.
+func (s *Size) Set(text string) error {
+	for _, u := range units {
+		digits, ok := strings.CutSuffix(text, u.suffix)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil || n < 0 || n > (1<<62)/u.bytes {
+			break
+		}
+		*s = Size(n * u.bytes)
+		return nil
+	}
+	return errors.New("want bytes, such as 512MiB or 2G")
+}
+
+func (s *Size) String() string {
+	for _, u := range units[:4] {
+		if n := int64(*s) / u.bytes; n > 0 && n < 1<<10 && int64(*s)%u.bytes == 0 {
+			return fmt.Sprint(n, u.suffix)
+		}
+	}
+	return fmt.Sprint(int64(*s))
+}
+
+// Type is what usages call it.
+func (s *Size) Type() string { return "size" }
+
+// Options are a job's flags.
+type Options struct {
+	Workers, Threads int
+	Memory           Size
+	Transport        string
+	Temporary        string
+	JSON, Quiet      bool
+
+	flags launch.Flags
+	wait  time.Duration
+}
+
+// AddFlags adds them to a command. transports names what can be chosen.
+func (o *Options) AddFlags(flags *pflag.FlagSet, transports string) {
+	o.Memory = 512 << 20
+	flags.IntVar(&o.Workers, "workers", 0, "processes to start on this host (default: as many as processors, if no launcher has started them)")
+	flags.IntVar(&o.Threads, "threads", 1, "threads of a process that read and send, and as many that receive")
+	flags.Var(&o.Memory, "memory", "memory of all processes together, such as 512MiB or 2G; what does not fit goes to temporary files")
+	flags.StringVar(&o.Transport, "transport", verbena.TransportAuto, transports+"; between the processes")
+	flags.StringVarP(&o.Temporary, "temporary-directory", "T", "", "`directory` for temporary files (default: TMPDIR, or where the output goes)")
+	flags.BoolVar(&o.JSON, "json", false, "what was done as one JSON object")
+	flags.BoolVarP(&o.Quiet, "quiet", "q", false, "no progress bar")
+	flags.IntVar(&o.flags.Rank, "rank", -1, "number of this process, from 0 on, if something else starts the processes; or "+launch.RankVariable)
+	flags.IntVar(&o.flags.Size, "size", 0, "how many processes there are then; or "+launch.SizeVariable)
+	flags.StringVar(&o.flags.Rendezvous, "rendezvous", "", "`HOST:PORT` at which process 0 listens for the others, or unix:PATH; or "+launch.RendezvousVariable)
+	flags.DurationVar(&o.wait, "wait", 2*time.Minute, "how long to wait until all processes have come")
+}
+
+// LauncherHelp tells how jobs are launched, for the help of commands.
+const LauncherHelp = `Without a launcher the command starts its processes on this host. Under one each of
+them is a process of the job: srun, the mpirun of Open MPI and of MPICH, and indexed
+Jobs of Kubernetes tell them their numbers. On several hosts those but srun need
+--rendezvous HOST:PORT too, an address of the host of process 0:
+
+  srun -n 8 verbena %[1]s
+  mpirun -n 4 verbena %[1]s
+  VERBENA_SIZE=4 VERBENA_RENDEZVOUS=job-0.job:4700 verbena %[1]s   # in an indexed Job
+  verbena %[1]s --rank 1 --size 2 --rendezvous node1:4700         # by hand`
+
+// A Job is a command that runs as several processes.
+type Job struct {
+	Options
+	// Runtime makes the runtime of one of the processes.
+	Runtime func(verbena.Config) (*verbena.Runtime, error)
+	// Executable and Arguments start a process of this job.
+	Executable string
+	Arguments  []string
+	Output     io.Writer
+	Errors     io.Writer
+	// What names the job in the progress bar.
+	What string
+	// Divide gives a process's memory to its exchange, and the rest to the work.
+	Divide func(memory int64, threads int) (exchange, work int64, err error)
+	// Work is done in each process. What it returns for process 0 is printed by Report, or as JSON.
+	Work   func(context.Context, *Part) (any, error)
+	Report func(w io.Writer, result any) error
+}
+
+// Part is one process's.
+type Part struct {
+	Exchange *shuffle.Exchange
+	Runtime  *verbena.Runtime // nil if there is one process
+	Memory   int64
+	tell     func(done, total int64)
+	last     time.Time
+	mu       sync.Mutex
+}
+
+// Tell says that this process has done so many units of what all have to do together. It
+// may be called concurrently, and often.
+func (p *Part) Tell(done, total int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); now.Sub(p.last) >= 100*time.Millisecond {
+		p.last = now
+		p.tell(done, total)
+	}
+}
+
+// advance is what a process tells its parent.
+type advance struct {
+	Done  int64 `json:"done"`
+	Total int64 `json:"total"`
+}
+
+// Run runs the job, or this process's part in it.
+func (j *Job) Run(ctx context.Context) error {
+	if j.Threads < 1 {
+		return fmt.Errorf("--threads %d: want 1 or more", j.Threads)
+	}
+	w, launched, err := launch.Find(j.flags, os.Getenv)
+	if err != nil {
+		return err
+	}
+	switch {
+	case launched && j.Workers > 0 && j.Workers != w.Size && !launch.IsChild():
+		return fmt.Errorf("%s has started %d processes, --workers says %d: leave it out", w.Launcher, w.Size, j.Workers)
+	case launched:
+		return j.part(ctx, w)
+	}
+	workers := j.Workers
+	if workers <= 0 {
+		workers = runtime.GOMAXPROCS(0)
+		for ; workers > 1; workers-- { // as many as the memory is enough for
+			if _, _, err := j.Divide(int64(j.Memory)/int64(workers), j.Threads); err == nil {
+				break
+			}
+		}
+	}
+	if _, _, err := j.Divide(int64(j.Memory)/int64(workers), j.Threads); err != nil {
+		return err
+	}
+	if workers == 1 {
+		return j.part(ctx, launch.Worker{Size: 1})
+	}
+	bar := newBars(j.bar(), workers)
+	defer bar.finish()
+	return launch.Local{
+		Executable: j.Executable, Arguments: j.Arguments, Workers: workers, Output: j.Output, Errors: j.Errors,
+		Event: func(rank int, data json.RawMessage) {
+			var a advance
+			if json.Unmarshal(data, &a) == nil {
+				bar.set(rank, a)
+			}
+		},
+	}.Run(ctx)
+}
+
+// part is one process.
+func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
+	child, ctx, cancel := launch.AsChild(ctx)
+	defer cancel()
+	if child != nil {
+		defer func() {
+			if err != nil {
+				var other *shuffle.ProcessError
+				_ = child.Fail(err, errors.As(err, &other) && other.Rank != w.Rank)
+			}
+		}()
+	}
+	exchange, memory, err := j.Divide(int64(j.Memory)/int64(w.Size), j.Threads)
+	if err != nil {
+		return err
+	}
+	// The heap is small: records lie outside it.
+	debug.SetMemoryLimit(heapLimit)
+	p := &Part{Memory: memory}
+	cfg := shuffle.Config{Name: "job", Rank: w.Rank, Size: w.Size, Threads: j.Threads, Memory: exchange, Transport: j.Transport}
+	if w.Size > 1 {
+		if p.Runtime, err = j.Runtime(verbena.Config{ReceiveMemory: messageMemory, SendMemory: messageMemory}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, p.Runtime.Close()) }()
+		at := ":0"
+		if child != nil {
+			at = "127.0.0.1:0"
+		}
+		l, err := p.Runtime.Listen(ctx, at, verbena.ListenConfig{Services: []string{}})
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		cfg.Runtime, cfg.Listener = p.Runtime, l
+		meeting, stop := context.WithTimeoutCause(ctx, j.wait, fmt.Errorf("not within %v (--wait)", j.wait))
+		defer stop()
+		if cfg.Addresses, err = launch.Meet(meeting, w, l.Addr().String()); err != nil {
+			return err
+		}
+		if p.Exchange, err = shuffle.Join(meeting, cfg); err != nil {
+			return err
+		}
+	} else if p.Exchange, err = shuffle.Join(ctx, cfg); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Exchange.Close()) }()
+	if child != nil {
+		p.tell = func(done, total int64) { _ = child.Tell(advance{done, total}) }
+	} else {
+		// Under a launcher process 0 shows itself, as one of many.
+		bar := newBars(nil, 1)
+		if w.Rank == 0 {
+			bar = newBars(j.bar(), 1)
+		}
+		defer bar.finish()
+		p.tell = func(done, total int64) { bar.set(0, advance{done * int64(w.Size), total}) }
+	}
+	result, err := j.Work(ctx, p)
+	if err != nil || w.Rank != 0 {
+		return err
+	}
+	if j.JSON {
+		return json.NewEncoder(j.Output).Encode(result)
+	}
+	return j.Report(j.Output, result)
+}
+
+const (
+	heapLimit = 24 << 20
+	// messageMemory is the runtime's, for messages of the exchange.
+	messageMemory = 8 << 20
+)
+
+// bar is a progress bar on a terminal, or nil.
+func (j *Job) bar() *progressbar.ProgressBar {
+	f, ok := j.Errors.(*os.File)
+	if j.Quiet || j.JSON || !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return progressbar.NewOptions64(-1,
+		progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(j.What), progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())
+}
+
+// bars adds up what processes have done.
+type bars struct {
+	bar  *progressbar.ProgressBar
+	done []int64
+}
+
+func newBars(bar *progressbar.ProgressBar, n int) *bars { return &bars{bar, make([]int64, n)} }
+
+func (b *bars) set(rank int, a advance) {
+	if b.bar == nil {
+		return
+	}
+	b.done[rank] = a.Done
+	var sum int64
+	for _, n := range b.done {
+		sum += n
+	}
+	if b.bar.GetMax64() != a.Total {
+		b.bar.ChangeMax64(a.Total)
+	}
+	_ = b.bar.Set64(min(sum, a.Total))
+}
+
+func (b *bars) finish() {
+	if b.bar != nil {
+		_ = b.bar.Clear()
+	}
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
+	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/shuffle/dataset"
+	"github.com/verbena-data/verbena/shuffle/sort"
+)
+
+func sortCommand(o *options) *cobra.Command {
+	var format string
+	var output string
+	j := &job.Job{What: "sort", Divide: sort.Divide}
+	cmd := &cobra.Command{
+		Use:   "sort [flags] -o OUT FILE...",
+		Short: "Sort files that are larger than the memory, by several processes",
+		Long: `Sort the lines, or gensort's records, of files into one file. Each process reads a part,
+sends every record to the process that has its range of keys (the ranges come from a
+sample), sorts what it receives, with temporary files if that is more than its memory,
+and writes its range into the output. Files may be hdfs://HOST:PORT/PATH.
+
+Lines are ordered as bytes, as LC_ALL=C sort does; a last line without a newline gets
+one. The output appears under its name when it is whole and on the disk.
+
+` + fmt.Sprintf(job.LauncherHelp, "sort -o OUT FILE..."),
+		Example: `  verbena sort -o sorted.txt access-*.log
+  verbena sort --format gensort --workers 4 --memory 2GiB -o out.dat in.dat
+  verbena sort -o hdfs:///logs/sorted hdfs:///logs/2026-11-01 hdfs:///logs/2026-11-02`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg := sort.Config{Format: sort.Format(format), Inputs: args, Output: output}
+			switch {
+			case output == "":
+				return fmt.Errorf("where to? -o FILE names the output")
+			case cfg.Format != sort.Lines && cfg.Format != sort.Gensort:
+				return fmt.Errorf("there is no format %q: choose %s or %s", format, sort.Lines, sort.Gensort)
+			}
+			j.Work = func(ctx context.Context, p *job.Part) (_ any, err error) {
+				files := o.files(p.Runtime, j.Transport)
+				defer closing(&err, files)
+				cfg.Memory, cfg.Files = p.Memory, files.Files
+				cfg.Temporary = temporary(j.Temporary, output)
+				cfg.Progress = func(n sort.Progress) { p.Tell(n.Read+n.Written, 2*n.Total) }
+				return sort.Run(ctx, p.Exchange, cfg)
+			}
+			j.Report = func(w io.Writer, result any) error {
+				r := result.(sort.Result)
+				_, err := fmt.Fprintf(w, "%d records, %.1f MB: shuffled and sorted in %.1f s by %d processes (%d temporary files), written by %.1f s\n",
+					r.Records, float64(r.Bytes)/1e6, r.Shuffled.Seconds(), r.Processes, r.Runs, r.Finished.Seconds())
+				return err
+			}
+			return o.runJob(cmd, j)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&format, "format", string(sort.Lines), "lines or gensort (records of 100 bytes)")
+	flags.StringVarP(&output, "output", "o", "", "`FILE` to write, in place of what is there")
+	j.AddFlags(flags, choiceOfTransports())
+	return cmd
+}
+
+// runJob runs a job with what this command line says.
+func (o *options) runJob(cmd *cobra.Command, j *job.Job) (err error) {
+	if err := checkTransport(j.Transport); err != nil {
+		return err
+	}
+	j.Runtime = func(cfg verbena.Config) (*verbena.Runtime, error) {
+		if !o.verbose {
+			// A process that is not ready yet refuses dials, which come again.
+			cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+		}
+		return o.runtimeWith(cfg)
+	}
+	j.Output, j.Errors = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	j.Arguments = os.Args[1:]
+	if j.Executable, err = os.Executable(); err != nil {
+		return err
+	}
+	return j.Run(cmd.Context())
+}
+
+// temporary is where a job's temporary files go: beside the output rather than into a
+// /tmp that may be memory.
+func temporary(flag, output string) string {
+	switch {
+	case flag != "":
+		return flag
+	case os.Getenv("TMPDIR") != "" || dataset.Remote(output) || output == "":
+		return os.TempDir()
+	}
+	return filepath.Dir(output)
+}
+
+// jobFiles are a job's files, with what the clients of HDFS need.
+type jobFiles struct {
+	*dataset.Files
+	closers []io.Closer
+}
+
+// Close frees all.
+func (f *jobFiles) Close() (err error) {
+	err = f.Files.Close()
+	for _, c := range f.closers {
+		closing(&err, c)
+	}
+	return err
+}
+
+// files opens local files and those of HDFS, over the runtime, or one of its own.
+func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
+	f := &jobFiles{}
+	once := sync.OnceValues(func() (*hdfs.Dialer, error) {
+		if rt == nil {
+			var err error
+			if rt, err = o.runtime(); err != nil {
+				return nil, err
+			}
+			f.closers = append(f.closers, rt)
+		}
+		d := hdfs.NewDialer(rt, transport)
+		f.closers = append([]io.Closer{d}, f.closers...)
+		return d, nil
+	})
+	f.Files = &dataset.Files{Connect: func(_ context.Context, address string) (*hdfs.Client, error) {
+		d, err := once()
+		if err != nil {
+			return nil, err
+		}
+		cfg := hdfs.ClientConfig{Patience: 30 * time.Second, Dialer: d}
+		if err := findNameNode(&cfg, address); err != nil {
+			return nil, err
+		}
+		return hdfs.NewClient(cfg)
+	}}
+	return f
+}
