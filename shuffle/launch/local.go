@@ -116,6 +116,7 @@ type child struct {
 	rank    int
 	command *exec.Cmd
 	input   io.Closer
+	errors  *prefixed
 	read    chan struct{} // closed when its events have ended
 	last    event
 }
@@ -127,7 +128,8 @@ func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (*child, erro
 	if rank == 0 {
 		cmd.Stdout = l.Output
 	}
-	cmd.Stderr = &prefixed{to: l.Errors, prefix: fmt.Sprintf("[%d] ", rank), one: one}
+	said := &prefixed{to: l.Errors, prefix: fmt.Sprintf("[%d] ", rank), one: one}
+	cmd.Stderr = said
 	input, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -143,7 +145,7 @@ func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (*child, erro
 		_ = events.Close()
 		return nil, err
 	}
-	c := &child{rank: rank, command: cmd, input: input, read: make(chan struct{})}
+	c := &child{rank: rank, command: cmd, input: input, errors: said, read: make(chan struct{})}
 	go func() {
 		defer close(c.read)
 		defer events.Close()
@@ -167,6 +169,9 @@ func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (*child, erro
 func (c *child) wait() ended {
 	err := c.command.Wait()
 	<-c.read
+	if len(c.errors.rest) > 0 {
+		_, _ = c.errors.Write([]byte("\n"))
+	}
 	return ended{c.rank, err, c.last.Failed, c.last.Caused}
 }
 

@@ -1,0 +1,364 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/internal/testneed"
+)
+
+// roleVariable makes the test binary a process of a job.
+const roleVariable = "VERBENA_LAUNCH_TEST"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		if err := play(role); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// play is a process of a job: it meets the others and says whom it has met.
+func play(role string) (err error) {
+	child, ctx, cancel := AsChild(context.Background())
+	defer cancel()
+	ctx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	w, launched, err := Find(Flags{Rank: -1}, os.Getenv)
+	if err != nil || !launched {
+		return fmt.Errorf("launched %v: %w", launched, err)
+	}
+	all, err := Meet(ctx, w, fmt.Sprintf(":%d", 1000+w.Rank))
+	if err != nil {
+		return err
+	}
+	switch role {
+	case "meet":
+		fmt.Printf("%d of %d met %s\n", w.Rank, w.Size, strings.Join(all, " "))
+	case "tell":
+		fmt.Fprintf(os.Stderr, "I am %d\nand end", w.Rank)
+		fmt.Printf("output of %d\n", w.Rank)
+		return child.Tell(w.Rank)
+	case "fail": // process 1 fails, the others because of it
+		if w.Rank == 1 {
+			err = errors.New("the disk is full")
+			return errors.Join(err, child.Fail(err, false))
+		}
+		<-ctx.Done()
+		return child.Fail(errors.New("process 1 has gone"), true)
+	case "die": // process 1 is killed
+		if w.Rank == 1 {
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		<-ctx.Done()
+		return errors.Join(child.Fail(errors.New("process 1 has gone"), true), errors.New("too"))
+	case "orphans": // the parent is killed
+		if err := child.Tell(os.Getpid()); err != nil {
+			return err
+		}
+		<-ctx.Done()
+	case "parent":
+	}
+	return nil
+}
+
+func TestMeet(t *testing.T) {
+	port := freePort(t)
+	for name, address := range map[string]string{"tcp": port, "unix": "unix:" + filepath.Join(t.TempDir(), "dir", "meet")} {
+		t.Run(name, func(t *testing.T) {
+			const n = 5
+			var all [n][]string
+			var errs [n]error
+			var group sync.WaitGroup
+			for rank := range n {
+				group.Go(func() {
+					all[rank], errs[rank] = Meet(t.Context(), Worker{Rank: rank, Size: n, Rendezvous: address, Job: "a"}, fmt.Sprintf("0.0.0.0:%d", 1000+rank))
+				})
+			}
+			group.Wait()
+			want := []string{"127.0.0.1:1000", "127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003", "127.0.0.1:1004"}
+			for rank := range n {
+				if errs[rank] != nil || !slices.Equal(all[rank], want) {
+					t.Errorf("process %d: %v %v", rank, all[rank], errs[rank])
+				}
+			}
+		})
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// TestMeetStrangers meets where others talk, too: none of them keeps the job from it.
+func TestMeetStrangers(t *testing.T) {
+	address := freePort(t)
+	w := Worker{Rank: 0, Size: 2, Rendezvous: address, Job: "mine"}
+	done := make(chan error, 1)
+	go func() {
+		_, err := Meet(t.Context(), w, ":1000")
+		done <- err
+	}()
+	for stranger, want := range map[string]string{
+		"GET / HTTP/1.1\n": "invalid character",
+		`{"protocol":"other","rank":1,"size":2,"address":":1"}` + "\n":                          protocol,
+		`{"protocol":"verbena-job/1","job":"b","rank":1,"size":2,"address":":1"}` + "\n":        "another job",
+		`{"protocol":"verbena-job/1","job":"mine","rank":2,"size":2,"address":":1"}` + "\n":     "no process 2",
+		`{"protocol":"verbena-job/1","job":"mine","rank":0,"size":2,"address":":1"}` + "\n":     "no process 0",
+		`{"protocol":"verbena-job/1","job":"mine","rank":1,"size":2,"address":"nobody"}` + "\n": "missing port",
+	} {
+		c := dialUntil(t, address)
+		if _, err := c.Write([]byte(stranger)); err != nil {
+			t.Fatal(err)
+		}
+		said, _ := io.ReadAll(c)
+		_ = c.Close()
+		if !strings.Contains(string(said), want) {
+			t.Errorf("%q is told %s, want %q", stranger, said, want)
+		}
+	}
+	w.Rank = 1
+	if all, err := Meet(t.Context(), w, ":1001"); err != nil || len(all) != 2 {
+		t.Error(all, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func dialUntil(t *testing.T, address string) net.Conn {
+	t.Helper()
+	for {
+		if c, err := net.Dial("tcp", address); err == nil {
+			return c
+		}
+		if t.Context().Err() != nil {
+			t.Fatal("nobody listens")
+		}
+	}
+}
+
+func TestMeetMissing(t *testing.T) {
+	address := freePort(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var errs [3]error
+	var group sync.WaitGroup
+	for _, rank := range []int{0, 2} {
+		group.Go(func() {
+			_, errs[rank] = Meet(ctx, Worker{Rank: rank, Size: 3, Rendezvous: address}, ":1")
+		})
+	}
+	time.AfterFunc(300*time.Millisecond, func() { cancel(errors.New("not within the time")) })
+	group.Wait()
+	if err := errs[0]; err == nil || !strings.Contains(err.Error(), "processes 1") || !strings.Contains(err.Error(), "not within the time") {
+		t.Error(err)
+	}
+	if errs[2] == nil {
+		t.Error("process 2 has met process 1, which was not there")
+	}
+}
+
+func TestMeetSizes(t *testing.T) {
+	address := freePort(t)
+	var errs [2]error
+	var group sync.WaitGroup
+	for rank := range 2 {
+		group.Go(func() {
+			_, errs[rank] = Meet(t.Context(), Worker{Rank: rank, Size: 3 + rank, Rendezvous: address}, ":1")
+		})
+	}
+	group.Wait()
+	for _, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "believes that there are 4") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestLaunchers starts processes by others' launchers.
+func TestLaunchers(t *testing.T) {
+	for _, launcher := range []struct {
+		program, pack string
+		arguments     []string
+	}{
+		{"mpirun.openmpi", "openmpi-bin", []string{"--allow-run-as-root", "--oversubscribe"}},
+		{"mpirun.mpich", "mpich", nil},
+	} {
+		t.Run(launcher.program, func(t *testing.T) {
+			mpirun := testneed.Tool(t, launcher.program, "apt-get install "+launcher.pack)
+			cmd := exec.CommandContext(t.Context(), mpirun, append(launcher.arguments, "-n", "4", self(t))...)
+			cmd.Env = append(os.Environ(), roleVariable+"=meet")
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			haveMet(t, string(out), 4)
+		})
+	}
+}
+
+// TestIndexed starts processes as an indexed Job of Kubernetes, and srun, would.
+func TestIndexed(t *testing.T) {
+	port := freePort(t)
+	job := strconv.Itoa(os.Getpid()) // whose port nobody else has
+	for name, environment := range map[string]func(rank int) []string{
+		"Kubernetes": func(rank int) []string {
+			return []string{fmt.Sprint("JOB_COMPLETION_INDEX=", rank), "VERBENA_SIZE=3", "VERBENA_RENDEZVOUS=" + port}
+		},
+		"Slurm": func(rank int) []string {
+			return []string{fmt.Sprint("SLURM_PROCID=", rank), "SLURM_NTASKS=3", "SLURM_STEP_ID=0", "SLURM_JOB_ID=" + job, "SLURM_STEP_NODELIST=localhost,other[1-2]"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out [3][]byte
+			var errs [3]error
+			var group sync.WaitGroup
+			for rank := range 3 {
+				cmd := exec.CommandContext(t.Context(), self(t))
+				cmd.Env = append(os.Environ(), append(environment(rank), roleVariable+"=meet")...)
+				group.Go(func() { out[rank], errs[rank] = cmd.CombinedOutput() })
+			}
+			group.Wait()
+			all := ""
+			for rank := range 3 {
+				if errs[rank] != nil {
+					t.Errorf("process %d: %v\n%s", rank, errs[rank], out[rank])
+				}
+				all += string(out[rank])
+			}
+			haveMet(t, all, 3)
+		})
+	}
+}
+
+func haveMet(t *testing.T, out string, n int) {
+	t.Helper()
+	var list []string
+	for rank := range n {
+		list = append(list, fmt.Sprintf("127.0.0.1:%d", 1000+rank))
+	}
+	for rank := range n {
+		want := fmt.Sprintf("%d of %d met %s\n", rank, n, strings.Join(list, " "))
+		if !strings.Contains(out, want) && !strings.Contains(out, strings.ReplaceAll(want, "127.0.0.1", "::1")) {
+			t.Errorf("%sis missing in\n%s", want, out)
+		}
+	}
+}
+
+func self(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func runLocal(t *testing.T, role string, event func(int, json.RawMessage)) (out, errOut string, err error) {
+	t.Helper()
+	t.Setenv(roleVariable, role)
+	var output, errs strings.Builder
+	err = Local{Executable: self(t), Workers: 3, Output: &output, Errors: &errs, Event: event}.Run(t.Context())
+	return output.String(), errs.String(), err
+}
+
+func TestLocal(t *testing.T) {
+	told := map[int]string{}
+	out, errOut, err := runLocal(t, "tell", func(rank int, data json.RawMessage) { told[rank] = string(data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out != "output of 0\n" {
+		t.Errorf("output: %q", out)
+	}
+	for rank := range 3 {
+		for _, want := range []string{fmt.Sprintf("[%d] I am %d\n", rank, rank), fmt.Sprintf("[%d] and end\n", rank)} {
+			if !strings.Contains(errOut, want) {
+				t.Errorf("%q lacks %q", errOut, want)
+			}
+		}
+		if told[rank] != strconv.Itoa(rank) {
+			t.Errorf("process %d has told %s", rank, told[rank])
+		}
+	}
+}
+
+func TestLocalFails(t *testing.T) {
+	if _, _, err := runLocal(t, "fail", nil); err == nil || err.Error() != "process 1 of 3: the disk is full" {
+		t.Error(err)
+	}
+	if _, _, err := runLocal(t, "die", nil); err == nil || err.Error() != "process 1 of 3 ended: signal: killed" {
+		t.Error(err)
+	}
+}
+
+// TestLocalDies kills the parent: its processes end, too.
+func TestLocalDies(t *testing.T) {
+	if os.Getenv("VERBENA_LAUNCH_PARENT") == "1" {
+		_, _, err := runLocal(t, "orphans", func(_ int, data json.RawMessage) { fmt.Println("child", string(data)) })
+		t.Fatal("the parent has survived: ", err)
+	}
+	cmd := exec.CommandContext(t.Context(), self(t), "-test.run=^TestLocalDies$")
+	cmd.Env = append(os.Environ(), "VERBENA_LAUNCH_PARENT=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for range 3 {
+		var pid int
+		if _, err := fmt.Fscanf(out, "child %d\n", &pid); err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	deadline := time.Now().Add(30 * time.Second)
+	for _, pid := range pids {
+		for alive(pid) {
+			if time.Now().After(deadline) {
+				t.Fatalf("process %d lives on", pid)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// alive tells whether a process is there and no zombie.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
