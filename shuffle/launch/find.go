@@ -72,7 +72,7 @@ var launchers = []launcher{
 // Find tells which process of a job this one is; launched is false if nobody has started it
 // as one of several.
 func Find(flags Flags, getenv func(string) string) (w Worker, launched bool, err error) {
-	rank, size := "", ""
+	var rank, size string
 	switch {
 	case flags.Rank >= 0:
 		w.Launcher, rank = "flags", strconv.Itoa(flags.Rank)

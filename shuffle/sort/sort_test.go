@@ -1,0 +1,373 @@
+package sort
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/gensort"
+	"github.com/verbena-data/verbena/internal/testneed"
+	"github.com/verbena-data/verbena/providers"
+	"github.com/verbena-data/verbena/shuffle"
+	"github.com/verbena-data/verbena/shuffle/dataset"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// exchanges are those of several processes, all in this one.
+func exchanges(t *testing.T, size, threads int) (all []*shuffle.Exchange) {
+	t.Helper()
+	configs := make([]shuffle.Config, size)
+	addresses := make([]string, size)
+	for rank := range size {
+		configs[rank] = shuffle.Config{Rank: rank, Size: size, Threads: threads, Addresses: addresses}
+		if size == 1 {
+			break
+		}
+		r, err := verbena.New(verbena.Config{Providers: providers.Default()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.Close() })
+		l, err := r.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		addresses[rank] = l.Addr().String()
+		configs[rank].Runtime, configs[rank].Listener = r, l
+	}
+	all = make([]*shuffle.Exchange, size)
+	errs := make([]error, size)
+	var group sync.WaitGroup
+	for rank := range size {
+		group.Go(func() { all[rank], errs[rank] = shuffle.Join(t.Context(), configs[rank]) })
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, x := range all {
+			if err := x.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return all
+}
+
+// run sorts with several processes and returns each one's error.
+func run(t *testing.T, size, threads int, change func(rank int, cfg *Config), cfg Config) (Result, []error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	files := &dataset.Files{}
+	defer files.Close()
+	cfg.Files = files
+	if cfg.Memory == 0 {
+		cfg.Memory = int64(threads) * 8 << 20
+	}
+	if cfg.Temporary == "" {
+		cfg.Temporary = t.TempDir()
+	}
+	results, errs := make([]Result, size), make([]error, size)
+	var group sync.WaitGroup
+	for rank, x := range exchanges(t, size, threads) {
+		own := cfg
+		if change != nil {
+			change(rank, &own)
+		}
+		group.Go(func() { results[rank], errs[rank] = Run(ctx, x, own) })
+	}
+	group.Wait()
+	return results[0], errs
+}
+
+func write(t *testing.T, content []byte) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "in")
+	if err := os.WriteFile(name, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// alone fails if there is anything but these in a directory.
+func alone(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !slices.Contains(names, e.Name()) {
+			t.Errorf("%s is left behind", e.Name())
+		}
+	}
+}
+
+// texts are inputs of lines.
+func texts() map[string][]byte {
+	r := rand.New(rand.NewPCG(7, 7))
+	random := func(n, longest, values int) []byte {
+		var b []byte
+		for range n {
+			for range r.IntN(longest + 1) {
+				b = append(b, byte(r.IntN(values)))
+			}
+			b = append(b, '\n')
+		}
+		return b
+	}
+	hot := bytes.Repeat([]byte("the line that half of all are\n"), 5000)
+	return map[string][]byte{
+		"empty":        nil,
+		"one newline":  []byte("\n"),
+		"one line":     []byte("line\n"),
+		"no newline":   []byte("b\na"),
+		"one byte":     []byte("x"),
+		"newlines":     bytes.Repeat([]byte("\n"), 1000),
+		"random":       random(20000, 60, 256),
+		"equal":        bytes.Repeat([]byte("same\n"), 10000),
+		"hot":          append(hot, random(5000, 30, 256)...),
+		"long lines":   random(40, 200_000, 200),
+		"one long":     append(append([]byte("b\n"), bytes.Repeat([]byte("a"), 1_300_000)...), "\nc"...),
+		"without last": bytes.TrimSuffix(random(3000, 10, 100), []byte("\n")),
+	}
+}
+
+func TestLines(t *testing.T) {
+	gnu := testneed.Tool(t, "sort", "apt-get install coreutils")
+	for name, text := range texts() {
+		for _, shape := range [][2]int{{1, 1}, {3, 1}, {2, 2}} {
+			t.Run(fmt.Sprint(name, "/", shape), func(t *testing.T) {
+				in := write(t, text)
+				cmd := exec.CommandContext(t.Context(), gnu, in)
+				cmd.Env = append(os.Environ(), "LC_ALL=C")
+				want, err := cmd.Output()
+				if err != nil {
+					t.Fatal(err)
+				}
+				out := filepath.Join(t.TempDir(), "out")
+				result, errs := run(t, shape[0], shape[1], nil, Config{Format: Lines, Inputs: []string{in}, Output: out})
+				if err := errors.Join(errs...); err != nil {
+					t.Fatal(err)
+				}
+				got, err := os.ReadFile(out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, want) {
+					t.Errorf("%d bytes differ from GNU sort's %d", len(got), len(want))
+				}
+				if result.Bytes != int64(len(want)) || result.Records != int64(bytes.Count(want, []byte("\n"))) {
+					t.Errorf("result: %+v", result)
+				}
+				alone(t, filepath.Dir(out), "out")
+			})
+		}
+	}
+}
+
+// TestFiles sorts several, of which some are empty or lack the last newline.
+func TestFiles(t *testing.T) {
+	var names []string
+	for _, text := range []string{"d\nb", "", "c\n", "a", "\n"} {
+		names = append(names, write(t, []byte(text)))
+	}
+	out := write(t, []byte("what was there"))
+	if err := os.Chmod(out, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs := run(t, 3, 1, nil, Config{Format: Lines, Inputs: names, Output: out}); errors.Join(errs...) != nil {
+		t.Fatal(errs)
+	}
+	if got, err := os.ReadFile(out); err != nil || string(got) != "\na\nb\nc\nd\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if info, err := os.Stat(out); err != nil || info.Mode().Perm() != 0o600 {
+		t.Error("the mode has changed: ", info.Mode(), err)
+	}
+}
+
+// TestGensort sorts more than the memory holds.
+func TestGensort(t *testing.T) {
+	const n = 600_000
+	p := make([]byte, n*gensort.RecordSize)
+	gensort.New(gensort.Binary, gensort.Uint128{}).Fill(p)
+	in, out := write(t, p), filepath.Join(t.TempDir(), "out")
+	result, errs := run(t, 2, 1, nil, Config{Format: Gensort, Inputs: []string{in}, Output: out})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if result.Runs < 5 {
+		t.Errorf("%d temporary files: the test proves nothing of them", result.Runs)
+	}
+	got, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s gensort.Summary
+	s.Add(got)
+	if !s.Sorted() || s.Records != n || s.Checksum != gensort.Checksum(p) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for name, test := range map[string]struct {
+		cfg  Config
+		want string
+	}{
+		"truncated":      {Config{Format: Gensort, Inputs: []string{write(t, make([]byte, 250))}}, "ends within a record"},
+		"missing":        {Config{Format: Lines, Inputs: []string{"/nowhere/at all"}}, "no such file"},
+		"directory":      {Config{Format: Lines, Inputs: []string{dir}}, "not a regular file"},
+		"output dir":     {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: dir}, "is a directory"},
+		"output nowhere": {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: "/nowhere/out"}, "no such file"},
+		"device":         {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: "/dev/full"}, "not a regular file"},
+		"too long":       {Config{Format: Lines, Inputs: []string{write(t, bytes.Repeat([]byte("x"), 9<<20))}}, "raise --memory"},
+		"temporary":      {Config{Format: Lines, Inputs: []string{write(t, bytes.Repeat([]byte("a line\n"), 4<<20))}, Temporary: "/nowhere"}, "temporary file"},
+		"hdfs":           {Config{Format: Lines, Inputs: []string{"hdfs://x/y"}}, "no HDFS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "out")
+			if test.cfg.Output == "" {
+				test.cfg.Output = out
+			}
+			_, errs := run(t, 2, 1, nil, test.cfg)
+			for rank, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), test.want) {
+					t.Errorf("process %d: %v; want %q", rank, err, test.want)
+				}
+			}
+			alone(t, filepath.Dir(out))
+		})
+	}
+}
+
+// TestOneFails has one process fail while the others work: all end with its reason.
+func TestOneFails(t *testing.T) {
+	var text []byte
+	for i := range uint32(1 << 20) {
+		text = fmt.Appendf(text, "%08x is a line of some length, which needs memory\n", i*2654435761)
+	}
+	in, out := write(t, text), write(t, []byte("old"))
+	_, errs := run(t, 3, 1, func(rank int, cfg *Config) {
+		if rank == 1 {
+			cfg.Temporary = "/nowhere"
+		}
+	}, Config{Format: Lines, Inputs: []string{in}, Output: out})
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "/nowhere") {
+			t.Errorf("process %d: %v", rank, err)
+		}
+	}
+	if got, err := os.ReadFile(out); err != nil || string(got) != "old" {
+		t.Errorf("the old output is now %.20q, %v", got, err)
+	}
+	alone(t, filepath.Dir(out), "in")
+}
+
+func TestDifferentInputs(t *testing.T) {
+	names := []string{write(t, []byte("a\n")), write(t, []byte("a\nb\n"))}
+	_, errs := run(t, 2, 1, func(rank int, cfg *Config) { cfg.Inputs = names[rank : rank+1] }, Config{Format: Lines, Output: filepath.Join(t.TempDir(), "out")})
+	if err := errors.Join(errs...); err == nil || !strings.Contains(err.Error(), "all must see the same files") {
+		t.Error(err)
+	}
+}
+
+// FuzzScan divides a text into parts: each line is in one of them, in order.
+func FuzzScan(f *testing.F) {
+	f.Add([]byte("a\nbb\n\nccc"), uint8(3))
+	f.Add([]byte("\n\n\n"), uint8(5))
+	f.Fuzz(func(t *testing.T, text []byte, parts uint8) {
+		name := filepath.Join(t.TempDir(), "in")
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files := &dataset.Files{}
+		in, err := files.Open(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		n := int(parts%20) + 1
+		var got []byte
+		for part := range n {
+			spans, err := dataset.Split([]*dataset.Input{in}, part, n, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := newScanner(Lines, 1<<20)
+			for _, span := range spans {
+				err := s.scan(t.Context(), span, func(record []byte) error {
+					if len(record) == 0 || bytes.IndexByte(record, '\n') != len(record)-1 {
+						t.Errorf("%q is no line", record)
+					}
+					got = append(got, record...)
+					return nil
+				}, func(int) {})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		want := text
+		if len(want) > 0 && want[len(want)-1] != '\n' {
+			want = append(slices.Clone(want), '\n')
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%d parts: %q, want %q", n, got, want)
+		}
+	})
+}
+
+func FuzzKeys(f *testing.F) {
+	f.Add([]byte("\x01a\x00\x03abc"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		keys, err := decodeKeys(b)
+		if err != nil {
+			return
+		}
+		again, err := decodeKeys(encodeKeys(keys))
+		if err != nil || !slices.EqualFunc(keys, again, bytes.Equal) {
+			t.Errorf("%q %q %v", keys, again, err)
+		}
+	})
+}
+
+func TestRanges(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 500 {
+		var keys [][]byte
+		for range r.IntN(30) {
+			key := make([]byte, r.IntN(12))
+			for i := range key {
+				key[i] = byte(r.IntN(3))
+			}
+			keys = append(keys, key)
+		}
+		bounds := evenBounds(slices.Clone(keys), 1+r.IntN(8))
+		ours, theirs := newRanges(bounds), shuffle.Range(bounds)
+		for _, key := range keys {
+			if a, b := ours.of(key), theirs.Partition(key); a != b {
+				t.Fatalf("%q in %q is %d, want %d", key, bounds, a, b)
+			}
+		}
+	}
+}
