@@ -51,6 +51,7 @@ type File struct {
 	mu    sync.Mutex
 	known *blocks
 	dead  map[string]struct{} // DataNodes that failed, by UUID
+	last  string              // the DataNode that is read from
 
 	pos  int64
 	from data.BlockReader // of the sequential read; nil if there is none
@@ -428,16 +429,28 @@ func (f *File) reportCorrupt(ctx context.Context, b *located, node *hdfspb.Datan
 	}
 }
 
-// alive returns the first DataNode of a block that has not failed and is not other.
+// alive returns a DataNode of a block that has not failed and is not other: the first one, or,
+// of those on its host, the one that is read from already. It is as near, it has just been
+// awake, and what a client sets up to read from it is there.
 func (f *File) alive(b *located, other *hdfspb.DatanodeInfoProto) *hdfspb.DatanodeInfoProto {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	var first *hdfspb.DatanodeInfoProto
 	for _, n := range b.GetLocs() {
-		if _, dead := f.dead[n.GetId().GetDatanodeUuid()]; !dead && n != other {
+		if _, dead := f.dead[n.GetId().GetDatanodeUuid()]; dead || n == other {
+			continue
+		}
+		if first == nil {
+			first = n
+		}
+		if n.GetId().GetDatanodeUuid() == f.last && n.GetId().GetIpAddr() == first.GetId().GetIpAddr() {
 			return n
 		}
 	}
-	return nil
+	if first != nil && other == nil {
+		f.last = first.GetId().GetDatanodeUuid()
+	}
+	return first
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

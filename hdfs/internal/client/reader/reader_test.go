@@ -534,3 +534,51 @@ func FuzzLocatedBlocks(f *testing.F) {
 		}
 	})
 }
+
+// Of several DataNodes on the host that the NameNode puts first, the one is read from that has
+// been read from before. Other hosts' DataNodes are not: the NameNode knows which is near, and
+// spreads who reads.
+func TestReadsStayWithADataNodeOfTheHost(t *testing.T) {
+	c := newCluster(4*testBlock, 3)
+	c.nodes[1].Id.IpAddr = c.nodes[0].Id.IpAddr
+	orders := [][]int{{0, 1, 2}, {1, 0, 2}, {2, 0, 1}, {1, 2, 0}}
+	c.answer = func(resp *hdfspb.LocatedBlocksProto) {
+		for _, lb := range resp.GetBlocks() {
+			for i, at := range orders[lb.GetOffset()/testBlock] {
+				lb.Locs[i] = c.nodes[at]
+			}
+		}
+	}
+	cfg := c.config()
+	cfg.Prefetch = 4 * testBlock
+	f, err := Open(t.Context(), cfg, "/file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 100)
+	read := func(block int, want string) {
+		t.Helper()
+		if _, err := f.ReadAt(t.Context(), b, int64(block)*testBlock); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.from[len(c.from)-1]; got != want {
+			t.Errorf("block %d was read from %s, want %s", block, got, want)
+		}
+	}
+	read(0, "uuid-1")
+	read(1, "uuid-1")
+	read(3, "uuid-1")
+	read(2, "uuid-3")
+	read(1, "uuid-2") // nothing is known to be awake there any more
+	read(0, "uuid-2")
+	c.read = func(req *data.ReadRequest, _ int) error {
+		if req.Node.GetId().GetDatanodeUuid() == "uuid-2" {
+			return errors.New("it is gone")
+		}
+		return nil
+	}
+	read(3, "uuid-3") // the next one of the NameNode's order
+	read(1, "uuid-1")
+	read(0, "uuid-1")
+}
