@@ -3,6 +3,8 @@ package verbena
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/contention"
 )
 
 const (
@@ -21,6 +23,11 @@ const (
 	crowdPause, maxCrowdPause = 10 * time.Millisecond, 100 * time.Millisecond
 	// 1 s after the last pause the clock is no longer read to see whether one goes on.
 	crowdMemory = time.Second
+	// In a pause a waiter looks every millisecond how long threads have had to wait for
+	// processors since the last look. If that was less than a 32nd of the time, the crowd has
+	// gone, and so does the pause. Looks more than 20 ms apart say too little about now.
+	crowdLook, staleLook = time.Millisecond, 20 * time.Millisecond
+	quietShare           = 32
 )
 
 // A spinner decides how long the next wait polls before it sleeps. One that was in vain
@@ -77,6 +84,9 @@ type crowd struct {
 	start time.Time
 	until atomic.Int64 // nanoseconds since start: nobody polls before
 	pause atomic.Int64 // nanoseconds
+
+	looked atomic.Int64 // nanoseconds since start: the last look at what threads have waited
+	waited atomic.Int64 // nanoseconds that they had, then
 }
 
 // processors are those of this process.
@@ -86,7 +96,13 @@ func (c *crowd) now() time.Duration { return time.Since(c.start) }
 
 // dense tells that nobody should poll now. It reads the clock only within 1 s of the last
 // pause.
-func (c *crowd) dense() bool { return c.until.Load() != 0 && c.denseAt(c.now()) }
+func (c *crowd) dense() bool {
+	if c.until.Load() == 0 {
+		return false
+	}
+	now := c.now()
+	return c.denseAt(now) && !c.gone(now, contention.Waited)
+}
 
 func (c *crowd) denseAt(now time.Duration) bool {
 	until := c.until.Load()
@@ -94,6 +110,25 @@ func (c *crowd) denseAt(now time.Duration) bool {
 		c.until.CompareAndSwap(until, 0)
 	}
 	return int64(now) < until
+}
+
+// gone tells whether a look says that the crowd has gone, and ends the pause then. waited is
+// for how long some thread has waited for a processor.
+func (c *crowd) gone(now time.Duration, waited func() (time.Duration, bool)) bool {
+	looked := c.looked.Load()
+	since := now - time.Duration(looked)
+	if since < crowdLook || !c.looked.CompareAndSwap(looked, int64(now)) {
+		return false
+	}
+	total, ok := waited()
+	before := time.Duration(c.waited.Swap(int64(total)))
+	if !ok || since > staleLook || total-before > since/quietShare {
+		return false
+	}
+	if until := c.until.Load(); int64(now) < until {
+		c.until.CompareAndSwap(until, int64(now))
+	}
+	return true
 }
 
 // pushed notes that a poller was not run for a while, until now. The pause grows each

@@ -110,3 +110,53 @@ func TestCrowd(t *testing.T) {
 		now += passingPause + 5*crowdPause
 	}
 }
+
+// A pause ends when no thread has waited for a processor for a while, and not before.
+func TestCrowdGone(t *testing.T) {
+	var (
+		c     crowd
+		total time.Duration
+		known = true
+	)
+	waited := func() (time.Duration, bool) { return total, known }
+	now := time.Second
+	for range 10 {
+		c.pushed(now)
+		now = time.Duration(c.until.Load())
+	}
+	c.pushed(now)
+	if !c.denseAt(now + maxCrowdPause - 1) {
+		t.Fatal("no long pause")
+	}
+	began := now
+	for _, step := range []struct {
+		after, waited time.Duration
+		known, gone   bool
+	}{
+		{0, 0, true, false},                                     // the look before is old
+		{crowdLook - 1, 0, true, false},                         // too early for another one
+		{1, crowdLook / 2, true, false},                         // half of the time
+		{crowdLook, crowdLook/quietShare + 1, true, false},      // a little too much
+		{staleLook + 1, 0, true, false},                         // that says nothing about now
+		{crowdLook, 0, false, false},                            // not known
+		{5 * crowdLook, 5 * crowdLook / quietShare, true, true}, // little enough
+	} {
+		now += step.after
+		total += step.waited
+		known = step.known
+		if got := c.gone(now, waited); got != step.gone {
+			t.Fatalf("after %v, of which threads have waited %v: gone is %v", now-began, step.waited, got)
+		}
+		if c.denseAt(now) == step.gone {
+			t.Fatalf("after %v: dense is %v, gone %v", now-began, !step.gone, step.gone)
+		}
+	}
+	if now-began >= maxCrowdPause {
+		t.Fatal("the pause was over by itself")
+	}
+	// It has not been forgotten: another push makes a long pause.
+	c.pushed(now + 1)
+	if !c.denseAt(now + maxCrowdPause/2) {
+		t.Error("a short pause although the crowd is back")
+	}
+}
