@@ -428,7 +428,11 @@ func (cq *completionQueue) Wait(ctx context.Context) error {
 		if !cq.tellArmed(armedSleeping) {
 			continue
 		}
-		if err := futex.Wait((*uint32)(unsafe.Pointer(word)), value, healInterval); err != nil {
+		wait := futex.Wait
+		if cq.domain.agentBusy() {
+			wait = futex.WaitIdle
+		}
+		if err := wait((*uint32)(unsafe.Pointer(word)), value, healInterval); err != nil {
 			return fmt.Errorf("shm: wait: %w", err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -77,6 +78,7 @@ func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 		blocks:  make(map[uint32]struct{}),
 		waiters: make(map[*completionQueue]struct{}),
 		stop:    make(chan struct{}),
+		start:   time.Now(),
 	}
 	if _, err := rand.Read(dom.id[:]); err != nil {
 		return nil, fmt.Errorf("shm: open domain: %w", err)

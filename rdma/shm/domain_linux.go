@@ -39,6 +39,8 @@ type domain struct {
 	workers  sync.WaitGroup
 	stop     chan struct{}
 	sleepers atomic.Int32
+	start    time.Time
+	asked    atomic.Int64 // nanoseconds since start: when a peer has last asked the agent; 0: never
 
 	members domains.Members[*queuePair, *sharedReceiveQueue, *completionQueue, *region]
 	// By the members' lock:
@@ -345,6 +347,7 @@ func (d *domain) runAgent() {
 		default:
 		}
 		d.bell.retries().collect(func(bit uint32) {
+			d.asked.Store(int64(time.Since(d.start)))
 			d.members.Lock()
 			pairs := d.retryPairs[bit] // never changed in place
 			d.members.Unlock()
@@ -369,12 +372,23 @@ func (d *domain) runAgent() {
 			healed = now
 			d.heal()
 		}
-		if err := futex.Wait((*uint32)(unsafe.Pointer(word)), value, rest); err != nil {
+		if err := futex.WaitIdle((*uint32)(unsafe.Pointer(word)), value, rest); err != nil {
 			d.events.Add(rdma.Event{Kind: rdma.EventDeviceError, Err: fmt.Errorf("shm: agent: %w", err)})
 			return
 		}
 	}
 }
+
+// agentBusy tells that peers have asked the agent lately. Who sleeps then gives Go's
+// processor away at once: if all processors are with threads that sleep in the kernel,
+// the agent, and whoever it was to help, wait for up to 10 ms until Go's monitor takes
+// one back.
+func (d *domain) agentBusy() bool {
+	asked := d.asked.Load()
+	return asked != 0 && time.Since(d.start)-time.Duration(asked) < agentBusyFor
+}
+
+const agentBusyFor = 100 * time.Millisecond
 
 func (d *domain) ringAgent() { ringAgent(d.bell) }
 
