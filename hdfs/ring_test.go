@@ -97,6 +97,7 @@ func TestRingsAreVerified(t *testing.T) {
 	}
 	for range 6 {
 		expect(t, c, "/long", content)
+		whole(t, c, "/long", content)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	f, err := c.Open(ctx, "/long")
@@ -116,4 +117,18 @@ func TestRingsAreVerified(t *testing.T) {
 		t.Errorf("after the end of its context a read says %v", err)
 	}
 	expect(t, c, "/long", content)
+}
+
+// whole reads a file into memory that has room for all of it.
+func whole(t *testing.T, c *Client, name string, want []byte) {
+	t.Helper()
+	f, err := c.Open(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(f, got); err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("%s: other bytes came back, or %v", name, err)
+	}
 }

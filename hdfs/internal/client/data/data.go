@@ -113,6 +113,14 @@ type BlockReader interface {
 	Close() error
 }
 
+// Placer is what a [BlockReader] may be, besides: one that reads into memory of the caller.
+type Placer interface {
+	// Place reads bytes that follow to where p begins, and tells how many, all of them good.
+	// 0 without an error says that Next has the next ones. What p holds behind them means
+	// nothing, and neither does anything in it with an error.
+	Place(p []byte) (n int, err error)
+}
+
 // Filler is what a [Path] may be, besides: one that reads into memory of the caller.
 type Filler interface {
 	// Fill fills p, of the request's length, with good bytes. done is false, without an

@@ -26,6 +26,9 @@ const (
 	creditEvery = native.RingSlots / 2
 	// noRings is for how long a DataNode is not asked for a ring that has none for us.
 	noRings = 10 * time.Second
+	// promptTransport is where the processor carries Gets out, and not a device: they need no
+	// registered memory of this side.
+	promptTransport = "shm"
 	// farewell bounds the wait for a DataNode to take a ring back.
 	farewell = 10 * time.Second
 )
@@ -76,6 +79,7 @@ type ringReader struct {
 	timer  *time.Timer // ends within when the DataNode owes something for too long
 	stream *verbena.Stream
 	ring   native.Ring
+	prompt bool // Gets are carried out within the call, into any memory
 	batch  *verbena.Batch
 	memory *verbena.Buffer
 	piece  native.Filled // the one that is being fetched
@@ -133,7 +137,7 @@ func (r *ringReader) open() (err error) {
 	}
 	r.timer.Stop()
 	ep := r.stream.Caller().Endpoint()
-	r.batch = ep.Batch()
+	r.batch, r.prompt = ep.Batch(), ep.Selection().Transport == promptTransport
 	r.memory, err = ep.Buffer(r.within, r.step()+native.SlotSums)
 	return err
 }
@@ -159,27 +163,88 @@ func (r *ringReader) Next() ([]byte, error) {
 	if err == nil {
 		return b, nil
 	}
-	if r.within.Err() != nil {
-		return nil, fmt.Errorf("DataNode %s owes the data at %d of the block for %v: %w", r.address, r.req.Offset, r.p.cfg.SocketTimeout, err)
-	}
-	r.p.cfg.Logger.Debug("hdfs: a read goes on without its ring", "datanode", r.address, "reason", err)
-	r.leave()
-	if r.other, err = r.p.readCalls(r.ctx, r.address, &r.req, r.header); err != nil {
-		r.other = nil
+	if err := r.without(err); err != nil {
 		return nil, err
 	}
 	return r.other.Next()
 }
 
+// without has the rest read by calls, because the ring has failed with err.
+func (r *ringReader) without(err error) error {
+	if r.within.Err() != nil {
+		return fmt.Errorf("DataNode %s owes the data at %d of the block for %v: %w", r.address, r.req.Offset, r.p.cfg.SocketTimeout, err)
+	}
+	r.p.cfg.Logger.Debug("hdfs: a read goes on without its ring", "datanode", r.address, "reason", err)
+	r.leave()
+	other, err := r.p.readCalls(r.ctx, r.address, &r.req, r.header)
+	if err != nil {
+		return err
+	}
+	r.other = other
+	return nil
+}
+
+// Place implements [data.Placer].
+func (r *ringReader) Place(p []byte) (int, error) {
+	if r.other != nil || !r.prompt || r.req.Length == 0 {
+		return 0, nil
+	}
+	n, err := r.place(p)
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	if err != nil {
+		return 0, r.without(err)
+	}
+	return n, nil
+}
+
+// place fetches whole chunks, or the end of a piece, and compares them in place.
+func (r *ringReader) place(p []byte) (int, error) {
+	if err := r.filled(); err != nil {
+		return 0, err
+	}
+	sum := r.ring.Sum
+	left := r.piece.Data - r.taken
+	n := int(min(int64(left), int64(len(p)), r.req.Length))
+	if n < left {
+		n -= n % sum.BytesPerChunk
+	}
+	if n == 0 || r.req.Offset != r.piece.Offset+int64(r.taken) {
+		return 0, nil
+	}
+	var sums []byte
+	at, behind := native.Slot(r.pieces - 1)
+	ep := r.stream.Caller().Endpoint()
+	if !r.req.Unverified {
+		size, chunk := sum.Size()*int(sum.Chunks(int64(n))), sum.Size()*int(sum.Chunks(int64(r.taken)))
+		sums = r.memory.Bytes()[:size]
+		if err := ep.Get(r.within, r.ring.Token, behind+chunk, sums); err != nil {
+			return 0, err
+		}
+	}
+	p = p[:n]
+	if err := ep.Get(r.within, r.ring.Token, at+r.taken, p); err != nil {
+		return 0, err
+	}
+	r.taken += n
+	if err := r.credit(); err != nil {
+		return 0, err
+	}
+	if sums != nil {
+		if err := sum.Verify(sums, p); err != nil {
+			return 0, fmt.Errorf("data at %d of the block: %w", r.req.Offset, err)
+		}
+	}
+	r.req.Offset += int64(n)
+	r.req.Length -= int64(n)
+	return n, nil
+}
+
 // next fetches some bytes and compares them in place.
 func (r *ringReader) next() ([]byte, error) {
-	if r.stream == nil {
-		return nil, io.ErrClosedPipe
-	}
-	if r.taken == r.piece.Data {
-		if err := r.filled(); err != nil {
-			return nil, err
-		}
+	if err := r.filled(); err != nil {
+		return nil, err
 	}
 	sum := r.ring.Sum
 	n := min(r.step(), r.piece.Data-r.taken)
@@ -214,8 +279,15 @@ func (r *ringReader) next() ([]byte, error) {
 	return b, nil
 }
 
-// filled waits until the DataNode has filled the next slot.
+// filled waits until the DataNode has filled the next slot, if the last one has been
+// fetched.
 func (r *ringReader) filled() error {
+	if r.stream == nil {
+		return io.ErrClosedPipe
+	}
+	if r.taken < r.piece.Data {
+		return nil
+	}
 	r.timer.Reset(r.p.cfg.SocketTimeout)
 	defer r.timer.Stop()
 	var b [native.FilledLen]byte

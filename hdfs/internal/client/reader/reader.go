@@ -131,11 +131,14 @@ func (f *File) Read(p []byte) (int, error) {
 	if n := f.fill(p); n > 0 {
 		return n, nil
 	}
-	if err := f.more(); err != nil {
+	n, err := f.more(p)
+	if err != nil {
 		return 0, err
 	}
-	n := copy(p, f.rest)
-	f.rest = f.rest[n:]
+	if n == 0 {
+		n = copy(p, f.rest)
+		f.rest = f.rest[n:]
+	}
 	f.pos += int64(n)
 	return n, nil
 }
@@ -190,7 +193,7 @@ func (f *File) WriteTo(w io.Writer) (n int64, err error) {
 		return f.writeAhead(w, f.cfg.ReadAhead)
 	}
 	for {
-		if err := f.more(); err != nil {
+		if _, err := f.more(nil); err != nil {
 			if err == io.EOF {
 				err = nil
 			}
@@ -206,34 +209,45 @@ func (f *File) WriteTo(w io.Writer) (n int64, err error) {
 	}
 }
 
-// more has rest hold a byte at least.
-func (f *File) more() error {
+// more has rest hold a byte at least, or puts bytes where p begins and tells how many.
+func (f *File) more(p []byte) (n int, err error) {
 	if len(f.rest) > 0 {
-		return nil
+		return 0, nil
 	}
 	if f.pos >= f.Length() {
 		f.leave()
-		return io.EOF
+		return 0, io.EOF
 	}
 	t := f.newTries(f.ctx)
 	for {
 		if f.from == nil {
 			if err := f.begin(t); err != nil {
-				return err
+				return 0, err
 			}
 		}
-		var err error
-		if f.rest, err = f.from.Next(); err == nil {
-			return nil
+		if n, err = place(f.from, p); n == 0 && err == nil {
+			f.rest, err = f.from.Next()
+		}
+		if err == nil {
+			return n, nil
 		}
 		f.leave()
 		if err == io.EOF {
 			continue // at a block's end, where the read of the next one begins
 		}
 		if err := t.failed(f.node, err); err != nil {
-			return err
+			return 0, err
 		}
 	}
+}
+
+// place puts bytes where p begins, if p is long enough and the reader can. Otherwise it
+// returns 0, and Next has them.
+func place(r data.BlockReader, p []byte) (int, error) {
+	if placer, ok := r.(data.Placer); ok && len(p) >= leastFill {
+		return placer.Place(p)
+	}
+	return 0, nil
 }
 
 // begin begins to read at pos, up to the end of the block.
@@ -331,11 +345,16 @@ func (f *File) fetch(ctx context.Context, b *located, node *hdfspb.DatanodeInfoP
 	}
 	defer r.Close()
 	for len(p) > 0 {
-		got, err := r.Next()
+		n, err := place(r, p)
+		if n == 0 && err == nil {
+			var got []byte
+			got, err = r.Next()
+			n = copy(p, got)
+		}
 		if err != nil {
 			return err
 		}
-		p = p[copy(p, got):]
+		p = p[n:]
 	}
 	return nil
 }

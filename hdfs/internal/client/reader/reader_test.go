@@ -582,3 +582,71 @@ func TestReadsStayWithADataNodeOfTheHost(t *testing.T) {
 	read(1, "uuid-1")
 	read(0, "uuid-1")
 }
+
+// placing is a cluster whose readers put bytes into the caller's memory, but for each third
+// time, and fail at times.
+type placing struct {
+	*cluster
+	placed int
+}
+
+func (c *placing) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReader, error) {
+	r, err := c.cluster.Read(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return &placer{r.(*ranged), c}, nil
+}
+
+type placer struct {
+	*ranged
+	to *placing
+}
+
+func (r *placer) Place(p []byte) (int, error) {
+	n := r.c.count("place")
+	if n%3 == 0 || r.at == r.end {
+		return 0, nil
+	}
+	for i := range p {
+		p[i] = 0xee
+	}
+	if n%7 == 0 {
+		return 0, errors.New("the ring has failed")
+	}
+	n = copy(p, r.c.content[r.at:min(r.at+1234, r.end)])
+	r.at += n
+	r.to.placed += n
+	return n, nil
+}
+
+func TestReadsArePlaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &placing{cluster: newCluster(5*testBlock+123, 3)}
+		cfg := c.config()
+		cfg.Path = c
+		f, err := Open(t.Context(), cfg, "/file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		var got []byte
+		b := make([]byte, leastFill)
+		for err == nil {
+			var n int
+			n, err = f.Read(b)
+			got = append(got, b[:n]...)
+		}
+		if err != io.EOF || !bytes.Equal(got, c.content) {
+			t.Errorf("%d bytes of %d, or others: %v", len(got), len(c.content), err)
+		}
+		if c.placed < len(got)/3 || c.placed >= len(got) {
+			t.Errorf("%d of %d bytes were placed", c.placed, len(got))
+		}
+		placed := c.placed
+		c.whole(t, cfg) // WriteTo has no memory of its own, and io.ReadAll little
+		if c.placed != placed {
+			t.Error("bytes were placed where there is little room")
+		}
+	})
+}
