@@ -122,8 +122,8 @@ func TestThousandEndpointsOnStrictDevice(t *testing.T) {
 			t.Errorf("a worker has room for %d of %d", w.room, w.size)
 		}
 	}
-	if n.shares.promised != 0 || len(n.shares.peers) != 0 {
-		t.Errorf("%d receives are promised to %d peers", n.shares.promised, len(n.shares.peers))
+	if n.shares.promised.Load() != 0 || len(n.shares.peers) != 0 {
+		t.Errorf("%d receives are promised to %d peers", n.shares.promised.Load(), len(n.shares.peers))
 	}
 }
 

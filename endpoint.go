@@ -54,6 +54,9 @@ type carrier interface {
 	// sendNow is send for a message that nothing holds up and no other is in front
 	// of. If anything is, it reports false and has done nothing.
 	sendNow(tag uint32, message []byte) bool
+	// reuse makes memory free that messages were copied to, if it can be. Who has just
+	// sent some calls it, without locks.
+	reuse()
 	// sendBufferNow is sendNow for a message in a buffer.
 	sendBufferNow(p parcel) bool
 	// send carries one message and has let go of it when it returns, but for its
@@ -208,6 +211,9 @@ func (e *Endpoint) lastError() error {
 // message is not delivered and the endpoint stays usable.
 func (e *Endpoint) Send(ctx context.Context, tag uint32, message []byte) error {
 	if ctx.Err() == nil && len(message) <= e.carrier.maxMessage() && e.carrier.sendNow(tag, message) {
+		if len(message) > soon {
+			e.carrier.reuse()
+		}
 		return nil
 	}
 	_, err := e.sendInTurn(ctx, parcel{tag: tag, body: message})

@@ -52,6 +52,7 @@ type sendQueue struct {
 	strict  bool       // memory of messages is wanted back early
 	broken  bool       // a post has failed: no other may follow
 	quiet   int        // bytes that wait for the next signalled request, if strict
+	copied  int        // bytes of memory that copied messages have
 
 	// Of the eager message that is about to be posted: its memory, or the buffer and
 	// where in it the bytes lie.
@@ -148,6 +149,7 @@ func (q *sendQueue) send(i int, p *link.Post) {
 	memory := q.payload
 	copy(memory.Bytes()[:p.Size], q.places.Bytes()[at:])
 	q.slabs[slot], q.payload = memory, slab.Slab{}
+	q.copied += memory.Size()
 	if !p.Signaled && q.strict {
 		q.quiet += memory.Size()
 	}
@@ -201,6 +203,7 @@ func (q *sendQueue) done(from, to uint32) {
 	}
 	for ; from != to; from++ {
 		if slot := &q.slabs[q.slot(from)]; !slot.None() {
+			q.copied -= slot.Size()
 			q.pool.Put(*slot)
 			*slot = slab.Slab{}
 		}

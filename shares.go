@@ -3,6 +3,7 @@ package verbena
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/verbena-data/verbena/internal/slab"
 )
@@ -19,7 +20,7 @@ type shares struct {
 
 	mu       sync.Mutex
 	peers    map[string]*share
-	promised int           // receives
+	promised atomic.Int64  // receives; scarce reads it without mu
 	growing  int64         // bytes of growingMemory
 	onTrial  int64         // bytes of trialMemory
 	trialEnd chan struct{} // closed, and replaced, when a trial ends
@@ -29,8 +30,8 @@ type shares struct {
 type share struct {
 	of       *shares
 	name     string
-	users    int // endpoints and long messages
-	promised int
+	users    int          // endpoints and long messages
+	promised atomic.Int64 // as that of all
 	growing  int64
 	firm     int64         // bytes of firmMemory
 	trial    bool          // one of its messages is on trial
@@ -74,20 +75,21 @@ func (sh *share) promise(least, most int) (int, error) {
 	a := sh.of
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	own := a.receives/peerShare - sh.promised
-	room := a.receives - a.promised
+	had, all := int(sh.promised.Load()), int(a.promised.Load())
+	own := a.receives/peerShare - had
+	room := a.receives - all
 	n := min(most, own, room)
 	switch {
 	case n >= least:
 	case own < room:
 		return 0, fmt.Errorf("%w: receives for %d more messages of peer %s, it has %d and may have %d of %d: raise ReceiveMemory",
-			slab.ErrExhausted, least, sh.name, sh.promised, a.receives/peerShare, a.receives)
+			slab.ErrExhausted, least, sh.name, had, a.receives/peerShare, a.receives)
 	default:
 		return 0, fmt.Errorf("%w: receives for %d more messages, %d of %d are promised: raise ReceiveMemory",
-			slab.ErrExhausted, least, a.promised, a.receives)
+			slab.ErrExhausted, least, all, a.receives)
 	}
-	sh.promised += n
-	a.promised += n
+	sh.promised.Add(int64(n))
+	a.promised.Add(int64(n))
 	return n, nil
 }
 
@@ -95,8 +97,8 @@ func (sh *share) promise(least, most int) (int, error) {
 func (sh *share) withdraw(n int) {
 	a := sh.of
 	a.mu.Lock()
-	sh.promised -= n
-	a.promised -= n
+	sh.promised.Add(int64(-n))
+	a.promised.Add(int64(-n))
 	a.mu.Unlock()
 }
 
@@ -104,27 +106,24 @@ func (sh *share) withdraw(n int) {
 // promised of all, and of its share.
 func (sh *share) plenty() bool {
 	a := sh.of
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.promised < a.receives/2 && sh.promised < a.receives/peerShare/2
+	return int(a.promised.Load()) < a.receives/2 && int(sh.promised.Load()) < a.receives/peerShare/2
 }
 
 // scarce tells that endpoints of the peer should give back what they have grown by: more
-// than three quarters are promised of all, or of its share.
+// than three quarters are promised of all, or of its share. It is asked for each message
+// that is released, so it takes no lock.
 func (sh *share) scarce() bool {
 	a := sh.of
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.promised > a.receives/4*3 || sh.promised > a.receives/peerShare/4*3
+	return int(a.promised.Load()) > a.receives/4*3 || int(sh.promised.Load()) > a.receives/peerShare/4*3
 }
 
 // reserve counts n receives that belong to no peer. A negative n gives them back.
 func (a *shares) reserve(n int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.promised+n > a.receives {
-		return fmt.Errorf("%w: receives for %d more messages, %d of %d are promised: raise ReceiveMemory", slab.ErrExhausted, n, a.promised, a.receives)
+	if all := int(a.promised.Load()); all+n > a.receives {
+		return fmt.Errorf("%w: receives for %d more messages, %d of %d are promised: raise ReceiveMemory", slab.ErrExhausted, n, all, a.receives)
 	}
-	a.promised += n
+	a.promised.Add(int64(n))
 	return nil
 }

@@ -43,7 +43,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 	if err := s.make(); err != nil {
 		return s, err
 	}
-	s.device, _ = s.qp.(rdma.PromptQueuePair)
+	s.device, s.atOnce = s.qp.(rdma.PromptQueuePair)
 	e.carrier, e.selection.Device = s, n.attributes.Name
 	e.selection.OneSided = s.oneSided()
 	s.w.add(s.qp.Number(), s)

@@ -14,6 +14,8 @@ type outbound struct {
 	*queuePair
 	out  sender  // the Send that waits
 	sent Traffic // mu guards it
+
+	atOnce bool // the processor that posts carries requests out
 }
 
 func (s *outbound) sentTraffic() Traffic {
@@ -27,6 +29,24 @@ func (s *outbound) sendNow(tag uint32, message []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.out.busy && len(message) <= s.m.MaxEager() && s.trySend(tag, message)
+}
+
+// mostCopied is how many bytes of memory copied messages take before who sends them looks
+// whether it is free again.
+const mostCopied = 64 << 10
+
+// reuse takes back the memory of messages that have been copied, where a post carries them
+// out at once. The next message is copied to memory that is still in the cache then. It
+// leaves that to the worker's goroutine if that watches the queue.
+func (s *outbound) reuse() {
+	if s.atOnce && s.w.deferred.Load() {
+		s.mu.Lock()
+		much := s.queue.copied > mostCopied
+		s.mu.Unlock()
+		if much {
+			s.w.pollNow()
+		}
+	}
 }
 
 // trySend sends an eager message if there is a credit and memory. mu is held.

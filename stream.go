@@ -206,6 +206,9 @@ func (s *stream) wake() { s.in.wake() }
 
 func (s *stream) sendNow(uint32, []byte) bool { return false }
 
+// reuse implements carrier: the kernel has its own memory.
+func (s *stream) reuse() {}
+
 func (s *stream) receivedTraffic() Traffic { return s.in.received() }
 
 func (s *stream) sentTraffic() Traffic {

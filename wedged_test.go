@@ -122,7 +122,7 @@ func TestWedgedQueuePairsGiveBack(t *testing.T) {
 		}
 		for left := true; left; runtime.Gosched() {
 			n.shares.mu.Lock()
-			left = n.shares.growing != 0 || n.shares.onTrial != 0 || n.shares.promised != 0 || len(n.shares.peers) != 0
+			left = n.shares.growing != 0 || n.shares.onTrial != 0 || n.shares.promised.Load() != 0 || len(n.shares.peers) != 0
 			if left && p.ctx.Err() != nil {
 				t.Fatalf("shared receives %t: %+v are counted", shared, n.shares)
 			}

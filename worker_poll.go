@@ -30,10 +30,7 @@ func (c *callers) any() bool { return int64(c.locked.Load())+c.others.Load() > 0
 func (w *worker) drive(s *spinner, ready func() bool) bool {
 	budget := s.next()
 	if budget <= 0 || processors.dense() {
-		w.poll() // what has come already need not wait for the worker
-		if w.runs.any() {
-			w.runs.kick(w.look)
-		}
+		w.pollNow() // what has come already need not wait for the worker
 		return ready()
 	}
 	ok, waited := w.spin(budget, ready, false)
@@ -46,6 +43,14 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 	}
 	s.helped(waited)
 	return true
+}
+
+// pollNow handles what has completed, and lets a helper handle the requests among it.
+func (w *worker) pollNow() {
+	w.poll()
+	if w.runs.any() {
+		w.runs.kick(w.look)
+	}
 }
 
 // spin polls until ready, for about budget. It tells how long it has polled: 0 if that
