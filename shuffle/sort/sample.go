@@ -3,11 +3,10 @@ package sort
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"slices"
 
 	"github.com/verbena-data/verbena/shuffle/dataset"
-	"github.com/verbena-data/verbena/shuffle/sort/internal/external"
+	"github.com/verbena-data/verbena/shuffle/internal/external"
 )
 
 const (
@@ -82,24 +81,6 @@ func sampleAt(format Format, s dataset.Span, at int64, buffer []byte) (keys [][]
 			key, data, _ = bytes.Cut(data, []byte("\n")) // perhaps a part of a line, which is as good
 		}
 		keys = append(keys, key[:min(len(key), sampleKey)])
-	}
-	return keys, nil
-}
-
-func encodeKeys(keys [][]byte) (b []byte) {
-	for _, key := range keys {
-		b = append(binary.AppendUvarint(b, uint64(len(key))), key...)
-	}
-	return b
-}
-
-func decodeKeys(b []byte) (keys [][]byte, err error) {
-	for len(b) > 0 {
-		n, k := binary.Uvarint(b)
-		if k <= 0 || n > uint64(len(b)-k) {
-			return nil, errors.New("a process's sample is damaged")
-		}
-		keys, b = append(keys, b[k:][:n]), b[uint64(k)+n:]
 	}
 	return keys, nil
 }

@@ -2,7 +2,6 @@ package sort
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,8 @@ import (
 
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
-	"github.com/verbena-data/verbena/shuffle/sort/internal/external"
+	"github.com/verbena-data/verbena/shuffle/internal/external"
+	"github.com/verbena-data/verbena/shuffle/internal/together"
 )
 
 // Config says what is sorted. All processes of a job have the same, but for Temporary and
@@ -72,12 +72,6 @@ func Divide(memory int64, threads int) (exchange, sorting int64, err error) {
 	return exchange, memory - overhead - exchange - int64(threads)*blocksAhead*blockSize, nil
 }
 
-// plan is what the processes tell each other before they begin.
-type plan struct {
-	ID    string `json:"id"`
-	Total int64  `json:"total"`
-}
-
 // share is what a process has of the sorted records.
 type share struct {
 	Bytes   []int64 `json:"bytes"` // by thread
@@ -89,8 +83,7 @@ type share struct {
 type job struct {
 	cfg    Config
 	x      *shuffle.Exchange
-	inputs []*dataset.Input
-	total  int64
+	inputs *together.Inputs
 	output dataset.Output
 	ranges ranges
 	read   atomic.Int64
@@ -102,35 +95,14 @@ type job struct {
 // and the output is not there, or is what it was.
 func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err error) {
 	j := &job{cfg: cfg, x: x}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	failed := make(chan struct{})
-	defer close(failed)
-	go func() {
-		select {
-		case <-x.Done():
-			if err := x.Err(); err != nil {
-				cancel(err)
-			}
-		case <-failed:
-		}
-	}()
+	ctx, stop := together.While(ctx, x)
+	defer stop()
 	defer func() {
-		for _, in := range j.inputs {
-			_ = in.Close()
+		if j.inputs != nil {
+			j.inputs.Close()
 		}
-		if err == nil {
-			return
-		}
-		// What the others' failure has led to here is not the reason.
-		if why := x.Err(); why != nil {
-			err = why
-		}
-		x.Abort(err)
-		if j.output != nil {
-			clean, stop := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-			defer stop()
-			err = errors.Join(err, j.output.Abort(clean))
+		if err != nil {
+			err = together.Fail(ctx, x, j.output, err)
 		}
 	}()
 	begin := time.Now()
@@ -154,37 +126,15 @@ func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err er
 	return j.result, nil
 }
 
-// open opens the inputs and agrees with the others on them and the output.
+// open opens the inputs and names the output.
 func (j *job) open(ctx context.Context) (spans [][]dataset.Span, err error) {
-	for _, name := range j.cfg.Inputs {
-		in, err := j.cfg.Files.Open(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		j.inputs = append(j.inputs, in)
-		j.total += in.Size()
-	}
-	plans, err := gather(ctx, j.x, plan{dataset.NewID(), j.total})
-	if err != nil {
+	if j.inputs, err = together.Open(ctx, j.x, j.cfg.Files, j.cfg.Inputs); err != nil {
 		return nil, err
 	}
-	for rank, p := range plans {
-		if p.Total != plans[0].Total {
-			return nil, fmt.Errorf("process %d sees inputs of %d bytes, process 0 of %d: all must see the same files, and nobody may write them", rank, p.Total, plans[0].Total)
-		}
-	}
-	if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, plans[0].ID); err != nil {
+	if j.output, err = j.cfg.Files.Output(ctx, j.cfg.Output, j.inputs.ID); err != nil {
 		return nil, err
 	}
-	unit := int64(max(1, j.cfg.Format.fixed()))
-	for thread := range j.x.Threads() {
-		s, err := dataset.Split(j.inputs, j.x.Rank()*j.x.Threads()+thread, j.x.Partitions(), unit)
-		if err != nil {
-			return nil, err
-		}
-		spans = append(spans, s)
-	}
-	return spans, nil
+	return j.inputs.Parts(j.x, int64(max(1, j.cfg.Format.fixed())))
 }
 
 // shuffle sends this process's part of the input, and sorts what it receives.
@@ -201,17 +151,8 @@ func (j *job) shuffle(ctx context.Context) (sorters []*external.Sorter, err erro
 		}
 		keys = append(keys, k...)
 	}
-	samples, err := j.x.AllGather(ctx, encodeKeys(keys))
-	if err != nil {
+	if keys, err = together.Keys(ctx, j.x, keys); err != nil {
 		return nil, err
-	}
-	keys = nil
-	for _, s := range samples {
-		k, err := decodeKeys(s)
-		if err != nil {
-			return nil, err
-		}
-		keys = append(keys, k...)
 	}
 	j.ranges = newRanges(evenBounds(keys, j.x.Partitions()))
 	threads := j.x.Threads()
@@ -283,7 +224,7 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 		own.Records += s.Records()
 		own.Runs += s.Runs()
 	}
-	shares, err := gather(ctx, j.x, own)
+	shares, err := together.Gather(ctx, j.x, own)
 	if err != nil {
 		return err
 	}
@@ -304,10 +245,10 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 	}
 	j.result.Processes = len(shares)
 	// Lines may have got a newline at the end of a file.
-	if n := j.result.Bytes - j.total; n < 0 || n > 0 && (j.cfg.Format != Lines || n > int64(len(j.inputs))) {
-		return fmt.Errorf("%d bytes were read and %d received: a defect, or somebody writes the input", j.total, j.result.Bytes)
+	if n := j.result.Bytes - j.inputs.Total; n < 0 || n > 0 && (j.cfg.Format != Lines || n > int64(len(j.inputs.Files))) {
+		return fmt.Errorf("%d bytes were read and %d received: a defect, or somebody writes the input", j.inputs.Total, j.result.Bytes)
 	}
-	if err := j.byOwner(ctx, func() error { return j.output.Prepare(ctx, j.result.Bytes) }); err != nil {
+	if err := together.ByFirst(ctx, j.x, func() error { return j.output.Prepare(ctx, j.result.Bytes) }); err != nil {
 		return err
 	}
 	g, part := errgroup.WithContext(ctx)
@@ -327,48 +268,14 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := barrier(ctx, j.x); err != nil {
+	if err := together.Barrier(ctx, j.x); err != nil {
 		return err
 	}
-	return j.byOwner(ctx, func() error { return j.output.Commit(ctx, j.x.Partitions()) })
-}
-
-// byOwner has process 0 do something that the others wait for.
-func (j *job) byOwner(ctx context.Context, do func() error) error {
-	if j.x.Rank() == 0 {
-		if err := do(); err != nil {
-			return j.abortIf(err)
-		}
-	}
-	return barrier(ctx, j.x)
+	return together.ByFirst(ctx, j.x, func() error { return j.output.Commit(ctx, j.x.Partitions()) })
 }
 
 func (j *job) tell() {
 	if j.cfg.Progress != nil {
-		j.cfg.Progress(Progress{j.read.Load(), j.wrote.Load(), j.total})
+		j.cfg.Progress(Progress{j.read.Load(), j.wrote.Load(), j.inputs.Total})
 	}
-}
-
-func barrier(ctx context.Context, x *shuffle.Exchange) error {
-	_, err := x.AllGather(ctx, nil)
-	return err
-}
-
-// gather is AllGather of values.
-func gather[T any](ctx context.Context, x *shuffle.Exchange, own T) (all []T, err error) {
-	b, err := json.Marshal(own)
-	if err != nil {
-		return nil, err
-	}
-	parts, err := x.AllGather(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	all = make([]T, len(parts))
-	for rank, p := range parts {
-		if err := json.Unmarshal(p, &all[rank]); err != nil {
-			return nil, fmt.Errorf("what process %d tells: %w", rank, err)
-		}
-	}
-	return all, nil
 }

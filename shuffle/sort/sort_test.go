@@ -17,58 +17,14 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/internal/gensort"
 	"github.com/verbena-data/verbena/internal/testneed"
-	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
+	"github.com/verbena-data/verbena/shuffle/internal/jobtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// exchanges are those of several processes, all in this one.
-func exchanges(t *testing.T, size, threads int) (all []*shuffle.Exchange) {
-	t.Helper()
-	configs := make([]shuffle.Config, size)
-	addresses := make([]string, size)
-	for rank := range size {
-		configs[rank] = shuffle.Config{Rank: rank, Size: size, Threads: threads, Addresses: addresses}
-		if size == 1 {
-			break
-		}
-		r, err := verbena.New(verbena.Config{Providers: providers.Default()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = r.Close() })
-		l, err := r.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close() })
-		addresses[rank] = l.Addr().String()
-		configs[rank].Runtime, configs[rank].Listener = r, l
-	}
-	all = make([]*shuffle.Exchange, size)
-	errs := make([]error, size)
-	var group sync.WaitGroup
-	for rank := range size {
-		group.Go(func() { all[rank], errs[rank] = shuffle.Join(t.Context(), configs[rank]) })
-	}
-	group.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, x := range all {
-			if err := x.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return all
-}
 
 // run sorts with several processes and returns each one's error.
 func run(t *testing.T, size, threads int, change func(rank int, cfg *Config), cfg Config) (Result, []error) {
@@ -86,7 +42,7 @@ func run(t *testing.T, size, threads int, change func(rank int, cfg *Config), cf
 	}
 	results, errs := make([]Result, size), make([]error, size)
 	var group sync.WaitGroup
-	for rank, x := range exchanges(t, size, threads) {
+	for rank, x := range jobtest.Exchanges(t, size, threads) {
 		own := cfg
 		if change != nil {
 			change(rank, &own)
@@ -333,20 +289,6 @@ func FuzzScan(f *testing.F) {
 		}
 		if !bytes.Equal(got, want) {
 			t.Errorf("%d parts: %q, want %q", n, got, want)
-		}
-	})
-}
-
-func FuzzKeys(f *testing.F) {
-	f.Add([]byte("\x01a\x00\x03abc"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		keys, err := decodeKeys(b)
-		if err != nil {
-			return
-		}
-		again, err := decodeKeys(encodeKeys(keys))
-		if err != nil || !slices.EqualFunc(keys, again, bytes.Equal) {
-			t.Errorf("%q %q %v", keys, again, err)
 		}
 	})
 }

@@ -185,6 +185,49 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
+// TestPairs orders by keys alone, and hands each pair out once.
+func TestPairs(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for _, memory := range []int64{64 << 10, 16 << 20} {
+		s, err := newSorter(Config{Pairs: true, Memory: memory, Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]int{}
+		for range 20000 {
+			key, value := random(r, r.IntN(20), 3), random(r, r.IntN(30), 256)
+			want[string(key)+"\x00\xff"+string(value)]++
+			if err := s.Add(AppendPair(nil, key, value)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Finish(); err != nil {
+			t.Fatal(err)
+		}
+		var last []byte
+		err = s.Each(func(record []byte) error {
+			key, value := Pair(record)
+			if bytes.Compare(last, key) > 0 {
+				return fmt.Errorf("%q after %q", key, last)
+			}
+			last = bytes.Clone(key)
+			want[string(key)+"\x00\xff"+string(value)]--
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		for pair, n := range want {
+			if n != 0 {
+				t.Errorf("%q came %d times less", pair, n)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 type failing struct{ after int }
 
 func (f *failing) Write(p []byte) (int, error) {
@@ -230,7 +273,7 @@ func BenchmarkSort(b *testing.B) {
 	for b.Loop() {
 		a.reset()
 		for _, x := range records {
-			if !a.add(x, len(x)-1) {
+			if !a.add(x, 0, len(x)-1) {
 				b.Fatal("no room")
 			}
 		}

@@ -14,6 +14,8 @@ type Config struct {
 	// Fixed is the length of each record; 0 stands for lines, which end with a newline
 	// that does not count in the order.
 	Fixed int
+	// Pairs says that records are those of AppendPair, in the order of their keys alone.
+	Pairs bool
 	// Memory is how many bytes the sorter may take, MinMemory at least.
 	Memory int64
 	// Dir is where temporary files go. They have no names, and are gone with the process.
@@ -37,7 +39,7 @@ var ErrTooLong = errors.New("longer than a quarter of the memory for sorting")
 // Close frees everything at any time, but not beside another call.
 type Sorter struct {
 	cfg    Config
-	tail   int // bytes of a record behind its key
+	layout layout
 	block  []byte
 	arenas []*arena
 	filled *arena // the one that Add fills
@@ -68,8 +70,13 @@ func newSorter(cfg Config) (*Sorter, error) {
 	block := min(blockSize, int(cfg.Memory/8))
 	s := &Sorter{cfg: cfg, work: make(chan *arena, 2*arenas), done: make(chan struct{})}
 	s.change.L = &s.mu
-	if cfg.Fixed == 0 {
-		s.tail = 1
+	switch {
+	case cfg.Pairs:
+		s.layout = framed{}
+	case cfg.Fixed > 0:
+		s.layout = fixed(cfg.Fixed)
+	default:
+		s.layout = lines{}
 	}
 	n := int64(arenas)
 	if each := (cfg.Memory - int64(block)) / n; each > arenaLimit {
@@ -78,11 +85,11 @@ func newSorter(cfg Config) (*Sorter, error) {
 	}
 	each := int((cfg.Memory-int64(block))/n) / pageSize * pageSize
 	var err error
-	if s.block, err = mapMemory(block); err != nil {
+	if s.block, err = MapMemory(block); err != nil {
 		return nil, err
 	}
 	for range n {
-		m, err := mapMemory(each)
+		m, err := MapMemory(each)
 		if err != nil {
 			s.work = nil
 			close(s.done)
@@ -96,10 +103,10 @@ func newSorter(cfg Config) (*Sorter, error) {
 	return s, nil
 }
 
-// Add copies a record: one of the fixed length, or a line with its newline.
+// Add copies a record: one of the fixed length, a line with its newline, or a pair.
 func (s *Sorter) Add(record []byte) error {
-	key := len(record) - s.tail
-	for !s.filled.add(record, key) {
+	at, length := s.layout.key(record)
+	for !s.filled.add(record, at, length) {
 		if s.filled.entries == 0 {
 			if err := s.failure(); err != nil {
 				return err
@@ -188,7 +195,7 @@ func (s *Sorter) spill(from []*arena) error {
 
 func (s *Sorter) memorySources(from []*arena) (sources []source) {
 	for _, a := range from {
-		sources = append(sources, &memorySource{a, a.all(), s.tail})
+		sources = append(sources, &memorySource{a, a.all(), s.layout})
 	}
 	return sources
 }
@@ -199,7 +206,7 @@ func (s *Sorter) write(sources []source) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMerger(sources, s.tail)
+	m, err := newMerger(sources, s.layout)
 	if err == nil {
 		count := counter{r.file, &r.length}
 		err = m.writeTo(&blockWriter{to: count, buffer: s.block}, func(int) {})
@@ -247,13 +254,32 @@ func (s *Sorter) Runs() int { return len(s.runs) }
 // Merge writes all records in order, in blocks of 1 MiB. It calls progress with the bytes
 // that are done since the last call.
 func (s *Sorter) Merge(w io.Writer, progress func(bytes int)) error {
+	m, err := s.merger()
+	if m == nil || err != nil {
+		return err
+	}
+	return m.writeTo(&blockWriter{to: w, buffer: s.block}, progress)
+}
+
+// Each calls take for all records in order. It stands in place of Merge.
+func (s *Sorter) Each(take func(record []byte) error) error {
+	m, err := s.merger()
+	if m == nil || err != nil {
+		return err
+	}
+	return m.each(take)
+}
+
+// merger merges runs until all that is left can be merged at once. It is nil if there are no
+// records.
+func (s *Sorter) merger() (*merger, error) {
 	buffer, fanIn := s.buffers()
 	if len(s.runs) > fanIn || len(s.runs) > 0 && len(s.free) == 0 {
 		// More runs than can be read at a time: all the memory goes to buffers.
 		sorted := s.sorted
 		s.sorted = nil
 		if err := s.spill(sorted); err != nil {
-			return err
+			return nil, err
 		}
 		buffer, fanIn = s.buffers()
 	}
@@ -263,24 +289,20 @@ func (s *Sorter) Merge(w io.Writer, progress func(bytes int)) error {
 		n := min(fanIn, len(s.runs)-fanIn+1)
 		r, err := s.write(s.runSources(s.runs[:n], buffer))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, old := range s.runs[:n] {
 			if err := old.close(); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		s.runs = append(s.runs[n:], r)
 	}
 	sources := append(s.memorySources(s.sorted), s.runSources(s.runs, buffer)...)
 	if len(sources) == 0 {
-		return nil
+		return nil, nil
 	}
-	m, err := newMerger(sources, s.tail)
-	if err != nil {
-		return err
-	}
-	return m.writeTo(&blockWriter{to: w, buffer: s.block}, progress)
+	return newMerger(sources, s.layout)
 }
 
 // buffers says how large a buffer of a run is, and how many there can be: two at least,
@@ -300,7 +322,7 @@ func (s *Sorter) runSources(runs []*run, size int) (sources []source) {
 	for i, r := range runs {
 		each := len(s.free[0].memory) / size
 		memory := s.free[i/each].memory
-		sources = append(sources, &runSource{run: r, fixed: s.cfg.Fixed, buffer: memory[i%each*size:][:size]})
+		sources = append(sources, &runSource{run: r, layout: s.layout, buffer: memory[i%each*size:][:size]})
 	}
 	return sources
 }
@@ -318,11 +340,11 @@ func (s *Sorter) Close() error {
 	}
 	s.runs = nil
 	for _, a := range s.arenas {
-		errs = append(errs, unmap(a.memory))
+		errs = append(errs, Unmap(a.memory))
 	}
 	s.arenas = nil
 	if s.block != nil {
-		errs = append(errs, unmap(s.block))
+		errs = append(errs, Unmap(s.block))
 		s.block = nil
 	}
 	return errors.Join(errs...)

@@ -10,6 +10,7 @@ import (
 type cursor struct {
 	source source
 	record []byte // nil at the end
+	key    []byte
 	prefix uint64
 }
 
@@ -19,12 +20,12 @@ type cursor struct {
 type merger struct {
 	cursors []cursor
 	tree    []int // tree[0] is the winner
-	tail    int
+	layout  layout
 }
 
 // newMerger takes at least one source.
-func newMerger(sources []source, tail int) (*merger, error) {
-	m := &merger{cursors: make([]cursor, len(sources)), tree: make([]int, len(sources)), tail: tail}
+func newMerger(sources []source, layout layout) (*merger, error) {
+	m := &merger{cursors: make([]cursor, len(sources)), tree: make([]int, len(sources)), layout: layout}
 	for i, s := range sources {
 		m.cursors[i].source = s
 		if err := m.advance(i); err != nil {
@@ -60,7 +61,7 @@ func (m *merger) less(a, b int) bool {
 	case y.record == nil:
 		return true
 	}
-	return bytes.Compare(x.record[:len(x.record)-m.tail], y.record[:len(y.record)-m.tail]) < 0
+	return bytes.Compare(x.key, y.key) < 0
 }
 
 func (m *merger) advance(i int) error {
@@ -68,7 +69,9 @@ func (m *merger) advance(i int) error {
 	record, err := c.source.next()
 	switch {
 	case err == nil:
-		c.record, c.prefix = record, Prefix(record[:len(record)-m.tail])
+		at, length := m.layout.key(record)
+		c.record, c.key = record, record[at:at+length]
+		c.prefix = Prefix(c.key)
 	case errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 		c.record, c.prefix = nil, ^uint64(0)
 	default:
@@ -77,23 +80,16 @@ func (m *merger) advance(i int) error {
 	return nil
 }
 
-// writeTo merges everything.
-func (m *merger) writeTo(w *blockWriter, progress func(bytes int)) error {
-	const often = 4 << 20
-	done := 0
+// each calls take for all records in order.
+func (m *merger) each(take func(record []byte) error) error {
 	for {
 		top := m.tree[0]
 		record := m.cursors[top].record
 		if record == nil {
-			progress(done)
-			return w.flush()
+			return nil
 		}
-		if err := w.write(record); err != nil {
+		if err := take(record); err != nil {
 			return err
-		}
-		if done += len(record); done >= often {
-			progress(done)
-			done = 0
 		}
 		if err := m.advance(top); err != nil {
 			return err
@@ -105,4 +101,22 @@ func (m *merger) writeTo(w *blockWriter, progress func(bytes int)) error {
 		}
 		m.tree[0] = top
 	}
+}
+
+// writeTo writes all records in order.
+func (m *merger) writeTo(w *blockWriter, progress func(bytes int)) error {
+	const often = 4 << 20
+	done := 0
+	err := m.each(func(record []byte) error {
+		if done += len(record); done >= often {
+			progress(done)
+			done = 0
+		}
+		return w.write(record)
+	})
+	if err != nil {
+		return err
+	}
+	progress(done)
+	return w.flush()
 }

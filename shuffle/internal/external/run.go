@@ -1,7 +1,6 @@
 package external
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +37,7 @@ type source interface {
 type memorySource struct {
 	arena   *arena
 	entries []entry
-	tail    int // bytes of a record behind its key
+	layout  layout
 }
 
 func (m *memorySource) next() ([]byte, error) {
@@ -47,13 +46,13 @@ func (m *memorySource) next() ([]byte, error) {
 	}
 	e := m.entries[0]
 	m.entries = m.entries[1:]
-	return m.arena.memory[e.at : int(e.at)+int(e.length)+m.tail], nil
+	return m.layout.whole(m.arena.memory, int(e.at), int(e.length)), nil
 }
 
 // runSource reads a run through a buffer that holds the longest record at least.
 type runSource struct {
 	run    *run
-	fixed  int // length of each record; 0: lines
+	layout layout
 	buffer []byte
 	from   int   // where the next record begins in the buffer
 	to     int   // how far the buffer is filled
@@ -68,15 +67,9 @@ const freeAfter = 16 << 20
 func (r *runSource) next() ([]byte, error) {
 	for {
 		rest := r.buffer[r.from:r.to]
-		if r.fixed > 0 && len(rest) >= r.fixed {
-			r.from += r.fixed
-			return rest[:r.fixed], nil
-		}
-		if r.fixed == 0 {
-			if i := bytes.IndexByte(rest, '\n'); i >= 0 {
-				r.from += i + 1
-				return rest[:i+1], nil
-			}
+		if n := r.layout.first(rest); n > 0 {
+			r.from += n
+			return rest[:n], nil
 		}
 		if err := r.fill(); err != nil {
 			return nil, err

@@ -8,7 +8,7 @@ import (
 // entry stands for a record in an arena.
 type entry struct {
 	prefix uint64 // eight bytes of the key, from some depth on, big-endian, with zeros behind its end
-	at     uint32 // where the record begins
+	at     uint32 // where the key begins
 	length uint32 // of the key
 }
 
@@ -26,15 +26,15 @@ type arena struct {
 
 func (a *arena) reset() { a.used, a.entries = 0, 0 }
 
-// add copies a record whose key is its first keyLength bytes. It is false if there is no
+// add copies a record whose key has so many bytes, from keyAt on. It is false if there is no
 // room.
-func (a *arena) add(record []byte, keyLength int) bool {
+func (a *arena) add(record []byte, keyAt, keyLength int) bool {
 	end := len(a.memory) - (a.entries+1)*entrySize
 	if a.used+len(record) > end {
 		return false
 	}
 	copy(a.memory[a.used:], record)
-	*(*entry)(unsafe.Pointer(&a.memory[end])) = entry{Prefix(record[:keyLength]), uint32(a.used), uint32(keyLength)}
+	*(*entry)(unsafe.Pointer(&a.memory[end])) = entry{Prefix(record[keyAt : keyAt+keyLength]), uint32(a.used + keyAt), uint32(keyLength)}
 	a.used += len(record)
 	a.entries++
 	return true

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapMemory is memory outside Go's heap.
-func mapMemory(n int) ([]byte, error) {
+// MapMemory returns memory outside Go's heap.
+func MapMemory(n int) ([]byte, error) {
 	m, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("%d bytes of memory: %w", n, err)
@@ -19,7 +19,8 @@ func mapMemory(n int) ([]byte, error) {
 	return m, nil
 }
 
-func unmap(m []byte) error { return unix.Munmap(m) }
+// Unmap gives memory of MapMemory back.
+func Unmap(m []byte) error { return unix.Munmap(m) }
 
 // free gives a part of a file back to the file system, if that can take it.
 func free(f *os.File, from, length int64) {

@@ -1,0 +1,339 @@
+package groupby
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/internal/testneed"
+	"github.com/verbena-data/verbena/shuffle/dataset"
+	"github.com/verbena-data/verbena/shuffle/internal/external"
+	"github.com/verbena-data/verbena/shuffle/internal/jobtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// run groups with several processes. It returns what was printed, or is in the output.
+func run(t *testing.T, size, threads int, cfg Config) (string, Result, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	files := &dataset.Files{}
+	defer files.Close()
+	var printed strings.Builder
+	cfg.Files, cfg.Print, cfg.Temporary = files, &printed, t.TempDir()
+	if cfg.Memory == 0 {
+		cfg.Memory = int64(threads) * 3 * external.MinMemory
+	}
+	results, errs := make([]Result, size), make([]error, size)
+	var group sync.WaitGroup
+	for rank, x := range jobtest.Exchanges(t, size, threads) {
+		group.Go(func() { results[rank], errs[rank] = Run(ctx, x, cfg) })
+	}
+	group.Wait()
+	for rank, err := range errs {
+		if (err == nil) != (errs[0] == nil) {
+			t.Errorf("process %d: %v; process 0: %v", rank, err, errs[0])
+		}
+	}
+	if errs[0] == nil && cfg.Output != "" {
+		b, err := os.ReadFile(cfg.Output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		printed.Write(b)
+	}
+	return printed.String(), results[0], errs[0]
+}
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "in")
+	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+var shapes = [][2]int{{1, 1}, {3, 1}, {2, 2}}
+
+// TestCSV groups records whose fields have quotes, commas and newlines, wherever the parts'
+// borders lie.
+func TestCSV(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	keys := []string{"plain", "with, comma", "with \"quotes\"", "two\nlines", "\n", "", "\"", "ü"}
+	for round := range 12 {
+		var text bytes.Buffer
+		w := csv.NewWriter(&text)
+		w.UseCRLF = round%2 == 1
+		_ = w.Write([]string{"id", "na\"me", "amount"})
+		sums, counts := map[string]int64{}, map[string]int64{}
+		for i := range r.IntN(400) {
+			key := keys[r.IntN(len(keys))]
+			cents := int64(r.IntN(2000) - 1000)
+			sums[key] += cents
+			counts[key]++
+			_ = w.Write([]string{fmt.Sprint(i), key, string(decimal{units: cents, scale: 2}.append(nil))})
+		}
+		w.Flush()
+		// csv.Reader reads \r\n within quotes as \n: so does csv.Writer write it.
+		in := write(t, text.String())
+		for _, shape := range shapes {
+			for _, sum := range []string{"", "amount"} {
+				var want bytes.Buffer
+				out := csv.NewWriter(&want)
+				name := map[bool]string{true: "count", false: "sum"}[sum == ""]
+				_ = out.Write([]string{"na\"me", name})
+				for _, key := range slices.Sorted(maps.Keys(counts)) {
+					number := decimal{units: counts[key]}
+					if sum != "" {
+						number = decimal{units: sums[key], scale: 2}
+					}
+					_ = out.Write([]string{key, string(number.append(nil))})
+				}
+				out.Flush()
+				got, _, err := run(t, shape[0], shape[1], Config{Format: CSV, Inputs: []string{in}, Key: "na\"me", Sum: sum})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got != want.String() {
+					t.Fatalf("round %d, %v %s: got\n%s\nwant\n%s", round, shape, sum, got, want.String())
+				}
+			}
+		}
+	}
+}
+
+func TestFormats(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg  Config
+		in   []string
+		want string
+	}{
+		"tsv":            {Config{Format: TSV, Key: "k"}, []string{"k\tv\nb\t1\na\t2\nb\t3"}, "k\tcount\na\t1\nb\t2\n"},
+		"tsv by number":  {Config{Format: TSV, Key: "1", Sum: "2"}, []string{"k\tv\nb\t1\na\t2\r\nb\t3"}, "1\tsum\na\t2\nb\t4\n"},
+		"orders differ":  {Config{Format: CSV, Key: "k", Sum: "v"}, []string{"k,v\na,1\n", "v,k\n2,a\n3,b\n", "", "k,v\n"}, "k,sum\na,3\nb,3\n"},
+		"quotes of tsv":  {Config{Format: TSV, Key: "k"}, []string{"k\n\"\n\"\n"}, "k\tcount\n\"\t2\n"},
+		"header alone":   {Config{Format: CSV, Key: "k"}, []string{"k,v"}, "k,count\n"},
+		"empty":          {Config{Format: JSONL, Key: "k"}, []string{""}, ""},
+		"jsonl":          {Config{Format: JSONL, Key: "u.n", Sum: "v"}, []string{`{"u":{"n":"x\ny"},"v":0.1}` + "\n\n" + `{"v":"0.2","u":{"n":"x\ny"}}` + "\n" + `{"u":{"n":7},"v":1e2}` + "\n" + `{"v":5}`}, `{"key":"7","sum":100}` + "\n" + `{"key":"x\ny","sum":0.3}` + "\n"},
+		"no value":       {Config{Format: JSONL, Key: "k", Sum: "v"}, []string{`{"k":"a"}` + "\n" + `{"k":"a","v":null}`}, `{"key":"a","sum":0}` + "\n"},
+		"words":          {Config{Format: Words}, []string{"b a  b\tc\n\nb", " a "}, "a\t2\nb\t3\nc\t1\n"},
+		"large":          {Config{Format: CSV, Key: "k", Sum: "v"}, []string{"k,v\na,9223372036854775807\na,9223372036854775807\na,-1\n"}, "k,sum\na,18446744073709551613\n"},
+		"missing fields": {Config{Format: CSV, Key: "v"}, []string{"k,v\na\nb,1\n"}, "v,count\n1,1\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, text := range test.in {
+				test.cfg.Inputs = append(test.cfg.Inputs, write(t, text))
+			}
+			for _, output := range []string{"", filepath.Join(t.TempDir(), "out")} {
+				test.cfg.Output = output
+				got, _, err := run(t, 2, 1, test.cfg)
+				if err != nil || got != test.want {
+					t.Errorf("%v; got\n%s\nwant\n%s", err, got, test.want)
+				}
+			}
+		})
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg  Config
+		in   string
+		want string
+	}{
+		"no field":   {Config{Format: CSV, Key: "x"}, "a,b\n1,2\n", `no field "x"`},
+		"no number":  {Config{Format: CSV, Key: "a", Sum: "b"}, "a,b\n1,two\n", `b is "two": not a number`},
+		"bare quote": {Config{Format: CSV, Key: "a"}, "a,b\nx\"y,2\n", "bare"},
+		"open quote": {Config{Format: CSV, Key: "a"}, "a,b\n\"xy,2\n", "quote"},
+		"no JSON":    {Config{Format: JSONL, Key: "a"}, "{\"a\":1}\n{\"a\":\n", "no JSON"},
+		"long line":  {Config{Format: JSONL, Key: "a"}, "{\"a\":\"" + strings.Repeat("x", 9<<20) + "\"}", "--memory"},
+		"no file":    {Config{Format: JSONL, Key: "a", Inputs: []string{"/nowhere/x"}}, "", "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.cfg.Inputs == nil {
+				test.cfg.Inputs = []string{write(t, test.in)}
+			}
+			test.cfg.Output = filepath.Join(t.TempDir(), "out")
+			if got, _, err := run(t, 2, 1, test.cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%q, %v; want %q", got, err, test.want)
+			}
+			entries, err := os.ReadDir(filepath.Dir(test.cfg.Output))
+			if err != nil || len(entries) != 0 {
+				t.Error("something is left behind: ", entries, err)
+			}
+		})
+	}
+}
+
+// TestMoreThanMemory has more groups than tables and sorters hold.
+func TestMoreThanMemory(t *testing.T) {
+	const n = 700_000
+	var text bytes.Buffer
+	for i := range n {
+		fmt.Fprintf(&text, "key-%08d\tx\n", uint32(i)*2654435761%n)
+	}
+	in := write(t, "k\tv\n"+text.String()+text.String())
+	got, result, err := run(t, 2, 1, Config{Format: TSV, Inputs: []string{in}, Key: "k", Output: filepath.Join(t.TempDir(), "out")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Runs == 0 || result.Shuffled <= n {
+		t.Errorf("%+v: the test proves nothing of temporary files", result)
+	}
+	counts := map[string]int64{}
+	for line := range strings.Lines(text.String()) {
+		key, _, _ := strings.Cut(line, "\t")
+		counts[key] += 2
+	}
+	var want strings.Builder
+	want.WriteString("k\tcount\n")
+	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		fmt.Fprintf(&want, "%s\t%d\n", key, counts[key])
+	}
+	if got != want.String() {
+		t.Error("other counts than those of a map")
+	}
+	if result.Groups != int64(len(counts)) || result.Records != 2*n {
+		t.Errorf("%+v", result)
+	}
+}
+
+// TestDictionary counts the words of the GNU Collaborative International Dictionary of
+// English, 40 MB of text.
+func TestDictionary(t *testing.T) {
+	const name, words = "/usr/share/dictd/gcide.dict.dz", 5_000_000
+	packed, err := os.Open(name)
+	if err != nil {
+		testneed.Missing(t, name+" is not there", "apt-get install dict-gcide")
+	}
+	defer packed.Close()
+	unpacked, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(unpacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int64{}
+	for word := range bytes.FieldsSeq(text) {
+		counts[string(word)]++
+	}
+	got, result, err := run(t, 2, 1, Config{Format: Words, Inputs: []string{write(t, string(text))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Records < words {
+		t.Errorf("%d words of %d", result.Records, words)
+	}
+	last, n := "", 0
+	for line := range strings.Lines(got) {
+		word, number, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		if fmt.Sprint(counts[word]) != number || n > 0 && word <= last {
+			t.Fatalf("%s after %s: %s, want %d", word, last, number, counts[word])
+		}
+		last = word
+		n++
+	}
+	if n != len(counts) {
+		t.Errorf("%d words of %d", n, len(counts))
+	}
+}
+
+// FuzzCSV reads a text in parts: the records are those of the whole.
+func FuzzCSV(f *testing.F) {
+	f.Add([]byte("k,v\n\"a\nb\",2\nc,\"d\"\"e\"\n"), uint8(3))
+	f.Add([]byte("k\n\n\"\n\"\n"), uint8(4))
+	f.Fuzz(func(t *testing.T, text []byte, parts uint8) {
+		whole := csv.NewReader(bytes.NewReader(text))
+		whole.FieldsPerRecord = -1
+		records, err := whole.ReadAll()
+		if err != nil || len(records) == 0 {
+			return
+		}
+		var want []string
+		at, err := column(records[0], "1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range records[1:] {
+			if at < len(r) {
+				want = append(want, r[at])
+			}
+		}
+		name := filepath.Join(t.TempDir(), "in")
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		in, err := (&dataset.Files{}).Open(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		var got []string
+		quoted := false
+		n := int(parts%20) + 1
+		for part := range n {
+			spans, err := dataset.Split([]*dataset.Input{in}, part, n, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, span := range spans {
+				r := &reader{cfg: &Config{Format: CSV, Key: "1"}, read: func(int) {}}
+				r.take = func(key, _ []byte) error {
+					got = append(got, string(key))
+					return nil
+				}
+				odd, err := oddQuotes(span)
+				if err != nil {
+					t.Fatal(err)
+				}
+				q := quotes{quoted, quoted != odd}
+				if err := r.span(t.Context(), span, q); err != nil {
+					t.Fatalf("part %d of %d: %v", part, n, err)
+				}
+				quoted = q.after
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%d parts: %q, want %q", n, got, want)
+		}
+	})
+}
+
+// FuzzJSONL never fails but by saying what is wrong.
+func FuzzJSONL(f *testing.F) {
+	f.Add([]byte(`{"k":"a","v":1}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		if bytes.IndexByte(line, '\n') >= 0 {
+			return
+		}
+		r := &reader{cfg: &Config{Format: JSONL, Key: "k", Sum: "v"}}
+		taken := 0
+		r.take = func(_, _ []byte) error { taken++; return nil }
+		err := r.line(line, columns{})
+		if blank := len(bytes.TrimSpace(line)) == 0; !blank && (err == nil) != json.Valid(line) {
+			t.Errorf("%q: %v", line, err)
+		}
+		if err == nil && taken > 1 {
+			t.Error("one line is two records")
+		}
+	})
+}

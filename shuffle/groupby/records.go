@@ -1,0 +1,332 @@
+package groupby
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/verbena-data/verbena/shuffle/dataset"
+)
+
+// A Format says how files are divided into records with fields.
+type Format string
+
+// The formats.
+const (
+	// CSV is RFC 4180. The first record of each file names the fields.
+	CSV Format = "csv"
+	// TSV are lines of fields with tabs between them, without quotes. The first line of
+	// each file names the fields.
+	TSV Format = "tsv"
+	// JSONL are lines with a JSON object each. A field is a path as gjson has it: "a.b".
+	JSONL Format = "jsonl"
+	// Words are what blanks separate; each is a record with the field "word".
+	Words Format = "words"
+)
+
+// Formats are all of them.
+var Formats = []Format{CSV, TSV, JSONL, Words}
+
+// reader reads records of spans.
+type reader struct {
+	cfg *Config
+	// take gets a key and, for sums, a value, which are valid during the call.
+	take func(key, value []byte) error
+	// read gets bytes that have been read, skipped counts records without the key.
+	read    func(n int)
+	skipped int64
+}
+
+// bufferSize is how much of a file is read at once.
+const bufferSize = 256 << 10
+
+// counting tells of what is read.
+type counting struct {
+	r    io.Reader
+	read func(int)
+}
+
+func (c counting) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.read(n)
+	return n, err
+}
+
+// from is the file from a place on.
+func (r *reader) from(s dataset.Span, at int64) *bufio.Reader {
+	return bufio.NewReaderSize(counting{io.NewSectionReader(s.Input, at, s.Input.Size()-at), r.read}, bufferSize)
+}
+
+// quotes tells whether a span begins, and whether what follows it begins, within quotes.
+type quotes struct{ before, after bool }
+
+// span reads the records that begin in a span. Quotes count for CSV alone.
+func (r *reader) span(ctx context.Context, s dataset.Span, q quotes) (err error) {
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%s: %w", s.Input.Name(), err)
+		}
+	}()
+	if r.cfg.Format == CSV {
+		return r.csv(ctx, s, q)
+	}
+	fields, err := r.header(s)
+	if err != nil {
+		return err
+	}
+	at := s.From
+	skip := at > 0
+	if skip {
+		at-- // a newline there ends the line before the span
+	}
+	in := r.from(s, at)
+	var long []byte
+	for n := 0; at < s.To; n++ {
+		if n&1023 == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			long = append(long[:0], line...)
+			for errors.Is(err, bufio.ErrBufferFull) {
+				if line, err = in.ReadSlice('\n'); len(long)+len(line) > r.cfg.longest() {
+					return fmt.Errorf("the line at byte %d is longer than %d bytes: raise --memory, or check the format", at, r.cfg.longest())
+				}
+				long = append(long, line...)
+			}
+			line = long
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if len(line) == 0 {
+			return nil
+		}
+		begin := at
+		at += int64(len(line))
+		if skip || begin == 0 && r.cfg.Format == TSV {
+			skip = false
+			continue
+		}
+		if err := r.line(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r")), fields); err != nil {
+			return fmt.Errorf("the line at byte %d: %w", begin, err)
+		}
+	}
+	return nil
+}
+
+// columns are the places of the key and of the value in a record; a value of -1 is none.
+type columns struct {
+	key, value int
+	end        int64 // of the record that names the fields, for CSV
+}
+
+// header finds the fields' places in the first record of a file.
+func (r *reader) header(s dataset.Span) (columns, error) {
+	switch r.cfg.Format {
+	case TSV:
+		line, err := bufio.NewReader(io.NewSectionReader(s.Input, 0, min(s.Input.Size(), 1<<20))).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return columns{}, err
+		}
+		return r.columns(strings.Split(strings.TrimRight(line, "\r\n"), "\t"))
+	case CSV:
+		in := csv.NewReader(io.NewSectionReader(s.Input, 0, min(s.Input.Size(), 1<<20)))
+		names, err := in.Read()
+		if err != nil {
+			return columns{}, fmt.Errorf("the first record, which names the fields: %w", err)
+		}
+		c, err := r.columns(names)
+		c.end = in.InputOffset()
+		return c, err
+	}
+	return columns{}, nil
+}
+
+func (r *reader) columns(names []string) (c columns, err error) {
+	if c.key, err = column(names, r.cfg.Key); err != nil {
+		return c, err
+	}
+	c.value = -1
+	if r.cfg.Sum != "" {
+		c.value, err = column(names, r.cfg.Sum)
+	}
+	return c, err
+}
+
+// column finds a field by its name, or by its number, from 1 on.
+func column(names []string, field string) (int, error) {
+	if i := slices.Index(names, field); i >= 0 {
+		return i, nil
+	}
+	if n, err := strconv.Atoi(field); err == nil && n >= 1 && n <= len(names) {
+		return n - 1, nil
+	}
+	return 0, fmt.Errorf("there is no field %q in its first record: there are %s", field, strings.Join(names, ", "))
+}
+
+func (r *reader) line(line []byte, at columns) error {
+	switch r.cfg.Format {
+	case Words:
+		for word := range bytes.FieldsSeq(line) {
+			if err := r.take(word, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	case TSV:
+		if len(line) == 0 {
+			return nil
+		}
+		var key, value []byte
+		i, found := 0, false
+		for field := range bytes.SplitSeq(line, []byte("\t")) {
+			if i == at.key {
+				key, found = field, true
+			}
+			if i == at.value {
+				value = field
+			}
+			i++
+		}
+		if !found {
+			r.skipped++
+			return nil
+		}
+		return r.take(key, value)
+	}
+	if len(bytes.TrimSpace(line)) == 0 {
+		return nil
+	}
+	if !gjson.ValidBytes(line) {
+		return errors.New("this is no JSON")
+	}
+	key := gjson.GetBytes(line, r.cfg.Key)
+	if !key.Exists() || key.Type == gjson.Null {
+		r.skipped++
+		return nil
+	}
+	var value []byte
+	if r.cfg.Sum != "" {
+		if v := gjson.GetBytes(line, r.cfg.Sum); v.Exists() && v.Type != gjson.Null {
+			value = []byte(text(v))
+		}
+	}
+	return r.take([]byte(text(key)), value)
+}
+
+// text is a string's content, and of anything else what stands in the line: a number keeps
+// its digits.
+func text(v gjson.Result) string {
+	if v.Type == gjson.String {
+		return v.Str
+	}
+	return v.Raw
+}
+
+// csv reads a span of CSV.
+func (r *reader) csv(ctx context.Context, s dataset.Span, q quotes) error {
+	if s.Input.Size() == 0 {
+		return nil
+	}
+	fields, err := r.header(s)
+	if err != nil {
+		return err
+	}
+	begin, err := recordStart(s.Input, s.From, q.before)
+	if err != nil {
+		return err
+	}
+	end, err := recordStart(s.Input, s.To, q.after)
+	if err != nil {
+		return err
+	}
+	in := csv.NewReader(counting{io.NewSectionReader(s.Input, begin, end-begin), r.read})
+	in.ReuseRecord, in.FieldsPerRecord = true, -1 // a record without the key is left out
+	var value []byte
+	for n := 0; ; n++ {
+		if n&1023 == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		record, err := in.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			var where *csv.ParseError
+			if errors.As(err, &where) { // its lines count from the span on
+				err = where.Err
+			}
+			return fmt.Errorf("the record before byte %d: %w", begin+in.InputOffset(), err)
+		}
+		switch {
+		case begin+in.InputOffset() <= fields.end:
+			continue
+		case fields.key >= len(record):
+			r.skipped++
+			continue
+		}
+		value = value[:0]
+		if fields.value >= 0 && fields.value < len(record) {
+			value = append(value, record[fields.value]...)
+		}
+		if err := r.take([]byte(record[fields.key]), value); err != nil {
+			return fmt.Errorf("the record before byte %d: %w", begin+in.InputOffset(), err)
+		}
+	}
+}
+
+// recordStart is where the first record begins from a place on, which is within quotes or
+// not: behind a newline that is not.
+func recordStart(file *dataset.Input, at int64, quoted bool) (int64, error) {
+	if at == 0 || at == file.Size() {
+		return at, nil
+	}
+	in := bufio.NewReader(io.NewSectionReader(file, at-1, file.Size()-at+1))
+	before, err := in.ReadByte()
+	if err != nil || before == '\n' && !quoted {
+		return at, err
+	}
+	for {
+		b, err := in.ReadByte()
+		if errors.Is(err, io.EOF) {
+			return file.Size(), nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		at++
+		switch {
+		case b == '"':
+			quoted = !quoted
+		case b == '\n' && !quoted:
+			return at, nil
+		}
+	}
+}
+
+// oddQuotes tells whether a span has an odd number of quotes: then what follows it is within
+// quotes if the span does not begin within some, and the other way round.
+func oddQuotes(s dataset.Span) (odd bool, err error) {
+	in := io.NewSectionReader(s.Input, s.From, s.To-s.From)
+	buffer := make([]byte, bufferSize)
+	for {
+		n, err := in.Read(buffer)
+		odd = odd != (bytes.Count(buffer[:n], []byte{'"'})%2 == 1)
+		if errors.Is(err, io.EOF) {
+			return odd, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", s.Input.Name(), err)
+		}
+	}
+}
