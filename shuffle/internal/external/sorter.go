@@ -230,15 +230,17 @@ func (c counter) Write(p []byte) (int, error) {
 
 // Finish waits until all that was added is sorted.
 func (s *Sorter) Finish() error {
-	if s.filled.entries > 0 {
-		s.work <- s.filled
-	} else {
-		s.free = append(s.free, s.filled)
-	}
+	last := s.filled
 	s.filled = &arena{}
+	if last.entries > 0 {
+		s.work <- last
+	}
 	close(s.work)
 	s.work = nil
 	<-s.done
+	if s.err == nil && last.entries == 0 {
+		s.free = append(s.free, last)
+	}
 	return s.err
 }
 

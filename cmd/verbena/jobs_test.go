@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena/internal/testneed"
+)
+
+// asProcess runs the command as a process of its own.
+func asProcess(t *testing.T, before []string, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := append(append(before, self), args...)
+	cmd := exec.CommandContext(t.Context(), line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), asVerbena+"=1")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	return cmd, &out
+}
+
+func verbenaProcess(t *testing.T, before []string, args ...string) string {
+	t.Helper()
+	cmd, out := asProcess(t, before, args...)
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return out.String()
+}
+
+// TestSortCommand makes records, sorts them by several processes, started in all ways, and
+// checks them.
+func TestSortCommand(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	checksum, err := run(t, "", "gensort", "-c", "200000", in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ways := map[string][]string{"alone": nil}
+	for launcher, install := range map[string]string{"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"} {
+		ways[launcher] = []string{launcher, "-n", "3"}
+		if launcher == "mpirun.openmpi" {
+			ways[launcher] = append(ways[launcher], "--allow-run-as-root", "--oversubscribe")
+		}
+		testneed.Tool(t, launcher, "apt-get install "+install)
+	}
+	for name, before := range ways {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"sort", "--format", "gensort", "--memory", "256MiB", "-o", out, in, "--json"}
+			if before == nil {
+				args = append(args, "--workers", "3")
+			}
+			said := verbenaProcess(t, before, args...)
+			var result struct{ Records, Processes int64 }
+			if err := json.Unmarshal([]byte(said), &result); err != nil || result.Records != 200000 || result.Processes != 3 {
+				t.Errorf("%v\n%s", err, said)
+			}
+			report, err := run(t, "", "valsort", out)
+			want := "Records: 200000\nChecksum: " + checksum + "Duplicate keys: 0\nSUCCESS - all records are in order\n"
+			if err != nil || report != want {
+				t.Errorf("%v\n%s\nwant\n%s", err, report, want)
+			}
+		})
+	}
+	if report, err := run(t, "", "valsort", in); err == nil || !strings.Contains(report, "First unordered record is record 2\n") {
+		t.Error(report, err)
+	}
+}
+
+// TestSortKilled kills one of the processes: the others end, with the reason, and nothing is
+// left behind.
+func TestSortKilled(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in")
+	if _, err := run(t, "", "gensort", "-a", "3000000", in); err != nil {
+		t.Fatal(err)
+	}
+	cmd, out := asProcess(t, nil, "sort", "--workers", "3", "--memory", "256MiB", "-o", filepath.Join(dir, "out"), in)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	children := fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid)
+	victim := 0
+	for deadline := time.Now().Add(30 * time.Second); victim == 0 && time.Now().Before(deadline); {
+		// One that has begun to read.
+		pids := ""
+		for _, task := range glob(t, filepath.Dir(filepath.Dir(children))+"/*/children") {
+			b, _ := os.ReadFile(task)
+			pids += string(b)
+		}
+		for _, pid := range strings.Fields(pids) {
+			for _, fd := range glob(t, "/proc/"+pid+"/fd/*") {
+				if to, err := os.Readlink(fd); err == nil && to == in {
+					fmt.Sscan(pid, &victim)
+				}
+			}
+		}
+	}
+	if victim == 0 {
+		t.Fatal("no process has opened the input")
+	}
+	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	if err == nil || !strings.Contains(out.String(), "of 3 ended: signal: killed") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, name := range glob(t, dir+"/*", dir+"/.*") {
+		if name != in {
+			t.Errorf("%s is left behind", name)
+		}
+	}
+}
+
+func glob(t *testing.T, patterns ...string) (names []string) {
+	t.Helper()
+	for _, pattern := range patterns {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, found...)
+	}
+	return names
+}
+
+// TestJobsOnHDFS sorts and counts from and to HDFS.
+func TestJobsOnHDFS(t *testing.T) {
+	address := startUp(t, t.TempDir(), "127.0.0.1:0").Address
+	at := "hdfs://" + address
+	checksum, err := run(t, "", "gensort", "-c", "50000", at+"/in/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second one replaces the output of the first
+		verbenaProcess(t, nil, "sort", "--format", "gensort", "--workers", "2", "--memory", "256MiB", "-o", at+"/out/sorted", at+"/in/a")
+	}
+	report, err := run(t, "", "valsort", at+"/out/sorted")
+	if err != nil || !strings.Contains(report, "Checksum: "+checksum+"Duplicate keys: 0\nSUCCESS") {
+		t.Errorf("%v\n%s", err, report)
+	}
+	if listed, err := run(t, "", "fs", "--namenode", address, "ls", "/out"); err != nil || strings.Count(listed, "\n") > 2 || !strings.Contains(listed, "sorted") {
+		t.Errorf("%v\n%s", err, listed)
+	}
+	words := filepath.Join(t.TempDir(), "words")
+	if err := os.WriteFile(words, []byte("b a b\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := verbenaProcess(t, nil, "groupby", "--format", "words", "--count", "--workers", "2", "--memory", "256MiB", words); got != "a\t1\nb\t2\n" {
+		t.Errorf("%q", got)
+	}
+	if got := verbenaProcess(t, nil, "groupby", "--format", "words", "--count", "--workers", "2", "--memory", "256MiB", words, "-o", at+"/out/words"); !strings.Contains(got, "2 groups of 3 records") {
+		t.Errorf("%q", got)
+	}
+	if got, err := run(t, "", "fs", "--namenode", address, "cat", "/out/words"); err != nil || got != "a\t1\nb\t2\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestJobsRefuse(t *testing.T) {
+	for want, args := range map[string][]string{
+		"-o FILE":               {"sort", "x"},
+		"no format":             {"sort", "-o", "y", "--format", "csv", "x"},
+		"needs":                 {"sort", "-o", "y", "--memory", "100MiB", "--workers", "4", "x"},
+		"no transport":          {"sort", "-o", "y", "--transport", "ether", "x"},
+		"want bytes":            {"sort", "-o", "y", "--memory", "much", "x"},
+		"--rendezvous":          {"sort", "-o", "y", "--rank", "0", "--size", "2", "x"},
+		"either --count":        {"groupby", "--key", "k", "x"},
+		"--key names it":        {"groupby", "--count", "x"},
+		"counted by themselves": {"groupby", "--format", "words", "--count", "--key", "k", "x"},
+		"want a number":         {"gensort", "many", "x"},
+		"2^128":                 {"gensort", "-b", "-1", "1", "x"},
+		"no such file":          {"valsort", "/nowhere/x"},
+		"not a regular file":    {"valsort", os.DevNull},
+	} {
+		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, %s; want %q", args, err, out, want)
+		}
+	}
+}
