@@ -1,6 +1,7 @@
 package cow
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -274,5 +275,43 @@ func BenchmarkNamesInsert(b *testing.B) {
 		}
 		s.Insert(1, names[i], uint64(i))
 		i++
+	}
+}
+
+// Names are in the order of Java's signed bytes, wherever the first difference is.
+func TestBefore(t *testing.T) {
+	signed := func(a, b string) int {
+		return slices.CompareFunc([]byte(a), []byte(b), func(x, y byte) int { return cmp.Compare(int8(x), int8(y)) })
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	letters := []byte{0, 1, 'a', 0x7f, 0x80, 0xff}
+	for range 100_000 {
+		a := make([]byte, r.IntN(20))
+		for i := range a {
+			a[i] = letters[r.IntN(len(letters))]
+		}
+		b := slices.Clone(a[:r.IntN(len(a)+1)]) // mostly alike
+		for range r.IntN(12) {
+			b = append(b, letters[r.IntN(len(letters))])
+		}
+		if got, want := Before(string(a), string(b)), signed(string(a), string(b)) < 0; got != want {
+			t.Fatalf("%x before %x: %v", a, b, got)
+		}
+	}
+}
+
+func BenchmarkNames(b *testing.B) {
+	var names Names
+	all := make([]string, 1000)
+	for i := range all {
+		all[i] = fmt.Sprintf("part-%05d.parquet", i)
+		names.Insert(1, all[i], uint64(i))
+	}
+	n := 0
+	for b.Loop() {
+		if _, ok := names.Get(all[n%len(all)]); !ok {
+			b.Fatal("a name is missing")
+		}
+		n += 37
 	}
 }

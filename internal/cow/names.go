@@ -1,9 +1,6 @@
 package cow
 
-import (
-	"slices"
-	"sort"
-)
+import "slices"
 
 // pageNames bounds what one insertion moves, and what the first change of a page copies.
 const pageNames = 128
@@ -11,12 +8,26 @@ const pageNames = 128
 // Before tells whether one name comes before another, as in Apache HDFS: by their bytes,
 // which Java takes for signed. So what is not ASCII comes first.
 func Before(a, b string) bool {
+	const signs = 0x8080808080808080
+	for len(a) >= 8 && len(b) >= 8 {
+		if x, y := eight(a), eight(b); x != y {
+			return x^signs < y^signs
+		}
+		a, b = a[8:], b[8:]
+	}
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {
 			return int8(a[i]) < int8(b[i])
 		}
 	}
 	return len(a) < len(b)
+}
+
+// eight is the first eight bytes, the first one as the highest.
+func eight(s string) uint64 {
+	_ = s[7]
+	return uint64(s[7]) | uint64(s[6])<<8 | uint64(s[5])<<16 | uint64(s[4])<<24 |
+		uint64(s[3])<<32 | uint64(s[2])<<40 | uint64(s[1])<<48 | uint64(s[0])<<56
 }
 
 // Names maps a directory's names to numbers, in the order of [Before]. It is a list of
@@ -45,17 +56,31 @@ type Name struct {
 // Len is how many names there are.
 func (s *Names) Len() int { return s.count }
 
-// search returns where name is or would be.
+// search returns where name is or would be. It is a large part of every operation, so there
+// is no function between it and the comparison.
 func (s *Names) search(name string) (page, index int, found bool) {
-	page = sort.Search(len(s.pages), func(i int) bool {
-		last := s.pages[i].entries
-		return !Before(last[len(last)-1].Name, name)
-	})
+	end := len(s.pages)
+	for page < end {
+		i := int(uint(page+end) >> 1)
+		if last := s.pages[i].entries; Before(last[len(last)-1].Name, name) {
+			page = i + 1
+		} else {
+			end = i
+		}
+	}
 	if page == len(s.pages) {
 		return page, 0, false
 	}
 	entries := s.pages[page].entries
-	index = sort.Search(len(entries), func(i int) bool { return !Before(entries[i].Name, name) })
+	end = len(entries)
+	for index < end {
+		i := int(uint(index+end) >> 1)
+		if Before(entries[i].Name, name) {
+			index = i + 1
+		} else {
+			end = i
+		}
+	}
 	return page, index, entries[index].Name == name
 }
 
