@@ -37,6 +37,8 @@ import (
 // It writes to TMPDIR; on a disk that is shared the stops are the disk's. The making takes
 // minutes and stops there with VERBENA_SCALE_ONLY_BUILD; it is not repeated if VERBENA_SCALE_DIR
 // names a directory that has the files. The rest asks for a quiet machine.
+// Meanwhile this process tells when processors run no program: a write that was stopped by that
+// would have been stopped in any server.
 // VERBENA_SCALE_PHASES chooses phases by the names in scalePhases, separated by commas.
 func TestScale(t *testing.T) {
 	files := scaleOf(t, "VERBENA_SCALE")
@@ -51,6 +53,13 @@ func TestScale(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	p, err := newPulse()
+	if err != nil {
+		t.Log("whether processors stand still is not known:", err)
+		p = &pulse{stop: make(chan struct{})}
+	}
+	defer p.close()
+	p.watch(cmd.Process.Pid)
 	ready := false
 	lines := bufio.NewScanner(out)
 	for !ready && lines.Scan() {
@@ -58,6 +67,12 @@ func TestScale(t *testing.T) {
 		ready = strings.Contains(line, "SCALE ready")
 		if strings.Contains(line, "SCALE") || strings.Contains(line, ".go:") {
 			fmt.Println(line)
+		}
+		if _, numbers, ok := strings.Cut(line, "SCALE     "); ok {
+			var from, to int64
+			if _, err := fmt.Sscanf(numbers, stopFormat, &from, &to); err == nil {
+				p.tell(time.Duration(from)*time.Microsecond, time.Duration(to)*time.Microsecond)
+			}
 		}
 	}
 	if err := cmd.Process.Kill(); err != nil {

@@ -28,10 +28,12 @@ type stopwatch struct {
 	recorder *trace.FlightRecorder
 	file     string
 	used     processUse
+	from     time.Duration // on the system's monotonic clock
 	// Of the longest write that has been recorded.
-	label string
-	spent processUse
-	took  time.Duration
+	label   string
+	spent   processUse
+	took    time.Duration
+	between [2]time.Duration
 }
 
 // processUse is what a process has had of the machine.
@@ -63,7 +65,7 @@ func newStopwatch(t *testing.T) *stopwatch {
 }
 
 func (s *stopwatch) begin(n int) {
-	s.used = useOfProcess(s.t)
+	s.used, s.from = useOfProcess(s.t), monotonic()
 	trace.Logf(context.Background(), "write", "begin %d", n)
 }
 
@@ -73,7 +75,7 @@ func (s *stopwatch) end(n int, took time.Duration) {
 		return
 	}
 	trace.Logf(context.Background(), "write", "end %d", n)
-	after := useOfProcess(s.t)
+	after, until := useOfProcess(s.t), monotonic()
 	f, err := os.Create(s.file)
 	if err == nil {
 		_, err = s.recorder.WriteTo(f)
@@ -83,9 +85,12 @@ func (s *stopwatch) end(n int, took time.Duration) {
 		s.t.Error(err)
 		return
 	}
-	s.took, s.label = took, strconv.Itoa(n)
+	s.took, s.label, s.between = took, strconv.Itoa(n), [2]time.Duration{s.from, until}
 	s.spent = processUse{after.cpu - s.used.cpu, after.switches - s.used.switches, after.faults - s.used.faults}
 }
+
+// stopFormat tells another process when the longest write was, on the clock of a [pulse].
+const stopFormat = "the longest write was from %d to %d us"
 
 // reset forgets the write and returns lines about it.
 func (s *stopwatch) reset() (lines []string) {
@@ -94,22 +99,23 @@ func (s *stopwatch) reset() (lines []string) {
 	}
 	label, took, spent := s.label, s.took, s.spent
 	s.took = 0
+	lines = append(lines, fmt.Sprintf(stopFormat, s.between[0].Microseconds(), s.between[1].Microseconds()))
 	cmd := exec.Command("go", "tool", "trace", "-d=parsed", s.file)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return []string{err.Error()}
+		return append(lines, err.Error())
 	}
 	if err := cmd.Start(); err != nil {
-		return []string{err.Error()}
+		return append(lines, err.Error())
 	}
 	h, err := readHistory(out)
 	_, _ = io.Copy(io.Discard, out) // so that the tool ends
 	if err := cmp.Or(cmd.Wait(), err); err != nil {
-		return []string{fmt.Sprintf("a write of %v: its trace: %v", took, err)}
+		return append(lines, fmt.Sprintf("a write of %v: its trace: %v", took, err))
 	}
 	w, err := h.explain(label)
 	if err != nil {
-		return []string{fmt.Sprintf("a write of %v: %v", took, err)}
+		return append(lines, fmt.Sprintf("a write of %v: %v", took, err))
 	}
 	lines = append(lines, fmt.Sprintf("a write of %v: goroutines ran for %v, the process had %v of the processors, lost them %d times, read %d pages from a disk",
 		took, w.ran.Round(10*time.Microsecond), spent.cpu.Round(10*time.Microsecond), spent.switches, spent.faults))
