@@ -8,15 +8,11 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/types/known/emptypb"
-
-	"github.com/verbena-data/verbena/hadoop/rpc"
 )
 
 const protocol = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 
-// request is a message by its fields: this module can't have the service's own types, and
-// encoding them costs the generator alone. Nothing looks at the fields of an Empty.
+// request is a message by its fields: this module can't have the service's own types.
 type request []byte
 
 func (r request) text(field protowire.Number, s string) request {
@@ -27,9 +23,13 @@ func (r request) number(field protowire.Number, v uint64) request {
 	return protowire.AppendVarint(protowire.AppendTag(r, field, protowire.VarintType), v)
 }
 
+func (r request) sub(field protowire.Number, m request) request {
+	return protowire.AppendBytes(protowire.AppendTag(r, field, protowire.BytesType), m)
+}
+
 // mode adds an FsPermissionProto.
 func (r request) mode(field protowire.Number, perm uint64) request {
-	return protowire.AppendBytes(protowire.AppendTag(r, field, protowire.BytesType), request(nil).number(1, perm))
+	return r.sub(field, request(nil).number(1, perm))
 }
 
 // A kind is one of the calls that are measured, or that prepare what is. The numbers of
@@ -37,7 +37,6 @@ func (r request) mode(field protowire.Number, perm uint64) request {
 type kind struct {
 	method string
 	counts bool
-	repeat rpc.Repeat
 	// build makes the request of a client's nth call in a round.
 	build func(client string, dir string, n int) request
 }
@@ -47,23 +46,23 @@ func moved(dir string, n int) string { return fmt.Sprintf("%s/g%d", dir, n) }
 
 // kinds are in an order in which each finds what the ones before have left.
 var kinds = []kind{
-	{"mkdirs", true, rpc.Idempotent, func(_, dir string, n int) request {
+	{"mkdirs", true, func(_, dir string, n int) request {
 		return request(nil).text(1, fmt.Sprintf("%s/d%d", dir, n)).mode(2, 0o755).number(3, 1)
 	}},
-	{"create", true, rpc.AtMostOnce, func(client, dir string, n int) request {
+	{"create", true, func(client, dir string, n int) request {
 		return request(nil).text(1, file(dir, n)).mode(2, 0o644).text(3, client).number(4, 1).number(5, 1).number(6, 3).number(7, 128<<20)
 	}},
-	{"complete", false, rpc.AtMostOnce, func(client, dir string, n int) request {
+	{"complete", false, func(client, dir string, n int) request {
 		return request(nil).text(1, file(dir, n)).text(2, client)
 	}},
-	{"getFileInfo", true, rpc.Idempotent, func(_, dir string, n int) request { return request(nil).text(1, file(dir, n)) }},
-	{"getBlockLocations", true, rpc.Idempotent, func(_, dir string, n int) request {
+	{"getFileInfo", true, func(_, dir string, n int) request { return request(nil).text(1, file(dir, n)) }},
+	{"getBlockLocations", true, func(_, dir string, n int) request {
 		return request(nil).text(1, file(dir, n)).number(2, 0).number(3, 1<<30)
 	}},
-	{"rename2", true, rpc.AtMostOnce, func(_, dir string, n int) request {
+	{"rename2", true, func(_, dir string, n int) request {
 		return request(nil).text(1, file(dir, n)).text(2, moved(dir, n)).number(3, 0)
 	}},
-	{"delete", true, rpc.AtMostOnce, func(_, dir string, n int) request { return request(nil).text(1, moved(dir, n)).number(2, 0) }},
+	{"delete", true, func(_, dir string, n int) request { return request(nil).text(1, moved(dir, n)).number(2, 0) }},
 }
 
 // names are what the issue of each kind is called, where its method is not.
@@ -80,16 +79,18 @@ type figure struct {
 func (s *system) drive(ctx context.Context, round, clients, calls int) (map[string]figure, error) {
 	out := make(map[string]figure)
 	for len(s.clients) < clients {
-		s.clients = append(s.clients, rpc.NewClient(rpc.ClientConfig{}))
+		c, err := dial(ctx, s.address, s.user)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+		s.clients = append(s.clients, c)
 	}
 	for _, k := range kinds {
-		requests := make([][]*emptypb.Empty, clients)
+		frames := make([][][]byte, clients)
 		for c := range clients {
 			client, dir := fmt.Sprintf("client-%d", c), fmt.Sprintf("/round%d/client%d", round, c)
 			for n := range calls {
-				req := &emptypb.Empty{}
-				req.ProtoReflect().SetUnknown([]byte(k.build(client, dir, n)))
-				requests[c] = append(requests[c], req)
+				frames[c] = append(frames[c], s.clients[c].prepare(k.method, k.build(client, dir, n)))
 			}
 		}
 		var (
@@ -103,9 +104,8 @@ func (s *system) drive(ctx context.Context, round, clients, calls int) (map[stri
 		start := time.Now()
 		for c := range clients {
 			wg.Go(func() {
-				proxy := s.clients[c].Proxy(rpc.Target{Address: s.address, Protocol: protocol, User: s.user})
-				for _, req := range requests[c] {
-					if err := proxy.Call(ctx, k.method, req, &emptypb.Empty{}, k.repeat); err != nil {
+				for _, frame := range frames[c] {
+					if err := s.clients[c].do(frame); err != nil {
 						failed[c] = err
 						return
 					}
@@ -116,6 +116,7 @@ func (s *system) drive(ctx context.Context, round, clients, calls int) (map[stri
 		took := time.Since(start)
 		after, err := s.process.CPU()
 		if err := errors.Join(append(failed, err)...); err != nil {
+			s.hangUp()
 			return nil, fmt.Errorf("%s of %s: %w", k.method, s.name, err)
 		}
 		if total := float64(clients * calls); k.counts {

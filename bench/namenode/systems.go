@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/internal/maven"
 	"github.com/verbena-data/verbena/internal/processes"
 )
@@ -24,15 +23,20 @@ type system struct {
 		CPU() (time.Duration, error)
 		Stop() error
 	}
-	clients []*rpc.Client
+	clients []*connection
 }
 
 func (s *system) stop() error {
-	var errs []error
+	s.hangUp()
+	return s.process.Stop()
+}
+
+// hangUp ends the connections: those of a failed call are of no use, and others follow.
+func (s *system) hangUp() {
 	for _, c := range s.clients {
-		errs = append(errs, c.Close())
+		_ = c.nc.Close() // nothing is on its way that is still wanted
 	}
-	return errors.Join(append(errs, s.process.Stop())...)
+	s.clients = nil
 }
 
 // startOurs runs the NameNode of a binary of the project.
