@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
@@ -20,21 +18,20 @@ import (
 const fewBlocks = 64
 
 func (nn *NameNode) getBlockLocations(ctx context.Context, req *hdfspb.GetBlockLocationsRequestProto) (*hdfspb.GetBlockLocationsResponseProto, error) {
-	c := nn.callFrom(ctx)
 	if req.GetOffset() > math.MaxInt64 || req.GetLength() > math.MaxInt64 {
 		return nil, exception.New(exception.JavaIllegalArgument, "Negative offset or length is not supported. File: %s", req.GetSrc())
 	}
-	var (
-		f   namespace.FileBlocks
-		err error
-	)
-	nn.read(func(ns *namespace.Namespace) { f, err = ns.Readable(c.who(), req.GetSrc()) })
+	who := nn.readerFrom(ctx)
+	nn.state.mu.RLock()
+	f, err := nn.state.ns.Readable(who, req.GetSrc())
+	nn.state.mu.RUnlock()
 	if err != nil {
 		return nil, err
 	}
 	if len(f.Blocks) == 0 {
 		return &hdfspb.GetBlockLocationsResponseProto{Locations: nn.locatedBlocks(f.Status, nil, 0, 0, place{})}, nil
 	}
+	c := nn.callFrom(ctx)
 	if c.short && (len(f.Blocks) > fewBlocks || nn.InSafeMode() || !nn.topology.Known(c.host)) {
 		return nil, rpc.ErrLong // it may wait for reports, or for a script
 	}
@@ -89,13 +86,20 @@ func (nn *NameNode) waitForReports(ctx context.Context, blocks []namespace.Block
 // [from, to), at least the one with the byte at from if there is one, and the
 // last one anyway.
 func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, from, to uint64, reader place) *hdfspb.LocatedBlocksProto {
-	out := &hdfspb.LocatedBlocksProto{
-		UnderConstruction:   proto.Bool(s.Open),
-		IsLastBlockComplete: proto.Bool(len(blocks) > 0),
+	memory := new(struct {
+		hdfspb.LocatedBlocksProto
+		length         uint64
+		open, complete bool // the last block
+	})
+	memory.open, memory.complete = s.Open, len(blocks) > 0
+	out := &memory.LocatedBlocksProto
+	out.FileLength, out.UnderConstruction, out.IsLastBlockComplete = &memory.length, &memory.open, &memory.complete
+	if len(blocks) == 0 {
+		return out
 	}
 	nn.blocks.mu.Lock()
 	defer nn.blocks.mu.Unlock()
-	var at, complete uint64
+	var at uint64
 	for i, b := range blocks {
 		end := at + b.Length
 		// As in HDFS a first block of unknown length comes with every answer.
@@ -109,15 +113,14 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 			}
 			if last {
 				out.LastBlock = lb
-				out.IsLastBlockComplete = proto.Bool(b.Construction == nil)
+				memory.complete = b.Construction == nil
 			}
 		}
 		if b.Construction == nil {
-			complete += b.Length
+			memory.length += b.Length
 		}
 		at = end
 	}
-	out.FileLength = proto.Uint64(complete)
 	return out
 }
 
