@@ -63,7 +63,8 @@ func replayLetter(t *testing.T, name string) {
 		if skip {
 			continue
 		}
-		if got := l.answer(strings.Split(op, "\t")); got != want {
+		f := strings.Split(op, "\t")
+		if got, want := comparable(f[1], l.answer(f), want); got != want {
 			skip = true
 			if differences++; differences <= 40 {
 				t.Errorf("operation %d: %s\nApache HDFS: %s\nVerbena:     %s", operations, strings.ReplaceAll(op, "\t", " "), want, got)
@@ -78,6 +79,22 @@ func replayLetter(t *testing.T, name string) {
 	}
 	t.Logf("%d operations, %d episodes with a difference", operations, differences)
 }
+
+// comparable leaves out of two answers to getQuotaUsage which of several directories has refused it, since
+// Apache's NameNode looks at the last ones first, and counts by kinds of storage of which one is less than nothing there: it
+// counts them wrongly.
+func comparable(operation, got, want string) (string, string) {
+	switch refused := "!" + string(exception.AccessControl); {
+	case operation != "getQuotaUsage":
+	case strings.HasPrefix(got, refused) && strings.HasPrefix(want, refused):
+		return refused, refused
+	case strings.Contains(want, "=-"):
+		got, want = typesCounted.ReplaceAllString(got, ""), typesCounted.ReplaceAllString(want, "")
+	}
+	return got, want
+}
+
+var typesCounted = regexp.MustCompile(` [A-Z].*`)
 
 // letter runs operations as soak/letter/Oracle.java does, and writes the answers
 // in the same way.

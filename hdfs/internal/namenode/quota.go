@@ -45,7 +45,7 @@ func (nn *NameNode) getQuotaUsage(ctx context.Context, req *hdfspb.GetQuotaUsage
 	if err != nil {
 		return nil, err
 	}
-	if q == nil {
+	if q == nil || !q.Limited {
 		sum, err := nn.summary(ctx, req.GetPath())
 		if err != nil {
 			return nil, err

@@ -464,6 +464,9 @@ var queries = map[string]func(m *machine, who Caller, w words) (string, error){
 		if err != nil {
 			return "", err
 		}
+		if !q.Limited {
+			return "no limits\n", nil
+		}
 		return fmt.Sprintf("%d names of %d, %d bytes of %d\n", u.Used.Names, u.Limits.Names, u.Used.Space, u.Limits.Space), nil
 	},
 	"ls": func(m *machine, who Caller, w words) (string, error) {

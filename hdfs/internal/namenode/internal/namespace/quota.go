@@ -349,15 +349,17 @@ type QuotaUsage struct {
 	Used   quota.Counts
 }
 
-// UsageQuestion asks what a directory with limits holds, in steps: of a caller who is no superuser whether
+// UsageQuestion asks what a directory holds, in steps: of a caller who is no superuser whether
 // he may know of all below. What changes between the steps may be heard or not.
 type UsageQuestion struct {
-	caller Caller
-	walk   subtree
+	// Limited tells that the directory has limits, so that what it holds is known. Else it takes a summary.
+	Limited bool
+	caller  Caller
+	walk    subtree
 }
 
-// QuotaUsage begins to ask what path may hold and holds. It returns nil for what is no directory with
-// limits: then it takes a summary.
+// QuotaUsage begins to ask what path may hold and holds. It returns nil for a file, which takes a
+// summary.
 func (ns *Namespace) QuotaUsage(c Caller, path string) (*UsageQuestion, error) {
 	r, err := ns.resolve(&c, path, reading)
 	if err != nil {
@@ -367,15 +369,15 @@ func (ns *Namespace) QuotaUsage(c Caller, path string) (*UsageQuestion, error) {
 	if n == nil {
 		return nil, exception.New(exception.FileNotFound, "File/Directory does not exist: %s", r)
 	}
-	if !n.bound() {
+	if n.dir == nil {
 		return nil, nil
 	}
-	q := &UsageQuestion{caller: c}
+	q := &UsageQuestion{Limited: n.bound(), caller: c}
 	q.walk.begin(n.id, question{want: Read | Execute})
 	return q, nil
 }
 
-// Step looks at about limit names, and says what the directory holds once it is done.
+// Step looks at about limit names, and says what a directory with limits holds once it is done.
 func (q *UsageQuestion) Step(ns *Namespace, limit int) (u QuotaUsage, done bool, err error) {
 	if !q.caller.Superuser {
 		if err := ns.ask(&q.caller, &q.walk, limit); err != nil || len(q.walk.stack) > 0 {

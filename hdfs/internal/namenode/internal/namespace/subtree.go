@@ -19,8 +19,10 @@ const askedAtOnce = 2000
 
 // A question is what somebody wants to know of a directory and all those below it.
 type question struct {
-	want Access // the rights that he needs on each of them
-	// deleting: none of them has a sticky bit in the way, and those without names do not matter.
+	// want are the rights that he needs on each of them; as in HDFS a sticky bit is in the way, too, whatever
+	// they are for.
+	want Access
+	// deleting: those without names do not matter.
 	deleting bool
 	// depth is how many names the path of the directory is to have, 0: it stays where it is. None below
 	// may come to lie too deep.
@@ -114,7 +116,7 @@ func (ns *Namespace) ask(c *caller, s *subtree, limit int) error {
 			}
 			top.left = d.dir.directories
 		}
-		byName := s.deleting && d.mode&sticky != 0
+		byName := s.want != 0 && d.mode&sticky != 0
 		if !byName && (top.alone || top.left <= 0) {
 			s.pop()
 			continue
