@@ -68,10 +68,12 @@ func (m Mode) String() string {
 }
 
 const (
-	maxName      = 40
-	defaultDepth = 2
-	// largestBlock is where longer blocks gain nothing, and leave the caches.
-	largestBlock = 16 << 10
+	maxName = 40
+	// More places keep senders from sleeping, and shorter blocks stay in the caches: with
+	// both the processor time is least where they meet.
+	mostDepth, leastDepth = 8, 2
+	largestBlock          = 8 << 10
+	smallBlock            = 2 << 10
 )
 
 func (c *Config) complete() error {
@@ -115,10 +117,10 @@ func (c *Config) layOut() error {
 	// As many streams come in, from other processes, as go out.
 	remote := int64(c.Threads) * int64(c.Threads) * int64(c.Size-1)
 	c.spare = max(4, int(remote/8))
-	for c.depth = defaultDepth; ; c.depth-- {
+	for c.depth = mostDepth; ; c.depth-- {
 		all := int64(c.blocks()) + remote*int64(c.depth)
 		block := c.Memory/all/64*64 - 64 // which leaves room for prefixes
-		if block >= 2<<10 || c.depth == 1 && block >= wire.MinBlock {
+		if block >= largestBlock || c.depth <= leastDepth && block >= smallBlock || c.depth == 1 && block >= wire.MinBlock {
 			c.block = int(min(block, largestBlock))
 			return nil
 		}

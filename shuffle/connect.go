@@ -28,7 +28,7 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 	// An exposure, and a buffer of the blocks, count once for each peer.
 	need := int64(c.Size) * (int64(places) + own)
 	x.group, err = c.Runtime.NewGroup(verbena.GroupConfig{
-		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 2*need + 64<<20,
+		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 2*need + 64<<20, Tuning: x.tuning(),
 	})
 	if err != nil {
 		return err
@@ -80,6 +80,22 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// tuning keeps the runtime's memory small: messages are short, unless they carry blocks.
+func (x *Exchange) tuning() verbena.TuningTable {
+	t := verbena.Tuning{Eager: notesAtOnce*wire.EntrySize + 64, Window: 4, MaxWindow: 16}
+	if x.c.Mode == TwoSided {
+		t.Eager = max(t.Eager, wire.BlockPrefix+x.c.block+64)
+		t.MaxWindow = 0
+	}
+	table := verbena.TuningTable{}
+	for _, d := range x.c.Runtime.Stats().Devices {
+		if d.Transport != verbena.TransportTCP {
+			table[d.Transport] = t
+		}
+	}
+	return table
 }
 
 func (x *Exchange) dial(ctx context.Context, p *peer) error {

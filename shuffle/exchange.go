@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -33,6 +34,7 @@ type Exchange struct {
 	finished   chan struct{} // closed when there are none
 	over       chan struct{} // closed when the peers have finished, too
 	left       atomic.Int32  // processes that have not finished
+	untold     atomic.Int32  // peers that do not know yet that this one has finished
 	close1     sync.Once
 	closeErr   error
 
@@ -55,6 +57,7 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	x.unfinished.Store(int32(2 * c.Threads))
 	x.left.Store(int32(c.Size))
+	x.untold.Store(int32(c.Size - 1))
 	x.gather.init(c.Size)
 	x.blocks = blocks{size: wire.BlockPrefix + c.block, spare: c.spare}
 	for rank := range c.Size {
@@ -156,7 +159,16 @@ func (x *Exchange) finish() {
 			p.poke()
 		}
 	}
-	x.processFinished()
+	if x.c.Size == 1 {
+		x.processFinished()
+	}
+}
+
+// told counts a peer that has been told that all has arrived here.
+func (x *Exchange) told() {
+	if x.untold.Add(-1) == 0 {
+		x.processFinished()
+	}
 }
 
 // processFinished counts a process that has said goodbye.
@@ -180,8 +192,9 @@ func (x *Exchange) Wait(ctx context.Context) error {
 	}
 }
 
-// Close frees everything. Nothing of the exchange may be used after it, batches of
-// records included. Before the end of the exchange it is an Abort; after a failure it
+// Close frees everything. Records that were received must not be used after it. Before
+// the end of the exchange it is an Abort: senders and receivers that are in use then fail,
+// and their memory goes when nothing refers to the exchange any more. After a failure it
 // returns nil, since all other calls have told of that.
 func (x *Exchange) Close() error {
 	x.close1.Do(func() {
@@ -217,11 +230,23 @@ func (x *Exchange) free() error {
 	if x.group != nil {
 		errs = append(errs, x.group.Close())
 	}
-	for _, m := range x.mappings {
-		errs = append(errs, m.Close())
+	select {
+	case <-x.over: // senders and receivers are at their ends, and refer to no memory
+		errs = append(errs, unmap(x.mappings))
+	default:
+		// They may be in the middle of a record, and learn of the failure with the next block.
+		runtime.AddCleanup(x, func(mappings []*verbena.Mapping) { _ = unmap(mappings) }, x.mappings)
 	}
 	if x.spill != nil {
 		errs = append(errs, x.spill.close())
+	}
+	return errors.Join(errs...)
+}
+
+func unmap(mappings []*verbena.Mapping) error {
+	var errs []error
+	for _, m := range mappings {
+		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)
 }

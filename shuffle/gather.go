@@ -79,7 +79,7 @@ func (x *Exchange) AllGather(ctx context.Context, data []byte) ([][]byte, error)
 			continue
 		}
 		if err := p.ep.Send(x.ctx, wire.TagGather, message); err != nil {
-			return nil, p.lost(err)
+			return nil, p.undone(err)
 		}
 	}
 	select {

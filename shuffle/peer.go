@@ -72,6 +72,20 @@ func (p *peer) lost(err error) error {
 	return p.x.fail(&ProcessError{Rank: p.rank, Err: fmt.Errorf("%w: %w", ErrPeerLost, err)})
 }
 
+// undone is lost for what was sent. If the endpoint has ended, receive tells why: the
+// peer may have said it before.
+func (p *peer) undone(err error) error {
+	select {
+	case <-p.ep.Done():
+		if !p.saidBye.Load() {
+			<-p.x.failed
+			return p.x.err
+		}
+	default:
+	}
+	return p.lost(err)
+}
+
 // broke is the failure that a breach of the protocol means.
 func (p *peer) broke(err error) {
 	_ = p.x.fail(&ProcessError{Rank: p.rank, Err: fmt.Errorf("%w: %w", ErrCorrupt, err)})
@@ -197,6 +211,9 @@ func (p *peer) filled(sender, receiver, length int, data []byte) error {
 
 // freed gives back the place, or the block, of an item that has been read.
 func (p *peer) freed(receiver int, it *item) {
+	if it.block != nil {
+		p.x.blocks.put(it.block) // before its place, which lets the sender have another block
+	}
 	p.mu.Lock()
 	n := p.in.Freed(it.sender, receiver, it.place)
 	if p.local {
@@ -204,9 +221,6 @@ func (p *peer) freed(receiver int, it *item) {
 			_ = p.out.Free(it.sender, receiver) // it was in use
 		}
 		p.mu.Unlock()
-		if it.block != nil {
-			p.x.blocks.put(it.block)
-		}
 		p.x.senders[it.sender].sleeper.wake()
 		return
 	}
@@ -245,7 +259,7 @@ func (p *peer) poster() {
 		for {
 			more, err := p.post(&q)
 			if err != nil {
-				_ = p.lost(err)
+				_ = p.undone(err)
 				return
 			}
 			if !more {
@@ -305,7 +319,9 @@ func (p *peer) post(q *poster) (more bool, err error) {
 		err = p.ep.Send(ctx, wire.TagControl, q.control)
 	}
 	if err == nil && bye {
-		err = p.ep.Send(ctx, wire.TagBye, nil)
+		if err = p.ep.Send(ctx, wire.TagBye, nil); err == nil {
+			p.x.told()
+		}
 	}
 	if err != nil {
 		return false, err
@@ -327,8 +343,8 @@ func (p *peer) post(q *poster) (more bool, err error) {
 	return n > 0 || len(q.posts) > 0 || bye, nil
 }
 
-// told bounds how long a peer is told of a failure.
-const told = 2 * time.Second
+// patienceOfEnds bounds how long a peer is told of a failure.
+const patienceOfEnds = 2 * time.Second
 
 // tell tells the peers why the exchange has failed.
 func (x *Exchange) tell(err error) {
@@ -344,7 +360,7 @@ func (x *Exchange) tell(err error) {
 		a.Kind = wire.AbortedByData
 	}
 	message := a.Append(nil)
-	ctx, cancel := context.WithTimeout(context.Background(), told)
+	ctx, cancel := context.WithTimeout(context.Background(), patienceOfEnds)
 	defer cancel()
 	var all sync.WaitGroup
 	for _, p := range x.peers {

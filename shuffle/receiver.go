@@ -324,9 +324,8 @@ func (r *Receiver) NextBatch(ctx context.Context) (*Batch, error) {
 		// The stream goes on, and needs its memory for the next long record.
 		b.rest, b.long = append([]byte(nil), r.long...), true
 		r.long = nil
-	}
-	if r.current.spilt {
-		b.rest, r.fetched = r.rest, nil
+	} else if r.current.spilt {
+		r.fetched = nil // it is the batch's now
 	}
 	r.left, r.rest, r.reading, r.current = 0, nil, false, item{}
 	return b, nil

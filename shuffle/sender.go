@@ -348,7 +348,7 @@ func (s *Sender) tryHandOver(p *peer, receiver int, b *block) (done, kept bool, 
 		p.mu.Unlock()
 		if ok {
 			if err := p.ep.Put(s.x.ctx, p.token, offset, b.memory[wire.BlockPrefix:wire.BlockPrefix+b.length]); err != nil {
-				return false, false, p.lost(err)
+				return false, false, p.undone(err)
 			}
 			p.mu.Lock()
 			p.notes = append(p.notes, wire.Entry{Kind: wire.Filled, Sender: uint16(s.thread), Receiver: uint16(receiver), Length: uint32(b.length)})

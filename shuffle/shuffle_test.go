@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -172,6 +171,11 @@ func exchangeAll(t testing.TB, exchanges []*shuffle.Exchange, records, longest i
 }
 
 func checkAll(ctx context.Context, t testing.TB, x *shuffle.Exchange, thread, records, longest int) {
+	defer func() {
+		if t.Failed() {
+			x.Abort(errors.New("the test has failed"))
+		}
+	}()
 	to := x.Rank()*x.Threads() + thread
 	next := make([]int, x.Partitions())
 	r := x.Receiver(thread)
@@ -227,7 +231,3 @@ func checkAll(ctx context.Context, t testing.TB, x *shuffle.Exchange, thread, re
 		t.Errorf("behind the end: %v", err)
 	}
 }
-
-const roleVariable = "VERBENA_SHUFFLE_TEST_ROLE"
-
-func playRole(role string) { fmt.Println(role) }

@@ -9,8 +9,12 @@ import (
 	"time"
 )
 
-// patience is how long a stream is full before its receiver's blocks are written to disk.
-const patience = 10 * time.Millisecond
+// patience is how long a stream is full before its receiver's blocks are written to disk,
+// and shortPatience when some have just been written.
+const (
+	patience      = 10 * time.Millisecond
+	shortPatience = 100 * time.Microsecond
+)
 
 // A spiller writes blocks that receivers do not take to disk, so that their places are
 // free again. It has a goroutine while there is something to write.
@@ -35,12 +39,15 @@ type spillFile struct {
 }
 
 func newSpiller(x *Exchange, dir string) (*spiller, error) {
-	f, err := unnamed(dir) // so that a directory that will not do shows now
+	f, err := spillFileIn(dir) // so that a directory that will not do shows now
 	if err != nil {
 		return nil, err
 	}
 	return &spiller{x: x, dir: dir}, f.Close()
 }
+
+// spillFileIn makes a file without a name in a directory.
+var spillFileIn = unnamed
 
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "verbena-shuffle-")
@@ -75,8 +82,8 @@ func (s *spiller) wants(r *Receiver) {
 func (s *spiller) run() {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	for {
-		timer.Reset(patience)
+	for wait := patience; ; {
+		timer.Reset(wait)
 		select {
 		case <-timer.C:
 		case <-s.x.ctx.Done():
@@ -84,16 +91,25 @@ func (s *spiller) run() {
 		s.mu.Lock()
 		wanting := s.wanting
 		s.wanting = nil
+		if len(wanting) == 0 && wait < patience && !s.stop { // once more
+			wait = patience
+			s.mu.Unlock()
+			continue
+		}
 		if len(wanting) == 0 || s.stop || s.x.ctx.Err() != nil {
 			s.running = false
 			s.mu.Unlock()
 			return
 		}
 		s.mu.Unlock()
+		before := s.bytes.Load()
 		for _, r := range wanting {
 			if err := s.spill(r); err != nil {
 				_ = s.x.fail(&ProcessError{Rank: s.x.c.Rank, Err: fmt.Errorf("%w: spill to %s: %w", ErrAborted, s.dir, err)})
 			}
+		}
+		if wait = patience; s.bytes.Load() != before {
+			wait = shortPatience
 		}
 	}
 }
@@ -117,7 +133,7 @@ func (s *spiller) spill(r *Receiver) error {
 		return nil
 	}
 	if r.file == nil {
-		f, err := unnamed(s.dir)
+		f, err := spillFileIn(s.dir)
 		if err != nil {
 			return err
 		}

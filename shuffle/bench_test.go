@@ -1,0 +1,60 @@
+package shuffle_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/verbena-data/verbena/shuffle"
+)
+
+// BenchmarkOneProcess is what records cost that go from one thread to others of the same
+// process: Send, Next and the hand-over of blocks.
+func BenchmarkOneProcess(b *testing.B) {
+	const threads = 32
+	x, err := shuffle.Join(context.Background(), shuffle.Config{Threads: threads, Memory: 64 << 20})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer x.Close()
+	payload := make([]byte, 1<<16+100)
+	var to [1 << 12]uint8
+	for i := range to {
+		to[i] = uint8(rand.IntN(threads))
+	}
+	b.SetBytes(100)
+	b.ResetTimer()
+	var all sync.WaitGroup
+	for i := range threads {
+		all.Go(func() {
+			if i > 0 {
+				_ = x.Sender(i).Close()
+			}
+			for {
+				if _, err := x.Receiver(i).Next(context.Background()); err != nil {
+					if !errors.Is(err, io.EOF) {
+						b.Error(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	s := x.Sender(0)
+	at := 0
+	for i := range b.N {
+		if err := s.Send(int(to[i%len(to)]), payload[at:at+100]); err != nil {
+			b.Fatal(err)
+		}
+		if at += 64; at >= 1<<16 {
+			at = 0
+		}
+	}
+	if err := s.Close(); err != nil {
+		b.Fatal(err)
+	}
+	all.Wait()
+}

@@ -1,0 +1,217 @@
+package shuffle_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/shuffle"
+)
+
+func alone(t testing.TB, c shuffle.Config) *shuffle.Exchange {
+	t.Helper()
+	x, err := shuffle.Join(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+// drain returns what a receiver has until the end.
+func drain(t testing.TB, r *shuffle.Receiver) (records [][]byte) {
+	t.Helper()
+	for {
+		b, err := r.Next(t.Context())
+		if err == io.EOF {
+			return records
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		records = append(records, bytes.Clone(b))
+	}
+}
+
+// All ways to send a record, of lengths around all borders.
+func TestWaysToSend(t *testing.T) {
+	x := alone(t, shuffle.Config{Memory: 8 << 10, MaxRecord: 5000})
+	block := x.Stats().Block
+	var want [][]byte
+	go func() {
+		s := x.Sender(0)
+		for _, n := range []int{0, 1, 126, 127, 128, 129, 200, block - 28, block - 27, block - 26, block - 25, block - 24, block - 23, block, 3 * block, 5000} {
+			for way := range 5 {
+				b := bytes.Repeat([]byte{byte(n), byte(way)}, (n+1)/2)[:n]
+				var err error
+				switch way {
+				case 0:
+					err = s.Send(0, b)
+				case 1:
+					err = s.SendGather(0, b[:n/3], nil, b[n/3:])
+				case 2, 3: // more reserved than is used
+					var into []byte
+					if into, err = s.Reserve(0, min(5000, n+(way-2)*100)); err == nil {
+						err = s.Commit(copy(into, b))
+					}
+				case 4:
+					err = errors.Join(s.Flush(), s.SendKey(shuffle.Hash(1), b, b))
+				}
+				if err != nil {
+					t.Errorf("%d bytes, way %d: %v", n, way, err)
+				}
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, n := range []int{0, 1, 126, 127, 128, 129, 200, block - 28, block - 27, block - 26, block - 25, block - 24, block - 23, block, 3 * block, 5000} {
+		for way := range 5 {
+			want = append(want, bytes.Repeat([]byte{byte(n), byte(way)}, (n+1)/2)[:n])
+		}
+	}
+	got := drain(t, x.Receiver(0))
+	for i := range want {
+		if i >= len(got) || !bytes.Equal(got[i], want[i]) {
+			t.Fatalf("record %d of %d is wrong; it should have %d bytes", i, len(got), len(want[i]))
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d records, want %d", len(got), len(want))
+	}
+}
+
+// What cannot be sent is refused, and the exchange goes on.
+func TestRefused(t *testing.T) {
+	x := alone(t, shuffle.Config{MaxRecord: 1000})
+	s := x.Sender(0)
+	if err := s.Send(0, make([]byte, 1001)); !errors.Is(err, shuffle.ErrTooLong) {
+		t.Error(err)
+	}
+	for _, to := range []int{-1, 1} {
+		if err := s.Send(to, nil); err == nil {
+			t.Errorf("there is no partition %d", to)
+		}
+	}
+	if err := s.Commit(0); err == nil {
+		t.Error("nothing was reserved")
+	}
+	if _, err := s.Reserve(0, 10); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Reserve(0, 10); err == nil {
+		t.Error("reserved twice")
+	}
+	if err := s.Close(); err == nil {
+		t.Error("closed before the commit")
+	}
+	if err := s.Commit(11); err == nil {
+		t.Error("more than was reserved")
+	}
+	if err := errors.Join(s.Commit(3), s.Close(), s.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := s.Send(0, nil); !errors.Is(err, shuffle.ErrClosed) {
+		t.Error(err)
+	}
+	if got := drain(t, x.Receiver(0)); len(got) != 1 || len(got[0]) != 3 {
+		t.Errorf("%q", got)
+	}
+	if err := x.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Configurations that cannot work say why.
+func TestConfigurations(t *testing.T) {
+	for _, c := range []shuffle.Config{
+		{Rank: 1}, {Size: -1}, {Threads: -1}, {Size: 2}, {Threads: 1 << 20}, {MaxRecord: -1}, {Mode: 9}, {Memory: 1000}, {Spill: "/nowhere/at/all"},
+		{Name: string(make([]byte, 41))},
+	} {
+		if x, err := shuffle.Join(t.Context(), c); err == nil {
+			_ = x.Close()
+			t.Errorf("%+v was taken", c)
+		}
+	}
+}
+
+// Once buffers are there, neither sending nor receiving allocates.
+func TestHotPathAllocatesNothing(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	for _, w := range worlds[1:2] { // over TCP messages are allocated
+		exchanges := w.join(t, 2, shuffle.Config{})
+		for to := range 2 {
+			s, r := exchanges[0].Sender(0), exchanges[to].Receiver(0)
+			record := make([]byte, 100)
+			round := func() {
+				for range 300 {
+					if err := s.Send(to, record); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := s.Flush(); err != nil {
+					t.Fatal(err)
+				}
+				for range 300 {
+					if _, err := r.Next(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for range 20 {
+				round()
+			}
+			// Some hundred blocks and messages; the runtime's own goroutines may allocate now and then.
+			if n := testing.AllocsPerRun(50, round); n > 3 {
+				t.Errorf("%s to %d: %v allocations for 300 records", w.name, to, n)
+			}
+		}
+	}
+}
+
+func TestHash(t *testing.T) {
+	// It stays so: data that was partitioned by one release is read by another.
+	for key, want := range map[string]int{"": 93, "a": 82} {
+		if got := shuffle.Hash(100).Partition([]byte(key)); got != want {
+			t.Errorf("%q: %d, want %d", key, got, want)
+		}
+	}
+	counts := make([]int, 7)
+	for i := range 70000 {
+		counts[shuffle.Hash(7).Partition(fmt.Append(nil, "key ", i))]++
+	}
+	for p, n := range counts {
+		if n < 9000 || n > 11000 {
+			t.Errorf("partition %d has %d of 70,000 keys", p, n)
+		}
+	}
+}
+
+func TestRange(t *testing.T) {
+	r := shuffle.Range([][]byte{[]byte("b"), []byte("d"), []byte("d"), []byte("f")})
+	for key, want := range map[string]int{"": 0, "a": 0, "b": 1, "c": 1, "d": 3, "e": 3, "f": 4, "g": 4} {
+		if got := r.Partition([]byte(key)); got != want {
+			t.Errorf("%q: %d, want %d", key, got, want)
+		}
+	}
+	var samples [][]byte
+	for i := range 1000 {
+		samples = append(samples, fmt.Appendf(nil, "%03d", (i*7919)%1000))
+	}
+	bounds := shuffle.Bounds(samples, 4)
+	if got := fmt.Sprintf("%s", bounds); got != "[250 500 750]" {
+		t.Error(got)
+	}
+	if got := shuffle.Bounds(nil, 3); len(got) != 2 || shuffle.Range(got).Partition([]byte("x")) != 2 {
+		t.Errorf("%q", got)
+	}
+	if got := shuffle.Bounds(samples, 1); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+}
