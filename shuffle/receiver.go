@@ -344,7 +344,8 @@ func (b *Batch) Next() ([]byte, bool) {
 	if b.long {
 		return b.rest, true
 	}
-	n, width := uint64(0), 0
+	var n uint64
+	var width int
 	if len(b.rest) > 0 && b.rest[0] < 0x80 {
 		n, width = uint64(b.rest[0]), 1
 	} else {

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
+)
+
+// A measurement is what an exchange has cost, all processes together.
+type measurement struct {
+	load
+	Wall, CPU            float64 // seconds
+	Registered, Resident int64   // bytes
+	Stalled, Waited      float64 // seconds, of all threads
+	Messages             uint64
+}
+
+const gib = 1 << 30
+
+// perGiB is the communication cost: CPU seconds for each GiB of records.
+func (m measurement) perGiB() float64 { return m.CPU / (m.bytes() / gib) }
+
+// rate is in bytes a second.
+func (m measurement) rate() float64 { return m.bytes() / m.Wall }
+
+// A child is a worker.
+type child struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *bufio.Reader
+	stray bytes.Buffer
+}
+
+// drive runs a load by processes of this program.
+func drive(ctx context.Context, l load) (m measurement, err error) {
+	ctx, cancel := context.WithTimeout(ctx, host.Patience)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		return m, err
+	}
+	text, err := json.Marshal(l)
+	if err != nil {
+		return m, err
+	}
+	children := make([]*child, 0, l.Size)
+	defer func() {
+		for _, c := range children {
+			if err != nil {
+				_ = c.cmd.Process.Kill()
+			}
+			_ = c.in.Close()
+			if e := c.cmd.Wait(); err == nil && e != nil {
+				err = fmt.Errorf("worker: %w: %s", e, host.Tail(c.stray.String()))
+			}
+		}
+	}()
+	for rank := range l.Size {
+		c := &child{cmd: exec.CommandContext(ctx, self, "worker", "--load", string(text), "--rank", fmt.Sprint(rank))}
+		c.cmd.Stderr = &c.stray
+		if c.in, err = c.cmd.StdinPipe(); err != nil {
+			return m, err
+		}
+		out, err := c.cmd.StdoutPipe()
+		if err != nil {
+			return m, err
+		}
+		c.out = bufio.NewReader(out)
+		if err := c.cmd.Start(); err != nil {
+			return m, err
+		}
+		children = append(children, c)
+	}
+	// step reads a line of each, and then tells all of them something.
+	step := func(say func([]string) string) error {
+		lines := make([]string, len(children))
+		for i, c := range children {
+			line, err := c.out.ReadString('\n')
+			if err != nil {
+				if errors.Is(err, io.EOF) {
+					_ = c.cmd.Wait() // so that all of its output is there
+				}
+				return fmt.Errorf("worker %d of %s: %w: %s", i, l.System, err, host.Tail(c.stray.String()))
+			}
+			lines[i] = strings.TrimSpace(line)
+		}
+		for i, c := range children {
+			if _, err := fmt.Fprintln(c.in, say(lines)); err != nil {
+				return fmt.Errorf("worker %d of %s: %w", i, l.System, err)
+			}
+		}
+		return nil
+	}
+	if err := step(func(addresses []string) string { return strings.Join(addresses, " ") }); err != nil {
+		return m, err
+	}
+	var begin time.Time
+	if err := step(func([]string) string { begin = time.Now(); return "go" }); err != nil {
+		return m, err
+	}
+	m.load = l
+	var received, size uint64
+	var unreadable error
+	if err := step(func(results []string) string {
+		if m.Wall == 0 {
+			m.Wall = time.Since(begin).Seconds()
+			for _, text := range results {
+				var r result
+				unreadable = errors.Join(unreadable, json.Unmarshal([]byte(text), &r))
+				m.CPU += r.CPU
+				m.Registered += r.Registered
+				m.Resident += r.Resident
+				m.Stalled += r.Stalled
+				m.Waited += r.Waited
+				m.Messages += r.Messages
+				received += r.Received
+				size += r.Bytes
+			}
+		}
+		return "end"
+	}); err != nil {
+		return m, err
+	}
+	if want := uint64(l.Size) * uint64(l.Threads) * uint64(l.Records); unreadable == nil && (received != want || size != want*uint64(l.Record)) {
+		unreadable = fmt.Errorf("%s: %d records of %d bytes have come, not %d", l.System, received, size, want)
+	}
+	return m, unreadable
+}

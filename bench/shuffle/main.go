@@ -1,0 +1,156 @@
+// Command shuffle measures package shuffle beside what a Go programmer would write or take
+// instead: two baselines on sockets, and gRPC's streams.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
+	"github.com/verbena-data/verbena/bench/internal/command"
+)
+
+func main() { command.Run(root()) }
+
+type bench struct {
+	quick, json bool
+	rounds      int
+	only        string
+}
+
+func root() *cobra.Command {
+	b := &bench{}
+	cmd := &cobra.Command{
+		Use:   "shuffle",
+		Short: "Measure the shuffle beside two baselines on sockets and gRPC",
+		Long: `Measure an exchange all to all among 32 threads in 8 processes:
+
+  go -C bench run ./shuffle                  all rows
+  go -C bench run ./shuffle --quick --json   three short rounds, rows {what, beside, ours, theirs, ratio, target, met}
+  go -C bench run ./shuffle --row 'grpc'     these alone
+
+Baseline A has a connection for each pair of threads, circular buffers, and writes all
+contiguous bytes at once. Baseline B has one for each pair of processes, multiplexed.
+Processor time is that of all processes while they exchange, with making and looking at
+the records.`,
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context()) },
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&b.quick, "quick", false, "three short rounds")
+	flags.BoolVar(&b.json, "json", false, "print the rows as JSON")
+	flags.IntVar(&b.rounds, "rounds", 0, "rounds of each comparison (default: 5, with --quick 3)")
+	flags.StringVar(&b.only, "row", "", "only rows that match this `regexp`")
+	cmd.AddCommand(workerCommand())
+	return cmd
+}
+
+// A side is one of the two that a row compares.
+type side struct {
+	system  string
+	mib     float64 // of records; a system that is slow gets fewer
+	threads int
+}
+
+type row struct {
+	what, beside, unit string
+	record             int
+	zipf               bool
+	ours, theirs       side
+	value              func(measurement) float64
+	target             beside.Target
+}
+
+const most = 1024 // MiB
+
+func rows() (list []row) {
+	cost := func(m measurement) float64 { return m.perGiB() * 1e9 }
+	rate := func(m measurement) float64 { return m.rate() }
+	s := func(system string, mib float64) side { return side{system, mib, 4} }
+	list = append(list,
+		row{"processor time for a GiB, shm, 100 B", "baseline A", beside.Nanoseconds, 100, false, s("shm", most), s("A", most), cost, beside.AtMost(0.25)},
+		row{"throughput, shm, 100 B", "gRPC streaming, one record a message", "bytes/s", 100, false, s("shm", most), s("grpc", 32), rate, beside.AtLeast(8)},
+		row{"throughput, shm, 1 KiB", "gRPC streaming, one record a message", "bytes/s", 1 << 10, false, s("shm", most), s("grpc", 128), rate, beside.AtLeast(8)},
+		row{"throughput, shm, 256 threads, 100 B", "32 threads", "bytes/s", 100, false, side{"shm", most, 32}, s("shm", most), rate, beside.AtLeast(0.7)},
+	)
+	for _, record := range []int{8, 100, 1 << 10, 64 << 10} {
+		for _, zipf := range []bool{false, true} {
+			for _, ours := range []string{"shm", "iwarp", "tcp"} {
+				for _, theirs := range []string{"A", "B", "grpc batched"} {
+					name := fmt.Sprintf("processor time for a GiB, %s, %d B", ours, record)
+					if zipf {
+						name += ", Zipf"
+					}
+					mib := 256.0
+					if record == 8 {
+						mib = 64
+					}
+					list = append(list, row{name, theirs, beside.Nanoseconds, record, zipf, s(ours, mib), s(theirs, mib), cost, beside.Target{}})
+				}
+			}
+		}
+	}
+	return list
+}
+
+func (b *bench) run(ctx context.Context) error {
+	only, err := regexp.Compile(b.only)
+	if err != nil {
+		return err
+	}
+	rounds, scale := 5, 1.0
+	if b.quick {
+		rounds, scale = 3, 0.25
+	}
+	if b.rounds > 0 {
+		rounds = b.rounds
+	}
+	var out []beside.Row
+	for _, r := range rows() {
+		if !only.MatchString(r.what + " " + r.beside) {
+			continue
+		}
+		if b.quick && r.target.None() && (r.record != 100 || r.zipf) {
+			continue
+		}
+		var ours, theirs []float64
+		var failed error
+		for range rounds {
+			for _, one := range []struct {
+				side   side
+				values *[]float64
+			}{{r.ours, &ours}, {r.theirs, &theirs}} {
+				l := load{System: one.side.system, Size: 8, Threads: one.side.threads, Record: r.record, Zipf: r.zipf}
+				l.Records = max(1, int(one.side.mib*scale*(1<<20))/l.partitions()/l.Record)
+				m, err := drive(ctx, l)
+				if err != nil {
+					failed = err
+					break
+				}
+				*one.values = append(*one.values, r.value(m))
+			}
+			if failed != nil {
+				break
+			}
+		}
+		if failed != nil {
+			if ctx.Err() != nil {
+				return failed
+			}
+			skipped := beside.Row{What: r.what, Beside: r.beside, Unit: r.unit, Skipped: failed.Error()}
+			skipped.Judge(r.target)
+			out = append(out, skipped)
+			continue
+		}
+		out = append(out, beside.Medians(r.what, r.beside, r.unit, ours, theirs, r.target))
+	}
+	if b.json {
+		return beside.Write(os.Stdout, out)
+	}
+	_, err = fmt.Print(beside.Table(out))
+	return err
+}

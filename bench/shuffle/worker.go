@@ -1,0 +1,239 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// A load is what is exchanged: each of Threads threads in each of Size processes sends
+// Records records to partitions drawn at random.
+type load struct {
+	System  string
+	Size    int // processes
+	Threads int // of each
+	Record  int // bytes
+	Records int // that each thread sends
+	Zipf    bool
+}
+
+// bytes of all records.
+func (l load) bytes() float64 {
+	return float64(l.Size) * float64(l.Threads) * float64(l.Records) * float64(l.Record)
+}
+
+func (l load) partitions() int { return l.Size * l.Threads }
+
+// A result is what a worker tells of its part.
+type result struct {
+	CPU        float64 // seconds
+	Received   uint64  // records
+	Bytes      uint64
+	Registered int64
+	Resident   int64 // at the end
+	Stalled    float64
+	Waited     float64
+	Messages   uint64
+}
+
+// An exchange is one process's part in a shuffle by a system.
+type exchange interface {
+	// sender returns what a thread sends by.
+	sender(thread int) sender
+	// receive calls f with the records of a thread until all have come.
+	receive(thread int, f func(record []byte)) error
+	// finish waits until all processes have received all, and frees everything.
+	finish() error
+	// describe adds what the system tells of itself.
+	describe(r *result)
+}
+
+type sender interface {
+	Send(to int, record []byte) error
+	Close() error
+}
+
+// A system begins an exchange in two steps: listen gives the address, which all processes
+// are told, connect is called with all of them.
+type system interface {
+	listen(ctx context.Context, l load, rank int) (address string, err error)
+	connect(ctx context.Context, addresses []string) (exchange, error)
+}
+
+var systems = map[string]func() system{
+	"shm":             func() system { return &ours{transport: "shm"} },
+	"iwarp":           func() system { return &ours{transport: "iwarp"} },
+	"tcp":             func() system { return &ours{transport: "tcp"} },
+	"shm two-sided":   func() system { return &ours{transport: "shm", twoSided: true} },
+	"iwarp two-sided": func() system { return &ours{transport: "iwarp", twoSided: true} },
+	"A":               func() system { return &baselineA{} },
+	"B":               func() system { return &baselineB{} },
+	"grpc":            func() system { return &grpcStreams{} },
+	"grpc batched":    func() system { return &grpcStreams{batch: batchBytes} },
+}
+
+func workerCommand() *cobra.Command {
+	var text string
+	var rank int
+	cmd := &cobra.Command{
+		Use: "worker", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var l load
+			if err := json.Unmarshal([]byte(text), &l); err != nil {
+				return err
+			}
+			return work(cmd.Context(), l, rank, os.Stdin, os.Stdout)
+		},
+	}
+	cmd.Flags().StringVar(&text, "load", "", "")
+	cmd.Flags().IntVar(&rank, "rank", 0, "")
+	return cmd
+}
+
+// work is a worker: it prints its address, reads all addresses, prints a line when it is
+// connected, and its result when it has been told to go and is done.
+func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) error {
+	make, ok := systems[l.System]
+	if !ok {
+		return fmt.Errorf("no system %q", l.System)
+	}
+	s := make()
+	address, err := s.listen(ctx, l, rank)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, address)
+	lines := bufio.NewReader(in)
+	all, err := lines.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	x, err := s.connect(ctx, strings.Fields(all))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "ready")
+	if _, err := lines.ReadString('\n'); err != nil {
+		return err
+	}
+	before := processorTime()
+	r, err := l.run(x, rank)
+	if err != nil {
+		return err
+	}
+	r.CPU = processorTime() - before
+	r.Resident = resident()
+	x.describe(&r)
+	if err := json.NewEncoder(out).Encode(r); err != nil {
+		return err
+	}
+	if _, err := lines.ReadString('\n'); err != nil { // all are done
+		return err
+	}
+	return x.finish()
+}
+
+// run sends and receives all of a process's records.
+func (l load) run(x exchange, rank int) (r result, err error) {
+	var all sync.WaitGroup
+	var failure atomic.Pointer[error]
+	fail := func(err error) {
+		if err != nil {
+			failure.CompareAndSwap(nil, &err)
+		}
+	}
+	var received, bytes atomic.Uint64
+	for thread := range l.Threads {
+		all.Go(func() { fail(l.send(x.sender(thread), rank*l.Threads+thread)) })
+		all.Go(func() {
+			var n, size, sum uint64
+			fail(x.receive(thread, func(b []byte) {
+				n++
+				size += uint64(len(b))
+				sum += uint64(b[0]) + uint64(b[len(b)-1]) // somebody looks at it
+			}))
+			received.Add(n)
+			bytes.Add(size)
+			sink.Add(sum)
+		})
+	}
+	all.Wait()
+	if e := failure.Load(); e != nil {
+		return r, *e
+	}
+	r.Received, r.Bytes = received.Load(), bytes.Load()
+	return r, nil
+}
+
+var sink atomic.Uint64
+
+// send sends a thread's records.
+func (l load) send(s sender, number int) error {
+	random := rand.New(rand.NewPCG(uint64(number), 1))
+	payload := make([]byte, l.Record+1<<16)
+	for i := range payload {
+		payload[i] = byte(random.Uint32())
+	}
+	to := l.partition(random)
+	at := 0
+	for i := range l.Records {
+		if err := s.Send(int(to[i&(len(to)-1)]), payload[at:at+l.Record]); err != nil {
+			return err
+		}
+		if at += 64; at >= 1<<16 {
+			at = 0
+		}
+	}
+	return s.Close()
+}
+
+// draws is how many partitions are drawn before they come again.
+const draws = 1 << 14
+
+// partition draws partitions, evenly or so that partition n gets a share in proportion to
+// 1/(n+1).
+func (l load) partition(random *rand.Rand) []uint16 {
+	n := l.partitions()
+	to := make([]uint16, draws)
+	var zipf *rand.Zipf
+	if l.Zipf {
+		zipf = rand.NewZipf(random, 1.0001, 1, uint64(n-1))
+	}
+	for i := range to {
+		if zipf != nil {
+			to[i] = uint16(zipf.Uint64())
+		} else {
+			to[i] = uint16(random.IntN(n))
+		}
+	}
+	return to
+}
+
+func processorTime() float64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+}
+
+func resident() int64 {
+	raw, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	var size, pages int64
+	_, _ = fmt.Sscan(string(raw), &size, &pages)
+	return pages * int64(os.Getpagesize())
+}
