@@ -34,6 +34,10 @@ const (
 	// a processor is idle, each yield costs two processors 5 us: Go wakes a thread
 	// there, and that thread fetches the caller.
 	yieldEvery = 10 * time.Microsecond
+	// A caller that has polled for 300 us without any completion rests for some 60 us. While it
+	// polls on Go's only processor, Go looks at the network every 10 ms; whoever would grant
+	// the region that all wait for is read from there.
+	restEvery = 300 * time.Microsecond
 )
 
 // Completion IDs: what completes, and which.

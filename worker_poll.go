@@ -61,6 +61,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 	var start time.Duration
 	var last time.Duration // of the look at the clock before; 0: much has been done since
 	var yielded time.Duration
+	var quiet time.Duration // when something last came, or the caller rested
 	counted, came := false, false
 	for batch := 1; ; batch++ {
 		woke := false // others, who go on first
@@ -101,6 +102,9 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 			start, came = now, false
 		}
 		waited = now - start
+		if last == 0 {
+			quiet = now
+		}
 		// 32 polls in vain take some microseconds. If 300 have passed, something else
 		// ran on this processor.
 		if last != 0 && now-last > preempted {
@@ -112,7 +116,12 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		}
 		if woke || now-yielded > yieldEvery {
 			yielded = now
-			runtime.Gosched()
+			if now-quiet > restEvery {
+				rest()
+				last = 0
+			} else {
+				runtime.Gosched()
+			}
 		}
 	}
 	if counted {

@@ -38,7 +38,7 @@ var runtimeOrder = [][]string{
 	{"worker.go", "worker_poll.go", "runlist.go", "spin.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go", "files_unix.go", "files_other.go",
-		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go",
+		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go", "rest_linux.go", "rest_other.go",
 	},
 	{"config.go", "tuning.go", "rules.go", "counters.go", "selection.go", "errors.go", "onesided_token.go"}, // words that all others use
 }
