@@ -58,20 +58,13 @@ type Result struct {
 	Processes int           `json:"processes"`
 }
 
-const (
-	overhead                    = 44 << 20
-	exchangeShare, exchangeMost = 16, 64 << 20
-	// leastThread is what a thread needs: tables of what it sends and receives, and a sorter.
-	leastThread = 3*external.MinMemory + 4*bufferSize
-)
+// leastThread is what a thread needs: tables of what it sends and receives, and a sorter.
+const leastThread = 3*external.MinMemory + 4*bufferSize
 
 // Divide gives a process's memory to the exchange and to the work.
 func Divide(memory int64, threads int) (exchange, work int64, err error) {
-	if least := int64(overhead+4<<20) + int64(threads)*leastThread; memory < least {
-		return 0, 0, fmt.Errorf("a process with %d threads needs %d MiB of memory at least, it would have %d MiB: raise --memory, or take fewer --workers", threads, (least+1<<20-1)>>20, memory>>20)
-	}
-	exchange = min(max(memory/exchangeShare, 4<<20), exchangeMost)
-	return exchange, memory - overhead - exchange - int64(threads)*4*bufferSize, nil
+	least := int64(together.Overhead+together.LeastExchange) + int64(threads)*leastThread
+	return together.Divide(memory, least, int64(threads)*4*bufferSize, threads)
 }
 
 // thirds of a thread's memory go to its table of what it sends, to that of what it receives,

@@ -51,25 +51,14 @@ type Result struct {
 	Processes int           `json:"processes"` // that took part
 }
 
-const (
-	// overhead is what a process takes beside what Divide gives out: the program, its
-	// heap, the runtime's memory for messages.
-	overhead = 44 << 20
-	// exchangeShare is the part of the memory that the exchange gets, at most exchangeMost.
-	exchangeShare, exchangeMost = 16, 64 << 20
-)
-
 // MinMemory is the least memory of a process with one thread.
-const MinMemory = overhead + 20<<20
+const MinMemory = together.Overhead + 20<<20
 
 // Divide gives a process's memory to the exchange and to sorting. threads is that of the
 // exchange.
 func Divide(memory int64, threads int) (exchange, sorting int64, err error) {
-	if least := int64(MinMemory) + int64(threads-1)*(external.MinMemory+blocksAhead*blockSize); memory < least {
-		return 0, 0, fmt.Errorf("a process with %d threads needs %d MiB of memory at least, it would have %d MiB: raise --memory, or take fewer --workers", threads, (least+1<<20-1)>>20, memory>>20)
-	}
-	exchange = min(max(memory/exchangeShare, 4<<20), exchangeMost)
-	return exchange, memory - overhead - exchange - int64(threads)*blocksAhead*blockSize, nil
+	least := int64(MinMemory) + int64(threads-1)*(external.MinMemory+blocksAhead*blockSize)
+	return together.Divide(memory, least, int64(threads)*blocksAhead*blockSize, threads)
 }
 
 // share is what a process has of the sorted records.

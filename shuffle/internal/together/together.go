@@ -1,5 +1,5 @@
 // Package together has what the processes of a job do together, beside exchanging records:
-// agree on the inputs, tell each other values, end when one fails.
+// agree on the inputs, tell each other values, end when one fails; and how each divides its memory.
 package together
 
 import (
