@@ -127,6 +127,7 @@ func (m *blockMap) register(dn namespace.Datanode, rack string, storages ...*clu
 	n.report, n.commands = nil, nil
 	wasMany := m.manyRacks()
 	n.registered, n.rack = true, rack
+	m.measure(n)
 	m.revive(n)
 	if n.service == decommissioned {
 		n.service = inService // it was dead; now it has something to hand over
@@ -178,17 +179,10 @@ func (nn *NameNode) Heartbeat(_ context.Context, req *clusterpb.HeartbeatRequest
 	}
 	now := m.cfg.now()
 	n.lastSeen = now
-	if n.capacity == 0 {
-		close(m.grown)
-		m.grown = make(chan struct{})
-	}
 	for _, index := range n.storages.report(req.GetStorages()) {
 		m.dropFailed(n, index)
 	}
-	n.capacity, n.used, n.remaining = 0, 0, 0
-	n.storages.here(func(s *storage) {
-		n.capacity, n.used, n.remaining = n.capacity+s.capacity, n.used+s.used, n.remaining+s.remaining
-	})
+	m.measure(n)
 	n.transfers = req.GetTransfers()
 	m.revive(n)
 	cmds := m.commandsFor(n, now)

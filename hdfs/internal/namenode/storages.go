@@ -62,7 +62,10 @@ func (s *storages) register(uuid string, named []*clusterpb.Storage) {
 			if hdfspb.StorageTypeProto_name[int32(kind)] == "" {
 				kind = hdfspb.StorageTypeProto_DISK
 			}
-			s.all[i] = storage{id: st.GetId(), kind: kind, failed: st.GetFailed()}
+			s.all[i] = storage{
+				id: st.GetId(), kind: kind, failed: st.GetFailed(),
+				capacity: st.GetCapacity(), used: st.GetUsed(), remaining: st.GetRemaining(),
+			}
 		}
 		s.told = append(s.told, i)
 	}
@@ -112,6 +115,20 @@ func (s *storages) here(f func(*storage)) {
 		if i != unknownStorage {
 			f(&s.all[i])
 		}
+	}
+}
+
+// measure sums up what the DataNode's storages have told. A DataNode whose room was not known can take
+// blocks from then on. The caller has m.mu.
+func (m *blockMap) measure(n *node) {
+	before := n.capacity
+	n.capacity, n.used, n.remaining = 0, 0, 0
+	n.storages.here(func(s *storage) {
+		n.capacity, n.used, n.remaining = n.capacity+s.capacity, n.used+s.used, n.remaining+s.remaining
+	})
+	if before == 0 && n.capacity > 0 {
+		close(m.grown)
+		m.grown = make(chan struct{})
 	}
 }
 

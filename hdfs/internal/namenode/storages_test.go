@@ -127,6 +127,17 @@ func TestRoomOfStorages(t *testing.T) {
 	}
 }
 
+// A registration tells what room there is: blocks need not wait for the first heartbeat.
+func TestRegistrationTellsRoom(t *testing.T) {
+	r := newRig(t)
+	d := &fakeDatanode{r: r, uuid: "dn-1", host: "10.0.0.1", port: 9001, replicas: map[uint64]*clusterpb.Replica{}, room: 1 << 40}
+	d.storages = []*clusterpb.Storage{{Id: proto.String("DS-1"), Capacity: proto.Uint64(1 << 41), Remaining: proto.Uint64(1 << 40)}}
+	d.enroll()
+	d.report()
+	r.create("/file", "c", 1)
+	r.addBlock("/file", "c", nil)
+}
+
 // What DataNodes claim stays within bounds.
 func TestClaimsOfStorages(t *testing.T) {
 	for _, bad := range [][]*clusterpb.Storage{
