@@ -170,6 +170,23 @@ func TestJobsOnHDFS(t *testing.T) {
 	}
 }
 
+// TestPairsCommand does both benchmarks by several processes, over each transport.
+func TestPairsCommand(t *testing.T) {
+	for _, operation := range []string{"groupby", "sortby"} {
+		for _, transport := range []string{"auto", "shm", "iwarp", "tcp"} {
+			said := verbenaProcess(t, nil, "pairs", operation, "--pairs", "20000", "--keys", "1", "--value-size", "500", "--workers", "2", "--memory", "256MiB",
+				"--mappers", "3", "--reducers", "4", "--check", "--json", "--transport", transport)
+			var result struct{ Pairs, Groups, Mappers, Reducers, Processes int64 }
+			if err := json.Unmarshal([]byte(said), &result); err != nil || result != struct{ Pairs, Groups, Mappers, Reducers, Processes int64 }{20000, 1, 3, 4, 2} {
+				t.Errorf("%s over %s: %v\n%s", operation, transport, err, said)
+			}
+		}
+	}
+	if said := verbenaProcess(t, nil, "pairs", "sortby", "--pairs", "1000", "--workers", "1"); !strings.HasPrefix(said, "1000 pairs with ") {
+		t.Errorf("%q", said)
+	}
+}
+
 func TestJobsRefuse(t *testing.T) {
 	for want, args := range map[string][]string{
 		"-o FILE":               {"sort", "x"},
@@ -183,6 +200,7 @@ func TestJobsRefuse(t *testing.T) {
 		"counted by themselves": {"groupby", "--format", "words", "--count", "--key", "k", "x"},
 		"want a number":         {"gensort", "many", "x"},
 		"2^128":                 {"gensort", "-b", "-1", "1", "x"},
+		"no operation":          {"pairs", "join", "--workers", "1"},
 		"no such file":          {"valsort", "/nowhere/x"},
 		"not a regular file":    {"valsort", os.DevNull},
 	} {

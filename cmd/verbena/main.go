@@ -68,6 +68,7 @@ over shared memory and iWARP, on one port, choosing by itself.
   verbena tune      what sizes and times suit this machine, measured
   verbena sort      files larger than the memory, by several processes
   verbena groupby   counts and sums by a field of CSV, TSV, JSON lines, or of words
+  verbena pairs     a shuffle measured as Spark's GroupByTest and sortByKey do
 
 Providers and tuning have settings: verbena info --settings lists them, each with its
 value and where that comes from. --set shm.socket-dir=/run/verbena sets one, and so does
@@ -89,7 +90,7 @@ environment, the environment before the file.`,
 	root.PersistentFlags().BoolVar(&o.remoteIWARP, "remote-iwarp", false, "use iWARP between hosts, too; nothing authenticates the peers, so only on a trusted network (--set iwarp.remote=true)")
 	root.PersistentFlags().BoolVar(&o.hugePages, "huge-pages", false, "take large memory from the huge pages that the host has reserved (vm.nr_hugepages), while there are any")
 	root.AddCommand(upCommand(o), nameNodeCommand(o), dataNodeCommand(o), fsCommand(o), infoCommand(o), demoCommand(o), perfCommand(o), tuneCommand(o),
-		sortCommand(o), groupbyCommand(o), gensortCommand(o), valsortCommand(o))
+		sortCommand(o), groupbyCommand(o), gensortCommand(o), valsortCommand(o), pairsCommand(o))
 	return root
 }
 
