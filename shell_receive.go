@@ -137,8 +137,7 @@ func (s *inbound) last() (*Message, error) {
 // handOver is arrived for a message that goes to the Receive that waits for it, past
 // the inbox. If it is anything else, handOver reports false and has done nothing.
 func (s *inbound) handOver(c *rdma.Completion) bool {
-	recv := s.window.recv
-	b := recv.look(c.ID)
+	b := s.window.recv.look(c.ID)
 	if b == nil || c.Status != rdma.StatusSuccess || int64(c.Length) > int64(b.home.size) {
 		return false
 	}
@@ -147,7 +146,7 @@ func (s *inbound) handOver(c *rdma.Completion) bool {
 	if !ok {
 		return false
 	}
-	recv.took(b)
+	s.window.took(b)
 	m := &b.message
 	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
 	m.front = 0

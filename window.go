@@ -38,6 +38,7 @@ type receiveWindow struct {
 	asleep   int // of those, not posted yet
 	unasked  int // for answers, not posted yet
 	held     int // with messages that the application has
+	taken    int // of recv, which still counts them as posted
 
 	lent    int  // credits that go again with messages that are released
 	lends   int  // times since since
@@ -56,6 +57,35 @@ func (w *receiveWindow) grant(n, rest int, limits *link.Limits) {
 		w.unasked = limits.AllAnswers() - limits.Answers
 	}
 	limits.Window = w.first
+}
+
+// arrived returns the buffer of a receive that has completed, or nil if no such receive is
+// posted. The caller counts what it has taken.
+func (w *receiveWindow) arrived(id uint64) *buffer {
+	b := w.recv.look(id)
+	if b != nil {
+		w.took(b)
+	}
+	return b
+}
+
+// took takes a receive that look has found. Where receives are lent, nothing is decided on
+// the number of those that are left: they are counted together, by count.
+func (w *receiveWindow) took(b *buffer) {
+	if !w.recv.lends {
+		w.recv.took(b)
+		return
+	}
+	b.posted = false
+	w.taken++
+}
+
+// count counts what was taken.
+func (w *receiveWindow) count() {
+	if w.taken > 0 {
+		w.recv.posted.Add(int32(-w.taken))
+		w.taken = 0
+	}
 }
 
 // standing is how many of the promised receives neither sleep nor have a message that

@@ -52,7 +52,7 @@ const (
 
 // A consumer gets the completions of one queue pair, from one goroutine at a time.
 type consumer interface {
-	complete(*rdma.Completion)
+	complete([]rdma.Completion)
 	// fail tells that there will be no further completions.
 	fail(error)
 	// endIfStalled ends a connection whose peer has left a message unfinished for
@@ -312,16 +312,23 @@ func (w *worker) drain() {
 
 func (w *worker) pollLocked() int {
 	n, err := w.cq.Poll(w.batch[:])
-	for i := range w.batch[:n] {
-		c := &w.batch[i]
-		if w.last == nil || c.QueuePair != w.number {
-			w.last, w.number = w.consumers[c.QueuePair], c.QueuePair
+	for batch := w.batch[:n]; len(batch) > 0; {
+		number := batch[0].QueuePair
+		same := 1
+		for same < len(batch) && batch[same].QueuePair == number {
+			same++
+		}
+		if w.last == nil || number != w.number {
+			w.last, w.number = w.consumers[number], number
 		}
 		if w.last != nil {
-			w.last.complete(c)
+			w.last.complete(batch[:same])
 		} else {
-			w.orphan(c)
+			for i := range batch[:same] {
+				w.orphan(&batch[i])
+			}
 		}
+		batch = batch[same:]
 	}
 	if n > 0 {
 		w.polls++
