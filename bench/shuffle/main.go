@@ -20,6 +20,7 @@ type bench struct {
 	quick, json bool
 	rounds      int
 	only        string
+	temporary   string // folder for what jobs write
 }
 
 func root() *cobra.Command {
@@ -44,6 +45,7 @@ the records.`,
 	flags.BoolVar(&b.quick, "quick", false, "three short rounds")
 	flags.BoolVar(&b.json, "json", false, "print the rows as JSON")
 	flags.IntVar(&b.rounds, "rounds", 0, "rounds of each comparison (default: 5, with --quick 3)")
+	flags.StringVar(&b.temporary, "dir", "", "`folder` on a disk for what jobs write, some 7 GiB (default: the system's for temporary files)")
 	flags.StringVar(&b.only, "row", "", "only rows that match this `regexp`")
 	cmd.AddCommand(workerCommand())
 	return cmd
@@ -148,6 +150,11 @@ func (b *bench) run(ctx context.Context) error {
 		}
 		out = append(out, beside.Medians(r.what, r.beside, r.unit, ours, theirs, r.target))
 	}
+	jobs, err := b.runJobs(ctx, only, rounds)
+	if err != nil {
+		return err
+	}
+	out = append(out, jobs...)
 	if b.json {
 		return beside.Write(os.Stdout, out)
 	}

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
+
+	"github.com/verbena-data/verbena/bench/internal/beside"
 )
 
 // asCommand makes the test binary be the command, for the processes that it starts.
@@ -32,5 +35,25 @@ func TestSystems(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A job's row has wall and processor time; one that failed says why.
+func TestJobRows(t *testing.T) {
+	r := &jobRow{what: "a job", beside: "another", ours: []cost{{1, 2}, {3, 2}, {2, 2}}, theirs: []cost{{4, 8}, {4, 8}, {4, 8}}}
+	wall := r.row("wall time", beside.AtMost(0.5), nil, func(c cost) float64 { return c.wall })
+	if wall.What != "a job, wall time" || wall.Ours != 2e9 || wall.Ratio != 0.5 || !*wall.Met {
+		t.Errorf("%+v", wall)
+	}
+	failed := r.row("wall time", beside.AtMost(0.5), errors.New("broken"), nil)
+	if failed.Skipped != "broken" || failed.Met != nil || failed.Target != "at most 0.5" {
+		t.Errorf("%+v", failed)
+	}
+	names := map[string]bool{}
+	for _, r := range jobRows() {
+		if names[r.what+r.beside] {
+			t.Errorf("two rows %s beside %s", r.what, r.beside)
+		}
+		names[r.what+r.beside] = true
 	}
 }
