@@ -55,7 +55,7 @@ func (c *Client) checksum(ctx context.Context, name string, mode ChecksumMode) (
 	if lbs.GetUnderConstruction() {
 		return nil, errors.New("it is being written, and so has no checksum yet")
 	}
-	f := fileSum{mode: mode, length: int64(lbs.GetFileLength())}
+	f := fileSum{mode: mode}
 	for i, lb := range lbs.GetBlocks() {
 		r, err := c.blockChecksum(ctx, name, lb, mode)
 		if err != nil {
@@ -105,7 +105,6 @@ func (c *Client) blockChecksum(ctx context.Context, name string, lb *hdfspb.Loca
 // fileSum makes a file's checksum of those of its blocks.
 type fileSum struct {
 	mode   ChecksumMode
-	length int64
 	sums   []byte
 	crc    uint32
 	any    bool

@@ -21,7 +21,6 @@ const pollBatch = 16
 // those that this side makes for failed queue pairs.
 type completionQueue struct {
 	usage
-	depth int
 	// probes are under way, mostProbes of them at most: see queuePair.probeIfIdle.
 	probes     atomic.Int32
 	mostProbes int32
@@ -60,7 +59,7 @@ func (m *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 	if err := m.members.Usable(); err != nil {
 		return fail(err)
 	}
-	q := &completionQueue{depth: depth, arena: verbs.NewArena()}
+	q := &completionQueue{arena: verbs.NewArena()}
 	q.usage = usage{domain: m, cookie: m.newCookie(), destroy: q.destroyQueue}
 	entries := depth
 	if a.Class == rdma.ClassIWARP {

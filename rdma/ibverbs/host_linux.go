@@ -294,15 +294,15 @@ func probeInline(ctx *verbs.Context) (most int, err error) {
 }
 
 // firstPort is the port that queue pairs begin on; the connection decides.
-func (d *Device) firstPort() (uint8, verbs.LinkLayer) {
+func (d *Device) firstPort() uint8 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i, p := range d.ports {
+	for _, p := range d.ports {
 		if p.Up {
-			return uint8(p.Number), d.links[i]
+			return uint8(p.Number)
 		}
 	}
-	return 1, verbs.LinkUnspecified
+	return 1
 }
 
 func (d *Device) linkOf(port uint8) verbs.LinkLayer {

@@ -26,7 +26,6 @@ type manager struct {
 	users   int
 	channel *verbs.EventChannel
 	file    *os.File
-	raw     syscall.RawConn
 	done    chan struct{}
 
 	mu       sync.Mutex
@@ -69,7 +68,7 @@ func (m *manager) acquire() error {
 		channel.Close()
 		return fmt.Errorf("ibverbs: events of the connection manager: %w", err)
 	}
-	m.users, m.channel, m.file, m.raw, m.done = 1, channel, file, raw, make(chan struct{})
+	m.users, m.channel, m.file, m.done = 1, channel, file, make(chan struct{})
 	m.mu.Lock()
 	m.handlers = make(map[uint64]handler)
 	m.mu.Unlock()

@@ -31,7 +31,6 @@ type queuePair struct {
 	quirks *quirks.Driver
 	hw     *verbs.QP
 	arena  *verbs.Arena
-	link   verbs.LinkLayer
 	port   uint8
 
 	sendCQ, recvCQ *completionQueue
@@ -147,7 +146,7 @@ func (p *queuePair) create() (err error) {
 		}
 		return err
 	}
-	p.port, p.link = m.device.firstPort()
+	p.port = m.device.firstPort()
 	return p.hw.ToInit(p.port, verbs.AccessRemoteRead|verbs.AccessRemoteWrite|p.atomicAccess())
 }
 

@@ -55,7 +55,7 @@ type blockMap struct {
 
 	wakeMonitor func() // may be nil
 
-	clusterID, poolID string
+	poolID string
 }
 
 type delayed struct {
@@ -138,10 +138,10 @@ func newBlockMap(cfg *Config) *blockMap {
 }
 
 // start begins safe mode: known are the DataNodes to wait for.
-func (m *blockMap) start(known []namespace.Datanode, clusterID, poolID string) {
+func (m *blockMap) start(known []namespace.Datanode, poolID string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.clusterID, m.poolID = clusterID, poolID
+	m.poolID = poolID
 	m.started = m.cfg.now()
 	m.safeMode = true
 	for _, dn := range known {

@@ -145,7 +145,7 @@ func (nn *NameNode) prepare(ctx context.Context) error {
 	}
 	nn.read(func(ns *namespace.Namespace) {
 		nn.stamps.next, nn.stamps.limit = ns.Stamps(), ns.Stamps()
-		nn.blocks.start(ns.Datanodes(), ns.ClusterID(), ns.BlockPoolID())
+		nn.blocks.start(ns.Datanodes(), ns.BlockPoolID())
 		files, dirs, blocks := ns.Counts()
 		nn.log.Info("namenode: open", "dir", nn.cfg.Dir, "cluster", ns.ClusterID(), "files", files, "directories", dirs, "blocks", blocks)
 	})

@@ -115,7 +115,7 @@ func TestSweepInSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newBlockMap(&cfg)
-	m.start(nil, "c", "b")
+	m.start(nil, "b")
 	session := m.register(namespace.Datanode{UUID: "a", Host: "h", Port: 1}, "/r")
 	n := m.nodes["a"]
 	ns := namespace.New()
@@ -184,7 +184,7 @@ func TestPagesOfAReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newBlockMap(&cfg)
-	m.start(nil, "c", "b")
+	m.start(nil, "b")
 	session := m.register(namespace.Datanode{UUID: "a", Host: "h", Port: 1}, "/r")
 	n := m.nodes["a"]
 	for id := first + 64; id < first+128; id++ {
@@ -222,7 +222,7 @@ func TestHeartbeatsLookAtAFewDeletions(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := newBlockMap(&cfg)
-	m.start(nil, "c", "b")
+	m.start(nil, "b")
 	m.register(namespace.Datanode{UUID: "a", Host: "h", Port: 1}, "/r")
 	m.safeMode = false
 	n := m.nodes["a"]

@@ -49,7 +49,6 @@ type Options struct {
 type Side struct {
 	Stats Stats
 
-	device     rdma.Device
 	attributes rdma.Attributes
 	options    Options
 	domain     rdma.Domain
@@ -114,7 +113,7 @@ func NewSide(device rdma.Device, options Options) (*Side, error) {
 	if options.Bound == 0 {
 		options.Bound = 20 * time.Second
 	}
-	s := &Side{device: device, attributes: device.Attributes(), options: options, events: map[uint32][]rdma.Event{}, raised: make(chan struct{})}
+	s := &Side{attributes: device.Attributes(), options: options, events: map[uint32][]rdma.Event{}, raised: make(chan struct{})}
 	var err error
 	if s.domain, err = device.OpenDomain(rdma.DomainConfig{OnEvent: s.onEvent}); err != nil {
 		return nil, fmt.Errorf("history: open domain: %w", err)

@@ -397,13 +397,12 @@ func findDevice(ctx context.Context, providers []rdma.Provider, name, device str
 // A session waits for the connections of one client.
 type session struct {
 	token   [tokenSize]byte
-	ctx     context.Context
 	streams chan net.Conn
 }
 
 // connect makes the client's connections.
 func (s *Server) connect(ctx context.Context, c control, dev rdma.Device, side *side) error {
-	x := &session{ctx: ctx, streams: make(chan net.Conn, len(side.conns))}
+	x := &session{streams: make(chan net.Conn, len(side.conns))}
 	if _, err := rand.Read(x.token[:]); err != nil {
 		return fmt.Errorf("perf: token: %w", err)
 	}

@@ -58,7 +58,7 @@ func New(cfg Config) *Path {
 	}
 	p := &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}, addresses: map[place]string{}}
 	p.windows.init(p)
-	p.rings.init(p)
+	p.rings.init()
 	return p
 }
 

@@ -37,16 +37,13 @@ const (
 // other calls: a DataNode that takes a ring back from a client which still reads ends the
 // endpoint.
 type rings struct {
-	p  *Path
 	wg sync.WaitGroup // of rings that are given back
 
 	mu    sync.Mutex
 	until map[string]time.Time // by address: none is asked for before
 }
 
-func (rs *rings) init(p *Path) {
-	rs.p, rs.until = p, map[string]time.Time{}
-}
+func (rs *rings) init() { rs.until = map[string]time.Time{} }
 
 // close waits for what the end of the windows' session ends.
 func (rs *rings) close() { rs.wg.Wait() }
