@@ -6,13 +6,15 @@ import (
 	"io"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 )
 
 const module = "github.com/verbena-data/verbena"
+
+// root is the module's folder, seen from where this test runs.
+var root = filepath.Join("..", "..")
 
 // goPackage is what `go list -json` tells of a package.
 type goPackage struct {
@@ -66,9 +68,8 @@ func layerOf(t *testing.T, path string) (row int, group string) {
 
 func packages(t *testing.T, args ...string) []goPackage {
 	t.Helper()
-	_, file, _, _ := runtime.Caller(0)
 	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Doc,Imports,TestImports,XTestImports,Standard"}, args...)...)
-	cmd.Dir = filepath.Join(filepath.Dir(file), "..", "..")
+	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError
@@ -119,19 +120,45 @@ func TestRuntimeImportsTheModelAlone(t *testing.T) {
 }
 
 // The endpoint's protocol is a machine: events in, posts out. What it could do
-// I/O, wait or lock with is its shell's.
+// I/O, wait, lock or read a clock with is its shell's, so what it imports is listed.
 func TestEndpointProtocolDoesNoIO(t *testing.T) {
+	pure := []string{"encoding/binary", "errors", "fmt", "math", "math/bits", module + "/internal/fifo"}
+	machine := false
 	for _, p := range packages(t, "./internal/...") {
 		rest := strings.TrimPrefix(p.ImportPath, module)
 		if rest != "/internal/link" && !strings.HasPrefix(rest, "/internal/link/") {
 			continue
 		}
+		machine = true
 		for _, imported := range p.Imports {
-			switch root, _, _ := strings.Cut(imported, "/"); root {
-			case "context", "io", "net", "os", "sync", "syscall", "golang.org":
+			if !slices.Contains(pure, imported) && !strings.HasPrefix(imported, module+"/internal/link") {
 				t.Errorf("%s imports %s", p.ImportPath, imported)
 			}
 		}
+	}
+	if !machine {
+		t.Error("there is no internal/link")
+	}
+}
+
+// A provider imports the model, what all providers share, and what is its own.
+func TestProvidersDoNotKnowEachOther(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range packages(t, "./rdma/...") {
+		name, _, _ := strings.Cut(strings.TrimPrefix(p.ImportPath, module+"/rdma/"), "/")
+		if name != "shm" && name != "iwarp" && name != "ibverbs" {
+			continue
+		}
+		seen[name] = true
+		for _, imported := range p.Imports {
+			of, inside := strings.CutPrefix(imported, module+"/rdma/")
+			if of, _, _ = strings.Cut(of, "/"); inside && of != name && of != "internal" {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("providers seen: %v", seen)
 	}
 }
 

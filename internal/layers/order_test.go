@@ -6,22 +6,21 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 )
 
 // runtimeOrder is the root package from top to bottom. A file uses what is
-// declared in its own row or in a lower one. Files of other systems, and files
-// to come, may stand here, too.
+// declared in its own row or in a lower one. Files of other systems stand here, too.
 var runtimeOrder = [][]string{
 	{"doc.go"},
 	{"pool.go", "pool_calls.go", "pool_core.go", "pool_better.go"}, // endpoints for requests
 	{ // dials and listens
 		"runtime.go", "stats.go", "dial.go", "dial_candidates.go", "dial_ask.go", "connect.go", "peers.go", "reasons.go",
-		"better.go", "listen.go", "listener.go", "admission.go", "handshake.go", "handshake_choose.go", "service.go", "legacy.go", "tickets.go",
+		"better.go", "listener.go", "admission.go", "handshake.go", "handshake_choose.go", "service.go", "legacy.go", "tickets.go",
 	},
 	{"transport.go"},
 	{"group.go", "device.go"},
@@ -123,18 +122,18 @@ func uses(set *token.FileSet, files []goFile) map[[2]string][]string {
 	return found
 }
 
-func rootDir() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..")
-}
-
 func TestRuntimeReadsDownwards(t *testing.T) {
 	set := token.NewFileSet()
-	files := rootFiles(t, set, rootDir())
+	files := rootFiles(t, set, root)
 	row := map[string]int{}
 	for i, names := range runtimeOrder {
 		for _, name := range names {
 			row[name] = i
+		}
+	}
+	for name := range row {
+		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+			t.Errorf("runtimeOrder has %s, which is not there: take it out", name)
 		}
 	}
 	for _, f := range files {
@@ -142,8 +141,12 @@ func TestRuntimeReadsDownwards(t *testing.T) {
 			t.Errorf("%s has no place in runtimeOrder: give it one", f.name)
 		}
 	}
+	found := uses(set, files)
+	if len(found) < len(files) {
+		t.Fatalf("%d files use %d others: the test does not see what they use", len(files), len(found))
+	}
 	left := map[string][]string{}
-	for edge, names := range uses(set, files) {
+	for edge, names := range found {
 		from, to := edge[0], edge[1]
 		if row[to] >= row[from] {
 			continue
@@ -161,6 +164,32 @@ func TestRuntimeReadsDownwards(t *testing.T) {
 			if !slices.Contains(left[from], name) {
 				t.Errorf("%s does not use %s any more: take it out of upward", from, name)
 			}
+		}
+	}
+}
+
+// TestUsesAreFound shows uses two files that know each other: by a type, a function, a
+// method, and a method of an embedded type.
+func TestUsesAreFound(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"above.go": "package p\nimport \"net\"\ntype above struct { below; c net.Conn }\nfunc (above) speak() {}\nfunc make() *above { return nil }\n",
+		"below.go": "package p\ntype below struct { up *above }\nfunc (b *below) do() { b.up.speak(); b.up.c.Close(); make() }\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set := token.NewFileSet()
+	found := uses(set, rootFiles(t, set, dir))
+	for edge, want := range map[[2]string][]string{
+		{"above.go", "below.go"}: {"below"},
+		{"below.go", "above.go"}: {"above", "above.speak", "make"},
+	} {
+		got := found[edge]
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s uses %v of %s, want %v", edge[0], got, edge[1], want)
 		}
 	}
 }
