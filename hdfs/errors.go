@@ -36,22 +36,22 @@ func (e *ServerError) Is(target error) bool { return meanings[e.Class] == target
 func (e *ServerError) Unwrap() error { return &exception.Error{Class: e.Class, Message: e.Message} }
 
 var meanings = map[exception.Class]error{
-	exception.FileNotFound:                                                fs.ErrNotExist,
-	exception.FileAlreadyExists:                                           fs.ErrExist,
-	exception.AccessControl:                                               fs.ErrPermission,
-	exception.SnapshotAccessControl:                                       fs.ErrPermission,
-	exception.Authorization:                                               fs.ErrPermission,
-	exception.InvalidPath:                                                 fs.ErrInvalid,
-	exception.IllegalArgument:                                             fs.ErrInvalid,
-	exception.JavaIllegalArgument:                                         fs.ErrInvalid,
-	exception.UnsupportedOperation:                                        errors.ErrUnsupported,
-	exception.NoSuchMethod:                                                errors.ErrUnsupported,
-	exception.ParentNotDirectory:                                          syscall.ENOTDIR,
-	exception.PathIsNotDirectory:                                          syscall.ENOTDIR,
-	exception.PathIsNotEmptyDirectory:                                     syscall.ENOTEMPTY,
-	"org.apache.hadoop.hdfs.protocol.NSQuotaExceededException":            syscall.EDQUOT,
-	"org.apache.hadoop.hdfs.protocol.DSQuotaExceededException":            syscall.EDQUOT,
-	"org.apache.hadoop.hdfs.protocol.QuotaByStorageTypeExceededException": syscall.EDQUOT,
+	exception.FileNotFound:               fs.ErrNotExist,
+	exception.FileAlreadyExists:          fs.ErrExist,
+	exception.AccessControl:              fs.ErrPermission,
+	exception.SnapshotAccessControl:      fs.ErrPermission,
+	exception.Authorization:              fs.ErrPermission,
+	exception.InvalidPath:                fs.ErrInvalid,
+	exception.IllegalArgument:            fs.ErrInvalid,
+	exception.JavaIllegalArgument:        fs.ErrInvalid,
+	exception.UnsupportedOperation:       errors.ErrUnsupported,
+	exception.NoSuchMethod:               errors.ErrUnsupported,
+	exception.ParentNotDirectory:         syscall.ENOTDIR,
+	exception.PathIsNotDirectory:         syscall.ENOTDIR,
+	exception.PathIsNotEmptyDirectory:    syscall.ENOTEMPTY,
+	exception.NSQuotaExceeded:            syscall.EDQUOT,
+	exception.DSQuotaExceeded:            syscall.EDQUOT,
+	exception.QuotaByStorageTypeExceeded: syscall.EDQUOT,
 }
 
 // fail is an error of an operation as callers get it. io.EOF stays what it is.

@@ -18,6 +18,8 @@ const (
 	SASL                 Class = "javax.security.sasl.SaslException"
 	JavaIllegalArgument  Class = "java.lang.IllegalArgumentException" // not Hadoop's own IllegalArgument
 	Assertion            Class = "java.lang.AssertionError"
+	IndexOutOfBounds     Class = "java.lang.IndexOutOfBoundsException"
+	URISyntax            Class = "java.net.URISyntaxException"
 )
 
 // What Hadoop's RPC declares.

@@ -237,7 +237,7 @@ func (u *rule) expand(out []byte, base string, match []int) ([]byte, error) {
 			i++
 			out = append(out, u.to[i])
 		case c == '\\':
-			return nil, fmt.Errorf("java.lang.IllegalArgumentException: character to be escaped is missing")
+			return nil, fmt.Errorf("%s: character to be escaped is missing", exception.JavaIllegalArgument)
 		case c == '$':
 			n, digits := 0, 0
 			for j := i + 1; j < len(u.to) && '0' <= u.to[j] && u.to[j] <= '9'; j++ {
@@ -248,10 +248,10 @@ func (u *rule) expand(out []byte, base string, match []int) ([]byte, error) {
 				n, digits = more, digits+1
 			}
 			if digits == 0 {
-				return nil, fmt.Errorf("java.lang.IllegalArgumentException: Illegal group reference")
+				return nil, fmt.Errorf("%s: Illegal group reference", exception.JavaIllegalArgument)
 			}
 			if n > groups {
-				return nil, fmt.Errorf("java.lang.IndexOutOfBoundsException: No group %d", n)
+				return nil, fmt.Errorf("%s: No group %d", exception.IndexOutOfBounds, n)
 			}
 			i += digits
 			if match[2*n] >= 0 {

@@ -68,7 +68,7 @@ func checkLength(what, path string) error {
 	}
 	// Java takes what comes before a colon in the first name for a scheme.
 	if scheme, rest, ok := strings.Cut(path, ":"); ok && !strings.Contains(scheme, "/") && !strings.HasPrefix(rest, "/") {
-		return exception.New(exception.JavaIllegalArgument, "java.net.URISyntaxException: Relative path in absolute URI: %s", printable(path))
+		return exception.New(exception.JavaIllegalArgument, "%s: Relative path in absolute URI: %s", exception.URISyntax, printable(path))
 	}
 	if len(path) > MaxPathLength || strings.Count(path, "/") > MaxPathDepth {
 		return exception.New(exception.IO, "%s: Pathname too long.  Limit %d characters, %d levels.", what, MaxPathLength, MaxPathDepth)
