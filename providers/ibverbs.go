@@ -28,8 +28,14 @@ var ibverbsEntry = provider("ibverbs", []field[ibverbs.Config]{
 		func(c *ibverbs.Config, v string) error { return duration(&c.SetupTimeout, v) }},
 	{"close-timeout", "how long closing waits for a driver that does not tell that it is done", "15s",
 		func(c *ibverbs.Config, v string) error { return duration(&c.CloseTimeout, v) }},
-	{"keep-alive", "after how long an idle connection of InfiniBand or RoCE asks the peer's adapter for a sign of life", "10s",
-		func(c *ibverbs.Config, v string) error { return duration(&c.KeepAlive, v) }},
+	{"keep-alive", "after how long an idle connection of InfiniBand or RoCE asks the peer's adapter for a sign of life, or never", "10s",
+		func(c *ibverbs.Config, v string) error {
+			if v == "never" {
+				c.KeepAlive = -1
+				return nil
+			}
+			return duration(&c.KeepAlive, v)
+		}},
 	{"huge-pages", "take large memory from the host's reserved huge pages (vm.nr_hugepages), while there are any", "false",
 		func(c *ibverbs.Config, v string) error { return truth(&c.HugePages, v) }},
 }, func(ibverbs.Config) error { return nil }, func(c ibverbs.Config, cfg Config) rdma.Provider {

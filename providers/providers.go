@@ -20,8 +20,9 @@ type entry struct {
 	name     string
 	absent   string // why it was left out; empty if it was not
 	settings []Setting
-	check    func(setting, value string) error
-	make     func(Config) (rdma.Provider, error)
+	// try returns a configuration in which that one setting has the value.
+	try  func(setting, value string) (any, error)
+	make func(Config) (rdma.Provider, error)
 }
 
 // A Setting is what can be chosen about a provider, as text.
@@ -55,7 +56,8 @@ func Check(name, value string) error {
 	for _, e := range table {
 		for _, s := range e.settings {
 			if s.Name == name {
-				return e.check(name, value)
+				_, err := e.try(name, value)
+				return err
 			}
 		}
 	}

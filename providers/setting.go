@@ -31,15 +31,15 @@ func provider[C any](name string, fields []field[C], validate func(C) error, mak
 		}
 		return nil
 	}
-	e.check = func(setting, value string) error {
+	e.try = func(setting, value string) (any, error) {
 		var c C
 		if err := apply(&c, setting, value); err != nil {
-			return err
+			return nil, err
 		}
 		if err := validate(c); err != nil {
-			return fmt.Errorf("%s is %q: %w", setting, value, err)
+			return nil, fmt.Errorf("%s is %q: %w", setting, value, err)
 		}
-		return nil
+		return c, nil
 	}
 	e.make = func(cfg Config) (rdma.Provider, error) {
 		var c C
