@@ -75,15 +75,14 @@ var builtIn = []TuningRow{
 	{Transport: "shm", Tuning: shmOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer; call-spin: docs/benchmarks/hdfs-data.md"},
 	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
-	{Transport: "ibverbs", Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU; packet from shm",
-		Tuning: Tuning{Packet: blockPacket, Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
+	{Transport: "ibverbs", Tuning: unmeasured, Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU; packet from shm"},
 	{Transport: TransportTCP, Source: "measured: fragments and packet over loopback; the rest is TCP's own",
 		Tuning: Tuning{Packet: 258<<10 + 64, Chunk: 256 << 10, Stream: 128 << 10}},
-	{Transport: "", Source: "inherited from ibverbs, for providers that the table does not know",
-		Tuning: Tuning{Packet: blockPacket, Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}},
+	{Transport: "", Tuning: unmeasured, Source: "inherited from ibverbs, for providers that the table does not know"},
 }
 
 var (
+	unmeasured   = Tuning{Packet: blockPacket, Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
 	shmOnAMD64   = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
 	iwarpOnAMD64 = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, CallSpin: -1, Stream: 512 << 10, Pieces: 4}
 )

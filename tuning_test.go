@@ -155,3 +155,17 @@ func TestTuningByArchitecture(t *testing.T) {
 		}
 	}
 }
+
+// Whoever is tuned by the table need not have sizes of their own: every row has them.
+func TestEveryRowHasTheSizesOfItsTransport(t *testing.T) {
+	for _, row := range DefaultTuning() {
+		for _, f := range tuningFields {
+			if row.Transport == TransportTCP && !f.tcp || f.name == "own" || f.name == "call-spin" {
+				continue // 0 stands for something
+			}
+			if _, ok := row.Tuning.Fields()[f.name]; !ok {
+				t.Errorf("the row %s.%s on %q has none", row.Transport, f.name, row.Architecture)
+			}
+		}
+	}
+}

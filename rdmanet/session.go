@@ -40,7 +40,6 @@ type message interface {
 
 const (
 	defaultLinger = 30 * time.Second
-	defaultChunk  = 512 << 10 // if the endpoint's tuning has none
 
 	// promptly is how long CloseWrite, CloseRead and Close wait for the
 	// endpoint to take their message before they leave it to a goroutine.

@@ -26,9 +26,6 @@ func (s *settings) fill(t verbena.Tuning, eager int) {
 	if s.chunk <= 0 {
 		s.chunk, s.piece, s.pieces = t.Stream, eager&^(pieceUnit-1), t.Pieces
 	}
-	if s.chunk <= 0 {
-		s.chunk = defaultChunk
-	}
 	if s.piece <= 0 {
 		s.piece = s.chunk
 	}

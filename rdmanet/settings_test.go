@@ -22,7 +22,6 @@ func TestSettings(t *testing.T) {
 		{"long write", settings{}, table, 32<<10 + 48, 600 << 10, []int{512 << 10, 32 << 10, 32 << 10, 24 << 10}},
 		{"no eager messages", settings{}, verbena.Tuning{Stream: 128 << 10}, 0, 300 << 10, []int{128 << 10, 128 << 10, 44 << 10}},
 		{"configured", settings{chunk: 100}, table, 32 << 10, 250, []int{100, 100, 50}},
-		{"no tuning", settings{}, verbena.Tuning{}, 0, 600 << 10, []int{512 << 10, 88 << 10}},
 	} {
 		c.cfg.fill(c.tuning, c.eager)
 		var got []int
