@@ -172,7 +172,7 @@ func (e *memoryEndpoint) Err() error {
 	}
 }
 func (e *memoryEndpoint) MaxMessage() int        { return 1 << 20 }
-func (e *memoryEndpoint) Tuning() verbena.Tuning { return verbena.Tuning{} }
+func (e *memoryEndpoint) Tuning() verbena.Tuning { return verbena.Tuning{Stream: 512 << 10} }
 func (e *memoryEndpoint) Eager() int             { return 0 }
 func (e *memoryEndpoint) LocalAddr() net.Addr    { return memoryAddr{} }
 func (e *memoryEndpoint) RemoteAddr() net.Addr   { return memoryAddr{} }
