@@ -15,6 +15,14 @@ type asker struct {
 	*queuePair
 	messages *outbound // operations go out between others
 	asked    onesided.Asked
+	sets     onesided.Sets
+}
+
+// begin returns a set for await to end.
+func (s *asker) begin() *onesided.Set {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sets.Take()
 }
 
 // ask asks the peer for an operation, in pieces that fit into an answer.
@@ -88,9 +96,10 @@ func (s *asker) await(ctx context.Context, set *onesided.Set, giveUp bool) (err 
 		s.mu.Lock()
 	}
 	if set.Left() == 0 {
-		return set.Err()
+		err = set.Err()
 	}
 	s.asked.Forget(set, func(uint32) {}) // the machine has the ids
+	s.sets.Put(set)
 	return err
 }
 

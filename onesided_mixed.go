@@ -100,7 +100,7 @@ func (s *operator) operateMixed(ctx context.Context, b *Batch, ways *[MaxBatch]o
 		}
 		if err == nil && ways[i] == wayMessage {
 			if set == nil {
-				set = onesided.NewSet()
+				set = s.asks.begin()
 			}
 			err = s.asks.ask(ctx, set, o)
 		}

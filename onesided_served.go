@@ -16,6 +16,8 @@ type answerer struct {
 	*queuePair
 	due     fifo.Queue[wire.Operation]
 	serving bool          // a goroutine carries out what is due
+	work    func()        // of that goroutine
+	word    [8]byte       // that goroutine's
 	room    chan struct{} // one token when an answer may be sent
 }
 
@@ -36,8 +38,13 @@ func (s *answerer) asked(o wire.Operation) {
 	s.serving = true
 	if s.room == nil {
 		s.room = make(chan struct{}, 1)
+		s.work = func() {
+			defer s.wg.Done()
+			s.serve()
+		}
 	}
-	s.wg.Go(s.serve)
+	s.wg.Add(1)
+	go s.work()
 }
 
 func (s *answerer) serve() {
@@ -97,7 +104,7 @@ func (s *answerer) carryOut(o wire.Operation) (code verdictCode, memory slab.Sla
 	a.offset = int(o.Offset)
 	if a.kind != opGet {
 		if code = a.swap(o.A, o.B); code == verdictDone {
-			data = binary.BigEndian.AppendUint64(nil, a.value)
+			data = binary.BigEndian.AppendUint64(s.word[:0], a.value)
 		}
 		return code, memory, data
 	}

@@ -26,7 +26,7 @@ type errands struct {
 	mu    sync.Mutex
 	asked onesided.Asked
 	free  chan uint32 // ids
-	idle  []*onesided.Set
+	sets  onesided.Sets
 	lost  error   // of the lane
 	word  [8]byte // the serving goroutine's
 	begin sync.Once
@@ -58,13 +58,7 @@ func (q *errands) take() *onesided.Set {
 	if q.asked.None() {
 		q.asked = onesided.NewAsked(streamOperations)
 	}
-	n := len(q.idle)
-	if n == 0 {
-		return onesided.NewSet()
-	}
-	set := q.idle[n-1]
-	q.idle = q.idle[:n-1]
-	return set
+	return q.sets.Take()
 }
 
 func (s *stream) operate(ctx context.Context, b *Batch) error {
@@ -80,8 +74,7 @@ func (s *stream) operate(ctx context.Context, b *Batch) error {
 	if err == nil {
 		err = set.Err()
 	}
-	set.Reset()
-	q.idle = append(q.idle, set)
+	q.sets.Put(set)
 	q.mu.Unlock()
 	if err == nil && b.notify {
 		// The peer has done it all.

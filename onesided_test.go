@@ -15,6 +15,7 @@ import (
 	"github.com/verbena-data/verbena/internal/hello"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // atomics tells whether atomic operations reach the peer of an endpoint.
@@ -732,7 +733,7 @@ func TestOneSidedAllocations(t *testing.T) {
 	}
 	eachWorld(t, func(t *testing.T, w world) {
 		if strings.HasPrefix(w.name, "fake") {
-			t.Skip("a fake allocates, and so do atomic operations that a peer's runtime serves for its device")
+			t.Skip("a fake allocates")
 		}
 		p := w.pair(t, Config{}, ListenConfig{})
 		a, b := p.connect(t, w.transport)
@@ -769,6 +770,82 @@ func TestOneSidedAllocations(t *testing.T) {
 		}
 		if n := testing.AllocsPerRun(200, one); n >= 1 {
 			t.Errorf("%v allocations", n)
+		}
+	})
+}
+
+// withoutAtomics is a provider's device as siw is: a peer's runtime serves atomic
+// operations for it.
+type withoutAtomics struct{ rdma.Provider }
+
+func (p withoutAtomics) Devices(ctx context.Context) ([]rdma.Device, error) {
+	devices, err := p.Provider.Devices(ctx)
+	for i, d := range devices {
+		if streams, ok := d.(rdma.StreamDevice); ok {
+			devices[i] = streamsWithoutAtomics{streams}
+		} else {
+			devices[i] = deviceWithoutAtomics{d}
+		}
+	}
+	return devices, err
+}
+
+type (
+	deviceWithoutAtomics  struct{ rdma.Device }
+	streamsWithoutAtomics struct{ rdma.StreamDevice }
+)
+
+func (d deviceWithoutAtomics) Attributes() rdma.Attributes {
+	a := d.Device.Attributes()
+	a.Capabilities &^= rdma.CapAtomics
+	return a
+}
+
+func (d streamsWithoutAtomics) Attributes() rdma.Attributes {
+	return deviceWithoutAtomics{d.StreamDevice}.Attributes()
+}
+
+// Atomic operations that the peer's runtime serves cost no allocation in steady state
+// either.
+func TestServedAtomicsAllocations(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	eachWorld(t, func(t *testing.T, w world) {
+		if strings.HasPrefix(w.name, "fake") {
+			t.Skip("a fake allocates")
+		}
+		whole := w.providers
+		w.providers = func(t testing.TB) (client, server []rdma.Provider) {
+			client, server = whole(t)
+			for _, side := range [][]rdma.Provider{client, server} {
+				for i, p := range side {
+					side[i] = withoutAtomics{p}
+				}
+			}
+			return client, server
+		}
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		x, token := exposeTo(t, b, 1<<16, allRights)
+		want := uint64(0)
+		one := func() {
+			if before, err := a.FetchAdd(p.ctx, token, 8, 1); err != nil || before != want {
+				t.Fatalf("%d, %v, want %d", before, err, want)
+			}
+			if before, err := a.CompareSwap(p.ctx, token, 8, want+1, want+2); err != nil || before != want+1 {
+				t.Fatalf("%d, %v, want %d", before, err, want+1)
+			}
+			want += 2
+		}
+		for range 100 {
+			one()
+		}
+		if n := testing.AllocsPerRun(1000, one); n >= 1 {
+			t.Errorf("%v allocations", n)
+		}
+		if got := binary.NativeEndian.Uint64(x.Bytes()[8:]); got != want {
+			t.Errorf("there is %d, want %d", got, want)
 		}
 	})
 }

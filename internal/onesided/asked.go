@@ -11,8 +11,32 @@ type Set struct {
 	err  error
 }
 
-// NewSet returns an empty set.
-func NewSet() *Set { return &Set{Done: make(chan struct{}, 1)} }
+// Sets keeps sets whose callers have gone for the next ones.
+type Sets struct{ idle []*Set }
+
+// Take returns an empty set.
+func (s *Sets) Take() *Set {
+	n := len(s.idle)
+	if n == 0 {
+		return newSet()
+	}
+	set := s.idle[n-1]
+	s.idle = s.idle[:n-1]
+	return set
+}
+
+// Put takes a set back that Forget has done with.
+func (s *Sets) Put(set *Set) {
+	set.left, set.err = 0, nil
+	select {
+	case <-set.Done:
+	default:
+	}
+	s.idle = append(s.idle, set)
+}
+
+// newSet returns an empty set.
+func newSet() *Set { return &Set{Done: make(chan struct{}, 1)} }
 
 // Left is how many operations have no answer.
 func (s *Set) Left() int { return s.left }
@@ -20,15 +44,6 @@ func (s *Set) Left() int { return s.left }
 // Err is the first error that the peer has answered, or that has made an answer
 // impossible.
 func (s *Set) Err() error { return s.err }
-
-// Reset empties the set, which Forget has done with.
-func (s *Set) Reset() {
-	s.left, s.err = 0, nil
-	select {
-	case <-s.Done:
-	default:
-	}
-}
 
 // ended takes the end of one of the operations.
 func (s *Set) ended(err error) {

@@ -18,7 +18,7 @@ func noID(t *testing.T) func(uint32) {
 }
 
 func TestAnswersGoWhereTheyBelong(t *testing.T) {
-	a, set := NewAsked(4), NewSet()
+	a, set := NewAsked(4), newSet()
 	into, value := make([]byte, 5), uint64(0)
 	a.Add(0, Query{Set: set, Want: 5, Into: into})
 	a.Add(1, Query{Set: set, Want: 8, Number: true, Value: &value})
@@ -65,7 +65,7 @@ func TestAnswersGoWhereTheyBelong(t *testing.T) {
 // The memory of a caller that has gone is its own again. What was sent is still answered,
 // and what was not gives its id back.
 func TestForgottenOperations(t *testing.T) {
-	a, gone, stays := NewAsked(3), NewSet(), NewSet()
+	a, gone, stays := NewAsked(3), newSet(), newSet()
 	into := []byte("mine")
 	a.Add(0, Query{Set: gone, Want: 4, Into: into})
 	a.Add(1, Query{Set: gone, Want: 8, Number: true, Value: new(uint64)})
@@ -77,7 +77,7 @@ func TestForgottenOperations(t *testing.T) {
 	if !slices.Equal(freed, []uint32{1}) {
 		t.Fatalf("ids %v are free; want 1 alone", freed)
 	}
-	gone.Reset()
+	new(Sets).Put(gone)
 	if !a.Expected(0, true, 4) {
 		t.Fatal("the answer is not expected any more")
 	}
@@ -106,7 +106,8 @@ func TestRandomAnswers(t *testing.T) {
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 11))
 		a := NewAsked(ids)
-		sets := []*Set{NewSet(), NewSet(), NewSet()}
+		var spare Sets
+		sets := []*Set{newSet(), newSet(), newSet()}
 		left, errs := make([]int, len(sets)), make([]error, len(sets))
 		under := map[uint32]asked{}
 		free := []uint32{0, 1, 2, 3, 4, 5, 6, 7}
@@ -164,7 +165,8 @@ func TestRandomAnswers(t *testing.T) {
 						delete(under, id)
 					}
 				}
-				sets[n].Reset()
+				spare.Put(sets[n])
+				sets[n] = spare.Take()
 				left[n], errs[n] = 0, nil
 			case 11:
 				a.Lose(errRefused, put)
