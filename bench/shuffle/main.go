@@ -1,5 +1,5 @@
 // Command shuffle measures package shuffle beside what a Go programmer would write or take
-// instead: two baselines on sockets, and gRPC's streams.
+// instead: two baselines on sockets, gRPC's streams and Arrow Flight; and our jobs beside Spark and GNU sort.
 package main
 
 import (
@@ -27,7 +27,7 @@ func root() *cobra.Command {
 	b := &bench{}
 	cmd := &cobra.Command{
 		Use:   "shuffle",
-		Short: "Measure the shuffle beside two baselines on sockets and gRPC",
+		Short: "Measure the shuffle beside sockets, gRPC and Arrow Flight, and its jobs beside Spark and GNU sort",
 		Long: `Measure an exchange all to all among 32 threads in 8 processes:
 
   go -C bench run ./shuffle                  all rows
@@ -37,7 +37,9 @@ func root() *cobra.Command {
 Baseline A has a connection for each pair of threads, circular buffers, and writes all
 contiguous bytes at once. Baseline B has one for each pair of processes, multiplexed.
 Processor time is that of all processes while they exchange, with making and looking at
-the records.`,
+the records. Flight and batched gRPC collect records in batches. Of the jobs it is that
+of all processes, and of Spark that of the stages of the shuffle; the command fetches
+Spark from PyPI, once, into the user's cache.`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context()) },
 	}
@@ -79,10 +81,15 @@ func rows() (list []row) {
 		row{"throughput, shm, 1 KiB", "gRPC streaming, one record a message", "bytes/s", 1 << 10, false, s("shm", most), s("grpc", 128), rate, beside.AtLeast(8)},
 		row{"throughput, shm, 256 threads, 100 B", "32 threads", "bytes/s", 100, false, side{"shm", most, 32}, s("shm", most), rate, beside.AtLeast(0.7)},
 	)
+	for _, record := range []int{100, 1 << 10} {
+		for _, theirs := range []string{"grpc batched", "flight"} {
+			list = append(list, row{fmt.Sprintf("throughput, shm, %s", beside.Bytes(float64(record))), theirs, "bytes/s", record, false, s("shm", most), s(theirs, 256), rate, beside.Target{}})
+		}
+	}
 	for _, record := range []int{8, 100, 1 << 10, 64 << 10} {
 		for _, zipf := range []bool{false, true} {
 			for _, ours := range []string{"shm", "iwarp", "tcp"} {
-				for _, theirs := range []string{"A", "B", "grpc batched"} {
+				for _, theirs := range []string{"A", "B", "grpc batched", "flight"} {
 					name := fmt.Sprintf("processor time for a GiB, %s, %d B", ours, record)
 					if zipf {
 						name += ", Zipf"

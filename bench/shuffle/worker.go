@@ -81,6 +81,7 @@ var systems = map[string]func() system{
 	"B":               func() system { return &baselineB{} },
 	"grpc":            func() system { return &grpcStreams{} },
 	"grpc batched":    func() system { return &grpcStreams{batch: batchBytes} },
+	"flight":          func() system { return &flightStreams{} },
 }
 
 func workerCommand() *cobra.Command {
