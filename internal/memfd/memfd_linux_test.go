@@ -149,6 +149,29 @@ func TestHuge(t *testing.T) {
 	}
 }
 
+// Whoever has made a memfd of huge pages can take them away again while they are mapped
+// here, at which the kernel ends this process.
+func TestHugePagesOfOthersAreRefused(t *testing.T) {
+	fd, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
+	if err != nil {
+		t.Skipf("the kernel makes no memfd of huge pages: %v", err)
+	}
+	if err := unix.Ftruncate(fd, hugePage); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
+		t.Fatal(err)
+	}
+	memory, err := Adopt(fd, hugePage, Terms{Writable: true, Foreign: true})
+	if err == nil {
+		Unmap(memory)
+		t.Fatal("accepted")
+	}
+	if !strings.Contains(err.Error(), "huge pages") { // there may be none to be mapped
+		t.Fatalf("refused for another reason: %v", err)
+	}
+}
+
 // blocks is what is allocated of the memory behind fd, in 512 bytes.
 func blocks(t *testing.T, fd int) int64 {
 	t.Helper()
