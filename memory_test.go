@@ -123,19 +123,24 @@ func TestOffersAreOfOnePeer(t *testing.T) {
 		s := a.carrier.(*shell)
 		for i := range 3 {
 			sent := make(chan error, 1)
-			go func() { sent <- a.Send(p.ctx, 1, pattern(700<<10, i)) }()
-			s.mu.Lock()
-			for _, o := range s.queue.offers {
-				memory := o.slab
-				if memory.None() {
-					continue
+			// So long a message gets memory for all of it from Receive alone: until then
+			// parts are on offer.
+			go func() { sent <- a.Send(p.ctx, 1, pattern(32<<20, i)) }()
+			for seen := false; !seen && p.ctx.Err() == nil; runtime.Gosched() {
+				s.mu.Lock()
+				for _, o := range s.queue.offers {
+					memory := o.slab
+					if memory.None() {
+						continue
+					}
+					seen = true
+					if owner := regions[memory.Region()]; owner != nil && owner != s {
+						t.Error("two peers have keys to one region")
+					}
+					regions[memory.Region()] = s
 				}
-				if owner := regions[memory.Region()]; owner != nil && owner != s {
-					t.Error("two peers have keys to one region")
-				}
-				regions[memory.Region()] = s
+				s.mu.Unlock()
 			}
-			s.mu.Unlock()
 			m, err := b.Receive(p.ctx)
 			if err := errors.Join(err, <-sent); err != nil {
 				t.Fatal(err)
