@@ -41,7 +41,7 @@ func jobRows() []*jobRow { return append(sparkRows(), gnuRows()...) }
 func (b *bench) runJobs(ctx context.Context, only *regexp.Regexp, rounds int) (out []beside.Row, err error) {
 	j := &jobs{bench: b, rounds: rounds}
 	for _, r := range jobRows() {
-		if !only.MatchString(r.what + " " + r.beside) {
+		if !only.MatchString(r.what+" "+r.beside) || b.quick && r.target.None() {
 			continue
 		}
 		if err := j.prepare(ctx); err != nil {

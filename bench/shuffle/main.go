@@ -4,14 +4,18 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/bench/internal/command"
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 func main() { command.Run(root()) }
@@ -21,6 +25,9 @@ type bench struct {
 	rounds      int
 	only        string
 	temporary   string // folder for what jobs write
+	growth      string // sweeps to measure instead of rows
+	page        bool   // write the page, in out
+	out         string
 }
 
 func root() *cobra.Command {
@@ -33,6 +40,7 @@ func root() *cobra.Command {
   go -C bench run ./shuffle                  all rows
   go -C bench run ./shuffle --quick --json   three short rounds, rows {what, beside, ours, theirs, ratio, target, met}
   go -C bench run ./shuffle --row 'grpc'     these alone
+  go -C bench run ./shuffle --growth threads tables and charts of 2 to 256 threads
 
 Baseline A has a connection for each pair of threads, circular buffers, and writes all
 contiguous bytes at once. Baseline B has one for each pair of processes, multiplexed.
@@ -47,6 +55,9 @@ Spark from PyPI, once, into the user's cache.`,
 	flags.BoolVar(&b.quick, "quick", false, "three short rounds")
 	flags.BoolVar(&b.json, "json", false, "print the rows as JSON")
 	flags.IntVar(&b.rounds, "rounds", 0, "rounds of each comparison (default: 5, with --quick 3)")
+	flags.StringVar(&b.growth, "growth", "", "measure how the cost grows, instead of rows: a `regexp` of threads, processes and records")
+	flags.BoolVar(&b.page, "page", false, "write what was measured into the page and its raw figures, too")
+	flags.StringVar(&b.out, "out", "../docs/benchmarks", "`folder` of the page")
 	flags.StringVar(&b.temporary, "dir", "", "`folder` on a disk for what jobs write, some 7 GiB (default: the system's for temporary files)")
 	flags.StringVar(&b.only, "row", "", "only rows that match this `regexp`")
 	cmd.AddCommand(workerCommand())
@@ -107,6 +118,14 @@ func rows() (list []row) {
 }
 
 func (b *bench) run(ctx context.Context) error {
+	root, err := host.ModuleRoot(ctx)
+	if err != nil && b.page {
+		return err
+	}
+	machine := host.Describe(ctx, root, nil)
+	if b.growth != "" {
+		return b.grow(ctx, machine)
+	}
 	only, err := regexp.Compile(b.only)
 	if err != nil {
 		return err
@@ -120,51 +139,96 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	var out []beside.Row
 	for _, r := range rows() {
-		if !only.MatchString(r.what + " " + r.beside) {
+		if !only.MatchString(r.what+" "+r.beside) || b.quick && r.target.None() && (r.record != 100 || r.zipf) {
 			continue
 		}
-		if b.quick && r.target.None() && (r.record != 100 || r.zipf) {
-			continue
+		measured, err := r.measure(ctx, rounds, scale)
+		if err != nil {
+			return err
 		}
-		var ours, theirs []float64
-		var failed error
-		for range rounds {
-			for _, one := range []struct {
-				side   side
-				values *[]float64
-			}{{r.ours, &ours}, {r.theirs, &theirs}} {
-				l := load{System: one.side.system, Size: 8, Threads: one.side.threads, Record: r.record, Zipf: r.zipf}
-				l.Records = max(1, int(one.side.mib*scale*(1<<20))/l.partitions()/l.Record)
-				m, err := drive(ctx, l)
-				if err != nil {
-					failed = err
-					break
-				}
-				*one.values = append(*one.values, r.value(m))
-			}
-			if failed != nil {
-				break
-			}
-		}
-		if failed != nil {
-			if ctx.Err() != nil {
-				return failed
-			}
-			skipped := beside.Row{What: r.what, Beside: r.beside, Unit: r.unit, Skipped: failed.Error()}
-			skipped.Judge(r.target)
-			out = append(out, skipped)
-			continue
-		}
-		out = append(out, beside.Medians(r.what, r.beside, r.unit, ours, theirs, r.target))
+		out = append(out, measured)
 	}
 	jobs, err := b.runJobs(ctx, only, rounds)
 	if err != nil {
 		return err
 	}
 	out = append(out, jobs...)
-	if b.json {
-		return beside.Write(os.Stdout, out)
+	if b.page {
+		err = b.update(func(r *results) { r.add(out, rounds, machine) })
 	}
-	_, err = fmt.Print(beside.Table(out))
+	if b.json {
+		return errors.Join(err, beside.Write(os.Stdout, out))
+	}
+	fmt.Print(beside.Table(out))
 	return err
+}
+
+// measure runs rounds of ours and theirs in turns. Its error is that of ctx: a row that
+// could not be measured says why.
+func (r *row) measure(ctx context.Context, rounds int, scale float64) (beside.Row, error) {
+	var ours, theirs []float64
+	for range rounds {
+		for _, one := range []struct {
+			side   side
+			values *[]float64
+		}{{r.ours, &ours}, {r.theirs, &theirs}} {
+			l := load{System: one.side.system, Size: 8, Threads: one.side.threads, Record: r.record, Zipf: r.zipf}
+			l.Records = max(1, int(one.side.mib*scale*(1<<20))/l.partitions()/l.Record)
+			m, err := drive(ctx, l)
+			if ctx.Err() != nil {
+				return beside.Row{}, context.Cause(ctx)
+			}
+			if err != nil {
+				skipped := beside.Row{What: r.what, Beside: r.beside, Unit: r.unit, Skipped: err.Error()}
+				skipped.Judge(r.target)
+				return skipped, nil
+			}
+			*one.values = append(*one.values, r.value(m))
+		}
+	}
+	return beside.Medians(r.what, r.beside, r.unit, ours, theirs, r.target), nil
+}
+
+// grow measures sweeps.
+func (b *bench) grow(ctx context.Context, machine host.Machine) error {
+	only, err := regexp.Compile(b.growth)
+	if err != nil {
+		return err
+	}
+	some := false
+	for _, s := range sweeps() {
+		if !only.MatchString(s.name) {
+			continue
+		}
+		some = true
+		g, err := s.measure(ctx, machine, b.quick)
+		if err != nil {
+			return err
+		}
+		if b.json {
+			err = json.NewEncoder(os.Stdout).Encode(g)
+		} else {
+			_, err = fmt.Print(s.page(&g))
+		}
+		if b.page {
+			err = errors.Join(err, b.update(func(r *results) { r.Growth[s.name] = g }))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !some {
+		return fmt.Errorf("--growth %s: nothing is named so, there are %v", b.growth, sweepNames())
+	}
+	return nil
+}
+
+// update changes what the page shows.
+func (b *bench) update(change func(*results)) error {
+	r, err := read(filepath.Join(b.out, "shuffle.json"))
+	if err != nil {
+		return err
+	}
+	change(&r)
+	return r.write(b.out)
 }
