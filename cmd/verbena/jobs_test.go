@@ -79,6 +79,30 @@ func TestSortCommand(t *testing.T) {
 	}
 }
 
+// TestJobTransports has each transport carry the records, and the same results come out.
+func TestJobTransports(t *testing.T) {
+	dir := t.TempDir()
+	in, out, words := filepath.Join(dir, "in"), filepath.Join(dir, "out"), filepath.Join(dir, "words")
+	checksum, err := run(t, "", "gensort", "-c", "-a", "50000", in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(words, []byte(strings.Repeat("b a c b\n", 10_000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, transport := range []string{"shm", "iwarp", "tcp"} {
+		options := []string{"--transport", transport, "--workers", "3", "--memory", "256MiB"}
+		verbenaProcess(t, nil, append([]string{"sort", "-o", out, in}, options...)...)
+		report, err := run(t, "", "valsort", out)
+		if err != nil || !strings.Contains(report, "Records: 50000\nChecksum: "+checksum) || !strings.Contains(report, "SUCCESS") {
+			t.Errorf("%s: %v\n%s", transport, err, report)
+		}
+		if got := verbenaProcess(t, nil, append([]string{"groupby", "--format", "words", "--count", words}, options...)...); got != "a\t10000\nb\t20000\nc\t10000\n" {
+			t.Errorf("%s: %q", transport, got)
+		}
+	}
+}
+
 // TestSortKilled kills one of the processes: the others end, with the reason, and nothing is
 // left behind.
 func TestSortKilled(t *testing.T) {

@@ -16,6 +16,7 @@ func pairsCommand(o *options) *cobra.Command {
 	cfg := pairs.Config{}
 	value := job.Size(1000)
 	j := &job.Job{What: "pairs", Divide: pairs.Divide}
+	j.Threads = 2 // while one waits for a place at a receiver, the other one sends
 	cmd := &cobra.Command{
 		Use:   "pairs [flags] groupby|sortby",
 		Short: "Measure a shuffle as Spark's GroupByTest and sortByKey do, by several processes",

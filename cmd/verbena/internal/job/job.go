@@ -75,11 +75,12 @@ type Options struct {
 	wait  time.Duration
 }
 
-// AddFlags adds them to a command. transports names what can be chosen.
+// AddFlags adds them to a command; Threads may have a default of its own. transports names what can be chosen.
 func (o *Options) AddFlags(flags *pflag.FlagSet, transports string) {
 	o.Memory = 512 << 20
+	o.Threads = max(1, o.Threads)
 	flags.IntVar(&o.Workers, "workers", 0, "processes to start on this host (default: as many as processors, if no launcher has started them)")
-	flags.IntVar(&o.Threads, "threads", 1, "threads of a process that read and send, and as many that receive")
+	flags.IntVar(&o.Threads, "threads", o.Threads, "threads of a process that read and send, and as many that receive")
 	flags.Var(&o.Memory, "memory", "memory of all processes together, such as 512MiB or 2G; what does not fit goes to temporary files")
 	flags.StringVar(&o.Transport, "transport", verbena.TransportAuto, transports+"; between the processes")
 	flags.StringVarP(&o.Temporary, "temporary-directory", "T", "", "`directory` for temporary files (default: TMPDIR, or where the output goes)")
