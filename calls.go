@@ -230,6 +230,11 @@ func (c *Caller) Call(ctx context.Context, method uint32, payload []byte) (*Mess
 	if err == nil {
 		err = c.request(ctx, w, method, call.Header{Kind: call.Request, ID: w.id}, payload)
 	}
+	return c.answerTo(ctx, w, err)
+}
+
+// answerTo waits for the answer to a request, unless sending it has failed with err.
+func (c *Caller) answerTo(ctx context.Context, w *pendingCall, err error) (*Message, error) {
 	if err != nil {
 		return nil, c.e.failure("call", err)
 	}

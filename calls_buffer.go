@@ -26,14 +26,7 @@ func (c *Caller) CallBuffer(ctx context.Context, method uint32, b *Buffer) (*Mes
 	if err == nil {
 		err = c.requestBuffer(ctx, w, method, call.Header{Kind: call.Request, ID: w.id}, b)
 	}
-	if err != nil {
-		return nil, c.e.failure("call", err)
-	}
-	m, err := c.await(ctx, w)
-	if err != nil {
-		return nil, c.outcome(err)
-	}
-	return m, nil
+	return c.answerTo(ctx, w, err)
 }
 
 // requestBuffer is request for a payload in a buffer.

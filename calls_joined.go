@@ -18,14 +18,7 @@ func (c *Caller) CallJoined(ctx context.Context, method uint32, head, body []byt
 	if err == nil {
 		err = c.requestJoined(ctx, w, method, head, body)
 	}
-	if err != nil {
-		return nil, c.e.failure("call", err)
-	}
-	m, err := c.await(ctx, w)
-	if err != nil {
-		return nil, c.outcome(err)
-	}
-	return m, nil
+	return c.answerTo(ctx, w, err)
 }
 
 // requestJoined is request for a payload in two pieces.
