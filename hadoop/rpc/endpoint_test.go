@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -542,6 +543,36 @@ func TestEndpointIdle(t *testing.T) {
 		<-p.endpoint(t).Done()
 		if err := p.Call(t.Context(), "echo", &blob{}, &blob{}, Idempotent); err != nil {
 			t.Fatal(err)
+		}
+	})
+}
+
+// A long call takes memory once: what both ends encode into is kept for the next one.
+func TestLongCallsKeepMemory(t *testing.T) {
+	if race.Enabled {
+		t.Skip("pools forget at random")
+	}
+	eachTransport(t, func(t *testing.T, providers func() (client, server []rdma.Provider)) {
+		s := newEndpoints(t, Config{}, Methods{"echo": Handle(func(_ context.Context, req *blob) (*blob, error) { return req, nil }).Short()}, providers)
+		p := s.proxy(t, ClientConfig{}, ada)
+		const size, calls = 512 << 10, 100
+		req, resp := &blob{Value: make([]byte, size)}, &blob{}
+		call := func() {
+			if err := p.Call(t.Context(), "echo", req, resp); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 10 {
+			call()
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range calls {
+			call()
+		}
+		runtime.ReadMemStats(&after)
+		if each := (after.TotalAlloc - before.TotalAlloc) / calls; each > size/4 {
+			t.Errorf("each call of %d bytes allocates %d", size, each)
 		}
 	})
 }

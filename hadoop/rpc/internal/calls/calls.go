@@ -10,6 +10,7 @@ package calls
 
 import (
 	"context"
+	"math/bits"
 	"sync"
 
 	"github.com/verbena-data/verbena"
@@ -48,10 +49,7 @@ func (m *Memory) Long(n int) bool { return n >= m.long }
 // It may wait if the message is long.
 func (m *Memory) Alloc(ctx context.Context, c *verbena.Caller, n int) (carrier.Message, error) {
 	if n < m.long {
-		s := scratches.Get().(*scratch)
-		if cap(s.b) < n {
-			s.b = make([]byte, 0, max(n, 2<<10))
-		}
+		s := takeScratch(n)
 		return carrier.Message{Bytes: s.b[:0], Owner: s}, nil
 	}
 	b, err := c.Buffer(ctx, n)
@@ -67,18 +65,39 @@ func Buffer(m *carrier.Message) (*verbena.Buffer, bool) {
 	return b, ok && len(b.Bytes()) == len(m.Bytes) && len(m.Bytes) > 0 && &b.Bytes()[0] == &m.Bytes[0]
 }
 
-// A scratch is where a short message is encoded.
-type scratch struct{ b []byte }
+// A scratch is where a short message is encoded, and over TCP a long one.
+type scratch struct {
+	b []byte
+	// of is where it is kept for other messages, or nil: it is longer than all that are.
+	of *sync.Pool
+}
 
-var scratches = sync.Pool{New: func() any { return &scratch{} }}
+// Scratches are kept by their size, a power of two from 2 KiB to 4 MiB, so that short
+// messages do not hold the memory of long ones. The collector takes them, some time.
+const (
+	leastScratch = 11 // as powers of two
+	mostScratch  = 22
+)
 
-// mostScratch is the longest that is kept for other messages, in bytes.
-const mostScratch = 64 << 10
+var scratches [mostScratch - leastScratch + 1]sync.Pool
+
+// takeScratch returns one with room for n bytes.
+func takeScratch(n int) *scratch {
+	power := max(bits.Len(uint(max(n, 1)-1)), leastScratch)
+	if power > mostScratch {
+		return &scratch{b: make([]byte, 0, n)}
+	}
+	of := &scratches[power-leastScratch]
+	if s, ok := of.Get().(*scratch); ok {
+		return s
+	}
+	return &scratch{b: make([]byte, 0, 1<<power), of: of}
+}
 
 // Release implements [carrier.Owner].
 func (s *scratch) Release() {
-	if cap(s.b) <= mostScratch {
-		scratches.Put(s)
+	if s.of != nil {
+		s.of.Put(s)
 	}
 }
 
