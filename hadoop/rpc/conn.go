@@ -41,6 +41,7 @@ type conn struct {
 	known    bool      // the client has introduced itself
 	active   time.Time // when something came last
 	deadline time.Time // of reading
+	broken   error     // of the last turn
 }
 
 // ServeConn serves one connection until it ends, and closes it. After Close it
@@ -84,13 +85,16 @@ func (c *conn) serve() {
 	c.nc.Close()
 	c.w.Stop()
 	switch {
-	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe), errors.Is(err, errIdle):
+	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe), errors.Is(err, errIdle), errors.Is(err, errOver):
 	default:
 		c.server.cfg.Logger.Info("rpc: connection ended", "peer", c.nc.RemoteAddr(), "user", c.session.user, "error", err)
 	}
 }
 
-var errIdle = errors.New("no call within the idle timeout")
+var (
+	errIdle = errors.New("no call within the idle timeout")
+	errOver = errors.New("the last answer is out")
+)
 
 // read reads until the connection ends or the client breaks the protocol.
 func (c *conn) read() error {
@@ -101,31 +105,20 @@ func (c *conn) read() error {
 		return err
 	}
 	for {
-		// Nobody waits for a client that reads no answers but who reads its calls.
-		if err := c.w.Room(c.session.ctx); err != nil {
-			if c.session.ending.Load() {
-				return nil
-			}
-			return err
-		}
 		if !c.r.Ready() {
 			c.w.Flush()
 			if err := c.wait(); err != nil {
 				return err
 			}
 		}
-		m, err := c.r.Next()
-		if err != nil {
-			if errors.Is(err, stream.ErrFrameLength) {
-				return c.session.tell(c.session.unasked(wire.CallIDInvalid), fatal(codeFatalHeader, exception.RPCServer, err.Error()))
+		// Nobody waits for a client that reads no answers but who reads its calls.
+		if err := c.w.Room(c.session.ctx); err != nil {
+			if c.session.ending.Load() {
+				return errOver
 			}
 			return err
 		}
-		if c.session.ending.Load() {
-			m.Release()
-			return nil
-		}
-		if err := c.session.receive(c.w, m); err != nil {
+		if err := c.next(); err != nil {
 			return err
 		}
 		if c.session.known && !c.known {
@@ -136,45 +129,94 @@ func (c *conn) read() error {
 	}
 }
 
-// wait waits for something to read. As long as a call is under way the
-// connection is not idle, however long its client is silent. A deadline is set
-// anew when an eighth of it has passed: each time would cost more than it is worth.
+// next reads a message, and has the session take it.
+func (c *conn) next() error {
+	m, err := c.r.Next()
+	if err != nil {
+		if errors.Is(err, stream.ErrFrameLength) {
+			return c.session.tell(c.session.unasked(wire.CallIDInvalid), fatal(codeFatalHeader, exception.RPCServer, err.Error()))
+		}
+		return err
+	}
+	if c.session.ending.Load() {
+		m.Release()
+		return errOver
+	}
+	return c.session.receive(c.w, m)
+}
+
+// turn takes the whole messages that have come. It reports false if who reads has to see to what is next.
+func (c *conn) turn() bool {
+	for c.r.Ready() {
+		if c.w.Crowded() {
+			return false
+		}
+		if c.broken = c.next(); c.broken != nil {
+			return false
+		}
+	}
+	if c.r.Pending() {
+		return false
+	}
+	c.w.Flush()
+	c.broken = c.lasts()
+	return c.broken == nil
+}
+
+// wait waits for something to read, and takes what is simple of it. As long as a call is under way the
+// connection is not idle, however long its client is silent.
 func (c *conn) wait() error {
 	if !c.known {
 		return c.r.Wait()
 	}
-	idle := c.server.cfg.IdleTimeout
+	if err := c.lasts(); err != nil {
+		return err
+	}
+	for {
+		c.broken = nil
+		err := c.r.Turns(c.turn)
+		if err == nil {
+			return c.broken
+		}
+		var timeout net.Error
+		if !errors.As(err, &timeout) || !timeout.Timeout() {
+			return err
+		}
+		now := time.Now()
+		if c.session.ending.Load() || !c.session.busy() && now.Sub(c.active) >= c.server.cfg.IdleTimeout {
+			return errIdle
+		}
+		c.r.Shrink()
+		c.deadline = time.Time{}
+		if err := c.extend(now); err != nil {
+			return err
+		}
+	}
+}
+
+// lasts notes that the connection is in use.
+func (c *conn) lasts() error {
 	now := c.session.latest // a call of microseconds, as most often
 	c.session.latest = time.Time{}
 	if now.IsZero() {
 		now = time.Now()
 	}
 	c.active = now
-	for {
-		if now.Add(idle).Sub(c.deadline) > idle/8 {
-			c.deadline = c.active.Add(idle)
-			if !c.deadline.After(now) { // calls are under way
-				c.deadline = now.Add(idle)
-			}
-			if err := c.nc.SetReadDeadline(c.deadline); err != nil {
-				return err
-			}
-		}
-		err := c.r.Wait()
-		if err == nil {
-			return nil
-		}
-		var timeout net.Error
-		if !errors.As(err, &timeout) || !timeout.Timeout() {
-			return err
-		}
-		now = time.Now()
-		if c.session.ending.Load() || !c.session.busy() && now.Sub(c.active) >= idle {
-			return errIdle
-		}
-		c.r.Shrink()
-		c.deadline = time.Time{}
+	return c.extend(now)
+}
+
+// extend sets the deadline of reading anew when an eighth of it has passed: each time would cost more than
+// it is worth.
+func (c *conn) extend(now time.Time) error {
+	idle := c.server.cfg.IdleTimeout
+	if now.Add(idle).Sub(c.deadline) <= idle/8 {
+		return nil
 	}
+	c.deadline = c.active.Add(idle)
+	if !c.deadline.After(now) { // calls are under way
+		c.deadline = now.Add(idle)
+	}
+	return c.nc.SetReadDeadline(c.deadline)
 }
 
 // drain reads what the client sends until it has seen that the connection

@@ -30,6 +30,12 @@ func unmarshalLent(b []byte, m proto.Message) (refers bool, err error) {
 // for all of its fields. The bytes are lent to UnmarshalRPC, which gets them once.
 type Unmarshaler interface{ UnmarshalRPC([]byte) error }
 
+// A Marshaler is an answer that encodes itself, as protobuf would: AppendRPC appends as many bytes as SizeRPC said.
+type Marshaler interface {
+	SizeRPC() int
+	AppendRPC(b []byte) ([]byte, error)
+}
+
 // A Kept is a response that takes an answer over without copying it. Where the answer has
 // a field of bytes of 32 KiB or more, the field of Message refers to the memory that the
 // answer came in, which over endpoints is registered memory of the runtime. It belongs to

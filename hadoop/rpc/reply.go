@@ -58,7 +58,13 @@ func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency
 		m.Bytes = h.Append(m.Bytes)
 		return s.give(to, m, urgency)
 	}
-	n := proto.Size(body)
+	itself, _ := body.(Marshaler)
+	var n int
+	if itself != nil {
+		n = itself.SizeRPC()
+	} else {
+		n = proto.Size(body)
+	}
 	size := h.Size() + wire.SizeDelimited(n)
 	if size > maxResponse {
 		return &encodeError{fmt.Errorf("a frame of %d bytes is more than the %d that clients take: ask for less at once", size, maxResponse)}
@@ -77,7 +83,12 @@ func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency
 	m := to.out.Alloc(size)
 	var err error
 	m.Bytes = wire.AppendLength(h.Append(m.Bytes), n)
-	if m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, body); err != nil {
+	if itself != nil {
+		m.Bytes, err = itself.AppendRPC(m.Bytes)
+	} else {
+		m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, body)
+	}
+	if err != nil {
 		m.Release()
 		return &encodeError{err}
 	}

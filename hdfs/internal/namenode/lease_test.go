@@ -13,6 +13,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/statuses"
 )
 
 func (r *rig) closed(path string) bool {
@@ -22,7 +23,7 @@ func (r *rig) closed(path string) bool {
 
 func (r *rig) length(path string) uint64 {
 	r.t.Helper()
-	return must[*hdfspb.GetFileInfoResponseProto](r.t)(r.nn.getFileInfo(r.as("root"), &hdfspb.GetFileInfoRequestProto{Src: &path})).GetFs().GetLength()
+	return must[*statuses.FileInfo](r.t)(r.nn.getFileInfo(r.as("root"), &hdfspb.GetFileInfoRequestProto{Src: &path})).GetFs().GetLength()
 }
 
 // openFile makes a file whose writer has flushed some bytes and then says no more.

@@ -47,11 +47,11 @@ func (nn *NameNode) stat(ctx context.Context, src string, memory *statuses.Statu
 	return statusPB(memory, &s, noName), nil
 }
 
-func (nn *NameNode) getFileInfo(ctx context.Context, req *hdfspb.GetFileInfoRequestProto) (*hdfspb.GetFileInfoResponseProto, error) {
+func (nn *NameNode) getFileInfo(ctx context.Context, req *hdfspb.GetFileInfoRequestProto) (*statuses.FileInfo, error) {
 	out := new(statuses.FileInfo)
 	fs, err := nn.stat(ctx, req.GetSrc(), &out.Status)
 	out.Fs = fs
-	return &out.GetFileInfoResponseProto, err
+	return out, err
 }
 
 func (nn *NameNode) getFileLinkInfo(ctx context.Context, req *hdfspb.GetFileLinkInfoRequestProto) (*hdfspb.GetFileLinkInfoResponseProto, error) {

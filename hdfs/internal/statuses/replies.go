@@ -11,6 +11,8 @@ import (
 type FileInfo struct {
 	hdfspb.GetFileInfoResponseProto
 	Status Status // what Fs refers to, if there is a file
+
+	size int // of Fs, by SizeRPC
 }
 
 // Reset makes it empty.

@@ -20,6 +20,7 @@ type Status struct {
 	mode, replication, policy, flags              uint32
 	children                                      int32
 	owner, group                                  string
+	set                                           bool // by Set
 }
 
 // Values are the fields that every status has.
@@ -40,7 +41,7 @@ type Values struct {
 func (s *Status) Set(v *Values) {
 	s.fileType, s.length, s.mode, s.owner, s.group = v.Type, v.Length, v.Mode, v.Owner, v.Group
 	s.modified, s.accessed, s.replication, s.blockSize, s.fileID, s.children = v.Modified, v.Accessed, v.Replication, v.BlockSize, v.ID, v.Children
-	s.permission.Perm = &s.mode
+	s.permission.Perm, s.set = &s.mode, true
 	p := &s.Proto
 	p.FileType, p.Path, p.Length, p.Permission, p.Owner, p.Group = &s.fileType, v.Path, &s.length, &s.permission, &s.owner, &s.group
 	p.ModificationTime, p.AccessTime, p.BlockReplication, p.Blocksize = &s.modified, &s.accessed, &s.replication, &s.blockSize

@@ -3,6 +3,7 @@ package statuses
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -137,5 +138,37 @@ func TestAllocations(t *testing.T) {
 		}
 	}); n > 16*2+8 {
 		t.Errorf("%v allocations for a listing of %d", n, 16*Together)
+	}
+}
+
+// What encodes itself has the bytes that protobuf's encoder makes, be it simple or not.
+func TestEncode(t *testing.T) {
+	for name, change := range map[string]func(*FileInfo){
+		"nothing there": func(r *FileInfo) { r.Fs = nil },
+		"a file":        func(*FileInfo) {},
+		"all zero":      func(r *FileInfo) { r.Status.Set(&Values{Path: []byte{}}) },
+		"a policy":      func(r *FileInfo) { r.Status.SetPolicy(7) },
+		"flags":         func(r *FileInfo) { r.Status.SetFlags(hdfspb.HdfsFileStatusProto_HAS_ACL) },
+		"a symlink":     func(r *FileInfo) { r.Fs.Symlink = []byte("/there") },
+		"locations":     func(r *FileInfo) { r.Fs.Locations = rare().Locations },
+		"of another":    func(r *FileInfo) { r.Fs = status("x", 5) },
+		"decoded": func(r *FileInfo) {
+			if err := r.UnmarshalRPC(encode(t, &hdfspb.GetFileInfoResponseProto{Fs: rare()})); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		var r FileInfo
+		r.Status.Set(&Values{
+			Type: hdfspb.HdfsFileStatusProto_IS_FILE, Path: []byte("name"), Length: 1 << 40, Mode: 0o1644, Owner: "ada", Group: strings.Repeat("staff", 40),
+			Modified: 1_700_000_000_123, Accessed: 1_700_000_000_124, Replication: 3, BlockSize: 128 << 20, ID: 1 << 50, Children: -1,
+		})
+		r.Fs = &r.Status.Proto
+		change(&r)
+		want, size := encode(t, &r.GetFileInfoResponseProto), r.SizeRPC()
+		got, err := r.AppendRPC([]byte("before"))
+		if err != nil || !bytes.Equal(got, append([]byte("before"), want...)) || size != len(want) {
+			t.Errorf("%s: %v, size %d, and\n%x, protobuf says\n%x", name, err, size, got, want)
+		}
 	}
 }

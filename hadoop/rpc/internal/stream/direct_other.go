@@ -14,3 +14,7 @@ func (*directWriter) ready() bool               { return false }
 func (*directWriter) write([]byte) (int, error) { return 0, nil }
 
 func direct(r io.Reader) io.Reader { return r }
+
+type directReader struct{ io.Reader }
+
+func (*directReader) turns(*Reader, func() bool) error { panic("never called") }

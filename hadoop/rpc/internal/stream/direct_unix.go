@@ -3,6 +3,7 @@
 package stream
 
 import (
+	"cmp"
 	"io"
 	"net"
 	"os"
@@ -71,11 +72,12 @@ func (w *directWriter) write(b []byte) (int, error) {
 
 // A directReader reads from a socket as its Read does, with system calls of our own.
 type directReader struct {
-	raw syscall.RawConn
-	try func(fd uintptr) bool
-	b   []byte
-	n   int
-	err error
+	raw  syscall.RawConn
+	try  func(fd uintptr) bool
+	b    []byte
+	n    int
+	err  error
+	told told
 }
 
 // direct returns what reads from r in the cheapest way. A wrapper of a socket may do more than that.
@@ -91,6 +93,7 @@ func direct(r io.Reader) io.Reader {
 		return r
 	}
 	d := &directReader{raw: raw}
+	_ = raw.Control(func(fd uintptr) { d.told.init(int(fd)) }) // else nothing is told
 	d.try = func(fd uintptr) bool {
 		for {
 			switch d.n, d.err = readNow(int(fd), d.b); d.err {
@@ -119,4 +122,43 @@ func (d *directReader) Read(b []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return d.n, nil
+}
+
+// turns is [Reader.Turns]. It stays within one Read of the socket: what has come since something was read
+// ends the next wait, so that nothing has to be read again before where the system tells that
+// nothing is left.
+func (d *directReader) turns(r *Reader, turn func() bool) error {
+	var (
+		failed error
+		none   bool // nothing was left
+	)
+	err := d.raw.Read(func(fd uintptr) bool {
+		for {
+			if none {
+				none = false
+				return false
+			}
+			r.room()
+			n, left, err := d.told.read(int(fd), r.buf)
+			switch {
+			case err == unix.EINTR:
+				continue
+			case err == unix.EAGAIN:
+				return false
+			case err != nil:
+				failed = os.NewSyscallError("read", err)
+				return true
+			case n == 0:
+				failed = io.EOF
+				return true
+			}
+			r.end = n
+			r.full = n == len(r.buf)
+			none = !left
+			if !turn() || r.end > r.start {
+				return true
+			}
+		}
+	})
+	return cmp.Or(failed, err)
 }

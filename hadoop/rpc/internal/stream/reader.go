@@ -67,6 +67,25 @@ func (r *Reader) Wait() error {
 	return r.need(1)
 }
 
+// Turns waits until something is there to read, and calls turn, which takes it; and again, until turn
+// reports false, leaves something, or reading fails. turn must not read what has not come yet, and not close the
+// connection itself, which waits for its end.
+func (r *Reader) Turns(turn func() bool) error {
+	d, direct := r.r.(*directReader)
+	for r.end == r.start {
+		if direct {
+			return d.turns(r, turn)
+		}
+		if err := r.Wait(); err != nil {
+			return err
+		}
+		if !turn() {
+			return nil
+		}
+	}
+	return nil
+}
+
 // Ready tells whether Next returns without reading: the next frame is in the
 // buffer, or its length is out of bounds.
 func (r *Reader) Ready() bool {
@@ -77,6 +96,9 @@ func (r *Reader) Ready() bool {
 	n := uint64(binary.BigEndian.Uint32(r.buf[r.start:]))
 	return n > uint64(r.limit) || uint64(have) >= lengthSize+n
 }
+
+// Pending tells whether something has come that nobody has taken.
+func (r *Reader) Pending() bool { return r.end > r.start }
 
 // Next returns the next frame without its length. If it has no owner it is valid
 // until the next call. At the end of the stream between two frames it returns
@@ -116,10 +138,7 @@ func (r *Reader) need(n int) error {
 	}
 	switch have := r.end - r.start; {
 	case have == 0:
-		r.start, r.end = 0, 0
-		if r.full && len(r.buf) < mostBuffer {
-			r.buf = make([]byte, min(2*len(r.buf), mostBuffer))
-		}
+		r.room()
 	case len(r.buf)-r.start < n:
 		if len(r.buf) < n {
 			bigger := make([]byte, max(2*len(r.buf), n))
@@ -146,6 +165,14 @@ func (r *Reader) need(n int) error {
 	}
 	r.full = r.end == len(r.buf)
 	return nil
+}
+
+// room makes all of an empty buffer room, and more of it if it was filled.
+func (r *Reader) room() {
+	r.start, r.end = 0, 0
+	if r.full && len(r.buf) < mostBuffer {
+		r.buf = make([]byte, min(2*len(r.buf), mostBuffer))
+	}
 }
 
 // long reads a frame of n bytes into memory of its own.

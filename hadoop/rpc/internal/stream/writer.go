@@ -54,6 +54,7 @@ type Writer struct {
 	failed     error
 	room       chan struct{} // closed when there is room again; nil while nobody waits
 	background sync.WaitGroup
+	closing    sync.Once
 	flushed    sync.Cond
 
 	// Of the one who writes.
@@ -122,6 +123,9 @@ func (w *Writer) Room(ctx context.Context) error {
 	}
 	return w.ended()
 }
+
+// Crowded tells whether Room would wait.
+func (w *Writer) Crowded() bool { return w.crowded.Load() }
 
 // frame returns the message as a frame of n bytes.
 func (w *Writer) frame(m carrier.Message) (b *buffer, n int) {
@@ -393,8 +397,15 @@ func (w *Writer) endSending() {
 	}
 	half, ok := w.nc.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil || w.nc.SetReadDeadline(time.Now().Add(lastRead)) != nil {
-		w.nc.Close()
+		w.close()
 	}
+}
+
+// close closes the connection in the background: that waits for who reads from it, who may be who calls.
+func (w *Writer) close() {
+	w.closing.Do(func() {
+		w.background.Go(func() { w.nc.Close() })
+	})
 }
 
 // fail ends the connection. Who calls it writes.
@@ -440,7 +451,7 @@ func (w *Writer) Abort(reason error) {
 	w.wake()
 	w.flushed.Broadcast()
 	w.mu.Unlock()
-	w.nc.Close()
+	w.close()
 }
 
 // wake has those look who wait for room. The caller holds mu.
