@@ -48,8 +48,8 @@ func (s *operator) fly(ctx context.Context, b *Batch) error {
 			return err
 		}
 	}
-	// Behind the Puts on the same queue pair, and the peer gets it behind them. If it
-	// has to wait, it does so when it holds no memory that others may wait for.
+	// On the same queue pair the notification follows the Puts, so the peer gets it behind
+	// them. If it has to wait, it waits below, without memory that others may wait for.
 	told := b.notify && s.asks.messages.sendNow(b.tag, b.message)
 	if err := s.land(ctx, f); err != nil {
 		return err

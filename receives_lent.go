@@ -3,8 +3,8 @@ package verbena
 import "github.com/verbena-data/verbena/rdma"
 
 // Shared receives over a device that lends them to queue pairs (decision 0026). The
-// device tells when it could lend more than are posted. Together with what is taken back
-// as many are posted as peers use at the moment.
+// device tells when it could lend more than are posted, and what nobody uses is taken back.
+// So as many are posted as peers use at the moment.
 
 // lentPlaces is how many places of a queue that lends an endpoint needs: 2 for its first
 // loan, and 2 that busier ones use. A queue of 2,048 takes 512 endpoints.

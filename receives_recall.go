@@ -14,8 +14,8 @@ import (
 // make it shorter.
 var recallEvery = 3 * time.Second
 
-// mostMoves is how many rounds move the last receives in vain after a demand. Others that
-// use the same region may keep it from going back for as long as they like.
+// The last receives move to other memory in at most mostMoves rounds after a demand. More
+// would not help: others in the same region may keep it registered for ever.
 const mostMoves = 16
 
 // A giver is a shared receive queue that gives receives back.

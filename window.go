@@ -69,8 +69,8 @@ func (w *receiveWindow) arrived(id uint64) *buffer {
 	return b
 }
 
-// took takes a receive that look has found. Where receives are lent, nothing is decided on
-// the number of those that are left: they are counted together, by count.
+// took takes a receive that look has found. Where receives are lent, nobody asks how many
+// are left before the batch is through: count subtracts all of them at once.
 func (w *receiveWindow) took(b *buffer) {
 	if !w.recv.lends {
 		w.recv.took(b)
@@ -80,7 +80,7 @@ func (w *receiveWindow) took(b *buffer) {
 	w.taken++
 }
 
-// count counts what was taken.
+// count subtracts what the batch has taken from the posted receives.
 func (w *receiveWindow) count() {
 	if w.taken > 0 {
 		w.recv.posted.Add(int32(-w.taken))

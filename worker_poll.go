@@ -55,7 +55,7 @@ func (w *worker) pollNow() {
 
 // spin polls until ready, for about budget. It tells how long it has polled: 0 if that
 // ended before the first look at the clock. own says that the caller is the worker's
-// goroutine, which handles requests itself; for others a helper does. Its budget begins
+// goroutine, which handles requests itself; for others a helper does. The budget begins
 // anew whenever something has come: the next piece of a long message is about to follow.
 func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok bool, waited time.Duration) {
 	var start time.Duration

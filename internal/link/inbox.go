@@ -68,9 +68,8 @@ type Message[M any] struct {
 }
 
 // Next takes the first message out of the inbox if it is complete; posts may follow
-// from it. The memory of
-// messages that the peer gave up on the way comes back through freed, which is
-// called for each that has some.
+// from it. Messages that the peer gave up are taken out on the way, and freed is called
+// for each that has memory.
 func (m *Machine[M]) Next(freed func(M)) (Message[M], bool) {
 	for !m.inbox.empty() && m.inbox.at(m.inbox.first).complete() {
 		e := m.inbox.pop()
