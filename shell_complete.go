@@ -12,12 +12,24 @@ import (
 // calls it.
 func (s *shell) complete(batch []rdma.Completion) {
 	s.mu.Lock()
-	for len(batch) > 0 && s.in.handing && batch[0].ID&idKind == idReceive && s.handOver(&batch[0]) {
+	handed := 0
+	for handed < len(batch) && s.in.handing && batch[handed].ID&idKind == idReceive && s.handOver(&batch[handed]) {
 		s.out.tell()
-		batch = batch[1:]
+		handed++
 	}
+	if handed < len(batch) {
+		s.completeRest(batch[handed:])
+	}
+	loose := s.buffers.anyLoose()
+	s.mu.Unlock()
+	if loose {
+		s.dropLoose()
+	}
+}
+
+// completeRest handles what is not handed over at once. mu is held.
+func (s *shell) completeRest(batch []rdma.Completion) {
 	switch {
-	case len(batch) == 0:
 	case s.life.reached(stageClosed):
 		for i := range batch {
 			if id := batch[i].ID; id&idKind == idReceive {
@@ -36,11 +48,6 @@ func (s *shell) complete(batch []rdma.Completion) {
 		s.settled()
 	}
 	s.window.count()
-	loose := s.buffers.anyLoose()
-	s.mu.Unlock()
-	if loose {
-		s.dropLoose()
-	}
 }
 
 func (s *shell) handle(c *rdma.Completion) {

@@ -146,7 +146,7 @@ func (s *inbound) handOver(c *rdma.Completion) bool {
 	if !ok {
 		return false
 	}
-	s.window.took(b)
+	s.window.recv.took(b)
 	m := &b.message
 	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
 	m.front = 0
