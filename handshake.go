@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"time"
@@ -143,7 +144,11 @@ func (h *handshake) serve() {
 		h.l.mu.Unlock()
 		// One that hung up, as a client that is killed does, leaves nobody to tell.
 		if err != nil && !gaveWay && !hungUpBy(err) {
-			l.log.Warn("handshake failed", "peer", h.conn.RemoteAddr(), "error", err)
+			level := slog.LevelWarn
+			if refusal := (*hello.Refusal)(nil); errors.As(err, &refusal) && refusal.Code == hello.CodeService {
+				level = slog.LevelDebug // who dials is told, and may have come before the service
+			}
+			l.log.Log(context.Background(), level, "handshake failed", "peer", h.conn.RemoteAddr(), "error", err)
 		}
 		h.dismiss(h.heard, err)
 		return
