@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/shuffle/internal/flow"
@@ -29,10 +30,10 @@ type Config struct {
 	// Threads is how many partitions each process receives, and how many of its goroutines
 	// send. 0 means 1.
 	Threads int
-	// Memory bounds the blocks and places of this process, in bytes; half of it is
-	// registered memory that peers write to. 0 means 6 MiB, or 28 MiB / 32 for each thread if
-	// that is more. Join fails if that is too little for the number of streams. Beside it
-	// the runtime has memory for messages.
+	// Memory bounds what this process has for records on their way, in bytes: the parts that
+	// its threads collect, and the rings. 0 means rings of 176 KiB, or of shares of 20 MiB if
+	// they are more than 116, and parts of 1 to 4 KiB. Join fails if it is too little for
+	// the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
 	// Transport is that of the endpoints: see [verbena.DialConfig]. Empty: the best one.
 	Transport string
@@ -46,8 +47,12 @@ type Config struct {
 	// Logger gets what nobody else is told. Default: [slog.Default].
 	Logger *slog.Logger
 
-	block, depth int // bytes of a place, and places of a stream
-	spare        int // blocks beside those that are being filled, which wait for a place
+	lanes  int // in which the threads collect
+	part   int // bytes of what a lane collects for a partition
+	depth  int // parts of a lane that wait for a thread of the same process
+	ring   int // bytes
+	full   int // bytes of a block that goes out at once
+	prompt int // bytes of blocks that a peer is told of at once
 }
 
 // A Mode says how full blocks travel between processes.
@@ -69,11 +74,19 @@ func (m Mode) String() string {
 
 const (
 	maxName = 40
-	// More places keep senders from sleeping, and shorter blocks stay in the caches: with
-	// both the processor time is least where they meet.
-	mostDepth, leastDepth = 8, 2
-	largestBlock          = 8 << 10
-	smallBlock            = 2 << 10
+	// A block of 64 KiB has room in a ring of 176 KiB, whatever lies where. Longer rings
+	// leave the caches.
+	largestRing = 176 << 10
+	allRings    = 20 << 20
+	// As many threads as this have a lane each, and as many as there are processors.
+	privateLanes = 4
+	// What a lane collects for all partitions should stay in the second cache, and a part be
+	// long enough to be worth the hand-over.
+	collected                = 512 << 10
+	largestPart, defaultPart = 4 << 10, 1 << 10
+	leastPart                = 256
+	mostDepth, leastDepth    = 16, 2
+	largestBlock             = 32 << 10
 )
 
 func (c *Config) complete() error {
@@ -112,30 +125,60 @@ func (c *Config) complete() error {
 	return c.layOut()
 }
 
-// layOut chooses the size and the number of places.
+// layOut chooses the sizes of parts and rings.
 func (c *Config) layOut() error {
-	// As many streams come in, from other processes, as go out.
-	remote := int64(c.Threads) * int64(c.Threads) * int64(c.Size-1)
-	c.spare = max(4, int(remote/8))
-	for c.depth = mostDepth; ; c.depth-- {
-		all := int64(c.blocks()) + remote*int64(c.depth)
-		block := c.Memory/all/64*64 - 64 // which leaves room for prefixes
-		if block >= largestBlock || c.depth <= leastDepth && block >= smallBlock || c.depth == 1 && block >= wire.MinBlock {
-			c.block = int(min(block, largestBlock))
-			return nil
+	c.lanes = min(c.Threads, max(privateLanes, runtime.GOMAXPROCS(0)))
+	c.part = min(max(collected/c.partitions()/flow.Unit*flow.Unit, defaultPart), largestPart)
+	c.depth = mostDepth
+	rings := c.Threads * (c.Size - 1)
+	if c.Memory == 0 {
+		c.ring = min(largestRing, allRings/max(rings, 1)/flow.Unit*flow.Unit)
+		for c.ring < ringsOf(c.part) && c.part > leastPart {
+			c.part /= 2
 		}
-		if c.depth == 1 {
-			return fmt.Errorf("%d bytes of Memory for the streams of %d threads to %d: at least %d are needed, or fewer Threads",
-				c.Memory, c.Threads, c.Threads*c.Size, all*(wire.MinBlock+64))
+		c.Memory = c.parts() + 2*int64(rings*c.ring)
+	} else {
+		// The rings get half of it at least. They count twice: for what comes, and for what goes out.
+		c.ring = largestRing
+		fits := func() bool {
+			if rings > 0 {
+				c.ring = int(min(largestRing, (c.Memory-c.parts())/int64(2*rings)/flow.Unit*flow.Unit))
+				return c.parts() <= c.Memory/2 && c.ring >= ringsOf(c.part)
+			}
+			return c.parts() <= c.Memory
+		}
+		for !fits() && (c.depth > leastDepth || c.part > leastPart) {
+			if c.depth > leastDepth {
+				c.depth /= 2
+			} else {
+				c.part = max(leastPart, c.part/2/flow.Unit*flow.Unit)
+			}
 		}
 	}
+	if least := c.parts() + 2*int64(rings)*int64(ringsOf(c.part)); c.Memory < least || rings > 0 && c.ring < ringsOf(c.part) {
+		return fmt.Errorf("%d bytes of Memory for %d threads that send to %d: at least %d are needed, or fewer Threads",
+			c.Memory, c.Threads, c.partitions(), max(2*c.parts(), least))
+	}
+	c.full = min(largestBlock, c.ring/8)
+	c.prompt = c.Threads * c.ring / 2
+	return nil
 }
 
-// blocks is how many blocks there are at most: each stream has one that is being filled,
-// those within the process have one in each place, and some wait.
-func (c *Config) blocks() int {
-	return c.Threads*c.Threads*(c.Size+c.depth) + c.spare
+// ringsOf is how long rings are at least, for parts of so many bytes: a block has room for
+// one.
+func ringsOf(part int) int { return max(wire.MinRing, 3*(part+wire.HeaderSize+flow.Unit)) }
+
+func (c *Config) partitions() int { return c.Size * c.Threads }
+
+// parts is how many bytes the parts have at most: one that is being filled for each
+// partition of each lane, those that wait within the process,
+// and one in each thread's hands.
+func (c *Config) parts() int64 {
+	return (int64(c.lanes)*int64(c.partitions()+c.Threads*c.depth) + int64(c.Threads)) * int64(c.part)
 }
+
+// longest is how long a part is at most that goes to another process.
+func (c *Config) longest() int { return flow.Ring(c.ring).MaxBlock() - wire.HeaderSize }
 
 // service is what dials ask for.
 func (c *Config) service() string {
@@ -143,9 +186,4 @@ func (c *Config) service() string {
 		return wire.Service
 	}
 	return wire.Service + "/" + c.Name
-}
-
-// shape is that of the streams between two processes.
-func (c *Config) shape() flow.Shape {
-	return flow.Shape{Senders: c.Threads, Receivers: c.Threads, Depth: c.depth, Block: c.block}
 }

@@ -23,32 +23,21 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 	c := &x.c
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	places := c.shape().Size()
-	own := int64(c.blocks()) * int64(x.blocks.size)
-	// An exposure, and a buffer of the blocks, count once for each peer.
-	need := int64(c.Size) * (int64(places) + own)
+	rings := c.Threads * c.ring
+	// An exposure, and a buffer, count as memory for sending.
 	x.group, err = c.Runtime.NewGroup(verbena.GroupConfig{
-		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 2*need + 64<<20, Tuning: x.tuning(),
+		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 4*int64(c.Size*rings) + 64<<20, Tuning: x.tuning(),
 	})
 	if err != nil {
 		return err
 	}
-	incoming, err := verbena.NewMapping((c.Size - 1) * places)
+	free, err := x.mapped.add((c.Size - 1) * rings)
 	if err != nil {
-		return fmt.Errorf("memory for %d bytes of places: %w", (c.Size-1)*places, err)
+		return fmt.Errorf("memory for %d bytes of rings: %w", (c.Size-1)*rings, err)
 	}
-	x.mappings = append(x.mappings, incoming)
-	outgoing, err := verbena.NewMapping(int(own))
-	if err != nil {
-		return fmt.Errorf("memory for %d bytes of blocks: %w", own, err)
-	}
-	x.mappings = append(x.mappings, outgoing)
-	x.blocks.memory = outgoing.Bytes()
-	x.memory, x.registered = int64(len(incoming.Bytes()))+own, int64(len(incoming.Bytes()))
-	free := incoming.Bytes()
 	for _, p := range x.peers {
 		if !p.local {
-			p.places, free = free[:places:places], free[places:]
+			p.incoming, free = free[:rings:rings], free[rings:]
 		}
 	}
 
@@ -86,7 +75,7 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 func (x *Exchange) tuning() verbena.TuningTable {
 	t := verbena.Tuning{Eager: notesAtOnce*wire.EntrySize + 64, Window: 4, MaxWindow: 16}
 	if x.c.Mode == TwoSided {
-		t.Eager = max(t.Eager, wire.BlockPrefix+x.c.block+64)
+		t.Eager = max(t.Eager, x.c.full+x.c.part+wire.HeaderSize)
 		t.MaxWindow = 0
 	}
 	table := verbena.TuningTable{}
@@ -205,17 +194,17 @@ func (x *Exchange) receiveHello(ctx context.Context, e *verbena.Endpoint) (h wir
 	return wire.ParseHello(m.Bytes())
 }
 
-// hello is this side's, with the token of the places that the peer fills.
+// hello is this side's, with the token of the rings that the peer fills.
 func (x *Exchange) hello(ctx context.Context, p *peer) (*wire.Hello, error) {
 	h := &wire.Hello{
-		Rank: x.c.Rank, Size: x.c.Size, Threads: x.c.Threads, Block: x.c.block, Depth: x.c.depth, MaxRecord: int64(x.c.MaxRecord),
+		Rank: x.c.Rank, Size: x.c.Size, Threads: x.c.Threads, Lanes: x.c.lanes, Ring: x.c.ring, MaxRecord: int64(x.c.MaxRecord),
 		OneSided: x.c.Mode == OneSided || x.c.Mode == Auto && p.ep.Selection().Transport != verbena.TransportTCP,
 	}
 	if !h.OneSided {
 		return h, nil
 	}
 	var err error
-	p.exposure, err = p.ep.Expose(ctx, verbena.ExposeConfig{Memory: p.places, Rights: verbena.MayWrite})
+	p.exposure, err = p.ep.Expose(ctx, verbena.ExposeConfig{Memory: p.incoming, Rights: verbena.MayWrite})
 	if err != nil {
 		return nil, err
 	}
@@ -231,28 +220,34 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	}{
 		{"Size", int64(ours.Size), int64(theirs.Size)}, {"Threads", int64(ours.Threads), int64(theirs.Threads)},
 		{"MaxRecord", ours.MaxRecord, theirs.MaxRecord},
-		{"Memory (it makes the length of blocks)", int64(ours.Block), int64(theirs.Block)}, {"Memory (it makes the number of places)", int64(ours.Depth), int64(theirs.Depth)},
+		{"Memory (it makes the length of rings)", int64(ours.Ring), int64(theirs.Ring)},
 	} {
 		if v.ours != v.theirs {
 			return fmt.Errorf("the processes have different configurations: %s is %d in process %d, %d in process %d", v.what, v.ours, ours.Rank, v.theirs, theirs.Rank)
 		}
 	}
+	p.lanes = theirs.Lanes
 	p.oneSided = ours.OneSided && theirs.OneSided
-	if !p.oneSided {
+	p.direct = p.oneSided && p.ep.Selection().Transport == "shm"
+	rings := x.c.Threads * x.c.ring
+	if p.oneSided {
+		x.registered.Add(int64(rings))
+		var err error
+		if p.token, err = verbena.ParseToken(theirs.Token); err != nil {
+			return err
+		}
+		if p.token.Len() != rings || p.token.Rights() != verbena.MayWrite {
+			return fmt.Errorf("%w: a token for %d bytes with rights %v", wire.ErrFormat, p.token.Len(), p.token.Rights())
+		}
+	}
+	if p.direct {
 		return nil
 	}
 	var err error
-	if p.token, err = verbena.ParseToken(theirs.Token); err != nil {
+	if p.rings, err = x.mapped.add(rings); err != nil || !p.oneSided {
 		return err
 	}
-	if p.token.Len() != x.c.shape().Size() || p.token.Rights() != verbena.MayWrite {
-		return fmt.Errorf("%w: a token for %d bytes with rights %v", wire.ErrFormat, p.token.Len(), p.token.Rights())
-	}
-	p.direct = p.ep.Selection().Transport == "shm"
-	if !p.direct {
-		if p.buffer, err = p.ep.Wrap(x.ctx, x.blocks.memory); err != nil {
-			return err
-		}
-	}
-	return nil
+	x.registered.Add(int64(rings))
+	p.buffer, err = p.ep.Wrap(x.ctx, p.rings)
+	return err
 }

@@ -25,29 +25,30 @@
 //
 // # Sending is asynchronous
 //
-// Send copies the record to the end of a block of the stream between the sender's thread
-// and the partition, and returns. A full block is written into memory of the receiving
-// process by a one-sided Write, which costs no system call over shared memory and wakes
-// nobody there but by notifications, which are batched; or it travels as a message, where
-// that is better. Threads of one process hand blocks over by reference. A partial block
-// goes out by Flush and by Close.
+// Send copies the record to the end of a part, which has records for one partition, and
+// returns. A full part goes to the open block of the stream to that partition's thread:
+// into memory of the receiving process, by a one-sided Write, which costs no system call
+// over shared memory; or the block travels as a message, where that is better. Blocks go
+// out, and peers are told of them, many together, but not later than 2 ms after the last
+// part. Threads of one process hand parts over by reference. A partial part goes out by Flush
+// and by Close.
 //
-// Send blocks when the receiver has not freed the stream's places, and then only the
-// sender of that stream. With Config.Spill set, a receiving process writes what its
-// threads do not take to disk instead.
+// Send blocks when the stream has no room because its receiver has not taken what is there,
+// and then only those who send to that receiver. With Config.Spill set, a receiving process
+// writes what its threads do not take to disk instead.
 //
 // # Who waits for whom
 //
-// Each stream has places of its own. So a receiver that takes nothing holds up those who
+// Each stream has a ring of its own. So a receiver that takes nothing holds up those who
 // send to it, and nobody else: any receiver may wait for any other. A goroutine that
 // sends and receives by turns can wait for itself, though: when it waits in Send for a
 // thread that waits in Send for it. Send and receive in goroutines of their own.
 //
 // # Exactly once, or an error
 //
-// Blocks are numbered and have a checksum, which the receiving thread computes anew from
-// what it hands out. At the end of a stream both sides compare how many records, bytes
-// and blocks there were. When anything differs, when a process dies, leaves before the
+// Blocks are numbered. Those that travel over a network have a checksum, which the
+// receiving thread computes anew from what it hands out. At the end both sides compare how
+// many records, bytes and parts there were. When anything differs, when a process dies, leaves before the
 // end, or calls [Exchange.Abort], every call in every process fails with the reason: see
 // [ProcessError]. A nil from [Exchange.Wait] says that every record has been received
 // once, in all processes.

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/shuffle/internal/flow"
-	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
 // An Exchange is one process's part in a shuffle. All its methods may be called
@@ -22,6 +20,8 @@ type Exchange struct {
 	senders   []*Sender
 	receivers []*Receiver
 	blocks    blocks
+	mapped    mapped
+	idle      idle
 	spill     *spiller
 
 	ctx    context.Context // of all calls of the runtime; ends with the failure, or Close
@@ -34,17 +34,18 @@ type Exchange struct {
 	finished   chan struct{} // closed when there are none
 	over       chan struct{} // closed when the peers have finished, too
 	left       atomic.Int32  // processes that have not finished
+	lanes      int           // of all processes
+	unended    atomic.Int32  // lanes whose senders have not all closed
 	untold     atomic.Int32  // peers that do not know yet that this one has finished
 	close1     sync.Once
 	closeErr   error
 
 	gather gatherer
 
-	group              *verbena.Group
-	service            *verbena.Service
-	mappings           []*verbena.Mapping
-	memory, registered int64 // bytes
-	loops              sync.WaitGroup
+	group      *verbena.Group
+	service    *verbena.Service
+	registered atomic.Int64 // bytes
+	loops      sync.WaitGroup
 }
 
 // Join connects this process with all others, and returns when that is done. ctx bounds
@@ -59,14 +60,29 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 	x.left.Store(int32(c.Size))
 	x.untold.Store(int32(c.Size - 1))
 	x.gather.init(c.Size)
-	x.blocks = blocks{size: wire.BlockPrefix + c.block, spare: c.spare}
+	x.unended.Store(int32(c.lanes))
+	x.blocks.size, x.idle = c.part, newIdle()
 	for rank := range c.Size {
 		p := &peer{x: x, rank: rank, local: rank == c.Rank, work: make(chan struct{}, 1)}
-		p.out, p.in = flow.NewOut[*block](c.shape()), flow.NewIn(c.shape())
+		if p.local {
+			p.windows, p.lanes = make([]window, c.lanes*c.Threads), c.lanes
+		} else {
+			p.gets = make([]bool, c.Threads)
+			for receiver := range c.Threads {
+				p.out = append(p.out, &outgoing{p: p, receiver: receiver, ring: flow.NewOut(flow.Ring(c.ring))})
+				p.in = append(p.in, flow.NewIn(flow.Ring(c.ring)))
+			}
+		}
 		x.peers = append(x.peers, p)
 	}
+	lanes := make([]lane, c.lanes)
+	for i := range lanes {
+		lanes[i] = lane{number: uint16(i), shared: c.lanes < c.Threads, streams: make([]sending, x.Partitions())}
+	}
 	for i := range c.Threads {
-		x.senders = append(x.senders, newSender(x, i))
+		l := &lanes[i%c.lanes]
+		l.unclosed++
+		x.senders = append(x.senders, newSender(x, l))
 		x.receivers = append(x.receivers, newReceiver(x, i))
 	}
 	if c.Spill != "" {
@@ -81,7 +97,11 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 			return nil, errors.Join(fmt.Errorf("shuffle: join as process %d of %d: %w", c.Rank, c.Size, err), x.free())
 		}
 	}
+	for _, p := range x.peers {
+		x.lanes += p.lanes
+	}
 	x.loops.Go(x.finish)
+	x.loops.Go(x.lookAfter)
 	return x, nil
 }
 
@@ -193,9 +213,9 @@ func (x *Exchange) Wait(ctx context.Context) error {
 }
 
 // Close frees everything. Records that were received must not be used after it. Before
-// the end of the exchange it is an Abort: senders and receivers that are in use then fail,
-// and their memory goes when nothing refers to the exchange any more. After a failure it
-// returns nil, since all other calls have told of that.
+// the end of the exchange it is an Abort: senders and receivers that are in use then fail. A
+// receiver that is in the middle of a block keeps the memory until its next call fails, or the
+// batch is released. After a failure it returns nil, since all other calls have told of that.
 func (x *Exchange) Close() error {
 	x.close1.Do(func() {
 		select {
@@ -230,23 +250,9 @@ func (x *Exchange) free() error {
 	if x.group != nil {
 		errs = append(errs, x.group.Close())
 	}
-	select {
-	case <-x.over: // senders and receivers are at their ends, and refer to no memory
-		errs = append(errs, unmap(x.mappings))
-	default:
-		// They may be in the middle of a record, and learn of the failure with the next block.
-		runtime.AddCleanup(x, func(mappings []*verbena.Mapping) { _ = unmap(mappings) }, x.mappings)
-	}
+	errs = append(errs, x.mapped.close())
 	if x.spill != nil {
 		errs = append(errs, x.spill.close())
-	}
-	return errors.Join(errs...)
-}
-
-func unmap(mappings []*verbena.Mapping) error {
-	var errs []error
-	for _, m := range mappings {
-		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -1,25 +1,24 @@
 package shuffle
 
-import "sync"
+import (
+	"errors"
+	"sync"
 
-// A block is memory of this process in which a part of a stream is put together.
+	"github.com/verbena-data/verbena"
+)
+
+// A block is memory of this process in which a thread collects a part.
 type block struct {
-	// memory has room for what stands before a block that travels as a message, and then for
-	// the block.
 	memory []byte
-	at     int // where memory begins in that of all blocks
-	length int // of the block, with its header, when it is complete
+	length int // of the part, with its header, when it is complete
 }
 
-// blocks hands out the blocks of a process. How many there are at most, the exchange
-// counts: one for each stream, and some that wait for their turn.
+// blocks hands out the blocks of a process. They are as many as are in use at a time.
 type blocks struct {
-	size   int // bytes of one
-	mu     sync.Mutex
-	free   []*block
-	memory []byte // of blocks that were never used
-	next   int
-	spare  int // how many more may wait
+	size int // bytes of one
+	mu   sync.Mutex
+	free []*block
+	made int // how many there are
 }
 
 func (m *blocks) get() *block {
@@ -30,14 +29,15 @@ func (m *blocks) get() *block {
 		m.free = m.free[:n-1]
 		return b
 	}
-	b := &block{at: m.next}
-	if m.memory == nil { // one process: nothing of it is registered
-		b.memory = make([]byte, m.size)
-		return b
-	}
-	b.memory = m.memory[m.next : m.next+m.size : m.next+m.size]
-	m.next += m.size
-	return b
+	m.made++
+	return &block{memory: make([]byte, m.size)}
+}
+
+// bytes is how many bytes all blocks have.
+func (m *blocks) bytes() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return int64(m.made) * int64(m.size)
 }
 
 func (m *blocks) put(b *block) {
@@ -46,21 +46,71 @@ func (m *blocks) put(b *block) {
 	m.mu.Unlock()
 }
 
-// wait takes a block from the number of those that may wait, if there is one left.
-func (m *blocks) wait() bool {
+// mapped is the memory outside the Go heap. Receivers hold it while they have a block that
+// lies there; it is unmapped when the exchange is closed and nobody holds it.
+type mapped struct {
+	mu       sync.Mutex
+	mappings []*verbena.Mapping
+	size     int64
+	holds    int
+	closed   bool
+}
+
+// add maps more.
+func (m *mapped) add(size int) ([]byte, error) {
+	mapping, err := verbena.NewMapping(size)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.mappings = append(m.mappings, mapping)
+	m.size += int64(size)
+	m.mu.Unlock()
+	return mapping.Bytes(), nil
+}
+
+// bytes is how many bytes are mapped.
+func (m *mapped) bytes() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.spare == 0 {
+	return m.size
+}
+
+// hold reports false if the memory has gone.
+func (m *mapped) hold() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
 		return false
 	}
-	m.spare--
+	m.holds++
 	return true
 }
 
-// gone gives back a block that has waited.
-func (m *blocks) gone(b *block) {
+func (m *mapped) release() {
 	m.mu.Lock()
-	m.spare++
-	m.free = append(m.free, b)
-	m.mu.Unlock()
+	defer m.mu.Unlock()
+	if m.holds--; m.closed && m.holds == 0 {
+		_ = m.unmap() // Close has returned before
+	}
+}
+
+// close unmaps the memory, or leaves that to who holds it last.
+func (m *mapped) close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	if m.holds > 0 {
+		return nil
+	}
+	return m.unmap()
+}
+
+func (m *mapped) unmap() error {
+	var errs []error
+	for _, mapping := range m.mappings {
+		errs = append(errs, mapping.Close())
+	}
+	m.mappings, m.size = nil, 0
+	return errors.Join(errs...)
 }

@@ -20,19 +20,19 @@ func newMetric(name, help string, kind prometheus.ValueType, of func(*Stats) flo
 }
 
 var metrics = []metric{
-	newMetric("sent_records_total", "Records in the blocks that senders have completed.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Sent.Records) }),
+	newMetric("sent_records_total", "Records in the parts that senders have completed.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Sent.Records) }),
 	newMetric("sent_bytes_total", "Bytes of those records, with their lengths.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Sent.Bytes) }),
 	newMetric("sent_local_bytes_total", "The part of the sent bytes that went to threads of this process.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Local.Bytes) }),
-	newMetric("sent_blocks_total", "Blocks that senders have completed.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Sent.Blocks) }),
-	newMetric("received_records_total", "Records in the blocks that receivers have opened.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Received.Records) }),
+	newMetric("sent_parts_total", "Parts that senders have completed.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Sent.Parts) }),
+	newMetric("received_records_total", "Records in the parts that receivers have opened.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Received.Records) }),
 	newMetric("received_bytes_total", "Bytes of those records, with their lengths.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Received.Bytes) }),
 	newMetric("messages_total", "Messages to other processes, each with notifications or a block.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Messages) }),
 	newMetric("sender_stalls_total", "How often a sender waited for room.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Stalls) }),
 	newMetric("sender_stalled_seconds_total", "How long senders waited for room, all together.", prometheus.CounterValue, func(s *Stats) float64 { return s.Stalled.Seconds() }),
-	newMetric("receiver_waits_total", "How often a receiver waited for a block.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Waits) }),
-	newMetric("receiver_waited_seconds_total", "How long receivers waited for blocks, all together.", prometheus.CounterValue, func(s *Stats) float64 { return s.Waited.Seconds() }),
+	newMetric("receiver_waits_total", "How often a receiver waited for records.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Waits) }),
+	newMetric("receiver_waited_seconds_total", "How long receivers waited for records, all together.", prometheus.CounterValue, func(s *Stats) float64 { return s.Waited.Seconds() }),
 	newMetric("spilt_bytes_total", "Bytes written to the spill directory.", prometheus.CounterValue, func(s *Stats) float64 { return float64(s.Spilt) }),
-	newMetric("mapped_bytes", "Memory mapped for blocks and places.", prometheus.GaugeValue, func(s *Stats) float64 { return float64(s.Memory) }),
+	newMetric("memory_bytes", "Memory for records on their way.", prometheus.GaugeValue, func(s *Stats) float64 { return float64(s.Memory) }),
 	newMetric("registered_bytes", "The part of it that is registered.", prometheus.GaugeValue, func(s *Stats) float64 { return float64(s.Registered) }),
 }
 

@@ -10,7 +10,7 @@ import (
 
 // What two processes have sent each other is in their metrics, under the exchange's name.
 func TestCollector(t *testing.T) {
-	exchanges := worlds[0].join(t, 2, shuffle.Config{Name: "measured", Threads: 2})
+	exchanges := worlds[1].join(t, 2, shuffle.Config{Name: "measured", Threads: 2})
 	exchangeAll(t, exchanges, 500, 100)
 	sum := map[string]float64{}
 	for _, x := range exchanges {
@@ -36,7 +36,7 @@ func TestCollector(t *testing.T) {
 	if sent := sum["verbena_shuffle_sent_bytes_total"]; sent == 0 || sent != sum["verbena_shuffle_received_bytes_total"] {
 		t.Errorf("%v bytes sent, %v received", sent, sum["verbena_shuffle_received_bytes_total"])
 	}
-	for _, name := range []string{"sent_local_bytes_total", "sent_blocks_total", "messages_total", "mapped_bytes", "registered_bytes"} {
+	for _, name := range []string{"sent_local_bytes_total", "sent_parts_total", "messages_total", "memory_bytes", "registered_bytes"} {
 		if sum["verbena_shuffle_"+name] == 0 {
 			t.Errorf("%s is 0", name)
 		}

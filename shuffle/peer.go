@@ -10,43 +10,110 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/fifo"
 	"github.com/verbena-data/verbena/shuffle/internal/flow"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
 // A peer is a process of the exchange, as this one sees it: the streams to it and from
-// it. This process is one of its own peers, whose blocks are handed over by reference.
+// it. This process is one of its own peers, whose parts are handed over by reference.
 type peer struct {
 	x     *Exchange
 	rank  int
 	local bool
 
 	ep       *verbena.Endpoint
-	exposure *verbena.Exposure // of places
-	places   []byte            // that the peer fills
+	exposure *verbena.Exposure // of incoming
+	incoming []byte            // the rings that the peer fills, by thread of this process
 	oneSided bool              // blocks are put, not sent
-	direct   bool              // the thread that sends puts them by itself: this process's processor copies
-	token    verbena.Token     // of the places that this side fills
-	buffer   *verbena.Buffer   // the memory of all blocks, registered, unless direct
+	direct   bool              // the thread that sends writes into the peer's memory: this process's processor copies
+	token    verbena.Token     // of the rings that this side fills
+	rings    []byte            // what blocks for those are put together in, unless direct
+	buffer   *verbena.Buffer   // the same, registered, where blocks are put
 
-	mu    sync.Mutex
-	out   *flow.Out[*block]
-	in    *flow.In
-	notes []wire.Entry // that wait to be sent
-	bye   bool         // the peer has to be told that all has arrived here
+	out []*outgoing // by thread of the peer
+
+	// Of the goroutine that receives: which threads have got something by the message.
+	gets []bool // by thread
+	got  []*Receiver
+
+	mu      sync.Mutex
+	in      []flow.In              // by thread of this process
+	posts   fifo.Queue[wire.Entry] // blocks that go out
+	notes   []wire.Entry           // notifications that wait
+	untold  int                    // bytes of blocks that they tell of
+	bye     bool                   // the peer has to be told that all has arrived here
+	windows []window               // of parts within this process: by lane, by receiving thread
+	lanes   int                    // of the peer
 
 	saidBye atomic.Bool // the peer has all
 	hung    atomic.Bool // this side is done with the endpoint
 
 	messages atomic.Uint64 // that have gone there
 
-	work chan struct{} // one token when there is something to do for poster
+	sending sync.Mutex    // held by who sends what waits
+	control []byte        // entries that have been taken for a message, which was not sent
+	work    chan struct{} // one token when there is something to do for poster
 }
 
 // start begins to serve the streams.
 func (p *peer) start() {
 	p.x.loops.Go(p.receive)
 	p.x.loops.Go(p.poster)
+}
+
+// urge lets go out what waits. Where that takes no time the caller does it, which spares the
+// waking of a goroutine; who sends at the moment looks again when done.
+func (p *peer) urge() {
+	for p.direct {
+		if !p.sending.TryLock() {
+			return
+		}
+		sent := p.trySend()
+		p.sending.Unlock()
+		if !sent {
+			break
+		}
+		if !p.waits() {
+			return
+		}
+	}
+	p.poke()
+}
+
+// waits tells whether there are notifications to send.
+func (p *peer) waits() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.notes) > 0
+}
+
+// trySend sends notifications if that needs no waiting. sending is held.
+func (p *peer) trySend() bool {
+	if len(p.control) == 0 {
+		p.mu.Lock()
+		p.takeNotes()
+		p.mu.Unlock()
+	}
+	if len(p.control) == 0 {
+		return true
+	}
+	if !p.ep.TrySend(wire.TagControl, p.control) {
+		return false
+	}
+	p.messages.Add(1)
+	p.control = p.control[:0]
+	return true
+}
+
+// takeNotes takes notifications for a message. mu and sending are held.
+func (p *peer) takeNotes() {
+	n := min(len(p.notes), notesAtOnce-postsAtOnce)
+	for _, e := range p.notes[:n] {
+		p.control = e.Append(p.control)
+	}
+	p.notes = p.notes[:copy(p.notes, p.notes[n:])]
+	p.untold = 0
 }
 
 // poke wakes the poster.
@@ -115,13 +182,14 @@ func (p *peer) message(m *verbena.Message) error {
 	b := m.Bytes()
 	switch m.Tag {
 	case wire.TagControl:
-		return p.control(b)
+		return p.entries(b)
 	case wire.TagBlock:
-		sender, receiver, data, err := wire.ParseBlock(b)
+		h, _, _, err := wire.ParseHeader(b)
 		if err != nil {
 			return err
 		}
-		return p.filled(int(sender), int(receiver), len(data), data)
+		defer p.wakeReceivers()
+		return p.filled(int(h.Receiver), int(h.Offset), len(b), b)
 	case wire.TagAbort:
 		a, err := wire.ParseAbort(b)
 		if err != nil {
@@ -152,84 +220,155 @@ func (p *peer) message(m *verbena.Message) error {
 	return fmt.Errorf("%w: a message with tag %d", flow.ErrBreach, m.Tag)
 }
 
-// control carries out entries.
-func (p *peer) control(b []byte) error {
-	freed := false
+// entries carries out entries.
+func (p *peer) entries(b []byte) error {
+	defer p.wakeReceivers()
 	for len(b) > 0 {
 		e, rest, err := wire.ParseEntry(b)
 		if err != nil {
 			return err
 		}
 		b = rest
-		if e.Kind == wire.Filled {
-			if !p.oneSided {
-				return fmt.Errorf("%w: a block was put", flow.ErrBreach)
-			}
-			if err := p.filled(int(e.Sender), int(e.Receiver), int(e.Length), nil); err != nil {
-				return err
-			}
-			continue
+		receiver := int(e.Receiver)
+		switch {
+		case e.Kind == wire.Free && receiver < len(p.out):
+			err = p.out[receiver].free(int(e.Length))
+		case e.Kind == wire.Filled && p.oneSided:
+			err = p.filled(receiver, int(e.Offset), int(e.Length), nil)
+		default:
+			err = fmt.Errorf("%w: an entry of kind %d about thread %d", flow.ErrBreach, e.Kind, receiver)
 		}
-		p.mu.Lock()
-		err = p.out.Free(int(e.Sender), int(e.Receiver))
-		p.mu.Unlock()
 		if err != nil {
-			return err
-		}
-		freed = true
-		p.x.senders[e.Sender].sleeper.wake()
-	}
-	if freed {
-		p.mu.Lock()
-		ready := p.out.Ready()
-		p.mu.Unlock()
-		if ready {
-			p.poke()
+			return fmt.Errorf("thread %d: %w", receiver, err)
 		}
 	}
 	return nil
 }
 
-// filled hands a block to its receiver. data is that of a message, and nil if the block
-// has been put.
-func (p *peer) filled(sender, receiver, length int, data []byte) error {
+// filled hands a block on to its receiver. data is copied into the ring, unless it lies
+// there.
+func (p *peer) filled(receiver, offset, length int, data []byte) error {
+	if receiver >= len(p.in) {
+		return fmt.Errorf("%w: a block for thread %d", flow.ErrBreach, receiver)
+	}
 	p.mu.Lock()
-	place, err := p.in.Filled(sender, receiver, length)
-	full := err == nil && p.in.Full(sender, receiver)
+	id, err := p.in[receiver].Filled(offset, length)
+	pressing := err == nil && p.in[receiver].Pressing()
 	p.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	at := p.x.c.shape().Offset(sender, receiver, place)
-	memory := p.places[at : at+length : at+length]
+	at := receiver*p.x.c.ring + offset
+	memory := p.incoming[at : at+length : at+length]
 	if data != nil {
 		copy(memory, data)
 	}
-	p.x.receivers[receiver].push(item{data: memory, from: p, sender: sender, place: place}, full)
+	r := p.x.receivers[receiver]
+	r.push(item{data: memory, from: p, id: id, offset: int64(offset)}, pressing)
+	if !p.gets[receiver] {
+		p.gets[receiver] = true
+		p.got = append(p.got, r)
+	}
 	return nil
 }
 
-// freed gives back the place, or the block, of an item that has been read.
-func (p *peer) freed(receiver int, it *item) {
-	if it.block != nil {
-		p.x.blocks.put(it.block) // before its place, which lets the sender have another block
+// wakeReceivers wakes those that have got something by a message: when all of it has been
+// handed on, so that they take it together.
+func (p *peer) wakeReceivers() {
+	for _, r := range p.got {
+		p.gets[r.thread] = false
+		r.sleeper.wake()
 	}
-	p.mu.Lock()
-	n := p.in.Freed(it.sender, receiver, it.place)
+	p.got = p.got[:0]
+}
+
+// freed gives back the room of an item that has been read.
+func (p *peer) freed(receiver int, it *item) {
 	if p.local {
-		for range n {
-			_ = p.out.Free(it.sender, receiver) // it was in use
+		p.x.blocks.put(it.block)
+		w := &p.windows[it.sender*p.x.c.Threads+receiver]
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if w.used--; w.used > p.x.c.depth/2 {
+			return
 		}
-		p.mu.Unlock()
-		p.x.senders[it.sender].sleeper.wake()
+		for i, s := range w.waiting {
+			s.sleeper.wake()
+			w.waiting[i] = nil
+		}
+		w.waiting = w.waiting[:0]
 		return
 	}
-	for range n {
-		p.notes = append(p.notes, wire.Entry{Kind: wire.Free, Sender: uint16(it.sender), Receiver: uint16(receiver)})
-	}
-	p.mu.Unlock()
+	p.mu.Lock()
+	scarce := p.in[receiver].Scarce()
+	n := p.in[receiver].Freed(it.id)
 	if n > 0 {
-		p.poke()
+		p.append(wire.Entry{Kind: wire.Free, Receiver: uint16(receiver), Length: uint32(n)})
+	}
+	urgent := n > 0 && (scarce || p.untold >= p.x.c.prompt)
+	p.mu.Unlock()
+	switch {
+	case urgent:
+		p.urge()
+	case n > 0:
+		p.x.idle.arm()
+	}
+}
+
+// append lets a notification wait. mu is held.
+func (p *peer) append(e wire.Entry) {
+	p.notes = append(p.notes, e)
+	p.untold += int(e.Length)
+}
+
+// pressing tells whether somebody may be waiting for the room of a stream to a thread.
+func (p *peer) pressing(receiver int, it *item) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.local {
+		return p.windows[it.sender*p.x.c.Threads+receiver].used == p.x.c.depth
+	}
+	return p.in[receiver].Pressing()
+}
+
+// A window bounds the parts from a lane to a thread of the same process.
+type window struct {
+	used    int
+	waiting []*Sender
+}
+
+// take takes a place in a window. If there is none, the sender is woken when half of them
+// are free.
+func (p *peer) take(s *Sender, receiver int) (ok, full bool) {
+	w := &p.windows[int(s.lane.number)*p.x.c.Threads+receiver]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w.used == p.x.c.depth {
+		w.waiting = append(w.waiting, s)
+		return false, true
+	}
+	w.used++
+	return true, w.used == p.x.c.depth
+}
+
+// post lets a block go out.
+func (p *peer) post(e wire.Entry) {
+	p.mu.Lock()
+	p.posts.Push(e)
+	p.mu.Unlock()
+	p.poke()
+}
+
+// note tells the peer of a block that lies in its memory: at once if there are many.
+func (p *peer) note(e wire.Entry) {
+	p.mu.Lock()
+	p.append(e)
+	urgent := p.untold >= p.x.c.prompt
+	p.mu.Unlock()
+	if urgent {
+		p.urge()
+	} else {
+		p.x.idle.arm()
 	}
 }
 
@@ -240,16 +379,9 @@ const (
 	notesAtOnce = 256
 )
 
-// A poster is what a peer's goroutine that sends needs.
-type poster struct {
-	batch   *verbena.Batch
-	posts   []flow.Post[*block]
-	control []byte
-}
-
-// poster sends what waits: blocks that have got a place, notifications and freed places.
+// poster sends what waits: blocks, notifications and what has been freed.
 func (p *peer) poster() {
-	q := poster{batch: p.ep.Batch(), posts: make([]flow.Post[*block], 0, postsAtOnce)}
+	batch, posts := p.ep.Batch(), make([]wire.Entry, 0, postsAtOnce)
 	for {
 		select {
 		case <-p.work:
@@ -257,90 +389,65 @@ func (p *peer) poster() {
 			return
 		}
 		for {
-			more, err := p.post(&q)
+			p.sending.Lock()
+			more, err := p.send(batch, posts)
+			p.sending.Unlock()
 			if err != nil {
 				_ = p.undone(err)
 				return
 			}
-			if !more {
+			if !more && !p.waits() {
 				break
 			}
 		}
 	}
 }
 
-// post sends a part of what waits, and reports false if nothing did.
-func (p *peer) post(q *poster) (more bool, err error) {
-	q.posts, q.control = q.posts[:0], q.control[:0]
+// send sends a part of what waits, and reports false if nothing did. sending is held.
+func (p *peer) send(batch *verbena.Batch, posts []wire.Entry) (more bool, err error) {
 	p.mu.Lock()
-	n := min(len(p.notes), notesAtOnce)
-	for _, e := range p.notes[:n] {
-		q.control = e.Append(q.control)
+	if len(p.control) == 0 {
+		p.takeNotes()
 	}
-	p.notes = p.notes[:copy(p.notes, p.notes[n:])]
-	for len(q.posts) < postsAtOnce {
-		post, ok := p.out.Next()
-		if !ok {
-			break
-		}
-		q.posts = append(q.posts, post)
+	for len(posts) < postsAtOnce && p.posts.Len() > 0 {
+		posts = append(posts, p.posts.Pop())
 	}
 	bye := p.bye
 	p.bye = false
 	p.mu.Unlock()
 
 	ctx := p.x.ctx
-	for i := range q.posts {
-		post := &q.posts[i]
-		b := post.Block
+	for _, e := range posts {
+		at := int(e.Receiver)*p.x.c.ring + int(e.Offset)
+		end := at + int(e.Length)
 		if p.oneSided {
-			from := b.at + wire.BlockPrefix
-			if p.buffer != nil {
-				q.batch.PutBuffer(p.token, post.Offset, p.buffer, from, from+b.length)
-			} else {
-				q.batch.Put(p.token, post.Offset, b.memory[wire.BlockPrefix:wire.BlockPrefix+b.length])
-			}
-			q.control = wire.Entry{Kind: wire.Filled, Sender: uint16(post.Sender), Receiver: uint16(post.Receiver), Length: uint32(b.length)}.Append(q.control)
+			batch.PutBuffer(p.token, at, p.buffer, at, end)
+			p.control = e.Append(p.control)
 			continue
 		}
-		wire.AppendBlockPrefix(b.memory[:0], uint16(post.Sender), uint16(post.Receiver))
-		if err := p.ep.Send(ctx, wire.TagBlock, b.memory[:wire.BlockPrefix+b.length]); err != nil {
+		if err := p.ep.Send(ctx, wire.TagBlock, p.rings[at:end]); err != nil {
 			return false, err
 		}
 		p.messages.Add(1)
 	}
+	notified := len(p.control) > 0
 	switch {
-	case q.batch.Len() > 0:
+	case batch.Len() > 0:
+		batch.Notify(wire.TagControl, p.control)
+		err = batch.Do(ctx)
+	case notified:
+		err = p.ep.Send(ctx, wire.TagControl, p.control)
+	}
+	if notified && err == nil {
 		p.messages.Add(1)
-		q.batch.Notify(wire.TagControl, q.control)
-		err = q.batch.Do(ctx)
-	case len(q.control) > 0:
-		p.messages.Add(1)
-		err = p.ep.Send(ctx, wire.TagControl, q.control)
+		p.control = p.control[:0]
 	}
 	if err == nil && bye {
 		if err = p.ep.Send(ctx, wire.TagBye, nil); err == nil {
 			p.x.told()
 		}
 	}
-	if err != nil {
-		return false, err
-	}
-	if len(q.posts) > 0 {
-		p.mu.Lock()
-		for i := range q.posts {
-			p.out.Done(q.posts[i].Sender, q.posts[i].Receiver)
-		}
-		p.mu.Unlock()
-		for i := range q.posts {
-			p.x.blocks.gone(q.posts[i].Block)
-			q.posts[i].Block = nil
-		}
-		for _, s := range p.x.senders { // they may have waited for a block
-			s.sleeper.wake()
-		}
-	}
-	return n > 0 || len(q.posts) > 0 || bye, nil
+	return notified || len(posts) > 0 || bye, err
 }
 
 // patienceOfEnds bounds how long a peer is told of a failure.
@@ -379,8 +486,11 @@ func (p *peer) hangUp() {
 	}
 }
 
-// free gives the memory back.
+// free gives the memory back. Nobody writes to the peer's any more.
 func (p *peer) free() error {
+	for _, o := range p.out {
+		o.close()
+	}
 	if p.buffer != nil {
 		p.buffer.Release()
 	}

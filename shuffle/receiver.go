@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/crc32c"
@@ -13,42 +14,52 @@ import (
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
-// An item is a block for a receiver: in a place that a peer has filled, in a block of this
-// process, or in the spill file.
+// An item is what has arrived for a receiver: a block in a ring or in the spill file, or a
+// part of a thread of this process.
 type item struct {
 	data   []byte
 	from   *peer
-	sender int // its thread there
-	place  int
-	block  *block // that data lies in, or nil
-	spilt  bool   // data is nil, and lies in the spill file
-	offset int64  // there
-	length int
+	sender int    // of a part: its lane
+	id     uint64 // of a block, in its stream
+	block  *block // that the part lies in, or nil
+	spilt  bool   // it holds no room any more; with data nil it lies in the spill file
+	offset int64  // of a block in its ring
+	at     int64  // in the spill file
+	length int    // there
+}
+
+// A holding is an item that is being read. It is given back when nobody reads it any more.
+type holding struct {
+	item
+	readers atomic.Int32 // the receiver, and batches
 }
 
 // A Receiver takes the records of a partition. It belongs to one goroutine at a time.
 type Receiver struct {
 	x       *Exchange
 	thread  int
-	streams []receiving // by global thread of the sender
+	streams []receiving // by process, by lane of the sender
+	blocks  []uint32    // that have come from each process
 
 	mu      sync.Mutex
-	queue   []item // blocks that have arrived, in order
+	queue   []item // that have arrived, in order
 	sleeper sleeper
 
-	spilling sync.Mutex // held while blocks of the queue are written to file, and none is taken
+	spilling sync.Mutex // held while items of the queue are written to file, and none is taken
 	file     *spillFile
 
 	taken   []item // that were queued
 	nextOne int    // of taken
 
-	// The block whose records Next hands out.
-	current item
+	current *holding // or nil
+	parts   []byte   // of it, that follow
+	// The part whose records Next hands out.
+	from    int    // its process and lane, as in streams
 	rest    []byte // what is left of it
 	left    uint32 // records in that
 	long    []byte // a record in fragments, as far as it has come; by the stream's receiving
-	reading bool   // current is one
 	fetched []byte // from the spill file
+	unused  *holding
 	ended   int
 	err     error // after which nothing more comes
 
@@ -65,15 +76,14 @@ type receiving struct {
 }
 
 func newReceiver(x *Exchange, thread int) *Receiver {
-	return &Receiver{x: x, thread: thread, streams: make([]receiving, x.Partitions()), sleeper: newSleeper()}
+	return &Receiver{x: x, thread: thread, streams: make([]receiving, x.Partitions()), blocks: make([]uint32, x.c.Size), sleeper: newSleeper()}
 }
 
-// push adds a block that has arrived. full says that its stream has no place left.
+// push adds what has arrived; the receiver has to be woken then. full says that somebody may be waiting for room.
 func (r *Receiver) push(it item, full bool) {
 	r.mu.Lock()
 	r.queue = append(r.queue, it)
 	r.mu.Unlock()
-	r.sleeper.wake()
 	if full && r.x.spill != nil {
 		r.x.spill.wants(r)
 	}
@@ -104,7 +114,7 @@ func (r *Receiver) next(ctx context.Context) ([]byte, error) {
 			}
 			n, width := binary.Uvarint(r.rest)
 			if width <= 0 || n > uint64(len(r.rest)-width) {
-				return nil, r.corrupt(&r.current, "a record of %d bytes in %d bytes that are left of the block", n, len(r.rest))
+				return nil, r.corrupt("a record of %d bytes in %d bytes that are left of the part", n, len(r.rest))
 			}
 			record := r.rest[width : width+int(n) : width+int(n)]
 			r.rest = r.rest[width+int(n):]
@@ -117,15 +127,20 @@ func (r *Receiver) next(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// advance gives the current block back and opens the next one.
+// advance opens the next part.
 func (r *Receiver) advance(ctx context.Context) error {
 	if r.err != nil {
 		return r.err
 	}
-	if err := r.giveBack(); err != nil {
-		return err
+	if len(r.rest) > 0 {
+		return r.corrupt("%d bytes behind the last record of a part", len(r.rest))
 	}
-	if r.ended == len(r.streams) {
+	r.rest = nil
+	if len(r.parts) > 0 {
+		return r.part()
+	}
+	r.giveBack()
+	if r.ended == r.x.lanes {
 		r.err = io.EOF
 		r.x.one()
 		return io.EOF
@@ -137,26 +152,40 @@ func (r *Receiver) advance(ctx context.Context) error {
 	return r.open(it)
 }
 
-// giveBack is done with the current block.
-func (r *Receiver) giveBack() error {
-	if !r.reading {
-		return nil
+// giveBack is done with the current item.
+func (r *Receiver) giveBack() {
+	h := r.current
+	if h == nil {
+		return
 	}
-	if len(r.rest) > 0 {
-		return r.corrupt(&r.current, "%d bytes behind the last record of a block", len(r.rest))
+	r.current, r.parts = nil, nil
+	if h.readers.Load() == 1 {
+		r.free(h)
+		r.unused = h
+		return
 	}
-	r.reading, r.rest = false, nil
-	r.free(&r.current)
-	r.current = item{}
-	return nil
+	if h.spilt {
+		r.fetched = nil // it is the batches'
+	}
+	r.done(h)
 }
 
-// free gives an item's memory back.
-func (r *Receiver) free(it *item) {
-	if it.spilt {
+// done says that the receiver, or a batch, does not read an item any more.
+func (r *Receiver) done(h *holding) {
+	if h.readers.Add(-1) == 0 {
+		r.free(h)
+	}
+}
+
+// free gives an item's room back.
+func (r *Receiver) free(h *holding) {
+	if h.spilt {
 		return // it had none any more
 	}
-	it.from.freed(r.thread, it)
+	h.from.freed(r.thread, &h.item)
+	if h.block == nil {
+		r.x.mapped.release()
+	}
 }
 
 // take waits for the next item.
@@ -203,45 +232,81 @@ func (r *Receiver) tryTake() (it item, ok bool) {
 	return it, true
 }
 
-// open checks a block and makes it the current one.
+// open makes an item the current one, and opens its first part.
 func (r *Receiver) open(it item) error {
-	if it.spilt {
+	if it.data == nil {
 		var err error
 		if it.data, err = r.fetch(&it); err != nil {
 			return r.x.fail(&ProcessError{Rank: r.x.c.Rank, Err: fmt.Errorf("%w: read what was spilt: %w", ErrAborted, err)})
 		}
-	} else if r.x.spill != nil {
-		r.detach(&it)
+	} else {
+		if it.block == nil && !r.x.mapped.hold() {
+			return ErrClosed
+		}
+		if r.x.spill != nil {
+			r.detach(&it)
+		}
 	}
-	h, contents, err := wire.ParseHeader(it.data)
+	h := r.unused
+	if r.unused = nil; h == nil {
+		h = &holding{}
+	}
+	h.item = it
+	h.readers.Store(1)
+	r.current, r.left, r.rest, r.parts = h, 0, nil, it.data
+	r.from = it.from.rank * r.x.c.Threads
+	if it.from.local {
+		r.from += it.sender
+		return r.part()
+	}
+	header, summed, contents, err := wire.ParseHeader(it.data)
 	if err != nil {
-		return r.corrupt(&it, "%w", err)
+		return r.corrupt("%w", err)
 	}
-	if sum := crc32c.Update(0, it.data[4:]); sum != h.Sum {
-		return r.corrupt(&it, "the checksum of block %d is %08x, it says %08x", h.Sequence, sum, h.Sum)
+	if sum := crc32c.Update(0, summed); sum != header.Sum {
+		return r.corrupt("the checksum of block %d is %08x, it says %08x", header.Sequence, sum, header.Sum)
 	}
-	s := &r.streams[it.from.rank*r.x.c.Threads+it.sender]
+	number := &r.blocks[it.from.rank]
+	if header.Sequence != *number || int64(header.Offset) != it.offset || int(header.Receiver) != r.thread {
+		return r.corrupt("block %d for thread %d at %d came, %d at %d was due", header.Sequence, header.Receiver, header.Offset, *number, it.offset)
+	}
+	*number++
+	r.parts = contents
+	if len(contents) == 0 {
+		return r.corrupt("%w: an empty block", flow.ErrBreach)
+	}
+	return r.part()
+}
+
+// part opens the next part of the current item.
+func (r *Receiver) part() error {
+	p, contents, rest, err := wire.ParsePart(r.parts)
+	if err != nil {
+		return r.corrupt("%w", err)
+	}
+	if int(p.Sender) >= r.current.from.lanes {
+		return r.corrupt("%w: a part of lane %d", flow.ErrBreach, p.Sender)
+	}
+	r.parts = rest
+	r.from = r.current.from.rank*r.x.c.Threads + int(p.Sender)
+	s := &r.streams[r.from]
 	switch {
 	case s.ended:
-		return r.corrupt(&it, "%w: a block behind the end", flow.ErrBreach)
-	case h.Sequence != s.totals.Blocks:
-		return r.corrupt(&it, "block %d came, %d was due", h.Sequence, s.totals.Blocks)
-	case s.within != (h.Flags&wire.Fragment != 0 && h.Flags&wire.First == 0):
-		return r.corrupt(&it, "%w: a record in fragments was broken off or begins in its middle", flow.ErrBreach)
+		return r.corrupt("%w: a part behind the end", flow.ErrBreach)
+	case s.within != (p.Flags&wire.Fragment != 0 && p.Flags&wire.First == 0):
+		return r.corrupt("%w: a record in fragments was broken off or begins in its middle", flow.ErrBreach)
 	}
-	r.current, r.reading, r.left, r.rest = it, true, 0, nil
-	if h.Flags == wire.End {
+	if p.Flags == wire.End {
 		return r.end(s, contents)
 	}
-	s.totals.Records += uint64(h.Records)
+	s.totals.Records += uint64(p.Records)
 	s.totals.Bytes += uint64(len(contents))
-	s.totals.Blocks++
-	s.totals.Sums += uint64(h.Sum)
-	r.stats.all.add(uint64(h.Records), uint64(len(contents)))
-	if h.Flags&wire.Fragment != 0 {
-		return r.fragment(s, &h, contents)
+	s.totals.Parts++
+	r.stats.all.add(uint64(p.Records), uint64(len(contents)))
+	if p.Flags&wire.Fragment != 0 {
+		return r.fragment(s, &p, contents)
 	}
-	r.left, r.rest = h.Records, contents
+	r.left, r.rest = p.Records, contents
 	return nil
 }
 
@@ -249,26 +314,26 @@ func (r *Receiver) open(it item) error {
 func (r *Receiver) end(s *receiving, contents []byte) error {
 	totals, err := wire.ParseTotals(contents)
 	if err != nil {
-		return r.corrupt(&r.current, "%w", err)
+		return r.corrupt("%w", err)
 	}
 	if totals != s.totals {
-		return r.corrupt(&r.current, "%d records of %d bytes in %d blocks were sent, and %d of %d in %d have come",
-			totals.Records, totals.Bytes, totals.Blocks, s.totals.Records, s.totals.Bytes, s.totals.Blocks)
+		return r.corrupt("%d records of %d bytes in %d parts were sent, and %d of %d in %d have come",
+			totals.Records, totals.Bytes, totals.Parts, s.totals.Records, s.totals.Bytes, s.totals.Parts)
 	}
 	s.ended = true
 	r.ended++
 	return nil
 }
 
-// fragment adds a part to a record that is longer than a block.
-func (r *Receiver) fragment(s *receiving, h *wire.Header, contents []byte) error {
-	if h.Flags&wire.First != 0 {
+// fragment adds a piece to a record that is longer than a part.
+func (r *Receiver) fragment(s *receiving, p *wire.Part, contents []byte) error {
+	if p.Flags&wire.First != 0 {
 		if len(contents) < 8 {
-			return r.corrupt(&r.current, "%w: a first fragment of %d bytes", flow.ErrBreach, len(contents))
+			return r.corrupt("%w: a first fragment of %d bytes", flow.ErrBreach, len(contents))
 		}
 		s.want = binary.BigEndian.Uint64(contents)
 		if s.want > uint64(r.x.c.MaxRecord) {
-			return r.corrupt(&r.current, "%w: a record of %d bytes, MaxRecord is %d", flow.ErrBreach, s.want, r.x.c.MaxRecord)
+			return r.corrupt("%w: a record of %d bytes, MaxRecord is %d", flow.ErrBreach, s.want, r.x.c.MaxRecord)
 		}
 		contents = contents[8:]
 		if cap(s.long) > keepScratch {
@@ -278,14 +343,14 @@ func (r *Receiver) fragment(s *receiving, h *wire.Header, contents []byte) error
 		s.within = true
 	}
 	if uint64(len(s.long)+len(contents)) > s.want {
-		return r.corrupt(&r.current, "%w: fragments of more than %d bytes", flow.ErrBreach, s.want)
+		return r.corrupt("%w: fragments of more than %d bytes", flow.ErrBreach, s.want)
 	}
 	if cap(s.long) == 0 { // not more at once than what has come suggests
 		s.long = make([]byte, 0, min(int(s.want), keepScratch))
 	}
 	s.long = append(s.long, contents...)
-	if whole := uint64(len(s.long)) == s.want; whole != (h.Records == 1) || h.Records > 1 {
-		return r.corrupt(&r.current, "%w: a fragment in which %d records end", flow.ErrBreach, h.Records)
+	if whole := uint64(len(s.long)) == s.want; whole != (p.Records == 1) || p.Records > 1 {
+		return r.corrupt("%w: a fragment in which %d records end", flow.ErrBreach, p.Records)
 	} else if whole {
 		s.within = false
 		r.long, r.left = s.long, 1
@@ -293,10 +358,15 @@ func (r *Receiver) fragment(s *receiving, h *wire.Header, contents []byte) error
 	return nil
 }
 
-// corrupt ends the exchange because of what a peer has sent.
-func (r *Receiver) corrupt(it *item, format string, args ...any) error {
-	r.err = r.x.fail(&ProcessError{Rank: it.from.rank, Err: fmt.Errorf("%w: its thread %d to partition %d: %w", ErrCorrupt, it.sender,
-		r.x.c.Rank*r.x.c.Threads+r.thread, fmt.Errorf(format, args...))})
+// corrupt ends the exchange because of what the sender of the current part has sent.
+func (r *Receiver) corrupt(format string, args ...any) error {
+	return r.corruptBy(r.from, format, args...)
+}
+
+func (r *Receiver) corruptBy(from int, format string, args ...any) error {
+	threads := r.x.c.Threads
+	r.err = r.x.fail(&ProcessError{Rank: from / threads, Err: fmt.Errorf("%w: its lane %d to partition %d: %w", ErrCorrupt, from%threads,
+		r.x.c.Rank*threads+r.thread, fmt.Errorf(format, args...))})
 	return r.err
 }
 
@@ -304,7 +374,8 @@ func (r *Receiver) corrupt(it *item, format string, args ...any) error {
 // Release.
 type Batch struct {
 	r    *Receiver
-	it   item
+	h    *holding
+	from int // the sender, as in streams
 	rest []byte
 	left uint32
 	long bool // rest is one record as it is
@@ -319,15 +390,14 @@ func (r *Receiver) NextBatch(ctx context.Context) (*Batch, error) {
 			return nil, err
 		}
 	}
-	b := &Batch{r: r, it: r.current, rest: r.rest, left: r.left}
+	b := &Batch{r: r, h: r.current, from: r.from, rest: r.rest, left: r.left}
 	if r.long != nil {
 		// The stream goes on, and needs its memory for the next long record.
 		b.rest, b.long = append([]byte(nil), r.long...), true
 		r.long = nil
-	} else if r.current.spilt {
-		r.fetched = nil // it is the batch's now
 	}
-	r.left, r.rest, r.reading, r.current = 0, nil, false, item{}
+	r.current.readers.Add(1)
+	r.left, r.rest = 0, nil
 	return b, nil
 }
 
@@ -353,13 +423,13 @@ func (b *Batch) Next() ([]byte, bool) {
 	}
 	if width <= 0 || n > uint64(len(b.rest)-width) {
 		b.left = 0
-		_ = b.r.corrupt(&b.it, "a record of %d bytes in %d bytes that are left of the block", n, len(b.rest))
+		_ = b.r.corruptBy(b.from, "a record of %d bytes in %d bytes that are left of the part", n, len(b.rest))
 		return nil, false
 	}
 	record := b.rest[width : width+int(n) : width+int(n)]
 	b.rest = b.rest[width+int(n):]
 	if b.left == 0 && len(b.rest) > 0 {
-		_ = b.r.corrupt(&b.it, "%d bytes behind the last record of a block", len(b.rest))
+		_ = b.r.corruptBy(b.from, "%d bytes behind the last record of a part", len(b.rest))
 	}
 	return record, true
 }
@@ -368,7 +438,7 @@ func (b *Batch) Next() ([]byte, bool) {
 // two agree; all batches must be released before the exchange is closed.
 func (b *Batch) Release() {
 	if b.r != nil {
-		b.r.free(&b.it)
-		b.r, b.rest, b.left = nil, nil, 0
+		b.r.done(b.h)
+		b.r, b.h, b.rest, b.left = nil, nil, nil, 0
 	}
 }

@@ -38,8 +38,8 @@ func drain(t testing.TB, r *shuffle.Receiver) (records [][]byte) {
 
 // All ways to send a record, of lengths around all borders.
 func TestWaysToSend(t *testing.T) {
-	x := alone(t, shuffle.Config{Memory: 8 << 10, MaxRecord: 5000})
-	block := x.Stats().Block
+	x := alone(t, shuffle.Config{Memory: 4 << 10, MaxRecord: 5000})
+	block := x.Stats().Part + 12
 	var want [][]byte
 	go func() {
 		s := x.Sender(0)
@@ -129,7 +129,7 @@ func TestRefused(t *testing.T) {
 // Configurations that cannot work say why.
 func TestConfigurations(t *testing.T) {
 	for _, c := range []shuffle.Config{
-		{Rank: 1}, {Size: -1}, {Threads: -1}, {Size: 2}, {Threads: 1 << 20}, {MaxRecord: -1}, {Mode: 9}, {Memory: 1000}, {Spill: "/nowhere/at/all"},
+		{Rank: 1}, {Size: -1}, {Threads: -1}, {Size: 2}, {Threads: 1 << 20}, {MaxRecord: -1}, {Mode: 9}, {Memory: 700}, {Spill: "/nowhere/at/all"},
 		{Name: string(make([]byte, 41))},
 	} {
 		if x, err := shuffle.Join(t.Context(), c); err == nil {

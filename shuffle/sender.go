@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/verbena-data/verbena/internal/crc32c"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
@@ -13,42 +12,36 @@ import (
 // time. Its waits end with the exchange's failure, and need no context.
 type Sender struct {
 	x       *Exchange
-	thread  int
-	streams []sending // by partition
+	lane    *lane
 	sleeper sleeper
 	closed  bool
 
 	reserved   int // bytes that Reserve has handed out to reservedTo
 	reservedTo int
-	scratch    []byte // of a reserved record that is longer than a block
+	inPlace    bool                                        // they lie in the part
+	head       [wire.PartSize + binary.MaxVarintLen64]byte // of a part that is a long record
+	scratch    []byte                                      // of a reserved record that does not lie in its part
 
 	stats senderStats
 }
 
-// sending is the sending end of a stream. memory is that of the block that is being
-// filled, from behind its header to its end.
-type sending struct {
-	memory  []byte
-	n       int    // bytes of it that are used
-	records uint32 // that end in it
-	block   *block // nil before the first record, and behind the end
-	totals  wire.Totals
+func newSender(x *Exchange, l *lane) *Sender {
+	return &Sender{x: x, lane: l, sleeper: newSleeper(), reservedTo: -1}
 }
 
-func newSender(x *Exchange, thread int) *Sender {
-	return &Sender{x: x, thread: thread, streams: make([]sending, x.Partitions()), sleeper: newSleeper(), reservedTo: -1}
-}
-
-// Send copies a record to the stream to a partition. It waits only while that stream has
-// no room. Its errors are those of the exchange, ErrTooLong and ErrClosed.
+// Send copies a record to the part for a partition. It waits only while the stream there
+// has no room. Its errors are those of the exchange, ErrTooLong and ErrClosed.
 func (s *Sender) Send(to int, record []byte) error {
-	if uint(to) < uint(len(s.streams)) {
-		o := &s.streams[to]
-		if n, at := len(record), o.n; n < 0x80 && at+n < len(o.memory) {
-			o.memory[at] = byte(n)
-			copy(o.memory[at+1:], record)
-			o.n = at + 1 + n
-			o.records++
+	l := s.lane
+	if !l.shared {
+		if uint(to) < uint(len(l.streams)) && l.streams[to].short(record) {
+			return nil
+		}
+	} else if !s.closed && uint(to) < uint(len(l.streams)) {
+		l.mu.Lock()
+		ok := l.streams[to].short(record)
+		l.mu.Unlock()
+		if ok {
 			return nil
 		}
 	}
@@ -60,14 +53,38 @@ func (s *Sender) SendKey(p Partitioner, key, record []byte) error {
 	return s.Send(p.Partition(key), record)
 }
 
+// check tells why a record of n bytes cannot be sent.
+func (s *Sender) check(to, n int) error {
+	switch {
+	case to < 0 || to >= len(s.lane.streams):
+		return fmt.Errorf("shuffle: send to partition %d of %d", to, len(s.lane.streams))
+	case s.closed:
+		return fmt.Errorf("shuffle: send to partition %d: %w", to, ErrClosed)
+	case n < 0 || n > s.x.c.MaxRecord:
+		return fmt.Errorf("%w: %d bytes, MaxRecord is %d", ErrTooLong, n, s.x.c.MaxRecord)
+	case s.reservedTo >= 0:
+		return fmt.Errorf("shuffle: send to partition %d: a record to %d was reserved and not committed", to, s.reservedTo)
+	}
+	return nil
+}
+
 // send is Send of what is not short, or does not fit.
 func (s *Sender) send(to int, record []byte) error {
-	into, err := s.Reserve(to, len(record))
-	if err != nil {
+	if err := s.check(to, len(record)); err != nil {
 		return err
 	}
-	copy(into, record)
-	return s.Commit(len(record))
+	s.lane.lock()
+	defer s.lane.unlock()
+	if uvarintSize(len(record))+len(record) > s.room() {
+		return s.long(to, record)
+	}
+	o := &s.lane.streams[to]
+	for !o.add(record) {
+		if err := s.next(to); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // SendGather is Send of a record in several parts.
@@ -94,38 +111,31 @@ func uvarintSize(n int) int {
 	return size
 }
 
-// room is how many bytes of records, with their lengths, fit into a block.
-func (s *Sender) room() int { return s.x.c.block - wire.HeaderSize }
+// room is how many bytes of records, with their lengths, fit into a part.
+func (s *Sender) room() int { return s.x.c.part - wire.PartSize }
 
 // Reserve returns n bytes in which a record to a partition can be put together. Commit
 // must follow before anything else. The bytes hold anything at first.
 func (s *Sender) Reserve(to, n int) ([]byte, error) {
-	switch {
-	case to < 0 || to >= len(s.streams):
-		return nil, fmt.Errorf("shuffle: send to partition %d of %d", to, len(s.streams))
-	case s.closed:
-		return nil, fmt.Errorf("shuffle: send to partition %d: %w", to, ErrClosed)
-	case n < 0 || n > s.x.c.MaxRecord:
-		return nil, fmt.Errorf("%w: %d bytes, MaxRecord is %d", ErrTooLong, n, s.x.c.MaxRecord)
-	case s.reservedTo >= 0:
-		return nil, fmt.Errorf("shuffle: send to partition %d: a record to %d was reserved and not committed", to, s.reservedTo)
+	if err := s.check(to, n); err != nil {
+		return nil, err
 	}
-	o := &s.streams[to]
+	s.reservedTo, s.reserved = to, n
+	o := &s.lane.streams[to]
 	size := uvarintSize(n) + n
-	if size > s.room() { // in fragments
+	if s.inPlace = !s.lane.shared && size <= s.room(); !s.inPlace {
 		if cap(s.scratch) < n {
 			s.scratch = make([]byte, n)
 		}
-		s.reservedTo, s.reserved = to, n
 		return s.scratch[:n], nil
 	}
 	if o.n+size > len(o.memory) {
 		if err := s.next(to); err != nil {
+			s.reservedTo = -1
 			return nil, err
 		}
 	}
 	at := o.n + size - n
-	s.reservedTo, s.reserved = to, n
 	return o.memory[at : at+n : at+n], nil
 }
 
@@ -137,17 +147,14 @@ func (s *Sender) Commit(n int) error {
 	}
 	reserved := s.reserved
 	s.reservedTo, s.reserved = -1, 0
-	o := &s.streams[to]
-	if uvarintSize(reserved)+reserved > s.room() {
+	if !s.inPlace {
 		record := s.scratch[:n]
 		if cap(s.scratch) > keepScratch {
 			s.scratch = nil
 		}
-		if uvarintSize(n)+n > s.room() {
-			return s.fragments(to, record)
-		}
 		return s.send(to, record)
 	}
+	o := &s.lane.streams[to]
 	width := uvarintSize(reserved)
 	at := o.n + width
 	if now := uvarintSize(n); now != width {
@@ -161,74 +168,33 @@ func (s *Sender) Commit(n int) error {
 // keepScratch is how many bytes a sender and a receiver keep for the next long record.
 const keepScratch = 1 << 20
 
-// fragments sends a record that is longer than a block, in blocks of its own.
-func (s *Sender) fragments(to int, record []byte) error {
-	if err := s.flush(to); err != nil {
-		return err
-	}
-	o := &s.streams[to]
-	for first := true; first || len(record) > 0; first = false {
-		if err := s.open(to); err != nil {
-			return err
-		}
-		flags := wire.Fragment
-		if first {
-			flags |= wire.First
-			binary.BigEndian.PutUint64(o.memory, uint64(len(record)))
-			o.n = 8
-		}
-		n := copy(o.memory[o.n:], record)
-		o.n += n
-		record = record[n:]
-		if len(record) == 0 {
-			o.records = 1
-		}
-		if err := s.seal(to, flags); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// next makes the stream's block an empty one.
-func (s *Sender) next(to int) error {
-	if s.streams[to].n > 0 {
-		if err := s.seal(to, 0); err != nil {
-			return err
-		}
-	}
-	return s.open(to)
-}
-
-// open gives a stream a block, if it has none.
-func (s *Sender) open(to int) error {
-	o := &s.streams[to]
-	if o.block == nil {
-		o.block = s.x.blocks.get()
-		o.memory = o.block.memory[wire.BlockPrefix+wire.HeaderSize:]
-	}
-	return nil
-}
-
-// flush seals a block that is not empty.
-func (s *Sender) flush(to int) error {
-	if s.streams[to].n == 0 {
-		return nil
-	}
-	return s.seal(to, 0)
-}
-
 // Flush lets everything go out that has been sent. It does not wait until it has arrived.
 func (s *Sender) Flush() error {
-	for to := range s.streams {
+	s.lane.lock()
+	defer s.lane.unlock()
+	return s.flushAll()
+}
+
+// flushAll is Flush. The lane is locked, here and in all that follows, and given back while
+// the sender waits.
+func (s *Sender) flushAll() error {
+	for to := range s.lane.streams {
 		if err := s.flush(to); err != nil {
 			return err
 		}
+		if p := s.x.peers[to/s.x.c.Threads]; !p.local {
+			if err := p.out[to%s.x.c.Threads].flush(); err != nil {
+				return s.refused(p, err)
+			}
+		}
+	}
+	for _, p := range s.x.peers {
+		p.urge()
 	}
 	return nil
 }
 
-// Close ends the thread's streams to all partitions. Every sender must be closed, also one
+// Close ends the thread's sending to all partitions. Every sender must be closed, also one
 // that has sent nothing: receivers come to the end when all are. A second call does
 // nothing.
 func (s *Sender) Close() error {
@@ -238,135 +204,264 @@ func (s *Sender) Close() error {
 	if s.reservedTo >= 0 {
 		return fmt.Errorf("shuffle: close a sender: a record to %d was reserved and not committed", s.reservedTo)
 	}
+	l := s.lane
+	l.lock()
+	defer l.unlock()
+	s.closed = true
+	finish := s.flushAll
+	if l.unclosed--; l.unclosed == 0 { // others of the lane may be flushing still
+		finish = s.end
+	}
+	if err := finish(); err != nil {
+		return err
+	}
+	s.x.one()
+	return nil
+}
+
+// end tells all partitions what the lane has sent.
+func (s *Sender) end() error {
+	streams := s.lane.streams
 	own := s.x.c.Rank * s.x.c.Threads
-	for i := range s.streams {
-		to := (own + i) % len(s.streams) // not all begin with the same receiver
-		if err := s.flush(to); err != nil {
+	for i := range streams {
+		to := (own + i) % len(streams) // not all begin with the same receiver
+		if err := s.acquire(to); err != nil {
 			return err
 		}
-		if err := s.open(to); err != nil {
-			return err
-		}
-		o := &s.streams[to]
+		o := &streams[to]
+		s.open(to)
 		o.n = len(o.totals.Append(o.memory[:0]))
-		if err := s.seal(to, wire.End); err != nil {
+		if err := s.wait(to, func() (bool, error) { return s.seal(to, wire.End) }); err != nil {
 			return err
 		}
 		if o.block != nil {
 			s.x.blocks.put(o.block)
 			o.block, o.memory = nil, nil
 		}
+		s.release(to)
 	}
-	s.closed = true
-	s.x.one()
-	return nil
+	if s.x.unended.Add(-1) > 0 {
+		return nil
+	}
+	return s.flushAll()
 }
 
-// seal completes a stream's block and hands it on. It waits until it can: until the
-// stream has a place, or the block may wait for one.
-func (s *Sender) seal(to int, flags uint8) error {
-	o := &s.streams[to]
-	b := o.block
-	whole := b.memory[wire.BlockPrefix : wire.BlockPrefix+wire.HeaderSize+o.n]
-	h := wire.Header{Length: uint32(o.n), Sequence: o.totals.Blocks, Records: o.records, Flags: flags}
-	h.Put(whole)
-	sum := crc32c.Update(0, whole[4:])
-	wire.SetSum(whole, sum)
-	b.length = len(whole)
-
-	rank, receiver := to/s.x.c.Threads, to%s.x.c.Threads
-	p := s.x.peers[rank]
-	kept, err := s.handOver(p, receiver, b)
-	if err != nil {
+// next hands on the part for a partition, if there is anything in it, and begins one.
+func (s *Sender) next(to int) error {
+	if err := s.flush(to); err != nil {
 		return err
 	}
-	if flags != wire.End {
-		o.totals.Records += uint64(o.records)
-		o.totals.Bytes += uint64(o.n)
-		o.totals.Blocks++
-		o.totals.Sums += uint64(sum)
-		s.stats.add(uint64(o.records), uint64(o.n), p.local)
+	s.open(to)
+	return nil
+}
+
+// open gives a partition a block, if it has none.
+func (s *Sender) open(to int) {
+	o := &s.lane.streams[to]
+	if o.block == nil {
+		o.block = s.x.blocks.get()
+		o.memory = o.block.memory[wire.PartSize:]
 	}
-	o.n, o.records = 0, 0
-	if !kept {
+}
+
+// flush hands on a part that is not empty.
+func (s *Sender) flush(to int) error {
+	if s.lane.streams[to].n == 0 {
+		return nil
+	}
+	if ok, err := s.seal(to, 0); ok || err != nil {
+		return err
+	}
+	return s.wait(to, func() (bool, error) {
+		if s.lane.streams[to].n == 0 {
+			return true, nil // another thread has done it
+		}
+		return s.seal(to, 0)
+	})
+}
+
+// seal completes a part and hands it on. It reports false if it has to be tried again
+// when the sender is woken.
+func (s *Sender) seal(to int, flags uint8) (ok bool, err error) {
+	o := &s.lane.streams[to]
+	if !s.mayUse(o) {
+		return false, nil
+	}
+	b := o.block
+	b.length = wire.PartSize + o.n
+	part := wire.Part{Sender: s.lane.number, Flags: flags, Length: uint32(o.n), Records: o.records}
+	part.Put(b.memory)
+	p, receiver := s.where(to)
+	if p.local {
+		if !s.reference(p, receiver, b) {
+			return false, nil
+		}
 		o.block, o.memory = nil, nil
+	} else if ok, err := p.out[receiver].add(b.memory[:b.length], nil, s); !ok || err != nil {
+		return ok, err
+	}
+	s.count(o, &part, p.local)
+	o.n, o.records = 0, 0
+	return true, nil
+}
+
+// where is who receives a partition.
+func (s *Sender) where(to int) (p *peer, receiver int) {
+	return s.x.peers[to/s.x.c.Threads], to % s.x.c.Threads
+}
+
+// acquire hands on the part for a partition, and keeps other threads from handing one on
+// until release.
+func (s *Sender) acquire(to int) error {
+	o := &s.lane.streams[to]
+	return s.wait(to, func() (bool, error) {
+		if o.n > 0 {
+			if ok, err := s.seal(to, 0); !ok || err != nil {
+				return ok, err
+			}
+		}
+		if !s.mayUse(o) {
+			return false, nil
+		}
+		o.user = s
+		return true, nil
+	})
+}
+
+func (s *Sender) release(to int) {
+	s.lane.streams[to].user = nil
+	s.lane.wakeAll()
+}
+
+// mayUse tells whether no other thread has acquired the partition. Otherwise the sender
+// is woken when it has been released.
+func (s *Sender) mayUse(o *sending) bool {
+	if o.user == nil || o.user == s {
+		return true
+	}
+	s.lane.waiting = append(s.lane.waiting, s)
+	return false
+}
+
+// long sends a record that is longer than a part: to another process as a part of its
+// own, from where it lies, if there is room for one of its length, and otherwise in fragments.
+func (s *Sender) long(to int, record []byte) error {
+	if err := s.acquire(to); err != nil {
+		return err
+	}
+	defer s.release(to)
+	most := s.room()
+	if p, _ := s.where(to); !p.local {
+		most = s.x.c.longest() - wire.PartSize
+		if width := uvarintSize(len(record)); width+len(record) <= most {
+			head := s.head[:wire.PartSize+width]
+			binary.PutUvarint(head[wire.PartSize:], uint64(len(record)))
+			return s.hand(to, wire.Part{Records: 1}, head, record)
+		}
+	}
+	for first := true; first || len(record) > 0; first = false {
+		part := wire.Part{Flags: wire.Fragment}
+		head := s.head[:wire.PartSize]
+		if first {
+			part.Flags |= wire.First
+			head = binary.BigEndian.AppendUint64(head, uint64(len(record)))
+		}
+		n := min(len(record), most-(len(head)-wire.PartSize))
+		if n == len(record) {
+			part.Records = 1
+		}
+		if err := s.hand(to, part, head, record[:n]); err != nil {
+			return err
+		}
+		record = record[n:]
 	}
 	return nil
 }
 
-// handOver hands a complete block on, and tells whether it can be filled anew.
-func (s *Sender) handOver(p *peer, receiver int, b *block) (kept bool, err error) {
-	if done, kept, err := s.tryHandOver(p, receiver, b); done || err != nil {
-		return kept, err
+// hand hands on a part that lies in two pieces: head, which begins with room for the
+// part's header, and body.
+func (s *Sender) hand(to int, part wire.Part, head, body []byte) error {
+	part.Sender, part.Length = s.lane.number, uint32(len(head)+len(body)-wire.PartSize)
+	part.Put(head)
+	p, receiver := s.where(to)
+	var b *block
+	if p.local {
+		b = s.x.blocks.get()
+		b.length = copy(b.memory, head)
+		b.length += copy(b.memory[b.length:], body)
 	}
-	begin := time.Now()
-	defer func() { s.stats.stalls.add(time.Since(begin)) }()
-	for {
-		s.sleeper.sleeps()
-		if done, kept, err := s.tryHandOver(p, receiver, b); done || err != nil {
-			s.sleeper.stays()
-			return kept, err
+	err := s.wait(to, func() (bool, error) {
+		if p.local {
+			return s.reference(p, receiver, b), nil
 		}
+		return p.out[receiver].add(head, body, s)
+	})
+	if err == nil {
+		s.count(&s.lane.streams[to], &part, p.local)
+	}
+	return err
+}
+
+// count counts a part that has been handed on.
+func (s *Sender) count(o *sending, part *wire.Part, local bool) {
+	if part.Flags == wire.End {
+		return
+	}
+	o.totals.Records += uint64(part.Records)
+	o.totals.Bytes += uint64(part.Length)
+	o.totals.Parts++
+	s.stats.add(uint64(part.Records), uint64(part.Length), local)
+}
+
+// reference hands a part to a thread of this process.
+func (s *Sender) reference(p *peer, receiver int, b *block) bool {
+	ok, full := p.take(s, receiver)
+	if ok {
+		r := s.x.receivers[receiver]
+		r.push(item{data: b.memory[:b.length], from: p, sender: int(s.lane.number), block: b}, full)
+		r.sleeper.wake()
+	}
+	return ok
+}
+
+// refused is what a call fails with when a part cannot be handed on any more.
+func (s *Sender) refused(p *peer, err error) error {
+	if failed := s.x.Err(); failed != nil {
+		return failed
+	}
+	return p.undone(err)
+}
+
+// wait waits until try has been able to do something for a partition. Who makes room
+// wakes this thread.
+func (s *Sender) wait(to int, try func() (bool, error)) error {
+	var begin time.Time
+	for {
+		if failed := s.x.Err(); failed != nil {
+			return failed
+		}
+		s.sleeper.sleeps()
+		ok, err := try()
+		if ok || err != nil {
+			s.sleeper.stays()
+			if !begin.IsZero() {
+				s.stats.stalls.add(time.Since(begin))
+			}
+			if err != nil {
+				p, _ := s.where(to)
+				return s.refused(p, err)
+			}
+			return nil
+		}
+		if begin.IsZero() {
+			begin = time.Now()
+		}
+		s.lane.unlock()
 		select {
 		case <-s.sleeper.token:
 		case <-s.x.failed:
 			s.sleeper.stays()
-			return false, s.x.err
 		}
+		s.lane.lock()
 	}
-}
-
-// waitingAtMost is how many blocks of a stream wait for a place, or are under way.
-const waitingAtMost = 2
-
-func (s *Sender) tryHandOver(p *peer, receiver int, b *block) (done, kept bool, err error) {
-	select {
-	case <-s.x.failed:
-		return false, false, s.x.err
-	default:
-	}
-	if p.local {
-		p.mu.Lock()
-		_, ok := p.out.Take(s.thread, receiver)
-		var place int
-		if ok {
-			place, err = p.in.Filled(s.thread, receiver, b.length)
-		}
-		full := p.in.Full(s.thread, receiver)
-		p.mu.Unlock()
-		if !ok || err != nil {
-			return false, false, err
-		}
-		s.x.receivers[receiver].push(item{
-			data: b.memory[wire.BlockPrefix : wire.BlockPrefix+b.length], from: p, sender: s.thread, place: place, block: b,
-		}, full)
-		return true, false, nil
-	}
-	if p.direct {
-		p.mu.Lock()
-		offset, ok := p.out.Take(s.thread, receiver)
-		p.mu.Unlock()
-		if ok {
-			if err := p.ep.Put(s.x.ctx, p.token, offset, b.memory[wire.BlockPrefix:wire.BlockPrefix+b.length]); err != nil {
-				return false, false, p.undone(err)
-			}
-			p.mu.Lock()
-			p.notes = append(p.notes, wire.Entry{Kind: wire.Filled, Sender: uint16(s.thread), Receiver: uint16(receiver), Length: uint32(b.length)})
-			p.mu.Unlock()
-			p.poke()
-			return true, true, nil
-		}
-	}
-	p.mu.Lock()
-	if p.out.Held(s.thread, receiver) >= waitingAtMost || !s.x.blocks.wait() {
-		p.mu.Unlock()
-		return false, false, nil
-	}
-	p.out.Queue(s.thread, receiver, b)
-	ready := p.out.Ready()
-	p.mu.Unlock()
-	if ready {
-		p.poke()
-	}
-	return true, false, nil
 }

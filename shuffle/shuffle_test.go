@@ -59,6 +59,12 @@ func testContext(t testing.TB) context.Context {
 // runtime of its own.
 func (w world) join(t testing.TB, size int, c shuffle.Config) []*shuffle.Exchange {
 	t.Helper()
+	return w.joinBy(t, size, c, func(_, _ int, address string) string { return address })
+}
+
+// joinBy is join where by says at which address a process is for another one that dials it.
+func (w world) joinBy(t testing.TB, size int, c shuffle.Config, by func(from, to int, address string) string) []*shuffle.Exchange {
+	t.Helper()
 	ctx := testContext(t)
 	configs := make([]shuffle.Config, size)
 	addresses := make([]string, size)
@@ -82,7 +88,9 @@ func (w world) join(t testing.TB, size int, c shuffle.Config) []*shuffle.Exchang
 	errs := make([]error, size)
 	var all sync.WaitGroup
 	for rank := range size {
-		configs[rank].Addresses = addresses
+		for to, address := range addresses {
+			configs[rank].Addresses = append(configs[rank].Addresses, by(rank, to, address))
+		}
 		all.Go(func() { exchanges[rank], errs[rank] = shuffle.Join(ctx, configs[rank]) })
 	}
 	all.Wait()
@@ -111,6 +119,8 @@ func TestEveryRecordArrivesOnce(t *testing.T) {
 		{"small blocks", 2, 2, 5000, 40 << 10, 200},
 		{"longer than blocks", 2, 2, 300, 40 << 10, 20000},
 		{"many", 4, 3, 3000, 0, 300},
+		{"shared lanes", 2, 10, 100, 0, 300},
+		{"shared lanes, long records", 2, 6, 10, 200 << 10, 20000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachWorld(t, func(t *testing.T, w world) {

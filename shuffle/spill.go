@@ -16,7 +16,7 @@ const (
 	shortPatience = 100 * time.Microsecond
 )
 
-// A spiller writes blocks that receivers do not take to disk, so that their places are
+// A spiller writes blocks that receivers do not take to disk, so that their room is
 // free again. It has a goroutine while there is something to write.
 type spiller struct {
 	x   *Exchange
@@ -124,9 +124,7 @@ func (s *spiller) spill(r *Receiver) error {
 	full := false
 	for i := range items {
 		if it := &items[i]; !it.spilt {
-			it.from.mu.Lock()
-			full = full || it.from.in.Full(it.sender, r.thread)
-			it.from.mu.Unlock()
+			full = full || it.from.pressing(r.thread, it)
 		}
 	}
 	if !full {
@@ -153,7 +151,7 @@ func (s *spiller) spill(r *Receiver) error {
 		}
 		freed = append(freed, *it)
 		s.bytes.Add(uint64(len(it.data)))
-		it.spilt, it.offset, it.length = true, r.file.end, len(it.data)
+		it.spilt, it.at, it.length = true, r.file.end, len(it.data)
 		it.data, it.block = nil, nil
 		r.file.end += int64(it.length)
 		r.file.items++
@@ -188,22 +186,25 @@ func (r *Receiver) takeOne() (it item, ok bool) {
 // do nothing for long.
 func (r *Receiver) detach(it *item) {
 	if cap(r.fetched) < len(it.data) {
-		r.fetched = make([]byte, max(len(it.data), r.x.c.block))
+		r.fetched = make([]byte, max(len(it.data), r.x.c.part))
 	}
 	b := r.fetched[:copy(r.fetched[:len(it.data)], it.data)]
 	it.from.freed(r.thread, it)
+	if it.block == nil {
+		r.x.mapped.release()
+	}
 	it.data, it.block, it.spilt = b, nil, true
 }
 
 // fetch reads an item that was spilt. Its bytes are valid until the next call.
 func (r *Receiver) fetch(it *item) ([]byte, error) {
 	if cap(r.fetched) < it.length {
-		r.fetched = make([]byte, max(it.length, r.x.c.block))
+		r.fetched = make([]byte, max(it.length, r.x.c.part))
 	}
 	b := r.fetched[:it.length]
 	r.spilling.Lock()
 	defer r.spilling.Unlock()
-	if _, err := r.file.f.ReadAt(b, it.offset); err != nil {
+	if _, err := r.file.f.ReadAt(b, it.at); err != nil {
 		return nil, err
 	}
 	r.file.items--

@@ -6,7 +6,7 @@ import (
 )
 
 // Stats are the numbers of an exchange in this process, from its beginning. Those of a
-// record that is being sent come when its block is complete. Bytes are those of records
+// record that is being sent come when its part is complete. Bytes are those of records
 // with their lengths.
 type Stats struct {
 	// Sent and Received are what this process's threads have sent and received; Local is
@@ -22,28 +22,29 @@ type Stats struct {
 	Messages uint64
 	// Spilt is how many bytes were written to the spill directory.
 	Spilt uint64
-	// Memory is how many bytes of blocks and places this process has mapped, and Registered
-	// the part of it that peers write to or a device reads from.
+	// Memory is how many bytes this process has for records on their way at the moment, and
+	// Registered how many of those peers write to or a device reads from.
 	Memory, Registered int64
-	// Block is how many bytes a place has, and Depth how many places a stream has.
-	Block, Depth int
+	// Part is how many bytes a thread collects for a partition, and Ring how many the
+	// ring of each stream from another process has.
+	Part, Ring int
 }
 
 // StreamStats are numbers of streams.
-type StreamStats struct{ Records, Bytes, Blocks uint64 }
+type StreamStats struct{ Records, Bytes, Parts uint64 }
 
-type streamCounters struct{ records, bytes, blocks atomic.Uint64 }
+type streamCounters struct{ records, bytes, parts atomic.Uint64 }
 
 func (c *streamCounters) add(records, bytes uint64) {
 	c.records.Add(records)
 	c.bytes.Add(bytes)
-	c.blocks.Add(1)
+	c.parts.Add(1)
 }
 
 func (c *streamCounters) addTo(s *StreamStats) {
 	s.Records += c.records.Load()
 	s.Bytes += c.bytes.Load()
-	s.Blocks += c.blocks.Load()
+	s.Parts += c.parts.Load()
 }
 
 // waits counts waits.
@@ -73,7 +74,7 @@ type receiverStats struct {
 
 // Stats returns the numbers at this moment. It may be called at any time, also after Close.
 func (x *Exchange) Stats() Stats {
-	s := Stats{Block: x.c.block, Depth: x.c.depth, Memory: x.memory, Registered: x.registered}
+	s := Stats{Part: x.c.part, Ring: x.c.ring, Memory: x.blocks.bytes() + x.mapped.bytes(), Registered: x.registered.Load()}
 	for _, sender := range x.senders {
 		sender.stats.all.addTo(&s.Sent)
 		sender.stats.local.addTo(&s.Local)

@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"github.com/verbena-data/verbena/internal/unnamed"
 )
 
-// A run is sorted records in a temporary file without a name.
+// A run is sorted records in a temporary file that has no name any more.
 type run struct {
 	file   *os.File
 	length int64
@@ -17,11 +15,14 @@ type run struct {
 
 func (r *run) close() error { return r.file.Close() }
 
-// newRun makes a file in dir.
+// newRun makes a file in dir, which is gone with its descriptor.
 func newRun(dir string) (*run, error) {
-	f, err := unnamed.File(dir, "verbena-sort")
+	f, err := os.CreateTemp(dir, "verbena-sort-*")
 	if err != nil {
 		return nil, fmt.Errorf("a temporary file: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return &run{file: f}, nil
 }

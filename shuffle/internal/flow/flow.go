@@ -1,200 +1,182 @@
-// Package flow is the protocol of the streams between two processes as a machine
-// without I/O: which block may go out, into which place, and which place comes back.
-// It knows no memory and no goroutines; whoever uses it has a lock.
+// Package flow is the protocol of a stream between two processes as a machine without
+// I/O: where in the ring the next block lies, and which room comes back. It knows no memory
+// and no goroutines; whoever uses it has a lock.
 //
-// A stream goes from a thread of the process that fills to a thread of the process that
-// receives. It has a ring of places in the receiving process, which are filled and freed
-// in turn. [Out] is the side that fills, [In] the one that receives.
+// A stream goes from a process to a thread of another one. It has a ring, a circular
+// buffer in the receiving process. Blocks are put into it one behind the other, each in one
+// piece: one that has no room before the ring's end begins at offset 0, and the bytes
+// that were skipped count as its own. [Out] is the side that fills, [In] the one that
+// receives.
+//
+// # Why nobody waits for ever
+//
+// The receiving side keeps what has been freed until it is a quarter of the ring, so that
+// few messages tell of it. When all that was filled has been read, less than a quarter
+// is therefore in use as the filling side knows it. Then there is room in one piece for
+// [Ring.MaxBlock], which is 3/8 of a ring: what is in use divides the rest, which is more
+// than 3/4, into two pieces at most.
 package flow
 
 import (
 	"errors"
 	"fmt"
-
-	"github.com/verbena-data/verbena/internal/fifo"
 )
 
 // ErrBreach is wrapped by errors that the peer's messages have caused.
 var ErrBreach = errors.New("breach of the protocol")
 
-// A Shape is what both sides of the streams between two processes have agreed on.
-type Shape struct {
-	Senders, Receivers int // threads of the process that fills, and of the one that receives
-	Depth              int // places of a stream
-	Block              int // bytes of a place
+// Unit is what the offsets of blocks, and the sizes of rings, are multiples of, in bytes.
+const Unit = 64
+
+// A Ring is the size of a circular buffer in bytes, a multiple of [Unit].
+type Ring int
+
+// MaxBlock is the longest block in bytes for which there is room sooner or later,
+// whatever lies where.
+func (r Ring) MaxBlock() int { return int(r) * 3 / 8 / Unit * Unit }
+
+// returns is how many freed bytes are returned together.
+func (r Ring) returns() int { return int(r) / 4 }
+
+func (r Ring) at(position uint64) int { return int(position % uint64(r)) }
+
+func align(n int) int { return (n + Unit - 1) / Unit * Unit }
+
+// Out is the side of a stream that fills its ring.
+type Out struct {
+	ring       Ring
+	head, tail uint64 // bytes used by sealed blocks, and of those the ones that are free again, from the beginning
+
+	at, skip int // of the open block: where it begins, and how many bytes before the ring's end it leaves out
+	open     int // its bytes; 0: there is none
 }
 
-// Streams is how many there are.
-func (s Shape) Streams() int { return s.Senders * s.Receivers }
+// NewOut returns a stream whose ring is empty.
+func NewOut(ring Ring) Out { return Out{ring: ring} }
 
-// Size is how many bytes all places have.
-func (s Shape) Size() int { return s.Streams() * s.Depth * s.Block }
+// Open is the length of the open block, or 0.
+func (o *Out) Open() int { return o.open }
 
-// MaxDepth is the greatest depth.
-const MaxDepth = 64
+// room tells whether there is room for a block of n bytes, which leaves out skip.
+func (o *Out) room(skip, n int) bool { return int(o.head-o.tail)+skip+align(n) <= int(o.ring) }
 
-// Offset is where a place of a stream begins.
-func (s Shape) Offset(sender, receiver, place int) int {
-	return ((sender*s.Receivers+receiver)*s.Depth + place) * s.Block
-}
-
-// place is the one that is used when so many have been used before.
-func (s Shape) place(used uint64) int { return int(used % uint64(s.Depth)) }
-
-func (s Shape) stream(sender, receiver int) int { return sender*s.Receivers + receiver }
-
-// A Post is a block that goes out, and the place that it goes to.
-type Post[T any] struct {
-	Sender, Receiver int
-	Offset           int // of the place
-	Block            T
-}
-
-// Out has the streams of the process that fills.
-type Out[T any] struct {
-	shape   Shape
-	streams []outgoing[T]
-	ready   fifo.Queue[int32] // streams with a block that waits, and a place
-}
-
-type outgoing[T any] struct {
-	head     uint64 // places used
-	tail     uint64 // of them, those that are free again
-	waiting  fifo.Queue[T]
-	underway int // blocks that were taken out by Next and are not Done
-	listed   bool
-}
-
-// NewOut returns streams whose places are all free.
-func NewOut[T any](shape Shape) *Out[T] {
-	return &Out[T]{shape: shape, streams: make([]outgoing[T], shape.Streams())}
-}
-
-// Take takes the stream's next place for a block that goes out at once. It reports false
-// if there is none, or if blocks of the stream wait or are under way, which go first.
-func (o *Out[T]) Take(sender, receiver int) (offset int, ok bool) {
-	s := &o.streams[o.shape.stream(sender, receiver)]
-	if s.underway > 0 || s.waiting.Len() > 0 || s.head-s.tail == uint64(o.shape.Depth) {
+// Begin opens a block of n bytes, and tells where it begins. There must be no other one. It
+// reports false if there is no room.
+func (o *Out) Begin(n int) (offset int, ok bool) {
+	at, skip := o.ring.at(o.head), 0
+	if at+n > int(o.ring) {
+		at, skip = 0, int(o.ring)-at
+	}
+	if !o.room(skip, n) {
 		return 0, false
 	}
-	offset = o.shape.Offset(sender, receiver, o.shape.place(s.head))
-	s.head++
+	o.at, o.skip, o.open = at, skip, n
+	return at, true
+}
+
+// Extend makes the open block n bytes longer, and tells where they lie. It reports false
+// if there is no open block, or no room behind it, or it would be longer than MaxBlock.
+func (o *Out) Extend(n int) (offset int, ok bool) {
+	if o.open == 0 || o.open+n > o.ring.MaxBlock() || o.at+o.open+n > int(o.ring) || !o.room(o.skip, o.open+n) {
+		return 0, false
+	}
+	offset = o.at + o.open
+	o.open += n
 	return offset, true
 }
 
-// Queue lets a block wait for its turn and for a place.
-func (o *Out[T]) Queue(sender, receiver int, block T) {
-	i := o.shape.stream(sender, receiver)
-	o.streams[i].waiting.Push(block)
-	o.list(i)
+// Seal closes the open block, and tells where it lies.
+func (o *Out) Seal() (offset, length int) {
+	offset, length = o.at, o.open
+	o.head += uint64(o.skip + align(length))
+	o.open = 0
+	return offset, length
 }
 
-// list puts a stream on the list of those that are ready, if it is.
-func (o *Out[T]) list(i int) {
-	s := &o.streams[i]
-	if !s.listed && s.waiting.Len() > 0 && s.head-s.tail < uint64(o.shape.Depth) {
-		s.listed = true
-		o.ready.Push(int32(i))
+// Free says that the peer has freed n bytes.
+func (o *Out) Free(n int) error {
+	if n <= 0 || n%Unit != 0 || uint64(n) > o.head-o.tail {
+		return fmt.Errorf("%w: %d bytes are free, %d were used", ErrBreach, n, o.head-o.tail)
 	}
-}
-
-// Held is how many blocks of a stream wait or are under way.
-func (o *Out[T]) Held(sender, receiver int) int {
-	s := &o.streams[o.shape.stream(sender, receiver)]
-	return s.waiting.Len() + s.underway
-}
-
-// Ready tells whether Next has a block.
-func (o *Out[T]) Ready() bool { return o.ready.Len() > 0 }
-
-// Next takes out a block that has a place. The streams take turns. Done must follow when
-// it has gone.
-func (o *Out[T]) Next() (p Post[T], ok bool) {
-	if o.ready.Len() == 0 {
-		return p, false
-	}
-	i := int(o.ready.Pop())
-	s := &o.streams[i]
-	s.listed = false
-	p = Post[T]{Sender: i / o.shape.Receivers, Receiver: i % o.shape.Receivers, Block: s.waiting.Pop()}
-	p.Offset = o.shape.Offset(p.Sender, p.Receiver, o.shape.place(s.head))
-	s.head++
-	s.underway++
-	o.list(i)
-	return p, true
-}
-
-// Done says that a block of Next has gone.
-func (o *Out[T]) Done(sender, receiver int) { o.streams[o.shape.stream(sender, receiver)].underway-- }
-
-// Free says that the peer has freed a place.
-func (o *Out[T]) Free(sender, receiver int) error {
-	if sender >= o.shape.Senders || receiver >= o.shape.Receivers {
-		return fmt.Errorf("%w: a place of stream %d to %d", ErrBreach, sender, receiver)
-	}
-	i := o.shape.stream(sender, receiver)
-	s := &o.streams[i]
-	if s.tail == s.head {
-		return fmt.Errorf("%w: a place of stream %d to %d is free that was not used", ErrBreach, sender, receiver)
-	}
-	s.tail++
-	o.list(i)
+	o.tail += uint64(n)
 	return nil
 }
 
-// In has the streams of the process that receives.
+// Roomy tells whether half of the ring is free. That comes when all that was filled has been
+// read, and so nobody has to be woken before.
+func (o *Out) Roomy() bool { return int(o.head-o.tail) <= int(o.ring)/2 }
+
+// In is the side of a stream that receives.
 type In struct {
-	shape   Shape
-	streams []incoming
+	ring       Ring
+	head, tail uint64 // bytes filled, and of those the ones that have been returned
+	kept       int    // that have been freed, and not returned
+
+	// The blocks that are in use, and some that have been freed while an older one was in use:
+	// that of number id is at id modulo the length, which is a power of 2.
+	blocks      []filled
+	first, next uint64
 }
 
-type incoming struct {
-	head uint64 // places filled
-	tail uint64 // of them, those that are free again
-	done uint64 // bit i: the block in place i has been read, and an older one has not
+type filled struct {
+	bytes int
+	freed bool
 }
 
-// NewIn returns streams whose places are all free.
-func NewIn(shape Shape) *In { return &In{shape: shape, streams: make([]incoming, shape.Streams())} }
+// NewIn returns a stream whose ring is empty.
+func NewIn(ring Ring) In { return In{ring: ring} }
 
-// Filled says that the peer has filled the stream's next place with so many bytes, and
-// tells which one that is: Freed wants to know it.
-func (in *In) Filled(sender, receiver, length int) (place int, err error) {
-	if sender >= in.shape.Senders || receiver >= in.shape.Receivers {
-		return 0, fmt.Errorf("%w: a block of stream %d to %d", ErrBreach, sender, receiver)
-	}
-	if length > in.shape.Block {
-		return 0, fmt.Errorf("%w: a block of %d bytes, places have %d", ErrBreach, length, in.shape.Block)
-	}
-	s := &in.streams[in.shape.stream(sender, receiver)]
-	if s.head-s.tail == uint64(in.shape.Depth) {
-		return 0, fmt.Errorf("%w: a block of stream %d to %d, whose places are all in use", ErrBreach, sender, receiver)
-	}
-	place = in.shape.place(s.head)
-	s.head++
-	return place, nil
-}
-
-// Freed says that the block in a place is not used any more. It tells how many of the
-// stream's places are free by that: those are given back in the order in which they were
-// filled.
-func (in *In) Freed(sender, receiver, place int) (n int) {
-	s := &in.streams[in.shape.stream(sender, receiver)]
-	s.done |= 1 << place
-	for s.tail < s.head {
-		bit := uint64(1) << in.shape.place(s.tail)
-		if s.done&bit == 0 {
-			break
+// Filled says that the peer has filled a block, and returns its number, which Freed wants
+// to know.
+func (in *In) Filled(offset, length int) (id uint64, err error) {
+	at, skip := in.ring.at(in.head), 0
+	if offset != at {
+		if offset != 0 || at+length <= int(in.ring) {
+			return 0, fmt.Errorf("%w: a block of %d bytes at %d, the next one begins at %d", ErrBreach, length, offset, at)
 		}
-		s.done &^= bit
-		s.tail++
-		n++
+		skip = int(in.ring) - at
 	}
+	if length <= 0 || offset+length > int(in.ring) || uint64(skip+align(length)) > uint64(in.ring)-(in.head-in.tail) {
+		return 0, fmt.Errorf("%w: a block of %d bytes at %d, and %d of %d are in use", ErrBreach, length, offset, in.head-in.tail, in.ring)
+	}
+	n := skip + align(length)
+	in.head += uint64(n)
+	if in.next-in.first == uint64(len(in.blocks)) {
+		in.grow()
+	}
+	in.blocks[in.next&uint64(len(in.blocks)-1)] = filled{bytes: n}
+	in.next++
+	return in.next - 1, nil
+}
+
+func (in *In) grow() {
+	more := make([]filled, max(8, 2*len(in.blocks)))
+	for id := in.first; id < in.next; id++ {
+		more[id&uint64(len(more)-1)] = in.blocks[id&uint64(len(in.blocks)-1)]
+	}
+	in.blocks = more
+}
+
+// Freed says that a block is not used any more. It tells how many bytes are to be returned
+// to the peer, which may be none yet: they are returned in the order in which they were
+// filled, many at a time.
+func (in *In) Freed(id uint64) (n int) {
+	mask := uint64(len(in.blocks) - 1)
+	in.blocks[id&mask].freed = true
+	for ; in.first < in.next && in.blocks[in.first&mask].freed; in.first++ {
+		in.kept += in.blocks[in.first&mask].bytes
+	}
+	if in.kept < in.ring.returns() {
+		return 0
+	}
+	n = in.kept
+	in.kept = 0
+	in.tail += uint64(n)
 	return n
 }
 
-// Full tells whether all places of a stream are in use.
-func (in *In) Full(sender, receiver int) bool {
-	s := &in.streams[in.shape.stream(sender, receiver)]
-	return s.head-s.tail == uint64(in.shape.Depth)
-}
+// Pressing tells whether the peer may be waiting for room.
+func (in *In) Pressing() bool { return int(in.head-in.tail) >= in.ring.returns() }
+
+// Scarce tells whether the peer has so little room left that it is likely to wait for more.
+func (in *In) Scarce() bool { return int(in.head-in.tail) >= int(in.ring)/4*3 }

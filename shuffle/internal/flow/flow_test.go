@@ -3,76 +3,98 @@ package flow
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 )
 
-// A world is two processes with a stream or two from one to the other, and the network
-// between them, which keeps the order of messages. It is a state of the model.
-type world struct {
-	shape   Shape
-	out     *Out[int]
-	in      *In
-	sent    []int          // blocks of each stream that its thread has handed on
-	putting []Post[int]    // blocks that were taken out, and not Done
-	there   [][3]int       // notifications on their way: sender, receiver, number
-	back    [][2]int       // freed places on their way
-	queue   [][][3]int     // by receiver: sender, number, place
-	taken   []map[int]int  // by receiver: of each sender the numbers of the blocks, as bits
-	places  map[int]int    // what lies in the memory, by offset
-	busy    map[int]string // who uses a place
+// A process fills a stream and receives one: the model is two of them, and the network
+// between them, which keeps the order of messages. Lengths are in units.
+type process struct {
+	out     Out
+	in      In
+	sent    int     // parts that its threads have added
+	sealed  []int   // lengths of blocks that have been sealed, by number
+	posted  []entry // notifications, and what has been freed, on their way to the other one
+	queue   []block // that have come, and are not freed
+	came    int     // blocks
+	bytes   int     // in them
+	counted []bool  // which blocks have been read
+	blocked bool    // the last attempt to add found no room
 }
 
-// blocksOf is how many blocks each stream carries in the model.
-const blocksOf = 3
+type block struct {
+	number int
+	id     uint64
+	offset int
+	length int
+}
 
-func start(shape Shape) *world {
-	w := &world{
-		shape: shape, out: NewOut[int](shape), in: NewIn(shape), sent: make([]int, shape.Streams()),
-		queue: make([][][3]int, shape.Receivers), places: map[int]int{}, busy: map[int]string{},
-	}
-	for range shape.Receivers {
-		w.taken = append(w.taken, map[int]int{})
+// An entry is a block, or n bytes that are free.
+type entry struct {
+	block
+	free int
+}
+
+// A world is a state of the model.
+type world struct {
+	ring    Ring
+	parts   []int // bytes of the parts that each process sends, one after the other
+	deaf    int   // process that never reads, or -1
+	p       [2]process
+	written [2][]int // by process that receives: the number of the block that uses a unit of its ring, or -1
+}
+
+func start(ring Ring, parts []int, deaf int) *world {
+	w := &world{ring: ring, parts: parts, deaf: deaf}
+	for i := range w.p {
+		w.p[i].out, w.p[i].in = NewOut(ring), NewIn(ring)
+		w.written[i] = make([]int, int(ring)/Unit)
+		for u := range w.written[i] {
+			w.written[i][u] = -1
+		}
 	}
 	return w
 }
 
-// A step is one that some process can take.
-type step struct{ kind, a, b int }
+func (w *world) clone() *world {
+	c := *w
+	for i := range c.p {
+		p := &c.p[i]
+		p.sealed = append([]int(nil), p.sealed...)
+		p.posted = append([]entry(nil), p.posted...)
+		p.queue = append([]block(nil), p.queue...)
+		p.counted = append([]bool(nil), p.counted...)
+		p.in.blocks = append([]filled(nil), p.in.blocks...)
+		c.written[i] = append([]int(nil), c.written[i]...)
+	}
+	return &c
+}
+
+// A step is one that a process can take.
+type step struct{ kind, process, which int }
 
 const (
-	handOn = iota // a thread's block is complete
-	post          // the process takes out a block that has a place
-	done          // it has gone
-	arrive        // a notification
-	take          // a receiver takes a block and frees it
-	free          // a freed place is told
+	add    = iota // a thread adds a part, or finds no room, which seals the open block
+	seal          // the open block goes out
+	arrive        // a message from the other process
+	read          // a thread reads a block, the oldest or the one behind it, and frees it
 )
 
 func (w *world) steps() (steps []step) {
-	for s := range w.shape.Senders {
-		for r := range w.shape.Receivers {
-			i := s*w.shape.Receivers + r
-			if w.sent[i] < blocksOf && w.out.Held(s, r) < 2 {
-				steps = append(steps, step{handOn, s, r})
-			}
+	for i := range w.p {
+		p := &w.p[i]
+		if p.sent < len(w.parts) && !p.blocked {
+			steps = append(steps, step{add, i, 0})
 		}
-	}
-	if w.out.Ready() && len(w.putting) < 2 {
-		steps = append(steps, step{kind: post})
-	}
-	if len(w.putting) > 0 {
-		steps = append(steps, step{kind: done})
-	}
-	if len(w.there) > 0 {
-		steps = append(steps, step{kind: arrive})
-	}
-	if len(w.back) > 0 {
-		steps = append(steps, step{kind: free})
-	}
-	for r, q := range w.queue {
-		for i := range q { // also out of turn, as blocks are spilt while an older one is read
-			if i < 2 {
-				steps = append(steps, step{take, r, i})
+		if p.out.Open() > 0 {
+			steps = append(steps, step{seal, i, 0})
+		}
+		if len(w.p[1-i].posted) > 0 {
+			steps = append(steps, step{arrive, i, 0})
+		}
+		for q := range min(len(p.queue), 2) {
+			if w.deaf != i {
+				steps = append(steps, step{read, i, q})
 			}
 		}
 	}
@@ -80,75 +102,93 @@ func (w *world) steps() (steps []step) {
 }
 
 func (w *world) do(s step) error {
+	p, other := &w.p[s.process], &w.p[1-s.process]
 	switch s.kind {
-	case handOn:
-		i := s.a*w.shape.Receivers + s.b
-		n := w.sent[i]
-		w.sent[i]++
-		if offset, ok := w.out.Take(s.a, s.b); ok {
-			return w.put(s.a, s.b, offset, n)
-		}
-		w.out.Queue(s.a, s.b, n)
-	case post:
-		p, ok := w.out.Next()
+	case add:
+		n := w.parts[p.sent]
+		offset, ok := p.out.Extend(n)
 		if !ok {
-			return errors.New("it was ready, and there is nothing")
+			if err := w.seal(s.process); err != nil {
+				return err
+			}
+			if offset, ok = p.out.Begin(n); !ok {
+				p.blocked = true // until something is free
+				return nil
+			}
 		}
-		w.putting = append(w.putting, p)
-	case done:
-		p := w.putting[0]
-		w.putting = w.putting[1:]
-		if err := w.put(p.Sender, p.Receiver, p.Offset, p.Block); err != nil {
+		p.sent++
+		return w.write(1-s.process, len(p.sealed), offset, n)
+	case seal:
+		return w.seal(s.process)
+	case arrive:
+		e := other.posted[0]
+		other.posted = other.posted[1:]
+		if e.free > 0 {
+			err := p.out.Free(e.free)
+			p.blocked = p.blocked && !p.out.Roomy()
 			return err
 		}
-		w.out.Done(p.Sender, p.Receiver)
-	case arrive:
-		n := w.there[0]
-		w.there = w.there[1:]
-		place, err := w.in.Filled(n[0], n[1], w.shape.Block)
+		id, err := p.in.Filled(e.offset, e.length)
 		if err != nil {
 			return err
 		}
-		if got := w.places[w.shape.Offset(n[0], n[1], place)]; got != n[2] {
-			return fmt.Errorf("block %d of %v lies where it should not: %d is there", n[2], n[:2], got)
+		e.id = id
+		p.queue = append(p.queue, e.block)
+		p.came++
+	case read:
+		b := p.queue[s.which]
+		p.queue = append(append([]block(nil), p.queue[:s.which]...), p.queue[s.which+1:]...)
+		for u := b.offset / Unit; u < (b.offset+b.length+Unit-1)/Unit; u++ {
+			if got := w.written[s.process][u]; got != b.number {
+				return fmt.Errorf("block %d was overwritten by %d before it was read", b.number, got)
+			}
+			w.written[s.process][u] = -1
 		}
-		w.queue[n[1]] = append(w.queue[n[1]], [3]int{n[0], n[2], place})
-	case take:
-		q := w.queue[s.a]
-		it := q[s.b]
-		w.queue[s.a] = append(append([][3]int{}, q[:s.b]...), q[s.b+1:]...)
-		if w.taken[s.a][it[0]]&(1<<it[1]) != 0 {
-			return fmt.Errorf("block %d came again", it[1])
+		for len(p.counted) <= b.number {
+			p.counted = append(p.counted, false)
 		}
-		w.taken[s.a][it[0]] |= 1 << it[1]
-		delete(w.busy, w.shape.Offset(it[0], s.a, it[2]))
-		for range w.in.Freed(it[0], s.a, it[2]) {
-			w.back = append(w.back, [2]int{it[0], s.a})
+		if p.counted[b.number] {
+			return fmt.Errorf("block %d came twice", b.number)
 		}
-	case free:
-		b := w.back[0]
-		w.back = w.back[1:]
-		return w.out.Free(b[0], b[1])
+		p.counted[b.number] = true
+		p.bytes += b.length
+		if n := p.in.Freed(b.id); n > 0 {
+			p.posted = append(p.posted, entry{free: n})
+		}
 	}
 	return nil
 }
 
-// put writes a block into a place and notifies.
-func (w *world) put(sender, receiver, offset, n int) error {
-	if who, ok := w.busy[offset]; ok {
-		return fmt.Errorf("block %d of %d to %d overwrites %s", n, sender, receiver, who)
+// write notes which block uses a part of a ring.
+func (w *world) write(receiver, number, offset, n int) error {
+	for u := offset / Unit; u < (offset+n+Unit-1)/Unit; u++ {
+		if got := w.written[receiver][u]; got != -1 && got != number {
+			return fmt.Errorf("block %d overwrites block %d", number, got)
+		}
+		w.written[receiver][u] = number
 	}
-	w.busy[offset] = fmt.Sprintf("block %d of %d to %d", n, sender, receiver)
-	w.places[offset] = n
-	w.there = append(w.there, [3]int{sender, receiver, n})
 	return nil
 }
 
-// over tells whether all blocks of the receivers that are not deaf have been taken.
-func (w *world) over(deaf int) bool {
-	for i, n := range w.sent {
-		r := i % w.shape.Receivers
-		if r != deaf && (n < blocksOf || w.taken[r][i/w.shape.Receivers] != 1<<blocksOf-1) {
+func (w *world) seal(i int) error {
+	p := &w.p[i]
+	if p.out.Open() == 0 {
+		return nil
+	}
+	offset, length := p.out.Seal()
+	p.posted = append(p.posted, entry{block: block{number: len(p.sealed), offset: offset, length: length}})
+	p.sealed = append(p.sealed, length)
+	return nil
+}
+
+// over tells whether all that was sent to who reads has been read.
+func (w *world) over() bool {
+	total := 0
+	for _, n := range w.parts {
+		total += n
+	}
+	for i := range w.p {
+		if i != w.deaf && w.p[i].bytes != total {
 			return false
 		}
 	}
@@ -157,107 +197,154 @@ func (w *world) over(deaf int) bool {
 
 // key is the state as text.
 func (w *world) key() string {
-	return fmt.Sprint(w.sent, w.putting, w.there, w.back, w.queue, w.taken, w.out.streams, w.in.streams, w.out.ready)
+	var k []any
+	for i := range w.p {
+		p := &w.p[i]
+		var in []filled
+		for id := p.in.first; id < p.in.next; id++ {
+			in = append(in, p.in.blocks[id&uint64(len(p.in.blocks)-1)])
+		}
+		k = append(k, p.out.head, p.out.tail, p.out.at, p.out.skip, p.out.open, p.in.head, p.in.tail, p.in.kept, in,
+			p.sent, p.posted, p.queue, p.blocked, p.bytes)
+	}
+	return fmt.Sprint(k...)
 }
 
-// Every order of all steps is tried, by replaying them: no place is overwritten before it
-// has been freed, none is lost, and no state is stuck before all has arrived, also when a
-// receiver takes nothing for ever: then what goes to the others gets through.
+// Every order of all steps of two processes that send to each other is tried: nothing is
+// overwritten before it has been freed, nothing is lost, and no state is stuck before all has
+// arrived; also when one of them never reads: then the other still gets everything.
 func TestAllSchedules(t *testing.T) {
-	for _, shape := range []Shape{
-		{Senders: 1, Receivers: 1, Depth: 1, Block: 1},
-		{Senders: 1, Receivers: 1, Depth: 2, Block: 1},
-		{Senders: 1, Receivers: 2, Depth: 1, Block: 1},
-		{Senders: 2, Receivers: 1, Depth: 1, Block: 1},
+	for _, c := range []struct {
+		ring  Ring
+		parts []int
+		deaf  int
+	}{
+		{8 * Unit, []int{Unit, 3 * Unit, 2 * Unit}, -1},
+		{8 * Unit, []int{3 * Unit, 3 * Unit, 3 * Unit}, -1},
+		{8 * Unit, []int{3 * Unit, Unit / 2, 3*Unit - 1, 2 * Unit}, 1},
+		{8 * Unit, []int{3 * Unit, 3 * Unit, 3 * Unit, 3 * Unit, Unit}, 0},
 	} {
-		for deafOne := -1; deafOne < shape.Receivers; deafOne++ {
-			if deafOne >= 0 && shape.Receivers == 1 {
-				continue
-			}
-			t.Run(fmt.Sprintf("%+v deaf %d", shape, deafOne), func(t *testing.T) {
-				states := explore(t, shape, deafOne)
-				t.Logf("%d states", states)
-			})
-		}
-	}
-}
-
-func replay(t *testing.T, shape Shape, path []step) *world {
-	w := start(shape)
-	for i, s := range path {
-		if err := w.do(s); err != nil {
-			t.Fatalf("after %v: %v", path[:i+1], err)
-		}
-	}
-	return w
-}
-
-func explore(t *testing.T, shape Shape, deafOne int) int {
-	const most = 60_000
-	seen := map[string]bool{start(shape).key(): true}
-	frontier := [][]step{nil}
-	for len(frontier) > 0 {
-		path := frontier[len(frontier)-1]
-		frontier = frontier[:len(frontier)-1]
-		w := replay(t, shape, path)
-		moved := false
-		for _, s := range w.steps() {
-			if s.kind == take && s.a == deafOne {
-				continue
-			}
-			moved = true
-			next := append(append([]step{}, path...), s)
-			w := replay(t, shape, next)
-			if k := w.key(); !seen[k] {
-				seen[k] = true
+		t.Run(fmt.Sprintf("ring %d parts %v deaf %d", c.ring, c.parts, c.deaf), func(t *testing.T) {
+			const most = 400_000
+			first := start(c.ring, c.parts, c.deaf)
+			seen := map[string]bool{first.key(): true}
+			frontier := []*world{first}
+			for len(frontier) > 0 {
+				w := frontier[len(frontier)-1]
+				frontier = frontier[:len(frontier)-1]
+				steps := w.steps()
+				if len(steps) == 0 && !w.over() {
+					t.Fatalf("stuck: %s", w.key())
+				}
+				for _, s := range steps {
+					next := w.clone()
+					if err := next.do(s); err != nil {
+						t.Fatalf("%+v after %s: %v", s, w.key(), err)
+					}
+					if k := next.key(); !seen[k] {
+						seen[k] = true
+						frontier = append(frontier, next)
+					}
+				}
 				if len(seen) > most {
 					t.Fatalf("more than %d states: the model is no small one any more", most)
 				}
-				frontier = append(frontier, next)
+			}
+			t.Logf("%d states", len(seen))
+		})
+	}
+}
+
+// Random schedules of longer exchanges with parts of all lengths hold what the small ones do.
+func TestRandomSchedules(t *testing.T) {
+	seeds := 3000
+	if testing.Short() {
+		seeds = 300
+	}
+	for seed := range seeds {
+		random := rand.New(rand.NewPCG(uint64(seed), 1))
+		ring := Ring((8 + random.IntN(60)) * Unit)
+		parts := make([]int, 20+random.IntN(60))
+		for i := range parts {
+			parts[i] = 1 + random.IntN(ring.MaxBlock())
+			if random.IntN(3) > 0 {
+				parts[i] = 1 + random.IntN(Unit)
 			}
 		}
-		if !moved && !w.over(deafOne) {
-			t.Fatalf("nothing can be done after %v", path)
+		w := start(ring, parts, random.IntN(3)-1)
+		favourite := random.IntN(4) // some schedules starve a kind of step
+		for {
+			steps := w.steps()
+			if len(steps) == 0 {
+				break
+			}
+			s := steps[random.IntN(len(steps))]
+			for range 3 {
+				if s.kind != favourite {
+					s = steps[random.IntN(len(steps))]
+				}
+			}
+			if err := w.do(s); err != nil {
+				t.Fatalf("seed %d: %+v: %v", seed, s, err)
+			}
+		}
+		if !w.over() {
+			t.Fatalf("seed %d: stuck: %s", seed, w.key())
 		}
 	}
-	return len(seen)
 }
 
 // What a peer must not say is refused.
 func TestBreaches(t *testing.T) {
-	shape := Shape{Senders: 2, Receivers: 3, Depth: 2, Block: 100}
-	in, out := NewIn(shape), NewOut[int](shape)
-	filled := func(s, r, n int) error { _, err := in.Filled(s, r, n); return err }
-	for _, err := range []error{
-		filled(2, 0, 1), filled(0, 3, 1), filled(0, 0, 101), out.Free(0, 0), out.Free(2, 0), out.Free(0, 3),
+	in, out := NewIn(8*Unit), NewOut(8*Unit)
+	filled := func(offset, n int) error { _, err := in.Filled(offset, n); return err }
+	for i, err := range []error{
+		filled(Unit, 1), filled(0, 0), filled(0, 8*Unit+1), out.Free(Unit), out.Free(0), out.Free(-Unit),
 	} {
 		if !errors.Is(err, ErrBreach) {
-			t.Error(err)
+			t.Errorf("%d: %v", i, err)
 		}
 	}
-	for range shape.Depth {
-		if err := filled(1, 2, 100); err != nil {
-			t.Error(err)
+	if err := errors.Join(filled(0, 5*Unit-1), filled(5*Unit, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for i, err := range []error{
+		filled(0, Unit),          // there is room before the end
+		filled(0, 3*Unit),        // over what is in use
+		filled(6*Unit, 2*Unit+1), // beyond the end
+	} {
+		if !errors.Is(err, ErrBreach) {
+			t.Errorf("%d: %v", i, err)
 		}
 	}
-	if err := filled(1, 2, 100); !errors.Is(err, ErrBreach) {
+	if _, ok := out.Begin(3 * Unit); !ok {
+		t.Fatal("no room in an empty ring")
+	}
+	out.Seal()
+	if err := out.Free(Unit + 1); !errors.Is(err, ErrBreach) {
+		t.Error(err)
+	}
+	if err := out.Free(4 * Unit); !errors.Is(err, ErrBreach) {
 		t.Error(err)
 	}
 }
 
-// Places are given back in the order in which they were filled, whatever is read first.
+// What is read out of turn is returned in turn, and a quarter of the ring at a time.
 func TestFreedOutOfOrder(t *testing.T) {
-	in := NewIn(Shape{Senders: 1, Receivers: 1, Depth: 4, Block: 1})
+	in := NewIn(8 * Unit)
+	var ids []uint64
 	for i := range 4 {
-		if place, err := in.Filled(0, 0, 1); err != nil || place != i {
-			t.Fatal(place, err)
+		id, err := in.Filled(i*Unit, Unit)
+		if err != nil {
+			t.Fatal(err)
 		}
+		ids = append(ids, id)
 	}
 	var got []int
-	for _, place := range []int{2, 1, 0, 3} {
-		got = append(got, in.Freed(0, 0, place))
+	for _, i := range []int{2, 1, 0, 3} {
+		got = append(got, in.Freed(ids[i])/Unit)
 	}
-	if fmt.Sprint(got) != "[0 0 3 1]" {
+	if fmt.Sprint(got) != "[0 0 3 0]" {
 		t.Error(got)
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 // Version is that of the protocol. Service is what dials ask for.
 const (
-	Version = 1
-	Service = "shuffle/1"
+	Version = 2
+	Service = "shuffle/2"
 )
 
 // Tags of messages.
@@ -38,9 +38,8 @@ func malformed(format string, args ...any) error {
 const (
 	MaxSize    = 1 << 16
 	MaxThreads = 1 << 12
-	MinBlock   = 512
-	MaxBlock   = 1 << 20
-	MaxDepth   = 64
+	MinRing    = 1 << 10
+	MaxRing    = 16 << 20
 	MaxToken   = 64
 )
 
@@ -52,7 +51,8 @@ var magic = [4]byte{'V', 'S', 'H', 'F'}
 // A Hello tells who a process is, and how it has laid out the memory that its peer fills.
 type Hello struct {
 	Rank, Size, Threads int
-	Block, Depth        int   // bytes of a place, and places of each stream
+	Lanes               int   // of its threads, 1 to Threads
+	Ring                int   // bytes of each
 	MaxRecord           int64 // bytes
 	OneSided            bool  // it wishes that blocks are put, and not sent
 	Token               []byte
@@ -67,7 +67,7 @@ func (h *Hello) Append(b []byte) []byte {
 	}
 	b = binary.BigEndian.AppendUint16(b, Version)
 	b = binary.BigEndian.AppendUint16(b, flags)
-	for _, v := range []int{h.Rank, h.Size, h.Threads, h.Block, h.Depth} {
+	for _, v := range []int{h.Rank, h.Size, h.Threads, h.Lanes, h.Ring} {
 		b = binary.BigEndian.AppendUint32(b, uint32(v))
 	}
 	b = binary.BigEndian.AppendUint64(b, uint64(h.MaxRecord))
@@ -92,7 +92,7 @@ func ParseHello(b []byte) (h Hello, err error) {
 	}
 	number := func(at int) int { return int(binary.BigEndian.Uint32(b[at:])) }
 	h = Hello{
-		Rank: number(8), Size: number(12), Threads: number(16), Block: number(20), Depth: number(24),
+		Rank: number(8), Size: number(12), Threads: number(16), Lanes: number(20), Ring: number(24),
 		MaxRecord: int64(binary.BigEndian.Uint64(b[28:])), OneSided: flags&1 != 0,
 	}
 	token := number(36)
@@ -103,10 +103,10 @@ func ParseHello(b []byte) (h Hello, err error) {
 		return h, malformed("rank %d of %d", h.Rank, h.Size)
 	case h.Threads < 1 || h.Threads > MaxThreads:
 		return h, malformed("%d threads", h.Threads)
-	case h.Block < MinBlock || h.Block > MaxBlock || h.Block%64 != 0:
-		return h, malformed("places of %d bytes", h.Block)
-	case h.Depth < 1 || h.Depth > MaxDepth:
-		return h, malformed("%d places", h.Depth)
+	case h.Lanes < 1 || h.Lanes > h.Threads:
+		return h, malformed("%d lanes of %d threads", h.Lanes, h.Threads)
+	case h.Ring < MinRing || h.Ring > MaxRing || h.Ring%64 != 0:
+		return h, malformed("rings of %d bytes", h.Ring)
 	case h.MaxRecord < 1:
 		return h, malformed("records of at most %d bytes", h.MaxRecord)
 	}
@@ -116,31 +116,29 @@ func ParseHello(b []byte) (h Hello, err error) {
 
 // Kinds of entries.
 const (
-	// Filled says that a block lies in the stream's oldest place, to the peer that has
-	// granted the place.
+	// Filled says that a block lies in a ring, to the peer whose ring it is.
 	Filled uint8 = 1
-	// Free grants the place that the stream used first of those in use, once more, to
-	// the peer that fills it.
+	// Free says that the oldest bytes of those in use in a ring are free, to the peer that
+	// fills it.
 	Free uint8 = 2
 )
 
 // EntrySize is the length of an entry.
 const EntrySize = 12
 
-// An Entry is about a stream: the one from a thread of the process that fills to a
-// thread of the process that receives.
+// An Entry is about a stream: the one to a thread of the process that receives.
 type Entry struct {
 	Kind     uint8
-	Sender   uint16 // thread of the process that fills
-	Receiver uint16 // thread of the process that receives
-	Length   uint32 // of Filled: bytes of the block, with its header; otherwise 0
+	Receiver uint16 // that thread
+	Offset   uint32 // of Filled: where the block begins; otherwise 0
+	Length   uint32 // bytes of the block, with its header, or how many are free
 }
 
 // Append adds the entry to b.
 func (e Entry) Append(b []byte) []byte {
-	b = append(b, e.Kind, 0, 0, 0)
-	b = binary.BigEndian.AppendUint16(b, e.Sender)
+	b = append(b, e.Kind, 0)
 	b = binary.BigEndian.AppendUint16(b, e.Receiver)
+	b = binary.BigEndian.AppendUint32(b, e.Offset)
 	return binary.BigEndian.AppendUint32(b, e.Length)
 }
 
@@ -150,16 +148,17 @@ func ParseEntry(b []byte) (e Entry, rest []byte, err error) {
 		return e, nil, malformed("%d bytes behind the last entry", len(b))
 	}
 	e = Entry{
-		Kind: b[0], Sender: binary.BigEndian.Uint16(b[4:]), Receiver: binary.BigEndian.Uint16(b[6:]),
-		Length: binary.BigEndian.Uint32(b[8:]),
+		Kind: b[0], Receiver: binary.BigEndian.Uint16(b[2:]), Offset: binary.BigEndian.Uint32(b[4:]), Length: binary.BigEndian.Uint32(b[8:]),
 	}
 	switch {
-	case b[1]|b[2]|b[3] != 0:
-		return e, nil, malformed("an entry with reserved bytes %x", b[1:4])
-	case e.Kind == Filled && e.Length >= HeaderSize && e.Length <= MaxBlock:
-	case e.Kind == Free && e.Length == 0:
+	case b[1] != 0:
+		return e, nil, malformed("an entry with a reserved byte %x", b[1])
+	case e.Length > MaxRing || e.Offset > MaxRing:
+		return e, nil, malformed("an entry about %d bytes at %d", e.Length, e.Offset)
+	case e.Kind == Filled && e.Length >= HeaderSize:
+	case e.Kind == Free && e.Length > 0 && e.Offset == 0:
 	default:
-		return e, nil, malformed("an entry of kind %d with length %d", e.Kind, e.Length)
+		return e, nil, malformed("an entry of kind %d about %d bytes at %d", e.Kind, e.Length, e.Offset)
 	}
 	return e, b[EntrySize:], nil
 }
@@ -167,23 +166,15 @@ func ParseEntry(b []byte) (e Entry, rest []byte, err error) {
 // HeaderSize is the length of a block's header.
 const HeaderSize = 24
 
-// Flags of blocks.
-const (
-	// Fragment: the contents are a part of one record, which is longer than a block.
-	Fragment uint8 = 1
-	// First: u64 length of the whole record stands before the part.
-	First uint8 = 2
-	// End: the stream is over. The contents are its Totals.
-	End uint8 = 4
-)
-
-// A Header stands in front of a block's contents.
+// A Header stands in front of a block's contents, which are parts.
 type Header struct {
-	Sum      uint32 // CRC32C of the header behind it and of the contents
+	Sum      uint32 // CRC32C of the header behind it and, with Summed, of the contents
 	Length   uint32 // of the contents
 	Sequence uint32 // of the block in its stream, from 0, modulo 2^32
-	Records  uint32 // that end in the block
-	Flags    uint8
+	Offset   uint32 // in its ring
+	Receiver uint16
+	Summed   bool
+	Parts    uint32
 }
 
 // Put writes the header without its sum to the first bytes of b.
@@ -192,52 +183,103 @@ func (h *Header) Put(b []byte) {
 	binary.BigEndian.PutUint32(b, 0)
 	binary.BigEndian.PutUint32(b[4:], h.Length)
 	binary.BigEndian.PutUint32(b[8:], h.Sequence)
-	binary.BigEndian.PutUint32(b[12:], h.Records)
-	b[16] = h.Flags
-	clear(b[17:HeaderSize])
+	binary.BigEndian.PutUint32(b[12:], h.Offset)
+	binary.BigEndian.PutUint16(b[16:], h.Receiver)
+	b[18], b[19] = 0, 0
+	if h.Summed {
+		b[18] = 1
+	}
+	binary.BigEndian.PutUint32(b[20:], h.Parts)
 }
 
 // SetSum writes the sum.
 func SetSum(b []byte, sum uint32) { binary.BigEndian.PutUint32(b, sum) }
 
 // ParseHeader decodes the header of a block that takes the whole of b. Its sum is not
-// checked.
-func ParseHeader(b []byte) (h Header, contents []byte, err error) {
-	if len(b) < HeaderSize {
-		return h, nil, malformed("a block of %d bytes", len(b))
+// checked: summed are the bytes that it is about.
+func ParseHeader(b []byte) (h Header, summed, contents []byte, err error) {
+	if len(b) < HeaderSize || len(b) > MaxRing {
+		return h, nil, nil, malformed("a block of %d bytes", len(b))
 	}
 	h = Header{
 		Sum: binary.BigEndian.Uint32(b), Length: binary.BigEndian.Uint32(b[4:]), Sequence: binary.BigEndian.Uint32(b[8:]),
-		Records: binary.BigEndian.Uint32(b[12:]), Flags: b[16],
+		Offset: binary.BigEndian.Uint32(b[12:]), Receiver: binary.BigEndian.Uint16(b[16:]), Summed: b[18] == 1, Parts: binary.BigEndian.Uint32(b[20:]),
 	}
-	contents = b[HeaderSize:]
+	summed, contents = b[4:HeaderSize], b[HeaderSize:]
+	if h.Summed {
+		summed = b[4:]
+	}
 	switch {
 	case int64(h.Length) != int64(len(contents)):
-		return h, nil, malformed("a block of %d bytes says that it has %d", len(contents), h.Length)
-	case h.Flags > 7, h.Flags&First != 0 && h.Flags&Fragment == 0, h.Flags&End != 0 && h.Flags != End:
-		return h, nil, malformed("a block with flags %#x", h.Flags)
-	case [7]byte(b[17:]) != [7]byte{}:
-		return h, nil, malformed("a block with reserved bytes %x", b[17:HeaderSize])
+		return h, nil, nil, malformed("a block of %d bytes says that it has %d", len(contents), h.Length)
+	case b[18] > 1 || b[19] != 0:
+		return h, nil, nil, malformed("a block with flags %x", b[18:20])
 	}
-	return h, contents, nil
+	return h, summed, contents, nil
+}
+
+// PartSize is the length of a part's header.
+const PartSize = 12
+
+// Flags of parts.
+const (
+	// Fragment: the contents are a piece of one record, which is longer than a part.
+	Fragment uint8 = 1
+	// First: u64 length of the whole record stands before the piece.
+	First uint8 = 2
+	// End: all threads of the lane have closed. The contents are its Totals.
+	End uint8 = 4
+)
+
+// A Part stands in front of the records of one lane of the sending process.
+type Part struct {
+	Sender  uint16 // the lane
+	Flags   uint8
+	Length  uint32 // of the contents
+	Records uint32 // that end in the part
+}
+
+// Put writes the header to the first bytes of b.
+func (p *Part) Put(b []byte) {
+	_ = b[PartSize-1]
+	binary.BigEndian.PutUint16(b, p.Sender)
+	b[2], b[3] = p.Flags, 0
+	binary.BigEndian.PutUint32(b[4:], p.Length)
+	binary.BigEndian.PutUint32(b[8:], p.Records)
+}
+
+// ParsePart decodes the first part of b, and returns what follows it.
+func ParsePart(b []byte) (p Part, contents, rest []byte, err error) {
+	if len(b) < PartSize {
+		return p, nil, nil, malformed("%d bytes behind the last part", len(b))
+	}
+	p = Part{
+		Sender: binary.BigEndian.Uint16(b), Flags: b[2], Length: binary.BigEndian.Uint32(b[4:]), Records: binary.BigEndian.Uint32(b[8:]),
+	}
+	switch {
+	case int64(p.Length) > int64(len(b)-PartSize):
+		return p, nil, nil, malformed("a part of %d bytes in %d", p.Length, len(b)-PartSize)
+	case p.Flags > 7, p.Flags&First != 0 && p.Flags&Fragment == 0, p.Flags&End != 0 && p.Flags != End, b[3] != 0:
+		return p, nil, nil, malformed("a part with flags %x", b[2:4])
+	}
+	end := PartSize + int(p.Length)
+	return p, b[PartSize:end:end], b[end:], nil
 }
 
 // TotalsSize is the length of Totals.
-const TotalsSize = 28
+const TotalsSize = 20
 
-// Totals are what a stream has carried.
+// Totals are what a lane has sent to a thread.
 type Totals struct {
 	Records, Bytes uint64
-	Blocks         uint32 // before the one with the totals, modulo 2^32
-	Sums           uint64 // of all sums of those blocks
+	Parts          uint32 // before the one with the totals, modulo 2^32
 }
 
 // Append adds the totals to b.
 func (t *Totals) Append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, t.Records)
 	b = binary.BigEndian.AppendUint64(b, t.Bytes)
-	b = binary.BigEndian.AppendUint32(b, t.Blocks)
-	return binary.BigEndian.AppendUint64(b, t.Sums)
+	return binary.BigEndian.AppendUint32(b, t.Parts)
 }
 
 // ParseTotals decodes totals.
@@ -245,32 +287,7 @@ func ParseTotals(b []byte) (t Totals, err error) {
 	if len(b) != TotalsSize {
 		return t, malformed("totals of %d bytes", len(b))
 	}
-	return Totals{
-		Records: binary.BigEndian.Uint64(b), Bytes: binary.BigEndian.Uint64(b[8:]),
-		Blocks: binary.BigEndian.Uint32(b[16:]), Sums: binary.BigEndian.Uint64(b[20:]),
-	}, nil
-}
-
-// BlockPrefix is the length of what stands before a block that travels as a message: u16
-// thread of the sender, u16 thread of the receiver, 4 bytes 0.
-const BlockPrefix = 8
-
-// AppendBlockPrefix adds it to b.
-func AppendBlockPrefix(b []byte, sender, receiver uint16) []byte {
-	b = binary.BigEndian.AppendUint16(b, sender)
-	b = binary.BigEndian.AppendUint16(b, receiver)
-	return append(b, 0, 0, 0, 0)
-}
-
-// ParseBlock splits a message with a block.
-func ParseBlock(b []byte) (sender, receiver uint16, block []byte, err error) {
-	if len(b) < BlockPrefix+HeaderSize || len(b) > BlockPrefix+MaxBlock {
-		return 0, 0, nil, malformed("a message with a block of %d bytes", len(b))
-	}
-	if [4]byte(b[4:]) != [4]byte{} {
-		return 0, 0, nil, malformed("a message with a block and reserved bytes %x", b[4:8])
-	}
-	return binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:]), b[BlockPrefix:], nil
+	return Totals{Records: binary.BigEndian.Uint64(b), Bytes: binary.BigEndian.Uint64(b[8:]), Parts: binary.BigEndian.Uint32(b[16:])}, nil
 }
 
 // MaxReason is how many bytes of text an abort has at most.
@@ -335,6 +352,3 @@ func ParseGather(b []byte) (round uint32, data []byte, err error) {
 	}
 	return binary.BigEndian.Uint32(b), b[4:], nil
 }
-
-// MaxUvarint is how many bytes the length of a record takes at most.
-const MaxUvarint = binary.MaxVarintLen64

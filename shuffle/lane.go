@@ -1,0 +1,79 @@
+package shuffle
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
+
+// A lane is where records are collected on their way: a part for each partition. Each
+// thread has its own, unless there are many more threads than processors. Then some
+// share one, for that what is collected grows with the threads and not with their square,
+// and stays in the caches.
+type lane struct {
+	number  uint16
+	shared  bool
+	mu      sync.Mutex // held by the thread that uses the lane, if it is shared
+	streams []sending  // by partition
+
+	unclosed int       // threads
+	waiting  []*Sender // for a partition that another thread has acquired
+}
+
+// sending is the sending end for a partition. memory is that of the part that is being
+// filled, from behind its header to its end.
+type sending struct {
+	memory  []byte
+	n       int     // bytes of it that are used
+	records uint32  // that end in it
+	block   *block  // nil before the first record, and behind the end
+	user    *Sender // who has acquired it: no other part may come between
+	totals  wire.Totals
+}
+
+func (l *lane) lock() {
+	if l.shared {
+		l.mu.Lock()
+	}
+}
+
+func (l *lane) unlock() {
+	if l.shared {
+		l.mu.Unlock()
+	}
+}
+
+// wakeAll wakes those who wait for a partition.
+func (l *lane) wakeAll() {
+	for i, s := range l.waiting {
+		s.sleeper.wake()
+		l.waiting[i] = nil
+	}
+	l.waiting = l.waiting[:0]
+}
+
+// short adds a record of less than 128 bytes, if there is room.
+func (o *sending) short(record []byte) bool {
+	n, at := len(record), o.n
+	if n >= 0x80 || at+n >= len(o.memory) {
+		return false
+	}
+	o.memory[at] = byte(n)
+	copy(o.memory[at+1:], record)
+	o.n = at + 1 + n
+	o.records++
+	return true
+}
+
+// add adds a record, if there is room.
+func (o *sending) add(record []byte) bool {
+	size := uvarintSize(len(record)) + len(record)
+	if o.n+size > len(o.memory) {
+		return false
+	}
+	at := o.n + binary.PutUvarint(o.memory[o.n:], uint64(len(record)))
+	o.n = at + copy(o.memory[at:], record)
+	o.records++
+	return true
+}
