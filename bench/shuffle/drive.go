@@ -22,6 +22,7 @@ type measurement struct {
 	Wall, CPU            float64 // seconds
 	Registered, Resident int64   // bytes
 	Stalled, Waited      float64 // seconds, of all threads
+	Stalls, Waits        uint64
 	Messages             uint64
 }
 
@@ -122,6 +123,8 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 				m.Resident += r.Resident
 				m.Stalled += r.Stalled
 				m.Waited += r.Waited
+				m.Stalls += r.Stalls
+				m.Waits += r.Waits
 				m.Messages += r.Messages
 				received += r.Received
 				size += r.Bytes

@@ -60,7 +60,7 @@ Spark from PyPI, once, into the user's cache.`,
 	flags.StringVar(&b.out, "out", "../docs/benchmarks", "`folder` of the page")
 	flags.StringVar(&b.temporary, "dir", "", "`folder` on a disk for what jobs write, some 7 GiB (default: the system's for temporary files)")
 	flags.StringVar(&b.only, "row", "", "only rows that match this `regexp`")
-	cmd.AddCommand(workerCommand())
+	cmd.AddCommand(workerCommand(), onceCommand())
 	return cmd
 }
 

@@ -70,6 +70,7 @@ func (s *ours) finish() error {
 func (s *ours) describe(r *result) {
 	n := s.x.Stats()
 	r.Stalled, r.Waited, r.Messages = n.Stalled.Seconds(), n.Waited.Seconds(), n.Messages
+	r.Stalls, r.Waits, r.Registered = n.Stalls, n.Waits, n.Registered
 	for _, d := range s.runtime.Stats().Devices {
 		for _, p := range d.Pools {
 			r.Registered += p.Registered

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,6 +47,8 @@ type result struct {
 	Resident   int64 // at the end
 	Stalled    float64
 	Waited     float64
+	Stalls     uint64
+	Waits      uint64
 	Messages   uint64
 }
 
@@ -94,7 +99,11 @@ func workerCommand() *cobra.Command {
 			if err := json.Unmarshal([]byte(text), &l); err != nil {
 				return err
 			}
-			return work(cmd.Context(), l, rank, os.Stdin, os.Stdout)
+			err := work(cmd.Context(), l, rank, os.Stdin, os.Stdout)
+			if err != nil {
+				fmt.Fprintf(os.Stderr, "worker %d: %v\n", rank, err)
+			}
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&text, "load", "", "")
@@ -128,12 +137,17 @@ func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) er
 	if _, err := lines.ReadString('\n'); err != nil {
 		return err
 	}
+	stop, err := profile(rank)
+	if err != nil {
+		return err
+	}
 	before := processorTime()
 	r, err := l.run(x, rank)
 	if err != nil {
 		return err
 	}
 	r.CPU = processorTime() - before
+	stop()
 	r.Resident = resident()
 	x.describe(&r)
 	if err := json.NewEncoder(out).Encode(r); err != nil {
@@ -219,6 +233,27 @@ func (l load) partition(random *rand.Rand) []uint16 {
 		}
 	}
 	return to
+}
+
+// profileVariable names a folder that gets a profile of each worker's processor time.
+const profileVariable = "VERBENA_SHUFFLE_PROFILE"
+
+func profile(rank int) (stop func(), err error) {
+	dir := os.Getenv(profileVariable)
+	if dir == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(filepath.Join(dir, fmt.Sprintf("worker-%d.pprof", rank)))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+	}, nil
 }
 
 func processorTime() float64 {
