@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/testneed"
 )
 
@@ -178,6 +179,15 @@ func TestJobsOnHDFS(t *testing.T) {
 	}
 	if listed, err := run(t, "", "fs", "--namenode", address, "ls", "/out"); err != nil || strings.Count(listed, "\n") > 2 || !strings.Contains(listed, "sorted") {
 		t.Errorf("%v\n%s", err, listed)
+	}
+	// Each of the two has written its half at the same time as the other, as a file of its own.
+	c, err := hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{address}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if blocks, err := c.BlockLocations(t.Context(), "/out/sorted", 0, 50000*100); err != nil || len(blocks) != 2 || blocks[1].Offset != blocks[0].Length {
+		t.Errorf("blocks: %+v, %v", blocks, err)
 	}
 	words := filepath.Join(t.TempDir(), "words")
 	if err := os.WriteFile(words, []byte("b a b\n"), 0o600); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/verbena-data/verbena/internal/unnamed"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
 	"github.com/verbena-data/verbena/shuffle/internal/external"
@@ -413,11 +414,8 @@ func (j *job) receive(ctx context.Context, thread int, p *part) (err error) {
 
 // rows writes the rows of a part, in order, into a file: how long they are is known then.
 func (j *job) rows(p *part) (err error) {
-	if p.rows, err = os.CreateTemp(j.cfg.Temporary, "verbena-groupby-*"); err != nil {
-		return err
-	}
-	if err := os.Remove(p.rows.Name()); err != nil {
-		return err
+	if p.rows, err = unnamed.File(j.cfg.Temporary, "verbena-groupby"); err != nil {
+		return fmt.Errorf("a temporary file: %w", err)
 	}
 	out := bufio.NewWriterSize(&sizing{p.rows, &p.size}, bufferSize)
 	format := j.cfg.rowFormat()

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/verbena-data/verbena/internal/unnamed"
 )
 
-// A run is sorted records in a temporary file that has no name any more.
+// A run is sorted records in a temporary file without a name.
 type run struct {
 	file   *os.File
 	length int64
@@ -15,14 +17,11 @@ type run struct {
 
 func (r *run) close() error { return r.file.Close() }
 
-// newRun makes a file in dir, which is gone with its descriptor.
+// newRun makes a file in dir.
 func newRun(dir string) (*run, error) {
-	f, err := os.CreateTemp(dir, "verbena-sort-*")
+	f, err := unnamed.File(dir, "verbena-sort")
 	if err != nil {
 		return nil, fmt.Errorf("a temporary file: %w", err)
-	}
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, errors.Join(err, f.Close())
 	}
 	return &run{file: f}, nil
 }
