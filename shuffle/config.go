@@ -32,7 +32,8 @@ type Config struct {
 	Threads int
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
 	// its threads collect, and the rings. 0 means rings of 176 KiB, or of shares of 20 MiB if
-	// they are more than 116, and parts of 1 to 4 KiB. Join fails if it is too little for
+	// they are more than 116, and parts of 1 to 4 KiB. Where Transport names one that
+	// registers memory on both sides, rings are 128 KiB, or shares of 10 MiB. Join fails if it is too little for
 	// the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
 	// Transport is that of the endpoints: see [verbena.DialConfig]. Empty: the best one.
@@ -77,6 +78,7 @@ const (
 	// A block of 64 KiB has room in a ring of 176 KiB, whatever lies where. Longer rings
 	// leave the caches.
 	largestRing = 176 << 10
+	deviceRing  = 128 << 10
 	allRings    = 20 << 20
 	// As many threads as this have a lane each, and as many as there are processors.
 	privateLanes = 4
@@ -132,7 +134,11 @@ func (c *Config) layOut() error {
 	c.depth = mostDepth
 	rings := c.Threads * (c.Size - 1)
 	if c.Memory == 0 {
-		c.ring = min(largestRing, allRings/max(rings, 1)/flow.Unit*flow.Unit)
+		longest, all := largestRing, allRings
+		if c.Transport != "" && c.Transport != "shm" { // registered on this side, too
+			longest, all = deviceRing, allRings/2
+		}
+		c.ring = min(longest, all/max(rings, 1)/flow.Unit*flow.Unit)
 		for c.ring < ringsOf(c.part) && c.part > leastPart {
 			c.part /= 2
 		}

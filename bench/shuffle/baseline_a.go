@@ -104,7 +104,7 @@ func (s *baselineA) ringSize() int {
 func (s *baselineA) listen(_ context.Context, l load, rank int) (string, error) {
 	s.l, s.rank = l, rank
 	var err error
-	if s.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if s.ln, err = net.Listen("tcp", l.listenOn()); err != nil {
 		return "", err
 	}
 	return s.ln.Addr().String(), nil

@@ -70,7 +70,7 @@ func (s *baselineB) listen(_ context.Context, l load, rank int) (string, error) 
 		s.inbox[i] = make(chan batch, 2*l.partitions())
 	}
 	var err error
-	if s.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if s.ln, err = net.Listen("tcp", l.listenOn()); err != nil {
 		return "", err
 	}
 	return s.ln.Addr().String(), nil

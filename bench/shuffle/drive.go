@@ -24,12 +24,21 @@ type measurement struct {
 	Stalled, Waited      float64 // seconds, of all threads
 	Stalls, Waits        uint64
 	Messages             uint64
+	Calls                uint64 // of the system
 }
 
 const gib = 1 << 30
 
 // perGiB is the communication cost: CPU seconds for each GiB of records.
 func (m measurement) perGiB() float64 { return m.CPU / (m.bytes() / gib) }
+
+// callsPerMiB is how many system calls a MiB of records takes.
+func (m measurement) callsPerMiB() float64 { return float64(m.Calls) / (m.bytes() / (1 << 20)) }
+
+// stalled is the share of their time that senders waited for room, in percent.
+func (m measurement) stalled() float64 {
+	return 100 * m.Stalled / (m.Wall * float64(m.partitions()))
+}
 
 // rate is in bytes a second.
 func (m measurement) rate() float64 { return m.bytes() / m.Wall }
@@ -44,8 +53,18 @@ type child struct {
 
 // drive runs a load by processes of this program.
 func drive(ctx context.Context, l load) (m measurement, err error) {
+	if l.System == "memcpy" {
+		return memoryCopy(l), nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, host.Patience)
 	defer cancel()
+	var between *cable
+	if l.Cable {
+		if between, err = newCable(ctx); err != nil {
+			return m, err
+		}
+		defer between.remove() // when the workers have ended
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return m, err
@@ -67,7 +86,13 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 		}
 	}()
 	for rank := range l.Size {
-		c := &child{cmd: exec.CommandContext(ctx, self, "worker", "--load", string(text), "--rank", fmt.Sprint(rank))}
+		args := []string{"worker", "--load", string(text), "--rank", fmt.Sprint(rank)}
+		c := &child{cmd: exec.CommandContext(ctx, self, args...)}
+		if between != nil {
+			var address string
+			c.cmd, address = between.command(ctx, rank%2, self, args...)
+			c.cmd.Args = append(c.cmd.Args, "--address", address)
+		}
 		c.cmd.Stderr = &c.stray
 		if c.in, err = c.cmd.StdinPipe(); err != nil {
 			return m, err
@@ -126,6 +151,7 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 				m.Stalls += r.Stalls
 				m.Waits += r.Waits
 				m.Messages += r.Messages
+				m.Calls += r.Calls
 				received += r.Received
 				size += r.Bytes
 			}

@@ -43,7 +43,7 @@ func (s *flightStreams) listen(ctx context.Context, l load, rank int) (string, e
 	for range l.Threads {
 		s.inbox = append(s.inbox, make(chan arrow.RecordBatch, 2*l.partitions()))
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", l.listenOn())
 	if err != nil {
 		return "", err
 	}

@@ -40,7 +40,7 @@ func (s *grpcStreams) listen(ctx context.Context, l load, rank int) (string, err
 		s.inbox = append(s.inbox, make(chan batch, 2*l.partitions()))
 	}
 	var err error
-	if s.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if s.ln, err = net.Listen("tcp", l.listenOn()); err != nil {
 		return "", err
 	}
 	s.server = grpc.NewServer()

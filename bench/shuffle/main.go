@@ -69,6 +69,7 @@ type side struct {
 	system  string
 	mib     float64 // of records; a system that is slow gets fewer
 	threads int
+	cable   bool
 }
 
 type row struct {
@@ -82,16 +83,33 @@ type row struct {
 
 const most = 1024 // MiB
 
+// limitSystem is what is not measured: a limit of registered memory.
+const limitSystem = "limit"
+
 func rows() (list []row) {
 	cost := func(m measurement) float64 { return m.perGiB() * 1e9 }
 	rate := func(m measurement) float64 { return m.rate() }
-	s := func(system string, mib float64) side { return side{system, mib, 4} }
+	s := func(system string, mib float64) side { return side{system: system, mib: mib, threads: 4} }
+	many := func(system string) side { return side{system: system, mib: most, threads: 32} }
+	cabled := func(system string) side { return side{system: system, mib: most / 2, threads: 4, cable: true} }
+	memory := func(m measurement) float64 { return float64(m.Registered) }
+	limit := func(mib float64) side { return side{system: limitSystem, mib: mib} }
 	list = append(list,
+		row{"throughput, shm, 64 KiB", "memory copy by two threads", "bytes/s", 64 << 10, false, s("shm", most), side{system: "memcpy", mib: most, threads: 2}, rate, beside.AtLeast(0.4)},
+		row{"registered memory, shm, 32 threads", "64 MiB", "bytes", 100, false, s("shm", 256), limit(64), memory, beside.AtMost(1)},
+		row{"registered memory, iwarp, 32 threads", "64 MiB", "bytes", 100, false, s("iwarp", 256), limit(64), memory, beside.AtMost(1)},
+		row{"registered memory, shm, 256 threads", "256 MiB", "bytes", 100, false, many("shm"), limit(256), memory, beside.AtMost(1)},
+		row{"processor time for a GiB, iwarp in two network namespaces, 100 B", "baseline A there", beside.Nanoseconds, 100, false, cabled("iwarp"), cabled("A"), cost, beside.AtMost(0.6)},
+		row{"processor time for a GiB, iwarp in two network namespaces, 100 B", "baseline B there", beside.Nanoseconds, 100, false, cabled("iwarp"), cabled("B"), cost, beside.AtMost(1.1)},
 		row{"processor time for a GiB, shm, 100 B", "baseline A", beside.Nanoseconds, 100, false, s("shm", most), s("A", most), cost, beside.AtMost(0.25)},
 		row{"throughput, shm, 100 B", "gRPC streaming, one record a message", "bytes/s", 100, false, s("shm", most), s("grpc", 32), rate, beside.AtLeast(8)},
 		row{"throughput, shm, 1 KiB", "gRPC streaming, one record a message", "bytes/s", 1 << 10, false, s("shm", most), s("grpc", 128), rate, beside.AtLeast(8)},
-		row{"throughput, shm, 256 threads, 100 B", "32 threads", "bytes/s", 100, false, side{"shm", most, 32}, s("shm", most), rate, beside.AtLeast(0.7)},
+		row{"throughput, shm, 256 threads, 100 B", "32 threads", "bytes/s", 100, false, many("shm"), s("shm", most), rate, beside.AtLeast(0.7)},
 	)
+	for _, theirs := range []string{"A", "B", "grpc batched"} {
+		list = append(list, row{"system calls for a MiB, shm, 100 B", theirs, "calls", 100, false, s("shm", 256), s(theirs, 256), measurement.callsPerMiB, beside.Target{}})
+	}
+	list = append(list, row{"senders' time without room, percent, shm, 100 B", "tcp of ours", "%", 100, false, s("shm", 256), s("tcp", 256), measurement.stalled, beside.Target{}})
 	for _, record := range []int{100, 1 << 10} {
 		for _, theirs := range []string{"grpc batched", "flight"} {
 			list = append(list, row{fmt.Sprintf("throughput, shm, %s", beside.Bytes(float64(record))), theirs, "bytes/s", record, false, s("shm", most), s(theirs, 256), rate, beside.Target{}})
@@ -172,7 +190,14 @@ func (r *row) measure(ctx context.Context, rounds int, scale float64) (beside.Ro
 			side   side
 			values *[]float64
 		}{{r.ours, &ours}, {r.theirs, &theirs}} {
-			l := load{System: one.side.system, Size: 8, Threads: one.side.threads, Record: r.record, Zipf: r.zipf}
+			if one.side.system == limitSystem {
+				*one.values = append(*one.values, one.side.mib*(1<<20))
+				continue
+			}
+			l := load{System: one.side.system, Size: 8, Threads: one.side.threads, Record: r.record, Zipf: r.zipf, Cable: one.side.cable}
+			if l.System == "memcpy" {
+				l.Size = 1
+			}
 			l.Records = max(1, int(one.side.mib*scale*(1<<20))/l.partitions()/l.Record)
 			m, err := drive(ctx, l)
 			if ctx.Err() != nil {

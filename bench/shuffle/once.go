@@ -21,8 +21,8 @@ func onceCommand() *cobra.Command {
 			}
 			return json.NewEncoder(os.Stdout).Encode(struct {
 				measurement
-				PerGiB, MiBs float64 // CPU seconds for a GiB, and MiB a second
-			}{m, m.perGiB(), m.rate() / (1 << 20)})
+				PerGiB, MiBs, CallsPerMiB, StalledPercent float64 // CPU seconds for a GiB, MiB a second
+			}{m, m.perGiB(), m.rate() / (1 << 20), m.callsPerMiB(), m.stalled()})
 		},
 	}
 	flags := cmd.Flags()
@@ -30,6 +30,7 @@ func onceCommand() *cobra.Command {
 	flags.IntVar(&l.Size, "processes", 8, "processes")
 	flags.IntVar(&l.Threads, "threads", 4, "threads of each")
 	flags.IntVar(&l.Record, "record", 100, "bytes of a record")
+	flags.BoolVar(&l.Cable, "cable", false, "half of the processes in another network namespace")
 	flags.BoolVar(&l.Zipf, "zipf", false, "keys by Zipf's law")
 	flags.Float64Var(&mib, "mib", 1024, "MiB of records")
 	return cmd

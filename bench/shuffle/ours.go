@@ -24,11 +24,18 @@ type ours struct {
 
 func (s *ours) listen(ctx context.Context, l load, rank int) (string, error) {
 	s.l, s.rank = l, rank
-	var err error
-	if s.runtime, err = verbena.New(verbena.Config{Providers: providers.Default()}); err != nil {
+	var settings map[string]string
+	if l.Cable { // as between hosts
+		settings = map[string]string{"iwarp.remote": "true"}
+	}
+	all, err := providers.New(providers.Config{Settings: settings})
+	if err != nil {
 		return "", err
 	}
-	if s.ln, err = s.runtime.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{}}); err != nil {
+	if s.runtime, err = verbena.New(verbena.Config{Providers: all}); err != nil {
+		return "", err
+	}
+	if s.ln, err = s.runtime.Listen(ctx, l.listenOn(), verbena.ListenConfig{Services: []string{}}); err != nil {
 		return "", err
 	}
 	return s.ln.Addr().String(), nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
@@ -55,5 +56,43 @@ func TestJobRows(t *testing.T) {
 			t.Errorf("two rows %s beside %s", r.what, r.beside)
 		}
 		names[r.what+r.beside] = true
+	}
+}
+
+// Half of the processes can be on the other side of a cable.
+func TestCable(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("network namespaces need the superuser's rights")
+	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip(err)
+	}
+	t.Setenv(asCommand, "1")
+	for _, system := range []string{"iwarp", "A", "B"} {
+		l := load{System: system, Size: 4, Threads: 1, Record: 100, Records: 1000, Cable: true}
+		if m, err := drive(t.Context(), l); err != nil || m.CPU <= 0 {
+			t.Errorf("%s: %v", system, err)
+		}
+	}
+}
+
+// The copy moves all bytes that it says.
+func TestMemoryCopy(t *testing.T) {
+	m, err := drive(t.Context(), load{System: "memcpy", Size: 1, Threads: 2, Record: 64 << 10, Records: 16})
+	if err != nil || m.Wall <= 0 || m.bytes() != 2<<20 {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// System calls are counted, also those of threads that are made meanwhile.
+func TestCountCalls(t *testing.T) {
+	count := countCalls()
+	for range 100 {
+		_ = os.Getppid()
+	}
+	if n := count(); n != 0 && n < 100 {
+		t.Errorf("%d system calls, 100 at least were made", n)
+	} else if n == 0 {
+		t.Skip("there is no right to count system calls")
 	}
 }

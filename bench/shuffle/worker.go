@@ -29,6 +29,16 @@ type load struct {
 	Record  int // bytes
 	Records int // that each thread sends
 	Zipf    bool
+	Cable   bool   // half of the processes are in another network namespace
+	Address string // of a worker: the host's
+}
+
+// listenOn is where a worker listens.
+func (l load) listenOn() string {
+	if l.Address == "" {
+		return "127.0.0.1:0"
+	}
+	return l.Address + ":0"
 }
 
 // bytes of all records.
@@ -50,6 +60,7 @@ type result struct {
 	Stalls     uint64
 	Waits      uint64
 	Messages   uint64
+	Calls      uint64 // of the system; 0 if they could not be counted
 }
 
 // An exchange is one process's part in a shuffle by a system.
@@ -90,7 +101,7 @@ var systems = map[string]func() system{
 }
 
 func workerCommand() *cobra.Command {
-	var text string
+	var text, address string
 	var rank int
 	cmd := &cobra.Command{
 		Use: "worker", Hidden: true, Args: cobra.NoArgs,
@@ -99,6 +110,7 @@ func workerCommand() *cobra.Command {
 			if err := json.Unmarshal([]byte(text), &l); err != nil {
 				return err
 			}
+			l.Address = address
 			err := work(cmd.Context(), l, rank, os.Stdin, os.Stdout)
 			if err != nil {
 				fmt.Fprintf(os.Stderr, "worker %d: %v\n", rank, err)
@@ -108,6 +120,7 @@ func workerCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&text, "load", "", "")
 	cmd.Flags().IntVar(&rank, "rank", 0, "")
+	cmd.Flags().StringVar(&address, "address", "", "")
 	return cmd
 }
 
@@ -133,6 +146,7 @@ func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) er
 	if err != nil {
 		return err
 	}
+	loads := l.prepare(rank)
 	fmt.Fprintln(out, "ready")
 	if _, err := lines.ReadString('\n'); err != nil {
 		return err
@@ -141,12 +155,13 @@ func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) er
 	if err != nil {
 		return err
 	}
+	calls := countCalls()
 	before := processorTime()
-	r, err := l.run(x, rank)
+	r, err := l.run(x, loads)
 	if err != nil {
 		return err
 	}
-	r.CPU = processorTime() - before
+	r.CPU, r.Calls = processorTime()-before, calls()
 	stop()
 	r.Resident = resident()
 	x.describe(&r)
@@ -160,7 +175,7 @@ func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) er
 }
 
 // run sends and receives all of a process's records.
-func (l load) run(x exchange, rank int) (r result, err error) {
+func (l load) run(x exchange, loads []threadLoad) (r result, err error) {
 	var all sync.WaitGroup
 	var failure atomic.Pointer[error]
 	fail := func(err error) {
@@ -170,7 +185,7 @@ func (l load) run(x exchange, rank int) (r result, err error) {
 	}
 	var received, bytes atomic.Uint64
 	for thread := range l.Threads {
-		all.Go(func() { fail(l.send(x.sender(thread), rank*l.Threads+thread)) })
+		all.Go(func() { fail(l.send(x.sender(thread), loads[thread])) })
 		all.Go(func() {
 			var n, size, sum uint64
 			fail(x.receive(thread, func(b []byte) {
@@ -193,17 +208,30 @@ func (l load) run(x exchange, rank int) (r result, err error) {
 
 var sink atomic.Uint64
 
-// send sends a thread's records.
-func (l load) send(s sender, number int) error {
-	random := rand.New(rand.NewPCG(uint64(number), 1))
-	payload := make([]byte, l.Record+1<<16)
-	for i := range payload {
-		payload[i] = byte(random.Uint32())
+// A threadLoad is what a thread sends, made before anything is measured.
+type threadLoad struct {
+	payload []byte
+	to      []uint16
+}
+
+func (l load) prepare(rank int) []threadLoad {
+	loads := make([]threadLoad, l.Threads)
+	for thread := range loads {
+		random := rand.New(rand.NewPCG(uint64(rank*l.Threads+thread), 1))
+		payload := make([]byte, l.Record+1<<16)
+		for i := range payload {
+			payload[i] = byte(random.Uint32())
+		}
+		loads[thread] = threadLoad{payload, l.partition(random)}
 	}
-	to := l.partition(random)
+	return loads
+}
+
+// send sends a thread's records.
+func (l load) send(s sender, t threadLoad) error {
 	at := 0
 	for i := range l.Records {
-		if err := s.Send(int(to[i&(len(to)-1)]), payload[at:at+l.Record]); err != nil {
+		if err := s.Send(int(t.to[i&(len(t.to)-1)]), t.payload[at:at+l.Record]); err != nil {
 			return err
 		}
 		if at += 64; at >= 1<<16 {
