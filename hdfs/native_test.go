@@ -1,6 +1,7 @@
 package hdfs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,12 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/providers"
 )
 
 // Native and legacy clients write one file in turns, with flushes at odd places, and both
@@ -215,4 +218,106 @@ func TestHostilePeersEndAlone(t *testing.T) {
 			m.Release()
 		}
 	}
+}
+
+// registered is how many bytes the pools of a runtime have.
+func registered(rt *verbena.Runtime) (total int64) {
+	for _, d := range rt.Stats().Devices {
+		for _, p := range d.Pools {
+			total += p.Registered
+		}
+	}
+	return total
+}
+
+// Each of many clients has an endpoint of its own to the DataNode, and a block that is open: all go by the
+// native path, and the DataNode has reserved what their windows come to, and nothing when they are closed.
+func TestManyNativeClients(t *testing.T) {
+	const window = 256 << 10
+	clients := 1000
+	if testing.Short() {
+		clients = 50
+	}
+	s := startSystem(t, 1, 1)
+	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rt.Close() })
+	content := randomBytes(20_000)
+	open := make([]*FileWriter, clients)
+	all := make([]*Client, clients)
+	each := func(what string, do func(i int) error) {
+		t.Helper()
+		var group errgroup.Group
+		group.SetLimit(16)
+		for i := range clients {
+			group.Go(func() error {
+				if err := do(i); err != nil {
+					return fmt.Errorf("client %d: %w", i, err)
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	name := func(i int) string { return fmt.Sprintf("/client-%d", i) }
+	before := registered(s.rt)
+	dialers := make([]*Dialer, clients)
+	t.Cleanup(func() {
+		for i := range clients {
+			if all[i] != nil {
+				all[i].Close()
+			}
+			if dialers[i] != nil {
+				dialers[i].Close()
+			}
+		}
+	})
+	each("write", func(i int) error {
+		dialers[i] = NewDialer(rt, verbena.TransportAuto)
+		c, err := NewClient(ClientConfig{
+			NameNodes: []string{s.NameNode.Addr()}, User: superuser(t), Patience: time.Minute, BlockSize: 1 << 20,
+			NoLocalReads: true, Dialer: dialers[i], Window: window, PacketSize: 64 << 10,
+		})
+		if err != nil {
+			return err
+		}
+		all[i] = c
+		if open[i], err = c.Create(t.Context(), name(i), CreateOptions{}); err != nil {
+			return err
+		}
+		if _, err := open[i].Write(content); err != nil {
+			return err
+		}
+		return open[i].Flush(t.Context())
+	})
+	reserved := s.DataNodes[0].Packets().Reserved
+	if least, most := int64(clients)*window/2, int64(512<<20); reserved < least || reserved > most {
+		t.Errorf("%d bytes are reserved for %d blocks, want %d to %d", reserved, clients, least, most)
+	}
+	memory := registered(s.rt) - before
+	if most := int64(clients)<<20 + 64<<20; memory > most {
+		t.Errorf("%d bytes more are registered for %d clients, want %d at most", memory, clients, most)
+	}
+	t.Logf("%d clients: the servers reserve %d KiB and register %d KiB, %d KiB a client", clients, reserved>>10, memory>>10, memory>>10/int64(clients))
+	each("read", func(i int) error {
+		if got := all[i].ExplainTransfers(s.DataNodes[0].Addr()); !strings.HasPrefix(got, native.Service+" over ") {
+			return errors.New(got)
+		}
+		got, err := all[i].ReadFile(t.Context(), name(i))
+		if err == nil && !bytes.Equal(got, content) {
+			err = fmt.Errorf("%d bytes of %d, or others", len(got), len(content))
+		}
+		return err
+	})
+	each("close", func(i int) error { return open[i].Close() })
+	eventually(t, "no memory is reserved", func() error {
+		if n := s.DataNodes[0].Packets().Reserved; n != 0 {
+			return fmt.Errorf("%d bytes are reserved", n)
+		}
+		return nil
+	})
 }
