@@ -44,6 +44,11 @@
 // sends and receives by turns can wait for itself, though: when it waits in Send for a
 // thread that waits in Send for it. Send and receive in goroutines of their own.
 //
+// # Order
+//
+// A partition's records come as they arrive: those of one sender in its order, mixed with
+// those of others. [Receiver.InOrder] sorts them by key, in bounded memory.
+//
 // # Exactly once, or an error
 //
 // Blocks are numbered. Those that travel over a network have a checksum, which the

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/unnamed"
 )
 
 // patience is how long a stream is full before its receiver's blocks are written to disk,
@@ -47,15 +49,10 @@ func newSpiller(x *Exchange, dir string) (*spiller, error) {
 }
 
 // spillFileIn makes a file without a name in a directory.
-var spillFileIn = unnamed
-
-func unnamed(dir string) (*os.File, error) {
-	f, err := os.CreateTemp(dir, "verbena-shuffle-")
+var spillFileIn = func(dir string) (*os.File, error) {
+	f, err := unnamed.File(dir, "verbena-shuffle")
 	if err != nil {
 		return nil, fmt.Errorf("the spill directory: %w", err)
-	}
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, errors.Join(fmt.Errorf("the spill directory: %w", err), f.Close())
 	}
 	return f, nil
 }

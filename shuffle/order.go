@@ -1,0 +1,66 @@
+package shuffle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/verbena-data/verbena/shuffle/internal/external"
+)
+
+// An Order says how the records of a partition are sorted.
+type Order struct {
+	// Key returns a record's key, which may lie in the record. Keys are ordered as bytes, and
+	// records with the same key come in any order. Nil: the whole record.
+	Key func(record []byte) []byte
+	// Memory is how many bytes sorting may take beside the exchange's, outside the Go heap. 0
+	// means 64 MiB, 8 MiB are the least.
+	Memory int64
+	// Dir is for temporary files, which have no names, of what does not fit into Memory.
+	// Empty: the system's.
+	Dir string
+}
+
+// InOrder takes all records of the receiver's partition, sorts them, and calls take with
+// each, in order. The bytes are valid until take returns. The first call comes when all
+// senders of all processes have closed. An error of take ends it and is returned as it is; the
+// exchange goes on.
+func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte) error) (err error) {
+	if o.Memory == 0 {
+		o.Memory = 64 << 20
+	}
+	s, err := external.New(external.Config{Pairs: true, Memory: o.Memory, Dir: o.Dir})
+	if err != nil {
+		return fmt.Errorf("shuffle: order: %w", err)
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	var pair []byte
+	for {
+		record, err := r.Next(ctx)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if o.Key == nil {
+			pair = external.AppendPair(pair[:0], record, nil)
+		} else {
+			pair = external.AppendPair(pair[:0], o.Key(record), record)
+		}
+		if err := s.Add(pair); err != nil {
+			return fmt.Errorf("shuffle: order: %w", err)
+		}
+	}
+	if err := s.Finish(); err != nil {
+		return fmt.Errorf("shuffle: order: %w", err)
+	}
+	return s.Each(func(pair []byte) error {
+		key, record := external.Pair(pair)
+		if o.Key == nil {
+			record = key
+		}
+		return take(record)
+	})
+}
