@@ -33,7 +33,7 @@ type Config struct {
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
 	// its threads collect, and the rings. 0 means rings of 176 KiB, or of shares of 20 MiB if
 	// they are more than 116, and parts of 1 to 4 KiB. Where Transport names one that
-	// registers memory on both sides, rings are 128 KiB, or shares of 10 MiB. Join fails if it is too little for
+	// registers memory on both sides, rings are 96 KiB, or shares of 10 MiB. Join fails if it is too little for
 	// the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
 	// Transport is that of the endpoints: see [verbena.DialConfig]. Empty: the best one.
@@ -78,7 +78,7 @@ const (
 	// A block of 64 KiB has room in a ring of 176 KiB, whatever lies where. Longer rings
 	// leave the caches.
 	largestRing = 176 << 10
-	deviceRing  = 128 << 10
+	deviceRing  = 96 << 10
 	allRings    = 20 << 20
 	// As many threads as this have a lane each, and as many as there are processors.
 	privateLanes = 4

@@ -5,9 +5,18 @@ import (
 	"time"
 )
 
-// lazy is how long something may wait that nobody has asked for: an open block to which
-// nothing is added, and a notification that is not urgent. Blocks wait twice that at most.
-const lazy = time.Millisecond
+// lazy is how long something may wait that is not urgent: an open block to which nothing is
+// added, and a notification; of a large ring, and less of a small one, which is soon full.
+// Blocks wait twice that at most. At once costs more: of all notifications for which a
+// sender or receiver waits, most are soon followed by others to the same peer.
+const (
+	lazy      = time.Millisecond
+	leastLazy = 50 * time.Microsecond
+)
+
+func (c *Config) lazy() time.Duration {
+	return max(leastLazy, lazy*time.Duration(c.ring)/largestRing)
+}
 
 // idle looks after what waits, while there is some.
 type idle struct {
@@ -26,7 +35,8 @@ func (i *idle) arm() {
 
 // lookAfter lets go out what has waited.
 func (x *Exchange) lookAfter() {
-	timer := time.NewTimer(lazy)
+	wait := x.c.lazy()
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
 		select {
@@ -34,7 +44,7 @@ func (x *Exchange) lookAfter() {
 		case <-x.ctx.Done():
 			return
 		}
-		timer.Reset(lazy)
+		timer.Reset(wait)
 		select {
 		case <-timer.C:
 		case <-x.ctx.Done():

@@ -26,8 +26,8 @@ type outgoing struct {
 }
 
 // add puts a part, which is head and then body, into the open block, or begins one. It
-// reports false if there is no room; then all that was added goes out, and who waits, unless
-// nil, is woken when room comes. The bytes may be reused.
+// reports false if there is no room; then all that was added goes out soon, and who waits,
+// unless nil, is woken when room comes. The bytes may be reused.
 func (o *outgoing) add(head, body []byte, who *Sender) (ok bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -41,7 +41,6 @@ func (o *outgoing) add(head, body []byte, who *Sender) (ok bool, err error) {
 			return false, err
 		}
 		if at, ok = o.ring.Begin(wire.HeaderSize + n); !ok {
-			o.p.urge()
 			if who != nil {
 				o.waiting = append(o.waiting, who)
 			}

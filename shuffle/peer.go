@@ -300,12 +300,11 @@ func (p *peer) freed(receiver int, it *item) {
 		return
 	}
 	p.mu.Lock()
-	scarce := p.in[receiver].Scarce()
 	n := p.in[receiver].Freed(it.id)
 	if n > 0 {
 		p.append(wire.Entry{Kind: wire.Free, Receiver: uint16(receiver), Length: uint32(n)})
 	}
-	urgent := n > 0 && (scarce || p.untold >= p.x.c.prompt)
+	urgent := n > 0 && p.untold >= p.x.c.prompt
 	p.mu.Unlock()
 	switch {
 	case urgent:

@@ -177,6 +177,3 @@ func (in *In) Freed(id uint64) (n int) {
 
 // Pressing tells whether the peer may be waiting for room.
 func (in *In) Pressing() bool { return int(in.head-in.tail) >= in.ring.returns() }
-
-// Scarce tells whether the peer has so little room left that it is likely to wait for more.
-func (in *In) Scarce() bool { return int(in.head-in.tail) >= int(in.ring)/4*3 }
