@@ -321,3 +321,18 @@ func TestManyNativeClients(t *testing.T) {
 		return nil
 	})
 }
+
+// A client that has written a block is connected to all of its DataNodes, not only to the first.
+func TestClientsConnectBeforehand(t *testing.T) {
+	s := startSystem(t, 3, 3)
+	c := s.own(verbena.TransportAuto)
+	store(t, c, "/first", randomBytes(1000), CreateOptions{})
+	for _, dn := range s.DataNodes {
+		eventually(t, "a connection to each DataNode", func() error {
+			if got := c.ExplainTransfers(dn.Addr()); !strings.HasPrefix(got, native.Service+" over ") {
+				return errors.New(got)
+			}
+			return nil
+		})
+	}
+}

@@ -43,7 +43,7 @@ func (e *NotNativeError) Error() string {
 func (e *NotNativeError) Unwrap() error { return e.Err }
 
 // A Table has one connection to each peer, for all that is between the two. It is set up
-// when it is needed first, by one attempt for all who wait, and again after it has ended.
+// when it is needed first, or by Prepare beforehand, by one attempt for all who wait, and again after it has ended.
 // Its methods may be called concurrently.
 type Table struct {
 	cfg    TableConfig
@@ -112,10 +112,7 @@ func (t *Table) Get(ctx context.Context, address string) (*Conn, error) {
 			t.mu.Unlock()
 			return nil, err
 		}
-		if p.ready == nil {
-			p.ready, p.err = make(chan struct{}), nil
-			t.wg.Go(func() { t.connect(p, address) })
-		}
+		t.attempt(p, address)
 		ready := p.ready
 		t.mu.Unlock()
 		select {
@@ -124,6 +121,33 @@ func (t *Table) Get(ctx context.Context, address string) (*Conn, error) {
 			return nil, fmt.Errorf("connect to %s: %w", address, context.Cause(ctx))
 		}
 	}
+}
+
+// attempt begins an attempt to connect, if none is under way. mu is held.
+func (t *Table) attempt(p *peer, address string) {
+	if p.ready == nil {
+		p.ready, p.err = make(chan struct{}), nil
+		t.wg.Go(func() { t.connect(p, address) })
+	}
+}
+
+// Prepare has the table connect to a server, and does not wait for it: who gets the connection later finds
+// it made. Nothing happens if it is there, or if an attempt has just failed.
+func (t *Table) Prepare(address string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	p := t.peers[address]
+	if p == nil {
+		p = &peer{}
+		t.peers[address] = p
+	}
+	if p.conn != nil && p.conn.usable() || p.err != nil && time.Now().Before(p.until) {
+		return
+	}
+	t.attempt(p, address)
 }
 
 // Join has the connection to a server get a user.

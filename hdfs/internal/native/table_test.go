@@ -135,6 +135,45 @@ func TestTableHasOneConnectionToAPeer(t *testing.T) {
 	}
 }
 
+// What is prepared is one connection, which who comes later finds; preparing what is there, or a server
+// that is gone, does nothing to those who come later.
+func TestTablePrepares(t *testing.T) {
+	rt, g := runtimeOf(t)
+	arrived := make(chan struct{}, 10)
+	p, count := serve(t, rt, g, Service, func(ctx context.Context, ep *verbena.Endpoint) error {
+		arrived <- struct{}{}
+		return echo(ctx, ep)
+	})
+	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}})
+	for range 3 {
+		table.Prepare(p.Addr())
+	}
+	<-arrived // nobody has asked for it
+	u := newRecorder()
+	c, id, err := table.Join(t.Context(), p.Addr(), u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.Prepare(p.Addr())
+	c.Post(id, []byte("used"))
+	if got := <-u.got; got != "used" {
+		t.Error(got)
+	}
+	if n := count.Load(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	p.Close()
+	if err := <-u.end; err == nil {
+		t.Error("no reason")
+	}
+	table.Prepare(p.Addr())
+	if _, err := table.Get(t.Context(), p.Addr()); err == nil {
+		t.Error("a server that is gone was reached")
+	}
+	table.Close()
+	table.Prepare(p.Addr()) // too late
+}
+
 func TestTableRemembersWhoIsNotNative(t *testing.T) {
 	rt, g := runtimeOf(t)
 	p, count := serve(t, rt, g, "other/1", echo)

@@ -92,7 +92,12 @@ func (p *Path) native(nodes []*hdfspb.DatanodeInfoProto) (may, known bool) {
 	return true, known
 }
 
+// learn notes the DataNodes of a pipeline that has begun. A next block may go to any of them first, so
+// they are connected to now.
 func (p *Path) learn(nodes []*hdfspb.DatanodeInfoProto) {
+	for _, n := range nodes[1:] {
+		p.cfg.Table.Prepare(p.address(n))
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, n := range nodes {
