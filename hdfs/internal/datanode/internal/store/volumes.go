@@ -151,15 +151,18 @@ func (s *Store) adopt(v *volume) {
 	}
 }
 
-// better tells whether a replica is of more use than another one of the same block.
+// better tells whether a replica is of more use than another one of the same block. Two that
+// should be equal are read: one of them may be damaged, and the other the last good one.
 func (r *Replica) better(o *Replica) bool {
 	switch {
 	case r.gen != o.gen:
 		return r.gen > o.gen
 	case (r.state == Finalized) != (o.state == Finalized):
 		return r.state == Finalized
+	case r.length != o.length:
+		return r.length > o.length
 	}
-	return r.length > o.length
+	return errors.Is(o.Verify(nil), ErrCorrupt) && r.Verify(nil) == nil
 }
 
 // Storage is what is known of one of the store's directories.

@@ -393,6 +393,36 @@ func TestDirectoryFails(t *testing.T) {
 	must(t, s.Close())
 }
 
+// Of two equal replicas the one whose bytes match its checksums stays, whichever directory
+// it is in.
+func TestDamagedReplicaInTwoDirectories(t *testing.T) {
+	for damaged := range 2 {
+		fs := newDisks()
+		s := openDirs(t, fs, Config{Dirs: dirs("/a", "/b")})
+		must(t, s.Close())
+		for _, dir := range []string{"/a", "/b"} {
+			s = openDirs(t, fs, Config{Dirs: dirs(dir)})
+			add(t, s, 1, 100, Want{})
+			must(t, s.Close())
+		}
+		f, err := fs.OpenReadWrite([]string{"/a", "/b"}[damaged]+"/blocks/00/blk_1", vfs.WriteCategoryUnspecified)
+		must(t, err)
+		var b [1]byte
+		_, err = f.ReadAt(b[:], 50)
+		must(t, err)
+		b[0] ^= 4
+		_, err = f.WriteAt(b[:], 50)
+		must(t, errors.Join(err, f.Sync(), f.Close()))
+		s = openDirs(t, fs, Config{Dirs: dirs("/a", "/b")})
+		r, err := s.Get(1)
+		must(t, err)
+		if err := r.Verify(nil); err != nil || r.Storage() != 1-damaged {
+			t.Errorf("damaged in directory %d: the one in %d stayed: %v", damaged, r.Storage(), err)
+		}
+		must(t, s.Close())
+	}
+}
+
 // A directory that was away comes back with replicas that have been replaced: the better one
 // of each block stays.
 func TestReplicaInTwoDirectories(t *testing.T) {
