@@ -129,6 +129,8 @@ func (r *Runtime) firstDevice(transport string) *device {
 
 // firstDomain is the runtime's own on that device.
 func (r *Runtime) firstDomain(transport string) *domain {
+	r.own.mu.Lock()
+	defer r.own.mu.Unlock()
 	return r.own.domains[r.firstDevice(transport)]
 }
 

@@ -4,6 +4,7 @@ package limit
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -19,8 +20,9 @@ type Limit struct {
 	timer           *time.Timer
 	unwatch         func() bool // of the caller's context; nil if it never ends
 
-	mu  sync.Mutex
-	err error
+	mu   sync.Mutex
+	err  error
+	then []*func() // AfterFunc's
 }
 
 var limits = sync.Pool{New: func() any {
@@ -44,11 +46,15 @@ func New(ctx context.Context, now time.Time, timeout time.Duration) *Limit {
 	return l
 }
 
-// End gives the limit back. Nobody uses it any more.
+// End gives the limit back. Nobody uses it any more; contexts that were derived from it have
+// been cancelled.
 func (l *Limit) End() {
 	again := true
 	if l.armed {
-		again = l.timer.Stop()
+		l.mu.Lock()
+		left := len(l.then) > 0
+		l.mu.Unlock()
+		again = l.timer.Stop() && !left
 		if l.unwatch != nil && !l.unwatch() {
 			again = false
 		}
@@ -65,9 +71,41 @@ func (l *Limit) End() {
 func (l *Limit) over(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil {
-		l.err = err
-		close(l.done)
+	if l.err != nil {
+		return
+	}
+	l.err = err
+	close(l.done)
+	for _, f := range l.then {
+		go (*f)()
+	}
+}
+
+// AfterFunc has f called in a goroutine of its own when the limit is over, unless stop is
+// called before, which tells whether that was in time. Package context asks for it when it
+// derives a context. Otherwise it would start a goroutine that looks at this one, perhaps
+// when End has been called and another call uses it.
+func (l *Limit) AfterFunc(f func()) (stop func() bool) {
+	if !l.own {
+		return context.AfterFunc(l.Context, f)
+	}
+	l.Done()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		go f()
+		return func() bool { return false }
+	}
+	l.then = append(l.then, &f)
+	return func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		i := slices.Index(l.then, &f)
+		if i < 0 || l.err != nil {
+			return false
+		}
+		l.then = slices.Delete(l.then, i, i+1)
+		return true
 	}
 }
 

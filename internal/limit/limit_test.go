@@ -48,6 +48,46 @@ func TestLimit(t *testing.T) {
 	}
 }
 
+// Contexts that are derived from a limit end with it, and have no goroutine that looks at it
+// after End: the race detector would tell.
+func TestDerivedContexts(t *testing.T) {
+	l := New(context.Background(), time.Now(), time.Millisecond)
+	child, cancel := context.WithCancel(l)
+	<-child.Done()
+	if !errors.Is(child.Err(), context.DeadlineExceeded) {
+		t.Errorf("a derived context ends with %v", child.Err())
+	}
+	late, cancelLate := context.WithCancel(l)
+	<-late.Done()
+	cancel()
+	cancelLate()
+	l.End()
+
+	for range 2000 {
+		l := New(context.Background(), time.Now(), time.Hour)
+		child, cancel := context.WithCancel(l)
+		called := make(chan struct{})
+		stop := context.AfterFunc(l, func() { close(called) })
+		cancel()
+		if !errors.Is(child.Err(), context.Canceled) || l.Err() != nil || !stop() || stop() {
+			t.Fatalf("%v, %v", child.Err(), l.Err())
+		}
+		l.End()
+		select {
+		case <-called:
+			t.Fatal("a function that was stopped is called")
+		default:
+		}
+	}
+
+	// Who does not cancel hears of the end all the same.
+	l = New(context.Background(), time.Now(), time.Hour)
+	forgotten, cancel := context.WithCancel(l)
+	defer cancel()
+	l.End()
+	<-forgotten.Done()
+}
+
 func TestLimitAllocatesNothing(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector empties pools")
