@@ -241,6 +241,7 @@ func (s *queuePair) putBack(b *buffer) {
 	if b == nil {
 		return
 	}
+	s.window.count() // else b would seem to be posted, and one too many
 	if s.life.reached(stageClosed) {
 		b.home.putLate(b, false)
 	} else if err := b.home.put(b); err != nil {

@@ -47,7 +47,6 @@ func (s *shell) completeRest(batch []rdma.Completion) {
 		}
 		s.settled()
 	}
-	s.window.count()
 }
 
 func (s *shell) handle(c *rdma.Completion) {
@@ -62,6 +61,7 @@ func (s *shell) handle(c *rdma.Completion) {
 // settled posts what completions have brought about, and tells those who wait what has
 // become of what they wait for. mu is held.
 func (s *shell) settled() {
+	s.window.count()
 	if !s.life.breach {
 		s.flush()
 	}
