@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/verbena-data/verbena/internal/link"
+	"github.com/verbena-data/verbena/internal/longcopy"
 )
 
 // MaxHeader is how many bytes SendBuffer takes in front of a buffer.
@@ -23,7 +24,7 @@ func (p *parcel) size() int { return len(p.header) + len(p.body) }
 // copyTo copies the message to the beginning of b.
 func (p *parcel) copyTo(b []byte) {
 	n := copy(b, p.header)
-	copy(b[n:], p.body)
+	longcopy.Fill(b[n:][:len(p.body)], p.body)
 }
 
 // part cuts up to n bytes off the front of the message.

@@ -4,6 +4,7 @@ import (
 	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/longcopy"
 )
 
 // sendPair is sendNow for a message in two parts, of which the first is a header.
@@ -50,7 +51,7 @@ func (s *outbound) offerPair(tag uint32, header call.Header, payload []byte) boo
 	}
 	// Without the lock: the worker goes on meanwhile.
 	header.Put(memory.Bytes())
-	copy(memory.Bytes()[call.HeaderSize:], payload)
+	longcopy.Fill(memory.Bytes()[call.HeaderSize:][:len(payload)], payload)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.out.busy || s.e.over() || !s.m.MayOffer() {

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/verbena-data/verbena/internal/longcopy"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -120,7 +121,7 @@ func (qp *queuePair) executeRead(r *rdma.SendRequest, total int) outcome {
 	for i := range r.SGEs {
 		e := &r.SGEs[i]
 		to := e.Region.(*region).bytes[e.Offset : e.Offset+e.Length]
-		move(to, memory[:e.Length])
+		longcopy.Fill(to, memory[:e.Length])
 		memory = memory[e.Length:]
 	}
 	return outcomeDone
@@ -166,7 +167,7 @@ func copyTailLast(to, source []byte) {
 	if n >= 8 && uintptr(end)&7 == 0 {
 		// Copying nothing would still cost a call, while the peer waits.
 		if n > 8 {
-			move(to[:n-8], source)
+			longcopy.Fill(to[:n-8], source)
 		}
 		tail := *(*[8]byte)(source[n-8:])
 		release.Store((*atomic.Uint64)(unsafe.Add(end, -8)), *(*uint64)(unsafe.Pointer(&tail)))
@@ -174,7 +175,7 @@ func copyTailLast(to, source []byte) {
 	}
 	tail := min(n, 8)
 	if tail < n {
-		move(to[:n-tail], source)
+		longcopy.Fill(to[:n-tail], source)
 		// A release store and an acquiring load, in this order, keep the stores
 		// before from those after on every architecture.
 		var fence uint64

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/verbena-data/verbena/internal/longcopy"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -259,7 +260,7 @@ func (qp *queuePair) place(at *receiveAt, r *rdma.SendRequest, total int) outcom
 	}
 	if n == 1 && len(r.SGEs) == 1 {
 		e := &r.SGEs[0]
-		move(parts[0], e.Region.(*region).bytes[e.Offset:e.Offset+e.Length])
+		longcopy.Fill(parts[0], e.Region.(*region).bytes[e.Offset:e.Offset+e.Length])
 		return outcomeDone
 	}
 	to := 0

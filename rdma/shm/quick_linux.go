@@ -3,6 +3,7 @@ package shm
 import (
 	"unsafe"
 
+	"github.com/verbena-data/verbena/internal/longcopy"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -38,7 +39,7 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 		if memory == nil {
 			return false
 		}
-		move(source, memory)
+		longcopy.Fill(source, memory)
 		qp.leave()
 		return true
 	case r.Op == rdma.OpSend && len(source) <= slotInline:
@@ -75,7 +76,7 @@ func (qp *queuePair) ReadNow(into []byte, from rdma.Remote) bool {
 		memory = qp.openQuick(from, len(into), rdma.AccessRemoteRead)
 	}
 	if memory != nil {
-		move(into, memory)
+		longcopy.Fill(into, memory)
 		qp.leave()
 	}
 	qp.sendMu.Unlock()
@@ -159,7 +160,7 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 		qp.leave()
 		return false
 	}
-	move(to, source)
+	longcopy.Fill(to, source)
 	qp.publish(qp.out.slot(qp.sent), slotSend|slotPlaced, flags, len(source))
 	qp.leave()
 	qp.tell(slotSend, flags)

@@ -129,31 +129,6 @@ func TestCopyTailLast(t *testing.T) {
 	}
 }
 
-// Copies of every length, and from and to every place in a line, touch what they
-// should and nothing else.
-func TestMove(t *testing.T) {
-	const room = 256
-	lengths := []int{0, 1, 7, 8, 9, 63, 64, 65, 2047, 2048, 2049, 4096 + 17, 64 << 10, 1<<20 - 1, 1<<20 + 1, 2<<20 + 3}
-	random := rand.New(rand.NewPCG(3, 4))
-	from, to := make([]byte, 3<<20), make([]byte, 3<<20)
-	for i := range from {
-		from[i] = byte(random.Uint32())
-	}
-	for _, length := range lengths {
-		for range 40 {
-			source, target := random.IntN(128), room+random.IntN(128)
-			clear(to[:target+length+room])
-			move(to[target:target+length], from[source:])
-			if !bytes.Equal(to[target:target+length], from[source:source+length]) {
-				t.Fatalf("%d bytes from %d to %d differ", length, source, target)
-			}
-			if slices.Max(to[:target]) != 0 || slices.Max(to[target+length:target+length+room]) != 0 {
-				t.Fatalf("%d bytes from %d to %d went beyond", length, source, target)
-			}
-		}
-	}
-}
-
 func TestHandles(t *testing.T) {
 	for _, given := range [][2]uint32{{0, 1}, {65535, 4095}, {7, 4096}, {1, 1 << 31}} {
 		handle := makeHandle(given[0], given[1])
