@@ -44,6 +44,6 @@ DIRECTORY. The page says when it was not.`,
 	flags.StringVar(&b.lines, "line", "", "of tables of growth only the columns of systems that match this `regexp`; those measured at the same commit stay")
 	flags.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	flags.StringVar(&b.hadoop, "hadoop", os.Getenv("HADOOP_JARS"), "`directory` with the jars of hadoop-common, of its tests and of what they need (default: $HADOOP_JARS, or fetched by Maven)")
-	cmd.AddCommand(serveCommand(), driveCommand(), getCommand(), floodCommand())
+	cmd.AddCommand(serveCommand(), driveCommand(), getCommand(), floodCommand(), wakeCommand())
 	return cmd
 }

@@ -128,6 +128,10 @@ func (b *bench) rows() []row {
 			ours: b.drive(many(64), "oursqueue", rate), theirs: b.drive(many(64), grpcTCP, rate),
 		})
 	list = append(list, row{
+		what: "call and reply, 1 KiB, shm, both ends sleep 10 ms before each call, p50", beside: "a futex wake of a thread that has slept as long, seen by one that polls", unit: "ns",
+		ours: b.perf(roundTrip, call(overSHM, "adaptive", pause...)...), theirs: b.self("wake"),
+	})
+	list = append(list, row{
 		what: "1 MiB received and sent on over a second endpoint, shm, adaptive waits, CPU time of all three processes", beside: "two memcpy of it", unit: "ns",
 		ours: b.relay("buffer", "cpu-ns/op", "4000x"), theirs: b.relay("buffer", "two-memcpy-ns", "1x"),
 	})
@@ -261,9 +265,9 @@ func parseMetric(out, metric string) (float64, error) {
 const (
 	whyMessage = "Messages near: the queue pair's own post and poll are 82 ns of some 250 ns of processor time that Send, Receive and Release take for 1 KiB ([profile](runtime.md#where-the-rest-goes)). Latches, the hand-over of the message and the counting of who polls are the rest, and nothing hides them when a line takes 40 ns."
 	whyGet     = "Get near: memcpy takes 80 ns. A Get over shm is a call that copies ([why](../decisions/0055-operations-within-a-call.md)); the rest is the check of the token, two latches and the announcement of the access. `go test . -run - -bench GetAlone` measures that part alone."
-	whySleep   = "Both ends sleep: a call wakes the server's processor, which has rested for 10 ms, and the caller polls meanwhile. Where others want its processor it sleeps, and has to be woken, too."
-	why64      = "64 callers: by a profile of both ends, 34 % of the time is polling and what completions bring, 19 % sending requests, 12 % sending answers, 7 % the sleep of callers and 5 % the kernel's futexes."
-	whyRelay   = "Relay: the two copies, one by the relay and one by the sink, take 38 us of the processors by a profile of the three processes, less than two memcpy; the rest is the kernel and Go's scheduler, by which they wake each other, some seven changes of threads a message.."
+	whySleep   = "Both ends sleep: nearly all of it is the wake-up of the server's processor, which has rested for 10 ms. A bare futex wake, seen by one who polls, takes about as long (its row is below). The caller polls for up to 150 us meanwhile; where it may poll for 30 us alone it has to be woken, too, and a call takes 90 us in place of 50."
+	why64      = "64 callers: the caller's processor is the limit. By a profile of its process, 37 % of the time is polling and what completions bring, 15 % sending requests, 14 % the sleep of callers and their waking by Go's scheduler, and 8 % the measuring program; the server's process polls in vain for a part of the time."
+	whyRelay   = "Relay: the two copies, one by the relay and one by the sink, take 38 us of the processors by a profile of the three processes, less than two memcpy; the rest is the kernel and Go's scheduler, by which they wake each other, some seven changes of threads a message. How long a wake-up takes is the machine's, and differs from hour to hour."
 	whyTCP     = "Hadoop RPC on TCP, bound: each call wakes two processors that sleep, and the wake-ups are most of the time of ours and of gRPC."
-	whyHadoop  = "Hadoop RPC over shm, 512 KiB: with the processors near each other it is 29 us and a sixth of TCP's; far from each other 143 us, likely because each of the four copies reads what another processor has just written, in four pieces, of which one is read while the next is copied ([what was tried](../decisions/0056-copied-messages-go-in-pieces.md)). TCP is measured with answers taken over, too."
+	whyHadoop  = "Hadoop RPC over shm, 512 KiB: what is left is the four copies, in four pieces each, of which one is read while the next is copied ([what was tried](../decisions/0056-copied-messages-go-in-pieces.md)): half of the processor time is copying, the other half one side's polling for the other. Each copy reads what another processor has just written, which takes longer far from it. TCP is measured with answers taken over, too."
 )
