@@ -109,6 +109,32 @@ func (b *blockWriter) store(pkt *transfer.Packet, verify bool, pa *pendingAck) {
 	}
 }
 
+// storePackets stores packets that follow each other, those together that can be. It returns
+// how many it has dealt with: the last of them may have failed. pieces has room for all.
+func (b *blockWriter) storePackets(packets []transfer.Packet, pieces []store.Piece, verify bool, acks []pendingAck) (n int) {
+	for n < len(packets) && (n == 0 || acks[n-1].status == hdfspb.Status_SUCCESS) {
+		if run := plain(packets[n:]); run > 1 {
+			n += b.storeAll(packets[n:n+run], pieces[n:n+run], verify, acks[n:n+run])
+			continue
+		}
+		if packets[n].Seqno != transfer.HeartbeatSeqno {
+			b.store(&packets[n], verify, &acks[n])
+		}
+		n++
+	}
+	return n
+}
+
+// plain is how many packets at the start bring data and ask for nothing else.
+func plain(packets []transfer.Packet) int {
+	for i := range packets {
+		if p := &packets[i]; len(p.Data) == 0 || p.Last || p.Sync {
+			return i
+		}
+	}
+	return len(packets)
+}
+
 // storeAll is store of packets that bring data and ask for nothing else. It returns how
 // many it has dealt with: the last of them may have failed. pieces has room for all.
 func (b *blockWriter) storeAll(packets []transfer.Packet, pieces []store.Piece, verify bool, acks []pendingAck) int {

@@ -65,7 +65,7 @@ func (n *natives) release(window int64) {
 
 // A nativeLink is one endpoint of [native.Service], of a client or of the DataNode before
 // this one in pipelines, with the blocks that are written over it. One goroutine receives:
-// it forwards packets and writes them, and acknowledges when no more messages are there.
+// it forwards packets, and writes and acknowledges them when no more messages are there.
 // What may take long, a set-up, the end of a block, a packet that is to be synced, has a
 // goroutine while it lasts, in which the block's next packets are dealt with, too.
 type nativeLink struct {
@@ -76,8 +76,8 @@ type nativeLink struct {
 	breach error
 	blocks map[uint32]*nativeBlock // by their tags
 
-	// Of the goroutine that receives: the blocks whose acknowledgements wait, and how many
-	// messages have been taken since none waited.
+	// Of the goroutine that receives: the blocks whose packets and acknowledgements wait, and
+	// how many messages have been taken since none waited.
 	owing []*nativeBlock
 	taken int
 }
@@ -106,6 +106,7 @@ func (l *nativeLink) serve(ctx context.Context) error {
 		n.mu.Lock()
 		delete(n.links, l)
 		n.mu.Unlock()
+		l.pause()
 		l.end()
 	}()
 	defer context.AfterFunc(l.dn.ctx, func() { l.Endpoint().Close() })()
@@ -129,16 +130,12 @@ func (l *nativeLink) serve(ctx context.Context) error {
 	}
 }
 
-// receive waits for a message. What the DataNode owes goes out before it waits: one
-// acknowledgement for a block and all of its packets that were there.
+// receive waits for a message. Before it waits, a block's packets that were there are written
+// together, and one acknowledgement for all of them goes out.
 func (l *nativeLink) receive(ctx context.Context) (*verbena.Message, error) {
 	m := l.Endpoint().TryReceive()
 	if m == nil || l.taken == ackBatch {
-		for i, b := range l.owing {
-			b.acknowledgeOwed()
-			l.owing[i] = nil
-		}
-		l.owing, l.taken = l.owing[:0], 0
+		l.pause()
 	}
 	if m != nil {
 		l.taken++
@@ -146,6 +143,15 @@ func (l *nativeLink) receive(ctx context.Context) (*verbena.Message, error) {
 	}
 	l.dn.native.waits.Add(1)
 	return l.Endpoint().Receive(ctx)
+}
+
+// pause writes and acknowledges what has been taken.
+func (l *nativeLink) pause() {
+	for i, b := range l.owing {
+		b.pause()
+		l.owing[i] = nil
+	}
+	l.owing, l.taken = l.owing[:0], 0
 }
 
 // take takes a message and its reference. The error is a breach.

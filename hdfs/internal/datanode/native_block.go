@@ -30,9 +30,13 @@ type nativeBlock struct {
 	shut    bool
 
 	// Of the goroutine that deals with packets.
-	packet transfer.Packet
-	seqno  int64 // of the last one
-	last   bool  // it was the block's last
+	batch packetBatch
+	seqno int64 // of the last one
+	last  bool  // it was the block's last
+
+	// Of the goroutine that receives from the link: it is the one that deals with packets,
+	// and keeps them in batch while more messages are there.
+	here bool
 
 	// Of the goroutine that receives from the mirror.
 	reply transfer.Ack
@@ -72,6 +76,36 @@ func (t turn) give() { <-t }
 type nativeAck struct {
 	pendingAck
 	size int64
+}
+
+// batchBytes is how much of a block is gathered at most to be written together. More gains
+// nothing, and leaves the processor's cache before it is written.
+const batchBytes = 512 << 10
+
+// A packetBatch has packets that were sent on and wait to be written.
+type packetBatch struct {
+	messages []*verbena.Message // with a reference of each
+	packets  []transfer.Packet
+	pieces   []store.Piece
+	acks     []pendingAck
+	bytes    int64
+}
+
+func (p *packetBatch) add(m *verbena.Message, pkt transfer.Packet, at time.Time) {
+	p.messages, p.packets, p.pieces = append(p.messages, m), append(p.packets, pkt), append(p.pieces, store.Piece{})
+	p.acks = append(p.acks, pendingAck{seqno: pkt.Seqno, last: pkt.Last, sync: pkt.Sync, at: at})
+	p.bytes += int64(len(m.Bytes()))
+}
+
+func (p *packetBatch) release() {
+	for _, m := range p.messages {
+		m.Release()
+	}
+	clear(p.messages)
+	clear(p.packets)
+	clear(p.pieces)
+	clear(p.acks)
+	p.messages, p.packets, p.pieces, p.acks, p.bytes = p.messages[:0], p.packets[:0], p.pieces[:0], p.acks[:0], 0
 }
 
 // setUp does what a set-up asks for, and then deals with the packets that have come
@@ -284,57 +318,75 @@ func (b *nativeBlock) take(m *verbena.Message) error {
 		m.Release()
 		return fmt.Errorf("%w: %d bytes without an acknowledgement in a window of %d", native.ErrMalformed, b.held, b.window)
 	}
-	if b.running || long {
+	if long || b.running && !b.here {
 		b.queue.Push(m)
-		begin := !b.running
+		begin := !b.running || b.here
 		b.running = true
 		b.mu.Unlock()
-		if begin && !b.dn.goBackground(b.run) {
-			return ErrClosed
+		if begin {
+			if !b.dn.goBackground(b.run) {
+				return ErrClosed
+			}
+			b.here = false // the new goroutine has the batch, too
 		}
 		return nil
 	}
 	b.running = true
 	b.mu.Unlock()
-	b.process(m)
-	if b.work() {
+	if !b.here {
+		b.here = true
 		b.link.owing = append(b.link.owing, b)
 	}
+	b.gather(m)
 	return nil
+}
+
+// pause writes and acknowledges what the goroutine that receives has gathered: no more
+// messages are there.
+func (b *nativeBlock) pause() {
+	if !b.here {
+		return
+	}
+	b.here = false
+	b.write()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running = false
+	b.acknowledgeNow()
 }
 
 // run deals with packets until none is left, in a goroutine for that.
 func (b *nativeBlock) run() {
-	b.work()
-	b.acknowledgeOwed()
-}
-
-// work deals with packets until none is left. It tells whether an acknowledgement waits.
-func (b *nativeBlock) work() (owes bool) {
 	for {
 		b.mu.Lock()
-		if b.queue.Len() == 0 {
-			b.running = false
-			owes = b.unsaid > 0
+		if b.queue.Len() > 0 {
+			m := b.queue.Pop()
 			b.mu.Unlock()
-			return owes
+			b.gather(m)
+			continue
 		}
-		m := b.queue.Pop()
+		if len(b.batch.messages) == 0 {
+			b.running = false
+			b.acknowledgeNow()
+			b.mu.Unlock()
+			return
+		}
 		b.mu.Unlock()
-		b.process(m)
+		b.write()
 	}
 }
 
-// process sends a packet on and writes it.
-func (b *nativeBlock) process(m *verbena.Message) {
-	defer m.Release()
-	pkt := &b.packet
-	if err := native.ParsePacket(m.Bytes(), b.sum, pkt); err != nil {
-		b.link.broken(err)
-		return
+// gather sends a packet on and keeps it to be written together with those that follow, or
+// writes it if none should be waited for. It takes the reference.
+func (b *nativeBlock) gather(m *verbena.Message) {
+	var pkt transfer.Packet
+	err := native.ParsePacket(m.Bytes(), b.sum, &pkt)
+	if err == nil && (b.last || pkt.Seqno <= b.seqno && b.seqno > 0) {
+		err = fmt.Errorf("%w: packet %d behind packet %d, which was the last: %v", native.ErrMalformed, pkt.Seqno, b.seqno, b.last)
 	}
-	if b.last || pkt.Seqno <= b.seqno && b.seqno > 0 {
-		b.link.broken(fmt.Errorf("%w: packet %d behind packet %d, which was the last: %v", native.ErrMalformed, pkt.Seqno, b.seqno, b.last))
+	if err != nil {
+		m.Release()
+		b.link.broken(err)
 		return
 	}
 	b.seqno, b.last = pkt.Seqno, pkt.Last
@@ -342,30 +394,49 @@ func (b *nativeBlock) process(m *verbena.Message) {
 	mirror, over := b.mirror, b.over
 	b.mu.Unlock()
 	if over {
+		m.Release()
 		return
 	}
-	ack := nativeAck{size: int64(len(m.Bytes()))}
-	ack.seqno, ack.last, ack.sync = pkt.Seqno, pkt.Last, pkt.Sync
+	var at time.Time
 	if mirror != nil {
 		m.Retain()
 		mirror.Forward(b.id, &m.Buffer)
-		ack.at = time.Now()
+		at = time.Now()
 	}
+	b.batch.add(m, pkt, at)
+	another := int64(len(m.Bytes())) // of the same size
+	if pkt.Last || pkt.Sync || b.batch.bytes+another > min(batchBytes, b.window/4) {
+		b.write()
+	}
+}
+
+// write writes what has been gathered.
+func (b *nativeBlock) write() {
+	p := &b.batch
+	if len(p.messages) == 0 {
+		return
+	}
+	defer p.release()
 	b.writing.take()
 	if b.shut {
 		b.writing.give()
 		return
 	}
-	b.store(pkt, mirror == nil, &ack.pendingAck)
+	acks := p.acks[:b.storePackets(p.packets, p.pieces, b.mirror == nil, p.acks)]
 	b.writing.give()
-	if ack.status != hdfspb.Status_SUCCESS {
-		b.fail(ack.status, ack.cause)
-		return
-	}
+	failed := acks[len(acks)-1]
 	b.mu.Lock()
-	b.pending.Push(ack)
+	for i := range acks {
+		if acks[i].status == hdfspb.Status_SUCCESS {
+			b.pending.Push(nativeAck{acks[i], int64(len(p.messages[i].Bytes()))})
+		}
+	}
 	b.mu.Unlock()
 	b.advance()
+	if failed.status != hdfspb.Status_SUCCESS {
+		b.acknowledgeOwed()
+		b.fail(failed.status, failed.cause)
+	}
 }
 
 // advance acknowledges what is written here and acknowledged behind.

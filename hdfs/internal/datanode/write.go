@@ -280,28 +280,7 @@ func (rc *receiver) take() ([]pendingAck, error) {
 	}
 	// The last DataNode verifies for all, as in HDFS, but each one what it copies.
 	verify := rc.mirror == nil || rc.stage.transfer
-	for i := 0; i < n; {
-		stored := 1
-		if run := plain(packets[i:]); run > 1 {
-			stored = rc.storeAll(packets[i:i+run], rc.pieces[:run], verify, taken[i:i+run])
-		} else if packets[i].Seqno != transfer.HeartbeatSeqno {
-			rc.store(&packets[i], verify, &taken[i])
-		}
-		if i += stored; taken[i-1].status != hdfspb.Status_SUCCESS {
-			return taken[:i], nil
-		}
-	}
-	return taken, nil
-}
-
-// plain is how many packets at the start bring data and ask for nothing else.
-func plain(packets []transfer.Packet) int {
-	for i := range packets {
-		if p := &packets[i]; len(p.Data) == 0 || p.Last || p.Sync {
-			return i
-		}
-	}
-	return len(packets)
+	return taken[:rc.storePackets(packets, rc.pieces[:n], verify, taken)], nil
 }
 
 // receive takes packets from a client, or from the DataNode before in its
