@@ -31,8 +31,8 @@ type Config struct {
 	// send. 0 means 1.
 	Threads int
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
-	// its threads collect, and the rings. 0 means rings of 176 KiB, or of shares of 20 MiB if
-	// they are more than 116, and parts of 1 to 4 KiB. Where Transport names one that
+	// its threads collect, and the rings. 0 means rings of 193 KiB, or of shares of 20 MiB if
+	// they are more than 106, and parts of 1 to 4 KiB. Where Transport names one that
 	// registers memory on both sides, rings are 96 KiB, or shares of 10 MiB. Join fails if it is too little for
 	// the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
@@ -75,9 +75,9 @@ func (m Mode) String() string {
 
 const (
 	maxName = 40
-	// A block of 64 KiB has room in a ring of 176 KiB, whatever lies where. Longer rings
-	// leave the caches.
-	largestRing = 176 << 10
+	// Three records of 64 KiB fill a ring of 193 KiB, and a block for one has room whatever lies
+	// where. Longer rings leave the caches.
+	largestRing = 193 << 10
 	deviceRing  = 96 << 10
 	allRings    = 20 << 20
 	// As many threads as this have a lane each, and as many as there are processors.
@@ -100,9 +100,6 @@ func (c *Config) complete() error {
 	set(&c.Size, 1)
 	set(&c.Threads, 1)
 	set(&c.MaxRecord, 64<<20)
-	if c.Memory == 0 {
-		c.Memory = max(6<<20, 28<<20/32*int64(c.Threads))
-	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

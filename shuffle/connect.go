@@ -26,18 +26,19 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 	rings := c.Threads * c.ring
 	// An exposure, and a buffer, count as memory for sending.
 	x.group, err = c.Runtime.NewGroup(verbena.GroupConfig{
-		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 4*int64(c.Size*rings) + 64<<20, Tuning: x.tuning(),
+		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 4*int64(c.Size*(rings+wire.BoardSize)) + 64<<20, Tuning: x.tuning(),
 	})
 	if err != nil {
 		return err
 	}
-	free, err := x.mapped.add((c.Size - 1) * rings)
+	each := rings + wire.BoardSize
+	free, err := x.mapped.add((c.Size - 1) * each)
 	if err != nil {
-		return fmt.Errorf("memory for %d bytes of rings: %w", (c.Size-1)*rings, err)
+		return fmt.Errorf("memory for %d bytes of rings: %w", (c.Size-1)*each, err)
 	}
 	for _, p := range x.peers {
 		if !p.local {
-			p.incoming, free = free[:rings:rings], free[rings:]
+			p.incoming, p.board, free = free[:rings:each], board(free[rings:each:each]), free[each:]
 		}
 	}
 
@@ -203,14 +204,21 @@ func (x *Exchange) hello(ctx context.Context, p *peer) (*wire.Hello, error) {
 	if !h.OneSided {
 		return h, nil
 	}
+	memory := p.incoming
+	if p.sameHost() {
+		memory = memory[:len(memory)+len(p.board)]
+	}
 	var err error
-	p.exposure, err = p.ep.Expose(ctx, verbena.ExposeConfig{Memory: p.incoming, Rights: verbena.MayWrite})
+	p.exposure, err = p.ep.Expose(ctx, verbena.ExposeConfig{Memory: memory, Rights: verbena.MayWrite})
 	if err != nil {
 		return nil, err
 	}
 	h.Token = p.exposure.Token().Append(nil)
 	return h, nil
 }
+
+// sameHost tells whether this process's processor writes to the peer's memory.
+func (p *peer) sameHost() bool { return p.ep.Selection().Transport == "shm" }
 
 // agree compares the hellos, and chooses how blocks go to the peer.
 func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
@@ -228,15 +236,19 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	}
 	p.lanes = theirs.Lanes
 	p.oneSided = ours.OneSided && theirs.OneSided
-	p.direct = p.oneSided && p.ep.Selection().Transport == "shm"
+	p.direct = p.oneSided && p.sameHost()
 	rings := x.c.Threads * x.c.ring
 	if p.oneSided {
-		x.registered.Add(int64(rings))
+		exposed := rings
+		if p.direct {
+			exposed += wire.BoardSize
+		}
+		x.registered.Add(int64(exposed))
 		var err error
 		if p.token, err = verbena.ParseToken(theirs.Token); err != nil {
 			return err
 		}
-		if p.token.Len() != rings || p.token.Rights() != verbena.MayWrite {
+		if p.token.Len() != exposed || p.token.Rights() != verbena.MayWrite {
 			return fmt.Errorf("%w: a token for %d bytes with rights %v", wire.ErrFormat, p.token.Len(), p.token.Rights())
 		}
 	}

@@ -21,6 +21,7 @@ type Exchange struct {
 	receivers []*Receiver
 	blocks    blocks
 	mapped    mapped
+	long      atomic.Bool // a long record was sent lately
 	idle      idle
 	spill     *spiller
 

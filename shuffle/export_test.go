@@ -1,6 +1,10 @@
 package shuffle
 
-import "os"
+import (
+	"os"
+
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
 
 // SpillTo makes spill files of another file, until restore.
 func SpillTo(path string) (restore func()) {
@@ -8,3 +12,19 @@ func SpillTo(path string) (restore func()) {
 	spillFileIn = func(string) (*os.File, error) { return os.OpenFile(path, os.O_RDWR, 0) }
 	return func() { spillFileIn = before }
 }
+
+// Words of a board.
+const (
+	BoardTail, BoardTaken = wire.BoardTail, wire.BoardTaken
+)
+
+// Forge writes a word of the board that another process reads.
+func (x *Exchange) Forge(rank, at int, word uint64) {
+	p := x.peers[rank]
+	p.sending.Lock()
+	defer p.sending.Unlock()
+	p.putWord(at, word)
+}
+
+// Rests tells whether the process has told its peers that it rests.
+func (x *Exchange) Rests() bool { return !x.idle.armed.Load() }

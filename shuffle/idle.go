@@ -12,6 +12,9 @@ import (
 const (
 	lazy      = time.Millisecond
 	leastLazy = 50 * time.Microsecond
+	// looks is how often boards are looked at meanwhile. After leastLooks such times without
+	// traffic the process rests.
+	looks, leastLooks = 4, 8
 )
 
 func (c *Config) lazy() time.Duration {
@@ -33,38 +36,76 @@ func (i *idle) arm() {
 	}
 }
 
-// lookAfter lets go out what has waited.
+// lookAfter lets go out what has waited, and looks at the boards while there is traffic.
 func (x *Exchange) lookAfter() {
-	wait := x.c.lazy()
+	wait, direct := x.c.lazy(), false
+	for _, p := range x.peers {
+		direct = direct || p.direct
+	}
+	calm := 1 // looks that find nothing, after which it rests
+	if direct {
+		wait, calm = wait/looks, looks*leastLooks
+	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	for {
+	for rest := uint64(0); ; rest++ {
 		select {
 		case <-x.idle.work:
 		case <-x.ctx.Done():
 			return
 		}
-		timer.Reset(wait)
-		select {
-		case <-timer.C:
-		case <-x.ctx.Done():
-			return
+		if rest > 0 {
+			x.rests(2 * rest)
 		}
+		for n, still := 1, 0; still < calm; n++ {
+			if direct && x.long.Load() {
+				nap(wait)
+			} else {
+				timer.Reset(wait)
+				select {
+				case <-timer.C:
+				case <-x.ctx.Done():
+				}
+			}
+			if x.ctx.Err() != nil {
+				return
+			}
+			busy := x.turn()
+			if !direct || n%looks == 0 {
+				x.long.Store(false)
+				busy = x.look() || busy
+			}
+			if still++; busy {
+				still = 0
+			}
+		}
+		x.rests(2*rest + 1)
 		x.idle.armed.Store(false)
-		for _, p := range x.peers {
-			for _, o := range p.out {
-				open, err := o.look()
-				if err != nil {
-					_ = p.undone(err)
-					return
-				}
-				if open {
-					x.idle.arm()
-				}
-			}
-			if p.waits() {
-				p.urge()
-			}
+		if busy := x.turn(); x.look() || busy { // left before the peers knew
+			x.idle.arm()
 		}
 	}
+}
+
+// look lets go out what has waited, and tells whether something still does.
+func (x *Exchange) look() (some bool) {
+	for _, p := range x.peers {
+		for _, o := range p.out {
+			open, err := o.look()
+			if err != nil {
+				_ = p.undone(err)
+				return false
+			}
+			some = some || open
+		}
+		if p.waits() {
+			p.urge()
+			some = true
+		}
+		if p.direct && p.unread() {
+			p.ring()
+			some = true
+		}
+	}
+	return some
 }

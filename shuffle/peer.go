@@ -30,6 +30,7 @@ type peer struct {
 	token    verbena.Token     // of the rings that this side fills
 	rings    []byte            // what blocks for those are put together in, unless direct
 	buffer   *verbena.Buffer   // the same, registered, where blocks are put
+	board    board             // where the peer leaves entries, if direct
 
 	out []*outgoing // by thread of the peer
 
@@ -51,7 +52,14 @@ type peer struct {
 
 	messages atomic.Uint64 // that have gone there
 
+	reading sync.Mutex // held by who takes entries from the board
+	reader  reader
+	seen    atomic.Uint64 // entries of the board that were taken
+	known   atomic.Uint64 // of those, the ones that the peer has been told of
+
 	sending sync.Mutex    // held by who sends what waits
+	writer  writer        // of the peer's board
+	word    [8]byte       // for it
 	control []byte        // entries that have been taken for a message, which was not sent
 	work    chan struct{} // one token when there is something to do for poster
 }
@@ -62,21 +70,11 @@ func (p *peer) start() {
 	p.x.loops.Go(p.poster)
 }
 
-// urge lets go out what waits. Where that takes no time the caller does it, which spares the
-// waking of a goroutine; who sends at the moment looks again when done.
+// urge lets go out what waits. Where that takes no time the caller does it.
 func (p *peer) urge() {
-	for p.direct {
-		if !p.sending.TryLock() {
-			return
-		}
-		sent := p.trySend()
-		p.sending.Unlock()
-		if !sent {
-			break
-		}
-		if !p.waits() {
-			return
-		}
+	if p.direct {
+		p.leave()
+		return
 	}
 	p.poke()
 }
@@ -88,27 +86,9 @@ func (p *peer) waits() bool {
 	return len(p.notes) > 0
 }
 
-// trySend sends notifications if that needs no waiting. sending is held.
-func (p *peer) trySend() bool {
-	if len(p.control) == 0 {
-		p.mu.Lock()
-		p.takeNotes()
-		p.mu.Unlock()
-	}
-	if len(p.control) == 0 {
-		return true
-	}
-	if !p.ep.TrySend(wire.TagControl, p.control) {
-		return false
-	}
-	p.messages.Add(1)
-	p.control = p.control[:0]
-	return true
-}
-
-// takeNotes takes notifications for a message. mu and sending are held.
-func (p *peer) takeNotes() {
-	n := min(len(p.notes), notesAtOnce-postsAtOnce)
+// takeNotes takes notifications, as many as most. mu and sending are held.
+func (p *peer) takeNotes(most int) {
+	n := min(len(p.notes), most)
 	for _, e := range p.notes[:n] {
 		p.control = e.Append(p.control)
 	}
@@ -182,6 +162,14 @@ func (p *peer) message(m *verbena.Message) error {
 	b := m.Bytes()
 	switch m.Tag {
 	case wire.TagControl:
+		if p.direct {
+			if len(b) > 0 {
+				return fmt.Errorf("%w: entries in a message, beside the board", flow.ErrBreach)
+			}
+			p.x.turn()
+			p.x.idle.arm()
+			return nil
+		}
 		return p.entries(b)
 	case wire.TagBlock:
 		h, _, _, err := wire.ParseHeader(b)
@@ -304,7 +292,7 @@ func (p *peer) freed(receiver int, it *item) {
 	if n > 0 {
 		p.append(wire.Entry{Kind: wire.Free, Receiver: uint16(receiver), Length: uint32(n)})
 	}
-	urgent := n > 0 && p.untold >= p.x.c.prompt
+	urgent := n > 0 && p.untold >= p.prompt()
 	p.mu.Unlock()
 	switch {
 	case urgent:
@@ -312,6 +300,14 @@ func (p *peer) freed(receiver int, it *item) {
 	case n > 0:
 		p.x.idle.arm()
 	}
+}
+
+// prompt is how many bytes the peer is told of at once. On the same host that costs little.
+func (p *peer) prompt() int {
+	if p.direct {
+		return p.x.c.full
+	}
+	return p.x.c.prompt
 }
 
 // append lets a notification wait. mu is held.
@@ -362,7 +358,7 @@ func (p *peer) post(e wire.Entry) {
 func (p *peer) note(e wire.Entry) {
 	p.mu.Lock()
 	p.append(e)
-	urgent := p.untold >= p.x.c.prompt
+	urgent := p.untold >= p.prompt()
 	p.mu.Unlock()
 	if urgent {
 		p.urge()
@@ -395,7 +391,7 @@ func (p *peer) poster() {
 				_ = p.undone(err)
 				return
 			}
-			if !more && !p.waits() {
+			if !more && (p.direct || !p.waits()) {
 				break
 			}
 		}
@@ -405,8 +401,8 @@ func (p *peer) poster() {
 // send sends a part of what waits, and reports false if nothing did. sending is held.
 func (p *peer) send(batch *verbena.Batch, posts []wire.Entry) (more bool, err error) {
 	p.mu.Lock()
-	if len(p.control) == 0 {
-		p.takeNotes()
+	if len(p.control) == 0 && !p.direct {
+		p.takeNotes(notesAtOnce - postsAtOnce)
 	}
 	for len(posts) < postsAtOnce && p.posts.Len() > 0 {
 		posts = append(posts, p.posts.Pop())
@@ -442,6 +438,7 @@ func (p *peer) send(batch *verbena.Batch, posts []wire.Entry) (more bool, err er
 		p.control = p.control[:0]
 	}
 	if err == nil && bye {
+		p.writer.bye = true
 		if err = p.ep.Send(ctx, wire.TagBye, nil); err == nil {
 			p.x.told()
 		}
@@ -490,6 +487,7 @@ func (p *peer) free() error {
 	for _, o := range p.out {
 		o.close()
 	}
+	p.closeBoards()
 	if p.buffer != nil {
 		p.buffer.Release()
 	}

@@ -201,6 +201,10 @@ func (r *Receiver) take(ctx context.Context) (item, error) {
 			r.sleeper.stays()
 			return it, r.x.Err()
 		}
+		if r.x.turn() {
+			r.sleeper.stays()
+			continue
+		}
 		select {
 		case <-r.sleeper.token:
 		case <-ctx.Done():

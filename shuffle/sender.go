@@ -189,7 +189,13 @@ func (s *Sender) flushAll() error {
 		}
 	}
 	for _, p := range s.x.peers {
+		if p.local {
+			continue
+		}
 		p.urge()
+		if p.direct {
+			p.ring()
+		}
 	}
 	return nil
 }
@@ -350,6 +356,9 @@ func (s *Sender) long(to int, record []byte) error {
 		return err
 	}
 	defer s.release(to)
+	if !s.x.long.Load() {
+		s.x.long.Store(true)
+	}
 	most := s.room()
 	if p, _ := s.where(to); !p.local {
 		most = s.x.c.longest() - wire.PartSize
@@ -457,6 +466,11 @@ func (s *Sender) wait(to int, try func() (bool, error)) error {
 			begin = time.Now()
 		}
 		s.lane.unlock()
+		if s.x.turn() {
+			s.sleeper.stays()
+			s.lane.lock()
+			continue
+		}
 		select {
 		case <-s.sleeper.token:
 		case <-s.x.failed:

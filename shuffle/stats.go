@@ -18,7 +18,8 @@ type Stats struct {
 	// Waits is how often receivers waited for blocks, and Waited for how long.
 	Waits  uint64
 	Waited time.Duration
-	// Messages is how many messages went to other processes.
+	// Messages is how many messages went to other processes; to those on the same host, how
+	// often something was left in their memory.
 	Messages uint64
 	// Spilt is how many bytes were written to the spill directory.
 	Spilt uint64

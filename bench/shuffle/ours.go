@@ -77,9 +77,9 @@ func (s *ours) finish() error {
 func (s *ours) describe(r *result) {
 	n := s.x.Stats()
 	r.Stalled, r.Waited, r.Messages = n.Stalled.Seconds(), n.Waited.Seconds(), n.Messages
-	r.Stalls, r.Waits, r.Registered = n.Stalls, n.Waits, n.Registered
+	r.Stalls, r.Waits = n.Stalls, n.Waits
 	for _, d := range s.runtime.Stats().Devices {
-		for _, p := range d.Pools {
+		for _, p := range d.Pools { // the rings among them
 			r.Registered += p.Registered
 		}
 	}

@@ -13,8 +13,8 @@ import (
 
 // Version is that of the protocol. Service is what dials ask for.
 const (
-	Version = 2
-	Service = "shuffle/2"
+	Version = 3
+	Service = "shuffle/3"
 )
 
 // Tags of messages.
@@ -162,6 +162,17 @@ func ParseEntry(b []byte) (e Entry, rest []byte, err error) {
 	}
 	return e, b[EntrySize:], nil
 }
+
+// A board lies behind the rings in memory that a peer on the same host fills. Its words are u64
+// in the host's byte order, each in a line of its own.
+const (
+	BoardTail    = 0   // how many entries the peer has left
+	BoardTaken   = 64  // how many the peer has taken, of those that this process has left on its board
+	BoardRest    = 128 // odd while the peer rests, and is to be woken by an empty message
+	BoardFirst   = 192 // entries: that of number n is at n modulo BoardEntries
+	BoardEntries = 256
+	BoardSize    = BoardFirst + BoardEntries*EntrySize // a multiple of 64
+)
 
 // HeaderSize is the length of a block's header.
 const HeaderSize = 24

@@ -21,7 +21,7 @@ func TestVectors(t *testing.T) {
 		want string
 	}{
 		{"hello", (&Hello{Rank: 1, Size: 3, Threads: 4, Lanes: 2, Ring: 8192, MaxRecord: 1 << 26, OneSided: true, Token: []byte{9, 8}}).Append(nil),
-			"56534846 0002 0001 00000001 00000003 00000004 00000002 00002000 0000000004000000 00000002 0908"},
+			"56534846 0003 0001 00000001 00000003 00000004 00000002 00002000 0000000004000000 00000002 0908"},
 		{"entry", Entry{Kind: Filled, Receiver: 3, Offset: 64, Length: 1000}.Append(nil), "01 00 0003 00000040 000003e8"},
 		{"header", block, "deadbeef 00000000 00000007 00000040 0003 01 00 00000002"},
 		{"part", part, "0005 03 00 000003e8 00000006"},
