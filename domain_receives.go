@@ -114,6 +114,7 @@ func (n *domain) queue(i int) (*receives, error) {
 		return nil, fmt.Errorf("shared receive queue of %d places on %s: %w", depth, a.Name, err)
 	}
 	r.attach(q, n.attributes.Has(rdma.CapLendsReceives))
+	r.tidy = n.tidy
 	l := link.Limits{Chunks: n.cfg.tuning.Chunks}
 	r.unpaid = l.Receives(0, l.AllAnswers())
 	r.users.Store(1)
@@ -145,6 +146,19 @@ func (n *domain) unshare(r *receives) {
 	}
 	n.queues = slices.Delete(slices.Clone(n.queues), at, at+1)
 	_ = n.shares.reserve(-baseReceives) // cannot fail
+}
+
+// tidy posts the receives of what was released on endpoints on which nobody has waited
+// since. It takes the latches of all endpoints.
+func (n *domain) tidy() {
+	n.mu.Lock()
+	workers := n.workers
+	n.mu.Unlock()
+	for _, w := range workers {
+		for _, c := range w.all() {
+			c.tidy()
+		}
+	}
 }
 
 // orphan takes back the receive of a completion whose queue pair has gone.

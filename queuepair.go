@@ -241,10 +241,18 @@ func (s *queuePair) putBack(b *buffer) {
 	if b == nil {
 		return
 	}
-	s.window.count() // else b would seem to be posted, and one too many
+	one := [1]*buffer{b}
+	s.putAllBack(one[:], nil)
+}
+
+// putAllBack posts receives again. requests has room for as many, unless there is one.
+func (s *queuePair) putAllBack(buffers []*buffer, requests []rdma.RecvRequest) {
 	if s.life.reached(stageClosed) {
-		b.home.putLate(b, false)
-	} else if err := b.home.put(b); err != nil {
+		s.window.count()
+		for _, b := range buffers {
+			b.home.putLate(b, false)
+		}
+	} else if err := s.window.recv.put(buffers, requests, s.window.replaced(len(buffers))); err != nil {
 		s.postFailed(err)
 	}
 }

@@ -52,6 +52,7 @@ type receives struct {
 	lends  bool         // the device lends the receives to queue pairs
 	unpaid int          // if it does: messages without a credit that a peer may have on their way
 	giver  giver        // nil unless the queue gives receives back
+	tidy   func()       // if it does: posts what endpoints have yet to post
 
 	slots  atomic.Pointer[[]*buffer] // by the ID of their receive
 	posted atomic.Int32
@@ -132,14 +133,18 @@ func (r *receives) fillSome(most int, fetched *[]slab.Slab) (n int, err error) {
 
 // reserve counts one more posted receive, unless the target is reached or the queue is
 // full.
-func (r *receives) reserve() bool {
+func (r *receives) reserve() bool { return r.reserveSome(1) == 1 }
+
+// reserveSome is reserve for up to n receives. It tells how many it has counted.
+func (r *receives) reserveSome(n int) int {
 	for {
-		n := r.posted.Load()
-		if n >= min(r.target.Load(), int32(r.depth)) {
-			return false
+		posted := r.posted.Load()
+		more := min(int32(n), min(r.target.Load(), int32(r.depth))-posted)
+		if more <= 0 {
+			return 0
 		}
-		if r.posted.CompareAndSwap(n, n+1) {
-			return true
+		if r.posted.CompareAndSwap(posted, posted+more) {
+			return int(more)
 		}
 	}
 }
@@ -147,12 +152,40 @@ func (r *receives) reserve() bool {
 // post posts a buffer for which reserve has counted.
 func (r *receives) post(b *buffer) error {
 	b.posted = true
-	if _, err := r.queue.PostRecv(b.request[:]); err != nil {
-		b.posted = false
-		r.posted.Add(-1)
+	_, err := r.queue.PostRecv(b.request[:])
+	if err != nil {
+		r.notPosted(b)
 		return fmt.Errorf("post receive: %w", err)
 	}
 	return nil
+}
+
+// postSome is post for several, by requests, which has room for as many. It tells how
+// many it has posted.
+func (r *receives) postSome(buffers []*buffer, requests []rdma.RecvRequest) (int, error) {
+	if len(buffers) == 1 {
+		if err := r.post(buffers[0]); err != nil {
+			return 0, err
+		}
+		return 1, nil
+	}
+	for i, b := range buffers {
+		b.posted, requests[i] = true, b.request[0]
+	}
+	n, err := r.queue.PostRecv(requests[:len(buffers)])
+	for _, b := range buffers[n:] {
+		r.notPosted(b)
+	}
+	if err != nil {
+		return n, fmt.Errorf("post receive: %w", err)
+	}
+	return n, nil
+}
+
+// notPosted takes back what reserve has counted for a buffer that was not posted.
+func (r *receives) notPosted(b *buffer) {
+	b.posted = false
+	r.posted.Add(-1)
 }
 
 // arrived returns the buffer of a receive that has completed, which is the caller's until
@@ -199,32 +232,41 @@ func (r *receives) shrink() {
 	}
 }
 
-// put takes a buffer back. It posts it again, or gives its memory back if the target is
-// reached. The caller is an endpoint that uses the queue, which is therefore open.
-func (r *receives) put(b *buffer) error {
-	if r.pool.Squeezed() {
-		r.shrink()
-	}
-	if b.uses++; b.uses%movedAfter == 0 && r.fragmented(fragmentedFrom) {
-		r.move(b)
+// put takes buffers back. It posts them again, by requests if there are several, or gives
+// their memory back if the target is reached. So many of them are counted as posted
+// already. The caller is an endpoint that uses the queue, which is therefore open.
+func (r *receives) put(buffers []*buffer, requests []rdma.RecvRequest, counted int) error {
+	squeezed := r.pool.Squeezed()
+	for _, b := range buffers {
+		if squeezed {
+			r.shrink()
+		}
+		if b.uses++; b.uses%movedAfter == 0 && r.fragmented(fragmentedFrom) {
+			r.move(b)
+		}
 	}
 	if r.strict {
-		r.target.Add(1)
+		r.target.Add(int32(len(buffers)))
 	}
-	if r.reserve() {
-		err := r.post(b)
-		if err == nil {
-			return nil
-		}
+	if counted > 0 && r.posted.Load() > r.target.Load() {
+		r.posted.Add(int32(-counted)) // the target has fallen
+		counted = 0
+	}
+	n, err := counted, error(nil)
+	if n < len(buffers) {
+		n += r.reserveSome(len(buffers) - n)
+	}
+	if n > 0 {
+		n, err = r.postSome(buffers[:n], requests)
+	}
+	if n < len(buffers) {
 		r.mu.Lock()
-		r.drop(b)
-		r.mu.Unlock()
-		return err
+		defer r.mu.Unlock()
+		for _, b := range buffers[n:] {
+			r.drop(b)
+		}
 	}
-	r.mu.Lock()
-	r.drop(b)
-	r.mu.Unlock()
-	return nil
+	return err
 }
 
 // putLate is put after the endpoint has gone, when the queue may be closed. held says that

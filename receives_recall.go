@@ -36,6 +36,7 @@ func (r *receives) recallLater() {
 		return
 	}
 	r.recaller = time.AfterFunc(recallEvery, func() {
+		r.tidy()
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.recaller == nil || r.closed {

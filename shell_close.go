@@ -149,6 +149,8 @@ func (s *shell) discard(stuck bool) (held, standing int) {
 			s.putBack(s.window.recv.arrived(c.ID))
 		}
 	}
+	s.postReleased()
+	s.window.count()
 	if s.m != nil {
 		s.m.Discard(s.in.drop)
 	}

@@ -13,6 +13,7 @@ import (
 type inbound struct {
 	*queuePair
 	in       receiver   // the Receive that waits
+	unposted unposted   // receives of what was released
 	received Traffic    // by Receive, or by the sink
 	long     longMemory // of messages that are read
 	upcall   upcall     // who gets messages instead of Receive
@@ -40,6 +41,9 @@ func (s *inbound) receive(ctx context.Context) (*Message, error) {
 		wanted = wanted && want.First
 		s.in.asleep = false
 		s.in.handing = m == nil && !wanted && !cut && !s.life.breach
+		if m == nil {
+			s.postReleased()
+		}
 		s.mu.Unlock()
 		switch {
 		case m != nil:
@@ -146,7 +150,7 @@ func (s *inbound) handOver(c *rdma.Completion) bool {
 	if !ok {
 		return false
 	}
-	s.window.recv.took(b)
+	s.window.took(b)
 	m := &b.message
 	m.Tag, m.data, m.held, b.holder = tag, memory[wire.HeaderSize:c.Length:c.Length], true, s
 	m.front = 0
@@ -154,6 +158,7 @@ func (s *inbound) handOver(c *rdma.Completion) bool {
 	s.window.held++
 	s.received.add(len(m.data))
 	if s.upcall.sink != nil {
+		s.window.count()
 		s.deliver(m)
 	} else {
 		s.in.give(m)
@@ -192,57 +197,6 @@ func (s *inbound) releasedLong(l *longMessage) {
 	m.held, m.data = false, nil
 	s.freeLong(l)
 	s.releasedOne()
-}
-
-// releasedTwice reports what a program did wrong and harms nobody else.
-func (s *queuePair) releasedTwice() {
-	s.n.log.Error("a message was released twice; the second Release did nothing", "peer", s.e.remote, "service", s.e.service)
-}
-
-// released takes a buffer back from the application.
-func (s *inbound) released(b *buffer) {
-	m := &b.message
-	s.mu.Lock()
-	if !m.held || b.holder != s {
-		s.mu.Unlock()
-		s.releasedTwice()
-		return
-	}
-	if s.life.reached(stageClosed) {
-		m.held, m.data, b.holder = false, nil, nil
-		b.home.putLate(b, true)
-		s.releasedOne()
-		return
-	}
-	s.returned(b)
-	s.mu.Unlock()
-}
-
-// returned gives a buffer that the application has had back to the peer. mu is held.
-func (s *inbound) returned(b *buffer) {
-	m := &b.message
-	m.held, m.data, b.holder = false, nil, nil
-	s.held--
-	s.window.held--
-	if s.window.narrow(s.m.Window(), s.m.Stopped()) {
-		s.m.Withdraw()
-		s.putBack(b)
-	} else {
-		// The receive is there before the credit.
-		s.putBack(b)
-		s.m.Released()
-	}
-	s.flush()
-}
-
-// releasedOne counts a message that came back. It unlocks mu.
-func (s *queuePair) releasedOne() {
-	s.held--
-	left := s.life.reached(stageLeft)
-	s.mu.Unlock()
-	if left {
-		s.n.cameBack()
-	}
 }
 
 // breached ends an endpoint whose peer has broken the protocol. mu is held.

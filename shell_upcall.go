@@ -38,6 +38,7 @@ func (s *inbound) upcalls(to sink) {
 	}
 	s.in.spin = newSpinner(answers) // nobody receives any more
 	s.mu.Lock()
+	s.postReleased()
 	s.upcall.sink = to
 	if to.serves() && !s.life.reached(stageClosed) {
 		s.w.serving.Add(1)

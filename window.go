@@ -70,7 +70,8 @@ func (w *receiveWindow) arrived(id uint64) *buffer {
 }
 
 // took takes a receive that look has found. Where receives are lent, nobody asks how many
-// are left before the batch is through: count subtracts all of them at once.
+// are left before the batch is through: count subtracts all of them at once, but for those
+// that are posted again meanwhile.
 func (w *receiveWindow) took(b *buffer) {
 	if !w.recv.lends {
 		w.recv.took(b)
@@ -86,6 +87,15 @@ func (w *receiveWindow) count() {
 		w.recv.posted.Add(int32(-w.taken))
 		w.taken = 0
 	}
+}
+
+// replaced tells how many of n receives that are posted again now take the place of others
+// that have not been subtracted, and subtracts the rest of those.
+func (w *receiveWindow) replaced(n int) int {
+	n = min(n, w.taken)
+	w.taken -= n
+	w.count()
+	return n
 }
 
 // standing is how many of the promised receives neither sleep nor have a message that

@@ -58,6 +58,8 @@ type consumer interface {
 	// endIfStalled ends a connection whose peer has left a message unfinished for
 	// so long.
 	endIfStalled(time.Duration)
+	// tidy posts receives whose messages have been released, if that has been put off.
+	tidy()
 }
 
 // A worker is a completion queue with a poller. Where the queue is a [rdma.EventQueue], who

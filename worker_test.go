@@ -38,6 +38,7 @@ type countingConsumer struct{ got int }
 func (c *countingConsumer) complete(batch []rdma.Completion) { c.got += len(batch) }
 func (c *countingConsumer) fail(error)                       {}
 func (c *countingConsumer) endIfStalled(time.Duration)       {}
+func (c *countingConsumer) tidy()                            {}
 
 // A device gives the number of a queue pair that has been closed to the next one at once.
 // What is left in the queue is the first one's, what comes later the second one's, and the

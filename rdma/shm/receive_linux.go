@@ -372,20 +372,21 @@ func (qp *queuePair) harvest(into []rdma.Completion) int {
 
 // harvestedShared looks after the loan of a queue pair with a shared receive queue,
 // from which so many messages have just been taken. A poll that finds nothing has
-// time: it tops up the loan when an eighth has been used. Others wait for a quarter.
+// time: it tops up the loan when an eighth has been used, or one of less than 16. Others
+// wait for a quarter, or two of less than 12.
 // Then the sender of a stream has new receives before it has used up the old ones,
 // and where messages alternate no poll that finds one has to lend.
 func (qp *queuePair) harvestedShared(messages int) {
 	if messages > 0 {
 		qp.recent = true
 		qp.srq.used(qp, messages)
-		qp.topUp(4)
+		qp.topUp(4, 2)
 		if qp.starving != 0 {
 			qp.lendIfAsked()
 		}
 		return
 	}
-	qp.topUp(8)
+	qp.topUp(8, 1)
 	qp.lendIfAsked()
 }
 
