@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
@@ -42,6 +43,29 @@ func TestExhaustedMemoryIsRefusedAtOnce(t *testing.T) {
 			t.Errorf("endpoint %d: %s", n, s)
 		}
 		return
+	}
+}
+
+// When the memory itself is in use, which others may give back at any time, an endpoint is
+// refused at once, too: nobody waits for it and uses up the dial's time.
+func TestUsedMemoryIsRefusedAtOnce(t *testing.T) {
+	w := worldOf(t, "fakewarp") // where each endpoint needs receives of its own in the queue
+	for name, poolOf := range map[string]func(*domain) *slab.Pool{
+		"receives": func(n *domain) *slab.Pool { return n.receivePool },
+		"sends":    func(n *domain) *slab.Pool { return n.sendPool },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := w.pair(t, Config{ReceiveMemory: 8 << 20, SendMemory: 8 << 20}, ListenConfig{})
+			p.connect(t, w.transport)
+			giveBack := takeAll(t, poolOf(p.client.firstDomain(w.transport)))
+			e, _ := p.connect(t, "")
+			s := e.Selection()
+			if reason := s.candidate(w.transport).Reason; s.Transport != TransportTCP || !strings.Contains(reason, slab.ErrExhausted.Error()) {
+				t.Errorf("without memory: %s", s)
+			}
+			giveBack()
+			p.connect(t, w.transport)
+		})
 	}
 }
 
