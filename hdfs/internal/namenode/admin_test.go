@@ -36,8 +36,14 @@ func TestSafeModeByHand(t *testing.T) {
 		t.Fatalf("%d blocks of a file in safe mode", n)
 	}
 	wantClass(t, save("alice"), exception.AccessControl)
+	if names, err := r.fs.List("/nn/snapshots"); err != nil || len(names) > 0 {
+		t.Fatalf("before it is saved there is %q, %v", names, err)
+	}
 	if err := save("root"); err != nil {
 		t.Fatal(err)
+	}
+	if names, err := r.fs.List("/nn/snapshots"); err != nil || len(names) == 0 {
+		t.Fatalf("nothing was saved: %v", err)
 	}
 	if on, err := set("root", hdfspb.SafeModeActionProto_SAFEMODE_LEAVE); err != nil || on {
 		t.Fatal(on, err)

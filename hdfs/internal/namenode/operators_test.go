@@ -247,3 +247,14 @@ func TestRefreshProxyUsers(t *testing.T) {
 		t.Errorf("bob's groups are %q", groups)
 	}
 }
+
+// The operating system is asked again for users' groups when an operator asks.
+func TestRefreshGroups(t *testing.T) {
+	r := newRig(t)
+	forgotten := 0
+	r.nn.cfg.forgetGroups = func() { forgotten++ }
+	must[*hdfspb.RefreshUserToGroupsMappingsResponseProto](t)(r.nn.refreshUserToGroupsMappings(r.as("root"), nil))
+	if forgotten != 1 {
+		t.Errorf("groups were forgotten %d times", forgotten)
+	}
+}
