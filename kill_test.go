@@ -78,13 +78,19 @@ func servePeer(name string) {
 	panic("no such world: " + name)
 }
 
-// startPeer starts this binary again as a peer in a world, with more variables of the
-// environment, and ends it with the test. addr is where it listens.
-func startPeer(t testing.TB, w world, more ...string) (cmd *exec.Cmd, addr string) {
-	t.Helper()
-	cmd = exec.Command(os.Args[0])
+// peerCommand starts this binary again as a peer in a world, with more variables of the
+// environment.
+func peerCommand(w world, more ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(append(os.Environ(), peerVariable+"="+w.name), more...)
 	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// startPeer starts a peerCommand, and ends it with the test. addr is where it listens.
+func startPeer(t testing.TB, w world, more ...string) (cmd *exec.Cmd, addr string) {
+	t.Helper()
+	cmd = peerCommand(w, more...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -92,6 +98,12 @@ func startPeer(t testing.TB, w world, more ...string) (cmd *exec.Cmd, addr strin
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	return cmd, awaitPeer(t, cmd, out)
+}
+
+// awaitPeer returns where a peer listens that has been started, and ends it with the test.
+func awaitPeer(t testing.TB, cmd *exec.Cmd, out io.Reader) (addr string) {
+	t.Helper()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()
@@ -100,7 +112,7 @@ func startPeer(t testing.TB, w world, more ...string) (cmd *exec.Cmd, addr strin
 	if err != nil {
 		t.Fatalf("the peer said %q: %v", line, err)
 	}
-	return cmd, strings.TrimSpace(line)
+	return strings.TrimSpace(line)
 }
 
 // When a peer is killed in the middle every wait ends, with an error that names

@@ -158,6 +158,12 @@ type rawStream struct {
 // newRawStream connects to a new endpoint of r.
 func newRawStream(t *testing.T, r *Runtime) (*rawStream, *Endpoint) {
 	t.Helper()
+	return rawStreamTo(t, r, func(conn net.Conn) net.Conn { return conn })
+}
+
+// rawStreamTo is newRawStream for who looks at what the endpoint does to its connection.
+func rawStreamTo(t *testing.T, r *Runtime, wrap func(net.Conn) net.Conn) (*rawStream, *Endpoint) {
+	t.Helper()
 	client, server := net.Pipe()
 	t.Cleanup(func() { client.Close() })
 	e := r.own.newEndpoint(nil, "test/1", server.LocalAddr(), server.RemoteAddr(), Selection{Transport: TransportTCP})
@@ -166,7 +172,7 @@ func newRawStream(t *testing.T, r *Runtime) (*rawStream, *Endpoint) {
 		go io.Copy(io.Discard, client)
 		raw.frame(frame{kind: frameOpening, length: wire.ParametersSize}, wire.Parameters{MaxMessage: 1 << 20}.Append(nil))
 	}()
-	if err := newStream(context.Background(), e, server); err != nil {
+	if err := newStream(context.Background(), e, wrap(server)); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.adopt(e, r.own); err != nil {
@@ -396,6 +402,43 @@ func TestCloseTellsOfDeath(t *testing.T) {
 	raw.conn.Close()
 	if err := <-closed; !errors.Is(err, ErrNotDelivered) {
 		t.Error(err)
+	}
+}
+
+// A halfClosed connection tells when its owner has said all that it will.
+type halfClosed struct {
+	net.Conn
+	said chan struct{}
+}
+
+func (h halfClosed) CloseWrite() error {
+	close(h.said)
+	return nil
+}
+
+// The peer's host has taken everything, the goodbye too, but the peer says no goodbye of
+// its own: it dies, or stays silent for as long as Close waits. It may have received nothing.
+func TestCloseTellsOfNoAnswer(t *testing.T) {
+	for _, dies := range []bool{true, false} {
+		p := worlds[0].pair(t, Config{}, ListenConfig{})
+		said := make(chan struct{})
+		raw, e := rawStreamTo(t, p.server, func(conn net.Conn) net.Conn { return halfClosed{conn, said} })
+		if err := e.Send(p.ctx, 1, []byte("lost")); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(p.ctx)
+		defer cancel()
+		closed := make(chan error)
+		go func() { closed <- e.closeWithin(ctx) }()
+		<-said
+		if dies {
+			raw.conn.Close()
+		} else {
+			cancel()
+		}
+		if err := <-closed; !errors.Is(err, ErrNotDelivered) {
+			t.Errorf("it dies: %t; Close returned %v", dies, err)
+		}
 	}
 }
 
