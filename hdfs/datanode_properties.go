@@ -96,10 +96,16 @@ func DataNodeProperties() []DataNodeProperty {
 			}
 			return err
 		}},
+		{supergroupProperty, "group whose members may do what operators do", "supergroup", func(p *conf.Properties, name string, c *datanode.Config) error {
+			if group, ok := p.String(name); ok {
+				c.Supergroup = group
+			}
+			return nil
+		}},
 	}
 }
 
-// dataNodeConfig is what the configuration says of the directories.
+// dataNodeConfig is what the configuration says of the directories, and of who may do what.
 func dataNodeConfig(cfg *DataNodeConfig) (c datanode.Config, err error) {
 	for _, each := range DataNodeProperties() {
 		if err := each.apply(cfg.Properties, each.Name, &c); err != nil {
@@ -113,6 +119,9 @@ func dataNodeConfig(cfg *DataNodeConfig) (c datanode.Config, err error) {
 	}
 	if len(c.Dirs) == 0 {
 		c.Dirs = []datanode.Directory{{Path: cfg.Dir}}
+	}
+	if cfg.Supergroup != "" {
+		c.Supergroup = cfg.Supergroup
 	}
 	if cfg.FailedDirs != 0 {
 		c.FailedDirs = cfg.FailedDirs

@@ -24,6 +24,7 @@ func TestDataNodeProperties(t *testing.T) {
 	values := map[string][2]string{
 		dataDirProperty:    {"/a,/b", "[FLOPPY]/a"},
 		failedDirsProperty: {"-1", "-2"},
+		supergroupProperty: {"staff", ""}, // any name may be a group's
 		"dfs.datanode.fsdataset.volume.choosing.policy": {bySpace, "org.example.Random"},
 	}
 	for _, each := range DataNodeProperties() {
@@ -42,12 +43,26 @@ func TestDataNodeProperties(t *testing.T) {
 		if got, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", Properties: p}); err != nil || reflect.DeepEqual(got, none) {
 			t.Errorf("%s has no effect: %v", each.Name, err)
 		}
-		p.Set(each.Name, v[1], "test")
-		if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", Properties: p}); err == nil || !strings.Contains(err.Error(), each.Name) {
-			t.Errorf("%s of %s: %v", each.Name, v[1], err)
+		if v[1] != "" {
+			p.Set(each.Name, v[1], "test")
+			if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", Properties: p}); err == nil || !strings.Contains(err.Error(), each.Name) {
+				t.Errorf("%s of %s: %v", each.Name, v[1], err)
+			}
 		}
 		if !strings.Contains(string(manual), "| `"+each.Name+"` | "+each.What+" | "+each.Default+" |") {
 			t.Errorf("docs/configuration.md has no row for %s, or another one", each.Name)
+		}
+	}
+}
+
+// A field of the configuration comes before the property.
+func TestSupergroupOfDataNode(t *testing.T) {
+	p := &conf.Properties{}
+	p.Set(supergroupProperty, "staff", "test")
+	for field, want := range map[string]string{"": "staff", "ops": "ops"} {
+		c, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", Supergroup: field, Properties: p})
+		if err != nil || c.Supergroup != want {
+			t.Errorf("%q: %q, %v", field, c.Supergroup, err)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 			return datanode.Adjustment{DiskTimeout: now.DiskTimeout, Choice: now.Choice}, err
 		},
 		Dirs: state.Dirs, FailedDirs: state.FailedDirs, DiskTimeout: state.DiskTimeout, Choice: state.Choice, Ended: p.End,
-		Superuser: cfg.Superuser, Supergroup: cfg.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
+		Superuser: cfg.Superuser, Supergroup: state.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
 		FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },

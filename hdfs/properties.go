@@ -42,9 +42,12 @@ type AccessConfig struct {
 // USER.users follow.
 const proxyUserPrefix = "hadoop.proxyuser."
 
+// supergroupProperty is heeded by NameNode and DataNodes.
+const supergroupProperty = "dfs.permissions.superusergroup"
+
 // accessProperties are the names that Hadoop has for the fields of an [AccessConfig].
 var accessProperties = map[string]func(a *AccessConfig, p *conf.Properties, name string) error{
-	"dfs.permissions.superusergroup": func(a *AccessConfig, p *conf.Properties, name string) error {
+	supergroupProperty: func(a *AccessConfig, p *conf.Properties, name string) error {
 		if group, ok := p.String(name); ok {
 			a.Supergroup = group
 		}
