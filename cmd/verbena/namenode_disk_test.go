@@ -34,6 +34,7 @@ func TestNameNodeCheckAndRecover(t *testing.T) {
 	up.Kill()
 	look("check", second+": state up to entry", "--dir", first, "--second-dir", second)
 	look("check", "log: entries 1 to", "--dir", second) // each has everything
+	look("check", second+": state up to entry", "--property", "dfs.namenode.name.dir="+first+","+second)
 	// What is left of a snapshot is set aside.
 	snapshots := filepath.Join(first, "snapshots")
 	if err := os.MkdirAll(snapshots, 0o700); err != nil {

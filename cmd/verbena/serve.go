@@ -265,7 +265,7 @@ func theirSecret(named, dir string) string {
 }
 
 func snapshotFlag(flags *pflag.FlagSet, entries *uint64) {
-	flags.Uint64Var(entries, "snapshot-entries", 1<<18, "after how many changes the NameNode writes a snapshot of the names; the two newest are kept, and the log between")
+	flags.Uint64Var(entries, "snapshot-entries", 1<<18, "after how many changes, of which it looks for every 10 to 20 s, the NameNode writes a snapshot of the names; the two newest are kept, and the log between")
 }
 
 func secondFlag(flags *pflag.FlagSet, dir *string) {
@@ -276,6 +276,7 @@ func secondFlag(flags *pflag.FlagSet, dir *string) {
 // not run has on disk.
 func nameNodeDiskCommand(o *options, mend bool) *cobra.Command {
 	var dir, second string
+	var hadoop hadoopFlags
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check the snapshots and the log of a NameNode that is stopped",
@@ -289,12 +290,12 @@ that the NameNode starts with the newest state that can be had. Changes behind a
 damaged entry are lost: copy the directory first, and see what check says.`
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if dir == "" {
-			base, err := defaultDir()
-			if err != nil {
-				return err
-			}
-			dir = filepath.Join(base, "namenode")
+		properties, err := hadoop.read(isNameNodeProperty)
+		if err != nil {
+			return err
+		}
+		if err := nameDirs(properties, &dir, &second); err != nil {
+			return err
 		}
 		rep, err := hdfs.CheckNameNode(dir, second, o.logger(), mend)
 		out := cmd.OutOrStdout()
@@ -332,7 +333,8 @@ damaged entry are lost: copy the directory first, and see what check says.`
 		}
 		return nil
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "the NameNode's data directory (default: verbena/namenode in the user's data home)")
+	cmd.Flags().StringVar(&dir, "dir", "", "the NameNode's data directory (default: as dfs.namenode.name.dir says, else verbena/namenode in the user's data home)")
+	hadoop.add(cmd.Flags())
 	cmd.Flags().StringVar(&second, "second-dir", "", "the NameNode's second `directory`, if it has one; a recovery takes the better state of the two")
 	return cmd
 }
@@ -463,7 +465,7 @@ Hadoop's own files, --property takes one.`,
 	flags.StringVar(&nameNode, "namenode", defaultNameNode, "`HOST:PORT` of the NameNode")
 	metricsFlag(flags, &metricsAt)
 	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
-	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: supergroup)")
+	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: that of dfs.permissions.superusergroup, else supergroup)")
 	local.add(flags)
 	flags.Int64Var(&windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads (default: 128 MiB; negative: none)")
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
