@@ -16,12 +16,13 @@ type model struct {
 	files   []*modelFile
 	losses  map[string]losses      // by host
 	damaged map[string]time.Time   // by host: when its disk last was
+	harmed  map[string]bool        // hosts whose disk was, in this round
 	lost    map[string]time.Time   // by host: when that was so, or it lost power
 	settled map[uint64]*settlement // by block: its last recovery
 }
 
 func newModel() *model {
-	return &model{losses: map[string]losses{}, damaged: map[string]time.Time{}, lost: map[string]time.Time{}, settled: map[uint64]*settlement{}}
+	return &model{losses: map[string]losses{}, damaged: map[string]time.Time{}, harmed: map[string]bool{}, lost: map[string]time.Time{}, settled: map[uint64]*settlement{}}
 }
 
 // losses are how often a machine has lost something.
@@ -87,6 +88,7 @@ func (m *model) forgetRecoveries() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.settled)
+	clear(m.harmed)
 }
 
 // promised is f's promised, with what recoveries have given up of the blocks that it has, and
@@ -185,7 +187,7 @@ func (m *model) loses(host string, forGood bool) {
 	}
 	m.losses[host] = l
 	if forGood {
-		m.damaged[host] = time.Now()
+		m.damaged[host], m.harmed[host] = time.Now(), true
 		for _, s := range m.settled {
 			s.damaged[host] = true
 		}

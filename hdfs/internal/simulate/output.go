@@ -220,6 +220,10 @@ func (o *output) acknowledged(upTo int, sync bool) {
 		case !b.damaged[h]:
 			delete(b.lost, h)
 		}
+		if o.f.least > b.start && o.c.s.model.harmed[h] {
+			// The replica was there before the pipeline, which looks at its last bytes only.
+			b.lost[h], b.damaged[h] = true, true
+		}
 	}
 	// Replicas of older pipelines are no longer of use.
 	maps.DeleteFunc(b.syncedNodes, func(h string, _ bool) bool { return !b.nodes[h] })
