@@ -260,6 +260,15 @@ func TestUnfinishedMessagesAreBounded(t *testing.T) {
 func TestTinyFramesCommitLittle(t *testing.T) {
 	const limit = 64 << 20
 	p := worlds[0].pair(t, Config{ReceiveMemory: limit}, ListenConfig{})
+	raw, _ := newRawStream(t, p.server)
+	raw.unfinished(60, 32<<20)
+	for p.server.env.arriving.Used() == 0 && p.ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if used := p.server.env.arriving.Used(); used == 0 || used > 4<<20 {
+		t.Errorf("%d bytes are used by 60 that have arrived", used)
+	}
+	// Many peers at one address have no more than its share.
 	for range 200 {
 		raw, _ := newRawStream(t, p.server)
 		raw.unfinished(60, 4<<20)
