@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -147,7 +148,8 @@ func settingInfos(set settings.Settings) []settingInfo {
 		value, ok := builtIn[name]
 		i := settingInfo{Name: name, Value: value, From: fromDefault, Usage: source[name]}
 		if v, set := set[name]; set {
-			i.Value, i.From, ok = v.Text, v.From, true
+			i.Value, i.From, i.Usage = v.Text, v.From, "built in: "+cmp.Or(value, "none") // whose source says nothing of this one
+			ok = true
 		}
 		if ok {
 			infos = append(infos, i)

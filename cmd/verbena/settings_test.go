@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -41,6 +42,9 @@ func TestSettings(t *testing.T) {
 		if s := got[name]; s.Value != want[0] || s.From != want[1] {
 			t.Errorf("%s: %+v, want %v", name, s, want)
 		}
+	}
+	if s := got["tuning.shm.eager"]; !strings.HasPrefix(s.Usage, "built in: ") {
+		t.Errorf("what was measured of the built-in value is told of another: %+v", s)
 	}
 	for _, bad := range [][]string{
 		{"--set", "shm.socket-dir"}, {"--set", "shm.nothing=1"}, {"--tune", "shm.eager=1"}, {"--config", "/nowhere"}, {"--rule", "only=ether"},
