@@ -3,6 +3,8 @@ package shuffle
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/nap"
 )
 
 // lazy is how long something may wait that is not urgent: an open block to which nothing is
@@ -59,7 +61,7 @@ func (x *Exchange) lookAfter() {
 		}
 		for n, still := 1, 0; still < calm; n++ {
 			if direct && x.long.Load() {
-				nap(wait)
+				nap.For(wait)
 			} else {
 				timer.Reset(wait)
 				select {

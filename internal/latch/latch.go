@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/nap"
 	"github.com/verbena-data/verbena/internal/release"
 )
 
@@ -42,7 +43,7 @@ func (l *Latch) wait() {
 			runtime.Gosched()
 			continue
 		}
-		nap(min(time.Duration(attempt-yields+1)*firstSleep, longestNap))
+		nap.For(min(time.Duration(attempt-yields+1)*firstSleep, longestNap))
 	}
 }
 

@@ -36,11 +36,3 @@ func TestLatch(t *testing.T) {
 		t.Error("a latch was taken twice")
 	}
 }
-
-// The nap of who waits for long: 75 us on Linux, where 1.1 ms of time.Sleep were ten
-// times the longest turn of a holder.
-func BenchmarkNap(b *testing.B) {
-	for range b.N {
-		nap(firstSleep)
-	}
-}

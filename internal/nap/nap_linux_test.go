@@ -1,4 +1,4 @@
-package latch
+package nap
 
 import (
 	"runtime"
@@ -13,7 +13,7 @@ func TestNapsHaveLittleSlack(t *testing.T) {
 	done := make(chan int)
 	go func() {
 		runtime.LockOSThread() // and never unlock it: the thread ends with the goroutine
-		nap(time.Microsecond)
+		For(time.Microsecond)
 		ns, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 		if err != nil {
 			t.Error("ask for the thread's slack:", err)

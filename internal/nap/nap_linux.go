@@ -1,4 +1,4 @@
-package latch
+package nap
 
 import (
 	"time"
@@ -10,11 +10,10 @@ import (
 // a thread says otherwise, and a nap of 20 us lasts 75 then.
 const slack = time.Microsecond
 
-// nap sleeps by the kernel's clock: Go's timers are late by a millisecond in a process
-// that is otherwise idle. The thread keeps its slack, which nothing but the ends of
-// sleeps depends on. If the goroutine changes threads before it sleeps, that one nap
-// may last longer.
-func nap(d time.Duration) {
+// For sleeps by the kernel's clock. It lets the kernel end the sleep 1 us late, and the
+// thread keeps that slack, which nothing but the ends of sleeps depends on. If the goroutine
+// changes threads before it sleeps, that one nap may last longer.
+func For(d time.Duration) {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0) // where it is forbidden, naps last longer
 	t := unix.NsecToTimespec(int64(d))
 	_ = unix.Nanosleep(&t, nil) // a signal ends it early
