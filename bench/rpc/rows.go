@@ -27,23 +27,40 @@ const (
 	onLoopback                               = "gRPC-Go on loopback"
 )
 
+// Arguments of verbena perf.
+func runtimeArgs(transport, wait string, more ...string) []string {
+	return append([]string{"--level", "runtime", "--transport", transport, "--wait", wait}, more...)
+}
+
+func callArgs(transport, wait string, more ...string) []string {
+	return runtimeArgs(transport, wait, append([]string{"--test", "call", "--size", "1K"}, more...)...)
+}
+
+func hadoopArgs(transport, size string) []string {
+	return []string{"--level", "rpc", "--test", "call", "--transport", transport, "--wait", "adaptive", "--size", size}
+}
+
+// pausingArgs have a caller sleep before each call.
+var pausingArgs = []string{"--pause", "10ms", "--warmup", "20"}
+
+// one is a caller that calls without a pause, and many are several.
+func (b *bench) one() load {
+	return load{callers: 1, size: 1 << 10, iterations: 20_000, limit: 2 * b.duration}
+}
+
+func (b *bench) many(n int) load {
+	return load{callers: n, size: 1 << 10, limit: b.duration, warm: b.duration / 2}
+}
+
 // rows are all comparisons, in the page's order.
-func (b *bench) rows() []row {
-	runtime := func(transport, wait string, more ...string) []string {
-		return append([]string{"--level", "runtime", "--transport", transport, "--wait", wait}, more...)
-	}
-	call := func(transport, wait string, more ...string) []string {
-		return runtime(transport, wait, append([]string{"--test", "call", "--size", "1K"}, more...)...)
-	}
-	hadoop := func(transport, size string) []string {
-		return []string{"--level", "rpc", "--test", "call", "--transport", transport, "--wait", "adaptive", "--size", size}
-	}
-	one := load{callers: 1, size: 1 << 10, iterations: 20_000, limit: 2 * b.duration}
+func (b *bench) rows() []row { return append(b.targets(), b.others()...) }
+
+// targets are the comparisons that have a target.
+func (b *bench) targets() []row {
+	one := b.one()
 	free := one
 	free.free = true
-	pausing := load{callers: 1, size: 1 << 10, iterations: int(b.duration/time.Millisecond) / 10, limit: b.duration, pause: 10 * time.Millisecond}
-	pause := []string{"--pause", "10ms", "--warmup", "20"}
-	many := func(n int) load { return load{callers: n, size: 1 << 10, limit: b.duration, warm: b.duration / 2} }
+	pauses := load{callers: 1, size: 1 << 10, iterations: int(b.duration/time.Millisecond) / 10, limit: b.duration, pause: 10 * time.Millisecond}
 	near := func(target, far float64, r row) row {
 		r.target, r.far = beside.AtMost(target), beside.AtMost(far)
 		return r
@@ -63,15 +80,15 @@ func (b *bench) rows() []row {
 		}),
 		near(1.0/80, 1.0/40, row{
 			what: "call and reply, 1 KiB, shm, spinning, p50", beside: onLoopback, unit: "ns",
-			ours: b.perf(roundTrip, call(overSHM, "spin")...), theirs: b.drive(one, grpcTCP, roundTrip),
+			ours: b.perf(roundTrip, callArgs(overSHM, "spin")...), theirs: b.drive(one, grpcTCP, roundTrip),
 		}),
 		row{
 			what: "call and reply, 1 KiB, shm, both ends sleep 10 ms before each call, p50", beside: "gRPC-Go over a Unix socket", unit: "ns", target: beside.AtMost(1.0 / 3),
-			ours: b.perf(roundTrip, call(overSHM, "adaptive", pause...)...), theirs: b.drive(pausing, grpcUnix, roundTrip), why: whySleep,
+			ours: b.perf(roundTrip, callArgs(overSHM, "adaptive", pausingArgs...)...), theirs: b.drive(pauses, grpcUnix, roundTrip), why: whySleep,
 		},
 		row{
 			what: "64 callers, 1 KiB, calls, shm", beside: onLoopback, unit: "calls/s", target: beside.AtLeast(15),
-			ours: b.perf(rate, call(overSHM, "adaptive", "--posters", "64")...), theirs: b.drive(many(64), grpcTCP, rate), why: why64,
+			ours: b.perf(rate, callArgs(overSHM, "adaptive", "--posters", "64")...), theirs: b.drive(b.many(64), grpcTCP, rate), why: why64,
 		},
 		row{
 			what: "1 MiB received and sent on over a second endpoint, shm, nobody polls, CPU time of all three processes", beside: "two memcpy of it", unit: "ns", target: beside.AtMost(1.3),
@@ -87,54 +104,61 @@ func (b *bench) rows() []row {
 		},
 		row{
 			what: "Hadoop RPC on TCP, ours, 64 callers, 1 KiB, calls", beside: onLoopback, unit: "calls/s", target: beside.AtLeast(2),
-			ours: b.drive(many(64), oursTCP, rate), theirs: b.drive(many(64), grpcTCP, rate),
+			ours: b.drive(b.many(64), oursTCP, rate), theirs: b.drive(b.many(64), grpcTCP, rate),
 		},
 		row{
 			what: "Hadoop RPC echo over shm, 1 KiB, p50", beside: "the same on TCP", unit: "ns", target: beside.AtMost(1.0 / 10),
-			ours: b.perf(roundTrip, hadoop(overSHM, "1K")...), theirs: b.perf(roundTrip, hadoop("tcp", "1K")...), why: whyHadoop,
+			ours: b.perf(roundTrip, hadoopArgs(overSHM, "1K")...), theirs: b.perf(roundTrip, hadoopArgs("tcp", "1K")...), why: whyHadoop,
 		},
 		row{
 			what: "Hadoop RPC echo over shm, 512 KiB, p50", beside: "the same on TCP", unit: "ns", target: beside.AtMost(1 / 2.73),
-			ours: b.perf(roundTrip, hadoop(overSHM, "512K")...), theirs: b.perf(roundTrip, hadoop("tcp", "512K")...), why: whyHadoop,
+			ours: b.perf(roundTrip, hadoopArgs(overSHM, "512K")...), theirs: b.perf(roundTrip, hadoopArgs("tcp", "512K")...), why: whyHadoop,
 		},
 		row{
 			what: "Hadoop RPC on TCP, ours, 16 callers, 1 KiB echo, calls per CPU second of the server", beside: "Hadoop's Java RPC server, same client", unit: "calls/CPU s", target: beside.AtLeast(4),
-			ours: b.drive(many(16), oursTCP, perCPU), theirs: b.drive(many(16), java, perCPU),
+			ours: b.drive(b.many(16), oursTCP, perCPU), theirs: b.drive(b.many(16), java, perCPU),
 		},
 		row{
 			what: "32 callers on 32 endpoints, adaptive, 1 KiB, CPU time of both ends a call, shm", beside: "the same on TCP", unit: "ns", target: beside.AtMost(0.5),
-			ours:   b.perf(cpuEach, call(overSHM, "adaptive", "--posters", "32", "--connections", "32")...),
-			theirs: b.perf(cpuEach, call("tcp", "adaptive", "--posters", "32", "--connections", "32")...),
+			ours:   b.perf(cpuEach, callArgs(overSHM, "adaptive", "--posters", "32", "--connections", "32")...),
+			theirs: b.perf(cpuEach, callArgs("tcp", "adaptive", "--posters", "32", "--connections", "32")...),
 		},
 		row{
 			what: "call and reply, 1 KiB, iwarp, wait mode event, p50", beside: "our engine on TCP, the same mode", unit: "ns", target: beside.AtMost(1.1),
-			ours: b.perf(roundTrip, call("iwarp", "event")...), theirs: b.perf(roundTrip, call("tcp", "event")...),
-		},
-		// Below here the issue names no target.
-		row{
+			ours: b.perf(roundTrip, callArgs("iwarp", "event")...), theirs: b.perf(roundTrip, callArgs("tcp", "event")...),
+		})
+	return list
+}
+
+// others are comparisons without a target.
+func (b *bench) others() []row {
+	one := b.one()
+	list := []row{
+		{
 			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50", beside: "gRPC-Go over a Unix socket", unit: "ns",
 			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, grpcUnix, roundTrip),
 		},
-		row{
+		{
 			what: "Hadoop RPC on TCP, ours, 1 KiB echo, p50", beside: "net/rpc on loopback", unit: "ns",
 			ours: b.drive(one, oursTCP, roundTrip), theirs: b.drive(one, netrpc, roundTrip),
 		},
-		row{
+		{
 			what: "Hadoop RPC on TCP, ours, 16 callers, 1 KiB echo, calls per CPU second of the server", beside: onLoopback, unit: "calls/CPU s",
-			ours: b.drive(many(16), oursTCP, perCPU), theirs: b.drive(many(16), grpcTCP, perCPU),
+			ours: b.drive(b.many(16), oursTCP, perCPU), theirs: b.drive(b.many(16), grpcTCP, perCPU),
 		},
-		row{
+		{
 			what: "Hadoop RPC on TCP by a method that handlers run, 64 callers, 1 KiB, calls", beside: onLoopback, unit: "calls/s",
-			ours: b.drive(many(64), "oursqueue", rate), theirs: b.drive(many(64), grpcTCP, rate),
-		})
-	list = append(list, row{
-		what: "call and reply, 1 KiB, shm, both ends sleep 10 ms before each call, p50", beside: "a futex wake of a thread that has slept as long, seen by one that polls", unit: "ns",
-		ours: b.perf(roundTrip, call(overSHM, "adaptive", pause...)...), theirs: b.self("wake"),
-	})
-	list = append(list, row{
-		what: "1 MiB received and sent on over a second endpoint, shm, adaptive waits, CPU time of all three processes", beside: "two memcpy of it", unit: "ns",
-		ours: b.relay("buffer", "cpu-ns/op", "4000x"), theirs: b.relay("buffer", "two-memcpy-ns", "1x"),
-	})
+			ours: b.drive(b.many(64), "oursqueue", rate), theirs: b.drive(b.many(64), grpcTCP, rate),
+		},
+		{
+			what: "call and reply, 1 KiB, shm, both ends sleep 10 ms before each call, p50", beside: "a futex wake of a thread that has slept as long, seen by one that polls", unit: "ns",
+			ours: b.perf(roundTrip, callArgs(overSHM, "adaptive", pausingArgs...)...), theirs: b.self("wake"),
+		},
+		{
+			what: "1 MiB received and sent on over a second endpoint, shm, adaptive waits, CPU time of all three processes", beside: "two memcpy of it", unit: "ns",
+			ours: b.relay("buffer", "cpu-ns/op", "4000x"), theirs: b.relay("buffer", "two-memcpy-ns", "1x"),
+		},
+	}
 	for _, q := range []struct{ name, flag string }{{"p50", "0.5"}, {"p99", "0.99"}} {
 		list = append(list, row{
 			what: "call of 1 KiB on 63 endpoints in turn while a 64th floods their worker, shm, " + q.name, beside: "the same without the flood", unit: "ns",
