@@ -52,126 +52,154 @@ func (g *gate) hold() (free func()) {
 	return sync.OnceFunc(func() { g.held.Store(nil); close(c) })
 }
 
-// Packets that have come while one before them is written or synced are written and
-// acknowledged together: one write has their checksums. When one of them can't be written
-// the pipeline goes on without its DataNode, and nothing is lost.
-func TestPacketsAreWrittenTogether(t *testing.T) {
-	const packet, packets = 4 << 10, 7
-	var g gate
-	name, nodes, rt := onFakes(t, 2, 8<<20, 64<<20, g.disk())
+const (
+	batchedPacket  = 4 << 10
+	batchedPackets = 7
+)
+
+// batched are two DataNodes on gates, and a client that writes to them in small packets.
+type batched struct {
+	*gate
+	client  *Client
+	nodes   []*DataNode
+	content []byte       // of each file
+	sent    atomic.Int64 // packets
+	first   atomic.Bool  // the next packet has the DataNode start a goroutine, as one that is to be synced
+}
+
+func newBatched(t *testing.T) *batched {
+	b := &batched{gate: &gate{}, content: randomBytes(batchedPacket * batchedPackets)}
+	name, nodes, rt := onFakes(t, 2, 8<<20, 64<<20, b.disk())
 	d := NewDialer(rt, "fakeband")
-	defer d.Close()
 	c, err := NewClient(ClientConfig{
-		NameNodes: []string{name}, User: superuser(t), Dialer: d, NoLocalReads: true, PacketSize: packet, ReplaceBestEffort: true,
+		NameNodes: []string{name}, User: superuser(t), Dialer: d, NoLocalReads: true, PacketSize: batchedPacket, ReplaceBestEffort: true,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	var sent atomic.Int64
-	var first atomic.Bool // the next packet has the DataNode start a goroutine, as one that is to be synced
+	t.Cleanup(func() {
+		_ = c.Close()
+		_ = d.Close()
+	})
 	inject(c, &faulty{send: func(k *data.Packet, _ int, _ *data.WriteRequest) {
-		k.Sync = k.Sync || first.Swap(false)
-		sent.Add(1)
+		k.Sync = k.Sync || b.first.Swap(false)
+		b.sent.Add(1)
 	}})
-	content := randomBytes(packet * packets)
-	arrived := func() (n uint64) {
-		for _, dn := range nodes {
-			n += dn.Packets().Packets
-		}
-		return n
+	b.client, b.nodes = c, nodes
+	return b
+}
+
+// arrived is how many packets the DataNodes have taken.
+func (b *batched) arrived() (n uint64) {
+	for _, dn := range b.nodes {
+		n += dn.Packets().Packets
 	}
-	create := func(t *testing.T, path string, replication int) *FileWriter {
-		t.Helper()
-		w, err := c.Create(t.Context(), path, CreateOptions{Replication: replication})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return w
+	return n
+}
+
+func (b *batched) create(t *testing.T, path string, replication int) *FileWriter {
+	t.Helper()
+	w, err := b.client.Create(t.Context(), path, CreateOptions{Replication: replication})
+	if err != nil {
+		t.Fatal(err)
 	}
-	// What a Write leaves of its last packet goes with a flush.
-	begin := func(t *testing.T, w *FileWriter, b []byte) <-chan error {
-		flushed := make(chan error, 1)
-		go func() {
-			_, err := w.Write(b)
-			flushed <- errors.Join(err, w.Flush(t.Context()))
-		}()
-		return flushed
+	return w
+}
+
+// begin writes and flushes: what a Write leaves of its last packet goes with a flush.
+func (b *batched) begin(t *testing.T, w *FileWriter, content []byte) <-chan error {
+	flushed := make(chan error, 1)
+	go func() {
+		_, err := w.Write(content)
+		flushed <- errors.Join(err, w.Flush(t.Context()))
+	}()
+	return flushed
+}
+
+// written closes a file, and reads it.
+func (b *batched) written(t *testing.T, w *FileWriter, path string) {
+	t.Helper()
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
 	}
-	written := func(t *testing.T, w *FileWriter, path string) {
-		t.Helper()
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		expect(t, c, path, content)
-	}
+	expect(t, b.client, path, b.content)
+}
+
+// Packets that have come while one before them is synced are written and acknowledged
+// together: one write has their checksums. When one of them can't be written the pipeline
+// goes on without its DataNode, and nothing is lost.
+func TestPacketsAreWrittenTogether(t *testing.T) {
+	b := newBatched(t)
 	for _, fails := range []int64{0, 5} {
-		t.Run(fmt.Sprint("synced/", fails), func(t *testing.T) {
+		t.Run(fmt.Sprint(fails), func(t *testing.T) {
 			path, replication := fmt.Sprint("/synced-", fails), 1
 			if fails > 0 {
 				replication = 2
 			}
-			before := arrived()
-			g.sums.Store(0)
-			w := create(t, path, replication)
-			free := g.hold()
+			before := b.arrived()
+			b.sums.Store(0)
+			w := b.create(t, path, replication)
+			free := b.hold()
 			defer free()
-			first.Store(true)
-			flushed := begin(t, w, content)
+			b.first.Store(true)
+			flushed := b.begin(t, w, b.content)
 			eventually(t, "all packets have come", func() error {
-				if n := arrived() - before; n < packets {
-					return fmt.Errorf("%d of %d", n, packets)
+				if n := b.arrived() - before; n < batchedPackets {
+					return fmt.Errorf("%d of %d", n, batchedPackets)
 				}
 				return nil
 			})
-			g.failAfter.Store(fails)
+			b.failAfter.Store(fails)
 			free()
 			if err := <-flushed; err != nil {
 				t.Fatal(err)
 			}
 			// The header, the first packet, its being synced, and all others.
-			if n := g.sums.Load(); fails == 0 && n != 4 {
-				t.Errorf("%d writes to the checksum file for %d packets, not 4", n, packets)
+			if n := b.sums.Load(); fails == 0 && n != 4 {
+				t.Errorf("%d writes to the checksum file for %d packets, not 4", n, batchedPackets)
 			}
-			if n := g.failed.Load(); n != min(fails, 1) {
+			if n := b.failed.Load(); n != min(fails, 1) {
 				t.Errorf("%d writes have failed", n)
 			}
-			written(t, w, path)
+			b.written(t, w, path)
 		})
 	}
-	// How much has come when the first write ends can't be told, so a try may show nothing.
-	t.Run("writing", func(t *testing.T) {
-		least := int64(packets)
-		for try := range 50 {
-			path := fmt.Sprint("/writing-", try)
-			w := create(t, path, 1)
-			if _, err := w.Write(content[:packet]); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.Flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			free, all := g.hold(), sent.Load()+packets-1
-			defer free()
-			g.sums.Store(0)
-			flushed := begin(t, w, content[packet:])
-			eventually(t, "all packets are sent", func() error {
-				if n := sent.Load(); n < all {
-					return fmt.Errorf("%d of %d", n, all)
-				}
-				return nil
-			})
-			time.Sleep(time.Duration(try) * time.Millisecond)
-			free()
-			if err := <-flushed; err != nil {
-				t.Fatal(err)
-			}
-			least = min(least, g.sums.Load())
-			written(t, w, path)
-			if least <= packets/2 {
-				return
-			}
+}
+
+// Packets that come while one before them is written go together, too. How much has come when
+// that write ends can't be told, so a try may show nothing, and the next one waits longer.
+func TestPacketsThatComeDuringAWrite(t *testing.T) {
+	b := newBatched(t)
+	least := int64(batchedPackets)
+	for try := range 50 {
+		path := fmt.Sprint("/writing-", try)
+		w := b.create(t, path, 1)
+		if _, err := w.Write(b.content[:batchedPacket]); err != nil {
+			t.Fatal(err)
 		}
-		t.Errorf("the checksums of %d packets took at least %d writes", packets-1, least)
-	})
+		if err := w.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		free, all := b.hold(), b.sent.Load()+batchedPackets-1
+		defer free()
+		b.sums.Store(0)
+		flushed := b.begin(t, w, b.content[batchedPacket:])
+		eventually(t, "all packets are sent", func() error {
+			if n := b.sent.Load(); n < all {
+				return fmt.Errorf("%d of %d", n, all)
+			}
+			return nil
+		})
+		time.Sleep(time.Duration(try) * time.Millisecond)
+		free()
+		if err := <-flushed; err != nil {
+			t.Fatal(err)
+		}
+		least = min(least, b.sums.Load())
+		b.written(t, w, path)
+		if least <= batchedPackets/2 {
+			return
+		}
+	}
+	t.Errorf("the checksums of %d packets took at least %d writes", batchedPackets-1, least)
 }
