@@ -29,15 +29,7 @@ func inNetworkOfItsOwn() *syscall.SysProcAttr {
 // A server in another network namespace of this host is found out by the first hello:
 // each dial makes one connection, tries no device that cannot reach it, and warns nobody.
 func TestServerInAnotherNetworkNamespace(t *testing.T) {
-	var w world
-	for _, w = range worlds {
-		if w.name == "shm" {
-			break
-		}
-	}
-	if w.name != "shm" {
-		t.Skip("this system has no shm")
-	}
+	w := worldOf(t, "shm")
 	cmd := peerCommand(w, listenVariable+"=unix:"+filepath.Join(t.TempDir(), "s"))
 	cmd.SysProcAttr = inNetworkOfItsOwn()
 	var serverLog, clientLog lockedBuffer

@@ -12,6 +12,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/rpc"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/namenode"
+	"github.com/verbena-data/verbena/internal/testneed"
 )
 
 // What an AccessConfig says holds for who calls the NameNode: its superuser and supergroup, who may act for
@@ -23,7 +24,7 @@ func TestAccessConfigHolds(t *testing.T) {
 	}
 	group, err := user.LookupGroupId(me.Gid)
 	if err != nil {
-		t.Skip("the group of this user has no name: ", err)
+		testneed.Missing(t, "the group of this user has no name: "+err.Error(), "give it one in /etc/group")
 	}
 	rt, err := verbena.New(verbena.Config{}) // TCP alone
 	if err != nil {
