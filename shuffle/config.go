@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime"
 
 	"github.com/verbena-data/verbena"
@@ -24,15 +25,15 @@ type Config struct {
 	Listener *verbena.Listener
 	// Rank is this process's number, 0 to Size-1. Size 0 means 1.
 	Rank, Size int
-	// Addresses of the listeners, as dials take them, by rank. This process's own is not
-	// used.
+	// Addresses of the listeners, as dials take them, by rank. Of this process's own only the
+	// host is used: it tells how many processes share its processors.
 	Addresses []string
 	// Threads is how many partitions each process receives, and how many of its goroutines
 	// send. 0 means 1.
 	Threads int
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
 	// its threads collect, and the rings. 0 means rings of 193 KiB, or of shares of 20 MiB if
-	// they are more than 106, and parts of 1 to 4 KiB. Where Transport names one that
+	// they are more than 106, and parts of 1 to 8 KiB. Where Transport names one that
 	// registers memory on both sides, rings are 96 KiB, or shares of 10 MiB. Join fails if it is too little for
 	// the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
@@ -48,12 +49,13 @@ type Config struct {
 	// Logger gets what nobody else is told. Default: [slog.Default].
 	Logger *slog.Logger
 
-	lanes  int // in which the threads collect
-	part   int // bytes of what a lane collects for a partition
-	depth  int // parts of a lane that wait for a thread of the same process
-	ring   int // bytes
-	full   int // bytes of a block that goes out at once
-	prompt int // bytes of blocks that a peer is told of at once
+	lanes   int // in which the threads collect
+	pending int // bytes of short records that a thread keeps back from a lane that it shares
+	part    int // bytes of what a lane collects for a partition
+	depth   int // parts of a lane that wait for a thread of the same process
+	ring    int // bytes
+	full    int // bytes of a block that goes out at once
+	prompt  int // bytes of blocks that a peer is told of at once
 }
 
 // A Mode says how full blocks travel between processes.
@@ -80,13 +82,14 @@ const (
 	largestRing = 193 << 10
 	deviceRing  = 96 << 10
 	allRings    = 20 << 20
-	// As many threads as this have a lane each, and as many as there are processors.
+	// As many threads as this have a lane each.
 	privateLanes = 4
-	// What a lane collects for all partitions should stay in the second cache, and a part be
+	// What lanes collect for all partitions should stay in the second cache, and a part be
 	// long enough to be worth the hand-over.
-	collected                = 512 << 10
-	largestPart, defaultPart = 4 << 10, 1 << 10
+	collected                = 2 << 20
+	largestPart, defaultPart = 8 << 10, 1 << 10
 	leastPart                = 256
+	mostPending              = 4 << 10 // stays in the first cache
 	mostDepth, leastDepth    = 16, 2
 	largestBlock             = 32 << 10
 )
@@ -126,8 +129,10 @@ func (c *Config) complete() error {
 
 // layOut chooses the sizes of parts and rings.
 func (c *Config) layOut() error {
-	c.lanes = min(c.Threads, max(privateLanes, runtime.GOMAXPROCS(0)))
-	c.part = min(max(collected/c.partitions()/flow.Unit*flow.Unit, defaultPart), largestPart)
+	if c.lanes = c.Threads; c.Threads > privateLanes {
+		c.lanes = max(1, min(c.Threads, runtime.GOMAXPROCS(0)/c.neighbours()))
+	}
+	c.part = min(max(collected/c.lanes/c.partitions()/flow.Unit*flow.Unit, defaultPart), largestPart)
 	c.depth = mostDepth
 	rings := c.Threads * (c.Size - 1)
 	if c.Memory == 0 {
@@ -162,9 +167,24 @@ func (c *Config) layOut() error {
 		return fmt.Errorf("%d bytes of Memory for %d threads that send to %d: at least %d are needed, or fewer Threads",
 			c.Memory, c.Threads, c.partitions(), max(2*c.parts(), least))
 	}
+	c.pending = c.pends()
 	c.full = min(largestBlock, c.ring/8)
 	c.prompt = c.Threads * c.ring / 2
 	return nil
+}
+
+// neighbours is how many processes this one's host has, itself among them.
+func (c *Config) neighbours() (n int) {
+	host := func(address string) string {
+		h, _, _ := net.SplitHostPort(address) // an error shows when it is dialled
+		return h
+	}
+	for _, address := range c.Addresses {
+		if host(address) == host(c.Addresses[c.Rank]) {
+			n++
+		}
+	}
+	return max(1, n)
 }
 
 // ringsOf is how long rings are at least, for parts of so many bytes: a block has room for
@@ -175,9 +195,17 @@ func (c *Config) partitions() int { return c.Size * c.Threads }
 
 // parts is how many bytes the parts have at most: one that is being filled for each
 // partition of each lane, those that wait within the process,
-// and one in each thread's hands.
+// and one in each thread's hands, with what it keeps back.
 func (c *Config) parts() int64 {
-	return (int64(c.lanes)*int64(c.partitions()+c.Threads*c.depth) + int64(c.Threads)) * int64(c.part)
+	return (int64(c.lanes)*int64(c.partitions()+c.Threads*c.depth)+int64(c.Threads))*int64(c.part) + int64(c.Threads*c.pends())
+}
+
+// pends is how many bytes of short records each thread keeps back.
+func (c *Config) pends() int {
+	if c.lanes == c.Threads {
+		return 0
+	}
+	return min(mostPending, 2*c.part)
 }
 
 // longest is how long a part is at most that goes to another process.

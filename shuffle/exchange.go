@@ -78,7 +78,7 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 	}
 	lanes := make([]lane, c.lanes)
 	for i := range lanes {
-		lanes[i] = lane{number: uint16(i), shared: c.lanes < c.Threads, streams: make([]sending, x.Partitions())}
+		lanes[i] = lane{number: uint16(i), shared: c.lanes < c.Threads, streams: make([]sending, x.Partitions()), short: min(mostShort, c.MaxRecord) + 1}
 	}
 	for i := range c.Threads {
 		l := &lanes[i%c.lanes]

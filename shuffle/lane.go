@@ -10,12 +10,13 @@ import (
 // A lane is where records are collected on their way: a part for each partition. Each
 // thread has its own, unless there are many more threads than processors. Then some
 // share one, for that what is collected grows with the threads and not with their square,
-// and stays in the caches.
+// and stays in the caches. They give it short records by the few dozen.
 type lane struct {
 	number  uint16
 	shared  bool
 	mu      sync.Mutex // held by the thread that uses the lane, if it is shared
 	streams []sending  // by partition
+	short   int        // records below so many bytes are short
 
 	unclosed int       // threads
 	waiting  []*Sender // for a partition that another thread has acquired
@@ -53,10 +54,13 @@ func (l *lane) wakeAll() {
 	l.waiting = l.waiting[:0]
 }
 
-// short adds a record of less than 128 bytes, if there is room.
+// mostShort is how long records are whose length takes a byte.
+const mostShort = 0x7f
+
+// short adds a record of at most mostShort bytes, if there is room.
 func (o *sending) short(record []byte) bool {
 	n, at := len(record), o.n
-	if n >= 0x80 || at+n >= len(o.memory) {
+	if at+n >= len(o.memory) {
 		return false
 	}
 	o.memory[at] = byte(n)

@@ -126,6 +126,49 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// Also a short record can be too long, and a sender that has closed refuses it, whether its thread has a lane
+// of its own or not.
+func TestShortRecordsAreRefused(t *testing.T) {
+	for _, threads := range []int{1, 64} {
+		x := alone(t, shuffle.Config{MaxRecord: 10, Threads: threads})
+		s := x.Sender(threads - 1)
+		if err := s.Send(0, make([]byte, 10)); err != nil {
+			t.Error(err)
+		}
+		if err := s.Send(0, make([]byte, 11)); !errors.Is(err, shuffle.ErrTooLong) {
+			t.Errorf("%d threads: %v", threads, err)
+		}
+		if err := errors.Join(s.Close(), s.Close()); err != nil {
+			t.Error(err)
+		}
+		if err := s.Send(0, make([]byte, 1)); !errors.Is(err, shuffle.ErrClosed) {
+			t.Errorf("%d threads: %v", threads, err)
+		}
+	}
+}
+
+// What threads that share a lane keep back goes out by Flush, and in the order in which it was sent, also around
+// longer records.
+func TestFlushOfSharedLanes(t *testing.T) {
+	x := alone(t, shuffle.Config{Threads: 64})
+	s, r := x.Sender(63), x.Receiver(5)
+	want := []string{"a", string(make([]byte, 1000)), "b", string(make([]byte, 20_000)), "c", string(make([]byte, 127)), string(make([]byte, 128)), ""}
+	for _, record := range want {
+		if err := s.Send(5, []byte(record)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for i, record := range want {
+		got, err := r.Next(testContext(t))
+		if err != nil || string(got) != record {
+			t.Fatalf("record %d has %d bytes, %d were due: %v", i, len(got), len(record), err)
+		}
+	}
+}
+
 // Configurations that cannot work say why.
 func TestConfigurations(t *testing.T) {
 	for _, c := range []shuffle.Config{

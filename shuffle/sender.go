@@ -16,6 +16,11 @@ type Sender struct {
 	sleeper sleeper
 	closed  bool
 
+	// Short records that the thread has sent and not yet given to its lane, if it shares that:
+	// u32 partition, u8 length, record. Nil behind Close.
+	pending []byte
+	pended  int // bytes of it
+
 	reserved   int // bytes that Reserve has handed out to reservedTo
 	reservedTo int
 	inPlace    bool                                        // they lie in the part
@@ -26,26 +31,58 @@ type Sender struct {
 }
 
 func newSender(x *Exchange, l *lane) *Sender {
-	return &Sender{x: x, lane: l, sleeper: newSleeper(), reservedTo: -1}
+	s := &Sender{x: x, lane: l, sleeper: newSleeper(), reservedTo: -1}
+	if l.shared {
+		s.pending = make([]byte, x.c.pending)
+	}
+	return s
 }
 
 // Send copies a record to the part for a partition. It waits only while the stream there
 // has no room. Its errors are those of the exchange, ErrTooLong and ErrClosed.
 func (s *Sender) Send(to int, record []byte) error {
 	l := s.lane
-	if !l.shared {
-		if uint(to) < uint(len(l.streams)) && l.streams[to].short(record) {
-			return nil
-		}
-	} else if !s.closed && uint(to) < uint(len(l.streams)) {
-		l.mu.Lock()
-		ok := l.streams[to].short(record)
-		l.mu.Unlock()
-		if ok {
+	if uint(to) < uint(len(l.streams)) && len(record) < l.short {
+		if l.shared && s.pend(to, record) || !l.shared && l.streams[to].short(record) {
 			return nil
 		}
 	}
 	return s.send(to, record)
+}
+
+// pendHead is what stands before a pending record: its partition and its length.
+const pendHead = 5
+
+// pend keeps a short record back, if there is room. To lock the lane for each would cost more than to copy it
+// twice: the processor waits at a lock until what it has written has reached the caches.
+func (s *Sender) pend(to int, record []byte) bool {
+	end := s.pended + pendHead + len(record)
+	if end > len(s.pending) {
+		return false
+	}
+	b := s.pending[s.pended:end]
+	binary.NativeEndian.PutUint32(b, uint32(to))
+	b[pendHead-1] = byte(len(record))
+	copy(b[pendHead:], record)
+	s.pended = end
+	return true
+}
+
+// drain gives the lane what is pending.
+func (s *Sender) drain() error {
+	streams := s.lane.streams
+	for b := s.pending[:s.pended]; len(b) > 0; {
+		to, n := binary.NativeEndian.Uint32(b), int(b[pendHead-1])
+		record := b[pendHead : pendHead+n]
+		for o := &streams[to]; !o.short(record); {
+			if err := s.next(int(to)); err != nil {
+				return err // the exchange has failed, and nothing more is sent
+			}
+		}
+		b = b[pendHead+n:]
+	}
+	s.pended = 0
+	return nil
 }
 
 // SendKey sends a record to the partition of its key.
@@ -75,6 +112,12 @@ func (s *Sender) send(to int, record []byte) error {
 	}
 	s.lane.lock()
 	defer s.lane.unlock()
+	if err := s.drain(); err != nil {
+		return err
+	}
+	if len(record) < s.lane.short && s.pend(to, record) {
+		return nil
+	}
 	if uvarintSize(len(record))+len(record) > s.room() {
 		return s.long(to, record)
 	}
@@ -172,6 +215,9 @@ const keepScratch = 1 << 20
 func (s *Sender) Flush() error {
 	s.lane.lock()
 	defer s.lane.unlock()
+	if err := s.drain(); err != nil {
+		return err
+	}
 	return s.flushAll()
 }
 
@@ -213,7 +259,10 @@ func (s *Sender) Close() error {
 	l := s.lane
 	l.lock()
 	defer l.unlock()
-	s.closed = true
+	if err := s.drain(); err != nil {
+		return err
+	}
+	s.closed, s.pending = true, nil
 	finish := s.flushAll
 	if l.unclosed--; l.unclosed == 0 { // others of the lane may be flushing still
 		finish = s.end
