@@ -11,7 +11,7 @@ import (
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
-// A board is memory of this process, behind the rings, in which a peer on the same host
+// A board is memory of this process, behind the slab, in which a peer on the same host
 // leaves its entries by Puts. That wakes nobody: the threads of this process look at all
 // boards before they sleep, and [Exchange.lookAfter] does while there is traffic. A message
 // for each would wake a thread of the process that receives, and on a busy host that costs more
@@ -143,7 +143,7 @@ func (p *peer) put(at int, b []byte) {
 	if p.writer.broken {
 		return
 	}
-	if err := p.ep.Put(p.x.ctx, p.token, p.x.c.Threads*p.x.c.ring+at, b); err != nil {
+	if err := p.ep.Put(p.x.ctx, p.token, p.x.c.slab().Size()+at, b); err != nil {
 		p.writer.broken = true
 		p.x.loops.Go(func() { p.unreachable(err) })
 	}

@@ -32,10 +32,10 @@ type Config struct {
 	// send. 0 means 1.
 	Threads int
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
-	// its threads collect, and the rings. 0 means rings of 193 KiB, or of shares of 20 MiB if
-	// they are more than 106, and parts of 1 to 8 KiB. Where Transport names one that
-	// registers memory on both sides, rings are 96 KiB, or shares of 10 MiB. Join fails if it is too little for
-	// the number of threads. Beside it the runtime has memory for messages.
+	// its threads collect, and the slabs, the streams from another process share. 0 means slabs of
+	// 128 KiB for each thread, but 512 KiB at least, and all together 5 MiB at most, or 10 MiB where Transport names another
+	// one than shm; and parts of 1 to 8 KiB. Pages of a slab that the load does not need are never touched. Join fails if it
+	// is too little for the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
 	// Transport is that of the endpoints: see [verbena.DialConfig]. Empty: the best one.
 	Transport string
@@ -53,8 +53,9 @@ type Config struct {
 	pending int // bytes of short records that a thread keeps back from a lane that it shares
 	part    int // bytes of what a lane collects for a partition
 	depth   int // parts of a lane that wait for a thread of the same process
-	ring    int // bytes
-	full    int // bytes of a block that goes out at once
+	page    int // bytes, of a slab
+	pages   int // of one
+	full    int // bytes for which a block begins
 	prompt  int // bytes of blocks that a peer is told of at once
 }
 
@@ -77,11 +78,11 @@ func (m Mode) String() string {
 
 const (
 	maxName = 40
-	// Three records of 64 KiB fill a ring of 193 KiB, and a block for one has room whatever lies
-	// where. Longer rings leave the caches.
-	largestRing = 193 << 10
-	deviceRing  = 96 << 10
-	allRings    = 20 << 20
+	// Slabs are as small as they can be without that senders wait for receivers that would read: what has left the
+	// caches costs more than a wait. Over a network more is on its way.
+	shareOfStream      = 128 << 10
+	leastSlab          = 512 << 10
+	allSlabs, farSlabs = 5 << 20, 10 << 20
 	// As many threads as this have a lane each.
 	privateLanes = 4
 	// What lanes collect for all partitions should stay in the second cache, and a part be
@@ -127,31 +128,35 @@ func (c *Config) complete() error {
 	return c.layOut()
 }
 
-// layOut chooses the sizes of parts and rings.
+// layOut chooses the sizes of parts, pages and slabs.
 func (c *Config) layOut() error {
 	if c.lanes = c.Threads; c.Threads > privateLanes {
 		c.lanes = max(1, min(c.Threads, runtime.GOMAXPROCS(0)/c.neighbours()))
 	}
 	c.part = min(max(collected/c.lanes/c.partitions()/flow.Unit*flow.Unit, defaultPart), largestPart)
 	c.depth = mostDepth
-	rings := c.Threads * (c.Size - 1)
+	c.paginate()
+	peers := c.Size - 1
 	if c.Memory == 0 {
-		longest, all := largestRing, allRings
-		if c.Transport != "" && c.Transport != "shm" { // registered on this side, too
-			longest, all = deviceRing, allRings/2
+		all := allSlabs
+		if c.Transport != "" && c.Transport != "shm" {
+			all = farSlabs
 		}
-		c.ring = min(longest, all/max(rings, 1)/flow.Unit*flow.Unit)
-		for c.ring < ringsOf(c.part) && c.part > leastPart {
+		bytes := min(max(c.Threads*shareOfStream, leastSlab), all/max(peers, 1))
+		for bytes/c.page < flow.LeastPages*c.Threads && c.part > leastPart {
 			c.part /= 2
+			c.paginate()
 		}
-		c.Memory = c.parts() + 2*int64(rings*c.ring)
+		c.pages = max(bytes/c.page, flow.LeastPages*c.Threads)
+		c.Memory = c.parts() + c.slabs()
 	} else {
-		// The rings get half of it at least. They count twice: for what comes, and for what goes out.
-		c.ring = largestRing
+		// The slabs get half of it at least. They count twice: for what comes, and for what goes out.
+		most := max(c.Threads*shareOfStream, leastSlab)
 		fits := func() bool {
-			if rings > 0 {
-				c.ring = int(min(largestRing, (c.Memory-c.parts())/int64(2*rings)/flow.Unit*flow.Unit))
-				return c.parts() <= c.Memory/2 && c.ring >= ringsOf(c.part)
+			c.paginate()
+			if peers > 0 {
+				c.pages = max(0, min(most, int(min((c.Memory-c.parts())/int64(2*peers), wire.MaxSlab)))) / c.page
+				return c.parts() <= c.Memory/2 && c.pages >= flow.LeastPages*c.Threads
 			}
 			return c.parts() <= c.Memory
 		}
@@ -162,16 +167,31 @@ func (c *Config) layOut() error {
 				c.part = max(leastPart, c.part/2/flow.Unit*flow.Unit)
 			}
 		}
-	}
-	if least := c.parts() + 2*int64(rings)*int64(ringsOf(c.part)); c.Memory < least || rings > 0 && c.ring < ringsOf(c.part) {
-		return fmt.Errorf("%d bytes of Memory for %d threads that send to %d: at least %d are needed, or fewer Threads",
-			c.Memory, c.Threads, c.partitions(), max(2*c.parts(), least))
+		if !fits() {
+			c.pages = flow.LeastPages * c.Threads
+			return fmt.Errorf("%d bytes of Memory for %d threads that send to %d: at least %d are needed, or fewer Threads",
+				c.Memory, c.Threads, c.partitions(), max(2*c.parts(), c.parts()+c.slabs()))
+		}
 	}
 	c.pending = c.pends()
-	c.full = min(largestBlock, c.ring/8)
-	c.prompt = c.Threads * c.ring / 2
+	c.full = max(c.page, min(largestBlock, c.share()/3, c.slab().Longest()))
+	c.prompt = c.slab().Size() / 2
 	return nil
 }
+
+// paginate makes pages as long as a block for one part.
+func (c *Config) paginate() {
+	c.page = (c.part + wire.HeaderSize + flow.Unit - 1) / flow.Unit * flow.Unit
+}
+
+// slab is what the streams between two processes share.
+func (c *Config) slab() flow.Slab { return flow.Slab{Page: c.page, Pages: c.pages, Streams: c.Threads} }
+
+// slabs is how many bytes all have.
+func (c *Config) slabs() int64 { return 2 * int64(c.Size-1) * int64(c.slab().Size()) }
+
+// share is how many bytes of a slab a stream would have if all had the same.
+func (c *Config) share() int { return c.slab().Size() / c.Threads }
 
 // neighbours is how many processes this one's host has, itself among them.
 func (c *Config) neighbours() (n int) {
@@ -186,10 +206,6 @@ func (c *Config) neighbours() (n int) {
 	}
 	return max(1, n)
 }
-
-// ringsOf is how long rings are at least, for parts of so many bytes: a block has room for
-// one.
-func ringsOf(part int) int { return max(wire.MinRing, 3*(part+wire.HeaderSize+flow.Unit)) }
 
 func (c *Config) partitions() int { return c.Size * c.Threads }
 
@@ -207,9 +223,6 @@ func (c *Config) pends() int {
 	}
 	return min(mostPending, 2*c.part)
 }
-
-// longest is how long a part is at most that goes to another process.
-func (c *Config) longest() int { return flow.Ring(c.ring).MaxBlock() - wire.HeaderSize }
 
 // service is what dials ask for.
 func (c *Config) service() string {

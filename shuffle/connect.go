@@ -23,22 +23,22 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 	c := &x.c
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	rings := c.Threads * c.ring
+	size := c.slab().Size()
 	// An exposure, and a buffer, count as memory for sending.
 	x.group, err = c.Runtime.NewGroup(verbena.GroupConfig{
-		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 4*int64(c.Size*(rings+wire.BoardSize)) + 64<<20, Tuning: x.tuning(),
+		Name: fmt.Sprintf("shuffle-%d", groups.Add(1)), SendMemory: 4*int64(c.Size*(size+wire.BoardSize)) + 64<<20, Tuning: x.tuning(),
 	})
 	if err != nil {
 		return err
 	}
-	each := rings + wire.BoardSize
+	each := size + wire.BoardSize
 	free, err := x.mapped.add((c.Size - 1) * each)
 	if err != nil {
-		return fmt.Errorf("memory for %d bytes of rings: %w", (c.Size-1)*each, err)
+		return fmt.Errorf("memory for %d bytes of slabs: %w", (c.Size-1)*each, err)
 	}
 	for _, p := range x.peers {
 		if !p.local {
-			p.incoming, p.board, free = free[:rings:each], board(free[rings:each:each]), free[each:]
+			p.incoming, p.board, free = free[:size:each], board(free[size:each:each]), free[each:]
 		}
 	}
 
@@ -76,7 +76,7 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 func (x *Exchange) tuning() verbena.TuningTable {
 	t := verbena.Tuning{Eager: notesAtOnce*wire.EntrySize + 64, Window: 4, MaxWindow: 16}
 	if x.c.Mode == TwoSided {
-		t.Eager = max(t.Eager, x.c.full+x.c.part+wire.HeaderSize)
+		t.Eager = max(t.Eager, x.c.full+x.c.page)
 		t.MaxWindow = 0
 	}
 	table := verbena.TuningTable{}
@@ -195,10 +195,10 @@ func (x *Exchange) receiveHello(ctx context.Context, e *verbena.Endpoint) (h wir
 	return wire.ParseHello(m.Bytes())
 }
 
-// hello is this side's, with the token of the rings that the peer fills.
+// hello is this side's, with the token of the slab that the peer fills.
 func (x *Exchange) hello(ctx context.Context, p *peer) (*wire.Hello, error) {
 	h := &wire.Hello{
-		Rank: x.c.Rank, Size: x.c.Size, Threads: x.c.Threads, Lanes: x.c.lanes, Ring: x.c.ring, MaxRecord: int64(x.c.MaxRecord),
+		Rank: x.c.Rank, Size: x.c.Size, Threads: x.c.Threads, Lanes: x.c.lanes, Page: x.c.page, Pages: x.c.pages, MaxRecord: int64(x.c.MaxRecord),
 		OneSided: x.c.Mode == OneSided || x.c.Mode == Auto && p.ep.Selection().Transport != verbena.TransportTCP,
 	}
 	if !h.OneSided {
@@ -228,7 +228,8 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	}{
 		{"Size", int64(ours.Size), int64(theirs.Size)}, {"Threads", int64(ours.Threads), int64(theirs.Threads)},
 		{"MaxRecord", ours.MaxRecord, theirs.MaxRecord},
-		{"Memory (it makes the length of rings)", int64(ours.Ring), int64(theirs.Ring)},
+		{"Memory (it makes the length of pages)", int64(ours.Page), int64(theirs.Page)},
+		{"Memory (it makes the number of pages)", int64(ours.Pages), int64(theirs.Pages)},
 	} {
 		if v.ours != v.theirs {
 			return fmt.Errorf("the processes have different configurations: %s is %d in process %d, %d in process %d", v.what, v.ours, ours.Rank, v.theirs, theirs.Rank)
@@ -237,9 +238,9 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	p.lanes = theirs.Lanes
 	p.oneSided = ours.OneSided && theirs.OneSided
 	p.direct = p.oneSided && p.sameHost()
-	rings := x.c.Threads * x.c.ring
+	size := x.c.slab().Size()
 	if p.oneSided {
-		exposed := rings
+		exposed := size
 		if p.direct {
 			exposed += wire.BoardSize
 		}
@@ -256,10 +257,10 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 		return nil
 	}
 	var err error
-	if p.rings, err = x.mapped.add(rings); err != nil || !p.oneSided {
+	if p.mirror, err = x.mapped.add(size); err != nil || !p.oneSided {
 		return err
 	}
-	x.registered.Add(int64(rings))
-	p.buffer, err = p.ep.Wrap(x.ctx, p.rings)
+	x.registered.Add(int64(size))
+	p.buffer, err = p.ep.Wrap(x.ctx, p.mirror)
 	return err
 }

@@ -39,7 +39,8 @@
 //
 // # Who waits for whom
 //
-// Each stream has a ring of its own. So a receiver that takes nothing holds up those who
+// Streams between two processes share memory, but each has a page of it to itself, and one whose
+// receiver takes nothing gets at most twice what is left to the others. So such a receiver holds up those who
 // send to it, and nobody else: any receiver may wait for any other. A goroutine that
 // sends and receives by turns can wait for itself, though: when it waits in Send for a
 // thread that waits in Send for it. Send and receive in goroutines of their own.

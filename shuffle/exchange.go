@@ -68,10 +68,10 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 		if p.local {
 			p.windows, p.lanes = make([]window, c.lanes*c.Threads), c.lanes
 		} else {
-			p.gets = make([]bool, c.Threads)
+			p.gets, p.in = make([]bool, c.Threads), flow.NewIn(c.slab())
+			p.slab = &slab{out: flow.NewOut(c.slab()), waiting: make([][]*Sender, c.Threads)}
 			for receiver := range c.Threads {
-				p.out = append(p.out, &outgoing{p: p, receiver: receiver, ring: flow.NewOut(flow.Ring(c.ring))})
-				p.in = append(p.in, flow.NewIn(flow.Ring(c.ring)))
+				p.out = append(p.out, &outgoing{p: p, receiver: receiver})
 			}
 		}
 		x.peers = append(x.peers, p)

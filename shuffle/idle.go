@@ -8,19 +8,20 @@ import (
 )
 
 // lazy is how long something may wait that is not urgent: an open block to which nothing is
-// added, and a notification; of a large ring, and less of a small one, which is soon full.
+// added, and a notification; of large slabs, and less of small ones, which are soon full.
 // Blocks wait twice that at most. At once costs more: of all notifications for which a
 // sender or receiver waits, most are soon followed by others to the same peer.
 const (
-	lazy      = time.Millisecond
-	leastLazy = 50 * time.Microsecond
+	lazy       = time.Millisecond
+	leastLazy  = 50 * time.Microsecond
+	largeShare = 193 << 10 // of a stream, in bytes
 	// looks is how often boards are looked at meanwhile. After leastLooks such times without
 	// traffic the process rests.
 	looks, leastLooks = 4, 8
 )
 
 func (c *Config) lazy() time.Duration {
-	return max(leastLazy, lazy*time.Duration(c.ring)/largestRing)
+	return max(leastLazy, lazy*time.Duration(min(c.share(), largeShare))/largeShare)
 }
 
 // idle looks after what waits, while there is some.

@@ -1,6 +1,8 @@
 package shuffle
 
 import (
+	"errors"
+	"slices"
 	"sync"
 
 	"github.com/verbena-data/verbena/internal/crc32c"
@@ -16,18 +18,81 @@ type outgoing struct {
 	receiver int // that thread
 
 	mu       sync.Mutex
-	ring     flow.Out
-	sequence uint32    // of the open block
-	parts    uint32    // in it
-	grown    bool      // since the last look of the idle
-	closed   bool      // the memory has gone
-	waiting  []*Sender // for room
+	offset   int    // of the open block
+	length   int    // of it; 0: there is none
+	room     int    // how long it may become
+	sequence uint32 // of it
+	parts    uint32 // in it
+	grown    bool   // since the last look of the idle
+	closed   bool   // the memory has gone
 	header   [wire.HeaderSize]byte
+}
+
+// errCut says that there is no piece for so long a block.
+var errCut = errors.New("no piece for so long a block")
+
+// A slab is the memory in a peer that the streams to its threads share.
+type slab struct {
+	mu      sync.Mutex
+	out     *flow.Out
+	waiting [][]*Sender // by stream
+	waits   int         // streams for whose room somebody waits
+}
+
+// begin begins a block. If there is no room who waits, unless nil, is woken when there is.
+func (s *slab) begin(stream, least, want int, who *Sender) (offset, room int, v flow.Verdict) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	offset, room, v = s.out.Begin(stream, least, want)
+	if v == flow.Full && who != nil {
+		if len(s.waiting[stream]) == 0 {
+			s.waits++
+		}
+		if !slices.Contains(s.waiting[stream], who) {
+			s.waiting[stream] = append(s.waiting[stream], who)
+		}
+	}
+	return offset, room, v
+}
+
+// seal gives back what a block does not need.
+func (s *slab) seal(offset, length int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.out.Seal(offset, length)
+	s.wake()
+}
+
+// free says that the peer has freed a block.
+func (s *slab) free(stream, offset, length int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.out.Free(stream, offset, length)
+	s.wake()
+	return err
+}
+
+// wake wakes who may have room now. mu is held.
+func (s *slab) wake() {
+	if s.waits == 0 {
+		return
+	}
+	for stream, waiting := range s.waiting {
+		if len(waiting) == 0 || !s.out.Ready(stream) {
+			continue
+		}
+		for i, sender := range waiting {
+			sender.sleeper.wake()
+			waiting[i] = nil
+		}
+		s.waiting[stream] = waiting[:0]
+		s.waits--
+	}
 }
 
 // add puts a part, which is head and then body, into the open block, or begins one. It
 // reports false if there is no room; then all that was added goes out soon, and who waits,
-// unless nil, is woken when room comes. The bytes may be reused.
+// unless nil, is woken when room comes. errCut says that no block can be so long now. The bytes may be reused.
 func (o *outgoing) add(head, body []byte, who *Sender) (ok bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -35,19 +100,20 @@ func (o *outgoing) add(head, body []byte, who *Sender) (ok bool, err error) {
 		return false, ErrClosed
 	}
 	n := len(head) + len(body)
-	at, ok := o.ring.Extend(n)
-	if !ok {
+	if o.length == 0 || o.length+n > o.room {
 		if err := o.seal(); err != nil {
 			return false, err
 		}
-		if at, ok = o.ring.Begin(wire.HeaderSize + n); !ok {
-			if who != nil {
-				o.waiting = append(o.waiting, who)
-			}
+		offset, room, v := o.p.slab.begin(o.receiver, wire.HeaderSize+n, max(wire.HeaderSize+n, o.p.x.c.full), who)
+		switch v {
+		case flow.Full:
 			return false, nil
+		case flow.Cut:
+			return false, errCut
 		}
-		at += wire.HeaderSize
+		o.offset, o.length, o.room = offset, wire.HeaderSize, room
 	}
+	at := o.offset + o.length
 	if err := o.write(at, head); err != nil {
 		return false, err
 	}
@@ -56,20 +122,20 @@ func (o *outgoing) add(head, body []byte, who *Sender) (ok bool, err error) {
 			return false, err
 		}
 	}
+	o.length += n
 	o.parts++
 	o.grown = true
-	if o.ring.Open() >= o.p.x.c.full {
+	if o.room-o.length < o.p.x.c.part { // another one may have no room
 		return true, o.seal()
 	}
 	o.p.x.idle.arm()
 	return true, nil
 }
 
-// write writes to the ring: that of the peer, or what this process has in its place. mu is held.
+// write writes to the slab: that of the peer, or what this process has in its place. mu is held.
 func (o *outgoing) write(at int, b []byte) error {
-	at += o.receiver * o.p.x.c.ring
 	if !o.p.direct {
-		copy(o.p.rings[at:], b)
+		copy(o.p.mirror[at:], b)
 		return nil
 	}
 	return o.p.ep.Put(o.p.x.ctx, o.p.token, at, b)
@@ -77,20 +143,22 @@ func (o *outgoing) write(at int, b []byte) error {
 
 // seal lets the open block go out, if there is one. mu is held.
 func (o *outgoing) seal() error {
-	if o.ring.Open() == 0 {
+	if o.length == 0 {
 		return nil
 	}
-	offset, length := o.ring.Seal()
+	offset, length := o.offset, o.length
 	h := wire.Header{
 		Length: uint32(length - wire.HeaderSize), Sequence: o.sequence, Offset: uint32(offset), Receiver: uint16(o.receiver), Parts: o.parts,
 		Summed: !o.p.direct,
 	}
 	o.sequence++
-	o.parts = 0
+	o.length, o.parts = 0, 0
+	if o.room-length >= o.p.x.c.page {
+		o.p.slab.seal(offset, length)
+	}
 	e := wire.Entry{Kind: wire.Filled, Receiver: uint16(o.receiver), Offset: uint32(offset), Length: uint32(length)}
 	if !o.p.direct {
-		at := o.receiver*o.p.x.c.ring + offset
-		block := o.p.rings[at : at+length]
+		block := o.p.mirror[offset : offset+length]
 		h.Put(block)
 		wire.SetSum(block, crc32c.Update(0, block[4:]))
 		o.p.post(e)
@@ -102,21 +170,6 @@ func (o *outgoing) seal() error {
 		return err
 	}
 	o.p.note(e)
-	return nil
-}
-
-// free says that the peer has freed n bytes. Who waits is woken when it is worth while.
-func (o *outgoing) free(n int) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if err := o.ring.Free(n); err != nil || !o.ring.Roomy() {
-		return err
-	}
-	for i, s := range o.waiting {
-		s.sleeper.wake()
-		o.waiting[i] = nil
-	}
-	o.waiting = o.waiting[:0]
 	return nil
 }
 
@@ -139,7 +192,7 @@ func (o *outgoing) look() (open bool, err error) {
 		return false, o.seal()
 	}
 	o.grown = false
-	return !o.closed && o.ring.Open() > 0, nil
+	return !o.closed && o.length > 0, nil
 }
 
 // close ends all writing.

@@ -24,22 +24,23 @@ type peer struct {
 
 	ep       *verbena.Endpoint
 	exposure *verbena.Exposure // of incoming
-	incoming []byte            // the rings that the peer fills, by thread of this process
+	incoming []byte            // the slab that the peer fills
 	oneSided bool              // blocks are put, not sent
 	direct   bool              // the thread that sends writes into the peer's memory: this process's processor copies
-	token    verbena.Token     // of the rings that this side fills
-	rings    []byte            // what blocks for those are put together in, unless direct
+	token    verbena.Token     // of the slab that this side fills
+	mirror   []byte            // what blocks for it are put together in, each where it will lie, unless direct
 	buffer   *verbena.Buffer   // the same, registered, where blocks are put
 	board    board             // where the peer leaves entries, if direct
 
-	out []*outgoing // by thread of the peer
+	out  []*outgoing // by thread of the peer
+	slab *slab       // that they share
 
 	// Of the goroutine that receives: which threads have got something by the message.
 	gets []bool // by thread
 	got  []*Receiver
 
 	mu      sync.Mutex
-	in      []flow.In              // by thread of this process
+	in      *flow.In
 	posts   fifo.Queue[wire.Entry] // blocks that go out
 	notes   []wire.Entry           // notifications that wait
 	untold  int                    // bytes of blocks that they tell of
@@ -220,7 +221,7 @@ func (p *peer) entries(b []byte) error {
 		receiver := int(e.Receiver)
 		switch {
 		case e.Kind == wire.Free && receiver < len(p.out):
-			err = p.out[receiver].free(int(e.Length))
+			err = p.slab.free(receiver, int(e.Offset), int(e.Length))
 		case e.Kind == wire.Filled && p.oneSided:
 			err = p.filled(receiver, int(e.Offset), int(e.Length), nil)
 		default:
@@ -233,26 +234,22 @@ func (p *peer) entries(b []byte) error {
 	return nil
 }
 
-// filled hands a block on to its receiver. data is copied into the ring, unless it lies
+// filled hands a block on to its receiver. data is copied into the slab, unless it lies
 // there.
 func (p *peer) filled(receiver, offset, length int, data []byte) error {
-	if receiver >= len(p.in) {
-		return fmt.Errorf("%w: a block for thread %d", flow.ErrBreach, receiver)
-	}
 	p.mu.Lock()
-	id, err := p.in[receiver].Filled(offset, length)
-	pressing := err == nil && p.in[receiver].Pressing()
+	err := p.in.Filled(receiver, offset, length)
+	pressing := err == nil && p.in.Pressing()
 	p.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	at := receiver*p.x.c.ring + offset
-	memory := p.incoming[at : at+length : at+length]
+	memory := p.incoming[offset : offset+length : offset+length]
 	if data != nil {
 		copy(memory, data)
 	}
 	r := p.x.receivers[receiver]
-	r.push(item{data: memory, from: p, id: id, offset: int64(offset)}, pressing)
+	r.push(item{data: memory, from: p, offset: offset}, pressing)
 	if !p.gets[receiver] {
 		p.gets[receiver] = true
 		p.got = append(p.got, r)
@@ -288,18 +285,9 @@ func (p *peer) freed(receiver int, it *item) {
 		return
 	}
 	p.mu.Lock()
-	n := p.in[receiver].Freed(it.id)
-	if n > 0 {
-		p.append(wire.Entry{Kind: wire.Free, Receiver: uint16(receiver), Length: uint32(n)})
-	}
-	urgent := n > 0 && p.untold >= p.prompt()
+	p.in.Freed(it.offset)
 	p.mu.Unlock()
-	switch {
-	case urgent:
-		p.urge()
-	case n > 0:
-		p.x.idle.arm()
-	}
+	p.note(wire.Entry{Kind: wire.Free, Receiver: uint16(receiver), Offset: uint32(it.offset), Length: uint32(len(it.data))})
 }
 
 // prompt is how many bytes the peer is told of at once. On the same host that costs little.
@@ -316,14 +304,14 @@ func (p *peer) append(e wire.Entry) {
 	p.untold += int(e.Length)
 }
 
-// pressing tells whether somebody may be waiting for the room of a stream to a thread.
+// pressing tells whether somebody may be waiting for the room that an item takes.
 func (p *peer) pressing(receiver int, it *item) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.local {
 		return p.windows[it.sender*p.x.c.Threads+receiver].used == p.x.c.depth
 	}
-	return p.in[receiver].Pressing()
+	return p.in.Pressing()
 }
 
 // A window bounds the parts from a lane to a thread of the same process.
@@ -354,7 +342,7 @@ func (p *peer) post(e wire.Entry) {
 	p.poke()
 }
 
-// note tells the peer of a block that lies in its memory: at once if there are many.
+// note tells the peer of a block that lies in its memory, or that has been read in this process's: at once if there are many.
 func (p *peer) note(e wire.Entry) {
 	p.mu.Lock()
 	p.append(e)
@@ -413,14 +401,13 @@ func (p *peer) send(batch *verbena.Batch, posts []wire.Entry) (more bool, err er
 
 	ctx := p.x.ctx
 	for _, e := range posts {
-		at := int(e.Receiver)*p.x.c.ring + int(e.Offset)
-		end := at + int(e.Length)
+		at, end := int(e.Offset), int(e.Offset+e.Length)
 		if p.oneSided {
 			batch.PutBuffer(p.token, at, p.buffer, at, end)
 			p.control = e.Append(p.control)
 			continue
 		}
-		if err := p.ep.Send(ctx, wire.TagBlock, p.rings[at:end]); err != nil {
+		if err := p.ep.Send(ctx, wire.TagBlock, p.mirror[at:end]); err != nil {
 			return false, err
 		}
 		p.messages.Add(1)

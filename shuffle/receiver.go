@@ -14,16 +14,15 @@ import (
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
-// An item is what has arrived for a receiver: a block in a ring or in the spill file, or a
+// An item is what has arrived for a receiver: a block in a slab or in the spill file, or a
 // part of a thread of this process.
 type item struct {
 	data   []byte
 	from   *peer
 	sender int    // of a part: its lane
-	id     uint64 // of a block, in its stream
 	block  *block // that the part lies in, or nil
 	spilt  bool   // it holds no room any more; with data nil it lies in the spill file
-	offset int64  // of a block in its ring
+	offset int    // of a block in the slab
 	at     int64  // in the spill file
 	length int    // there
 }
@@ -271,7 +270,7 @@ func (r *Receiver) open(it item) error {
 		return r.corrupt("the checksum of block %d is %08x, it says %08x", header.Sequence, sum, header.Sum)
 	}
 	number := &r.blocks[it.from.rank]
-	if header.Sequence != *number || int64(header.Offset) != it.offset || int(header.Receiver) != r.thread {
+	if header.Sequence != *number || int(header.Offset) != it.offset || int(header.Receiver) != r.thread {
 		return r.corrupt("block %d for thread %d at %d came, %d at %d was due", header.Sequence, header.Receiver, header.Offset, *number, it.offset)
 	}
 	*number++

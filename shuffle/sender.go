@@ -408,16 +408,20 @@ func (s *Sender) long(to int, record []byte) error {
 	if !s.x.long.Load() {
 		s.x.long.Store(true)
 	}
+	p, _ := s.where(to)
 	most := s.room()
-	if p, _ := s.where(to); !p.local {
-		most = s.x.c.longest() - wire.PartSize
-		if width := uvarintSize(len(record)); width+len(record) <= most {
+	if !p.local {
+		if width := uvarintSize(len(record)); wire.HeaderSize+wire.PartSize+width+len(record) <= s.x.c.slab().Longest() {
 			head := s.head[:wire.PartSize+width]
 			binary.PutUvarint(head[wire.PartSize:], uint64(len(record)))
-			return s.hand(to, wire.Part{Records: 1}, head, record)
+			if err := s.hand(to, wire.Part{Records: 1}, head, record); err != errCut {
+				return err
+			}
+		} else {
+			most = max(most, s.x.c.full-wire.HeaderSize-wire.PartSize)
 		}
 	}
-	for first := true; first || len(record) > 0; first = false {
+	for first := true; first || len(record) > 0; {
 		part := wire.Part{Flags: wire.Fragment}
 		head := s.head[:wire.PartSize]
 		if first {
@@ -428,10 +432,15 @@ func (s *Sender) long(to int, record []byte) error {
 		if n == len(record) {
 			part.Records = 1
 		}
-		if err := s.hand(to, part, head, record[:n]); err != nil {
+		err := s.hand(to, part, head, record[:n])
+		if err == errCut && most > s.room() {
+			most = s.room() // for which there is always room, sooner or later
+			continue
+		}
+		if err != nil {
 			return err
 		}
-		record = record[n:]
+		first, record = false, record[n:]
 	}
 	return nil
 }
@@ -505,11 +514,11 @@ func (s *Sender) wait(to int, try func() (bool, error)) error {
 			if !begin.IsZero() {
 				s.stats.stalls.add(time.Since(begin))
 			}
-			if err != nil {
+			if err != nil && err != errCut {
 				p, _ := s.where(to)
 				return s.refused(p, err)
 			}
-			return nil
+			return err
 		}
 		if begin.IsZero() {
 			begin = time.Now()

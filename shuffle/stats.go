@@ -26,9 +26,9 @@ type Stats struct {
 	// Memory is how many bytes this process has for records on their way at the moment, and
 	// Registered how many of those peers write to or a device reads from.
 	Memory, Registered int64
-	// Part is how many bytes a thread collects for a partition, and Ring how many the
-	// ring of each stream from another process has.
-	Part, Ring int
+	// Part is how many bytes a thread collects for a partition, and Slab how many the
+	// streams from another process share.
+	Part, Slab int
 }
 
 // StreamStats are numbers of streams.
@@ -75,7 +75,7 @@ type receiverStats struct {
 
 // Stats returns the numbers at this moment. It may be called at any time, also after Close.
 func (x *Exchange) Stats() Stats {
-	s := Stats{Part: x.c.part, Ring: x.c.ring, Memory: x.blocks.bytes() + x.mapped.bytes(), Registered: x.registered.Load()}
+	s := Stats{Part: x.c.part, Slab: x.c.slab().Size(), Memory: x.blocks.bytes() + x.mapped.bytes(), Registered: x.registered.Load()}
 	for _, sender := range x.senders {
 		sender.stats.all.addTo(&s.Sent)
 		sender.stats.local.addTo(&s.Local)

@@ -1,20 +1,21 @@
-// Package flow is the protocol of a stream between two processes as a machine without
-// I/O: where in the ring the next block lies, and which room comes back. It knows no memory
-// and no goroutines; whoever uses it has a lock.
+// Package flow is the protocol of the streams between two processes as a machine without
+// I/O: where in the memory of the receiving process the next block lies, and which memory comes back. It knows no
+// memory and no goroutines; whoever uses it has a lock.
 //
-// A stream goes from a process to a thread of another one. It has a ring, a circular
-// buffer in the receiving process. Blocks are put into it one behind the other, each in one
-// piece: one that has no room before the ring's end begins at offset 0, and the bytes
-// that were skipped count as its own. [Out] is the side that fills, [In] the one that
-// receives.
+// A stream goes from a process to a thread of another one. All streams between two processes share a
+// [Slab], whose pages they take for their blocks as they need them, and which come back in any order. The
+// lowest pages are taken first, so that memory that is in the caches is used again, and that which no load needs is
+// never touched. [Out] is the side that fills, [In] the one that receives.
 //
 // # Why nobody waits for ever
 //
-// The receiving side keeps what has been freed until it is a quarter of the ring, so that
-// few messages tell of it. When all that was filled has been read, less than a quarter
-// is therefore in use as the filling side knows it. Then there is room in one piece for
-// [Ring.MaxBlock], which is 3/8 of a ring: what is in use divides the rest, which is more
-// than 3/4, into two pieces at most.
+// Each stream has one page in reserve, which others cannot take. So one that holds nothing has room for a block
+// of a page, whatever the others do; and one that holds something gets it back when it has been
+// read. A longer block needs pages in one piece, and for those nobody waits: [Cut] says that there is no such
+// piece.
+//
+// A stream may hold at most twice as many pages as are left to all, beside what is in reserve. So one whose thread
+// reads nothing takes at most two thirds, two such take four fifths, and others go on.
 package flow
 
 import (
@@ -25,155 +26,169 @@ import (
 // ErrBreach is wrapped by errors that the peer's messages have caused.
 var ErrBreach = errors.New("breach of the protocol")
 
-// Unit is what the offsets of blocks, and the sizes of rings, are multiples of, in bytes.
+// Unit is what the sizes of pages are multiples of, in bytes: blocks begin in lines of their own.
 const Unit = 64
 
-// A Ring is the size of a circular buffer in bytes, a multiple of [Unit].
-type Ring int
+// LeastPages is how many pages a slab has at least for each stream.
+const LeastPages = 3
 
-// MaxBlock is the longest block in bytes for which there is room sooner or later,
-// whatever lies where.
-func (r Ring) MaxBlock() int { return int(r) * 3 / 8 / Unit * Unit }
+// A Slab is memory for the blocks of several streams: Pages pages of Page bytes.
+type Slab struct{ Page, Pages, Streams int }
 
-// returns is how many freed bytes are returned together.
-func (r Ring) returns() int { return int(r) / 4 }
+// Size is in bytes.
+func (s Slab) Size() int { return s.Page * s.Pages }
 
-func (r Ring) at(position uint64) int { return int(position % uint64(r)) }
+// mostBytes is how long blocks are at most, unless a page is longer.
+const mostBytes = 1 << 20
 
-func align(n int) int { return (n + Unit - 1) / Unit * Unit }
+// Longest is how many bytes a block has at most.
+func (s Slab) Longest() int { return max(1, min(s.Pages/6, mostBytes/s.Page)) * s.Page }
 
-// Out is the side of a stream that fills its ring.
+// pages is how many n bytes take.
+func (s Slab) pages(n int) int { return (n + s.Page - 1) / s.Page }
+
+// A run is the pages of a block.
+type run struct{ stream, pages int }
+
+// Out is the side that fills the slab.
 type Out struct {
-	ring       Ring
-	head, tail uint64 // bytes used by sealed blocks, and of those the ones that are free again, from the beginning
-
-	at, skip int // of the open block: where it begins, and how many bytes before the ring's end it leaves out
-	open     int // its bytes; 0: there is none
+	slab    Slab
+	used    bits
+	runs    []run // by first page
+	held    []int // pages, by stream
+	free    int   // pages that nobody holds and that are no stream's reserve
+	waiting []wait
 }
 
-// NewOut returns a stream whose ring is empty.
-func NewOut(ring Ring) Out { return Out{ring: ring} }
-
-// Open is the length of the open block, or 0.
-func (o *Out) Open() int { return o.open }
-
-// room tells whether there is room for a block of n bytes, which leaves out skip.
-func (o *Out) room(skip, n int) bool { return int(o.head-o.tail)+skip+align(n) <= int(o.ring) }
-
-// Begin opens a block of n bytes, and tells where it begins. There must be no other one. It
-// reports false if there is no room.
-func (o *Out) Begin(n int) (offset int, ok bool) {
-	at, skip := o.ring.at(o.head), 0
-	if at+n > int(o.ring) {
-		at, skip = 0, int(o.ring)-at
-	}
-	if !o.room(skip, n) {
-		return 0, false
-	}
-	o.at, o.skip, o.open = at, skip, n
-	return at, true
+// A wait is what a stream waits for.
+type wait struct {
+	pages int // that the next block needs; 0: nobody waits
+	most  int // pages that it may hold when it is woken
 }
 
-// Extend makes the open block n bytes longer, and tells where they lie. It reports false
-// if there is no open block, or no room behind it, or it would be longer than MaxBlock.
-func (o *Out) Extend(n int) (offset int, ok bool) {
-	if o.open == 0 || o.open+n > o.ring.MaxBlock() || o.at+o.open+n > int(o.ring) || !o.room(o.skip, o.open+n) {
-		return 0, false
-	}
-	offset = o.at + o.open
-	o.open += n
-	return offset, true
+// NewOut returns the filling side of an empty slab.
+func NewOut(s Slab) *Out {
+	return &Out{slab: s, used: newBits(s.Pages), runs: make([]run, s.Pages), held: make([]int, s.Streams), free: s.Pages - s.Streams, waiting: make([]wait, s.Streams)}
 }
 
-// Seal closes the open block, and tells where it lies.
-func (o *Out) Seal() (offset, length int) {
-	offset, length = o.at, o.open
-	o.head += uint64(o.skip + align(length))
-	o.open = 0
-	return offset, length
+// A Verdict says whether a block can begin.
+type Verdict uint8
+
+// Verdicts.
+const (
+	Begun Verdict = iota
+	Full          // not before something is free: the stream is Ready then
+	Cut           // there is no such piece: it has to be divided
+)
+
+// beside is how many of n pages of a stream are not its reserve.
+func beside(n int) int { return max(0, n-1) }
+
+// may tells whether a stream may take n pages more.
+func (o *Out) may(stream, n int) bool {
+	held := o.held[stream]
+	return beside(held+n)-beside(held) <= o.free && (held+n == 1 || held+n <= 2*o.free)
 }
 
-// Free says that the peer has freed n bytes.
-func (o *Out) Free(n int) error {
-	if n <= 0 || n%Unit != 0 || uint64(n) > o.head-o.tail {
-		return fmt.Errorf("%w: %d bytes are free, %d were used", ErrBreach, n, o.head-o.tail)
+// Begin begins a block of at least least bytes, with room for want if that can be. It tells where it lies, and
+// how long it may become.
+func (o *Out) Begin(stream, least, want int) (offset, room int, v Verdict) {
+	n := o.slab.pages(least)
+	if !o.may(stream, n) {
+		if n > 1 && o.held[stream] == 0 {
+			return 0, 0, Cut
+		}
+		o.waiting[stream] = wait{n, o.held[stream] / 2}
+		return 0, 0, Full
 	}
-	o.tail += uint64(n)
+	most := min(o.slab.pages(want), o.slab.Pages)
+	for most > n && !o.may(stream, most) {
+		most--
+	}
+	first, length := o.used.find(most)
+	if length < n {
+		return 0, 0, Cut
+	}
+	o.take(stream, first, length)
+	return first * o.slab.Page, length * o.slab.Page, Begun
+}
+
+func (o *Out) take(stream, first, n int) {
+	o.used.set(first, n)
+	o.runs[first] = run{stream, n}
+	o.free -= beside(o.held[stream]+n) - beside(o.held[stream])
+	o.held[stream] += n
+}
+
+func (o *Out) giveBack(stream, first, n int) {
+	o.used.clear(first, n)
+	o.free += beside(o.held[stream]) - beside(o.held[stream]-n)
+	o.held[stream] -= n
+}
+
+// Seal says how long the block at offset has become. Pages behind it are free again.
+func (o *Out) Seal(offset, length int) {
+	first, n := offset/o.slab.Page, o.slab.pages(length)
+	r := &o.runs[first]
+	if more := r.pages - n; more > 0 {
+		r.pages = n
+		o.giveBack(r.stream, first+n, more)
+	}
+}
+
+// Free says that the peer has freed a block.
+func (o *Out) Free(stream, offset, length int) error {
+	first, n := offset/o.slab.Page, o.slab.pages(length)
+	if offset%o.slab.Page != 0 || first >= o.slab.Pages || n == 0 || o.runs[first] != (run{stream, n}) {
+		return fmt.Errorf("%w: %d bytes at %d are said to be free, no block was there", ErrBreach, length, offset)
+	}
+	o.runs[first] = run{}
+	o.giveBack(stream, first, n)
 	return nil
 }
 
-// Roomy tells whether half of the ring is free. That comes when all that was filled has been
-// read, and so nobody has to be woken before.
-func (o *Out) Roomy() bool { return int(o.head-o.tail) <= int(o.ring)/2 }
+// Ready tells whether a stream waits whose next block may have room. So that it is not woken for every page, it holds
+// half of what it held when it began to wait then, or would not hold more than is left.
+func (o *Out) Ready(stream int) bool {
+	w := &o.waiting[stream]
+	held := o.held[stream]
+	return w.pages > 0 && (held == 0 || (held <= w.most || held+w.pages <= o.free) && o.may(stream, w.pages))
+}
 
-// In is the side of a stream that receives.
+// In is the side that receives.
 type In struct {
-	ring       Ring
-	head, tail uint64 // bytes filled, and of those the ones that have been returned
-	kept       int    // that have been freed, and not returned
-
-	// The blocks that are in use, and some that have been freed while an older one was in use:
-	// that of number id is at id modulo the length, which is a power of 2.
-	blocks      []filled
-	first, next uint64
+	slab Slab
+	used bits
+	runs []run // by first page
+	held int   // pages
 }
 
-type filled struct {
-	bytes int
-	freed bool
+// NewIn returns the receiving side of an empty slab.
+func NewIn(s Slab) *In {
+	return &In{slab: s, used: newBits(s.Pages), runs: make([]run, s.Pages)}
 }
 
-// NewIn returns a stream whose ring is empty.
-func NewIn(ring Ring) In { return In{ring: ring} }
-
-// Filled says that the peer has filled a block, and returns its number, which Freed wants
-// to know.
-func (in *In) Filled(offset, length int) (id uint64, err error) {
-	at, skip := in.ring.at(in.head), 0
-	if offset != at {
-		if offset != 0 || at+length <= int(in.ring) {
-			return 0, fmt.Errorf("%w: a block of %d bytes at %d, the next one begins at %d", ErrBreach, length, offset, at)
-		}
-		skip = int(in.ring) - at
+// Filled says that the peer has filled a block.
+func (in *In) Filled(stream, offset, length int) error {
+	first, n := offset/in.slab.Page, in.slab.pages(length)
+	if stream >= in.slab.Streams || length <= 0 || offset%in.slab.Page != 0 || first+n > in.slab.Pages || !in.used.none(first, n) {
+		return fmt.Errorf("%w: a block of %d bytes for thread %d at %d, where is no room", ErrBreach, length, stream, offset)
 	}
-	if length <= 0 || offset+length > int(in.ring) || uint64(skip+align(length)) > uint64(in.ring)-(in.head-in.tail) {
-		return 0, fmt.Errorf("%w: a block of %d bytes at %d, and %d of %d are in use", ErrBreach, length, offset, in.head-in.tail, in.ring)
-	}
-	n := skip + align(length)
-	in.head += uint64(n)
-	if in.next-in.first == uint64(len(in.blocks)) {
-		in.grow()
-	}
-	in.blocks[in.next&uint64(len(in.blocks)-1)] = filled{bytes: n}
-	in.next++
-	return in.next - 1, nil
+	in.used.set(first, n)
+	in.runs[first] = run{stream, n}
+	in.held += n
+	return nil
 }
 
-func (in *In) grow() {
-	more := make([]filled, max(8, 2*len(in.blocks)))
-	for id := in.first; id < in.next; id++ {
-		more[id&uint64(len(more)-1)] = in.blocks[id&uint64(len(in.blocks)-1)]
-	}
-	in.blocks = more
+// Freed says that the block at offset is not used any more.
+func (in *In) Freed(offset int) {
+	first := offset / in.slab.Page
+	n := in.runs[first].pages
+	in.used.clear(first, n)
+	in.held -= n
 }
 
-// Freed says that a block is not used any more. It tells how many bytes are to be returned
-// to the peer, which may be none yet: they are returned in the order in which they were
-// filled, many at a time.
-func (in *In) Freed(id uint64) (n int) {
-	mask := uint64(len(in.blocks) - 1)
-	in.blocks[id&mask].freed = true
-	for ; in.first < in.next && in.blocks[in.first&mask].freed; in.first++ {
-		in.kept += in.blocks[in.first&mask].bytes
-	}
-	if in.kept < in.ring.returns() {
-		return 0
-	}
-	n = in.kept
-	in.kept = 0
-	in.tail += uint64(n)
-	return n
-}
-
-// Pressing tells whether the peer may be waiting for room.
-func (in *In) Pressing() bool { return int(in.head-in.tail) >= in.ring.returns() }
+// Pressing tells whether the peer may be waiting for room. While less than a quarter is in use it does
+// not, when its open blocks have gone out: a third at most is in reserve, so that a quarter and more is
+// free, twice which is more than what a stream holds with a block of [Slab.Longest].
+func (in *In) Pressing() bool { return 4*in.held >= in.slab.Pages }

@@ -4,195 +4,261 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
-// A process fills a stream and receives one: the model is two of them, and the network
-// between them, which keeps the order of messages. Lengths are in units.
+// A process fills streams and receives as many: the model is two of them, and the network
+// between them, which keeps the order of messages.
 type process struct {
-	out     Out
-	in      In
-	sent    int     // parts that its threads have added
-	sealed  []int   // lengths of blocks that have been sealed, by number
+	out     *Out
+	in      *In
+	streams []stream
 	posted  []entry // notifications, and what has been freed, on their way to the other one
-	queue   []block // that have come, and are not freed
-	came    int     // blocks
-	bytes   int     // in them
-	counted []bool  // which blocks have been read
-	blocked bool    // the last attempt to add found no room
 }
 
-type block struct {
-	number int
-	id     uint64
-	offset int
-	length int
+// A stream is one that a process fills, and the one with the same number that it receives.
+type stream struct {
+	left    []int // bytes of parts that are still to be added
+	open    block // length 0: there is none
+	room    int   // of the open block
+	blocked bool  // the last attempt to add found no room
+	sealed  int   // blocks
+
+	queue []block // that have come, and are not freed
+	read  []bool  // which blocks have been read
+	bytes int     // in them
 }
 
-// An entry is a block, or n bytes that are free.
+type block struct{ number, offset, length int }
+
+// An entry is a block that was filled, or freed.
 type entry struct {
 	block
-	free int
+	stream int
+	free   bool
 }
+
+// A place is a stream that a process receives.
+type place struct{ process, stream int }
 
 // A world is a state of the model.
 type world struct {
-	ring    Ring
-	parts   []int // bytes of the parts that each process sends, one after the other
-	deaf    int   // process that never reads, or -1
+	slab    Slab
+	want    int   // bytes for which a block begins
+	total   []int // bytes of parts, by stream
+	deaf    []place
 	p       [2]process
-	written [2][]int // by process that receives: the number of the block that uses a unit of its ring, or -1
+	written [2][]string // by process that receives: which block uses a page of its slab
 }
 
-func start(ring Ring, parts []int, deaf int) *world {
-	w := &world{ring: ring, parts: parts, deaf: deaf}
-	for i := range w.p {
-		w.p[i].out, w.p[i].in = NewOut(ring), NewIn(ring)
-		w.written[i] = make([]int, int(ring)/Unit)
-		for u := range w.written[i] {
-			w.written[i][u] = -1
+func start(slab Slab, want int, parts [][]int, deaf []place) *world {
+	w := &world{slab: slab, want: want, deaf: deaf}
+	for _, of := range parts {
+		total := 0
+		for _, n := range of {
+			total += n
 		}
+		w.total = append(w.total, total)
+	}
+	for i := range w.p {
+		w.p[i].out, w.p[i].in = NewOut(slab), NewIn(slab)
+		for _, of := range parts {
+			w.p[i].streams = append(w.p[i].streams, stream{left: of})
+		}
+		w.written[i] = make([]string, slab.Pages)
 	}
 	return w
 }
+
+func (b *bits) clone() bits { return bits{slices.Clone(b.words), b.n} }
 
 func (w *world) clone() *world {
 	c := *w
 	for i := range c.p {
 		p := &c.p[i]
-		p.sealed = append([]int(nil), p.sealed...)
-		p.posted = append([]entry(nil), p.posted...)
-		p.queue = append([]block(nil), p.queue...)
-		p.counted = append([]bool(nil), p.counted...)
-		p.in.blocks = append([]filled(nil), p.in.blocks...)
-		c.written[i] = append([]int(nil), c.written[i]...)
+		out, in := *p.out, *p.in
+		out.used, out.runs, out.held, out.waiting = out.used.clone(), slices.Clone(out.runs), slices.Clone(out.held), slices.Clone(out.waiting)
+		in.used, in.runs = in.used.clone(), slices.Clone(in.runs)
+		p.out, p.in = &out, &in
+		p.posted = slices.Clone(p.posted)
+		p.streams = slices.Clone(p.streams)
+		for s := range p.streams {
+			p.streams[s].queue = slices.Clone(p.streams[s].queue)
+			p.streams[s].read = slices.Clone(p.streams[s].read)
+		}
+		c.written[i] = slices.Clone(c.written[i])
 	}
 	return &c
 }
 
 // A step is one that a process can take.
-type step struct{ kind, process, which int }
+type step struct{ kind, process, stream, which int }
 
 const (
 	add    = iota // a thread adds a part, or finds no room, which seals the open block
 	seal          // the open block goes out
 	arrive        // a message from the other process
 	read          // a thread reads a block, the oldest or the one behind it, and frees it
+	kinds
 )
 
 func (w *world) steps() (steps []step) {
 	for i := range w.p {
-		p := &w.p[i]
-		if p.sent < len(w.parts) && !p.blocked {
-			steps = append(steps, step{add, i, 0})
-		}
-		if p.out.Open() > 0 {
-			steps = append(steps, step{seal, i, 0})
-		}
 		if len(w.p[1-i].posted) > 0 {
-			steps = append(steps, step{arrive, i, 0})
+			steps = append(steps, step{kind: arrive, process: i})
 		}
-		for q := range min(len(p.queue), 2) {
-			if w.deaf != i {
-				steps = append(steps, step{read, i, q})
+		for n := range w.p[i].streams {
+			s := &w.p[i].streams[n]
+			if len(s.left) > 0 && !s.blocked {
+				steps = append(steps, step{add, i, n, 0})
+			}
+			if s.open.length > 0 {
+				steps = append(steps, step{seal, i, n, 0})
+			}
+			for q := range min(len(s.queue), 2) {
+				if !slices.Contains(w.deaf, place{i, n}) {
+					steps = append(steps, step{read, i, n, q})
+				}
 			}
 		}
 	}
 	return steps
 }
 
-func (w *world) do(s step) error {
-	p, other := &w.p[s.process], &w.p[1-s.process]
-	switch s.kind {
+func (w *world) do(st step) error {
+	p, other := &w.p[st.process], &w.p[1-st.process]
+	s := &p.streams[st.stream]
+	switch st.kind {
 	case add:
-		n := w.parts[p.sent]
-		offset, ok := p.out.Extend(n)
-		if !ok {
-			if err := w.seal(s.process); err != nil {
+		n := s.left[0]
+		if s.open.length == 0 || s.open.length+n > s.room {
+			if err := w.seal(st.process, st.stream); err != nil {
 				return err
 			}
-			if offset, ok = p.out.Begin(n); !ok {
-				p.blocked = true // until something is free
+			offset, room, v := p.out.Begin(st.stream, n, max(n, w.want))
+			switch v {
+			case Full:
+				s.blocked = true
+				return nil
+			case Cut:
+				if n <= w.slab.Page {
+					return errors.New("a part of a page is to be cut")
+				}
+				s.left = slices.Concat([]int{w.slab.Page, n - w.slab.Page}, s.left[1:])
 				return nil
 			}
+			s.open, s.room = block{s.sealed, offset, 0}, room
 		}
-		p.sent++
-		return w.write(1-s.process, len(p.sealed), offset, n)
+		s.left = s.left[1:]
+		s.open.length += n
+		return w.write(1-st.process, st.stream, s.open)
 	case seal:
-		return w.seal(s.process)
+		return w.seal(st.process, st.stream)
 	case arrive:
 		e := other.posted[0]
 		other.posted = other.posted[1:]
-		if e.free > 0 {
-			err := p.out.Free(e.free)
-			p.blocked = p.blocked && !p.out.Roomy()
-			return err
-		}
-		id, err := p.in.Filled(e.offset, e.length)
-		if err != nil {
-			return err
-		}
-		e.id = id
-		p.queue = append(p.queue, e.block)
-		p.came++
-	case read:
-		b := p.queue[s.which]
-		p.queue = append(append([]block(nil), p.queue[:s.which]...), p.queue[s.which+1:]...)
-		for u := b.offset / Unit; u < (b.offset+b.length+Unit-1)/Unit; u++ {
-			if got := w.written[s.process][u]; got != b.number {
-				return fmt.Errorf("block %d was overwritten by %d before it was read", b.number, got)
+		if e.free {
+			if err := p.out.Free(e.stream, e.offset, e.length); err != nil {
+				return err
 			}
-			w.written[s.process][u] = -1
+			p.wake()
+			return nil
 		}
-		for len(p.counted) <= b.number {
-			p.counted = append(p.counted, false)
+		if err := p.in.Filled(e.stream, e.offset, e.length); err != nil {
+			return err
 		}
-		if p.counted[b.number] {
-			return fmt.Errorf("block %d came twice", b.number)
+		p.streams[e.stream].queue = append(p.streams[e.stream].queue, e.block)
+	case read:
+		b := s.queue[st.which]
+		s.queue = slices.Delete(s.queue, st.which, st.which+1)
+		want := name(st.stream, b)
+		for page := range w.slab.pages(b.length) {
+			at := &w.written[st.process][b.offset/w.slab.Page+page]
+			if *at != want {
+				return fmt.Errorf("block %s was overwritten by %s before it was read", want, *at)
+			}
+			*at = ""
 		}
-		p.counted[b.number] = true
-		p.bytes += b.length
-		if n := p.in.Freed(b.id); n > 0 {
-			p.posted = append(p.posted, entry{free: n})
+		for len(s.read) <= b.number {
+			s.read = append(s.read, false)
 		}
+		if s.read[b.number] {
+			return fmt.Errorf("block %s came twice", want)
+		}
+		s.read[b.number] = true
+		s.bytes += b.length
+		p.in.Freed(b.offset)
+		p.posted = append(p.posted, entry{b, st.stream, true})
 	}
 	return nil
 }
 
-// write notes which block uses a part of a ring.
-func (w *world) write(receiver, number, offset, n int) error {
-	for u := offset / Unit; u < (offset+n+Unit-1)/Unit; u++ {
-		if got := w.written[receiver][u]; got != -1 && got != number {
-			return fmt.Errorf("block %d overwrites block %d", number, got)
+func name(stream int, b block) string { return fmt.Sprintf("%d of stream %d", b.number, stream) }
+
+// write notes which block uses pages.
+func (w *world) write(receiver, stream int, b block) error {
+	for page := range w.slab.pages(b.length) {
+		at := &w.written[receiver][b.offset/w.slab.Page+page]
+		if *at != "" && *at != name(stream, b) {
+			return fmt.Errorf("block %s overwrites block %s", name(stream, b), *at)
 		}
-		w.written[receiver][u] = number
+		*at = name(stream, b)
 	}
 	return nil
 }
 
-func (w *world) seal(i int) error {
+func (w *world) seal(i, n int) error {
 	p := &w.p[i]
-	if p.out.Open() == 0 {
+	s := &p.streams[n]
+	if s.open.length == 0 {
 		return nil
 	}
-	offset, length := p.out.Seal()
-	p.posted = append(p.posted, entry{block: block{number: len(p.sealed), offset: offset, length: length}})
-	p.sealed = append(p.sealed, length)
+	p.out.Seal(s.open.offset, s.open.length)
+	p.posted = append(p.posted, entry{s.open, n, false})
+	s.sealed++
+	s.open = block{}
+	p.wake()
 	return nil
+}
+
+func (p *process) wake() {
+	for n := range p.streams {
+		if p.out.Ready(n) {
+			p.streams[n].blocked = false
+		}
+	}
 }
 
 // over tells whether all that was sent to who reads has been read.
 func (w *world) over() bool {
-	total := 0
-	for _, n := range w.parts {
-		total += n
-	}
 	for i := range w.p {
-		if i != w.deaf && w.p[i].bytes != total {
-			return false
+		for n := range w.p[i].streams {
+			if !slices.Contains(w.deaf, place{i, n}) && w.p[i].streams[n].bytes != w.total[n] {
+				return false
+			}
 		}
 	}
 	return true
+}
+
+// consistent tells what is wrong with the books, if anything.
+func (w *world) consistent() error {
+	for i := range w.p {
+		o := w.p[i].out
+		sum, pages := 0, 0
+		for _, held := range o.held {
+			sum += max(1, held)
+			pages += held
+		}
+		for _, r := range o.runs {
+			pages -= r.pages
+		}
+		if o.free < 0 || sum+o.free != o.slab.Pages || pages != 0 {
+			return fmt.Errorf("%d pages are free and %d held or in reserve, of %d; %d in no block", o.free, sum, o.slab.Pages, pages)
+		}
+	}
+	return nil
 }
 
 // key is the state as text.
@@ -200,33 +266,35 @@ func (w *world) key() string {
 	var k []any
 	for i := range w.p {
 		p := &w.p[i]
-		var in []filled
-		for id := p.in.first; id < p.in.next; id++ {
-			in = append(in, p.in.blocks[id&uint64(len(p.in.blocks)-1)])
-		}
-		k = append(k, p.out.head, p.out.tail, p.out.at, p.out.skip, p.out.open, p.in.head, p.in.tail, p.in.kept, in,
-			p.sent, p.posted, p.queue, p.blocked, p.bytes)
+		k = append(k, p.out.used, p.out.held, p.out.waiting, p.in.used, p.posted, p.streams)
 	}
 	return fmt.Sprint(k...)
 }
 
-// Every order of all steps of two processes that send to each other is tried: nothing is
+// Every order of all steps of two processes that send to each other by two streams is tried: nothing is
 // overwritten before it has been freed, nothing is lost, and no state is stuck before all has
-// arrived; also when one of them never reads: then the other still gets everything.
+// arrived; also when some threads never read: then the others still get everything.
 func TestAllSchedules(t *testing.T) {
+	const page = Unit
 	for _, c := range []struct {
-		ring  Ring
-		parts []int
-		deaf  int
+		pages, want int
+		parts       [][]int
+		deaf        []place
+		long        bool
 	}{
-		{8 * Unit, []int{Unit, 3 * Unit, 2 * Unit}, -1},
-		{8 * Unit, []int{3 * Unit, 3 * Unit, 3 * Unit}, -1},
-		{8 * Unit, []int{3 * Unit, Unit / 2, 3*Unit - 1, 2 * Unit}, 1},
-		{8 * Unit, []int{3 * Unit, 3 * Unit, 3 * Unit, 3 * Unit, Unit}, 0},
+		{6, page, [][]int{{page}, {page}}, nil, false},
+		{6, page, [][]int{{page, page}, {page}}, nil, true},
+		{3, page, [][]int{{page, page, page / 2, page}}, nil, false},
+		{12, 2 * page, [][]int{{2 * page}, {page, 2 * page}}, []place{{0, 0}}, true},
+		{6, page, [][]int{{page, page, page}, {page}}, []place{{0, 0}, {1, 0}}, true},
+		{3, page, [][]int{{page, 1, page, page, page}}, []place{{1, 0}}, false},
 	} {
-		t.Run(fmt.Sprintf("ring %d parts %v deaf %d", c.ring, c.parts, c.deaf), func(t *testing.T) {
+		if c.long && testing.Short() {
+			continue
+		}
+		t.Run(fmt.Sprintf("%d pages, parts %v, deaf %v", c.pages, c.parts, c.deaf), func(t *testing.T) {
 			const most = 400_000
-			first := start(c.ring, c.parts, c.deaf)
+			first := start(Slab{page, c.pages, len(c.parts)}, c.want, c.parts, c.deaf)
 			seen := map[string]bool{first.key(): true}
 			frontier := []*world{first}
 			for len(frontier) > 0 {
@@ -238,7 +306,7 @@ func TestAllSchedules(t *testing.T) {
 				}
 				for _, s := range steps {
 					next := w.clone()
-					if err := next.do(s); err != nil {
+					if err := errors.Join(next.do(s), next.consistent()); err != nil {
 						t.Fatalf("%+v after %s: %v", s, w.key(), err)
 					}
 					if k := next.key(); !seen[k] {
@@ -255,7 +323,7 @@ func TestAllSchedules(t *testing.T) {
 	}
 }
 
-// Random schedules of longer exchanges with parts of all lengths hold what the small ones do.
+// Random schedules of longer exchanges by more streams, with parts of all lengths, hold what the small ones do.
 func TestRandomSchedules(t *testing.T) {
 	seeds := 3000
 	if testing.Short() {
@@ -263,16 +331,28 @@ func TestRandomSchedules(t *testing.T) {
 	}
 	for seed := range seeds {
 		random := rand.New(rand.NewPCG(uint64(seed), 1))
-		ring := Ring((8 + random.IntN(60)) * Unit)
-		parts := make([]int, 20+random.IntN(60))
+		streams := 1 + random.IntN(5)
+		slab := Slab{Unit, LeastPages*streams + random.IntN(100), streams}
+		parts := make([][]int, streams)
 		for i := range parts {
-			parts[i] = 1 + random.IntN(ring.MaxBlock())
-			if random.IntN(3) > 0 {
-				parts[i] = 1 + random.IntN(Unit)
+			parts[i] = make([]int, random.IntN(60))
+			for n := range parts[i] {
+				parts[i][n] = 1 + random.IntN(slab.Longest())
+				if random.IntN(3) > 0 {
+					parts[i][n] = 1 + random.IntN(Unit)
+				}
 			}
 		}
-		w := start(ring, parts, random.IntN(3)-1)
-		favourite := random.IntN(4) // some schedules starve a kind of step
+		var deaf []place
+		for i := range 2 {
+			for n := range streams {
+				if random.IntN(4) == 0 {
+					deaf = append(deaf, place{i, n})
+				}
+			}
+		}
+		w := start(slab, 1+random.IntN(slab.Longest()), parts, deaf)
+		favourite := random.IntN(kinds) // some schedules starve a kind of step
 		for {
 			steps := w.steps()
 			if len(steps) == 0 {
@@ -284,7 +364,10 @@ func TestRandomSchedules(t *testing.T) {
 					s = steps[random.IntN(len(steps))]
 				}
 			}
-			if err := w.do(s); err != nil {
+			if err := errors.Join(w.do(s), w.consistent()); err != nil {
+				t.Fatalf("seed %d: %+v: %v", seed, s, err)
+			}
+			if err := w.pressing(); err != nil {
 				t.Fatalf("seed %d: %+v: %v", seed, s, err)
 			}
 		}
@@ -294,57 +377,131 @@ func TestRandomSchedules(t *testing.T) {
 	}
 }
 
+// pressing tells whether somebody waits although all that was filled has come, and the receiving side does not see that.
+func (w *world) pressing() error {
+	for i := range w.p {
+		p, other := &w.p[i], &w.p[1-i]
+		if len(p.posted)+len(other.posted) > 0 || other.in.Pressing() {
+			continue
+		}
+		for n := range p.streams {
+			if p.streams[n].open.length > 0 {
+				return nil
+			}
+		}
+		for n := range p.streams {
+			if p.streams[n].blocked {
+				return fmt.Errorf("stream %d waits, and %d of %d pages are in use", n, other.in.held, w.slab.Pages)
+			}
+		}
+	}
+	return nil
+}
+
+// A stream whose thread reads nothing leaves room for another, which gets at least a fifth of the slab at once.
+func TestDeafStreamsLeaveRoom(t *testing.T) {
+	o := NewOut(Slab{Unit, 100, 4})
+	takes := func(stream int) (pages int) {
+		for {
+			if _, _, v := o.Begin(stream, Unit, Unit); v != Begun {
+				return pages
+			}
+			pages++
+		}
+	}
+	if first, second, third := takes(0), takes(1), takes(2); first < 60 || first > 70 || second < 15 || third < 5 {
+		t.Error(first, second, third)
+	}
+	if last := takes(3); last == 0 {
+		t.Error("the last one has not even its reserve")
+	}
+}
+
+// The lowest pages are used again before others are touched.
+func TestLowestPagesFirst(t *testing.T) {
+	o := NewOut(Slab{Unit, 64, 2})
+	for range 100 {
+		a, _, _ := o.Begin(0, Unit, 4*Unit)
+		b, _, _ := o.Begin(1, Unit, 4*Unit)
+		if a >= 12*Unit || b >= 12*Unit {
+			t.Fatal(a, b)
+		}
+		o.Seal(a, Unit)
+		o.Seal(b, 3*Unit)
+		if err := errors.Join(o.Free(1, b, 3*Unit), o.Free(0, a, Unit)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // What a peer must not say is refused.
 func TestBreaches(t *testing.T) {
-	in, out := NewIn(8*Unit), NewOut(8*Unit)
-	filled := func(offset, n int) error { _, err := in.Filled(offset, n); return err }
+	slab := Slab{Unit, 8, 2}
+	in, out := NewIn(slab), NewOut(slab)
 	for i, err := range []error{
-		filled(Unit, 1), filled(0, 0), filled(0, 8*Unit+1), out.Free(Unit), out.Free(0), out.Free(-Unit),
+		in.Filled(2, 0, 1), in.Filled(0, 1, 1), in.Filled(0, 0, 0), in.Filled(0, 0, 8*Unit+1), in.Filled(0, 8*Unit, 1), in.Filled(0, 7*Unit, Unit+1),
+		out.Free(0, 0, Unit), out.Free(0, 0, 0), out.Free(0, 8*Unit, Unit),
 	} {
 		if !errors.Is(err, ErrBreach) {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
-	if err := errors.Join(filled(0, 5*Unit-1), filled(5*Unit, 1)); err != nil {
+	if err := errors.Join(in.Filled(0, 0, 3*Unit-1), in.Filled(1, 4*Unit, 1)); err != nil {
 		t.Fatal(err)
 	}
+	at, _, v := out.Begin(0, 2*Unit, 2*Unit)
+	if v != Begun {
+		t.Fatal(v)
+	}
 	for i, err := range []error{
-		filled(0, Unit),          // there is room before the end
-		filled(0, 3*Unit),        // over what is in use
-		filled(6*Unit, 2*Unit+1), // beyond the end
+		in.Filled(0, 2*Unit, Unit), in.Filled(0, 3*Unit, 2*Unit), in.Filled(1, 4*Unit, 1),
+		out.Free(1, at, 2*Unit), out.Free(0, at, Unit), out.Free(0, at+Unit, Unit), out.Free(0, at+1, 2*Unit),
 	} {
 		if !errors.Is(err, ErrBreach) {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
-	if _, ok := out.Begin(3 * Unit); !ok {
-		t.Fatal("no room in an empty ring")
-	}
-	out.Seal()
-	if err := out.Free(Unit + 1); !errors.Is(err, ErrBreach) {
+	if err := errors.Join(in.Filled(0, 3*Unit, Unit), out.Free(0, at, 2*Unit)); err != nil {
 		t.Error(err)
 	}
-	if err := out.Free(4 * Unit); !errors.Is(err, ErrBreach) {
+	in.Freed(0)
+	if err := in.Filled(1, 0, 3*Unit); err != nil {
 		t.Error(err)
 	}
 }
 
-// What is read out of turn is returned in turn, and a quarter of the ring at a time.
-func TestFreedOutOfOrder(t *testing.T) {
-	in := NewIn(8 * Unit)
-	var ids []uint64
-	for i := range 4 {
-		id, err := in.Filled(i*Unit, Unit)
-		if err != nil {
-			t.Fatal(err)
+// Pieces are found as a search through all pages finds them.
+func TestFind(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		b := newBits(1 + random.IntN(200))
+		used := make([]bool, b.n)
+		for range random.IntN(20) {
+			first := random.IntN(b.n)
+			n := 1 + random.IntN(b.n-first)
+			set := random.IntN(2) == 0
+			if set {
+				b.set(first, n)
+			} else {
+				b.clear(first, n)
+			}
+			for i := first; i < first+n; i++ {
+				used[i] = set
+			}
 		}
-		ids = append(ids, id)
-	}
-	var got []int
-	for _, i := range []int{2, 1, 0, 3} {
-		got = append(got, in.Freed(ids[i])/Unit)
-	}
-	if fmt.Sprint(got) != "[0 0 3 0]" {
-		t.Error(got)
+		want := 1 + random.IntN(20)
+		var first, length int
+		for at := 0; at < b.n && length < want; at++ {
+			n := 0
+			for at+n < b.n && n < want && !used[at+n] {
+				n++
+			}
+			if n > length {
+				first, length = at, n
+			}
+		}
+		if f, n := b.find(want); f != first || n != length {
+			t.Fatalf("seed %d: %d pages at %d, not %d at %d", seed, n, f, length, first)
+		}
 	}
 }

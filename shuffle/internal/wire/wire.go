@@ -13,8 +13,8 @@ import (
 
 // Version is that of the protocol. Service is what dials ask for.
 const (
-	Version = 3
-	Service = "shuffle/3"
+	Version = 4
+	Service = "shuffle/4"
 )
 
 // Tags of messages.
@@ -38,13 +38,16 @@ func malformed(format string, args ...any) error {
 const (
 	MaxSize    = 1 << 16
 	MaxThreads = 1 << 12
-	MinRing    = 1 << 10
-	MaxRing    = 16 << 20
+	MinPage    = 256
+	MaxPage    = 1 << 20
+	MaxPages   = 1 << 20
+	MaxSlab    = 1 << 30
+	MaxBlock   = 16 << 20
 	MaxToken   = 64
 )
 
 // helloSize is the length of a Hello without its token.
-const helloSize = 40
+const helloSize = 44
 
 var magic = [4]byte{'V', 'S', 'H', 'F'}
 
@@ -52,7 +55,7 @@ var magic = [4]byte{'V', 'S', 'H', 'F'}
 type Hello struct {
 	Rank, Size, Threads int
 	Lanes               int   // of its threads, 1 to Threads
-	Ring                int   // bytes of each
+	Page, Pages         int   // of the slab: bytes of a page, and how many there are
 	MaxRecord           int64 // bytes
 	OneSided            bool  // it wishes that blocks are put, and not sent
 	Token               []byte
@@ -67,7 +70,7 @@ func (h *Hello) Append(b []byte) []byte {
 	}
 	b = binary.BigEndian.AppendUint16(b, Version)
 	b = binary.BigEndian.AppendUint16(b, flags)
-	for _, v := range []int{h.Rank, h.Size, h.Threads, h.Lanes, h.Ring} {
+	for _, v := range []int{h.Rank, h.Size, h.Threads, h.Lanes, h.Page, h.Pages} {
 		b = binary.BigEndian.AppendUint32(b, uint32(v))
 	}
 	b = binary.BigEndian.AppendUint64(b, uint64(h.MaxRecord))
@@ -92,10 +95,10 @@ func ParseHello(b []byte) (h Hello, err error) {
 	}
 	number := func(at int) int { return int(binary.BigEndian.Uint32(b[at:])) }
 	h = Hello{
-		Rank: number(8), Size: number(12), Threads: number(16), Lanes: number(20), Ring: number(24),
-		MaxRecord: int64(binary.BigEndian.Uint64(b[28:])), OneSided: flags&1 != 0,
+		Rank: number(8), Size: number(12), Threads: number(16), Lanes: number(20), Page: number(24), Pages: number(28),
+		MaxRecord: int64(binary.BigEndian.Uint64(b[32:])), OneSided: flags&1 != 0,
 	}
-	token := number(36)
+	token := number(40)
 	switch {
 	case token > MaxToken || len(b) != helloSize+token:
 		return h, malformed("a hello of %d bytes with a token of %d", len(b), token)
@@ -105,8 +108,8 @@ func ParseHello(b []byte) (h Hello, err error) {
 		return h, malformed("%d threads", h.Threads)
 	case h.Lanes < 1 || h.Lanes > h.Threads:
 		return h, malformed("%d lanes of %d threads", h.Lanes, h.Threads)
-	case h.Ring < MinRing || h.Ring > MaxRing || h.Ring%64 != 0:
-		return h, malformed("rings of %d bytes", h.Ring)
+	case h.Page < MinPage || h.Page > MaxPage || h.Page%64 != 0 || h.Pages < 1 || h.Pages > MaxPages || h.Page*h.Pages > MaxSlab:
+		return h, malformed("a slab of %d pages of %d bytes", h.Pages, h.Page)
 	case h.MaxRecord < 1:
 		return h, malformed("records of at most %d bytes", h.MaxRecord)
 	}
@@ -116,10 +119,9 @@ func ParseHello(b []byte) (h Hello, err error) {
 
 // Kinds of entries.
 const (
-	// Filled says that a block lies in a ring, to the peer whose ring it is.
+	// Filled says that a block lies in a slab, to the peer whose slab it is.
 	Filled uint8 = 1
-	// Free says that the oldest bytes of those in use in a ring are free, to the peer that
-	// fills it.
+	// Free says that a block has been read, to the peer that has filled it.
 	Free uint8 = 2
 )
 
@@ -130,8 +132,8 @@ const EntrySize = 12
 type Entry struct {
 	Kind     uint8
 	Receiver uint16 // that thread
-	Offset   uint32 // of Filled: where the block begins; otherwise 0
-	Length   uint32 // bytes of the block, with its header, or how many are free
+	Offset   uint32 // where the block begins
+	Length   uint32 // bytes of the block, with its header
 }
 
 // Append adds the entry to b.
@@ -153,17 +155,15 @@ func ParseEntry(b []byte) (e Entry, rest []byte, err error) {
 	switch {
 	case b[1] != 0:
 		return e, nil, malformed("an entry with a reserved byte %x", b[1])
-	case e.Length > MaxRing || e.Offset > MaxRing:
+	case e.Kind != Filled && e.Kind != Free:
+		return e, nil, malformed("an entry of kind %d", e.Kind)
+	case e.Length < HeaderSize || e.Length > MaxBlock || e.Offset > MaxSlab:
 		return e, nil, malformed("an entry about %d bytes at %d", e.Length, e.Offset)
-	case e.Kind == Filled && e.Length >= HeaderSize:
-	case e.Kind == Free && e.Length > 0 && e.Offset == 0:
-	default:
-		return e, nil, malformed("an entry of kind %d about %d bytes at %d", e.Kind, e.Length, e.Offset)
 	}
 	return e, b[EntrySize:], nil
 }
 
-// A board lies behind the rings in memory that a peer on the same host fills. Its words are u64
+// A board lies behind the slab in memory that a peer on the same host fills. Its words are u64
 // in the host's byte order, each in a line of its own.
 const (
 	BoardTail    = 0   // how many entries the peer has left
@@ -182,7 +182,7 @@ type Header struct {
 	Sum      uint32 // CRC32C of the header behind it and, with Summed, of the contents
 	Length   uint32 // of the contents
 	Sequence uint32 // of the block in its stream, from 0, modulo 2^32
-	Offset   uint32 // in its ring
+	Offset   uint32 // in the slab
 	Receiver uint16
 	Summed   bool
 	Parts    uint32
@@ -209,7 +209,7 @@ func SetSum(b []byte, sum uint32) { binary.BigEndian.PutUint32(b, sum) }
 // ParseHeader decodes the header of a block that takes the whole of b. Its sum is not
 // checked: summed are the bytes that it is about.
 func ParseHeader(b []byte) (h Header, summed, contents []byte, err error) {
-	if len(b) < HeaderSize || len(b) > MaxRing {
+	if len(b) < HeaderSize || len(b) > MaxBlock {
 		return h, nil, nil, malformed("a block of %d bytes", len(b))
 	}
 	h = Header{

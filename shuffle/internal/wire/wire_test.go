@@ -20,8 +20,8 @@ func TestVectors(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"hello", (&Hello{Rank: 1, Size: 3, Threads: 4, Lanes: 2, Ring: 8192, MaxRecord: 1 << 26, OneSided: true, Token: []byte{9, 8}}).Append(nil),
-			"56534846 0003 0001 00000001 00000003 00000004 00000002 00002000 0000000004000000 00000002 0908"},
+		{"hello", (&Hello{Rank: 1, Size: 3, Threads: 4, Lanes: 2, Page: 8192, Pages: 9, MaxRecord: 1 << 26, OneSided: true, Token: []byte{9, 8}}).Append(nil),
+			"56534846 0004 0001 00000001 00000003 00000004 00000002 00002000 00000009 0000000004000000 00000002 0908"},
 		{"entry", Entry{Kind: Filled, Receiver: 3, Offset: 64, Length: 1000}.Append(nil), "01 00 0003 00000040 000003e8"},
 		{"header", block, "deadbeef 00000000 00000007 00000040 0003 01 00 00000002"},
 		{"part", part, "0005 03 00 000003e8 00000006"},
@@ -44,7 +44,7 @@ func TestLongReasonIsCutAtACharacter(t *testing.T) {
 
 // What is malformed is refused.
 func TestRefused(t *testing.T) {
-	hello := (&Hello{Size: 1, Threads: 1, Lanes: 1, Ring: 1024, MaxRecord: 1}).Append(nil)
+	hello := (&Hello{Size: 1, Threads: 1, Lanes: 1, Page: 1024, Pages: 3, MaxRecord: 1}).Append(nil)
 	entry := Entry{Kind: Free, Length: 64}.Append(nil)
 	header, part := make([]byte, HeaderSize), make([]byte, PartSize)
 	(&Header{}).Put(header)
@@ -75,12 +75,12 @@ func TestRefused(t *testing.T) {
 		what string
 		b    []byte
 	}{
-		{"hello", hello[:39]}, {"hello", append(bytes.Clone(hello), 0)}, {"hello", change(hello, 0, 'v')}, {"hello", change(hello, 5, 1)},
+		{"hello", hello[:43]}, {"hello", append(bytes.Clone(hello), 0)}, {"hello", change(hello, 0, 'v')}, {"hello", change(hello, 5, 1)},
 		{"hello", change(hello, 7, 2)}, {"hello", change(hello, 11, 1)}, {"hello", change(hello, 15, 0)}, {"hello", change(hello, 19, 0)},
-		{"hello", change(hello, 23, 0)}, {"hello", change(hello, 23, 2)}, {"hello", change(hello, 26, 0)}, {"hello", change(hello, 27, 1)}, {"hello", change(hello, 24, 2)},
-		{"hello", change(hello, 35, 0)}, {"hello", change(hello, 39, 1)},
+		{"hello", change(hello, 23, 0)}, {"hello", change(hello, 23, 2)}, {"hello", change(hello, 26, 0)}, {"hello", change(hello, 27, 1)}, {"hello", change(hello, 25, 32)},
+		{"hello", change(hello, 31, 0)}, {"hello", change(hello, 28, 1)}, {"hello", change(hello, 29, 255)}, {"hello", change(hello, 39, 0)}, {"hello", change(hello, 43, 1)},
 		{"entry", entry[:11]}, {"entry", change(entry, 0, 0)}, {"entry", change(entry, 0, 3)}, {"entry", change(entry, 1, 1)}, {"entry", change(entry, 11, 0)},
-		{"entry", change(entry, 7, 1)}, {"entry", change(entry, 8, 2)}, {"entry", Entry{Kind: Filled, Length: HeaderSize - 1}.Append(nil)},
+		{"entry", change(entry, 4, 255)}, {"entry", change(entry, 8, 2)}, {"entry", Entry{Kind: Filled, Length: HeaderSize - 1}.Append(nil)},
 		{"header", header[:23]}, {"header", change(header, 7, 1)}, {"header", change(header, 18, 2)}, {"header", change(header, 19, 1)},
 		{"part", part[:11]}, {"part", change(part, 2, 8)}, {"part", change(part, 2, First)}, {"part", change(part, 2, End|Fragment)}, {"part", change(part, 3, 1)},
 		{"part", change(part, 7, 1)}, {"totals", make([]byte, 19)}, {"totals", make([]byte, 21)},
@@ -96,7 +96,7 @@ func TestRefused(t *testing.T) {
 
 // Whatever comes, nothing panics, and what is taken is what would be sent.
 func FuzzDecoders(f *testing.F) {
-	f.Add(uint8(0), (&Hello{Size: 1, Threads: 1, Lanes: 1, Ring: 1024, MaxRecord: 1, Token: make([]byte, 40)}).Append(nil))
+	f.Add(uint8(0), (&Hello{Size: 1, Threads: 1, Lanes: 1, Page: 1024, Pages: 3, MaxRecord: 1, Token: make([]byte, 40)}).Append(nil))
 	f.Add(uint8(1), Entry{Kind: Filled, Receiver: 2, Length: 99}.Append(nil))
 	f.Add(uint8(2), make([]byte, HeaderSize))
 	f.Add(uint8(3), make([]byte, TotalsSize))
@@ -152,7 +152,7 @@ func FuzzDecoders(f *testing.F) {
 }
 
 func TestHelloIsWhatItWas(t *testing.T) {
-	h := Hello{Rank: 2, Size: 4, Threads: 9, Lanes: 4, Ring: 1024, MaxRecord: 77, Token: []byte("token")}
+	h := Hello{Rank: 2, Size: 4, Threads: 9, Lanes: 4, Page: 1024, Pages: 3, MaxRecord: 77, Token: []byte("token")}
 	if got, err := ParseHello(h.Append(nil)); err != nil || !reflect.DeepEqual(got, h) {
 		t.Errorf("%+v, %v", got, err)
 	}
