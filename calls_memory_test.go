@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"bytes"
 	"sync"
 	"testing"
 )
@@ -77,4 +78,64 @@ func TestWaitingNotificationsAreCharged(t *testing.T) {
 	_ = client.Close()
 	_ = server.Close()
 	mux.Close()
+}
+
+// Answers of an endpoint that serves nothing stay in the receives that they came in, until
+// an eighth of the window is left: that many callers may hold theirs before one is copied.
+// Where requests are served, half of the window is kept for answers. However many are
+// held, the next one comes.
+func TestAnswersStayInTheirReceives(t *testing.T) {
+	const window = 16
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport == TransportTCP {
+			t.Skip("there are no receives")
+		}
+		t.Run("who only calls", func(t *testing.T) { testAnswersStay(t, w, window, nil, window-window/8) })
+		t.Run("who serves", func(t *testing.T) { testAnswersStay(t, w, window, NewMux(MuxConfig{}), window/2) })
+	})
+}
+
+// testAnswersStay holds more answers than the window and looks how many were not copied.
+// The caller serves by own, if it does.
+func testAnswersStay(t *testing.T, w world, window int, own *Mux, stay int) {
+	p := w.pair(t, Config{Tuning: TuningTable{w.transport: {Window: window, MaxWindow: window}}}, ListenConfig{})
+	a, b := p.connect(t, w.transport)
+	mux := NewMux(MuxConfig{})
+	mux.Short(methodEcho, func(q Request) { _ = q.Reply(q.Payload()) })
+	client, err := NewCaller(a, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := NewCaller(b, mux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload := pattern(1<<10, 1)
+	stayed := 0
+	var held []*Message
+	for i := range 3 * window {
+		m, err := client.Call(p.ctx, methodEcho, payload)
+		if err != nil {
+			t.Fatalf("call %d, with as many answers held: %v", i, err)
+		}
+		held = append(held, m)
+		if _, copied := m.owner.(*copied); !copied {
+			stayed++
+		}
+	}
+	if stayed != stay {
+		t.Errorf("%d of %d answers lie in receives, want %d", stayed, len(held), stay)
+	}
+	for _, m := range held {
+		if !bytes.Equal(m.Bytes(), payload) {
+			t.Error("a held answer has changed")
+		}
+		m.Release()
+	}
+	_ = client.Close()
+	_ = server.Close()
+	mux.Close()
+	if own != nil {
+		own.Close()
+	}
 }

@@ -12,13 +12,17 @@ import (
 // calls it.
 func (s *shell) complete(batch []rdma.Completion) {
 	s.mu.Lock()
-	handed := 0
-	for handed < len(batch) && s.in.handing && batch[handed].ID&idKind == idReceive && s.handOver(&batch[handed]) {
-		s.out.tell()
-		handed++
+	due := false
+	for i := range batch {
+		c := &batch[i]
+		if s.in.handing && c.ID&idKind == idReceive && s.handOver(c) {
+			s.out.tell()
+		} else if s.handle(c) {
+			due = true
+		}
 	}
-	if handed < len(batch) {
-		s.completeRest(batch[handed:])
+	if due {
+		s.settled()
 	}
 	loose := s.buffers.anyLoose()
 	s.mu.Unlock()
@@ -27,35 +31,28 @@ func (s *shell) complete(batch []rdma.Completion) {
 	}
 }
 
-// completeRest handles what is not handed over at once. mu is held.
-func (s *shell) completeRest(batch []rdma.Completion) {
+// handle handles what is not handed over at once. It tells whether settled is due. mu is
+// held.
+func (s *shell) handle(c *rdma.Completion) bool {
+	kind := c.ID & idKind
 	switch {
 	case s.life.reached(stageClosed):
-		for i := range batch {
-			if id := batch[i].ID; id&idKind == idReceive {
-				s.putBack(s.window.arrived(id))
-			}
+		if kind == idReceive {
+			s.putBack(s.window.arrived(c.ID))
 		}
+		return false
 	case !s.m.Started():
-		s.early = append(s.early, batch...) // no more than were posted
-	default:
-		for i := range batch {
-			s.handle(&batch[i])
-			if s.m.PeerSaidGoodbye() {
-				s.settled() // before what may follow, which breaks the protocol
-			}
-		}
-		s.settled()
-	}
-}
-
-func (s *shell) handle(c *rdma.Completion) {
-	switch c.ID & idKind {
-	case idSend:
+		s.early = append(s.early, *c) // no more than were posted
+		return false
+	case kind == idSend:
 		s.requestDone(c)
-	case idReceive:
+	case kind == idReceive:
 		s.arrived(c)
 	}
+	if s.m.PeerSaidGoodbye() {
+		s.settled() // before what may follow, which breaks the protocol
+	}
+	return true
 }
 
 // settled posts what completions have brought about, and tells those who wait what has

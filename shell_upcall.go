@@ -104,11 +104,22 @@ func (s *inbound) provideForSink(want link.Want) {
 	}
 }
 
+// mostHeld is how many receives the sink's messages hold; what comes beyond that is copied
+// out of its receive. Requests that wait to be handled hold half of the window. The rest is
+// for answers, which must not wait until requests have been handled. Who serves nothing
+// holds answers alone, which callers release when they run next: an eighth of the window
+// suffices then for what comes meanwhile. mu is held.
+func (s *inbound) mostHeld() int {
+	window := s.m.Window()
+	if s.upcall.sink.serves() {
+		return window / 2
+	}
+	return window - max(1, window/8)
+}
+
 // deliver hands the sink a message. mu is held.
 func (s *inbound) deliver(m *Message) {
-	if b, ok := m.owner.(*buffer); ok && 2*s.window.held > s.m.Window() {
-		// Requests that wait to be handled hold half of the window at most. The rest is
-		// for answers, which must not wait until requests have been handled.
+	if b, ok := m.owner.(*buffer); ok && s.window.held > s.mostHeld() {
 		copied := s.e.copied(m)
 		s.returned(b)
 		m = copied

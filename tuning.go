@@ -71,7 +71,7 @@ type TuningRow struct {
 // 48 bytes more (64 of a chunk) let a layer above add its header to a round size
 // and still fill a slab.
 var builtIn = []TuningRow{
-	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md); packet: files with three replicas (docs/benchmarks/hdfs.md)"},
+	{Transport: "shm", Architecture: "amd64", Tuning: shmOnAMD64, Source: "measured: writes to another process, and the demo, two cores of a Xeon and of an EPYC (docs/endpoints.md); packet: files with three replicas (docs/benchmarks/hdfs.md); max-window: calls of 64 callers (docs/benchmarks/rpc.md)"},
 	{Transport: "shm", Tuning: shmOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "iwarp", Architecture: "amd64", Tuning: iwarpOnAMD64, Source: "measured: as shm, over loopback; packet, too: half of it takes a quarter longer; call-spin: docs/benchmarks/hdfs-data.md"},
 	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
@@ -83,7 +83,7 @@ var builtIn = []TuningRow{
 
 var (
 	unmeasured   = Tuning{Packet: blockPacket, Eager: 16<<10 + 48, Window: 8, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
-	shmOnAMD64   = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
+	shmOnAMD64   = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 128, Chunk: 512<<10 + 64, Chunks: 4, Spin: 30 * time.Microsecond, Stream: 512 << 10, Pieces: 4}
 	iwarpOnAMD64 = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, CallSpin: -1, Stream: 512 << 10, Pieces: 4}
 )
 

@@ -314,6 +314,14 @@ func (w *worker) drain() {
 
 func (w *worker) pollLocked() int {
 	n, err := w.cq.Poll(w.batch[:])
+	if n == 0 && err == nil {
+		return 0
+	}
+	return w.completed(n, err)
+}
+
+// completed hands out what a poll has found.
+func (w *worker) completed(n int, err error) int {
 	for batch := w.batch[:n]; len(batch) > 0; {
 		number := batch[0].QueuePair
 		same := 1
