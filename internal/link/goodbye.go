@@ -39,7 +39,7 @@ func (m *Machine[M]) PeerSaidGoodbye() bool { return m.goodbye.peerSaid }
 
 func (m *Machine[M]) sayGoodbye() {
 	if m.goodbye.due && !m.goodbye.sent && m.arrivals.confirm.Len() == 0 && m.queue.room() {
-		m.header(wire.Packet{Kind: wire.Goodbye}, place{what: placeGoodbye}, true)
+		m.queue.at(m.header(wire.Goodbye, 0, 0, 0, true).Seq).what = placeGoodbye
 		m.goodbye.sent = true
 	}
 }

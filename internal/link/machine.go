@@ -291,24 +291,25 @@ func (m *Machine[M]) pump() {
 		return
 	}
 	for m.arrivals.confirm.Len() > 0 && m.queue.room() {
-		p := m.header(wire.Packet{Kind: wire.Taken, Length: wire.TakenSize}, place{}, false)
+		p := m.header(wire.Taken, 0, 0, wire.TakenSize, false)
 		wire.PutTaken(m.queue.body(p.Seq), m.arrivals.confirm.Pop())
 		p.Size += wire.TakenSize
 		m.arrivals.open--
 	}
 	if m.creditsDue() && m.credits.control < m.credits.tells(int(m.peer.Control)) && m.queue.room() {
 		m.credits.control++
-		m.header(wire.Packet{Kind: wire.Credit}, place{}, false)
+		m.header(wire.Credit, 0, 0, 0, false)
 	}
 	m.sayGoodbye()
 }
 
-// header makes a post of a message of this side, with its header at its place.
-func (m *Machine[M]) header(p wire.Packet, what place, signaled bool) *Post {
-	p.Credits, p.Control = m.credits.take()
+// header makes a post of a message of this side, with its header at its place. Length is
+// that of what follows.
+func (m *Machine[M]) header(kind wire.Kind, flags uint8, tag, length uint32, signaled bool) *Post {
+	credits, control := m.credits.take()
 	seq := m.queue.tail
-	p.Put(m.queue.place(seq))
-	*m.queue.at(seq) = what
+	wire.PutPacket(m.queue.place(seq), kind, flags, credits, control, tag, length)
+	*m.queue.at(seq) = place{}
 	m.queue.tail++
 	n := len(m.out)
 	if n == cap(m.out) {

@@ -90,7 +90,7 @@ func (m *Machine[M]) OffersOpen() int { return len(m.outgoing.open) - len(m.outg
 // the caller's to post behind the header; soon says that its memory is wanted back
 // as soon as the request is done, which makes it a signalled one.
 func (m *Machine[M]) Eager(tag uint32, payload []byte, soon bool) {
-	p := m.pay(wire.Packet{Kind: wire.Eager, Tag: tag, Length: uint32(len(payload))}, soon)
+	p := m.pay(wire.Eager, tag, uint32(len(payload)), soon)
 	if len(payload) <= Small {
 		p.Size += copy(m.queue.body(p.Seq), payload)
 	} else {
@@ -102,7 +102,7 @@ func (m *Machine[M]) Eager(tag uint32, payload []byte, soon bool) {
 // together, header goes to the request's place, where it must fit, and payload is the
 // caller's to post behind it.
 func (m *Machine[M]) Gather(tag uint32, header, payload []byte, soon bool) {
-	p := m.pay(wire.Packet{Kind: wire.Eager, Tag: tag, Length: uint32(len(header) + len(payload))}, soon)
+	p := m.pay(wire.Eager, tag, uint32(len(header)+len(payload)), soon)
 	body := m.queue.body(p.Seq)
 	n := copy(body[:len(header)], header)
 	p.Size += n
@@ -117,21 +117,22 @@ func (m *Machine[M]) Gather(tag uint32, header, payload []byte, soon bool) {
 // which the peer will confirm it; until then the peer may read the memory.
 func (m *Machine[M]) Offer(tag uint32, o wire.Offer) (id uint32) {
 	o.ID = m.outgoing.take(false)
-	p := m.pay(wire.Packet{Kind: wire.Offered, Tag: tag, Length: wire.OfferSize}, false)
+	p := m.pay(wire.Offered, tag, wire.OfferSize, false)
 	o.Put(m.queue.body(p.Seq))
 	p.Size += wire.OfferSize
 	return o.ID
 }
 
 // pay makes the post of a message that costs a credit.
-func (m *Machine[M]) pay(p wire.Packet, signaled bool) *Post {
+func (m *Machine[M]) pay(kind wire.Kind, tag, length uint32, signaled bool) *Post {
 	if m.answers.asleep > 0 && m.controls() > 1 {
 		m.answers.crowded = true
 	}
 	m.credits.left--
+	flags := uint8(0)
 	if m.credits.starved {
-		p.Flags |= wire.Starved
+		flags = wire.Starved
 		m.credits.starved = false
 	}
-	return m.header(p, place{}, signaled)
+	return m.header(kind, flags, tag, length, signaled)
 }

@@ -26,7 +26,7 @@ func (m *Machine[M]) Asks() bool { return m.serves && m.MaxEager() >= wire.Opera
 // Ask asks for an operation, when MayAsk. It returns the id of the answer.
 func (m *Machine[M]) Ask(o wire.Operation) (id uint32) {
 	o.ID = m.outgoing.take(true)
-	p := m.pay(wire.Packet{Kind: wire.Asked, Length: wire.OperationSize}, false)
+	p := m.pay(wire.Asked, 0, wire.OperationSize, false)
 	o.Put(m.queue.body(p.Seq))
 	p.Size += wire.OperationSize
 	return o.ID
@@ -55,7 +55,7 @@ func (m *Machine[M]) Unanswered() bool { return m.goodbye.sent }
 // header is the caller's to post behind it, as for Eager.
 func (m *Machine[M]) Answer(a wire.Answer, data []byte) {
 	const front = wire.AnswerSize
-	p := m.header(wire.Packet{Kind: wire.Answered, Length: uint32(front + len(data))}, place{}, front+len(data) > Small)
+	p := m.header(wire.Answered, 0, 0, uint32(front+len(data)), front+len(data) > Small)
 	body := m.queue.body(p.Seq)
 	a.Put(body)
 	p.Size += front

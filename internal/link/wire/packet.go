@@ -40,11 +40,15 @@ type Packet struct {
 }
 
 // Put encodes p into the first HeaderSize bytes of b.
-func (p *Packet) Put(b []byte) {
+func (p *Packet) Put(b []byte) { PutPacket(b, p.Kind, p.Flags, p.Credits, p.Control, p.Tag, p.Length) }
+
+// PutPacket is Put for a header in pieces. A structure of so many lies in memory, and bytes
+// that have just been stored there are loaded late where several are loaded at once.
+func PutPacket(b []byte, kind Kind, flags uint8, credits, control uint16, tag, length uint32) {
 	_ = b[HeaderSize-1]
 	// Two stores: what is copied at once is faster loaded from as few as possible.
-	binary.BigEndian.PutUint64(b, uint64(p.Kind)<<56|uint64(p.Flags)<<48|uint64(p.Credits)<<32|uint64(p.Control)<<16)
-	binary.BigEndian.PutUint64(b[8:], uint64(p.Tag)<<32|uint64(p.Length))
+	binary.BigEndian.PutUint64(b, uint64(kind)<<56|uint64(flags)<<48|uint64(credits)<<32|uint64(control)<<16)
+	binary.BigEndian.PutUint64(b[8:], uint64(tag)<<32|uint64(length))
 }
 
 // ParsePacket decodes a message of which nothing is known but its length. The
