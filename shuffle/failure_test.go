@@ -31,6 +31,8 @@ type role struct {
 	Mode                shuffle.Mode
 	Records             int // that each thread sends to each partition; 0: without end
 	Spill               string
+	Host                string // to listen on
+	Hold                bool   // half of the records are sent when a line has come, which "half" asks for
 }
 
 // playRole is the process. It prints its address, reads those of all, prints "joined",
@@ -45,20 +47,33 @@ func playRole(text string) {
 
 func (role role) play() error {
 	ctx := context.Background()
-	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
+	all, err := providers.New(providers.Config{Settings: map[string]string{"iwarp.remote": "true"}})
+	if err != nil {
+		return err
+	}
+	rt, err := verbena.New(verbena.Config{Providers: all})
 	if err != nil {
 		return err
 	}
 	defer rt.Close()
-	ln, err := rt.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{}})
+	ln, err := rt.Listen(ctx, role.Host+":0", verbena.ListenConfig{Services: []string{}})
 	if err != nil {
 		return err
 	}
 	fmt.Println(ln.Addr())
-	line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+	in := bufio.NewReader(os.Stdin)
+	line, err := in.ReadString('\n')
 	if err != nil {
 		return err
 	}
+	goOn := make(chan struct{})
+	go func() { // until the process ends
+		if _, err := in.ReadString('\n'); err == nil {
+			close(goOn)
+			_, _ = in.ReadString('\n')
+		}
+		os.Exit(1) // the test has ended
+	}()
 	x, err := shuffle.Join(ctx, shuffle.Config{
 		Runtime: rt, Listener: ln, Rank: role.Rank, Size: role.Size, Threads: role.Threads, Addresses: strings.Fields(line),
 		Transport: role.Transport, Mode: role.Mode, Spill: role.Spill,
@@ -67,10 +82,24 @@ func (role role) play() error {
 		return err
 	}
 	fmt.Println("joined")
-	var all sync.WaitGroup
+	var threads, half sync.WaitGroup
+	half.Add(role.Threads)
+	if role.Hold {
+		threads.Go(func() {
+			half.Wait()
+			fmt.Println("half")
+		})
+	}
 	for thread := range role.Threads {
-		all.Go(func() { _ = role.send(x, thread) }) // Wait tells
-		all.Go(func() {
+		threads.Go(func() { // Wait tells of errors
+			_ = role.send(x, thread, func() {
+				if role.Hold {
+					half.Done()
+					<-goOn
+				}
+			})
+		})
+		threads.Go(func() {
 			for {
 				if _, err := x.Receiver(thread).Next(ctx); err != nil {
 					return
@@ -78,13 +107,16 @@ func (role role) play() error {
 			}
 		})
 	}
-	all.Wait()
+	threads.Wait()
 	return errors.Join(x.Wait(ctx), x.Close())
 }
 
-func (role role) send(x *shuffle.Exchange, thread int) error {
+func (role role) send(x *shuffle.Exchange, thread int, half func()) error {
 	s := x.Sender(thread)
 	for n := 0; role.Records == 0 || n < role.Records; n++ {
+		if role.Records > 0 && n == role.Records/2 {
+			half()
+		}
 		for to := range x.Partitions() {
 			if err := s.Send(to, record(thread, to, n, 300)); err != nil {
 				return err
@@ -105,10 +137,18 @@ type process struct {
 // startJob starts processes and waits until they have joined.
 func startJob(t *testing.T, r role) []*process {
 	t.Helper()
+	return startJobOn(t, r, func(int) (string, func(func())) { return "127.0.0.1", func(do func()) { do() } })
+}
+
+// startJobOn is startJob on several hosts: on tells the address of a process's host, and how something is done there.
+func startJobOn(t *testing.T, r role, on func(rank int) (address string, do func(func()))) []*process {
+	t.Helper()
 	job := make([]*process, r.Size)
 	var addresses []string
 	for rank := range job {
+		var there func(func())
 		r.Rank = rank
+		r.Host, there = on(rank)
 		text, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
@@ -124,7 +164,8 @@ func startJob(t *testing.T, r role) []*process {
 			t.Fatal(err)
 		}
 		p.out = bufio.NewReader(out)
-		if err := p.cmd.Start(); err != nil {
+		there(func() { err = p.cmd.Start() })
+		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
