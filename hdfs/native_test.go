@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,10 +16,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 	"github.com/verbena-data/verbena/providers"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // Native and legacy clients write one file in turns, with flushes at odd places, and both
@@ -333,6 +337,99 @@ func TestClientsConnectBeforehand(t *testing.T) {
 				return errors.New(got)
 			}
 			return nil
+		})
+	}
+}
+
+// only is the provider of a transport; TCP has none.
+func only(t *testing.T, transport string) []rdma.Provider {
+	t.Helper()
+	for _, p := range providers.Default() {
+		if p.Name() == transport {
+			return []rdma.Provider{p}
+		}
+	}
+	if transport != verbena.TransportTCP {
+		t.Skipf("this binary has no %s", transport)
+	}
+	return nil
+}
+
+// The NameNode has replicas copied, and a client has another DataNode get what its pipeline has: over
+// each transport they go natively, and every replica has the bytes.
+func TestReplicasAreCopiedNatively(t *testing.T) {
+	for _, transport := range []string{"shm", "iwarp", "tcp"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel() // the NameNode takes its time
+			rt, err := verbena.New(verbena.Config{Providers: only(t, transport)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { rt.Close() })
+			s := systemIn(t, 4, 1, "127.0.0.1", func(cfg *ClusterConfig) { cfg.Runtime = rt })
+			own := func() *Client {
+				return s.own(verbena.TransportAuto, func(cfg *ClientConfig) { cfg.PacketSize, cfg.Replace = 64<<10, ReplaceAlways })
+			}
+			c := own()
+			content := randomBytes(2<<20 + 12_345)
+			store(t, c, "/copied", content, CreateOptions{})
+			if err := c.SetReplication(t.Context(), "/copied", 3); err != nil {
+				t.Fatal(err)
+			}
+			block := content[2<<20:]
+			eventually(t, "three replicas", func() error {
+				names := replicas(t, s.cfg.Dir, int64(len(block)))
+				if len(names) != 3 {
+					return fmt.Errorf("%d replicas", len(names))
+				}
+				for _, name := range names {
+					if b, err := os.ReadFile(name); err != nil || !bytes.Equal(b, block) {
+						return fmt.Errorf("%s: %d bytes, or others: %w", name, len(b), err)
+					}
+				}
+				if n := len(replicas(t, s.cfg.Dir, 1<<20)); n != 6 {
+					return fmt.Errorf("%d replicas of the others", n)
+				}
+				return nil
+			})
+			copies := func() (native uint64) {
+				for _, dn := range s.DataNodes {
+					n := dn.Copies()
+					native += n.Native.Blocks
+					for why, count := range n.Fallbacks {
+						// A DataNode that was stopped can't be connected to.
+						if n.Legacy.Blocks > 0 || count > 0 && why != "not connected" {
+							t.Errorf("%d blocks went by the other protocol; %d copies fell back: %s", n.Legacy.Blocks, count, why)
+						}
+					}
+				}
+				return native
+			}
+			eventually(t, "three blocks are copied", func() error { // the source is told of the end a moment later
+				if n := copies(); n != 3 {
+					return fmt.Errorf("%d blocks are", n)
+				}
+				return nil
+			})
+			if transport != "shm" {
+				return
+			}
+			var once sync.Once
+			var before uint64
+			c = own() // the writes of the other one have begun
+			inject(c, &faulty{send: func(_ *data.Packet, n int, req *data.WriteRequest) {
+				if n == 6 {
+					once.Do(func() {
+						s.stop(req.Nodes[1])
+						before = copies()
+					})
+				}
+			}})
+			store(t, c, "/replaced", content, CreateOptions{Replication: 3})
+			expect(t, c, "/replaced", content)
+			if copies() == before {
+				t.Error("nothing was copied to the pipeline's new member")
+			}
 		})
 	}
 }

@@ -69,7 +69,7 @@ func TestWritesTellTheirStages(t *testing.T) {
 			}
 		}
 	}
-	if series["verbena_hdfs_datanode_write_seconds_total"] != 8 || len(series) != 6 || total != 2*3*blocks {
+	if series["verbena_hdfs_datanode_write_seconds_total"] != 8 || len(series) != 10 || total != 2*3*blocks {
 		t.Errorf("%v, %v blocks", series, total)
 	}
 }

@@ -181,6 +181,30 @@ func (b *blockWriter) finish(sync, last bool) error {
 	return nil
 }
 
+// announced tells whether a copy has as many bytes as its beginning said.
+func (b *blockWriter) announced() error {
+	if n, want := b.w.Info().Length, b.op.GetHeader().GetBaseHeader().GetBlock().GetNumBytes(); uint64(n) != want {
+		return fmt.Errorf("%w: a copy of %d bytes, announced were %d", store.ErrLength, n, want)
+	}
+	return nil
+}
+
+// finishCopy makes a copy what the replica is that it was made of: a final one, or one that
+// a pipeline goes on with. last is as in finish.
+func (b *blockWriter) finishCopy(last bool) error {
+	if b.op.GetStage() == hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED {
+		// On stable storage, because the replica that it was made of, and that is, may be
+		// deleted as soon as the NameNode knows of this one.
+		return b.finish(true, last)
+	}
+	if err := b.w.Publish(); err != nil {
+		b.dn.noteDisk(err)
+		return err
+	}
+	b.dn.changed(clusterpb.ReplicaChange_RECEIVING, b.w.Info(), false)
+	return nil
+}
+
 // written counts a block that has been written to its end, and acknowledged.
 func (b *blockWriter) written(by transferPath) {
 	b.dn.writes[by].add(b.w.Info().Length, &b.spent)

@@ -2,6 +2,7 @@ package datanode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -60,7 +61,7 @@ func (dn *DataNode) copyBlock(ctx context.Context, asked *clusterpb.Block, clien
 	first := targets[0].GetId()
 	addr := address(first.GetIpAddr(), first.GetXferPort())
 	copied := &hdfspb.ExtendedBlockProto{PoolId: &pool, BlockId: &id, GenerationStamp: &here, NumBytes: &n}
-	m, err := dn.openWrite(ctx, addr, &hdfspb.OpWriteBlockProto{
+	op := &hdfspb.OpWriteBlockProto{
 		Header: &hdfspb.ClientOperationHeaderProto{
 			BaseHeader: &hdfspb.BaseHeaderProto{Block: copied, Token: dn.keys.Grant(time.Now(), "DataNode "+dn.UUID(), blocktoken.Write, copied)},
 			ClientName: &client,
@@ -68,7 +69,45 @@ func (dn *DataNode) copyBlock(ctx context.Context, asked *clusterpb.Block, clien
 		Targets: targets[1:], Stage: stage.Enum(), PipelineSize: &size,
 		MinBytesRcvd: &zero, MaxBytesRcvd: &n, LatestGenerationStamp: &here,
 		RequestedChecksum: rd.Sum.Proto(),
-	})
+	}
+	if err := dn.sendCopy(ctx, rd, addr, op); err != nil {
+		return fmt.Errorf("copy block %d to DataNode %s: %w", id, addr, err)
+	}
+	return nil
+}
+
+// sendCopy sends a replica by hdfs-data/1 or, where that does not do, by the data transfer
+// protocol.
+func (dn *DataNode) sendCopy(ctx context.Context, rd *store.Reader, addr string, op *hdfspb.OpWriteBlockProto) error {
+	err := dn.sendNatively(ctx, rd, addr, op)
+	var other *otherWayError
+	if err == nil || !errors.As(err, &other) {
+		if err == nil {
+			dn.copied[byNative].add(rd.Length)
+		}
+		return err
+	}
+	if other.why != notConfigured {
+		dn.fellBack[other.why].Add(1)
+		dn.log.Info("a copy goes by the data transfer protocol", "block", op.GetHeader().GetBaseHeader().GetBlock().GetBlockId(), "datanode", addr, "reason", err)
+	}
+	for began, pause := time.Now(), firstBusyPause; ; pause = min(2*pause, time.Second) {
+		err = dn.sendLegacy(ctx, rd, addr, op)
+		// What has come before the native path failed is there until the other end, too, has
+		// noticed.
+		if other.why != brokeOff || !errors.Is(err, store.ErrExists) || time.Since(began) > settlingFor || !dn.sleep(pause) {
+			break
+		}
+	}
+	if err == nil {
+		dn.copied[byLegacy].add(rd.Length)
+	}
+	return err
+}
+
+// sendLegacy sends a replica by the data transfer protocol.
+func (dn *DataNode) sendLegacy(ctx context.Context, rd *store.Reader, addr string, op *hdfspb.OpWriteBlockProto) error {
+	m, err := dn.openWrite(ctx, addr, op)
 	if err != nil {
 		return err
 	}
@@ -84,12 +123,9 @@ func (dn *DataNode) copyBlock(ctx context.Context, asked *clusterpb.Block, clien
 				err = why
 			}
 		}
-		return fmt.Errorf("copy block %d to DataNode %s: %w", id, addr, err)
+		return err
 	}
-	if err := readFinalResponse(m); err != nil {
-		return fmt.Errorf("copy block %d to DataNode %s: %w", id, addr, err)
-	}
-	return nil
+	return readFinalResponse(m)
 }
 
 // replicate obeys a REPLICATE command.

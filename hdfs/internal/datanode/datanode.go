@@ -273,6 +273,8 @@ type DataNode struct {
 	local       *local
 	reads       reads
 	writes      [transferPaths]writes
+	copied      [transferPaths]copied
+	fellBack    [otherWays]atomic.Uint64
 	native      natives
 	kept        *kept
 	windows     windows

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode/internal/store"
@@ -219,6 +220,7 @@ type node struct {
 	cfg  Config
 	l    net.Listener
 	done chan struct{}
+	port *port.Port // of one that has the native path
 }
 
 // testNet finds DataNodes by address for recovery.
@@ -256,10 +258,17 @@ type fixture struct {
 	nn    *fakeNameNode
 	net   *testNet
 	nodes []*node
+	// native, if set, serves the native path in place of a DataNode.
+	native func(n *node) func(context.Context, *verbena.Endpoint) error
 }
 
 func newFixture(t testing.TB, count int, change func(i int, c *Config)) *fixture {
-	f := &fixture{t: t, nn: newFakeNameNode(t), net: &testNet{nodes: map[string]*node{}}}
+	return fixtureOf(t, count, change, nil)
+}
+
+// fixtureOf is newFixture with fixture.native.
+func fixtureOf(t testing.TB, count int, change func(i int, c *Config), native func(n *node) func(context.Context, *verbena.Endpoint) error) *fixture {
+	f := &fixture{t: t, nn: newFakeNameNode(t), net: &testNet{nodes: map[string]*node{}}, native: native}
 	for i := range count {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -290,10 +299,15 @@ func (f *fixture) start(cfg Config, l net.Listener) *node {
 		f.t.Fatal(err)
 	}
 	n := &node{DataNode: dn, t: f.t, addr: l.Addr().String(), cfg: cfg, l: l, done: make(chan struct{})}
-	go func() {
-		defer close(n.done)
-		_ = port.Accept(context.Background(), l, dn.log, func(nc net.Conn) { go dn.ServeConn(nc) }) // until stop closes it
-	}()
+	if cfg.Native != nil {
+		close(n.done)
+		n.port = f.publish(n)
+	} else {
+		go func() {
+			defer close(n.done)
+			_ = port.Accept(context.Background(), l, dn.log, func(nc net.Conn) { go dn.ServeConn(nc) }) // until stop closes it
+		}()
+	}
 	f.net.mu.Lock()
 	f.net.nodes[n.addr] = n
 	f.net.mu.Unlock()
@@ -304,6 +318,9 @@ func (n *node) stop() {
 	n.l.Close()
 	if err := n.Close(); err != nil {
 		n.t.Error(err)
+	}
+	if n.port != nil {
+		_ = n.port.Close() // its listener is closed
 	}
 	<-n.done
 }

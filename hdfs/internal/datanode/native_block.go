@@ -144,9 +144,6 @@ func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
 		return native.Refused, nil
 	}
 	bw, link, err := dn.admitWrite(op)
-	if err == nil && bw.stage.transfer {
-		link, err = new(string), fmt.Errorf("%w: copies come by the data transfer protocol", transfer.ErrMalformed)
-	}
 	if err != nil {
 		return native.Refused, refusedBy(statusOf(err), *link, err)
 	}
@@ -275,7 +272,9 @@ func (b *nativeBlock) settle() {
 			b.end()
 		})
 	default:
-		b.dn.changed(clusterpb.ReplicaChange_RECEIVING, w.Info(), false)
+		if !b.stage.transfer {
+			b.dn.changed(clusterpb.ReplicaChange_RECEIVING, w.Info(), false)
+		}
 		b.accept()
 		b.advance()
 	}
@@ -422,7 +421,9 @@ func (b *nativeBlock) write() {
 		b.writing.give()
 		return
 	}
-	acks := p.acks[:b.storePackets(p.packets, p.pieces, b.mirror == nil, p.acks)]
+	// The last DataNode verifies for all, as in HDFS, but each one what it copies.
+	verify := b.mirror == nil || b.stage.transfer
+	acks := p.acks[:b.storePackets(p.packets, p.pieces, verify, p.acks)]
 	b.writing.give()
 	failed := acks[len(acks)-1]
 	b.mu.Lock()
@@ -458,7 +459,9 @@ func (b *nativeBlock) advance() {
 			last = ack
 			break
 		}
-		b.w.Acked(ack.end, ack.tail)
+		if !b.stage.transfer { // nobody sees a copy before its end
+			b.w.Acked(ack.end, ack.tail)
+		}
 		b.owed, b.unsaid = ack.seqno, b.unsaid+ack.size
 	}
 	// Those of the DataNodes behind have been gathered there.
@@ -499,7 +502,13 @@ func (b *nativeBlock) acknowledge(seqno int64) {
 func (b *nativeBlock) finish(last nativeAck) {
 	b.writing.take()
 	err := errEnded
-	if !b.shut {
+	switch {
+	case b.shut:
+	case b.stage.transfer:
+		if err = b.announced(); err == nil {
+			err = b.finishCopy(b.mirror == nil)
+		}
+	default:
 		if err = b.blockWriter.finish(last.sync, b.mirror == nil); err == nil {
 			b.written(byNative)
 		}

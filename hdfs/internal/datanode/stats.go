@@ -82,6 +82,38 @@ func (dn *DataNode) Writes() (native, legacy WriteStats) {
 	return dn.writes[byNative].stats(), dn.writes[byLegacy].stats()
 }
 
+// copied counts the replicas that have been copied to other DataNodes by one path.
+type copied struct{ blocks, bytes atomic.Uint64 }
+
+func (c *copied) add(length int64) {
+	c.bytes.Add(uint64(length))
+	c.blocks.Add(1)
+}
+
+func (c *copied) count() CopyCount { return CopyCount{c.blocks.Load(), c.bytes.Load()} }
+
+// CopyCount are replicas and their bytes, those of one that went to several DataNodes once.
+type CopyCount struct{ Blocks, Bytes uint64 }
+
+// CopyStats are the replicas that a DataNode has sent to others since it was opened, because
+// the NameNode or a client wanted more of them.
+type CopyStats struct {
+	Native, Legacy CopyCount // by hdfs-data/1 and by the data transfer protocol
+	// Fallbacks are the copies that were to go by hdfs-data/1 and then went, or were to go,
+	// by the other protocol. The reasons: "not offered" by one of the DataNodes, "not
+	// connected", "no memory" for the window, "broke off" in the middle.
+	Fallbacks map[string]uint64
+}
+
+// Copies returns the numbers of copies.
+func (dn *DataNode) Copies() CopyStats {
+	s := CopyStats{Native: dn.copied[byNative].count(), Legacy: dn.copied[byLegacy].count(), Fallbacks: map[string]uint64{}}
+	for why, name := range otherWayNames {
+		s.Fallbacks[name] = dn.fellBack[why].Load()
+	}
+	return s
+}
+
 // reads counts how clients came by bytes.
 type reads struct {
 	served  atomic.Uint64 // READ_BLOCK

@@ -495,24 +495,15 @@ func (rc *receiver) receiveCopy() error {
 		}
 		last = pa.last
 	}
-	info := rc.w.Info()
-	if want := rc.op.GetHeader().GetBaseHeader().GetBlock().GetNumBytes(); uint64(info.Length) != want {
-		return rc.dn.answered(rc.p, &rc.firstBadLink, fmt.Errorf("%w: a copy of %d bytes, announced were %d", store.ErrLength, info.Length, want))
+	if err := rc.announced(); err != nil {
+		return rc.dn.answered(rc.p, &rc.firstBadLink, err)
 	}
-	var err error
 	if rc.mirror != nil {
-		if err = readFinalResponse(rc.mirror); err != nil {
+		if err := readFinalResponse(rc.mirror); err != nil {
 			return rc.dn.answered(rc.p, &rc.firstBadLink, fmt.Errorf("DataNode %s: %w", rc.mirrorAddr, err))
 		}
 	}
-	if rc.op.GetStage() == hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED {
-		// On stable storage, because the replica that it was made of, and that is, may be
-		// deleted as soon as the NameNode knows of this one.
-		err = rc.finish(true, rc.mirror == nil)
-	} else if err = rc.w.Publish(); err == nil {
-		rc.dn.changed(clusterpb.ReplicaChange_RECEIVING, rc.w.Info(), false)
-	}
-	if err != nil {
+	if err := rc.finishCopy(rc.mirror == nil); err != nil {
 		return rc.dn.answered(rc.p, nil, err)
 	}
 	return rc.accept()

@@ -181,16 +181,28 @@ func (s *system) startDataNode(m *machine, p *process) error {
 		}
 		return err
 	}
-	p.dn, p.stop = dn, dn.Close
+	p.dn, p.stop = dn, func() error { return s.stopDataNode(dn) }
 	s.run(m, p)
 	if srv == nil {
 		s.net.listen(m.address(), dn.ServeConn)
 		return nil
 	}
-	p.stop = func() error { return errors.Join(dn.Close(), srv.close()) }
+	p.stop = func() error { return errors.Join(s.stopDataNode(dn), srv.close()) }
 	srv.serve(dn)
 	s.net.listen(m.address(), srv.gate.take)
 	return nil
+}
+
+// stopDataNode closes a DataNode, and counts the copies that it has sent.
+func (s *system) stopDataNode(dn *datanode.DataNode) error {
+	err := dn.Close()
+	copies := dn.Copies()
+	s.h.count("replicas copied by "+ownNative.String(), int(copies.Native.Blocks))
+	s.h.count("replicas copied by "+ownLegacy.String(), int(copies.Legacy.Blocks))
+	for why, n := range copies.Fallbacks {
+		s.h.count("copies that took the other protocol: "+why, int(n))
+	}
+	return err
 }
 
 // ended takes note that a DataNode can't go on, which must not happen: no more directories of a

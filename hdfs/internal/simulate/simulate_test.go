@@ -49,6 +49,9 @@ func TestSimulate(t *testing.T) {
 	if *seedsFlag < 4 {
 		return // one seed may have but little
 	}
+	if total["replicas copied by "+ownNative.String()] == 0 {
+		t.Error("no replica was copied natively")
+	}
 	for w := range ways {
 		for _, what := range []string{"pipelines by ", "replicas read by "} {
 			if total[what+w.String()] == 0 {
