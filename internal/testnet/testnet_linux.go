@@ -37,47 +37,101 @@ const nobody = "02:00:00:00:ff:ff"
 // ends. Where that cannot be done it says what is missing.
 func New(t testing.TB) *Cable {
 	t.Helper()
-	testneed.Tool(t, "ip", "apt-get install iproute2")
-	n := made.Add(1)
-	host := func(side string, number int) *Host {
-		return &Host{
-			Address: fmt.Sprintf("10.97.%d.%d", n%250, number), t: t,
-			name: fmt.Sprintf("vt%d-%d%s", os.Getpid(), n, side),
-			mac:  fmt.Sprintf("02:00:00:%02x:00:%02x", n%250, number),
-		}
-	}
-	c := &Cable{A: host("a", 1), B: host("b", 2)}
-	for _, h := range []*Host{c.A, c.B} {
-		if out, err := exec.Command("ip", "netns", "add", h.name).CombinedOutput(); err != nil {
-			testneed.Missing(t, fmt.Sprintf("a network namespace: %v: %s", err, bytes.TrimSpace(out)), "the superuser's rights to make some")
-		}
-		t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", h.name).Run() }) // its links go with it
-	}
-	run(t, "ip", "-n", c.A.name, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", c.B.name)
-	for _, h := range []*Host{c.A, c.B} {
-		h.ip("link", "set", "lo", "up")
-		h.ip("link", "set", "cable", "address", h.mac)
-		h.ip("addr", "add", h.Address+"/24", "dev", "cable")
-		h.ip("link", "set", "cable", "up")
+	hosts := newHosts(t, 2)
+	c := &Cable{A: hosts[0], B: hosts[1]}
+	run(t, "ip", "-n", c.A.name, "link", "add", device, "type", "veth", "peer", "name", device, "netns", c.B.name)
+	for _, h := range hosts {
+		h.start()
 	}
 	c.Heal()
 	return c
 }
 
 // Cut has every packet vanish, in both directions. Neither host is told.
-func (c *Cable) Cut() {
-	c.A.neighbour(c.B.Address, nobody)
-	c.B.neighbour(c.A.Address, nobody)
-}
+func (c *Cable) Cut() { cut(c.A, c.B) }
 
 // Heal undoes Cut.
-func (c *Cable) Heal() {
-	c.A.neighbour(c.B.Address, c.B.mac)
-	c.B.neighbour(c.A.Address, c.A.mac)
+func (c *Cable) Heal() { heal(c.A, c.B) }
+
+// A Network joins several hosts by a bridge.
+type Network struct{ Hosts []*Host }
+
+// NewNetwork makes so many hosts, each of which reaches all others, and removes them when
+// the test ends. Where that cannot be done it says what is missing.
+func NewNetwork(t testing.TB, count int) *Network {
+	t.Helper()
+	n := &Network{Hosts: newHosts(t, count)}
+	// The bridge has a namespace of its own, or the host's packet filters would see its packets.
+	bridge := newNamespace(t, fmt.Sprintf("vt%d-%dx", os.Getpid(), made.Add(1)))
+	run(t, "ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
+	run(t, "ip", "-n", bridge, "link", "set", "bridge", "up")
+	for i, h := range n.Hosts {
+		port := fmt.Sprint("port", i)
+		run(t, "ip", "-n", h.name, "link", "add", device, "type", "veth", "peer", "name", port, "netns", bridge)
+		run(t, "ip", "-n", bridge, "link", "set", port, "master", "bridge", "up")
+		h.start()
+		for _, other := range n.Hosts[:i] {
+			heal(h, other)
+		}
+	}
+	return n
+}
+
+// Cut has every packet between two hosts vanish. Neither is told.
+func (n *Network) Cut(a, b *Host) { cut(a, b) }
+
+// Heal undoes Cut.
+func (n *Network) Heal(a, b *Host) { heal(a, b) }
+
+// device is the link of each host.
+const device = "cable"
+
+func newHosts(t testing.TB, count int) (hosts []*Host) {
+	t.Helper()
+	testneed.Tool(t, "ip", "apt-get install iproute2")
+	n := made.Add(1)
+	for i := range count {
+		hosts = append(hosts, &Host{
+			Address: fmt.Sprintf("10.97.%d.%d", n%250, i+1), t: t,
+			name: newNamespace(t, fmt.Sprintf("vt%d-%d%c", os.Getpid(), n, 'a'+i)),
+			mac:  fmt.Sprintf("02:00:00:%02x:00:%02x", n%250, i+1),
+		})
+	}
+	return hosts
+}
+
+// newNamespace makes a network namespace, and removes it, with all links in it, when the
+// test ends.
+func newNamespace(t testing.TB, name string) string {
+	t.Helper()
+	if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
+		testneed.Missing(t, fmt.Sprintf("a network namespace: %v: %s", err, bytes.TrimSpace(out)), "the superuser's rights to make some")
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })
+	return name
+}
+
+// start has a host use its link.
+func (h *Host) start() {
+	h.t.Helper()
+	h.ip("link", "set", "lo", "up")
+	h.ip("link", "set", device, "address", h.mac)
+	h.ip("addr", "add", h.Address+"/24", "dev", device)
+	h.ip("link", "set", device, "up")
+}
+
+func cut(a, b *Host) {
+	a.neighbour(b.Address, nobody)
+	b.neighbour(a.Address, nobody)
+}
+
+func heal(a, b *Host) {
+	a.neighbour(b.Address, b.mac)
+	b.neighbour(a.Address, a.mac)
 }
 
 func (h *Host) neighbour(address, mac string) {
-	h.ip("neigh", "replace", address, "lladdr", mac, "nud", "permanent", "dev", "cable")
+	h.ip("neigh", "replace", address, "lladdr", mac, "nud", "permanent", "dev", device)
 }
 
 func (h *Host) ip(args ...string) {

@@ -1,0 +1,393 @@
+package hdfs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/internal/testnet"
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp"
+)
+
+var allPartitions = flag.Bool("partitions", false, "cut networks over TCP, too, in all ways: half a minute each")
+
+// A distant file system has its NameNode, each of its DataNodes and a client on hosts of their
+// own, between any two of which the network can be cut.
+type distant struct {
+	t         *testing.T
+	net       *testnet.Network
+	transport string
+	home      *testnet.Host // of the client
+	nodes     []*DataNode
+	hosts     map[string]*testnet.Host // of DataNodes, by their addresses
+	own       func() *Client
+	onlooker  *Client // on the NameNode's host, from which nothing is cut
+}
+
+// runtimeAt is a runtime that dials from a host. Its iwarp takes a peer for dead that is silent for
+// 1.5 s; over TCP that takes 30 s.
+func runtimeAt(t *testing.T, h *testnet.Host, transport string) *verbena.Runtime {
+	t.Helper()
+	cfg := verbena.Config{Connect: dialFrom(h), HelloTimeout: 5 * time.Second, Linger: 100 * time.Millisecond}
+	if transport == "iwarp" {
+		cfg.Providers = []rdma.Provider{iwarp.New(iwarp.Config{AllowRemote: true, PeerTimeout: 1500 * time.Millisecond})}
+	}
+	rt, err := verbena.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := rt.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return rt
+}
+
+func dialFrom(h *testnet.Host) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (c net.Conn, err error) {
+		h.Do(func() { c, err = new(net.Dialer).DialContext(ctx, network, address) })
+		return c, err
+	}
+}
+
+func newDistant(t *testing.T, transport string, dataNodes int) *distant {
+	t.Helper()
+	d := &distant{t: t, transport: transport, net: testnet.NewNetwork(t, 2+dataNodes), hosts: map[string]*testnet.Host{}}
+	d.home = d.net.Hosts[1]
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	start := func(h *testnet.Host, f func() (io.Closer, error)) {
+		t.Helper()
+		var c io.Closer
+		var err error
+		h.Do(func() { c, err = f() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var name *NameNode
+	at := d.net.Hosts[0]
+	start(at, func() (_ io.Closer, err error) {
+		name, err = StartNameNode(ctx, NameNodeConfig{Runtime: runtimeAt(t, at, transport), Dir: filepath.Join(dir, "namenode"), ClusterSecret: secret, Listen: at.Address + ":0", Replication: 3})
+		return name, err
+	})
+	for i, h := range d.net.Hosts[2:] {
+		start(h, func() (io.Closer, error) {
+			dn, err := StartDataNode(ctx, DataNodeConfig{
+				Runtime: runtimeAt(t, h, transport), Dir: filepath.Join(dir, fmt.Sprint("datanode-", i)), ClusterSecret: secret, Listen: h.Address + ":0",
+				NameNode: name.Addr(), NoLocalReads: true, shared: true, plain: dialFrom(h),
+			})
+			d.nodes = append(d.nodes, dn)
+			return dn, err
+		})
+		d.hosts[h.Address] = h
+	}
+	for _, dn := range d.nodes {
+		if err := dn.WaitReported(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clientAt := func(h *testnet.Host) func() *Client {
+		dialer := NewDialer(runtimeAt(t, h, transport), verbena.TransportAuto)
+		dialer.net.Plain = dialFrom(h)
+		t.Cleanup(func() { dialer.Close() })
+		return func() *Client {
+			c, err := NewClient(ClientConfig{
+				NameNodes: []string{name.Addr()}, User: superuser(t), Dialer: dialer, NoLocalReads: true, BlockSize: 4 << 20, PacketSize: 32 << 10, Replication: 3, ReplaceBestEffort: true,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			return c
+		}
+	}
+	d.own, d.onlooker = clientAt(d.home), clientAt(at)()
+	return d
+}
+
+// at is the host of a DataNode.
+func (d *distant) at(n *hdfspb.DatanodeInfoProto) *testnet.Host {
+	return d.hosts[n.GetId().GetIpAddr()]
+}
+
+// whole waits until a file has three replicas of each block, as the NameNode knows.
+func (d *distant) whole(t *testing.T, name string, length int64) {
+	t.Helper()
+	d.until(t, "three replicas of "+name, func() error {
+		all, err := d.onlooker.BlockLocations(t.Context(), name, 0, length)
+		for _, b := range all {
+			if len(b.DataNodes) < 3 {
+				err = errors.Join(err, fmt.Errorf("a block has %d replicas", len(b.DataNodes)))
+			}
+		}
+		return err
+	})
+}
+
+// until is eventually, for what comes after a peer's silence and the NameNode's next look.
+func (d *distant) until(t *testing.T, what string, f func() error) {
+	t.Helper()
+	ctx := d.bounded(t)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waiting for %s: %v", what, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// bounded is a context for what must end, though a network is cut in its middle: after the time in
+// which a silent peer is noticed, here and at the other ends, and what recovery takes.
+func (d *distant) bounded(t *testing.T) context.Context {
+	limit := 60 * time.Second
+	if d.transport == verbena.TransportTCP {
+		limit = 3 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// A link goes down in the middle of a write, and of a read, between the client and a DataNode or
+// between two DataNodes, which nobody is told: what was acknowledged is there, whatever is read is right, all ends, and
+// when the link is back it is used.
+func TestPartitionsOfTheNativePath(t *testing.T) {
+	for _, transport := range []string{"iwarp", verbena.TransportTCP} {
+		t.Run(transport, func(t *testing.T) {
+			overTCP := transport == verbena.TransportTCP
+			if overTCP && testing.Short() {
+				t.Skip("TCP takes half a minute to notice a silent peer")
+			}
+			t.Parallel()
+			d := newDistant(t, transport, 4)
+			first := func(nodes []*hdfspb.DatanodeInfoProto) (a, b *testnet.Host) { return d.home, d.at(nodes[0]) }
+			second := func(nodes []*hdfspb.DatanodeInfoProto) (a, b *testnet.Host) { return d.at(nodes[0]), d.at(nodes[1]) }
+			third := func(nodes []*hdfspb.DatanodeInfoProto) (a, b *testnet.Host) { return d.at(nodes[1]), d.at(nodes[2]) }
+			for _, c := range []struct {
+				name string
+				long bool // left out where time is short
+				do   func(t *testing.T)
+			}{
+				{"write, DataNode from DataNode", false, func(t *testing.T) { d.write(t, "/second", second) }},
+				{"write, first DataNode from client", overTCP, func(t *testing.T) { d.write(t, "/first", first) }},
+				{"write, last DataNode from DataNode", true, func(t *testing.T) { d.write(t, "/third", third) }},
+				{"read", overTCP, d.read},
+				{"copy", true, d.copy},
+			} {
+				t.Run(c.name, func(t *testing.T) {
+					if c.long && (testing.Short() || overTCP && !*allPartitions) {
+						t.Skip("it takes long: without -short, and over TCP with -partitions, it runs")
+					}
+					c.do(t)
+				})
+			}
+		})
+	}
+}
+
+// write writes a file in whose middle the network is cut between two hosts of its pipeline.
+func (d *distant) write(t *testing.T, name string, between func(nodes []*hdfspb.DatanodeInfoProto) (a, b *testnet.Host)) {
+	ctx := d.bounded(t)
+	c := d.own()
+	var mu sync.Mutex
+	var nodes []*hdfspb.DatanodeInfoProto
+	pipelines := 0
+	inject(c, &faulty{setup: func(req *data.WriteRequest, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		nodes, pipelines = req.Nodes, n
+	}})
+	content := randomBytes(9<<20 + 321)
+	const cutAt = 2<<20 + 5
+	w, err := c.Create(ctx, name, CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(content[:cutAt]); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	if got := c.ExplainTransfers(data.Name(nodes[0])); got != native.Service+" over "+d.transport {
+		t.Errorf("blocks go by %s", got)
+	}
+	a, b := between(nodes)
+	before := pipelines
+	mu.Unlock()
+	d.net.Cut(a, b)
+	began := time.Now()
+	for at := cutAt; at < len(content); {
+		n := min(300_000, len(content)-at)
+		if _, err := w.Write(content[at : at+n]); err != nil {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+		at += n
+		if err := w.Flush(ctx); err != nil {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+		// What is acknowledged others can read.
+		f, err := d.onlooker.Open(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := make([]byte, n)
+		if _, err := f.ReadAtContext(ctx, last, int64(at-n)); err != nil || !bytes.Equal(last, content[at-n:at]) {
+			t.Fatalf("%d bytes that were acknowledged at %d: %v, or others", n, at-n, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("written in %v", time.Since(began).Round(time.Millisecond))
+	mu.Lock()
+	if pipelines == before {
+		t.Error("the pipeline has not noticed")
+	}
+	mu.Unlock()
+	expect(t, d.onlooker, name, content)
+	d.net.Heal(a, b)
+	d.back(t, name, content)
+}
+
+// back tells whether all is as before a cut: replicas that were missing come, and the client writes
+// to all DataNodes and reads from them.
+func (d *distant) back(t *testing.T, name string, content []byte) {
+	t.Helper()
+	d.whole(t, name, int64(len(content)))
+	c := d.own()
+	expect(t, c, name, content)
+	for i := range 4 {
+		again := fmt.Sprintf("%s-again-%d", name, i)
+		store(t, c, again, content[:1<<20], CreateOptions{})
+		expect(t, c, again, content[:1<<20])
+	}
+	d.until(t, "native connections to all DataNodes", func() error {
+		for i, dn := range d.nodes {
+			if got := c.ExplainTransfers(dn.Addr()); got != native.Service+" over "+d.transport && !strings.HasSuffix(got, "not connected") {
+				return fmt.Errorf("DataNode %d: %s", i, got)
+			}
+		}
+		return nil
+	})
+}
+
+// read reads a file while the network is cut between the client and the DataNode that it reads from.
+func (d *distant) read(t *testing.T) {
+	ctx := d.bounded(t)
+	content := randomBytes(12<<20 + 99)
+	c := d.own()
+	store(t, c, "/read", content, CreateOptions{BlockSize: 16 << 20})
+	d.whole(t, "/read", int64(len(content)))
+	var mu sync.Mutex
+	var from []*hdfspb.DatanodeInfoProto
+	inject(c, &faulty{read: func(req *data.ReadRequest, _ int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		from = append(from, req.Node)
+		return nil
+	}})
+	f, err := c.Open(ctx, "/read")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var got bytes.Buffer
+	if _, err := io.CopyN(&got, f, 100_000); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	victim := d.at(from[0])
+	mu.Unlock()
+	d.net.Cut(d.home, victim)
+	began := time.Now()
+	if _, err := io.Copy(&got, f); err != nil || !bytes.Equal(got.Bytes(), content) {
+		t.Fatalf("after %v: %d bytes of %d, or others: %v", time.Since(began), got.Len(), len(content), err)
+	}
+	t.Logf("read in %v", time.Since(began).Round(time.Millisecond))
+	mu.Lock()
+	if len(from) < 2 || d.at(from[len(from)-1]) == victim {
+		t.Errorf("the file was read from %d DataNodes", len(from))
+	}
+	mu.Unlock()
+	d.net.Heal(d.home, victim)
+	d.back(t, "/read", content)
+}
+
+// copy has a block copied while the network is cut between all DataNodes that could give it and the
+// one that is to get it, and then heals.
+func (d *distant) copy(t *testing.T) {
+	content := randomBytes(3<<20 + 7)
+	c := d.own()
+	store(t, c, "/copy", content, CreateOptions{Replication: 1})
+	at, err := c.BlockLocations(t.Context(), "/copy", 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder := d.hosts[strings.Split(at[0].DataNodes[0].Address, ":")[0]]
+	for _, h := range d.net.Hosts[2:] {
+		if h != holder {
+			d.net.Cut(holder, h)
+		}
+	}
+	var source *DataNode
+	for _, dn := range d.nodes {
+		if strings.HasPrefix(dn.Addr(), holder.Address+":") {
+			source = dn
+		}
+	}
+	before := source.Copies()
+	if err := c.SetReplication(t.Context(), "/copy", 3); err != nil {
+		t.Fatal(err)
+	}
+	d.until(t, "a copy that fails", func() error {
+		for why, n := range source.Copies().Fallbacks {
+			if n > before.Fallbacks[why] {
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	for _, h := range d.net.Hosts[2:] {
+		if h != holder {
+			d.net.Heal(holder, h)
+		}
+	}
+	d.whole(t, "/copy", int64(len(content)))
+	d.back(t, "/copy", content)
+	if now := source.Copies(); now.Native.Blocks == before.Native.Blocks && now.Legacy.Blocks == before.Legacy.Blocks {
+		t.Error("the DataNode has copied nothing after all")
+	}
+}
