@@ -23,7 +23,8 @@ type sweep struct {
 }
 
 // sweepSystems are ours and the peers, in the order of the tables.
-var sweepSystems = []string{"shm", "iwarp", "tcp", "A", "B", "grpc batched", "flight"}
+// The two-sided modes show what puts are worth at each scale.
+var sweepSystems = []string{"shm", "iwarp", "tcp", "A", "B", "grpc batched", "flight", "shm two-sided", "iwarp two-sided"}
 
 // mostSockets is how many connections baseline A may have: it has one for each pair of
 // remote threads, and loopback has 28,232 ports for them.
@@ -115,7 +116,7 @@ var views = []view{
 }
 
 // registered is a table alone.
-var registered = view{"registered", "registered memory of all processes", []string{"shm", "iwarp"}, func(m measurement) float64 { return float64(m.Registered) }, beside.Bytes}
+var registered = view{"registered", "registered memory of all processes", []string{"shm", "iwarp", "shm two-sided", "iwarp two-sided"}, func(m measurement) float64 { return float64(m.Registered) }, beside.Bytes}
 
 func (s *sweep) show(x int) string {
 	if s.formatX != nil {
