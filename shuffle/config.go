@@ -34,7 +34,7 @@ type Config struct {
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
 	// its threads collect, and the slabs, the streams from another process share. 0 means slabs of
 	// 128 KiB for each thread, but 512 KiB at least, and all together 5 MiB at most, or 10 MiB where Transport names another
-	// one than shm; and parts of 1 to 8 KiB. Pages of a slab that the load does not need are never touched. Join fails if it
+	// one than shm, and over shm as much again for long records; and parts of 1 to 8 KiB. Pages of a slab that the load does not need are never touched. Join fails if it
 	// is too little for the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
 	// Transport is that of the endpoints: see [verbena.DialConfig]. Empty: the best one.
@@ -55,6 +55,7 @@ type Config struct {
 	depth   int // parts of a lane that wait for a thread of the same process
 	page    int // bytes, of a slab
 	pages   int // of one
+	spare   int // of those, for long records
 	full    int // bytes for which a block begins
 	prompt  int // bytes of blocks that a peer is told of at once
 }
@@ -148,6 +149,10 @@ func (c *Config) layOut() error {
 			c.paginate()
 		}
 		c.pages = max(bytes/c.page, flow.LeastPages*c.Threads)
+		if all == allSlabs { // memory that is not used costs nothing there
+			c.spare = c.pages
+			c.pages += c.spare
+		}
 		c.Memory = c.parts() + c.slabs()
 	} else {
 		// The slabs get half of it at least. They count twice: for what comes, and for what goes out.
@@ -185,13 +190,15 @@ func (c *Config) paginate() {
 }
 
 // slab is what the streams between two processes share.
-func (c *Config) slab() flow.Slab { return flow.Slab{Page: c.page, Pages: c.pages, Streams: c.Threads} }
+func (c *Config) slab() flow.Slab {
+	return flow.Slab{Page: c.page, Pages: c.pages, Streams: c.Threads, Spare: c.spare, Short: largestBlock/c.page + 1}
+}
 
 // slabs is how many bytes all have.
 func (c *Config) slabs() int64 { return 2 * int64(c.Size-1) * int64(c.slab().Size()) }
 
-// share is how many bytes of a slab a stream would have if all had the same.
-func (c *Config) share() int { return c.slab().Size() / c.Threads }
+// share is how many bytes of a slab a stream would have if all had the same, without the spare pages.
+func (c *Config) share() int { return (c.pages - c.spare) * c.page / c.Threads }
 
 // neighbours is how many processes this one's host has, itself among them.
 func (c *Config) neighbours() (n int) {

@@ -29,11 +29,13 @@ var ErrBreach = errors.New("breach of the protocol")
 // Unit is what the sizes of pages are multiples of, in bytes: blocks begin in lines of their own.
 const Unit = 64
 
-// LeastPages is how many pages a slab has at least for each stream.
+// LeastPages is how many pages a slab has at least for each stream, beside the spare ones.
 const LeastPages = 3
 
-// A Slab is memory for the blocks of several streams: Pages pages of Page bytes.
-type Slab struct{ Page, Pages, Streams int }
+// A Slab is memory for the blocks of several streams: Pages pages of Page bytes. Spare of them are taken only while there
+// are blocks of more than Short pages: fewer of those are on their way than of short ones, which should not leave
+// the caches.
+type Slab struct{ Page, Pages, Streams, Spare, Short int }
 
 // Size is in bytes.
 func (s Slab) Size() int { return s.Page * s.Pages }
@@ -42,7 +44,7 @@ func (s Slab) Size() int { return s.Page * s.Pages }
 const mostBytes = 1 << 20
 
 // Longest is how many bytes a block has at most.
-func (s Slab) Longest() int { return max(1, min(s.Pages/6, mostBytes/s.Page)) * s.Page }
+func (s Slab) Longest() int { return max(1, min((s.Pages-s.Spare)/6, mostBytes/s.Page)) * s.Page }
 
 // pages is how many n bytes take.
 func (s Slab) pages(n int) int { return (n + s.Page - 1) / s.Page }
@@ -84,10 +86,18 @@ const (
 // beside is how many of n pages of a stream are not its reserve.
 func beside(n int) int { return max(0, n-1) }
 
+// left is how many pages are left for blocks of n.
+func (o *Out) left(n int) int {
+	if n > o.slab.Short {
+		return o.free
+	}
+	return max(0, o.free-o.slab.Spare)
+}
+
 // may tells whether a stream may take n pages more.
 func (o *Out) may(stream, n int) bool {
-	held := o.held[stream]
-	return beside(held+n)-beside(held) <= o.free && (held+n == 1 || held+n <= 2*o.free)
+	held, left := o.held[stream], o.left(n)
+	return beside(held+n)-beside(held) <= left && (held+n == 1 || held+n <= 2*left)
 }
 
 // Begin begins a block of at least least bytes, with room for want if that can be. It tells where it lies, and
@@ -101,7 +111,7 @@ func (o *Out) Begin(stream, least, want int) (offset, room int, v Verdict) {
 		o.waiting[stream] = wait{n, o.held[stream] / 2}
 		return 0, 0, Full
 	}
-	most := min(o.slab.pages(want), o.slab.Pages)
+	most := min(max(n, o.slab.pages(want)), o.slab.Pages)
 	for most > n && !o.may(stream, most) {
 		most--
 	}
@@ -152,7 +162,7 @@ func (o *Out) Free(stream, offset, length int) error {
 func (o *Out) Ready(stream int) bool {
 	w := &o.waiting[stream]
 	held := o.held[stream]
-	return w.pages > 0 && (held == 0 || (held <= w.most || held+w.pages <= o.free) && o.may(stream, w.pages))
+	return w.pages > 0 && (held == 0 || (held <= w.most || held+w.pages <= o.left(w.pages)) && o.may(stream, w.pages))
 }
 
 // In is the side that receives.
@@ -188,7 +198,7 @@ func (in *In) Freed(offset int) {
 	in.held -= n
 }
 
-// Pressing tells whether the peer may be waiting for room. While less than a quarter is in use it does
+// Pressing tells whether the peer may be waiting for room. While less than a quarter, without the spare pages, is in use it does
 // not, when its open blocks have gone out: a third at most is in reserve, so that a quarter and more is
 // free, twice which is more than what a stream holds with a block of [Slab.Longest].
-func (in *In) Pressing() bool { return 4*in.held >= in.slab.Pages }
+func (in *In) Pressing() bool { return 4*in.held >= in.slab.Pages-in.slab.Spare }

@@ -280,21 +280,23 @@ func TestAllSchedules(t *testing.T) {
 		pages, want int
 		parts       [][]int
 		deaf        []place
+		spare       int
 		long        bool
 	}{
-		{6, page, [][]int{{page}, {page}}, nil, false},
-		{6, page, [][]int{{page, page}, {page}}, nil, true},
-		{3, page, [][]int{{page, page, page / 2, page}}, nil, false},
-		{12, 2 * page, [][]int{{2 * page}, {page, 2 * page}}, []place{{0, 0}}, true},
-		{6, page, [][]int{{page, page, page}, {page}}, []place{{0, 0}, {1, 0}}, true},
-		{3, page, [][]int{{page, 1, page, page, page}}, []place{{1, 0}}, false},
+		{6, page, [][]int{{page}, {page}}, nil, 0, false},
+		{6, page, [][]int{{page, page}, {page}}, nil, 0, true},
+		{3, page, [][]int{{page, page, page / 2, page}}, nil, 0, false},
+		{12, 2 * page, [][]int{{2 * page}, {page, 2 * page}}, []place{{0, 0}}, 0, true},
+		{18, page, [][]int{{2 * page}, {page, page}}, []place{{0, 0}}, 6, true},
+		{6, page, [][]int{{page, page, page}, {page}}, []place{{0, 0}, {1, 0}}, 0, true},
+		{3, page, [][]int{{page, 1, page, page, page}}, []place{{1, 0}}, 0, false},
 	} {
 		if c.long && testing.Short() {
 			continue
 		}
 		t.Run(fmt.Sprintf("%d pages, parts %v, deaf %v", c.pages, c.parts, c.deaf), func(t *testing.T) {
 			const most = 400_000
-			first := start(Slab{page, c.pages, len(c.parts)}, c.want, c.parts, c.deaf)
+			first := start(Slab{Page: page, Pages: c.pages, Streams: len(c.parts), Spare: c.spare, Short: 1}, c.want, c.parts, c.deaf)
 			seen := map[string]bool{first.key(): true}
 			frontier := []*world{first}
 			for len(frontier) > 0 {
@@ -332,7 +334,11 @@ func TestRandomSchedules(t *testing.T) {
 	for seed := range seeds {
 		random := rand.New(rand.NewPCG(uint64(seed), 1))
 		streams := 1 + random.IntN(5)
-		slab := Slab{Unit, LeastPages*streams + random.IntN(100), streams}
+		slab := Slab{Page: Unit, Pages: LeastPages*streams + random.IntN(100), Streams: streams, Short: 1 + random.IntN(3)}
+		if random.IntN(2) == 0 {
+			slab.Spare = random.IntN(100)
+			slab.Pages += slab.Spare
+		}
 		parts := make([][]int, streams)
 		for i := range parts {
 			parts[i] = make([]int, random.IntN(60))
@@ -400,7 +406,7 @@ func (w *world) pressing() error {
 
 // A stream whose thread reads nothing leaves room for another, which gets at least a fifth of the slab at once.
 func TestDeafStreamsLeaveRoom(t *testing.T) {
-	o := NewOut(Slab{Unit, 100, 4})
+	o := NewOut(Slab{Page: Unit, Pages: 100, Streams: 4})
 	takes := func(stream int) (pages int) {
 		for {
 			if _, _, v := o.Begin(stream, Unit, Unit); v != Begun {
@@ -417,9 +423,31 @@ func TestDeafStreamsLeaveRoom(t *testing.T) {
 	}
 }
 
+// Spare pages are for long blocks.
+func TestSparePages(t *testing.T) {
+	o := NewOut(Slab{Page: Unit, Pages: 100, Streams: 2, Spare: 50, Short: 2})
+	short := 0
+	for {
+		if _, _, v := o.Begin(0, 2*Unit, 2*Unit); v != Begun {
+			break
+		}
+		short += 2
+	}
+	long := 0
+	for {
+		if _, _, v := o.Begin(1, 3*Unit, 3*Unit); v != Begun {
+			break
+		}
+		long += 3
+	}
+	if short < 30 || short > 34 || long < 39 {
+		t.Error(short, long)
+	}
+}
+
 // The lowest pages are used again before others are touched.
 func TestLowestPagesFirst(t *testing.T) {
-	o := NewOut(Slab{Unit, 64, 2})
+	o := NewOut(Slab{Page: Unit, Pages: 64, Streams: 2})
 	for range 100 {
 		a, _, _ := o.Begin(0, Unit, 4*Unit)
 		b, _, _ := o.Begin(1, Unit, 4*Unit)
@@ -436,7 +464,7 @@ func TestLowestPagesFirst(t *testing.T) {
 
 // What a peer must not say is refused.
 func TestBreaches(t *testing.T) {
-	slab := Slab{Unit, 8, 2}
+	slab := Slab{Page: Unit, Pages: 8, Streams: 2}
 	in, out := NewIn(slab), NewOut(slab)
 	for i, err := range []error{
 		in.Filled(2, 0, 1), in.Filled(0, 1, 1), in.Filled(0, 0, 0), in.Filled(0, 0, 8*Unit+1), in.Filled(0, 8*Unit, 1), in.Filled(0, 7*Unit, Unit+1),
