@@ -155,6 +155,10 @@ func (b *bench) others() []row {
 			ours: b.perf(roundTrip, callArgs(overSHM, "adaptive", pausingArgs...)...), theirs: b.self("wake"),
 		},
 		{
+			what: "call and reply, 1 KiB, shm, both ends sleep 10 ms before each call, p50", beside: "the same wake of a goroutine", unit: "ns",
+			ours: b.perf(roundTrip, callArgs(overSHM, "adaptive", pausingArgs...)...), theirs: b.self("wake", "--goroutine"),
+		},
+		{
 			what: "1 MiB received and sent on over a second endpoint, shm, adaptive waits, CPU time of all three processes", beside: "two memcpy of it", unit: "ns",
 			ours: b.relay("buffer", "cpu-ns/op", "4000x"), theirs: b.relay("buffer", "two-memcpy-ns", "1x"),
 		},
@@ -289,9 +293,9 @@ func parseMetric(out, metric string) (float64, error) {
 const (
 	whyMessage = "Messages near: the queue pair's own post and poll are 82 ns of some 250 ns of processor time that Send, Receive and Release take for 1 KiB ([profile](runtime.md#where-the-rest-goes)). Latches, the hand-over of the message and the counting of who polls are the rest, and nothing hides them when a line takes 40 ns."
 	whyGet     = "Get near: memcpy takes 80 ns. A Get over shm is a call that copies ([why](../decisions/0055-operations-within-a-call.md)); the rest is the check of the token, two latches and the announcement of the access. `go test . -run - -bench GetAlone` measures that part alone."
-	whySleep   = "Both ends sleep: four fifths of it are the wake-up of the server's processor, which has rested for 10 ms. A bare futex wake, seen by one who polls, took 42 to 47 us in turns with calls of 52 and 53 us, and one of 111 us (`--row 'both ends sleep'` measures it). While other programs keep the processor awake a call takes as long and gRPC 190 to 320 us, a ratio of 0.19 to 0.27. The caller polls for up to 150 us meanwhile; where it may poll for 30 us alone it has to be woken, too, and a call takes 90 us in place of 50."
+	whySleep   = "Both ends sleep: four fifths of it are the wake-up of the server's processor, which has rested for 10 ms, and a tenth is Go's: a goroutine that is woken needs one of Go's processors again, and getting one when all have rested wakes a thread of Go's scheduler on the way. The two rows of bare futex wakes below, seen by one who polls, are that floor (`--row 'both ends sleep'` measures all three in turns). What is left for the call itself, there and back and out of cold caches, is some 5 us. While other programs keep the processor awake a call takes as long and gRPC 190 to 320 us, a ratio of 0.19 to 0.27. The caller polls for up to 150 us meanwhile; where it may poll for 30 us alone it has to be woken, too, and a call takes 90 us in place of 50."
 	why64      = "64 callers: the caller's processor is the limit. By a profile of its process, 37 % of the time is polling and what completions bring, 15 % sending requests, 14 % the sleep of callers and their waking by Go's scheduler, and 8 % the measuring program; the server's process polls in vain for a part of the time."
-	whyRelay   = "Relay: the two copies, one by the relay and one by the sink, take 38 us of the processors by a profile of the three processes, less than two memcpy; the rest is the kernel and Go's scheduler, by which they wake each other, some seven changes of threads a message. How long a wake-up takes is the machine's, and differs from hour to hour."
+	whyRelay   = "Relay: near, the two copies, one by the relay and one by the sink, take 38 us of the processors by a profile of the three processes, less than two memcpy; the rest is the kernel and Go's scheduler, by which they wake each other, some seven changes of threads a message. Far, each copy reads what the other processor has just written, and takes half as long again; the memcpy beside it stays within one processor's cache."
 	whyTCP     = "Hadoop RPC on TCP, bound: each call wakes two processors that sleep, and the wake-ups are most of the time of ours and of gRPC."
 	whyHadoop  = "Hadoop RPC over shm, 512 KiB: what is left is the four copies, in four pieces each, of which one is read while the next is copied ([what was tried](../decisions/0056-copied-messages-go-in-pieces.md)): half of the processor time is copying, the other half one side's polling for the other. Each copy reads what another processor has just written, which takes longer far from it. TCP is measured with answers taken over, too."
 )

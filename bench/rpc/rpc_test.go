@@ -76,6 +76,7 @@ func TestProcessesMeasure(t *testing.T) {
 		"get":        b.self("get"),
 		"memcpy":     b.self("get", "--memcpy"),
 		"wake":       b.self("wake", "--pause", "1ms"),
+		"goroutine":  b.self("wake", "--pause", "1ms", "--goroutine"),
 		"latency":    b.drive(load{callers: 1, size: 100, iterations: 40, limit: time.Second}, oursTCP, roundTrip),
 		"pauses":     b.drive(load{callers: 1, size: 100, iterations: 40, limit: time.Second, pause: time.Microsecond, free: true}, grpcUnix, roundTrip),
 		"throughput": b.drive(load{callers: 4, size: 100, warm: time.Millisecond, limit: 20 * time.Millisecond}, netrpc, rate),
