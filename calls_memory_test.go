@@ -123,7 +123,9 @@ func testAnswersStay(t *testing.T, w world, window int, own *Mux, stay int) {
 			stayed++
 		}
 	}
-	if stayed != stay {
+	// Where no message may wait for a receive, the window begins with one, which is not to be
+	// held, and may have grown since.
+	if s := a.carrier.(*shell); s.n.waits && stayed != stay || stayed > stay {
 		t.Errorf("%d of %d answers lie in receives, want %d", stayed, len(held), stay)
 	}
 	for _, m := range held {
