@@ -378,7 +378,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 	var dataDirs []string
 	var failedDirs int
 	var diskTimeout time.Duration
-	var windows int64
+	var nativeMemory, windows int64
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
@@ -423,7 +423,7 @@ Hadoop's own files, --property takes one.`,
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
-				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, WindowMemory: windows,
+				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, NativeMemory: nativeMemory, WindowMemory: windows,
 				DataDirs: dataDirs, FailedDirs: failedDirs, DiskTimeout: diskTimeout, Properties: properties,
 			})
 			if err != nil {
@@ -467,6 +467,7 @@ Hadoop's own files, --property takes one.`,
 	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
 	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: that of dfs.permissions.superusergroup, else supergroup)")
 	local.add(flags)
+	flags.Int64Var(&nativeMemory, "native-memory", 0, "`bytes` for the packets of blocks that are on their way by hdfs-data/1, all together; who finds no room takes the older protocol (default: 512 MiB)")
 	flags.Int64Var(&windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads (default: 128 MiB; negative: none)")
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
