@@ -33,7 +33,7 @@ type Config struct {
 	Threads int
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
 	// its threads collect, and the slabs, the streams from another process share. 0 means slabs of
-	// 128 KiB for each thread, but 512 KiB at least, and all together 5 MiB at most, or 10 MiB where Transport names another
+	// 128 KiB for each thread, but all together 3.5 MiB at least and 5 MiB at most, or 10 MiB where Transport names another
 	// one than shm, and over shm as much again for long records; and parts of 1 to 8 KiB. Pages of a slab that the load does not need are never touched. Join fails if it
 	// is too little for the number of threads. Beside it the runtime has memory for messages.
 	Memory int64
@@ -81,9 +81,8 @@ const (
 	maxName = 40
 	// Slabs are as small as they can be without that senders wait for receivers that would read: what has left the
 	// caches costs more than a wait. Over a network more is on its way.
-	shareOfStream      = 128 << 10
-	leastSlab          = 512 << 10
-	allSlabs, farSlabs = 5 << 20, 10 << 20
+	shareOfStream                  = 128 << 10
+	leastSlabs, allSlabs, farSlabs = 7 << 19, 5 << 20, 10 << 20
 	// As many threads as this have a lane each.
 	privateLanes = 4
 	// What lanes collect for all partitions should stay in the second cache, and a part be
@@ -143,7 +142,7 @@ func (c *Config) layOut() error {
 		if c.Transport != "" && c.Transport != "shm" {
 			all = farSlabs
 		}
-		bytes := min(max(c.Threads*shareOfStream, leastSlab), all/max(peers, 1))
+		bytes := min(c.largeSlab(), all/max(peers, 1))
 		for bytes/c.page < flow.LeastPages*c.Threads && c.part > leastPart {
 			c.part /= 2
 			c.paginate()
@@ -156,7 +155,7 @@ func (c *Config) layOut() error {
 		c.Memory = c.parts() + c.slabs()
 	} else {
 		// The slabs get half of it at least. They count twice: for what comes, and for what goes out.
-		most := max(c.Threads*shareOfStream, leastSlab)
+		most := c.largeSlab()
 		fits := func() bool {
 			c.paginate()
 			if peers > 0 {
@@ -193,6 +192,9 @@ func (c *Config) paginate() {
 func (c *Config) slab() flow.Slab {
 	return flow.Slab{Page: c.page, Pages: c.pages, Streams: c.Threads, Spare: c.spare, Short: largestBlock/c.page + 1}
 }
+
+// largeSlab is how many bytes a slab has if there are few.
+func (c *Config) largeSlab() int { return max(c.Threads*shareOfStream, leastSlabs/max(c.Size-1, 1)) }
 
 // slabs is how many bytes all have.
 func (c *Config) slabs() int64 { return 2 * int64(c.Size-1) * int64(c.slab().Size()) }

@@ -1,6 +1,7 @@
 package shuffle
 
 import (
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,7 @@ func (x *Exchange) lookAfter() {
 	if direct {
 		wait, calm = wait/looks, looks*leastLooks
 	}
+	few := x.c.neighbours()*x.c.Threads <= runtime.GOMAXPROCS(0) // others do not look for this one then
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for rest := uint64(0); ; rest++ {
@@ -61,7 +63,7 @@ func (x *Exchange) lookAfter() {
 			x.rests(2 * rest)
 		}
 		for n, still := 1, 0; still < calm; n++ {
-			if direct && x.long.Load() {
+			if direct && (few || x.long.Load()) {
 				nap.For(wait)
 			} else {
 				timer.Reset(wait)

@@ -164,11 +164,14 @@ func (s *sweep) page(g *growth) string {
 
 func (s *sweep) file(v view) string { return "shuffle-" + s.name + "-" + v.name + ".svg" }
 
+// mostLines is how many lines a chart has room for; the tables have the rest.
+const mostLines = 8
+
 // plot draws a sweep's charts into a folder.
 func (s *sweep) plot(g *growth, dir string) error {
 	for _, v := range views {
 		c := plot.Chart{Title: s.title + ": " + v.title, Subtitle: beside.Ran(g.Measured), XLabel: s.x, YLabel: v.title, FormatX: s.formatX, FormatY: v.show}
-		for _, system := range v.systems {
+		for _, system := range v.systems[:min(len(v.systems), mostLines)] {
 			line := plot.Series{Name: system}
 			for _, x := range s.xs {
 				if m, ok := g.Rows[system][x]; ok {
