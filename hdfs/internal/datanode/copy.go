@@ -93,9 +93,9 @@ func (dn *DataNode) sendCopy(ctx context.Context, rd *store.Reader, addr string,
 	}
 	for began, pause := time.Now(), firstBusyPause; ; pause = min(2*pause, time.Second) {
 		err = dn.sendLegacy(ctx, rd, addr, op)
-		// What has come before the native path failed is there until the other end, too, has
-		// noticed.
-		if other.why != brokeOff || !errors.Is(err, store.ErrExists) || time.Since(began) > settlingFor || !dn.sleep(pause) {
+		// What the native path has begun there is gone when the other end, too, has noticed
+		// that it failed.
+		if !other.lingers() || !errors.Is(err, store.ErrExists) || time.Since(began) > settlingFor || !dn.sleep(pause) {
 			break
 		}
 	}

@@ -51,6 +51,14 @@ type otherWayError struct {
 	err error
 }
 
+// lingers tells whether the DataNode may have begun the copy, and still be dropping it.
+func (e *otherWayError) lingers() bool {
+	return e.why == brokeOff || e.why == noMemory || errors.Is(e.err, errBehind)
+}
+
+// errBehind says that the DataNode which was asked has not got through to one behind it.
+var errBehind = errors.New("not reached from there")
+
 func (e *otherWayError) Error() string { return e.err.Error() }
 func (e *otherWayError) Unwrap() error { return e.err }
 
@@ -276,7 +284,7 @@ func (c *nativeCopy) takeAnswer(b []byte) error {
 	case v == native.Busy:
 		return &otherWayError{noMemory, fmt.Errorf("%w: %w", errCopyBusy, err)}
 	case v == native.Unreachable:
-		return &otherWayError{notOffered, fmt.Errorf("DataNode %s: %w", resp.GetFirstBadLink(), err)}
+		return &otherWayError{notOffered, fmt.Errorf("DataNode %s: %w: %w", resp.GetFirstBadLink(), errBehind, err)}
 	case status == hdfspb.Status_ERROR_INVALID: // older ones take no copies
 		return &otherWayError{notOffered, err}
 	case status == hdfspb.Status_ERROR_EXISTS:
