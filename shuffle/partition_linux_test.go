@@ -1,6 +1,7 @@
 package shuffle_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,6 +13,8 @@ import (
 	"github.com/verbena-data/verbena/internal/testnet"
 	"github.com/verbena-data/verbena/shuffle"
 )
+
+var allPartitions = flag.Bool("partitions", false, "cut networks for good, too: half a minute each")
 
 // jobOnCable starts a job with two processes on either host of a cable.
 func jobOnCable(t *testing.T, r role) (*testnet.Cable, []*process) {
@@ -32,8 +35,8 @@ var farTransports = []string{verbena.TransportTCP, "iwarp", ""}
 // When all packets between two hosts vanish in the middle of a job, for good, and neither is told, each process of it ends
 // within the time that a peer may be silent, and says that one on the other host was lost.
 func TestHostsAreCutOff(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a peer may be silent for half a minute")
+	if !*allPartitions {
+		t.Skip("a peer may be silent for half a minute: it runs with -partitions")
 	}
 	for _, transport := range farTransports {
 		t.Run("transport "+transport, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -261,14 +262,73 @@ func (w *world) consistent() error {
 	return nil
 }
 
-// key is the state as text.
-func (w *world) key() string {
+// String is the state as text.
+func (w *world) String() string {
 	var k []any
 	for i := range w.p {
 		p := &w.p[i]
 		k = append(k, p.out.used, p.out.held, p.out.waiting, p.in.used, p.posted, p.streams)
 	}
 	return fmt.Sprint(k...)
+}
+
+// A key tells states apart: all of their numbers, each list behind its length.
+type key []byte
+
+func (k *key) add(numbers ...int) {
+	for _, n := range numbers {
+		*k = binary.AppendVarint(*k, int64(n))
+	}
+}
+
+func (k *key) flag(b bool) {
+	n := 0
+	if b {
+		n = 1
+	}
+	k.add(n)
+}
+
+func (k *key) bits(b *bits) {
+	k.add(len(b.words))
+	for _, word := range b.words {
+		*k = binary.AppendUvarint(*k, word)
+	}
+}
+
+// key is the state as String has it, which takes most of the time of a search.
+func (w *world) key() string {
+	k := make(key, 0, 256)
+	for i := range w.p {
+		p := &w.p[i]
+		k.bits(&p.out.used)
+		k.add(len(p.out.held))
+		k.add(p.out.held...)
+		for _, t := range p.out.waiting { // as many as held
+			k.add(t.pages, t.most)
+		}
+		k.bits(&p.in.used)
+		k.add(len(p.posted))
+		for _, e := range p.posted {
+			k.add(e.number, e.offset, e.length, e.stream)
+			k.flag(e.free)
+		}
+		for n := range p.streams {
+			s := &p.streams[n]
+			k.add(len(s.left))
+			k.add(s.left...)
+			k.add(s.open.number, s.open.offset, s.open.length, s.room, s.sealed, s.bytes, len(s.queue))
+			k.flag(s.blocked)
+			for _, q := range s.queue {
+				k.add(q.number, q.offset, q.length)
+			}
+			k.add(len(s.read))
+			for _, r := range s.read {
+				k.flag(r)
+			}
+		}
+	}
+	return string(k)
 }
 
 // Every order of all steps of two processes that send to each other by two streams is tried: nothing is
@@ -304,12 +364,12 @@ func TestAllSchedules(t *testing.T) {
 				frontier = frontier[:len(frontier)-1]
 				steps := w.steps()
 				if len(steps) == 0 && !w.over() {
-					t.Fatalf("stuck: %s", w.key())
+					t.Fatalf("stuck: %s", w)
 				}
 				for _, s := range steps {
 					next := w.clone()
 					if err := errors.Join(next.do(s), next.consistent()); err != nil {
-						t.Fatalf("%+v after %s: %v", s, w.key(), err)
+						t.Fatalf("%+v after %s: %v", s, w, err)
 					}
 					if k := next.key(); !seen[k] {
 						seen[k] = true
@@ -378,7 +438,7 @@ func TestRandomSchedules(t *testing.T) {
 			}
 		}
 		if !w.over() {
-			t.Fatalf("seed %d: stuck: %s", seed, w.key())
+			t.Fatalf("seed %d: stuck: %s", seed, w)
 		}
 	}
 }
