@@ -30,10 +30,11 @@ type runList struct {
 	waiting atomic.Int32
 	kicked  atomic.Bool
 	handed  atomic.Bool    // a run has given other goroutines something to do
-	helpers sync.WaitGroup // goroutines of kick, one at most
+	helpers sync.WaitGroup // goroutines of kick that wait waits for
 
-	mu   latch.Latch
-	line fifo.Queue[runnable]
+	mu    latch.Latch
+	line  fifo.Queue[runnable]
+	ended bool // wait has been called
 }
 
 // add puts r at the end of the list. It is on the list once at most.
@@ -89,8 +90,28 @@ func (l *runList) one(poll func(wait bool) bool) bool {
 // kick starts a helper, unless there is one, if something is on the list.
 func (l *runList) kick(poll func(wait bool) bool) {
 	if l.any() && !l.kicked.Load() && l.kicked.CompareAndSwap(false, true) {
-		l.helpers.Go(func() { l.all(poll) })
+		l.help(poll)
 	}
+}
+
+// help starts a helper. Whoever calls it after wait outlives the worker, and its helper
+// finds nothing there but requests to drop.
+func (l *runList) help(poll func(wait bool) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		go l.all(poll)
+		return
+	}
+	l.helpers.Go(func() { l.all(poll) })
+}
+
+// wait waits for the helpers that have been started so far.
+func (l *runList) wait() {
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	l.helpers.Wait()
 }
 
 // all takes everything that is on the list.

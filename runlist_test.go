@@ -1,6 +1,9 @@
 package verbena
 
-import "testing"
+import (
+	"sync"
+	"testing"
+)
 
 // A stepped list: who handled how many requests, in order.
 type steppedSink struct {
@@ -96,5 +99,22 @@ func TestArrivesWhileAnotherPolls(t *testing.T) {
 	})
 	if n := l.line.Len(); n != 1 {
 		t.Errorf("%d times on the list", n)
+	}
+}
+
+// A caller may bring requests while the worker ends. They are handled, and the race
+// detector has nothing to say.
+func TestKickWhileTheWorkerEnds(t *testing.T) {
+	for range 200 {
+		var l runList
+		var steps []int
+		handled := make(chan struct{})
+		r := &steppedSink{left: 1, queued: true, steps: &steps, ready: func() { close(handled) }}
+		l.add(r)
+		var both sync.WaitGroup
+		both.Go(func() { l.kick(func(bool) bool { return true }) })
+		both.Go(l.wait)
+		both.Wait()
+		<-handled
 	}
 }

@@ -129,7 +129,7 @@ func (w *worker) close() error {
 	err := w.cq.Close()
 	if err == nil {
 		<-w.done
-		w.runs.helpers.Wait()
+		w.runs.wait()
 	}
 	return err
 }
