@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -272,8 +273,13 @@ func (w *world) String() string {
 	return fmt.Sprint(k...)
 }
 
-// A key tells states apart: all of their numbers, each list behind its length.
+// A key is all numbers of a state, each list behind its length.
 type key []byte
+
+// A sum tells states apart by 128 bits of their keys.
+type sum [2]uint64
+
+var sumSeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 
 func (k *key) add(numbers ...int) {
 	for _, n := range numbers {
@@ -296,9 +302,10 @@ func (k *key) bits(b *bits) {
 	}
 }
 
-// key is the state as String has it, which takes most of the time of a search.
-func (w *world) key() string {
-	k := make(key, 0, 256)
+// sum is of the state as String has it, which takes most of the time of a search. It uses
+// memory for the key.
+func (w *world) sum(memory *key) sum {
+	k := (*memory)[:0]
 	for i := range w.p {
 		p := &w.p[i]
 		k.bits(&p.out.used)
@@ -328,7 +335,8 @@ func (w *world) key() string {
 			}
 		}
 	}
-	return string(k)
+	*memory = k
+	return sum{maphash.Bytes(sumSeeds[0], k), maphash.Bytes(sumSeeds[1], k)}
 }
 
 // Every order of all steps of two processes that send to each other by two streams is tried: nothing is
@@ -357,7 +365,8 @@ func TestAllSchedules(t *testing.T) {
 		t.Run(fmt.Sprintf("%d pages, parts %v, deaf %v", c.pages, c.parts, c.deaf), func(t *testing.T) {
 			const most = 400_000
 			first := start(Slab{Page: page, Pages: c.pages, Streams: len(c.parts), Spare: c.spare, Short: 1}, c.want, c.parts, c.deaf)
-			seen := map[string]bool{first.key(): true}
+			var memory key
+			seen := map[sum]bool{first.sum(&memory): true}
 			frontier := []*world{first}
 			for len(frontier) > 0 {
 				w := frontier[len(frontier)-1]
@@ -371,7 +380,7 @@ func TestAllSchedules(t *testing.T) {
 					if err := errors.Join(next.do(s), next.consistent()); err != nil {
 						t.Fatalf("%+v after %s: %v", s, w, err)
 					}
-					if k := next.key(); !seen[k] {
+					if k := next.sum(&memory); !seen[k] {
 						seen[k] = true
 						frontier = append(frontier, next)
 					}
