@@ -1068,6 +1068,21 @@ func TestCompositeBlockChecksum(t *testing.T) {
 	}
 }
 
+// transferBlock has the first DataNode copy a block to the others.
+func transferBlock(t *testing.T, nodes []*node, id, generation uint64) {
+	t.Helper()
+	c := dialNode(t, nodes[0])
+	must(t, transfer.WriteRequest(c.nc, transfer.OpTransferBlock, &hdfspb.OpTransferBlockProto{
+		Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, generation, 0)}, ClientName: proto.String("test")},
+		Targets: targets(nodes[1:]),
+	}))
+	resp := &hdfspb.BlockOpResponseProto{}
+	must(t, c.r.ReadMessage(resp))
+	if resp.GetStatus() != hdfspb.Status_SUCCESS {
+		t.Fatalf("%v", resp)
+	}
+}
+
 func TestTransferBlock(t *testing.T) {
 	f := newFixture(t, 3, nil)
 	data := random(1, 300_000)
@@ -1075,16 +1090,7 @@ func TestTransferBlock(t *testing.T) {
 	c := openWrite(t, f.nodes[:1], create, 2, 1001, 0, 0, 0)
 	c.flush(0, data[:1000], false, 1)
 	for id := uint64(1); id <= 2; id++ {
-		c := dialNode(t, f.nodes[0])
-		must(t, transfer.WriteRequest(c.nc, transfer.OpTransferBlock, &hdfspb.OpTransferBlockProto{
-			Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, 1001, 0)}, ClientName: proto.String("test")},
-			Targets: targets(f.nodes[1:]),
-		}))
-		resp := &hdfspb.BlockOpResponseProto{}
-		must(t, c.r.ReadMessage(resp))
-		if resp.GetStatus() != hdfspb.Status_SUCCESS {
-			t.Fatalf("%v", resp)
-		}
+		transferBlock(t, f.nodes, id, 1001)
 	}
 	for _, n := range f.nodes[1:] {
 		wantRead(t, n, 1, 1001, data)

@@ -174,16 +174,7 @@ func TestCopiesGoNatively(t *testing.T) {
 			c := openWrite(t, f.nodes[:1], create, 2, 1001, 0, 0, 0)
 			c.flush(0, data[:1000], false, 1)
 			for id := uint64(1); id <= 3; id++ {
-				c := dialNode(t, f.nodes[0])
-				must(t, transfer.WriteRequest(c.nc, transfer.OpTransferBlock, &hdfspb.OpTransferBlockProto{
-					Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, 1001, 0)}, ClientName: proto.String("test")},
-					Targets: targets(f.nodes[1:]),
-				}))
-				resp := &hdfspb.BlockOpResponseProto{}
-				must(t, c.r.ReadMessage(resp))
-				if resp.GetStatus() != hdfspb.Status_SUCCESS {
-					t.Fatalf("%v", resp)
-				}
+				transferBlock(t, f.nodes, id, 1001)
 			}
 			for _, n := range f.nodes[1:] {
 				wantRead(t, n, 1, 1001, data)
@@ -252,21 +243,28 @@ func TestDamagedReplicaIsNotCopied(t *testing.T) {
 	}
 }
 
-// The connection ends in the middle of a copy while both ends live: the copy goes on by the
-// other protocol, from its beginning.
-func TestCopyWhoseConnectionEnds(t *testing.T) {
-	d := newDam()
-	f := newNatives(t, 2, func(i int, c *Config) {
+// copyInTheMiddle is a copy of block 1 from the first of two DataNodes to the second, whose disk
+// takes no more of it until the dam is freed. done gets how the copy has ended.
+func copyInTheMiddle(t *testing.T) (f *fixture, d *dam, data []byte, done <-chan error) {
+	d = newDam()
+	f = newNatives(t, 2, func(i int, c *Config) {
 		if i == 1 {
 			c.FS = d.disk()
 		}
 	})
-	data := random(1, 6<<20)
+	data = random(1, 6<<20)
 	writeBlock(t, f.nodes[:1], 1, 1001, data)
 	d.shut.Store(true)
-	done := make(chan error, 1)
-	go func() { done <- f.copyTo(1, data, f.nodes[1]) }()
+	ended := make(chan error, 1)
+	go func() { ended <- f.copyTo(1, data, f.nodes[1]) }()
 	d.wait(t)
+	return f, d, data, ended
+}
+
+// The connection ends in the middle of a copy while both ends live: the copy goes on by the
+// other protocol, from its beginning.
+func TestCopyWhoseConnectionEnds(t *testing.T) {
+	f, d, data, done := copyInTheMiddle(t)
 	conn, _ := f.nodes[0].native.mirrors.Peek(f.nodes[1].addr)
 	if conn == nil {
 		t.Fatal("no connection")
@@ -292,18 +290,7 @@ func TestCopyWhoseConnectionEnds(t *testing.T) {
 // Who gets a copy dies in the middle. The source ends with an error, and after a restart nothing
 // of the copy is there, so that it can be had again.
 func TestTargetOfACopyDies(t *testing.T) {
-	d := newDam()
-	f := newNatives(t, 2, func(i int, c *Config) {
-		if i == 1 {
-			c.FS = d.disk()
-		}
-	})
-	data := random(1, 6<<20)
-	writeBlock(t, f.nodes[:1], 1, 1001, data)
-	d.shut.Store(true)
-	done := make(chan error, 1)
-	go func() { done <- f.copyTo(1, data, f.nodes[1]) }()
-	d.wait(t)
+	f, d, data, done := copyInTheMiddle(t)
 	victim := f.nodes[1]
 	victim.l.Close() // nobody is there for the other protocol
 	stopped := make(chan struct{})
@@ -328,18 +315,7 @@ func TestTargetOfACopyDies(t *testing.T) {
 
 // The source dies in the middle: nothing of the copy stays at the other end.
 func TestSourceOfACopyDies(t *testing.T) {
-	d := newDam()
-	f := newNatives(t, 2, func(i int, c *Config) {
-		if i == 1 {
-			c.FS = d.disk()
-		}
-	})
-	data := random(1, 6<<20)
-	writeBlock(t, f.nodes[:1], 1, 1001, data)
-	d.shut.Store(true)
-	done := make(chan error, 1)
-	go func() { done <- f.copyTo(1, data, f.nodes[1]) }()
-	d.wait(t)
+	f, d, _, done := copyInTheMiddle(t)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
