@@ -227,11 +227,11 @@ func nameDirs(properties *conf.Properties, dir, second *string) error {
 		return err
 	}
 	if len(dirs) == 0 {
-		base, err := defaultDir()
+		own, err := dirOf("namenode")
 		if err != nil {
 			return err
 		}
-		dirs = []string{filepath.Join(base, "namenode")}
+		dirs = []string{own}
 	}
 	*dir = dirs[0]
 	if len(dirs) > 1 && *second == "" {
@@ -410,11 +410,9 @@ Hadoop's own files, --property takes one.`,
 				return err
 			}
 			if dir == "" {
-				base, err := defaultDir()
-				if err != nil {
+				if dir, err = dirOf("datanode"); err != nil {
 					return err
 				}
-				dir = filepath.Join(base, "datanode")
 			}
 			rt, err := o.runtime()
 			if err != nil {
@@ -520,6 +518,12 @@ func serve(ctx context.Context, server interface {
 func terminated(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return cause != nil && strings.HasPrefix(cause.Error(), syscall.SIGTERM.String())
+}
+
+// dirOf is where the data of a service lies in the user's data home.
+func dirOf(service string) (string, error) {
+	base, err := defaultDir()
+	return filepath.Join(base, service), err
 }
 
 func defaultDir() (string, error) {
