@@ -32,10 +32,14 @@ type Config struct {
 	// send. 0 means 1.
 	Threads int
 	// Memory bounds what this process has for records on their way, in bytes: the parts that
-	// its threads collect, and the slabs, the streams from another process share. 0 means slabs of
-	// 128 KiB for each thread, but all together 3.5 MiB at least and 5 MiB at most, or 10 MiB where Transport names another
-	// one than shm, and over shm as much again for long records; and parts of 1 to 8 KiB. Pages of a slab that the load does not need are never touched. Join fails if it
-	// is too little for the number of threads. Beside it the runtime has memory for messages.
+	// its threads collect, and a slab for each other process, which the streams from there
+	// share. Join fails if it is too little for the number of threads. Beside it the runtime
+	// has memory for messages.
+	//
+	// 0 means parts of 1 to 8 KiB, and slabs of 128 KiB for each thread. All slabs together have
+	// 3.5 MiB at least, and at most 5 MiB, or 10 MiB if Transport names another one than shm.
+	// Over shm each has as much again for long records. Pages of a slab that the load does not
+	// need are never touched.
 	Memory int64
 	// Transport is that of the endpoints: see [verbena.DialConfig]. Empty: the best one.
 	Transport string
