@@ -45,7 +45,14 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 	if x.service, err = c.Listener.Service(c.service(), verbena.ServiceConfig{Group: x.group, Backlog: c.Size}); err != nil {
 		return err
 	}
-	results := make(chan error, 2*c.Size)
+	x.loops.Go(func() {
+		select {
+		case <-x.failed: // a peer that was met has told of it
+			cancel(x.err)
+		case <-ctx.Done():
+		}
+	})
+	results := make(chan error, c.Size)
 	waits := 0
 	for rank := range c.Rank {
 		waits++
@@ -61,15 +68,10 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 			cancel(e)
 		}
 	}
-	if err != nil {
-		return err
+	if failed := x.Err(); failed != nil {
+		return failed
 	}
-	for _, p := range x.peers {
-		if !p.local {
-			p.start()
-		}
-	}
-	return nil
+	return err
 }
 
 // tuning keeps the runtime's memory small: messages are short, unless they carry blocks.
@@ -92,11 +94,12 @@ func (x *Exchange) dial(ctx context.Context, p *peer) error {
 	for {
 		e, err := x.c.Runtime.Dial(ctx, x.c.Addresses[p.rank], x.c.service(), verbena.DialConfig{Transport: x.c.Transport, Group: x.group})
 		if err == nil {
-			p.ep = e
+			x.met(p, e)
 			if err = x.greet(ctx, p); err == nil {
+				p.start()
 				return nil
 			}
-			return fmt.Errorf("process %d at %s: %w", p.rank, x.c.Addresses[p.rank], err)
+			return p.unmet(err)
 		}
 		var legacy *verbena.LegacyPeerError
 		var selection *verbena.SelectionError
@@ -105,11 +108,7 @@ func (x *Exchange) dial(ctx context.Context, p *peer) error {
 		}
 		// It may not have begun to listen, or not joined yet.
 		x.c.Runtime.Forget(x.c.Addresses[p.rank])
-		timer := time.NewTimer(retry)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause(ctx, retry) {
 			return fmt.Errorf("process %d: %w, last: %w", p.rank, context.Cause(ctx), err)
 		}
 	}
@@ -124,7 +123,7 @@ func (x *Exchange) greet(ctx context.Context, p *peer) error {
 	if err := p.ep.Send(ctx, wire.TagHello, h.Append(nil)); err != nil {
 		return err
 	}
-	theirs, err := x.receiveHello(ctx, p.ep)
+	theirs, err := receiveHello(ctx, p.ep, x.c.Size)
 	if err != nil {
 		return err
 	}
@@ -132,6 +131,20 @@ func (x *Exchange) greet(ctx context.Context, p *peer) error {
 		return fmt.Errorf("process %d answers at its address", theirs.Rank)
 	}
 	return x.agree(p, h, theirs)
+}
+
+// met says that a peer is at the other end of an endpoint.
+func (x *Exchange) met(p *peer, e *verbena.Endpoint) {
+	x.meeting.Lock()
+	p.ep = e
+	x.meeting.Unlock()
+}
+
+// endpoint is what tells whether a peer has been met.
+func (x *Exchange) endpoint(rank int) *verbena.Endpoint {
+	x.meeting.Lock()
+	defer x.meeting.Unlock()
+	return x.peers[rank].ep
 }
 
 // accept takes the endpoints of peers of greater ranks. One that does not belong to the
@@ -144,13 +157,23 @@ func (x *Exchange) accept(ctx context.Context, missing int) error {
 		}
 		p, err := x.welcome(ctx, e)
 		if err != nil {
+			var process *ProcessError
+			switch {
+			case p != nil: // it is told before its endpoint is closed
+				return err
+			case ctx.Err() != nil:
+				x.refusal.unheard = e
+				return err
+			}
 			_ = e.Close()
-			if p != nil || ctx.Err() != nil {
+			if errors.As(err, &process) {
+				x.refusal.heard = true
 				return err
 			}
 			x.c.Logger.Warn("shuffle: a process was turned away", "address", e.RemoteAddr(), "err", err)
 			continue
 		}
+		p.start()
 		missing--
 	}
 	return nil
@@ -159,7 +182,7 @@ func (x *Exchange) accept(ctx context.Context, missing int) error {
 // welcome exchanges hellos on an endpoint that was accepted. With a peer beside it an
 // error is fatal.
 func (x *Exchange) welcome(ctx context.Context, e *verbena.Endpoint) (*peer, error) {
-	theirs, err := x.receiveHello(ctx, e)
+	theirs, err := receiveHello(ctx, e, x.c.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +193,7 @@ func (x *Exchange) welcome(ctx context.Context, e *verbena.Endpoint) (*peer, err
 	if p.ep != nil {
 		return nil, fmt.Errorf("process %d has joined already", theirs.Rank)
 	}
-	p.ep = e
+	x.met(p, e)
 	h, err := x.hello(ctx, p)
 	if err == nil {
 		if err = e.Send(ctx, wire.TagHello, h.Append(nil)); err == nil {
@@ -178,17 +201,54 @@ func (x *Exchange) welcome(ctx context.Context, e *verbena.Endpoint) (*peer, err
 		}
 	}
 	if err != nil {
-		return p, fmt.Errorf("process %d: %w", p.rank, err)
+		return p, p.unmet(err)
 	}
 	return p, nil
 }
 
-func (x *Exchange) receiveHello(ctx context.Context, e *verbena.Endpoint) (h wire.Hello, err error) {
+// unmet is why a peer at the other end of an endpoint cannot be worked with.
+func (p *peer) unmet(err error) error {
+	var process *ProcessError
+	if errors.As(err, &process) {
+		return err
+	}
+	select {
+	case <-p.ep.Done():
+	default:
+		return fmt.Errorf("process %d at %s: %w", p.rank, p.x.c.Addresses[p.rank], err)
+	}
+	for { // it may have said why it has gone
+		m, gone := p.ep.Receive(p.x.ctx)
+		if gone != nil {
+			return &ProcessError{Rank: p.rank, Err: fmt.Errorf("%w: %w", ErrPeerLost, err)}
+		}
+		a, other := wire.ParseAbort(m.Bytes())
+		tag := m.Tag
+		m.Release()
+		if tag == wire.TagAbort && other == nil {
+			return aborted(a)
+		}
+	}
+}
+
+// receiveHello receives the first message. It is a *ProcessError of one of size processes if that says that
+// they cannot all join.
+func receiveHello(ctx context.Context, e *verbena.Endpoint, size int) (h wire.Hello, err error) {
 	m, err := e.Receive(ctx)
 	if err != nil {
 		return h, fmt.Errorf("no hello: %w", err)
 	}
 	defer m.Release()
+	if m.Tag == wire.TagAbort {
+		a, err := wire.ParseAbort(m.Bytes())
+		switch {
+		case err != nil:
+			return h, err
+		case a.Rank >= size:
+			return h, fmt.Errorf("%w: an abort because of process %d of %d", wire.ErrFormat, a.Rank, size)
+		}
+		return h, aborted(a)
+	}
 	if m.Tag != wire.TagHello {
 		return h, fmt.Errorf("%w: a message with tag %d in place of a hello", wire.ErrFormat, m.Tag)
 	}

@@ -27,6 +27,7 @@ type Exchange struct {
 
 	ctx    context.Context // of all calls of the runtime; ends with the failure, or Close
 	cancel context.CancelCauseFunc
+	joined chan struct{} // closed when all peers have been met
 	failed chan struct{} // closed with the failure
 	fail1  sync.Once
 	err    error // of the failure; set before failed is closed
@@ -43,6 +44,8 @@ type Exchange struct {
 
 	gather gatherer
 
+	meeting    sync.Mutex // held to set a peer's endpoint, and to read it before all are there
+	refusal    refusal    // of a Join that fails
 	group      *verbena.Group
 	service    *verbena.Service
 	registered atomic.Int64 // bytes
@@ -51,11 +54,39 @@ type Exchange struct {
 
 // Join connects this process with all others, and returns when that is done. ctx bounds
 // the joining alone.
+//
+// When it fails in one process it fails in all: those that have come are told why, and those that come within 5 s,
+// or 2 s behind the end of ctx, for which an error is kept back as long as somebody has not come.
 func Join(ctx context.Context, c Config) (*Exchange, error) {
 	if err := c.complete(); err != nil {
+		nobody := refusal{met: func(int) bool { return false }}
+		nobody.send(ctx, &c, nil, cannotJoin(c.Rank, err))
 		return nil, fmt.Errorf("shuffle: join: %w", err)
 	}
-	x := &Exchange{c: c, failed: make(chan struct{}), finished: make(chan struct{}), over: make(chan struct{})}
+	x := newExchange(c)
+	if c.Spill != "" {
+		var err error
+		if x.spill, err = newSpiller(x, c.Spill); err != nil {
+			return nil, x.leave(ctx, err)
+		}
+	}
+	if c.Size > 1 {
+		if err := x.connect(ctx); err != nil {
+			return nil, x.leave(ctx, err)
+		}
+	}
+	for _, p := range x.peers {
+		x.lanes += p.lanes
+	}
+	close(x.joined)
+	x.loops.Go(x.finish)
+	x.loops.Go(x.lookAfter)
+	return x, nil
+}
+
+// newExchange makes an exchange that knows nobody yet.
+func newExchange(c Config) *Exchange {
+	x := &Exchange{c: c, joined: make(chan struct{}), failed: make(chan struct{}), finished: make(chan struct{}), over: make(chan struct{})}
 	x.ctx, x.cancel = context.WithCancelCause(context.Background())
 	x.unfinished.Store(int32(2 * c.Threads))
 	x.left.Store(int32(c.Size))
@@ -86,24 +117,7 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 		x.senders = append(x.senders, newSender(x, l))
 		x.receivers = append(x.receivers, newReceiver(x, i))
 	}
-	if c.Spill != "" {
-		var err error
-		if x.spill, err = newSpiller(x, c.Spill); err != nil {
-			return nil, fmt.Errorf("shuffle: join: %w", err)
-		}
-	}
-	if c.Size > 1 {
-		if err := x.connect(ctx); err != nil {
-			x.cancel(ErrClosed)
-			return nil, errors.Join(fmt.Errorf("shuffle: join as process %d of %d: %w", c.Rank, c.Size, err), x.free())
-		}
-	}
-	for _, p := range x.peers {
-		x.lanes += p.lanes
-	}
-	x.loops.Go(x.finish)
-	x.loops.Go(x.lookAfter)
-	return x, nil
+	return x
 }
 
 // Rank is this process's number.

@@ -28,3 +28,11 @@ func (x *Exchange) Forge(rank, at int, word uint64) {
 
 // Rests tells whether the process has told its peers that it rests.
 func (x *Exchange) Rests() bool { return !x.idle.armed.Load() }
+
+// HelloOf is what a process without memory for others to fill says.
+func HelloOf(c Config) *wire.Hello {
+	if err := c.complete(); err != nil {
+		panic(err)
+	}
+	return &wire.Hello{Rank: c.Rank, Size: c.Size, Threads: c.Threads, Lanes: c.lanes, Page: c.page, Pages: c.pages, MaxRecord: int64(c.MaxRecord)}
+}

@@ -1,13 +1,11 @@
 package shuffle
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/internal/fifo"
@@ -167,8 +165,12 @@ func (p *peer) message(m *verbena.Message) error {
 			if len(b) > 0 {
 				return fmt.Errorf("%w: entries in a message, beside the board", flow.ErrBreach)
 			}
-			p.x.turn()
 			p.x.idle.arm()
+			select {
+			case <-p.x.joined:
+				p.x.turn()
+			default: // others are being met; then it will look
+			}
 			return nil
 		}
 		return p.entries(b)
@@ -184,14 +186,7 @@ func (p *peer) message(m *verbena.Message) error {
 		if err != nil {
 			return err
 		}
-		kind := ErrAborted
-		switch a.Kind {
-		case wire.AbortedByLoss:
-			kind = ErrPeerLost
-		case wire.AbortedByData:
-			kind = ErrCorrupt
-		}
-		_ = p.x.fail(&ProcessError{Rank: a.Rank, Err: fmt.Errorf("%w: %s", kind, a.Reason)})
+		_ = p.x.fail(aborted(a))
 		return nil
 	case wire.TagGather:
 		round, data, err := wire.ParseGather(b)
@@ -431,34 +426,6 @@ func (p *peer) send(batch *verbena.Batch, posts []wire.Entry) (more bool, err er
 		}
 	}
 	return notified || len(posts) > 0 || bye, err
-}
-
-// patienceOfEnds bounds how long a peer is told of a failure.
-const patienceOfEnds = 2 * time.Second
-
-// tell tells the peers why the exchange has failed.
-func (x *Exchange) tell(err error) {
-	a := wire.Abort{Rank: x.c.Rank, Reason: err.Error()}
-	var process *ProcessError
-	if errors.As(err, &process) {
-		a.Rank, a.Reason = process.Rank, process.Err.Error()
-	}
-	switch {
-	case errors.Is(err, ErrPeerLost):
-		a.Kind = wire.AbortedByLoss
-	case errors.Is(err, ErrCorrupt):
-		a.Kind = wire.AbortedByData
-	}
-	message := a.Append(nil)
-	ctx, cancel := context.WithTimeout(context.Background(), patienceOfEnds)
-	defer cancel()
-	var all sync.WaitGroup
-	for _, p := range x.peers {
-		if p.ep != nil && !(p.rank == a.Rank && a.Kind == wire.AbortedByLoss) {
-			all.Go(func() { _ = p.ep.Send(ctx, wire.TagAbort, message) }) // it may have failed, too
-		}
-	}
-	all.Wait()
 }
 
 // hangUp closes the endpoint.

@@ -1,0 +1,163 @@
+package shuffle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/providers"
+	"github.com/verbena-data/verbena/shuffle"
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
+
+// members are configurations of processes that can join, all in this one.
+func (w world) members(t *testing.T, size int, c shuffle.Config) []shuffle.Config {
+	t.Helper()
+	members := make([]shuffle.Config, size)
+	addresses := make([]string, size)
+	for rank := range members {
+		r, err := verbena.New(verbena.Config{Providers: providers.Default()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.Close() })
+		ln, err := r.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		addresses[rank] = ln.Addr().String()
+		m := c
+		m.Runtime, m.Listener, m.Rank, m.Size, m.Addresses, m.Transport, m.Mode = r, ln, rank, size, addresses, w.transport, w.mode
+		members[rank] = m
+	}
+	return members
+}
+
+// joining is a Join under way.
+type joining chan error
+
+func join(ctx context.Context, c shuffle.Config) joining {
+	done := make(joining, 1)
+	go func() {
+		x, err := shuffle.Join(ctx, c)
+		if err == nil {
+			// It may have met all before another one failed.
+			err = x.Wait(ctx)
+			_ = x.Close() // the exchange has failed
+		}
+		done <- err
+	}()
+	return done
+}
+
+// A process that cannot join says so to all others, whether they have met it or not, and they
+// do not wait for it.
+func TestAllHearOfWhoCannotJoin(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		spoil   func(*shuffle.Config)
+		because string
+		from    int // the first rank that can be heard of: process 0 dials nobody
+	}{
+		{"before it meets anybody", func(c *shuffle.Config) { c.Spill = filepath.Join(c.Spill, "missing") }, "the spill directory", 0},
+		{"with its configuration", func(c *shuffle.Config) { c.Memory = 1 }, "bytes of Memory", 0},
+		{"with another configuration", func(c *shuffle.Config) { c.Threads = 2 }, "Threads is", 0},
+		{"where its service cannot be", func(c *shuffle.Config) { _ = c.Listener.Close() }, "closed", 1},
+	} {
+		for rank := c.from; rank < 3; rank++ {
+			t.Run(fmt.Sprintf("%s/%d", c.name, rank), func(t *testing.T) {
+				// Long before that all have ended.
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				members := worlds[1].members(t, 3, shuffle.Config{Spill: t.TempDir()})
+				c.spoil(&members[rank])
+				var joins []joining
+				for _, m := range members {
+					joins = append(joins, join(ctx, m))
+				}
+				for other, j := range joins {
+					err := <-j
+					var process *shuffle.ProcessError
+					switch {
+					case err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), c.because):
+						t.Errorf("process %d, while process %d cannot join: %v", other, rank, err)
+					case c.name == "with another configuration": // any of two may say it first
+					case other != rank && (!errors.As(err, &process) || process.Rank != rank || !errors.Is(err, shuffle.ErrAborted)):
+						t.Errorf("process %d, while process %d cannot join: %v", other, rank, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Who gives up to wait says so to all, also to those for whom it has waited.
+func TestAllHearOfWhoGivesUp(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	members := worlds[0].members(t, 4, shuffle.Config{})
+	hasty, giveUp := context.WithCancelCause(ctx)
+	joins := []joining{join(ctx, members[0]), join(ctx, members[1]), join(hasty, members[2])}
+	giveUp(errors.New("enough"))
+	joins = append(joins, join(ctx, members[3]))
+	for rank, j := range joins {
+		if err := <-j; err == nil || !strings.Contains(err.Error(), "enough") || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("process %d: %v", rank, err)
+		}
+	}
+}
+
+// When a process dies that has met others, they do not wait for those that have not come yet, and
+// tell those that come later.
+func TestProcessDiesBeforeAllHaveJoined(t *testing.T) {
+	for _, w := range worlds {
+		t.Run(w.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			members := w.members(t, 3, shuffle.Config{})
+			first := join(ctx, members[0])
+			e := dialUntilServed(ctx, t, members[1], 0)
+			h := shuffle.HelloOf(members[1])
+			if err := e.Send(ctx, wire.TagHello, h.Append(nil)); err != nil {
+				t.Fatal(err)
+			}
+			m, err := e.Receive(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Tag != wire.TagHello { // it takes part
+				t.Fatalf("tag %d in place of a hello", m.Tag)
+			}
+			m.Release()
+			if err := e.Close(); err != nil {
+				t.Fatal(err)
+			}
+			late := join(ctx, members[2])
+			for rank, j := range map[int]joining{0: first, 2: late} {
+				var process *shuffle.ProcessError
+				if err := <-j; !errors.As(err, &process) || process.Rank != 1 || !errors.Is(err, shuffle.ErrPeerLost) {
+					t.Errorf("process %d: %v", rank, err)
+				}
+			}
+		})
+	}
+}
+
+// dialUntilServed dials the exchange of another process as c's.
+func dialUntilServed(ctx context.Context, t *testing.T, c shuffle.Config, rank int) *verbena.Endpoint {
+	t.Helper()
+	for ctx.Err() == nil {
+		e, err := c.Runtime.Dial(ctx, c.Addresses[rank], wire.Service, verbena.DialConfig{Transport: c.Transport})
+		if err == nil {
+			return e
+		}
+		c.Runtime.Forget(c.Addresses[rank])
+	}
+	t.Fatal("nobody answers")
+	return nil
+}
