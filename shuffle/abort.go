@@ -15,10 +15,10 @@ import (
 const (
 	// patienceOfEnds bounds how long a peer is told of a failure.
 	patienceOfEnds = 2 * time.Second
-	// patienceOfJoins bounds it for peers that have not been met, and patienceOfFailed for the one that has failed,
-	// which is there at once if it can be.
-	patienceOfJoins  = 5 * time.Second
-	patienceOfFailed = 500 * time.Millisecond
+	// patienceOfJoins bounds it for peers that have not been met, and leastPatience for the one that has failed, which is
+	// there at once if it can be, and when the context of Join has ended.
+	patienceOfJoins = 5 * time.Second
+	leastPatience   = time.Second
 )
 
 // kinds are what the kinds of aborts say.
@@ -90,13 +90,15 @@ func (r *refusal) send(ctx context.Context, c *Config, service *verbena.Service,
 	if !c.knowsOthers() {
 		return
 	}
-	patience := patienceOfJoins
-	if ctx.Err() != nil {
-		patience = patienceOfEnds
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), patienceOfJoins)
 	defer cancel()
-	soon, cancelSoon := context.WithTimeout(ctx, patienceOfFailed)
+	stop := context.AfterFunc(ctx, func() {
+		pause(patient, leastPatience)
+		cancel()
+	})
+	defer stop()
+	ctx = patient
+	soon, cancelSoon := context.WithTimeout(ctx, leastPatience)
 	defer cancelSoon()
 	a := abortOf(failed, c.Rank)
 	message := a.Append(nil)

@@ -56,7 +56,7 @@ type Exchange struct {
 // the joining alone.
 //
 // When it fails in one process it fails in all: those that have come are told why, and those that come within 5 s,
-// or 2 s behind the end of ctx, for which an error is kept back as long as somebody has not come.
+// or 1 s from the end of ctx. As long as somebody has not come the error is kept back.
 func Join(ctx context.Context, c Config) (*Exchange, error) {
 	if err := c.complete(); err != nil {
 		nobody := refusal{met: func(int) bool { return false }}

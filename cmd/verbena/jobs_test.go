@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -147,6 +148,30 @@ func TestSortKilled(t *testing.T) {
 		if name != in {
 			t.Errorf("%s is left behind", name)
 		}
+	}
+}
+
+// TestOneCannotTakePart has processes that something else starts, one of which fails before it meets the others: they end
+// with its reason, and long before they would have waited enough.
+func TestOneCannotTakePart(t *testing.T) {
+	dir := t.TempDir()
+	for _, bad := range []int{0, 1} {
+		var all sync.WaitGroup
+		for rank := range 3 {
+			memory := "512MiB"
+			if rank == bad {
+				memory = "20MiB"
+			}
+			cmd, out := asProcess(t, nil, "sort", "--rank", fmt.Sprint(rank), "--size", "3", "--rendezvous", fmt.Sprintf("unix:%s/%d/meet", dir, bad), "--wait", "1m",
+				"--memory", memory, "-o", filepath.Join(dir, "out"), os.DevNull)
+			all.Go(func() {
+				err := cmd.Run()
+				if err == nil || !strings.Contains(out.String(), "needs") || rank != bad && !strings.Contains(out.String(), fmt.Sprintf("process %d: ", bad)) {
+					t.Errorf("process %d, while process %d cannot take part: %v\n%s", rank, bad, err, out)
+				}
+			})
+		}
+		all.Wait()
 	}
 }
 

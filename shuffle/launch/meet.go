@@ -22,6 +22,9 @@ const (
 	protocol   = "verbena-job/1"
 	// maxLine bounds what one side says: 65,536 addresses of 60 bytes.
 	maxLine = 4 << 20
+	// failLimit bounds how long it is told that a job cannot meet, to processes that have not come yet, and leastFailLimit
+	// when the context has ended.
+	failLimit, leastFailLimit = 5 * time.Second, time.Second
 	// retryFirst and retryLast are how long a process waits before it tries rank 0 again.
 	retryFirst, retryLast = 10 * time.Millisecond, time.Second
 )
@@ -33,6 +36,8 @@ type hello struct {
 	Rank     int    `json:"rank"`
 	Size     int    `json:"size"`
 	Address  string `json:"address"`
+	// Failed is why the process cannot take part.
+	Failed string `json:"failed,omitempty"`
 }
 
 // answer is what it gets when all have come.
@@ -43,7 +48,9 @@ type answer struct {
 
 // Meet tells all processes of a job the address at which this one listens, and returns
 // everybody's, by rank. An address without a host, such as ":4711" or "0.0.0.0:4711", gets
-// the one under which rank 0 sees this process. It waits until all have come, or for ctx.
+// the one under which rank 0 sees this process. It waits until all have come, or for ctx; one that ends before that,
+// or says by [Decline] that it will not come, ends the wait of all. An error may be kept back for 5 s, or 1 s from the
+// end of ctx, in which those that come later are told.
 func Meet(ctx context.Context, w Worker, address string) ([]string, error) {
 	if w.Size <= 1 {
 		return []string{address}, nil
@@ -103,6 +110,27 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return (&net.ListenConfig{}).Listen(ctx, kind, place)
 }
 
+// Decline tells the processes of a job that this one cannot take part, before it has called [Meet].
+func Decline(ctx context.Context, w Worker, why error) {
+	if w.Size <= 1 {
+		return
+	}
+	if w.Rank > 0 {
+		ctx, cancel := context.WithTimeout(ctx, failLimit)
+		defer cancel()
+		kind, place := network(w.Rendezvous)
+		if c, err := dialUntil(ctx, kind, place); err == nil {
+			_, _ = ask(ctx, c, hello{Protocol: protocol, Job: w.Job, Rank: w.Rank, Size: w.Size, Failed: why.Error()})
+		}
+		return
+	}
+	if l, err := listen(ctx, w.Rendezvous); err == nil {
+		m := newMeeting(w)
+		m.fail(fmt.Errorf("process 0: %w", why))
+		m.serve(ctx, l)()
+	}
+}
+
 // meeting is what rank 0 knows of the others.
 type meeting struct {
 	w  Worker
@@ -111,19 +139,63 @@ type meeting struct {
 	conns     []net.Conn
 	addresses []string
 	missing   int
-	complete  chan struct{}
-	failed    chan error // for one
+	complete  chan struct{} // closed when all have come
+	failed    chan struct{} // closed when they will not
+	err       error         // why; set before failed is closed
+	told      int           // processes that know of it
+	allTold   chan struct{}
 }
 
-func receiveAll(ctx context.Context, w Worker, own string) ([]string, error) {
-	l, err := listen(ctx, w.Rendezvous)
-	if err != nil {
-		return nil, err
+func newMeeting(w Worker) *meeting {
+	return &meeting{w: w, conns: make([]net.Conn, w.Size), addresses: make([]string, w.Size), missing: w.Size - 1,
+		complete: make(chan struct{}), failed: make(chan struct{}), allTold: make(chan struct{})}
+}
+
+// fail ends the meeting for all, the first time.
+func (m *meeting) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil || m.missing == 0 {
+		return
 	}
-	m := &meeting{w: w, conns: make([]net.Conn, w.Size), addresses: make([]string, w.Size), missing: w.Size - 1, complete: make(chan struct{}), failed: make(chan error, 1)}
+	m.err = err
+	close(m.failed)
+	for _, c := range m.conns {
+		if c != nil {
+			m.tell(c)
+		}
+	}
+}
+
+// tell tells a process that has come that the meeting has failed. mu is held.
+func (m *meeting) tell(c net.Conn) {
+	_ = c.SetWriteDeadline(time.Now().Add(failLimit))
+	_ = json.NewEncoder(c).Encode(answer{Error: m.err.Error()})
+	if m.told++; m.told == m.w.Size-1 {
+		close(m.allTold)
+	}
+}
+
+// serve takes what processes say. Who calls end waits until all that have come know what has become of it; and if
+// the meeting has failed, a while for the others.
+func (m *meeting) serve(ctx context.Context, l net.Listener) (end func()) {
 	var serving sync.WaitGroup
-	ctx, cancel := context.WithCancel(ctx)
-	defer func() {
+	all, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() { m.welcome(all, c) })
+		}
+	})
+	return func() {
+		select {
+		case <-m.failed:
+			m.lastCalls(ctx)
+		default:
+		}
 		cancel()
 		_ = l.Close()
 		serving.Wait()
@@ -132,22 +204,45 @@ func receiveAll(ctx context.Context, w Worker, own string) ([]string, error) {
 				_ = c.Close()
 			}
 		}
-	}()
-	serving.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			serving.Go(func() { m.welcome(ctx, c) })
-		}
-	})
+	}
+}
+
+// lastCalls waits until all have been told that the meeting has failed, or for the limit.
+func (m *meeting) lastCalls(ctx context.Context) {
+	timer := time.NewTimer(failLimit)
+	defer timer.Stop()
+	select {
+	case <-m.allTold:
+		return
+	case <-timer.C:
+		return
+	case <-ctx.Done():
+	}
+	timer.Reset(leastFailLimit)
+	select {
+	case <-m.allTold:
+	case <-timer.C:
+	}
+}
+
+func receiveAll(ctx context.Context, w Worker, own string) ([]string, error) {
+	l, err := listen(ctx, w.Rendezvous)
+	if err != nil {
+		return nil, err
+	}
+	m := newMeeting(w)
+	defer m.serve(ctx, l)()
 	select {
 	case <-m.complete:
-	case err := <-m.failed:
-		return nil, err
+	case <-m.failed:
+		return nil, m.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%s did not come: %w", m.absent(), context.Cause(ctx))
+		m.fail(fmt.Errorf("%s did not come: %w", m.absent(), context.Cause(ctx)))
+		select {
+		case <-m.failed:
+			return nil, m.err
+		default: // the last one has come meanwhile
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,34 +270,47 @@ func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	if err != nil {
 		_ = json.NewEncoder(c).Encode(answer{Error: err.Error()})
 		_ = c.Close()
+		return
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	if ctx.Err() != nil {
+		return
+	}
+	// It says nothing more; this ends when it does, or when the meeting is over.
+	if _, err := c.Read(make([]byte, 1)); err != nil && ctx.Err() == nil {
+		m.fail(fmt.Errorf("process %d has gone before all had come: %w", h.Rank, err))
 	}
 }
 
+// take takes a process that belongs to the job. It keeps the connection.
 func (m *meeting) take(h hello, c net.Conn) error {
 	switch {
 	case h.Protocol != protocol:
 		return fmt.Errorf("this is a rendezvous of %s", protocol)
 	case h.Job != m.w.Job:
 		return errors.New("another job meets here")
-	case h.Size != m.w.Size:
-		err := fmt.Errorf("process %d believes that there are %d, process 0 that there are %d", h.Rank, h.Size, m.w.Size)
-		select {
-		case m.failed <- err:
-		default:
-		}
-		return err
-	case h.Rank <= 0 || h.Rank >= m.w.Size:
+	case h.Rank <= 0 || h.Rank >= min(h.Size, m.w.Size):
 		return fmt.Errorf("there is no process %d of %d", h.Rank, m.w.Size)
-	}
-	if _, _, err := net.SplitHostPort(h.Address); err != nil {
-		return err
+	case h.Size != m.w.Size:
+		m.fail(fmt.Errorf("process %d believes that there are %d, process 0 that there are %d", h.Rank, h.Size, m.w.Size))
+	case h.Failed != "":
+		m.fail(fmt.Errorf("process %d: %s", h.Rank, h.Failed))
+	default:
+		if _, _, err := net.SplitHostPort(h.Address); err != nil {
+			return err
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.conns[h.Rank] != nil {
 		return fmt.Errorf("there is a process %d already", h.Rank)
 	}
-	m.conns[h.Rank], m.addresses[h.Rank] = c, withHost(h.Address, c.RemoteAddr())
+	m.conns[h.Rank] = c
+	if m.err != nil {
+		m.tell(c)
+		return nil
+	}
+	m.addresses[h.Rank] = withHost(h.Address, c.RemoteAddr())
 	if m.missing--; m.missing == 0 {
 		close(m.complete)
 	}
@@ -227,38 +335,52 @@ func (m *meeting) absent() string {
 
 func tell(ctx context.Context, w Worker, own string) ([]string, error) {
 	kind, place := network(w.Rendezvous)
+	c, err := dialUntil(ctx, kind, place)
+	if err != nil {
+		return nil, err
+	}
+	a, err := ask(ctx, c, hello{Protocol: protocol, Job: w.Job, Rank: w.Rank, Size: w.Size, Address: own})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(a.Addresses) != w.Size:
+		return nil, fmt.Errorf("process 0 tells %d addresses of %d", len(a.Addresses), w.Size)
+	}
+	return a.Addresses, nil
+}
+
+// dialUntil dials rank 0 until it listens.
+func dialUntil(ctx context.Context, kind, place string) (net.Conn, error) {
 	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
 		c, err := (&net.Dialer{}).DialContext(ctx, kind, place)
 		if err == nil {
-			return ask(ctx, c, w, own)
+			return c, nil
 		}
 		select {
-		case <-time.After(pause): // rank 0 does not listen yet
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil, fmt.Errorf("process 0 does not answer: %w", errors.Join(context.Cause(ctx), err))
 		}
 	}
 }
 
-func ask(ctx context.Context, c net.Conn, w Worker, own string) ([]string, error) {
+// ask says hello and waits for the answer.
+func ask(ctx context.Context, c net.Conn, h hello) (a answer, err error) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := json.NewEncoder(c).Encode(hello{protocol, w.Job, w.Rank, w.Size, own}); err != nil {
-		return nil, err
+	if err := json.NewEncoder(c).Encode(h); err != nil {
+		return a, err
 	}
-	var a answer
 	switch err := readLine(c, &a); {
 	case err != nil && ctx.Err() != nil:
-		return nil, fmt.Errorf("not all processes have come: %w", context.Cause(ctx))
+		return a, fmt.Errorf("not all processes have come: %w", context.Cause(ctx))
 	case err != nil:
-		return nil, fmt.Errorf("process 0 has gone: %w", err)
+		return a, fmt.Errorf("process 0 has gone: %w", err)
 	case a.Error != "":
-		return nil, errors.New(a.Error)
-	case len(a.Addresses) != w.Size:
-		return nil, fmt.Errorf("process 0 tells %d addresses of %d", len(a.Addresses), w.Size)
+		return a, errors.New(a.Error)
 	}
-	return a.Addresses, nil
+	return a, nil
 }
 
 func readLine(r io.Reader, v any) error {

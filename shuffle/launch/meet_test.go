@@ -132,7 +132,7 @@ func TestMeetStrangers(t *testing.T) {
 		`{"protocol":"verbena-job/1","job":"mine","rank":0,"size":2,"address":":1"}` + "\n":     "no process 0",
 		`{"protocol":"verbena-job/1","job":"mine","rank":1,"size":2,"address":"nobody"}` + "\n": "missing port",
 	} {
-		c := dialUntil(t, address)
+		c := dialStranger(t, address)
 		if _, err := c.Write([]byte(stranger)); err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +151,7 @@ func TestMeetStrangers(t *testing.T) {
 	}
 }
 
-func dialUntil(t *testing.T, address string) net.Conn {
+func dialStranger(t *testing.T, address string) net.Conn {
 	t.Helper()
 	for {
 		if c, err := net.Dial("tcp", address); err == nil {
@@ -163,33 +163,90 @@ func dialUntil(t *testing.T, address string) net.Conn {
 	}
 }
 
+// TestMeetMissing gives up waiting for one that does not come: the reason reaches all, and that one when it comes.
 func TestMeetMissing(t *testing.T) {
 	address := freePort(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	var errs [3]error
 	var group sync.WaitGroup
-	for _, rank := range []int{0, 2} {
+	meet := func(ctx context.Context, rank int) {
 		group.Go(func() {
 			_, errs[rank] = Meet(ctx, Worker{Rank: rank, Size: 3, Rendezvous: address}, ":1")
 		})
 	}
+	meet(ctx, 0)
 	time.AfterFunc(300*time.Millisecond, func() { cancel(errors.New("not within the time")) })
+	_, errs[2] = Meet(t.Context(), Worker{Rank: 2, Size: 3, Rendezvous: address}, ":1")
+	meet(t.Context(), 1)
 	group.Wait()
-	if err := errs[0]; err == nil || !strings.Contains(err.Error(), "processes 1") || !strings.Contains(err.Error(), "not within the time") {
-		t.Error(err)
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "processes 1 did not come") || !strings.Contains(err.Error(), "not within the time") {
+			t.Errorf("process %d: %v", rank, err)
+		}
 	}
-	if errs[2] == nil {
-		t.Error("process 2 has met process 1, which was not there")
+}
+
+// TestMeetEnds has one process end, or decline, before all have come: the others do not wait.
+func TestMeetEnds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		rank int
+		end  func(ctx context.Context, w Worker)
+		want string
+	}{
+		{"declines", 2, func(ctx context.Context, w Worker) { Decline(ctx, w, errors.New("no disk")) }, "process 2: no disk"},
+		{"process 0 declines", 0, func(ctx context.Context, w Worker) { Decline(ctx, w, errors.New("no disk")) }, "process 0: no disk"},
+		{"dies", 2, func(ctx context.Context, w Worker) {
+			c, err := dialUntil(ctx, "tcp", w.Rendezvous)
+			if err == nil {
+				err = errors.Join(json.NewEncoder(c).Encode(hello{Protocol: protocol, Rank: w.Rank, Size: w.Size, Address: ":1"}), c.Close())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}, "process 2 has gone"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			address := freePort(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var errs [4]error
+			heard := make(chan struct{}) // by process 1; then process 3 comes
+			var group sync.WaitGroup
+			for rank := range errs {
+				w := Worker{Rank: rank, Size: len(errs), Rendezvous: address}
+				group.Go(func() {
+					switch rank {
+					case c.rank:
+						c.end(ctx, w)
+						return
+					case 1:
+						defer close(heard)
+					case 3:
+						<-heard
+					}
+					if _, errs[rank] = Meet(ctx, w, ":1"); ctx.Err() != nil {
+						t.Errorf("process %d has waited to the end", rank)
+					}
+				})
+			}
+			group.Wait()
+			for rank, err := range errs {
+				if rank != c.rank && (err == nil || !strings.Contains(err.Error(), c.want)) {
+					t.Errorf("process %d: %v, want %q", rank, err, c.want)
+				}
+			}
+		})
 	}
 }
 
 func TestMeetSizes(t *testing.T) {
 	address := freePort(t)
-	var errs [2]error
+	var errs [3]error
 	var group sync.WaitGroup
-	for rank := range 2 {
+	for rank := range errs {
 		group.Go(func() {
-			_, errs[rank] = Meet(t.Context(), Worker{Rank: rank, Size: 3 + rank, Rendezvous: address}, ":1")
+			_, errs[rank] = Meet(t.Context(), Worker{Rank: rank, Size: 3 + rank%2, Rendezvous: address}, ":1")
 		})
 	}
 	group.Wait()

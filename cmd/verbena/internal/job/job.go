@@ -204,6 +204,12 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 			}
 		}()
 	}
+	met := false
+	defer func() {
+		if err != nil && !met {
+			launch.Decline(ctx, w, err) // or the others would wait
+		}
+	}()
 	exchange, memory, err := j.Divide(int64(j.Memory)/int64(w.Size), j.Threads)
 	if err != nil {
 		return err
@@ -229,6 +235,7 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 		cfg.Runtime, cfg.Listener = p.Runtime, l
 		meeting, stop := context.WithTimeoutCause(ctx, j.wait, fmt.Errorf("not within %v (--wait)", j.wait))
 		defer stop()
+		met = true
 		if cfg.Addresses, err = launch.Meet(meeting, w, l.Addr().String()); err != nil {
 			return err
 		}
