@@ -20,18 +20,22 @@ import (
 
 func demoCommand(o *options) *cobra.Command {
 	var quick, asJSON bool
-	cfg := demo.Config{}
+	cfg := demo.Config{JobWorkers: 2, JobMemory: "512MiB"}
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Store and read back real files over each transport, and measure",
+		Short: "Store and read back real files, count words and sort records over each transport, and measure",
 		Long: `Bring up a cluster in processes of its own in a temporary directory, store a
 directory tree and a file of 1 GiB with Verbena's HDFS client over TCP, then
 through shared memory, iWARP and an RDMA adapter if there is one, read all of it
-back, compare SHA-256, print a table and clean up.
+back, and compare SHA-256. Then count the words of the tree's texts, and of the
+dictionary of Debian's package dict-gcide if it is installed, and sort 2 GiB of
+records of 100 bytes, each as a job of several processes that exchange records over
+each transport, and check the results. Print the tables and clean up.
 
 Write and read are the tree and the large file together; CPU seconds are those of
 the client and the whole cluster while writing and reading; create is one small
-file created, written (1 KiB) and closed, one after the other.`,
+file created, written (1 KiB) and closed, one after the other. The jobs' rates are bytes
+of the input by the time of the whole command; their CPU seconds are those of all processes.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			cfg.Progress = cmd.ErrOrStderr()
@@ -47,6 +51,7 @@ file created, written (1 KiB) and closed, one after the other.`,
 			if quick {
 				cfg.Share, cfg.Creates = 10, 100
 				cfg.LargeFile /= 10
+				cfg.Records /= 10
 			}
 			if cfg.Tree == "" {
 				if cfg.Tree, err = toolchainSource(cmd); err != nil {
@@ -82,12 +87,16 @@ file created, written (1 KiB) and closed, one after the other.`,
 			if asJSON {
 				err = result.JSON(out)
 			} else {
-				fmt.Fprintf(out, "\n%d files, %.0f MB, %d replica(s) on %d DataNodes:\n\n", result.Files, float64(result.Bytes)/1e6, cfg.Replicas, cfg.DataNodes)
-				err = result.Table(out)
+				err = demoTables(out, cfg, result)
 			}
 			for _, row := range result.Rows {
 				if !row.Verified {
 					return fmt.Errorf("over %s other bytes came back than were stored", row.Transport)
+				}
+			}
+			for _, row := range result.JobRows {
+				if !row.Verified {
+					return fmt.Errorf("over %s a job had a wrong result", row.Transport)
 				}
 			}
 			return err
@@ -101,8 +110,24 @@ file created, written (1 KiB) and closed, one after the other.`,
 	flags.IntVar(&cfg.DataNodes, "datanodes", 3, "DataNodes to run")
 	flags.IntVar(&cfg.Replicas, "replication", 3, "replicas of a block")
 	flags.IntVar(&cfg.Workers, "clients", 4, "clients at work at once")
+	flags.Int64Var(&cfg.Records, "records", 21_474_836, "records of 100 bytes to sort")
 	flags.StringSliceVar(&cfg.Transports, "transports", nil, "what to measure, in this order (default: tcp, then what this host has)")
 	return cmd
+}
+
+// demoTables writes the tables for people.
+func demoTables(out io.Writer, cfg demo.Config, result *demo.Result) error {
+	fmt.Fprintf(out, "\n%d files, %.0f MB, %d replica(s) on %d DataNodes:\n\n", result.Files, float64(result.Bytes)/1e6, cfg.Replicas, cfg.DataNodes)
+	if err := result.Table(out); err != nil {
+		return err
+	}
+	jobs, also := result.Jobs, ""
+	if jobs.Dictionary {
+		also = " and of a dictionary"
+	}
+	fmt.Fprintf(out, "\n%d words of the tree's text%s (%.0f MB) counted, %d different ones, and %.0f MB of records of 100 bytes sorted, by %d processes with %s:\n\n",
+		jobs.Words, also, float64(jobs.Text)/1e6, jobs.Different, float64(jobs.Records)/1e4, cfg.JobWorkers, cfg.JobMemory)
+	return jobs.Table(out)
 }
 
 // toolchainSource is the source tree of the installed Go, a tree of thousands

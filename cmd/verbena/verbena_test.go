@@ -267,17 +267,18 @@ func TestDemo(t *testing.T) {
 	t.Setenv(asVerbena, "1")
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
-	out, err := run(t, "", "demo", "--quick", "--json", "--tree", tree, "--large-file", "30000000")
+	out, err := run(t, "", "demo", "--quick", "--json", "--tree", tree, "--large-file", "30000000", "--records", "500000")
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	var result struct {
 		Rows []map[string]any `json:"rows"`
+		Jobs []map[string]any `json:"jobs"`
 	}
 	if err := json.Unmarshal([]byte(out), &result); err != nil {
 		t.Fatal(err)
 	}
-	if len(result.Rows) != 3 {
+	if len(result.Rows) != 3 || len(result.Jobs) != 3 {
 		t.Fatalf("%s", out)
 	}
 	for _, row := range result.Rows {
@@ -288,6 +289,16 @@ func TestDemo(t *testing.T) {
 		}
 		if row["verified"] != true {
 			t.Errorf("%v is not verified", row["transport"])
+		}
+	}
+	for _, row := range result.Jobs {
+		for _, key := range []string{"words_mb_per_s", "words_cpu_s", "sort_mb_per_s", "sort_cpu_s"} {
+			if v, ok := row[key].(float64); !ok || v <= 0 {
+				t.Errorf("%v: %s is %v", row["transport"], key, row[key])
+			}
+		}
+		if row["verified"] != true {
+			t.Errorf("the jobs over %v are not verified", row["transport"])
 		}
 	}
 	if left, err := os.ReadDir(temporary); err != nil || len(left) > 0 {

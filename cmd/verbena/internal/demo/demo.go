@@ -1,6 +1,7 @@
 // Package demo is `verbena demo`: a cluster in processes of its own, a real
 // directory tree and a large file stored and read back over each transport,
-// every byte compared, and a table of what each transport delivered.
+// every byte compared; jobs that count words and sort records over each transport,
+// their results checked; and tables of what each transport delivered.
 package demo
 
 import (
@@ -27,6 +28,9 @@ type Config struct {
 	Replicas   int      // of each block
 	Workers    int      // clients at work at once
 	Transports []string // in the order of the rows
+	Records    int64    // of 100 bytes, to sort
+	JobWorkers int      // processes of a job
+	JobMemory  string   // of all of them together
 	// Connect returns a client of the NameNode at addr; its bytes travel over
 	// transport. For "tcp" it knows nothing of endpoints.
 	Connect func(ctx context.Context, addr, transport string) (*hdfs.Client, error)
@@ -47,18 +51,20 @@ type Row struct {
 	Verified  bool    `json:"verified"`
 }
 
-// Result is the table.
+// Result is the tables.
 type Result struct {
-	Rows []Row `json:"rows"`
+	Rows    []Row    `json:"rows"`
+	JobRows []JobRow `json:"jobs"`
+	Jobs    *Jobs    `json:"-"`
 	// Files and Bytes are what each transport stored.
 	Files int   `json:"-"`
 	Bytes int64 `json:"-"`
 }
 
-// JSON writes the table as one object.
+// JSON writes the tables as one object.
 func (r *Result) JSON(w io.Writer) error { return json.NewEncoder(w).Encode(r) }
 
-// Table writes the table for people.
+// Table writes the files' table for people.
 func (r *Result) Table(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "transport\twritten MB/s\tread MB/s\tCPU s\tcreate p50 us\tcreate p99 us\tSHA-256\t")
@@ -74,14 +80,32 @@ func (r *Result) Table(out io.Writer) error {
 }
 
 // Run brings up the cluster, does the work over each transport and takes the
-// cluster down again, also when it fails.
+// cluster down again, also when it fails; then it runs the jobs.
 func Run(ctx context.Context, cfg Config) (result *Result, err error) {
 	dir, err := os.MkdirTemp("", "verbena-demo-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if result, err = runFiles(ctx, cfg, filepath.Join(dir, "files")); err != nil {
+		return nil, err
+	}
+	place := filepath.Join(dir, "jobs")
+	if err := errors.Join(os.RemoveAll(filepath.Join(dir, "files")), os.Mkdir(place, 0o755)); err != nil {
+		return nil, err
+	}
+	if result.Jobs, err = runJobs(ctx, cfg, place); err != nil {
+		return nil, err
+	}
+	result.JobRows = result.Jobs.Rows
+	return result, nil
+}
 
+// runFiles stores and reads files in a cluster whose data lies in dir.
+func runFiles(ctx context.Context, cfg Config, dir string) (result *Result, err error) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
 	fmt.Fprintf(cfg.Progress, "Reading %s and making a file of %d MB to compare with...\n", cfg.Tree, cfg.LargeFile/1e6)
 	files, err := collect(ctx, cfg, filepath.Join(dir, "large"))
 	if err != nil {
