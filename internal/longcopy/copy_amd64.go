@@ -1,6 +1,8 @@
 package longcopy
 
 import (
+	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/cpu"
@@ -9,10 +11,14 @@ import (
 //go:noescape
 func moveString(to, from unsafe.Pointer, n uintptr)
 
+//go:noescape
+func streamLines(to, from unsafe.Pointer, lines uintptr)
+
 const (
+	cacheLine = 64
 	// stringMove is from where on a string instruction beats memmove, if its
-	// destination is aligned to a line: the processor then need not fetch the
-	// lines that it overwrites.
+	// destination is aligned to a line: some processors then need not fetch the
+	// lines that they overwrite.
 	stringMove = 2048
 	// Nothing can preempt an instruction for the collector, so it moves no more
 	// than this at once.
@@ -30,15 +36,28 @@ func Fill(to, from []byte) {
 		copy(to, from)
 		return
 	}
-	fillLong(to, from[:len(to)])
-}
-
-func fillLong(to, from []byte) {
-	if fastStrings {
-		moveStrings(to, from)
+	from = from[:len(to)]
+	if head := -int(uintptr(unsafe.Pointer(&to[0]))) & (cacheLine - 1); head > 0 {
+		copy(to[:head], from)
+		to, from = to[head:], from[head:]
+	}
+	if len(to) < timedFrom {
+		throughCache(to, from)
 		return
 	}
-	// Who reads what was stored past the caches has to wait for memory.
+	fillTimed(to, from)
+}
+
+// throughCache stores to memory that stays in this processor's cache. to begins at a line.
+func throughCache(to, from []byte) {
+	if fastStrings {
+		for len(to) > 0 {
+			n := min(len(to), mostAtOnce)
+			moveString(unsafe.Pointer(&to[0]), unsafe.Pointer(&from[0]), uintptr(n))
+			to, from = to[n:], from[n:]
+		}
+		return
+	}
 	for len(to) > mostCopied {
 		n := copy(to[:mostCopied], from)
 		to, from = to[n:], from[n:]
@@ -46,14 +65,86 @@ func fillLong(to, from []byte) {
 	copy(to, from)
 }
 
-func moveStrings(to, from []byte) {
-	if head := -int(uintptr(unsafe.Pointer(&to[0]))) & 63; head > 0 {
-		copy(to[:head], from)
-		to, from = to[head:], from[head:]
-	}
-	for len(to) > 0 {
-		n := min(len(to), mostAtOnce)
-		moveString(unsafe.Pointer(&to[0]), unsafe.Pointer(&from[0]), uintptr(n))
+// pastCache stores to memory at once. to begins at a line.
+func pastCache(to, from []byte) {
+	for len(to) >= cacheLine {
+		n := min(len(to), mostAtOnce) &^ (cacheLine - 1)
+		streamLines(unsafe.Pointer(&to[0]), unsafe.Pointer(&from[0]), uintptr(n/cacheLine))
 		to, from = to[n:], from[n:]
 	}
+	copy(to, from)
+}
+
+const (
+	// timedFrom is how long a piece must be at least for parts of it to be timed: looks
+	// at the clock are little beside it.
+	timedFrom = 32 << 10
+	// Of the first part the processor's store buffer takes 4 KiB, so the second one
+	// tells more.
+	firstPart, laterPart = 8 << 10, 64 << 10
+	// learntFrom is how long a part must be at least that tells how fast memory is.
+	learntFrom = 48 << 10
+
+	// Storing past the caches pays if it is twice as fast: what the reader then has to
+	// get from memory costs it about as much again. The first part must be slower than
+	// that to tell.
+	worth, forSure = 2, 4
+)
+
+// pastCaches is how many nanoseconds laterPart takes that is stored past the caches. It
+// begins with a server's of 2022, and follows what is measured.
+var pastCaches atomic.Int64
+
+const firstPastCaches = 2300
+
+func init() { pastCaches.Store(firstPastCaches) }
+
+var clock = time.Now()
+
+// fillTimed copies a long piece through the cache for as long as that is fast, and the rest
+// past it. to begins at a line.
+func fillTimed(to, from []byte) {
+	begun := time.Since(clock)
+	for part, factor := firstPart, int64(forSure); len(to) > 0; factor = worth {
+		part = min(part, len(to))
+		throughCache(to[:part], from)
+		to, from = to[part:], from[part:]
+		now := time.Since(clock)
+		taken := int64(now - begun)
+		begun = now
+		if slow(taken, factor*int64(part)) {
+			break
+		}
+		if factor == worth {
+			part = laterPart
+		}
+	}
+	if len(to) == 0 {
+		return
+	}
+	pastCache(to, from)
+	if len(to) >= learntFrom {
+		learn(int64(time.Since(clock)-begun) * laterPart / int64(len(to)))
+	}
+}
+
+// slow tells whether a part took longer than so many bytes past the caches.
+func slow(taken, bytes int64) bool {
+	past := pastCaches.Load()
+	if taken > past*bytes/laterPart {
+		return true
+	}
+	if taken > firstPastCaches*bytes/laterPart {
+		// It would have been. In case memory was slow once, it is tried again by and by.
+		pastCaches.Store(past - past/256)
+	}
+	return false
+}
+
+// learn takes a measured time for laterPart past the caches into account.
+func learn(taken int64) {
+	past := pastCaches.Load()
+	// This thread may have been descheduled meanwhile.
+	taken = min(taken, 4*past)
+	pastCaches.Store(max(1, past+(taken-past)/8))
 }

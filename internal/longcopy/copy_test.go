@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-func TestFill(t *testing.T) { testFill(t) }
+func TestFill(t *testing.T) { testFill(t, func() {}) }
 
 // Copies of every length, and from and to every place in a line, touch what they
 // should and nothing else.
-func testFill(t *testing.T) {
+func testFill(t *testing.T, before func()) {
 	const room = 256
 	lengths := []int{0, 1, 7, 8, 9, 63, 64, 65, 2047, 2048, 2049, 4096 + 17, 64 << 10, 1<<20 - 1, 1<<20 + 1, 2<<20 + 3}
 	random := rand.New(rand.NewPCG(3, 4))
@@ -23,6 +23,7 @@ func testFill(t *testing.T) {
 		for range 40 {
 			source, target := random.IntN(128), room+random.IntN(128)
 			clear(to[:target+length+room])
+			before()
 			Fill(to[target:target+length], from[source:])
 			if !bytes.Equal(to[target:target+length], from[source:source+length]) {
 				t.Fatalf("%d bytes from %d to %d differ", length, source, target)
