@@ -1,6 +1,7 @@
 package longcopy
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -13,6 +14,8 @@ func moveString(to, from unsafe.Pointer, n uintptr)
 
 //go:noescape
 func streamLines(to, from unsafe.Pointer, lines uintptr)
+
+func ticks() int64
 
 const (
 	cacheLine = 64
@@ -81,7 +84,7 @@ const (
 	timedFrom = 32 << 10
 	// Of the first part the processor's store buffer takes 4 KiB, so the second one
 	// tells more.
-	firstPart, laterPart = 8 << 10, 64 << 10
+	firstPart, laterPart = 8 << 10, 128 << 10
 	// learntFrom is how long a part must be at least that tells how fast memory is.
 	learntFrom = 48 << 10
 
@@ -91,27 +94,39 @@ const (
 	worth, forSure = 2, 4
 )
 
-// pastCaches is how many nanoseconds laterPart takes that is stored past the caches. It
-// begins with a server's of 2022, and follows what is measured.
+// pastCaches is how many ticks laterPart takes that is stored past the caches. It begins
+// with a server's of 2022, and follows what is measured.
 var pastCaches atomic.Int64
 
-const firstPastCaches = 2300
+// firstPastCaches is what pastCaches begins with: 28 GB/s.
+var firstPastCaches = sync.OnceValue(func() int64 {
+	const lasts = laterPart * time.Second / 28e9
+	perSecond := 2.5e9
+	if lived := time.Since(begun.time); lived > time.Millisecond {
+		perSecond = float64(ticks()-begun.ticks) / lived.Seconds()
+	}
+	first := max(1, int64(lasts.Seconds()*perSecond))
+	pastCaches.Store(first)
+	return first
+})
 
-func init() { pastCaches.Store(firstPastCaches) }
-
-var clock = time.Now()
+var begun = struct {
+	time  time.Time
+	ticks int64
+}{time.Now(), ticks()}
 
 // fillTimed copies a long piece through the cache for as long as that is fast, and the rest
 // past it. to begins at a line.
 func fillTimed(to, from []byte) {
-	begun := time.Since(clock)
+	firstPastCaches()
+	before := ticks()
 	for part, factor := firstPart, int64(forSure); len(to) > 0; factor = worth {
 		part = min(part, len(to))
 		throughCache(to[:part], from)
 		to, from = to[part:], from[part:]
-		now := time.Since(clock)
-		taken := int64(now - begun)
-		begun = now
+		now := ticks()
+		taken := now - before
+		before = now
 		if slow(taken, factor*int64(part)) {
 			break
 		}
@@ -124,7 +139,7 @@ func fillTimed(to, from []byte) {
 	}
 	pastCache(to, from)
 	if len(to) >= learntFrom {
-		learn(int64(time.Since(clock)-begun) * laterPart / int64(len(to)))
+		learn((ticks() - before) * laterPart / int64(len(to)))
 	}
 }
 
@@ -134,7 +149,7 @@ func slow(taken, bytes int64) bool {
 	if taken > past*bytes/laterPart {
 		return true
 	}
-	if taken > firstPastCaches*bytes/laterPart {
+	if first := firstPastCaches(); past > first && taken > first*bytes/laterPart {
 		// It would have been. In case memory was slow once, it is tried again by and by.
 		pastCaches.Store(past - past/256)
 	}
@@ -144,7 +159,7 @@ func slow(taken, bytes int64) bool {
 // learn takes a measured time for laterPart past the caches into account.
 func learn(taken int64) {
 	past := pastCaches.Load()
-	// This thread may have been descheduled meanwhile.
-	taken = min(taken, 4*past)
+	// This thread may have been descheduled meanwhile, or have changed processors.
+	taken = min(max(taken, 0), 4*past)
 	pastCaches.Store(max(1, past+(taken-past)/8))
 }
