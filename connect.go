@@ -48,7 +48,7 @@ func (g *Group) connect(ctx context.Context, d *device, e *Endpoint, establish l
 	s, err := g.newShell(d, e)
 	if err == nil {
 		var reply []byte
-		if reply, err = establish(ctx, s.qp, s.limits.Parameters().Append(nil)); err != nil {
+		if reply, err = establish(ctx, s.qp, s.parameters()); err != nil {
 			if rejected := (*rdma.RejectedError)(nil); errors.As(err, &rejected) && len(rejected.PrivateData) > 0 {
 				err = fmt.Errorf("%w: %q", err, rejected.PrivateData)
 			}
@@ -75,8 +75,8 @@ func (g *Group) accept(ctx context.Context, d *device, e *Endpoint, request rdma
 	}
 	s, err := g.newShell(d, e)
 	if err != nil {
-		_ = request.Reject([]byte(rejectNoResources)) // the error tells more
-	} else if err = request.Accept(ctx, s.qp, s.limits.Parameters().Append(nil)); err == nil {
+		_ = request.Reject([]byte(rejectionFor(err))) // the error tells more
+	} else if err = request.Accept(ctx, s.qp, s.parameters()); err == nil {
 		err = s.start(peer)
 	}
 	return d.settle(e, s, err)

@@ -24,6 +24,7 @@ const (
 	rejectNoResources = "no resources"
 	rejectClosing     = "closing"
 	rejectToken       = "unknown token"
+	rejectNotPossible = "not possible"
 )
 
 // A device is one of a provider's in this process. All groups share it: each has

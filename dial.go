@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/backoff"
 	"github.com/verbena-data/verbena/internal/hello"
 )
 
@@ -145,6 +146,10 @@ type dialer struct {
 	trying  string    // the candidate that is being connected
 	until   time.Time // it has so long, over all its attempts
 	refused int       // attempts that failed in a row
+
+	none      bool      // the last attempt has failed for a reason of that moment
+	shortages int       // attempts for which an end had no room
+	patience  time.Time // no further one begins after that
 }
 
 func (d *dialer) dial(ctx context.Context) (*Endpoint, error) {
@@ -170,6 +175,9 @@ func (d *dialer) dial(ctx context.Context) (*Endpoint, error) {
 	defer d.hangUp()
 	for len(d.offers) > 0 {
 		answer, err := d.ask(ctx)
+		if err != nil && d.none && cutShort(ctx, err) {
+			break // it waited for memory until then
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -183,16 +191,46 @@ func (d *dialer) dial(ctx context.Context) (*Endpoint, error) {
 		if err == nil {
 			return e, nil
 		}
+		if d.none && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			break // likewise
+		}
 		if ctx.Err() != nil {
 			return nil, d.error(fmt.Errorf("%s: %w", answer.Accept.Name, errors.Join(context.Cause(ctx), err)))
 		}
 		if worthRepeating(err) && d.pause(ctx, d.until) {
 			continue // with a new token
 		}
+		d.none = passing(err)
+		if exhausted(err) && len(d.offers) == 1 && d.waitForRoom(ctx, err) {
+			continue
+		}
 		d.drop(answer.Accept.Name, err)
 	}
-	return nil, &SelectionError{Service: d.service, Wanted: d.wanted, Selection: d.selection}
+	return nil, &SelectionError{Service: d.service, Wanted: d.wanted, Selection: d.selection, temporary: d.none}
 }
+
+// waitForRoom waits before the last candidate is tried again, for whose endpoint an end
+// had no room: others may give some back. It reports false if there is no time for that.
+func (d *dialer) waitForRoom(ctx context.Context, err error) bool {
+	d.selection.note(d.offers[0].Name, "could not be connected: "+err.Error())
+	d.selection.pass(d.offers[0].Name)
+	if d.shortages++; d.shortages == 1 {
+		var ok bool
+		if d.patience, ok = ctx.Deadline(); !ok {
+			d.patience = time.Now().Add(d.r.cfg.ConnectTimeout)
+		}
+	}
+	d.hangUp() // the server has no handshake open for it meanwhile
+	pause := roomPauses.Pause(d.shortages)
+	if time.Until(d.patience) <= pause || !backoff.Sleep(ctx, pause, nil) {
+		return false
+	}
+	d.trying = "" // it gets its time anew
+	return true
+}
+
+// roomPauses are those between attempts at a peer that has no room for an endpoint.
+var roomPauses = backoff.Policy{First: 20 * time.Millisecond, Most: time.Second}
 
 func (d *dialer) error(err error) error {
 	return fmt.Errorf("verbena: dial %s at %s: %w", d.service, d.addr, err)

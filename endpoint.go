@@ -33,6 +33,7 @@ type Endpoint struct {
 	carrier       carrier
 	pooled        any      // what the pool of which it is keeps with it
 	features      features // that both ends have; set before its carrier
+	scarce        bool     // an end was short of receives when it was set up; likewise
 	exposed       exposures
 
 	// sendLock orders Sends; a channel, because waiting for it ends with the
@@ -148,6 +149,19 @@ func (e *Endpoint) RemoteAddr() net.Addr { return e.remote }
 
 // Selection tells which transport carries the endpoint, and why.
 func (e *Endpoint) Selection() Selection { return e.selection }
+
+// scarceIdle is how long an endpoint is kept without use for which receives were scarce.
+const scarceIdle = 250 * time.Millisecond
+
+// KeepFor is how long whoever keeps endpoints for later should keep this one from its last
+// use on: idle, but at most 250 ms if one of its ends was short of receives when it was set
+// up. Others wait for those then.
+func (e *Endpoint) KeepFor(idle time.Duration) time.Duration {
+	if e.scarce {
+		return min(idle, scarceIdle)
+	}
+	return idle
+}
 
 // MaxMessage is the longest message in bytes that the peer accepts.
 func (e *Endpoint) MaxMessage() int { return e.carrier.maxMessage() }

@@ -53,7 +53,13 @@ type SelectionError struct {
 	Service   string
 	Wanted    string // DialConfig.Transport
 	Selection Selection
+	temporary bool
 }
+
+// Temporary tells that the last transport failed for a reason that passes: an end had no
+// memory for the endpoint, say, for as long as the dial might wait for it. A later dial may
+// succeed.
+func (e *SelectionError) Temporary() bool { return e.temporary }
 
 func (e *SelectionError) Error() string {
 	if e.Wanted != "" && e.Wanted != TransportAuto {

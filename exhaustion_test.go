@@ -2,8 +2,10 @@ package verbena
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -65,6 +67,103 @@ func TestUsedMemoryIsRefusedAtOnce(t *testing.T) {
 			}
 			giveBack()
 			p.connect(t, w.transport)
+		})
+	}
+}
+
+// promiseAllBut promises away the receives of a domain but for so many. The function returned gives
+// them back.
+func promiseAllBut(t *testing.T, n *domain, left int) (giveBack func()) {
+	t.Helper()
+	all := n.shares
+	rest := all.receives - left - int(all.promised.Load())
+	if err := all.reserve(rest); err != nil {
+		t.Fatal(err)
+	}
+	return sync.OnceFunc(func() { _ = all.reserve(-rest) })
+}
+
+// A dial that has no other transport waits for the receives of a server that has promised
+// all of them, until its deadline.
+func TestDialWaitsForMemory(t *testing.T) {
+	for _, name := range []string{"fakeband", "fakewarp", "iwarp"} {
+		t.Run(name, func(t *testing.T) {
+			w := worldOf(t, name)
+			p := w.pair(t, Config{}, ListenConfig{})
+			p.connect(t, w.transport)
+			giveBack := promiseAllBut(t, p.server.firstDomain(w.transport), 0)
+			defer giveBack()
+			refusals := &p.server.firstDevice(w.transport).count.failed
+			dialled := make(chan error, 1)
+			go func() {
+				e, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: w.transport})
+				if err == nil {
+					err = ask(p.ctx, e)
+				}
+				dialled <- err
+			}()
+			p.until(t, "the server refuses a second time", func() bool { return refusals.Load() > 1 || len(dialled) > 0 })
+			p.answer(t)
+			giveBack()
+			if err := <-dialled; err != nil {
+				t.Error(err)
+			}
+
+			defer promiseAllBut(t, p.server.firstDomain(w.transport), 0)()
+			ctx, cancel := context.WithTimeout(p.ctx, 100*time.Millisecond)
+			defer cancel()
+			_, err := p.client.Dial(ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: w.transport})
+			if none := (*SelectionError)(nil); !errors.As(err, &none) || !none.Temporary() || !strings.Contains(err.Error(), rejectNoResources) {
+				t.Error("at its deadline a dial says", err)
+			}
+		})
+	}
+}
+
+// While receives are scarce at either end endpoints get few, and pools do not keep them.
+func TestScarceEndpointsAreNotKept(t *testing.T) {
+	for _, name := range []string{"fakeband", "fakewarp", "iwarp"} {
+		t.Run(name, func(t *testing.T) {
+			w := worldOf(t, name)
+			p := w.pair(t, Config{}, ListenConfig{})
+			p.answer(t)
+			pool := newPool(t, p.client, PoolConfig{Dial: DialConfig{Transport: w.transport}, IdleTimeout: time.Hour})
+			defer pool.Close()
+			get := func() *Endpoint {
+				e, err := pool.Get(p.ctx, p.listener.Addr().String(), Intent{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := ask(p.ctx, e); err != nil {
+					t.Fatal(err)
+				}
+				return e
+			}
+			e := get()
+			if got := e.KeepFor(time.Hour); got != time.Hour {
+				t.Errorf("with receives for many an endpoint is kept for %v", got)
+			}
+			e.Close()
+			pool.Put(e)
+			for _, r := range []*Runtime{p.server, p.client} {
+				n := r.firstDomain(w.transport)
+				giveBack := promiseAllBut(t, n, n.shares.receives/5)
+				e := get()
+				q := e.carrier.(*shell)
+				if half := 1 + (q.t.Window-1)/2; r == p.client && q.window.base != half {
+					t.Errorf("a window of %d was promised, although receives are scarce", q.window.base)
+				}
+				if got := e.KeepFor(time.Hour); got != scarceIdle {
+					t.Errorf("an endpoint is kept for %v, although receives are scarce", got)
+				}
+				pool.Put(e)
+				select {
+				case <-e.done:
+				case <-p.ctx.Done():
+					t.Fatal("the pool keeps an endpoint, although receives are scarce")
+				}
+				giveBack()
+			}
 		})
 	}
 }

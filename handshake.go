@@ -147,6 +147,8 @@ func (h *handshake) serve() {
 			level := slog.LevelWarn
 			if refusal := (*hello.Refusal)(nil); errors.As(err, &refusal) && refusal.Code == hello.CodeService {
 				level = slog.LevelDebug // who dials is told, and may have come before the service
+			} else if exhausted(err) {
+				level = l.shortageLevel()
 			}
 			l.log.Log(context.Background(), level, "handshake failed", "peer", h.conn.RemoteAddr(), "error", err)
 		}
@@ -241,6 +243,19 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 	return nil, nil, fmt.Errorf("%w: hellos without end", ErrProtocol)
 }
 
+// shortageEvery is how often a listener warns that there is no memory for endpoints. Those
+// who are refused for that ask again.
+const shortageEvery = 10 * time.Second
+
+// shortageLevel is the level at which to tell of such a refusal.
+func (l *Listener) shortageLevel() slog.Level {
+	now, told := time.Now().UnixNano(), l.shortageTold.Load()
+	if now-told < int64(shortageEvery) || !l.shortageTold.CompareAndSwap(told, now) {
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
+}
+
 // hello returns the next one, of which so many bytes have been read.
 func (h *handshake) hello(seen int) (offer hello.Hello, err error) {
 	if h.first != nil {
@@ -274,7 +289,11 @@ func (h *handshake) await(t *ticket) (seen int, err error) {
 			h.l.r.discard(t.endpoint) // the peer has given it up
 		case n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && h.ctx.Err() == nil:
 			// It was finish that ended the Read; the peer's hello is to come.
-			h.l.log.Info("transport could not be connected", "peer", h.conn.RemoteAddr(), "error", t.err)
+			level := slog.LevelInfo
+			if exhausted(t.err) {
+				level = h.l.shortageLevel()
+			}
+			h.l.log.Log(context.Background(), level, "transport could not be connected", "peer", h.conn.RemoteAddr(), "error", t.err)
 			if err := h.bound(); err != nil {
 				return 0, err
 			}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -63,6 +64,8 @@ type Listener struct {
 	ln  net.Listener
 	cfg ListenConfig
 	log *slog.Logger
+
+	shortageTold atomic.Int64 // when, in ns since 1970
 
 	own    *Service // of Accept
 	legacy legacyQueue

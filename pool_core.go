@@ -239,8 +239,9 @@ func (p *poolCore[C]) newLane(key poolKey, way *poolWay) *poolLane[C] {
 				p.closed(c)
 			}
 		},
-		Lost:  func(c C) bool { return !errors.Is(p.endpoint(c).Err(), ErrClosed) },
-		Cheap: remembered,
+		KeepFor: func(c C, idle time.Duration) time.Duration { return p.endpoint(c).KeepFor(idle) },
+		Lost:    func(c C) bool { return !errors.Is(p.endpoint(c).Err(), ErrClosed) },
+		Cheap:   remembered,
 	})
 	return l
 }

@@ -24,6 +24,7 @@ type queuePair struct {
 	w      *worker
 	t      Tuning
 	limits link.Limits
+	scarce bool // when it was made, receives were
 	qp     rdma.QueuePair
 	claim  int // completion queue entries
 	helpers
@@ -58,7 +59,7 @@ func (s *queuePair) open(e *Endpoint, n *domain) error {
 	w.own = n.own(s.t.Own)
 	w.strict = w.own || !n.waits
 	w.share = n.shares.join(e.origin)
-	s.limits = n.limits(s.t, w.strict)
+	s.limits, s.scarce = n.limits(s.t, w.strict), w.share.scarce()
 	s.queue = sendQueue{
 		pool: n.sendPool, offerPool: n.offerPool, private: n.offerPool.NewPrivate(), letGo: s.letGo,
 		inline: min(a.MaxInline, link.PlaceSize), gathers: a.MaxSendSGE >= 2, strict: w.strict,
@@ -190,6 +191,13 @@ func (s *queuePair) postFailed(err error) {
 func (s *queuePair) fail(err error) {
 	s.e.end(err)
 	s.e.carrier.wake()
+}
+
+// parameters is what the peer is told of this end.
+func (s *queuePair) parameters() []byte {
+	p := s.limits.Parameters()
+	p.Scarce = s.scarce
+	return p.Append(nil)
 }
 
 func (s *queuePair) maxMessage() int { return s.m.MaxMessage() }

@@ -41,6 +41,23 @@ func passing(err error) bool {
 	return rdma.Temporary(err) || errors.Is(err, slab.ErrExhausted) || errors.Is(err, rdma.ErrTimeout) || errors.Is(err, context.DeadlineExceeded)
 }
 
+// rejectionFor is what a peer is told for whom no endpoint could be made.
+func rejectionFor(err error) string {
+	switch {
+	case errors.Is(err, ErrClosed):
+		return rejectClosing
+	case passing(err):
+		return rejectNoResources // it tries again
+	}
+	return rejectNotPossible
+}
+
+// exhausted tells whether an end had no room for an endpoint at that moment.
+func exhausted(err error) bool {
+	told := rejection(err)
+	return told == rejectNoResources || told == rdma.RejectBusy || errors.Is(err, slab.ErrExhausted)
+}
+
 // publicReason says why a transport failed, in words that are fit for the peer:
 // what err itself says of users, processes and sockets is none of its business.
 func publicReason(err error) string {

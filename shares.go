@@ -70,11 +70,16 @@ func (sh *share) unuse() {
 	}
 }
 
-// promise counts from least to most receives more for the peer, and tells how many.
+// promise counts from least to most receives more for the peer, and tells how many. Unless
+// there are plenty it is half of what is beyond the least, so that late endpoints get some,
+// too.
 func (sh *share) promise(least, most int) (int, error) {
 	a := sh.of
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if !sh.plenty() {
+		most = least + (most-least)/2
+	}
 	had, all := int(sh.promised.Load()), int(a.promised.Load())
 	own := a.receives/peerShare - had
 	room := a.receives - all

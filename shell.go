@@ -64,6 +64,7 @@ func (s *shell) start(peer wire.Parameters) error {
 	s.mu.Lock()
 	err := s.m.Start(peer)
 	if err == nil {
+		s.e.scarce = s.scarce || peer.Scarce
 		s.e.selection.Files = s.files()
 		s.flush()
 		for i := range s.early {

@@ -25,10 +25,11 @@ import (
 // sends from, in bytes each; windows is NativeMemory, disk what keeps the blocks.
 func onFakes(t *testing.T, dataNodes int, memory, windows int64, disk vfs.FS) (name string, nodes []*DataNode, client *verbena.Runtime) {
 	t.Helper()
+	const plenty = 128 << 20
 	network, dir := fake.NewNetwork(), t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	runtime := func(name string) *verbena.Runtime {
+	runtime := func(name string, memory int64) *verbena.Runtime {
 		config := fake.InfiniBand(name)
 		config.Capabilities &^= rdma.CapStreams
 		rt, err := verbena.New(verbena.Config{
@@ -49,7 +50,7 @@ func onFakes(t *testing.T, dataNodes int, memory, windows int64, disk vfs.FS) (n
 		return rt
 	}
 	secret := filepath.Join(dir, "secret")
-	nn, err := StartNameNode(ctx, NameNodeConfig{Runtime: runtime("namenode"), Dir: filepath.Join(dir, "namenode"), ClusterSecret: secret, Listen: "127.0.0.1:0", Replication: dataNodes})
+	nn, err := StartNameNode(ctx, NameNodeConfig{Runtime: runtime("namenode", plenty), Dir: filepath.Join(dir, "namenode"), ClusterSecret: secret, Listen: "127.0.0.1:0", Replication: dataNodes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func onFakes(t *testing.T, dataNodes int, memory, windows int64, disk vfs.FS) (n
 	for i := range dataNodes {
 		name := fmt.Sprint("datanode-", i)
 		dn, err := StartDataNode(ctx, DataNodeConfig{
-			Runtime: runtime(name), Dir: filepath.Join(dir, name), ClusterSecret: secret, Listen: "127.0.0.1:0",
+			Runtime: runtime(name, memory), Dir: filepath.Join(dir, name), ClusterSecret: secret, Listen: "127.0.0.1:0",
 			NameNode: nn.Addr(), NoLocalReads: true, NativeMemory: windows, shared: true, disk: disk,
 		})
 		if err != nil {
@@ -79,7 +80,7 @@ func onFakes(t *testing.T, dataNodes int, memory, windows int64, disk vfs.FS) (n
 			t.Fatal(err)
 		}
 	}
-	return nn.Addr(), nodes, runtime("client")
+	return nn.Addr(), nodes, runtime("client", plenty)
 }
 
 // Writers whose pipelines go round three DataNodes in all orders, each of which has memory

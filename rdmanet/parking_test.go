@@ -527,6 +527,9 @@ func TestFallbackIsParkedForAMoment(t *testing.T) {
 		if left := p.left(&pooled{born: time.Now(), passing: true}); left > passingLife {
 			t.Errorf("with a life of %v it is parked for %v", life, left)
 		}
+		if left := p.left(&pooled{born: time.Now(), idle: time.Millisecond}); left > time.Millisecond {
+			t.Errorf("with a life of %v one of whose endpoint 1 ms is enough is parked for %v", life, left)
+		}
 		if left := p.left(&pooled{born: time.Now()}); left <= passingLife {
 			t.Errorf("with a life of %v any other is parked for %v", life, left)
 		}

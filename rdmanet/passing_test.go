@@ -13,14 +13,15 @@ import (
 )
 
 // nearby makes a runtime and a listener of another, between which there is a transport
-// "near", without streams. The device is the listener's.
-func nearby(t *testing.T) (client *verbena.Runtime, l *Listener, device *fake.Device) {
+// "near", without streams. The device is the listener's. memory is for what arrives, in bytes;
+// 0: much.
+func nearby(t *testing.T, memory int64) (client *verbena.Runtime, l *Listener, device *fake.Device) {
 	network := fake.NewNetwork()
 	runtime := func(name string) (*verbena.Runtime, *fake.Device) {
 		c := fake.InfiniBand(name)
 		c.Capabilities &^= rdma.CapStreams
 		device := network.NewDevice(c)
-		r := must[*verbena.Runtime](t)(verbena.New(verbena.Config{Providers: []rdma.Provider{fake.NewProvider("near", device)}}))
+		r := must[*verbena.Runtime](t)(verbena.New(verbena.Config{Providers: []rdma.Provider{fake.NewProvider("near", device)}, ReceiveMemory: memory}))
 		t.Cleanup(func() { _ = r.Close() })
 		return r, device
 	}
@@ -34,7 +35,7 @@ func nearby(t *testing.T) (client *verbena.Runtime, l *Listener, device *fake.De
 // When the reason for which a connection fell back to TCP has passed, the next one
 // has the better transport, although the endpoint of the first is parked.
 func TestNextConnectionComesBack(t *testing.T) {
-	client, l, device := nearby(t)
+	client, l, device := nearby(t, 0)
 	d := &Dialer{Runtime: client}
 	defer d.Close()
 	connect := func() string {
@@ -117,7 +118,7 @@ func TestFallbacksAreTriedWithPauses(t *testing.T) {
 // A dialer that prefers plain connections to messages over TCP makes one, and finds
 // the better transport when its time has come.
 func TestPlainTCPInsteadOfMessages(t *testing.T) {
-	client, l, device := nearby(t)
+	client, l, device := nearby(t, 0)
 	d := &Dialer{Runtime: client, PlainTCP: true, ParkedLife: time.Hour}
 	defer d.Close()
 	connect := func() (plain bool) {
@@ -150,5 +151,33 @@ func TestPlainTCPInsteadOfMessages(t *testing.T) {
 	d.sockets.mu.Unlock()
 	if connect() {
 		t.Error("a plain connection, although there is a better one")
+	}
+}
+
+// An endpoint that is not to be kept, because its peer is short of memory, is parked for as long
+// as it says and not for the time that the dialer has for others.
+func TestScarceEndpointIsParkedForAMoment(t *testing.T) {
+	client, l, _ := nearby(t, 1<<20)
+	d := &Dialer{Runtime: client, ParkedTimeout: time.Hour, ParkedLife: -1}
+	defer d.Close()
+	var conns []*Conn
+	for len(conns) < 100 {
+		a := must[*Conn](t)(dialConn(d, l.Addr().String()))
+		conns = append(conns, a, must[*Conn](t)(acceptConn(l)))
+		exchange(t, a, conns[len(conns)-1])
+		if a.Selection().Transport == "near" && a.KeepFor(time.Hour) < time.Hour {
+			break
+		}
+	}
+	for _, c := range conns {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	last := conns[len(conns)-2].s
+	select {
+	case <-last.ep.(runtimeEndpoint).Done():
+	case <-time.After(time.Minute):
+		t.Error("an endpoint is kept, although the peer is short of memory")
 	}
 }

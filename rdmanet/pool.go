@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"sync"
@@ -31,7 +32,8 @@ type pooled struct {
 	born     time.Time
 	place    *list.Element // in parked, or nil
 	draining bool
-	passing  bool // a better transport was left for a reason of that moment
+	passing  bool          // a better transport was left for a reason of that moment
+	idle     time.Duration // how long it may be parked; 0: as others
 }
 
 type peer struct {
@@ -62,7 +64,11 @@ func (p *pool) add(key string, s *session) bool {
 	}
 	chosen, ok := s.ep.(selected)
 	passing := ok && chosen.Selection().Passing()
-	p.sessions[s] = &pooled{key: key, born: time.Now(), passing: passing}
+	var idle time.Duration
+	if k, ok := s.ep.(keeper); ok {
+		idle = k.KeepFor(p.idleTimeout)
+	}
+	p.sessions[s] = &pooled{key: key, born: time.Now(), passing: passing, idle: idle}
 	pr := p.peers[key]
 	if pr == nil {
 		pr = &peer{}
@@ -194,10 +200,25 @@ func (p *pool) left(e *pooled) time.Duration {
 	if e.passing && (life < 0 || life > passingLife) {
 		life = passingLife
 	}
+	idle := cmp.Or(e.idle, p.idleTimeout)
 	if life < 0 {
-		return p.idleTimeout
+		return idle
 	}
-	return min(p.idleTimeout, life-time.Since(e.born))
+	return min(idle, life-time.Since(e.born))
+}
+
+// A keeper is an endpoint that may have to go sooner.
+type keeper interface {
+	KeepFor(idle time.Duration) time.Duration
+}
+
+// KeepFor is how long whoever keeps connections for later should keep this one from its last
+// use on: as [verbena.Endpoint.KeepFor] of its endpoint.
+func (c *conn) KeepFor(idle time.Duration) time.Duration {
+	if k, ok := c.s.ep.(keeper); ok {
+		return k.KeepFor(idle)
+	}
+	return idle
 }
 
 // idle parks the session, or hands it to a dial that is waiting for it.

@@ -63,7 +63,7 @@ as many endpoints, descriptors and goroutines as before, and in a second round n
 	flags.IntVar(&p.rounds, "rounds", 2, "how often they come")
 	flags.IntVar(&p.size, "size", 300_000, "`bytes` of each client's file")
 	flags.StringSliceVar(&p.transports, "transports", []string{"shm"}, "which to try, one after the other: shm, iwarp, tcp")
-	flags.Int64Var(&p.receive, "receive", 2<<30, "`bytes` that each server may register for what arrives (memory.receive)")
+	flags.Int64Var(&p.receive, "receive", 1<<30, "`bytes` that each server may register for what arrives (memory.receive)")
 	flags.Int64Var(&p.send, "send", 512<<20, "`bytes` that it may register for what it sends (memory.send)")
 	flags.Int64Var(&p.native, "native", 320<<20, "`bytes` of windows that the DataNode may reserve (--native-memory)")
 	return cmd

@@ -17,12 +17,14 @@ type Conn interface {
 	Done() <-chan struct{}
 }
 
-// Config configures a lane. All fields but Lost and Cheap must be set.
+// Config configures a lane. All fields but KeepFor, Lost and Cheap must be set.
 type Config[C Conn] struct {
 	// Most bounds the connections, and Share the requests that use one at a time.
 	Most, Share int
 	// Idle is how long a connection stays without a request.
 	Idle time.Duration
+	// KeepFor shortens Idle for a connection. Nil: never.
+	KeepFor func(c C, idle time.Duration) time.Duration
 	// DialTimeout bounds an attempt to connect. An attempt gets less if all who wait
 	// for it have less time, but leastAttempt at least.
 	DialTimeout time.Duration
@@ -68,6 +70,7 @@ type Lane[C Conn] struct {
 	closers  int        // connections that are being closed
 	dialling bool
 	idle     *time.Timer
+	idleAt   time.Time // when it fires; zero: it does not
 	spare    sync.Pool // of *waiter[C]
 
 	failures int       // in a row
@@ -119,8 +122,9 @@ type Held[C Conn] struct {
 	lane    *Lane[C]
 	users   int
 	born    time.Time
-	since   time.Time // without users
-	gone    bool      // it is handed out no more: it has ended, or is to be closed when it is free
+	since   time.Time     // without users
+	idle    time.Duration // how long it stays so
+	gone    bool          // it is handed out no more: it has ended, or is to be closed when it is free
 	closing bool
 }
 
@@ -257,6 +261,7 @@ func (l *Lane[C]) Put(h *Held[C]) {
 	case h.users == 0:
 		h.since = time.Now()
 		l.free = append(l.free, h)
+		l.reapBy(h.since.Add(h.idle))
 	}
 }
 
@@ -324,7 +329,10 @@ func (l *Lane[C]) leave(h *Held[C]) {
 // add takes a new connection in, and hands it out as often as it may be. It needs mu.
 func (l *Lane[C]) add(c C) {
 	now := time.Now()
-	h := &Held[C]{Conn: c, lane: l, born: now, since: now}
+	h := &Held[C]{Conn: c, lane: l, born: now, since: now, idle: l.cfg.Idle}
+	if l.cfg.KeepFor != nil {
+		h.idle = l.cfg.KeepFor(c, h.idle)
+	}
 	l.conns = append(l.conns, h)
 	l.counts.Opened++
 	if l.last = nil; l.provenAt.IsZero() {
@@ -337,9 +345,7 @@ func (l *Lane[C]) add(c C) {
 	if h.users == 0 {
 		l.free = append(l.free, h)
 	}
-	if l.idle == nil {
-		l.idle = time.AfterFunc(l.cfg.Idle, l.reap)
-	}
+	l.reapBy(now.Add(h.idle))
 }
 
 // watch notices the end of a connection.
@@ -371,24 +377,45 @@ func (l *Lane[C]) failed() {
 	l.failedAt, l.after = now, now.Add(l.cfg.Pause(l.failures))
 }
 
+// reapBy has reap look at a time, unless it does earlier. It needs mu.
+func (l *Lane[C]) reapBy(at time.Time) {
+	if !l.idleAt.IsZero() && !at.Before(l.idleAt) {
+		return
+	}
+	l.idleAt = at
+	if l.idle == nil {
+		l.idle = time.AfterFunc(time.Until(at), l.reap)
+	} else {
+		l.idle.Reset(time.Until(at))
+	}
+}
+
 // reap closes what has been idle for long. One timer for the lane looks again when
-// the next one may be: requests set none.
+// the next one may be: requests set none, unless their connection stays for a shorter time
+// than others.
 func (l *Lane[C]) reap() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	for len(l.free) > 0 && now.Sub(l.free[0].since) >= l.cfg.Idle {
-		l.counts.Idle++
-		l.discard(l.free[0])
+	next := now.Add(l.cfg.Idle)
+	for _, h := range slices.Clone(l.free) {
+		if at := h.since.Add(h.idle); at.After(now) {
+			next = earlier(next, at)
+		} else {
+			l.counts.Idle++
+			l.discard(h)
+		}
 	}
-	switch {
-	case l.closed || len(l.conns) == 0:
-		l.idle = nil
-	case len(l.free) == 0:
-		l.idle.Reset(l.cfg.Idle)
-	default:
-		l.idle.Reset(l.cfg.Idle - now.Sub(l.free[0].since))
+	if l.idleAt = (time.Time{}); !l.closed && len(l.conns) > 0 {
+		l.reapBy(next)
 	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // Replace takes in a connection that is better than all of which worse says so:

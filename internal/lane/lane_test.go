@@ -345,6 +345,48 @@ func TestCrashLoop(t *testing.T) {
 	})
 }
 
+// A connection that is to be kept for a shorter time than others goes when that is over,
+// whenever the others do.
+func TestConnectionsAreKeptForDifferentTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{}
+		l := s.lane(func(c *Config[*conn]) {
+			c.KeepFor = func(c *conn, idle time.Duration) time.Duration {
+				if c.number == 1 {
+					return time.Second
+				}
+				return idle
+			}
+		})
+		defer drain(t, l)
+		long, err := l.Get(t.Context())
+		must(t, l, err)
+		short, err := l.Get(t.Context())
+		must(t, l, err)
+		l.Put(short)
+		for range 5 { // who uses it in time keeps it
+			time.Sleep(900 * time.Millisecond)
+			h, err := l.Get(t.Context())
+			must(t, l, err)
+			if h != short {
+				t.Fatal("a new one")
+			}
+			l.Put(h)
+		}
+		l.Put(long)
+		time.Sleep(1001 * time.Millisecond)
+		synctest.Wait()
+		if short.Conn.closes.Load() != 1 || long.Conn.closes.Load() != 0 {
+			t.Error("the wrong one, or none, went")
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if s := l.Stats(); s.Open != 0 || s.Idle != 2 || s.Lost != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // What nobody uses goes, the longest idle first; what is used stays.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

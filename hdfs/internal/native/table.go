@@ -312,7 +312,8 @@ func (t *Table) dial(address string) (*Conn, error) {
 
 // run receives on a connection until it ends.
 func (t *Table) run(p *peer, c *Conn) {
-	idle := time.AfterFunc(t.cfg.Idle, func() { c.closeIdle(t.cfg.Idle) })
+	keep := c.ep.KeepFor(t.cfg.Idle)
+	idle := time.AfterFunc(keep, func() { c.closeIdle(keep) })
 	err := c.receive()
 	idle.Stop()
 	t.mu.Lock()

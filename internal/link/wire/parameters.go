@@ -24,8 +24,14 @@ const (
 	MaxChunk = 1 << 20
 )
 
+// flagScarce is the flag of [Parameters].Scarce.
+const flagScarce = 1
+
 // Parameters is what one end has room for.
 type Parameters struct {
+	// Scarce asks the peer not to keep the endpoint for later: this end is short of
+	// receives for more of them.
+	Scarce     bool
 	Window     uint16 // receives for eager messages and offers
 	Control    uint16 // receives beside them for credit messages
 	Chunks     uint16 // offers that it will have open at most
@@ -35,7 +41,11 @@ type Parameters struct {
 
 // Append encodes p behind b.
 func (p Parameters) Append(b []byte) []byte {
-	b = append(b, Revision, 0)
+	var flags byte
+	if p.Scarce {
+		flags |= flagScarce
+	}
+	b = append(b, Revision, flags)
 	b = binary.BigEndian.AppendUint16(b, p.Window)
 	b = binary.BigEndian.AppendUint16(b, p.Control)
 	b = binary.BigEndian.AppendUint16(b, p.Chunks)
@@ -54,6 +64,7 @@ func ParseParameters(b []byte) (Parameters, error) {
 		return Parameters{}, fmt.Errorf("%w: endpoint protocol revision %d, this side has %d", ErrProtocol, b[0], Revision)
 	}
 	p := Parameters{
+		Scarce:     b[1]&flagScarce != 0,
 		Window:     binary.BigEndian.Uint16(b[2:]),
 		Control:    binary.BigEndian.Uint16(b[4:]),
 		Chunks:     binary.BigEndian.Uint16(b[6:]),

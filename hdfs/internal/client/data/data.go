@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
@@ -90,6 +91,13 @@ type PipelineError struct {
 
 func (e *PipelineError) Error() string { return e.Err.Error() }
 func (e *PipelineError) Unwrap() error { return e.Err }
+
+// Full tells whether a DataNode had no room for an endpoint more, or this process, for as
+// long as the dial might wait. Nothing has failed: it is to be dialled again.
+func Full(err error) bool {
+	var none *verbena.SelectionError
+	return errors.As(err, &none) && none.Temporary()
+}
 
 // ReadRequest describes a range of a block.
 type ReadRequest struct {

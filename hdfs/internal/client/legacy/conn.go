@@ -109,8 +109,18 @@ func (i *idle) take(address string) *conn {
 	return nil
 }
 
+// keeper is a connection that may have to go sooner, because its DataNode is short of memory
+// for others.
+type keeper interface {
+	KeepFor(idle time.Duration) time.Duration
+}
+
 // put keeps a connection for a while.
 func (i *idle) put(c *conn) {
+	if k, ok := c.Conn.(keeper); ok && k.KeepFor(i.age) < i.age {
+		c.discard()
+		return
+	}
 	c.r.Shrink()
 	c.kept = time.Now()
 	i.mu.Lock()

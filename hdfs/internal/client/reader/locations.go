@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sort"
 	"sync"
 
@@ -129,6 +130,19 @@ func (f *File) load(ctx context.Context) error {
 
 // growing asks the DataNodes how much of a block that is being written may be read.
 func (f *File) growing(ctx context.Context, last *hdfspb.LocatedBlockProto) (*located, error) {
+	for {
+		b, err := f.growingNow(ctx, last)
+		if !data.Full(err) {
+			return b, err
+		}
+		if !sleep(ctx, rand.N(fullPause)) {
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+// growingNow is growing for once.
+func (f *File) growingNow(ctx context.Context, last *hdfspb.LocatedBlockProto) (*located, error) {
 	b := &located{LocatedBlockProto: last, start: int64(last.GetOffset()), growing: true}
 	var errs []error
 	missing := 0

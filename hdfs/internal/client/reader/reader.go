@@ -385,6 +385,15 @@ func (t *tries) next(off int64) (*located, *hdfspb.DatanodeInfoProto, error) {
 		if n := f.alive(b, nil); n != nil {
 			return b, n, nil
 		}
+		if data.Full(t.last) {
+			// It gives the block when others have left: that is no failure.
+			if !sleep(t.ctx, rand.N(fullPause)) {
+				return nil, nil, fmt.Errorf("%w: %w", context.Cause(t.ctx), t.last)
+			}
+			t.last = nil
+			t.again()
+			continue
+		}
 		if t.failures++; t.failures > f.cfg.Failures {
 			return nil, nil, fmt.Errorf("%s: no DataNode gives block %d, at %d of the file (it has %d replicas): %w", f.name, b.GetB().GetBlockId(), b.start, len(b.GetLocs()), orMissing(t.last))
 		}
@@ -394,12 +403,21 @@ func (t *tries) next(off int64) (*located, *hdfspb.DatanodeInfoProto, error) {
 		if !sleep(t.ctx, pause) {
 			return nil, nil, context.Cause(t.ctx)
 		}
-		f.mu.Lock()
-		clear(f.dead)
-		f.mu.Unlock()
-		t.refresh = true
+		t.again()
 	}
 }
+
+// again has all DataNodes of the block be tried again, as the NameNode knows them then.
+func (t *tries) again() {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	clear(t.f.dead)
+	t.refresh = true
+}
+
+// fullPause bounds the pause before DataNodes are asked again that had no memory for one more
+// client. Each dial has waited for that already.
+const fullPause = 500 * time.Millisecond
 
 var errMissing = errors.New("the NameNode knows none that is up")
 

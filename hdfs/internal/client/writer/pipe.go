@@ -93,7 +93,7 @@ func (p *pipe) open() error {
 	s := p.s
 	var err error
 	pause := s.cfg.LocatePause
-	for range s.cfg.BlockRetries + 1 {
+	for tried := 0; tried <= s.cfg.BlockRetries; {
 		var lb *hdfspb.LocatedBlockProto
 		if lb, err = p.locate(); err != nil {
 			return err
@@ -111,6 +111,7 @@ func (p *pipe) open() error {
 				return context.Cause(s.ctx)
 			}
 			pause *= 2
+			tried++
 			continue
 		}
 		p.s.mu.Lock()
@@ -120,6 +121,11 @@ func (p *pipe) open() error {
 			return nil
 		}
 		if p.s.ctx.Err() != nil {
+			return err
+		}
+		if !data.Full(err) {
+			tried++
+		} else if !sleep(s.ctx, fullPause) {
 			return err
 		}
 		bad := 0
@@ -135,6 +141,10 @@ func (p *pipe) open() error {
 	}
 	return fmt.Errorf("write %s: no pipeline of DataNodes for its next block: %w", p.s.file.Path, err)
 }
+
+// fullPause is the pause before a DataNode is dialled again that had no memory for an endpoint
+// more, for as long as the dial might wait.
+const fullPause = 250 * time.Millisecond
 
 // anew gives up a block whose pipeline was never set up, though packets were sent: the
 // next one gets them.

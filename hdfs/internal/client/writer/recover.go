@@ -146,6 +146,9 @@ func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, wh
 			as = recoveryOf[stage]
 		}
 		err := p.connect(as, generation)
+		for len(p.nodes) == 1 && data.Full(err) && sleep(s.ctx, fullPause) {
+			err = p.connect(as, generation)
+		}
 		if err == nil {
 			return p.updated(generation)
 		}
