@@ -119,6 +119,12 @@ func (r *Runtime) Explain(ctx context.Context, addr string, cfg DialConfig) (Sel
 	return d.selection, nil
 }
 
+// Connect makes a connection as the runtime's dials do: see [Config].Connect. Whoever dials
+// a peer plainly, after a [*LegacyPeerError], takes the same way with it.
+func (r *Runtime) Connect(ctx context.Context, network, address string) (net.Conn, error) {
+	return r.cfg.Connect(ctx, network, address)
+}
+
 // Forget drops what is known about addr, so that the next dial tries it and every
 // transport.
 func (r *Runtime) Forget(addr string) { r.peers.forget(addr) }

@@ -71,8 +71,6 @@ type DataNodeConfig struct {
 
 	shared bool   // the process is not the DataNode's alone: operators may not end it
 	disk   vfs.FS // of tests; nil: the operating system's
-	// plain is of tests, in place of a net.Dialer.
-	plain func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // ErrShutdown is why a DataNode has ended that an operator has told to
@@ -125,7 +123,6 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 	}
 	dn := &DataNode{port: p, local: local, dialer: NewDialer(cfg.Runtime, verbena.TransportAuto), calls: calls, answers: verbena.NewMux(verbena.MuxConfig{}), blocks: verbena.NewMux(verbena.MuxConfig{})}
 	dn.dialer.net.PlainTCP = true // Java's clients keep to the byte stream
-	dn.dialer.net.Plain = cfg.plain
 	table, err := nativeTable(cfg.Runtime, verbena.TransportAuto, cfg.Logger)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("DataNode: %w", err), calls.Close(), local.Close(), p.Close())

@@ -97,7 +97,7 @@ func newDistant(t *testing.T, transport string, dataNodes int) *distant {
 		start(h, func() (io.Closer, error) {
 			dn, err := StartDataNode(ctx, DataNodeConfig{
 				Runtime: runtimeAt(t, h, transport), Dir: filepath.Join(dir, fmt.Sprint("datanode-", i)), ClusterSecret: secret, Listen: h.Address + ":0",
-				NameNode: name.Addr(), NoLocalReads: true, shared: true, plain: dialFrom(h),
+				NameNode: name.Addr(), NoLocalReads: true, shared: true,
 			})
 			d.nodes = append(d.nodes, dn)
 			return dn, err
@@ -111,7 +111,6 @@ func newDistant(t *testing.T, transport string, dataNodes int) *distant {
 	}
 	clientAt := func(h *testnet.Host) func() *Client {
 		dialer := NewDialer(runtimeAt(t, h, transport), verbena.TransportAuto)
-		dialer.net.Plain = dialFrom(h)
 		t.Cleanup(func() { dialer.Close() })
 		return func() *Client {
 			c, err := NewClient(ClientConfig{

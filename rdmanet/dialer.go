@@ -31,7 +31,8 @@ type Dialer struct {
 	Timeout time.Duration
 
 	// Plain dials a peer that has never heard of Verbena, unless Transport
-	// forces a provider. Default: a net.Dialer.
+	// forces a provider. Default: [verbena.Runtime.Connect], for the network "tcp" and, of
+	// "tcp4" and "tcp6", an address of that kind.
 	Plain func(ctx context.Context, network, address string) (net.Conn, error)
 	// PlainTCP has a plain TCP connection take the place of one whose messages would go
 	// over TCP, unless Transport asks for that: without frames it costs less. The
@@ -151,7 +152,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 		return nil, net.UnknownNetworkError(network)
 	}
 	if d.sockets.only(target) {
-		return d.plain(ctx, network, address)
+		return d.plain(ctx, network, address, target)
 	}
 	for ctx.Value(newEndpointKey{}) == nil {
 		s := d.pool.take(ctx, target)
@@ -171,14 +172,14 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 	if err != nil {
 		var legacy *verbena.LegacyPeerError
 		if errors.As(err, &legacy) && d.plainAllowed() {
-			return d.plain(ctx, network, address)
+			return d.plain(ctx, network, address, target)
 		}
 		return nil, err
 	}
 	if chosen, ok := ep.(selected); ok && d.PlainTCP && d.Transport != verbena.TransportTCP && chosen.Selection().Transport == verbena.TransportTCP {
 		ep.Close()
 		d.sockets.add(target, d.pool.life)
-		return d.plain(ctx, network, address)
+		return d.plain(ctx, network, address, target)
 	}
 	s := newSession(ep, settings{chunk: d.Chunk, linger: d.Linger, wait: d.CloseWait}, true, d.pool)
 	if !d.pool.add(target, s) {
@@ -236,11 +237,12 @@ func (d *Dialer) plainAllowed() bool {
 	return false
 }
 
-func (d *Dialer) plain(ctx context.Context, network, address string) (net.Conn, error) {
+// plain dials an address without Verbena, which is resolved in target.
+func (d *Dialer) plain(ctx context.Context, network, address, target string) (net.Conn, error) {
 	if d.Plain != nil {
 		return d.Plain(ctx, network, address)
 	}
-	return new(net.Dialer).DialContext(ctx, network, address)
+	return d.Runtime.Connect(ctx, "tcp", target)
 }
 
 // Close closes the parked endpoints, and waits up to a second for peers that

@@ -719,3 +719,43 @@ func TestChurnOverTransports(t *testing.T) {
 		servers.Wait()
 	})
 }
+
+// marked is a connection that a runtime's Connect has made.
+type marked struct {
+	net.Conn
+	network, address string
+}
+
+// A peer that has never heard of Verbena is dialled as the runtime connects, be it through a
+// tunnel or from another host.
+func TestPlainDialConnectsAsTheRuntime(t *testing.T) {
+	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			_, _ = io.WriteString(c, "SSH-2.0-other\r\n") // it is no hello
+		}
+	}()
+	rt := must[*verbena.Runtime](t)(verbena.New(verbena.Config{
+		Connect: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, address)
+			return &marked{c, network, address}, err
+		},
+	}))
+	defer rt.Close()
+	d := &Dialer{Runtime: rt}
+	defer d.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	for network, address := range map[string]string{"tcp": l.Addr().String(), "tcp4": net.JoinHostPort("localhost", port)} {
+		c := must[net.Conn](t)(d.DialContext(t.Context(), network, address))
+		if m, ok := c.(*marked); !ok || m.network != "tcp" || m.address != l.Addr().String() {
+			t.Errorf("%s %s: %#v", network, address, c)
+		}
+		c.Close()
+	}
+}
