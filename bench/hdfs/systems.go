@@ -189,7 +189,7 @@ type hadoop struct{ jars, native, user string }
 
 func fetchHadoop(ctx context.Context, dir, user string) (*hadoop, error) {
 	if _, err := exec.LookPath("java"); err != nil {
-		return nil, fmt.Errorf("Apache HDFS needs Java (Debian: apt-get install openjdk-17-jdk-headless): %w", err)
+		return nil, fmt.Errorf("the servers of Apache HDFS need Java (Debian: apt-get install openjdk-17-jdk-headless): %w", err)
 	}
 	fetching := func() { fmt.Fprintln(os.Stderr, "fetching the jars of Apache HDFS", maven.Hadoop) }
 	jars, err := maven.Cached(ctx, "hadoop-minicluster", hadoopJars, fetching)

@@ -170,7 +170,7 @@ func serveFlood(ctx context.Context) (err error) {
 			if err != nil {
 				return
 			}
-			go mux.Serve(e)
+			go func() { _ = mux.Serve(e) }() // it ends with its client
 		}
 	}()
 	fmt.Println(ln.Addr())

@@ -39,7 +39,7 @@ func serveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer os.RemoveAll(dir)
+			defer func() { _ = os.RemoveAll(dir) }() // of the system's temporary ones
 			address = filepath.Join(dir, "socket")
 		}
 		l, err := net.Listen(system.network, address)
@@ -108,7 +108,7 @@ var javaServer = []maven.Artifact{
 // hadoopJars returns the directory of Hadoop's jars, of the user or from the cache.
 func hadoopJars(ctx context.Context, dir string) (string, error) {
 	if _, err := exec.LookPath("java"); err != nil {
-		return "", fmt.Errorf("Hadoop's server needs Java, which is not here (Debian: apt-get install openjdk-17-jre-headless): %w", err)
+		return "", fmt.Errorf("the server of Hadoop needs Java, which is not here (Debian: apt-get install openjdk-17-jre-headless): %w", err)
 	}
 	if dir != "" {
 		return dir, nil
@@ -152,7 +152,7 @@ func startJava(ctx context.Context, jars string) (*server, error) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return nil, errors.Join(errors.New("Hadoop's server does not listen: are all its jars in the directory?"), s.stop())
+	return nil, errors.Join(errors.New("the server of Hadoop does not listen: are all its jars in the directory?"), s.stop())
 }
 
 func (s *server) stop() error {

@@ -21,7 +21,6 @@ type baselineB struct {
 	ln    net.Listener
 	conns []*multiplexed // by process
 	inbox []chan batch   // by thread
-	open  atomic.Int32   // ends that have not come
 	loops sync.WaitGroup
 }
 

@@ -206,7 +206,7 @@ func (r *row) measure(ctx context.Context, rounds int, scale float64) (beside.Ro
 			if err != nil {
 				skipped := beside.Row{What: r.what, Beside: r.beside, Unit: r.unit, Skipped: err.Error()}
 				skipped.Judge(r.target)
-				return skipped, nil
+				return skipped, nil //nolint:nilerr // the row tells it
 			}
 			*one.values = append(*one.values, r.value(m))
 		}

@@ -159,7 +159,7 @@ func startSpark(ctx context.Context, dir string, p pairsLoad) (*spark, error) {
 		return nil, fmt.Errorf("start Spark: %w", err)
 	}
 	if line, err := s.line(); err != nil || line != "ready" {
-		return nil, errors.Join(fmt.Errorf("Spark said %q: %w", line, err), s.stop())
+		return nil, errors.Join(fmt.Errorf("what Spark said is %q: %w", line, err), s.stop())
 	}
 	return s, nil
 }
@@ -169,7 +169,7 @@ func (s *spark) line() (string, error) {
 		return s.out.Text(), nil
 	}
 	log, _ := os.ReadFile(s.logs) // what there is
-	return "", fmt.Errorf("Spark has ended: %w: %s", errors.Join(s.out.Err(), io.ErrUnexpectedEOF), host.Tail(string(log)))
+	return "", fmt.Errorf("the driver of Spark has ended: %w: %s", errors.Join(s.out.Err(), io.ErrUnexpectedEOF), host.Tail(string(log)))
 }
 
 // run has Spark do it once. The time is that of the map and the result stage.
@@ -187,7 +187,7 @@ func (s *spark) run(operation string) (c cost, results int64, err error) {
 	}
 	var mapped, reduced float64 // ms
 	if _, err := fmt.Sscan(line, &mapped, &reduced, &results); err != nil {
-		return c, 0, fmt.Errorf("Spark said %q: %w", line, err)
+		return c, 0, fmt.Errorf("what Spark said is %q: %w", line, err)
 	}
 	after, err := s.processorTime()
 	return cost{(mapped + reduced) / 1e3, after - before}, results, err
@@ -218,7 +218,7 @@ func (s *spark) processorTime() (seconds float64, err error) {
 		}
 	}
 	if len(pids) != 3 {
-		return 0, fmt.Errorf("Spark has %d processes, want a driver and two executors", len(pids))
+		return 0, fmt.Errorf("want a driver of Spark and two executors, there are %d processes", len(pids))
 	}
 	for _, pid := range pids {
 		t, err := processes.CPUTime(pid)
@@ -261,7 +261,7 @@ func sparkJars(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }() // it has been renamed if all went well
 	cmd := exec.CommandContext(ctx, "python3", "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", work, "pyspark=="+sparkVersion)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("fetch Spark by pip (Debian: apt-get install python3-pip): %w: %s", err, host.Tail(string(out)))
