@@ -244,16 +244,21 @@ func (c *nativeCopy) leave() {
 
 // Take implements [native.User].
 func (c *nativeCopy) Take(m *verbena.Message) {
-	defer m.Release()
+	c.take(m.Bytes())
+	m.Release()
+}
+
+// take takes what the first of the DataNodes says.
+func (c *nativeCopy) take(b []byte) {
 	defer signal(c.news)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var err error
-	switch kind := native.KindOf(m.Bytes()); {
+	switch kind := native.KindOf(b); {
 	case kind == native.Answer && !c.answered:
-		err = c.takeAnswer(m.Bytes())
+		err = c.takeAnswer(b)
 	case kind == native.Ack && c.answered:
-		err = c.takeAck(m.Bytes())
+		err = c.takeAck(b)
 	default:
 		err = &otherWayError{brokeOff, fmt.Errorf("%w: kind %d", native.ErrMalformed, kind)}
 	}

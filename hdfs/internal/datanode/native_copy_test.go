@@ -481,11 +481,7 @@ func TestCopyOfAHostileDataNode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newNatives(t, 2, nil)
 			data := random(1, 100_000)
-			op := &hdfspb.OpWriteBlockProto{
-				Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(1, 1001, uint64(len(data)))}, ClientName: proto.String("")},
-				Targets: targets(f.nodes[1:]), Stage: hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED.Enum(), PipelineSize: proto.Uint32(2),
-				MinBytesRcvd: proto.Uint64(0), MaxBytesRcvd: proto.Uint64(uint64(len(data))), LatestGenerationStamp: proto.Uint64(1001), RequestedChecksum: transfer.CRC32C().Proto(),
-			}
+			op := copyOf(1, data, f.nodes[1:]...)
 			packets := spoil(op, nativePackets(data, 40_960))
 			setUp, err := native.AppendSetUp(nil, 1<<20, op)
 			must(t, err)
