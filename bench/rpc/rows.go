@@ -162,6 +162,10 @@ func (b *bench) others() []row {
 			what: "1 MiB received and sent on over a second endpoint, shm, adaptive waits, CPU time of all three processes", beside: "two memcpy of it", unit: "ns",
 			ours: b.relay("buffer", "cpu-ns/op", "4000x"), theirs: b.relay("buffer", "two-memcpy-ns", "1x"),
 		},
+		{
+			what: "1 MiB received and sent on over a second endpoint, shm, nobody polls, CPU time of all three processes", beside: "two memcpy of what the other processor has just written", unit: "ns",
+			ours: b.relay("buffer-quiet", "cpu-ns/op", "4000x"), theirs: twice(b.self("get", "--memcpy", "--size", "1048576")),
+		},
 	}
 	for _, q := range []struct{ name, flag string }{{"p50", "0.5"}, {"p99", "0.99"}} {
 		list = append(list, row{
@@ -256,6 +260,14 @@ func (b *bench) self(args ...string) beside.Measure {
 	}
 }
 
+// twice measures what is done two times.
+func twice(once beside.Measure) beside.Measure {
+	return func(ctx context.Context) (float64, error) {
+		v, err := once(ctx)
+		return 2 * v, err
+	}
+}
+
 // relay returns a metric of the runtime's own benchmark of relays, in one of its ways.
 // Three processes share two processors, so none is bound to one; each has one of Go's, as
 // the processes have that are bound.
@@ -295,7 +307,7 @@ const (
 	whyGet     = "Get near: memcpy takes 80 ns. A Get over shm is a call that copies ([why](../decisions/0055-operations-within-a-call.md)); the rest is the check of the token, two latches and the announcement of the access. `go test . -run - -bench GetAlone` measures that part alone."
 	whySleep   = "Both ends sleep: four fifths of it are the wake-up of the server's processor, which has rested for 10 ms, and a tenth is Go's: a goroutine that is woken needs one of Go's processors again, and getting one when all have rested wakes a thread of Go's scheduler on the way. The two rows of bare futex wakes below, seen by one who polls, are that floor (`--row 'both ends sleep'` measures all three in turns). What is left for the call itself, there and back and out of cold caches, is some 5 us. While other programs keep the processor awake a call takes as long and gRPC 190 to 320 us, a ratio of 0.19 to 0.27. The caller polls for up to 150 us meanwhile; where it may poll for 30 us alone it has to be woken, too, and a call takes 90 us in place of 50."
 	why64      = "64 callers: the caller's processor is the limit. By a profile of its process, 37 % of the time is polling and what completions bring, 15 % sending requests, 14 % the sleep of callers and their waking by Go's scheduler, and 8 % the measuring program; the server's process polls in vain for a part of the time."
-	whyRelay   = "Relay: near, the two copies, one by the relay and one by the sink, take 38 us of the processors by a profile of the three processes, less than two memcpy; the rest is the kernel and Go's scheduler, by which they wake each other, some seven changes of threads a message. Far, each copy reads what the other processor has just written, and takes half as long again; the memcpy beside it stays within one processor's cache."
+	whyRelay   = "Relay: near, the two copies, one by the relay and one by the sink, take 38 us of the processors by a profile of the three processes, less than two memcpy; the rest is the kernel and Go's scheduler, by which they wake each other, some seven changes of threads a message. Far, each copy reads what the other processor has just written, and takes half as long again; the memcpy beside it stays within one processor's cache, and the row of two memcpy of what the other processor has written does not."
 	whyTCP     = "Hadoop RPC on TCP, bound: each call wakes two processors that sleep, and the wake-ups are most of the time of ours and of gRPC."
 	whyHadoop  = "Hadoop RPC over shm, 512 KiB: what is left is the four copies, in four pieces each, of which one is read while the next is copied ([what was tried](../decisions/0056-copied-messages-go-in-pieces.md)): half of the processor time is copying, the other half one side's polling for the other. Each copy reads what another processor has just written, which takes longer far from it. TCP is measured with answers taken over, too."
 )

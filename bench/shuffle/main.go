@@ -211,6 +211,11 @@ func (r *row) measure(ctx context.Context, rounds int, scale float64) (beside.Ro
 			*one.values = append(*one.values, r.value(m))
 		}
 	}
+	if beside.Middle(theirs) == 0 {
+		skipped := beside.Row{What: r.what, Beside: r.beside, Unit: r.unit, Skipped: "theirs is 0; system calls are counted only where perf may trace raw_syscalls:sys_enter"}
+		skipped.Judge(r.target)
+		return skipped, nil
+	}
 	return beside.Medians(r.what, r.beside, r.unit, ours, theirs, r.target), nil
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"testing"
@@ -94,5 +95,18 @@ func TestCountCalls(t *testing.T) {
 		t.Errorf("%d system calls, 100 at least were made", n)
 	} else if n == 0 {
 		t.Skip("there is no right to count system calls")
+	}
+}
+
+// What is 0, such as system calls that may not be counted, gives no ratio but a reason.
+func TestNoRatioToNothing(t *testing.T) {
+	limit := func(mib float64) side { return side{system: limitSystem, mib: mib} }
+	r := row{what: "calls", beside: "none", ours: limit(1), theirs: limit(0)}
+	measured, err := r.measure(t.Context(), 3, 1)
+	if err != nil || measured.Skipped == "" {
+		t.Fatalf("%+v, %v", measured, err)
+	}
+	if err := beside.Write(io.Discard, []beside.Row{measured}); err != nil {
+		t.Error(err)
 	}
 }
