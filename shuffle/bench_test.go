@@ -3,6 +3,7 @@ package shuffle_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"sync"
@@ -14,18 +15,24 @@ import (
 // BenchmarkOneProcess is what records cost that go from one thread to others of the same
 // process: Send, Next and the hand-over of blocks.
 func BenchmarkOneProcess(b *testing.B) {
+	for _, size := range []int{100, 64 << 10} {
+		b.Run(fmt.Sprint(size, "B"), func(b *testing.B) { benchmarkOneProcess(b, size) })
+	}
+}
+
+func benchmarkOneProcess(b *testing.B, size int) {
 	const threads = 32
 	x, err := shuffle.Join(context.Background(), shuffle.Config{Threads: threads, Memory: 64 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer x.Close()
-	payload := make([]byte, 1<<16+100)
+	payload := make([]byte, 1<<16+size)
 	var to [1 << 12]uint8
 	for i := range to {
 		to[i] = uint8(rand.IntN(threads))
 	}
-	b.SetBytes(100)
+	b.SetBytes(int64(size))
 	b.ResetTimer()
 	var all sync.WaitGroup
 	for i := range threads {
@@ -46,7 +53,7 @@ func BenchmarkOneProcess(b *testing.B) {
 	s := x.Sender(0)
 	at := 0
 	for i := range b.N {
-		if err := s.Send(int(to[i%len(to)]), payload[at:at+100]); err != nil {
+		if err := s.Send(int(to[i%len(to)]), payload[at:at+size]); err != nil {
 			b.Fatal(err)
 		}
 		if at += 64; at >= 1<<16 {

@@ -226,8 +226,13 @@ func (c *Config) partitions() int { return c.Size * c.Threads }
 // partition of each lane, those that wait within the process,
 // and one in each thread's hands, with what it keeps back.
 func (c *Config) parts() int64 {
-	return (int64(c.lanes)*int64(c.partitions()+c.Threads*c.depth)+int64(c.Threads))*int64(c.part) + int64(c.Threads*c.pends())
+	return (int64(c.lanes)*int64(c.partitions()+c.Threads*c.depth)+int64(c.Threads))*int64(c.part) +
+		int64(c.lanes*c.Threads*(c.depth/2)*besideLong) + int64(c.Threads*c.pends())
 }
+
+// longPlaces is how many of the parts that wait for a thread of the same process one long record may stand for.
+// Two are possible: one is read while the next is put together.
+func (c *Config) longPlaces() int { return max(1, c.depth/2) }
 
 // pends is how many bytes of short records each thread keeps back.
 func (c *Config) pends() int {

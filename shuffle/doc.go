@@ -33,6 +33,11 @@
 // part. Threads of one process hand parts over by reference. A partial part goes out by Flush
 // and by Close.
 //
+// So a short record is copied twice on its way to another process of the host, and once within a process: receivers
+// read it where it lies. A long one is copied once, also within a process: up to half of what may wait for a
+// thread there, 64 KiB with parts of 8 KiB, it goes in memory of its own. Put together
+// by Reserve and Commit such a record is not copied at all.
+//
 // Send blocks when the stream has no room because its receiver has not taken what is there,
 // and then only those who send to that receiver. With Config.Spill set, a receiving process
 // writes what its threads do not take to disk instead.

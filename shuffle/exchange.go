@@ -93,7 +93,8 @@ func newExchange(c Config) *Exchange {
 	x.untold.Store(int32(c.Size - 1))
 	x.gather.init(c.Size)
 	x.unended.Store(int32(c.lanes))
-	x.blocks.size, x.idle = c.part, newIdle()
+	x.blocks = blocks{size: c.part, limit: c.parts(), free: make([][]*block, c.longPlaces()+1)}
+	x.idle = newIdle()
 	for rank := range c.Size {
 		p := &peer{x: x, rank: rank, local: rank == c.Rank, work: make(chan struct{}, 1)}
 		if p.local {

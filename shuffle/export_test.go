@@ -36,3 +36,6 @@ func HelloOf(c Config) *wire.Hello {
 	}
 	return &wire.Hello{Rank: c.Rank, Size: c.Size, Threads: c.Threads, Lanes: c.lanes, Page: c.page, Pages: c.pages, MaxRecord: int64(c.MaxRecord)}
 }
+
+// Depth is how many parts wait for a thread of the same process, if there is no limit of memory.
+const Depth = mostDepth

@@ -1,48 +1,75 @@
 package shuffle
 
 import (
+	"encoding/binary"
 	"errors"
 	"sync"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
 // A block is memory of this process in which a thread collects a part.
 type block struct {
 	memory []byte
 	length int // of the part, with its header, when it is complete
+	places int // that it takes in a window: how many parts its memory is long
 }
 
 // blocks hands out the blocks of a process. They are as many as are in use at a time.
 type blocks struct {
-	size int // bytes of one
-	mu   sync.Mutex
-	free []*block
-	made int // how many there are
+	size  int   // bytes of a part
+	limit int64 // bytes of all, beyond which those that are free are given to the collector
+	mu    sync.Mutex
+	free  [][]*block // by places
+	made  int64      // bytes of all
 }
 
-func (m *blocks) get() *block {
+// besideLong is how many bytes a block of several places has more, for the headers of a record that fills the places:
+// so that two of half a window fit into it.
+const besideLong = wire.PartSize + binary.MaxVarintLen64
+
+// places is how many a part of one record of n bytes takes.
+func (m *blocks) places(n int) int { return (n + m.size - 1) / m.size }
+
+// length is how many bytes a block of so many places has.
+func (m *blocks) length(places int) int64 {
+	if places > 1 {
+		return int64(places)*int64(m.size) + besideLong
+	}
+	return int64(m.size)
+}
+
+// get returns a block of the length of so many parts.
+func (m *blocks) get(places int) *block {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if n := len(m.free); n > 0 {
-		b := m.free[n-1]
-		m.free = m.free[:n-1]
+	if free := m.free[places]; len(free) > 0 {
+		b := free[len(free)-1]
+		m.free[places] = free[:len(free)-1]
 		return b
 	}
-	m.made++
-	return &block{memory: make([]byte, m.size)}
+	n := m.length(places)
+	for other := range m.free {
+		for m.made+n > m.limit && len(m.free[other]) > 0 {
+			m.free[other] = m.free[other][:len(m.free[other])-1]
+			m.made -= m.length(other)
+		}
+	}
+	m.made += n
+	return &block{memory: make([]byte, n), places: places}
 }
 
 // bytes is how many bytes all blocks have.
 func (m *blocks) bytes() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return int64(m.made) * int64(m.size)
+	return m.made
 }
 
 func (m *blocks) put(b *block) {
 	m.mu.Lock()
-	m.free = append(m.free, b)
+	m.free[b.places] = append(m.free[b.places], b)
 	m.mu.Unlock()
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -265,11 +266,12 @@ func (p *peer) wakeReceivers() {
 // freed gives back the room of an item that has been read.
 func (p *peer) freed(receiver int, it *item) {
 	if p.local {
+		places := it.block.places
 		p.x.blocks.put(it.block)
 		w := &p.windows[it.sender*p.x.c.Threads+receiver]
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if w.used--; w.used > p.x.c.depth/2 {
+		if w.used -= places; w.used > p.x.c.depth/2 {
 			return
 		}
 		for i, s := range w.waiting {
@@ -304,28 +306,31 @@ func (p *peer) pressing(receiver int, it *item) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.local {
-		return p.windows[it.sender*p.x.c.Threads+receiver].used == p.x.c.depth
+		w := &p.windows[it.sender*p.x.c.Threads+receiver]
+		return w.used == p.x.c.depth || len(w.waiting) > 0
 	}
 	return p.in.Pressing()
 }
 
 // A window bounds the parts from a lane to a thread of the same process.
 type window struct {
-	used    int
+	used    int // places
 	waiting []*Sender
 }
 
-// take takes a place in a window. If there is none, the sender is woken when half of them
-// are free.
-func (p *peer) take(s *Sender, receiver int) (ok, full bool) {
+// take takes places in a window. If there are not as many, the sender is woken when half of
+// them are free, which are enough for any block.
+func (p *peer) take(s *Sender, receiver, places int) (ok, full bool) {
 	w := &p.windows[int(s.lane.number)*p.x.c.Threads+receiver]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if w.used == p.x.c.depth {
-		w.waiting = append(w.waiting, s)
+	if w.used+places > p.x.c.depth {
+		if !slices.Contains(w.waiting, s) {
+			w.waiting = append(w.waiting, s)
+		}
 		return false, true
 	}
-	w.used++
+	w.used += places
 	return true, w.used == p.x.c.depth
 }
 

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/shuffle"
@@ -165,6 +169,148 @@ func TestFlushOfSharedLanes(t *testing.T) {
 		got, err := r.Next(testContext(t))
 		if err != nil || string(got) != record {
 			t.Fatalf("record %d has %d bytes, %d were due: %v", i, len(got), len(record), err)
+		}
+	}
+}
+
+// A long record to a thread of the same process lies where it was put together, or copied once, and its memory is used
+// again; whether the sender's thread has a lane of its own or not.
+func TestLongRecordsGoByReference(t *testing.T) {
+	for _, threads := range []int{2, 16} {
+		x := alone(t, shuffle.Config{Threads: threads})
+		s, r := x.Sender(0), x.Receiver(1)
+		const n = 64 << 10
+		var places []*byte
+		for i := range 100 {
+			into, err := s.Reserve(1, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			used := n - i*100 // of lengths that take as many bytes
+			into[0], into[used-1] = byte(i), byte(i)
+			if err := errors.Join(s.Commit(used), s.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			got, err := r.Next(testContext(t))
+			if err != nil || len(got) != used || got[0] != byte(i) || got[used-1] != byte(i) || &got[0] != &into[0] {
+				t.Fatalf("%d threads: record %d lies elsewhere, or is another one: %d bytes, %v", threads, i, len(got), err)
+			}
+			if !slices.Contains(places, &got[0]) {
+				places = append(places, &got[0])
+			}
+		}
+		if len(places) > 2 { // one is in the receiver's hands while the next is put together
+			t.Errorf("%d threads: memory for %d records, of which there are two at a time", threads, len(places))
+		}
+		record := make([]byte, n)
+		if allocations := testing.AllocsPerRun(100, func() {
+			if err := s.Send(1, record); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := r.Next(t.Context()); err != nil || len(got) != n {
+				t.Fatal(len(got), err)
+			}
+		}); allocations > 0 && !race.Enabled {
+			t.Errorf("%d threads: %v allocations for a long record", threads, allocations)
+		}
+	}
+}
+
+// A thread that has sent nothing can close, whatever others of its lane wait for, and also if it is the last one: it may
+// be the one that receives.
+func TestCloseWithoutRecordsWaitsForNobody(t *testing.T) {
+	const busy = 5
+	threads := max(64, 2*runtime.GOMAXPROCS(0)) // so that lanes are shared
+	for _, done := range []bool{false, true} {
+		x := alone(t, shuffle.Config{Threads: threads})
+		s := x.Sender(0)
+		sent := make(chan error, 1)
+		go func() {
+			for n := 0; !done || n < shuffle.Depth; n++ { // as many parts as wait for a receiver
+				if err := errors.Join(s.Send(busy, make([]byte, 100)), s.Flush()); err != nil {
+					sent <- err
+					return
+				}
+			}
+			sent <- s.Close()
+		}()
+		for x.Stats().Sent.Parts < shuffle.Depth {
+			runtime.Gosched()
+		}
+		if done {
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+		}
+		closed := make(chan error)
+		go func() {
+			var errs []error
+			for thread := 1; thread < threads; thread++ {
+				errs = append(errs, x.Sender(thread).Close())
+			}
+			closed <- errors.Join(errs...)
+		}()
+		select {
+		case err := <-closed:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("a thread that has sent nothing waits for a receiver")
+			x.Abort(errors.New("the test has failed"))
+			<-closed
+		}
+		if !done {
+			continue
+		}
+		for thread := range threads {
+			if got := drain(t, x.Receiver(thread)); (len(got) == shuffle.Depth) != (thread == busy) {
+				t.Errorf("thread %d has received %d records", thread, len(got))
+			}
+		}
+		if err := x.Wait(testContext(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Long records of many lengths to a receiver that is slow take no more memory than is allowed, also those that are
+// written to disk meanwhile, and all of them arrive.
+func TestLongRecordsWithBoundedMemory(t *testing.T) {
+	const memory, records = 1 << 20, 400
+	for _, spill := range []string{"", t.TempDir()} {
+		x := alone(t, shuffle.Config{Threads: 2, Memory: memory, Spill: spill})
+		var most atomic.Int64
+		length := func(i int) int { return i * 7919 % 90_000 }
+		sent := make(chan struct{})
+		go func() {
+			s := x.Sender(0)
+			for i := range records {
+				b := bytes.Repeat([]byte{byte(i)}, length(i))
+				if err := s.Send(1, b); err != nil {
+					t.Error(err)
+				}
+				most.Store(max(most.Load(), x.Stats().Memory))
+			}
+			if err := errors.Join(s.Close(), x.Sender(1).Close()); err != nil {
+				t.Error(err)
+			}
+			close(sent)
+		}()
+		if spill != "" {
+			<-sent
+		}
+		for i, b := range drain(t, x.Receiver(1)) {
+			if !bytes.Equal(b, bytes.Repeat([]byte{byte(i)}, length(i))) {
+				t.Fatalf("record %d is wrong", i)
+			}
+		}
+		<-sent
+		if n := most.Load(); n > memory {
+			t.Errorf("%d bytes of memory, %d are allowed", n, memory)
+		}
+		if spilt := x.Stats().Spilt; spill != "" && spilt == 0 {
+			t.Error("nothing was spilt")
 		}
 	}
 }

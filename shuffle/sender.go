@@ -19,11 +19,13 @@ type Sender struct {
 	// Short records that the thread has sent and not yet given to its lane, if it shares that:
 	// u32 partition, u8 length, record. Nil behind Close.
 	pending []byte
-	pended  int // bytes of it
+	pended  int  // bytes of it
+	gave    bool // it has given its lane something, which it shares
 
 	reserved   int // bytes that Reserve has handed out to reservedTo
 	reservedTo int
 	inPlace    bool                                        // they lie in the part
+	block      *block                                      // in which they lie, if the record is long and goes by reference
 	head       [wire.PartSize + binary.MaxVarintLen64]byte // of a part that is a long record
 	scratch    []byte                                      // of a reserved record that does not lie in its part
 
@@ -71,6 +73,7 @@ func (s *Sender) pend(to int, record []byte) bool {
 // drain gives the lane what is pending.
 func (s *Sender) drain() error {
 	streams := s.lane.streams
+	s.gave = s.gave || s.pended > 0
 	for b := s.pending[:s.pended]; len(b) > 0; {
 		to, n := binary.NativeEndian.Uint32(b), int(b[pendHead-1])
 		record := b[pendHead : pendHead+n]
@@ -118,6 +121,7 @@ func (s *Sender) send(to int, record []byte) error {
 	if len(record) < s.lane.short && s.pend(to, record) {
 		return nil
 	}
+	s.gave = true
 	if uvarintSize(len(record))+len(record) > s.room() {
 		return s.long(to, record)
 	}
@@ -164,6 +168,11 @@ func (s *Sender) Reserve(to, n int) ([]byte, error) {
 		return nil, err
 	}
 	s.reservedTo, s.reserved = to, n
+	if places := s.longPlaces(to, n); places > 0 {
+		s.block = s.x.blocks.get(places)
+		at := wire.PartSize + uvarintSize(n)
+		return s.block.memory[at : at+n : at+n], nil
+	}
 	o := &s.lane.streams[to]
 	size := uvarintSize(n) + n
 	if s.inPlace = !s.lane.shared && size <= s.room(); !s.inPlace {
@@ -190,6 +199,9 @@ func (s *Sender) Commit(n int) error {
 	}
 	reserved := s.reserved
 	s.reservedTo, s.reserved = -1, 0
+	if s.block != nil {
+		return s.commitLong(to, reserved, n)
+	}
 	if !s.inPlace {
 		record := s.scratch[:n]
 		if cap(s.scratch) > keepScratch {
@@ -206,6 +218,26 @@ func (s *Sender) Commit(n int) error {
 	o.n += binary.PutUvarint(o.memory[o.n:], uint64(n)) + n
 	o.records++
 	return nil
+}
+
+// commitLong is Commit of a record that lies in a block of its own, which goes by reference.
+func (s *Sender) commitLong(to, reserved, n int) error {
+	b := s.block
+	s.block = nil
+	if before, now := uvarintSize(reserved), uvarintSize(n); now != before {
+		copy(b.memory[wire.PartSize+now:], b.memory[wire.PartSize+before:][:n])
+	}
+	s.lane.lock()
+	defer s.lane.unlock()
+	if err := s.drain(); err != nil {
+		return err
+	}
+	s.gave = true
+	if err := s.acquire(to); err != nil {
+		return err
+	}
+	defer s.release(to)
+	return s.longReference(to, n, func() *block { return b }, b.places)
 }
 
 // keepScratch is how many bytes a sender and a receiver keep for the next long record.
@@ -264,7 +296,12 @@ func (s *Sender) Close() error {
 	}
 	s.closed, s.pending = true, nil
 	finish := s.flushAll
-	if l.unclosed--; l.unclosed == 0 { // others of the lane may be flushing still
+	switch l.unclosed--; {
+	case l.unclosed > 0 && l.shared && !s.gave: // what lies in the lane is that of others, for which this thread must not wait
+		finish = func() error { return nil }
+	case l.shared && !s.gave:
+		finish = func() error { s.x.loops.Go(s.endLater); return nil }
+	case l.unclosed == 0: // others of the lane may be flushing still
 		finish = s.end
 	}
 	if err := finish(); err != nil {
@@ -272,6 +309,13 @@ func (s *Sender) Close() error {
 	}
 	s.x.one()
 	return nil
+}
+
+// endLater is end for a thread that must not wait: it may be the one that receives what others of the lane have sent.
+func (s *Sender) endLater() {
+	s.lane.lock()
+	defer s.lane.unlock()
+	_ = s.end() // it fails with the exchange
 }
 
 // end tells all partitions what the lane has sent.
@@ -314,7 +358,7 @@ func (s *Sender) next(to int) error {
 func (s *Sender) open(to int) {
 	o := &s.lane.streams[to]
 	if o.block == nil {
-		o.block = s.x.blocks.get()
+		o.block = s.x.blocks.get(1)
 		o.memory = o.block.memory[wire.PartSize:]
 	}
 }
@@ -398,13 +442,20 @@ func (s *Sender) mayUse(o *sending) bool {
 	return false
 }
 
-// long sends a record that is longer than a part: to another process as a part of its
-// own, from where it lies, if there is room for one of its length, and otherwise in fragments.
+// long sends a record that is longer than a part: as a part of its own if there is room for one of its length, to
+// another process from where it lies; and otherwise in fragments.
 func (s *Sender) long(to int, record []byte) error {
 	if err := s.acquire(to); err != nil {
 		return err
 	}
 	defer s.release(to)
+	if places := s.longPlaces(to, len(record)); places > 0 {
+		return s.longReference(to, len(record), func() *block {
+			b := s.x.blocks.get(places)
+			copy(b.memory[wire.PartSize+uvarintSize(len(record)):], record)
+			return b
+		}, places)
+	}
 	if !s.x.long.Load() {
 		s.x.long.Store(true)
 	}
@@ -453,7 +504,7 @@ func (s *Sender) hand(to int, part wire.Part, head, body []byte) error {
 	p, receiver := s.where(to)
 	var b *block
 	if p.local {
-		b = s.x.blocks.get()
+		b = s.x.blocks.get(1)
 		b.length = copy(b.memory, head)
 		b.length += copy(b.memory[b.length:], body)
 	}
@@ -465,6 +516,38 @@ func (s *Sender) hand(to int, part wire.Part, head, body []byte) error {
 	})
 	if err == nil {
 		s.count(&s.lane.streams[to], &part, p.local)
+	}
+	return err
+}
+
+// longPlaces is how many places a record of n bytes takes as a part that goes by reference, or 0 if it cannot.
+func (s *Sender) longPlaces(to, n int) int {
+	if p, _ := s.where(to); !p.local || uvarintSize(n)+n <= s.room() {
+		return 0
+	}
+	if places := max(2, s.x.blocks.places(n)); places <= s.x.c.longPlaces() {
+		return places
+	}
+	return 0
+}
+
+// longReference hands a record of n bytes to a thread of this process. The block in which it lies, behind its length, comes
+// when there is room for it, for which the places are asked.
+func (s *Sender) longReference(to, n int, get func() *block, places int) error {
+	p, receiver := s.where(to)
+	width := uvarintSize(n)
+	part := wire.Part{Sender: s.lane.number, Length: uint32(width + n), Records: 1}
+	err := s.wait(to, func() (bool, error) {
+		return s.refer(p, receiver, places, func() *block {
+			b := get()
+			part.Put(b.memory)
+			binary.PutUvarint(b.memory[wire.PartSize:], uint64(n))
+			b.length = wire.PartSize + width + n
+			return b
+		}), nil
+	})
+	if err == nil {
+		s.count(&s.lane.streams[to], &part, true)
 	}
 	return err
 }
@@ -482,11 +565,20 @@ func (s *Sender) count(o *sending, part *wire.Part, local bool) {
 
 // reference hands a part to a thread of this process.
 func (s *Sender) reference(p *peer, receiver int, b *block) bool {
-	ok, full := p.take(s, receiver)
-	if ok {
-		r := s.x.receivers[receiver]
+	return s.refer(p, receiver, b.places, func() *block { return b })
+}
+
+// refer is reference of a block that comes when there is room.
+func (s *Sender) refer(p *peer, receiver, places int, get func() *block) bool {
+	r := s.x.receivers[receiver]
+	ok, full := p.take(s, receiver, places)
+	switch {
+	case ok:
+		b := get()
 		r.push(item{data: b.memory[:b.length], from: p, sender: int(s.lane.number), block: b}, full)
 		r.sleeper.wake()
+	case s.x.spill != nil:
+		s.x.spill.wants(r)
 	}
 	return ok
 }

@@ -121,6 +121,8 @@ func TestEveryRecordArrivesOnce(t *testing.T) {
 		{"many", 4, 3, 3000, 0, 300},
 		{"shared lanes", 2, 10, 100, 0, 300},
 		{"shared lanes, long records", 2, 6, 10, 200 << 10, 20000},
+		{"long, by reference", 2, 2, 60, 0, 120000},
+		{"shared lanes, long, by reference", 2, 6, 6, 0, 120000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachWorld(t, func(t *testing.T, w world) {
