@@ -81,6 +81,7 @@ func Join(ctx context.Context, c Config) (*Exchange, error) {
 	close(x.joined)
 	x.loops.Go(x.finish)
 	x.loops.Go(x.lookAfter)
+	x.idle.arm() // peers do not ring before they have been told that it rests
 	return x, nil
 }
 

@@ -2,6 +2,7 @@ package shuffle_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -313,6 +314,23 @@ func TestLongRecordsWithBoundedMemory(t *testing.T) {
 			t.Error("nothing was spilt")
 		}
 	}
+}
+
+// A full part arrives although its block is not full, nothing more is sent, and nobody flushes.
+func TestFullPartsGoOutByThemselves(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		exchanges := w.join(t, 2, shuffle.Config{})
+		for exchanges[0].Stats().Sent.Parts == 0 {
+			if err := exchanges[0].Sender(0).Send(1, make([]byte, 100)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := exchanges[1].Receiver(0).Next(ctx); err != nil || len(got) != 100 {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+	})
 }
 
 // Configurations that cannot work say why.
