@@ -80,8 +80,8 @@ func (d *dialer) auto() bool { return d.wanted == "" || d.wanted == TransportAut
 
 func (d *dialer) run(ctx context.Context) (*Endpoint, error) {
 	e, err := d.dial(ctx)
-	if err != nil && d.group.ctx.Err() != nil && !errors.Is(err, ErrClosed) {
-		err = d.error(fmt.Errorf("%w: %w", ErrClosed, err)) // the group ended it
+	if err != nil && !errors.Is(err, ErrClosed) && (d.group.ctx.Err() != nil || !d.r.adopts(d.group)) {
+		err = d.error(fmt.Errorf("%w: %w", ErrClosed, err)) // the group ended it, or the runtime
 	}
 	if err != nil {
 		return nil, err

@@ -137,6 +137,40 @@ func (p slowProvider) Devices(context.Context) ([]rdma.Device, error) {
 	return []rdma.Device{p.device}, nil
 }
 
+// An openingDevice calls a function when a domain is opened on it.
+type openingDevice struct {
+	*fake.Device
+	opens func()
+}
+
+func (d *openingDevice) OpenDomain(c rdma.DomainConfig) (rdma.Domain, error) {
+	d.opens()
+	return d.Device.OpenDomain(c)
+}
+
+// A dial that is at work when its runtime begins to close ends with ErrClosed, also before
+// the runtime's context has ended.
+func TestDialBesideClose(t *testing.T) {
+	network := fake.NewNetwork()
+	var p *pair
+	a := &openingDevice{network.NewDevice(fake.InfiniBand("a")), func() { setClosed(p.client, true) }}
+	w := world{providers: func(testing.TB) (c, s []rdma.Provider) {
+		return []rdma.Provider{slowProvider{a}}, []rdma.Provider{slowProvider{network.NewDevice(fake.InfiniBand("b"))}}
+	}}
+	p = w.pair(t, Config{}, ListenConfig{})
+	_, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: "slow"})
+	if !errors.Is(err, ErrClosed) {
+		t.Errorf("a dial beside Close: %v", err)
+	}
+	setClosed(p.client, false) // it has yet to be closed
+}
+
+func setClosed(r *Runtime, closed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = closed
+}
+
 // Close of a runtime waits for a group that is being closed.
 func TestRuntimeClosesBesideGroup(t *testing.T) {
 	network := fake.NewNetwork()

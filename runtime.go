@@ -181,11 +181,24 @@ func (r *Runtime) removePool(name string) {
 func (r *Runtime) adopt(e *Endpoint, g *Group) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, there := r.groups[g]; !there || r.closed {
+	if !r.adoptsLocked(g) {
 		return ErrClosed
 	}
 	r.endpoints[e] = g
 	return nil
+}
+
+// adopts tells whether endpoints of a group may still be set up.
+func (r *Runtime) adopts(g *Group) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.adoptsLocked(g)
+}
+
+// adoptsLocked is adopts for a holder of mu.
+func (r *Runtime) adoptsLocked(g *Group) bool {
+	_, there := r.groups[g]
+	return there && !r.closed
 }
 
 func (r *Runtime) forget(e *Endpoint) {
