@@ -115,10 +115,13 @@ func TestDemo(t *testing.T) {
 		}
 	}
 	demo := start(t, "", job.Files+"/verbena", "demo", "--quick", "--tree", tree, "--large-file", strconv.Itoa(80<<20),
-		"--datanodes", "1", "--replication", "1", "--clients", "1", "--transports", "tcp,ibverbs")
+		"--records", "100000", "--datanodes", "1", "--replication", "1", "--clients", "1", "--transports", "tcp,ibverbs")
 	demo.succeeds(ctx)
 	if !regexp.MustCompile(`(?m)^ +ibverbs +\d.* all equal$`).MatchString(demo.output()) {
 		t.Errorf("the demonstration has no row of ibverbs, or its files differ:\n%s", demo.output())
+	}
+	if !regexp.MustCompile(`(?m)^ +ibverbs .* right$`).MatchString(demo.output()) {
+		t.Errorf("the demonstration has no jobs over ibverbs, or they went wrong:\n%s", demo.output())
 	}
 	t.Logf("\n%s", demo.output())
 	kernelIsSane(t)

@@ -25,8 +25,8 @@ const dictionary = "/usr/share/dictd/gcide.dict.dz"
 // 10^6 bytes of the input, divided by the wall time of the whole command.
 type JobRow struct {
 	Transport string  `json:"transport"`
-	WordsMB   float64 `json:"words_mb_per_s"`
-	WordsCPU  float64 `json:"words_cpu_s"`
+	WordsMB   float64 `json:"words_mb_per_s,omitempty"` // there is none where the tree has no text
+	WordsCPU  float64 `json:"words_cpu_s,omitempty"`
 	SortMB    float64 `json:"sort_mb_per_s"`
 	SortCPU   float64 `json:"sort_cpu_s"`
 	Verified  bool    `json:"verified"`
@@ -51,7 +51,11 @@ func (j *Jobs) Table(out io.Writer) error {
 		if !row.Verified {
 			verdict = "WRONG"
 		}
-		fmt.Fprintf(w, "%s\t%.0f\t%.2f\t%.0f\t%.2f\t%s\t\n", row.Transport, row.WordsMB, row.WordsCPU, row.SortMB, row.SortCPU, verdict)
+		words := "-\t-"
+		if j.Words > 0 {
+			words = fmt.Sprintf("%.0f\t%.2f", row.WordsMB, row.WordsCPU)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%.0f\t%.2f\t%s\t\n", row.Transport, words, row.SortMB, row.SortCPU, verdict)
 	}
 	return w.Flush()
 }
@@ -108,10 +112,12 @@ func (j *jobs) measure(ctx context.Context, transport string, result *Jobs) (Job
 		fmt.Fprintf(j.cfg.Progress, " %.2f s\n", usage.wall.Seconds())
 		return nil
 	}
-	if err := stage("words", result.Text, "groupby", "--format", "words", "--count", "-o", j.path("counts"), j.path("text")); err != nil {
-		return row, err
+	if result.Words > 0 {
+		if err := stage("words", result.Text, "groupby", "--format", "words", "--count", "-o", j.path("counts"), j.path("text")); err != nil {
+			return row, err
+		}
+		row.WordsMB, row.WordsCPU = float64(result.Text)/1e6/usage.wall.Seconds(), usage.cpu.Seconds()
 	}
-	row.WordsMB, row.WordsCPU = float64(result.Text)/1e6/usage.wall.Seconds(), usage.cpu.Seconds()
 	if err := stage("sort", 100*result.Records, "sort", "--format", "gensort", "-o", j.path("sorted"), j.path("records")); err != nil {
 		return row, err
 	}
@@ -155,13 +161,10 @@ func (e *wrongError) Error() string { return e.what }
 
 // check compares both results with what is known of the inputs.
 func (j *jobs) check(ctx context.Context) error {
-	f, err := os.Open(j.path("counts"))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := checkCounts(f, j.counts); err != nil {
-		return err
+	if len(j.counts) > 0 {
+		if err := j.checkWords(); err != nil {
+			return err
+		}
 	}
 	var sorted struct {
 		Records   int64
@@ -176,6 +179,15 @@ func (j *jobs) check(ctx context.Context) error {
 			j.cfg.Records, j.checksum, sorted.Records, sorted.Checksum, sorted.Unordered)}
 	}
 	return nil
+}
+
+func (j *jobs) checkWords() error {
+	f, err := os.Open(j.path("counts"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return checkCounts(f, j.counts)
 }
 
 // checkCounts reads words and their numbers, which must be in order and those of counts.
@@ -255,7 +267,7 @@ func (j *jobs) makeText(ctx context.Context) (size int64, withDictionary bool, e
 		}
 	}
 	if len(j.counts) == 0 {
-		return 0, false, fmt.Errorf("no words in %s: name another directory with --tree", j.cfg.Tree)
+		fmt.Fprintf(j.cfg.Progress, "There is no text in %s, so no words are counted: --tree names another directory.\n", j.cfg.Tree)
 	}
 	return size, withDictionary, f.Close()
 }

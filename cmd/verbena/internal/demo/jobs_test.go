@@ -29,4 +29,8 @@ func TestCheckCounts(t *testing.T) {
 	if err := (&Jobs{Rows: []JobRow{{Transport: "shm"}}}).Table(&table); err != nil || !strings.Contains(table.String(), "WRONG") {
 		t.Errorf("%v %s", err, table.String())
 	}
+	// Without text there is no rate.
+	if !strings.Contains(table.String(), " -  ") {
+		t.Errorf("a rate of no words: %s", table.String())
+	}
 }
