@@ -82,23 +82,24 @@ const (
 	// timedFrom is how long a piece must be at least for parts of it to be timed: looks
 	// at the clock are little beside it.
 	timedFrom = 32 << 10
-	// Of the first part the processor's store buffer takes 4 KiB, so the second one
-	// tells more.
+	// Parts are timed one by one: two of 8 KiB, and then each of 128 KiB. Of the first one
+	// the processor's store buffer takes 4 KiB, so the second one tells more.
 	firstPart, laterPart = 8 << 10, 128 << 10
 	// learntFrom is how long a part must be at least that tells how fast memory is.
 	learntFrom = 48 << 10
 
 	// Storing past the caches pays if it is twice as fast: what the reader then has to
-	// get from memory costs it about as much again. The first part must be slower than
-	// that to tell.
+	// get from memory costs it about as much again. The first part must take four times as
+	// long to tell.
 	worth, forSure = 2, 4
 )
 
-// pastCaches is how many ticks laterPart takes that is stored past the caches. It begins
-// with a server's of 2022, and follows what is measured.
+// pastCaches is how many ticks laterPart takes that is stored past the caches. It follows
+// what is measured.
 var pastCaches atomic.Int64
 
-// firstPastCaches is what pastCaches begins with: 28 GB/s.
+// firstPastCaches is what pastCaches begins with, on the first call: 28 GB/s, an EPYC's of
+// 2022.
 var firstPastCaches = sync.OnceValue(func() int64 {
 	const lasts = laterPart * time.Second / 28e9
 	perSecond := 2.5e9
