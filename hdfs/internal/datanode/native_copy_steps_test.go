@@ -14,7 +14,6 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
-	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 // A copy goes on as soon as it is told what it waits for, and what is acknowledged has left the
@@ -88,41 +87,32 @@ func TestFailedCopyIsAborted(t *testing.T) {
 	failure := native.AppendAck(nil, &transfer.Ack{Replies: []hdfspb.Status{hdfspb.Status_ERROR}})
 	// Whether the copies that were accepted had been aborted when the next one came.
 	aborted := make(chan bool, 1)
-	f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, cfg *Config) {
-		if i == 1 {
-			cfg.Hostname = "failing"
-		}
-	}, func(n *node) func(context.Context, *verbena.Endpoint) error {
-		if n.cfg.Hostname != "failing" {
-			return nil
-		}
-		return func(ctx context.Context, ep *verbena.Endpoint) error {
-			open, copies := map[uint32]bool{}, 0
-			for {
-				m, err := ep.Receive(ctx)
-				if err != nil {
+	f := newNativesBefore(t, func(ctx context.Context, ep *verbena.Endpoint) error {
+		open, copies := map[uint32]bool{}, 0
+		for {
+			m, err := ep.Receive(ctx)
+			if err != nil {
+				return err
+			}
+			var answers [][]byte
+			switch native.KindOf(m.Bytes()) {
+			case native.SetUp:
+				if copies++; copies == 1 {
+					open[m.Tag] = true
+					answers = [][]byte{accepted, failure}
+				} else {
+					aborted <- len(open) == 0
+					answers = [][]byte{refused}
+				}
+			case native.Abort:
+				delete(open, m.Tag)
+			}
+			for _, b := range answers {
+				if err := ep.Send(ctx, m.Tag, b); err != nil {
 					return err
 				}
-				var answers [][]byte
-				switch native.KindOf(m.Bytes()) {
-				case native.SetUp:
-					if copies++; copies == 1 {
-						open[m.Tag] = true
-						answers = [][]byte{accepted, failure}
-					} else {
-						aborted <- len(open) == 0
-						answers = [][]byte{refused}
-					}
-				case native.Abort:
-					delete(open, m.Tag)
-				}
-				for _, b := range answers {
-					if err := ep.Send(ctx, m.Tag, b); err != nil {
-						return err
-					}
-				}
-				m.Release()
 			}
+			m.Release()
 		}
 	})
 	data := random(1, 1<<20)
@@ -191,16 +181,7 @@ func TestAbortedCopyGivesItsWindowBack(t *testing.T) {
 // A DataNode between two others compares the checksums of a copy itself: it does not rely on
 // the last one, which may confirm what does not match.
 func TestCopyIsComparedOnItsWay(t *testing.T) {
-	f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, cfg *Config) {
-		if i == 1 {
-			cfg.Hostname = "credulous"
-		}
-	}, func(n *node) func(context.Context, *verbena.Endpoint) error {
-		if n.cfg.Hostname != "credulous" {
-			return nil
-		}
-		return confirmAll
-	})
+	f := newNativesBefore(t, confirmAll)
 	data := random(1, 100_000)
 	packets := nativePackets(data, 40_960)
 	packets[1][len(packets[1])-1] ^= 1

@@ -87,6 +87,22 @@ func newNativesOn(t testing.TB, network *fake.Network, count int, change func(i 
 	}, serve)
 }
 
+// newNativesBefore makes two DataNodes. The second one's native path is served by serve.
+func newNativesBefore(t testing.TB, serve func(context.Context, *verbena.Endpoint) error) *fixture {
+	t.Helper()
+	const name = "served otherwise"
+	return newNativesOn(t, fake.NewNetwork(), 2, func(i int, c *Config) {
+		if i == 1 {
+			c.Hostname = name
+		}
+	}, func(n *node) func(context.Context, *verbena.Endpoint) error {
+		if n.cfg.Hostname != name {
+			return nil
+		}
+		return serve
+	})
+}
+
 // A dam is a disk whose data files can be held when they are written to.
 type dam struct {
 	shut    atomic.Bool
@@ -434,29 +450,20 @@ func TestCopyToAHostileDataNode(t *testing.T) {
 		"another DataNode that does not exist": {accepted, ack(0, hdfspb.Status_SUCCESS, hdfspb.Status_ERROR)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, cfg *Config) {
-				if i == 1 {
-					cfg.Hostname = "hostile"
-				}
-			}, func(n *node) func(context.Context, *verbena.Endpoint) error {
-				if n.cfg.Hostname != "hostile" {
-					return nil
-				}
-				return func(ctx context.Context, ep *verbena.Endpoint) error {
-					for {
-						m, err := ep.Receive(ctx)
-						if err != nil {
-							return err
-						}
-						if native.KindOf(m.Bytes()) == native.SetUp {
-							for _, b := range messages {
-								if err := ep.Send(ctx, m.Tag, b); err != nil {
-									return err
-								}
+			f := newNativesBefore(t, func(ctx context.Context, ep *verbena.Endpoint) error {
+				for {
+					m, err := ep.Receive(ctx)
+					if err != nil {
+						return err
+					}
+					if native.KindOf(m.Bytes()) == native.SetUp {
+						for _, b := range messages {
+							if err := ep.Send(ctx, m.Tag, b); err != nil {
+								return err
 							}
 						}
-						m.Release()
 					}
+					m.Release()
 				}
 			})
 			writeBlock(t, f.nodes[:1], 1, 1001, data)
