@@ -47,17 +47,31 @@ func aborted(a wire.Abort) *ProcessError {
 
 // tell tells the peers why the exchange has failed.
 func (x *Exchange) tell(err error) {
-	a := abortOf(err, x.c.Rank)
-	message := a.Append(nil)
-	ctx, cancel := context.WithTimeout(context.Background(), patienceOfEnds)
-	defer cancel()
-	var all sync.WaitGroup
-	for rank := range x.peers {
-		if e := x.endpoint(rank); e != nil && !(rank == a.Rank && a.Kind == wire.AbortedByLoss) {
-			all.Go(func() { _ = e.Send(ctx, wire.TagAbort, message) }) // it may have failed, too
+	var met []*peer
+	x.meeting.Lock()
+	x.telling = true
+	for _, p := range x.peers {
+		if p.ep != nil {
+			met = append(met, p)
 		}
 	}
+	x.meeting.Unlock()
+	var all sync.WaitGroup
+	for _, p := range met {
+		all.Go(func() { p.tell(err) })
+	}
 	all.Wait()
+}
+
+// tell tells a peer that was met, unless the failure is that it was lost.
+func (p *peer) tell(err error) {
+	a := abortOf(err, p.x.c.Rank)
+	if p.rank == a.Rank && a.Kind == wire.AbortedByLoss {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patienceOfEnds)
+	defer cancel()
+	_ = p.ep.Send(ctx, wire.TagAbort, a.Append(nil)) // it may have failed, too
 }
 
 // cannotJoin is the failure of a process that cannot join because of err, unless that is another one's.

@@ -133,11 +133,15 @@ func (x *Exchange) greet(ctx context.Context, p *peer) error {
 	return x.agree(p, h, theirs)
 }
 
-// met says that a peer is at the other end of an endpoint.
+// met says that a peer is at the other end of an endpoint. It is told of a failure if the others have been.
 func (x *Exchange) met(p *peer, e *verbena.Endpoint) {
 	x.meeting.Lock()
 	p.ep = e
+	late := x.telling
 	x.meeting.Unlock()
+	if late {
+		p.tell(x.err)
+	}
 }
 
 // endpoint is what tells whether a peer has been met.

@@ -45,6 +45,7 @@ type Exchange struct {
 	gather gatherer
 
 	meeting    sync.Mutex // held to set a peer's endpoint, and to read it before all are there
+	telling    bool       // those that were met are told of the failure; who is met now is not among them
 	refusal    refusal    // of a Join that fails
 	group      *verbena.Group
 	service    *verbena.Service
@@ -56,7 +57,8 @@ type Exchange struct {
 // the joining alone.
 //
 // When it fails in one process it fails in all: those that have come are told why, and those that come within 5 s,
-// or 1 s from the end of ctx. As long as somebody has not come the error is kept back.
+// or 1 s from the end of ctx. As long as somebody has not come the error is kept back. Of a process that dies before it has met
+// any other one nobody knows: ctx ends the wait for it, or package launch does.
 func Join(ctx context.Context, c Config) (*Exchange, error) {
 	if err := c.complete(); err != nil {
 		nobody := refusal{met: func(int) bool { return false }}

@@ -3,6 +3,7 @@ package shuffle
 import (
 	"os"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
@@ -28,6 +29,18 @@ func (x *Exchange) Forge(rank, at int, word uint64) {
 
 // Rests tells whether the process has told its peers that it rests.
 func (x *Exchange) Rests() bool { return !x.idle.armed.Load() }
+
+// LateMeeting has an exchange fail, and then meet a process at the other end of an endpoint. It is freed when that is done.
+func LateMeeting(c Config, e *verbena.Endpoint, rank int, err error) error {
+	if err := c.complete(); err != nil {
+		return err
+	}
+	x := newExchange(c)
+	_ = x.fail(cannotJoin(c.Rank, err))
+	<-x.ctx.Done() // all that were met have been told
+	x.met(x.peers[rank], e)
+	return x.free()
+}
 
 // HelloOf is what a process without memory for others to fill says.
 func HelloOf(c Config) *wire.Hello {

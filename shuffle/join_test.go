@@ -148,6 +148,41 @@ func TestProcessDiesBeforeAllHaveJoined(t *testing.T) {
 	}
 }
 
+// Who is met when the others have just been told of a failure, and before this process has stopped to meet others, is told, too:
+// it would take the end of the endpoint for a process that was lost.
+func TestWhoIsMetLateIsTold(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	members := worlds[0].members(t, 2, shuffle.Config{})
+	service, err := members[0].Listener.Service(wire.Service, verbena.ServiceConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
+	failed := make(chan error, 1)
+	go func() {
+		e, err := service.Accept(ctx)
+		if err == nil {
+			err = shuffle.LateMeeting(members[0], e, 1, errors.New("no disk"))
+		}
+		failed <- err
+	}()
+	e := dialUntilServed(ctx, t, members[1], 0)
+	defer e.Close()
+	m, err := e.Receive(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := wire.ParseAbort(m.Bytes())
+	if err != nil || m.Tag != wire.TagAbort || a.Rank != 0 || !strings.Contains(a.Reason, "no disk") {
+		t.Errorf("tag %d: %+v, %v", m.Tag, a, err)
+	}
+	m.Release()
+	if err := <-failed; err != nil {
+		t.Error(err)
+	}
+}
+
 // dialUntilServed dials the exchange of another process as c's.
 func dialUntilServed(ctx context.Context, t *testing.T, c shuffle.Config, rank int) *verbena.Endpoint {
 	t.Helper()
