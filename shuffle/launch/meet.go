@@ -19,9 +19,9 @@ import (
 
 const (
 	unixPrefix = "unix:"
-	protocol   = "verbena-job/1"
-	// maxLine bounds what one side says: 65,536 addresses of 60 bytes.
-	maxLine = 4 << 20
+	protocol   = "verbena-job/2"
+	// maxSaid bounds what one side says: 65,536 addresses of 60 bytes.
+	maxSaid = 4 << 20
 	// failLimit bounds how long it is told that a job cannot meet, to processes that have not come yet, and leastFailLimit
 	// when the context has ended.
 	failLimit, leastFailLimit = 5 * time.Second, time.Second
@@ -40,32 +40,90 @@ type hello struct {
 	Failed string `json:"failed,omitempty"`
 }
 
-// answer is what it gets when all have come.
+// answer is what it gets when all have come; and again, when process 0 has joined the others, or a process has gone.
 type answer struct {
 	Addresses []string `json:"addresses,omitempty"`
+	Joined    bool     `json:"joined,omitempty"`
 	Error     string   `json:"error,omitempty"`
 }
 
-// Meet tells all processes of a job the address at which this one listens, and returns
-// everybody's, by rank. An address without a host, such as ":4711" or "0.0.0.0:4711", gets
+// joined is what a process tells rank 0 when it has joined the others.
+type joined struct {
+	Joined bool `json:"joined"`
+}
+
+// A Meeting is what the processes of a job know of each other. Until they have joined each other by other means, the death
+// of any is noticed here. It must be closed.
+type Meeting struct {
+	// Addresses at which the processes listen, by rank.
+	Addresses []string
+
+	gone  chan struct{} // closed when a process has gone
+	err   error         // which; set before gone is closed
+	read  chan struct{} // closed when nothing more is to be learnt
+	join  func()        // tells that this process has joined
+	close func()
+	once  sync.Once
+}
+
+// While returns a context that ends with ctx, and when a process of the job ends before it has called Joined, unless process 0
+// has: its cause names that process then.
+func (m *Meeting) While(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if m.gone == nil {
+		return ctx, func() { cancel(nil) }
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-m.gone:
+			cancel(m.err)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-ended
+	}
+}
+
+// Joined says that this process has joined the others, who will learn of its death by other means, and closes the meeting.
+func (m *Meeting) Joined() { m.end(true) }
+
+// Close leaves the meeting. Who has not joined has gone.
+func (m *Meeting) Close() { m.end(false) }
+
+func (m *Meeting) end(joined bool) {
+	m.once.Do(func() {
+		if m.close == nil {
+			return
+		}
+		if joined {
+			m.join()
+		}
+		m.close()
+	})
+}
+
+// Meet tells all processes of a job the address at which this one listens, and learns
+// everybody's. An address without a host, such as ":4711" or "0.0.0.0:4711", gets
 // the one under which rank 0 sees this process. It waits until all have come, or for ctx; one that ends before that,
 // or says by [Decline] that it will not come, ends the wait of all. An error may be kept back for 5 s, or 1 s from the
 // end of ctx, in which those that come later are told.
-func Meet(ctx context.Context, w Worker, address string) ([]string, error) {
+func Meet(ctx context.Context, w Worker, address string) (*Meeting, error) {
 	if w.Size <= 1 {
-		return []string{address}, nil
+		return &Meeting{Addresses: []string{address}}, nil
 	}
-	var all []string
-	var err error
+	meet := tell
 	if w.Rank == 0 {
-		all, err = receiveAll(ctx, w, address)
-	} else {
-		all, err = tell(ctx, w, address)
+		meet = receiveAll
 	}
+	m, err := meet(ctx, w, address)
 	if err != nil {
 		return nil, fmt.Errorf("process %d of %d at the rendezvous %s: %w", w.Rank, w.Size, w.Rendezvous, err)
 	}
-	return all, nil
+	return m, nil
 }
 
 func network(address string) (string, string) {
@@ -120,7 +178,8 @@ func Decline(ctx context.Context, w Worker, why error) {
 		defer cancel()
 		kind, place := network(w.Rendezvous)
 		if c, err := dialUntil(ctx, kind, place); err == nil {
-			_, _ = ask(ctx, c, hello{Protocol: protocol, Job: w.Job, Rank: w.Rank, Size: w.Size, Failed: why.Error()})
+			_, _ = ask(ctx, c, lines(c), hello{Protocol: protocol, Job: w.Job, Rank: w.Rank, Size: w.Size, Failed: why.Error()})
+			_ = c.Close()
 		}
 		return
 	}
@@ -140,7 +199,7 @@ type meeting struct {
 	addresses []string
 	missing   int
 	complete  chan struct{} // closed when all have come
-	failed    chan struct{} // closed when they will not
+	failed    chan struct{} // closed when they will not, or one has gone since
 	err       error         // why; set before failed is closed
 	told      int           // processes that know of it
 	allTold   chan struct{}
@@ -151,11 +210,24 @@ func newMeeting(w Worker) *meeting {
 		complete: make(chan struct{}), failed: make(chan struct{}), allTold: make(chan struct{})}
 }
 
+// giveUp ends the meeting for all, unless they have come.
+func (m *meeting) giveUp(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.missing > 0 {
+		m.failLocked(err)
+	}
+}
+
 // fail ends the meeting for all, the first time.
 func (m *meeting) fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.err != nil || m.missing == 0 {
+	m.failLocked(err)
+}
+
+func (m *meeting) failLocked(err error) {
+	if m.err != nil {
 		return
 	}
 	m.err = err
@@ -225,45 +297,82 @@ func (m *meeting) lastCalls(ctx context.Context) {
 	}
 }
 
-func receiveAll(ctx context.Context, w Worker, own string) ([]string, error) {
+func receiveAll(ctx context.Context, w Worker, own string) (*Meeting, error) {
 	l, err := listen(ctx, w.Rendezvous)
 	if err != nil {
 		return nil, err
 	}
 	m := newMeeting(w)
-	defer m.serve(ctx, l)()
+	end := m.serve(ctx, l)
 	select {
 	case <-m.complete:
 	case <-m.failed:
-		return nil, m.err
 	case <-ctx.Done():
-		m.fail(fmt.Errorf("%s did not come: %w", m.absent(), context.Cause(ctx)))
+		m.giveUp(fmt.Errorf("%s did not come: %w", m.absent(), context.Cause(ctx)))
+	}
+	m.answer(own)
+	select {
+	case <-m.failed:
+		end()
+		return nil, m.err
+	default:
+	}
+	_ = l.Close()
+	met := &Meeting{Addresses: m.addresses, gone: make(chan struct{}), read: make(chan struct{}), join: m.over}
+	stop := make(chan struct{})
+	go func() {
+		defer close(met.read)
 		select {
 		case <-m.failed:
-			return nil, m.err
-		default: // the last one has come meanwhile
+			met.err = m.err
+			close(met.gone)
+		case <-stop:
 		}
+	}()
+	met.close = func() {
+		close(stop)
+		<-met.read
+		end()
 	}
+	return met, nil
+}
+
+// answer tells all who the others are, unless the meeting has failed.
+func (m *meeting) answer(own string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.err != nil {
+		return
+	}
 	for rank, c := range m.conns[1:] {
 		// Each one reaches rank 0 in its own way.
 		m.addresses[0] = withHost(own, c.LocalAddr())
 		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
 		if err := json.NewEncoder(c).Encode(answer{Addresses: m.addresses}); err != nil {
-			return nil, fmt.Errorf("telling process %d: %w", rank+1, err)
+			m.failLocked(fmt.Errorf("telling process %d: %w", rank+1, err))
+			return
 		}
 	}
-	return m.addresses, nil
 }
 
-// welcome reads what a process says. Its connection stays open until all have come.
+// over tells all that process 0 has joined the others.
+func (m *meeting) over() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns[1:] {
+		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
+		_ = json.NewEncoder(c).Encode(answer{Joined: true}) // it may have joined, too, and gone
+	}
+}
+
+// welcome reads what a process says. Its connection stays open until it has joined the others.
 func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	var h hello
-	err := readLine(c, &h)
+	in := lines(c)
+	err := readLine(in, &h)
 	if err == nil {
 		err = m.take(h, c)
 	}
@@ -276,9 +385,14 @@ func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	if ctx.Err() != nil {
 		return
 	}
-	// It says nothing more; this ends when it does, or when the meeting is over.
-	if _, err := c.Read(make([]byte, 1)); err != nil && ctx.Err() == nil {
-		m.fail(fmt.Errorf("process %d has gone before all had come: %w", h.Rank, err))
+	var j joined
+	if err := readLine(in, &j); err != nil && ctx.Err() == nil {
+		select {
+		case <-m.complete:
+			m.fail(fmt.Errorf("process %d has gone before it had joined the others: %w", h.Rank, err))
+		default:
+			m.fail(fmt.Errorf("process %d has gone before all had come: %w", h.Rank, err))
+		}
 	}
 }
 
@@ -292,9 +406,9 @@ func (m *meeting) take(h hello, c net.Conn) error {
 	case h.Rank <= 0 || h.Rank >= min(h.Size, m.w.Size):
 		return fmt.Errorf("there is no process %d of %d", h.Rank, m.w.Size)
 	case h.Size != m.w.Size:
-		m.fail(fmt.Errorf("process %d believes that there are %d, process 0 that there are %d", h.Rank, h.Size, m.w.Size))
+		m.giveUp(fmt.Errorf("process %d believes that there are %d, process 0 that there are %d", h.Rank, h.Size, m.w.Size))
 	case h.Failed != "":
-		m.fail(fmt.Errorf("process %d: %s", h.Rank, h.Failed))
+		m.giveUp(fmt.Errorf("process %d: %s", h.Rank, h.Failed))
 	default:
 		if _, _, err := net.SplitHostPort(h.Address); err != nil {
 			return err
@@ -333,20 +447,50 @@ func (m *meeting) absent() string {
 	return "processes " + strings.Join(ranks, ", ")
 }
 
-func tell(ctx context.Context, w Worker, own string) ([]string, error) {
+func tell(ctx context.Context, w Worker, own string) (*Meeting, error) {
 	kind, place := network(w.Rendezvous)
 	c, err := dialUntil(ctx, kind, place)
 	if err != nil {
 		return nil, err
 	}
-	a, err := ask(ctx, c, hello{Protocol: protocol, Job: w.Job, Rank: w.Rank, Size: w.Size, Address: own})
-	switch {
-	case err != nil:
-		return nil, err
-	case len(a.Addresses) != w.Size:
-		return nil, fmt.Errorf("process 0 tells %d addresses of %d", len(a.Addresses), w.Size)
+	in := lines(c)
+	a, err := ask(ctx, c, in, hello{Protocol: protocol, Job: w.Job, Rank: w.Rank, Size: w.Size, Address: own})
+	if err == nil && len(a.Addresses) != w.Size {
+		err = fmt.Errorf("process 0 tells %d addresses of %d", len(a.Addresses), w.Size)
 	}
-	return a.Addresses, nil
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	m := &Meeting{Addresses: a.Addresses, gone: make(chan struct{}), read: make(chan struct{}), join: func() {
+		_ = json.NewEncoder(c).Encode(joined{true}) // process 0 may have joined, too, and gone
+	}}
+	closing := make(chan struct{})
+	go func() {
+		defer close(m.read)
+		var a answer
+		err := readLine(in, &a)
+		select {
+		case <-closing:
+			return
+		default:
+		}
+		switch {
+		case err != nil:
+			m.err = fmt.Errorf("process 0 has gone before it had joined the others: %w", err)
+		case a.Error != "":
+			m.err = errors.New(a.Error)
+		default:
+			return
+		}
+		close(m.gone)
+	}()
+	m.close = func() {
+		close(closing)
+		_ = c.Close()
+		<-m.read
+	}
+	return m, nil
 }
 
 // dialUntil dials rank 0 until it listens.
@@ -365,14 +509,13 @@ func dialUntil(ctx context.Context, kind, place string) (net.Conn, error) {
 }
 
 // ask says hello and waits for the answer.
-func ask(ctx context.Context, c net.Conn, h hello) (a answer, err error) {
-	defer c.Close()
+func ask(ctx context.Context, c net.Conn, in *bufio.Reader, h hello) (a answer, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := json.NewEncoder(c).Encode(h); err != nil {
 		return a, err
 	}
-	switch err := readLine(c, &a); {
+	switch err := readLine(in, &a); {
 	case err != nil && ctx.Err() != nil:
 		return a, fmt.Errorf("not all processes have come: %w", context.Cause(ctx))
 	case err != nil:
@@ -383,8 +526,11 @@ func ask(ctx context.Context, c net.Conn, h hello) (a answer, err error) {
 	return a, nil
 }
 
-func readLine(r io.Reader, v any) error {
-	line, err := bufio.NewReader(io.LimitReader(r, maxLine)).ReadBytes('\n')
+// lines reads what the other side says.
+func lines(c net.Conn) *bufio.Reader { return bufio.NewReader(io.LimitReader(c, maxSaid)) }
+
+func readLine(r *bufio.Reader, v any) error {
+	line, err := r.ReadBytes('\n')
 	if err != nil {
 		return err
 	}

@@ -47,13 +47,14 @@ func play(role string) (err error) {
 	if err != nil || !launched {
 		return fmt.Errorf("launched %v: %w", launched, err)
 	}
-	all, err := Meet(ctx, w, fmt.Sprintf(":%d", 1000+w.Rank))
+	met, err := Meet(ctx, w, fmt.Sprintf(":%d", 1000+w.Rank))
 	if err != nil {
 		return err
 	}
+	met.Joined()
 	switch role {
 	case "meet":
-		fmt.Printf("%d of %d met %s\n", w.Rank, w.Size, strings.Join(all, " "))
+		fmt.Printf("%d of %d met %s\n", w.Rank, w.Size, strings.Join(met.Addresses, " "))
 	case "tell":
 		fmt.Fprintf(os.Stderr, "I am %d\nand end", w.Rank)
 		fmt.Printf("output of %d\n", w.Rank)
@@ -86,7 +87,7 @@ func TestMeet(t *testing.T) {
 	for name, address := range map[string]string{"tcp": port, "unix": "unix:" + filepath.Join(t.TempDir(), "dir", "meet")} {
 		t.Run(name, func(t *testing.T) {
 			const n = 5
-			var all [n][]string
+			var all [n]*Meeting
 			var errs [n]error
 			var group sync.WaitGroup
 			for rank := range n {
@@ -97,9 +98,13 @@ func TestMeet(t *testing.T) {
 			group.Wait()
 			want := []string{"127.0.0.1:1000", "127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:1003", "127.0.0.1:1004"}
 			for rank := range n {
-				if errs[rank] != nil || !slices.Equal(all[rank], want) {
-					t.Errorf("process %d: %v %v", rank, all[rank], errs[rank])
+				if errs[rank] != nil {
+					t.Fatalf("process %d: %v", rank, errs[rank])
 				}
+				if !slices.Equal(all[rank].Addresses, want) {
+					t.Errorf("process %d: %v", rank, all[rank].Addresses)
+				}
+				all[rank].Close()
 			}
 		})
 	}
@@ -121,16 +126,19 @@ func TestMeetStrangers(t *testing.T) {
 	w := Worker{Rank: 0, Size: 2, Rendezvous: address, Job: "mine"}
 	done := make(chan error, 1)
 	go func() {
-		_, err := Meet(t.Context(), w, ":1000")
+		m, err := Meet(t.Context(), w, ":1000")
+		if err == nil {
+			m.Joined()
+		}
 		done <- err
 	}()
 	for stranger, want := range map[string]string{
 		"GET / HTTP/1.1\n": "invalid character",
 		`{"protocol":"other","rank":1,"size":2,"address":":1"}` + "\n":                          protocol,
-		`{"protocol":"verbena-job/1","job":"b","rank":1,"size":2,"address":":1"}` + "\n":        "another job",
-		`{"protocol":"verbena-job/1","job":"mine","rank":2,"size":2,"address":":1"}` + "\n":     "no process 2",
-		`{"protocol":"verbena-job/1","job":"mine","rank":0,"size":2,"address":":1"}` + "\n":     "no process 0",
-		`{"protocol":"verbena-job/1","job":"mine","rank":1,"size":2,"address":"nobody"}` + "\n": "missing port",
+		`{"protocol":"verbena-job/2","job":"b","rank":1,"size":2,"address":":1"}` + "\n":        "another job",
+		`{"protocol":"verbena-job/2","job":"mine","rank":2,"size":2,"address":":1"}` + "\n":     "no process 2",
+		`{"protocol":"verbena-job/2","job":"mine","rank":0,"size":2,"address":":1"}` + "\n":     "no process 0",
+		`{"protocol":"verbena-job/2","job":"mine","rank":1,"size":2,"address":"nobody"}` + "\n": "missing port",
 	} {
 		c := dialStranger(t, address)
 		if _, err := c.Write([]byte(stranger)); err != nil {
@@ -143,8 +151,13 @@ func TestMeetStrangers(t *testing.T) {
 		}
 	}
 	w.Rank = 1
-	if all, err := Meet(t.Context(), w, ":1001"); err != nil || len(all) != 2 {
-		t.Error(all, err)
+	m, err := Meet(t.Context(), w, ":1001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Joined()
+	if len(m.Addresses) != 2 {
+		t.Error(m.Addresses)
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -238,6 +251,84 @@ func TestMeetEnds(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOneGoesBeforeItHasJoined has one process end after all have met: the others, who may not have talked to it yet, learn of
+// it, and also of its rank.
+func TestOneGoesBeforeItHasJoined(t *testing.T) {
+	for gone := range 3 {
+		t.Run(strconv.Itoa(gone), func(t *testing.T) {
+			meetings := meetAll(t, 3)
+			want := fmt.Sprintf("process %d has gone before it had joined the others", gone)
+			meetings[gone].Close()
+			for rank, m := range meetings {
+				if rank == gone {
+					continue
+				}
+				ctx, cancel := m.While(t.Context())
+				select {
+				case <-ctx.Done():
+					if err := context.Cause(ctx); !strings.Contains(err.Error(), want) {
+						t.Errorf("process %d: %v", rank, err)
+					}
+				case <-time.After(20 * time.Second):
+					t.Errorf("process %d does not learn of it", rank)
+				}
+				cancel()
+				m.Close()
+			}
+		})
+	}
+}
+
+// TestWhoHasJoinedMayGo has processes end that have joined, in each order: that is no reason for others to end.
+func TestWhoHasJoinedMayGo(t *testing.T) {
+	for _, order := range [][]int{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}} {
+		meetings := meetAll(t, 3)
+		for i, rank := range order {
+			meetings[rank].Joined()
+			for _, other := range order[i+1:] {
+				if m := meetings[other]; rank == 0 {
+					<-m.read
+				}
+			}
+		}
+		for rank, m := range meetings {
+			m.Close()
+			select {
+			case <-m.gone:
+				t.Errorf("order %v: process %d: %v", order, rank, m.err)
+			default:
+			}
+		}
+	}
+	// The one that goes next is told of, not the one that has joined.
+	meetings := meetAll(t, 3)
+	meetings[2].Joined()
+	meetings[1].Close()
+	<-meetings[0].gone
+	if err := meetings[0].err; !strings.Contains(err.Error(), "process 1 has gone") {
+		t.Error(err)
+	}
+	meetings[0].Close()
+}
+
+// meetAll has so many processes meet.
+func meetAll(t *testing.T, n int) []*Meeting {
+	t.Helper()
+	address := freePort(t)
+	meetings, errs := make([]*Meeting, n), make([]error, n)
+	var group sync.WaitGroup
+	for rank := range n {
+		group.Go(func() {
+			meetings[rank], errs[rank] = Meet(t.Context(), Worker{Rank: rank, Size: n, Rendezvous: address}, ":1")
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return meetings
 }
 
 func TestMeetSizes(t *testing.T) {

@@ -236,12 +236,19 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 		meeting, stop := context.WithTimeoutCause(ctx, j.wait, fmt.Errorf("not within %v (--wait)", j.wait))
 		defer stop()
 		met = true
-		if cfg.Addresses, err = launch.Meet(meeting, w, l.Addr().String()); err != nil {
+		others, err := launch.Meet(meeting, w, l.Addr().String())
+		if err != nil {
 			return err
 		}
-		if p.Exchange, err = shuffle.Join(meeting, cfg); err != nil {
+		defer others.Close()
+		cfg.Addresses = others.Addresses
+		joining, left := others.While(meeting)
+		p.Exchange, err = shuffle.Join(joining, cfg)
+		left()
+		if err != nil {
 			return err
 		}
+		others.Joined()
 	} else if p.Exchange, err = shuffle.Join(ctx, cfg); err != nil {
 		return err
 	}
