@@ -51,6 +51,8 @@ the field adds nothing. What the memory does not hold goes to temporary files.
 				return errors.New("words are counted by themselves: --format words --count, without --key and --sum")
 			case cfg.Format != groupby.Words && cfg.Key == "":
 				return errors.New("by which field? --key names it")
+			case j.JSON && cfg.Output == "":
+				return errors.New("--json tells what was done on standard output, where the results go: name a file with -o")
 			}
 			j.Work = func(ctx context.Context, p *job.Part) (_ any, err error) {
 				files := o.files(p.Runtime, j.Transport)
@@ -58,9 +60,6 @@ the field adds nothing. What the memory does not hold goes to temporary files.
 				own := cfg
 				own.Memory, own.Files, own.Temporary = p.Memory, files.Files, temporary(j.Temporary, cfg.Output)
 				own.Progress = p.Tell
-				if j.JSON && own.Output == "" {
-					return nil, errors.New("--json tells what was done on standard output, where the results go: name a file with -o")
-				}
 				return groupby.Run(ctx, p.Exchange, own)
 			}
 			j.Report = func(_ io.Writer, result any) error {

@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/testneed"
+	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
 // asProcess runs the command as a process of its own.
@@ -175,6 +181,111 @@ func TestOneCannotTakePart(t *testing.T) {
 	}
 }
 
+// TestProcessGoesBeforeItHasJoined has a process, which nothing here has started, end when it has met the others and has not
+// joined them: they end long before they would have waited enough.
+func TestProcessGoesBeforeItHasJoined(t *testing.T) {
+	dir := t.TempDir()
+	for gone := range 3 {
+		meet := fmt.Sprintf("unix:%s/%d/meet", dir, gone)
+		var all sync.WaitGroup
+		for rank := range 3 {
+			if rank == gone {
+				continue
+			}
+			cmd, out := asProcess(t, nil, "sort", "--rank", fmt.Sprint(rank), "--size", "3", "--rendezvous", meet, "--wait", "2m", "-o", filepath.Join(dir, "out"), os.DevNull)
+			all.Go(func() {
+				begin := time.Now()
+				err := cmd.Run()
+				if err == nil || !strings.Contains(out.String(), fmt.Sprintf("process %d has gone", gone)) || time.Since(begin) > time.Minute {
+					t.Errorf("process %d, when process %d has gone: %v after %v\n%s", rank, gone, err, time.Since(begin), out)
+				}
+			})
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		m, err := launch.Meet(ctx, launch.Worker{Rank: gone, Size: 3, Rendezvous: meet}, "127.0.0.1:9") // where nobody listens
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Close()
+		all.Wait()
+		cancel()
+	}
+}
+
+// TestFailureIsToldOnce has jobs of two processes fail, in both or in one: one line says why.
+func TestFailureIsToldOnce(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "in")
+	if err := os.WriteFile(in, []byte("b\na\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"open /nowhere/in: no such file or directory\n": {"sort", "-o", filepath.Join(dir, "out"), "/nowhere/in"},
+		"partial: no such file or directory\n":          {"sort", "-o", "/nowhere/out", in},
+		"there are b\n":                                 {"groupby", "--key", "k", "--count", in},
+	} {
+		cmd, out := asProcess(t, nil, append(args, "--workers", "2")...)
+		if err := cmd.Run(); err == nil || strings.Count(out.String(), "\n") != 1 || !strings.HasPrefix(out.String(), "verbena: process ") ||
+			!strings.HasSuffix(out.String(), want) || strings.Contains(out.String(), "aborted") {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+}
+
+// TestJobMetrics asks a process of a job for its numbers while it works.
+func TestJobMetrics(t *testing.T) {
+	var said bytes.Buffer
+	cmd := command()
+	cmd.SetErr(&said)
+	cmd.SetContext(t.Context())
+	answered := ""
+	j := &job.Job{
+		Divide: func(int64, int) (exchange, work int64, err error) { return 1 << 20, 0, nil },
+		Work: func(ctx context.Context, p *job.Part) (any, error) {
+			s := p.Exchange.Sender(0)
+			if err := errors.Join(s.Send(0, []byte("record")), s.Close()); err != nil {
+				return nil, err
+			}
+			_, address, _ := strings.Cut(strings.TrimSpace(said.String()), "Metrics at ")
+			r, err := http.Get(address)
+			if err != nil {
+				return nil, err
+			}
+			defer r.Body.Close()
+			b, err := io.ReadAll(r.Body)
+			answered = string(b)
+			return nil, err
+		},
+		Report: func(io.Writer, any) error { return nil },
+	}
+	j.AddFlags(cmd.PersistentFlags(), "")
+	j.Workers, j.Metrics = 1, "127.0.0.1:0"
+	o := &options{}
+	if err := errors.Join(o.load(), o.runJob(cmd, j)); err != nil {
+		t.Fatal(err)
+	}
+	if want := `verbena_shuffle_sent_records_total{exchange="job"} 1`; !strings.Contains(answered, want) {
+		t.Errorf("%q is missing in\n%s", want, answered)
+	}
+	in := filepath.Join(t.TempDir(), "in")
+	if err := os.WriteFile(in, []byte("b\na\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Each process has a port.
+	for address, want := range map[string][]string{
+		"127.0.0.1:0":     {"[0] Metrics at http://127.0.0.1:", "[1] Metrics at http://127.0.0.1:"},
+		"127.0.0.1:65535": {"process 1 of 2: there is no port 65536"},
+	} {
+		cmd, out := asProcess(t, nil, "sort", "--workers", "2", "--metrics", address, "-o", in+".sorted", in)
+		err := cmd.Run()
+		for _, w := range want {
+			if (err == nil) != (len(want) == 2) || !strings.Contains(out.String(), w) {
+				t.Errorf("%s: %v, %q is missing in\n%s", address, err, w, out)
+			}
+		}
+	}
+}
+
 func glob(t *testing.T, patterns ...string) (names []string) {
 	t.Helper()
 	for _, pattern := range patterns {
@@ -249,6 +360,7 @@ func TestPairsCommand(t *testing.T) {
 func TestJobsRefuse(t *testing.T) {
 	for want, args := range map[string][]string{
 		"-o FILE":               {"sort", "x"},
+		"name a file with -o":   {"groupby", "--count", "--key", "k", "--json", "x"},
 		"no format":             {"sort", "-o", "y", "--format", "csv", "x"},
 		"needs":                 {"sort", "-o", "y", "--memory", "100MiB", "--workers", "4", "x"},
 		"no transport":          {"sort", "-o", "y", "--transport", "ether", "x"},

@@ -31,13 +31,16 @@ type metricsServer struct {
 	ended   chan error
 }
 
-// serveMetrics starts to serve at address, if it is not empty.
+// serveMetrics starts to serve at address, if it is not empty. rt may be nil.
 func serveMetrics(ctx context.Context, address string, rt *verbena.Runtime, more ...prometheus.Collector) (*metricsServer, error) {
 	if address == "" {
 		return &metricsServer{}, nil
 	}
 	registry := prometheus.NewRegistry()
-	for _, c := range append(more, metrics.NewCollector(rt), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})) {
+	if rt != nil {
+		more = append(more, metrics.NewCollector(rt))
+	}
+	for _, c := range append(more, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})) {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("metrics: %w", err)
 		}

@@ -2,19 +2,24 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
 	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
 	"github.com/verbena-data/verbena/shuffle/sort"
 )
@@ -88,7 +93,46 @@ func (o *options) runJob(cmd *cobra.Command, j *job.Job) (err error) {
 	if j.Executable, err = os.Executable(); err != nil {
 		return err
 	}
-	return j.Run(cmd.Context())
+	work := j.Work
+	j.Work = func(ctx context.Context, p *job.Part) (_ any, err error) {
+		at, err := metricsAddress(j.Metrics, p.Exchange.Rank())
+		if err == nil {
+			var m *metricsServer
+			if m, err = serveMetrics(ctx, at, p.Runtime, shuffle.NewCollector(p.Exchange)); err == nil {
+				defer closing(&err, m)
+				m.tell(j.Errors)
+				return work(ctx, p)
+			}
+		}
+		p.Exchange.Abort(err)
+		return nil, p.Exchange.Err()
+	}
+	if err = j.Run(cmd.Context()); errors.Is(err, job.ErrTold) {
+		return &fscmd.Failure{Code: 1}
+	}
+	return err
+}
+
+// metricsAddress is where a process of a job serves its metrics, if those of process 0 are at an address.
+func metricsAddress(first string, rank int) (string, error) {
+	if first == "" {
+		return "", nil
+	}
+	host, text, err := net.SplitHostPort(first)
+	if err != nil {
+		return "", fmt.Errorf("--metrics: %w", err)
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil {
+		return "", fmt.Errorf("--metrics %s: the port is no number", first)
+	}
+	if port == 0 { // any
+		return first, nil
+	}
+	if port += rank; port > 1<<16-1 {
+		return "", fmt.Errorf("there is no port %d for the metrics", port)
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
 // temporary is where a job's temporary files go: beside the output rather than into a

@@ -69,6 +69,7 @@ type Options struct {
 	Memory           Size
 	Transport        string
 	Temporary        string
+	Metrics          string // HOST:PORT of process 0, or empty
 	JSON, Quiet      bool
 
 	flags launch.Flags
@@ -85,6 +86,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet, transports string) {
 	flags.StringVar(&o.Transport, "transport", verbena.TransportAuto, transports+"; between the processes")
 	flags.StringVarP(&o.Temporary, "temporary-directory", "T", "", "`directory` for temporary files (default: TMPDIR, or where the output goes)")
 	flags.BoolVar(&o.JSON, "json", false, "what was done as one JSON object")
+	flags.StringVar(&o.Metrics, "metrics", "", "serve Prometheus metrics of process N at http://`HOST:PORT`/metrics with PORT+N, or at any port if it is 0")
 	flags.BoolVarP(&o.Quiet, "quiet", "q", false, "no progress bar")
 	flags.IntVar(&o.flags.Rank, "rank", -1, "number of this process, from 0 on, if something else starts the processes; or "+launch.RankVariable)
 	flags.IntVar(&o.flags.Size, "size", 0, "how many processes there are then; or "+launch.SizeVariable)
@@ -149,6 +151,9 @@ type advance struct {
 	Total int64 `json:"total"`
 }
 
+// ErrTold is what Run fails with in a process whose parent has been told why.
+var ErrTold = errors.New("the parent process tells why")
+
 // Run runs the job, or this process's part in it.
 func (j *Job) Run(ctx context.Context) error {
 	if j.Threads < 1 {
@@ -198,9 +203,8 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 	defer cancel()
 	if child != nil {
 		defer func() {
-			if err != nil {
-				var other *shuffle.ProcessError
-				_ = child.Fail(err, errors.As(err, &other) && other.Rank != w.Rank)
+			if err != nil && child.Fail(own(err, w.Rank)) == nil {
+				err = ErrTold
 			}
 		}()
 	}
@@ -272,6 +276,19 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 		return json.NewEncoder(j.Output).Encode(result)
 	}
 	return j.Report(j.Output, result)
+}
+
+// own is a process's error without what the parent says, too, and whether it is that of another process.
+func own(err error, rank int) (_ error, others bool) {
+	var p *shuffle.ProcessError
+	if !errors.As(err, &p) {
+		return err, false
+	}
+	text, ok := strings.CutPrefix(err.Error(), fmt.Sprintf("process %d: %v: ", rank, shuffle.ErrAborted))
+	if ok {
+		err = errors.New(text)
+	}
+	return err, p.Rank != rank
 }
 
 const (
