@@ -3,6 +3,7 @@ package shuffle_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -42,6 +43,36 @@ func TestRestingProcessIsWoken(t *testing.T) {
 				t.Fatalf("%d bytes, %v", len(b), err)
 			}
 		}
+	}
+}
+
+// More entries than a board holds wait for a process that does not look as fast as they come: they are left bit by bit.
+func TestMoreEntriesThanABoardHolds(t *testing.T) {
+	exchanges := worlds[1].join(t, 2, shuffle.Config{Memory: 16 << 20})
+	ctx := testContext(t)
+	const records = 20 * shuffle.BoardEntries
+	go func() {
+		s := exchanges[0].Sender(0)
+		for n := range records {
+			if err := errors.Join(s.Send(1, fmt.Append(nil, n)), s.Flush()); err != nil { // an entry for each record
+				t.Error(err)
+				return
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := exchanges[1].Sender(0).Close(); err != nil {
+		t.Fatal(err)
+	}
+	for n := range records {
+		if b, err := exchanges[1].Receiver(0).Next(ctx); err != nil || string(b) != fmt.Sprint(n) {
+			t.Fatalf("record %d: %q, %v", n, b, err)
+		}
+	}
+	if _, err := exchanges[1].Receiver(0).Next(ctx); err != io.EOF {
+		t.Error(err)
 	}
 }
 

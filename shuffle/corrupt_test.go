@@ -2,6 +2,7 @@ package shuffle_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"strings"
@@ -32,6 +33,9 @@ func TestLostAndDamagedBlocks(t *testing.T) {
 	end := func(records, bytes uint64, parts uint32) []byte {
 		totals := wire.Totals{Records: records, Bytes: bytes, Parts: parts}
 		return totals.Append(nil)
+	}
+	fragment := func(length uint64, piece string) []byte {
+		return append(binary.BigEndian.AppendUint64(nil, length), piece...)
 	}
 	damaged := func(page int) [][]byte {
 		b := blockOf(0, 0, 0, 1, record)
@@ -64,30 +68,57 @@ func TestLostAndDamagedBlocks(t *testing.T) {
 			return [][]byte{blockOf(0, 0, 0, 1, record), blockOf(1, page, wire.End, 0, end(1, 2, 2))}
 		}},
 		{"a byte is damaged", "the checksum", damaged},
+		{"a record in fragments", "", func(page int) [][]byte {
+			return [][]byte{blockOf(0, 0, wire.Fragment|wire.First, 0, fragment(3, "ab")), blockOf(1, page, wire.Fragment, 1, []byte("c")), blockOf(2, 2*page, wire.End, 0, end(1, 11, 2))}
+		}},
+		{"a record in fragments is longer than all", "MaxRecord is", func(int) [][]byte {
+			return [][]byte{blockOf(0, 0, wire.Fragment|wire.First, 0, fragment(1<<40, "ab"))}
+		}},
+		{"a record in fragments is longer than it says", "fragments of more than", func(page int) [][]byte {
+			return [][]byte{blockOf(0, 0, wire.Fragment|wire.First, 0, fragment(3, "ab")), blockOf(1, page, wire.Fragment, 1, []byte("cd"))}
+		}},
+		{"a record in fragments ends too early", "in which 1 records end", func(int) [][]byte {
+			return [][]byte{blockOf(0, 0, wire.Fragment|wire.First, 1, fragment(3, "ab"))}
+		}},
+		{"a record in fragments is broken off", "broken off", func(page int) [][]byte {
+			return [][]byte{blockOf(0, 0, wire.Fragment|wire.First, 0, fragment(3, "ab")), blockOf(1, page, 0, 1, record)}
+		}},
+		{"a record in fragments begins in its middle", "begins in its middle", func(int) [][]byte {
+			return [][]byte{blockOf(0, 0, wire.Fragment, 1, []byte("c"))}
+		}},
+		{"a part behind the end", "behind the end", func(int) [][]byte {
+			last, behind := blockOf(0, 0, wire.End, 0, end(0, 0, 0)), blockOf(0, 0, 0, 1, record)
+			b := append(last, behind[wire.HeaderSize:]...)
+			h := wire.Header{Length: uint32(len(b) - wire.HeaderSize), Summed: true, Parts: 2}
+			h.Put(b)
+			wire.SetSum(b, crc32c.Update(0, b[4:]))
+			return [][]byte{b}
+		}},
+		{"a part of a lane that is not there", "a part of lane 1", func(int) [][]byte {
+			b := blockOf(0, 0, 0, 1, record)
+			part := wire.Part{Sender: 1, Length: uint32(len(record)), Records: 1}
+			part.Put(b[wire.HeaderSize:])
+			wire.SetSum(b, crc32c.Update(0, b[4:]))
+			return [][]byte{b}
+		}},
+		{"a record is longer than its part", "left of the part", func(int) [][]byte {
+			return [][]byte{blockOf(0, 0, 0, 1, []byte("\x05a"))}
+		}},
+		{"a part has more than its records", "behind the last record", func(page int) [][]byte {
+			return [][]byte{blockOf(0, 0, 0, 1, []byte("\x01a\x01b")), blockOf(1, page, wire.End, 0, end(1, 4, 1))}
+		}},
+		{"a block without parts", "an empty block", func(int) [][]byte {
+			b := make([]byte, wire.HeaderSize)
+			h := wire.Header{Summed: true}
+			h.Put(b)
+			wire.SetSum(b, crc32c.Update(0, b[4:]))
+			return [][]byte{b}
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			members := worlds[0].members(t, 2, shuffle.Config{})
-			joined := make(chan *shuffle.Exchange, 1)
-			go func() {
-				x, err := shuffle.Join(ctx, members[0])
-				if err != nil {
-					t.Error(err)
-				}
-				joined <- x
-			}()
-			e := dialUntilServed(ctx, t, members[1], 0)
-			defer e.Close()
-			h := shuffle.HelloOf(members[1])
-			if err := e.Send(ctx, wire.TagHello, h.Append(nil)); err != nil {
-				t.Fatal(err)
-			}
-			x := <-joined
-			if x == nil {
-				return
-			}
-			defer x.Close()
+			x, e, h := joinedByHand(ctx, t)
 			if err := x.Sender(0).Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -109,6 +140,32 @@ func TestLostAndDamagedBlocks(t *testing.T) {
 	}
 }
 
+// joinedByHand is process 0 of two, and the endpoint of process 1, which has said its hello and is the test's.
+func joinedByHand(ctx context.Context, t *testing.T) (*shuffle.Exchange, *verbena.Endpoint, *wire.Hello) {
+	t.Helper()
+	members := worlds[0].members(t, 2, shuffle.Config{})
+	joined := make(chan *shuffle.Exchange, 1)
+	go func() {
+		x, err := shuffle.Join(ctx, members[0])
+		if err != nil {
+			t.Error(err)
+		}
+		joined <- x
+	}()
+	e := dialUntilServed(ctx, t, members[1], 0)
+	t.Cleanup(func() { _ = e.Close() }) // the other side may have closed it
+	h := shuffle.HelloOf(members[1])
+	if err := e.Send(ctx, wire.TagHello, h.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	x := <-joined
+	if x == nil {
+		t.FailNow()
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	return x, e, h
+}
+
 // send sends blocks as messages.
 func send(t *testing.T, e *verbena.Endpoint, blocks [][]byte) {
 	t.Helper()
@@ -116,5 +173,77 @@ func send(t *testing.T, e *verbena.Endpoint, blocks [][]byte) {
 		if err := e.Send(t.Context(), wire.TagBlock, b); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A block that travels over a network has a checksum of all that it contains, and one that is put into memory of the same host
+// of its header: what the receiving side compares is there.
+func TestWhatIsSummed(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	x, e, _ := joinedByHand(ctx, t)
+	if err := errors.Join(x.Sender(0).Send(1, []byte("record")), x.Sender(0).Flush()); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := e.Receive(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Tag != wire.TagBlock {
+			m.Release()
+			continue
+		}
+		header, summed, contents, err := wire.ParseHeader(m.Bytes())
+		if err != nil || !strings.Contains(string(contents), "record") {
+			t.Errorf("%q, %v", contents, err)
+		}
+		if !header.Summed || len(summed) != len(m.Bytes())-4 || header.Sum != crc32c.Update(0, summed) {
+			t.Errorf("%+v: %d of %d bytes have the sum %08x", header, len(summed), len(m.Bytes()), crc32c.Update(0, summed))
+		}
+		m.Release()
+		return
+	}
+}
+
+// What a peer must not say at all, or not twice, fails the exchange with the reason.
+func TestMessagesThatMustNotCome(t *testing.T) {
+	type message struct {
+		tag  uint32
+		data []byte
+	}
+	entry := func(kind uint8, receiver, offset, length int) []byte {
+		return wire.Entry{Kind: kind, Receiver: uint16(receiver), Offset: uint32(offset), Length: uint32(length)}.Append(nil)
+	}
+	for name, c := range map[string]struct {
+		messages []message
+		want     string
+	}{
+		"a tag that is none":                 {[]message{{99, nil}}, "tag 99"},
+		"a second hello":                     {[]message{{wire.TagHello, nil}}, "tag 1"},
+		"a second goodbye":                   {[]message{{wire.TagBye, nil}, {wire.TagBye, nil}}, "goodbye"},
+		"a contribution twice":               {[]message{{wire.TagGather, wire.AppendGather(nil, 0, nil)}, {wire.TagGather, wire.AppendGather(nil, 0, nil)}}, "a second contribution"},
+		"a contribution ahead of all":        {[]message{{wire.TagGather, wire.AppendGather(nil, 2, nil)}}, "to collective 2"},
+		"a block that nobody sent is free":   {[]message{{wire.TagControl, entry(wire.Free, 0, 0, 100)}}, "no block was there"},
+		"a block of a thread that is none":   {[]message{{wire.TagControl, entry(wire.Free, 7, 0, 100)}}, "about thread 7"},
+		"a block is put where all are sent":  {[]message{{wire.TagControl, entry(wire.Filled, 0, 0, 100)}}, "an entry of kind 1"},
+		"a block where another one still is": {[]message{{wire.TagBlock, blockOf(0, 0, 0, 1, []byte("\x01a"))}, {wire.TagBlock, blockOf(1, 0, 0, 1, []byte("\x01a"))}}, "where is no room"},
+		"half an entry":                      {[]message{{wire.TagControl, entry(wire.Free, 0, 0, 100)[:5]}}, "behind the last entry"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			x, e, _ := joinedByHand(ctx, t)
+			for _, m := range c.messages {
+				if err := e.Send(ctx, m.tag, m.data); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := x.Wait(ctx)
+			var process *shuffle.ProcessError
+			if !errors.Is(err, shuffle.ErrCorrupt) || !errors.As(err, &process) || process.Rank != 1 || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
 	}
 }

@@ -14,9 +14,10 @@ func SpillTo(path string) (restore func()) {
 	return func() { spillFileIn = before }
 }
 
-// Words of a board.
+// Words of a board, and how many entries it has.
 const (
 	BoardTail, BoardTaken = wire.BoardTail, wire.BoardTaken
+	BoardEntries          = wire.BoardEntries
 )
 
 // Forge writes a word of the board that another process reads.
