@@ -1619,3 +1619,42 @@ func TestForeignCluster(t *testing.T) {
 		t.Fatal("the identity changed")
 	}
 }
+
+// A packet without checksums, as HDFS's clients send them of files that are to live in
+// memory, gets those that its DataNode makes, in whichever piece its bytes come. A copy of
+// another DataNode must have them.
+func TestPacketsWithoutChecksums(t *testing.T) {
+	bare := func(h transfer.PacketHeader, data []byte) []byte {
+		h.DataLen = int32(len(data))
+		return append(transfer.AppendPacketPrefix(nil, &h, 0), data...)
+	}
+	for _, nodes := range []int{1, 2} {
+		f := newFixture(t, nodes, nil)
+		c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
+		data := random(1, 3000)
+		at := int64(0)
+		for _, to := range []int64{1000, 1024, 1100, 3000, 3000} {
+			_, err := c.nc.Write(bare(transfer.PacketHeader{Offset: at, Seqno: c.seq, Last: to == at}, data[at:to]))
+			must(t, err)
+			c.ackOK(c.seq, nodes)
+			at, c.seq = to, c.seq+1
+		}
+		for _, n := range f.nodes {
+			n.waitIdle(t, 1)
+			wantRead(t, n, 1, 1001, data) // which compares
+			r, err := n.store.Get(1)
+			must(t, err)
+			must(t, r.Verify(nil))
+		}
+		if nodes == 1 {
+			continue
+		}
+		c = openWrite(t, f.nodes[:1], hdfspb.OpWriteBlockProto_TRANSFER_FINALIZED, 2, 1001, 1001, 0, 0)
+		_, err := c.nc.Write(bare(transfer.PacketHeader{}, data))
+		must(t, err)
+		if err := c.r.ReadMessage(&hdfspb.BlockOpResponseProto{}); err == nil {
+			t.Error("a copy without checksums is answered")
+		}
+		waitGone(t, f.nodes[0], 2)
+	}
+}

@@ -54,6 +54,7 @@ type nativeBlock struct {
 	settled  bool         // both, and the answer is being made
 	answered bool         // the set-up is
 	accepted bool         // by a yes
+	no       []byte       // the other answer, for when nothing is left of the block
 	acked    int64        // the last packet that all behind have acknowledged, -1 before the first
 	over     bool
 	done     bool        // it is complete
@@ -193,6 +194,10 @@ func (b *nativeBlock) requestMirror() (native.Verdict, *hdfspb.BlockOpResponsePr
 		if errors.As(err, &not) {
 			return native.Unreachable, refusedBy(hdfspb.Status_ERROR_UNSUPPORTED, to, err)
 		}
+		var none *verbena.SelectionError
+		if errors.As(err, &none) && none.Temporary() {
+			return native.Busy, refusedBy(native.StatusNoRoom, to, fmt.Errorf("pipeline: %w", err))
+		}
 		return native.Refused, refusedBy(hdfspb.Status_ERROR, to, fmt.Errorf("pipeline: %w", err))
 	}
 	message, err := native.AppendSetUp(nil, int(b.window), nextOp(b.op))
@@ -287,8 +292,9 @@ func (b *nativeBlock) accept() {
 	b.answer(native.Accepted, nil)
 }
 
-// answer answers the set-up, once, and tells whether it has done so now. mu is held, so
-// that no acknowledgement goes before the answer.
+// answer answers the set-up, once, and tells whether it has done so now. A no goes when the
+// block has ended: who asks again at once is to find nothing of it. mu is held, so that no
+// acknowledgement goes before the answer.
 func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto) bool {
 	if b.answered || b.over {
 		return false
@@ -298,7 +304,11 @@ func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto
 		message, _ = native.AppendAnswer(nil, v, nil)
 	}
 	b.answered, b.accepted = true, v == native.Accepted
-	b.link.Post(b.tag, message)
+	if b.accepted {
+		b.link.Post(b.tag, message)
+	} else {
+		b.no = message
+	}
 	return true
 }
 
@@ -672,10 +682,13 @@ func (b *nativeBlock) close() {
 	b.writing.take()
 	defer b.writing.give()
 	b.mu.Lock()
-	accepted := b.accepted
+	accepted, no := b.accepted, b.no
 	b.mu.Unlock()
 	if b.shut = true; b.w != nil {
 		b.blockWriter.close(b.stage.create && !accepted)
 		b.w = nil
+	}
+	if no != nil {
+		b.link.Post(b.tag, no)
 	}
 }

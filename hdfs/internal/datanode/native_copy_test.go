@@ -57,6 +57,12 @@ func (f *fixture) publish(n *node) *port.Port {
 // native peers by it.
 func newRuntime(t testing.TB, network *fake.Network, name string) *native.TableConfig {
 	t.Helper()
+	return newRuntimeWith(t, network, name, 32<<20)
+}
+
+// newRuntimeWith is newRuntime with so many bytes for what arrives, and for what is sent.
+func newRuntimeWith(t testing.TB, network *fake.Network, name string, memory int64) *native.TableConfig {
+	t.Helper()
 	var cfg verbena.Config
 	if network != nil {
 		device := fake.InfiniBand(name)
@@ -67,7 +73,7 @@ func newRuntime(t testing.TB, network *fake.Network, name string) *native.TableC
 	rt, err := verbena.New(cfg)
 	must(t, err)
 	t.Cleanup(func() { must(t, rt.Close()) })
-	g, err := rt.NewGroup(verbena.GroupConfig{Name: "hdfs", Relay: true, ReceiveMemory: 32 << 20, SendMemory: 32 << 20})
+	g, err := rt.NewGroup(verbena.GroupConfig{Name: "hdfs", Relay: true, ReceiveMemory: memory, SendMemory: memory})
 	must(t, err)
 	return &native.TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}}
 }

@@ -256,7 +256,7 @@ func (dn *DataNode) openWrite(ctx context.Context, addr string, op *hdfspb.OpWri
 // take reads packets, at least one, forwards and stores them. It returns what has
 // become of them, as far as the first that was not stored.
 func (rc *receiver) take() ([]pendingAck, error) {
-	n, raw, err := rc.p.r.ReadPackets(rc.sum, rc.batch[:])
+	n, raw, err := rc.p.r.ReadPackets(rc.sum, rc.batch[:], !rc.stage.transfer)
 	if err != nil {
 		return nil, err
 	}

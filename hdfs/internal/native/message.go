@@ -61,14 +61,19 @@ const (
 	Accepted Verdict = iota
 	// Refused for the reason in the response.
 	Refused
-	// Busy: there is no memory for the window now. Nothing has been done; the same
-	// pipeline may be had a little later.
+	// Busy: there is no memory for the window now, or, with StatusNoRoom, the DataNode of
+	// FirstBadLink has no room for an endpoint of the one before it. Nothing has been done;
+	// the same pipeline may be had a little later.
 	Busy
 	// Unreachable: the DataNode of FirstBadLink takes no native pipelines. Nothing has
 	// been done; the legacy protocol may do.
 	Unreachable
 	verdicts
 )
+
+// StatusNoRoom is in the response of an answer whose verdict is Busy for want of an endpoint,
+// not of memory for the window. HDFS says it of nothing that has to do with pipelines.
+const StatusNoRoom = hdfspb.Status_IN_PROGRESS
 
 // KindOf is the kind of a message, 0 of one that is too short for any.
 func KindOf(b []byte) Kind {

@@ -248,7 +248,10 @@ func (r *Reader) ReadAck(a *Ack) error {
 }
 
 // ReadPacket reads a packet whose data has checksums as c tells.
-func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
+func (r *Reader) ReadPacket(c Checksum, p *Packet) error { return r.readPacket(c, p, false) }
+
+// readPacket is ReadPacket. With bare, the data may have no checksums at all.
+func (r *Reader) readPacket(c Checksum, p *Packet, bare bool) error {
 	if err := r.fill(packetPrefixLen, len(*r.buf)-packetPrefixLen); err != nil {
 		return err
 	}
@@ -272,6 +275,9 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 	}
 	body := int(length) - 4
 	sums := int(c.Chunks(int64(h.DataLen))) * c.Size()
+	if bare && body == int(h.DataLen) {
+		sums = 0
+	}
 	if sums+int(h.DataLen) != body {
 		return fmt.Errorf("%w: packet with %d bytes of checksums and data; %d bytes of data have %d bytes of checksums", ErrMalformed, body, h.DataLen, sums)
 	}
@@ -299,12 +305,16 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error {
 // are in the buffer already, as far as packets has room for them and not beyond the
 // block's last. It returns how many, and the bytes of all of them as they came. A
 // malformed packet behind the first is left to the next call.
-func (r *Reader) ReadPackets(c Checksum, packets []Packet) (n int, raw []byte, err error) {
-	if err := r.ReadPacket(c, &packets[0]); err != nil {
+//
+// With bare, packets may have data without checksums: HDFS's clients send such ones of
+// files with one replica that are to live in memory (LAZY_PERSIST), and DataNodes make the
+// checksums.
+func (r *Reader) ReadPackets(c Checksum, packets []Packet, bare bool) (n int, raw []byte, err error) {
+	if err := r.readPacket(c, &packets[0], bare); err != nil {
 		return 0, nil, err
 	}
 	start := r.r - len(packets[0].Raw)
-	for n = 1; n < len(packets) && !packets[n-1].Last && r.PacketBuffered() && r.ReadPacket(c, &packets[n]) == nil; {
+	for n = 1; n < len(packets) && !packets[n-1].Last && r.PacketBuffered() && r.readPacket(c, &packets[n], bare) == nil; {
 		n++
 	}
 	return n, (*r.buf)[start:r.r:r.r], nil

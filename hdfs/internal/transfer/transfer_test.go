@@ -133,7 +133,7 @@ func TestPacketsReadTogether(t *testing.T) {
 		var packets [4]Packet
 		var raw []byte
 		for next := int64(0); next <= ordinary; {
-			n, all, err := r.ReadPackets(c, packets[:])
+			n, all, err := r.ReadPackets(c, packets[:], false)
 			must(t, err)
 			raw = append(raw, all...)
 			for i := range packets[:n] {
@@ -151,7 +151,7 @@ func TestPacketsReadTogether(t *testing.T) {
 		if src.calls > 4 {
 			t.Errorf("%s: %d reads of the stream for %d bytes", name, src.calls, len(stream))
 		}
-		switch n, _, err := r.ReadPackets(c, packets[:]); {
+		switch n, _, err := r.ReadPackets(c, packets[:], false); {
 		case name == "malformed" && !errors.Is(err, ErrMalformed):
 			t.Errorf("a malformed packet is %v", err)
 		case name != "malformed" && (err != nil || n != 1 || packets[0].Seqno != 100):
@@ -172,7 +172,7 @@ func TestSmallPacketsKeepASmallBuffer(t *testing.T) {
 	defer r.Release()
 	var packets [8]Packet
 	for got := 0; got < 100; {
-		n, _, err := r.ReadPackets(c, packets[:])
+		n, _, err := r.ReadPackets(c, packets[:], false)
 		must(t, err)
 		got += n
 	}

@@ -92,11 +92,15 @@ type PipelineError struct {
 func (e *PipelineError) Error() string { return e.Err.Error() }
 func (e *PipelineError) Unwrap() error { return e.Err }
 
-// Full tells whether a DataNode had no room for an endpoint more, or this process, for as
+// ErrNoRoom says that a DataNode of a pipeline had no room for an endpoint of the one before
+// it.
+var ErrNoRoom = errors.New("the DataNode has no room for another endpoint now")
+
+// Full tells whether a DataNode had no room for an endpoint more, or who dialled it, for as
 // long as the dial might wait. Nothing has failed: it is to be dialled again.
 func Full(err error) bool {
 	var none *verbena.SelectionError
-	return errors.As(err, &none) && none.Temporary()
+	return errors.Is(err, ErrNoRoom) || errors.As(err, &none) && none.Temporary()
 }
 
 // ReadRequest describes a range of a block.

@@ -175,7 +175,7 @@ func (p *Path) Write(ctx context.Context, req *data.WriteRequest) (data.Pipeline
 			return nil, err
 		}
 		broken.SetUp = false // nothing was sent
-		if !broken.Blameless {
+		if !broken.Blameless || data.Full(broken) {
 			return nil, broken
 		}
 		if may, _ := p.native(req.Nodes); !may || time.Since(began) > busyFor {

@@ -191,6 +191,9 @@ func (l *pipeline) refusal(v native.Verdict, resp *hdfspb.BlockOpResponseProto) 
 		status = hdfspb.Status_ERROR
 	}
 	err := fmt.Errorf("DataNode %s: %w", l.conn.Address(), &data.StatusError{Status: status, Message: resp.GetMessage()})
+	if v == native.Busy && status == native.StatusNoRoom {
+		err = fmt.Errorf("%w: %w", data.ErrNoRoom, err)
+	}
 	bad := l.req.Refused(resp, err)
 	bad.SetUp, bad.Blameless = true, v == native.Busy || v == native.Unreachable
 	if bad.Blameless {

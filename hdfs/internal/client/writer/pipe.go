@@ -117,15 +117,10 @@ func (p *pipe) open() error {
 		p.s.mu.Lock()
 		p.s.length, p.s.persist = 0, true
 		p.s.mu.Unlock()
-		if err = p.connect(stageCreate, 0); err == nil {
+		if err = p.connectAny(stageCreate, 0); err == nil {
 			return nil
 		}
 		if p.s.ctx.Err() != nil {
-			return err
-		}
-		if !data.Full(err) {
-			tried++
-		} else if !sleep(s.ctx, fullPause) {
 			return err
 		}
 		bad := 0
@@ -134,12 +129,41 @@ func (p *pipe) open() error {
 			bad = broken.Node
 		}
 		p.s.cfg.Logger.Warn("hdfs: a pipeline can't be set up; another one will be", "file", p.s.file.Path, "block", p.block.GetBlockId(), "without", data.Name(p.nodes[bad]), "err", err)
-		p.exclude(p.nodes[bad])
+		if !data.Full(err) {
+			tried++
+			p.exclude(p.nodes[bad])
+		} else if !sleep(s.ctx, fullPause) {
+			return err
+		}
 		if err := p.abandon(); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("write %s: no pipeline of DataNodes for its next block: %w", p.s.file.Path, err)
+}
+
+// connectAny is connect. While the first DataNode has no room for an endpoint more, or one of
+// the others has none for the one before it, the next one comes first: in which order they
+// stand matters to nobody.
+func (p *pipe) connectAny(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, generation uint64) error {
+	for left := len(p.nodes) - 1; ; left-- {
+		err := p.connect(stage, generation)
+		if !data.Full(err) || p.s.ctx.Err() != nil || left == 0 {
+			return err
+		}
+		p.rotate()
+	}
+}
+
+// rotate puts the first DataNode last.
+func (p *pipe) rotate() {
+	p.nodes = append(p.nodes[1:len(p.nodes):len(p.nodes)], p.nodes[0])
+	if p.types != nil {
+		p.types = append(p.types[1:len(p.types):len(p.types)], p.types[0])
+	}
+	if p.stores != nil {
+		p.stores = append(p.stores[1:len(p.stores):len(p.stores)], p.stores[0])
+	}
 }
 
 // fullPause is the pause before a DataNode is dialled again that had no memory for an endpoint

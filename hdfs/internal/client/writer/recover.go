@@ -145,9 +145,13 @@ func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, wh
 		if why != nil {
 			as = recoveryOf[stage]
 		}
-		err := p.connect(as, generation)
-		for len(p.nodes) == 1 && data.Full(err) && sleep(s.ctx, fullPause) {
-			err = p.connect(as, generation)
+		var restarts *hdfspb.DatanodeInfoProto
+		if why != nil && why.restarting {
+			restarts = p.nodes[why.bad]
+		}
+		err := p.connectAny(as, generation)
+		for began := time.Now(); data.Full(err) && (len(p.nodes) == 1 || time.Since(began) < s.cfg.RestartTimeout) && sleep(s.ctx, fullPause); {
+			err = p.connectAny(as, generation)
 		}
 		if err == nil {
 			return p.updated(generation)
@@ -157,7 +161,7 @@ func (p *pipe) rebuild(stage hdfspb.OpWriteBlockProto_BlockConstructionStage, wh
 			return err
 		}
 		s.cfg.Logger.Warn("hdfs: a pipeline can't be repaired with all DataNodes that are left", "file", s.file.Path, "block", p.block.GetBlockId(), "datanode", data.Name(p.nodes[broken.Node]), "err", err)
-		waits := why != nil && why.restarting && broken.Node == why.bad && time.Now().Before(back)
+		waits := restarts != nil && p.nodes[broken.Node] == restarts && time.Now().Before(back)
 		why = &failure{bad: broken.Node, restarting: broken.Restarting || waits, err: err}
 	}
 }

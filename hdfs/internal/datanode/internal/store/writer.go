@@ -405,8 +405,9 @@ func (w *Writer) take(p *Piece, sum transfer.Checksum, prove bool) error {
 	bpc := int64(r.sum.BytesPerChunk)
 	end := off + int64(len(data))
 	own := p.Sums
-	others := sum.Type != r.sum.Type || sum.BytesPerChunk != r.sum.BytesPerChunk || off%bpc != 0
-	if prove || others { // checksums that are made here must not be of bytes that are wrong
+	none := len(p.Sums) == 0 && sum.Size() > 0 // nothing vouches for the data
+	others := none || sum.Type != r.sum.Type || sum.BytesPerChunk != r.sum.BytesPerChunk || off%bpc != 0
+	if !none && (prove || others) { // checksums that are made here must not be of bytes that are wrong
 		if err := sum.Verify(p.Sums, data); err != nil {
 			return err
 		}

@@ -1,0 +1,159 @@
+package datanode
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+// writeOf is the write of a new block to targets behind the first DataNode.
+func writeOf(id uint64, to ...*node) *hdfspb.OpWriteBlockProto {
+	return &hdfspb.OpWriteBlockProto{
+		Header:  &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(id, 1001, 0)}, ClientName: proto.String("test")},
+		Targets: targets(to), Stage: create.Enum(), PipelineSize: proto.Uint32(uint32(1 + len(to))),
+		MinBytesRcvd: proto.Uint64(0), MaxBytesRcvd: proto.Uint64(0), LatestGenerationStamp: proto.Uint64(0), RequestedChecksum: transfer.CRC32C().Proto(),
+	}
+}
+
+// A nativeClient writes blocks over an endpoint of its own.
+type nativeClient struct {
+	t   testing.TB
+	ctx context.Context
+	ep  *verbena.Endpoint
+}
+
+// dialNative connects plainly, so that nothing of it takes what devices have.
+func dialNative(t testing.TB, n *node) *nativeClient {
+	t.Helper()
+	table := newRuntime(t, nil, "client")
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	t.Cleanup(cancel)
+	ep, err := table.Runtime.Dial(ctx, n.addr, native.Service, table.Dial)
+	must(t, err)
+	t.Cleanup(func() { ep.Close() })
+	return &nativeClient{t, ctx, ep}
+}
+
+func (c *nativeClient) send(tag uint32, b []byte) {
+	c.t.Helper()
+	must(c.t, c.ep.Send(c.ctx, tag, b))
+}
+
+// next returns the next message for a block.
+func (c *nativeClient) next(tag uint32) []byte {
+	c.t.Helper()
+	for {
+		m, err := c.ep.Receive(c.ctx)
+		must(c.t, err)
+		b := append([]byte(nil), m.Bytes()...)
+		mine := m.Tag == tag
+		if m.Release(); mine {
+			return b
+		}
+	}
+}
+
+func (c *nativeClient) setUp(tag uint32, op *hdfspb.OpWriteBlockProto) (native.Verdict, *hdfspb.BlockOpResponseProto) {
+	c.t.Helper()
+	message, err := native.AppendSetUp(nil, 1<<20, op)
+	must(c.t, err)
+	c.send(tag, message)
+	v, resp, err := native.ParseAnswer(c.next(tag))
+	must(c.t, err)
+	return v, resp
+}
+
+// A DataNode whose pipeline can't go on because the next one has no room for an endpoint says
+// so: nothing has failed, and when there is room the same pipeline is set up.
+func TestNextDataNodeWithoutRoom(t *testing.T) {
+	const id = 1
+	network := fake.NewNetwork()
+	f := newNativesOn(t, network, 3, func(i int, c *Config) {
+		c.DialTimeout = 2 * time.Second
+		c.Native.Dial.Transport = "fakeband"
+		if i == 2 {
+			c.Native = newRuntimeWith(t, network, "full", 4<<20)
+			c.Native.Dial.Transport = "fakeband"
+		}
+	}, nil)
+	// Others take all the room that the last one has.
+	others := newRuntime(t, network, "others")
+	others.Dial.Transport = "fakeband"
+	var crowd []*verbena.Endpoint
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ep, err := others.Runtime.Dial(ctx, f.nodes[2].addr, native.Service, others.Dial)
+		cancel()
+		var none *verbena.SelectionError
+		if errors.As(err, &none) && none.Temporary() {
+			break
+		}
+		must(t, err)
+		t.Cleanup(func() { ep.Close() })
+		crowd = append(crowd, ep)
+	}
+	c := dialNative(t, f.nodes[0])
+	v, resp := c.setUp(7, writeOf(id, f.nodes[1:]...))
+	if v != native.Busy || resp.GetStatus() != native.StatusNoRoom || resp.GetFirstBadLink() != f.nodes[2].addr {
+		t.Fatalf("answer %d: %v", v, resp)
+	}
+	for _, ep := range crowd {
+		must(t, ep.Close())
+	}
+	for tag := uint32(8); v != native.Accepted; tag++ {
+		if v, resp = c.setUp(tag, writeOf(id, f.nodes[1:]...)); v != native.Accepted && (v != native.Busy || c.ctx.Err() != nil) {
+			t.Fatalf("answer %d with room: %v", v, resp)
+		}
+	}
+}
+
+// A packet that the disk has not taken is not acknowledged, neither at the end of a pipeline
+// nor before it, however soon the DataNodes behind have it.
+func TestPacketsAreAcknowledgedWhenTheyAreWritten(t *testing.T) {
+	for _, holds := range []int{0, 1} {
+		d := newDam()
+		f := newNatives(t, 2, func(i int, c *Config) {
+			if i == holds {
+				c.FS = d.disk()
+			}
+		})
+		c := dialNative(t, f.nodes[0])
+		if v, resp := c.setUp(7, writeOf(1, f.nodes[1])); v != native.Accepted {
+			t.Fatal(resp)
+		}
+		d.shut.Store(true)
+		packets := nativePackets(random(1, 1000), 1000)
+		c.send(7, packets[0])
+		d.wait(t)
+		if other := f.nodes[1-holds]; holds == 0 {
+			// The mirror has acknowledged its part.
+			for other.Packets().Acknowledgements == 0 {
+				if !other.sleep(time.Millisecond) || c.ctx.Err() != nil {
+					t.Fatal("the DataNode behind acknowledges nothing")
+				}
+			}
+		}
+		if n := f.nodes[holds].Packets().Acknowledgements; n != 0 {
+			t.Errorf("DataNode %d has acknowledged %d times what it has not written", holds, n)
+		}
+		if holds == 1 {
+			if n := f.nodes[0].Packets().Acknowledgements; n != 0 {
+				t.Errorf("the first DataNode has acknowledged %d times what the last one has not written", n)
+			}
+		}
+		d.free()
+		var a transfer.Ack
+		if must(t, native.ParseAck(c.next(7), &a)); !a.OK() || a.Seqno != 0 || len(a.Replies) != 2 {
+			t.Errorf("acknowledgement %+v", a)
+		}
+	}
+}
