@@ -292,6 +292,12 @@ func (p *Path) Fill(ctx context.Context, req *data.ReadRequest, b []byte) (bool,
 		return p.filler.Fill(ctx, req, b)
 	}
 	defer p.release(r)
+	return p.fillFrom(r, req, b)
+}
+
+// fillFrom is Fill from a replica, which may be taken back at any time: the flag is looked at
+// before each piece.
+func (p *Path) fillFrom(r *replica, req *data.ReadRequest, b []byte) (bool, error) {
 	verify := !req.Unverified && !p.cfg.SkipChecksum
 	for at := 0; at < len(b); {
 		n := min(len(b)-at, piece)
