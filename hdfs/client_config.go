@@ -236,19 +236,24 @@ func (c *ClientConfig) complete() error {
 }
 
 // LoadHadoopConf reads core-site.xml and hdfs-site.xml of the directory HADOOP_CONF_DIR,
-// or of HADOOP_HOME's conf or etc/hadoop. The result is nil if neither variable is set.
-func LoadHadoopConf() (*conf.Properties, error) {
+// or of HADOOP_HOME's conf or etc/hadoop, and then more files or directories. The result is
+// nil if there are none.
+func LoadHadoopConf(more ...string) (*conf.Properties, error) {
+	var dirs []string
 	if dir := os.Getenv("HADOOP_CONF_DIR"); dir != "" {
-		return conf.Read(dir)
-	}
-	if home := os.Getenv("HADOOP_HOME"); home != "" {
+		dirs = append(dirs, dir)
+	} else if home := os.Getenv("HADOOP_HOME"); home != "" {
 		for _, dir := range []string{home + "/etc/hadoop", home + "/conf"} {
 			if _, err := os.Stat(dir); err == nil {
-				return conf.Read(dir)
+				dirs = append(dirs, dir)
+				break
 			}
 		}
 	}
-	return nil, nil
+	if dirs = append(dirs, more...); len(dirs) == 0 {
+		return nil, nil
+	}
+	return conf.Read(dirs...)
 }
 
 // NameNodesOf finds the NameNodes of a file system in Hadoop's properties. uri is

@@ -250,6 +250,15 @@ func TestLoadHadoopConf(t *testing.T) {
 	if err := c.Take(p); err != nil || c.NameNodes[0] != "b.example:8020" {
 		t.Errorf("%v %v", c.NameNodes, err)
 	}
+	more := t.TempDir()
+	site(more, "more.xml", property("dfs.replication", "7"))
+	c = ClientConfig{}
+	if p, err = LoadHadoopConf(more + "/more.xml"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Take(p); err != nil || c.NameNodes[0] != "b.example:8020" || c.Replication != 7 {
+		t.Errorf("%+v %v", c, err)
+	}
 	t.Setenv("HADOOP_CONF_DIR", other+"/none")
 	if _, err := LoadHadoopConf(); err == nil {
 		t.Error("a directory that is not there")

@@ -28,8 +28,20 @@ type FileReader struct {
 // the file is open. A file that is being written is read up to where all DataNodes have
 // acknowledged its bytes now.
 func (c *Client) Open(ctx context.Context, name string) (*FileReader, error) {
+	return c.openBy(ctx, &c.read, name)
+}
+
+// OpenUnverified is Open of a file whose bytes are not compared with their checksums, to save
+// what is left of one that is damaged.
+func (c *Client) OpenUnverified(ctx context.Context, name string) (*FileReader, error) {
+	cfg := c.read
+	cfg.Unverified = true
+	return c.openBy(ctx, &cfg, name)
+}
+
+func (c *Client) openBy(ctx context.Context, cfg *reader.Config, name string) (*FileReader, error) {
 	name = c.Abs(name)
-	f, err := reader.Open(ctx, &c.read, name)
+	f, err := reader.Open(ctx, cfg, name)
 	if err != nil {
 		return nil, c.fail("open", name, err)
 	}
@@ -111,6 +123,9 @@ type CreateOptions struct {
 	// StoragePolicy is the name of the file's storage policy; empty for that of its
 	// directory.
 	StoragePolicy string
+	// LazyPersist asks for replicas in memory that are stored later, where DataNodes have
+	// such memory. The file can't be appended to.
+	LazyPersist bool
 }
 
 // ErrNoDataNodeLeft says that all DataNodes of a block that was being written have failed,
@@ -139,10 +154,11 @@ func (c *Client) Create(ctx context.Context, name string, o CreateOptions) (*Fil
 
 // Bits of CreateRequestProto.createFlag and AppendRequestProto.flag.
 const (
-	flagCreate    = 1
-	flagOverwrite = 2
-	flagAppend    = 4
-	flagNewBlock  = 0x20
+	flagCreate      = 1
+	flagOverwrite   = 2
+	flagAppend      = 4
+	flagLazyPersist = 0x10
+	flagNewBlock    = 0x20
 )
 
 func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*FileWriter, error) {
@@ -164,6 +180,9 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Fil
 	flag := uint32(flagCreate)
 	if o.Replace {
 		flag |= flagOverwrite
+	}
+	if o.LazyPersist {
+		flag |= flagLazyPersist
 	}
 	perm := &hdfspb.FsPermissionProto{Perm: &mode}
 	req := &hdfspb.CreateRequestProto{

@@ -106,6 +106,8 @@ type Summary struct {
 	Quota, SpaceQuota   int64
 	ErasureCodingPolicy string
 	Types               []TypeQuota
+	// Of all these, what is in snapshots alone.
+	SnapshotLength, SnapshotFiles, SnapshotDirectories, SnapshotSpace int64
 }
 
 // TypeQuota is a quota of one type of storage.

@@ -262,6 +262,7 @@ func (c *Client) Summary(ctx context.Context, name string) (*Summary, error) {
 	return &Summary{
 		Length: int64(s.GetLength()), Files: int64(s.GetFileCount()), Directories: int64(s.GetDirectoryCount()), Space: int64(s.GetSpaceConsumed()),
 		Quota: int64(s.GetQuota()), SpaceQuota: int64(s.GetSpaceQuota()), ErasureCodingPolicy: s.GetErasureCodingPolicy(), Types: typeQuotas(s.GetTypeQuotaInfos()),
+		SnapshotLength: int64(s.GetSnapshotLength()), SnapshotFiles: int64(s.GetSnapshotFileCount()), SnapshotDirectories: int64(s.GetSnapshotDirectoryCount()), SnapshotSpace: int64(s.GetSnapshotSpaceConsumed()),
 	}, nil
 }
 

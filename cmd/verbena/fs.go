@@ -14,6 +14,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/providers"
 )
@@ -23,6 +24,7 @@ var defaultNameNode = net.JoinHostPort("127.0.0.1", strconv.Itoa(nameNodePort))
 func fsCommand(o *options) *cobra.Command {
 	var nameNode, user, transport string
 	var legacy bool
+	var hadoop hadoopFlags
 	var rt *verbena.Runtime
 	var dialer *hdfs.Dialer
 	cmd := fscmd.Command(func(context.Context) (*hdfs.Client, error) {
@@ -30,7 +32,7 @@ func fsCommand(o *options) *cobra.Command {
 			return nil, err
 		}
 		cfg := hdfs.ClientConfig{User: user, Patience: fsPatience, LegacyTransfers: legacy}
-		if err := findNameNode(&cfg, nameNode); err != nil {
+		if err := findNameNode(&cfg, nameNode, &hadoop); err != nil {
 			return nil, err
 		}
 		var err error
@@ -48,7 +50,9 @@ func fsCommand(o *options) *cobra.Command {
 		return errors.Join(dialer.Close(), rt.Close())
 	}
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&nameNode, "namenode", "", "`HOST:PORT` of the NameNode (default: HADOOP_CONF_DIR's, or "+defaultNameNode+")")
+	flags.StringVar(&nameNode, "namenode", "", "`HOST:PORT` of the NameNode, or hdfs://NAMESERVICE (default: HADOOP_CONF_DIR's, or "+defaultNameNode+"); -fs of hdfs dfs is the same")
+	flags.StringArrayVar(&hadoop.conf, "hadoop-conf", nil, "a `file` of Hadoop's configuration beside HADOOP_CONF_DIR's, or a directory; may be repeated; -conf of hdfs dfs is the same")
+	flags.StringArrayVarP(&hadoop.properties, "property", "D", nil, "one of Hadoop's properties, `NAME=VALUE`, such as dfs.replication=1; may be repeated")
 	flags.StringVar(&user, "user", "", "act as this user (default: HADOOP_USER_NAME, or who you are)")
 	flags.StringVar(&transport, "transport", "auto", choiceOfTransports()+"; auto takes the fastest that both ends have")
 	flags.BoolVar(&legacy, "legacy-transfers", false, "move blocks by HDFS's data transfer protocol alone, not by hdfs-data/1")
@@ -82,13 +86,28 @@ const fsPatience = 5 * time.Second
 
 // findNameNode takes the command line's word, then the Hadoop configuration's, then the
 // default. The configuration has more to say than that.
-func findNameNode(cfg *hdfs.ClientConfig, flag string) error {
-	if flag != "" {
-		cfg.NameNodes = []string{withPort(flag)}
-	}
-	properties, err := hdfs.LoadHadoopConf()
+func findNameNode(cfg *hdfs.ClientConfig, flag string, hadoop *hadoopFlags) error {
+	properties, err := hdfs.LoadHadoopConf(hadoop.conf...)
 	if err != nil {
-		return fmt.Errorf("reading the Hadoop configuration that HADOOP_CONF_DIR or HADOOP_HOME points at: %w", err)
+		return fmt.Errorf("reading the Hadoop configuration that HADOOP_CONF_DIR, HADOOP_HOME or --hadoop-conf points at: %w", err)
+	}
+	if properties == nil && len(hadoop.properties) > 0 {
+		properties = &conf.Properties{}
+	}
+	for _, each := range hadoop.properties {
+		name, value, ok := strings.Cut(each, "=")
+		if !ok {
+			return fmt.Errorf("-D %s: want NAME=VALUE", each)
+		}
+		properties.Set(name, value, "-D") // what clients do not heed, others do
+	}
+	switch {
+	case strings.HasPrefix(flag, "hdfs://"):
+		if cfg.NameNodes, err = hdfs.NameNodesOf(properties, flag); err != nil {
+			return err
+		}
+	case flag != "":
+		cfg.NameNodes = []string{withPort(flag)}
 	}
 	if err := cfg.Take(properties); err != nil {
 		return err

@@ -183,7 +183,7 @@ func (o *options) files(rt *verbena.Runtime, transport string) *jobFiles {
 			return nil, err
 		}
 		cfg := hdfs.ClientConfig{Patience: 30 * time.Second, Dialer: d}
-		if err := findNameNode(&cfg, address); err != nil {
+		if err := findNameNode(&cfg, address, &hadoopFlags{}); err != nil {
 			return nil, err
 		}
 		return hdfs.NewClient(cfg)

@@ -75,7 +75,6 @@ var fileCommands = []struct {
 	{"", "put LOCAL/small /a/", ""},
 	{"", "put LOCAL/small /a/", "!File exists"},
 	{"", "put -f LOCAL/small /a/", ""},
-	{"", "put LOCAL /tree", "!put -r"},
 	{"", "put -r LOCAL /tree", ""},
 	{"from stdin", "put - /a/stdin", ""},
 	{"", "cat /a/stdin /a/small", "from stdinhello\n"},
@@ -392,5 +391,40 @@ func TestDefaultDirectory(t *testing.T) {
 	t.Setenv("HOME", "/home/ada")
 	if dir, err := defaultDir(); err != nil || dir != "/home/ada/.local/share/verbena" {
 		t.Errorf("%s %v", dir, err)
+	}
+}
+
+// The file commands take Hadoop's properties one by one and by file, and the NameNodes of a
+// name service that these tell of, of which the first may be gone.
+func TestFileCommandsTakeHadoopsConfiguration(t *testing.T) {
+	t.Setenv("HADOOP_CONF_DIR", "")
+	t.Setenv("HADOOP_HOME", "")
+	up := startUp(t, t.TempDir(), "127.0.0.1:0")
+	defer up.Stop()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	file := filepath.Join(t.TempDir(), "site.xml")
+	site := "<configuration>"
+	for name, value := range map[string]string{
+		"dfs.nameservices": "service", "dfs.ha.namenodes.service": "a,b", "dfs.namenode.rpc-address.service.a": gone.Addr().String(), "dfs.namenode.rpc-address.service.b": up.Address,
+		"dfs.blocksize": "1m", "dfs.replication": "2",
+	} {
+		site += "<property><name>" + name + "</name><value>" + value + "</value></property>"
+	}
+	if err := os.WriteFile(file, []byte(site+"</configuration>"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fs := []string{"fs", "--transport", "tcp", "--namenode", "hdfs://service", "--hadoop-conf", file, "-D", "dfs.replication=1", "-D", "unknown.to.clients=x"}
+	if out, err := run(t, "some bytes", append(fs, "put", "-", "/file")...); err != nil {
+		t.Fatal(out, err)
+	}
+	if out, err := run(t, "", append(fs, "stat", "%r %o", "/file")...); err != nil || out != "1 1048576\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if out, err := run(t, "", append(fs, "-D", "dfs.checksum.type=NONE", "ls", "/")...); err == nil || !strings.Contains(err.Error(), "dfs.checksum.type (-D)") {
+		t.Errorf("a value that is no good: %q, %v", out, err)
 	}
 }

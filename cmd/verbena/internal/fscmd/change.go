@@ -1,6 +1,7 @@
 package fscmd
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +23,7 @@ func mkdirCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mkdir PATH...",
 		Short: "Make directories",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				if parents {
@@ -36,11 +38,11 @@ func mkdirCommand(run runner) *cobra.Command {
 }
 
 func removeCommand(run runner) *cobra.Command {
-	var recursive, force, skipTrash bool
+	var recursive, force, skipTrash, safely bool
 	cmd := &cobra.Command{
 		Use:   "rm PATH...",
 		Short: "Remove files, or directories with -r; to the trash, if the cluster keeps one",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
@@ -69,6 +71,11 @@ func removeCommand(run runner) *cobra.Command {
 				}
 				remove := s.client.Remove
 				if info.IsDir() {
+					if safely {
+						if sure, err := s.sure(ctx, name); err != nil || !sure {
+							return err
+						}
+					}
 					remove = s.client.RemoveAll
 				}
 				if err := remove(ctx, name); err != nil {
@@ -81,10 +88,39 @@ func removeCommand(run runner) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories, too, with all that is in them")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "a path that is not there is no error")
+	cmd.Flags().BoolVarP(&recursive, "Recursive", "R", false, "the same")
+	_ = cmd.Flags().MarkHidden("Recursive") // it is there
+	cmd.Flags().BoolVar(&safely, "safely", false, fmt.Sprintf("ask before a directory with more than %d files is removed for good", manyFiles))
 	cmd.Flags().BoolVar(&skipTrash, "skip-trash", false, "remove for good")
 	cmd.Flags().BoolVar(&skipTrash, "skipTrash", false, "the same, as hdfs dfs has it")
 	_ = cmd.Flags().MarkHidden("skipTrash") // it is there
 	return cmd
+}
+
+// manyFiles is how many files rm -safely removes without a question.
+const manyFiles = 100
+
+// sure asks whether a directory with many files is to be removed.
+func (s *session) sure(ctx context.Context, name string) (bool, error) {
+	sum, err := s.client.Summary(ctx, name)
+	if err != nil || sum.Files <= manyFiles {
+		return err == nil, err
+	}
+	in := bufio.NewReader(s.in)
+	for {
+		fmt.Fprintf(s.errOut, "Proceed deleting %d files? (Y or N) ", sum.Files)
+		line, err := in.ReadString('\n')
+		switch strings.ToLower(strings.TrimSpace(line)) {
+		case "y", "yes":
+			return true, nil
+		case "n", "no":
+			fmt.Fprintln(s.errOut, "Delete aborted at user request.")
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("nobody says whether %s is to be removed: %w", s.shown(name), err)
+		}
+	}
 }
 
 func moveCommand(run runner) *cobra.Command {
@@ -92,7 +128,7 @@ func moveCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mv SOURCE... DESTINATION",
 		Short: "Rename, or move into a directory",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			sources, target, err := s.destination(ctx, args)
 			if err != nil {
@@ -100,10 +136,14 @@ func moveCommand(run runner) *cobra.Command {
 			}
 			return s.each(sources, func(name string) error {
 				from := s.path(name)
-				if _, err := s.client.Stat(ctx, from); err != nil {
+				info, err := s.client.Stat(ctx, from)
+				if err != nil {
 					return err
 				}
 				to := target(path.Base(from))
+				if info.IsDir() && strings.HasPrefix(to, from+"/") {
+					return fmt.Errorf("`%s' to `%s': is a subdirectory of itself", s.shown(from), s.shown(to))
+				}
 				if _, err := s.client.Stat(ctx, to); err == nil && !force {
 					return isNo("mv", to, fs.ErrExist)
 				}
@@ -115,23 +155,50 @@ func moveCommand(run runner) *cobra.Command {
 	return cmd
 }
 
+// stampLayout is how touch has a time.
+const stampLayout = "20060102:150405"
+
 func touchCommand(run runner) *cobra.Command {
-	return &cobra.Command{
+	var accessed, changed, onlyThere bool
+	var stamp string
+	cmd := &cobra.Command{
 		Use:   "touch PATH...",
 		Short: "Make empty files, or set the times of those that exist to now",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			at := time.Now()
+			if stamp != "" {
+				var err error
+				if at, err = time.ParseInLocation(stampLayout, stamp, time.Local); err != nil {
+					return usage{fmt.Errorf("Unable to parse the specified timestamp %s. The expected format is yyyyMMdd:HHmmss", stamp)} //nolint:staticcheck // Hadoop's words
+				}
+			}
+			access, change := at, at
+			if accessed && !changed {
+				change = time.Time{}
+			}
+			if changed && !accessed {
+				access = time.Time{}
+			}
 			return s.each(args, func(name string) error {
 				name = s.path(name)
+				if onlyThere {
+					err := s.client.Chtimes(ctx, name, access, change)
+					return ignoreMissing(err)
+				}
 				err := s.create(ctx, name)
-				if errors.Is(err, fs.ErrExist) {
-					now := time.Now()
-					return s.client.Chtimes(ctx, name, now, now)
+				if errors.Is(err, fs.ErrExist) || err == nil && stamp != "" {
+					return s.client.Chtimes(ctx, name, access, change)
 				}
 				return err
 			})
 		}),
 	}
+	cmd.Flags().BoolVarP(&accessed, "access", "a", false, "the time of the last access alone")
+	cmd.Flags().BoolVarP(&changed, "modification", "m", false, "the time of the last change alone")
+	cmd.Flags().StringVarP(&stamp, "time", "t", "", "not now, but then: yyyyMMdd:HHmmss")
+	cmd.Flags().BoolVarP(&onlyThere, "no-create", "c", false, "make no file")
+	return cmd
 }
 
 func modeCommand(run runner) *cobra.Command {
@@ -139,7 +206,7 @@ func modeCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "chmod MODE PATH...",
 		Short: "Change permissions: 0644, u+x, go-w, a=r",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			change, err := parseMode(args[0])
 			if err != nil {
@@ -161,9 +228,12 @@ func ownerCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "chown OWNER[:GROUP] PATH...",
 		Short: "Change the owner (superuser only) or the group (:GROUP)",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			owner, group, _ := strings.Cut(args[0], ":")
+			if err := checkNames(owner, group); err != nil {
+				return err
+			}
 			if owner == "" && group == "" {
 				return fmt.Errorf("%q names neither an owner nor a group: write OWNER, OWNER:GROUP or :GROUP", args[0])
 			}
@@ -176,6 +246,18 @@ func ownerCommand(run runner) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "R", false, "all that is below, too")
 	return cmd
+}
+
+// checkNames refuses names of users and groups that Hadoop does not take.
+func checkNames(names ...string) error {
+	for _, name := range names {
+		for _, c := range name {
+			if !strings.ContainsRune("-_./@", c) && (c > unicode.MaxASCII || !unicode.IsLetter(c) && !unicode.IsDigit(c)) {
+				return usage{fmt.Errorf("%q is no name of a user or a group: it may have letters, digits and -_./@", name)}
+			}
+		}
+	}
+	return nil
 }
 
 // walk calls f for name and, if recursive, for what is below it, a directory

@@ -20,33 +20,44 @@ import (
 )
 
 func copyCommand(run runner) *cobra.Command {
-	var force, preserve bool
+	p := put{}
+	var letters string
 	cmd := &cobra.Command{
 		Use:   "cp SOURCE... DESTINATION",
 		Short: "Copy files, and directories with all that is in them, within the file system",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			keep, err := parseKept(letters)
+			if err != nil {
+				return err
+			}
 			sources, target, err := s.destination(ctx, args)
 			if err != nil {
 				return err
 			}
-			return s.each(sources, func(name string) error {
+			p.threads.begin(s)
+			err = s.each(sources, func(name string) error {
 				from := s.path(name)
 				to := target(path.Base(from))
 				if to == from || strings.HasPrefix(to, strings.TrimSuffix(from, "/")+"/") {
 					return fmt.Errorf("`%s' to `%s': is a subdirectory of itself", s.shown(from), s.shown(to))
 				}
-				return s.copyTree(ctx, from, to, put{force: force}, preserve)
+				return s.copyTree(ctx, from, to, &p, keep)
 			})
+			return errors.Join(err, p.threads.wait())
 		}),
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace files that are there")
-	cmd.Flags().BoolVarP(&preserve, "preserve", "p", false, "keep times, owner, group and mode")
+	flags := cmd.Flags()
+	flags.BoolVarP(&p.force, "force", "f", false, "replace files that are there")
+	flags.BoolVarP(&p.direct, "direct", "d", false, "write where the file belongs, not under a name of its own first")
+	flags.StringVarP(&letters, "preserve", "p", "", "keep times (t), owner and group (o), permissions (p), ACL (a), attributes (x): `LETTERS`; top without any")
+	flags.Lookup("preserve").NoOptDefVal = "top"
+	p.threads.flags(cmd)
 	return cmd
 }
 
 // copyTree copies a file, or a directory with what is in it.
-func (s *session) copyTree(ctx context.Context, from, to string, p put, preserve bool) error {
+func (s *session) copyTree(ctx context.Context, from, to string, p *put, keep kept) error {
 	var later []func() error // a directory's times change while it is filled
 	err := s.client.Walk(ctx, from, func(at string, info *hdfs.FileInfo, err error) error {
 		if err != nil {
@@ -57,36 +68,28 @@ func (s *session) copyTree(ctx context.Context, from, to string, p put, preserve
 			if err := s.client.MkdirAll(ctx, target, 0o755); err != nil {
 				return err
 			}
-		} else if err := s.copyOne(ctx, at, target, info, p); err != nil {
+		} else if err := p.threads.copy(ctx, func() error { return s.copyOne(ctx, at, target, info, p) }); err != nil {
 			return err
 		}
-		if preserve {
-			later = append(later, func() error { return s.preserve(ctx, target, info) })
+		if keep != (kept{}) {
+			later = append(later, func() error { return s.preserve(ctx, at, target, info, keep) })
 		}
 		return nil
 	})
+	err = errors.Join(err, p.threads.wait())
 	for i := len(later) - 1; i >= 0 && err == nil; i-- {
 		err = later[i]()
 	}
 	return err
 }
 
-func (s *session) copyOne(ctx context.Context, from, to string, info *hdfs.FileInfo, p put) error {
+func (s *session) copyOne(ctx context.Context, from, to string, info *hdfs.FileInfo, p *put) error {
 	f, err := s.openFile(ctx, from)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return p.stream(ctx, s, f, path.Base(from), info.Size(), info.Mode().Perm(), to)
-}
-
-// preserve gives a copy what its original has.
-func (s *session) preserve(ctx context.Context, name string, info *hdfs.FileInfo) error {
-	return errors.Join(
-		s.client.Chmod(ctx, name, info.Mode()),
-		s.client.Chown(ctx, name, info.Owner(), info.Group()),
-		s.client.Chtimes(ctx, name, info.AccessTime(), info.ModTime()),
-	)
+	return p.stream(ctx, s, f, path.Base(from), info.Size(), 0, to)
 }
 
 func mergeCommand(run runner) *cobra.Command {
@@ -94,7 +97,7 @@ func mergeCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "getmerge PATH... LOCAL",
 		Short: "Fetch files, and the files of directories in their order, into one local file",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			local := args[len(args)-1]
 			return fillLocal(local, 0o644, func(to io.Writer) error {
@@ -152,11 +155,13 @@ func (s *session) merge(ctx context.Context, names []string, to io.Writer, newli
 }
 
 func textCommand(run runner) *cobra.Command {
-	return &cobra.Command{
+	var unverified bool
+	cmd := &cobra.Command{
 		Use:   "text PATH...",
 		Short: "Write files to standard output, unpacked if they are gzip's or bzip2's",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			s.unverified = unverified
 			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error {
 				r, err := unpacked(f)
 				if err != nil {
@@ -167,6 +172,8 @@ func textCommand(run runner) *cobra.Command {
 			})
 		}),
 	}
+	unverifiedFlag(cmd, &unverified)
+	return cmd
 }
 
 // unpacked reads what r has packed, which its first bytes tell.
@@ -188,7 +195,7 @@ func emptyFileCommand(run runner) *cobra.Command {
 	return &cobra.Command{
 		Use:   "touchz PATH...",
 		Short: "Make empty files; one that is there must be empty",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
@@ -214,7 +221,7 @@ func removeDirCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rmdir PATH...",
 		Short: "Remove empty directories",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
@@ -242,8 +249,11 @@ func groupCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "chgrp GROUP PATH...",
 		Short: "Change the group",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			if err := checkNames(args[0]); err != nil {
+				return err
+			}
 			return s.each(args[1:], func(name string) error {
 				return s.walk(ctx, s.path(name), recursive, func(name string, _ os.FileInfo) error {
 					return s.client.Chown(ctx, name, "", args[0])
@@ -256,17 +266,29 @@ func groupCommand(run runner) *cobra.Command {
 }
 
 func moveFromLocalCommand(run runner) *cobra.Command {
-	p := put{recursive: true}
+	p := put{}
 	cmd := &cobra.Command{
-		Use:   "moveFromLocal LOCAL... PATH",
+		Use:   "moveFromLocal LOCAL... [PATH]",
 		Short: "Store local files and trees, and remove them here",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return p.all(ctx, s, args, func(local string) error { return os.RemoveAll(local) })
 		}),
 	}
-	cmd.Flags().BoolVarP(&p.force, "force", "f", false, "replace files that are there")
+	p.flags(cmd)
 	return cmd
+}
+
+// moveToLocalCommand is a command that Hadoop has and does not carry out.
+func moveToLocalCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "moveToLocal PATH LOCAL",
+		Short:  "Not implemented, as in Hadoop",
+		Hidden: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return (&session{errOut: c.ErrOrStderr(), verb: c.Name()}).say(errors.New("Option '-moveToLocal' is not implemented yet.")) //nolint:staticcheck // Hadoop's words
+		},
+	}
 }
 
 func expungeCommand(run runner) *cobra.Command {
@@ -274,7 +296,7 @@ func expungeCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expunge",
 		Short: "Set aside what is in your trash now, and remove what was set aside longer ago than the trash is kept",
-		Args:  cobra.NoArgs,
+		Args:  between(0, 0),
 		RunE: run(func(ctx context.Context, s *session, _ []string) error {
 			err := s.client.ExpungeTrash(ctx, immediate)
 			if errors.Is(err, hdfs.ErrNoTrash) {
@@ -284,5 +306,7 @@ func expungeCommand(run runner) *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVar(&immediate, "immediate", false, "remove all of it")
+	cmd.Flags().String("fs", "", "hdfs://HOST:PORT, which --namenode tells already")
+	_ = cmd.Flags().MarkHidden("fs") // it is there
 	return cmd
 }

@@ -54,39 +54,55 @@ func (nopCloser) Close() error { return nil }
 func putCommand(run runner) *cobra.Command {
 	p := put{}
 	cmd := &cobra.Command{
-		Use:   "put LOCAL... PATH",
-		Short: "Store local files, trees with -r, or standard input (-)",
+		Use:   "put LOCAL... [PATH]",
+		Short: "Store local files and trees, or standard input (-)",
 		Example: `  verbena fs put access.log /logs/
   tar c src | verbena fs put - /backup/src.tar
-  verbena fs put -r ./src /backup/`,
-		Args:    cobra.MinimumNArgs(2),
+  verbena fs put ./src /backup/`,
+		Args:    atLeast(1),
 		Aliases: []string{"copyFromLocal"},
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return p.all(ctx, s, args, func(string) error { return nil })
 		}),
 	}
+	p.flags(cmd)
+	p.threads.flags(cmd)
 	flags := cmd.Flags()
-	flags.BoolVarP(&p.force, "force", "f", false, "replace files that are there")
-	flags.BoolVarP(&p.recursive, "recursive", "r", false, "directories with all that is in them")
+	flags.BoolP("recursive", "r", true, "which is so anyway")
+	_ = flags.MarkHidden("recursive") // it is there
 	flags.IntVar(&p.replication, "replication", 0, "replicas of each block (default: the cluster's)")
 	flags.Int64Var(&p.blockSize, "block-size", 0, "bytes of a block (default: the cluster's)")
 	return cmd
 }
 
+// put is how files are stored.
 type put struct {
-	force, recursive bool
-	replication      int
-	blockSize        int64
+	force, preserve, lazy, direct bool
+	replication                   int
+	blockSize                     int64
+	threads                       threads
 }
 
-// all stores what is local of the arguments under the last one, and then calls done for
-// each.
+func (p *put) flags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.BoolVarP(&p.force, "force", "f", false, "replace files that are there")
+	flags.BoolVarP(&p.preserve, "preserve", "p", false, "keep times, owner, group and mode")
+	flags.BoolVarP(&p.lazy, "lazy", "l", false, "one replica, to be stored later where DataNodes have memory for that")
+	flags.BoolVarP(&p.direct, "direct", "d", false, "write where the file belongs, not under a name of its own first")
+}
+
+// all stores what is local of the arguments under the last one, or in the home if there is
+// one alone, and then calls done for each.
 func (p *put) all(ctx context.Context, s *session, args []string, done func(local string) error) error {
+	if len(args) == 1 {
+		args = append(args[:1:1], ".")
+	}
 	sources, target, err := s.destination(ctx, args)
 	if err != nil {
 		return err
 	}
-	return s.each(sources, func(name string) error {
+	p.threads.begin(s)
+	err = s.each(sources, func(name string) error {
 		to := target(filepath.Base(filepath.Clean(name)))
 		if name == "-" && to != target("") {
 			return errors.New("standard input has no name: give the path of a file, not of a directory")
@@ -96,6 +112,7 @@ func (p *put) all(ctx context.Context, s *session, args []string, done func(loca
 		}
 		return done(name)
 	})
+	return errors.Join(err, p.threads.wait())
 }
 
 func (p *put) source(ctx context.Context, s *session, local, target string) error {
@@ -107,12 +124,10 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 		return err
 	}
 	if !info.IsDir() {
-		return p.file(ctx, s, local, target)
-	}
-	if !p.recursive {
-		return fmt.Errorf("%s is a directory: use put -r to store it and all that is in it", local)
+		return p.threads.copy(ctx, func() error { return p.file(ctx, s, local, target) })
 	}
 	var later modes
+	var times []func() error // a directory's times change while it is filled
 	err = filepath.WalkDir(local, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -128,17 +143,26 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 			if err != nil {
 				return err
 			}
+			if p.preserve {
+				times = append(times, func() error { return s.preserveLocal(ctx, to, info) })
+			}
 			if there, err := s.isDir(ctx, to); err != nil || there {
 				return err // what is there keeps its mode
 			}
 			return s.client.MkdirAll(ctx, to, later.forNow(to, info.Mode().Perm()))
 		case d.Type().IsRegular():
-			return p.file(ctx, s, name, to)
+			return p.threads.copy(ctx, func() error { return p.file(ctx, s, name, to) })
 		}
 		fmt.Fprintf(s.errOut, "put: %s is neither a file nor a directory: left out\n", name)
 		return nil
 	})
-	return errors.Join(err, later.set(func(name string, mode os.FileMode) error { return s.client.Chmod(ctx, name, mode) }))
+	err = errors.Join(err, p.threads.wait(), later.set(func(name string, mode os.FileMode) error { return s.client.Chmod(ctx, name, mode) }))
+	for _, set := range slices.Backward(times) {
+		if err == nil {
+			err = set()
+		}
+	}
+	return err
 }
 
 // modes are those of directories that are to become unwritable for their owner
@@ -180,11 +204,14 @@ func (p *put) file(ctx context.Context, s *session, local, target string) error 
 	if err != nil {
 		return err
 	}
-	return p.stream(ctx, s, f, filepath.Base(local), info.Size(), info.Mode().Perm(), target)
+	if err := p.stream(ctx, s, f, filepath.Base(local), info.Size(), info.Mode().Perm(), target); err != nil || !p.preserve {
+		return err
+	}
+	return s.preserveLocal(ctx, target, info)
 }
 
 // stream writes under a name of its own and renames at the end, so that nobody
-// sees half a file and a failed put leaves the old one.
+// sees half a file and a failed put leaves the old one; unless it is to be direct.
 func (p *put) stream(ctx context.Context, s *session, from io.Reader, name string, length int64, mode os.FileMode, target string) (err error) {
 	if info, serr := s.client.Stat(ctx, target); serr == nil {
 		switch {
@@ -196,8 +223,18 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 	} else if !errors.Is(serr, fs.ErrNotExist) {
 		return serr
 	}
-	partial := fmt.Sprintf("%s.%s._COPYING_", target, rand.Text()[:8])
-	w, err := s.client.Create(ctx, partial, hdfs.CreateOptions{Mode: mode, Replication: p.replication, BlockSize: p.blockSize})
+	partial := target
+	if !p.direct {
+		partial = fmt.Sprintf("%s.%s._COPYING_", target, rand.Text()[:8])
+	}
+	o := hdfs.CreateOptions{Mode: mode, Replication: p.replication, BlockSize: p.blockSize, NoParents: true, Replace: p.direct && p.force}
+	if p.lazy {
+		o.LazyPersist, o.Replication = true, 1
+	}
+	w, err := s.client.Create(ctx, partial, o)
+	if errors.Is(err, fs.ErrNotExist) {
+		return isNo(s.verb, target, fs.ErrNotExist) // what it is to lie in
+	}
 	if err != nil {
 		return err
 	}
@@ -206,7 +243,10 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 			err = errors.Join(err, ignoreMissing(s.client.Remove(context.WithoutCancel(ctx), partial)))
 		}
 	}()
-	bar := s.progress(name, length)
+	var bar io.WriteCloser = nopCloser{io.Discard}
+	if p.threads.alone() {
+		bar = s.progress(name, length)
+	}
 	if _, err = w.ReadFrom(io.TeeReader(from, bar)); err == nil {
 		err = w.Close()
 	} else {
@@ -215,6 +255,9 @@ func (p *put) stream(ctx context.Context, s *session, from io.Reader, name strin
 	bar.Close()
 	if err != nil {
 		return fmt.Errorf("storing %s: %w", target, err)
+	}
+	if p.direct {
+		return nil
 	}
 	return s.client.Rename(ctx, partial, target, true)
 }
@@ -229,11 +272,15 @@ func ignoreMissing(err error) error {
 func getCommand(run runner) *cobra.Command {
 	g := get{}
 	cmd := &cobra.Command{
-		Use:     "get PATH... LOCAL",
-		Short:   "Fetch files, trees with -r, to local files or standard output (-)",
+		Use:     "get PATH... [LOCAL]",
+		Short:   "Fetch files and trees to local files, or files to standard output (-)",
 		Aliases: []string{"copyToLocal"},
-		Args:    cobra.MinimumNArgs(2),
+		Args:    atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			s.unverified = g.unverified
+			if len(args) == 1 {
+				args = append(args, ".")
+			}
 			sources, to := args[:len(args)-1], args[len(args)-1]
 			if to == "-" {
 				return s.eachFile(ctx, sources, func(f *hdfs.FileReader) error { return copyFile(s.out, f) })
@@ -243,21 +290,33 @@ func getCommand(run runner) *cobra.Command {
 			if len(sources) > 1 && !into {
 				return isNo(s.verb, to, syscall.ENOTDIR)
 			}
-			return s.each(sources, func(name string) error {
+			g.threads.begin(s)
+			err = s.each(sources, func(name string) error {
 				name, local := s.path(name), to
 				if into {
 					local = filepath.Join(to, path.Base(name))
 				}
 				return g.source(ctx, s, name, local)
 			})
+			return errors.Join(err, g.threads.wait())
 		}),
 	}
-	cmd.Flags().BoolVarP(&g.force, "force", "f", false, "replace files that are there")
-	cmd.Flags().BoolVarP(&g.recursive, "recursive", "r", false, "directories with all that is in them")
+	flags := cmd.Flags()
+	flags.BoolVarP(&g.force, "force", "f", false, "replace files that are there")
+	flags.BoolVarP(&g.preserve, "preserve", "p", false, "keep times, owner, group and mode")
+	flags.BoolVar(&g.sums, "crc", false, "store checksums beside each file, too, as Hadoop's local file system has them")
+	flags.BoolP("recursive", "r", true, "which is so anyway")
+	_ = flags.MarkHidden("recursive") // it is there
+	unverifiedFlag(cmd, &g.unverified)
+	g.threads.flags(cmd)
 	return cmd
 }
 
-type get struct{ force, recursive bool }
+// get is how files are fetched.
+type get struct {
+	force, preserve, sums, unverified bool
+	threads                           threads
+}
 
 func (g *get) source(ctx context.Context, s *session, name, local string) error {
 	info, err := s.client.Stat(ctx, name)
@@ -265,12 +324,10 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		return err
 	}
 	if !info.IsDir() {
-		return g.file(ctx, s, name, local, info)
-	}
-	if !g.recursive {
-		return fmt.Errorf("%s is a directory: use get -r to fetch it and all that is in it", name)
+		return g.threads.copy(ctx, func() error { return g.file(ctx, s, name, local, info) })
 	}
 	var later modes
+	var times []func() error // a directory's times change while it is filled
 	err = s.client.Walk(ctx, name, func(at string, info *hdfs.FileInfo, err error) error {
 		if err != nil {
 			return err
@@ -284,19 +341,28 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		}
 		to := filepath.Join(local, relative)
 		if !info.IsDir() {
-			return g.file(ctx, s, at, to, info)
+			return g.threads.copy(ctx, func() error { return g.file(ctx, s, at, to, info) })
+		}
+		if g.preserve {
+			times = append(times, func() error { return preserveHere(to, info) })
 		}
 		if there, err := os.Stat(to); err == nil && there.IsDir() {
 			return nil // it keeps its mode
 		}
 		return os.MkdirAll(to, later.forNow(to, os.FileMode(octal(info.Mode()))&0o777))
 	})
-	return errors.Join(err, later.set(os.Chmod))
+	err = errors.Join(err, g.threads.wait(), later.set(os.Chmod))
+	for _, set := range slices.Backward(times) {
+		if err == nil {
+			err = set()
+		}
+	}
+	return err
 }
 
 // file fetches into a temporary file beside the target and renames it, for the
 // same reasons as put does.
-func (g *get) file(ctx context.Context, s *session, name, local string, info os.FileInfo) error {
+func (g *get) file(ctx context.Context, s *session, name, local string, info *hdfs.FileInfo) error {
 	if _, err := os.Lstat(local); err == nil && !g.force {
 		return isNo("get", local, fs.ErrExist) // which -f replaces
 	}
@@ -305,9 +371,25 @@ func (g *get) file(ctx context.Context, s *session, name, local string, info os.
 		return err
 	}
 	defer f.Close()
-	bar := s.progress(path.Base(name), info.Size())
-	defer bar.Close()
-	return fillLocal(local, os.FileMode(octal(info.Mode()))&0o777, func(to io.Writer) error { return copyFile(io.MultiWriter(to, bar), f) })
+	beside := []io.Writer{}
+	if g.threads.alone() {
+		bar := s.progress(path.Base(name), info.Size())
+		defer bar.Close()
+		beside = append(beside, bar)
+	}
+	var sums *sums
+	if g.sums {
+		sums = newSums()
+		beside = append(beside, sums)
+	}
+	err = fillLocal(local, os.FileMode(octal(info.Mode()))&0o777, func(to io.Writer) error { return copyFile(io.MultiWriter(append([]io.Writer{to}, beside...)...), f) })
+	if err == nil && sums != nil {
+		err = sums.store(local)
+	}
+	if err != nil || !g.preserve {
+		return err
+	}
+	return preserveHere(local, info)
 }
 
 // fillLocal has fill write a temporary file beside local, which takes its place if all goes

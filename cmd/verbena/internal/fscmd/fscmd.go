@@ -12,6 +12,9 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -74,13 +77,45 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
 		modeCommand(behind), ownerCommand(behind), groupCommand(behind), touchCommand(run), emptyFileCommand(run), checksumCommand(paths),
 		findCommand(paths), tailCommand(paths), headCommand(paths), textCommand(paths), appendCommand(run), truncateCommand(behind), testCommand(paths),
 		countCommand(paths), replicationCommand(behind), concatCommand(run), getACLCommand(paths), setACLCommand(paths), getAttributeCommand(paths), setAttributeCommand(paths),
-		copyCommand(sources), mergeCommand(sources), moveFromLocalCommand(run), removeDirCommand(paths), expungeCommand(run),
+		copyCommand(sources), mergeCommand(sources), moveFromLocalCommand(run), moveToLocalCommand(), removeDirCommand(paths), expungeCommand(run),
+		deprecated(listCommand(paths), "lsr", "ls -R", "recursive"), deprecated(removeCommand(paths), "rmr", "-rm -r", "recursive"), deprecated(usageCommand(paths), "dus", "du -s", "summary"),
+		usageOfCommand(cmd),
 	)
+	cmd.AddCommand(snapshotCommands(run)...)
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return (&session{errOut: c.ErrOrStderr(), verb: c.Name()}).say(usage{err})
 	})
 	cmd.PersistentFlags().BoolVar(&explain, "explain", false, "tell on standard error how blocks were read, and how each DataNode is reached")
 	return cmd
+}
+
+// deprecated is a command by an older name, which has a flag set.
+func deprecated(cmd *cobra.Command, name, now, flag string) *cobra.Command {
+	_, arguments, _ := strings.Cut(cmd.Use, " ")
+	cmd.Use, cmd.Hidden, cmd.Aliases = name+" "+arguments, true, nil
+	if err := cmd.Flags().Set(flag, "true"); err != nil {
+		panic(err) // it is a flag of the command
+	}
+	cmd.PreRun = func(c *cobra.Command, _ []string) {
+		fmt.Fprintf(c.ErrOrStderr(), "%s: DEPRECATED: Please use '%s' instead.\n", name, now)
+	}
+	return cmd
+}
+
+// usageOfCommand shows how a command, or each of them, is called.
+func usageOfCommand(parent *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "usage [COMMAND...]",
+		Short: "Show how commands are called",
+		RunE: func(c *cobra.Command, args []string) error {
+			for _, other := range parent.Commands() {
+				if !other.Hidden && (len(args) == 0 || slices.Contains(args, other.Name())) {
+					fmt.Fprintf(c.OutOrStdout(), "Usage: %s\n", other.UseLine())
+				}
+			}
+			return nil
+		},
+	}
 }
 
 // explain tells how the bytes of a command went.
@@ -107,7 +142,11 @@ type session struct {
 	out    io.Writer
 	errOut io.Writer
 	verb   string
-	roots  []root
+
+	unverified bool // files are read without checksums
+
+	mu    sync.Mutex
+	roots []root
 }
 
 // clean is path.Clean.

@@ -71,6 +71,15 @@ func TestArguments(t *testing.T) {
 		"fs cat -v /":                            "fs cat -v /",
 		"fs rm -- -skipTrash":                    "fs rm -- -skipTrash",
 		"info -nl":                               "info -nl",
+		"fs -D a=b -fs nn:1 -conf x.xml -ls /":   "fs -D a=b --namenode nn:1 --hadoop-conf x.xml ls /",
+		"fs -cp -f -ptopax /a /b":                "fs cp -f --preserve=topax /a /b",
+		"fs -cp -p /a /b":                        "fs cp -p /a /b",
+		"fs -count -q -t ssd,disk /a":            "fs count -q --types=ssd,disk /a",
+		"fs -count -q -t /a":                     "fs count -q -t /a",
+		"fs -find / -name a -a -name b -print0":  "fs find / --name a --name b --print0",
+		"fs -checksum -v /a":                     "fs checksum --block-size /a",
+		"fs -expunge -fs hdfs://nn:1":            "fs expunge --fs hdfs://nn:1",
+		"fs -help ls":                            "fs help ls",
 	} {
 		if got := strings.Join(Arguments(strings.Fields(from)), " "); got != to {
 			t.Errorf("%s: %s, want %s", from, got, to)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/verbena-data/verbena"
@@ -23,43 +24,13 @@ func TestAnswersAreHadoops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rt, err := verbena.New(verbena.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rt.Close()
-	cluster, err := hdfs.StartCluster(t.Context(), hdfs.ClusterConfig{Runtime: rt, Dir: t.TempDir(), Host: "127.0.0.1", DataNodes: 3, Replication: 3, Access: hdfs.AccessConfig{Superuser: "root"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cluster.Close()
-	connect := func(context.Context) (*hdfs.Client, error) {
-		return hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{cluster.NameNode.Addr()}, User: "root"})
-	}
-	place := transcript.Place{Local: t.TempDir(), NameNode: cluster.NameNode.Addr()}
+	shell := startShell(t)
+	place := transcript.Place{Local: t.TempDir(), NameNode: shell.nameNode}
 	if err := transcript.LocalFiles(place.Local); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range steps {
-		got, err := place.Perform(s.Args, func(args []string) (a transcript.Answer, err error) {
-			var out, said bytes.Buffer
-			cmd := Command(connect)
-			cmd.SilenceUsage, cmd.SilenceErrors = true, true
-			cmd.SetArgs(Arguments(append([]string{"fs"}, args...))[1:])
-			cmd.SetOut(&out)
-			cmd.SetErr(&said)
-			err = cmd.ExecuteContext(t.Context())
-			var told *Failure
-			switch {
-			case errors.As(err, &told):
-				a.Code = told.Code
-			case err != nil:
-				a.Code = 1
-				said.WriteString(err.Error() + "\n")
-			}
-			a.Out, a.Err = out.String(), said.String()
-			return a, nil
-		})
+		got, err := place.Perform(s.Args, func(args []string) (transcript.Answer, error) { return shell.perform("", args...), nil })
 		if err != nil {
 			t.Errorf("%s: %v", s.Command(), err)
 			continue
@@ -74,4 +45,61 @@ func TestAnswersAreHadoops(t *testing.T) {
 			t.Errorf("%s\n answers %+v,\n Hadoop  %+v", s.Command(), got, s.Answer)
 		}
 	}
+}
+
+// A shell is the commands on a file system of their own, whose superuser is root.
+type shell struct {
+	t        *testing.T
+	nameNode string
+}
+
+func startShell(t *testing.T) *shell {
+	t.Helper()
+	rt, err := verbena.New(verbena.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { rt.Close() })
+	cluster, err := hdfs.StartCluster(t.Context(), hdfs.ClusterConfig{Runtime: rt, Dir: t.TempDir(), Host: "127.0.0.1", DataNodes: 3, Replication: 3, Access: hdfs.AccessConfig{Superuser: "root"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cluster.Close() })
+	return &shell{t, cluster.NameNode.Addr()}
+}
+
+func (s *shell) connect(context.Context) (*hdfs.Client, error) {
+	return hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{s.nameNode}, User: "root"})
+}
+
+// perform performs a command that reads in.
+func (s *shell) perform(in string, args ...string) (a transcript.Answer) {
+	var out, said bytes.Buffer
+	cmd := Command(s.connect)
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetArgs(Arguments(append([]string{"fs"}, args...))[1:])
+	cmd.SetIn(strings.NewReader(in))
+	cmd.SetOut(&out)
+	cmd.SetErr(&said)
+	err := cmd.ExecuteContext(s.t.Context())
+	var told *Failure
+	switch {
+	case errors.As(err, &told):
+		a.Code = told.Code
+	case err != nil:
+		a.Code = 1
+		said.WriteString(err.Error() + "\n")
+	}
+	a.Out, a.Err = out.String(), said.String()
+	return a
+}
+
+// must is the output of a command that must not fail.
+func (s *shell) must(args ...string) string {
+	s.t.Helper()
+	a := s.perform("", args...)
+	if a.Code != 0 || a.Err != "" {
+		s.t.Fatalf("%v: %d, %s", args, a.Code, a.Err)
+	}
+	return a.Out
 }

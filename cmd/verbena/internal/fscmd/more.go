@@ -20,51 +20,66 @@ import (
 	"github.com/verbena-data/verbena/hdfs"
 )
 
+// A search is what find looks for.
+type search struct {
+	names, folded []string // patterns of the last part, all of which must match
+	kind          string
+}
+
+func (f *search) matches(at string, info *hdfs.FileInfo) (bool, error) {
+	base := path.Base(at)
+	for _, p := range f.names {
+		if ok, err := path.Match(p, base); err != nil || !ok {
+			return false, err
+		}
+	}
+	for _, p := range f.folded {
+		if ok, err := path.Match(strings.ToLower(p), strings.ToLower(base)); err != nil || !ok {
+			return false, err
+		}
+	}
+	return f.kind == "" || (f.kind == "d") == info.IsDir(), nil
+}
+
 func findCommand(run runner) *cobra.Command {
-	var name, iname, kind string
-	var printed bool
+	var f search
+	var printed, zero bool
 	cmd := &cobra.Command{
 		Use:     "find [PATH...]",
 		Short:   "List what is below a path, by name and type",
 		Example: `  verbena fs find /data --name '*.csv' --type f`,
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			if kind != "" && kind != "f" && kind != "d" {
-				return fmt.Errorf("--type %s: want f for files or d for directories", kind)
+			if f.kind != "" && f.kind != "f" && f.kind != "d" {
+				return usage{fmt.Errorf("--type %s: want f for files or d for directories", f.kind)}
 			}
 			if len(args) == 0 {
 				args = []string{"."}
 			}
-			match := func(base string) (bool, error) {
-				for pattern, of := range map[string]string{name: base, strings.ToLower(iname): strings.ToLower(base)} {
-					if pattern == "" {
-						continue
-					}
-					if ok, err := path.Match(pattern, of); err != nil || !ok {
-						return false, err
-					}
-				}
-				return true, nil
+			end := "\n"
+			if zero {
+				end = "\x00"
 			}
 			return s.each(args, func(root string) error {
 				return s.client.Walk(ctx, s.path(root), func(at string, info *hdfs.FileInfo, err error) error {
 					if err != nil {
 						return err
 					}
-					ok, err := match(path.Base(at))
-					if err != nil || !ok || kind == "f" && info.IsDir() || kind == "d" && !info.IsDir() {
+					if ok, err := f.matches(at, info); err != nil || !ok {
 						return err
 					}
-					_, err = fmt.Fprintln(s.out, s.shown(at))
+					_, err = io.WriteString(s.out, s.shown(at)+end)
 					return err
 				})
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&name, "name", "", "what the last part matches: `PATTERN` with *, ? and [...]")
-	cmd.Flags().StringVar(&iname, "iname", "", "the same, in capitals or not")
-	cmd.Flags().StringVar(&kind, "type", "", "f: files alone; d: directories alone")
-	cmd.Flags().BoolVar(&printed, "print", false, "which is so anyway")
-	_ = cmd.Flags().MarkHidden("print") // it is there
+	flags := cmd.Flags()
+	flags.StringArrayVar(&f.names, "name", nil, "what the last part matches: `PATTERN` with *, ? and [...]; several must all match")
+	flags.StringArrayVar(&f.folded, "iname", nil, "the same, in capitals or not")
+	flags.StringVar(&f.kind, "type", "", "f: files alone; d: directories alone")
+	flags.BoolVar(&zero, "print0", false, "end each path with a zero byte, not a new line")
+	flags.BoolVar(&printed, "print", false, "which is so anyway")
+	_ = flags.MarkHidden("print") // it is there
 	return cmd
 }
 
@@ -75,7 +90,7 @@ func headCommand(run runner) *cobra.Command {
 	return &cobra.Command{
 		Use:   "head PATH...",
 		Short: "Show the first 1 KiB of files",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error {
 				_, err := io.Copy(s.out, io.NewSectionReader(f, 0, min(edge, f.Size())))
@@ -88,11 +103,15 @@ func headCommand(run runner) *cobra.Command {
 func tailCommand(run runner) *cobra.Command {
 	var follow bool
 	var every time.Duration
+	var millis int
 	cmd := &cobra.Command{
 		Use:   "tail PATH",
 		Short: "Show the last 1 KiB of a file, and with -f what comes after",
-		Args:  cobra.ExactArgs(1),
+		Args:  between(1, 1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			if millis > 0 {
+				every = time.Duration(millis) * time.Millisecond
+			}
 			f, err := s.openFile(ctx, s.path(args[0]))
 			if err != nil {
 				return err
@@ -118,6 +137,7 @@ func tailCommand(run runner) *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is appended")
 	cmd.Flags().DurationVar(&every, "sleep-interval", 5*time.Second, "with -f: how often to look")
+	cmd.Flags().IntVarP(&millis, "sleep", "s", 0, "the same, in milliseconds")
 	return cmd
 }
 
@@ -127,7 +147,7 @@ func appendCommand(run runner) *cobra.Command {
 		Use:     "append LOCAL... PATH",
 		Aliases: []string{"appendToFile"},
 		Short:   "Append local files, or standard input (-), to a file, which is made if there is none",
-		Args:    cobra.MinimumNArgs(2),
+		Args:    atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			name := s.path(args[len(args)-1])
 			w, err := s.client.Append(ctx, name, hdfs.AppendOptions{NewBlock: newBlock})
@@ -168,7 +188,7 @@ func truncateCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "truncate LENGTH PATH...",
 		Short: "Cut files to a length in bytes",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			length, err := strconv.ParseInt(args[0], 10, 64)
 			if err != nil || length < 0 {
@@ -210,7 +230,7 @@ func testCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "test -e|-d|-f|-z|-s|-r|-w PATH",
 		Short: "Answer a question about a path by the exit status",
-		Args:  cobra.ExactArgs(1),
+		Args:  between(1, 1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			name := s.path(args[0])
 			info, err := s.client.Stat(ctx, name)
@@ -247,33 +267,46 @@ func testCommand(run runner) *cobra.Command {
 		cmd.Flags().BoolVarP(f.value, map[string]string{"e": "exists", "d": "directory", "f": "file", "z": "empty", "s": "nonempty", "r": "readable", "w": "writable"}[f.short], f.short, false, f.help)
 	}
 	cmd.MarkFlagsOneRequired("exists", "directory", "file", "empty", "nonempty", "readable", "writable")
+	cmd.MarkFlagsMutuallyExclusive("exists", "directory", "file", "empty", "nonempty", "readable", "writable")
 	return cmd
 }
 
+// count is what count is to show, and how.
+type count struct {
+	quotas, alone, human, header bool
+	coding, snapshots            bool
+
+	types []string // of storage, whose quotas are to be shown alone
+}
+
+// Columns of count.
+const (
+	quotaColumns    = "%12s %15s %15s %15s "
+	countColumns    = "%12s %12s %18s "
+	typeColumns     = "%14s %18s "
+	codingColumn    = "%20s "
+	snapshotColumns = "%18s %24s %24s %28s "
+)
+
 func countCommand(run runner) *cobra.Command {
-	var quotas, alone, human, header, withoutSnapshots bool
+	var c count
+	var types string
+	var withoutSnapshots bool
 	cmd := &cobra.Command{
 		Use:   "count PATH...",
 		Short: "Count directories, files and bytes below paths, as hdfs dfs does",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			quotas = quotas || alone
-			const ofQuotas, ofCounts = "%12s %15s %15s %15s ", "%12s %12s %18s "
-			if header {
-				if quotas {
-					fmt.Fprintf(s.out, ofQuotas, "QUOTA", "REM_QUOTA", "SPACE_QUOTA", "REM_SPACE_QUOTA")
-				}
-				if !alone {
-					fmt.Fprintf(s.out, ofCounts, "DIR_COUNT", "FILE_COUNT", "CONTENT_SIZE")
-				}
-				fmt.Fprintln(s.out, "PATHNAME")
+			c.quotas = c.quotas || c.alone
+			var err error
+			if c.types, err = storageTypes(types); err != nil {
+				return err
 			}
-			show := sizes(human)
-			left := func(quota, used int64) (string, string) {
-				if quota < 0 {
-					return "none", "inf"
-				}
-				return show(quota), show(quota - used)
+			if !c.quotas {
+				c.types = nil
+			}
+			if c.header {
+				fmt.Fprintln(s.out, c.head()+"PATHNAME")
 			}
 			return s.each(args, func(name string) error {
 				name = s.path(name)
@@ -281,26 +314,101 @@ func countCommand(run runner) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if quotas {
-					q, rest := left(sum.Quota, sum.Files+sum.Directories)
-					sq, srest := left(sum.SpaceQuota, sum.Space)
-					fmt.Fprintf(s.out, ofQuotas, q, rest, sq, srest)
-				}
-				if !alone {
-					fmt.Fprintf(s.out, ofCounts, show(sum.Directories), show(sum.Files), show(sum.Length))
-				}
-				_, err = fmt.Fprintln(s.out, s.shown(name))
+				_, err = fmt.Fprintln(s.out, c.line(sum)+s.shown(name))
 				return err
 			})
 		}),
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&quotas, "quotas", "q", false, "quotas and what is left of them, too")
-	flags.BoolVarP(&alone, "quotas-alone", "u", false, "quotas and what is left of them, and nothing else")
-	humanFlag(cmd, &human)
-	flags.BoolVar(&header, "header", false, "a line of names first (or -v)")
+	flags.BoolVarP(&c.quotas, "quotas", "q", false, "quotas and what is left of them, too")
+	flags.BoolVarP(&c.alone, "quotas-alone", "u", false, "quotas and what is left of them, and nothing else")
+	flags.StringVarP(&types, "types", "t", "", "with -q or -u: the quotas of these types of storage alone, ssd,disk,... or all")
+	flags.Lookup("types").NoOptDefVal = "all"
+	humanFlag(cmd, &c.human)
+	flags.BoolVar(&c.header, "header", false, "a line of names first (or -v)")
 	flags.BoolVarP(&withoutSnapshots, "without-snapshots", "x", false, "leave out snapshots, of which there are none")
+	flags.BoolVarP(&c.coding, "erasure-coding", "e", false, "the policy of erasure coding, too")
+	flags.BoolVarP(&c.snapshots, "snapshots", "s", false, "what is in snapshots alone, too")
 	return cmd
+}
+
+// quotaTypes are the types of storage that may have quotas, in Hadoop's order.
+var quotaTypes = []string{"SSD", "DISK", "ARCHIVE", "PROVIDED", "NVDIMM"}
+
+func storageTypes(text string) ([]string, error) {
+	if text == "" || strings.EqualFold(text, "all") {
+		if text == "" {
+			return nil, nil
+		}
+		return quotaTypes, nil
+	}
+	types := strings.Split(strings.ToUpper(text), ",")
+	for _, t := range types {
+		if !slices.Contains(quotaTypes, t) {
+			return nil, usage{fmt.Errorf("%q is no type of storage that may have a quota: want all, or some of %s", t, strings.ToLower(strings.Join(quotaTypes, ",")))}
+		}
+	}
+	return types, nil
+}
+
+// head is what the columns are called.
+func (c *count) head() (line string) {
+	for _, t := range c.types {
+		line += fmt.Sprintf(typeColumns, t+"_QUOTA", "REM_"+t+"_QUOTA")
+	}
+	if c.types != nil {
+		return line
+	}
+	if c.quotas {
+		line += fmt.Sprintf(quotaColumns, "QUOTA", "REM_QUOTA", "SPACE_QUOTA", "REM_SPACE_QUOTA")
+	}
+	if !c.alone {
+		line += fmt.Sprintf(countColumns, "DIR_COUNT", "FILE_COUNT", "CONTENT_SIZE")
+	}
+	if c.coding {
+		line += fmt.Sprintf(codingColumn, "ERASURECODING_POLICY")
+	}
+	if c.snapshots {
+		line += fmt.Sprintf(snapshotColumns, "SNAPSHOT_LENGTH", "SNAPSHOT_FILE_COUNT", "SNAPSHOT_DIR_COUNT", "SNAPSHOT_SPACE_CONSUMED")
+	}
+	return line
+}
+
+// line is what the columns have for one path.
+func (c *count) line(sum *hdfs.Summary) (line string) {
+	show := sizes(c.human)
+	left := func(quota, used int64) (string, string) {
+		if quota < 0 {
+			return "none", "inf"
+		}
+		return show(quota), show(quota - used)
+	}
+	for _, t := range c.types {
+		of := hdfs.TypeQuota{Quota: -1}
+		if i := slices.IndexFunc(sum.Types, func(q hdfs.TypeQuota) bool { return q.Type == t }); i >= 0 {
+			of = sum.Types[i]
+		}
+		q, rest := left(of.Quota, of.Consumed)
+		line += fmt.Sprintf(typeColumns, q, rest)
+	}
+	if c.types != nil {
+		return line
+	}
+	if c.quotas {
+		q, rest := left(sum.Quota, sum.Files+sum.Directories)
+		sq, srest := left(sum.SpaceQuota, sum.Space)
+		line += fmt.Sprintf(quotaColumns, q, rest, sq, srest)
+	}
+	if !c.alone {
+		line += fmt.Sprintf(countColumns, show(sum.Directories), show(sum.Files), show(sum.Length))
+	}
+	if c.coding {
+		line += fmt.Sprintf(codingColumn, "EC:"+sum.ErasureCodingPolicy)
+	}
+	if c.snapshots {
+		line += fmt.Sprintf(snapshotColumns, show(sum.SnapshotLength), show(sum.SnapshotFiles), show(sum.SnapshotDirectories), show(sum.SnapshotSpace))
+	}
+	return line
 }
 
 func replicationCommand(run runner) *cobra.Command {
@@ -308,7 +416,7 @@ func replicationCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "setrep REPLICAS PATH...",
 		Short: "Set how many replicas files are to have, all those below a directory",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			n, err := strconv.Atoi(args[0])
 			if err != nil || n < 1 {
@@ -332,6 +440,8 @@ func replicationCommand(run runner) *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "until all blocks have as many")
+	cmd.Flags().BoolP("recursive", "R", true, "which is so anyway")
+	_ = cmd.Flags().MarkHidden("recursive") // it is there
 	return cmd
 }
 
@@ -361,7 +471,7 @@ func concatCommand(run runner) *cobra.Command {
 	return &cobra.Command{
 		Use:   "concat TARGET SOURCE...",
 		Short: "Move the blocks of files to the end of another one; the files are gone then",
-		Args:  cobra.MinimumNArgs(2),
+		Args:  atLeast(2),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			var sources []string
 			for _, a := range args[1:] {
@@ -377,7 +487,7 @@ func getACLCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "getfacl PATH...",
 		Short: "Show access control lists",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				return s.walk(ctx, s.path(name), recursive, func(at string, _ os.FileInfo) error {
@@ -454,7 +564,7 @@ func setACLCommand(run runner) *cobra.Command {
 		Short: "Change access control lists",
 		Example: `  verbena fs setfacl -m user:ada:r-x,default:group:staff:r-- /data
   verbena fs setfacl -x user:ada /data`,
-		Args: cobra.MinimumNArgs(1),
+		Args: atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			change := func(string) error { return nil }
 			switch {
@@ -503,7 +613,7 @@ func getAttributeCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "getfattr {-n NAME|-d} PATH...",
 		Short: "Show extended attributes",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			encode, err := encoder(encoding)
 			if err != nil {
@@ -573,7 +683,7 @@ func setAttributeCommand(run runner) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "setfattr {-n NAME [--value VALUE]|-x NAME} PATH...",
 		Short: "Set or remove extended attributes",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			content, err := attributeValue(value)
 			if err != nil {

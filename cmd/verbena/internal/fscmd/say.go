@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
+	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena/hdfs"
 )
@@ -42,13 +46,17 @@ func (s *session) path(name string) string {
 		abs = "/user/" + s.client.User() + "/" + abs
 	}
 	if abs = clean(abs); abs != name {
+		s.mu.Lock()
 		s.roots = append(s.roots, root{strings.TrimSuffix(name, "/"), abs})
+		s.mu.Unlock()
 	}
 	return abs
 }
 
 // shown is a path as the user has typed it or what it lies below.
 func (s *session) shown(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i := len(s.roots) - 1; i >= 0; i-- {
 		r := s.roots[i]
 		rest, below := strings.CutPrefix(name, strings.TrimSuffix(r.path, "/")+"/")
@@ -109,6 +117,24 @@ func (s *session) say(err error) error {
 	fmt.Fprintf(s.errOut, "%s: %s\n", verb, f.text)
 	return f
 }
+
+// between wants as many arguments as a command needs, and says otherwise what Hadoop says.
+func between(least, most int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		var err error
+		switch {
+		case len(args) < least:
+			err = fmt.Errorf("Not enough arguments: expected %d but got %d", least, len(args)) //nolint:staticcheck // Hadoop's words
+		case len(args) > most:
+			err = fmt.Errorf("Too many arguments: expected %d but got %d", most, len(args)) //nolint:staticcheck // Hadoop's words
+		default:
+			return nil
+		}
+		return (&session{errOut: c.ErrOrStderr(), verb: c.CalledAs()}).say(usage{err})
+	}
+}
+
+func atLeast(n int) cobra.PositionalArgs { return between(n, math.MaxInt) }
 
 // each runs f for every argument, tells what failed and goes on.
 func (s *session) each(args []string, f func(name string) error) error {
@@ -210,19 +236,38 @@ func Arguments(args []string) []string {
 			out[i], verb = word, word
 		case out[i] == "-v" && lettersOf[verb] != "":
 			out[i] = lettersOf[verb]
+		case verb == "" && generic[out[i]] != "":
+			out[i] = generic[out[i]]
+		case verb == "count" && out[i] == "-t" && i+2 < len(out) && strings.Trim(strings.ToLower(out[i+1]), "abcdefghijklmnopqrstuvwxyz_,") == "":
+			out[i] = "--types=" + out[i+1]
+			out = slices.Delete(out, i+1, i+2)
+		case verb == "cp" && keeps(word) && dashed:
+			out[i] = "--preserve=" + word[1:]
 		case dashed && hadoopOptions[word]:
 			out[i] = "-" + out[i]
 		}
 	}
+	if verb == "find" {
+		out = slices.DeleteFunc(out, func(word string) bool { return word == "-a" || word == "-and" }) // which is so anyway
+	}
 	return out
 }
 
+// keeps tells whether a word is -p of cp with letters.
+func keeps(word string) bool {
+	return len(word) > 1 && word[0] == 'p' && strings.Trim(word[1:], "abcdefghijklmnopqrstuvwxyz") == ""
+}
+
+// generic are the options that all of Hadoop's commands take.
+var generic = map[string]string{"-fs": "--namenode", "-conf": "--hadoop-conf"}
+
 // lettersOf are what -v stands for behind a command. Elsewhere it is --verbose.
-var lettersOf = map[string]string{"du": "--header", "count": "--header", "setfattr": "--value"}
+var lettersOf = map[string]string{"du": "--header", "count": "--header", "setfattr": "--value", "checksum": "--block-size"}
 
 // hadoopOptions are Hadoop's options of more than one letter.
 var hadoopOptions = map[string]bool{
 	"skipTrash": true, "nl": true, "skip-empty-file": true, "immediate": true, "name": true, "iname": true, "print": true,
+	"print0": true, "ignoreCrc": true, "crc": true, "safely": true, "fs": true,
 }
 
 // commands are those of fs.
@@ -235,4 +280,5 @@ func init() {
 			commands[a] = true
 		}
 	}
+	commands["help"] = true
 }

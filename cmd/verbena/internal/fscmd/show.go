@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +30,7 @@ func humanFlag(cmd *cobra.Command, human *bool) {
 type listing struct {
 	recursive, json, human, paths, directories bool
 	byTime, bySize, reverse, accessed          bool
+	printable, coding                          bool
 
 	replication, owner, group, length int // columns
 }
@@ -60,6 +62,8 @@ func listCommand(run runner) *cobra.Command {
 	flags.BoolVarP(&l.bySize, "size", "S", false, "the longest first")
 	flags.BoolVarP(&l.reverse, "reverse", "r", false, "the other way round")
 	flags.BoolVarP(&l.accessed, "access", "u", false, "the time of the last access, also to sort by")
+	flags.BoolVarP(&l.printable, "printable", "q", false, "? in place of what can't be printed")
+	flags.BoolVarP(&l.coding, "erasure-coding", "e", false, "the policy of erasure coding of what is coded so, too")
 	humanFlag(cmd, &l.human)
 	flags.BoolVar(&l.json, "json", false, "an object a line")
 	flags.BoolVarP(&long, "long", "l", false, "which is so anyway")
@@ -146,7 +150,7 @@ func (l *listing) show(s *session, name string, info *hdfs.FileInfo, out *bufio.
 	case l.json:
 		return (&session{out: out}).json(newEntry(name, info))
 	case l.paths:
-		_, err = fmt.Fprintln(out, s.shown(name))
+		_, err = fmt.Fprintln(out, l.name(s, name))
 		return err
 	}
 	replication, more := "-", " "
@@ -156,9 +160,27 @@ func (l *listing) show(s *session, name string, info *hdfs.FileInfo, out *bufio.
 	if info.HasACL() {
 		more = "+"
 	}
-	_, err = fmt.Fprintf(out, "%s%s%*s %-*s %-*s %*s %s %s\n", modeString(info), more, l.replication, replication, l.owner, info.Owner(), l.group, info.Group(),
-		l.length, sizes(l.human)(info.Size()), l.time(info).Local().Format("2006-01-02 15:04"), s.shown(name))
+	policy := ""
+	if l.coding && info.ErasureCodingPolicy() != "" {
+		policy = info.ErasureCodingPolicy() + " "
+	}
+	_, err = fmt.Fprintf(out, "%s%s%*s %-*s %-*s %*s %s%s %s\n", modeString(info), more, l.replication, replication, l.owner, info.Owner(), l.group, info.Group(),
+		l.length, sizes(l.human)(info.Size()), policy, l.time(info).Local().Format("2006-01-02 15:04"), l.name(s, name))
 	return err
+}
+
+// name is a path as it is shown.
+func (l *listing) name(s *session, name string) string {
+	name = s.shown(name)
+	if l.printable {
+		name = strings.Map(func(r rune) rune {
+			if unicode.IsPrint(r) {
+				return r
+			}
+			return '?'
+		}, name)
+	}
+	return name
 }
 
 func modeString(info os.FileInfo) string {
@@ -184,19 +206,32 @@ func modeString(info os.FileInfo) string {
 }
 
 func catCommand(run runner) *cobra.Command {
-	return &cobra.Command{
+	var unverified bool
+	cmd := &cobra.Command{
 		Use:   "cat PATH...",
 		Short: "Write files to standard output",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
+			s.unverified = unverified
 			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error { return copyFile(s.out, f) })
 		}),
 	}
+	unverifiedFlag(cmd, &unverified)
+	return cmd
+}
+
+// unverifiedFlag is for commands that read files.
+func unverifiedFlag(cmd *cobra.Command, unverified *bool) {
+	cmd.Flags().BoolVar(unverified, "ignoreCrc", false, "do not compare what is read with its checksums, to save what is left of a damaged file")
 }
 
 // openFile opens a file for reading and refuses a directory by name.
 func (s *session) openFile(ctx context.Context, name string) (*hdfs.FileReader, error) {
-	f, err := s.client.Open(ctx, name)
+	open := s.client.Open
+	if s.unverified {
+		open = s.client.OpenUnverified
+	}
+	f, err := open(ctx, name)
 	if err != nil {
 		if dir, derr := s.isDir(ctx, name); derr == nil && dir {
 			return nil, isNo("open", name, syscall.EISDIR)
@@ -217,7 +252,7 @@ func statCommand(run runner) *cobra.Command {
   %F      what it is                     %u   owner
   %g      group                          %x %X   last access: UTC, milliseconds since 1970
   %n      name                           %y %Y   last change, alike`,
-		Args: cobra.MinimumNArgs(1),
+		Args: atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			format := "%y"
 			if strings.Contains(args[0], "%") {
@@ -378,6 +413,9 @@ func freeCommand(run runner) *cobra.Command {
 				t.add("hdfs://"+s.client.NameNode(), show(info.Capacity), show(info.Used), show(info.Remaining), fmt.Sprintf("%.0f%%", share))
 				return nil
 			})
+			if err != nil && len(t.rows) == 1 {
+				return err // of all paths
+			}
 			return errors.Join(t.print(s.out), err)
 		}),
 	}
@@ -387,11 +425,11 @@ func freeCommand(run runner) *cobra.Command {
 }
 
 func checksumCommand(run runner) *cobra.Command {
-	var composite, asSum bool
+	var composite, asSum, blockSize bool
 	cmd := &cobra.Command{
 		Use:   "checksum PATH...",
 		Short: "Tell a file's HDFS checksum as hdfs dfs does: its kind, and its bytes",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			return s.each(args, func(name string) error {
 				name = s.path(name)
@@ -407,7 +445,15 @@ func checksumCommand(run runner) *cobra.Command {
 					return err
 				}
 				if !asSum {
-					_, err = fmt.Fprintf(s.out, "%s\t%s\t%s\n", s.shown(name), sum.Algorithm, hex.EncodeToString(sum.Encoded))
+					more := ""
+					if blockSize {
+						info, err := s.client.Stat(ctx, name)
+						if err != nil {
+							return err
+						}
+						more = fmt.Sprintf("\tBlockSize=%d", info.BlockSize())
+					}
+					_, err = fmt.Fprintf(s.out, "%s\t%s\t%s%s\n", s.shown(name), sum.Algorithm, hex.EncodeToString(sum.Encoded), more)
 					return err
 				}
 				_, err = fmt.Fprintf(s.out, "%s  %s\n", hex.EncodeToString(sum.Sum), s.shown(name))
@@ -415,6 +461,7 @@ func checksumCommand(run runner) *cobra.Command {
 			})
 		}),
 	}
+	cmd.Flags().BoolVar(&blockSize, "block-size", false, "the length of the file's blocks, too (or -v)")
 	cmd.Flags().BoolVar(&composite, "composite", false, "the CRC of the whole file, which does not depend on its blocks")
 	cmd.Flags().BoolVar(&asSum, "sum", false, "the MD5 or CRC alone, before the path")
 	return cmd

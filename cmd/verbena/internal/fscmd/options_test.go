@@ -1,0 +1,183 @@
+package fscmd
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What cp -p keeps is what its letters say, and put -p and get -p keep times, owner and mode.
+func TestCopiesKeepWhatIsAskedFor(t *testing.T) {
+	s := startShell(t)
+	local := t.TempDir()
+	at := filepath.Join(local, "file")
+	then := time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC)
+	if err := os.WriteFile(at, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(at, then.Add(time.Hour), then); err != nil {
+		t.Fatal(err)
+	}
+	s.must("mkdir", "-p", "/from/dir")
+	s.must("put", "-p", at, "/from/dir/file")
+	const format = "%a %X %Y"
+	kept := fmt.Sprintf("600 %d %d\n", then.Add(time.Hour).UnixMilli(), then.UnixMilli())
+	if got := s.must("stat", format, "/from/dir/file"); got != kept {
+		t.Errorf("put -p: %q, want %q", got, kept)
+	}
+	s.must("chown", "ada:staff", "/from/dir/file")
+	s.must("setfacl", "-m", "user:bob:rw-", "/from/dir/file")
+	s.must("setfattr", "-n", "user.color", "-v", "blue", "/from/dir/file")
+	s.must("touch", "-t", "20200102:030405", "/from/dir")
+	for letters, want := range map[string]struct {
+		times, owner, acl, attributes bool
+		mode                          string
+	}{
+		"": {mode: "644"}, "-p": {times: true, owner: true, mode: "660"}, "-pt": {times: true, mode: "644"}, "-po": {owner: true, mode: "644"},
+		"-pp": {mode: "660"}, "-pa": {acl: true, mode: "660"}, "-px": {attributes: true, mode: "644"}, "-ptopax": {true, true, true, true, "660"},
+	} {
+		args := []string{"cp"}
+		if letters != "" {
+			args = append(args, letters)
+		}
+		to := "/to" + letters
+		s.must(append(args, "/from/dir", to)...)
+		file := to + "/file"
+		if got := strings.HasSuffix(s.must("stat", format, file), kept[3:]); got != want.times {
+			t.Errorf("cp %s keeps times: %v", letters, got)
+		}
+		if a, b := s.must("stat", "%Y", "/from/dir"), s.must("stat", "%Y", to); (a == b) != want.times {
+			t.Errorf("cp %s keeps a directory's time: %v", letters, a == b)
+		}
+		if got := s.must("stat", "%u:%g", file) == "ada:staff\n"; got != want.owner {
+			t.Errorf("cp %s keeps the owner: %v", letters, got)
+		}
+		if got := strings.Contains(s.must("getfacl", file), "user:bob:rw-"); got != want.acl {
+			t.Errorf("cp %s keeps the ACL: %v", letters, got)
+		}
+		if got := strings.Contains(s.must("getfattr", "-d", file), `user.color="blue"`); got != want.attributes {
+			t.Errorf("cp %s keeps attributes: %v", letters, got)
+		}
+		if got := s.must("stat", "%a", file); got != want.mode+"\n" {
+			t.Errorf("cp %s: mode %s want %s", letters, got, want.mode)
+		}
+	}
+	if a := s.perform("", "cp", "-pz", "/from/dir", "/to-z"); a.Code != 255 {
+		t.Errorf("cp -pz: %+v", a)
+	}
+	// Its owner is nobody here, and nothing is lost for that.
+	fetched := filepath.Join(local, "fetched")
+	if a := s.perform("", "get", "-p", "/from/dir/file", fetched); a.Code != 1 || !strings.Contains(a.Err, "ada") {
+		t.Errorf("get -p of a file of nobody: %+v", a)
+	}
+	if content, err := os.ReadFile(fetched); err != nil || string(content) != "content" {
+		t.Errorf("%q, %v", content, err)
+	}
+}
+
+// touch sets the times that it is told, and makes no file if it is told so.
+func TestTouchSetsTimes(t *testing.T) {
+	s := startShell(t)
+	stamp := func(text string) string {
+		at, err := time.ParseInLocation(stampLayout, text, time.Local)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(at.UnixMilli())
+	}
+	times := func() string { return s.must("stat", "%X %Y", "/f") }
+	const first, second, third = "20200102:030405", "20210102:030405", "20220102:030405"
+	s.must("touch", "-t", first, "/f")
+	if got, want := times(), stamp(first)+" "+stamp(first)+"\n"; got != want {
+		t.Errorf("made at %s, want %s", got, want)
+	}
+	s.must("touch", "-a", "-t", second, "/f")
+	s.must("touch", "-m", "-t", third, "/f")
+	if got, want := times(), stamp(second)+" "+stamp(third)+"\n"; got != want {
+		t.Errorf("touched at %s, want %s", got, want)
+	}
+	s.must("touch", "-c", "-t", first, "/absent", "/f")
+	if got, want := times(), stamp(first)+" "+stamp(first)+"\n"; got != want {
+		t.Errorf("touched at %s, want %s", got, want)
+	}
+	if a := s.perform("", "test", "-e", "/absent"); a.Code != 1 {
+		t.Errorf("touch -c has made a file: %+v", a)
+	}
+}
+
+// With threads as without, all files of a tree arrive, those that can't be copied are told,
+// and the command fails for them.
+func TestThreadsCopyTrees(t *testing.T) {
+	s := startShell(t)
+	local := filepath.Join(t.TempDir(), "tree")
+	for i := range 20 {
+		dir := filepath.Join(local, fmt.Sprint("d", i%3))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("f", i)), []byte(strings.Repeat("x", 1000*i)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.must("put", "-t", "4", "-q", "2", local, "/tree")
+	s.must("cp", "-t", "4", "-p", "/tree", "/copy")
+	back := filepath.Join(t.TempDir(), "back")
+	s.must("get", "-t", "4", "-crc", "/copy", back)
+	for i := range 20 {
+		name := filepath.Join(fmt.Sprint("d", i%3), fmt.Sprint("f", i))
+		got, err := os.ReadFile(filepath.Join(back, name))
+		if err != nil || string(got) != strings.Repeat("x", 1000*i) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+	}
+	// Again into what is there: all but one exist.
+	s.must("rm", "/copy/d0/f0")
+	a := s.perform("", "put", "-t", "4", filepath.Join(local, "d0"), filepath.Join(local, "d1"), "/copy")
+	if n := strings.Count(a.Err, "File exists"); a.Code != 1 || n != 13 {
+		t.Errorf("%d files are there: %+v", n, a)
+	}
+	s.must("test", "-e", "/copy/d0/f0")
+	// The checksums are Hadoop's, of the last chunk as well.
+	if err := os.WriteFile(filepath.Join(local, "six"), []byte("ffive\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.must("put", filepath.Join(local, "six"), "/six")
+	s.must("get", "-crc", "/six", back)
+	if got, err := os.ReadFile(filepath.Join(back, ".six.crc")); err != nil || string(got) != "crc\x00\x00\x00\x02\x00\x97\x10\x15\x9e" {
+		t.Errorf("%q, %v", got, err)
+	}
+	// 1000 bytes are two chunks, 512 times 35 thirty-five.
+	for i, chunks := range map[int]int{1: 2, 18: 36} {
+		got, err := os.ReadFile(filepath.Join(back, fmt.Sprint("d", i%3), fmt.Sprint(".f", i, ".crc")))
+		if err != nil || len(got) != 8+4*chunks {
+			t.Errorf("%d bytes for %d chunks, %v", len(got), chunks, err)
+		}
+	}
+}
+
+// rm -safely asks before many files are removed for good, and keeps them unless it is told yes.
+func TestSafelyAsks(t *testing.T) {
+	s := startShell(t)
+	client, err := s.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for i := range manyFiles + 1 {
+		if err := client.WriteFile(t.Context(), fmt.Sprint("/many/", i), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for in, code := range map[string]int{"n\n": 0, "what?\nN\n": 0, "": 1} {
+		if a := s.perform(in, "rm", "-r", "-skipTrash", "-safely", "/many"); a.Code != code || !strings.Contains(a.Err, "Proceed deleting 101 files?") {
+			t.Errorf("%q: %+v", in, a)
+		}
+		s.must("test", "-d", "/many")
+	}
+	if a := s.perform("y\n", "rm", "-r", "-skipTrash", "-safely", "/many"); a.Code != 0 || a.Out != "Deleted /many\n" {
+		t.Errorf("yes: %+v", a)
+	}
+}
