@@ -64,7 +64,12 @@ func (c *nativeClient) next(tag uint32) []byte {
 
 func (c *nativeClient) setUp(tag uint32, op *hdfspb.OpWriteBlockProto) (native.Verdict, *hdfspb.BlockOpResponseProto) {
 	c.t.Helper()
-	message, err := native.AppendSetUp(nil, 1<<20, op)
+	return c.setUpWith(tag, 1<<20, op)
+}
+
+func (c *nativeClient) setUpWith(tag uint32, window int, op *hdfspb.OpWriteBlockProto) (native.Verdict, *hdfspb.BlockOpResponseProto) {
+	c.t.Helper()
+	message, err := native.AppendSetUp(nil, window, op)
 	must(c.t, err)
 	c.send(tag, message)
 	v, resp, err := native.ParseAnswer(c.next(tag))
@@ -154,6 +159,66 @@ func TestPacketsAreAcknowledgedWhenTheyAreWritten(t *testing.T) {
 		var a transfer.Ack
 		if must(t, native.ParseAck(c.next(7), &a)); !a.OK() || a.Seqno != 0 || len(a.Replies) != 2 {
 			t.Errorf("acknowledgement %+v", a)
+		}
+	}
+}
+
+// Whoever sends more than his window has ends, also when much of the block has been
+// acknowledged before: what an acknowledgement gives back it gives back once.
+func TestWindowsAreGivenBackOnce(t *testing.T) {
+	d := newDam()
+	f := newNatives(t, 2, func(i int, c *Config) {
+		if i == 1 {
+			c.FS = d.disk()
+		}
+	})
+	c := dialNative(t, f.nodes[0])
+	packets := nativePackets(random(1, 600_000), 40_960)
+	window := 2*len(packets[0]) + 100
+	if v, resp := c.setUpWith(7, window, writeOf(1, f.nodes[1])); v != native.Accepted {
+		t.Fatal(resp)
+	}
+	var a transfer.Ack
+	for seqno := range int64(6) {
+		c.send(7, packets[seqno])
+		if must(t, native.ParseAck(c.next(7), &a)); !a.OK() || a.Seqno != seqno {
+			t.Fatalf("acknowledgement %+v of packet %d", a, seqno)
+		}
+	}
+	d.shut.Store(true)
+	defer d.free()
+	for _, p := range packets[6:10] {
+		if c.ep.Send(c.ctx, 7, p) != nil {
+			break
+		}
+	}
+	if m, err := c.ep.Receive(c.ctx); err == nil || c.ctx.Err() != nil {
+		t.Errorf("%d packets are on their way in a window for two: %v, %v", 4, m, err)
+	}
+}
+
+// DataNodes stand in a pipeline as the set-up names them, and so do their answers: of two
+// behind, the nearer one is to blame for what it has not written.
+func TestOrderOfAPipeline(t *testing.T) {
+	for failing := range 3 {
+		fs := &fullFS{}
+		f := newNatives(t, 3, func(i int, c *Config) {
+			if i == failing {
+				fs.FS = c.FS
+				c.FS = fs
+			}
+		})
+		c := dialNative(t, f.nodes[0])
+		op := writeOf(1, f.nodes[1:]...)
+		if v, resp := c.setUp(7, op); v != native.Accepted {
+			t.Fatal(resp)
+		}
+		fs.full.Store(true)
+		c.send(7, nativePackets(random(1, 1000), 1000)[0])
+		var a transfer.Ack
+		must(t, native.ParseAck(c.next(7), &a))
+		if len(a.Replies) != failing+1 || a.Replies[failing] != hdfspb.Status_ERROR {
+			t.Errorf("DataNode %d has failed, and the answers are %v", failing, a.Replies)
 		}
 	}
 }

@@ -455,3 +455,31 @@ func FuzzAck(f *testing.F) {
 		}
 	})
 }
+
+// Every chunk is compared with its checksum, the last one also where it is not whole.
+func TestVerifyComparesEveryChunk(t *testing.T) {
+	for _, kind := range []hdfspb.ChecksumTypeProto{hdfspb.ChecksumTypeProto_CHECKSUM_CRC32, hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C} {
+		c, err := NewChecksum(kind, 512)
+		must(t, err)
+		for _, length := range []int{1, 511, 512, 513, 64 * 512, 64*512 + 1, 130*512 + 100} {
+			data := make([]byte, length)
+			for i := range data {
+				data[i] = byte(i * 7)
+			}
+			sums := make([]byte, 4*c.Chunks(int64(length)))
+			c.Sum(sums, data)
+			must(t, c.Verify(sums, data))
+			for _, at := range []int{0, length / 2, length - 1} {
+				data[at] ^= 1
+				if err := c.Verify(sums, data); !errors.Is(err, ErrChecksum) {
+					t.Errorf("%v: byte %d of %d is another one: %v", kind, at, length, err)
+				}
+				data[at] ^= 1
+			}
+			sums[len(sums)-1] ^= 1
+			if err := c.Verify(sums, data); !errors.Is(err, ErrChecksum) {
+				t.Errorf("%v: the last checksum of %d bytes is another one: %v", kind, length, err)
+			}
+		}
+	}
+}
