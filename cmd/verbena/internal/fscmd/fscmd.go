@@ -38,7 +38,7 @@ there: *, ?, [a-z] and {one,two}, in quotes because of the shell. hdfs://HOST:PO
 a path, too, but --namenode tells where the file system is. "-" stands for standard input
 in put and for standard output in get. Commands may be written as in hdfs dfs: -ls.`,
 		Example: `  verbena fs put report.csv /reports/     # a file into a directory
-  verbena fs put -r ./photos /photos      # a tree
+  verbena fs put ./photos /photos         # a tree
   verbena fs cat /reports/report.csv | head
   verbena fs ls /
   verbena fs get --transport shm /photos/1.jpg -  > 1.jpg`,

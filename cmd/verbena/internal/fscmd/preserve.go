@@ -16,9 +16,6 @@ import (
 // kept is what a copy keeps of its original, by Hadoop's letters.
 type kept struct{ times, owner, mode, acl, attributes bool }
 
-// all is what -p keeps without letters.
-var allKept = kept{times: true, owner: true, mode: true}
-
 func parseKept(letters string) (k kept, err error) {
 	for _, c := range letters {
 		switch c {
