@@ -490,32 +490,33 @@ func TestHotKeyWithBoundedMemory(t *testing.T) {
 
 // Processes that do not agree say on what.
 func TestDifferentConfigurations(t *testing.T) {
-	ctx := testContext(t)
-	var configs []shuffle.Config
-	var addresses []string
-	for rank := range 2 {
-		r, err := verbena.New(verbena.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		ln, err := r.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		addresses = append(addresses, ln.Addr().String())
-		configs = append(configs, shuffle.Config{Runtime: r, Listener: ln, Rank: rank, Size: 2, Threads: 1 + rank, Memory: 1 << 20})
-	}
-	var all sync.WaitGroup
-	for _, c := range configs {
-		all.Go(func() {
-			c.Addresses = addresses
-			if _, err := shuffle.Join(ctx, c); err == nil || !strings.Contains(err.Error(), "Threads is") && c.Rank == 1 {
-				t.Errorf("process %d: %v", c.Rank, err)
+	for want, change := range map[string]func(*shuffle.Config){
+		"Size is":                      func(c *shuffle.Config) { c.Size, c.Addresses = 2, c.Addresses[:2] },
+		"Threads is":                   func(c *shuffle.Config) { c.Threads = 2 },
+		"MaxRecord is":                 func(c *shuffle.Config) { c.MaxRecord = 1000 },
+		"it makes the length of pages": func(c *shuffle.Config) { c.Memory = 16 << 10 },
+		"it makes the number of pages": func(c *shuffle.Config) { c.Memory = 1<<20 + 100<<10 },
+	} {
+		t.Run(want, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			members := worlds[0].members(t, 3, shuffle.Config{Memory: 1 << 20})
+			change(&members[1])
+			joins := []joining{join(ctx, members[0]), join(ctx, members[1]), join(ctx, members[2])}
+			said := ""
+			for rank, j := range joins {
+				err := <-j
+				if err == nil || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("process %d: %v", rank, err)
+					continue
+				}
+				said += err.Error()
+			}
+			if !strings.Contains(said, want) {
+				t.Errorf("%s; want %q", said, want)
 			}
 		})
 	}
-	all.Wait()
 }
 
 // Collectives give all processes what each has given.
