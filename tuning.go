@@ -77,7 +77,7 @@ var builtIn = []TuningRow{
 	{Transport: "iwarp", Tuning: iwarpOnAMD64, Source: "inherited from amd64: nothing else has been measured; verbena tune does"},
 	{Transport: "ibverbs", Tuning: unmeasured, Source: "inherited: no adapter has been measured; 16 KiB is four packets of InfiniBand's greatest MTU; packet from shm"},
 	{Transport: TransportTCP, Source: "measured: fragments and packet over loopback; the rest is TCP's own",
-		Tuning: Tuning{Packet: 258<<10 + 64, Chunk: 256 << 10, Stream: 128 << 10}},
+		Tuning: Tuning{Packet: framedPacket, Chunk: 256 << 10, Stream: 128 << 10}},
 	{Transport: "", Tuning: unmeasured, Source: "inherited from ibverbs, for providers that the table does not know"},
 }
 
@@ -91,6 +91,11 @@ var (
 // file, with their checksums and room for a header. All of it is one part of a long message
 // (Chunk). A packet of 512 KiB would be two, the second one of 4 KiB.
 const blockPacket = 512<<10 + 64
+
+// framedPacket is a packet over TCP: 252 KiB of data, which are whole pages, with their
+// checksums and room for a header. All of it is one fragment, and fits a buffer of 256 KiB. A
+// packet of 256 KiB would be two fragments, the second one of 2 KiB, in a buffer of 1 MiB.
+const framedPacket = 252<<10 + 252<<10/512*4 + 64
 
 // DefaultTuning returns the built-in table. The row without a transport is for
 // providers that have none of their own.
