@@ -8,27 +8,48 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/internal/fifo"
 )
 
-// piece is how many bytes are asked for by one call.
-const piece = 1 << 20
+// A pace is how a range is asked for: by pieces of so many bytes, each a call, of which some
+// are on their way while one is used.
+type pace struct{ piece, ahead int }
+
+var (
+	// atOnce is for short ranges. One call is cheaper than several.
+	atOnce = pace{piece: 1 << 20, ahead: 1}
+	// flowing is for ranges that a ring would be for where there is none, as over TCP. With its
+	// checksums an answer is one fragment there, in a buffer of 256 KiB, which the processor's
+	// second cache still has when it is compared and used. The DataNode reads one of the pieces
+	// from the file while another one is on its way.
+	flowing = pace{piece: 252 << 10, ahead: 4}
+)
+
+// paceOf is how a range of length bytes is asked for.
+func paceOf(length int64) pace {
+	if length < leastRing {
+		return atOnce
+	}
+	return flowing
+}
 
 // readOperation is what rules see of reads.
 const readOperation = "read-block"
 
-// blockReader reads a range by calls. While one piece is used the next one comes.
+// blockReader reads a range by calls. While one piece is used the next ones come.
 type blockReader struct {
 	p       *Path
 	ctx     context.Context
 	cancel  context.CancelFunc
 	req     *data.ReadRequest
+	pace    pace
 	address string
 	header  []byte // encoded
 	from    int64  // of the next piece to be asked for
 	end     int64
 	current *verbena.Message
 	first   []byte
-	next    chan fetched // nil: nothing is under way
+	next    fifo.Queue[chan fetched] // under way, in the order of the range
 }
 
 type fetched struct {
@@ -58,7 +79,7 @@ func (p *Path) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReade
 
 // readCalls begins to read a range by calls.
 func (p *Path) readCalls(ctx context.Context, address string, req *data.ReadRequest, header []byte) (data.BlockReader, error) {
-	r := &blockReader{p: p, req: req, address: address, header: header, from: req.Offset, end: req.Offset + req.Length}
+	r := &blockReader{p: p, req: req, pace: paceOf(req.Length), address: address, header: header, from: req.Offset, end: req.Offset + req.Length}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	f := r.fetch(r.take())
 	if f.err != nil {
@@ -69,26 +90,25 @@ func (p *Path) readCalls(ctx context.Context, address string, req *data.ReadRequ
 		return nil, f.err
 	}
 	r.current, r.first = f.m, f.bytes
-	r.ahead()
+	r.ask()
 	return r, nil
 }
 
 // take is the next piece to be asked for.
 func (r *blockReader) take() (offset int64, length int) {
-	offset, length = r.from, int(min(piece, r.end-r.from))
+	offset, length = r.from, int(min(int64(r.pace.piece), r.end-r.from))
 	r.from += int64(length)
 	return offset, length
 }
 
-// ahead asks for the next piece.
-func (r *blockReader) ahead() {
-	if r.from == r.end {
-		return
+// ask asks for pieces, as many as may be under way.
+func (r *blockReader) ask() {
+	for r.from < r.end && r.next.Len() < r.pace.ahead {
+		next := make(chan fetched, 1)
+		r.next.Push(next)
+		offset, length := r.take()
+		go func() { next <- r.fetch(offset, length) }()
 	}
-	next := make(chan fetched, 1)
-	r.next = next
-	offset, length := r.take()
-	go func() { next <- r.fetch(offset, length) }()
 }
 
 // fetch makes a call and verifies what comes, in place.
@@ -135,11 +155,10 @@ func (r *blockReader) Next() ([]byte, error) {
 		return b, nil
 	}
 	r.release()
-	if r.next == nil {
+	if r.next.Len() == 0 {
 		return nil, io.EOF
 	}
-	f := <-r.next
-	r.next = nil
+	f := <-r.next.Pop()
 	if f.err != nil {
 		if r.ctx.Err() != nil {
 			return nil, context.Cause(r.ctx)
@@ -147,7 +166,7 @@ func (r *blockReader) Next() ([]byte, error) {
 		return nil, f.err
 	}
 	r.current = f.m
-	r.ahead()
+	r.ask()
 	return f.bytes, nil
 }
 
@@ -163,11 +182,11 @@ func (r *blockReader) Close() error {
 	r.cancel()
 	r.first = nil
 	r.release()
-	if r.next != nil {
-		if f := <-r.next; f.m != nil {
+	for r.next.Len() > 0 {
+		if f := <-r.next.Pop(); f.m != nil {
 			f.m.Release()
 		}
-		r.next = nil
 	}
+	r.from = r.end
 	return nil
 }

@@ -1,0 +1,215 @@
+package native
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/client/data"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A gate is a DataNode with one block. It answers the first read of a range at once, and
+// then none before so many are there; those it answers in reverse order.
+type gate struct {
+	block []byte
+	sum   transfer.Checksum
+	least int
+
+	mu      sync.Mutex
+	reads   int
+	waiting []func()
+	most    int // reads that waited at a time
+}
+
+func (g *gate) read(q verbena.Request) {
+	req, _, err := native.ParseReadRequest(q.Payload())
+	if err != nil {
+		_ = q.Fail(native.CodeOf(hdfspb.Status_ERROR_INVALID), err.Error()) // the reader tells
+		return
+	}
+	released := make(chan struct{})
+	g.mu.Lock()
+	g.reads++
+	if g.reads == 1 {
+		close(released)
+	} else {
+		g.waiting = append(g.waiting, func() { close(released) })
+		g.most = max(g.most, len(g.waiting))
+		g.letGo()
+	}
+	g.mu.Unlock()
+	select {
+	case <-released:
+	case <-q.Context().Done():
+	}
+	_ = q.Reply(g.answer(&req)) // its error is the endpoint's
+}
+
+// letGo answers the reads that wait, one after the other, if they are enough, or all that are
+// left. mu is held.
+func (g *gate) letGo() {
+	piece := paceOf(int64(len(g.block))).piece
+	pieces := (len(g.block) + piece - 1) / piece
+	if len(g.waiting) < g.least && g.reads < pieces {
+		return
+	}
+	for _, release := range slices.Backward(g.waiting) {
+		release()
+	}
+	g.waiting = nil
+}
+
+func (g *gate) answer(q *native.ReadRequest) []byte {
+	part := g.block[q.Offset : q.Offset+int64(q.Length)]
+	sums := make([]byte, int(g.sum.Chunks(int64(len(part))))*g.sum.Size())
+	g.sum.Sum(sums, part)
+	b := make([]byte, native.ReadHeaderLen, native.ReadHeaderLen+len(sums)+len(part))
+	native.PutReadHeader(b, &native.ReadAnswer{Sum: g.sum, Offset: q.Offset}, len(sums), len(part))
+	return append(append(b, sums...), part...)
+}
+
+// pathTo starts a gate over TCP and returns a path to it, and a request for all of its block.
+func pathTo(t *testing.T, g *gate) (*Path, *data.ReadRequest) {
+	t.Helper()
+	var err error
+	if g.sum, err = transfer.NewChecksum(hdfspb.ChecksumTypeProto_CHECKSUM_CRC32C, 512); err != nil {
+		t.Fatal(err)
+	}
+	rt, err := verbena.New(verbena.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := rt.Listen(t.Context(), "127.0.0.1:0", verbena.ListenConfig{Services: []string{native.CallService}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := verbena.NewMux(verbena.MuxConfig{})
+	mux.Long(native.MethodRead, g.read)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			e, err := ln.Accept(context.Background())
+			if err != nil {
+				return
+			}
+			serving.Go(func() { _ = mux.Serve(e) }) // it ends with the endpoint
+		}
+	})
+	calls, err := rt.NewCallPool(verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{Service: native.CallService}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := native.NewTable(native.TableConfig{Runtime: rt})
+	p := New(Config{Table: table, Calls: calls, Logger: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() {
+		p.Close()
+		table.Close()
+		if err := calls.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := rt.Close(); err != nil {
+			t.Error(err)
+		}
+		serving.Wait()
+	})
+	addr := ln.Addr().(*net.TCPAddr)
+	return p, &data.ReadRequest{
+		Block:  &hdfspb.ExtendedBlockProto{PoolId: proto.String("p"), BlockId: proto.Uint64(1), GenerationStamp: proto.Uint64(1)},
+		Token:  &hdfspb.TokenProto{Identifier: []byte{}, Password: []byte{}, Kind: proto.String(""), Service: proto.String("")},
+		Client: "test", Length: int64(len(g.block)),
+		Node: &hdfspb.DatanodeInfoProto{Id: &hdfspb.DatanodeIDProto{IpAddr: proto.String(addr.IP.String()), XferPort: proto.Uint32(uint32(addr.Port))}},
+	}
+}
+
+func randomBlock(n int) []byte {
+	b := make([]byte, n)
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range b {
+		b[i] = byte(random.Uint32())
+	}
+	return b
+}
+
+// While one piece of a range is used so many are on their way; they come in order, whatever
+// the order of the answers. A short range is asked for by one call.
+func TestReadsAhead(t *testing.T) {
+	for _, test := range []struct{ length, calls, ahead int }{
+		{1 << 20, 1, 0},
+		{leastRing - 1, 2, 1},
+		{10*flowing.piece + 700, 11, 4},
+	} {
+		t.Run(fmt.Sprint(test.length), func(t *testing.T) {
+			g := &gate{block: randomBlock(test.length), least: test.ahead}
+			p, req := pathTo(t, g)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			r, err := p.Read(ctx, req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []byte
+			for {
+				b, err := r.Next()
+				if err == io.EOF {
+					break
+				}
+				if err != nil {
+					t.Fatalf("after %d bytes: %v", len(got), err)
+				}
+				got = append(got, b...)
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, g.block) {
+				t.Errorf("%d bytes came, which are not those of the block, of %d", len(got), len(g.block))
+			}
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.reads != test.calls || g.most != test.ahead {
+				t.Errorf("%d calls, of which %d waited at a time; want %d and %d", g.reads, g.most, test.calls, test.ahead)
+			}
+		})
+	}
+}
+
+// A reader that is closed in the middle ends what it has asked for, and asks for nothing more.
+func TestReadsAheadEnd(t *testing.T) {
+	g := &gate{block: randomBlock(10 * flowing.piece), least: 10}
+	p, req := pathTo(t, g)
+	r, err := p.Read(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := r.Next(); err != nil || !bytes.Equal(b, g.block[:flowing.piece]) {
+		t.Fatalf("the first piece: %d bytes, %v", len(b), err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := r.Next(); err != io.EOF {
+		t.Errorf("after Close: %d bytes, %v", len(b), err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.reads > 1+flowing.ahead {
+		t.Errorf("%d reads, want %d at most", g.reads, 1+flowing.ahead)
+	}
+}
