@@ -1,9 +1,9 @@
 package longcopy
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/cpu"
@@ -98,29 +98,33 @@ const (
 // what is measured.
 var pastCaches atomic.Int64
 
-// firstPastCaches is what pastCaches begins with, on the first call: 28 GB/s, an EPYC's of
-// 2022.
+// firstPastCaches is what pastCaches begins with, on the first call: the least of a few
+// tries on memory of this process. By processors it is 10 to 30 GB/s, and one that stores
+// slowly there should not begin with hopes: what has been stored past the caches is slow to
+// store through them the next time, which would seem to justify it.
 var firstPastCaches = sync.OnceValue(func() int64 {
-	const lasts = laterPart * time.Second / 28e9
-	perSecond := 2.5e9
-	if lived := time.Since(begun.time); lived > time.Millisecond {
-		perSecond = float64(ticks()-begun.ticks) / lived.Seconds()
+	const tries = 4 // the first one for the pages
+	memory := make([]byte, 2*laterPart+cacheLine)
+	memory = memory[-int(uintptr(unsafe.Pointer(&memory[0])))&(cacheLine-1):]
+	to, from := memory[:laterPart], memory[laterPart:2*laterPart]
+	least := int64(math.MaxInt64)
+	for range tries {
+		throughCache(from, to)
+		before := ticks()
+		pastCache(to, from)
+		least = min(least, ticks()-before)
 	}
-	first := max(1, int64(lasts.Seconds()*perSecond))
-	pastCaches.Store(first)
-	return first
+	least = max(1, least)
+	pastCaches.Store(least)
+	return least
 })
-
-var begun = struct {
-	time  time.Time
-	ticks int64
-}{time.Now(), ticks()}
 
 // fillTimed copies a long piece through the cache for as long as that is fast, and the rest
 // past it. to begins at a line.
 func fillTimed(to, from []byte) {
 	firstPastCaches()
 	before := ticks()
+	doubted := false
 	for part, factor := firstPart, int64(forSure); len(to) > 0; factor = worth {
 		part = min(part, len(to))
 		throughCache(to[:part], from)
@@ -128,9 +132,13 @@ func fillTimed(to, from []byte) {
 		now := ticks()
 		taken := now - before
 		before = now
-		if slow(taken, factor*int64(part)) {
+		doubts := slow(taken, factor*int64(part))
+		// A thread is seldom descheduled within the short parts, and within the long ones
+		// often: one of those says little.
+		if doubts && (part <= firstPart || doubted) {
 			break
 		}
+		doubted = doubts
 		if factor == worth {
 			part = laterPart
 		}
