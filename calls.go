@@ -111,6 +111,7 @@ type pendingCall struct {
 	admitted release.Flag
 	done     release.Flag
 	asleep   bool          // guarded by the caller's mu
+	roused   bool          // its caller is to run again, and the carrier counts it
 	wake     chan struct{} // a token when it sleeps and may go on; there may be one too many
 	answer   *Message
 	err      error
@@ -193,7 +194,7 @@ func (c *Caller) Drain(ctx context.Context) error {
 		line = append(line, c.line.Pop())
 	}
 	for _, w := range line {
-		w.finish(nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed))
+		c.finish(w, nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed))
 	}
 	c.mu.Unlock()
 	select {
@@ -336,6 +337,7 @@ func (c *Caller) await(ctx context.Context, w *pendingCall) (*Message, error) {
 			<-w.wake
 		}
 	}
+	c.runs(w)
 	m, err := w.answer, w.err
 	c.giveBack(w)
 	return checkedMessage(c.e, m), err
@@ -372,14 +374,14 @@ func (c *Caller) watch() {
 	for _, w := range calls {
 		w.asleep = true // it may look for the token without having said so
 		s, err := w.stream, fmt.Errorf("%w: %w", ErrOutcomeUnknown, c.e.err)
-		w.finish(nil, err)
+		c.finish(w, nil, err)
 		if s != nil {
 			s.end(err, err)
 		}
 	}
 	for c.line.Len() > 0 {
 		w := c.line.Pop()
-		w.finish(nil, fmt.Errorf("%w: %w", ErrNotSent, c.e.err))
+		c.finish(w, nil, fmt.Errorf("%w: %w", ErrNotSent, c.e.err))
 	}
 	c.out.drop()
 	c.mu.Unlock()

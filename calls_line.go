@@ -44,13 +44,33 @@ func (c *Caller) giveBack(w *pendingCall) {
 }
 
 // finish ends the wait of a call. The caller's mu is held.
-func (w *pendingCall) finish(answer *Message, err error) {
+func (c *Caller) finish(w *pendingCall, answer *Message, err error) {
 	asleep := w.asleep
 	w.answer, w.err = answer, err
+	if asleep {
+		c.rouses(w)
+	}
 	w.done.Set()
 	// From here on it may be another call's, to which a token too many does nothing.
 	if asleep {
 		notify(w.wake)
+	}
+}
+
+// rouses counts a caller that is about to be woken. mu is held. Those of streams wait in
+// their own ways.
+func (c *Caller) rouses(w *pendingCall) {
+	if w.stream == nil && !w.roused {
+		w.roused = true
+		c.e.carrier.roused()
+	}
+}
+
+// runs notes that a caller runs whose wait is over.
+func (c *Caller) runs(w *pendingCall) {
+	if w.roused {
+		w.roused = false
+		c.e.carrier.ran()
 	}
 }
 
@@ -119,6 +139,7 @@ func (c *Caller) advance() {
 			return
 		}
 		c.line.Pop()
+		c.rouses(w)
 		w.admitted.Set()
 		notify(w.wake)
 	}
@@ -135,6 +156,7 @@ func (c *Caller) standInLine(ctx context.Context, w *pendingCall) (*pendingCall,
 		}
 		c.mu.Lock()
 		w.asleep = false
+		c.runs(w)
 		switch {
 		case w.admitted.Load():
 			c.mu.Unlock()

@@ -150,10 +150,10 @@ func (c *Caller) heard(h call.Header, m *Message) (kept bool, err error) {
 		s := w.stream
 		var failed error
 		if kept = h.Kind == call.Reply; kept {
-			w.finish(m, nil)
+			c.finish(w, m, nil)
 		} else {
 			failed = &CallError{Code: m.Tag, Text: string(m.data)}
-			w.finish(nil, failed)
+			c.finish(w, nil, failed)
 		}
 		if s != nil {
 			s.answered(failed)

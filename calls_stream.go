@@ -199,7 +199,7 @@ func (s *Stream) giveUp(cause error) {
 	if s.caller {
 		err = fmt.Errorf("%w: %w", cause, ErrOutcomeUnknown)
 		if canceled = !c.ended && c.side.Abandon(s.id); canceled {
-			s.answer.finish(nil, err)
+			c.finish(&s.answer, nil, err)
 		}
 	} else if !c.ended {
 		c.side.Drop(&s.flows)

@@ -107,6 +107,10 @@ type carrier interface {
 	drive(ready func() bool) bool
 	sleep()
 	awake()
+	// roused counts a caller that has been woken, until ran: before the carrier's own
+	// goroutine sleeps it lets those run.
+	roused()
+	ran()
 	// wake makes all waits look at the endpoint's state.
 	wake()
 	// close says goodbye and returns when the peer has everything or ctx is

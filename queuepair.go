@@ -269,6 +269,10 @@ func (s *queuePair) sleep() { s.w.sleepBeside() }
 
 func (s *queuePair) awake() { s.w.awake() }
 
+func (s *queuePair) roused() { s.w.runnable.Add(1) }
+
+func (s *queuePair) ran() { s.w.runnable.Add(-1) }
+
 // A memorySource is where slabs come from.
 type memorySource interface {
 	TryGet(size int) (slab.Slab, bool, error)

@@ -156,7 +156,9 @@ func (s *inbound) drive(ready func() bool) bool {
 	if ok && s.w.sleepers.Load() > 0 {
 		// Those who were woken meanwhile go on before this caller's next call, so that
 		// their requests go out together and none starves.
+		s.w.runnable.Add(1)
 		runtime.Gosched()
+		s.w.runnable.Add(-1)
 	}
 	return ok
 }

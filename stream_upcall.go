@@ -56,6 +56,10 @@ func (s *stream) sleep() {}
 
 func (s *stream) awake() {}
 
+func (s *stream) roused() {}
+
+func (s *stream) ran() {}
+
 // sendPair writes a message in two parts, unless others are being written.
 func (s *stream) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	size := call.HeaderSize + len(payload)

@@ -24,6 +24,11 @@ const (
 	// Spin is negative (decision 0029). That takes 2 us over shm, and 30 us over iwarp,
 	// where a poll reads sockets.
 	lingering = 60
+	// mostTurns is how often a worker lets callers run that can, before it sleeps. A worker
+	// that sleeps in the kernel takes Go's processor along, until the monitor of Go's scheduler
+	// notices, after up to 10 ms. Callers with a processor of another thread, which the kernel
+	// does not run, are not worth more turns.
+	mostTurns = 16
 	// eventTurns is how often event looks for more before it leaves the rest to the worker's
 	// goroutine. The connection that has called it is not read meanwhile.
 	eventTurns = 8
@@ -94,6 +99,7 @@ type worker struct {
 
 	callers  callers
 	sleepers atomic.Int32  // callers that wait for the worker
+	runnable atomic.Int32  // callers that have been woken, or have let others run, and will run
 	deferred atomic.Bool   // the queue is left to callers
 	recalled atomic.Bool   // it is the worker's again, as soon as no caller polls
 	wake     chan struct{} // ends that
@@ -142,6 +148,7 @@ func (w *worker) run(ctx context.Context) {
 		if w.callers.any() && !w.leave(ctx, timer) {
 			return
 		}
+		turns := 0
 		for idle := 0; idle < lingering && !w.callers.any(); idle++ {
 			done := w.pollInTurn() > 0
 			// New requests of others are seen between any two budgets.
@@ -151,6 +158,10 @@ func (w *worker) run(ctx context.Context) {
 			if done {
 				idle = 0
 				w.yield()
+			} else if idle == lingering-1 && turns < mostTurns && w.runnable.Load() > 0 {
+				// Callers can run.
+				turns, idle = turns+1, 0
+				runtime.Gosched()
 			}
 		}
 		if w.callers.any() || w.serve() {

@@ -2,6 +2,8 @@ package verbena
 
 import (
 	"context"
+	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,4 +215,82 @@ func TestEventsOfAWorker(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A rousingQueue brings one completion, and tells how many callers could run when the
+// worker went to sleep after it.
+type rousingQueue struct {
+	numberedQueue
+	begin  chan struct{}
+	left   func() int32
+	asleep chan int32
+}
+
+func (q *rousingQueue) Wait(ctx context.Context) error {
+	if q.begin == nil {
+		q.asleep <- q.left()
+	}
+	select {
+	case <-q.begin:
+		q.begin = nil
+		q.waiting = []rdma.Completion{{QueuePair: 1}}
+		return nil
+	case <-q.closed:
+		return rdma.ErrClosed
+	}
+}
+
+type rousingDomain struct {
+	rdma.Domain
+	queue *rousingQueue
+}
+
+func (d *rousingDomain) NewCompletionQueue(int) (rdma.CompletionQueue, error) { return d.queue, nil }
+
+// A rousingConsumer wakes callers.
+type rousingConsumer struct {
+	countingConsumer
+	rouse func()
+}
+
+func (c *rousingConsumer) complete([]rdma.Completion) { c.rouse() }
+
+// A worker that has woken callers does not sleep in the kernel, where it keeps Go's only
+// processor, before they have run. Go's scheduler takes every 61st goroutine from behind
+// them, and that is the worker.
+func TestWorkerSleepsAfterCallers(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const callers = 200
+	q := &rousingQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}, begin: make(chan struct{}), asleep: make(chan int32, 8)}
+	w, err := newWorker(&rousingDomain{queue: q}, workerQueue, func(*rdma.Completion) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.left = w.runnable.Load
+	wakes := make(chan struct{})
+	var ran sync.WaitGroup
+	for range callers {
+		ran.Go(func() {
+			w.sleep()
+			<-wakes
+			w.awake()
+			w.runnable.Add(-1)
+		})
+	}
+	for w.sleepers.Load() < callers {
+		runtime.Gosched()
+	}
+	w.add(1, &rousingConsumer{rouse: func() {
+		w.runnable.Add(callers)
+		close(wakes)
+	}})
+	close(q.begin)
+	if left := <-q.asleep; left != 0 {
+		t.Errorf("the worker slept while %d callers could run", left)
+	}
+	ran.Wait()
+	w.remove(1)
+	if err := w.close(); err != nil {
+		t.Error(err)
+	}
 }
