@@ -52,6 +52,15 @@ type joined struct {
 	Joined bool `json:"joined"`
 }
 
+// An OtherError is why another process of the job cannot take part, or that it has gone.
+type OtherError struct{ Err error }
+
+func (e *OtherError) Error() string { return e.Err.Error() }
+
+func (e *OtherError) Unwrap() error { return e.Err }
+
+func otherError(format string, args ...any) error { return &OtherError{fmt.Errorf(format, args...)} }
+
 // A Meeting is what the processes of a job know of each other. Until they have joined each other by other means, the death
 // of any is noticed here. It must be closed.
 type Meeting struct {
@@ -389,9 +398,9 @@ func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	if err := readLine(in, &j); err != nil && ctx.Err() == nil {
 		select {
 		case <-m.complete:
-			m.fail(fmt.Errorf("process %d has gone before it had joined the others: %w", h.Rank, err))
+			m.fail(otherError("process %d has gone before it had joined the others: %w", h.Rank, err))
 		default:
-			m.fail(fmt.Errorf("process %d has gone before all had come: %w", h.Rank, err))
+			m.fail(otherError("process %d has gone before all had come: %w", h.Rank, err))
 		}
 	}
 }
@@ -408,7 +417,7 @@ func (m *meeting) take(h hello, c net.Conn) error {
 	case h.Size != m.w.Size:
 		m.giveUp(fmt.Errorf("process %d believes that there are %d, process 0 that there are %d", h.Rank, h.Size, m.w.Size))
 	case h.Failed != "":
-		m.giveUp(fmt.Errorf("process %d: %s", h.Rank, h.Failed))
+		m.giveUp(otherError("process %d: %s", h.Rank, h.Failed))
 	default:
 		if _, _, err := net.SplitHostPort(h.Address); err != nil {
 			return err
@@ -477,9 +486,9 @@ func tell(ctx context.Context, w Worker, own string) (*Meeting, error) {
 		}
 		switch {
 		case err != nil:
-			m.err = fmt.Errorf("process 0 has gone before it had joined the others: %w", err)
+			m.err = otherError("process 0 has gone before it had joined the others: %w", err)
 		case a.Error != "":
-			m.err = errors.New(a.Error)
+			m.err = otherError("%s", a.Error)
 		default:
 			return
 		}
@@ -519,9 +528,9 @@ func ask(ctx context.Context, c net.Conn, in *bufio.Reader, h hello) (a answer, 
 	case err != nil && ctx.Err() != nil:
 		return a, fmt.Errorf("not all processes have come: %w", context.Cause(ctx))
 	case err != nil:
-		return a, fmt.Errorf("process 0 has gone: %w", err)
+		return a, otherError("process 0 has gone: %w", err)
 	case a.Error != "":
-		return a, errors.New(a.Error)
+		return a, otherError("%s", a.Error)
 	}
 	return a, nil
 }

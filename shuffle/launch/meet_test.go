@@ -245,7 +245,8 @@ func TestMeetEnds(t *testing.T) {
 			}
 			group.Wait()
 			for rank, err := range errs {
-				if rank != c.rank && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				var other *OtherError
+				if rank != c.rank && (!errors.As(err, &other) || !strings.Contains(err.Error(), c.want)) {
 					t.Errorf("process %d: %v, want %q", rank, err, c.want)
 				}
 			}
@@ -268,7 +269,8 @@ func TestOneGoesBeforeItHasJoined(t *testing.T) {
 				ctx, cancel := m.While(t.Context())
 				select {
 				case <-ctx.Done():
-					if err := context.Cause(ctx); !strings.Contains(err.Error(), want) {
+					var other *OtherError
+					if err := context.Cause(ctx); !errors.As(err, &other) || !strings.Contains(err.Error(), want) {
 						t.Errorf("process %d: %v", rank, err)
 					}
 				case <-time.After(20 * time.Second):

@@ -282,7 +282,8 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 func own(err error, rank int) (_ error, others bool) {
 	var p *shuffle.ProcessError
 	if !errors.As(err, &p) {
-		return err, false
+		var other *launch.OtherError
+		return err, errors.As(err, &other)
 	}
 	text, ok := strings.CutPrefix(err.Error(), fmt.Sprintf("process %d: %v: ", rank, shuffle.ErrAborted))
 	if ok {
