@@ -106,10 +106,12 @@ func (s *session) sure(ctx context.Context, name string) (bool, error) {
 	if err != nil || sum.Files <= manyFiles {
 		return err == nil, err
 	}
-	in := bufio.NewReader(s.in)
+	if s.answers == nil {
+		s.answers = bufio.NewReader(s.in)
+	}
 	for {
 		fmt.Fprintf(s.errOut, "Proceed deleting %d files? (Y or N) ", sum.Files)
-		line, err := in.ReadString('\n')
+		line, err := s.answers.ReadString('\n')
 		switch strings.ToLower(strings.TrimSpace(line)) {
 		case "y", "yes":
 			return true, nil

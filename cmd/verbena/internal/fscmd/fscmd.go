@@ -4,6 +4,7 @@
 package fscmd
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -143,7 +144,8 @@ type session struct {
 	errOut io.Writer
 	verb   string
 
-	unverified bool // files are read without checksums
+	answers    *bufio.Reader // of in, to what is asked: one for all, as it reads ahead
+	unverified bool          // files are read without checksums
 
 	mu    sync.Mutex
 	roots []root

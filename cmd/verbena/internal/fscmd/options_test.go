@@ -166,8 +166,8 @@ func TestSafelyAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	for i := range manyFiles + 1 {
-		if err := client.WriteFile(t.Context(), fmt.Sprint("/many/", i), nil, 0o644); err != nil {
+	for i := range 2 * (manyFiles + 1) {
+		if err := client.WriteFile(t.Context(), fmt.Sprint([]string{"/many/", "/too-many/"}[i%2], i), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -177,7 +177,7 @@ func TestSafelyAsks(t *testing.T) {
 		}
 		s.must("test", "-d", "/many")
 	}
-	if a := s.perform("y\n", "rm", "-r", "-skipTrash", "-safely", "/many"); a.Code != 0 || a.Out != "Deleted /many\n" {
+	if a := s.perform("y\nyes\n", "rm", "-r", "-skipTrash", "-safely", "/many", "/too-many"); a.Code != 0 || a.Out != "Deleted /many\nDeleted /too-many\n" {
 		t.Errorf("yes: %+v", a)
 	}
 }
