@@ -58,7 +58,7 @@ func copyCommand(run runner) *cobra.Command {
 
 // copyTree copies a file, or a directory with what is in it.
 func (s *session) copyTree(ctx context.Context, from, to string, p *put, keep kept) error {
-	var later []func() error // a directory's times change while it is filled
+	var later afterwards
 	err := s.client.Walk(ctx, from, func(at string, info *hdfs.FileInfo, err error) error {
 		if err != nil {
 			return err
@@ -76,11 +76,7 @@ func (s *session) copyTree(ctx context.Context, from, to string, p *put, keep ke
 		}
 		return nil
 	})
-	err = errors.Join(err, p.threads.wait())
-	for i := len(later) - 1; i >= 0 && err == nil; i-- {
-		err = later[i]()
-	}
-	return err
+	return later.after(errors.Join(err, p.threads.wait()))
 }
 
 func (s *session) copyOne(ctx context.Context, from, to string, info *hdfs.FileInfo, p *put) error {

@@ -127,7 +127,7 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 		return p.threads.copy(ctx, func() error { return p.file(ctx, s, local, target) })
 	}
 	var later modes
-	var times []func() error // a directory's times change while it is filled
+	var times afterwards
 	err = filepath.WalkDir(local, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -157,7 +157,16 @@ func (p *put) source(ctx context.Context, s *session, local, target string) erro
 		return nil
 	})
 	err = errors.Join(err, p.threads.wait(), later.set(func(name string, mode os.FileMode) error { return s.client.Chmod(ctx, name, mode) }))
-	for _, set := range slices.Backward(times) {
+	return times.after(err)
+}
+
+// afterwards is what is set when a tree has been copied: a directory's times change while
+// it is filled.
+type afterwards []func() error
+
+// after sets it, what is below first, unless the copy has failed with err.
+func (a afterwards) after(err error) error {
+	for _, set := range slices.Backward(a) {
 		if err == nil {
 			err = set()
 		}
@@ -327,7 +336,7 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		return g.threads.copy(ctx, func() error { return g.file(ctx, s, name, local, info) })
 	}
 	var later modes
-	var times []func() error // a directory's times change while it is filled
+	var times afterwards
 	err = s.client.Walk(ctx, name, func(at string, info *hdfs.FileInfo, err error) error {
 		if err != nil {
 			return err
@@ -352,12 +361,7 @@ func (g *get) source(ctx context.Context, s *session, name, local string) error 
 		return os.MkdirAll(to, later.forNow(to, os.FileMode(octal(info.Mode()))&0o777))
 	})
 	err = errors.Join(err, g.threads.wait(), later.set(os.Chmod))
-	for _, set := range slices.Backward(times) {
-		if err == nil {
-			err = set()
-		}
-	}
-	return err
+	return times.after(err)
 }
 
 // file fetches into a temporary file beside the target and renames it, for the
