@@ -49,6 +49,14 @@ func TestBlocksBeginAtADataNodeWithRoom(t *testing.T) {
 	})
 }
 
+// thirdFailsOnce is the acks of a first pipeline whose third DataNode fails at packet 5.
+func (c *cluster) thirdFailsOnce(l *line, seqno int64) *transfer.Ack {
+	if seqno == 5 && len(c.pipelines) == 1 {
+		return replies(l, seqno, 2, hdfspb.Status_ERROR)
+	}
+	return nil
+}
+
 // When a pipeline is repaired or begun for an append, a full DataNode is waited for, first or
 // not, and stays in it.
 func TestFullDataNodesStayInPipelines(t *testing.T) {
@@ -56,12 +64,7 @@ func TestFullDataNodesStayInPipelines(t *testing.T) {
 		t.Run(fmt.Sprint("repaired, full at ", at), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(t, 3, false)
-				c.ack = func(l *line, seqno int64) *transfer.Ack {
-					if seqno == 5 && len(c.pipelines) == 1 {
-						return replies(l, seqno, 2, hdfspb.Status_ERROR)
-					}
-					return nil
-				}
+				c.ack = c.thirdFailsOnce
 				began := time.Now()
 				c.setup = func(_ *data.WriteRequest, n int) error {
 					if n > 1 && time.Since(began) < 10*time.Second {
@@ -108,12 +111,7 @@ func TestFullDataNodesStayInPipelines(t *testing.T) {
 func TestFullDataNodesAreDoneWithoutInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 3, false)
-		c.ack = func(l *line, seqno int64) *transfer.Ack {
-			if seqno == 5 && len(c.pipelines) == 1 {
-				return replies(l, seqno, 2, hdfspb.Status_ERROR)
-			}
-			return nil
-		}
+		c.ack = c.thirdFailsOnce
 		c.setup = func(req *data.WriteRequest, n int) error {
 			if at := slices.Index(uuids(req.Nodes), "uuid-2"); n > 1 && at >= 0 {
 				return full(at)
