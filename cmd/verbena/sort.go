@@ -81,6 +81,9 @@ func (o *options) runJob(cmd *cobra.Command, j *job.Job) (err error) {
 	if err := checkTransport(j.Transport); err != nil {
 		return err
 	}
+	if _, err := metricsAddress(j.Metrics, 0); err != nil {
+		return err
+	}
 	j.Runtime = func(cfg verbena.Config) (*verbena.Runtime, error) {
 		if !o.verbose {
 			// A process that is not ready yet refuses dials, which come again.
