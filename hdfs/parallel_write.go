@@ -1,6 +1,7 @@
 package hdfs
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -28,8 +29,12 @@ func (c *Client) writeParallel(ctx context.Context, name string, from io.ReaderA
 	if size < 0 || writers < 1 {
 		return fmt.Errorf("%d bytes by %d writers: %w", size, writers, fs.ErrInvalid)
 	}
-	if _, err := c.Stat(ctx, name); !o.Replace && err == nil {
-		return fs.ErrExist
+	replace := o.Replace
+	o.Replace = false // parts have names of their own
+	if !replace {
+		if _, err := c.Stat(ctx, name); !errors.Is(err, fs.ErrNotExist) {
+			return cmp.Or(err, fs.ErrExist)
+		}
 	}
 	_, defaults, err := c.writing(ctx)
 	if err != nil {
@@ -55,7 +60,6 @@ func (c *Client) writeParallel(ctx context.Context, name string, from io.ReaderA
 			}
 		}
 	}()
-	o.Replace = false
 	writing, ctxParts := errgroup.WithContext(ctx)
 	for i, p := range parts {
 		off := int64(i) * part
@@ -70,7 +74,7 @@ func (c *Client) writeParallel(ctx context.Context, name string, from io.ReaderA
 		}
 		parts = parts[:1]
 	}
-	return c.Rename(ctx, parts[0], name, true)
+	return c.Rename(ctx, parts[0], name, replace)
 }
 
 func (c *Client) writePart(ctx context.Context, name string, from *io.SectionReader, o CreateOptions) error {
