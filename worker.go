@@ -156,7 +156,7 @@ func (w *worker) run(ctx context.Context) {
 				done = true
 			}
 			if done {
-				idle = 0
+				idle, turns = 0, 0
 				w.yield()
 			} else if idle == lingering-1 && turns < mostTurns && w.runnable.Load() > 0 {
 				// Callers can run.
