@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"sync"
 	"testing"
 
 	"github.com/verbena-data/verbena"
@@ -47,6 +48,32 @@ func (r shortReader) ReadAt(p []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	return r.Reader.ReadAt(p, off)
+}
+
+// readerFunc does something before each read.
+type readerFunc struct {
+	*bytes.Reader
+	first func()
+}
+
+func (r readerFunc) ReadAt(p []byte, off int64) (int, error) {
+	r.first()
+	return r.Reader.ReadAt(p, off)
+}
+
+// A file that came while the parts were written is not replaced unless that is asked for.
+func TestWritesInParallelReplaceNothing(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	c := s.own(plain, func(cfg *ClientConfig) { cfg.BlockSize = 1 << 20 })
+	theirs := []byte("somebody else's")
+	from := readerFunc{bytes.NewReader(randomBytes(3 << 20)), sync.OnceFunc(func() { store(t, c, "/dir/file", theirs, CreateOptions{}) })}
+	if err := c.WriteParallel(t.Context(), "/dir/file", from, from.Size(), 3, CreateOptions{}); !errors.Is(err, fs.ErrExist) {
+		t.Error("over a file that came meanwhile:", err)
+	}
+	expect(t, c, "/dir/file", theirs)
+	if all, err := c.ReadDir(t.Context(), "/dir"); err != nil || len(all) != 1 {
+		t.Errorf("%d files are there, %v", len(all), err)
+	}
 }
 
 // A file that fails leaves nothing, and the one that was there as it was.
