@@ -140,8 +140,8 @@ func (r *Reader) need(n int) error {
 	case have == 0:
 		r.room()
 	case len(r.buf)-r.start < n:
-		if len(r.buf) < n {
-			bigger := make([]byte, max(2*len(r.buf), n))
+		if len(r.buf) < n || r.crowded() {
+			bigger := make([]byte, max(min(2*len(r.buf), mostBuffer), n))
 			copy(bigger, r.buf[r.start:r.end])
 			r.buf = bigger
 		} else {
@@ -167,10 +167,13 @@ func (r *Reader) need(n int) error {
 	return nil
 }
 
+// crowded tells whether more might come in a read if there was room.
+func (r *Reader) crowded() bool { return r.full && len(r.buf) < mostBuffer }
+
 // room makes all of an empty buffer room, and more of it if it was filled.
 func (r *Reader) room() {
 	r.start, r.end = 0, 0
-	if r.full && len(r.buf) < mostBuffer {
+	if r.crowded() {
 		r.buf = make([]byte, min(2*len(r.buf), mostBuffer))
 	}
 }

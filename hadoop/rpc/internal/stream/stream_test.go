@@ -445,6 +445,36 @@ func TestUnread(t *testing.T) {
 	}
 }
 
+// countedReader counts how often it is read.
+type countedReader struct {
+	io.Reader
+	reads int
+}
+
+func (r *countedReader) Read(b []byte) (int, error) {
+	r.reads++
+	return r.Reader.Read(b)
+}
+
+// Of many messages each read takes many, though they do not end where the buffer does.
+func TestReadsTakeManyMessages(t *testing.T) {
+	const messages, size = 1000, 1001
+	var stream []byte
+	for i := range messages {
+		stream = append(binary.BigEndian.AppendUint32(stream, size), text(i, size)...)
+	}
+	from := &countedReader{Reader: bytes.NewReader(stream)}
+	r := NewReader(from, 1<<20)
+	for i := range messages {
+		if m, err := r.Next(); err != nil || !bytes.Equal(m.Bytes, text(i, size)) {
+			t.Fatalf("message %d: %d bytes, %v", i, len(m.Bytes), err)
+		}
+	}
+	if least := len(stream)/mostBuffer + 1; from.reads > least+6 { // those while the buffer grows
+		t.Errorf("%d reads for %d messages, where %d buffers hold them", from.reads, messages, least)
+	}
+}
+
 func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 // Ready means that Next does not read.
