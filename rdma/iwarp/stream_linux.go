@@ -109,7 +109,7 @@ type socketStream struct {
 	ending    bool        // one waits and the peer has ended the connection
 	abandoned *time.Timer // ends the wait then
 	tcp       bool
-	told      bool // the last bytes have completed something, of which the reader told
+	expects   bool // another one soon: the last bytes have completed something, or asked for a Read
 	looks     int  // for more, before the reader sleeps
 	rare      int  // times without looks
 
@@ -225,7 +225,7 @@ func (s *socketStream) readable(fd uintptr) bool {
 		default:
 		}
 		if s.roundThenTell(fd, stage) {
-			if vain > 1 && s.told {
+			if vain > 1 && s.expects {
 				s.looks = mostLooks // it was worth it
 			}
 			vain = 0
@@ -437,16 +437,16 @@ func (s *socketStream) watch() {
 }
 
 // lingers tells whether the reader looks again, after vain looks, at a socket whose last
-// bytes have completed something. Looks that find nothing halve how many there are the next
+// bytes have completed something or asked for a Read. Looks that find nothing halve how many there are the next
 // time; when there are none, it tries again after retryLooks times.
 func (s *socketStream) lingers(vain int) bool {
-	if !s.told {
+	if !s.expects {
 		return false
 	}
 	if vain <= s.looks {
 		return true
 	}
-	s.told = false
+	s.expects = false
 	if s.looks /= 2; s.looks == 0 {
 		if s.rare++; s.rare == retryLooks {
 			s.rare, s.looks = 0, mostLooks
@@ -460,9 +460,13 @@ func (s *socketStream) lingers(vain int) bool {
 func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
 	queue := s.pair.config.RecvCompletions.(*cq.Queue)
 	queue.Collect()
+	asked := s.engine.Asked()
 	came := s.round(fd, stage)
+	if s.engine.Asked() != asked {
+		s.expects = true
+	}
 	if queue.Collected() {
-		s.told = true
+		s.expects = true
 		s.release() // whoever is told may post, poll and arm
 		queue.Tell()
 		s.reading.Lock()

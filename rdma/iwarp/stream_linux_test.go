@@ -271,3 +271,33 @@ func TestWakesInTheMiddle(t *testing.T) {
 	}
 	t.Logf("in %d of 300 segments the kernel was asked to wait for more", awaited)
 }
+
+// TestLooksAgainAfterReads has a peer read once: the reader expects another Read, and looks
+// for it before it sleeps. Looks in vain halve how many there are the next time.
+func TestLooksAgainAfterReads(t *testing.T) {
+	const size = 4096
+	s := rawSide(t, size)
+	p := dialRaw(t, s, enhanced())
+	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	looks := func() int {
+		stream.reading.Lock()
+		defer stream.reading.Unlock()
+		return stream.looks
+	}
+	if n := looks(); n != mostLooks {
+		t.Fatalf("%d looks before anything has come, want %d", n, mostLooks)
+	}
+	r := wire.ReadRequest{SinkSTag: 1, Length: size, SourceSTag: s.memory.Key(), SourceOffset: s.memory.Address()}
+	p.write(fpdu(wire.Segment{Last: true, Opcode: wire.OpReadRequest, Queue: 1, MSN: 1}, r.Append(nil)))
+	if segment, data := p.next(); segment.Opcode != wire.OpReadResponse || len(data) != size {
+		t.Fatalf("%+v with %d bytes answers a Read", segment, len(data))
+	}
+	for begin := time.Now(); looks() == mostLooks; runtime.Gosched() {
+		if time.Since(begin) > within {
+			t.Fatal("the reader does not look for another Read")
+		}
+	}
+	if n := looks(); n != mostLooks/2 {
+		t.Errorf("%d looks after vain ones, want %d", n, mostLooks/2)
+	}
+}

@@ -257,6 +257,10 @@ func (e *Engine) Feed(b []byte) error {
 	return nil
 }
 
+// Asked counts, modulo 1<<32, what the peer has asked for: Reads and atomic operations. It
+// belongs to who calls Feed.
+func (e *Engine) Asked() uint32 { return e.rx.readMSN }
+
 // Waiting tells whether a message waits for a receive.
 func (e *Engine) Waiting() bool { return e.rx.waits != nil }
 
