@@ -10,10 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// countCalls counts the system calls that this process's threads, and those that they make,
-// enter until the count is taken. Without the right to trace it counts none.
-func countCalls() (count func() uint64) {
-	none := func() uint64 { return 0 }
+// A callCounter counts the system calls that the threads which this process had, and those that they make, have entered.
+type callCounter []int // descriptors
+
+// countCalls begins to count. Without the right to trace it counts none.
+func countCalls() (counters callCounter) {
 	var id []byte
 	var err error
 	for _, dir := range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
@@ -22,18 +23,17 @@ func countCalls() (count func() uint64) {
 		}
 	}
 	if err != nil {
-		return none
+		return nil
 	}
 	config, err := strconv.ParseUint(strings.TrimSpace(string(id)), 10, 64)
 	if err != nil {
-		return none
+		return nil
 	}
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
-		return none
+		return nil
 	}
 	attributes := unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Size: unix.PERF_ATTR_SIZE_VER1, Config: config, Bits: unix.PerfBitInherit}
-	var counters []int
 	for _, thread := range threads {
 		tid, err := strconv.Atoi(thread.Name())
 		if err != nil {
@@ -44,18 +44,27 @@ func countCalls() (count func() uint64) {
 			continue // it has ended
 		}
 		if err != nil {
-			return none
+			counters.close()
+			return nil
 		}
 		counters = append(counters, fd)
 	}
-	return func() (n uint64) {
-		for _, fd := range counters {
-			var b [8]byte
-			if _, err := unix.Read(fd, b[:]); err == nil {
-				n += binary.NativeEndian.Uint64(b[:])
-			}
-			_ = unix.Close(fd)
+	return counters
+}
+
+// read returns how many there were.
+func (c callCounter) read() (n uint64) {
+	for _, fd := range c {
+		var b [8]byte
+		if _, err := unix.Read(fd, b[:]); err == nil {
+			n += binary.NativeEndian.Uint64(b[:])
 		}
-		return n
+	}
+	return n
+}
+
+func (c callCounter) close() {
+	for _, fd := range c {
+		_ = unix.Close(fd)
 	}
 }

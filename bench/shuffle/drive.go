@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -134,12 +135,16 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 	if err := step(func([]string) string { begin = time.Now(); return "go" }); err != nil {
 		return m, err
 	}
+	if err := step(func([]string) string { m.Wall = cmp.Or(m.Wall, time.Since(begin).Seconds()); return "tell" }); err != nil {
+		return m, err
+	}
 	m.load = l
 	var received, size uint64
 	var unreadable error
+	summed := false
 	if err := step(func(results []string) string {
-		if m.Wall == 0 {
-			m.Wall = time.Since(begin).Seconds()
+		if !summed {
+			summed = true
 			for _, text := range results {
 				var r result
 				unreadable = errors.Join(unreadable, json.Unmarshal([]byte(text), &r))

@@ -125,7 +125,7 @@ func workerCommand() *cobra.Command {
 }
 
 // work is a worker: it prints its address, reads all addresses, prints a line when it is
-// connected, and its result when it has been told to go and is done.
+// connected, another one when it has been told to go and is done, and its result when all are.
 func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) error {
 	make, ok := systems[l.System]
 	if !ok {
@@ -147,21 +147,27 @@ func work(ctx context.Context, l load, rank int, in io.Reader, out io.Writer) er
 		return err
 	}
 	loads := l.prepare(rank)
-	fmt.Fprintln(out, "ready")
-	if _, err := lines.ReadString('\n'); err != nil {
-		return err
-	}
+	calls := countCalls() // to begin and to end it takes tens of milliseconds, which are not the exchange's
 	stop, err := profile(rank)
 	if err != nil {
 		return err
 	}
-	calls := countCalls()
-	before := processorTime()
+	fmt.Fprintln(out, "ready")
+	if _, err := lines.ReadString('\n'); err != nil {
+		return err
+	}
+	enteredBefore, before := calls.read(), processorTime()
 	r, err := l.run(x, loads)
 	if err != nil {
 		return err
 	}
-	r.CPU, r.Calls = processorTime()-before, calls()
+	r.CPU = processorTime() - before
+	r.Calls = calls.read() - enteredBefore
+	fmt.Fprintln(out, "done")
+	if _, err := lines.ReadString('\n'); err != nil {
+		return err
+	}
+	calls.close()
 	stop()
 	r.Resident = resident()
 	x.describe(&r)
