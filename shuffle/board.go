@@ -72,14 +72,14 @@ func (p *peer) look() (some bool) {
 	if tail == r.taken {
 		return false
 	}
-	err := fmt.Errorf("%w: %d entries on a board, %d were taken", flow.ErrBreach, tail, r.taken)
-	if tail-r.taken <= wire.BoardEntries {
-		r.entries = p.board.entries(r.entries[:0], r.taken, tail)
-		r.taken = tail
-		p.seen.Store(tail)
-		err = p.entries(r.entries)
+	if tail-r.taken > wire.BoardEntries {
+		p.broke(fmt.Errorf("%w: %d entries on a board, %d were taken", flow.ErrBreach, tail, r.taken))
+		return true
 	}
-	if err != nil {
+	r.entries = p.board.entries(r.entries[:0], r.taken, tail)
+	r.taken = tail
+	p.seen.Store(tail)
+	if err := p.entries(r.entries); err != nil {
 		p.broke(err)
 	}
 	return true

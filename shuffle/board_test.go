@@ -101,3 +101,24 @@ func TestForgedBoard(t *testing.T) {
 		})
 	}
 }
+
+// To find entries on a board costs no memory.
+func TestLooksAllocateNothing(t *testing.T) {
+	exchanges := worlds[1].join(t, 2, shuffle.Config{})
+	ctx, record := testContext(t), make([]byte, 100)
+	s, r := exchanges[0].Sender(0), exchanges[1].Receiver(0)
+	pass := func() {
+		if err := errors.Join(s.Send(1, record), s.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Next(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 1000 { // until what is kept for later has been made
+		pass()
+	}
+	if n := testing.AllocsPerRun(2000, pass); n > 0 {
+		t.Errorf("%v allocations for each block", n)
+	}
+}
