@@ -59,13 +59,14 @@ func (s *ours) receive(thread int, f func([]byte)) error {
 	r := s.x.Receiver(thread)
 	for {
 		record, err := r.Next(context.Background())
+		if err == nil {
+			f(record)
+			continue
+		}
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		if err != nil {
-			return err
-		}
-		f(record)
+		return err
 	}
 }
 
