@@ -42,7 +42,13 @@ func (c *Client) writeParallel(ctx context.Context, name string, from io.ReaderA
 	}
 	fill(&o.BlockSize, c.cfg.BlockSize)
 	fill(&o.BlockSize, defaults.BlockSize)
-	blocks := (size + o.BlockSize - 1) / o.BlockSize
+	if o.BlockSize < 1 {
+		return fmt.Errorf("blocks of %d bytes: %w", o.BlockSize, fs.ErrInvalid)
+	}
+	blocks := size / o.BlockSize
+	if size%o.BlockSize > 0 {
+		blocks++
+	}
 	part := max((blocks+int64(writers)-1)/int64(writers), 1) * o.BlockSize
 	var parts []string
 	base := fmt.Sprintf("%s.%s._PART_", name, rand.Text()[:8])

@@ -76,6 +76,21 @@ func TestWritesInParallelReplaceNothing(t *testing.T) {
 	}
 }
 
+// What cannot be is refused at once.
+func TestWritesInParallelRefuse(t *testing.T) {
+	c := startSystem(t, 1, 1).own(plain)
+	for _, bad := range []struct {
+		size      int64
+		writers   int
+		blockSize int64
+	}{{-1, 1, 0}, {1, 0, 0}, {1, -1, 0}, {1, 1, -1}} {
+		err := c.WriteParallel(t.Context(), "/file", bytes.NewReader([]byte{1}), bad.size, bad.writers, CreateOptions{BlockSize: bad.blockSize})
+		if !errors.Is(err, fs.ErrInvalid) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
+
 // A file that fails leaves nothing, and the one that was there as it was.
 func TestFailedWritesInParallelLeaveNothing(t *testing.T) {
 	s := startSystem(t, 1, 1)
