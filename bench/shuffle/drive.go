@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -108,8 +107,8 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 		}
 		children = append(children, c)
 	}
-	// step reads a line of each, and then tells all of them something.
-	step := func(say func([]string) string) error {
+	// hear reads a line of each, and tell says one to all.
+	hear := func() ([]string, error) {
 		lines := make([]string, len(children))
 		for i, c := range children {
 			line, err := c.out.ReadString('\n')
@@ -117,56 +116,75 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 				if errors.Is(err, io.EOF) {
 					_ = c.cmd.Wait() // so that all of its output is there
 				}
-				return fmt.Errorf("worker %d of %s: %w: %s", i, l.System, err, host.Tail(c.stray.String()))
+				return nil, fmt.Errorf("worker %d of %s: %w: %s", i, l.System, err, host.Tail(c.stray.String()))
 			}
 			lines[i] = strings.TrimSpace(line)
 		}
+		return lines, nil
+	}
+	tell := func(line string) error {
 		for i, c := range children {
-			if _, err := fmt.Fprintln(c.in, say(lines)); err != nil {
+			if _, err := fmt.Fprintln(c.in, line); err != nil {
 				return fmt.Errorf("worker %d of %s: %w", i, l.System, err)
 			}
 		}
 		return nil
 	}
-	if err := step(func(addresses []string) string { return strings.Join(addresses, " ") }); err != nil {
+	addresses, err := hear()
+	if err != nil {
 		return m, err
 	}
-	var begin time.Time
-	if err := step(func([]string) string { begin = time.Now(); return "go" }); err != nil {
+	if err := tell(strings.Join(addresses, " ")); err != nil {
 		return m, err
 	}
-	if err := step(func([]string) string { m.Wall = cmp.Or(m.Wall, time.Since(begin).Seconds()); return "tell" }); err != nil {
+	if _, err := hear(); err != nil { // ready
 		return m, err
 	}
+	begin := time.Now()
+	if err := tell("go"); err != nil {
+		return m, err
+	}
+	if _, err := hear(); err != nil { // done
+		return m, err
+	}
+	m.Wall = time.Since(begin).Seconds()
+	if err := tell("tell"); err != nil {
+		return m, err
+	}
+	results, err := hear()
+	if err != nil {
+		return m, err
+	}
+	if err := tell("end"); err != nil {
+		return m, err
+	}
+	err = m.sum(l, results)
+	return m, err
+}
+
+// sum takes the results of all workers of a load.
+func (m *measurement) sum(l load, results []string) error {
 	m.load = l
 	var received, size uint64
-	var unreadable error
-	summed := false
-	if err := step(func(results []string) string {
-		if !summed {
-			summed = true
-			for _, text := range results {
-				var r result
-				unreadable = errors.Join(unreadable, json.Unmarshal([]byte(text), &r))
-				m.CPU += r.CPU
-				m.Registered += r.Registered
-				m.Resident += r.Resident
-				m.Stalled += r.Stalled
-				m.Waited += r.Waited
-				m.Stalls += r.Stalls
-				m.Waits += r.Waits
-				m.Messages += r.Messages
-				m.Calls += r.Calls
-				received += r.Received
-				size += r.Bytes
-			}
+	for rank, text := range results {
+		var r result
+		if err := json.Unmarshal([]byte(text), &r); err != nil {
+			return fmt.Errorf("worker %d of %s: %w", rank, l.System, err)
 		}
-		return "end"
-	}); err != nil {
-		return m, err
+		m.CPU += r.CPU
+		m.Registered += r.Registered
+		m.Resident += r.Resident
+		m.Stalled += r.Stalled
+		m.Waited += r.Waited
+		m.Stalls += r.Stalls
+		m.Waits += r.Waits
+		m.Messages += r.Messages
+		m.Calls += r.Calls
+		received += r.Received
+		size += r.Bytes
 	}
-	if want := uint64(l.Size) * uint64(l.Threads) * uint64(l.Records); unreadable == nil && (received != want || size != want*uint64(l.Record)) {
-		unreadable = fmt.Errorf("%s: %d records of %d bytes have come, not %d", l.System, received, size, want)
+	if want := uint64(l.Size) * uint64(l.Threads) * uint64(l.Records); received != want || size != want*uint64(l.Record) {
+		return fmt.Errorf("%s: %d records of %d bytes have come, not %d", l.System, received, size, want)
 	}
-	return m, unreadable
+	return nil
 }
