@@ -368,8 +368,11 @@ func (s *Sender) flush(to int) error {
 	if s.lane.streams[to].n == 0 {
 		return nil
 	}
-	if ok, err := s.seal(to, 0); ok || err != nil {
-		return err
+	if ok, err := s.seal(to, 0); err != nil {
+		p, _ := s.where(to)
+		return s.refused(p, err)
+	} else if ok {
+		return nil
 	}
 	return s.wait(to, func() (bool, error) {
 		if s.lane.streams[to].n == 0 {
