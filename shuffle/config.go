@@ -137,7 +137,7 @@ func (c *Config) layOut() error {
 	if c.lanes = c.Threads; c.Threads > privateLanes {
 		c.lanes = max(1, min(c.Threads, runtime.GOMAXPROCS(0)/c.neighbours()))
 	}
-	c.part = min(max(collected/c.lanes/c.partitions()/flow.Unit*flow.Unit, defaultPart), largestPart)
+	c.part = min(max(collected/c.lanes/c.Partitions()/flow.Unit*flow.Unit, defaultPart), largestPart)
 	c.depth = mostDepth
 	c.paginate()
 	peers := c.Size - 1
@@ -178,7 +178,7 @@ func (c *Config) layOut() error {
 		if !fits() {
 			c.pages = flow.LeastPages * c.Threads
 			return fmt.Errorf("%d bytes of Memory for %d threads that send to %d: at least %d are needed, or fewer Threads",
-				c.Memory, c.Threads, c.partitions(), max(2*c.parts(), c.parts()+c.slabs()))
+				c.Memory, c.Threads, c.Partitions(), max(2*c.parts(), c.parts()+c.slabs()))
 		}
 	}
 	c.pending = c.pends()
@@ -220,13 +220,14 @@ func (c *Config) neighbours() (n int) {
 	return max(1, n)
 }
 
-func (c *Config) partitions() int { return c.Size * c.Threads }
+// Partitions is how many partitions the exchange has: Size times Threads.
+func (c *Config) Partitions() int { return max(1, c.Size) * max(1, c.Threads) }
 
 // parts is how many bytes the parts have at most: one that is being filled for each
 // partition of each lane, those that wait within the process,
 // and one in each thread's hands, with what it keeps back.
 func (c *Config) parts() int64 {
-	return (int64(c.lanes)*int64(c.partitions()+c.Threads*c.depth)+int64(c.Threads))*int64(c.part) +
+	return (int64(c.lanes)*int64(c.Partitions()+c.Threads*c.depth)+int64(c.Threads))*int64(c.part) +
 		int64(c.lanes*c.Threads*(c.depth/2)*besideLong) + int64(c.Threads*c.pends())
 }
 

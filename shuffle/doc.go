@@ -1,10 +1,61 @@
 // Package shuffle exchanges records all to all among the threads of many processes,
 // while they are still computing.
 //
+// This program counts the words of files, by as many processes as there are processors, or as mpirun, srun or an indexed Job of
+// Kubernetes have started. Process N writes the counts of its words to counts.N. It is in examples/wordcount:
+//
+//	package main
+//
+//	import (
+//		"bytes"
+//		"context"
+//		"flag"
+//		"fmt"
+//		"maps"
+//		"os"
+//		"slices"
+//
+//		"github.com/verbena-data/verbena/shuffle"
+//		"github.com/verbena-data/verbena/shuffle/dataset"
+//		"github.com/verbena-data/verbena/shuffle/job"
+//	)
+//
+//	func main() { job.Main(count) }
+//
+//	func count(ctx context.Context, p *job.Process) error {
+//		words, counts := shuffle.Hash(p.Partitions()), map[string]int{}
+//		send := func(s *shuffle.Sender) error {
+//			return new(dataset.Files).Lines(ctx, flag.Args(), p.Rank, p.Size, func(line []byte) error {
+//				for word := range bytes.FieldsSeq(line) {
+//					if err := s.SendKey(words, word, word); err != nil {
+//						return err
+//					}
+//				}
+//				return nil
+//			})
+//		}
+//		receive := func(r *shuffle.Receiver) error {
+//			return r.Each(ctx, func(word []byte) error { counts[string(word)]++; return nil })
+//		}
+//		if err := shuffle.Run(ctx, p.Config, send, receive); err != nil {
+//			return err
+//		}
+//		var out bytes.Buffer
+//		for _, word := range slices.Sorted(maps.Keys(counts)) {
+//			fmt.Fprintf(&out, "%s\t%d\n", word, counts[word])
+//		}
+//		return os.WriteFile(fmt.Sprintf("counts.%d", p.Rank), out.Bytes(), 0o666)
+//	}
+//
+// [Run] is one exchange, and package job finds or starts the processes of the program and has them meet.
+//
+// # Exchanges, senders and receivers
+//
 // The processes of a job, Config.Size of them, join an [Exchange]. Each has
 // Config.Threads partitions, so that partition p is received by thread p modulo Threads
 // of process p divided by Threads. Each thread has a [Sender], which pushes records to
-// any partition, and a [Receiver], which takes those of its own:
+// any partition, and a [Receiver], which takes those of its own. A program that wants more of an exchange than Run does, such as
+// [Exchange.AllGather], joins it by itself:
 //
 //	x, err := shuffle.Join(ctx, shuffle.Config{Runtime: rt, Listener: ln, Rank: rank, Size: len(addresses), Addresses: addresses, Threads: 4})
 //	go func() {

@@ -2,9 +2,7 @@ package shuffle_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync"
 
@@ -16,34 +14,20 @@ import (
 // count is one process of a distributed word count: it sends each word of its text to
 // the partition of the word, and counts the words of its own partition.
 func count(ctx context.Context, c shuffle.Config, text string) (map[string]int, error) {
-	x, err := shuffle.Join(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.Close()
-	go func() {
-		s, words := x.Sender(0), shuffle.Hash(x.Partitions())
+	words, counts := shuffle.Hash(c.Partitions()), map[string]int{}
+	return counts, shuffle.Run(ctx, c, func(s *shuffle.Sender) error {
 		for word := range strings.FieldsSeq(text) {
 			if err := s.SendKey(words, []byte(word), []byte(word)); err != nil {
-				return // Next tells of it
+				return err
 			}
 		}
-		_ = s.Close()
-	}()
-	counts := map[string]int{}
-	for {
-		word, err := x.Receiver(0).Next(ctx)
-		if errors.Is(err, io.EOF) {
-			return counts, x.Wait(ctx)
-		}
-		if err != nil {
-			return nil, err
-		}
-		counts[string(word)]++
-	}
+		return nil
+	}, func(r *shuffle.Receiver) error {
+		return r.Each(ctx, func(word []byte) error { counts[string(word)]++; return nil })
+	})
 }
 
-// A distributed word count. Its processes are goroutines here, each with a runtime of its
+// A distributed word count without package job. Its processes are goroutines here, each with a runtime of its
 // own; over several hosts they differ in the addresses only.
 func Example() {
 	ctx := context.Background()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/verbena-data/verbena/shuffle/internal/external"
 )
@@ -36,14 +35,7 @@ func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	var pair []byte
-	for {
-		record, err := r.Next(ctx)
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	if err := r.Each(ctx, func(record []byte) error {
 		if o.Key == nil {
 			pair = external.AppendPair(pair[:0], record, nil)
 		} else {
@@ -52,6 +44,9 @@ func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte
 		if err := s.Add(pair); err != nil {
 			return fmt.Errorf("shuffle: order: %w", err)
 		}
+		return nil
+	}); err != nil {
+		return err
 	}
 	if err := s.Finish(); err != nil {
 		return fmt.Errorf("shuffle: order: %w", err)

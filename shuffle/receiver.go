@@ -126,6 +126,23 @@ func (r *Receiver) next(ctx context.Context) ([]byte, error) {
 	}
 }
 
+// Each calls take with each record that is left, until the end. The bytes are valid until take returns. An error of take ends
+// it and is returned as it is; the exchange goes on.
+func (r *Receiver) Each(ctx context.Context, take func(record []byte) error) error {
+	for {
+		record, err := r.Next(ctx)
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = take(record)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 // advance opens the next part.
 func (r *Receiver) advance(ctx context.Context) error {
 	if r.err != nil {

@@ -66,6 +66,30 @@ func (w world) join(t testing.TB, size int, c shuffle.Config) []*shuffle.Exchang
 func (w world) joinBy(t testing.TB, size int, c shuffle.Config, by func(from, to int, address string) string) []*shuffle.Exchange {
 	t.Helper()
 	ctx := testContext(t)
+	configs := w.configs(t, size, c, by)
+	exchanges := make([]*shuffle.Exchange, size)
+	errs := make([]error, size)
+	var all sync.WaitGroup
+	for rank := range size {
+		all.Go(func() { exchanges[rank], errs[rank] = shuffle.Join(ctx, configs[rank]) })
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, x := range exchanges {
+			all.Go(func() { _ = x.Close() })
+		}
+		all.Wait()
+	})
+	return exchanges
+}
+
+// configs are those of several processes, each with a runtime of its own.
+func (w world) configs(t testing.TB, size int, c shuffle.Config, by func(from, to int, address string) string) []shuffle.Config {
+	t.Helper()
+	ctx := testContext(t)
 	configs := make([]shuffle.Config, size)
 	addresses := make([]string, size)
 	for rank := range size {
@@ -84,26 +108,12 @@ func (w world) joinBy(t testing.TB, size int, c shuffle.Config, by func(from, to
 		configs[rank].Runtime, configs[rank].Listener, configs[rank].Rank, configs[rank].Size = r, ln, rank, size
 		configs[rank].Transport, configs[rank].Mode = w.transport, w.mode
 	}
-	exchanges := make([]*shuffle.Exchange, size)
-	errs := make([]error, size)
-	var all sync.WaitGroup
 	for rank := range size {
 		for to, address := range addresses {
 			configs[rank].Addresses = append(configs[rank].Addresses, by(rank, to, address))
 		}
-		all.Go(func() { exchanges[rank], errs[rank] = shuffle.Join(ctx, configs[rank]) })
 	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, x := range exchanges {
-			all.Go(func() { _ = x.Close() })
-		}
-		all.Wait()
-	})
-	return exchanges
+	return configs
 }
 
 // Every record arrives once, in its partition, in the order of its sender.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/shuffle/groupby"
 )
 
@@ -17,7 +17,7 @@ func groupbyCommand(o *options) *cobra.Command {
 	var format string
 	var count bool
 	cfg := groupby.Config{}
-	j := &job.Job{What: "groupby", Divide: groupby.Divide}
+	j := &jobcmd.Job{What: "groupby", Divide: groupby.Divide}
 	cmd := &cobra.Command{
 		Use:   "groupby [flags] FILE...",
 		Short: "Count records, or add up a field, for each value of a key, by several processes",
@@ -35,7 +35,7 @@ output or in a file. Files may be hdfs://HOST:PORT/PATH.
 Sums are exact: 0.1 and 0.2 are 0.3. A record without the key is left out, and one without
 the field adds nothing. What the memory does not hold goes to temporary files.
 
-` + fmt.Sprintf(job.LauncherHelp, "groupby --count --key user FILE..."),
+` + fmt.Sprintf(jobcmd.LauncherHelp, "groupby --count --key user FILE..."),
 		Example: `  verbena groupby --format csv --key country --count visits-*.csv
   verbena groupby --format jsonl --key user.id --sum bytes -o by-user.jsonl access.jsonl
   verbena groupby --format words --count book.txt | sort -k2 -n -r | head`,
@@ -54,7 +54,7 @@ the field adds nothing. What the memory does not hold goes to temporary files.
 			case j.JSON && cfg.Output == "":
 				return errors.New("--json tells what was done on standard output, where the results go: name a file with -o")
 			}
-			j.Work = func(ctx context.Context, p *job.Part) (_ any, err error) {
+			j.Work = func(ctx context.Context, p *jobcmd.Part) (_ any, err error) {
 				files := o.files(p.Runtime, j.Transport)
 				defer closing(&err, files)
 				own := cfg

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/shuffle/launch"
@@ -239,9 +239,9 @@ func TestJobMetrics(t *testing.T) {
 	cmd.SetErr(&said)
 	cmd.SetContext(t.Context())
 	answered := ""
-	j := &job.Job{
+	j := &jobcmd.Job{
 		Divide: func(int64, int) (exchange, work int64, err error) { return 1 << 20, 0, nil },
-		Work: func(ctx context.Context, p *job.Part) (any, error) {
+		Work: func(ctx context.Context, p *jobcmd.Part) (any, error) {
 			s := p.Exchange.Sender(0)
 			if err := errors.Join(s.Send(0, []byte("record")), s.Close()); err != nil {
 				return nil, err
@@ -259,9 +259,9 @@ func TestJobMetrics(t *testing.T) {
 		Report: func(io.Writer, any) error { return nil },
 	}
 	j.AddFlags(cmd.PersistentFlags(), "")
-	j.Workers, j.Metrics = 1, "127.0.0.1:0"
+	j.Metrics = "127.0.0.1:0"
 	o := &options{}
-	if err := errors.Join(o.load(), o.runJob(cmd, j)); err != nil {
+	if err := errors.Join(cmd.PersistentFlags().Set("workers", "1"), o.load(), o.runJob(cmd, j)); err != nil {
 		t.Fatal(err)
 	}
 	if want := `verbena_shuffle_sent_records_total{exchange="job"} 1`; !strings.Contains(answered, want) {

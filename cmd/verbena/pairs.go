@@ -8,14 +8,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/shuffle/pairs"
 )
 
 func pairsCommand(o *options) *cobra.Command {
 	cfg := pairs.Config{}
-	value := job.Size(1000)
-	j := &job.Job{What: "pairs", Divide: pairs.Divide}
+	value := jobcmd.Size(1000)
+	j := &jobcmd.Job{What: "pairs", Divide: pairs.Divide}
 	j.Threads = 2 // while one waits for a place at a receiver, the other one sends
 	cmd := &cobra.Command{
 		Use:   "pairs [flags] groupby|sortby",
@@ -32,14 +32,14 @@ Each process keeps its pairs in its part of --memory; what its reducers get goes
 temporary files when that does not hold it. Processor time is that of all processes
 while they shuffle and reduce. That the number of pairs is right is always checked.
 
-` + fmt.Sprintf(job.LauncherHelp, "pairs groupby"),
+` + fmt.Sprintf(jobcmd.LauncherHelp, "pairs groupby"),
 		Example: `  verbena pairs groupby --pairs 1000000 --value-size 1KiB --workers 2 --memory 2GiB
   verbena pairs sortby --pairs 1000000 --mappers 16 --reducers 16 --transport tcp --json
   verbena pairs groupby --keys 1 --check   # all pairs to one reducer; compare checksums`,
 		Args: cobra.ExactArgs(1), ValidArgs: []string{string(pairs.GroupBy), string(pairs.SortBy)},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Operation, cfg.ValueSize = pairs.Operation(args[0]), int(min(value, 1<<31-1))
-			j.Work = func(ctx context.Context, p *job.Part) (any, error) {
+			j.Work = func(ctx context.Context, p *jobcmd.Part) (any, error) {
 				own := cfg
 				own.Memory, own.Temporary, own.Progress = p.Memory, j.Temporary, p.Tell
 				if own.Temporary == "" {

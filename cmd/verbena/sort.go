@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,17 +16,18 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/cmd/verbena/internal/fscmd"
-	"github.com/verbena-data/verbena/cmd/verbena/internal/job"
+	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
+	"github.com/verbena-data/verbena/shuffle/job"
 	"github.com/verbena-data/verbena/shuffle/sort"
 )
 
 func sortCommand(o *options) *cobra.Command {
 	var format string
 	var output string
-	j := &job.Job{What: "sort", Divide: sort.Divide}
+	j := &jobcmd.Job{What: "sort", Divide: sort.Divide}
 	cmd := &cobra.Command{
 		Use:   "sort [flags] -o OUT FILE...",
 		Short: "Sort files that are larger than the memory, by several processes",
@@ -39,7 +39,7 @@ and writes its range into the output. Files may be hdfs://HOST:PORT/PATH.
 Lines are ordered as bytes, as LC_ALL=C sort does; a last line without a newline gets
 one. The output appears under its name when it is whole and on the disk.
 
-` + fmt.Sprintf(job.LauncherHelp, "sort -o OUT FILE..."),
+` + fmt.Sprintf(jobcmd.LauncherHelp, "sort -o OUT FILE..."),
 		Example: `  verbena sort -o sorted.txt access-*.log
   verbena sort --format gensort --workers 4 --memory 2GiB -o out.dat in.dat
   verbena sort -o hdfs:///logs/sorted hdfs:///logs/2026-11-01 hdfs:///logs/2026-11-02`,
@@ -52,7 +52,7 @@ one. The output appears under its name when it is whole and on the disk.
 			case cfg.Format != sort.Lines && cfg.Format != sort.Gensort:
 				return fmt.Errorf("there is no format %q: choose %s or %s", format, sort.Lines, sort.Gensort)
 			}
-			j.Work = func(ctx context.Context, p *job.Part) (_ any, err error) {
+			j.Work = func(ctx context.Context, p *jobcmd.Part) (_ any, err error) {
 				files := o.files(p.Runtime, j.Transport)
 				defer closing(&err, files)
 				cfg.Memory, cfg.Files = p.Memory, files.Files
@@ -77,7 +77,7 @@ one. The output appears under its name when it is whole and on the disk.
 }
 
 // runJob runs a job with what this command line says.
-func (o *options) runJob(cmd *cobra.Command, j *job.Job) (err error) {
+func (o *options) runJob(cmd *cobra.Command, j *jobcmd.Job) (err error) {
 	if err := checkTransport(j.Transport); err != nil {
 		return err
 	}
@@ -85,19 +85,14 @@ func (o *options) runJob(cmd *cobra.Command, j *job.Job) (err error) {
 		return err
 	}
 	j.Runtime = func(cfg verbena.Config) (*verbena.Runtime, error) {
-		if !o.verbose {
-			// A process that is not ready yet refuses dials, which come again.
-			cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+		if o.verbose {
+			cfg.Logger = nil // the command's, for which a dial that comes again is news
 		}
 		return o.runtimeWith(cfg)
 	}
 	j.Output, j.Errors = cmd.OutOrStdout(), cmd.ErrOrStderr()
-	j.Arguments = os.Args[1:]
-	if j.Executable, err = os.Executable(); err != nil {
-		return err
-	}
 	work := j.Work
-	j.Work = func(ctx context.Context, p *job.Part) (_ any, err error) {
+	j.Work = func(ctx context.Context, p *jobcmd.Part) (_ any, err error) {
 		at, err := metricsAddress(j.Metrics, p.Exchange.Rank())
 		if err == nil {
 			var m *metricsServer

@@ -388,23 +388,15 @@ func (j *job) receive(ctx context.Context, thread int, p *part) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-	from := j.x.Receiver(thread)
-	for {
-		record, err := from.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	if err := j.x.Receiver(thread).Each(ctx, func(record []byte) error {
 		key, value := external.Pair(record)
 		v, err := decodeState(value)
 		if err != nil {
 			return err
 		}
-		if err := t.add(key, v); err != nil {
-			return err
-		}
+		return t.add(key, v)
+	}); err != nil {
+		return err
 	}
 	if err := spill(t); err != nil {
 		return err

@@ -61,11 +61,6 @@ func (c counting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// from is the file from a place on.
-func (r *reader) from(s dataset.Span, at int64) *bufio.Reader {
-	return bufio.NewReaderSize(counting{io.NewSectionReader(s.Input, at, s.Input.Size()-at), r.read}, bufferSize)
-}
-
 // quotes tells whether a span begins, and whether what follows it begins, within quotes.
 type quotes struct{ before, after bool }
 
@@ -83,45 +78,25 @@ func (r *reader) span(ctx context.Context, s dataset.Span, q quotes) (err error)
 	if err != nil {
 		return err
 	}
-	at := s.From
-	skip := at > 0
-	if skip {
-		at-- // a newline there ends the line before the span
-	}
-	in := r.from(s, at)
-	var long []byte
-	for n := 0; at < s.To; n++ {
-		if n&1023 == 0 && ctx.Err() != nil {
-			return context.Cause(ctx)
+	told := s.From
+	err = s.Lines(ctx, r.cfg.longest(), func(at int64, line []byte) error {
+		if at-told >= bufferSize {
+			r.read(int(at - told))
+			told = at
 		}
-		line, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			long = append(long[:0], line...)
-			for errors.Is(err, bufio.ErrBufferFull) {
-				if line, err = in.ReadSlice('\n'); len(long)+len(line) > r.cfg.longest() {
-					return fmt.Errorf("the line at byte %d is longer than %d bytes: raise --memory, or check the format", at, r.cfg.longest())
-				}
-				long = append(long, line...)
-			}
-			line = long
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if len(line) == 0 {
+		if at == 0 && r.cfg.Format == TSV {
 			return nil
 		}
-		begin := at
-		at += int64(len(line))
-		if skip || begin == 0 && r.cfg.Format == TSV {
-			skip = false
-			continue
+		if err := r.line(line, fields); err != nil {
+			return fmt.Errorf("the line at byte %d: %w", at, err)
 		}
-		if err := r.line(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r")), fields); err != nil {
-			return fmt.Errorf("the line at byte %d: %w", begin, err)
-		}
+		return nil
+	})
+	r.read(int(s.To - told))
+	if errors.Is(err, dataset.ErrLongLine) {
+		err = fmt.Errorf("%w: raise --memory, or check the format", err)
 	}
-	return nil
+	return err
 }
 
 // columns are the places of the key and of the value in a record; a value of -1 is none.

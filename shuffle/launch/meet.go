@@ -19,7 +19,7 @@ import (
 
 const (
 	unixPrefix = "unix:"
-	protocol   = "verbena-job/2"
+	protocol   = "verbena-job/3"
 	// maxSaid bounds what one side says: 65,536 addresses of 60 bytes.
 	maxSaid = 4 << 20
 	// failLimit bounds how long it is told that a job cannot meet, to processes that have not come yet, and leastFailLimit
@@ -40,19 +40,21 @@ type hello struct {
 	Failed string `json:"failed,omitempty"`
 }
 
-// answer is what it gets when all have come; and again, when process 0 has joined the others, or a process has gone.
+// answer is what it gets when all have come; and again, when process 0 has done its part, or a process has failed or gone.
 type answer struct {
 	Addresses []string `json:"addresses,omitempty"`
-	Joined    bool     `json:"joined,omitempty"`
+	Done      bool     `json:"done,omitempty"`
 	Error     string   `json:"error,omitempty"`
 }
 
-// joined is what a process tells rank 0 when it has joined the others.
-type joined struct {
-	Joined bool `json:"joined"`
+// last is what a process tells rank 0 at its end.
+type last struct {
+	Done bool `json:"done,omitempty"`
+	// Failed is why it could not do its part.
+	Failed string `json:"failed,omitempty"`
 }
 
-// An OtherError is why another process of the job cannot take part, or that it has gone.
+// An OtherError is why another process of the job cannot do its part, or that it has gone.
 type OtherError struct{ Err error }
 
 func (e *OtherError) Error() string { return e.Err.Error() }
@@ -61,22 +63,22 @@ func (e *OtherError) Unwrap() error { return e.Err }
 
 func otherError(format string, args ...any) error { return &OtherError{fmt.Errorf(format, args...)} }
 
-// A Meeting is what the processes of a job know of each other. Until they have joined each other by other means, the death
-// of any is noticed here. It must be closed.
+// A Meeting is what the processes of a job know of each other. It lasts until they have done their parts: the death or the
+// failure of any is noticed here, whatever they are doing. It must be closed.
 type Meeting struct {
 	// Addresses at which the processes listen, by rank.
 	Addresses []string
 
-	gone  chan struct{} // closed when a process has gone
-	err   error         // which; set before gone is closed
+	gone  chan struct{} // closed when a process has failed or gone
+	err   error         // why, and which; set before gone is closed
 	read  chan struct{} // closed when nothing more is to be learnt
-	join  func()        // tells that this process has joined
+	say   func(last)    // tells the others
 	close func()
 	once  sync.Once
 }
 
-// While returns a context that ends with ctx, and when a process of the job ends before it has called Joined, unless process 0
-// has: its cause names that process then.
+// While returns a context that ends with ctx, and when another process of the job fails, or ends before it has done its part,
+// unless process 0 has done its own: its cause is an [OtherError] then.
 func (m *Meeting) While(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if m.gone == nil {
@@ -97,19 +99,22 @@ func (m *Meeting) While(ctx context.Context) (context.Context, context.CancelFun
 	}
 }
 
-// Joined says that this process has joined the others, who will learn of its death by other means, and closes the meeting.
-func (m *Meeting) Joined() { m.end(true) }
+// Done says that this process has done its part, and closes the meeting: its end means nothing more to the others.
+func (m *Meeting) Done() { m.end(last{Done: true}) }
 
-// Close leaves the meeting. Who has not joined has gone.
-func (m *Meeting) Close() { m.end(false) }
+// Fail tells the others why this process cannot do its part, and closes the meeting.
+func (m *Meeting) Fail(why error) { m.end(last{Failed: why.Error()}) }
 
-func (m *Meeting) end(joined bool) {
+// Close leaves the meeting. Who has said neither has gone.
+func (m *Meeting) Close() { m.end(last{}) }
+
+func (m *Meeting) end(l last) {
 	m.once.Do(func() {
 		if m.close == nil {
 			return
 		}
-		if joined {
-			m.join()
+		if l != (last{}) {
+			m.say(l)
 		}
 		m.close()
 	})
@@ -327,7 +332,7 @@ func receiveAll(ctx context.Context, w Worker, own string) (*Meeting, error) {
 	default:
 	}
 	_ = l.Close()
-	met := &Meeting{Addresses: m.addresses, gone: make(chan struct{}), read: make(chan struct{}), join: m.over}
+	met := &Meeting{Addresses: m.addresses, gone: make(chan struct{}), read: make(chan struct{}), say: m.over}
 	stop := make(chan struct{})
 	go func() {
 		defer close(met.read)
@@ -364,17 +369,21 @@ func (m *meeting) answer(own string) {
 	}
 }
 
-// over tells all that process 0 has joined the others.
-func (m *meeting) over() {
+// over tells all that process 0 has done its part, or has failed.
+func (m *meeting) over(l last) {
+	if l.Failed != "" {
+		m.fail(otherError("process 0: %s", l.Failed))
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.conns[1:] {
 		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
-		_ = json.NewEncoder(c).Encode(answer{Joined: true}) // it may have joined, too, and gone
+		_ = json.NewEncoder(c).Encode(answer{Done: true}) // it may have done its part, too, and gone
 	}
 }
 
-// welcome reads what a process says. Its connection stays open until it has joined the others.
+// welcome reads what a process says. Its connection stays open until its end.
 func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -394,11 +403,15 @@ func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	if ctx.Err() != nil {
 		return
 	}
-	var j joined
-	if err := readLine(in, &j); err != nil && ctx.Err() == nil {
+	var end last
+	switch err := readLine(in, &end); {
+	case ctx.Err() != nil:
+	case err == nil && end.Failed != "":
+		m.fail(otherError("process %d: %s", h.Rank, end.Failed))
+	case err != nil:
 		select {
 		case <-m.complete:
-			m.fail(otherError("process %d has gone before it had joined the others: %w", h.Rank, err))
+			m.fail(otherError("process %d has gone before its end: %w", h.Rank, err))
 		default:
 			m.fail(otherError("process %d has gone before all had come: %w", h.Rank, err))
 		}
@@ -471,8 +484,9 @@ func tell(ctx context.Context, w Worker, own string) (*Meeting, error) {
 		_ = c.Close()
 		return nil, err
 	}
-	m := &Meeting{Addresses: a.Addresses, gone: make(chan struct{}), read: make(chan struct{}), join: func() {
-		_ = json.NewEncoder(c).Encode(joined{true}) // process 0 may have joined, too, and gone
+	m := &Meeting{Addresses: a.Addresses, gone: make(chan struct{}), read: make(chan struct{}), say: func(l last) {
+		_ = c.SetWriteDeadline(time.Now().Add(failLimit))
+		_ = json.NewEncoder(c).Encode(l) // process 0 may have done its part, and gone
 	}}
 	closing := make(chan struct{})
 	go func() {
@@ -486,7 +500,7 @@ func tell(ctx context.Context, w Worker, own string) (*Meeting, error) {
 		}
 		switch {
 		case err != nil:
-			m.err = otherError("process 0 has gone before it had joined the others: %w", err)
+			m.err = otherError("process 0 has gone before its end: %w", err)
 		case a.Error != "":
 			m.err = otherError("%s", a.Error)
 		default:

@@ -47,11 +47,14 @@ func play(role string) (err error) {
 	if err != nil || !launched {
 		return fmt.Errorf("launched %v: %w", launched, err)
 	}
+	if role == "early" && w.Rank == 1 {
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
 	met, err := Meet(ctx, w, fmt.Sprintf(":%d", 1000+w.Rank))
 	if err != nil {
 		return err
 	}
-	met.Joined()
+	met.Done()
 	switch role {
 	case "meet":
 		fmt.Printf("%d of %d met %s\n", w.Rank, w.Size, strings.Join(met.Addresses, " "))
@@ -128,17 +131,17 @@ func TestMeetStrangers(t *testing.T) {
 	go func() {
 		m, err := Meet(t.Context(), w, ":1000")
 		if err == nil {
-			m.Joined()
+			m.Done()
 		}
 		done <- err
 	}()
 	for stranger, want := range map[string]string{
 		"GET / HTTP/1.1\n": "invalid character",
 		`{"protocol":"other","rank":1,"size":2,"address":":1"}` + "\n":                          protocol,
-		`{"protocol":"verbena-job/2","job":"b","rank":1,"size":2,"address":":1"}` + "\n":        "another job",
-		`{"protocol":"verbena-job/2","job":"mine","rank":2,"size":2,"address":":1"}` + "\n":     "no process 2",
-		`{"protocol":"verbena-job/2","job":"mine","rank":0,"size":2,"address":":1"}` + "\n":     "no process 0",
-		`{"protocol":"verbena-job/2","job":"mine","rank":1,"size":2,"address":"nobody"}` + "\n": "missing port",
+		`{"protocol":"verbena-job/3","job":"b","rank":1,"size":2,"address":":1"}` + "\n":        "another job",
+		`{"protocol":"verbena-job/3","job":"mine","rank":2,"size":2,"address":":1"}` + "\n":     "no process 2",
+		`{"protocol":"verbena-job/3","job":"mine","rank":0,"size":2,"address":":1"}` + "\n":     "no process 0",
+		`{"protocol":"verbena-job/3","job":"mine","rank":1,"size":2,"address":"nobody"}` + "\n": "missing port",
 	} {
 		c := dialStranger(t, address)
 		if _, err := c.Write([]byte(stranger)); err != nil {
@@ -155,7 +158,7 @@ func TestMeetStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Joined()
+	m.Done()
 	if len(m.Addresses) != 2 {
 		t.Error(m.Addresses)
 	}
@@ -254,41 +257,45 @@ func TestMeetEnds(t *testing.T) {
 	}
 }
 
-// TestOneGoesBeforeItHasJoined has one process end after all have met: the others, who may not have talked to it yet, learn of
-// it, and also of its rank.
-func TestOneGoesBeforeItHasJoined(t *testing.T) {
-	for gone := range 3 {
-		t.Run(strconv.Itoa(gone), func(t *testing.T) {
-			meetings := meetAll(t, 3)
-			want := fmt.Sprintf("process %d has gone before it had joined the others", gone)
-			meetings[gone].Close()
-			for rank, m := range meetings {
-				if rank == gone {
-					continue
-				}
-				ctx, cancel := m.While(t.Context())
-				select {
-				case <-ctx.Done():
-					var other *OtherError
-					if err := context.Cause(ctx); !errors.As(err, &other) || !strings.Contains(err.Error(), want) {
-						t.Errorf("process %d: %v", rank, err)
+// TestOneGoesBeforeItsEnd has one process end, or fail, after all have met: the others, whatever they do, learn of it, and also
+// of its rank.
+func TestOneGoesBeforeItsEnd(t *testing.T) {
+	for want, end := range map[string]func(*Meeting){
+		"process %d has gone before its end": (*Meeting).Close,
+		"process %d: no disk":                func(m *Meeting) { m.Fail(errors.New("no disk")) },
+	} {
+		for gone := range 3 {
+			t.Run(fmt.Sprintf(want, gone), func(t *testing.T) {
+				meetings := meetAll(t, 3)
+				end(meetings[gone])
+				for rank, m := range meetings {
+					if rank == gone {
+						continue
 					}
-				case <-time.After(20 * time.Second):
-					t.Errorf("process %d does not learn of it", rank)
+					ctx, cancel := m.While(t.Context())
+					select {
+					case <-ctx.Done():
+						var other *OtherError
+						if err := context.Cause(ctx); !errors.As(err, &other) || !strings.Contains(err.Error(), fmt.Sprintf(want, gone)) {
+							t.Errorf("process %d: %v", rank, err)
+						}
+					case <-time.After(20 * time.Second):
+						t.Errorf("process %d does not learn of it", rank)
+					}
+					cancel()
+					m.Close()
 				}
-				cancel()
-				m.Close()
-			}
-		})
+			})
+		}
 	}
 }
 
-// TestWhoHasJoinedMayGo has processes end that have joined, in each order: that is no reason for others to end.
-func TestWhoHasJoinedMayGo(t *testing.T) {
+// TestWhoIsDoneMayGo has processes end that have done their parts, in each order: that is no reason for others to end.
+func TestWhoIsDoneMayGo(t *testing.T) {
 	for _, order := range [][]int{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}} {
 		meetings := meetAll(t, 3)
 		for i, rank := range order {
-			meetings[rank].Joined()
+			meetings[rank].Done()
 			for _, other := range order[i+1:] {
 				if m := meetings[other]; rank == 0 {
 					<-m.read
@@ -304,9 +311,9 @@ func TestWhoHasJoinedMayGo(t *testing.T) {
 			}
 		}
 	}
-	// The one that goes next is told of, not the one that has joined.
+	// The one that goes next is told of, not the one that has done its part.
 	meetings := meetAll(t, 3)
-	meetings[2].Joined()
+	meetings[2].Done()
 	meetings[1].Close()
 	<-meetings[0].gone
 	if err := meetings[0].err; !strings.Contains(err.Error(), "process 1 has gone") {
@@ -462,8 +469,11 @@ func TestLocalFails(t *testing.T) {
 	if _, _, err := runLocal(t, "fail", nil); err == nil || err.Error() != "process 1 of 3: the disk is full" {
 		t.Error(err)
 	}
-	if _, _, err := runLocal(t, "die", nil); err == nil || err.Error() != "process 1 of 3 ended: signal: killed" {
-		t.Error(err)
+	for _, role := range []string{"die", "early"} { // when it has met the others, and before: they would wait for it for a minute
+		begin := time.Now()
+		if _, _, err := runLocal(t, role, nil); err == nil || err.Error() != "process 1 of 3 ended: signal: killed" || time.Since(begin) > 30*time.Second {
+			t.Errorf("%s: %v after %v", role, err, time.Since(begin))
+		}
 	}
 }
 

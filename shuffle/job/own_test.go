@@ -23,6 +23,7 @@ func TestOwn(t *testing.T) {
 		{&shuffle.ProcessError{Rank: 2, Err: aborted}, "process 2: shuffle: aborted: no disk", true},
 		{&shuffle.ProcessError{Rank: 2, Err: shuffle.ErrPeerLost}, "process 2: shuffle: process lost", true},
 		{fmt.Errorf("join: %w", &launch.OtherError{Err: reason}), "join: no disk", true},
+		{&shuffle.ProcessError{Rank: 1, Err: fmt.Errorf("%w: %w", shuffle.ErrAborted, &launch.OtherError{Err: reason})}, "process 1: shuffle: aborted: no disk", true},
 	} {
 		if said, others := own(c.err, 1); said.Error() != c.said || others != c.others {
 			t.Errorf("%v: %q, %v", c.err, said, others)

@@ -1,12 +1,12 @@
-// Package job runs a command as a job of several processes: it finds out whether a launcher
-// has started them, starts them on this host if none has, connects them, divides the memory,
-// shows how far they are, and ends all when one fails.
-package job
+// Package jobcmd is what the commands that are jobs of several processes have in common: flags, how the memory is divided, how
+// far the processes are, and how the result is told. Package shuffle/job runs them.
+package jobcmd
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -23,7 +23,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/shuffle"
-	"github.com/verbena-data/verbena/shuffle/launch"
+	"github.com/verbena-data/verbena/shuffle/job"
 )
 
 // Size is a number of bytes as a flag: 512MiB, 2G, 65536.
@@ -65,22 +65,20 @@ func (s *Size) Type() string { return "size" }
 
 // Options are a job's flags.
 type Options struct {
-	Workers, Threads int
-	Memory           Size
-	Transport        string
-	Temporary        string
-	Metrics          string // HOST:PORT of process 0, or empty
-	JSON, Quiet      bool
+	Threads     int
+	Memory      Size
+	Transport   string
+	Temporary   string
+	Metrics     string // HOST:PORT of process 0, or empty
+	JSON, Quiet bool
 
-	flags launch.Flags
-	wait  time.Duration
+	job job.Config
 }
 
 // AddFlags adds them to a command; Threads may have a default of its own. transports names what can be chosen.
 func (o *Options) AddFlags(flags *pflag.FlagSet, transports string) {
 	o.Memory = 512 << 20
 	o.Threads = max(1, o.Threads)
-	flags.IntVar(&o.Workers, "workers", 0, "processes to start on this host (default: as many as processors, if no launcher has started them)")
 	flags.IntVar(&o.Threads, "threads", o.Threads, "threads of a process that read and send, and as many that receive")
 	flags.Var(&o.Memory, "memory", "memory of all processes together, such as 512MiB or 2G; what does not fit goes to temporary files")
 	flags.StringVar(&o.Transport, "transport", verbena.TransportAuto, transports+"; between the processes")
@@ -88,10 +86,9 @@ func (o *Options) AddFlags(flags *pflag.FlagSet, transports string) {
 	flags.BoolVar(&o.JSON, "json", false, "what was done as one JSON object")
 	flags.StringVar(&o.Metrics, "metrics", "", "serve Prometheus metrics of process N at http://`HOST:PORT`/metrics with PORT+N, or at any port if it is 0")
 	flags.BoolVarP(&o.Quiet, "quiet", "q", false, "no progress bar")
-	flags.IntVar(&o.flags.Rank, "rank", -1, "number of this process, from 0 on, if something else starts the processes; or "+launch.RankVariable)
-	flags.IntVar(&o.flags.Size, "size", 0, "how many processes there are then; or "+launch.SizeVariable)
-	flags.StringVar(&o.flags.Rendezvous, "rendezvous", "", "`HOST:PORT` at which process 0 listens for the others, or unix:PATH; or "+launch.RendezvousVariable)
-	flags.DurationVar(&o.wait, "wait", 2*time.Minute, "how long to wait until all processes have come")
+	launched := flag.NewFlagSet("", flag.ContinueOnError)
+	o.job.AddFlags(launched)
+	flags.AddGoFlagSet(launched)
 }
 
 // LauncherHelp tells how jobs are launched, for the help of commands.
@@ -110,11 +107,8 @@ type Job struct {
 	Options
 	// Runtime makes the runtime of one of the processes.
 	Runtime func(verbena.Config) (*verbena.Runtime, error)
-	// Executable and Arguments start a process of this job.
-	Executable string
-	Arguments  []string
-	Output     io.Writer
-	Errors     io.Writer
+	Output  io.Writer
+	Errors  io.Writer
 	// What names the job in the progress bar.
 	What string
 	// Divide gives a process's memory to its exchange, and the rest to the work.
@@ -151,125 +145,72 @@ type advance struct {
 	Total int64 `json:"total"`
 }
 
-// ErrTold is what Run fails with in a process whose parent has been told why.
-var ErrTold = errors.New("the parent process tells why")
-
 // Run runs the job, or this process's part in it.
 func (j *Job) Run(ctx context.Context) error {
 	if j.Threads < 1 {
 		return fmt.Errorf("--threads %d: want 1 or more", j.Threads)
 	}
-	w, launched, err := launch.Find(j.flags, os.Getenv)
+	_, launched, err := j.job.Find()
 	if err != nil {
 		return err
 	}
-	switch {
-	case launched && j.Workers > 0 && j.Workers != w.Size && !launch.IsChild():
-		return fmt.Errorf("%s has started %d processes, --workers says %d: leave it out", w.Launcher, w.Size, j.Workers)
-	case launched:
-		return j.part(ctx, w)
-	}
-	workers := j.Workers
-	if workers <= 0 {
-		workers = runtime.GOMAXPROCS(0)
-		for ; workers > 1; workers-- { // as many as the memory is enough for
-			if _, _, err := j.Divide(int64(j.Memory)/int64(workers), j.Threads); err == nil {
-				break
+	cfg := j.job
+	cfg.Runtime, cfg.Output, cfg.Errors = j.Runtime, j.Output, j.Errors
+	if !launched {
+		if cfg.Workers <= 0 {
+			cfg.Workers = runtime.GOMAXPROCS(0)
+			for ; cfg.Workers > 1; cfg.Workers-- { // as many as the memory is enough for
+				if _, _, err := j.Divide(int64(j.Memory)/int64(cfg.Workers), j.Threads); err == nil {
+					break
+				}
 			}
 		}
-	}
-	if _, _, err := j.Divide(int64(j.Memory)/int64(workers), j.Threads); err != nil {
-		return err
-	}
-	if workers == 1 {
-		return j.part(ctx, launch.Worker{Size: 1})
-	}
-	bar := newBars(j.bar(), workers)
-	defer bar.finish()
-	return launch.Local{
-		Executable: j.Executable, Arguments: j.Arguments, Workers: workers, Output: j.Output, Errors: j.Errors,
-		Event: func(rank int, data json.RawMessage) {
+		if _, _, err := j.Divide(int64(j.Memory)/int64(cfg.Workers), j.Threads); err != nil {
+			return err
+		}
+		bar := newBars(j.bar(), cfg.Workers)
+		defer bar.finish()
+		cfg.Event = func(rank int, data json.RawMessage) {
 			var a advance
 			if json.Unmarshal(data, &a) == nil {
 				bar.set(rank, a)
 			}
-		},
-	}.Run(ctx)
+		}
+	}
+	return job.Run(ctx, cfg, j.part)
 }
 
 // part is one process.
-func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
-	child, ctx, cancel := launch.AsChild(ctx)
-	defer cancel()
-	if child != nil {
-		defer func() {
-			if err != nil && child.Fail(own(err, w.Rank)) == nil {
-				err = ErrTold
-			}
-		}()
-	}
-	met := false
-	defer func() {
-		if err != nil && !met {
-			launch.Decline(ctx, w, err) // or the others would wait
-		}
-	}()
-	exchange, memory, err := j.Divide(int64(j.Memory)/int64(w.Size), j.Threads)
+func (j *Job) part(ctx context.Context, process *job.Process) (err error) {
+	exchange, memory, err := j.Divide(int64(j.Memory)/int64(process.Size), j.Threads)
 	if err != nil {
 		return err
 	}
 	// The heap is small: records lie outside it.
 	debug.SetMemoryLimit(heapLimit)
-	p := &Part{Memory: memory}
-	cfg := shuffle.Config{Name: "job", Rank: w.Rank, Size: w.Size, Threads: j.Threads, Memory: exchange, Transport: j.Transport}
-	if w.Size > 1 {
-		if p.Runtime, err = j.Runtime(verbena.Config{ReceiveMemory: messageMemory, SendMemory: messageMemory}); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, p.Runtime.Close()) }()
-		at := ":0"
-		if child != nil {
-			at = "127.0.0.1:0"
-		}
-		l, err := p.Runtime.Listen(ctx, at, verbena.ListenConfig{Services: []string{}})
-		if err != nil {
-			return err
-		}
-		defer l.Close()
-		cfg.Runtime, cfg.Listener = p.Runtime, l
-		meeting, stop := context.WithTimeoutCause(ctx, j.wait, fmt.Errorf("not within %v (--wait)", j.wait))
-		defer stop()
-		met = true
-		others, err := launch.Meet(meeting, w, l.Addr().String())
-		if err != nil {
-			return err
-		}
-		defer others.Close()
-		cfg.Addresses = others.Addresses
-		joining, left := others.While(meeting)
-		p.Exchange, err = shuffle.Join(joining, cfg)
-		left()
-		if err != nil {
-			return err
-		}
-		others.Joined()
-	} else if p.Exchange, err = shuffle.Join(ctx, cfg); err != nil {
+	cfg := process.Config
+	cfg.Name, cfg.Threads, cfg.Memory, cfg.Transport = "job", j.Threads, exchange, j.Transport
+	p := &Part{Memory: memory, Runtime: cfg.Runtime}
+	joining, stop := context.WithTimeoutCause(ctx, j.job.Wait, fmt.Errorf("not within %v (--wait)", j.job.Wait))
+	p.Exchange, err = shuffle.Join(joining, cfg)
+	stop()
+	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Exchange.Close()) }()
-	if child != nil {
+	if child := process.Child; child != nil {
 		p.tell = func(done, total int64) { _ = child.Tell(advance{done, total}) }
 	} else {
 		// Under a launcher process 0 shows itself, as one of many.
 		bar := newBars(nil, 1)
-		if w.Rank == 0 {
+		if cfg.Rank == 0 {
 			bar = newBars(j.bar(), 1)
 		}
 		defer bar.finish()
-		p.tell = func(done, total int64) { bar.set(0, advance{done * int64(w.Size), total}) }
+		p.tell = func(done, total int64) { bar.set(0, advance{done * int64(cfg.Size), total}) }
 	}
 	result, err := j.Work(ctx, p)
-	if err != nil || w.Rank != 0 {
+	if err != nil || cfg.Rank != 0 {
 		return err
 	}
 	if j.JSON {
@@ -278,25 +219,7 @@ func (j *Job) part(ctx context.Context, w launch.Worker) (err error) {
 	return j.Report(j.Output, result)
 }
 
-// own is a process's error without what the parent says, too, and whether it is that of another process.
-func own(err error, rank int) (_ error, others bool) {
-	var p *shuffle.ProcessError
-	if !errors.As(err, &p) {
-		var other *launch.OtherError
-		return err, errors.As(err, &other)
-	}
-	text, ok := strings.CutPrefix(err.Error(), fmt.Sprintf("process %d: %v: ", rank, shuffle.ErrAborted))
-	if ok {
-		err = errors.New(text)
-	}
-	return err, p.Rank != rank
-}
-
-const (
-	heapLimit = 24 << 20
-	// messageMemory is the runtime's, for messages of the exchange.
-	messageMemory = 8 << 20
-)
+const heapLimit = 24 << 20
 
 // bar is a progress bar on a terminal, or nil.
 func (j *Job) bar() *progressbar.ProgressBar {

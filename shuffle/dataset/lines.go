@@ -1,0 +1,93 @@
+package dataset
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// ErrLongLine says that a line is longer than may be.
+var ErrLongLine = errors.New("dataset: line too long")
+
+const (
+	// lineBuffer is how much of a file is read at once.
+	lineBuffer = 256 << 10
+	// longestLine bounds the lines of Files.Lines.
+	longestLine = 64 << 20
+)
+
+// Lines calls take with each line that begins in one of several parts of files, without its end, which is a newline with
+// or without a carriage return before it. The parts have about the same length, so that the threads of a job which take a
+// part each have the same to do. Lines are valid during the call, and have at most 64 MiB.
+func (f *Files) Lines(ctx context.Context, names []string, part, parts int, take func(line []byte) error) (err error) {
+	var inputs []*Input
+	defer func() {
+		for _, i := range inputs {
+			err = errors.Join(err, i.Close())
+		}
+	}()
+	for _, name := range names {
+		i, err := f.Open(ctx, name)
+		if err != nil {
+			return err
+		}
+		inputs = append(inputs, i)
+	}
+	spans, err := Split(inputs, part, parts, 1)
+	if err != nil {
+		return err
+	}
+	for _, s := range spans {
+		if err := s.Lines(ctx, longestLine, func(_ int64, line []byte) error { return take(line) }); err != nil {
+			return fmt.Errorf("%s: %w", s.Input.name, err)
+		}
+	}
+	return nil
+}
+
+// Lines calls take with each line that begins in the span, and where it begins in the file. They come without their ends,
+// and are valid during the call; one of more than longest bytes is an [ErrLongLine].
+func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line []byte) error) error {
+	at := s.From
+	skip := at > 0
+	if skip {
+		at-- // a newline there ends the line before the span
+	}
+	in := bufio.NewReaderSize(io.NewSectionReader(s.Input, at, s.Input.Size()-at), lineBuffer)
+	var long []byte
+	for n := 0; at < s.To; n++ {
+		if n&1023 == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			long = append(long[:0], line...)
+			for errors.Is(err, bufio.ErrBufferFull) {
+				if line, err = in.ReadSlice('\n'); len(long)+len(line) > longest {
+					return fmt.Errorf("%w: that at byte %d is longer than %d bytes", ErrLongLine, at, longest)
+				}
+				long = append(long, line...)
+			}
+			line = long
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if len(line) == 0 {
+			return nil
+		}
+		begin := at
+		at += int64(len(line))
+		if skip {
+			skip = false
+			continue
+		}
+		if err := take(begin, bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r"))); err != nil {
+			return err
+		}
+	}
+	return nil
+}

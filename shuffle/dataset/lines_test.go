@@ -1,0 +1,83 @@
+package dataset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestLines divides files into any number of parts: their lines are those of the whole, in order.
+func TestLines(t *testing.T) {
+	dir := t.TempDir()
+	random := rand.New(rand.NewPCG(1, 2))
+	var names, want []string
+	for i := range 4 {
+		var text bytes.Buffer
+		for range 40 {
+			line := strings.Repeat("x", random.IntN(30))
+			if random.IntN(10) == 0 {
+				line = strings.Repeat("y", 2*lineBuffer+random.IntN(3)) // in several pieces
+			}
+			want = append(want, line)
+			text.WriteString(line + []string{"\n", "\r\n"}[random.IntN(2)])
+		}
+		if i == 2 { // the last line lacks its end
+			want = append(want, "end")
+			text.WriteString("end")
+		}
+		names = append(names, filepath.Join(dir, fmt.Sprint(i)))
+		if err := os.WriteFile(names[i], text.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, parts := range []int{1, 2, 3, 7, 100} {
+		var got []string
+		for part := range parts {
+			if err := new(Files).Lines(t.Context(), names, part, parts, func(line []byte) error {
+				got = append(got, string(line))
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%d parts have %d lines, want %d", parts, len(got), len(want))
+		}
+	}
+}
+
+func TestLinesFail(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(name, []byte("short\n"+strings.Repeat("long", lineBuffer)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	full := errors.New("full")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(full)
+	for _, c := range []struct {
+		ctx  context.Context
+		name string
+		want error
+	}{{t.Context(), name, full}, {ended, name, full}, {t.Context(), name + "x", os.ErrNotExist}} {
+		if err := new(Files).Lines(c.ctx, []string{c.name}, 0, 1, func([]byte) error { return full }); !errors.Is(err, c.want) {
+			t.Errorf("%v, want %v", err, c.want)
+		}
+	}
+	in, err := new(Files).Open(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	n := 0
+	err = Span{in, 0, in.Size()}.Lines(t.Context(), 3*lineBuffer, func(int64, []byte) error { n++; return nil })
+	if !errors.Is(err, ErrLongLine) || n != 1 {
+		t.Errorf("%v after %d lines", err, n)
+	}
+}

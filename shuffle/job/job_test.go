@@ -1,0 +1,138 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/shuffle"
+)
+
+// roleVariable makes the test binary a process of a job.
+const roleVariable = "VERBENA_JOB_TEST"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		Main(func(ctx context.Context, p *Process) error { return play(ctx, p, role) })
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// play does several exchanges, one after the other and two at a time. Between the first two process 1 fails, or dies.
+func play(ctx context.Context, p *Process, role string) error {
+	exchange := func(name string) error {
+		c := p.Config
+		c.Name = name
+		var got []string
+		err := shuffle.Run(ctx, c, func(s *shuffle.Sender) error {
+			for to := range c.Partitions() {
+				if err := s.Send(to, fmt.Append(nil, p.Rank)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, func(r *shuffle.Receiver) error {
+			return r.InOrder(ctx, shuffle.Order{}, func(record []byte) error { got = append(got, string(record)); return nil })
+		})
+		if err == nil && len(got) != p.Size {
+			err = fmt.Errorf("got %v", got)
+		}
+		return err
+	}
+	if err := exchange("first"); err != nil {
+		return err
+	}
+	if p.Rank == 1 {
+		switch role {
+		case "fail":
+			return errors.New("no disk")
+		case "die":
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+	}
+	if role != "succeed" {
+		<-ctx.Done() // busy, and in no exchange
+		return context.Cause(ctx)
+	}
+	errs := make([]error, 2)
+	var both sync.WaitGroup
+	for i := range errs {
+		both.Go(func() { errs[i] = exchange(fmt.Sprint("both-", i)) })
+	}
+	both.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	fmt.Printf("%d of %d\n", p.Rank, p.Size)
+	return nil
+}
+
+// process is the test binary as a process of a job.
+func process(t *testing.T, role string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	return cmd
+}
+
+// TestLocal has a program start its processes itself.
+func TestLocal(t *testing.T) {
+	for role, want := range map[string]string{
+		"succeed": "0 of 3\n",
+		"fail":    "job.test: process 1 of 3: no disk\n",
+		"die":     "job.test: process 1 of 3 ended: signal: killed\n",
+	} {
+		out, err := process(t, role, "-workers", "3").CombinedOutput()
+		if (err == nil) != (role == "succeed") || string(out) != want {
+			t.Errorf("%s: %v, %q, want %q", role, err, out, want)
+		}
+	}
+	if out, err := process(t, "succeed", "-workers", "1").CombinedOutput(); err != nil || string(out) != "0 of 1\n" {
+		t.Errorf("one process: %v, %q", err, out)
+	}
+}
+
+// TestLaunched has something else start the processes, which misses nobody: they learn of each other's end by themselves.
+func TestLaunched(t *testing.T) {
+	for role, want := range map[string]string{
+		"succeed": "%[1]d of 3\n",
+		"fail":    "process 1: no disk\n",
+		"die":     "process 1 has gone before its end",
+	} {
+		meet := "unix:" + filepath.Join(t.TempDir(), "meet")
+		var all sync.WaitGroup
+		begin := time.Now()
+		for rank := range 3 {
+			cmd := process(t, role, "-rank", fmt.Sprint(rank), "-size", "3", "-rendezvous", meet)
+			all.Go(func() {
+				out, err := cmd.CombinedOutput()
+				if want := strings.ReplaceAll(want, "%[1]d", fmt.Sprint(rank)); (err == nil) != (role == "succeed") || (rank != 1 || role == "succeed") && !strings.Contains(string(out), want) {
+					t.Errorf("%s, process %d: %v, %q, want %q", role, rank, err, out, want)
+				}
+			})
+		}
+		all.Wait()
+		if took := time.Since(begin); took > time.Minute {
+			t.Errorf("%s: it took %v", role, took)
+		}
+	}
+	out, err := process(t, "succeed", "-rank", "0", "-size", "3", "-rendezvous", "unix:/x", "-workers", "2").CombinedOutput()
+	if want := "flags has started 3 processes, --workers says 2"; err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("%v, %q, want %q", err, out, want)
+	}
+}
