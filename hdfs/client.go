@@ -3,12 +3,9 @@ package hdfs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"time"
-
-	client "github.com/colinmarc/hdfs/v2"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/rpc"
@@ -20,7 +17,7 @@ import (
 // dialTimeout bounds one dial of the client's, which gives no deadline itself.
 const dialTimeout = 20 * time.Second
 
-// Dialer makes HDFS clients whose bytes travel over endpoints, and whose calls of the
+// Dialer is for HDFS clients whose bytes travel over endpoints, and whose calls of the
 // NameNode are calls of the runtime. The endpoints that one client no longer needs serve
 // the next dial of any of them. It may be used concurrently and must be closed after its
 // clients.
@@ -48,24 +45,6 @@ func NewDialer(rt *verbena.Runtime, transport string) *Dialer {
 		net:       rdmanet.Dialer{Runtime: rt, Service: Service, Group: g, Transport: transport, Timeout: dialTimeout, CloseWait: -1},
 		transport: transport,
 	}
-}
-
-// Connect returns a client of the NameNode at address (host:port) that acts as
-// user. It finds out whether the NameNode can be reached.
-func (d *Dialer) Connect(ctx context.Context, address, user string) (*client.Client, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	c, err := client.NewClient(client.ClientOptions{
-		Addresses:        []string{address},
-		User:             user,
-		NamenodeDialFunc: d.DialNameNode,
-		DatanodeDialFunc: d.DialContext,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connecting to the NameNode at %s: %w (is it running? `verbena up` starts one)", address, err)
-	}
-	return c, nil
 }
 
 // DialNameNode returns a connection to a NameNode. It is what a client takes as the dial

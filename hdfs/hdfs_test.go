@@ -102,7 +102,10 @@ func (s *system) connect(transport string) *client.Client {
 		if s.dialers[transport] == nil {
 			s.dialers[transport] = NewDialer(s.rt, transport)
 		}
-		c, err = s.dialers[transport].Connect(context.Background(), s.NameNode.Addr(), superuser(s.t))
+		d := s.dialers[transport]
+		c, err = client.NewClient(client.ClientOptions{
+			Addresses: []string{s.NameNode.Addr()}, User: superuser(s.t), NamenodeDialFunc: d.DialNameNode, DatanodeDialFunc: d.DialContext,
+		})
 	}
 	if err != nil {
 		s.t.Fatalf("connect over %s: %v", transport, err)
