@@ -10,8 +10,16 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/crc32c"
+	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/shuffle/internal/flow"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
+)
+
+// What the receiver asks for before it reads it, in bytes: another processor has written it, and where a record lies is
+// told by the one before it. A part of 4 KiB comes whole; of a longer one the processor fetches the rest by itself.
+const (
+	headAhead    = 128 // of the next block: its header and that of its first part
+	recordsAhead = 4 << 10
 )
 
 // An item is what has arrived for a receiver: a block in a slab or in the spill file, or a
@@ -248,7 +256,9 @@ func (r *Receiver) tryTake() (it item, ok bool) {
 		}
 	}
 	it = r.taken[r.nextOne]
-	r.nextOne++
+	if r.nextOne++; r.nextOne < len(r.taken) {
+		prefetch.Lines(r.taken[r.nextOne].data, headAhead)
+	}
 	return it, true
 }
 
@@ -327,6 +337,7 @@ func (r *Receiver) part() error {
 		return r.fragment(s, &p, contents)
 	}
 	r.left, r.rest = p.Records, contents
+	prefetch.Lines(contents, recordsAhead)
 	return nil
 }
 

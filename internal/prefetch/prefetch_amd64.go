@@ -1,0 +1,8 @@
+package prefetch
+
+import "unsafe"
+
+// lines asks for so many lines, at least one.
+//
+//go:noescape
+func lines(p unsafe.Pointer, n int)
