@@ -287,10 +287,14 @@ func (p *peer) freed(receiver int, it *item) {
 	p.note(wire.Entry{Kind: wire.Free, Receiver: uint16(receiver), Offset: uint32(it.offset), Length: uint32(len(it.data))})
 }
 
-// prompt is how many bytes the peer is told of at once. On the same host that costs little.
+// promptHere is how many bytes a peer on the same host is told of at once. That costs little, but with a slab for
+// many threads a block is short, and to be told of each costs as much as to copy it.
+const promptHere = 32 << 10
+
+// prompt is how many bytes the peer is told of at once.
 func (p *peer) prompt() int {
 	if p.direct {
-		return p.x.c.full
+		return min(p.x.c.prompt, max(p.x.c.full, promptHere))
 	}
 	return p.x.c.prompt
 }
