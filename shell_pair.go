@@ -1,10 +1,12 @@
 package verbena
 
 import (
+	"context"
+	"slices"
+
 	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
-	"github.com/verbena-data/verbena/internal/longcopy"
 )
 
 // sendPair is sendNow for a message in two parts, of which the first is a header.
@@ -38,34 +40,95 @@ func (s *outbound) sendPair(tag uint32, header call.Header, payload []byte) bool
 	return true
 }
 
-// offerPair is sendPair for a long message of one part. Without it a short handler's
-// answer would wait for a goroutine to be scheduled.
+// offerPair is sendPair for a long message, which goes in pieces as sendLong's do. Without
+// it a short handler's answer would wait for a goroutine to be scheduled.
 func (s *outbound) offerPair(tag uint32, header call.Header, payload []byte) bool {
-	size := call.HeaderSize + len(payload)
-	if size > min(s.t.Chunk, s.maxMessage()) || !s.mayOfferNow() {
+	if call.HeaderSize+len(payload) > s.maxMessage() {
 		return false
 	}
-	memory, ok, err := s.queue.private.TryQuick(size)
+	select {
+	case s.e.sendLock <- struct{}{}:
+	default:
+		return false
+	}
+	header.Put(s.pairHeader[:])
+	p := parcel{tag: tag, header: s.pairHeader[:], body: payload}
+	begun, rest := s.offerPieces(&p)
+	if rest {
+		p.body = slices.Clone(p.body) // the caller may use payload again
+		go s.sendRest(p)
+		return true
+	}
+	<-s.e.sendLock
+	return begun
+}
+
+// offerPieces offers a message piece by piece and waits for nothing. It tells whether it
+// has begun, and whether there is a rest, which p and pairOffer are then. The caller holds
+// sendLock.
+func (s *outbound) offerPieces(p *parcel) (begun, rest bool) {
+	piece, ok := s.beginPieces(p.size())
+	if !ok {
+		return false, false
+	}
+	o := &s.pairOffer
+	*o = wire.Offer{Total: uint32(p.size())}
+	for p.size() > 0 {
+		whole := *p
+		part := p.part(piece)
+		if !s.offerNow(&part, o) {
+			*p, rest = whole, o.Offset > 0
+			break
+		}
+	}
+	if !rest {
+		s.setBusy(false)
+	}
+	return o.Offset > 0, rest
+}
+
+// beginPieces tells how long the pieces of a message are, if nothing holds them up as far
+// as can be told. Then it is busy.
+func (s *outbound) beginPieces(size int) (piece int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	may := func(piece int) bool { return s.m.MayOfferParts((size + piece - 1) / piece) }
+	piece = s.t.Chunk
+	// Where the peer's processor copies, it copies one piece while this one copies the next.
+	if short := pieceOf(size, piece); s.atOnce && s.m.OffersOpen() == 0 && may(short) {
+		piece = short
+	}
+	ok = !s.e.over() && may(piece)
+	s.out.busy = ok
+	return piece, ok
+}
+
+// offerNow offers a piece, unless it would have to wait.
+func (s *outbound) offerNow(part *parcel, o *wire.Offer) bool {
+	memory, ok, err := s.queue.private.TryQuick(part.size())
 	if !ok || err != nil {
 		return false
 	}
 	// Without the lock: the worker goes on meanwhile.
-	header.Put(memory.Bytes())
-	longcopy.Fill(memory.Bytes()[call.HeaderSize:][:len(payload)], payload)
+	part.copyTo(memory.Bytes())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.out.busy || s.e.over() || !s.m.MayOffer() {
+	if s.e.over() || !s.m.MayOffer() {
 		s.n.offerPool.Put(memory)
 		return false
 	}
 	remote := memory.Remote()
-	s.offer(tag, &wire.Offer{Total: uint32(size)}, remote.Address, remote.Key, size, offered{slab: memory})
+	s.offer(part.tag, o, remote.Address, remote.Key, part.size(), offered{slab: memory})
 	return true
 }
 
-// mayOfferNow tells whether nothing holds an offer up.
-func (s *outbound) mayOfferNow() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.out.busy && !s.e.over() && s.m.MayOffer()
+// sendRest sends what offerPieces has left, and lets sendLock go.
+func (s *outbound) sendRest(p parcel) {
+	for o := s.pairOffer; p.size() > 0; {
+		if s.sendPart(context.Background(), p.part(s.t.Chunk), &o) != nil {
+			break // the endpoint has ended, and tells
+		}
+	}
+	s.setBusy(false)
+	<-s.e.sendLock
 }

@@ -3,6 +3,7 @@ package verbena
 import (
 	"context"
 
+	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/link/wire"
 	"github.com/verbena-data/verbena/internal/slab"
@@ -16,6 +17,10 @@ type outbound struct {
 	sent Traffic // mu guards it
 
 	atOnce bool // the processor that posts carries requests out
+
+	// Of a message that offerPair sends. Who holds sendLock has them.
+	pairHeader [call.HeaderSize]byte
+	pairOffer  wire.Offer
 }
 
 func (s *outbound) sentTraffic() Traffic {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -267,9 +268,8 @@ func TestReadAheadIsBounded(t *testing.T) {
 	})
 }
 
-// A long message of one part leaves without waiting for a goroutine, as long as
-// nothing holds it up: no other message that is half sent, and not too many that the
-// peer still reads.
+// A long message leaves without waiting for a goroutine, as long as nothing holds it up:
+// no other message that is half sent, and not too many parts that the peer still reads.
 func TestLongPairLeavesAtOnce(t *testing.T) {
 	for _, name := range []string{"fakeband", "fakewarp", "shm", "iwarp"} {
 		t.Run(name, func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestLongPairLeavesAtOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for i, size := range []int{s.m.MaxEager(), 100 << 10, s.t.Chunk - call.HeaderSize} {
+			for i, size := range []int{s.m.MaxEager(), 100 << 10, s.t.Chunk - call.HeaderSize, s.t.Chunk, min(s.t.Chunks, copyPieces)*s.t.Chunk - call.HeaderSize} {
 				body := pattern(size, i)
 				for !s.sendPair(7, header, body) {
 					prime()
@@ -306,21 +306,79 @@ func TestLongPairLeavesAtOnce(t *testing.T) {
 				}
 				m.Release()
 			}
-			if s.sendPair(7, header, make([]byte, s.t.Chunk)) {
-				t.Error("more than one part was sent")
+			if s.sendPair(7, header, make([]byte, s.t.Chunks*s.t.Chunk)) {
+				t.Error("more parts were sent than may be offered")
 			}
 			if s.sendPair(7, header, make([]byte, a.MaxMessage())) {
 				t.Error("more than the peer takes was sent")
 			}
-			s.mu.Lock()
-			s.out.busy = true
-			s.mu.Unlock()
+			a.sendLock <- struct{}{}
 			if s.sendPair(7, header, make([]byte, 100<<10)) {
 				t.Error("sent between the parts of another message")
 			}
-			s.mu.Lock()
-			s.out.busy = false
-			s.mu.Unlock()
+			<-a.sendLock
+		})
+	}
+}
+
+// A long message whose memory runs out in the middle is sent all the same, and nobody
+// waits for it. Its bytes are those at the time of the call.
+func TestLongPairIsFinishedLater(t *testing.T) {
+	for _, name := range []string{"fakeband", "shm", "iwarp"} {
+		t.Run(name, func(t *testing.T) {
+			p := worldOf(t, name).pair(t, Config{SendMemory: 8 << 20}, ListenConfig{})
+			a, b := p.connect(t, "")
+			s := a.carrier.(*shell)
+			piece := s.t.Chunk
+			if s.atOnce {
+				piece = 48 << 10
+			}
+			header := call.Header{Kind: call.Reply, ID: call.ID{Slot: 3}}
+			body := pattern(copyPieces*piece-call.HeaderSize, 1)
+			want := append(header.Append(nil), body...)
+			exchange := func() {
+				t.Helper()
+				m, err := b.Receive(p.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Release()
+				if !bytes.Equal(m.Bytes(), want) {
+					t.Errorf("%d bytes came as %d others", len(want), len(m.Bytes()))
+				}
+			}
+			sent := make(chan error, 1)
+			go func() { sent <- a.Send(p.ctx, 1, want) }() // it gets the receives for its answers
+			exchange()
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+			var held []slab.Slab
+			for {
+				m, ok, err := s.queue.private.TryQuick(piece)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ok {
+					break
+				}
+				held = append(held, m)
+			}
+			for range 2 { // of 4
+				s.n.offerPool.Put(held[len(held)-1])
+				held = held[:len(held)-1]
+			}
+			body = bytes.Clone(body)
+			for !s.sendPair(7, header, body) {
+				time.Sleep(time.Millisecond) // the peer still confirms
+			}
+			clear(body)
+			exchange()
+			for _, m := range held {
+				s.n.offerPool.Put(m)
+			}
+			a.sendLock <- struct{}{} // the rest lets it go
+			<-a.sendLock
 		})
 	}
 }

@@ -68,8 +68,11 @@ func (m *Machine[M]) MaySend() bool {
 }
 
 // MayOffer tells whether a part of a long message may be offered now.
-func (m *Machine[M]) MayOffer() bool {
-	return len(m.outgoing.idle) > 0 && m.mayPay(m.OffersOpen()+1)
+func (m *Machine[M]) MayOffer() bool { return m.MayOfferParts(1) }
+
+// MayOfferParts tells whether n parts may be offered now, one after the other.
+func (m *Machine[M]) MayOfferParts(n int) bool {
+	return len(m.outgoing.idle) >= n && m.mayPay(m.OffersOpen()+n) && m.credits.left >= n
 }
 
 // mayPay tells whether a message that costs a credit may be sent now, with which so
