@@ -102,6 +102,9 @@ func (e *Endpoint) SendRange(ctx context.Context, tag uint32, header []byte, b *
 // An endpoint that has ended lets its buffers go when it is closed; until then
 // Settled returns why it ended.
 func (e *Endpoint) Settled(ctx context.Context, b *Buffer) error {
+	if checksBuffers {
+		b.check("Settled")
+	}
 	if err := e.carrier.settle(ctx, b); err != nil {
 		return e.failure("wait until a buffer has gone to", err)
 	}

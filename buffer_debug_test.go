@@ -75,6 +75,46 @@ func TestCheckedBuffers(t *testing.T) {
 	})
 }
 
+// One-sided operations on a buffer that has been released are found, also when it was
+// released between the filling of a batch and Do.
+func TestCheckedOneSided(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		_, token := exposeTo(t, b, 4096, allRights)
+		released, late := newBuffer(t, p.ctx, a, 100, 1), newBuffer(t, p.ctx, a, 100, 1)
+		if err := a.PutBuffer(p.ctx, token, 0, released, 0, 100); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.GetBuffer(p.ctx, token, 0, released, 0, 100); err != nil {
+			t.Fatal(err)
+		}
+		batch := a.Batch()
+		batch.PutBuffer(token, 0, late, 0, 100)
+		released.Release()
+		late.Release()
+		for use, f := range map[string]func(){
+			"PutBuffer": func() { _ = a.PutBuffer(p.ctx, token, 0, released, 0, 0) },
+			"GetBuffer": func() { _ = a.GetBuffer(p.ctx, token, 0, released, 0, 0) },
+			"Settled":   func() { _ = a.Settled(p.ctx, released) },
+			"Bytes":     func() { _, _ = b.Expose(p.ctx, ExposeConfig{Buffer: released, Rights: MayRead}) },
+			"Do":        func() { _ = batch.Do(p.ctx) },
+		} {
+			if text := panicOf(f); !strings.Contains(text, use+" of a buffer after") || strings.Count(text, "TestCheckedOneSided") < 2 {
+				t.Errorf("%s: %q", use, text)
+			}
+		}
+		for use, f := range map[string]func(){
+			"PutBuffer": func() { a.Batch().PutBuffer(token, 0, released, 0, 0) },
+			"GetBuffer": func() { a.Batch().GetBuffer(token, 0, released, 0, 0) },
+		} {
+			if text := panicOf(f); !strings.Contains(text, use+" of a buffer after") {
+				t.Errorf("%s of a batch: %q", use, text)
+			}
+		}
+	})
+}
+
 // What calls and streams hand out is checked as well.
 func TestCheckedCalls(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {

@@ -35,11 +35,18 @@
 //	c, err := verbena.NewCaller(ep, nil)
 //	m, err := c.Call(ctx, method, payload)
 //
+// Memory can be exposed to the peer, which then reads and writes it by itself:
+//
+//	x, err := ep.Expose(ctx, verbena.ExposeConfig{Size: 1 << 20, Rights: verbena.MayRead})
+//	err = ep.Send(ctx, tag, x.Token().Append(nil))
+//	err = ep.Get(ctx, token, 0, into) // there, with what ParseToken made of the message
+//
 // Which transport carries an endpoint is chosen when it is set up: the first of
 // the providers, in order, that both ends have and that in fact connects; TCP
 // itself is the last resort. [Endpoint.Selection] tells what was considered and
 // why it was taken or left.
 //
 // The package imports the verbs model alone; docs/hello.md,
-// docs/endpoints.md and docs/calls.md define what it says on the wire.
+// docs/endpoints.md, docs/calls.md and docs/onesided.md define what it says on
+// the wire.
 package verbena

@@ -92,6 +92,9 @@ func (b *Batch) Get(t Token, offset int, into []byte) {
 // device reaches them: buffers and messages of endpoints of the group on the device.
 // The caller keeps its reference.
 func (b *Batch) PutBuffer(t Token, offset int, buffer *Buffer, from, to int) {
+	if checksBuffers {
+		buffer.check("PutBuffer")
+	}
 	if o := b.add(opPut, t, offset, len(buffer.data[from:to])); o != nil {
 		o.local, o.buffer, o.from = buffer.data[from:to], buffer, buffer.front+from
 	}
@@ -99,6 +102,9 @@ func (b *Batch) PutBuffer(t Token, offset int, buffer *Buffer, from, to int) {
 
 // GetBuffer is Get into the bytes of buffer from from to to; otherwise as PutBuffer.
 func (b *Batch) GetBuffer(t Token, offset int, buffer *Buffer, from, to int) {
+	if checksBuffers {
+		buffer.check("GetBuffer")
+	}
 	if at := buffer.owner.location(); at.user != nil && at.user.access&rdma.AccessLocalWrite == 0 && b.err == nil {
 		b.err = fmt.Errorf("%w: the buffer is mapped for reading only", ErrRights)
 	}
@@ -179,6 +185,13 @@ func (b *Batch) reset() {
 func (b *Batch) do(ctx context.Context) error {
 	e := b.e
 	err := b.err
+	if checksBuffers {
+		for _, o := range b.ops[:b.count] {
+			if o.buffer != nil {
+				o.buffer.check("Do")
+			}
+		}
+	}
 	switch {
 	case !e.features.has(hello.FeatureOneSided):
 		err = ErrUnsupported
@@ -298,6 +311,9 @@ func (e *Endpoint) Get(ctx context.Context, t Token, offset int, into []byte) er
 // copy where the device reaches them: buffers and messages of endpoints of the same
 // group on the same device. The caller keeps its reference to b.
 func (e *Endpoint) PutBuffer(ctx context.Context, t Token, offset int, b *Buffer, from, to int) error {
+	if checksBuffers {
+		b.check("PutBuffer")
+	}
 	if e.prompt(ctx, opPut, &t, offset, b.data[from:to]) {
 		return nil
 	}

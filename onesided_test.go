@@ -57,7 +57,14 @@ func TestOneSided(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		a, b := p.connect(t, w.transport)
-		t.Logf("%s: %s", a.Selection().Transport, a.Selection().OneSided)
+		s := a.Selection()
+		t.Logf("%s: %s", s.Transport, s.OneSided)
+		if says := strings.HasPrefix(s.OneSided, "emulated"); says != (w.transport == TransportTCP) {
+			t.Errorf("operations over %s are %q", s.Transport, s.OneSided)
+		}
+		if says := strings.HasPrefix(s.Files, "emulated"); says != (w.transport != "shm") {
+			t.Errorf("files over %s are read %q", s.Transport, s.Files)
+		}
 		const size = 3 << 20
 		x, token := exposeTo(t, b, size, allRights)
 		if !bytes.Equal(x.Bytes(), make([]byte, size)) || token.Len() != size || token.Rights() != allRights {

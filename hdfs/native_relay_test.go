@@ -253,3 +253,53 @@ func TestFlushWaitsForTheLastDataNode(t *testing.T) {
 	}
 	expect(t, c, "/last", content)
 }
+
+// A set-up travels with the first packets: a client that knows the DataNodes of a block sends
+// them before any of these has made a file.
+func TestSetUpsTravelWithPackets(t *testing.T) {
+	var held atomic.Bool
+	free := make(chan struct{})
+	disk := errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if held.Load() && op.Kind == errorfs.OpCreate {
+			<-free
+		}
+		return nil
+	}))
+	name, nodes, rt := onFakes(t, 2, 8<<20, 8<<20, disk)
+	d := NewDialer(rt, "fakeband")
+	defer d.Close()
+	c, err := NewClient(ClientConfig{NameNodes: []string{name}, User: superuser(t), Dialer: d, NoLocalReads: true, PacketSize: 4 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	store(t, c, "/known", randomBytes(1000), CreateOptions{})
+	arrived := func() (n uint64) {
+		for _, dn := range nodes {
+			n += dn.Packets().Packets
+		}
+		return n
+	}
+	w, err := c.Create(t.Context(), "/sooner", CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, content := arrived(), randomBytes(20_000)
+	held.Store(true)
+	release := sync.OnceFunc(func() { held.Store(false); close(free) })
+	defer release()
+	if _, err := w.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "packets come before files are made", func() error {
+		if n := arrived() - before; n < 4 {
+			return fmt.Errorf("%d have", n)
+		}
+		return nil
+	})
+	release()
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "/sooner", content)
+}

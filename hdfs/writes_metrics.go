@@ -42,6 +42,7 @@ var (
 	packets       = prometheus.NewDesc("verbena_hdfs_datanode_native_packets_total", "Packets received by hdfs-data/1.", nil, nil)
 	packetAcks    = prometheus.NewDesc("verbena_hdfs_datanode_native_acknowledgements_total", "Acknowledgements sent by hdfs-data/1.", nil, nil)
 	packetWaits   = prometheus.NewDesc("verbena_hdfs_datanode_native_waits_total", "How often a receiver of hdfs-data/1 found no message and had to wait.", nil, nil)
+	ackWaits      = prometheus.NewDesc("verbena_hdfs_datanode_native_acknowledgement_waits_total", "How often a receiver from a next DataNode of hdfs-data/1 found no message and had to wait.", nil, nil)
 	packetWindows = prometheus.NewDesc("verbena_hdfs_datanode_native_reserved_bytes", "Bytes reserved for the windows of blocks that are being written by hdfs-data/1.", nil, nil)
 	blocksCopied  = prometheus.NewDesc("verbena_hdfs_datanode_blocks_copied_total", "Replicas sent to other DataNodes, to their end.", []string{"path"}, nil)
 	bytesCopied   = prometheus.NewDesc("verbena_hdfs_datanode_block_bytes_copied_total", "Bytes of the replicas sent to other DataNodes, to their end.", []string{"path"}, nil)
@@ -61,7 +62,7 @@ var writeStages = []struct {
 
 // Describe implements [prometheus.Collector].
 func (writesCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{blocksWritten, bytesWritten, writeSeconds, packets, packetAcks, packetWaits, packetWindows, blocksCopied, bytesCopied, copyFallbacks} {
+	for _, d := range []*prometheus.Desc{blocksWritten, bytesWritten, writeSeconds, packets, packetAcks, packetWaits, ackWaits, packetWindows, blocksCopied, bytesCopied, copyFallbacks} {
 		ch <- d
 	}
 }
@@ -95,6 +96,7 @@ func (c writesCollector) Collect(ch chan<- prometheus.Metric) {
 		received.Packets += p.Packets
 		received.Acknowledgements += p.Acknowledgements
 		received.Waits += p.Waits
+		received.AckWaits += p.AckWaits
 		received.Reserved += p.Reserved
 	}
 	counter := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -115,5 +117,6 @@ func (c writesCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(packets, float64(received.Packets))
 	counter(packetAcks, float64(received.Acknowledgements))
 	counter(packetWaits, float64(received.Waits))
+	counter(ackWaits, float64(received.AckWaits))
 	ch <- prometheus.MustNewConstMetric(packetWindows, prometheus.GaugeValue, float64(received.Reserved))
 }

@@ -32,6 +32,7 @@ func TestWritesTellTheirStages(t *testing.T) {
 	packets := func(cfg *ClientConfig) { cfg.PacketSize = 64 << 10 }
 	put(s.own("shm", packets), "/native")
 	put(s.own("shm", packets, func(cfg *ClientConfig) { cfg.LegacyTransfers = true }), "/legacy")
+	var acknowledged, heard uint64
 	for i, d := range s.DataNodes {
 		native, legacy := d.Writes()
 		for name, w := range map[string]WriteStats{"native": native, "legacy": legacy} {
@@ -50,6 +51,12 @@ func TestWritesTellTheirStages(t *testing.T) {
 		if p.Packets != sent || p.Waits > sent+2*blocks+2 || p.Acknowledgements < blocks || p.Acknowledgements > sent {
 			t.Errorf("DataNode %d: %+v, %d packets were sent", i, p, sent)
 		}
+		acknowledged, heard = acknowledged+p.Acknowledgements, heard+p.AckWaits
+	}
+	// What comes from behind are two answers to set-ups for each block, one proof for each of
+	// six connections at most, and acknowledgements; each receiver waits for what never comes, too.
+	if most := acknowledged + 2*blocks + 2*6; heard == 0 || heard > most {
+		t.Errorf("receivers of acknowledgements have waited %d times, want %d at most", heard, most)
 	}
 	registry := prometheus.NewRegistry()
 	if err := registry.Register(NewWritesCollector(s.DataNodes...)); err != nil {
@@ -69,7 +76,7 @@ func TestWritesTellTheirStages(t *testing.T) {
 			}
 		}
 	}
-	if series["verbena_hdfs_datanode_write_seconds_total"] != 8 || len(series) != 10 || total != 2*3*blocks {
+	if series["verbena_hdfs_datanode_write_seconds_total"] != 8 || len(series) != 11 || total != 2*3*blocks {
 		t.Errorf("%v, %v blocks", series, total)
 	}
 }

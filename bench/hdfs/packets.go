@@ -59,13 +59,13 @@ func (b *bench) packets(ctx context.Context, files []int64) (err error) {
 			return err
 		}
 	}
-	text := b.ran() + fmt.Sprintf(". %d rounds; medians: seconds, and processor seconds.\n\n", b.rounds) + packetTable(files, took)
+	text := beside.Ran(b.machine) + fmt.Sprintf(". %d rounds; medians: seconds, and processor seconds.\n\n", b.rounds) + packetTable(files, took)
 	fmt.Print(text)
 	if b.json {
 		return nil
 	}
 	chart := plot.Chart{
-		Title: fmt.Sprintf("Writing %d GiB, 3 replicas", files[0]), Subtitle: b.ran(), XLabel: "bytes of a packet", YLabel: "seconds",
+		Title: fmt.Sprintf("Writing %d GiB, 3 replicas", files[0]), Subtitle: beside.Ran(b.machine), XLabel: "bytes of a packet", YLabel: "seconds",
 		FormatX: beside.Bytes,
 	}
 	for _, col := range columns {

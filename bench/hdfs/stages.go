@@ -71,7 +71,7 @@ func (b *bench) splitUp(ctx context.Context) error {
 			return err
 		}
 	}
-	text := b.ran() + fmt.Sprintf(". Medians of %d rounds of %d blocks, in milliseconds.\n\n", b.rounds, stagedFiles) + stagesTable(took)
+	text := beside.Ran(b.machine) + fmt.Sprintf(". Medians of %d rounds of %d blocks, in milliseconds.\n\n", b.rounds, stagedFiles) + stagesTable(took)
 	fmt.Print(text)
 	if b.json {
 		return nil

@@ -225,7 +225,11 @@ func (r *results) merge(measured []record, rows []row) {
 			case i >= 0 && (measured[i].Skipped == "" || j < 0 || r.Rows[j].Skipped != ""):
 				merged = append(merged, measured[i])
 			case j >= 0:
-				merged = append(merged, r.Rows[j])
+				kept := r.Rows[j]
+				if kept.Why != "" { // the reason is not measured: it is told as it is known today
+					kept.Why = w.why
+				}
+				merged = append(merged, kept)
 			}
 		}
 	}

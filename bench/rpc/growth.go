@@ -69,6 +69,8 @@ func rateChart(file, title string) chart {
 	return chart{file, title, "calls per second", "", func(r host.PerfRow) (float64, float64) { return r.OpsPerS, 0 }}
 }
 
+const hadoopJava = "Hadoop's Java server, TCP"
+
 // sweeps are all of them, in the page's order.
 func (b *bench) sweeps() []sweep {
 	transports := func(args func(x int) []string) (lines []line) {
@@ -79,14 +81,15 @@ func (b *bench) sweeps() []sweep {
 		}
 		return lines
 	}
-	// hadoop is Hadoop RPC over the transports, and its peers by the same client program.
+	// hadoop is Hadoop RPC over the transports, and its peers by the same client program,
+	// which is ours for Hadoop's Java server, too.
 	hadoop := func(args func(x int) []string, load func(x int) load) (lines []line) {
 		for _, transport := range []string{overSHM, "iwarp"} {
 			lines = append(lines, line{"ours, " + transport, func(ctx context.Context, x int) (host.PerfRow, error) {
 				return b.perfRow(ctx, append([]string{"--level", "rpc", "--test", "call", "--wait", "adaptive", "--transport", transport}, args(x)...)...)
 			}})
 		}
-		for _, peer := range []struct{ name, system string }{{"ours, TCP", oursTCP}, {"gRPC, TCP", grpcTCP}, {"gRPC, Unix", grpcUnix}, {"net/rpc, TCP", netrpc}} {
+		for _, peer := range []struct{ name, system string }{{"ours, TCP", oursTCP}, {"gRPC, TCP", grpcTCP}, {"gRPC, Unix", grpcUnix}, {"net/rpc, TCP", netrpc}, {hadoopJava, java}} {
 			lines = append(lines, line{peer.name, func(ctx context.Context, x int) (host.PerfRow, error) {
 				return b.driveRow(ctx, load(x), peer.system)
 			}})

@@ -185,10 +185,17 @@ func (s *sweep) page(p func(string, ...any), g *growth) {
 		p("%s", text)
 	}
 	p("")
-	for _, f := range g.Failed {
-		p("- not measured: %s", f)
+	missing := slices.Clone(g.Failed)
+	for _, l := range s.lines {
+		told := slices.ContainsFunc(g.Failed, func(f string) bool { return strings.HasPrefix(f, l.name+", "+s.x) })
+		if len(g.Rows[l.name]) == 0 && !told {
+			missing = append(missing, l.name+", which this run did not have")
+		}
 	}
-	if len(g.Failed) > 0 {
+	for _, m := range missing {
+		p("- not measured: %s", m)
+	}
+	if len(missing) > 0 {
 		p("")
 	}
 	for _, c := range s.charts {

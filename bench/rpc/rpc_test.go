@@ -121,11 +121,12 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What is measured anew replaces what was there, in the order of the rows.
+// What is measured anew replaces what was there, in the order of the rows. What stays has
+// the reason that is known now.
 func TestMerge(t *testing.T) {
 	rows := []row{
 		{what: "first", beside: "peer", far: beside.AtMost(1), target: beside.AtMost(1)},
-		{what: "second", beside: "peer"}, {what: "third", beside: "peer"},
+		{what: "second", beside: "peer", target: beside.AtMost(0.5), why: "as thought then"}, {what: "third", beside: "peer"},
 	}
 	of := func(r row, ours float64, commit string) []record {
 		list := r.judge([]beside.Round{round(ours, 1, 40, true)}, nil)
@@ -138,6 +139,7 @@ func TestMerge(t *testing.T) {
 	r.merge(append(of(rows[1], 1, "old"), of(rows[0], 1, "old")...), rows)
 	r.Rows = append(r.Rows, record{Row: beside.Row{What: "gone", Beside: "peer"}})
 	failed := rows[1].judge(nil, errors.New("broken"))
+	rows[1].why = "as known now"
 	r.merge(append(append(of(rows[2], 3, "new"), of(rows[0], 2, "new")...), failed...), rows)
 	var got []string
 	for _, m := range r.Rows {
@@ -146,7 +148,7 @@ func TestMerge(t *testing.T) {
 	if s := strings.Join(got, "; "); s != "first, processors near new; first, processors far new; second old; third new" {
 		t.Error(s)
 	}
-	if r.Rows[0].Ours != 2 || r.Rows[1].Skipped == "" || r.Rows[2].Ours != 1 {
+	if r.Rows[0].Ours != 2 || r.Rows[1].Skipped == "" || r.Rows[2].Ours != 1 || r.Rows[2].Why != "as known now" {
 		t.Errorf("%+v", r.Rows)
 	}
 }
@@ -221,6 +223,7 @@ func TestPage(t *testing.T) {
 		}
 		r.Growth[s.name] = g
 	}
+	delete(r.Growth["hadoop sizes"].Rows, hadoopJava)
 	if err := b.write(r); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +232,8 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"| gRPC-Go on loopback | 1 ns | 2 ns | 0.50 (0.50–0.50) | at most 1/80 | **missed** |", "was not measured: it is broken",
-		"| 64 MiB |", "| 1000 |", "rpc-peers.svg", "- not measured: iwarp, peers 30 and more: it is broken", "abc. "} {
+		"| 64 MiB |", "| 1000 |", "rpc-peers.svg", "- not measured: iwarp, peers 30 and more: it is broken", "abc. ",
+		"- not measured: " + hadoopJava + ", which this run did not have"} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("no %q in\n%s", want, page)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/bench/internal/host"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/journal"
@@ -27,6 +28,8 @@ type bench struct {
 	dir    string
 	rounds int
 	each   time.Duration
+	short  bool // --quick
+	json   bool
 
 	quiet *slog.Logger
 	rows  []*row
@@ -41,7 +44,11 @@ type row struct {
 }
 
 func (b *bench) run(ctx context.Context, out io.Writer) (err error) {
-	b.each = cmp.Or(b.each, 500*time.Millisecond)
+	rounds, each := 5, 500*time.Millisecond
+	if b.short {
+		rounds, each = 3, 100*time.Millisecond
+	}
+	b.rounds, b.each = cmp.Or(b.rounds, rounds), cmp.Or(b.each, each)
 	if b.rounds < 1 || b.each < 0 {
 		return fmt.Errorf("%d rounds of %v: one at least", b.rounds, b.each)
 	}
@@ -247,6 +254,13 @@ func number(x float64) string {
 }
 
 func (b *bench) show(ctx context.Context, out io.Writer) error {
+	if b.json {
+		var rows []beside.Row
+		for _, r := range b.rows {
+			rows = append(rows, beside.Medians(r.what+", a second", "the same, not synced", r.unit, r.rates[0], r.rates[1], beside.Target{}))
+		}
+		return beside.Write(out, rows)
+	}
 	root, err := host.ModuleRoot(ctx)
 	if err != nil {
 		return err

@@ -19,6 +19,7 @@ func root() *cobra.Command {
 		Long: `Measure what fsync costs on the disk of a directory:
 
   go -C bench run ./sync --dir /var/tmp
+  go -C bench run ./sync --quick --json   rows {what, beside, ours, theirs, ratio}
 
 It prints a table for docs/benchmarks/sync.md. Three parts: appends of 4 KiB to a file, each
 synced; changes of the NameNode's journal by 1 and by 32 callers, and the same on a file system
@@ -31,7 +32,9 @@ and without an hsync before the close. The rounds of what is compared alternate.
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&b.dir, "dir", "", "`directory` on the disk to be measured (default: a temporary one)")
-	flags.IntVar(&b.rounds, "rounds", 5, "rounds")
-	flags.DurationVar(&b.each, "each", 0, "time of each part of a round (default: 500ms)")
+	flags.BoolVar(&b.short, "quick", false, "three short rounds")
+	flags.BoolVar(&b.json, "json", false, "print the rows as JSON, for a script")
+	flags.IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 3)")
+	flags.DurationVar(&b.each, "each", 0, "time of each part of a round (default: 500ms, with --quick 100ms)")
 	return cmd
 }

@@ -28,7 +28,9 @@ type guarded struct {
 	issuer *blocktoken.Issuer
 }
 
-func newGuarded(t *testing.T, count int) *guarded {
+func newGuarded(t *testing.T, count int) *guarded { return newGuardedWith(t, count, nil) }
+
+func newGuardedWith(t *testing.T, count int, change func(i int, c *Config)) *guarded {
 	t.Helper()
 	secret, err := cluster.NewSecret([]byte(strings.Repeat("s", 32)))
 	must(t, err)
@@ -37,6 +39,9 @@ func newGuarded(t *testing.T, count int) *guarded {
 	must(t, err)
 	g.fixture = newFixture(t, count, func(i int, c *Config) {
 		c.Secret = secret
+		if change != nil {
+			change(i, c)
+		}
 		if i == 0 {
 			// The first registers when the keys are there, as all do.
 			nn := c.NameNode.(*fakeNameNode)

@@ -3,12 +3,15 @@ package datanode
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -219,6 +222,94 @@ func TestOrderOfAPipeline(t *testing.T) {
 		must(t, native.ParseAck(c.next(7), &a))
 		if len(a.Replies) != failing+1 || a.Replies[failing] != hdfspb.Status_ERROR {
 			t.Errorf("DataNode %d has failed, and the answers are %v", failing, a.Replies)
+		}
+	}
+}
+
+// A set-up needs a token to write that very block, at each DataNode: one for another block, to
+// read alone, of an older generation or that has expired begins nothing.
+func TestNativeSetUpsWantTokens(t *testing.T) {
+	network := fake.NewNetwork()
+	g := newGuardedWith(t, 2, func(i int, c *Config) { c.Native = newRuntime(t, network, fmt.Sprint("datanode-", i)) })
+	c := dialNative(t, g.nodes[0])
+	tag := uint32(6)
+	begin := func(token *hdfspb.TokenProto, op *hdfspb.OpWriteBlockProto) (native.Verdict, *hdfspb.BlockOpResponseProto) {
+		op.Header.BaseHeader.Token = token
+		tag++
+		return c.setUp(tag, op)
+	}
+	for what, token := range map[string]*hdfspb.TokenProto{
+		"none":             nil,
+		"empty":            blocktoken.None(),
+		"of another block": g.token("ada", blocktoken.Write, 2, 1001),
+		"to read":          g.token("ada", blocktoken.Read|blocktoken.Copy|blocktoken.Replace, 1, 1001),
+		"older":            g.token("ada", blocktoken.Write, 1, 1000),
+		"expired":          g.issuer.Grant(time.Now().Add(-10*time.Hour-time.Second), "ada", blocktoken.Write, extended(1, 1001, 0), nil, nil),
+	} {
+		if v, resp := begin(token, writeOf(1, g.nodes[1])); v != native.Refused || resp.GetStatus() != hdfspb.Status_ERROR_ACCESS_TOKEN {
+			t.Errorf("token %s: verdict %d, %v", what, v, resp)
+		}
+	}
+	good := g.token("ada", blocktoken.Write, 1, 1001)
+	if v, resp := begin(good, writeOf(1, g.nodes[1])); v != native.Accepted {
+		t.Fatalf("with a token: verdict %d, %v", v, resp)
+	}
+	packet := nativePackets(random(1, 1000), 1000)
+	c.send(tag, packet[0])
+	c.send(tag, packet[1])
+	for seqno := int64(-1); seqno < 1; {
+		var a transfer.Ack
+		if must(t, native.ParseAck(c.next(tag), &a)); !a.OK() {
+			t.Fatalf("%+v", a)
+		}
+		seqno = a.Seqno
+	}
+	// A writer that has lost its lease has a token of an older generation.
+	late := writeOf(1)
+	late.Stage, late.LatestGenerationStamp = appending.Enum(), proto.Uint64(1002)
+	late.MinBytesRcvd, late.MaxBytesRcvd = proto.Uint64(1000), proto.Uint64(1000)
+	if v, resp := begin(good, late); v != native.Refused || resp.GetStatus() != hdfspb.Status_ERROR_ACCESS_TOKEN {
+		t.Errorf("append under a generation that the token is not for: verdict %d, %v", v, resp)
+	}
+}
+
+// Blocks that are open have no goroutine of their own, at none of the DataNodes of their
+// pipelines: the receiver of each endpoint serves all of them.
+func TestOpenBlocksHaveNoGoroutines(t *testing.T) {
+	const blocks = 100
+	f := newNatives(t, 2, nil)
+	c := dialNative(t, f.nodes[0])
+	packets := nativePackets(random(1, 1000), 500)
+	open := func(tag uint32) {
+		t.Helper()
+		if v, resp := c.setUp(tag, writeOf(uint64(tag), f.nodes[1])); v != native.Accepted {
+			t.Fatal(resp)
+		}
+		c.send(tag, packets[0])
+		var a transfer.Ack
+		if must(t, native.ParseAck(c.next(tag), &a)); !a.OK() {
+			t.Fatalf("%+v", a)
+		}
+	}
+	open(1) // connects the two
+	before := runtime.NumGoroutine()
+	for tag := range uint32(blocks) {
+		open(2 + tag)
+	}
+	for end := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
+		more := runtime.NumGoroutine() - before
+		if more < blocks/10 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines more for %d open blocks at each of two DataNodes", more, blocks)
+		}
+	}
+	for tag := range uint32(blocks) {
+		c.send(2+tag, packets[1])
+		var a transfer.Ack
+		if must(t, native.ParseAck(c.next(2+tag), &a)); !a.OK() || a.Seqno != 1 {
+			t.Fatalf("block %d: %+v", tag, a)
 		}
 	}
 }

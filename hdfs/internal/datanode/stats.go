@@ -166,7 +166,10 @@ type PacketStats struct {
 	Waits uint64
 	// Acknowledgements that this DataNode has sent: one may stand for many packets.
 	Acknowledgements uint64
-	Reserved         int64 // bytes of windows, now
+	// AckWaits is how often a receiver from a next DataNode had to wait: for answers to
+	// set-ups and for acknowledgements, which wake this hop at most once each, too.
+	AckWaits uint64
+	Reserved int64 // bytes of windows, now
 }
 
 // Packets returns the numbers of what receives packets, since the DataNode was opened.
@@ -175,5 +178,9 @@ func (dn *DataNode) Packets() PacketStats {
 	n.mu.Lock()
 	reserved := n.reserved
 	n.mu.Unlock()
-	return PacketStats{Packets: n.packets.Load(), Waits: n.waits.Load(), Acknowledgements: n.acks.Load(), Reserved: reserved}
+	s := PacketStats{Packets: n.packets.Load(), Waits: n.waits.Load(), Acknowledgements: n.acks.Load(), Reserved: reserved}
+	if n.mirrors != nil {
+		s.AckWaits = n.mirrors.Waits()
+	}
+	return s
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena"
@@ -50,6 +51,7 @@ type Table struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	waits  atomic.Uint64
 
 	mu     sync.Mutex
 	closed bool
@@ -149,6 +151,9 @@ func (t *Table) Prepare(address string) {
 	}
 	t.attempt(p, address)
 }
+
+// Waits is how often the receiver of a connection has found no message and had to wait for one.
+func (t *Table) Waits() uint64 { return t.waits.Load() }
 
 // Join has the connection to a server get a user.
 func (t *Table) Join(ctx context.Context, address string, u User) (*Conn, uint32, error) {
@@ -314,7 +319,7 @@ func (t *Table) dial(address string) (*Conn, error) {
 func (t *Table) run(p *peer, c *Conn) {
 	keep := c.ep.KeepFor(t.cfg.Idle)
 	idle := time.AfterFunc(keep, func() { c.closeIdle(keep) })
-	err := c.receive()
+	err := c.receive(&t.waits)
 	idle.Stop()
 	t.mu.Lock()
 	delete(t.conns, c)
@@ -390,12 +395,16 @@ func (c *Conn) Leave(id uint32) {
 	}
 }
 
-// receive hands messages to users.
-func (c *Conn) receive() error {
+// receive hands messages to users, and counts how often it waits for one.
+func (c *Conn) receive(waits *atomic.Uint64) error {
 	for {
-		m, err := c.ep.Receive(context.Background())
-		if err != nil {
-			return err
+		m := c.ep.TryReceive()
+		if m == nil {
+			waits.Add(1)
+			var err error
+			if m, err = c.ep.Receive(context.Background()); err != nil {
+				return err
+			}
 		}
 		c.mu.Lock()
 		u := c.users[m.Tag]

@@ -71,6 +71,8 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
 			return err
 		}
 	}
+	help := helpOfCommand(cmd)
+	cmd.SetHelpCommand(help) // in place of cobra's
 	paths, behind, sources := expanding(run, 0, 0), expanding(run, 1, 0), expanding(run, 0, 1)
 	cmd.AddCommand(
 		listCommand(paths), putCommand(run), getCommand(sources), catCommand(paths), mkdirCommand(run),
@@ -80,7 +82,7 @@ in put and for standard output in get. Commands may be written as in hdfs dfs: -
 		countCommand(paths), replicationCommand(behind), concatCommand(run), getACLCommand(paths), setACLCommand(paths), getAttributeCommand(paths), setAttributeCommand(paths),
 		copyCommand(sources), mergeCommand(sources), moveFromLocalCommand(run), moveToLocalCommand(), removeDirCommand(paths), expungeCommand(run),
 		deprecated(listCommand(paths), "lsr", "ls -R", "recursive"), deprecated(removeCommand(paths), "rmr", "-rm -r", "recursive"), deprecated(usageCommand(paths), "dus", "du -s", "summary"),
-		usageOfCommand(cmd),
+		usageOfCommand(cmd), help,
 	)
 	cmd.AddCommand(snapshotCommands(run)...)
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -103,16 +105,44 @@ func deprecated(cmd *cobra.Command, name, now, flag string) *cobra.Command {
 	return cmd
 }
 
-// usageOfCommand shows how a command, or each of them, is called.
+// usageOfCommand shows how commands, or all of them, are called.
 func usageOfCommand(parent *cobra.Command) *cobra.Command {
+	return aboutCommands(parent, "usage", "Show how commands are called", func(out io.Writer, other *cobra.Command) {
+		fmt.Fprintf(out, "Usage: %s\n", other.UseLine())
+	})
+}
+
+// helpOfCommand shows what commands, or all of them, do.
+func helpOfCommand(parent *cobra.Command) *cobra.Command {
+	return aboutCommands(parent, "help", "Show what commands do, and their options", func(out io.Writer, other *cobra.Command) {
+		text := other.Long
+		if text == "" {
+			text = other.Short
+		}
+		fmt.Fprintf(out, "%s\n\n%s\n", text, other.UsageString())
+	})
+}
+
+// aboutCommands is a command that tells of others, by their names of today or earlier ones.
+func aboutCommands(parent *cobra.Command, name, short string, tell func(io.Writer, *cobra.Command)) *cobra.Command {
 	return &cobra.Command{
-		Use:   "usage [COMMAND...]",
-		Short: "Show how commands are called",
+		Use:   name + " [COMMAND...]",
+		Short: short,
 		RunE: func(c *cobra.Command, args []string) error {
-			for _, other := range parent.Commands() {
-				if !other.Hidden && (len(args) == 0 || slices.Contains(args, other.Name())) {
-					fmt.Fprintf(c.OutOrStdout(), "Usage: %s\n", other.UseLine())
+			commands := parent.Commands()
+			if len(args) == 0 {
+				for _, other := range commands {
+					if !other.Hidden {
+						tell(c.OutOrStdout(), other)
+					}
 				}
+			}
+			for _, arg := range args {
+				i := slices.IndexFunc(commands, func(other *cobra.Command) bool { return other.Name() == arg || other.HasAlias(arg) })
+				if i < 0 {
+					return (&session{errOut: c.ErrOrStderr(), verb: name}).say(usage{fmt.Errorf("`%s': Unknown command", arg)})
+				}
+				tell(c.OutOrStdout(), commands[i])
 			}
 			return nil
 		},

@@ -181,3 +181,26 @@ func TestSafelyAsks(t *testing.T) {
 		t.Errorf("yes: %+v", a)
 	}
 }
+
+// Help and usage are of the commands that are named, by older names and aliases, too.
+func TestHelpIsOfCommands(t *testing.T) {
+	s := &shell{t, ""}
+	for _, each := range []struct{ name, says string }{
+		{"ls", "List files and directories"}, {"lsr", "List files and directories"}, {"copyFromLocal", "Store local files and trees"}, {"help", "what commands do"},
+	} {
+		if got := s.must("-help", each.name); !strings.Contains(got, each.says) || !strings.Contains(got, "Usage:") {
+			t.Errorf("-help %s: %s", each.name, got)
+		}
+	}
+	if got := s.must("-usage", "copyToLocal"); !strings.HasPrefix(got, "Usage: fs get ") {
+		t.Errorf("-usage copyToLocal: %s", got)
+	}
+	if all := s.must("-help"); !strings.Contains(all, "List files and directories") || !strings.Contains(all, "Remove empty directories") {
+		t.Errorf("-help: %s", all)
+	}
+	for _, verb := range []string{"help", "usage"} {
+		if a := s.perform("", "-"+verb, "lsx"); a.Code != 255 || a.Err != "-"+verb+": `lsx': Unknown command\n" {
+			t.Errorf("%+v", a)
+		}
+	}
+}

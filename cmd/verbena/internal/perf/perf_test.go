@@ -461,23 +461,15 @@ func TestForeignPlan(t *testing.T) {
 	}
 }
 
-// The keys of a row are what other programs read.
-func TestRowKeys(t *testing.T) {
-	_, c := pair(t)
-	m, err := c.Run(t.Context(), plan(LevelVerbs, verbena.TransportAuto, TestSend, ModeLatency, WaitSpin, 8), few(100))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b strings.Builder
-	if err := m.Row().WriteJSON(&b); err != nil {
-		t.Fatal(err)
-	}
+// rowKeys are the keys of a row, in their order.
+func rowKeys(t *testing.T, row string) string {
+	t.Helper()
 	var keys []string
-	d := json.NewDecoder(strings.NewReader(b.String()))
+	d := json.NewDecoder(strings.NewReader(row))
 	for depth := 0; ; {
 		token, err := d.Token()
 		if err == io.EOF {
-			break
+			return strings.Join(keys, " ")
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -493,12 +485,37 @@ func TestRowKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The keys of a row are what other programs read.
+func TestRowKeys(t *testing.T) {
+	_, c := pair(t)
+	m, err := c.Run(t.Context(), plan(LevelVerbs, verbena.TransportAuto, TestSend, ModeLatency, WaitSpin, 8), few(100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := m.Row().WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
 	const want = "level transport test mode wait size iterations p50_ns p99_ns p999_ns p9999_ns ops_per_s bytes_per_s cpu_s"
-	if got := strings.Join(keys, " "); got != want {
+	if got := rowKeys(t, b.String()); got != want {
 		t.Errorf("keys %s\nwant %s", got, want)
 	}
 	if strings.Count(b.String(), "\n") != 1 {
 		t.Errorf("%q is not one line", b.String())
+	}
+
+	calls, err := c.Run(t.Context(), plan(LevelRuntime, verbena.TransportAuto, TestCall, ModeLatency, WaitSpin, 8), few(100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Reset()
+	if err := calls.Row().WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := rowKeys(t, b.String()), strings.Replace(want, "p9999_ns", "p9999_ns rtt_p50_ns rtt_p99_ns", 1); got != want {
+		t.Errorf("keys of calls %s\nwant %s", got, want)
 	}
 
 	b.Reset()

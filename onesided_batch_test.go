@@ -1,0 +1,79 @@
+package verbena
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+// A countingQueuePair keeps what each post has brought.
+type countingQueuePair struct {
+	rdma.DoorbellQueuePair
+	mu    sync.Mutex
+	posts [][]rdma.SendRequest
+	rung  int
+}
+
+func (q *countingQueuePair) PostSendHeld(requests []rdma.SendRequest) (n int, ring bool, err error) {
+	q.mu.Lock()
+	q.posts = append(q.posts, append([]rdma.SendRequest(nil), requests...))
+	q.mu.Unlock()
+	return q.DoorbellQueuePair.PostSendHeld(requests)
+}
+
+func (q *countingQueuePair) Ring() {
+	q.mu.Lock()
+	q.rung++
+	q.mu.Unlock()
+	q.DoorbellQueuePair.Ring()
+}
+
+// A full batch is one post and one doorbell, of which the last operation alone is
+// signalled, from memory that has to be copied first as from a Buffer.
+func TestBatchHasOneDoorbell(t *testing.T) {
+	for _, class := range []func(string) fake.Config{fake.InfiniBand, fake.IWARP} {
+		w := fakeWorld("fake", class)
+		t.Run(class("a").Attributes.Class.String(), func(t *testing.T) { batchHasOneDoorbell(t, w) })
+	}
+}
+
+func batchHasOneDoorbell(t *testing.T, w world) {
+	p := w.pair(t, Config{}, ListenConfig{})
+	a, b := p.connect(t, w.transport)
+	_, token := exposeTo(t, b, MaxBatch*100, allRights)
+	buffer := newBuffer(t, p.ctx, a, 100, 1)
+	defer buffer.Release()
+	s := a.carrier.(*shell)
+	q := &countingQueuePair{DoorbellQueuePair: s.qp.(rdma.DoorbellQueuePair)}
+	s.mu.Lock()
+	s.queue.qp, s.mu.doorbell = q, q
+	s.mu.Unlock()
+	for name, add := range map[string]func(*Batch, int){
+		"Put":       func(batch *Batch, i int) { batch.Put(token, i*100, pattern(100, i)) },
+		"PutBuffer": func(batch *Batch, i int) { batch.PutBuffer(token, i*100, buffer, 0, 100) },
+	} {
+		batch := a.Batch()
+		for i := range MaxBatch {
+			add(batch, i)
+		}
+		q.mu.Lock()
+		q.posts, q.rung = nil, 0
+		q.mu.Unlock()
+		if err := batch.Do(p.ctx); err != nil {
+			t.Fatal(name, err)
+		}
+		q.mu.Lock()
+		posts, rung := q.posts, q.rung
+		q.mu.Unlock()
+		if len(posts) != 1 || len(posts[0]) != MaxBatch || rung != 1 {
+			t.Fatalf("%s: %d posts and %d doorbells for %d operations; want 1 and 1", name, len(posts), rung, MaxBatch)
+		}
+		for i, r := range posts[0] {
+			if last := i == MaxBatch-1; r.Flags&rdma.Signaled != 0 != last {
+				t.Errorf("%s: operation %d of %d has the flags %v", name, i, MaxBatch, r.Flags)
+			}
+		}
+	}
+}
