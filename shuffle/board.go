@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/verbena-data/verbena/shuffle/internal/flow"
+	"github.com/verbena-data/verbena/shuffle/internal/rest"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
@@ -44,12 +45,12 @@ type reader struct {
 
 // A writer is what this process has left on a peer's board.
 type writer struct {
-	left   uint64 // entries
-	rung   uint64 // the rest of the peer that was ended
-	told   uint64 // entries of the peer's that it knows to be taken
-	bye    bool   // the peer has been told that all has arrived here
-	broken bool   // a Put has failed
-	closed bool   // this process's boards have gone
+	left   uint64    // entries
+	bell   rest.Bell // that wakes the peer
+	told   uint64    // entries of the peer's that it knows to be taken
+	bye    bool      // the peer has been told that all has arrived here
+	broken bool      // a Put has failed
+	closed bool      // this process's boards have gone
 }
 
 // over tells whether nothing on the peer's board matters any more. sending is held.
@@ -177,8 +178,8 @@ func (p *peer) ring() {
 	if p.over() {
 		return
 	}
-	if rest := p.board.word(wire.BoardRest); rest&1 == 1 && rest != w.rung && p.ep.TrySend(wire.TagControl, nil) {
-		w.rung = rest
+	if word := p.board.word(wire.BoardRest); w.bell.Needed(word) && p.ep.TrySend(wire.TagControl, nil) {
+		w.bell.Rung(word)
 		p.messages.Add(1)
 	}
 }
@@ -191,12 +192,12 @@ func (p *peer) unread() bool {
 }
 
 // rests tells the peers on the same host whether this process rests: it is odd then.
-func (x *Exchange) rests(rest uint64) {
+func (x *Exchange) rests(word uint64) {
 	for _, p := range x.peers {
 		if p.direct {
 			p.sending.Lock()
 			if !p.over() {
-				p.putWord(wire.BoardRest, rest)
+				p.putWord(wire.BoardRest, word)
 			}
 			p.sending.Unlock()
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/nap"
+	"github.com/verbena-data/verbena/shuffle/internal/rest"
 )
 
 // lazy is how long something may wait that is not urgent: an open block to which nothing is
@@ -46,47 +47,43 @@ func (x *Exchange) lookAfter() {
 	for _, p := range x.peers {
 		direct = direct || p.direct
 	}
-	calm := 1 // looks that find nothing, after which it rests
+	watch := rest.Watch{Looks: 1, Calm: 1}
 	if direct {
-		wait, calm = wait/looks, looks*leastLooks
+		wait /= looks
+		watch = rest.Watch{Looks: looks, Calm: looks * leastLooks}
 	}
 	few := x.c.neighbours()*x.c.Threads <= runtime.GOMAXPROCS(0) // others do not look for this one then
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	for rest := uint64(0); ; rest++ {
-		select {
-		case <-x.idle.work:
-		case <-x.ctx.Done():
-			return
-		}
-		if rest > 0 {
-			x.rests(2 * rest)
-		}
-		for n, still := 1, 0; still < calm; n++ {
+	var some bool
+	for action := rest.Wait; x.ctx.Err() == nil; action = watch.Next(some) {
+		some = false
+		switch action {
+		case rest.Wait:
+			select {
+			case <-x.idle.work:
+			case <-x.ctx.Done():
+			}
+		case rest.Tell:
+			x.rests(watch.Word())
+		case rest.Pause:
 			if direct && (few || x.long.Load()) {
 				nap.For(wait)
-			} else {
-				timer.Reset(wait)
-				select {
-				case <-timer.C:
-				case <-x.ctx.Done():
-				}
+				continue
 			}
-			if x.ctx.Err() != nil {
-				return
+			timer.Reset(wait)
+			select {
+			case <-timer.C:
+			case <-x.ctx.Done():
 			}
-			busy := x.turn()
-			if !direct || n%looks == 0 {
-				x.long.Store(false)
-				busy = x.look() || busy
-			}
-			if still++; busy {
-				still = 0
-			}
-		}
-		x.rests(2*rest + 1)
-		x.idle.armed.Store(false)
-		if busy := x.turn(); x.look() || busy { // left before the peers knew
+		case rest.Turn:
+			some = x.turn()
+		case rest.Look:
+			x.long.Store(false)
+			some = x.look()
+		case rest.Disarm:
+			x.idle.armed.Store(false)
+		case rest.Arm:
 			x.idle.arm()
 		}
 	}
