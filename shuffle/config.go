@@ -45,6 +45,9 @@ type Config struct {
 	Transport string
 	// Mode says how blocks travel. The zero value chooses.
 	Mode Mode
+	// MostPuts is up to which scale Auto puts blocks over an RDMA adapter, and sends them beyond: to how many pieces of this
+	// host's memory processes of other hosts would write, one for each of them and each process here. 0 means 256.
+	MostPuts int
 	// Spill is a directory for what receiving threads do not take in time. Empty: senders
 	// wait.
 	Spill string
@@ -62,23 +65,6 @@ type Config struct {
 	spare   int // of those, for long records
 	full    int // bytes for which a block begins
 	prompt  int // bytes of blocks that a peer is told of at once
-}
-
-// A Mode says how full blocks travel between processes.
-type Mode uint8
-
-// The modes.
-const (
-	// Auto puts blocks where a device or this process's processor does so, and sends them over TCP.
-	Auto Mode = iota
-	// OneSided puts blocks into the receiving process's memory and notifies it.
-	OneSided
-	// TwoSided sends blocks as messages.
-	TwoSided
-)
-
-func (m Mode) String() string {
-	return [...]string{"auto", "one-sided", "two-sided"}[min(m, 2)]
 }
 
 const (
@@ -108,6 +94,7 @@ func (c *Config) complete() error {
 	set(&c.Size, 1)
 	set(&c.Threads, 1)
 	set(&c.MaxRecord, 64<<20)
+	set(&c.MostPuts, defaultPuts)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

@@ -76,13 +76,13 @@ func (x *Exchange) connect(ctx context.Context) (err error) {
 
 // tuning keeps the runtime's memory small: messages are short, unless they carry blocks.
 func (x *Exchange) tuning() verbena.TuningTable {
-	t := verbena.Tuning{Eager: notesAtOnce*wire.EntrySize + 64, Window: 4, MaxWindow: 16}
-	if x.c.Mode == TwoSided {
-		t.Eager = max(t.Eager, x.c.full+x.c.page)
-		t.MaxWindow = 0
-	}
 	table := verbena.TuningTable{}
 	for _, d := range x.c.Runtime.Stats().Devices {
+		t := verbena.Tuning{Eager: notesAtOnce*wire.EntrySize + 64, Window: 4, MaxWindow: 16}
+		if x.c.choose(d.Transport).Mode == TwoSided {
+			t.Eager = max(t.Eager, x.c.full+x.c.page)
+			t.MaxWindow = 0
+		}
 		if d.Transport != verbena.TransportTCP {
 			table[d.Transport] = t
 		}
@@ -263,7 +263,7 @@ func receiveHello(ctx context.Context, e *verbena.Endpoint, size int) (h wire.He
 func (x *Exchange) hello(ctx context.Context, p *peer) (*wire.Hello, error) {
 	h := &wire.Hello{
 		Rank: x.c.Rank, Size: x.c.Size, Threads: x.c.Threads, Lanes: x.c.lanes, Page: x.c.page, Pages: x.c.pages, MaxRecord: int64(x.c.MaxRecord),
-		OneSided: x.c.Mode == OneSided || x.c.Mode == Auto && p.ep.Selection().Transport != verbena.TransportTCP,
+		OneSided: x.c.choose(p.ep.Selection().Transport).Mode == OneSided,
 	}
 	if !h.OneSided {
 		return h, nil
@@ -284,6 +284,24 @@ func (x *Exchange) hello(ctx context.Context, p *peer) (*wire.Hello, error) {
 // sameHost tells whether this process's processor writes to the peer's memory.
 func (p *peer) sameHost() bool { return p.ep.Selection().Transport == "shm" }
 
+// chosen notes for [Stats] how blocks go to a peer.
+func (x *Exchange) chosen(p *peer, ours, theirs bool) {
+	transport := p.ep.Selection().Transport
+	c := x.c.choose(transport)
+	if ours && !theirs {
+		c = choice{TwoSided, "the peer sends"}
+	}
+	x.modes.Lock()
+	defer x.modes.Unlock()
+	for i := range x.ways {
+		if w := &x.ways[i]; w.Transport == transport && w.Mode == c.Mode && w.Why == c.Why {
+			w.Peers++
+			return
+		}
+	}
+	x.ways = append(x.ways, Way{Transport: transport, Mode: c.Mode, Why: c.Why, Peers: 1})
+}
+
 // agree compares the hellos, and chooses how blocks go to the peer.
 func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	for _, v := range []struct {
@@ -301,6 +319,7 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	}
 	p.lanes = theirs.Lanes
 	p.oneSided = ours.OneSided && theirs.OneSided
+	x.chosen(p, ours.OneSided, theirs.OneSided)
 	p.direct = p.oneSided && p.sameHost()
 	size := x.c.slab().Size()
 	if p.oneSided {

@@ -42,6 +42,9 @@ type Exchange struct {
 	close1     sync.Once
 	closeErr   error
 
+	modes sync.Mutex
+	ways  []Way
+
 	gather gatherer
 
 	meeting    sync.Mutex // held to set a peer's endpoint, and to read it before all are there

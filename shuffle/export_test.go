@@ -53,3 +53,12 @@ func HelloOf(c Config) *wire.Hello {
 
 // Depth is how many parts wait for a thread of the same process, if there is no limit of memory.
 const Depth = mostDepth
+
+// Choose is how blocks travel over a transport, and why.
+func Choose(c Config, transport string) (Mode, string) {
+	if c.MostPuts == 0 {
+		c.MostPuts = defaultPuts
+	}
+	chosen := c.choose(transport)
+	return chosen.Mode, chosen.Why
+}

@@ -1,6 +1,7 @@
 package shuffle
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -29,6 +30,16 @@ type Stats struct {
 	// Part is how many bytes a thread collects for a partition, and Slab how many the
 	// streams from another process share.
 	Part, Slab int
+	// Ways are how blocks travel to the peers that have been met.
+	Ways []Way
+}
+
+// A Way is how blocks travel to some peers.
+type Way struct {
+	Transport string
+	Mode      Mode   // OneSided or TwoSided
+	Why       string // it was chosen
+	Peers     int
 }
 
 // StreamStats are numbers of streams.
@@ -90,6 +101,9 @@ func (x *Exchange) Stats() Stats {
 	for _, p := range x.peers {
 		s.Messages += p.messages.Load()
 	}
+	x.modes.Lock()
+	s.Ways = slices.Clone(x.ways)
+	x.modes.Unlock()
 	if x.spill != nil {
 		s.Spilt = x.spill.bytes.Load()
 	}
