@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 
@@ -31,15 +32,22 @@ func (q *countingQueuePair) Ring() {
 }
 
 // A full batch is one post and one doorbell, of which the last operation alone is
-// signalled, from memory that has to be copied first as from a Buffer.
+// signalled, from memory that has to be copied first as from a Buffer. A notification is
+// another post, and has no doorbell of its own.
 func TestBatchHasOneDoorbell(t *testing.T) {
 	for _, class := range []func(string) fake.Config{fake.InfiniBand, fake.IWARP} {
 		w := fakeWorld("fake", class)
-		t.Run(class("a").Attributes.Class.String(), func(t *testing.T) { batchHasOneDoorbell(t, w) })
+		for _, buffered := range []bool{false, true} {
+			for _, tells := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/buffered=%v/tells=%v", class("a").Attributes.Class, buffered, tells), func(t *testing.T) {
+					batchHasOneDoorbell(t, w, buffered, tells)
+				})
+			}
+		}
 	}
 }
 
-func batchHasOneDoorbell(t *testing.T, w world) {
+func batchHasOneDoorbell(t *testing.T, w world, buffered, tells bool) {
 	p := w.pair(t, Config{}, ListenConfig{})
 	a, b := p.connect(t, w.transport)
 	_, token := exposeTo(t, b, MaxBatch*100, allRights)
@@ -50,30 +58,30 @@ func batchHasOneDoorbell(t *testing.T, w world) {
 	s.mu.Lock()
 	s.queue.qp, s.mu.doorbell = q, q
 	s.mu.Unlock()
-	for name, add := range map[string]func(*Batch, int){
-		"Put":       func(batch *Batch, i int) { batch.Put(token, i*100, pattern(100, i)) },
-		"PutBuffer": func(batch *Batch, i int) { batch.PutBuffer(token, i*100, buffer, 0, 100) },
-	} {
-		batch := a.Batch()
-		for i := range MaxBatch {
-			add(batch, i)
+	batch, want := a.Batch(), 1
+	for i := range MaxBatch {
+		if buffered {
+			batch.PutBuffer(token, i*100, buffer, 0, 100)
+		} else {
+			batch.Put(token, i*100, pattern(100, i))
 		}
-		q.mu.Lock()
-		q.posts, q.rung = nil, 0
-		q.mu.Unlock()
-		if err := batch.Do(p.ctx); err != nil {
-			t.Fatal(name, err)
-		}
-		q.mu.Lock()
-		posts, rung := q.posts, q.rung
-		q.mu.Unlock()
-		if len(posts) != 1 || len(posts[0]) != MaxBatch || rung != 1 {
-			t.Fatalf("%s: %d posts and %d doorbells for %d operations; want 1 and 1", name, len(posts), rung, MaxBatch)
-		}
-		for i, r := range posts[0] {
-			if last := i == MaxBatch-1; r.Flags&rdma.Signaled != 0 != last {
-				t.Errorf("%s: operation %d of %d has the flags %v", name, i, MaxBatch, r.Flags)
-			}
+	}
+	if tells {
+		batch.Notify(1, []byte("told"))
+		want = 2
+	}
+	if err := batch.Do(p.ctx); err != nil {
+		t.Fatal(err)
+	}
+	q.mu.Lock()
+	posts, rung := q.posts, q.rung
+	q.mu.Unlock()
+	if len(posts) != want || len(posts[0]) != MaxBatch || rung != 1 {
+		t.Fatalf("%d posts and %d doorbells for %d operations; want %d and 1", len(posts), rung, MaxBatch, want)
+	}
+	for i, r := range posts[0] {
+		if last := i == MaxBatch-1; r.Flags&rdma.Signaled != 0 != last {
+			t.Errorf("operation %d of %d has the flags %v", i, MaxBatch, r.Flags)
 		}
 	}
 }

@@ -31,6 +31,7 @@ type flight struct {
 	wake      chan struct{} // one token when done, or when there may be room
 	asleep    bool
 	abandoned bool // whoever lands it frees it
+	told      bool // the notification has been posted with the operations
 	spin      spinner
 	staged    slab.Slab         // memory of all operations that have none, given to the device
 	results   slab.Slab         // likewise 8 bytes for each atomic operation, kept for the next batch

@@ -48,9 +48,7 @@ func (s *operator) fly(ctx context.Context, b *Batch) error {
 			return err
 		}
 	}
-	// On the same queue pair the notification follows the Puts, so the peer gets it behind
-	// them. If it has to wait, it waits below, without memory that others may wait for.
-	told := b.notify && s.asks.messages.sendNow(b.tag, b.message)
+	told := f.told
 	if err := s.land(ctx, f); err != nil {
 		return err
 	}
@@ -63,7 +61,7 @@ func (s *operator) fly(ctx context.Context, b *Batch) error {
 		}
 	}
 	s.putFlight(f)
-	if b.notify && !told {
+	if b.notify && !told { // it waits without memory that others may wait for
 		return s.e.notified(ctx, b.tag, b.message)
 	}
 	return nil
@@ -172,7 +170,8 @@ func (s *operator) tellLine() {
 	}
 }
 
-// post hands the operations to the device. mu is held.
+// post hands the operations to the device, and the notification if nothing holds that up: on the same queue pair it
+// follows them, so the peer gets it behind them. mu is held.
 func (s *operator) post(f *flight, b *Batch) error {
 	if s.queue.broken {
 		return s.e.Err()
@@ -194,6 +193,7 @@ func (s *operator) post(f *flight, b *Batch) error {
 	if err := s.queue.post(fl.requests[:f.size]); err != nil {
 		s.postFailed(err) // the flight ends with the endpoint
 	}
+	f.told = b.notify && s.asks.messages.sendAlong(b.tag, b.message)
 	return nil
 }
 

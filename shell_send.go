@@ -33,6 +33,11 @@ func (s *outbound) sentTraffic() Traffic {
 func (s *outbound) sendNow(tag uint32, message []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.sendAlong(tag, message)
+}
+
+// sendAlong is sendNow for who holds mu: one doorbell rings for the message and for what was posted before it.
+func (s *outbound) sendAlong(tag uint32, message []byte) bool {
 	return !s.out.busy && len(message) <= s.m.MaxEager() && s.trySend(tag, message)
 }
 
