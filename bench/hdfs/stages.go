@@ -63,15 +63,39 @@ func (c *column) client(ctx context.Context, b *bench, s *system, packet int) (*
 	return ourClient(ctx, b.self, c.name, s.nameNode, c.transport, b.user, packet, b.log, c.flags...)
 }
 
-// splitUp is the command.
-func (b *bench) splitUp(ctx context.Context) error {
-	took := map[string][]stages{}
-	for _, c := range columns {
-		if err := b.splitUpOver(ctx, c, took); err != nil {
+// splitUp is the command. The columns take turns: the host is faster at one time than at another.
+func (b *bench) splitUp(ctx context.Context) (err error) {
+	var all []*contender
+	defer func() {
+		for _, at := range all {
+			err = errors.Join(err, at.client.Stop(), at.system.stop())
+		}
+	}()
+	for _, col := range columns {
+		s, err := col.start(ctx, b)
+		if err != nil {
 			return err
 		}
+		c, err := col.client(ctx, b, s, 0)
+		if err != nil {
+			return errors.Join(err, s.stop())
+		}
+		all = append(all, &contender{client: c, reads: col.name, system: s})
 	}
-	text := beside.Ran(b.machine) + fmt.Sprintf(". Medians of %d rounds of %d blocks, in milliseconds.\n\n", b.rounds, stagedFiles) + stagesTable(took)
+	took := map[string][]stages{}
+	for round := -1; round < b.rounds; round++ { // the first one warms up
+		for _, at := range all {
+			f, err := b.splitUpOnce(ctx, at)
+			if err != nil {
+				return err
+			}
+			if round >= 0 {
+				took[at.reads] = append(took[at.reads], f)
+				fmt.Fprintf(os.Stderr, "round %d of %d: %s: communication %.1f ms\n", round+1, b.rounds, at.reads, f["communication"]/1e6)
+			}
+		}
+	}
+	text := beside.Ran(b.machine) + fmt.Sprintf(". Medians of %d rounds of %d blocks, in turns, in milliseconds.\n\n", b.rounds, stagedFiles) + stagesTable(took)
 	fmt.Print(text)
 	if b.json {
 		return nil
@@ -79,36 +103,17 @@ func (b *bench) splitUp(ctx context.Context) error {
 	return b.replace("stages", text)
 }
 
-func (b *bench) splitUpOver(ctx context.Context, col column, took map[string][]stages) (err error) {
-	s, err := col.start(ctx, b)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.stop()) }()
-	c, err := col.client(ctx, b, s, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Stop()) }()
-	at := &contender{client: c, reads: col.name, system: s}
+// splitUpOnce is a turn of a column.
+func (b *bench) splitUpOnce(ctx context.Context, at *contender) (stages, error) {
 	i := slices.IndexFunc(operations, func(op operation) bool { return op.name == "block" })
-	for round := -1; round < b.rounds; round++ { // the first one warms up
-		f, err := b.measure(ctx, at, operations[i])
-		if err == nil {
-			_, err = c.ask("delete", directory(col.name))
-		}
-		if err == nil {
-			err = s.settle(ctx)
-		}
-		if err != nil {
-			return err
-		}
-		if round >= 0 {
-			took[col.name] = append(took[col.name], f.stages)
-			fmt.Fprintf(os.Stderr, "%s: round %d of %d: communication %.1f ms\n", col.name, round+1, b.rounds, f.stages["communication"]/1e6)
-		}
+	f, err := b.measure(ctx, at, operations[i])
+	if err == nil {
+		_, err = at.ask("delete", directory(at.reads))
 	}
-	return nil
+	if err == nil {
+		err = at.system.settle(ctx)
+	}
+	return f.stages, err
 }
 
 // stagesTable shows the medians, a row for each stage.
