@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
@@ -510,20 +511,70 @@ func TestCallAllocations(t *testing.T) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		c := p.callers(t, MuxConfig{})
 		payload := make([]byte, 1<<10)
-		one := func() {
-			m, err := c.a.Call(p.ctx, methodEcho, payload)
-			if err != nil {
-				t.Fatal(err)
+		for _, method := range []uint32{methodEcho, methodEchoLong} {
+			one := func() {
+				m, err := c.a.Call(p.ctx, method, payload)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Release()
 			}
-			m.Release()
-		}
-		for range 1000 {
-			one()
-		}
-		if n := testing.AllocsPerRun(2000, one); n >= 1 {
-			t.Errorf("%.1f allocations for a call and its answer", n)
+			for range 1000 {
+				one()
+			}
+			if n := testing.AllocsPerRun(2000, one); n >= 1 {
+				t.Errorf("%.1f allocations for a call of method %d and its answer", n, method)
+			}
 		}
 		c.close(t)
+	})
+}
+
+// A goroutine of long handlers stays for the next request, but neither for long nor beyond
+// the end of the mux.
+func TestIdleHands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := NewMux(MuxConfig{})
+		idle := func() int {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return len(m.crews[longCrew].idle)
+		}
+		hire := func(n int) {
+			m.mu.Lock()
+			m.crews[longCrew].running += n
+			m.mu.Unlock()
+			for range n {
+				m.working.Go(func() { m.lend(longCrew) })
+			}
+			synctest.Wait()
+		}
+		hire(mostIdle + 2)
+		if n := idle(); n != mostIdle {
+			t.Errorf("%d have nothing to do and stay, at most %d may", n, mostIdle)
+		}
+		time.Sleep(idleHand / 2)
+		m.mu.Lock()
+		w := &m.crews[longCrew]
+		h := w.idle[len(w.idle)-1]
+		w.idle = w.idle[:len(w.idle)-1]
+		w.running++
+		m.mu.Unlock()
+		h.wake <- struct{}{}
+		time.Sleep(idleHand/2 + 1)
+		if n := idle(); n != 1 {
+			t.Errorf("%d stay for longer than %v, want the one that had something to do", n, idleHand)
+		}
+		time.Sleep(idleHand)
+		if n := idle(); n != 0 {
+			t.Errorf("%d stay for good", n)
+		}
+		hire(3)
+		m.Close()
+		synctest.Wait()
+		if n := idle(); n != 0 {
+			t.Errorf("%d stay beyond Close", n)
+		}
 	})
 }
 

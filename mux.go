@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/verbena-data/verbena/internal/fifo"
 )
@@ -35,9 +37,23 @@ type Mux struct {
 // A crew is the goroutines of one kind of handlers.
 type crew struct {
 	limit   int
-	running int
+	running int                 // goroutines that handle requests
 	turns   fifo.Queue[*Caller] // with requests that may be handled, each once
+	idle    []*hand             // the last one was busy last
 }
+
+// A hand is a goroutine of a crew. It stays for a while when there is nothing to do: the
+// stack of a new one has to grow anew for each request.
+type hand struct {
+	wake chan struct{} // there is something again; closed: never
+}
+
+const (
+	// mostIdle is how many hands of a crew may have nothing to do, and idleHand for how long
+	// one stays.
+	mostIdle = 16
+	idleHand = time.Second
+)
 
 // Kinds of handlers with goroutines of their own. Those of streams wait for their peers,
 // so they have other places than the long ones.
@@ -78,8 +94,8 @@ func NewMux(cfg MuxConfig) *Mux {
 // or close them, or take locks that are held for long.
 func (m *Mux) Short(method uint32, f func(Request)) { m.add(method, &handler{f: f}) }
 
-// Long sets the handler of a method that may take its time. It runs in a goroutine of
-// its own. When [MuxConfig].Handlers run, or half of them for one endpoint, requests
+// Long sets the handler of a method that may take its time. It runs in a goroutine that
+// does nothing else meanwhile. When [MuxConfig].Handlers run, or half of them for one endpoint, requests
 // wait, the endpoints' in turn, and then the peers.
 func (m *Mux) Long(method uint32, f func(Request)) { m.add(method, &handler{f: f, long: true}) }
 
@@ -115,6 +131,13 @@ func (m *Mux) handler(method uint32) *handler {
 func (m *Mux) Close() {
 	m.mu.Lock()
 	m.closed = true
+	for kind := range m.crews {
+		w := &m.crews[kind]
+		for _, h := range w.idle {
+			close(h.wake)
+		}
+		w.idle = nil
+	}
 	m.mu.Unlock()
 	m.working.Wait()
 }
@@ -143,10 +166,49 @@ func (m *Mux) enqueue(r *request) {
 	w := &m.crews[kind]
 	r.c.turns[kind].waiting.Push(r)
 	m.list(r.c, kind)
-	if w.turns.Len() > 0 && w.running < w.limit {
-		w.running++
-		m.working.Go(func() { m.work(kind) })
+	if w.turns.Len() == 0 || w.running == w.limit {
+		return
 	}
+	w.running++
+	if last := len(w.idle) - 1; last >= 0 {
+		w.idle[last].wake <- struct{}{}
+		w.idle = slices.Delete(w.idle, last, last+1)
+		return
+	}
+	m.working.Go(func() { m.lend(kind) })
+}
+
+// lend is a hand's goroutine.
+func (m *Mux) lend(kind int) {
+	h := &hand{wake: make(chan struct{}, 1)}
+	patience := time.NewTimer(idleHand)
+	defer patience.Stop()
+	for m.work(kind, h) {
+		patience.Reset(idleHand)
+		more := false
+		select {
+		case _, more = <-h.wake:
+		case <-patience.C:
+			if !m.dismiss(kind, h) {
+				_, more = <-h.wake
+			}
+		}
+		if !more {
+			return
+		}
+	}
+}
+
+// dismiss lets an idle hand go, unless it is just being woken.
+func (m *Mux) dismiss(kind int, h *hand) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := &m.crews[kind]
+	i := slices.Index(w.idle, h)
+	if i >= 0 {
+		w.idle = slices.Delete(w.idle, i, i+1)
+	}
+	return i >= 0
 }
 
 // list gives an endpoint a turn if it may have one. mu is held.
@@ -158,8 +220,9 @@ func (m *Mux) list(c *Caller, kind int) {
 	}
 }
 
-// work handles requests of a kind until none may be handled.
-func (m *Mux) work(kind int) {
+// work handles requests of a kind until none may be handled, and tells whether the hand is
+// to wait for more.
+func (m *Mux) work(kind int, h *hand) (waits bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := &m.crews[kind]
@@ -177,6 +240,10 @@ func (m *Mux) work(kind int) {
 		m.list(c, kind)
 	}
 	w.running--
+	if waits = !m.closed && len(w.idle) < mostIdle; waits {
+		w.idle = append(w.idle, h)
+	}
+	return waits
 }
 
 // serveLong is serve for a request that has waited for a goroutine.
