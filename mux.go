@@ -52,7 +52,7 @@ const (
 	// mostIdle is how many hands of a crew may have nothing to do, and idleHand for how long
 	// one stays.
 	mostIdle = 16
-	idleHand = time.Second
+	idleHand = 100 * time.Millisecond
 )
 
 // Kinds of handlers with goroutines of their own. Those of streams wait for their peers,

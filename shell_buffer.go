@@ -184,7 +184,7 @@ func (s *outbound) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at
 	}
 	defer s.mu.Unlock()
 	s.postInPlace(p, o, at)
-	return s.e.Err() // posting may have failed
+	return s.posted()
 }
 
 // postInPlace posts an offer of a part from where it lies. MayOffer, and mu is held.

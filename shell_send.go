@@ -119,7 +119,17 @@ func (s *outbound) send(ctx context.Context, p parcel) error {
 		s.flush()
 		s.sent.add(len(p.body))
 	}
-	return s.e.Err() // posting may have failed
+	return s.posted()
+}
+
+// posted is what becomes of a message whose last request has just been posted: that it may
+// have failed. The endpoint may have ended since, for one because the peer has the message
+// and has answered it. mu is held.
+func (s *outbound) posted() error {
+	if s.queue.broken {
+		return s.e.Err()
+	}
+	return nil
 }
 
 // setBusy says whether a message that had to wait is being sent, which no other passes.
@@ -224,7 +234,7 @@ func (s *outbound) sendPart(ctx context.Context, p parcel, o *wire.Offer) error 
 	defer s.mu.Unlock()
 	remote := memory.Remote()
 	s.offer(p.tag, o, remote.Address, remote.Key, p.size(), offered{slab: memory})
-	return s.e.Err() // posting may have failed
+	return s.posted()
 }
 
 // offer posts the next part of a long message. mu is held.
