@@ -2,9 +2,7 @@ package rpc
 
 import (
 	"bytes"
-	"encoding/hex"
 	"os"
-	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -13,31 +11,10 @@ import (
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/calls"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+	"github.com/verbena-data/verbena/internal/pages"
 )
 
-// documented returns the bytes that docs/hadoop-rpc.md shows as an example.
-func documented(t *testing.T, name string) (payload []byte) {
-	t.Helper()
-	page, err := os.ReadFile("../../docs/hadoop-rpc.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ := strings.Cut(string(page), "**"+name+"**")
-	_, text, found := strings.Cut(text, "```\n")
-	if !found {
-		t.Fatalf("no example of %s", name)
-	}
-	text, _, _ = strings.Cut(text, "```")
-	for line := range strings.Lines(text) {
-		digits, _, _ := strings.Cut(line, "#")
-		b, err := hex.DecodeString(strings.Join(strings.Fields(digits), ""))
-		if err != nil {
-			t.Fatalf("%s: %q: %v", name, line, err)
-		}
-		payload = append(payload, b...)
-	}
-	return payload
-}
+const document = "../../docs/hadoop-rpc.md"
 
 // The examples of docs/hadoop-rpc.md are what this package sends and takes.
 func TestDocumentedExamples(t *testing.T) {
@@ -51,7 +28,7 @@ func TestDocumentedExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := documented(t, "The connection context"); !bytes.Equal(m.Bytes, want) {
+	if want := pages.Example(t, document, "The connection context"); !bytes.Equal(m.Bytes, want) {
 		t.Errorf("the connection context is\n%x\nand the page has\n%x", m.Bytes, want)
 	}
 	req := wrapperspb.String("hi")
@@ -60,14 +37,14 @@ func TestDocumentedExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := documented(t, "A call"); !bytes.Equal(m.Bytes, want) {
+	if want := pages.Example(t, document, "A call"); !bytes.Equal(m.Bytes, want) {
 		t.Errorf("the call is\n%x\nand the page has\n%x", m.Bytes, want)
 	}
 	response := wire.Response{Status: wire.StatusSuccess, ClientID: id[:]}
-	if want := documented(t, "Its answer"); !bytes.Equal(append(response.Append(nil), 4, 10, 2, 'h', 'i'), want) {
+	if want := pages.Example(t, document, "Its answer"); !bytes.Equal(append(response.Append(nil), 4, 10, 2, 'h', 'i'), want) {
 		t.Errorf("the answer is\n%x\nand the page has\n%x", response.Append(nil), want)
 	}
-	answer, rest, err := wire.ParseResponse(documented(t, "Its answer"))
+	answer, rest, err := wire.ParseResponse(pages.Example(t, document, "Its answer"))
 	if err != nil || answer.Status != wire.StatusSuccess {
 		t.Fatal(answer, err)
 	}
@@ -76,7 +53,7 @@ func TestDocumentedExamples(t *testing.T) {
 	if err != nil || len(rest) != 0 || proto.Unmarshal(body, &said) != nil || said.Value != "hi" {
 		t.Error(&said, rest, err)
 	}
-	page, err := os.ReadFile("../../docs/hadoop-rpc.md")
+	page, err := os.ReadFile(document)
 	if err != nil || !bytes.Contains(page, []byte("`"+Service+"`")) || calls.MethodIntroduce != 1 || calls.MethodCall != 2 {
 		t.Error("the page tells of another service or other methods")
 	}
