@@ -53,38 +53,28 @@ func (s *outbound) offerPair(tag uint32, header call.Header, payload []byte) boo
 	}
 	header.Put(s.pairHeader[:])
 	p := parcel{tag: tag, header: s.pairHeader[:], body: payload}
-	begun, rest := s.offerPieces(&p)
-	if rest {
+	o := wire.Offer{Total: uint32(p.size())}
+	if s.offerPieces(&p, &o); p.size() > 0 && o.Offset > 0 {
 		p.body = slices.Clone(p.body) // the caller may use payload again
-		go s.sendRest(p)
+		go s.sendRest(p, o)
 		return true
 	}
+	s.setBusy(false)
 	<-s.e.sendLock
-	return begun
+	return p.size() == 0
 }
 
-// offerPieces offers a message piece by piece and waits for nothing. It tells whether it
-// has begun, and whether there is a rest, which p and pairOffer are then. The caller holds
-// sendLock.
-func (s *outbound) offerPieces(p *parcel) (begun, rest bool) {
+// offerPieces offers a message piece by piece as far as nothing holds it up, and leaves the
+// rest in p. o is the next offer. The caller holds sendLock.
+func (s *outbound) offerPieces(p *parcel, o *wire.Offer) {
 	piece, ok := s.beginPieces(p.size())
-	if !ok {
-		return false, false
-	}
-	o := &s.pairOffer
-	*o = wire.Offer{Total: uint32(p.size())}
-	for p.size() > 0 {
-		whole := *p
-		part := p.part(piece)
-		if !s.offerNow(&part, o) {
-			*p, rest = whole, o.Offset > 0
-			break
+	for ok && p.size() > 0 {
+		rest := *p
+		part := rest.part(piece)
+		if ok = s.offerNow(&part, o); ok {
+			*p = rest
 		}
 	}
-	if !rest {
-		s.setBusy(false)
-	}
-	return o.Offset > 0, rest
 }
 
 // beginPieces tells how long the pieces of a message are, if nothing holds them up as far
@@ -117,14 +107,13 @@ func (s *outbound) offerNow(part *parcel, o *wire.Offer) bool {
 		s.n.offerPool.Put(memory)
 		return false
 	}
-	remote := memory.Remote()
-	s.offer(part.tag, o, remote.Address, remote.Key, part.size(), offered{slab: memory})
+	s.offerCopy(part, o, memory)
 	return true
 }
 
 // sendRest sends what offerPieces has left, and lets sendLock go.
-func (s *outbound) sendRest(p parcel) {
-	for o := s.pairOffer; p.size() > 0; {
+func (s *outbound) sendRest(p parcel, o wire.Offer) {
+	for p.size() > 0 {
 		if s.sendPart(context.Background(), p.part(s.t.Chunk), &o) != nil {
 			break // the endpoint has ended, and tells
 		}

@@ -18,9 +18,7 @@ type outbound struct {
 
 	atOnce bool // the processor that posts carries requests out
 
-	// Of a message that offerPair sends. Who holds sendLock has them.
-	pairHeader [call.HeaderSize]byte
-	pairOffer  wire.Offer
+	pairHeader [call.HeaderSize]byte // of a message that offerPair sends; who holds sendLock has it
 }
 
 func (s *outbound) sentTraffic() Traffic {
@@ -232,9 +230,15 @@ func (s *outbound) sendPart(ctx context.Context, p parcel, o *wire.Offer) error 
 		return err
 	}
 	defer s.mu.Unlock()
+	s.offerCopy(&p, o, memory)
+	return s.posted()
+}
+
+// offerCopy posts the next part of a long message, which has been copied to memory. mu is
+// held.
+func (s *outbound) offerCopy(p *parcel, o *wire.Offer, memory slab.Slab) {
 	remote := memory.Remote()
 	s.offer(p.tag, o, remote.Address, remote.Key, p.size(), offered{slab: memory})
-	return s.posted()
 }
 
 // offer posts the next part of a long message. mu is held.

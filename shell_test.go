@@ -370,6 +370,9 @@ func TestLongPairIsFinishedLater(t *testing.T) {
 			}
 			body = bytes.Clone(body)
 			for !s.sendPair(7, header, body) {
+				if p.ctx.Err() != nil {
+					t.Fatal("it is never sent")
+				}
 				time.Sleep(time.Millisecond) // the peer still confirms
 			}
 			clear(body)
