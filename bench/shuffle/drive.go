@@ -73,93 +73,115 @@ func drive(ctx context.Context, l load) (m measurement, err error) {
 	if err != nil {
 		return m, err
 	}
-	children := make([]*child, 0, l.Size)
-	defer func() {
-		for _, c := range children {
-			if err != nil {
-				_ = c.cmd.Process.Kill()
-			}
-			_ = c.in.Close()
-			if e := c.cmd.Wait(); err == nil && e != nil {
-				err = fmt.Errorf("worker: %w: %s", e, host.Tail(c.stray.String()))
-			}
-		}
-	}()
+	w := workers{system: l.System}
+	defer func() { err = w.end(err) }()
 	for rank := range l.Size {
 		args := []string{"worker", "--load", string(text), "--rank", fmt.Sprint(rank)}
-		c := &child{cmd: exec.CommandContext(ctx, self, args...)}
+		cmd := exec.CommandContext(ctx, self, args...)
 		if between != nil {
 			var address string
-			c.cmd, address = between.command(ctx, rank%2, self, args...)
-			c.cmd.Args = append(c.cmd.Args, "--address", address)
+			cmd, address = between.command(ctx, rank%2, self, args...)
+			cmd.Args = append(cmd.Args, "--address", address)
 		}
-		c.cmd.Stderr = &c.stray
-		if c.in, err = c.cmd.StdinPipe(); err != nil {
+		if err := w.start(cmd); err != nil {
 			return m, err
 		}
-		out, err := c.cmd.StdoutPipe()
-		if err != nil {
-			return m, err
-		}
-		c.out = bufio.NewReader(out)
-		if err := c.cmd.Start(); err != nil {
-			return m, err
-		}
-		children = append(children, c)
 	}
-	// hear reads a line of each, and tell says one to all.
-	hear := func() ([]string, error) {
-		lines := make([]string, len(children))
-		for i, c := range children {
-			line, err := c.out.ReadString('\n')
-			if err != nil {
-				if errors.Is(err, io.EOF) {
-					_ = c.cmd.Wait() // so that all of its output is there
-				}
-				return nil, fmt.Errorf("worker %d of %s: %w: %s", i, l.System, err, host.Tail(c.stray.String()))
-			}
-			lines[i] = strings.TrimSpace(line)
-		}
-		return lines, nil
-	}
-	tell := func(line string) error {
-		for i, c := range children {
-			if _, err := fmt.Fprintln(c.in, line); err != nil {
-				return fmt.Errorf("worker %d of %s: %w", i, l.System, err)
-			}
-		}
-		return nil
-	}
-	addresses, err := hear()
+	addresses, err := w.hear()
 	if err != nil {
 		return m, err
 	}
-	if err := tell(strings.Join(addresses, " ")); err != nil {
+	if err := w.tell(strings.Join(addresses, " ")); err != nil {
 		return m, err
 	}
-	if _, err := hear(); err != nil { // ready
+	if _, err := w.hear(); err != nil { // ready
 		return m, err
 	}
 	begin := time.Now()
-	if err := tell("go"); err != nil {
+	if err := w.tell("go"); err != nil {
 		return m, err
 	}
-	if _, err := hear(); err != nil { // done
+	if _, err := w.hear(); err != nil { // done
 		return m, err
 	}
 	m.Wall = time.Since(begin).Seconds()
-	if err := tell("tell"); err != nil {
+	if err := w.tell("tell"); err != nil {
 		return m, err
 	}
-	results, err := hear()
+	results, err := w.hear()
 	if err != nil {
 		return m, err
 	}
-	if err := tell("end"); err != nil {
+	if err := w.tell("end"); err != nil {
 		return m, err
 	}
 	err = m.sum(l, results)
 	return m, err
+}
+
+// workers are the processes of a load, by rank.
+type workers struct {
+	system   string
+	children []*child
+}
+
+// start starts the next one.
+func (w *workers) start(cmd *exec.Cmd) (err error) {
+	c := &child{cmd: cmd}
+	cmd.Stderr = &c.stray
+	if c.in, err = cmd.StdinPipe(); err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	c.out = bufio.NewReader(out)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	w.children = append(w.children, c)
+	return nil
+}
+
+// hear reads a line of each.
+func (w *workers) hear() ([]string, error) {
+	lines := make([]string, len(w.children))
+	for i, c := range w.children {
+		line, err := c.out.ReadString('\n')
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				_ = c.cmd.Wait() // so that all of its output is there
+			}
+			return nil, fmt.Errorf("worker %d of %s: %w: %s", i, w.system, err, host.Tail(c.stray.String()))
+		}
+		lines[i] = strings.TrimSpace(line)
+	}
+	return lines, nil
+}
+
+// tell says a line to all.
+func (w *workers) tell(line string) error {
+	for i, c := range w.children {
+		if _, err := fmt.Fprintln(c.in, line); err != nil {
+			return fmt.Errorf("worker %d of %s: %w", i, w.system, err)
+		}
+	}
+	return nil
+}
+
+// end waits until all have ended, after an error by killing them. It returns that error, or else one of theirs.
+func (w *workers) end(err error) error {
+	for _, c := range w.children {
+		if err != nil {
+			_ = c.cmd.Process.Kill()
+		}
+		_ = c.in.Close()
+		if e := c.cmd.Wait(); err == nil && e != nil {
+			err = fmt.Errorf("worker: %w: %s", e, host.Tail(c.stray.String()))
+		}
+	}
+	return err
 }
 
 // sum takes the results of all workers of a load.
