@@ -25,8 +25,8 @@ func (m Mode) String() string {
 }
 
 // defaultPuts is how many pieces of a host's memory an adapter may have to know so that Auto puts. Each is one that a process
-// elsewhere writes to, and adapters keep few in their caches: one of 2013 wrote slower from about a hundred on (Tsai and Zhang,
-// LITE, SOSP 2017, section 2.4). No adapter was measured here.
+// elsewhere writes to, and adapters keep few in their caches: that of Tsai and Zhang wrote slower from about a hundred on (LITE,
+// SOSP 2017, section 2.4). No adapter was measured here.
 const defaultPuts = 256
 
 // A choice is a mode for a peer, and why.

@@ -3,7 +3,6 @@ package shuffle
 import (
 	"context"
 	"errors"
-	"io"
 	"sync"
 )
 
@@ -41,15 +40,7 @@ func Run(ctx context.Context, c Config, send func(*Sender) error, receive func(*
 			if err := receive(r); err != nil {
 				return err
 			}
-			for {
-				switch _, err := r.Next(ctx); err {
-				case nil:
-				case io.EOF:
-					return nil
-				default:
-					return err
-				}
-			}
+			return r.Each(ctx, func([]byte) error { return nil })
 		})
 	}
 	threads.Wait()

@@ -2,12 +2,10 @@ package groupby
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -20,7 +18,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/shuffle/dataset"
 	"github.com/verbena-data/verbena/shuffle/internal/external"
 	"github.com/verbena-data/verbena/shuffle/internal/jobtest"
@@ -218,20 +215,8 @@ func TestMoreThanMemory(t *testing.T) {
 // TestDictionary counts the words of the GNU Collaborative International Dictionary of
 // English, 40 MB of text.
 func TestDictionary(t *testing.T) {
-	const name, words = "/usr/share/dictd/gcide.dict.dz", 5_000_000
-	packed, err := os.Open(name)
-	if err != nil {
-		testneed.Missing(t, name+" is not there", "apt-get install dict-gcide")
-	}
-	defer packed.Close()
-	unpacked, err := gzip.NewReader(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	const words = 5_000_000
+	text := jobtest.Dictionary(t)
 	counts := map[string]int64{}
 	for word := range bytes.FieldsSeq(text) {
 		counts[string(word)]++

@@ -57,7 +57,7 @@ type Config struct {
 	// Output takes what process 0 writes to its standard output, and Errors what all write to their standard error, if
 	// Run starts them. Nil: this process's.
 	Output, Errors io.Writer
-	// Event takes what processes tell by [Process.Tell], one call at a time.
+	// Event takes what processes tell by [launch.Child.Tell], one call at a time.
 	Event func(rank int, data json.RawMessage)
 
 	flags *launch.Flags // nil: there are none

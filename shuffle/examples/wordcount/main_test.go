@@ -2,9 +2,7 @@ package main
 
 import (
 	"bytes"
-	"compress/gzip"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/verbena-data/verbena/internal/testneed"
+	"github.com/verbena-data/verbena/shuffle/internal/jobtest"
 )
 
 // asProgram makes the test binary the program.
@@ -118,20 +117,7 @@ func TestDocuments(t *testing.T) {
 
 // TestDictionary counts those of the GNU Collaborative International Dictionary of English, 40 MB of text.
 func TestDictionary(t *testing.T) {
-	const name = "/usr/share/dictd/gcide.dict.dz"
-	packed, err := os.Open(name)
-	if err != nil {
-		testneed.Missing(t, name+" is not there", "apt-get install dict-gcide")
-	}
-	defer packed.Close()
-	unpacked, err := gzip.NewReader(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := jobtest.Dictionary(t)
 	file := filepath.Join(t.TempDir(), "gcide.txt")
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)

@@ -1,13 +1,17 @@
-// Package jobtest connects the processes of a job within one test.
+// Package jobtest has what tests of jobs share: the processes of a job within one test, and a large text.
 package jobtest
 
 import (
+	"compress/gzip"
 	"errors"
+	"io"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/shuffle"
 )
@@ -53,4 +57,24 @@ func Exchanges(t *testing.T, size, threads int) (all []*shuffle.Exchange) {
 		}
 	})
 	return all
+}
+
+// Dictionary is the text of the GNU Collaborative International Dictionary of English, 40 MB.
+func Dictionary(t *testing.T) []byte {
+	t.Helper()
+	const name = "/usr/share/dictd/gcide.dict.dz"
+	packed, err := os.Open(name)
+	if err != nil {
+		testneed.Missing(t, name+" is not there", "apt-get install dict-gcide")
+	}
+	defer packed.Close()
+	unpacked, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(unpacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
