@@ -134,7 +134,8 @@ func newDialers() (*dialers, error) {
 	return d, nil
 }
 
-// own returns our client over transport, the same each time.
+// own returns our client over transport, the same each time. It reads no blocks by
+// descriptor, which would carry them past the transport.
 func (d *dialers) own(nameNode, transport string) (*hdfs.Client, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,7 +147,7 @@ func (d *dialers) own(nameNode, transport string) (*hdfs.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := hdfs.ClientConfig{NameNodes: []string{nameNode}, User: name, LeaseInterval: leaseLimit / 3}
+	cfg := hdfs.ClientConfig{NameNodes: []string{nameNode}, User: name, LeaseInterval: leaseLimit / 3, NoLocalReads: true}
 	if transport != verbena.TransportTCP {
 		if cfg.Dialer = d.other[transport]; cfg.Dialer == nil {
 			return nil, fmt.Errorf("no provider %q in this binary", transport)
