@@ -216,15 +216,34 @@ func (c *Client) XAttrs(ctx context.Context, name string, names ...string) ([]XA
 	return out, nil
 }
 
+// Flags of setXAttr: Hadoop's XAttrSetFlagProto.
+const (
+	xattrCreate  = 1
+	xattrReplace = 2
+)
+
 // SetXAttr makes or replaces an extended attribute.
 func (c *Client) SetXAttr(ctx context.Context, name, attribute string, value []byte) error {
+	return c.setXAttr(ctx, name, attribute, value, xattrCreate|xattrReplace)
+}
+
+// CreateXAttr makes an extended attribute. One that is there is left as it is, and an
+// error returned.
+func (c *Client) CreateXAttr(ctx context.Context, name, attribute string, value []byte) error {
+	return c.setXAttr(ctx, name, attribute, value, xattrCreate)
+}
+
+// ReplaceXAttr replaces the value of an extended attribute, which must be there.
+func (c *Client) ReplaceXAttr(ctx context.Context, name, attribute string, value []byte) error {
+	return c.setXAttr(ctx, name, attribute, value, xattrReplace)
+}
+
+func (c *Client) setXAttr(ctx context.Context, name, attribute string, value []byte, flag uint32) error {
 	name = c.Abs(name)
 	x, err := xattrProto(attribute, value)
 	if err != nil {
 		return c.fail("setxattr", name, err)
 	}
-	const createOrReplace = 3
-	flag := uint32(createOrReplace)
 	return c.call(ctx, "setxattr", name, "setXAttr", &hdfspb.SetXAttrRequestProto{Src: &name, XAttr: x, Flag: &flag}, &hdfspb.SetXAttrResponseProto{})
 }
 
