@@ -167,7 +167,7 @@ func TestHostilePeersEndAlone(t *testing.T) {
 		"no window": {append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, setUp[8:]...)}, "no set-up": {append(append([]byte{}, setUp[:8]...), 0xff, 0xff)},
 		"hello": {{4, 0, 0, 0, 0, 0, 0, 0, 1}}, "twice": {setUp, setUp, setUp, setUp, setUp, large, large, setUp[:20]},
 	} {
-		for _, transport := range []string{"shm", "tcp"} {
+		for _, transport := range []string{"shm", "iwarp", "tcp"} {
 			t.Run(name+"/"+transport, func(t *testing.T) {
 				ep := s.rawNative(g, transport)
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -200,26 +200,28 @@ func TestHostilePeersEndAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, c, "/honest", content)
-	_, reads, err := c.cfg.Dialer.native()
-	if err != nil {
-		t.Fatal(err)
-	}
 	header, err := proto.Marshal(&hdfspb.ClientOperationHeaderProto{ClientName: proto.String("eve"), BaseHeader: &hdfspb.BaseHeaderProto{Block: &hdfspb.ExtendedBlockProto{
 		PoolId: proto.String("?"), BlockId: proto.Uint64(firstBlock), GenerationStamp: proto.Uint64(1001)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, request := range map[string][]byte{
-		"no token": native.AppendReadRequest(nil, &native.ReadRequest{Length: 10}, header), "nothing": nil,
-		"too long": native.AppendReadRequest(nil, &native.ReadRequest{Length: native.MaxRead + 1}, header),
-	} {
-		var refused *verbena.CallError
-		m, err := reads.Call(t.Context(), s.DataNodes[0].Addr(), verbena.Intent{}, native.MethodRead, request)
-		if !errors.As(err, &refused) || refused.Code <= verbena.CodeApplication {
-			t.Errorf("%s: %v", name, err)
+	for _, transport := range []string{"shm", "iwarp", "tcp"} {
+		_, reads, err := s.own(transport).cfg.Dialer.native()
+		if err != nil {
+			t.Fatal(err)
 		}
-		if m != nil {
-			m.Release()
+		for name, request := range map[string][]byte{
+			"no token": native.AppendReadRequest(nil, &native.ReadRequest{Length: 10}, header), "nothing": nil,
+			"too long": native.AppendReadRequest(nil, &native.ReadRequest{Length: native.MaxRead + 1}, header),
+		} {
+			var refused *verbena.CallError
+			m, err := reads.Call(t.Context(), s.DataNodes[0].Addr(), verbena.Intent{}, native.MethodRead, request)
+			if !errors.As(err, &refused) || refused.Code <= verbena.CodeApplication {
+				t.Errorf("%s over %s: %v", name, transport, err)
+			}
+			if m != nil {
+				m.Release()
+			}
 		}
 	}
 }

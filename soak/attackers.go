@@ -30,6 +30,7 @@ import (
 // An attacker is a process that does one kind of harm to a server, until SIGTERM.
 type attacker struct {
 	address    string
+	nameNode   string
 	transports []string
 	count      int    // connections at a time
 	from       string // address, where the system's choice will not do
@@ -58,6 +59,10 @@ var attackerKinds = map[string]func(*attacker, context.Context, int) error{
 	"offers":     (*attacker).offers,
 	"deaf":       (*attacker).deaf,
 	"traffic":    (*attacker).traffic,
+
+	"data-breach":    (*attacker).dataBreach,
+	"data-untrusted": (*attacker).dataUntrusted,
+	"data-writes":    (*attacker).dataWrites,
 }
 
 func attackerCommand() *cobra.Command {
@@ -105,6 +110,7 @@ func attackerCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringSliceVar(&a.transports, "transports", nil, "to use in turn")
 	flags.IntVar(&a.count, "count", 1, "connections at a time")
+	flags.StringVar(&a.nameNode, "namenode", "", "address of the NameNode")
 	flags.StringVar(&a.from, "from", "", "address to connect from")
 	flags.BoolVar(&a.remote, "remote", false, "iWARP with other hosts")
 	flags.IntVar(&uid, "uid", 0, "user to become")

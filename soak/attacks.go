@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/processes"
 	"github.com/verbena-data/verbena/providers"
 )
@@ -43,12 +45,14 @@ func attacksCommand(c *common) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attacks",
 		Short: "What others notice while a server is flooded, starved, stopped and cut off",
-		Long: `A server answers messages over every transport of this host. A bystander has round
-trips and dials with it at a fixed pace, while attackers follow one another, each in
-a process of its own. The report tells what the bystander saw, by attack and
-transport, and what the server held before, at most and after. The run fails if the
-server's memory exceeds the bound, if the bystander sees an error that it should
-not, or if something stays when the attackers have gone.`,
+		Long: `A server answers messages over every transport of this host, and has a NameNode and a
+DataNode. A bystander has round trips and dials with it at a fixed pace, while
+attackers follow one another, each in a process of its own; while they attack
+hdfs-data/1, files are written and read over each transport. The report tells what
+the bystander saw, by attack and transport, and what the server held before, at most
+and after. The run fails if the server's memory exceeds the bound, if the bystander
+sees an error that it should not, if an attacker gets what it has no token for, or if
+something stays when the attackers have gone.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()
@@ -80,13 +84,16 @@ type siege struct {
 	rt          *verbena.Runtime
 	addressLock sync.Mutex
 	addresses   []string // of the server: loopback's, and the cable's
+	nameNode    string   // of the server's files
+	dataNode    string
 
-	first  serverState
-	rows   []bystanderRow
-	states []serverRow
-	told   []string
-	left   []string // attacks that could not be run, and why
-	wrong  []error
+	first    serverState
+	rows     []bystanderRow
+	fileRows []filesRow
+	states   []serverRow
+	told     []string
+	left     []string // attacks that could not be run, and why
+	wrong    []error
 }
 
 type bystanderRow struct {
@@ -121,6 +128,7 @@ type attack struct {
 	uid        int
 	near       bool  // from the bystander's own address
 	inside     bool  // the network namespace
+	files      bool  // of the DataNode, while others write and read files
 	memory     int64 // bytes that it may make the server take
 	// during does something to the attackers, or the server; nil waits.
 	during func(ctx context.Context, p *processes.Process) error
@@ -169,6 +177,16 @@ func (s *siege) attacks() []attack {
 	if slices.Contains(all, "shm") {
 		list = append(list, attack{name: "silent sockets at shm's port", kind: "shm-silent", count: 500, memory: 500 * perHandshake})
 	}
+	const window = 8 << 20 // of a writer, and what the DataNode has received of it
+	list = append(list,
+		attack{name: "hdfs-data/1: breaches of the protocol", kind: "data-breach", count: 48, transports: all, files: true, memory: 48 * perEndpoint},
+		attack{name: "hdfs-data/1: blocks without a token, windows of 64 MiB", kind: "data-untrusted", count: 24, transports: all, files: true, memory: 24*2*perEndpoint + devices*half},
+		attack{name: "hdfs-data/1: writers stopped (SIGSTOP)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: stop},
+		attack{name: "hdfs-data/1: writers killed (SIGKILL)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: func(ctx context.Context, p *processes.Process) error {
+			err := wait(ctx, s.duration/4)
+			p.Kill()
+			return errors.Join(err, wait(ctx, s.duration/4))
+		}})
 	switch {
 	case os.Getuid() != 0:
 		s.left = append(s.left, "peers of another user: this needs the superuser, to become one")
@@ -321,7 +339,17 @@ func (s *siege) assault(ctx context.Context, a attack) error {
 	for _, b := range s.bystanders {
 		b.take()
 	}
-	err = s.execute(ctx, a, &row)
+	noFiles := func() []filesRow { return nil }
+	files := noFiles
+	if a.files {
+		if files, err = s.files(ctx, a.name); err != nil {
+			files = noFiles
+		}
+	}
+	if err == nil {
+		err = s.execute(ctx, a, &row)
+	}
+	s.judgeFiles(files())
 	for _, b := range s.bystanders {
 		s.judge(a, b.take())
 	}
@@ -419,6 +447,11 @@ func (s *siege) execute(ctx context.Context, a attack, row *serverRow) error {
 		err = errors.Join(err, json.Unmarshal([]byte(line), &report))
 	}
 	row.done = report.Done
+	for text := range report.Told {
+		if strings.HasPrefix(text, breached) {
+			s.wrong = append(s.wrong, fmt.Errorf("%q: %s", a.name, text))
+		}
+	}
 	s.told = append(s.told, fmt.Sprintf("- **%s**: %s", a.name, report.most(4)))
 	return err
 }
@@ -529,20 +562,25 @@ func (s *siege) startServer(ctx context.Context) error {
 			listen = append(listen, s.cable.near+":0")
 		}
 	}
-	p, err := processes.Start(ctx, "server", file, s.self, append([]string{"attacks-server", file}, listen...)...)
+	p, err := processes.Start(ctx, "server", file, s.self, append([]string{"attacks-server", "--files", filepath.Join(s.dir, "files"), file}, listen...)...)
 	if err != nil {
 		return err
 	}
+	all := strings.Fields(p.Address)
+	at := len(all) - 2
 	s.addressLock.Lock()
 	defer s.addressLock.Unlock()
-	s.server, s.addresses = p, strings.Fields(p.Address)
+	s.server, s.addresses, s.nameNode, s.dataNode = p, all[:at:at], all[at], all[at+1]
 	return nil
 }
 
 func (s *siege) startAttacker(ctx context.Context, a attack) (*processes.Process, error) {
 	ready := filepath.Join(s.dir, "attacker.ready")
 	address, executable := s.address(0), s.self
-	args := []string{"attacker", a.kind, "", "--count", strconv.Itoa(a.count), "--ready", ready, "--uid", strconv.Itoa(a.uid)}
+	if a.files {
+		address = s.dataNode
+	}
+	args := []string{"attacker", a.kind, "", "--namenode", s.nameNode, "--count", strconv.Itoa(a.count), "--ready", ready, "--uid", strconv.Itoa(a.uid)}
 	if len(a.transports) > 0 {
 		args = append(args, "--transports", strings.Join(a.transports, ","))
 	}
@@ -587,7 +625,8 @@ func (s *siege) ask(ctx context.Context) (state serverState, err error) {
 }
 
 func attacksServerCommand() *cobra.Command {
-	return &cobra.Command{
+	var files string
+	cmd := &cobra.Command{
 		Use:    "attacks-server ADDRESS-FILE LISTEN...",
 		Hidden: true,
 		Args:   cobra.MinimumNArgs(2),
@@ -619,7 +658,12 @@ func attacksServerCommand() *cobra.Command {
 				go serveEach(ctx, l.Accept, func(ep *verbena.Endpoint) { answer(ctx, ep) })
 				go serveEach(ctx, control.Accept, func(ep *verbena.Endpoint) { account(ctx, rt, ep) })
 			}
-			text := strings.Join(addresses, " ")
+			up, err := hdfs.StartCluster(ctx, hdfs.ClusterConfig{Runtime: rt, Logger: slog.New(slog.DiscardHandler), Dir: files, Host: "127.0.0.1", DataNodes: 1})
+			if err != nil {
+				return err
+			}
+			defer up.Close()
+			text := strings.Join(append(addresses, up.NameNode.Addr(), up.DataNodes[0].Addr()), " ")
 			if err := writeAddress(args[0], stringAddress(text)); err != nil {
 				return err
 			}
@@ -627,6 +671,8 @@ func attacksServerCommand() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().StringVar(&files, "files", "", "directory of a NameNode and a DataNode, whose addresses follow the others")
+	return cmd
 }
 
 // stringAddress is the text of addresses.
@@ -715,6 +761,7 @@ memory for clients with traffic. "Back" is how long after the attack everything 
 		c.printf("| %s | %d | %d | %d | %d | %d | %d | %d | %d | %d | %.1f |\n", r.attack, r.done, r.before.Resident/1e6, r.memory/1e6, r.bound/1e6, r.after.Resident/1e6,
 			r.before.Descriptors, r.descriptors, r.after.Descriptors, r.after.Registered/1e6, r.back.Seconds())
 	}
+	s.printFiles()
 	c.printf("\nWhat the attackers were told (# stands for a number):\n\n%s\n", strings.Join(s.told, "\n"))
 	for _, left := range s.left {
 		c.printf("\nNot run: %s.\n", left)

@@ -21,3 +21,19 @@ func TestAttacks(t *testing.T) {
 		}
 	}
 }
+
+// Whoever attacks a DataNode's native service gets nothing, and files are written and read meanwhile.
+func TestAttacksOnFiles(t *testing.T) {
+	var out strings.Builder
+	cmd := command()
+	cmd.SetArgs([]string{"attacks", "--quick", "--only", "hdfs-data/1", "--dir", filepath.Join(t.TempDir(), "data")})
+	cmd.SetOut(&out)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	for _, want := range []string{"Outcome: passed", "`the set-up was refused`", "`the read was refused: ", "| hdfs-data/1: breaches of the protocol | iwarp |", "| hdfs-data/1: writers killed (SIGKILL) | tcp |"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, out.String())
+		}
+	}
+}
