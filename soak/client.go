@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -28,10 +29,12 @@ func clientCommand(c *common) *cobra.Command {
 		Short: "Let our own HDFS client work on Apache HDFS, and compare",
 		Long: `Verbena's HDFS client works on Apache HDFS (MiniDFSCluster with four DataNodes),
 over TCP, with block tokens and without, with both kinds of checksums: files are
-stored, flushed, appended, cut, joined and read while they are written, and a
-DataNode is stopped in the middle of writes and reads. Apache's own client reads
-what was stored, by SHA-256, and its checksums of files are compared with ours. Needs
-java, and Maven to fetch org.apache.hadoop:hadoop-minicluster, or its jars in
+stored, flushed, appended, cut, joined and read while they are written, a DataNode is
+stopped in the middle of writes and reads, and hangs while hedged reads go on; ACLs,
+extended attributes and the trash are changed by either client and compared as the other
+one sees them. Then three NameNodes hand over to each other, and end, while files are
+written, made, renamed and removed. Apache's own client reads what was stored, by
+SHA-256, and its checksums of files are compared with ours. Needs java, and Maven to fetch org.apache.hadoop:hadoop-minicluster, or its jars in
 --classpath.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,13 +55,13 @@ var apacheCluster []byte
 
 // apache is a cluster of Apache's in a process of its own.
 type apache struct {
-	cmd      *exec.Cmd
-	in       io.WriteCloser
-	out      *bufio.Reader
-	nameNode string
+	cmd       *exec.Cmd
+	in        io.WriteCloser
+	out       *bufio.Reader
+	nameNodes []string // the first is active
 }
 
-func startApache(ctx context.Context, dir, classpath string, tokens bool) (*apache, error) {
+func startApache(ctx context.Context, dir, classpath string, tokens bool, nameNodes int) (*apache, error) {
 	source := filepath.Join(dir, "Cluster.java")
 	if err := os.WriteFile(source, apacheCluster, 0o644); err != nil {
 		return nil, err
@@ -70,7 +73,7 @@ func startApache(ctx context.Context, dir, classpath string, tokens bool) (*apac
 	for _, p := range []string{"java.lang", "java.nio", "java.util", "java.net", "sun.nio.ch"} {
 		args = append(args, "--add-opens=java.base/"+p+"=ALL-UNNAMED")
 	}
-	args = append(args, "-cp", dir+string(filepath.ListSeparator)+classpath, source, filepath.Join(dir, fmt.Sprint("apache-", tokens)), fmt.Sprint(tokens))
+	args = append(args, "-cp", dir+string(filepath.ListSeparator)+classpath, source, filepath.Join(dir, fmt.Sprintf("apache-%v-%d", tokens, nameNodes)), fmt.Sprint(tokens), fmt.Sprint(nameNodes))
 	a := &apache{cmd: exec.CommandContext(ctx, "java", args...)}
 	a.cmd.Env = append(os.Environ(), "HADOOP_USER_NAME=root")
 	var err error
@@ -82,15 +85,20 @@ func startApache(ctx context.Context, dir, classpath string, tokens bool) (*apac
 		return nil, err
 	}
 	a.out = bufio.NewReader(out)
-	fmt.Fprintln(progress, "starting Apache HDFS; block tokens:", tokens)
+	var said bytes.Buffer
+	a.cmd.Stderr = &said
+	fmt.Fprintln(progress, "starting Apache HDFS; block tokens:", tokens, "NameNodes:", nameNodes)
 	if err := a.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("java: %w", err)
 	}
-	port, err := a.out.ReadString('\n')
+	ports, err := a.out.ReadString('\n')
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("starting Apache HDFS: %w", err), a.stop())
+		stopped := a.stop() // said is whole
+		return nil, errors.Join(fmt.Errorf("starting Apache HDFS: %w\n%s", err, bytes.TrimSpace(said.Bytes())), stopped)
 	}
-	a.nameNode = "127.0.0.1:" + strings.TrimSpace(port)
+	for _, port := range strings.Fields(ports) {
+		a.nameNodes = append(a.nameNodes, "127.0.0.1:"+port)
+	}
 	return a, nil
 }
 
@@ -123,36 +131,21 @@ func ownClient(ctx context.Context, c *common, dir, classpath string) error {
 			return err
 		}
 	}
-	return nil
+	return onThreeNameNodes(ctx, c, dir, classpath)
 }
 
 func onApache(ctx context.Context, c *common, dir, classpath string, tokens bool) (err error) {
-	a, err := startApache(ctx, dir, classpath, tokens)
+	a, err := startApache(ctx, dir, classpath, tokens, 1)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.stop()) }()
 	for _, kind := range []hdfs.ChecksumType{hdfs.ChecksumCRC32C, hdfs.ChecksumCRC32} {
-		client, err := hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{a.nameNode}, User: "root", Checksum: kind, BlockSize: 4 << 20, Replication: 3})
+		t, err := newApacheTrial(a, tokens, kind)
 		if err != nil {
 			return err
 		}
-		t := &apacheTrial{a: a, client: client, dir: fmt.Sprintf("/%v-%v", tokens, kind)}
-		for _, step := range t.steps() {
-			began := time.Now()
-			err := step.do(ctx)
-			outcome := "as it should"
-			if err != nil {
-				outcome = "FAILED"
-			}
-			c.printf("| %v | %v | %s | %s |\n", tokens, kind, step.what, outcome)
-			fmt.Fprintf(progress, "tokens %v, %v: %s: %v, %v\n", tokens, kind, step.what, outcome, time.Since(began).Round(time.Millisecond))
-			if err != nil {
-				client.Close()
-				return fmt.Errorf("%s: %w", step.what, err)
-			}
-		}
-		if err := client.Close(); err != nil {
+		if err := errors.Join(t.run(ctx, c, t.steps()), t.client.Close()); err != nil {
 			return err
 		}
 	}
@@ -162,8 +155,36 @@ func onApache(ctx context.Context, c *common, dir, classpath string, tokens bool
 // apacheTrial is one client's work on Apache HDFS.
 type apacheTrial struct {
 	a      *apache
+	cfg    hdfs.ClientConfig
 	client *hdfs.Client
+	tokens bool
 	dir    string
+}
+
+func newApacheTrial(a *apache, tokens bool, kind hdfs.ChecksumType) (*apacheTrial, error) {
+	t := &apacheTrial{a: a, tokens: tokens, dir: fmt.Sprintf("/%v-%v", tokens, kind)}
+	t.cfg = hdfs.ClientConfig{NameNodes: a.nameNodes, User: "root", Checksum: kind, BlockSize: 4 << 20, Replication: 3}
+	var err error
+	t.client, err = hdfs.NewClient(t.cfg)
+	return t, err
+}
+
+// run takes steps, and reports each.
+func (t *apacheTrial) run(ctx context.Context, c *common, steps []apacheStep) error {
+	for _, step := range steps {
+		began := time.Now()
+		err := step.do(ctx)
+		outcome := "as it should"
+		if err != nil {
+			outcome = "FAILED"
+		}
+		c.printf("| %v | %v | %s | %s |\n", t.tokens, t.cfg.Checksum, step.what, outcome)
+		fmt.Fprintf(progress, "tokens %v, %v: %s: %v, %v\n", t.tokens, t.cfg.Checksum, step.what, outcome, time.Since(began).Round(time.Millisecond))
+		if err != nil {
+			return fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	return nil
 }
 
 type apacheStep struct {
@@ -180,6 +201,10 @@ func (t *apacheTrial) steps() []apacheStep {
 		{"a DataNode stops while a file is written", t.stopWhileWriting},
 		{"a DataNode stops while a file is read", t.stopWhileReading},
 		{"listing, owner, mode, rename, remove", t.tree},
+		{"a DataNode hangs while hedged reads go on", t.hedge},
+		{"access control lists, changed and seen by both clients", t.acls},
+		{"extended attributes, changed and seen by both clients", t.xattrs},
+		{"trash, by both clients", t.trash},
 	}
 }
 
