@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"sync"
 
+	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
@@ -68,6 +69,18 @@ func (o *sending) short(record []byte) bool {
 	o.n = at + 1 + n
 	o.records++
 	return true
+}
+
+// nextAhead is how many bytes of a part are asked for behind those that are used: what a short record takes.
+const nextAhead = 2 * prefetch.Line
+
+// ask asks for where the next record will lie, when one has been added. Until that comes, others go to the parts for
+// other partitions, which together are longer than what the second cache has left for them. A lane of one thread does
+// not ask: with 32 partitions that cost 2 to 4 %.
+func (o *sending) ask() {
+	if at := o.n + prefetch.Line - 1; at < len(o.memory) {
+		prefetch.ToWrite(o.memory[at:], nextAhead)
+	}
 }
 
 // add adds a record, if there is room.

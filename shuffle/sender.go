@@ -77,11 +77,13 @@ func (s *Sender) drain() error {
 	for b := s.pending[:s.pended]; len(b) > 0; {
 		to, n := binary.NativeEndian.Uint32(b), int(b[pendHead-1])
 		record := b[pendHead : pendHead+n]
-		for o := &streams[to]; !o.short(record); {
+		o := &streams[to]
+		for !o.short(record) {
 			if err := s.next(int(to)); err != nil {
 				return err // the exchange has failed, and nothing more is sent
 			}
 		}
+		o.ask()
 		b = b[pendHead+n:]
 	}
 	s.pended = 0

@@ -6,3 +6,8 @@ import "unsafe"
 //
 //go:noescape
 func lines(p unsafe.Pointer, n int)
+
+// linesToWrite asks for so many lines, at least one, for this processor alone.
+//
+//go:noescape
+func linesToWrite(p unsafe.Pointer, n int)
