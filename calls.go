@@ -115,7 +115,8 @@ type pendingCall struct {
 	wake     chan struct{} // a token when it sleeps and may go on; there may be one too many
 	answer   *Message
 	err      error
-	isDone   func() bool // done.Load
+	isDone   func() bool           // done.Load
+	header   [call.HeaderSize]byte // of a request in a buffer, while it is sent
 }
 
 // mostSpare is how many of each are kept for later calls.

@@ -35,7 +35,8 @@ func (c *Caller) requestBuffer(ctx context.Context, w *pendingCall, method uint3
 	if h.Value = left; late {
 		return c.unsent(w, context.DeadlineExceeded)
 	}
-	p := b.parcel(method, h)
+	h.Put(w.header[:])
+	p := b.parcel(method, w.header[:])
 	if p.size() <= c.e.carrier.maxMessage() && c.e.carrier.sendBufferNow(p) {
 		return nil
 	}
@@ -55,8 +56,8 @@ func (c *Caller) requestInTurn(ctx context.Context, w *pendingCall, p parcel) er
 }
 
 // parcel is the buffer behind a header.
-func (b *Buffer) parcel(tag uint32, h call.Header) parcel {
-	return parcel{tag: tag, header: h.Append(nil), body: b.data, buffer: b, from: b.front}
+func (b *Buffer) parcel(tag uint32, header []byte) parcel {
+	return parcel{tag: tag, header: header, body: b.data, buffer: b, from: b.front}
 }
 
 // ReplyBuffer is [Request.Reply] with a payload that lies in a buffer, such as one of
@@ -73,7 +74,7 @@ func (q Request) ReplyBuffer(b *Buffer) error {
 	if r.notifies || len(b.data) > c.e.MaxMessage()-call.HeaderSize {
 		return q.Reply(b.data)
 	}
-	return q.replyParcel(b.parcel(0, call.Header{Kind: call.Reply}))
+	return q.replyParcel(b.parcel(0, r.header[:]))
 }
 
 // replyParcel answers with a message that may have to wait. Its header gets the id.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"sync"
 	"testing"
+
+	"github.com/verbena-data/verbena/internal/race"
 )
 
 const (
@@ -162,6 +164,48 @@ func TestRequestOver(t *testing.T) {
 		}
 		if !<-over {
 			t.Error("a call that was given up is not over")
+		}
+	})
+}
+
+// A call with a buffer and an answer from one allocate nothing, at either end, short or long.
+func TestCallBufferAllocations(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		defer c.close(t)
+		c.mux.Long(methodEchoKept, func(q Request) {
+			if err := q.ReplyBuffer(&q.Keep().Buffer); err != nil {
+				t.Error(err)
+			}
+		})
+		sizes := []int{1 << 10, 100 << 10}
+		if w.name == "fakeband" {
+			sizes = sizes[:1] // it makes an error of each message that has to wait for a receive
+		}
+		for _, size := range sizes {
+			b, err := c.a.Buffer(p.ctx, size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			one := func() {
+				b.Retain()
+				m, err := c.a.CallBuffer(p.ctx, methodEchoKept, b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Release()
+			}
+			for range 500 {
+				one()
+			}
+			if n := testing.AllocsPerRun(1000, one); n >= 1 {
+				t.Errorf("%.1f allocations for a call with a buffer of %d bytes and its answer", n, size)
+			}
+			b.Release()
 		}
 	})
 }

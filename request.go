@@ -40,8 +40,9 @@ type request struct {
 	notifies bool
 	handler  *handler
 	message  *Message
-	stream   *Stream       // nil: it has none
-	expires  time.Duration // by processors.now; 0: never
+	stream   *Stream               // nil: it has none
+	expires  time.Duration         // by processors.now; 0: never
+	header   [call.HeaderSize]byte // of an answer in a buffer, while it is sent
 
 	// Guarded by the caller's mu:
 	ctx      context.Context // nil until somebody asks

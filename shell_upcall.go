@@ -74,6 +74,8 @@ func (s *inbound) deliverReady() {
 	s.in.handing = !s.life.breach && !s.life.reached(stageClosed) // all that follows passes the inbox by
 	if s.upcall.providing {
 		notify(s.in.token) // the message may have been given up
+	} else if s.m.Announced() {
+		s.provideAtOnce()
 	}
 	want, wanted := s.m.Wanted()
 	if !wanted || !want.First || s.upcall.providing || s.life.reached(stageClosing) || s.life.breach || s.e.over() {

@@ -53,6 +53,7 @@ type Budget struct {
 	waiting  []*Account            // the longest first
 	accounts map[*Account]struct{} // that hold some of it
 	byPeer   map[string]*peer      // that hold some or wait
+	spare    *peer                 // that was the last to leave byPeer
 	favors   uint64                // that have been given
 }
 
@@ -342,7 +343,10 @@ func (b *Budget) use(a *Account) {
 		return
 	}
 	if a.peer = b.byPeer[a.name]; a.peer == nil {
-		a.peer = &peer{}
+		a.peer, b.spare = b.spare, nil
+		if a.peer == nil {
+			a.peer = &peer{}
+		}
 		b.byPeer[a.name] = a.peer
 	}
 	a.peer.users++
@@ -355,6 +359,8 @@ func (b *Budget) unuse(a *Account) {
 	}
 	if a.peer.users--; a.peer.users == 0 {
 		delete(b.byPeer, a.name)
+		*a.peer = peer{}
+		b.spare = a.peer
 	}
 	a.peer = nil
 }
