@@ -40,6 +40,8 @@ type attacker struct {
 	done atomic.Uint64 // connections or messages
 	mu   sync.Mutex
 	told map[string]int // what the server said, or what became of connections
+	// blockPool is that of the DataNode, when it has told.
+	blockPool string
 }
 
 // attackerReport is the last line of an attacker's output.

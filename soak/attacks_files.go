@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +32,10 @@ const breached = "BREACHED: "
 // are not.
 const guessedBlock = 1 << 30
 
+// namesPool finds the block pool, which is no secret, in what a DataNode says to who asks for
+// another one.
+var namesPool = regexp.MustCompile(`this DataNode holds "([^"]+)"`)
+
 // field appends fields of protobuf messages.
 type field []byte
 
@@ -43,8 +49,11 @@ func (f field) bytes(n protowire.Number, v []byte) field {
 
 // clientHeader is a ClientOperationHeaderProto for a block that is guessed, with a token of
 // the attacker's own making, or none.
-func clientHeader() []byte {
-	block := field(nil).bytes(1, []byte("?")).number(2, guessedBlock+rand.Uint64N(64)).number(3, 1001)
+func (a *attacker) clientHeader() []byte {
+	a.mu.Lock()
+	pool := cmp.Or(a.blockPool, "?")
+	a.mu.Unlock()
+	block := field(nil).bytes(1, []byte(pool)).number(2, guessedBlock+rand.Uint64N(64)).number(3, 1001)
 	base := field(nil).bytes(1, block)
 	if rand.IntN(2) == 0 {
 		base = base.bytes(2, field(nil).bytes(1, noise(40)).bytes(2, noise(20)).bytes(3, []byte("HDFS_BLOCK_TOKEN")).bytes(4, nil))
@@ -61,9 +70,9 @@ func noise(n int) []byte {
 }
 
 // setUp is the set-up of a block for one DataNode, with the stage PIPELINE_SETUP_CREATE.
-func setUp(window uint32) []byte {
+func (a *attacker) setUp(window uint32) []byte {
 	const create, crc32c = 6, 2
-	op := field(nil).bytes(1, clientHeader()).number(4, create).number(5, 1).number(6, 0).number(7, 0).number(8, 0).
+	op := field(nil).bytes(1, a.clientHeader()).number(4, create).number(5, 1).number(6, 0).number(7, 0).number(8, 0).
 		bytes(9, field(nil).number(1, crc32c).number(2, 512))
 	return append(binary.BigEndian.AppendUint32([]byte{1, 0, 0, 0}, window), op...)
 }
@@ -95,7 +104,7 @@ func (a *attacker) dataBreach(ctx context.Context, number int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, ep.Close()) }()
-	whole := setUp(1000)
+	whole := a.setUp(1000)
 	broken := slices.Clone(whole)
 	broken[8+rand.IntN(3)] ^= 0xff // the first field's tag and length
 	longer := dataPacket(1, 4<<10)
@@ -153,7 +162,7 @@ func (a *attacker) dataUntrusted(ctx context.Context, number int) (err error) {
 	dctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for tag := range uint32(blocks) {
-		if err := errors.Join(ep.Send(dctx, tag+1, setUp(64<<20)), ep.Send(dctx, tag+1, dataPacket(0, 60<<10))); err != nil {
+		if err := errors.Join(ep.Send(dctx, tag+1, a.setUp(64<<20)), ep.Send(dctx, tag+1, dataPacket(0, 60<<10))); err != nil {
 			return err
 		}
 	}
@@ -179,7 +188,7 @@ func (a *attacker) readUntrusted(ctx context.Context, number int) (err error) {
 	for method := range uint32(5) { // 1 to 4, and none
 		request := binary.BigEndian.AppendUint64(nil, 0)
 		request = binary.BigEndian.AppendUint32(request, 1+uint32(rand.IntN(64<<10)))
-		request = append(binary.BigEndian.AppendUint32(request, 0), clientHeader()...)
+		request = append(binary.BigEndian.AppendUint32(request, 0), a.clientHeader()...)
 		m, err := pool.Call(ctx, a.address, verbena.Intent{}, method, request)
 		var told *verbena.CallError
 		switch {
@@ -190,6 +199,11 @@ func (a *attacker) readUntrusted(ctx context.Context, number int) (err error) {
 			m.Release()
 		case errors.As(err, &told):
 			a.note(fmt.Errorf("the read was refused: %w", told))
+			if found := namesPool.FindStringSubmatch(told.Error()); found != nil {
+				a.mu.Lock()
+				a.blockPool = found[1]
+				a.mu.Unlock()
+			}
 		default:
 			return err
 		}
