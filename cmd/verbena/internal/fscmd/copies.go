@@ -1,9 +1,6 @@
 package fscmd
 
 import (
-	"bufio"
-	"compress/bzip2"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -148,43 +145,6 @@ func (s *session) merge(ctx context.Context, names []string, to io.Writer, newli
 		}
 	}
 	return nil
-}
-
-func textCommand(run runner) *cobra.Command {
-	var unverified bool
-	cmd := &cobra.Command{
-		Use:   "text PATH...",
-		Short: "Write files to standard output, unpacked if they are gzip's or bzip2's",
-		Args:  atLeast(1),
-		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			s.unverified = unverified
-			return s.eachFile(ctx, args, func(f *hdfs.FileReader) error {
-				r, err := unpacked(f)
-				if err != nil {
-					return err
-				}
-				_, err = io.Copy(s.out, r)
-				return err
-			})
-		}),
-	}
-	unverifiedFlag(cmd, &unverified)
-	return cmd
-}
-
-// unpacked reads what r has packed, which its first bytes tell.
-func unpacked(r io.Reader) (io.Reader, error) {
-	b := bufio.NewReaderSize(r, 1<<20)
-	head, err := b.Peek(3)
-	switch {
-	case err != nil && err != io.EOF:
-		return nil, err
-	case strings.HasPrefix(string(head), "\x1f\x8b"):
-		return gzip.NewReader(b)
-	case string(head) == "BZh":
-		return bzip2.NewReader(b), nil
-	}
-	return b, nil
 }
 
 func emptyFileCommand(run runner) *cobra.Command {
