@@ -3,6 +3,7 @@ package hdfs
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -10,7 +11,12 @@ import (
 	"github.com/verbena-data/verbena"
 )
 
-var modelSeed = flag.Uint64("model-seed", 1, "of TestBothPathsUnderAModel")
+// How TestBothPathsUnderAModel goes. For long, it is
+// go test ./hdfs -run TestBothPathsUnderAModel -model-seeds 200 -timeout 1h.
+var (
+	modelSeed  = flag.Uint64("model-seed", 1, "the first seed of TestBothPathsUnderAModel")
+	modelSeeds = flag.Uint64("model-seeds", 3, "how many seeds TestBothPathsUnderAModel takes, with -short one")
+)
 
 // recoverFile has a file's lease recovered, and waits until it is closed.
 func recoverFile(t *testing.T, c *Client, name string) {
@@ -32,13 +38,27 @@ func recoverFile(t *testing.T, c *Client, name string) {
 // Random writers of both protocols append to one file, flush, hsync, close or die, others recover it, and cut it
 // anywhere; readers of both find what a model says, byte for byte.
 func TestBothPathsUnderAModel(t *testing.T) {
+	seeds := *modelSeeds
+	if testing.Short() {
+		seeds = 1
+	}
+	for i := range seeds {
+		seed := *modelSeed + i
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel() // each waits for leases for most of its time
+			bothPathsUnderAModel(t, seed)
+		})
+	}
+}
+
+func bothPathsUnderAModel(t *testing.T, seed uint64) {
 	s := startSystem(t, 3, 3)
 	away := func(cfg *ClientConfig) { cfg.NoLocalReads, cfg.PacketSize, cfg.ReplaceBestEffort = true, 30_000, true }
 	legacy := func(cfg *ClientConfig) { cfg.LegacyTransfers = true }
 	clients := []*Client{
 		s.own(verbena.TransportAuto, away), s.own(plain, away), s.own("shm", away), s.own("shm", away, legacy), s.own("tcp", away),
 	}
-	rng := rand.New(rand.NewPCG(*modelSeed, 0))
+	rng := rand.New(rand.NewPCG(seed, 0))
 	any := func() *Client { return clients[rng.IntN(len(clients))] }
 	const name = "/model"
 	if err := any().WriteFile(t.Context(), name, nil, 0o644); err != nil {
