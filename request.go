@@ -86,7 +86,7 @@ func (q Request) Deadline() (time.Time, bool) {
 	return q.r.deadline(), true
 }
 
-func (r *request) deadline() time.Time { return processors.start.Add(r.expires) }
+func (r *request) deadline() time.Time { return epoch.Add(r.expires) }
 
 // late tells whether the deadline has passed. To read the clock takes as long as to post
 // an answer, and [time.Now] reads two.

@@ -23,11 +23,12 @@ const (
 	crowdPause, maxCrowdPause = 10 * time.Millisecond, 100 * time.Millisecond
 	// 1 s after the last pause the clock is no longer read to see whether one goes on.
 	crowdMemory = time.Second
-	// In a pause a waiter looks every millisecond how long threads have had to wait for
-	// processors since the last look. If that was less than a 32nd of the time, the crowd has
-	// gone, and so does the pause. Looks more than 20 ms apart say too little about now.
-	crowdLook, staleLook = time.Millisecond, 20 * time.Millisecond
-	quietShare           = 32
+	// Every millisecond a waiter looks how long threads have had to wait for processors since
+	// the last look. If that was more than half of the time, there is a crowd, and who polls
+	// stops. If it was less than a 32nd, the crowd has gone, and so does the pause. Looks more
+	// than 20 ms apart say too little about now.
+	crowdLook, staleLook   = time.Millisecond, 20 * time.Millisecond
+	crowdShare, quietShare = 2, 32
 )
 
 // A spinner decides how long the next wait polls before it sleeps. One that was in vain
@@ -81,18 +82,21 @@ func (s *spinner) vain(spent time.Duration) {
 // takes processor time from those who would answer, and a scheduler prefers those who
 // sleep to those who poll.
 type crowd struct {
-	start time.Time
-	until atomic.Int64 // nanoseconds since start: nobody polls before
+	now     func() time.Duration         // the clock
+	account func() (time.Duration, bool) // for how long some thread has waited for a processor
+
+	until atomic.Int64 // nanoseconds of the clock: nobody polls before
 	pause atomic.Int64 // nanoseconds
 
-	looked atomic.Int64 // nanoseconds since start: the last look at what threads have waited
+	looked atomic.Int64 // nanoseconds of the clock: the last look at what threads have waited
 	waited atomic.Int64 // nanoseconds that they had, then
 }
 
-// processors are those of this process.
-var processors = crowd{start: time.Now()}
-
-func (c *crowd) now() time.Duration { return time.Since(c.start) }
+// processors are those of this process. Their clock begins at epoch.
+var (
+	epoch      = time.Now()
+	processors = &crowd{now: func() time.Duration { return time.Since(epoch) }, account: contention.Waited}
+)
 
 // dense tells that nobody should poll now. It reads the clock only within 1 s of the last
 // pause.
@@ -101,7 +105,7 @@ func (c *crowd) dense() bool {
 		return false
 	}
 	now := c.now()
-	return c.denseAt(now) && !c.gone(now, contention.Waited)
+	return c.denseAt(now) && !c.gone(now)
 }
 
 func (c *crowd) denseAt(now time.Duration) bool {
@@ -112,23 +116,42 @@ func (c *crowd) denseAt(now time.Duration) bool {
 	return int64(now) < until
 }
 
-// gone tells whether a look says that the crowd has gone, and ends the pause then. waited is
-// for how long some thread has waited for a processor.
-func (c *crowd) gone(now time.Duration, waited func() (time.Duration, bool)) bool {
-	looked := c.looked.Load()
-	since := now - time.Duration(looked)
-	if since < crowdLook || !c.looked.CompareAndSwap(looked, int64(now)) {
-		return false
-	}
-	total, ok := waited()
-	before := time.Duration(c.waited.Swap(int64(total)))
-	if !ok || since > staleLook || total-before > since/quietShare {
+// gone tells whether a look says that the crowd has gone, and ends the pause then.
+func (c *crowd) gone(now time.Duration) bool {
+	waited, since, ok := c.look(now)
+	if !ok || waited > since/quietShare {
 		return false
 	}
 	if until := c.until.Load(); int64(now) < until {
 		c.until.CompareAndSwap(until, int64(now))
 	}
 	return true
+}
+
+// pressed tells whether a look says that there is a crowd, and begins a pause then. Who
+// polls asks: where all others sleep soon, the scheduler gives him his turns, and he never
+// finds that he was not run.
+func (c *crowd) pressed(now time.Duration) bool {
+	waited, since, ok := c.look(now)
+	if !ok || waited <= since/crowdShare {
+		return false
+	}
+	c.pushed(now)
+	return true
+}
+
+// look tells for how long some thread has waited for a processor since the look before. It
+// reports false if it is too early for a look, if there is no account, or if the one
+// before was too long ago or none.
+func (c *crowd) look(now time.Duration) (waited, since time.Duration, ok bool) {
+	looked := c.looked.Load()
+	since = now - time.Duration(looked)
+	if since < crowdLook || !c.looked.CompareAndSwap(looked, int64(now)) {
+		return 0, 0, false
+	}
+	total, ok := c.account()
+	waited = total - time.Duration(c.waited.Swap(int64(total)))
+	return waited, since, ok && looked > 0 && since <= staleLook
 }
 
 // pushed notes that a poller was not run for a while, until now. The pause grows each

@@ -114,11 +114,10 @@ func TestCrowd(t *testing.T) {
 // A pause ends when no thread has waited for a processor for a while, and not before.
 func TestCrowdGone(t *testing.T) {
 	var (
-		c     crowd
 		total time.Duration
 		known = true
 	)
-	waited := func() (time.Duration, bool) { return total, known }
+	c := crowd{account: func() (time.Duration, bool) { return total, known }}
 	now := time.Second
 	for range 10 {
 		c.pushed(now)
@@ -144,7 +143,7 @@ func TestCrowdGone(t *testing.T) {
 		now += step.after
 		total += step.waited
 		known = step.known
-		if got := c.gone(now, waited); got != step.gone {
+		if got := c.gone(now); got != step.gone {
 			t.Fatalf("after %v, of which threads have waited %v: gone is %v", now-began, step.waited, got)
 		}
 		if c.denseAt(now) == step.gone {
@@ -158,5 +157,47 @@ func TestCrowdGone(t *testing.T) {
 	c.pushed(now + 1)
 	if !c.denseAt(now + maxCrowdPause/2) {
 		t.Error("a short pause although the crowd is back")
+	}
+}
+
+// Who polls stops where threads have waited for processors for more than half of the time,
+// and nobody polls for a while.
+func TestPollerStopsInCrowd(t *testing.T) {
+	const (
+		step  = 20 * time.Microsecond // of the clock, from one look at it to the next
+		limit = 100 * time.Millisecond
+		up    = time.Hour // the machine has been when the clock began
+	)
+	for _, c := range []struct {
+		name  string
+		age   time.Duration // of the process
+		share float64       // of the time some thread waits
+		known bool
+		want  time.Duration // for how long one polls
+	}{
+		{"nobody waits", time.Hour, 0, true, limit},
+		{"others wait seldom", time.Hour, 0.45, true, limit},
+		{"others wait more than half of the time", time.Hour, 0.55, true, 2 * crowdLook},
+		{"a process has just begun", 2 * crowdLook, 0, true, limit},
+		{"there is no account", time.Hour, 1, false, limit},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := c.age
+			w := &worker{cq: &numberedQueue{}, crowd: &crowd{
+				now:     func() time.Duration { now += step; return now },
+				account: func() (time.Duration, bool) { return up + time.Duration(c.share*float64(now)), c.known },
+			}}
+			began := now
+			if ok, _ := w.spin(limit, func() bool { return false }, false); ok {
+				t.Fatal("somebody was there")
+			}
+			spent := now - began
+			if spent < c.want/2 || spent > c.want+2*step {
+				t.Errorf("polls for %v, want %v", spent, c.want)
+			}
+			if stopped := c.want < limit; w.crowd.dense() != stopped {
+				t.Errorf("nobody polls from then on: %v, want %v", !stopped, stopped)
+			}
+		})
 	}
 }

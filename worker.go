@@ -76,6 +76,7 @@ type worker struct {
 	cq     rdma.CompletionQueue
 	orphan func(*rdma.Completion) // takes those of queue pairs that have gone
 	size   int                    // entries of the queue
+	crowd  *crowd                 // tells when nobody should poll
 
 	// The domain's mu guards these.
 	room      int            // entries of the queue that no endpoint has claimed
@@ -117,7 +118,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &worker{
-		cq: cq, orphan: orphan, size: depth, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
+		cq: cq, orphan: orphan, size: depth, crowd: processors, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
 	w.look, w.removed.L = w.pollAll, &w.mu
@@ -224,7 +225,7 @@ func (w *worker) yield() {
 // serve polls for up to the greatest Spin of the endpoints whose requests are handled
 // here, if there are any. It tells whether requests came.
 func (w *worker) serve() bool {
-	if w.serving.Load() == 0 || processors.dense() {
+	if w.serving.Load() == 0 || w.crowd.dense() {
 		return false
 	}
 	if limit := time.Duration(w.patience.Load()); limit != w.patient.limit {

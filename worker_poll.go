@@ -29,7 +29,7 @@ func (c *callers) any() bool { return int64(c.locked.Load())+c.others.Load() > 0
 // caller's wait is over. It tells whether it is.
 func (w *worker) drive(s *spinner, ready func() bool) bool {
 	budget := s.next()
-	if budget <= 0 || processors.dense() {
+	if budget <= 0 || w.crowd.dense() {
 		w.pollNow() // what has come already need not wait for the worker
 		return ready()
 	}
@@ -94,7 +94,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		if !ok && !woke && batch%clockBatches != 0 {
 			continue
 		}
-		now := processors.now()
+		now := w.crowd.now()
 		if start == 0 {
 			start, yielded = now, now
 		}
@@ -108,7 +108,10 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		// 32 polls in vain take some microseconds. If 300 have passed, something else
 		// ran on this processor.
 		if last != 0 && now-last > preempted {
-			processors.pushed(now)
+			w.crowd.pushed(now)
+			break
+		}
+		if !ok && w.crowd.pressed(now) {
 			break
 		}
 		if last = now; ok || waited > budget {
