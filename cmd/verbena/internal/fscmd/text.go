@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/verbena-data/verbena/hadoop/avro"
 	"github.com/verbena-data/verbena/hadoop/codec"
 	"github.com/verbena-data/verbena/hadoop/sequencefile"
 	"github.com/verbena-data/verbena/hdfs"
@@ -25,7 +26,7 @@ func textCommand(run runner) *cobra.Command {
 		Long: `Files are unpacked that begin as gzip's or bzip2's do, or whose names end as those of
 Hadoop's codecs (.deflate, .gz, .bz2, .snappy, .lz4, .zst). Of sequence files a line is
 written for each record: key, tab and value; what is of a class outside Hadoop's
-basic ones, in hexadecimal.`,
+basic ones, in hexadecimal. Of Avro's files a line of JSON is written for each record.`,
 		Args: atLeast(1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
 			s.unverified = unverified
@@ -53,6 +54,8 @@ func writeText(w io.Writer, name string, r io.Reader) error {
 		}
 	case begins(sequencefile.Magic):
 		return writeRecords(w, b)
+	case begins(avro.Magic):
+		return writeAvro(w, b)
 	case begins("BZh"):
 		unpacked = bzip2.NewReader(b)
 	case c != nil && len(head) > 0:
@@ -100,4 +103,25 @@ func writeRecord(out *bufio.Writer, h sequencefile.Header, key, value []byte) er
 	}
 	_, err = out.WriteString(k + "\t" + v + "\n")
 	return err
+}
+
+// writeAvro writes a line of JSON for each record of an Avro file.
+func writeAvro(w io.Writer, r io.Reader) error {
+	q, err := avro.NewReader(r)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(w)
+	for {
+		record, err := q.Next()
+		if err == io.EOF {
+			return out.Flush()
+		}
+		if err == nil {
+			_, err = out.Write(append(record, '\n'))
+		}
+		if err != nil {
+			return errors.Join(err, out.Flush())
+		}
+	}
 }

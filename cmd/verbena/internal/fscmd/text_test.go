@@ -46,18 +46,27 @@ func TestText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	avro, err := os.ReadFile("../../../../hadoop/avro/testdata/snappy.avro")
+	if err != nil {
+		t.Fatal(err)
+	}
+	json, err := os.ReadFile("../../../../hadoop/avro/testdata/reading.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ name, file, want string }{
 		{"/plain", content, content}, {"/plain.gz.txt", content, content}, {"/empty.zst", "", ""}, {"/short", "S", "S"},
 		{"/a", gz, content}, {"/a.gz", gz, content}, {"/a.snappy", gz, content},
 		{"/a.deflate", deflated, content}, {"/a", deflated, deflated}, {"/a.zst", zst, content}, {"/a.snappy", snappy, content}, {"/a.lz4", lz4, content},
 		{"/records", string(records), string(shown)}, {"/records.gz", string(records), string(shown)},
+		{"/readings", string(avro), string(json)}, {"/readings.snappy", string(avro), string(json)},
 	} {
 		var out strings.Builder
 		if err := writeText(&out, c.name, strings.NewReader(c.file)); err != nil || out.String() != c.want {
 			t.Errorf("%s: %q, want %q: %v", c.name, out.String(), c.want, err)
 		}
 	}
-	for name, file := range map[string]string{"/a.gz": content, "/a.zst": content, "/a.lz4": lz4[:12], "/cut": string(records[:len(records)-10]), "/SEQ": "SEQ\x09"} {
+	for name, file := range map[string]string{"/a.gz": content, "/a.zst": content, "/a.lz4": lz4[:12], "/cut": string(records[:len(records)-10]), "/SEQ": "SEQ\x09", "/cut.avro": string(avro[:len(avro)-1])} {
 		var out strings.Builder
 		if err := writeText(&out, name, strings.NewReader(file)); err == nil {
 			t.Errorf("%s shows %q", name, out.String())
