@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/verbena-data/verbena/internal/race"
 )
 
 // A short attack is measured, over each transport and in the server.
@@ -24,6 +26,9 @@ func TestAttacks(t *testing.T) {
 
 // Whoever attacks a DataNode's native service gets nothing, and files are written and read meanwhile.
 func TestAttacksOnFiles(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector takes more memory than the server may")
+	}
 	var out strings.Builder
 	cmd := command()
 	cmd.SetArgs([]string{"attacks", "--quick", "--only", "hdfs-data/1", "--dir", filepath.Join(t.TempDir(), "data")})
