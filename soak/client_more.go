@@ -381,7 +381,7 @@ func (t *apacheTrial) writeThrough(ctx context.Context, as string, happens func(
 			return errors.Join(err, w.Close())
 		}
 		// A NameNode that has just taken over hears from the DataNodes where the open block is.
-		// Until it has, the block seems empty, to Apache's client, too.
+		// Until it has, the block seems empty.
 		if err := until(ctx, 10*time.Second, func() error { return t.shows(ctx, name, content[:at]) }); err != nil {
 			return errors.Join(err, w.Close())
 		}
