@@ -5,11 +5,13 @@
 // waits until everything that was stored before has reached the cache, which for a
 // line that the peer's processor holds takes longer than all the rest of a post; a
 // sync.Mutex has two of them, a latch has one. In turn nobody wakes who waits for a
-// latch: it tries again, ever less often.
+// latch: it tries again, ever less often. One of them at a time does. The others sleep,
+// for a thousand that try, each in a thread of its own, leave the holder no processor.
 package latch
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,7 +20,10 @@ import (
 )
 
 // A Latch is free when it is zero. It must not be copied.
-type Latch struct{ word atomic.Uint64 }
+type Latch struct {
+	word atomic.Uint64
+	next sync.Mutex // held by the one waiter that tries
+}
 
 // TryLock takes the latch if it is free.
 func (l *Latch) TryLock() bool { return l.word.CompareAndSwap(0, 1) }
@@ -38,6 +43,8 @@ const (
 )
 
 func (l *Latch) wait() {
+	l.next.Lock()
+	defer l.next.Unlock()
 	for attempt := 0; l.word.Load() != 0 || !l.TryLock(); attempt++ {
 		if attempt < yields {
 			runtime.Gosched()

@@ -1,6 +1,7 @@
 package latch
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,4 +36,23 @@ func TestLatch(t *testing.T) {
 	if l.Lock(); l.TryLock() {
 		t.Error("a latch was taken twice")
 	}
+}
+
+// A thousand that wait leave the holder its processor: one of them tries, the others
+// sleep. If all try, a holder that gives its processor away gets it back after the tries of
+// all the others, and this takes minutes in place of milliseconds.
+func TestWaitersLeaveTheProcessorToTheHolder(t *testing.T) {
+	const waiters, pauses = 1000, 20
+	var l Latch
+	var group sync.WaitGroup
+	for range waiters {
+		group.Go(func() {
+			l.Lock()
+			defer l.Unlock()
+			for range pauses {
+				runtime.Gosched()
+			}
+		})
+	}
+	group.Wait()
 }
