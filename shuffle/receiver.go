@@ -257,7 +257,7 @@ func (r *Receiver) tryTake() (it item, ok bool) {
 	}
 	it = r.taken[r.nextOne]
 	if r.nextOne++; r.nextOne < len(r.taken) {
-		prefetch.Lines(r.taken[r.nextOne].data, headAhead)
+		prefetch.ToRead(r.taken[r.nextOne].data, headAhead)
 	}
 	return it, true
 }
@@ -337,7 +337,7 @@ func (r *Receiver) part() error {
 		return r.fragment(s, &p, contents)
 	}
 	r.left, r.rest = p.Records, contents
-	prefetch.Lines(contents, recordsAhead)
+	prefetch.ToRead(contents, recordsAhead)
 	return nil
 }
 

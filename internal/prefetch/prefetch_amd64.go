@@ -2,12 +2,12 @@ package prefetch
 
 import "unsafe"
 
-// lines asks for so many lines, at least one.
+// toRead asks for so many bytes in whole lines from p on; for none if length is not positive.
 //
 //go:noescape
-func lines(p unsafe.Pointer, n int)
+func toRead(p unsafe.Pointer, length int)
 
-// linesToWrite asks for so many lines, at least one, for this processor alone.
+// toWrite is toRead for this processor alone.
 //
 //go:noescape
-func linesToWrite(p unsafe.Pointer, n int)
+func toWrite(p unsafe.Pointer, length int)

@@ -4,6 +4,6 @@ package prefetch
 
 import "unsafe"
 
-func lines(unsafe.Pointer, int) {}
+func toRead(unsafe.Pointer, int) {}
 
-func linesToWrite(unsafe.Pointer, int) {}
+func toWrite(unsafe.Pointer, int) {}

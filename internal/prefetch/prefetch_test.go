@@ -11,11 +11,11 @@ func TestLinesOfAnyLength(t *testing.T) {
 	b := make([]byte, 300)
 	for from := range b {
 		for _, most := range []int{0, 1, 64, 65, 1 << 20} {
-			prefetch.Lines(b[from:], most)
+			prefetch.ToRead(b[from:], most)
 			prefetch.ToWrite(b[from:], most)
 		}
 	}
-	prefetch.Lines(nil, 64)
+	prefetch.ToRead(nil, 64)
 	prefetch.ToWrite(nil, 64)
 	for i, v := range b {
 		if v != 0 {

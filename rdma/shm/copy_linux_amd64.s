@@ -1,22 +1,5 @@
 #include "textflag.h"
 
-// func prefetch(p unsafe.Pointer)
-TEXT ·prefetch(SB), NOSPLIT, $0-8
-	MOVQ p+0(FP), AX
-	PREFETCHT0 (AX)
-	RET
-
-// func prefetchWrite(p unsafe.Pointer, lines int)
-TEXT ·prefetchWrite(SB), NOSPLIT, $0-16
-	MOVQ p+0(FP), AX
-	MOVQ lines+8(FP), CX
-next:
-	BYTE $0x0F; BYTE $0x0D; BYTE $0x08 // PREFETCHW (AX), which the assembler does not know
-	ADDQ $64, AX
-	DECQ CX
-	JGT next
-	RET
-
 // func demote(p unsafe.Pointer, lines int)
 TEXT ·demote(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), AX

@@ -4,7 +4,5 @@ package shm
 
 import "unsafe"
 
-func prefetch(unsafe.Pointer)           {}
-func prefetchWrite(unsafe.Pointer, int) {}
-func demote(unsafe.Pointer, int)        {}
-func relax(int)                         {}
+func demote(unsafe.Pointer, int) {}
+func relax(int)                  {}

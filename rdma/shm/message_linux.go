@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/longcopy"
+	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -140,7 +141,7 @@ func (qp *queuePair) tell(kind slotKind, flags rdma.Flags) {
 		if qp.outLimit-qp.sent >= 2*slotsAhead {
 			qp.fetchSlots()
 		} else {
-			prefetch(unsafe.Pointer(qp.out.limit())) // needed soon
+			prefetch.LineToRead(unsafe.Pointer(qp.out.limit())) // needed soon
 		}
 	}
 	if !qp.lazy.Load() {

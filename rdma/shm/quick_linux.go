@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/longcopy"
+	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -165,7 +166,7 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 	qp.leave()
 	qp.tell(slotSend, flags)
 	if qp.sent%descriptorsAhead == 0 && qp.outLimit-qp.sent >= 2*descriptorsAhead {
-		prefetch(qp.out.descriptor(qp.sent + descriptorsAhead).base)
+		prefetch.LineToRead(qp.out.descriptor(qp.sent + descriptorsAhead).base)
 	}
 	if qp.alternates() && len(source) < exchangeBelow {
 		demote(unsafe.Pointer(&to[0]), lines(len(source)))
@@ -205,7 +206,7 @@ func (qp *queuePair) fetchPlace(length int) {
 		return
 	}
 	if to := region.at(region.address+uint64(place.offset()), length); to != nil {
-		prefetchWrite(unsafe.Pointer(&to[0]), lines(length))
+		prefetch.ToWrite(to, length)
 	}
 }
 

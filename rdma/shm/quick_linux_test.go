@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/verbena-data/verbena/internal/prefetch"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -176,8 +177,9 @@ func TestHintsAboutUnmappedMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	demote(base, len(memory)/64)
-	prefetchWrite(base, len(memory)/64)
-	prefetch(base)
+	prefetch.ToWrite(memory, len(memory))
+	prefetch.ToRead(memory, len(memory))
+	prefetch.LineToRead(base)
 }
 
 // A Send from a region that is closed fails while it is posted.
