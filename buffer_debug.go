@@ -91,6 +91,8 @@ func (c *checked) used(use string) {
 
 func (c *checked) location() location { return c.inner.owner.location() }
 
+func (c *checked) intact() bool { return c.inner.Intact() }
+
 func (c *checked) release() {
 	at := here()
 	if !c.released.CompareAndSwap(nil, &at) {
@@ -99,7 +101,8 @@ func (c *checked) release() {
 	outstanding.Lock()
 	delete(outstanding.set, c)
 	outstanding.Unlock()
-	if c.location().user == nil { // memory of the application stays as it is
+	// Memory of the application, and of the peer, stays as it is.
+	if l, ok := c.inner.owner.(*longMessage); c.location().user == nil && !(ok && l.view.pin != nil) {
 		for i := range c.inner.data {
 			c.inner.data[i] = poison
 		}

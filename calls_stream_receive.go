@@ -128,6 +128,11 @@ func (c *Caller) lend(s *Stream, m *Message) *Buffer {
 // location implements bufferOwner.
 func (l *loan) location() location { return l.owner.location() }
 
+func (l *loan) intact() bool {
+	o, ok := l.owner.(interface{ intact() bool })
+	return !ok || o.intact()
+}
+
 // release implements bufferOwner.
 func (l *loan) release() {
 	s, m, n := l.s, l.m, l.bytes

@@ -28,6 +28,20 @@ type DialConfig struct {
 	// so that a long message or a buffer of any of them can be sent to it from where
 	// it lies. The group has to be one with Relay.
 	Trusted bool
+	// InPlace says that Receive may hand out long messages of the peer as they lie in its
+	// memory, where the transport reaches that: over shared memory. They are not copied
+	// then. In turn
+	//
+	//   - the peer, if it is faulty or malicious, can change them while they are read: what
+	//     is checked is copied first;
+	//   - nobody here may write to them, and sending them on copies them;
+	//   - until they are released the peer lacks the memory, and its Close waits;
+	//   - they hold until this side's Close, or until the endpoint fails:
+	//     [Buffer.Intact] tells.
+	//
+	// Up to half of the peer's offers are used so (half of its tuning's chunks), and only
+	// messages of one offer, as those of [Endpoint.SendBuffer] are. The others are read.
+	InPlace bool
 	// Intent is what the endpoint is for, as rules see it.
 	Intent Intent
 	// Rules come before the runtime's.
@@ -55,7 +69,7 @@ func (r *Runtime) Dial(ctx context.Context, addr, service string, cfg DialConfig
 
 // newDialer returns a dialer by no rules.
 func (r *Runtime) newDialer(addr, service string, cfg DialConfig) (dialer, error) {
-	d := dialer{r: r, addr: addr, service: service, wanted: cfg.Transport, tuning: cfg.Tuning, trusted: cfg.Trusted}
+	d := dialer{r: r, addr: addr, service: service, wanted: cfg.Transport, tuning: cfg.Tuning, trusted: cfg.Trusted, inPlace: cfg.InPlace}
 	var err error
 	if d.group, err = r.group(cfg.Group); err == nil {
 		err = d.group.check(cfg.Tuning, cfg.Trusted)
@@ -138,6 +152,7 @@ type dialer struct {
 	group         *Group
 	tuning        TuningTable
 	trusted       bool
+	inPlace       bool
 	probe         bool
 	rule          *Rule    // that decides, or nil
 	avoid         []string // transports that somebody else is after

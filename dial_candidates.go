@@ -84,7 +84,7 @@ func (d *dialer) connect(ctx context.Context, accept *hello.Accept) (*Endpoint, 
 	selection.Candidates = append([]Candidate(nil), d.selection.Candidates...)
 	selection.choose(accept.Name, d.taken(accept.Name))
 	e := d.group.newEndpoint(d.tuning, d.service, d.conn.LocalAddr(), d.conn.RemoteAddr(), selection)
-	e.origin, e.trusted = originOf(d.conn, true), d.trusted
+	e.origin, e.trusted, e.inPlace = originOf(d.conn, true), d.trusted, d.inPlace
 	e.features, e.dialled = features(d.r.features&d.features), true
 	e.openLane = func(ctx context.Context) (net.Conn, error) { return d.r.dialLane(ctx, d.addr) }
 	conn := d.conn

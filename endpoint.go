@@ -30,6 +30,7 @@ type Endpoint struct {
 	dialled       bool                                    // by this side; likewise
 	openLane      func(context.Context) (net.Conn, error) // connects to the peer again, for one-sided operations; likewise
 	trusted       bool                                    // the peer may see what others of the group send; likewise
+	inPlace       bool                                    // messages may be used in the peer's memory; likewise
 	carrier       carrier
 	pooled        any      // what the pool of which it is keeps with it
 	features      features // that both ends have; set before its carrier

@@ -194,7 +194,7 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 		lane := offer.Service == laneService
 		if answer.Accept != nil && !offer.Probe && !lane {
 			e = s.cfg.Group.newEndpoint(s.cfg.Tuning, offer.Service, h.conn.LocalAddr(), h.conn.RemoteAddr(), h.selection(offer, answer))
-			e.origin, e.trusted = originOf(h.conn, false), s.cfg.Trusted
+			e.origin, e.trusted, e.inPlace = originOf(h.conn, false), s.cfg.Trusted, s.cfg.InPlace
 			e.features = features(l.r.features & offer.Features)
 		}
 		if shown != nil {

@@ -26,11 +26,11 @@ func servePeer(name string) {
 		if w.name != name {
 			continue
 		}
-		config := Config{}
+		config, inPlace := Config{}, false
 		_, config.Providers = w.providers(nil)
 		if role := os.Getenv(relayVariable); role != "" {
 			way, sink, relays := strings.Cut(role, " ")
-			config.Tuning = relayTuning(w, way)
+			config.Tuning, inPlace = relayTuning(w, way), strings.HasPrefix(way, "in-place")
 			if relays {
 				if err := serveRelay(w, config, way, sink); err != nil {
 					panic(err)
@@ -43,7 +43,7 @@ func servePeer(name string) {
 			panic(err)
 		}
 		ctx := context.Background()
-		l, err := r.Listen(ctx, cmp.Or(os.Getenv(listenVariable), w.anyPort()), ListenConfig{})
+		l, err := r.Listen(ctx, cmp.Or(os.Getenv(listenVariable), w.anyPort()), ListenConfig{InPlace: inPlace})
 		if err != nil {
 			panic(err)
 		}
@@ -67,6 +67,9 @@ func servePeer(name string) {
 						return
 					}
 					tag := m.Tag
+					if inPlace {
+						touch(m.Bytes())
+					}
 					m.Release()
 					if e.Service() == "answer/1" && tag == lastTag {
 						_ = e.Send(ctx, tag, nil) // the source would notice

@@ -46,6 +46,9 @@ type ListenConfig struct {
 	// Trusted says that whoever dials may read what other peers of the group have
 	// sent: see [DialConfig].Trusted.
 	Trusted bool
+	// InPlace says that long messages may be received as they lie in the memory of who
+	// dials: see [DialConfig].InPlace.
+	InPlace bool
 }
 
 func (c ListenConfig) withDefaults() ListenConfig {
@@ -151,7 +154,7 @@ func (r *Runtime) NewListener(ln net.Listener, cfg ListenConfig) (*Listener, err
 		admission: newAdmission(cfg.MaxHandshakes, min(time.Second, cfg.HelloTimeout/4)),
 	}
 	l.ctx, l.cancel = context.WithCancel(r.ctx)
-	l.own = newService(l, "", ServiceConfig{Backlog: cfg.Backlog, Group: cfg.Group, Tuning: cfg.Tuning, Trusted: cfg.Trusted})
+	l.own = newService(l, "", ServiceConfig{Backlog: cfg.Backlog, Group: cfg.Group, Tuning: cfg.Tuning, Trusted: cfg.Trusted, InPlace: cfg.InPlace})
 	l.legacy.init(cfg.Backlog, cfg.HelloTimeout)
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,22 +11,48 @@ import (
 // for no more to be read. What it receives later is not in the caches any more.
 const readAhead = 2 << 20
 
-// A longMessage is one that was read out of the peer's memory.
+// A longMessage is one that was read out of the peer's memory, or is viewed there.
 type longMessage struct {
 	message Message
 	holder  longHolder
 	share   *share // of the peer: what it has of its pool
 	slab    slab.Slab
 	kind    memoryKind // of slab
+	view    view       // in place of slab
 }
 
 // A longHolder is the endpoint whose message it is.
 type longHolder interface {
 	// releasedLong takes the message back from the application.
 	releasedLong(*longMessage)
+	// viewsHold tells whether the peer still keeps what is viewed.
+	viewsHold() bool
 }
 
-func (l *longMessage) location() location { return location{pool: l.share.of.long, slab: l.slab} }
+func (l *longMessage) location() location {
+	if l.view.pin != nil {
+		return location{}
+	}
+	return location{pool: l.share.of.long, slab: l.slab}
+}
+
+func (l *longMessage) intact() bool { return l.view.pin == nil || l.holder.viewsHold() }
+
+// bytes is the memory of the message, which may be longer.
+func (l *longMessage) bytes() []byte {
+	if l.view.pin != nil {
+		return l.view.memory
+	}
+	return l.slab.Bytes()
+}
+
+// size is how much memory of this side the message has.
+func (l *longMessage) size() int {
+	if l.slab.None() {
+		return 0
+	}
+	return l.slab.Size()
+}
 
 func (l *longMessage) release() { l.holder.releasedLong(l) }
 
@@ -93,7 +119,7 @@ func (a *longMemory) brought(fetched uint64) {
 }
 
 // received notes that the application has a message, or that it never will.
-func (a *longMemory) received(l *longMessage) { a.ahead -= l.slab.Size() }
+func (a *longMemory) received(l *longMessage) { a.ahead -= l.size() }
 
 // free gives the memory of a message back. It was received before. spoilt tells that a
 // Read may be under way.

@@ -76,6 +76,19 @@ func (b *Buffer) Bytes() []byte {
 	return b.data
 }
 
+// Intact tells whether the bytes were, up to now, those of the message. They always are
+// but for a message that lies in the peer's memory (see [DialConfig].InPlace) after this
+// side's Close, or after the peer has ended the endpoint before the message was released:
+// then what has been read of it may be anything. Who acts on what was read there asks
+// first. It does not allocate.
+func (b *Buffer) Intact() bool {
+	if checksBuffers {
+		b.check("Intact")
+	}
+	o, ok := b.owner.(interface{ intact() bool })
+	return !ok || o.intact()
+}
+
 // Retain adds a reference, with which Release has to be called once more. The
 // caller has one.
 func (b *Buffer) Retain() {

@@ -22,6 +22,9 @@ type ServiceConfig struct {
 	// Trusted says that whoever dials the service may read what other peers of the
 	// group have sent: see [DialConfig].Trusted.
 	Trusted bool
+	// InPlace says that long messages may be received as they lie in the memory of who
+	// dials: see [DialConfig].InPlace.
+	InPlace bool
 }
 
 // A Service is one of the services of a [Listener], with an accept queue of its
@@ -55,6 +58,7 @@ func (l *Listener) Service(name string, cfg ServiceConfig) (*Service, error) {
 	set(&cfg.Backlog, l.cfg.Backlog)
 	set(&cfg.Group, l.cfg.Group)
 	cfg.Trusted = cfg.Trusted || l.cfg.Trusted && cfg.Group == l.cfg.Group
+	cfg.InPlace = cfg.InPlace || l.cfg.InPlace
 	var err error
 	if cfg.Group, err = l.r.group(cfg.Group); err == nil {
 		err = cfg.Group.check(cfg.Tuning, cfg.Trusted)

@@ -44,6 +44,9 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		return s, err
 	}
 	s.device, s.atOnce = s.qp.(rdma.PromptQueuePair)
+	if e.inPlace {
+		s.viewer, _ = s.qp.(rdma.ViewingQueuePair)
+	}
 	e.carrier, e.selection.Device = s, n.attributes.Name
 	e.selection.OneSided = s.oneSided()
 	s.w.add(s.qp.Number(), s)

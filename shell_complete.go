@@ -65,10 +65,7 @@ func (s *shell) settled() {
 	if s.upcall.sink != nil {
 		s.deliverReady()
 	}
-	if s.m.PeerSaidGoodbye() && s.m.Finished() {
-		s.flush()
-		s.e.end(ErrPeerClosed)
-		s.wake()
+	if s.endIfFinished() {
 		return
 	}
 	s.tellReceive()

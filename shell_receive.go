@@ -17,6 +17,8 @@ type inbound struct {
 	received Traffic    // by Receive, or by the sink
 	long     longMemory // of messages that are read
 	upcall   upcall     // who gets messages instead of Receive
+
+	viewer rdma.ViewingQueuePair // nil: messages are not used where they lie
 }
 
 func (s *inbound) receivedTraffic() Traffic {
@@ -82,6 +84,9 @@ func (s *inbound) next() *Message {
 	if s.in.handed.Load() {
 		return s.in.take()
 	}
+	if s.cutOff() {
+		return nil
+	}
 	in, ok := s.m.Next(s.in.drop)
 	if ok && s.m.Ready() || s.e.over() {
 		s.in.readable.Set()
@@ -99,6 +104,7 @@ func (s *inbound) next() *Message {
 // are complete. mu is held.
 func (s *inbound) tellReceive() {
 	if s.m.Announced() {
+		s.viewAll()
 		s.provideAtOnce()
 	}
 	if !s.in.readable.Load() && s.m.Ready() {
@@ -113,7 +119,7 @@ func (s *inbound) accept(in link.Message[*Message]) *Message {
 	m.Tag = in.Tag
 	if in.Long {
 		l := m.owner.(*longMessage)
-		m.data, m.front = l.slab.Bytes()[:in.Length:in.Length], 0
+		m.data, m.front = l.bytes()[:in.Length:in.Length], 0
 		s.long.received(l)
 	} else {
 		s.window.held++
@@ -183,7 +189,13 @@ func (s *inbound) drop(m *Message) {
 }
 
 // freeLong gives the memory of a long message back. mu is held.
-func (s *inbound) freeLong(l *longMessage) { s.long.free(l, s.life.stuck) }
+func (s *inbound) freeLong(l *longMessage) {
+	if l.view.pin != nil {
+		s.unview(l)
+		return
+	}
+	s.long.free(l, s.life.stuck)
+}
 
 // releasedLong takes a message back from the application.
 func (s *inbound) releasedLong(l *longMessage) {
@@ -195,8 +207,25 @@ func (s *inbound) releasedLong(l *longMessage) {
 		return
 	}
 	m.held, m.data = false, nil
+	viewed := l.view.pin != nil
 	s.freeLong(l)
+	if viewed && !s.life.reached(stageClosed) {
+		s.flush()
+		s.endIfFinished()
+	}
 	s.releasedOne()
+}
+
+// endIfFinished ends the endpoint in order if the peer has said goodbye and nothing of its
+// is to come, or is used, any more. mu is held.
+func (s *inbound) endIfFinished() bool {
+	if !s.m.PeerSaidGoodbye() || s.life.breach || !s.m.Finished() {
+		return false
+	}
+	s.flush()
+	s.e.end(ErrPeerClosed)
+	s.e.carrier.wake()
+	return true
 }
 
 // breached ends an endpoint whose peer has broken the protocol. mu is held.

@@ -61,12 +61,14 @@ func raise(v *atomic.Int64, n int64) {
 // deliverReady hands the sink what is in the inbox. mu is held.
 func (s *inbound) deliverReady() {
 	// After this side's Close the machine reports long messages that it has not read.
-	for !s.life.breach && !s.e.closing.Load() {
+	for !s.life.breach && !s.e.closing.Load() && !s.cutOff() {
 		in, ok := s.m.Next(s.in.drop)
-		if !ok {
+		if !ok && !s.viewAll() {
 			break
 		}
-		s.deliver(s.accept(in))
+		if ok {
+			s.deliver(s.accept(in))
+		}
 	}
 	if !s.e.over() {
 		s.flush() // a credit for the last that the peer has used

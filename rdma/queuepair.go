@@ -120,6 +120,30 @@ type PromptQueuePair interface {
 	WriteNow(to Remote, data []byte) bool
 }
 
+// A ViewingQueuePair shows memory of the peer where it lies, since the processor reaches
+// it, in place of a Read.
+type ViewingQueuePair interface {
+	QueuePair
+	// View returns the length bytes of the peer's memory at from, which must be in a
+	// region with [AccessRemoteRead], and a pin, which is released once when they are
+	// not used any more. Until then they stay readable, whatever becomes of the queue
+	// pair, the region, the peer and the domain. The peer may write to them at any time:
+	// what is to be checked is copied first. Nobody here may write to them.
+	//
+	// If ok is false nothing was done: a Read does what was wanted, or tells why not.
+	View(from Remote, length int) (memory []byte, pin Pin, ok bool)
+	// ViewsHold tells whether the peer has not begun to take the connection down. As
+	// long as it has not, what it lets this side view is as it has promised; what was read
+	// before ViewsHold reported true was so, too. Afterwards it may use the memory again.
+	//
+	// Both may be called concurrently with everything, also after Close, and do not
+	// allocate.
+	ViewsHold() bool
+}
+
+// A Pin keeps what [ViewingQueuePair] has shown. Release is called once, by any goroutine.
+type Pin interface{ Release() }
+
 // Credentials tell whose process is at the other end, in the words of this
 // process's namespaces.
 type Credentials struct {

@@ -15,6 +15,7 @@ type arrivals struct {
 	confirm fifo.Queue[uint32] // ids that are done, to be told
 	open    int                // offers of the peer that it has not been told of
 	reading int                // Reads under way
+	viewed  int                // offers that the application uses where they lie
 	asked   int                // bytes that they are for
 	fetched uint64             // bytes that earlier ones have brought
 
@@ -158,6 +159,12 @@ type Want struct {
 	Size    int // bytes that would be best, at least Need
 	Total   int // bytes of the message
 	First   bool
+	// Whole says that one offer has all of it: it may be looked at in the peer's memory, at
+	// Address in the region that Key opens, in place of being read. See Machine.View.
+	Whole   bool
+	Address uint64
+	Key     uint32
+	offer   uint32
 }
 
 // Wanted tells which long message waits for memory, if one does. First says that
@@ -178,7 +185,37 @@ func (m *Machine[M]) Wanted() (Want, bool) {
 	w := Want{Message: p.message, Tag: e.tag, Have: e.settled, Total: e.total, First: p.message == m.inbox.first}
 	w.Need = min(e.total, max(m.limits.Commit, 2*e.capacity, p.offer.End()))
 	w.Size = min(e.total, max(w.Need, 2*m.arrivals.largest))
+	w.Whole = int(p.offer.Length) == e.total && m.arrivals.viewed < m.mostViewed()
+	w.Address, w.Key, w.offer = p.offer.Address, p.offer.Key, p.offer.ID
 	return w, true
+}
+
+// mostViewed is how many offers the application may use where they lie. The peer needs
+// ids for others meanwhile.
+func (m *Machine[M]) mostViewed() int { return int(m.peer.Chunks) / 2 }
+
+// View takes the message of a [Want] that is Whole as complete. Its bytes stay in the
+// peer's memory, which keeps them until the message has been Viewed, with the offer that
+// View returns. Afterwards posts may be due.
+func (m *Machine[M]) View(w Want, handle M) (offer uint32) {
+	a := &m.arrivals
+	e := m.inbox.at(w.Message)
+	a.pending.Pop()
+	a.viewed++
+	a.largest = max(a.largest, e.total)
+	e.handle, e.given, e.viewed = handle, true, true
+	e.settled = e.total
+	m.inbox.incomplete--
+	m.pump()
+	return w.offer
+}
+
+// Viewed confirms an offer that the application has used where it lay. Nothing comes of
+// it once this side has said goodbye: the peer does not wait for confirmations then.
+func (m *Machine[M]) Viewed(offer uint32) {
+	m.arrivals.viewed--
+	m.arrivals.confirm.Push(offer)
+	m.pump()
 }
 
 // Provide gives the message of a [Want] memory of size bytes, into which the

@@ -19,9 +19,10 @@ func (m *Machine[M]) Close() {
 }
 
 // Finished tells that the peer has said goodbye and that all its messages are
-// complete. This side then answers with its own goodbye.
+// complete, and none is viewed in its memory. This side then answers with its own goodbye.
 func (m *Machine[M]) Finished() bool {
-	done := m.goodbye.peerSaid && m.arrivals.reading == 0 && m.arrivals.pending.Len() == 0 && m.inbox.incomplete == 0
+	a := &m.arrivals
+	done := m.goodbye.peerSaid && a.reading == 0 && a.viewed == 0 && a.pending.Len() == 0 && m.inbox.incomplete == 0
 	if done && !m.goodbye.due {
 		m.goodbye.due = true
 		m.pump()

@@ -63,6 +63,7 @@ type end struct {
 	}
 	sent     []*letter // what the peer has to receive, in order
 	held     []*letter
+	viewed   []viewed // messages that are used where they lie
 	received int
 	tag      uint32
 	closed   bool
@@ -79,6 +80,12 @@ type letter struct {
 	long bool
 }
 
+// A viewed message lies in the peer's memory.
+type viewed struct {
+	address uint64
+	offer   uint32
+}
+
 type request struct {
 	post      Post
 	data      []byte
@@ -90,7 +97,7 @@ func newHistory(seed uint64) *history {
 	h := &history{rng: rand.New(rand.NewPCG(seed, 7))}
 	for i := range h.ends {
 		l := Limits{
-			Receive: wire.HeaderSize + wire.OfferSize + h.rng.IntN(40), Window: 1 + h.rng.IntN(4), Chunks: 1 + h.rng.IntN(3),
+			Receive: wire.HeaderSize + wire.OfferSize + h.rng.IntN(40), Window: 1 + h.rng.IntN(4), Chunks: 1 + h.rng.IntN(5),
 			MaxMessage: 2000, Commit: 1 + h.rng.IntN(300),
 		}
 		l.MaxWindow = l.Window + h.rng.IntN(4)
@@ -142,7 +149,7 @@ func (h *history) run() error {
 }
 
 func (h *history) step(e *end, closing bool) error {
-	switch h.rng.IntN(15) {
+	switch h.rng.IntN(16) {
 	case 0, 1:
 		return h.send(e)
 	case 2:
@@ -169,6 +176,8 @@ func (h *history) step(e *end, closing bool) error {
 		return h.ask(e)
 	case 14:
 		return h.answer(e)
+	case 15:
+		return h.unview(e)
 	}
 	return nil
 }
@@ -361,6 +370,9 @@ func (h *history) sendLong(e *end) error {
 		e.long.body = h.body(e.m.MaxEager() + 1 + h.rng.IntN(1000))
 	}
 	n := min(len(e.long.body)-e.long.offset, 1+h.rng.IntN(300))
+	if h.rng.IntN(3) == 0 {
+		n = len(e.long.body) - e.long.offset
+	}
 	part := e.long.body[e.long.offset:][:n]
 	e.next += uint64(1 + h.rng.IntN(5))
 	e.exposed[e.next] = part
@@ -506,7 +518,21 @@ func (h *history) receive(e *end) error {
 	if e.closed {
 		return nil // Receive fails at once
 	}
-	if w, ok := e.m.Wanted(); ok && (w.First || h.rng.IntN(3) == 0) {
+	w, ok := e.m.Wanted()
+	if ok && w.Whole && h.rng.IntN(2) == 0 {
+		h.say("%s views %d at %d", e.name, w.Tag, w.Address)
+		part := e.peer.exposed[w.Address]
+		if len(part) != w.Total {
+			return fmt.Errorf("a view of %d bytes at %d, where there are %d", w.Total, w.Address, len(part))
+		}
+		offer := e.m.View(w, &letter{body: part, long: true})
+		e.viewed = append(e.viewed, viewed{w.Address, offer})
+		if n := len(e.viewed); n > e.peer.limits.Chunks/2 {
+			return fmt.Errorf("%d of %d offers are viewed", n, e.peer.limits.Chunks)
+		}
+		return h.flush(e)
+	}
+	if ok && (w.First || h.rng.IntN(3) == 0) {
 		size := w.Need + h.rng.IntN(w.Size-w.Need+1)
 		l := &letter{body: make([]byte, size), long: true}
 		if w.Have > 0 {
@@ -516,8 +542,8 @@ func (h *history) receive(e *end) error {
 		e.m.Provide(w.Message, l, size)
 		return h.flush(e)
 	}
-	in, ok := e.m.Next(func(*letter) {})
-	if !ok {
+	in, complete := e.m.Next(func(*letter) {})
+	if !complete {
 		// An application may hold all that has come and wait for more.
 		if n := e.limits.MaxWindow - e.m.Window(); n > 0 && e.m.Stopped() && h.rng.IntN(2) == 0 {
 			n = 1 + h.rng.IntN(n)
@@ -549,6 +575,25 @@ func (h *history) received(e *end, tag uint32, body []byte) error {
 		return fmt.Errorf("received %d of %d bytes, want %d of %d, or other bytes", tag, len(body), want.tag, len(want.body))
 	}
 	return nil
+}
+
+// unview ends the use of a message in the peer's memory, which must still be there.
+func (h *history) unview(e *end) error {
+	if len(e.viewed) == 0 {
+		return nil
+	}
+	i := h.rng.IntN(len(e.viewed))
+	v := e.viewed[i]
+	e.viewed = slices.Delete(e.viewed, i, i+1)
+	h.say("%s has viewed %d", e.name, v.address)
+	if e.peer.exposed[v.address] == nil && !e.closed {
+		return fmt.Errorf("what lies at %d was taken back while it was viewed", v.address)
+	}
+	if e.m.Finished() && !e.closed {
+		return fmt.Errorf("all of the peer's messages are said to be through, one of which is viewed")
+	}
+	e.m.Viewed(v.offer)
+	return h.flush(e)
 }
 
 func (h *history) release(e *end) {
@@ -605,6 +650,11 @@ func (h *history) settle() error {
 			}
 			for len(e.held) > 0 {
 				h.release(e)
+			}
+			for len(e.viewed) > 0 {
+				if err := h.unview(e); err != nil {
+					return fmt.Errorf("%s: %w", e.name, err)
+				}
 			}
 			for len(e.due) > 0 && e.m.MayAnswer() {
 				if err := h.answer(e); err != nil {

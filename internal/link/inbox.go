@@ -13,6 +13,7 @@ type message[M any] struct {
 	reading  int // Reads under way
 	capacity int // memory that the caller has provided
 	given    bool
+	viewed   bool // it lies in the peer's memory
 	givenUp  bool // by the peer: what is missing never comes
 }
 
@@ -64,7 +65,7 @@ type Message[M any] struct {
 	Handle M
 	Tag    uint32
 	Length int  // bytes
-	Long   bool // it was read into memory that the caller provided
+	Long   bool // it was read into memory that the caller provided, or is viewed
 }
 
 // Next takes the first message out of the inbox if it is complete; posts may follow
@@ -84,6 +85,11 @@ func (m *Machine[M]) Next(freed func(M)) (Message[M], bool) {
 		}
 	}
 	return Message[M]{}, false
+}
+
+// FirstIsViewed tells that Next would return a message that is viewed.
+func (m *Machine[M]) FirstIsViewed() bool {
+	return !m.inbox.empty() && m.inbox.at(m.inbox.first).viewed
 }
 
 // Ready tells that Next has something to return, or that the first message waits

@@ -25,6 +25,8 @@ import (
 //	next                        the application receives
 //	wanted                      which message waits for memory
 //	provide [SIZE]              gives it memory
+//	view                        takes it as it lies in the peer's memory
+//	viewed OFFER                has used it there
 //	expect N                    receives for answers are there
 //	release | grant N | withdraw | close
 //	state                       credits and the like
@@ -141,6 +143,16 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) {
 			size = words[0]
 		}
 		s.m.Provide(w.Message, fmt.Sprintf("memory of %d", size), size)
+	case "view":
+		w, ok := s.m.Wanted()
+		if !ok || !w.Whole {
+			s.printf("none may be viewed")
+			return
+		}
+		offer := s.m.View(w, fmt.Sprintf("view of %d bytes at %d of key %d", w.Total, w.Address, w.Key))
+		s.printf("offer %d", offer)
+	case "viewed":
+		s.m.Viewed(uint32(words[0]))
 	case "expect":
 		s.m.Expect(words[0])
 	case "release":

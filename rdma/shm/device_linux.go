@@ -139,7 +139,7 @@ func (d *device) releasePeer(p *peerDomain) error {
 	delete(d.peers, p.identity)
 	errs := []error{memfd.Unmap(p.tableMemory), memfd.Unmap(p.bellMemory)}
 	for _, r := range p.byHandle {
-		errs = append(errs, memfd.Unmap(r.memory))
+		errs = append(errs, r.unmap())
 	}
 	return errors.Join(errs...)
 }

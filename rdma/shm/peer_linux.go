@@ -46,6 +46,22 @@ type peerRegion struct {
 	memory []byte         // exactly length bytes usable
 	now    *atomic.Uint64 // the state in the owner's table
 	owner  *peerDomain
+	users  atomic.Int64 // the domain, until it has unmapped the region, and pins
+}
+
+// Release implements [rdma.Pin].
+func (r *peerRegion) Release() {
+	if err := r.unmap(); err != nil {
+		panic(err) // it was mapped, and nobody else unmaps it
+	}
+}
+
+// unmap ends one use of the region, and unmaps it after the last.
+func (r *peerRegion) unmap() error {
+	if r.users.Add(-1) > 0 {
+		return nil
+	}
+	return memfd.Unmap(r.memory)
 }
 
 // open tells whether the region's owner has not closed it. Only inside an access
@@ -110,6 +126,7 @@ func (p *peerDomain) add(g grant, fd int) error {
 		return fmt.Errorf("region %#x of the peer: %w", g.handle, err)
 	}
 	r := &peerRegion{grant: g, memory: memory, now: p.table.state(g.handle), owner: p}
+	r.users.Store(1)
 	most := maxRegions
 	if p.foreign {
 		most = maxRegionsForeign
@@ -167,7 +184,7 @@ func unmapAll(regions []*peerRegion, pairs []*queuePair) error {
 		for _, qp := range pairs {
 			qp.forget(r)
 		}
-		errs = append(errs, memfd.Unmap(r.memory))
+		errs = append(errs, r.unmap())
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/longcopy"
@@ -97,6 +98,50 @@ func (qp *queuePair) WriteNow(to rdma.Remote, data []byte) bool {
 	}
 	qp.sendMu.Unlock()
 	return memory != nil
+}
+
+var _ rdma.ViewingQueuePair = (*queuePair)(nil)
+
+// View implements [rdma.ViewingQueuePair].
+func (qp *queuePair) View(from rdma.Remote, length int) (memory []byte, pin rdma.Pin, ok bool) {
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	if length <= 0 || length > maxMessage || qp.State() != rdma.StateConnected {
+		return nil, nil, false
+	}
+	cache := &qp.cache[from.Key%uint32(len(qp.cache))]
+	region := *cache
+	if region == nil || region.key != from.Key {
+		if region = qp.peer.Load().find(want{value: from.Key}); region != nil {
+			*cache = region
+		}
+	}
+	if region == nil || !region.has(rdma.AccessRemoteRead) {
+		return nil, nil, false
+	}
+	if memory = region.at(from.Address, length); memory == nil {
+		return nil, nil, false
+	}
+	defer qp.leave()
+	if qp.enter()&gateClosed != 0 || !region.open() {
+		return nil, nil, false
+	}
+	// Whoever unmaps it asks this queue pair to forget it first, which needs sendMu.
+	region.users.Add(1)
+	return memory, region, true
+}
+
+// ViewsHold implements [rdma.ViewingQueuePair]. The peer shuts its gate before it does
+// anything else to end the connection.
+func (qp *queuePair) ViewsHold() bool {
+	// A release store and an acquiring load, in this order, keep the loads before from
+	// those after on every architecture.
+	var fence atomic.Uint64
+	fence.Store(1)
+	fence.Load()
+	qp.sendMu.Lock()
+	defer qp.sendMu.Unlock()
+	return qp.State() == rdma.StateConnected && qp.out.gate().Load()&gateClosed == 0
 }
 
 // openQuick begins an access to memory of the peer that was used lately, and returns the
