@@ -166,6 +166,10 @@ func (b *bench) others() []row {
 			what: "1 MiB received and sent on over a second endpoint, shm, nobody polls, CPU time of all three processes", beside: "two memcpy of what the other processor has just written", unit: "ns",
 			ours: b.relay("buffer-quiet", "cpu-ns/op", "4000x"), theirs: twice(b.self("get", "--memcpy", "--size", "1048576")),
 		},
+		{
+			what: "1 MiB received and sent on to who receives it in place and reads a byte of each line, shm, nobody polls, CPU time of all three processes", beside: "two memcpy of it", unit: "ns",
+			ours: b.relay("in-place-quiet", "cpu-ns/op", "4000x"), theirs: b.relay("in-place-quiet", "two-memcpy-ns", "1x"),
+		},
 	}
 	for _, q := range []struct{ name, flag string }{{"p50", "0.5"}, {"p99", "0.99"}} {
 		list = append(list, row{
