@@ -195,7 +195,7 @@ func TestInPlaceOfAPeerThatIsGone(t *testing.T) {
 	<-c.server.Done()
 	for range 3 {
 		if m, err := c.server.Receive(c.ctx); err == nil || err == io.EOF {
-			t.Fatalf("after the end: %v, %v", m, err)
+			t.Fatalf("after the end a message came: %t, %v", m != nil, err)
 		}
 	}
 	if err := c.server.Close(); err != nil {
