@@ -46,11 +46,8 @@ func (b *bench) run(ctx context.Context, f func(context.Context) error) (err err
 	if b.size < 1 || b.rounds < 1 {
 		return fmt.Errorf("%d rounds with %d MiB: want 1 or more of each", b.rounds, b.size)
 	}
-	if b.root, err = host.ModuleRoot(ctx); err != nil {
+	if err := b.locate(ctx); err != nil {
 		return err
-	}
-	if b.out == "" {
-		b.out = filepath.Join(b.root, "docs", "benchmarks")
 	}
 	if b.self, err = os.Executable(); err != nil {
 		return err
@@ -81,6 +78,14 @@ func (b *bench) run(ctx context.Context, f func(context.Context) error) (err err
 		return err
 	}
 	return f(ctx)
+}
+
+// locate finds the tree, and the folder of the page.
+func (b *bench) locate(ctx context.Context) (err error) {
+	if b.root, err = host.ModuleRoot(ctx); err == nil && b.out == "" {
+		b.out = filepath.Join(b.root, "docs", "benchmarks")
+	}
+	return err
 }
 
 // An operation is one of the things a client does in a round.

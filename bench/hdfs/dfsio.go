@@ -81,8 +81,11 @@ func (d *dfsio) check() error {
 
 // rates is what a run tells, as TestDFSIO does: MiB/s, and seconds.
 type rates struct {
-	throughput, average, deviation float64
-	seconds, cpu                   float64
+	Throughput float64 `json:"throughput"`
+	Average    float64 `json:"average"`
+	Deviation  float64 `json:"deviation"`
+	Seconds    float64 `json:"seconds"`
+	CPU        float64 `json:"cpu_seconds"`
 }
 
 // ratesOf are those of tasks that each moved size MiB.
@@ -93,8 +96,8 @@ func ratesOf(size float64, tasks []time.Duration) (r rates) {
 		sum, squares, seconds = sum+rate, squares+rate*rate, seconds+t.Seconds()
 	}
 	n := float64(len(tasks))
-	r.throughput, r.average = size*n/seconds, sum/n
-	r.deviation = math.Sqrt(math.Abs(squares/n - r.average*r.average))
+	r.Throughput, r.Average = size*n/seconds, sum/n
+	r.Deviation = math.Sqrt(math.Abs(squares/n - r.Average*r.Average))
 	return r
 }
 
@@ -132,6 +135,11 @@ func (d *dfsio) compare(ctx context.Context) (err error) {
 	if d.json {
 		return nil
 	}
+	if err := d.save(func(r *results) {
+		r.DFSIO = &dfsioResults{d.conditions(), d.files, d.tasks, d.packet, d.runs(names, took)}
+	}); err != nil {
+		return err
+	}
 	return d.replace("dfsio", text)
 }
 
@@ -155,7 +163,7 @@ func (d *dfsio) measure(ctx context.Context, r *runner, took map[spot][]rates) e
 				if err != nil {
 					return err
 				}
-				v.cpu += (after - before).Seconds()
+				v.CPU += (after - before).Seconds()
 				if round >= 0 {
 					at := spot{size, r.name, read}
 					took[at] = append(took[at], v)
@@ -227,7 +235,7 @@ func (d *dfsio) ours(ctx context.Context, col *column) (*runner, error) {
 				tasks[i] = time.Duration(numbers[1+i])
 			}
 			r = ratesOf(float64(each), tasks)
-			r.seconds, r.cpu = float64(numbers[0])/1e9, (after - before).Seconds()
+			r.Seconds, r.CPU = float64(numbers[0])/1e9, (after - before).Seconds()
 			return r, err
 		},
 		stop: func() error { return errors.Join(c.Stop(), s.stop()) },
@@ -293,7 +301,7 @@ func (d *dfsio) hadoops(ctx context.Context, name string) (*runner, error) {
 				return rates{}, fmt.Errorf("TestDFSIO %s tells nothing: %w: %s", how, err, said.Bytes())
 			}
 			r, err := parseDFSIO(string(text))
-			r.cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+			r.CPU = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 			return r, err
 		},
 	}, nil
@@ -304,7 +312,7 @@ var dfsioLine = regexp.MustCompile(`(?m)^ *(Throughput mb/sec|Average IO rate mb
 // parseDFSIO reads what TestDFSIO has written of one run.
 func parseDFSIO(text string) (r rates, err error) {
 	of := map[string]*float64{
-		"Throughput mb/sec": &r.throughput, "Average IO rate mb/sec": &r.average, "IO rate std deviation": &r.deviation, "Test exec time sec": &r.seconds,
+		"Throughput mb/sec": &r.Throughput, "Average IO rate mb/sec": &r.Average, "IO rate std deviation": &r.Deviation, "Test exec time sec": &r.Seconds,
 	}
 	for _, m := range dfsioLine.FindAllStringSubmatch(text, -1) {
 		at := of[m[1]]
@@ -322,6 +330,18 @@ func parseDFSIO(text string) (r rates, err error) {
 	return r, nil
 }
 
+// runs are what was measured, in the table's order.
+func (d *dfsio) runs(names []string, took map[spot][]rates) (out []dfsioRun) {
+	for _, size := range d.sizes {
+		for _, read := range []bool{false, true} {
+			for _, name := range names {
+				out = append(out, dfsioRun{size, read, name, took[spot{size, name, read}]})
+			}
+		}
+	}
+	return out
+}
+
 // table shows the medians.
 func (d *dfsio) table(names []string, took map[spot][]rates) string {
 	var s strings.Builder
@@ -335,8 +355,8 @@ func (d *dfsio) table(names []string, took map[spot][]rates) string {
 			for _, name := range names {
 				fmt.Fprintf(&s, "| %s | %s | %s |", beside.Bytes(float64(size<<20)), how, name)
 				for _, of := range []func(rates) float64{
-					func(r rates) float64 { return r.throughput }, func(r rates) float64 { return r.average }, func(r rates) float64 { return r.deviation },
-					func(r rates) float64 { return r.seconds }, func(r rates) float64 { return r.cpu },
+					func(r rates) float64 { return r.Throughput }, func(r rates) float64 { return r.Average }, func(r rates) float64 { return r.Deviation },
+					func(r rates) float64 { return r.Seconds }, func(r rates) float64 { return r.CPU },
 				} {
 					var all []float64
 					for _, r := range took[spot{size, name, read}] {

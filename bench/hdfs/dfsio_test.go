@@ -10,7 +10,7 @@ import (
 // TestDFSIO's formulas: the throughput weighs slow tasks by their time, the mean rate does not.
 func TestRatesOfTasks(t *testing.T) {
 	r := ratesOf(100, []time.Duration{time.Second, 4 * time.Second})
-	if math.Abs(r.throughput-40) > 1e-9 || math.Abs(r.average-62.5) > 1e-9 || math.Abs(r.deviation-37.5) > 1e-9 {
+	if math.Abs(r.Throughput-40) > 1e-9 || math.Abs(r.Average-62.5) > 1e-9 || math.Abs(r.Deviation-37.5) > 1e-9 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -22,14 +22,14 @@ const dfsioResult = `----- TestDFSIO ----- : write
  Total MBytes processed: 256
       Throughput mb/sec: 312.58
  Average IO rate mb/sec: 320.1
-  IO rate std deviation: 48.7
+  IO rate std Deviation: 48.7
      Test exec time sec: 3.42
 
 `
 
 func TestResultOfHadoop(t *testing.T) {
 	r, err := parseDFSIO(dfsioResult)
-	if want := (rates{throughput: 312.58, average: 320.1, deviation: 48.7, seconds: 3.42}); err != nil || r != want {
+	if want := (rates{Throughput: 312.58, Average: 320.1, Deviation: 48.7, Seconds: 3.42}); err != nil || r != want {
 		t.Errorf("%+v, %v", r, err)
 	}
 	for what, text := range map[string]string{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"math"
 	"os"
@@ -127,6 +128,78 @@ func TestPageHasParts(t *testing.T) {
 		if _, err := beside.Between(string(page), part, ""); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// The plots beside the page are those of its figures.
+func TestPlotsAreOfTheFigures(t *testing.T) {
+	const dir = "../../docs/benchmarks"
+	r, err := readResults(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "hdfs.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plots := r.plots()
+	if len(plots) != 5 {
+		t.Errorf("%d plots", len(plots))
+	}
+	for name, p := range plots {
+		var drawn bytes.Buffer
+		if err := p.Write(&drawn); err != nil {
+			t.Error(name, err)
+			continue
+		}
+		there, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || !bytes.Equal(there, drawn.Bytes()) {
+			t.Errorf("%s is not what hdfs.json says (%v): draw it anew by go -C bench run ./hdfs draw", name, err)
+		}
+		if !strings.Contains(string(page), "]("+name+")") {
+			t.Errorf("the page does not show %s", name)
+		}
+	}
+}
+
+// What a run measures takes the place of what was there; all else stays, and is drawn again.
+func TestResultsStay(t *testing.T) {
+	b := &bench{out: t.TempDir(), rounds: 2}
+	took := map[string][]stages{}
+	for _, col := range columns {
+		took[col.name] = []stages{{"communication": 1e6, "io": 3e6}}
+	}
+	if err := b.save(func(r *results) { r.Stages = &stageResults{b.conditions(), took} }); err != nil {
+		t.Fatal(err)
+	}
+	rows := []beside.Row{
+		beside.Medians("read, shm, CPU", "TCP", beside.Nanoseconds, []float64{1}, []float64{4}, beside.AtMost(0.5)),
+		beside.Medians("read, shm, bandwidth", "TCP", beside.Bandwidth, []float64{4}, []float64{2}, beside.AtLeast(2.5)),
+		beside.Medians("stat", "TCP", beside.Nanoseconds, []float64{1}, []float64{1}, beside.Target{}),
+	}
+	if err := b.save(func(r *results) { r.Rows = &rowResults{b.conditions(), 1, rows} }); err != nil {
+		t.Fatal(err)
+	}
+	r, err := readResults(b.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Stages == nil || r.Stages.Rounds != 2 || r.Stages.Transports["shm"][0]["io"] != 3e6 || r.Rows == nil || len(r.Rows.Rows) != 3 {
+		t.Errorf("%+v", r)
+	}
+	for _, name := range []string{"hdfs-rows.svg", "hdfs-stages.svg"} {
+		if _, err := os.Stat(filepath.Join(b.out, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	// Rows with targets are drawn, in the order of what is better, by whether they meet them.
+	groups := r.Rows.plot().Groups
+	if len(groups) != 2 || len(groups[0].Bars) != 1 || len(groups[1].Bars) != 1 {
+		t.Fatalf("%+v", groups)
+	}
+	less, more := groups[0].Bars[0], groups[1].Bars[0]
+	if less.Name != "read, shm" || less.Note != "CPU, beside TCP" || less.Parts[0] != 0.25 || less.Target != 0.5 || more.Parts[1] != 2 || more.Target != 2.5 {
+		t.Errorf("%+v and %+v", less, more)
 	}
 }
 

@@ -33,6 +33,7 @@ func root() *cobra.Command {
   go -C bench run ./hdfs packets          the time to write files by size of packets and transport
   go -C bench run ./hdfs stages           the time of a block's write by stage and transport
   go -C bench run ./hdfs dfsio            TestDFSIO, Hadoop's own and ours
+  go -C bench run ./hdfs draw             the plots anew, of what was measured before
 
 Processor time is that of all processes, clients included, by the scheduler's clock.
 It needs a JDK (java runs a source file) and, the first time, mvn.`,
@@ -57,6 +58,6 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")
 	all.IntVar(&b.rounds, "rounds", 0, "rounds (default: 5, with --quick 2)")
 	cmd.Flags().StringVar(&clients, "clients", "", "only the clients whose names match this `regexp`, and the rows that compare them")
-	cmd.AddCommand(loadCommand(), packetsCommand(b), stagesCommand(b), dfsioCommand(b))
+	cmd.AddCommand(loadCommand(), packetsCommand(b), stagesCommand(b), dfsioCommand(b), drawCommand(b))
 	return cmd
 }

@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
-	"github.com/verbena-data/verbena/internal/plot"
 )
 
 // packetSizes are the bytes of packets that are tried.
@@ -64,23 +61,7 @@ func (b *bench) packets(ctx context.Context, files []int64) (err error) {
 	if b.json {
 		return nil
 	}
-	chart := plot.Chart{
-		Title: fmt.Sprintf("Writing %d GiB, 3 replicas", files[0]), Subtitle: beside.Ran(b.machine), XLabel: "bytes of a packet", YLabel: "seconds",
-		FormatX: beside.Bytes,
-	}
-	for _, col := range columns {
-		s := plot.Series{Name: col.name}
-		for _, packet := range packetSizes {
-			v := took[cell{files[0], packet, col.name}].seconds
-			s.Points = append(s.Points, plot.Point{X: float64(packet), Y: beside.Middle(v), Low: slices.Min(v), High: slices.Max(v)})
-		}
-		chart.Series = append(chart.Series, s)
-	}
-	file, err := os.Create(filepath.Join(b.out, "hdfs-packets.svg"))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(chart.Write(file), file.Close()); err != nil {
+	if err := b.save(func(r *results) { r.Packets = &packetResults{b.conditions(), packetFiles(files, took)} }); err != nil {
 		return err
 	}
 	return b.replace("packets", text)
@@ -136,6 +117,19 @@ func (b *bench) packetsOver(ctx context.Context, col *column, files []int64, too
 		fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", col.name, round+1, b.rounds)
 	}
 	return nil
+}
+
+// packetFiles are the cells in the table's order.
+func packetFiles(files []int64, took map[cell]*taken) (out []packetResult) {
+	for _, file := range files {
+		for _, packet := range packetSizes {
+			for _, col := range columns {
+				t := took[cell{file, packet, col.name}]
+				out = append(out, packetResult{file, packet, col.name, t.seconds, t.cpu})
+			}
+		}
+	}
+	return out
 }
 
 // packetTable shows the medians; the best of each file and transport is bold.

@@ -20,6 +20,9 @@ func (b *bench) report(rounds []figures) error {
 	if b.clients != nil {
 		return nil // the page has all rows
 	}
+	if err := b.save(func(r *results) { r.Rows = &rowResults{b.conditions(), b.size, rows} }); err != nil {
+		return err
+	}
 	return b.replace("rows", table)
 }
 

@@ -100,6 +100,9 @@ func (b *bench) splitUp(ctx context.Context) (err error) {
 	if b.json {
 		return nil
 	}
+	if err := b.save(func(r *results) { r.Stages = &stageResults{b.conditions(), took} }); err != nil {
+		return err
+	}
 	return b.replace("stages", text)
 }
 
@@ -128,11 +131,7 @@ func stagesTable(took map[string][]stages) string {
 	for _, stage := range stageNames {
 		fmt.Fprintf(&s, "| %s |", stage)
 		for i, c := range columns {
-			var all []float64
-			for _, of := range took[c.name] {
-				all = append(all, of[stage])
-			}
-			ms := beside.Middle(all) / 1e6
+			ms := stageMedian(took[c.name], stage)
 			total[i] += ms
 			fmt.Fprintf(&s, " %.1f |", ms)
 		}
@@ -143,6 +142,15 @@ func stagesTable(took map[string][]stages) string {
 		fmt.Fprintf(&s, " %.1f |", ms)
 	}
 	return s.String() + "\n"
+}
+
+// stageMedian is that of rounds, in milliseconds.
+func stageMedian(rounds []stages, stage string) float64 {
+	var all []float64
+	for _, of := range rounds {
+		all = append(all, of[stage])
+	}
+	return beside.Middle(all) / 1e6
 }
 
 // written is what DataNodes tell of the blocks that they have: their number, and the

@@ -1,6 +1,6 @@
-// Package plot draws line charts as SVG: a few series over a logarithmic axis,
-// readable in a README. It is for the figures that measurements leave behind, and
-// knows no other kind of chart.
+// Package plot draws figures as SVG, readable in a README: a few series over a
+// logarithmic axis, or bars. It is for what measurements leave behind, and knows no
+// other kind.
 package plot
 
 import (
@@ -58,13 +58,8 @@ func (c *Chart) Write(w io.Writer) error {
 		formatY = func(v float64) string { return fmt.Sprintf("%g", v) }
 	}
 	var s strings.Builder
-	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif" font-size="12" fill="#343a40">`+"\n", width, height, width, height)
-	fmt.Fprintf(&s, "<title>%s</title>\n", escape(c.Title))
-	fmt.Fprintf(&s, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", width, height)
-	fmt.Fprintf(&s, `<text x="%d" y="26" font-size="16" font-weight="600" fill="#212529">%s</text>`+"\n", left, escape(c.Title))
-	fmt.Fprintf(&s, `<text x="%d" y="46" fill="#6c757d">%s</text>`+"\n", left, escape(c.Subtitle))
-
-	for _, v := range b.ticksY() {
+	begin(&s, c.Title, c.Subtitle, width, height, left)
+	for _, v := range decades(b.minY, b.maxY, 2000) {
 		y := b.y(v)
 		fmt.Fprintf(&s, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#e9ecef"/>`, left, width-right, y, y)
 		fmt.Fprintf(&s, `<text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", left-8, y+4, escape(formatY(v)))
@@ -103,6 +98,15 @@ func (c *Chart) Write(w io.Writer) error {
 	s.WriteString("</svg>\n")
 	_, err = io.WriteString(w, s.String())
 	return err
+}
+
+// begin writes what all figures begin with; the titles begin at x.
+func begin(s *strings.Builder, title, subtitle string, width, height, x int) {
+	fmt.Fprintf(s, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif" font-size="12" fill="#343a40">`+"\n", width, height, width, height)
+	fmt.Fprintf(s, "<title>%s</title>\n", escape(title))
+	fmt.Fprintf(s, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", width, height)
+	fmt.Fprintf(s, `<text x="%d" y="26" font-size="16" font-weight="600" fill="#212529">%s</text>`+"\n", x, escape(title))
+	fmt.Fprintf(s, `<text x="%d" y="46" fill="#6c757d">%s</text>`+"\n", x, escape(subtitle))
 }
 
 // marker is a shape of the series' own.
@@ -186,16 +190,16 @@ func (b bounds) y(v float64) float64 {
 	return height - bottom - (math.Log10(v)-math.Log10(b.minY))/(math.Log10(b.maxY)-math.Log10(b.minY))*(height-top-bottom)
 }
 
-// ticksY are powers of ten, and 2 and 5 times them where there is room.
-func (b bounds) ticksY() []float64 {
+// decades are powers of ten, and 2 and 5 times them where from and to are less than a factor of fine apart.
+func decades(from, to, fine float64) []float64 {
 	steps := []float64{1}
-	if b.maxY/b.minY < 2000 {
+	if to/from < fine {
 		steps = []float64{1, 2, 5}
 	}
 	var ticks []float64
-	for e := math.Floor(math.Log10(b.minY)); e <= math.Log10(b.maxY)+1e-9; e++ {
+	for e := math.Floor(math.Log10(from)); e <= math.Log10(to)+1e-9; e++ {
 		for _, m := range steps {
-			if v := m * math.Pow(10, e); v >= b.minY*0.999 && v <= b.maxY*1.001 {
+			if v := m * math.Pow(10, e); v >= from*0.999 && v <= to*1.001 {
 				ticks = append(ticks, v)
 			}
 		}

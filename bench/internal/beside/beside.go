@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // A Row is a comparison. Ours and Theirs are medians over the rounds, in Unit.
@@ -35,6 +37,23 @@ func AtMost(limit float64) Target { return Target{limit: limit} }
 
 // AtLeast is reached by ratios from least.
 func AtLeast(least float64) Target { return Target{least: least} }
+
+// ParseTarget reads what String writes of a target; ok is false if it is none.
+func ParseTarget(s string) (t Target, ok bool) {
+	for prefix, of := range map[string]func(float64) Target{"at most ": AtMost, "at least ": AtLeast} {
+		if number, found := strings.CutPrefix(s, prefix); found {
+			v, err := strconv.ParseFloat(number, 64)
+			return of(v), err == nil
+		}
+	}
+	return Target{}, false
+}
+
+// Limit is the ratio that is asked for.
+func (t Target) Limit() float64 { return max(t.limit, t.least) }
+
+// Least tells that greater ratios are better.
+func (t Target) Least() bool { return t.least > 0 }
 
 // None tells that there is no target.
 func (t Target) None() bool { return t == Target{} }

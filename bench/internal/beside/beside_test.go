@@ -33,6 +33,20 @@ func TestRows(t *testing.T) {
 	}
 }
 
+func TestTargetsAreReadAgain(t *testing.T) {
+	for _, want := range []Target{AtMost(0.35), AtMost(1.0 / 30), AtLeast(2.5)} {
+		got, ok := ParseTarget(want.String())
+		if !ok || got != want || got.Limit() != want.limit+want.least || got.Least() != (want.least > 0) {
+			t.Errorf("%+v of %q, want %+v", got, want.String(), want)
+		}
+	}
+	for _, s := range []string{"", "at most", "at least x", "0.5"} {
+		if got, ok := ParseTarget(s); ok {
+			t.Errorf("%q is %+v", s, got)
+		}
+	}
+}
+
 func TestMiddle(t *testing.T) {
 	if m := Middle([]float64{9, 1, 5}); m != 5 {
 		t.Error(m)
