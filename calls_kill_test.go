@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/race"
 )
 
 // serveCalls is the peer process's end of an endpoint for calls.
@@ -69,8 +71,11 @@ func callsWhen(t *testing.T, w world, signal syscall.Signal) {
 	var answered atomic.Int64
 	busy := make(chan struct{})
 	enough := int64(2000)
-	if w.address != "" {
+	switch {
+	case w.address != "":
 		enough = 100 // an emulated machine
+	case race.Enabled:
+		enough = 300
 	}
 	var all, blocked sync.WaitGroup
 	// Callers that will get no answer before the peer ends, some of them with a deadline.

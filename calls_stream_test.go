@@ -190,11 +190,15 @@ func TestStreamsAtOnce(t *testing.T) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		c := p.callers(t, MuxConfig{})
 		c.streams()
+		length := 1 << 20
+		if race.Enabled {
+			length /= 4
+		}
 		var all sync.WaitGroup
 		for i := range 12 {
 			from := []*Caller{c.a, c.b}[i%2]
 			all.Go(func() {
-				if err := transfer(p.ctx, from, streamBack, pattern(1<<20+i, i), 1<<(8+i)); err != nil {
+				if err := transfer(p.ctx, from, streamBack, pattern(length+i, i), 1<<(8+i)); err != nil {
 					t.Error(err)
 				}
 			})

@@ -60,7 +60,7 @@ func (p *pair) held(t *testing.T) held {
 func TestEndpointsComeAndGo(t *testing.T) {
 	total, most := 2000, 400 // at once: more than one worker takes
 	if testing.Short() || race.Enabled {
-		total, most = 200, 100
+		total, most = 100, 100
 	}
 	eachWorld(t, func(t *testing.T, w world) {
 		atOnce := most

@@ -89,7 +89,11 @@ func crampedConfig(w world) Config {
 }
 
 func TestManySendersBothWays(t *testing.T) {
-	const senders, each = 8, 150
+	const senders = 8
+	each := 150
+	if race.Enabled {
+		each = 50
+	}
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, crampedConfig(w), ListenConfig{})
 		a, b := p.connect(t, "")
@@ -747,9 +751,13 @@ func TestChurn(t *testing.T) {
 				})
 			}
 		})
+		rounds := 12
+		if race.Enabled {
+			rounds = 6
+		}
 		for c := range 6 {
 			clients.Go(func() {
-				for round := range 12 {
+				for round := range rounds {
 					e, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Transport: w.transport})
 					if err != nil {
 						t.Error(err)

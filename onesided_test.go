@@ -335,7 +335,7 @@ func TestExposureUntil(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		a, b := p.connect(t, w.transport)
-		x, err := b.Expose(p.ctx, ExposeConfig{Size: 8, Rights: MayRead, Until: time.Now().Add(time.Second)})
+		x, err := b.Expose(p.ctx, ExposeConfig{Size: 8, Rights: MayRead, Until: time.Now().Add(300 * time.Millisecond)})
 		if err != nil {
 			t.Fatal(err)
 		}

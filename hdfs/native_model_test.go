@@ -38,6 +38,7 @@ func recoverFile(t *testing.T, c *Client, name string) {
 // Random writers of both protocols append to one file, flush, hsync, close or die, others recover it, and cut it
 // anywhere; readers of both find what a model says, byte for byte.
 func TestBothPathsUnderAModel(t *testing.T) {
+	t.Parallel()
 	seeds := *modelSeeds
 	if testing.Short() {
 		seeds = 1

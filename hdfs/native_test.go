@@ -360,6 +360,7 @@ func only(t *testing.T, transport string) []rdma.Provider {
 // The NameNode has replicas copied, and a client has another DataNode get what its pipeline has: over
 // each transport they go natively, and every replica has the bytes.
 func TestReplicasAreCopiedNatively(t *testing.T) {
+	t.Parallel()
 	for _, transport := range []string{"shm", "iwarp", "tcp"} {
 		t.Run(transport, func(t *testing.T) {
 			t.Parallel() // the NameNode takes its time

@@ -179,6 +179,7 @@ func (d *distant) bounded(t *testing.T) context.Context {
 // between two DataNodes, which nobody is told: what was acknowledged is there, whatever is read is right, all ends, and
 // when the link is back it is used.
 func TestPartitionsOfTheNativePath(t *testing.T) {
+	t.Parallel() // it waits for who is silent for most of its time
 	for _, transport := range []string{"iwarp", verbena.TransportTCP} {
 		t.Run(transport, func(t *testing.T) {
 			overTCP := transport == verbena.TransportTCP

@@ -29,6 +29,7 @@ const (
 // When its lease has expired the NameNode and the DataNodes close the file by
 // themselves, with every byte that was flushed; then another client appends to it.
 func TestAbandonedFileIsClosed(t *testing.T) {
+	t.Parallel() // it waits for a lease
 	rt, err := verbena.New(verbena.Config{Providers: providers.Default()})
 	if err != nil {
 		t.Fatal(err)

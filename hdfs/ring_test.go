@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/race"
 )
 
 // Long ranges are read through rings, from any place to any other, by several readers at a
@@ -35,7 +36,11 @@ func TestRings(t *testing.T) {
 				defer f.Close()
 				open = append(open, f)
 			}
-			for range 60 {
+			reads := 60
+			if race.Enabled {
+				reads = 20
+			}
+			for range reads {
 				f := open[random.IntN(len(open))]
 				at := random.IntN(len(content))
 				if random.IntN(2) == 0 {
