@@ -159,7 +159,11 @@ func (c *Config) part(ctx context.Context, w launch.Worker, work func(context.Co
 	child, ctx, cancel := launch.AsChild(ctx)
 	defer cancel()
 	err := c.meet(ctx, w, &Process{shuffle.Config{Rank: w.Rank, Size: w.Size}, child}, work)
-	if err != nil && child != nil && child.Fail(own(err, w.Rank)) == nil {
+	switch {
+	case child == nil:
+	case err == nil:
+		err = child.Done()
+	case child.Fail(own(err, w.Rank)) == nil:
 		return ErrTold
 	}
 	return err

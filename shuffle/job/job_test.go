@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena/shuffle"
+	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
 // roleVariable makes the test binary a process of a job.
@@ -23,6 +24,9 @@ const roleVariable = "VERBENA_JOB_TEST"
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
+		if role == "leave" && os.Getenv(launch.RankVariable) == "1" {
+			os.Exit(0) // before it meets the others
+		}
 		Main(func(ctx context.Context, p *Process) error { return play(ctx, p, role) })
 		return
 	}
@@ -95,6 +99,7 @@ func TestLocal(t *testing.T) {
 	for role, want := range map[string]string{
 		"succeed": "0 of 3\n",
 		"fail":    "job.test: process 1 of 3: no disk\n",
+		"leave":   "job.test: process 1 of 3 ended: exit status 0 before its part was done\n",
 		"die":     "job.test: process 1 of 3 ended: signal: killed\n",
 	} {
 		out, err := process(t, role, "-workers", "3").CombinedOutput()

@@ -39,6 +39,7 @@ type event struct {
 	// Failed is why the process ends; Caused tells that another one's end is the reason.
 	Failed string `json:"failed,omitempty"`
 	Caused bool   `json:"caused,omitempty"`
+	Done   bool   `json:"done,omitempty"` // its part
 }
 
 // ended is how a process has ended.
@@ -154,7 +155,7 @@ func (l Local) start(rank int, rendezvous string, one *sync.Mutex) (*child, erro
 			if d.Decode(&e) != nil {
 				return
 			}
-			if e.Failed != "" {
+			if e.Failed != "" || e.Done {
 				c.last = e
 			} else if l.Event != nil {
 				one.Lock()
@@ -172,8 +173,14 @@ func (c *child) wait() ended {
 	if len(c.errors.rest) > 0 {
 		_, _ = c.errors.Write([]byte("\n"))
 	}
+	if err == nil && !c.last.Done {
+		err = errEarly
+	}
 	return ended{c.rank, err, c.last.Failed, c.last.Caused}
 }
+
+// errEarly is how a process has ended that the others would wait for.
+var errEarly = errors.New("exit status 0 before its part was done")
 
 // prefixed writes whole lines, with a prefix each.
 type prefixed struct {
@@ -231,6 +238,10 @@ func (c *Child) Tell(data any) error {
 	}
 	return c.write(event{Data: b})
 }
+
+// Done tells the parent that this process has done its part. One that exits without having
+// said so has failed.
+func (c *Child) Done() error { return c.write(event{Done: true}) }
 
 // Fail tells the parent why this process ends; caused says that another process's end is
 // the reason.

@@ -41,6 +41,11 @@ func TestMain(m *testing.M) {
 func play(role string) (err error) {
 	child, ctx, cancel := AsChild(context.Background())
 	defer cancel()
+	defer func() {
+		if err == nil && child != nil {
+			err = child.Done()
+		}
+	}()
 	ctx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
 	w, launched, err := Find(Flags{Rank: -1}, os.Getenv)
