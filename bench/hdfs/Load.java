@@ -65,8 +65,9 @@ public final class Load {
         break;
       case "pread":
         return pread(path, (int) n[0], (int) n[1], n[2], Long.MAX_VALUE);
+      case "warm":
+        return pread(path, Math.max(1, (int) n[0] / 10), (int) n[1], n[2] + 1, 16 << 20);
       case "hot":
-        pread(path, Math.max(1, (int) n[0] / 10), (int) n[1], n[2] + 1, 16 << 20);
         return pread(path, (int) n[0], (int) n[1], n[2], 16 << 20);
       case "stat":
         return timed((int) n[0], () -> fs.getFileStatus(path));

@@ -373,6 +373,12 @@ func (b *bench) measure(ctx context.Context, c *contender, op operation) (figure
 	if op.name == "floor" {
 		path = b.work
 	}
+	args := append([]any{op.name, path}, op.args(b)...)
+	if op.name == "hot" {
+		if _, err := c.ask(append([]any{"warm"}, args[1:]...)...); err != nil {
+			return figure{}, err
+		}
+	}
 	blocks, spent, err := c.system.written(ctx)
 	if err != nil {
 		return figure{}, err
@@ -385,7 +391,7 @@ func (b *bench) measure(ctx context.Context, c *contender, op operation) (figure
 	if err != nil {
 		return figure{}, err
 	}
-	numbers, err := c.ask(append([]any{op.name, path}, op.args(b)...)...)
+	numbers, err := c.ask(args...)
 	if err != nil {
 		return figure{}, err
 	}

@@ -22,7 +22,7 @@ const dfsioResult = `----- TestDFSIO ----- : write
  Total MBytes processed: 256
       Throughput mb/sec: 312.58
  Average IO rate mb/sec: 320.1
-  IO rate std Deviation: 48.7
+  IO rate std deviation: 48.7
      Test exec time sec: 3.42
 
 `

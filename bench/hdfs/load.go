@@ -122,8 +122,8 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 		err = l.small(ctx, path, numbers[0], numbers[1], int(numbers[2]))
 	case "pread":
 		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], math.MaxInt64)
-	case "hot":
-		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
+	case "warm", "hot":
+		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], command == "warm")
 	case "dfsio":
 		return l.dfsio(ctx, path, numbers[0], numbers[1], int(numbers[2]), numbers[3] == 1)
 	case "stat":
@@ -177,23 +177,24 @@ func (l *loader) read(ctx context.Context, path string, length int64) error {
 	}
 }
 
-// hot is pread in the first hotSpan bytes, behind passes of a tenth of as many that are not
-// timed: one, or more until a client that may make small reads by Get makes nine in ten of
-// them so, which it has to go on with.
-func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
+// hot is pread in the first hotSpan bytes. Before, it is asked to warm up, which neither its
+// time nor the processors' counts: by passes of a tenth of as many, one, or more until a
+// client that may make small reads by Get makes nine in ten of them so, which it has to go on
+// with.
+func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64, warms bool) ([]int64, error) {
 	gets := l.transport != verbena.TransportTCP && !l.messages && !l.legacy
 	pass := func(count int, seed int64) ([]int64, bool, error) {
 		before := l.client.WindowReads().Reads
 		numbers, err := l.pread(ctx, path, count, size, seed, hotSpan)
 		return numbers, !gets || l.client.WindowReads().Reads-before >= uint64(count)*9/10, err
 	}
-	for range mostPasses {
-		if _, warm, err := pass(max(1, count/10), seed+1); err != nil || warm {
-			if err != nil {
-				return nil, err
+	if warms {
+		for range mostPasses {
+			if numbers, warm, err := pass(max(1, count/10), seed+1); err != nil || warm {
+				return numbers, err
 			}
-			break
 		}
+		return []int64{0}, nil // hot says what is wrong
 	}
 	numbers, warm, err := pass(count, seed)
 	if err == nil && !warm {
