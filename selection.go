@@ -42,6 +42,9 @@ type Selection struct {
 	// OneSided tells who carries out one-sided operations: the device, or, where it
 	// says that they are emulated, the peer's runtime, by messages.
 	OneSided string `json:"one_sided,omitempty"`
+	// Checksums says that the devices compare checksums of all bytes: those of iWARP, unless
+	// both ends do without.
+	Checksums bool `json:"checksums,omitempty"`
 	// Files tells how files are read that an end exposes: through their descriptors, or,
 	// where it says that it is emulated, by the runtime that exposes them.
 	Files string `json:"files,omitempty"`

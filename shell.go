@@ -48,7 +48,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		s.viewer, _ = s.qp.(rdma.ViewingQueuePair)
 	}
 	e.carrier, e.selection.Device = s, n.attributes.Name
-	e.selection.OneSided = s.oneSided()
+	e.selection.OneSided, e.selection.Checksums = s.oneSided(), n.attributes.Has(rdma.CapChecksums)
 	s.w.add(s.qp.Number(), s)
 	return s, nil
 }

@@ -24,6 +24,11 @@ const (
 	// Spin is negative (decision 0029). That takes 2 us over shm, and 30 us over iwarp,
 	// where a poll reads sockets.
 	lingering = 60
+	// lingeringBriefly is how many times where that is seldom worth it: mostVain times more
+	// nothing came than something. Every retryLingering-th time it polls as long as otherwise.
+	// What comes later wakes the worker in any case.
+	lingeringBriefly         = 2
+	mostVain, retryLingering = 8, 16
 	// mostTurns is how often a worker lets callers run that can, before it sleeps. A worker
 	// that sleeps in the kernel takes Go's processor along, until the monitor of Go's scheduler
 	// notices, after up to 10 ms. Callers with a processor of another thread, which the kernel
@@ -98,6 +103,7 @@ type worker struct {
 	patient  spinner              // of the worker's own goroutine
 	driver   latch.Latch          // held by the one caller that polls for the answer to its call
 
+	lingers  lingers // of the worker's own goroutine
 	callers  callers
 	sleepers atomic.Int32  // callers that wait for the worker
 	runnable atomic.Int32  // callers that have been woken, or have let others run, and will run
@@ -149,20 +155,23 @@ func (w *worker) run(ctx context.Context) {
 		if w.callers.any() && !w.leave(ctx, timer) {
 			return
 		}
-		turns := 0
-		for idle := 0; idle < lingering && !w.callers.any(); idle++ {
+		turns, polls := 0, w.lingers.next()
+		for idle := 0; idle < polls && !w.callers.any(); idle++ {
 			done := w.pollInTurn() > 0
 			// New requests of others are seen between any two budgets.
 			for w.runs.one(w.look) {
 				done = true
 			}
 			if done {
+				w.lingers.found(idle)
 				idle, turns = 0, 0
 				w.yield()
-			} else if idle == lingering-1 && turns < mostTurns && w.runnable.Load() > 0 {
+			} else if idle == polls-1 && turns < mostTurns && w.runnable.Load() > 0 {
 				// Callers can run.
 				turns, idle = turns+1, 0
 				runtime.Gosched()
+			} else if idle == polls-1 {
+				w.lingers.vain(polls)
 			}
 		}
 		if w.callers.any() || w.serve() {
@@ -184,6 +193,38 @@ func (w *worker) run(ctx context.Context) {
 			w.fail(fmt.Errorf("waiting for completions: %w", err))
 			return
 		}
+	}
+}
+
+// lingers decide how many times a worker polls in vain before it sleeps.
+type lingers struct {
+	failed  int // how many more times it was in vain than worth it, 0 to mostVain
+	briefly int // times since it last was long
+}
+
+func (l *lingers) next() int {
+	if l.failed < mostVain {
+		return lingering
+	}
+	if l.briefly++; l.briefly < retryLingering {
+		return lingeringBriefly
+	}
+	l.briefly = 0
+	return lingering
+}
+
+// found notes that something came after so many polls in vain. What comes at once would
+// have come otherwise.
+func (l *lingers) found(polls int) {
+	if polls >= lingeringBriefly {
+		l.failed = max(l.failed-1, 0)
+	}
+}
+
+// vain notes that nothing has come.
+func (l *lingers) vain(polls int) {
+	if polls > lingeringBriefly {
+		l.failed = min(l.failed+1, mostVain)
 	}
 }
 

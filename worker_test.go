@@ -294,3 +294,86 @@ func TestWorkerSleepsAfterCallers(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A worker lingers as long as something comes meanwhile half of the times. Then it sleeps soon, tries again now and then, and lingers again when that is worth it.
+func TestWorkerLingers(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		worth  func(time int) bool // whether something comes within a long one
+		times  int
+		longAt func(time int) bool
+	}{
+		{"always worth it", func(int) bool { return true }, 200, func(int) bool { return true }},
+		{"mostly", func(time int) bool { return time%3 > 0 }, 200, func(int) bool { return true }},
+		{"never", func(int) bool { return false }, 200, func(time int) bool { return time < mostVain || (time-mostVain)%retryLingering == retryLingering-1 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var l lingers
+			for time := range c.times {
+				polls := l.next()
+				if long := polls == lingering; long != c.longAt(time) {
+					t.Fatalf("time %d: %d polls", time, polls)
+				}
+				if polls == lingering && c.worth(time) {
+					l.found(lingering / 3)
+				}
+				l.found(0) // what wakes the worker is there at once, and says nothing
+				if polls != lingering || !c.worth(time) {
+					l.vain(polls)
+				}
+			}
+		})
+	}
+	l := lingers{failed: mostVain}
+	for range retryLingering {
+		if l.next() == lingering {
+			l.found(lingeringBriefly)
+		}
+	}
+	if l.next() != lingering {
+		t.Error("it does not linger again when that was worth it")
+	}
+}
+
+// A worker that was woken in vain sleeps soon.
+func TestWorkerSleepsSoon(t *testing.T) {
+	q := &lingeringQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}, round: make(chan int)}
+	w := &worker{cq: q, crowd: processors, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	go w.run(ctx)
+	for round := range mostVain + 3 {
+		want := lingering
+		if round >= mostVain {
+			want = lingeringBriefly
+		}
+		if polls := <-q.round; polls != want {
+			t.Errorf("round %d: %d polls in vain before it sleeps, want %d", round, polls, want)
+		}
+	}
+	cancel()
+	close(q.closed)
+	<-w.done
+}
+
+// A lingeringQueue tells of the polls before each arming, and ends each wait at once.
+type lingeringQueue struct {
+	numberedQueue
+	polls int
+	round chan int
+}
+
+func (q *lingeringQueue) Poll(into []rdma.Completion) (int, error) {
+	q.polls++
+	return q.numberedQueue.Poll(into)
+}
+
+func (q *lingeringQueue) Arm(bool) error {
+	select {
+	case q.round <- q.polls:
+	case <-q.closed:
+	}
+	q.polls = -1 // one follows
+	return nil
+}
+
+func (q *lingeringQueue) Wait(context.Context) error { return nil }

@@ -118,11 +118,14 @@ const (
 	// more: see [SharedReceiveConfig.OnScarce]. Shared receive queues are
 	// [RecallingReceiveQueue]s then.
 	CapLendsReceives
+	// CapChecksums has a checksum of 32 bits, at least, for all that comes over a connection. The
+	// receiving device compares it before it completes anything.
+	CapChecksums
 )
 
 var capabilityNames = [...]string{
 	"send-immediate", "write-immediate", "atomics", "shared-receive",
-	"polled-writes", "receiver-not-ready", "streams", "send-invalidate", "receiver-waits", "lends-receives",
+	"polled-writes", "receiver-not-ready", "streams", "send-invalidate", "receiver-waits", "lends-receives", "checksums",
 }
 
 // Has tells whether every capability of want is there.

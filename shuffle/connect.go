@@ -321,6 +321,7 @@ func (x *Exchange) agree(p *peer, ours *wire.Hello, theirs wire.Hello) error {
 	p.oneSided = ours.OneSided && theirs.OneSided
 	x.chosen(p, ours.OneSided, theirs.OneSided)
 	p.direct = p.oneSided && p.sameHost()
+	p.sums = !p.direct && !p.ep.Selection().Checksums
 	size := x.c.slab().Size()
 	if p.oneSided {
 		exposed := size

@@ -108,8 +108,9 @@
 //
 // # Exactly once, or an error
 //
-// Blocks are numbered. Those that travel over a network have a checksum, which the
-// receiving thread computes anew from what it hands out. At the end both sides compare how
+// Blocks are numbered. Those that travel over TCP or an adapter have a checksum, which the
+// receiving thread computes anew from what it hands out. Over iWARP in user space the device
+// compares one of every segment instead, unless its setting no-crc leaves that out. At the end both sides compare how
 // many records, bytes and parts there were. When anything differs, when a process dies, leaves before the
 // end, or calls [Exchange.Abort], every call in every process fails with the reason: see
 // [ProcessError]. A nil from [Exchange.Wait] says that every record has been received

@@ -149,7 +149,7 @@ func (o *outgoing) seal() error {
 	offset, length := o.offset, o.length
 	h := wire.Header{
 		Length: uint32(length - wire.HeaderSize), Sequence: o.sequence, Offset: uint32(offset), Receiver: uint16(o.receiver), Parts: o.parts,
-		Summed: !o.p.direct,
+		Summed: o.p.sums,
 	}
 	o.sequence++
 	o.length, o.parts = 0, 0
@@ -160,7 +160,11 @@ func (o *outgoing) seal() error {
 	if !o.p.direct {
 		block := o.p.mirror[offset : offset+length]
 		h.Put(block)
-		wire.SetSum(block, crc32c.Update(0, block[4:]))
+		summed := block[4:wire.HeaderSize]
+		if h.Summed {
+			summed = block[4:]
+		}
+		wire.SetSum(block, crc32c.Update(0, summed))
 		o.p.post(e)
 		return nil
 	}

@@ -26,6 +26,7 @@ type peer struct {
 	incoming []byte            // the slab that the peer fills
 	oneSided bool              // blocks are put, not sent
 	direct   bool              // the thread that sends writes into the peer's memory: this process's processor copies
+	sums     bool              // blocks have a checksum of all that they contain: nothing below compares any
 	token    verbena.Token     // of the slab that this side fills
 	mirror   []byte            // what blocks for it are put together in, each where it will lie, unless direct
 	buffer   *verbena.Buffer   // the same, registered, where blocks are put

@@ -192,6 +192,9 @@ func (d *device) Attributes() rdma.Attributes {
 	if d.config.extensions != engine.ExtensionsOff {
 		capabilities |= rdma.CapWriteImmediate | rdma.CapAtomics
 	}
+	if !d.config.NoCRC {
+		capabilities |= rdma.CapChecksums
+	}
 	private := wire.MaxPrivateData
 	if d.config.Revision >= wire.Revision2 {
 		private -= wire.EnhancedSize

@@ -336,3 +336,12 @@ func TestBadConfigurations(t *testing.T) {
 		}
 	}
 }
+
+// A device says that it compares checksums if its connections have some whatever the peer asks for.
+func TestChecksumsAreToldOf(t *testing.T) {
+	for _, without := range []bool{false, true} {
+		if told := testDevice(t, Config{NoCRC: without}).Attributes().Has(rdma.CapChecksums); told == without {
+			t.Errorf("NoCRC %v: CapChecksums is %v", without, told)
+		}
+	}
+}

@@ -15,10 +15,12 @@ const directLimit = 2 << 10
 
 // A segment of at least aheadLarge bytes makes us expect others like it, whose
 // payload is better read to its place than copied; then only aheadBytes are read
-// beyond the known.
+// beyond the known, until aheadSmall segments have come that were shorter: a Send
+// that tells of Writes stands between them.
 const (
 	aheadLarge = 8 << 10
-	aheadBytes = 8 << 10
+	aheadBytes = 2 << 10
+	aheadSmall = 4
 )
 
 // aheadShared is how much is read beyond the known where receives are shared. It
@@ -46,6 +48,7 @@ type receiver struct {
 	header     [wire.LengthSize + wire.MaxSegmentHeaderSize]byte
 	have, need int
 	ulpdu      int
+	large      int // segments, after which large ones are no longer expected
 	segment    wire.Segment
 	crc        uint32
 
@@ -146,7 +149,7 @@ func init() {
 // Ahead tells how much should be read beyond what Direct returned, at most most:
 // little where large segments come, because what is read ahead is copied.
 func (e *Engine) Ahead(most int) int {
-	if x := &e.rx; x.ulpdu >= aheadLarge && (x.phase == phaseHeader || x.left >= directLimit) {
+	if x := &e.rx; x.large > 0 && (x.phase != phasePayload || x.left >= directLimit) {
 		return min(aheadBytes, most)
 	}
 	if e.cfg.SharedReceives {
@@ -414,6 +417,11 @@ func (e *Engine) headerPart() *fault {
 	const first = wire.LengthSize + wire.ControlSize
 	if x.have == first {
 		x.ulpdu = int(binary.BigEndian.Uint16(x.header[:]))
+		if x.ulpdu >= aheadLarge {
+			x.large = aheadSmall
+		} else if x.large > 0 {
+			x.large--
+		}
 		size := wire.HeaderSize(x.header[wire.LengthSize])
 		if x.ulpdu < size {
 			return faultf(wire.MPALength, "a unit of %d bytes cannot hold a header of %d", x.ulpdu, size)
