@@ -24,9 +24,10 @@ const (
 	// Spin is negative (decision 0029). That takes 2 us over shm, and 30 us over iwarp,
 	// where a poll reads sockets.
 	lingering = 60
-	// lingeringBriefly is how many times where that is seldom worth it: mostVain times more
-	// nothing came than something. Every retryLingering-th time it polls as long as otherwise.
-	// What comes later wakes the worker in any case.
+	// lingeringBriefly is how many times where polls are costly and that is seldom worth it:
+	// mostVain times more nothing came than something. Every retryLingering-th time it polls as
+	// long as otherwise. What comes later wakes the worker in any case. Over shm it would cost
+	// more than it saves: two ends that both sleep at once wake each other for every message.
 	lingeringBriefly         = 2
 	mostVain, retryLingering = 8, 16
 	// mostTurns is how often a worker lets callers run that can, before it sleeps. A worker
@@ -130,6 +131,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 	w.look, w.removed.L = w.pollAll, &w.mu
 	if q, ok := cq.(rdma.EventQueue); ok {
 		q.OnEvent(w.event)
+		w.lingers.costly = true // a poll reads sockets
 	}
 	go w.run(ctx)
 	return w, nil
@@ -198,12 +200,13 @@ func (w *worker) run(ctx context.Context) {
 
 // lingers decide how many times a worker polls in vain before it sleeps.
 type lingers struct {
+	costly  bool // polls are
 	failed  int // how many more times it was in vain than worth it, 0 to mostVain
 	briefly int // times since it last was long
 }
 
 func (l *lingers) next() int {
-	if l.failed < mostVain {
+	if !l.costly || l.failed < mostVain {
 		return lingering
 	}
 	if l.briefly++; l.briefly < retryLingering {

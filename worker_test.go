@@ -308,7 +308,7 @@ func TestWorkerLingers(t *testing.T) {
 		{"never", func(int) bool { return false }, 200, func(time int) bool { return time < mostVain || (time-mostVain)%retryLingering == retryLingering-1 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var l lingers
+			l := lingers{costly: true}
 			for time := range c.times {
 				polls := l.next()
 				if long := polls == lingering; long != c.longAt(time) {
@@ -324,7 +324,10 @@ func TestWorkerLingers(t *testing.T) {
 			}
 		})
 	}
-	l := lingers{failed: mostVain}
+	if l := (lingers{failed: mostVain}); l.next() != lingering {
+		t.Error("it sleeps soon where polls cost nothing")
+	}
+	l := lingers{costly: true, failed: mostVain}
 	for range retryLingering {
 		if l.next() == lingering {
 			l.found(lingeringBriefly)
@@ -338,7 +341,7 @@ func TestWorkerLingers(t *testing.T) {
 // A worker that was woken in vain sleeps soon.
 func TestWorkerSleepsSoon(t *testing.T) {
 	q := &lingeringQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}, round: make(chan int)}
-	w := &worker{cq: q, crowd: processors, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &worker{cq: q, crowd: processors, wake: make(chan struct{}, 1), done: make(chan struct{}), lingers: lingers{costly: true}}
 	ctx, cancel := context.WithCancel(t.Context())
 	go w.run(ctx)
 	for round := range mostVain + 3 {
