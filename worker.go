@@ -201,8 +201,8 @@ func (w *worker) run(ctx context.Context) {
 // lingers decide how many times a worker polls in vain before it sleeps.
 type lingers struct {
 	costly  bool // polls are
-	failed  int // how many more times it was in vain than worth it, 0 to mostVain
-	briefly int // times since it last was long
+	failed  int  // how many more times it was in vain than worth it, 0 to mostVain
+	briefly int  // times since it last was long
 }
 
 func (l *lingers) next() int {
