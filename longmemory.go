@@ -5,6 +5,7 @@ import (
 
 	"github.com/verbena-data/verbena/internal/link"
 	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // readAhead is how many bytes of long messages the application has to leave unreceived
@@ -19,6 +20,13 @@ type longMessage struct {
 	slab    slab.Slab
 	kind    memoryKind // of slab
 	view    view       // in place of slab
+}
+
+// A view is where a message lies in the peer's memory.
+type view struct {
+	memory []byte
+	pin    rdma.Pin // nil: it lies in this side's
+	offer  uint32   // of the peer
 }
 
 // A longHolder is the endpoint whose message it is.

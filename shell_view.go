@@ -8,13 +8,6 @@ import (
 // [DialConfig].InPlace. The peer is told that it may use that again when the application
 // releases them; the protocol is the same as for messages that are read.
 
-// A view is where a message lies in the peer's memory.
-type view struct {
-	memory []byte
-	pin    rdma.Pin // nil: it lies in this side's
-	offer  uint32   // of the peer
-}
-
 // viewAll takes the messages that have been announced whole as they lie in the peer's
 // memory, if the application wants that and the device can. It tells whether there was
 // one. mu is held.

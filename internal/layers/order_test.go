@@ -30,7 +30,7 @@ var runtimeOrder = [][]string{
 		"shell_upcall.go", "stream_upcall.go", "copies.go",
 		"onesided.go", "onesided_batch.go", "onesided_prompt.go", "onesided_shell.go", "onesided_flight.go", "onesided_mixed.go", "onesided_asked.go", "onesided_served.go", "onesided_service.go", "onesided_exposed.go",
 		"onesided_stream.go", "onesided_stream_served.go", "wrapped.go", "onesided_file.go", "onesided_buffer.go",
-		"queuepair.go", "shell.go", "shell_pair.go", "shell_long.go", "shell_complete.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_release.go", "shell_window.go", "shell_close.go",
+		"queuepair.go", "shell.go", "shell_pair.go", "shell_long.go", "shell_complete.go", "shell_send.go", "shell_buffer.go", "shell_receive.go", "shell_view.go", "shell_release.go", "shell_window.go", "shell_close.go",
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go", "stream_lane.go",
 	},
 	{"domain.go", "domain_workers.go", "domain_receives.go", "shares.go", "shares_long.go", "shares_trial.go", "receives.go", "receives_buffer.go", "receives_promise.go", "receives_retry.go", "receives_lent.go", "receives_recall.go", "message.go", "checks_off.go", "checks_on.go", "memory.go", "pace.go", "settling.go", "sendqueue.go", "window.go", "longmemory.go", "waits.go", "life.go", "stock.go", "lending.go", "registrations.go", "mapping.go", "mapping_linux.go", "mapping_other.go"}, // what endpoints on queue pairs share
