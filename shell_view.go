@@ -46,5 +46,6 @@ func (s *inbound) unview(l *longMessage) {
 // use it for something else by now. No message behind it is received either. mu is held.
 func (s *inbound) cutOff() bool { return s.e.over() && s.m.FirstIsViewed() }
 
-// viewsHold implements longHolder.
-func (s *inbound) viewsHold() bool { return s.viewer.ViewsHold() }
+// viewsHold implements longHolder. With this side's goodbye, too, the peer has its memory
+// back. Whoever asks has read before: so the peer's end is looked at first.
+func (s *inbound) viewsHold() bool { return s.viewer.ViewsHold() && !s.e.closing.Load() }

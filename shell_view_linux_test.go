@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -84,6 +85,11 @@ func TestInPlace(t *testing.T) {
 	if err := c.client.Settled(ctx, b); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the sender has its memory back while the receiver reads it: %v", err)
 	}
+	c.server.closing.Store(true) // as when it says goodbye
+	if m.Intact() {
+		t.Error("the message is intact while this side says goodbye")
+	}
+	c.server.closing.Store(false)
 	m.Retain()
 	m.Release()
 	if !bytes.Equal(m.Bytes(), pattern(viewSize, 2)) {
@@ -238,7 +244,7 @@ func (c *inPlacePair) await(t *testing.T) {
 		if c.ctx.Err() != nil {
 			t.Fatal("no message is in the inbox")
 		}
-		time.Sleep(time.Millisecond)
+		runtime.Gosched()
 	}
 }
 
