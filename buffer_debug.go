@@ -91,7 +91,18 @@ func (c *checked) used(use string) {
 
 func (c *checked) location() location { return c.inner.owner.location() }
 
-func (c *checked) intact() bool { return c.inner.Intact() }
+func (c *checked) intact() bool { return intact(c.inner.owner) }
+
+// inPlace tells whether the bytes lie in the peer's memory.
+func inPlace(owner bufferOwner) bool {
+	switch o := owner.(type) {
+	case *longMessage:
+		return o.view.pin != nil
+	case *loan:
+		return inPlace(o.owner)
+	}
+	return false
+}
 
 func (c *checked) release() {
 	at := here()
@@ -102,7 +113,7 @@ func (c *checked) release() {
 	delete(outstanding.set, c)
 	outstanding.Unlock()
 	// Memory of the application, and of the peer, stays as it is.
-	if l, ok := c.inner.owner.(*longMessage); c.location().user == nil && !(ok && l.view.pin != nil) {
+	if c.location().user == nil && !inPlace(c.inner.owner) {
 		for i := range c.inner.data {
 			c.inner.data[i] = poison
 		}

@@ -128,10 +128,7 @@ func (c *Caller) lend(s *Stream, m *Message) *Buffer {
 // location implements bufferOwner.
 func (l *loan) location() location { return l.owner.location() }
 
-func (l *loan) intact() bool {
-	o, ok := l.owner.(interface{ intact() bool })
-	return !ok || o.intact()
-}
+func (l *loan) intact() bool { return intact(l.owner) }
 
 // release implements bufferOwner.
 func (l *loan) release() {

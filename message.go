@@ -85,7 +85,12 @@ func (b *Buffer) Intact() bool {
 	if checksBuffers {
 		b.check("Intact")
 	}
-	o, ok := b.owner.(interface{ intact() bool })
+	return intact(b.owner)
+}
+
+// intact is Intact for what the owner has.
+func intact(owner bufferOwner) bool {
+	o, ok := owner.(interface{ intact() bool })
 	return !ok || o.intact()
 }
 
