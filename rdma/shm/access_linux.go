@@ -176,11 +176,7 @@ func copyTailLast(to, source []byte) {
 	tail := min(n, 8)
 	if tail < n {
 		longcopy.Fill(to[:n-tail], source)
-		// A release store and an acquiring load, in this order, keep the stores
-		// before from those after on every architecture.
-		var fence uint64
-		atomic.StoreUint64(&fence, 1)
-		atomic.LoadUint64(&fence)
+		keepOrder()
 	}
 	copy(to[n-tail:], source[n-tail:])
 }

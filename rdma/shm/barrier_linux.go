@@ -51,3 +51,12 @@ func barrier() {
 type fence struct{ word atomic.Uint32 }
 
 func (f *fence) order() { f.word.Store(1) }
+
+// keepOrder keeps loads and stores before it from the stores, and from the acquiring loads,
+// after it. A release store and an acquiring load, in this order, do so on every
+// architecture.
+func keepOrder() {
+	var word atomic.Uint64
+	word.Store(1)
+	word.Load()
+}

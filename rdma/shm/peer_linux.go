@@ -49,12 +49,9 @@ type peerRegion struct {
 	users  atomic.Int64 // the domain, until it has unmapped the region, and pins
 }
 
-// Release implements [rdma.Pin].
-func (r *peerRegion) Release() {
-	if err := r.unmap(); err != nil {
-		panic(err) // it was mapped, and nobody else unmaps it
-	}
-}
+// Release implements [rdma.Pin]. If the kernel can't unmap the region, which may take it
+// memory, it stays mapped, and harms nobody.
+func (r *peerRegion) Release() { _ = r.unmap() }
 
 // unmap ends one use of the region, and unmaps it after the last.
 func (r *peerRegion) unmap() error {

@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/verbena-data/verbena/internal/longcopy"
@@ -134,11 +133,7 @@ func (qp *queuePair) View(from rdma.Remote, length int) (memory []byte, pin rdma
 // ViewsHold implements [rdma.ViewingQueuePair]. The peer shuts its gate before it does
 // anything else to end the connection.
 func (qp *queuePair) ViewsHold() bool {
-	// A release store and an acquiring load, in this order, keep the loads before from
-	// those after on every architecture.
-	var fence atomic.Uint64
-	fence.Store(1)
-	fence.Load()
+	keepOrder() // what the caller has read stays before
 	qp.sendMu.Lock()
 	defer qp.sendMu.Unlock()
 	return qp.State() == rdma.StateConnected && qp.out.gate().Load()&gateClosed == 0
