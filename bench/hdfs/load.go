@@ -122,8 +122,10 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 		err = l.small(ctx, path, numbers[0], numbers[1], int(numbers[2]))
 	case "pread":
 		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], math.MaxInt64)
-	case "warm", "hot":
-		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], command == "warm")
+	case "warm":
+		return l.warm(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
+	case "hot":
+		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
 	case "dfsio":
 		return l.dfsio(ctx, path, numbers[0], numbers[1], int(numbers[2]), numbers[3] == 1)
 	case "stat":
@@ -177,30 +179,35 @@ func (l *loader) read(ctx context.Context, path string, length int64) error {
 	}
 }
 
-// hot is pread in the first hotSpan bytes. Before, it is asked to warm up, which neither its
-// time nor the processors' counts: by passes of a tenth of as many, one, or more until a
-// client that may make small reads by Get makes nine in ten of them so, which it has to go on
-// with.
-func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64, warms bool) ([]int64, error) {
-	gets := l.transport != verbena.TransportTCP && !l.messages && !l.legacy
-	pass := func(count int, seed int64) ([]int64, bool, error) {
-		before := l.client.WindowReads().Reads
-		numbers, err := l.pread(ctx, path, count, size, seed, hotSpan)
-		return numbers, !gets || l.client.WindowReads().Reads-before >= uint64(count)*9/10, err
-	}
-	if warms {
-		for range mostPasses {
-			if numbers, warm, err := pass(max(1, count/10), seed+1); err != nil || warm {
-				return numbers, err
-			}
+// warm makes passes of a tenth of hot's reads, which neither its time nor its processor time
+// has in it: one, or more until a client that may make small reads by Get makes nine in ten of
+// them so. If it never does, hot says so.
+func (l *loader) warm(ctx context.Context, path string, count, size int, seed int64) (numbers []int64, err error) {
+	for range mostPasses {
+		var warm bool
+		if numbers, warm, err = l.pass(ctx, path, max(1, count/10), size, seed+1); err != nil || warm {
+			break
 		}
-		return []int64{0}, nil // hot says what is wrong
 	}
-	numbers, warm, err := pass(count, seed)
+	return numbers, err
+}
+
+// hot is pread in the first hotSpan bytes, behind warm. A client that may make small reads by
+// Get has to make nine in ten of them so.
+func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
+	numbers, warm, err := l.pass(ctx, path, count, size, seed)
 	if err == nil && !warm {
 		err = fmt.Errorf("fewer than 9 of 10 reads were made by Get, behind %d that were to warm up", mostPasses*count/10)
 	}
 	return numbers, err
+}
+
+// pass reads, and tells whether the reads were made as they have to be.
+func (l *loader) pass(ctx context.Context, path string, count, size int, seed int64) (numbers []int64, warm bool, err error) {
+	before := l.client.WindowReads().Reads
+	numbers, err = l.pread(ctx, path, count, size, seed, hotSpan)
+	gets := l.transport != verbena.TransportTCP && !l.messages && !l.legacy
+	return numbers, !gets || l.client.WindowReads().Reads-before >= uint64(count)*9/10, err
 }
 
 // mostPasses is how many passes warm up at most: windows are asked for beside the reads.
