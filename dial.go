@@ -28,9 +28,9 @@ type DialConfig struct {
 	// so that a long message or a buffer of any of them can be sent to it from where
 	// it lies. The group has to be one with Relay.
 	Trusted bool
-	// InPlace says that Receive may hand out long messages of the peer as they lie in its
-	// memory, where the transport reaches that: over shared memory. They are not copied
-	// then. In turn
+	// InPlace says that long messages of the peer, requests and answers of calls among
+	// them, may be handed out as they lie in its memory, where the transport reaches that:
+	// over shared memory. They are not copied then. In turn
 	//
 	//   - the peer, if it is faulty or malicious, can change them while they are read: what
 	//     is checked is copied first;

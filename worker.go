@@ -24,10 +24,11 @@ const (
 	// Spin is negative (decision 0029). That takes 2 us over shm, and 30 us over iwarp,
 	// where a poll reads sockets.
 	lingering = 60
-	// lingeringBriefly is how many times where polls are costly and that is seldom worth it:
-	// mostVain times more nothing came than something. Every retryLingering-th time it polls as
-	// long as otherwise. What comes later wakes the worker in any case. Over shm it would cost
-	// more than it saves: two ends that both sleep at once wake each other for every message.
+	// lingeringBriefly is how many times it polls where polls are costly and seldom worth it:
+	// where they have been in vain mostVain times more than not. Every retryLingering-th time it
+	// polls as often as otherwise. What comes later wakes the worker in any case. Over shm that
+	// would cost more than it saves: two ends that both sleep at once wake each other for every
+	// message.
 	lingeringBriefly         = 2
 	mostVain, retryLingering = 8, 16
 	// mostTurns is how often a worker lets callers run that can, before it sleeps. A worker

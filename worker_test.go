@@ -295,7 +295,8 @@ func TestWorkerSleepsAfterCallers(t *testing.T) {
 	}
 }
 
-// A worker lingers as long as something comes meanwhile half of the times. Then it sleeps soon, tries again now and then, and lingers again when that is worth it.
+// A worker lingers as long as something comes meanwhile half of the times. When it does not,
+// the worker sleeps soon, tries again now and then, and lingers again when that is worth it.
 func TestWorkerLingers(t *testing.T) {
 	for _, c := range []struct {
 		name   string

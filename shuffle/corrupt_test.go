@@ -204,9 +204,9 @@ func TestWhatIsSummed(t *testing.T) {
 			if err != nil || !strings.Contains(string(contents), "record") {
 				t.Errorf("%q, %v", contents, err)
 			}
-			want := wire.HeaderSize - 4
-			if all := w.transport != "iwarp"; all {
-				want = len(m.Bytes()) - 4
+			want := len(m.Bytes()) - 4
+			if w.transport == "iwarp" {
+				want = wire.HeaderSize - 4
 			}
 			if len(summed) != want || header.Sum != crc32c.Update(0, summed) {
 				t.Errorf("%+v: %d of %d bytes have the sum %08x, want %d", header, len(summed), len(m.Bytes()), crc32c.Update(0, summed), want)

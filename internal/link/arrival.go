@@ -14,8 +14,8 @@ type arrivals struct {
 	pending fifo.Queue[pendingOffer]
 	confirm fifo.Queue[uint32] // ids that are done, to be told
 	open    int                // offers of the peer that it has not been told of
-	reading int                // Reads under way
 	viewed  int                // offers that the application uses where they lie
+	reading int                // Reads under way
 	asked   int                // bytes that they are for
 	fetched uint64             // bytes that earlier ones have brought
 

@@ -18,8 +18,8 @@ func (m *Machine[M]) Close() {
 	m.pump()
 }
 
-// Finished tells that the peer has said goodbye and that all its messages are
-// complete, and none is viewed in its memory. This side then answers with its own goodbye.
+// Finished tells that the peer has said goodbye, that all its messages are complete, and
+// that none is viewed in its memory. This side then answers with its own goodbye.
 func (m *Machine[M]) Finished() bool {
 	a := &m.arrivals
 	done := m.goodbye.peerSaid && a.reading == 0 && a.viewed == 0 && a.pending.Len() == 0 && m.inbox.incomplete == 0

@@ -50,8 +50,8 @@ type ended struct {
 	caused bool
 }
 
-// Run starts the processes and waits until all have ended. When one fails, the others are
-// told to end, and killed 10 s later. The error is the first process's whose failure was not
+// Run starts the processes and waits until all have ended. When one fails, or exits without
+// [Child.Done], the others are told to end, and killed 10 s later. The error is the first process's whose failure was not
 // that of another one.
 func (l Local) Run(ctx context.Context) (err error) {
 	dir, err := os.MkdirTemp("", "verbena-job-")
