@@ -3,6 +3,7 @@ package hdfs
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -143,6 +144,28 @@ func TestClientPropertiesDoNotOverrideTheProgram(t *testing.T) {
 	if c.NameNodes[0] != "here:1" || c.Replication != 1 || c.BlockSize != 1<<20 || c.Checksum != ChecksumCRC32C || *c.Umask != 0 || c.Window != 1<<20 ||
 		c.Replace != ReplaceNever || c.SocketTimeout != time.Second || c.Prefetch != 1 || c.HedgeAfter != time.Second {
 		t.Errorf("%+v", c)
+	}
+	// Two properties may set one field, and one property two fields.
+	for _, test := range []struct {
+		set, want ClientConfig
+		values    map[string]string
+	}{
+		{ClientConfig{Replace: ReplaceAlways}, ClientConfig{Replace: ReplaceAlways}, map[string]string{replaceProperty + "enable": "false"}},
+		{ClientConfig{}, ClientConfig{Replace: ReplaceNever}, map[string]string{replaceProperty + "enable": "false", replaceProperty + "policy": "ALWAYS"}},
+		{
+			ClientConfig{HedgeAfter: 50 * time.Millisecond}, ClientConfig{HedgeAfter: 50 * time.Millisecond, Hedges: 3},
+			map[string]string{"dfs.client.hedged.read.threadpool.size": "3", hedgeThreshold: "700"},
+		},
+		{ClientConfig{HedgeAfter: 50 * time.Millisecond}, ClientConfig{HedgeAfter: 50 * time.Millisecond}, map[string]string{hedgeThreshold: "700"}},
+		{
+			ClientConfig{Hedges: 2}, ClientConfig{HedgeAfter: 700 * time.Millisecond, Hedges: 2},
+			map[string]string{"dfs.client.hedged.read.threadpool.size": "3", hedgeThreshold: "700"},
+		},
+	} {
+		c := test.set
+		if err := c.Take(properties(test.values)); err != nil || !reflect.DeepEqual(c, test.want) {
+			t.Errorf("%+v with %v: %+v, %v", test.set, test.values, c, err)
+		}
 	}
 }
 

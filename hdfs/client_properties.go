@@ -51,7 +51,10 @@ type clientProperty struct {
 	take        func(c *ClientConfig, p *conf.Properties, name string) error
 }
 
-const replaceProperty = "dfs.client.block.write.replace-datanode-on-failure."
+const (
+	replaceProperty = "dfs.client.block.write.replace-datanode-on-failure."
+	hedgeThreshold  = "dfs.client.hedged.read.threshold.millis"
+)
 
 var clientProperties = []clientProperty{
 	{"dfs.replication", "replicas of new files", takeInt(func(c *ClientConfig) *int { return &c.Replication })},
@@ -116,7 +119,7 @@ var clientProperties = []clientProperty{
 	{"dfs.client.write.exclude.nodes.cache.expiry.interval.millis", "ms for which a DataNode that failed gets no further block of a file", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.ExcludeFor })},
 	{replaceProperty + "enable", "replace DataNodes that fail in a pipeline", func(c *ClientConfig, p *conf.Properties, name string) error {
 		on, ok, err := p.Bool(name)
-		if ok && !on {
+		if ok && !on && c.Replace == ReplaceDefault {
 			c.Replace = ReplaceNever
 		}
 		return err
@@ -150,16 +153,19 @@ var clientProperties = []clientProperty{
 	{"dfs.client.retry.window.base", "ms by which the pauses between grow", takeTime(time.Millisecond, func(c *ClientConfig) *time.Duration { return &c.ReadPause })},
 	{"dfs.client.hedged.read.threadpool.size", "hedged reads at once; 0 for none", func(c *ClientConfig, p *conf.Properties, name string) error {
 		n, ok, err := p.Number(name, 0)
-		if ok && n > 0 && c.HedgeAfter == 0 {
-			c.Hedges, c.HedgeAfter = int(n), 500*time.Millisecond
+		if err != nil || !ok || n == 0 {
+			return err
 		}
+		fill(&c.Hedges, int(n))
+		after, ok, err := p.Time(hedgeThreshold, time.Millisecond)
+		if !ok {
+			after = 500 * time.Millisecond
+		}
+		fill(&c.HedgeAfter, max(after, time.Millisecond))
 		return err
 	}},
-	{"dfs.client.hedged.read.threshold.millis", "ms after which a read is hedged", func(c *ClientConfig, p *conf.Properties, name string) error {
-		d, ok, err := p.Time(name, time.Millisecond)
-		if ok && c.HedgeAfter > 0 {
-			c.HedgeAfter = max(d, time.Millisecond)
-		}
+	{hedgeThreshold, "ms after which a read is hedged, if the one before allows any", func(_ *ClientConfig, p *conf.Properties, name string) error {
+		_, _, err := p.Time(name, time.Millisecond)
 		return err
 	}},
 	{"dfs.client.read.shortcircuit", "read blocks of this host without their DataNode; true unless it is set", func(c *ClientConfig, p *conf.Properties, name string) error {
