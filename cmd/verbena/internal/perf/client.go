@@ -282,12 +282,15 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 		}
 		return toldReason(ctx, k, kindResult, err)
 	}
-	// Caches and pages are warm after fewer messages if those are long.
-	amount.Warmup = min(amount.Warmup, max(256<<20/x.plan.Size, 4))
-	if amount.Warmup > 0 {
-		if err := run(Amount{Iterations: amount.Warmup}); err != nil {
-			return nil, err
+	warmUp := func(amount Amount) error {
+		if amount.nothing() {
+			return nil
 		}
+		return run(amount)
+	}
+	first, again, amount := amount.split(x.plan.Size, len(x.recorders))
+	if err := warmUp(first); err != nil {
+		return nil, err
 	}
 	if err := k.send(ctx, kindMark, struct{}{}); err != nil {
 		return nil, err
@@ -299,11 +302,9 @@ func (x *execution) measure(ctx context.Context, k control, amount Amount) (*Mea
 	if err != nil {
 		return nil, err
 	}
-	if again := min(amount.Warmup, 64*len(x.recorders)); again > 0 {
-		// Caches and clocks have cooled down in the pause.
-		if err := run(Amount{Iterations: again}); err != nil {
-			return nil, err
-		}
+	// Caches and clocks have cooled down in the pause.
+	if err := warmUp(again); err != nil {
+		return nil, err
 	}
 	began := time.Now()
 	if err := run(amount); err != nil {

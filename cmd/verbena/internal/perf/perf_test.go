@@ -169,6 +169,44 @@ func TestEveryCombination(t *testing.T) {
 	}
 }
 
+// What warms up is the messages before, fewer if they are long, or the first half.
+func TestSplit(t *testing.T) {
+	const second = time.Second
+	for _, test := range []struct {
+		amount             Amount
+		size, recorders    int
+		first, again, rest Amount
+	}{
+		{Amount{Duration: second, Warmup: 1000}, 8, 1, Amount{Iterations: 1000}, Amount{Iterations: 64}, Amount{Duration: second, Warmup: 1000}},
+		{Amount{Duration: second, Warmup: 1000}, 1 << 20, 4, Amount{Iterations: 256}, Amount{Iterations: 256}, Amount{Duration: second, Warmup: 1000}},
+		{Amount{Duration: second, Warmup: 1000}, 1 << 30, 1, Amount{Iterations: 4}, Amount{Iterations: 4}, Amount{Duration: second, Warmup: 1000}},
+		{Amount{Duration: second}, 8, 1, Amount{}, Amount{}, Amount{Duration: second}},
+		{Amount{Iterations: 20_000, Half: true, Duration: second, Warmup: 3}, 64 << 10, 1, Amount{Iterations: 9936, Half: true, Warmup: 3},
+			Amount{Iterations: 64, Half: true, Warmup: 3}, Amount{Iterations: 10_000, Half: true, Duration: second, Warmup: 3}},
+		{Amount{Iterations: 1, Half: true, Duration: second}, 8, 1, Amount{Half: true}, Amount{Half: true}, Amount{Iterations: 1, Half: true, Duration: second}},
+		{Amount{Half: true, Duration: 20 * second, Pause: 1}, 4 << 20, 1, Amount{Half: true, Duration: 9500 * time.Millisecond, Pause: 1},
+			Amount{Half: true, Duration: 500 * time.Millisecond, Pause: 1}, Amount{Half: true, Duration: 10 * second, Pause: 1}},
+	} {
+		if first, again, rest := test.amount.split(test.size, test.recorders); first != test.first || again != test.again || rest != test.rest {
+			t.Errorf("%+v of %d bytes: %+v, %+v, %+v", test.amount, test.size, first, again, rest)
+		}
+	}
+}
+
+// The half that warms up does not count.
+func TestFirstHalfWarmsUp(t *testing.T) {
+	_, c := pair(t)
+	p := plan(LevelRuntime, verbena.TransportTCP, TestCall, ModeLatency, WaitAdaptive, 100)
+	m, err := c.Run(t.Context(), p, Amount{Iterations: 400, Half: true})
+	if err != nil || m.Iterations != 200 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	m, err = c.Run(t.Context(), p, Amount{Duration: 100 * time.Millisecond, Half: true})
+	if err != nil || m.Iterations == 0 || m.Took < 50*time.Millisecond {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
 // Callers may be more than endpoints. A row tells the whole of a call and its answer.
 func TestManyCallers(t *testing.T) {
 	_, c := pair(t)

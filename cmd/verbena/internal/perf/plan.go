@@ -255,6 +255,35 @@ func set[T comparable](field *T, value T) {
 type Amount struct {
 	Iterations int           // 0: as many as fit into Duration
 	Duration   time.Duration // how long, if Iterations is 0
-	Warmup     int           // messages before, which do not count
-	Pause      time.Duration // before each call
+	Warmup     int           // messages before, which do not count: at most 256 MiB of them, but at least 4
+	// Half has the first half of the messages, or of the time, warm up in place of Warmup.
+	Half  bool
+	Pause time.Duration // before each call
 }
+
+// split divides the amount, of messages of size bytes by so many recorders, into what warms
+// up, what does so once more behind the pause in which the ends agree to begin, and what is
+// measured. What warms up may be nothing.
+func (a Amount) split(size, recorders int) (first, again, rest Amount) {
+	if !a.Half {
+		// Caches and pages are warm after fewer messages if those are long.
+		first.Iterations = min(a.Warmup, max(256<<20/size, 4))
+		again.Iterations = min(first.Iterations, 64*recorders)
+		return first, again, a
+	}
+	first, again, rest = a, a, a
+	if half := a.Iterations / 2; a.Iterations > 0 {
+		again.Iterations = min(half/2, 64*recorders)
+		first.Iterations = half - again.Iterations
+		rest.Iterations -= half
+		first.Duration, again.Duration = 0, 0
+	} else {
+		again.Duration = a.Duration / 40
+		first.Duration = a.Duration/2 - again.Duration
+		rest.Duration -= a.Duration / 2
+	}
+	return first, again, rest
+}
+
+// nothing tells that no message is asked for.
+func (a Amount) nothing() bool { return a.Iterations <= 0 && a.Duration <= 0 }
