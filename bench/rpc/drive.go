@@ -21,7 +21,7 @@ import (
 // A load is what a client's process does with a server.
 type load struct {
 	callers, size int
-	iterations    int           // of one caller: at most, the first half warms up
+	iterations    int           // of one caller: at most, of which the first half warms up; 0: the first half of limit does
 	limit         time.Duration // of one caller: at most; of several: how long
 	warm          time.Duration // of several: before
 	pause         time.Duration // of one caller: before each call
@@ -60,14 +60,14 @@ func driveCommand() *cobra.Command {
 		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
 	}}
 	flags := cmd.Flags()
-	flags.IntVar(&l.callers, "callers", 1, "")
-	flags.IntVar(&l.size, "size", 1<<10, "")
-	flags.IntVar(&l.iterations, "iterations", 0, "")
-	flags.DurationVar(&l.limit, "limit", 0, "")
-	flags.DurationVar(&l.warm, "warm", 0, "")
-	flags.DurationVar(&l.pause, "pause", 0, "")
-	flags.BoolVar(&l.free, "free", false, "")
-	flags.IntVar(&pid, "server", 0, "")
+	flags.IntVar(&l.callers, "callers", 1, "callers at a time: one measures latency, several calls a second")
+	flags.IntVar(&l.size, "size", 1<<10, "bytes of a request and of its answer")
+	flags.IntVar(&l.iterations, "iterations", 0, "calls of one caller at most, of which the first half warms up (default: all that --limit allows, and the first half of it warms up)")
+	flags.DurationVar(&l.limit, "limit", 0, "how long one caller calls at most, at least 20 calls, or how long several are measured")
+	flags.DurationVar(&l.warm, "warm", 0, "how long several callers call before they are measured")
+	flags.DurationVar(&l.pause, "pause", 0, "sleep of one caller before each call")
+	flags.BoolVar(&l.free, "free", false, "bind this process to no processor")
+	flags.IntVar(&pid, "server", 0, "the server's process `id`, whose processor time is told")
 	return cmd
 }
 
@@ -90,12 +90,13 @@ func (l load) drive(ctx context.Context, system string, s *server) (host.PerfRow
 func (l load) latency(ctx context.Context, c caller, pid int) (r host.PerfRow, err error) {
 	call := c.call(payload(l.size))
 	times := make([]time.Duration, 0, l.iterations)
+	half := 0 // calls that ended in the first half of the time
 	began := time.Now()
 	before, err := processes.CPUTime(pid)
 	if err != nil {
 		return r, err
 	}
-	for len(times) < l.iterations && (time.Since(began) < l.limit || len(times) < 20) {
+	for (l.iterations == 0 || len(times) < l.iterations) && (time.Since(began) < l.limit || len(times) < 20) {
 		if l.pause > 0 {
 			time.Sleep(l.pause)
 		}
@@ -103,13 +104,20 @@ func (l load) latency(ctx context.Context, c caller, pid int) (r host.PerfRow, e
 		if err := call(ctx); err != nil {
 			return r, err
 		}
-		times = append(times, time.Since(start))
+		end := time.Now()
+		times = append(times, end.Sub(start))
+		if end.Sub(began) < l.limit/2 {
+			half = len(times)
+		}
 	}
 	took := time.Since(began)
 	after, err := processes.CPUTime(pid)
 	r.Iterations = int64(len(times))
 	r.OpsPerS, r.CPU = float64(len(times))/took.Seconds(), (after - before).Seconds()
-	times = times[len(times)/2:] // the first half warms up
+	if l.iterations > 0 {
+		half = len(times) / 2
+	}
+	times = times[min(half, len(times)-1):] // the others warmed up
 	slices.Sort(times)
 	r.RoundP50, r.RoundP99 = float64(times[len(times)/2]), float64(times[len(times)*99/100])
 	return r, err

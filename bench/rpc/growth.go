@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -19,7 +20,6 @@ import (
 type sweep struct {
 	name, title, x string // name selects it; x is what grows
 	text           string // what is measured
-	command        string // measures one line of it by itself
 	xs             []int
 	lines          []line
 	columns        []column
@@ -104,17 +104,16 @@ func (b *bench) sweeps() []sweep {
 		callers, peers, osuCallers = []int{1, 16, 64, 1024}, []int{1, 30, 1000}, []int{1, 16, 64}
 	}
 	osu := func(x int) []string {
-		if x > 64<<10 { // the first half of the time warms up, as of the calls
-			return []string{"--size", size(x), "--duration", (limit / 2).String(), "--warmup", strconv.Itoa(warmups(x))}
+		if n := atMost(x, iterations); n > 0 {
+			return []string{"--size", size(x), "--warm-half", "--iterations", strconv.Itoa(n)}
 		}
-		return []string{"--size", size(x), "--iterations", strconv.Itoa(iterations / 2), "--warmup", strconv.Itoa(iterations / 2)}
+		return []string{"--size", size(x), "--warm-half", "--duration", limit.String()}
 	}
 	return []sweep{
 		{
 			name: "callers", title: "Calls, with callers of one endpoint", x: "callers",
-			text:    "1 KiB there and back, all callers on one endpoint, adaptive waits. CPU is that of both processes.",
-			command: "verbena perf --level runtime --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters 1,2,4,...",
-			xs:      callers,
+			text: "1 KiB there and back, all callers on one endpoint, adaptive waits. CPU is that of both processes.",
+			xs:   callers,
 			lines: transports(func(x int) []string {
 				return []string{"--size", "1K", "--wait", "adaptive", "--posters", size(x)}
 			}),
@@ -123,9 +122,8 @@ func (b *bench) sweeps() []sweep {
 		},
 		{
 			name: "peers", title: "Calls, with peers", x: "peers",
-			text:    "1 KiB there and back, adaptive waits, each peer an endpoint with one caller. CPU is that of both processes. Resident is what both grew by.",
-			command: "verbena perf --level runtime --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters N --connections N",
-			xs:      peers,
+			text: "1 KiB there and back, adaptive waits, each peer an endpoint with one caller. CPU is that of both processes. Resident is what both grew by.",
+			xs:   peers,
 			lines: transports(func(x int) []string {
 				return []string{"--size", "1K", "--wait", "adaptive", "--posters", size(x), "--connections", size(x)}
 			}),
@@ -134,19 +132,17 @@ func (b *bench) sweeps() []sweep {
 		},
 		{
 			name: "sizes", title: "Calls, with their size", x: "size",
-			text:    "One caller, as many bytes there as back, spinning (TCP always sleeps).",
-			command: "verbena perf --level runtime --test call --wait spin --cpu 0 --server-cpu 1 --transport shm --all",
-			xs:      powers(1, 64<<20, sizeStep),
+			text: "One caller, as many bytes there as back, spinning (TCP always sleeps).",
+			xs:   powers(1, 64<<20, sizeStep),
 			lines: transports(func(x int) []string {
-				return []string{"--size", size(x), "--wait", "spin", "--warmup", strconv.Itoa(warmups(x))}
+				return []string{"--size", size(x), "--wait", "spin"}
 			}),
 			columns: []column{columnP50, columnP99, columnCPU},
 			charts:  []chart{latencyChart("rpc-sizes.svg", "Latency of calls and their size")},
 		},
 		{
 			name: "hadoop sizes", title: "Hadoop RPC, with the size of the echo", x: "size",
-			text:    fmt.Sprintf("As OSU's benchmark has it: one caller, an echo of as many bytes, %d calls of a size of which the first half warms up; above 64 KiB as many as fit into %s.", iterations, limit),
-			command: "verbena perf --level rpc --test call --wait adaptive --cpu 0 --server-cpu 1 --transport shm --size 1,2,4,...",
+			text:    fmt.Sprintf("One caller, an echo of as many bytes. As in OSU's benchmark %d calls of a size, of which the first half warms up; above 64 KiB as many as fit into %s, of which the first half of the time warms up.", iterations, limit),
 			xs:      powers(1, 4<<20, sizeStep),
 			lines:   hadoop(osu, func(x int) load { return load{callers: 1, size: x, iterations: atMost(x, iterations), limit: limit} }),
 			columns: []column{columnP50},
@@ -154,9 +150,8 @@ func (b *bench) sweeps() []sweep {
 		},
 		{
 			name: "hadoop callers", title: "Hadoop RPC, with callers", x: "callers",
-			text:    "1 KiB echo, all callers on one connection.",
-			command: "verbena perf --level rpc --test call --size 1K --wait adaptive --cpu 0 --server-cpu 1 --transport shm --posters 1,2,4,...",
-			xs:      osuCallers,
+			text: "1 KiB echo, all callers on one connection.",
+			xs:   osuCallers,
 			lines: hadoop(func(x int) []string { return []string{"--size", "1K", "--posters", size(x)} },
 				func(x int) load {
 					return load{callers: x, size: 1 << 10, iterations: 1 << 20, limit: b.duration, warm: b.duration / 2}
@@ -167,16 +162,13 @@ func (b *bench) sweeps() []sweep {
 	}
 }
 
-// atMost bounds the calls only up to 64 KiB, beyond it the time does.
+// atMost bounds the calls only up to 64 KiB. Above it is 0: the time does.
 func atMost(size, iterations int) int {
 	if size > 64<<10 {
-		return 1 << 20
+		return 0
 	}
 	return iterations
 }
-
-// warmups are fewer for large messages, about a gigabyte at most.
-func warmups(size int) int { return max(min(1000, 1<<30/size), 10) }
 
 // powers are powers of two, every step-th and the last.
 func powers(from, to, step int) (all []int) {
@@ -226,10 +218,17 @@ func (s *sweep) format(x int) string {
 	return strconv.Itoa(x)
 }
 
+// command measures the sweep anew and writes the page.
+func (s *sweep) command() string { return "go -C bench run ./rpc --row 'growth: " + s.name + "'" }
+
+// measuredAs tells how the figures have come about, which may be in another way than new ones would.
+func (s *sweep) measuredAs(g *growth) string { return cmp.Or(g.Text, s.text) }
+
 // draw draws a chart of what was measured.
 func (s *sweep) draw(c *chart, g *growth) plot.Chart {
+	subtitle, _, _ := strings.Cut(strings.TrimSuffix(s.measuredAs(g), "."), ". ") // there is room for a sentence
 	p := plot.Chart{
-		Title: c.title, Subtitle: s.text, XLabel: s.x, YLabel: c.y,
+		Title: c.title, Subtitle: subtitle, XLabel: s.x, YLabel: c.y,
 		FormatX: func(x float64) string { return s.format(int(x)) }, FormatY: func(y float64) string { return beside.Show(y, c.unit) },
 	}
 	for _, l := range s.lines {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -67,10 +66,11 @@ func (b *bench) page(r *results) string {
 	p("Client and server are two processes on this host, each bound to a processor of its own, ours as the peers, where a row does not say otherwise. Ours is `verbena perf`, or for Hadoop RPC on TCP the same client program as the peers'. Hadoop RPC, gRPC and net/rpc each share one connection among all callers and echo a protobuf message with one field of bytes (net/rpc: the same by gob). Hadoop RPC's method is registered as short where a row does not say otherwise.")
 	p("gRPC's and net/rpc's latencies are medians of the second half of the calls of one caller.")
 	p("For the Get and its memcpy a process on the other processor writes to every line of the 4 KiB (of the MiB, for the relay beside it) before each; the time of reading the clock is subtracted from both. The flood comes from the client, for 200 us before each call, so that no third program wants one of the two processors; without the flood the client waits as long. A notification takes the server 2 us, so a budget of 16 takes 32 us, and up to 256 of them wait there when a call comes.")
+	p("Each row is of one run, which its last column names. The rows together are of the runs below, on several hosts, so rows of different runs are not to be compared with each other. Some targets that are met here are missed on a host whose lines take longer and whose sockets wake sooner, of Intel's family 6, model 207: calls of 1 KiB (1/40) and Hadoop RPC of 1 KiB over shm (0.16): [its figures](runtime.md#near-and-far).")
 	p("A round is ours and theirs, in turns first. The ratio is that of the medians over the rounds; in brackets the least and the greatest of a round. Near is a distance below 120 ns, for a cache line from one processor to the other; where near and far are told apart, rounds in which the processors moved do not count. The levels of a runtime message take turns of a tenth of a second within a round ([why](runtime.md#near-and-far)).\n")
 	table(p, r.Rows)
 	p("## How the cost grows\n")
-	p("One measurement each.\n")
+	p("One measurement each. The command above a table measures it anew, with `--quick` for a few rows of it, and draws its plots; `--line REGEXP` beside it measures the columns of some systems, such as `'^shm$'`.\n")
 	for _, sweep := range b.sweeps() {
 		if g, ok := r.Growth[sweep.name]; ok {
 			sweep.page(p, &g)
@@ -151,8 +151,8 @@ func ran(m host.Machine) string {
 
 func (s *sweep) page(p func(string, ...any), g *growth) {
 	p("### %s\n", s.title)
-	p("%s %s\n", cmp.Or(g.Text, s.text), ran(g.Measured))
-	p("    %s\n", s.command)
+	p("%s %s\n", s.measuredAs(g), ran(g.Measured))
+	p("    %s\n", s.command())
 	head, rule := "| "+s.x+" |", "|---:|"
 	var lines []line
 	for _, l := range s.lines {
