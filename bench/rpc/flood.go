@@ -58,9 +58,9 @@ func floodCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "flood", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return besideFlood(cmd.Context(), flood, quantile, duration)
 	}}
-	cmd.Flags().BoolVar(&flood, "flood", false, "")
-	cmd.Flags().Float64Var(&quantile, "quantile", 0.5, "")
-	cmd.Flags().DurationVar(&duration, "duration", time.Second, "")
+	cmd.Flags().BoolVar(&flood, "flood", false, "send notifications by a 64th endpoint before each call")
+	cmd.Flags().Float64Var(&quantile, "quantile", 0.5, "of the calls' times, which is printed: 0.5 is the median")
+	cmd.Flags().DurationVar(&duration, "duration", time.Second, "measure for so long, after a quarter of it to warm up")
 	cmd.AddCommand(&cobra.Command{Use: "server", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return serveFlood(cmd.Context()) }})
 	return cmd
 }

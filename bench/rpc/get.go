@@ -56,9 +56,9 @@ func getCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "get", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return get(cmd.Context(), size, duration, copies)
 	}}
-	cmd.PersistentFlags().IntVar(&size, "size", 4096, "")
-	cmd.Flags().DurationVar(&duration, "duration", time.Second, "")
-	cmd.Flags().BoolVar(&copies, "memcpy", false, "")
+	cmd.PersistentFlags().IntVar(&size, "size", 4096, "bytes that are read at a time")
+	cmd.Flags().DurationVar(&duration, "duration", time.Second, "measure for so long")
+	cmd.Flags().BoolVar(&copies, "memcpy", false, "copy out of memory of both processes instead")
 	cmd.AddCommand(&cobra.Command{Use: "owner", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return own(cmd.Context(), size) }})
 	return cmd
 }

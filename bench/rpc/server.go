@@ -61,7 +61,7 @@ func serveCommand() *cobra.Command {
 			return nil
 		}
 	}}
-	cmd.Flags().BoolVar(&free, "free", false, "")
+	cmd.Flags().BoolVar(&free, "free", false, "bind this process to no processor")
 	return cmd
 }
 

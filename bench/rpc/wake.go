@@ -41,10 +41,10 @@ func wakeCommand() *cobra.Command {
 		}
 		return err
 	}}
-	cmd.Flags().DurationVar(&pause, "pause", 10*time.Millisecond, "")
-	cmd.Flags().DurationVar(&duration, "duration", time.Second, "")
-	cmd.Flags().BoolVar(&goroutine, "goroutine", false, "")
-	cmd.Flags().BoolVar(&sleeper, "sleeper", false, "")
+	cmd.Flags().DurationVar(&pause, "pause", 10*time.Millisecond, "sleep before each wake-up")
+	cmd.Flags().DurationVar(&duration, "duration", time.Second, "measure for so long, at least one wake-up")
+	cmd.Flags().BoolVar(&goroutine, "goroutine", false, "wake a goroutine, not a thread")
+	cmd.Flags().BoolVar(&sleeper, "sleeper", false, "be the process that sleeps, which has the words of both as descriptor 3")
 	return cmd
 }
 

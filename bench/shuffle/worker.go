@@ -118,9 +118,9 @@ func workerCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&text, "load", "", "")
-	cmd.Flags().IntVar(&rank, "rank", 0, "")
-	cmd.Flags().StringVar(&address, "address", "", "")
+	cmd.Flags().StringVar(&text, "load", "", "what is shuffled, as `JSON`")
+	cmd.Flags().IntVar(&rank, "rank", 0, "of this worker, from 0")
+	cmd.Flags().StringVar(&address, "address", "", "where this worker listens")
 	return cmd
 }
 
