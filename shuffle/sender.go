@@ -13,6 +13,7 @@ import (
 type Sender struct {
 	x       *Exchange
 	lane    *lane
+	short   int // records below so many bytes are short: as in the lane, but 0 while one is reserved
 	sleeper sleeper
 	closed  bool
 
@@ -33,7 +34,7 @@ type Sender struct {
 }
 
 func newSender(x *Exchange, l *lane) *Sender {
-	s := &Sender{x: x, lane: l, sleeper: newSleeper(), reservedTo: -1}
+	s := &Sender{x: x, lane: l, short: l.short, sleeper: newSleeper(), reservedTo: -1}
 	if l.shared {
 		s.pending = make([]byte, x.c.pending)
 	}
@@ -44,7 +45,7 @@ func newSender(x *Exchange, l *lane) *Sender {
 // has no room. Its errors are those of the exchange, ErrTooLong and ErrClosed.
 func (s *Sender) Send(to int, record []byte) error {
 	l := s.lane
-	if uint(to) < uint(len(l.streams)) && len(record) < l.short {
+	if uint(to) < uint(len(l.streams)) && len(record) < s.short {
 		if l.shared && s.pend(to, record) || !l.shared && l.streams[to].short(record) {
 			return nil
 		}
@@ -110,6 +111,12 @@ func (s *Sender) check(to, n int) error {
 	return nil
 }
 
+// reserve notes that a record of n bytes has been reserved, and that nothing else may be sent.
+func (s *Sender) reserve(to, n int) { s.reservedTo, s.reserved, s.short = to, n, 0 }
+
+// unreserve ends that.
+func (s *Sender) unreserve() { s.reservedTo, s.reserved, s.short = -1, 0, s.lane.short }
+
 // send is Send of what is not short, or does not fit.
 func (s *Sender) send(to int, record []byte) error {
 	if err := s.check(to, len(record)); err != nil {
@@ -164,12 +171,12 @@ func uvarintSize(n int) int {
 func (s *Sender) room() int { return s.x.c.part - wire.PartSize }
 
 // Reserve returns n bytes in which a record to a partition can be put together. Commit
-// must follow before anything else. The bytes hold anything at first.
+// must follow: every other call fails until then. The bytes hold anything at first.
 func (s *Sender) Reserve(to, n int) ([]byte, error) {
 	if err := s.check(to, n); err != nil {
 		return nil, err
 	}
-	s.reservedTo, s.reserved = to, n
+	s.reserve(to, n)
 	if places := s.longPlaces(to, n); places > 0 {
 		s.block = s.x.blocks.get(places)
 		at := wire.PartSize + uvarintSize(n)
@@ -185,7 +192,7 @@ func (s *Sender) Reserve(to, n int) ([]byte, error) {
 	}
 	if o.n+size > len(o.memory) {
 		if err := s.next(to); err != nil {
-			s.reservedTo = -1
+			s.unreserve()
 			return nil, err
 		}
 	}
@@ -200,7 +207,7 @@ func (s *Sender) Commit(n int) error {
 		return fmt.Errorf("shuffle: commit %d bytes, %d were reserved", n, s.reserved)
 	}
 	reserved := s.reserved
-	s.reservedTo, s.reserved = -1, 0
+	s.unreserve()
 	if s.block != nil {
 		return s.commitLong(to, reserved, n)
 	}
@@ -247,6 +254,9 @@ const keepScratch = 1 << 20
 
 // Flush lets everything go out that has been sent. It does not wait until it has arrived.
 func (s *Sender) Flush() error {
+	if s.reservedTo >= 0 {
+		return fmt.Errorf("shuffle: flush: a record to %d was reserved and not committed", s.reservedTo)
+	}
 	s.lane.lock()
 	defer s.lane.unlock()
 	if err := s.drain(); err != nil {
