@@ -27,7 +27,6 @@ type spiller struct {
 	mu      sync.Mutex
 	wanting []*Receiver
 	running bool
-	stop    bool
 
 	bytes atomic.Uint64
 }
@@ -61,9 +60,6 @@ var spillFileIn = func(dir string) (*os.File, error) {
 func (s *spiller) wants(r *Receiver) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stop {
-		return
-	}
 	for _, other := range s.wanting {
 		if other == r {
 			return
@@ -88,12 +84,12 @@ func (s *spiller) run() {
 		s.mu.Lock()
 		wanting := s.wanting
 		s.wanting = nil
-		if len(wanting) == 0 && wait < patience && !s.stop { // once more
+		if len(wanting) == 0 && wait < patience { // once more
 			wait = patience
 			s.mu.Unlock()
 			continue
 		}
-		if len(wanting) == 0 || s.stop || s.x.ctx.Err() != nil {
+		if len(wanting) == 0 || s.x.ctx.Err() != nil {
 			s.running = false
 			s.mu.Unlock()
 			return
