@@ -49,7 +49,7 @@ func (f *Files) Lines(ctx context.Context, names []string, part, parts int, take
 }
 
 // Lines calls take with each line that begins in the span, and where it begins in the file. They come without their ends,
-// and are valid during the call; one of more than longest bytes is an [ErrLongLine].
+// and are valid during the call; one of more than longest bytes, without its end, is an [ErrLongLine].
 func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line []byte) error) error {
 	at := s.From
 	skip := at > 0
@@ -57,6 +57,13 @@ func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line [
 		at-- // a newline there ends the line before the span
 	}
 	in := bufio.NewReaderSize(io.NewSectionReader(s.Input, at, s.Input.Size()-at), lineBuffer)
+	if skip {
+		n, err := skipLine(ctx, in, s.To-at)
+		if err != nil {
+			return err
+		}
+		at += n
+	}
 	var long []byte
 	for n := 0; at < s.To; n++ {
 		if n&1023 == 0 && ctx.Err() != nil {
@@ -65,29 +72,45 @@ func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line [
 		line, err := in.ReadSlice('\n')
 		if errors.Is(err, bufio.ErrBufferFull) {
 			long = append(long[:0], line...)
-			for errors.Is(err, bufio.ErrBufferFull) {
-				if line, err = in.ReadSlice('\n'); len(long)+len(line) > longest {
-					return fmt.Errorf("%w: that at byte %d is longer than %d bytes", ErrLongLine, at, longest)
-				}
+			for errors.Is(err, bufio.ErrBufferFull) && len(long) <= longest+len(lineEnd) {
+				line, err = in.ReadSlice('\n')
 				long = append(long, line...)
 			}
 			line = long
 		}
-		if err != nil && !errors.Is(err, io.EOF) {
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull) {
 			return err
 		}
 		if len(line) == 0 {
 			return nil
 		}
-		begin := at
-		at += int64(len(line))
-		if skip {
-			skip = false
-			continue
+		content := bytes.TrimSuffix(bytes.TrimSuffix(line, []byte(lineEnd[1:])), []byte(lineEnd[:1]))
+		if len(content) > longest {
+			return fmt.Errorf("%w: that at byte %d is longer than %d bytes", ErrLongLine, at, longest)
 		}
-		if err := take(begin, bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r"))); err != nil {
+		if err := take(at, content); err != nil {
 			return err
 		}
+		at += int64(len(line))
 	}
 	return nil
+}
+
+// lineEnd ends lines; the carriage return may be missing.
+const lineEnd = "\r\n"
+
+// skipLine reads the rest of a line, as long as that is within the next most bytes, and returns how long it is. Who reads what is
+// before the span finds it too long, if it is.
+func skipLine(ctx context.Context, in *bufio.Reader, most int64) (n int64, err error) {
+	for n < most && ctx.Err() == nil {
+		part, err := in.ReadSlice('\n')
+		n += int64(len(part))
+		if err == nil || errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return n, err
+		}
+	}
+	return n, context.Cause(ctx)
 }

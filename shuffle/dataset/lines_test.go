@@ -81,3 +81,36 @@ func TestLinesFail(t *testing.T) {
 		t.Errorf("%v after %d lines", err, n)
 	}
 }
+
+// A line may have as many bytes as was said, without its end, and not one more. A longer one is refused in the part in which it
+// begins, and there alone.
+func TestLongestLine(t *testing.T) {
+	for _, longest := range []int{100, lineBuffer - 2, lineBuffer - 1, lineBuffer, lineBuffer + 1, 2*lineBuffer - 1, 2 * lineBuffer} {
+		for _, end := range []string{"\n", "\r\n", ""} {
+			for _, more := range []int{0, 1, lineBuffer, 5 * lineBuffer} {
+				name := filepath.Join(t.TempDir(), "text")
+				line := strings.Repeat("x", longest+more)
+				if err := os.WriteFile(name, []byte("short\n"+line+end), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				in, err := new(Files).Open(t.Context(), name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				take := func(_ int64, line []byte) error { got = append(got, string(line)); return nil }
+				err = Span{in, 0, 7}.Lines(t.Context(), longest, take)
+				if long := errors.Is(err, ErrLongLine); long != (more > 0) || !long && (err != nil || !slices.Equal(got, []string{"short", line})) {
+					t.Errorf("%d bytes, then %q, at most %d: %v, %d lines", len(line), end, longest, err, len(got))
+				}
+				got = nil
+				if err := (Span{in, 7, in.Size()}).Lines(t.Context(), longest, take); err != nil || len(got) != 0 {
+					t.Errorf("behind it: %v, %d lines", err, len(got))
+				}
+				if err := in.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
