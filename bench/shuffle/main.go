@@ -170,7 +170,9 @@ func (b *bench) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out = append(out, jobs...)
+	if out = append(out, jobs...); len(out) == 0 {
+		return fmt.Errorf("no row matches %q, or none that --quick measures", b.only)
+	}
 	if b.page {
 		err = b.update(func(r *results) { r.add(out, rounds, machine) })
 	}

@@ -63,3 +63,13 @@ func TestPage(t *testing.T) {
 		}
 	}
 }
+
+// A name that no row has is a mistake, not a run without rows.
+func TestRowsThatDoNotExist(t *testing.T) {
+	for _, quick := range []bool{false, true} {
+		b := &bench{only: "no such row", quick: quick}
+		if err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), b.only) {
+			t.Errorf("quick %v: %v", quick, err)
+		}
+	}
+}
