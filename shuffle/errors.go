@@ -18,7 +18,7 @@ var (
 // ErrClosed says that a Sender, a Receiver or the Exchange has been closed.
 var ErrClosed = errors.New("shuffle: closed")
 
-// ErrTooLong says that a record is longer than Config.MaxRecord.
+// ErrTooLong says that a record is longer than Config.MaxRecord, or than what [Receiver.InOrder] can sort in its memory.
 var ErrTooLong = errors.New("shuffle: record too long")
 
 // A ProcessError says why an exchange has failed, and in which process.

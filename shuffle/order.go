@@ -14,7 +14,8 @@ type Order struct {
 	// records with the same key come in any order. Nil: the whole record.
 	Key func(record []byte) []byte
 	// Memory is how many bytes sorting may take beside the exchange's, outside the Go heap. 0
-	// means 64 MiB, 8 MiB are the least.
+	// means 64 MiB, 8 MiB are the least. A record, together with its key, must fit into a little less than a quarter of
+	// it: with 64 MiB a record of 15 MiB does, and the longest that [Config.MaxRecord] allows does not.
 	Memory int64
 	// Dir is for temporary files, which have no names, of what does not fit into Memory.
 	// Empty: the system's.
@@ -24,7 +25,7 @@ type Order struct {
 // InOrder takes all records of the receiver's partition, sorts them, and calls take with
 // each, in order. The bytes are valid until take returns. The first call comes when all
 // senders of all processes have closed. An error of take ends it and is returned as it is; the
-// exchange goes on.
+// exchange goes on. A record that does not fit into o.Memory is an [ErrTooLong].
 func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte) error) (err error) {
 	if o.Memory == 0 {
 		o.Memory = 64 << 20
@@ -41,7 +42,11 @@ func (r *Receiver) InOrder(ctx context.Context, o Order, take func(record []byte
 		} else {
 			pair = external.AppendPair(pair[:0], o.Key(record), record)
 		}
-		if err := s.Add(pair); err != nil {
+		err := s.Add(pair)
+		if errors.Is(err, external.ErrTooLong) {
+			return fmt.Errorf("%w to be ordered: %d bytes, with its key, must fit into a quarter of Order.Memory, which is %d", ErrTooLong, len(pair), o.Memory)
+		}
+		if err != nil {
 			return fmt.Errorf("shuffle: order: %w", err)
 		}
 		return nil

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 
@@ -104,5 +105,27 @@ func TestInOrderFails(t *testing.T) {
 	})
 	if !errors.Is(err, enough) || calls != 1 {
 		t.Errorf("%v after %d", err, calls)
+	}
+}
+
+// A record that the exchange takes may be too long to be ordered: the error says how much memory it wants.
+func TestInOrderOfLongRecords(t *testing.T) {
+	const memory = 8 << 20
+	for _, n := range []int{memory/4 - memory/16, memory / 4} {
+		x := alone(t, shuffle.Config{})
+		sent := make(chan error, 1)
+		go func() { sent <- errors.Join(x.Sender(0).Send(0, make([]byte, n)), x.Sender(0).Close()) }()
+		calls := 0
+		order := shuffle.Order{Memory: memory, Key: func(record []byte) []byte { return record[:1] }}
+		err := x.Receiver(0).InOrder(t.Context(), order, func([]byte) error { calls++; return nil })
+		switch {
+		case n < memory/4 && (err != nil || calls != 1):
+			t.Errorf("%d bytes: %v", n, err)
+		case n == memory/4 && (!errors.Is(err, shuffle.ErrTooLong) || !strings.Contains(err.Error(), "Order.Memory") || calls != 0):
+			t.Errorf("%d bytes: %v", n, err)
+		}
+		if err := errors.Join(x.Receiver(0).Each(t.Context(), func([]byte) error { return nil }), <-sent, x.Wait(t.Context())); err != nil {
+			t.Errorf("%d bytes: %v", n, err)
+		}
 	}
 }
