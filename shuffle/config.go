@@ -46,7 +46,7 @@ type Config struct {
 	// Mode says how blocks travel. The zero value chooses.
 	Mode Mode
 	// MostPuts is up to which scale Auto puts blocks over an RDMA adapter, and sends them beyond: to how many pieces of this
-	// host's memory processes of other hosts would write, one for each of them and each process here. 0 means 256.
+	// host's memory processes of other hosts would write, one for each of them and each process here. 0 means 256. Less than 0 is an error: Mode TwoSided never puts.
 	MostPuts int
 	// Spill is a directory for what receiving threads do not take in time. Empty: senders
 	// wait.
@@ -107,6 +107,8 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%d threads, 1 to %d are possible", c.Threads, wire.MaxThreads)
 	case c.MaxRecord < 1:
 		return fmt.Errorf("records of at most %d bytes", c.MaxRecord)
+	case c.MostPuts < 0:
+		return fmt.Errorf("MostPuts %d: want 0, for the default, or more; TwoSided never puts", c.MostPuts)
 	case c.Mode > TwoSided:
 		return fmt.Errorf("mode %d", c.Mode)
 	case c.Size > 1 && (c.Runtime == nil || c.Listener == nil):

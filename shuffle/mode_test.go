@@ -59,3 +59,9 @@ func TestWays(t *testing.T) {
 		}
 	})
 }
+
+func TestMostPutsIsNotNegative(t *testing.T) {
+	if x, err := shuffle.Join(t.Context(), shuffle.Config{MostPuts: -1}); err == nil || !strings.Contains(err.Error(), "MostPuts") {
+		t.Error(x, err)
+	}
+}
