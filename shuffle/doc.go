@@ -95,11 +95,17 @@
 //
 // # Who waits for whom
 //
-// Streams between two processes share memory, but each has a page of it to itself, and one whose
-// receiver takes nothing gets at most twice what is left to the others. So such a receiver holds up those who
-// send to it, and nobody else: any receiver may wait for any other. A goroutine that
-// sends and receives by turns can wait for itself, though: when it waits in Send for a
-// thread that waits in Send for it. Send and receive in goroutines of their own.
+// A receiver that takes nothing holds up those who send to it as soon as their stream is full. Streams between two
+// processes share memory, but each has a page of it to itself, and a full one gets at most twice what is left to the
+// others. So senders that have nothing for that receiver go on. One that waits for it sends nothing to anybody else, and does not
+// close: the other receivers get neither the rest of its records nor their end.
+//
+// So a receiver must not wait for the end of another one, and each needs a goroutine of its own. One goroutine that takes
+// all of Receiver(0) and then all of Receiver(1) waits forever once there is more for the second one than its streams hold. The same
+// is true of a goroutine that sends and receives by turns: it can wait in Send for a thread that waits in Send for it.
+//
+// In a process of more than 4 threads several of them may collect their records together. There Flush and Close of
+// a sender that has sent anything may wait for any receiver of the exchange, since they hand on what others have sent, too.
 //
 // # Order
 //

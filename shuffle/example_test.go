@@ -96,17 +96,19 @@ func ExampleTypedSender() {
 			}
 		}()
 	}
+	got := make([][]string, x.Threads())
+	var all sync.WaitGroup
 	for thread := range x.Threads() {
-		for v, err := range shuffle.NewTypedReceiver(x.Receiver(thread), codec).All(ctx) {
-			if err != nil {
-				panic(err)
+		all.Go(func() { // senders may wait for any of them
+			for v, err := range shuffle.NewTypedReceiver(x.Receiver(thread), codec).All(ctx) {
+				if err != nil {
+					panic(err)
+				}
+				got[thread] = append(got[thread], v)
 			}
-			fmt.Println(thread, v)
-		}
+		})
 	}
-	// Output:
-	// 0 four
-	// 1 one
-	// 1 two
-	// 1 three
+	all.Wait()
+	fmt.Println(got)
+	// Output: [[four] [one two three]]
 }

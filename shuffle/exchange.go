@@ -140,10 +140,10 @@ func (x *Exchange) Threads() int { return x.c.Threads }
 // received by thread p modulo Threads of process p divided by Threads.
 func (x *Exchange) Partitions() int { return x.c.Size * x.c.Threads }
 
-// Sender returns the sender of a thread, always the same one.
+// Sender returns the sender of a thread, always the same one. It panics unless thread is 0 to Threads-1.
 func (x *Exchange) Sender(thread int) *Sender { return x.senders[thread] }
 
-// Receiver returns the receiver of a thread, always the same one.
+// Receiver returns the receiver of a thread, always the same one. It panics unless thread is 0 to Threads-1.
 func (x *Exchange) Receiver(thread int) *Receiver { return x.receivers[thread] }
 
 // Done is closed when the exchange has failed.
@@ -236,8 +236,8 @@ func (x *Exchange) Wait(ctx context.Context) error {
 
 // Close frees everything. Records that were received must not be used after it. Before
 // the end of the exchange it is an Abort: senders and receivers that are in use then fail. A
-// receiver that is in the middle of a block keeps the memory until its next call fails, or the
-// batch is released. After a failure it returns nil, since all other calls have told of that.
+// receiver that is in the middle of a block keeps the memory until its next call fails, and a
+// batch until it is released. After a failure it returns nil, since all other calls have told of that.
 func (x *Exchange) Close() error {
 	x.close1.Do(func() {
 		select {

@@ -466,7 +466,8 @@ func (b *Batch) Next() ([]byte, bool) {
 }
 
 // Release gives the memory back. The receiver's goroutine calls it, or another one if the
-// two agree; all batches must be released before the exchange is closed.
+// two agree. A batch that is released after [Exchange.Close] keeps the exchange's memory until then. A second call does
+// nothing.
 func (b *Batch) Release() {
 	if b.r != nil {
 		b.r.done(b.h)

@@ -9,7 +9,8 @@ import (
 )
 
 // A Codec turns values into records and back. Append adds the record of v to b, as append
-// does. Decode may keep nothing of the bytes, which are overwritten later.
+// does. Decode may keep nothing of the bytes, which are overwritten later. Senders and receivers of several
+// goroutines that share a codec call its functions concurrently.
 type Codec[T any] struct {
 	Append func(b []byte, v T) []byte
 	Decode func(b []byte) (T, error)
@@ -23,7 +24,8 @@ type TypedSender[T any] struct {
 	scratch   []byte
 }
 
-// NewTypedSender returns a sender of values to the partitions that partition chooses.
+// NewTypedSender returns a sender of values to the partitions that partition chooses. Senders of several goroutines that
+// share that function call it concurrently.
 func NewTypedSender[T any](s *Sender, codec Codec[T], partition func(T) int) *TypedSender[T] {
 	return &TypedSender[T]{s: s, codec: codec, partition: partition}
 }

@@ -36,8 +36,8 @@ type Config struct {
 	// Output is a file. If it is empty, process 0 writes to Print.
 	Output string
 	Print  io.Writer
-	// Memory is this process's share for the work, without that of the exchange: see
-	// Divide.
+	// Memory is this process's share for the work in bytes, without that of the exchange: see
+	// [Divide]. Run fails with less than 24 MiB for each thread.
 	Memory    int64
 	Temporary string
 	Files     *dataset.Files
@@ -62,7 +62,9 @@ type Result struct {
 // leastThread is what a thread needs: tables of what it sends and receives, and a sorter.
 const leastThread = 3*external.MinMemory + 4*bufferSize
 
-// Divide gives a process's memory to the exchange and to the work.
+// Divide gives a process's memory, in bytes, to the exchange, as [shuffle.Config.Memory], and to the work, as
+// [Config.Memory]. What the program itself takes is neither's. threads is that of the exchange. It fails if memory is less
+// than a process with so many threads needs.
 func Divide(memory int64, threads int) (exchange, work int64, err error) {
 	least := int64(together.Overhead+together.LeastExchange) + int64(threads)*leastThread
 	return together.Divide(memory, least, int64(threads)*4*bufferSize, threads)

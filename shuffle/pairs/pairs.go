@@ -50,8 +50,8 @@ type Config struct {
 	// Check also compares a checksum of all pairs that reducers have got with that of those
 	// that were made. That takes time, which is counted.
 	Check bool
-	// Memory is this process's share for its pairs and for reducing, without that of the
-	// exchange: see Divide.
+	// Memory is this process's share for its pairs and for reducing in bytes, without that of the
+	// exchange: see [Divide]. Run fails if the pairs do not fit, with 8 MiB beside them for each reducer.
 	Memory int64
 	// Temporary is the directory for temporary files, which have no names there.
 	Temporary string
@@ -75,7 +75,9 @@ type Result struct {
 	Processes int           `json:"processes"`
 }
 
-// Divide gives a process's memory to the exchange and to the work.
+// Divide gives a process's memory, in bytes, to the exchange, as [shuffle.Config.Memory], and to the work, as
+// [Config.Memory]. What the program itself takes is neither's. threads is that of the exchange. It fails if memory is less
+// than a process with so many threads needs; the pairs come on top of that.
 func Divide(memory int64, threads int) (exchange, work int64, err error) {
 	return together.Divide(memory, int64(together.Overhead+together.LeastExchange)+int64(threads)*external.MinMemory, 0, threads)
 }

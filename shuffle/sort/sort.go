@@ -22,7 +22,8 @@ type Config struct {
 	Format Format
 	Inputs []string
 	Output string
-	// Memory is this process's share for sorting, without that of the exchange: see Divide.
+	// Memory is this process's share for sorting in bytes, without that of the exchange: see
+	// [Divide]. Run fails with less than 8 MiB for each thread.
 	Memory int64
 	// Temporary is the directory for temporary files, which have no names there.
 	Temporary string
@@ -54,8 +55,9 @@ type Result struct {
 // MinMemory is the least memory of a process with one thread.
 const MinMemory = together.Overhead + 20<<20
 
-// Divide gives a process's memory to the exchange and to sorting. threads is that of the
-// exchange.
+// Divide gives a process's memory, in bytes, to the exchange, as [shuffle.Config.Memory], and to sorting, as
+// [Config.Memory]. What the program itself takes is neither's. threads is that of the exchange. It fails if memory is less
+// than a process with so many threads needs.
 func Divide(memory int64, threads int) (exchange, sorting int64, err error) {
 	least := int64(MinMemory) + int64(threads-1)*(external.MinMemory+blocksAhead*blockSize)
 	return together.Divide(memory, least, int64(threads)*blocksAhead*blockSize, threads)
