@@ -31,6 +31,16 @@ func (x *Exchange) Forge(rank, at int, word uint64) {
 // Rests tells whether the process has told its peers that it rests.
 func (x *Exchange) Rests() bool { return !x.idle.armed.Load() }
 
+// Waiting is how many senders wait for room, or are about to.
+func (x *Exchange) Waiting() (n int) {
+	for _, s := range x.senders {
+		if s.sleeper.asleep.Load() {
+			n++
+		}
+	}
+	return n
+}
+
 // LateMeeting has an exchange fail, and then meet a process at the other end of an endpoint. It is freed when that is done.
 func LateMeeting(c Config, e *verbena.Endpoint, rank int, err error) error {
 	if err := c.complete(); err != nil {

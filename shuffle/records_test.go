@@ -275,45 +275,76 @@ func TestCloseWithoutRecordsWaitsForNobody(t *testing.T) {
 	}
 }
 
-// Long records of many lengths to a receiver that is slow take no more memory than is allowed, also those that are
-// written to disk meanwhile, and all of them arrive.
+// Long records of many lengths to a receiver that takes one only when the sender waits take no more memory than is allowed, as the
+// exchange counts it and as the collector does. So do those that are written to disk while the receiver takes nothing. All of them arrive.
 func TestLongRecordsWithBoundedMemory(t *testing.T) {
-	const memory, records = 1 << 20, 400
+	const memory, records = 1 << 20, 200
 	for _, spill := range []string{"", t.TempDir()} {
+		before := heap()
 		x := alone(t, shuffle.Config{Threads: 2, Memory: memory, Spill: spill})
-		var most atomic.Int64
 		length := func(i int) int { return i * 7919 % 90_000 }
+		var sending atomic.Int32
+		sending.Store(1)
 		sent := make(chan struct{})
 		go func() {
 			s := x.Sender(0)
 			for i := range records {
-				b := bytes.Repeat([]byte{byte(i)}, length(i))
-				if err := s.Send(1, b); err != nil {
+				if err := s.Send(1, bytes.Repeat([]byte{byte(i)}, length(i))); err != nil {
 					t.Error(err)
 				}
-				most.Store(max(most.Load(), x.Stats().Memory))
 			}
 			if err := errors.Join(s.Close(), x.Sender(1).Close()); err != nil {
 				t.Error(err)
 			}
+			sending.Add(-1)
 			close(sent)
 		}()
 		if spill != "" {
 			<-sent
 		}
-		for i, b := range drain(t, x.Receiver(1)) {
-			if !bytes.Equal(b, bytes.Repeat([]byte{byte(i)}, length(i))) {
-				t.Fatalf("record %d is wrong", i)
+		stepped, n := 0, 0
+		for ; ; n++ {
+			untilFull(x, &sending, 2)
+			if sending.Load() == 1 {
+				stepped++
+			}
+			if got := x.Stats().Memory; got > memory {
+				t.Errorf("%d bytes of memory, %d are allowed", got, memory)
+			}
+			if n%50 == 0 {
+				if got := heap() - before; got > memory+1<<20 {
+					t.Errorf("the heap has %d bytes more, %d of memory are allowed", got, memory)
+				}
+			}
+			b, err := x.Receiver(1).Next(testContext(t))
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(b, bytes.Repeat([]byte{byte(n)}, length(n))) {
+				t.Fatalf("record %d is wrong", n)
 			}
 		}
-		<-sent
-		if n := most.Load(); n > memory {
-			t.Errorf("%d bytes of memory, %d are allowed", n, memory)
+		if n != records {
+			t.Errorf("%d records, %d were sent", n, records)
+		}
+		if spill == "" && stepped < records/2 {
+			t.Errorf("the sender has waited at %d of %d records", stepped, records)
 		}
 		if spilt := x.Stats().Spilt; spill != "" && spilt == 0 {
 			t.Error("nothing was spilt")
 		}
 	}
+}
+
+// heap is how many bytes are in use.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // A full part arrives although its block is not full, nothing more is sent, and nobody flushes.
