@@ -35,7 +35,8 @@ func (p *parcel) part(n int) parcel {
 	return part
 }
 
-// Buffer returns size bytes of memory for what is to be sent on the endpoint. The
+// Buffer returns size bytes of memory for what is to be sent on the endpoint, 0 to
+// [Endpoint.MaxMessage] of them; other sizes fail with [ErrTooLong]. The
 // caller has one reference to it. What it holds at first is left over from earlier
 // messages, also of other endpoints: write all that is sent.
 //

@@ -44,14 +44,16 @@ const (
 	CodeTooLong uint32 = 6
 	// CodeStreams: the call has streams and the handler takes none, or the other way
 	// round. Nothing has been done.
-	CodeStreams     uint32 = 7
+	CodeStreams uint32 = 7
+	// CodeApplication is the lowest code of a handler. What it means, and what codes above
+	// it mean, the service says.
 	CodeApplication uint32 = 256
 )
 
 // A CallError is the peer's answer to a call that has failed there.
 type CallError struct {
-	Code uint32
-	Text string
+	Code uint32 // below CodeApplication one of the runtime's, otherwise what the handler gave to Fail
+	Text string // for people; what the handler gave to Fail
 }
 
 // Is tells that CodeLate is a [context.DeadlineExceeded].

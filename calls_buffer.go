@@ -8,7 +8,8 @@ import (
 )
 
 // Buffer is [Endpoint.Buffer] for the payload of a call or of an answer. It lies behind
-// room for the header of either, so that a long one goes out in one piece.
+// room for the header of either, so that a long one goes out in one piece. So size is at
+// most [Endpoint.MaxMessage] less 16; beyond it the error is [ErrTooLong].
 func (c *Caller) Buffer(ctx context.Context, size int) (*Buffer, error) {
 	return c.e.bufferBehind(ctx, call.HeaderSize, size)
 }
@@ -64,6 +65,7 @@ func (b *Buffer) parcel(tag uint32, header []byte) parcel {
 // [Endpoint.Buffer], or what Keep has returned. It is sent from where it lies if the
 // transport reaches it: see [Endpoint.SendBuffer]. It waits as Send does, so it is not
 // for short handlers. The reference to b is gone when it returns, whatever it returns.
+// Its errors are those of Reply.
 func (q Request) ReplyBuffer(b *Buffer) error {
 	if checksBuffers {
 		b.check("ReplyBuffer")

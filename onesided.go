@@ -85,12 +85,20 @@ const maxExposures = 1024
 // is over, ends the endpoint at both sides: so agree with the peer before you revoke
 // what it may be using. Over TCP only the operation fails.
 //
+// An endpoint has at most 1,024 exposures at a time, of 1 to 2^40 bytes each; beyond that,
+// and for more than all of SendMemory, Expose fails with [ErrTooLong]. Other errors are
+// [ErrRights] for rights that do not exist or none, [ErrRevoked] for an Until that has
+// passed, [ErrUnsupported] if the peer knows no one-sided operations, and the end of ctx or
+// of the endpoint.
+//
 // Memory of the application that is exposed must not be the Go runtime's: of the
 // heap, it is refused with [ErrMemory], as is a mapping of a file that may be
 // truncated where this process copies from it. Over shared memory the peer maps the
-// file behind the memory, so there it has to lie in a [Mapping]; a peer that gets the
+// file behind the memory, so there it has to lie in a [Mapping]: other memory is refused
+// with [ErrMemory], which wraps [rdma.ErrUnsupported] then. A peer that gets the
 // key gets the whole file, and keeps it if it is malicious. On the other transports any
-// mapping will do. The bytes of a Buffer are refused as Memory, since they go to others
+// mapping will do. With [MayAtomic] the memory, or the Buffer's bytes, must begin at a
+// multiple of 8; otherwise the error is ErrMemory, too. The bytes of a Buffer are refused as Memory, since they go to others
 // when it is released: the Buffer itself can be exposed. The key that the peer gets is
 // one of these bytes alone, and ends with the exposure.
 func (e *Endpoint) Expose(ctx context.Context, c ExposeConfig) (*Exposure, error) {

@@ -243,6 +243,43 @@ func TestOneSidedRefusals(t *testing.T) {
 	})
 }
 
+// An endpoint has so many exposures and no more. One that ends makes room.
+func TestMostExposures(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		c := ExposeConfig{Size: 8, Rights: MayRead}
+		all := make([]*Exposure, maxExposures)
+		for i := range all {
+			x, err := b.Expose(p.ctx, c)
+			if err != nil {
+				t.Fatalf("exposure %d: %v", i+1, err)
+			}
+			all[i] = x
+		}
+		if x, err := b.Expose(p.ctx, c); x != nil || !errors.Is(err, ErrTooLong) || !strings.Contains(err.Error(), "1024 exposures") {
+			t.Errorf("one more: %v", err)
+		}
+		if err := all[0].Close(); err != nil {
+			t.Fatal(err)
+		}
+		x, err := b.Expose(p.ctx, c)
+		if err != nil {
+			t.Fatal("one instead of another:", err)
+		}
+		all[0] = x
+		if err := a.Get(p.ctx, x.Token(), 0, make([]byte, 8)); err != nil {
+			t.Error(err)
+		}
+		for _, x := range all {
+			if err := x.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		closeBoth(t, a, b)
+	})
+}
+
 // Whoever receives the notification sees what was put before it.
 func TestPutNotifyOrder(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {

@@ -17,7 +17,7 @@ var (
 )
 
 // ErrAnswered says that a call was answered a second time, by a handler or by the
-// runtime.
+// runtime. Nothing was sent.
 var ErrAnswered = errors.New("verbena: the call has ended already")
 
 // A Request is a call of the peer, or a notification, that a handler was given. It is
@@ -54,7 +54,7 @@ type request struct {
 func (q Request) Method() uint32 { return q.r.method }
 
 // Payload is what the caller sent. It may be read and changed until the request has been
-// answered.
+// answered. It is nil after Keep.
 func (q Request) Payload() []byte {
 	if m := q.r.message; m != nil {
 		return m.Bytes()
@@ -63,7 +63,8 @@ func (q Request) Payload() []byte {
 }
 
 // Keep takes the payload's memory over: it stays valid, whatever becomes of the
-// request, until the message is released.
+// request, until the message is released. Payload is nil then, and Keep returns nil the
+// next time.
 func (q Request) Keep() *Message {
 	m := q.r.message
 	q.r.message = nil
@@ -71,7 +72,7 @@ func (q Request) Keep() *Message {
 }
 
 // Notification tells that there is no answer: Reply and Fail only say that the request
-// has been handled, and the end of the handler says it, too.
+// has been handled, and send nothing. The end of the handler says it, too.
 func (q Request) Notification() bool { return q.r.notifies }
 
 // Caller is this end of the endpoint, for calls in the other direction. A handler on
@@ -126,9 +127,17 @@ func (q Request) Context() context.Context {
 // the request's own. What finds no room is copied and sent later. In a short handler it
 // never waits; in a long one it waits as [Endpoint.Send] does while 16 MiB of answers
 // have not been sent.
+//
+// A payload of more than [Endpoint.MaxMessage] less 16 bytes is not sent: Reply returns
+// [ErrTooLong] and the caller gets [CodeTooLong], so the call has been answered. A call that
+// has been answered before gives [ErrAnswered], whatever the payload. Otherwise an error is
+// that of the endpoint, which has ended. That a caller has given up is none. ReplyBuffer
+// and ReplyJoined have the same errors.
 func (q Request) Reply(payload []byte) error { return q.answer(call.Reply, 0, payload) }
 
-// Fail answers the call with a [CallError]. Code is at least [CodeApplication].
+// Fail answers the call with a [CallError] of this code and text. Codes below
+// [CodeApplication] are the runtime's: in their place the caller gets CodeApplication.
+// Errors are those of Reply, and a text that is too long is one.
 func (q Request) Fail(code uint32, text string) error {
 	return q.answer(call.Failure, max(code, CodeApplication), []byte(text))
 }

@@ -124,7 +124,7 @@ func TestExposeAnonymous(t *testing.T) {
 		memory := pages(t, 64<<10, unix.PROT_READ|unix.PROT_WRITE)
 		x, err := b.Expose(p.ctx, ExposeConfig{Memory: memory, Rights: MayRead | MayWrite})
 		if w.transport == "shm" {
-			if !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "NewMapping") {
+			if !errors.Is(err, ErrMemory) || !errors.Is(err, rdma.ErrUnsupported) || errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "NewMapping") {
 				t.Fatal(err)
 			}
 			return
