@@ -264,6 +264,7 @@ func (x *Exchange) free() error {
 	for _, p := range x.peers {
 		p.hangUp()
 	}
+	x.gather.close()
 	x.cancel(ErrClosed)
 	x.loops.Wait()
 	for _, p := range x.peers {

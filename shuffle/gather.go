@@ -1,6 +1,7 @@
 package shuffle
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -9,13 +10,24 @@ import (
 	"github.com/verbena-data/verbena/shuffle/internal/wire"
 )
 
-// A gatherer collects what the processes contribute to collectives.
+// A gatherer collects what the processes contribute to collectives. It has a goroutine while there are calls.
 type gatherer struct {
-	turn   sync.Mutex // one collective at a time
-	mu     sync.Mutex
-	size   int
-	round  uint32 // of the collective that is next, or under way
-	rounds map[uint32]*gathering
+	mu      sync.Mutex
+	size    int
+	round   uint32 // of the collective that is next, or under way
+	rounds  map[uint32]*gathering
+	calls   []*gatherCall // that wait for their turn
+	running bool
+	closed  bool
+	err     error // of a collective, after which there is no other; the goroutine's
+}
+
+// A gatherCall is a call of AllGather. It takes part in its collective also when nobody waits for it any more.
+type gatherCall struct {
+	data []byte
+	all  [][]byte // and err, set before done is closed
+	err  error
+	done chan struct{}
 }
 
 type gathering struct {
@@ -59,13 +71,74 @@ func (g *gatherer) arrived(rank int, round uint32, data []byte) error {
 // data, at most 1 MiB, to all processes, and returns what they have given, by rank, when
 // all have. Each process calls it as often as the others; the calls of a process take
 // turns. What it returns is the caller's.
+//
+// ctx ends the wait of this call, and nothing else: the call counts, also if ctx had ended before. What it gives reaches the others, in
+// its turn, and the next call of this process belongs to their next ones.
 func (x *Exchange) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
 	if len(data) > wire.MaxGather {
 		return nil, fmt.Errorf("shuffle: gather: %d bytes, at most %d are possible", len(data), wire.MaxGather)
 	}
+	call := &gatherCall{data: bytes.Clone(data), done: make(chan struct{})}
+	if !x.enqueue(call) {
+		return nil, fmt.Errorf("shuffle: gather: %w", ErrClosed)
+	}
+	select {
+	case <-call.done:
+		return call.all, call.err
+	case <-x.failed:
+		return nil, x.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("shuffle: gather: %w", context.Cause(ctx))
+	}
+}
+
+// enqueue lets a call have its turn, and reports false if nothing runs any more.
+func (x *Exchange) enqueue(call *gatherCall) bool {
 	g := &x.gather
-	g.turn.Lock()
-	defer g.turn.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.calls = append(g.calls, call)
+	if !g.running {
+		g.running = true
+		x.loops.Go(x.gatherCalls)
+	}
+	return true
+}
+
+// close refuses calls from now on.
+func (g *gatherer) close() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+}
+
+// gatherCalls gives the calls their turns.
+func (x *Exchange) gatherCalls() {
+	g := &x.gather
+	for {
+		g.mu.Lock()
+		if len(g.calls) == 0 {
+			g.running = false
+			g.mu.Unlock()
+			return
+		}
+		call := g.calls[0]
+		g.calls = g.calls[1:]
+		g.mu.Unlock()
+		if g.err == nil {
+			call.all, g.err = x.collect(call.data)
+		}
+		call.err = g.err
+		close(call.done)
+	}
+}
+
+// collect is one collective.
+func (x *Exchange) collect(data []byte) ([][]byte, error) {
+	g := &x.gather
 	g.mu.Lock()
 	round := g.round
 	c := g.of(round)
@@ -74,7 +147,7 @@ func (x *Exchange) AllGather(ctx context.Context, data []byte) ([][]byte, error)
 	for _, p := range x.peers {
 		if p.local {
 			if err := g.arrived(p.rank, round, data); err != nil {
-				return nil, err // a call that ctx has ended; this one cannot be told from it
+				return nil, err // a defect
 			}
 			continue
 		}
@@ -86,8 +159,8 @@ func (x *Exchange) AllGather(ctx context.Context, data []byte) ([][]byte, error)
 	case <-c.done:
 	case <-x.failed:
 		return nil, x.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("shuffle: gather: %w", context.Cause(ctx))
+	case <-x.ctx.Done():
+		return nil, fmt.Errorf("shuffle: gather: %w", context.Cause(x.ctx))
 	}
 	g.mu.Lock()
 	delete(g.rounds, round)
