@@ -32,6 +32,7 @@ type loader struct {
 	legacy, native, local     bool
 	messages                  bool // no Gets
 	client                    *hdfs.Client
+	warmed                    *hdfs.FileReader // what hot is to read
 	buffer                    []byte
 }
 
@@ -121,11 +122,11 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 	case "small":
 		err = l.small(ctx, path, numbers[0], numbers[1], int(numbers[2]))
 	case "pread":
-		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2], math.MaxInt64)
+		return l.pread(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
 	case "warm":
 		return l.warm(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
 	case "hot":
-		return l.hot(ctx, path, int(numbers[0]), int(numbers[1]), numbers[2])
+		return l.hot(int(numbers[0]), int(numbers[1]), numbers[2])
 	case "dfsio":
 		return l.dfsio(ctx, path, numbers[0], numbers[1], int(numbers[2]), numbers[3] == 1)
 	case "stat":
@@ -179,55 +180,72 @@ func (l *loader) read(ctx context.Context, path string, length int64) error {
 	}
 }
 
-// warm makes passes of a tenth of hot's reads, which neither its time nor its processor time
-// has in it: one, or more until a client that may make small reads by Get makes nine in ten of
-// them so. If it never does, hot says so.
+// warm opens a file for hot and makes passes of a tenth of hot's reads, which neither its time nor
+// its processor time has in it: one, or more until a client that may make small reads by Get makes
+// nine in ten of them so. If it does not within warmFor, hot says so. The file stays open since each
+// Open may read from another DataNode, whose memory the client has no windows of yet.
 func (l *loader) warm(ctx context.Context, path string, count, size int, seed int64) (numbers []int64, err error) {
-	for range mostPasses {
+	if l.warmed, err = l.client.Open(ctx, path); err != nil {
+		return nil, err
+	}
+	for began := time.Now(); time.Since(began) < warmFor; {
 		var warm bool
-		if numbers, warm, err = l.pass(ctx, path, max(1, count/10), size, seed+1); err != nil || warm {
+		if numbers, warm, err = l.pass(max(1, count/10), size, seed+1); err != nil || warm {
 			break
 		}
 	}
 	return numbers, err
 }
 
-// hot is pread in the first hotSpan bytes, behind warm. A client that may make small reads by
-// Get has to make nine in ten of them so.
-func (l *loader) hot(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
-	numbers, warm, err := l.pass(ctx, path, count, size, seed)
+// hot makes reads as pread in the first hotSpan bytes of what warm has opened. A client that may
+// make small reads by Get has to make nine in ten of them so.
+func (l *loader) hot(count, size int, seed int64) ([]int64, error) {
+	if l.warmed == nil {
+		return nil, errors.New("hot without warm")
+	}
+	defer func() {
+		_ = l.warmed.Close() // it was only read
+		l.warmed = nil
+	}()
+	numbers, warm, err := l.pass(count, size, seed)
 	if err == nil && !warm {
-		err = fmt.Errorf("fewer than 9 of 10 reads were made by Get, behind %d that were to warm up", mostPasses*count/10)
+		err = fmt.Errorf("fewer than 9 of 10 reads were made by Get, behind %v that were to warm up: %+v since the client began", warmFor, l.client.WindowReads())
 	}
 	return numbers, err
 }
 
 // pass reads, and tells whether the reads were made as they have to be.
-func (l *loader) pass(ctx context.Context, path string, count, size int, seed int64) (numbers []int64, warm bool, err error) {
+func (l *loader) pass(count, size int, seed int64) (numbers []int64, warm bool, err error) {
 	before := l.client.WindowReads().Reads
-	numbers, err = l.pread(ctx, path, count, size, seed, hotSpan)
+	numbers, err = l.readAt(l.warmed, count, size, seed, hotSpan)
 	gets := l.transport != verbena.TransportTCP && !l.messages && !l.legacy
 	return numbers, !gets || l.client.WindowReads().Reads-before >= uint64(count)*9/10, err
 }
 
-// mostPasses is how many passes warm up at most: windows are asked for beside the reads.
-const mostPasses = 20
+// warmFor is for how long reads warm up at most: windows are asked for beside the reads, and one
+// that was refused is asked for again after a second.
+const warmFor = 10 * time.Second
 
-// pread reads size bytes at random places in the first span bytes, which have to be what
-// write stores, and tells the median and the 99th percentile.
-func (l *loader) pread(ctx context.Context, path string, count, size int, seed, span int64) ([]int64, error) {
+// pread makes reads in a whole file, which has to be what write stores.
+func (l *loader) pread(ctx context.Context, path string, count, size int, seed int64) ([]int64, error) {
 	f, err := l.client.Open(ctx, path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	return l.readAt(f, count, size, seed, math.MaxInt64)
+}
+
+// readAt reads size bytes at random places in the first span bytes of a file, and tells the median
+// and the 99th percentile.
+func (l *loader) readAt(f *hdfs.FileReader, count, size int, seed, span int64) ([]int64, error) {
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	b := make([]byte, size)
 	return l.timed(count, func(int) error {
 		at := random.Int64N(min(f.Size(), span) - int64(size) + 1)
 		_, err := f.ReadAt(b, at)
 		if err == nil && b[0] != byte(at%bufferSize) {
-			err = fmt.Errorf("byte %d of %s is %#x", at, path, b[0])
+			err = fmt.Errorf("byte %d of the file is %#x", at, b[0])
 		}
 		return err
 	})
