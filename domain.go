@@ -100,7 +100,7 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	// One-sided operations read into what is sent, and into buffers.
 	n.sendPool = slab.New(n.domain, rdma.AccessLocalWrite, send/2)
 	n.offerPool = slab.New(n.domain, rdma.AccessRemoteRead|rdma.AccessLocalWrite, send-send/2)
-	n.exposed, n.user = newLending(send), newRegistrations(n.domain, send)
+	n.exposed, n.user = newLending(send, "bytes"), newRegistrations(n.domain, send)
 	n.shares = newShares(n.longPool, n.receivePool.Holds(n.receiveSize()))
 	n.unwatch = func() {}
 	if !cfg.ignorePressure {

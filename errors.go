@@ -23,9 +23,8 @@ var (
 	// answer or a buffer is longer than [Endpoint.MaxMessage] allows, or a header than
 	// [MaxHeader]. Memory that is exposed, wrapped or mapped is more than SendMemory, than
 	// a region of the device or than 1 TiB. A batch has more than [MaxBatch] operations or
-	// one of more than [MaxOperation] bytes. An endpoint has 1,024 exposures already, or a
-	// group on a device (over TCP a runtime) 1,024 registrations in use. The error tells
-	// which.
+	// one of more than [MaxOperation] bytes. An endpoint has 1,024 exposures already. The
+	// error tells which.
 	ErrTooLong = errors.New("verbena: too long or too many")
 	// ErrProtocol: the peer sent what the protocol does not allow.
 	ErrProtocol = wire.ErrProtocol

@@ -7,10 +7,12 @@ import (
 	"sync"
 )
 
-// A lending bounds the memory that is lent to applications and that no pool counts:
-// buffers of endpoints over TCP, and what is exposed to peers. Who waits is served in the order of coming.
+// A lending bounds what is lent to applications and no pool counts: memory, in bytes, which
+// is buffers of endpoints over TCP and what is exposed to peers; and registrations. Who
+// waits is served in the order of coming.
 type lending struct {
 	limit int64
+	unit  string // of what is lent, as errors call it
 
 	mu    sync.Mutex
 	used  int64
@@ -18,13 +20,13 @@ type lending struct {
 }
 
 type borrower struct {
-	bytes int64
-	got   chan struct{} // closed when the bytes are counted
+	n   int64
+	got chan struct{} // closed when they are counted
 }
 
-func newLending(limit int64) *lending { return &lending{limit: limit} }
+func newLending(limit int64, unit string) *lending { return &lending{limit: limit, unit: unit} }
 
-// tryTake takes n bytes if they are free and nobody waits. An error says that they
+// tryTake takes n if they are free and nobody waits. An error says that they
 // never are.
 func (l *lending) tryTake(n int64) (bool, error) {
 	if n > l.limit {
@@ -39,9 +41,9 @@ func (l *lending) tryTake(n int64) (bool, error) {
 	return true, nil
 }
 
-// take waits for n bytes, which are not more than the limit.
+// take waits for n, which are not more than the limit.
 func (l *lending) take(ctx context.Context, n int64) error {
-	w := &borrower{bytes: n, got: make(chan struct{})}
+	w := &borrower{n: n, got: make(chan struct{})}
 	l.mu.Lock()
 	l.queue = append(l.queue, w)
 	l.serve()
@@ -59,7 +61,7 @@ func (l *lending) take(ctx context.Context, n int64) error {
 	}
 	l.queue = slices.Delete(l.queue, i, i+1)
 	l.serve()
-	return fmt.Errorf("waiting for %d bytes with %d of %d in use: %w", n, l.used, l.limit, context.Cause(ctx))
+	return fmt.Errorf("waiting for %d %s with %d of %d in use: %w", n, l.unit, l.used, l.limit, context.Cause(ctx))
 }
 
 func (l *lending) give(n int64) {
@@ -71,15 +73,15 @@ func (l *lending) give(n int64) {
 
 // serve gives those who wait what is free. mu is held.
 func (l *lending) serve() {
-	for len(l.queue) > 0 && l.used+l.queue[0].bytes <= l.limit {
+	for len(l.queue) > 0 && l.used+l.queue[0].n <= l.limit {
 		w := l.queue[0]
 		l.queue = slices.Delete(l.queue, 0, 1)
-		l.used += w.bytes
+		l.used += w.n
 		close(w.got)
 	}
 }
 
-// inUse tells how many bytes are lent, and how many wait for some.
+// inUse tells how much is lent, and how many wait for some.
 func (l *lending) inUse() (used int64, waiting int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 // Who waits is served in order; one that gives up lets those behind it go on.
 func TestLendingServesInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLending(100)
+		l := newLending(100, "bytes")
 		if ok, err := l.tryTake(101); ok || !errors.Is(err, ErrTooLong) {
 			t.Errorf("more than there is: %v, %v", ok, err)
 		}

@@ -74,8 +74,9 @@ func (f features) has(want hello.Features) bool { return hello.Features(f)&want 
 const maxExposures = 1024
 
 // Expose makes memory that the peer may use. What a group exposes on a device, and a
-// runtime over TCP, is bounded by its SendMemory; Expose waits while others have all
-// of it.
+// runtime over TCP, is bounded by its SendMemory, and memory of the application by 1,024
+// registrations, those of [Endpoint.Wrap] included. Expose waits while others have all of
+// either.
 //
 // On a device the token holds the key of the region. The device admits whoever is
 // connected to the group's domain and knows the key, which is random: so a peer that

@@ -13,7 +13,8 @@ import (
 )
 
 // maxRegistrations is how much memory of the application a group has registered on a
-// device at most, by number. What of it nobody uses gives way.
+// device at most, by number. What of it nobody uses gives way; who finds all of it in use
+// waits.
 const maxRegistrations = 1024
 
 // registrations are memory of the application that a group has registered on a device;
@@ -24,11 +25,12 @@ const maxRegistrations = 1024
 type registrations struct {
 	domain rdma.Domain // nil: none
 	room   *lending    // bytes
+	places *lending    // of all
 
 	mu     sync.Mutex
 	all    map[*registration]struct{}
 	idle   list.List // of *registration, the least recently used first
-	wanted int       // calls that wait for room
+	wanted int       // calls that wait for room or a place
 	closed bool
 }
 
@@ -55,7 +57,7 @@ var registered struct {
 }
 
 func newRegistrations(domain rdma.Domain, limit int64) *registrations {
-	r := &registrations{domain: domain, room: newLending(limit), all: map[*registration]struct{}{}}
+	r := &registrations{domain: domain, room: newLending(limit, "bytes"), places: newLending(maxRegistrations, "registrations"), all: map[*registration]struct{}{}}
 	registered.mu.Lock()
 	defer registered.mu.Unlock()
 	if registered.all == nil {
@@ -129,7 +131,7 @@ var (
 // registered for this use only.
 func (r *registrations) take(ctx context.Context, memory []byte, access rdma.Access, alone bool) (*registration, error) {
 	for {
-		g, first, err := r.find(memory, access, alone)
+		g, first, err := r.find(ctx, memory, access, alone)
 		if err != nil {
 			return nil, err
 		}
@@ -155,31 +157,52 @@ func (r *registrations) take(ctx context.Context, memory []byte, access rdma.Acc
 }
 
 // find returns a registration in which memory lies, or a new one, which the caller has
-// to register.
-func (r *registrations) find(memory []byte, access rdma.Access, alone bool) (g *registration, first bool, err error) {
+// to register. For that one it waits for a place.
+func (r *registrations) find(ctx context.Context, memory []byte, access rdma.Access, alone bool) (g *registration, first bool, err error) {
+	if g, err := r.join(memory, access, alone); g != nil || err != nil {
+		return g, false, err
+	}
+	if err := r.reserve(ctx, r.places, 1); err != nil {
+		return nil, false, err
+	}
+	// Others may have registered the memory during the wait.
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return nil, false, ErrClosed
-	}
-	if !alone {
-		for g := range r.all {
-			if !g.alone && g.err == nil && g.access == access && within(memory, g.memory) {
-				g.users++
-				if g.place != nil {
-					r.idle.Remove(g.place)
-					g.place = nil
-				}
-				return g, false, nil
-			}
-		}
-	}
-	if len(r.all) >= maxRegistrations && !r.evict() {
-		return nil, false, fmt.Errorf("%w: %d pieces of memory are registered and in use; register more at a time", ErrTooLong, len(r.all))
+	if g, err := r.joinLocked(memory, access, alone); g != nil || err != nil {
+		r.places.give(1)
+		return g, false, err
 	}
 	g = &registration{of: r, memory: memory, access: access, alone: alone, users: 1, ready: make(chan struct{})}
 	r.all[g] = struct{}{}
 	return g, true, nil
+}
+
+// join begins a use of a registration in which memory lies, if there is one.
+func (r *registrations) join(memory []byte, access rdma.Access, alone bool) (*registration, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.joinLocked(memory, access, alone)
+}
+
+// joinLocked is join for who holds mu.
+func (r *registrations) joinLocked(memory []byte, access rdma.Access, alone bool) (*registration, error) {
+	if r.closed {
+		return nil, ErrClosed
+	}
+	if alone {
+		return nil, nil
+	}
+	for g := range r.all {
+		if !g.alone && g.err == nil && g.access == access && within(memory, g.memory) {
+			g.users++
+			if g.place != nil {
+				r.idle.Remove(g.place)
+				g.place = nil
+			}
+			return g, nil
+		}
+	}
+	return nil, nil
 }
 
 // evict drops the registration that nobody has used for longest. mu is held.
@@ -199,6 +222,7 @@ func (r *registrations) drop(g *registration) {
 		g.place = nil
 	}
 	delete(r.all, g)
+	r.places.give(1)
 	if g.err != nil {
 		return
 	}
@@ -221,7 +245,7 @@ func (r *registrations) register(ctx context.Context, g *registration) {
 
 func (r *registrations) make(ctx context.Context, g *registration) (rdma.Region, error) {
 	n := int64(len(g.memory))
-	if err := r.reserve(ctx, n); err != nil {
+	if err := r.reserve(ctx, r.room, n); err != nil {
 		return nil, err
 	}
 	if r.domain == nil {
@@ -235,10 +259,10 @@ func (r *registrations) make(ctx context.Context, g *registration) (rdma.Region,
 	return region, nil
 }
 
-// reserve waits for n bytes, for which what is idle gives way.
-func (r *registrations) reserve(ctx context.Context, n int64) error {
+// reserve waits for n of what l lends, for which what is idle gives way.
+func (r *registrations) reserve(ctx context.Context, l *lending, n int64) error {
 	for {
-		if ok, err := r.room.tryTake(n); ok || err != nil {
+		if ok, err := l.tryTake(n); ok || err != nil {
 			return err
 		}
 		r.mu.Lock()
@@ -248,7 +272,7 @@ func (r *registrations) reserve(ctx context.Context, n int64) error {
 		}
 		r.mu.Unlock()
 		if !gave {
-			err := r.room.take(ctx, n)
+			err := l.take(ctx, n)
 			r.mu.Lock()
 			r.wanted--
 			r.mu.Unlock()
@@ -355,5 +379,6 @@ func Forget(memory []byte) error {
 // stats are those of the purpose.
 func (r *registrations) stats() PoolStats {
 	used, waiting := r.room.inUse()
-	return PoolStats{Name: "user", Used: used, Limit: r.room.limit, Waiting: waiting}
+	_, more := r.places.inUse()
+	return PoolStats{Name: "user", Used: used, Limit: r.room.limit, Waiting: waiting + more}
 }

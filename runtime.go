@@ -64,9 +64,9 @@ func New(cfg Config) (*Runtime, error) {
 	r.env = environment{
 		log: cfg.Logger, linger: cfg.Linger, longestOnStream: int(cfg.longestOnStream()),
 		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
-		lent: newLending(cfg.SendMemory),
+		lent: newLending(cfg.SendMemory, "bytes"),
 	}
-	r.env.exposed, r.features = newLending(cfg.SendMemory), hello.FeatureOneSided|hello.FeatureServed|hello.FeatureLane
+	r.env.exposed, r.features = newLending(cfg.SendMemory, "bytes"), hello.FeatureOneSided|hello.FeatureServed|hello.FeatureLane
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, p := range cfg.Providers {
 		r.transports = append(r.transports, newTransport(r.ctx, p, cfg.Logger))

@@ -17,8 +17,9 @@ import (
 // reference.
 //
 // The memory is registered with the device, or has been by an earlier Wrap: what nobody
-// uses stays registered until others need the room, or [Forget]. All of it is bounded by
-// SendMemory, beside other memory; Wrap waits while what is in use fills that.
+// uses stays registered until others need the room, or [Forget]. A group on a device, and a
+// runtime over TCP, has up to SendMemory of it, beside other memory, in up to 1,024
+// registrations. Wrap waits while what is in use fills either.
 func (e *Endpoint) Wrap(ctx context.Context, memory []byte) (*Buffer, error) {
 	err := e.Err()
 	if err == nil && len(memory) == 0 {

@@ -376,6 +376,125 @@ func TestRegistrationsAtOnce(t *testing.T) {
 	})
 }
 
+// Who finds as many registrations in use as there may be waits for one, and only as long as
+// its context and its endpoint last. Of those that nobody uses, the oldest gives way.
+func TestRegistrationsByNumber(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		a, b := p.connect(t, w.transport)
+		gone, other := p.connect(t, w.transport)
+		r := registrationsOf(a)
+		const size = 64
+		m := newMapping(t, (maxRegistrations+2)*size)
+		piece := func(i int) []byte { return m.Bytes()[i*size:][:size] }
+		var held []*Buffer
+		for i := range maxRegistrations {
+			buffer, err := a.Wrap(p.ctx, piece(i))
+			if err != nil {
+				t.Fatalf("piece %d: %v", i, err)
+			}
+			held = append(held, buffer)
+		}
+
+		type got struct {
+			buffer *Buffer
+			err    error
+		}
+		wrap := func(ctx context.Context, e *Endpoint) chan got {
+			came := make(chan got, 1)
+			go func() {
+				buffer, err := e.Wrap(ctx, piece(maxRegistrations))
+				came <- got{buffer, err}
+			}()
+			return came
+		}
+		waiting := func(n int) {
+			t.Helper()
+			p.until(t, "somebody waits", func() bool { return r.stats().Waiting == n })
+		}
+		ctx, cancel := context.WithCancel(p.ctx)
+		givesUp := wrap(ctx, a)
+		waiting(1)
+		cancel()
+		if g := <-givesUp; !errors.Is(g.err, context.Canceled) || errors.Is(g.err, ErrTooLong) {
+			t.Errorf("who has given up is told %v", g.err)
+		}
+		ends := wrap(p.ctx, gone)
+		waiting(1)
+		closeBoth(t, gone, other)
+		if g := <-ends; !errors.Is(g.err, ErrClosed) && !errors.Is(g.err, ErrPeerClosed) {
+			t.Errorf("who has lost the endpoint is told %v", g.err)
+		}
+
+		// Two wait for the same memory, and a third exposes some.
+		waiters := []chan got{wrap(p.ctx, a), wrap(p.ctx, a)}
+		waiting(2)
+		exposed := make(chan error, 1)
+		go func() {
+			x, err := a.Expose(p.ctx, ExposeConfig{Memory: piece(maxRegistrations + 1), Rights: MayRead})
+			if err == nil {
+				err = x.Close()
+			}
+			exposed <- err
+		}()
+		waiting(3)
+		held[0].Release()
+		held[1].Release()
+		for _, came := range waiters {
+			g := <-came
+			if g.err != nil {
+				t.Fatal(g.err)
+			}
+			held = append(held, g.buffer)
+		}
+		if err := <-exposed; err != nil {
+			t.Error(err)
+		}
+		if all, idle := r.count(); all > maxRegistrations || idle != 0 || r.stats().Waiting != 0 {
+			t.Errorf("%d registrations, %d of them idle, and %d wait", all, idle, r.stats().Waiting)
+		}
+
+		for _, buffer := range held[2:] { // in the order in which they give way
+			buffer.Release()
+		}
+		for i := range 2 {
+			buffer, err := a.Wrap(p.ctx, piece(i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			buffer.Release()
+		}
+		if all, _ := r.count(); all != maxRegistrations {
+			t.Errorf("%d registrations are kept", all)
+		}
+		for i := range maxRegistrations + 1 {
+			// One was free: the two of the same memory share one.
+			if is, want := r.has(piece(i)), i != 2; is != want {
+				t.Errorf("piece %d is registered: %t", i, is)
+			}
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if used, _ := r.places.inUse(); used != 0 {
+			t.Errorf("%d places are still taken", used)
+		}
+		closeBoth(t, a, b)
+	})
+}
+
+// has tells whether memory is registered.
+func (r *registrations) has(memory []byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for g := range r.all {
+		if within(memory, g.memory) {
+			return true
+		}
+	}
+	return false
+}
+
 // Memory that the application has mapped from a descriptor of its own.
 func TestMapDescriptor(t *testing.T) {
 	fd, err := unix.MemfdCreate("ours", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
