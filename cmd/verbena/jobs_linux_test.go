@@ -1,12 +1,18 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,4 +81,97 @@ func TestJobsFillTheDisk(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestJobsWithAHotKeyKeepTheirMemory gives half of all records one key, so that one process gets most of them: all processes
+// together never have more than --memory resident, which is less than what they work on, and nothing is missing.
+func TestJobsWithAHotKeyKeepTheirMemory(t *testing.T) {
+	const records, workers = 1_400_000, 2
+	dir := t.TempDir()
+	in, out, lines := filepath.Join(dir, "in"), filepath.Join(dir, "out"), filepath.Join(dir, "lines")
+	if _, err := run(t, "", "gensort", fmt.Sprint(records), in); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := bytes.NewBufferString("key\tvalue\tand more\n")
+	for n := range records {
+		record := b[n*100 : n*100+100]
+		key := fmt.Sprintf("key %07d of many", n)
+		if n%2 == 0 {
+			copy(record, "HOT KEY %%")
+			key = "hot"
+		}
+		fmt.Fprintf(text, "%s\t1\t%070d\n", key, n)
+	}
+	if err := errors.Join(os.WriteFile(in, b, 0o600), os.WriteFile(lines, text.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := run(t, "", "valsort", in) // it is not in order
+	for name, c := range map[string]struct {
+		memory int64
+		args   []string
+	}{ // little more than what the command needs
+		"sort":    {128 << 20, []string{"sort", "--format", "gensort", in}},
+		"groupby": {150 << 20, []string{"groupby", "--format", "tsv", "--key", "key", "--sum", "value", lines}},
+	} {
+		cmd, said := asProcess(t, nil, append(c.args, "--workers", fmt.Sprint(workers), "--memory", fmt.Sprint(c.memory), "-T", dir, "-o", out, "--json")...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		peaks := map[int]int64{}
+		tick := time.NewTicker(2 * time.Millisecond)
+		for working := true; working; {
+			select {
+			case err = <-ended:
+				working = false
+			case <-tick.C:
+				for _, pid := range children(t, cmd.Process.Pid) {
+					peaks[pid] = max(peaks[pid], peakOf(pid))
+				}
+			}
+		}
+		tick.Stop()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, said)
+		}
+		most := slices.Sorted(maps.Values(peaks))
+		most = most[max(0, len(most)-workers):] // os/exec starts a process of its own, for a moment
+		var sum int64
+		for _, peak := range most {
+			sum += peak
+		}
+		t.Logf("%s: the processes had at most %v bytes resident; %s", name, most, said)
+		if len(most) != workers || sum > c.memory {
+			t.Errorf("%s: %d processes had %d bytes resident, %d are allowed", name, len(most), sum, c.memory)
+		}
+		var told struct{ Records, Runs, Groups, Largest int64 }
+		if err := json.Unmarshal(said.Bytes(), &told); err != nil || told.Records != records || told.Runs == 0 {
+			t.Errorf("%s: %v\n%s", name, err, said)
+		}
+		if name == "sort" {
+			report, err := run(t, "", "valsort", out)
+			if sum := regexp.MustCompile("Checksum: .*").FindString(before); err != nil || sum == "" || !strings.Contains(report, sum) || told.Largest < int64(len(b)/2) {
+				t.Errorf("%v\n%s\nbefore\n%s\n%s", err, report, before, said)
+			}
+			continue
+		}
+		groups, err := os.ReadFile(out)
+		if err != nil || told.Groups != records/2+1 || !bytes.HasPrefix(groups, fmt.Appendf(nil, "key\tsum\nhot\t%d\nkey 0000001 of many\t1\n", records/2)) {
+			t.Errorf("%v\n%s\n%s", err, groups[:min(100, len(groups))], said)
+		}
+	}
+}
+
+// peakOf is the most that a process has had resident; 0 if it has gone.
+func peakOf(pid int) int64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, after, _ := strings.Cut(string(text), "\nVmHWM:")
+	var kib int64
+	_, _ = fmt.Sscan(after, &kib)
+	return kib << 10
 }

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -111,50 +113,96 @@ func TestJobTransports(t *testing.T) {
 	}
 }
 
-// TestSortKilled kills one of the processes: the others end, with the reason, and nothing is
-// left behind.
+// TestSortKilled kills one of the processes, when it has begun to read and at random moments: the others end, with the reason, and
+// nothing is left behind.
 func TestSortKilled(t *testing.T) {
 	dir := t.TempDir()
-	in := filepath.Join(dir, "in")
-	if _, err := run(t, "", "gensort", "-a", "3000000", in); err != nil {
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	if _, err := run(t, "", "gensort", "-a", "1000000", in); err != nil {
 		t.Fatal(err)
 	}
-	cmd, out := asProcess(t, nil, "sort", "--workers", "3", "--memory", "256MiB", "-o", filepath.Join(dir, "out"), in)
-	if err := cmd.Start(); err != nil {
+	sorting := func(transport string) (*exec.Cmd, *bytes.Buffer) {
+		return asProcess(t, nil, "sort", "--workers", "3", "--memory", "256MiB", "--transport", transport, "-o", out, in)
+	}
+	begin := time.Now()
+	if cmd, said := sorting("auto"); cmd.Run() != nil {
+		t.Fatal(said)
+	}
+	whole := time.Since(begin)
+	if err := os.Remove(out); err != nil {
 		t.Fatal(err)
 	}
-	children := fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid)
-	victim := 0
-	for deadline := time.Now().Add(30 * time.Second); victim == 0 && time.Now().Before(deadline); {
-		// One that has begun to read.
-		pids := ""
-		for _, task := range glob(t, filepath.Dir(filepath.Dir(children))+"/*/children") {
-			b, _ := os.ReadFile(task)
-			pids += string(b)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d, a whole sort takes %v", seed, whole)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for n, transport := range []string{"auto", "shm", "iwarp", "tcp"} {
+		cmd, said := sorting(transport)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
 		}
-		for _, pid := range strings.Fields(pids) {
-			for _, fd := range glob(t, "/proc/"+pid+"/fd/*") {
-				if to, err := os.Readlink(fd); err == nil && to == in {
-					fmt.Sscan(pid, &victim)
+		victim := 0
+		if n == 0 {
+			if victim = readerOf(t, cmd.Process.Pid, in); victim == 0 {
+				t.Fatal("no process has opened the input")
+			}
+		} else {
+			after := time.Duration(random.Int64N(int64(whole)))
+			time.Sleep(after) // whatever happens meanwhile
+			if pids := children(t, cmd.Process.Pid); len(pids) > 0 {
+				victim = pids[random.IntN(len(pids))]
+			}
+			t.Logf("over %s process %d is killed after %v", transport, victim, after)
+		}
+		killed := victim != 0 && syscall.Kill(victim, syscall.SIGKILL) == nil
+		err := cmd.Wait()
+		switch _, e := os.Stat(out); {
+		case err == nil && n > 0: // the process had done its part, or was not there yet
+			if report, err := run(t, "", "valsort", out); err != nil || !strings.HasPrefix(report, "Records: 1000000\n") {
+				t.Errorf("%v\n%s", err, report)
+			}
+			if err := os.Remove(out); err != nil {
+				t.Error(err)
+			}
+		case !killed || err == nil || !strings.Contains(said.String(), "of 3 ended: signal: killed") || e == nil:
+			t.Errorf("killed: %v; %v, %v\n%s", killed, err, e, said)
+		}
+		for _, name := range glob(t, dir+"/*", dir+"/.*") {
+			if name != in {
+				t.Errorf("%s is left behind", name)
+			}
+		}
+	}
+}
+
+// readerOf waits for a child of a process to open a file.
+func readerOf(t *testing.T, parent int, file string) int {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+		for _, pid := range children(t, parent) {
+			for _, fd := range glob(t, fmt.Sprintf("/proc/%d/fd/*", pid)) {
+				if to, err := os.Readlink(fd); err == nil && to == file {
+					return pid
 				}
 			}
 		}
 	}
-	if victim == 0 {
-		t.Fatal("no process has opened the input")
-	}
-	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	err := cmd.Wait()
-	if err == nil || !strings.Contains(out.String(), "of 3 ended: signal: killed") {
-		t.Errorf("%v\n%s", err, out)
-	}
-	for _, name := range glob(t, dir+"/*", dir+"/.*") {
-		if name != in {
-			t.Errorf("%s is left behind", name)
+	return 0
+}
+
+// children are those of a process.
+func children(t *testing.T, parent int) (pids []int) {
+	t.Helper()
+	for _, task := range glob(t, fmt.Sprintf("/proc/%d/task/*/children", parent)) {
+		text, _ := os.ReadFile(task) // the thread may have ended
+		for _, pid := range strings.Fields(string(text)) {
+			n, err := strconv.Atoi(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, n)
 		}
 	}
+	return pids
 }
 
 // TestOneCannotTakePart has processes that something else starts, one of which fails before it meets the others: they end
