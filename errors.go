@@ -19,7 +19,7 @@ var (
 	ErrPeerClosed = errors.New("verbena: closed by the peer")
 	// ErrPeerDied: the connection ended without a goodbye.
 	ErrPeerDied = errors.New("verbena: peer died or the path to it broke")
-	// ErrTooLong: something is beyond a bound, and would be later too. A message, an
+	// ErrTooLong: something is beyond a bound, and nobody waits for that. A message, an
 	// answer or a buffer is longer than [Endpoint.MaxMessage] allows, or a header than
 	// [MaxHeader]. Memory that is exposed, wrapped or mapped is more than SendMemory, than
 	// a region of the device or than 1 TiB. A batch has more than [MaxBatch] operations or
