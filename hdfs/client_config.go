@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/url"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
 // ClientConfig configures a [Client]. Zero values stand for the defaults, which are
@@ -73,7 +75,7 @@ type ClientConfig struct {
 	ExcludeFor time.Duration
 	// LocateRetries is how often the NameNode is asked again for a block, or to close a
 	// file, that waits for the replicas of the blocks before; the pauses double from
-	// LocatePause. Defaults 5 and 400 ms; below 0 it is not asked again.
+	// LocatePause to a minute. Defaults 5 and 400 ms; below 0 it is not asked again.
 	LocateRetries int
 	LocatePause   time.Duration
 	// RestartTimeout is for how long a DataNode is waited for that says it restarts;
@@ -190,7 +192,7 @@ func fill[T comparable](field *T, value T) {
 	}
 }
 
-// complete sets what is not set.
+// complete sets what is not set, and refuses what can't be.
 func (c *ClientConfig) complete() error {
 	if len(c.NameNodes) == 0 {
 		return errors.New("an HDFS client needs the address of a NameNode: set ClientConfig.NameNodes, or take Hadoop's configuration, which has it as fs.defaultFS")
@@ -228,9 +230,68 @@ func (c *ClientConfig) complete() error {
 		umask := uint32(0o022)
 		c.Umask = &umask
 	}
-	const largest = 8 << 20 // HDFS takes packets of 16 MiB with their checksums
-	if c.PacketSize < 0 || c.PacketSize > largest || c.Window < 1 {
-		return fmt.Errorf("packets of %d bytes in a window of %d: want 1 to %d, or 0, and a window of 1 or more", c.PacketSize, c.Window, largest)
+	return c.check()
+}
+
+// Bounds of a client's settings.
+const (
+	largestPacket      = 8 << 20 // bytes; HDFS takes packets of 16 MiB with their checksums
+	largestReplication = math.MaxInt16
+	mostTries          = 1 << 20
+	longestPause       = time.Hour // between tries
+)
+
+// check refuses what no client can do. What is 0 still means the default.
+func (c *ClientConfig) check() error {
+	for _, n := range []struct {
+		name               string
+		value, least, most int64
+	}{
+		{"Replication", int64(c.Replication), 0, largestReplication},
+		{"BlockSize", c.BlockSize, 0, math.MaxInt64},
+		{"Checksum", int64(c.Checksum), 0, int64(ChecksumCRC32C)},
+		{"BytesPerChecksum", int64(c.BytesPerChecksum), 0, transfer.MaxBytesPerChecksum},
+		{"Umask", int64(*c.Umask), 0, 0o777},
+		{"PacketSize", int64(c.PacketSize), 0, largestPacket},
+		{"Window", int64(c.Window), 1, math.MaxInt64},
+		{"Replace", int64(c.Replace), 0, int64(ReplaceNever)},
+		{"ReplaceMinReplication", int64(c.ReplaceMinReplication), 0, largestReplication},
+		{"BlockRetries", int64(c.BlockRetries), 0, mostTries},
+		{"LocateRetries", int64(c.LocateRetries), 0, mostTries},
+		{"ReadFailures", int64(c.ReadFailures), 0, mostTries},
+		{"Prefetch", c.Prefetch, 1, math.MaxInt64},
+		{"Hedges", int64(c.Hedges), 1, math.MaxInt64},
+		{"LocalReplicas", int64(c.LocalReplicas), 0, math.MaxInt64},
+		{"ChecksumMode", int64(c.ChecksumMode), 0, int64(CompositeCRC)},
+	} {
+		if n.value < n.least || n.value > n.most {
+			return fmt.Errorf("ClientConfig.%s is %d: want %d to %d, or 0 for the default", n.name, n.value, max(n.least, 1), n.most)
+		}
+	}
+	for _, d := range []struct {
+		name        string
+		value, most time.Duration
+	}{
+		{"Patience", c.Patience, math.MaxInt64},
+		{"CallTimeout", c.CallTimeout, math.MaxInt64},
+		{"ExcludeFor", c.ExcludeFor, math.MaxInt64},
+		{"LocatePause", c.LocatePause, longestPause},
+		{"RestartTimeout", c.RestartTimeout, math.MaxInt64},
+		{"LeaseInterval", c.LeaseInterval, leaseLost},
+		{"ReadPause", c.ReadPause, longestPause},
+		{"HedgeAfter", c.HedgeAfter, math.MaxInt64},
+		{"LocalExpiry", c.LocalExpiry, math.MaxInt64},
+		{"SocketTimeout", c.SocketTimeout, math.MaxInt64},
+		{"WriteTimeout", c.WriteTimeout, math.MaxInt64},
+		{"IdleTime", c.IdleTime, math.MaxInt64},
+		{"TrashInterval", c.TrashInterval, math.MaxInt64},
+	} {
+		if d.value < 0 {
+			return fmt.Errorf("ClientConfig.%s is %v: want more than 0, or 0 for the default", d.name, d.value)
+		}
+		if d.value > d.most {
+			return fmt.Errorf("ClientConfig.%s is %v: want %v at most", d.name, d.value, d.most)
+		}
 	}
 	return nil
 }

@@ -189,6 +189,59 @@ func TestClientRefusesWhatItCannotDo(t *testing.T) {
 	}
 }
 
+// A client refuses settings that no client can have, by their names.
+func TestClientRefusesBadSettings(t *testing.T) {
+	umask := uint32(0o1000)
+	for field, bad := range map[string]func(c *ClientConfig){
+		"Replication":           func(c *ClientConfig) { c.Replication = -2 },
+		"BlockSize":             func(c *ClientConfig) { c.BlockSize = -1 },
+		"Checksum":              func(c *ClientConfig) { c.Checksum = 9 },
+		"BytesPerChecksum":      func(c *ClientConfig) { c.BytesPerChecksum = -1 },
+		"Umask":                 func(c *ClientConfig) { c.Umask = &umask },
+		"Patience":              func(c *ClientConfig) { c.Patience = -1 },
+		"CallTimeout":           func(c *ClientConfig) { c.CallTimeout = -1 },
+		"PacketSize":            func(c *ClientConfig) { c.PacketSize = -1 },
+		"Window":                func(c *ClientConfig) { c.Window = -1 },
+		"Replace":               func(c *ClientConfig) { c.Replace = -1 },
+		"ReplaceMinReplication": func(c *ClientConfig) { c.ReplaceMinReplication = -1 },
+		"BlockRetries":          func(c *ClientConfig) { c.BlockRetries = 1 << 40 },
+		"ExcludeFor":            func(c *ClientConfig) { c.ExcludeFor = -1 },
+		"LocateRetries":         func(c *ClientConfig) { c.LocateRetries = 1 << 40 },
+		"LocatePause":           func(c *ClientConfig) { c.LocatePause = 1000 * time.Hour },
+		"RestartTimeout":        func(c *ClientConfig) { c.RestartTimeout = -1 },
+		"LeaseInterval":         func(c *ClientConfig) { c.LeaseInterval = -1 },
+		"Prefetch":              func(c *ClientConfig) { c.Prefetch = -1 },
+		"ReadFailures":          func(c *ClientConfig) { c.ReadFailures = 1 << 40 },
+		"ReadPause":             func(c *ClientConfig) { c.ReadPause = -1 },
+		"HedgeAfter":            func(c *ClientConfig) { c.HedgeAfter = -1 },
+		"Hedges":                func(c *ClientConfig) { c.HedgeAfter, c.Hedges = time.Second, -1 },
+		"LocalReplicas":         func(c *ClientConfig) { c.LocalReplicas = -1 },
+		"LocalExpiry":           func(c *ClientConfig) { c.LocalExpiry = -1 },
+		"SocketTimeout":         func(c *ClientConfig) { c.SocketTimeout = -1 },
+		"WriteTimeout":          func(c *ClientConfig) { c.WriteTimeout = -1 },
+		"IdleTime":              func(c *ClientConfig) { c.IdleTime = -1 },
+		"TrashInterval":         func(c *ClientConfig) { c.TrashInterval = -1 },
+		"ChecksumMode":          func(c *ClientConfig) { c.ChecksumMode = 7 },
+	} {
+		c := ClientConfig{NameNodes: []string{"host:1"}, User: "somebody"}
+		bad(&c)
+		client, err := NewClient(c)
+		if err == nil {
+			client.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "ClientConfig."+field+" is ") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	client, err := NewClient(ClientConfig{
+		NameNodes: []string{"host:1"}, User: "somebody", BlockRetries: -1, LocateRetries: -1, ReadFailures: -1, IdleConnections: -1, ReadAhead: -1,
+	})
+	if err != nil {
+		t.Fatalf("numbers below 0 that stand for never: %v", err)
+	}
+	client.Close()
+}
+
 func TestNameNodesOf(t *testing.T) {
 	ha := map[string]string{
 		"fs.defaultFS": "hdfs://prod", "dfs.nameservices": "prod, test", "dfs.ha.namenodes.prod": "nn1,nn2",

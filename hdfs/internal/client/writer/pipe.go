@@ -110,7 +110,7 @@ func (p *pipe) open() error {
 			if !sleep(s.ctx, pause) {
 				return context.Cause(s.ctx)
 			}
-			pause *= 2
+			pause = longer(pause)
 			tried++
 			continue
 		}
@@ -233,7 +233,7 @@ func (p *pipe) locate() (*hdfspb.LocatedBlockProto, error) {
 			if !sleep(s.ctx, pause) {
 				return nil, context.Cause(s.ctx)
 			}
-			pause *= 2
+			pause = longer(pause)
 		case refused.Class == exception.IO && len(p.excluded) > 0:
 			p.excluded = nil
 		default:

@@ -43,7 +43,8 @@ type Config struct {
 	// BlockRetries is how often a block is begun anew on other DataNodes.
 	BlockRetries int
 	// LocateRetries is how often the NameNode is asked again for a block, or to complete
-	// a file, that waits for blocks before it; the pauses double from LocatePause.
+	// a file, that waits for blocks before it; the pauses double from LocatePause, to a
+	// minute or to LocatePause if that is more. They are at most 1<<20 and an hour.
 	LocateRetries int
 	LocatePause   time.Duration
 	// RestartTimeout is for how long a DataNode that restarts is waited for.
@@ -493,16 +494,29 @@ func (s *Stream) complete(ctx context.Context) error {
 		if !sleep(ctx, pause) {
 			return context.Cause(ctx)
 		}
-		pause = min(2*pause, s.cfg.LocatePause<<2)
+		pause = min(2*pause, 4*s.cfg.LocatePause)
 	}
 }
 
 // completePause is the first pause before the NameNode is asked again to complete a file.
 const completePause = 5 * time.Millisecond
 
-// patience is how long the NameNode is asked again in all.
+// patience is how long the NameNode is asked again in all: for all pauses, and the first one
+// once more.
 func (s *Stream) patience() time.Duration {
-	return s.cfg.LocatePause << s.cfg.LocateRetries
+	all, pause := s.cfg.LocatePause, s.cfg.LocatePause
+	for range s.cfg.LocateRetries {
+		all += pause
+		pause = longer(pause)
+	}
+	return all
+}
+
+// longestPause is where pauses cease to double, as in HDFS.
+const longestPause = time.Minute
+
+func longer(pause time.Duration) time.Duration {
+	return max(pause, min(2*pause, longestPause))
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -366,6 +366,33 @@ func TestNotReplicatedYet(t *testing.T) {
 	})
 }
 
+// However many tries are allowed, the pauses grow to a minute and no further.
+func TestPausesGrowToAMinute(t *testing.T) {
+	const tries = 60
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 3, false)
+		c.call = fails("addBlock", tries, exception.New(exception.NotReplicatedYet, "Not replicated yet: /file"))
+		cfg := c.config()
+		cfg.LocateRetries = tries
+		began := time.Now()
+		c.mustWrite(cfg, randomBytes(1000))
+		const doubling = (1<<8 - 1) * 400 * time.Millisecond // 8 pauses of up to 51.2 s
+		if took := time.Since(began); took != doubling+(tries-8)*time.Minute {
+			t.Errorf("it took %v", took)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 3, false)
+		cfg := c.config()
+		cfg.LocateRetries, cfg.Names = tries, refusing{c, 1 << 30}
+		began := time.Now()
+		err := c.write(cfg, randomBytes(1000))
+		if took := time.Since(began); err == nil || took < 50*time.Minute || took > 55*time.Minute {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
 // Close asks again until the NameNode has closed the file, and tells when it gives up.
 func TestCompleteIsAskedAgain(t *testing.T) {
 	for _, times := range []int{3, 1 << 30} {
