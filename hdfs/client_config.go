@@ -93,8 +93,9 @@ type ClientConfig struct {
 	// time ends the read.
 	ReadFailures int
 	ReadPause    time.Duration
-	// HedgeAfter is after how long a positional read is begun at a second DataNode; 0
-	// for never. At most Hedges of those are under way, default 16.
+	// HedgeAfter is after how long a positional read is begun at a second DataNode, too; 0
+	// for never. The read returns with the first answer. At most Hedges of those are under
+	// way, default 16; one is until both DataNodes have answered.
 	HedgeAfter time.Duration
 	Hedges     int
 	// ReadAhead is how many pieces of 4 MiB of a file WriteTo reads at once; below 2 it

@@ -112,7 +112,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		Hedge: cfg.HedgeAfter, Unverified: cfg.Unverified, ReadAhead: cfg.ReadAhead, Logger: cfg.Logger,
 	}
 	if cfg.HedgeAfter > 0 {
-		c.read.Hedges = make(chan struct{}, cfg.Hedges)
+		c.read.Hedges = reader.NewHedges(cfg.Hedges)
 	}
 	return c, nil
 }
@@ -127,7 +127,8 @@ func (c *Client) User() string { return c.cfg.User }
 // NameNode is the address of the NameNode that is asked first.
 func (c *Client) NameNode() string { return c.names.Active() }
 
-// Close ends all calls and connections. Files that are still being written are aborted.
+// Close ends all calls and connections. Files that are still being written are aborted. It
+// waits for what lost a hedged read: that may be reading from a slow disk of this host.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -148,6 +149,9 @@ func (c *Client) Close() error {
 	}
 	err := c.rpc.Close()
 	c.legacy.Close()
+	if c.read.Hedges != nil {
+		c.read.Hedges.Close()
+	}
 	return err
 }
 

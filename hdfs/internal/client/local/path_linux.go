@@ -292,12 +292,12 @@ func (p *Path) Fill(ctx context.Context, req *data.ReadRequest, b []byte) (bool,
 		return p.filler.Fill(ctx, req, b)
 	}
 	defer p.release(r)
-	return p.fillFrom(r, req, b)
+	return p.fillFrom(ctx, r, req, b)
 }
 
 // fillFrom is Fill from a replica, which may be taken back at any time: the flag is looked at
-// before each piece.
-func (p *Path) fillFrom(r *replica, req *data.ReadRequest, b []byte) (bool, error) {
+// before each piece. The end of ctx is seen after a piece: nothing ends a pread.
+func (p *Path) fillFrom(ctx context.Context, r *replica, req *data.ReadRequest, b []byte) (bool, error) {
 	verify := !req.Unverified && !p.cfg.SkipChecksum
 	for at := 0; at < len(b); {
 		n := min(len(b)-at, piece)
@@ -308,7 +308,9 @@ func (p *Path) fillFrom(r *replica, req *data.ReadRequest, b []byte) (bool, erro
 		if err := r.readAt(b[at:at+n], req.Offset+int64(at), verify); err != nil {
 			return p.failed(r, err)
 		}
-		at += n
+		if at += n; at < len(b) && ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
 	}
 	return true, nil
 }

@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -89,7 +90,7 @@ func (h *handedOver) damage(off int64) {
 
 func (h *handedOver) read(off, length int64) ([]byte, bool, error) {
 	b := make([]byte, length)
-	done, err := h.path.fillFrom(h.replica, &data.ReadRequest{Offset: off, Length: length}, b)
+	done, err := h.path.fillFrom(h.t.Context(), h.replica, &data.ReadRequest{Offset: off, Length: length}, b)
 	return b, done, err
 }
 
@@ -118,6 +119,21 @@ func TestReplicasThatAreTakenBackAreNotRead(t *testing.T) {
 	}
 	if _, err := r.Next(); !errors.Is(err, errFar) {
 		t.Error("the next piece is not read over a connection:", err)
+	}
+}
+
+// A read whose context has ended goes no further than to the end of a piece.
+func TestReadsByDescriptorEndWithTheirContext(t *testing.T) {
+	h := newHandedOver(t, random(2*piece))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("somebody else was faster")
+	cancel(cause)
+	b := make([]byte, 2*piece)
+	if done, err := h.path.fillFrom(ctx, h.replica, &data.ReadRequest{Length: 2 * piece}, b); done || !errors.Is(err, cause) {
+		t.Error(done, err)
+	}
+	if !bytes.Equal(b[piece:], make([]byte, piece)) {
+		t.Error("the second piece was read")
 	}
 }
 

@@ -31,9 +31,10 @@ type Config struct {
 	Failures int
 	Window   time.Duration
 	// Hedge is after how long a positional read is begun at another DataNode, too; 0 for
-	// never. The first answer counts. Hedges bounds those under way.
+	// never. The first answer counts. Hedges bounds those under way, also those whose
+	// answer comes too late.
 	Hedge  time.Duration
-	Hedges chan struct{}
+	Hedges *Hedges
 	// ReadAhead is how many pieces of 4 MiB WriteTo reads at once; below 2 it streams.
 	ReadAhead int
 	// Unverified reads without checksums.
@@ -313,6 +314,7 @@ func (f *File) readBlock(ctx context.Context, p []byte, off int64) (n int, err e
 		}
 		part := p[:min(int64(len(p)), b.end()-off)]
 		if f.cfg.Hedge > 0 && len(b.GetLocs()) > 1 {
+			part = part[:min(len(part), mostHedged)]
 			node, err = f.hedged(ctx, b, node, part, off)
 		} else {
 			err = f.fetch(ctx, b, node, part, off)

@@ -484,16 +484,20 @@ func TestHedges(t *testing.T) {
 				return nil
 			}
 			cfg := c.config()
-			cfg.Hedge, cfg.Hedges = time.Second, make(chan struct{}, room)
+			cfg.Hedge, cfg.Hedges = time.Second, NewHedges(room)
 			f, err := Open(t.Context(), cfg, "/file")
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			p := make([]byte, 100)
+			p, began := make([]byte, 100), time.Now()
 			if _, err := f.ReadAt(t.Context(), p, 0); err != nil || !bytes.Equal(p, c.content) {
 				t.Error(err)
 			}
+			if took, want := time.Since(began), []time.Duration{10 * time.Second, time.Second}[room]; took != want {
+				t.Errorf("it took %v, want %v", took, want)
+			}
+			cfg.Hedges.Close()
 			if want := 1 + room; c.counts["read"] != want {
 				t.Errorf("%d reads, want %d", c.counts["read"], want)
 			}
