@@ -12,7 +12,8 @@ import (
 
 // ServerError is a server's refusal. It matches, by [errors.Is], the error of Go that
 // means the same: [fs.ErrNotExist], [fs.ErrExist], [fs.ErrPermission], [fs.ErrInvalid],
-// [errors.ErrUnsupported], [syscall.ENOTDIR], [syscall.ENOTEMPTY] or [syscall.EDQUOT].
+// [errors.ErrUnsupported], [syscall.ENOTDIR], [syscall.ENOTEMPTY] or [syscall.EDQUOT]; that
+// another client has the lease matches [ErrLeaseLost].
 type ServerError struct {
 	Class   exception.Class // of Java
 	Message string
@@ -52,6 +53,7 @@ var meanings = map[exception.Class]error{
 	exception.NSQuotaExceeded:            syscall.EDQUOT,
 	exception.DSQuotaExceeded:            syscall.EDQUOT,
 	exception.QuotaByStorageTypeExceeded: syscall.EDQUOT,
+	exception.LeaseExpired:               ErrLeaseLost,
 }
 
 // fail is an error of an operation as callers get it. io.EOF stays what it is.

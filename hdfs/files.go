@@ -2,13 +2,13 @@ package hdfs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/verbena-data/verbena/hdfs/internal/client/lease"
 	"github.com/verbena-data/verbena/hdfs/internal/client/reader"
 	"github.com/verbena-data/verbena/hdfs/internal/client/writer"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
@@ -78,7 +78,7 @@ func (f *FileReader) Refresh(ctx context.Context) error {
 	return f.c.fail("refresh", f.name, f.f.Refresh(ctx))
 }
 
-// Stat asks the NameNode about the file.
+// Stat asks the NameNode about the file, also when it has been closed.
 func (f *FileReader) Stat() (fs.FileInfo, error) { return f.c.Stat(f.ctx, f.name) }
 
 // Read is [io.Reader].
@@ -110,8 +110,9 @@ func (f *FileReader) WriteTo(w io.Writer) (int64, error) {
 	return n, f.c.fail("read", f.name, err)
 }
 
-// Close ends the reading.
-func (f *FileReader) Close() error { return f.f.Close() }
+// Close ends the reading. After it all methods that read fail with [fs.ErrClosed], and so does
+// another Close.
+func (f *FileReader) Close() error { return f.c.fail("close", f.name, f.f.Close()) }
 
 // CreateOptions say how a file is made. Zero values stand for the client's defaults.
 type CreateOptions struct {
@@ -128,6 +129,19 @@ type CreateOptions struct {
 	LazyPersist bool
 }
 
+// ErrBlockMissing says that no DataNode gives a block that is read, for as long and as often as
+// [ClientConfig].ReadFailures says: Java's BlockMissingException.
+var ErrBlockMissing = reader.ErrMissing
+
+// ErrLeaseLost says that a file which is being written is not this client's any more: its lease
+// could not be renewed, or the NameNode has given it to another client.
+var ErrLeaseLost = lease.ErrLost
+
+// ErrTooFewReplicas says that a file was written and is not closed yet, because too few
+// DataNodes have told the NameNode of its last blocks. It closes the file when they have, or
+// when the lease expires.
+var ErrTooFewReplicas = writer.ErrTooFewReplicas
+
 // ErrNoDataNodeLeft says that all DataNodes of a block that was being written have failed,
 // so that nobody has what was not flushed. What was flushed is on them.
 var ErrNoDataNodeLeft = writer.ErrNoneLeft
@@ -135,7 +149,7 @@ var ErrNoDataNodeLeft = writer.ErrNoneLeft
 // FileWriter writes a file. One goroutine at a time writes. What was written is certain
 // to be kept when a Flush or the Close after it has returned nil; Sync has it on disks,
 // too. When a DataNode fails, the write goes on with the others, and with new ones as
-// [ClientConfig].Replace says.
+// [ClientConfig].Replace says. After Close or Abort what writes fails with [fs.ErrClosed].
 type FileWriter struct {
 	c    *Client
 	ctx  context.Context
@@ -313,7 +327,7 @@ func (w *FileWriter) Abort() {
 	w.left()
 }
 
-var errAborted = errors.New("the file was aborted")
+var errAborted = fmt.Errorf("the file was aborted: %w", fs.ErrClosed)
 
 // left ends what the client does for the file.
 func (w *FileWriter) left() {

@@ -114,9 +114,6 @@ func TestHedgesDoNotWaitForTheLoser(t *testing.T) {
 				kept = append(kept, p)
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
 		cfg.Hedges.Close()
 		if took := time.Since(began); took != 2*time.Second+slowDisk || len(cfg.Hedges.room) != 0 {
 			t.Errorf("closed after %v, %d under way", took, len(cfg.Hedges.room))
@@ -130,6 +127,9 @@ func TestHedgesDoNotWaitForTheLoser(t *testing.T) {
 		reads := s.counts["read"]
 		if _, err := f.ReadAt(t.Context(), make([]byte, 10), 0); err != nil || s.counts["read"] != reads+1 {
 			t.Errorf("%d reads after Close: %v", s.counts["read"]-reads, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -51,6 +52,7 @@ type File struct {
 
 	mu    sync.Mutex
 	known *blocks
+	shut  bool
 	dead  map[string]struct{} // DataNodes that failed, by UUID
 	last  string              // the DataNode that is read from
 
@@ -85,12 +87,35 @@ func (f *File) Growing() bool {
 }
 
 // Refresh finds out the length again.
-func (f *File) Refresh(ctx context.Context) error { return f.load(ctx) }
+func (f *File) Refresh(ctx context.Context) error {
+	if _, err := f.reading(); err != nil {
+		return err
+	}
+	return f.load(ctx)
+}
 
-// Close ends the sequential read.
+// Close ends the reading. What is read later fails with [fs.ErrClosed], and so does another
+// Close.
 func (f *File) Close() error {
+	f.mu.Lock()
+	shut := f.shut
+	f.shut = true
+	f.mu.Unlock()
+	if shut {
+		return fs.ErrClosed
+	}
 	f.leave()
 	return nil
+}
+
+// reading is the length of a file that has not been closed.
+func (f *File) reading() (length int64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.shut {
+		return 0, fs.ErrClosed
+	}
+	return f.known.length, nil
 }
 
 func (f *File) leave() {
@@ -102,12 +127,16 @@ func (f *File) leave() {
 
 // Seek is [io.Seeker].
 func (f *File) Seek(offset int64, whence int) (int64, error) {
+	length, err := f.reading()
+	if err != nil {
+		return 0, err
+	}
 	switch whence {
 	case io.SeekStart:
 	case io.SeekCurrent:
 		offset += f.pos
 	case io.SeekEnd:
-		offset += f.Length()
+		offset += length
 	default:
 		return 0, errors.New("seek: there is no such whence")
 	}
@@ -126,10 +155,11 @@ func (f *File) Seek(offset int64, whence int) (int64, error) {
 
 // Read is [io.Reader].
 func (f *File) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
+	length, err := f.reading()
+	if err != nil || len(p) == 0 {
+		return 0, err
 	}
-	if n := f.fill(p); n > 0 {
+	if n := f.fill(p, length); n > 0 {
 		return n, nil
 	}
 	n, err := f.more(p)
@@ -153,14 +183,14 @@ const (
 	fillUnit = 4096
 )
 
-// fill is Read where the path can put what p begins with straight there. It returns 0 where that
-// is not so, or fails.
-func (f *File) fill(p []byte) int {
+// fill is Read, of a file of so many bytes, where the path can put what p begins with straight
+// there. It returns 0 where that is not so, or fails.
+func (f *File) fill(p []byte, length int64) int {
 	filler, ok := f.cfg.Path.(data.Filler)
 	if f.from != nil && f.pos == f.till {
 		f.leave() // nothing but the end of its block is left in it
 	}
-	if !ok || f.from != nil || len(f.rest) > 0 || len(p) < leastFill || f.pos >= f.Length() {
+	if !ok || f.from != nil || len(f.rest) > 0 || len(p) < leastFill || f.pos >= length {
 		return 0
 	}
 	b, err := f.block(f.ctx, f.pos, false)
@@ -171,7 +201,7 @@ func (f *File) fill(p []byte) int {
 	if node == nil {
 		return 0
 	}
-	end := min(b.end(), f.Length())
+	end := min(b.end(), length)
 	if most := f.pos + int64(len(p)); most < end {
 		end = most - (most-b.start)%fillUnit
 	}
@@ -190,7 +220,11 @@ func (f *File) fill(p []byte) int {
 
 // WriteTo is [io.WriterTo]: it hands what DataNodes send on without a copy.
 func (f *File) WriteTo(w io.Writer) (n int64, err error) {
-	if f.cfg.ReadAhead > 1 && f.Length()-f.pos > piece {
+	length, err := f.reading()
+	if err != nil {
+		return 0, err
+	}
+	if f.cfg.ReadAhead > 1 && length-f.pos > piece {
 		return f.writeAhead(w, f.cfg.ReadAhead)
 	}
 	for {
@@ -287,8 +321,12 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 	if off < 0 {
 		return 0, errors.New("read at a negative offset")
 	}
+	length, err := f.reading()
+	if err != nil {
+		return 0, err
+	}
 	short := false
-	if left := f.Length() - off; int64(len(p)) > left {
+	if left := length - off; int64(len(p)) > left {
 		p, short = p[:max(0, left)], true
 	}
 	for n < len(p) {
@@ -397,7 +435,7 @@ func (t *tries) next(off int64) (*located, *hdfspb.DatanodeInfoProto, error) {
 			continue
 		}
 		if t.failures++; t.failures > f.cfg.Failures {
-			return nil, nil, fmt.Errorf("%s: no DataNode gives block %d, at %d of the file (it has %d replicas): %w", f.name, b.GetB().GetBlockId(), b.start, len(b.GetLocs()), orMissing(t.last))
+			return nil, nil, fmt.Errorf("%s: %w %d, at %d of the file (it has %d replicas): %w", f.name, ErrMissing, b.GetB().GetBlockId(), b.start, len(b.GetLocs()), orNoneUp(t.last))
 		}
 		// Those who met the same failure do not come back together.
 		pause := time.Duration(t.failures-1)*f.cfg.Window + rand.N(f.cfg.Window*time.Duration(t.failures)+1)
@@ -421,11 +459,15 @@ func (t *tries) again() {
 // client. Each dial has waited for that already.
 const fullPause = 500 * time.Millisecond
 
-var errMissing = errors.New("the NameNode knows none that is up")
+// ErrMissing is how a read ends of a block that no DataNode gives, however often the NameNode
+// was asked again.
+var ErrMissing = errors.New("no DataNode gives block")
 
-func orMissing(err error) error {
+var errNoneUp = errors.New("the NameNode knows none that is up")
+
+func orNoneUp(err error) error {
 	if err == nil {
-		return errMissing
+		return errNoneUp
 	}
 	return err
 }

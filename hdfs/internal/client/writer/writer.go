@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"sync"
 	"time"
@@ -141,8 +142,16 @@ func newStream(ctx context.Context, cfg *Config, file File) *Stream {
 	return s
 }
 
-// ErrClosed is what calls after Close return.
-var ErrClosed = errors.New("the file is closed")
+// ErrClosed is what calls after Close return. It is [fs.ErrClosed].
+var ErrClosed error = closedError{}
+
+type closedError struct{}
+
+func (closedError) Error() string        { return "the file is closed" }
+func (closedError) Is(target error) bool { return target == fs.ErrClosed }
+
+// ErrTooFewReplicas is how a Close ends that the NameNode does not carry out yet.
+var ErrTooFewReplicas = errors.New("its last blocks do not have enough replicas yet; the NameNode closes it when they have, or when the lease expires")
 
 // piece is how many bytes are copied and then summed up: they fit into a processor's
 // first cache, or nearly.
@@ -489,7 +498,7 @@ func (s *Stream) complete(ctx context.Context) error {
 			return nil
 		}
 		if time.Since(began) > s.patience() {
-			return fmt.Errorf("complete %s: its last blocks do not have enough replicas yet; the NameNode closes it when they have, or when the lease expires", s.file.Path)
+			return fmt.Errorf("complete %s: %w", s.file.Path, ErrTooFewReplicas)
 		}
 		if !sleep(ctx, pause) {
 			return context.Cause(ctx)

@@ -407,7 +407,7 @@ func TestCompleteIsAskedAgain(t *testing.T) {
 			if times == 3 && (err != nil || took > 100*time.Millisecond) {
 				t.Errorf("%v after %v", err, took)
 			}
-			if times > 3 && (err == nil || !strings.Contains(err.Error(), "enough replicas") || took < 12*time.Second || took > 20*time.Second) {
+			if times > 3 && (!errors.Is(err, ErrTooFewReplicas) || !strings.Contains(err.Error(), "enough replicas") || took < 12*time.Second || took > 20*time.Second) {
 				t.Errorf("%v after %v", err, took)
 			}
 		})
