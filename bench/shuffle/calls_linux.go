@@ -13,11 +13,14 @@ import (
 // A callCounter counts the system calls that the threads which this process had, and those that they make, have entered.
 type callCounter []int // descriptors
 
+// tracing is where the kernel's tracing may be mounted.
+var tracing = []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"}
+
 // countCalls begins to count. Without the right to trace it counts none.
 func countCalls() (counters callCounter) {
 	var id []byte
 	var err error
-	for _, dir := range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
+	for _, dir := range tracing {
 		if id, err = os.ReadFile(dir + "/events/raw_syscalls/sys_enter/id"); err == nil {
 			break
 		}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -188,6 +189,10 @@ func (w *workers) end(err error) error {
 func (m *measurement) sum(l load, results []string) error {
 	m.load = l
 	var received, size uint64
+	var sentTo, receivedBy []tally // by partition
+	if l.Checked {
+		sentTo = make([]tally, l.partitions())
+	}
 	for rank, text := range results {
 		var r result
 		if err := json.Unmarshal([]byte(text), &r); err != nil {
@@ -204,9 +209,16 @@ func (m *measurement) sum(l load, results []string) error {
 		m.Calls += r.Calls
 		received += r.Received
 		size += r.Bytes
+		receivedBy = append(receivedBy, r.ReceivedBy...)
+		for to, t := range r.SentTo {
+			sentTo[to].merge(t)
+		}
 	}
 	if want := uint64(l.Size) * uint64(l.Threads) * uint64(l.Records); received != want || size != want*uint64(l.Record) {
 		return fmt.Errorf("%s: %d records of %d bytes have come, not %d", l.System, received, size, want)
+	}
+	if !slices.Equal(sentTo, receivedBy) {
+		return fmt.Errorf("%s: partitions have received %v, and %v was sent to them", l.System, receivedBy, sentTo)
 	}
 	return nil
 }

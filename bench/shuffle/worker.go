@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -29,6 +30,7 @@ type load struct {
 	Record  int // bytes
 	Records int // that each thread sends
 	Zipf    bool
+	Checked bool   // what arrives is compared with what was sent, which costs time
 	Cable   bool   // half of the processes are in another network namespace
 	Address string // of a worker: the host's
 }
@@ -61,6 +63,35 @@ type result struct {
 	Waits      uint64
 	Messages   uint64
 	Calls      uint64 // of the system; 0 if they could not be counted
+
+	// If the load is checked: what was sent to each partition, and what its thread has received.
+	SentTo, ReceivedBy []tally
+}
+
+// A tally is of a multiset of records: how many there are, and the sum of their checksums.
+type tally struct{ Records, Sum uint64 }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func (t *tally) add(record []byte) {
+	t.Records++
+	t.Sum += uint64(crc32.Checksum(record, castagnoli))
+}
+
+func (t *tally) merge(other tally) {
+	t.Records += other.Records
+	t.Sum += other.Sum
+}
+
+// A checkedSender notes what it sends.
+type checkedSender struct {
+	sender
+	to []tally // by partition
+}
+
+func (s checkedSender) Send(to int, record []byte) error {
+	s.to[to].add(record)
+	return s.sender.Send(to, record)
 }
 
 // An exchange is one process's part in a shuffle by a system.
@@ -190,15 +221,31 @@ func (l load) run(x exchange, loads []threadLoad) (r result, err error) {
 		}
 	}
 	var received, bytes atomic.Uint64
+	sent := make([]checkedSender, l.Threads)
+	if l.Checked {
+		r.SentTo, r.ReceivedBy = make([]tally, l.partitions()), make([]tally, l.Threads)
+	}
 	for thread := range l.Threads {
-		all.Go(func() { fail(l.send(x.sender(thread), loads[thread])) })
+		s := x.sender(thread)
+		if l.Checked {
+			sent[thread] = checkedSender{s, make([]tally, l.partitions())}
+			s = sent[thread]
+		}
+		all.Go(func() { fail(l.send(s, loads[thread])) })
 		all.Go(func() {
 			var n, size, sum uint64
-			fail(x.receive(thread, func(b []byte) {
+			take := func(b []byte) {
 				n++
 				size += uint64(len(b))
 				sum += uint64(b[0]) + uint64(b[len(b)-1]) // somebody looks at it
-			}))
+			}
+			if look := take; l.Checked {
+				take = func(b []byte) {
+					r.ReceivedBy[thread].add(b)
+					look(b)
+				}
+			}
+			fail(x.receive(thread, take))
 			received.Add(n)
 			bytes.Add(size)
 			sink.Add(sum)
@@ -209,6 +256,11 @@ func (l load) run(x exchange, loads []threadLoad) (r result, err error) {
 		return r, *e
 	}
 	r.Received, r.Bytes = received.Load(), bytes.Load()
+	for _, s := range sent {
+		for to, t := range s.to {
+			r.SentTo[to].merge(t)
+		}
+	}
 	return r, nil
 }
 
