@@ -33,6 +33,14 @@ const mostSockets = 20_000
 func sweeps() []sweep {
 	const total, processes = 32, 8
 	mib := func(int) float64 { return 256 }
+	size := func(v float64) string { return beside.Bytes(v) }
+	// Short records cost more, so fewer of them tell as much.
+	bySize := func(x int) float64 {
+		if x < 100 {
+			return 64
+		}
+		return 512
+	}
 	return []sweep{
 		{
 			name: "threads", title: "Threads", x: "threads, in 8 processes, or as many processes below that", xs: []int{2, 4, 8, 16, 32, 64, 128, 256}, mib: mib,
@@ -48,13 +56,12 @@ func sweeps() []sweep {
 		{
 			name: "records", title: "Sizes of records", x: "bytes of a record, 32 threads in 8 processes", xs: []int{8, 32, 100, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10},
 			load: func(x int) load { return load{Size: processes, Threads: total / processes, Record: x} },
-			mib: func(x int) float64 {
-				if x < 100 {
-					return 64
-				}
-				return 512
-			},
-			formatX: func(v float64) string { return beside.Bytes(v) },
+			mib:  bySize, formatX: size,
+		},
+		{
+			name: "zipf", title: "Sizes of records, Zipf's keys", x: "bytes of a record, 32 threads in 8 processes, partition n in proportion to 1/(n+1)", xs: []int{8, 100, 1 << 10, 64 << 10},
+			load: func(x int) load { return load{Size: processes, Threads: total / processes, Record: x, Zipf: true} },
+			mib:  bySize, formatX: size,
 		},
 	}
 }
@@ -115,8 +122,16 @@ var views = []view{
 	{"cost", "processor time of a GiB, seconds", sweepSystems, measurement.perGiB, func(v float64) string { return fmt.Sprintf("%.2f s", v) }},
 }
 
-// registered is a table alone.
-var registered = view{"registered", "registered memory of all processes", []string{"shm", "iwarp", "shm two-sided", "iwarp two-sided"}, func(m measurement) float64 { return float64(m.Registered) }, beside.Bytes}
+// tables are views without a chart. Of stalls and registered memory ours alone can tell.
+var (
+	ourSystems = []string{"shm", "iwarp", "tcp", "shm two-sided", "iwarp two-sided"}
+	tables     = []view{
+		{"calls", "system calls of a MiB", sweepSystems, measurement.callsPerMiB, func(v float64) string { return fmt.Sprintf("%.1f", v) }},
+		{"stalled", "senders' time without room, percent", ourSystems, measurement.stalled, func(v float64) string { return fmt.Sprintf("%.0f", v) }},
+		{"resident", "resident memory of all processes at the end", sweepSystems, func(m measurement) float64 { return float64(m.Resident) }, beside.Bytes},
+		{"registered", "registered memory of all processes", []string{"shm", "iwarp", "shm two-sided", "iwarp two-sided"}, func(m measurement) float64 { return float64(m.Registered) }, beside.Bytes},
+	}
+)
 
 func (s *sweep) show(x int) string {
 	if s.formatX != nil {
@@ -155,7 +170,9 @@ func (s *sweep) page(g *growth) string {
 		table(v)
 		fmt.Fprintf(&p, "\n![%s](%s)\n", v.title, s.file(v))
 	}
-	table(registered)
+	for _, v := range tables {
+		table(v)
+	}
 	for _, f := range g.Failed {
 		fmt.Fprintf(&p, "\n- not measured: %s\n", strings.ReplaceAll(f, "\n", " "))
 	}

@@ -21,7 +21,7 @@ func TestPage(t *testing.T) {
 	row := func(what string, ours float64) beside.Row {
 		return beside.Medians(what, "them", beside.Nanoseconds, []float64{ours}, []float64{4e9}, beside.AtMost(0.5))
 	}
-	g := growth{Rows: map[string]map[int]measurement{"shm": {2: {load: load{Size: 1, Threads: 1, Record: 1 << 20, Records: 1 << 10}, Wall: 1, CPU: 2, Registered: 3 << 20}}}, Failed: []string{"A at 2: it is broken"}}
+	g := growth{Rows: map[string]map[int]measurement{"shm": {2: {load: load{Size: 1, Threads: 1, Record: 1 << 20, Records: 1 << 10}, Wall: 1, CPU: 2, Registered: 3 << 20, Resident: 5 << 20, Stalled: 0.25, Calls: 3 << 9}}}, Failed: []string{"A at 2: it is broken"}}
 	for _, change := range []func(*results){
 		func(r *results) {
 			r.add([]beside.Row{row("first", 1e9), row("second", 1e9)}, 1, host.Machine{Commit: "one"})
@@ -42,7 +42,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"text\n", "| first [1] | them | 3.00 s | 4.00 s | 0.75 ", "| second [2] | them | 1.00 s | 4.00 s | 0.25 ", "commit two", "commit one",
-		"| 2 | 1 GiB/s |", "| 2 | 2.00 s |", "| 2 | 3 MiB |", "- not measured: A at 2: it is broken", "shuffle-threads-cost.svg"} {
+		"| 2 | 1 GiB/s |", "| 2 | 2.00 s |", "| 2 | 3 MiB |", "| 2 | 5 MiB |", "| 2 | 1.5 |", "| 2 | 25 |", "- not measured: A at 2: it is broken", "shuffle-threads-cost.svg"} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page lacks %q:\n%s", want, page)
 		}
