@@ -202,7 +202,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 
 // setUp begins a block.
 func (l *nativeLink) setUp(tag uint32, window int, op *hdfspb.OpWriteBlockProto) error {
-	b := &nativeBlock{link: l, tag: tag, window: int64(window), running: true, acked: -1, writing: make(turn, 1)}
+	b := &nativeBlock{link: l, tag: tag, window: int64(window), running: true, seqno: -1, acked: -1, writing: make(turn, 1)}
 	b.dn, b.op = l.dn, op
 	l.mu.Lock()
 	if _, used := l.blocks[tag]; used {

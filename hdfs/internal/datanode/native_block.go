@@ -31,7 +31,7 @@ type nativeBlock struct {
 
 	// Of the goroutine that deals with packets.
 	batch packetBatch
-	seqno int64 // of the last one
+	seqno int64 // of the last one, -1 before the first
 	last  bool  // it was the block's last
 
 	// Of the goroutine that receives from the link: it is the one that deals with packets,
@@ -390,12 +390,13 @@ func (b *nativeBlock) run() {
 func (b *nativeBlock) gather(m *verbena.Message) {
 	var pkt transfer.Packet
 	err := native.ParsePacket(m.Bytes(), b.sum, &pkt)
-	if err == nil && (b.last || pkt.Seqno <= b.seqno && b.seqno > 0) {
+	if err == nil && (b.last || pkt.Seqno <= b.seqno) {
 		err = fmt.Errorf("%w: packet %d behind packet %d, which was the last: %v", native.ErrMalformed, pkt.Seqno, b.seqno, b.last)
 	}
 	if err != nil {
 		m.Release()
 		b.link.broken(err)
+		b.end() // more of its packets may be there
 		return
 	}
 	b.seqno, b.last = pkt.Seqno, pkt.Last

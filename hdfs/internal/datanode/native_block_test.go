@@ -2,8 +2,11 @@ package datanode
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"runtime"
 	"testing"
 	"time"
@@ -312,4 +315,144 @@ func TestOpenBlocksHaveNoGoroutines(t *testing.T) {
 			t.Fatalf("block %d: %+v", tag, a)
 		}
 	}
+}
+
+// packetsOf are the packets of size bytes of data of a block, with the numbers that are told, and
+// no last one.
+func packetsOf(data []byte, size int, seqnos ...uint64) [][]byte {
+	packets := nativePackets(data, size)[:len(seqnos)]
+	for i, n := range seqnos {
+		binary.BigEndian.PutUint64(packets[i][16:], n)
+	}
+	return packets
+}
+
+// The last DataNode of a pipeline compares what a client sends with its checksums: a packet that
+// comes alone, and one among others. Nothing of it or of what is behind it is there afterwards, what
+// was acknowledged stays, and another pipeline goes on from there.
+func TestWrongChecksumsOverTheNativePath(t *testing.T) {
+	const size = 20 * 512
+	data := random(1, 5*size)
+	for _, nodes := range []int{1, 3} {
+		for name, spoil := range map[string]func(p []byte){
+			"a flipped bit": func(p []byte) { p[len(p)-1] ^= 1 },
+			"a wrong sum":   func(p []byte) { p[native.PacketHeaderLen] ^= 1 },
+		} {
+			for bad := range 3 {
+				t.Run(fmt.Sprintf("%s in packet %d, DataNodes %d", name, bad, nodes), func(t *testing.T) {
+					f := newNatives(t, nodes, nil)
+					c := dialNative(t, f.nodes[0])
+					packets := packetsOf(data, size, 0, 1, 2, 3)
+					spoil(packets[bad])
+					// They travel with the set-up, so that they are there together.
+					setUp, err := native.AppendSetUp(nil, 1<<20, writeOf(1, f.nodes[1:]...))
+					must(t, err)
+					c.send(7, setUp)
+					for _, p := range packets {
+						c.send(7, p)
+					}
+					if v, resp, err := native.ParseAnswer(c.next(7)); err != nil || v != native.Accepted {
+						t.Fatalf("verdict %d: %v, %v", v, resp, err)
+					}
+					acked := int64(-1)
+					var a transfer.Ack
+					for a.OK() && acked < 3 {
+						if must(t, native.ParseAck(c.next(7), &a)); a.OK() {
+							acked = a.Seqno
+						}
+					}
+					// Those before the last one pass its failure on at once, whatever they have not written yet.
+					if len(a.Replies) != nodes || a.Replies[nodes-1] != hdfspb.Status_ERROR_CHECKSUM || acked >= int64(bad) || nodes == 1 && acked != int64(bad)-1 {
+						t.Fatalf("%v, and packets up to %d are acknowledged", a.Replies, acked)
+					}
+					wantIdle(t, f.nodes...)
+					kept := int(acked+1) * size
+					for i, n := range f.nodes {
+						n.waitIdle(t, 1)
+						r, err := n.store.Get(1)
+						must(t, err)
+						info := r.Info()
+						if info.Visible < int64(kept) || info.Visible > int64(bad*size) || i == nodes-1 && info.Length != int64(bad*size) {
+							t.Errorf("DataNode %d: %+v", i, info)
+						}
+						if kept > 0 {
+							wantRead(t, n, 1, 1001, data[:kept])
+						}
+					}
+					again := openWrite(t, f.nodes, streamingRecovery, 1, 1001, 1002, uint64(kept), uint64(len(data)))
+					again.flush(int64(kept), data[kept:], false, nodes)
+					again.finish(int64(len(data)), nodes)
+					for _, n := range f.nodes {
+						wantRead(t, n, 1, 1002, data)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The number of a packet is greater than that of the one before, the first two included, and
+// nothing follows the last one. Who sends others has broken the protocol: its endpoint ends.
+func TestNumbersOfPacketsGrow(t *testing.T) {
+	const size = 1024
+	data := random(1, 3*size)
+	// send sends packets of a new block, and tells up to which number they are acknowledged until
+	// all are, or the endpoint ends.
+	send := func(t *testing.T, f *fixture, packets [][]byte, all int64) (acked int64, err error) {
+		t.Helper()
+		c := dialNative(t, f.nodes[0])
+		if v, resp := c.setUp(7, writeOf(1, f.nodes[1:]...)); v != native.Accepted {
+			t.Fatal(resp)
+		}
+		for _, p := range packets {
+			if c.ep.Send(c.ctx, 7, p) != nil {
+				break
+			}
+		}
+		for acked = -1; acked < all; {
+			m, err := c.ep.Receive(c.ctx)
+			if err != nil {
+				return acked, err
+			}
+			var a transfer.Ack
+			must(t, native.ParseAck(m.Bytes(), &a))
+			if m.Release(); !a.OK() {
+				t.Fatalf("%+v", a)
+			}
+			acked = a.Seqno
+		}
+		return acked, nil
+	}
+	const never = math.MaxInt64
+	for _, numbers := range [][]uint64{{0, 0}, {0, 0, 1}, {1, 1}, {5, 4}, {0, 7, 3}} {
+		t.Run(fmt.Sprint(numbers), func(t *testing.T) {
+			f := newNatives(t, 1, nil)
+			if acked, err := send(t, f, packetsOf(data, size, numbers...), never); !errors.Is(err, io.EOF) {
+				t.Errorf("up to %d is acknowledged: %v", acked, err)
+			}
+			wantIdle(t, f.nodes...)
+		})
+	}
+	t.Run("with gaps", func(t *testing.T) {
+		f := newNatives(t, 1, nil)
+		if acked, err := send(t, f, packetsOf(data, size, 0, 3, 1<<40), 1<<40); err != nil || acked != 1<<40 {
+			t.Errorf("up to %d is acknowledged: %v", acked, err)
+		}
+		wantRead(t, f.nodes[0], 1, 1001, data)
+	})
+	t.Run("behind the last one", func(t *testing.T) {
+		d := newDam() // before the block's end
+		f := newNatives(t, 2, func(i int, c *Config) {
+			if i == 1 {
+				c.FS = d.disk()
+			}
+		})
+		d.shut.Store(true)
+		defer d.free()
+		packets := nativePackets(data, size)
+		packets = append(packets, packetsOf(data, size, uint64(len(packets)))...)
+		if acked, err := send(t, f, packets, never); !errors.Is(err, io.EOF) || acked >= 0 {
+			t.Errorf("up to %d is acknowledged: %v", acked, err)
+		}
+	})
 }
