@@ -456,3 +456,79 @@ func TestNumbersOfPacketsGrow(t *testing.T) {
 		}
 	})
 }
+
+// A DataNode that owes an answer or an acknowledgement for too long counts as failed though its
+// endpoint lives, and one that owes nothing does not, however long nothing is heard of it.
+func TestSilentDataNodeBehind(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	accepted, err := native.AppendAnswer(nil, native.Accepted, nil)
+	must(t, err)
+	for name, c := range map[string]struct {
+		answers, acknowledges bool
+	}{"answers nothing": {}, "acknowledges nothing": {answers: true}, "owes nothing": {true, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const silent = "silent"
+			f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, cfg *Config) {
+				if i == 0 {
+					cfg.ReadTimeout = patience - perHop // which is added for the one behind
+				} else {
+					cfg.Hostname = silent
+				}
+			}, func(n *node) func(context.Context, *verbena.Endpoint) error {
+				if n.cfg.Hostname != silent {
+					return nil
+				}
+				return func(ctx context.Context, ep *verbena.Endpoint) error {
+					for {
+						m, err := ep.Receive(ctx)
+						if err != nil {
+							return err
+						}
+						var reply []byte
+						switch kind := native.KindOf(m.Bytes()); {
+						case kind == native.SetUp && c.answers:
+							reply = accepted
+						case kind == native.Packet && c.acknowledges:
+							reply = native.AppendAck(nil, &transfer.Ack{Seqno: int64(binary.BigEndian.Uint64(m.Bytes()[16:])), Replies: make([]hdfspb.Status, 1)})
+						}
+						tag := m.Tag
+						m.Release()
+						if reply != nil {
+							if err := ep.Send(ctx, tag, reply); err != nil {
+								return err
+							}
+						}
+					}
+				}
+			})
+			cl := dialNative(t, f.nodes[0])
+			v, resp := cl.setUp(7, writeOf(1, f.nodes[1]))
+			if !c.answers {
+				if v != native.Refused || resp.GetFirstBadLink() != f.nodes[1].addr {
+					t.Errorf("verdict %d: %v", v, resp)
+				}
+				wantIdle(t, f.nodes[0])
+				return
+			}
+			if v != native.Accepted {
+				t.Fatal(resp)
+			}
+			for _, p := range packetsOf(random(1, 3000), 1024, 0, 1) {
+				cl.send(7, p)
+				var a transfer.Ack
+				if must(t, native.ParseAck(cl.next(7), &a)); a.OK() == c.acknowledges && len(a.Replies) == 2 && a.Replies[0] == hdfspb.Status_SUCCESS {
+					if a.OK() {
+						time.Sleep(3 * patience) // nothing happens
+						continue
+					}
+					break
+				}
+				t.Fatalf("%+v", a)
+			}
+			if !c.acknowledges {
+				wantIdle(t, f.nodes[0])
+			}
+		})
+	}
+}
