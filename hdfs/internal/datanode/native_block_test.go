@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs/internal/blocktoken"
+	"github.com/verbena-data/verbena/hdfs/internal/cluster"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -528,6 +530,81 @@ func TestSilentDataNodeBehind(t *testing.T) {
 			}
 			if !c.acknowledges {
 				wantIdle(t, f.nodes[0])
+			}
+		})
+	}
+}
+
+// A DataNode lets who has proved to be the DataNode of its address read packets where they lie, and
+// nobody else: with another answer to the hello, packets to it go over another endpoint, on which nobody is trusted.
+func TestPacketsAreSharedWithWhoProves(t *testing.T) {
+	secret, err := cluster.NewSecret([]byte(strings.Repeat("s", 32)))
+	must(t, err)
+	foreign, err := cluster.NewSecret([]byte(strings.Repeat("S", 32)))
+	must(t, err)
+	for name, c := range map[string]struct {
+		prove func(nonce [native.NonceLen]byte, address string) []byte
+		trust bool
+	}{
+		"proof": {func(nonce [native.NonceLen]byte, address string) []byte {
+			return native.ProofOf(secret, nonce, address)
+		}, true},
+		"none":     {func([native.NonceLen]byte, string) []byte { return nil }, false},
+		"nonsense": {func([native.NonceLen]byte, string) []byte { return make([]byte, native.ProofLen) }, false},
+		"another secret": {func(nonce [native.NonceLen]byte, address string) []byte {
+			return native.ProofOf(foreign, nonce, address)
+		}, false},
+		"another address": {func(nonce [native.NonceLen]byte, _ string) []byte {
+			return native.ProofOf(secret, nonce, "127.0.0.1:1")
+		}, false},
+		"another nonce": {func(_ [native.NonceLen]byte, address string) []byte {
+			return native.ProofOf(secret, [native.NonceLen]byte{}, address)
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const other = "other"
+			came := make(chan bool, 1) // a packet, on an endpoint that had a hello
+			f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, cfg *Config) {
+				if cfg.Secret = secret; i == 1 {
+					cfg.Hostname = other
+				}
+			}, func(n *node) func(context.Context, *verbena.Endpoint) error {
+				if n.cfg.Hostname != other {
+					return nil
+				}
+				return func(ctx context.Context, ep *verbena.Endpoint) error {
+					for greeted := false; ; {
+						m, err := ep.Receive(ctx)
+						if err != nil {
+							return err
+						}
+						switch native.KindOf(m.Bytes()) {
+						case native.Packet:
+							came <- greeted
+						case native.Hello:
+							greeted = true
+							nonce, err := native.ParseHello(m.Bytes())
+							if err == nil {
+								err = ep.Send(ctx, m.Tag, native.AppendProof(nil, c.prove(nonce, n.addr)))
+							}
+							if err != nil {
+								return err
+							}
+						}
+						m.Release()
+					}
+				}
+			})
+			conn, err := f.nodes[0].native.mirrors.Get(t.Context(), f.nodes[1].addr)
+			must(t, err)
+			conn.Post(1, nativePackets(nil, 1)[0])
+			select {
+			case trusted := <-came:
+				if trusted != c.trust {
+					t.Errorf("trusted: %v", trusted)
+				}
+			case <-time.After(patient):
+				t.Fatal("no packet comes")
 			}
 		})
 	}

@@ -256,7 +256,7 @@ func TestTableTrustsWhoProves(t *testing.T) {
 	address = honest.Addr()
 	relay, _ := serve(t, rt, g, Service, prove(func() string { return address })) // has the honest one answer
 	table := NewTable(TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g}, Prove: func(nonce [NonceLen]byte, address string, proof []byte) bool {
-		return string(proof) == string(ProofOf(secret, nonce, address))
+		return Proves(secret, nonce, address, proof)
 	}})
 	defer table.Close()
 	for at, want := range map[string]string{honest.Addr(): "trusted", relay.Addr(): "untrusted"} {
@@ -268,6 +268,31 @@ func TestTableTrustsWhoProves(t *testing.T) {
 		c.Post(id, AppendAbort(nil))
 		if got := <-u.got; got != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// A proof is of one secret, one nonce and one address.
+func TestProofs(t *testing.T) {
+	secrets := [2]*cluster.Secret{}
+	for i, text := range []string{"0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdeF"} {
+		var err error
+		if secrets[i], err = cluster.NewSecret([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nonce, other := [NonceLen]byte{1}, [NonceLen]byte{1, 31: 1}
+	const address = "10.0.0.1:9866"
+	good := ProofOf(secrets[0], nonce, address)
+	if len(good) != ProofLen || !Proves(secrets[0], nonce, address, good) {
+		t.Errorf("a proof of %d bytes that proves nothing", len(good))
+	}
+	for what, proof := range map[string][]byte{
+		"nothing": nil, "a part": good[:ProofLen-1], "more": append(good[:ProofLen:ProofLen], 0), "zeros": make([]byte, ProofLen),
+		"another secret": ProofOf(secrets[1], nonce, address), "another nonce": ProofOf(secrets[0], other, address), "another address": ProofOf(secrets[0], nonce, "10.0.0.1:986"),
+	} {
+		if Proves(secrets[0], nonce, address, proof) {
+			t.Errorf("%s proves it", what)
 		}
 	}
 }
