@@ -120,6 +120,63 @@ func TestLongWindowsAreCut(t *testing.T) {
 	}
 }
 
+// A packet is as long as the tuning table says for the transport that it goes by: the built-in one,
+// or the client's own.
+func TestPacketsSuitTheTransport(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	own := verbena.TuningTable{}
+	for name, value := range map[string]string{"shm.packet": "100000", "tcp.packet": "1000000"} {
+		if err := own.Set(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tuned, err := verbena.New(verbena.Config{Providers: providers.Default(), Tuning: own})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tuned.Close() })
+	for _, c := range []struct {
+		name, transport string
+		rt              *verbena.Runtime
+		data            int // bytes of a packet: whole chunks, with checksums and a header of 64 bytes
+	}{
+		{"shm", "shm", s.rt, 508 << 10}, {"iwarp", "iwarp", s.rt, 508 << 10}, {"tcp", "tcp", s.rt, 252 << 10},
+		{"own shm", "shm", tuned, (100_000 - 64) / 516 * 512}, {"own tcp", "tcp", tuned, (1_000_000 - 64) / 516 * 512},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := NewDialer(c.rt, c.transport)
+			t.Cleanup(func() { d.Close() })
+			client := s.own(plain, func(cfg *ClientConfig) { cfg.Dialer, cfg.BlockSize = d, 64<<20 })
+			w, err := client.Create(t.Context(), "/suits "+c.name, CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			packets := func(content []byte) uint64 {
+				t.Helper()
+				before := s.DataNodes[0].Packets().Packets
+				if _, err := w.Write(content); err != nil {
+					t.Fatal(err)
+				}
+				if err := w.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				return s.DataNodes[0].Packets().Packets - before
+			}
+			packets(make([]byte, 512)) // the first ones go before there is a pipeline
+			const count = 8
+			if n := packets(make([]byte, count*c.data)); n != count {
+				t.Errorf("%d packets for %d times %d bytes", n, count, c.data)
+			}
+			if n := packets(make([]byte, c.data+512)); n != 2 {
+				t.Errorf("%d packets for a chunk more than %d bytes", n, c.data)
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // rawNative dials a DataNode's native service.
 func (s *system) rawNative(g *verbena.Group, transport string) *verbena.Endpoint {
 	s.t.Helper()
