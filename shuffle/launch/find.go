@@ -167,7 +167,7 @@ func (l *launcher) jobOf(getenv func(string) string) string {
 func (l *launcher) meeting(w Worker, getenv func(string) string) (string, error) {
 	if l != nil {
 		if l.here != "" && getenv(l.here) == strconv.Itoa(w.Size) {
-			return "unix:" + filepath.Join(os.TempDir(), fmt.Sprintf("verbena-%d", os.Getuid()), w.Job), nil
+			return unixPrefix + filepath.Join(ownDirectory(), w.Job), nil
 		}
 		if list := first(getenv, l.nodes); list != "" {
 			host, err := firstHost(list)
@@ -178,6 +178,11 @@ func (l *launcher) meeting(w Worker, getenv func(string) string) (string, error)
 		}
 	}
 	return "", fmt.Errorf("%s does not tell on which host process 0 runs: set --rendezvous or %s to HOST:PORT of it, the same for all %d processes", w.Launcher, RendezvousVariable, w.Size)
+}
+
+// ownDirectory has the sockets at which this user's processes meet. It lies where everybody may make one of that name.
+func ownDirectory() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("verbena-%d", os.Getuid()))
 }
 
 // portOf is a port below those that systems give to outgoing connections.

@@ -65,6 +65,9 @@ func otherError(format string, args ...any) error { return &OtherError{fmt.Error
 
 // A Meeting is what the processes of a job know of each other. It lasts until they have done their parts: the death or the
 // failure of any is noticed here, whatever they are doing. It must be closed.
+//
+// Its methods may be called concurrently. Of Done, Fail and Close the first call counts, of all together; the others wait for it
+// and do nothing. While may be called several times, and the contexts outlive the meeting: none ends with it.
 type Meeting struct {
 	// Addresses at which the processes listen, by rank.
 	Addresses []string
@@ -159,12 +162,34 @@ func withHost(address string, seen net.Addr) string {
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
-// listen is rank 0's. A socket's directory is the user's alone.
+// checkDirectory makes sure that nobody else has made the directory in which this user's processes meet, or may change what is
+// in it. Whoever does could have them meet with processes of his own. It need not exist yet.
+func checkDirectory(kind, place string) error {
+	dir := filepath.Dir(place)
+	if kind != "unix" || dir != ownDirectory() {
+		return nil
+	}
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.IsDir() || info.Mode().Perm()&0o077 != 0 || !owns(info):
+		return fmt.Errorf("%s, where this user's processes meet, is %v and not a directory of this user alone: remove it, or name another place by --rendezvous or %s", dir, info.Mode(), RendezvousVariable)
+	}
+	return nil
+}
+
+// listen is rank 0's. It makes a socket's directory, for the user alone, if there is none.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	kind, place := network(address)
 	if kind == "unix" && !strings.HasPrefix(place, "@") {
 		dir := filepath.Dir(place)
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		if err := checkDirectory(kind, place); err != nil {
 			return nil, err
 		}
 		// What an earlier job left is in the way.
@@ -519,6 +544,9 @@ func tell(ctx context.Context, w Worker, own string) (*Meeting, error) {
 // dialUntil dials rank 0 until it listens.
 func dialUntil(ctx context.Context, kind, place string) (net.Conn, error) {
 	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
+		if err := checkDirectory(kind, place); err != nil {
+			return nil, err
+		}
 		c, err := (&net.Dialer{}).DialContext(ctx, kind, place)
 		if err == nil {
 			return c, nil

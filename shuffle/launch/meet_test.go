@@ -527,3 +527,53 @@ func alive(pid int) bool {
 	_, rest, _ := strings.Cut(string(b), ") ")
 	return !strings.HasPrefix(rest, "Z")
 }
+
+// The directory in which a user's processes meet if nobody names a place lies where others may have made one of its name: process 0 does
+// not listen there, and others do not dial.
+func TestDirectoryOfOthers(t *testing.T) {
+	for name, make := range map[string]func(dir string) error{
+		"it is the user's":      func(dir string) error { return os.Mkdir(dir, 0o700) },
+		"others may write":      func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o770)) },
+		"others may enter":      func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o711)) },
+		"it is a link":          func(dir string) error { return errors.Join(os.Mkdir(dir+"-", 0o700), os.Symlink(dir+"-", dir)) },
+		"it is a file":          func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+		"it is another user's":  func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Lchown(dir, 4711, -1)) },
+		"it is not there (yet)": func(string) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("TMPDIR", t.TempDir())
+			if err := make(ownDirectory()); errors.Is(err, os.ErrPermission) {
+				t.Skip(err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			good := name == "it is the user's" || name == "it is not there (yet)"
+			place := filepath.Join(ownDirectory(), "meet")
+			if !good && name != "it is a file" { // somebody listens there, as process 0 would
+				l, err := net.Listen("unix", place)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			errs := [2]error{}
+			var all sync.WaitGroup
+			for rank := range errs {
+				all.Go(func() {
+					m, err := Meet(ctx, Worker{Rank: rank, Size: 2, Rendezvous: unixPrefix + place}, ":1")
+					if errs[rank] = err; err == nil {
+						m.Done()
+					}
+				})
+			}
+			all.Wait()
+			for rank, err := range errs {
+				if good != (err == nil) || !good && !strings.Contains(err.Error(), "not a directory of this user alone") {
+					t.Errorf("process %d: %v", rank, err)
+				}
+			}
+		})
+	}
+}
