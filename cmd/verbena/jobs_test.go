@@ -322,7 +322,7 @@ func TestJobMetrics(t *testing.T) {
 	// Each process has a port.
 	for address, want := range map[string][]string{
 		"127.0.0.1:0":     {"[0] Metrics at http://127.0.0.1:", "[1] Metrics at http://127.0.0.1:"},
-		"127.0.0.1:65535": {"process 1 of 2: there is no port 65536"},
+		"127.0.0.1:65535": {"process 1 of 2: --metrics 127.0.0.1:65535: there is no port 65536"},
 	} {
 		cmd, out := asProcess(t, nil, "sort", "--workers", "2", "--metrics", address, "-o", in+".sorted", in)
 		err := cmd.Run()
@@ -330,6 +330,32 @@ func TestJobMetrics(t *testing.T) {
 			if (err == nil) != (len(want) == 2) || !strings.Contains(out.String(), w) {
 				t.Errorf("%s: %v, %q is missing in\n%s", address, err, w, out)
 			}
+		}
+	}
+}
+
+// TestJobFlags has flags that mean nothing, which the command refuses before it starts a process, and a wait of 0, which stands for
+// the usual one.
+func TestJobFlags(t *testing.T) {
+	in := filepath.Join(t.TempDir(), "in")
+	if err := os.WriteFile(in, []byte("b\na\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		flags []string
+		want  string // empty: it works
+	}{
+		{[]string{"--workers", "-3"}, "--workers -3: want 1 or more"},
+		{[]string{"--workers", "2", "--size", "-5"}, "--size -5: want 1 or more"},
+		{[]string{"--workers", "2", "--rank", "-7"}, "--rank -7: want 0 or more"},
+		{[]string{"--workers", "2", "--wait", "-1s"}, "--wait -1s: want more than 0"},
+		{[]string{"--workers", "2", "--metrics", "127.0.0.1:-5"}, "--metrics 127.0.0.1:-5: there is no port -5"},
+		{[]string{"--workers", "2", "--wait", "0s"}, ""},
+	} {
+		cmd, out := asProcess(t, nil, append([]string{"sort", "--memory", "256MiB", "-o", in + ".sorted", in}, c.flags...)...)
+		err := cmd.Run()
+		if (err == nil) != (c.want == "") || !strings.Contains(out.String(), c.want) || strings.Contains(out.String(), "process 0 of") {
+			t.Errorf("%v: %v\n%s", c.flags, err, out)
 		}
 	}
 }

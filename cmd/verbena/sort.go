@@ -127,9 +127,10 @@ func metricsAddress(first string, rank int) (string, error) {
 	if port == 0 { // any
 		return first, nil
 	}
-	if port += rank; port > 1<<16-1 {
-		return "", fmt.Errorf("there is no port %d for the metrics", port)
+	if n := port + rank; port < 0 || n > 1<<16-1 {
+		return "", fmt.Errorf("--metrics %s: there is no port %d, which process %d would have", first, n, rank)
 	}
+	port += rank
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 

@@ -44,9 +44,9 @@ import (
 // Config says how a program becomes a job. The zero value serves most.
 type Config struct {
 	// Workers is how many processes to start on this host, if no launcher has started any. 0: as many as processors. The
-	// one process of 1 is this one.
+	// one process of 1 is this one. Less than 0 is an error.
 	Workers int
-	// Wait is how long a process waits until all have come. 0: 2 minutes.
+	// Wait is how long a process waits until all have come. 0: 2 minutes. Less than 0 is an error.
 	Wait time.Duration
 	// Runtime makes a process's runtime, of a configuration that suits an exchange but for its providers. Nil: with
 	// those of [providers.Default].
@@ -84,6 +84,9 @@ type Process struct {
 	// Config is for exchanges with the other processes: Runtime, Listener, Rank, Size and Addresses are set, unless there is
 	// one process, which needs but Size. The rest is the program's.
 	shuffle.Config
+	// Wait is how long this process waits until all have come: [Config.Wait], or what its zero value means. Run has waited for that
+	// once, and a program may wait as long for the others to join an exchange.
+	Wait time.Duration
 	// Child is nil if something else has started this process than Run.
 	Child *launch.Child
 }
@@ -109,8 +112,15 @@ func Main(work func(context.Context, *Process) error) {
 	os.Exit(1)
 }
 
-// Find tells which process of a job this one is; launched is false if no launcher has started it as one of several.
+// Find tells which process of a job this one is; launched is false if no launcher has started it as one of several. It fails
+// also if the configuration is impossible.
 func (c *Config) Find() (w launch.Worker, launched bool, err error) {
+	switch {
+	case c.Workers < 0:
+		return w, false, fmt.Errorf("--workers %d: want 1 or more", c.Workers)
+	case c.Wait < 0:
+		return w, false, fmt.Errorf("--wait %v: want more than 0", c.Wait)
+	}
 	flags := c.flags
 	if flags == nil {
 		flags = &launch.Flags{Rank: -1}
@@ -127,8 +137,11 @@ func Run(ctx context.Context, c Config, work func(context.Context, *Process) err
 		return err
 	}
 	workers := c.Workers
-	if workers <= 0 {
+	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
+	}
+	if c.Wait == 0 {
+		c.Wait = defaultWait
 	}
 	switch {
 	case launched && c.Workers > 0 && c.Workers != w.Size && !launch.IsChild():
@@ -136,7 +149,7 @@ func Run(ctx context.Context, c Config, work func(context.Context, *Process) err
 	case launched:
 		return c.part(ctx, w, work)
 	case workers == 1:
-		return work(ctx, &Process{Config: shuffle.Config{Size: 1}})
+		return work(ctx, &Process{Config: shuffle.Config{Size: 1}, Wait: c.Wait})
 	}
 	local := launch.Local{Executable: c.Executable, Arguments: c.Arguments, Workers: workers, Output: c.Output, Errors: c.Errors, Event: c.Event}
 	if local.Executable == "" {
@@ -158,7 +171,7 @@ func Run(ctx context.Context, c Config, work func(context.Context, *Process) err
 func (c *Config) part(ctx context.Context, w launch.Worker, work func(context.Context, *Process) error) error {
 	child, ctx, cancel := launch.AsChild(ctx)
 	defer cancel()
-	err := c.meet(ctx, w, &Process{shuffle.Config{Rank: w.Rank, Size: w.Size}, child}, work)
+	err := c.meet(ctx, w, &Process{shuffle.Config{Rank: w.Rank, Size: w.Size}, c.Wait, child}, work)
 	switch {
 	case child == nil:
 	case err == nil:
@@ -197,11 +210,7 @@ func (c *Config) meet(ctx context.Context, w launch.Worker, p *Process, work fun
 		return err
 	}
 	defer p.Listener.Close()
-	wait := c.Wait
-	if wait <= 0 {
-		wait = defaultWait
-	}
-	meeting, stop := context.WithTimeoutCause(ctx, wait, fmt.Errorf("not within %v (--wait)", wait))
+	meeting, stop := context.WithTimeoutCause(ctx, c.Wait, fmt.Errorf("not within %v (--wait)", c.Wait))
 	defer stop()
 	meets = true
 	others, err := launch.Meet(meeting, w, p.Listener.Addr().String())

@@ -107,6 +107,14 @@ func TestLocal(t *testing.T) {
 			t.Errorf("%s: %v, %q, want %q", role, err, out, want)
 		}
 	}
+	if out, err := process(t, "succeed", "-workers", "2", "-wait", "0").CombinedOutput(); err != nil || string(out) != "0 of 2\n" {
+		t.Errorf("the usual wait: %v, %q", err, out)
+	}
+	for _, args := range [][]string{{"-workers", "-3"}, {"-wait", "-1s"}, {"-rank", "-7"}, {"-size", "-5"}} {
+		if out, err := process(t, "succeed", args...).CombinedOutput(); err == nil || !strings.Contains(string(out), "-"+args[0]+" "+args[1]+": want") {
+			t.Errorf("%v: %v, %q", args, err, out)
+		}
+	}
 	if out, err := process(t, "succeed", "-workers", "1").CombinedOutput(); err != nil || string(out) != "0 of 1\n" {
 		t.Errorf("one process: %v, %q", err, out)
 	}

@@ -34,7 +34,7 @@ type Worker struct {
 }
 
 // Flags are what the command line says. Rank -1, Size 0 and an empty Rendezvous are not
-// given.
+// given. Other numbers below 0 are an error.
 type Flags struct {
 	Rank, Size int
 	Rendezvous string
@@ -73,6 +73,12 @@ var launchers = []launcher{
 // as one of several.
 func Find(flags Flags, getenv func(string) string) (w Worker, launched bool, err error) {
 	var rank, size string
+	switch {
+	case flags.Rank < -1:
+		return Worker{}, false, fmt.Errorf("--rank %d: want 0 or more", flags.Rank)
+	case flags.Size < 0:
+		return Worker{}, false, fmt.Errorf("--size %d: want 1 or more", flags.Size)
+	}
 	switch {
 	case flags.Rank >= 0:
 		w.Launcher, rank = "flags", strconv.Itoa(flags.Rank)

@@ -48,6 +48,8 @@ func TestFindRefuses(t *testing.T) {
 		{Flags{Rank: 2, Size: 2, Rendezvous: "n:1"}, nil, "0 to 1"},
 		{Flags{Rank: 0}, nil, "how many"},
 		{Flags{Rank: -1, Size: 3}, nil, "--rank"},
+		{Flags{Rank: -7, Size: 3, Rendezvous: "n:1"}, environment{"VERBENA_RANK": "1"}, "--rank -7"},
+		{Flags{Rank: 0, Size: -5, Rendezvous: "n:1"}, environment{"VERBENA_SIZE": "2"}, "--size -5"},
 		{Flags{Rank: 0, Size: 2}, nil, "--rendezvous"},
 		{Flags{Rank: 0, Size: 2, Rendezvous: "n"}, nil, "HOST:PORT"},
 		{Flags{Rank: 0, Size: 2, Rendezvous: "unix:"}, nil, "path"},

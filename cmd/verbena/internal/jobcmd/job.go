@@ -157,7 +157,7 @@ func (j *Job) Run(ctx context.Context) error {
 	cfg := j.job
 	cfg.Runtime, cfg.Output, cfg.Errors = j.Runtime, j.Output, j.Errors
 	if !launched {
-		if cfg.Workers <= 0 {
+		if cfg.Workers == 0 {
 			cfg.Workers = runtime.GOMAXPROCS(0)
 			for ; cfg.Workers > 1; cfg.Workers-- { // as many as the memory is enough for
 				if _, _, err := j.Divide(int64(j.Memory)/int64(cfg.Workers), j.Threads); err == nil {
@@ -191,7 +191,7 @@ func (j *Job) part(ctx context.Context, process *job.Process) (err error) {
 	cfg := process.Config
 	cfg.Name, cfg.Threads, cfg.Memory, cfg.Transport = "job", j.Threads, exchange, j.Transport
 	p := &Part{Memory: memory, Runtime: cfg.Runtime}
-	joining, stop := context.WithTimeoutCause(ctx, j.job.Wait, fmt.Errorf("not within %v (--wait)", j.job.Wait))
+	joining, stop := context.WithTimeoutCause(ctx, process.Wait, fmt.Errorf("not within %v (--wait)", process.Wait))
 	p.Exchange, err = shuffle.Join(joining, cfg)
 	stop()
 	if err != nil {
