@@ -36,8 +36,13 @@ var metrics = []metric{
 	newMetric("registered_bytes", "The part of it that is registered.", prometheus.GaugeValue, func(s *Stats) float64 { return float64(s.Registered) }),
 }
 
+// peersByWay is the one number that has more labels.
+var peersByWay = prometheus.NewDesc("verbena_shuffle_peers", "Processes that this one exchanges with, by transport, and by whether blocks are put (one-sided) or sent (two-sided).",
+	[]string{"exchange", "transport", "mode"}, nil)
+
 // Describe implements [prometheus.Collector].
 func (collector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- peersByWay
 	for i := range metrics {
 		ch <- metrics[i].desc
 	}
@@ -49,5 +54,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for i := range metrics {
 		m := &metrics[i]
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.of(&s), c.x.c.Name)
+	}
+	type way struct{ transport, mode string }
+	peers := map[way]int{} // chosen for different reasons, perhaps
+	for _, w := range s.Ways {
+		peers[way{w.Transport, w.Mode.String()}] += w.Peers
+	}
+	for w, n := range peers {
+		ch <- prometheus.MustNewConstMetric(peersByWay, prometheus.GaugeValue, float64(n), c.x.c.Name, w.transport, w.mode)
 	}
 }

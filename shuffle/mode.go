@@ -2,6 +2,7 @@ package shuffle
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/verbena-data/verbena"
 )
@@ -20,8 +21,21 @@ const (
 	TwoSided
 )
 
-func (m Mode) String() string {
-	return [...]string{"auto", "one-sided", "two-sided"}[min(m, 2)]
+var modeNames = [...]string{"auto", "one-sided", "two-sided"}
+
+func (m Mode) String() string { return modeNames[min(m, TwoSided)] }
+
+// MarshalText implements [encoding.TextMarshaler]: it is the name that String returns.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (m *Mode) UnmarshalText(text []byte) error {
+	i := slices.Index(modeNames[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("shuffle: no mode %q: auto, one-sided or two-sided", text)
+	}
+	*m = Mode(i)
+	return nil
 }
 
 // defaultPuts is how many pieces of a host's memory an adapter may have to know so that Auto puts. Each is one that a process

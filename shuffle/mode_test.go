@@ -1,6 +1,7 @@
 package shuffle_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -63,5 +64,20 @@ func TestWays(t *testing.T) {
 func TestMostPutsIsNotNegative(t *testing.T) {
 	if x, err := shuffle.Join(t.Context(), shuffle.Config{MostPuts: -1}); err == nil || !strings.Contains(err.Error(), "MostPuts") {
 		t.Error(x, err)
+	}
+}
+
+// Modes have names, by which they are read again.
+func TestModesAsText(t *testing.T) {
+	for mode, name := range map[shuffle.Mode]string{shuffle.Auto: "auto", shuffle.OneSided: "one-sided", shuffle.TwoSided: "two-sided"} {
+		text, err := mode.MarshalText()
+		var again shuffle.Mode
+		if err := errors.Join(err, again.UnmarshalText(text)); err != nil || again != mode || string(text) != name {
+			t.Errorf("%s: %q, %v, %v", name, text, again, err)
+		}
+	}
+	mode := shuffle.OneSided
+	if err := mode.UnmarshalText([]byte("three-sided")); err == nil || mode != shuffle.OneSided {
+		t.Error(mode, err)
 	}
 }

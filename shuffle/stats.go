@@ -36,10 +36,10 @@ type Stats struct {
 
 // A Way is how blocks travel to some peers.
 type Way struct {
-	Transport string
-	Mode      Mode   // OneSided or TwoSided
-	Why       string // it was chosen
-	Peers     int
+	Transport string `json:"transport"`
+	Mode      Mode   `json:"mode"` // OneSided or TwoSided
+	Why       string `json:"why"`  // it was chosen
+	Peers     int    `json:"peers"`
 }
 
 // StreamStats are numbers of streams.

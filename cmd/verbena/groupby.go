@@ -68,8 +68,8 @@ the field adds nothing. What the memory does not hold goes to temporary files.
 					fmt.Fprintf(cmd.ErrOrStderr(), "%d records without the field %s were left out\n", r.Skipped, cfg.Key)
 				}
 				if cfg.Output != "" {
-					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%d groups of %d records, %.1f MB, in %.1f s by %d processes (%d partial results exchanged, %d temporary files)\n",
-						r.Groups, r.Records, float64(r.Bytes)/1e6, r.Finished.Seconds(), r.Processes, r.Shuffled, r.Runs)
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%d groups of %d records, %.1f MB, in %.1f s by %d processes%s (%d partial results exchanged, %d temporary files)\n",
+						r.Groups, r.Records, float64(r.Bytes)/1e6, r.Finished.Seconds(), r.Processes, jobcmd.Over(r.Ways), r.Shuffled, r.Runs)
 					return err
 				}
 				return nil

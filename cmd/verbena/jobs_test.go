@@ -22,6 +22,7 @@ import (
 	"github.com/verbena-data/verbena/cmd/verbena/internal/jobcmd"
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/testneed"
+	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
@@ -100,9 +101,26 @@ func TestJobTransports(t *testing.T) {
 	if err := os.WriteFile(words, []byte(strings.Repeat("b a c b\n", 10_000)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, transport := range []string{"shm", "iwarp", "tcp"} {
+	for transport, mode := range map[string]string{"shm": "one-sided", "iwarp": "one-sided", "tcp": "two-sided"} {
 		options := []string{"--transport", transport, "--workers", "3", "--memory", "256MiB"}
-		verbenaProcess(t, nil, append([]string{"sort", "-o", out, in}, options...)...)
+		over := fmt.Sprintf(" by 3 processes over %s (%s) ", transport, mode)
+		if said := verbenaProcess(t, nil, append([]string{"sort", "-o", out, in}, options...)...); !strings.Contains(said, over) {
+			t.Errorf("%q is missing in %s", over, said)
+		}
+		if said := verbenaProcess(t, nil, append([]string{"groupby", "--format", "words", "--count", "-o", out + ".groups", words}, options...)...); !strings.Contains(said, over) {
+			t.Errorf("%q is missing in %s", over, said)
+		}
+		var result struct{ Ways []shuffle.Way }
+		for _, args := range [][]string{
+			{"sort", "-o", out, in}, {"groupby", "--format", "words", "--count", "-o", out + ".groups", words},
+		} {
+			said := verbenaProcess(t, nil, append(append(args, "--json"), options...)...)
+			result.Ways = nil
+			if err := json.Unmarshal([]byte(said), &result); err != nil || len(result.Ways) != 1 || result.Ways[0].Transport != transport ||
+				result.Ways[0].Mode.String() != mode || result.Ways[0].Peers != 6 || result.Ways[0].Why == "" { // three have two each
+				t.Errorf("%v over %s: %v: %s", args, transport, err, said)
+			}
+		}
 		report, err := run(t, "", "valsort", out)
 		if err != nil || !strings.Contains(report, "Records: 50000\nChecksum: "+checksum) || !strings.Contains(report, "SUCCESS") {
 			t.Errorf("%s: %v\n%s", transport, err, report)
@@ -421,7 +439,9 @@ func TestPairsCommand(t *testing.T) {
 			said := verbenaProcess(t, nil, "pairs", operation, "--pairs", "20000", "--keys", "1", "--value-size", "500", "--workers", "2", "--memory", "256MiB",
 				"--mappers", "3", "--reducers", "4", "--check", "--json", "--transport", transport)
 			var result struct{ Pairs, Groups, Mappers, Reducers, Processes int64 }
-			if err := json.Unmarshal([]byte(said), &result); err != nil || result != struct{ Pairs, Groups, Mappers, Reducers, Processes int64 }{20000, 1, 3, 4, 2} {
+			var over struct{ Ways []shuffle.Way }
+			if err := errors.Join(json.Unmarshal([]byte(said), &result), json.Unmarshal([]byte(said), &over)); err != nil ||
+				result != struct{ Pairs, Groups, Mappers, Reducers, Processes int64 }{20000, 1, 3, 4, 2} || len(over.Ways) != 1 || over.Ways[0].Peers != 2 {
 				t.Errorf("%s over %s: %v\n%s", operation, transport, err, said)
 			}
 		}

@@ -49,8 +49,8 @@ while they shuffle and reduce. That the number of pairs is right is always check
 			}
 			j.Report = func(w io.Writer, result any) error {
 				r := result.(pairs.Result)
-				_, err := fmt.Fprintf(w, "%d pairs with %d keys, %.1f MB, by %d mappers and %d reducers in %d processes: shuffled in %.2f s, finished by %.2f s, %.2f s of processor time (%d temporary files)\n",
-					r.Pairs, r.Groups, float64(r.Bytes)/1e6, r.Mappers, r.Reducers, r.Processes, r.Shuffled.Seconds(), r.Finished.Seconds(), r.CPU.Seconds(), r.Runs)
+				_, err := fmt.Fprintf(w, "%d pairs with %d keys, %.1f MB, by %d mappers and %d reducers in %d processes%s: shuffled in %.2f s, finished by %.2f s, %.2f s of processor time (%d temporary files)\n",
+					r.Pairs, r.Groups, float64(r.Bytes)/1e6, r.Mappers, r.Reducers, r.Processes, jobcmd.Over(r.Ways), r.Shuffled.Seconds(), r.Finished.Seconds(), r.CPU.Seconds(), r.Runs)
 				return err
 			}
 			return o.runJob(cmd, j)

@@ -62,8 +62,8 @@ one. The output appears under its name when it is whole and on the disk.
 			}
 			j.Report = func(w io.Writer, result any) error {
 				r := result.(sort.Result)
-				_, err := fmt.Fprintf(w, "%d records, %.1f MB: shuffled and sorted in %.1f s by %d processes (%d temporary files), written by %.1f s\n",
-					r.Records, float64(r.Bytes)/1e6, r.Shuffled.Seconds(), r.Processes, r.Runs, r.Finished.Seconds())
+				_, err := fmt.Fprintf(w, "%d records, %.1f MB: shuffled and sorted in %.1f s by %d processes%s (%d temporary files), written by %.1f s\n",
+					r.Records, float64(r.Bytes)/1e6, r.Shuffled.Seconds(), r.Processes, jobcmd.Over(r.Ways), r.Runs, r.Finished.Seconds())
 				return err
 			}
 			return o.runJob(cmd, j)

@@ -57,6 +57,7 @@ type Result struct {
 	Runs      int           `json:"runs"`     // temporary files
 	Finished  time.Duration `json:"finished"`
 	Processes int           `json:"processes"`
+	Ways      []shuffle.Way `json:"ways"` // of all processes; two that exchange count as a peer each
 }
 
 // leastThread is what a thread needs: tables of what it sends and receives, and a sorter.
@@ -522,11 +523,12 @@ type share struct {
 	Sizes                           []int64
 	Groups, Records, Skipped, Moved int64
 	Runs                            int
+	Ways                            []shuffle.Way
 }
 
 // write puts the parts one behind the other, into the output or before process 0.
 func (j *job) write(ctx context.Context, parts []*part) error {
-	own := share{Records: j.counted.Load(), Skipped: j.skipped.Load(), Moved: j.sent.Load()}
+	own := share{Ways: j.x.Stats().Ways, Records: j.counted.Load(), Skipped: j.skipped.Load(), Moved: j.sent.Load()}
 	for _, p := range parts {
 		own.Sizes = append(own.Sizes, p.size)
 		own.Groups += p.groups
@@ -554,6 +556,7 @@ func (j *job) write(ctx context.Context, parts []*part) error {
 		j.result.Skipped += s.Skipped
 		j.result.Shuffled += s.Moved
 		j.result.Runs += s.Runs
+		j.result.Ways = together.AddWays(j.result.Ways, s.Ways)
 	}
 	j.result.Bytes, j.result.Processes = j.inputs.Total, len(shares)
 	if j.output == nil {

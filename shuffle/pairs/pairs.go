@@ -73,6 +73,7 @@ type Result struct {
 	Mappers   int           `json:"mappers"`
 	Reducers  int           `json:"reducers"`
 	Processes int           `json:"processes"`
+	Ways      []shuffle.Way `json:"ways"` // of all processes; two that exchange count as a peer each
 }
 
 // Divide gives a process's memory, in bytes, to the exchange, as [shuffle.Config.Memory], and to the work, as
@@ -140,6 +141,7 @@ type part struct {
 	CPU      time.Duration `json:"cpu"`
 	Sent     uint64        `json:"sent"` // checksums, with Check
 	Received uint64        `json:"received"`
+	Ways     []shuffle.Way `json:"ways"`
 }
 
 // Run makes pairs and groups or sorts them. All processes of the exchange call it. When it
@@ -195,7 +197,7 @@ func (j *job) shuffleAndReduce(ctx context.Context, begin time.Time) (r Result, 
 	if err != nil {
 		return r, err
 	}
-	j.own.CPU = now - j.cpu
+	j.own.CPU, j.own.Ways = now-j.cpu, j.x.Stats().Ways
 	parts, err := together.Gather(ctx, j.x, j.own)
 	if err != nil {
 		return r, err
@@ -208,6 +210,7 @@ func (j *job) shuffleAndReduce(ctx context.Context, begin time.Time) (r Result, 
 		r.Groups += p.Groups
 		r.Runs += p.Runs
 		r.CPU += p.CPU
+		r.Ways = together.AddWays(r.Ways, p.Ways)
 		made += p.Made
 		sent += p.Sent
 		received += p.Received

@@ -50,6 +50,7 @@ type Result struct {
 	Shuffled  time.Duration `json:"shuffled"`  // until all was received and sorted in parts
 	Finished  time.Duration `json:"finished"`  // until the output was on the disk, under its name
 	Processes int           `json:"processes"` // that took part
+	Ways      []shuffle.Way `json:"ways"`      // of all processes; two that exchange count as a peer each
 }
 
 // MinMemory is the least memory of a process with one thread.
@@ -65,9 +66,10 @@ func Divide(memory int64, threads int) (exchange, sorting int64, err error) {
 
 // share is what a process has of the sorted records.
 type share struct {
-	Bytes   []int64 `json:"bytes"` // by thread
-	Records int64   `json:"records"`
-	Runs    int     `json:"runs"`
+	Bytes   []int64       `json:"bytes"` // by thread
+	Records int64         `json:"records"`
+	Runs    int           `json:"runs"`
+	Ways    []shuffle.Way `json:"ways"`
 }
 
 // job is one process's part.
@@ -209,7 +211,7 @@ func receive(ctx context.Context, from *shuffle.Receiver, to *external.Sorter) e
 
 // write merges the partitions into the output.
 func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
-	own := share{}
+	own := share{Ways: j.x.Stats().Ways}
 	for _, s := range sorters {
 		own.Bytes = append(own.Bytes, s.Size())
 		own.Records += s.Records()
@@ -233,6 +235,7 @@ func (j *job) write(ctx context.Context, sorters []*external.Sorter) error {
 		}
 		j.result.Records += s.Records
 		j.result.Runs += s.Runs
+		j.result.Ways = together.AddWays(j.result.Ways, s.Ways)
 	}
 	j.result.Processes = len(shares)
 	// Lines may have got a newline at the end of a file.
