@@ -583,8 +583,9 @@ const mostSkips = 31
 
 // askBlocked asks the peers for whose receives requests wait to ring, because polls end.
 func (cq *completionQueue) askBlocked() {
+	var room [16]*queuePair // most often that suffices, and nothing is allocated
 	cq.blockedMu.Lock()
-	pairs := slices.Clone(cq.blocked)
+	pairs := append(room[:0], cq.blocked...)
 	cq.blockedMu.Unlock()
 	for _, qp := range pairs {
 		qp.sendMu.Lock()

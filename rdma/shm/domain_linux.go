@@ -339,6 +339,7 @@ func (d *domain) runAgent() {
 	word := d.bell.agent()
 	healed := time.Now()
 	var waiters []*completionQueue
+	var shared []*sharedReceiveQueue
 	for {
 		value := word.Load()
 		select {
@@ -358,7 +359,7 @@ func (d *domain) runAgent() {
 		})
 		d.members.Lock()
 		waiters = slices.AppendSeq(waiters[:0], maps.Keys(d.waiters))
-		shared := d.members.Shared.List()
+		shared = d.members.Shared.AppendTo(shared[:0])
 		d.members.Unlock()
 		rest := healInterval
 		for _, s := range shared {
@@ -368,6 +369,7 @@ func (d *domain) runAgent() {
 			cq.wakeIfRung()
 		}
 		clear(waiters) // lets go of queues that are closed
+		clear(shared)
 		if now := time.Now(); now.Sub(healed) >= healInterval {
 			healed = now
 			d.heal()

@@ -56,7 +56,10 @@ func (s *Set[T]) Has(object T) bool {
 func (s *Set[T]) Len() int { return len(s.users) }
 
 // List has all members, in no order.
-func (s *Set[T]) List() []T { return slices.Collect(maps.Keys(s.users)) }
+func (s *Set[T]) List() []T { return s.AppendTo(nil) }
+
+// AppendTo is List behind what list has, in its memory if that suffices.
+func (s *Set[T]) AppendTo(list []T) []T { return slices.AppendSeq(list, maps.Keys(s.users)) }
 
 // Remove takes an object out and tells whether it was a member. It fails with
 // [rdma.ErrInUse], and changes nothing, while a queue pair uses it.
