@@ -30,6 +30,10 @@ func (p *parcel) copyTo(b []byte) {
 // part cuts up to n bytes off the front of the message.
 func (p *parcel) part(n int) parcel {
 	part := *p
+	if len(p.header) > n {
+		part.header, part.body, p.header = p.header[:n], nil, p.header[n:]
+		return part
+	}
 	part.body = p.body[:min(len(p.body), n-len(p.header))]
 	p.header, p.body, p.from = nil, p.body[len(part.body):], p.from+len(part.body)
 	return part

@@ -131,6 +131,7 @@ func NewCaller(e *Endpoint, mux *Mux) (*Caller, error) {
 	c := &Caller{e: e, mux: mux, silent: true, side: call.New[*pendingCall, Request](call.Limits{
 		Requests: callsAtOnce, Stream: streamCredit, Window: streamWindow, Memory: streamMemory,
 	})}
+	c.out.send = c.sendPosted
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	if err := e.upcalls(c); err != nil {
 		return nil, e.failure("make a caller for", err)
@@ -287,7 +288,7 @@ func (c *Caller) request(ctx context.Context, w *pendingCall, method uint32, h c
 	if c.e.over() {
 		return c.unsent(w, c.e.err)
 	}
-	begun, err := c.sendJoined(ctx, method, h, payload)
+	begun, err := c.sendBehind(ctx, w.header[:], method, h, payload)
 	switch {
 	case err == nil:
 		return nil
@@ -313,11 +314,15 @@ func (c *Caller) unsent(w *pendingCall, err error) error {
 	return fmt.Errorf("%w: %w", ErrNotSent, err)
 }
 
-// sendJoined sends a message in two parts and waits as long as that takes.
-func (c *Caller) sendJoined(ctx context.Context, tag uint32, header call.Header, payload []byte) (begun bool, err error) {
-	p := parcel{tag: tag, header: header.Append(nil), body: payload}
+// sendBehind sends a message behind a header, which it puts into front, and waits as long as
+// that takes.
+func (c *Caller) sendBehind(ctx context.Context, front []byte, tag uint32, header call.Header, payload []byte) (begun bool, err error) {
+	header.Put(front)
+	p := parcel{tag: tag, header: front, body: payload}
 	if p.size() <= link.Small {
-		p.header, p.body = nil, append(p.header, payload...)
+		j := join(front, payload)
+		defer j.free()
+		p.header, p.body = nil, j.bytes()
 	}
 	return c.e.sendInTurn(ctx, p)
 }

@@ -43,6 +43,46 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
+// BenchmarkLongCall is a call with a long payload and an answer of the same, in one piece and
+// in two, both ends in this process.
+func BenchmarkLongCall(b *testing.B) {
+	for _, w := range worlds {
+		if strings.HasPrefix(w.name, "fake") {
+			continue
+		}
+		for _, size := range []int{10 << 10, 100 << 10, 1 << 20} {
+			for _, joined := range []bool{false, true} {
+				b.Run(fmt.Sprintf("%s/%d/joined=%t", w.name, size, joined), func(b *testing.B) {
+					p := w.pair(b, Config{}, ListenConfig{})
+					c := p.callers(b, MuxConfig{})
+					c.mux.Long(methodEchoJoined, func(q Request) {
+						if err := q.ReplyJoined(q.Payload()[:50], q.Payload()[50:]); err != nil {
+							b.Error(err)
+						}
+					})
+					payload := make([]byte, size)
+					b.SetBytes(int64(2 * size))
+					b.ReportAllocs()
+					for b.Loop() {
+						var m *Message
+						var err error
+						if joined {
+							m, err = c.a.CallJoined(p.ctx, methodEchoJoined, payload[:50], payload[50:])
+						} else {
+							m, err = c.a.Call(p.ctx, methodEchoLong, payload)
+						}
+						if err != nil {
+							b.Fatal(err)
+						}
+						m.Release()
+					}
+					c.close(b)
+				})
+			}
+		}
+	}
+}
+
 // BenchmarkBesideFlood is a call of 63 endpoints in turn, without and with a 64th
 // endpoint of the same worker that floods it with notifications.
 func BenchmarkBesideFlood(b *testing.B) {

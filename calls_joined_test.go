@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
+
+	"github.com/verbena-data/verbena/internal/race"
 )
 
 const methodEchoJoined = 23 // long: answers with the request's own memory, in two pieces
@@ -24,7 +27,7 @@ func TestCallsInTwoPieces(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for _, head := range []int{0, 1, 100, 4 << 10, 5 << 10} {
+		for _, head := range []int{0, 1, 100, 5 << 10, 300 << 10} {
 			for _, body := range []int{0, 1, 1 << 10, 32 << 10, 40 << 10, 64 << 10, 130<<10 + 1, 512 << 10, 3 << 20} {
 				first, second := bytes.Clone(pattern(head, 5)), bytes.Clone(pattern(body, 6))
 				want := append(bytes.Clone(first), second...)
@@ -68,6 +71,21 @@ func TestCallsInTwoPieces(t *testing.T) {
 	})
 }
 
+// What is long is not put together before it is sent, wherever it goes and whatever is in
+// front.
+func TestLongPiecesAreNotJoined(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		defer c.close(t)
+		for _, head := range []int{0, 100, 6 << 10} {
+			if !c.a.joins(make([]byte, head), make([]byte, 1<<20)) {
+				t.Errorf("1 MiB behind %d bytes is copied to them", head)
+			}
+		}
+	})
+}
+
 // Long calls of many goroutines, whose pieces take turns, do not get into each other.
 func TestManyCallsInTwoPieces(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {
@@ -97,5 +115,34 @@ func TestManyCallsInTwoPieces(t *testing.T) {
 			})
 		}
 		wg.Wait()
+	})
+}
+
+// A call with a payload in two pieces and an answer of two allocate nothing, at either end,
+// however long either piece is.
+func TestJoinedAllocations(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	eachWorld(t, func(t *testing.T, w world) {
+		p := w.pair(t, Config{}, ListenConfig{})
+		c := p.callers(t, MuxConfig{})
+		defer c.close(t)
+		for _, size := range w.payloads() {
+			for _, head := range []int{50, 6 << 10} {
+				if head > size {
+					continue
+				}
+				c.mux.Long(methodEchoJoined, func(q Request) {
+					if err := q.ReplyJoined(q.Payload()[:head], q.Payload()[head:]); err != nil {
+						t.Error(err)
+					}
+				})
+				payload := make([]byte, size)
+				allocatesNothing(t, fmt.Sprintf("a call with %d bytes, %d of them in front,", size, head), size, func() (*Message, error) {
+					return c.a.CallJoined(p.ctx, methodEchoJoined, payload[:head], payload[head:])
+				})
+			}
+		}
 	})
 }

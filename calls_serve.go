@@ -42,7 +42,7 @@ func (c *Caller) answer(r *request, kind call.Kind, tag uint32, payload []byte) 
 		}
 	}
 	if waits {
-		_, err := c.sendJoined(c.ctx, tag, h, payload)
+		_, err := c.sendBehind(c.ctx, r.header[:], tag, h, payload)
 		return err
 	}
 	return nil

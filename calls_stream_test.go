@@ -740,7 +740,8 @@ func TestStreamsGivenUpAtRandom(t *testing.T) {
 	})
 }
 
-// A piece there and back allocates nothing, at either end.
+// A piece there and back allocates nothing, at either end, but the handles of messages, of
+// which a stock makes many at a time.
 func TestStreamAllocations(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates")
@@ -749,16 +750,18 @@ func TestStreamAllocations(t *testing.T) {
 		p := w.pair(t, Config{}, ListenConfig{})
 		c := p.callers(t, MuxConfig{})
 		c.streams()
-		for _, size := range []int{20, 4 << 10, 1 << 20} {
+		for _, size := range append([]int{20}, w.payloads()...) {
 			s, err := c.a.Stream(p.ctx, streamBack, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			payload := pattern(size, 1)
 			came := make(chan error, 1)
+			pieces := 0
 			go func() {
 				for n := 0; ; {
 					b, err := s.Recv(p.ctx)
+					pieces++
 					if err != nil {
 						came <- err
 						return
@@ -782,9 +785,12 @@ func TestStreamAllocations(t *testing.T) {
 			for range 200 {
 				one()
 			}
-			pieces := 2 * max(size/(32<<10), 1) // at least, of both directions
-			if n := testing.AllocsPerRun(300, one); n/float64(pieces) >= 0.5 {
-				t.Errorf("%.1f allocations for %d bytes there and back", n, size)
+			const runs = 300
+			pieces = 0
+			n := testing.AllocsPerRun(runs, one)
+			each := float64(2*pieces) / (runs + 1) // one more to warm up; each piece goes there and back
+			if n >= 1+each/stockBatch {
+				t.Errorf("%.1f allocations for %d bytes there and back in %.1f pieces", n, size, each)
 			}
 			_ = s.Close()
 			<-came

@@ -54,8 +54,10 @@ type outbox struct {
 	handled uint32         // notifications of which the peer has to be told
 	sending bool           // a goroutine sends
 	sender  sync.WaitGroup // that goroutine
-	idle    chan struct{}  // closed when sending ends; nil: nobody asks
-	closed  bool           // nothing is taken any more
+	send    func()         // of it, made once: a message allocates nothing
+	header  [call.HeaderSize]byte
+	idle    chan struct{} // closed when sending ends; nil: nobody asks
+	closed  bool          // nothing is taken any more
 }
 
 // drop forgets what is not sent, for ever.
@@ -117,12 +119,14 @@ func (c *Caller) postLater(m outgoing) {
 	}
 	if !o.sending {
 		o.sending = true
-		o.sender.Go(c.sendPosted)
+		o.sender.Add(1)
+		go o.send()
 	}
 }
 
 // sendPosted sends what is in the outbox until it is empty or the endpoint has ended.
 func (c *Caller) sendPosted() {
+	defer c.out.sender.Done()
 	sent := 0
 	for {
 		c.mu.Lock()
@@ -151,7 +155,7 @@ func (c *Caller) sendPosted() {
 			c.side.Answered(m.header.ID) // the peer may use the slot again as soon as it hears
 		}
 		c.mu.Unlock()
-		_, _ = c.sendJoined(context.Background(), m.tag, m.header, m.bytes()) // the endpoint's end ends it, and tells
+		_, _ = c.sendBehind(context.Background(), c.out.header[:], m.tag, m.header, m.bytes()) // the endpoint's end ends it, and tells
 		if m.header.Kind == call.Greeting {
 			c.greeted()
 		}

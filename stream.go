@@ -39,9 +39,11 @@ type stream struct {
 	// mu guards what is not written yet. While flushing is set a goroutine
 	// writes and everything else goes into backlog behind it.
 	mu       sync.Mutex
-	backlog  []byte
-	spare    []byte
+	backlog  *backlog // nil: there is none
+	spare    *backlog
 	pieces   []piece  // of buffers, between the bytes of backlog
+	written  []piece  // memory for the next pieces
+	flusher  func()   // flush, made once: a write allocates nothing
 	pending  int      // bytes of pieces
 	writing  []piece  // that flush writes
 	vector   [][]byte // of flush
@@ -147,6 +149,7 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 			s.direct.init(raw)
 		}
 	}
+	s.flusher = s.flush
 	s.memory = e.env.arriving.Open(e.origin, func() {
 		s.abort(fmt.Errorf("%w: it left a message unfinished for %s while others waited for the memory", ErrProtocol, budget.Stalled))
 	})

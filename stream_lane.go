@@ -162,6 +162,7 @@ func (s *stream) join(conn net.Conn) bool {
 	l := &sideLane{turn: make(chan struct{}, 1), stream: &stream{
 		e: s.e, conn: conn, aside: true, fragment: s.fragment, drained: make(chan struct{}, 1),
 	}}
+	l.flusher = l.flush
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			l.direct.init(raw)

@@ -73,7 +73,7 @@ func (s *stream) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	}
 	defer func() { <-s.e.sendLock }()
 	s.mu.Lock()
-	full := s.writeErr != nil || len(s.backlog)+s.pending >= backlogLimit
+	full := s.writeErr != nil || s.unwritten() >= backlogLimit
 	s.mu.Unlock()
 	if full {
 		return false

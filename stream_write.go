@@ -46,12 +46,20 @@ func (s *stream) writeMessage(p parcel, wait func() error) error {
 	}
 }
 
+// unwritten is how many bytes wait to be written. mu is held.
+func (s *stream) unwritten() int {
+	if s.backlog == nil {
+		return s.pending
+	}
+	return len(s.backlog.bytes) + s.pending
+}
+
 // waitBacklog waits until less than limit bytes are left to be written, or
 // ended is closed.
 func (s *stream) waitBacklog(ctx context.Context, ended <-chan struct{}, limit int) error {
 	for waited := false; ; waited = true {
 		s.mu.Lock()
-		n, err := len(s.backlog)+s.pending, s.writeErr
+		n, err := s.unwritten(), s.writeErr
 		if s.flushing {
 			n++ // bytes on their way count, too
 		}
@@ -93,16 +101,17 @@ func (s *stream) write(f frame, p parcel) error {
 		}
 	}
 	f.put((*[frameHeader]byte)(s.scratch[:]))
-	header := s.scratch[:frameHeader+copy(s.scratch[frameHeader:], p.header)]
-	payload := p.body
+	header, front, payload := s.scratch[:frameHeader], p.header, p.body
+	if len(front) <= MaxHeader {
+		header, front = append(header, front...), nil
+	}
 	written := 0
 	if !s.flushing && s.direct.ready() {
 		var err error
-		if len(payload) <= coalesceLimit {
-			n := copy(s.scratch[len(header):], payload)
-			written, err = s.direct.write(s.scratch[:len(header)+n], nil)
+		if len(front) == 0 && len(payload) <= coalesceLimit {
+			written, err = s.direct.write(append(header, payload...), nil, nil)
 		} else {
-			written, err = s.direct.write(header, payload)
+			written, err = s.direct.write(header, front, payload)
 		}
 		if err != nil {
 			s.broken(err)
@@ -110,48 +119,53 @@ func (s *stream) write(f frame, p parcel) error {
 		}
 		s.watcher.Sent()
 	}
-	if written == len(header)+len(payload) {
+	if written == len(header)+len(front)+len(payload) {
 		return nil
 	}
 	if s.backlog == nil {
 		s.backlog = takeBacklog()
 	}
-	if written < len(header) {
-		s.backlog = append(s.backlog, header[written:]...)
-		written = len(header)
+	for _, before := range [...][]byte{header, front} {
+		taken := min(written, len(before))
+		s.backlog.bytes = append(s.backlog.bytes, before[taken:]...)
+		written -= taken
 	}
-	if rest := payload[written-len(header):]; p.buffer != nil && len(rest) > coalesceLimit {
+	if rest := payload[written:]; p.buffer != nil && len(rest) > coalesceLimit {
 		p.buffer.Retain()
-		s.pieces = append(s.pieces, piece{at: len(s.backlog), data: rest, buffer: p.buffer})
+		s.pieces = append(s.pieces, piece{at: len(s.backlog.bytes), data: rest, buffer: p.buffer})
 		s.pending += len(rest)
 	} else {
-		s.backlog = append(s.backlog, rest...)
+		s.backlog.bytes = append(s.backlog.bytes, rest...)
 	}
 	if !s.flushing {
 		s.flushing = true
-		s.wg.Go(s.flush)
+		s.wg.Add(1)
+		go s.flusher()
 	}
 	return nil
 }
 
 // flush writes the backlog until there is none.
 func (s *stream) flush() {
+	defer s.wg.Done()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.writeErr == nil && len(s.backlog)+len(s.pieces) > 0 {
+	for s.writeErr == nil && len(s.backlog.bytes)+len(s.pieces) > 0 {
 		out, pieces := s.backlog, s.pieces
-		s.pieces, s.writing, s.pending = nil, pieces, 0
+		s.pieces, s.written, s.writing, s.pending = s.written, nil, pieces, 0
 		if s.spare == nil {
 			s.spare = takeBacklog()
 		}
-		s.backlog, s.spare = s.spare[:0], nil
+		s.backlog, s.spare = s.spare, nil
 		s.mu.Unlock()
 		s.watcher.Sent() // the write below may wait for the peer
-		err := s.writeOut(out, pieces)
+		err := s.writeOut(out.bytes, pieces)
 		s.mu.Lock()
-		s.spare = out[:0]
+		out.bytes = out.bytes[:0]
+		s.spare = out
 		if s.writing = nil; len(pieces) > 0 {
 			s.letGo(pieces)
+			s.written = pieces[:0]
 		}
 		if err != nil {
 			s.broken(err)
@@ -181,12 +195,16 @@ func (s *stream) broken(err error) {
 	s.fail(s.writeErr)
 }
 
-var backlogs = sync.Pool{New: func() any { b := make([]byte, 0, backlogLimit); return &b }}
+// A backlog is memory for bytes that wait to be written.
+type backlog struct{ bytes []byte }
 
-func takeBacklog() []byte { return (*backlogs.Get().(*[]byte))[:0] }
+var backlogs = sync.Pool{New: func() any { return &backlog{make([]byte, 0, backlogLimit)} }}
 
-func giveBacklog(b []byte) {
-	if c := cap(b); c >= backlogLimit && c <= 2*maxFragment {
-		backlogs.Put(&b)
+func takeBacklog() *backlog { return backlogs.Get().(*backlog) }
+
+func giveBacklog(b *backlog) {
+	if b != nil && cap(b.bytes) <= 2*maxFragment {
+		b.bytes = b.bytes[:0]
+		backlogs.Put(b)
 	}
 }

@@ -89,7 +89,7 @@ func (s *outbound) sendAtOnce(p parcel) bool {
 // socket does not take is written in the background, from where it lies.
 func (s *stream) sendAtOnce(p parcel) bool {
 	s.mu.Lock()
-	held := s.writeErr != nil || s.flushing || len(s.backlog)+s.pending > 0
+	held := s.writeErr != nil || s.flushing || s.unwritten() > 0
 	s.mu.Unlock()
 	if held {
 		return false

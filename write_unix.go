@@ -12,18 +12,18 @@ import (
 type directWriter struct {
 	raw  syscall.RawConn
 	try  func(fd uintptr) bool // made once, so that a write does not allocate
-	vec  [2][]byte
+	vec  [3][]byte
+	used int // of vec
 	n    int
 	err  error
-	many bool
 }
 
 func (w *directWriter) init(raw syscall.RawConn) {
 	w.raw = raw
 	w.try = func(fd uintptr) bool {
 		for {
-			if w.many {
-				w.n, w.err = unix.Writev(int(fd), w.vec[:])
+			if w.used > 1 {
+				w.n, w.err = unix.Writev(int(fd), w.vec[:w.used])
 			} else {
 				w.n, w.err = unix.Write(int(fd), w.vec[0])
 			}
@@ -36,12 +36,17 @@ func (w *directWriter) init(raw syscall.RawConn) {
 
 func (w *directWriter) ready() bool { return w.raw != nil }
 
-// write returns how many bytes of a and then b the socket took.
-func (w *directWriter) write(a, b []byte) (int, error) {
-	w.vec = [2][]byte{a, b}
-	w.many = len(b) > 0
+// write returns how many bytes of a, then b and then c the socket took. There is an a.
+func (w *directWriter) write(a, b, c []byte) (int, error) {
+	w.used = 0
+	for _, piece := range [...][]byte{a, b, c} {
+		if len(piece) > 0 {
+			w.vec[w.used] = piece
+			w.used++
+		}
+	}
 	err := w.raw.Write(w.try)
-	w.vec = [2][]byte{}
+	w.vec = [3][]byte{}
 	if err != nil {
 		return 0, err
 	}
