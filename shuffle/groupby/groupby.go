@@ -77,6 +77,23 @@ func (c *Config) third() int64 { return c.Memory / int64(c.threads) / 3 }
 
 func (c *Config) longest() int { return int(c.third() / 5) }
 
+// A record of CSV is on Go's heap: the line, the record, its fields and the key, of which two grow by copying. A
+// recordsShare-th of a thread's memory is for that, and a record may have a recordsCopies-th of it.
+const recordsShare, recordsCopies = 16, 5
+
+func (c *Config) records() int64 {
+	if c.Format != CSV {
+		return 0
+	}
+	return c.Memory / int64(c.threads) / recordsShare
+}
+
+// longestCSV is how long a record of CSV may be.
+func (c *Config) longestCSV() int64 { return c.records() / recordsCopies }
+
+// table is how many bytes each of a thread's two tables has.
+func (c *Config) table() int64 { return c.third() - c.records()/2 }
+
 // sampleKeys is how many keys a thread adds to the sample from which the ranges come.
 const (
 	sampleKeys = 2000
@@ -330,7 +347,7 @@ func (s *sender) flush(t *table) error {
 
 func (j *job) send(ctx context.Context, thread int) (err error) {
 	s := &sender{j: j, ctx: ctx, to: j.x.Sender(thread)}
-	t, err := newTable(j.cfg.third(), s.flush)
+	t, err := newTable(j.cfg.table(), s.flush)
 	if err != nil {
 		s.giveSample(nil)
 		return err
@@ -386,7 +403,7 @@ func (j *job) receive(ctx context.Context, thread int, p *part) (err error) {
 		}
 		return nil
 	}
-	t, err := newTable(j.cfg.third(), spill)
+	t, err := newTable(j.cfg.table(), spill)
 	if err != nil {
 		return err
 	}

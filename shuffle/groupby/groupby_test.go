@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -158,7 +159,7 @@ func TestRefuses(t *testing.T) {
 		"no field":   {Config{Format: CSV, Key: "x"}, "a,b\n1,2\n", `no field "x"`},
 		"no number":  {Config{Format: CSV, Key: "a", Sum: "b"}, "a,b\n1,two\n", `b is "two": not a number`},
 		"bare quote": {Config{Format: CSV, Key: "a"}, "a,b\nx\"y,2\n", "bare"},
-		"open quote": {Config{Format: CSV, Key: "a"}, "a,b\n\"xy,2\n", "quote"},
+		"open quote": {Config{Format: CSV, Key: "a"}, "a,b\nz,1\n\"xy,2\nv,1\n", "the record at byte 8: extraneous or missing \" in quoted-field"},
 		"no JSON":    {Config{Format: JSONL, Key: "a"}, "{\"a\":1}\n{\"a\":\n", "no JSON"},
 		"long line":  {Config{Format: JSONL, Key: "a"}, "{\"a\":\"" + strings.Repeat("x", 9<<20) + "\"}", "--memory"},
 		"no file":    {Config{Format: JSONL, Key: "a", Inputs: []string{"/nowhere/x"}}, "", "no such file"},
@@ -176,6 +177,43 @@ func TestRefuses(t *testing.T) {
 				t.Error("something is left behind: ", entries, err)
 			}
 		})
+	}
+}
+
+// TestOpenQuote has a quote that is never closed at the beginning of a large file: that is noticed within the memory, and where it is.
+func TestOpenQuote(t *testing.T) {
+	const fills = 4 << 20
+	for name, row := range map[string]string{"lines": "key,1\n", "one line": "key,1 "} {
+		t.Run(name, func(t *testing.T) {
+			in := write(t, "k,v\na,1\n\"b,1\n"+strings.Repeat(row, fills))
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for _, shape := range shapes {
+				_, _, err := run(t, shape[0], shape[1], Config{Format: CSV, Inputs: []string{in}, Key: "k"})
+				if want := "the record at byte 8 is longer than the "; err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), in) {
+					t.Errorf("%v: %v; want %q", shape, err, want)
+				}
+			}
+			runtime.ReadMemStats(&after)
+			if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 { // the file has 24 MiB, and is read in three shapes
+				t.Errorf("%d MiB were allocated", n>>20)
+			}
+		})
+	}
+}
+
+// TestLongRecords has records of CSV as long as they may be, and longer ones, at the border of what the parser reads ahead, too.
+func TestLongRecords(t *testing.T) {
+	c := Config{Format: CSV, Key: "k", Memory: 3 * external.MinMemory, threads: 1}
+	longest := int(c.longestCSV())
+	for _, n := range []int{longest - 10, longest, longest + aheadOfCSV + 1, 3 * longest} {
+		for _, fill := range []string{"x", "\n"} {
+			field := "k\"\"" + strings.Repeat(fill, n-len("\"k\"\"\",1\n"))
+			_, result, err := run(t, 1, 1, Config{Format: CSV, Inputs: []string{write(t, "k,v\n"+strings.Repeat("\""+field+"\",1\n", 5))}, Key: "k"})
+			if fits := n <= longest; (err == nil) != fits || fits && (result.Records != 5 || result.Groups != 1) {
+				t.Errorf("%d bytes, at most %d: %+v, %v", n, longest, result, err)
+			}
+		}
 	}
 }
 
@@ -281,7 +319,7 @@ func FuzzCSV(f *testing.F) {
 				t.Fatal(err)
 			}
 			for _, span := range spans {
-				r := &reader{cfg: &Config{Format: CSV, Key: "1"}, read: func(int) {}}
+				r := &reader{cfg: &Config{Format: CSV, Key: "1", Memory: 3 * external.MinMemory, threads: 1}, read: func(int) {}}
 				r.take = func(key, _ []byte) error {
 					got = append(got, string(key))
 					return nil

@@ -61,6 +61,27 @@ func (c counting) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// errLongRecord says that a record is longer than may be.
+var errLongRecord = errors.New("record too long")
+
+// bounded gives so many bytes more, and then errLongRecord.
+type bounded struct {
+	r    io.Reader
+	left int64
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errLongRecord
+	}
+	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// aheadOfCSV is how much csv.Reader reads beyond a record, at most.
+const aheadOfCSV = 4 << 10
+
 // quotes tells whether a span begins, and whether what follows it begins, within quotes.
 type quotes struct{ before, after bool }
 
@@ -225,23 +246,31 @@ func (r *reader) csv(ctx context.Context, s dataset.Span, q quotes) error {
 	if err != nil {
 		return err
 	}
-	in := csv.NewReader(counting{io.NewSectionReader(s.Input, begin, end-begin), r.read})
+	longest := r.cfg.longestCSV()
+	bound := &bounded{r: counting{io.NewSectionReader(s.Input, begin, end-begin), r.read}}
+	in := csv.NewReader(bound)
 	in.ReuseRecord, in.FieldsPerRecord = true, -1 // a record without the key is left out
 	var value []byte
-	for n := 0; ; n++ {
+	for n, at := 0, int64(0); ; n++ {
 		if n&1023 == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		record, err := in.Read()
-		if errors.Is(err, io.EOF) {
-			return nil
+		bound.left += in.InputOffset() - at // what the last record has taken
+		if at = in.InputOffset(); n == 0 {
+			bound.left = longest + aheadOfCSV
 		}
-		if err != nil {
+		record, err := in.Read()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, errLongRecord):
+			return fmt.Errorf("the record at byte %d is longer than the %d bytes for which there is memory: look there for a quote that is never closed, or raise --memory", begin+at, longest)
+		case err != nil:
 			var where *csv.ParseError
 			if errors.As(err, &where) { // its lines count from the span on
 				err = where.Err
 			}
-			return fmt.Errorf("the record before byte %d: %w", begin+in.InputOffset(), err)
+			return fmt.Errorf("the record at byte %d: %w", begin+at, err)
 		}
 		switch {
 		case begin+in.InputOffset() <= fields.end:
@@ -255,7 +284,7 @@ func (r *reader) csv(ctx context.Context, s dataset.Span, q quotes) error {
 			value = append(value, record[fields.value]...)
 		}
 		if err := r.take([]byte(record[fields.key]), value); err != nil {
-			return fmt.Errorf("the record before byte %d: %w", begin+in.InputOffset(), err)
+			return fmt.Errorf("the record at byte %d: %w", begin+at, err)
 		}
 	}
 }
