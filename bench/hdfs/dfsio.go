@@ -131,16 +131,10 @@ func (d *dfsio) compare(ctx context.Context) (err error) {
 	}
 	text := d.ran() + fmt.Sprintf(". %d files, %d at a time, medians of %d rounds: MiB/s by TestDFSIO's formulas, seconds of all, processor seconds.\n\n", d.files, d.tasks, d.rounds) +
 		d.table(names, took)
-	fmt.Print(text)
-	if d.json {
-		return nil
-	}
-	if err := d.save(func(r *results) {
-		r.DFSIO = &dfsioResults{d.conditions(), d.files, d.tasks, d.packet, d.runs(names, took)}
-	}); err != nil {
-		return err
-	}
-	return d.replace("dfsio", text)
+	rows := d.runs(names, took)
+	return publish(d.bench, os.Stdout, "dfsio", text, rows, func(r *results) {
+		r.DFSIO = &dfsioResults{d.conditions(), d.files, d.tasks, d.packet, rows}
+	})
 }
 
 // measure has a runner do all sizes, round after round.

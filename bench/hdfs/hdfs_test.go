@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -115,6 +117,62 @@ func TestStagesAreMedians(t *testing.T) {
 	table := stagesTable(took)
 	if !strings.Contains(table, "| communication | 2.0 | 2.0 | 2.0 | 2.0 |") || !strings.Contains(table, "| all | 6.0 | 6.0 | 6.0 | 6.0 |") {
 		t.Error(table)
+	}
+}
+
+// With --json each part prints a line of JSON for each of its rows and nothing else, and writes no file.
+func TestRowsAsJSON(t *testing.T) {
+	b := &bench{json: true, rounds: 1, out: t.TempDir()}
+	took, written := map[cell]*taken{}, map[string][]stages{}
+	for _, col := range columns {
+		written[col.name] = []stages{{"communication": 5}}
+		for _, packet := range packetSizes {
+			took[cell{2, packet, col.name}] = &taken{seconds: []float64{1}, cpu: []float64{3}}
+		}
+	}
+	d := &dfsio{bench: b, sizes: []int64{256}}
+	runs := d.runs([]string{"one"}, map[spot][]rates{{256, "one", true}: {{Throughput: 7}}})
+	for part, c := range map[string]struct {
+		print func(w io.Writer) error
+		lines int
+		first string
+	}{
+		"packets": {func(w io.Writer) error { return publish(b, w, "packets", "text", packetFiles([]int64{2}, took), nil) },
+			len(columns) * len(packetSizes), `{"file_gib":2,"packet_bytes":65536,"transport":"shm","seconds":[1],"cpu_seconds":[3]}`},
+		"stages": {func(w io.Writer) error { return publish(b, w, "stages", "text", stageRows(written), nil) },
+			len(columns), `{"transport":"shm","block_ns":[{"communication":5}]}`},
+		"dfsio": {func(w io.Writer) error { return publish(b, w, "dfsio", "text", runs, nil) },
+			2, `{"all_files_mib":256,"read":false,"client":"one","rates":null}`},
+	} {
+		var out bytes.Buffer
+		if err := c.print(&out); err != nil {
+			t.Errorf("%s: %v", part, err)
+		}
+		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+		if len(lines) != c.lines || lines[0] != c.first {
+			t.Errorf("%s: %d lines, want %d; the first one is %s", part, len(lines), c.lines, lines[0])
+		}
+		for _, line := range lines {
+			if !json.Valid([]byte(line)) {
+				t.Errorf("%s: %s", part, line)
+			}
+		}
+	}
+	if files, err := os.ReadDir(b.out); err != nil || len(files) > 0 {
+		t.Errorf("%v was written: %v", files, err)
+	}
+}
+
+// Files without a byte are refused before anything is started.
+func TestPacketsOfNoFile(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, files := range []string{"0", "-1", "1,0"} {
+		cmd := root()
+		cmd.SetArgs([]string{"packets", "--files", files})
+		if err := cmd.ExecuteContext(over); err == nil || !strings.Contains(err.Error(), "want 1 GiB or more") {
+			t.Errorf("--files %s: %v", files, err)
+		}
 	}
 }
 

@@ -35,6 +35,7 @@ func root() *cobra.Command {
   go -C bench run ./hdfs dfsio            TestDFSIO, Hadoop's own and ours
   go -C bench run ./hdfs draw             the plots anew, of what was measured before
 
+With --json, packets, stages and dfsio print their rows as docs/benchmarks/hdfs.json has them.
 Processor time is that of all processes, clients included, by the scheduler's clock.
 It needs a JDK (java runs a source file) and, the first time, mvn.`,
 		Args:          cobra.NoArgs,
@@ -52,7 +53,7 @@ It needs a JDK (java runs a source file) and, the first time, mvn.`,
 	}
 	all := cmd.PersistentFlags()
 	all.BoolVar(&b.quick, "quick", false, "two rounds with 256 MiB, fewer calls")
-	all.BoolVar(&b.json, "json", false, "print the rows as JSON and write nothing")
+	all.BoolVar(&b.json, "json", false, "print the rows as JSON, a line each, and write nothing")
 	all.StringVar(&b.dir, "dir", "/dev/shm", "`directory` in memory for the data of both")
 	all.StringVar(&b.out, "out", "", "`directory` for the page (default: docs/benchmarks of this tree)")
 	all.Int64Var(&b.size, "size", 0, "`MiB` of a file (default: 1024, with --quick 256)")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,6 +33,9 @@ size marked. It draws a plot of the first size of files.`,
 					files = []int64{1}
 				}
 			}
+			if least := slices.Min(files); least < 1 {
+				return fmt.Errorf("--files %d: want 1 GiB or more of each file", least)
+			}
 			return b.run(cmd.Context(), func(ctx context.Context) error { return b.packets(ctx, files) })
 		},
 	}
@@ -57,14 +61,8 @@ func (b *bench) packets(ctx context.Context, files []int64) (err error) {
 		}
 	}
 	text := beside.Ran(b.machine) + fmt.Sprintf(". %d rounds; medians: seconds, and processor seconds.\n\n", b.rounds) + packetTable(files, took)
-	fmt.Print(text)
-	if b.json {
-		return nil
-	}
-	if err := b.save(func(r *results) { r.Packets = &packetResults{b.conditions(), packetFiles(files, took)} }); err != nil {
-		return err
-	}
-	return b.replace("packets", text)
+	rows := packetFiles(files, took)
+	return publish(b, os.Stdout, "packets", text, rows, func(r *results) { r.Packets = &packetResults{b.conditions(), rows} })
 }
 
 // warmFile is how many bytes a client writes before it counts.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -12,18 +13,26 @@ import (
 // report prints the rows, and writes the page.
 func (b *bench) report(rounds []figures) error {
 	rows := b.rows(rounds)
+	if b.clients != nil && !b.json {
+		fmt.Print(b.table(rows)) // the page has all rows
+		return nil
+	}
+	return publish(b, os.Stdout, "rows", b.table(rows), rows, func(r *results) { r.Rows = &rowResults{b.conditions(), b.size, rows} })
+}
+
+// publish prints a part of the page, and writes it and its figures; with --json it prints the rows
+// of these, a line each, and writes nothing.
+func publish[R any](b *bench, w io.Writer, part, text string, rows []R, set func(*results)) error {
 	if b.json {
-		return beside.Write(os.Stdout, rows)
+		return beside.Write(w, rows)
 	}
-	table := b.table(rows)
-	fmt.Print(table)
-	if b.clients != nil {
-		return nil // the page has all rows
-	}
-	if err := b.save(func(r *results) { r.Rows = &rowResults{b.conditions(), b.size, rows} }); err != nil {
+	if _, err := io.WriteString(w, text); err != nil {
 		return err
 	}
-	return b.replace("rows", table)
+	if err := b.save(set); err != nil {
+		return err
+	}
+	return b.replace(part, text)
 }
 
 // table shows rows in Markdown.

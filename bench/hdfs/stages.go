@@ -96,14 +96,20 @@ func (b *bench) splitUp(ctx context.Context) (err error) {
 		}
 	}
 	text := beside.Ran(b.machine) + fmt.Sprintf(". Medians of %d rounds of %d blocks, in turns, in milliseconds.\n\n", b.rounds, stagedFiles) + stagesTable(took)
-	fmt.Print(text)
-	if b.json {
-		return nil
+	return publish(b, os.Stdout, "stages", text, stageRows(took), func(r *results) { r.Stages = &stageResults{b.conditions(), took} })
+}
+
+// A stageRow is what a block has taken over one transport, round by round.
+type stageRow struct {
+	Transport string   `json:"transport"`
+	Rounds    []stages `json:"block_ns"`
+}
+
+func stageRows(took map[string][]stages) (rows []stageRow) {
+	for _, col := range columns {
+		rows = append(rows, stageRow{col.name, took[col.name]})
 	}
-	if err := b.save(func(r *results) { r.Stages = &stageResults{b.conditions(), took} }); err != nil {
-		return err
-	}
-	return b.replace("stages", text)
+	return rows
 }
 
 // splitUpOnce is a turn of a column.

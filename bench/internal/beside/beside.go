@@ -100,7 +100,7 @@ func (r *Row) Mark() string {
 }
 
 // Write writes rows to w, one line of JSON each.
-func Write(w io.Writer, rows []Row) error {
+func Write[R any](w io.Writer, rows []R) error {
 	encoder := json.NewEncoder(w)
 	for _, r := range rows {
 		if err := encoder.Encode(r); err != nil {
