@@ -227,7 +227,8 @@ func (j *Job) bar() *progressbar.ProgressBar {
 	if j.Quiet || j.JSON || !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil
 	}
-	return progressbar.NewOptions64(-1,
+	// Any length but an unknown one, with which a goroutine draws the bar, also when it has been cleared.
+	return progressbar.NewOptions64(1,
 		progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(j.What), progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true),
 		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())
 }
