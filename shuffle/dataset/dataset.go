@@ -83,9 +83,11 @@ func (f *Files) client(ctx context.Context, address string) (*hdfs.Client, error
 // An Input is an open file. ReadAt may be called concurrently.
 type Input struct {
 	io.ReaderAt
-	name string
-	size int64
 	io.Closer
+	name    string
+	size    int64
+	version func(context.Context) (version, error)
+	opened  version // at first
 }
 
 // Name is how the file was named.
@@ -101,11 +103,16 @@ func (f *Files) Open(ctx context.Context, name string) (*Input, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
+		now := remoteVersion(c, path)
+		opened, err := now(ctx)
+		if err != nil {
+			return nil, err
+		}
 		r, err := c.Open(ctx, path)
 		if err != nil {
 			return nil, err
 		}
-		return &Input{r, name, r.Size(), r}, nil
+		return &Input{r, r, name, r.Size(), now, opened}, nil
 	}
 	file, err := os.Open(name)
 	if err != nil {
@@ -118,7 +125,7 @@ func (f *Files) Open(ctx context.Context, name string) (*Input, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return &Input{file, name, info.Size(), file}, nil
+	return &Input{file, file, name, info.Size(), fileVersion(file), version{0, info.Size(), info.ModTime().UnixNano()}}, nil
 }
 
 // A Span is a part of an input.

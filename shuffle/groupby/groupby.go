@@ -152,6 +152,9 @@ func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err er
 	if err != nil {
 		return Result{}, err
 	}
+	if err := j.inputs.Unchanged(ctx); err != nil {
+		return Result{}, err
+	}
 	if err := j.write(ctx, parts); err != nil {
 		return Result{}, err
 	}

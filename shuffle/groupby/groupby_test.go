@@ -360,3 +360,22 @@ func FuzzJSONL(f *testing.F) {
 		}
 	})
 }
+
+// TestInputIsWritten overwrites an input in place while the job reads it, and leaves its length: the job fails.
+func TestInputIsWritten(t *testing.T) {
+	in := write(t, strings.Repeat("word\n", 200_000))
+	if err := os.Chtimes(in, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	got, _, err := run(t, 2, 1, Config{Format: Words, Inputs: []string{in}, Progress: func(int64, int64) {
+		once.Do(func() {
+			if err := os.WriteFile(in, bytes.Repeat([]byte("WORD\n"), 200_000), 0o600); err != nil {
+				t.Error(err)
+			}
+		})
+	}})
+	if err == nil || got != "" { // a reader may have found it shorter, before
+		t.Errorf("%q, %v", got, err)
+	}
+}

@@ -109,6 +109,9 @@ func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err er
 		return Result{}, err
 	}
 	j.result.Shuffled = time.Since(begin)
+	if err := j.inputs.Unchanged(ctx); err != nil {
+		return Result{}, err
+	}
 	if err := j.write(ctx, sorters); err != nil {
 		return Result{}, err
 	}

@@ -313,3 +313,34 @@ func TestRanges(t *testing.T) {
 		}
 	}
 }
+
+// TestInputIsWritten overwrites an input in place while the job reads it, and leaves its length: the job fails in all processes.
+func TestInputIsWritten(t *testing.T) {
+	in := write(t, bytes.Repeat([]byte("line\n"), 1_000_000))
+	if err := os.Chtimes(in, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	var once sync.Once
+	_, errs := run(t, 2, 1, nil, Config{Format: Lines, Inputs: []string{in}, Output: out, Progress: func(Progress) {
+		once.Do(func() {
+			f, err := os.OpenFile(in, os.O_WRONLY, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := f.WriteAt([]byte("LINE"), 0); err != nil {
+				t.Error(err)
+			}
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}})
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), in+" has been written") {
+			t.Errorf("process %d: %v", rank, err)
+		}
+	}
+	alone(t, filepath.Dir(out))
+}

@@ -3,12 +3,15 @@
 package together
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
@@ -92,7 +95,10 @@ type Inputs struct {
 	ID string
 }
 
-// Open opens files, and makes sure that all processes see the same.
+// Of all inputs of a job about samples blocks are compared, and of each one 2 at least and mostSamples at most.
+const samples, mostSamples = 1024, 16
+
+// Open opens files, and makes sure that all processes see the same, or copies, as far as their lengths and samples of their contents tell.
 func Open(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, names []string) (_ *Inputs, err error) {
 	in := &Inputs{}
 	defer func() {
@@ -108,21 +114,66 @@ func Open(ctx context.Context, x *shuffle.Exchange, files *dataset.Files, names 
 		in.Files = append(in.Files, f)
 		in.Total += f.Size()
 	}
+	var sums []byte // of each file
+	for _, f := range in.Files {
+		sum, err := f.Sample(min(mostSamples, samples/len(in.Files)))
+		if err != nil {
+			return nil, err
+		}
+		sums = binary.BigEndian.AppendUint64(sums, sum)
+	}
 	type plan struct {
 		ID    string
+		Files int
 		Total int64
+		Sum   uint64 // of all sums
 	}
-	plans, err := Gather(ctx, x, plan{dataset.NewID(), in.Total})
+	own := plan{dataset.NewID(), len(in.Files), in.Total, xxhash.Sum64(sums)}
+	plans, err := Gather(ctx, x, own)
 	if err != nil {
 		return nil, err
 	}
 	for rank, p := range plans {
-		if p.Total != plans[0].Total {
-			return nil, fmt.Errorf("process %d sees inputs of %d bytes, process 0 of %d: all must see the same files, and nobody may write them", rank, p.Total, plans[0].Total)
+		switch same := plans[0]; {
+		case p.Files != same.Files || p.Total != same.Total:
+			return nil, fmt.Errorf("process %d sees %d inputs of %d bytes, process 0 %d of %d: %w", rank, p.Files, p.Total, same.Files, same.Total, errOthers)
+		case p.Sum != same.Sum:
+			return nil, in.differ(ctx, x, sums)
 		}
 	}
 	in.ID = plans[0].ID
 	return in, nil
+}
+
+var errOthers = errors.New("all must see the same files, or copies, and nobody may write them")
+
+// differ tells which of the inputs differ. All processes call it.
+func (in *Inputs) differ(ctx context.Context, x *shuffle.Exchange, sums []byte) error {
+	all, err := x.AllGather(ctx, sums[:min(len(sums), mostSums)])
+	if err != nil {
+		return err
+	}
+	for rank, other := range all {
+		for i, f := range in.Files[:min(len(other), len(all[0]))/8] {
+			if !bytes.Equal(other[8*i:][:8], all[0][8*i:][:8]) {
+				return fmt.Errorf("process %d sees another %s than process 0: %w", rank, f.Name(), errOthers)
+			}
+		}
+	}
+	return fmt.Errorf("the processes see different inputs: %w", errOthers) // one behind those that were compared
+}
+
+// mostSums is how many bytes of sums a process tells: those of 131,072 files.
+const mostSums = 1 << 20
+
+// Unchanged fails if somebody has written an input since it was opened.
+func (in *Inputs) Unchanged(ctx context.Context) error {
+	for _, f := range in.Files {
+		if err := f.Unchanged(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Close closes the files.
