@@ -23,6 +23,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs"
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/shuffle"
+	"github.com/verbena-data/verbena/shuffle/dataset"
 	"github.com/verbena-data/verbena/shuffle/launch"
 )
 
@@ -474,6 +475,67 @@ func TestJobsRefuse(t *testing.T) {
 	} {
 		if out, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, %s; want %q", args, err, out, want)
+		}
+	}
+}
+
+// TestInputsOnHDFS opens files of HDFS as a job's inputs: two processes see the same in one, and each notices when it is appended to, replaced
+// by one of the same length, or deleted.
+func TestInputsOnHDFS(t *testing.T) {
+	address := startUp(t, t.TempDir(), "127.0.0.1:0").Address
+	connect := func(context.Context, string) (*hdfs.Client, error) {
+		return hdfs.NewClient(hdfs.ClientConfig{NameNodes: []string{address}})
+	}
+	c, err := connect(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	written := func(w *hdfs.FileWriter, err error) error {
+		if err != nil {
+			return err
+		}
+		_, err = w.Write([]byte("text\n"))
+		return errors.Join(err, w.Close())
+	}
+	make := func(name string) error {
+		return written(c.Create(t.Context(), name, hdfs.CreateOptions{Replace: true}))
+	}
+	for name, change := range map[string]func(name string) error{
+		"nothing":  nil,
+		"appended": func(name string) error { return written(c.Append(t.Context(), name, hdfs.AppendOptions{})) },
+		"replaced": make,
+		"deleted":  func(name string) error { return c.Remove(t.Context(), name) },
+	} {
+		file := "/inputs/" + name
+		if err := make(file); err != nil {
+			t.Fatal(err)
+		}
+		var sums []uint64
+		for range 2 {
+			files := &dataset.Files{Connect: connect}
+			defer files.Close()
+			in, err := files.Open(t.Context(), "hdfs://"+address+file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer in.Close()
+			sum, err := in.Sample(16)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sums = append(sums, sum)
+			if len(sums) == 2 && change != nil {
+				if err := change(file); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := in.Unchanged(t.Context()); (err != nil) != (len(sums) == 2 && change != nil) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if sums[0] != sums[1] {
+			t.Errorf("%s: %x", name, sums)
 		}
 	}
 }
