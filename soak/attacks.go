@@ -178,9 +178,13 @@ func (s *siege) attacks() []attack {
 		list = append(list, attack{name: "silent sockets at shm's port", kind: "shm-silent", count: 500, memory: 500 * perHandshake})
 	}
 	const window = 8 << 20 // of a writer, and what the DataNode has received of it
+	// dataOwed is what a DataNode holds for a peer that does not receive, 1 MiB, in a queue that
+	// has grown to twice its length, until the collector has been there.
+	const dataOwed = 4 << 20
 	list = append(list,
 		attack{name: "hdfs-data/1: breaches of the protocol", kind: "data-breach", count: 48, transports: all, files: true, memory: 48 * perEndpoint},
 		attack{name: "hdfs-data/1: blocks without a token, windows of 64 MiB", kind: "data-untrusted", count: 24, transports: all, files: true, memory: 24*2*perEndpoint + devices*half},
+		attack{name: "hdfs-data/1: hellos and set-ups without end, and answers never received", kind: "data-deaf", count: 24, transports: all, files: true, memory: 24 * (2*perEndpoint + dataOwed)},
 		attack{name: "hdfs-data/1: writers stopped (SIGSTOP)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: stop},
 		attack{name: "hdfs-data/1: writers killed (SIGKILL)", kind: "data-writes", count: 12, transports: all, files: true, memory: 12 * (2*perEndpoint + window), during: func(ctx context.Context, p *processes.Process) error {
 			err := wait(ctx, s.duration/4)

@@ -177,6 +177,35 @@ func (a *attacker) dataUntrusted(ctx context.Context, number int) (err error) {
 	return a.readUntrusted(dctx, number)
 }
 
+// dataDeaf asks and asks, by hellos or by set-ups without a token, and receives no answer. The
+// DataNode is to end the endpoint, for which the attacker waits.
+func (a *attacker) dataDeaf(ctx context.Context, number int) (err error) {
+	ep, err := a.dialData(ctx, number)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ep.Close()) }()
+	hello := append([]byte{4, 0, 0, 0, 0, 0, 0, 0}, noise(32)...)
+	setUp := a.setUp(1000)
+	dctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for tag := uint32(1); ; tag++ {
+		if number/len(a.transports)%2 == 0 {
+			err = ep.Send(dctx, 0, hello)
+		} else {
+			err = ep.Send(dctx, tag, setUp)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case dctx.Err() != nil:
+			return errors.New(breached + "the endpoint of a peer that never receives lives on for a minute")
+		case err != nil:
+			return err
+		}
+	}
+}
+
 func (a *attacker) readUntrusted(ctx context.Context, number int) (err error) {
 	pool, err := a.runtime.NewCallPool(verbena.CallPoolConfig{PoolConfig: verbena.PoolConfig{
 		Service: dataCallService, Dial: verbena.DialConfig{Transport: a.transport(number)}, DialTimeout: 10 * time.Second, Endpoints: 1,

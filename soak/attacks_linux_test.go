@@ -36,7 +36,7 @@ func TestAttacksOnFiles(t *testing.T) {
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
-	for _, want := range []string{"Outcome: passed", "`the set-up was refused`", "`the read was refused: ", "| hdfs-data/1: breaches of the protocol | iwarp |", "| hdfs-data/1: writers killed (SIGKILL) | tcp |"} {
+	for _, want := range []string{"Outcome: passed", "`the set-up was refused`", "`the read was refused: ", "| hdfs-data/1: breaches of the protocol | iwarp |", "| hdfs-data/1: hellos and set-ups without end, and answers never received | shm |", "| hdfs-data/1: writers killed (SIGKILL) | tcp |"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, out.String())
 		}

@@ -156,6 +156,16 @@ func (k *Keys) Wait(ctx context.Context) error {
 	}
 }
 
+// Told tells whether Wait returns at once.
+func (k *Keys) Told() bool {
+	select {
+	case <-k.told:
+		return true
+	default:
+		return false
+	}
+}
+
 // Access is what a token is to be good for.
 type Access struct {
 	Block *hdfspb.ExtendedBlockProto

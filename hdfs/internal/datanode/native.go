@@ -89,6 +89,7 @@ const ackBatch = 8
 // ServeNative serves an endpoint of [native.Service] until it ends.
 func (dn *DataNode) ServeNative(ctx context.Context, ep *verbena.Endpoint) (err error) {
 	l := &nativeLink{Link: native.NewLink(ep), dn: dn, blocks: map[uint32]*nativeBlock{}}
+	l.Bound(l.broken)
 	done := make(chan struct{})
 	if !dn.goBackground(func() { defer close(done); err = l.serve(ctx) }) {
 		return ErrClosed
@@ -200,21 +201,65 @@ func (l *nativeLink) take(m *verbena.Message) error {
 	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), native.KindOf(m.Bytes()))
 }
 
-// setUp begins a block.
+// setUp begins a block, if its token is good and there is room for it. The others cost no
+// goroutine, but that of a set-up which comes before the NameNode has told of keys: those are
+// as many as MaxTransfers allows.
 func (l *nativeLink) setUp(tag uint32, window int, op *hdfspb.OpWriteBlockProto) error {
-	b := &nativeBlock{link: l, tag: tag, window: int64(window), running: true, seqno: -1, acked: -1, writing: make(turn, 1)}
-	b.dn, b.op = l.dn, op
 	l.mu.Lock()
-	if _, used := l.blocks[tag]; used {
-		l.mu.Unlock()
+	_, used := l.blocks[tag]
+	l.mu.Unlock()
+	if used {
 		return fmt.Errorf("%w: block %d is set up twice", native.ErrMalformed, tag)
 	}
-	l.blocks[tag] = b
+	b := &nativeBlock{link: l, tag: tag, window: int64(window), running: true, seqno: -1, acked: -1, writing: make(turn, 1)}
+	b.dn, b.op = l.dn, op
+	if l.dn.keys.Told() {
+		if no := b.admit(); no != nil {
+			l.Post(tag, answerTo(native.Refused, no))
+			return nil
+		}
+	}
+	if why := l.reserve(int64(window)); why != nil {
+		l.Post(tag, answerTo(native.Busy, refusedBy(hdfspb.Status_ERROR, "", why)))
+		return nil
+	}
+	l.mu.Lock()
+	l.blocks[tag] = b // by the goroutine that receives alone
 	l.mu.Unlock()
 	if !l.dn.goBackground(b.setUp) {
-		return ErrClosed
+		return ErrClosed // and so the block ends
 	}
 	return nil
+}
+
+// reserve takes what a block needs while it lasts, or tells what there is none of.
+func (l *nativeLink) reserve(window int64) error {
+	dn := l.dn
+	if n := dn.transfers.Add(1); n > int64(dn.cfg.MaxTransfers) {
+		dn.transfers.Add(-1)
+		return fmt.Errorf("this DataNode serves %d operations already, as many as MaxTransfers allows", n-1)
+	}
+	if !dn.native.reserve(window, dn.cfg.NativeMemory) {
+		dn.transfers.Add(-1)
+		return fmt.Errorf("no memory for a window of %d bytes: other blocks have what NativeMemory allows", window)
+	}
+	l.Allow(window)
+	return nil
+}
+
+// release gives back what reserve has taken when nothing of the block waits any more to be
+// sent to this peer or, if mirror is not nil, to that one: it is memory, too.
+func (l *nativeLink) release(window int64, mirror *native.Conn) {
+	free := func() {
+		l.Allow(-window)
+		l.dn.native.release(window)
+		l.dn.transfers.Add(-1)
+	}
+	if mirror == nil {
+		l.After(free)
+		return
+	}
+	mirror.After(func() { l.After(free) })
 }
 
 // broken ends the endpoint, whose peer does what the protocol forbids.

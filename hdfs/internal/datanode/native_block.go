@@ -26,8 +26,9 @@ type nativeBlock struct {
 	window int64
 
 	// writing is held by whoever uses the replica's writer.
-	writing turn
-	shut    bool
+	writing  turn
+	shut     bool
+	admitted bool // stage and sum are those of the request
 
 	// Of the goroutine that deals with packets.
 	batch packetBatch
@@ -46,7 +47,6 @@ type nativeBlock struct {
 	running  bool // a goroutine deals with packets, and takes what is in queue
 	held     int64
 	pending  fifo.Queue[nativeAck]
-	reserved bool
 	mirror   *native.Conn // nil at the end of a pipeline
 	id       uint32       // of the block there
 	opened   bool         // the replica is
@@ -123,51 +123,42 @@ func (b *nativeBlock) setUp() {
 	b.run()
 }
 
-// begin admits a block, reserves its window, has the next DataNode begin, and opens the
-// replica.
-func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
-	dn, op := b.dn, b.op
-	if n := dn.transfers.Add(1); n > int64(dn.cfg.MaxTransfers) {
-		dn.transfers.Add(-1)
-		return native.Busy, refusedBy(hdfspb.Status_ERROR, "", fmt.Errorf("this DataNode serves %d operations already, as many as MaxTransfers allows", n-1))
-	}
-	if !dn.native.reserve(b.window, dn.cfg.NativeMemory) {
-		dn.transfers.Add(-1)
-		return native.Busy, refusedBy(hdfspb.Status_ERROR, "", fmt.Errorf("no memory for a window of %d bytes: other blocks have what NativeMemory allows", b.window))
-	}
-	b.mu.Lock()
-	over := b.over
-	b.reserved = !over
-	b.mu.Unlock()
-	if over {
-		dn.transfers.Add(-1)
-		dn.native.release(b.window)
-		return native.Refused, nil
-	}
-	bw, link, err := dn.admitWrite(op)
+// admit checks the request and its token, and returns the refusal if they are no good.
+func (b *nativeBlock) admit() *hdfspb.BlockOpResponseProto {
+	bw, link, err := b.dn.admitWrite(b.op)
 	if err != nil {
-		return native.Refused, refusedBy(statusOf(err), *link, err)
+		return refusedBy(statusOf(err), *link, err)
 	}
 	b.writing.take()
-	b.stage, b.sum = bw.stage, bw.sum
+	b.stage, b.sum, b.admitted = bw.stage, bw.sum, true
 	b.writing.give()
-	if bw.stage.create {
+	return nil
+}
+
+// begin admits a block, if that has not been done, has the next DataNode begin, and opens the
+// replica.
+func (b *nativeBlock) begin() (native.Verdict, *hdfspb.BlockOpResponseProto) {
+	if !b.admitted {
+		if no := b.admit(); no != nil {
+			return native.Refused, no
+		}
+	}
+	if b.stage.create {
 		// The DataNodes behind make their files while this one does.
 		if v, resp := b.requestMirror(); v != native.Accepted {
 			return v, resp
 		}
 	}
 	b.writing.take()
-	if b.shut {
-		err = errEnded
-	} else {
+	err := errEnded
+	if !b.shut {
 		err = b.open(func() { b.dn.spawn(b.end) })
 	}
 	b.writing.give()
 	if err != nil {
 		return native.Refused, refusedBy(statusOf(err), "", err)
 	}
-	if !bw.stage.create {
+	if !b.stage.create {
 		return b.requestMirror()
 	}
 	return native.Accepted, nil
@@ -299,10 +290,7 @@ func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto
 	if b.answered || b.over {
 		return false
 	}
-	message, err := native.AppendAnswer(nil, v, resp)
-	if err != nil || len(message) > native.MaxRequest {
-		message, _ = native.AppendAnswer(nil, v, nil)
-	}
+	message := answerTo(v, resp)
 	b.answered, b.accepted = true, v == native.Accepted
 	if b.accepted {
 		b.link.Post(b.tag, message)
@@ -310,6 +298,15 @@ func (b *nativeBlock) answer(v native.Verdict, resp *hdfspb.BlockOpResponseProto
 		b.no = message
 	}
 	return true
+}
+
+// answerTo is the answer to a set-up.
+func answerTo(v native.Verdict, resp *hdfspb.BlockOpResponseProto) []byte {
+	message, err := native.AppendAnswer(nil, v, resp)
+	if err != nil || len(message) > native.MaxRequest {
+		message, _ = native.AppendAnswer(nil, v, nil)
+	}
+	return message
 }
 
 // take takes a packet that has come. The error is a breach.
@@ -662,7 +659,7 @@ func (b *nativeBlock) end() {
 	if b.timer != nil {
 		b.timer.Stop()
 	}
-	mirror, reserved, done := b.mirror, b.reserved, b.done
+	mirror, done := b.mirror, b.done
 	b.mu.Unlock()
 	b.link.forget(b)
 	if mirror != nil {
@@ -671,10 +668,7 @@ func (b *nativeBlock) end() {
 			mirror.Post(b.id, native.AppendAbort(nil))
 		}
 	}
-	if reserved {
-		b.dn.native.release(b.window)
-		b.dn.transfers.Add(-1)
-	}
+	b.link.release(b.window, mirror)
 	b.dn.spawn(b.close)
 }
 

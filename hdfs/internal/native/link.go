@@ -2,7 +2,10 @@ package native
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
+	"unsafe"
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/internal/fifo"
@@ -11,7 +14,13 @@ import (
 // A Link sends messages on an endpoint, in order, and nobody who sends waits: what does
 // not go at once is sent by a goroutine that lives as long as something is left. So the
 // goroutine that receives from one peer never waits for another one, and relays in a ring
-// never for each other. How much is left is bounded by who sends: by the windows of blocks.
+// never for each other.
+//
+// How much is left is bounded at the end that has dialled by the blocks that it writes: it
+// sends nothing else, and may keep a block's window reserved until After says that nothing of
+// it is left. At the end that was dialled the peer decides what it is owed, by hellos and
+// set-ups that are refused: see Bound.
+//
 // Its methods may be called concurrently.
 type Link struct {
 	ep *verbena.Endpoint
@@ -23,22 +32,64 @@ type Link struct {
 	sender  sync.WaitGroup
 	run     func()   // send
 	now     outgoing // what send is sending
+	owed    int64    // bytes of memory of messages in queue and now, buffers not counted
+	most    int64    // of them, 0 for no bound
+	over    func(error)
 }
 
-// An outgoing message is a buffer or bytes: those of an acknowledgement lie in small.
+// An outgoing message is a buffer or bytes: those of an acknowledgement lie in small. Or it is
+// none, and after is called.
 type outgoing struct {
 	tag    uint32
 	buffer *verbena.Buffer
 	bytes  []byte
 	small  [ackHeaderLen + MaxReplies]byte
 	length int // of what is in small
+	after  func()
 }
+
+// outgoingSize is how many bytes an outgoing takes, beside bytes.
+const outgoingSize = int64(unsafe.Sizeof(outgoing{}))
+
+func (m *outgoing) cost() int64 { return outgoingSize + int64(cap(m.bytes)) }
+
+// MaxOwed is how many bytes of memory messages may take that wait for one peer to receive,
+// beside as many as the windows of its blocks have.
+const MaxOwed = 1 << 20
+
+// ErrDeaf says that a peer does not receive what it has asked for.
+var ErrDeaf = errors.New("the peer does not receive what it has asked for")
 
 // NewLink makes an endpoint a link. It stays the caller's, who closes it.
 func NewLink(ep *verbena.Endpoint) *Link {
 	l := &Link{ep: ep}
 	l.run = l.send
 	return l
+}
+
+// Bound has over be called, once, when more than MaxOwed and what Allow has added wait to be
+// sent. Nothing is sent any more then; over is to end the endpoint, without waiting for that.
+// It is called before anything is sent.
+func (l *Link) Bound(over func(error)) { l.most, l.over = MaxOwed, over }
+
+// Allow adds to what may wait, in bytes, or takes that back.
+func (l *Link) Allow(more int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.most += more
+}
+
+// After calls f when nothing is left of what was to be sent before: at once, or by the
+// goroutine that sends.
+func (l *Link) After(f func()) {
+	l.mu.Lock()
+	if l.sending {
+		l.queue.Push(outgoing{after: f})
+		l.mu.Unlock()
+		return
+	}
+	l.mu.Unlock()
+	f()
 }
 
 // Endpoint is what carries the messages.
@@ -48,8 +99,8 @@ func (l *Link) Endpoint() *verbena.Endpoint { return l.ep }
 // shows to who receives.
 func (l *Link) Post(tag uint32, message []byte) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if !l.sending && l.ep.TrySend(tag, message) {
+		l.mu.Unlock()
 		return
 	}
 	m := outgoing{tag: tag}
@@ -58,40 +109,60 @@ func (l *Link) Post(tag uint32, message []byte) {
 	} else {
 		m.bytes = append([]byte(nil), message...)
 	}
-	l.later(m)
+	err := l.later(m)
+	l.mu.Unlock()
+	if err != nil {
+		l.over(err)
+	}
 }
 
 // Forward sends what a buffer holds, and takes over the caller's reference.
 func (l *Link) Forward(tag uint32, b *verbena.Buffer) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if !l.sending && l.ep.TrySendRange(tag, b, 0, len(b.Bytes())) {
+		l.mu.Unlock()
 		return
 	}
-	l.later(outgoing{tag: tag, buffer: b})
+	err := l.later(outgoing{tag: tag, buffer: b})
+	l.mu.Unlock()
+	if err != nil {
+		l.over(err)
+	}
 }
 
-// later has a message sent by the goroutine. mu is held.
-func (l *Link) later(m outgoing) {
+// later has a message sent by the goroutine. The error is for over. mu is held.
+func (l *Link) later(m outgoing) error {
 	if l.closed {
 		if m.buffer != nil {
 			m.buffer.Release()
 		}
-		return
+		return nil
 	}
+	owed := l.owed + m.cost()
+	if l.over != nil && owed > l.most {
+		l.closed = true
+		if m.buffer != nil {
+			m.buffer.Release()
+		}
+		return fmt.Errorf("%w: %d bytes wait to be sent, %d may", ErrDeaf, owed, l.most)
+	}
+	l.owed = owed
 	l.queue.Push(m)
 	if !l.sending {
 		l.sending = true
 		l.sender.Add(1)
 		go l.run() // without a closure, which would be allocated
 	}
+	return nil
 }
 
 func (l *Link) send() {
 	defer l.sender.Done()
 	m := &l.now
+	var sent int64
 	for {
 		l.mu.Lock()
+		l.owed -= sent
 		if l.queue.Len() == 0 {
 			l.sending = false
 			l.mu.Unlock()
@@ -99,6 +170,12 @@ func (l *Link) send() {
 		}
 		*m = l.queue.Pop()
 		l.mu.Unlock()
+		if m.after != nil {
+			m.after()
+			sent = 0
+			continue
+		}
+		sent = m.cost()
 		// An error is that of the endpoint, which shows to who receives. What is left
 		// fails at once then.
 		if m.buffer == nil {

@@ -1,0 +1,89 @@
+package datanode
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
+)
+
+// A peer without a token that asks and asks, and never receives the answers, loses its
+// endpoint, with the reason, before it has cost the DataNode much memory. Others go on.
+func TestDeafPeersEnd(t *testing.T) {
+	refused := writeOf(1)
+	refused.Header.BaseHeader.Block.PoolId = new(string)
+	setUp, err := native.AppendSetUp(nil, 1000, refused)
+	must(t, err)
+	hello := native.AppendHello(nil, [native.NonceLen]byte{1})
+	for _, transport := range []string{"fakeband", verbena.TransportTCP} {
+		for name, message := range map[string][]byte{"hellos": hello, "set-ups": setUp} {
+			t.Run(name+" over "+transport, func(t *testing.T) {
+				t.Parallel() // a TCP endpoint takes some seconds to end whose peer does not read
+				network := fake.NewNetwork()
+				ended := make(chan error, 10)
+				f := newNativesOn(t, network, 1, nil, func(n *node) func(context.Context, *verbena.Endpoint) error {
+					return func(ctx context.Context, ep *verbena.Endpoint) error {
+						err := n.ServeNative(ctx, ep)
+						ended <- err
+						return err
+					}
+				})
+				table := newRuntime(t, network, "eve")
+				table.Dial.Transport = transport
+				ctx, cancel := context.WithTimeout(t.Context(), 3*patient)
+				defer cancel()
+				ep, err := table.Runtime.Dial(ctx, f.nodes[0].addr, native.Service, table.Dial)
+				must(t, err)
+				defer ep.Close()
+				honest := dialNative(t, f.nodes[0])
+				for tag := uint32(1); err == nil; tag++ {
+					if name == "hellos" {
+						tag = 0
+					}
+					err = ep.Send(ctx, tag, message)
+				}
+				if ctx.Err() != nil {
+					t.Fatal("the endpoint lives on:", err)
+				}
+				if err := <-ended; !errors.Is(err, native.ErrDeaf) {
+					t.Errorf("the endpoint has ended with %v", err)
+				}
+				if v, resp := honest.setUp(1, writeOf(1)); v != native.Accepted {
+					t.Errorf("another peer: %v %v", v, resp)
+				}
+			})
+		}
+	}
+}
+
+// A set-up for which there is no room gets its answer in turn, from the goroutine that
+// receives: no goroutine is begun for it.
+func TestSetUpsWithoutRoomAreAnsweredInTurn(t *testing.T) {
+	f := newNatives(t, 1, func(_ int, c *Config) { c.MaxTransfers = 1 })
+	c := dialNative(t, f.nodes[0])
+	if v, resp := c.setUp(1, writeOf(1)); v != native.Accepted {
+		t.Fatal(v, resp)
+	}
+	setUp, err := native.AppendSetUp(nil, 1000, writeOf(2))
+	must(t, err)
+	const tries = 500
+	go func() {
+		for tag := range uint32(tries) {
+			_ = c.ep.Send(c.ctx, 100+tag, setUp) // the loop below waits for each
+		}
+	}()
+	for tag := range uint32(tries) {
+		m, err := c.ep.Receive(c.ctx)
+		must(t, err)
+		v, resp, err := native.ParseAnswer(m.Bytes())
+		must(t, err)
+		if m.Tag != 100+tag || v != native.Busy || resp.GetStatus() != hdfspb.Status_ERROR {
+			t.Fatalf("answer %d is that of %d: %v %v", tag, m.Tag-100, v, resp)
+		}
+		m.Release()
+	}
+}
