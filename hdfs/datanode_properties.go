@@ -107,6 +107,9 @@ func DataNodeProperties() []DataNodeProperty {
 
 // dataNodeConfig is what the configuration says of the directories, and of who may do what.
 func dataNodeConfig(cfg *DataNodeConfig) (c datanode.Config, err error) {
+	if cfg.NativeMemory < 0 {
+		return c, fmt.Errorf("NativeMemory (--native-memory) is %d bytes: want more than 0, or 0 for the default", cfg.NativeMemory)
+	}
 	for _, each := range DataNodeProperties() {
 		if err := each.apply(cfg.Properties, each.Name, &c); err != nil {
 			return c, err

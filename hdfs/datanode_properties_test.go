@@ -6,10 +6,32 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/datanode"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 )
+
+// The packets of blocks need some memory: without, every write would take the legacy protocol.
+func TestNativeMemoryIsNotNegative(t *testing.T) {
+	if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", NativeMemory: -1}); err == nil || !strings.Contains(err.Error(), "--native-memory") {
+		t.Error(err)
+	}
+	if _, err := dataNodeConfig(&DataNodeConfig{Dir: "/d", WindowMemory: -1}); err != nil {
+		t.Errorf("no windows: %v", err)
+	}
+}
+
+// The DataNodes of a cluster have the memory that it is told: here none for the window of a block,
+// which goes by the legacy protocol then.
+func TestMemoryOfAClustersDataNodes(t *testing.T) {
+	s := systemIn(t, 1, 1, "127.0.0.1", func(cfg *ClusterConfig) { cfg.NativeMemory = 64 << 10 })
+	c := s.own(verbena.TransportAuto)
+	store(t, c, "/file", randomBytes(1000), CreateOptions{})
+	if native, legacy := s.DataNodes[0].Writes(); native.Blocks != 0 || legacy.Blocks != 1 {
+		t.Errorf("%d blocks by hdfs-data/1, %d by the legacy protocol", native.Blocks, legacy.Blocks)
+	}
+}
 
 // Every property has an effect, refuses what makes no sense, and is in the manual.
 func TestDataNodeProperties(t *testing.T) {

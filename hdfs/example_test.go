@@ -220,6 +220,29 @@ func ExampleClient_Concat() {
 	// Output: 1048576 true
 }
 
+// A large file goes by several pipelines at a time; nobody sees it before it is whole.
+func ExampleClient_WriteParallel() {
+	ctx := context.Background()
+	_, nameNode, stop := demo(ctx)
+	defer stop()
+	client := connect(nameNode)
+	defer client.Close()
+	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 4 MiB; an *os.File is an io.ReaderAt, too
+
+	const writers = 2
+	err := client.WriteParallel(ctx, "/large", bytes.NewReader(content), int64(len(content)), writers, hdfs.CreateOptions{BlockSize: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	got, err := client.ReadFile(ctx, "/large")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(got), bytes.Equal(got, content))
+	// Output: 4194304 true
+}
+
 // A client with a Dialer moves its bytes by the best transport that both ends have, and
 // by TCP where a server has never heard of Verbena.
 func ExampleNewDialer() {

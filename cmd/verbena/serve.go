@@ -34,6 +34,7 @@ func upCommand(o *options) *cobra.Command {
 	var hadoop hadoopFlags
 	var dataNodes, replication, dataPort int
 	var snapshotEntries uint64
+	var memory memoryFlags
 	var nodes *nodeFlags
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -80,6 +81,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				DataNodes: dataNodes, Replication: replication, SecondDir: secondDir, Properties: properties, DomainSocket: local.path, NoLocalReads: local.off,
 				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
 				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
+				NativeMemory: memory.native, WindowMemory: memory.windows,
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -111,6 +113,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 	flags.StringVar(&addressFile, "address-file", "", "write the NameNode's HOST:PORT there when ready")
 	metricsFlag(flags, &metricsAt)
 	local.add(flags)
+	memory.add(flags)
 	flags.IntVar(&dataPort, "datanode-port", dataNodePort, "port of the first DataNode; the others follow")
 	return cmd
 }
@@ -371,6 +374,14 @@ func (l *localFlags) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&l.off, "no-local-reads", false, "have Verbena's own clients on this host read over connections, too")
 }
 
+// memoryFlags are what a DataNode's data paths may take.
+type memoryFlags struct{ native, windows int64 }
+
+func (m *memoryFlags) add(flags *pflag.FlagSet) {
+	flags.Int64Var(&m.native, "native-memory", 0, "`bytes` for the packets of blocks that are on their way by hdfs-data/1, all together, at each DataNode; who finds no room takes the older protocol (default: 512 MiB)")
+	flags.Int64Var(&m.windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 128 MiB; negative: none)")
+}
+
 func dataNodeCommand(o *options) *cobra.Command {
 	var dir, listen, nameNode, advertise, addressFile, metricsAt, secret, superuser, supergroup string
 	var local localFlags
@@ -378,7 +389,7 @@ func dataNodeCommand(o *options) *cobra.Command {
 	var dataDirs []string
 	var failedDirs int
 	var diskTimeout time.Duration
-	var nativeMemory, windows int64
+	var memory memoryFlags
 	cmd := &cobra.Command{
 		Use:   "datanode",
 		Short: "Run a DataNode: the blocks themselves",
@@ -421,7 +432,7 @@ Hadoop's own files, --property takes one.`,
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
-				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, NativeMemory: nativeMemory, WindowMemory: windows,
+				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, NativeMemory: memory.native, WindowMemory: memory.windows,
 				DataDirs: dataDirs, FailedDirs: failedDirs, DiskTimeout: diskTimeout, Properties: properties,
 			})
 			if err != nil {
@@ -465,8 +476,7 @@ Hadoop's own files, --property takes one.`,
 	flags.StringVar(&superuser, "superuser", "", "`user` who may do what operators do (default: the one of this process)")
 	flags.StringVar(&supergroup, "supergroup", "", "`group` whose members may, too (default: that of dfs.permissions.superusergroup, else supergroup)")
 	local.add(flags)
-	flags.Int64Var(&nativeMemory, "native-memory", 0, "`bytes` for the packets of blocks that are on their way by hdfs-data/1, all together; who finds no room takes the older protocol (default: 512 MiB)")
-	flags.Int64Var(&windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads (default: 128 MiB; negative: none)")
+	memory.add(flags)
 	flags.StringVar(&advertise, "advertise", "", "`HOST` that clients reach this DataNode at (default: the one it listens at)")
 	flags.StringVar(&addressFile, "address-file", "", "write HOST:PORT there when ready: when the NameNode knows it")
 	return cmd

@@ -367,6 +367,8 @@ func TestUsageErrors(t *testing.T) {
 		{"up --listen " + taken, "choose other ports with --listen and --datanode-port"},
 		{"namenode --listen " + taken, "choose other ports with --listen"},
 		{"datanode --listen " + taken, "choose other ports with --listen"},
+		{"up --native-memory -1", "--native-memory"},
+		{"datanode --native-memory -1", "--native-memory"},
 		{"namenode check", "there is no journal"},
 		{"namenode recover", "there is no journal"},
 		{"nonsense", "unknown command"},

@@ -174,6 +174,14 @@ func (c Config) withDefaults() (Config, error) {
 	if len(c.Dirs) == 0 || c.NameNode == nil || c.Host == "" || c.Port == 0 {
 		return c, errors.New("datanode: Config needs Dirs, NameNode, Host and Port")
 	}
+	for name, n := range map[string]int64{
+		"MaxLocalClients": int64(c.MaxLocalClients), "LocalMemory": c.LocalMemory, "MaxOpenReplicas": int64(c.MaxOpenReplicas), "MaxTransfers": int64(c.MaxTransfers),
+		"MaxConns": int64(c.MaxConns), "PacketMemory": c.PacketMemory, "NativeMemory": c.NativeMemory, "MaxCopies": int64(c.MaxCopies),
+	} {
+		if n < 0 {
+			return c, fmt.Errorf("datanode: %s is %d: want more than 0, or 0 for the default", name, n)
+		}
+	}
 	if c.FS == nil {
 		c.FS = vfs.Default
 	}

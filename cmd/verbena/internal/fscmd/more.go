@@ -104,13 +104,17 @@ func tailCommand(run runner) *cobra.Command {
 	var follow bool
 	var every time.Duration
 	var millis int
-	cmd := &cobra.Command{
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use:   "tail PATH",
 		Short: "Show the last 1 KiB of a file, and with -f what comes after",
 		Args:  between(1, 1),
 		RunE: run(func(ctx context.Context, s *session, args []string) error {
-			if millis > 0 {
+			if cmd.Flags().Changed("sleep") {
 				every = time.Duration(millis) * time.Millisecond
+			}
+			if every <= 0 {
+				return usage{fmt.Errorf("a pause of %v between looks: want more than 0", every)}
 			}
 			f, err := s.openFile(ctx, s.path(args[0]))
 			if err != nil {

@@ -78,6 +78,19 @@ func TestCopiesKeepWhatIsAskedFor(t *testing.T) {
 	}
 }
 
+// tail that would look without a pause is refused.
+func TestTailPausesBetweenLooks(t *testing.T) {
+	s := startShell(t)
+	s.must("touchz", "/file")
+	for _, args := range [][]string{{"--sleep-interval", "0"}, {"--sleep-interval", "-1s"}, {"-s", "0"}, {"-s", "-5"}} {
+		a := s.perform("", append(append([]string{"tail"}, args...), "/file")...)
+		if a.Code != 255 || !strings.Contains(a.Err, "want more than 0") {
+			t.Errorf("tail %v: %+v", args, a)
+		}
+	}
+	s.must("tail", "-s", "1", "/file")
+}
+
 // touch sets the times that it is told, and makes no file if it is told so.
 func TestTouchSetsTimes(t *testing.T) {
 	s := startShell(t)
