@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/liveness"
 	"github.com/verbena-data/verbena/internal/pressure"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -65,6 +66,9 @@ type Config struct {
 	// Linger bounds how long Close waits for the peer to take what was sent.
 	// Default 5 s.
 	Linger time.Duration
+	// PeerTimeout is how long the host of a peer over TCP may not answer while data is on its
+	// way to it; then the endpoint ends. Devices have limits of their own. Default 30 s.
+	PeerTimeout time.Duration
 }
 
 // keepAlive notices within about half a minute that a peer's host is gone; the
@@ -109,11 +113,12 @@ func (c Config) withDefaults() (Config, error) {
 	set(&c.ConnectTimeout, 5*time.Second)
 	set(&c.LegacyExpiry, time.Minute)
 	set(&c.Linger, 5*time.Second)
+	set(&c.PeerTimeout, liveness.DefaultTimeout)
 	if c.MaxMessage < 0 || c.MaxMessage > maxMessageLimit {
 		return c, fmt.Errorf("verbena: MaxMessage %d is not between 1 and %d", c.MaxMessage, maxMessageLimit)
 	}
 	if c.ReceiveMemory < 0 || c.SendMemory < 0 || c.Workers < 0 ||
-		c.HelloTimeout < 0 || c.ConnectTimeout < 0 || c.LegacyExpiry < 0 || c.Linger < 0 {
+		c.HelloTimeout < 0 || c.ConnectTimeout < 0 || c.LegacyExpiry < 0 || c.Linger < 0 || c.PeerTimeout < 0 {
 		return c, fmt.Errorf("verbena: a negative size or duration in the configuration")
 	}
 	for i, p := range c.Providers {

@@ -123,6 +123,7 @@ type carrier interface {
 type environment struct {
 	log             *slog.Logger
 	linger          time.Duration
+	peerTimeout     time.Duration  // over TCP
 	tcp             counters       // of the endpoints without a device
 	longestOnStream int            // bytes of a message
 	arriving        *budget.Budget // of messages over TCP until they are received

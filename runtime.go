@@ -62,7 +62,7 @@ func New(cfg Config) (*Runtime, error) {
 		groups: map[*Group]struct{}{}, endpoints: map[*Endpoint]*Group{}, listeners: map[*Listener]struct{}{}, pools: map[string]endpointPool{},
 	}
 	r.env = environment{
-		log: cfg.Logger, linger: cfg.Linger, longestOnStream: int(cfg.longestOnStream()),
+		log: cfg.Logger, linger: cfg.Linger, peerTimeout: cfg.PeerTimeout, longestOnStream: int(cfg.longestOnStream()),
 		arriving: budget.New(cfg.ReceiveMemory, cfg.longestOnStream()), forget: r.forget,
 		lent: newLending(cfg.SendMemory, "bytes"),
 	}

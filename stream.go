@@ -18,10 +18,6 @@ import (
 // openingTimeout bounds the exchange of openings if the context does not.
 const openingTimeout = 10 * time.Second
 
-// silentPeer is how long a peer's host may not answer while data is on its way
-// to it. Tests make it shorter.
-var silentPeer = liveness.DefaultTimeout
-
 // A stream is the carrier that frames messages on the TCP connection itself.
 // The frames are in stream_frame.go, what sends them in stream_write.go, what
 // puts messages together in stream_read.go and stream_memory.go, and the way
@@ -153,7 +149,7 @@ func newStream(ctx context.Context, e *Endpoint, conn net.Conn) (err error) {
 	s.memory = e.env.arriving.Open(e.origin, func() {
 		s.abort(fmt.Errorf("%w: it left a message unfinished for %s while others waited for the memory", ErrProtocol, budget.Stalled))
 	})
-	s.watcher = liveness.Watch(conn, silentPeer, func(err error) {
+	s.watcher = liveness.Watch(conn, e.env.peerTimeout, func(err error) {
 		s.abort(fmt.Errorf("%w: %w", ErrPeerDied, err))
 	})
 	s.errands.init()

@@ -174,7 +174,7 @@ func (s *stream) join(conn net.Conn) bool {
 		_ = conn.Close() // nobody uses it
 		return false
 	}
-	l.watcher = liveness.Watch(conn, silentPeer, func(err error) { s.abort(fmt.Errorf("%w: %w", ErrPeerDied, err)) })
+	l.watcher = liveness.Watch(conn, s.e.env.peerTimeout, func(err error) { s.abort(fmt.Errorf("%w: %w", ErrPeerDied, err)) })
 	s.lane.Store(l)
 	s.laneWG.Go(func() { s.readLane(l) })
 	return true

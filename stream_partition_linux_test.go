@@ -15,9 +15,6 @@ import (
 // end both endpoints; a peer that does not receive is no partition.
 func TestPartition(t *testing.T) {
 	const short = time.Second
-	before := silentPeer
-	t.Cleanup(func() { silentPeer = before })
-	silentPeer = short
 	for _, c := range []struct {
 		name          string
 		receives, cut bool
@@ -26,8 +23,8 @@ func TestPartition(t *testing.T) {
 			t.Parallel()
 			cable := testnet.New(t)
 			ctx := testContext(t)
-			client := newRuntime(t, Config{Linger: time.Millisecond}, nil)
-			server := newRuntime(t, Config{Linger: time.Millisecond}, nil)
+			client := newRuntime(t, Config{Linger: time.Millisecond, PeerTimeout: short}, nil)
+			server := newRuntime(t, Config{Linger: time.Millisecond, PeerTimeout: short}, nil)
 			var l *Listener
 			var far, near *Endpoint
 			var err error
