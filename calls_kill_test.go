@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,11 +19,36 @@ import (
 	"github.com/verbena-data/verbena/internal/race"
 )
 
+const methodResources = 25 // answers with how many goroutines and descriptors the process has
+
+// openDescriptors counts what this process has open, but for what it keeps.
+func openDescriptors() (open int, err error) {
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	for _, d := range descriptors {
+		// Opened once, by the first who asks whether processors are short.
+		if to, _ := os.Readlink("/proc/self/fd/" + d.Name()); to != "/proc/pressure/cpu" {
+			open++
+		}
+	}
+	return open, err
+}
+
+// serveResources answers to methodResources.
+func serveResources(q Request) {
+	open, err := openDescriptors()
+	if err != nil {
+		_ = q.Fail(CodeApplication, err.Error()) // the caller notices
+		return
+	}
+	_ = q.Reply(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(runtime.NumGoroutine())), uint64(open)))
+}
+
 // serveCalls is the peer process's end of an endpoint for calls.
 func serveCalls(e *Endpoint) {
 	mux := NewMux(MuxConfig{})
 	mux.Short(methodEcho, func(q Request) { _ = q.Reply(q.Payload()) })
 	mux.Long(methodBlock, func(q Request) { <-q.Context().Done() })
+	mux.Short(methodResources, serveResources)
 	if book := os.Getenv(bookVariable); book != "" {
 		mux.Long(methodBook, func(q Request) { keepBook(book, q) })
 	}

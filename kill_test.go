@@ -20,6 +20,9 @@ const peerVariable = "VERBENA_TEST_PEER"
 // listenVariable is where the peer process listens, if not at any port.
 const listenVariable = "VERBENA_TEST_LISTEN"
 
+// silenceVariable is after how long a silent host is lost; iwarp goes between hosts then.
+const silenceVariable = "VERBENA_TEST_SILENCE"
+
 // servePeer is the peer process: it takes what it is sent until it is killed.
 func servePeer(name string) {
 	for _, w := range worlds {
