@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"strings"
 	"testing"
 )
 
@@ -103,5 +104,19 @@ func TestErrorsThatTellWhatHappened(t *testing.T) {
 	}
 	if _, err := f.Read(make([]byte, 10)); !errors.Is(err, ErrBlockMissing) {
 		t.Errorf("Read without a DataNode: %v", err)
+	}
+}
+
+// A file has no negative number of replicas, and not more than the protocol has.
+func TestImpossibleReplication(t *testing.T) {
+	s := startSystem(t, 1, 1)
+	c := s.own("tcp")
+	for _, n := range []int{-2, 1 << 16} {
+		if _, err := c.Create(t.Context(), "/file", CreateOptions{Replication: n}); !errors.Is(err, fs.ErrInvalid) || strings.Contains(err.Error(), "4294967294") {
+			t.Errorf("%d replicas: %v", n, err)
+		}
+		if err := c.SetReplication(t.Context(), "/file", n); !errors.Is(err, fs.ErrInvalid) {
+			t.Errorf("%d replicas, set: %v", n, err)
+		}
 	}
 }

@@ -184,6 +184,9 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Fil
 	fill(&o.Replication, defaults.Replication)
 	fill(&o.BlockSize, c.cfg.BlockSize)
 	fill(&o.BlockSize, defaults.BlockSize)
+	if o.Replication < 1 || o.Replication > largestReplication {
+		return nil, fmt.Errorf("%d replicas: want 1 to %d: %w", o.Replication, largestReplication, fs.ErrInvalid)
+	}
 	if chunk := int64(cfg.Packets.Checksum().BytesPerChunk); o.BlockSize < chunk || o.BlockSize%chunk != 0 {
 		return nil, fmt.Errorf("a block of %d bytes: want a multiple of %d, the bytes per checksum: %w", o.BlockSize, chunk, fs.ErrInvalid)
 	}

@@ -243,8 +243,11 @@ func (c *Client) Chtimes(ctx context.Context, name string, access, change time.T
 // has them made or removed later.
 func (c *Client) SetReplication(ctx context.Context, name string, replicas int) error {
 	name = c.Abs(name)
+	if replicas < 1 || replicas > largestReplication {
+		return c.fail("setreplication", name, fmt.Errorf("%d replicas: want 1 to %d: %w", replicas, largestReplication, fs.ErrInvalid))
+	}
 	var resp hdfspb.SetReplicationResponseProto
-	err := c.call(ctx, "setreplication", name, "setReplication", &hdfspb.SetReplicationRequestProto{Src: &name, Replication: proto.Uint32(uint32(max(0, replicas)))}, &resp)
+	err := c.call(ctx, "setreplication", name, "setReplication", &hdfspb.SetReplicationRequestProto{Src: &name, Replication: proto.Uint32(uint32(replicas))}, &resp)
 	if err == nil && !resp.GetResult() {
 		err = c.fail("setreplication", name, fmt.Errorf("it is not a file: %w", fs.ErrInvalid))
 	}
