@@ -3,10 +3,13 @@ package hdfs
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"strings"
 	"testing"
+
+	"github.com/verbena-data/verbena/hdfs/internal/client/lease"
 )
 
 // A file that has been closed, or aborted, is neither read nor written, whatever is asked of
@@ -91,6 +94,14 @@ func TestErrorsThatTellWhatHappened(t *testing.T) {
 		t.Errorf("a write to a file that another client has taken: %v", err)
 	}
 	w.Abort()
+	if w, err = c.Create(t.Context(), "/unrenewed", CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.s.Abort(fmt.Errorf("%w: not for 21 minutes", lease.ErrLost)) // as the renewer does
+	<-w.s.Done()
+	if _, err := w.Write(make([]byte, 10)); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("a write to a file whose lease was not renewed: %v", err)
+	}
 	f, err := c.Open(t.Context(), "/file")
 	if err != nil {
 		t.Fatal(err)
