@@ -106,7 +106,7 @@ func callsThroughACut(t *testing.T, w world, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRuntime(t, Config{Linger: 100 * time.Millisecond}, providers)
+	r := newRuntime(t, Config{Linger: 100 * time.Millisecond, PeerTimeout: silence()}, providers)
 	ctx := testContext(t)
 	dial := func() *Caller {
 		e, err := r.Dial(ctx, addr, "calls/1", DialConfig{Transport: w.transport})

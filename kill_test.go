@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The test binary is its own peer process when this is set to the name of a
@@ -23,13 +24,18 @@ const listenVariable = "VERBENA_TEST_LISTEN"
 // silenceVariable is after how long a silent host is lost; iwarp goes between hosts then.
 const silenceVariable = "VERBENA_TEST_SILENCE"
 
+func silence() time.Duration {
+	d, _ := time.ParseDuration(os.Getenv(silenceVariable)) // 0, the default, without one
+	return d
+}
+
 // servePeer is the peer process: it takes what it is sent until it is killed.
 func servePeer(name string) {
 	for _, w := range worlds {
 		if w.name != name {
 			continue
 		}
-		config, inPlace := Config{}, false
+		config, inPlace := Config{PeerTimeout: silence()}, false
 		_, config.Providers = w.providers(nil)
 		if role := os.Getenv(relayVariable); role != "" {
 			way, sink, relays := strings.Cut(role, " ")

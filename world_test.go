@@ -16,9 +16,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if silence, err := time.ParseDuration(os.Getenv(silenceVariable)); err == nil {
-		silentPeer = silence
-	}
 	if name := os.Getenv(peerVariable); name != "" {
 		servePeer(name)
 	}
