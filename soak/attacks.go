@@ -178,9 +178,10 @@ func (s *siege) attacks() []attack {
 		list = append(list, attack{name: "silent sockets at shm's port", kind: "shm-silent", count: 500, memory: 500 * perHandshake})
 	}
 	const window = 8 << 20 // of a writer, and what the DataNode has received of it
-	// dataOwed is what a DataNode holds for a peer that does not receive, 1 MiB, in a queue that
-	// has grown to twice its length, until the collector has been there.
-	const dataOwed = 4 << 20
+	// dataOwed is what a DataNode holds for a peer that does not receive: 1 MiB, in a queue that
+	// grows to twice its length by copies, 4 MiB in all, and as much again, since the collector
+	// lets come as much garbage as there is in use. (With GOGC=20 half of it suffices.)
+	const dataOwed = 8 << 20
 	list = append(list,
 		attack{name: "hdfs-data/1: breaches of the protocol", kind: "data-breach", count: 48, transports: all, files: true, memory: 48 * perEndpoint},
 		attack{name: "hdfs-data/1: blocks without a token, windows of 64 MiB", kind: "data-untrusted", count: 24, transports: all, files: true, memory: 24*2*perEndpoint + devices*half},

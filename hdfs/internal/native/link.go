@@ -68,7 +68,7 @@ func NewLink(ep *verbena.Endpoint) *Link {
 }
 
 // Bound has over be called, once, when more than MaxOwed and what Allow has added wait to be
-// sent. Nothing is sent any more then; over is to end the endpoint, without waiting for that.
+// sent. Nothing is sent any more then, and what waits is forgotten; over is to end the endpoint, without waiting for that.
 // It is called before anything is sent.
 func (l *Link) Bound(over func(error)) { l.most, l.over = MaxOwed, over }
 
@@ -144,6 +144,7 @@ func (l *Link) later(m outgoing) error {
 		if m.buffer != nil {
 			m.buffer.Release()
 		}
+		l.drop()
 		return fmt.Errorf("%w: %d bytes wait to be sent, %d may", ErrDeaf, owed, l.most)
 	}
 	l.owed = owed
@@ -154,6 +155,24 @@ func (l *Link) later(m outgoing) error {
 		go l.run() // without a closure, which would be allocated
 	}
 	return nil
+}
+
+// drop forgets the messages that wait, since the endpoint may take seconds to end. What is to
+// be called behind them is. mu is held.
+func (l *Link) drop() {
+	var left fifo.Queue[outgoing]
+	for l.queue.Len() > 0 {
+		m := l.queue.Pop()
+		if m.after != nil {
+			left.Push(m)
+			continue
+		}
+		l.owed -= m.cost()
+		if m.buffer != nil {
+			m.buffer.Release()
+		}
+	}
+	l.queue = left
 }
 
 func (l *Link) send() {
