@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"os/exec"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/tally"
 	"github.com/verbena-data/verbena/providers"
 	"github.com/verbena-data/verbena/shuffle"
 )
@@ -44,24 +44,9 @@ type role struct {
 
 // A report is what a process tells when all has gone well.
 type report struct {
-	Sent, Received tally
+	Sent, Received tally.Tally
 	Peak           int64 // bytes of Stats().Memory, the most that was seen
 	Grown          int64 // bytes that were resident, the most, beside those when it had joined
-}
-
-// A tally is of a multiset of records: how many there are, and the sum of their checksums.
-type tally struct{ Records, Sum uint64 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func (t *tally) add(record []byte) {
-	t.Records++
-	t.Sum += uint64(crc32.Checksum(record, castagnoli))
-}
-
-func (t *tally) merge(other tally) {
-	t.Records += other.Records
-	t.Sum += other.Sum
 }
 
 // playRole is the process. It prints its address, reads those of all, prints "joined", and at the end its report, if it has ended
@@ -176,12 +161,12 @@ func (p *playing) send(thread int) error {
 	if longest == 0 {
 		longest = 300
 	}
-	var sent tally
+	var sent tally.Tally
 	next := make([]int, p.x.Partitions())
 	one := func(to int) error {
 		b := record(from, to, next[to], longest)
 		next[to]++
-		sent.add(b)
+		sent.Add(b)
 		return s.Send(to, b)
 	}
 	for n := 0; p.Records == 0 || n < p.Records; n++ {
@@ -201,7 +186,7 @@ func (p *playing) send(thread int) error {
 		}
 	}
 	p.mu.Lock()
-	p.report.Sent.merge(sent)
+	p.report.Sent.Merge(sent)
 	p.mu.Unlock()
 	return s.Close()
 }
@@ -216,7 +201,7 @@ func (p *playing) receive(thread int) error {
 	if hot {
 		<-p.goOn
 	}
-	var received tally
+	var received tally.Tally
 	next := make([]uint32, p.x.Partitions())
 	for n := 1; ; n++ {
 		if hot && n%step == 0 {
@@ -226,7 +211,7 @@ func (p *playing) receive(thread int) error {
 		b, err := p.x.Receiver(thread).Next(p.ctx)
 		if err != nil {
 			p.mu.Lock()
-			p.report.Received.merge(received)
+			p.report.Received.Merge(received)
 			p.mu.Unlock()
 			return err
 		}
@@ -238,7 +223,7 @@ func (p *playing) receive(thread int) error {
 			return fmt.Errorf("partition %d: record %d from thread %d to partition %d came, want %v", partition, number, from, to, next)
 		}
 		next[from]++
-		received.add(b)
+		received.Add(b)
 	}
 }
 
@@ -349,7 +334,7 @@ func (p *process) line(t *testing.T) string {
 // what all have received.
 func endWell(t *testing.T, job []*process, records uint64) (reports []report) {
 	t.Helper()
-	var sent, received tally
+	var sent, received tally.Tally
 	for rank, p := range job {
 		line := p.line(t)
 		var r report
@@ -362,8 +347,8 @@ func endWell(t *testing.T, job []*process, records uint64) (reports []report) {
 		if err := p.cmd.Wait(); err != nil { // also of races
 			t.Errorf("process %d: %v: %s", rank, err, p.err.String())
 		}
-		sent.merge(r.Sent)
-		received.merge(r.Received)
+		sent.Merge(r.Sent)
+		received.Merge(r.Received)
 		reports = append(reports, r)
 	}
 	if sent != received || sent.Records != records {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/bench/internal/host"
+	"github.com/verbena-data/verbena/internal/tally"
 )
 
 // A measurement is what an exchange has cost, all processes together.
@@ -189,9 +190,9 @@ func (w *workers) end(err error) error {
 func (m *measurement) sum(l load, results []string) error {
 	m.load = l
 	var received, size uint64
-	var sentTo, receivedBy []tally // by partition
+	var sentTo, receivedBy []tally.Tally // by partition
 	if l.Checked {
-		sentTo = make([]tally, l.partitions())
+		sentTo = make([]tally.Tally, l.partitions())
 	}
 	for rank, text := range results {
 		var r result
@@ -211,7 +212,7 @@ func (m *measurement) sum(l load, results []string) error {
 		size += r.Bytes
 		receivedBy = append(receivedBy, r.ReceivedBy...)
 		for to, t := range r.SentTo {
-			sentTo[to].merge(t)
+			sentTo[to].Merge(t)
 		}
 	}
 	if want := uint64(l.Size) * uint64(l.Threads) * uint64(l.Records); received != want || size != want*uint64(l.Record) {

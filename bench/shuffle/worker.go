@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -19,6 +18,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/internal/tally"
 )
 
 // A load is what is exchanged: each of Threads threads in each of Size processes sends
@@ -65,32 +66,17 @@ type result struct {
 	Calls      uint64 // of the system; 0 if they could not be counted
 
 	// If the load is checked: what was sent to each partition, and what its thread has received.
-	SentTo, ReceivedBy []tally
-}
-
-// A tally is of a multiset of records: how many there are, and the sum of their checksums.
-type tally struct{ Records, Sum uint64 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func (t *tally) add(record []byte) {
-	t.Records++
-	t.Sum += uint64(crc32.Checksum(record, castagnoli))
-}
-
-func (t *tally) merge(other tally) {
-	t.Records += other.Records
-	t.Sum += other.Sum
+	SentTo, ReceivedBy []tally.Tally
 }
 
 // A checkedSender notes what it sends.
 type checkedSender struct {
 	sender
-	to []tally // by partition
+	to []tally.Tally // by partition
 }
 
 func (s checkedSender) Send(to int, record []byte) error {
-	s.to[to].add(record)
+	s.to[to].Add(record)
 	return s.sender.Send(to, record)
 }
 
@@ -223,12 +209,12 @@ func (l load) run(x exchange, loads []threadLoad) (r result, err error) {
 	var received, bytes atomic.Uint64
 	sent := make([]checkedSender, l.Threads)
 	if l.Checked {
-		r.SentTo, r.ReceivedBy = make([]tally, l.partitions()), make([]tally, l.Threads)
+		r.SentTo, r.ReceivedBy = make([]tally.Tally, l.partitions()), make([]tally.Tally, l.Threads)
 	}
 	for thread := range l.Threads {
 		s := x.sender(thread)
 		if l.Checked {
-			sent[thread] = checkedSender{s, make([]tally, l.partitions())}
+			sent[thread] = checkedSender{s, make([]tally.Tally, l.partitions())}
 			s = sent[thread]
 		}
 		all.Go(func() { fail(l.send(s, loads[thread])) })
@@ -241,7 +227,7 @@ func (l load) run(x exchange, loads []threadLoad) (r result, err error) {
 			}
 			if look := take; l.Checked {
 				take = func(b []byte) {
-					r.ReceivedBy[thread].add(b)
+					r.ReceivedBy[thread].Add(b)
 					look(b)
 				}
 			}
@@ -258,7 +244,7 @@ func (l load) run(x exchange, loads []threadLoad) (r result, err error) {
 	r.Received, r.Bytes = received.Load(), bytes.Load()
 	for _, s := range sent {
 		for to, t := range s.to {
-			r.SentTo[to].merge(t)
+			r.SentTo[to].Merge(t)
 		}
 	}
 	return r, nil
