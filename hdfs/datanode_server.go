@@ -62,8 +62,8 @@ type DataNodeConfig struct {
 	NoLocalReads bool
 
 	// NativeMemory bounds the windows of blocks that are being written over the native data
-	// path, in bytes, all together. Writers who find no room wait a little, and then take the
-	// legacy protocol. Default 512 MiB.
+	// path, or copied to other DataNodes, in bytes, all together. Who finds no room waits a
+	// little, and then takes the legacy protocol. Default 512 MiB.
 	NativeMemory int64
 	// WindowMemory bounds the memory that clients read one-sidedly, in bytes: copies of
 	// ranges of blocks, and rings of long reads. Default 128 MiB; negative: there is none.

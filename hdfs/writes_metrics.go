@@ -43,7 +43,7 @@ var (
 	packetAcks    = prometheus.NewDesc("verbena_hdfs_datanode_native_acknowledgements_total", "Acknowledgements sent by hdfs-data/1.", nil, nil)
 	packetWaits   = prometheus.NewDesc("verbena_hdfs_datanode_native_waits_total", "How often a receiver of hdfs-data/1 found no message and had to wait.", nil, nil)
 	ackWaits      = prometheus.NewDesc("verbena_hdfs_datanode_native_acknowledgement_waits_total", "How often a receiver from a next DataNode of hdfs-data/1 found no message and had to wait.", nil, nil)
-	packetWindows = prometheus.NewDesc("verbena_hdfs_datanode_native_reserved_bytes", "Bytes reserved for the windows of blocks that are being written by hdfs-data/1.", nil, nil)
+	packetWindows = prometheus.NewDesc("verbena_hdfs_datanode_native_reserved_bytes", "Bytes reserved for the windows of blocks that are being written, or copied to others, by hdfs-data/1.", nil, nil)
 	blocksCopied  = prometheus.NewDesc("verbena_hdfs_datanode_blocks_copied_total", "Replicas sent to other DataNodes, to their end.", []string{"path"}, nil)
 	bytesCopied   = prometheus.NewDesc("verbena_hdfs_datanode_block_bytes_copied_total", "Bytes of the replicas sent to other DataNodes, to their end.", []string{"path"}, nil)
 	copyFallbacks = prometheus.NewDesc("verbena_hdfs_datanode_copy_fallbacks_total", "Copies that were to go by hdfs-data/1 and had to take the data transfer protocol, by reason.", []string{"reason"}, nil)

@@ -140,7 +140,7 @@ type Config struct {
 	MaxTransfers int   // operations at one time; default 4096
 	MaxConns     int   // connections at one time, idle ones included; default 16,384
 	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
-	NativeMemory int64 // bytes for the windows of native pipelines, all together; default 512 MiB
+	NativeMemory int64 // bytes for the windows of native pipelines and copies, all together; default 512 MiB
 	MaxCopies    int   // copies that the NameNode ordered at one time; default 4
 
 	HandshakeTimeout time.Duration // until a connection's first request; default 10 s

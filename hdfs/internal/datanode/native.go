@@ -45,7 +45,7 @@ func (dn *DataNode) closeNatives() {
 	}
 }
 
-// reserve takes a window of a block out of NativeMemory, or reports that there is no room
+// reserve takes a window of a block, or of a copy, out of NativeMemory, or reports that there is no room
 // now. It never waits: who waits for memory while he has some may wait for ever.
 func (n *natives) reserve(window, limit int64) bool {
 	n.mu.Lock()

@@ -76,7 +76,7 @@ func (dn *DataNode) sendNatively(ctx context.Context, rd *store.Reader, addr str
 	}
 }
 
-// errCopyBusy says that a DataNode has no memory for the window now.
+// errCopyBusy says that a DataNode, or this one, has no memory for the window now.
 var errCopyBusy = errors.New("no memory for the window")
 
 // A nativeCopy is a replica on its way to other DataNodes over the connection to the first of
@@ -120,9 +120,16 @@ func (dn *DataNode) sendOnce(ctx context.Context, rd *store.Reader, addr string,
 		return &otherWayError{notConnected, err}
 	}
 	c.conn, c.id = conn, id
-	defer c.leave()
 	packet := packetOf(rd.Sum, cmp.Or(conn.Endpoint().Tuning().Packet, copyPacket))
 	window := min(packet.total(rd.Length), max(copyWindow, 2*packet.size(packet.data)), native.MaxWindow)
+	if err := dn.reserveCopy(window); err != nil {
+		conn.Leave(id)
+		return &otherWayError{noMemory, err}
+	}
+	defer func() {
+		c.leave()
+		conn.After(func() { dn.native.release(window) })
+	}()
 	message, err := native.AppendSetUp(nil, int(window), op)
 	if err != nil {
 		return err
@@ -136,6 +143,18 @@ func (dn *DataNode) sendOnce(ctx context.Context, rd *store.Reader, addr string,
 		return err
 	}
 	return c.await(ctx, func() bool { return c.sent.Len() == 0 })
+}
+
+// reserveCopy takes a copy's window out of NativeMemory. Who is refused holds nothing, and is to
+// ask again if another copy or block may give back what it lacks.
+func (dn *DataNode) reserveCopy(window int64) error {
+	switch limit := dn.cfg.NativeMemory; {
+	case window > limit:
+		return fmt.Errorf("a window of %d bytes is more than NativeMemory here, %d bytes", window, limit)
+	case !dn.native.reserve(window, limit):
+		return fmt.Errorf("%w of %d bytes: other blocks have what NativeMemory allows here", errCopyBusy, window)
+	}
+	return nil
 }
 
 // packetShape tells how long the packets of a copy are.

@@ -3,6 +3,7 @@ package datanode
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 // A copy goes on as soon as it is told what it waits for, and what is acknowledged has left the
@@ -176,6 +178,124 @@ func TestAbortedCopyGivesItsWindowBack(t *testing.T) {
 			t.Errorf("copy %d, which was aborted: %v", id, err)
 		}
 	}
+}
+
+// A copy asks again for a window that others may give back, and not for one that there can never be.
+func TestWindowOfACopyIsReservedWhole(t *testing.T) {
+	dn := &DataNode{cfg: Config{NativeMemory: 100}}
+	if err := dn.reserveCopy(101); err == nil || errors.Is(err, errCopyBusy) {
+		t.Errorf("more than there is: %v", err)
+	}
+	must(t, dn.reserveCopy(60))
+	if err := dn.reserveCopy(41); !errors.Is(err, errCopyBusy) {
+		t.Errorf("more than is left: %v", err)
+	}
+	must(t, dn.reserveCopy(40))
+	dn.native.release(60)
+	must(t, dn.reserveCopy(60))
+}
+
+// A DataNode that makes many copies at once has no more on its way than NativeMemory allows: who
+// finds no room for a window sends nothing, asks again later, and all copies are made.
+func TestSourceOfCopiesKeepsToItsMemory(t *testing.T) {
+	const copies, memory = 10, 2*copyWindow + copyWindow/2
+	accepted, err := native.AppendAnswer(nil, native.Accepted, nil)
+	must(t, err)
+	full, release := make(chan struct{}), make(chan struct{})
+	var begun, most atomic.Int64
+	// It acknowledges nothing before a window is full, and nothing at all before two are and it
+	// is released.
+	f := newNativesOn(t, fake.NewNetwork(), 2, func(i int, c *Config) {
+		if i == 0 {
+			c.NativeMemory = memory
+		} else {
+			c.Hostname = "slow"
+		}
+	}, func(n *node) func(context.Context, *verbena.Endpoint) error {
+		if n.cfg.Hostname != "slow" {
+			return nil
+		}
+		return func(ctx context.Context, ep *verbena.Endpoint) error {
+			type window struct{ next, bytes int64 }
+			windows, all, released := map[uint32]*window{}, int64(0), false
+			var due []uint32
+			for {
+				m, err := ep.Receive(ctx)
+				if err != nil {
+					return err
+				}
+				tag, kind, size, last := m.Tag, native.KindOf(m.Bytes()), int64(len(m.Bytes())), m.Bytes()[1]&1 != 0
+				m.Release()
+				switch kind {
+				case native.SetUp:
+					begun.Add(1)
+					windows[tag] = &window{}
+					if err := ep.Send(ctx, tag, accepted); err != nil {
+						return err
+					}
+				case native.Packet:
+					w := windows[tag]
+					w.next, w.bytes, all = w.next+1, w.bytes+size, all+size
+					most.Store(max(most.Load(), all))
+					if last || w.bytes+size > copyWindow {
+						due = append(due, tag)
+					}
+				}
+				if !released && len(due) < 2 {
+					continue
+				}
+				if !released {
+					close(full)
+					<-release
+					released = true
+				}
+				for _, tag := range due {
+					w := windows[tag]
+					ack := native.AppendAck(nil, &transfer.Ack{Seqno: w.next - 1, Replies: []hdfspb.Status{hdfspb.Status_SUCCESS}})
+					if err := ep.Send(ctx, tag, ack); err != nil {
+						return err
+					}
+					all -= w.bytes
+					w.bytes = 0
+				}
+				due = due[:0]
+			}
+		}
+	})
+	source, data := f.nodes[0], random(1, 3<<20)
+	for id := range uint64(copies) {
+		writeBlock(t, f.nodes[:1], id, 1001, data)
+	}
+	done := make(chan error, copies)
+	begin := func(from, to uint64) {
+		for id := from; id < to; id++ {
+			go func() { done <- f.copyTo(id, data, f.nodes[1]) }()
+		}
+	}
+	begin(0, 2)
+	<-full
+	rd, err := source.openReader(extended(copies-1, 1001, uint64(len(data))), 0)
+	must(t, err)
+	err = source.sendOnce(t.Context(), rd, f.nodes[1].addr, copyOf(copies-1, data))
+	must(t, rd.Close())
+	if !errors.Is(err, errCopyBusy) || begun.Load() != 2 {
+		t.Errorf("a copy without room for its window: %v; %d have begun", err, begun.Load())
+	}
+	if reserved := source.Packets().Reserved; reserved != 2*copyWindow {
+		t.Errorf("%d bytes are reserved for two copies", reserved)
+	}
+	begin(2, copies)
+	close(release)
+	for range copies {
+		must(t, <-done)
+	}
+	if n := most.Load(); n > memory || n < copyWindow {
+		t.Errorf("%d bytes were on their way, %d may be", n, memory)
+	}
+	if s := source.Copies(); s.Native.Blocks+s.Legacy.Blocks != copies || s.Native.Blocks < 2 {
+		t.Errorf("%d copies by the native path and %d by the other", s.Native.Blocks, s.Legacy.Blocks)
+	}
+	wantIdle(t, source)
 }
 
 // A DataNode between two others compares the checksums of a copy itself: it does not rely on

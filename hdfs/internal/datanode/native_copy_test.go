@@ -414,6 +414,11 @@ func TestCopiesFallBack(t *testing.T) {
 				c.NativeMemory = 1
 			}
 		}, nil},
+		{"no memory here", "no memory", 2, func(i int, c *Config) {
+			if i == 0 {
+				c.NativeMemory = 1
+			}
+		}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newNativesOn(t, fake.NewNetwork(), c.nodes, func(i int, cfg *Config) {
