@@ -59,6 +59,7 @@ const (
 	// livenessPackage has the tests that want a kernel before 6.15.
 	livenessPackage = "./internal/liveness"
 	runtimePackage  = "."
+	shufflePackage  = "./shuffle"
 )
 
 // onAdapters are those of the runtime's tests over all transports that run over
@@ -72,8 +73,14 @@ var onAdapters = regexp.MustCompile("^(" + strings.Join([]string{
 	"TestPoolStreams", "TestPoolCalls", "TestPoolCallsOfKilledServers",
 }, "|") + ")$")
 
-// hosts tells the runtime's tests which devices they have, and where to listen.
-func hosts(driver string) []string { return ibverbsOn(driver, "VERBENA_LAB_LISTEN="+world.Address1) }
+// exchanges are those of the shuffle's tests in every world that run between hosts with adapters, where blocks are put and
+// where they are sent: what is chosen, that every record arrives, and a process that is killed in the middle.
+var exchanges = regexp.MustCompile("^(TestWays|TestJobOfProcesses|TestProcessIsKilled)$")
+
+// hosts tells the tests of the runtime and of the shuffle which devices they have, at which address each host is, and so where to listen.
+func hosts(driver string) []string {
+	return ibverbsOn(driver, "VERBENA_LAB_ADDRESS="+world.Address0, "VERBENA_LAB_LISTEN="+world.Address1)
+}
 
 // ibverbsOn tells the provider's conformance tests which devices they have.
 func ibverbsOn(driver string, more ...string) []string {
@@ -131,6 +138,8 @@ var boots = []boot{
 	{name: "siw", pkg: casesPackage, tests: driverOnly, world: "siw", env: []string{job.DriverVariable + "=siw"}, verbena: true},
 	{name: "runtime-rxe", pkg: runtimePackage, tests: onAdapters, world: "rxe", below: "/^ibverbs$", env: hosts("rxe")},
 	{name: "runtime-siw", pkg: runtimePackage, tests: onAdapters, world: "siw", below: "/^ibverbs$", env: hosts("siw")},
+	{name: "shuffle-rxe", pkg: shufflePackage, tests: exchanges, world: "rxe", env: hosts("rxe"), limit: quickLimit},
+	{name: "shuffle-siw", pkg: shufflePackage, tests: exchanges, world: "siw", env: hosts("siw"), limit: quickLimit},
 	{name: "programs-rxe", pkg: casesPackage, tests: foreignPrograms, world: "rxe", env: []string{job.DriverVariable + "=rxe"}},
 	{name: "partition", pkg: livenessPackage, tests: regexp.MustCompile(`.`), limit: quickLimit},
 	{name: "squeeze", pkg: providersPackage, tests: regexp.MustCompile(`^TestSqueezedProcess$`), env: []string{"VERBENA_SQUEEZE=1"}},

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
@@ -79,6 +80,7 @@ type playing struct {
 
 func (p *playing) play() error {
 	settings := map[string]string{"iwarp.remote": "true"}
+	maps.Copy(settings, hostOf(p.Rank).settings)
 	if p.PeerTimeout != "" {
 		settings["iwarp.peer-timeout"] = p.PeerTimeout
 	}
@@ -272,7 +274,7 @@ type process struct {
 // startJob starts processes and waits until they have joined.
 func startJob(t *testing.T, r role) []*process {
 	t.Helper()
-	return startJobOn(t, r, func(int) (string, func(func())) { return "127.0.0.1", func(do func()) { do() } })
+	return startJobOn(t, r, func(rank int) (string, func(func())) { return hostOf(rank).address, func(do func()) { do() } })
 }
 
 // startJobOn is startJob on several hosts: on tells the address of a process's host, and how something is done there.

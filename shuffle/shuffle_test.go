@@ -94,12 +94,17 @@ func (w world) configs(t testing.TB, size int, c shuffle.Config, by func(from, t
 	configs := make([]shuffle.Config, size)
 	addresses := make([]string, size)
 	for rank := range size {
-		r, err := verbena.New(verbena.Config{Providers: providers.Default()})
+		h := hostOf(rank)
+		all, err := providers.New(providers.Config{Settings: h.settings})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := verbena.New(verbena.Config{Providers: all})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = r.Close() })
-		ln, err := r.Listen(ctx, "127.0.0.1:0", verbena.ListenConfig{Services: []string{}})
+		ln, err := r.Listen(ctx, h.address+":0", verbena.ListenConfig{Services: []string{}})
 		if err != nil {
 			t.Fatal(err)
 		}
