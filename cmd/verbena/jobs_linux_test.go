@@ -117,38 +117,7 @@ func TestJobsWithAHotKeyKeepTheirMemory(t *testing.T) {
 		"sort":    {128 << 20, []string{"sort", "--format", "gensort", in}},
 		"groupby": {150 << 20, []string{"groupby", "--format", "tsv", "--key", "key", "--sum", "value", lines}},
 	} {
-		cmd, said := asProcess(t, nil, append(c.args, "--workers", fmt.Sprint(workers), "--memory", fmt.Sprint(c.memory), "-T", dir, "-o", out, "--json")...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		peaks := map[int]int64{}
-		tick := time.NewTicker(2 * time.Millisecond)
-		for working := true; working; {
-			select {
-			case err = <-ended:
-				working = false
-			case <-tick.C:
-				for _, pid := range children(t, cmd.Process.Pid) {
-					peaks[pid] = max(peaks[pid], peakOf(pid))
-				}
-			}
-		}
-		tick.Stop()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, said)
-		}
-		most := slices.Sorted(maps.Values(peaks))
-		most = most[max(0, len(most)-workers):] // os/exec starts a process of its own, for a moment
-		var sum int64
-		for _, peak := range most {
-			sum += peak
-		}
-		t.Logf("%s: the processes had at most %v bytes resident; %s", name, most, said)
-		if len(most) != workers || sum > c.memory {
-			t.Errorf("%s: %d processes had %d bytes resident, %d are allowed", name, len(most), sum, c.memory)
-		}
+		said := keepsMemory(t, workers, c.memory, append(c.args, "-T", dir, "-o", out, "--json")...)
 		var told struct{ Records, Runs, Groups, Largest int64 }
 		if err := json.Unmarshal(said.Bytes(), &told); err != nil || told.Records != records || told.Runs == 0 {
 			t.Errorf("%s: %v\n%s", name, err, said)
@@ -164,6 +133,80 @@ func TestJobsWithAHotKeyKeepTheirMemory(t *testing.T) {
 		if err != nil || told.Groups != records/2+1 || !bytes.HasPrefix(groups, fmt.Appendf(nil, "key\tsum\nhot\t%d\nkey 0000001 of many\t1\n", records/2)) {
 			t.Errorf("%v\n%s\n%s", err, groups[:min(100, len(groups))], said)
 		}
+	}
+}
+
+// keepsMemory runs a job that may have so much memory in all its processes together, and returns what it has said.
+func keepsMemory(t *testing.T, workers int, memory int64, args ...string) (said *bytes.Buffer) {
+	t.Helper()
+	cmd, said := asProcess(t, nil, append(args, "--workers", fmt.Sprint(workers), "--memory", fmt.Sprint(memory))...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	peaks := map[int]int64{}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for working := true; working; {
+		select {
+		case err := <-ended:
+			if working = false; err != nil {
+				t.Fatalf("%v: %v\n%s", args, err, said)
+			}
+		case <-tick.C:
+			for _, pid := range children(t, cmd.Process.Pid) {
+				peaks[pid] = max(peaks[pid], peakOf(pid))
+			}
+		}
+	}
+	most := slices.Sorted(maps.Values(peaks))
+	most = most[max(0, len(most)-workers):] // os/exec starts a process of its own, for a moment
+	var sum int64
+	for _, peak := range most {
+		sum += peak
+	}
+	t.Logf("%v: the processes had at most %v bytes resident; %s", args, most, said)
+	if len(most) != workers || sum > memory {
+		t.Errorf("%v: %d processes had %d bytes resident, %d are allowed", args, len(most), sum, memory)
+	}
+	return said
+}
+
+// TestJobsWithLongLinesKeepTheirMemory works on lines that are nearly as long as they may be, more of them than the memory holds.
+func TestJobsWithLongLinesKeepTheirMemory(t *testing.T) {
+	const memory, length, lines = 256 << 20, 14 << 20, 20
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	f, err := os.Create(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := bytes.Repeat([]byte("a long line "), length/12)
+	var want []byte // how they begin, in order
+	for n := range lines {
+		line[0] = byte('a' + n*7%lines)
+		want = append(want, byte('a'+n))
+		if _, err := f.Write(append(line, '\n')); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	keepsMemory(t, 2, memory, "sort", "-T", dir, "-o", out, in)
+	got, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for l := range bytes.Lines(got) {
+		if len(want) == 0 || l[0] != want[0] || len(l) != len(line)+1 || !bytes.Equal(l[1:len(line)], line[1:]) {
+			t.Fatalf("a line of %d bytes, %.20q, and %q are due", len(l), l, want)
+		}
+		want = want[1:]
+	}
+	if len(want) > 0 {
+		t.Errorf("the lines %q are not there", want)
 	}
 }
 

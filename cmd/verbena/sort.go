@@ -39,6 +39,10 @@ and writes its range into the output. Files may be hdfs://HOST:PORT/PATH.
 Lines are ordered as bytes, as LC_ALL=C sort does; a last line without a newline gets
 one. The output appears under its name when it is whole and on the disk.
 
+A line must fit into a quarter of a thread's share of --memory, which is that of all
+processes: 48 MiB of 512MiB with two workers. A longer one ends the job, and the error
+tells in which file, at which byte it begins and how long it is.
+
 ` + fmt.Sprintf(jobcmd.LauncherHelp, "sort -o OUT FILE..."),
 		Example: `  verbena sort -o sorted.txt access-*.log
   verbena sort --format gensort --workers 4 --memory 2GiB -o out.dat in.dat

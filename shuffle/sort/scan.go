@@ -94,22 +94,31 @@ func readAhead(ctx context.Context, in *dataset.Input, at, border int64, free <-
 // scanner reads records of spans.
 type scanner struct {
 	format  Format
-	longest int    // that a record may be
-	carry   []byte // the beginning of a line
+	name    string // of the file
+	short   int    // up to how many bytes a line is held, without its newline
+	longest int64  // that a line may be, with its newline
+	carry   []byte
+	seen    int64 // bytes of the line that has begun, of which carry holds the first
 	buffers [][]byte
 }
 
-func newScanner(format Format, longest int) *scanner {
-	s := &scanner{format: format, longest: longest}
+// takers take what a scanner finds, during the call.
+type takers struct {
+	record func(record []byte) error
+	// long takes a line that is not held: how it begins, where that is, and how many bytes it has without its newline.
+	long func(head []byte, at, length int64) error
+}
+
+func newScanner(format Format, short int, longest int64) *scanner {
+	s := &scanner{format: format, short: short, longest: longest, carry: make([]byte, 0, short+1)}
 	for range blocksAhead {
 		s.buffers = append(s.buffers, make([]byte, 0, blockSize))
 	}
 	return s
 }
 
-// scan calls take for each record that begins in the span, and read with the bytes that have
-// been read. Records are valid during the call.
-func (s *scanner) scan(ctx context.Context, span dataset.Span, take func(record []byte) error, read func(n int)) error {
+// scan gives each record that begins in the span to take, and the number of bytes that have been read to read.
+func (s *scanner) scan(ctx context.Context, span dataset.Span, take takers, read func(n int)) error {
 	at := span.From
 	skip := s.format == Lines && at > 0
 	if skip {
@@ -127,10 +136,10 @@ func (s *scanner) scan(ctx context.Context, span dataset.Span, take func(record 
 		for range blocks { // until it has ended
 		}
 	}()
-	s.carry = s.carry[:0]
+	s.name, s.carry, s.seen = span.Input.Name(), s.carry[:0], 0
 	for b := range blocks {
 		if b.err != nil {
-			return fmt.Errorf("%s: %w", span.Input.Name(), b.err)
+			return fmt.Errorf("%s: %w", s.name, b.err)
 		}
 		done, err := s.block(b.data, at, span.To, &skip, take)
 		if err != nil || done {
@@ -143,21 +152,21 @@ func (s *scanner) scan(ctx context.Context, span dataset.Span, take func(record 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if len(s.carry) > 0 {
-		return take(append(s.carry, '\n'))
+	if s.seen > 0 {
+		return s.end(nil, at, take)
 	}
 	return nil
 }
 
 // block takes the records of a block that begins at a place. It is done when it has come to
 // a record that begins at end or behind it.
-func (s *scanner) block(data []byte, at, end int64, skip *bool, take func([]byte) error) (done bool, err error) {
+func (s *scanner) block(data []byte, at, end int64, skip *bool, take takers) (done bool, err error) {
 	if size := s.format.fixed(); size > 0 {
 		if at >= end { // spans are whole records
 			return true, nil
 		}
 		for ; len(data) >= size; data = data[size:] {
-			if err := take(data[:size]); err != nil {
+			if err := take.record(data[:size]); err != nil {
 				return false, err
 			}
 		}
@@ -171,26 +180,17 @@ func (s *scanner) block(data []byte, at, end int64, skip *bool, take func([]byte
 		*skip = false
 		data, at = data[i+1:], at+int64(i)+1
 	}
-	if len(s.carry) > 0 {
+	for s.seen > 0 || at < end {
 		i := bytes.IndexByte(data, '\n')
-		if i < 0 {
-			return false, s.keep(data)
+		switch {
+		case i < 0:
+			return false, s.keep(data, at)
+		case s.seen == 0 && i <= s.short:
+			err = take.record(data[:i+1])
+		default:
+			err = s.end(data[:i], at, take)
 		}
-		if err := s.keep(data[:i+1]); err != nil {
-			return false, err
-		}
-		if err := take(s.carry); err != nil {
-			return false, err
-		}
-		s.carry = s.carry[:0]
-		data, at = data[i+1:], at+int64(i)+1
-	}
-	for at < end {
-		i := bytes.IndexByte(data, '\n')
-		if i < 0 {
-			return false, s.keep(data)
-		}
-		if err := take(data[:i+1]); err != nil {
+		if err != nil {
 			return false, err
 		}
 		data, at = data[i+1:], at+int64(i)+1
@@ -198,10 +198,38 @@ func (s *scanner) block(data []byte, at, end int64, skip *bool, take func([]byte
 	return true, nil
 }
 
-func (s *scanner) keep(part []byte) error {
-	if len(s.carry)+len(part) > s.longest {
-		return fmt.Errorf("a line is longer than the %d bytes that fit into a process's share of the memory: raise --memory, or check that these are lines", s.longest)
+// keep adds to the line that has begun what follows at a place.
+func (s *scanner) keep(part []byte, at int64) error {
+	s.carry = append(s.carry, part[:min(len(part), s.short-len(s.carry))]...)
+	if s.seen += int64(len(part)); s.seen > s.longest+tellBeyond {
+		return s.tooLong(at+int64(len(part)), "more than ")
 	}
-	s.carry = append(s.carry, part...)
 	return nil
+}
+
+// end adds the last of a line, which is at a place, and gives it away.
+func (s *scanner) end(part []byte, at int64, take takers) error {
+	if err := s.keep(part, at); err != nil {
+		return err
+	}
+	at += int64(len(part))
+	if s.seen >= s.longest {
+		return s.tooLong(at, "")
+	}
+	length := s.seen
+	head := s.carry
+	s.carry, s.seen = s.carry[:0], 0
+	if length <= int64(s.short) {
+		return take.record(append(head, '\n'))
+	}
+	return take.long(head, at-length, length)
+}
+
+// tellBeyond is how much more than may be is read of a line, to tell how long it is.
+const tellBeyond = 256 << 20
+
+// tooLong tells of the line that has been read up to a place.
+func (s *scanner) tooLong(at int64, more string) error {
+	return fmt.Errorf("%s: the line at byte %d has %s%d bytes, and a thread's share of the memory holds one of %d: raise --memory, or check that these are lines",
+		s.name, at-s.seen, more, s.seen, s.longest-1)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +24,7 @@ type Config struct {
 	Inputs []string
 	Output string
 	// Memory is this process's share for sorting in bytes, without that of the exchange: see
-	// [Divide]. Run fails with less than 8 MiB for each thread.
+	// [Divide]. Run fails with less than 8 MiB for each thread, and when a line does not fit into a quarter of what a thread has.
 	Memory int64
 	// Temporary is the directory for temporary files, which have no names there.
 	Temporary string
@@ -153,7 +154,7 @@ func (j *job) shuffle(ctx context.Context) (sorters []*external.Sorter, err erro
 	j.ranges = newRanges(evenBounds(keys, j.x.Partitions()))
 	threads := j.x.Threads()
 	for range threads {
-		s, err := external.New(external.Config{Fixed: j.cfg.Format.fixed(), Memory: j.cfg.Memory / int64(threads), Dir: j.cfg.Temporary})
+		s, err := external.New(external.Config{Fixed: j.cfg.Format.fixed(), Memory: j.sorting(), Dir: j.cfg.Temporary})
 		if err != nil {
 			return sorters, err
 		}
@@ -162,7 +163,7 @@ func (j *job) shuffle(ctx context.Context) (sorters []*external.Sorter, err erro
 	g, ctx := errgroup.WithContext(ctx)
 	for thread := range threads {
 		g.Go(func() error { return j.abortIf(j.send(ctx, j.x.Sender(thread), spans[thread])) })
-		g.Go(func() error { return j.abortIf(receive(ctx, j.x.Receiver(thread), sorters[thread])) })
+		g.Go(func() error { return j.abortIf(j.receive(ctx, j.x.Receiver(thread), sorters[thread])) })
 	}
 	return sorters, g.Wait()
 }
@@ -175,13 +176,23 @@ func (j *job) abortIf(err error) error {
 	return err
 }
 
+// sorting is the memory of a thread's sorter.
+func (j *job) sorting() int64 { return j.cfg.Memory / int64(j.x.Threads()) }
+
 func (j *job) send(ctx context.Context, to *shuffle.Sender, spans []dataset.Span) error {
 	tail := j.cfg.Format.tail()
-	longest := int(j.cfg.Memory / int64(j.x.Threads()) / 5) // see external.ErrTooLong
-	s := newScanner(j.cfg.Format, longest)
+	s := newScanner(j.cfg.Format, shortLine(j.x), int64(external.Longest(j.sorting())))
+	var encoded []byte
 	for _, span := range spans {
-		err := s.scan(ctx, span, func(record []byte) error {
-			return to.Send(j.ranges.of(record[:len(record)-tail]), record)
+		file := slices.Index(j.inputs.Files, span.Input)
+		err := s.scan(ctx, span, takers{
+			record: func(record []byte) error {
+				return to.Send(j.ranges.of(record[:len(record)-tail]), record)
+			},
+			long: func(head []byte, at, length int64) error { // a bound is shorter than any head
+				encoded = reference{file, at, length}.encode(encoded[:0])
+				return to.Send(j.ranges.of(head), encoded)
+			},
 		}, func(n int) {
 			j.read.Add(int64(n))
 			j.tell()
@@ -193,7 +204,23 @@ func (j *job) send(ctx context.Context, to *shuffle.Sender, spans []dataset.Span
 	return to.Close()
 }
 
-func receive(ctx context.Context, from *shuffle.Receiver, to *external.Sorter) error {
+func (j *job) receive(ctx context.Context, from *shuffle.Receiver, to *external.Sorter) error {
+	add := to.Add
+	if j.cfg.Format == Lines {
+		add = func(record []byte) error {
+			if record[len(record)-1] == '\n' {
+				return to.Add(record)
+			}
+			r, err := decode(record, j.inputs.Files)
+			if err != nil {
+				return err
+			}
+			return to.AddBy(int(r.length)+1, func(line []byte) error {
+				line[r.length] = '\n'
+				return r.read(ctx, j.inputs.Files[r.file], line[:r.length])
+			})
+		}
+	}
 	for {
 		batch, err := from.NextBatch(ctx)
 		if errors.Is(err, io.EOF) {
@@ -203,7 +230,7 @@ func receive(ctx context.Context, from *shuffle.Receiver, to *external.Sorter) e
 			return err
 		}
 		for record, ok := batch.Next(); ok; record, ok = batch.Next() {
-			if err := to.Add(record); err != nil {
+			if err := add(record); err != nil {
 				batch.Release()
 				return err
 			}

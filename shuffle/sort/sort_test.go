@@ -21,6 +21,7 @@ import (
 	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/shuffle"
 	"github.com/verbena-data/verbena/shuffle/dataset"
+	"github.com/verbena-data/verbena/shuffle/internal/external"
 	"github.com/verbena-data/verbena/shuffle/internal/jobtest"
 )
 
@@ -196,7 +197,6 @@ func TestRefuses(t *testing.T) {
 		"output dir":     {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: dir}, "is a directory"},
 		"output nowhere": {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: "/nowhere/out"}, "no such file"},
 		"device":         {Config{Format: Lines, Inputs: []string{write(t, nil)}, Output: "/dev/full"}, "not a regular file"},
-		"too long":       {Config{Format: Lines, Inputs: []string{write(t, bytes.Repeat([]byte("x"), 9<<20))}}, "raise --memory"},
 		"temporary":      {Config{Format: Lines, Inputs: []string{write(t, bytes.Repeat([]byte("a line\n"), 4<<20))}, Temporary: "/nowhere"}, "temporary file"},
 		"hdfs":           {Config{Format: Lines, Inputs: []string{"hdfs://x/y"}}, "no HDFS"},
 	} {
@@ -214,6 +214,113 @@ func TestRefuses(t *testing.T) {
 			alone(t, filepath.Dir(out))
 		})
 	}
+}
+
+// TestLongestLine has lines as long as the memory holds, and longer ones by a byte, at the begin and at the end of a file, with
+// their newlines and without: a longer one ends the job with its place and its length.
+func TestLongestLine(t *testing.T) {
+	longest := external.Longest(8<<20) - 1
+	for name, c := range map[string]struct {
+		text string // in which x stands for the line
+		at   int
+	}{
+		"alone":           {"x", 0},
+		"first":           {"x\nb\na\n", 0},
+		"last":            {"b\na\nx\n", 4},
+		"without newline": {"b\na\nx", 4},
+		"two":             {"c\nx\na\nx\nb", 2},
+	} {
+		for _, n := range []int{longest, longest + 1} {
+			t.Run(fmt.Sprint(name, "/", n), func(t *testing.T) {
+				text := strings.ReplaceAll(c.text, "x", strings.Repeat("long", n/4)+"more"[:n%4])
+				in, out := write(t, []byte(text)), filepath.Join(t.TempDir(), "out")
+				_, errs := run(t, 2, 2, func(_ int, cfg *Config) { cfg.Memory = 16 << 20 }, Config{Format: Lines, Inputs: []string{in}, Output: out})
+				if n > longest {
+					want := fmt.Sprintf("%s: the line at byte %d has %d bytes, and a thread's share of the memory holds one of %d: raise --memory", in, c.at, n, longest)
+					for rank, err := range errs {
+						if err == nil || !strings.Contains(err.Error(), want) && !(name == "two" && strings.Contains(err.Error(), "raise --memory")) {
+							t.Errorf("process %d: %v; want %q", rank, err, want)
+						}
+					}
+					alone(t, filepath.Dir(out))
+					return
+				}
+				if err := errors.Join(errs...); err != nil {
+					t.Fatal(err)
+				}
+				lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+				slices.Sort(lines)
+				if got, err := os.ReadFile(out); err != nil || string(got) != strings.Join(lines, "\n")+"\n" {
+					t.Errorf("%d bytes are wrong, %v", len(got), err)
+				}
+			})
+		}
+	}
+}
+
+// TestNoLines gives a file without a newline, of which not all is read to say so.
+func TestNoLines(t *testing.T) {
+	in, out := write(t, nil), filepath.Join(t.TempDir(), "out")
+	if err := os.Truncate(in, 4<<30); err != nil {
+		t.Fatal(err)
+	}
+	_, errs := run(t, 2, 1, nil, Config{Format: Lines, Inputs: []string{in}, Output: out})
+	for rank, err := range errs {
+		if want := in + ": the line at byte 0 has more than 2"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("process %d: %v; want %q", rank, err, want)
+		}
+	}
+	alone(t, filepath.Dir(out))
+}
+
+// TestReferences reads lines by references to them: none is believed.
+func TestReferences(t *testing.T) {
+	file, err := (&dataset.Files{}).Open(t.Context(), write(t, []byte("one\nfour\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	inputs := []*dataset.Input{file}
+	for r, want := range map[reference]string{
+		{0, 4, 4}:       "four",
+		{0, 9, 0}:       "",
+		{0, 2, 4}:       "is another one",
+		{0, 4, 6}:       "damaged",
+		{0, 10, 0}:      "damaged",
+		{0, -1, 4}:      "damaged",
+		{0, 4, -4}:      "damaged",
+		{1, 0, 0}:       "damaged",
+		{-1, 0, 0}:      "damaged",
+		{0, 1 << 62, 4}: "damaged",
+	} {
+		got, err := decode(r.encode(nil), inputs)
+		line := make([]byte, got.length)
+		if err == nil {
+			err = got.read(t.Context(), inputs[got.file], line)
+		}
+		if err == nil && string(line) != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %q, %v; want %q", r, line, err, want)
+		}
+	}
+}
+
+func FuzzReference(f *testing.F) {
+	f.Add(reference{0, 1, 2}.encode(nil))
+	file, err := (&dataset.Files{}).Open(f.Context(), "sort_test.go")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = file.Close() })
+	inputs := []*dataset.Input{file}
+	f.Fuzz(func(t *testing.T, record []byte) {
+		r, err := decode(record, inputs)
+		if err != nil {
+			return
+		}
+		if again, err := decode(r.encode(nil), inputs); err != nil || again != r || r.file != 0 || r.at < 0 || r.length < 0 || r.at+r.length > file.Size() {
+			t.Errorf("%x is %+v, then %+v, %v", record, r, again, err)
+		}
+	})
 }
 
 // TestOneFails has one process fail while the others work: all end with its reason.
@@ -263,20 +370,31 @@ func FuzzScan(f *testing.F) {
 		}
 		defer in.Close()
 		n := int(parts%20) + 1
+		const short = 3
 		var got []byte
 		for part := range n {
 			spans, err := dataset.Split([]*dataset.Input{in}, part, n, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := newScanner(Lines, 1<<20)
+			s := newScanner(Lines, short, 1<<20)
 			for _, span := range spans {
-				err := s.scan(t.Context(), span, func(record []byte) error {
-					if len(record) == 0 || bytes.IndexByte(record, '\n') != len(record)-1 {
-						t.Errorf("%q is no line", record)
-					}
-					got = append(got, record...)
-					return nil
+				err := s.scan(t.Context(), span, takers{
+					record: func(record []byte) error {
+						if n := len(record) - 1; n < 0 || n > short || bytes.IndexByte(record, '\n') != n {
+							t.Errorf("%q is no short line", record)
+						}
+						got = append(got, record...)
+						return nil
+					},
+					long: func(head []byte, at, length int64) error {
+						line := text[at:][:length]
+						if length <= short || !bytes.Equal(head, line[:short]) || at > 0 && text[at-1] != '\n' {
+							t.Errorf("%q at %d is no long line that begins with %q", line, at, head)
+						}
+						got = append(append(got, line...), '\n')
+						return nil
+					},
 				}, func(int) {})
 				if err != nil {
 					t.Fatal(err)

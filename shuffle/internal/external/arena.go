@@ -26,18 +26,20 @@ type arena struct {
 
 func (a *arena) reset() { a.used, a.entries = 0, 0 }
 
-// add copies a record whose key has so many bytes, from keyAt on. It is false if there is no
-// room.
-func (a *arena) add(record []byte, keyAt, keyLength int) bool {
-	end := len(a.memory) - (a.entries+1)*entrySize
-	if a.used+len(record) > end {
-		return false
+// room is where the next record goes if it has n bytes, or nil if there is no room.
+func (a *arena) room(n int) []byte {
+	if a.used+n > len(a.memory)-(a.entries+1)*entrySize {
+		return nil
 	}
-	copy(a.memory[a.used:], record)
-	*(*entry)(unsafe.Pointer(&a.memory[end])) = entry{Prefix(record[keyAt : keyAt+keyLength]), uint32(a.used + keyAt), uint32(keyLength)}
+	return a.memory[a.used:][:n:n]
+}
+
+// add takes the record that has been written there, whose key has so many bytes, from keyAt on.
+func (a *arena) add(record []byte, keyAt, keyLength int) {
+	at := len(a.memory) - (a.entries+1)*entrySize
+	*(*entry)(unsafe.Pointer(&a.memory[at])) = entry{Prefix(record[keyAt : keyAt+keyLength]), uint32(a.used + keyAt), uint32(keyLength)}
 	a.used += len(record)
 	a.entries++
-	return true
 }
 
 // all are the entries. An arena's memory is aligned to pages, and its length to entries.

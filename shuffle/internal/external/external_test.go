@@ -165,6 +165,42 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
+// TestLongest adds records as long as the memory holds, by both ways, behind one another and behind short ones, and longer ones.
+func TestLongest(t *testing.T) {
+	const memory = 64 << 10
+	s, err := newSorter(Config{Memory: memory, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var want []byte
+	for i := range 20 {
+		line := append(bytes.Repeat([]byte{byte('a' + i)}, Longest(memory)-1), '\n')
+		want = append(append(want, byte('a'+i), '\n'), line...)
+		fill := func(into []byte) error {
+			copy(into, line)
+			return nil
+		}
+		if err := errors.Join(s.AddBy(len(line), fill), s.Add([]byte{byte('a' + i), '\n'})); err != nil {
+			t.Fatal(err)
+		}
+		refused := errors.New("refused")
+		if err := s.AddBy(2, func([]byte) error { return refused }); !errors.Is(err, refused) {
+			t.Error(err)
+		}
+		if err := s.AddBy(len(line)+1, fill); !errors.Is(err, ErrTooLong) {
+			t.Error(err)
+		}
+	}
+	var got bytes.Buffer
+	if err := errors.Join(s.Finish(), s.Merge(&got, func(int) {})); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got.Bytes(), want) || s.Records() != 40 || s.Size() != int64(len(want)) {
+		t.Errorf("%d records of %d bytes are %d bytes, not %d", s.Records(), s.Size(), got.Len(), len(want))
+	}
+}
+
 // TestNoRoom can't write temporary files.
 func TestNoRoom(t *testing.T) {
 	s, err := newSorter(Config{Memory: 64 << 10, Dir: "/nowhere"})
@@ -273,9 +309,12 @@ func BenchmarkSort(b *testing.B) {
 	for b.Loop() {
 		a.reset()
 		for _, x := range records {
-			if !a.add(x, 0, len(x)-1) {
+			room := a.room(len(x))
+			if room == nil {
 				b.Fatal("no room")
 			}
+			copy(room, x)
+			a.add(room, 0, len(x)-1)
 		}
 		a.sort()
 	}

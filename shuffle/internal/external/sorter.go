@@ -66,9 +66,26 @@ func New(cfg Config) (*Sorter, error) {
 	return newSorter(cfg)
 }
 
+func blockOf(memory int64) int { return min(blockSize, int(memory/8)) }
+
+// divide says how many arenas there are beside the block, and how many bytes each has.
+func divide(memory int64, block int) (n int64, each int) {
+	n = arenas
+	if (memory-int64(block))/n > arenaLimit {
+		n = (memory - int64(block)) / arenaLimit
+	}
+	return n, int((memory-int64(block))/n) / pageSize * pageSize
+}
+
+// Longest is how long a record may be, in bytes, for a sorter with so much memory.
+func Longest(memory int64) int {
+	_, each := divide(memory, blockOf(memory))
+	return each - entrySize
+}
+
 func newSorter(cfg Config) (*Sorter, error) {
-	block := min(blockSize, int(cfg.Memory/8))
-	s := &Sorter{cfg: cfg, work: make(chan *arena, 2*arenas), done: make(chan struct{})}
+	block := blockOf(cfg.Memory)
+	s := &Sorter{cfg: cfg, done: make(chan struct{})}
 	s.change.L = &s.mu
 	switch {
 	case cfg.Pairs:
@@ -78,12 +95,8 @@ func newSorter(cfg Config) (*Sorter, error) {
 	default:
 		s.layout = lines{}
 	}
-	n := int64(arenas)
-	if each := (cfg.Memory - int64(block)) / n; each > arenaLimit {
-		n = (cfg.Memory - int64(block)) / arenaLimit
-		s.work = make(chan *arena, n)
-	}
-	each := int((cfg.Memory-int64(block))/n) / pageSize * pageSize
+	n, each := divide(cfg.Memory, block)
+	s.work = make(chan *arena, 2*n)
 	var err error
 	if s.block, err = MapMemory(block); err != nil {
 		return nil, err
@@ -105,23 +118,55 @@ func newSorter(cfg Config) (*Sorter, error) {
 
 // Add copies a record: one of the fixed length, a line with its newline, or a pair.
 func (s *Sorter) Add(record []byte) error {
-	at, length := s.layout.key(record)
-	for !s.filled.add(record, at, length) {
+	room, err := s.room(len(record))
+	if err != nil {
+		return err
+	}
+	copy(room, record)
+	s.add(room)
+	return nil
+}
+
+// AddBy is Add of a record of n bytes that write puts where the sorter keeps it: nobody else need hold it.
+// If write fails nothing is added.
+func (s *Sorter) AddBy(n int, write func(record []byte) error) error {
+	room, err := s.room(n)
+	if err != nil {
+		return err
+	}
+	if err := write(room); err != nil {
+		return err
+	}
+	s.add(room)
+	return nil
+}
+
+// room is where a record of n bytes goes.
+func (s *Sorter) room(n int) ([]byte, error) {
+	for {
+		if room := s.filled.room(n); room != nil {
+			return room, nil
+		}
 		if s.filled.entries == 0 {
 			if err := s.failure(); err != nil {
-				return err
+				return nil, err
 			}
-			return fmt.Errorf("a record of %d bytes is %w (%d MiB)", len(record), ErrTooLong, s.cfg.Memory>>20)
+			return nil, fmt.Errorf("a record of %d bytes is %w (%d MiB)", n, ErrTooLong, s.cfg.Memory>>20)
 		}
 		s.work <- s.filled
 		if err := s.take(); err != nil {
-			return err
+			return nil, err
 		}
 	}
+}
+
+// add takes the record that lies in its room.
+func (s *Sorter) add(record []byte) {
+	at, length := s.layout.key(record)
+	s.filled.add(record, at, length)
 	s.size += int64(len(record))
 	s.count++
 	s.long = max(s.long, len(record))
-	return nil
 }
 
 func (s *Sorter) failure() error {
