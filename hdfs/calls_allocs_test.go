@@ -42,7 +42,7 @@ func TestCallsOfMetadataAllocateLittle(t *testing.T) {
 			do   func() error
 		}{
 			{"stat", 16, func() error { _, err := c.Stat(t.Context(), "/dir/file-7"); return err }},
-			{"open", 140, func() error {
+			{"open", 28, func() error {
 				f, err := c.Open(t.Context(), "/dir/file-7")
 				if err != nil {
 					return err

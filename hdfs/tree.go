@@ -16,6 +16,7 @@ import (
 
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/locations"
 	"github.com/verbena-data/verbena/hdfs/internal/statuses"
 )
 
@@ -325,7 +326,7 @@ func (c *Client) locate(ctx context.Context, op, name string, offset, length int
 	if length < 0 {
 		length = math.MaxInt64 - max(0, offset)
 	}
-	var resp hdfspb.GetBlockLocationsResponseProto
+	var resp locations.Blocks
 	err := c.call(ctx, op, name, "getBlockLocations", &hdfspb.GetBlockLocationsRequestProto{Src: &name, Offset: proto.Uint64(uint64(max(0, offset))), Length: proto.Uint64(uint64(length))}, &resp)
 	if err == nil && resp.Locations == nil {
 		err = c.fail(op, name, notFound(name))

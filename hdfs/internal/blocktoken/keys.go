@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"sync"
 	"time"
 
@@ -26,10 +27,37 @@ func password(key, identifier []byte) []byte {
 	return h.Sum(nil)
 }
 
+// A signer signs with one key. It may be used concurrently.
+type signer struct {
+	key  []byte
+	macs sync.Pool // of [hash.Hash], which is dear to make
+}
+
+// sign appends the password of an identifier to b.
+func (s *signer) sign(b, identifier []byte) []byte {
+	mac, ok := s.macs.Get().(hash.Hash)
+	if !ok {
+		mac = hmac.New(sha1.New, s.key)
+	}
+	mac.Write(identifier)
+	b = mac.Sum(b)
+	mac.Reset()
+	s.macs.Put(mac)
+	return b
+}
+
 // signed makes a token of an identifier.
-func signed(id *Identifier, key []byte) *hdfspb.TokenProto {
-	identifier := id.Append(make([]byte, 0, 192))
-	return &hdfspb.TokenProto{Identifier: identifier, Password: password(key, identifier), Kind: proto.String(Kind), Service: proto.String("")}
+func signed(id *Identifier, s *signer) *hdfspb.TokenProto {
+	t := &struct {
+		hdfspb.TokenProto
+		kind, service string
+		room          [192 + sha1.Size]byte // enough for most
+	}{kind: Kind}
+	b := id.Append(t.room[:0])
+	n := len(b)
+	b = s.sign(b, b)
+	t.Identifier, t.Password, t.Kind, t.Service = b[:n:n], b[n:], &t.kind, &t.service
+	return &t.TokenProto
 }
 
 // Issuer makes tokens, and the keys for it. All of them follow from one secret and
@@ -41,7 +69,7 @@ type Issuer struct {
 	lifetime time.Duration
 
 	mu   sync.Mutex
-	keys map[int32][]byte
+	keys map[int32]*signer
 }
 
 // NewIssuer makes an issuer whose keys sign for an interval each, tokens that are good
@@ -50,7 +78,7 @@ func NewIssuer(derive func(id int32) []byte, interval, lifetime time.Duration) (
 	if interval < time.Second || lifetime < time.Second || lifetime > 1000*interval {
 		return nil, fmt.Errorf("blocktoken: keys that sign for %v and tokens that are good for %v: both must be a second or more, and a token no longer than a thousand keys", interval, lifetime)
 	}
-	return &Issuer{derive: derive, interval: interval, lifetime: lifetime, keys: make(map[int32][]byte)}, nil
+	return &Issuer{derive: derive, interval: interval, lifetime: lifetime, keys: make(map[int32]*signer)}, nil
 }
 
 // Current is the number of the key that signs at a time.
@@ -58,7 +86,7 @@ func (i *Issuer) Current(now time.Time) int32 {
 	return int32(now.UnixMilli() / i.interval.Milliseconds())
 }
 
-func (i *Issuer) key(id int32) []byte {
+func (i *Issuer) key(id int32) *signer {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	k := i.keys[id]
@@ -66,7 +94,7 @@ func (i *Issuer) key(id int32) []byte {
 		if len(i.keys) > 2000 {
 			clear(i.keys)
 		}
-		k = i.derive(id)
+		k = &signer{key: i.derive(id)}
 		i.keys[id] = k
 	}
 	return k
@@ -89,7 +117,7 @@ func (i *Issuer) Keys(now time.Time) *clusterpb.BlockKeys {
 	past := int32((i.lifetime + i.interval - 1) / i.interval)
 	for id := current - past; id <= current+1; id++ {
 		end := (int64(id)+1)*i.interval.Milliseconds() + i.lifetime.Milliseconds()
-		out.Keys = append(out.Keys, &clusterpb.BlockKeys_Key{Id: proto.Int32(id), ExpiryMs: &end, Key: i.key(id)})
+		out.Keys = append(out.Keys, &clusterpb.BlockKeys_Key{Id: proto.Int32(id), ExpiryMs: &end, Key: i.key(id).key})
 	}
 	return out
 }
@@ -292,7 +320,7 @@ func (k *Keys) Grant(now time.Time, user string, modes Mode, b *hdfspb.ExtendedB
 	return signed(&Identifier{
 		Expiry: now.Add(k.lifetime).UnixMilli(), KeyID: k.current, User: user, Pool: b.GetPoolId(), Block: b.GetBlockId(),
 		Generation: b.GetGenerationStamp(), Modes: modes,
-	}, key.GetKey())
+	}, &signer{key: key.GetKey()})
 }
 
 // None is an empty token.

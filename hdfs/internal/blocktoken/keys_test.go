@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/verbena-data/verbena/hdfs/internal/clusterpb"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/internal/race"
 )
 
 const (
@@ -127,6 +129,32 @@ func TestAccess(t *testing.T) {
 // TestKeysRoll takes a token every hour for a month, while the DataNode hears of
 // keys only every nine hours, and starts anew now and then, and the NameNode, too. Each
 // token is good from when it is made until it expires.
+// Tokens that several ask for at once are good, for a user of a long name, too.
+func TestManyTokens(t *testing.T) {
+	issuer, keys, now := newIssuer(t), NewKeys(), time.UnixMilli(1_800_000_000_000)
+	keys.Set(now, issuer.Keys(now))
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for id := range uint64(100) {
+				user := strings.Repeat("ada", 1+i*50)
+				token := issuer.Grant(now, user, Read, block(id, 7), nil, nil)
+				if got, err := keys.Check(now, token, Access{Block: block(id, 7), Mode: Read}); err != nil || got != user {
+					t.Errorf("block %d: %q, %v", id, got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if race.Enabled {
+		return // the race detector empties pools
+	}
+	b := block(1, 7)
+	if n := testing.AllocsPerRun(100, func() { issuer.Grant(now, "ada", Read, b, nil, nil) }); n > 1 {
+		t.Errorf("%v allocations for a token", n)
+	}
+}
+
 func TestKeysRoll(t *testing.T) {
 	issuer, keys := newIssuer(t), NewKeys()
 	begin := time.UnixMilli(1_800_000_000_123)

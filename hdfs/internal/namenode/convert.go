@@ -42,6 +42,9 @@ func namelessPB(s *namespace.Status) *hdfspb.HdfsFileStatusProto {
 	return statusPB(new(statuses.Status), s, noName)
 }
 
+// usual is how many replicas a block's location has memory for.
+const usual = 3
+
 // blockMemory is a block's location with the memory of its fields.
 type blockMemory struct {
 	located                        hdfspb.LocatedBlockProto
@@ -50,6 +53,11 @@ type blockMemory struct {
 	id, generation, length, offset uint64
 	corrupt                        bool
 	tokenKind, tokenService        string
+
+	nodes  [usual]*hdfspb.DatanodeInfoProto
+	cached [usual]bool
+	types  [usual]hdfspb.StorageTypeProto
+	ids    [usual]string
 }
 
 // locatedPB needs m.mu held.
@@ -63,10 +71,13 @@ func (m *blockMap) locatedPB(b namespace.Block, offset uint64, l located) *hdfsp
 		return lb
 	}
 	infos := make([]infoMemory, len(l.nodes))
-	lb.Locs = make([]*hdfspb.DatanodeInfoProto, len(l.nodes))
-	lb.IsCached = make([]bool, len(l.nodes))
-	lb.StorageTypes = make([]hdfspb.StorageTypeProto, len(l.nodes))
-	lb.StorageIDs = make([]string, len(l.nodes))
+	lb.Locs, lb.IsCached, lb.StorageTypes, lb.StorageIDs = x.nodes[:], x.cached[:], x.types[:], x.ids[:]
+	if n := len(l.nodes); n <= usual {
+		lb.Locs, lb.IsCached, lb.StorageTypes, lb.StorageIDs = lb.Locs[:n], lb.IsCached[:n], lb.StorageTypes[:n], lb.StorageIDs[:n]
+	} else {
+		lb.Locs, lb.IsCached = make([]*hdfspb.DatanodeInfoProto, n), make([]bool, n)
+		lb.StorageTypes, lb.StorageIDs = make([]hdfspb.StorageTypeProto, n), make([]string, n)
+	}
 	now := m.cfg.now()
 	for i, n := range l.nodes {
 		lb.Locs[i] = m.infoPB(&infos[i], n, now)

@@ -90,6 +90,7 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 		hdfspb.LocatedBlocksProto
 		length         uint64
 		open, complete bool // the last block
+		one            [1]*hdfspb.LocatedBlockProto
 	})
 	memory.open, memory.complete = s.Open, len(blocks) > 0
 	out := &memory.LocatedBlocksProto
@@ -97,8 +98,10 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 	if len(blocks) == 0 {
 		return out
 	}
+	out.Blocks = memory.one[:0]
 	nn.blocks.mu.Lock()
 	defer nn.blocks.mu.Unlock()
+	var room [2 * usual]*node
 	var at uint64
 	for i, b := range blocks {
 		end := at + b.Length
@@ -107,7 +110,7 @@ func (nn *NameNode) locatedBlocks(s namespace.Status, blocks []namespace.Block, 
 		wanted := first || len(out.Blocks) > 0 && at < to
 		last := i == len(blocks)-1
 		if wanted || last {
-			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, reader))
+			lb := nn.blocks.locatedPB(b, at, nn.blocks.locate(b.ID, b, reader, room[:0]))
 			if wanted {
 				out.Blocks = append(out.Blocks, lb)
 			}
@@ -131,9 +134,9 @@ type located struct {
 }
 
 // locate returns where a block can be read, nearest to the reader first,
-// or, while it is written, where that happens. The caller has m.mu.
-func (m *blockMap) locate(id uint64, b namespace.Block, reader place) located {
-	var out located
+// or, while it is written, where that happens. The nodes may lie in room. The caller has m.mu.
+func (m *blockMap) locate(id uint64, b namespace.Block, reader place, room []*node) located {
+	out := located{nodes: room}
 	if b.Construction != nil {
 		for _, uuid := range b.Construction.Targets {
 			if n := m.nodes[uuid]; n != nil && n.alive {

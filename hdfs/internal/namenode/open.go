@@ -210,7 +210,7 @@ func (nn *NameNode) holdersOf(ctx context.Context, c *call, src string, pick fun
 	m := nn.blocks
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := m.locate(b.ID, *b, from)
+	l := m.locate(b.ID, *b, from, nil)
 	if len(l.nodes) == 0 || l.corrupt {
 		return nil, exception.New(exception.IO, "%s: no good replica of its block %d is known now; try again when a DataNode has reported it", src, b.ID)
 	}

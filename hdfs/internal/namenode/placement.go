@@ -173,16 +173,22 @@ func (nn *NameNode) placeOf(ctx context.Context, host string) place {
 	if host == "" {
 		return place{}
 	}
-	m := nn.blocks
+	if rack, ok := nn.blocks.rackOf(host); ok {
+		return place{host, rack}
+	}
+	return place{host, nn.topology.Rack(ctx, host, "")}
+}
+
+// rackOf is the rack of the DataNodes on a host.
+func (m *blockMap) rackOf(host string) (rack string, ok bool) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, n := range m.nodes {
 		if n.dn.Host == host {
-			defer m.mu.Unlock()
-			return place{host, n.rack}
+			return n.rack, true
 		}
 	}
-	m.mu.Unlock()
-	return place{host, nn.topology.Rack(ctx, host, "")}
+	return "", false
 }
 
 // want is what choose is asked for.

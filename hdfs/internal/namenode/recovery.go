@@ -115,7 +115,7 @@ func (m *blockMap) unaskable(b namespace.Block, asked []*node) (count uint32) {
 func (m *blockMap) lead(b namespace.Block, r *recovery, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	holders := m.locate(b.ID, b, place{}).nodes
+	holders := m.locate(b.ID, b, place{}, nil).nodes
 	holders = slices.DeleteFunc(holders, func(n *node) bool { return !n.registered })
 	if len(holders) == 0 {
 		return false

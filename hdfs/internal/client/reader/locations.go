@@ -8,11 +8,10 @@ import (
 	"sort"
 	"sync"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/locations"
 )
 
 // located is a block with its place in the file. It is not changed once it is known to
@@ -52,6 +51,10 @@ func (bs *blocks) find(off int64) *located {
 
 // add takes located blocks over those that are known.
 func (bs *blocks) add(more []*located) {
+	if len(bs.list) == 0 && ordered(more) {
+		bs.list = more
+		return
+	}
 	for _, b := range more {
 		i := sort.Search(len(bs.list), func(i int) bool { return bs.list[i].start >= b.start })
 		if i < len(bs.list) && bs.list[i].start == b.start {
@@ -64,11 +67,22 @@ func (bs *blocks) add(more []*located) {
 	}
 }
 
+// ordered tells whether each block begins behind the start of the one before.
+func ordered(list []*located) bool {
+	for i := 1; i < len(list); i++ {
+		if list[i].start <= list[i-1].start {
+			return false
+		}
+	}
+	return true
+}
+
 // convert checks what the NameNode has sent.
 func convert(list []*hdfspb.LocatedBlockProto) ([]*located, error) {
-	out := make([]*located, 0, len(list))
-	for _, lb := range list {
-		b := &located{LocatedBlockProto: lb, start: int64(lb.GetOffset()), length: int64(lb.GetB().GetNumBytes())}
+	out, memory := make([]*located, 0, len(list)), make([]located, len(list))
+	for i, lb := range list {
+		b := &memory[i]
+		b.LocatedBlockProto, b.start, b.length = lb, int64(lb.GetOffset()), int64(lb.GetB().GetNumBytes())
 		if b.start < 0 || b.length < 0 || b.end() < b.start {
 			return nil, fmt.Errorf("block %d at %d with %d bytes: the NameNode's answer makes no sense", lb.GetB().GetBlockId(), lb.GetOffset(), lb.GetB().GetNumBytes())
 		}
@@ -81,23 +95,25 @@ func convert(list []*hdfspb.LocatedBlockProto) ([]*located, error) {
 
 // ask asks the NameNode for the blocks of a range.
 func (f *File) ask(ctx context.Context, off, length int64) (*hdfspb.LocatedBlocksProto, error) {
-	var resp hdfspb.GetBlockLocationsResponseProto
-	err := f.cfg.Names.Call(ctx, "getBlockLocations", &hdfspb.GetBlockLocationsRequestProto{
-		Src: &f.name, Offset: proto.Uint64(uint64(off)), Length: proto.Uint64(uint64(length)),
-	}, &resp)
-	if err != nil {
+	call := &struct {
+		req          hdfspb.GetBlockLocationsRequestProto
+		from, length uint64
+		resp         locations.Blocks
+	}{from: uint64(off), length: uint64(length)}
+	call.req.Src, call.req.Offset, call.req.Length = &f.name, &call.from, &call.length
+	if err := f.cfg.Names.Call(ctx, "getBlockLocations", &call.req, &call.resp); err != nil {
 		return nil, err
 	}
-	if resp.Locations == nil {
+	lbs := call.resp.Locations
+	switch {
+	case lbs == nil:
 		return nil, exception.New(exception.FileNotFound, "File does not exist: %s", f.name)
-	}
-	if resp.Locations.GetEcPolicy() != nil {
-		return nil, fmt.Errorf("%s is erasure-coded (%s), which this client does not read yet", f.name, resp.Locations.GetEcPolicy().GetName())
-	}
-	if resp.Locations.GetFileEncryptionInfo() != nil {
+	case lbs.GetEcPolicy() != nil:
+		return nil, fmt.Errorf("%s is erasure-coded (%s), which this client does not read yet", f.name, lbs.GetEcPolicy().GetName())
+	case lbs.GetFileEncryptionInfo() != nil:
 		return nil, fmt.Errorf("%s is in an encryption zone, which this client does not read yet", f.name)
 	}
-	return resp.Locations, nil
+	return lbs, nil
 }
 
 // load finds out the length of the file and the first of its blocks.

@@ -53,7 +53,7 @@ type File struct {
 	mu    sync.Mutex
 	known *blocks
 	shut  bool
-	dead  map[string]struct{} // DataNodes that failed, by UUID
+	dead  map[string]struct{} // DataNodes that failed, by UUID; nil if none has
 	last  string              // the DataNode that is read from
 
 	pos  int64
@@ -65,7 +65,7 @@ type File struct {
 
 // Open finds out a file's length and its first blocks. ctx also bounds Read and WriteTo.
 func Open(ctx context.Context, cfg *Config, name string) (*File, error) {
-	f := &File{cfg: cfg, ctx: ctx, name: name, dead: map[string]struct{}{}}
+	f := &File{cfg: cfg, ctx: ctx, name: name}
 	if err := f.load(ctx); err != nil {
 		return nil, err
 	}
@@ -486,6 +486,9 @@ func (t *tries) failed(node *hdfspb.DatanodeInfoProto, err error) error {
 	}
 	f.cfg.Logger.Info("hdfs: a read goes on at another DataNode", "file", f.name, "datanode", data.Name(node), "err", err)
 	f.mu.Lock()
+	if f.dead == nil {
+		f.dead = map[string]struct{}{}
+	}
 	f.dead[node.GetId().GetDatanodeUuid()] = struct{}{}
 	f.mu.Unlock()
 	if errors.Is(err, transfer.ErrChecksum) && t.block != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
+	"github.com/verbena-data/verbena/hdfs/internal/locations"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 )
 
@@ -79,6 +80,31 @@ func (c *cluster) located(at int) *hdfspb.LocatedBlockProto {
 	return lb
 }
 
+// Blocks are kept in the order of the file, each once, in whatever order they are told of.
+func TestBlocksAreKeptInOrder(t *testing.T) {
+	const size = 10
+	at := func(starts ...int64) (list []*located) {
+		for _, s := range starts {
+			list = append(list, &located{start: s * size, length: size})
+		}
+		return list
+	}
+	for _, told := range [][][]*located{{at(0, 1, 2)}, {at(2, 0, 1)}, {at(0, 1, 1, 2)}, {at(1), at(0, 2)}, {at(0, 2), at(1, 2)}, {at(0, 1), at(2)}} {
+		var bs blocks
+		for _, more := range told {
+			bs.add(more)
+		}
+		for off := range int64(3 * size) {
+			if b := bs.find(off); b == nil || b.start != off/size*size {
+				t.Fatalf("block of %d: %+v", off, b)
+			}
+		}
+		if len(bs.list) != 3 || bs.find(3*size) != nil {
+			t.Errorf("%d blocks", len(bs.list))
+		}
+	}
+}
+
 // Call is the NameNode.
 func (c *cluster) Call(ctx context.Context, _ string, req, resp proto.Message) error {
 	if err := ctx.Err(); err != nil {
@@ -110,7 +136,7 @@ func (c *cluster) Call(ctx context.Context, _ string, req, resp proto.Message) e
 		if c.answer != nil {
 			c.answer(out)
 		}
-		resp.(*hdfspb.GetBlockLocationsResponseProto).Locations = out
+		resp.(*locations.Blocks).Locations = out
 	}
 	return nil
 }
