@@ -35,6 +35,11 @@ output or in a file. Files may be hdfs://HOST:PORT/PATH.
 Sums are exact: 0.1 and 0.2 are 0.3. A record without the key is left out, and one without
 the field adds nothing. What the memory does not hold goes to temporary files.
 
+A line must fit into a 32nd of a thread's share of --memory, which is that of all
+processes, a record of CSV into an eightieth: 6 MiB and 2.4 MiB of 512MiB with two
+workers. Keys may have 220 KiB then, and less with more workers. What is longer ends the
+job, and the error tells in which file and at which byte it begins.
+
 ` + fmt.Sprintf(jobcmd.LauncherHelp, "groupby --count --key user FILE..."),
 		Example: `  verbena groupby --format csv --key country --count visits-*.csv
   verbena groupby --format jsonl --key user.id --sum bytes -o by-user.jsonl access.jsonl

@@ -210,6 +210,37 @@ func TestJobsWithLongLinesKeepTheirMemory(t *testing.T) {
 	}
 }
 
+// TestJobsWithLongKeysKeepTheirMemory works on lines and keys of JSON that are nearly as long as they may be, on more of them than the
+// memory holds. In the rows of some, six bytes stand for each of the key.
+func TestJobsWithLongKeysKeepTheirMemory(t *testing.T) {
+	const memory, length, key, groups, often = 256 << 20, 2300 << 10, 80 << 10, 1600, 40
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	f, err := os.Create(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := strings.Repeat("a long line ", (length-7*key)/12)
+	for n := range groups {
+		begin, end := strings.Repeat("x", key), ""
+		if n%often == 0 {
+			begin, end = strings.Repeat("\\u0001", key), rest
+		}
+		if _, err := fmt.Fprintf(f, "{\"key\":\"%d%s\",\"rest\":\"%s\"}\n", n, begin, end); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	keepsMemory(t, 2, memory, "groupby", "--format", "jsonl", "--key", "key", "--count", "-T", dir, "-o", out, in)
+	got, err := os.ReadFile(out)
+	rows, plain, escaped := bytes.Count(got, []byte("\",\"count\":1}\n")), bytes.Count(got, []byte("x")), bytes.Count(got, []byte("\\u0001"))
+	if err != nil || rows != groups || plain != (groups-groups/often)*key || escaped != groups/often*key {
+		t.Errorf("%d rows with keys of %d and %d bytes, %v", rows, plain, escaped, err)
+	}
+}
+
 // peakOf is the most that a process has had resident; 0 if it has gone.
 func peakOf(pid int) int64 {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -74,6 +74,9 @@ func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line [
 			long = append(long[:0], line...)
 			for errors.Is(err, bufio.ErrBufferFull) && len(long) <= longest+len(lineEnd) {
 				line, err = in.ReadSlice('\n')
+				if n := len(long) + len(line); n > cap(long) { // not far beyond what a line may have
+					long = append(make([]byte, 0, max(n, min(2*cap(long), longest+len(lineEnd)))), long...)
+				}
 				long = append(long, line...)
 			}
 			line = long
@@ -84,9 +87,15 @@ func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line [
 		if len(line) == 0 {
 			return nil
 		}
-		content := bytes.TrimSuffix(bytes.TrimSuffix(line, []byte(lineEnd[1:])), []byte(lineEnd[:1]))
+		content := trimEnd(line)
 		if len(content) > longest {
-			return fmt.Errorf("%w: that at byte %d is longer than %d bytes", ErrLongLine, at, longest)
+			n, more := len(content), ""
+			if errors.Is(err, bufio.ErrBufferFull) {
+				if n, more, err = lineGoesOn(ctx, in, len(line)); err != nil {
+					return err
+				}
+			}
+			return fmt.Errorf("%w: that at byte %d has %s%d bytes, at most %d are possible", ErrLongLine, at, more, n, longest)
 		}
 		if err := take(at, content); err != nil {
 			return err
@@ -94,6 +103,33 @@ func (s Span) Lines(ctx context.Context, longest int, take func(at int64, line [
 		at += int64(len(line))
 	}
 	return nil
+}
+
+// tellBeyond is how much more than may be is read of a line, to tell how long it is.
+const tellBeyond = 256 << 20
+
+// lineGoesOn reads on in a line of which n bytes have been read, and returns how long it is without its end, or "more than" what
+// has been read when that is enough.
+func lineGoesOn(ctx context.Context, in *bufio.Reader, n int) (length int, more string, err error) {
+	for most := n + tellBeyond; n < most && ctx.Err() == nil; {
+		part, err := in.ReadSlice('\n')
+		if err == nil {
+			part = trimEnd(part)
+		}
+		n += len(part)
+		if err == nil || errors.Is(err, io.EOF) {
+			return n, "", nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return n, "", err
+		}
+	}
+	return n, "more than ", context.Cause(ctx)
+}
+
+// trimEnd takes its end off a line.
+func trimEnd(line []byte) []byte {
+	return bytes.TrimSuffix(bytes.TrimSuffix(line, []byte(lineEnd[1:])), []byte(lineEnd[:1]))
 }
 
 // lineEnd ends lines; the carriage return may be missing.

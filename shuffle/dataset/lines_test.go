@@ -77,8 +77,25 @@ func TestLinesFail(t *testing.T) {
 	defer in.Close()
 	n := 0
 	err = Span{in, 0, in.Size()}.Lines(t.Context(), 3*lineBuffer, func(int64, []byte) error { n++; return nil })
-	if !errors.Is(err, ErrLongLine) || n != 1 {
-		t.Errorf("%v after %d lines", err, n)
+	if want := fmt.Sprintf("that at byte 6 has %d bytes, at most %d are possible", 4*lineBuffer, 3*lineBuffer); !errors.Is(err, ErrLongLine) || n != 1 || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v after %d lines; want %q", err, n, want)
+	}
+}
+
+// Of a file without newlines not all is read to say so.
+func TestNoLines(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "none")
+	if err := errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, 2*tellBeyond)); err != nil {
+		t.Fatal(err)
+	}
+	in, err := new(Files).Open(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	err = Span{in, 0, in.Size()}.Lines(t.Context(), 100, func(int64, []byte) error { return nil })
+	if want := fmt.Sprintf("has more than %d bytes", tellBeyond+lineBuffer); !errors.Is(err, ErrLongLine) || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %q", err, want)
 	}
 }
 

@@ -37,14 +37,16 @@ type Config struct {
 	Output string
 	Print  io.Writer
 	// Memory is this process's share for the work in bytes, without that of the exchange: see
-	// [Divide]. Run fails with less than 24 MiB for each thread.
+	// [Divide]. Run fails with less than 24 MiB for each thread, and when a line, a record of CSV or a key does not fit: into
+	// a 32nd of what a thread has, an eightieth, and a 32nd divided by 24 and two for each thread of all processes.
 	Memory    int64
 	Temporary string
 	Files     *dataset.Files
 	// Progress is told how many bytes this process has read, of how many of all. It may be
 	// nil, and is called concurrently.
 	Progress func(read, total int64)
-	threads  int
+
+	threads, partitions int // of the exchange
 }
 
 // Result is what was done, by all processes together.
@@ -75,24 +77,36 @@ func Divide(memory int64, threads int) (exchange, work int64, err error) {
 // and to its sorter.
 func (c *Config) third() int64 { return c.Memory / int64(c.threads) / 3 }
 
-func (c *Config) longest() int { return int(c.third() / 5) }
+// Records are on Go's heap while they are read: a recordsShare-th of a thread's memory is for that. Of a record of CSV there are the line,
+// the record, its fields and the key, of which two grow by copying: it may have a csvCopies-th of it. Of a line there are itself,
+// which grows by copying, and at most the strings in it without what stands for them in JSON: it may have a lineCopies-th.
+const (
+	recordsShare          = 16
+	csvCopies, lineCopies = 5, 2
+)
 
-// A record of CSV is on Go's heap: the line, the record, its fields and the key, of which two grow by copying. A
-// recordsShare-th of a thread's memory is for that, and a record may have a recordsCopies-th of it.
-const recordsShare, recordsCopies = 16, 5
+func (c *Config) records() int64 { return c.Memory / int64(c.threads) / recordsShare }
 
-func (c *Config) records() int64 {
-	if c.Format != CSV {
-		return 0
+// longest is how long a record may be, in bytes: a line without its end.
+func (c *Config) longest() int64 {
+	if c.Format == CSV {
+		return c.records() / csvCopies
 	}
-	return c.Memory / int64(c.threads) / recordsShare
+	return c.records() / lineCopies
 }
 
-// longestCSV is how long a record of CSV may be.
-func (c *Config) longestCSV() int64 { return c.records() / recordsCopies }
+// Keys are on Go's heap, too, while they are sent, received and written. A keysShare-th of a thread's memory is for that. Each
+// sender's thread may be in the middle of a key, which grows by copying; and keyCopies more are in the hands of the two
+// that send and receive, and in the row, in which six bytes may stand for one.
+const keysShare, keyCopies = 32, 24
+
+func (c *Config) keys() int64 { return c.Memory / int64(c.threads) / keysShare }
+
+// longestKey is how long a key may be, in bytes.
+func (c *Config) longestKey() int64 { return c.keys() / int64(2*c.partitions+keyCopies) }
 
 // table is how many bytes each of a thread's two tables has.
-func (c *Config) table() int64 { return c.third() - c.records()/2 }
+func (c *Config) table() int64 { return c.third() - (c.records()+c.keys())/2 }
 
 // sampleKeys is how many keys a thread adds to the sample from which the ranges come.
 const (
@@ -124,7 +138,7 @@ type job struct {
 // Run groups. All processes of the exchange call it. When it fails in one, it fails in all,
 // and the output is not there, or is what it was.
 func Run(ctx context.Context, x *shuffle.Exchange, cfg Config) (_ Result, err error) {
-	cfg.threads = x.Threads()
+	cfg.threads, cfg.partitions = x.Threads(), x.Partitions()
 	if cfg.Format == Words {
 		cfg.Key = "word"
 	}
@@ -370,8 +384,8 @@ func (j *job) send(ctx context.Context, thread int) (err error) {
 		if err != nil {
 			return err
 		}
-		if len(key) > j.cfg.longest() {
-			return fmt.Errorf("a key of %d bytes: raise --memory", len(key))
+		if longest := j.cfg.longestKey(); int64(len(key)) > longest {
+			return fmt.Errorf("a key of %d bytes is longer than the %d for which there is memory: raise --memory", len(key), longest)
 		}
 		counted++
 		return t.add(key, v)

@@ -202,16 +202,86 @@ func TestOpenQuote(t *testing.T) {
 	}
 }
 
+// small is the configuration of a process with as little memory as may be, of several with a thread each.
+func small(format Format, processes int) Config {
+	return Config{Format: format, Key: "k", Memory: 3 * external.MinMemory, threads: 1, partitions: processes}
+}
+
 // TestLongRecords has records of CSV as long as they may be, and longer ones, at the border of what the parser reads ahead, too.
 func TestLongRecords(t *testing.T) {
-	c := Config{Format: CSV, Key: "k", Memory: 3 * external.MinMemory, threads: 1}
-	longest := int(c.longestCSV())
+	c := small(CSV, 1)
+	longest := int(c.longest())
 	for _, n := range []int{longest - 10, longest, longest + aheadOfCSV + 1, 3 * longest} {
 		for _, fill := range []string{"x", "\n"} {
-			field := "k\"\"" + strings.Repeat(fill, n-len("\"k\"\"\",1\n"))
-			_, result, err := run(t, 1, 1, Config{Format: CSV, Inputs: []string{write(t, "k,v\n"+strings.Repeat("\""+field+"\",1\n", 5))}, Key: "k"})
+			field := "v\"\"" + strings.Repeat(fill, n-len("1,\"v\"\"\"\n"))
+			_, result, err := run(t, 1, 1, Config{Format: CSV, Inputs: []string{write(t, "k,v\n"+strings.Repeat("1,\""+field+"\"\n", 5))}, Key: "k"})
 			if fits := n <= longest; (err == nil) != fits || fits && (result.Records != 5 || result.Groups != 1) {
 				t.Errorf("%d bytes, at most %d: %+v, %v", n, longest, result, err)
+			}
+		}
+	}
+}
+
+// TestLongLines has lines as long as they may be, and longer ones by a byte: the error tells where one begins, and how long it is.
+func TestLongLines(t *testing.T) {
+	for format, c := range map[Format]struct{ first, begin, end string }{
+		JSONL: {"{\"k\":\"1\"}\n", "{\"k\":\"1\",\"v\":\"", "\"}"},
+		TSV:   {"k\tv\n", "1\t", ""},
+		Words: {"one two\n", "1 ", " 2"},
+	} {
+		limits := small(format, 2)
+		longest := int(limits.longest())
+		for _, n := range []int{longest, longest + 1} {
+			line := c.begin + strings.Repeat(" ", n-len(c.begin)-len(c.end)) + c.end
+			in, out := write(t, c.first+line+"\n"+line), filepath.Join(t.TempDir(), "out")
+			cfg := Config{Format: format, Inputs: []string{in}, Key: "k", Output: out}
+			if format == Words {
+				cfg.Key = ""
+			}
+			_, result, err := run(t, 2, 1, cfg)
+			if n == longest && (err != nil || result.Groups < 1) {
+				t.Errorf("%s: %d bytes: %+v, %v", format, n, result, err)
+			}
+			if n == longest {
+				continue
+			}
+			want := fmt.Sprintf(" has %d bytes, at most %d are possible: raise --memory", n, longest)
+			place, second := fmt.Sprintf("that at byte %d", len(c.first)), fmt.Sprintf("that at byte %d", len(c.first)+n+1)
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), in) || !strings.Contains(err.Error(), place) && !strings.Contains(err.Error(), second) {
+				t.Errorf("%s: %v; want %q", format, err, place+want)
+			}
+			if _, err := os.Stat(out); err == nil {
+				t.Errorf("%s: there is an output", format)
+			}
+		}
+	}
+}
+
+// TestLongKeys has keys as long as they may be, and longer ones by a byte.
+func TestLongKeys(t *testing.T) {
+	for format, c := range map[Format]struct{ first, begin, end string }{
+		CSV:   {"k,v\n", "", ",1\n"},
+		JSONL: {"\n", "{\"k\":\"", "\",\"v\":1}\n"},
+		TSV:   {"k\tv\n", "", "\t1\n"},
+	} {
+		limits := small(format, 2)
+		longest := int(limits.longestKey())
+		for _, n := range []int{longest, longest + 1} {
+			text := c.first
+			for i := range 50 {
+				text += c.begin + strings.Repeat(string(rune('a'+i%20)), n) + c.end
+			}
+			in := write(t, text)
+			rows, result, err := run(t, 2, 1, Config{Format: format, Inputs: []string{in}, Key: "k", Sum: "v"})
+			if n == longest {
+				if err != nil || result.Groups != 20 || result.Records != 50 || strings.Count(rows, strings.Repeat("t", n)) != 1 {
+					t.Errorf("%s: %d bytes: %+v, %v", format, n, result, err)
+				}
+				continue
+			}
+			want := fmt.Sprintf("a key of %d bytes is longer than the %d for which there is memory: raise --memory", n, longest)
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), in) || !strings.Contains(err.Error(), "at byte ") {
+				t.Errorf("%s: %v; want %q", format, err, want)
 			}
 		}
 	}

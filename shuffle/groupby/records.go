@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"github.com/tidwall/gjson"
 
@@ -100,7 +101,7 @@ func (r *reader) span(ctx context.Context, s dataset.Span, q quotes) (err error)
 		return err
 	}
 	told := s.From
-	err = s.Lines(ctx, r.cfg.longest(), func(at int64, line []byte) error {
+	err = s.Lines(ctx, int(r.cfg.longest()), func(at int64, line []byte) error {
 		if at-told >= bufferSize {
 			r.read(int(at - told))
 			told = at
@@ -203,30 +204,32 @@ func (r *reader) line(line []byte, at columns) error {
 	if len(bytes.TrimSpace(line)) == 0 {
 		return nil
 	}
-	if !gjson.ValidBytes(line) {
+	json := unsafe.String(unsafe.SliceData(line), len(line)) // which stays as it is until the key and the value have been taken
+	if !gjson.Valid(json) {
 		return errors.New("this is no JSON")
 	}
-	key := gjson.GetBytes(line, r.cfg.Key)
+	key := gjson.Get(json, r.cfg.Key)
 	if !key.Exists() || key.Type == gjson.Null {
 		r.skipped++
 		return nil
 	}
 	var value []byte
 	if r.cfg.Sum != "" {
-		if v := gjson.GetBytes(line, r.cfg.Sum); v.Exists() && v.Type != gjson.Null {
-			value = []byte(text(v))
+		if v := gjson.Get(json, r.cfg.Sum); v.Exists() && v.Type != gjson.Null {
+			value = text(v)
 		}
 	}
-	return r.take([]byte(text(key)), value)
+	return r.take(text(key), value)
 }
 
 // text is a string's content, and of anything else what stands in the line: a number keeps
-// its digits.
-func text(v gjson.Result) string {
+// its digits. Nobody may write to it.
+func text(v gjson.Result) []byte {
+	t := v.Raw
 	if v.Type == gjson.String {
-		return v.Str
+		t = v.Str
 	}
-	return v.Raw
+	return unsafe.Slice(unsafe.StringData(t), len(t))
 }
 
 // csv reads a span of CSV.
@@ -246,7 +249,7 @@ func (r *reader) csv(ctx context.Context, s dataset.Span, q quotes) error {
 	if err != nil {
 		return err
 	}
-	longest := r.cfg.longestCSV()
+	longest := r.cfg.longest()
 	bound := &bounded{r: counting{io.NewSectionReader(s.Input, begin, end-begin), r.read}}
 	in := csv.NewReader(bound)
 	in.ReuseRecord, in.FieldsPerRecord = true, -1 // a record without the key is left out
