@@ -57,7 +57,7 @@ wrong data ends with exit status 1 and keeps the directory.`,
 	flags.BoolVar(&c.keep, "keep", false, "keep the data")
 	root.AddCommand(killCommand(c), filesCommand(c), largeCommand(c), javaCommand(c), idleCommand(c), idleServerCommand(), fabricCommand(c), fabricPeerCommand(),
 		attacksCommand(c), attacksServerCommand(), attackerCommand(), callsCommand(c), callsServerCommand(), methodsCommand(c), letterCommand(c), clientCommand(c))
-	root.AddCommand(simulateCommand(c), sortCommand(c), sortKillCommand(c), shortCircuitCommand(c), shellCommand(c), crowdCommand(c), crowdMemberCommand())
+	root.AddCommand(simulateCommand(c), sortCommand(c), sortKillCommand(c), shortCircuitCommand(c), shellCommand(c), srunCommand(c), crowdCommand(c), crowdMemberCommand())
 	return root
 }
 
