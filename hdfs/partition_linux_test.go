@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/hadoop/conf"
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
@@ -92,10 +93,12 @@ func newDistant(t *testing.T, transport string, dataNodes int) *distant {
 			}
 		})
 	}
+	quick := &conf.Properties{}
+	quick.Set("dfs.namenode.redundancy.interval.seconds", "1", "this test")
 	var name *NameNode
 	at := d.net.Hosts[0]
 	start(at, func() (_ io.Closer, err error) {
-		name, err = StartNameNode(ctx, NameNodeConfig{Runtime: runtimeAt(t, at, transport), Dir: filepath.Join(dir, "namenode"), ClusterSecret: secret, Listen: at.Address + ":0", Replication: 3})
+		name, err = StartNameNode(ctx, NameNodeConfig{Runtime: runtimeAt(t, at, transport), Dir: filepath.Join(dir, "namenode"), ClusterSecret: secret, Listen: at.Address + ":0", Replication: 3, Properties: quick})
 		return name, err
 	})
 	for i, h := range d.net.Hosts[2:] {
@@ -201,6 +204,7 @@ func TestPartitionsOfTheNativePath(t *testing.T) {
 				{"write, first DataNode from client", []string{"iwarp", "tcp"}, func(t *testing.T) { d.write(t, "/first", first) }},
 				{"write, last DataNode from DataNode", nil, func(t *testing.T) { d.write(t, "/third", third) }},
 				{"read", []string{"iwarp", "tcp"}, d.read},
+				{"copy, in its middle", []string{"iwarp"}, d.copyInTheMiddle},
 				{"copy", nil, d.copy},
 			} {
 				t.Run(c.name, func(t *testing.T) {
@@ -345,6 +349,89 @@ func (d *distant) read(t *testing.T) {
 	mu.Unlock()
 	d.net.Heal(d.home, victim)
 	d.back(t, "/read", content)
+}
+
+// copyInTheMiddle has a block copied to one more DataNode, and cuts the network between the two in the
+// middle: the source notices, and the block is copied when the packets pass again.
+func (d *distant) copyInTheMiddle(t *testing.T) {
+	ctx := d.bounded(t)
+	content := randomBytes(32<<20 + 11)
+	c := d.own()
+	// A copy may be over before the network is cut.
+	for attempt := range 5 {
+		name := fmt.Sprint("/middle-", attempt)
+		store(t, c, name, content, CreateOptions{Replication: 1, BlockSize: 128 << 20})
+		at, err := c.BlockLocations(ctx, name, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		holder := at[0].DataNodes[0].Address
+		var source *DataNode
+		received := map[*DataNode]uint64{}
+		for _, dn := range d.nodes {
+			if dn.Addr() == holder {
+				source = dn
+			} else {
+				received[dn] = dn.Packets().Packets
+			}
+		}
+		before := source.Copies()
+		if err := c.SetReplication(ctx, name, 2); err != nil {
+			t.Fatal(err)
+		}
+		var target *DataNode
+		for target == nil {
+			for dn, packets := range received {
+				if dn.Packets().Packets > packets+2 {
+					target = dn
+				}
+			}
+			select {
+			case <-ctx.Done():
+				t.Fatal("nothing is copied")
+			case <-time.After(time.Millisecond):
+			}
+		}
+		a, b := d.host(source), d.host(target)
+		d.net.Cut(a, b)
+		began, over := time.Now(), false
+		d.until(t, "the source to notice", func() error {
+			now := source.Copies()
+			over = now.Native.Blocks > before.Native.Blocks
+			if over || now.Fallbacks["broke off"] > before.Fallbacks["broke off"] {
+				return nil
+			}
+			return errors.New("it has not")
+		})
+		d.net.Heal(a, b)
+		if over {
+			continue
+		}
+		t.Logf("noticed after %v", time.Since(began).Round(time.Millisecond))
+		d.until(t, "two replicas", func() error {
+			at, err := d.onlooker.BlockLocations(ctx, name, 0, 1)
+			if err == nil && len(at[0].DataNodes) != 2 {
+				err = fmt.Errorf("there are %d", len(at[0].DataNodes))
+			}
+			return err
+		})
+		t.Logf("copied after %v", time.Since(began).Round(time.Millisecond))
+		inject(c, &faulty{read: func(req *data.ReadRequest, _ int) error {
+			if data.Name(req.Node) == holder {
+				return errors.New("the copy is to be read")
+			}
+			return nil
+		}})
+		expect(t, c, name, content)
+		return
+	}
+	t.Error("all copies were over before the network was cut")
+}
+
+// host is the host that a DataNode is on.
+func (d *distant) host(dn *DataNode) *testnet.Host {
+	address, _, _ := net.SplitHostPort(dn.Addr())
+	return d.hosts[address]
 }
 
 // copy has a block copied while the network is cut between all DataNodes that could give it and the
