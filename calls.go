@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/verbena-data/verbena/internal/call"
@@ -78,11 +79,12 @@ const (
 // ends are equal. Its methods may be called concurrently. The endpoint belongs to it:
 // Receive fails, and the peer has to make a Caller of its end, too.
 type Caller struct {
-	e       *Endpoint
-	mux     *Mux
-	ctx     context.Context // of requests; ends with the endpoint
-	cancel  context.CancelCauseFunc
-	watcher sync.WaitGroup
+	e          *Endpoint
+	mux        *Mux
+	ctx        context.Context // of requests; ends with the endpoint
+	cancel     context.CancelCauseFunc
+	watcher    sync.WaitGroup
+	processors int // of Go, when it was made
 
 	mu       latch.Latch
 	side     *call.Side[*pendingCall, Request]
@@ -114,6 +116,7 @@ type pendingCall struct {
 	done     release.Flag
 	asleep   bool          // guarded by the caller's mu
 	roused   bool          // its caller is to run again, and the carrier counts it
+	turn     uint32        // its number among those who were woken
 	wake     chan struct{} // a token when it sleeps and may go on; there may be one too many
 	answer   *Message
 	err      error
@@ -128,7 +131,7 @@ const mostSpare = callsAtOnce
 // nil, they all fail with CodeUnknownMethod. What the peer had sent before its own
 // Caller ends the endpoint.
 func NewCaller(e *Endpoint, mux *Mux) (*Caller, error) {
-	c := &Caller{e: e, mux: mux, silent: true, side: call.New[*pendingCall, Request](call.Limits{
+	c := &Caller{e: e, mux: mux, processors: runtime.GOMAXPROCS(0), silent: true, side: call.New[*pendingCall, Request](call.Limits{
 		Requests: callsAtOnce, Stream: streamCredit, Window: streamWindow, Memory: streamMemory,
 	})}
 	c.out.send = c.sendPosted
@@ -345,6 +348,7 @@ func (c *Caller) await(ctx context.Context, w *pendingCall) (*Message, error) {
 			<-w.wake
 		}
 	}
+	c.lets(w)
 	c.runs(w)
 	m, err := w.answer, w.err
 	c.giveBack(w)

@@ -3,6 +3,8 @@ package verbena
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
@@ -57,12 +59,44 @@ func (c *Caller) finish(w *pendingCall, answer *Message, err error) {
 	}
 }
 
+// Rousals are the callers of this process that have been woken, in their order, and how many
+// of them have run since.
+//
+// Go lets a goroutine that was woken last run first, and the one that it wakes next. Two
+// callers who find each other's answers whenever they look for their own then go on for the
+// 10 ms that such a pair has together, while those who were woken before them wait.
+type rousals struct {
+	woken, run atomic.Uint32
+}
+
+// roused are those of all endpoints: they share Go's processors.
+var roused rousals
+
+// wakes counts one more, and returns its number.
+func (r *rousals) wakes() uint32 { return r.woken.Add(1) }
+
+// runs counts one that runs.
+func (r *rousals) runs() { r.run.Add(1) }
+
+// overtakes tells whether the caller of a number runs before others whose turn it is, given
+// how many can run at a time.
+func (r *rousals) overtakes(number uint32, processors int) bool {
+	return int32(number-r.run.Load()) > int32(processors)
+}
+
 // rouses counts a caller that is about to be woken. mu is held. Those of streams wait in
 // their own ways.
 func (c *Caller) rouses(w *pendingCall) {
 	if w.stream == nil && !w.roused {
-		w.roused = true
+		w.roused, w.turn = true, roused.wakes()
 		c.e.carrier.roused()
+	}
+}
+
+// lets has those go on first who were woken before w, which runs.
+func (c *Caller) lets(w *pendingCall) {
+	if w.roused && c.e.carrier.inOrder() && roused.overtakes(w.turn, c.processors) {
+		runtime.Gosched()
 	}
 }
 
@@ -70,6 +104,7 @@ func (c *Caller) rouses(w *pendingCall) {
 func (c *Caller) runs(w *pendingCall) {
 	if w.roused {
 		w.roused = false
+		roused.runs()
 		c.e.carrier.ran()
 	}
 }

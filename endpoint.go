@@ -112,6 +112,8 @@ type carrier interface {
 	// goroutine sleeps it lets those run.
 	roused()
 	ran()
+	// inOrder tells whether callers that were woken run in that order.
+	inOrder() bool
 	// wake makes all waits look at the endpoint's state.
 	wake()
 	// close says goodbye and returns when the peer has everything or ctx is

@@ -273,6 +273,8 @@ func (s *queuePair) roused() { s.w.runnable.Add(1) }
 
 func (s *queuePair) ran() { s.w.runnable.Add(-1) }
 
+func (s *queuePair) inOrder() bool { return s.w.lingers.costly }
+
 // A memorySource is where slabs come from.
 type memorySource interface {
 	TryGet(size int) (slab.Slab, bool, error)

@@ -60,6 +60,8 @@ func (s *stream) roused() {}
 
 func (s *stream) ran() {}
 
+func (s *stream) inOrder() bool { return false }
+
 // sendPair writes a message in two parts, unless others are being written.
 func (s *stream) sendPair(tag uint32, header call.Header, payload []byte) bool {
 	size := call.HeaderSize + len(payload)
