@@ -66,14 +66,11 @@ type Config struct {
 	// Linger bounds how long Close waits for the peer to take what was sent.
 	// Default 5 s.
 	Linger time.Duration
-	// PeerTimeout is how long the host of a peer over TCP may not answer while data is on its
-	// way to it; then the endpoint ends. Devices have limits of their own. Default 30 s.
+	// PeerTimeout is how long the host of a peer over TCP may not answer, while data is on its
+	// way to it, or to the kernel's probes of an idle connection, which take at least 6 s; then
+	// the endpoint ends. Devices have limits of their own, and so may Connect. Default 30 s.
 	PeerTimeout time.Duration
 }
-
-// keepAlive notices within about half a minute that a peer's host is gone; the
-// kernel does it, so an idle connection costs this process nothing.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
 
 const maxMessageLimit = wire.MaxMessage
 
@@ -99,9 +96,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	if c.Connect == nil {
-		c.Connect = (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
-	}
 	set(&c.MaxMessage, 128<<20)
 	if c.ReceiveMemory == 0 || c.SendMemory == 0 {
 		limit := pressure.Process().Now().Limit
@@ -114,6 +108,9 @@ func (c Config) withDefaults() (Config, error) {
 	set(&c.LegacyExpiry, time.Minute)
 	set(&c.Linger, 5*time.Second)
 	set(&c.PeerTimeout, liveness.DefaultTimeout)
+	if c.Connect == nil {
+		c.Connect = (&net.Dialer{KeepAliveConfig: liveness.KeepAlive(c.PeerTimeout)}).DialContext
+	}
 	if c.MaxMessage < 0 || c.MaxMessage > maxMessageLimit {
 		return c, fmt.Errorf("verbena: MaxMessage %d is not between 1 and %d", c.MaxMessage, maxMessageLimit)
 	}

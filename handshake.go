@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/liveness"
 )
 
 // A handshake is a connection that is not handed on yet.
@@ -172,7 +173,7 @@ func (h *handshake) negotiate() (*Endpoint, *Service, error) {
 	l := h.l
 	seen := len(hello.Magic)
 	if c, ok := h.conn.(*net.TCPConn); ok {
-		_ = c.SetKeepAliveConfig(keepAlive) // a socket without it works as well
+		_ = c.SetKeepAliveConfig(liveness.KeepAlive(l.r.cfg.PeerTimeout)) // a socket without it works as well
 	}
 	for range hello.MaxCandidates + 1 {
 		if err := h.bound(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/hello"
+	"github.com/verbena-data/verbena/internal/liveness"
 )
 
 // ListenConfig configures a listener. Zero values stand for defaults.
@@ -92,7 +93,7 @@ type Listener struct {
 // killed gives way to the next listener at its path.
 func (r *Runtime) Listen(ctx context.Context, addr string, cfg ListenConfig) (*Listener, error) {
 	network, address := splitAddress(addr)
-	ln, err := listenAt(ctx, network, address)
+	ln, err := listenAt(ctx, network, address, liveness.KeepAlive(r.cfg.PeerTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("verbena: listen: %w", err)
 	}
@@ -116,7 +117,7 @@ func splitAddress(addr string) (network, address string) {
 	return "tcp", addr
 }
 
-func listenAt(ctx context.Context, network, address string) (net.Listener, error) {
+func listenAt(ctx context.Context, network, address string, keepAlive net.KeepAliveConfig) (net.Listener, error) {
 	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
 	ln, err := lc.Listen(ctx, network, address)
 	if network != "unix" || strings.HasPrefix(address, "@") || !errors.Is(err, syscall.EADDRINUSE) {

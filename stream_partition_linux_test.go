@@ -87,3 +87,40 @@ func TestPartition(t *testing.T) {
 		})
 	}
 }
+
+// A connection on which nothing is on its way ends, too, at both ends. One of them takes some
+// 15 s in place of 6: Linux does not count probes that a link without a carrier drops.
+func TestIdlePartition(t *testing.T) {
+	t.Parallel()
+	cable := testnet.New(t)
+	ctx := testContext(t)
+	config := Config{Linger: time.Millisecond, PeerTimeout: time.Second}
+	client, server := newRuntime(t, config, nil), newRuntime(t, config, nil)
+	var l *Listener
+	var near *Endpoint
+	var err error
+	cable.B.Do(func() { l, err = server.Listen(ctx, cable.B.Address+":0", ListenConfig{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	cable.A.Do(func() { near, err = client.Dial(ctx, l.Addr().String(), "test/1", DialConfig{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := l.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cable.Cut()
+	defer cable.Heal()
+	for end, e := range map[string]*Endpoint{"near": near, "far": far} {
+		select {
+		case <-e.Done():
+			if err := e.Err(); !errors.Is(err, ErrPeerDied) {
+				t.Errorf("%s: %v", end, err)
+			}
+		case <-time.After(28 * time.Second): // with the default timeout it would be 30
+			t.Errorf("%s: an idle connection outlives its peer's host", end)
+		}
+	}
+}

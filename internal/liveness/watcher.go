@@ -14,6 +14,19 @@ import (
 // two looks it makes a partition known within 35 s.
 const DefaultTimeout = 30 * time.Second
 
+// keepAliveProbes are sent before an idle connection ends.
+const keepAliveProbes = 5
+
+// KeepAlive has the kernel notice that the peer's host of an idle connection is gone: half of
+// the timeout passes in silence, the rest in probes. The kernel counts in seconds, so that it
+// takes 6 s at least.
+func KeepAlive(timeout time.Duration) net.KeepAliveConfig {
+	return net.KeepAliveConfig{
+		Enable: true, Idle: max(timeout/2, time.Second),
+		Interval: max(timeout/(2*keepAliveProbes), time.Second), Count: keepAliveProbes,
+	}
+}
+
 // looksPerTimeout is how often a watcher looks within a timeout. It notices a
 // partition between 1 and 1 + 1/12 timeouts after it began.
 const looksPerTimeout = 12

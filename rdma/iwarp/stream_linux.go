@@ -610,12 +610,8 @@ func (d *device) tune(conn net.Conn, params *engine.Params) {
 		return
 	}
 	_ = c.SetNoDelay(true)
-	// For idle connections: half of the time passes in silence, the rest in probes.
 	// While data is on its way a liveness.Watcher looks.
-	_ = c.SetKeepAliveConfig(net.KeepAliveConfig{
-		Enable: true, Idle: max(d.config.PeerTimeout/2, time.Second),
-		Interval: max(d.config.PeerTimeout/10, time.Second), Count: 5,
-	})
+	_ = c.SetKeepAliveConfig(liveness.KeepAlive(d.config.PeerTimeout))
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return
