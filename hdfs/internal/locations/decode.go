@@ -64,6 +64,17 @@ func (d *decoder) next(s *span) (f field, ok bool) {
 	return f, m >= 0
 }
 
+// each gives the fields of a message to take, until that returns false.
+func (d *decoder) each(s span, take func(f field) bool) bool {
+	for s.from < s.to {
+		f, ok := d.next(&s)
+		if !ok || !take(f) {
+			return false
+		}
+	}
+	return true
+}
+
 // place sets a field that has not come before, in its memory.
 func place[T any](field **T, memory *T, v T) bool {
 	if *field != nil {
@@ -95,11 +106,8 @@ func (d *decoder) answer(r *Blocks) bool {
 	}
 	var memory []block
 	var last span // the block before
-	for s := f.body; s.from < s.to; {
-		f, ok := d.next(&s)
-		if !ok {
-			return false
-		}
+	ok = d.each(f.body, func(f field) bool {
+		ok := true
 		switch {
 		case f.kind == protowire.VarintType:
 			switch f.number {
@@ -133,35 +141,27 @@ func (d *decoder) answer(r *Blocks) bool {
 		default:
 			ok = false
 		}
-		if !ok {
-			return false
-		}
-	}
+		return ok
+	})
 	r.Locations = p
-	return p.FileLength != nil && p.UnderConstruction != nil && p.IsLastBlockComplete != nil
+	return ok && p.FileLength != nil && p.UnderConstruction != nil && p.IsLastBlockComplete != nil
 }
 
 // count counts the blocks of a file, but for the last one if that comes by itself.
 func (d *decoder) count(s span) (n int, ok bool) {
-	for s.from < s.to {
-		f, ok := d.next(&s)
-		if !ok {
-			return 0, false
-		}
+	ok = d.each(s, func(f field) bool {
 		if f.number == 2 && f.kind == protowire.BytesType {
 			n++
 		}
-	}
-	return n, true
+		return true
+	})
+	return n, ok
 }
 
 func (d *decoder) block(s span, b *block) bool {
 	p := &b.proto
-	for s.from < s.to {
-		f, ok := d.next(&s)
-		if !ok {
-			return false
-		}
+	ok := d.each(s, func(f field) bool {
+		ok := true
 		if f.kind == protowire.VarintType {
 			switch f.number {
 			case 2:
@@ -212,20 +212,15 @@ func (d *decoder) block(s span, b *block) bool {
 				ok = false
 			}
 		}
-		if !ok {
-			return false
-		}
-	}
-	return p.B != nil && p.Offset != nil && p.Corrupt != nil && p.BlockToken != nil
+		return ok
+	})
+	return ok && p.B != nil && p.Offset != nil && p.Corrupt != nil && p.BlockToken != nil
 }
 
 func (d *decoder) extended(s span, b *block) bool {
 	p := &b.extended
-	for s.from < s.to {
-		f, ok := d.next(&s)
-		if !ok {
-			return false
-		}
+	ok := d.each(s, func(f field) bool {
+		ok := true
 		bytes := f.kind == protowire.BytesType
 		switch {
 		case bytes && f.number == 1:
@@ -239,21 +234,17 @@ func (d *decoder) extended(s span, b *block) bool {
 		default:
 			ok = false
 		}
-		if !ok {
-			return false
-		}
-	}
-	return p.PoolId != nil && p.BlockId != nil && p.GenerationStamp != nil
+		return ok
+	})
+	return ok && p.PoolId != nil && p.BlockId != nil && p.GenerationStamp != nil
 }
 
 func (d *decoder) token(s span, b *block) bool {
 	p := &b.token
-	for s.from < s.to {
-		f, ok := d.next(&s)
-		if !ok || f.kind != protowire.BytesType {
-			return false
-		}
+	ok := d.each(s, func(f field) bool {
+		ok := f.kind == protowire.BytesType
 		switch {
+		case !ok:
 		case f.number == 1 && p.Identifier == nil:
 			p.Identifier = d.bytesOf(f.body)
 		case f.number == 2 && p.Password == nil:
@@ -265,11 +256,9 @@ func (d *decoder) token(s span, b *block) bool {
 		default:
 			ok = false
 		}
-		if !ok {
-			return false
-		}
-	}
-	return p.Identifier != nil && p.Password != nil && p.Kind != nil && p.Service != nil
+		return ok
+	})
+	return ok && p.Identifier != nil && p.Password != nil && p.Kind != nil && p.Service != nil
 }
 
 // node decodes a DataNode, or finds it among those before.
@@ -290,11 +279,8 @@ func (d *decoder) node(s span) (*hdfspb.DatanodeInfoProto, bool) {
 
 func (d *decoder) info(s span, n *node) bool {
 	p := &n.proto
-	for s.from < s.to {
-		f, ok := d.next(&s)
-		if !ok {
-			return false
-		}
+	ok := d.each(s, func(f field) bool {
+		ok := true
 		if f.kind == protowire.VarintType {
 			ok = n.set(f.number, f.value)
 		} else {
@@ -310,11 +296,9 @@ func (d *decoder) info(s span, n *node) bool {
 				ok = false
 			}
 		}
-		if !ok {
-			return false
-		}
-	}
-	return p.Id != nil
+		return ok
+	})
+	return ok && p.Id != nil
 }
 
 // set sets a number of a DataNode.
@@ -355,11 +339,8 @@ func (n *node) set(number protowire.Number, v uint64) bool {
 
 func (d *decoder) id(s span, n *node) bool {
 	p := &n.id
-	for s.from < s.to {
-		f, ok := d.next(&s)
-		if !ok {
-			return false
-		}
+	ok := d.each(s, func(f field) bool {
+		ok := true
 		bytes := f.kind == protowire.BytesType
 		switch {
 		case bytes && f.number == 1:
@@ -379,9 +360,7 @@ func (d *decoder) id(s span, n *node) bool {
 		default:
 			ok = false
 		}
-		if !ok {
-			return false
-		}
-	}
-	return p.IpAddr != nil && p.HostName != nil && p.DatanodeUuid != nil && p.XferPort != nil && p.InfoPort != nil && p.IpcPort != nil
+		return ok
+	})
+	return ok && p.IpAddr != nil && p.HostName != nil && p.DatanodeUuid != nil && p.XferPort != nil && p.InfoPort != nil && p.IpcPort != nil
 }
