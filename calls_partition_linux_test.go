@@ -165,17 +165,9 @@ func callsThroughACut(t *testing.T, w world, addr string) {
 						answered.Add(1)
 						continue
 					}
-					var told *CallError
-					unsent, unknown, theirs := errors.Is(err, ErrNotSent), errors.Is(err, ErrOutcomeUnknown), errors.As(err, &told)
-					over, lost := errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrPeerDied)
-					switch {
-					case theirs && told.Code == CodeLate && timeout > 0:
-					case theirs || unsent == unknown:
-						t.Errorf("an error that does not say what became of the call: %v", err)
-					case !over && !lost:
-						t.Errorf("an error that does not say why: %v", err)
-					case timeout == 0 && !lost:
-						t.Errorf("a caller that has time: %v", err)
+					lost := errors.Is(err, ErrPeerDied)
+					if wrong := wrongOutcome(err, timeout > 0); wrong != "" {
+						t.Errorf("%s: %v", wrong, err)
 					}
 					if lost && !cut.Load() {
 						t.Errorf("an endpoint was lost before the cut: %v", err)
@@ -242,6 +234,24 @@ func callsThroughACut(t *testing.T, w world, addr string) {
 	if after, err := openDescriptors(); after > before || err != nil {
 		t.Errorf("%d descriptors, and %d before: %v", after, before, err)
 	}
+}
+
+// wrongOutcome tells what is wrong with the error of a call through a cut, or returns nothing.
+// limited says that the call had a deadline of its own.
+func wrongOutcome(err error, limited bool) string {
+	var told *CallError
+	unsent, unknown, theirs := errors.Is(err, ErrNotSent), errors.Is(err, ErrOutcomeUnknown), errors.As(err, &told)
+	over, lost := errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrPeerDied)
+	switch {
+	case theirs && told.Code == CodeLate && limited:
+	case theirs || unsent == unknown:
+		return "an error that does not say what became of the call"
+	case !over && !lost:
+		return "an error that does not say why"
+	case !limited && !lost:
+		return "a caller that has time"
+	}
+	return ""
 }
 
 func resourcesOf(ctx context.Context, t *testing.T, c *Caller) (goroutines, descriptors uint64) {

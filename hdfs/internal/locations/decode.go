@@ -220,7 +220,7 @@ func (d *decoder) block(s span, b *block) bool {
 func (d *decoder) extended(s span, b *block) bool {
 	p := &b.extended
 	ok := d.each(s, func(f field) bool {
-		ok := true
+		var ok bool
 		bytes := f.kind == protowire.BytesType
 		switch {
 		case bytes && f.number == 1:
@@ -280,7 +280,7 @@ func (d *decoder) node(s span) (*hdfspb.DatanodeInfoProto, bool) {
 func (d *decoder) info(s span, n *node) bool {
 	p := &n.proto
 	ok := d.each(s, func(f field) bool {
-		ok := true
+		var ok bool
 		if f.kind == protowire.VarintType {
 			ok = n.set(f.number, f.value)
 		} else {
@@ -340,7 +340,7 @@ func (n *node) set(number protowire.Number, v uint64) bool {
 func (d *decoder) id(s span, n *node) bool {
 	p := &n.id
 	ok := d.each(s, func(f field) bool {
-		ok := true
+		var ok bool
 		bytes := f.kind == protowire.BytesType
 		switch {
 		case bytes && f.number == 1:
