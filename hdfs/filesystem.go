@@ -52,6 +52,8 @@ type Client struct {
 	holder string
 	lease  *lease.Renewer
 	read   reader.Config
+	// sockets is legacy over plain TCP, for native. Nil without one.
+	sockets *legacy.Path
 
 	mu       sync.Mutex
 	defaults *ServerDefaults
@@ -82,18 +84,21 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	c.rpc = rpc.NewClient(calls)
 	c.names = names.New(c.rpc, cfg.NameNodes, cfg.User, cfg.RealUser, cfg.Patience)
 	c.holder = fmt.Sprintf("DFSClient_verbena_%s_%d", rand.Text()[:12], os.Getpid())
-	c.legacy = legacy.New(legacy.Config{
+	transfers := legacy.Config{
 		Dial: dial, Calls: c.rpc, User: cfg.User, UseHostname: cfg.UseHostname,
 		SocketTimeout: cfg.SocketTimeout, WriteTimeout: cfg.WriteTimeout, Idle: cfg.IdleConnections, IdleTime: cfg.IdleTime,
-	})
+	}
+	c.legacy = legacy.New(transfers)
 	c.path = c.legacy
 	if cfg.Dialer != nil && !cfg.LegacyTransfers {
 		table, reads, err := cfg.Dialer.native()
 		if err != nil {
 			return nil, err
 		}
+		transfers.Dial, transfers.ConnectTimeout = cfg.Dialer.net.Runtime.Connect, dialTimeout
+		c.sockets = legacy.New(transfers)
 		c.native = nativepath.New(nativepath.Config{
-			Table: table, Calls: reads, Legacy: c.legacy, UseHostname: cfg.UseHostname, SocketTimeout: cfg.SocketTimeout, NoWindows: cfg.NoWindows, Logger: cfg.Logger,
+			Table: table, Calls: reads, Legacy: c.legacy, Sockets: c.sockets, UseHostname: cfg.UseHostname, SocketTimeout: cfg.SocketTimeout, NoWindows: cfg.NoWindows, Logger: cfg.Logger,
 		})
 		c.path = c.native
 	}
@@ -149,6 +154,9 @@ func (c *Client) Close() error {
 	}
 	err := c.rpc.Close()
 	c.legacy.Close()
+	if c.sockets != nil {
+		c.sockets.Close()
+	}
 	if c.read.Hedges != nil {
 		c.read.Hedges.Close()
 	}

@@ -76,17 +76,24 @@ func at64(f *FileReader, want []byte, off, size int) error {
 	return at(f, want, off, min(size, len(want)-off))
 }
 
-// A DataNode that gives no ring, as over TCP, is read by calls.
+// A DataNode that gives no ring, as over TCP, is read over a connection of its own, a range for
+// which one does not pay by calls.
 func TestReadsWithoutRings(t *testing.T) {
 	s := startSystem(t, 1, 1)
 	c := s.own(verbena.TransportTCP, func(cfg *ClientConfig) { cfg.BlockSize = 8 << 20 })
 	content := randomBytes(9<<20 + 5)
 	store(t, c, "/long", content, CreateOptions{})
+	before := s.DataNodes[0].Reads()
 	for range 2 {
-		expect(t, c, "/long", content)
+		whole(t, c, "/long", content)
 	}
-	if n := s.DataNodes[0].Reads().Rings; n != 0 {
-		t.Errorf("%d reads went through rings", n)
+	after := s.DataNodes[0].Reads()
+	if after.Rings != 0 {
+		t.Errorf("%d reads went through rings", after.Rings)
+	}
+	// One for the first block, two calls for what the other has beyond 1 MiB.
+	if n := after.Served - before.Served; n != 2*3 {
+		t.Errorf("the DataNode has served %d reads", n)
 	}
 }
 

@@ -314,7 +314,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 	}
 	*dn = DataNode{
 		cfg: cfg, log: cfg.Logger, store: s,
-		budget:    &budget{sem: semaphore.NewWeighted(cfg.PacketMemory), size: cfg.PacketMemory},
+		budget:    newBudget(cfg.PacketMemory),
 		conns:     map[net.Conn]struct{}{},
 		writers:   map[net.Conn]struct{}{},
 		receivers: map[*receiver]struct{}{},
@@ -446,6 +446,12 @@ type budget struct {
 	wait time.Duration
 	sem  *semaphore.Weighted
 	size int64
+	// read is what readers may have of it: writers wait for theirs, and readers may be slow.
+	read *semaphore.Weighted
+}
+
+func newBudget(size int64) *budget {
+	return &budget{sem: semaphore.NewWeighted(size), size: size, read: semaphore.NewWeighted(size / 2)}
 }
 
 var _ transfer.Budget = (*budget)(nil)
@@ -463,3 +469,21 @@ func (b *budget) Acquire(n int64) error {
 }
 
 func (b *budget) Release(n int64) { b.sem.Release(n) }
+
+// takeLong takes memory for long packets to a reader, until giveLong, or reports that there is
+// none now.
+func (b *budget) takeLong() bool {
+	if !b.read.TryAcquire(longBuffer) {
+		return false
+	}
+	if !b.sem.TryAcquire(longBuffer) {
+		b.read.Release(longBuffer)
+		return false
+	}
+	return true
+}
+
+func (b *budget) giveLong() {
+	b.sem.Release(longBuffer)
+	b.read.Release(longBuffer)
+}

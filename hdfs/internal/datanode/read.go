@@ -21,6 +21,13 @@ import (
 const (
 	// sendBuffer holds a packet on its way to a reader: one write each.
 	sendBuffer = 128 << 10
+	// longBuffer holds one for a reader that has taken longAfter bytes and wants as many again.
+	// With long packets both ends wait less often, and a client can have its system put them
+	// where they are wanted. longSpare is for what a client reads ahead, so that a buffer of
+	// longBuffer is enough there, too.
+	longBuffer = 1 << 20
+	longSpare  = 4 << 10
+	longAfter  = 1 << 20
 	// sendRoom is kept free in it for a response before the first packet and
 	// the empty packet after the last.
 	sendRoom = 1 << 10
@@ -50,7 +57,7 @@ func (dn *DataNode) readBlock(p *peer, op *hdfspb.OpReadBlockProto) error {
 	dn.reads.served.Add(1)
 	dn.reads.bytes.Add(op.GetLen())
 	bpc := int64(rd.Sum.BytesPerChunk)
-	s := sender{p: p, rd: rd, off: offset / bpc * bpc, end: min((end+bpc-1)/bpc*bpc, rd.Length), sums: op.GetSendChecksums()}
+	s := sender{p: p, rd: rd, off: offset / bpc * bpc, end: min((end+bpc-1)/bpc*bpc, rd.Length), sums: op.GetSendChecksums(), long: dn.budget}
 	started, err := s.run(func(buf []byte) ([]byte, error) {
 		sum := rd.Sum.Proto()
 		if !s.sums {
@@ -126,9 +133,10 @@ func (dn *DataNode) noteCorrupt(rd *store.Reader, err error) {
 type sender struct {
 	p    *peer
 	rd   *store.Reader
-	off  int64 // a multiple of the chunk
-	end  int64 // a multiple of the chunk, or the length
-	sums bool  // send checksums
+	off  int64   // a multiple of the chunk
+	end  int64   // a multiple of the chunk, or the length
+	sums bool    // send checksums
+	long *budget // of the memory for long packets; nil: there are none
 }
 
 // run sends everything and then the empty last packet. What begin appends goes
@@ -138,12 +146,18 @@ func (s *sender) run(begin func([]byte) ([]byte, error)) (started bool, err erro
 	bpc := s.rd.Sum.BytesPerChunk
 	chunks := max(1, (sendBuffer-sendRoom)/(bpc+4))
 	chunks = int(min(int64(chunks), s.rd.Sum.Chunks(s.end-s.off)))
-	size := sendRoom + chunks*(bpc+4)
-	buf := transfer.GetBuffer(size)
-	defer transfer.PutBuffer(buf)
-	sums := transfer.GetBuffer(max(1, 4*chunks))
-	defer transfer.PutBuffer(sums)
+	buf, sums := transfer.GetBuffer(sendRoom+chunks*(bpc+4)), transfer.GetBuffer(max(1, 4*chunks))
+	defer func() {
+		transfer.PutBuffer(buf)
+		transfer.PutBuffer(sums)
+	}()
 	out := (*buf)[:0]
+	more := (longBuffer - longSpare - sendRoom) / (bpc + 4)
+	more -= more % 8 // whole pages, of chunks of 512 bytes
+	growAt := s.off + longAfter
+	if s.long == nil || more <= chunks {
+		growAt = math.MaxInt64
+	}
 	if begin != nil {
 		if out, err = begin(out); err != nil {
 			return false, err
@@ -151,6 +165,17 @@ func (s *sender) run(begin func([]byte) ([]byte, error)) (started bool, err erro
 	}
 	h := transfer.PacketHeader{}
 	for done := false; !done; h.Seqno++ {
+		if s.off >= growAt && s.end-s.off >= longAfter {
+			growAt = math.MaxInt64
+			if s.long.takeLong() {
+				defer s.long.giveLong()
+				transfer.PutBuffer(buf)
+				transfer.PutBuffer(sums)
+				chunks = more
+				buf, sums = transfer.GetBuffer(longBuffer), transfer.GetBuffer(4*chunks)
+				out = (*buf)[:0]
+			}
+		}
 		n := int(min(int64(chunks*bpc), s.end-s.off))
 		if n > 0 {
 			ns := 4 * int(s.rd.Sum.Chunks(int64(n)))

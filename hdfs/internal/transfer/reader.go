@@ -140,6 +140,17 @@ func (r *Reader) fill(n, ahead int) error {
 	return nil
 }
 
+// fillGradually is fill for n bytes inside a packet, which may be many. They get their memory
+// as they arrive. The buffer stays for those that follow, so this happens once.
+func (r *Reader) fillGradually(n, ahead int) error {
+	for have := freeBuffer / 2; have < n && len(*r.buf) < n+ahead; have *= 2 {
+		if err := r.fill(have, 0); err != nil {
+			return noEOF(err, true)
+		}
+	}
+	return noEOF(r.fill(n, ahead), true)
+}
+
 // Peek waits for n bytes, at most 4 KiB, and returns them without consuming them.
 func (r *Reader) Peek(n int) ([]byte, error) {
 	if err := r.fill(n, min(smallBuffer-n, len(*r.buf)-n)); err != nil {
@@ -252,53 +263,89 @@ func (r *Reader) ReadPacket(c Checksum, p *Packet) error { return r.readPacket(c
 
 // readPacket is ReadPacket. With bare, the data may have no checksums at all.
 func (r *Reader) readPacket(c Checksum, p *Packet, bare bool) error {
-	if err := r.fill(packetPrefixLen, len(*r.buf)-packetPrefixLen); err != nil {
-		return err
-	}
-	b := (*r.buf)[r.r:]
-	length, hlen := int64(binary.BigEndian.Uint32(b)), int(binary.BigEndian.Uint16(b[4:]))
-	if length < 4 || length > MaxPacket {
-		return fmt.Errorf("%w: packet of %d bytes, must be between 4 and %d", ErrMalformed, length, MaxPacket)
-	}
-	if hlen < PacketHeaderLen || hlen > maxPacketHeader {
-		return fmt.Errorf("%w: packet header of %d bytes, must be between %d and %d", ErrMalformed, hlen, PacketHeaderLen, maxPacketHeader)
-	}
-	// The header comes first, so that a body is believed only under a header
-	// that agrees with it.
-	start := packetPrefixLen + hlen
-	if err := r.fill(start, max(0, len(*r.buf)-start)); err != nil {
-		return noEOF(err, true)
-	}
-	h, err := ParsePacketHeader((*r.buf)[r.r+packetPrefixLen : r.r+start])
+	h, start, sums, err := r.packetHeader(c, bare, len(*r.buf))
 	if err != nil {
 		return err
 	}
-	body := int(length) - 4
-	sums := int(c.Chunks(int64(h.DataLen))) * c.Size()
-	if bare && body == int(h.DataLen) {
-		sums = 0
-	}
-	if sums+int(h.DataLen) != body {
-		return fmt.Errorf("%w: packet with %d bytes of checksums and data; %d bytes of data have %d bytes of checksums", ErrMalformed, body, h.DataLen, sums)
-	}
-	total, ahead := start+body, smallBuffer
+	total, ahead := start+sums+int(h.DataLen), smallBuffer
 	if total >= manyPackets {
 		ahead = max(ahead, freeBuffer-total)
 	}
-	// A large packet gets its memory as its bytes arrive. The buffer stays for
-	// those that follow it, so this happens once.
-	for have := freeBuffer / 2; have < total && len(*r.buf) < total+ahead; have *= 2 {
-		if err := r.fill(have, 0); err != nil {
-			return noEOF(err, true)
-		}
-	}
-	if err := r.fill(total, ahead); err != nil {
-		return noEOF(err, true)
+	if err := r.fillGradually(total, ahead); err != nil {
+		return err
 	}
 	raw := (*r.buf)[r.r : r.r+total : r.r+total]
 	r.r += total
 	*p = Packet{PacketHeader: h, Raw: raw, Sums: raw[start : start+sums], Data: raw[start+sums:]}
 	return nil
+}
+
+// packetHeader reads what stands before a packet's checksums, and leaves it in the buffer. It
+// tells how long that is, and how many bytes of checksums follow. About ahead bytes are read
+// with it.
+func (r *Reader) packetHeader(c Checksum, bare bool, ahead int) (h PacketHeader, start, sums int, err error) {
+	if err := r.fill(packetPrefixLen, ahead-packetPrefixLen); err != nil {
+		return h, 0, 0, err
+	}
+	b := (*r.buf)[r.r:]
+	length, hlen := int64(binary.BigEndian.Uint32(b)), int(binary.BigEndian.Uint16(b[4:]))
+	if length < 4 || length > MaxPacket {
+		return h, 0, 0, fmt.Errorf("%w: packet of %d bytes, must be between 4 and %d", ErrMalformed, length, MaxPacket)
+	}
+	if hlen < PacketHeaderLen || hlen > maxPacketHeader {
+		return h, 0, 0, fmt.Errorf("%w: packet header of %d bytes, must be between %d and %d", ErrMalformed, hlen, PacketHeaderLen, maxPacketHeader)
+	}
+	// The header comes first, so that a body is believed only under a header
+	// that agrees with it.
+	start = packetPrefixLen + hlen
+	if err := r.fill(start, max(0, ahead-start)); err != nil {
+		return h, 0, 0, noEOF(err, true)
+	}
+	if h, err = ParsePacketHeader((*r.buf)[r.r+packetPrefixLen : r.r+start]); err != nil {
+		return h, 0, 0, err
+	}
+	body := int(length) - 4
+	sums = int(c.Chunks(int64(h.DataLen))) * c.Size()
+	if bare && body == int(h.DataLen) {
+		sums = 0
+	}
+	if sums+int(h.DataLen) != body {
+		return h, 0, 0, fmt.Errorf("%w: packet with %d bytes of checksums and data; %d bytes of data have %d bytes of checksums", ErrMalformed, body, h.DataLen, sums)
+	}
+	return h, start, sums, nil
+}
+
+// ReadPacketHead is [Reader.ReadPacket] for all of a packet that stands before its data. Those
+// the caller takes next: by [Reader.Read], or [Reader.ReadRest]. With little, no more of them is
+// read than comes with the head, so that Read has the stream put them where they are wanted.
+func (r *Reader) ReadPacketHead(c Checksum, p *Packet, little bool) error {
+	ahead := len(*r.buf)
+	if little {
+		ahead = smallBuffer
+	}
+	h, start, sums, err := r.packetHeader(c, false, ahead)
+	if err != nil {
+		return err
+	}
+	if err := r.fillGradually(start+sums, max(0, ahead-start-sums)); err != nil {
+		return err
+	}
+	at := r.r + start
+	r.r = at + sums
+	*p = Packet{PacketHeader: h, Sums: (*r.buf)[at:r.r:r.r]}
+	return nil
+}
+
+// ReadRest returns the next n bytes of a packet whose head has been read, in the buffer: valid
+// until the next call, as the packet's checksums were until this one. About ahead bytes more are
+// read with them.
+func (r *Reader) ReadRest(n, ahead int) ([]byte, error) {
+	if err := r.fillGradually(n, ahead); err != nil {
+		return nil, err
+	}
+	b := (*r.buf)[r.r : r.r+n : r.r+n]
+	r.r += n
+	return b, nil
 }
 
 // ReadPackets reads a packet as [Reader.ReadPacket] does, and those behind it that

@@ -15,17 +15,30 @@ import (
 
 // blockReader reads the packets of one READ_BLOCK.
 type blockReader struct {
-	p    *Path
-	c    *conn
-	ctx  context.Context
-	stop func() bool
-	sum  transfer.Checksum
-	pkt  transfer.Packet
-	at   int64 // of the next packet, in the block
-	skip int64 // bytes before the range, to a chunk's start
-	left int64 // bytes of the range
-	done bool  // the last packet has come
+	p     *Path
+	c     *conn
+	ctx   context.Context
+	stop  func() bool
+	sum   transfer.Checksum
+	pkt   transfer.Packet // whose head has been read last
+	sums  []byte          // the checksums of what is left of its data
+	rest  int             // bytes of its data that are left in the stream
+	at    int64           // of them, or of the next packet, in the block
+	skip  int64           // bytes before the range, to a chunk's start
+	left  int64           // bytes of the range
+	store []byte          // memory of sums
 }
+
+const (
+	// piece is how much of a packet Next returns at most, in bytes: the processor has it still
+	// when it is compared and used. A packet that is longer is worth being placed: several
+	// shorter ones come with one call of Read.
+	piece = 128 << 10
+	// together is how many bytes of short packets are read at a time.
+	together = 256 << 10
+)
+
+var _ data.Placer = (*blockReader)(nil)
 
 // Read is [data.Path].Read.
 func (p *Path) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReader, error) {
@@ -67,20 +80,28 @@ func (r *blockReader) begin(req *data.ReadRequest, resp *hdfspb.BlockOpResponseP
 	return nil
 }
 
-// Next returns the verified data of the next packet.
+// Next returns verified data of the next packet.
 func (r *blockReader) Next() ([]byte, error) {
 	if r.left == 0 {
 		r.finish()
 		return nil, io.EOF
 	}
 	for {
-		if err := r.packet(); err != nil {
+		if err := r.head(false); err != nil {
 			return nil, err
 		}
-		if r.done {
-			return nil, fmt.Errorf("DataNode %s ends the block %d bytes early: %w", r.c.address, r.left, io.ErrUnexpectedEOF)
+		n, ahead := r.rest, together-r.rest
+		if n > piece {
+			n, ahead = max(piece/r.sum.BytesPerChunk, 1)*r.sum.BytesPerChunk, 0
+			n = min(n, r.rest)
 		}
-		b := r.pkt.Data
+		b, err := r.c.r.ReadRest(n, ahead)
+		if err != nil {
+			return nil, r.broken(err)
+		}
+		if err := r.compare(b); err != nil {
+			return nil, err
+		}
 		if r.skip >= int64(len(b)) {
 			r.skip -= int64(len(b))
 			continue
@@ -93,29 +114,75 @@ func (r *blockReader) Next() ([]byte, error) {
 	}
 }
 
-// packet reads and verifies one packet.
-func (r *blockReader) packet() error {
-	if err := r.c.r.ReadPacket(r.sum, &r.pkt); err != nil {
-		if r.ctx.Err() != nil {
-			return context.Cause(r.ctx)
-		}
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return fmt.Errorf("DataNode %s broke off, as it does when it closes or when a checksum shows that its replica is corrupt: %w", r.c.address, err)
-		}
-		return fmt.Errorf("DataNode %s: %w", r.c.address, err)
+// Place implements [data.Placer]: the stream puts whole chunks of a long packet, or its end, where
+// they are wanted, and they are compared there. Next has what begins or ends inside a chunk.
+func (r *blockReader) Place(p []byte) (int, error) {
+	if r.left == 0 || r.skip > 0 || r.pkt.DataLen <= piece {
+		return 0, nil
 	}
-	if r.pkt.Offset != r.at {
-		return fmt.Errorf("%w: DataNode %s sends offset %d, due is %d", transfer.ErrMalformed, r.c.address, r.pkt.Offset, r.at)
+	if err := r.head(true); err != nil {
+		return 0, err
 	}
-	if err := r.sum.Verify(r.pkt.Sums, r.pkt.Data); err != nil {
-		return fmt.Errorf("DataNode %s, data at %d of the block: %w", r.c.address, r.pkt.Offset, err)
+	n := int(min(int64(r.rest), int64(len(p)), r.left))
+	if n < r.rest {
+		n -= n % r.sum.BytesPerChunk
 	}
-	r.at += int64(len(r.pkt.Data))
-	r.done = r.pkt.Last
+	if n == 0 {
+		return 0, nil
+	}
+	p = p[:n]
+	if _, err := io.ReadFull(r.c.r, p); err != nil {
+		return 0, r.broken(err)
+	}
+	if err := r.compare(p); err != nil {
+		return 0, err
+	}
+	r.left -= int64(n)
+	return n, nil
+}
+
+// head reads the head of the next packet with data, if nothing is left of the last one. With
+// little, only little of the data is read with it.
+func (r *blockReader) head(little bool) error {
+	for r.rest == 0 {
+		if err := r.c.r.ReadPacketHead(r.sum, &r.pkt, little); err != nil {
+			return r.broken(err)
+		}
+		if r.pkt.Offset != r.at {
+			return fmt.Errorf("%w: DataNode %s sends offset %d, due is %d", transfer.ErrMalformed, r.c.address, r.pkt.Offset, r.at)
+		}
+		if r.pkt.Last {
+			return fmt.Errorf("DataNode %s ends the block %d bytes early: %w", r.c.address, r.left, io.ErrUnexpectedEOF)
+		}
+		r.store = append(r.store[:0], r.pkt.Sums...) // what is read next takes their place
+		r.sums, r.rest = r.store, int(r.pkt.DataLen)
+	}
 	return nil
+}
+
+// compare takes the bytes that follow, and compares them with their checksums.
+func (r *blockReader) compare(b []byte) error {
+	n := r.sum.Size() * int(r.sum.Chunks(int64(len(b))))
+	if err := r.sum.Verify(r.sums[:n], b); err != nil {
+		return fmt.Errorf("DataNode %s, data at %d of the block: %w", r.c.address, r.at, err)
+	}
+	r.sums = r.sums[n:]
+	r.at, r.rest = r.at+int64(len(b)), r.rest-len(b)
+	return nil
+}
+
+// broken is an error of the stream.
+func (r *blockReader) broken(err error) error {
+	if r.ctx.Err() != nil {
+		return context.Cause(r.ctx)
+	}
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("DataNode %s broke off, as it does when it closes or when a checksum shows that its replica is corrupt: %w", r.c.address, err)
+	}
+	return fmt.Errorf("DataNode %s: %w", r.c.address, err)
 }
 
 // finish takes the last packet, tells the DataNode that all is well, and keeps the
@@ -125,11 +192,10 @@ func (r *blockReader) finish() {
 	if r.c == nil {
 		return
 	}
-	for !r.done {
-		if r.packet() != nil {
-			r.end(false)
-			return
-		}
+	// It sends nothing more, if it sends what was asked for.
+	if r.rest > 0 || r.c.r.ReadPacketHead(r.sum, &r.pkt, true) != nil || !r.pkt.Last {
+		r.end(false)
+		return
 	}
 	status := hdfspb.Status_SUCCESS
 	if r.sum.Size() > 0 {

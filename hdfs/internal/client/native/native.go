@@ -24,6 +24,9 @@ type Config struct {
 	Table  *native.Table     // connections for pipelines
 	Calls  *verbena.CallPool // of [native.CallService]
 	Legacy data.Path
+	// Sockets is the data transfer protocol over plain TCP connections, for long reads from
+	// DataNodes to which there is nothing better than TCP. Nil: those are made by calls, too.
+	Sockets data.Path
 	// UseHostname dials DataNodes by their names, not their addresses.
 	UseHostname bool
 	// SocketTimeout is for how long a DataNode may owe an answer. A pipeline has 5 s more

@@ -213,3 +213,64 @@ func TestReadsAheadEnd(t *testing.T) {
 		t.Errorf("%d reads, want %d at most", g.reads, 1+flowing.ahead)
 	}
 }
+
+// sockets is a path whose reads either fail or are of one range.
+type sockets struct {
+	data.Path // nil: nothing but reads is asked of it
+	err       error
+	asked     []data.ReadRequest
+}
+
+func (s *sockets) Read(_ context.Context, req *data.ReadRequest) (data.BlockReader, error) {
+	if s.asked = append(s.asked, *req); s.err != nil {
+		return nil, s.err
+	}
+	return &onePiece{make([]byte, req.Length)}, nil
+}
+
+type onePiece struct{ b []byte }
+
+func (r *onePiece) Next() (b []byte, err error) {
+	if b, r.b = r.b, nil; b == nil {
+		err = io.EOF
+	}
+	return b, err
+}
+
+func (r *onePiece) Close() error { return nil }
+
+// A long range has a connection of its own where there is nothing but TCP. A short one, and one for
+// which none can be had, is read by calls.
+func TestLongReadsOverTCPHaveSockets(t *testing.T) {
+	for _, test := range []struct {
+		length int
+		err    error
+		asked  int // connections
+		zeros  bool
+	}{{leastRing, nil, 1, true}, {leastRing - 1, nil, 0, false}, {leastRing, io.ErrUnexpectedEOF, 1, false}} {
+		g := &gate{block: randomBlock(test.length)}
+		p, req := pathTo(t, g)
+		s := &sockets{err: test.err}
+		p.cfg.Sockets = s
+		r, err := p.Read(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []byte
+		for err == nil {
+			var b []byte
+			b, err = r.Next()
+			got = append(got, b...)
+		}
+		want := g.block
+		if test.zeros {
+			want = make([]byte, test.length)
+		}
+		if err != io.EOF || !bytes.Equal(got, want) || len(s.asked) != test.asked {
+			t.Errorf("%d bytes, connections that end with %v: %d came, %v, and %d connections were asked for", test.length, test.err, len(got), err, len(s.asked))
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -39,11 +39,17 @@ const (
 type rings struct {
 	wg sync.WaitGroup // of rings that are given back
 
-	mu    sync.Mutex
-	until map[string]time.Time // by address: none is asked for before
+	mu   sync.Mutex
+	none map[string]refusal // by address
 }
 
-func (rs *rings) init() { rs.until = map[string]time.Time{} }
+// A refusal is a DataNode's that has no ring for us.
+type refusal struct {
+	until time.Time // it is not asked again before
+	tcp   bool      // because the endpoint is over TCP
+}
+
+func (rs *rings) init() { rs.none = map[string]refusal{} }
 
 // close waits for what the end of the windows' session ends.
 func (rs *rings) close() { rs.wg.Wait() }
@@ -52,14 +58,21 @@ func (rs *rings) close() { rs.wg.Wait() }
 func (rs *rings) may(address string) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	return time.Now().After(rs.until[address])
+	return time.Now().After(rs.none[address].until)
+}
+
+// onlyTCP tells whether there is nothing better than TCP to a DataNode that has been asked.
+func (rs *rings) onlyTCP(address string) bool {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return rs.none[address].tcp
 }
 
 // refused notes that a DataNode has none.
-func (rs *rings) refused(address string) {
+func (rs *rings) refused(address string, tcp bool) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	rs.until[address] = time.Now().Add(noRings)
+	rs.none[address] = refusal{time.Now().Add(noRings), tcp}
 }
 
 // ringReader reads a range through a ring. Whatever goes wrong there, it reads the rest by
@@ -100,21 +113,22 @@ func (p *Path) readRing(ctx context.Context, address string, req *data.ReadReque
 	if err == nil {
 		return r, nil
 	}
+	tcp := r.stream != nil && r.stream.Caller().Endpoint().Selection().Transport == verbena.TransportTCP
 	r.leave()
-	if !refusal(err) {
+	if !refused(err) {
 		return nil, fmt.Errorf("DataNode %s: %w", address, err)
 	}
 	p.cfg.Logger.Debug("hdfs: no ring", "datanode", address, "reason", err)
-	p.rings.refused(address)
+	p.rings.refused(address, tcp)
 	return nil, nil
 }
 
-// refusal tells whether an error is the answer of a DataNode that is there.
-func refusal(err error) bool {
+// refused tells whether an error is the answer of a DataNode that is there.
+func refused(err error) bool {
 	var told *verbena.CallError
-	var refused *verbena.RefusedError
+	var none *verbena.RefusedError
 	var legacy *verbena.LegacyPeerError
-	return errors.As(err, &told) || errors.As(err, &refused) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams)
+	return errors.As(err, &told) || errors.As(err, &none) || errors.As(err, &legacy) || errors.Is(err, verbena.ErrNoStreams)
 }
 
 // open asks for a ring and waits until the DataNode has told of it.
