@@ -87,7 +87,7 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	n := &domain{cfg: cfg, log: cfg.log, attributes: dev.Attributes()}
 	n.waits = n.attributes.Has(rdma.CapReceiverNotReady) || n.attributes.Has(rdma.CapReceiverWaits)
 	var err error
-	if n.domain, err = dev.OpenDomain(rdma.DomainConfig{OnEvent: cfg.onEvent}); err != nil {
+	if n.domain, err = dev.OpenDomain(rdma.DomainConfig{OnEvent: cfg.onEvent, Unpolled: cfg.tuning.unpolled()}); err != nil {
 		return nil, fmt.Errorf("open domain on %s: %w", n.attributes.Name, err)
 	}
 	receive, send := cfg.receiveMemory, cfg.sendMemory

@@ -1,10 +1,14 @@
 package verbena
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 func TestTuningFromText(t *testing.T) {
@@ -167,6 +171,41 @@ func TestEveryRowHasTheSizesOfItsTransport(t *testing.T) {
 			if _, ok := row.Tuning.Fields()[f.name]; !ok {
 				t.Errorf("the row %s.%s on %q has none", row.Transport, f.name, row.Architecture)
 			}
+		}
+	}
+}
+
+// A toldDevice keeps what its domains are told.
+type toldDevice struct {
+	rdma.Device
+	told *rdma.DomainConfig
+}
+
+func (d toldDevice) OpenDomain(c rdma.DomainConfig) (rdma.Domain, error) {
+	*d.told = c
+	return d.Device.OpenDomain(c)
+}
+
+// A domain is told that nobody polls where the tuning says so, for messages and calls.
+func TestUnpolledDomains(t *testing.T) {
+	for _, each := range []struct {
+		spin, callSpin time.Duration
+		unpolled       bool
+	}{{0, 0, false}, {time.Millisecond, 0, false}, {-1, 0, true}, {-1, -1, true}, {-1, time.Millisecond, false}, {time.Millisecond, -1, false}} {
+		network := fake.NewNetwork()
+		var told rdma.DomainConfig
+		device := toldDevice{network.NewDevice(fake.Config{}), &told}
+		n, err := openDomain(device, domainConfig{
+			receiveMemory: 8 << 20, sendMemory: 8 << 20, ignorePressure: true, tuning: Tuning{Spin: each.spin, CallSpin: each.callSpin}, log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.close(); err != nil {
+			t.Error(err)
+		}
+		if told.Unpolled != each.unpolled {
+			t.Errorf("%+v: the domain is told %v", each, told.Unpolled)
 		}
 	}
 }

@@ -8,6 +8,10 @@ type DomainConfig struct {
 	// goroutine of the provider. It must return soon and must not close what the
 	// event names before it has returned. Nil drops events.
 	OnEvent func(Event)
+	// Unpolled says that who waits at the domain's completion queues arms them and
+	// sleeps, and that nobody in the process polls for long. Providers may choose by it
+	// how waiters sleep; all works without it.
+	Unpolled bool
 }
 
 // A Domain is a protection domain: regions and queue pairs of different

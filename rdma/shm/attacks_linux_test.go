@@ -60,8 +60,18 @@ func (a *attacker) send(packet []byte, descriptors ...int) {
 	_, _, _ = a.socket.WriteMsgUnix(packet, unix.UnixRights(descriptors...), nil)
 }
 
-// answer reads what the other side says.
+// answer reads what the other side says. Alarms, which come by themselves, are passed
+// over.
 func (a *attacker) answer() string {
+	a.t.Helper()
+	for {
+		if got := a.answerOrAlarm(); got != packetAlarm.String() {
+			return got
+		}
+	}
+}
+
+func (a *attacker) answerOrAlarm() string {
 	a.t.Helper()
 	if err := a.socket.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		a.t.Fatal(err)
@@ -100,6 +110,17 @@ func (a *attacker) openPipe() int {
 	}
 	a.t.Cleanup(func() { r.Close(); w.Close() })
 	return int(r.Fd())
+}
+
+// eventfd is a descriptor of the attacker's.
+func (a *attacker) eventfd(flags int) int {
+	a.t.Helper()
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|flags)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
 }
 
 // unsealed is a memfd that its owner can shrink under those who map it.
@@ -213,7 +234,47 @@ var connectedAttacks = map[string]struct {
 	"a second hello":            {packets: func(a *attacker) [][]byte { h, _ := a.hello(); return [][]byte{h.append(packetHello, nil)} }},
 	"a second confirmation":     {packets: func(*attacker) [][]byte { return [][]byte{{byte(packetReady)}} }},
 	"a packet that is too long": {packets: func(*attacker) [][]byte { return [][]byte{make([]byte, maxPacket+100)} }},
-	"a want that is too short":  {packets: func(*attacker) [][]byte { return [][]byte{{byte(packetWant), 0, 1}} }},
+	"an alarm": {
+		lives:   true,
+		packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)} },
+		files:   func(a *attacker) []int { return []int{a.eventfd(unix.EFD_NONBLOCK)} },
+	},
+	"an alarm without a descriptor": {packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)} }},
+	"an alarm with two descriptors": {
+		packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)} },
+		files:   func(a *attacker) []int { fd := a.eventfd(unix.EFD_NONBLOCK); return []int{fd, fd} },
+	},
+	"an alarm that is a pipe which never blocks": {
+		packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)} },
+		files: func(a *attacker) []int {
+			var ends [2]int
+			if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+				a.t.Fatal(err)
+			}
+			a.t.Cleanup(func() { _, _ = unix.Close(ends[0]), unix.Close(ends[1]) })
+			return ends[1:]
+		},
+	},
+	"an alarm that is memory": {
+		packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)} },
+		files:   func(a *attacker) []int { return []int{a.memory(4096, false)} },
+	},
+	"an alarm whose writers can block": {
+		packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)} },
+		files:   func(a *attacker) []int { return []int{a.eventfd(0)} },
+	},
+	"a second alarm": {
+		packets: func(a *attacker) [][]byte {
+			a.send(appendAlarm(nil, 1), a.eventfd(unix.EFD_NONBLOCK))
+			return [][]byte{appendAlarm(nil, 2)}
+		},
+		files: func(a *attacker) []int { return []int{a.eventfd(unix.EFD_NONBLOCK)} },
+	},
+	"an alarm cut short": {
+		packets: func(*attacker) [][]byte { return [][]byte{appendAlarm(nil, 1)[:4]} },
+		files:   func(a *attacker) []int { return []int{a.eventfd(unix.EFD_NONBLOCK)} },
+	},
+	"a want that is too short": {packets: func(*attacker) [][]byte { return [][]byte{{byte(packetWant), 0, 1}} }},
 	"a region that nobody asked for": {
 		packets: func(*attacker) [][]byte {
 			return [][]byte{grant{want: want{value: 5}, found: true, key: 5, handle: 9, length: 4096}.append(nil)}

@@ -83,6 +83,10 @@ type completionQueue struct {
 	blockedCount atomic.Int32
 
 	wake chan struct{} // by the agent
+
+	alarm *alarm                // nil: waiters sleep in the futex, or are woken by the agent
+	plain atomic.Int32          // queue pairs whose peers take no alarms
+	rung  func(fd uintptr) bool // waitIsOver, for the alarm
 }
 
 // An entry is a completion and what polling it tells its send queue.
@@ -113,6 +117,14 @@ func (d *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 	cq.bell = d.bell.block(cq.index)
 	cq.bell.armed().Store(0)
 	d.blocks[cq.index] = struct{}{}
+	if useAlarms(d.unpolled) && d.alarms < maxAlarms {
+		if cq.alarm = newAlarm(d.alarmNumber); cq.alarm != nil {
+			d.alarms++
+			d.alarmNumber++
+			cq.rung = cq.waitIsOver
+			d.waiters[cq] = struct{}{} // for peers that have no descriptor of the alarm yet
+		}
+	}
 	d.members.Completions.Add(cq)
 	return cq, nil
 }
@@ -205,22 +217,18 @@ func (cq *completionQueue) failUsers(first bool) {
 	cq.notify(true)
 }
 
-// notify wakes who waits for a completion of this side.
-func (cq *completionQueue) notify(solicited bool) { ring(cq.domain.bell, cq.bell, solicited) }
-
-// ring wakes who waits at a completion queue, here or in a peer, if it asked for it.
-func ring(bell doorbell, v bellView, solicited bool) {
-	armed := v.armed().Load()
-	if armed&(armedAny|armedSolicited) == 0 || armed&armedAny == 0 && !solicited {
+// notify wakes who waits for a completion of this side, if it asked for it.
+func (cq *completionQueue) notify(solicited bool) {
+	armed := cq.bell.disarm(solicited)
+	if armed&armedAlarm != 0 && cq.alarm != nil {
+		cq.alarm.ring()
 		return
 	}
-	// The waiter may change armed to tell that it sleeps.
-	for !v.armed().CompareAndSwap(armed, 0) {
-		if armed = v.armed().Load(); armed == 0 {
-			return
-		}
-	}
-	v.futex().Add(1)
+	wakeArmed(armed, cq.domain.bell, cq.bell)
+}
+
+// wakeArmed wakes, without an alarm, who waits at a completion queue here or in a peer.
+func wakeArmed(armed uint32, bell doorbell, v bellView) {
 	switch {
 	case armed&armedAgent != 0:
 		ringAgent(bell)
@@ -401,6 +409,9 @@ func (cq *completionQueue) Wait(ctx context.Context) error {
 	if err := cq.waitOver(ctx); err != errWaiting {
 		return err
 	}
+	if cq.alarm != nil && cq.plain.Load() == 0 {
+		return cq.waitForAlarm(ctx)
+	}
 	if cq.domain.sleepers.Add(1) > maxSleepers {
 		defer cq.domain.sleepers.Add(-1)
 		return cq.waitForAgent(ctx)
@@ -436,6 +447,29 @@ func (cq *completionQueue) Wait(ctx context.Context) error {
 			return fmt.Errorf("shm: wait: %w", err)
 		}
 	}
+}
+
+// waitForAlarm waits in Go's network poller.
+func (cq *completionQueue) waitForAlarm(ctx context.Context) error {
+	over := cq.rung
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, cq.alarm.ring)()
+		over = func(fd uintptr) bool { return ctx.Err() != nil || cq.rung(fd) }
+	}
+	for {
+		if err := cq.waitOver(ctx); err != errWaiting {
+			return err
+		}
+		if err := cq.alarm.sleep(over); err != nil {
+			return fmt.Errorf("shm: wait: %w", err)
+		}
+	}
+}
+
+// waitIsOver tells whether there is nothing to wait for any more. If there is, peers
+// know afterwards how the waiter is woken.
+func (cq *completionQueue) waitIsOver(uintptr) bool {
+	return cq.closed.Load() || !cq.tellArmed(armedAlarm|armedAgent)
 }
 
 // errWaiting says that a wait is not over.
@@ -484,9 +518,13 @@ func (cq *completionQueue) waitForAgent(ctx context.Context) error {
 	}
 }
 
-// wakeIfRung is the agent's part of waitForAgent.
+// wakeIfRung is the agent's part of waitForAgent, and of waitForAlarm if a peer has no
+// descriptor of the alarm or scribbled over the doorbell.
 func (cq *completionQueue) wakeIfRung() {
 	if cq.closed.Load() || cq.bell.armed().Load()&(armedAny|armedSolicited) == 0 {
+		if cq.alarm != nil && cq.alarm.sleepers.Load() > 0 {
+			cq.alarm.ring()
+		}
 		select {
 		case cq.wake <- struct{}{}:
 		default:
@@ -613,6 +651,9 @@ func (cq *completionQueue) Close() error {
 	cq.mu.Unlock()
 	cq.bell.futex().Add(1)
 	wake(cq.bell.futex())
+	if cq.alarm != nil {
+		cq.alarm.ring()
+	}
 	select {
 	case cq.wake <- struct{}{}:
 	default:
@@ -620,6 +661,15 @@ func (cq *completionQueue) Close() error {
 	cq.waits.Wait()
 	d.members.Lock()
 	delete(d.blocks, cq.index)
+	delete(d.waiters, cq)
+	if cq.alarm != nil {
+		d.alarms--
+	}
 	d.members.Unlock()
+	if cq.alarm != nil {
+		if err := cq.alarm.close(); err != nil {
+			return fmt.Errorf("shm: close completion queue: %w", err)
+		}
+	}
 	return nil
 }

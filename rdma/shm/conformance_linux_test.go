@@ -17,7 +17,14 @@ func openForSuite() (rdma.Device, error) {
 	return devices[0], nil
 }
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conform(t) }
+
+func TestConformanceWithAlarms(t *testing.T) {
+	withAlarms(t, true)
+	conform(t)
+}
+
+func conform(t *testing.T) {
 	if _, err := openForSuite(); err != nil {
 		testneed.Missing(t, err.Error(), "a Linux kernel and a seccomp profile with sealed memfds")
 	}

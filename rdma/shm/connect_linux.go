@@ -72,6 +72,7 @@ func (qp *queuePair) setConnected() error {
 	}
 	qp.state.Store(uint32(rdma.StateConnected))
 	qp.ending.Go(qp.serve)
+	qp.handAlarm()
 	return nil
 }
 
@@ -109,6 +110,10 @@ func (qp *queuePair) adopt(h *hello, p *packet, c *conn) error {
 	}
 	qp.out = viewInbox(qp.outMemory, h.inbox)
 	qp.remote = *h
+	if !qp.takesAlarms() {
+		qp.plain = true
+		qp.recvCQ.plain.Add(1)
+	}
 	qp.lazy.Store(h.barriers && qp.domain.device.barriers())
 	return nil
 }
@@ -313,6 +318,12 @@ func (qp *queuePair) handle(p *packet) error {
 		}
 		qp.files.revoked(handle)
 		return qp.peer.Load().drop(handle)
+	case packetAlarm:
+		number, err := parseAlarm(p.bytes)
+		if err != nil {
+			return err
+		}
+		return qp.receiveAlarm(number, p)
 	case packetGoodbye:
 		text, err := parseTail(p.bytes, maxText)
 		if err != nil {

@@ -73,7 +73,7 @@ func (d *device) Attributes() rdma.Attributes {
 
 func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	dom := &domain{
-		device:  d,
+		device: d, unpolled: config.Unpolled,
 		regions: make(map[uint32]*region), keys: make(map[uint32]*region),
 		blocks:  make(map[uint32]struct{}),
 		waiters: make(map[*completionQueue]struct{}),
@@ -113,7 +113,7 @@ func (d *device) acquirePeer(identity peerIdentity, foreign bool, tableFD, bellF
 		_, _ = unix.Close(tableFD), unix.Close(bellFD)
 		return p, nil
 	}
-	p := &peerDomain{device: d, identity: identity, foreign: foreign, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{})}
+	p := &peerDomain{device: d, identity: identity, foreign: foreign, users: 1, byHandle: make(map[uint32]*peerRegion), byKey: make(map[uint32]*peerRegion), pairs: make(map[*queuePair]struct{}), alarms: make(map[uint32]*peerAlarm)}
 	p.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: foreign})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the peer's region table: %w", err), unix.Close(bellFD))

@@ -23,7 +23,9 @@
 //
 // A receiver that polls finds messages without any system call at either end. One
 // that stops polling a queue pair marks it as cold; then the sender sets a bit in
-// the receiver's doorbell, and wakes it by a futex if it sleeps.
+// the receiver's doorbell, and wakes it if it sleeps: by a futex, or, where Go has one
+// processor and nobody polls ([rdma.DomainConfig]), by an eventfd that Go's network poller
+// watches.
 //
 // Who publishes something and then looks whether the other side waits uses plain
 // stores, where the processor keeps their order; the side that begins to wait makes
@@ -52,7 +54,8 @@
 //   - the inbox of its connection;
 //   - the domain's doorbell, which all connections of the domain share: a peer can
 //     see which of them are active, wake the domain for nothing, and make wake-ups
-//     late by up to 5 s.
+//     late by up to 5 s;
+//   - the eventfd of a completion queue, if it has one, and the peer is of the same user.
 //
 // It can read the domain's table, which tells how many regions are open, and
 // nothing of what is in them.

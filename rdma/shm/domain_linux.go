@@ -27,8 +27,13 @@ const healInterval = 5 * time.Second
 // The others share that of the agent.
 const maxSleepers = 4
 
+// maxAlarms is how many queues of a domain have alarms: each takes a descriptor here and
+// one in every peer that rings it.
+const maxAlarms = 8
+
 type domain struct {
 	device    *device
+	unpolled  bool // nobody polls for long
 	id        [16]byte
 	tableFile *memfd.File
 	bellFile  *memfd.File
@@ -44,13 +49,15 @@ type domain struct {
 
 	members domains.Members[*queuePair, *sharedReceiveQueue, *completionQueue, *region]
 	// By the members' lock:
-	regions    map[uint32]*region // by table index
-	keys       map[uint32]*region
-	nextIndex  uint32
-	blocks     map[uint32]struct{} // of the doorbell, in use by completion queues
-	nextBlock  uint32
-	retryPairs [bellBits][]*queuePair
-	waiters    map[*completionQueue]struct{} // that the agent wakes
+	regions     map[uint32]*region // by table index
+	keys        map[uint32]*region
+	nextIndex   uint32
+	blocks      map[uint32]struct{} // of the doorbell, in use by completion queues
+	nextBlock   uint32
+	retryPairs  [bellBits][]*queuePair
+	waiters     map[*completionQueue]struct{} // that the agent wakes
+	alarms      int                           // of queues that are open
+	alarmNumber uint32                        // of the next
 }
 
 func errClosed(what string) error { return fmt.Errorf("shm: %s: %w", what, rdma.ErrClosed) }
@@ -427,7 +434,9 @@ func (d *domain) addWaiter(cq *completionQueue) {
 func (d *domain) removeWaiter(cq *completionQueue) {
 	d.members.Lock()
 	defer d.members.Unlock()
-	delete(d.waiters, cq)
+	if cq.alarm == nil {
+		delete(d.waiters, cq)
+	}
 }
 
 // Close implements rdma.Domain.

@@ -29,6 +29,7 @@ func FuzzPacket(f *testing.F) {
 	f.Add(grant{want: want{value: 9}, found: true, key: 9, handle: 3, access: 15, address: 1 << 40, length: 4096, state: 3}.append(nil))
 	f.Add(grant{want: want{byHandle: true, value: 9}}.append(nil))
 	f.Add(appendRevoke(nil, 5))
+	f.Add(appendAlarm(nil, 5))
 	f.Add(appendText(packetGoodbye, "so long"))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if len(p) == 0 {
@@ -60,6 +61,12 @@ func FuzzPacket(f *testing.F) {
 				t.Fatalf("accepted: %+v", g)
 			}
 			again = g.append(nil)
+		case packetAlarm:
+			number, err := parseAlarm(p)
+			if err != nil {
+				return
+			}
+			again = appendAlarm(nil, number)
 		case packetRevoke:
 			handle, err := parseRevoke(p)
 			if err != nil {

@@ -312,6 +312,9 @@ const (
 	armedSolicited uint32 = 2
 	armedSleeping  uint32 = 4 // the waiter sleeps on the futex
 	armedAgent     uint32 = 8 // the waiter is woken by the domain's agent
+	// armedAlarm says that the waiter sleeps until its alarm rings. Whoever has no
+	// descriptor of that rings the agent, as armedAgent says beside it.
+	armedAlarm uint32 = 16
 )
 
 // bellPlace is where a peer reports that it has sent.
@@ -336,6 +339,23 @@ type bellView struct{ base unsafe.Pointer }
 func (v bellView) armed() *atomic.Uint32 { return halfWord(v.base, 0) }
 func (v bellView) futex() *atomic.Uint32 { return halfWord(v.base, 4) }
 func (v bellView) bits() bitSet          { return bitSet{unsafe.Add(v.base, 128)} }
+
+// disarm reports an event to who waits at the queue, if it asked for such an event, and
+// returns how it wants to be woken; 0: not at all. The caller wakes it.
+func (v bellView) disarm(solicited bool) (armed uint32) {
+	armed = v.armed().Load()
+	if armed&(armedAny|armedSolicited) == 0 || armed&armedAny == 0 && !solicited {
+		return 0
+	}
+	// The waiter may change armed to tell that it sleeps.
+	for !v.armed().CompareAndSwap(armed, 0) {
+		if armed = v.armed().Load(); armed == 0 {
+			return 0
+		}
+	}
+	v.futex().Add(1)
+	return armed
+}
 
 // A bitSet is bellBits bits behind a summary of one bit for each of their words.
 // Many set bits; one collects them.

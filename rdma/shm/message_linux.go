@@ -173,7 +173,12 @@ func (qp *queuePair) ringReceiver(solicited bool) {
 	peer := qp.peer.Load()
 	block := peer.bell.block(qp.remote.bell.queue)
 	block.bits().set(qp.remote.bell.bit)
-	ring(peer.bell, block, solicited)
+	armed := block.disarm(solicited)
+	if armed&armedAlarm != 0 && qp.peerAlarm != nil {
+		qp.peerAlarm.ring()
+		return
+	}
+	wakeArmed(armed, peer.bell, block)
 }
 
 func (qp *queuePair) executeSend(r *rdma.SendRequest, total int, inline []byte) outcome {

@@ -38,6 +38,7 @@ type peerDomain struct {
 	byHandle map[uint32]*peerRegion
 	byKey    map[uint32]*peerRegion
 	pairs    map[*queuePair]struct{}
+	alarms   map[uint32]*peerAlarm // by queue
 }
 
 // A peerRegion is a region of a peer, mapped here.

@@ -53,6 +53,7 @@ type queuePair struct {
 	remote hello
 	files  peerFiles // that the peer shares
 	peer   atomic.Pointer[peerDomain]
+	plain  bool // counted in recvCQ.plain
 	// lazy says that both processes take part in barriers: who publishes needs no
 	// fence then.
 	lazy atomic.Bool
@@ -93,6 +94,7 @@ type queuePair struct {
 
 	// The sending side.
 	sendMu       latch.Latch
+	peerAlarm    *peerAlarm
 	out          inbox // the peer's
 	outMemory    []byte
 	sendFence    fence
@@ -373,6 +375,9 @@ func (qp *queuePair) destroy() error {
 	qp.ending.Wait()
 	qp.timers.Wait()
 	d := qp.domain
+	if qp.plain {
+		qp.recvCQ.plain.Add(-1)
+	}
 	qp.recvCQ.detach(qp, true)
 	qp.sendCQ.detach(qp, false)
 	if qp.srq != nil {
@@ -395,6 +400,8 @@ func (qp *queuePair) destroy() error {
 	qp.recvMu.Lock()
 	errs = append(errs, memfd.Unmap(qp.outMemory))
 	qp.outMemory = nil
+	alarm := qp.peerAlarm
+	qp.peerAlarm = nil
 	qp.inboxMu.Lock()
 	qp.unmapped = true
 	errs = append(errs, qp.inboxFile.Close())
@@ -403,6 +410,9 @@ func (qp *queuePair) destroy() error {
 	qp.sendMu.Unlock()
 	if peer != nil {
 		peer.leave(qp)
+		if alarm != nil {
+			errs = append(errs, peer.dropAlarm(qp.remote.bell.queue, alarm))
+		}
 		errs = append(errs, d.device.releasePeer(peer))
 	}
 	if err := errors.Join(errs...); err != nil {

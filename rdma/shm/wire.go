@@ -16,12 +16,14 @@ const (
 	maxConnected   = 1 + maxText // the longest packet of a connection that is set up
 
 	versionMin = 2
-	versionMax = 4
+	versionMax = 5
 	// versionLent is the first in which a queue pair with a shared receive queue
 	// lends its peer receives. Before, the peer took them by itself.
 	versionLent = 3
 	// versionFiles is the first in which a peer can ask for files.
 	versionFiles = 4
+	// versionAlarms is the first in which a peer may hand over the alarm of a queue.
+	versionAlarms = 5
 )
 
 type packetType uint8
@@ -36,9 +38,10 @@ const (
 	packetRegion                        // answers packetWant, with a descriptor if found
 	packetRevoke                        // a region has been closed
 	packetGoodbye                       // text: why the connection ends
+	packetAlarm                         // how the queue is rung that takes receives, with a descriptor
 )
 
-var packetNames = [...]string{"", "hello", "accept", "reject", "refuse", "ready", "want", "region", "revoke", "goodbye"}
+var packetNames = [...]string{"", "hello", "accept", "reject", "refuse", "ready", "want", "region", "revoke", "goodbye", "alarm"}
 
 func (t packetType) String() string {
 	if int(t) < len(packetNames) && t > 0 {
@@ -263,6 +266,19 @@ func appendRevoke(b []byte, handle uint32) []byte {
 func parseRevoke(p []byte) (handle uint32, err error) {
 	if len(p) != 5 {
 		return 0, fmt.Errorf("%w: revoke of %d bytes", errPacket, len(p))
+	}
+	return binary.LittleEndian.Uint32(p[1:]), nil
+}
+
+// An alarm tells the number of the alarm that is beside it as a descriptor. Alarms of one
+// queue with the same number are the same.
+func appendAlarm(b []byte, number uint32) []byte {
+	return binary.LittleEndian.AppendUint32(append(b, byte(packetAlarm)), number)
+}
+
+func parseAlarm(p []byte) (number uint32, err error) {
+	if len(p) != 5 {
+		return 0, fmt.Errorf("%w: alarm of %d bytes", errPacket, len(p))
 	}
 	return binary.LittleEndian.Uint32(p[1:]), nil
 }
