@@ -37,7 +37,7 @@ type Config struct {
 	// has memory for messages.
 	//
 	// 0 means parts of 1 to 8 KiB, and slabs of 128 KiB for each thread. All slabs together have
-	// 3.5 MiB at least, and at most 5 MiB, or 10 MiB if Transport names another one than shm.
+	// 3.5 MiB at least, and at most 5.5 MiB, or 10 MiB if Transport names another one than shm.
 	// Over shm each has as much again for long records. Pages of a slab that the load does not
 	// need are never touched.
 	Memory int64
@@ -72,7 +72,7 @@ const (
 	// Slabs are as small as they can be without that senders wait for receivers that would read: what has left the
 	// caches costs more than a wait. Over a network more is on its way.
 	shareOfStream                  = 128 << 10
-	leastSlabs, allSlabs, farSlabs = 7 << 19, 5 << 20, 10 << 20
+	leastSlabs, allSlabs, farSlabs = 7 << 19, 11 << 19, 10 << 20
 	// As many threads as this have a lane each.
 	privateLanes = 4
 	// What lanes collect for all partitions should stay in the second cache, and a part be

@@ -16,10 +16,11 @@ import (
 )
 
 // What the receiver asks for before it reads it, in bytes: another processor has written it, and where a record lies is
-// told by the one before it. A part of 4 KiB comes whole; of a longer one the processor fetches the rest by itself.
+// told by the one before it.
 const (
-	headAhead    = 128 // of the next block: its header and that of its first part
-	recordsAhead = 4 << 10
+	headAhead    = 128     // of the next block: its header and that of its first part
+	recordsAhead = 4 << 10 // of a part
+	recordsStep  = 2 << 10 // of a longer one, when so much of it has been read
 )
 
 // An item is what has arrived for a receiver: a block in a slab or in the spill file, or a
@@ -62,7 +63,7 @@ type Receiver struct {
 	parts   []byte   // of it, that follow
 	// The part whose records Next hands out.
 	from    int    // its process and lane, as in streams
-	rest    []byte // what is left of it
+	rest    []byte // what is left of it, as far as it has been asked for, a step less; its capacity tells where the part ends
 	left    uint32 // records in that
 	long    []byte // a record in fragments, as far as it has come; by the stream's receiving
 	fetched []byte // from the spill file
@@ -119,19 +120,31 @@ func (r *Receiver) next(ctx context.Context) ([]byte, error) {
 				r.long, r.left = nil, 0
 				return record, nil
 			}
-			n, width := binary.Uvarint(r.rest)
-			if width <= 0 || n > uint64(len(r.rest)-width) {
-				return nil, r.corrupt("a record of %d bytes in %d bytes that are left of the part", n, len(r.rest))
+			rest := r.rest[:cap(r.rest)]
+			n, width := binary.Uvarint(rest)
+			if width <= 0 || n > uint64(len(rest)-width) {
+				return nil, r.corrupt("a record of %d bytes in %d bytes that are left of the part", n, len(rest))
 			}
-			record := r.rest[width : width+int(n) : width+int(n)]
-			r.rest = r.rest[width+int(n):]
+			end := width + int(n)
+			if end > len(r.rest) {
+				r.show(end + recordsStep)
+			}
+			r.rest = r.rest[end:]
 			r.left--
-			return record, nil
+			return rest[width:end:end], nil
 		}
 		if err := r.advance(ctx); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// show lets Next hand out the records in the first n bytes of what is left of the part, and asks for those of a step more.
+func (r *Receiver) show(n int) {
+	whole := r.rest[:cap(r.rest)]
+	shown := min(n, len(whole))
+	prefetch.ToRead(whole[shown:], recordsStep)
+	r.rest = whole[:shown]
 }
 
 // Each calls take with each record that is left, until the end. The bytes are valid until take returns. An error of take ends
@@ -156,8 +169,8 @@ func (r *Receiver) advance(ctx context.Context) error {
 	if r.err != nil {
 		return r.err
 	}
-	if len(r.rest) > 0 {
-		return r.corrupt("%d bytes behind the last record of a part", len(r.rest))
+	if n := cap(r.rest); n > 0 {
+		return r.corrupt("%d bytes behind the last record of a part", n)
 	}
 	r.rest = nil
 	if len(r.parts) > 0 {
@@ -336,7 +349,7 @@ func (r *Receiver) part() error {
 	if p.Flags&wire.Fragment != 0 {
 		return r.fragment(s, &p, contents)
 	}
-	r.left, r.rest = p.Records, contents
+	r.left, r.rest = p.Records, contents[:min(len(contents), recordsAhead-recordsStep)]
 	prefetch.ToRead(contents, recordsAhead)
 	return nil
 }
@@ -421,7 +434,7 @@ func (r *Receiver) NextBatch(ctx context.Context) (*Batch, error) {
 			return nil, err
 		}
 	}
-	b := &Batch{r: r, h: r.current, from: r.from, rest: r.rest, left: r.left}
+	b := &Batch{r: r, h: r.current, from: r.from, rest: r.rest[:cap(r.rest)], left: r.left}
 	if r.long != nil {
 		// The stream goes on, and needs its memory for the next long record.
 		b.rest, b.long = append([]byte(nil), r.long...), true

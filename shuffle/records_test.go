@@ -90,6 +90,66 @@ func TestWaysToSend(t *testing.T) {
 	}
 }
 
+// A receiver uncovers a long part by steps. Records that end before, at and behind the end of a step come as they were sent, by
+// Next, by batches, and by both in turns.
+func TestLongPartsByNextAndByBatches(t *testing.T) {
+	x := alone(t, shuffle.Config{})
+	if part := x.Stats().Part; part < 8000 {
+		t.Fatalf("parts of %d bytes are too short for several steps", part)
+	}
+	record := func(i int) []byte {
+		lengths := []int{i % 40, 2040 + i%16, 100, 1 + i%3, 4080 + i%32, i % 200}
+		return bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 2100)[:lengths[i%len(lengths)]]
+	}
+	const records = 6000
+	go func() {
+		s := x.Sender(0)
+		for i := range records {
+			if err := s.Send(0, record(i)); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	got := 0
+	take := func(b []byte) {
+		if got < records && !bytes.Equal(b, record(got)) {
+			t.Fatalf("record %d has %d bytes, want %d, or others", got, len(b), len(record(got)))
+		}
+		got++
+	}
+	r := x.Receiver(0)
+	for turn := 1; ; turn++ {
+		if turn%50 > 40 {
+			batch, err := r.NextBatch(t.Context())
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for b, ok := batch.Next(); ok; b, ok = batch.Next() {
+				take(b)
+			}
+			batch.Release()
+			continue
+		}
+		b, err := r.Next(t.Context())
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		take(b)
+	}
+	if got != records {
+		t.Errorf("%d records, want %d", got, records)
+	}
+}
+
 // What cannot be sent is refused, and the exchange goes on.
 func TestRefused(t *testing.T) {
 	x := alone(t, shuffle.Config{MaxRecord: 1000})
