@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -46,8 +47,7 @@ func newAlarm(number uint32) *alarm {
 	a := &alarm{number: number, fd: fd, file: os.NewFile(uintptr(fd), "verbena-alarm")}
 	a.write = func(fd uintptr) { ringEventfd(int(fd)) }
 	if a.raw, err = a.file.SyscallConn(); err == nil {
-		// Fails if the poller does not watch it.
-		err = a.raw.Read(func(uintptr) bool { return true })
+		err = a.file.SetReadDeadline(time.Time{}) // fails if the poller does not watch it
 	}
 	if err != nil {
 		_ = a.file.Close()
