@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
@@ -87,7 +88,7 @@ func openDomain(dev rdma.Device, cfg domainConfig) (*domain, error) {
 	n := &domain{cfg: cfg, log: cfg.log, attributes: dev.Attributes()}
 	n.waits = n.attributes.Has(rdma.CapReceiverNotReady) || n.attributes.Has(rdma.CapReceiverWaits)
 	var err error
-	if n.domain, err = dev.OpenDomain(rdma.DomainConfig{OnEvent: cfg.onEvent, Unpolled: cfg.tuning.unpolled()}); err != nil {
+	if n.domain, err = dev.OpenDomain(rdma.DomainConfig{OnEvent: cfg.onEvent, Unpolled: nobodyPolls}); err != nil {
 		return nil, fmt.Errorf("open domain on %s: %w", n.attributes.Name, err)
 	}
 	receive, send := cfg.receiveMemory, cfg.sendMemory
@@ -132,8 +133,14 @@ func (n *domain) fail(err error) {
 	}
 }
 
-// enter counts an endpoint.
-func (n *domain) enter() error {
+// polling counts the endpoints of the process that poll: what one of them does Go's
+// scheduler does to all.
+var polling atomic.Int64
+
+func nobodyPolls() bool { return polling.Load() == 0 }
+
+// enter counts an endpoint, and whether it polls.
+func (n *domain) enter(polls bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closing {
@@ -141,6 +148,9 @@ func (n *domain) enter() error {
 	}
 	n.shells++
 	n.entered.Add(1)
+	if polls {
+		polling.Add(1)
+	}
 	return nil
 }
 
@@ -158,7 +168,10 @@ func (n *domain) hold() error {
 
 // leave takes over the messages that applications hold of an endpoint that has
 // closed.
-func (n *domain) leave(held int, own bool) {
+func (n *domain) leave(held int, own, polls bool) {
+	if polls {
+		polling.Add(-1)
+	}
 	n.mu.Lock()
 	n.held += held
 	n.shells--

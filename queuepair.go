@@ -52,7 +52,7 @@ func (s *queuePair) open(e *Endpoint, n *domain) error {
 	if a.MaxMessage > 0 {
 		s.t.Chunk = int(min(int64(s.t.Chunk), a.MaxMessage))
 	}
-	if err := n.enter(); err != nil {
+	if err := n.enter(s.t.polls()); err != nil {
 		return err
 	}
 	w := &s.window

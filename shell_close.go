@@ -118,7 +118,7 @@ func (s *shell) free() {
 		s.n.unshare(shared)
 	}
 	s.long.share.leave()
-	s.n.leave(held, s.window.own)
+	s.n.leave(held, s.window.own, s.t.polls())
 }
 
 // closeQueuePair reports true if it failed.

@@ -298,7 +298,7 @@ func (t Tuning) Fields() map[string]string {
 	return set
 }
 
-// unpolled tells that nobody polls while waiting.
-func (t *Tuning) unpolled() bool { return t.Spin < 0 && t.CallSpin <= 0 }
+// polls tells whether anybody polls while waiting.
+func (t *Tuning) polls() bool { return t.Spin > 0 || t.CallSpin > 0 }
 
 func defaultWorkers() int { return min(max(runtime.GOMAXPROCS(0)/2, 1), 8) }

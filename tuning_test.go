@@ -1,14 +1,10 @@
 package verbena
 
 import (
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/verbena-data/verbena/rdma"
-	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
 
 func TestTuningFromText(t *testing.T) {
@@ -175,37 +171,36 @@ func TestEveryRowHasTheSizesOfItsTransport(t *testing.T) {
 	}
 }
 
-// A toldDevice keeps what its domains are told.
-type toldDevice struct {
-	rdma.Device
-	told *rdma.DomainConfig
-}
-
-func (d toldDevice) OpenDomain(c rdma.DomainConfig) (rdma.Domain, error) {
-	*d.told = c
-	return d.Device.OpenDomain(c)
-}
-
-// A domain is told that nobody polls where the tuning says so, for messages and calls.
-func TestUnpolledDomains(t *testing.T) {
+// What keeps waiters from sleeping in Go's poller is an endpoint of the process that polls,
+// for messages or for answers, whatever its group.
+func TestNobodyPolls(t *testing.T) {
 	for _, each := range []struct {
 		spin, callSpin time.Duration
-		unpolled       bool
-	}{{0, 0, false}, {time.Millisecond, 0, false}, {-1, 0, true}, {-1, -1, true}, {-1, time.Millisecond, false}, {time.Millisecond, -1, false}} {
-		network := fake.NewNetwork()
-		var told rdma.DomainConfig
-		device := toldDevice{network.NewDevice(fake.Config{}), &told}
-		n, err := openDomain(device, domainConfig{
-			receiveMemory: 8 << 20, sendMemory: 8 << 20, ignorePressure: true, tuning: Tuning{Spin: each.spin, CallSpin: each.callSpin}, log: slog.New(slog.DiscardHandler),
-		})
+		polls          bool
+	}{{time.Millisecond, -1, true}, {-1, -1, false}, {-1, time.Millisecond, true}} {
+		p := worldOf(t, "fakeband").pair(t, Config{Tuning: TuningTable{"fakeband": {Spin: -1, CallSpin: -1}}}, ListenConfig{Tuning: TuningTable{"fakeband": {Spin: -1, CallSpin: -1}}})
+		if !nobodyPolls() {
+			t.Fatal("somebody polls before anybody is there")
+		}
+		tuning := TuningTable{"fakeband": {Spin: each.spin, CallSpin: each.callSpin}}
+		a, err := p.client.Dial(p.ctx, p.listener.Addr().String(), "test/1", DialConfig{Tuning: tuning})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := n.close(); err != nil {
-			t.Error(err)
+		b, err := p.listener.Accept(p.ctx)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if told.Unpolled != each.unpolled {
-			t.Errorf("%+v: the domain is told %v", each, told.Unpolled)
+		if nobodyPolls() == each.polls {
+			t.Errorf("%+v: nobody polls: %v", each, nobodyPolls())
+		}
+		for _, e := range []*Endpoint{a, b} {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if !nobodyPolls() {
+			t.Error("somebody polls whose endpoint is closed")
 		}
 	}
 }

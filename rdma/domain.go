@@ -8,10 +8,11 @@ type DomainConfig struct {
 	// goroutine of the provider. It must return soon and must not close what the
 	// event names before it has returned. Nil drops events.
 	OnEvent func(Event)
-	// Unpolled says that who waits at the domain's completion queues arms them and
-	// sleeps, and that nobody in the process polls for long. Providers may choose by it
-	// how waiters sleep; all works without it.
-	Unpolled bool
+	// Unpolled tells whether nobody in the process polls for completions, so that who
+	// waits arms a queue and sleeps. Providers may ask it, from any goroutine, before a
+	// waiter sleeps, and choose by it how; all works, if not as well, when it is wrong.
+	// Nil: somebody may poll.
+	Unpolled func() bool
 }
 
 // A Domain is a protection domain: regions and queue pairs of different

@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // An alarm wakes who waits at a completion queue where Go has one processor. It is an
@@ -22,21 +24,27 @@ import (
 // one does at a socket: the next goroutine runs at once, in the same thread. With more
 // processors another thread has to be woken for the goroutine, and the futex is faster.
 // Where some goroutine polls, and lets others run only in between, Go asks its poller every
-// 10 ms only. So alarms are for domains whose program does not poll.
+// 10 ms only. So alarms are used while nobody polls ([rdma.DomainConfig]).
 //
 // Every write is an edge to the poller, whatever the counter holds. So nobody reads it,
 // and it would be full after 2^64 writes.
 type alarm struct {
-	number   uint32 // among the alarms of the domain
-	fd       int
-	file     *os.File
-	raw      syscall.RawConn
-	write    func(fd uintptr) // ringEventfd, kept so that ring allocates nothing
-	sleepers atomic.Int32
+	number uint32 // among the alarms of the domain
+	fd     int
+	file   *os.File
+	raw    syscall.RawConn
+	write  func(fd uintptr) // ringEventfd, kept so that ring allocates nothing
+	asleep atomic.Bool
 }
 
-// useAlarms tells whether queues that are made now have alarms. Tests change it.
-var useAlarms = func(unpolled bool) bool { return unpolled && runtime.GOMAXPROCS(0) == 1 }
+// alarmsWhile returns what tells, before each wait, whether it is to be for an alarm. Nil:
+// the queues of the domain have none. Tests change it.
+var alarmsWhile = func(config rdma.DomainConfig) func() bool {
+	if runtime.GOMAXPROCS(0) > 1 {
+		return nil
+	}
+	return config.Unpolled
+}
 
 // newAlarm makes an alarm, or returns nil: where there is no eventfd, futexes will do.
 func newAlarm(number uint32) *alarm {
@@ -56,14 +64,15 @@ func newAlarm(number uint32) *alarm {
 	return a
 }
 
-// sleep waits until over returns true. It looks at once, and after each ring.
+// sleep waits until over returns true. It looks at once, and after each ring. One goroutine
+// sleeps at a time.
 func (a *alarm) sleep(over func(fd uintptr) bool) error {
-	a.sleepers.Add(1)
-	defer a.sleepers.Add(-1)
+	a.asleep.Store(true)
+	defer a.asleep.Store(false)
 	return a.raw.Read(over)
 }
 
-// ring wakes the sleepers, or does nothing after close.
+// ring wakes who sleeps, or does nothing after close.
 func (a *alarm) ring() { _ = a.raw.Control(a.write) }
 
 func (a *alarm) close() error { return a.file.Close() }
@@ -109,10 +118,10 @@ func (qp *queuePair) receiveAlarm(number uint32, p *packet) error {
 		return fmt.Errorf("%w: an alarm with %d descriptors", errPacket, len(p.descriptors))
 	}
 	if err := checkEventfd(p.descriptors[0]); err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil // without /proc nobody can tell what it is
+		if errors.Is(err, errPacket) {
+			return err
 		}
-		return err
+		return nil // nobody can tell what it is: without /proc, or where that is not readable
 	}
 	qp.sendMu.Lock()
 	defer qp.sendMu.Unlock()

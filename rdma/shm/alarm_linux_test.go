@@ -19,11 +19,20 @@ const alarmsVariable = "VERBENA_SHM_ALARMS"
 // withAlarms makes queues of this process, and of those it starts, have alarms or not.
 func withAlarms(t *testing.T, use bool) {
 	t.Helper()
-	before := useAlarms
-	useAlarms = func(bool) bool { return use }
-	t.Cleanup(func() { useAlarms = before })
+	before := alarmsWhile
+	alarmsWhile = alarms(use)
+	t.Cleanup(func() { alarmsWhile = before })
 	if use {
 		t.Setenv(alarmsVariable, "1")
+	}
+}
+
+func alarms(use bool) func(rdma.DomainConfig) func() bool {
+	return func(rdma.DomainConfig) func() bool {
+		if !use {
+			return nil
+		}
+		return func() bool { return true }
 	}
 }
 
@@ -72,7 +81,7 @@ func ends(t *testing.T, ended <-chan error, want error) {
 }
 
 // A peer that has the alarm rings that, and not the agent. One that has not, rings the
-// agent, which rings the alarm. So does the agent where nobody rings it for a while.
+// agent, which rings the alarm. So does the agent when it finds, by itself, that an event was not told.
 func TestAlarm(t *testing.T) {
 	withAlarms(t, true)
 	a, b := newSides(t, 4096, nil)
@@ -122,59 +131,23 @@ func TestAlarm(t *testing.T) {
 	ends(t, ended, nil)
 }
 
-// A context, Close, and one event end the waits of all waiters.
+// A context and Close end a wait.
 func TestAlarmEndsWaits(t *testing.T) {
 	withAlarms(t, true)
-	for _, waiters := range []int{1, 3} {
-		a, b := newSides(t, 4096, nil)
-		wait := func(ctx context.Context) <-chan error {
-			ended := make(chan error, waiters)
-			for range waiters - 1 {
-				go func() { ended <- b.cq.Wait(ctx) }()
-			}
-			first := b.waits(ctx, armedAlarm|armedAgent)
-			go func() { ended <- <-first }()
-			eventually(t, "all wait", func() bool { return b.queue().alarm.sleepers.Load() == int32(waiters) })
-			return ended
-		}
-		// Those that come first may find nothing armed, and end.
-		if err := b.cq.Arm(false); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := wait(ctx)
-		cancel()
-		for range waiters {
-			ends(t, ended, context.Canceled)
-		}
-		if err := b.cq.Arm(false); err != nil {
-			t.Fatal(err)
-		}
-		b.recv(1, b.sge(0, 8)...)
-		ended = wait(t.Context())
-		a.send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, SGEs: a.sge(0, 8)})
-		for range waiters {
-			ends(t, ended, nil)
-		}
-		b.expect(1, rdma.StatusSuccess)
-		if err := b.qp.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.cq.Arm(false); err != nil {
-			t.Fatal(err)
-		}
-		ended = wait(context.Background())
-		closed := make(chan error, 1)
-		go func() { closed <- b.cq.Close() }() // which waits for the waiters
-		for range waiters {
-			ends(t, ended, rdma.ErrClosed)
-		}
-		if err := <-closed; err != nil {
-			t.Fatal(err)
-		}
-		if err := b.cq.Wait(t.Context()); !errors.Is(err, rdma.ErrClosed) {
-			t.Errorf("Wait after Close: %v", err)
-		}
+	b := newSide(t, openDevice(t, Config{}), 4096)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := b.waits(ctx, armedAlarm|armedAgent)
+	cancel()
+	ends(t, ended, context.Canceled)
+	ended = b.waits(context.Background(), armedAlarm|armedAgent)
+	closed := make(chan error, 1)
+	go func() { closed <- b.cq.Close() }() // which waits for the waiter
+	ends(t, ended, rdma.ErrClosed)
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cq.Wait(t.Context()); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("Wait after Close: %v", err)
 	}
 }
 
@@ -213,27 +186,38 @@ func TestAlarmIsShared(t *testing.T) {
 	awaitDescriptors(t, before-1)
 }
 
-// Where somebody polls, or Go has more processors, waiters sleep in the futex.
+// Where Go has more processors queues have no alarms, and while somebody polls waiters
+// sleep in the futex all the same.
 func TestAlarmsByDefault(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	defer runtime.GOMAXPROCS(before)
 	for _, each := range []struct {
 		processors int
-		unpolled   bool
+		unpolled   func() bool
 		alarm      bool
-	}{{1, true, true}, {1, false, false}, {2, true, false}} {
+		asleep     uint32
+	}{
+		{1, func() bool { return true }, true, armedAlarm | armedAgent},
+		{1, func() bool { return false }, true, armedSleeping},
+		{1, nil, false, armedSleeping},
+		{2, func() bool { return true }, false, armedSleeping},
+	} {
 		runtime.GOMAXPROCS(each.processors)
 		d, err := openDevice(t, Config{}).OpenDomain(rdma.DomainConfig{Unpolled: each.unpolled})
 		if err != nil {
 			t.Fatal(err)
 		}
-		cq, err := d.NewCompletionQueue(16)
-		if err != nil {
+		s := &side{t: t, domain: d}
+		if s.cq, err = d.NewCompletionQueue(16); err != nil {
 			t.Fatal(err)
 		}
-		if got := cq.(*completionQueue).alarm != nil; got != each.alarm {
+		if got := s.queue().alarm != nil; got != each.alarm {
 			t.Errorf("%+v: has an alarm: %v", each, got)
 		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := s.waits(ctx, each.asleep)
+		cancel()
+		ends(t, ended, context.Canceled)
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
@@ -399,7 +383,7 @@ func TestWaitForAlarmAllocatesNothing(t *testing.T) {
 			t.Error(err)
 		}
 		armed <- struct{}{}
-		for b.queue().alarm.sleepers.Load() == 0 {
+		for b.queue().bell.armed().Load() != armedAny|armedAlarm|armedAgent {
 			pause(0)
 		}
 		if n, err := a.qp.PostSend(request); n != 1 || err != nil {
@@ -423,6 +407,6 @@ func TestWaitForAlarmAllocatesNothing(t *testing.T) {
 
 func init() {
 	if os.Getenv(alarmsVariable) != "" {
-		useAlarms = func(bool) bool { return true }
+		alarmsWhile = alarms(true)
 	}
 }

@@ -117,7 +117,7 @@ func (d *domain) NewCompletionQueue(depth int) (rdma.CompletionQueue, error) {
 	cq.bell = d.bell.block(cq.index)
 	cq.bell.armed().Store(0)
 	d.blocks[cq.index] = struct{}{}
-	if useAlarms(d.unpolled) && d.alarms < maxAlarms {
+	if d.unpolled != nil && d.alarms < maxAlarms {
 		if cq.alarm = newAlarm(d.alarmNumber); cq.alarm != nil {
 			d.alarms++
 			d.alarmNumber++
@@ -409,7 +409,7 @@ func (cq *completionQueue) Wait(ctx context.Context) error {
 	if err := cq.waitOver(ctx); err != errWaiting {
 		return err
 	}
-	if cq.alarm != nil && cq.plain.Load() == 0 {
+	if cq.alarm != nil && cq.plain.Load() == 0 && cq.domain.unpolled() {
 		return cq.waitForAlarm(ctx)
 	}
 	if cq.domain.sleepers.Add(1) > maxSleepers {
@@ -522,7 +522,7 @@ func (cq *completionQueue) waitForAgent(ctx context.Context) error {
 // descriptor of the alarm or scribbled over the doorbell.
 func (cq *completionQueue) wakeIfRung() {
 	if cq.closed.Load() || cq.bell.armed().Load()&(armedAny|armedSolicited) == 0 {
-		if cq.alarm != nil && cq.alarm.sleepers.Load() > 0 {
+		if cq.alarm != nil && cq.alarm.asleep.Load() {
 			cq.alarm.ring()
 		}
 		select {

@@ -73,7 +73,7 @@ func (d *device) Attributes() rdma.Attributes {
 
 func (d *device) OpenDomain(config rdma.DomainConfig) (rdma.Domain, error) {
 	dom := &domain{
-		device: d, unpolled: config.Unpolled,
+		device: d, unpolled: alarmsWhile(config),
 		regions: make(map[uint32]*region), keys: make(map[uint32]*region),
 		blocks:  make(map[uint32]struct{}),
 		waiters: make(map[*completionQueue]struct{}),

@@ -33,7 +33,7 @@ const maxAlarms = 8
 
 type domain struct {
 	device    *device
-	unpolled  bool // nobody polls for long
+	unpolled  func() bool // whether waits are for alarms; nil: queues have none
 	id        [16]byte
 	tableFile *memfd.File
 	bellFile  *memfd.File
