@@ -117,6 +117,9 @@ type serverState struct {
 	Goroutines, Descriptors, Mappings int
 	Endpoints                         int
 	Resident, Registered, Used        int64
+	// Where Go's runtime has memory, in bytes. What it knows of goroutines and spans it keeps
+	// for good, as many as there ever were at a time.
+	Heap, HeapHoles, Stacks, GoRecords int64
 }
 
 // An attack is one way of doing harm.
@@ -421,6 +424,10 @@ func (s serverState) kept(first serverState, strict bool) error {
 			errs = append(errs, fmt.Errorf("the server has %d %s, %d in the beginning", each.now, each.what, each.first))
 		}
 	}
+	if s.Resident > first.Resident+resident {
+		errs = append(errs, fmt.Errorf("of its memory Go's heap has %d bytes in objects (%d in the beginning) and %d between them (%d), stacks have %d (%d), and Go's records %d (%d)",
+			s.Heap, first.Heap, s.HeapHoles, first.HeapHoles, s.Stacks, first.Stacks, s.GoRecords, first.GoRecords))
+	}
 	return errors.Join(errs...)
 }
 
@@ -722,6 +729,10 @@ func account(ctx context.Context, rt *verbena.Runtime, ep *verbena.Endpoint) {
 func stateOf(rt *verbena.Runtime) (state serverState, err error) {
 	own, err := measure()
 	state = serverState{Goroutines: own.Goroutines, Descriptors: own.Descriptors, Mappings: own.Mappings, Resident: own.Resident}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	state.Heap, state.HeapHoles, state.Stacks = int64(m.HeapAlloc), int64(m.HeapInuse-m.HeapAlloc), int64(m.StackInuse)
+	state.GoRecords = int64(m.MSpanSys + m.MCacheSys + m.GCSys + m.OtherSys + m.BuckHashSys)
 	for _, d := range rt.Stats().Devices {
 		state.Endpoints += d.Endpoints
 		for _, pool := range d.Pools {
