@@ -52,6 +52,7 @@ type Path struct {
 
 	windows windows
 	rings   rings
+	sockets sockets
 }
 
 // New returns a path. Close it when nothing uses it any more.
@@ -62,6 +63,7 @@ func New(cfg Config) *Path {
 	p := &Path{Path: cfg.Legacy, cfg: cfg, known: map[string]struct{}{}, addresses: map[place]string{}}
 	p.windows.init(p)
 	p.rings.init()
+	p.sockets.init()
 	return p
 }
 

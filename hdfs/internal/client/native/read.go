@@ -19,10 +19,9 @@ var (
 	// atOnce is for short ranges. One call is cheaper than several.
 	atOnce = pace{piece: 1 << 20, ahead: 1}
 	// flowing is for ranges that a ring would be for where there is neither one nor a
-	// connection of their own. With its
-	// checksums an answer is one fragment there, in a buffer of 256 KiB, which the processor's
-	// second cache still has when it is compared and used. The DataNode reads one of the pieces
-	// from the file while another one is on its way.
+	// connection of their own. With its checksums an answer is one fragment there, in a
+	// buffer of 256 KiB, which the processor's second cache still has when it is compared and
+	// used. The DataNode reads one of the pieces from the file while another one is on its way.
 	flowing = pace{piece: 252 << 10, ahead: 4}
 )
 
@@ -75,26 +74,10 @@ func (p *Path) Read(ctx context.Context, req *data.ReadRequest) (data.BlockReade
 	if r, err := p.readRing(ctx, address, req, header); r != nil || err != nil {
 		return r, err
 	}
-	if r := p.readSocket(ctx, address, req); r != nil {
+	if r := p.readSocket(ctx, address, req, header); r != nil {
 		return r, nil
 	}
 	return p.readCalls(ctx, address, req, header)
-}
-
-// readSocket begins to read a long range over a connection of its own, where all that there is
-// to the DataNode is TCP: the kernels' buffers are the window, the DataNode fills them without being asked
-// for each piece, and the client's kernel puts the bytes where they are wanted. It returns nil
-// where that is not so, or can't be had: the errors of calls tell more.
-func (p *Path) readSocket(ctx context.Context, address string, req *data.ReadRequest) data.BlockReader {
-	if p.cfg.Sockets == nil || req.Length < leastRing || !p.rings.onlyTCP(address) {
-		return nil
-	}
-	r, err := p.cfg.Sockets.Read(ctx, req)
-	if err != nil {
-		p.cfg.Logger.Debug("hdfs: no connection for a long read", "datanode", address, "reason", err)
-		return nil
-	}
-	return r
 }
 
 // readCalls begins to read a range by calls.

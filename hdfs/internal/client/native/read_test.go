@@ -3,11 +3,13 @@ package native
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -214,14 +216,14 @@ func TestReadsAheadEnd(t *testing.T) {
 	}
 }
 
-// sockets is a path whose reads either fail or are of one range.
-type sockets struct {
+// plain is a path whose reads either fail or are of one range.
+type plain struct {
 	data.Path // nil: nothing but reads is asked of it
 	err       error
 	asked     []data.ReadRequest
 }
 
-func (s *sockets) Read(_ context.Context, req *data.ReadRequest) (data.BlockReader, error) {
+func (s *plain) Read(_ context.Context, req *data.ReadRequest) (data.BlockReader, error) {
 	if s.asked = append(s.asked, *req); s.err != nil {
 		return nil, s.err
 	}
@@ -250,7 +252,7 @@ func TestLongReadsOverTCPHaveSockets(t *testing.T) {
 	}{{leastRing, nil, 1, true}, {leastRing - 1, nil, 0, false}, {leastRing, io.ErrUnexpectedEOF, 1, false}} {
 		g := &gate{block: randomBlock(test.length)}
 		p, req := pathTo(t, g)
-		s := &sockets{err: test.err}
+		s := &plain{err: test.err}
 		p.cfg.Sockets = s
 		r, err := p.Read(t.Context(), req)
 		if err != nil {
@@ -272,5 +274,135 @@ func TestLongReadsOverTCPHaveSockets(t *testing.T) {
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// parts gives the parts of a range one after the other, and then its error. Place has those that
+// fit, where it is to have any.
+type parts struct {
+	data.Path // nil: nothing but reads is asked of it
+	list      [][]byte
+	err       error
+	place     bool
+	closed    int
+}
+
+func (s *parts) Read(context.Context, *data.ReadRequest) (data.BlockReader, error) { return s, nil }
+
+func (s *parts) Next() ([]byte, error) {
+	if len(s.list) == 0 {
+		return nil, s.err
+	}
+	b := s.list[0]
+	s.list = s.list[1:]
+	return b, nil
+}
+
+func (s *parts) Place(p []byte) (int, error) {
+	if !s.place {
+		return 0, nil
+	}
+	b, err := s.Next()
+	return copy(p, b), err
+}
+
+func (s *parts) Close() error {
+	s.closed++
+	return nil
+}
+
+// What is left of a range when its connection fails is read by calls, and blames no DataNode,
+// which may have waited for the application. Where its bytes are wrong, or owed for too long, or
+// nobody wants them any more, it is not.
+func TestReadsGoOnWithoutTheirSocket(t *testing.T) {
+	gone := errors.New("the caller is gone")
+	for _, test := range []struct {
+		err    error
+		cancel bool
+		want   error // nil: the whole block comes
+	}{
+		{err: io.ErrUnexpectedEOF}, {err: io.EOF}, {err: transfer.ErrMalformed},
+		{err: fmt.Errorf("at 512: %w", transfer.ErrChecksum), want: transfer.ErrChecksum},
+		{err: fmt.Errorf("owed: %w", os.ErrDeadlineExceeded), want: os.ErrDeadlineExceeded},
+		{err: io.ErrUnexpectedEOF, cancel: true, want: gone},
+	} {
+		for _, place := range []bool{false, true} {
+			g := &gate{block: randomBlock(leastRing + 777)}
+			p, req := pathTo(t, g)
+			half := len(g.block)/2 + 11
+			s := &parts{list: [][]byte{g.block[:1000], g.block[1000:half]}, err: test.err, place: place}
+			p.cfg.Sockets = s
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			r, err := p.Read(ctx, req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []byte
+			for err == nil {
+				b := make([]byte, len(g.block))
+				var n int
+				if n, err = r.(data.Placer).Place(b); n > 0 || err != nil {
+					b = b[:n]
+				} else {
+					b, err = r.Next()
+				}
+				if got = append(got, b...); test.cancel && len(got) == half {
+					cancel(gone)
+				}
+			}
+			want, end := g.block, io.EOF
+			if test.want != nil {
+				want, end = g.block[:half], test.want
+			}
+			if !errors.Is(err, end) || !bytes.Equal(got, want) {
+				t.Errorf("a connection that ends with %v, place %v: %d bytes came, %v; want %d, %v", test.err, place, len(got), err, len(want), end)
+			}
+			if err := r.Close(); err != nil || s.closed != 1 {
+				t.Errorf("the connection was closed %d times, %v", s.closed, err)
+			}
+		}
+	}
+}
+
+// A DataNode to which no connection can be had is not asked for one again and again. One that
+// refuses a block is, and so is one whose caller has gone away.
+func TestNoSocketIsRemembered(t *testing.T) {
+	for _, test := range []struct {
+		err   error
+		asked int
+	}{{io.ErrUnexpectedEOF, 1}, {fmt.Errorf("no: %w", &data.StatusError{Status: hdfspb.Status_ERROR}), 3}} {
+		g := &gate{block: randomBlock(leastRing)}
+		p, req := pathTo(t, g)
+		s := &plain{err: test.err}
+		p.cfg.Sockets = s
+		for range 3 {
+			r, err := p.Read(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if len(s.asked) != test.asked {
+			t.Errorf("%d connections that end with %v were asked for, want %d", len(s.asked), test.err, test.asked)
+		}
+		for address := range p.sockets.none {
+			p.sockets.none[address] = time.Now()
+		}
+		if s.err = nil; p.readSocket(t.Context(), p.address(req.Node), req, nil) == nil {
+			t.Error("no connection is asked for later")
+		}
+	}
+	g := &gate{block: randomBlock(leastRing)}
+	p, req := pathTo(t, g)
+	p.cfg.Sockets = &plain{err: io.ErrUnexpectedEOF}
+	address := p.address(req.Node)
+	p.rings.refused(address, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r := p.readSocket(ctx, address, req, nil); r != nil || !p.sockets.may(address) {
+		t.Error("what the end of a context ended is remembered")
 	}
 }
