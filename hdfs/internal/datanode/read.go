@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// sendBuffer holds a packet on its way to a reader: one write each.
+	// sendBuffer holds a packet on its way to a reader, and is how much is written at a time.
 	sendBuffer = 128 << 10
 	// longBuffer holds one for a reader that has taken longAfter bytes and wants as many again.
 	// With long packets both ends wait less often, and a client can have its system put them
@@ -204,8 +204,14 @@ func (s *sender) run(begin func([]byte) ([]byte, error)) (started bool, err erro
 			out = transfer.AppendPacketPrefix(out, &last, 0)
 		}
 		started = true
-		if _, err := s.p.Write(out); err != nil {
-			return true, err
+		// In pieces, each of which has the time that a reader may take for one: a long packet
+		// asks for no faster reader than a short one.
+		for len(out) > 0 {
+			n, err := s.p.Write(out[:min(len(out), sendBuffer)])
+			if err != nil {
+				return true, err
+			}
+			out = out[n:]
 		}
 		out = (*buf)[:0]
 	}

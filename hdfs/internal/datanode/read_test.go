@@ -2,7 +2,10 @@ package datanode
 
 import (
 	"bytes"
+	"io"
+	"net"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -68,4 +71,60 @@ func TestLongReadsHaveLongPackets(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A reader of long packets may be as slow as one of short ones: the time to write is that of a
+// short packet.
+func TestLongPacketsWaitForSlowReaders(t *testing.T) {
+	const limit, pause = time.Second, 200 * time.Millisecond // a long packet takes 1.6 s
+	f := newFixture(t, 1, func(_ int, c *Config) { c.WriteTimeout = limit })
+	n := f.nodes[0]
+	data := random(3, 5<<19)
+	writeBlock(t, f.nodes, 7, 1001, data)
+	mine, theirs := net.Pipe() // it holds nothing
+	defer mine.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		n.ServeConn(theirs)
+	}()
+	must(t, mine.SetDeadline(time.Now().Add(patient)))
+	slow := &slowReader{r: mine}
+	c := &client{t: t, nc: mine, r: transfer.NewReader(slow, nil), sum: transfer.CRC32C()}
+	must(t, transfer.WriteRequest(mine, transfer.OpReadBlock, &hdfspb.OpReadBlockProto{
+		Header: &hdfspb.ClientOperationHeaderProto{BaseHeader: &hdfspb.BaseHeaderProto{Block: extended(7, 1001, 0), Token: c.token}, ClientName: proto.String("test")},
+		Offset: proto.Uint64(0), Len: proto.Uint64(uint64(len(data))),
+	}))
+	must(t, c.r.ReadMessage(&hdfspb.BlockOpResponseProto{}))
+	var got []byte
+	longest := 0
+	for p := (transfer.Packet{}); !p.Last; {
+		must(t, c.r.ReadPacket(transfer.CRC32C(), &p))
+		got, longest = append(got, p.Data...), max(longest, len(p.Data))
+		if len(got) >= longAfter {
+			slow.every = pause
+		}
+	}
+	if !bytes.Equal(got, data) || longest <= sendBuffer {
+		t.Errorf("%d bytes came in packets of up to %d", len(got), longest)
+	}
+	mine.Close()
+	<-served
+}
+
+// slowReader waits for every before each 128 KiB, if that is set.
+type slowReader struct {
+	r     io.Reader
+	every time.Duration
+	since int // bytes since the last pause
+}
+
+func (s *slowReader) Read(b []byte) (int, error) {
+	if s.since >= sendBuffer {
+		time.Sleep(s.every)
+		s.since = 0
+	}
+	n, err := s.r.Read(b[:min(len(b), sendBuffer-s.since)])
+	s.since += n
+	return n, err
 }
