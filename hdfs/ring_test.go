@@ -97,6 +97,21 @@ func TestReadsWithoutRings(t *testing.T) {
 	}
 }
 
+// Where there is better than TCP a long range is read by calls if the DataNode has no ring for it.
+func TestReadsWithoutRingsOverShm(t *testing.T) {
+	s := systemIn(t, 1, 1, "127.0.0.1", func(cfg *ClusterConfig) { cfg.WindowMemory = -1 })
+	c := s.own("shm", func(cfg *ClientConfig) { cfg.BlockSize = 8 << 20 })
+	content := randomBytes(8 << 20)
+	store(t, c, "/long", content, CreateOptions{})
+	before := s.DataNodes[0].Reads()
+	whole(t, c, "/long", content)
+	after := s.DataNodes[0].Reads()
+	// A connection would be one read, a call is for 252 KiB.
+	if n := after.Served - before.Served; after.Rings != 0 || n != 33 {
+		t.Errorf("the DataNode has served %d reads, %d by rings; want 33 calls", n, after.Rings)
+	}
+}
+
 // Bytes in a ring that do not match their checksums are found, and read elsewhere; a reader
 // that gives up in the middle leaves nothing behind.
 func TestRingsAreVerified(t *testing.T) {
