@@ -121,8 +121,10 @@ type ClientConfig struct {
 	// SocketTimeout is for how long a DataNode may be silent, WriteTimeout for how long
 	// it may take nothing. Defaults 60 s and 8 min.
 	SocketTimeout, WriteTimeout time.Duration
-	// IdleConnections are kept for the next read for IdleTime. Defaults 16 and 3 s;
-	// below 0 none is kept.
+	// IdleConnections are kept for the next read for IdleTime, at most so many of each kind:
+	// those of HDFS's data transfer protocol, and, with a Dialer, plain ones for long reads
+	// from DataNodes to which there is nothing better than TCP. Defaults 16 and 3 s; below 0
+	// none is kept.
 	IdleConnections int
 	IdleTime        time.Duration
 

@@ -137,9 +137,12 @@ type Config struct {
 	// of long reads. Default 128 MiB, negative: there are none.
 	WindowMemory int64
 
-	MaxTransfers int   // operations at one time; default 4096
-	MaxConns     int   // connections at one time, idle ones included; default 16,384
-	PacketMemory int64 // bytes for packets above 256 KiB, all together; default 256 MiB
+	MaxTransfers int // operations at one time; default 4096
+	MaxConns     int // connections at one time, idle ones included; default 16,384
+	// PacketMemory bounds packets above 256 KiB, in bytes, all together: those of writers, and
+	// the long ones to readers of more than 2 MiB, which have half of it at most. Readers for
+	// whom there is none get short packets. Default 256 MiB.
+	PacketMemory int64
 	NativeMemory int64 // bytes for the windows of native pipelines and copies, all together; default 512 MiB
 	MaxCopies    int   // copies that the NameNode ordered at one time; default 4
 
