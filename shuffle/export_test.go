@@ -61,6 +61,16 @@ func HelloOf(c Config) *wire.Hello {
 	return &wire.Hello{Rank: c.Rank, Size: c.Size, Threads: c.Threads, Lanes: c.lanes, Page: c.page, Pages: c.pages, MaxRecord: int64(c.MaxRecord)}
 }
 
+// What a receiver shows and asks for when a part is opened, in bytes, and by how many it shows more.
+const (
+	ShownAtFirst = recordsAhead - recordsStep
+	AskedAtFirst = recordsAhead
+	ShownAtOnce  = recordsStep
+)
+
+// Uncover is what is shown of a part when n bytes are to be, of which rest was, and what is asked for then.
+func Uncover(rest []byte, n int) (shown, ask []byte) { return uncover(rest, n) }
+
 // Depth is how many parts wait for a thread of the same process, if there is no limit of memory.
 const Depth = mostDepth
 

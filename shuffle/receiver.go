@@ -63,7 +63,7 @@ type Receiver struct {
 	parts   []byte   // of it, that follow
 	// The part whose records Next hands out.
 	from    int    // its process and lane, as in streams
-	rest    []byte // what is left of it, as far as it has been asked for, a step less; its capacity tells where the part ends
+	rest    []byte // what is shown of what is left of it: a step more has been asked for, and its capacity tells where the part ends
 	left    uint32 // records in that
 	long    []byte // a record in fragments, as far as it has come; by the stream's receiving
 	fetched []byte // from the spill file
@@ -127,7 +127,7 @@ func (r *Receiver) next(ctx context.Context) ([]byte, error) {
 			}
 			end := width + int(n)
 			if end > len(r.rest) {
-				r.show(end + recordsStep)
+				r.rest = show(r.rest, end+recordsStep)
 			}
 			r.rest = r.rest[end:]
 			r.left--
@@ -139,12 +139,20 @@ func (r *Receiver) next(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// show lets Next hand out the records in the first n bytes of what is left of the part, and asks for those of a step more.
-func (r *Receiver) show(n int) {
-	whole := r.rest[:cap(r.rest)]
-	shown := min(n, len(whole))
-	prefetch.ToRead(whole[shown:], recordsStep)
-	r.rest = whole[:shown]
+// show returns the first n bytes of what is left of a part, of which rest is shown, and asks for what lies up to a step behind
+// them and has not been asked for. n is more than rest has. The bytes that are shown end where the part does at the latest.
+func show(rest []byte, n int) []byte {
+	shown, ask := uncover(rest, n)
+	prefetch.ToRead(ask, len(ask))
+	return shown
+}
+
+// uncover is what show returns, and what it asks for.
+func uncover(rest []byte, n int) (shown, ask []byte) {
+	whole := rest[:cap(rest)]
+	shown = whole[:min(n, len(whole))]
+	asked := min(len(rest)+recordsStep, len(whole))
+	return shown, whole[asked:min(len(shown)+recordsStep, len(whole))]
 }
 
 // Each calls take with each record that is left, until the end. The bytes are valid until take returns. An error of take ends

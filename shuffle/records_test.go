@@ -150,6 +150,35 @@ func TestLongPartsByNextAndByBatches(t *testing.T) {
 	}
 }
 
+// All of a part is asked for once, in order, before it is shown, whatever its length is and where its records end.
+func TestPartsAreAskedForWithoutGaps(t *testing.T) {
+	longest := make([]byte, 3*shuffle.AskedAtFirst)
+	for length := range longest {
+		for _, record := range []int{101, 128, 999, 2048, 2049, 3000, 5000} {
+			part := longest[:length:length]
+			rest := part[:min(length, shuffle.ShownAtFirst)]
+			asked := min(length, shuffle.AskedAtFirst)
+			for at := 0; at+record <= length; at += record {
+				if record > len(rest) {
+					shown, ask := shuffle.Uncover(rest, record+shuffle.ShownAtOnce)
+					if len(ask) > 0 && &ask[0] != &part[min(asked, length-1)] {
+						t.Fatalf("part of %d bytes, records of %d: at %d, %d bytes from elsewhere than %d are asked for", length, record, at, len(ask), asked)
+					}
+					if len(shown) != min(record+shuffle.ShownAtOnce, length-at) || cap(shown) != length-at {
+						t.Fatalf("part of %d bytes, records of %d: at %d, %d bytes are shown, up to %d", length, record, at, len(shown), cap(shown))
+					}
+					asked += len(ask)
+					rest = shown
+				}
+				rest = rest[record:]
+				if want := min(at+record+len(rest)+shuffle.ShownAtOnce, length); asked != want {
+					t.Fatalf("part of %d bytes, records of %d: at %d, %d bytes have been asked for, want %d", length, record, at, asked, want)
+				}
+			}
+		}
+	}
+}
+
 // What cannot be sent is refused, and the exchange goes on.
 func TestRefused(t *testing.T) {
 	x := alone(t, shuffle.Config{MaxRecord: 1000})
