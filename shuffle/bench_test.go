@@ -13,14 +13,15 @@ import (
 )
 
 // BenchmarkOneProcess is what records cost that go from one thread to others of the same
-// process: Send, Next and the hand-over of blocks.
+// process: Send, Next or batches, and the hand-over of blocks.
 func BenchmarkOneProcess(b *testing.B) {
 	for _, size := range []int{100, 64 << 10} {
-		b.Run(fmt.Sprint(size, "B"), func(b *testing.B) { benchmarkOneProcess(b, size) })
+		b.Run(fmt.Sprint(size, "B"), func(b *testing.B) { benchmarkOneProcess(b, size, untilError) })
+		b.Run(fmt.Sprint(size, "B by batches"), func(b *testing.B) { benchmarkOneProcess(b, size, untilErrorOfBatches) })
 	}
 }
 
-func benchmarkOneProcess(b *testing.B, size int) {
+func benchmarkOneProcess(b *testing.B, size int, until func(context.Context, *shuffle.Receiver) error) {
 	const threads = 32
 	x, err := shuffle.Join(context.Background(), shuffle.Config{Threads: threads, Memory: 64 << 20})
 	if err != nil {
@@ -40,13 +41,8 @@ func benchmarkOneProcess(b *testing.B, size int) {
 			if i > 0 {
 				_ = x.Sender(i).Close()
 			}
-			for {
-				if _, err := x.Receiver(i).Next(context.Background()); err != nil {
-					if !errors.Is(err, io.EOF) {
-						b.Error(err)
-					}
-					return
-				}
+			if err := until(context.Background(), x.Receiver(i)); !errors.Is(err, io.EOF) {
+				b.Error(err)
 			}
 		})
 	}

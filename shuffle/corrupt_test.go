@@ -1,6 +1,7 @@
 package shuffle_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -37,6 +38,8 @@ func TestLostAndDamagedBlocks(t *testing.T) {
 	fragment := func(length uint64, piece string) []byte {
 		return append(binary.BigEndian.AppendUint64(nil, length), piece...)
 	}
+	// 16 records, which end where what a receiver shows at first does.
+	shown := bytes.Repeat(append([]byte{127}, make([]byte, 127)...), shuffle.ShownAtFirst/128)
 	damaged := func(page int) [][]byte {
 		b := blockOf(0, 0, 0, 1, record)
 		b[len(b)-1] ^= 1
@@ -107,6 +110,12 @@ func TestLostAndDamagedBlocks(t *testing.T) {
 		{"a part has more than its records", "behind the last record", func(page int) [][]byte {
 			return [][]byte{blockOf(0, 0, 0, 1, []byte("\x01a\x01b")), blockOf(1, page, wire.End, 0, end(1, 4, 1))}
 		}},
+		{"a part has more than its records, behind what is shown at first", "2 bytes behind the last record", func(page int) [][]byte {
+			return [][]byte{blockOf(0, 0, 0, 16, append(shown[:len(shown):len(shown)], "\x01b"...)), blockOf(1, page, wire.End, 0, end(16, 2050, 1))}
+		}},
+		{"a part whose records end where what is shown at first does", "", func(page int) [][]byte {
+			return [][]byte{blockOf(0, 0, 0, 16, shown), blockOf(1, page, wire.End, 0, end(16, 2048, 1))}
+		}},
 		{"a block without parts", "an empty block", func(int) [][]byte {
 			b := make([]byte, wire.HeaderSize)
 			h := wire.Header{Summed: true}
@@ -115,28 +124,49 @@ func TestLostAndDamagedBlocks(t *testing.T) {
 			return [][]byte{b}
 		}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			x, e, h := joinedByHand(ctx, t, worlds[0])
-			if err := x.Sender(0).Close(); err != nil {
-				t.Fatal(err)
-			}
-			send(t, e, c.blocks(h.Page))
-			var err error
-			for err == nil {
-				_, err = x.Receiver(0).Next(ctx)
-			}
-			var process *shuffle.ProcessError
-			switch {
-			case c.want == "":
-				if err != io.EOF {
-					t.Error(err)
+		for way, until := range map[string]func(context.Context, *shuffle.Receiver) error{"by Next": untilError, "by batches": untilErrorOfBatches} {
+			t.Run(c.name+", "+way, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				x, e, h := joinedByHand(ctx, t, worlds[0])
+				if err := x.Sender(0).Close(); err != nil {
+					t.Fatal(err)
 				}
-			case !errors.Is(err, shuffle.ErrCorrupt) || !errors.As(err, &process) || process.Rank != 1 || !strings.Contains(err.Error(), c.want):
-				t.Errorf("%v, want %q", err, c.want)
-			}
-		})
+				send(t, e, c.blocks(h.Page))
+				err := until(ctx, x.Receiver(0))
+				var process *shuffle.ProcessError
+				switch {
+				case c.want == "":
+					if err != io.EOF {
+						t.Error(err)
+					}
+				case !errors.Is(err, shuffle.ErrCorrupt) || !errors.As(err, &process) || process.Rank != 1 || !strings.Contains(err.Error(), c.want):
+					t.Errorf("%v, want %q", err, c.want)
+				}
+			})
+		}
+	}
+}
+
+// untilError takes records until there is none, and returns why.
+func untilError(ctx context.Context, r *shuffle.Receiver) (err error) {
+	for err == nil {
+		_, err = r.Next(ctx)
+	}
+	return err
+}
+
+// untilErrorOfBatches is untilError by batches.
+func untilErrorOfBatches(ctx context.Context, r *shuffle.Receiver) error {
+	for {
+		b, err := r.NextBatch(ctx)
+		if err != nil {
+			return err
+		}
+		for ok := true; ok; {
+			_, ok = b.Next()
+		}
+		b.Release()
 	}
 }
 
