@@ -427,8 +427,8 @@ func (r *Receiver) corruptBy(from int, format string, args ...any) error {
 type Batch struct {
 	r    *Receiver
 	h    *holding
-	from int // the sender, as in streams
-	rest []byte
+	from int    // the sender, as in streams
+	rest []byte // as the receiver's
 	left uint32
 	long bool // rest is one record as it is
 }
@@ -442,7 +442,7 @@ func (r *Receiver) NextBatch(ctx context.Context) (*Batch, error) {
 			return nil, err
 		}
 	}
-	b := &Batch{r: r, h: r.current, from: r.from, rest: r.rest[:cap(r.rest)], left: r.left}
+	b := &Batch{r: r, h: r.current, from: r.from, rest: r.rest, left: r.left}
 	if r.long != nil {
 		// The stream goes on, and needs its memory for the next long record.
 		b.rest, b.long = append([]byte(nil), r.long...), true
@@ -459,6 +459,17 @@ func (b *Batch) Len() int { return int(b.left) }
 // Next returns the next record, which is valid until Release, and false behind the last
 // one.
 func (b *Batch) Next() ([]byte, bool) {
+	if rest := b.rest; len(rest) > 0 && b.left > 1 {
+		if n := int(rest[0]); n < 0x80 && n < len(rest) {
+			b.rest = rest[1+n:]
+			b.left--
+			return rest[1 : 1+n : 1+n], true
+		}
+	}
+	return b.next()
+}
+
+func (b *Batch) next() ([]byte, bool) {
 	if b.left == 0 {
 		return nil, false
 	}
@@ -466,24 +477,22 @@ func (b *Batch) Next() ([]byte, bool) {
 	if b.long {
 		return b.rest, true
 	}
-	var n uint64
-	var width int
-	if len(b.rest) > 0 && b.rest[0] < 0x80 {
-		n, width = uint64(b.rest[0]), 1
-	} else {
-		n, width = binary.Uvarint(b.rest)
-	}
-	if width <= 0 || n > uint64(len(b.rest)-width) {
+	rest := b.rest[:cap(b.rest)]
+	n, width := binary.Uvarint(rest)
+	if width <= 0 || n > uint64(len(rest)-width) {
 		b.left = 0
-		_ = b.r.corruptBy(b.from, "a record of %d bytes in %d bytes that are left of the part", n, len(b.rest))
+		_ = b.r.corruptBy(b.from, "a record of %d bytes in %d bytes that are left of the part", n, len(rest))
 		return nil, false
 	}
-	record := b.rest[width : width+int(n) : width+int(n)]
-	b.rest = b.rest[width+int(n):]
-	if b.left == 0 && len(b.rest) > 0 {
-		_ = b.r.corruptBy(b.from, "%d bytes behind the last record of a part", len(b.rest))
+	end := width + int(n)
+	if end > len(b.rest) {
+		b.rest = show(b.rest, end+recordsStep)
 	}
-	return record, true
+	b.rest = b.rest[end:]
+	if left := len(rest) - end; b.left == 0 && left > 0 {
+		_ = b.r.corruptBy(b.from, "%d bytes behind the last record of a part", left)
+	}
+	return rest[width:end:end], true
 }
 
 // Release gives the memory back. The receiver's goroutine calls it, or another one if the
