@@ -133,8 +133,8 @@ func (n *domain) fail(err error) {
 	}
 }
 
-// polling counts the endpoints of the process that poll: what one of them does Go's
-// scheduler does to all.
+// polling counts the endpoints of the process that poll. While one does, Go asks its network
+// poller every 10 ms only, for all groups of the process.
 var polling atomic.Int64
 
 func nobodyPolls() bool { return polling.Load() == 0 }

@@ -37,8 +37,8 @@ type alarm struct {
 	asleep atomic.Bool
 }
 
-// alarmsWhile returns what tells, before each wait, whether it is to be for an alarm. Nil:
-// the queues of the domain have none. Tests change it.
+// alarmsWhile returns what a queue asks before each wait: true has it wait for its alarm. It
+// returns nil where the queues of the domain are to have no alarms. Tests change it.
 var alarmsWhile = func(config rdma.DomainConfig) func() bool {
 	if runtime.GOMAXPROCS(0) > 1 {
 		return nil

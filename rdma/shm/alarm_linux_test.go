@@ -299,11 +299,7 @@ func TestNoAlarmForAll(t *testing.T) {
 	h.greatest = versionAlarms - 1
 	old.send(h.append(packetHello, nil), descriptors...)
 	old.send([]byte{byte(packetReady)})
-	r, err := l.Accept(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Accept(t.Context(), s.qp, nil); err != nil {
+	if err := accept(t.Context(), l, s.qp); err != nil {
 		t.Fatal(err)
 	}
 	old.answer()
@@ -337,11 +333,7 @@ func TestNoAlarmForOthers(t *testing.T) {
 		other := dialAttacker(t, l.Address())
 		other.sendWith(-1, 0)
 		other.send([]byte{byte(packetReady)})
-		r, err := l.Accept(t.Context())
-		if err == nil {
-			err = r.Accept(t.Context(), s.qp, nil)
-		}
-		if err != nil {
+		if err := accept(t.Context(), l, s.qp); err != nil {
 			t.Error(err)
 			return
 		}

@@ -392,6 +392,15 @@ func names[V any](table map[string]V) (all []string) {
 	return all
 }
 
+// accept accepts the next request.
+func accept(ctx context.Context, l rdma.Listener, qp rdma.QueuePair) error {
+	r, err := l.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	return r.Accept(ctx, qp, nil)
+}
+
 func dialAttacker(t *testing.T, address string) *attacker {
 	t.Helper()
 	socket, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: address, Net: "unixpacket"})
@@ -547,11 +556,7 @@ func TestAttacksOnConnection(t *testing.T) {
 		a := dialAttacker(t, l.Address())
 		a.sendWith(-1, 0)
 		a.send([]byte{byte(packetReady)})
-		r, err := l.Accept(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Accept(t.Context(), s.qp, nil); err != nil {
+		if err := accept(t.Context(), l, s.qp); err != nil {
 			t.Fatal(err)
 		}
 		if got := a.answer(); got != "accept" {

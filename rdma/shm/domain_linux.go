@@ -33,7 +33,7 @@ const maxAlarms = 8
 
 type domain struct {
 	device    *device
-	unpolled  func() bool // whether waits are for alarms; nil: queues have none
+	unpolled  func() bool // from alarmsWhile
 	id        [16]byte
 	tableFile *memfd.File
 	bellFile  *memfd.File

@@ -270,8 +270,8 @@ func parseRevoke(p []byte) (handle uint32, err error) {
 	return binary.LittleEndian.Uint32(p[1:]), nil
 }
 
-// An alarm tells the number of the alarm that is beside it as a descriptor. Alarms of one
-// queue with the same number are the same.
+// appendAlarm appends a packetAlarm. Two of one queue with the same number have descriptors
+// of the same alarm.
 func appendAlarm(b []byte, number uint32) []byte {
 	return binary.LittleEndian.AppendUint32(append(b, byte(packetAlarm)), number)
 }
