@@ -531,7 +531,9 @@ func (w world) payloads() []int {
 }
 
 // allocatesNothing makes calls with payloads of size bytes until both ends have what they
-// reuse, and then looks.
+// reuse, and then looks. It looks again where it has counted something: on a machine that
+// does other work a helper may leave for want of work, and the next one is an allocation.
+// What each call allocates is counted every time.
 func allocatesNothing(t *testing.T, what string, size int, call func() (*Message, error)) {
 	t.Helper()
 	runs := min(2000, max(100, 100<<20/size))
@@ -545,7 +547,14 @@ func allocatesNothing(t *testing.T, what string, size int, call func() (*Message
 	for range runs / 2 {
 		one()
 	}
-	if n := testing.AllocsPerRun(runs, one); n >= 1 {
+	n := testing.AllocsPerRun(runs, one)
+	for range 2 {
+		if n < 1 {
+			return
+		}
+		n = testing.AllocsPerRun(runs, one)
+	}
+	if n >= 1 {
 		t.Errorf("%.1f allocations for %s and its answer", n, what)
 	}
 }
