@@ -46,13 +46,18 @@ func long(v float64, unit string) string {
 	return Show(v, unit)
 }
 
-// Ran tells in a line when and on what something was measured.
+// Ran tells in a line when and on what something was measured, and how fast its processors
+// were just then (runs of before 2026-11-27 do not know it).
 func Ran(m host.Machine) string {
 	changed := ""
 	if m.Changed {
 		changed = " with changes"
 	}
-	return fmt.Sprintf("%s, %s, %d processors, %s, commit %s%s, load before %.1f", m.Date, m.Processor, m.Processors, m.Go, m.Commit, changed, m.Load)
+	speed := ""
+	if m.Multiply != 0 {
+		speed = fmt.Sprintf(", %.2f ns a multiplication of 3 cycles", m.Multiply)
+	}
+	return fmt.Sprintf("%s, %s, %d processors%s, %s, commit %s%s, load before %.1f", m.Date, m.Processor, m.Processors, speed, m.Go, m.Commit, changed, m.Load)
 }
 
 // Replace puts text between the marks of a part of a page; what people have written around it

@@ -3,6 +3,8 @@ package beside
 import (
 	"strings"
 	"testing"
+
+	"github.com/verbena-data/verbena/bench/internal/host"
 )
 
 func TestMedians(t *testing.T) {
@@ -17,6 +19,17 @@ func TestTable(t *testing.T) {
 	table := Table(rows)
 	if strings.Count(table, "\n") != 4 || !strings.Contains(table, "| 2.00 s | 4.00 s | 0.50 (0.50 to 0.50) | at least 1.5 | **missed** |") || !strings.Contains(table, "not measured: why") {
 		t.Error(table)
+	}
+}
+
+func TestRanTellsTheSpeed(t *testing.T) {
+	m := host.Machine{Date: "today", Processor: "P", Processors: 2, Go: "go1", Commit: "abc", Load: 1}
+	if got, want := Ran(m), "today, P, 2 processors, go1, commit abc, load before 1.0"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+	m.Multiply, m.Changed = 0.875, true
+	if got, want := Ran(m), "today, P, 2 processors, 0.88 ns a multiplication of 3 cycles, go1, commit abc with changes, load before 1.0"; got != want {
+		t.Errorf("%q, not %q", got, want)
 	}
 }
 

@@ -26,7 +26,8 @@ type Machine struct {
 	Peers      map[string]string `json:"peers,omitempty"` // versions of packages
 	Label      string            `json:"label,omitempty"`
 	Short      bool              `json:"short,omitempty"`
-	Load       float64           `json:"load"` // average of the last minute, at the start
+	Load       float64           `json:"load"`     // average of the last minute, at the start
+	Multiply   float64           `json:"multiply"` // see [Multiplication], at the start
 }
 
 // Describe tells of this machine, with the tree in dir and the versions of packages that
@@ -34,7 +35,7 @@ type Machine struct {
 func Describe(ctx context.Context, dir string, packages map[string]string) Machine {
 	m := Machine{
 		Date: time.Now().UTC().Format("2006-01-02 15:04 UTC"), Processors: runtime.NumCPU(), Go: runtime.Version(),
-		Peers: map[string]string{},
+		Peers: map[string]string{}, Multiply: Multiplication(),
 	}
 	// What cannot be told stays empty.
 	line := func(name string, args ...string) string {

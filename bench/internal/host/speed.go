@@ -1,0 +1,51 @@
+package host
+
+import (
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// multiplications is how many are timed at once: some 3 ms.
+const multiplications = 4_000_000
+
+// Multiplication is the processor time in ns of a multiplication of 64 bits that waits for
+// the one before: 3 cycles of most processors. A virtual machine whose host gives another
+// guest half of the core, or lowers its clock, shows it here, and nowhere else: what software
+// takes grows, what a cache line takes between processors does not, and so do the ratios of
+// the two. 0 says that it could not be measured.
+func Multiplication() float64 {
+	runtime.LockOSThread() // the clock is the thread's
+	defer runtime.UnlockOSThread()
+	var rounds []float64
+	for range 9 {
+		before, ok := threadTime()
+		multiply()
+		after, ok2 := threadTime()
+		if !ok || !ok2 {
+			return 0
+		}
+		rounds = append(rounds, float64(after-before)/multiplications)
+	}
+	slices.Sort(rounds)
+	return rounds[len(rounds)/2]
+}
+
+// multiply does them, one after the other.
+//
+//go:noinline
+func multiply() uint64 {
+	product := uint64(1)
+	for range multiplications {
+		product *= 0x9e3779b97f4a7c15
+	}
+	return product
+}
+
+func threadTime() (time.Duration, bool) {
+	var t unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
+	return time.Duration(t.Nano()), err == nil
+}
