@@ -166,6 +166,9 @@ func (cq *completionQueue) detach(qp *queuePair, receives bool) {
 			kept++
 		}
 	}
+	for i := kept; i < cq.count; i++ {
+		cq.ring[(cq.first+i)%len(cq.ring)].pair = nil
+	}
 	cq.count = kept
 	cq.mu.Unlock()
 	cq.unblock(qp)
@@ -267,6 +270,7 @@ func (cq *completionQueue) poll(into []rdma.Completion) (n int, err error) {
 		if e.position != 0 {
 			release.Store(&e.pair.sendDone, e.position)
 		}
+		e.pair = nil // the slot may stay as it is for long, and the queue pair may be closed
 	}
 	if n < len(into) && !cq.closed.Load() {
 		if cq.bell.bits().summary().Load() != 0 {

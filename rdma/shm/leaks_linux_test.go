@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+	"weak"
 
 	"golang.org/x/sys/unix"
 
@@ -139,5 +140,53 @@ func TestConnectionsLeaveNothing(t *testing.T) {
 		if pairs != 0 || retries != 0 {
 			t.Errorf("the domain keeps %d queue pairs, and %d to retry", pairs, retries)
 		}
+	}
+}
+
+// The slots of a completion queue are filled again only after as many completions as it is
+// deep. Until then none of them keeps a closed queue pair, neither one whose completion was
+// polled nor one that was dropped.
+func TestClosedQueuePairsAreCollected(t *testing.T) {
+	device := openDevice(t, Config{})
+	a, b := newSide(t, device, 1<<16), newSide(t, device, 1<<16)
+	var closed []weak.Pointer[queuePair]
+	for range 4 {
+		a.qp, b.qp = a.pair(nil), b.pair(nil)
+		connect(t, device, a.qp, b.qp)
+		for id := range uint64(3) {
+			b.recv(id, b.sge(0, 4096)...)
+		}
+		a.send(rdma.SendRequest{ID: 7, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: a.sge(0, 4096)})
+		a.expect(7, rdma.StatusSuccess)
+		b.expect(0, rdma.StatusSuccess)
+		a.send(rdma.SendRequest{ID: 8, Op: rdma.OpWrite, Flags: rdma.Signaled, SGEs: a.sge(0, 4096), Remote: b.remote(4096)})
+		for _, s := range []*side{a, b} { // with a write, and with two receives, of which nobody has polled
+			closed = append(closed, weak.Make(s.qp.(*queuePair)))
+			if err := s.qp.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s.qp = nil
+		}
+	}
+	for _, s := range []*side{a, b} {
+		for len(s.events) > 0 {
+			<-s.events // they name queue pairs
+		}
+	}
+	left := func() (n int) {
+		runtime.GC()
+		for _, p := range closed {
+			if p.Value() != nil {
+				n++
+			}
+		}
+		return n
+	}
+	n := left()
+	for deadline := time.Now().Add(10 * time.Second); n > 0 && time.Now().Before(deadline); n = left() {
+		runtime.Gosched() // to goroutines that are about to end
+	}
+	if n > 0 {
+		t.Errorf("%d of %d closed queue pairs are still referred to", n, len(closed))
 	}
 }
