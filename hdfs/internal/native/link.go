@@ -57,6 +57,11 @@ func (m *outgoing) cost() int64 { return outgoingSize + int64(cap(m.bytes)) }
 // beside as many as the windows of its blocks have.
 const MaxOwed = 1 << 20
 
+// mostIdle is for how many messages a link keeps memory while nothing waits: some 26 KiB, for
+// twice as many packets as the usual window of 8 MiB has. A peer that lets MaxOwed wait and
+// then receives it would otherwise hold as much for as long as its endpoint lives.
+const mostIdle = 256
+
 // ErrDeaf says that a peer does not receive what it has asked for.
 var ErrDeaf = errors.New("the peer does not receive what it has asked for")
 
@@ -184,6 +189,9 @@ func (l *Link) send() {
 		l.owed -= sent
 		if l.queue.Len() == 0 {
 			l.sending = false
+			if l.queue.Cap() > mostIdle {
+				l.queue = fifo.Queue[outgoing]{}
+			}
 			l.mu.Unlock()
 			return
 		}

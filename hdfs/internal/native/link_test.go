@@ -119,4 +119,7 @@ func TestAfterWaitsForWhatIsOwed(t *testing.T) {
 	if l.owed != 0 || l.sending {
 		t.Errorf("%d bytes are owed", l.owed)
 	}
+	if n := l.queue.Cap(); n > mostIdle {
+		t.Errorf("the empty queue has memory for %d messages", n)
+	}
 }
