@@ -349,7 +349,9 @@ func (s *siege) judgeFiles(rows []filesRow) {
 			s.wrong = append(s.wrong, fmt.Errorf("%q: no file was written and read over %s", row.attack, row.transport))
 		}
 	}
-	s.fileRows = append(s.fileRows, rows...)
+	if !s.again {
+		s.fileRows = append(s.fileRows, rows...)
+	}
 }
 
 func (s *siege) printFiles() {
