@@ -636,7 +636,7 @@ func TestBuffersDoNotAllocate(t *testing.T) {
 				}
 			}()
 			header := make([]byte, 16)
-			n := testing.AllocsPerRun(500, func() {
+			n := allocations(500, func() {
 				buffer.Retain()
 				if err := a.SendBuffer(ctx, 1, header, buffer); err != nil {
 					t.Error(err)

@@ -585,7 +585,7 @@ func TestNoAllocations(t *testing.T) {
 				}
 				m.Release()
 			}
-			if n := testing.AllocsPerRun(2000, func() { trip(1) }); n >= 1 {
+			if n := allocations(2000, func() { trip(1) }); n >= 1 {
 				t.Errorf("%d bytes: %v allocations a round trip", size, n)
 			}
 			trip(2)

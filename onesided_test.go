@@ -812,7 +812,7 @@ func TestOneSidedAllocations(t *testing.T) {
 		for range 100 {
 			one()
 		}
-		if n := testing.AllocsPerRun(200, one); n >= 1 {
+		if n := allocations(200, one); n >= 1 {
 			t.Errorf("%v allocations", n)
 		}
 	})
@@ -885,7 +885,7 @@ func TestServedAtomicsAllocations(t *testing.T) {
 		for range 100 {
 			one()
 		}
-		if n := testing.AllocsPerRun(1000, one); n >= 1 {
+		if n := allocations(1000, one); n >= 1 {
 			t.Errorf("%v allocations", n)
 		}
 		if got := binary.NativeEndian.Uint64(x.Bytes()[8:]); got != want {

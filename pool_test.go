@@ -475,7 +475,7 @@ func TestPoolAllocations(t *testing.T) {
 	p.answer(t)
 	addr := p.listener.Addr().String()
 	pool := newPool(t, p.client, PoolConfig{})
-	if n := testing.AllocsPerRun(1000, func() {
+	if n := allocations(1000, func() {
 		e, err := pool.Get(p.ctx, addr, Intent{Operation: "xyz", Size: 100})
 		if err != nil {
 			t.Fatal(err)
