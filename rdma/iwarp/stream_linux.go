@@ -110,6 +110,8 @@ type socketStream struct {
 	abandoned *time.Timer // ends the wait then
 	tcp       bool
 	expects   bool // another one soon: the last bytes have completed something, or asked for a Read
+	owes      bool // a turn to others, who may have been told of something
+	unheard   int  // reads of the socket since one that the scheduler has heard of
 	looks     int  // for more, before the reader sleeps
 	rare      int  // times without looks
 
@@ -240,8 +242,9 @@ func (s *socketStream) readable(fd uintptr) bool {
 		if vain++; (vain > patience || !s.engine.Within()) && !s.lingers(vain) {
 			break
 		}
-		if vain == 1 || s.engine.Within() {
-			runtime.Gosched() // for those who were told, too
+		if vain == 1 && s.owes {
+			s.owes = false
+			runtime.Gosched() // this wakes another thread
 		}
 	}
 	if !s.over && !s.quiet.Load() {
@@ -460,10 +463,10 @@ func (s *socketStream) lingers(vain int) bool {
 func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
 	queue := s.pair.config.RecvCompletions.(*cq.Queue)
 	queue.Collect()
-	asked := s.engine.Asked()
+	before := s.engine.Counts()
 	came := s.round(fd, stage)
-	if s.engine.Asked() != asked {
-		s.expects = true
+	if came {
+		s.classify(before, s.engine.Counts())
 	}
 	if queue.Collected() {
 		s.expects = true
@@ -472,6 +475,39 @@ func (s *socketStream) roundThenTell(fd uintptr, stage *stage) bool {
 		s.reading.Lock()
 	}
 	return came
+}
+
+// classify notes what a round has brought.
+func (s *socketStream) classify(before, now engine.Counts) {
+	asked := now.Asked - before.Asked
+	if asked > 0 {
+		s.expects = true
+	}
+	if now.Messages-before.Messages != asked {
+		s.owes = true
+	}
+}
+
+// heardAfter is after how many reads of the socket the scheduler hears of one: some
+// milliseconds while more comes all the time. The answers are on top; it hears of those
+// above smallWrite.
+const heardAfter = 256
+
+// unseen tells whether the next read of the socket goes past the scheduler. It returns at
+// once in any case. To hear of a call wakes the scheduler's watch if all processors have
+// rested since the last one, and its thread then looks around every 20 us until they rest
+// again, which costs more than the read. But it is the watch that makes goroutines take
+// turns on a processor. So a peer that sends all the time, or a program that polls all the
+// time, does not go without it.
+func (s *socketStream) unseen() bool {
+	if s.quiet.Load() {
+		return true // until a timer ends it
+	}
+	if s.unheard++; s.unheard < heardAfter {
+		return true
+	}
+	s.unheard = 0
+	return false
 }
 
 // round reads once and tells whether anything came.
@@ -522,24 +558,23 @@ func (s *socketStream) goOn() bool {
 }
 
 // receive reads into direct, if that is not empty, and then into ahead, without
-// waiting. A quiet stream's poll returns soon, so the scheduler need not hear of
-// the call.
+// waiting.
 func (s *socketStream) receive(fd uintptr, direct, ahead []byte) (int, syscall.Errno) {
 	var got uintptr
 	var errno syscall.Errno
-	quiet := s.quiet.Load()
+	unseen := s.unseen()
 	if len(direct) > 0 {
 		vectors := [2]unix.Iovec{{Base: unsafe.SliceData(direct)}, {Base: unsafe.SliceData(ahead)}}
 		vectors[0].SetLen(len(direct))
 		vectors[1].SetLen(len(ahead))
-		if quiet {
+		if unseen {
 			got, _, errno = unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors)), 2)
 		} else {
 			got, _, errno = unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&vectors)), 2)
 		}
 	} else {
 		to, size := uintptr(unsafe.Pointer(unsafe.SliceData(ahead))), uintptr(len(ahead))
-		if quiet {
+		if unseen {
 			got, _, errno = unix.RawSyscall6(unix.SYS_RECVFROM, fd, to, size, unix.MSG_DONTWAIT, 0, 0)
 		} else {
 			got, _, errno = unix.Syscall6(unix.SYS_RECVFROM, fd, to, size, unix.MSG_DONTWAIT, 0, 0)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/verbena-data/verbena/rdma"
+	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
 )
 
@@ -299,5 +300,45 @@ func TestLooksAgainAfterReads(t *testing.T) {
 	}
 	if n := looks(); n != mostLooks/2 {
 		t.Errorf("%d looks after vain ones, want %d", n, mostLooks/2)
+	}
+}
+
+// TestSchedulerHears reads the socket in vain: the scheduler does not hear of each read, so
+// that its watch can rest, but does of every 256th.
+func TestSchedulerHears(t *testing.T) {
+	s := rawSide(t, 4096)
+	_ = dialRaw(t, s, enhanced())
+	stream := s.qp.(*queuePair).connected.Load().stream.(*socketStream)
+	stream.reading.Lock()
+	defer stream.reading.Unlock()
+	stream.unheard = 0
+	for n := 1; n <= 3*heardAfter; n++ {
+		if got := stream.unseen(); got != (n%heardAfter != 0) {
+			t.Fatalf("read %d goes past the scheduler: %v", n, got)
+		}
+	}
+}
+
+// TestGivesItsTurn has a peer read, which nobody is told of, and send, which somebody is:
+// only behind that the reader owes others a turn.
+func TestGivesItsTurn(t *testing.T) {
+	var s socketStream
+	var counts engine.Counts
+	for _, c := range []struct {
+		what  string
+		now   engine.Counts
+		owes  bool
+		looks bool
+	}{
+		{"Reads", engine.Counts{Messages: 2, Asked: 2}, false, true},
+		{"a Read and a Send", engine.Counts{Messages: 2, Asked: 1}, true, true},
+		{"a Send", engine.Counts{Messages: 1}, true, false},
+		{"a part of a message", engine.Counts{}, false, false},
+	} {
+		s.owes, s.expects = false, false
+		s.classify(counts, c.now)
+		if s.owes != c.owes || s.expects != c.looks {
+			t.Errorf("%s: owes a turn: %v, expects more: %v", c.what, s.owes, s.expects)
+		}
 	}
 }

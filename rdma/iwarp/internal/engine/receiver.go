@@ -73,6 +73,7 @@ type receiver struct {
 	atomicMSN  uint32
 	wrote      int64       // of the Write that is arriving
 	lastWrite  int64       // length of the last Write
+	messages   uint32      // that have come to their end
 	status     rdma.Status // what the open receive completes with, if not flushed
 	readySend  bool        // the first Send is the ready-to-receive message
 
@@ -260,9 +261,14 @@ func (e *Engine) Feed(b []byte) error {
 	return nil
 }
 
-// Asked counts, modulo 1<<32, what the peer has asked for: Reads and atomic operations. It
-// belongs to who calls Feed.
-func (e *Engine) Asked() uint32 { return e.rx.readMSN }
+// Counts are of what the peer has sent, modulo 1<<32.
+type Counts struct {
+	Messages uint32 // whole ones of all kinds, with Asked
+	Asked    uint32 // Reads and atomic operations
+}
+
+// Counts tells what has come until now. It belongs to who calls Feed.
+func (e *Engine) Counts() Counts { return Counts{e.rx.messages, e.rx.readMSN} }
 
 // Waiting tells whether a message waits for a receive.
 func (e *Engine) Waiting() bool { return e.rx.waits != nil }
@@ -486,6 +492,9 @@ func (e *Engine) segmentEnd() *fault {
 		return x.fault
 	}
 	x.phase, x.have, x.need = phaseHeader, 0, wire.LengthSize+wire.ControlSize
+	if x.segment.Last {
+		x.messages++
+	}
 	if x.first = !x.heard; x.first {
 		x.heard, x.kick = true, true
 		e.mu.Lock()

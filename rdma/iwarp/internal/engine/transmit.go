@@ -18,6 +18,11 @@ const (
 	batchVectors = 256
 	// copyLimit is the payload up to which copying is cheaper than a vector.
 	copyLimit = 1 << 10
+	// A Read Response up to copyResponse is copied, too, while there is room for it in the
+	// first copiedResponses of the arena: for its CRC it would be copied in any case, and
+	// one of this size is one short vector then.
+	copyResponse    = 8<<10 - frameOverhead
+	copiedResponses = 12 << 10
 	// frameOverhead bounds what an FPDU takes of the arena beside copied payload.
 	frameOverhead = wire.LengthSize + wire.MaxSegmentHeaderSize + 3 + wire.CRCSize
 )
@@ -239,7 +244,8 @@ func (e *Engine) emit(b *Batch) {
 // that has been closed.
 func (e *Engine) gather(b *Batch, f *frame, n int) bool {
 	m := &e.current
-	byCopy := n <= copyLimit
+	byCopy := n <= copyLimit ||
+		m.kind == messageResponse && e.params.CRC && n <= copyResponse && len(b.arena)+n <= copiedResponses
 	if !byCopy {
 		b.close()
 		f.vector = len(b.Vectors)
