@@ -165,6 +165,114 @@ func TestInPlaceIsSentOn(t *testing.T) {
 	back.Release()
 }
 
+// A message that has been made this side's own is as it was, whatever becomes of the sender's
+// memory, which that has back.
+func TestInPlaceMadeOwn(t *testing.T) {
+	c := connectInPlace(t, 8)
+	b := c.send(t, 1)
+	m := c.receive(t, 1)
+	if !lies(m) {
+		t.Fatal("the message was copied")
+	}
+	if err := m.Own(c.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lies(m) {
+		t.Error("the message still lies in its sender's memory")
+	}
+	if err := c.client.Settled(c.ctx, b); err != nil {
+		t.Fatal(err)
+	}
+	copy(b.Bytes(), pattern(viewSize, 2))
+	if !bytes.Equal(m.Bytes(), pattern(viewSize, 1)) || !m.Intact() {
+		t.Error("the message has changed with its sender's memory")
+	}
+	if err := m.Own(c.ctx); err != nil || !bytes.Equal(m.Bytes(), pattern(viewSize, 1)) {
+		t.Errorf("it cannot be made this side's own again: %v", err)
+	}
+	b.Release()
+	s := c.server.carrier.(*shell)
+	account := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.long.bytes
+	}
+	if n := account(); n < viewSize {
+		t.Errorf("a message of %d bytes counts for %d", viewSize, n)
+	}
+	if err := c.client.Close(); err != nil { // it does not wait for the message
+		t.Error(err)
+	}
+	if !bytes.Equal(m.Bytes(), pattern(viewSize, 1)) || !m.Intact() {
+		t.Error("the message has gone with its sender")
+	}
+	m.Release()
+	if n := account(); n != 0 {
+		t.Errorf("after the release %d bytes count", n)
+	}
+}
+
+// What a sender that is gone may have used again cannot be made this side's own. The buffer
+// stays the application's.
+func TestInPlaceMadeOwnTooLate(t *testing.T) {
+	c := connectInPlace(t, 8)
+	c.send(t, 0).Release()
+	m := c.receive(t, 0)
+	gone, cancel := context.WithCancel(c.ctx)
+	cancel()
+	if err := c.client.closeWithin(gone); !errors.Is(err, ErrNotDelivered) {
+		t.Fatalf("Close without time: %v", err)
+	}
+	if err := m.Own(c.ctx); !errors.Is(err, errNotIntact) {
+		t.Errorf("bytes that may be others were made own: %v", err)
+	}
+	if !lies(m) || m.Intact() {
+		t.Error("the message is another one")
+	}
+	m.Release()
+	<-c.server.Done()
+	if err := c.server.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who waits for memory waits without the latch, until ctx ends or others release theirs.
+func TestInPlaceMadeOwnWaits(t *testing.T) {
+	c := connectInPlace(t, 8)
+	c.send(t, 1).Release()
+	m := c.receive(t, 1)
+	share := c.server.carrier.(*shell).long.share
+	a := share.of
+	a.mu.Lock()
+	growing, firm := a.growing, share.firm
+	a.growing, share.firm = a.growingLimit(), a.firmLimit() // as if others had them
+	a.mu.Unlock()
+	ctx, cancel := context.WithTimeout(c.ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := m.Own(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without memory: %v", err)
+	}
+	if !lies(m) || !m.Intact() {
+		t.Error("the message is another one")
+	}
+	made := make(chan error, 1)
+	go func() { made <- m.Own(c.ctx) }()
+	for waiting := false; !waiting; {
+		a.mu.Lock()
+		waiting = len(share.line) == 1
+		a.mu.Unlock()
+		runtime.Gosched()
+	}
+	a.mu.Lock()
+	a.growing, share.firm = growing, firm
+	share.serve()
+	a.mu.Unlock()
+	if err := <-made; err != nil || lies(m) || !bytes.Equal(m.Bytes(), pattern(viewSize, 1)) {
+		t.Errorf("with memory: %v", err)
+	}
+	m.Release()
+}
+
 // The sender's Close waits for who reads its memory. Then the endpoint ends in order.
 func TestInPlaceDelaysClose(t *testing.T) {
 	c := connectInPlace(t, 8)
