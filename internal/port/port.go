@@ -13,6 +13,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,9 @@ type Config struct {
 	Listener net.Listener
 	// Messages are the names of the services that get their endpoints as they are.
 	Messages []string
+	// InPlace are those of them that receive long messages as they lie in the memory of
+	// who dials: see [verbena.ServiceConfig].InPlace.
+	InPlace []string
 	// Streams is for ports that plain connections and byte streams reach, too.
 	Streams *Streams
 }
@@ -90,7 +94,7 @@ func Listen(ctx context.Context, rt *verbena.Runtime, address string, cfg Config
 	}
 	p := &Port{listener: l, log: cfg.Logger, conns: map[net.Conn]struct{}{}, done: make(chan struct{})}
 	for _, name := range cfg.Messages {
-		service, err := l.Service(name, verbena.ServiceConfig{})
+		service, err := l.Service(name, verbena.ServiceConfig{InPlace: slices.Contains(cfg.InPlace, name)})
 		if err != nil {
 			return nil, errors.Join(err, l.Close())
 		}

@@ -157,7 +157,16 @@ func (l *nativeLink) pause() {
 
 // take takes a message and its reference. The error is a breach.
 func (l *nativeLink) take(m *verbena.Message) error {
-	switch native.KindOf(m.Bytes()) {
+	kind := native.KindOf(m.Bytes())
+	if kind != native.Packet {
+		// What is parsed at once must not change meanwhile.
+		if err := m.Own(l.dn.ctx); err != nil {
+			m.Release()
+			return err
+		}
+		kind = native.KindOf(m.Bytes())
+	}
+	switch kind {
 	case native.Packet:
 		l.mu.Lock()
 		b := l.blocks[m.Tag]
@@ -198,7 +207,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 		return nil
 	}
 	defer m.Release()
-	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), native.KindOf(m.Bytes()))
+	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), kind)
 }
 
 // setUp begins a block, if its token is good and there is room for it. The others cost no
