@@ -493,12 +493,14 @@ func (s *socketStream) classify(before, now engine.Counts) {
 // above smallWrite.
 const heardAfter = 256
 
-// unseen tells whether the next read of the socket goes past the scheduler. It returns at
-// once in any case. To hear of a call wakes the scheduler's watch if all processors have
+// unseen tells whether the next read of the socket goes past the scheduler. It does not wait
+// for bytes; for memory that has to be brought from a disk it does, as a copy to it would.
+// To hear of a call wakes the scheduler's watch if all processors have
 // rested since the last one, and its thread then looks around every 20 us until they rest
 // again, which costs more than the read. But it is the watch that makes goroutines take
-// turns on a processor. So a peer that sends all the time, or a program that polls all the
-// time, does not go without it.
+// turns on a processor. So a peer that sends all the time does not go without it, and the
+// reader gives its turn away then: behind Reads, of which nobody is told, it would not
+// otherwise, and a peer that reads all the time would have a processor for itself.
 func (s *socketStream) unseen() bool {
 	if s.quiet.Load() {
 		return true // until a timer ends it
@@ -506,7 +508,7 @@ func (s *socketStream) unseen() bool {
 	if s.unheard++; s.unheard < heardAfter {
 		return true
 	}
-	s.unheard = 0
+	s.unheard, s.owes = 0, true
 	return false
 }
 

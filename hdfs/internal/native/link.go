@@ -189,6 +189,7 @@ func (l *Link) send() {
 		l.owed -= sent
 		if l.queue.Len() == 0 {
 			l.sending = false
+			*m = outgoing{} // it leads to a buffer, and through that to another endpoint
 			if l.queue.Cap() > mostIdle {
 				l.queue = fifo.Queue[outgoing]{}
 			}

@@ -3,6 +3,7 @@ package native
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,7 +50,7 @@ func TestLinksOweNoMoreThanTheirBound(t *testing.T) {
 		l.Bound(func(err error) { told = append(told, err) })
 		l.Allow(more)
 		message := make([]byte, NonceLen+8)
-		freed := false
+		var freed atomic.Bool
 		waiting := func() (n int, owed int64) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -67,17 +68,19 @@ func TestLinksOweNoMoreThanTheirBound(t *testing.T) {
 		if !errors.Is(told[0], ErrDeaf) || n > most || n < most-2 || owed > MaxOwed+more {
 			t.Errorf("%d messages of %d bytes waited, want %d: %v", n, owed, most, told[0])
 		}
-		l.After(func() { freed = true })
+		l.After(func() { freed.Store(true) })
 		for range 100 {
 			l.Post(1, make([]byte, 1000))
 		}
-		// Only what is being sent is left, and what is to be called behind it.
-		if n, owed := waiting(); n != 1 || owed != outgoingSize || freed || len(told) != 1 {
-			t.Errorf("%d messages of %d bytes wait behind the breach, freed %v, told %d times", n, owed, freed, len(told))
+		// Only what is being sent is left, and what is to be called behind it. On a machine
+		// that does other work the goroutine may have been about to look for its next message.
+		n, owed = waiting()
+		if stuck := n == 1 && owed == outgoingSize && !freed.Load(); !stuck && (n > 1 || owed != 0) || len(told) != 1 {
+			t.Errorf("%d messages of %d bytes wait behind the breach, freed %v, told %d times", n, owed, freed.Load(), len(told))
 		}
 		l.Close() // its error is that the peer has not heard
-		if n, owed := waiting(); !freed || n != 0 || owed != 0 {
-			t.Errorf("%d messages of %d bytes wait after Close, freed %v", n, owed, freed)
+		if n, owed := waiting(); !freed.Load() || n != 0 || owed != 0 {
+			t.Errorf("%d messages of %d bytes wait after Close, freed %v", n, owed, freed.Load())
 		}
 	}
 }
