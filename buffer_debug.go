@@ -3,7 +3,6 @@
 package verbena
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"strings"
@@ -93,14 +92,6 @@ func (c *checked) used(use string) {
 func (c *checked) location() location { return c.inner.owner.location() }
 
 func (c *checked) intact() bool { return intact(c.inner.owner) }
-
-func (c *checked) own(ctx context.Context, b *Buffer) error {
-	if err := c.inner.Own(ctx); err != nil {
-		return err
-	}
-	b.data = c.inner.data
-	return nil
-}
 
 // inPlace tells whether the bytes lie in the peer's memory.
 func inPlace(owner bufferOwner) bool {

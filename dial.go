@@ -34,8 +34,7 @@ type DialConfig struct {
 	//
 	//   - the peer, if it is faulty or malicious, can change them while they are read: what
 	//     is checked is copied first;
-	//   - nobody here may write to them, and sending them on copies them, but for those that
-	//     [Buffer.Own] has moved here;
+	//   - nobody here may write to them, and sending them on copies them;
 	//   - until they are released the peer lacks the memory, and its Close waits;
 	//   - they hold until this side's Close, or until the endpoint fails:
 	//     [Buffer.Intact] tells.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 )
 
@@ -62,10 +61,6 @@ func (g *Group) Name() string { return g.cfg.Name }
 
 // Tuning is that of a transport for endpoints of the group.
 func (g *Group) Tuning(transport string) Tuning { return g.tuning(transport, nil) }
-
-// Transports are the names of the transports that the runtime has, which tuning tables of dials
-// and services may have rows for.
-func (g *Group) Transports() []string { return slices.Clone(g.transports) }
 
 // check judges what a dial or a listener asks for, and its tuning. The receives are the group's,
 // and as long as its tuning says.

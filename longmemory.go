@@ -1,7 +1,6 @@
 package verbena
 
 import (
-	"context"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
@@ -36,8 +35,6 @@ type longHolder interface {
 	releasedLong(*longMessage)
 	// viewsHold tells whether the peer still keeps what is viewed.
 	viewsHold() bool
-	// ownLong moves a message that is viewed into memory of this side.
-	ownLong(context.Context, *longMessage) error
 }
 
 func (l *longMessage) location() location {
@@ -45,19 +42,6 @@ func (l *longMessage) location() location {
 		return location{}
 	}
 	return location{pool: l.share.of.long, slab: l.slab}
-}
-
-// own implements [Buffer.Own] for a buffer with bytes of the message.
-func (l *longMessage) own(ctx context.Context, b *Buffer) error {
-	if l.view.pin == nil {
-		return nil
-	}
-	n := len(b.data)
-	if err := l.holder.ownLong(ctx, l); err != nil {
-		return err
-	}
-	b.data = l.slab.Bytes()[b.front:][:n:n]
-	return nil
 }
 
 func (l *longMessage) intact() bool { return l.view.pin == nil || l.holder.viewsHold() }

@@ -1,7 +1,6 @@
 package verbena
 
 import (
-	"context"
 	"sync/atomic"
 
 	"github.com/verbena-data/verbena/internal/slab"
@@ -93,26 +92,6 @@ func (b *Buffer) Intact() bool {
 func intact(owner bufferOwner) bool {
 	o, ok := owner.(interface{ intact() bool })
 	return !ok || o.intact()
-}
-
-// Own moves bytes that lie in the peer's memory (see [DialConfig].InPlace) into registered
-// memory of this side, as if the message had been read, and lets the peer have its own
-// back. Then the peer cannot change them any more, and the buffer can be sent on from where
-// it lies. If they lie there already Own does nothing.
-//
-// The caller has the only reference, and slices of Bytes from before are not used any more.
-// It waits for memory as a Receive does, until ctx or the endpoint ends. On an error, which
-// may also be that the bytes are not intact, the buffer is as it was, and the caller's.
-func (b *Buffer) Own(ctx context.Context) error {
-	if checksBuffers {
-		b.check("Own")
-	}
-	if o, ok := b.owner.(interface {
-		own(context.Context, *Buffer) error
-	}); ok {
-		return o.own(ctx, b)
-	}
-	return nil
 }
 
 // Retain adds a reference, with which Release has to be called once more. The

@@ -1,11 +1,6 @@
 package verbena
 
 import (
-	"context"
-	"errors"
-
-	"github.com/verbena-data/verbena/internal/longcopy"
-	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -54,44 +49,3 @@ func (s *inbound) cutOff() bool { return s.e.over() && s.m.FirstIsViewed() }
 // viewsHold implements longHolder. With this side's goodbye, too, the peer has its memory
 // back. Whoever asks has read before: so the peer's end is looked at first.
 func (s *inbound) viewsHold() bool { return s.viewer.ViewsHold() && !s.e.closing.Load() }
-
-// errNotIntact is why a message cannot be had any more.
-var errNotIntact = errors.New("the message lay in memory that the peer may have used again")
-
-// ownLong implements longHolder. The latch is not held while the message is copied.
-func (s *inbound) ownLong(ctx context.Context, l *longMessage) error {
-	size := len(l.view.memory)
-	memory, kind, err := s.longFor(ctx, size)
-	if err != nil {
-		return s.e.failure("copy a message of", err)
-	}
-	longcopy.Fill(memory.Bytes()[:size], l.view.memory)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.viewsHold() || s.life.reached(stageClosed) {
-		l.share.put(memory, kind)
-		return s.e.failure("copy a message of", errNotIntact)
-	}
-	l.slab, l.kind = memory, kind
-	s.long.bytes += memory.Size()
-	s.unview(l)
-	s.flush()
-	s.endIfFinished()
-	return nil
-}
-
-// longFor gets memory for a whole message, as obtain does for one that is to arrive.
-func (s *inbound) longFor(ctx context.Context, size int) (slab.Slab, memoryKind, error) {
-	share := s.long.share
-	if memory, ok, err := share.tryGrowing(size, s.n.longPool.TryGet); ok || err != nil {
-		return memory, growingMemory, err
-	}
-	if memory, ok, err := share.tryFirm(size); ok || err != nil {
-		return memory, firmMemory, err
-	}
-	ctx, stop := untilOver(ctx, s.e)
-	defer stop()
-	defer s.n.endStalled()()
-	memory, err := share.getFirm(ctx, size)
-	return memory, firmMemory, err
-}

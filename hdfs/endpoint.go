@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/verbena-data/verbena"
@@ -48,7 +47,6 @@ func publish(ctx context.Context, rt *verbena.Runtime, address string, log *slog
 		Logger:   log,
 		Group:    g,
 		Messages: append([]string{cluster.Service}, more...),
-		InPlace:  []string{native.Service},
 		Streams: &port.Streams{
 			Service: Service,
 			Listen: func(l *verbena.Listener) net.Listener {
@@ -71,24 +69,10 @@ func secretFile(named, dir string) string {
 	return filepath.Join(dir, SecretFile)
 }
 
-// offersOfWriters is how many packets a writer over shared memory may have offered that the
-// DataNode has not released. Half of them are used where they lie: two or three are written or
-// wait for their acknowledgement, and the next ones are there.
-const offersOfWriters = 16
-
-const sharedMemory = "shm"
-
 // nativeTable tells how to connect for native pipelines.
 func nativeTable(rt *verbena.Runtime, transport string, log *slog.Logger) (native.TableConfig, error) {
 	g, err := group(rt)
-	if err != nil {
-		return native.TableConfig{}, err
-	}
-	dial := verbena.DialConfig{Group: g, Transport: transport}
-	if t := g.Tuning(sharedMemory); slices.Contains(g.Transports(), sharedMemory) && t.Chunks < offersOfWriters {
-		dial.Tuning = verbena.TuningTable{sharedMemory: {Chunks: offersOfWriters}}
-	}
-	return native.TableConfig{Runtime: rt, Dial: dial, Logger: log}, nil
+	return native.TableConfig{Runtime: rt, Dial: verbena.DialConfig{Group: g, Transport: transport}, Logger: log}, err
 }
 
 // onEndpoints serves calls on the endpoints of the cluster protocol.

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,9 +28,6 @@ type Config struct {
 	Listener net.Listener
 	// Messages are the names of the services that get their endpoints as they are.
 	Messages []string
-	// InPlace are those of them that receive long messages as they lie in the memory of
-	// who dials: see [verbena.ServiceConfig].InPlace.
-	InPlace []string
 	// Streams is for ports that plain connections and byte streams reach, too.
 	Streams *Streams
 }
@@ -94,7 +90,7 @@ func Listen(ctx context.Context, rt *verbena.Runtime, address string, cfg Config
 	}
 	p := &Port{listener: l, log: cfg.Logger, conns: map[net.Conn]struct{}{}, done: make(chan struct{})}
 	for _, name := range cfg.Messages {
-		service, err := l.Service(name, verbena.ServiceConfig{InPlace: slices.Contains(cfg.InPlace, name)})
+		service, err := l.Service(name, verbena.ServiceConfig{})
 		if err != nil {
 			return nil, errors.Join(err, l.Close())
 		}

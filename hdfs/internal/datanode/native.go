@@ -157,16 +157,7 @@ func (l *nativeLink) pause() {
 
 // take takes a message and its reference. The error is a breach.
 func (l *nativeLink) take(m *verbena.Message) error {
-	kind := native.KindOf(m.Bytes())
-	if kind != native.Packet {
-		// What is parsed at once must not change meanwhile.
-		if err := m.Own(l.dn.ctx); err != nil {
-			m.Release()
-			return err
-		}
-		kind = native.KindOf(m.Bytes())
-	}
-	switch kind {
+	switch native.KindOf(m.Bytes()) {
 	case native.Packet:
 		l.mu.Lock()
 		b := l.blocks[m.Tag]
@@ -207,7 +198,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 		return nil
 	}
 	defer m.Release()
-	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), kind)
+	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), native.KindOf(m.Bytes()))
 }
 
 // setUp begins a block, if its token is good and there is room for it. The others cost no

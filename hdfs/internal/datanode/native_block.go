@@ -62,9 +62,8 @@ type nativeBlock struct {
 	timer    *time.Timer // of the mirror's silence
 	heard    time.Time
 	out      []byte
-	owed     int64              // the packet to acknowledge
-	unsaid   int64              // bytes of the packets that owed stands for
-	used     []*verbena.Message // written, and released when they are acknowledged
+	owed     int64 // the packet to acknowledge
+	unsaid   int64 // bytes of the packets that owed stands for
 }
 
 // A turn is a lock that is held while disks and the NameNode are waited for. It is no
@@ -84,16 +83,12 @@ type nativeAck struct {
 // nothing, and leaves the processor's cache before it is written.
 const batchBytes = 512 << 10
 
-// mostKept is how many bytes a block keeps for headers and checksums of the next batch.
-const mostKept = 64 << 10
-
 // A packetBatch has packets that were sent on and wait to be written.
 type packetBatch struct {
 	messages []*verbena.Message // with a reference of each
 	packets  []transfer.Packet
 	pieces   []store.Piece
 	acks     []pendingAck
-	kept     []byte // headers and checksums, which the peer could change where they lay
 	bytes    int64
 }
 
@@ -103,31 +98,15 @@ func (p *packetBatch) add(m *verbena.Message, pkt transfer.Packet, at time.Time)
 	p.bytes += int64(len(m.Bytes()))
 }
 
-// release forgets what the batch has, and drops the references if they are still its own.
 func (p *packetBatch) release() {
 	for _, m := range p.messages {
-		if m != nil {
-			m.Release()
-		}
+		m.Release()
 	}
 	clear(p.messages)
 	clear(p.packets)
 	clear(p.pieces)
 	clear(p.acks)
-	if cap(p.kept) > mostKept {
-		p.kept = nil
-	}
-	p.messages, p.packets, p.pieces, p.acks, p.kept, p.bytes = p.messages[:0], p.packets[:0], p.pieces[:0], p.acks[:0], p.kept[:0], 0
-}
-
-// intact tells whether all messages are still what was received.
-func (p *packetBatch) intact() bool {
-	for _, m := range p.messages {
-		if !m.Intact() {
-			return false
-		}
-	}
-	return true
+	p.messages, p.packets, p.pieces, p.acks, p.bytes = p.messages[:0], p.packets[:0], p.pieces[:0], p.acks[:0], 0
 }
 
 // setUp does what a set-up asks for, and then deals with the packets that have come
@@ -406,24 +385,8 @@ func (b *nativeBlock) run() {
 // gather sends a packet on and keeps it to be written together with those that follow, or
 // writes it if none should be waited for. It takes the reference.
 func (b *nativeBlock) gather(m *verbena.Message) {
-	b.mu.Lock()
-	mirror, over := b.mirror, b.over
-	b.mu.Unlock()
-	if over {
-		m.Release()
-		return
-	}
-	if mirror != nil {
-		// It goes on from memory of this side, and as it has been checked.
-		if err := m.Own(b.dn.ctx); err != nil {
-			m.Release()
-			b.end() // with the endpoint
-			return
-		}
-	}
 	var pkt transfer.Packet
-	var err error
-	b.batch.kept, err = native.ParsePacket(m.Bytes(), b.sum, &pkt, b.batch.kept)
+	err := native.ParsePacket(m.Bytes(), b.sum, &pkt)
 	if err == nil && (b.last || pkt.Seqno <= b.seqno) {
 		err = fmt.Errorf("%w: packet %d behind packet %d, which was the last: %v", native.ErrMalformed, pkt.Seqno, b.seqno, b.last)
 	}
@@ -434,6 +397,13 @@ func (b *nativeBlock) gather(m *verbena.Message) {
 		return
 	}
 	b.seqno, b.last = pkt.Seqno, pkt.Last
+	b.mu.Lock()
+	mirror, over := b.mirror, b.over
+	b.mu.Unlock()
+	if over {
+		m.Release()
+		return
+	}
 	var at time.Time
 	if mirror != nil {
 		m.Retain()
@@ -462,26 +432,12 @@ func (b *nativeBlock) write() {
 	// The last DataNode verifies for all, as in HDFS, but each one what it copies.
 	verify := b.mirror == nil || b.stage.transfer
 	acks := p.acks[:b.storePackets(p.packets, p.pieces, verify, p.acks)]
-	lost := !p.intact()
-	if lost {
-		b.w.Doubt()
-	}
 	b.writing.give()
-	if lost {
-		b.end() // as if the packets had not come: who sent them is gone
-		return
-	}
 	failed := acks[len(acks)-1]
 	b.mu.Lock()
 	for i := range acks {
-		if acks[i].status != hdfspb.Status_SUCCESS {
-			break
-		}
-		b.pending.Push(nativeAck{acks[i], int64(len(p.messages[i].Bytes()))})
-		if b.mirror == nil && !b.over && len(p.messages[i].Bytes()) > b.link.Endpoint().Eager() {
-			// The client is woken once for its memory and the acknowledgement.
-			b.used = append(b.used, p.messages[i])
-			p.messages[i] = nil
+		if acks[i].status == hdfspb.Status_SUCCESS {
+			b.pending.Push(nativeAck{acks[i], int64(len(p.messages[i].Bytes()))})
 		}
 	}
 	b.mu.Unlock()
@@ -539,16 +495,6 @@ func (b *nativeBlock) acknowledgeNow() {
 		b.acknowledge(b.owed)
 	}
 	b.unsaid = 0
-	b.releaseUsed()
-}
-
-// releaseUsed lets the peer have its memory back. mu is held.
-func (b *nativeBlock) releaseUsed() {
-	for i, m := range b.used {
-		m.Release()
-		b.used[i] = nil
-	}
-	b.used = b.used[:0]
 }
 
 // acknowledge tells the end before this one that all have the packets up to seqno. mu is
@@ -710,7 +656,6 @@ func (b *nativeBlock) end() {
 	for b.queue.Len() > 0 {
 		b.queue.Pop().Release()
 	}
-	b.releaseUsed()
 	if b.timer != nil {
 		b.timer.Stop()
 	}

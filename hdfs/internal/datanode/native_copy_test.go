@@ -37,7 +37,7 @@ func (f *fixture) publish(n *node) *port.Port {
 	f.t.Helper()
 	table := n.cfg.Native
 	p, err := port.Listen(context.Background(), table.Runtime, "", port.Config{
-		Group: table.Dial.Group, Listener: n.l, Messages: []string{native.Service}, InPlace: []string{native.Service},
+		Group: table.Dial.Group, Listener: n.l, Messages: []string{native.Service},
 		Streams: &port.Streams{Service: streams, Listen: func(l *verbena.Listener) net.Listener {
 			return rdmanet.NewListener(l, rdmanet.Config{Service: streams, CloseWait: -1})
 		}},
@@ -115,7 +115,6 @@ type dam struct {
 	reached chan struct{} // closed when the first write waits
 	open    chan struct{}
 	once    sync.Once
-	freed   sync.Once
 }
 
 func newDam() *dam { return &dam{reached: make(chan struct{}), open: make(chan struct{})} }
@@ -142,7 +141,7 @@ func (d *dam) wait(t testing.TB) {
 
 func (d *dam) free() {
 	d.shut.Store(false)
-	d.freed.Do(func() { close(d.open) })
+	close(d.open)
 }
 
 func replica(id uint64, data []byte) *clusterpb.Block {

@@ -157,47 +157,29 @@ func PutPacketHeader(b []byte, h *transfer.PacketHeader, sums int) {
 	binary.BigEndian.PutUint32(b[28:], 0)
 }
 
-// ParsePacket decodes a packet whose checksums are as c tells. The peer may change b meanwhile:
-// header and checksums are read once, by appending them to kept, which is returned. The packet's
-// checksums lie there, and its data in b.
-func ParsePacket(b []byte, c transfer.Checksum, p *transfer.Packet, kept []byte) ([]byte, error) {
-	at := len(kept)
-	kept = append(kept, b[:min(len(b), PacketHeaderLen)]...)
-	h, sums, err := parsePacketHeader(kept[at:], len(b), c)
-	if err != nil {
-		return kept, err
-	}
-	rest := b[PacketHeaderLen:]
-	at = len(kept)
-	kept = append(kept, rest[:sums]...)
-	*p = transfer.Packet{PacketHeader: h, Raw: b, Sums: kept[at:len(kept):len(kept)], Data: rest[sums:]}
-	return kept, nil
-}
-
-// parsePacketHeader decodes the header of a packet of n bytes, and checks that n is as it says.
-func parsePacketHeader(b []byte, n int, c transfer.Checksum) (h transfer.PacketHeader, sums int, err error) {
-	if n > HeaderLen+transfer.MaxPacket {
-		return h, 0, fmt.Errorf("%w: a packet with %d bytes", ErrMalformed, n)
-	}
+// ParsePacket decodes a packet whose checksums are as c tells. What it returns lies in b.
+func ParsePacket(b []byte, c transfer.Checksum, p *transfer.Packet) error {
 	if err := header(b, Packet, flagLast|flagSync, PacketHeaderLen, transfer.MaxPacket); err != nil {
-		return h, 0, err
+		return err
 	}
-	length, sumsLen := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[24:])
-	h = transfer.PacketHeader{
+	length, sums := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[24:])
+	h := transfer.PacketHeader{
 		Offset: int64(binary.BigEndian.Uint64(b[8:])), Seqno: int64(binary.BigEndian.Uint64(b[16:])),
 		Last: b[1]&flagLast != 0, Sync: b[1]&flagSync != 0, DataLen: int32(length),
 	}
+	rest := b[PacketHeaderLen:]
 	switch {
-	case length > transfer.MaxPacket || uint64(length)+uint64(sumsLen) != uint64(n-PacketHeaderLen):
-		return h, 0, fmt.Errorf("%w: a packet of %d bytes of checksums and %d of data in %d", ErrMalformed, sumsLen, length, n-PacketHeaderLen)
+	case length > transfer.MaxPacket || uint64(length)+uint64(sums) != uint64(len(rest)):
+		return fmt.Errorf("%w: a packet of %d bytes of checksums and %d of data in %d", ErrMalformed, sums, length, len(rest))
 	case h.Offset < 0 || h.Seqno < 0 || b[3] != 0 || binary.BigEndian.Uint32(b[28:]) != 0:
-		return h, 0, fmt.Errorf("%w: a packet with offset %d and sequence number %d", ErrMalformed, h.Offset, h.Seqno)
+		return fmt.Errorf("%w: a packet with offset %d and sequence number %d", ErrMalformed, h.Offset, h.Seqno)
 	case h.Last && length > 0:
-		return h, 0, fmt.Errorf("%w: a last packet with %d bytes of data", ErrMalformed, length)
-	case int64(sumsLen) != c.Chunks(int64(length))*int64(c.Size()):
-		return h, 0, fmt.Errorf("%w: a packet of %d bytes of data with %d of checksums", ErrMalformed, length, sumsLen)
+		return fmt.Errorf("%w: a last packet with %d bytes of data", ErrMalformed, length)
+	case int64(sums) != c.Chunks(int64(length))*int64(c.Size()):
+		return fmt.Errorf("%w: a packet of %d bytes of data with %d of checksums", ErrMalformed, length, sums)
 	}
-	return h, int(sumsLen), nil
+	*p = transfer.Packet{PacketHeader: h, Raw: b, Sums: rest[:sums:sums], Data: rest[sums:]}
+	return nil
 }
 
 // AppendAbort appends an abort.

@@ -64,7 +64,7 @@ func (s *system) newServer(m *machine, p *process) (*server, error) {
 	srv := &server{rt: rt, table: table, gate: newGate(m.address()), blocks: verbena.NewMux(verbena.MuxConfig{})}
 	log := s.logger("port " + m.host)
 	srv.port, err = port.Listen(context.Background(), rt, "", port.Config{
-		Logger: log, Group: table.Dial.Group, Listener: srv.gate, Messages: []string{native.Service, native.CallService}, InPlace: []string{native.Service},
+		Logger: log, Group: table.Dial.Group, Listener: srv.gate, Messages: []string{native.Service, native.CallService},
 		Streams: &port.Streams{Service: streamService, Listen: func(l *verbena.Listener) net.Listener {
 			return rdmanet.NewListener(l, rdmanet.Config{Service: streamService, Logger: log, CloseWait: -1})
 		}},

@@ -527,15 +527,6 @@ func (w *Writer) Acked(end int64, tail uint32) {
 	r.mu.Unlock()
 }
 
-// Doubt says that bytes which are not visible may not be what their checksums say, though they
-// were compared: what has been written since is as if by [Writer.WriteUnproven]. It may be
-// called when Write may.
-func (w *Writer) Doubt() {
-	w.r.mu.Lock()
-	w.r.unproven = true
-	w.r.mu.Unlock()
-}
-
 // Sync returns when everything written so far is on stable storage.
 func (w *Writer) Sync() (err error) {
 	r := w.r
