@@ -12,10 +12,10 @@ import (
 const multiplications = 4_000_000
 
 // Multiplication is the processor time in ns of a multiplication of 64 bits that waits for
-// the one before: 3 cycles of most processors. A virtual machine whose host gives another
-// guest half of the core, or lowers its clock, shows it here, and nowhere else: what software
-// takes grows, what a cache line takes between processors does not, and so do the ratios of
-// the two. 0 says that it could not be measured.
+// the one before: 3 cycles of most processors, some 1 ns. A host that gives a part of a core
+// to another guest, or lowers its clock, makes it longer. Software takes longer there, too; a
+// cache line on its way between processors does not. So the ratio of the two grows, and
+// tells of the host. 0 says that it could not be measured.
 func Multiplication() float64 {
 	runtime.LockOSThread() // the clock is the thread's
 	defer runtime.UnlockOSThread()
