@@ -208,7 +208,7 @@ func casesCommand(o *options) *cobra.Command {
 	f.BoolVar(&c.json, "json", false, "print the events of go test -json")
 	f.BoolVar(&c.keep, "keep", false, "when a case fails, open a shell in its machine before that goes (one machine at a time)")
 	f.BoolVar(&c.brief, "brief", false, "repeat less within the cases of the conformance suite, and leave out most of it where packets are lost: two thirds of the time")
-	f.IntVar(&c.tries, "tries", 1, "how often a machine's cases may run until they pass; the summary names those that needed more than one")
+	f.IntVar(&c.tries, "tries", 1, "how often a case may run until it passes, each time in a fresh machine; the summary names those that needed more than one")
 	f.IntVarP(&c.parallel, "parallel", "j", 2, "machines at a time")
 	return cmd
 }
@@ -292,7 +292,8 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 				if p.verbena {
 					copied.files = append(copied.files, file{job.Files + "/verbena", verbena})
 				}
-				if report.boot(ctx, p, &copied, try >= c.tries) {
+				final := false
+				if p, final = report.boot(ctx, p, &copied, try >= c.tries); final {
 					return
 				}
 			}
@@ -335,6 +336,43 @@ type planned struct {
 	boot
 	names []string
 	below string // the part of --run that names subtests, with its slash
+}
+
+// again is the plan of what failed alone: of failed, which has a test's parents, too,
+// at least the deepest names.
+func (p planned) again(failed []string) planned {
+	var levels [][]string
+	for _, name := range failed {
+		if slices.ContainsFunc(failed, func(other string) bool { return strings.HasPrefix(other, name+"/") }) {
+			continue
+		}
+		parts := strings.Split(name, "/")
+		if levels == nil {
+			levels = make([][]string, len(parts))
+		}
+		// A pattern has one set of names a level, and a name that is a leaf runs whole.
+		levels = levels[:min(len(levels), len(parts))]
+		for i := range levels {
+			if !slices.Contains(levels[i], parts[i]) {
+				levels[i] = append(levels[i], parts[i])
+			}
+		}
+	}
+	if levels == nil {
+		return p // the machine failed, not a case
+	}
+	p.names = levels[0]
+	if len(levels) > 1 {
+		p.below = ""
+	}
+	for _, names := range levels[1:] {
+		quoted := make([]string, len(names))
+		for i, name := range names {
+			quoted[i] = regexp.QuoteMeta(name)
+		}
+		p.below += "/^(" + strings.Join(quoted, "|") + ")$"
+	}
+	return p
 }
 
 func (p planned) arguments(limit time.Duration, brief bool) []string {
@@ -435,19 +473,18 @@ type report struct {
 	json    bool
 	prefix  bool
 
-	passed, skipped int
+	passed, skipped []string // some twice: their neighbour ran once more
 	failures        []string
-	again           []string // machines whose failures did not count
+	again           []string // what did not count, because it may run once more
 }
 
 // flush shows what was written. Whoever has gone and does not read it any more
 // has no use for an error.
 func (r *report) flush() { _ = r.out.Flush() }
 
-// boot runs one machine and reports its tests.
 // boot runs a machine's cases and takes in what came of them. It tells whether
-// that is final: they passed, or it was the last try.
-func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (final bool) {
+// that is final: they passed, or it was the last try. If not, rest is what to run again.
+func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (rest planned, final bool) {
 	began := time.Now()
 	fromMachine, output := io.Pipe()
 	var complaint ring
@@ -472,18 +509,20 @@ func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (fi
 	failed := len(seen.failures) > 0
 	before := len(r.failures)
 	defer func() {
-		if final = last || !failed; !final {
-			r.failures = r.failures[:before]
-			r.again = append(r.again, p.name)
-			r.passed, r.skipped = r.passed-seen.passed, r.skipped-seen.skipped
-			if !r.json {
-				fmt.Fprintf(r.out, "%s: once more, in a fresh machine (--tries)\n", p.name)
-			}
+		rest, final = p, last || !failed
+		if final {
+			return
+		}
+		r.again = append(r.again, r.failures[before:]...)
+		r.failures = r.failures[:before]
+		rest = p.again(seen.failed)
+		if !r.json {
+			fmt.Fprintf(r.out, "%s: once more, in a fresh machine (--tries): %s\n", p.name, strings.Join(rest.names, ", "))
 		}
 	}()
 	r.failures = append(r.failures, seen.failures...)
-	r.passed += seen.passed
-	r.skipped += seen.skipped
+	r.passed = append(r.passed, seen.passed...)
+	r.skipped = append(r.skipped, seen.skipped...)
 	fail := func(format string, args ...any) {
 		failed = true
 		text := fmt.Sprintf(format, args...)
@@ -495,6 +534,7 @@ func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (fi
 	for _, t := range p.names {
 		if ctx.Err() == nil && !seen.ended[t] {
 			fail("%s did not end", t)
+			seen.failed = append(seen.failed, t)
 		}
 	}
 	switch {
@@ -504,11 +544,11 @@ func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (fi
 		fail("the tests ended with status %d", status)
 	case convertError != nil:
 		fail("test2json: %v", convertError)
-	case seen.passed == 0:
+	case len(seen.passed) == 0:
 		fail("no test passed: none matched, or all were skipped")
 	}
 	if r.json {
-		return false // the deferred function says
+		return // the deferred function says
 	}
 	if failed && !r.verbose {
 		fmt.Fprint(r.out, strings.Join(seen.output[""], ""))
@@ -518,8 +558,8 @@ func (r *report) boot(ctx context.Context, p planned, m *machine, last bool) (fi
 	if failed {
 		word = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %-18s %d passed, %d skipped as allowed, %.1f s on %s\n", word, p.name, seen.passed, seen.skipped, time.Since(began).Seconds(), m.accelerator)
-	return false // the deferred function says
+	fmt.Fprintf(r.out, "%s %-18s %d passed, %d skipped as allowed, %.1f s on %s\n", word, p.name, len(seen.passed), len(seen.skipped), time.Since(began).Seconds(), m.accelerator)
+	return // the deferred function says
 }
 
 // convert turns a test binary's output into events.
@@ -562,9 +602,10 @@ type bootResult struct {
 	name     string
 	output   map[string][]string // by test, while it runs
 	ended    map[string]bool
-	passed   int
-	skipped  int
-	failures []string
+	passed   []string // with the machine's name
+	skipped  []string
+	failures []string // the same, in words
+	failed   []string // names of tests
 }
 
 func (b *bootResult) event(e event, line []byte) {
@@ -609,7 +650,7 @@ func (b *bootResult) event(e event, line []byte) {
 	what := b.name + "/" + e.Test
 	switch e.Action {
 	case "pass":
-		b.passed++
+		b.passed = append(b.passed, what)
 		if !r.verbose && !strings.Contains(e.Test, "/") {
 			show(said[max(0, len(said)-1):]...)
 		}
@@ -617,12 +658,14 @@ func (b *bootResult) event(e event, line []byte) {
 	case "skip":
 		text := strings.Join(said, "")
 		if slices.ContainsFunc(allowedSkips, func(a allowedSkip) bool { return a.test.MatchString(what) && a.because.MatchString(text) }) {
-			b.skipped++
+			b.skipped = append(b.skipped, what)
 			return
 		}
 		b.failures = append(b.failures, what+" was skipped, which the table in lab/cases.go does not allow")
+		b.failed = append(b.failed, e.Test)
 	case "fail":
 		b.failures = append(b.failures, what)
+		b.failed = append(b.failed, e.Test)
 	}
 	if !r.verbose {
 		show(said...)
@@ -657,12 +700,17 @@ func (p *prefixed) Write(b []byte) (int, error) {
 func (r *report) summary(took time.Duration) error {
 	if len(r.failures) == 0 {
 		if !r.json {
-			fmt.Printf("lab: %d passed, %d skipped as allowed, %.0f s\n", r.passed, r.skipped, took.Seconds())
+			fmt.Printf("lab: %d passed, %d skipped as allowed, %.0f s\n", different(r.passed), different(r.skipped), took.Seconds())
 			if len(r.again) > 0 {
-				fmt.Printf("lab: machines that needed another try: %s\n", strings.Join(r.again, ", "))
+				fmt.Printf("lab: what needed another try:\n  %s\n", strings.Join(r.again, "\n  "))
 			}
 		}
 		return nil
 	}
-	return fmt.Errorf("%d failures, %d passed, %.0f s:\n  %s", len(r.failures), r.passed, took.Seconds(), strings.Join(r.failures, "\n  "))
+	return fmt.Errorf("%d failures, %d passed, %.0f s:\n  %s", len(r.failures), different(r.passed), took.Seconds(), strings.Join(r.failures, "\n  "))
+}
+
+// different counts names, each once.
+func different(names []string) int {
+	return len(slices.Compact(slices.Sorted(slices.Values(names))))
 }

@@ -185,8 +185,8 @@ func TestReport(t *testing.T) {
 	}; !slices.Equal(b.failures[:min(2, len(b.failures))], want) {
 		t.Errorf("failures %q, not %q", b.failures, want)
 	}
-	if b.passed != 2 || b.skipped != 1 {
-		t.Errorf("%d passed, %d skipped", b.passed, b.skipped)
+	if len(b.passed) != 2 || len(b.skipped) != 1 {
+		t.Errorf("%q passed, %q skipped", b.passed, b.skipped)
 	}
 	if !strings.Contains(out.String(), "bad luck") || !strings.Contains(out.String(), "no tool") || strings.Contains(out.String(), "lacks atomics") {
 		t.Errorf("shown:\n%s", &out)
@@ -194,6 +194,27 @@ func TestReport(t *testing.T) {
 	r.failures = b.failures
 	if err := r.summary(time.Second); err == nil || !strings.Contains(err.Error(), "m/TestBad") {
 		t.Errorf("summary: %v", err)
+	}
+}
+
+// What failed runs again, and as little else as patterns allow.
+func TestAgain(t *testing.T) {
+	p := planned{boot: boot{below: "/^Some$"}, names: []string{"TestA", "TestB", "TestC"}}
+	for _, c := range []struct {
+		failed  []string
+		pattern string
+	}{
+		{nil, "^(TestA|TestB|TestC)$/^Some$"}, // no case's fault
+		{[]string{"TestA"}, "^(TestA)$/^Some$"},
+		{[]string{"TestA/x/65535", "TestA/x", "TestA"}, "^(TestA)$/^(x)$/^(65535)$"},
+		{[]string{"TestA/x", "TestA", "TestB/y+z", "TestB/x", "TestB"}, "^(TestA|TestB)$/^(x|y\\+z)$"},
+		{[]string{"TestA/x", "TestA", "TestB"}, "^(TestA|TestB)$/^Some$"},
+		{[]string{"TestA/x/1", "TestA/x", "TestA/xy", "TestA"}, "^(TestA)$/^(x|xy)$"},
+	} {
+		arguments := p.again(c.failed).arguments(time.Minute, false)
+		if !slices.Contains(arguments, "-test.run="+c.pattern) {
+			t.Errorf("after %q: %q, not %q", c.failed, arguments, c.pattern)
+		}
 	}
 }
 

@@ -27,7 +27,7 @@ func TestIbverbsWithRping(t *testing.T) {
 			listensRDMA(ctx, t, server, foreign.RpingPort)
 			client := play(t, "", role{Kind: "rping client", Provider: "ibverbs", Device: world.LinkName(driver, world.Interface0), Address: at, Rounds: 10, Size: size})
 			client.succeeds(ctx)
-			server.succeeds(ctx)
+			server.rpingServed(ctx)
 		})
 	}
 	kernelIsSane(t)

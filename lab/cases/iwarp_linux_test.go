@@ -46,7 +46,7 @@ func TestIWARPWithRping(t *testing.T) {
 					Address: net.JoinHostPort(world.AddressKernel, foreign.RpingPort), Rounds: 10, Size: size,
 				})
 				client.succeeds(ctx)
-				server.succeeds(ctx)
+				server.rpingServed(ctx)
 			})
 		}
 	}

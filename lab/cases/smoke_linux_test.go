@@ -16,7 +16,7 @@ func TestSmoke(t *testing.T) {
 		listensRDMA(ctx, t, server, "7174")
 		client := start(t, "", "rping", "-c", "-I", world.Address0, "-a", world.Address1, "-C", "3", "-v")
 		client.succeeds(ctx)
-		server.succeeds(ctx)
+		server.rpingServed(ctx)
 		client.says(ctx, "ping data: rdma-ping-2")
 	})
 	for _, tool := range []string{"ib_send_lat", "ib_write_lat"} {
