@@ -292,7 +292,7 @@ func runCases(ctx context.Context, o *options, c *casesOptions) error {
 				if p.verbena {
 					copied.files = append(copied.files, file{job.Files + "/verbena", verbena})
 				}
-				final := false
+				var final bool
 				if p, final = report.boot(ctx, p, &copied, try >= c.tries); final {
 					return
 				}
