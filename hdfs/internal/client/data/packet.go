@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"sync"
 
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
@@ -24,7 +25,7 @@ type Packet struct {
 	// Acked and Busy are the writer's: whether the packet has been acknowledged, and
 	// whether it is being sent.
 	Acked, Busy bool
-	// Sent says that a pipeline may be reading its header where it lies.
+	// Sent says that a pipeline may be reading its memory, header included, where it lies.
 	Sent bool
 }
 
@@ -177,11 +178,17 @@ func (k *Packet) Seal() {
 // Sums are the checksums of a sealed packet.
 func (k *Packet) Sums() []byte { return k.buf[k.data-k.sums : k.data] }
 
-// Frame returns the packet as the data transfer protocol has it, in the packet's memory.
-func (k *Packet) Frame() []byte {
-	var head [headroom]byte
-	h := transfer.AppendPacketPrefix(head[:0], &k.PacketHeader, k.sums)
-	at := k.data - k.sums - len(h)
-	copy(k.buf[at:], h)
-	return k.buf[at : k.data+int(k.DataLen)]
+// Frame returns the packet as the data transfer protocol has it: body, which lies in the
+// packet's memory, behind head. For a packet that a pipeline may be reading nothing is written
+// to that memory, and head has what stands before the checksums. For others head is empty.
+func (k *Packet) Frame() (head, body []byte) {
+	var space [headroom]byte
+	prefix := transfer.AppendPacketPrefix(space[:0], &k.PacketHeader, k.sums)
+	from, to := k.Place(0)
+	if k.Sent {
+		return bytes.Clone(prefix), k.buf[from:to]
+	}
+	from -= len(prefix)
+	copy(k.buf[from:], prefix)
+	return nil, k.buf[from:to]
 }

@@ -108,3 +108,34 @@ func TestPacketsSuitTheirLender(t *testing.T) {
 		t.Errorf("a lender that has nothing: %d bytes", len(k.Room()))
 	}
 }
+
+// A packet has the data transfer protocol's frame in its memory, but for one that a pipeline may
+// be reading there: nothing of that changes.
+func TestFramesOfPackets(t *testing.T) {
+	p := NewPool(20_000, transfer.CRC32C())
+	for _, n := range []int{0, 1, 700, 20_000 / 512 * 512} {
+		k := p.Get(3, 1024, n, nil)
+		for i := range k.Room() {
+			k.Room()[i] = byte(i)
+		}
+		k.Grow(len(k.Room()))
+		k.Seal()
+		k.Last = n == 0
+		want := transfer.AppendPacketPrefix(nil, &k.PacketHeader, len(k.Sums()))
+		want = append(append(want, k.Sums()...), k.Data()...)
+		k.Sent = true
+		before := bytes.Clone(k.Bytes())
+		head, body := k.Frame()
+		if !bytes.Equal(append(bytes.Clone(head), body...), want) {
+			t.Errorf("%d bytes that were sent have another frame", n)
+		}
+		if !bytes.Equal(k.Bytes(), before) {
+			t.Errorf("a frame changed %d bytes that somebody may be reading", n)
+		}
+		k.Sent = false
+		if head, body = k.Frame(); len(head) > 0 || !bytes.Equal(body, want) {
+			t.Errorf("%d bytes have another frame", n)
+		}
+		p.Put(k)
+	}
+}

@@ -43,7 +43,13 @@ func (p *Path) Write(ctx context.Context, req *data.WriteRequest) (data.Pipeline
 }
 
 func (l *pipeline) Send(k *data.Packet) error {
-	_, err := l.c.Write(k.Frame())
+	head, body := k.Frame()
+	if len(head) > 0 {
+		if _, err := l.c.Write(head); err != nil {
+			return err
+		}
+	}
+	_, err := l.c.Write(body)
 	return err
 }
 
