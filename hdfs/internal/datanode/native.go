@@ -157,7 +157,13 @@ func (l *nativeLink) pause() {
 
 // take takes a message and its reference. The error is a breach.
 func (l *nativeLink) take(m *verbena.Message) error {
-	switch native.KindOf(m.Bytes()) {
+	message := m.Bytes()
+	kind := native.KindOf(message)
+	if err := native.CheckLength(kind, len(message)); err != nil {
+		m.Release()
+		return err
+	}
+	switch kind {
 	case native.Packet:
 		l.mu.Lock()
 		b := l.blocks[m.Tag]
@@ -170,7 +176,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 		return b.take(m)
 	case native.SetUp:
 		defer m.Release()
-		window, op, err := native.ParseSetUp(m.Bytes())
+		window, op, err := native.ParseSetUp(message)
 		if err != nil {
 			return err
 		}
@@ -186,7 +192,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 		return nil
 	case native.Hello:
 		defer m.Release()
-		nonce, err := native.ParseHello(m.Bytes())
+		nonce, err := native.ParseHello(message)
 		if err != nil {
 			return err
 		}
@@ -198,7 +204,7 @@ func (l *nativeLink) take(m *verbena.Message) error {
 		return nil
 	}
 	defer m.Release()
-	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(m.Bytes()), native.KindOf(m.Bytes()))
+	return fmt.Errorf("%w: %d bytes that begin with kind %d", native.ErrMalformed, len(message), kind)
 }
 
 // setUp begins a block, if its token is good and there is room for it. The others cost no

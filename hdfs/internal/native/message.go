@@ -93,7 +93,7 @@ func AppendSetUp(dst []byte, window int, op *hdfspb.OpWriteBlockProto) ([]byte, 
 
 // ParseSetUp decodes a set-up.
 func ParseSetUp(b []byte) (window int, op *hdfspb.OpWriteBlockProto, err error) {
-	if err := header(b, SetUp, 0, HeaderLen, MaxRequest); err != nil {
+	if err := header(b, SetUp, 0); err != nil {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(b[4:])
@@ -110,12 +110,38 @@ func ParseSetUp(b []byte) (window int, op *hdfspb.OpWriteBlockProto, err error) 
 	return int(n), op, nil
 }
 
-// header checks what begins a message of a kind and of at least and at most so many bytes
-// behind HeaderLen. flags are those that it may have.
-func header(b []byte, kind Kind, flags byte, least, most int) error {
+// lengths is how many bytes a message of each kind has, at least and at most.
+var lengths = [...]struct{ least, most int }{
+	SetUp:  {HeaderLen, HeaderLen + MaxRequest},
+	Packet: {PacketHeaderLen, HeaderLen + transfer.MaxPacket},
+	Abort:  {HeaderLen, HeaderLen},
+	Hello:  {HeaderLen + NonceLen, HeaderLen + NonceLen},
+	Answer: {HeaderLen, HeaderLen + MaxRequest},
+	Ack:    {ackHeaderLen + 1, ackHeaderLen + MaxReplies},
+	Proof:  {HeaderLen, HeaderLen + ProofLen},
+}
+
+// CheckLength checks how many bytes a message of a kind has, before anybody looks at them or
+// copies them.
+func CheckLength(kind Kind, n int) error {
+	if int(kind) >= len(lengths) || n < HeaderLen || n < lengths[kind].least || n > lengths[kind].most {
+		return fmt.Errorf("%w: a message of kind %d with %d bytes", ErrMalformed, kind, n)
+	}
+	return nil
+}
+
+// header checks what begins a message of a kind, and its length. flags are those that it may
+// have.
+func header(b []byte, kind Kind, flags byte) error {
+	if err := CheckLength(kind, len(b)); err != nil {
+		return err
+	}
+	return begin(b, kind, flags)
+}
+
+// begin checks the first bytes of a message, which are there.
+func begin(b []byte, kind Kind, flags byte) error {
 	switch {
-	case len(b) < max(least, HeaderLen) || len(b) > HeaderLen+most:
-		return fmt.Errorf("%w: a message of kind %d with %d bytes", ErrMalformed, kind, len(b))
 	case Kind(b[0]) != kind:
 		return fmt.Errorf("%w: kind %d where %d is due", ErrMalformed, b[0], kind)
 	case b[1]&^flags != 0 || b[2] != 0:
@@ -159,27 +185,40 @@ func PutPacketHeader(b []byte, h *transfer.PacketHeader, sums int) {
 
 // ParsePacket decodes a packet whose checksums are as c tells. What it returns lies in b.
 func ParsePacket(b []byte, c transfer.Checksum, p *transfer.Packet) error {
-	if err := header(b, Packet, flagLast|flagSync, PacketHeaderLen, transfer.MaxPacket); err != nil {
+	h, sums, err := parsePacketHeader(b, len(b), c)
+	if err != nil {
 		return err
 	}
-	length, sums := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[24:])
-	h := transfer.PacketHeader{
+	rest := b[PacketHeaderLen:]
+	*p = transfer.Packet{PacketHeader: h, Raw: b, Sums: rest[:sums:sums], Data: rest[sums:]}
+	return nil
+}
+
+// parsePacketHeader decodes the header of a packet of n bytes, with which b begins, and checks
+// that n is as it says.
+func parsePacketHeader(b []byte, n int, c transfer.Checksum) (h transfer.PacketHeader, sums int, err error) {
+	if err := CheckLength(Packet, n); err != nil {
+		return h, 0, err
+	}
+	if err := begin(b, Packet, flagLast|flagSync); err != nil {
+		return h, 0, err
+	}
+	length, sumsLen := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[24:])
+	h = transfer.PacketHeader{
 		Offset: int64(binary.BigEndian.Uint64(b[8:])), Seqno: int64(binary.BigEndian.Uint64(b[16:])),
 		Last: b[1]&flagLast != 0, Sync: b[1]&flagSync != 0, DataLen: int32(length),
 	}
-	rest := b[PacketHeaderLen:]
 	switch {
-	case length > transfer.MaxPacket || uint64(length)+uint64(sums) != uint64(len(rest)):
-		return fmt.Errorf("%w: a packet of %d bytes of checksums and %d of data in %d", ErrMalformed, sums, length, len(rest))
+	case length > transfer.MaxPacket || uint64(length)+uint64(sumsLen) != uint64(n-PacketHeaderLen):
+		return h, 0, fmt.Errorf("%w: a packet of %d bytes of checksums and %d of data in %d", ErrMalformed, sumsLen, length, n-PacketHeaderLen)
 	case h.Offset < 0 || h.Seqno < 0 || b[3] != 0 || binary.BigEndian.Uint32(b[28:]) != 0:
-		return fmt.Errorf("%w: a packet with offset %d and sequence number %d", ErrMalformed, h.Offset, h.Seqno)
+		return h, 0, fmt.Errorf("%w: a packet with offset %d and sequence number %d", ErrMalformed, h.Offset, h.Seqno)
 	case h.Last && length > 0:
-		return fmt.Errorf("%w: a last packet with %d bytes of data", ErrMalformed, length)
-	case int64(sums) != c.Chunks(int64(length))*int64(c.Size()):
-		return fmt.Errorf("%w: a packet of %d bytes of data with %d of checksums", ErrMalformed, length, sums)
+		return h, 0, fmt.Errorf("%w: a last packet with %d bytes of data", ErrMalformed, length)
+	case int64(sumsLen) != c.Chunks(int64(length))*int64(c.Size()):
+		return h, 0, fmt.Errorf("%w: a packet of %d bytes of data with %d of checksums", ErrMalformed, length, sumsLen)
 	}
-	*p = transfer.Packet{PacketHeader: h, Raw: b, Sums: rest[:sums:sums], Data: rest[sums:]}
-	return nil
+	return h, int(sumsLen), nil
 }
 
 // AppendAbort appends an abort.
@@ -196,7 +235,7 @@ func AppendAnswer(dst []byte, v Verdict, resp *hdfspb.BlockOpResponseProto) ([]b
 
 // ParseAnswer decodes the answer to a set-up.
 func ParseAnswer(b []byte) (Verdict, *hdfspb.BlockOpResponseProto, error) {
-	if err := header(b, Answer, 0, HeaderLen, MaxRequest); err != nil {
+	if err := header(b, Answer, 0); err != nil {
 		return 0, nil, err
 	}
 	v := Verdict(b[3])
@@ -225,7 +264,7 @@ func AppendAck(dst []byte, a *transfer.Ack) []byte {
 // ParseAck decodes an acknowledgement into a, reusing a.Replies. A status that is not
 // known counts as ERROR.
 func ParseAck(b []byte, a *transfer.Ack) error {
-	if err := header(b, Ack, 0, ackHeaderLen+1, ackHeaderLen-HeaderLen+MaxReplies); err != nil {
+	if err := header(b, Ack, 0); err != nil {
 		return err
 	}
 	*a = transfer.Ack{Seqno: int64(binary.BigEndian.Uint64(b[8:])), Replies: a.Replies[:0]}
@@ -250,7 +289,7 @@ func AppendHello(dst []byte, nonce [NonceLen]byte) []byte {
 
 // ParseHello decodes a hello.
 func ParseHello(b []byte) (nonce [NonceLen]byte, err error) {
-	if err := header(b, Hello, 0, HeaderLen+NonceLen, NonceLen); err != nil {
+	if err := header(b, Hello, 0); err != nil {
 		return nonce, err
 	}
 	return [NonceLen]byte(b[HeaderLen:]), bare(b)
@@ -263,7 +302,7 @@ func AppendProof(dst []byte, proof []byte) []byte {
 
 // ParseProof decodes a proof.
 func ParseProof(b []byte) ([]byte, error) {
-	if err := header(b, Proof, 0, HeaderLen, ProofLen); err != nil {
+	if err := header(b, Proof, 0); err != nil {
 		return nil, err
 	}
 	return b[HeaderLen:], bare(b)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"errors"
+	"math"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -126,4 +127,30 @@ func FuzzMessages(f *testing.F) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// What each kind of message may have is known before anybody looks at it.
+func TestLengthsOfKinds(t *testing.T) {
+	for kind := range Kind(math.MaxUint8) {
+		least, most := -1, -1
+		switch kind {
+		case SetUp, Answer:
+			least, most = 8, 8+64<<10
+		case Packet:
+			least, most = 32, 8+transfer.MaxPacket
+		case Abort:
+			least, most = 8, 8
+		case Hello:
+			least, most = 40, 40
+		case Ack:
+			least, most = 17, 48
+		case Proof:
+			least, most = 8, 40
+		}
+		for _, n := range []int{0, least - 1, least, most, most + 1, 1 << 30} {
+			if err := CheckLength(kind, n); (err == nil) != (n >= least && n <= most && most > 0) || err != nil && !errors.Is(err, ErrMalformed) {
+				t.Errorf("kind %d with %d bytes: %v", kind, n, err)
+			}
+		}
+	}
 }
