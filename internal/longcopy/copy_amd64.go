@@ -53,7 +53,7 @@ func Fill(to, from []byte) {
 
 // throughCache stores to memory that stays in this processor's cache. to begins at a line.
 func throughCache(to, from []byte) {
-	if fastStrings {
+	if fastStrings && !chasing(to, from) {
 		for len(to) > 0 {
 			n := min(len(to), mostAtOnce)
 			moveString(unsafe.Pointer(&to[0]), unsafe.Pointer(&from[0]), uintptr(n))
@@ -66,6 +66,14 @@ func throughCache(to, from []byte) {
 		to, from = to[n:], from[n:]
 	}
 	copy(to, from)
+}
+
+// chasing tells whether to begins a little behind where from does within a page. An AMD
+// EPYC of family 25 moves such strings at 2 GB/s in place of 40: a distance of 1 to 31
+// bytes was slow, 0 and 32 were not.
+func chasing(to, from []byte) bool {
+	distance := (uintptr(unsafe.Pointer(&to[0])) - uintptr(unsafe.Pointer(&from[0]))) % 4096
+	return distance-1 < cacheLine-1
 }
 
 // pastCache stores to memory at once. to begins at a line.
