@@ -43,7 +43,8 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 	if err := s.make(); err != nil {
 		return s, err
 	}
-	s.device, s.atOnce = s.qp.(rdma.PromptQueuePair)
+	s.now, s.atOnce = s.qp.(rdma.PromptQueuePair)
+	s.device = s.now
 	if e.inPlace {
 		s.viewer, _ = s.qp.(rdma.ViewingQueuePair)
 	}

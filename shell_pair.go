@@ -20,6 +20,10 @@ func (s *outbound) sendPair(tag uint32, header call.Header, payload []byte) bool
 	if s.out.busy || s.e.over() || !s.m.MaySend() {
 		return false
 	}
+	header.Put(s.ahead[wire.HeaderSize:])
+	if s.sendPast(tag, call.HeaderSize, payload) {
+		return true
+	}
 	if size <= link.Small {
 		var small [link.Small]byte
 		header.Put(small[:])

@@ -106,18 +106,21 @@ type DoorbellQueuePair interface {
 	Ring()
 }
 
-// A PromptQueuePair carries out some Reads and Writes within a call, since the processor
-// does it and no adapter. Nothing is posted, and no completion comes.
+// A PromptQueuePair carries out some requests within a call, since the processor does it
+// and no adapter. Nothing is posted, and no completion comes on this side.
 //
-// ReadNow reads the whole of into, and WriteNow writes data, which need not lie in a
-// region. If they report true it is done: later requests of the queue pair find it so. If
-// not, nothing has been done: requests are under way, or it would have to wait or fail,
-// which PostSend tells. Both may be called concurrently with everything, also after Close,
-// and do not allocate.
+// ReadNow reads the whole of into, WriteNow writes data, and SendNow sends one message,
+// header and then payload, to the peer's next receive. No memory need lie in a region, and
+// all of it is the caller's again when the call returns. If they report true it is done:
+// later requests of the queue pair find it so, and messages arrive in the order in which
+// they were sent by either way. If not, nothing has been done: requests are under way, or
+// it would have to wait or fail, which PostSend tells. They may be called concurrently
+// with everything, also after Close, and do not allocate.
 type PromptQueuePair interface {
 	QueuePair
 	ReadNow(into []byte, from Remote) bool
 	WriteNow(to Remote, data []byte) bool
+	SendNow(header, payload []byte) bool
 }
 
 // A ViewingQueuePair shows memory of the peer where it lies, since the processor reaches

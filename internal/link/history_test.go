@@ -319,6 +319,14 @@ func (h *history) send(e *end) error {
 	e.tag++
 	l := &letter{tag: e.tag, body: h.body(h.rng.IntN(e.m.MaxEager() + 1))}
 	h.say("%s sends %d, %d bytes", e.name, l.tag, len(l.body))
+	if packet := make([]byte, wire.HeaderSize); e.started == len(e.queue) && h.rng.IntN(2) == 0 && e.m.Ahead(l.tag, uint32(len(l.body)), packet) {
+		if h.rng.IntN(4) > 0 {
+			h.say("past its queue")
+			e.m.Gone()
+			e.wire, e.sent = append(e.wire, append(packet, l.body...)), append(e.sent, l)
+			return nil
+		} // else the device has refused it
+	}
 	header := l.body[:0]
 	if h.rng.IntN(2) == 0 {
 		header = l.body[:h.rng.IntN(min(len(l.body), Small)+1)]

@@ -101,6 +101,30 @@ func (m *Machine[M]) Eager(tag uint32, payload []byte, soon bool) {
 	}
 }
 
+// Ahead puts the header of an eager message of length bytes at b, which has room for
+// [wire.HeaderSize], when MaySend: of one that goes out now and past the send queue, whose
+// place and completion it does not need. Nothing has changed until Gone, the next call of
+// the machine, says that it is out. Ahead reports false if it would overtake what is to be
+// posted.
+func (m *Machine[M]) Ahead(tag, length uint32, b []byte) bool {
+	if len(m.out) > 0 {
+		return false
+	}
+	flags := uint8(0)
+	if m.credits.starved {
+		flags = wire.Starved
+	}
+	c := &m.credits
+	wire.PutPacket(b, wire.Eager, flags, uint16(c.owed), uint16(c.owedControl), tag, length)
+	return true
+}
+
+// Gone says that the message of Ahead is out.
+func (m *Machine[M]) Gone() {
+	m.paid()
+	m.credits.take()
+}
+
 // Gather is Eager for a message in two pieces. Of what is longer than Small bytes
 // together, header goes to the request's place, where it must fit, and payload is the
 // caller's to post behind it.
@@ -128,14 +152,18 @@ func (m *Machine[M]) Offer(tag uint32, o wire.Offer) (id uint32) {
 
 // pay makes the post of a message that costs a credit.
 func (m *Machine[M]) pay(kind wire.Kind, tag, length uint32, signaled bool) *Post {
+	return m.header(kind, m.paid(), tag, length, signaled)
+}
+
+// paid uses a credit up, and returns the flags of the message.
+func (m *Machine[M]) paid() (flags uint8) {
 	if m.answers.asleep > 0 && m.controls() > 1 {
 		m.answers.crowded = true
 	}
 	m.credits.left--
-	flags := uint8(0)
 	if m.credits.starved {
 		flags = wire.Starved
 		m.credits.starved = false
 	}
-	return m.header(kind, flags, tag, length, signaled)
+	return flags
 }

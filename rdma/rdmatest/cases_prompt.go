@@ -7,6 +7,8 @@ import (
 // promptCases are about queue pairs that carry out Reads and Writes within a call.
 var promptCases = []testCase{
 	{"Prompt", nil, testPrompt},
+	{"PromptSends", nil, testPromptSends},
+	{"PromptSendsRefused", nil, testPromptSendsRefused},
 	{"PromptRefused", nil, testPromptRefused},
 	{"PromptUnderWithdrawal", nil, testPromptUnderWithdrawal},
 }
@@ -67,6 +69,108 @@ func testPrompt(e *env) {
 		}
 	}
 	a.sends.quiet("a completion of what was not posted")
+}
+
+// testPromptSends sends messages of all sizes in two parts, between others that are
+// posted. They arrive in order, nothing beside them changes, and no completion comes.
+func testPromptSends(e *env) {
+	a, b := e.connect(nil)
+	p := a.prompt()
+	if p == nil {
+		return
+	}
+	sizes := e.sizes()
+	largest := sizes[len(sizes)-1]
+	source, sink := a.s.memory(1024), b.s.memory(largest+2*guard)
+	data := patterned(largest+2*guard, 13)
+	// The device looks at the receives' memory by a usual Send, too long for a slot.
+	b.recv(0, sink.sge(0, 1024))
+	a.send(rdma.SendRequest{ID: 0, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: source.sge(0, 1024)})
+	b.recvs.success(0)
+	a.sends.success(0)
+	id := uint64(1)
+	for i, n := range sizes {
+		for _, head := range []int{0, 1, 16, 32, 100, n} {
+			if head > n {
+				continue
+			}
+			at, from := guard-i%5, i%9 // at all alignments
+			sink.fill(0, n+2*guard, 0xA5)
+			b.recv(id, sink.sge(at, n))
+			b.recv(id+1, sink.sge(at, n)) // of nothing: where there are receives of several lengths the device looks at each
+			header := append([]byte(nil), data[from:from+head]...)
+			payload := append([]byte(nil), data[from+head:from+n]...)
+			if !p.SendNow(header, payload) {
+				e.fatalf("SendNow of %d and %d bytes is refused, where a receive is posted and nothing under way", head, n-head)
+			}
+			clear(header) // both are the caller's again
+			clear(payload)
+			a.send(rdma.SendRequest{ID: id, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: source.sge(0, 0)})
+			if c := b.recvs.success(id); int(c.Length) != n || c.Op != rdma.OpRecv || c.HasImmediate {
+				e.fatalf("a message of %d bytes by SendNow completes a receive with %+v", n, c)
+			}
+			e.same(sink.read(at, n), data[from:from+n], "what SendNow has sent")
+			if !is(sink.read(0, at), 0xA5) || !is(sink.read(at+n, guard), 0xA5) {
+				e.fatalf("SendNow of %d bytes writes beside the receive", n)
+			}
+			b.recvs.success(id + 1)
+			a.sends.success(id)
+			id += 2
+		}
+	}
+	a.sends.quiet("a completion of what was not posted")
+}
+
+// testPromptSendsRefused sends what would have to wait or fail. Nothing comes of it, and
+// the queue pair is as it was.
+func testPromptSendsRefused(e *env) {
+	a, b := e.connect(nil)
+	p := a.prompt()
+	if p == nil {
+		return
+	}
+	source, sink := a.s.memory(4096), b.s.memory(4096)
+	sink.fill(0, 4096, 0xA5)
+	data := make([]byte, 4096)
+	for _, n := range []int{0, 8, 4096} {
+		if p.SendNow(nil, data[:n]) {
+			e.fatalf("SendNow of %d bytes, for which no receive is posted: done", n)
+		}
+	}
+	// What waits is not overtaken.
+	a.send(rdma.SendRequest{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGEs: source.sge(0, 8)})
+	if p.SendNow(data[:16], data[:16]) {
+		e.fatalf("SendNow overtakes a Send that waits for a receive")
+	}
+	b.recv(1, sink.sge(0, 8))
+	b.recvs.success(1)
+	a.sends.success(1)
+	for i, n := range []int{9, 16 + 128, 4096} {
+		id := uint64(2 + i)
+		b.recv(id, sink.sge(0, 8))
+		if p.SendNow(data[:1], data[1:n]) {
+			e.fatalf("SendNow of %d bytes to a receive of 8: done", n)
+		}
+		if !is(sink.read(8, 4096-8), 0xA5) {
+			e.fatalf("SendNow of %d bytes that was refused writes behind a receive of 8", n)
+		}
+		if !p.SendNow(data[:1], data[1:8]) {
+			e.fatalf("SendNow after one that was refused: refused")
+		}
+		if c := b.recvs.success(id); c.Length != 8 {
+			e.fatalf("a message of 8 bytes completes a receive of %d", c.Length)
+		}
+	}
+	b.recv(9, sink.sge(0, 8))
+	e.check(a.Disconnect(), "Disconnect")
+	if p.SendNow(nil, data[:8]) {
+		e.fatalf("a message leaves after Disconnect")
+	}
+	b.ended()
+	e.check(a.Close(), "Close")
+	if p.SendNow(nil, data[:8]) {
+		e.fatalf("a message leaves after Close")
+	}
 }
 
 // testPromptRefused asks for what may not be had. Nothing happens, and the queue pair is

@@ -44,25 +44,9 @@ func (qp *queuePair) quick(r *rdma.SendRequest) bool {
 		qp.leave()
 		return true
 	case r.Op == rdma.OpSend && len(source) <= slotInline:
-		if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
-			return false
-		}
-		if len(source) > qp.outRoom {
-			return false
-		}
-		if qp.remote.shared {
-			return qp.quickLent(r.Flags, source)
-		}
-		if qp.out.gate().Load()&(gateClosed|gateLook) != 0 {
-			return false
-		}
-		s := qp.out.slot(qp.sent)
-		copyShort(s.payload()[:len(source)], source)
-		qp.publish(s, slotSend, r.Flags, len(source))
-		qp.tell(slotSend, r.Flags)
-		return true
+		return qp.quickShort(r.Flags, nil, source)
 	case r.Op == rdma.OpSend:
-		return qp.quickPlaced(r.Flags, source)
+		return qp.quickPlaced(r.Flags, nil, source)
 	}
 	return false
 }
@@ -97,6 +81,22 @@ func (qp *queuePair) WriteNow(to rdma.Remote, data []byte) bool {
 	}
 	qp.sendMu.Unlock()
 	return memory != nil
+}
+
+// SendNow implements [rdma.PromptQueuePair].
+func (qp *queuePair) SendNow(header, payload []byte) bool {
+	qp.sendMu.Lock()
+	sent := false
+	if qp.queueCount == 0 && qp.State() == rdma.StateConnected {
+		switch total := len(header) + len(payload); {
+		case total <= slotInline:
+			sent = qp.quickShort(0, header, payload)
+		case total <= maxMessage:
+			sent = qp.quickPlaced(0, header, payload)
+		}
+	}
+	qp.sendMu.Unlock()
+	return sent
 }
 
 var _ rdma.ViewingQueuePair = (*queuePair)(nil)
@@ -163,29 +163,51 @@ func (qp *queuePair) remoteQuick(remote rdma.Remote, length int, right rdma.Acce
 	return region.at(remote.Address, length), region
 }
 
-// quickLent puts a message into a slot whose receive is lent. The peer may take that
-// back, but not while this side is inside an access that began in the same epoch.
-func (qp *queuePair) quickLent(flags rdma.Flags, source []byte) bool {
-	if qp.enter()&^gateCold != qp.outEpoch {
-		qp.leave()
+// quickShort sends a message that fits into a slot. sendMu is held.
+func (qp *queuePair) quickShort(flags rdma.Flags, header, payload []byte) bool {
+	if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
+		return false
+	}
+	total := len(header) + len(payload)
+	if total > qp.outRoom {
+		return false
+	}
+	lent := qp.remote.shared
+	if lent {
+		// The peer may take the receive back, but not while this side is inside an access
+		// that began in the same epoch.
+		if qp.enter()&^gateCold != qp.outEpoch {
+			qp.leave()
+			return false
+		}
+	} else if qp.out.gate().Load()&(gateClosed|gateLook) != 0 {
 		return false
 	}
 	s := qp.out.slot(qp.sent)
-	copyShort(s.payload()[:len(source)], source)
-	qp.publish(s, slotSend, flags, len(source))
-	qp.leave()
+	if to := s.payload(); len(header) == 0 {
+		copyShort(to[:total], payload)
+	} else {
+		copyShort(to[:len(header)], header)
+		copyShort(to[len(header):total], payload)
+	}
+	qp.publish(s, slotSend, flags, total)
+	if lent {
+		qp.leave()
+	}
 	qp.tell(slotSend, flags)
 	return true
 }
 
-// quickPlaced copies a message that does not fit into a slot into its receive.
-func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
+// quickPlaced copies a message that does not fit into a slot into its receive. sendMu is
+// held.
+func (qp *queuePair) quickPlaced(flags rdma.Flags, header, payload []byte) bool {
 	if qp.sent == qp.outLimit && qp.refresh() != outcomeDone {
 		return false
 	}
+	total := len(header) + len(payload)
 	d := qp.out.descriptor(qp.sent)
 	head := d.head()
-	if !head.published(qp.sent) || head.entries() != 1 || len(source) > head.length() {
+	if !head.published(qp.sent) || head.entries() != 1 || total > head.length() {
 		return false
 	}
 	place := place(word(d.base, 8).Load())
@@ -193,7 +215,7 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 	if region == nil || !region.has(rdma.AccessLocalWrite) {
 		return false
 	}
-	to := region.at(region.address+uint64(place.offset()), len(source))
+	to := region.at(region.address+uint64(place.offset()), total)
 	if to == nil {
 		return false
 	}
@@ -201,16 +223,16 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, source []byte) bool {
 		qp.leave()
 		return false
 	}
-	longcopy.Fill(to, source)
-	qp.publish(qp.out.slot(qp.sent), slotSend|slotPlaced, flags, len(source))
+	longcopy.Fill(to[copy(to, header):], payload)
+	qp.publish(qp.out.slot(qp.sent), slotSend|slotPlaced, flags, total)
 	qp.leave()
 	qp.tell(slotSend, flags)
 	if qp.sent%descriptorsAhead == 0 && qp.outLimit-qp.sent >= 2*descriptorsAhead {
 		prefetch.LineToRead(qp.out.descriptor(qp.sent + descriptorsAhead).base)
 	}
-	if qp.alternates() && len(source) < exchangeBelow {
-		demote(unsafe.Pointer(&to[0]), lines(len(source)))
-		qp.fetchPlace(len(source))
+	if qp.alternates() && total < exchangeBelow {
+		demote(unsafe.Pointer(&to[0]), lines(total))
+		qp.fetchPlace(total)
 	}
 	return true
 }
