@@ -70,7 +70,7 @@ func throughCache(to, from []byte) {
 
 // chasing tells whether to begins a little behind where from does within a page. An AMD
 // EPYC of family 25 moves such strings at 2 GB/s in place of 40: a distance of 1 to 31
-// bytes was slow, 0 and 32 were not.
+// bytes was slow, 0 and 32 were not. Up to 63 Go's copy takes them, which is as fast.
 func chasing(to, from []byte) bool {
 	distance := (uintptr(unsafe.Pointer(&to[0])) - uintptr(unsafe.Pointer(&from[0]))) % 4096
 	return distance-1 < cacheLine-1

@@ -22,6 +22,9 @@ func testFill(t *testing.T, before func()) {
 	for _, length := range lengths {
 		for range 40 {
 			source, target := random.IntN(128), room+random.IntN(128)
+			if random.IntN(4) == 0 { // a little behind, within a page
+				target = 4096 + source + random.IntN(64)
+			}
 			clear(to[:target+length+room])
 			before()
 			Fill(to[target:target+length], from[source:])

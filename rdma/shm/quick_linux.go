@@ -85,6 +85,7 @@ func (qp *queuePair) WriteNow(to rdma.Remote, data []byte) bool {
 
 // SendNow implements [rdma.PromptQueuePair].
 func (qp *queuePair) SendNow(header, payload []byte) bool {
+	_ = touch(payload)
 	qp.sendMu.Lock()
 	sent := false
 	if qp.queueCount == 0 && qp.State() == rdma.StateConnected {
@@ -97,6 +98,21 @@ func (qp *queuePair) SendNow(header, payload []byte) bool {
 	}
 	qp.sendMu.Unlock()
 	return sent
+}
+
+// touch reads a byte of each page. Memory of the program may be a file that is slow to
+// come, or has become shorter, and others wait for who is inside an access: the page comes,
+// or the program dies, before that. What is gone again by then was not to be expected.
+//
+//go:noinline
+func touch(b []byte) (all byte) {
+	for i := 0; i < len(b); i += 4096 {
+		all |= b[i]
+	}
+	if len(b) > 0 {
+		all |= b[len(b)-1]
+	}
+	return all
 }
 
 var _ rdma.ViewingQueuePair = (*queuePair)(nil)
@@ -223,7 +239,8 @@ func (qp *queuePair) quickPlaced(flags rdma.Flags, header, payload []byte) bool 
 		qp.leave()
 		return false
 	}
-	longcopy.Fill(to[copy(to, header):], payload)
+	copyShort(to[:len(header)], header)
+	longcopy.Fill(to[len(header):], payload)
 	qp.publish(qp.out.slot(qp.sent), slotSend|slotPlaced, flags, total)
 	qp.leave()
 	qp.tell(slotSend, flags)

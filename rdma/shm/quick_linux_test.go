@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"bytes"
+	"fmt"
 	"testing"
 	"unsafe"
 
@@ -43,6 +45,41 @@ func TestRoom(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// SendNow does not overtake a Send that waits, though a receive is there for it.
+func TestSendNowWaitsItsTurn(t *testing.T) {
+	for _, length := range []int{8, 1000} {
+		for _, shared := range []bool{false, true} {
+			t.Run(fmt.Sprint(length, shared), func(t *testing.T) {
+				var a, b *side
+				now := bytes.Repeat([]byte{7}, length)
+				if shared {
+					p := newPool(t, 1, 4, 4096, nil)
+					a, b = p.peers[0], p.side
+					a.send(sendOf(a, 1, 1001)) // no receive is lent to it
+					p.post(0, 1)
+				} else {
+					a, b = newSides(t, 1<<16, nil)
+					b.recv(0, b.sge(0, 4096)...)
+					b.recv(1, b.sge(4096, 4096)...)
+					a.send(sendOf(a, 1, 1001)) // the region has not been granted yet
+				}
+				done := a.qp.(*queuePair).SendNow(now, nil)
+				a.expect(1, rdma.StatusSuccess)
+				if c := b.await(); c.ID != 0 || c.Length != 1001 {
+					t.Fatalf("the first message is %+v", c)
+				}
+				if !done && !a.qp.(*queuePair).SendNow(now, nil) {
+					a.send(sendOf(a, 2, length))
+					a.expect(2, rdma.StatusSuccess)
+				}
+				if c := b.await(); c.ID != 1 || int(c.Length) != length {
+					t.Fatalf("the second message is %+v", c)
+				}
+			})
+		}
 	}
 }
 
