@@ -136,11 +136,6 @@ func header(b []byte, kind Kind, flags byte) error {
 	if err := CheckLength(kind, len(b)); err != nil {
 		return err
 	}
-	return begin(b, kind, flags)
-}
-
-// begin checks the first bytes of a message, which are there.
-func begin(b []byte, kind Kind, flags byte) error {
 	switch {
 	case Kind(b[0]) != kind:
 		return fmt.Errorf("%w: kind %d where %d is due", ErrMalformed, b[0], kind)
@@ -185,40 +180,27 @@ func PutPacketHeader(b []byte, h *transfer.PacketHeader, sums int) {
 
 // ParsePacket decodes a packet whose checksums are as c tells. What it returns lies in b.
 func ParsePacket(b []byte, c transfer.Checksum, p *transfer.Packet) error {
-	h, sums, err := parsePacketHeader(b, len(b), c)
-	if err != nil {
+	if err := header(b, Packet, flagLast|flagSync); err != nil {
 		return err
 	}
-	rest := b[PacketHeaderLen:]
-	*p = transfer.Packet{PacketHeader: h, Raw: b, Sums: rest[:sums:sums], Data: rest[sums:]}
-	return nil
-}
-
-// parsePacketHeader decodes the header of a packet of n bytes, with which b begins, and checks
-// that n is as it says.
-func parsePacketHeader(b []byte, n int, c transfer.Checksum) (h transfer.PacketHeader, sums int, err error) {
-	if err := CheckLength(Packet, n); err != nil {
-		return h, 0, err
-	}
-	if err := begin(b, Packet, flagLast|flagSync); err != nil {
-		return h, 0, err
-	}
-	length, sumsLen := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[24:])
-	h = transfer.PacketHeader{
+	length, sums := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[24:])
+	h := transfer.PacketHeader{
 		Offset: int64(binary.BigEndian.Uint64(b[8:])), Seqno: int64(binary.BigEndian.Uint64(b[16:])),
 		Last: b[1]&flagLast != 0, Sync: b[1]&flagSync != 0, DataLen: int32(length),
 	}
+	rest := b[PacketHeaderLen:]
 	switch {
-	case length > transfer.MaxPacket || uint64(length)+uint64(sumsLen) != uint64(n-PacketHeaderLen):
-		return h, 0, fmt.Errorf("%w: a packet of %d bytes of checksums and %d of data in %d", ErrMalformed, sumsLen, length, n-PacketHeaderLen)
+	case length > transfer.MaxPacket || uint64(length)+uint64(sums) != uint64(len(rest)):
+		return fmt.Errorf("%w: a packet of %d bytes of checksums and %d of data in %d", ErrMalformed, sums, length, len(rest))
 	case h.Offset < 0 || h.Seqno < 0 || b[3] != 0 || binary.BigEndian.Uint32(b[28:]) != 0:
-		return h, 0, fmt.Errorf("%w: a packet with offset %d and sequence number %d", ErrMalformed, h.Offset, h.Seqno)
+		return fmt.Errorf("%w: a packet with offset %d and sequence number %d", ErrMalformed, h.Offset, h.Seqno)
 	case h.Last && length > 0:
-		return h, 0, fmt.Errorf("%w: a last packet with %d bytes of data", ErrMalformed, length)
-	case int64(sumsLen) != c.Chunks(int64(length))*int64(c.Size()):
-		return h, 0, fmt.Errorf("%w: a packet of %d bytes of data with %d of checksums", ErrMalformed, length, sumsLen)
+		return fmt.Errorf("%w: a last packet with %d bytes of data", ErrMalformed, length)
+	case int64(sums) != c.Chunks(int64(length))*int64(c.Size()):
+		return fmt.Errorf("%w: a packet of %d bytes of data with %d of checksums", ErrMalformed, length, sums)
 	}
-	return h, int(sumsLen), nil
+	*p = transfer.Packet{PacketHeader: h, Raw: b, Sums: rest[:sums:sums], Data: rest[sums:]}
+	return nil
 }
 
 // AppendAbort appends an abort.
