@@ -135,27 +135,14 @@ func (b *bench) compare(ctx context.Context, rows []row) ([]record, error) {
 			if failed[i] != nil {
 				continue
 			}
-			for range 1 + mostMoved {
-				round, err := beside.Pair(ctx, r.ours, r.theirs, n%2 == 0)
-				if ctx.Err() != nil {
-					return nil, context.Cause(ctx)
-				}
-				if err != nil {
-					failed[i] = err
-					fmt.Fprintf(os.Stderr, "%s, beside %s: %v\n", r.what, r.beside, err)
-					break
-				}
-				moved := ""
-				if !r.counts(round) {
-					moved = ", moved"
-				}
-				fmt.Fprintf(os.Stderr, "round %d of %d: %-80s %-40s %10s %10s %7.3f  %.0f ns%s\n", n+1, b.rounds, r.what, r.beside,
-					beside.Show(round.Ours, r.unit), beside.Show(round.Theirs, r.unit), round.Ours/round.Theirs, round.Distances[1], moved)
-				rounds[i] = append(rounds[i], round)
-				if r.counts(round) {
-					break
-				}
+			measured, err := b.round(ctx, &r, n)
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
 			}
+			if failed[i] = err; err != nil {
+				fmt.Fprintf(os.Stderr, "%s, beside %s: %v\n", r.what, r.beside, err)
+			}
+			rounds[i] = append(rounds[i], measured...)
 		}
 	}
 	var all []record
@@ -163,6 +150,28 @@ func (b *bench) compare(ctx context.Context, rows []row) ([]record, error) {
 		all = append(all, r.judge(rounds[i], failed[i])...)
 	}
 	return all, nil
+}
+
+// round measures a row, and again when the processors have moved. It returns all that was
+// measured.
+func (b *bench) round(ctx context.Context, r *row, n int) (measured []beside.Round, err error) {
+	for range 1 + mostMoved {
+		round, err := beside.Pair(ctx, r.ours, r.theirs, n%2 == 0)
+		if err != nil {
+			return measured, err
+		}
+		measured = append(measured, round)
+		moved := ""
+		if !r.counts(round) {
+			moved = ", moved"
+		}
+		fmt.Fprintf(os.Stderr, "round %d of %d: %-80s %-40s %10s %10s %7.3f  %.0f ns%s\n", n+1, b.rounds, r.what, r.beside,
+			beside.Show(round.Ours, r.unit), beside.Show(round.Theirs, r.unit), round.Ours/round.Theirs, round.Distances[1], moved)
+		if moved == "" {
+			break
+		}
+	}
+	return measured, nil
 }
 
 // mostMoved is how often a round is measured again whose processors have moved. On some hosts
