@@ -20,13 +20,12 @@ func (s *outbound) sendPair(tag uint32, header call.Header, payload []byte) bool
 	if s.out.busy || s.e.over() || !s.m.MaySend() {
 		return false
 	}
-	header.Put(s.ahead[wire.HeaderSize:])
+	small := s.ahead[wire.HeaderSize:] // and the beginning of what is longer
+	header.Put(small)
 	if s.sendPast(tag, call.HeaderSize, payload) {
 		return true
 	}
 	if size <= link.Small {
-		var small [link.Small]byte
-		header.Put(small[:])
 		copy(small[call.HeaderSize:], payload)
 		s.m.Eager(tag, small[:size], false)
 		s.flush()
@@ -38,7 +37,7 @@ func (s *outbound) sendPair(tag uint32, header call.Header, payload []byte) bool
 		return false
 	}
 	message := memory.Bytes()[wire.HeaderSize : wire.HeaderSize+size]
-	header.Put(message)
+	copy(message, small[:call.HeaderSize])
 	copy(message[call.HeaderSize:], payload)
 	s.postEager(tag, size, memory)
 	return true

@@ -17,9 +17,9 @@ type outbound struct {
 	out  sender  // the Send that waits
 	sent Traffic // mu guards it
 
-	atOnce bool                                    // the processor that posts carries requests out
-	now    rdma.PromptQueuePair                    // which it does within a call; nil if not
-	ahead  [wire.HeaderSize + call.HeaderSize]byte // headers of what goes out past the queue; mu guards it
+	atOnce bool                 // the processor that posts carries requests out
+	now    rdma.PromptQueuePair // which it does within a call; nil if not
+	ahead  [link.PlaceSize]byte // what stands before a message's payload; mu guards it
 
 	pairHeader [call.HeaderSize]byte // of a message that offerPair sends; who holds sendLock has it
 }
@@ -84,15 +84,16 @@ func (s *outbound) trySend(tag uint32, message []byte) bool {
 }
 
 // sendPast sends an eager message past the send queue, where the device takes one within a
-// call, with one copy. Its first bytes are pair many of ahead, behind the link's header. The
-// machine may send. If it reports false, nothing has been done. mu is held.
-func (s *outbound) sendPast(tag uint32, pair int, message []byte) bool {
-	if s.now == nil || s.queue.broken || !s.m.Ahead(tag, uint32(pair+len(message)), s.ahead[:]) ||
-		!s.now.SendNow(s.ahead[:wire.HeaderSize+pair], message) {
+// call, with one copy. Its first bytes, as many as first says, lie in ahead, behind the place
+// of the link's header; payload is the rest. The machine may send. If sendPast reports false,
+// nothing has been done. mu is held.
+func (s *outbound) sendPast(tag uint32, first int, payload []byte) bool {
+	if s.now == nil || s.queue.broken || !s.m.Ahead(tag, uint32(first+len(payload)), s.ahead[:]) ||
+		!s.now.SendNow(s.ahead[:wire.HeaderSize+first], payload) {
 		return false
 	}
 	s.m.Gone()
-	s.sent.add(pair + len(message))
+	s.sent.add(first + len(payload))
 	return true
 }
 

@@ -4,7 +4,7 @@ import (
 	"github.com/verbena-data/verbena/rdma"
 )
 
-// promptCases are about queue pairs that carry out Reads and Writes within a call.
+// promptCases are about queue pairs that carry out Reads, Writes and Sends within a call.
 var promptCases = []testCase{
 	{"Prompt", nil, testPrompt},
 	{"PromptSends", nil, testPromptSends},
@@ -97,7 +97,7 @@ func testPromptSends(e *env) {
 			at, from := guard-i%5, i%9 // at all alignments
 			sink.fill(0, n+2*guard, 0xA5)
 			b.recv(id, sink.sge(at, n))
-			b.recv(id+1, sink.sge(at, n)) // of nothing: where there are receives of several lengths the device looks at each
+			b.recv(id+1, sink.sge(at, n)) // gets nothing; a shorter one would make the device look at each receive
 			header := append([]byte(nil), data[from:from+head]...)
 			payload := append([]byte(nil), data[from+head:from+n]...)
 			if !p.SendNow(header, payload) {

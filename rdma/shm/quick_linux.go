@@ -100,9 +100,9 @@ func (qp *queuePair) SendNow(header, payload []byte) bool {
 	return sent
 }
 
-// touch reads a byte of each page. Memory of the program may be a file that is slow to
-// come, or has become shorter, and others wait for who is inside an access: the page comes,
-// or the program dies, before that. What is gone again by then was not to be expected.
+// touch reads a byte of each page. Memory of the program may be a mapped file that is slow to
+// come, or has become shorter. Others wait for who holds sendMu or is inside an access, so the
+// page comes, or the program dies, before. One that goes again in between holds them up.
 //
 //go:noinline
 func touch(b []byte) (all byte) {
