@@ -63,7 +63,7 @@ func driveCommand() *cobra.Command {
 	flags.IntVar(&l.callers, "callers", 1, "callers at a time: one measures latency, several calls a second")
 	flags.IntVar(&l.size, "size", 1<<10, "bytes of a request and of its answer")
 	flags.IntVar(&l.iterations, "iterations", 0, "calls of one caller at most, of which the first half warms up (default: all that --limit allows, and the first half of it warms up)")
-	flags.DurationVar(&l.limit, "limit", 0, "how long one caller calls at most, at least 20 calls, or how long several are measured")
+	flags.DurationVar(&l.limit, "limit", 0, "how long one caller calls at most, or how long several are measured; at least 20 calls")
 	flags.DurationVar(&l.warm, "warm", 0, "how long several callers call before they are measured")
 	flags.DurationVar(&l.pause, "pause", 0, "sleep of one caller before each call")
 	flags.BoolVar(&l.free, "free", false, "bind this process to no processor")
@@ -123,8 +123,8 @@ func (l load) latency(ctx context.Context, c caller, pid int) (r host.PerfRow, e
 	return r, err
 }
 
-// throughput lets several callers call for a while. It does not take the single calls'
-// times. Processor time is the server's alone.
+// throughput lets several callers call for a while, and until at least 20 calls have ended.
+// It does not take the single calls' times. Processor time is the server's alone.
 func (l load) throughput(ctx context.Context, c caller, pid int) (host.PerfRow, error) {
 	var (
 		calls, over atomic.Int64
@@ -153,6 +153,9 @@ func (l load) throughput(ctx context.Context, c caller, pid int) (host.PerfRow, 
 	before, err := processes.CPUTime(pid)
 	began, first := time.Now(), calls.Load()
 	wait(ctx, l.limit)
+	for calls.Load()-first < 20 && ctx.Err() == nil {
+		wait(ctx, time.Millisecond)
+	}
 	n, took := calls.Load()-first, time.Since(began)
 	after, err2 := processes.CPUTime(pid)
 	over.Store(1)
