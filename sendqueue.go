@@ -30,12 +30,18 @@ type postLatch struct {
 
 // Unlock lets the latch go.
 func (l *postLatch) Unlock() {
-	due := l.due
+	if l.due {
+		l.unlockAndRing()
+		return
+	}
+	l.Latch.Unlock()
+}
+
+//go:noinline
+func (l *postLatch) unlockAndRing() {
 	l.due = false
 	l.Latch.Unlock()
-	if due {
-		l.doorbell.Ring()
-	}
+	l.doorbell.Ring()
 }
 
 // A sendQueue is the send queue of an endpoint's queue pair: it turns the posts of the

@@ -39,8 +39,12 @@ func (s *inbound) receive(ctx context.Context) (*Message, error) {
 		if m != nil && !s.e.over() {
 			s.flush()
 		}
-		want, wanted := s.m.Wanted()
-		wanted = wanted && want.First
+		var want link.Want
+		wanted := false
+		if s.m.Announced() { // seldom: a Want is large
+			want, wanted = s.m.Wanted()
+			wanted = wanted && want.First
+		}
 		s.in.asleep = false
 		s.in.handing = m == nil && !wanted && !cut && !s.life.breach
 		if m == nil {

@@ -58,8 +58,8 @@ func (s *inbound) returned(b *buffer) {
 	}
 	if withdrawn {
 		s.m.Withdraw()
-	} else {
-		s.m.Released()
+	} else if !s.m.Released() {
+		return
 	}
 	s.flush()
 }

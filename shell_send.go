@@ -33,8 +33,9 @@ func (s *outbound) sentTraffic() Traffic {
 // sendNow sends a message that nothing holds up, and reports false otherwise.
 func (s *outbound) sendNow(tag uint32, message []byte) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sendAlong(tag, message)
+	sent := s.sendAlong(tag, message)
+	s.mu.Unlock()
+	return sent
 }
 
 // sendAlong is sendNow for who holds mu: one doorbell rings for the message and for what was posted before it.

@@ -379,23 +379,21 @@ func (w *worker) pollLocked() int {
 
 // completed hands out what a poll has found.
 func (w *worker) completed(n int, err error) int {
-	for batch := w.batch[:n]; len(batch) > 0; {
-		number := batch[0].QueuePair
-		same := 1
-		for same < len(batch) && batch[same].QueuePair == number {
-			same++
+	for next := 0; next < n; {
+		first, number := next, w.batch[next].QueuePair
+		for next++; next < n && w.batch[next].QueuePair == number; {
+			next++
 		}
 		if w.last == nil || number != w.number {
 			w.last, w.number = w.consumers[number], number
 		}
 		if w.last != nil {
-			w.last.complete(batch[:same])
-		} else {
-			for i := range batch[:same] {
-				w.orphan(&batch[i])
-			}
+			w.last.complete(w.batch[first:next])
+			continue
 		}
-		batch = batch[same:]
+		for i := range w.batch[first:next] {
+			w.orphan(&w.batch[first+i])
+		}
 	}
 	if n > 0 {
 		w.polls++

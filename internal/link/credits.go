@@ -40,11 +40,17 @@ func (c *credits) take() (data, control uint16) {
 
 // used notes that the peer has used a credit.
 func (c *credits) used(starved bool) error {
-	c.crowded = c.crowded || starved || c.peers < c.first
-	if c.peers--; c.peers < 0 {
+	c.crowded = c.crowded || starved
+	if c.use(); c.peers < 0 {
 		return fmt.Errorf("%w: a message without a credit", wire.ErrProtocol)
 	}
 	return nil
+}
+
+// use is used for a peer that has a credit, and has not had to wait for it.
+func (c *credits) use() {
+	c.crowded = c.crowded || c.peers < c.first
+	c.peers--
 }
 
 // tells is how many credit messages may be on their way to a peer that keeps
@@ -73,10 +79,14 @@ func (m *Machine[M]) creditsDue() bool {
 func (m *Machine[M]) Window() int { return m.credits.window }
 
 // Released says that the application has released an eager message, so that the
-// peer may use its receive again.
-func (m *Machine[M]) Released() {
+// peer may use its receive again. It tells whether posts may be due for that.
+func (m *Machine[M]) Released() bool {
 	m.credits.owed++
+	if !m.creditsDue() {
+		return false
+	}
 	m.pump()
+	return true
 }
 
 // Grant lets the peer use n receives more.

@@ -165,7 +165,7 @@ func (h *history) step(e *end, closing bool) error {
 	case 9:
 		return h.receive(e)
 	case 10:
-		h.release(e)
+		return h.release(e)
 	case 11:
 		if closing && h.rng.IntN(20) == 0 && !e.closed {
 			h.close(e)
@@ -604,20 +604,26 @@ func (h *history) unview(e *end) error {
 	return h.flush(e)
 }
 
-func (h *history) release(e *end) {
+func (h *history) release(e *end) error {
 	if len(e.held) == 0 {
-		return
+		return nil
 	}
 	e.held = e.held[1:]
 	if e.m.Window() > e.limits.Window && h.rng.IntN(2) == 0 {
 		e.m.Withdraw()
 	} else {
 		e.receives++
-		e.m.Released()
+		if !e.m.Released() {
+			e.m.pump()
+			if due := e.m.Posts(); len(due) > 0 {
+				return fmt.Errorf("a release had nothing posted, but %+v were due", due)
+			}
+		}
 	}
 	if err := h.flush(e); err != nil {
 		h.say("%v", err)
 	}
+	return nil
 }
 
 func (h *history) close(e *end) {
@@ -657,7 +663,9 @@ func (h *history) settle() error {
 				return fmt.Errorf("%s: %w", e.name, err)
 			}
 			for len(e.held) > 0 {
-				h.release(e)
+				if err := h.release(e); err != nil {
+					return fmt.Errorf("%s: %w", e.name, err)
+				}
 			}
 			for len(e.viewed) > 0 {
 				if err := h.unview(e); err != nil {

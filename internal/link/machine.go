@@ -251,7 +251,7 @@ func (m *Machine[M]) Take(b []byte) (tag uint32, ok bool) {
 		return 0, false
 	}
 	c.left += credits
-	_ = c.used(false) // there is one
+	c.use()
 	return tag, true
 }
 

@@ -68,10 +68,9 @@ func (qp *queuePair) unused() uint64 {
 // usedUp tells whether messages have come for all that was lent. recvCQ.mu is held.
 func (qp *queuePair) usedUp() bool { return qp.unused() == qp.posted.Load() }
 
-// topUp lends more if one of so many parts of the loan has been used, and at least so many
-// receives. recvCQ.mu is held.
-func (qp *queuePair) topUp(parts, least int) {
-	if qp.lent() > qp.loan-max(qp.loan/parts, least) || qp.toppedAt == qp.arrived {
+// topUp lends more if so many receives of the loan have been used. recvCQ.mu is held.
+func (qp *queuePair) topUp(used int) {
+	if qp.lent() > qp.loan-used || qp.toppedAt == qp.arrived {
 		return
 	}
 	qp.toppedAt = qp.arrived

@@ -380,13 +380,13 @@ func (qp *queuePair) harvestedShared(messages int) {
 	if messages > 0 {
 		qp.recent = true
 		qp.srq.used(qp, messages)
-		qp.topUp(4, 2)
+		qp.topUp(max(qp.loan/4, 2))
 		if qp.starving != 0 {
 			qp.lendIfAsked()
 		}
 		return
 	}
-	qp.topUp(8, 1)
+	qp.topUp(max(qp.loan/8, 1))
 	qp.lendIfAsked()
 }
 
@@ -430,13 +430,15 @@ func (qp *queuePair) harvestQuick(into []rdma.Completion) int {
 // just stored word by word cannot be loaded in larger pieces before it has reached the
 // cache.
 func copyShort(to, from []byte) {
-	if len(to)&7 != 0 || len(to) > slotInline {
+	n := uintptr(len(from))
+	if n&7 != 0 || n > slotInline || len(to) < len(from) {
 		copy(to, from)
 		return
 	}
-	for len(to) >= 8 && len(from) >= 8 {
-		*(*[8]byte)(to) = *(*[8]byte)(from)
-		to, from = to[8:], from[8:]
+	// By address: of two slices that shrink the compiler keeps a part in memory.
+	target, source := unsafe.Pointer(unsafe.SliceData(to)), unsafe.Pointer(unsafe.SliceData(from))
+	for i := uintptr(0); i < n; i += 8 {
+		*(*[8]byte)(unsafe.Add(target, i)) = *(*[8]byte)(unsafe.Add(source, i))
 	}
 }
 

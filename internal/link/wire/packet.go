@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 )
 
 // Sizes in bytes of the header of every message, and of the bodies of two kinds.
@@ -46,8 +47,10 @@ func (p *Packet) Put(b []byte) { PutPacket(b, p.Kind, p.Flags, p.Credits, p.Cont
 // that have just been stored there are loaded late where several are loaded at once.
 func PutPacket(b []byte, kind Kind, flags uint8, credits, control uint16, tag, length uint32) {
 	_ = b[HeaderSize-1]
-	// Two stores: what is copied at once is faster loaded from as few as possible.
-	binary.BigEndian.PutUint64(b, uint64(kind)<<56|uint64(flags)<<48|uint64(credits)<<32|uint64(control)<<16)
+	// Two stores: what is copied at once is faster loaded from as few as possible. Of a first
+	// byte that is known the compiler would make a store of its own, but for the reversal.
+	first := uint64(kind)<<56 | uint64(flags)<<48 | uint64(credits)<<32 | uint64(control)<<16
+	binary.LittleEndian.PutUint64(b, bits.ReverseBytes64(first))
 	binary.BigEndian.PutUint64(b[8:], uint64(tag)<<32|uint64(length))
 }
 
