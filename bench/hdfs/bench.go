@@ -379,9 +379,8 @@ func (b *bench) measure(ctx context.Context, c *contender, op operation) (figure
 			return figure{}, err
 		}
 	}
-	blocks, spent, err := c.system.written(ctx)
-	if err != nil {
-		return figure{}, err
+	if op.name == "block" {
+		return b.measureBlocks(ctx, c, args)
 	}
 	before, err := c.system.cpu(c)
 	if err != nil {
@@ -400,11 +399,7 @@ func (b *bench) measure(ctx context.Context, c *contender, op operation) (figure
 		return figure{}, err
 	}
 	ownAfter, err := c.CPU()
-	f := figure{numbers: numbers, cpu: float64(after - before), servers: float64(after - before - (ownAfter - own))}
-	if err == nil && op.name == "block" {
-		f.stages, err = c.system.since(ctx, blocks, spent)
-	}
-	return f, err
+	return figure{numbers: numbers, cpu: float64(after - before), servers: float64(after - before - (ownAfter - own))}, err
 }
 
 // compare is the command without a subcommand.

@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"hash/crc32"
 	"io"
 	"math"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/verbena-data/verbena/bench/internal/beside"
 	"github.com/verbena-data/verbena/bench/internal/host"
@@ -111,12 +114,59 @@ func TestStagesAreMedians(t *testing.T) {
 	took := map[string][]stages{}
 	for _, col := range columns {
 		for _, ms := range []float64{9, 1, 2} {
-			took[col.name] = append(took[col.name], stages{"communication": ms * 1e6, "processing": 1e6, "io": 3e6, "namenode": 0})
+			of := stages{"communication": ms * 1e6, "processing": 1e6, "io": 3e6, "namenode": 0}
+			of.beyond(time.Duration(ms)*9*time.Millisecond, 4*time.Millisecond)
+			took[col.name] = append(took[col.name], of)
 		}
 	}
 	table := stagesTable(took)
-	if !strings.Contains(table, "| communication | 2.0 | 2.0 | 2.0 | 2.0 |") || !strings.Contains(table, "| all | 6.0 | 6.0 | 6.0 | 6.0 |") {
+	for _, row := range []string{
+		"| communication | 2.0 | 2.0 | 2.0 | 2.0 |", "| all | 6.0 | 6.0 | 6.0 | 6.0 |", "| processor time, client and DataNodes | 18.0 | 18.0 | 18.0 | 18.0 |",
+		"| the same work in one process | 4.0 | 4.0 | 4.0 | 4.0 |", "| CPU of communication | 14.0 | 14.0 | 14.0 | 14.0 |",
+	} {
+		if !strings.Contains(table, row) {
+			t.Errorf("no %s in\n%s", row, table)
+		}
+	}
+	if strings.Count(table, "\n") != 3+len(stageNames)+3 {
 		t.Error(table)
+	}
+}
+
+// What is done without a transport is what a client and a DataNode do: the blocks' bytes and
+// their checksums are in files.
+func TestBlocksAlone(t *testing.T) {
+	l := &loader{buffer: make([]byte, bufferSize)}
+	for i := range l.buffer {
+		l.buffer[i] = byte(i * i >> 8)
+	}
+	const length, chunk = 3 << 20, 512
+	dir := t.TempDir()
+	if err := l.alone(dir, 2, length); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []string{"0", "1"} {
+		data, err := os.ReadFile(filepath.Join(dir, "blk_"+b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums, err := os.ReadFile(filepath.Join(dir, "meta_"+b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(data) != length || len(sums) != length/chunk*4 {
+			t.Fatalf("block %s has %d bytes and %d of checksums", b, len(data), len(sums))
+		}
+		for i := range data {
+			if data[i] != l.buffer[i%bufferSize] {
+				t.Fatalf("byte %d of block %s is %#x, want %#x", i, b, data[i], l.buffer[i%bufferSize])
+			}
+		}
+		for i := range length / chunk {
+			if got, want := binary.BigEndian.Uint32(sums[4*i:]), crc32.Checksum(data[chunk*i:chunk*(i+1)], crc32.MakeTable(crc32.Castagnoli)); got != want {
+				t.Fatalf("checksum %d of block %s is %#x, want %#x", i, b, got, want)
+			}
+		}
 	}
 }
 

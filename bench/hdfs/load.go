@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hdfs"
+	"github.com/verbena-data/verbena/internal/crc32c"
 	"github.com/verbena-data/verbena/providers"
 )
 
@@ -131,6 +133,8 @@ func (l *loader) obey(ctx context.Context, command string, args []string) ([]int
 		return l.dfsio(ctx, path, numbers[0], numbers[1], int(numbers[2]), numbers[3] == 1)
 	case "stat":
 		return l.timed(int(numbers[0]), func(int) error { _, err := l.client.Stat(ctx, path); return err })
+	case "alone":
+		err = l.alone(path, int(numbers[0]), numbers[1])
 	case "delete":
 		err = l.client.RemoveAll(ctx, path)
 	case "floor":
@@ -287,6 +291,56 @@ func (l *loader) small(ctx context.Context, dir string, count, size int64, write
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// alonePacket is how many bytes of data alone takes at once, as packets over shm have.
+const alonePacket = 508 << 10
+
+// alone does with count blocks of length bytes, whole chunks, what a client and a DataNode do with them, but
+// without anything between the two: it copies them into packets, makes checksums, compares
+// these, and writes data and checksums into files below dir, which stay. So what a client and
+// DataNodes take beyond that is communication.
+func (l *loader) alone(dir string, count int, length int64) error {
+	const chunk = 512
+	packets := make([][]byte, 8) // a window's
+	sums, again := make([]byte, alonePacket/chunk*4), make([]byte, alonePacket/chunk*4)
+	for i := range packets {
+		packets[i] = make([]byte, alonePacket)
+	}
+	for b := range count {
+		var files [2]*os.File
+		for i, kind := range []string{"blk", "meta"} {
+			f, err := os.Create(fmt.Sprintf("%s/%s_%d", dir, kind, b))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			files[i] = f
+		}
+		for at, n := int64(0), 0; at < length; n++ {
+			packet := packets[n%len(packets)][:min(length-at, alonePacket)]
+			for done, summed := 0, 0; done < len(packet); {
+				from := int((at + int64(done)) % bufferSize)
+				done += copy(packet[done:min(len(packet), done+32<<10)], l.buffer[from:])
+				whole := done / chunk * chunk // these are in a cache, as at the client
+				crc32c.Sums(sums[summed/chunk*4:whole/chunk*4], packet[summed:whole], chunk)
+				summed = whole
+			}
+			chunks := len(packet) / chunk
+			crc32c.Sums(again[:4*chunks], packet, chunk)
+			if !bytes.Equal(again[:4*chunks], sums[:4*chunks]) {
+				return errors.New("the checksums of a packet differ from those that were made before")
+			}
+			if _, err := files[0].WriteAt(packet, at); err != nil {
+				return err
+			}
+			if _, err := files[1].WriteAt(sums[:4*chunks], at/chunk*4); err != nil {
+				return err
+			}
+			at += int64(len(packet))
+		}
+	}
+	return nil
 }
 
 // floor writes length bytes into three files, and nothing else: what the page cache costs
