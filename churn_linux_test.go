@@ -3,6 +3,7 @@ package verbena
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -48,10 +49,14 @@ func (p *pair) held(t *testing.T) held {
 	return h
 }
 
+var churned = flag.Int("churned", 800, "endpoints of each kind that TestEndpointsComeAndGo opens")
+
 // Endpoints that were opened, used and closed leave what was there before the
-// first of them, but for what one endpoint leaves: an open domain with a worker.
+// first of them, but for what one endpoint leaves: an open domain with a worker. Many:
+//
+//	go test . -run TestEndpointsComeAndGo -churned 20000
 func TestEndpointsComeAndGo(t *testing.T) {
-	total, most := 2000, 400 // at once: more than one worker takes
+	total, most := *churned, 400 // at once: more than one worker takes
 	if testing.Short() || race.Enabled {
 		total, most = 100, 100
 	}
