@@ -466,6 +466,34 @@ func TestBufferOfCancelledSend(t *testing.T) {
 	})
 }
 
+// A peer that receives nothing tells all the same what it has read, also while it has more to
+// read.
+func TestSettledWithoutReceive(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w world) {
+		if w.transport == TransportTCP {
+			return // the kernel takes as much as it likes
+		}
+		p := w.pair(t, Config{Tuning: TuningTable{w.transport: {Window: 16, Chunks: 8, Spin: -1}}}, ListenConfig{})
+		a, _ := p.connect(t, w.transport)
+		var buffers [6]*Buffer
+		for i := range buffers {
+			buffers[i] = newBuffer(t, p.ctx, a, 1<<20, i)
+			buffers[i].Retain()
+			if err := a.SendBuffer(p.ctx, 1, nil, buffers[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, b := range buffers[:readAhead>>20] {
+			if err := a.Settled(p.ctx, b); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, b := range buffers {
+			b.Release()
+		}
+	})
+}
+
 // Buffers outlive their endpoint and their runtime, and a second Release is told.
 func TestBuffersOutliveTheirEndpoint(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w world) {

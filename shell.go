@@ -18,7 +18,9 @@ type shell struct {
 	operator
 	answerer
 
-	early []rdma.Completion // that came before the machine was started; mu guards it
+	early   []rdma.Completion      // that came before the machine was started; mu guards it
+	notices rdma.NoticingQueuePair // nil: nobody knows whether the peer sleeps
+	owing   bool                   // the worker knows that confirmations are held; its mu guards it
 }
 
 // newShell makes a queue pair that takes messages, ready to be connected. It is
@@ -44,6 +46,7 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		return s, err
 	}
 	s.now, s.atOnce = s.qp.(rdma.PromptQueuePair)
+	s.notices, _ = s.qp.(rdma.NoticingQueuePair)
 	s.device = s.now
 	if e.inPlace {
 		s.viewer, _ = s.qp.(rdma.ViewingQueuePair)

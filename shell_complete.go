@@ -78,7 +78,14 @@ func (s *shell) requestDone(c *rdma.Completion) {
 		s.fail(s.statusError("request", c.Status))
 		return
 	}
+	if s.m.MayHold() && s.mayHold() {
+		s.m.Hold()
+	}
 	from, to, ok := s.m.Sent(uint32(c.ID))
+	if s.m.Holding() && !s.owing {
+		s.owing = true
+		s.w.owe(s)
+	}
 	if !ok {
 		return // of a queue pair that had this number before
 	}
@@ -90,6 +97,24 @@ func (s *shell) requestDone(c *rdma.Completion) {
 		s.arriveUntil(to)
 	}
 	s.mayGoOn()
+}
+
+// mayHold tells whether confirmations may wait: the peer sleeps, so that each of them would
+// wake it, and the worker watches its queue itself, so that it pays before it rests. mu is
+// held, and the worker's.
+func (s *shell) mayHold() bool {
+	return s.notices != nil && !s.w.deferred.Load() && s.notices.PeerSleeps()
+}
+
+// pay tells the peer what has been held. Its worker calls it.
+func (s *shell) pay() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.owing = false
+	if s.m.Holding() && !s.life.reached(stageClosed) && !s.life.breach {
+		s.m.Tell()
+		s.flush()
+	}
 }
 
 // arrived takes a message of the peer. Its receive is posted again at once unless

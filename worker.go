@@ -36,6 +36,9 @@ const (
 	// notices, after up to 10 ms. Callers with a processor of another thread, which the kernel
 	// does not run, are not worth more turns.
 	mostTurns = 16
+	// payEvery is how many rounds that found something may pass before what was put off is
+	// done: four long messages of a relay bring as many.
+	payEvery = 32
 	// eventTurns is how often event looks for more before it leaves the rest to the worker's
 	// goroutine. The connection that has called it is not read meanwhile.
 	eventTurns = 8
@@ -72,6 +75,8 @@ type consumer interface {
 	endIfStalled(time.Duration)
 	// tidy posts receives whose messages have been released, if that has been put off.
 	tidy()
+	// pay tells the peer what has been put off while the worker was at work: see owe.
+	pay()
 }
 
 // A worker is a completion queue with a poller. Where the queue is a [rdma.EventQueue], who
@@ -96,6 +101,7 @@ type worker struct {
 	last      consumer  // of the completion before, whose number is lastNumber
 	number    uint32
 	polls     uint64 // that found something
+	owing     []consumer
 	batch     [pollBatch]rdma.Completion
 
 	look     func(wait bool) bool // pollAll
@@ -154,6 +160,7 @@ func (w *worker) run(ctx context.Context) {
 	defer close(w.done)
 	timer := time.NewTimer(takeover)
 	defer timer.Stop()
+	rounds := 0 // that found something
 	for ctx.Err() == nil {
 		if w.callers.any() && !w.leave(ctx, timer) {
 			return
@@ -166,6 +173,9 @@ func (w *worker) run(ctx context.Context) {
 				done = true
 			}
 			if done {
+				if rounds++; rounds%payEvery == 0 {
+					w.pay()
+				}
 				w.lingers.found(idle)
 				idle, turns = 0, 0
 				w.yield()
@@ -177,6 +187,7 @@ func (w *worker) run(ctx context.Context) {
 				w.lingers.vain(polls)
 			}
 		}
+		w.pay()
 		if w.callers.any() || w.serve() {
 			continue
 		}
@@ -187,7 +198,7 @@ func (w *worker) run(ctx context.Context) {
 			return
 		}
 		// What came before the arming raises no event.
-		if w.pollInTurn() > 0 || w.runs.any() {
+		if w.pollInTurn() > 0 || w.runs.any() || w.owes() {
 			continue
 		}
 		// Closing the queue ends the wait; with a context that can end, each wait
@@ -296,6 +307,7 @@ func (w *worker) serve() bool {
 // has answered a request.
 func (w *worker) leave(ctx context.Context, timer *time.Timer) bool {
 	w.deferred.Store(true)
+	w.pay() // later polls put nothing off
 	defer func() {
 		w.deferred.Store(false)
 		w.recalled.Store(false)
@@ -355,6 +367,28 @@ func (w *worker) pollInTurn() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.pollLocked()
+}
+
+// owe has a consumer's pay called soon: before the worker rests, leaves its queue to others,
+// or has gone on for long. Its mu is held, and its own goroutine has it.
+func (w *worker) owe(c consumer) { w.owing = append(w.owing, c) }
+
+// owes tells whether owe was told of some.
+func (w *worker) owes() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.owing) > 0
+}
+
+// pay has those called that owe was told of.
+func (w *worker) pay() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, c := range w.owing {
+		c.pay()
+		w.owing[i] = nil
+	}
+	w.owing = w.owing[:0]
 }
 
 // drain handles all that has completed so far.

@@ -41,6 +41,7 @@ func (c *countingConsumer) complete(batch []rdma.Completion) { c.got += len(batc
 func (c *countingConsumer) fail(error)                       {}
 func (c *countingConsumer) endIfStalled(time.Duration)       {}
 func (c *countingConsumer) tidy()                            {}
+func (c *countingConsumer) pay()                             {}
 
 // A device gives the number of a queue pair that has been closed to the next one at once.
 // What is left in the queue is the first one's, what comes later the second one's, and the
@@ -77,6 +78,106 @@ func TestNumberIsUsedAgain(t *testing.T) {
 			t.Errorf("the first got %d completions and the second %d, want one each", first.got, second.got)
 		}
 		w.remove(number)
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A payingConsumer owes with each completion.
+type payingConsumer struct {
+	countingConsumer
+	w          *worker
+	owed, most int
+}
+
+func (c *payingConsumer) complete([]rdma.Completion) {
+	if c.owed++; c.owed == 1 {
+		c.w.owe(c)
+	}
+	c.most = max(c.most, c.owed)
+}
+func (c *payingConsumer) pay() { c.owed = 0 }
+
+// An owingQueue has a completion that a caller handles as soon as the worker has armed the
+// queue, or many completions, one by one.
+type owingQueue struct {
+	wokenQueue
+	armed func()
+	busy  int // polls that find something
+}
+
+func (q *owingQueue) Arm(bool) error {
+	if armed := q.armed; armed != nil {
+		q.armed = nil
+		armed()
+	}
+	return nil
+}
+
+func (q *owingQueue) Poll(into []rdma.Completion) (int, error) {
+	if q.busy > 0 {
+		into[0] = rdma.Completion{}
+		q.busy--
+		return 1, nil
+	}
+	return q.wokenQueue.Poll(into)
+}
+
+type owingDomain struct {
+	rdma.Domain
+	queue *owingQueue
+}
+
+func (d *owingDomain) NewCompletionQueue(int) (rdma.CompletionQueue, error) { return d.queue, nil }
+
+// What is put off while a worker is at work is done before it rests, whoever has put it off,
+// before it leaves its queue to callers, and when it has gone on for long.
+func TestWorkerPays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &owingQueue{wokenQueue: wokenQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}, woken: make(chan struct{})}}
+		w, err := newWorker(&owingDomain{queue: q}, workerQueue, func(*rdma.Completion) { t.Error("a completion is nobody's") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // it sleeps
+		c := &payingConsumer{w: w}
+		w.add(0, c)
+		completes := func() {
+			w.mu.Lock()
+			q.waiting = append(q.waiting, rdma.Completion{})
+			w.mu.Unlock()
+		}
+		completes()
+		q.woken <- struct{}{}
+		if synctest.Wait(); c.owed != 0 {
+			t.Error("the worker sleeps and owes")
+		}
+		q.armed = func() {
+			completes()
+			w.pollNow()
+		}
+		q.woken <- struct{}{}
+		if synctest.Wait(); c.owed != 0 {
+			t.Error("the worker sleeps, and a caller that polled after the arming owes")
+		}
+		w.callers.others.Add(1)
+		completes()
+		w.pollNow()
+		q.woken <- struct{}{}
+		if synctest.Wait(); c.owed != 0 {
+			t.Error("the worker leaves its queue to callers and owes")
+		}
+		w.callers.others.Add(-1)
+		time.Sleep(2 * takeover)
+		synctest.Wait()
+		q.busy = 3 * payEvery
+		q.woken <- struct{}{}
+		synctest.Wait()
+		if c.most > payEvery {
+			t.Errorf("a worker that finds something all the time owes for %d rounds, want %d at most", c.most, payEvery)
+		}
+		w.remove(0)
 		if err := w.close(); err != nil {
 			t.Error(err)
 		}

@@ -123,6 +123,17 @@ type PromptQueuePair interface {
 	SendNow(header, payload []byte) bool
 }
 
+// A NoticingQueuePair knows of its peer whether it sleeps.
+type NoticingQueuePair interface {
+	QueuePair
+	// PeerSleeps tells whether a message that is sent now would have to wake who waits in
+	// [CompletionQueue.Wait] at the peer, or be found by who has just armed the queue. It is
+	// a hint: the peer may wake, or go to sleep, at any time, or lie. It may be called
+	// concurrently with everything, also after Close, takes the time of a load from memory
+	// that the peer writes to, and does not allocate.
+	PeerSleeps() bool
+}
+
 // A ViewingQueuePair shows memory of the peer where it lies, since the processor reaches
 // it, in place of a Read.
 type ViewingQueuePair interface {

@@ -13,10 +13,12 @@ import (
 type arrivals struct {
 	pending fifo.Queue[pendingOffer]
 	confirm fifo.Queue[uint32] // ids that are done, to be told
+	held    bool               // they are not told yet: see Hold
 	open    int                // offers of the peer that it has not been told of
 	viewed  int                // offers that the application uses where they lie
 	reading int                // Reads under way
 	asked   int                // bytes that they are for
+	waiting int                // bytes of pending
 	fetched uint64             // bytes that earlier ones have brought
 
 	arriving bool   // the parts of message current are not all here
@@ -50,6 +52,7 @@ func (m *Machine[M]) offered(tag uint32, o wire.Offer) error {
 	}
 	e.offered += int(o.Length)
 	a.pending.Push(pendingOffer{a.current, o})
+	a.waiting += int(o.Length)
 	a.arriving = e.offered < e.total
 	return nil
 }
@@ -93,6 +96,7 @@ func (m *Machine[M]) read() {
 		case e.givenUp || m.goodbye.closed:
 			m.settle(e, id)
 			a.pending.Pop()
+			a.waiting -= int(id.length)
 			if m.goodbye.closed {
 				m.forget()
 			}
@@ -110,8 +114,9 @@ func (m *Machine[M]) read() {
 		})
 		e.reading++
 		a.reading++
-		a.asked += int(p.offer.Length)
+		a.asked += int(id.length)
 		a.pending.Pop()
+		a.waiting -= int(id.length)
 	}
 }
 
@@ -135,6 +140,36 @@ func (m *Machine[M]) settle(e *message[M], id readOffer) {
 	if e.complete() {
 		m.inbox.incomplete--
 	}
+}
+
+// enoughUnread is how many bytes the peer must have offered besides for confirmations to be
+// held: to read them takes as long as it takes the peer to wake and to offer more. Tests change
+// it.
+var enoughUnread = 1 << 20
+
+// mostHeld is how many confirmations may be held.
+const mostHeld = 4
+
+// MayHold tells whether confirmations of what has been read may wait for others, as far as
+// the machine knows: nothing else is due to the peer, and it has offered enough for this side
+// to go on with.
+func (m *Machine[M]) MayHold() bool {
+	a := &m.arrivals
+	return a.waiting+a.asked >= enoughUnread && a.confirm.Len() < mostHeld && !m.creditsDue() && !m.goodbye.peerSaid
+}
+
+// Hold has the confirmations that the next Sent brings about wait for as long as MayHold
+// reports true, and until Tell at the longest. It is for a peer that sleeps: each would wake
+// it, and it has enough under way.
+func (m *Machine[M]) Hold() { m.arrivals.held = true }
+
+// Holding tells that confirmations wait. Whoever has called Hold calls Tell before it rests.
+func (m *Machine[M]) Holding() bool { return m.arrivals.held }
+
+// Tell ends Hold. Afterwards posts may be due.
+func (m *Machine[M]) Tell() {
+	m.arrivals.held = false
+	m.pump()
 }
 
 // short tells that message n waits for memory, and that its memory can be moved.
@@ -201,6 +236,7 @@ func (m *Machine[M]) View(w Want, handle M) (offer uint32) {
 	a := &m.arrivals
 	e := m.inbox.at(w.Message)
 	a.pending.Pop()
+	a.waiting -= e.total
 	a.viewed++
 	a.largest = max(a.largest, e.total)
 	e.handle, e.given, e.viewed = handle, true, true
@@ -215,7 +251,7 @@ func (m *Machine[M]) View(w Want, handle M) (offer uint32) {
 func (m *Machine[M]) Viewed(offer uint32) {
 	m.arrivals.viewed--
 	m.arrivals.confirm.Push(offer)
-	m.pump()
+	m.Tell()
 }
 
 // Provide gives the message of a [Want] memory of size bytes, into which the

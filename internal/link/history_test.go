@@ -23,6 +23,8 @@ var (
 //
 //	go test ./internal/link -run Histories -histories 1000000
 func TestHistories(t *testing.T) {
+	defer func(n int) { enoughUnread = n }(enoughUnread)
+	enoughUnread = 1 // the messages here are short
 	for s := *seed; s < *seed+uint64(*histories); s++ {
 		h := newHistory(s)
 		if err := h.run(); err != nil {
@@ -455,11 +457,25 @@ func (h *history) complete(e *end) error {
 	seq := e.queue[last].post.Seq
 	first := e.queue[0].post.Seq
 	e.queue, e.started = e.queue[last+1:], e.started-last-1
+	if e.m.MayHold() && h.rng.IntN(2) == 0 {
+		h.say("%s holds", e.name)
+		e.m.Hold()
+	}
 	from, to, ok := e.m.Sent(seq)
 	if !ok || from != first || to != seq+1 {
 		return fmt.Errorf("completion of %d says %d to %d, %t; %d was the first", seq, from, to, ok, first)
 	}
 	h.say("%s: requests %d to %d are done", e.name, from, to)
+	return h.flush(e)
+}
+
+// tell ends what the end holds back.
+func (h *history) tell(e *end) error {
+	if !e.m.Holding() {
+		return nil
+	}
+	h.say("%s holds no more", e.name)
+	e.m.Tell()
 	return h.flush(e)
 }
 
@@ -659,6 +675,9 @@ func (h *history) settle() error {
 					return fmt.Errorf("%s: %w", e.name, err)
 				}
 			}
+			if err := h.tell(e); err != nil {
+				return fmt.Errorf("%s: %w", e.name, err)
+			}
 			if err := h.receive(e); err != nil {
 				return fmt.Errorf("%s: %w", e.name, err)
 			}
@@ -676,6 +695,11 @@ func (h *history) settle() error {
 				if err := h.answer(e); err != nil {
 					return fmt.Errorf("%s: %w", e.name, err)
 				}
+			}
+		}
+		for _, e := range h.ends {
+			if a := &e.m.arrivals; a.pending.Len() == 0 && a.waiting != 0 {
+				return fmt.Errorf("%s: %d bytes are offered, in no offers", e.name, a.waiting)
 			}
 		}
 		if len(h.log) == before {

@@ -50,6 +50,100 @@ func TestInboxIsBounded(t *testing.T) {
 	}
 }
 
+// Confirmations are held while the peer has offered enough besides, 4 at most, and go together.
+// Nothing is held that anything else ends.
+func TestHold(t *testing.T) {
+	l := Limits{Receive: 100, Window: 40, MaxWindow: 40, Chunks: 8, MaxMessage: 1 << 20, Commit: 1 << 20}
+	// start returns an end to which so many messages of 512 KiB have been offered. It has
+	// memory for the first of them.
+	start := func(offers int) (*Machine[int], func() (reads, confirmations []uint32)) {
+		m := New[int](l, make([]byte, l.Places()*PlaceSize))
+		if err := m.Start(l.Parameters()); err != nil {
+			t.Fatal(err)
+		}
+		posts := func() (reads, confirmations []uint32) {
+			for _, p := range m.Posts() {
+				if p.Read {
+					reads = append(reads, p.Seq)
+				} else {
+					confirmations = append(confirmations, p.Seq)
+				}
+			}
+			return reads, confirmations
+		}
+		for i := range offers {
+			o := wire.Offer{ID: uint32(i), Length: 512 << 10, Total: 512 << 10}
+			b := make([]byte, wire.HeaderSize+wire.OfferSize)
+			wire.PutPacket(b, wire.Offered, 0, 0, 0, 1, wire.OfferSize)
+			o.Put(b[wire.HeaderSize:])
+			if _, err := m.Received(b, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return m, posts
+	}
+	// next gives the next message memory and tells how many confirmations its Read brings.
+	next := func(m *Machine[int], posts func() (_, _ []uint32), hold bool) int {
+		t.Helper()
+		w, ok := m.Wanted()
+		if !ok {
+			t.Fatal("no message waits for memory")
+		}
+		m.Provide(w.Message, 0, w.Size)
+		reads, early := posts()
+		if len(reads) != 1 {
+			t.Fatalf("%d Reads", len(reads))
+		}
+		if hold && m.MayHold() {
+			m.Hold()
+		}
+		m.Sent(reads[0])
+		_, confirmations := posts()
+		return len(early) + len(confirmations)
+	}
+	m, posts := start(8)
+	for i, want := range []int{0, 0, 0, 4, 0, 0, 3, 1} { // 4 are held at most; behind the 7th, 512 KiB are left
+		if n := next(m, posts, true); n != want {
+			t.Errorf("Read %d brings %d confirmations, want %d", i, n, want)
+		}
+		if m.Holding() != (want == 0) {
+			t.Errorf("behind Read %d, Holding is %t", i, m.Holding())
+		}
+	}
+	m, posts = start(8)
+	if n := next(m, posts, false); n != 1 || m.Holding() {
+		t.Errorf("%d confirmations where nobody asked to hold them", n)
+	}
+	for name, end := range map[string]func(m *Machine[int]){
+		"Tell":  (*Machine[int]).Tell,
+		"Close": (*Machine[int]).Close,
+		"the peer's goodbye": func(m *Machine[int]) {
+			b := make([]byte, wire.HeaderSize)
+			wire.PutPacket(b, wire.Goodbye, 0, 0, 0, 0, 0)
+			if _, err := m.Received(b, 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a message that was viewed": func(m *Machine[int]) {
+			w, ok := m.Wanted()
+			if !ok || !w.Whole {
+				t.Fatalf("nothing can be viewed: %+v", w)
+			}
+			m.Viewed(m.View(w, 0))
+		},
+		"credits that are due": func(m *Machine[int]) { m.Grant(40) },
+	} {
+		m, posts := start(4)
+		if n := next(m, posts, true); n != 0 || !m.Holding() {
+			t.Fatalf("%d confirmations, Holding is %t", n, m.Holding())
+		}
+		end(m)
+		if _, confirmations := posts(); len(confirmations) == 0 || m.Holding() {
+			t.Errorf("%s does not end what is held", name)
+		}
+	}
+}
+
 // What goes past the send queue does not overtake what is to be posted, and its header is
 // that of a message that is posted.
 func TestAhead(t *testing.T) {

@@ -290,7 +290,8 @@ func (m *Machine[M]) pump() {
 		m.arrivals.open -= m.arrivals.confirm.Clear()
 		return
 	}
-	for m.arrivals.confirm.Len() > 0 && m.queue.room() {
+	m.arrivals.held = m.arrivals.held && m.arrivals.confirm.Len() > 0 && m.MayHold()
+	for !m.arrivals.held && m.arrivals.confirm.Len() > 0 && m.queue.room() {
 		p := m.header(wire.Taken, 0, 0, wire.TakenSize, false)
 		wire.PutTaken(m.queue.body(p.Seq), m.arrivals.confirm.Pop())
 		p.Size += wire.TakenSize

@@ -109,7 +109,7 @@ func Run(t *testing.T, s Suite) {
 		t.Cleanup(func() { checkLeft(t, before) })
 	}
 	for _, group := range [][]testCase{
-		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, doorbellCases, promptCases, viewCases, receiveCases, waitCases,
+		deviceCases, connectionCases, operationCases, invalidateCases, orderCases, completionCases, doorbellCases, promptCases, viewCases, noticeCases, receiveCases, waitCases,
 		accessCases, postCases, failureCases, peerCases, historyCases,
 	} {
 		for _, c := range group {
