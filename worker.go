@@ -384,6 +384,10 @@ func (w *worker) owes() bool {
 func (w *worker) pay() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.payLocked()
+}
+
+func (w *worker) payLocked() {
 	for i, c := range w.owing {
 		c.pay()
 		w.owing[i] = nil

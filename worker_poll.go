@@ -81,6 +81,9 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 					}
 				}
 			}
+			if own {
+				w.payLocked() // what else comes may keep the worker here for long
+			}
 			w.mu.Unlock()
 		}
 		if !own && w.runs.any() {

@@ -184,6 +184,20 @@ func TestWorkerPays(t *testing.T) {
 	})
 }
 
+// A worker that polls for requests, and finds other things all the time, does what is put off.
+func TestWorkerPaysWhileItPolls(t *testing.T) {
+	var now time.Duration
+	clock := &crowd{now: func() time.Duration { now += time.Microsecond; return now }, account: func() (time.Duration, bool) { return 0, false }}
+	q := &owingQueue{busy: 1000}
+	w := &worker{cq: q, crowd: clock, consumers: map[uint32]consumer{}}
+	c := &payingConsumer{w: w}
+	w.consumers[0] = c
+	w.spin(10*time.Microsecond, func() bool { return false }, true)
+	if q.busy > 0 || c.most > spinBatch || c.owed > 0 {
+		t.Errorf("%d completions are left; the worker owed for up to %d, want %d at most, and owes for %d", q.busy, c.most, spinBatch, c.owed)
+	}
+}
+
 // A wokenQueue ends a wait when the test says so.
 type wokenQueue struct {
 	numberedQueue
