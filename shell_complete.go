@@ -100,8 +100,8 @@ func (s *shell) requestDone(c *rdma.Completion) {
 }
 
 // mayHold tells whether confirmations may wait: the peer sleeps, so that each of them would
-// wake it, and the worker watches its queue itself, so that it pays before it rests. mu is
-// held, and the worker's.
+// wake it, and the queue is not left to callers, so that the worker's goroutine pays before it
+// rests. mu is held, and the worker's.
 func (s *shell) mayHold() bool {
 	return s.notices != nil && !s.w.deferred.Load() && s.notices.PeerSleeps()
 }

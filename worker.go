@@ -182,6 +182,7 @@ func (w *worker) run(ctx context.Context) {
 			} else if idle == polls-1 && turns < mostTurns && w.runnable.Load() > 0 {
 				// Callers can run.
 				turns, idle = turns+1, 0
+				w.pay()
 				runtime.Gosched()
 			} else if idle == polls-1 {
 				w.lingers.vain(polls)
@@ -258,11 +259,12 @@ func (w *worker) event() (done bool) {
 		if busy {
 			continue
 		}
+		w.pay()
 		if w.cq.Arm(false) != nil {
 			return false
 		}
 		// What came before the arming raises no event.
-		if w.pollInTurn() == 0 && !w.runs.any() {
+		if w.pollInTurn() == 0 && !w.runs.any() && !w.owes() {
 			return true
 		}
 	}
@@ -344,7 +346,7 @@ func (w *worker) poll() {
 
 // pollAll handles all that has completed so far, so that no endpoint's many messages hide
 // those of others behind them. If another goroutine is at it, pollAll waits for its turn,
-// or reports false.
+// or reports false. Requests may go on for long, so nothing stays put off.
 func (w *worker) pollAll(wait bool) bool {
 	if !w.mu.TryLock() {
 		if !wait {
@@ -358,6 +360,7 @@ func (w *worker) pollAll(wait bool) bool {
 			break
 		}
 	}
+	w.payLocked()
 	return true
 }
 
@@ -369,8 +372,8 @@ func (w *worker) pollInTurn() int {
 	return w.pollLocked()
 }
 
-// owe has a consumer's pay called soon: before the worker rests, leaves its queue to others,
-// or has gone on for long. Its mu is held, and its own goroutine has it.
+// owe has a consumer's pay called soon: between requests, before the worker rests, leaves its
+// queue to others, or lets callers run, or when it has gone on for long. Its mu is held.
 func (w *worker) owe(c consumer) { w.owing = append(w.owing, c) }
 
 // owes tells whether owe was told of some.

@@ -198,6 +198,28 @@ func TestWorkerPaysWhileItPolls(t *testing.T) {
 	}
 }
 
+// Requests that never end keep nobody waiting for what is put off meanwhile.
+func TestWorkerPaysBetweenRequests(t *testing.T) {
+	q := &owingQueue{busy: 5000}
+	w := &worker{cq: q, consumers: map[uint32]consumer{}}
+	w.look = w.pollAll
+	c := &payingConsumer{w: w}
+	w.consumers[0] = c
+	w.runs.add(&endlessRun{left: 1000})
+	for w.runs.one(w.look) {
+	}
+	if q.busy > 4000 || c.most > pollBatch || c.owed > 0 {
+		t.Errorf("%d of 5,000 completions are left; the worker owed for up to %d, want %d at most, and owes for %d", q.busy, c.most, pollBatch, c.owed)
+	}
+}
+
+// An endlessRun has more requests each time.
+type endlessRun struct{ left int }
+
+func (r *endlessRun) run(int) bool { r.left--; return false }
+func (r *endlessRun) waits() bool  { return r.left > 0 }
+func (r *endlessRun) more() bool   { return r.left > 0 }
+
 // A wokenQueue ends a wait when the test says so.
 type wokenQueue struct {
 	numberedQueue
