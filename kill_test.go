@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -53,6 +54,11 @@ func servePeer(name string) {
 		}
 		ctx := context.Background()
 		l, err := r.Listen(ctx, cmp.Or(os.Getenv(listenVariable), w.anyPort()), ListenConfig{InPlace: inPlace})
+		// The system may have given the port of one that was killed to a connection meanwhile.
+		for began := time.Now(); errors.Is(err, syscall.EADDRINUSE) && time.Since(began) < 20*time.Second; {
+			time.Sleep(10 * time.Millisecond)
+			l, err = r.Listen(ctx, os.Getenv(listenVariable), ListenConfig{InPlace: inPlace})
+		}
 		if err != nil {
 			panic(err)
 		}
