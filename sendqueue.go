@@ -37,6 +37,8 @@ func (l *postLatch) Unlock() {
 	l.Latch.Unlock()
 }
 
+// unlockAndRing is apart, so that Unlock is inlined where no doorbell is due.
+//
 //go:noinline
 func (l *postLatch) unlockAndRing() {
 	l.due = false

@@ -36,8 +36,8 @@ const (
 	// notices, after up to 10 ms. Callers with a processor of another thread, which the kernel
 	// does not run, are not worth more turns.
 	mostTurns = 16
-	// payEvery is how many rounds that found something may pass before what was put off is
-	// done: four long messages of a relay bring as many.
+	// payEvery is how many rounds may find something before what was put off is done. Four
+	// long messages of a relay bring as many.
 	payEvery = 32
 	// eventTurns is how often event looks for more before it leaves the rest to the worker's
 	// goroutine. The connection that has called it is not read meanwhile.
@@ -100,8 +100,8 @@ type worker struct {
 	removed   sync.Cond // one of them, on mu
 	last      consumer  // of the completion before, whose number is lastNumber
 	number    uint32
-	polls     uint64 // that found something
-	owing     []consumer
+	polls     uint64     // that found something
+	owing     []consumer // whose pay is due
 	batch     [pollBatch]rdma.Completion
 
 	look     func(wait bool) bool // pollAll
@@ -390,6 +390,7 @@ func (w *worker) pay() {
 	w.payLocked()
 }
 
+// payLocked is pay for who holds mu.
 func (w *worker) payLocked() {
 	for i, c := range w.owing {
 		c.pay()

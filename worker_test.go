@@ -169,7 +169,7 @@ func TestWorkerPays(t *testing.T) {
 			t.Error("the worker leaves its queue to callers and owes")
 		}
 		w.callers.others.Add(-1)
-		time.Sleep(2 * takeover)
+		time.Sleep(2 * takeover) // of the bubble's time: the worker takes its queue back
 		synctest.Wait()
 		q.busy = 3 * payEvery
 		q.woken <- struct{}{}

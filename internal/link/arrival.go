@@ -143,8 +143,8 @@ func (m *Machine[M]) settle(e *message[M], id readOffer) {
 }
 
 // enoughUnread is how many bytes the peer must have offered besides for confirmations to be
-// held: to read them takes as long as it takes the peer to wake and to offer more. Tests change
-// it.
+// held. To read them takes about as long, by estimate, as the peer takes to wake and to offer
+// more. Tests change it.
 var enoughUnread = 1 << 20
 
 // mostHeld is how many confirmations may be held.
