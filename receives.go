@@ -65,7 +65,7 @@ type receives struct {
 	pause    time.Duration // before that
 	recaller *time.Timer   // takes back what is not needed
 	recalled []uint64      // IDs, for recall
-	moves    int           // times since a demand that the last receives moved in vain
+	vain     int           // rounds in which no memory went back, since some did or was demanded
 	closed   bool
 }
 
@@ -265,6 +265,7 @@ func (r *receives) put(buffers []*buffer, requests []rdma.RecvRequest, counted i
 		for _, b := range buffers[n:] {
 			r.drop(b)
 		}
+		r.recallRest()
 	}
 	return err
 }
@@ -280,6 +281,7 @@ func (r *receives) putLate(b *buffer, held bool) {
 	}
 	if !r.reserve() || r.post(b) != nil {
 		r.drop(b) // reclaim, which holds mu, has not seen it posted
+		r.recallRest()
 	}
 }
 

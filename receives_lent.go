@@ -41,7 +41,7 @@ func (r *receives) demanded(n int) int {
 	if r.closed {
 		return 0
 	}
-	r.moves = 0
+	r.vain = 0
 	// A receive whose message an application holds is in the target and not posted: as
 	// many can be posted without raising the target.
 	if lack := int32(n) - (r.target.Load() - r.posted.Load()); lack > 0 && !r.pool.Squeezed() {

@@ -14,9 +14,10 @@ import (
 // make it shorter.
 var recallEvery = 3 * time.Second
 
-// The last receives move to other memory in at most mostMoves rounds after a demand. More
-// would not help: others in the same region may keep it registered for ever.
-const mostMoves = 16
+// The last receives move to other memory in every second of at most mostVainRecalls rounds
+// after a demand. More would not help: others in the same region may keep it registered
+// for ever.
+const mostVainRecalls = 32
 
 // A giver is a shared receive queue that gives receives back.
 type giver = rdma.RecallingReceiveQueue
@@ -25,6 +26,15 @@ type giver = rdma.RecallingReceiveQueue
 // are idle. r.mu is held.
 func (r *receives) recallSurplus() {
 	if r.giver != nil && r.target.Load() > r.least() {
+		r.recallLater()
+	}
+}
+
+// recallRest has the last receives move later, because memory went back when an application
+// released its messages, and others in the same regions may still be posted. r.mu is held.
+func (r *receives) recallRest() {
+	if r.giver != nil && r.fragmented(fragmentedFromIdle) {
+		r.vain = 0
 		r.recallLater()
 	}
 }
@@ -45,8 +55,8 @@ func (r *receives) recallLater() {
 		r.recaller = nil
 		if r.recall() {
 			r.recallLater() // what is left may be in regions that are nearly empty
-		} else if r.fragmented(fragmentedFromIdle) && r.moves < mostMoves {
-			r.moves++
+		} else if r.fragmented(fragmentedFromIdle) && r.vain < mostVainRecalls {
+			r.vain++
 			r.recallLater() // the regions that receives moved out of may not be empty yet
 		} else {
 			r.recallSurplus()
@@ -63,8 +73,10 @@ func (r *receives) recall() (dropped bool) {
 		r.recalled = make([]uint64, n)
 	}
 	keep := int(least)
-	if r.fragmented(fragmentedFromIdle) {
-		keep = 0 // the first ones move, too, so that they keep no large region
+	if r.vain%2 == 1 && r.fragmented(fragmentedFromIdle) {
+		// The first ones move, too, so that they keep no large region. Rounds between keep
+		// them: others than these may be surplus, and a device gives the youngest back.
+		keep = 0
 	}
 	n = r.giver.Recall(r.recalled[:n], keep)
 	kept := min(int(least)-keep, n)

@@ -2,9 +2,15 @@ package verbena
 
 import (
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // Where receives can be taken back, an idle peer holds little registered memory however few or
@@ -110,5 +116,93 @@ func burst(t *testing.T, p *pair, from, to *Endpoint) {
 	}
 	for _, m := range held {
 		m.Release()
+	}
+}
+
+// youngestFirst is a queue that gives back what was not needed since the last time, the youngest
+// first.
+type youngestFirst struct {
+	rdma.SharedReceiveQueue
+	posted   []uint64
+	unneeded int
+}
+
+func (q *youngestFirst) PostRecv(requests []rdma.RecvRequest) (int, error) {
+	for i := range requests {
+		q.posted = append(q.posted, requests[i].ID)
+	}
+	return len(requests), nil
+}
+
+func (q *youngestFirst) Recall(ids []uint64, keep int) int {
+	n := max(0, min(q.unneeded, len(q.posted)-keep, len(ids)))
+	for i := range n {
+		last := len(q.posted) - 1
+		ids[i], q.posted = q.posted[last], q.posted[:last]
+	}
+	q.unneeded = len(q.posted)
+	return n
+}
+
+// complete takes the oldest receive.
+func (q *youngestFirst) complete() uint64 {
+	id := q.posted[0]
+	q.posted = q.posted[1:]
+	q.unneeded = min(q.unneeded, len(q.posted))
+	return id
+}
+
+// Whatever was needed and when, as many receives are left when all is quiet as idle peers
+// need, and they keep no more than twice their memory.
+func TestReceivesGoBackAfterAnyLoad(t *testing.T) {
+	const size, users, promised = 32<<10 + 64, 2, 100
+	for seed := range uint64(500) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 0))
+			domain := &stuckDomain{stuck: make(chan struct{})}
+			close(domain.stuck)
+			pool := slab.New(domain, rdma.AccessLocalWrite, 64<<20)
+			q := &youngestFirst{}
+			r := newReceives(q, pool, slog.New(slog.DiscardHandler), 1, size, sharedDepth, false)
+			r.giver, r.tidy, r.promised = q, func() {}, promised
+			r.users.Store(users)
+			r.target.Store(r.least())
+			r.low()
+			var held []*buffer
+			for range rng.IntN(200) {
+				if rng.IntN(8) == 0 {
+					time.Sleep(time.Duration(rng.Int64N(int64(recallEvery))))
+					synctest.Wait()
+				}
+				if len(held) > 0 && rng.IntN(2) == 0 {
+					i := rng.IntN(len(held))
+					if err := r.put(held[i:i+1], nil, 0); err != nil {
+						t.Fatal(err)
+					}
+					held[i] = held[len(held)-1]
+					held = held[:len(held)-1]
+				} else if len(q.posted) > 0 {
+					held = append(held, r.arrived(q.complete()))
+				}
+			}
+			for _, b := range held {
+				if err := r.put([]*buffer{b}, nil, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(100 * recallEvery)
+			synctest.Wait()
+			if n := len(q.posted); n != users || r.posted.Load() != users {
+				t.Errorf("seed %d: %d receives are posted, %d counted, for %d idle peers", seed, n, r.posted.Load(), users)
+			}
+			if registered, used := pool.Registered(), pool.Used(); registered > max(fragmentedFromIdle, 2*used) {
+				t.Errorf("seed %d: %d bytes are registered, %d used", seed, registered, used)
+			}
+			r.suspend(true)
+			r.reclaim(false)
+			if err := pool.Close(); err != nil || pool.Registered() != 0 {
+				t.Errorf("seed %d: %d bytes stay registered: %v", seed, pool.Registered(), err)
+			}
+		})
 	}
 }

@@ -12,7 +12,7 @@ const firstRetry, lastRetry = 10 * time.Millisecond, time.Second
 func (r *receives) low() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.moves = 0
+	r.vain = 0
 	r.target.Store(min(2*r.target.Load(), int32(r.promised+baseReceives)))
 	r.replenish()
 	r.recallSurplus()

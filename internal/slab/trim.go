@@ -30,10 +30,10 @@ func (p *Pool) Trim() error {
 }
 
 // Denser returns a slab of the same size as s from a region with less room, if there is
-// one: one that is fuller, or smaller, be it idle. For a slab that is alone in a region
-// it registers a smaller one, if that can be had without closing another. Whoever keeps
-// a slab for long moves there, puts s back, and what is used here and there comes
-// together, so that the rest can go back.
+// one: one that is fuller, or smaller, be it idle. Where all that is used of the region of
+// s has room in one of two thirds of its size, it registers that, if that can be had
+// without closing another. Whoever keeps a slab for long moves there, puts s back, and
+// what is used here and there comes together, so that the rest can go back.
 func (p *Pool) Denser(s Slab) (Slab, bool) {
 	p.mu.Lock()
 	a := s.arena
@@ -50,8 +50,10 @@ func (p *Pool) Denser(s Slab) (Slab, bool) {
 	var pl *plan
 	r, err := p.newRequest(a.stride, nil)
 	r.quick = true
-	if err == nil && a.out == 1 && int(a.size()) >= r.bytes*3/2 && !p.classes[r.class].filling && p.line.head == nil && p.fits(&r, r.bytes, false, false) {
-		pl = p.newPlan(&r, r.bytes, false)
+	if err == nil && !p.classes[r.class].filling && p.line.head == nil {
+		if size := sizeFor(a, r.bytes); int(a.size()) >= size*3/2 && p.fits(&r, size, false, false) {
+			pl = p.newPlan(&r, size, false)
+		}
 	}
 	p.mu.Unlock()
 	if pl == nil {
@@ -81,6 +83,16 @@ func (p *Pool) denser(a *arena) (best *arena) {
 		}
 	}
 	return best
+}
+
+// sizeFor is the size of the smallest arena, of least bytes or more, that holds as many
+// slabs as are out of a.
+func sizeFor(a *arena, least int) int {
+	size := least
+	for size < int(a.size()) && size/a.stride < a.out {
+		size = (size-arenaExtra)*2 + arenaExtra
+	}
+	return size
 }
 
 // room is how many slabs an arena has that are not out.

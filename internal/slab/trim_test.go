@@ -1,6 +1,7 @@
 package slab
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -158,37 +159,67 @@ func TestDenser(t *testing.T) {
 	})
 }
 
-// A slab that is alone in a large region moves to a new small one.
+// Slabs that are alone in a large region move to a new one, as small as holds them all.
 func TestDenserMakesASmallRegion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, _ := newPool(t, 64<<20)
-		var all []Slab
-		for p.Registered() < 8<<20 {
-			all = append(all, get(t, p, 32<<10))
-		}
-		last := all[len(all)-1]
-		for _, s := range all[:len(all)-1] {
-			p.Put(s)
-		}
-		if err := p.Trim(); err != nil {
-			t.Fatal(err)
-		}
-		better, ok := p.Denser(last)
-		if !ok {
-			t.Fatalf("a slab keeps %d bytes registered", p.Registered())
-		}
-		p.Put(last)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n, least := p.Registered(), int64(leasts[classOf(32<<10)]); n != least {
-			t.Errorf("%d bytes are registered for one slab, %d would do", n, least)
-		}
-		if _, ok := p.Denser(better); ok {
-			t.Error("a slab that is alone in the smallest region has a denser one")
-		}
-		p.Put(better)
-		p.check(t)
-	})
+	const size = 32 << 10
+	for _, count := range []int{1, 2, 3, 5, 20, 40, 42, 60} {
+		t.Run(fmt.Sprint(count), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, _ := newPool(t, 64<<20)
+				var all []Slab
+				for p.Registered() < 12<<20 {
+					all = append(all, get(t, p, size))
+				}
+				large := all[len(all)-1].arena
+				for large.out < count {
+					all = append(all, get(t, p, size))
+				}
+				var left []Slab
+				for _, s := range all {
+					if s.arena == large && len(left) < count {
+						left = append(left, s)
+					} else {
+						p.Put(s)
+					}
+				}
+				if err := p.Trim(); err != nil {
+					t.Fatal(err)
+				}
+				before := p.Registered()
+				if before != large.size() || large.out != count {
+					t.Fatalf("%d bytes are registered, %d slabs are out of the large region: this shows nothing", before, large.out)
+				}
+				least := int64(leasts[classOf(size)])
+				for least/int64(large.stride) < int64(count) {
+					least = (least-arenaExtra)*2 + arenaExtra
+				}
+				if least*3/2 > before {
+					least = before
+				}
+				for i, s := range left {
+					if better, ok := p.Denser(s); ok {
+						p.Put(s)
+						left[i] = better
+					}
+				}
+				p.check(t)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if n := p.Registered(); n != least {
+					t.Errorf("%d bytes are registered for %d slabs, %d would do", n, count, least)
+				}
+				for _, s := range left {
+					if _, ok := p.Denser(s); ok {
+						t.Fatal("a slab of the smallest region that holds them all has a denser one")
+					}
+				}
+				for _, s := range left {
+					p.Put(s)
+				}
+				p.check(t)
+			})
+		})
+	}
 }
 
 // A few slabs that are left in a large region move to small ones, so that it goes back:
