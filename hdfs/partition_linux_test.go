@@ -20,6 +20,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
+	"github.com/verbena-data/verbena/internal/liveness"
 	"github.com/verbena-data/verbena/internal/testnet"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp"
@@ -45,10 +46,11 @@ type distant struct {
 func runtimeAt(t *testing.T, h *testnet.Host, transport string) *verbena.Runtime {
 	t.Helper()
 	const silence = 1500 * time.Millisecond
-	cfg := verbena.Config{Connect: dialFrom(h), HelloTimeout: 5 * time.Second, Linger: 100 * time.Millisecond}
+	patience := liveness.DefaultTimeout
 	if !*allPartitions {
-		cfg.PeerTimeout = silence
+		patience = silence
 	}
+	cfg := verbena.Config{PeerTimeout: patience, Connect: dialFrom(h, patience), HelloTimeout: 5 * time.Second, Linger: 100 * time.Millisecond}
 	if transport == "iwarp" {
 		cfg.Providers = []rdma.Provider{iwarp.New(iwarp.Config{AllowRemote: true, PeerTimeout: silence})}
 	}
@@ -64,9 +66,12 @@ func runtimeAt(t *testing.T, h *testnet.Host, transport string) *verbena.Runtime
 	return rt
 }
 
-func dialFrom(h *testnet.Host) func(ctx context.Context, network, address string) (net.Conn, error) {
+// dialFrom is how a runtime connects by default that waits for peers for so long, from a host. Long
+// reads over TCP have nothing else that tells them of a peer's silence.
+func dialFrom(h *testnet.Host, patience time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
+	dialer := net.Dialer{KeepAliveConfig: liveness.KeepAlive(patience)}
 	return func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		h.Do(func() { c, err = new(net.Dialer).DialContext(ctx, network, address) })
+		h.Do(func() { c, err = dialer.DialContext(ctx, network, address) })
 		return c, err
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -313,7 +314,7 @@ func (s *parts) Close() error {
 
 // What is left of a range when its connection fails is read by calls, and blames no DataNode,
 // which may have waited for the application. Where its bytes are wrong, or owed for too long, or
-// nobody wants them any more, it is not.
+// its host is silent, or nobody wants them any more, it is not.
 func TestReadsGoOnWithoutTheirSocket(t *testing.T) {
 	gone := errors.New("the caller is gone")
 	for _, test := range []struct {
@@ -324,6 +325,7 @@ func TestReadsGoOnWithoutTheirSocket(t *testing.T) {
 		{err: io.ErrUnexpectedEOF}, {err: io.EOF}, {err: transfer.ErrMalformed},
 		{err: fmt.Errorf("at 512: %w", transfer.ErrChecksum), want: transfer.ErrChecksum},
 		{err: fmt.Errorf("owed: %w", os.ErrDeadlineExceeded), want: os.ErrDeadlineExceeded},
+		{err: fmt.Errorf("silent: %w", syscall.ETIMEDOUT), want: syscall.ETIMEDOUT},
 		{err: io.ErrUnexpectedEOF, cancel: true, want: gone},
 	} {
 		for _, place := range []bool{false, true} {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/verbena-data/verbena/hdfs/internal/client/data"
@@ -103,13 +104,13 @@ func (r *socketReader) took(n int) {
 }
 
 // without has the rest read by calls, because the connection has failed with err. It returns
-// err where calls could not do better: the replica is bad, the DataNode has been waited for, or
-// nobody wants the bytes any more.
+// err where calls could not do better: the replica is bad, the DataNode has been waited for, by
+// this process or by its kernel, or nobody wants the bytes any more.
 func (r *socketReader) without(err error) error {
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
 	}
-	if errors.Is(err, transfer.ErrChecksum) || errors.Is(err, os.ErrDeadlineExceeded) {
+	if errors.Is(err, transfer.ErrChecksum) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.ETIMEDOUT) {
 		return err
 	}
 	r.p.cfg.Logger.Debug("hdfs: a read goes on without its connection", "datanode", r.address, "reason", err)
