@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena/internal/slab"
+	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
 )
@@ -19,6 +20,7 @@ func TestMain(m *testing.M) {
 	if name := os.Getenv(peerVariable); name != "" {
 		servePeer(name)
 	}
+	testneed.AtOnce(8) // they wait for those who are silent
 	goleak.VerifyTestMain(m)
 }
 

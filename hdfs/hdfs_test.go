@@ -24,10 +24,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena"
+	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/providers"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testneed.AtOnce(8) // they wait for leases, for the NameNode, and for those who are silent
+	goleak.VerifyTestMain(m)
+}
 
 // plain is the client as its authors made it; the others are transports.
 const plain = "plain"

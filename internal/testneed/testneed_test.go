@@ -1,7 +1,9 @@
 package testneed
 
 import (
+	"flag"
 	"runtime"
+	"strconv"
 	"testing"
 )
 
@@ -39,5 +41,32 @@ func TestTool(t *testing.T) {
 	t.Setenv(Variable, "1")
 	if r := end(missing); r.skipped || !r.failed {
 		t.Errorf("a missing tool that is required: %+v", r)
+	}
+}
+
+// The tests of a package run this way as many at once as it says, or as go test says.
+func TestAtOnce(t *testing.T) {
+	own := flag.Lookup("test.parallel").Value
+	before := own.String()
+	t.Cleanup(func() {
+		if err := own.Set(before); err != nil {
+			t.Error(err)
+		}
+	})
+	most := runtime.GOMAXPROCS(0)
+	if AtOnce(most); own.String() != before {
+		t.Errorf("%s at once, as many as processors", own)
+	}
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	want := strconv.Itoa(most + 3)
+	if given {
+		want = before
+	}
+	if AtOnce(most + 3); own.String() != want {
+		t.Errorf("%s at once, want %s", own, want)
+	}
+	if AtOnce(most + 5); own.String() != want {
+		t.Errorf("%s at once, want %s, which was set before", own, want)
 	}
 }

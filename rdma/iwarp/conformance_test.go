@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/verbena-data/verbena/internal/race"
+	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/engine"
 	"github.com/verbena-data/verbena/rdma/iwarp/internal/wire"
@@ -31,6 +32,7 @@ func TestMain(m *testing.M) {
 		openers["iwarp "+name] = open(mode.config)
 	}
 	rdmatest.RunChild(openers)
+	testneed.AtOnce(8) // they wait for those who are silent
 	goleak.VerifyTestMain(m)
 }
 
