@@ -58,7 +58,7 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("%s at once, as many as processors", own)
 	}
 	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" || f.Name == "test.fuzz" })
 	want := strconv.Itoa(most + 3)
 	if given {
 		want = before
