@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,11 +124,14 @@ func burst(t *testing.T, p *pair, from, to *Endpoint) {
 // first.
 type youngestFirst struct {
 	rdma.SharedReceiveQueue
+	mu       sync.Mutex
 	posted   []uint64
 	unneeded int
 }
 
 func (q *youngestFirst) PostRecv(requests []rdma.RecvRequest) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	for i := range requests {
 		q.posted = append(q.posted, requests[i].ID)
 	}
@@ -135,6 +139,8 @@ func (q *youngestFirst) PostRecv(requests []rdma.RecvRequest) (int, error) {
 }
 
 func (q *youngestFirst) Recall(ids []uint64, keep int) int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	n := max(0, min(q.unneeded, len(q.posted)-keep, len(ids)))
 	for i := range n {
 		last := len(q.posted) - 1
@@ -144,8 +150,10 @@ func (q *youngestFirst) Recall(ids []uint64, keep int) int {
 	return n
 }
 
-// complete takes the oldest receive.
+// complete takes the oldest receive. There is one.
 func (q *youngestFirst) complete() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	id := q.posted[0]
 	q.posted = q.posted[1:]
 	q.unneeded = min(q.unneeded, len(q.posted))
