@@ -73,25 +73,34 @@ func start(slab Slab, want int, parts [][]int, deaf []place) *world {
 	return w
 }
 
-func (b *bits) clone() bits { return bits{slices.Clone(b.words), b.n} }
+// reuse is from's elements in the memory of what is over, which nobody else has.
+func reuse[E any](over, from []E) []E { return append(over[:0], from...) }
 
-func (w *world) clone() *world {
-	c := *w
-	for i := range c.p {
-		p := &c.p[i]
-		out, in := *p.out, *p.in
-		out.used, out.runs, out.held, out.waiting = out.used.clone(), slices.Clone(out.runs), slices.Clone(out.held), slices.Clone(out.waiting)
-		in.used, in.runs = in.used.clone(), slices.Clone(in.runs)
-		p.out, p.in = &out, &in
-		p.posted = slices.Clone(p.posted)
-		p.streams = slices.Clone(p.streams)
-		for s := range p.streams {
-			p.streams[s].queue = slices.Clone(p.streams[s].queue)
-			p.streams[s].read = slices.Clone(p.streams[s].read)
+// copyTo makes over a world in the same state, in the memory of its own that it has from
+// before. What is left of streams is never changed in place, and shared.
+func (w *world) copyTo(over *world) {
+	before := over.p
+	written := over.written
+	*over = *w
+	for i := range over.p {
+		p, old := &over.p[i], &before[i]
+		if old.out == nil {
+			old.out, old.in, old.streams = new(Out), new(In), make([]stream, len(p.streams))
 		}
-		c.written[i] = slices.Clone(c.written[i])
+		out, in := *p.out, *p.in
+		out.used.words, out.runs = reuse(old.out.used.words, out.used.words), reuse(old.out.runs, out.runs)
+		out.held, out.waiting = reuse(old.out.held, out.held), reuse(old.out.waiting, out.waiting)
+		in.used.words, in.runs = reuse(old.in.used.words, in.used.words), reuse(old.in.runs, in.runs)
+		*old.out, *old.in = out, in
+		p.out, p.in = old.out, old.in
+		p.posted = reuse(old.posted, p.posted)
+		for n, s := range p.streams {
+			s.queue, s.read = reuse(old.streams[n].queue, s.queue), reuse(old.streams[n].read, s.read)
+			old.streams[n] = s
+		}
+		p.streams = old.streams
+		over.written[i] = reuse(written[i], w.written[i])
 	}
-	return &c
 }
 
 // A step is one that a process can take.
@@ -368,6 +377,8 @@ func TestAllSchedules(t *testing.T) {
 			var memory key
 			seen := map[sum]bool{first.sum(&memory): true}
 			frontier := []*world{first}
+			next := new(world)
+			var spare []*world
 			for len(frontier) > 0 {
 				w := frontier[len(frontier)-1]
 				frontier = frontier[:len(frontier)-1]
@@ -376,15 +387,19 @@ func TestAllSchedules(t *testing.T) {
 					t.Fatalf("stuck: %s", w)
 				}
 				for _, s := range steps {
-					next := w.clone()
+					w.copyTo(next)
 					if err := errors.Join(next.do(s), next.consistent()); err != nil {
 						t.Fatalf("%+v after %s: %v", s, w, err)
 					}
 					if k := next.sum(&memory); !seen[k] {
 						seen[k] = true
 						frontier = append(frontier, next)
+						if next = new(world); len(spare) > 0 {
+							next, spare = spare[len(spare)-1], spare[:len(spare)-1]
+						}
 					}
 				}
+				spare = append(spare, w)
 				if len(seen) > most {
 					t.Fatalf("more than %d states: the model is no small one any more", most)
 				}
