@@ -425,6 +425,7 @@ Hadoop's own files, --property takes one.`,
 					return err
 				}
 			}
+			spareThread()
 			rt, err := o.runtime()
 			if err != nil {
 				return err

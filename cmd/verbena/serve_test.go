@@ -50,3 +50,23 @@ func TestThreadsOfANameNode(t *testing.T) {
 	followHeap()()
 	look(0, false, 1)
 }
+
+// A DataNode on two processors has one of Go's to spare, unless somebody has set how many there are.
+func TestThreadsOfADataNode(t *testing.T) {
+	was := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(was)
+	for _, test := range []struct {
+		set        string
+		had, wants int
+	}{{"", 1, 1}, {"", 2, 3}, {"", 3, 3}, {"", 4, 4}, {"2", 2, 2}} {
+		t.Setenv("GOMAXPROCS", test.set)
+		runtime.GOMAXPROCS(test.had)
+		// A command that fails has got so far.
+		if _, err := run(t, "", "datanode", "--dir", t.TempDir(), "--native-memory", "-1"); err == nil {
+			t.Fatal("it serves with less than no memory")
+		}
+		if n := runtime.GOMAXPROCS(0); n != test.wants {
+			t.Errorf("%d threads of %d, GOMAXPROCS %q; want %d", n, test.had, test.set, test.wants)
+		}
+	}
+}
