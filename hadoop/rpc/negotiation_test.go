@@ -61,6 +61,28 @@ func (d *dialogue) silent(b []byte) {
 	}
 }
 
+// end says no more, and hears what the server has yet to say: it may have been slower than
+// the pause.
+func (d *dialogue) end() {
+	if d.over {
+		return
+	}
+	if err := d.nc.(*net.TCPConn).CloseWrite(); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := d.nc.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		d.t.Fatal(err)
+	}
+	for !d.over {
+		if _, err := d.r.Peek(1); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			d.t.Fatalf("after %q: %v", d.told, err)
+		}
+		d.hear()
+	}
+}
+
 func (d *dialogue) hear() {
 	if err := d.nc.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		d.t.Fatal(err)
@@ -243,6 +265,7 @@ func TestNegotiationAsHadoop(t *testing.T) {
 			}
 			d.silent([]byte("hrpc\x09\x00" + n.hello))
 			n.say(d)
+			d.end()
 			nc.Close()
 			fmt.Fprintf(&got, "%s, client %s\n", kind, n.name)
 			for _, line := range d.told {
