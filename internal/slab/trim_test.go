@@ -110,6 +110,16 @@ func TestTrimAtOnce(t *testing.T) {
 	p.Put(keep)
 }
 
+// gather moves each slab to a denser region, if there is one.
+func gather(p *Pool, slabs []Slab) {
+	for i, s := range slabs {
+		if better, ok := p.Denser(s); ok {
+			p.Put(s)
+			slabs[i] = better
+		}
+	}
+}
+
 // What is used here and there comes together where more is used.
 func TestDenser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -134,12 +144,7 @@ func TestDenser(t *testing.T) {
 			t.Fatalf("%d bytes of %d before anything moved: this shows nothing", n, most)
 		}
 		for range 10 {
-			for i, s := range left {
-				if better, ok := p.Denser(s); ok {
-					p.Put(s)
-					left[i] = better
-				}
-			}
+			gather(p, left)
 		}
 		p.check(t)
 		time.Sleep(time.Minute)
@@ -162,7 +167,14 @@ func TestDenser(t *testing.T) {
 // Slabs that are alone in a large region move to a new one, as small as holds them all.
 func TestDenserMakesASmallRegion(t *testing.T) {
 	const size = 32 << 10
-	for _, count := range []int{1, 2, 3, 5, 20, 40, 42, 60} {
+	for _, test := range []struct {
+		count int
+		bytes int64 // registered afterwards
+	}{
+		{1, 36 << 10}, {2, 68 << 10}, {3, 132 << 10}, {4, 132 << 10}, {5, 260 << 10}, {20, 1028 << 10}, {32, 1028 << 10},
+		{33, 2052 << 10}, {60, 2052 << 10}, // what they are in already
+	} {
+		count := test.count
 		t.Run(fmt.Sprint(count), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p, _ := newPool(t, 64<<20)
@@ -189,24 +201,12 @@ func TestDenserMakesASmallRegion(t *testing.T) {
 				if before != large.size() || large.out != count {
 					t.Fatalf("%d bytes are registered, %d slabs are out of the large region: this shows nothing", before, large.out)
 				}
-				least := int64(leasts[classOf(size)])
-				for least/int64(large.stride) < int64(count) {
-					least = (least-arenaExtra)*2 + arenaExtra
-				}
-				if least*3/2 > before {
-					least = before
-				}
-				for i, s := range left {
-					if better, ok := p.Denser(s); ok {
-						p.Put(s)
-						left[i] = better
-					}
-				}
+				gather(p, left)
 				p.check(t)
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if n := p.Registered(); n != least {
-					t.Errorf("%d bytes are registered for %d slabs, %d would do", n, count, least)
+				if n := p.Registered(); n != test.bytes {
+					t.Errorf("%d bytes are registered for %d slabs, %d would do", n, count, test.bytes)
 				}
 				for _, s := range left {
 					if _, ok := p.Denser(s); ok {
@@ -254,12 +254,7 @@ func TestDenserIsSmaller(t *testing.T) {
 			if large.count < 30 || inSmall != others {
 				t.Fatalf("a region of %d slabs and %d small ones: this shows nothing", large.count, inSmall)
 			}
-			for i, s := range left {
-				if better, ok := p.Denser(s); ok {
-					p.Put(s)
-					left[i] = better
-				}
-			}
+			gather(p, left)
 			p.check(t)
 			time.Sleep(time.Minute)
 			synctest.Wait()
