@@ -65,7 +65,7 @@ type receives struct {
 	pause    time.Duration // before that
 	recaller *time.Timer   // takes back what is not needed
 	recalled []uint64      // IDs, for recall
-	vain     int           // rounds in which no memory went back, since some did or was demanded
+	vain     int           // rounds that gave no memory back, since a demand or a release that did
 	closed   bool
 }
 

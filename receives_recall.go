@@ -14,9 +14,9 @@ import (
 // make it shorter.
 var recallEvery = 3 * time.Second
 
-// The last receives move to other memory in every second of at most mostVainRecalls rounds
-// after a demand. More would not help: others in the same region may keep it registered
-// for ever.
+// mostVainRecalls is how many rounds may give no memory back. In every second of them the
+// last receives move to other memory. More would not help: others in the same region may
+// keep it registered for ever.
 const mostVainRecalls = 32
 
 // A giver is a shared receive queue that gives receives back.
