@@ -412,6 +412,9 @@ Several --data-dir, on a disk each, hold the blocks in turn:
 
   verbena datanode --data-dir /d1,/d2,[SSD]/d3 --failed-dirs 1 --cluster-secret /etc/verbena-secret --namenode nn1:8020
 
+On two processors it lets three goroutines run at once, so that Go takes no processor
+away from a long write. Set GOMAXPROCS in the environment to choose the number yourself.
+
 --hadoop-conf takes the properties that docs/configuration.md lists for DataNodes from
 Hadoop's own files, --property takes one.`,
 		Args: cobra.NoArgs,
