@@ -37,6 +37,7 @@ type squeezeReport struct {
 	Memory                       verbena.MemoryStats
 	Registered, Largest, Limit   int64
 	ReceiveDefault, Arrived, Bad int64
+	Ends                         []string // of endpoints that their peer did not end
 }
 
 // In a cgroup of 128 MiB a server that has been given 1 GiB, whose clients fill
@@ -306,7 +307,7 @@ func beSqueezed(how string) error {
 	if err != nil {
 		return err
 	}
-	l, err := rt.Listen(context.Background(), "127.0.0.1:0", verbena.ListenConfig{})
+	l, err := rt.Listen(context.Background(), "127.0.0.1:0", verbena.ListenConfig{HelloTimeout: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -323,6 +324,11 @@ func beSqueezed(how string) error {
 				for {
 					m, err := e.Receive(context.Background())
 					if err != nil {
+						if !errors.Is(err, io.EOF) {
+							mu.Lock()
+							report.Ends = append(report.Ends, err.Error())
+							mu.Unlock()
+						}
 						return
 					}
 					time.Sleep(20 * time.Millisecond) // work

@@ -22,7 +22,8 @@ import (
 const (
 	maxDescriptors = 4
 	// handshakeTimeout bounds each step of set-up that does not wait for an
-	// application, only for the peer to run.
+	// application, only for the peer to run, unless the application's context has a
+	// deadline.
 	handshakeTimeout = 10 * time.Second
 )
 

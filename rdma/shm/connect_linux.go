@@ -820,9 +820,13 @@ func (r *request) establish(ctx context.Context, qp *queuePair, private []byte) 
 	if err := qp.setConn(c, c.name()); err != nil {
 		return err
 	}
-	// The peer's Connect is waiting for this, so it answers at once.
-	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
-	defer cancel()
+	// The peer's Connect is waiting for this, so it answers at once. How long that
+	// takes on a starved host is for the caller to say.
+	if _, bounded := ctx.Deadline(); !bounded {
+		within, cancel := context.WithTimeout(ctx, handshakeTimeout)
+		defer cancel()
+		ctx = within
+	}
 	defer c.bound(ctx)()
 	if err := qp.adopt(r.hello, &r.packet, c); err != nil {
 		_ = c.write(appendText(packetRefuse, err.Error()))
