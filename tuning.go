@@ -87,10 +87,11 @@ var (
 	iwarpOnAMD64 = Tuning{Packet: blockPacket, Eager: 32<<10 + 48, Window: 4, MaxWindow: 64, Chunk: 512<<10 + 64, Chunks: 4, Spin: 20 * time.Microsecond, CallSpin: -1, Stream: 512 << 10, Pieces: 4}
 )
 
-// blockPacket is a packet of an HDFS block: 508 KiB of data, which are whole pages of its
-// file, with their checksums and room for a header. All of it is one part of a long message
-// (Chunk). A packet of 512 KiB would be two, the second one of 4 KiB.
-const blockPacket = 512<<10 + 64
+// blockPacket is a packet of an HDFS block: 1,016 KiB of data, which are whole pages of its
+// file, with their checksums and room for a header. A packet lies in registered memory, so
+// that all of it is one offer, the longest that there is. One of 1 MiB of data would be two,
+// the second one of 8 KiB.
+const blockPacket = wire.MaxChunk
 
 // framedPacket is a packet over TCP: 252 KiB of data, which are whole pages, with their
 // checksums and room for a header. All of it is one fragment, and fits a buffer of 256 KiB. A

@@ -140,7 +140,7 @@ func TestPacketsSuitTheTransport(t *testing.T) {
 		rt              *verbena.Runtime
 		data            int // bytes of a packet: whole chunks, with checksums and a header of 64 bytes
 	}{
-		{"shm", "shm", s.rt, 508 << 10}, {"iwarp", "iwarp", s.rt, 508 << 10}, {"tcp", "tcp", s.rt, 252 << 10},
+		{"shm", "shm", s.rt, 1016 << 10}, {"iwarp", "iwarp", s.rt, 1016 << 10}, {"tcp", "tcp", s.rt, 252 << 10},
 		{"own shm", "shm", tuned, (100_000 - 64) / 516 * 512}, {"own tcp", "tcp", tuned, (1_000_000 - 64) / 516 * 512},
 	} {
 		t.Run(c.name, func(t *testing.T) {
