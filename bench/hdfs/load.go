@@ -294,7 +294,7 @@ func (l *loader) small(ctx context.Context, dir string, count, size int64, write
 }
 
 // alonePacket is how many bytes of data alone takes at once, as packets over shm have.
-const alonePacket = 508 << 10
+const alonePacket = 1016 << 10
 
 // alone does with count blocks of length bytes, whole chunks, what a client and a DataNode do with them, but
 // without anything between the two: it copies them into packets, makes checksums, compares
@@ -302,7 +302,7 @@ const alonePacket = 508 << 10
 // DataNodes take beyond that is communication.
 func (l *loader) alone(dir string, count int, length int64) error {
 	const chunk = 512
-	packets := make([][]byte, 8) // a window's
+	packets := make([][]byte, 4) // a window's
 	sums, again := make([]byte, alonePacket/chunk*4), make([]byte, alonePacket/chunk*4)
 	for i := range packets {
 		packets[i] = make([]byte, alonePacket)
