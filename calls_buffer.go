@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // Buffer is [Endpoint.Buffer] for the payload of a call or of an answer. It lies behind
@@ -117,5 +118,5 @@ func (q Request) Over() bool {
 	over := r.age.Load() != q.age || r.canceled || r.c.ended
 	expires := r.expires
 	r.c.mu.Unlock()
-	return over || expires != 0 && processors.now() > expires
+	return over || expires != 0 && patience.Processors.Now() > expires
 }

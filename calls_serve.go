@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // answer sends an answer.
@@ -179,7 +180,7 @@ func (c *Caller) requested(h call.Header, m *Message) (v disposal, err error) {
 	}
 	r.id, r.method, r.notifies, r.message = h.ID, m.Tag, h.Kind == call.Notification, m
 	if h.Value > 0 {
-		r.expires = processors.now() + call.Wait(h.Value)
+		r.expires = patience.Processors.Now() + call.Wait(h.Value)
 	}
 	if r.notifies {
 		err = c.side.Notified()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/onesided"
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/internal/release"
 	"github.com/verbena-data/verbena/internal/slab"
 	"github.com/verbena-data/verbena/rdma"
@@ -32,7 +33,7 @@ type flight struct {
 	asleep    bool
 	abandoned bool // whoever lands it frees it
 	told      bool // the notification has been posted with the operations
-	spin      spinner
+	spin      patience.Spinner
 	staged    slab.Slab         // memory of all operations that have none, given to the device
 	results   slab.Slab         // likewise 8 bytes for each atomic operation, kept for the next batch
 	bytes     [MaxBatch][]byte  // of an operation, in one of these
@@ -50,7 +51,7 @@ type place struct {
 const wholeFlight = 8 * MaxBatch
 
 func newFlight(e *Endpoint, spin time.Duration) *flight {
-	f := &flight{wake: make(chan struct{}, 1), spin: newSpinner(spin)}
+	f := &flight{wake: make(chan struct{}, 1), spin: patience.NewSpinner(spin)}
 	f.ready = func() bool { return f.done.Load() || e.over() }
 	return f
 }

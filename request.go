@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/call"
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // Causes of the end of a request's context, beside the end of the endpoint.
@@ -87,11 +88,11 @@ func (q Request) Deadline() (time.Time, bool) {
 	return q.r.deadline(), true
 }
 
-func (r *request) deadline() time.Time { return epoch.Add(r.expires) }
+func (r *request) deadline() time.Time { return patience.Epoch.Add(r.expires) }
 
 // late tells whether the deadline has passed. To read the clock takes as long as to post
 // an answer, and [time.Now] reads two.
-func (r *request) late() bool { return r.expires != 0 && processors.now() > r.expires }
+func (r *request) late() bool { return r.expires != 0 && patience.Processors.Now() > r.expires }
 
 // Context ends when the caller has given up, at its deadline, with the endpoint, and
 // when the request has been answered. Asking for it costs some allocations.

@@ -5,13 +5,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // settling are the callers of Settled on an endpoint. It is guarded by the lock of
 // what the buffers are used by.
 type settling struct {
 	waiters []*settler
-	spin    spinner // what the last one has learnt
+	spin    patience.Spinner // what the last one has learnt
 }
 
 // A settler waits until a buffer is not used any more.
@@ -19,7 +21,7 @@ type settler struct {
 	buffer *Buffer
 	done   atomic.Bool
 	token  chan struct{} // one when done is set
-	spin   spinner
+	spin   patience.Spinner
 	ready  func() bool
 }
 
@@ -30,8 +32,8 @@ var settlers = sync.Pool{New: func() any {
 }}
 
 func (s *settling) add(b *Buffer, spin time.Duration) *settler {
-	if s.spin.limit != spin {
-		s.spin = newSpinner(spin)
+	if s.spin.Limit() != spin {
+		s.spin = patience.NewSpinner(spin)
 	}
 	w := settlers.Get().(*settler)
 	w.buffer, w.spin = b, s.spin

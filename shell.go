@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/verbena-data/verbena/internal/link/wire"
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -40,8 +41,8 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		}
 	}()
 	s.long.share = s.window.share
-	s.in.init(newSpinner(s.t.Spin), s.drop)
-	s.out.init(newSpinner(s.t.Spin))
+	s.in.init(patience.NewSpinner(s.t.Spin), s.drop)
+	s.out.init(patience.NewSpinner(s.t.Spin))
 	if err := s.make(); err != nil {
 		return s, err
 	}

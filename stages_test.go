@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // BenchmarkStages tells where the processor time of a message goes. One goroutine
@@ -35,9 +37,9 @@ func BenchmarkStages(b *testing.B) {
 				var spent [4]time.Duration
 				var messages [batch]*Message
 				for b.Loop() {
-					start := processors.now()
+					start := patience.Processors.Now()
 					lap := func(i int) {
-						now := processors.now()
+						now := patience.Processors.Now()
 						spent[i] += now - start
 						start = now
 					}

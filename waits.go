@@ -3,6 +3,7 @@ package verbena
 import (
 	"context"
 
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/internal/release"
 )
 
@@ -14,8 +15,8 @@ type receiver struct {
 	handed   release.Flag // hand is the next message
 	hand     *Message     // whoever clears handed owns it
 	token    chan struct{}
-	ready    func() bool // readable or handed
-	spin     spinner     // the caller's of Receive
+	ready    func() bool      // readable or handed
+	spin     patience.Spinner // the caller's of Receive
 
 	// mu of the shell guards these.
 	handing bool // Receive waits: the next message may be handed to it past the inbox
@@ -25,7 +26,7 @@ type receiver struct {
 
 // init makes a receiver that polls for at most limits of the spinner. drop frees a
 // message that nobody has received.
-func (r *receiver) init(spin spinner, drop func(*Message)) {
+func (r *receiver) init(spin patience.Spinner, drop func(*Message)) {
 	r.token, r.spin, r.drop = make(chan struct{}, 1), spin, drop
 	r.ready = func() bool { return r.handed.Load() || r.readable.Load() }
 }
@@ -78,16 +79,16 @@ func (r *receiver) sleep(ctx context.Context, over <-chan struct{}) {
 // sendLock. It looks at the flag without a lock; the flag changes under the shell's mu,
 // except that wake may set it at any time.
 type sender struct {
-	writable release.Flag  // it may go on
-	token    chan struct{} // one when it, or Close, may go on
-	spin     spinner       // its own
+	writable release.Flag     // it may go on
+	token    chan struct{}    // one when it, or Close, may go on
+	spin     patience.Spinner // its own
 
 	// mu of the shell guards these.
 	busy    bool // it is at it: no other message may be sent before its own
 	waiting bool // for a token
 }
 
-func (d *sender) init(spin spinner) { d.token, d.spin = make(chan struct{}, 1), spin }
+func (d *sender) init(spin patience.Spinner) { d.token, d.spin = make(chan struct{}, 1), spin }
 
 // tell lets a Send that waits look whether it may go on. The shell's mu is held.
 func (d *sender) tell() {

@@ -3,6 +3,8 @@ package verbena
 import (
 	"context"
 	"testing"
+
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // A receiver that sleeps wakes up for a message that is handed over, for one in the
@@ -16,7 +18,7 @@ func TestReceiverWakesUp(t *testing.T) {
 	} {
 		for _, before := range []bool{false, true} { // the event comes before it sleeps
 			var r receiver
-			r.init(newSpinner(0), nil)
+			r.init(patience.NewSpinner(0), nil)
 			r.handing, r.asleep = true, true
 			if before {
 				event(&r)
@@ -34,7 +36,7 @@ func TestReceiverWakesUp(t *testing.T) {
 // A message is handed over once, and only while somebody waits for one.
 func TestReceiverIsHandedOne(t *testing.T) {
 	var r receiver
-	r.init(newSpinner(0), nil)
+	r.init(patience.NewSpinner(0), nil)
 	m := &Message{}
 	r.handing = true
 	r.give(m)
@@ -49,7 +51,7 @@ func TestReceiverIsHandedOne(t *testing.T) {
 // A sender that waits is told, and one that does not is left alone.
 func TestSenderIsTold(t *testing.T) {
 	var d sender
-	d.init(newSpinner(0))
+	d.init(patience.NewSpinner(0))
 	if d.tell(); d.writable.Load() || len(d.token) > 0 {
 		t.Error("told although nobody waits")
 	}

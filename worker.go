@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/verbena-data/verbena/internal/latch"
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -88,7 +89,7 @@ type worker struct {
 	cq     rdma.CompletionQueue
 	orphan func(*rdma.Completion) // takes those of queue pairs that have gone
 	size   int                    // entries of the queue
-	crowd  *crowd                 // tells when nobody should poll
+	crowd  *patience.Crowd        // tells when nobody should poll
 
 	// The domain's mu guards these.
 	room      int            // entries of the queue that no endpoint has claimed
@@ -108,7 +109,7 @@ type worker struct {
 	runs     runList              // what completions have brought to be done without locks
 	serving  atomic.Int32         // endpoints that bring some
 	patience atomic.Int64         // the longest of their limits of polling, in nanoseconds
-	patient  spinner              // of the worker's own goroutine
+	patient  patience.Spinner     // of the worker's own goroutine
 	driver   latch.Latch          // held by the one caller that polls for the answer to its call
 
 	lingers  lingers // of the worker's own goroutine
@@ -132,7 +133,7 @@ func newWorker(domain rdma.Domain, depth int, orphan func(*rdma.Completion)) (*w
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &worker{
-		cq: cq, orphan: orphan, size: depth, crowd: processors, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
+		cq: cq, orphan: orphan, size: depth, crowd: patience.Processors, room: depth, serves: map[uint32]int{}, consumers: map[uint32]consumer{},
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
 	w.look, w.removed.L = w.pollAll, &w.mu
@@ -283,22 +284,22 @@ func (w *worker) yield() {
 // serve polls for up to the greatest Spin of the endpoints whose requests are handled
 // here, if there are any. It tells whether requests came.
 func (w *worker) serve() bool {
-	if w.serving.Load() == 0 || w.crowd.dense() {
+	if w.serving.Load() == 0 || w.crowd.Dense() {
 		return false
 	}
-	if limit := time.Duration(w.patience.Load()); limit != w.patient.limit {
-		w.patient = newSpinner(limit)
+	if limit := time.Duration(w.patience.Load()); limit != w.patient.Limit() {
+		w.patient = patience.NewSpinner(limit)
 	}
-	budget := w.patient.next()
+	budget := w.patient.Next()
 	if budget <= 0 {
 		return false
 	}
 	ok, waited := w.spin(budget, w.runs.any, true)
 	if !ok {
-		w.patient.vain(budget)
+		w.patient.Vain(budget)
 		return false
 	}
-	w.patient.helped(waited)
+	w.patient.Helped(waited)
 	for w.runs.one(w.look) {
 	}
 	w.yield()

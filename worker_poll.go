@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/internal/release"
 )
 
@@ -27,9 +28,9 @@ func (c *callers) any() bool { return int64(c.locked.Load())+c.others.Load() > 0
 
 // drive polls for as long as the spinner has it, until ready says that the
 // caller's wait is over. It tells whether it is.
-func (w *worker) drive(s *spinner, ready func() bool) bool {
-	budget := s.next()
-	if budget <= 0 || w.crowd.dense() {
+func (w *worker) drive(s *patience.Spinner, ready func() bool) bool {
+	budget := s.Next()
+	if budget <= 0 || w.crowd.Dense() {
 		w.pollNow() // what has come already need not wait for the worker
 		return ready()
 	}
@@ -38,10 +39,10 @@ func (w *worker) drive(s *spinner, ready func() bool) bool {
 		w.watch()
 	}
 	if !ok {
-		s.vain(budget)
+		s.Vain(budget)
 		return false
 	}
-	s.helped(waited)
+	s.Helped(waited)
 	return true
 }
 
@@ -97,7 +98,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		if !ok && !woke && batch%clockBatches != 0 {
 			continue
 		}
-		now := w.crowd.now()
+		now := w.crowd.Now()
 		if start == 0 {
 			start, yielded = now, now
 		}
@@ -110,11 +111,11 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		}
 		// 32 polls in vain take some microseconds. If 300 have passed, something else
 		// ran on this processor.
-		if last != 0 && now-last > preempted {
-			w.crowd.pushed(now)
+		if last != 0 && now-last > patience.Preempted {
+			w.crowd.Pushed(now)
 			break
 		}
-		if !ok && w.crowd.pressed(now) {
+		if !ok && w.crowd.Pressed(now) {
 			break
 		}
 		if last = now; ok || waited > budget {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/verbena-data/verbena/internal/patience"
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -187,7 +188,7 @@ func TestWorkerPays(t *testing.T) {
 // A worker that polls for requests, and finds other things all the time, does what is put off.
 func TestWorkerPaysWhileItPolls(t *testing.T) {
 	var now time.Duration
-	clock := &crowd{now: func() time.Duration { now += time.Microsecond; return now }, account: func() (time.Duration, bool) { return 0, false }}
+	clock := patience.NewCrowd(func() time.Duration { now += time.Microsecond; return now }, func() (time.Duration, bool) { return 0, false })
 	q := &owingQueue{busy: 1000}
 	w := &worker{cq: q, crowd: clock, consumers: map[uint32]consumer{}}
 	c := &payingConsumer{w: w}
@@ -479,7 +480,7 @@ func TestWorkerLingers(t *testing.T) {
 // A worker that was woken in vain sleeps soon.
 func TestWorkerSleepsSoon(t *testing.T) {
 	q := &lingeringQueue{numberedQueue: numberedQueue{closed: make(chan struct{})}, round: make(chan int)}
-	w := &worker{cq: q, crowd: processors, wake: make(chan struct{}, 1), done: make(chan struct{}), lingers: lingers{costly: true}}
+	w := &worker{cq: q, crowd: patience.Processors, wake: make(chan struct{}, 1), done: make(chan struct{}), lingers: lingers{costly: true}}
 	ctx, cancel := context.WithCancel(t.Context())
 	go w.run(ctx)
 	for round := range mostVain + 3 {
@@ -518,3 +519,45 @@ func (q *lingeringQueue) Arm(bool) error {
 }
 
 func (q *lingeringQueue) Wait(context.Context) error { return nil }
+
+// Who polls stops where threads have waited for processors for more than half of the time,
+// and nobody polls for a while.
+func TestPollerStopsInCrowd(t *testing.T) {
+	const (
+		step  = 20 * time.Microsecond // of the clock, from one look at it to the next
+		limit = 100 * time.Millisecond
+		up    = time.Hour // the machine has been when the clock began
+	)
+	for _, c := range []struct {
+		name  string
+		age   time.Duration // of the process
+		share float64       // of the time some thread waits
+		known bool
+		want  time.Duration // for how long one polls
+	}{
+		{"nobody waits", time.Hour, 0, true, limit},
+		{"others wait seldom", time.Hour, 0.45, true, limit},
+		{"others wait more than half of the time", time.Hour, 0.55, true, 2 * time.Millisecond},
+		{"a process has just begun", 2 * time.Millisecond, 0, true, limit},
+		{"there is no account", time.Hour, 1, false, limit},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := c.age
+			w := &worker{cq: &numberedQueue{}, crowd: patience.NewCrowd(
+				func() time.Duration { now += step; return now },
+				func() (time.Duration, bool) { return up + time.Duration(c.share*float64(now)), c.known },
+			)}
+			began := now
+			if ok, _ := w.spin(limit, func() bool { return false }, false); ok {
+				t.Fatal("somebody was there")
+			}
+			spent := now - began
+			if spent < c.want/2 || spent > c.want+2*step {
+				t.Errorf("polls for %v, want %v", spent, c.want)
+			}
+			if stopped := c.want < limit; w.crowd.Dense() != stopped {
+				t.Errorf("nobody polls from then on: %v, want %v", !stopped, stopped)
+			}
+		})
+	}
+}

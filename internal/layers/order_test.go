@@ -34,7 +34,7 @@ var runtimeOrder = [][]string{
 		"stream.go", "stream_inbox.go", "stream_frame.go", "stream_memory.go", "stream_read.go", "stream_write.go", "stream_close.go", "stream_buffer.go", "stream_lane.go",
 	},
 	{"domain.go", "domain_workers.go", "domain_receives.go", "shares.go", "shares_long.go", "shares_trial.go", "receives.go", "receives_buffer.go", "receives_promise.go", "receives_retry.go", "receives_lent.go", "receives_recall.go", "message.go", "checks_off.go", "checks_on.go", "memory.go", "pace.go", "settling.go", "sendqueue.go", "window.go", "longmemory.go", "waits.go", "life.go", "stock.go", "lending.go", "registrations.go", "mapping.go", "mapping_linux.go", "mapping_other.go"}, // what endpoints on queue pairs share
-	{"worker.go", "worker_poll.go", "runlist.go", "spin.go"},
+	{"worker.go", "worker_poll.go", "runlist.go"},
 	{ // the system
 		"write_unix.go", "write_other.go", "pages_unix.go", "pages_other.go", "files_unix.go", "files_other.go",
 		"credentials_linux.go", "credentials_other.go", "hangup_linux.go", "hangup_other.go", "rest_linux.go", "rest_other.go",

@@ -1,20 +1,25 @@
-package verbena
+// Package patience decides whether who waits polls, and for how long, before it sleeps.
+//
+// A [Spinner] learns by waiter whether polling ends the wait. A [Crowd] tells by process
+// whether polling takes the processor from those who would bring what is waited for.
+package patience
 
 import (
 	"sync/atomic"
 	"time"
 
-	"github.com/verbena-data/verbena/internal/contention"
+	"github.com/verbena-data/verbena/internal/patience/contention"
 )
+
+// Preempted is for how long a poller is not run who shares its processor with somebody
+// else: a scheduler's turns last a few milliseconds.
+const Preempted = 300 * time.Microsecond
 
 const (
 	// Polling stops after limit/8 without a completion. It is tried again after 8 waits,
 	// doubling up to 256.
 	spinPause, maxSpinPause = 8, 256
 
-	// A poller that is not run for 300 us shares its processor with somebody else:
-	// a scheduler's turns last a few milliseconds.
-	preempted = 300 * time.Microsecond
 	// After that nobody in the process polls for 1 ms: somebody had something to do, and
 	// has done it.
 	passingPause = time.Millisecond
@@ -31,20 +36,24 @@ const (
 	crowdShare, quietShare = 2, 32
 )
 
-// A spinner decides how long the next wait polls before it sleeps. One that was in vain
+// A Spinner decides how long the next wait polls before it sleeps. One that was in vain
 // halves it; one that polling ended in less than half of the limit restores it. It belongs
-// to one waiter at a time.
-type spinner struct {
+// to one waiter at a time. The zero value never polls.
+type Spinner struct {
 	limit  time.Duration // the longest poll; 0 or less: never poll
 	budget time.Duration // of the next wait; 0: polling has stopped
 	pause  int           // waits between two tries, once it has
 	skip   int           // of them, those to come
 }
 
-func newSpinner(limit time.Duration) spinner { return spinner{limit: limit, budget: limit} }
+// NewSpinner returns a spinner that polls for at most limit; 0 or less: never.
+func NewSpinner(limit time.Duration) Spinner { return Spinner{limit: limit, budget: limit} }
 
-// next is how long to poll.
-func (s *spinner) next() time.Duration {
+// Limit is the longest poll.
+func (s *Spinner) Limit() time.Duration { return s.limit }
+
+// Next is how long to poll.
+func (s *Spinner) Next() time.Duration {
 	if s.budget > 0 {
 		return s.budget
 	}
@@ -55,16 +64,16 @@ func (s *spinner) next() time.Duration {
 	return s.limit
 }
 
-// helped notes that polling ended the wait after waited.
-func (s *spinner) helped(waited time.Duration) {
+// Helped notes that polling ended the wait after waited.
+func (s *Spinner) Helped(waited time.Duration) {
 	if s.budget == 0 || waited < s.limit/2 {
 		s.budget = s.limit
 	}
 	s.pause = 0
 }
 
-// vain notes that polling for spent did not end the wait.
-func (s *spinner) vain(spent time.Duration) {
+// Vain notes that polling for spent did not end the wait.
+func (s *Spinner) Vain(spent time.Duration) {
 	switch {
 	case spent <= 0:
 	case s.budget == 0:
@@ -78,10 +87,10 @@ func (s *spinner) vain(spent time.Duration) {
 	}
 }
 
-// A crowd tells whether more threads want to run than there are processors. Polling then
+// A Crowd tells whether more threads want to run than there are processors. Polling then
 // takes processor time from those who would answer, and a scheduler prefers those who
 // sleep to those who poll.
-type crowd struct {
+type Crowd struct {
 	now     func() time.Duration         // the clock
 	account func() (time.Duration, bool) // for how long some thread has waited for a processor
 
@@ -92,15 +101,24 @@ type crowd struct {
 	waited atomic.Int64 // nanoseconds that they had, then
 }
 
-// processors are those of this process. Their clock begins at epoch.
-var (
-	epoch      = time.Now()
-	processors = &crowd{now: func() time.Duration { return time.Since(epoch) }, account: contention.Waited}
-)
+// Processors are those of this process. Their clock begins at [Epoch].
+var Processors = NewCrowd(func() time.Duration { return time.Since(Epoch) }, contention.Waited)
 
-// dense tells that nobody should poll now. It reads the clock only within 1 s of the last
+// Epoch is when the process began.
+var Epoch = time.Now()
+
+// NewCrowd returns a crowd by a clock, and by an account of how long some thread has waited
+// for a processor since the machine came up, which reports false if it does not know.
+func NewCrowd(now func() time.Duration, account func() (time.Duration, bool)) *Crowd {
+	return &Crowd{now: now, account: account}
+}
+
+// Now is the time by the crowd's clock.
+func (c *Crowd) Now() time.Duration { return c.now() }
+
+// Dense tells that nobody should poll now. It reads the clock only within 1 s of the last
 // pause.
-func (c *crowd) dense() bool {
+func (c *Crowd) Dense() bool {
 	if c.until.Load() == 0 {
 		return false
 	}
@@ -108,7 +126,7 @@ func (c *crowd) dense() bool {
 	return c.denseAt(now) && !c.gone(now)
 }
 
-func (c *crowd) denseAt(now time.Duration) bool {
+func (c *Crowd) denseAt(now time.Duration) bool {
 	until := c.until.Load()
 	if peace := now - time.Duration(until); until != 0 && peace > crowdMemory {
 		c.until.CompareAndSwap(until, 0)
@@ -117,7 +135,7 @@ func (c *crowd) denseAt(now time.Duration) bool {
 }
 
 // gone tells whether a look says that the crowd has gone, and ends the pause then.
-func (c *crowd) gone(now time.Duration) bool {
+func (c *Crowd) gone(now time.Duration) bool {
 	waited, since, ok := c.look(now)
 	if !ok || waited > since/quietShare {
 		return false
@@ -128,22 +146,22 @@ func (c *crowd) gone(now time.Duration) bool {
 	return true
 }
 
-// pressed tells whether a look says that there is a crowd, and begins a pause then. Who
+// Pressed tells whether a look says that there is a crowd, and begins a pause then. Who
 // polls asks: where all others sleep soon, the scheduler gives him his turns, and he never
 // finds that he was not run.
-func (c *crowd) pressed(now time.Duration) bool {
+func (c *Crowd) Pressed(now time.Duration) bool {
 	waited, since, ok := c.look(now)
 	if !ok || waited <= since/crowdShare {
 		return false
 	}
-	c.pushed(now)
+	c.Pushed(now)
 	return true
 }
 
 // look tells for how long some thread has waited for a processor since the look before. It
 // reports false if it is too early for a look, if there is no account, or if the one
 // before was too long ago or none.
-func (c *crowd) look(now time.Duration) (waited, since time.Duration, ok bool) {
+func (c *Crowd) look(now time.Duration) (waited, since time.Duration, ok bool) {
 	looked := c.looked.Load()
 	since = now - time.Duration(looked)
 	if since < crowdLook || !c.looked.CompareAndSwap(looked, int64(now)) {
@@ -154,9 +172,9 @@ func (c *crowd) look(now time.Duration) (waited, since time.Duration, ok bool) {
 	return waited, since, ok && looked > 0 && since <= staleLook
 }
 
-// pushed notes that a poller was not run for a while, until now. The pause grows each
+// Pushed notes that a poller was not run for a while, until now. The pause grows each
 // time that this comes within 4 pauses of the last one, or within 40 ms.
-func (c *crowd) pushed(now time.Duration) {
+func (c *Crowd) Pushed(now time.Duration) {
 	until := c.until.Load()
 	if int64(now) < until {
 		return // somebody else has noted the same

@@ -1,4 +1,4 @@
-package verbena
+package patience
 
 import (
 	"testing"
@@ -7,12 +7,12 @@ import (
 
 func TestSpinnerBacksOff(t *testing.T) {
 	const limit = 32 * time.Microsecond
-	s := newSpinner(limit)
+	s := NewSpinner(limit)
 	var spent, waits int
 	for s.budget > 0 {
-		b := s.next()
+		b := s.Next()
 		spent += int(b)
-		s.vain(b)
+		s.Vain(b)
 		if waits++; waits > 10 {
 			t.Fatalf("polls on with %v after %d waits in vain", s.budget, waits)
 		}
@@ -23,7 +23,7 @@ func TestSpinnerBacksOff(t *testing.T) {
 	// From here on it polls seldom, and ever less.
 	tries, since, longest := 0, 0, 0
 	for range 10_000 {
-		b := s.next()
+		b := s.Next()
 		if since++; b > 0 {
 			if b != limit {
 				t.Fatalf("a try of %v", b)
@@ -34,44 +34,44 @@ func TestSpinnerBacksOff(t *testing.T) {
 			longest, since = since, 0
 			tries++
 		}
-		s.vain(b)
+		s.Vain(b)
 	}
 	if tries < 30 || tries > 60 || longest != maxSpinPause+1 {
 		t.Errorf("%d tries in 10,000 waits, the last after %d", tries, longest)
 	}
 	// One that helps is enough to poll again.
-	for s.next() == 0 {
-		s.vain(0)
+	for s.Next() == 0 {
+		s.Vain(0)
 	}
-	s.helped(time.Microsecond)
+	s.Helped(time.Microsecond)
 	for range 2 {
-		if s.next() != limit {
+		if s.Next() != limit {
 			t.Error("does not poll although it helps")
 		}
 	}
-	s.vain(limit)
-	if got := s.next(); got != limit/2 {
+	s.Vain(limit)
+	if got := s.Next(); got != limit/2 {
 		t.Errorf("polls %v after one wait in vain", got)
 	}
 	// An answer that came late is no reason to poll longer, nor to poll less.
-	s.helped(limit * 3 / 4)
-	if got := s.next(); got != limit/2 {
+	s.Helped(limit * 3 / 4)
+	if got := s.Next(); got != limit/2 {
 		t.Errorf("polls %v after a late answer", got)
 	}
 }
 
 func TestSpinnerThatNeverPolls(t *testing.T) {
-	s := newSpinner(0)
+	s := NewSpinner(0)
 	for range 1000 {
-		if b := s.next(); b != 0 {
+		if b := s.Next(); b != 0 {
 			t.Fatalf("polls %v", b)
 		}
-		s.vain(0)
+		s.Vain(0)
 	}
 }
 
 func TestCrowd(t *testing.T) {
-	var c crowd
+	var c Crowd
 	now := time.Second
 	if c.denseAt(now) {
 		t.Fatal("dense at first")
@@ -79,8 +79,8 @@ func TestCrowd(t *testing.T) {
 	// Pushed again as soon as polling begins: each pause is longer, to a limit.
 	var last time.Duration
 	for range 20 {
-		c.pushed(now)
-		c.pushed(now + 1) // another thread's
+		c.Pushed(now)
+		c.Pushed(now + 1) // another thread's
 		if !c.denseAt(now) {
 			t.Fatal("polls on")
 		}
@@ -103,7 +103,7 @@ func TestCrowd(t *testing.T) {
 	// A rare push costs little.
 	now += 10 * maxCrowdPause
 	for range 5 {
-		c.pushed(now)
+		c.Pushed(now)
 		if c.denseAt(now + passingPause) {
 			t.Error("pauses for long after a long time in peace")
 		}
@@ -117,13 +117,13 @@ func TestCrowdGone(t *testing.T) {
 		total time.Duration
 		known = true
 	)
-	c := crowd{account: func() (time.Duration, bool) { return total, known }}
+	c := Crowd{account: func() (time.Duration, bool) { return total, known }}
 	now := time.Second
 	for range 10 {
-		c.pushed(now)
+		c.Pushed(now)
 		now = time.Duration(c.until.Load())
 	}
-	c.pushed(now)
+	c.Pushed(now)
 	if !c.denseAt(now + maxCrowdPause - 1) {
 		t.Fatal("no long pause")
 	}
@@ -154,50 +154,8 @@ func TestCrowdGone(t *testing.T) {
 		t.Fatal("the pause was over by itself")
 	}
 	// It has not been forgotten: another push makes a long pause.
-	c.pushed(now + 1)
+	c.Pushed(now + 1)
 	if !c.denseAt(now + maxCrowdPause/2) {
 		t.Error("a short pause although the crowd is back")
-	}
-}
-
-// Who polls stops where threads have waited for processors for more than half of the time,
-// and nobody polls for a while.
-func TestPollerStopsInCrowd(t *testing.T) {
-	const (
-		step  = 20 * time.Microsecond // of the clock, from one look at it to the next
-		limit = 100 * time.Millisecond
-		up    = time.Hour // the machine has been when the clock began
-	)
-	for _, c := range []struct {
-		name  string
-		age   time.Duration // of the process
-		share float64       // of the time some thread waits
-		known bool
-		want  time.Duration // for how long one polls
-	}{
-		{"nobody waits", time.Hour, 0, true, limit},
-		{"others wait seldom", time.Hour, 0.45, true, limit},
-		{"others wait more than half of the time", time.Hour, 0.55, true, 2 * crowdLook},
-		{"a process has just begun", 2 * crowdLook, 0, true, limit},
-		{"there is no account", time.Hour, 1, false, limit},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			now := c.age
-			w := &worker{cq: &numberedQueue{}, crowd: &crowd{
-				now:     func() time.Duration { now += step; return now },
-				account: func() (time.Duration, bool) { return up + time.Duration(c.share*float64(now)), c.known },
-			}}
-			began := now
-			if ok, _ := w.spin(limit, func() bool { return false }, false); ok {
-				t.Fatal("somebody was there")
-			}
-			spent := now - began
-			if spent < c.want/2 || spent > c.want+2*step {
-				t.Errorf("polls for %v, want %v", spent, c.want)
-			}
-			if stopped := c.want < limit; w.crowd.dense() != stopped {
-				t.Errorf("nobody polls from then on: %v, want %v", !stopped, stopped)
-			}
-		})
 	}
 }
