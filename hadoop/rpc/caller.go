@@ -22,11 +22,15 @@ type caller struct {
 	class   string
 	version uint64
 	timeout time.Duration // of each call; 0 for none
+	// watch polls for the answer of the only call under way before its caller sleeps; nil: the
+	// carrier does, or nobody.
+	watch func(answered func() bool)
 
 	mu      sync.Mutex
 	waiting map[int32]*waiter
 	free    []*waiter
 	failed  error
+	alone   int       // calls since the last that began while others were under way
 	used    time.Time // when a call began last
 	heard   time.Time // when something came last
 	pinged  time.Time
@@ -41,7 +45,14 @@ type waiter struct {
 	answer  carrier.Message // one that the waiter decodes itself
 	body    []byte          // of answer
 	err     error
+
+	answered func() bool // done has something; made once
 }
+
+// severalAlone is how many calls have to have been the only one under way, one after the
+// other, before callers poll. Where several call, one that polls takes the processor from
+// who gathers their calls and answers.
+const severalAlone = 4
 
 // mostFree is how many waiters a connection keeps for later calls.
 const mostFree = 1024
@@ -53,7 +64,9 @@ func (c *caller) take() *waiter {
 		c.free = c.free[:n-1]
 		return w
 	}
-	return &waiter{done: make(chan struct{}, 1)}
+	w := &waiter{done: make(chan struct{}, 1)}
+	w.answered = func() bool { return len(w.done) > 0 }
+	return w
 }
 
 func (c *caller) giveBack(w *waiter) {
@@ -93,9 +106,11 @@ func (c *caller) call(ctx context.Context, id, retry int32, method string, req, 
 	c.waiting[id] = w
 	c.used = now
 	urgency := carrier.Now
+	c.alone++
 	if len(c.waiting) > 1 {
-		urgency = carrier.Soon
+		urgency, c.alone = carrier.Soon, 0
 	}
+	watches := c.watch != nil && c.alone > severalAlone
 	c.mu.Unlock()
 	if err := c.out.SendWait(ctx, m, urgency); err != nil {
 		if !c.forget(id, w) {
@@ -103,6 +118,9 @@ func (c *caller) call(ctx context.Context, id, retry int32, method string, req, 
 		}
 		c.giveBack(w)
 		return &unsent{err}
+	}
+	if watches {
+		c.watch(w.answered)
 	}
 	select {
 	case <-w.done:

@@ -40,6 +40,12 @@ type ClientConfig struct {
 	PingInterval time.Duration
 	// IdleTimeout is how long a connection stays without a call. Default 30 s.
 	IdleTimeout time.Duration
+	// Spin is how long the caller of the only call on a connection looks for its answer
+	// before it sleeps. Default 150 us; negative: not at all. It is the upper limit: what is
+	// in vain halves it, and about four waits in a row stop it but for a try now and then. Nobody
+	// looks while more programs want to run than there are processors. It is for sockets of the
+	// operating system; on endpoints the tuning tells.
+	Spin time.Duration
 	// Attempts is how often a call is tried at most. Default 10.
 	Attempts int
 	// Backoff is the mean pause after the first failed attempt; it doubles with each further
@@ -52,6 +58,9 @@ func (c ClientConfig) withDefaults() ClientConfig {
 	if c.Dial == nil {
 		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}}
 		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	}
+	if c.Spin == 0 {
+		c.Spin = 150 * time.Microsecond
 	}
 	set(&c.MaxFrame, maxResponse)
 	set(&c.ConnectTimeout, 20*time.Second)

@@ -7,16 +7,18 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/verbena-data/verbena/hadoop/exception"
-	"github.com/verbena-data/verbena/hadoop/rpc/internal/carrier"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/stream"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
+	"github.com/verbena-data/verbena/internal/patience"
 )
 
 // Target is a protocol of a server, and who calls it.
@@ -43,7 +45,12 @@ type Conn struct {
 	caller *caller
 	next   atomic.Uint32 // call id, unless a Client counts
 	timer  *time.Timer
-	ended  chan struct{} // closed when the reader has ended
+	shared *stream.SharedReader // by r, from the start of the session on
+	ended  chan struct{}        // closed when the reader has ended
+
+	watching sync.Mutex // of the one caller who polls
+	spin     patience.Spinner
+	crowd    *patience.Crowd
 }
 
 // NewConn starts a session on nc, which then belongs to the connection. ctx
@@ -59,11 +66,15 @@ func startConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig
 		target.Version = 1
 	}
 	c := &Conn{
-		nc: nc, ended: make(chan struct{}),
+		nc: nc, ended: make(chan struct{}), crowd: patience.Processors,
 		r: stream.NewReader(nc, cfg.MaxFrame),
 		w: stream.NewWriter(nc, cfg.CallTimeout, silence, nil),
 	}
 	c.caller = newCaller(c.w, id, &target, cfg.CallTimeout)
+	c.shared = stream.Share(c.r, c.caller.received, c.caller.deliver)
+	if c.spin = patience.NewSpinner(cfg.Spin); cfg.Spin > 0 && c.shared.Looks() {
+		c.caller.watch = c.watch
+	}
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
@@ -78,7 +89,10 @@ func startConn(ctx context.Context, nc net.Conn, target Target, cfg ClientConfig
 		c.w.Stop()
 		return nil, fmt.Errorf("rpc: connect to %s: %w", nc.RemoteAddr(), err)
 	}
-	go c.read()
+	go func() {
+		defer close(c.ended)
+		c.caller.fail(c.why(c.shared.Run()))
+	}()
 	every := min(cfg.PingInterval/2, cfg.IdleTimeout/2)
 	if cfg.CallTimeout > 0 {
 		every = min(every, cfg.CallTimeout/8)
@@ -176,24 +190,42 @@ func (c *Conn) Call(ctx context.Context, method string, req, resp proto.Message)
 // reason tells why no further call may begin, or is nil.
 func (c *Conn) reason() error { return c.caller.reason() }
 
-func (c *Conn) read() {
-	defer close(c.ended)
+// yieldEvery is how long a caller polls before it lets other goroutines run.
+const yieldEvery = 10 * time.Microsecond
+
+// watch polls for the answer to the only call under way, as long as that is worth it: who
+// sleeps has to be woken, which takes longer than many a server does to answer.
+func (c *Conn) watch(answered func() bool) {
+	if !c.watching.TryLock() {
+		return
+	}
+	defer c.watching.Unlock()
+	budget := c.spin.Next()
+	if budget <= 0 || c.crowd.Dense() {
+		return
+	}
+	start := c.crowd.Now()
+	last, yielded := start, start
 	for {
-		if !c.r.Ready() {
-			if err := c.r.Wait(); err != nil {
-				c.caller.fail(c.why(err))
-				return
-			}
-			c.caller.received()
-		}
-		var m carrier.Message
-		m, err := c.r.Next()
-		if err == nil {
-			err = c.caller.deliver(m)
-		}
-		if err != nil {
-			c.caller.fail(c.why(err))
+		if _, err := c.shared.Look(); err != nil {
+			c.caller.fail(c.why(err)) // ends Run, too
 			return
+		}
+		now := c.crowd.Now()
+		switch {
+		case answered():
+			c.spin.Helped(now - start)
+			return
+		case now-last > patience.Preempted:
+			c.crowd.Pushed(now)
+			return
+		case now-start > budget || c.crowd.Pressed(now):
+			c.spin.Vain(now - start)
+			return
+		}
+		if last = now; now-yielded > yieldEvery {
+			yielded = now
+			runtime.Gosched()
 		}
 	}
 }

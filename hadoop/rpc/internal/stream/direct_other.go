@@ -5,6 +5,7 @@ package stream
 import (
 	"io"
 	"net"
+	"sync"
 )
 
 type directWriter struct{}
@@ -15,6 +16,11 @@ func (*directWriter) write([]byte) (int, error) { return 0, nil }
 
 func direct(r io.Reader) io.Reader { return r }
 
-type directReader struct{ io.Reader }
+type directReader struct {
+	io.Reader
+	mu *sync.Mutex
+}
 
 func (*directReader) turns(*Reader, func() bool) error { panic("never called") }
+
+func (*directReader) look([]byte) (int, bool, error) { panic("never called") }

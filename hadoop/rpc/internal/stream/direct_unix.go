@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -78,6 +79,8 @@ type directReader struct {
 	n    int
 	err  error
 	told told
+	once func(fd uintptr) // try, but once
+	mu   *sync.Mutex      // held by who uses the reader, if several do; else nil
 }
 
 // direct returns what reads from r in the cheapest way. A wrapper of a socket may do more than that.
@@ -93,6 +96,7 @@ func direct(r io.Reader) io.Reader {
 		return r
 	}
 	d := &directReader{raw: raw}
+	d.once = func(fd uintptr) { d.n, d.err = readNow(int(fd), d.b) }
 	_ = raw.Control(func(fd uintptr) { d.told.init(int(fd)) }) // else nothing is told
 	d.try = func(fd uintptr) bool {
 		for {
@@ -124,6 +128,33 @@ func (d *directReader) Read(b []byte) (int, error) {
 	return d.n, nil
 }
 
+// look reads what has come, without waiting. It reports false if that is nothing.
+func (d *directReader) look(b []byte) (n int, came bool, err error) {
+	d.b = b
+	err = d.raw.Control(d.once)
+	d.b = nil
+	switch {
+	case err != nil:
+		return 0, true, err
+	case d.err == unix.EAGAIN || d.err == unix.EINTR:
+		return 0, false, nil
+	case d.err != nil:
+		return 0, true, os.NewSyscallError("read", d.err)
+	case d.n == 0:
+		return 0, true, io.EOF
+	}
+	return d.n, true, nil
+}
+
+// some reads what has come, and tells whether something may be left.
+func (d *directReader) some(fd int, b []byte) (n int, left bool, err error) {
+	if d.mu != nil {
+		n, err = readNow(fd, b)
+		return n, true, err
+	}
+	return d.told.read(fd, b)
+}
+
 // turns is [Reader.Turns]. It stays within one Read of the socket: what has come since something was read
 // ends the next wait, so that nothing has to be read again before where the system tells that
 // nothing is left.
@@ -132,14 +163,17 @@ func (d *directReader) turns(r *Reader, turn func() bool) error {
 		failed error
 		none   bool // nothing was left
 	)
-	err := d.raw.Read(func(fd uintptr) bool {
+	each := func(fd uintptr) bool {
 		for {
 			if none {
 				none = false
 				return false
 			}
+			if r.Pending() {
+				return true // who looked has found the first bytes of a frame
+			}
 			r.room()
-			n, left, err := d.told.read(int(fd), r.buf)
+			n, left, err := d.some(int(fd), r.buf)
 			switch {
 			case err == unix.EINTR:
 				continue
@@ -155,10 +189,19 @@ func (d *directReader) turns(r *Reader, turn func() bool) error {
 			r.end = n
 			r.full = n == len(r.buf)
 			none = !left
-			if !turn() || r.end > r.start {
+			if !turn() || r.Pending() {
 				return true
 			}
 		}
-	})
+	}
+	if d.mu != nil {
+		alone := each
+		each = func(fd uintptr) bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return alone(fd)
+		}
+	}
+	err := d.raw.Read(each)
 	return cmp.Or(failed, err)
 }
