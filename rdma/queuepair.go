@@ -155,6 +155,32 @@ type ViewingQueuePair interface {
 	ViewsHold() bool
 }
 
+// A PassingQueuePair lets other peers of this side read what View has shown, from where it
+// lies in the peer's memory.
+type PassingQueuePair interface {
+	ViewingQueuePair
+	// PassOn returns a region of this side's domain that is the peer's region around what
+	// pin keeps, and a use of it, which is released once. It has [AccessRemoteRead] and no
+	// other right; peers of this side read there by the region's key, and no request of
+	// this side may name it. Bytes is the peer's memory: the address of what View has shown
+	// is the region's, and as many bytes more as it lies behind the beginning of Bytes.
+	// The region belongs to the provider: nobody else closes it. It stays until its uses
+	// are released, whatever becomes of this queue pair, and the pin stays as long as it
+	// is needed.
+	//
+	// A Read from there succeeds only if the peer whose memory it is has kept it for this
+	// queue pair until the bytes were read, as [ViewingQueuePair] has it for views. If that
+	// peer has begun to take its connection down before, the Read fails, and with it the
+	// queue pair that it was posted to.
+	//
+	// If ok is false the region cannot be had, or not yet: the peer is asked for it
+	// then, and a later call may succeed. PassOn does not wait for the peer.
+	PassOn(pin Pin) (region Region, use Pin, ok bool)
+	// ReadsPassed tells whether the peer can Read from regions of PassOn of other queue
+	// pairs of this domain. It is known once the queue pair is connected.
+	ReadsPassed() bool
+}
+
 // A Pin keeps what [ViewingQueuePair] has shown. Release is called once, by any goroutine.
 type Pin interface{ Release() }
 

@@ -1,6 +1,8 @@
 package rdmatest
 
 import (
+	"unsafe"
+
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -9,6 +11,7 @@ var viewCases = []testCase{
 	{"View", nil, testView},
 	{"ViewRefused", nil, testViewRefused},
 	{"ViewOutlives", nil, testViewOutlives},
+	{"PassOn", nil, testPassOn},
 }
 
 // views is the conn's, or nil if the device shows nothing.
@@ -145,6 +148,76 @@ func testViewOutlives(e *env) {
 		if !is(memory, 0x5C) || &again[0] != &memory[0] {
 			e.fatalf("a view shows other bytes after the end of both ends")
 		}
+		pin.Release()
+	}
+}
+
+// testPassOn has another queue pair of the peer read memory of the peer's by a region of
+// this side. It ends with the connection under which it was kept.
+func testPassOn(e *env) {
+	const size = 1 << 16
+	for round := range e.rounds(4) {
+		up, owner := e.connect(nil)
+		v := up.views()
+		p, ok := up.QueuePair.(rdma.PassingQueuePair)
+		if v == nil || !ok {
+			e.logf("%s: the device passes no memory on", up.s.name)
+			return
+		}
+		down, reader := e.connect(nil)
+		if !down.QueuePair.(rdma.PassingQueuePair).ReadsPassed() {
+			e.fatalf("the peer does not read what is passed on")
+		}
+		m, into := owner.s.memory(size+guard), reader.s.memory(size)
+		m.fill(guard, size, 0x5C)
+		up.known(rdma.OpRead, m.at(0))
+		memory, pin, ok := v.View(m.at(guard), size)
+		if !ok {
+			e.fatalf("a view of memory that was read just now is refused")
+		}
+		var region rdma.Region
+		var use rdma.Pin
+		e.eventually("the memory can be passed on", func() (ok bool) {
+			region, use, ok = p.PassOn(pin)
+			return ok
+		})
+		again, second, ok := p.PassOn(pin)
+		if !ok || again != region || region.Access() != rdma.AccessRemoteRead {
+			e.fatalf("it is passed on as another region the second time, or with rights %#x", region.Access())
+		}
+		second.Release()
+		offset := uintptr(unsafe.Pointer(&memory[0])) - uintptr(unsafe.Pointer(&region.Bytes()[0]))
+		from := rdma.Remote{Address: region.Address() + uint64(offset), Key: region.Key()}
+		read := rdma.SendRequest{ID: 3, Op: rdma.OpRead, Flags: rdma.Signaled, Remote: from, SGEs: into.sge(0, size)}
+		for seed := range byte(4) {
+			m.fill(guard, size, seed)
+			reader.send(read)
+			reader.sends.success(3)
+			if !is(into.Bytes()[:size], seed) {
+				e.fatalf("a Read of what is passed on has other bytes")
+			}
+		}
+		switch round % 2 {
+		case 0: // the owner ends, and may use its memory
+			e.check(owner.Close(), "Close")
+			m.fill(guard, size, 0xEE)
+			reader.send(read)
+			if c := reader.sends.next(); c.ID != 3 || c.Status == rdma.StatusSuccess {
+				e.fatalf("after its owner's Close, memory that is passed on is read: %+v", c)
+			}
+			reader.ended()
+		case 1: // this side takes it back
+			use.Release()
+			pin.Release()
+			e.check(up.Close(), "Close")
+			reader.send(read)
+			if c := reader.sends.next(); c.ID != 3 || c.Status == rdma.StatusSuccess {
+				e.fatalf("what is not passed on any more is read: %+v", c)
+			}
+			continue
+		}
+		e.check(up.Close(), "Close")
+		use.Release()
 		pin.Release()
 	}
 }

@@ -50,23 +50,23 @@ func (qp *queuePair) lookup(w want) (*peerRegion, outcome) {
 	return r, outcomeDone
 }
 
-// remoteRange finds the memory that a request names, inside an access.
-func (qp *queuePair) remoteRange(remote rdma.Remote, length int, access rdma.Access) ([]byte, outcome) {
+// remoteRange finds the memory that a request names, and its region, inside an access.
+func (qp *queuePair) remoteRange(remote rdma.Remote, length int, access rdma.Access) ([]byte, *peerRegion, outcome) {
 	r, o := qp.lookup(want{value: remote.Key})
 	if r == nil {
 		if o == outcomeFailed {
 			o = qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: key %#x opens nothing here", rdma.ErrRemoteAccess, remote.Key))
 		}
-		return nil, o
+		return nil, nil, o
 	}
 	if !r.has(access) {
-		return nil, qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: the region of key %#x lacks the right", rdma.ErrRemoteAccess, remote.Key))
+		return nil, nil, qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: the region of key %#x lacks the right", rdma.ErrRemoteAccess, remote.Key))
 	}
 	memory := r.at(remote.Address, length)
 	if memory == nil {
-		return nil, qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: %d bytes at %#x are not in the region of key %#x", rdma.ErrRemoteAccess, length, remote.Address, remote.Key))
+		return nil, nil, qp.failed(rdma.StatusRemoteAccess, fmt.Errorf("%w: %d bytes at %#x are not in the region of key %#x", rdma.ErrRemoteAccess, length, remote.Address, remote.Key))
 	}
-	return memory, outcomeDone
+	return memory, r, outcomeDone
 }
 
 func (qp *queuePair) peerClosing() outcome {
@@ -86,7 +86,7 @@ func (qp *queuePair) executeWrite(r *rdma.SendRequest, total int, inline []byte)
 
 // writeInside is executeWrite inside an access. total is not 0.
 func (qp *queuePair) writeInside(r *rdma.SendRequest, total int, inline []byte) outcome {
-	memory, o := qp.remoteRange(r.Remote, total, rdma.AccessRemoteWrite)
+	memory, _, o := qp.remoteRange(r.Remote, total, rdma.AccessRemoteWrite)
 	if o != outcomeDone {
 		return o
 	}
@@ -114,7 +114,7 @@ func (qp *queuePair) executeRead(r *rdma.SendRequest, total int) outcome {
 	if qp.enter()&gateClosed != 0 {
 		return qp.peerClosing()
 	}
-	memory, o := qp.remoteRange(r.Remote, total, rdma.AccessRemoteRead)
+	memory, from, o := qp.remoteRange(r.Remote, total, rdma.AccessRemoteRead)
 	if o != outcomeDone {
 		return o
 	}
@@ -123,6 +123,9 @@ func (qp *queuePair) executeRead(r *rdma.SendRequest, total int) outcome {
 		to := e.Region.(*region).bytes[e.Offset : e.Offset+e.Length]
 		longcopy.Fill(to, memory[:e.Length])
 		memory = memory[e.Length:]
+	}
+	if from.kept != nil && !qp.wasKept(from) {
+		return qp.failed(rdma.StatusRetryExceeded, fmt.Errorf("%w: the process whose memory the peer passes on, or the peer, is ending its connection", rdma.ErrDisconnected))
 	}
 	return outcomeDone
 }
@@ -135,7 +138,7 @@ func (qp *queuePair) executeAtomic(r *rdma.SendRequest) outcome {
 	if qp.enter()&gateClosed != 0 {
 		return qp.peerClosing()
 	}
-	memory, o := qp.remoteRange(r.Remote, 8, rdma.AccessRemoteAtomic)
+	memory, _, o := qp.remoteRange(r.Remote, 8, rdma.AccessRemoteAtomic)
 	if o != outcomeDone {
 		return o
 	}

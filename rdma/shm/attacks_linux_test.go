@@ -320,6 +320,43 @@ var connectedAttacks = map[string]struct {
 		},
 		files: func(a *attacker) []int { return []int{a.memory(4096, false)} },
 	},
+	"a region to pass on that nobody asked for": {
+		packets: func(*attacker) [][]byte {
+			return [][]byte{appendPassed(nil, grant{want: want{pass: true, value: 5}, found: true, key: 5, handle: 9, access: 2, length: 4096, state: 3}, promise{1, 3})}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false), a.memory(tableBytes, true)} },
+	},
+	"a region to pass on without a promise": {
+		packets: func(*attacker) [][]byte {
+			return [][]byte{grant{want: want{pass: true, value: 5}, found: true, key: 5, handle: 9, access: 2, length: 4096, state: 3}.append(nil)}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false), a.memory(tableBytes, true)} },
+	},
+	"a region that is passed on, with a table that can shrink": {
+		asked: true,
+		packets: func(*attacker) [][]byte {
+			return [][]byte{appendPassed(nil, grant{want: want{value: 5}, found: true, key: 5, handle: 9, access: 2, length: 4096, state: 3}, promise{1, 3})}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false), a.unsealed(tableBytes)} },
+	},
+	"a region that is passed on, with a table that is too small": {
+		asked: true,
+		packets: func(*attacker) [][]byte {
+			return [][]byte{appendPassed(nil, grant{want: want{value: 5}, found: true, key: 5, handle: 9, access: 2, length: 4096, state: 3}, promise{1, 3})}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false), a.memory(4096, true)} },
+	},
+	"a region that is passed on, for writing": {
+		asked: true,
+		packets: func(*attacker) [][]byte {
+			return [][]byte{appendPassed(nil, grant{want: want{value: 5}, found: true, key: 5, handle: 9, access: 6, length: 4096, state: 3}, promise{1, 3})}
+		},
+		files: func(a *attacker) []int { return []int{a.memory(4096, false), a.memory(tableBytes, true)} },
+	},
+	"a question to pass on what is not there": {
+		lives:   true,
+		packets: func(*attacker) [][]byte { return [][]byte{want{pass: true, value: 5}.append(nil)} },
+	},
 	"a file that was not asked for": {
 		packets: func(*attacker) [][]byte {
 			return [][]byte{grant{want: want{file: true, value: 5}, found: true, key: 5, handle: 9, length: 1}.append(nil)}

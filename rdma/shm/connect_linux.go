@@ -298,8 +298,11 @@ func (qp *queuePair) handle(p *packet) error {
 		if err != nil {
 			return err
 		}
-		if w.file && qp.SharesFiles() {
+		switch {
+		case w.file && qp.SharesFiles():
 			return qp.giveFile(w)
+		case w.pass:
+			return qp.givePass(w)
 		}
 		return qp.give(w)
 	case packetRegion:
@@ -310,13 +313,29 @@ func (qp *queuePair) handle(p *packet) error {
 		if g.file {
 			return qp.receiveFile(g, p)
 		}
-		return qp.receiveGrant(g, p)
+		if g.pass {
+			if g.found {
+				return fmt.Errorf("%w: a region to pass on without a promise", errPacket)
+			}
+			return qp.receivePass(g, promise{}, p)
+		}
+		return qp.receiveGrant(g, nil, p)
+	case packetPassed:
+		g, kept, err := parsePassed(p.bytes)
+		if err != nil {
+			return err
+		}
+		if g.pass {
+			return qp.receivePass(g, kept, p)
+		}
+		return qp.receiveGrant(g, &kept, p)
 	case packetRevoke:
 		handle, err := parseRevoke(p.bytes)
 		if err != nil {
 			return err
 		}
 		qp.files.revoked(handle)
+		qp.passing.revoked(handle)
 		return qp.peer.Load().drop(handle)
 	case packetAlarm:
 		number, err := parseAlarm(p.bytes)
@@ -339,6 +358,9 @@ func (qp *queuePair) give(w want) error {
 	r, access, ok := qp.domain.grantFor(w, qp, qp.conn.foreign)
 	if !ok {
 		return qp.giveNothing(w)
+	}
+	if r.passed != nil {
+		return qp.givePassed(w, r)
 	}
 	fd, err := r.descriptor(mayWrite(access))
 	if errors.Is(err, rdma.ErrClosed) {
@@ -367,19 +389,33 @@ func (qp *queuePair) giveNothing(w want) error {
 	return qp.conn.write(grant{want: w}.append(nil))
 }
 
-// receiveGrant takes the answer to want.
-func (qp *queuePair) receiveGrant(g grant, p *packet) error {
+// receiveGrant takes the answer to want. kept is the promise of a region that the peer
+// passes on; nil: the region is the peer's.
+func (qp *queuePair) receiveGrant(g grant, kept *promise, p *packet) error {
 	if err := qp.conn.answered(g.want); err != nil {
 		return err
 	}
 	if g.found {
-		if len(p.descriptors) != 1 {
+		expected := 1
+		if kept != nil {
+			expected = 2
+		}
+		if len(p.descriptors) != expected {
 			return fmt.Errorf("%w: a region with %d descriptors", errPacket, len(p.descriptors))
 		}
 		if g.byHandle && rdma.Access(g.access)&rdma.AccessLocalWrite == 0 {
 			return fmt.Errorf("%w: a region that holds receives and may not be written", errPacket)
 		}
-		if err := qp.peer.Load().add(g, p.take(0)); err != nil {
+		var err error
+		switch {
+		case kept == nil:
+			err = qp.peer.Load().add(g, p.take(0))
+		case qp.passes():
+			err = qp.peer.Load().addPassed(g, *kept, p.take(0), p.take(1))
+		default:
+			err = fmt.Errorf("%w: a region of another process, from a peer that may not pass it on", errPacket)
+		}
+		if err != nil {
 			return err
 		}
 	}

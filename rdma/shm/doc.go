@@ -94,6 +94,24 @@
 // after each read. Of a connection it keeps 512 files open. A file of another user's
 // process on FUSE, whose reads that process could hold up, ends the connection.
 //
+// # Regions that are passed on
+//
+// A process may let its peers read a region of another peer, which it views
+// ([rdma.PassingQueuePair]): the owner of the memory, who is asked first, gives it a
+// descriptor for reading and its table, and it gives these to whoever reads. All three
+// are of the same user, and the reader thus maps memory of a process that it has no
+// connection to.
+//
+// The owner promises by an entry of its table to keep the memory as it is for its peer, for
+// as long as the connection to that is up. It shuts the entry before it uses the memory
+// again, and the process in the middle shuts its gate before it lets go. The reader
+// copies first, and looks at both then: what it has copied is right if neither was shut.
+// It is not shown such memory by View. A process that dies shuts nothing and writes nothing,
+// and its memory is read on.
+//
+// A connection passes on 16 regions at most, and a domain 128, each for two descriptors.
+// None is passed on a second time.
+//
 // # SIGBUS
 //
 // Memfds are sealed against shrinking and growing, and that is verified on receipt.

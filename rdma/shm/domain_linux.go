@@ -58,6 +58,7 @@ type domain struct {
 	waiters     map[*completionQueue]struct{} // that the agent wakes
 	alarms      int                           // of queues that are open
 	alarmNumber uint32                        // of the next
+	passed      atomic.Int32                  // regions of peers that are passed on; no lock
 }
 
 func errClosed(what string) error { return fmt.Errorf("shm: %s: %w", what, rdma.ErrClosed) }
@@ -76,6 +77,8 @@ type region struct {
 	state   uint64
 	access  rdma.Access
 	reader  *queuePair // whose peer may have the file, which is no memory; nil: a region
+	aside   bool       // it stands for no memory of this side, inside which somebody could be
+	passed  *passedOn  // the peer's region that it stands for; nil: none
 	written bool       // memory of the program that this side may write to; access does not tell
 	closed  atomic.Bool
 	leaving sync.Once
@@ -148,6 +151,9 @@ func (r *region) closeFile() error {
 	if r.file == nil {
 		return nil
 	}
+	if r.passed != nil {
+		return errors.Join(r.file.Close(), r.passed.table.Close())
+	}
 	return r.file.Close()
 }
 
@@ -184,7 +190,13 @@ func (d *domain) register(r *region) error {
 	return nil
 }
 
-func (r *region) Bytes() []byte   { return r.bytes }
+func (r *region) Bytes() []byte {
+	if r.passed != nil {
+		return r.passed.of.bytes()
+	}
+	return r.bytes
+}
+
 func (r *region) Key() uint32     { return r.key }
 func (r *region) Address() uint64 { return r.base() + r.shift }
 
@@ -227,14 +239,22 @@ func (r *region) Withdraw() error {
 
 func (r *region) withdraw() {
 	d := r.domain
-	if r.reader != nil { // nobody is inside its memory
+	if r.aside {
+		r.closed.Store(true)
+		d.table.state(r.index).Store(r.state &^ 1)
 		d.members.Lock()
 		delete(d.keys, r.key)
 		delete(d.regions, r.index)
+		pairs := d.members.Pairs.List()
 		d.members.Unlock()
-		r.closed.Store(true)
-		d.table.state(r.index).Store(r.state &^ 1)
-		r.reader.revoke(r.handle)
+		if r.reader != nil {
+			r.reader.revoke(r.handle)
+		}
+		if r.passed != nil {
+			for _, qp := range pairs {
+				qp.revoke(r.handle)
+			}
+		}
 		return
 	}
 	d.members.Lock()
@@ -285,7 +305,7 @@ func (d *domain) grantFor(w want, qp *queuePair, foreign bool) (*region, rdma.Ac
 		r = d.keys[w.value]
 	}
 	d.members.Unlock()
-	if r == nil || r.closed.Load() || r.file == nil || r.reader != nil {
+	if r == nil || r.closed.Load() || r.file == nil || r.reader != nil || r.passed != nil && !qp.passes() {
 		return nil, 0, false
 	}
 	if !foreign {

@@ -55,7 +55,7 @@ func (qp *queuePair) ShareFile(fd int) (rdma.SharedFile, error) {
 	if err != nil {
 		return fail(fmt.Errorf("open it for reading: %w", err))
 	}
-	r := &region{domain: qp.domain, file: memfd.Own(own), reader: qp}
+	r := &region{domain: qp.domain, file: memfd.Own(own), reader: qp, aside: true}
 	if err := qp.domain.register(r); err != nil {
 		_ = r.file.Close()
 		return fail(err)

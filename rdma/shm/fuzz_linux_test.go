@@ -28,6 +28,8 @@ func FuzzPacket(f *testing.F) {
 	f.Add(grant{want: want{file: true, value: 9}, found: true, key: 9, handle: 3, length: 1, state: 3}.append(nil))
 	f.Add(grant{want: want{value: 9}, found: true, key: 9, handle: 3, access: 15, address: 1 << 40, length: 4096, state: 3}.append(nil))
 	f.Add(grant{want: want{byHandle: true, value: 9}}.append(nil))
+	f.Add(want{pass: true, value: 7}.append(nil))
+	f.Add(appendPassed(nil, grant{want: want{pass: true, value: 9}, found: true, key: 9, handle: 3, access: 2, address: 1 << 40, length: 4096, state: 3}, promise{handle: 4, state: 5}))
 	f.Add(appendRevoke(nil, 5))
 	f.Add(appendAlarm(nil, 5))
 	f.Add(appendText(packetGoodbye, "so long"))
@@ -61,6 +63,15 @@ func FuzzPacket(f *testing.F) {
 				t.Fatalf("accepted: %+v", g)
 			}
 			again = g.append(nil)
+		case packetPassed:
+			g, kept, err := parsePassed(p)
+			if err != nil {
+				return
+			}
+			if g.length == 0 || g.length > maxRegion || rdma.Access(g.access) != rdma.AccessRemoteRead {
+				t.Fatalf("accepted: %+v", g)
+			}
+			again = appendPassed(nil, g, kept)
 		case packetAlarm:
 			number, err := parseAlarm(p)
 			if err != nil {

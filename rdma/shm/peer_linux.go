@@ -47,8 +47,18 @@ type peerRegion struct {
 	memory []byte         // exactly length bytes usable
 	now    *atomic.Uint64 // the state in the owner's table
 	owner  *peerDomain
-	users  atomic.Int64 // the domain, until it has unmapped the region, and pins
+	file   memfd.Identity
+	users  atomic.Int64 // the domain, until it has unmapped the region, pins, and what is passed on
+
+	// Of a region that the peer passes on. Its owner keeps it as it is for as long as
+	// kept has the state of promise.
+	promise     promise
+	kept        *atomic.Uint64 // nil: the region is the peer's own
+	tableMemory []byte         // of the owner, around kept
 }
+
+// bytes is all of the region.
+func (r *peerRegion) bytes() []byte { return r.memory[:r.length:r.length] }
 
 // Release implements [rdma.Pin]. If the kernel can't unmap the region, which may take it
 // memory, it stays mapped, and harms nobody.
@@ -59,7 +69,7 @@ func (r *peerRegion) unmap() error {
 	if r.users.Add(-1) > 0 {
 		return nil
 	}
-	return memfd.Unmap(r.memory)
+	return errors.Join(memfd.Unmap(r.memory), memfd.Unmap(r.tableMemory))
 }
 
 // open tells whether the region's owner has not closed it. Only inside an access
@@ -110,21 +120,61 @@ const (
 	maxRegionsForeign = 256
 )
 
-// add maps a region that the peer has granted and takes fd over.
-func (p *peerDomain) add(g grant, fd int) error {
+// knows tells whether a region that the peer has granted is mapped already.
+func (p *peerDomain) knows(g *grant) bool {
 	p.mu.RLock()
 	known := p.byHandle[g.handle]
 	p.mu.RUnlock()
-	if known != nil && known.grant.state == g.state && known.key == g.key && known.open() && known.has(rdma.Access(g.access)) {
+	return known != nil && known.grant.state == g.state && known.key == g.key && known.open() && known.has(rdma.Access(g.access))
+}
+
+// add maps a region that the peer has granted and takes fd over.
+func (p *peerDomain) add(g grant, fd int) error {
+	if p.knows(&g) {
 		return unix.Close(fd)
+	}
+	r, err := p.adopt(g, fd)
+	if err != nil {
+		return err
+	}
+	return p.enter(r)
+}
+
+// addPassed is add for a region that the peer passes on. It takes tableFD over, too: that of
+// the table in which the region's owner keeps its promise.
+func (p *peerDomain) addPassed(g grant, kept promise, fd, tableFD int) error {
+	if p.knows(&g) {
+		return errors.Join(unix.Close(fd), unix.Close(tableFD))
+	}
+	r, err := p.adopt(g, fd)
+	if err != nil {
+		return errors.Join(err, unix.Close(tableFD))
+	}
+	if r.tableMemory, err = memfd.Adopt(tableFD, tableBytes, memfd.Terms{Foreign: p.foreign}); err != nil {
+		return errors.Join(fmt.Errorf("the table of the owner of region %#x: %w", g.handle, err), r.unmap())
+	}
+	r.promise, r.kept = kept, viewTable(r.tableMemory).state(kept.handle)
+	return p.enter(r)
+}
+
+// adopt maps a region, with one user. It takes fd over.
+func (p *peerDomain) adopt(g grant, fd int) (*peerRegion, error) {
+	file, err := memfd.Identify(fd)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
 	}
 	// Not populated: arenas are large, and a peer that idles touches little of them.
 	memory, err := memfd.Adopt(fd, int(g.length), memfd.Terms{Writable: mayWrite(rdma.Access(g.access)), Foreign: p.foreign})
 	if err != nil {
-		return fmt.Errorf("region %#x of the peer: %w", g.handle, err)
+		return nil, fmt.Errorf("region %#x of the peer: %w", g.handle, err)
 	}
-	r := &peerRegion{grant: g, memory: memory, now: p.table.state(g.handle), owner: p}
+	r := &peerRegion{grant: g, memory: memory, now: p.table.state(g.handle), owner: p, file: file}
 	r.users.Store(1)
+	return r, nil
+}
+
+// enter makes a region known, and unmaps those that give way to it.
+func (p *peerDomain) enter(r *peerRegion) error {
 	most := maxRegions
 	if p.foreign {
 		most = maxRegionsForeign
@@ -133,7 +183,7 @@ func (p *peerDomain) add(g grant, fd int) error {
 	var gone []*peerRegion
 	for _, old := range p.byHandle {
 		// One of the same handle or key is stale, or was granted with fewer rights.
-		if !old.open() || old.handle == g.handle || old.key == g.key {
+		if !old.open() || old.handle == r.handle || old.key == r.key {
 			gone = append(gone, old)
 			p.take(old)
 		}
@@ -145,8 +195,8 @@ func (p *peerDomain) add(g grant, fd int) error {
 		gone = append(gone, old)
 		p.take(old)
 	}
-	p.byHandle[g.handle] = r
-	p.byKey[g.key] = r
+	p.byHandle[r.handle] = r
+	p.byKey[r.key] = r
 	pairs := slices.Collect(maps.Keys(p.pairs))
 	p.mu.Unlock()
 	return unmapAll(gone, pairs)

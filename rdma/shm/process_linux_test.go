@@ -56,6 +56,7 @@ var parts = map[string]func(*side, rdma.Remote) error{
 	"reader":   read,
 	"flood":    func(s *side, _ rdma.Remote) error { return flood(s) },
 	"busy":     busy,
+	"lender":   func(s *side, _ rdma.Remote) error { return lend(s) },
 }
 
 func TestMain(m *testing.M) {
@@ -179,6 +180,26 @@ func inside(s *side, signal syscall.Signal) error {
 		return err
 	}
 	select {} // the signal may reach another thread first
+}
+
+// lend shows memory to the peer, says so, and dies when it is told to.
+func lend(s *side) error {
+	fill(s.memory.Bytes()[:passSize], 9)
+	if _, err := s.qp.PostSend([]rdma.SendRequest{{Op: rdma.OpSend}}); err != nil {
+		return err
+	}
+	var c [1]rdma.Completion
+	for i := 0; ; i++ {
+		n, err := s.cq.Poll(c[:])
+		if err != nil {
+			return err
+		}
+		if n == 1 && c[0].Op == rdma.OpRecv {
+			break
+		}
+		pause(i)
+	}
+	return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 }
 
 // floodMessage is the message number n of a flood: its length, and its bytes from

@@ -52,8 +52,12 @@ type queuePair struct {
 	// What the peer told, fixed while connected.
 	remote hello
 	files  peerFiles // that the peer shares
-	peer   atomic.Pointer[peerDomain]
-	plain  bool // counted in recvCQ.plain
+	// passing is what of the peer's memory this side passes on, and views the promise to
+	// the peer, once that wants to do so with memory of this side.
+	passing passing
+	views   atomic.Pointer[region]
+	peer    atomic.Pointer[peerDomain]
+	plain   bool // counted in recvCQ.plain
 	// lazy says that both processes take part in barriers: who publishes needs no
 	// fence then.
 	lazy atomic.Bool
@@ -237,6 +241,9 @@ func (qp *queuePair) end(err error, farewell string, to rdma.State) bool {
 	qp.state.Store(uint32(to))
 	// Peers that are not inside an access by now stay out.
 	qp.inbox.gate().Or(gateClosed)
+	if kept := qp.views.Load(); kept != nil {
+		kept.breakPromise() // before anybody uses the memory again
+	}
 	close(qp.done)
 	qp.ending.Go(func() { qp.teardown(farewell) })
 	return true
@@ -391,6 +398,10 @@ func (qp *queuePair) destroy() error {
 			qp.peerName(), d.device.config.AccessTimeout, rdma.ErrTimeout))
 	}
 	qp.files.close()
+	qp.passing.close()
+	if kept := qp.views.Load(); kept != nil {
+		errs = append(errs, kept.Close())
+	}
 	peer := qp.peer.Swap(nil)
 	qp.sendMu.Lock()
 	clear(qp.cache[:])

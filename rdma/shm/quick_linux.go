@@ -131,8 +131,8 @@ func (qp *queuePair) View(from rdma.Remote, length int) (memory []byte, pin rdma
 			*cache = region
 		}
 	}
-	if region == nil || !region.has(rdma.AccessRemoteRead) {
-		return nil, nil, false
+	if region == nil || !region.has(rdma.AccessRemoteRead) || region.kept != nil {
+		return nil, nil, false // ViewsHold does not tell of what another process has promised
 	}
 	if memory = region.at(from.Address, length); memory == nil {
 		return nil, nil, false
@@ -173,8 +173,8 @@ func (qp *queuePair) openQuick(remote rdma.Remote, length int, right rdma.Access
 // lately and has the right. Whether the region is open is still to be seen.
 func (qp *queuePair) remoteQuick(remote rdma.Remote, length int, right rdma.Access) ([]byte, *peerRegion) {
 	region := qp.cache[remote.Key%uint32(len(qp.cache))]
-	if region == nil || region.key != remote.Key || !region.has(right) {
-		return nil, nil
+	if region == nil || region.key != remote.Key || !region.has(right) || region.kept != nil {
+		return nil, nil // what is passed on is looked at again behind a Read
 	}
 	return region.at(remote.Address, length), region
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/verbena-data/verbena/rdma"
 )
 
 // Messages on the Unix socket are packets of at most maxPacket bytes, little
@@ -16,7 +18,7 @@ const (
 	maxConnected   = 1 + maxText // the longest packet of a connection that is set up
 
 	versionMin = 2
-	versionMax = 5
+	versionMax = 6
 	// versionLent is the first in which a queue pair with a shared receive queue
 	// lends its peer receives. Before, the peer took them by itself.
 	versionLent = 3
@@ -24,6 +26,9 @@ const (
 	versionFiles = 4
 	// versionAlarms is the first in which a peer may hand over the alarm of a queue.
 	versionAlarms = 5
+	// versionPassed is the first that reads regions which a peer passes on, and in which
+	// a peer can ask to pass a region on.
+	versionPassed = 6
 )
 
 type packetType uint8
@@ -39,9 +44,10 @@ const (
 	packetRevoke                        // a region has been closed
 	packetGoodbye                       // text: why the connection ends
 	packetAlarm                         // how the queue is rung that takes receives, with a descriptor
+	packetPassed                        // answers packetWant, with the descriptors of a region that is passed on and of its owner's table
 )
 
-var packetNames = [...]string{"", "hello", "accept", "reject", "refuse", "ready", "want", "region", "revoke", "goodbye", "alarm"}
+var packetNames = [...]string{"", "hello", "accept", "reject", "refuse", "ready", "want", "region", "revoke", "goodbye", "alarm", "passed"}
 
 func (t packetType) String() string {
 	if int(t) < len(packetNames) && t > 0 {
@@ -174,6 +180,7 @@ func appendText(t packetType, text string) []byte {
 type want struct {
 	byHandle bool
 	file     bool // or for a file that is shared under a key
+	pass     bool // or for a region, by its key, that the asker wants to pass on
 	value    uint32
 }
 
@@ -182,12 +189,15 @@ const (
 	wantKey    = 0
 	wantHandle = 1
 	wantFile   = 2
+	wantPass   = 3
 )
 
 func (w want) how() byte {
 	switch {
 	case w.file:
 		return wantFile
+	case w.pass:
+		return wantPass
 	case w.byHandle:
 		return wantHandle
 	}
@@ -202,10 +212,14 @@ func (w want) append(b []byte) []byte {
 }
 
 func parseWant(p []byte) (want, error) {
-	if len(p) != wantLength || p[1] > wantFile {
+	if len(p) != wantLength || p[1] > wantPass {
 		return want{}, fmt.Errorf("%w: want of %d bytes", errPacket, len(p))
 	}
-	return want{byHandle: p[1] == wantHandle, file: p[1] == wantFile, value: binary.LittleEndian.Uint32(p[2:])}, nil
+	return makeWant(p[1], binary.LittleEndian.Uint32(p[2:])), nil
+}
+
+func makeWant(how byte, value uint32) want {
+	return want{byHandle: how == wantHandle, file: how == wantFile, pass: how == wantPass, value: value}
 }
 
 // grant answers want. If found is false there is no such region, or none for
@@ -239,12 +253,12 @@ func (g grant) append(b []byte) []byte {
 }
 
 func parseGrant(p []byte) (grant, error) {
-	if len(p) != grantLength || p[1] > wantFile || p[2] > 1 {
+	if len(p) != grantLength || p[1] > wantPass || p[2] > 1 {
 		return grant{}, fmt.Errorf("%w: region of %d bytes", errPacket, len(p))
 	}
 	le := binary.LittleEndian
 	g := grant{
-		want:  want{byHandle: p[1] == wantHandle, file: p[1] == wantFile, value: le.Uint32(p[3:])},
+		want:  makeWant(p[1], le.Uint32(p[3:])),
 		found: p[2] == 1, handle: le.Uint32(p[7:]), key: le.Uint32(p[11:]), access: p[15],
 		address: le.Uint64(p[16:]), length: le.Uint64(p[24:]), state: le.Uint64(p[32:]),
 	}
@@ -257,6 +271,41 @@ func parseGrant(p []byte) (grant, error) {
 		}
 	}
 	return g, nil
+}
+
+// A promise is an entry of a domain's table that is open for as long as the domain's end of
+// one connection keeps what its peer may view. It stands for no region.
+type promise struct {
+	handle uint32
+	state  uint64 // while it is kept
+}
+
+const passedLength = grantLength + 4 + 8
+
+// appendPassed appends a packetPassed: a grant, and the promise under which the memory
+// stays as it is.
+func appendPassed(b []byte, g grant, p promise) []byte {
+	at := len(b)
+	b = g.append(b)
+	b[at] = byte(packetPassed)
+	b = binary.LittleEndian.AppendUint32(b, p.handle)
+	return binary.LittleEndian.AppendUint64(b, p.state)
+}
+
+func parsePassed(b []byte) (grant, promise, error) {
+	if len(b) != passedLength {
+		return grant{}, promise{}, fmt.Errorf("%w: region that is passed on of %d bytes", errPacket, len(b))
+	}
+	g, err := parseGrant(b[:grantLength])
+	if err != nil {
+		return grant{}, promise{}, err
+	}
+	le := binary.LittleEndian
+	p := promise{handle: le.Uint32(b[grantLength:]), state: le.Uint64(b[grantLength+4:])}
+	if !g.found || g.file || g.byHandle || rdma.Access(g.access) != rdma.AccessRemoteRead || p.state&1 == 0 {
+		return grant{}, promise{}, fmt.Errorf("%w: region that is passed on with rights %#x, under a promise of state %d", errPacket, g.access, p.state)
+	}
+	return g, p, nil
 }
 
 func appendRevoke(b []byte, handle uint32) []byte {
