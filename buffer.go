@@ -76,7 +76,9 @@ func (e *Endpoint) bufferBehind(ctx context.Context, front, size int) (*Buffer, 
 // [Endpoint.Eager] is read by the peer, who needs a key for that. So it must lie in
 // a buffer of this endpoint's [Endpoint.Buffer] or, if this side trusts the peer
 // (see [GroupConfig].Relay), in any long message or buffer of the group. Anything
-// else is copied as by [Endpoint.Send].
+// else is copied as by [Endpoint.Send]. A message that lies in a peer's memory (see
+// [DialConfig].InPlace) and may have changed before it was copied is not sent: SendBuffer
+// fails, and [Buffer.Intact] reports false.
 //
 // Waiting, order and ctx are as in Send.
 func (e *Endpoint) SendBuffer(ctx context.Context, tag uint32, header []byte, b *Buffer) error {

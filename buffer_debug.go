@@ -93,16 +93,7 @@ func (c *checked) location() location { return c.inner.owner.location() }
 
 func (c *checked) intact() bool { return intact(c.inner.owner) }
 
-// inPlace tells whether the bytes lie in the peer's memory.
-func inPlace(owner bufferOwner) bool {
-	switch o := owner.(type) {
-	case *longMessage:
-		return o.view.pin != nil
-	case *loan:
-		return inPlace(o.owner)
-	}
-	return false
-}
+func (c *checked) viewed() *longMessage { return viewed(c.inner.owner) }
 
 func (c *checked) release() {
 	at := here()
@@ -113,7 +104,7 @@ func (c *checked) release() {
 	delete(outstanding.set, c)
 	outstanding.Unlock()
 	// Memory of the application, and of the peer, stays as it is.
-	if c.location().user == nil && !inPlace(c.inner.owner) {
+	if c.location().user == nil && c.viewed() == nil {
 		for i := range c.inner.data {
 			c.inner.data[i] = poison
 		}

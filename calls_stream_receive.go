@@ -130,6 +130,8 @@ func (l *loan) location() location { return l.owner.location() }
 
 func (l *loan) intact() bool { return intact(l.owner) }
 
+func (l *loan) viewed() *longMessage { return viewed(l.owner) }
+
 // release implements bufferOwner.
 func (l *loan) release() {
 	s, m, n := l.s, l.m, l.bytes

@@ -27,6 +27,12 @@ type DialConfig struct {
 	// Trusted says that the peer may read what other peers of the group have sent,
 	// so that a long message or a buffer of any of them can be sent to it from where
 	// it lies. The group has to be one with Relay.
+	//
+	// Trust is transitive over shared memory. A peer that is trusted, and whose own group
+	// relays to others, may let those read it whom it trusts itself: whole regions, in which
+	// lies what any peer of this group has sent. Whom this side does not trust it shows only
+	// memory with what it sends to that peer, and this the peer may pass on, as it may the
+	// bytes.
 	Trusted bool
 	// InPlace says that long messages of the peer, requests and answers of calls among
 	// them, may be handed out as they lie in its memory, where the transport reaches that:
@@ -34,7 +40,12 @@ type DialConfig struct {
 	//
 	//   - the peer, if it is faulty or malicious, can change them while they are read: what
 	//     is checked is copied first;
-	//   - nobody here may write to them, and sending them on copies them;
+	//   - nobody here may write to them;
+	//   - in a group with Relay they are sent on to a Trusted peer from where they lie, if
+	//     both connections are within one user. The peer whose memory it is keeps it until the
+	//     last of those has read it, and this side's Close waits for that. If it ends its
+	//     endpoint before, nobody receives other bytes: the endpoints fail to which the message
+	//     was sent on and that have yet to read it. Other endpoints are sent a copy;
 	//   - until they are released the peer lacks the memory, and its Close waits;
 	//   - they hold until this side's Close, or until the endpoint fails:
 	//     [Buffer.Intact] tells.

@@ -22,6 +22,7 @@ type GroupConfig struct {
 	// messages on without a copy. A key opens a whole region, and a region holds
 	// messages of several peers: so a peer that is trusted can read what other peers
 	// of the group have sent. One that is not trusted gets no key to any of that.
+	// Messages that endpoints receive in place ([DialConfig].InPlace) are among those.
 	Relay bool
 }
 

@@ -27,12 +27,24 @@ type view struct {
 	memory []byte
 	pin    rdma.Pin // nil: it lies in this side's
 	offer  uint32   // of the peer
+
+	// For peers that may read it there; nil: none has been told.
+	passed rdma.Region
+	use    rdma.Pin   // of passed
+	to     []passedTo // of those peers
 }
+
+// A passedTo is an endpoint whose peer reads what lies in another's memory. Err tells why
+// it has ended, if it has.
+type passedTo interface{ Err() error }
 
 // A longHolder is the endpoint whose message it is.
 type longHolder interface {
 	// releasedLong takes the message back from the application.
 	releasedLong(*longMessage)
+	// passOn tells where peers of an endpoint of the domain may read a message that is
+	// viewed. It reports false if they may not.
+	passOn(*longMessage, *domain, passedTo) (location, bool)
 	// viewsHold tells whether the peer still keeps what is viewed.
 	viewsHold() bool
 }
@@ -42,6 +54,13 @@ func (l *longMessage) location() location {
 		return location{}
 	}
 	return location{pool: l.share.of.long, slab: l.slab}
+}
+
+func (l *longMessage) viewed() *longMessage {
+	if l.view.pin == nil {
+		return nil
+	}
+	return l
 }
 
 func (l *longMessage) intact() bool { return l.view.pin == nil || l.holder.viewsHold() }

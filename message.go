@@ -48,11 +48,15 @@ type location struct {
 	offset int           // of the buffer's bytes in the slab
 	owner  *slab.Private // of the slab's region, if it is an endpoint's own
 	user   *registration // memory of the application: there is no slab
+	passed rdma.Region   // of a peer, whose memory it is: there is no slab
 }
 
 // region is where a device finds the bytes.
 func (at *location) region() rdma.Region {
-	if at.user != nil {
+	switch {
+	case at.passed != nil:
+		return at.passed
+	case at.user != nil:
 		return at.user.region
 	}
 	return at.slab.Region()
@@ -60,7 +64,7 @@ func (at *location) region() rdma.Region {
 
 // place is where in it.
 func (at *location) place() int {
-	if at.user != nil {
+	if at.user != nil || at.passed != nil {
 		return at.offset
 	}
 	return at.slab.Offset() + at.offset
@@ -92,6 +96,14 @@ func (b *Buffer) Intact() bool {
 func intact(owner bufferOwner) bool {
 	o, ok := owner.(interface{ intact() bool })
 	return !ok || o.intact()
+}
+
+// viewed returns the message in the peer's memory whose bytes the owner has, or nil.
+func viewed(owner bufferOwner) *longMessage {
+	if o, ok := owner.(interface{ viewed() *longMessage }); ok {
+		return o.viewed()
+	}
+	return nil
 }
 
 // Retain adds a reference, with which Release has to be called once more. The

@@ -36,9 +36,9 @@ func BenchmarkRelay(b *testing.B) {
 }
 
 // relayWays are how the relay sends on: the buffer itself, the same with more in
-// flight and nobody polling, that with a sink that receives in place, and a copy of the
-// bytes.
-var relayWays = []string{"buffer", "buffer-quiet", "in-place-quiet", "bytes"}
+// flight and nobody polling, that with a sink that receives in place, that with a relay that
+// does, whose messages the sink reads in the source's memory, and a copy of the bytes.
+var relayWays = []string{"buffer", "buffer-quiet", "in-place-quiet", "passed-quiet", "bytes"}
 
 func relayTuning(w world, way string) TuningTable {
 	if !strings.HasSuffix(way, "-quiet") || w.transport == TransportTCP {
@@ -176,7 +176,7 @@ func serveRelay(w world, config Config, way, sink string) error {
 	if err != nil {
 		return err
 	}
-	l, err := r.Listen(ctx, "127.0.0.1:0", ListenConfig{Group: group})
+	l, err := r.Listen(ctx, "127.0.0.1:0", ListenConfig{Group: group, InPlace: strings.HasPrefix(way, "passed")})
 	if err != nil {
 		return err
 	}

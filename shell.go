@@ -47,10 +47,12 @@ func newShell(e *Endpoint, n *domain) (s *shell, err error) {
 		return s, err
 	}
 	s.now, s.atOnce = s.qp.(rdma.PromptQueuePair)
+	s.reads, _ = s.qp.(rdma.PassingQueuePair)
 	s.notices, _ = s.qp.(rdma.NoticingQueuePair)
 	s.device = s.now
 	if e.inPlace {
 		s.viewer, _ = s.qp.(rdma.ViewingQueuePair)
+		s.passer, _ = s.qp.(rdma.PassingQueuePair)
 	}
 	e.carrier, e.selection.Device = s, n.attributes.Name
 	e.selection.OneSided, e.selection.Checksums = s.oneSided(), n.attributes.Has(rdma.CapChecksums)

@@ -44,6 +44,9 @@ func (s *shell) goodbye(ctx context.Context) error {
 		s.await(ctx, s.m.GoodbyeOut)
 		return nil
 	}
+	if s.passer != nil {
+		s.await(ctx, func() bool { return !s.passesOn() })
+	}
 	s.mu.Lock()
 	s.m.Close()
 	s.flush()

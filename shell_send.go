@@ -2,6 +2,7 @@ package verbena
 
 import (
 	"context"
+	"errors"
 
 	"github.com/verbena-data/verbena/internal/call"
 	"github.com/verbena-data/verbena/internal/link"
@@ -17,9 +18,10 @@ type outbound struct {
 	out  sender  // the Send that waits
 	sent Traffic // mu guards it
 
-	atOnce bool                 // the processor that posts carries requests out
-	now    rdma.PromptQueuePair // which it does within a call; nil if not
-	ahead  [link.PlaceSize]byte // what stands before a message's payload; mu guards it
+	atOnce bool                  // the processor that posts carries requests out
+	now    rdma.PromptQueuePair  // which it does within a call; nil if not
+	reads  rdma.PassingQueuePair // what another peer's memory holds; nil: it does not
+	ahead  [link.PlaceSize]byte  // what stands before a message's payload; mu guards it
 
 	pairHeader [call.HeaderSize]byte // of a message that offerPair sends; who holds sendLock has it
 }
@@ -167,6 +169,9 @@ func (s *outbound) ready(ctx context.Context, may func(*link.Machine[*Message]) 
 		if err == nil && size > 0 && memory.None() {
 			if memory, err = s.take(ctx, from, size); err == nil {
 				p.copyTo(memory.Bytes()[size-p.size():])
+				if p.buffer != nil && !intact(p.buffer.owner) {
+					err = errNotIntact
+				}
 			}
 		}
 		if err == nil {
@@ -186,6 +191,9 @@ func (s *outbound) ready(ctx context.Context, may func(*link.Machine[*Message]) 
 	}
 }
 
+// errNotIntact: a message in place was copied to be sent on, and may have changed meanwhile.
+var errNotIntact = errors.New("verbena: the message lies in the memory of a peer that may use it for something else by now (see Buffer.Intact)")
+
 // sendLong offers the message in parts, each copied into memory that the peer may
 // read, unless it lies in such memory.
 func (s *outbound) sendLong(ctx context.Context, p parcel) error {
@@ -193,8 +201,7 @@ func (s *outbound) sendLong(ctx context.Context, p parcel) error {
 	var at location
 	shown := false
 	if p.buffer != nil {
-		at = p.buffer.owner.location()
-		if shown = s.mayShow(&at); shown {
+		if at, shown = s.shows(p.buffer); shown {
 			s.prepend(&p)
 		}
 	}

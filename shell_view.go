@@ -1,6 +1,9 @@
 package verbena
 
 import (
+	"errors"
+	"slices"
+
 	"github.com/verbena-data/verbena/rdma"
 )
 
@@ -36,6 +39,12 @@ func (s *inbound) viewAll() (any bool) {
 func (s *inbound) unview(l *longMessage) {
 	v := l.view
 	l.view = view{}
+	if v.use != nil {
+		v.use.Release()
+		if delete(s.passed, l); len(s.passed) == 0 && s.e.closing.Load() {
+			s.e.carrier.wake()
+		}
+	}
 	v.pin.Release()
 	if !s.life.breach && !s.queue.broken && !s.life.reached(stageClosed) {
 		s.m.Viewed(v.offer)
@@ -49,3 +58,66 @@ func (s *inbound) cutOff() bool { return s.e.over() && s.m.FirstIsViewed() }
 // viewsHold implements longHolder. With this side's goodbye, too, the peer has its memory
 // back. Whoever asks has read before: so the peer's end is looked at first.
 func (s *inbound) viewsHold() bool { return s.viewer.ViewsHold() && !s.e.closing.Load() }
+
+// passOn implements longHolder. What the device has to ask the peer for is there for a later
+// message.
+func (s *inbound) passOn(l *longMessage, n *domain, to passedTo) (location, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.passer == nil || s.n != n || s.e.over() {
+		return location{}, false
+	}
+	v := &l.view
+	if v.use == nil {
+		region, use, ok := s.passer.PassOn(v.pin)
+		if !ok {
+			return location{}, false
+		}
+		v.passed, v.use = region, use
+		if s.passed == nil {
+			s.passed = map[*longMessage]struct{}{}
+		}
+		s.passed[l] = struct{}{}
+	}
+	if !slices.Contains(v.to, to) {
+		v.to = append(v.to, to)
+	}
+	at, _ := extent(v.memory)
+	start, _ := extent(v.passed.Bytes())
+	return location{passed: v.passed, offset: int(at - start)}, true
+}
+
+// passesOn tells whether a peer may still read what has been passed on to it. This side's
+// goodbye would have the owner use the memory again. mu is held.
+func (s *inbound) passesOn() bool {
+	for l := range s.passed {
+		for _, to := range l.view.to {
+			// One that has failed lets go in its Close. Nobody there reads.
+			if err := to.Err(); err == nil || errors.Is(err, ErrClosed) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// passOn tells where the peer may read a buffer that lies in another peer's memory. It
+// opens the region there, so the peer has to be trusted.
+func (s *outbound) passOn(b *Buffer) (location, bool) {
+	if !s.trusts() || s.reads == nil || !s.reads.ReadsPassed() {
+		return location{}, false
+	}
+	l := viewed(b.owner)
+	if l == nil {
+		return location{}, false
+	}
+	return l.holder.passOn(l, s.n, s.e)
+}
+
+// shows tells where the peer may read a buffer, and whether it may.
+func (s *outbound) shows(b *Buffer) (at location, ok bool) {
+	if at = b.owner.location(); s.mayShow(&at) {
+		return at, true
+	}
+	return s.passOn(b)
+}

@@ -72,8 +72,8 @@ func (s *outbound) sendAtOnce(p parcel) bool {
 	if p.buffer == nil || p.size() <= s.m.MaxEager() || p.size() > wire.MaxChunk {
 		return false
 	}
-	at := p.buffer.owner.location()
-	if !s.mayShow(&at) {
+	at, ok := s.shows(p.buffer)
+	if !ok {
 		return false
 	}
 	s.mu.Lock()

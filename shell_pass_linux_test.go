@@ -1,0 +1,390 @@
+package verbena
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+// A relayed sends messages of viewSize over shared memory to a relay that receives in place
+// and sends on to a sink.
+type relayed struct {
+	ctx              context.Context
+	source, in       *Endpoint // the two ends of one endpoint
+	out, sink        *Endpoint // and of another
+	relays           *Runtime
+	sourceRT, sinkRT *Runtime
+}
+
+const passChunks = 32 // of which half may be viewed
+
+func connectRelayed(t *testing.T, trusted bool) *relayed {
+	t.Helper()
+	w := worldOf(t, "shm")
+	config := Config{Tuning: TuningTable{w.transport: {Chunks: passChunks}}}
+	providers, _ := w.providers(t)
+	others, more := w.providers(t)
+	r := &relayed{ctx: testContext(t)}
+	r.sourceRT, r.relays, r.sinkRT = newRuntime(t, config, providers), newRuntime(t, config, others), newRuntime(t, config, more)
+	group, err := r.relays.NewGroup(GroupConfig{Name: "relay", Relay: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	join := func(from, to *Runtime, dial DialConfig, listen ListenConfig) (a, b *Endpoint) {
+		t.Helper()
+		l, err := to.Listen(r.ctx, w.anyPort(), listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dial.Transport = w.transport
+		if a, err = from.Dial(r.ctx, l.Addr().String(), "test/1", dial); err != nil {
+			t.Fatal(err)
+		}
+		if b, err = l.Accept(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		return a, b
+	}
+	r.source, r.in = join(r.sourceRT, r.relays, DialConfig{}, ListenConfig{Group: group, InPlace: true})
+	r.out, r.sink = join(r.relays, r.sinkRT, DialConfig{Group: group, Trusted: trusted}, ListenConfig{})
+	return r
+}
+
+// send sends b, to which the caller keeps a reference.
+func (r *relayed) send(t *testing.T, b *Buffer, seed int) {
+	t.Helper()
+	copy(b.Bytes(), pattern(viewSize, seed))
+	b.Retain()
+	if err := r.source.SendBuffer(r.ctx, uint32(seed), nil, b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// relay sends the next message on, and tells whether it is read in the source's memory.
+func (r *relayed) relay(t *testing.T) (passed bool) {
+	t.Helper()
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Retain() // so that it is still there to be looked at
+	if err := r.out.SendBuffer(r.ctx, m.Tag, nil, &m.Buffer); err != nil {
+		t.Fatal(err)
+	}
+	l := viewed(m.owner)
+	passed = l != nil && l.view.use != nil
+	m.Release()
+	return passed
+}
+
+func (r *relayed) receive(t *testing.T, seed int) {
+	t.Helper()
+	m, err := r.sink.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Release()
+	if m.Tag != uint32(seed) || !bytes.Equal(m.Bytes(), pattern(viewSize, seed)) {
+		t.Fatalf("message %d of %d bytes came for %d, or another one", m.Tag, len(m.Bytes()), seed)
+	}
+}
+
+// buffers returns n buffers of the source that the relay can pass on: it has to get to know
+// each, and to ask for it. Chunks bound how many messages are read where they lie.
+func (r *relayed) buffers(t *testing.T, n int) []*Buffer {
+	t.Helper()
+	all := make([]*Buffer, n)
+	for i := range all {
+		var err error
+		if all[i], err = r.source.Buffer(r.ctx, viewSize); err != nil {
+			t.Fatal(err)
+		}
+		for passed := false; !passed; {
+			if r.ctx.Err() != nil {
+				t.Fatal("messages are not passed on")
+			}
+			r.send(t, all[i], i)
+			passed = r.relay(t)
+			r.receive(t, i)
+			if err := r.source.Settled(r.ctx, all[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return all
+}
+
+func releaseAll(all []*Buffer) {
+	for _, b := range all {
+		b.Release()
+	}
+}
+
+// unread is how many messages the relay passes on before the sink reads no further, and
+// some more.
+const unread = readAhead/viewSize + 4
+
+// fillUp sends so many messages on that the sink has not read the last ones.
+func (r *relayed) fillUp(t *testing.T, all []*Buffer) {
+	t.Helper()
+	for i, b := range all {
+		r.send(t, b, i)
+		if !r.relay(t) {
+			t.Fatalf("message %d was copied", i)
+		}
+	}
+	s := r.in.carrier.(*shell)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.passesOn() {
+		t.Fatal("the sink has read all")
+	}
+}
+
+// What was received in place is sent on from where it lies, and its source has the memory
+// back when the sink has read it.
+func TestInPlaceIsPassedOn(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, unread)
+	r.fillUp(t, all)
+	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := r.source.Settled(ctx, all[unread-1]); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the source has its memory back before the sink has read it: %v", err)
+	}
+	for i := range all {
+		r.receive(t, i)
+	}
+	for _, b := range all {
+		if err := r.source.Settled(r.ctx, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A part, behind a header.
+	r.send(t, all[0], 77)
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.out.SendRange(r.ctx, 78, []byte("head"), &m.Buffer, 5, viewSize-5); err != nil {
+		t.Fatal(err)
+	}
+	if m, err = r.sink.Receive(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(m.Bytes(), append([]byte("head"), pattern(viewSize, 77)[5:viewSize-5]...)) {
+		t.Error("another part came")
+	}
+	m.Release()
+	releaseAll(all)
+}
+
+// TrySendRange passes on, too.
+func TestInPlaceIsPassedOnAtOnce(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, 1)
+	r.send(t, all[0], 5)
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !r.out.TrySendRange(m.Tag, &m.Buffer, 0, viewSize) {
+		if r.ctx.Err() != nil {
+			t.Fatal("the message is not sent")
+		}
+	}
+	r.receive(t, 5)
+	releaseAll(all)
+}
+
+// A peer that is not trusted has no key, and gets a copy.
+func TestInPlaceIsCopiedForOthers(t *testing.T) {
+	r := connectRelayed(t, false)
+	b, err := r.source.Buffer(r.ctx, viewSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 {
+		r.send(t, b, i)
+		if r.relay(t) {
+			t.Fatal("a message is passed on to a peer that is not trusted")
+		}
+		r.receive(t, i)
+		if err := r.source.Settled(r.ctx, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Release()
+}
+
+// The relay's Close waits until the sink has read what came from that endpoint, since the
+// source has its memory back with it.
+func TestPassedOnDelaysClose(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, unread)
+	r.fillUp(t, all)
+	closed := make(chan error, 1)
+	go func() { closed <- r.in.Close() }()
+	select {
+	case err := <-closed:
+		t.Fatalf("the relay has closed while the sink read the source's memory: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	for i := range all {
+		r.receive(t, i)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	releaseAll(all)
+	if err := r.out.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// It does not wait for an endpoint that has failed.
+func TestPassedOnToOneThatFailed(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, unread)
+	r.fillUp(t, all)
+	r.out.carrier.(*shell).fail(ErrPeerDied) // it holds what it has offered until its Close
+	began := time.Now()
+	if err := r.in.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > r.in.env.linger/2 {
+		t.Errorf("Close took %v", took)
+	}
+	releaseAll(all)
+}
+
+// A source that does not wait in its Close, and uses its memory again, costs the sink its
+// endpoint, and never has it receive other bytes.
+func TestPassedOnBySourceThatEnds(t *testing.T) {
+	for range 10 {
+		r := connectRelayed(t, true)
+		all := r.buffers(t, unread)
+		r.fillUp(t, all)
+		gone, cancel := context.WithCancel(r.ctx)
+		cancel()
+		if err := r.source.closeWithin(gone); !errors.Is(err, ErrNotDelivered) {
+			t.Fatalf("Close without time: %v", err)
+		}
+		for _, b := range all {
+			clear(b.Bytes())
+		}
+		releaseAll(all)
+		received := 0
+		for {
+			m, err := r.sink.Receive(r.ctx)
+			if err != nil {
+				if !errors.Is(err, ErrPeerDied) {
+					t.Errorf("the sink's endpoint ends with %v", err)
+				}
+				break
+			}
+			if !bytes.Equal(m.Bytes(), pattern(viewSize, received)) {
+				t.Fatalf("message %d has other bytes", received)
+			}
+			received++
+			m.Release()
+		}
+		if received == unread {
+			t.Error("the sink has received all")
+		}
+		for _, rt := range []*Runtime{r.sourceRT, r.relays, r.sinkRT} {
+			if err := rt.Close(); err != nil && !errors.Is(err, ErrNotDelivered) {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// What may have changed while it was copied to be sent on is not sent.
+func TestInPlaceOfAPeerThatIsGoneIsNotSentOn(t *testing.T) {
+	r := connectRelayed(t, false)
+	all := r.buffersInPlace(t)
+	r.send(t, all, 4)
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if viewed(m.owner) == nil {
+		t.Fatal("the message was copied")
+	}
+	gone, cancel := context.WithCancel(r.ctx)
+	cancel()
+	_ = r.source.closeWithin(gone)
+	all.Release()
+	if err := r.out.SendBuffer(r.ctx, 4, nil, &m.Buffer); !errors.Is(err, errNotIntact) {
+		t.Errorf("it is sent on: %v", err)
+	}
+	m.Release()
+	if err := r.out.Send(r.ctx, 5, pattern(viewSize, 5)); err != nil {
+		t.Error(err)
+	}
+	r.receive(t, 5)
+}
+
+// buffersInPlace returns a buffer of the source that the relay knows.
+func (r *relayed) buffersInPlace(t *testing.T) *Buffer {
+	t.Helper()
+	b, err := r.source.Buffer(r.ctx, viewSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		r.send(t, b, i)
+		r.relay(t)
+		r.receive(t, i)
+		if err := r.source.Settled(r.ctx, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// Messages that many goroutines send on to several sinks, while others come.
+func TestPassedOnByMany(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, 8)
+	const messages = 400
+	relaying := make(chan struct{})
+	go func() {
+		defer close(relaying)
+		for range messages {
+			m, err := r.in.Receive(r.ctx)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := r.out.SendBuffer(r.ctx, m.Tag, nil, &m.Buffer); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for i := range messages {
+			b := all[i%len(all)]
+			if err := r.source.Settled(r.ctx, b); err != nil {
+				t.Error(err)
+				return
+			}
+			r.send(t, b, i)
+		}
+	}()
+	for i := range messages {
+		r.receive(t, i)
+	}
+	<-sent
+	<-relaying
+	if err := errors.Join(r.source.Close(), r.in.Close(), r.out.Close(), r.sink.Close()); err != nil {
+		t.Error(err)
+	}
+	releaseAll(all)
+}
