@@ -1,6 +1,7 @@
 package verbena
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 
@@ -25,6 +26,20 @@ func (p *parcel) size() int { return len(p.header) + len(p.body) }
 func (p *parcel) copyTo(b []byte) {
 	n := copy(b, p.header)
 	longcopy.Fill(b[n:][:len(p.body)], p.body)
+}
+
+// own copies what lies in the memory of another endpoint's peer, and then looks whether that
+// was the message. What does not lie there stays where it is.
+func (p *parcel) own() error {
+	if p.buffer == nil || viewed(p.buffer.owner) == nil {
+		return nil
+	}
+	body := bytes.Clone(p.body)
+	if !intact(p.buffer.owner) {
+		return errNotIntact
+	}
+	p.body, p.buffer, p.from = body, nil, 0
+	return nil
 }
 
 // part cuts up to n bytes off the front of the message.

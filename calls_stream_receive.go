@@ -188,8 +188,12 @@ func (c *Caller) streamed(h call.Header, m *Message) (v disposal, err error) {
 		if long, ok := m.owner.(*longMessage); ok {
 			if c.longPieces+len(m.data) > long.share.of.endpointShare()/2 {
 				// The rest is for messages that must not wait until pieces are read.
-				m = c.e.copied(m)
-				s.pieces.Push(m)
+				own := c.e.copied(m)
+				if !intact(m.owner) {
+					own.Release()
+					return v, errNotIntact
+				}
+				s.pieces.Push(own)
 				break
 			}
 			c.longPieces += len(m.data)

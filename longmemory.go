@@ -1,6 +1,8 @@
 package verbena
 
 import (
+	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/verbena-data/verbena/internal/link"
@@ -30,13 +32,52 @@ type view struct {
 
 	// For peers that may read it there; nil: none has been told.
 	passed rdma.Region
-	use    rdma.Pin   // of passed
-	to     []passedTo // of those peers
+	use    rdma.Pin // of passed
 }
 
 // A passedTo is an endpoint whose peer reads what lies in another's memory. Err tells why
 // it has ended, if it has.
 type passedTo interface{ Err() error }
+
+// A passage is the way of what lies in the memory of an endpoint's peer to the peer of
+// another endpoint.
+type passage struct {
+	from   *inbound
+	to     passedTo
+	offers atomic.Int64 // that the second peer has not confirmed
+}
+
+// begin counts an offer of b that is about to be posted. It reports false if what lies
+// there may not be the message any more. The first endpoint's Close says so before it looks
+// for offers under way, and begin counts before it asks: one of the two sees the other.
+func (at *location) begin(b *Buffer) bool {
+	if at.passage == nil {
+		return true
+	}
+	at.passage.offers.Add(1)
+	if !intact(b.owner) {
+		at.passage.end()
+		return false
+	}
+	return true
+}
+
+// end counts an offer less. It may be called with any endpoint's lock.
+func (p *passage) end() {
+	if p.offers.Add(-1) == 0 && p.from.e.closing.Load() {
+		p.from.e.carrier.wake()
+	}
+}
+
+// idle tells that the second peer reads nothing there. One whose endpoint has failed reads
+// nothing either, although its Close alone lets go.
+func (p *passage) idle() bool {
+	if p.offers.Load() == 0 {
+		return true
+	}
+	err := p.to.Err()
+	return err != nil && !errors.Is(err, ErrClosed)
+}
 
 // A longHolder is the endpoint whose message it is.
 type longHolder interface {

@@ -48,7 +48,9 @@ type location struct {
 	offset int           // of the buffer's bytes in the slab
 	owner  *slab.Private // of the slab's region, if it is an endpoint's own
 	user   *registration // memory of the application: there is no slab
-	passed rdma.Region   // of a peer, whose memory it is: there is no slab
+
+	passed  rdma.Region // of a peer, whose memory it is: there is no slab
+	passage *passage    // with passed
 }
 
 // region is where a device finds the bytes.

@@ -147,6 +147,9 @@ func (s *operator) stage(ctx context.Context, f *flight, b *Batch) (err error) {
 			f.lay(i, f.staged, offset, o.length())
 			if o.kind == opPut {
 				copy(f.bytes[i], o.local)
+				if o.buffer != nil && !intact(o.buffer.owner) {
+					return errNotIntact
+				}
 			}
 		}
 	}

@@ -91,8 +91,16 @@ type former struct {
 
 // An offered part of a long message lies in memory of its own, or in a buffer.
 type offered struct {
-	slab   slab.Slab
-	buffer *Buffer
+	slab    slab.Slab
+	buffer  *Buffer
+	passage *passage // of a buffer in the memory of another endpoint's peer; else nil
+}
+
+// ended notes that the peer reads there no more.
+func (o *offered) ended() {
+	if o.passage != nil {
+		o.passage.end()
+	}
 }
 
 // make makes room for the first requests, whose places are there, and for as many
@@ -229,6 +237,7 @@ func (q *sendQueue) done(from, to uint32) {
 func (q *sendQueue) confirmed(id uint32) {
 	o := q.offers[id]
 	q.offers[id] = offered{}
+	o.ended()
 	if o.buffer != nil {
 		q.drop(o.buffer)
 	} else {
@@ -274,6 +283,7 @@ func (q *sendQueue) dropAll() {
 	}
 	for i := range q.offers {
 		if b := q.offers[i].buffer; b != nil {
+			q.offers[i].ended()
 			q.offers[i] = offered{}
 			q.drop(b)
 		}

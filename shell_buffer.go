@@ -162,7 +162,11 @@ func (s *outbound) sendBufferNow(p parcel) bool {
 // tryGather posts an eager message whose bytes need not be copied to other memory.
 // MaySend, and mu is held.
 func (s *outbound) tryGather(p *parcel) bool {
-	if p.size() > link.Small {
+	if p.size() <= link.Small {
+		if p.own() != nil {
+			return false
+		}
+	} else {
 		at := p.buffer.owner.location()
 		if !s.mayGather(&at) {
 			return false
@@ -183,15 +187,19 @@ func (s *outbound) offerInPlace(ctx context.Context, p parcel, o *wire.Offer, at
 		return err
 	}
 	defer s.mu.Unlock()
+	if !at.begin(p.buffer) {
+		return errNotIntact
+	}
 	s.postInPlace(p, o, at)
 	return s.posted()
 }
 
-// postInPlace posts an offer of a part from where it lies. MayOffer, and mu is held.
+// postInPlace posts an offer of a part from where it lies. MayOffer, begin has reported true,
+// and mu is held.
 func (s *outbound) postInPlace(p parcel, o *wire.Offer, at *location) {
 	region := at.region()
 	p.buffer.Retain()
-	s.offer(p.tag, o, region.Address()+uint64(at.place()+p.from), region.Key(), len(p.body), offered{buffer: p.buffer})
+	s.offer(p.tag, o, region.Address()+uint64(at.place()+p.from), region.Key(), len(p.body), offered{buffer: p.buffer, passage: at.passage})
 	s.queue.inFlight++
 }
 

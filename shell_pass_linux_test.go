@@ -328,6 +328,142 @@ func TestInPlaceOfAPeerThatIsGoneIsNotSentOn(t *testing.T) {
 	r.receive(t, 5)
 }
 
+// gone has the source end without waiting and use its memory again, behind a message that
+// the relay holds where it lies.
+func (r *relayed) gone(t *testing.T, b *Buffer, seed int) *Message {
+	t.Helper()
+	r.send(t, b, seed)
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if viewed(m.owner) == nil {
+		t.Fatal("the message was copied")
+	}
+	ended, cancel := context.WithCancel(r.ctx)
+	cancel()
+	_ = r.source.closeWithin(ended)
+	clear(b.Bytes())
+	return m
+}
+
+// What has not been offered when the source ends is refused, and the endpoint goes on.
+func TestInPlaceIsLookedAtBeforeItIsPassedOn(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, 1)
+	m := r.gone(t, all[0], 4)
+	if err := r.out.SendBuffer(r.ctx, 4, nil, &m.Buffer); !errors.Is(err, errNotIntact) {
+		t.Errorf("it is sent on: %v", err)
+	}
+	if r.out.TrySendRange(4, &m.Buffer, 0, viewSize) {
+		t.Error("it is sent on at once")
+	}
+	// A few bytes go with the header.
+	if err := r.out.SendRange(r.ctx, 4, nil, &m.Buffer, 0, 16); !errors.Is(err, errNotIntact) {
+		t.Errorf("its first bytes are sent on: %v", err)
+	}
+	if r.out.TrySendRange(4, &m.Buffer, 0, 16) {
+		t.Error("its first bytes are sent on at once")
+	}
+	x, err := r.sink.Expose(r.ctx, ExposeConfig{Size: viewSize, Rights: MayWrite})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := r.out.Batch()
+	batch.PutBuffer(x.Token(), 0, &m.Buffer, 0, viewSize)
+	if err := batch.Do(r.ctx); !errors.Is(err, errNotIntact) {
+		t.Errorf("it is put: %v", err)
+	}
+	if err := x.Close(); err != nil {
+		t.Error(err)
+	}
+	m.Release()
+	if err := r.out.Send(r.ctx, 5, pattern(viewSize, 5)); err != nil {
+		t.Error(err)
+	}
+	r.receive(t, 5)
+	releaseAll(all)
+}
+
+// Over TCP a message in place goes as it was when it was sent, however late the socket takes
+// it, and is refused when the source has ended.
+func TestInPlaceIsSentOnOverTCP(t *testing.T) {
+	r := connectRelayed(t, true)
+	l, err := r.sinkRT.Listen(r.ctx, "127.0.0.1:0", ListenConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := r.relays.Dial(r.ctx, l.Addr().String(), "test/1", DialConfig{Transport: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink, err := l.Accept(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := r.buffersInPlace(t)
+	r.send(t, b, 4)
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if viewed(m.owner) == nil {
+		t.Fatal("the message was copied")
+	}
+	sent := 0
+	for m.Retain(); out.TrySendRange(4, &m.Buffer, 0, viewSize); m.Retain() {
+		sent++ // until the socket is full
+	}
+	m.Release()
+	ended, cancel := context.WithCancel(r.ctx)
+	cancel()
+	_ = r.source.closeWithin(ended)
+	clear(b.Bytes())
+	if err := out.SendBuffer(r.ctx, 4, nil, &m.Buffer); !errors.Is(err, errNotIntact) {
+		t.Errorf("it is sent on: %v", err)
+	}
+	m.Release()
+	for i := range sent {
+		got, err := sink.Receive(r.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got.Bytes(), pattern(viewSize, 4)) {
+			t.Errorf("message %d of %d has other bytes", i, sent)
+		}
+		got.Release()
+	}
+	if sent == 0 {
+		t.Error("nothing was sent")
+	}
+	b.Release()
+}
+
+// An application that keeps what it has sent on delays no Close, once the sink has read it.
+func TestKeptMessagesDelayNoClose(t *testing.T) {
+	r := connectRelayed(t, true)
+	all := r.buffers(t, 1)
+	r.send(t, all[0], 6)
+	m, err := r.in.Receive(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Retain()
+	if err := r.out.SendBuffer(r.ctx, 6, nil, &m.Buffer); err != nil {
+		t.Fatal(err)
+	}
+	r.receive(t, 6)
+	began := time.Now()
+	if err := r.in.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > r.in.env.linger/2 {
+		t.Errorf("Close took %v", took)
+	}
+	m.Release()
+	releaseAll(all)
+}
+
 // buffersInPlace returns a buffer of the source that the relay knows.
 func (r *relayed) buffersInPlace(t *testing.T) *Buffer {
 	t.Helper()

@@ -18,9 +18,10 @@ type inbound struct {
 	long     longMemory // of messages that are read
 	upcall   upcall     // who gets messages instead of Receive
 
-	viewer rdma.ViewingQueuePair     // nil: messages are not used where they lie
-	passer rdma.PassingQueuePair     // nil: nor are they passed on
-	passed map[*longMessage]struct{} // messages that have been passed on, until they are released
+	viewer rdma.ViewingQueuePair // nil: messages are not used where they lie
+	passer rdma.PassingQueuePair // nil: nor are they passed on
+
+	passages map[passedTo]*passage // ways that messages have been passed on
 }
 
 func (s *inbound) receivedTraffic() Traffic {

@@ -134,7 +134,9 @@ func (s *outbound) send(ctx context.Context, p parcel) error {
 	case size > 0:
 		s.postEager(p.tag, p.size(), memory)
 	case p.buffer != nil:
-		s.tryGather(&p)
+		if !s.tryGather(&p) {
+			return errNotIntact
+		}
 	default:
 		s.m.Eager(p.tag, p.body, false)
 		s.flush()

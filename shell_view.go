@@ -1,8 +1,7 @@
 package verbena
 
 import (
-	"errors"
-	"slices"
+	"maps"
 
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -41,9 +40,6 @@ func (s *inbound) unview(l *longMessage) {
 	l.view = view{}
 	if v.use != nil {
 		v.use.Release()
-		if delete(s.passed, l); len(s.passed) == 0 && s.e.closing.Load() {
-			s.e.carrier.wake()
-		}
 	}
 	v.pin.Release()
 	if !s.life.breach && !s.queue.broken && !s.life.reached(stageClosed) {
@@ -74,28 +70,27 @@ func (s *inbound) passOn(l *longMessage, n *domain, to passedTo) (location, bool
 			return location{}, false
 		}
 		v.passed, v.use = region, use
-		if s.passed == nil {
-			s.passed = map[*longMessage]struct{}{}
-		}
-		s.passed[l] = struct{}{}
 	}
-	if !slices.Contains(v.to, to) {
-		v.to = append(v.to, to)
+	way := s.passages[to]
+	if way == nil {
+		maps.DeleteFunc(s.passages, func(to passedTo, old *passage) bool { return to.Err() != nil && old.idle() })
+		if s.passages == nil {
+			s.passages = map[passedTo]*passage{}
+		}
+		way = &passage{from: s, to: to}
+		s.passages[to] = way
 	}
 	at, _ := extent(v.memory)
 	start, _ := extent(v.passed.Bytes())
-	return location{passed: v.passed, offset: int(at - start)}, true
+	return location{passed: v.passed, offset: int(at - start), passage: way}, true
 }
 
 // passesOn tells whether a peer may still read what has been passed on to it. This side's
 // goodbye would have the owner use the memory again. mu is held.
 func (s *inbound) passesOn() bool {
-	for l := range s.passed {
-		for _, to := range l.view.to {
-			// One that has failed lets go in its Close. Nobody there reads.
-			if err := to.Err(); err == nil || errors.Is(err, ErrClosed) {
-				return true
-			}
+	for _, way := range s.passages {
+		if !way.idle() {
+			return true
 		}
 	}
 	return false

@@ -20,6 +20,10 @@ func (s *stream) send(ctx context.Context, p parcel) error {
 
 // writeMessage writes a message in fragments. It calls wait before each.
 func (s *stream) writeMessage(p parcel, wait func() error) error {
+	// The socket takes bytes later, when nobody looks whether they are the message still.
+	if err := p.own(); err != nil {
+		return err
+	}
 	total := p.size()
 	f := frame{kind: frameData, flags: fragmentFirst, tag: p.tag, total: uint32(total)}
 	for {

@@ -78,7 +78,7 @@ func (s *outbound) sendAtOnce(p parcel) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.out.busy || s.e.over() || !s.m.MayOffer() {
+	if s.out.busy || s.e.over() || !s.m.MayOffer() || !at.begin(p.buffer) {
 		return false
 	}
 	s.postInPlace(p, &wire.Offer{Total: uint32(p.size())}, &at)

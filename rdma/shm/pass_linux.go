@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/verbena-data/verbena/internal/memfd"
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -171,7 +173,8 @@ func (s *passing) close() {
 }
 
 // close lets go of what an entry has. Nobody uses it or finds it any more. It waits for no
-// peer: a reader that is inside an access has a mapping of its own.
+// reader: one that is inside an access has a mapping of its own. It may wait for who is
+// writing to the socket of a peer that does not read.
 func (p *passedOn) close() {
 	if p.region != nil {
 		_ = p.region.Close() // nothing was written
@@ -239,14 +242,35 @@ func (qp *queuePair) receivePass(g grant, kept promise, packet *packet) error {
 
 // givePassed grants a region that this side passes on to a peer.
 func (qp *queuePair) givePassed(w want, r *region) error {
+	memory, table, ok := r.passedFiles()
+	if !ok {
+		return qp.giveNothing(w)
+	}
+	defer unix.Close(memory)
+	defer unix.Close(table)
+	qp.granted.Store(r.handle, struct{}{})
+	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(r.access), address: r.base(), length: r.size, state: r.state}
+	return qp.conn.write(appendPassed(nil, g, r.passed.kept), memory, table)
+}
+
+// passedFiles returns descriptors of the memory and of its owner's table. The caller closes
+// them. fileMu is not held while they are sent: who closes the region would wait for a peer
+// that does not read.
+func (r *region) passedFiles() (memory, table int, ok bool) {
 	r.fileMu.Lock()
 	defer r.fileMu.Unlock()
 	if r.closed.Load() {
-		return qp.giveNothing(w)
+		return -1, -1, false
 	}
-	qp.granted.Store(r.handle, struct{}{})
-	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(r.access), address: r.base(), length: r.size, state: r.state}
-	return qp.conn.write(appendPassed(nil, g, r.passed.kept), r.file.FD(), r.passed.table.FD())
+	memory, err := r.file.Duplicate()
+	if err != nil {
+		return -1, -1, false // for want of descriptors, say: the peer copies
+	}
+	if table, err = r.passed.table.Duplicate(); err != nil {
+		_ = unix.Close(memory)
+		return -1, -1, false
+	}
+	return memory, table, true
 }
 
 // givePass answers a peer that wants to pass a region of this side on. What this side
@@ -260,21 +284,14 @@ func (qp *queuePair) givePass(w want) error {
 	if kept == nil {
 		return qp.giveNothing(w)
 	}
-	r.fileMu.Lock()
-	defer r.fileMu.Unlock()
-	if r.closed.Load() {
-		return qp.giveNothing(w)
-	}
-	memory, err := r.file.OpenReadOnly()
+	memory, err := r.descriptor(false)
 	if err != nil {
-		return qp.giveNothing(w) // for want of descriptors, say: the peer copies
+		return qp.giveNothing(w) // it is closed, or for want of descriptors: the peer copies
 	}
-	readable := memfd.Own(memory)
+	defer unix.Close(memory)
 	qp.granted.Store(r.handle, struct{}{})
 	g := grant{want: w, found: true, handle: r.handle, key: r.key, access: uint8(rdma.AccessRemoteRead), address: r.base(), length: r.size, state: r.state}
-	err = qp.conn.write(appendPassed(nil, g, promise{handle: kept.handle, state: kept.state}), memory, qp.domain.tableFile.FD())
-	_ = readable.Close()
-	return err
+	return qp.conn.write(appendPassed(nil, g, promise{handle: kept.handle, state: kept.state}), memory, qp.domain.tableFile.FD())
 }
 
 // promiseViews returns the promise to the peer, or nil if the connection is ending or the
