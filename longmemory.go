@@ -39,10 +39,16 @@ type view struct {
 // it has ended, if it has.
 type passedTo interface{ Err() error }
 
+// A passedFrom is an endpoint whose peer's memory it is.
+type passedFrom interface {
+	// passedAll tells that a passage has no offer under way any more. It takes no lock.
+	passedAll()
+}
+
 // A passage is the way of what lies in the memory of an endpoint's peer to the peer of
 // another endpoint.
 type passage struct {
-	from   *inbound
+	from   passedFrom
 	to     passedTo
 	offers atomic.Int64 // that the second peer has not confirmed
 }
@@ -64,8 +70,8 @@ func (at *location) begin(b *Buffer) bool {
 
 // end counts an offer less. It may be called with any endpoint's lock.
 func (p *passage) end() {
-	if p.offers.Add(-1) == 0 && p.from.e.closing.Load() {
-		p.from.e.carrier.wake()
+	if p.offers.Add(-1) == 0 {
+		p.from.passedAll()
 	}
 }
 

@@ -96,6 +96,13 @@ func (s *inbound) passesOn() bool {
 	return false
 }
 
+// passedAll implements passedFrom: a Close may wait for it.
+func (s *inbound) passedAll() {
+	if s.e.closing.Load() {
+		s.e.carrier.wake()
+	}
+}
+
 // passOn tells where the peer may read a buffer that lies in another peer's memory. It
 // opens the region there, so the peer has to be trusted.
 func (s *outbound) passOn(b *Buffer) (location, bool) {
