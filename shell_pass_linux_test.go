@@ -306,17 +306,7 @@ func TestPassedOnBySourceThatEnds(t *testing.T) {
 func TestInPlaceOfAPeerThatIsGoneIsNotSentOn(t *testing.T) {
 	r := connectRelayed(t, false)
 	all := r.buffersInPlace(t)
-	r.send(t, all, 4)
-	m, err := r.in.Receive(r.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if viewed(m.owner) == nil {
-		t.Fatal("the message was copied")
-	}
-	gone, cancel := context.WithCancel(r.ctx)
-	cancel()
-	_ = r.source.closeWithin(gone)
+	m := r.gone(t, all, 4)
 	all.Release()
 	if err := r.out.SendBuffer(r.ctx, 4, nil, &m.Buffer); !errors.Is(err, errNotIntact) {
 		t.Errorf("it is sent on: %v", err)
