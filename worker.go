@@ -46,10 +46,6 @@ const (
 	// A caller that polls lets others at the queue after 8 polls, and reads the clock
 	// after 4 times 8: reading it takes as long as a few polls.
 	spinBatch, clockBatches = 8, 4
-	// yieldEvery is how long a caller polls before it lets other goroutines run. Where
-	// a processor is idle, each yield costs two processors 5 us: Go wakes a thread
-	// there, and that thread fetches the caller.
-	yieldEvery = 10 * time.Microsecond
 	// A caller that has polled for 300 us without any completion rests for some 60 us. While it
 	// polls on Go's only processor, Go looks at the network every 10 ms; whoever would grant
 	// the region that all wait for is read from there.

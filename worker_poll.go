@@ -121,7 +121,7 @@ func (w *worker) spin(budget time.Duration, ready func() bool, own bool) (ok boo
 		if last = now; ok || waited > budget {
 			break
 		}
-		if woke || now-yielded > yieldEvery {
+		if woke || now-yielded > patience.YieldEvery {
 			yielded = now
 			if now-quiet > restEvery {
 				rest()

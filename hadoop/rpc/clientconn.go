@@ -190,9 +190,6 @@ func (c *Conn) Call(ctx context.Context, method string, req, resp proto.Message)
 // reason tells why no further call may begin, or is nil.
 func (c *Conn) reason() error { return c.caller.reason() }
 
-// yieldEvery is how long a caller polls before it lets other goroutines run.
-const yieldEvery = 10 * time.Microsecond
-
 // watch polls for the answer to the only call under way, as long as that is worth it: who
 // sleeps has to be woken, which takes longer than many a server does to answer.
 func (c *Conn) watch(answered func() bool) {
@@ -223,7 +220,7 @@ func (c *Conn) watch(answered func() bool) {
 			c.spin.Vain(now - start)
 			return
 		}
-		if last = now; now-yielded > yieldEvery {
+		if last = now; now-yielded > patience.YieldEvery {
 			yielded = now
 			runtime.Gosched()
 		}
