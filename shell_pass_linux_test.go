@@ -267,9 +267,7 @@ func TestPassedOnBySourceThatEnds(t *testing.T) {
 		r := connectRelayed(t, true)
 		all := r.buffers(t, unread)
 		r.fillUp(t, all)
-		gone, cancel := context.WithCancel(r.ctx)
-		cancel()
-		if err := r.source.closeWithin(gone); !errors.Is(err, ErrNotDelivered) {
+		if err := r.abandon(); !errors.Is(err, ErrNotDelivered) {
 			t.Fatalf("Close without time: %v", err)
 		}
 		for _, b := range all {
@@ -322,6 +320,15 @@ func TestInPlaceOfAPeerThatIsGoneIsNotSentOn(t *testing.T) {
 // the relay holds where it lies.
 func (r *relayed) gone(t *testing.T, b *Buffer, seed int) *Message {
 	t.Helper()
+	m := r.hold(t, b, seed)
+	_ = r.abandon()
+	clear(b.Bytes())
+	return m
+}
+
+// hold has the relay receive b where it lies.
+func (r *relayed) hold(t *testing.T, b *Buffer, seed int) *Message {
+	t.Helper()
 	r.send(t, b, seed)
 	m, err := r.in.Receive(r.ctx)
 	if err != nil {
@@ -330,11 +337,14 @@ func (r *relayed) gone(t *testing.T, b *Buffer, seed int) *Message {
 	if viewed(m.owner) == nil {
 		t.Fatal("the message was copied")
 	}
+	return m
+}
+
+// abandon closes the source's endpoint without waiting for anything.
+func (r *relayed) abandon() error {
 	ended, cancel := context.WithCancel(r.ctx)
 	cancel()
-	_ = r.source.closeWithin(ended)
-	clear(b.Bytes())
-	return m
+	return r.source.closeWithin(ended)
 }
 
 // What has not been offered when the source ends is refused, and the endpoint goes on.
@@ -392,22 +402,13 @@ func TestInPlaceIsSentOnOverTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := r.buffersInPlace(t)
-	r.send(t, b, 4)
-	m, err := r.in.Receive(r.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if viewed(m.owner) == nil {
-		t.Fatal("the message was copied")
-	}
+	m := r.hold(t, b, 4)
 	sent := 0
 	for m.Retain(); out.TrySendRange(4, &m.Buffer, 0, viewSize); m.Retain() {
 		sent++ // until the socket is full
 	}
 	m.Release()
-	ended, cancel := context.WithCancel(r.ctx)
-	cancel()
-	_ = r.source.closeWithin(ended)
+	_ = r.abandon()
 	clear(b.Bytes())
 	if err := out.SendBuffer(r.ctx, 4, nil, &m.Buffer); !errors.Is(err, errNotIntact) {
 		t.Errorf("it is sent on: %v", err)

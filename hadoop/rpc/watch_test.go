@@ -34,8 +34,9 @@ func watched(t *testing.T, address string, spin time.Duration) (c *Conn, watches
 
 // Callers poll when they are alone again and again, and not among others.
 func TestSoleCallersWatch(t *testing.T) {
-	slow := make(chan struct{})
+	slow, arrived := make(chan struct{}), make(chan struct{})
 	address, _ := startServer(t, Config{}, Methods{"slow": Handle(func(_ context.Context, req *ping) (*ping, error) {
+		close(arrived)
 		<-slow
 		return req, nil
 	})})
@@ -59,8 +60,10 @@ func TestSoleCallersWatch(t *testing.T) {
 		defer close(beside)
 		call(c, "slow")
 	}()
-	for watches.Load() < 4 {
-		time.Sleep(time.Millisecond)
+	select {
+	case <-arrived:
+	case <-beside:
+		t.Fatal("a slow call has failed before it began")
 	}
 	call(c, "echo")
 	close(slow)
