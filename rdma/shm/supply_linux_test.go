@@ -275,6 +275,7 @@ func TestReceivesComeAndGo(t *testing.T) {
 	}
 	close(stop)
 	<-recalling
+	p.haltAgent() // it answers peers that asked for more, and posts what is spare
 	ids := make([]uint64, depth)
 	n := 0
 	for range 3 {
