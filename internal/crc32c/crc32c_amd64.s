@@ -132,3 +132,49 @@ chunk:
 	JNZ           chunk
 	VZEROUPPER
 	RET
+
+// Adds 64 bits of each of three chunks, AT bytes on.
+#define WORDS(AT) \
+	CRC32Q AT(SI), R8       \
+	CRC32Q (512+AT)(SI), R9 \
+	CRC32Q (1024+AT)(SI), R10
+
+// func threeSums512(sums, data *byte, n int)
+TEXT ·threeSums512(SB), NOSPLIT, $0-24
+	MOVQ sums+0(FP), DI
+	MOVQ data+8(FP), SI
+	MOVQ n+16(FP), CX
+
+chunks:
+	MOVL $0xFFFFFFFF, R8 // a CRC begins with ones
+	MOVL R8, R9
+	MOVL R8, R10
+	MOVL $8, DX
+
+line:
+	WORDS(0)
+	WORDS(8)
+	WORDS(16)
+	WORDS(24)
+	WORDS(32)
+	WORDS(40)
+	WORDS(48)
+	WORDS(56)
+	ADDQ $64, SI
+	DECL DX
+	JNZ  line
+
+	NOTL   R8
+	NOTL   R9
+	NOTL   R10
+	BSWAPL R8
+	BSWAPL R9
+	BSWAPL R10
+	MOVL   R8, (DI)
+	MOVL   R9, 4(DI)
+	MOVL   R10, 8(DI)
+	ADDQ   $12, DI
+	ADDQ   $1024, SI
+	DECQ   CX
+	JNZ    chunks
+	RET
