@@ -69,6 +69,7 @@ type call struct {
 	req      proto.Message   // nil as long as body is not decoded
 	body     carrier.Message // of the request, if it has memory of its own
 	entry    *retryEntry
+	lent     bool // req refers to memory that is lent until the method returns
 	slot     bool // it counts among the session's calls under way
 	deferred bool // its answer comes by Answers
 	began    time.Time
@@ -126,6 +127,7 @@ type replyTo struct {
 	out                carrier.Answerer
 	callID, retryCount int32
 	clientID           []byte
+	size               int // in bytes of the answer's body, if that is known; else 0
 }
 
 // joiner is where an answer of n bytes goes, if that sends it from two places.
@@ -155,7 +157,7 @@ func (c *call) serve() {
 		return
 	}
 	if c.req == nil {
-		req, refers, err := c.method.decode(c.body.Bytes, true)
+		req, refers, err := c.method.decode(c.body.Bytes, longField)
 		if !refers {
 			c.body.Release()
 		}

@@ -19,8 +19,7 @@ import (
 type caller struct {
 	out     carrier.Sender
 	id      ClientID
-	class   string
-	version uint64
+	session *wire.Session
 	timeout time.Duration // of each call; 0 for none
 	// watch polls for the answer of the only call under way before its caller sleeps; nil: the
 	// carrier does, or nobody.
@@ -81,7 +80,7 @@ func (c *caller) giveBack(w *waiter) {
 func newCaller(out carrier.Sender, id ClientID, target *Target, timeout time.Duration) *caller {
 	now := time.Now()
 	return &caller{
-		out: out, id: id, class: target.Protocol, version: target.Version, timeout: timeout,
+		out: out, id: id, session: wire.NewSession(id[:], target.Protocol, target.Version), timeout: timeout,
 		waiting: map[int32]*waiter{}, used: now, heard: now,
 	}
 }
@@ -156,32 +155,21 @@ func (c *caller) result(w *waiter) error {
 }
 
 func (c *caller) encode(id, retry int32, method string, req proto.Message) (carrier.Message, error) {
-	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: retry}
 	n := proto.Size(req)
-	m := c.out.Alloc(sizeCall(&h, method, c.class, c.version, n))
-	return encodeCall(m, &h, method, c.class, c.version, n, req)
+	m := c.out.Alloc(c.session.Size(id, retry, method, n))
+	m.Bytes = c.session.Append(m.Bytes, id, retry, method, n)
+	err := appendRequest(&m, req)
+	return m, err
 }
 
-// sizeCall is the size of a call whose request has n bytes.
-func sizeCall(h *wire.Request, method, class string, version uint64, n int) int {
-	return h.Size() + wire.SizeInvocation(method, class, version) + wire.SizeDelimited(n)
-}
-
-// encodeCall puts a call into m, which it releases if that fails. The request has n
-// bytes.
-func encodeCall(m carrier.Message, h *wire.Request, method, class string, version uint64, n int, req proto.Message) (carrier.Message, error) {
-	m.Bytes = appendCall(m.Bytes, h, method, class, version, n)
-	var err error
+// appendRequest appends a request whose size has just been asked for. If that
+// fails, it releases m.
+func appendRequest(m *carrier.Message, req proto.Message) (err error) {
 	if m.Bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(m.Bytes, req); err != nil {
 		m.Release()
-		return m, fmt.Errorf("encode the request: %w", err)
+		return fmt.Errorf("encode the request: %w", err)
 	}
-	return m, nil
-}
-
-// appendCall appends what stands before a request of n bytes.
-func appendCall(b []byte, h *wire.Request, method, class string, version uint64, n int) []byte {
-	return wire.AppendLength(wire.AppendInvocation(h.Append(b), method, class, version), n)
+	return nil
 }
 
 // header is that of a message that is no call.

@@ -26,8 +26,7 @@ type endpointCaller struct {
 	caller  *verbena.Caller
 	memory  calls.Memory
 	id      ClientID
-	class   string
-	version uint64
+	session *wire.Session
 	timeout time.Duration   // of each call; 0 for none
 	most    int             // the longest response in bytes
 	closed  <-chan struct{} // the client's
@@ -40,7 +39,7 @@ type endpointCaller struct {
 func introduceEndpoint(ctx context.Context, caller *verbena.Caller, target Target, cfg *ClientConfig, id ClientID, closed <-chan struct{}) (*endpointCaller, error) {
 	e := caller.Endpoint()
 	c := &endpointCaller{
-		caller: caller, memory: calls.NewMemory(e), id: id, class: target.Protocol, version: target.Version,
+		caller: caller, memory: calls.NewMemory(e), id: id, session: wire.NewSession(id[:], target.Protocol, target.Version),
 		timeout: cfg.CallTimeout, most: cfg.MaxFrame, closed: closed,
 	}
 	if err := c.introduce(ctx, &target); err != nil {
@@ -175,12 +174,10 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	if err := c.reason(); err != nil {
 		return &unsent{err}
 	}
-	h := wire.Request{CallID: id, ClientID: c.id[:], RetryCount: retry}
-	n := proto.Size(req)
 	bound := limit.New(ctx, time.Now(), c.timeout)
 	defer bound.End()
 	answered := c.answers.Load()
-	answer, encoding, err := c.ask(bound, &h, method, n, req)
+	answer, encoding, err := c.ask(bound, id, retry, method, req)
 	if encoding {
 		return err
 	}
@@ -200,28 +197,37 @@ func (c *endpointCaller) call(ctx context.Context, id, retry int32, method strin
 	return err
 }
 
-// ask encodes a request of n bytes and waits for the answer. An error while encoding is no
-// error of the call.
-func (c *endpointCaller) ask(ctx context.Context, h *wire.Request, method string, n int, req proto.Message) (answer *verbena.Message, encoding bool, err error) {
-	size := sizeCall(h, method, c.class, c.version, n)
-	var l long
-	joined := false
+// ask encodes a request and waits for the answer. An error while encoding is no error of
+// the call.
+func (c *endpointCaller) ask(ctx context.Context, id, retry int32, method string, req proto.Message) (answer *verbena.Message, encoding bool, err error) {
+	n := proto.Size(req)
+	size := c.session.Size(id, retry, method, n)
 	if c.memory.Long(size) {
-		l, joined = findLong(req, n)
+		if l, ok := findLong(req, n); ok {
+			return c.askJoined(ctx, id, retry, method, n, size, &l)
+		}
 	}
+	m, err := c.memory.Alloc(ctx, c.caller, size)
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %w", verbena.ErrNotSent, err)
+	}
+	m.Bytes = c.session.Append(m.Bytes, id, retry, method, n)
+	if err = appendRequest(&m, req); err != nil {
+		return nil, true, err
+	}
+	answer, err = c.send(ctx, calls.MethodCall, m)
+	return answer, false, err
+}
+
+// askJoined is ask for a request of n bytes that goes out from two places, size bytes with
+// what stands before it.
+func (c *endpointCaller) askJoined(ctx context.Context, id, retry int32, method string, n, size int, l *long) (answer *verbena.Message, encoding bool, err error) {
 	m, err := c.memory.Alloc(ctx, c.caller, size-len(l.value))
 	if err != nil {
 		return nil, false, fmt.Errorf("%w: %w", verbena.ErrNotSent, err)
 	}
-	if !joined {
-		if m, err = encodeCall(m, h, method, c.class, c.version, n, req); err != nil {
-			return nil, true, err
-		}
-		answer, err = c.send(ctx, calls.MethodCall, m)
-		return answer, false, err
-	}
 	defer m.Release()
-	if m.Bytes, err = l.appendRest(appendCall(m.Bytes, h, method, c.class, c.version, n)); err != nil {
+	if m.Bytes, err = l.appendRest(c.session.Append(m.Bytes, id, retry, method, n)); err != nil {
 		return nil, true, fmt.Errorf("encode the request: %w", err)
 	}
 	answer, err = c.caller.CallJoined(ctx, calls.MethodCall, m.Bytes, l.value)

@@ -55,7 +55,11 @@ func TestErrorsOfOneCall(t *testing.T) {
 		noBody, badBody, trailing,
 		callFrame(t, 6, testProtocol, "incomplete", 1, &ping{}),
 		callFrame(t, 7, testProtocol, "echo", 1, &ping{}),
-	), 8)) {
+		// The method called last is known again by all that names it.
+		callFrame(t, 9, testProtocol, "echo", 7, &ping{}),
+		callFrame(t, 10, "org.example.Other", "echo", 1, &ping{}),
+		callFrame(t, 11, testProtocol, "nothing", 1, &ping{}),
+	), 11)) {
 		got[h.GetCallId()] = h
 	}
 	for _, want := range []struct {
@@ -69,6 +73,9 @@ func TestErrorsOfOneCall(t *testing.T) {
 		{4, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
 		{5, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: ", codeServer},
 		{6, "java.io.IOException", "encoding the response: ", codeSerializing},
+		{9, "org.apache.hadoop.ipc.RPC$VersionMismatch", "Protocol org.example.Echo version mismatch. (client = 7, server = 1)", codeProtocolVersion},
+		{10, "org.apache.hadoop.ipc.RpcNoSuchProtocolException", "Unknown protocol: \"org.example.Other\"", codeNoSuchProtocol},
+		{11, "org.apache.hadoop.ipc.RpcNoSuchMethodException", "Unknown method \"nothing\" called on org.example.Echo protocol.", codeNoSuchMethod},
 		{8, "org.apache.hadoop.ipc.RpcServerException", "arguments of echo: 1 bytes follow them", codeServer},
 	} {
 		h := got[want.id]
@@ -76,7 +83,7 @@ func TestErrorsOfOneCall(t *testing.T) {
 			t.Errorf("call %d: %v", want.id, h)
 		}
 	}
-	if len(got) != 8 || got[7].GetStatus() != statusSuccess {
+	if len(got) != 11 || got[7].GetStatus() != statusSuccess {
 		t.Errorf("the call after errors: %v", got[7])
 	}
 }

@@ -13,10 +13,14 @@ import (
 // else of a call.
 const longField = 32 << 10
 
-// unmarshalLent decodes b into m. The longest field of bytes may refer to b, which it
-// reports then.
-func unmarshalLent(b []byte, m proto.Message) (refers bool, err error) {
-	field, value, rest := splitLong(b, m)
+// shortField is from how many bytes on a field of bytes refers to what it came in, where
+// that is there as long as the message.
+const shortField = 512
+
+// unmarshalLent decodes b into m. The first field of least bytes or more may refer to b,
+// which it reports then.
+func unmarshalLent(b []byte, m proto.Message, least int) (refers bool, err error) {
+	field, value, rest := splitLong(b, m, least)
 	if field == nil {
 		return false, proto.Unmarshal(b, m)
 	}
@@ -37,8 +41,9 @@ type Marshaler interface {
 }
 
 // A Kept is a response that takes an answer over without copying it. Where the answer has
-// a field of bytes of 32 KiB or more, the field of Message refers to the memory that the
-// answer came in, which over endpoints is registered memory of the runtime. It belongs to
+// a field of bytes of 512 bytes or more, the field of Message refers to the memory that the
+// answer came in, which over endpoints is registered memory of the runtime: the endpoint
+// receives less while that is kept. It belongs to
 // the Kept until Release, or until the Kept is the response of another call; both clear
 // Message. It is of one call at a time.
 type Kept struct {
@@ -68,7 +73,7 @@ func unmarshalAnswer(m *carrier.Message, body []byte, resp proto.Message) error 
 	if m.Owner == nil { // the memory is only lent
 		return proto.Unmarshal(body, k.Message)
 	}
-	refers, err := unmarshalLent(body, k.Message)
+	refers, err := unmarshalLent(body, k.Message, shortField)
 	if refers {
 		k.memory = m.Owner
 		*m = carrier.Message{}
@@ -82,7 +87,7 @@ func unmarshalOver(b []byte, m proto.Message) error {
 	if u, ok := m.(Unmarshaler); ok {
 		return u.UnmarshalRPC(b)
 	}
-	field, value, rest := splitLong(b, m)
+	field, value, rest := splitLong(b, m, longField)
 	if field == nil {
 		return proto.Unmarshal(b, m)
 	}
@@ -92,17 +97,19 @@ func unmarshalOver(b []byte, m proto.Message) error {
 
 // unmarshalAround decodes what is there beside one field.
 func unmarshalAround(rest []byte, m proto.Message, field protoreflect.FieldDescriptor, value []byte) error {
-	if err := (proto.UnmarshalOptions{AllowPartial: true}).Unmarshal(rest, m); err != nil {
+	if len(rest) == 0 {
+		proto.Reset(m)
+	} else if err := (proto.UnmarshalOptions{AllowPartial: true}).Unmarshal(rest, m); err != nil {
 		return err
 	}
 	m.ProtoReflect().Set(field, protoreflect.ValueOfBytes(value))
 	return proto.CheckInitialized(m)
 }
 
-// splitLong finds a field of m's own that is of bytes and long, and returns what is
-// there beside it. It finds none in what is no message, or no simple case.
-func splitLong(b []byte, m proto.Message) (field protoreflect.FieldDescriptor, value, rest []byte) {
-	if len(b) < longField {
+// splitLong finds a field of m's own that is of bytes and has least of them or more, and
+// returns what is there beside it. It finds none in what is no message, or no simple case.
+func splitLong(b []byte, m proto.Message, least int) (field protoreflect.FieldDescriptor, value, rest []byte) {
+	if len(b) < least {
 		return nil, nil, nil
 	}
 	var begin, end int
@@ -118,11 +125,11 @@ func splitLong(b []byte, m proto.Message) (field protoreflect.FieldDescriptor, v
 		if field != nil && number == field.Number() {
 			return nil, nil, nil // twice: the last one counts
 		}
-		if field == nil && kind == protowire.BytesType && size >= longField {
+		if field == nil && kind == protowire.BytesType && size >= least {
+			v, _ := protowire.ConsumeBytes(b[at+n:])
 			f := m.ProtoReflect().Descriptor().Fields().ByNumber(number)
-			if f != nil && f.Kind() == protoreflect.BytesKind && !f.IsList() && f.ContainingOneof() == nil {
-				field, begin, end = f, at, at+n+size
-				value, _ = protowire.ConsumeBytes(b[at+n:])
+			if len(v) >= least && f != nil && f.Kind() == protoreflect.BytesKind && !f.IsList() && f.ContainingOneof() == nil {
+				field, value, begin, end = f, v, at, at+n+size
 			}
 		}
 		at += n + size

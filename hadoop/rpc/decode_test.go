@@ -16,7 +16,7 @@ func checkDecode(t *testing.T, b []byte, fresh func() proto.Message) {
 	want := fresh()
 	failed := proto.Unmarshal(b, want)
 	for name, decode := range map[string]func([]byte, proto.Message) error{
-		"lent": func(b []byte, m proto.Message) error { _, err := unmarshalLent(b, m); return err },
+		"lent": func(b []byte, m proto.Message) error { _, err := unmarshalLent(b, m, shortField); return err },
 		"over": unmarshalOver,
 	} {
 		got := fresh()
@@ -40,6 +40,7 @@ func TestDecodeLongFields(t *testing.T) {
 	newSASL := func() proto.Message { return &rpcpb.RpcSaslProto{} }
 	one := marshal(&blob{Value: long})
 	checkDecode(t, one, newBlob)
+	checkDecode(t, marshal(&blob{Value: long[:shortField]}), newBlob)
 	checkDecode(t, append(one, one...), newBlob)
 	checkDecode(t, append(one, 0x12, 3, 'a', 'b', 'c'), newBlob) // an unknown field behind it
 	checkDecode(t, one[:len(one)-1], newBlob)
@@ -54,11 +55,13 @@ func TestDecodeLongFields(t *testing.T) {
 	checkDecode(t, marshal(whole), newSASL)
 
 	var m blob
-	if refers, err := unmarshalLent(one, &m); err != nil || !refers || &m.Value[0] != &one[len(one)-len(long)] || cap(m.Value) != len(long) {
+	if refers, err := unmarshalLent(one, &m, longField); err != nil || !refers || &m.Value[0] != &one[len(one)-len(long)] || cap(m.Value) != len(long) {
 		t.Errorf("a long field does not lie where it came, or its capacity is %d: %v", cap(m.Value), err)
 	}
-	if refers, err := unmarshalLent(marshal(&blob{Value: long[:100]}), &m); err != nil || refers {
-		t.Errorf("a short field: %v, %v", refers, err)
+	for n, want := range map[int]bool{100: false, shortField - 1: false, shortField: true} {
+		if refers, err := unmarshalLent(marshal(&blob{Value: long[:n]}), &m, shortField); err != nil || refers != want || !bytes.Equal(m.Value, long[:n]) {
+			t.Errorf("a field of %d bytes refers to what it came in: %t, %v, want %t", n, refers, err, want)
+		}
 	}
 	m.Value = make([]byte, 2*len(long))
 	memory := &m.Value[0]

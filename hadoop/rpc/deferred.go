@@ -19,7 +19,8 @@ type Deferred struct{ call *call }
 
 // Defer lets the method of ctx return before its answer is known, so that no goroutine waits
 // for it. It reports false if the call has to be answered by its method: unless [Call.Short] is set, where
-// the call came by an endpoint, and where a call that is not short would have to wait for a handler. A
+// the call came by an endpoint, where the request refers to memory that is lent, as one with
+// a field of bytes of 512 bytes or more may, and where a call that is not short would have to wait for a handler. A
 // deferred call counts as one that a handler runs, and among those of its connection.
 //
 // The method returns [ErrDeferred] then; [Answers.Add] may be called before. If it returns another error, or an
@@ -34,7 +35,7 @@ func Defer(ctx context.Context) (Deferred, bool) {
 
 // deferCall counts a call as under way, if there is room for it now.
 func (s *session) deferCall(c *call) bool {
-	if s.slots == nil || len(s.slots) == cap(s.slots) || !s.bytes.TryAcquire(c.size) {
+	if c.lent || s.slots == nil || len(s.slots) == cap(s.slots) || !s.bytes.TryAcquire(c.size) {
 		return false
 	}
 	if !s.server.queue.Begin(c.User, c.method.urgent, c.began) {

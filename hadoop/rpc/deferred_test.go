@@ -1,7 +1,9 @@
 package rpc
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -184,5 +186,27 @@ func TestDeferOutsideAShortCall(t *testing.T) {
 		if _, ok := Defer(ctx); ok {
 			t.Error("what is no call of a connection was deferred")
 		}
+	}
+}
+
+// A request that refers to memory which is only lent is not deferred: it would belong to
+// the method for good.
+func TestDeferLentRequest(t *testing.T) {
+	address, _ := startServer(t, Config{}, Methods{"lent": Handle(func(ctx context.Context, req *blob) (*blob, error) {
+		if _, ok := Defer(ctx); ok {
+			return nil, errors.New("deferred")
+		}
+		if FromContext(ctx).Short {
+			return nil, ErrLong
+		}
+		return req, nil
+	}).Short()})
+	c := NewClient(ClientConfig{})
+	defer c.Close()
+	target := ada
+	target.Address = address
+	req, resp := &blob{Value: bytes.Repeat([]byte("x"), shortField)}, &blob{}
+	if err := c.Proxy(target).Call(t.Context(), "lent", req, resp); err != nil || !bytes.Equal(req.Value, resp.Value) {
+		t.Errorf("%d bytes came back, %v", len(resp.Value), err)
 	}
 }

@@ -32,9 +32,8 @@ func TestDocumentedExamples(t *testing.T) {
 		t.Errorf("the connection context is\n%x\nand the page has\n%x", m.Bytes, want)
 	}
 	req := wrapperspb.String("hi")
-	h = wire.Request{CallID: 0, ClientID: id[:], RetryCount: 0}
-	m, err = encodeCall(carrier.Message{}, &h, "echo", target.Protocol, target.Version, proto.Size(req), req)
-	if err != nil {
+	m = carrier.Message{Bytes: wire.NewSession(id[:], target.Protocol, target.Version).Append(nil, 0, 0, "echo", proto.Size(req))}
+	if err = appendRequest(&m, req); err != nil {
 		t.Fatal(err)
 	}
 	if want := pages.Example(t, document, "A call"); !bytes.Equal(m.Bytes, want) {

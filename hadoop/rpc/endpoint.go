@@ -231,7 +231,7 @@ func (s *session) enqueueCall(c *call, body []byte) error {
 	if c.via.Long(len(body)) {
 		c.body = carrier.Message{Bytes: body, Owner: c.via.Request.Keep()} // a handler decodes it
 	} else {
-		req, _, err := c.method.decode(body, false)
+		req, _, err := c.method.decode(body, 0)
 		c.via.Request.Keep().Release() // who waits must not hold a receive
 		if err != nil {
 			c.answer(nil, badArguments(c.Method, err), carrier.Now)

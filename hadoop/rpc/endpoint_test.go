@@ -20,6 +20,7 @@ import (
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/exception"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/calls"
+	"github.com/verbena-data/verbena/hadoop/rpc/internal/rpcpb"
 	"github.com/verbena-data/verbena/hadoop/rpc/internal/wire"
 	"github.com/verbena-data/verbena/internal/race"
 	"github.com/verbena-data/verbena/rdma"
@@ -43,14 +44,14 @@ type endpoints struct {
 
 // eachTransport runs a test over endpoints on queue pairs and on TCP.
 func eachTransport(t *testing.T, f func(t *testing.T, providers func() (client, server []rdma.Provider))) {
-	t.Run("fake", func(t *testing.T) {
-		f(t, func() (client, server []rdma.Provider) {
-			network := fake.NewNetwork()
-			a, b := network.NewDevice(fake.InfiniBand("a")), network.NewDevice(fake.InfiniBand("b"))
-			return []rdma.Provider{fake.NewProvider("fake", a)}, []rdma.Provider{fake.NewProvider("fake", b)}
-		})
-	})
+	t.Run("fake", func(t *testing.T) { f(t, fakeProviders) })
 	t.Run("tcp", func(t *testing.T) { f(t, func() (client, server []rdma.Provider) { return nil, nil }) })
+}
+
+func fakeProviders() (client, server []rdma.Provider) {
+	network := fake.NewNetwork()
+	a, b := network.NewDevice(fake.InfiniBand("a")), network.NewDevice(fake.InfiniBand("b"))
+	return []rdma.Provider{fake.NewProvider("fake", a)}, []rdma.Provider{fake.NewProvider("fake", b)}
 }
 
 func newEndpoints(t testing.TB, cfg Config, methods Methods, providers func() (client, server []rdma.Provider)) *endpoints {
@@ -600,4 +601,53 @@ func TestEndpointAllocations(t *testing.T) {
 			t.Errorf("a call allocates %v times", n)
 		}
 	})
+}
+
+// heldAnswer is encoded when its gate opens.
+type heldAnswer struct {
+	*rpcpb.RpcSaslProto
+	open <-chan struct{}
+}
+
+func (h *heldAnswer) SizeRPC() int { return proto.Size(h.RpcSaslProto) }
+
+func (h *heldAnswer) AppendRPC(b []byte) ([]byte, error) {
+	<-h.open
+	return proto.MarshalOptions{}.MarshalAppend(b, h.RpcSaslProto)
+}
+
+// An answer may refer to its request, also where it is sent when the method has returned
+// and the endpoint has received others since.
+func TestLongAnswerRefersToRequest(t *testing.T) {
+	tail := bytes.Repeat([]byte("t"), 100<<10)
+	called, open := make(chan struct{}), make(chan struct{})
+	s := newEndpoints(t, Config{}, Methods{
+		"extend": Handle(func(_ context.Context, req *rpcpb.RpcSaslProto) (*heldAnswer, error) {
+			req.Auths = []*rpcpb.RpcSaslProto_SaslAuth{{Method: proto.String("m"), Mechanism: proto.String("n"), Challenge: tail}}
+			close(called)
+			return &heldAnswer{req, open}, nil
+		}).Short(),
+		"echo": Handle(echoBlob).Short(),
+	}, fakeProviders)
+	p, err := NewEndpointConn(t.Context(), s.dial(t), ada, ClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	req, resp := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: bytes.Repeat([]byte("r"), 2*shortField)}, &rpcpb.RpcSaslProto{}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Call(t.Context(), "extend", req, resp) }()
+	<-called
+	for range 1000 {
+		if err := p.Call(t.Context(), "echo", &blob{Value: make([]byte, 3*shortField)}, &blob{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(open)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(resp.Token, req.Token) || len(resp.Auths) != 1 || !bytes.Equal(resp.Auths[0].Challenge, tail) {
+		t.Error("the answer has bytes of another request")
+	}
 }

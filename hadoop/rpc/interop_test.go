@@ -32,7 +32,7 @@ func hadoopMethod(t *testing.T, request, response string, fn func(call *Call, re
 	}
 	in, out := find(request), find(response)
 	return Method{
-		decode: func(b []byte, _ bool) (proto.Message, bool, error) {
+		decode: func(b []byte, _ int) (proto.Message, bool, error) {
 			req := in.New().Interface()
 			return req, false, proto.Unmarshal(b, req)
 		},

@@ -12,9 +12,9 @@ type Methods map[string]Method
 
 // A Method is made by [Handle].
 type Method struct {
-	// decode makes a request message of the bytes. It may refer to them if they are
-	// lent, and reports whether it does.
-	decode func(b []byte, lent bool) (req proto.Message, refers bool, err error)
+	// decode makes a request message of the bytes. A field of bytes may refer to them if it
+	// has least bytes or more and that is not 0; decode reports whether one does.
+	decode func(b []byte, least int) (req proto.Message, refers bool, err error)
 	call   func(context.Context, proto.Message) (proto.Message, error)
 
 	short, urgent, once bool
@@ -33,12 +33,12 @@ type message[T any] interface {
 // out with its class, any other as java.io.IOException.
 func Handle[Req, Resp any, PReq message[Req], PResp message[Resp]](fn func(ctx context.Context, req PReq) (PResp, error)) Method {
 	return Method{
-		decode: func(b []byte, lent bool) (proto.Message, bool, error) {
+		decode: func(b []byte, least int) (proto.Message, bool, error) {
 			req := PReq(new(Req))
-			if !lent {
+			if least == 0 {
 				return req, false, proto.Unmarshal(b, req)
 			}
-			refers, err := unmarshalLent(b, req)
+			refers, err := unmarshalLent(b, req, least)
 			return req, refers, err
 		},
 		call: func(ctx context.Context, req proto.Message) (proto.Message, error) {

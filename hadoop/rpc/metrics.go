@@ -21,6 +21,7 @@ type metrics struct {
 type served struct {
 	Method
 	class, name string
+	version     uint64 // of the protocol
 	running     prometheus.Gauge
 	failed      prometheus.Counter
 	seconds     prometheus.Observer
@@ -58,9 +59,9 @@ func newMetrics(s *Server) metrics {
 	}
 }
 
-func (m *metrics) serve(class, name string, method Method) *served {
+func (m *metrics) serve(class, name string, version uint64, method Method) *served {
 	return &served{
-		Method: method, class: class, name: name,
+		Method: method, class: class, name: name, version: version,
 		running: m.running.WithLabelValues(class, name),
 		failed:  m.failed.WithLabelValues(class, name),
 		seconds: m.seconds.WithLabelValues(class, name),

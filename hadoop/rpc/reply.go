@@ -59,10 +59,12 @@ func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency
 		return s.give(to, m, urgency)
 	}
 	itself, _ := body.(Marshaler)
-	var n int
-	if itself != nil {
+	n := to.size
+	switch {
+	case n > 0:
+	case itself != nil:
 		n = itself.SizeRPC()
-	} else {
+	default:
 		n = proto.Size(body)
 	}
 	size := h.Size() + wire.SizeDelimited(n)

@@ -149,7 +149,7 @@ func NewServer(cfg Config) *Server {
 func (s *Server) Register(class string, version uint64, methods Methods) {
 	p := protocol{class, version, make(map[string]*served, len(methods))}
 	for name, m := range methods {
-		p.methods[name] = s.metrics.serve(class, name, m)
+		p.methods[name] = s.metrics.serve(class, name, version, m)
 	}
 	s.protocols[class] = p
 }

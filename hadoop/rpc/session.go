@@ -41,6 +41,7 @@ type session struct {
 	underWay atomic.Int64   // queued and running, of an endpoint
 	waits    sync.WaitGroup // of an endpoint: goroutines that wait in place of the worker
 	fresh    []call         // allocated and not used yet
+	recent   *served        // the method called last
 	latest   time.Time      // when a call began that was run where it was read; who reads takes it
 
 	// Bounds of a stream. On an endpoint the runtime bounds what is under way.
@@ -203,10 +204,14 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 	if err != nil {
 		return s.tell(to, fatal(codeFatalRequest, exception.RPCServer, "request: "+err.Error()))
 	}
-	method, failed := s.server.find(&invocation)
-	if failed != nil {
-		s.replyError(&to, failed, carrier.Later)
-		return nil
+	method := s.recent
+	if method == nil || !method.is(&invocation) {
+		var failed *failure
+		if method, failed = s.server.find(&invocation); failed != nil {
+			s.replyError(&to, failed, carrier.Later)
+			return nil
+		}
+		s.recent = method
 	}
 	body, rest, err := wire.Next(rest)
 	if err == nil && len(rest) > 0 {
@@ -237,7 +242,7 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 	}
 	c.size = int64(len(body))
 	if method.short && !method.once && m.Owner == nil && !(endpoint && c.via.Long(len(body))) {
-		if c.req, _, err = method.decode(body, true); err != nil {
+		if c.req, c.lent, err = method.decode(body, shortField); err != nil {
 			c.answer(nil, badArguments(method.name, err), carrier.Later)
 			return nil
 		}
@@ -254,7 +259,7 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 		size = int64(len(m.Bytes)) // the call keeps all of the message
 		c.body = carrier.Message{Bytes: body, Owner: m.Owner}
 		*m = carrier.Message{}
-	} else if c.req, _, err = method.decode(body, false); err != nil {
+	} else if c.req, _, err = method.decode(body, 0); err != nil {
 		c.answer(nil, badArguments(method.name, err), carrier.Later)
 		return nil
 	}
@@ -270,14 +275,23 @@ func (c *call) short(endpoint bool) bool {
 		return false
 	}
 	c.session.latest = c.began
+	if endpoint && err == nil {
+		c.to.size = proto.Size(resp)
+	}
 	switch {
 	case err == ErrDeferred:
-	case endpoint && err == nil && c.via.Long(proto.Size(resp)):
+	case c.to.size > 0 && c.via.Long(c.to.size):
+		// The answer may refer to the request, whose memory is there until it has been answered.
 		c.session.waits.Go(func() { c.answer(resp, nil, carrier.Now) })
 	default:
 		c.answer(resp, err, carrier.Later)
 	}
 	return true
+}
+
+// is tells whether an invocation is of the method.
+func (m *served) is(i *wire.Invocation) bool {
+	return string(i.Method) == m.name && string(i.Class) == m.class && i.Version == m.version
 }
 
 // find finds a method.

@@ -27,11 +27,30 @@ type fields struct {
 
 // next takes the next field, and reports whether there was one.
 func (f *fields) next() bool {
+	// Nearly all have a tag of a byte, and a number or a length of one.
+	if b := f.b; len(b) >= 2 && b[0] < 0x80 && b[0] >= 1<<3 && b[1] < 0x80 {
+		n := int(b[1])
+		switch uint64(b[0] & 7) {
+		case varint:
+			f.tag, f.value, f.b = uint64(b[0]), uint64(n), b[2:]
+			return true
+		case bytes:
+			if n <= len(b)-2 {
+				f.tag, f.bytes, f.b = uint64(b[0]), b[2:2+n], b[2+n:]
+				return true
+			}
+		}
+	}
+	return f.any()
+}
+
+// any is next for all kinds of fields.
+func (f *fields) any() bool {
 	if len(f.b) == 0 {
 		return false
 	}
 	var n int
-	if f.tag, n = number(f.b); n < 0 {
+	if f.tag, n = protowire.ConsumeVarint(f.b); n < 0 {
 		return f.fail(protowire.ParseError(n))
 	}
 	f.b = f.b[n:]
@@ -41,7 +60,7 @@ func (f *fields) next() bool {
 	}
 	switch f.tag & 7 {
 	case varint:
-		f.value, n = number(f.b)
+		f.value, n = protowire.ConsumeVarint(f.b)
 	case bytes:
 		f.bytes, n = protowire.ConsumeBytes(f.b)
 	default:
@@ -64,13 +83,4 @@ func (f *fields) missing() {
 	if f.err == nil {
 		f.err = errIncomplete
 	}
-}
-
-// number takes a varint off b, and returns its length or an error as protowire
-// does.
-func number(b []byte) (v uint64, n int) {
-	if len(b) > 0 && b[0] < 0x80 { // the usual one
-		return uint64(b[0]), 1
-	}
-	return protowire.ConsumeVarint(b)
 }

@@ -93,23 +93,3 @@ func ParseInvocation(b []byte) (i Invocation, rest []byte, err error) {
 	}
 	return i, rest, f.err
 }
-
-// SizeInvocation is the size of an invocation behind its length.
-func SizeInvocation(method, class string, version uint64) int {
-	return SizeDelimited(sizeInvocation(method, class, version))
-}
-
-func sizeInvocation(method, class string, version uint64) int {
-	return 1 + protowire.SizeBytes(len(method)) + 1 + protowire.SizeBytes(len(class)) + 1 + protowire.SizeVarint(version)
-}
-
-// AppendInvocation appends an invocation behind its length.
-func AppendInvocation(b []byte, method, class string, version uint64) []byte {
-	b = AppendLength(b, sizeInvocation(method, class, version))
-	b = append(b, 0x0a)
-	b = protowire.AppendString(b, method)
-	b = append(b, 0x12)
-	b = protowire.AppendString(b, class)
-	b = append(b, 0x18)
-	return protowire.AppendVarint(b, version)
-}

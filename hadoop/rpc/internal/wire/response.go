@@ -65,7 +65,7 @@ func (h *Response) Size() int { return SizeDelimited(h.size()) }
 func (h *Response) Append(b []byte) []byte {
 	b = AppendLength(b, h.size())
 	b = append(b, 0x08)
-	b = protowire.AppendVarint(b, uint64(uint32(h.CallID)))
+	b = appendVarint(b, uint64(uint32(h.CallID)))
 	b = append(b, 0x10, byte(h.Status), 0x18, Version)
 	if h.Status != StatusSuccess {
 		b = append(b, 0x22)
@@ -73,10 +73,10 @@ func (h *Response) Append(b []byte) []byte {
 		b = append(b, 0x2a)
 		b = protowire.AppendString(b, h.Message)
 		b = append(b, 0x30)
-		b = protowire.AppendVarint(b, uint64(h.Detail))
+		b = appendVarint(b, uint64(h.Detail))
 	}
 	b = append(b, 0x3a)
-	b = protowire.AppendBytes(b, h.ClientID)
+	b = append(appendVarint(b, uint64(len(h.ClientID))), h.ClientID...)
 	b = append(b, 0x40)
-	return protowire.AppendVarint(b, fromSint32(h.RetryCount))
+	return appendVarint(b, fromSint32(h.RetryCount))
 }

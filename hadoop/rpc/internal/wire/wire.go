@@ -69,7 +69,7 @@ func Next(b []byte) (body, rest []byte, err error) {
 func SizeDelimited(n int) int { return protowire.SizeVarint(uint64(n)) + n }
 
 // AppendLength appends the length that stands before a message of n bytes.
-func AppendLength(b []byte, n int) []byte { return protowire.AppendVarint(b, uint64(n)) }
+func AppendLength(b []byte, n int) []byte { return appendVarint(b, uint64(n)) }
 
 func sint32(v uint64) int32     { return int32(protowire.DecodeZigZag(v & 0xffffffff)) }
 func fromSint32(v int32) uint64 { return protowire.EncodeZigZag(int64(v)) }

@@ -3,6 +3,7 @@ package wire
 import (
 	stdbytes "bytes"
 	"math"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -49,17 +50,35 @@ func TestAppendsWhatProtobufAppends(t *testing.T) {
 			}
 		}
 	}
-	for _, version := range []uint64{0, 1, 127, 128, math.MaxUint64} {
-		want := delimited(t, &rpcpb.RequestHeaderProto{MethodName: proto.String("mkdirs"), DeclaringClassProtocolName: proto.String("org.example.P"), ClientProtocolVersion: &version})
-		if got := AppendInvocation(nil, "mkdirs", "org.example.P", version); !stdbytes.Equal(got, want) || SizeInvocation("mkdirs", "org.example.P", version) != len(want) {
-			t.Errorf("%x, want %x", got, want)
+}
+
+// A call is what protobuf's own code makes of it.
+func TestSessionAppendsWhatProtobufAppends(t *testing.T) {
+	for _, id := range edges {
+		for _, retry := range edges {
+			for _, version := range []uint64{0, 1, 127, 128, math.MaxUint64} {
+				for _, long := range []int{0, 1, 128} {
+					client, class, method := stdbytes.Repeat([]byte{7}, 16*long), "org.example.P"+strings.Repeat("x", long), "mkdirs"+strings.Repeat("y", long)
+					request := make([]byte, 100*long)
+					want := delimited(t, &rpcpb.RpcRequestHeaderProto{RpcKind: rpcpb.RpcKindProto_RPC_PROTOCOL_BUFFER.Enum(),
+						RpcOp: rpcpb.RpcRequestHeaderProto_RPC_FINAL_PACKET.Enum(), CallId: &id, ClientId: client, RetryCount: &retry})
+					want = append(want, delimited(t, &rpcpb.RequestHeaderProto{MethodName: &method, DeclaringClassProtocolName: &class, ClientProtocolVersion: &version})...)
+					want = append(AppendLength(want, len(request)), request...)
+					s := NewSession(client, class, version)
+					got := append(s.Append(nil, id, retry, method, len(request)), request...)
+					if !stdbytes.Equal(got, want) || s.Size(id, retry, method, len(request)) != len(want) {
+						t.Fatalf("call %d, retry %d, version %d: %x, want %x", id, retry, version, got, want)
+					}
+				}
+			}
 		}
 	}
 }
 
 func TestHeadersAllocateNothing(t *testing.T) {
 	request := (&Request{CallID: 77, ClientID: make([]byte, 16)}).Append(nil)
-	invocation := AppendInvocation(nil, "getFileInfo", "org.apache.hadoop.hdfs.protocol.ClientProtocol", 1)
+	session := NewSession(make([]byte, 16), "org.apache.hadoop.hdfs.protocol.ClientProtocol", 1)
+	call := session.Append(nil, 77, 0, "getFileInfo", 0)
 	response := (&Response{CallID: 77, ClientID: make([]byte, 16)}).Append(nil)
 	out := make([]byte, 0, 1<<10)
 	if n := testing.AllocsPerRun(100, func() {
@@ -67,14 +86,18 @@ func TestHeadersAllocateNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := ParseInvocation(invocation); err != nil {
+		_, rest, err := ParseRequest(call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := ParseInvocation(rest); err != nil {
 			t.Fatal(err)
 		}
 		if _, _, err := ParseResponse(response); err != nil {
 			t.Fatal(err)
 		}
 		out = h.Append(out[:0])
-		out = AppendInvocation(out, "getFileInfo", "org.apache.hadoop.hdfs.protocol.ClientProtocol", 1)
+		out = session.Append(out, 77, 0, "getFileInfo", 1000)
 		r := Response{CallID: h.CallID, ClientID: h.ClientID}
 		out = r.Append(out)
 	}); n != 0 {
@@ -86,7 +109,10 @@ func TestHeadersAllocateNothing(t *testing.T) {
 func FuzzHeaders(f *testing.F) {
 	f.Add((&Request{CallID: -3, ClientID: make([]byte, 16), RetryCount: 4}).Append(nil))
 	f.Add((&Response{CallID: 3, Status: StatusError, Exception: "x", Message: "y", Detail: 4}).Append(nil))
-	f.Add(AppendInvocation(nil, "m", "c", 300))
+	call := NewSession(make([]byte, 16), "c", 300).Append(nil, 3, 4, "m", 0)
+	f.Add(call)
+	_, invocation, _ := Next(call)
+	f.Add(invocation)
 	f.Add([]byte{4, 8, 0, 16, 0, 0})
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Add([]byte{10, 0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0x22, 0})
