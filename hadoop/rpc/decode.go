@@ -17,14 +17,15 @@ const longField = 32 << 10
 // that is there as long as the message.
 const shortField = 512
 
-// unmarshalLent decodes b into m. The first field of least bytes or more may refer to b,
-// which it reports then.
+// unmarshalLent decodes b into m. A field of least bytes or more that makes up half of b
+// refers to it then, which unmarshalLent reports.
 func unmarshalLent(b []byte, m proto.Message, least int) (refers bool, err error) {
 	field, value, rest := splitLong(b, m, least)
 	if field == nil {
 		return false, proto.Unmarshal(b, m)
 	}
 	if err := unmarshalAround(rest, m, field, value[:len(value):len(value)]); err != nil {
+		proto.Reset(m) // the memory goes
 		return false, err
 	}
 	return true, nil
@@ -41,7 +42,7 @@ type Marshaler interface {
 }
 
 // A Kept is a response that takes an answer over without copying it. Where the answer has
-// a field of bytes of 512 bytes or more, the field of Message refers to the memory that the
+// a field of bytes of 512 bytes or more and of half of it, the field of Message refers to the memory that the
 // answer came in, which over endpoints is registered memory of the runtime: the endpoint
 // receives less while that is kept. It belongs to
 // the Kept until Release, or until the Kept is the response of another call; both clear
@@ -106,8 +107,8 @@ func unmarshalAround(rest []byte, m proto.Message, field protoreflect.FieldDescr
 	return proto.CheckInitialized(m)
 }
 
-// splitLong finds a field of m's own that is of bytes and has least of them or more, and
-// returns what is there beside it. It finds none in what is no message, or no simple case.
+// splitLong finds a field of m's own that is of bytes, has least of them or more and makes
+// up half of m, and returns what is there beside it. It finds none in what is no message, or no simple case.
 func splitLong(b []byte, m proto.Message, least int) (field protoreflect.FieldDescriptor, value, rest []byte) {
 	if len(b) < least {
 		return nil, nil, nil
@@ -128,7 +129,7 @@ func splitLong(b []byte, m proto.Message, least int) (field protoreflect.FieldDe
 		if field == nil && kind == protowire.BytesType && size >= least {
 			v, _ := protowire.ConsumeBytes(b[at+n:])
 			f := m.ProtoReflect().Descriptor().Fields().ByNumber(number)
-			if len(v) >= least && f != nil && f.Kind() == protoreflect.BytesKind && !f.IsList() && f.ContainingOneof() == nil {
+			if len(v) >= max(least, len(b)/2) && f != nil && f.Kind() == protoreflect.BytesKind && !f.IsList() && f.ContainingOneof() == nil {
 				field, value, begin, end = f, v, at, at+n+size
 			}
 		}

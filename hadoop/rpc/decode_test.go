@@ -63,6 +63,17 @@ func TestDecodeLongFields(t *testing.T) {
 			t.Errorf("a field of %d bytes refers to what it came in: %t, %v, want %t", n, refers, err, want)
 		}
 	}
+	var incomplete rpcpb.RpcSaslProto // it lacks its state
+	if refers, err := unmarshalLent(marshal(&rpcpb.RpcSaslProto{Token: long}), &incomplete, shortField); err == nil || refers || incomplete.Token != nil {
+		t.Errorf("an incomplete message refers to what it came in: %v, %v, %d bytes", refers, err, len(incomplete.Token))
+	}
+	half := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: long[:shortField], Auths: []*rpcpb.RpcSaslProto_SaslAuth{
+		{Method: proto.String("m"), Mechanism: proto.String("n"), Challenge: long[:2*shortField]},
+	}}
+	var rest rpcpb.RpcSaslProto
+	if refers, err := unmarshalLent(marshal(half), &rest, shortField); err != nil || refers || !proto.Equal(&rest, half) {
+		t.Errorf("a field of less than half of its message: %v, %v", refers, err)
+	}
 	m.Value = make([]byte, 2*len(long))
 	memory := &m.Value[0]
 	if err := unmarshalOver(one, &m); err != nil || &m.Value[0] != memory || !bytes.Equal(m.Value, long) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -599,6 +600,40 @@ func TestEndpointAllocations(t *testing.T) {
 		}
 		if n := testing.AllocsPerRun(500, call); n > 7 {
 			t.Errorf("a call allocates %v times", n)
+		}
+	})
+}
+
+// sizedAnswer knows its size when it is encoded only because it has been asked for it.
+type sizedAnswer struct {
+	blob
+	size int
+}
+
+func (s *sizedAnswer) SizeRPC() int {
+	s.size = len(s.Value)
+	return 1 + protowire.SizeBytes(s.size)
+}
+
+func (s *sizedAnswer) AppendRPC(b []byte) ([]byte, error) {
+	return append(protowire.AppendVarint(append(b, 0x0a), uint64(s.size)), s.Value...), nil
+}
+
+// An answer that encodes itself is asked for its size before, short or long, by short
+// methods and by others.
+func TestAnswersThatEncodeThemselves(t *testing.T) {
+	answer := func(_ context.Context, req *blob) (*sizedAnswer, error) {
+		return &sizedAnswer{blob: blob{Value: req.Value}}, nil
+	}
+	eachTransport(t, func(t *testing.T, providers func() (client, server []rdma.Provider)) {
+		p := newEndpoints(t, Config{}, Methods{"short": Handle(answer).Short(), "handled": Handle(answer)}, providers).proxy(t, ClientConfig{}, ada)
+		for _, method := range []string{"short", "handled"} {
+			for _, n := range []int{1, 100, 100 << 10} {
+				req, resp := &blob{Value: bytes.Repeat([]byte("x"), n)}, &blob{}
+				if err := p.Call(t.Context(), method, req, resp); err != nil || !bytes.Equal(req.Value, resp.Value) {
+					t.Errorf("%s: %d of %d bytes came back, %v", method, len(resp.Value), n, err)
+				}
+			}
 		}
 	})
 }

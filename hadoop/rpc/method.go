@@ -59,6 +59,9 @@ var errNoAnswer = errors.New("the server has no answer to give")
 // Short has the method run where its connection is read: it is called sooner
 // and its answers go out together, but until it returns nothing else of the
 // connection is read. It is for methods of microseconds that wait for nothing.
+// A field of bytes that makes up half of a request, and has 512 bytes or more, refers to
+// the memory that the request came in: over shared memory a peer that means harm may still
+// change it, so that a method copies what it checks.
 // One that finds out that a call is not short answers [ErrLong]. One whose answer comes from
 // elsewhere may have it sent from there, see [Defer].
 func (m Method) Short() Method {

@@ -46,6 +46,14 @@ func (s *session) replyError(to *replyTo, err error, urgency carrier.Urgency) {
 	}
 }
 
+// sizeOf is the size of an answer's body in bytes; it also prepares a Marshaler for AppendRPC.
+func sizeOf(body proto.Message) int {
+	if m, ok := body.(Marshaler); ok {
+		return m.SizeRPC()
+	}
+	return proto.Size(body)
+}
+
 // send sends a response: an error, or success with a body.
 func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency carrier.Urgency) error {
 	h := wire.Response{CallID: to.callID, RetryCount: to.retryCount, ClientID: to.clientID}
@@ -60,12 +68,8 @@ func (s *session) send(to *replyTo, failed *failure, body proto.Message, urgency
 	}
 	itself, _ := body.(Marshaler)
 	n := to.size
-	switch {
-	case n > 0:
-	case itself != nil:
-		n = itself.SizeRPC()
-	default:
-		n = proto.Size(body)
+	if n == 0 {
+		n = sizeOf(body)
 	}
 	size := h.Size() + wire.SizeDelimited(n)
 	if size > maxResponse {

@@ -276,7 +276,7 @@ func (c *call) short(endpoint bool) bool {
 	}
 	c.session.latest = c.began
 	if endpoint && err == nil {
-		c.to.size = proto.Size(resp)
+		c.to.size = sizeOf(resp)
 	}
 	switch {
 	case err == ErrDeferred:
