@@ -37,7 +37,10 @@ type view struct {
 
 // A passedTo is an endpoint whose peer reads what lies in another's memory. Err tells why
 // it has ended, if it has.
-type passedTo interface{ Err() error }
+type passedTo interface {
+	Err() error
+	Done() <-chan struct{}
+}
 
 // A passedFrom is an endpoint whose peer's memory it is.
 type passedFrom interface {

@@ -45,7 +45,7 @@ func (s *shell) goodbye(ctx context.Context) error {
 		return nil
 	}
 	if s.passer != nil {
-		s.await(ctx, func() bool { return !s.passesOn() })
+		s.awaitPassages(func(ready func() bool) { s.await(ctx, ready) })
 	}
 	s.mu.Lock()
 	s.m.Close()

@@ -244,20 +244,29 @@ func TestPassedOnDelaysClose(t *testing.T) {
 	}
 }
 
-// It does not wait for an endpoint that has failed.
+// It does not wait for an endpoint that has failed, or fails meanwhile.
 func TestPassedOnToOneThatFailed(t *testing.T) {
-	r := connectRelayed(t, true)
-	all := r.buffers(t, unread)
-	r.fillUp(t, all)
-	r.out.carrier.(*shell).fail(ErrPeerDied) // it holds what it has offered until its Close
-	began := time.Now()
-	if err := r.in.Close(); err != nil {
-		t.Error(err)
+	for name, after := range map[string]time.Duration{"before": 0, "meanwhile": 100 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			r := connectRelayed(t, true)
+			all := r.buffers(t, unread)
+			r.fillUp(t, all)
+			fail := func() { r.out.carrier.(*shell).fail(ErrPeerDied) } // it holds what it has offered until its Close
+			if after == 0 {
+				fail()
+			} else {
+				defer time.AfterFunc(after, fail).Stop()
+			}
+			began := time.Now()
+			if err := r.in.Close(); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took < after || took > r.in.env.linger/2 {
+				t.Errorf("Close took %v", took)
+			}
+			releaseAll(all)
+		})
 	}
-	if took := time.Since(began); took > r.in.env.linger/2 {
-		t.Errorf("Close took %v", took)
-	}
-	releaseAll(all)
 }
 
 // A source that does not wait in its Close, and uses its memory again, costs the sink its
