@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/verbena-data/verbena/internal/call"
 )
 
 // A relayed sends messages of viewSize over shared memory to a relay that receives in place
@@ -392,6 +394,64 @@ func TestInPlaceIsLookedAtBeforeItIsPassedOn(t *testing.T) {
 	}
 	r.receive(t, 5)
 	releaseAll(all)
+}
+
+// A piece of a stream that is copied, since too many lie where they are, is looked at when it
+// has been.
+func TestCopiedPieceIsLookedAt(t *testing.T) {
+	r := connectRelayed(t, false)
+	b := r.buffersInPlace(t)
+	m := r.hold(t, b, 4)
+	const size = 16 << 10 // for which there is credit
+	m.data = m.data[:size]
+	mux := NewMux(MuxConfig{})
+	defer mux.Close()
+	mux.Stream(1, func(q Request, _ *Stream) {
+		<-q.Context().Done()
+		_ = q.Fail(CodeApplication, "nobody waits")
+	})
+	callee, err := NewCaller(r.sink, mux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer callee.Close()
+	c, err := NewCaller(r.out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := c.Stream(r.ctx, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := s.head(call.Data)
+	h.Flags &^= call.FromCaller // as one from the callee
+	take := func() (kept bool, err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.longPieces = 1 << 30
+		defer func() { c.longPieces = 0 }()
+		v, err := c.streamed(h, m)
+		return v.kept, err
+	}
+	if kept, err := take(); kept || err != nil {
+		t.Fatalf("the piece is kept where it lies: %t, %v", kept, err)
+	}
+	piece, err := s.Recv(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if viewed(piece.owner) != nil || !bytes.Equal(piece.Bytes(), pattern(viewSize, 4)[:size]) {
+		t.Error("another piece came, or it was not copied")
+	}
+	piece.Release()
+	_ = r.abandon()
+	clear(b.Bytes())
+	if _, err := take(); !errors.Is(err, errNotIntact) {
+		t.Errorf("bytes that may have changed came as a piece: %v", err)
+	}
+	m.Release()
+	b.Release()
 }
 
 // Over TCP a message in place goes as it was when it was sent, however late the socket takes
