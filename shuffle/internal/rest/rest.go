@@ -4,9 +4,12 @@
 // A process that rests says so in a word in the memory of each other process, and is woken by a message. Both sides write to
 // each other's memory, and a write may be seen late: a process may say that it rests while an entry is on its way to it, and
 // who has left the entry may not have seen that it rests. No fence between the two is needed, because who has left something
-// goes on looking, and does not rest, until it has seen that all was taken. What is needed is that a message does not come
-// before what was written before it: who rests is woken once. The model in the tests is searched for states from which an
-// entry is never taken.
+// goes on looking, and does not rest, until it has seen that all was taken. Nor need a message come behind what was written
+// before it: it ends the rest, and who has not seen the entry then says by another word that it rests, for which it is woken again.
+// The model in the tests is searched for states from which an entry is never taken.
+//
+// A process is disarmed before it says that it rests. Otherwise a message that comes between the two ends no wait, and it is the only one for
+// that word: what is left afterwards would lie there for ever.
 package rest
 
 // An Action is what a process does next, as its [Watch] tells.
@@ -58,7 +61,8 @@ func (w *Watch) next(found bool) Action {
 		return Pause
 	case Tell:
 		if w.word&1 == 1 {
-			return Disarm
+			w.rests, w.busy = true, false
+			return Turn
 		}
 		return Pause
 	case Pause:
@@ -77,8 +81,8 @@ func (w *Watch) next(found bool) Action {
 			return Arm
 		}
 	case Disarm:
-		w.rests, w.busy = true, false
-		return Turn
+		w.word++
+		return Tell
 	}
 	return Wait
 }
@@ -93,8 +97,7 @@ func (w *Watch) again() Action {
 		return Pause
 	}
 	w.turns, w.still = 0, 0
-	w.word++
-	return Tell
+	return Disarm // before others know that it rests
 }
 
 // A Bell decides whether another process has to be woken for what was left for it.
