@@ -3,6 +3,7 @@ package verbena
 import (
 	"context"
 	"errors"
+	"sync"
 )
 
 func (s *shell) close(ctx context.Context) error {
@@ -45,7 +46,7 @@ func (s *shell) goodbye(ctx context.Context) error {
 		return nil
 	}
 	if s.passer != nil {
-		s.awaitPassages(func(ready func() bool) { s.await(ctx, ready) })
+		s.awaitPassages(ctx)
 	}
 	s.mu.Lock()
 	s.m.Close()
@@ -60,6 +61,28 @@ func (s *shell) goodbye(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// awaitPassages waits until no peer reads what has been passed on to it.
+func (s *shell) awaitPassages(ctx context.Context) {
+	over := make(chan struct{})
+	var watchers sync.WaitGroup
+	s.mu.Lock()
+	for to, way := range s.passages {
+		if !way.idle() {
+			watchers.Go(func() { // nobody else tells that an endpoint has failed
+				select {
+				case <-to.Done():
+					s.e.carrier.wake()
+				case <-over:
+				}
+			})
+		}
+	}
+	s.mu.Unlock()
+	s.await(ctx, func() bool { return !s.passesOn() })
+	close(over)
+	watchers.Wait()
 }
 
 // await waits until ready, which is called with mu held, or until that cannot come

@@ -2,7 +2,6 @@ package verbena
 
 import (
 	"maps"
-	"sync"
 
 	"github.com/verbena-data/verbena/rdma"
 )
@@ -95,29 +94,6 @@ func (s *inbound) passesOn() bool {
 		}
 	}
 	return false
-}
-
-// awaitPassages waits until no peer reads what has been passed on to it, or may not be
-// waited for any longer.
-func (s *inbound) awaitPassages(wait func(ready func() bool)) {
-	over := make(chan struct{})
-	var watchers sync.WaitGroup
-	s.mu.Lock()
-	for to, way := range s.passages {
-		if !way.idle() {
-			watchers.Go(func() { // an endpoint that fails has nobody tell
-				select {
-				case <-to.Done():
-					s.e.carrier.wake()
-				case <-over:
-				}
-			})
-		}
-	}
-	s.mu.Unlock()
-	wait(func() bool { return !s.passesOn() })
-	close(over)
-	watchers.Wait()
 }
 
 // passedAll implements passedFrom: a Close may wait for it.

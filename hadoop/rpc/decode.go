@@ -13,9 +13,9 @@ import (
 // else of a call.
 const longField = 32 << 10
 
-// shortField is from how many bytes on a field of bytes refers to what it came in, where
-// that is there as long as the message.
-const shortField = 512
+// lentField is from how many bytes on a field of bytes refers to the memory that it came in,
+// where that stays for as long as the message is used.
+const lentField = 512
 
 // unmarshalLent decodes b into m. A field of least bytes or more that makes up half of b
 // refers to it then, which unmarshalLent reports.
@@ -42,11 +42,11 @@ type Marshaler interface {
 }
 
 // A Kept is a response that takes an answer over without copying it. Where the answer has
-// a field of bytes of 512 bytes or more and of half of it, the field of Message refers to the memory that the
-// answer came in, which over endpoints is registered memory of the runtime: the endpoint
-// receives less while that is kept. It belongs to
-// the Kept until Release, or until the Kept is the response of another call; both clear
-// Message. It is of one call at a time.
+// a field of bytes that has 512 bytes or more and makes up half of it, the field of Message
+// refers to the memory that the answer came in. Over endpoints that is registered memory of
+// the runtime, and the endpoint receives less while it is kept. It belongs to the Kept until
+// Release, or until the Kept is the response of another call; both clear Message. It is of
+// one call at a time.
 type Kept struct {
 	proto.Message
 	memory carrier.Owner // of what Message refers to, or nil
@@ -74,7 +74,7 @@ func unmarshalAnswer(m *carrier.Message, body []byte, resp proto.Message) error 
 	if m.Owner == nil { // the memory is only lent
 		return proto.Unmarshal(body, k.Message)
 	}
-	refers, err := unmarshalLent(body, k.Message, shortField)
+	refers, err := unmarshalLent(body, k.Message, lentField)
 	if refers {
 		k.memory = m.Owner
 		*m = carrier.Message{}
@@ -108,7 +108,8 @@ func unmarshalAround(rest []byte, m proto.Message, field protoreflect.FieldDescr
 }
 
 // splitLong finds a field of m's own that is of bytes, has least of them or more and makes
-// up half of m, and returns what is there beside it. It finds none in what is no message, or no simple case.
+// up half of m, and returns what is there beside it. It finds none in what is no message, or
+// no simple case.
 func splitLong(b []byte, m proto.Message, least int) (field protoreflect.FieldDescriptor, value, rest []byte) {
 	if len(b) < least {
 		return nil, nil, nil

@@ -16,7 +16,7 @@ func checkDecode(t *testing.T, b []byte, fresh func() proto.Message) {
 	want := fresh()
 	failed := proto.Unmarshal(b, want)
 	for name, decode := range map[string]func([]byte, proto.Message) error{
-		"lent": func(b []byte, m proto.Message) error { _, err := unmarshalLent(b, m, shortField); return err },
+		"lent": func(b []byte, m proto.Message) error { _, err := unmarshalLent(b, m, lentField); return err },
 		"over": unmarshalOver,
 	} {
 		got := fresh()
@@ -40,7 +40,7 @@ func TestDecodeLongFields(t *testing.T) {
 	newSASL := func() proto.Message { return &rpcpb.RpcSaslProto{} }
 	one := marshal(&blob{Value: long})
 	checkDecode(t, one, newBlob)
-	checkDecode(t, marshal(&blob{Value: long[:shortField]}), newBlob)
+	checkDecode(t, marshal(&blob{Value: long[:lentField]}), newBlob)
 	checkDecode(t, append(one, one...), newBlob)
 	checkDecode(t, append(one, 0x12, 3, 'a', 'b', 'c'), newBlob) // an unknown field behind it
 	checkDecode(t, one[:len(one)-1], newBlob)
@@ -58,20 +58,20 @@ func TestDecodeLongFields(t *testing.T) {
 	if refers, err := unmarshalLent(one, &m, longField); err != nil || !refers || &m.Value[0] != &one[len(one)-len(long)] || cap(m.Value) != len(long) {
 		t.Errorf("a long field does not lie where it came, or its capacity is %d: %v", cap(m.Value), err)
 	}
-	for n, want := range map[int]bool{100: false, shortField - 1: false, shortField: true} {
-		if refers, err := unmarshalLent(marshal(&blob{Value: long[:n]}), &m, shortField); err != nil || refers != want || !bytes.Equal(m.Value, long[:n]) {
+	for n, want := range map[int]bool{100: false, lentField - 1: false, lentField: true} {
+		if refers, err := unmarshalLent(marshal(&blob{Value: long[:n]}), &m, lentField); err != nil || refers != want || !bytes.Equal(m.Value, long[:n]) {
 			t.Errorf("a field of %d bytes refers to what it came in: %t, %v, want %t", n, refers, err, want)
 		}
 	}
 	var incomplete rpcpb.RpcSaslProto // it lacks its state
-	if refers, err := unmarshalLent(marshal(&rpcpb.RpcSaslProto{Token: long}), &incomplete, shortField); err == nil || refers || incomplete.Token != nil {
+	if refers, err := unmarshalLent(marshal(&rpcpb.RpcSaslProto{Token: long}), &incomplete, lentField); err == nil || refers || incomplete.Token != nil {
 		t.Errorf("an incomplete message refers to what it came in: %v, %v, %d bytes", refers, err, len(incomplete.Token))
 	}
-	half := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: long[:shortField], Auths: []*rpcpb.RpcSaslProto_SaslAuth{
-		{Method: proto.String("m"), Mechanism: proto.String("n"), Challenge: long[:2*shortField]},
+	half := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: long[:lentField], Auths: []*rpcpb.RpcSaslProto_SaslAuth{
+		{Method: proto.String("m"), Mechanism: proto.String("n"), Challenge: long[:2*lentField]},
 	}}
 	var rest rpcpb.RpcSaslProto
-	if refers, err := unmarshalLent(marshal(half), &rest, shortField); err != nil || refers || !proto.Equal(&rest, half) {
+	if refers, err := unmarshalLent(marshal(half), &rest, lentField); err != nil || refers || !proto.Equal(&rest, half) {
 		t.Errorf("a field of less than half of its message: %v, %v", refers, err)
 	}
 	m.Value = make([]byte, 2*len(long))

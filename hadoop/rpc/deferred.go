@@ -18,10 +18,10 @@ type deferKey struct{}
 type Deferred struct{ call *call }
 
 // Defer lets the method of ctx return before its answer is known, so that no goroutine waits
-// for it. It reports false if the call has to be answered by its method: unless [Call.Short] is set, where
-// the call came by an endpoint, where the request refers to memory that is lent, as one with
-// a field of bytes of 512 bytes or more may, and where a call that is not short would have to wait for a handler. A
-// deferred call counts as one that a handler runs, and among those of its connection.
+// for it. It reports false if the call has to be answered by its method: unless [Call.Short] is set,
+// where the call came by an endpoint, where the request refers to the memory that it came in
+// (see [Method.Short]), and where a call that is not short would have to wait for a handler.
+// A deferred call counts as one that a handler runs, and among those of its connection.
 //
 // The method returns [ErrDeferred] then; [Answers.Add] may be called before. If it returns another error, or an
 // answer, that is the answer, and Answers must never get the call. The request belongs to the method for good.

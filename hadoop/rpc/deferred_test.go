@@ -205,7 +205,7 @@ func TestDeferLentRequest(t *testing.T) {
 	defer c.Close()
 	target := ada
 	target.Address = address
-	req, resp := &blob{Value: bytes.Repeat([]byte("x"), shortField)}, &blob{}
+	req, resp := &blob{Value: bytes.Repeat([]byte("x"), lentField)}, &blob{}
 	if err := c.Proxy(target).Call(t.Context(), "lent", req, resp); err != nil || !bytes.Equal(req.Value, resp.Value) {
 		t.Errorf("%d bytes came back, %v", len(resp.Value), err)
 	}

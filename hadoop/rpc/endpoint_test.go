@@ -669,12 +669,12 @@ func TestLongAnswerRefersToRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	req, resp := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: bytes.Repeat([]byte("r"), 2*shortField)}, &rpcpb.RpcSaslProto{}
+	req, resp := &rpcpb.RpcSaslProto{State: rpcpb.RpcSaslProto_INITIATE.Enum(), Token: bytes.Repeat([]byte("r"), 2*lentField)}, &rpcpb.RpcSaslProto{}
 	ended := make(chan error, 1)
 	go func() { ended <- p.Call(t.Context(), "extend", req, resp) }()
 	<-called
 	for range 1000 {
-		if err := p.Call(t.Context(), "echo", &blob{Value: make([]byte, 3*shortField)}, &blob{}); err != nil {
+		if err := p.Call(t.Context(), "echo", &blob{Value: make([]byte, 3*lentField)}, &blob{}); err != nil {
 			t.Fatal(err)
 		}
 	}

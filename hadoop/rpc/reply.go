@@ -46,7 +46,8 @@ func (s *session) replyError(to *replyTo, err error, urgency carrier.Urgency) {
 	}
 }
 
-// sizeOf is the size of an answer's body in bytes; it also prepares a Marshaler for AppendRPC.
+// sizeOf is the size of an answer's body in bytes. It is asked for once before the body is
+// encoded: a Marshaler and the protobuf package remember it.
 func sizeOf(body proto.Message) int {
 	if m, ok := body.(Marshaler); ok {
 		return m.SizeRPC()

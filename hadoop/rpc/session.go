@@ -242,7 +242,7 @@ func (s *session) call(to replyTo, h *wire.Request, rest []byte, m *carrier.Mess
 	}
 	c.size = int64(len(body))
 	if method.short && !method.once && m.Owner == nil && !(endpoint && c.via.Long(len(body))) {
-		if c.req, c.lent, err = method.decode(body, shortField); err != nil {
+		if c.req, c.lent, err = method.decode(body, lentField); err != nil {
 			c.answer(nil, badArguments(method.name, err), carrier.Later)
 			return nil
 		}

@@ -436,7 +436,7 @@ func start(entries uint8) (w world) {
 // planted into the handshake is found.
 func TestNothingIsLeftForEver(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes 35 s, and what is tested has one goroutine")
+		t.Skip("it takes 20 s alone, and what is tested has one goroutine")
 	}
 	for _, c := range []struct {
 		name    string
