@@ -16,6 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The library finds out the byte order at its first use, and guards that by nothing:
+// two connections at once would race for it. So it is asked before there is any.
+var _ = nl.NativeEndian()
+
 // errNoSocket says that the other end of a connection is no socket of this host, or
 // of another network namespace.
 var errNoSocket = errors.New("the peer has no socket in this network namespace")
