@@ -68,6 +68,10 @@ type DataNodeConfig struct {
 	// WindowMemory bounds the memory that clients read one-sidedly, in bytes: copies of
 	// ranges of blocks, and rings of long reads. Default 128 MiB; negative: there is none.
 	WindowMemory int64
+	// SpareMemory bounds the files of removed blocks that each data directory in memory (tmpfs)
+	// keeps for new ones to write over, in bytes, and so does a sixteenth of its file system. Default
+	// 1 GiB, negative: none are kept.
+	SpareMemory int64
 
 	shared bool   // the process is not the DataNode's alone: operators may not end it
 	disk   vfs.FS // of tests; nil: the operating system's
@@ -139,7 +143,7 @@ func StartDataNode(ctx context.Context, cfg DataNodeConfig) (*DataNode, error) {
 			return datanode.Adjustment{DiskTimeout: now.DiskTimeout, Choice: now.Choice}, err
 		},
 		Dirs: state.Dirs, FailedDirs: state.FailedDirs, DiskTimeout: state.DiskTimeout, Choice: state.Choice, Ended: p.End,
-		Superuser: cfg.Superuser, Supergroup: state.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory,
+		Superuser: cfg.Superuser, Supergroup: state.Supergroup, Shutdown: shutdown, LocalSocket: socket, Native: &table, NativeMemory: cfg.NativeMemory, WindowMemory: cfg.WindowMemory, SpareMemory: cfg.SpareMemory,
 		FS: cfg.disk, Logger: cfg.Logger, Host: host, Port: number, Secret: secret,
 		NameNode: cluster.NewNameNodeClient(calls, cfg.NameNode, secret),
 		Holder:   func(address string) cluster.DataNode { return cluster.NewDataNodeClient(calls, address, secret) },

@@ -65,9 +65,13 @@ func (s *system) cpu(more ...child) (time.Duration, error) {
 	return total, nil
 }
 
-// stored is how many bytes the DataNodes keep.
+// stored is how many bytes of blocks the DataNodes keep. The files of removed ones that ours keep
+// for new ones, in directories named spare, are not counted: they are to be written over.
 func (s *system) stored() (total int64, err error) {
 	err = filepath.WalkDir(s.data, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && d.Name() == "spare" {
+			return fs.SkipDir
+		}
 		if err == nil && d.Type().IsRegular() {
 			var info fs.FileInfo
 			if info, err = d.Info(); err == nil {

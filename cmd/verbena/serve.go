@@ -81,7 +81,7 @@ verbena datanode --help tells how to hand over.` + accessHelp + nodesHelp,
 				DataNodes: dataNodes, Replication: replication, SecondDir: secondDir, Properties: properties, DomainSocket: local.path, NoLocalReads: local.off,
 				SnapshotEntries: given(cmd.Flags(), "snapshot-entries", snapshotEntries), DeadAfter: given(cmd.Flags(), "dead-after", nodes.dead),
 				SafeModeLimit: given(cmd.Flags(), "safe-mode", nodes.safe), ForgetAfter: nodes.forget,
-				NativeMemory: memory.native, WindowMemory: memory.windows,
+				NativeMemory: memory.native, WindowMemory: memory.windows, SpareMemory: memory.spare,
 			})
 			if err != nil {
 				return explainListen(err, "--listen and --datanode-port")
@@ -375,11 +375,12 @@ func (l *localFlags) add(flags *pflag.FlagSet) {
 }
 
 // memoryFlags are what a DataNode's data paths may take.
-type memoryFlags struct{ native, windows int64 }
+type memoryFlags struct{ native, windows, spare int64 }
 
 func (m *memoryFlags) add(flags *pflag.FlagSet) {
 	flags.Int64Var(&m.native, "native-memory", 0, "`bytes` for the packets of blocks that are on their way by hdfs-data/1, all together, at each DataNode; who finds no room takes the older protocol (default: 512 MiB)")
 	flags.Int64Var(&m.windows, "window-memory", 0, "`bytes` for what clients read one-sidedly, which is copies of hot ranges and the rings of long reads, at each DataNode (default: 128 MiB; negative: none)")
+	flags.Int64Var(&m.spare, "spare-memory", 0, "`bytes` for the files of removed blocks that each data directory in memory (tmpfs) keeps for ten minutes, so that new blocks find their pages there (default: 1 GiB, and at most a sixteenth of the file system; negative: none)")
 }
 
 func dataNodeCommand(o *options) *cobra.Command {
@@ -436,7 +437,7 @@ Hadoop's own files, --property takes one.`,
 			defer closing(&err, rt)
 			dn, err := hdfs.StartDataNode(cmd.Context(), hdfs.DataNodeConfig{
 				Runtime: rt, Logger: o.logger(), Dir: dir, ClusterSecret: theirSecret(secret, dir), Listen: listen, Advertise: advertise, NameNode: nameNode,
-				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, NativeMemory: memory.native, WindowMemory: memory.windows,
+				Superuser: superuser, Supergroup: supergroup, DomainSocket: local.path, NoLocalReads: local.off, NativeMemory: memory.native, WindowMemory: memory.windows, SpareMemory: memory.spare,
 				DataDirs: dataDirs, FailedDirs: failedDirs, DiskTimeout: diskTimeout, Properties: properties,
 			})
 			if err != nil {

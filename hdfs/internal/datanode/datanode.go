@@ -54,6 +54,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/groups"
 	"github.com/verbena-data/verbena/hdfs/internal/native"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+	"github.com/verbena-data/verbena/internal/pressure"
 )
 
 // Directory is a directory of replicas; see the store's documentation.
@@ -137,6 +138,11 @@ type Config struct {
 	// of long reads. Default 128 MiB, negative: there are none.
 	WindowMemory int64
 
+	// SpareMemory bounds the files of removed replicas that each directory in memory (tmpfs) keeps
+	// for new ones to write over, in bytes; a sixteenth of its file system does, too. They go after
+	// ten minutes, and when memory or room gets short. Default 1 GiB, negative: none are kept.
+	SpareMemory int64
+
 	MaxTransfers int // operations at one time; default 4096
 	MaxConns     int // connections at one time, idle ones included; default 16,384
 	// PacketMemory bounds packets above 256 KiB, in bytes, all together: those of writers, and
@@ -214,6 +220,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.LocalMemory, 256<<20)
 	setDefault(&c.MaxOpenReplicas, 256)
 	setDefault(&c.WindowMemory, 128<<20)
+	setDefault(&c.SpareMemory, store.SpareMemory)
 	setDefault(&c.MaxTransfers, 4096)
 	setDefault(&c.MaxConns, 16<<10)
 	setDefault(&c.PacketMemory, 256<<20)
@@ -290,6 +297,7 @@ type DataNode struct {
 	kept        *kept
 	windows     windows
 	rings       rings
+	unwatch     func() // ends the watch over the machine's memory
 }
 
 // Open opens the replicas in cfg.Dirs and starts to look for the NameNode; it
@@ -311,7 +319,7 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		kept.changing(id)
 		dn.windows.changing(id)
 	}
-	s, err := store.Open(store.Config{FS: cfg.FS, Dirs: cfg.Dirs, Tolerated: cfg.FailedDirs, Choice: cfg.Choice, Logger: cfg.Logger, BootID: cfg.BootID, Changing: changing})
+	s, err := store.Open(store.Config{FS: cfg.FS, Dirs: cfg.Dirs, Tolerated: cfg.FailedDirs, Choice: cfg.Choice, Logger: cfg.Logger, BootID: cfg.BootID, Changing: changing, Spare: cfg.SpareMemory})
 	if err != nil {
 		return nil, fmt.Errorf("datanode: %w", err)
 	}
@@ -355,6 +363,10 @@ func Open(ctx context.Context, cfg Config) (*DataNode, error) {
 		}
 	}
 	dn.goBackground(dn.watchDisks)
+	dn.unwatch = func() {}
+	if s.KeepsSpares() {
+		dn.unwatch = pressure.Process().Subscribe(func(r pressure.Reading) { s.PauseSpares(r.Level != pressure.Calm) }, nil)
+	}
 	return dn, nil
 }
 
@@ -415,6 +427,7 @@ func (dn *DataNode) Close() error {
 	dn.rings.close()
 	dn.windows.close()
 	dn.kept.close()
+	dn.unwatch()
 	if err := dn.store.Close(); err != nil {
 		return fmt.Errorf("datanode: close the store: %w", err)
 	}

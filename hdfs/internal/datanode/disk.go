@@ -176,6 +176,12 @@ type DiskStats struct {
 	Waited time.Duration // for the oldest operation under way
 }
 
+// SpareStats tell of the files of removed replicas that a DataNode's directories keep for new ones.
+type SpareStats = store.SpareStats
+
+// Spares returns their numbers, of all directories together.
+func (dn *DataNode) Spares() SpareStats { return dn.store.Spares() }
+
 // Disks returns the state of the directories.
 func (dn *DataNode) Disks() []DiskStats {
 	out := make([]DiskStats, len(dn.cfg.Dirs))

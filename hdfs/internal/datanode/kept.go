@@ -40,7 +40,6 @@ type keptReplica struct {
 	*store.Reader
 	files  store.Local
 	direct bool // files has descriptors
-	memory bool // they lie in a file system in memory: a read waits for no disk
 	state  atomic.Int32
 
 	// Guarded by the mu of kept:
@@ -128,9 +127,7 @@ func (k *kept) proof(request []byte, token *hdfspb.TokenProto) *proof {
 // kept, but read all the same.
 func (k *kept) keep(request []byte, token *hdfspb.TokenProto, rd *store.Reader) *keptReplica {
 	r := &keptReplica{Reader: rd, uses: 1, proofs: map[*proof]struct{}{}}
-	if r.files, r.direct = rd.Local(); r.direct {
-		r.memory = inMemory(r.files.Data)
-	}
+	r.files, r.direct = rd.Local()
 	if rd.Info.State != store.Finalized || len(request) > longestProof {
 		return r
 	}
@@ -262,5 +259,5 @@ func (r *keptReplica) readNow(data, sums []byte, off int64) bool {
 }
 
 func (r *keptReplica) at(fd uintptr, b []byte, off int64) bool {
-	return len(b) == 0 || readAtOnce(fd, b, off, r.memory)
+	return len(b) == 0 || readAtOnce(fd, b, off, r.files.Memory)
 }

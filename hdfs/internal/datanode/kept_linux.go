@@ -2,15 +2,9 @@ package datanode
 
 import "golang.org/x/sys/unix"
 
-// inMemory tells whether a file lies in memory, where no read waits for a disk.
-func inMemory(fd uintptr) bool {
-	var st unix.Statfs_t
-	return unix.Fstatfs(int(fd), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
-}
-
 // advise has the kernel read a part of the replica from its disk, without waiting for it.
 func (r *keptReplica) advise(off, length int64) {
-	if r.direct && !r.memory {
+	if r.direct && !r.files.Memory {
 		_ = unix.Fadvise(int(r.files.Data), off, length, unix.FADV_WILLNEED) // it is advice
 	}
 }

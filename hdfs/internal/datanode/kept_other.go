@@ -2,8 +2,6 @@
 
 package datanode
 
-func inMemory(uintptr) bool { return false }
-
 func (*keptReplica) advise(off, length int64) {}
 
 // readAtOnce does nothing where a read can't be told not to wait.

@@ -192,7 +192,10 @@ func (dn *DataNode) openLocal(op *hdfspb.OpRequestShortCircuitAccessProto) (_ *s
 // describe returns the descriptors and the response for them. done is to be called when
 // they have been handed over.
 func (dn *DataNode) describe(rd *store.Reader, version uint32, held *hold) (fds []int, response *hdfspb.BlockOpResponseProto, done func(), err error) {
-	files, _ := rd.Local()
+	files, ok := rd.HandOver()
+	if !ok {
+		return nil, nil, nil, fmt.Errorf("%w: block %d is changing", errNotLocal, rd.Info.ID)
+	}
 	for _, fd := range []int{int(files.Data), int(files.Meta)} {
 		if err := ownersAlone(fd); err != nil {
 			return nil, nil, nil, err

@@ -34,10 +34,10 @@ type crashStory struct {
 }
 
 // crashRun tells a story, then lets the machine or the process die, and looks at what is
-// there afterwards.
-func crashRun(t *testing.T, seed uint64) {
+// there afterwards. It returns how many files of removed replicas were written over.
+func crashRun(t *testing.T, seed uint64) (reused uint64) {
 	c := &crashStory{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 7)), fs: vfs.NewCrashableMem(), gen: 1000}
-	c.s = open(t, c.fs, "a")
+	c.open()
 	for range 5 + c.rng.IntN(60) {
 		c.step()
 	}
@@ -52,6 +52,15 @@ func crashRun(t *testing.T, seed uint64) {
 		c.check(s, false)
 		must(t, s.Close())
 	}
+	return c.s.Spares().Reused
+}
+
+// open opens the store, which writes over the files of removed replicas, as those in memory do.
+func (c *crashStory) open() {
+	c.s = open(c.t, c.fs, "a")
+	v := c.s.volumes[0]
+	must(c.t, v.prepareSpares(1<<20))
+	v.spares.least, v.spares.first = 1, 1
 }
 
 func idOf(i int) uint64 { return uint64(i + 1) }
@@ -92,7 +101,7 @@ func (c *crashStory) check(s *Store, process bool) {
 // step does something to a block, or makes one.
 func (c *crashStory) step() {
 	t, rng := c.t, c.rng
-	if len(c.blocks) == 0 || len(c.blocks) < 4 && rng.IntN(6) == 0 {
+	if len(c.blocks) == 0 || c.alive() < 4 && rng.IntN(6) == 0 {
 		c.gen++
 		w, err := c.s.Create(idOf(len(c.blocks)), c.gen, transfer.CRC32C(), false, nil, Want{})
 		must(t, err)
@@ -138,6 +147,16 @@ func (c *crashStory) step() {
 	case op == 17 && rng.IntN(4) == 0:
 		c.restart()
 	}
+}
+
+// alive is how many blocks have not been deleted.
+func (c *crashStory) alive() (n int) {
+	for _, m := range c.blocks {
+		if !m.deleted {
+			n++
+		}
+	}
+	return n
 }
 
 // write adds bytes to a block, often together with some that are there already.
@@ -198,7 +217,7 @@ func (c *crashStory) recover(i int) {
 // restart lets the process die. The story goes on: writers come back.
 func (c *crashStory) restart() {
 	must(c.t, c.s.Close())
-	c.s = open(c.t, c.fs, "a")
+	c.open()
 	c.check(c.s, true)
 	for i, m := range c.blocks {
 		if m.w != nil {
@@ -213,7 +232,11 @@ func TestCrash(t *testing.T) {
 	if testing.Short() {
 		seeds = 200
 	}
+	var reused uint64
 	for seed := range seeds {
-		crashRun(t, seed)
+		reused += crashRun(t, seed)
+	}
+	if reused < seeds/10 {
+		t.Errorf("%d files of removed replicas were written over in %d stories", reused, seeds)
 	}
 }

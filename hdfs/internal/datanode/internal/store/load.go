@@ -17,7 +17,14 @@ import (
 
 // load looks through everything in a directory. Replicas that were being written are cut to
 // what their checksums prove.
-func (v *volume) load(bootID string) error {
+func (v *volume) load(cfg *Config) error {
+	bootID, spare := cfg.BootID, int64(0)
+	if v.memory = v.fs == vfs.Default && inMemory(v.dir); v.memory {
+		spare = cfg.Spare
+	}
+	if err := v.prepareSpares(spare); err != nil {
+		return err
+	}
 	boot := v.fs.PathJoin(v.dir, "boot")
 	last, _, err := readSmall(v.fs, boot, 256)
 	if err != nil {
@@ -201,6 +208,7 @@ func (v *volume) loadGeneration(id, gen uint64, sameBoot bool) (*Replica, error)
 		}
 		err := r.Verify(nil)
 		if err == nil {
+			v.trim(id, r.length)
 			return r, nil
 		}
 		if !errors.Is(err, ErrCorrupt) {
@@ -252,7 +260,7 @@ func (v *volume) tear(r *Replica, h metaHeader) error {
 	defer meta.Close()
 	r.torn, h.torn = true, true
 	h.slots[slotFinal] = slot{}
-	_, err = meta.WriteAt(appendHeader(nil, &h), 0)
+	_, err = v.writeAt(meta, appendHeader(nil, &h), 0)
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/errors/oserror"
@@ -41,6 +42,10 @@ type Replica struct {
 	epoch       uint64 // counts the times bytes may have been taken back
 	gone        bool
 	writer      *Writer
+
+	extent  int64 // bytes of the data file when it was a spare; 0: it was none, or was cut since
+	own     bool  // no other process has ever had the data file
+	readers atomic.Int32
 }
 
 // Info is what a replica is at one moment.
@@ -151,6 +156,7 @@ func (r *Replica) Open() (*Reader, error) {
 		data.Close()
 		return nil, r.openError(err)
 	}
+	r.readers.Add(1)
 	return &Reader{Info: r.info(), Sum: r.sum, Length: r.visible, r: r, tail: r.visibleTail, epoch: r.epoch, data: data, meta: meta}, nil
 }
 
@@ -164,6 +170,7 @@ func (r *Replica) openError(err error) error {
 
 // Close closes the reader.
 func (rd *Reader) Close() error {
+	defer rd.r.readers.Add(-1) // from then on the file may become another replica's
 	return errors.Join(rd.data.Close(), rd.meta.Close())
 }
 
@@ -414,7 +421,7 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 			return err
 		}
 	} else {
-		if _, err := meta.WriteAt(appendHeader(nil, &h), 0); err != nil {
+		if _, err := v.writeAt(meta, appendHeader(nil, &h), 0); err != nil {
 			return err
 		}
 		if err := meta.Sync(); err != nil {
@@ -424,7 +431,9 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 			return err
 		}
 	}
-	v.trim(r.id, length)
+	if v.trim(r.id, length) {
+		r.extent = 0
+	}
 	v.used.Add(length - r.length)
 	if length < r.length {
 		r.epoch++
@@ -443,23 +452,26 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 	return nil
 }
 
-// trim gives the room back that bytes of a data file behind the replica's end take. Nobody
-// needs it to succeed: it is tried again when the store is opened.
-func (v *volume) trim(id uint64, length int64) {
+// trim gives the room back that bytes of a data file behind the replica's end take, and tells
+// whether there are none. It is tried again when the store is opened.
+func (v *volume) trim(id uint64, length int64) bool {
 	info, err := v.fs.Stat(v.dataPath(id))
 	if err != nil || info.Size() <= length {
-		return
+		return err == nil
 	}
 	f, err := v.fs.OpenReadWrite(v.dataPath(id), vfs.WriteCategoryUnspecified)
 	if err == nil {
-		if t, ok := f.(interface{ Truncate(size int64) error }); ok { // not of one in memory
-			err = t.Truncate(length)
+		t, ok := f.(interface{ Truncate(size int64) error })
+		if !ok { // of a file system of tests
+			_ = f.Close()
+			return false
 		}
-		err = errors.Join(err, f.Close())
+		err = errors.Join(t.Truncate(length), f.Close())
 	}
 	if err != nil {
 		v.log.Warn("the room of bytes behind a replica's end can't be given back", "block", id, "err", err)
 	}
+	return err == nil
 }
 
 func (v *volume) renameMeta(id, from, to uint64) error {
@@ -576,7 +588,7 @@ func (r *Replica) SyncFinalized() (err error) {
 			return err
 		}
 	}
-	if _, err := meta.WriteAt(appendSlot(nil, slotFinal, final), slotOffset(slotFinal)); err != nil {
+	if _, err := v.writeAt(meta, appendSlot(nil, slotFinal, final), slotOffset(slotFinal)); err != nil {
 		return err
 	}
 	r.mu.Lock()

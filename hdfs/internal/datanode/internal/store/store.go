@@ -60,6 +60,9 @@ type Config struct {
 	// open is written to, cut, given a new generation stamp or removed. It is called with
 	// locks held and must not call the store.
 	Changing func(id uint64)
+	// Spare bounds the files of removed replicas that each directory in memory keeps for new ones,
+	// in bytes; a sixteenth of its file system does, too. 0: none are kept.
+	Spare int64
 }
 
 // Directory is one of the directories that replicas are in.
@@ -76,6 +79,7 @@ type Store struct {
 	volumes   []*volume
 	tolerated int
 	chooser   chooser
+	cuts      sync.WaitGroup // of files that were longer replicas'
 
 	mu       sync.RWMutex
 	identity Identity
@@ -117,7 +121,7 @@ func Open(cfg Config) (*Store, error) {
 			store: s, index: i, fs: cfg.FS, dir: d.Path, kind: d.Type, log: s.log, loaded: map[uint64]*Replica{}, promises: map[uint64]uint64{},
 		})
 	}
-	if err := s.open(cfg.BootID); err != nil {
+	if err := s.open(&cfg); err != nil {
 		_ = s.Close()
 		return nil, err
 	}
@@ -157,8 +161,10 @@ func (s *Store) SetIdentity(id Identity) error {
 
 // Close lets go of the directories. No writer or reader may be open.
 func (s *Store) Close() error {
+	s.cuts.Wait()
 	var errs []error
 	for _, v := range s.volumes {
+		v.pauseSpares(true)
 		if v.lock != nil {
 			errs = append(errs, v.lock.Close())
 			v.lock = nil
@@ -281,6 +287,9 @@ func (r *Replica) removeFiles() error {
 	v := r.vol
 	// The meta file first: data without it is removed at the next start.
 	for _, name := range []string{v.metaPath(r.id, r.gen), v.dataPath(r.id)} {
+		if name == v.dataPath(r.id) && r.own && r.readers.Load() == 0 && v.keepSpare(r.id) {
+			break
+		}
 		if err := v.fs.Remove(name); err != nil && !oserror.IsNotExist(err) {
 			return v.at(fmt.Errorf("remove %s: %w", name, err))
 		}

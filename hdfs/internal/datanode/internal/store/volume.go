@@ -40,6 +40,8 @@ type volume struct {
 	watch    watch
 	hangs    atomic.Bool
 	room     room
+	memory   bool // it lies in memory, not on a disk
+	spares   spares
 
 	loading  sync.Mutex
 	loaded   map[uint64]*Replica // until all directories have been looked through
@@ -174,7 +176,8 @@ func (v *volume) available() (uint64, error) {
 	if err != nil {
 		return 0, v.at(fmt.Errorf("disk usage of %s: %w", v.dir, err))
 	}
-	return d.AvailBytes - min(d.AvailBytes, uint64(max(0, v.reserved.Load()))), nil
+	room := d.AvailBytes + v.spareBytes()
+	return room - min(room, uint64(max(0, v.reserved.Load()))), nil
 }
 
 func (v *volume) versionPath() string { return v.fs.PathJoin(v.dir, "VERSION") }

@@ -16,7 +16,7 @@ var errRefused = errors.New("the directory is not this DataNode's to use")
 var ErrTooManyFailed = errors.New("too many data directories have failed")
 
 // open opens all directories.
-func (s *Store) open(bootID string) error {
+func (s *Store) open(cfg *Config) error {
 	for _, v := range s.volumes {
 		for _, o := range s.volumes[:v.index] {
 			if o.dir == v.dir {
@@ -36,7 +36,7 @@ func (s *Store) open(bootID string) error {
 	for _, v := range s.volumes {
 		if v.good() {
 			g.Go(func() {
-				if err := v.load(bootID); err != nil {
+				if err := v.load(cfg); err != nil {
 					s.leaveOut(v, fmt.Errorf("open the store %s: %w", v.dir, err))
 				}
 			})
@@ -194,7 +194,7 @@ func (s *Store) Storages() []Storage {
 			out[i].Err = v.at(fmt.Errorf("disk usage of %s: %w", v.dir, err))
 			continue
 		}
-		out[i].Capacity, out[i].Remaining = d.TotalBytes, d.AvailBytes
+		out[i].Capacity, out[i].Remaining = d.TotalBytes, d.AvailBytes+v.spareBytes()
 		if v.resting() {
 			out[i].Remaining = 0
 		}

@@ -26,6 +26,7 @@ type Writer struct {
 	tail      uint32 // checksum of the partial chunk at length
 	sums      []byte // of the full chunks between r.length and length, to be written
 	syncedTo  int64  // length at the last sync, -1 if never
+	fresh     bool   // nothing has been written
 	keeps     bool   // some of the replica was put on stable storage: its end has to be, too
 	reserved  int64  // of its directory's bytes
 	slotBuf   [slotSize]byte
@@ -74,11 +75,11 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 	if err != nil {
 		return nil, fmt.Errorf("create block %d: %w", id, err)
 	}
-	r := &Replica{store: s, vol: v, id: id, gen: gen, sum: sum, state: BeingWritten}
+	r := &Replica{store: s, vol: v, id: id, gen: gen, sum: sum, state: BeingWritten, own: true}
 	if temporary {
 		r.state = Temporary
 	}
-	w := &Writer{r: r, interrupt: interrupt, done: make(chan struct{}), syncedTo: -1}
+	w := &Writer{r: r, interrupt: interrupt, done: make(chan struct{}), syncedTo: -1, fresh: true}
 	r.writer = w
 	if w.interrupt == nil {
 		w.interrupt = func() {}
@@ -164,7 +165,7 @@ func (w *Writer) create(temporary bool) error {
 		return err
 	}
 	h := metaHeader{id: r.id, sum: r.sum, temporary: temporary}
-	_, err = w.meta.WriteAt(appendHeader(make([]byte, 0, headerSize), &h), 0)
+	_, err = w.r.vol.writeAt(w.meta, appendHeader(make([]byte, 0, headerSize), &h), 0)
 	return err
 }
 
@@ -316,7 +317,7 @@ func (w *Writer) openFiles() error {
 	h.slots[slotFinal] = slot{}
 	h.torn = false      // or it would not have had what its writer expects
 	h.temporary = false // a copy, which its being finalized has kept until now
-	if _, err = w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil || !final {
+	if _, err = w.r.vol.writeAt(w.meta, appendHeader(b[:0], &h), 0); err != nil || !final {
 		return err
 	}
 	// Before the rename becomes durable: or a power cut would leave a finalized
@@ -432,7 +433,11 @@ func (w *Writer) take(p *Piece, sum transfer.Checksum, prove bool) error {
 		}
 	}
 	defer w.lap(time.Now())
-	if _, err := w.data.WriteAt(data[w.length-off:], w.length); err != nil {
+	if w.fresh && len(data) >= r.vol.spares.first {
+		w.useSpare()
+	}
+	w.fresh = false
+	if _, err := r.vol.writeAt(w.data, data[w.length-off:], w.length); err != nil {
 		return err
 	}
 	w.sums = append(w.sums, own[4*(from-first):4*(to-first)]...)
@@ -457,7 +462,7 @@ func (w *Writer) commit(proven bool) (err error) {
 	defer w.lap(time.Now())
 	bpc := int64(r.sum.BytesPerChunk)
 	if len(w.sums) > 0 {
-		if _, err := w.meta.WriteAt(w.sums, headerSize+4*(r.length/bpc)); err != nil {
+		if _, err := r.vol.writeAt(w.meta, w.sums, headerSize+4*(r.length/bpc)); err != nil {
 			return err
 		}
 	}
@@ -511,7 +516,7 @@ func (w *Writer) ownSums(off int64, data []byte, prove bool) ([]byte, error) {
 }
 
 func (w *Writer) writeSlot(i slotIndex, s slot) error {
-	_, err := w.meta.WriteAt(appendSlot(w.slotBuf[:0], i, s), slotOffset(i))
+	_, err := w.r.vol.writeAt(w.meta, appendSlot(w.slotBuf[:0], i, s), slotOffset(i))
 	return err
 }
 
@@ -609,7 +614,7 @@ func (w *Writer) Publish() (err error) {
 		return fmt.Errorf("publish block %d: %w", r.id, err)
 	}
 	h.temporary = false
-	if _, err := w.meta.WriteAt(appendHeader(b[:0], &h), 0); err != nil {
+	if _, err := w.r.vol.writeAt(w.meta, appendHeader(b[:0], &h), 0); err != nil {
 		return fmt.Errorf("publish block %d: %w", r.id, err)
 	}
 	if err := w.Sync(); err != nil {
@@ -631,6 +636,7 @@ func (w *Writer) Close(drop bool) error {
 	r.mu.Lock()
 	r.writer = nil
 	drop = (drop && r.state != Finalized || r.state == Temporary) && !r.gone
+	longer := r.state == Finalized && r.extent > r.length
 	r.mu.Unlock()
 	if drop {
 		// Before done: whoever takes over finds it gone.
@@ -639,6 +645,9 @@ func (w *Writer) Close(drop bool) error {
 		}
 	}
 	close(w.done)
+	if longer {
+		r.store.cuts.Go(func() { r.cutSpare() }) // pages by the ten thousand: the client does not wait for that
+	}
 	if err != nil {
 		return fmt.Errorf("close block %d: %w", r.id, err)
 	}

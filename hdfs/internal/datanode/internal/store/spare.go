@@ -1,0 +1,300 @@
+package store
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cockroachdb/errors/oserror"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Spares are the data files of removed replicas that a directory in memory keeps, for new
+// replicas to write over. There the kernel finds, counts and links each new page of a file, which
+// costs more than the bytes that are copied to it. Pages that are there already cost the copy alone.
+// A log's segments are recycled by databases for the same reason.
+//
+// What a spare holds is nobody's any more, and must reach nobody. Only files that this process has
+// made become one, that nobody has open and no other process ever got a descriptor of. A replica's
+// length tells how much of its file counts, and no reader reads behind that. The file is cut to
+// that length soon after the replica is finalized, and before its descriptor is handed over
+// ([Reader.HandOver]).
+//
+// A crash finds what it finds without them: the meta file, which is always a new one, has checksums
+// for the replica's own bytes alone.
+type spares struct {
+	mu     sync.Mutex
+	most   int64 // bytes of all; 0: none are kept
+	least  int64 // bytes of one
+	first  int   // bytes of the first write that is worth one
+	paused bool  // none are kept now
+	files  []spare
+	bytes  int64       // of files
+	number uint64      // of the next one
+	timer  *time.Timer // of the next look, while there are files
+	kept   uint64      // files, ever
+	reused uint64
+
+	removing sync.Mutex // held while files are removed that are not in files any more
+}
+
+type spare struct {
+	path  string
+	size  int64
+	since time.Time
+}
+
+const (
+	// SpareMemory is how many bytes of spares a directory keeps unless it is told otherwise, and
+	// spareShare what part of its file system at most.
+	SpareMemory = 1 << 30
+	spareShare  = 16
+	// leastSpare is how long a file has to be to be worth two renames. A replica whose first write is
+	// shorter than leastFirst is likely to be short, and begins with a file of its own.
+	leastSpare = 1 << 20
+	leastFirst = 60 << 10
+	// A spare goes when nobody has wanted it for spareAge, and all do when less than an eighth of
+	// the file system is left: others may write to it. spareLook is how often that is looked at.
+	spareAge  = 10 * time.Minute
+	spareLook = time.Second
+	spareRoom = 8
+)
+
+func (v *volume) sparePath() string { return v.fs.PathJoin(v.dir, "spare") }
+
+// prepareSpares removes what an earlier process has left, and makes the directory if this one
+// keeps any: at most most bytes.
+func (v *volume) prepareSpares(most int64) error {
+	dir := v.sparePath()
+	names, err := v.fs.List(dir)
+	if err != nil && !oserror.IsNotExist(err) {
+		return err
+	}
+	for _, name := range names {
+		if err := v.fs.Remove(v.fs.PathJoin(dir, name)); err != nil {
+			return err
+		}
+	}
+	if most <= 0 {
+		return nil
+	}
+	d, err := v.fs.GetDiskUsage(v.dir)
+	if err == nil {
+		most = min(most, int64(d.TotalBytes/spareShare))
+	} else if !errors.Is(err, vfs.ErrUnsupported) {
+		return err
+	}
+	if err := v.fs.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	v.spares.most, v.spares.least, v.spares.first = most, leastSpare, leastFirst
+	return nil
+}
+
+// keepSpare makes the data file of a replica that is being removed a spare. It is false if the
+// file is to be removed.
+func (v *volume) keepSpare(id uint64) bool {
+	s := &v.spares
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.most == 0 || s.paused {
+		return false
+	}
+	path := v.dataPath(id)
+	info, err := v.fs.Stat(path)
+	if err != nil || info.Size() < s.least || s.bytes+info.Size() > s.most || links(info) != 1 || v.scarce() {
+		return false
+	}
+	to := v.fs.PathJoin(v.sparePath(), strconv.FormatUint(s.number, 10))
+	if err := v.fs.Rename(path, to); err != nil {
+		return false
+	}
+	s.number++
+	s.files = append(s.files, spare{to, info.Size(), time.Now()})
+	s.bytes += info.Size()
+	s.kept++
+	if s.timer == nil {
+		s.timer = time.AfterFunc(spareLook, v.lookAtSpares)
+	}
+	return true
+}
+
+// scarce tells whether others may need the room of the spares.
+func (v *volume) scarce() bool {
+	d, err := v.fs.GetDiskUsage(v.dir)
+	return err == nil && d.AvailBytes < d.TotalBytes/spareRoom
+}
+
+// takeSpare returns the file that was kept last, of which the processors' caches know most.
+func (v *volume) takeSpare() (f spare, ok bool) {
+	s := &v.spares
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.files)
+	if n == 0 {
+		return f, false
+	}
+	f, s.files = s.files[n-1], s.files[:n-1]
+	s.bytes -= f.size
+	s.reused++
+	return f, true
+}
+
+// lookAtSpares removes those that are old, and all if room is scarce.
+func (v *volume) lookAtSpares() {
+	defer v.watch.end(v.watch.begin())
+	age := spareAge
+	if v.scarce() {
+		age = 0
+	}
+	v.removeSpares(age)
+	s := &v.spares
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timer = nil
+	if len(s.files) > 0 {
+		s.timer = time.AfterFunc(spareLook, v.lookAtSpares)
+	}
+}
+
+// removeSpares removes those that are of an age or older. When it returns there are none of them, and their
+// room is free.
+func (v *volume) removeSpares(age time.Duration) {
+	s := &v.spares
+	s.removing.Lock()
+	defer s.removing.Unlock()
+	s.mu.Lock()
+	n := 0
+	for n < len(s.files) && time.Since(s.files[n].since) >= age {
+		s.bytes -= s.files[n].size
+		n++
+	}
+	old := s.files[:n]
+	s.files = slices.Clone(s.files[n:])
+	s.mu.Unlock()
+	for _, f := range old {
+		v.removeSpare(f)
+	}
+}
+
+func (v *volume) removeSpare(f spare) {
+	if err := v.fs.Remove(f.path); err != nil && !oserror.IsNotExist(err) {
+		v.log.Warn("the file of a removed replica can't be removed", "path", f.path, "err", err)
+	}
+}
+
+// pauseSpares removes all, and keeps none until it is called with false.
+func (v *volume) pauseSpares(pause bool) {
+	v.spares.mu.Lock()
+	v.spares.paused = pause
+	v.spares.mu.Unlock()
+	if pause {
+		v.removeSpares(0)
+	}
+}
+
+// KeepsSpares tells whether any directory keeps the files of removed replicas.
+func (s *Store) KeepsSpares() bool {
+	return slices.ContainsFunc(s.volumes, func(v *volume) bool { return v.spares.most > 0 })
+}
+
+// PauseSpares has all directories give up the files of removed replicas that they keep, and keep
+// none until it is called with false: whoever sees that memory is short calls it.
+func (s *Store) PauseSpares(pause bool) {
+	for _, v := range s.volumes {
+		v.pauseSpares(pause)
+	}
+}
+
+// spareBytes is how many bytes of the file system's room the spares have.
+func (v *volume) spareBytes() uint64 {
+	v.spares.mu.Lock()
+	defer v.spares.mu.Unlock()
+	return uint64(v.spares.bytes)
+}
+
+// SpareStats tell of the files of removed replicas that a store's directories keep for new ones.
+type SpareStats struct {
+	Files, Bytes uint64 // now
+	// Kept and Reused are how many have been kept, and written over, since the store was opened.
+	Kept, Reused uint64
+}
+
+// Spares returns the numbers of all directories together.
+func (s *Store) Spares() (n SpareStats) {
+	for _, v := range s.volumes {
+		v.spares.mu.Lock()
+		n.Files += uint64(len(v.spares.files))
+		n.Bytes += uint64(v.spares.bytes)
+		n.Kept += v.spares.kept
+		n.Reused += v.spares.reused
+		v.spares.mu.Unlock()
+	}
+	return n
+}
+
+// useSpare gives a replica to which nothing has been written the file of a removed one, if there
+// is any, in place of its own. If that can't be done the replica keeps its own.
+func (w *Writer) useSpare() {
+	r, v := w.r, w.r.vol
+	if r.durable { // its names are on stable storage, and would have to be again
+		return
+	}
+	s, ok := v.takeSpare()
+	if !ok {
+		return
+	}
+	f, err := v.fs.OpenReadWrite(s.path, vfs.WriteCategoryUnspecified)
+	if err == nil {
+		if err = v.fs.Rename(s.path, v.dataPath(r.id)); err != nil {
+			_ = f.Close() // nothing was written
+		}
+	}
+	if err != nil {
+		v.log.Warn("the file of a removed replica can't be written over", "path", s.path, "err", err)
+		v.removeSpare(s)
+		return
+	}
+	_ = w.data.Close() // likewise
+	w.data = f
+	r.mu.Lock()
+	r.extent = s.size
+	r.mu.Unlock()
+}
+
+// cutSpare cuts the file of a finalized replica to the replica's length, and tells whether it has
+// no other bytes now.
+func (r *Replica) cutSpare() bool {
+	r.op.Lock() // keeps writers away
+	defer r.op.Unlock()
+	r.mu.Lock()
+	length, as := r.length, r.state == Finalized && r.writer == nil && !r.gone
+	r.mu.Unlock()
+	if !as {
+		return false
+	}
+	defer r.vol.watch.end(r.vol.watch.begin())
+	if !r.vol.trim(r.id, length) {
+		return false
+	}
+	r.mu.Lock()
+	r.extent = 0
+	r.mu.Unlock()
+	return true
+}
+
+// writeAt writes to a file of the directory. Where there is no room it gives up the spares, and
+// goes on.
+func (v *volume) writeAt(f vfs.File, b []byte, off int64) (n int, err error) {
+	n, err = f.WriteAt(b, off)
+	if err != nil && errors.Is(err, syscall.ENOSPC) && v.spares.most > 0 {
+		v.removeSpares(0) // another writer may just have done it
+		var more int
+		more, err = f.WriteAt(b[n:], off+int64(n))
+		n += more
+	}
+	return n, err
+}

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package store
+
+import "os"
+
+func inMemory(string) bool { return false }
+
+func links(os.FileInfo) uint64 { return 1 }

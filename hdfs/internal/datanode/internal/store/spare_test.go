@@ -1,0 +1,390 @@
+package store
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/verbena-data/verbena/hdfs/internal/transfer"
+)
+
+// sparing opens a store that keeps spares although it is not in memory.
+func sparing(t testing.TB, fs vfs.FS, dir string, most int64) *Store {
+	t.Helper()
+	s, err := Open(Config{FS: fs, Dirs: []Directory{{Path: dir}}, BootID: "a"})
+	must(t, err)
+	must(t, s.volumes[0].prepareSpares(most))
+	return s
+}
+
+// put writes a finalized replica in pieces of 100 KiB.
+func put(t testing.TB, s *Store, id uint64, data []byte) {
+	t.Helper()
+	w, err := s.Create(id, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	const piece = 200 * 512
+	for off := 0; off < len(data); off += piece {
+		write(t, w, int64(off), data[off:min(off+piece, len(data))])
+	}
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+}
+
+func dataFile(t testing.TB, s *Store, id uint64) os.FileInfo {
+	t.Helper()
+	info, err := os.Stat(s.volumes[0].dataPath(id))
+	must(t, err)
+	return info
+}
+
+func TestSpareIsWrittenOver(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 1))
+	for name, length := range map[string]int{"shorter": 1<<20 + 700, "as long": 2 << 20, "longer": 3<<20 + 5} {
+		t.Run(name, func(t *testing.T) {
+			s := sparing(t, vfs.Default, t.TempDir(), 1<<30)
+			defer s.Close()
+			put(t, s, 1, random(rng, 2<<20))
+			before := dataFile(t, s, 1)
+			must(t, s.Delete(1, 1001))
+			if n := s.Spares(); n != (SpareStats{Files: 1, Bytes: 2 << 20, Kept: 1}) {
+				t.Fatalf("after the removal: %+v", n)
+			}
+			if used := s.Storages()[0].Used; used != 0 {
+				t.Errorf("%d bytes count as used", used)
+			}
+			data := random(rng, length)
+			put(t, s, 2, data)
+			if n := s.Spares(); n != (SpareStats{Kept: 1, Reused: 1}) {
+				t.Errorf("after the next one: %+v", n)
+			}
+			s.cuts.Wait()
+			if after := dataFile(t, s, 2); !os.SameFile(before, after) || after.Size() != int64(length) {
+				t.Errorf("%d bytes are in the file, want %d; the same file: %t", after.Size(), length, os.SameFile(before, after))
+			}
+			if !bytes.Equal(contents(t, s, 2), data) {
+				t.Error("other bytes came back")
+			}
+			must(t, s.Delete(2, 1001))
+			if n := s.Spares(); n.Kept != 2 {
+				t.Errorf("the file that was a spare already is none again: %+v", n)
+			}
+		})
+	}
+}
+
+// TestSpareIsNotHandedOver looks at what another process would read behind a replica's end.
+func TestSpareIsNotHandedOver(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	s := sparing(t, vfs.Default, t.TempDir(), 1<<30)
+	defer s.Close()
+	put(t, s, 1, random(rng, 2<<20))
+	must(t, s.Delete(1, 1001))
+	data := random(rng, 1<<20)
+	w, err := s.Create(2, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	write(t, w, 0, data)
+	must(t, w.Finalize(false))
+	if size := dataFile(t, s, 2).Size(); size != 2<<20 {
+		t.Fatalf("the file has %d bytes: it was no spare, or was cut too early for this test", size)
+	}
+	r, err := s.Get(2)
+	must(t, err)
+	rd, err := r.Open()
+	must(t, err)
+	if _, ok := rd.HandOver(); ok {
+		t.Error("handed over with the bytes of another replica, before its writer has ended")
+	}
+	r.op.Lock() // the cut waits
+	must(t, w.Close(false))
+	if size := dataFile(t, s, 2).Size(); size != 2<<20 {
+		t.Fatalf("the file has %d bytes", size)
+	}
+	r.op.Unlock()
+	l, ok := rd.HandOver()
+	if !ok {
+		t.Fatal("not handed over when its writer has ended")
+	}
+	var st syscall.Stat_t
+	must(t, syscall.Fstat(int(l.Data), &st))
+	if st.Size != 1<<20 {
+		t.Errorf("handed over with %d bytes, %d are the replica's", st.Size, 1<<20)
+	}
+	must(t, rd.Close())
+	must(t, s.Delete(2, 1001))
+	if n := s.Spares(); n.Kept != 1 {
+		t.Errorf("%+v: another process has the file that is to be written over", n)
+	}
+}
+
+// TestNoSpare has files that must not become spares, or need not.
+func TestNoSpare(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 3))
+	for name, test := range map[string]struct {
+		length int
+		most   int64
+		before func(t *testing.T, s *Store) (after func())
+	}{
+		"short":     {length: leastSpare - 1, most: 1 << 30},
+		"too long":  {length: 2 << 20, most: 2<<20 - 1},
+		"none":      {length: 2 << 20},
+		"paused":    {length: 2 << 20, most: 1 << 30, before: func(_ *testing.T, s *Store) func() { s.PauseSpares(true); return nil }},
+		"a reader":  {length: 2 << 20, most: 1 << 30, before: reading},
+		"two names": {length: 2 << 20, most: 1 << 30, before: linked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := sparing(t, vfs.Default, t.TempDir(), test.most)
+			defer s.Close()
+			put(t, s, 1, random(rng, test.length))
+			if test.before != nil {
+				if after := test.before(t, s); after != nil {
+					defer after()
+				}
+			}
+			must(t, s.Delete(1, 1001))
+			if n := s.Spares(); n.Kept != 0 {
+				t.Errorf("%+v", n)
+			}
+			if _, err := os.Stat(s.volumes[0].dataPath(1)); !os.IsNotExist(err) {
+				t.Errorf("the file is still there: %v", err)
+			}
+			s.PauseSpares(false)
+			put(t, s, 2, random(rng, 2<<20))
+			if n := s.Spares(); n.Reused != 0 {
+				t.Errorf("%+v", n)
+			}
+		})
+	}
+}
+
+// reading has a reader that was there before the removal read afterwards.
+func reading(t *testing.T, s *Store) func() {
+	want := contents(t, s, 1)
+	r, err := s.Get(1)
+	must(t, err)
+	rd, err := r.Open()
+	must(t, err)
+	return func() {
+		got := make([]byte, len(want))
+		must(t, readFull(rd.data, got, 0))
+		if !bytes.Equal(got, want) {
+			t.Error("a reader got bytes of another replica")
+		}
+		must(t, rd.Close())
+	}
+}
+
+// linked has a second name for the file, as backups make some.
+func linked(t *testing.T, s *Store) func() {
+	want, copied := contents(t, s, 1), filepath.Join(t.TempDir(), "copy")
+	must(t, os.Link(s.volumes[0].dataPath(1), copied))
+	return func() {
+		got, err := os.ReadFile(copied)
+		must(t, err)
+		if !bytes.Equal(got, want) {
+			t.Error("the other name has bytes of another replica")
+		}
+	}
+}
+
+// TestSparesOfEarlierProcess has a process die with a spare, and with a replica that is longer on
+// disk than it is.
+func TestSparesOfEarlierProcess(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 4))
+	dir := t.TempDir()
+	s := sparing(t, vfs.Default, dir, 1<<30)
+	put(t, s, 1, random(rng, 2<<20))
+	put(t, s, 2, random(rng, 2<<20))
+	must(t, s.Delete(1, 1001))
+	must(t, s.Delete(2, 1001))
+	data := random(rng, 1<<20)
+	w, err := s.Create(3, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	write(t, w, 0, data)
+	must(t, w.Finalize(false))
+	must(t, s.volumes[0].lock.Close()) // it dies
+	for _, boot := range []string{"a", "b"} {
+		again, err := Open(Config{Dirs: []Directory{{Path: dir}}, BootID: boot})
+		must(t, err)
+		names, err := os.ReadDir(again.volumes[0].sparePath())
+		if err != nil || len(names) != 0 {
+			t.Errorf("boot %s: %d files, %v", boot, len(names), err)
+		}
+		if size := dataFile(t, again, 3).Size(); size != 1<<20 {
+			t.Errorf("boot %s: the file has %d bytes", boot, size)
+		}
+		if !bytes.Equal(contents(t, again, 3), data) {
+			t.Errorf("boot %s: other bytes came back", boot)
+		}
+		must(t, again.volumes[0].prepareSpares(1<<30))
+		if boot == "b" {
+			must(t, again.Delete(3, 1001))
+			if n := again.Spares(); n.Kept != 0 {
+				t.Errorf("%+v: an earlier process may have handed the file over", n)
+			}
+		} else {
+			w, err := os.OpenFile(again.volumes[0].dataPath(3), os.O_WRONLY|os.O_APPEND, 0)
+			must(t, err)
+			_, err = w.Write(make([]byte, 1<<20))
+			must(t, err)
+			must(t, w.Close())
+		}
+		must(t, again.Close())
+	}
+}
+
+// fullFS has no room while there are spares.
+type fullFS struct {
+	vfs.FS
+	store *Store
+	usage vfs.DiskUsage
+}
+
+func (fs *fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) { return fs.usage, nil }
+
+func (fs *fullFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.Create(name, c)
+	return &fullFile{f, fs}, err
+}
+
+type fullFile struct {
+	vfs.File
+	fs *fullFS
+}
+
+func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
+	if names, _ := f.fs.List(f.fs.store.volumes[0].sparePath()); len(names) > 0 && len(b) > 10 {
+		n, err := f.File.WriteAt(b[:10], off)
+		if err == nil {
+			err = syscall.ENOSPC
+		}
+		return n, err
+	}
+	return f.File.WriteAt(b, off)
+}
+
+// TestSparesMakeRoom has a replica find no room, which the spares have.
+func TestSparesMakeRoom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 5))
+	fs := &fullFS{FS: vfs.NewMem(), usage: vfs.DiskUsage{TotalBytes: 64 << 20, AvailBytes: 60 << 20}}
+	s := sparing(t, fs, "/d", 1<<30)
+	fs.store = s
+	defer s.Close()
+	if most := s.volumes[0].spares.most; most != 4<<20 {
+		t.Errorf("%d bytes may be kept of a file system of %d", most, fs.usage.TotalBytes)
+	}
+	put(t, s, 1, random(rng, 2<<20))
+	must(t, s.Delete(1, 1001))
+	if n := s.Spares(); n.Files != 1 {
+		t.Fatalf("%+v", n)
+	}
+	if i := s.Storages()[0]; i.Remaining != 62<<20 {
+		t.Errorf("%d bytes remain", i.Remaining)
+	}
+	w, err := s.Create(2, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	data := random(rng, leastFirst-1) // which is too little for a spare
+	write(t, w, 0, data)
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	if !bytes.Equal(contents(t, s, 2), data) {
+		t.Error("other bytes came back")
+	}
+	if n := s.Spares(); n != (SpareStats{Kept: 1}) {
+		t.Errorf("%+v", n)
+	}
+	fs.usage.AvailBytes = 7 << 20
+	put(t, s, 3, random(rng, 2<<20))
+	must(t, s.Delete(3, 1001))
+	if n := s.Spares(); n.Kept != 1 {
+		t.Errorf("%+v, where others may need the room", n)
+	}
+}
+
+// TestSparesEnd waits for the end of spares that nobody wants, and of those that are kept when
+// room becomes scarce.
+func TestSparesEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(2, 6))
+		fs := &fullFS{FS: vfs.NewMem(), usage: vfs.DiskUsage{TotalBytes: 64 << 20, AvailBytes: 60 << 20}}
+		s := sparing(t, fs, "/d", 1<<30)
+		fs.store = s
+		for id := range uint64(2) {
+			put(t, s, id, random(rng, 2<<20))
+		}
+		remove := func(id uint64, files uint64) {
+			t.Helper()
+			must(t, s.Delete(id, 1001))
+			if n := s.Spares(); n.Files != files {
+				t.Fatalf("%+v, want %d", n, files)
+			}
+		}
+		remove(0, 1)
+		time.Sleep(spareAge / 2)
+		remove(1, 2)
+		time.Sleep(spareAge/2 + 2*spareLook)
+		if n := s.Spares(); n.Files != 1 || n.Bytes != 2<<20 {
+			t.Errorf("%+v, when one is old", n)
+		}
+		time.Sleep(spareAge / 2)
+		if n := s.Spares(); n.Files != 0 || n.Bytes != 0 {
+			t.Errorf("%+v, when all are old", n)
+		}
+		put(t, s, 2, random(rng, 2<<20))
+		remove(2, 1)
+		fs.usage.AvailBytes = 7 << 20
+		time.Sleep(2 * spareLook)
+		if n := s.Spares(); n.Files != 0 {
+			t.Errorf("%+v, when room is scarce", n)
+		}
+		if names, err := fs.List(s.volumes[0].sparePath()); err != nil || len(names) > 0 {
+			t.Errorf("%q, %v", names, err)
+		}
+		must(t, s.Close())
+	})
+}
+
+// TestSparesAtOnce has replicas written, read, and removed by many goroutines.
+func TestSparesAtOnce(t *testing.T) {
+	s := sparing(t, vfs.Default, t.TempDir(), 8<<20)
+	v := s.volumes[0]
+	v.spares.least, v.spares.first = 1, 1
+	var g sync.WaitGroup
+	for n := range uint64(8) {
+		g.Go(func() {
+			rng := rand.New(rand.NewPCG(2, n))
+			var before []byte
+			for i := range uint64(60) {
+				id := n<<32 | i
+				data := random(rng, 1+rng.IntN(100_000))
+				put(t, s, id, data)
+				if !bytes.Equal(contents(t, s, id), data) {
+					t.Errorf("block %x: other bytes came back", id)
+				}
+				if i > 0 {
+					if !bytes.Equal(contents(t, s, id-1), before) {
+						t.Errorf("block %x: other bytes came back later", id-1)
+					}
+					must(t, s.Delete(id-1, 1001))
+				}
+				before = data
+			}
+		})
+	}
+	g.Wait()
+	n := s.Spares()
+	if n.Reused < 100 || n.Kept-n.Reused < n.Files {
+		t.Errorf("%+v", n)
+	}
+	must(t, s.Close())
+	if n := s.Spares(); n.Files != 0 || n.Bytes != 0 {
+		t.Errorf("after Close: %+v", n)
+	}
+}
