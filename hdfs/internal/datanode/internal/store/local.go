@@ -22,11 +22,7 @@ func (rd *Reader) Local() (l Local, ok bool) {
 // likes. It fails if the replica is not as [Reader.Current] asks for, or if its file has bytes
 // behind the replica's, which may be those of another one, and can't be cut.
 func (rd *Reader) HandOver() (l Local, ok bool) {
-	r := rd.r
-	r.mu.Lock()
-	r.own = false
-	r.mu.Unlock()
-	if info, err := rd.data.Stat(); err != nil || info.Size() > rd.Length && !r.cutSpare() || !rd.Current() {
+	if info, err := rd.data.Stat(); err != nil || info.Size() > rd.Length && !rd.r.cutSpare() || !rd.Current() {
 		return l, false
 	}
 	return rd.Local()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/errors/oserror"
@@ -42,10 +41,6 @@ type Replica struct {
 	epoch       uint64 // counts the times bytes may have been taken back
 	gone        bool
 	writer      *Writer
-
-	extent  int64 // bytes of the data file when it was a spare; 0: it was none, or was cut since
-	own     bool  // no other process has ever had the data file
-	readers atomic.Int32
 }
 
 // Info is what a replica is at one moment.
@@ -156,7 +151,6 @@ func (r *Replica) Open() (*Reader, error) {
 		data.Close()
 		return nil, r.openError(err)
 	}
-	r.readers.Add(1)
 	return &Reader{Info: r.info(), Sum: r.sum, Length: r.visible, r: r, tail: r.visibleTail, epoch: r.epoch, data: data, meta: meta}, nil
 }
 
@@ -170,7 +164,6 @@ func (r *Replica) openError(err error) error {
 
 // Close closes the reader.
 func (rd *Reader) Close() error {
-	defer rd.r.readers.Add(-1) // from then on the file may become another replica's
 	return errors.Join(rd.data.Close(), rd.meta.Close())
 }
 
@@ -342,7 +335,7 @@ func (r *Replica) forgetExcess() error {
 	defer meta.Close()
 	h := metaHeader{id: r.id, sum: r.sum, torn: r.torn}
 	h.slots[slotDurableA] = slot{length: r.length, tail: r.tail, valid: true, synced: true}
-	if err := r.rewriteMeta(meta, r.gen, r.length/int64(r.sum.BytesPerChunk), &h); err != nil {
+	if err := v.withRoom(func() error { return r.rewriteMeta(meta, r.gen, r.length/int64(r.sum.BytesPerChunk), &h) }); err != nil {
 		return err
 	}
 	r.durable, r.excess = true, false
@@ -417,7 +410,7 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 	}
 	if r.excess || length/bpc < r.length/bpc || r.state == Temporary {
 		// A new file, because old checksums behind the end would vouch for old bytes.
-		if err := r.rewriteMeta(meta, gen, length/bpc, &h); err != nil {
+		if err := v.withRoom(func() error { return r.rewriteMeta(meta, gen, length/bpc, &h) }); err != nil {
 			return err
 		}
 	} else {
@@ -431,9 +424,7 @@ func (r *Replica) cut(gen uint64, length int64, finalize bool) error {
 			return err
 		}
 	}
-	if v.trim(r.id, length) {
-		r.extent = 0
-	}
+	v.trim(r.id, length)
 	v.used.Add(length - r.length)
 	if length < r.length {
 		r.epoch++

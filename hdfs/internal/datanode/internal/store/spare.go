@@ -17,10 +17,10 @@ import (
 // costs more than the bytes that are copied to it. Pages that are there already cost the copy alone.
 // A log's segments are recycled by databases for the same reason.
 //
-// What a spare holds is nobody's any more, and must reach nobody. Only files that this process has
-// made become one, that nobody has open and no other process ever got a descriptor of. A replica's
-// length tells how much of its file counts, and no reader reads behind that. The file is cut to
-// that length soon after the replica is finalized, and before its descriptor is handed over
+// What a spare holds is nobody's any more, and must reach nobody. Only a file that nobody has open
+// becomes one, neither a reader here nor a process that got its descriptor; the kernel tells. A
+// replica's length tells how much of its file counts, and no reader reads behind that. The file is
+// cut to that length soon after the replica is finalized, and before its descriptor is handed over
 // ([Reader.HandOver]).
 //
 // A crash finds what it finds without them: the meta file, which is always a new one, has checksums
@@ -32,10 +32,12 @@ type spares struct {
 	first  int   // bytes of the first write that is worth one
 	paused bool  // none are kept now
 	files  []spare
-	bytes  int64       // of files
-	number uint64      // of the next one
-	timer  *time.Timer // of the next look, while there are files
-	kept   uint64      // files, ever
+	bytes  int64                 // of files
+	lent   map[*Writer]time.Time // writers that write over one, since when
+	unused int64                 // bytes that they have not written over yet
+	number uint64                // of the next one
+	timer  *time.Timer           // of the next look, while there are files
+	kept   uint64                // files, ever
 	reused uint64
 
 	removing sync.Mutex // held while files are removed that are not in files any more
@@ -105,7 +107,7 @@ func (v *volume) keepSpare(id uint64) bool {
 	}
 	path := v.dataPath(id)
 	info, err := v.fs.Stat(path)
-	if err != nil || info.Size() < s.least || s.bytes+info.Size() > s.most || links(info) != 1 || v.scarce() {
+	if err != nil || info.Size() < s.least || s.bytes+s.unused+info.Size() > s.most || v.scarce() || !v.nobodys(path, info) {
 		return false
 	}
 	to := v.fs.PathJoin(v.sparePath(), strconv.FormatUint(s.number, 10))
@@ -116,10 +118,21 @@ func (v *volume) keepSpare(id uint64) bool {
 	s.files = append(s.files, spare{to, info.Size(), time.Now()})
 	s.bytes += info.Size()
 	s.kept++
-	if s.timer == nil {
-		s.timer = time.AfterFunc(spareLook, v.lookAtSpares)
-	}
+	v.lookLater()
 	return true
+}
+
+// nobodys tells whether a file has one name, and nobody has it open, in whatever process.
+func (v *volume) nobodys(path string, info vfs.FileInfo) bool {
+	if links(info) != 1 {
+		return false
+	}
+	f, err := v.fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return f.Fd() == vfs.InvalidFd || openOnce(f.Fd()) // invalid: of a file system of tests
 }
 
 // scarce tells whether others may need the room of the spares.
@@ -139,29 +152,40 @@ func (v *volume) takeSpare() (f spare, ok bool) {
 	}
 	f, s.files = s.files[n-1], s.files[:n-1]
 	s.bytes -= f.size
-	s.reused++
 	return f, true
 }
 
-// lookAtSpares removes those that are old, and all if room is scarce.
+// lookLater has the next look at the spares. The lock is held.
+func (v *volume) lookLater() {
+	if v.spares.timer == nil {
+		v.spares.timer = time.AfterFunc(spareLook, v.lookAtSpares)
+	}
+}
+
+// lookAtSpares removes those that are old, and all if room is scarce or memory is short.
 func (v *volume) lookAtSpares() {
 	defer v.watch.end(v.watch.begin())
+	s := &v.spares
 	age := spareAge
 	if v.scarce() {
 		age = 0
 	}
+	s.mu.Lock()
+	if s.paused {
+		age = 0
+	}
+	s.mu.Unlock()
 	v.removeSpares(age)
-	s := &v.spares
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer = nil
-	if len(s.files) > 0 {
-		s.timer = time.AfterFunc(spareLook, v.lookAtSpares)
+	if len(s.files)+len(s.lent) > 0 {
+		v.lookLater()
 	}
 }
 
-// removeSpares removes those that are of an age or older. When it returns there are none of them, and their
-// room is free.
+// removeSpares removes those that are of an age or older, and cuts what writers have not yet written over of theirs. When
+// it returns their room is free, but for those to which something is being written now.
 func (v *volume) removeSpares(age time.Duration) {
 	s := &v.spares
 	s.removing.Lock()
@@ -174,9 +198,21 @@ func (v *volume) removeSpares(age time.Duration) {
 	}
 	old := s.files[:n]
 	s.files = slices.Clone(s.files[n:])
+	var lent []*Writer
+	for w, since := range s.lent {
+		if time.Since(since) >= age {
+			lent = append(lent, w)
+		}
+	}
 	s.mu.Unlock()
 	for _, f := range old {
 		v.removeSpare(f)
+	}
+	for _, w := range lent {
+		if w.over.TryLock() {
+			w.cutUnused()
+			w.over.Unlock()
+		}
 	}
 }
 
@@ -186,13 +222,18 @@ func (v *volume) removeSpare(f spare) {
 	}
 }
 
-// pauseSpares removes all, and keeps none until it is called with false.
-func (v *volume) pauseSpares(pause bool) {
-	v.spares.mu.Lock()
-	v.spares.paused = pause
-	v.spares.mu.Unlock()
-	if pause {
-		v.removeSpares(0)
+// PauseSpares has all directories give up the files of removed replicas that they keep, and keep
+// none until it is called with false: whoever sees that memory is short calls it. It does not wait
+// until their memory is free.
+func (s *Store) PauseSpares(pause bool) {
+	for _, v := range s.volumes {
+		v.spares.mu.Lock()
+		v.spares.paused = pause
+		any := len(v.spares.files)+len(v.spares.lent) > 0
+		v.spares.mu.Unlock()
+		if pause && any {
+			s.cuts.Go(func() { v.removeSpares(0) })
+		}
 	}
 }
 
@@ -201,24 +242,17 @@ func (s *Store) KeepsSpares() bool {
 	return slices.ContainsFunc(s.volumes, func(v *volume) bool { return v.spares.most > 0 })
 }
 
-// PauseSpares has all directories give up the files of removed replicas that they keep, and keep
-// none until it is called with false: whoever sees that memory is short calls it.
-func (s *Store) PauseSpares(pause bool) {
-	for _, v := range s.volumes {
-		v.pauseSpares(pause)
-	}
-}
-
-// spareBytes is how many bytes of the file system's room the spares have.
+// spareBytes is how many bytes of the file system's room the spares have, and those that are being
+// written over still.
 func (v *volume) spareBytes() uint64 {
 	v.spares.mu.Lock()
 	defer v.spares.mu.Unlock()
-	return uint64(v.spares.bytes)
+	return uint64(v.spares.bytes + v.spares.unused)
 }
 
 // SpareStats tell of the files of removed replicas that a store's directories keep for new ones.
 type SpareStats struct {
-	Files, Bytes uint64 // now
+	Files, Bytes uint64 // now; Bytes counts those, too, that are being written over, as far as they are not yet
 	// Kept and Reused are how many have been kept, and written over, since the store was opened.
 	Kept, Reused uint64
 }
@@ -228,7 +262,7 @@ func (s *Store) Spares() (n SpareStats) {
 	for _, v := range s.volumes {
 		v.spares.mu.Lock()
 		n.Files += uint64(len(v.spares.files))
-		n.Bytes += uint64(v.spares.bytes)
+		n.Bytes += uint64(v.spares.bytes + v.spares.unused)
 		n.Kept += v.spares.kept
 		n.Reused += v.spares.reused
 		v.spares.mu.Unlock()
@@ -260,9 +294,78 @@ func (w *Writer) useSpare() {
 	}
 	_ = w.data.Close() // likewise
 	w.data = f
-	r.mu.Lock()
-	r.extent = s.size
-	r.mu.Unlock()
+	w.lend(s.size)
+	v.spares.mu.Lock()
+	v.spares.reused++
+	v.spares.mu.Unlock()
+}
+
+// lend notes that the writer's data file has size bytes, which is more than the replica.
+func (w *Writer) lend(size int64) {
+	v := w.r.vol
+	s := &v.spares
+	w.unused = size - w.length
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lent == nil {
+		s.lent = map[*Writer]time.Time{}
+	}
+	s.lent[w] = time.Now()
+	s.unused += w.unused
+	v.lookLater()
+}
+
+// put writes behind what the replica has.
+func (w *Writer) put(b []byte) error {
+	w.over.Lock()
+	defer w.over.Unlock()
+	if _, err := w.r.vol.writeAt(w.data, b, w.length); err != nil {
+		return err
+	}
+	w.length += int64(len(b))
+	if n := min(w.unused, int64(len(b))); n > 0 {
+		w.use(n)
+	}
+	return nil
+}
+
+// use notes that n bytes more of a spare are no longer unused. over is held.
+func (w *Writer) use(n int64) {
+	s := &w.r.vol.spares
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.unused -= n
+	s.unused -= n
+	if w.unused == 0 {
+		delete(s.lent, w)
+	}
+}
+
+// cutUnused takes what has not been written over off a spare, if it can. over is held.
+func (w *Writer) cutUnused() {
+	t, ok := w.data.(interface{ Truncate(size int64) error })
+	if !ok || w.unused == 0 { // not ok: of a file system of tests
+		return
+	}
+	if err := t.Truncate(w.length); err != nil {
+		w.r.vol.log.Warn("the rest of a removed replica's file can't be cut off", "block", w.r.id, "err", err)
+		return
+	}
+	w.use(w.unused)
+}
+
+// endLoan ends the writing over of a spare, of which it cuts the rest off or not. It tells whether
+// there is one.
+func (w *Writer) endLoan(cut bool) (rest bool) {
+	w.over.Lock()
+	defer w.over.Unlock()
+	if cut {
+		w.cutUnused()
+	}
+	if rest = w.unused > 0; rest {
+		w.use(w.unused)
+	}
+	return rest
 }
 
 // cutSpare cuts the file of a finalized replica to the replica's length, and tells whether it has
@@ -277,21 +380,32 @@ func (r *Replica) cutSpare() bool {
 		return false
 	}
 	defer r.vol.watch.end(r.vol.watch.begin())
-	if !r.vol.trim(r.id, length) {
+	return r.vol.trim(r.id, length)
+}
+
+// withRoom does something that can be done again. Where there is no room it gives up the spares,
+// and does it again.
+func (v *volume) withRoom(do func() error) error {
+	err := do()
+	if v.madeRoom(err) {
+		err = do()
+	}
+	return err
+}
+
+// madeRoom tells whether what has failed for want of room may be tried again.
+func (v *volume) madeRoom(err error) bool {
+	if err == nil || v.spares.most == 0 || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return false
 	}
-	r.mu.Lock()
-	r.extent = 0
-	r.mu.Unlock()
+	v.removeSpares(0) // or another writer has just done it
 	return true
 }
 
-// writeAt writes to a file of the directory. Where there is no room it gives up the spares, and
-// goes on.
+// writeAt writes to a file of the directory, as withRoom does.
 func (v *volume) writeAt(f vfs.File, b []byte, off int64) (n int, err error) {
 	n, err = f.WriteAt(b, off)
-	if err != nil && errors.Is(err, syscall.ENOSPC) && v.spares.most > 0 {
-		v.removeSpares(0) // another writer may just have done it
+	if v.madeRoom(err) {
 		var more int
 		more, err = f.WriteAt(b[n:], off+int64(n))
 		n += more

@@ -20,3 +20,13 @@ func links(info os.FileInfo) uint64 {
 	}
 	return 1 // of a file system without them
 }
+
+// openOnce tells whether no descriptor of a file is open but this one. The kernel gives a lease to
+// write to nobody else's file.
+func openOnce(fd uintptr) bool {
+	if _, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		return false // or the file system has no leases
+	}
+	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
+	return err == nil
+}

@@ -79,7 +79,7 @@ type Store struct {
 	volumes   []*volume
 	tolerated int
 	chooser   chooser
-	cuts      sync.WaitGroup // of files that were longer replicas'
+	cuts      sync.WaitGroup // of spares that are being cut or removed
 
 	mu       sync.RWMutex
 	identity Identity
@@ -161,10 +161,10 @@ func (s *Store) SetIdentity(id Identity) error {
 
 // Close lets go of the directories. No writer or reader may be open.
 func (s *Store) Close() error {
+	s.PauseSpares(true)
 	s.cuts.Wait()
 	var errs []error
 	for _, v := range s.volumes {
-		v.pauseSpares(true)
 		if v.lock != nil {
 			errs = append(errs, v.lock.Close())
 			v.lock = nil
@@ -287,7 +287,7 @@ func (r *Replica) removeFiles() error {
 	v := r.vol
 	// The meta file first: data without it is removed at the next start.
 	for _, name := range []string{v.metaPath(r.id, r.gen), v.dataPath(r.id)} {
-		if name == v.dataPath(r.id) && r.own && r.readers.Load() == 0 && v.keepSpare(r.id) {
+		if name == v.dataPath(r.id) && v.keepSpare(r.id) {
 			break
 		}
 		if err := v.fs.Remove(name); err != nil && !oserror.IsNotExist(err) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -30,6 +31,8 @@ type Writer struct {
 	keeps     bool   // some of the replica was put on stable storage: its end has to be, too
 	reserved  int64  // of its directory's bytes
 	slotBuf   [slotSize]byte
+	over      sync.Mutex    // held while bytes are written, and while a spare is cut
+	unused    int64         // bytes of a spare that lie behind what has been written
 	io        time.Duration // spent on files since it began
 }
 
@@ -75,7 +78,7 @@ func (s *Store) Create(id, gen uint64, sum transfer.Checksum, temporary bool, in
 	if err != nil {
 		return nil, fmt.Errorf("create block %d: %w", id, err)
 	}
-	r := &Replica{store: s, vol: v, id: id, gen: gen, sum: sum, state: BeingWritten, own: true}
+	r := &Replica{store: s, vol: v, id: id, gen: gen, sum: sum, state: BeingWritten}
 	if temporary {
 		r.state = Temporary
 	}
@@ -222,11 +225,13 @@ func (r *Replica) reopen(o ReopenOptions) (*Writer, error) {
 		w.interrupt = func() {}
 	}
 	if err := w.openFiles(); err != nil {
+		w.endLoan(false)
 		_ = w.closeFiles()
 		return nil, err
 	}
 	if r.gen != o.NewGeneration {
 		if err := r.vol.renameMeta(r.id, r.gen, o.NewGeneration); err != nil {
+			w.endLoan(false)
 			_ = w.closeFiles()
 			return nil, err
 		}
@@ -286,6 +291,11 @@ func (w *Writer) openFiles() error {
 	var err error
 	if w.data, err = v.fs.OpenReadWrite(v.dataPath(r.id), vfs.WriteCategoryUnspecified); err != nil {
 		return err
+	}
+	if info, err := w.data.Stat(); err != nil {
+		return err
+	} else if info.Size() > r.length {
+		w.lend(info.Size())
 	}
 	if w.meta, err = v.fs.OpenReadWrite(v.metaPath(r.id, r.gen), vfs.WriteCategoryUnspecified); err != nil {
 		return err
@@ -437,11 +447,11 @@ func (w *Writer) take(p *Piece, sum transfer.Checksum, prove bool) error {
 		w.useSpare()
 	}
 	w.fresh = false
-	if _, err := r.vol.writeAt(w.data, data[w.length-off:], w.length); err != nil {
+	if err := w.put(data[w.length-off:]); err != nil {
 		return err
 	}
 	w.sums = append(w.sums, own[4*(from-first):4*(to-first)]...)
-	w.length, w.tail = end, p.Tail
+	w.tail = p.Tail
 	return nil
 }
 
@@ -455,7 +465,9 @@ func (w *Writer) commit(proven bool) (err error) {
 	defer func() {
 		w.sums = w.sums[:0]
 		if err != nil {
+			w.over.Lock()
 			w.length, w.tail = r.length, r.tail
+			w.over.Unlock()
 			err = fmt.Errorf("checksums: %w", err)
 		}
 	}()
@@ -630,14 +642,18 @@ func (w *Writer) Publish() (err error) {
 // Close ends the writing. A replica that was not finalized stays for another
 // writer or a recovery; a temporary one, or any if drop, is removed.
 func (w *Writer) Close(drop bool) error {
+	r := w.r
+	final := r.Info().State == Finalized
+	rest := w.endLoan(!final && !drop)
 	err := w.closeFiles()
 	w.release(w.reserved)
-	r := w.r
 	r.mu.Lock()
 	r.writer = nil
 	drop = (drop && r.state != Finalized || r.state == Temporary) && !r.gone
-	longer := r.state == Finalized && r.extent > r.length
 	r.mu.Unlock()
+	if rest && final { // it has tens of thousands of pages, for which no client should wait
+		r.store.cuts.Go(func() { r.cutSpare() })
+	}
 	if drop {
 		// Before done: whoever takes over finds it gone.
 		if derr := r.store.drop(r); err == nil {
@@ -645,9 +661,6 @@ func (w *Writer) Close(drop bool) error {
 		}
 	}
 	close(w.done)
-	if longer {
-		r.store.cuts.Go(func() { r.cutSpare() }) // pages by the ten thousand: the client does not wait for that
-	}
 	if err != nil {
 		return fmt.Errorf("close block %d: %w", r.id, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -117,11 +118,127 @@ func TestSpareIsNotHandedOver(t *testing.T) {
 	if st.Size != 1<<20 {
 		t.Errorf("handed over with %d bytes, %d are the replica's", st.Size, 1<<20)
 	}
+	theirs, err := syscall.Dup(int(l.Data))
+	must(t, err)
 	must(t, rd.Close())
 	must(t, s.Delete(2, 1001))
 	if n := s.Spares(); n.Kept != 1 {
 		t.Errorf("%+v: another process has the file that is to be written over", n)
 	}
+	got := make([]byte, len(data))
+	if _, err := syscall.Pread(theirs, got, 0); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("who has the descriptor reads other bytes, or %v", err)
+	}
+	must(t, syscall.Close(theirs))
+}
+
+// TestNoHandOverOfRemoved has a replica go between its opening and the hand-over.
+func TestNoHandOverOfRemoved(t *testing.T) {
+	s := sparing(t, vfs.Default, t.TempDir(), 1<<30)
+	defer s.Close()
+	put(t, s, 1, make([]byte, 2<<20))
+	r, err := s.Get(1)
+	must(t, err)
+	rd, err := r.Open()
+	must(t, err)
+	defer rd.Close()
+	must(t, s.Delete(1, 1001))
+	if _, ok := rd.HandOver(); ok {
+		t.Error("a removed replica was handed over")
+	}
+}
+
+// TestSparesOfSlowWriters has writers take spares and write little. What they do not use counts, and
+// goes when memory is short.
+func TestSparesOfSlowWriters(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 7))
+	s := sparing(t, vfs.Default, t.TempDir(), 3<<20)
+	defer s.Close()
+	put(t, s, 1, random(rng, 2<<20))
+	put(t, s, 2, random(rng, 2<<20))
+	must(t, s.Delete(1, 1001))
+	w, err := s.Create(3, 1001, transfer.CRC32C(), false, nil, Want{})
+	must(t, err)
+	data := random(rng, 3<<20)
+	const little = 64 << 10
+	write(t, w, 0, data[:little])
+	if n := s.Spares(); n != (SpareStats{Bytes: 2<<20 - little, Kept: 1, Reused: 1}) {
+		t.Errorf("%+v", n)
+	}
+	must(t, s.Delete(2, 1001))
+	if n := s.Spares(); n.Kept != 1 {
+		t.Errorf("%+v: more are kept than may be", n)
+	}
+	size := func(want int64) {
+		t.Helper()
+		if got := dataFile(t, s, 3).Size(); got != want {
+			t.Errorf("the file has %d bytes, want %d", got, want)
+		}
+	}
+	size(2 << 20)
+	w.over.Lock() // as if it were writing
+	s.PauseSpares(true)
+	s.cuts.Wait()
+	size(2 << 20)
+	w.over.Unlock()
+	s.PauseSpares(true)
+	s.cuts.Wait()
+	size(little)
+	if n := s.Spares(); n.Bytes != 0 {
+		t.Errorf("%+v", n)
+	}
+	write(t, w, little, data[little:])
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	if !bytes.Equal(contents(t, s, 3), data) {
+		t.Error("other bytes came back")
+	}
+}
+
+// TestSparesOfWritersThatLeave has a writer that took a spare leave an unfinished replica.
+func TestSparesOfWritersThatLeave(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 8))
+	dir := t.TempDir()
+	s := sparing(t, vfs.Default, dir, 1<<30)
+	for id := range uint64(3) {
+		put(t, s, id, random(rng, 2<<20))
+	}
+	for id := range uint64(3) {
+		must(t, s.Delete(id, 1001))
+	}
+	const length = 128 << 10
+	data := random(rng, length)
+	var writers []*Writer
+	for id := range uint64(3) {
+		w, err := s.Create(10+id, 1001, transfer.CRC32C(), false, nil, Want{})
+		must(t, err)
+		write(t, w, 0, data)
+		writers = append(writers, w)
+	}
+	must(t, writers[0].Close(false))
+	if size := dataFile(t, s, 10).Size(); size != length {
+		t.Errorf("the file of an unfinished replica has %d bytes without its writer", size)
+	}
+	must(t, writers[1].Close(true))
+	if n := s.Spares(); n != (SpareStats{Files: 1, Bytes: 2*(2<<20) - length, Kept: 4, Reused: 3}) {
+		t.Errorf("%+v", n)
+	}
+	// The process dies, and the next one's writer finishes the third.
+	must(t, s.volumes[0].lock.Close())
+	s, err := Open(Config{Dirs: []Directory{{Path: dir}}, BootID: "a"})
+	must(t, err)
+	w, err := s.Reopen(12, ReopenOptions{Mode: RecoverClose, Generation: 1001, NewGeneration: 1002, Min: length})
+	must(t, err)
+	must(t, w.Finalize(false))
+	must(t, w.Close(false))
+	s.cuts.Wait()
+	if size := dataFile(t, s, 12).Size(); size != length {
+		t.Errorf("the file of a replica of %d bytes that another process has begun has %d", length, size)
+	}
+	if !bytes.Equal(contents(t, s, 12), data) {
+		t.Error("other bytes came back")
+	}
+	must(t, s.Close())
 }
 
 // TestNoSpare has files that must not become spares, or need not.
@@ -209,7 +326,8 @@ func TestSparesOfEarlierProcess(t *testing.T) {
 	must(t, err)
 	write(t, w, 0, data)
 	must(t, w.Finalize(false))
-	must(t, s.volumes[0].lock.Close()) // it dies
+	must(t, w.closeFiles()) // it dies
+	must(t, s.volumes[0].lock.Close())
 	for _, boot := range []string{"a", "b"} {
 		again, err := Open(Config{Dirs: []Directory{{Path: dir}}, BootID: boot})
 		must(t, err)
@@ -226,8 +344,8 @@ func TestSparesOfEarlierProcess(t *testing.T) {
 		must(t, again.volumes[0].prepareSpares(1<<30))
 		if boot == "b" {
 			must(t, again.Delete(3, 1001))
-			if n := again.Spares(); n.Kept != 0 {
-				t.Errorf("%+v: an earlier process may have handed the file over", n)
+			if n := again.Spares(); n.Kept != 1 {
+				t.Errorf("%+v: want the file that nobody has open", n)
 			}
 		} else {
 			w, err := os.OpenFile(again.volumes[0].dataPath(3), os.O_WRONLY|os.O_APPEND, 0)
@@ -240,27 +358,29 @@ func TestSparesOfEarlierProcess(t *testing.T) {
 	}
 }
 
-// fullFS has no room while there are spares.
+// fullFS has no room for some files while there are spares.
 type fullFS struct {
 	vfs.FS
 	store *Store
 	usage vfs.DiskUsage
+	full  string // ends the names of files for which there is none
 }
 
 func (fs *fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) { return fs.usage, nil }
 
 func (fs *fullFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, c)
-	return &fullFile{f, fs}, err
+	return &fullFile{f, fs, strings.HasSuffix(name, fs.full)}, err
 }
 
 type fullFile struct {
 	vfs.File
-	fs *fullFS
+	fs   *fullFS
+	full bool
 }
 
 func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
-	if names, _ := f.fs.List(f.fs.store.volumes[0].sparePath()); len(names) > 0 && len(b) > 10 {
+	if names, _ := f.fs.List(f.fs.store.volumes[0].sparePath()); len(names) > 0 && len(b) > 10 && f.full {
 		n, err := f.File.WriteAt(b[:10], off)
 		if err == nil {
 			err = syscall.ENOSPC
@@ -280,30 +400,37 @@ func TestSparesMakeRoom(t *testing.T) {
 	if most := s.volumes[0].spares.most; most != 4<<20 {
 		t.Errorf("%d bytes may be kept of a file system of %d", most, fs.usage.TotalBytes)
 	}
-	put(t, s, 1, random(rng, 2<<20))
-	must(t, s.Delete(1, 1001))
-	if n := s.Spares(); n.Files != 1 {
-		t.Fatalf("%+v", n)
-	}
-	if i := s.Storages()[0]; i.Remaining != 62<<20 {
-		t.Errorf("%d bytes remain", i.Remaining)
-	}
-	w, err := s.Create(2, 1001, transfer.CRC32C(), false, nil, Want{})
-	must(t, err)
-	data := random(rng, leastFirst-1) // which is too little for a spare
-	write(t, w, 0, data)
-	must(t, w.Finalize(false))
-	must(t, w.Close(false))
-	if !bytes.Equal(contents(t, s, 2), data) {
-		t.Error("other bytes came back")
-	}
-	if n := s.Spares(); n != (SpareStats{Kept: 1}) {
-		t.Errorf("%+v", n)
+	// The first write of a new replica's data is too short for a spare.
+	kept := uint64(0)
+	for id, full := range map[uint64]string{1: dataName(101), 2: metaName(102, 1001), 3: "nothing"} {
+		put(t, s, id, random(rng, 2<<20))
+		must(t, s.Delete(id, 1001))
+		if n := s.Spares(); n.Files != 1 {
+			t.Fatalf("%+v", n)
+		}
+		if i := s.Storages()[0]; i.Remaining != 62<<20 {
+			t.Errorf("%d bytes remain", i.Remaining)
+		}
+		fs.full = full
+		data := random(rng, leastFirst-1)
+		put(t, s, 100+id, data)
+		if !bytes.Equal(contents(t, s, 100+id), data) {
+			t.Error("other bytes came back")
+		}
+		kept++
+		files := uint64(0)
+		if full == "nothing" {
+			files = 1
+		}
+		if n := s.Spares(); n != (SpareStats{Files: files, Bytes: files * 2 << 20, Kept: kept}) {
+			t.Errorf("no room for %s: %+v", full, n)
+		}
+		s.volumes[0].removeSpares(0)
 	}
 	fs.usage.AvailBytes = 7 << 20
-	put(t, s, 3, random(rng, 2<<20))
-	must(t, s.Delete(3, 1001))
-	if n := s.Spares(); n.Kept != 1 {
+	put(t, s, 4, random(rng, 2<<20))
+	must(t, s.Delete(4, 1001))
+	if n := s.Spares(); n.Kept != kept {
 		t.Errorf("%+v, where others may need the room", n)
 	}
 }
