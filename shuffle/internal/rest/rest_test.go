@@ -118,8 +118,8 @@ func (s *side) put(to uint8, value uint64) {
 	s.written++
 }
 
-// next are the states after a step of a thread; none if it waits.
-func (w world) next(i int, n int, d *defects) (after []world) {
+// next appends the states after a step of a thread; none if it waits.
+func (w world) next(i int, n int, d *defects, after []world) []world {
 	s := &w[i]
 	t := &s.threads[n]
 	keep := func() {
@@ -168,7 +168,7 @@ func (w world) next(i int, n int, d *defects) (after []world) {
 			break
 		}
 		if s.written > buffered-2 {
-			return nil
+			return after
 		}
 		s.sending, t.at, t.out = true, left, t.back
 		if s.leave() {
@@ -190,7 +190,7 @@ func (w world) next(i int, n int, d *defects) (after []world) {
 		}
 	case unread:
 		if s.sending {
-			return nil
+			return after
 		}
 		if t.at, t.back = idle, 0; s.left != s.taken && !d.leaverRests {
 			t.found, t.at = true, ring
@@ -325,9 +325,9 @@ func (w world) reach(i int) (world, bool) {
 	return w, true
 }
 
-// normal is a state that goes on as this one: words tell the same from each other when all are less by an even number, and one
-// that was rung for and has passed does not come again.
-func (w world) normal() world {
+// normalise makes of a state one that goes on as it does: words tell the same from each other when all are less by an even number,
+// and one that was rung for and has passed does not come again.
+func (w *world) normalise() {
 	for i := range w {
 		s, other := &w[i], &w[1-i]
 		if other.bell.rung != other.word {
@@ -345,7 +345,6 @@ func (w world) normal() world {
 			}
 		}
 	}
-	return w
 }
 
 // over tells whether all was taken, and both rest, unless one never does.
@@ -373,34 +372,75 @@ func (w *world) sum() sum {
 	return sum{maphash.Bytes(seeds[0], b), maphash.Bytes(seeds[1], b)}
 }
 
+// A table numbers the states in the order in which they come. It is open addressing, at most half full: a look costs one
+// miss of the processor's caches, and the search is looks for most of its time.
+type table struct {
+	slots []slot
+	used  int32
+}
+
+type slot struct {
+	key    sum
+	number int32 // and one more; 0 is free
+}
+
+// find returns the slot that has a state, or is free for it.
+func (t *table) find(key sum) *slot {
+	last := uint64(len(t.slots) - 1)
+	for at := key[0] & last; ; at = (at + 1) & last {
+		if s := &t.slots[at]; s.number == 0 || s.key == key {
+			return s
+		}
+	}
+}
+
+// number returns a state's number, and whether it has it from now on.
+func (t *table) number(key sum) (n int32, fresh bool) {
+	if 2*int(t.used) >= len(t.slots) {
+		full := t.slots
+		t.slots = make([]slot, max(1<<16, 4*len(full)))
+		for _, s := range full {
+			if s.number != 0 {
+				*t.find(s.key) = s
+			}
+		}
+	}
+	s := t.find(key)
+	if s.number != 0 {
+		return s.number - 1, false
+	}
+	t.used++
+	*s = slot{key, t.used}
+	return t.used - 1, true
+}
+
 // search finds all states, and returns how many there are, and the number of one from which nothing leads to the end, or -1.
 func search(first world, d *defects) (states, stuck int) {
-	at := map[sum]int32{}
+	var numbers table
 	var unseen fifo.Queue[world]
 	var over []bool
 	var from, to []int32 // of each step
-	add := func(w world) int32 {
-		w = w.normal()
-		key := w.sum()
-		n, known := at[key]
-		if !known {
-			n = int32(len(over))
-			at[key] = n
+	add := func(w *world) int32 {
+		w.normalise()
+		n, fresh := numbers.number(w.sum())
+		if fresh {
 			over = append(over, w.over(d))
-			unseen.Push(w)
+			unseen.Push(*w)
 		}
 		return n
 	}
-	add(first)
+	add(&first)
+	var after []world
 	for n := int32(0); unseen.Len() > 0; n++ {
 		w := unseen.Pop()
 		for i := range w {
 			if after, ok := w.reach(i); ok {
-				from, to = append(from, n), append(to, add(after))
+				from, to = append(from, n), append(to, add(&after))
 			}
 			for t := range threads {
-				for _, after := range w.next(i, t, d) {
-					from, to = append(from, n), append(to, add(after))
+				after = w.next(i, t, d, after[:0])
+				for a := range after {
+					from, to = append(from, n), append(to, add(&after[a]))
 				}
 			}
 		}
