@@ -33,8 +33,7 @@ func look(raw syscall.RawConn) (counts, bool) {
 // least so often. Otherwise the time between two probes doubles up to two
 // minutes, and a peer that did not read for long before it was partitioned is
 // noticed that much later. It reports false where the kernel cannot do it: before 6.15.
-// Tests change it.
-var boundBackoff = func(raw syscall.RawConn, limit time.Duration) bool {
+func boundBackoff(raw syscall.RawConn, limit time.Duration) bool {
 	ms := int(min(max(limit, time.Second), 2*time.Minute).Milliseconds()) // what the kernel takes
 	return setOption(raw, unix.TCP_RTO_MAX_MS, ms)
 }

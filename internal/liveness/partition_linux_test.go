@@ -62,6 +62,7 @@ func TestPartition(t *testing.T) {
 		full bool // the peer has not read before
 	}{{"in the middle of traffic", false}, {"of a peer that does not read", true}} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			cable := testnet.New(t)
 			a, _ := joined(t, cable)
 			dead := make(chan error, 1)
@@ -113,30 +114,29 @@ func TestSlowReaderSurvives(t *testing.T) {
 // have ended the connection many times over, and a partition is noticed long before one
 // is that nobody makes the kernel ask for.
 func TestPartitionOnOlderKernels(t *testing.T) {
+	t.Parallel()
 	const (
 		timeout  = 3 * time.Second
 		interval = 5 // doublings of some 200 ms until the next probe
 	)
-	bound := boundBackoff
-	defer func() { boundBackoff = bound }()
-	boundBackoff = func(syscall.RawConn, time.Duration) bool { return false }
+	unbounded := func(syscall.RawConn, time.Duration) bool { return false }
 	cable := testnet.New(t)
 	noticed := make(chan string, 2)
-	watch := func(name string, length time.Duration) *Watcher {
+	watched := func(name string, length time.Duration) *Watcher {
 		a, _ := joined(t, cable)
-		w := Watch(a, timeout, func(err error) {
+		w := watch(a, timeout, func(err error) {
 			if !errors.Is(err, ErrSilent) {
 				t.Error(err)
 			}
 			noticed <- name
-		})
+		}, unbounded)
 		w.lease.length = length
 		t.Cleanup(w.Stop)
 		fill(t, a, w)
 		return w
 	}
-	asked := watch("asked", timeout/2)
-	left := watch("left alone", 0)
+	asked := watched("asked", timeout/2)
+	left := watched("left alone", 0)
 	for {
 		select {
 		case name := <-noticed:

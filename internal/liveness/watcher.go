@@ -84,6 +84,11 @@ type Watcher struct {
 // The result is nil where the kernel does not tell what is needed: on systems
 // other than Linux, and for connections that are not TCP.
 func Watch(conn net.Conn, timeout time.Duration, dead func(error)) *Watcher {
+	return watch(conn, timeout, dead, boundBackoff)
+}
+
+// watch is Watch with what has the kernel ask a peer at least so often; without that a lease does.
+func watch(conn net.Conn, timeout time.Duration, dead func(error), bound func(raw syscall.RawConn, limit time.Duration) bool) *Watcher {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil
@@ -99,7 +104,7 @@ func Watch(conn net.Conn, timeout time.Duration, dead func(error)) *Watcher {
 		peer: conn.RemoteAddr(), raw: raw, dead: dead,
 		timeout: timeout, every: max(timeout/looksPerTimeout, time.Millisecond),
 	}
-	if !boundBackoff(raw, timeout/6) {
+	if !bound(raw, timeout/6) {
 		w.lease.length = timeout / leasesPerTimeout
 	}
 	return w

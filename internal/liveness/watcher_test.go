@@ -9,9 +9,14 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/verbena-data/verbena/internal/testneed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testneed.AtOnce(8) // they wait for those who are silent
+	goleak.VerifyTestMain(m)
+}
 
 // Looks one second apart at connections of all kinds: for how long has the peer
 // been silent at the last of them, and how often was it asked?
