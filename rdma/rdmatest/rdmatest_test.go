@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/verbena-data/verbena/internal/testneed"
 	"github.com/verbena-data/verbena/rdma"
 	"github.com/verbena-data/verbena/rdma/rdmatest"
 	"github.com/verbena-data/verbena/rdma/rdmatest/fake"
@@ -22,6 +23,7 @@ func TestMain(m *testing.M) {
 			os.Exit(m.Run()) // mutants leave goroutines behind
 		}
 	}
+	testneed.AtOnce(8) // the processes with mutants wait for what the bug has withheld
 	goleak.VerifyTestMain(m)
 }
 
