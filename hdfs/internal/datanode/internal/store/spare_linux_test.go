@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -362,11 +363,21 @@ func TestSparesOfEarlierProcess(t *testing.T) {
 type fullFS struct {
 	vfs.FS
 	store *Store
-	usage vfs.DiskUsage
-	full  string // ends the names of files for which there is none
+	avail atomic.Uint64 // of fullTotal bytes
+	full  string        // ends the names of files for which there is none
 }
 
-func (fs *fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) { return fs.usage, nil }
+const fullTotal = 64 << 20
+
+func (fs *fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	return vfs.DiskUsage{TotalBytes: fullTotal, AvailBytes: fs.avail.Load()}, nil
+}
+
+func newFullFS() *fullFS {
+	fs := &fullFS{FS: vfs.NewMem()}
+	fs.avail.Store(60 << 20)
+	return fs
+}
 
 func (fs *fullFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, c)
@@ -393,12 +404,12 @@ func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
 // TestSparesMakeRoom has a replica find no room, which the spares have.
 func TestSparesMakeRoom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 5))
-	fs := &fullFS{FS: vfs.NewMem(), usage: vfs.DiskUsage{TotalBytes: 64 << 20, AvailBytes: 60 << 20}}
+	fs := newFullFS()
 	s := sparing(t, fs, "/d", 1<<30)
 	fs.store = s
 	defer s.Close()
 	if most := s.volumes[0].spares.most; most != 4<<20 {
-		t.Errorf("%d bytes may be kept of a file system of %d", most, fs.usage.TotalBytes)
+		t.Errorf("%d bytes may be kept of a file system of %d", most, fullTotal)
 	}
 	// The first write of a new replica's data is too short for a spare.
 	kept := uint64(0)
@@ -427,7 +438,7 @@ func TestSparesMakeRoom(t *testing.T) {
 		}
 		s.volumes[0].removeSpares(0)
 	}
-	fs.usage.AvailBytes = 7 << 20
+	fs.avail.Store(7 << 20)
 	put(t, s, 4, random(rng, 2<<20))
 	must(t, s.Delete(4, 1001))
 	if n := s.Spares(); n.Kept != kept {
@@ -440,7 +451,7 @@ func TestSparesMakeRoom(t *testing.T) {
 func TestSparesEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(2, 6))
-		fs := &fullFS{FS: vfs.NewMem(), usage: vfs.DiskUsage{TotalBytes: 64 << 20, AvailBytes: 60 << 20}}
+		fs := newFullFS()
 		s := sparing(t, fs, "/d", 1<<30)
 		fs.store = s
 		for id := range uint64(2) {
@@ -466,7 +477,7 @@ func TestSparesEnd(t *testing.T) {
 		}
 		put(t, s, 2, random(rng, 2<<20))
 		remove(2, 1)
-		fs.usage.AvailBytes = 7 << 20
+		fs.avail.Store(7 << 20)
 		time.Sleep(2 * spareLook)
 		if n := s.Spares(); n.Files != 0 {
 			t.Errorf("%+v, when room is scarce", n)
