@@ -31,6 +31,7 @@ import (
 	"github.com/verbena-data/verbena/hdfs/internal/hdfspb"
 	"github.com/verbena-data/verbena/hdfs/internal/transfer"
 	"github.com/verbena-data/verbena/internal/port"
+	"github.com/verbena-data/verbena/internal/testneed"
 )
 
 func TestMain(m *testing.M) {
@@ -38,6 +39,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, killChild(dir))
 		os.Exit(1)
 	}
+	testneed.AtOnce(8) // they wait for those who are silent
 	goleak.VerifyTestMain(m)
 }
 
@@ -1282,6 +1284,7 @@ func TestForeignPool(t *testing.T) {
 }
 
 func TestGarbage(t *testing.T) {
+	t.Parallel() // it waits for the timeout
 	f := newFixture(t, 1, func(_ int, c *Config) { c.HandshakeTimeout = 3 * time.Second })
 	n := f.nodes[0]
 	open := func(write ...[]byte) {
@@ -1597,6 +1600,7 @@ func TestSettle(t *testing.T) {
 
 // A client that falls silent does not hold its replica for ever.
 func TestSilentClient(t *testing.T) {
+	t.Parallel() // it waits for the timeout
 	f := newFixture(t, 2, func(_ int, c *Config) { c.ReadTimeout = 3 * time.Second })
 	c := openWrite(t, f.nodes, create, 1, 1001, 0, 0, 0)
 	c.flush(0, random(1, 100), false, 2)

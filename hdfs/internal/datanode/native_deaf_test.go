@@ -14,6 +14,7 @@ import (
 // A peer without a token that asks and asks, and never receives the answers, loses its
 // endpoint, with the reason, before it has cost the DataNode much memory. Others go on.
 func TestDeafPeersEnd(t *testing.T) {
+	t.Parallel()
 	refused := writeOf(1)
 	refused.Header.BaseHeader.Block.PoolId = new(string)
 	setUp, err := native.AppendSetUp(nil, 1000, refused)
