@@ -16,6 +16,8 @@ import (
 	"testing/iotest"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/verbena-data/verbena"
 	"github.com/verbena-data/verbena/hadoop/exception"
 )
@@ -290,10 +292,13 @@ func TestClientTree(t *testing.T) {
 func TestClientLists(t *testing.T) {
 	s := startSystem(t, 1, 1)
 	c := s.own(verbena.TransportAuto)
+	var group errgroup.Group
+	group.SetLimit(16) // changes that come together are in one sync of the journal
 	for i := range 2_100 {
-		if err := c.MkdirAll(t.Context(), fmt.Sprintf("/many/%04d", i), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		group.Go(func() error { return c.MkdirAll(t.Context(), fmt.Sprintf("/many/%04d", i), 0o755) })
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
 	}
 	i := 0
 	for info, err := range c.List(t.Context(), "/many") {
