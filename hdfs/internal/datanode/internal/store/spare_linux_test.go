@@ -166,6 +166,9 @@ func TestSparesOfSlowWriters(t *testing.T) {
 	if n := s.Spares(); n != (SpareStats{Bytes: 2<<20 - little, Kept: 1, Reused: 1}) {
 		t.Errorf("%+v", n)
 	}
+	if n := s.volumes[0].spareBytes(); n != 2<<20-little {
+		t.Errorf("%d bytes count as room", n)
+	}
 	must(t, s.Delete(2, 1001))
 	if n := s.Spares(); n.Kept != 1 {
 		t.Errorf("%+v: more are kept than may be", n)
@@ -374,7 +377,7 @@ func (fs *fullFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
 }
 
 func newFullFS() *fullFS {
-	fs := &fullFS{FS: vfs.NewMem()}
+	fs := &fullFS{FS: vfs.NewMem(), full: "nothing"}
 	fs.avail.Store(60 << 20)
 	return fs
 }
@@ -390,8 +393,20 @@ type fullFile struct {
 	full bool
 }
 
+func (fs *fullFS) spares() bool {
+	names, err := fs.List(fs.store.volumes[0].sparePath())
+	return err == nil && len(names) > 0
+}
+
+func (f *fullFile) Write(b []byte) (int, error) {
+	if f.full && f.fs.spares() {
+		return 0, syscall.ENOSPC
+	}
+	return f.File.Write(b)
+}
+
 func (f *fullFile) WriteAt(b []byte, off int64) (int, error) {
-	if names, _ := f.fs.List(f.fs.store.volumes[0].sparePath()); len(names) > 0 && len(b) > 10 && f.full {
+	if f.full && f.fs.spares() && len(b) > 10 {
 		n, err := f.File.WriteAt(b[:10], off)
 		if err == nil {
 			err = syscall.ENOSPC
@@ -438,6 +453,25 @@ func TestSparesMakeRoom(t *testing.T) {
 		}
 		s.volumes[0].removeSpares(0)
 	}
+	// A recovery that cuts a replica writes a new meta file.
+	data := random(rng, 20_000)
+	put(t, s, 5, data)
+	put(t, s, 6, random(rng, 2<<20))
+	must(t, s.Delete(6, 1001))
+	kept++
+	r, err := s.Get(5)
+	must(t, err)
+	_, err = r.InitRecovery(1001, 1002)
+	must(t, err)
+	fs.full = tmpSuffix
+	must(t, r.Settle(1002, 10_000))
+	if !bytes.Equal(contents(t, s, 5), data[:10_000]) {
+		t.Error("other bytes came back")
+	}
+	if n := s.Spares(); n != (SpareStats{Kept: kept}) {
+		t.Errorf("no room for a cut: %+v", n)
+	}
+	fs.full = "nothing"
 	fs.avail.Store(7 << 20)
 	put(t, s, 4, random(rng, 2<<20))
 	must(t, s.Delete(4, 1001))
