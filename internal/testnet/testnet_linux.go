@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -39,7 +40,7 @@ func New(t testing.TB) *Cable {
 	t.Helper()
 	hosts := newHosts(t, 2)
 	c := &Cable{A: hosts[0], B: hosts[1]}
-	run(t, "ip", "-n", c.A.name, "link", "add", device, "type", "veth", "peer", "name", device, "netns", c.B.name)
+	addLink(t, c.A.name, device, "type", "veth", "peer", "name", device, "netns", c.B.name)
 	for _, h := range hosts {
 		h.start()
 	}
@@ -63,11 +64,11 @@ func NewNetwork(t testing.TB, count int) *Network {
 	n := &Network{Hosts: newHosts(t, count)}
 	// The bridge has a namespace of its own, or the host's packet filters would see its packets.
 	bridge := newNamespace(t, fmt.Sprintf("vt%d-%dx", os.Getpid(), made.Add(1)))
-	run(t, "ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
+	addLink(t, bridge, "bridge", "type", "bridge")
 	run(t, "ip", "-n", bridge, "link", "set", "bridge", "up")
 	for i, h := range n.Hosts {
 		port := fmt.Sprint("port", i)
-		run(t, "ip", "-n", h.name, "link", "add", device, "type", "veth", "peer", "name", port, "netns", bridge)
+		addLink(t, h.name, device, "type", "veth", "peer", "name", port, "netns", bridge)
 		run(t, "ip", "-n", bridge, "link", "set", port, "master", "bridge", "up")
 		h.start()
 		for _, other := range n.Hosts[:i] {
@@ -137,6 +138,17 @@ func (h *Host) neighbour(address, mac string) {
 func (h *Host) ip(args ...string) {
 	h.t.Helper()
 	run(h.t, "ip", append([]string{"-n", h.name}, args...)...)
+}
+
+// adding is held while a link is made: the first one of its kind has the kernel load a module, and
+// one that is made before that has been loaded is of an unknown type.
+var adding sync.Mutex
+
+func addLink(t testing.TB, namespace string, args ...string) {
+	t.Helper()
+	adding.Lock()
+	defer adding.Unlock()
+	run(t, "ip", append([]string{"-n", namespace, "link", "add"}, args...)...)
 }
 
 func run(t testing.TB, name string, args ...string) {
