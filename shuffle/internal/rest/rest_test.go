@@ -476,7 +476,7 @@ func start(entries uint8) (w world) {
 // planted into the handshake is found.
 func TestNothingIsLeftForEver(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes 20 s alone, and what is tested has one goroutine")
+		t.Skip("it takes 13 s of processor time, and what is tested has one goroutine")
 	}
 	for _, c := range []struct {
 		name    string

@@ -8,6 +8,7 @@
 //	DIR/blocks/XX/blk_ID            the bytes; XX is the second lowest byte of the id
 //	DIR/blocks/XX/blk_ID_GEN.meta   checksums; GEN is the generation stamp
 //	DIR/blocks/XX/blk_ID_GEN.promised   recovery GEN was told that the block is not here
+//	DIR/spare/N                     the bytes of a removed replica, to be written over; where DIR is in memory
 //
 // A replica is in one of them, chosen when it is made: they take turns, and those without room
 // for a block are passed over. A directory that fails is taken out of service with all its

@@ -15,7 +15,8 @@ import (
 // Spares are the data files of removed replicas that a directory in memory keeps, for new
 // replicas to write over. There the kernel finds, counts and links each new page of a file, which
 // costs more than the bytes that are copied to it. Pages that are there already cost the copy alone.
-// A log's segments are recycled by databases for the same reason.
+// Databases recycle the segments of their logs
+// for the same reason.
 //
 // What a spare holds is nobody's any more, and must reach nobody. Only a file that nobody has open
 // becomes one, neither a reader here nor a process that got its descriptor; the kernel tells. A
@@ -36,7 +37,7 @@ type spares struct {
 	lent   map[*Writer]time.Time // writers that write over one, since when
 	unused int64                 // bytes that they have not written over yet
 	number uint64                // of the next one
-	timer  *time.Timer           // of the next look, while there are files
+	timer  *time.Timer           // of the next look, while there are files or writers that write over one
 	kept   uint64                // files, ever
 	reused uint64
 

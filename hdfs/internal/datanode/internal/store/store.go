@@ -282,16 +282,22 @@ func (s *Store) drop(r *Replica) error {
 	return nil
 }
 
-// removeFiles removes a replica's files; r.mu is held, or nobody else has it.
+// removeFiles removes a replica's files, or makes its data file a spare; r.mu is held, or nobody else has it.
 func (r *Replica) removeFiles() error {
 	v := r.vol
-	// The meta file first: data without it is removed at the next start.
-	for _, name := range []string{v.metaPath(r.id, r.gen), v.dataPath(r.id)} {
-		if name == v.dataPath(r.id) && v.keepSpare(r.id) {
-			break
-		}
+	remove := func(name string) error {
 		if err := v.fs.Remove(name); err != nil && !oserror.IsNotExist(err) {
 			return v.at(fmt.Errorf("remove %s: %w", name, err))
+		}
+		return nil
+	}
+	// The meta file first: data without it is removed at the next start.
+	if err := remove(v.metaPath(r.id, r.gen)); err != nil {
+		return err
+	}
+	if !v.keepSpare(r.id) {
+		if err := remove(v.dataPath(r.id)); err != nil {
+			return err
 		}
 	}
 	v.used.Add(-r.length)

@@ -168,7 +168,7 @@ func (w *Writer) create(temporary bool) error {
 		return err
 	}
 	h := metaHeader{id: r.id, sum: r.sum, temporary: temporary}
-	_, err = w.r.vol.writeAt(w.meta, appendHeader(make([]byte, 0, headerSize), &h), 0)
+	_, err = v.writeAt(w.meta, appendHeader(make([]byte, 0, headerSize), &h), 0)
 	return err
 }
 
@@ -327,7 +327,7 @@ func (w *Writer) openFiles() error {
 	h.slots[slotFinal] = slot{}
 	h.torn = false      // or it would not have had what its writer expects
 	h.temporary = false // a copy, which its being finalized has kept until now
-	if _, err = w.r.vol.writeAt(w.meta, appendHeader(b[:0], &h), 0); err != nil || !final {
+	if _, err = v.writeAt(w.meta, appendHeader(b[:0], &h), 0); err != nil || !final {
 		return err
 	}
 	// Before the rename becomes durable: or a power cut would leave a finalized
@@ -626,7 +626,7 @@ func (w *Writer) Publish() (err error) {
 		return fmt.Errorf("publish block %d: %w", r.id, err)
 	}
 	h.temporary = false
-	if _, err := w.r.vol.writeAt(w.meta, appendHeader(b[:0], &h), 0); err != nil {
+	if _, err := r.vol.writeAt(w.meta, appendHeader(b[:0], &h), 0); err != nil {
 		return fmt.Errorf("publish block %d: %w", r.id, err)
 	}
 	if err := w.Sync(); err != nil {
